@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package config turns an INI file and flags into one value, checked as a
+// whole, that main passes down. There is no global configuration.
+package config
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+	"gopkg.in/gcfg.v1"
+
+	"bulkhead/pkg/network"
+)
+
+// Config is everything a process is told. Which fields matter depends on the
+// process; all of them are valid in all of them.
+type Config struct {
+	Plan             network.Plan
+	MaxNetworks      int
+	MaxNetworksPerNS int
+	Workers          int
+	Kubernetes       Kubernetes
+	NBAddress        string
+	SBAddress        string
+	OVS              OVS
+	CNI              CNI
+	BPFPinPath       string
+	CgroupRoot       string
+	Listen           string
+	LogLevel         slog.Level
+	DefaultNetwork   network.Network // the cluster default network
+}
+
+// Kubernetes says how to reach the API and who this process is in it.
+type Kubernetes struct {
+	Kubeconfig, APIServer string
+	QPS                   float32
+	Burst                 int
+	NodeName              string
+	LeaseNamespace        string
+	LeaseDuration         time.Duration
+	LeaseRenewDeadline    time.Duration
+}
+
+// OVS says how this node's Open vSwitch is to be set up.
+type OVS struct {
+	DBAddress       string
+	EncapIPs        []netip.Addr
+	ExternalBridge  string
+	PhysicalNetwork string
+	GatewayMode     network.GatewayMode
+}
+
+// CNI says where the CNI plugin and its configuration live.
+type CNI struct {
+	Socket, ConfDir, BinDir, Plugin string
+}
+
+// ErrHelp is returned when the arguments asked for help, which was printed.
+var ErrHelp = pflag.ErrHelp
+
+// Load reads arguments (without the program's name), and the file that
+// --config names, into a Config. extra adds flags that only one process has.
+// Errors name the file's section and key, or the flag, and the remedy.
+func Load(program string, args []string, extra func(*pflag.FlagSet)) (Config, error) {
+	r := defaults()
+	file, err := configFile(args)
+	if err != nil {
+		return Config{}, err
+	}
+	if file != "" {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			return Config{}, fmt.Errorf("read configuration file: %w", err)
+		}
+		if err := r.readINI(string(b)); err != nil {
+			return Config{}, fmt.Errorf("configuration file %s: %w", file, err)
+		}
+	}
+	fs := pflag.NewFlagSet(program, pflag.ContinueOnError)
+	fs.SortFlags = false
+	fs.String("config", file, "INI file; every flag below is a key in it")
+	if extra != nil {
+		extra(fs)
+	}
+	r.flags(fs)
+	if err := fs.Parse(args); err != nil {
+		if errors.Is(err, pflag.ErrHelp) {
+			return Config{}, ErrHelp
+		}
+		return Config{}, fmt.Errorf("%w (see %s --help)", err, program)
+	}
+	if fs.NArg() > 0 {
+		return Config{}, fmt.Errorf("unexpected argument %q (see %s --help)", fs.Arg(0), program)
+	}
+	return r.build()
+}
+
+// configFile finds --config before the other flags are parsed, as these take
+// their defaults from the file.
+func configFile(args []string) (string, error) {
+	for i, a := range args {
+		if v, ok := strings.CutPrefix(a, "--config="); ok {
+			return v, nil
+		}
+		if a == "--config" {
+			if i+1 == len(args) {
+				return "", errors.New("--config needs a file name")
+			}
+			return args[i+1], nil
+		}
+	}
+	return "", nil
+}
+
+// readINI reads the file's text; unknown sections and keys are errors.
+func (r *raw) readINI(text string) error { return gcfg.ReadStringInto(r, text) }
+
+// Parse reads INI text alone.
+func Parse(text string) (Config, error) {
+	r := defaults()
+	if err := r.readINI(text); err != nil {
+		return Config{}, err
+	}
+	return r.build()
+}
+
+func (r *raw) build() (Config, error) {
+	c := Config{
+		MaxNetworks: r.Default.MaxNetworks, MaxNetworksPerNS: r.Default.MaxNetworksPerNS, Workers: r.Default.Workers,
+		Kubernetes: Kubernetes{
+			Kubeconfig: r.Kubernetes.Kubeconfig, APIServer: r.Kubernetes.APIServer,
+			QPS: float32(r.Kubernetes.QPS), Burst: r.Kubernetes.Burst,
+			NodeName: r.Kubernetes.NodeName, LeaseNamespace: r.Kubernetes.LeaseNamespace,
+		},
+		NBAddress: r.OVN.NB, SBAddress: r.OVN.SB,
+		OVS: OVS{DBAddress: r.OVS.DB, ExternalBridge: r.OVS.ExternalBridge, PhysicalNetwork: r.OVS.PhysicalName,
+			GatewayMode: network.GatewayMode(r.OVS.GatewayMode)},
+		CNI:        CNI{Socket: r.CNI.Socket, ConfDir: r.CNI.ConfDir, BinDir: r.CNI.BinDir, Plugin: r.CNI.Source},
+		BPFPinPath: r.BPF.PinPath, CgroupRoot: r.BPF.CgroupRoot, Listen: r.Observe.Listen,
+	}
+	var errs []error
+	fail := func(section, key string, err error) {
+		errs = append(errs, fmt.Errorf("[%s] %s: %w", section, key, err))
+	}
+	var err error
+	p := &c.Plan
+	if p.ClusterSubnets, err = network.ParseSubnets(r.Default.ClusterSubnets, network.Layer3); err != nil {
+		fail("default", "cluster-subnets", err)
+	}
+	for _, l := range []struct {
+		key, raw string
+		out      *[]netip.Prefix
+	}{
+		{"service-cidrs", r.Default.ServiceCIDRs, &p.ServiceCIDRs}, {"join-subnets", r.Default.JoinSubnets, &p.Join},
+		{"udn-join-subnets", r.Default.UDNJoinSubnets, &p.UDNJoin}, {"transit-subnets", r.Default.TransitSubnets, &p.Transit},
+		{"masquerade-subnets", r.Default.MasqueradeSubnets, &p.Masquerade},
+	} {
+		if *l.out, err = network.ParseCIDRs(l.raw); err != nil {
+			fail("default", l.key, err)
+		} else if err := onePerFamily(*l.out); err != nil {
+			fail("default", l.key, err)
+		}
+	}
+	p.VRFTableBase, p.ClusterMTU = r.Default.VRFTableBase, r.Default.MTU
+	if len(errs) == 0 {
+		if err := p.Validate(); err != nil {
+			fail("default", "address plan", err)
+		}
+	}
+	for _, n := range []struct {
+		key    string
+		v, max int
+	}{{"max-networks", c.MaxNetworks, network.MaxID}, {"max-networks-per-namespace", c.MaxNetworksPerNS, network.MaxID}, {"workers", c.Workers, 256}} {
+		if n.v < 1 || n.v > n.max {
+			fail("default", n.key, fmt.Errorf("%d is outside 1..%d", n.v, n.max))
+		}
+	}
+	if c.Kubernetes.QPS <= 0 || c.Kubernetes.Burst < 1 {
+		fail("kubernetes", "qps, burst", errors.New("must be above 0"))
+	}
+	if c.Kubernetes.LeaseDuration, err = time.ParseDuration(r.Kubernetes.LeaseDuration); err != nil {
+		fail("kubernetes", "lease-duration", err)
+	}
+	if c.Kubernetes.LeaseRenewDeadline, err = time.ParseDuration(r.Kubernetes.LeaseRenewDeadline); err != nil {
+		fail("kubernetes", "lease-renew-deadline", err)
+	} else if c.Kubernetes.LeaseRenewDeadline >= c.Kubernetes.LeaseDuration {
+		fail("kubernetes", "lease-renew-deadline", errors.New("must be shorter than lease-duration"))
+	}
+	for _, a := range strings.Split(r.OVS.EncapIPs, ",") {
+		if a = strings.TrimSpace(a); a == "" {
+			continue
+		}
+		ip, err := netip.ParseAddr(a)
+		if err != nil {
+			fail("ovs", "encap-ips", fmt.Errorf("%q is not an IP address", a))
+			continue
+		}
+		c.OVS.EncapIPs = append(c.OVS.EncapIPs, ip)
+	}
+	if m := c.OVS.GatewayMode; m != network.SharedGateway && m != network.LocalGateway {
+		fail("ovs", "gateway-mode", fmt.Errorf("%q is unknown: use shared or local", m))
+	}
+	if err := c.LogLevel.UnmarshalText([]byte(r.Observe.LogLevel)); err != nil {
+		fail("observe", "log-level", fmt.Errorf("%q is unknown: use debug, info, warn or error", r.Observe.LogLevel))
+	}
+	c.DefaultNetwork = defaultNetwork(c.Plan)
+	return c, errors.Join(errs...)
+}
+
+func onePerFamily(ps []netip.Prefix) error {
+	var seen [2]bool
+	for _, p := range ps {
+		i := 0
+		if p.Addr().Is6() {
+			i = 1
+		}
+		if seen[i] {
+			return fmt.Errorf("%s is the second CIDR of its family: give one a family", p)
+		}
+		seen[i] = true
+	}
+	return nil
+}
+
+func defaultNetwork(p network.Plan) network.Network {
+	n := network.Network{
+		ID: network.DefaultID, Name: network.DefaultName, Topology: network.Layer3, Role: network.RolePrimary,
+		MTU: p.ClusterMTU, Subnets: p.ClusterSubnets,
+	}
+	v4, v6 := n.Families()
+	pick := func(ps []netip.Prefix) []netip.Prefix {
+		var out []netip.Prefix
+		for _, x := range ps {
+			if x.Addr().Is4() && v4 || x.Addr().Is6() && v6 {
+				out = append(out, x)
+			}
+		}
+		return out
+	}
+	n.JoinSubnets, n.Transit = pick(p.Join), pick(p.Transit)
+	return n
+}

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import "github.com/spf13/pflag"
+
+// raw is the configuration as text: the INI file's sections and keys. Every
+// key is also a flag of the same name, which wins over the file.
+type raw struct {
+	Default struct {
+		ClusterSubnets    string `gcfg:"cluster-subnets"`
+		ServiceCIDRs      string `gcfg:"service-cidrs"`
+		JoinSubnets       string `gcfg:"join-subnets"`
+		UDNJoinSubnets    string `gcfg:"udn-join-subnets"`
+		TransitSubnets    string `gcfg:"transit-subnets"`
+		MasqueradeSubnets string `gcfg:"masquerade-subnets"`
+		MTU               int    `gcfg:"mtu"`
+		VRFTableBase      int    `gcfg:"vrf-table-base"`
+		MaxNetworks       int    `gcfg:"max-networks"`
+		MaxNetworksPerNS  int    `gcfg:"max-networks-per-namespace"`
+		Workers           int    `gcfg:"workers"`
+	}
+	Kubernetes struct {
+		Kubeconfig         string  `gcfg:"kubeconfig"`
+		APIServer          string  `gcfg:"apiserver"`
+		QPS                float64 `gcfg:"qps"`
+		Burst              int     `gcfg:"burst"`
+		NodeName           string  `gcfg:"node-name"`
+		LeaseNamespace     string  `gcfg:"lease-namespace"`
+		LeaseDuration      string  `gcfg:"lease-duration"`
+		LeaseRenewDeadline string  `gcfg:"lease-renew-deadline"`
+	}
+	OVN struct {
+		NB string `gcfg:"nb-address"`
+		SB string `gcfg:"sb-address"`
+	}
+	OVS struct {
+		DB             string `gcfg:"ovsdb-address"`
+		EncapIPs       string `gcfg:"encap-ips"`
+		ExternalBridge string `gcfg:"external-bridge"`
+		PhysicalName   string `gcfg:"physical-network"`
+		GatewayMode    string `gcfg:"gateway-mode"`
+	}
+	CNI struct {
+		Socket  string `gcfg:"cni-socket"`
+		ConfDir string `gcfg:"cni-conf-dir"`
+		BinDir  string `gcfg:"cni-bin-dir"`
+		Source  string `gcfg:"cni-plugin"`
+	}
+	BPF struct {
+		PinPath    string `gcfg:"bpf-pin-path"`
+		CgroupRoot string `gcfg:"cgroup-root"`
+	}
+	Observe struct {
+		Listen   string `gcfg:"listen"`
+		LogLevel string `gcfg:"log-level"`
+	}
+}
+
+func defaults() *raw {
+	r := &raw{}
+	r.Default.ClusterSubnets = "10.244.0.0/16/24"
+	r.Default.ServiceCIDRs = "10.96.0.0/16"
+	r.Default.JoinSubnets = "100.64.0.0/16,fd98::/64"
+	r.Default.UDNJoinSubnets = "100.65.0.0/16,fd99::/64"
+	r.Default.TransitSubnets = "100.88.0.0/16,fd97::/64"
+	r.Default.MasqueradeSubnets = "169.254.0.0/17,fd69::/112"
+	r.Default.MTU = 1400
+	r.Default.VRFTableBase = 100000
+	r.Default.MaxNetworks = 10000
+	r.Default.MaxNetworksPerNS = 100
+	r.Default.Workers = 8
+	r.Kubernetes.QPS = 1000
+	r.Kubernetes.Burst = 2000
+	r.Kubernetes.LeaseNamespace = "bulkhead-system"
+	r.Kubernetes.LeaseDuration = "15s"
+	r.Kubernetes.LeaseRenewDeadline = "10s"
+	r.OVN.NB = "unix:/var/run/ovn/ovnnb_db.sock"
+	r.OVN.SB = "unix:/var/run/ovn/ovnsb_db.sock"
+	r.OVS.DB = "unix:/var/run/openvswitch/db.sock"
+	r.OVS.ExternalBridge = "br-ex"
+	r.OVS.PhysicalName = "physnet"
+	r.OVS.GatewayMode = "shared"
+	r.CNI.Socket = "/var/run/bulkhead/cni.sock"
+	r.CNI.ConfDir = "/etc/cni/net.d"
+	r.CNI.BinDir = "/opt/cni/bin"
+	r.CNI.Source = "/usr/bin/ovn-k8s-cni-overlay"
+	r.BPF.PinPath = "/sys/fs/bpf/bulkhead"
+	r.BPF.CgroupRoot = "/sys/fs/cgroup"
+	r.Observe.LogLevel = "info"
+	return r
+}
+
+// flags binds every key to a flag, with what the file said as its default.
+func (r *raw) flags(fs *pflag.FlagSet) {
+	str := func(p *string, name, usage string) { fs.StringVar(p, name, *p, usage) }
+	num := func(p *int, name, usage string) { fs.IntVar(p, name, *p, usage) }
+	str(&r.Default.ClusterSubnets, "cluster-subnets", "cluster default network: CIDR/host-length, comma-separated, one a family")
+	str(&r.Default.ServiceCIDRs, "service-cidrs", "Kubernetes' service CIDRs, as the API server has them")
+	str(&r.Default.JoinSubnets, "join-subnets", "gateway routers' addresses on the cluster default network")
+	str(&r.Default.UDNJoinSubnets, "udn-join-subnets", "gateway routers' addresses on primary networks that name none")
+	str(&r.Default.TransitSubnets, "transit-subnets", "router addresses between nodes, inside OVN only")
+	str(&r.Default.MasqueradeSubnets, "masquerade-subnets", "node-local addresses, two a network")
+	num(&r.Default.MTU, "mtu", "MTU of pod interfaces on overlay networks that name none: the underlay's less 100")
+	num(&r.Default.VRFTableBase, "vrf-table-base", "routing table of a network's VRF is this plus the network's id")
+	num(&r.Default.MaxNetworks, "max-networks", "networks in the cluster; more are refused")
+	num(&r.Default.MaxNetworksPerNS, "max-networks-per-namespace", "networks in one namespace; more are refused")
+	num(&r.Default.Workers, "workers", "reconcilers running at a time")
+	str(&r.Kubernetes.Kubeconfig, "kubeconfig", "kubeconfig file; empty: the pod's service account")
+	str(&r.Kubernetes.APIServer, "apiserver", "URL of the API server, in place of the kubeconfig's or the service account's")
+	fs.Float64Var(&r.Kubernetes.QPS, "qps", r.Kubernetes.QPS, "requests a second to the API server at most")
+	num(&r.Kubernetes.Burst, "burst", "requests to the API server in a burst at most")
+	str(&r.Kubernetes.NodeName, "node-name", "this node's name in the API (agent and zone)")
+	str(&r.Kubernetes.LeaseNamespace, "lease-namespace", "namespace of the leader's lease")
+	str(&r.Kubernetes.LeaseDuration, "lease-duration", "how long a leader that is gone is waited for")
+	str(&r.Kubernetes.LeaseRenewDeadline, "lease-renew-deadline", "how long a leader tries to renew before it gives up")
+	str(&r.OVN.NB, "nb-address", "OVN northbound database of this node's zone")
+	str(&r.OVN.SB, "sb-address", "OVN southbound database of this node's zone")
+	str(&r.OVS.DB, "ovsdb-address", "Open vSwitch database of this node")
+	str(&r.OVS.EncapIPs, "encap-ips", "geneve addresses of this node, comma-separated; empty: its IPv4 address on the external bridge, or its IPv6 one")
+	str(&r.OVS.ExternalBridge, "external-bridge", "OVS bridge that holds the node's uplink and addresses")
+	str(&r.OVS.PhysicalName, "physical-network", "OVN's name of the network behind the external bridge")
+	str(&r.OVS.GatewayMode, "gateway-mode", "shared (OVN's gateway routers) or local (the kernel)")
+	str(&r.CNI.Socket, "cni-socket", "unix socket that the CNI plugin calls")
+	str(&r.CNI.ConfDir, "cni-conf-dir", "where the container runtime reads CNI configurations")
+	str(&r.CNI.BinDir, "cni-bin-dir", "where the container runtime finds CNI plugins")
+	str(&r.CNI.Source, "cni-plugin", "CNI plugin to install into cni-bin-dir; empty: leave it alone")
+	str(&r.BPF.PinPath, "bpf-pin-path", "directory on a bpf file system for programs, links and maps")
+	str(&r.BPF.CgroupRoot, "cgroup-root", "where the host's cgroup v2 tree is mounted")
+	str(&r.Observe.Listen, "listen", "address of /metrics, /healthz and /readyz, such as :9409; empty: none")
+	str(&r.Observe.LogLevel, "log-level", "debug, info, warn or error")
+}

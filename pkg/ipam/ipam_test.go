@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipam
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"pgregory.net/rapid"
+)
+
+func TestIDsLowestFree(t *testing.T) {
+	a := NewIDs(1, 130)
+	for want := 1; want <= 130; want++ {
+		if got, err := a.Allocate(fmt.Sprint("o", want)); err != nil || got != want {
+			t.Fatalf("allocate: got %d, %v; want %d", got, err, want)
+		}
+	}
+	if _, err := a.Allocate("more"); !errors.Is(err, ErrExhausted) {
+		t.Fatalf("full range: got %v", err)
+	}
+	a.Release("o70")
+	a.Release("o3")
+	if got, _ := a.Allocate("x"); got != 3 {
+		t.Errorf("after release: got %d, want 3", got)
+	}
+	if got, _ := a.Allocate("x"); got != 3 {
+		t.Errorf("asking again: got %d, want 3", got)
+	}
+	if err := a.Reserve("y", 3); err == nil {
+		t.Error("reserve of a held id passed")
+	}
+	if err := a.Reserve("y", 131); err == nil {
+		t.Error("reserve outside the range passed")
+	}
+}
+
+// Churn never exhausts the range and never gives one id to two owners.
+func TestIDsChurn(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		a, held := NewIDs(1, 20), map[string]int{}
+		for range rapid.IntRange(1, 300).Draw(t, "steps") {
+			owner := fmt.Sprint(rapid.IntRange(1, 25).Draw(t, "owner"))
+			if rapid.Bool().Draw(t, "release") {
+				a.Release(owner)
+				delete(held, owner)
+				continue
+			}
+			id, err := a.Allocate(owner)
+			if err != nil {
+				if len(held) < 20 {
+					t.Fatalf("refused with %d of 20 held: %v", len(held), err)
+				}
+				continue
+			}
+			for o, other := range held {
+				if other == id && o != owner {
+					t.Fatalf("%s and %s hold %d", o, owner, id)
+				}
+			}
+			held[owner] = id
+		}
+		if a.Len() != len(held) {
+			t.Fatalf("Len %d, held %d", a.Len(), len(held))
+		}
+	})
+}
+
+func TestAddressesFillSubnet(t *testing.T) {
+	for _, tt := range []struct {
+		subnet   string
+		excluded []string
+		want     int
+	}{
+		{"10.0.0.0/29", nil, 6},
+		{"10.0.0.0/29", []string{"10.0.0.1/32", "10.0.0.2/32"}, 4},
+		{"10.0.0.0/28", []string{"10.0.0.8/29"}, 7},
+		{"10.0.0.0/28", []string{"10.0.0.0/29"}, 7},
+		{"10.0.0.0/28", []string{"10.0.0.0/28"}, 0},
+		{"fd00::/125", []string{"fd00::1/128"}, 6},
+		{"255.255.255.248/29", nil, 6},
+	} {
+		var ex []netip.Prefix
+		for _, e := range tt.excluded {
+			ex = append(ex, netip.MustParsePrefix(e))
+		}
+		a := NewAddresses(netip.MustParsePrefix(tt.subnet), ex...)
+		seen := map[netip.Addr]bool{}
+		for {
+			p, err := a.Allocate(fmt.Sprint(len(seen)))
+			if err != nil {
+				break
+			}
+			if seen[p.Addr()] || !a.Subnet().Contains(p.Addr()) {
+				t.Fatalf("%s: %s handed out twice or outside", tt.subnet, p)
+			}
+			seen[p.Addr()] = true
+		}
+		if len(seen) != tt.want {
+			t.Errorf("%s less %v: %d addresses, want %d", tt.subnet, tt.excluded, len(seen), tt.want)
+		}
+	}
+}
+
+// After any history, an allocation fails only when nothing is free, and what
+// was released is found again.
+func TestAddressesChurn(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		a := NewAddresses(netip.MustParsePrefix("10.0.0.0/28"), netip.MustParsePrefix("10.0.0.4/30"))
+		held := map[string]netip.Addr{}
+		for i := range rapid.IntRange(1, 200).Draw(t, "steps") {
+			if len(held) > 0 && rapid.Bool().Draw(t, "release") {
+				for o, addr := range held {
+					a.Release(o, addr)
+					delete(held, o)
+					break
+				}
+				continue
+			}
+			o := fmt.Sprint("p", i)
+			p, err := a.Allocate(o)
+			if err != nil {
+				if len(held) != 10 {
+					t.Fatalf("refused with %d of 10 held: %v", len(held), err)
+				}
+				continue
+			}
+			for other, addr := range held {
+				if addr == p.Addr() {
+					t.Fatalf("%s held by %s and %s", addr, other, o)
+				}
+			}
+			held[o] = p.Addr()
+		}
+	})
+}
+
+func TestAddressesReserve(t *testing.T) {
+	a := NewAddresses(netip.MustParsePrefix("10.0.0.0/24"), netip.MustParsePrefix("10.0.0.1/32"))
+	addr := netip.MustParseAddr("10.0.0.9")
+	if err := a.Reserve("p", addr); err != nil {
+		t.Fatal(err)
+	}
+	if err := a.Reserve("p", addr); err != nil {
+		t.Errorf("again for the same owner: %v", err)
+	}
+	for _, bad := range []string{"10.0.0.9", "10.0.0.1", "10.0.0.0", "10.0.0.255", "10.0.1.5"} {
+		if err := a.Reserve("q", netip.MustParseAddr(bad)); err == nil {
+			t.Errorf("reserve %s passed", bad)
+		}
+	}
+	a.Release("q", addr)
+	if _, held := a.Owner(addr); !held {
+		t.Error("a stranger's release took effect")
+	}
+}

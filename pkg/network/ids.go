@@ -1,0 +1,289 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package network
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"fmt"
+	"math/big"
+	"net/netip"
+	"slices"
+	"strconv"
+)
+
+// Plan is the cluster-wide address plan that derived identifiers start from.
+// Each list holds at most one prefix a family.
+type Plan struct {
+	ClusterSubnets []Subnet       // of the cluster default network
+	ServiceCIDRs   []netip.Prefix // of Kubernetes services
+	Join           []netip.Prefix // of the cluster default network
+	Transit        []netip.Prefix // of every network: never seen outside OVN
+	Masquerade     []netip.Prefix // node-local, two addresses a network
+	UDNJoin        []netip.Prefix // of primary networks that name none
+	VRFTableBase   int            // VRF table = base + network id
+	ClusterMTU     int            // of the cluster default network
+}
+
+// Numbers that a network's id is added to. Datapath keys: OVN's keys are 24
+// bits wide and northd allots from 1 upwards, so the top of the range is ours.
+const (
+	conntrackMarkBase    = 3
+	packetMarkBase       = 0x1000
+	switchKeyBase        = 16711683
+	transitRouterKeyBase = 16744451
+	masqueradeOffset     = 10
+)
+
+// ConntrackMark is ct_mark of connections that leave the node from n.
+func (n Network) ConntrackMark() uint32 { return conntrackMarkBase + uint32(n.ID) }
+
+// PacketMark is the skb mark (fwmark) that steers packets into n's VRF.
+func (n Network) PacketMark() uint32 { return PacketMark(n.ID) }
+
+// PacketMark is the skb mark of the network with that id.
+func PacketMark(id int) uint32 { return packetMarkBase + uint32(id) }
+
+// NetworkOfPacketMark is the id of the network that mark belongs to.
+func NetworkOfPacketMark(mark uint32) (id int, ok bool) {
+	if mark <= packetMarkBase || mark > packetMarkBase+MaxID {
+		return 0, false
+	}
+	return int(mark - packetMarkBase), true
+}
+
+// TunnelKey is the OVN datapath key of n's transit switch (Layer 3) or of its
+// switch (Layer 2): equal in every zone without anybody storing it.
+func (n Network) TunnelKey() int { return switchKeyBase + n.ID }
+
+// TransitRouterKey is the OVN datapath key of a Layer 2 network's router.
+func (n Network) TransitRouterKey() int { return transitRouterKeyBase + n.ID }
+
+// ManagementPort is the node's interface on n; at most 15 characters.
+func (n Network) ManagementPort() string { return "ovn-k8s-mp" + strconv.Itoa(n.ID) }
+
+// reservedLinkNames are interface names that a VRF must not take even though
+// a ClusterUserDefinedNetwork may be called so.
+var reservedLinkNames = []string{"default", "lo", "all", "main", "local", "eth0", "br-int", "br-ex", "ovs-system"}
+
+// VRF is the name of n's VRF device: the ClusterUserDefinedNetwork's name
+// where it can be an interface name that nothing else uses, so that operators
+// recognise it; else one made from the id.
+func (n Network) VRF() string {
+	const prefix = "cluster_udn_"
+	if len(n.Name) > len(prefix) && n.Name[:len(prefix)] == prefix {
+		name := n.Name[len(prefix):]
+		if len(name) <= 15 && !slices.Contains(reservedLinkNames, name) && !looksLikeSystemLink(name) {
+			return name
+		}
+	}
+	return fmt.Sprintf("mp%d-udn-vrf", n.ID)
+}
+
+// looksLikeSystemLink tells names that the kernel, systemd, OVS or Bulkhead
+// itself gives to links, followed by digits or by anything.
+func looksLikeSystemLink(name string) bool {
+	for _, p := range []string{"eth", "en", "wl", "ww", "bond", "veth", "ovn-", "ovs", "br", "genev", "vxlan", "docker", "cni", "virbr", "tun", "tap", "mp"} {
+		if len(name) >= len(p) && name[:len(p)] == p {
+			return true
+		}
+	}
+	return false
+}
+
+// VRFTable is the routing table of n's VRF: stable across restarts.
+func (p Plan) VRFTable(n Network) int { return p.VRFTableBase + n.ID }
+
+// HostSubnets are the subnets of n that belong to the node with that id, one
+// a family: the id-th of the network's host subnets, counted across its CIDRs
+// of a family in order (appended CIDRs count on). On Layer 2 it is the whole
+// CIDR. Errors name the CIDRs that cannot hold the node and the remedy.
+func (n Network) HostSubnets(nodeID int) ([]netip.Prefix, error) {
+	if nodeID < 1 {
+		return nil, fmt.Errorf("node has no id yet")
+	}
+	var out []netip.Prefix
+	for _, is4 := range []bool{true, false} {
+		index, present := uint64(nodeID-1), false
+		var found netip.Prefix
+		for _, s := range n.Subnets {
+			if s.CIDR.Addr().Is4() != is4 {
+				continue
+			}
+			present = true
+			if n.Topology != Layer3 {
+				found = s.CIDR
+				break
+			}
+			count := hostSubnetCount(s)
+			if index < count {
+				found = nthSubnet(s, index)
+				break
+			}
+			index -= count
+		}
+		if found.IsValid() {
+			out = append(out, found)
+		} else if present {
+			return nil, fmt.Errorf("subnets %v of network %s hold no host subnet for node id %d: append a CIDR to subnets or remove nodes", n.subnetsOf(is4), n.Name, nodeID)
+		}
+	}
+	if len(out) == 0 {
+		return nil, fmt.Errorf("network %s has no subnets", n.Name)
+	}
+	return out, nil
+}
+
+func (n Network) subnetsOf(is4 bool) []Subnet {
+	var out []Subnet
+	for _, s := range n.Subnets {
+		if s.CIDR.Addr().Is4() == is4 {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// HostCapacity is the number of nodes that n's subnets can hold: the smaller
+// of the two families'. Layer 2 and localnet hold any number.
+func (n Network) HostCapacity() uint64 {
+	if n.Topology != Layer3 {
+		return MaxNodeID
+	}
+	var total [2]uint64
+	var seen [2]bool
+	for _, s := range n.Subnets {
+		i := 0
+		if !s.CIDR.Addr().Is4() {
+			i = 1
+		}
+		seen[i] = true
+		total[i] = min(total[i]+hostSubnetCount(s), MaxNodeID)
+	}
+	switch {
+	case seen[0] && seen[1]:
+		return min(total[0], total[1])
+	case seen[0]:
+		return total[0]
+	default:
+		return total[1]
+	}
+}
+
+func hostSubnetCount(s Subnet) uint64 {
+	bits := s.HostLen - s.CIDR.Bits()
+	if bits < 0 {
+		return 0
+	}
+	return uint64(1) << min(bits, 32) // more than any number of nodes
+}
+
+func nthSubnet(s Subnet, index uint64) netip.Prefix {
+	shift := uint(s.CIDR.Addr().BitLen() - s.HostLen)
+	add := new(big.Int).Lsh(new(big.Int).SetUint64(index), shift)
+	return netip.PrefixFrom(addBig(s.CIDR.Masked().Addr(), add), s.HostLen)
+}
+
+// NthAddr is base + index, for any prefix; ok is false outside it.
+func NthAddr(p netip.Prefix, index uint64) (netip.Addr, bool) {
+	a := addBig(p.Masked().Addr(), new(big.Int).SetUint64(index))
+	return a, a.IsValid() && p.Contains(a)
+}
+
+func addBig(a netip.Addr, n *big.Int) netip.Addr {
+	sum := new(big.Int).Add(new(big.Int).SetBytes(a.AsSlice()), n)
+	b := sum.Bytes()
+	size := a.BitLen() / 8
+	if len(b) > size {
+		return netip.Addr{}
+	}
+	out, _ := netip.AddrFromSlice(append(make([]byte, size-len(b)), b...))
+	return out
+}
+
+// Gateway is the address of the network's router in a host subnet: .1.
+func Gateway(host netip.Prefix) netip.Prefix { return nthIn(host, 1) }
+
+// Management is the node's own address in a host subnet: .2.
+func Management(host netip.Prefix) netip.Prefix { return nthIn(host, 2) }
+
+func nthIn(p netip.Prefix, n uint64) netip.Prefix {
+	a, _ := NthAddr(p, n)
+	return netip.PrefixFrom(a, p.Bits())
+}
+
+// JoinRouter are the cluster router's addresses on the join switch: .1.
+func (n Network) JoinRouter() []netip.Prefix { return mapPrefixes(n.JoinSubnets, 1) }
+
+// JoinGateway are the addresses of a node's gateway router on the join
+// switch: base + 1 + node id, so that node 1 does not take the router's .1.
+func (n Network) JoinGateway(nodeID int) []netip.Prefix {
+	return mapPrefixes(n.JoinSubnets, uint64(nodeID)+1)
+}
+
+// TransitAddrs are the addresses of a node's router on a Layer 3 network's
+// transit switch: base + 1 + node id.
+func (n Network) TransitAddrs(nodeID int) []netip.Prefix {
+	return mapPrefixes(n.Transit, uint64(nodeID)+1)
+}
+
+func mapPrefixes(ps []netip.Prefix, index uint64) []netip.Prefix {
+	out := make([]netip.Prefix, 0, len(ps))
+	for _, p := range ps {
+		out = append(out, nthIn(p, index))
+	}
+	return out
+}
+
+// MasqueradeGateway are the node-local addresses that n's gateway router
+// hides pods behind: base + 10 + 2n − 1.
+func (p Plan) MasqueradeGateway(n Network) []netip.Prefix {
+	return mapPrefixes(p.Masquerade, masqueradeOffset+2*uint64(n.ID)-1)
+}
+
+// MasqueradeManagement are the node-local addresses that stand for n's pods
+// on the management port: base + 10 + 2n.
+func (p Plan) MasqueradeManagement(n Network) []netip.Prefix {
+	return mapPrefixes(p.Masquerade, masqueradeOffset+2*uint64(n.ID))
+}
+
+// Fixed masquerade addresses, by offset.
+const (
+	MasqueradeOVN     = 1 // OVN's side
+	MasqueradeHost    = 2 // the host's side
+	MasqueradeETP     = 3 // external traffic policy local
+	MasqueradeNextHop = 4 // dummy next hop on the external bridge
+	MasqueradeHairpin = 5
+)
+
+// MasqueradeFixed are the fixed masquerade addresses with that offset.
+func (p Plan) MasqueradeFixed(offset uint64) []netip.Prefix {
+	return mapPrefixes(p.Masquerade, offset)
+}
+
+// MAC is the hardware address that goes with an address: 0a:58 and the four
+// bytes of IPv4, or of a hash of IPv6.
+func MAC(a netip.Addr) string {
+	var b [4]byte
+	if a = a.Unmap(); a.Is4() {
+		b = a.As4()
+	} else {
+		h := sha256.Sum256(a.AsSlice())
+		binary.BigEndian.PutUint32(b[:], binary.BigEndian.Uint32(h[:4]))
+	}
+	return fmt.Sprintf("0a:58:%02x:%02x:%02x:%02x", b[0], b[1], b[2], b[3])
+}
+
+// MACOf is the hardware address of an interface with those addresses: its
+// IPv4 address decides where there is one.
+func MACOf(addrs []netip.Prefix) string {
+	if len(addrs) == 0 {
+		return ""
+	}
+	for _, p := range addrs {
+		if p.Addr().Is4() {
+			return MAC(p.Addr())
+		}
+	}
+	return MAC(addrs[0].Addr())
+}

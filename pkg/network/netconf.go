@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package network
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// NetConf is the CNI configuration that a NetworkAttachmentDefinition of type
+// ovn-k8s-cni-overlay carries. Field names and value forms are the reference's
+// NAD API; lists are comma-separated strings.
+type NetConf struct {
+	CNIVersion       string `json:"cniVersion"`
+	Name             string `json:"name"`
+	Type             string `json:"type"`
+	NetAttachDefName string `json:"netAttachDefName,omitempty"`
+	Topology         string `json:"topology,omitempty"`
+	Role             string `json:"role,omitempty"`
+
+	MTU                   int    `json:"mtu,omitempty"`
+	Subnets               string `json:"subnets,omitempty"`
+	JoinSubnet            string `json:"joinSubnet,omitempty"`
+	TransitSubnet         string `json:"transitSubnet,omitempty"`
+	ExcludeSubnets        string `json:"excludeSubnets,omitempty"`
+	ReservedSubnets       string `json:"reservedSubnets,omitempty"`
+	InfrastructureSubnets string `json:"infrastructureSubnets,omitempty"`
+	DefaultGatewayIPs     string `json:"defaultGatewayIPs,omitempty"`
+	PhysicalNetworkName   string `json:"physicalNetworkName,omitempty"`
+	VLANID                int    `json:"vlanID,omitempty"`
+	AllowPersistentIPs    bool   `json:"allowPersistentIPs,omitempty"`
+	Transport             string `json:"transport,omitempty"`
+	OutboundSNAT          string `json:"outboundSNAT,omitempty"`
+}
+
+// ErrForeign is returned for a NAD that is not Bulkhead's at all: another CNI
+// type. It is no defect, and callers pass over it in silence.
+var ErrForeign = errors.New("not of type " + CNIType)
+
+// ParseNetConf reads NAD JSON. Unknown keys are errors, as a mistyped key
+// would otherwise be a silently missing setting; of the keys every CNI plugin
+// may carry, those that Bulkhead has no use for are allowed. Errors name the
+// key and the remedy.
+func ParseNetConf(config string) (NetConf, error) {
+	var probe struct {
+		Type    string            `json:"type"`
+		Plugins []json.RawMessage `json:"plugins"`
+	}
+	if err := json.Unmarshal([]byte(config), &probe); err != nil {
+		return NetConf{}, fmt.Errorf("config is not valid JSON: %w", err)
+	}
+	if probe.Type != CNIType {
+		return NetConf{}, ErrForeign
+	}
+	var c struct {
+		NetConf
+		IPAM          json.RawMessage `json:"ipam"`
+		DNS           json.RawMessage `json:"dns"`
+		Capabilities  json.RawMessage `json:"capabilities"`
+		RuntimeConfig json.RawMessage `json:"runtimeConfig"`
+		PrevResult    json.RawMessage `json:"prevResult"`
+		JoinSubnets   string          `json:"joinSubnets"` // the proposal's spelling
+	}
+	dec := json.NewDecoder(bytes.NewReader([]byte(config)))
+	dec.DisallowUnknownFields()
+	if err := dec.Decode(&c); err != nil {
+		return NetConf{}, fmt.Errorf("config: %w", err)
+	}
+	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+		return NetConf{}, errors.New("config has text behind the JSON object: remove it")
+	}
+	if c.JoinSubnets != "" {
+		if c.JoinSubnet != "" {
+			return NetConf{}, errors.New("config has both joinSubnet and joinSubnets: keep joinSubnet")
+		}
+		c.JoinSubnet = c.JoinSubnets
+	}
+	if c.Name == "" {
+		return NetConf{}, errors.New("config has no name: give the network a name")
+	}
+	return c.NetConf, nil
+}
+
+// Render is the JSON of c, compact and with keys in a fixed order.
+func (c NetConf) Render() string {
+	b, err := json.Marshal(c)
+	if err != nil { // strings, numbers and booleans always marshal
+		return ""
+	}
+	return string(b)
+}
+
+// Network is what c describes, with that id and the plan's defaults filled in.
+// Errors name the key.
+func (c NetConf) Network(id int, plan Plan) (Network, error) {
+	n := Network{
+		ID: id, Name: c.Name, Topology: Topology(c.Topology), Role: Role(c.Role), MTU: c.MTU,
+		PhysicalNetworkName: c.PhysicalNetworkName, VLAN: c.VLANID, PersistentIPs: c.AllowPersistentIPs,
+		Transport: c.Transport, OutboundSNAT: c.OutboundSNAT,
+	}
+	if id < 1 || id > MaxID {
+		return n, fmt.Errorf("network id %d is outside 1..%d", id, MaxID)
+	}
+	if c.Name == DefaultName {
+		return n, fmt.Errorf("name %q belongs to the cluster default network: choose another", DefaultName)
+	}
+	if !slices.Contains([]Topology{Layer3, Layer2, Localnet}, n.Topology) {
+		return n, fmt.Errorf("topology %q is unknown: use layer3, layer2 or localnet", c.Topology)
+	}
+	switch n.Role {
+	case "":
+		n.Role = RoleSecondary
+	case RolePrimary, RoleSecondary:
+	default:
+		return n, fmt.Errorf("role %q is unknown: use primary or secondary", c.Role)
+	}
+	if n.Role == RolePrimary && n.Topology == Localnet {
+		return n, errors.New("role primary is not possible with topology localnet: use layer3 or layer2")
+	}
+	var err error
+	if n.Subnets, err = ParseSubnets(c.Subnets, n.Topology); err != nil {
+		return n, fmt.Errorf("subnets: %w", err)
+	}
+	if n.Topology == Layer3 && len(n.Subnets) == 0 {
+		return n, errors.New("subnets is empty: topology layer3 needs at least one CIDR")
+	}
+	if n.Role == RolePrimary && len(n.Subnets) == 0 {
+		return n, errors.New("subnets is empty: a primary network needs at least one CIDR")
+	}
+	for _, list := range []struct {
+		key string
+		raw string
+		out *[]netip.Prefix
+	}{
+		{"joinSubnet", c.JoinSubnet, &n.JoinSubnets}, {"transitSubnet", c.TransitSubnet, &n.Transit},
+		{"excludeSubnets", c.ExcludeSubnets, &n.ExcludeSubnets}, {"reservedSubnets", c.ReservedSubnets, &n.ReservedSubnets},
+		{"infrastructureSubnets", c.InfrastructureSubnets, &n.InfrastructureSubnets},
+	} {
+		if *list.out, err = ParseCIDRs(list.raw); err != nil {
+			return n, fmt.Errorf("%s: %w", list.key, err)
+		}
+	}
+	for _, raw := range splitList(c.DefaultGatewayIPs) {
+		a, err := netip.ParseAddr(raw)
+		if err != nil {
+			return n, fmt.Errorf("defaultGatewayIPs: %q is not an IP address", raw)
+		}
+		n.DefaultGatewayIPs = append(n.DefaultGatewayIPs, a)
+	}
+	v4, v6 := n.Families()
+	if n.MTU != 0 && (n.MTU < 576 || n.MTU > 65536) {
+		return n, fmt.Errorf("mtu %d is outside 576..65536", n.MTU)
+	}
+	if n.MTU != 0 && v6 && n.MTU < 1280 {
+		return n, fmt.Errorf("mtu %d is below 1280, which IPv6 needs", n.MTU)
+	}
+	if c.VLANID < 0 || c.VLANID > 4094 {
+		return n, fmt.Errorf("vlanID %d is outside 1..4094", c.VLANID)
+	}
+	if n.MTU == 0 {
+		n.MTU = plan.ClusterMTU
+		if n.Topology == Localnet {
+			n.MTU += GeneveOverhead
+		}
+	}
+	if n.Role == RolePrimary && len(n.JoinSubnets) == 0 {
+		n.JoinSubnets = plan.UDNJoin
+	}
+	if len(n.Transit) == 0 {
+		n.Transit = plan.Transit
+	}
+	n.JoinSubnets = ofFamilies(n.JoinSubnets, v4, v6)
+	n.Transit = ofFamilies(n.Transit, v4, v6)
+	for _, j := range n.JoinSubnets {
+		if size(j).Cmp(maxNodes) < 0 {
+			return n, fmt.Errorf("joinSubnet %s is too small for %d nodes: use a prefix of length %d or shorter", j, MaxNodeID, j.Addr().BitLen()-13)
+		}
+	}
+	return n, nil
+}
+
+// GeneveOverhead is what the overlay takes from the underlay's MTU.
+const GeneveOverhead = 100
+
+func ofFamilies(ps []netip.Prefix, v4, v6 bool) []netip.Prefix {
+	var out []netip.Prefix
+	for _, p := range ps {
+		if p.Addr().Is4() && v4 || !p.Addr().Is4() && v6 {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// ParseSubnets reads the NAD's subnets: "cidr" or, on Layer 3, "cidr/hostLen",
+// separated by commas. A Layer 3 CIDR without a host length gets the default.
+func ParseSubnets(list string, t Topology) ([]Subnet, error) {
+	var out []Subnet
+	for _, raw := range splitList(list) {
+		s, err := ParseSubnet(raw, t)
+		if err != nil {
+			return nil, err
+		}
+		for _, other := range out {
+			if other.CIDR.Overlaps(s.CIDR) {
+				return nil, fmt.Errorf("%s overlaps %s: remove one of them", s.CIDR, other.CIDR)
+			}
+		}
+		out = append(out, s)
+	}
+	return out, nil
+}
+
+// ParseSubnet reads one subnet in the form of ParseSubnets.
+func ParseSubnet(raw string, t Topology) (Subnet, error) {
+	cidr, host := raw, ""
+	if parts := strings.Split(raw, "/"); len(parts) == 3 {
+		cidr, host = parts[0]+"/"+parts[1], parts[2]
+	}
+	p, err := parsePrefix(cidr)
+	if err != nil {
+		return Subnet{}, err
+	}
+	s := Subnet{CIDR: p}
+	if host != "" {
+		if s.HostLen, err = strconv.Atoi(host); err != nil || s.HostLen == 0 {
+			return Subnet{}, fmt.Errorf("%q: host subnet length %q is not a number above 0", raw, host)
+		}
+	} else if t == Layer3 {
+		s.HostLen = DefaultHostLen(p)
+	}
+	return s, s.Validate(t)
+}
+
+// ParseCIDRs reads a comma-separated list of CIDRs without host bits.
+func ParseCIDRs(list string) ([]netip.Prefix, error) {
+	var out []netip.Prefix
+	for _, raw := range splitList(list) {
+		p, err := parsePrefix(raw)
+		if err != nil {
+			return nil, err
+		}
+		if p != p.Masked() {
+			return nil, fmt.Errorf("%s has host bits set: write %s", p, p.Masked())
+		}
+		out = append(out, p)
+	}
+	return out, nil
+}
+
+func parsePrefix(raw string) (netip.Prefix, error) {
+	p, err := netip.ParsePrefix(raw)
+	if err != nil {
+		return p, fmt.Errorf("%q is not a CIDR such as 10.20.0.0/16 or fd20::/48", raw)
+	}
+	if p.Addr().Is4In6() {
+		return p, fmt.Errorf("%q is an IPv4-mapped IPv6 CIDR: write it as IPv4", raw)
+	}
+	return p, nil
+}
+
+func splitList(list string) []string {
+	var out []string
+	for _, s := range strings.Split(list, ",") {
+		if s = strings.TrimSpace(s); s != "" {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// JoinCIDRs renders CIDRs as NAD JSON wants them: comma-separated.
+func JoinCIDRs(ps []netip.Prefix) string {
+	s := make([]string, len(ps))
+	for i, p := range ps {
+		s[i] = p.String()
+	}
+	return strings.Join(s, ",")
+}
+
+// JoinSubnetList renders subnets with their host lengths, comma-separated.
+func JoinSubnetList(ss []Subnet) string {
+	s := make([]string, len(ss))
+	for i, x := range ss {
+		s[i] = x.String()
+	}
+	return strings.Join(s, ",")
+}

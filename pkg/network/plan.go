@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package network
+
+import (
+	"fmt"
+	"math/big"
+	"net/netip"
+)
+
+// Validate checks that the plan holds MaxID networks and MaxNodeID nodes, and
+// that no two of its parts overlap. Errors name the parts as their settings.
+func (p Plan) Validate() error {
+	parts := p.parts()
+	for i, a := range parts {
+		if a.prefix != a.prefix.Masked() {
+			return fmt.Errorf("%s %s has host bits set: write %s", a.name, a.prefix, a.prefix.Masked())
+		}
+		for _, b := range parts[i+1:] {
+			if a.prefix.Overlaps(b.prefix) {
+				return fmt.Errorf("%s %s overlaps %s %s: choose another range for one of them", a.name, a.prefix, b.name, b.prefix)
+			}
+		}
+	}
+	for _, s := range p.ClusterSubnets {
+		if err := s.Validate(Layer3); err != nil {
+			return fmt.Errorf("cluster-subnets: %w", err)
+		}
+	}
+	if len(p.ClusterSubnets) == 0 {
+		return fmt.Errorf("cluster-subnets is empty: give at least one CIDR")
+	}
+	for _, m := range p.Masquerade {
+		if size(m).Cmp(big.NewInt(masqueradeOffset+2*MaxID+1)) < 0 {
+			return fmt.Errorf("masquerade-subnets %s is too small for %d networks: use a prefix of length %d or shorter", m, MaxID, m.Addr().BitLen()-15)
+		}
+	}
+	for _, set := range []struct {
+		name     string
+		prefixes []netip.Prefix
+	}{{"join-subnets", p.Join}, {"udn-join-subnets", p.UDNJoin}, {"transit-subnets", p.Transit}} {
+		for _, j := range set.prefixes {
+			if size(j).Cmp(maxNodes) < 0 {
+				return fmt.Errorf("%s %s is too small for %d nodes: use a prefix of length %d or shorter", set.name, j, MaxNodeID, j.Addr().BitLen()-13)
+			}
+		}
+	}
+	if p.VRFTableBase < 256 || p.VRFTableBase > 1<<31-1-MaxID {
+		return fmt.Errorf("vrf-table-base %d is outside 256..%d: tables below 256 belong to the kernel and to routing daemons", p.VRFTableBase, 1<<31-1-MaxID)
+	}
+	if p.ClusterMTU < 576 || p.ClusterMTU > 65536 {
+		return fmt.Errorf("mtu %d is outside 576..65536", p.ClusterMTU)
+	}
+	return nil
+}
+
+type planPart struct {
+	name   string
+	prefix netip.Prefix
+}
+
+func (p Plan) parts() []planPart {
+	var out []planPart
+	for _, s := range p.ClusterSubnets {
+		out = append(out, planPart{"cluster-subnets", s.CIDR})
+	}
+	add := func(name string, ps []netip.Prefix) {
+		for _, x := range ps {
+			out = append(out, planPart{name, x})
+		}
+	}
+	add("service-cidrs", p.ServiceCIDRs)
+	add("join-subnets", p.Join)
+	add("transit-subnets", p.Transit)
+	add("masquerade-subnets", p.Masquerade)
+	add("udn-join-subnets", p.UDNJoin)
+	return out
+}
+
+// Conflict says why n cannot live beside the plan: a subnet of its own that
+// overlaps one of the cluster's. Transit subnets may overlap (they are never
+// seen outside OVN) except with the network's own pods.
+func (p Plan) Conflict(n Network) error {
+	check := func(field string, own netip.Prefix, parts []planPart) error {
+		for _, c := range parts {
+			if own.Overlaps(c.prefix) {
+				return fmt.Errorf("%s %s of network %s overlaps the cluster's %s %s: choose another range", field, own, n.Name, c.name, c.prefix)
+			}
+		}
+		return nil
+	}
+	var reserved, forJoin []planPart
+	for _, c := range p.parts() {
+		if c.name == "udn-join-subnets" {
+			continue // a network's own join subnets are checked below
+		}
+		reserved = append(reserved, c)
+		forJoin = append(forJoin, c)
+	}
+	for _, s := range n.Subnets {
+		if err := check("subnet", s.CIDR, reserved); err != nil {
+			return err
+		}
+		for _, j := range n.JoinSubnets {
+			if s.CIDR.Overlaps(j) {
+				return fmt.Errorf("subnet %s of network %s overlaps its join subnet %s: choose another range for one of them", s.CIDR, n.Name, j)
+			}
+		}
+	}
+	for _, j := range n.JoinSubnets {
+		if err := check("join subnet", j, forJoin); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Validate checks one subnet: canonical, with a host length that leaves room
+// for a gateway, a management address and a pod.
+func (s Subnet) Validate(t Topology) error {
+	if !s.CIDR.IsValid() {
+		return fmt.Errorf("subnet is empty")
+	}
+	if s.CIDR != s.CIDR.Masked() {
+		return fmt.Errorf("subnet %s has host bits set: write %s", s.CIDR, s.CIDR.Masked())
+	}
+	if t != Layer3 {
+		if s.HostLen != 0 {
+			return fmt.Errorf("subnet %s: a host subnet length is only for layer3", s)
+		}
+		return nil
+	}
+	limit := s.CIDR.Addr().BitLen() - 2
+	if s.HostLen < s.CIDR.Bits() || s.HostLen > limit {
+		return fmt.Errorf("subnet %s: the host subnet length must be between %d and %d", s, s.CIDR.Bits(), limit)
+	}
+	return nil
+}
+
+// DefaultHostLen is the host subnet length of a CIDR that names none: /24 and
+// /64 where the CIDR is larger; a smaller CIDR is one node's whole.
+func DefaultHostLen(cidr netip.Prefix) int {
+	want := 64
+	if cidr.Addr().Is4() {
+		want = 24
+	}
+	return max(want, cidr.Bits())
+}
+
+var maxNodes = big.NewInt(MaxNodeID + 2)
+
+func size(p netip.Prefix) *big.Int {
+	return new(big.Int).Lsh(big.NewInt(1), uint(p.Addr().BitLen()-p.Bits()))
+}

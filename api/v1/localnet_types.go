@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package v1
+
+// VLANMode is how VLAN tags are handled.
+type VLANMode string
+
+// VLANModeAccess tags everything with one VLAN on the wire.
+const VLANModeAccess VLANMode = "Access"
+
+// AccessVLANConfig is the VLAN of an access port.
+type AccessVLANConfig struct {
+	// id is the VLAN ID, 1 to 4094.
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=4094
+	// +required
+	ID int32 `json:"id"`
+}
+
+// VLANConfig is the VLAN that a Localnet network uses on the wire.
+// +kubebuilder:validation:XValidation:rule="has(self.mode) && self.mode == 'Access' ? has(self.access) : !has(self.access)",message="vlan access config is required when vlan mode is 'Access', and forbidden otherwise"
+// +union
+type VLANConfig struct {
+	// mode is how VLAN tags are handled. `Access`: pods send untagged packets, which carry the tag `access.id` on
+	// the wire.
+	// +kubebuilder:validation:Enum=Access
+	// +unionDiscriminator
+	// +required
+	Mode VLANMode `json:"mode"`
+
+	// access is the VLAN of mode `Access`.
+	// +optional
+	Access *AccessVLANConfig `json:"access,omitempty"`
+}
+
+// LocalnetConfig describes a network that is the node's physical network.
+//
+// mtu, vlan, excludeSubnets and physicalNetworkName follow the physical network
+// when it is rebuilt and may change; the rest is what pods rely on.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.ipam) || !has(self.ipam.mode) || self.ipam.mode == 'Enabled' ? has(self.subnets) : !has(self.subnets)",message="Subnets is required with ipam.mode is Enabled or unset, and forbidden otherwise"
+// +kubebuilder:validation:XValidation:rule="!has(self.excludeSubnets) || has(self.subnets)",message="excludeSubnets must be unset when subnets is unset"
+// +kubebuilder:validation:XValidation:rule="!has(self.excludeSubnets) || !has(self.subnets) || self.excludeSubnets.all(e, !isCIDR(e) || self.subnets.exists(s, isCIDR(s) && cidr(s).containsCIDR(e)))",message="excludeSubnets must be subnetworks of the networks specified in the subnets field"
+// +kubebuilder:validation:XValidation:rule="!has(self.mtu) || self.mtu >= 1280 || !has(self.subnets) || !self.subnets.exists(s, isCIDR(s) && cidr(s).ip().family() == 6)",message="MTU should be greater than or equal to 1280 when an IPv6 subnet is used"
+// +kubebuilder:validation:XValidation:rule="has(self.subnets) == has(oldSelf.subnets) && (!has(self.subnets) || self.subnets == oldSelf.subnets)",message="subnets is immutable: create another network"
+// +kubebuilder:validation:XValidation:rule="has(self.ipam) == has(oldSelf.ipam) && (!has(self.ipam) || self.ipam == oldSelf.ipam)",message="ipam is immutable: create another network"
+type LocalnetConfig struct {
+	// role is what the network is to its pods; `Secondary` is the only one possible: pods that name the network in the
+	// annotation `k8s.v1.cni.cncf.io/networks` get one more interface.
+	// +kubebuilder:validation:Enum=Secondary
+	// +required
+	Role NetworkRole `json:"role"`
+
+	// physicalNetworkName is the name under which the nodes' OVS bridge mappings know the physical network
+	// (`ovn-bridge-mappings`). 1 to 253 characters without `,` and `:`.
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[^,:]+$')",message="physicalNetworkName cannot contain `,` or `:` characters"
+	// +required
+	PhysicalNetworkName string `json:"physicalNetworkName"`
+
+	// subnets are the ranges that pods get their addresses from: one, or one of each IP family.
+	// Required unless `ipam.mode` is `Disabled`, which forbids it: where the physical network has a DHCP server, say.
+	// +optional
+	Subnets DualStackCIDRs `json:"subnets,omitempty"`
+
+	// excludeSubnets are parts of `subnets` that others on the physical network use and that no pod gets. At most 25.
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=25
+	// +optional
+	ExcludeSubnets []CIDR `json:"excludeSubnets,omitempty"`
+
+	// ipam is how addresses are managed; when omitted, pods get addresses out of `subnets`.
+	// +optional
+	IPAM *IPAMConfig `json:"ipam,omitempty"`
+
+	// mtu is the largest packet on the network, 576 to 65536 and at least 1280 with IPv6. It should be the physical
+	// network's: smaller costs throughput, larger loses packets.
+	// Defaults to the MTU of the underlay.
+	// +kubebuilder:validation:Minimum=576
+	// +kubebuilder:validation:Maximum=65536
+	// +optional
+	MTU int32 `json:"mtu,omitempty"`
+
+	// vlan is the VLAN on the wire; when omitted, packets are untagged.
+	// +optional
+	VLAN *VLANConfig `json:"vlan,omitempty"`
+}

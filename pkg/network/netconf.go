@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -72,9 +71,6 @@ func ParseNetConf(config string) (NetConf, error) {
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(&c); err != nil {
 		return NetConf{}, fmt.Errorf("config: %w", err)
-	}
-	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return NetConf{}, errors.New("config has text behind the JSON object: remove it")
 	}
 	if c.JoinSubnets != "" {
 		if c.JoinSubnet != "" {

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package config
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/spf13/pflag"
+)
+
+func TestLoadPrecedence(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "bulkhead.conf")
+	if err := os.WriteFile(file, []byte("[default]\nmtu=1300\nvrf-table-base=5000\n[ovs]\ngateway-mode=local\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, err := Load("agent", []string{"--config", file, "--mtu=1350"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.Plan.ClusterMTU != 1350 || c.Plan.VRFTableBase != 5000 || c.OVS.GatewayMode != "local" {
+		t.Errorf("flag over file over default: mtu %d, table base %d, mode %s", c.Plan.ClusterMTU, c.Plan.VRFTableBase, c.OVS.GatewayMode)
+	}
+	if c.DefaultNetwork.MTU != 1350 || len(c.DefaultNetwork.JoinSubnets) != 1 {
+		t.Errorf("default network: %+v", c.DefaultNetwork)
+	}
+}
+
+func TestDualStackDefaultNetwork(t *testing.T) {
+	c, err := Load("agent", []string{"--cluster-subnets=10.244.0.0/16/24,fd10:244::/48/64", "--service-cidrs=10.96.0.0/16,fd10:96::/112"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := c.DefaultNetwork; len(n.Subnets) != 2 || len(n.JoinSubnets) != 2 || len(n.Transit) != 2 {
+		t.Errorf("%+v", n)
+	}
+}
+
+func TestRefused(t *testing.T) {
+	for what, tt := range map[string]struct {
+		ini  string
+		args []string
+		want string
+	}{
+		"unknown key":     {ini: "[default]\nmtuu=1\n", want: "mtuu"},
+		"unknown section": {ini: "[defalt]\nmtu=1\n", want: "defalt"},
+		"bad number":      {ini: "[default]\nmtu=big\n", want: "big"},
+		"bad CIDR":        {args: []string{"--service-cidrs=10.96.0.0"}, want: "service-cidrs"},
+		"overlap":         {args: []string{"--service-cidrs=10.244.0.0/20"}, want: "overlaps"},
+		"two of a family": {args: []string{"--join-subnets=100.64.0.0/16,100.66.0.0/16"}, want: "second CIDR"},
+		"unknown flag":    {args: []string{"--mtuu=1"}, want: "mtuu"},
+		"argument":        {args: []string{"start"}, want: `"start"`},
+		"mode":            {args: []string{"--gateway-mode=both"}, want: "gateway-mode"},
+		"encap":           {args: []string{"--encap-ips=node1"}, want: "encap-ips"},
+		"log level":       {args: []string{"--log-level=loud"}, want: "log-level"},
+		"limit":           {args: []string{"--max-networks=0"}, want: "max-networks"},
+		"qps":             {args: []string{"--qps=0"}, want: "qps"},
+		"lease":           {args: []string{"--lease-duration=5s"}, want: "lease-renew-deadline"},
+		"no file":         {args: []string{"--config=/nonexistent/x.conf"}, want: "/nonexistent/x.conf"},
+		"no file name":    {args: []string{"--config"}, want: "--config"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			args := tt.args
+			if tt.ini != "" {
+				file := filepath.Join(t.TempDir(), "x.conf")
+				if err := os.WriteFile(file, []byte(tt.ini), 0o600); err != nil {
+					t.Fatal(err)
+				}
+				args = append(args, "--config="+file)
+			}
+			if _, err := Load("agent", args, nil); err == nil || !strings.Contains(err.Error(), tt.want) {
+				t.Errorf("got %v, want an error with %q", err, tt.want)
+			}
+		})
+	}
+}
+
+// Every key of the file is a flag of the same name.
+func TestEveryKeyIsAFlag(t *testing.T) {
+	fs := pflag.NewFlagSet("x", pflag.ContinueOnError)
+	r := defaults()
+	r.flags(fs)
+	sections := map[string][]string{
+		"default": {"cluster-subnets", "mtu", "workers"}, "kubernetes": {"qps", "node-name"}, "ovn": {"nb-address"},
+		"ovs": {"encap-ips"}, "cni": {"cni-socket"}, "bpf": {"bpf-pin-path"}, "observe": {"listen"},
+	}
+	for section, keys := range sections {
+		for _, key := range keys {
+			f := fs.Lookup(key)
+			if f == nil {
+				t.Errorf("[%s] %s has no flag", section, key)
+				continue
+			}
+			if err := defaults().readINI("[" + section + "]\n" + key + "=" + f.DefValue + "\n"); f.DefValue != "" && err != nil {
+				t.Errorf("[%s] %s: %v", section, key, err)
+			}
+		}
+	}
+}
+
+func TestHelp(t *testing.T) {
+	if _, err := Load("agent", []string{"--help"}, nil); !errors.Is(err, ErrHelp) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add("[default]\nmtu=1400\n")
+	f.Add("[ovs]\nencap-ips=192.0.2.1,2001:db8::1\n[kubernetes]\nqps=5\n")
+	f.Fuzz(func(t *testing.T, ini string) {
+		if c, err := Parse(ini); err == nil {
+			if err := c.Plan.Validate(); err != nil {
+				t.Errorf("accepted an invalid plan: %v", err)
+			}
+		}
+	})
+}

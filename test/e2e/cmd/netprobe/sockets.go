@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"time"
+
+	"golang.org/x/net/icmp"
+	"golang.org/x/net/ipv4"
+	"golang.org/x/net/ipv6"
+)
+
+// serve answers HTTP on TCP and any datagram on UDP with the server's name,
+// and /stream with an endless body.
+func serve(ctx context.Context, name, listen string) error {
+	udp, err := net.ListenPacket("udp", listen)
+	if err != nil {
+		return fmt.Errorf("listen on UDP: %w", err)
+	}
+	go func() {
+		buf := make([]byte, 2048)
+		for {
+			_, from, err := udp.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			if _, err := udp.WriteTo([]byte(name), from); err != nil {
+				fmt.Fprintln(os.Stderr, "netprobe: answer UDP:", err)
+			}
+		}
+	}()
+	mux := http.NewServeMux()
+	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, name) })
+	mux.HandleFunc("/stream", stream)
+	srv := &http.Server{Addr: listen, Handler: mux, ReadHeaderTimeout: 10 * time.Second}
+	go func() {
+		<-ctx.Done()
+		udp.Close()
+		srv.Close()
+	}()
+	if err := srv.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {
+		return fmt.Errorf("listen on TCP: %w", err)
+	}
+	return nil
+}
+
+// stream sends a numbered line every 20 ms until the client goes.
+func stream(w http.ResponseWriter, r *http.Request) {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for n := 0; ; n++ {
+		if _, err := fmt.Fprintln(w, n); err != nil {
+			return
+		}
+		http.NewResponseController(w).Flush()
+		select {
+		case <-r.Context().Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+func checkTCP(ctx context.Context, addr string) (string, error) {
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "tcp", addr)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	deadline, _ := ctx.Deadline()
+	conn.SetDeadline(deadline)
+	if _, err := io.WriteString(conn, "GET / HTTP/1.0\r\n\r\n"); err != nil {
+		return "", err
+	}
+	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	line, err := bufio.NewReader(resp.Body).ReadString('\n')
+	if err != nil && !errors.Is(err, io.EOF) {
+		return "", err
+	}
+	if len(line) > 0 && line[len(line)-1] == '\n' {
+		line = line[:len(line)-1]
+	}
+	return line, nil
+}
+
+// checkUDP sends from an unconnected socket, as resolvers and many others do,
+// and asks again every second: one lost datagram is no verdict.
+func checkUDP(ctx context.Context, addr string) (string, error) {
+	to, err := netip.ParseAddrPort(addr)
+	if err != nil {
+		return "", err
+	}
+	conn, err := net.ListenUDP("udp", nil)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	buf := make([]byte, 2048)
+	for {
+		if _, err := conn.WriteToUDPAddrPort([]byte("who"), to); err != nil {
+			return "", err
+		}
+		until := time.Now().Add(time.Second)
+		if d, ok := ctx.Deadline(); ok && d.Before(until) {
+			until = d
+		}
+		conn.SetReadDeadline(until)
+		n, from, err := conn.ReadFromUDPAddrPort(buf)
+		if err == nil && from.Addr().Unmap() == to.Addr() {
+			return string(buf[:n]), nil
+		}
+		if ctx.Err() != nil {
+			return "", fmt.Errorf("no answer: %w", ctx.Err())
+		}
+	}
+}
+
+// pinger is one ICMP echo socket: raw where the process may, else the
+// kernel's ping socket, as ping does.
+type pinger struct {
+	conn    *icmp.PacketConn
+	to      net.Addr
+	request icmp.Type
+	reply   icmp.Type
+	proto   int
+	id      int
+	raw     bool
+}
+
+func newPinger(addr string) (*pinger, error) {
+	ip, err := netip.ParseAddr(addr)
+	if err != nil {
+		return nil, err
+	}
+	p := &pinger{id: os.Getpid() & 0xffff, request: ipv4.ICMPTypeEcho, reply: ipv4.ICMPTypeEchoReply, proto: 1, raw: true}
+	raw, ping, any := "ip4:icmp", "udp4", "0.0.0.0"
+	if ip.Is6() {
+		p.request, p.reply, p.proto = ipv6.ICMPTypeEchoRequest, ipv6.ICMPTypeEchoReply, 58
+		raw, ping, any = "ip6:ipv6-icmp", "udp6", "::"
+	}
+	p.to = &net.IPAddr{IP: ip.AsSlice()}
+	if p.conn, err = icmp.ListenPacket(raw, any); err == nil {
+		return p, nil
+	}
+	p.raw, p.to = false, &net.UDPAddr{IP: ip.AsSlice()}
+	p.conn, err = icmp.ListenPacket(ping, any)
+	return p, err
+}
+
+func (p *pinger) send(seq int) error {
+	body := make([]byte, 16)
+	binary.BigEndian.PutUint64(body, uint64(time.Now().UnixNano()))
+	m := icmp.Message{Type: p.request, Body: &icmp.Echo{ID: p.id, Seq: seq, Data: body}}
+	b, err := m.Marshal(nil)
+	if err != nil {
+		return err
+	}
+	_, err = p.conn.WriteTo(b, p.to)
+	return err
+}
+
+// receive returns the next reply's sequence number and how long it took.
+func (p *pinger) receive(deadline time.Time) (seq int, took time.Duration, err error) {
+	buf := make([]byte, 2048)
+	for {
+		p.conn.SetReadDeadline(deadline)
+		n, _, err := p.conn.ReadFrom(buf)
+		if err != nil {
+			return 0, 0, err
+		}
+		m, err := icmp.ParseMessage(p.proto, buf[:n])
+		if err != nil || m.Type != p.reply {
+			continue
+		}
+		echo, ok := m.Body.(*icmp.Echo)
+		if !ok || p.raw && echo.ID != p.id || len(echo.Data) < 8 {
+			continue
+		}
+		sent := time.Unix(0, int64(binary.BigEndian.Uint64(echo.Data)))
+		return echo.Seq, time.Since(sent), nil
+	}
+}
+
+func checkICMP(ctx context.Context, addr string) error {
+	p, err := newPinger(addr)
+	if err != nil {
+		return err
+	}
+	defer p.conn.Close()
+	for seq := 1; ; seq++ {
+		if err := p.send(seq); err != nil {
+			return err
+		}
+		until := time.Now().Add(time.Second)
+		if d, ok := ctx.Deadline(); ok && d.Before(until) {
+			until = d
+		}
+		if _, _, err := p.receive(until); err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return fmt.Errorf("no answer: %w", ctx.Err())
+		}
+	}
+}

@@ -14,7 +14,7 @@ package v1
 // +kubebuilder:validation:XValidation:rule="!has(self.mtu) || self.mtu >= 1280 || !self.subnets.exists(s, isCIDR(s.cidr) && cidr(s.cidr).ip().family() == 6)",message="MTU should be greater than or equal to 1280 when IPv6 subnet is used"
 // +kubebuilder:validation:XValidation:rule="self.role != 'Secondary' || size(self.subnets) < 2 || size(self.subnets) == 2 && (!isCIDR(self.subnets[0].cidr) || !isCIDR(self.subnets[1].cidr) || cidr(self.subnets[0].cidr).ip().family() != cidr(self.subnets[1].cidr).ip().family())",message="Secondary networks take one CIDR, or 2 CIDRs from different IP families: remove the others"
 // +kubebuilder:validation:XValidation:rule="self.role != 'Secondary' || self.subnets == oldSelf.subnets",message="subnets of a Secondary network is immutable: create another network"
-// +kubebuilder:validation:XValidation:rule="(self.subnets.map(s, s.cidr + '/' + (has(s.hostSubnet) ? string(s.hostSubnet) : '')).join(',') + ',').startsWith(oldSelf.subnets.map(s, s.cidr + '/' + (has(s.hostSubnet) ? string(s.hostSubnet) : '')).join(',') + ',')",message="existing subnets may not be removed, changed or moved, as nodes use them: append new subnets at the end"
+// +kubebuilder:validation:XValidation:rule="size(self.subnets) >= size(oldSelf.subnets) && oldSelf.subnets.all(i, s, self.subnets[i].cidr == s.cidr && (has(s.hostSubnet) ? has(self.subnets[i].hostSubnet) && self.subnets[i].hostSubnet == s.hostSubnet : !has(self.subnets[i].hostSubnet)))",message="existing subnets may not be removed, changed or moved, as nodes use them: append new subnets at the end"
 // +kubebuilder:validation:XValidation:rule="has(self.joinSubnets) == has(oldSelf.joinSubnets) && (!has(self.joinSubnets) || self.joinSubnets == oldSelf.joinSubnets)",message="joinSubnets is immutable: create another network"
 // +kubebuilder:validation:XValidation:rule="has(self.mtu) == has(oldSelf.mtu) && (!has(self.mtu) || self.mtu == oldSelf.mtu)",message="mtu is immutable: create another network"
 type Layer3Config struct {
@@ -40,7 +40,7 @@ type Layer3Config struct {
 	// of other networks may be the same.
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=400
-	// +kubebuilder:validation:XValidation:rule="size(self) > 100 || [self.filter(s, isCIDR(s.cidr)).map(s, cidr(s.cidr))].all(l, l.all(a, l.exists_one(b, a.containsCIDR(b))))",message="subnets must not overlap or be given twice: remove the one that lies inside another"
+	// +kubebuilder:validation:XValidation:rule="size(self) > 100 || self.exists(s, !isCIDR(s.cidr)) || self.all(a, self.exists_one(b, cidr(a.cidr).containsCIDR(b.cidr)))",message="subnets must not overlap or be given twice: remove the one that lies inside another"
 	// +kubebuilder:validation:XValidation:rule="['4', '6'].all(f, [self.filter(s, isCIDR(s.cidr) && string(cidr(s.cidr).ip().family()) == f).map(s, has(s.hostSubnet) ? s.hostSubnet : 0)].all(l, l.all(h, h == l[0])))",message="all subnets of one IP family must have an equal hostSubnet, or none"
 	// +listType=atomic
 	// +required

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package api runs a real kube-apiserver on a real etcd, as child processes on
+// the loopback interface, for tests of what only a real API server decides:
+// schemas, CEL rules, admission, server-side apply, watches, leases.
+package api
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"syscall"
+	"time"
+
+	"k8s.io/client-go/rest"
+)
+
+// BinEnv names the directory that holds etcd, kube-apiserver and
+// kube-controller-manager.
+const BinEnv = "BULKHEAD_K8S_BIN"
+
+// Tokens of the users that the server knows.
+const (
+	adminToken = "bulkhead-test-admin"
+	// ControllerToken is the cluster role's: it may do what
+	// deploy/rbac/controller-cluster.yaml allows.
+	controllerToken = "bulkhead-test-controller"
+	// ControllerUser is the user behind Env.Controller.
+	ControllerUser = "bulkhead-cluster"
+)
+
+// Options are what a test needs beyond an API server.
+type Options struct {
+	// ControllerManager runs Kubernetes' own namespace and garbage collection
+	// controllers, for tests of deletion.
+	ControllerManager bool
+	Log               io.Writer // of the children; nil: a file in Dir
+}
+
+// Env is a running API server.
+type Env struct {
+	Admin      *rest.Config // may do everything
+	Controller *rest.Config // may do what the shipped RBAC rules allow
+	Dir        string
+
+	procs []*exec.Cmd
+	logs  []io.Closer
+	bin   string
+}
+
+// Start runs etcd and kube-apiserver and waits until the API is ready.
+func Start(ctx context.Context, o Options) (*Env, error) {
+	e := &Env{bin: os.Getenv(BinEnv)}
+	if e.bin == "" {
+		return nil, fmt.Errorf("%s is not set: name the directory with etcd, kube-apiserver and kube-controller-manager, or run go test -short", BinEnv)
+	}
+	var err error
+	if e.Dir, err = os.MkdirTemp("", "bulkhead-api-"); err != nil {
+		return nil, fmt.Errorf("make a directory for the API server: %w", err)
+	}
+	if err := e.start(ctx, o); err != nil {
+		return nil, errors.Join(err, e.Stop())
+	}
+	return e, nil
+}
+
+func (e *Env) start(ctx context.Context, o Options) error {
+	ports, err := freePorts(3)
+	if err != nil {
+		return err
+	}
+	etcd, peer, api := ports[0], ports[1], ports[2]
+	key, err := e.serviceAccountKey()
+	if err != nil {
+		return err
+	}
+	tokens := filepath.Join(e.Dir, "tokens.csv")
+	users := adminToken + ",admin,1,\"system:masters\"\n" + controllerToken + "," + ControllerUser + ",2\n"
+	if err := os.WriteFile(tokens, []byte(users), 0o600); err != nil {
+		return fmt.Errorf("write the token file: %w", err)
+	}
+	local := func(port int) string { return "127.0.0.1:" + strconv.Itoa(port) }
+	if err := e.run(o.Log, "etcd",
+		"--data-dir="+filepath.Join(e.Dir, "etcd"), "--unsafe-no-fsync",
+		"--listen-client-urls=http://"+local(etcd), "--advertise-client-urls=http://"+local(etcd),
+		"--listen-peer-urls=http://"+local(peer), "--initial-cluster=default=http://"+local(peer),
+		"--initial-advertise-peer-urls=http://"+local(peer), "--log-level=warn"); err != nil {
+		return err
+	}
+	if err := e.run(o.Log, "kube-apiserver",
+		"--etcd-servers=http://"+local(etcd), "--bind-address=127.0.0.1", "--secure-port="+strconv.Itoa(api),
+		"--cert-dir="+filepath.Join(e.Dir, "certs"), "--service-cluster-ip-range=10.96.0.0/16",
+		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+key,
+		"--service-account-signing-key-file="+key, "--token-auth-file="+tokens, "--authorization-mode=RBAC",
+		"--allow-privileged", "--disable-admission-plugins=ServiceAccount", "--endpoint-reconciler-type=none",
+		"--enable-priority-and-fairness=false", "--max-requests-inflight=2000", "--max-mutating-requests-inflight=1000"); err != nil {
+		return err
+	}
+	e.Admin = &rest.Config{Host: "https://" + local(api), BearerToken: adminToken, QPS: 1000, Burst: 2000,
+		TLSClientConfig: rest.TLSClientConfig{Insecure: true}}
+	e.Controller = rest.CopyConfig(e.Admin)
+	e.Controller.BearerToken = controllerToken
+	if err := e.waitReady(ctx); err != nil {
+		return err
+	}
+	if !o.ControllerManager {
+		return nil
+	}
+	kubeconfig := filepath.Join(e.Dir, "kubeconfig")
+	if err := os.WriteFile(kubeconfig, []byte(Kubeconfig(e.Admin)), 0o600); err != nil {
+		return fmt.Errorf("write the kubeconfig: %w", err)
+	}
+	return e.run(o.Log, "kube-controller-manager", "--kubeconfig="+kubeconfig, "--secure-port=0", "--leader-elect=false",
+		"--controllers=namespace-controller,garbage-collector-controller", "--service-account-private-key-file="+key)
+}
+
+// Kubeconfig is a kubeconfig file for c.
+func Kubeconfig(c *rest.Config) string {
+	return fmt.Sprintf(`apiVersion: v1
+kind: Config
+current-context: test
+contexts: [{name: test, context: {cluster: test, user: test}}]
+clusters: [{name: test, cluster: {server: %q, insecure-skip-tls-verify: true}}]
+users: [{name: test, user: {token: %q}}]
+`, c.Host, c.BearerToken)
+}
+
+// Stop ends the child processes and removes their files.
+func (e *Env) Stop() error {
+	var errs []error
+	for i := len(e.procs) - 1; i >= 0; i-- { // the API server before etcd
+		p := e.procs[i]
+		_ = p.Process.Signal(syscall.SIGKILL) // nothing is worth a graceful end
+		_ = p.Wait()
+	}
+	for _, l := range e.logs {
+		errs = append(errs, l.Close())
+	}
+	return errors.Join(append(errs, os.RemoveAll(e.Dir))...)
+}
+
+func (e *Env) run(log io.Writer, name string, args ...string) error {
+	if log == nil {
+		f, err := os.Create(filepath.Join(e.Dir, name+".log"))
+		if err != nil {
+			return fmt.Errorf("make the log of %s: %w", name, err)
+		}
+		e.logs = append(e.logs, f)
+		log = f
+	}
+	cmd := exec.Command(filepath.Join(e.bin, name), args...)
+	cmd.Stdout, cmd.Stderr, cmd.Dir = log, log, e.Dir
+	if runtime.GOOS == "linux" { // a killed test leaves no children
+		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	}
+	// Pdeathsig follows the thread that starts the child, not the process.
+	started := make(chan error)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread lives as long as the process
+		started <- cmd.Start()
+		select {}
+	}()
+	if err := <-started; err != nil {
+		return fmt.Errorf("start %s: %w", name, err)
+	}
+	e.procs = append(e.procs, cmd)
+	return nil
+}
+
+func (e *Env) waitReady(ctx context.Context) error {
+	client, err := rest.HTTPClientFor(e.Admin)
+	if err != nil {
+		return fmt.Errorf("make an HTTP client: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, e.Admin.Host+"/readyz", nil)
+		if err != nil {
+			return fmt.Errorf("make a request: %w", err)
+		}
+		resp, err := client.Do(req)
+		if err == nil {
+			_ = resp.Body.Close()
+			if resp.StatusCode == http.StatusOK {
+				return nil
+			}
+			err = errors.New(resp.Status)
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			tail, _ := os.ReadFile(filepath.Join(e.Dir, "kube-apiserver.log"))
+			return fmt.Errorf("wait for the API server: %w\n%s", err, tail[max(0, len(tail)-2000):])
+		}
+	}
+}
+
+func (e *Env) serviceAccountKey() (string, error) {
+	k, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		return "", fmt.Errorf("make a service account key: %w", err)
+	}
+	file := filepath.Join(e.Dir, "sa.key")
+	b := pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(k)})
+	if err := os.WriteFile(file, b, 0o600); err != nil {
+		return "", fmt.Errorf("write the service account key: %w", err)
+	}
+	return file, nil
+}
+
+// freePorts finds TCP ports that are free now; all are held open until the
+// last is found, so that they differ.
+func freePorts(n int) ([]int, error) {
+	var out []int
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, fmt.Errorf("find a free port: %w", err)
+		}
+		defer l.Close()
+		out = append(out, l.Addr().(*net.TCPAddr).Port)
+	}
+	return out, nil
+}

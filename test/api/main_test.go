@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+)
+
+var env *Env // of the package; nil with -short
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	os.Exit(func() int {
+		if testing.Short() {
+			return m.Run() // tests that need the API server skip
+		}
+		ctx := context.Background()
+		var err error
+		if env, err = Start(ctx, Options{}); err != nil {
+			fmt.Fprintln(os.Stderr, "start the API server:", err)
+			return 1
+		}
+		defer func() { _ = env.Stop() }()
+		deploy := filepath.Join(Root(), "deploy")
+		if err := env.Install(ctx, filepath.Join(deploy, "crds"), filepath.Join(deploy, "admission"), "testdata/nad-crd.yaml"); err != nil {
+			fmt.Fprintln(os.Stderr, "install the CRDs:", err)
+			return 1
+		}
+		return m.Run()
+	}())
+}
+
+func needAPI(t *testing.T) {
+	t.Helper()
+	if env == nil {
+		t.Skip("needs an API server: run without -short")
+	}
+}

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"testing"
+	"time"
+)
+
+// Deadline of every wait for a condition.
+const Deadline = 60 * time.Second
+
+func eventually(t testing.TB, f func() error) { t.Helper(); Eventually(t, f) }
+
+// Eventually calls f until it returns nil, and fails with its last error at
+// the deadline.
+func Eventually(t testing.TB, f func() error) {
+	t.Helper()
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for end := time.Now().Add(Deadline); ; <-tick.C {
+		err := f()
+		if err == nil {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("not within %s: %v", Deadline, err)
+		}
+	}
+}

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+# `make help` lists the targets. As root on a fresh Debian machine, `make demo`
+# and `make test` install what they need.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+CONTROLLER_GEN := sigs.k8s.io/controller-tools/cmd/controller-gen@v0.22.0
+STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
+
+include bpf/bpf.mk
+include test/lab/lab.mk
+
+.PHONY: help
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sort | awk -F':.*## *' '{printf "  %-16s %s\n", $$1, $$2}'
+
+.PHONY: build
+build: ## the product's static binaries, into bin/
+	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o bin/ ./cmd/controller ./cmd/agent ./cmd/bulkheadctl
+	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o bin/ovn-k8s-cni-overlay ./cmd/cni
+
+.PHONY: demo
+demo: lab-deps ## the lab, and the product's story in it as a table of checks
+	go run ./test/e2e/cmd/demo
+
+.PHONY: test
+test: lab-deps lab-build ## every test; the last line counts them
+	go run ./hack/runtests
+
+.PHONY: unit
+unit: ## the inner loop: no root, no lab
+	go test -race -short ./...
+
+.PHONY: fuzz
+fuzz: ## every fuzz target for FUZZTIME (10s)
+	@for p in $$(go list ./...); do \
+	  for f in $$(go test -list '^Fuzz' $$p | grep '^Fuzz' || true); do \
+	    echo "$$p $$f"; go test -run '^$$' -fuzz "^$$f$$" -fuzztime $${FUZZTIME:-10s} $$p; \
+	  done; \
+	done
+
+.PHONY: lint
+lint: bpf-check ## vet, staticcheck, gofmt, generated files up to date
+	@unformatted=$$(git ls-files '*.go' | xargs gofmt -l); \
+	 if [ -n "$$unformatted" ]; then echo "gofmt would change:"; echo "$$unformatted"; exit 1; fi
+	go vet ./...
+	go run $(STATICCHECK) ./...
+	@hack/check-generated.sh
+
+.PHONY: generate
+generate: bpf-generate ## everything that is generated from something else
+	go generate ./api/... ./pkg/...

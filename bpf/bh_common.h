@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Maps and helpers shared by every program. Objects are compiled apart and
+ * meet in the pinned maps, so all of them include the same definitions.
+ *
+ * All addresses are 16 bytes, IPv4 in its IPv4-mapped form: one path for both
+ * families, and a mapped destination on an AF_INET6 socket needs no extra care.
+ */
+#ifndef BH_COMMON_H
+#define BH_COMMON_H
+
+#include <linux/bpf.h>
+#include <linux/in.h>
+#include <linux/in6.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_endian.h>
+
+/* uapi <asm/socket.h> drags in too much; these values are asm-generic. */
+#define BH_AF_INET 2
+#define BH_AF_INET6 10
+#define BH_SOL_SOCKET 1
+#define BH_SO_BINDTODEVICE 25
+#define BH_SO_MARK 36
+#define BH_SO_BINDTOIFINDEX 62
+
+/* Deepest level of the cgroup tree at which a pod or kubelet is looked for. */
+#define BH_MAX_LEVEL 16
+
+enum bh_verdict { BH_PASS = 0, BH_REFUSE = 1 };
+
+enum bh_reason {
+#define BH_REASON(id, verdict, label, text) BH_R_##id,
+#include "bh_reasons.h"
+#undef BH_REASON
+	BH_R_MAX,
+};
+
+/* The one row of bh_config. Zero means: not configured, every program passes. */
+struct bh_config {
+	__u64 host_netns; /* netns cookie of the host */
+	__u32 pod_levels; /* bit n: pods live at level n of the cgroup tree */
+	__u32 kubelet_levels;
+	__u32 kubelet_mark;
+	__u32 probe_lock; /* 0: locked addresses are not enforced */
+};
+
+struct bh_pod {
+	__u32 netid;
+	__u32 mark;
+	__u32 vrf_ifindex; /* 0: no VRF yet; wildcard binds are then refused */
+	__u32 pad;
+};
+
+struct bh_dest_key {
+	__u32 prefixlen; /* BH_DEST_FIXED + 96 + n for IPv4, + n for IPv6 */
+	__be32 netid;
+	__be32 family;
+	__u32 addr[4];
+};
+#define BH_DEST_FIXED 64
+
+struct bh_addr {
+	__u32 a[4];
+};
+
+enum bh_who { BH_WHO_CGROUP = 1, BH_WHO_TGID = 2 };
+
+struct bh_kubelet_key {
+	__u64 id; /* cgroup id, or process id in the initial namespace */
+	__u32 who;
+	__u32 pad;
+};
+
+struct bh_event {
+	__u64 ktime;
+	__u64 cgroup;
+	__u32 netid;
+	__u32 tgid;
+	__u32 addr[4];
+	__u16 port; /* host order */
+	__u8 family;
+	__u8 proto;
+	__u32 reason;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct bh_config);
+} bh_config SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 64); /* room for new reasons without a new layout */
+	__type(key, __u32);
+	__type(value, __u64);
+} bh_counters SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 256 * 1024);
+	__type(value, struct bh_event);
+} bh_events SEC(".maps");
+
+static __always_inline struct bh_config *bh_cfg(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&bh_config, &zero);
+}
+
+static __always_inline void bh_count(__u32 reason)
+{
+	__u64 *n = bpf_map_lookup_elem(&bh_counters, &reason);
+
+	if (n)
+		(*n)++; /* per CPU; a lost increment under preemption is accepted */
+}
+
+/* bh_refuse counts, tells user space when there is room, and yields the verdict. */
+static __always_inline int bh_refuse(__u32 reason, __u32 netid, __u8 family, __u8 proto,
+				     const struct bh_addr *addr, __u16 port)
+{
+	struct bh_event *e;
+
+	bh_count(reason);
+	e = bpf_ringbuf_reserve(&bh_events, sizeof(*e), 0);
+	if (!e)
+		return 0;
+	e->ktime = bpf_ktime_get_ns();
+	e->cgroup = bpf_get_current_cgroup_id();
+	e->netid = netid;
+	e->tgid = bpf_get_current_pid_tgid() >> 32;
+	e->family = family;
+	e->proto = proto;
+	e->port = port;
+	e->reason = reason;
+	if (addr)
+		*(struct bh_addr *)e->addr = *addr;
+	else
+		__builtin_memset(e->addr, 0, sizeof(e->addr));
+	bpf_ringbuf_submit(e, 0);
+	return 0;
+}
+
+static __always_inline void bh_addr4(struct bh_addr *k, __u32 ip4)
+{
+	k->a[0] = 0;
+	k->a[1] = 0;
+	k->a[2] = bpf_htonl(0xffff);
+	k->a[3] = ip4;
+}
+
+/* A macro, because the verifier wants every context load at a constant offset. */
+#define bh_addr6(k, ip6)                                                                           \
+	do {                                                                                       \
+		(k)->a[0] = (ip6)[0];                                                              \
+		(k)->a[1] = (ip6)[1];                                                              \
+		(k)->a[2] = (ip6)[2];                                                              \
+		(k)->a[3] = (ip6)[3];                                                              \
+	} while (0)
+
+static __always_inline int bh_is_mapped(const struct bh_addr *k)
+{
+	return k->a[0] == 0 && k->a[1] == 0 && k->a[2] == bpf_htonl(0xffff);
+}
+
+static __always_inline int bh_is_wildcard(const struct bh_addr *k)
+{
+	return (k->a[0] | k->a[1] | k->a[3]) == 0 && (k->a[2] == 0 || k->a[2] == bpf_htonl(0xffff));
+}
+
+#endif

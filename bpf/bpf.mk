@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+# Included by the top Makefile. The compiler is pinned (clang-16), because its
+# output is committed: bpf-check regenerates into a scratch directory and diffs.
+
+.PHONY: bpf-generate bpf-check
+
+bpf-generate:
+	go generate ./pkg/loader
+	BPF_UPDATE_INSTRUCTIONS=1 go test -count=1 -run TestInstructionCounts ./pkg/loader
+
+bpf-check:
+	@command -v clang-16 >/dev/null || { echo "bpf-check: clang-16 not found: apt-get install clang-16 llvm-16 libbpf-dev"; exit 1; }
+	@out=$$(mktemp -d) && trap 'rm -rf "$$out"' EXIT && \
+	bpf/generate.sh "$$out" && \
+	for f in reasons_gen.go vrfbind_bpfel.go vrfbind_bpfel.o probe_bpfel.go probe_bpfel.o; do \
+		cmp "$$out/$$f" "pkg/loader/$$f" || { echo "bpf-check: $$f is stale: run make bpf-generate"; exit 1; }; \
+	done; echo "bpf-check: generated files are up to date"

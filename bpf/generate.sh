@@ -1,0 +1,16 @@
+#!/bin/sh
+# SPDX-License-Identifier: Apache-2.0
+# Generates everything in pkg/loader that comes from bpf/: generate.sh OUTPUT_DIR
+set -eu
+out=$(realpath "$1")
+cd "$(dirname "$0")"
+# uapi <asm/types.h> of the build machine; the types in it are the same everywhere.
+multiarch=/usr/include/$(uname -m)-linux-gnu
+
+go run bulkhead/pkg/loader/internal/reasons/gen bh_reasons.h "$out/reasons_gen.go"
+b2g() {
+	go run github.com/cilium/ebpf/cmd/bpf2go -cc clang-16 -strip llvm-strip-16 -target bpfel \
+		-go-package loader -output-dir "$out" "$@" -- -O2 -g -Wall -Werror -mcpu=v3 -I"$multiarch"
+}
+b2g -type bh_event vrfbind vrfbind.c
+b2g probe probe.c

@@ -1,0 +1,259 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package loader
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The tests run processes in cgroups and namespaces of their own: the test
+// binary again, told by the environment to execute a script, one operation a
+// line, one answer a line. Few execs, because they are dear in an emulated VM.
+
+const helperEnv = "BULKHEAD_TEST_SCRIPT"
+
+var helperBinary string
+
+func TestMain(m *testing.M) {
+	if script, ok := os.LookupEnv(helperEnv); ok {
+		for _, op := range strings.Split(script, "\n") {
+			fmt.Println(helperOp(op))
+		}
+		return
+	}
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	// A copy that a user without rights can execute: go test's own lies in a 0700 directory.
+	dir, err := os.MkdirTemp("", "bh-helper-")
+	if err == nil {
+		defer os.RemoveAll(dir)
+		helperBinary = filepath.Join(dir, "helper")
+		err = errors.Join(os.Chmod(dir, 0o755), exec.Command("cp", "/proc/"+strconv.Itoa(os.Getpid())+"/exe", helperBinary).Run(), os.Chmod(helperBinary, 0o755))
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "no helper binary:", err)
+		return 1
+	}
+	return m.Run()
+}
+
+func verdict(err error) string {
+	if err == nil {
+		return "ok"
+	}
+	var no syscall.Errno
+	if errors.As(err, &no) {
+		return unix.ErrnoName(no)
+	}
+	if errors.Is(err, os.ErrDeadlineExceeded) {
+		return "timeout"
+	}
+	return err.Error()
+}
+
+const patience = 3 * time.Second
+
+func helperOp(op string) string {
+	f := strings.Fields(op)
+	arg := func(i int) string {
+		if i < len(f) {
+			return f[i]
+		}
+		return ""
+	}
+	switch arg(0) {
+	case "tcp": // connect and read the server's greeting
+		return verdict(tcp(arg(1)))
+	case "udp": // one unconnected datagram from an unbound socket, and its answer
+		return verdict(udp(arg(1), false, ""))
+	case "udpc": // the same, connected
+		return verdict(udp(arg(1), true, ""))
+	case "ping":
+		return verdict(ping(arg(1)))
+	case "state": // mark and device of a socket after connecting it to an address
+		return state(arg(1))
+	case "born":
+		return born(arg(1))
+	case "set":
+		return verdict(set(arg(1)))
+	case "bigopt": // an option longer than a page must not be broken by the hook
+		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+		if err == nil {
+			err = unix.SetsockoptString(fd, unix.SOL_IP, 64 /* IPT_SO_SET_REPLACE */, strings.Repeat("x", 8192))
+		}
+		return verdict(err)
+	case "listen": // serve until told to stop
+		ln, err := net.Listen("tcp", arg(1))
+		if err != nil {
+			return verdict(err)
+		}
+		go greet(ln)
+		fmt.Println("ok")
+		bufio.NewReader(os.Stdin).ReadString('\n')
+		return "stopped"
+	case "netns":
+		return verdict(unix.Unshare(unix.CLONE_NEWNET))
+	case "wait":
+		fmt.Println("ready")
+		bufio.NewReader(os.Stdin).ReadString('\n')
+		return "go"
+	}
+	return "unknown operation " + op
+}
+
+func greet(ln net.Listener) {
+	for {
+		c, err := ln.Accept()
+		if err != nil {
+			return
+		}
+		fmt.Fprintln(c, "hello")
+		c.Close()
+	}
+}
+
+func tcp(addr string) error {
+	c, err := net.DialTimeout("tcp", addr, patience)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	c.SetDeadline(time.Now().Add(patience))
+	s, err := bufio.NewReader(c).ReadString('\n')
+	if err == nil && s != "hello\n" {
+		return fmt.Errorf("greeted with %q", s)
+	}
+	return err
+}
+
+func sockaddr(addr string) (int, unix.Sockaddr) {
+	ap := netip.MustParseAddrPort(addr)
+	if ap.Addr().Is4() {
+		return unix.AF_INET, &unix.SockaddrInet4{Port: int(ap.Port()), Addr: ap.Addr().As4()}
+	}
+	return unix.AF_INET6, &unix.SockaddrInet6{Port: int(ap.Port()), Addr: ap.Addr().As16()}
+}
+
+func udp(addr string, connect bool, _ string) error {
+	fam, sa := sockaddr(addr)
+	fd, err := unix.Socket(fam, unix.SOCK_DGRAM, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	tv := unix.NsecToTimeval(int64(patience))
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
+		return err
+	}
+	if connect {
+		if err := unix.Connect(fd, sa); err != nil {
+			return err
+		}
+		_, err = unix.Write(fd, []byte("x"))
+	} else {
+		err = unix.Sendto(fd, []byte("x"), 0, sa)
+	}
+	if err != nil {
+		return err
+	}
+	_, _, err = unix.Recvfrom(fd, make([]byte, 16), 0)
+	return err
+}
+
+// ping uses the ping socket, which needs no capability, and no hook sees its destination.
+func ping(addr string) error {
+	fam, sa := sockaddr(net.JoinHostPort(addr, "0"))
+	proto, req := unix.IPPROTO_ICMP, byte(8)
+	if fam == unix.AF_INET6 {
+		proto, req = unix.IPPROTO_ICMPV6, 128
+	}
+	fd, err := unix.Socket(fam, unix.SOCK_DGRAM, proto)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	tv := unix.NsecToTimeval(int64(patience))
+	unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv)
+	msg := []byte{req, 0, 0, 0, 0, 0, 0, 1}
+	if err := unix.Sendto(fd, msg, 0, sa); err != nil {
+		return err
+	}
+	_, _, err = unix.Recvfrom(fd, make([]byte, 64), 0)
+	return err
+}
+
+func state(addr string) string {
+	fam, sa := sockaddr(addr)
+	fd, err := unix.Socket(fam, unix.SOCK_DGRAM, 0)
+	if err != nil {
+		return verdict(err)
+	}
+	defer unix.Close(fd)
+	err = unix.Connect(fd, sa)
+	mark, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK)
+	dev, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX)
+	return fmt.Sprintf("%s mark=%#x dev=%d", verdict(err), mark, dev)
+}
+
+func born(kind string) string {
+	k := map[string][3]int{
+		"tcp4": {unix.AF_INET, unix.SOCK_STREAM, 0}, "tcp6": {unix.AF_INET6, unix.SOCK_STREAM, 0},
+		"udp4": {unix.AF_INET, unix.SOCK_DGRAM, 0}, "udp6": {unix.AF_INET6, unix.SOCK_DGRAM, 0},
+		"raw4": {unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_ICMP}, "raw6": {unix.AF_INET6, unix.SOCK_RAW, unix.IPPROTO_ICMPV6},
+	}[kind]
+	fd, err := unix.Socket(k[0], k[1], k[2])
+	if err != nil {
+		return verdict(err)
+	}
+	defer unix.Close(fd)
+	mark, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK)
+	dev, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX)
+	return fmt.Sprintf("mark=%#x dev=%d", mark, dev)
+}
+
+func set(what string) error {
+	fam := unix.AF_INET
+	if strings.HasSuffix(what, "6") {
+		fam = unix.AF_INET6
+	}
+	fd, err := unix.Socket(fam, unix.SOCK_DGRAM, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	switch what {
+	case "mark":
+		return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, 5)
+	case "device":
+		return unix.SetsockoptString(fd, unix.SOL_SOCKET, unix.SO_BINDTODEVICE, "lo")
+	case "ifindex", "ifindex6":
+		return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, 1)
+	case "unicast":
+		return unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_UNICAST_IF, 1<<24)
+	case "unicast6":
+		return unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_UNICAST_IF, 1<<24)
+	case "pktinfo6":
+		b := binary.NativeEndian.AppendUint32(make([]byte, 16), 1)
+		return unix.SetsockoptString(fd, unix.SOL_IPV6, unix.IPV6_PKTINFO, string(b))
+	case "harmless":
+		return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 8192)
+	}
+	return fmt.Errorf("unknown option %s", what)
+}

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package loader
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/rlimit"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	// DefaultPinRoot is where programs, maps and links are pinned.
+	DefaultPinRoot = "/sys/fs/bpf/bulkhead"
+	// KubeletMark is what kubelet's sockets are born with: the key of the
+	// nftables backstop for what the probe programs cannot see. It lies outside
+	// the networks' marks (0x1000 + id, id ≤ 10000 = 0x2710, so ≤ 0x3710)
+	// by its high half.
+	KubeletMark uint32 = 0x2b1d0000
+)
+
+// Options says where to load to. The zero value suits an agent in the host's
+// network namespace that sees the host's bpffs and cgroup2 tree.
+type Options struct {
+	PinRoot     string // default DefaultPinRoot; must lie on a bpffs
+	CgroupRoot  string // default: the cgroup2 mount
+	HostNetns   string // path of the host's network namespace; default: our own
+	KubeletMark uint32 // default KubeletMark
+	Log         *slog.Logger
+}
+
+// Feature is something the programs need from the kernel, and why it is missing if it is.
+type Feature struct {
+	Name   string
+	OK     bool
+	Reason string
+}
+
+// Unavailable is returned by Load when nothing at all can be loaded. The agent
+// goes on without and reports Reason.
+type Unavailable struct {
+	Feature, Reason string
+	Err             error
+}
+
+func (e *Unavailable) Error() string {
+	s := fmt.Sprintf("eBPF unavailable: %s: %s", e.Feature, e.Reason)
+	if e.Err != nil {
+		s += ": " + e.Err.Error()
+	}
+	return s
+}
+
+func (e *Unavailable) Unwrap() error { return e.Err }
+
+// Loader holds the loaded programs and maps. Links are held by their pins
+// alone, so what is attached is asked of the kernel each time.
+type Loader struct {
+	opts     Options
+	log      *slog.Logger
+	maps     map[string]*ebpf.Map
+	programs map[string]*ebpf.Program
+	features []Feature
+	mu       sync.Mutex // serialises attach and detach
+}
+
+// Load opens what is pinned, loads what is missing or changed, and moves every
+// pinned link to it. Programs and maps that are unchanged keep their kernel ids.
+// A program the kernel refuses is a missing Feature, not an error.
+func Load(opts Options) (*Loader, error) {
+	if opts.PinRoot == "" {
+		opts.PinRoot = DefaultPinRoot
+	}
+	if opts.KubeletMark == 0 {
+		opts.KubeletMark = KubeletMark
+	}
+	if opts.Log == nil {
+		opts.Log = slog.Default()
+	}
+	if opts.CgroupRoot == "" {
+		root, err := CgroupMount()
+		if err != nil {
+			return nil, &Unavailable{"cgroup2", "no cgroup v2 tree is mounted", err}
+		}
+		opts.CgroupRoot = root
+	}
+	l := &Loader{opts: opts, log: opts.Log, maps: map[string]*ebpf.Map{}, programs: map[string]*ebpf.Program{}}
+	if err := l.load(); err != nil {
+		l.Close()
+		return nil, err
+	}
+	return l, nil
+}
+
+func (l *Loader) load() error {
+	if err := checkBPFFS(l.opts.PinRoot); err != nil {
+		return err
+	}
+	for _, d := range []string{"maps", "progs", "links"} {
+		if err := os.MkdirAll(l.pin(d), 0o700); err != nil {
+			return &Unavailable{"bpffs", "cannot create " + l.pin(d), err}
+		}
+	}
+	cookie, err := NetnsCookie(l.opts.HostNetns)
+	if err != nil {
+		return &Unavailable{"netns cookie", "the host's network namespace cannot be told from others (kernel 5.14 or newer is needed)", err}
+	}
+	if err := rlimit.RemoveMemlock(); err != nil {
+		l.log.Debug("memlock limit not raised; kernels from 5.11 on do not need it", "err", err)
+	}
+	specs, err := loadSpecs()
+	if err != nil {
+		return fmt.Errorf("parse the embedded eBPF objects: %w", err)
+	}
+	changed, err := l.openMaps(specs)
+	if err != nil {
+		var u *Unavailable
+		if errors.As(err, &u) {
+			return err
+		}
+		return &Unavailable{"bpf", "maps cannot be created (CAP_BPF, or CAP_SYS_ADMIN)", err}
+	}
+	// The configuration comes before any program that is new runs.
+	cfg, err := l.readConfig()
+	if err != nil {
+		return err
+	}
+	want := cfg
+	want.HostNetns, want.KubeletMark = cookie, l.opts.KubeletMark
+	if want != cfg {
+		if err := l.writeConfig(want); err != nil {
+			return err
+		}
+	}
+	fresh := l.openPrograms(specs)
+	if err := l.takeOver(); err != nil {
+		return err
+	}
+	// Pins move last: until here a crash leaves the old set in charge, and the
+	// next start repeats the whole.
+	return errors.Join(l.pinPrograms(fresh), l.pinMaps(changed), l.dropForeignPins())
+}
+
+// loadSpecs returns the embedded objects. They are parsed anew for each Load,
+// as loading edits them.
+func loadSpecs() ([]*ebpf.CollectionSpec, error) {
+	vrf, err := loadVrfbind()
+	if err != nil {
+		return nil, err
+	}
+	probe, err := loadProbe()
+	if err != nil {
+		return nil, err
+	}
+	return []*ebpf.CollectionSpec{vrf, probe}, nil
+}
+
+// Features lists what was asked of the kernel, missing things with a reason.
+func (l *Loader) Features() []Feature { return slices.Clone(l.features) }
+
+// Missing says in one line what the kernel lacks; empty when nothing.
+func (l *Loader) Missing() string {
+	var out []string
+	for _, f := range l.features {
+		if !f.OK {
+			out = append(out, f.Name+": "+f.Reason)
+		}
+	}
+	return strings.Join(out, "; ")
+}
+
+// ProgramIDs returns the kernel ids by program name, as bpftool shows them.
+func (l *Loader) ProgramIDs() (map[string]ebpf.ProgramID, error) {
+	out := map[string]ebpf.ProgramID{}
+	for name, p := range l.programs {
+		info, err := p.Info()
+		if err != nil {
+			return nil, fmt.Errorf("read info of program %s: %w", name, err)
+		}
+		out[name], _ = info.ID()
+	}
+	return out, nil
+}
+
+// CgroupRoot is the cgroup2 mount the loader works on.
+func (l *Loader) CgroupRoot() string { return l.opts.CgroupRoot }
+
+// Close closes file descriptors. Everything pinned stays and goes on working.
+func (l *Loader) Close() {
+	for _, p := range l.programs {
+		p.Close()
+	}
+	for _, m := range l.maps {
+		m.Close()
+	}
+}
+
+// Purge detaches every program and removes every pin: for uninstalling.
+func Purge(pinRoot string) error {
+	l := &Loader{opts: Options{PinRoot: pinRoot}, log: slog.Default()}
+	var errs []error
+	names, err := l.linkDirs()
+	errs = append(errs, err)
+	for _, n := range names {
+		errs = append(errs, l.detach(n))
+	}
+	return errors.Join(append(errs, os.RemoveAll(pinRoot))...)
+}
+
+func (l *Loader) pin(elem ...string) string {
+	return filepath.Join(append([]string{l.opts.PinRoot}, elem...)...)
+}
+
+// checkBPFFS looks at the nearest directory that exists.
+func checkBPFFS(path string) error {
+	for dir := path; ; dir = filepath.Dir(dir) {
+		var st unix.Statfs_t
+		err := unix.Statfs(dir, &st)
+		if errors.Is(err, unix.ENOENT) && dir != "/" {
+			continue
+		}
+		if err != nil {
+			return &Unavailable{"bpffs", "cannot look at " + dir, err}
+		}
+		if st.Type != unix.BPF_FS_MAGIC {
+			return &Unavailable{"bpffs", dir + " is not a bpf file system: mount one (mount -t bpf bpf /sys/fs/bpf) and share it with the agent", nil}
+		}
+		return nil
+	}
+}

@@ -18,6 +18,7 @@ import (
 	"golang.org/x/net/icmp"
 	"golang.org/x/net/ipv4"
 	"golang.org/x/net/ipv6"
+	"golang.org/x/sys/unix"
 )
 
 // serve answers HTTP on TCP and any datagram on UDP with the server's name,
@@ -105,29 +106,54 @@ func checkUDP(ctx context.Context, addr string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	conn, err := net.ListenUDP("udp", nil)
+	conn, err := unboundUDP(to)
 	if err != nil {
 		return "", err
 	}
-	defer conn.Close()
+	defer unix.Close(conn)
+	dest := sockaddr(to)
 	buf := make([]byte, 2048)
 	for {
-		if _, err := conn.WriteToUDPAddrPort([]byte("who"), to); err != nil {
-			return "", err
+		if err := unix.Sendto(conn, []byte("who"), 0, dest); err != nil {
+			return "", os.NewSyscallError("sendto", err)
 		}
-		until := time.Now().Add(time.Second)
-		if d, ok := ctx.Deadline(); ok && d.Before(until) {
-			until = d
-		}
-		conn.SetReadDeadline(until)
-		n, from, err := conn.ReadFromUDPAddrPort(buf)
-		if err == nil && from.Addr().Unmap() == to.Addr() {
+		n, _, err := unix.Recvfrom(conn, buf, 0) // gives up after a second
+		if err == nil {
 			return string(buf[:n]), nil
+		}
+		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) {
+			return "", os.NewSyscallError("recvfrom", err)
 		}
 		if ctx.Err() != nil {
 			return "", fmt.Errorf("no answer: %w", ctx.Err())
 		}
 	}
+}
+
+// unboundUDP is a socket that was neither bound nor connected: package net
+// has no such thing.
+func unboundUDP(to netip.AddrPort) (int, error) {
+	family := unix.AF_INET
+	if to.Addr().Is6() {
+		family = unix.AF_INET6
+	}
+	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, os.NewSyscallError("socket", err)
+	}
+	second := unix.Timeval{Sec: 1}
+	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &second); err != nil {
+		unix.Close(fd)
+		return 0, os.NewSyscallError("setsockopt", err)
+	}
+	return fd, nil
+}
+
+func sockaddr(to netip.AddrPort) unix.Sockaddr {
+	if to.Addr().Is6() {
+		return &unix.SockaddrInet6{Port: int(to.Port()), Addr: to.Addr().As16()}
+	}
+	return &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}
 }
 
 // pinger is one ICMP echo socket: raw where the process may, else the

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command demo brings up the lab, tells the story in it and prints a table of
+// its checks. It exits 1 when any check fails.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"bulkhead/test/e2e/story"
+	"bulkhead/test/lab"
+)
+
+func main() {
+	nodes := flag.Int("nodes", 2, "machines, 1 to 4")
+	families := flag.String("families", "dual", "ipv4 or dual")
+	keep := flag.Bool("keep", false, "leave the lab running")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	ok, err := demo(ctx, lab.Options{Nodes: *nodes, Families: *families, Install: true}, *keep)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "demo:", err)
+	}
+	if err != nil || !ok {
+		os.Exit(1)
+	}
+}
+
+func demo(ctx context.Context, options lab.Options, keep bool) (ok bool, err error) {
+	start := time.Now()
+	l, err := lab.Up(ctx, options, os.Stdout)
+	if err != nil {
+		return false, err
+	}
+	if !keep {
+		defer l.Down(context.WithoutCancel(ctx))
+	}
+	up := time.Since(start)
+	w := story.NewWorld(l, os.Stdout)
+	var results []story.Result
+	for _, c := range story.Checks() {
+		if ctx.Err() != nil {
+			return false, ctx.Err()
+		}
+		fmt.Printf("%d. %s\n", c.Chapter, c.Title)
+		r := w.Run(ctx, c)
+		if r.Err != nil {
+			fmt.Printf("     FAIL: %v\n", r.Err)
+		}
+		results = append(results, r)
+	}
+	ok = story.Table(os.Stdout, results)
+	if !ok {
+		l.CollectLogs(context.WithoutCancel(ctx))
+		fmt.Printf("\nLogs of every process: %s\n", l.LogDir())
+	}
+	fmt.Printf("\nlab up in %s, story in %s\n", up.Round(time.Second), (time.Since(start) - up).Round(time.Second))
+	return ok, nil
+}

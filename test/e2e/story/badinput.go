@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package story
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+)
+
+func badInputChecks() []Check {
+	return []Check{
+		{7, "an invalid network is refused by the API with a message that names the remedy", invalidRefused, 0},
+		{7, "a network too small for the nodes, without label, or second primary: said in status, no NAD", badNetworksReported, 0},
+		{7, "a malformed NAD holds up nobody: another network is made beside it", malformedNAD, 0},
+	}
+}
+
+func invalidRefused(ctx context.Context, w *World) (string, error) {
+	var messages []string
+	for _, tt := range []struct{ network, want string }{
+		{`topology: Layer3`, "layer3 is required"},
+		{`topology: Layer3
+    layer3: {role: Primary, subnets: [{cidr: 10.0.0.0/33}]}`, "CIDR"},
+		{`topology: Layer3
+    layer3: {role: Primary, mtu: 1000, subnets: [{cidr: "fd77::/48", hostSubnet: 64}]}`, "1280"},
+		{`topology: Layer3
+    layer3: {role: Primary, subnets: [{cidr: 10.77.0.0/16, hostSubnet: 8}]}`, "hostSubnet"},
+	} {
+		err := w.Lab.Apply(ctx, `
+apiVersion: k8s.ovn.org/v1
+kind: ClusterUserDefinedNetwork
+metadata: {name: bad}
+spec:
+  namespaceSelector: {matchLabels: {none: none}}
+  network:
+    `+tt.network+"\n")
+		if err == nil || !strings.Contains(err.Error(), tt.want) {
+			return "", fmt.Errorf("%s: got %v, want an error with %q", tt.network, err, tt.want)
+		}
+		messages = append(messages, tt.want)
+	}
+	return strings.Join(messages, ", "), nil
+}
+
+const badNetworks = `
+apiVersion: k8s.ovn.org/v1
+kind: ClusterUserDefinedNetwork
+metadata: {name: small}
+spec:
+  namespaceSelector: {matchLabels: {none: none}}
+  network:
+    topology: Layer3
+    layer3: {role: Primary, subnets: SUBNETS}
+---
+apiVersion: k8s.ovn.org/v1
+kind: UserDefinedNetwork
+metadata: {name: unlabelled, namespace: plain}
+spec:
+  topology: Layer3
+  layer3: {role: Primary, subnets: [{cidr: 10.79.0.0/16}]}
+---
+apiVersion: k8s.ovn.org/v1
+kind: UserDefinedNetwork
+metadata: {name: second, namespace: blue}
+spec:
+  topology: Layer3
+  layer3: {role: Primary, subnets: [{cidr: 10.79.0.0/16}]}
+---
+apiVersion: k8s.ovn.org/v1
+kind: UserDefinedNetwork
+metadata: {name: later, namespace: plain}
+spec:
+  topology: Layer2
+  layer2: {role: Secondary, subnets: [10.79.0.0/16]}
+`
+
+func badNetworksReported(ctx context.Context, w *World) (string, error) {
+	manifest := strings.Replace(badNetworks, "SUBNETS", fmt.Sprintf("[{cidr: 10.77.0.0/24, hostSubnet: %d}]", hostSubnetTooShort(len(w.Lab.Nodes()))), 1)
+	if err := w.Lab.Apply(ctx, manifest); err != nil {
+		return "", err
+	}
+	defer w.Lab.Delete(context.WithoutCancel(ctx), manifest)
+	var messages []string
+	for _, tt := range []struct {
+		gvr                              schema.GroupVersionResource
+		namespace, name, condition, want string
+	}{
+		{cudns, "", "small", "NetworkAllocationSucceeded", w.Lab.Nodes()[len(w.Lab.Nodes())-1].Name},
+		{udns, "plain", "unlabelled", "NetworkCreated", "k8s.ovn.org/primary-user-defined-network"},
+		{udns, "blue", "second", "NetworkCreated", "primary"},
+		{udns, "plain", "later", "NetworkCreated", "not"},
+	} {
+		err := w.Lab.Wait(ctx, fmt.Sprintf("%s of %s to be False", tt.condition, tt.name), func(ctx context.Context) (bool, string, error) {
+			obj, err := w.Lab.Dynamic().Resource(tt.gvr).Namespace(tt.namespace).Get(ctx, tt.name, metav1.GetOptions{})
+			if err != nil {
+				return false, "", err
+			}
+			for _, c := range conditionsOf(obj) {
+				message, _ := c["message"].(string)
+				if c["type"] == tt.condition && c["status"] == "False" && strings.Contains(message, tt.want) {
+					messages = append(messages, fmt.Sprintf("%s: %s", tt.name, message))
+					return true, "", nil
+				}
+			}
+			return false, fmt.Sprint(conditionsOf(obj)), nil
+		})
+		if err != nil {
+			return "", err
+		}
+		if tt.namespace == "" {
+			continue
+		}
+		if _, err := w.Lab.Dynamic().Resource(nads).Namespace(tt.namespace).Get(ctx, tt.name, metav1.GetOptions{}); err == nil {
+			return "", fmt.Errorf("%s/%s was refused, yet has a NAD", tt.namespace, tt.name)
+		}
+	}
+	fmt.Fprintf(w.Out, "     %s\n", strings.Join(messages, "\n     "))
+	return "", nil
+}
+
+// hostSubnetTooShort is the host subnet length with which a /24 holds one
+// node fewer than there are, or as near to that as a power of two comes.
+func hostSubnetTooShort(nodes int) int {
+	bits := 0
+	for 1<<(bits+1) < nodes {
+		bits++
+	}
+	return 24 + bits
+}
+
+const beside = `
+apiVersion: k8s.ovn.org/v1
+kind: ClusterUserDefinedNetwork
+metadata: {name: beside}
+spec:
+  namespaceSelector: {matchLabels: {none: none}}
+  network:
+    topology: Layer3
+    layer3: {role: Primary, subnets: [{cidr: 10.81.0.0/16}]}
+`
+
+func malformedNAD(ctx context.Context, w *World) (string, error) {
+	const broken = `
+apiVersion: k8s.cni.cncf.io/v1
+kind: NetworkAttachmentDefinition
+metadata: {name: broken, namespace: plain}
+spec:
+  config: '{"cniVersion":"1.1.0","name":"broken","type":"ovn-k8s-cni-overlay","topology":"layer3","subnetz":"10.80.0.0/16"}'
+---
+apiVersion: k8s.cni.cncf.io/v1
+kind: NetworkAttachmentDefinition
+metadata: {name: garbage, namespace: plain}
+spec: {config: "{"}
+`
+	if err := w.Lab.Apply(ctx, broken); err != nil {
+		return "", err
+	}
+	defer w.Lab.Delete(context.WithoutCancel(ctx), broken)
+	if err := w.Lab.Apply(ctx, beside); err != nil {
+		return "", err
+	}
+	defer w.Lab.Delete(context.WithoutCancel(ctx), beside)
+	return "", w.conditions(ctx, cudns, "", "beside", "True")
+}

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package story
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// probeTime is how long a target may take to answer before it counts as
+// unreachable: answers take milliseconds, even under emulation.
+const probeTime = 5 * time.Second
+
+func clusterChecks() []Check {
+	return []Check{
+		{1, "every node is Ready, with Bulkhead as its CNI", nodesReady, 0},
+		{1, "default network: pods on every node reach each other (TCP, UDP, ICMP)", defaultReach, 0},
+		{1, "default network: HTTP, TCP and exec probes by the real kubelet pass", func(ctx context.Context, w *World) (string, error) {
+			return w.probesPass(ctx, "")
+		}, 0},
+	}
+}
+
+func nodesReady(ctx context.Context, w *World) (string, error) {
+	nodes, err := w.Lab.Kube().CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return "", err
+	}
+	if len(nodes.Items) != len(w.Lab.Nodes()) {
+		return "", fmt.Errorf("%d nodes in the API, %d machines", len(nodes.Items), len(w.Lab.Nodes()))
+	}
+	for _, n := range nodes.Items {
+		ready := false
+		for _, c := range n.Status.Conditions {
+			ready = ready || c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+		}
+		if !ready {
+			return "", fmt.Errorf("node %s is not Ready", n.Name)
+		}
+	}
+	for _, n := range w.Lab.Nodes() {
+		res, err := n.Run(ctx, "ls /etc/cni/net.d && ls /opt/cni/bin")
+		if err != nil {
+			return "", err
+		}
+		if !strings.Contains(res.Stdout, "bulkhead") || !strings.Contains(res.Stdout, "ovn-k8s-cni-overlay") {
+			return "", fmt.Errorf("node %s: Bulkhead's CNI is not installed: %s", n.Name, res.Stdout)
+		}
+	}
+	var names []string
+	for _, n := range nodes.Items {
+		names = append(names, n.Name+" kubelet "+n.Status.NodeInfo.KubeletVersion+" kernel "+n.Status.NodeInfo.KernelVersion)
+	}
+	return strings.Join(names, "; "), nil
+}
+
+func defaultReach(ctx context.Context, w *World) (string, error) {
+	if err := w.takeBaseline(ctx); err != nil {
+		return "", err
+	}
+	if err := w.Lab.Apply(ctx, namespaces); err != nil {
+		return "", err
+	}
+	var pods []*pod
+	for i, n := range w.Lab.Nodes() {
+		pods = append(pods, &pod{Namespace: "plain", Name: fmt.Sprintf("plain-%d", i+1), Node: n.Name})
+	}
+	if err := w.create(ctx, pods...); err != nil {
+		return "", err
+	}
+	return w.mesh(ctx, pods)
+}
+
+// mesh has every pod reach every other's primary address, and checks who
+// answered: two networks may hold the same address.
+func (w *World) mesh(ctx context.Context, pods []*pod) (string, error) {
+	tried := 0
+	err := each(pods, func(from *pod) error {
+		var want []string
+		var list []string
+		for _, to := range pods {
+			if to == from {
+				continue
+			}
+			for _, t := range targets(to.Primary...) {
+				list = append(list, t)
+				want = append(want, to.Namespace+"/"+to.Name)
+			}
+		}
+		got, err := w.check(ctx, from, "", probeTime, list...)
+		if err != nil {
+			return err
+		}
+		for i, g := range got {
+			tried++
+			if !g.OK {
+				return fmt.Errorf("%s does not reach %s at %s: %s", from.Name, want[i], g.Target, g.Detail)
+			}
+			if !strings.HasPrefix(g.Target, "icmp") && g.Who != want[i] {
+				return fmt.Errorf("%s at %s reached %q instead of %s", from.Name, g.Target, g.Who, want[i])
+			}
+		}
+		return nil
+	})
+	return fmt.Sprintf("%d probes", tried), err
+}
+
+// probesPass checks that kubelet's probes of a tenant's pods go on passing:
+// Ready, never restarted, and started by the exec probe, over several periods
+// of each probe.
+func (w *World) probesPass(ctx context.Context, tenant string) (string, error) {
+	const watchFor = 12 * time.Second // two periods of the slowest probe
+	until, checked := time.Now().Add(watchFor), 0
+	for first := true; first || time.Now().Before(until); first = false {
+		checked = 0
+		for _, p := range w.pods {
+			if p.Tenant != tenant || p.HostNetwork {
+				continue
+			}
+			obj, err := w.Lab.Kube().CoreV1().Pods(p.Namespace).Get(ctx, p.Name, metav1.GetOptions{})
+			if err != nil {
+				return "", err
+			}
+			s := obj.Status.ContainerStatuses[0]
+			if !s.Ready || s.RestartCount > 0 || s.Started == nil || !*s.Started {
+				return "", fmt.Errorf("pod %s/%s: ready %v, %d restarts%s", p.Namespace, p.Name, s.Ready, s.RestartCount, w.podEvents(ctx, p))
+			}
+			checked++
+		}
+		select {
+		case <-ctx.Done():
+			return "", ctx.Err()
+		case <-time.After(time.Second):
+		}
+	}
+	if checked == 0 {
+		return "", fmt.Errorf("no pod of tenant %q was checked", tenant)
+	}
+	return fmt.Sprintf("%d pods over %s", checked, watchFor), nil
+}

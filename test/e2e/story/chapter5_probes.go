@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package story
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+
+	"bulkhead/test/lab"
+)
+
+func probeChecks() []Check {
+	return []Check{
+		{5, "probes of red's pods pass", func(ctx context.Context, w *World) (string, error) { return w.probesPass(ctx, "red") }, 0},
+		{5, "probes of blue's pods pass", func(ctx context.Context, w *World) (string, error) { return w.probesPass(ctx, "blue") }, 0},
+		{5, "a process on the node that is not kubelet is refused at once, and counted", othersRefused, 0},
+		{5, "a raw socket on the node does not get past the refusal either", rawRefused, 0},
+	}
+}
+
+// atOnce bounds how long a refusal may take: far below any connect timeout.
+const atOnce = time.Second
+
+func othersRefused(ctx context.Context, w *World) (string, error) {
+	slowest, refused := int64(0), 0
+	for _, p := range append(w.tenant("red"), w.tenant("blue")...) {
+		node := w.Lab.Node(p.Node)
+		before, err := counter(ctx, node, "probe-refused")
+		if err != nil {
+			return "", err
+		}
+		list := targets(p.Default...)
+		list = dropICMP(list)
+		got, err := nodeProbe(ctx, node, 5*time.Second, list...)
+		if err != nil {
+			return "", err
+		}
+		for _, g := range got {
+			if g.OK {
+				return "", fmt.Errorf("a process on %s reached %s of %s", node.Name, g.Target, p.Name)
+			}
+			if g.Millis > atOnce.Milliseconds() {
+				return "", fmt.Errorf("a process on %s was refused %s only after %d ms: %s", node.Name, g.Target, g.Millis, g.Detail)
+			}
+			slowest = max(slowest, g.Millis)
+		}
+		after, err := counter(ctx, node, "probe-refused")
+		if err != nil {
+			return "", err
+		}
+		if after < before+uint64(len(list)) {
+			return "", fmt.Errorf("%d refusals on %s, counter went from %d to %d", len(list), node.Name, before, after)
+		}
+		refused += len(list)
+	}
+	// The check can fail: the same process reaches a pod of the default network.
+	plain := w.pods["plain-1"]
+	got, err := nodeProbe(ctx, w.Lab.Node(plain.Node), probeTime, dropICMP(targets(plain.Default...))...)
+	if err != nil {
+		return "", err
+	}
+	for _, g := range got {
+		if !g.OK {
+			return "", fmt.Errorf("a process on the node does not reach the default network's %s either: %s", g.Target, g.Detail)
+		}
+	}
+	return fmt.Sprintf("%d refused, slowest %d ms", refused, slowest), nil
+}
+
+func rawRefused(ctx context.Context, w *World) (string, error) {
+	for _, p := range append(w.tenant("red"), w.tenant("blue")...) {
+		node := w.Lab.Node(p.Node)
+		var list []string
+		for _, a := range p.Default {
+			list = append(list, "icmp:"+a.String())
+		}
+		got, err := nodeProbe(ctx, node, 3*time.Second, list...)
+		if err != nil {
+			return "", err
+		}
+		for _, g := range got {
+			if g.OK {
+				return "", fmt.Errorf("a raw ping from %s reached %s of %s", node.Name, g.Target, p.Name)
+			}
+		}
+	}
+	return "", nil
+}
+
+func dropICMP(list []string) []string {
+	var out []string
+	for _, t := range list {
+		if !strings.HasPrefix(t, "icmp:") {
+			out = append(out, t)
+		}
+	}
+	return out
+}
+
+// nodeProbe runs netprobe on the node itself, outside every pod.
+func nodeProbe(ctx context.Context, node *lab.Node, timeout time.Duration, list ...string) ([]probe, error) {
+	res, err := node.Run(ctx, lab.ToolsDir+"/netprobe check --timeout "+timeout.String()+" "+strings.Join(list, " "))
+	if err != nil {
+		return nil, err
+	}
+	if res.ExitCode != 0 {
+		return nil, fmt.Errorf("netprobe on %s: exit %d: %s", node.Name, res.ExitCode, res.Stderr)
+	}
+	return parseProbes(res.Stdout, len(list))
+}
+
+func addrTargets(proto string, addrs []netip.Addr, port uint16) []string {
+	var out []string
+	for _, a := range addrs {
+		if proto == "icmp" {
+			out = append(out, "icmp:"+a.String())
+			continue
+		}
+		out = append(out, proto+":"+netip.AddrPortFrom(a, port).String())
+	}
+	return out
+}

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package story
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"bulkhead/test/lab"
+)
+
+func faultChecks() []Check {
+	kill := func(title, pattern string, everywhere bool) Check {
+		return Check{8, "kill -9 of " + title + ": no ping at 50/s lost, no stream broken, nothing made anew", func(ctx context.Context, w *World) (string, error) {
+			return killUnderTraffic(ctx, w, pattern, everywhere)
+		}, 5 * time.Minute}
+	}
+	return []Check{
+		kill("the agent", "/usr/bin/agent", false),
+		kill("the zone controller", "--role=zone", false),
+		kill("the cluster controller", "--role=cluster", true),
+	}
+}
+
+// watchedResult is netprobe watch's output.
+type watchedResult struct {
+	Sent                   int
+	Lost                   []int
+	SendError              string
+	SlowestMillis          int64
+	StreamLines            int
+	StreamLongestGapMillis int64
+	StreamError            string
+}
+
+// killUnderTraffic ends a process on red's nodes while red's pods talk across
+// nodes, waits until it is back and has looked at everything, and compares.
+func killUnderTraffic(ctx context.Context, w *World, pattern string, everywhere bool) (string, error) {
+	from, to := w.pods["red-a-1"], w.pods["red-a-2"]
+	nodes := w.Lab.Nodes()
+	before := map[string]snapshot{}
+	for _, n := range nodes {
+		s, err := w.state(ctx, n, true)
+		if err != nil {
+			return "", err
+		}
+		before[n.Name] = s
+	}
+	traffic, err := w.Lab.StartKubectl(ctx, "exec", "-i", "-n", from.Namespace, from.Name, "--",
+		"/bin/netprobe", "watch", "--ping", to.Primary[0].String(), "--tcp", targets(to.Primary[0])[0][len("tcp:"):])
+	if err != nil {
+		return "", err
+	}
+	defer traffic.Kill()
+	killed := 0
+	for _, n := range nodes {
+		old, err := pidOf(ctx, n, pattern)
+		if err != nil {
+			return "", err
+		}
+		if old == "" && everywhere {
+			continue // this one runs where the scheduler put it
+		}
+		if old == "" {
+			return "", fmt.Errorf("node %s: no process %s", n.Name, pattern)
+		}
+		if _, err := n.Run(ctx, "kill -9 "+old); err != nil {
+			return "", err
+		}
+		killed++
+		if err := backAgain(ctx, w, n, pattern, old); err != nil {
+			return "", err
+		}
+	}
+	if killed == 0 {
+		return "", fmt.Errorf("no process %s on any node", pattern)
+	}
+	out, err := traffic.CloseAndWait(ctx)
+	if err != nil {
+		return "", err
+	}
+	var r watchedResult
+	if err := json.Unmarshal([]byte(out), &r); err != nil {
+		return "", fmt.Errorf("read netprobe's output %q: %w", out, err)
+	}
+	figures := fmt.Sprintf("%d killed, %d pings, %d lost, slowest %d ms, %d stream lines, longest gap %d ms", killed, r.Sent, len(r.Lost), r.SlowestMillis, r.StreamLines, r.StreamLongestGapMillis)
+	if len(r.Lost) > 0 || r.SendError != "" || r.Sent < 100 {
+		return "", fmt.Errorf("pings: %s, lost %v, %s", figures, r.Lost, r.SendError)
+	}
+	if r.StreamError != "" || r.StreamLines < 100 {
+		return "", fmt.Errorf("stream: %s: %s", figures, r.StreamError)
+	}
+	for _, n := range nodes {
+		after, err := w.state(ctx, n, true)
+		if err != nil {
+			return "", err
+		}
+		if d := difference(before[n.Name], after); len(d) > 0 {
+			return "", fmt.Errorf("node %s changed:\n%s", n.Name, strings.Join(d, "\n"))
+		}
+	}
+	return figures, nil
+}
+
+func pidOf(ctx context.Context, n *lab.Node, pattern string) (string, error) {
+	// The brackets keep the shell that runs this from finding itself.
+	res, err := n.Run(ctx, fmt.Sprintf("pgrep -o -f -- '%s[%s]%s' || true", pattern[:1], pattern[1:2], pattern[2:]))
+	return strings.TrimSpace(res.Stdout), err
+}
+
+// backAgain waits until the process runs under another pid and is ready.
+func backAgain(ctx context.Context, w *World, n *lab.Node, pattern, old string) error {
+	port := map[string]string{"/usr/bin/agent": "9409", "--role=zone": "9410", "--role=cluster": "9408"}[pattern]
+	return w.Lab.Wait(ctx, fmt.Sprintf("%s to be back on %s", pattern, n.Name), func(ctx context.Context) (bool, string, error) {
+		pid, err := pidOf(ctx, n, pattern)
+		if err != nil || pid == "" || pid == old {
+			return false, "pid " + pid, err
+		}
+		path := "readyz"
+		if pattern == "--role=cluster" {
+			path = "healthz" // a standby is healthy, and only the leader ready
+		}
+		res, err := n.Run(ctx, "curl -s -o /dev/null -w '%{http_code}' --max-time 2 http://127.0.0.1:"+port+"/"+path+" || true")
+		return res.Stdout == "200", path + " " + res.Stdout, err
+	})
+}

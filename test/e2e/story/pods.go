@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package story
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"sort"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"bulkhead/pkg/network"
+)
+
+// pod is one pod of the story and what the API says of its addresses.
+type pod struct {
+	Namespace, Name, Node string
+	Tenant                string // "red", "blue" or "" for the default network
+	HostNetwork           bool
+
+	Default []netip.Addr // on the cluster default network
+	Primary []netip.Addr // on the tenant's network
+}
+
+const port = "8080"
+
+// spec is the pod's manifest: netprobe serving on all addresses, with one
+// probe of each kind by the real kubelet.
+func (p *pod) spec() string {
+	return fmt.Sprintf(`
+apiVersion: v1
+kind: Pod
+metadata:
+  name: %[2]s
+  namespace: %[1]s
+  labels: {app: story}
+spec:
+  nodeName: %[3]s
+  terminationGracePeriodSeconds: 0
+  automountServiceAccountToken: false
+  containers:
+  - name: netprobe
+    image: lab/tools
+    imagePullPolicy: Never
+    command: [/bin/netprobe, serve, --name, %[1]s/%[2]s, --listen, ":%[4]s"]
+    startupProbe: {exec: {command: [/bin/true]}, periodSeconds: 1, failureThreshold: 60, timeoutSeconds: 20}
+    readinessProbe: {httpGet: {path: /, port: %[4]s}, periodSeconds: 2, timeoutSeconds: 5}
+    livenessProbe: {tcpSocket: {port: %[4]s}, periodSeconds: 5, timeoutSeconds: 5}
+`, p.Namespace, p.Name, p.Node, port)
+}
+
+// namespaces of the story; both tenants' carry the label, at creation.
+const namespaces = `
+apiVersion: v1
+kind: Namespace
+metadata: {name: plain}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: red-a, labels: {k8s.ovn.org/primary-user-defined-network: "", tenant: red}}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: red-b, labels: {k8s.ovn.org/primary-user-defined-network: "", tenant: red}}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: blue, labels: {k8s.ovn.org/primary-user-defined-network: ""}}
+`
+
+// networks are the two tenants', with one address plan.
+func (w *World) networks() string {
+	subnets := `[{cidr: 10.20.0.0/16, hostSubnet: 24}]`
+	if len(w.Families) == 2 {
+		subnets = `[{cidr: 10.20.0.0/16, hostSubnet: 24}, {cidr: "fd20::/48", hostSubnet: 64}]`
+	}
+	return fmt.Sprintf(`
+apiVersion: k8s.ovn.org/v1
+kind: ClusterUserDefinedNetwork
+metadata: {name: red}
+spec:
+  namespaceSelector: {matchLabels: {tenant: red}}
+  network:
+    topology: Layer3
+    layer3: {role: Primary, subnets: %[1]s}
+---
+apiVersion: k8s.ovn.org/v1
+kind: UserDefinedNetwork
+metadata: {name: net, namespace: blue}
+spec:
+  topology: Layer3
+  layer3: {role: Primary, subnets: %[1]s}
+`, subnets)
+}
+
+// create applies pods, all at once, and waits until every one is Ready.
+func (w *World) create(ctx context.Context, pods ...*pod) error {
+	var manifests []string
+	for _, p := range pods {
+		w.pods[p.Name] = p
+		manifests = append(manifests, p.spec())
+	}
+	if err := w.Lab.Apply(ctx, strings.Join(manifests, "---\n")); err != nil {
+		return err
+	}
+	for _, p := range pods {
+		if err := w.ready(ctx, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ready waits for the pod to be Ready and learns its addresses.
+func (w *World) ready(ctx context.Context, p *pod) error {
+	what := fmt.Sprintf("pod %s/%s to be Ready", p.Namespace, p.Name)
+	var last *corev1.Pod
+	err := w.Lab.Wait(ctx, what, func(ctx context.Context) (bool, string, error) {
+		obj, err := w.Lab.Kube().CoreV1().Pods(p.Namespace).Get(ctx, p.Name, metav1.GetOptions{})
+		if err != nil {
+			return false, "", err
+		}
+		last = obj
+		for _, c := range obj.Status.Conditions {
+			if c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue {
+				return true, "", nil
+			}
+		}
+		return false, string(obj.Status.Phase) + w.podEvents(ctx, p), nil
+	})
+	if err != nil {
+		return err
+	}
+	return p.learn(last)
+}
+
+func (w *World) podEvents(ctx context.Context, p *pod) string {
+	events, err := w.Lab.Kube().CoreV1().Events(p.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + p.Name + ",type=Warning"})
+	if err != nil || len(events.Items) == 0 {
+		return ""
+	}
+	sort.Slice(events.Items, func(i, j int) bool {
+		return events.Items[i].LastTimestamp.Before(&events.Items[j].LastTimestamp)
+	})
+	e := events.Items[len(events.Items)-1]
+	return ", last warning: " + e.Reason + ": " + e.Message
+}
+
+// learn takes the pod's addresses from its annotation, as any reader would.
+func (p *pod) learn(obj *corev1.Pod) error {
+	if p.HostNetwork {
+		return nil
+	}
+	nets, err := network.ParsePodNetworks(obj.Annotations[network.AnnotationPodNetworks])
+	if err != nil {
+		return fmt.Errorf("pod %s/%s: %w", p.Namespace, p.Name, err)
+	}
+	p.Default, p.Primary = nil, nil
+	for key, n := range nets {
+		for _, ip := range n.IPs {
+			if key == network.DefaultName {
+				p.Default = append(p.Default, ip.Addr())
+			} else {
+				p.Primary = append(p.Primary, ip.Addr())
+			}
+		}
+	}
+	if p.Tenant == "" {
+		p.Primary = p.Default
+	}
+	if len(p.Default) == 0 || len(p.Primary) == 0 {
+		return fmt.Errorf("pod %s/%s: annotation %q lacks addresses", p.Namespace, p.Name, obj.Annotations[network.AnnotationPodNetworks])
+	}
+	return nil
+}
+
+// probe is one line of netprobe check's output.
+type probe struct {
+	Target string
+	OK     bool
+	Who    string
+	Detail string
+	Millis int64
+}
+
+// exec runs a command in one of the pod's containers, through the API server
+// and the real kubelet.
+func (w *World) exec(ctx context.Context, p *pod, container string, command ...string) (string, error) {
+	args := []string{"exec", "-n", p.Namespace, p.Name}
+	if container != "" {
+		args = append(args, "-c", container)
+	}
+	out, err := w.Lab.Kubectl(ctx, nil, append(append(args, "--"), command...)...)
+	if err != nil {
+		return out, fmt.Errorf("in pod %s/%s: %s: %w", p.Namespace, p.Name, strings.Join(command, " "), err)
+	}
+	return out, nil
+}
+
+// check runs netprobe in the pod against targets.
+func (w *World) check(ctx context.Context, p *pod, container string, timeout time.Duration, targets ...string) ([]probe, error) {
+	out, err := w.exec(ctx, p, container, append([]string{"/bin/netprobe", "check", "--timeout", timeout.String()}, targets...)...)
+	if err != nil {
+		return nil, err
+	}
+	return parseProbes(out, len(targets))
+}
+
+func parseProbes(out string, want int) ([]probe, error) {
+	var probes []probe
+	dec := json.NewDecoder(bytes.NewBufferString(out))
+	for dec.More() {
+		var p probe
+		if err := dec.Decode(&p); err != nil {
+			return nil, fmt.Errorf("read netprobe's output %q: %w", out, err)
+		}
+		probes = append(probes, p)
+	}
+	if len(probes) != want {
+		return nil, fmt.Errorf("netprobe printed %d results, want %d: %q", len(probes), want, out)
+	}
+	return probes, nil
+}
+
+// targets are TCP, UDP and ICMP to each address.
+func targets(addrs ...netip.Addr) []string {
+	var out []string
+	for _, a := range addrs {
+		out = append(out, "tcp:"+netip.AddrPortFrom(a, 8080).String(), "udp:"+netip.AddrPortFrom(a, 8080).String(), "icmp:"+a.String())
+	}
+	return out
+}

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package story
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+
+	"bulkhead/test/lab"
+)
+
+// snapshot is everything on a node that a tenant may leave traces in, one
+// line a thing.
+type snapshot []string
+
+// stateScript prints every link, address, rule, route, nft rule, OVS port, OVN
+// row, program, map row and pin. With IDS=1 each line carries the number that
+// the kernel, OVS or OVN gave the thing, so that one made anew shows.
+//
+// Left out is only what changes by itself: timers, counters, and the kernel's
+// l3mdev rule, which it makes with the first VRF and keeps for good.
+const stateScript = `
+set -u
+section() { sed "s|^|$1: |"; }
+if [ "$IDS" = 1 ]; then
+  ip -o link | sed -E 's/^([0-9]+): ([^:@]+).*/\1 \2/' | section link
+else
+  ip -o link | sed -E 's/^[0-9]+: ([^:@]+).*/\1/' | section link
+fi
+ip -o addr | awk '{print $2, $4}' | section address
+{ ip rule; ip -6 rule; } | grep -v l3mdev | section rule
+{ ip route show table all; ip -6 route show table all; } | sed -E 's/ expires [0-9]+sec//; s/ *$//' | section route
+nft -s list ruleset | section nft
+uuid=name; [ "$IDS" = 1 ] && uuid=_uuid,name
+ovs-vsctl --no-heading --format=csv --columns=$uuid list Interface | section interface
+for table in Logical_Switch Logical_Switch_Port Logical_Router Logical_Router_Port Port_Group Address_Set; do
+  ovn-nbctl --no-leader-only --no-heading --format=csv --columns=$uuid list $table | section nb-$table
+done
+for table in Logical_Router_Static_Route NAT ACL Logical_Router_Policy Gateway_Chassis Static_MAC_Binding; do
+  ovn-nbctl --no-leader-only --no-heading --format=csv --columns=_uuid list $table | { if [ "$IDS" = 1 ]; then cat; else wc -l; fi; } | section nb-$table
+done
+ovn-sbctl --no-leader-only --no-heading --format=csv --columns=name list Chassis | section sb-Chassis
+find /sys/fs/bpf/bulkhead | section pin
+`
+
+// state takes a snapshot of the node.
+func (w *World) state(ctx context.Context, node *lab.Node, ids bool) (snapshot, error) {
+	flag := "0"
+	if ids {
+		flag = "1"
+	}
+	res, err := node.Run(ctx, "IDS="+flag+"\n"+stateScript)
+	if err != nil {
+		return nil, err
+	}
+	if res.ExitCode != 0 {
+		return nil, fmt.Errorf("take the state of %s: exit %d: %s", node.Name, res.ExitCode, res.Stderr)
+	}
+	lines := strings.Split(strings.TrimSpace(res.Stdout), "\n")
+	progs, err := bpfPrograms(ctx, node)
+	if err != nil {
+		return nil, err
+	}
+	for name, id := range progs {
+		if ids {
+			name = fmt.Sprintf("%s %d", name, id)
+		}
+		lines = append(lines, "program: "+name)
+	}
+	rows, err := bpfRows(ctx, node)
+	if err != nil {
+		return nil, err
+	}
+	lines = append(lines, rows...)
+	slices.Sort(lines)
+	return lines, nil
+}
+
+// bpfPrograms are the loaded bh_ programs and their ids.
+func bpfPrograms(ctx context.Context, node *lab.Node) (map[string]int, error) {
+	var progs []struct {
+		ID   int
+		Name string
+	}
+	if err := nodeJSON(ctx, node, "bpftool -j prog show", &progs); err != nil {
+		return nil, err
+	}
+	out := map[string]int{}
+	for _, p := range progs {
+		if strings.HasPrefix(p.Name, "bh_") {
+			if _, twice := out[p.Name]; twice {
+				return nil, fmt.Errorf("node %s: program %s is loaded twice", node.Name, p.Name)
+			}
+			out[p.Name] = p.ID
+		}
+	}
+	return out, nil
+}
+
+// bpfRows are the rows of the keyed bh_ maps: what says who is whose.
+func bpfRows(ctx context.Context, node *lab.Node) ([]string, error) {
+	var maps []struct {
+		ID   int
+		Name string
+		Type string
+	}
+	if err := nodeJSON(ctx, node, "bpftool -j map show", &maps); err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, m := range maps {
+		if !strings.HasPrefix(m.Name, "bh_") || !slices.Contains([]string{"hash", "lpm_trie", "lru_hash"}, m.Type) {
+			continue
+		}
+		var rows []struct{ Key, Value any }
+		if err := nodeJSON(ctx, node, fmt.Sprintf("bpftool -j map dump id %d", m.ID), &rows); err != nil {
+			return nil, err
+		}
+		for _, r := range rows {
+			out = append(out, fmt.Sprintf("map %s: %v", m.Name, r.Key))
+		}
+	}
+	return out, nil
+}
+
+func nodeJSON(ctx context.Context, node *lab.Node, command string, into any) error {
+	res, err := node.Run(ctx, command)
+	if err != nil {
+		return err
+	}
+	if res.ExitCode != 0 {
+		return fmt.Errorf("%s on %s: exit %d: %s", command, node.Name, res.ExitCode, res.Stderr)
+	}
+	if err := json.Unmarshal([]byte(res.Stdout), into); err != nil {
+		return fmt.Errorf("%s on %s: %w in %.200q", command, node.Name, err, res.Stdout)
+	}
+	return nil
+}
+
+// difference lists what is only in one of two snapshots.
+func difference(before, after snapshot) []string {
+	var out []string
+	for _, l := range before {
+		if !slices.Contains(after, l) {
+			out = append(out, "gone: "+l)
+		}
+	}
+	for _, l := range after {
+		if !slices.Contains(before, l) {
+			out = append(out, "new:  "+l)
+		}
+	}
+	return out
+}
+
+// takeBaseline records every node before any tenant exists.
+func (w *World) takeBaseline(ctx context.Context) error {
+	return each(w.Lab.Nodes(), func(n *lab.Node) error {
+		s, err := w.state(ctx, n, false)
+		w.baseline[n.Name] = s
+		return err
+	})
+}
+
+// counter reads one of the agent's counters.
+func counter(ctx context.Context, node *lab.Node, name string) (uint64, error) {
+	var status struct {
+		Counters map[string]uint64 `json:"counters"`
+	}
+	if err := nodeJSON(ctx, node, lab.ToolsDir+"/bulkheadctl status -o json", &status); err != nil {
+		return 0, err
+	}
+	v, ok := status.Counters[name]
+	if !ok {
+		return 0, fmt.Errorf("node %s: bulkheadctl status has no counter %q, only %v", node.Name, name, status.Counters)
+	}
+	return v, nil
+}

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package story is what Bulkhead promises, told as checks against a running
+// lab: `make demo` prints them as a table, `go test ./test/e2e` runs them as
+// tests. Each check is a real observation; none assumes what another found.
+package story
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+	"time"
+
+	"bulkhead/test/lab"
+)
+
+// Check is one line of the story.
+type Check struct {
+	Chapter int
+	Title   string
+	Run     func(ctx context.Context, w *World) (detail string, err error)
+	// Timeout bounds the check; software emulation is slow.
+	Timeout time.Duration
+}
+
+// Result is how a check went.
+type Result struct {
+	Check  Check
+	Detail string
+	Err    error
+	Took   time.Duration
+}
+
+// Checks are the story in the order it is told: each chapter builds on what
+// the ones before it created.
+func Checks() []Check {
+	var all []Check
+	for _, chapter := range [][]Check{
+		clusterChecks(), networkChecks(), reachChecks(), isolationChecks(), probeChecks(),
+		hostNetworkChecks(), inspectChecks(), badInputChecks(), faultChecks(), speedChecks(), removalChecks(),
+	} {
+		all = append(all, chapter...)
+	}
+	return all
+}
+
+// World is what the checks share: the lab and what they have learnt of it.
+type World struct {
+	Lab      *lab.Lab
+	Out      io.Writer // progress and tables
+	Families []string  // "ipv4", "ipv6"
+
+	baseline map[string]snapshot // each node before any tenant
+	pods     map[string]*pod     // by name
+}
+
+// NewWorld is the story's beginning.
+func NewWorld(l *lab.Lab, out io.Writer) *World {
+	families := []string{"ipv4"}
+	if l.DualStack() {
+		families = append(families, "ipv6")
+	}
+	return &World{Lab: l, Out: out, Families: families, baseline: map[string]snapshot{}, pods: map[string]*pod{}}
+}
+
+// Run runs one check within its time.
+func (w *World) Run(ctx context.Context, c Check) Result {
+	timeout := c.Timeout
+	if timeout == 0 {
+		timeout = 3 * time.Minute
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	start := time.Now()
+	detail, err := c.Run(ctx, w)
+	return Result{Check: c, Detail: detail, Err: err, Took: time.Since(start)}
+}
+
+// Table prints results, one line a check, and tells whether all passed.
+func Table(out io.Writer, results []Result) bool {
+	ok := true
+	fmt.Fprintf(out, "\n%-4s %-78s %-6s %7s  %s\n", "", "CHECK", "RESULT", "TIME", "FIGURES")
+	for _, r := range results {
+		verdict := "PASS"
+		if r.Err != nil {
+			verdict, ok = "FAIL", false
+		}
+		fmt.Fprintf(out, "%-4d %-78s %-6s %6.1fs  %s\n", r.Check.Chapter, r.Check.Title, verdict, r.Took.Seconds(), r.Detail)
+		if r.Err != nil {
+			fmt.Fprintf(out, "     %s\n", strings.ReplaceAll(r.Err.Error(), "\n", "\n     "))
+		}
+	}
+	return ok
+}
+
+// each runs f for every item and joins the errors, so that one report names
+// everything that is wrong.
+func each[T any](items []T, f func(T) error) error {
+	var errs []error
+	for _, item := range items {
+		if err := f(item); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package e2e runs the story as tests, in a lab of its own.
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"testing"
+	"time"
+
+	"bulkhead/test/e2e/story"
+	"bulkhead/test/lab"
+)
+
+// progress marks lines that the test runner shows while the test runs.
+type progress struct{}
+
+func (progress) Write(b []byte) (int, error) {
+	fmt.Printf("### %s", b)
+	return len(b), nil
+}
+
+func TestStory(t *testing.T) {
+	if testing.Short() {
+		t.Skip("the story needs a lab: it is not for -short")
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	start := time.Now()
+	l, err := lab.Up(ctx, lab.Options{Nodes: 2, Families: "dual", Install: true}, progress{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Down(context.Background()) })
+	fmt.Printf("### lab up in %s\n", time.Since(start).Round(time.Second))
+
+	w := story.NewWorld(l, progress{})
+	var results []story.Result
+	for _, c := range story.Checks() {
+		t.Run(fmt.Sprintf("%d %s", c.Chapter, c.Title), func(t *testing.T) {
+			fmt.Printf("### %d. %s\n", c.Chapter, c.Title)
+			r := w.Run(ctx, c)
+			results = append(results, r)
+			if r.Err != nil {
+				t.Error(r.Err)
+			}
+		})
+	}
+	story.Table(os.Stdout, results)
+	if t.Failed() {
+		l.CollectLogs(ctx)
+		t.Logf("logs of every process: %s", l.LogDir())
+	}
+}

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vrf
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Do implements Target. Adding what is there and deleting what is not
+// succeeds, so that a mirror that lags does no harm.
+func (k *Kernel) Do(ctx context.Context, op Op) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	switch op.Verb {
+	case AddRoute:
+		return k.addRoute(op.Route)
+	case DelRoute:
+		return k.delRoute(op.Route)
+	case AddRule:
+		err := k.h.RuleAdd(netlinkRule(op.Rule))
+		if err != nil && !errors.Is(err, unix.EEXIST) {
+			return err
+		}
+		k.mu.Lock()
+		k.mirror.addRule(op.Rule)
+		k.mu.Unlock()
+		return nil
+	case DelRule:
+		err := k.h.RuleDel(netlinkRule(op.Rule))
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			return err
+		}
+		k.mu.Lock()
+		k.mirror.delRule(op.Rule)
+		k.mu.Unlock()
+		return nil
+	case AddDevice:
+		return k.addDevice(op.Device)
+	case DelDevice:
+		return k.delDevice(op.Device)
+	case SetSysctl:
+		return k.setSysctl(op.Sysctl)
+	}
+	return k.changeLink(op)
+}
+
+// changeLink makes the changes that need a link to be there.
+func (k *Kernel) changeLink(op Op) error {
+	name := op.Port.Name
+	if op.Verb == SetAlias || op.Verb == DeviceUp {
+		name = op.Device.Name
+	}
+	l, err := k.link(name)
+	if err != nil {
+		return err
+	}
+	if l == nil {
+		switch op.Verb {
+		case PortDown, DelAddr: // gone, and with it what was to be undone
+			return nil
+		case SetMaster:
+			if op.Port.Master == "" {
+				return nil
+			}
+		}
+		return fmt.Errorf("no link %s", name)
+	}
+	switch op.Verb {
+	case SetAlias:
+		if !ours(l) {
+			return fmt.Errorf("link %s is not Bulkhead's", name)
+		}
+		return k.h.LinkSetAlias(l, op.Device.Alias)
+	case DeviceUp, PortUp:
+		return k.h.LinkSetUp(l)
+	case PortDown:
+		return k.h.LinkSetDown(l)
+	case SetMTU:
+		return k.h.LinkSetMTU(l, op.Port.MTU)
+	case SetMaster:
+		if op.Port.Master == "" {
+			return k.h.LinkSetNoMaster(l)
+		}
+		m, err := k.link(op.Port.Master)
+		if err != nil {
+			return err
+		}
+		if m == nil {
+			return fmt.Errorf("no VRF %s", op.Port.Master)
+		}
+		return k.h.LinkSetMasterByIndex(l, m.Attrs().Index)
+	case AddAddr:
+		a := &netlink.Addr{IPNet: ipNet(op.Addr)}
+		if op.Addr.Addr().Is6() {
+			// The address is ours by arithmetic; duplicate detection would hold
+			// traffic for a second.
+			a.Flags = unix.IFA_F_NODAD
+		}
+		if err := k.h.AddrAdd(l, a); err != nil && !errors.Is(err, unix.EEXIST) {
+			return err
+		}
+		return nil
+	case DelAddr:
+		if err := k.h.AddrDel(l, &netlink.Addr{IPNet: ipNet(op.Addr)}); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+			return err
+		}
+		return nil
+	default:
+		return fmt.Errorf("unknown operation %d", op.Verb)
+	}
+}
+
+func (k *Kernel) toNetlink(r Route) (*netlink.Route, error) {
+	out := &netlink.Route{Table: r.Table, Dst: ipNet(r.Dst), Priority: r.Metric, Protocol: Protocol}
+	if r.Unreachable {
+		out.Type = unix.RTN_UNREACHABLE
+		return out, nil
+	}
+	if r.Via.IsValid() {
+		out.Gw = r.Via.AsSlice()
+		out.Flags = int(netlink.FLAG_ONLINK)
+	}
+	if r.Dev != "" {
+		l, err := k.link(r.Dev)
+		if err != nil {
+			return nil, err
+		}
+		if l == nil {
+			return nil, fmt.Errorf("no link %s", r.Dev)
+		}
+		out.LinkIndex = l.Attrs().Index
+	}
+	return out, nil
+}
+
+// addRoute adds, it does not replace: a route of somebody else with the same
+// destination and metric is left alone, and reported.
+func (k *Kernel) addRoute(r Route) error {
+	want, err := k.toNetlink(r)
+	if err != nil {
+		return err
+	}
+	err = k.h.RouteAdd(want)
+	if !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	family := netlink.FAMILY_V4
+	if r.Dst.Addr().Is6() {
+		family = netlink.FAMILY_V6
+	}
+	have, readErr := k.routes(family, r.Table)
+	if readErr != nil {
+		return readErr
+	}
+	names := map[int]string{}
+	if slices.ContainsFunc(have, func(h netlink.Route) bool { return k.fromNetlink(h, names) == r }) {
+		return nil
+	}
+	return fmt.Errorf("a route with the same destination and metric, not Bulkhead's, is in the way: %w", err)
+}
+
+// delRoute names the protocol, so that the kernel never takes somebody else's.
+func (k *Kernel) delRoute(r Route) error {
+	route, err := k.toNetlink(Route{Table: r.Table, Dst: r.Dst, Metric: r.Metric, Unreachable: r.Unreachable, Via: r.Via})
+	if err != nil {
+		return err
+	}
+	route.Flags = 0
+	if err := k.h.RouteDel(route); err != nil && !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	return nil
+}
+
+func netlinkRule(r Rule) *netlink.Rule {
+	out := netlink.NewRule()
+	out.Family, out.Priority, out.Table, out.Protocol = netlink.FAMILY_V4, r.Priority, r.Table, Protocol
+	if r.IPv6 {
+		out.Family = netlink.FAMILY_V6
+	}
+	if r.To.IsValid() {
+		out.Dst = ipNet(r.To)
+	}
+	if r.Mark != 0 {
+		mask := ^uint32(0)
+		out.Mark, out.Mask = r.Mark, &mask
+	}
+	return out
+}
+
+func (k *Kernel) addDevice(d Device) error {
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.Group = d.Name, Group
+	err := k.h.LinkAdd(&netlink.Vrf{LinkAttrs: attrs, Table: uint32(d.Table)})
+	switch {
+	case errors.Is(err, unix.EOPNOTSUPP):
+		return fmt.Errorf("%w: %w", ErrNoVRF, err)
+	case err != nil && !errors.Is(err, unix.EEXIST):
+		return err
+	}
+	l, readErr := k.link(d.Name)
+	if readErr != nil {
+		return readErr
+	}
+	if l == nil {
+		return errors.New("it went again at once")
+	}
+	if v, ok := l.(*netlink.Vrf); !ok || !ours(l) || int(v.Table) != d.Table {
+		return fmt.Errorf("a link of that name, not this network's, is in the way: %w", unix.EEXIST)
+	}
+	k.mu.Lock()
+	k.mirror.setDevice(l.Attrs().Index, d.Name, d.Table)
+	k.mu.Unlock()
+	return nil
+}
+
+func (k *Kernel) delDevice(d Device) error {
+	l, err := k.link(d.Name)
+	if err != nil || l == nil {
+		return err
+	}
+	if !ours(l) {
+		return nil // the name was taken by somebody since
+	}
+	if err := k.h.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) {
+		return err
+	}
+	k.mu.Lock()
+	k.mirror.delDevice(l.Attrs().Index)
+	k.mu.Unlock()
+	return nil
+}
+
+func (k *Kernel) setSysctl(s Sysctl) error {
+	f, err := os.OpenFile(filepath.Join(k.sysctl, s.Path), os.O_WRONLY|os.O_TRUNC, 0)
+	if errors.Is(err, unix.EROFS) || errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("%w: mount the host's /proc/sys/net writable", err)
+	}
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(s.Value)
+	return errors.Join(err, f.Close())
+}

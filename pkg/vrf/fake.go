@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vrf
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// Fake is a Target in memory. It does what the kernel does as far as the order
+// of operations matters: a route needs its link to be there and up, links that
+// change VRF or go down lose their routes, a route or link that is in the way
+// is an error. It is not safe for concurrent use.
+type Fake struct {
+	Links   map[string]*FakeLink
+	Routes  map[Route]string // → owner: "" is ours
+	Rules   map[Rule]string  // → owner
+	Sysctls map[string]string
+	NoVRF   bool           // kernel without VRF devices
+	Fail    func(Op) error // asked before each operation
+	Log     []string
+}
+
+// FakeLink is a link. VRF devices have a table.
+type FakeLink struct {
+	Table  int
+	Alias  string
+	Ours   bool // carries Group
+	Master string
+	MTU    int
+	Up     bool
+	Addrs  []netip.Prefix
+}
+
+// NewFake makes a kernel with those links, none of them ours.
+func NewFake(links ...string) *Fake {
+	f := &Fake{Links: map[string]*FakeLink{}, Routes: map[Route]string{}, Rules: map[Rule]string{}, Sysctls: map[string]string{}}
+	for _, l := range links {
+		f.AddLink(l)
+	}
+	return f
+}
+
+// AddLink makes a link that is not ours, down.
+func (f *Fake) AddLink(name string) *FakeLink {
+	f.Links[name] = &FakeLink{MTU: 1500}
+	for _, s := range portSysctls(name, true) {
+		f.Sysctls[s.Path] = "default"
+	}
+	return f.Links[name]
+}
+
+// DelLink takes a link away with its routes and sysctls.
+func (f *Fake) DelLink(name string) {
+	delete(f.Links, name)
+	f.flush(name)
+	maps.DeleteFunc(f.Sysctls, func(path, _ string) bool { return strings.Contains(path, "/conf/"+name+"/") })
+	for _, l := range f.Links {
+		if l.Master == name {
+			l.Master = ""
+		}
+	}
+}
+
+func (f *Fake) flush(dev string) {
+	maps.DeleteFunc(f.Routes, func(r Route, _ string) bool { return r.Dev == dev })
+}
+
+// Read implements Target.
+func (f *Fake) Read(_ context.Context, o Owner) (State, error) {
+	st := State{ID: o.ID, Network: o.Network}
+	sysctls := func(list []Sysctl) {
+		for _, s := range list {
+			if v, ok := f.Sysctls[s.Path]; ok {
+				st.Sysctls = append(st.Sysctls, Sysctl{s.Path, v})
+			}
+		}
+	}
+	for name, l := range f.Links {
+		named := slices.Contains(o.Names, name)
+		switch {
+		case l.Table != 0 && l.Ours && (l.Table == o.Table || named):
+			st.Devices = append(st.Devices, Device{Name: name, Table: l.Table, Alias: l.Alias, Up: l.Up})
+			sysctls(deviceSysctls(name))
+		case named:
+			st.Foreign = append(st.Foreign, name)
+		}
+	}
+	if p, ok := f.Links[o.Port]; ok {
+		st.Port = Port{Name: o.Port, Master: p.Master, MTU: p.MTU, Up: p.Up}
+		st.Port.Addrs = slices.Clone(p.Addrs)
+		sysctls(portSysctls(o.Port, true))
+	} else if o.Port != "" {
+		st.Absent = append(st.Absent, o.Port)
+	}
+	if b, ok := f.Links[o.Bridge]; o.Bridge != "" && (!ok || !b.Up) {
+		st.Absent = append(st.Absent, o.Bridge)
+	}
+	for r, owner := range f.Routes {
+		if r.Table == o.Table && owner == "" {
+			st.Routes = append(st.Routes, r)
+		}
+	}
+	for r, owner := range f.Rules {
+		if r.Table == o.Table && owner == "" {
+			st.Rules = append(st.Rules, r)
+		}
+	}
+	st.normalise()
+	return st, nil
+}
+
+// Tables implements Target.
+func (f *Fake) Tables(context.Context) ([]int, error) {
+	var out []int
+	for r, owner := range f.Routes {
+		if owner == "" {
+			out = append(out, r.Table)
+		}
+	}
+	for r, owner := range f.Rules {
+		if owner == "" {
+			out = append(out, r.Table)
+		}
+	}
+	for _, l := range f.Links {
+		if l.Table != 0 && l.Ours {
+			out = append(out, l.Table)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out), nil
+}
+
+// Do implements Target.
+func (f *Fake) Do(_ context.Context, op Op) error {
+	if f.Fail != nil {
+		if err := f.Fail(op); err != nil {
+			return err
+		}
+	}
+	f.Log = append(f.Log, op.String())
+	switch op.Verb {
+	case AddRoute:
+		return f.addRoute(op.Route)
+	case DelRoute:
+		if f.Routes[op.Route] == "" {
+			delete(f.Routes, op.Route)
+		}
+	case AddRule:
+		if _, ok := f.Rules[op.Rule]; !ok {
+			f.Rules[op.Rule] = ""
+		}
+	case DelRule:
+		if f.Rules[op.Rule] == "" {
+			delete(f.Rules, op.Rule)
+		}
+	case AddDevice:
+		if f.NoVRF {
+			return ErrNoVRF
+		}
+		if l, ok := f.Links[op.Device.Name]; ok {
+			if l.Ours && l.Table == op.Device.Table {
+				return nil
+			}
+			return errors.New("a link of that name is in the way")
+		}
+		l := f.AddLink(op.Device.Name)
+		l.Table, l.Ours = op.Device.Table, true
+	case DelDevice:
+		if l, ok := f.Links[op.Device.Name]; ok && l.Ours {
+			f.DelLink(op.Device.Name)
+		}
+	case SetSysctl:
+		if _, ok := f.Sysctls[op.Sysctl.Path]; !ok {
+			return errors.New("no such file")
+		}
+		f.Sysctls[op.Sysctl.Path] = op.Sysctl.Value
+	default:
+		return f.changeLink(op)
+	}
+	return nil
+}
+
+func (f *Fake) addRoute(r Route) error {
+	for have, owner := range f.Routes {
+		if have.Table == r.Table && have.Dst == r.Dst && have.Metric == r.Metric && have.Unreachable == r.Unreachable {
+			if have == r && owner == "" {
+				return nil
+			}
+			return errors.New("a route is in the way")
+		}
+	}
+	if !r.Unreachable {
+		if l, ok := f.Links[r.Dev]; !ok || !l.Up {
+			return fmt.Errorf("link %s is absent or down", r.Dev)
+		}
+	}
+	f.Routes[r] = ""
+	return nil
+}
+
+func (f *Fake) changeLink(op Op) error {
+	name := op.Port.Name
+	if op.Verb == SetAlias || op.Verb == DeviceUp {
+		name = op.Device.Name
+	}
+	l, ok := f.Links[name]
+	if !ok {
+		if op.Verb == PortDown || op.Verb == DelAddr || op.Verb == SetMaster && op.Port.Master == "" {
+			return nil
+		}
+		return fmt.Errorf("no link %s", name)
+	}
+	switch op.Verb {
+	case SetAlias:
+		l.Alias = op.Device.Alias
+	case DeviceUp, PortUp:
+		l.Up = true
+	case PortDown:
+		l.Up = false
+		f.flush(name)
+	case SetMTU:
+		l.MTU = op.Port.MTU
+	case SetMaster:
+		if m, ok := f.Links[op.Port.Master]; op.Port.Master != "" && (!ok || m.Table == 0) {
+			return fmt.Errorf("no VRF %s", op.Port.Master)
+		}
+		if l.Master != op.Port.Master {
+			f.flush(name)
+			l.Addrs = slices.DeleteFunc(l.Addrs, func(a netip.Prefix) bool { return a.Addr().Is6() })
+		}
+		l.Master = op.Port.Master
+	case AddAddr:
+		if !slices.Contains(l.Addrs, op.Addr) {
+			l.Addrs = append(l.Addrs, op.Addr)
+		}
+	case DelAddr:
+		l.Addrs = slices.DeleteFunc(l.Addrs, func(a netip.Prefix) bool { return a == op.Addr })
+	default:
+		return fmt.Errorf("unknown operation %d", op.Verb)
+	}
+	return nil
+}

@@ -1,0 +1,337 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vrf
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// Kernel is the Target over netlink, for the network namespace of the thread
+// that opened it.
+//
+// Reading one network costs the same however many there are: routes and
+// addresses are dumped with the kernel's own filters. The kernel has no filter
+// for rules, nor a way to ask for the VRF of a table, so a mirror of ours is
+// kept, filled once and then by events and our own changes (watch.go). It may
+// lag; then a change that is already made is made again, which succeeds, and
+// the event that was late asks for another run.
+type Kernel struct {
+	h      *netlink.Handle
+	strict *netlink.Handle // filters are obeyed by the kernel, not by the library
+	raw    map[int]*nl.SocketHandle
+	events *nl.NetlinkSocket
+	sysctl string
+	bridge string
+
+	mu     sync.Mutex
+	mirror mirror
+}
+
+// Open reads what is ours and starts to collect events, for Watch to read.
+// sysctlRoot is /proc/sys, or where it can be written; bridge is the external
+// bridge's name.
+func Open(sysctlRoot, bridge string) (*Kernel, error) {
+	k := &Kernel{sysctl: sysctlRoot, bridge: bridge, mirror: newMirror()}
+	var err error
+	if k.h, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+		return nil, fmt.Errorf("open netlink socket: %w", err)
+	}
+	if k.strict, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+		k.Close()
+		return nil, fmt.Errorf("open netlink socket: %w", err)
+	}
+	if err := k.strict.SetStrictCheck(true); err != nil {
+		k.Close()
+		return nil, fmt.Errorf("set strict checking on netlink socket (Linux 4.20 or later): %w", err)
+	}
+	s, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_ROUTE)
+	if err != nil {
+		k.Close()
+		return nil, fmt.Errorf("open netlink socket: %w", err)
+	}
+	k.raw = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: s}}
+	if err := unix.SetsockoptInt(s.GetFd(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1); err != nil {
+		k.Close()
+		return nil, fmt.Errorf("set strict checking on netlink socket: %w", err)
+	}
+	if k.events, err = subscribe(); err != nil {
+		k.Close()
+		return nil, err
+	}
+	if err := k.fillMirror(); err != nil {
+		k.Close()
+		return nil, err
+	}
+	return k, nil
+}
+
+// Close releases the sockets; what was made in the kernel stays.
+func (k *Kernel) Close() {
+	if k.h != nil {
+		k.h.Close()
+	}
+	if k.strict != nil {
+		k.strict.Close()
+	}
+	if k.raw != nil {
+		k.raw[unix.NETLINK_ROUTE].Close()
+	}
+	if k.events != nil {
+		k.events.Close()
+	}
+}
+
+// HasIPv6 tells whether this kernel has IPv6, switched on.
+func (k *Kernel) HasIPv6() bool {
+	b, err := os.ReadFile(filepath.Join(k.sysctl, "net/ipv6/conf/all/disable_ipv6"))
+	return err == nil && strings.TrimSpace(string(b)) == "0"
+}
+
+// Read implements Target.
+func (k *Kernel) Read(ctx context.Context, owner Owner) (State, error) {
+	st := State{ID: owner.ID, Network: owner.Network}
+	k.mu.Lock()
+	st.Rules = k.mirror.rulesOf(owner.Table)
+	devices := k.mirror.devicesOf(owner.Table)
+	k.mu.Unlock()
+	for _, n := range owner.Names {
+		if !slices.Contains(devices, n) {
+			devices = append(devices, n)
+		}
+	}
+	names := map[int]string{} // ifindex → name, of links met here
+	for _, name := range devices {
+		if err := k.readDevice(&st, owner, name, names); err != nil {
+			return st, err
+		}
+	}
+	if owner.Port != "" {
+		if err := k.readPort(&st, owner, names); err != nil {
+			return st, err
+		}
+	}
+	if owner.Bridge != "" {
+		l, err := k.link(owner.Bridge)
+		switch {
+		case err != nil:
+			return st, err
+		case l == nil || l.Attrs().Flags&net.FlagUp == 0:
+			st.Absent = append(st.Absent, owner.Bridge)
+		default:
+			names[l.Attrs().Index] = owner.Bridge
+		}
+	}
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		routes, err := k.routes(family, owner.Table)
+		if err != nil {
+			return st, err
+		}
+		for _, r := range routes {
+			st.Routes = append(st.Routes, k.fromNetlink(r, names))
+		}
+	}
+	st.normalise()
+	return st, ctx.Err()
+}
+
+// link is the link with that name, or nil.
+func (k *Kernel) link(name string) (netlink.Link, error) {
+	l, err := k.h.LinkByName(name)
+	if notFound := new(netlink.LinkNotFoundError); errors.As(err, notFound) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read link %s: %w", name, err)
+	}
+	return l, nil
+}
+
+func ours(l netlink.Link) bool {
+	a := l.Attrs()
+	return l.Type() == "vrf" && (a.Group == Group || strings.HasPrefix(a.Alias, AliasPrefix))
+}
+
+func (k *Kernel) readDevice(st *State, owner Owner, name string, names map[int]string) error {
+	l, err := k.link(name)
+	if err != nil || l == nil {
+		return err
+	}
+	vrf, ok := l.(*netlink.Vrf)
+	if !ok || !ours(l) {
+		if slices.Contains(owner.Names, name) {
+			st.Foreign = append(st.Foreign, name)
+		}
+		return nil
+	}
+	a := l.Attrs()
+	names[a.Index] = name
+	st.Devices = append(st.Devices, Device{Name: name, Table: int(vrf.Table), Alias: a.Alias, Up: a.Flags&net.FlagUp != 0})
+	st.Sysctls = append(st.Sysctls, k.readSysctls(deviceSysctls(name))...)
+	return nil
+}
+
+func (k *Kernel) readPort(st *State, owner Owner, names map[int]string) error {
+	l, err := k.link(owner.Port)
+	if err != nil {
+		return err
+	}
+	if l == nil {
+		st.Absent = append(st.Absent, owner.Port)
+		return nil
+	}
+	a := l.Attrs()
+	names[a.Index] = owner.Port
+	st.Port = Port{Name: owner.Port, MTU: a.MTU, Up: a.Flags&net.FlagUp != 0}
+	if a.MasterIndex != 0 {
+		st.Port.Master = k.nameOf(a.MasterIndex, names)
+	}
+	if st.Port.Addrs, err = k.addresses(a.Index); err != nil {
+		return fmt.Errorf("read addresses of %s: %w", owner.Port, err)
+	}
+	st.Sysctls = append(st.Sysctls, k.readSysctls(portSysctls(owner.Port, true))...)
+	return nil
+}
+
+func (k *Kernel) nameOf(index int, names map[int]string) string {
+	if n, ok := names[index]; ok {
+		return n
+	}
+	l, err := k.h.LinkByIndex(index)
+	if err != nil { // gone meanwhile: its routes are going too
+		return fmt.Sprintf("if%d", index)
+	}
+	names[index] = l.Attrs().Name
+	return l.Attrs().Name
+}
+
+func (k *Kernel) readSysctls(paths []Sysctl) []Sysctl {
+	var out []Sysctl
+	for _, s := range paths {
+		b, err := os.ReadFile(filepath.Join(k.sysctl, s.Path))
+		if err != nil { // no such device or family: then setting it will say so
+			continue
+		}
+		out = append(out, Sysctl{s.Path, strings.TrimSpace(string(b))})
+	}
+	return out
+}
+
+// addresses are those of one link, link-local ones left out. The library's
+// list has no such filter and would dump every address of the node.
+func (k *Kernel) addresses(index int) ([]netip.Prefix, error) {
+	req := nl.NewNetlinkRequest(unix.RTM_GETADDR, unix.NLM_F_DUMP)
+	req.Sockets = k.raw
+	msg := nl.NewIfAddrmsg(unix.AF_UNSPEC)
+	msg.Index = uint32(index)
+	req.AddData(msg)
+	var out []netip.Prefix
+	err := undisturbed(func() error {
+		out = nil
+		return req.ExecuteIter(unix.NETLINK_ROUTE, unix.RTM_NEWADDR, func(m []byte) bool {
+			if a, i, ok := parseAddress(m); ok && i == index {
+				out = append(out, a)
+			}
+			return true
+		})
+	})
+	return out, err
+}
+
+// undisturbed repeats a dump that the kernel says changed while it went on.
+func undisturbed(dump func() error) error {
+	var err error
+	for range 10 {
+		if err = dump(); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return err
+		}
+	}
+	return err
+}
+
+// routes are ours in one table (0: in all).
+func (k *Kernel) routes(family, table int) ([]netlink.Route, error) {
+	filter := &netlink.Route{Table: table, Protocol: Protocol}
+	var routes []netlink.Route
+	err := undisturbed(func() (err error) {
+		routes, err = k.strict.RouteListFiltered(family, filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+		return err
+	})
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
+		return nil, nil // no such table yet, or no such family
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read routes of table %d: %w", table, err)
+	}
+	return routes, nil
+}
+
+func (k *Kernel) fromNetlink(r netlink.Route, names map[int]string) Route {
+	out := Route{Table: r.Table, Metric: r.Priority, Unreachable: r.Type == unix.RTN_UNREACHABLE}
+	if out.Dst = prefixOf(r.Dst); !out.Dst.IsValid() {
+		out.Dst = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
+		if r.Family == netlink.FAMILY_V6 {
+			out.Dst = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
+		}
+	}
+	if out.Unreachable {
+		return out // IPv6 hangs it on the loopback device
+	}
+	if a, ok := netip.AddrFromSlice(r.Gw); ok {
+		out.Via = a.Unmap()
+	}
+	if r.LinkIndex != 0 {
+		out.Dev = k.nameOf(r.LinkIndex, names)
+	}
+	return out
+}
+
+func prefixOf(n *net.IPNet) netip.Prefix {
+	if n == nil {
+		return netip.Prefix{}
+	}
+	a, ok := netip.AddrFromSlice(n.IP)
+	if !ok {
+		return netip.Prefix{}
+	}
+	ones, bits := n.Mask.Size()
+	if a = a.Unmap(); bits == 128 && a.Is4() {
+		ones -= 96
+	}
+	return netip.PrefixFrom(a, ones)
+}
+
+func ipNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+// Tables implements Target.
+func (k *Kernel) Tables(ctx context.Context) ([]int, error) {
+	k.mu.Lock()
+	tables := k.mirror.tables()
+	k.mu.Unlock()
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		routes, err := k.routes(family, 0)
+		if err != nil {
+			return nil, err
+		}
+		for _, r := range routes {
+			tables = append(tables, r.Table)
+		}
+	}
+	slices.Sort(tables)
+	return slices.Compact(tables), ctx.Err()
+}

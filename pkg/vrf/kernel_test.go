@@ -1,0 +1,439 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vrf
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"bulkhead/pkg/network"
+)
+
+// inNetns runs the rest of the test in a network namespace of its own.
+func inNetns(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("SKIP: needs root for a network namespace")
+	}
+	runtime.LockOSThread() // never unlocked: the thread is thrown away with its namespace
+	old, err := netns.Get()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ns, err := netns.New()
+	if errors.Is(err, unix.EPERM) {
+		t.Skipf("SKIP: no network namespace: %v", err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = netns.Set(old)
+		_ = ns.Close()
+		_ = old.Close()
+	})
+	// The thread's own /proc/sys/net shows its namespace.
+	if lo, err := netlink.LinkByName("lo"); err != nil || netlink.LinkSetUp(lo) != nil {
+		t.Fatalf("loopback: %v", err)
+	}
+}
+
+func addVeth(t *testing.T, name, peer string) {
+	t.Helper()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = name
+	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: peer}); err != nil {
+		t.Fatalf("veth %s: %v", name, err)
+	}
+	up(t, peer)
+}
+
+func up(t *testing.T, name string) {
+	t.Helper()
+	l, err := netlink.LinkByName(name)
+	if err == nil {
+		err = netlink.LinkSetUp(l)
+	}
+	if err != nil {
+		t.Fatalf("%s up: %v", name, err)
+	}
+}
+
+func addBridge(t *testing.T) {
+	t.Helper()
+	addVeth(t, "br-ex", "uplink")
+	up(t, "br-ex")
+	l, _ := netlink.LinkByName("br-ex")
+	for _, a := range []string{"192.0.2.10/24", "2001:db8::10/64"} {
+		addr, _ := netlink.ParseAddr(a)
+		addr.Flags = unix.IFA_F_NODAD
+		if err := netlink.AddrAdd(l, addr); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func openKernel(t *testing.T) *Kernel {
+	t.Helper()
+	k, err := Open("/proc/sys", "br-ex") // shows the namespace of the thread that looks
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(k.Close)
+	return k
+}
+
+// hasVRF tells, by kind of error, whether this kernel makes VRF devices.
+func hasVRF(t *testing.T, k *Kernel) bool {
+	t.Helper()
+	probe := Device{Name: "vrfprobe", Table: 999999}
+	err := k.Do(context.Background(), Op{Verb: AddDevice, Device: probe})
+	if errors.Is(err, ErrNoVRF) {
+		return false
+	}
+	if err != nil {
+		t.Fatalf("probe for VRF: %v", err)
+	}
+	if err := k.Do(context.Background(), Op{Verb: DelDevice, Device: probe}); err != nil {
+		t.Fatal(err)
+	}
+	return true
+}
+
+func reconcileKernel(t *testing.T, k *Kernel, net network.Network, vrf bool) Result {
+	t.Helper()
+	r, err := Reconcile(context.Background(), k, net, testNode(), Inputs{Plan: testPlan(), IPv6: true})
+	if err != nil && (vrf || !errors.Is(err, ErrNoVRF)) {
+		t.Fatalf("reconcile: %v", err)
+	}
+	return r
+}
+
+// The whole of a network, in a kernel with VRF.
+func TestKernelVRF(t *testing.T) {
+	inNetns(t)
+	k := openKernel(t)
+	if !hasVRF(t, k) {
+		t.Skipf("SKIP: %v", ErrNoVRF)
+	}
+	addBridge(t)
+	addVeth(t, "ovn-k8s-mp7", "peer7")
+	blue := testNet(7, "cluster_udn_blue", "10.20.0.0/16/24", "fd20::/48/64")
+	reconcileKernel(t, k, blue, true)
+	r := reconcileKernel(t, k, blue, true)
+	if len(r.Ops) != 0 {
+		t.Errorf("second run: %v", r.Ops)
+	}
+	if got, want := text(r.Have, r.Want.Sysctls), r.Want.String(); got != want {
+		t.Errorf("have\n%swant\n%s", got, want)
+	}
+	// A fresh process sees the same.
+	k2 := openKernel(t)
+	if r := reconcileKernel(t, k2, blue, true); len(r.Ops) != 0 {
+		t.Errorf("after restart: %v", r.Ops)
+	}
+	// Bug class 1: what nothing matches ends in the VRF.
+	if _, err := netlink.RouteGetWithOptions(netip.MustParseAddr("10.244.0.9").AsSlice(), &netlink.RouteGetOptions{VrfName: "blue"}); !errors.Is(err, unix.EHOSTUNREACH) {
+		t.Errorf("lookup of a foreign pod in the VRF: %v", err)
+	}
+	// The link that OVS makes anew.
+	if l, err := netlink.LinkByName("ovn-k8s-mp7"); err != nil || netlink.LinkDel(l) != nil {
+		t.Fatal("delete port")
+	}
+	addVeth(t, "ovn-k8s-mp7", "peer7")
+	reconcileKernel(t, k, blue, true)
+	if r := reconcileKernel(t, k, blue, true); len(r.Ops) != 0 || len(r.Have.Port.Addrs) != 2 {
+		t.Errorf("after the port was made anew: %v\n%s", r.Ops, r.Have)
+	}
+	// A network of the same id under another name.
+	green := testNet(7, "cluster_udn_green", "10.30.0.0/16/24")
+	reconcileKernel(t, k, green, true)
+	r = reconcileKernel(t, k, green, true)
+	if len(r.Ops) != 0 || len(r.Have.Devices) != 1 || r.Have.Devices[0].Name != "green" {
+		t.Errorf("id taken over: %v\n%s", r.Ops, r.Have)
+	}
+	if _, err := Remove(context.Background(), k, 7, testNode(), testPlan()); err != nil {
+		t.Fatal(err)
+	}
+	if r, err := Remove(context.Background(), k, 7, testNode(), testPlan()); err != nil || !r.Have.Empty() {
+		t.Errorf("left: %v\n%s", err, r.Have)
+	}
+}
+
+// A VRF of somebody else keeps its name and everything in it.
+func TestKernelForeignVRF(t *testing.T) {
+	inNetns(t)
+	k := openKernel(t)
+	if !hasVRF(t, k) {
+		// Any link will do to take the name.
+		addVeth(t, "blue", "bluepeer")
+	} else {
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = "blue"
+		if err := netlink.LinkAdd(&netlink.Vrf{LinkAttrs: attrs, Table: 100007}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r, _ := Reconcile(context.Background(), k, testNet(7, "cluster_udn_blue", "10.20.0.0/16/24"), testNode(), Inputs{Plan: testPlan(), IPv6: true})
+	if !slices.Equal(r.Have.Foreign, []string{"blue"}) || r.Want.Devices[0].Name != "mp7-udn-vrf" {
+		t.Errorf("foreign %v, chose %v", r.Have.Foreign, r.Want.Devices)
+	}
+	if _, err := Remove(context.Background(), k, 7, testNode(), testPlan()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := netlink.LinkByName("blue"); err != nil {
+		t.Error("the foreign link is gone")
+	}
+}
+
+// Rules, routes, addresses and sysctls need no VRF: on a kernel without it all
+// of them are made, and only the VRF and what it holds is reported.
+func TestKernelWithoutDevice(t *testing.T) {
+	inNetns(t)
+	k := openKernel(t)
+	if hasVRF(t, k) {
+		t.Skip("SKIP: this kernel has VRF; TestKernelVRF covers all of it")
+	}
+	addBridge(t)
+	addVeth(t, "ovn-k8s-mp7", "peer7")
+	net := testNet(7, "cluster_udn_blue", "10.20.0.0/16/24", "fd20::/48/64")
+	foreign := &netlink.Route{Table: 100007, Dst: ipNet(netip.MustParsePrefix("198.51.100.0/24")), Type: unix.RTN_BLACKHOLE, Protocol: 186}
+	if err := netlink.RouteAdd(foreign); err != nil {
+		t.Fatal(err)
+	}
+	reconcileKernel(t, k, net, false)
+	r := reconcileKernel(t, k, net, false)
+	for _, op := range r.Ops {
+		switch op.Verb {
+		case AddDevice, SetAlias, DeviceUp, SetMaster, PortUp, AddAddr:
+		case SetSysctl: // of the VRF device
+		case AddRoute:
+			if op.Route.Dev != "ovn-k8s-mp7" { // added anew, as the port would be recycled
+				t.Errorf("not made: %s", op)
+			}
+		default:
+			t.Errorf("not made: %s", op)
+		}
+	}
+	// Seen with the VRF parts taken out, all is as wanted.
+	want, have := r.Want, r.Have
+	want.Devices, want.Port.Master = nil, ""
+	want.Sysctls = slices.DeleteFunc(want.Sysctls, func(s Sysctl) bool { return !slices.Contains(have.Sysctls, s) })
+	if got, exp := text(have, want.Sysctls), want.String(); got != exp {
+		t.Errorf("have\n%swant\n%s", got, exp)
+	}
+	if _, err := Remove(context.Background(), k, 7, testNode(), testPlan()); err != nil {
+		t.Fatal(err)
+	}
+	r2, err := Remove(context.Background(), k, 7, testNode(), testPlan())
+	if err != nil || !r2.Have.Empty() {
+		t.Errorf("left: %v\n%s", err, r2.Have)
+	}
+	if left, _ := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: 100007}, netlink.RT_FILTER_TABLE); len(left) != 1 || left[0].Protocol != 186 {
+		t.Errorf("the foreign route: %v", left)
+	}
+}
+
+// The cluster default network: main table, no VRF.
+func TestKernelDefaultNetwork(t *testing.T) {
+	inNetns(t)
+	k := openKernel(t)
+	addBridge(t)
+	addVeth(t, "ovn-k8s-mp0", "peer0")
+	dflt := network.Network{ID: 0, Name: "default", Topology: network.Layer3, Role: network.RolePrimary, MTU: 1400, Subnets: testPlan().ClusterSubnets}
+	reconcileKernel(t, k, dflt, true)
+	r := reconcileKernel(t, k, dflt, true)
+	if len(r.Ops) != 0 {
+		t.Errorf("second run: %v", r.Ops)
+	}
+	if got, want := text(r.Have, r.Want.Sysctls), r.Want.String(); got != want {
+		t.Errorf("have\n%swant\n%s", got, want)
+	}
+	routes, err := netlink.RouteGet(net.ParseIP("10.244.9.9"))
+	if err != nil || len(routes) != 1 || routes[0].Gw.String() != "10.244.2.1" {
+		t.Errorf("route to another node's pod: %v %v", routes, err)
+	}
+}
+
+// A miss in the table of a network is unreachable, by mark, in both families,
+// while what the node itself has goes on being reached (bug classes 1 and 2).
+func TestKernelMarkRouting(t *testing.T) {
+	inNetns(t)
+	k := openKernel(t)
+	addBridge(t)
+	for _, gw := range []string{"192.0.2.1", "2001:db8::1"} { // the main table's default routes
+		if err := netlink.RouteAdd(&netlink.Route{Dst: ipNet(netip.PrefixFrom(netip.MustParseAddr(gw), 0).Masked()), Gw: net.ParseIP(gw)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	addVeth(t, "ovn-k8s-mp7", "peer7")
+	node := testNode()
+	node.NextHops = nil
+	n := testNet(7, "cluster_udn_blue", "10.20.0.0/16/24") // no IPv6 subnets
+	_, _ = Reconcile(context.Background(), k, n, node, Inputs{Plan: testPlan(), IPv6: true})
+	for dst, ok := range map[string]bool{
+		"198.51.100.1": false, "2001:db8:1::1": false, "10.244.0.9": false, "10.96.0.1": false,
+		"127.0.0.1": true, "192.0.2.10": true, "2001:db8::10": true, "10.20.9.9": true,
+	} {
+		_, err := netlink.RouteGetWithOptions(net.ParseIP(dst), &netlink.RouteGetOptions{Mark: n.PacketMark()})
+		if ok && err != nil || !ok && !errors.Is(err, unix.EHOSTUNREACH) && !errors.Is(err, unix.ENETUNREACH) {
+			t.Errorf("%s with the network's mark: %v", dst, err)
+		}
+		if _, err := netlink.RouteGet(net.ParseIP(dst)); err != nil && dst != "10.20.9.9" {
+			t.Errorf("%s without a mark: %v", dst, err)
+		}
+	}
+}
+
+// Somebody else's route with our destination and metric is not replaced.
+func TestKernelForeignRoute(t *testing.T) {
+	inNetns(t)
+	k := openKernel(t)
+	addBridge(t)
+	theirs := &netlink.Route{Table: 100007, Dst: ipNet(netip.MustParsePrefix("0.0.0.0/0")), Priority: RouteMetric, Protocol: 4,
+		Gw: net.ParseIP("192.0.2.77"), LinkIndex: index(t, "br-ex")}
+	if err := netlink.RouteAdd(theirs); err != nil {
+		t.Fatal(err)
+	}
+	op := Op{Verb: AddRoute, Route: Route{Table: 100007, Dst: netip.MustParsePrefix("0.0.0.0/0"), Via: netip.MustParseAddr("192.0.2.1"), Dev: "br-ex", Metric: RouteMetric}}
+	if err := k.Do(context.Background(), op); !errors.Is(err, unix.EEXIST) {
+		t.Errorf("adding over it: %v", err)
+	}
+	op.Verb = DelRoute
+	if err := k.Do(context.Background(), op); err != nil {
+		t.Error(err)
+	}
+	left, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: 100007}, netlink.RT_FILTER_TABLE)
+	if err != nil || len(left) != 1 || left[0].Gw.String() != "192.0.2.77" {
+		t.Errorf("left %v %v", left, err)
+	}
+}
+
+func index(t *testing.T, name string) int {
+	t.Helper()
+	l, err := netlink.LinkByName(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l.Attrs().Index
+}
+
+// What somebody takes away is noticed, for that network only, in whichever
+// table it was (bug class 10).
+func TestKernelWatch(t *testing.T) {
+	inNetns(t)
+	k := openKernel(t)
+	addBridge(t)
+	addVeth(t, "ovn-k8s-mp7", "peer7")
+	n := testNet(7, "cluster_udn_blue", "10.20.0.0/16/24", "fd20::/48/64")
+	_, _ = Reconcile(context.Background(), k, n, testNode(), Inputs{Plan: testPlan(), IPv6: true})
+	changes := make(chan Change, 1000)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() {
+		done <- k.Watch(ctx, Watched{TableBase: 100000, MaxID: network.MaxID}, func(c Change) { changes <- c })
+	}()
+	drain := func() (seen []Change) {
+		for {
+			select {
+			case c := <-changes:
+				if !slices.Contains(seen, c) {
+					seen = append(seen, c)
+				}
+			case <-time.After(300 * time.Millisecond):
+				return seen
+			}
+		}
+	}
+	drain()
+	only7 := []Change{{ID: 7}}
+	for name, f := range map[string]func() error{
+		"route deleted": func() error {
+			return netlink.RouteDel(&netlink.Route{Table: 100007, Dst: ipNet(netip.MustParsePrefix("0.0.0.0/0")), Priority: UnreachableMetric})
+		},
+		"rule deleted": func() error {
+			return netlink.RuleDel(netlinkRule(Rule{Priority: MarkPriority, Mark: 0x1007, Table: 100007}))
+		},
+		"IPv6 rule deleted": func() error {
+			return netlink.RuleDel(netlinkRule(Rule{IPv6: true, Priority: MarkPriority, Mark: 0x1007, Table: 100007}))
+		},
+		"address deleted": func() error {
+			l, _ := netlink.LinkByName("ovn-k8s-mp7")
+			a, _ := netlink.ParseAddr("10.20.2.2/24")
+			return netlink.AddrDel(l, a)
+		},
+		"port down": func() error { l, _ := netlink.LinkByName("ovn-k8s-mp7"); return netlink.LinkSetDown(l) },
+	} {
+		if err := f(); err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if got := drain(); !slices.Equal(got, only7) {
+			t.Errorf("%s: %+v", name, got)
+		}
+		r, _ := Reconcile(context.Background(), k, n, testNode(), Inputs{Plan: testPlan(), IPv6: true})
+		if len(r.Ops) == 0 {
+			t.Errorf("%s: nothing to mend", name)
+		}
+		drain()
+	}
+	if l, _ := netlink.LinkByName("br-ex"); netlink.LinkSetDown(l) != nil || !slices.Contains(drain(), Change{Bridge: true}) {
+		t.Error("the bridge going down is not noticed")
+	}
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("watch ended with %v", err)
+	}
+}
+
+// Reading one network must not cost more when there are many.
+func TestKernelReadIsFlat(t *testing.T) {
+	if testing.Short() {
+		t.Skip("SKIP: -short")
+	}
+	inNetns(t)
+	k := openKernel(t)
+	addBridge(t)
+	node := testNode()
+	read := func() time.Duration {
+		best := time.Hour
+		for range 20 {
+			start := time.Now()
+			if _, err := k.Read(context.Background(), OwnerOf(testNet(1, "ns_1", "10.20.0.0/16/24"), node, testPlan())); err != nil {
+				t.Fatal(err)
+			}
+			best = min(best, time.Since(start))
+		}
+		return best
+	}
+	start := time.Now()
+	var one time.Duration
+	const networks = 500
+	for id := 1; id <= networks; id++ {
+		_, _ = Reconcile(context.Background(), k, testNet(id, fmt.Sprintf("ns_%d", id), "10.20.0.0/16/24", "fd20::/48/64"), node, Inputs{Plan: testPlan(), IPv6: true})
+		if id == 1 {
+			one = read()
+		}
+	}
+	all := time.Since(start)
+	many := read()
+	start = time.Now()
+	if _, err := k.Tables(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d networks made in %v; read of one: %v alone, %v among them; tables listed in %v", networks, all, one, many, time.Since(start))
+	if many > 4*one+2*time.Millisecond {
+		t.Errorf("read of one network: %v alone, %v among %d", one, many, networks)
+	}
+}

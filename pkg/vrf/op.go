@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vrf
+
+import (
+	"fmt"
+	"net/netip"
+)
+
+// Verb is what an Op does.
+type Verb int
+
+const (
+	AddRoute Verb = iota + 1
+	DelRoute
+	AddRule
+	DelRule
+	AddDevice // VRF device with its table and marks, down
+	DelDevice
+	SetAlias
+	DeviceUp
+	SetSysctl
+	SetMTU
+	SetMaster // Port.Master; "" releases the port
+	AddAddr
+	DelAddr
+	PortUp
+	PortDown
+)
+
+// Op is one change to the kernel. Fields that the verb does not need are zero.
+// Adding what is there, and deleting what is not, succeeds.
+type Op struct {
+	Verb   Verb
+	Device Device
+	Port   Port
+	Addr   netip.Prefix
+	Sysctl Sysctl
+	Rule   Rule
+	Route  Route
+}
+
+func (o Op) String() string {
+	switch o.Verb {
+	case AddRoute:
+		return "add route " + o.Route.String()
+	case DelRoute:
+		return "delete route " + o.Route.String()
+	case AddRule:
+		return "add rule " + o.Rule.String()
+	case DelRule:
+		return "delete rule " + o.Rule.String()
+	case AddDevice:
+		return fmt.Sprintf("add VRF %s table %d", o.Device.Name, o.Device.Table)
+	case DelDevice:
+		return "delete VRF " + o.Device.Name
+	case SetAlias:
+		return fmt.Sprintf("set alias of %s to %s", o.Device.Name, o.Device.Alias)
+	case DeviceUp:
+		return "set VRF " + o.Device.Name + " up"
+	case SetSysctl:
+		return "set sysctl " + o.Sysctl.String()
+	case SetMTU:
+		return fmt.Sprintf("set MTU of %s to %d", o.Port.Name, o.Port.MTU)
+	case SetMaster:
+		if o.Port.Master == "" {
+			return "release " + o.Port.Name + " from its VRF"
+		}
+		return fmt.Sprintf("put %s into VRF %s", o.Port.Name, o.Port.Master)
+	case AddAddr:
+		return fmt.Sprintf("add address %s to %s", o.Addr, o.Port.Name)
+	case DelAddr:
+		return fmt.Sprintf("delete address %s from %s", o.Addr, o.Port.Name)
+	case PortUp:
+		return "set " + o.Port.Name + " up"
+	case PortDown:
+		return "set " + o.Port.Name + " down"
+	default:
+		return fmt.Sprintf("unknown operation %d", o.Verb)
+	}
+}

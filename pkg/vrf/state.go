@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vrf
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"bulkhead/pkg/network"
+)
+
+// Owner says which part of the kernel's state to read: one network's.
+type Owner struct {
+	ID      int
+	Network string   // name, for messages
+	Table   int      // routes and rules
+	Names   []string // names the VRF device may have
+	Port    string   // management port
+	Bridge  string   // external bridge, which routes lead out of
+}
+
+// OwnerOf is net on this node.
+func OwnerOf(net network.Network, node network.Node, plan network.Plan) Owner {
+	o := Owner{ID: net.ID, Network: net.Name, Table: MainTable, Names: DeviceNames(net), Port: net.ManagementPort(), Bridge: node.Bridge}
+	if !net.IsDefault() {
+		o.Table = plan.VRFTable(net)
+	}
+	return o
+}
+
+// State is one network's part of the kernel, wanted or actual. Lists are
+// sorted and hold no duplicates.
+type State struct {
+	ID      int
+	Network string
+	Devices []Device // VRF devices: at most one wanted, none for the cluster default network
+	Port    Port     // zero: none
+	Sysctls []Sysctl
+	Rules   []Rule
+	Routes  []Route
+
+	// Only in what was read:
+	Absent  []string // links the network needs that are not there, or down and not ours to set up
+	Foreign []string // names of Owner.Names that a link which is not ours has
+}
+
+// Device is a VRF device that carries our mark.
+type Device struct {
+	Name  string
+	Table int
+	Alias string
+	Up    bool
+}
+
+// Port is the management port. Addrs leaves link-local addresses out.
+type Port struct {
+	Name   string
+	Master string // name of the VRF device, or of whatever has enslaved it
+	MTU    int
+	Up     bool
+	Addrs  []netip.Prefix
+}
+
+// Sysctl is a file below /proc/sys and its content.
+type Sysctl struct{ Path, Value string }
+
+func (s Sysctl) String() string { return strings.ReplaceAll(s.Path, "/", ".") + "=" + s.Value }
+
+// Route carries Protocol. Every route with a next hop is made with onlink.
+type Route struct {
+	Table       int
+	Dst         netip.Prefix
+	Unreachable bool
+	Via         netip.Addr
+	Dev         string
+	Metric      int
+}
+
+func (r Route) String() string {
+	dst := r.Dst.String()
+	if r.Dst.Bits() == 0 {
+		dst = "default"
+		if r.Dst.Addr().Is6() {
+			dst = "default (IPv6)"
+		}
+	}
+	if r.Unreachable {
+		return fmt.Sprintf("unreachable %s metric %d table %d", dst, r.Metric, r.Table)
+	}
+	return fmt.Sprintf("%s via %s dev %s metric %d table %d", dst, r.Via, r.Dev, r.Metric, r.Table)
+}
+
+// Rule carries Protocol. It matches either a mark or a destination.
+type Rule struct {
+	IPv6     bool
+	Priority int
+	Mark     uint32
+	To       netip.Prefix
+	Table    int
+}
+
+func (r Rule) String() string {
+	if r.To.IsValid() {
+		return fmt.Sprintf("%d: to %s lookup %d", r.Priority, r.To, r.Table)
+	}
+	family := "IPv4"
+	if r.IPv6 {
+		family = "IPv6"
+	}
+	return fmt.Sprintf("%d: %s fwmark %#x lookup %d", r.Priority, family, r.Mark, r.Table)
+}
+
+// String is the state as text, one thing a line: goldens and bulkheadctl show it.
+func (s State) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "network %d %s\n", s.ID, s.Network)
+	for _, d := range s.Devices {
+		fmt.Fprintf(&b, "vrf %s table %d alias %s %s\n", d.Name, d.Table, d.Alias, upDown(d.Up))
+	}
+	if s.Port.Name != "" {
+		master := ""
+		if s.Port.Master != "" {
+			master = " master " + s.Port.Master
+		}
+		fmt.Fprintf(&b, "port %s%s mtu %d %s\n", s.Port.Name, master, s.Port.MTU, upDown(s.Port.Up))
+		for _, a := range s.Port.Addrs {
+			fmt.Fprintf(&b, "  address %s\n", a)
+		}
+	}
+	for _, x := range s.Sysctls {
+		fmt.Fprintf(&b, "sysctl %s\n", x)
+	}
+	for _, x := range s.Rules {
+		fmt.Fprintf(&b, "rule %s\n", x)
+	}
+	for _, x := range s.Routes {
+		fmt.Fprintf(&b, "route %s\n", x)
+	}
+	return b.String()
+}
+
+func upDown(up bool) string {
+	if up {
+		return "up"
+	}
+	return "down"
+}
+
+// Empty tells that nothing of ours is there.
+func (s State) Empty() bool {
+	return len(s.Devices)+len(s.Rules)+len(s.Routes) == 0 && (s.Port.Name == "" || s.Port.Master == "" && len(s.Port.Addrs) == 0)
+}
+
+// normalise sorts the lists, so that equal states are equal values.
+func (s *State) normalise() {
+	slices.SortFunc(s.Devices, func(a, b Device) int { return cmp.Compare(a.Name, b.Name) })
+	slices.SortFunc(s.Port.Addrs, comparePrefix)
+	slices.SortFunc(s.Sysctls, func(a, b Sysctl) int { return cmp.Compare(a.Path, b.Path) })
+	slices.SortFunc(s.Rules, func(a, b Rule) int {
+		return cmp.Or(compareBool(a.IPv6, b.IPv6), cmp.Compare(a.Priority, b.Priority), cmp.Compare(a.Table, b.Table), cmp.Compare(a.Mark, b.Mark), comparePrefix(a.To, b.To))
+	})
+	slices.SortFunc(s.Routes, func(a, b Route) int {
+		return cmp.Or(cmp.Compare(a.Table, b.Table), comparePrefix(a.Dst, b.Dst), cmp.Compare(a.Metric, b.Metric),
+			cmp.Compare(a.Dev, b.Dev), a.Via.Compare(b.Via))
+	})
+	s.Sysctls, s.Rules, s.Routes = slices.Compact(s.Sysctls), slices.Compact(s.Rules), slices.Compact(s.Routes)
+	slices.Sort(s.Absent)
+	slices.Sort(s.Foreign)
+}
+
+func comparePrefix(a, b netip.Prefix) int {
+	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
+}
+
+func compareBool(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case b:
+		return -1
+	default:
+		return 1
+	}
+}

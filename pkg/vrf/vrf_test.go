@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vrf
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"bulkhead/pkg/network"
+)
+
+var update = flag.Bool("update", false, "rewrite goldens")
+
+func testPlan() network.Plan {
+	return network.Plan{
+		ClusterSubnets: []network.Subnet{{CIDR: netip.MustParsePrefix("10.244.0.0/16"), HostLen: 24}, {CIDR: netip.MustParsePrefix("fd10:244::/48"), HostLen: 64}},
+		ServiceCIDRs:   []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd10:96::/112")},
+		Masquerade:     []netip.Prefix{netip.MustParsePrefix("169.254.0.0/17"), netip.MustParsePrefix("fd69::/112")},
+		VRFTableBase:   100000, ClusterMTU: 1400,
+	}
+}
+
+func testNode() network.Node {
+	return network.Node{Name: "n1", ID: 3, Bridge: "br-ex", Mode: network.SharedGateway,
+		NextHops: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}}
+}
+
+func testNet(id int, name string, cidrs ...string) network.Network {
+	n := network.Network{ID: id, Name: name, Topology: network.Layer3, Role: network.RolePrimary, MTU: 1400}
+	for _, c := range cidrs {
+		s, err := network.ParseSubnet(c, network.Layer3)
+		if err != nil {
+			panic(err)
+		}
+		n.Subnets = append(n.Subnets, s)
+	}
+	return n
+}
+
+func TestBuildGolden(t *testing.T) {
+	dflt := network.Network{ID: 0, Name: "default", Topology: network.Layer3, Role: network.RolePrimary, MTU: 1400, Subnets: testPlan().ClusterSubnets}
+	local := testNode()
+	local.Mode = network.LocalGateway
+	noOverlay := testNet(9, "cluster_udn_flat", "10.40.0.0/16/24")
+	noOverlay.Transport = "no-overlay"
+	for name, tc := range map[string]struct {
+		net  network.Network
+		node network.Node
+		in   Inputs
+	}{
+		"v4":               {testNet(7, "cluster_udn_blue", "10.20.0.0/16/24"), testNode(), Inputs{IPv6: true}},
+		"v4-kernel-no-v6":  {testNet(7, "cluster_udn_blue", "10.20.0.0/16/24"), testNode(), Inputs{}},
+		"dual-appended":    {testNet(8, "ns_a", "10.20.0.0/23/24", "10.30.0.0/16/24", "fd20::/48/64"), testNode(), Inputs{IPv6: true}},
+		"whole-cidr-local": {testNet(8, "ns_a", "10.20.0.0/16/24", "fd20::/48/64"), testNode(), Inputs{IPv6: true, Foreign: []string{"x"}}},
+		"name-taken":       {testNet(7, "cluster_udn_blue", "10.20.0.0/16/24"), testNode(), Inputs{Foreign: []string{"blue"}}},
+		"no-overlay-local": {noOverlay, local, Inputs{IPv6: true}},
+		"default":          {dflt, testNode(), Inputs{IPv6: true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tc.in.Plan = testPlan()
+			st, err := Build(tc.net, tc.node, tc.in)
+			if err != nil {
+				t.Fatal(err)
+			}
+			path := filepath.Join("testdata", name+".golden")
+			if *update {
+				if err := os.MkdirAll("testdata", 0o755); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(path, []byte(st.String()), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := st.String(); got != string(want) {
+				t.Errorf("got\n%swant\n%s", got, want)
+			}
+		})
+	}
+}
+
+func TestBuildRefuses(t *testing.T) {
+	in := Inputs{Plan: testPlan(), Foreign: []string{"blue", "mp7-udn-vrf"}}
+	if _, err := Build(testNet(7, "cluster_udn_blue", "10.20.0.0/16/24"), testNode(), in); err == nil || !strings.Contains(err.Error(), "mp7-udn-vrf") {
+		t.Errorf("both names taken: %v", err)
+	}
+	if _, err := Build(testNet(7, "a_b", "10.20.0.0/24/24"), testNode(), in); err == nil || !strings.Contains(err.Error(), "append a CIDR") {
+		t.Errorf("no subnet for node 3: %v", err)
+	}
+	if _, err := Build(testNet(7, "a_b", "10.20.0.0/16/24"), network.Node{Name: "n1"}, in); err == nil {
+		t.Error("node without id accepted")
+	}
+}
+
+// A VRF that lives under the fallback name stays there when the better name
+// becomes free: renaming it would break what is bound to it.
+func TestFallbackNameIsKept(t *testing.T) {
+	net := testNet(7, "cluster_udn_blue", "10.20.0.0/16/24")
+	st, err := Build(net, testNode(), Inputs{Plan: testPlan(), Devices: []Device{{Name: "mp7-udn-vrf", Table: 100007}}})
+	if err != nil || st.Devices[0].Name != "mp7-udn-vrf" {
+		t.Errorf("%v %v", st.Devices, err)
+	}
+}
+
+func newWorld(ids ...int) *Fake {
+	links := []string{"br-ex", "eth0"}
+	for _, id := range ids {
+		links = append(links, fmt.Sprintf("ovn-k8s-mp%d", id))
+	}
+	f := NewFake(links...)
+	f.Links["br-ex"].Up = true
+	return f
+}
+
+// comparable text of a state: what was read has more sysctls than are wanted.
+func text(st State, sysctls []Sysctl) string {
+	st.Sysctls = slices.DeleteFunc(slices.Clone(st.Sysctls), func(s Sysctl) bool {
+		return !slices.ContainsFunc(sysctls, func(w Sysctl) bool { return w.Path == s.Path })
+	})
+	return st.String()
+}
+
+func mustReconcile(t testing.TB, f *Fake, net network.Network, node network.Node) Result {
+	t.Helper()
+	r, err := Reconcile(context.Background(), f, net, node, Inputs{Plan: testPlan(), IPv6: true})
+	if err != nil {
+		t.Fatalf("reconcile: %v", err)
+	}
+	return r
+}
+
+func assertSettled(t testing.TB, f *Fake, net network.Network, node network.Node) {
+	t.Helper()
+	r := mustReconcile(t, f, net, node)
+	if len(r.Ops) != 0 || len(r.Waiting) != 0 {
+		t.Fatalf("not settled: ops %v, waiting for %v", r.Ops, r.Waiting)
+	}
+	if got, want := text(r.Have, r.Want.Sysctls), r.Want.String(); got != want {
+		t.Fatalf("have\n%swant\n%s", got, want)
+	}
+}
+
+func genNet(t *rapid.T, id int) network.Network {
+	cidrs := [][]string{{"10.20.0.0/16/24"}, {"fd20::/48/64"}, {"10.20.0.0/16/24", "fd20::/48/64"}, {"10.20.0.0/23/24", "10.30.0.0/16/26"}}
+	name := rapid.SampledFrom([]string{"cluster_udn_blue", "ns_a", "cluster_udn_a-very-long-name-indeed"}).Draw(t, "name")
+	net := testNet(id, name, rapid.SampledFrom(cidrs).Draw(t, "cidrs")...)
+	net.MTU = rapid.SampledFrom([]int{1400, 8900}).Draw(t, "mtu")
+	return net
+}
+
+func genNode(t *rapid.T) network.Node {
+	n := testNode()
+	n.ID = rapid.IntRange(1, 5).Draw(t, "node")
+	n.NextHops = n.NextHops[:rapid.IntRange(0, 2).Draw(t, "hops")]
+	return n
+}
+
+// The properties of DESIGN § 2, from any state the world can be in: an earlier
+// want, half applied, then disturbed.
+func TestConverges(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		f := newWorld(7)
+		f.Routes[Route{Table: 100007, Dst: netip.MustParsePrefix("10.99.0.0/16"), Via: netip.MustParseAddr("192.0.2.9"), Dev: "br-ex", Metric: 20}] = "bgp"
+		f.Rules[Rule{Priority: 2000, Mark: 0x77, Table: 100007}] = "somebody"
+		f.Links["eth0"].Alias = "untouched"
+		if rapid.Bool().Draw(rt, "taken") {
+			f.AddLink("blue")
+		}
+		for range rapid.IntRange(0, 3).Draw(rt, "earlier") {
+			crash := errors.New("crash")
+			left := rapid.IntRange(0, 25).Draw(rt, "ops before crash")
+			f.Fail = func(Op) error {
+				if left--; left < 0 {
+					return crash
+				}
+				return nil
+			}
+			if rapid.Bool().Draw(rt, "remove") {
+				_, _ = Remove(context.Background(), f, 7, testNode(), testPlan())
+			} else {
+				_, _ = Reconcile(context.Background(), f, genNet(rt, 7), genNode(rt), Inputs{Plan: testPlan(), IPv6: true})
+			}
+			switch rapid.IntRange(0, 3).Draw(rt, "disturb") {
+			case 1: // OVS made the port anew
+				f.DelLink("ovn-k8s-mp7")
+				f.AddLink("ovn-k8s-mp7")
+			case 2:
+				f.Links["ovn-k8s-mp7"].Up = false
+				f.flush("ovn-k8s-mp7")
+			case 3:
+				for r := range f.Rules {
+					delete(f.Rules, r)
+					break
+				}
+			}
+		}
+		f.Fail = nil
+		foreign := foreignText(f)
+		net, node := genNet(rt, 7), genNode(rt)
+		if rapid.Bool().Draw(rt, "finally removed") {
+			if _, err := Remove(context.Background(), f, 7, node, testPlan()); err != nil {
+				rt.Fatal(err)
+			}
+			r, err := Remove(context.Background(), f, 7, node, testPlan())
+			if err != nil || len(r.Ops) != 0 || !r.Have.Empty() {
+				rt.Fatalf("left after removal: %v %v\n%s", r.Ops, err, r.Have)
+			}
+		} else {
+			if _, err := Reconcile(context.Background(), f, net, node, Inputs{Plan: testPlan(), IPv6: true}); err != nil {
+				rt.Fatal(err)
+			}
+			r, err := Reconcile(context.Background(), f, net, node, Inputs{Plan: testPlan(), IPv6: true})
+			if err != nil || len(r.Ops) != 0 {
+				rt.Fatalf("second run: %v %v", r.Ops, err)
+			}
+			if got, want := text(r.Have, r.Want.Sysctls), r.Want.String(); got != want {
+				rt.Fatalf("have\n%swant\n%s", got, want)
+			}
+		}
+		if got := foreignText(f); got != foreign {
+			rt.Fatalf("touched what is not ours: %s, was %s", got, foreign)
+		}
+	})
+}
+
+func foreignText(f *Fake) string {
+	var out []string
+	for r, o := range f.Routes {
+		if o != "" {
+			out = append(out, r.String())
+		}
+	}
+	for r, o := range f.Rules {
+		if o != "" {
+			out = append(out, r.String())
+		}
+	}
+	for n, l := range f.Links {
+		if !l.Ours && n != "ovn-k8s-mp7" {
+			out = append(out, fmt.Sprintf("%s %+v", n, *l))
+		}
+	}
+	slices.Sort(out)
+	return strings.Join(out, "\n")
+}
+
+// Never reachable without its isolation: at each step of adding and of
+// removing, a route that leads somewhere exists only beside the unreachable
+// defaults and the rules, and the port has an address only inside the VRF.
+func TestDenyBeforeReach(t *testing.T) {
+	f := newWorld(7)
+	net := testNet(7, "cluster_udn_blue", "10.20.0.0/16/24", "fd20::/48/64")
+	check := func(Op) error {
+		var reach, deny bool
+		for r := range f.Routes {
+			reach = reach || !r.Unreachable
+			deny = deny || r.Unreachable && r.Dst.Bits() == 0
+		}
+		if reach && (!deny || len(f.Rules) == 0 || f.Links["blue"] == nil) {
+			t.Fatalf("reachable without isolation after %v", f.Log)
+		}
+		if p := f.Links["ovn-k8s-mp7"]; len(p.Addrs) > 0 && p.Master == "" && p.Up {
+			t.Fatalf("port reachable in the default VRF after %v", f.Log)
+		}
+		if f.Links["blue"] != nil && !deny {
+			t.Fatalf("VRF without unreachable default after %v", f.Log)
+		}
+		return nil
+	}
+	f.Fail = check
+	mustReconcile(t, f, net, testNode())
+	assertSettled(t, f, net, testNode())
+	if _, err := Remove(context.Background(), f, 7, testNode(), testPlan()); err != nil {
+		t.Fatal(err)
+	}
+	_ = check(Op{})
+	if len(f.Routes)+len(f.Rules) != 0 || f.Links["blue"] != nil {
+		t.Errorf("left: %v %v", f.Routes, f.Rules)
+	}
+}
+
+// The port comes late: everything that does not need it is there before.
+func TestWaitsForPort(t *testing.T) {
+	f := newWorld()
+	net := testNet(7, "cluster_udn_blue", "10.20.0.0/16/24")
+	r := mustReconcile(t, f, net, testNode())
+	if !slices.Equal(r.Waiting, []string{"ovn-k8s-mp7"}) {
+		t.Errorf("waiting for %v", r.Waiting)
+	}
+	if r = mustReconcile(t, f, net, testNode()); len(r.Ops) != 0 {
+		t.Errorf("while waiting: %v", r.Ops)
+	}
+	f.AddLink("ovn-k8s-mp7")
+	mustReconcile(t, f, net, testNode())
+	assertSettled(t, f, net, testNode())
+}
+
+// One operation that fails does not stop the others, and is named.
+func TestApplyGoesOn(t *testing.T) {
+	f := newWorld(7)
+	f.NoVRF = true
+	r, err := Reconcile(context.Background(), f, testNet(7, "cluster_udn_blue", "10.20.0.0/16/24"), testNode(), Inputs{Plan: testPlan(), IPv6: true})
+	if !errors.Is(err, ErrNoVRF) || !strings.Contains(err.Error(), "add VRF blue table 100007") {
+		t.Errorf("error %v", err)
+	}
+	if len(f.Rules) == 0 || len(r.Ops) == 0 {
+		t.Error("stopped at the first failure")
+	}
+}
+
+func TestLeftovers(t *testing.T) {
+	f := newWorld(7, 8)
+	for id := range 2 {
+		mustReconcile(t, f, testNet(7+id, fmt.Sprintf("ns_%d", id), "10.20.0.0/16/24"), testNode())
+	}
+	f.Rules[Rule{Priority: 2000, Mark: 5, Table: 4242}] = ""
+	ids, tables, err := Leftovers(context.Background(), f, testPlan(), func(id int) bool { return id == 7 })
+	if err != nil || !slices.Equal(ids, []int{8}) || !slices.Equal(tables, []int{4242}) {
+		t.Fatalf("%v %v %v", ids, tables, err)
+	}
+	if _, err := Remove(context.Background(), f, 8, testNode(), testPlan()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := RemoveTable(context.Background(), f, 4242); err != nil {
+		t.Fatal(err)
+	}
+	if ids, tables, _ := Leftovers(context.Background(), f, testPlan(), func(id int) bool { return id == 7 }); len(ids)+len(tables) != 0 {
+		t.Errorf("left %v %v", ids, tables)
+	}
+	assertSettled(t, f, testNet(7, "ns_0", "10.20.0.0/16/24"), testNode())
+}
+
+// The number of operations does not depend on the number of networks.
+func TestConstantOps(t *testing.T) {
+	f := NewFake("br-ex")
+	f.Links["br-ex"].Up = true
+	var first int
+	for id := 1; id <= 300; id++ {
+		f.AddLink(fmt.Sprintf("ovn-k8s-mp%d", id))
+		n := len(mustReconcile(t, f, testNet(id, fmt.Sprintf("ns_%d", id), "10.20.0.0/16/24", "fd20::/48/64"), testNode()).Ops)
+		if id == 1 {
+			first = n
+		} else if n != first {
+			t.Fatalf("network %d took %d operations, the first %d", id, n, first)
+		}
+	}
+	t.Logf("%d operations a network", first)
+}

@@ -1,0 +1,118 @@
+package build
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// Artifacts are the directories of everything a lab is started from.
+type Artifacts struct {
+	Kubernetes, RootFS, Kernel, Tools, Images string
+	// HasProduct tells whether the images include the product's.
+	HasProduct bool
+}
+
+// Options say what to build from where.
+type Options struct {
+	// Repo is the checkout; Work a directory for what is built anew each time;
+	// Lab the lab program itself, which runs the steps that need namespaces.
+	Repo, Work, Lab string
+	// Product tells whether to build the product.
+	Product bool
+	// Log gets the output of the tools, Progress one line for each thing that is done.
+	Log      io.Writer
+	Progress func(format string, args ...any)
+}
+
+// All builds what is not in the cache yet.
+func All(ctx context.Context, o Options) (Artifacts, error) {
+	a := Artifacts{Tools: filepath.Join(o.Work, "tools")}
+	product := filepath.Join(o.Work, "product")
+	for _, d := range []string{a.Tools, product} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			return a, fmt.Errorf("make a place for programs: %w", err)
+		}
+	}
+	step := func(what string, do func() error) func() error {
+		return func() error {
+			begun := time.Now()
+			if err := do(); err != nil {
+				return err
+			}
+			o.Progress("%s (%.1f s)", what, time.Since(begun).Seconds())
+			return nil
+		}
+	}
+	var programs []string
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(step("Kubernetes binaries", func() (err error) {
+		a.Kubernetes, err = Kubernetes(ctx, o.Repo, o.Log)
+		return err
+	}))
+	group.Go(step("node root file system", func() (err error) {
+		if a.RootFS, err = RootFS(ctx, o.Log); err == nil {
+			a.Kernel, err = Kernel(a.RootFS)
+		}
+		return err
+	}))
+	group.Go(step("guest tools", func() error { return Tools(ctx, o.Repo, a.Tools, o.Log) }))
+	if o.Product {
+		group.Go(step("product", func() (err error) {
+			programs, err = Product(ctx, o.Repo, product, o.Log)
+			return err
+		}))
+	}
+	if err := group.Wait(); err != nil {
+		return a, err
+	}
+	a.HasProduct = len(programs) > 0
+	images := step("container images", func() (err error) {
+		a.Images, err = Images(ctx, o.Lab, a.RootFS, a.Tools, product, programs, o.Log)
+		return err
+	})
+	return a, images()
+}
+
+// virtiofsds are the places of the C and the Rust server; they take different
+// options, see VirtioFS.
+var virtiofsds = []string{"/usr/libexec/virtiofsd", "/usr/lib/qemu/virtiofsd"}
+
+// VirtioFS returns the virtiofsd of this machine and the arguments with which
+// it serves a directory that does not change.
+func VirtioFS(socket, dir string) ([]string, error) {
+	for _, path := range virtiofsds {
+		if _, err := os.Stat(path); err != nil {
+			continue
+		}
+		if strings.Contains(path, "libexec") {
+			return []string{path, "--socket-path=" + socket, "--shared-dir=" + dir, "--sandbox=chroot", "--cache=always", "--thread-pool-size=0", "--log-level=warn"}, nil
+		}
+		return []string{path, "--socket-path=" + socket, "-o", "source=" + dir, "-o", "sandbox=chroot", "-o", "cache=always", "-o", "no_posix_lock", "--thread-pool-size=0"}, nil
+	}
+	return nil, fmt.Errorf("no virtiofsd in %s; run: make lab-deps", strings.Join(virtiofsds, " or "))
+}
+
+// CheckTools returns an error that names what is missing on this machine.
+func CheckTools() error {
+	var missing []string
+	for _, tool := range []string{"qemu-system-x86_64", "mmdebstrap", "go"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			missing = append(missing, tool)
+		}
+	}
+	if _, err := VirtioFS("", ""); err != nil {
+		missing = append(missing, "virtiofsd")
+	}
+	if len(missing) > 0 {
+		return fmt.Errorf("this machine lacks %s; run: make lab-deps", strings.Join(missing, ", "))
+	}
+	return nil
+}

@@ -1,0 +1,113 @@
+package build
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// kubernetesFlags are also part of the cache's key. Without a version the API
+// server would call itself v0.0.0 and refuse nodes that are newer.
+func kubernetesFlags(version string) []string {
+	v := "k8s.io/component-base/version."
+	parts := strings.SplitN(strings.TrimPrefix(version, "v"), ".", 3)
+	return []string{"-trimpath", "-ldflags", fmt.Sprintf("-s -w -X %sgitVersion=%s -X %sgitMajor=%s -X %sgitMinor=%s", v, version, v, parts[0], v, parts[1])}
+}
+
+var kubernetesPrograms = []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kubelet"}
+
+// Kubernetes returns the directory of the control plane's programs, kubelet,
+// kubectl and etcd, built from the module in test/lab/k8s.
+func Kubernetes(ctx context.Context, repo string, log io.Writer) (string, error) {
+	module := filepath.Join(repo, "test/lab/k8s")
+	inputs := []string{}
+	for _, name := range []string{"go.mod", "go.sum"} {
+		data, err := os.ReadFile(filepath.Join(module, name))
+		if err != nil {
+			return "", fmt.Errorf("read the lab's Kubernetes module: %w", err)
+		}
+		inputs = append(inputs, string(data))
+	}
+	version := requiredVersion(inputs[0], "k8s.io/kubernetes")
+	if strings.Count(version, ".") < 2 {
+		return "", fmt.Errorf("no version of k8s.io/kubernetes in %s/go.mod", module)
+	}
+	goVersion, err := exec.CommandContext(ctx, "go", "env", "GOVERSION", "GOARCH").Output()
+	if err != nil {
+		return "", fmt.Errorf("ask for Go's version: %w", err)
+	}
+	flags := kubernetesFlags(version)
+	key := Key(append(append(inputs, flags...), string(goVersion))...)
+	return entry("kubernetes", key, 2, func(dir string) error {
+		args := append([]string{"-o", dir + "/"}, flags...)
+		for _, p := range kubernetesPrograms {
+			args = append(args, "k8s.io/kubernetes/cmd/"+p)
+		}
+		if err := goBuild(ctx, module, log, args...); err != nil {
+			return err
+		}
+		return goBuild(ctx, module, log, "-o", dir+"/etcd", "-trimpath", "-ldflags", "-s -w", "go.etcd.io/etcd/server/v3")
+	})
+}
+
+// requiredVersion finds a requirement in a go.mod file.
+func requiredVersion(gomod, module string) string {
+	for line := range strings.Lines(gomod) {
+		f := strings.Fields(strings.TrimPrefix(strings.TrimSpace(line), "require "))
+		if len(f) >= 2 && f[0] == module && strings.HasPrefix(f[1], "v") {
+			return f[1]
+		}
+	}
+	return ""
+}
+
+func goBuild(ctx context.Context, dir string, log io.Writer, args ...string) error {
+	var out bytes.Buffer
+	cmd := exec.CommandContext(ctx, "go", append([]string{"build"}, args...)...)
+	cmd.Dir = dir
+	// Static, so that the programs run on any root file system.
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-buildvcs=false", "GOWORK=off")
+	cmd.Stdout, cmd.Stderr = io.MultiWriter(log, &out), io.MultiWriter(log, &out)
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("go build in %s: %w\n%s", dir, err, strings.TrimSpace(out.String()))
+	}
+	return nil
+}
+
+// guestTools are built anew each time; Go's own cache makes that quick.
+var guestTools = []string{"./test/lab/cmd/labinit", "./test/lab/cmd/labpause", "github.com/containernetworking/plugins/plugins/main/loopback"}
+
+// Tools builds the programs of the machines into dir.
+func Tools(ctx context.Context, repo, dir string, log io.Writer) error {
+	return goBuild(ctx, repo, log, append([]string{"-o", dir + "/", "-trimpath", "-ldflags", "-s -w"}, guestTools...)...)
+}
+
+// productPrograms are the product's, by the directory in cmd and by the name
+// that the program has in the image.
+var productPrograms = map[string]string{
+	"controller": "controller", "agent": "agent", "cni": "ovn-k8s-cni-overlay", "bulkheadctl": "bulkheadctl",
+}
+
+// Product builds into dir those programs of the product that are there, and
+// returns their names.
+func Product(ctx context.Context, repo, dir string, log io.Writer) ([]string, error) {
+	var names []string
+	args := []string{"-o", dir + "/", "-trimpath", "-ldflags", "-s -w"}
+	for source := range productPrograms {
+		if found, _ := filepath.Glob(filepath.Join(repo, "cmd", source, "*.go")); len(found) > 0 {
+			args, names = append(args, "./cmd/"+source), append(names, source)
+		}
+	}
+	if len(names) == 0 {
+		return nil, nil
+	}
+	if err := goBuild(ctx, repo, log, args...); err != nil {
+		return nil, fmt.Errorf("build the product: %w", err)
+	}
+	return names, nil
+}

@@ -1,0 +1,98 @@
+package build
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+)
+
+// suite is the Debian release the nodes run: kernel 6.12 with VRF, openvswitch
+// and geneve; OVS 3.5, OVN 25.03 (the oldest supported), FRR 10.3, containerd 1.7.
+const suite = "trixie"
+
+var packages = []string{
+	"openvswitch-switch", "ovn-central", "ovn-host", "frr", "frr-pythontools", "nftables", "iproute2", "bpftool",
+	"iputils-ping", "conntrack", "kmod", "linux-image-cloud-amd64", "containerd", "runc", "iperf3", "tcpdump",
+	"busybox-static", "procps", "ethtool", "curl", "ncat",
+}
+
+// stage0 is the first program of a VM: it reaches the lab's share, where
+// everything that changes from day to day is.
+const stage0 = `#!/bin/busybox sh
+/bin/busybox mount -t virtiofs lab /lab && exec /lab/bin/labinit
+echo "the lab's share cannot be mounted"
+/bin/busybox mount -t proc proc /proc && echo o >/proc/sysrq-trigger
+`
+
+//go:embed rootfs.go
+var rootfsSource string
+
+// RootFS returns the nodes' root file system: a directory, which guests share
+// read-only. Nothing may ever be written to it.
+func RootFS(ctx context.Context, log io.Writer) (string, error) {
+	key := Key(rootfsSource, runtime.GOARCH)
+	return entry("rootfs", key, 2, func(dir string) error { return makeRootFS(ctx, dir, log) })
+}
+
+func makeRootFS(ctx context.Context, dir string, log io.Writer) error {
+	from, err := mirror()
+	if err != nil {
+		return err
+	}
+	args := []string{"--variant=minbase", "--include=" + strings.Join(packages, ","),
+		// Documentation and translations only make the tree slower to copy.
+		`--dpkgopt=path-exclude=/usr/share/doc/*`, `--dpkgopt=path-exclude=/usr/share/man/*`, `--dpkgopt=path-exclude=/usr/share/locale/*`}
+	for _, o := range aptOptions() {
+		args = append(args, "--aptopt="+o)
+	}
+	cmd := exec.CommandContext(ctx, "mmdebstrap", append(args, suite, dir, from)...)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("build the nodes' root file system with mmdebstrap: %w", err)
+	}
+	for _, d := range []string{"lab", "mnt", "usr/share/bulkhead-lab"} {
+		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
+			return fmt.Errorf("prepare the root file system: %w", err)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(dir, "usr/sbin/lab-stage0"), []byte(stage0), 0o755); err != nil {
+		return fmt.Errorf("install the first program: %w", err)
+	}
+	for name, schema := range map[string]string{
+		"conf.db": "openvswitch/vswitch", "ovnnb_db.db": "ovn/ovn-nb", "ovnsb_db.db": "ovn/ovn-sb",
+	} {
+		make := exec.CommandContext(ctx, "chroot", dir, "ovsdb-tool", "create", "/usr/share/bulkhead-lab/"+name, "/usr/share/"+schema+".ovsschema")
+		make.Stdout, make.Stderr = log, log
+		if err := make.Run(); err != nil {
+			return fmt.Errorf("make an empty database %s: %w", name, err)
+		}
+	}
+	for _, pattern := range []string{"boot/initrd*", "boot/System.map*", "var/cache/*", "var/lib/apt/lists/*", "var/lib/openvswitch/*", "etc/openvswitch/conf.db", "var/lib/ovn/*", "var/log/*"} {
+		files, err := filepath.Glob(filepath.Join(dir, pattern))
+		if err != nil {
+			return fmt.Errorf("tidy %s: %w", pattern, err)
+		}
+		for _, f := range files {
+			if err := os.RemoveAll(f); err != nil {
+				return fmt.Errorf("tidy the root file system: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
+// Kernel returns the kernel of a root file system.
+func Kernel(rootfs string) (string, error) {
+	found, err := filepath.Glob(filepath.Join(rootfs, "boot/vmlinuz-*"))
+	if err != nil || len(found) != 1 {
+		return "", fmt.Errorf("want one kernel in %s/boot, found %v", rootfs, found)
+	}
+	return found[0], nil
+}

@@ -1,0 +1,150 @@
+package build
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"bulkhead/test/lab/internal/sys"
+)
+
+// apart is how a program is run that mounts and starts daemons: in namespaces
+// which end with it.
+func apart() *syscall.SysProcAttr {
+	return &syscall.SysProcAttr{
+		Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC,
+		Pdeathsig:  syscall.SIGKILL,
+	}
+}
+
+const storeConfig = `version = 2
+disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.devmapper"]
+`
+
+// Store runs the root file system's own containerd in a chroot, imports the
+// archives 0.tar, 1.tar … of work, and copies what containerd keeps to out. It
+// runs as a process of its own, in namespaces of its own.
+func Store(rootfs, work, out string, names []string) error {
+	if err := sys.Private(); err != nil {
+		return err
+	}
+	const base, root = "/mnt", "/mnt/root"
+	if err := (sys.Mount{Kind: "tmpfs", Target: base, Options: "mode=755"}).Do(); err != nil {
+		return err
+	}
+	if err := sys.Overlay(rootfs, base+"/rw", root); err != nil {
+		return err
+	}
+	for _, m := range []sys.Mount{
+		{Kind: "proc", Target: root + "/proc"}, {Kind: "tmpfs", Target: root + "/run"},
+		// An overlay cannot be the upper directory of the snapshotter's overlays.
+		{Kind: "tmpfs", Target: root + "/var/lib/containerd"},
+	} {
+		if err := m.Do(); err != nil {
+			return err
+		}
+	}
+	for from, to := range map[string]string{"/dev": root + "/dev", work: root + "/lab"} {
+		if err := sys.Bind(from, to); err != nil {
+			return err
+		}
+	}
+	if err := os.WriteFile(root+"/etc/containerd/lab.toml", []byte(storeConfig), 0o644); err != nil {
+		return fmt.Errorf("configure containerd: %w", err)
+	}
+	if err := importAll(root, names); err != nil {
+		return err
+	}
+	return copyTree(root+"/var/lib/containerd", out)
+}
+
+func importAll(root string, names []string) error {
+	command := func(argv ...string) *exec.Cmd {
+		cmd := exec.Command(argv[0], argv[1:]...)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: root}
+		cmd.Dir = "/"
+		cmd.Env = []string{"PATH=/usr/sbin:/usr/bin"}
+		cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+		return cmd
+	}
+	daemon := command("/usr/bin/containerd", "--config", "/etc/containerd/lab.toml", "--log-level", "warn")
+	if err := daemon.Start(); err != nil {
+		return fmt.Errorf("start containerd: %w", err)
+	}
+	if err := sys.WaitFile(root+"/run/containerd/containerd.sock", 30*time.Second); err != nil {
+		return err
+	}
+	for n, name := range names {
+		steps := [][]string{
+			{"images", "import", "--local", "--snapshotter", "overlayfs", fmt.Sprintf("/lab/%d.tar", n)},
+			// So labelled, the image belongs to kubelet's view from the start.
+			{"images", "label", name, "io.cri-containerd.image=managed"},
+		}
+		if name == PauseImage {
+			steps = append(steps, []string{"images", "label", name, "io.cri-containerd.pinned=pinned"})
+		}
+		for _, s := range steps {
+			if err := command(append([]string{"/usr/bin/ctr", "-n", "k8s.io"}, s...)...).Run(); err != nil {
+				return fmt.Errorf("ctr %v: %w", s, err)
+			}
+		}
+	}
+	if err := daemon.Process.Signal(syscall.SIGTERM); err != nil {
+		return fmt.Errorf("stop containerd: %w", err)
+	}
+	var exit *exec.ExitError
+	if err := daemon.Wait(); err != nil && !errors.As(err, &exit) {
+		return fmt.Errorf("wait for containerd to end: %w", err)
+	}
+	return nil
+}
+
+// copyTree copies files, directories and links with their modes and owners.
+func copyTree(from, to string) error {
+	return filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return fmt.Errorf("walk %s: %w", from, err)
+		}
+		rel, err := filepath.Rel(from, path)
+		if err != nil {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return fmt.Errorf("look at %s: %w", path, err)
+		}
+		target := filepath.Join(to, rel)
+		mode := info.Mode()
+		switch {
+		case d.IsDir():
+			err = os.MkdirAll(target, 0o755)
+		case mode&fs.ModeSymlink != 0:
+			var link string
+			if link, err = os.Readlink(path); err == nil {
+				err = os.Symlink(link, target)
+			}
+		case mode.IsRegular():
+			var data []byte
+			if data, err = os.ReadFile(path); err == nil {
+				err = os.WriteFile(target, data, 0o600)
+			}
+		default:
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("copy %s: %w", path, err)
+		}
+		if mode&fs.ModeSymlink == 0 {
+			// Chmod with the type bits that it knows: sticky and set-id.
+			if err := os.Chmod(target, mode&(fs.ModePerm|fs.ModeSticky|fs.ModeSetuid|fs.ModeSetgid)); err != nil {
+				return fmt.Errorf("set the mode of %s: %w", target, err)
+			}
+		}
+		return nil
+	})
+}

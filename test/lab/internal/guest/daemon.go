@@ -1,0 +1,77 @@
+package guest
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"time"
+)
+
+const cgroupRoot = "/sys/fs/cgroup"
+
+// daemon is a program that is started again whenever it ends, so that a test
+// can kill it and see what happens.
+type daemon struct {
+	name string
+	argv []string
+	// cgroup, below /sys/fs/cgroup; default lab/<name>.
+	cgroup string
+}
+
+// keep runs the daemon for ever.
+func (d daemon) keep() {
+	if d.cgroup == "" {
+		d.cgroup = "lab/" + d.name
+	}
+	for {
+		begun := time.Now()
+		err := d.once()
+		slog.Warn("daemon ended", "name", d.name, "err", err, "after", time.Since(begun).Round(time.Millisecond))
+		if time.Since(begun) < 5*time.Second {
+			time.Sleep(time.Second)
+		}
+	}
+}
+
+func (d daemon) once() error {
+	log, err := os.OpenFile(filepath.Join("/var/log", d.name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd := exec.Command(d.argv[0], d.argv[1:]...)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.Env = Environment()
+	group, err := openCgroup(d.cgroup)
+	if err != nil {
+		return err
+	}
+	defer group.Close()
+	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(group.Fd()), Setsid: true}
+	return cmd.Run()
+}
+
+// openCgroup makes a cgroup and opens it, for a process to start in: each below
+// the root, so that a hook on a cgroup sees exactly what a test means.
+func openCgroup(name string) (*os.File, error) {
+	dir := filepath.Join(cgroupRoot, name)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, fmt.Errorf("make the cgroup %s: %w", name, err)
+	}
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, fmt.Errorf("open the cgroup %s: %w", name, err)
+	}
+	return f, nil
+}
+
+// Environment is what every process in a machine starts with.
+func Environment() []string {
+	return []string{
+		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:" + ShareDir + "/bin",
+		"HOME=/root", "TERM=xterm", "LANG=C.UTF-8",
+	}
+}

@@ -1,0 +1,241 @@
+package guest
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"bulkhead/test/lab/internal/remote"
+	"bulkhead/test/lab/internal/sys"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// Modules the product or a test may need. What the kernel loads on demand
+// (nftables expressions, for one) is not waited for here.
+var modules = []string{"virtio_net", "openvswitch", "geneve", "vrf", "veth", "nf_tables", "nft_socket", "nft_ct", "nft_fib_inet", "nft_reject_inet", "nft_nat", "nft_masq"}
+
+// Node is the node VM's real work: the command channel, the network, and the
+// daemons in the order in which they need each other.
+func Node(name string) error {
+	c, err := readConfig(name)
+	if err != nil {
+		return err
+	}
+	if err := modprobe(modules...); err != nil {
+		return err
+	}
+	if err := identity(c); err != nil {
+		return err
+	}
+	if err := Configure("lo", nil, nil); err != nil {
+		return err
+	}
+	l, err := managementListener("eth1", c.Management)
+	if err != nil {
+		return err
+	}
+	// Commands get a cgroup of their own; opened once, for every command.
+	commands, err := openCgroup("lab/exec")
+	if err != nil {
+		return err
+	}
+	server := &remote.Server{Token: c.Token, Env: Environment(), Prepare: func(cmd *exec.Cmd) {
+		cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(commands.Fd())}
+	}}
+	go server.Serve(l)
+	// On the card first, so that kubelet and containerd need not wait for OVS.
+	if err := Configure("eth0", c.Addresses, c.Gateways); err != nil {
+		return err
+	}
+	slog.Info("network is up; starting daemons")
+
+	var group errgroup.Group
+	group.Go(func() error { return startRuntime(c) })
+	group.Go(func() error { return startSwitch(c) })
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	slog.Info("lab node is up", "name", c.Name)
+	select {}
+}
+
+func identity(c Config) error {
+	if err := syscall.Sethostname([]byte(c.Name)); err != nil {
+		return fmt.Errorf("set the host name: %w", err)
+	}
+	var hosts strings.Builder
+	hosts.WriteString("127.0.0.1 localhost\n::1 localhost\n")
+	for _, h := range c.Hosts {
+		fmt.Fprintf(&hosts, "%s %s\n", h.Address, h.Name)
+	}
+	files := map[string]string{
+		"/etc/hosts": hosts.String(), "/etc/hostname": c.Name + "\n",
+		"/etc/resolv.conf": "", // no name server here: an empty file keeps daemons from waiting for one
+		"/etc/machine-id":  fmt.Sprintf("%032x\n", c.Management.Addr().As4()),
+	}
+	for path, content := range files {
+		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+			return fmt.Errorf("write %s: %w", path, err)
+		}
+	}
+	sysctls(map[string]string{
+		"net.ipv4.ip_forward": "1", "net.ipv6.conf.all.forwarding": "1",
+		"net.ipv6.conf.all.accept_ra": "0", "net.ipv6.conf.default.accept_ra": "0",
+		"fs.inotify.max_user_instances": "1024", "kernel.panic": "5",
+	})
+	return nil
+}
+
+// startRuntime starts containerd on the prepared image store, and kubelet.
+func startRuntime(c Config) error {
+	if err := mirror(ShareDir+"/images/store", "/var/lib/containerd"); err != nil {
+		return err
+	}
+	for _, d := range []string{"/opt/cni/bin", "/etc/cni/net.d", "/etc/kubernetes/manifests", "/var/log/pods"} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			return fmt.Errorf("make %s: %w", d, err)
+		}
+	}
+	// containerd 1.7 runs the loopback plugin for every pod.
+	if err := os.Symlink(ShareDir+"/bin/loopback", "/opt/cni/bin/loopback"); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("install the loopback plugin: %w", err)
+	}
+	go daemon{name: "containerd", argv: []string{"/usr/bin/containerd", "--config", ShareDir + "/config/containerd.toml"}}.keep()
+	if err := sys.WaitFile("/run/containerd/containerd.sock", time.Minute); err != nil {
+		return err
+	}
+	var ips []string
+	for _, a := range c.Addresses {
+		ips = append(ips, a.Addr().String())
+	}
+	dir := ShareDir + "/nodes/" + c.Name
+	go daemon{name: "kubelet", cgroup: "kubelet", argv: []string{ShareDir + "/bin/kubelet",
+		"--config=" + dir + "/kubelet.yaml", "--kubeconfig=" + dir + "/kubeconfig",
+		"--hostname-override=" + c.Name, "--node-ip=" + strings.Join(ips, ","), "--v=1",
+	}}.keep()
+	return nil
+}
+
+// mirror makes a private copy of the image store: small files are copied, for
+// they are databases; snapshots and blobs, which never change, are links to
+// the share. containerd deletes a link like a directory.
+func mirror(from, to string) error {
+	return filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return fmt.Errorf("walk the image store: %w", err)
+		}
+		rel, err := filepath.Rel(from, path)
+		if err != nil {
+			return err
+		}
+		target := filepath.Join(to, rel)
+		shared := filepath.Base(filepath.Dir(path))
+		switch {
+		case d.IsDir() && shared == "snapshots":
+			if err := os.Symlink(path, target); err != nil {
+				return fmt.Errorf("link a snapshot: %w", err)
+			}
+			return filepath.SkipDir
+		case d.IsDir():
+			if err := os.MkdirAll(target, 0o711); err != nil {
+				return fmt.Errorf("make the image store: %w", err)
+			}
+			return nil
+		case shared == "sha256":
+			return os.Symlink(path, target)
+		case d.Type().IsRegular():
+			data, err := os.ReadFile(path)
+			if err != nil {
+				return fmt.Errorf("read the image store: %w", err)
+			}
+			return os.WriteFile(target, data, 0o600)
+		}
+		return nil
+	})
+}
+
+// startSwitch starts OVS, puts the card into br-ex, gives br-ex the node's
+// addresses, and starts the node's own OVN zone. What makes ovn-controller do
+// anything (external_ids of the Open_vSwitch row) is the product's to set.
+func startSwitch(c Config) error {
+	const ovs, ovn = "/var/run/openvswitch", "/var/run/ovn"
+	for _, d := range []string{ovs, ovn, "/var/log/openvswitch", "/var/log/ovn", "/etc/openvswitch", "/var/lib/ovn"} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			return fmt.Errorf("make %s: %w", d, err)
+		}
+	}
+	// Empty databases come with the root file system; making one takes a process.
+	for from, to := range map[string]string{
+		"conf.db": "/etc/openvswitch/conf.db", "ovnnb_db.db": "/var/lib/ovn/ovnnb_db.db", "ovnsb_db.db": "/var/lib/ovn/ovnsb_db.db",
+	} {
+		data, err := os.ReadFile("/usr/share/bulkhead-lab/" + from)
+		if err != nil {
+			return fmt.Errorf("read an empty database: %w", err)
+		}
+		if err := os.WriteFile(to, data, 0o640); err != nil {
+			return fmt.Errorf("place an empty database: %w", err)
+		}
+	}
+	go daemon{name: "ovsdb-server", argv: []string{"/usr/sbin/ovsdb-server", "/etc/openvswitch/conf.db",
+		"--remote=punix:" + ovs + "/db.sock", "--remote=db:Open_vSwitch,Open_vSwitch,manager_options",
+		"--pidfile=" + ovs + "/ovsdb-server.pid", "--log-file=/var/log/openvswitch/ovsdb-server.log", "-vconsole:off"}}.keep()
+	for _, db := range []struct{ short, file, schema, table string }{
+		{"nb", "ovnnb_db", "OVN_Northbound", "NB_Global"}, {"sb", "ovnsb_db", "OVN_Southbound", "SB_Global"},
+	} {
+		go daemon{name: "ovn-" + db.short, argv: []string{"/usr/sbin/ovsdb-server", "/var/lib/ovn/" + db.file + ".db",
+			"--remote=punix:" + ovn + "/" + db.file + ".sock", "--remote=db:" + db.schema + "," + db.table + ",connections",
+			"--pidfile=" + ovn + "/" + db.file + ".pid", "--unixctl=" + ovn + "/" + db.file + ".ctl",
+			"--log-file=/var/log/ovn/ovsdb-server-" + db.short + ".log", "-vconsole:off"}}.keep()
+	}
+	if err := sys.WaitFile(ovs+"/db.sock", time.Minute); err != nil {
+		return err
+	}
+	mac := MAC(0x54, firstIPv4(c.Addresses))
+	if err := run("/usr/bin/ovs-vsctl", "--no-wait", "--", "init", "--", "--may-exist", "add-br", "br-ex",
+		"--", "set", "bridge", "br-ex", "fail_mode=standalone", "other-config:hwaddr=\""+mac.String()+"\"",
+		"--", "--may-exist", "add-port", "br-ex", "eth0"); err != nil {
+		return err
+	}
+	go daemon{name: "ovs-vswitchd", argv: []string{"/usr/sbin/ovs-vswitchd", "unix:" + ovs + "/db.sock",
+		"--pidfile=" + ovs + "/ovs-vswitchd.pid", "--log-file=/var/log/openvswitch/ovs-vswitchd.log", "-vconsole:off"}}.keep()
+	for _, db := range []string{"ovnnb_db", "ovnsb_db"} {
+		if err := sys.WaitFile(ovn+"/"+db+".sock", time.Minute); err != nil {
+			return err
+		}
+	}
+	go daemon{name: "ovn-northd", argv: []string{"/usr/bin/ovn-northd", "--ovnnb-db=unix:" + ovn + "/ovnnb_db.sock",
+		"--ovnsb-db=unix:" + ovn + "/ovnsb_db.sock", "--pidfile=" + ovn + "/ovn-northd.pid",
+		"--log-file=/var/log/ovn/ovn-northd.log", "-vconsole:off"}}.keep()
+	go daemon{name: "ovn-controller", argv: []string{"/usr/bin/ovn-controller", "unix:" + ovs + "/db.sock",
+		"--pidfile=" + ovn + "/ovn-controller.pid", "--log-file=/var/log/ovn/ovn-controller.log", "-vconsole:off"}}.keep()
+	if _, err := waitLink("br-ex"); err != nil {
+		return err
+	}
+	return moveAddresses("eth0", "br-ex", c.Addresses, c.Gateways)
+}
+
+func firstIPv4(prefixes []netip.Prefix) netip.Addr {
+	for _, p := range prefixes {
+		if p.Addr().Is4() {
+			return p.Addr()
+		}
+	}
+	return netip.AddrFrom4([4]byte{})
+}
+
+func run(argv ...string) error {
+	out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%s: %w: %s", strings.Join(argv, " "), err, out)
+	}
+	return nil
+}

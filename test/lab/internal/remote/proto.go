@@ -1,0 +1,110 @@
+// Package remote runs commands on another machine of the lab over one TCP or
+// unix connection each: a node VM or the external host. It is a lab tool with
+// a shared token and no encryption; it listens only on networks that exist
+// inside the lab's own network namespace.
+package remote
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+	"sync"
+)
+
+// Request opens a connection: one JSON object, sent as a frame of kind
+// frameRequest. Everything after it is frames in both directions.
+type Request struct {
+	Token string   `json:"token"`
+	Argv  []string `json:"argv"`
+	Dir   string   `json:"dir,omitempty"`
+	Env   []string `json:"env,omitempty"`
+	// PTY asks for a terminal of Rows × Cols; output then comes as stdout.
+	PTY  bool   `json:"pty,omitempty"`
+	Rows uint16 `json:"rows,omitempty"`
+	Cols uint16 `json:"cols,omitempty"`
+}
+
+// exitStatus is the last frame a server sends.
+type exitStatus struct {
+	Code int `json:"code"`
+	// Error says why the command could not be started at all.
+	Error string `json:"error,omitempty"`
+}
+
+type windowSize struct {
+	Rows uint16 `json:"rows"`
+	Cols uint16 `json:"cols"`
+}
+
+// Kinds of frame. The first block goes to the server, the second comes back.
+const (
+	frameRequest  byte = 'R'
+	frameStdin    byte = 'i'
+	frameStdinEOF byte = 'e'
+	frameWindow   byte = 'w'
+	frameSignal   byte = 's'
+
+	frameStdout byte = 'o'
+	frameStderr byte = 'r'
+	frameExit   byte = 'x'
+)
+
+// maxFrame bounds what a peer can make us allocate.
+const maxFrame = 1 << 20
+
+// frameWriter writes frames from several goroutines.
+type frameWriter struct {
+	mu sync.Mutex
+	w  io.Writer
+}
+
+func (f *frameWriter) write(kind byte, payload []byte) error {
+	buf := make([]byte, 5+len(payload))
+	buf[0] = kind
+	binary.BigEndian.PutUint32(buf[1:], uint32(len(payload)))
+	copy(buf[5:], payload)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	_, err := f.w.Write(buf)
+	return err
+}
+
+func (f *frameWriter) writeJSON(kind byte, v any) error {
+	payload, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return f.write(kind, payload)
+}
+
+// stream is an io.Writer that sends everything as frames of one kind.
+type stream struct {
+	f    *frameWriter
+	kind byte
+}
+
+func (s stream) Write(p []byte) (int, error) {
+	for done := 0; done < len(p); {
+		n := min(len(p)-done, 32<<10)
+		if err := s.f.write(s.kind, p[done:done+n]); err != nil {
+			return done, err
+		}
+		done += n
+	}
+	return len(p), nil
+}
+
+func readFrame(r io.Reader) (byte, []byte, error) {
+	var head [5]byte
+	if _, err := io.ReadFull(r, head[:]); err != nil {
+		return 0, nil, err
+	}
+	size := binary.BigEndian.Uint32(head[1:])
+	if size > maxFrame {
+		return 0, nil, fmt.Errorf("frame of %d bytes is larger than the limit of %d", size, maxFrame)
+	}
+	payload := make([]byte, size)
+	_, err := io.ReadFull(r, payload)
+	return head[0], payload, err
+}

@@ -118,3 +118,18 @@ func FuzzParse(f *testing.F) {
 		}
 	})
 }
+
+// The operators' page names every key, and no other.
+func TestDocumented(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/configuration.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	fs := pflag.NewFlagSet("x", pflag.ContinueOnError)
+	defaults().flags(fs)
+	fs.VisitAll(func(f *pflag.Flag) {
+		if !strings.Contains(string(doc), "`"+f.Name+"`") {
+			t.Errorf("docs/configuration.md does not name %s", f.Name)
+		}
+	})
+}

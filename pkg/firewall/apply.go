@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package firewall
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"sigs.k8s.io/knftables"
+)
+
+// Target is the table, in the kernel or in knftables' in-memory fake.
+type Target struct{ nft knftables.Interface }
+
+// Open reaches the kernel through the nft program.
+func Open() (*Target, error) {
+	nft, err := knftables.New(knftables.InetFamily, Table, knftables.NoObjectCommentEmulation)
+	if err != nil {
+		return nil, fmt.Errorf("reach nftables (is the program nft installed?): %w", err)
+	}
+	return &Target{nft}, nil
+}
+
+// NewFake is a Target in memory.
+func NewFake() (*Target, *knftables.Fake) {
+	f := knftables.NewFake(knftables.InetFamily, Table)
+	return &Target{f}, f
+}
+
+// Read is what the table holds. A table that is not there is an empty State.
+// It costs a few runs of nft: at start and now and then, not at each change.
+func (t *Target) Read(ctx context.Context) (State, error) {
+	st := State{Sets: map[string][]netip.Addr{}}
+	objects, err := t.nft.ListAll(ctx)
+	if knftables.IsNotFound(err) {
+		return st, nil
+	}
+	if err != nil {
+		return st, fmt.Errorf("list table inet %s: %w", Table, err)
+	}
+	st.Counters = slices.Clone(objects["counter"])
+	slices.Sort(st.Counters)
+	for _, name := range objects["set"] {
+		st.Sets[name] = nil
+		elements, err := t.nft.ListElements(ctx, "set", name)
+		if err != nil {
+			return st, fmt.Errorf("list set %s: %w", name, err)
+		}
+		for _, e := range elements {
+			for _, key := range e.Key {
+				if a, err := netip.ParseAddr(key); err == nil {
+					st.Sets[name] = append(st.Sets[name], a)
+				}
+			}
+		}
+		slices.SortFunc(st.Sets[name], netip.Addr.Compare)
+	}
+	for _, name := range objects["chain"] {
+		st.Chains = append(st.Chains, Chain{Name: name})
+	}
+	rules, err := t.nft.ListRules(ctx, "")
+	if err != nil && !knftables.IsNotFound(err) {
+		return st, fmt.Errorf("list rules: %w", err)
+	}
+	for _, r := range rules {
+		i := slices.IndexFunc(st.Chains, func(c Chain) bool { return c.Name == r.Chain })
+		if i < 0 {
+			continue
+		}
+		comment := ""
+		if r.Comment != nil {
+			comment = *r.Comment
+		}
+		st.Chains[i].Rules = append(st.Chains[i].Rules, Rule{Comment: comment})
+	}
+	return st, nil
+}
+
+// Apply makes all changes in one transaction. If that fails, they are made one
+// by one, so that one that cannot be made does not hold back the others; the
+// error names each that failed.
+func (t *Target) Apply(ctx context.Context, ops []Op) error {
+	if len(ops) == 0 {
+		return nil
+	}
+	all := t.nft.NewTransaction()
+	for _, op := range ops {
+		op.into(all)
+	}
+	err := t.nft.Run(ctx, all)
+	if err == nil {
+		return nil
+	}
+	var errs []error
+	for _, op := range ops {
+		if ctx.Err() != nil {
+			return errors.Join(err, ctx.Err())
+		}
+		tx := t.nft.NewTransaction()
+		op.into(tx)
+		if err := t.nft.Run(ctx, tx); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", op, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// into adds an operation to a transaction. Elements are added one by one, as
+// knftables wants them, but they travel together.
+func (o Op) into(tx *knftables.Transaction) {
+	switch o.Verb {
+	case MakeTable:
+		tx.Add(&knftables.Table{})
+		for _, c := range o.State.Counters {
+			tx.Add(&knftables.Counter{Name: c})
+		}
+		tx.Add(&knftables.Set{Name: SetLocked4, Type: "ipv4_addr"})
+		tx.Add(&knftables.Set{Name: SetLocked6, Type: "ipv6_addr"})
+	case SetChain:
+		tx.Add(&knftables.Table{})
+		c := &knftables.Chain{Name: o.Chain.Name}
+		if o.Chain.Hook != "" {
+			c.Type, c.Hook = knftables.PtrTo(knftables.FilterType), knftables.PtrTo(knftables.BaseChainHook(o.Chain.Hook))
+			c.Priority = knftables.PtrTo(knftables.FilterPriority)
+		}
+		tx.Add(c)
+		tx.Flush(&knftables.Chain{Name: o.Chain.Name})
+		for _, r := range o.Chain.Rules {
+			tx.Add(&knftables.Rule{Chain: o.Chain.Name, Rule: r.Text, Comment: knftables.PtrTo(r.Comment)})
+		}
+	case DeleteChain:
+		tx.Flush(&knftables.Chain{Name: o.Chain.Name})
+		tx.Delete(&knftables.Chain{Name: o.Chain.Name})
+	case AddElements, DeleteElements:
+		for _, a := range o.Addrs {
+			e := &knftables.Element{Set: o.Set, Key: []string{a.String()}}
+			if o.Verb == AddElements {
+				tx.Add(e)
+			} else {
+				tx.Delete(e)
+			}
+		}
+	}
+}
+
+// Delete takes the whole table away: uninstalling.
+func (t *Target) Delete(ctx context.Context) error {
+	tx := t.nft.NewTransaction()
+	tx.Add(&knftables.Table{})
+	tx.Delete(&knftables.Table{})
+	if err := t.nft.Run(ctx, tx); err != nil {
+		return fmt.Errorf("delete table inet %s: %w", Table, err)
+	}
+	return nil
+}
+
+// Counters are the packets each named counter has seen.
+func (t *Target) Counters(ctx context.Context) (map[string]uint64, error) {
+	list, err := t.nft.ListCounters(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list counters of table inet %s: %w", Table, err)
+	}
+	out := make(map[string]uint64, len(list))
+	for _, c := range list {
+		if c.Packets != nil {
+			out[c.Name] = *c.Packets
+		}
+	}
+	return out, nil
+}
+
+// Keeper remembers what the table holds, so that a change costs one
+// transaction and no reading. It is not safe for concurrent use.
+type Keeper struct {
+	Target *Target
+	have   State
+	known  bool
+}
+
+// Reconcile makes the table what in says, and returns the operations it took.
+// recheck reads the table anew, in case somebody flushed it.
+func (k *Keeper) Reconcile(ctx context.Context, in Inputs, recheck bool) ([]Op, error) {
+	if !k.known || recheck {
+		have, err := k.Target.Read(ctx)
+		if err != nil {
+			k.known = false
+			return nil, err
+		}
+		k.have, k.known = have, true
+	}
+	want := Build(in)
+	ops := Diff(want, k.have)
+	if err := k.Target.Apply(ctx, ops); err != nil {
+		k.known = false // how far it got is read next time
+		return ops, err
+	}
+	k.have = want
+	return ops, nil
+}

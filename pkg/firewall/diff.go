@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package firewall
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+)
+
+// Verb is what an Op does.
+type Verb int
+
+const (
+	MakeTable   Verb = iota + 1 // table, counters and sets
+	SetChain                    // chain with exactly those rules
+	DeleteChain                 // and its rules
+	AddElements
+	DeleteElements
+)
+
+// Op is one change to the table.
+type Op struct {
+	Verb  Verb
+	State State // MakeTable: its counters and the names of its sets
+	Chain Chain
+	Set   string
+	Addrs []netip.Addr
+}
+
+func (o Op) String() string {
+	switch o.Verb {
+	case MakeTable:
+		return "make nft table inet " + Table + " with its sets and counters"
+	case SetChain:
+		return fmt.Sprintf("write chain %s, %d rules", o.Chain.Name, len(o.Chain.Rules))
+	case DeleteChain:
+		return "delete chain " + o.Chain.Name
+	case AddElements:
+		return fmt.Sprintf("lock %v in set %s", o.Addrs, o.Set)
+	case DeleteElements:
+		return fmt.Sprintf("unlock %v in set %s", o.Addrs, o.Set)
+	default:
+		return fmt.Sprintf("unknown operation %d", o.Verb)
+	}
+}
+
+// Diff is what turns have into want. All of it is one nft transaction, so the
+// order matters only where one needs another: elements are refused before the
+// chains that let anything through change.
+func Diff(want, have State) []Op {
+	var ops []Op
+	if !hasSkeleton(want, have) {
+		ops = append(ops, Op{Verb: MakeTable, State: want})
+	}
+	names := make([]string, 0, len(want.Sets))
+	for name := range want.Sets {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		if added := missing(want.Sets[name], have.Sets[name]); len(added) > 0 {
+			ops = append(ops, Op{Verb: AddElements, Set: name, Addrs: added})
+		}
+	}
+	for _, w := range want.Chains {
+		i := slices.IndexFunc(have.Chains, func(h Chain) bool { return h.Name == w.Name })
+		if i < 0 || !sameRules(w.Rules, have.Chains[i].Rules) {
+			ops = append(ops, Op{Verb: SetChain, Chain: w})
+		}
+	}
+	for _, h := range have.Chains {
+		if !slices.ContainsFunc(want.Chains, func(w Chain) bool { return w.Name == h.Name }) {
+			ops = append(ops, Op{Verb: DeleteChain, Chain: Chain{Name: h.Name}})
+		}
+	}
+	for _, name := range names {
+		if gone := missing(have.Sets[name], want.Sets[name]); len(gone) > 0 {
+			ops = append(ops, Op{Verb: DeleteElements, Set: name, Addrs: gone})
+		}
+	}
+	return ops
+}
+
+func hasSkeleton(want, have State) bool {
+	for name := range want.Sets {
+		if _, ok := have.Sets[name]; !ok {
+			return false
+		}
+	}
+	for _, c := range want.Counters {
+		if !slices.Contains(have.Counters, c) {
+			return false
+		}
+	}
+	return true
+}
+
+func sameRules(want, have []Rule) bool {
+	return slices.EqualFunc(want, have, func(a, b Rule) bool { return a.Comment == b.Comment })
+}
+
+// missing are the elements of a that are not in b; both are sorted.
+func missing(a, b []netip.Addr) []netip.Addr {
+	var out []netip.Addr
+	for _, x := range a {
+		if _, ok := slices.BinarySearchFunc(b, x, netip.Addr.Compare); !ok {
+			out = append(out, x)
+		}
+	}
+	return out
+}

@@ -1,0 +1,322 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package firewall
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+	"pgregory.net/rapid"
+	"sigs.k8s.io/knftables"
+)
+
+const mark = 0x2b1d0000
+
+func addrs(list ...string) []netip.Addr {
+	var out []netip.Addr
+	for _, a := range list {
+		out = append(out, netip.MustParseAddr(a))
+	}
+	return out
+}
+
+func genInputs(t *rapid.T) Inputs {
+	pool := addrs("10.244.1.5", "10.244.1.6", "10.244.1.7", "fd10::5", "fd10::6", "::ffff:10.244.1.8")
+	in := Inputs{Locked: rapid.SliceOf(rapid.SampledFrom(pool)).Draw(t, "locked")}
+	switch rapid.IntRange(0, 2).Draw(t, "kubelet") {
+	case 1:
+		in.Mark = mark
+	case 2:
+		in.Cgroup, in.CgroupID = "system.slice/kubelet.service", uint64(rapid.IntRange(1, 3).Draw(t, "cgroup id"))
+	}
+	return in
+}
+
+func dump(st State) string {
+	var b strings.Builder
+	chains := slices.Clone(st.Chains)
+	slices.SortFunc(chains, func(a, b Chain) int { return strings.Compare(a.Name, b.Name) })
+	for _, c := range chains {
+		fmt.Fprintln(&b, c.Name)
+		for _, r := range c.Rules {
+			fmt.Fprintln(&b, " ", r.Comment)
+		}
+	}
+	fmt.Fprintln(&b, st.Counters, st.Sets)
+	return b.String()
+}
+
+// Whatever the table was, it becomes what is wanted, a second run is empty,
+// and a process that restarts agrees.
+func TestConverges(t *testing.T) {
+	rapid.Check(t, func(rt *rapid.T) {
+		ctx := context.Background()
+		target, fake := NewFake()
+		k := &Keeper{Target: target}
+		for range rapid.IntRange(1, 4).Draw(rt, "steps") {
+			in := genInputs(rt)
+			recheck := false
+			switch rapid.IntRange(0, 3).Draw(rt, "disturb") {
+			case 1:
+				k = &Keeper{Target: target} // restart
+			case 2: // somebody flushed the ruleset
+				if err := target.Delete(ctx); err != nil {
+					rt.Fatal(err)
+				}
+				recheck = true
+			case 3: // an older version's chain
+				tx := fake.NewTransaction()
+				tx.Add(&knftables.Table{})
+				tx.Add(&knftables.Chain{Name: "old"})
+				if err := fake.Run(ctx, tx); err != nil {
+					rt.Fatal(err)
+				}
+				recheck = true
+			}
+			if _, err := k.Reconcile(ctx, in, recheck); err != nil {
+				rt.Fatal(err)
+			}
+			have, err := target.Read(ctx)
+			if err != nil {
+				rt.Fatal(err)
+			}
+			want := Build(in)
+			if dump(have) != dump(want) {
+				rt.Fatalf("have %s want %s", dump(have), dump(want))
+			}
+			if ops := Diff(want, have); len(ops) != 0 {
+				rt.Fatalf("second run: %v", ops)
+			}
+		}
+	})
+}
+
+// One pod more is one operation with one element, whatever there is.
+func TestDelta(t *testing.T) {
+	target, _ := NewFake()
+	k := &Keeper{Target: target}
+	in := Inputs{Kubelet: Kubelet{Mark: mark}}
+	for i := range 1000 {
+		in.Locked = append(in.Locked, netip.AddrFrom4([4]byte{10, 244, byte(i / 250), byte(i%250 + 2)}))
+	}
+	if _, err := k.Reconcile(context.Background(), in, false); err != nil {
+		t.Fatal(err)
+	}
+	in.Locked = append(in.Locked, netip.MustParseAddr("10.244.9.9"))
+	ops, err := k.Reconcile(context.Background(), in, false)
+	if err != nil || len(ops) != 1 || ops[0].String() != "lock [10.244.9.9] in set locked4" {
+		t.Errorf("%v %v", ops, err)
+	}
+}
+
+// Without eBPF and without a known cgroup nothing is let through.
+func TestSafeSide(t *testing.T) {
+	for _, r := range Build(Inputs{}).Chains[0].Rules {
+		if strings.Contains(r.Text, "accept") && !strings.Contains(r.Text, "ct state") {
+			t.Errorf("lets through: %s", r.Text)
+		}
+	}
+	if _, ok := (Kubelet{Cgroup: `x" accept; drop "`}).allow(); ok {
+		t.Error("a path with a quote made a rule")
+	}
+}
+
+func inNetns(t *testing.T) (host, pod netns.NsHandle) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("SKIP: needs root for a network namespace")
+	}
+	if _, err := exec.LookPath("nft"); err != nil {
+		t.Skipf("SKIP: %v", err)
+	}
+	runtime.LockOSThread()
+	old, err := netns.Get()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if pod, err = netns.New(); errors.Is(err, unix.EPERM) {
+		t.Skipf("SKIP: no network namespace: %v", err)
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	setUp(t, "lo", "")
+	if host, err = netns.New(); err != nil {
+		t.Fatal(err)
+	}
+	setUp(t, "lo", "") // a refusal comes back by the loopback device
+	t.Cleanup(func() { _ = netns.Set(old) })
+	return host, pod
+}
+
+func setUp(t *testing.T, name, addr string) {
+	t.Helper()
+	l, err := netlink.LinkByName(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if addr != "" {
+		a, _ := netlink.ParseAddr(addr)
+		a.Flags = unix.IFA_F_NODAD
+		if err := netlink.AddrAdd(l, a); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := netlink.LinkSetUp(l); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// The real table, on this kernel: kubelet's mark passes, everybody else is
+// refused at once, root's raw packets included.
+func TestKernel(t *testing.T) {
+	host, pod := inNetns(t)
+	ctx := context.Background()
+	target, err := Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "ovn-k8s-mp0", TxQLen: -1}, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(pod))}); err != nil {
+		t.Fatal(err)
+	}
+	setUp(t, "ovn-k8s-mp0", "10.244.1.2/24")
+	setUp(t, "ovn-k8s-mp0", "fd10::2/64")
+	if err := netns.Set(pod); err != nil {
+		t.Fatal(err)
+	}
+	setUp(t, "eth0", "10.244.1.5/24")
+	setUp(t, "eth0", "fd10::5/64")
+	setUp(t, "eth0", "10.244.1.6/24")
+	listener, err := net.Listen("tcp", ":8080")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	go func() {
+		for {
+			c, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			_ = c.Close()
+		}
+	}()
+	if err := netns.Set(host); err != nil {
+		t.Fatal(err)
+	}
+	k := &Keeper{Target: target}
+	in := Inputs{Locked: addrs("10.244.1.5", "fd10::5"), Kubelet: Kubelet{Mark: mark}}
+	if _, err := k.Reconcile(ctx, in, false); err != nil {
+		t.Fatal(err)
+	}
+	have, err := target.Read(ctx)
+	if err != nil || dump(have) != dump(Build(in)) {
+		t.Fatalf("read back: %v\n%s", err, dump(have))
+	}
+	dial := func(to string, mark int) (error, time.Duration) { //nolint:staticcheck // the error is the subject
+		d := net.Dialer{Timeout: 3 * time.Second, Control: func(_, _ string, c syscall.RawConn) error {
+			var e error
+			_ = c.Control(func(fd uintptr) {
+				if mark != 0 {
+					e = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, mark)
+				}
+			})
+			return e
+		}}
+		start := time.Now()
+		c, err := d.Dial("tcp", to) // a numeric address: the dialer stays on this thread
+		if err == nil {
+			_ = c.Close()
+		}
+		return err, time.Since(start)
+	}
+	for _, to := range []string{"10.244.1.5:8080", "[fd10::5]:8080"} {
+		if err, _ := dial(to, mark); err != nil {
+			t.Errorf("kubelet to %s: %v", to, err)
+		}
+		if err, took := dial(to, 0); err == nil || took > time.Second {
+			t.Errorf("another to %s: %v after %v", to, err, took)
+		}
+	}
+	if err, _ := dial("10.244.1.6:8080", 0); err != nil {
+		t.Errorf("to a pod that is not locked: %v", err)
+	}
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_ICMP)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	echo := []byte{8, 0, 0xf7, 0xfe, 0, 1, 0, 0}
+	if err := unix.Sendto(fd, echo, 0, &unix.SockaddrInet4{Addr: [4]byte{10, 244, 1, 5}}); !errors.Is(err, unix.EPERM) {
+		t.Errorf("root's ping: %v", err)
+	}
+	if err := unix.Sendto(fd, echo, 0, &unix.SockaddrInet4{Addr: [4]byte{10, 244, 1, 6}}); err != nil {
+		t.Errorf("root's ping of a pod that is not locked: %v", err)
+	}
+	counters, err := target.Counters(ctx)
+	if err != nil || counters[CounterProbeAllowed] < 2 || counters[CounterProbeRefused] < 3 {
+		t.Errorf("counters %v %v", counters, err)
+	}
+	// Closed when kubelet cannot be told.
+	in.Mark = 0
+	if _, err := k.Reconcile(ctx, in, false); err != nil {
+		t.Fatal(err)
+	}
+	if err, _ := dial("10.244.1.5:8080", mark); err == nil {
+		t.Error("reached without a way to tell kubelet")
+	}
+	// Somebody flushes everything.
+	if out, err := exec.Command("nft", "flush", "ruleset").CombinedOutput(); err != nil {
+		t.Fatalf("%v %s", err, out)
+	}
+	if ops, err := k.Reconcile(ctx, in, true); err != nil || len(ops) == 0 {
+		t.Errorf("after a flush: %v %v", ops, err)
+	}
+	if err := target.Delete(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if out, _ := exec.Command("nft", "list", "ruleset").CombinedOutput(); len(out) != 0 {
+		t.Errorf("left: %s", out)
+	}
+}
+
+// Ten thousand pods: elements travel in one transaction.
+func TestKernelBulk(t *testing.T) {
+	if testing.Short() {
+		t.Skip("SKIP: -short")
+	}
+	inNetns(t)
+	target, err := Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	k := &Keeper{Target: target}
+	in := Inputs{Kubelet: Kubelet{Mark: mark}}
+	for i := range 10000 {
+		in.Locked = append(in.Locked, netip.AddrFrom4([4]byte{10, 244, byte(i / 250), byte(i % 250)}))
+	}
+	start := time.Now()
+	if _, err := k.Reconcile(context.Background(), in, false); err != nil {
+		t.Fatal(err)
+	}
+	all := time.Since(start)
+	in.Locked = in.Locked[1:]
+	start = time.Now()
+	if _, err := k.Reconcile(context.Background(), in, false); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("10,000 addresses in %v, one less in %v", all, time.Since(start))
+}

@@ -1,20 +1,157 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package cluster is the cluster role: what happens once in a cluster, in the
-// Kubernetes API alone.
+// Kubernetes API alone. It puts together the reconcilers in the folders below,
+// on one set of informers and behind one leader's lease.
 package cluster
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
+	"net/http"
+	"sync/atomic"
+	"time"
 
+	"github.com/go-logr/logr"
+	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+	"sigs.k8s.io/controller-runtime/pkg/manager"
+	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
 
+	udnv1 "bulkhead/api/v1"
+	"bulkhead/pkg/cluster/nodeid"
+	"bulkhead/pkg/cluster/udn"
 	"bulkhead/pkg/config"
 )
 
-// Run runs the cluster role until ctx ends or leadership is lost.
+// leaseName is the lease that says which process is the leader.
+const leaseName = "bulkhead-cluster"
+
+// Retries of what failed: the first soon, as most failures are another's
+// write that came between.
+const firstRetry, lastRetry = 100 * time.Millisecond, 30 * time.Second
+
+// Run runs the cluster role until ctx ends or the lease is lost.
 func Run(ctx context.Context, cfg config.Config, restConfig *rest.Config, log *slog.Logger) error {
-	<-ctx.Done()
+	ctrllog.SetLogger(logr.FromSlogHandler(log.Handler()))
+	var ready atomic.Bool
+	mgr, err := newManager(cfg, restConfig, log, &ready)
+	if err != nil {
+		return err
+	}
+	if err := mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
+		ready.Store(mgr.GetCache().WaitForCacheSync(ctx))
+		return nil
+	})); err != nil {
+		return fmt.Errorf("watch for the caches: %w", err)
+	}
+	if err := addUDN(ctx, mgr, cfg, log); err != nil {
+		return fmt.Errorf("set up the network controller: %w", err)
+	}
+	if err := addNodeID(mgr, log); err != nil {
+		return fmt.Errorf("set up the node id controller: %w", err)
+	}
+	if err := mgr.Start(ctx); err != nil {
+		return fmt.Errorf("run the cluster role: %w", err)
+	}
 	return nil
+}
+
+func newManager(cfg config.Config, restConfig *rest.Config, log *slog.Logger, ready *atomic.Bool) (manager.Manager, error) {
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, udnv1.AddToScheme, nadv1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			return nil, fmt.Errorf("register API types: %w", err)
+		}
+	}
+	// Each kind has its best content type: protobuf where the server has it.
+	restConfig = rest.CopyConfig(restConfig)
+	restConfig.ContentType, restConfig.AcceptContentTypes = "", ""
+
+	listen := cfg.Listen
+	if listen == "" {
+		listen = "0"
+	}
+	yes, retry := true, cfg.Kubernetes.LeaseRenewDeadline/5
+	mgr, err := manager.New(restConfig, manager.Options{
+		Scheme: scheme, Logger: logr.FromSlogHandler(log.Handler()),
+		LeaderElection: true, LeaderElectionID: leaseName, LeaderElectionNamespace: cfg.Kubernetes.LeaseNamespace,
+		LeaseDuration: &cfg.Kubernetes.LeaseDuration, RenewDeadline: &cfg.Kubernetes.LeaseRenewDeadline, RetryPeriod: &retry,
+		LeaderElectionReleaseOnCancel: true,
+		HealthProbeBindAddress:        "0",
+		Metrics: metricsserver.Options{BindAddress: listen, ExtraHandlers: map[string]http.Handler{
+			"/healthz": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) }),
+			"/readyz": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+				if !ready.Load() {
+					http.Error(w, "caches are not filled yet", http.StatusServiceUnavailable)
+					return
+				}
+				_, _ = w.Write([]byte("ok\n"))
+			}),
+		}},
+		Cache: cache.Options{
+			DefaultTransform:             udn.Trim,
+			DefaultUnsafeDisableDeepCopy: &yes, // nobody here changes what is read
+			ByObject: map[client.Object]cache.ByObject{
+				// Pods that have ended use no network; the server leaves them out.
+				udn.Metadata("Pod"): {
+					Field:     fields.ParseSelectorOrDie("status.phase!=Succeeded,status.phase!=Failed"),
+					Transform: udn.TrimPod,
+				},
+				udn.Metadata("Node"):      {Transform: udn.TrimNode},
+				udn.Metadata("Namespace"): {Transform: udn.TrimNamespace},
+			},
+		},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("connect to the API server: %w", err)
+	}
+	return mgr, nil
+}
+
+func addUDN(ctx context.Context, mgr manager.Manager, cfg config.Config, log *slog.Logger) error {
+	if err := udn.AddIndexes(ctx, mgr.GetFieldIndexer()); err != nil {
+		return err
+	}
+	target := &udn.Kube{Cache: mgr.GetCache(), Client: mgr.GetClient(), Events: mgr.GetEventRecorder("bulkhead-cluster"), Now: time.Now}
+	r := udn.NewReconciler(cfg, mgr.GetCache(), mgr.GetAPIReader(), target, log)
+	c, err := newController[udn.Owner](mgr, "network", cfg.Workers, r)
+	if err != nil {
+		return err
+	}
+	return r.Watch(c, mgr.GetCache())
+}
+
+func addNodeID(mgr manager.Manager, log *slog.Logger) error {
+	r := nodeid.NewReconciler(mgr.GetCache(), mgr.GetAPIReader(), mgr.GetClient(), log)
+	c, err := newController[reconcile.Request](mgr, "nodeid", 1, r)
+	if err != nil {
+		return err
+	}
+	return c.Watch(source.Kind(mgr.GetCache(), udn.Metadata("Node"), &handler.TypedEnqueueRequestForObject[*metav1.PartialObjectMetadata]{}))
+}
+
+func newController[K comparable](mgr manager.Manager, name string, workers int, r reconcile.TypedReconciler[K]) (controller.TypedController[K], error) {
+	anyName := true // tests run several managers in a process
+	c, err := controller.NewTyped(name, mgr, controller.TypedOptions[K]{
+		Reconciler: r, MaxConcurrentReconciles: workers, SkipNameValidation: &anyName,
+		RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[K](firstRetry, lastRetry),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("make controller %s: %w", name, err)
+	}
+	return c, nil
 }

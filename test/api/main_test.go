@@ -14,6 +14,9 @@ import (
 var env *Env // of the package; nil with -short
 
 func TestMain(m *testing.M) {
+	if os.Getenv(controllerProcessEnv) != "" {
+		os.Exit(controllerProcess())
+	}
 	flag.Parse()
 	os.Exit(func() int {
 		if testing.Short() {
@@ -21,13 +24,14 @@ func TestMain(m *testing.M) {
 		}
 		ctx := context.Background()
 		var err error
-		if env, err = Start(ctx, Options{}); err != nil {
+		if env, err = Start(ctx, Options{ControllerManager: true}); err != nil {
 			fmt.Fprintln(os.Stderr, "start the API server:", err)
 			return 1
 		}
 		defer func() { _ = env.Stop() }()
 		deploy := filepath.Join(Root(), "deploy")
-		if err := env.Install(ctx, filepath.Join(deploy, "crds"), filepath.Join(deploy, "admission"), "testdata/nad-crd.yaml"); err != nil {
+		if err := env.Install(ctx, filepath.Join(deploy, "crds"), filepath.Join(deploy, "admission"), "testdata/nad-crd.yaml",
+			"testdata/namespace.yaml", filepath.Join(deploy, "rbac", "controller-cluster.yaml"), "testdata/rbac.yaml"); err != nil {
 			fmt.Fprintln(os.Stderr, "install the CRDs:", err)
 			return 1
 		}

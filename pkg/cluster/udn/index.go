@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package udn
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	udnv1 "bulkhead/api/v1"
+	"bulkhead/pkg/network"
+)
+
+// Indexes of the cache, so that an event finds whom it concerns at the same
+// cost however many networks, namespaces and pods there are.
+const (
+	indexOwner   = "owner"   // NADs by owner
+	indexLabel   = "label"   // namespaces by each label
+	indexSelects = "selects" // ClusterUserDefinedNetworks by a label that their namespaces must have
+	indexNAD     = "nad"     // pods by NAD key
+)
+
+// anyLabel indexes selectors that no single label decides: {}, NotIn, Exists.
+const anyLabel = "*"
+
+// AddIndexes adds the indexes to a cache that has not been started.
+func AddIndexes(ctx context.Context, c client.FieldIndexer) error {
+	for _, i := range []struct {
+		obj   client.Object
+		field string
+		keys  client.IndexerFunc
+	}{
+		{&nadv1.NetworkAttachmentDefinition{}, indexOwner, func(o client.Object) []string {
+			if owner, ok := OwnerOf(o); ok {
+				return []string{ownerKey(owner)}
+			}
+			return nil
+		}},
+		{Metadata("Namespace"), indexLabel, func(o client.Object) []string {
+			out := []string{}
+			for k, v := range o.GetLabels() {
+				out = append(out, k+"="+v)
+			}
+			return out
+		}},
+		{&udnv1.ClusterUserDefinedNetwork{}, indexSelects, func(o client.Object) []string {
+			return selectorKeys(&o.(*udnv1.ClusterUserDefinedNetwork).Spec.NamespaceSelector)
+		}},
+		{Metadata("Pod"), indexNAD, func(o client.Object) []string { return podNADs(o) }},
+	} {
+		if err := c.IndexField(ctx, i.obj, i.field, i.keys); err != nil {
+			return fmt.Errorf("index %s of %T: %w", i.field, i.obj, err)
+		}
+	}
+	return nil
+}
+
+// Metadata is an object of the core group of which only the metadata is read.
+func Metadata(kind string) *metav1.PartialObjectMetadata {
+	m := &metav1.PartialObjectMetadata{}
+	m.SetGroupVersionKind(schema.GroupVersionKind{Version: "v1", Kind: kind})
+	return m
+}
+
+func ownerKey(o Owner) string { return o.Namespace + "/" + o.Name }
+
+// OwnerOf is whose a NAD is: its controller reference says so or, where
+// somebody has removed that, the other marks that we left. Without either it
+// is foreign.
+func OwnerOf(nad client.Object) (Owner, bool) {
+	if ref := metav1.GetControllerOfNoCopy(nad); ref != nil {
+		if group, _, _ := strings.Cut(ref.APIVersion, "/"); group != udnv1.GroupVersion.Group {
+			return Owner{}, false
+		}
+		switch {
+		case ref.Name != nad.GetName(): // we give NADs their owner's name
+		case ref.Kind == "ClusterUserDefinedNetwork":
+			return Owner{Name: ref.Name}, true
+		case ref.Kind == "UserDefinedNetwork":
+			return Owner{nad.GetNamespace(), ref.Name}, true
+		}
+		return Owner{}, false
+	}
+	if !slices.Contains(nad.GetFinalizers(), network.FinalizerUDN) {
+		return Owner{}, false
+	}
+	for _, o := range []Owner{{Name: nad.GetName()}, {nad.GetNamespace(), nad.GetName()}} {
+		if nad.GetAnnotations()[network.AnnotationNetworkName] == o.Network() {
+			return o, true
+		}
+	}
+	return Owner{}, false
+}
+
+// selectorKeys are labels of which every namespace that the selector matches
+// has one.
+func selectorKeys(s *metav1.LabelSelector) []string {
+	// The namespace's name is as narrow as a label can be.
+	if v, ok := s.MatchLabels["kubernetes.io/metadata.name"]; ok {
+		return []string{"kubernetes.io/metadata.name=" + v}
+	}
+	var best []string
+	for _, k := range sortedKeys(s.MatchLabels) {
+		best = []string{k + "=" + s.MatchLabels[k]}
+		break
+	}
+	for _, e := range s.MatchExpressions {
+		if e.Operator != metav1.LabelSelectorOpIn || len(e.Values) == 0 {
+			continue
+		}
+		if byName := e.Key == "kubernetes.io/metadata.name"; best == nil || byName {
+			best = nil
+			for _, v := range e.Values {
+				best = append(best, e.Key+"="+v)
+			}
+			if byName {
+				break
+			}
+		}
+	}
+	if best == nil {
+		return []string{anyLabel}
+	}
+	slices.Sort(best)
+	return slices.Compact(best)
+}

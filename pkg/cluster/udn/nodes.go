@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package udn
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"bulkhead/pkg/network"
+)
+
+// nodeIDs are the nodes in the order of their ids, read anew only after a node
+// has come, gone or got its id: a network's reconciliation costs the same
+// however many nodes hold it.
+type nodeIDs struct {
+	mu    sync.Mutex
+	dirty bool
+	byID  []nodeID // ascending
+}
+
+type nodeID struct {
+	id   uint64
+	name string
+}
+
+func (n *nodeIDs) markDirty() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.dirty = true
+}
+
+// beyond are the names of nodes whose id is above capacity.
+func (n *nodeIDs) beyond(ctx context.Context, cache client.Reader, capacity uint64) ([]string, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.dirty {
+		l := &metav1.PartialObjectMetadataList{}
+		l.SetGroupVersionKind(Metadata("NodeList").GroupVersionKind())
+		if err := cache.List(ctx, l, client.UnsafeDisableDeepCopy); err != nil {
+			return nil, fmt.Errorf("list nodes: %w", err)
+		}
+		n.byID, n.dirty = nil, false
+		for i := range l.Items {
+			if id := idOf(&l.Items[i]); id > 0 {
+				n.byID = append(n.byID, nodeID{id, l.Items[i].Name})
+			}
+		}
+		slices.SortFunc(n.byID, func(a, b nodeID) int { return int(a.id) - int(b.id) })
+	}
+	first, _ := slices.BinarySearchFunc(n.byID, capacity+1, func(x nodeID, id uint64) int { return int(x.id) - int(id) })
+	var out []string
+	for _, x := range n.byID[first:] {
+		out = append(out, x.name)
+	}
+	slices.Sort(out)
+	return out, nil
+}
+
+// idOf is a node's id, 0 for none.
+func idOf(node client.Object) uint64 {
+	id, err := strconv.ParseUint(node.GetAnnotations()[network.AnnotationNodeID], 10, 16)
+	if err != nil || id > network.MaxNodeID {
+		return 0
+	}
+	return id
+}

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package udn
+
+import (
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	udnv1 "bulkhead/api/v1"
+)
+
+// Conditions say what has become of the request: want is what Build wanted,
+// problems what stood in its way, failed what could not be written. An owner
+// that goes without hindrance gets none, as nobody would read them.
+func Conditions(in Inputs, want State, problems []Problem, failed []*Failure) []metav1.Condition {
+	r := in.Request
+	if r == nil {
+		return nil
+	}
+	text := explain(problems, failed)
+	if r.Deleting {
+		if len(text) == 0 {
+			return nil
+		}
+		return []metav1.Condition{r.condition(udnv1.ConditionNetworkCreated, metav1.ConditionFalse, r.syncError(), strings.Join(text, "; "))}
+	}
+	var out []metav1.Condition
+	unsupported := r.NotYetSupported()
+	switch {
+	case unsupported != "":
+		out = append(out, r.condition(udnv1.ConditionNetworkCreated, metav1.ConditionFalse, udnv1.ReasonNotYetSupported,
+			"no NetworkAttachmentDefinition is created: "+unsupported))
+	case len(text) > 0:
+		msg := cut(strings.Join(text, "; "), 10000)
+		if r.Cluster() {
+			msg += "; NetworkAttachmentDefinition has been created in following namespaces: " + list(created(want, failed))
+		}
+		out = append(out, r.condition(udnv1.ConditionNetworkCreated, metav1.ConditionFalse, r.syncError(), msg))
+	default:
+		msg := "NetworkAttachmentDefinition has been created"
+		if r.Cluster() {
+			msg += " in following namespaces: " + list(created(want, failed))
+		}
+		out = append(out, r.condition(udnv1.ConditionNetworkCreated, metav1.ConditionTrue, udnv1.ReasonNADCreated, msg))
+	}
+	switch {
+	case in.ID == 0: // there is no network to allocate for
+	case len(in.Beyond) > 0:
+		out = append(out, r.condition(udnv1.ConditionNetworkAllocationSucceeded, metav1.ConditionFalse, udnv1.ReasonAllocationFailed,
+			"the subnets hold no host subnet for nodes "+list(in.Beyond)+": append a CIDR to subnets, or remove nodes"))
+	default:
+		out = append(out, r.condition(udnv1.ConditionNetworkAllocationSucceeded, metav1.ConditionTrue, udnv1.ReasonAllocationSucceeded,
+			"Network allocation succeeded for all synced nodes."))
+	}
+	if r.Cluster() {
+		if r.Transport == "" || r.Transport == udnv1.TransportOptionGeneve {
+			out = append(out, r.condition(udnv1.ConditionTransportAccepted, metav1.ConditionTrue, udnv1.ReasonGeneveTransportAccepted,
+				"Geneve transport has been configured."))
+		} else {
+			out = append(out, r.condition(udnv1.ConditionTransportAccepted, metav1.ConditionUnknown, udnv1.ReasonNotYetSupported,
+				"transport "+string(r.Transport)+" is not yet supported"))
+		}
+	}
+	return out
+}
+
+func (r *Request) condition(kind string, status metav1.ConditionStatus, reason, message string) metav1.Condition {
+	return metav1.Condition{Type: kind, Status: status, Reason: reason, Message: message, ObservedGeneration: r.Generation}
+}
+
+func (r *Request) syncError() string {
+	if r.Cluster() {
+		return udnv1.ReasonNADSyncError
+	}
+	return udnv1.ReasonSyncError
+}
+
+func explain(problems []Problem, failed []*Failure) []string {
+	var out []string
+	for _, p := range problems {
+		out = append(out, p.String())
+	}
+	for _, f := range failed {
+		out = append(out, f.Error())
+	}
+	return out
+}
+
+func created(want State, failed []*Failure) []string {
+	var out []string
+	for _, ns := range sortedKeys(want.NADs) {
+		broken := slices.ContainsFunc(failed, func(f *Failure) bool { return f.Op.NAD.Namespace == ns && f.Op.Kind == CreateNAD })
+		if want.NADs[ns].Phase == Present && !broken {
+			out = append(out, ns)
+		}
+	}
+	return out
+}
+
+// cut keeps a message inside what the API allows.
+func cut(s string, limit int) string {
+	if len(s) <= limit {
+		return s
+	}
+	return strings.ToValidUTF8(s[:limit], "") + " …"
+}
+
+// DiffStatus is the write that the status needs, if any. Times are left to
+// Apply: a condition whose status stays keeps its time.
+func DiffStatus(o Owner, want, have []metav1.Condition) []Op {
+	if len(want) == 0 {
+		return nil
+	}
+	op := Op{Kind: SetStatus, Owner: o}
+	changed := false
+	for _, w := range want {
+		h := meta.FindStatusCondition(have, w.Type)
+		if h != nil && h.Status == w.Status {
+			w.LastTransitionTime = h.LastTransitionTime
+		}
+		op.Conditions = append(op.Conditions, w)
+		if h == nil || !equality.Semantic.DeepEqual(*h, w) {
+			changed = true
+			if w.Status == metav1.ConditionFalse && (h == nil || h.Message != w.Message) {
+				op.Warn = append(op.Warn, w)
+			}
+		}
+	}
+	for _, h := range have { // one of ours that says nothing true any more
+		if slices.Contains(ourConditions, h.Type) && meta.FindStatusCondition(want, h.Type) == nil {
+			changed = true
+		}
+	}
+	if !changed {
+		return nil
+	}
+	return []Op{op}
+}
+
+var ourConditions = []string{udnv1.ConditionNetworkCreated, udnv1.ConditionNetworkAllocationSucceeded, udnv1.ConditionTransportAccepted}

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package udn
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	udnv1 "bulkhead/api/v1"
+)
+
+type queue = workqueue.TypedRateLimitingInterface[Owner]
+
+func labelSet(m map[string]string) labels.Set { return labels.Set(m) }
+
+func compare(a, b string) int { return strings.Compare(a, b) }
+
+// Watch makes events of the cache into keys of c's queue.
+func (r *Reconciler) Watch(c controller.TypedController[Owner], from cache.Cache) error {
+	for _, s := range []source.TypedSource[Owner]{
+		source.TypedKind(from, &udnv1.UserDefinedNetwork{}, ownerEvents[*udnv1.UserDefinedNetwork](r)),
+		source.TypedKind(from, &udnv1.ClusterUserDefinedNetwork{}, ownerEvents[*udnv1.ClusterUserDefinedNetwork](r)),
+		source.TypedKind(from, &nadv1.NetworkAttachmentDefinition{}, r.nadEvents()),
+		source.TypedKind(from, Metadata("Namespace"), r.namespaceEvents()),
+		source.TypedKind(from, Metadata("Pod"), r.podEvents()),
+		source.TypedKind(from, Metadata("Node"), r.nodeEvents()),
+		source.TypedFunc[Owner](func(ctx context.Context, q queue) error {
+			r.wake = func(ns string) { r.enqueueNamespace(ctx, ns, q) }
+			return nil
+		}),
+	} {
+		if err := c.Watch(s); err != nil {
+			return fmt.Errorf("watch %T: %w", s, err)
+		}
+	}
+	return nil
+}
+
+// ownerEvents: everything about an owner matters but its status and what we
+// wrote ourselves.
+func ownerEvents[T client.Object](r *Reconciler) handler.TypedFuncs[T, Owner] {
+	key := func(o client.Object) Owner { return Owner{o.GetNamespace(), o.GetName()} }
+	return handler.TypedFuncs[T, Owner]{
+		CreateFunc: func(_ context.Context, e event.TypedCreateEvent[T], q queue) { q.Add(key(e.Object)) },
+		UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[T], q queue) {
+			o, was, is := key(e.ObjectNew), client.Object(e.ObjectOld), client.Object(e.ObjectNew)
+			ours := r.target.recent.seenOwner(o, is.GetResourceVersion())
+			if was.GetGeneration() != is.GetGeneration() || was.GetUID() != is.GetUID() ||
+				(was.GetDeletionTimestamp() == nil) != (is.GetDeletionTimestamp() == nil) ||
+				!maps.Equal(was.GetLabels(), is.GetLabels()) || !maps.Equal(was.GetAnnotations(), is.GetAnnotations()) ||
+				!ours && !slices.Equal(was.GetFinalizers(), is.GetFinalizers()) {
+				q.Add(o)
+			}
+		},
+		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[T], q queue) {
+			r.target.recent.gone(key(e.Object))
+			q.Add(key(e.Object))
+		},
+	}
+}
+
+// nadEvents: a NAD of ours concerns its owner, any other one those who want
+// its namespace.
+func (r *Reconciler) nadEvents() handler.TypedFuncs[*nadv1.NetworkAttachmentDefinition, Owner] {
+	type nad = *nadv1.NetworkAttachmentDefinition
+	enqueue := func(ctx context.Context, n nad, q queue) {
+		if o, ours := OwnerOf(n); ours {
+			q.Add(o)
+		} else {
+			r.enqueueNamespace(ctx, n.Namespace, q)
+		}
+	}
+	return handler.TypedFuncs[nad, Owner]{
+		CreateFunc: func(ctx context.Context, e event.TypedCreateEvent[nad], q queue) {
+			if o, ours := OwnerOf(e.Object); ours && r.target.recent.seenNAD(o, e.Object.Namespace, e.Object.ResourceVersion) {
+				return
+			} else if !ours && e.IsInInitialList {
+				return // every owner is looked at anyway
+			}
+			enqueue(ctx, e.Object, q)
+		},
+		UpdateFunc: func(ctx context.Context, e event.TypedUpdateEvent[nad], q queue) {
+			if o, ours := OwnerOf(e.ObjectNew); ours && r.target.recent.seenNAD(o, e.ObjectNew.Namespace, e.ObjectNew.ResourceVersion) {
+				return
+			}
+			enqueue(ctx, e.ObjectOld, q)
+			enqueue(ctx, e.ObjectNew, q)
+		},
+		DeleteFunc: func(ctx context.Context, e event.TypedDeleteEvent[nad], q queue) {
+			if o, ours := OwnerOf(e.Object); ours {
+				r.target.recent.gone(o, e.Object.Namespace)
+			}
+			enqueue(ctx, e.Object, q)
+			r.enqueueNamespace(ctx, e.Object.Namespace, q)
+		},
+	}
+}
+
+func (r *Reconciler) namespaceEvents() handler.TypedFuncs[*metav1.PartialObjectMetadata, Owner] {
+	type meta = *metav1.PartialObjectMetadata
+	return handler.TypedFuncs[meta, Owner]{
+		CreateFunc: func(ctx context.Context, e event.TypedCreateEvent[meta], q queue) {
+			if !e.IsInInitialList {
+				r.enqueueSelecting(ctx, e.Object, q)
+			}
+		},
+		UpdateFunc: func(ctx context.Context, e event.TypedUpdateEvent[meta], q queue) {
+			ending := (e.ObjectOld.DeletionTimestamp == nil) != (e.ObjectNew.DeletionTimestamp == nil)
+			if ending || !maps.Equal(e.ObjectOld.Labels, e.ObjectNew.Labels) {
+				r.enqueueSelecting(ctx, e.ObjectOld, q)
+				r.enqueueSelecting(ctx, e.ObjectNew, q)
+			}
+		},
+		DeleteFunc: func(ctx context.Context, e event.TypedDeleteEvent[meta], q queue) {
+			r.enqueueSelecting(ctx, e.Object, q)
+		},
+	}
+}
+
+// podEvents: a pod matters when it leaves a network whose end waits for that.
+func (r *Reconciler) podEvents() handler.TypedFuncs[*metav1.PartialObjectMetadata, Owner] {
+	type meta = *metav1.PartialObjectMetadata
+	left := func(keys []string, q queue) {
+		for _, k := range keys {
+			if o, ok := r.ledger.waiter(k); ok {
+				q.Add(o)
+			}
+		}
+	}
+	return handler.TypedFuncs[meta, Owner]{
+		UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[meta], q queue) {
+			if was, is := podNADs(e.ObjectOld), podNADs(e.ObjectNew); !slices.Equal(was, is) {
+				left(was, q)
+			}
+		},
+		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[meta], q queue) { left(podNADs(e.Object), q) },
+	}
+}
+
+// nodeEvents: a node concerns networks whose subnets end below its id.
+func (r *Reconciler) nodeEvents() handler.TypedFuncs[*metav1.PartialObjectMetadata, Owner] {
+	type meta = *metav1.PartialObjectMetadata
+	changed := func(ctx context.Context, id uint64, q queue) {
+		r.nodes.markDirty()
+		if id > 0 {
+			r.enqueueSmaller(ctx, id, q)
+		}
+	}
+	return handler.TypedFuncs[meta, Owner]{
+		CreateFunc: func(ctx context.Context, e event.TypedCreateEvent[meta], q queue) {
+			if !e.IsInInitialList {
+				changed(ctx, idOf(e.Object), q)
+			}
+		},
+		UpdateFunc: func(ctx context.Context, e event.TypedUpdateEvent[meta], q queue) {
+			if was, is := idOf(e.ObjectOld), idOf(e.ObjectNew); was != is {
+				changed(ctx, max(was, is), q)
+			}
+		},
+		DeleteFunc: func(ctx context.Context, e event.TypedDeleteEvent[meta], q queue) { changed(ctx, idOf(e.Object), q) },
+	}
+}
+
+// enqueueSmaller enqueues the networks that do not hold a node with that id:
+// arithmetic for each network, work only for those concerned.
+func (r *Reconciler) enqueueSmaller(ctx context.Context, id uint64, q queue) {
+	consider := func(req *Request) {
+		if req.NotYetSupported() != "" {
+			return
+		}
+		if _, n, err := req.NetConf(r.cfg.Plan); err == nil && n.HostCapacity() < id {
+			q.Add(req.Owner)
+		}
+	}
+	var udns udnv1.UserDefinedNetworkList
+	if r.logged(r.cache.List(ctx, &udns, client.UnsafeDisableDeepCopy)) {
+		for i := range udns.Items {
+			consider(FromUDN(&udns.Items[i]))
+		}
+	}
+	var cudns udnv1.ClusterUserDefinedNetworkList
+	if r.logged(r.cache.List(ctx, &cudns, client.UnsafeDisableDeepCopy)) {
+		for i := range cudns.Items {
+			consider(FromCUDN(&cudns.Items[i]))
+		}
+	}
+}
+
+// enqueueNamespace enqueues those who want the namespace of that name.
+func (r *Reconciler) enqueueNamespace(ctx context.Context, name string, q queue) {
+	ns := Metadata("Namespace")
+	if err := r.cache.Get(ctx, client.ObjectKey{Name: name}, ns); err != nil {
+		return // gone: its own event tells those concerned
+	}
+	r.enqueueSelecting(ctx, ns, q)
+}
+
+// enqueueSelecting enqueues the networks that select a namespace or have a NAD
+// in it, found through the indexes.
+func (r *Reconciler) enqueueSelecting(ctx context.Context, ns *metav1.PartialObjectMetadata, q queue) {
+	keys := []string{anyLabel}
+	for k, v := range ns.Labels {
+		keys = append(keys, k+"="+v)
+	}
+	for _, key := range keys {
+		var cudns udnv1.ClusterUserDefinedNetworkList
+		if !r.logged(r.cache.List(ctx, &cudns, client.MatchingFields{indexSelects: key}, client.UnsafeDisableDeepCopy)) {
+			continue
+		}
+		for i := range cudns.Items {
+			s, err := metav1.LabelSelectorAsSelector(&cudns.Items[i].Spec.NamespaceSelector)
+			if err == nil && s.Matches(labelSet(ns.Labels)) {
+				q.Add(Owner{Name: cudns.Items[i].Name})
+			}
+		}
+	}
+	var udns udnv1.UserDefinedNetworkList
+	if r.logged(r.cache.List(ctx, &udns, client.InNamespace(ns.Name), client.UnsafeDisableDeepCopy)) {
+		for i := range udns.Items {
+			q.Add(Owner{ns.Name, udns.Items[i].Name})
+		}
+	}
+	var nads nadv1.NetworkAttachmentDefinitionList
+	if r.logged(r.cache.List(ctx, &nads, client.InNamespace(ns.Name), client.UnsafeDisableDeepCopy)) {
+		for i := range nads.Items {
+			if o, ours := OwnerOf(&nads.Items[i]); ours {
+				q.Add(o)
+			}
+		}
+	}
+}
+
+// logged tells whether a read of the cache went well. It fails only while the
+// process ends.
+func (r *Reconciler) logged(err error) bool {
+	if err != nil {
+		r.log.Warn("read of the cache failed; waiting for the next event", "err", err)
+	}
+	return err == nil
+}

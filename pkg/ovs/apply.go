@@ -1,0 +1,435 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ovs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/ovn-kubernetes/libovsdb/client"
+	"github.com/ovn-kubernetes/libovsdb/model"
+	"github.com/ovn-kubernetes/libovsdb/ovsdb"
+
+	"bulkhead/pkg/ovs/vsdb"
+)
+
+// Target is what operations are done to: Client, or Fake in tests.
+type Target interface {
+	// Read gives what there is of the owner's.
+	Read(ctx context.Context, owner Owner) (State, error)
+	// Apply does the operations, goes on past one that fails, and names each
+	// that failed. What it did is visible to the next Read.
+	Apply(ctx context.Context, ops []Op) error
+}
+
+const (
+	// batch is how many operations share a transaction.
+	batch = 200
+	// settle is how long the cache may take to show a transaction.
+	settle = 10 * time.Second
+)
+
+// Sync makes the owner's rows what want says.
+func Sync(ctx context.Context, t Target, owner Owner, want State) error {
+	have, err := t.Read(ctx, owner)
+	if err != nil {
+		return err
+	}
+	return t.Apply(ctx, Diff(want, have))
+}
+
+// Read implements Target.
+func (c *Client) Read(ctx context.Context, owner Owner) (State, error) {
+	if !c.db.Connected() {
+		return State{}, errors.New("Open vSwitch database is not connected")
+	}
+	if owner == OwnerChassis {
+		return c.readChassis(ctx)
+	}
+	rows, err := c.interfaces(ctx, KeyOwner, OwnerValue)
+	if err != nil {
+		return State{}, err
+	}
+	bridges, err := c.bridgeOfPort(ctx)
+	if err != nil {
+		return State{}, err
+	}
+	s := State{Ports: map[string]Port{}}
+	for _, row := range rows {
+		if row.ExternalIDs[KeyRole] == string(owner) {
+			p := portOf(row)
+			p.Bridge = bridges[p.Name]
+			s.Ports[p.Name] = p
+		}
+	}
+	return s, nil
+}
+
+// interfaces are those with that pair in external_ids, from the index of key:
+// nothing walks the table.
+func (c *Client) interfaces(ctx context.Context, key, value string) ([]vsdb.Interface, error) {
+	// The cache takes the first index that matches, and a row without a key is
+	// indexed under "": the other indexed keys are asked for what no row has.
+	ids := map[string]string{}
+	for _, k := range indexedKeys {
+		ids[k] = "\x00"
+	}
+	ids[key] = value
+	var rows []vsdb.Interface
+	if err := c.db.Where(&vsdb.Interface{ExternalIDs: ids}).List(ctx, &rows); err != nil {
+		return nil, fmt.Errorf("list OVS interfaces with external_ids:%s=%s: %w", key, value, err)
+	}
+	return rows, nil
+}
+
+func (c *Client) readChassis(ctx context.Context) (State, error) {
+	root, err := c.root(ctx)
+	if err != nil {
+		return State{}, err
+	}
+	s := State{Chassis: maps.Clone(root.ExternalIDs)}
+	br := vsdb.Bridge{Name: IntegrationBridge(root.ExternalIDs)}
+	switch err := c.db.Get(ctx, &br); {
+	case err == nil:
+		s.Bridge = &Bridge{Name: br.Name, DatapathType: br.DatapathType}
+	case !errors.Is(err, client.ErrNotFound):
+		return State{}, fmt.Errorf("read bridge %s: %w", br.Name, err)
+	}
+	return s, nil
+}
+
+// ExternalIDs are the Open_vSwitch row's, as Inputs wants them.
+func (c *Client) ExternalIDs(ctx context.Context) (map[string]string, error) {
+	root, err := c.root(ctx)
+	return root.ExternalIDs, err
+}
+
+func (c *Client) root(ctx context.Context) (vsdb.OpenvSwitch, error) {
+	var rows []vsdb.OpenvSwitch
+	if err := c.db.List(ctx, &rows); err != nil {
+		return vsdb.OpenvSwitch{}, fmt.Errorf("read the Open_vSwitch row: %w", err)
+	}
+	if len(rows) != 1 {
+		return vsdb.OpenvSwitch{}, fmt.Errorf("database holds %d Open_vSwitch rows instead of one: is ovs-vswitchd initialised (ovs-vsctl init)?", len(rows))
+	}
+	return rows[0], nil
+}
+
+// bridgeOfPort is each port's bridge. Bridges are few and list their ports.
+func (c *Client) bridgeOfPort(ctx context.Context) (map[string]string, error) {
+	var bridges []vsdb.Bridge
+	if err := c.db.List(ctx, &bridges); err != nil {
+		return nil, fmt.Errorf("list OVS bridges: %w", err)
+	}
+	var ports []vsdb.Port
+	if err := c.db.List(ctx, &ports); err != nil {
+		return nil, fmt.Errorf("list OVS ports: %w", err)
+	}
+	name := make(map[string]string, len(ports))
+	for _, p := range ports {
+		name[p.UUID] = p.Name
+	}
+	out := make(map[string]string, len(ports))
+	for _, b := range bridges {
+		for _, uuid := range b.Ports {
+			out[name[uuid]] = b.Name
+		}
+	}
+	return out, nil
+}
+
+// ourKeys are the external_ids that Build may set.
+var ourKeys = []string{KeyOwner, KeyRole, KeyNetwork, KeyNAD, KeyLSP, KeyLSPVersion, KeyAttachedMAC, KeySandbox, KeyIfName, KeyAttachment, KeyPod}
+
+func portOf(row vsdb.Interface) Port {
+	p := Port{Name: row.Name, Internal: row.Type == "internal", ExternalIDs: map[string]string{}}
+	for _, k := range ourKeys {
+		if v, ok := row.ExternalIDs[k]; ok {
+			p.ExternalIDs[k] = v
+		}
+	}
+	if row.MAC != nil {
+		p.MAC = *row.MAC
+	}
+	if row.MTURequest != nil {
+		p.MTU = *row.MTURequest
+	}
+	return p
+}
+
+// Apply implements Target: many operations a transaction, and one by one only
+// when a transaction is refused, to find out which operation it was.
+func (c *Client) Apply(ctx context.Context, ops []Op) error {
+	var errs []error
+	for part := range slices.Chunk(ops, batch) {
+		err := c.transact(ctx, part)
+		if err == nil {
+			continue
+		}
+		if len(part) == 1 {
+			errs = append(errs, fmt.Errorf("%s: %w", part[0], err))
+			continue
+		}
+		for _, op := range part {
+			if err := c.transact(ctx, []Op{op}); err != nil {
+				errs = append(errs, fmt.Errorf("%s: %w", op, err))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// transact does ops in one transaction and waits until the cache shows it.
+func (c *Client) transact(ctx context.Context, ops []Op) error {
+	var all []ovsdb.Operation
+	for i, op := range ops {
+		rows, err := c.operations(ctx, op, fmt.Sprintf("bh%d", i))
+		if err != nil {
+			return err
+		}
+		all = append(all, rows...)
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	results, err := c.db.Transact(ctx, all...)
+	if err != nil {
+		return fmt.Errorf("transact: %w", err)
+	}
+	if failed, err := ovsdb.CheckOperationResults(results, all); err != nil {
+		return errors.Join(err, operationErrors(failed))
+	}
+	for i, op := range all {
+		if op.Op == ovsdb.OperationMutate && results[i].Count == 0 {
+			return fmt.Errorf("row of table %s went away meanwhile", op.Table)
+		}
+	}
+	ctx, cancel := context.WithTimeout(ctx, settle)
+	defer cancel()
+	for _, op := range ops {
+		if err := c.await(ctx, rowName(op), func() (bool, error) { return c.shows(ctx, op) }); err != nil {
+			return fmt.Errorf("wait for the cache to show it: %w", err)
+		}
+	}
+	return nil
+}
+
+func operationErrors(failed []ovsdb.OperationError) error {
+	var errs []error
+	for _, f := range failed {
+		errs = append(errs, f)
+	}
+	return errors.Join(errs...)
+}
+
+// operations are the database operations of op. id is unique in the
+// transaction.
+func (c *Client) operations(ctx context.Context, op Op, id string) ([]ovsdb.Operation, error) {
+	switch o := op.(type) {
+	case SetChassis:
+		root, err := c.root(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return c.setIDs(&root, &root.ExternalIDs, map[string]string{o.Key: o.New}, map[string]string{o.Key: root.ExternalIDs[o.Key]})
+	case AddBridge:
+		return c.addBridge(ctx, o.Bridge, id)
+	case AddPort:
+		return c.addPort(ctx, o.Port, id)
+	case SetPort:
+		return c.setPort(ctx, o)
+	case DeletePort:
+		return c.deletePort(ctx, o.Port)
+	default:
+		return nil, fmt.Errorf("unknown operation %T", op)
+	}
+}
+
+// setIDs changes single keys of a row's external_ids: ovn-controller and
+// operators write others meanwhile. A map mutation never overwrites, so the
+// old pairs are deleted first.
+func (c *Client) setIDs(row model.Model, field *map[string]string, set, drop map[string]string) ([]ovsdb.Operation, error) {
+	var m []model.Mutation
+	if len(drop) > 0 {
+		m = append(m, model.Mutation{Field: field, Mutator: ovsdb.MutateOperationDelete, Value: drop})
+	}
+	if len(set) > 0 {
+		m = append(m, model.Mutation{Field: field, Mutator: ovsdb.MutateOperationInsert, Value: set})
+	}
+	if len(m) == 0 {
+		return nil, nil
+	}
+	return c.db.Where(row).Mutate(row, m...)
+}
+
+// create makes rows of any tables.
+func (c *Client) create(rows ...model.Model) ([]ovsdb.Operation, error) {
+	var out []ovsdb.Operation
+	for _, r := range rows {
+		ops, err := c.db.Create(r)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, ops...)
+	}
+	return out, nil
+}
+
+func (c *Client) addBridge(ctx context.Context, b Bridge, id string) ([]ovsdb.Operation, error) {
+	root, err := c.root(ctx)
+	if err != nil {
+		return nil, err
+	}
+	secure := vsdb.BridgeFailModeSecure
+	owner := map[string]string{KeyOwner: OwnerValue}
+	iface := &vsdb.Interface{UUID: id + "i", Name: b.Name, Type: "internal"}
+	port := &vsdb.Port{UUID: id + "p", Name: b.Name, Interfaces: []string{iface.UUID}}
+	bridge := &vsdb.Bridge{UUID: id + "b", Name: b.Name, FailMode: &secure, DatapathType: b.DatapathType,
+		Ports: []string{port.UUID}, ExternalIDs: owner, OtherConfig: map[string]string{"disable-in-band": "true"}}
+	ops, err := c.create(iface, port, bridge)
+	if err != nil {
+		return nil, err
+	}
+	link, err := c.db.Where(&root).Mutate(&root, model.Mutation{Field: &root.Bridges, Mutator: ovsdb.MutateOperationInsert, Value: []string{bridge.UUID}})
+	return append(ops, link...), err
+}
+
+func (c *Client) addPort(ctx context.Context, p Port, id string) ([]ovsdb.Operation, error) {
+	iface := &vsdb.Interface{UUID: id + "i", Name: p.Name, ExternalIDs: p.ExternalIDs}
+	if p.Internal {
+		iface.Type = "internal"
+	}
+	if p.MAC != "" {
+		iface.MAC = &p.MAC
+	}
+	if p.MTU != 0 {
+		iface.MTURequest = &p.MTU
+	}
+	port := &vsdb.Port{UUID: id + "p", Name: p.Name, Interfaces: []string{iface.UUID},
+		ExternalIDs: map[string]string{KeyOwner: OwnerValue}}
+	bridge := &vsdb.Bridge{Name: p.Bridge}
+	if err := c.db.Get(ctx, bridge); err != nil {
+		return nil, fmt.Errorf("bridge %s: %w", p.Bridge, err)
+	}
+	ops, err := c.create(iface, port)
+	if err != nil {
+		return nil, err
+	}
+	link, err := c.db.Where(bridge).Mutate(bridge, model.Mutation{Field: &bridge.Ports, Mutator: ovsdb.MutateOperationInsert, Value: []string{port.UUID}})
+	return append(ops, link...), err
+}
+
+func (c *Client) setPort(ctx context.Context, o SetPort) ([]ovsdb.Operation, error) {
+	row := &vsdb.Interface{Name: o.Want.Name}
+	if err := c.db.Get(ctx, row); err != nil {
+		return nil, fmt.Errorf("interface %s: %w", o.Want.Name, err)
+	}
+	set, drop := o.ids()
+	ops, err := c.setIDs(row, &row.ExternalIDs, set, drop)
+	if err != nil {
+		return nil, err
+	}
+	if o.Want.MAC != o.Have.MAC || o.Want.MTU != o.Have.MTU {
+		row.MAC, row.MTURequest = nil, nil
+		if o.Want.MAC != "" {
+			row.MAC = &o.Want.MAC
+		}
+		if o.Want.MTU != 0 {
+			row.MTURequest = &o.Want.MTU
+		}
+		up, err := c.db.Where(row).Update(row, &row.MAC, &row.MTURequest)
+		if err != nil {
+			return nil, err
+		}
+		ops = append(ops, up...)
+	}
+	return ops, nil
+}
+
+// deletePort takes the port out of its bridge; the database then drops the
+// port and its interface, which nothing refers to any more.
+func (c *Client) deletePort(ctx context.Context, p Port) ([]ovsdb.Operation, error) {
+	port := &vsdb.Port{Name: p.Name}
+	switch err := c.db.Get(ctx, port); {
+	case errors.Is(err, client.ErrNotFound):
+		return nil, nil // gone already
+	case err != nil:
+		return nil, fmt.Errorf("port %s: %w", p.Name, err)
+	}
+	if port.ExternalIDs[KeyOwner] != OwnerValue {
+		return nil, fmt.Errorf("port %s does not carry our mark", p.Name)
+	}
+	bridge := &vsdb.Bridge{Name: p.Bridge}
+	switch err := c.db.Get(ctx, bridge); {
+	case errors.Is(err, client.ErrNotFound):
+		return nil, nil // went away with its ports
+	case err != nil:
+		return nil, fmt.Errorf("bridge %s: %w", p.Bridge, err)
+	}
+	return c.db.Where(bridge).Mutate(bridge, model.Mutation{Field: &bridge.Ports, Mutator: ovsdb.MutateOperationDelete, Value: []string{port.UUID}})
+}
+
+// rowName is the name of the row that op changes; anything for the root's.
+func rowName(op Op) string {
+	switch o := op.(type) {
+	case AddBridge:
+		return o.Bridge.Name
+	case AddPort:
+		return o.Port.Name
+	case SetPort:
+		return o.Want.Name
+	case DeletePort:
+		return o.Port.Name
+	default:
+		return anything
+	}
+}
+
+// shows tells whether the cache shows what op did.
+func (c *Client) shows(ctx context.Context, op Op) (bool, error) {
+	switch o := op.(type) {
+	case SetChassis:
+		root, err := c.root(ctx)
+		return root.ExternalIDs[o.Key] == o.New, err
+	case AddBridge:
+		return found(c.db.Get(ctx, &vsdb.Bridge{Name: o.Bridge.Name}))
+	case AddPort:
+		if ok, err := found(c.db.Get(ctx, &vsdb.Port{Name: o.Port.Name})); !ok || err != nil {
+			return ok, err
+		}
+		return found(c.db.Get(ctx, &vsdb.Interface{Name: o.Port.Name}))
+	case SetPort:
+		row := &vsdb.Interface{Name: o.Want.Name}
+		if ok, err := found(c.db.Get(ctx, row)); !ok || err != nil {
+			return ok, err
+		}
+		p := portOf(*row)
+		return p.MAC == o.Want.MAC && p.MTU == o.Want.MTU && maps.Equal(p.ExternalIDs, o.Want.ExternalIDs), nil
+	case DeletePort:
+		ok, err := found(c.db.Get(ctx, &vsdb.Interface{Name: o.Port.Name}))
+		return !ok, err
+	default:
+		return true, nil
+	}
+}
+
+func found(err error) (bool, error) {
+	if errors.Is(err, client.ErrNotFound) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// Describe prints operations, one a line.
+func Describe(ops []Op) string {
+	lines := make([]string, len(ops))
+	for i, o := range ops {
+		lines[i] = o.String()
+	}
+	return strings.Join(lines, "\n")
+}

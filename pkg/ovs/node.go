@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ovs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"bulkhead/pkg/config"
+	"bulkhead/pkg/network"
+)
+
+// BridgeLink is what the kernel says about the external bridge.
+type BridgeLink struct {
+	MAC       string
+	Addresses []LinkAddress
+	NextHops  []netip.Addr // of default routes by the bridge, best first
+}
+
+// LinkAddress is one address of it.
+type LinkAddress struct {
+	Prefix netip.Prefix
+	// Passing: the kernel may drop it at any time (deprecated, temporary).
+	Passing bool
+}
+
+// BuildNode is the node as its agent reports it: name, chassis, geneve
+// addresses and its way to the outside. ID comes from the cluster role.
+func BuildNode(name, chassis string, c config.OVS, plan network.Plan, link BridgeLink) (network.Node, error) {
+	n := network.Node{Name: name, Chassis: chassis, Bridge: c.ExternalBridge, BridgeMAC: link.MAC, Mode: c.GatewayMode,
+		NextHops: link.NextHops, EncapIPs: c.EncapIPs}
+	for _, a := range link.Addresses {
+		if a.Passing || !usable(a.Prefix.Addr(), plan) || hostAddress(a.Prefix, link.Addresses) {
+			continue
+		}
+		n.Addresses = append(n.Addresses, a.Prefix)
+	}
+	if len(n.EncapIPs) == 0 {
+		for _, want4 := range []bool{true, false} {
+			i := slices.IndexFunc(n.Addresses, func(p netip.Prefix) bool { return p.Addr().Is4() == want4 })
+			if i >= 0 {
+				n.EncapIPs = []netip.Addr{n.Addresses[i].Addr()}
+				break
+			}
+		}
+	}
+	if len(n.Addresses) == 0 {
+		return n, fmt.Errorf("external bridge %s has no usable address: move the node's address from the uplink to the bridge", c.ExternalBridge)
+	}
+	return n, nil
+}
+
+// usable leaves out addresses that mean nothing outside the node: link-local
+// ones and the masquerade addresses that we put on the bridge ourselves.
+func usable(a netip.Addr, plan network.Plan) bool {
+	if !a.IsGlobalUnicast() {
+		return false
+	}
+	return !slices.ContainsFunc(plan.Masquerade, func(m netip.Prefix) bool { return m.Contains(a) })
+}
+
+// hostAddress tells floating addresses (keepalived and its like add them as
+// /32 or /128): they move between nodes and are no fact about this one, as
+// long as the bridge has an address with a subnet in that family.
+func hostAddress(p netip.Prefix, all []LinkAddress) bool {
+	return p.IsSingleIP() && slices.ContainsFunc(all, func(o LinkAddress) bool {
+		return o.Prefix.Addr().Is4() == p.Addr().Is4() && !o.Prefix.IsSingleIP() && o.Prefix.Addr().IsGlobalUnicast()
+	})
+}
+
+// ReadBridgeLink asks the kernel.
+func ReadBridgeLink(bridge string) (BridgeLink, error) {
+	link, err := netlink.LinkByName(bridge)
+	if err != nil {
+		return BridgeLink{}, fmt.Errorf("external bridge %s: %w", bridge, err)
+	}
+	out := BridgeLink{MAC: link.Attrs().HardwareAddr.String()}
+	addrs, err := netlink.AddrList(link, netlink.FAMILY_ALL)
+	if err != nil {
+		return out, fmt.Errorf("list addresses of %s: %w", bridge, err)
+	}
+	for _, a := range addrs {
+		ip, ok := netip.AddrFromSlice(a.IP)
+		bits, _ := a.Mask.Size()
+		if !ok {
+			continue
+		}
+		out.Addresses = append(out.Addresses, LinkAddress{Prefix: netip.PrefixFrom(ip.Unmap(), bits),
+			Passing: a.Flags&(unix.IFA_F_DEPRECATED|unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) != 0 ||
+				a.Flags&unix.IFA_F_TEMPORARY != 0 && ip.Is6() && !ip.Is4In6()})
+	}
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		routes, err := netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+		if err != nil {
+			return out, fmt.Errorf("list routes: %w", err)
+		}
+		slices.SortStableFunc(routes, func(a, b netlink.Route) int { return a.Priority - b.Priority })
+		for _, r := range routes {
+			if r.Dst != nil {
+				if ones, _ := r.Dst.Mask.Size(); ones != 0 {
+					continue
+				}
+			}
+			hops := []*netlink.NexthopInfo{{LinkIndex: r.LinkIndex, Gw: r.Gw}}
+			if len(r.MultiPath) > 0 {
+				hops = r.MultiPath
+			}
+			for _, h := range hops {
+				if gw, ok := netip.AddrFromSlice(h.Gw); ok && h.LinkIndex == link.Attrs().Index && !slices.Contains(out.NextHops, gw.Unmap()) {
+					out.NextHops = append(out.NextHops, gw.Unmap())
+				}
+			}
+		}
+	}
+	return out, nil
+}
+
+// NodeFacts is BuildNode of this machine. An error that leaves the node
+// without addresses still gives what is known.
+func (c *Client) NodeFacts(ctx context.Context, name string, conf config.OVS, plan network.Plan) (network.Node, error) {
+	ids, err := c.ExternalIDs(ctx)
+	if err != nil {
+		return network.Node{Name: name}, err
+	}
+	link, err := ReadBridgeLink(conf.ExternalBridge)
+	node, buildErr := BuildNode(name, ChassisID(name, ids), conf, plan, link)
+	if err != nil {
+		return node, err
+	}
+	return node, buildErr
+}
+
+// WatchNode sends when the bridge's link, addresses or routes may have
+// changed, until ctx ends. It sends once at the start of the watch.
+func WatchNode(ctx context.Context, bridge string) (<-chan struct{}, error) {
+	out := make(chan struct{}, 1)
+	poke := func() {
+		select {
+		case out <- struct{}{}:
+		default:
+		}
+	}
+	links, addrs, routes := make(chan netlink.LinkUpdate, 64), make(chan netlink.AddrUpdate, 64), make(chan netlink.RouteUpdate, 64)
+	failed := func(error) { poke() } // an overrun: whatever was lost, read again
+	err := errors.Join(
+		netlink.LinkSubscribeWithOptions(links, ctx.Done(), netlink.LinkSubscribeOptions{ErrorCallback: failed}),
+		netlink.AddrSubscribeWithOptions(addrs, ctx.Done(), netlink.AddrSubscribeOptions{ErrorCallback: failed}),
+		netlink.RouteSubscribeWithOptions(routes, ctx.Done(), netlink.RouteSubscribeOptions{ErrorCallback: failed}))
+	if err != nil {
+		return nil, fmt.Errorf("subscribe to changes of links, addresses and routes: %w", err)
+	}
+	go func() {
+		poke()
+		index := 0
+		if l, err := netlink.LinkByName(bridge); err == nil {
+			index = l.Attrs().Index
+		}
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case l, ok := <-links:
+				if !ok {
+					return
+				}
+				if l.Attrs().Name == bridge {
+					index = l.Attrs().Index // a recreated bridge has another
+					poke()
+				}
+			case a, ok := <-addrs:
+				if !ok {
+					return
+				}
+				if a.LinkIndex == index {
+					poke()
+				}
+			case r, ok := <-routes:
+				if !ok {
+					return
+				}
+				if r.LinkIndex == index && r.Table == unix.RT_TABLE_MAIN {
+					poke()
+				}
+			}
+		}
+	}()
+	return out, nil
+}

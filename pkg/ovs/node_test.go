@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ovs
+
+import (
+	"fmt"
+	"net/netip"
+	"reflect"
+	"testing"
+
+	"bulkhead/pkg/config"
+	"bulkhead/pkg/network"
+)
+
+func TestBuildNode(t *testing.T) {
+	plan := network.Plan{Masquerade: []netip.Prefix{netip.MustParsePrefix("169.254.0.0/17"), netip.MustParsePrefix("fd69::/112")}}
+	addr := func(s string) LinkAddress { return LinkAddress{Prefix: netip.MustParsePrefix(s)} }
+	for _, c := range []struct {
+		name      string
+		addrs     []LinkAddress
+		encap     string
+		wantAddrs string
+		wantEncap string
+		wantErr   bool
+	}{
+		{name: "dual stack", addrs: []LinkAddress{addr("2001:db8::7/64"), addr("192.0.2.7/24"), addr("fe80::1/64")},
+			wantAddrs: "[2001:db8::7/64 192.0.2.7/24]", wantEncap: "[192.0.2.7]"},
+		{name: "IPv6 only", addrs: []LinkAddress{addr("fe80::1/64"), addr("2001:db8::7/64")}, wantAddrs: "[2001:db8::7/64]", wantEncap: "[2001:db8::7]"},
+		{name: "our masquerade addresses are no facts", addrs: []LinkAddress{addr("169.254.0.2/17"), addr("fd69::2/112"), addr("192.0.2.7/24")},
+			wantAddrs: "[192.0.2.7/24]", wantEncap: "[192.0.2.7]"},
+		{name: "floating address", addrs: []LinkAddress{addr("192.0.2.100/32"), addr("192.0.2.7/24")}, wantAddrs: "[192.0.2.7/24]", wantEncap: "[192.0.2.7]"},
+		{name: "only a host address, as clouds give", addrs: []LinkAddress{addr("10.0.0.4/32")}, wantAddrs: "[10.0.0.4/32]", wantEncap: "[10.0.0.4]"},
+		{name: "deprecated", addrs: []LinkAddress{{Prefix: netip.MustParsePrefix("2001:db8::9/64"), Passing: true}, addr("2001:db8::7/64")},
+			wantAddrs: "[2001:db8::7/64]", wantEncap: "[2001:db8::7]"},
+		{name: "configured", addrs: []LinkAddress{addr("192.0.2.7/24")}, encap: "198.51.100.1", wantAddrs: "[192.0.2.7/24]", wantEncap: "[198.51.100.1]"},
+		{name: "none", addrs: []LinkAddress{addr("fe80::1/64")}, wantAddrs: "[]", wantEncap: "[]", wantErr: true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			conf := config.OVS{ExternalBridge: "br-ex", GatewayMode: network.SharedGateway}
+			if c.encap != "" {
+				conf.EncapIPs = []netip.Addr{netip.MustParseAddr(c.encap)}
+			}
+			n, err := BuildNode("node-1", "chassis", conf, plan, BridgeLink{MAC: "02:00:00:00:00:01", Addresses: c.addrs})
+			if (err != nil) != c.wantErr {
+				t.Errorf("error %v", err)
+			}
+			if got := fmt.Sprint(n.Addresses); got != c.wantAddrs {
+				t.Errorf("addresses %s, want %s", got, c.wantAddrs)
+			}
+			if got := fmt.Sprint(n.EncapIPs); got != c.wantEncap {
+				t.Errorf("geneve addresses %s, want %s", got, c.wantEncap)
+			}
+			if err == nil { // what the agent writes is what others read
+				annotations, err := n.AgentAnnotations()
+				if err != nil {
+					t.Fatal(err)
+				}
+				back, err := network.ParseNode("node-1", annotations)
+				if err != nil || !reflect.DeepEqual(back, n) {
+					t.Errorf("read back %+v, %v; want %+v", back, err, n)
+				}
+			}
+		})
+	}
+}

@@ -80,6 +80,9 @@ func (c *Catalog) Network(name string) (n Network, ok bool) {
 	return n, best != ""
 }
 
+// Names tells whether any NAD, usable or not, names the network.
+func (c *Catalog) Names(network string) bool { return len(c.byNetwork[network]) > 0 }
+
 // Namespaces are those with a usable NAD of the network, in order.
 func (c *Catalog) Namespaces(name string) []string {
 	var out []string

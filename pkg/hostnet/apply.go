@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostnet
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"bulkhead/pkg/loader"
+)
+
+// Kernel is the boundary: *loader.Loader, or the fake of the tests.
+type Kernel interface {
+	Rows() ([]loader.Row, error)
+	Put(loader.Row) error
+	Delete(loader.Row) error
+	Config() (loader.Config, error)
+	SetConfig(loader.Config) error
+	Attachments() ([]loader.Attachment, error)
+	AttachPod(cgroupPath, podUID string, row loader.PodRow) error
+	DetachPod(podUID string) error
+	AttachRoot() error
+}
+
+var _ Kernel = (*loader.Loader)(nil)
+
+// Target reads and changes what the kernel holds. Everything below our pins is
+// ours; nothing else is looked at.
+type Target struct{ Kernel }
+
+// Read returns what is there. An attachment that is dead or incomplete reads
+// as one to cgroup 0, which no pod wants, so that Diff repairs or removes it.
+func (t *Target) Read(ctx context.Context) (State, error) {
+	s := NewState()
+	rows, err := t.Rows()
+	if err != nil {
+		return s, err
+	}
+	for _, r := range rows {
+		s.put(r)
+	}
+	as, err := t.Attachments()
+	if err != nil {
+		return s, fmt.Errorf("read attachments: %w", err)
+	}
+	for _, a := range as {
+		whole := a.CgroupID != 0 && len(a.Missing) == 0
+		switch {
+		case a.PodUID == "":
+			s.Root = whole
+		case whole:
+			s.Pods[a.PodUID] = Cgroup{ID: a.CgroupID}
+		default:
+			s.Pods[a.PodUID] = Cgroup{}
+		}
+	}
+	s.Config, err = t.Config()
+	return s, err
+}
+
+// Apply runs all operations, past those that fail.
+func (t *Target) Apply(ctx context.Context, ops []Op) error {
+	var errs []error
+	for _, o := range ops {
+		if err := ctx.Err(); err != nil {
+			return errors.Join(append(errs, fmt.Errorf("stopped before %s: %w", o, err))...)
+		}
+		if err := t.run(o); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", o, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (t *Target) run(o Op) error {
+	switch o.Kind {
+	case PutRow:
+		return t.Put(o.Row)
+	case DeleteRow:
+		return t.Delete(o.Row)
+	case SetConfig:
+		return t.SetConfig(o.Config)
+	case AttachRoot:
+		return t.AttachRoot()
+	case AttachPod:
+		row, ok := o.Row.(loader.PodRow)
+		if !ok {
+			return errors.New("no row for the pod")
+		}
+		return t.AttachPod(o.Path, o.PodUID, row)
+	case DetachPod:
+		return t.DetachPod(o.PodUID)
+	}
+	return fmt.Errorf("unknown operation")
+}

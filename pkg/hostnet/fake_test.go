@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostnet
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+
+	"bulkhead/pkg/loader"
+)
+
+// fakeKernel executes the same operations in memory; fail, when set, may refuse
+// the n-th change.
+type fakeKernel struct {
+	mu     sync.Mutex
+	rows   map[loader.Key]loader.Row
+	pods   map[string]loader.Attachment
+	root   bool
+	config loader.Config
+	n      int
+	fail   func(n int) bool
+	after  func()
+	ids    map[string]uint64 // cgroup ids by path
+}
+
+func newFake() *fakeKernel {
+	return &fakeKernel{rows: map[loader.Key]loader.Row{}, pods: map[string]loader.Attachment{}, ids: map[string]uint64{}}
+}
+
+var errInjected = errors.New("injected")
+
+func (f *fakeKernel) change(what func()) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.n++
+	if f.fail != nil && f.fail(f.n) {
+		return errInjected
+	}
+	what()
+	if f.after != nil {
+		f.after()
+	}
+	return nil
+}
+
+func (f *fakeKernel) Rows() ([]loader.Row, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Collect(maps.Values(f.rows)), nil
+}
+func (f *fakeKernel) Put(r loader.Row) error {
+	return f.change(func() { f.rows[r.Key()] = r })
+}
+func (f *fakeKernel) Delete(r loader.Row) error {
+	return f.change(func() { delete(f.rows, r.Key()) })
+}
+func (f *fakeKernel) Config() (loader.Config, error) { return f.config, nil }
+func (f *fakeKernel) SetConfig(c loader.Config) error {
+	return f.change(func() { f.config = c })
+}
+func (f *fakeKernel) Attachments() ([]loader.Attachment, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	out := slices.Collect(maps.Values(f.pods))
+	if f.root {
+		out = append(out, loader.Attachment{CgroupID: 1})
+	}
+	return out, nil
+}
+func (f *fakeKernel) AttachPod(path, uid string, row loader.PodRow) error {
+	id, ok := f.ids[path]
+	if !ok {
+		return fmt.Errorf("no cgroup %s", path)
+	}
+	row.CgroupID = id
+	return f.change(func() {
+		f.rows[row.Key()] = row
+		f.pods[uid] = loader.Attachment{PodUID: uid, CgroupID: id}
+	})
+}
+func (f *fakeKernel) DetachPod(uid string) error {
+	return f.change(func() { delete(f.pods, uid) })
+}
+func (f *fakeKernel) AttachRoot() error { return f.change(func() { f.root = true }) }

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostnet
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"bulkhead/pkg/loader"
+)
+
+// Cgroup is one directory of the cgroup tree.
+type Cgroup struct {
+	Path string
+	ID   uint64
+}
+
+// Layout is where kubelet puts pods on this node.
+type Layout struct {
+	Parents []string          // directories pod cgroups appear in: to be watched
+	Pods    map[string]Cgroup // by pod UID
+	Levels  uint32            // levels of the tree at which pods live, as loader.Config has it
+}
+
+// kubepodsDepth is how far below the root kubepods is looked for: kubelet's
+// --cgroup-root can put it below another slice or two.
+const kubepodsDepth = 4
+
+// ReadLayout finds the pods' cgroups of both cgroup drivers, below any prefix.
+func ReadLayout(root string) (Layout, error) { return readLayout(root, loader.CgroupID) }
+
+func readLayout(root string, idOf func(string) (uint64, error)) (Layout, error) {
+	l := Layout{Pods: map[string]Cgroup{}}
+	tops, err := findKubepods(root, kubepodsDepth)
+	if err != nil {
+		return l, err
+	}
+	for _, top := range tops {
+		l.addParent(top)
+		entries, err := readDirs(top)
+		if err != nil {
+			return l, err
+		}
+		base := strings.TrimSuffix(filepath.Base(top), ".slice")
+		for _, e := range entries {
+			switch e {
+			case "burstable", "besteffort", base + "-burstable.slice", base + "-besteffort.slice":
+				l.addParent(filepath.Join(top, e))
+			}
+		}
+	}
+	for _, p := range l.Parents {
+		entries, err := readDirs(p)
+		if err != nil {
+			return l, err
+		}
+		for _, e := range entries {
+			uid, ok := podUID(filepath.Base(p), e)
+			if !ok {
+				continue
+			}
+			path := filepath.Join(p, e)
+			id, err := idOf(path)
+			if errors.Is(err, fs.ErrNotExist) {
+				continue // gone between listing and looking
+			}
+			if err != nil {
+				return l, err
+			}
+			l.Pods[uid] = Cgroup{Path: path, ID: id}
+		}
+	}
+	return l, nil
+}
+
+func (l *Layout) addParent(path string) {
+	l.Parents = append(l.Parents, path)
+	if n, ok := loader.CgroupLevel(path); !ok || n+1 > loader.MaxLevel {
+		l.Levels = loader.AllLevels
+	} else {
+		l.Levels |= 1 << (n + 1)
+	}
+}
+
+func isKubepods(name string) bool {
+	return name == "kubepods" || name == "kubepods.slice" || strings.HasSuffix(name, "-kubepods.slice")
+}
+
+// findKubepods never looks below a kubepods directory, so that no container
+// with a cgroup tree of its own can present one.
+func findKubepods(dir string, depth int) ([]string, error) {
+	entries, err := readDirs(dir)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, e := range entries {
+		path := filepath.Join(dir, e)
+		if isKubepods(e) {
+			out = append(out, path)
+		} else if depth > 1 {
+			below, err := findKubepods(path, depth-1)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, below...)
+		}
+	}
+	return out, nil
+}
+
+// podUID reads the UID out of a directory's name: pod<uid> (cgroupfs), or
+// <parent>-pod<uid with _>.slice (systemd, where - separates levels).
+func podUID(parent, name string) (string, bool) {
+	if prefix, ok := strings.CutSuffix(parent, ".slice"); ok {
+		name, ok = strings.CutPrefix(name, prefix+"-pod")
+		if !ok {
+			return "", false
+		}
+		name, ok = strings.CutSuffix(name, ".slice")
+		return strings.ReplaceAll(name, "_", "-"), ok && name != "" && !strings.Contains(name, "-")
+	}
+	uid, ok := strings.CutPrefix(name, "pod")
+	return uid, ok && uid != ""
+}
+
+// readDirs lists subdirectories; a directory that is gone has none.
+func readDirs(dir string) ([]string, error) {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list cgroup %s: %w", dir, err)
+	}
+	var out []string
+	for _, e := range entries {
+		if e.IsDir() {
+			out = append(out, e.Name())
+		}
+	}
+	return out, nil
+}

@@ -61,6 +61,11 @@ func (d *differ) reachGoes() {
 	if port.Name == "" || d.absent(port.Name) {
 		return
 	}
+	gone := d.want.Port.Name == ""
+	inside := slices.ContainsFunc(d.have.Devices, func(x Device) bool { return x.Name == port.Master })
+	if gone && !inside {
+		return // its name alone does not make it ours
+	}
 	for _, a := range port.Addrs {
 		if !slices.Contains(d.want.Port.Addrs, a) {
 			d.add(Op{Verb: DelAddr, Port: Port{Name: port.Name}, Addr: a})
@@ -69,11 +74,10 @@ func (d *differ) reachGoes() {
 	// A VRF's table cannot change: the device is made anew, and the port must
 	// not be seen in the default VRF meanwhile.
 	remade := slices.ContainsFunc(d.have.Devices, func(x Device) bool { return x.Name == port.Master && d.mustRemake(x) })
-	gone := d.want.Port.Name == ""
-	if (gone && port.Master != "" || remade) && port.Up {
+	if (gone || remade) && port.Up {
 		d.add(Op{Verb: PortDown, Port: Port{Name: port.Name}})
 	}
-	if gone && slices.ContainsFunc(d.have.Devices, func(x Device) bool { return x.Name == port.Master }) {
+	if gone {
 		d.add(Op{Verb: SetMaster, Port: Port{Name: port.Name}})
 	}
 	d.recycled = remade || !gone && port.Master != d.want.Port.Master

@@ -137,6 +137,19 @@ func (f *Fake) Tables(context.Context) ([]int, error) {
 	return slices.Compact(out), nil
 }
 
+// HasIPv6 tells that it has.
+func (f *Fake) HasIPv6() bool { return true }
+
+// DeviceIndex makes up an index for each of our VRF devices.
+func (f *Fake) DeviceIndex(table int) int {
+	for _, l := range f.Links {
+		if l.Table == table && l.Ours {
+			return table
+		}
+	}
+	return 0
+}
+
 // Do implements Target.
 func (f *Fake) Do(_ context.Context, op Op) error {
 	if f.Fail != nil {

@@ -81,6 +81,16 @@ func (m *mirror) devicesOf(table int) []string {
 	return out
 }
 
+// DeviceIndex is the index of our VRF device with that table; 0: there is none.
+func (k *Kernel) DeviceIndex(table int) int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for i := range k.mirror.byTable[table] {
+		return i
+	}
+	return 0
+}
+
 func (m *mirror) tables() []int {
 	var out []int
 	for t := range m.rules {

@@ -149,10 +149,8 @@ func upDown(up bool) string {
 	return "down"
 }
 
-// Empty tells that nothing of ours is there.
-func (s State) Empty() bool {
-	return len(s.Devices)+len(s.Rules)+len(s.Routes) == 0 && (s.Port.Name == "" || s.Port.Master == "" && len(s.Port.Addrs) == 0)
-}
+// Empty tells that nothing that carries our mark is there.
+func (s State) Empty() bool { return len(s.Devices)+len(s.Rules)+len(s.Routes) == 0 }
 
 // normalise sorts the lists, so that equal states are equal values.
 func (s *State) normalise() {

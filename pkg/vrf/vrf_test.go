@@ -308,6 +308,17 @@ func TestWaitsForPort(t *testing.T) {
 	assertSettled(t, f, net, testNode())
 }
 
+// A link that only has the name of a management port is left alone.
+func TestForeignPort(t *testing.T) {
+	f := newWorld(7)
+	l := f.Links["ovn-k8s-mp7"]
+	l.Addrs, l.Up = []netip.Prefix{netip.MustParsePrefix("192.0.2.5/24")}, true
+	r, err := Remove(context.Background(), f, 7, testNode(), testPlan())
+	if err != nil || len(r.Ops) != 0 {
+		t.Errorf("%v %v", r.Ops, err)
+	}
+}
+
 // One operation that fails does not stop the others, and is named.
 func TestApplyGoesOn(t *testing.T) {
 	f := newWorld(7)

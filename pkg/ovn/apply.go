@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ovn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/google/uuid"
+	"github.com/ovn-kubernetes/libovsdb/ovsdb"
+
+	"bulkhead/pkg/ovn/nbdb"
+)
+
+// Target is where rows are: a northbound database, or Fake.
+type Target interface {
+	// Read is what is there and carries the owner's marks.
+	Read(ctx context.Context, owner Owner) (State, error)
+	// Apply runs ops, as one transaction where it can. When something fails it
+	// goes on with the others; the error names each Op that failed.
+	Apply(ctx context.Context, ops []Op) error
+	// Networks are the names of all networks that have rows.
+	Networks(ctx context.Context) ([]string, error)
+}
+
+// maxOps is how many operations go into one transaction: ovsdb-server serves
+// nobody else while it runs one.
+const maxOps = 2000
+
+// Apply implements Target.
+func (n *NB) Apply(ctx context.Context, ops []Op) error {
+	var errs []error
+	for len(ops) > 0 {
+		batch := ops[:min(len(ops), maxOps)]
+		ops = ops[len(batch):]
+		if err := n.transact(ctx, batch); err != nil {
+			errs = append(errs, n.oneByOne(ctx, batch, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// oneByOne runs a batch that failed as a whole so that only what is at fault
+// fails, in the same order.
+func (n *NB) oneByOne(ctx context.Context, batch []Op, cause error) error {
+	if len(batch) == 1 || !n.Connected() || ctx.Err() != nil {
+		return fmt.Errorf("%s%s: %w", batch[0], andMore(len(batch)-1), cause)
+	}
+	var errs []error
+	for i, op := range batch {
+		if err := n.transact(ctx, []Op{op}); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", op, err))
+		}
+		if !n.Connected() {
+			errs = append(errs, fmt.Errorf("%d operations not tried: %w", len(batch)-i-1, errNotConnected))
+			break
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func andMore(n int) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" and %d more", n)
+}
+
+// transact runs ops as one transaction.
+func (n *NB) transact(ctx context.Context, ops []Op) error {
+	s := n.session()
+	if s == nil {
+		return errNotConnected
+	}
+	t := transaction{session: s, uuids: map[Ref]string{}, members: map[member]*[]any{}}
+	for _, op := range ops {
+		if err := t.add(ctx, op); err != nil {
+			return err
+		}
+	}
+	all := t.finish()
+	if len(all) == 0 {
+		return nil
+	}
+	results, err := s.client.Transact(ctx, all...)
+	if err != nil {
+		return fmt.Errorf("transaction: %w", err)
+	}
+	n.transactions.Add(1)
+	if opErrs, err := ovsdb.CheckOperationResults(results, all); err != nil {
+		return errors.Join(append([]error{err}, asErrors(opErrs)...)...)
+	}
+	return nil
+}
+
+func asErrors(in []ovsdb.OperationError) []error {
+	out := make([]error, len(in))
+	for i, e := range in {
+		out[i] = e
+	}
+	return out
+}
+
+// member is one change to a column that lists rows.
+type member struct {
+	table, uuid, column string
+	mutator             ovsdb.Mutator
+}
+
+// transaction turns Ops into database operations. Rows get their UUID here,
+// so that they can be referred to before they exist; additions to one column
+// become one mutation.
+type transaction struct {
+	session *session
+	uuids   map[Ref]string // of rows inserted here; Column is empty
+	ops     []ovsdb.Operation
+	members map[member]*[]any
+	order   []member
+}
+
+func (t *transaction) add(ctx context.Context, op Op) error {
+	switch op.Verb {
+	case Insert:
+		id := uuid.NewString()
+		t.uuids[Ref{Table: op.Row.Table, ID: op.Row.ID}] = id
+		insert, err := t.session.client.Create(op.Row.Model)
+		if err != nil {
+			return fmt.Errorf("encode %s: %w", op.Row, err)
+		}
+		insert[0].UUID, insert[0].UUIDName = id, ""
+		t.ops = append(t.ops, insert...)
+		for _, ref := range op.Row.In {
+			if err := t.list(ctx, ref, id, ovsdb.MutateOperationInsert); err != nil {
+				return err
+			}
+		}
+	case Update:
+		row, err := t.session.encode(op.Row, op.Columns)
+		if err != nil {
+			return err
+		}
+		t.ops = append(t.ops, ovsdb.Operation{Op: ovsdb.OperationUpdate, Table: op.Row.Table, Row: row, Where: byUUID(op.Row.UUID)})
+	case Attach:
+		return t.list(ctx, op.Ref, op.Row.UUID, ovsdb.MutateOperationInsert)
+	case Detach:
+		return t.list(ctx, op.Ref, op.Row.UUID, ovsdb.MutateOperationDelete)
+	case Delete:
+		// A row that nothing lists any more is collected by the database.
+		for _, ref := range op.Row.In {
+			if err := t.list(ctx, ref, op.Row.UUID, ovsdb.MutateOperationDelete); err != nil {
+				return err
+			}
+		}
+		if isRoot(op.Row.Table) {
+			t.ops = append(t.ops, ovsdb.Operation{Op: ovsdb.OperationDelete, Table: op.Row.Table, Where: byUUID(op.Row.UUID)})
+		}
+	default:
+		return fmt.Errorf("unknown verb %d", op.Verb)
+	}
+	return nil
+}
+
+// list adds a row to, or takes it from, the column ref of another row.
+func (t *transaction) list(ctx context.Context, ref Ref, rowUUID string, mutator ovsdb.Mutator) error {
+	container, ok := t.uuids[Ref{Table: ref.Table, ID: ref.ID}]
+	if !ok {
+		var err error
+		if container, err = t.session.lookup(ctx, ref.Table, ref.ID); err != nil {
+			if mutator == ovsdb.MutateOperationDelete {
+				return nil // what listed the row is gone, and the row with it
+			}
+			return fmt.Errorf("find %s %s: %w", ref.Table, ref.ID, err)
+		}
+	}
+	m := member{ref.Table, container, ref.Column, mutator}
+	set, ok := t.members[m]
+	if !ok {
+		set = &[]any{}
+		t.members[m] = set
+		t.order = append(t.order, m)
+	}
+	*set = append(*set, ovsdb.UUID{GoUUID: rowUUID})
+	return nil
+}
+
+// finish is the transaction's operations: rows, then what lists them. Inside
+// one transaction the order shows to nobody.
+func (t *transaction) finish() []ovsdb.Operation {
+	for _, m := range t.order {
+		t.ops = append(t.ops, ovsdb.Operation{
+			Op: ovsdb.OperationMutate, Table: m.table, Where: byUUID(m.uuid),
+			Mutations: []ovsdb.Mutation{*ovsdb.NewMutation(m.column, m.mutator, ovsdb.OvsSet{GoSet: *t.members[m]})},
+		})
+	}
+	return t.ops
+}
+
+func byUUID(id string) []ovsdb.Condition {
+	return []ovsdb.Condition{ovsdb.NewCondition("_uuid", ovsdb.ConditionEqual, ovsdb.UUID{GoUUID: id})}
+}
+
+// Read implements Target.
+func (n *NB) Read(ctx context.Context, owner Owner) (State, error) {
+	s := n.session()
+	if s == nil {
+		return nil, errNotConnected
+	}
+	listed, err := s.listed(ctx, owner.Network)
+	if err != nil {
+		return nil, err
+	}
+	var out State
+	for _, part := range owner.Parts {
+		marks := map[string]string{markNetwork: owner.Network, markPart: string(part)}
+		for name := range tables {
+			if name == nbdb.StaticMACBindingTable {
+				continue
+			}
+			rows, err := s.find(ctx, name, marks)
+			if err != nil {
+				return nil, fmt.Errorf("read %s of network %s: %w", name, owner.Network, err)
+			}
+			for _, r := range rows {
+				if externalIDs(r.Model)[markOwner] != ownerValue {
+					continue
+				}
+				r.In = listed[r.UUID]
+				out = append(out, r)
+				if name != nbdb.LogicalRouterPortTable {
+					continue
+				}
+				bindings, err := s.macBindings(ctx, r.ID)
+				if err != nil {
+					return nil, err
+				}
+				out = append(out, bindings...)
+			}
+		}
+	}
+	return out, nil
+}
+
+var errNotConnected = errors.New("not connected to the database")

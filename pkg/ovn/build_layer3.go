@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ovn
+
+import (
+	"net/netip"
+	"strconv"
+
+	"bulkhead/pkg/network"
+	"bulkhead/pkg/ovn/nbdb"
+)
+
+// A Layer 3 network in one zone:
+//
+//	pods ── node switch ── cluster router ── transit switch ══ other zones
+//	          │                  │
+//	   management port      join switch ── gateway router ── external switch ── bridge
+//
+// Names are the reference's, prefixed as pkg/network says.
+
+func (b *builder) nodeSwitch() string          { return b.net.NodeSwitch(b.node.Name) }
+func (b *builder) toNodeSwitch() string        { return "rtos-" + b.nodeSwitch() }
+func (b *builder) toJoin(router string) string { return "rtoj-" + router }
+func (b *builder) toTransit() string           { return b.net.Prefix() + "rtots-" + b.node.Name }
+func (b *builder) transitPort(n string) string { return b.net.Prefix() + "tstor-" + n }
+
+// layer3 is the cluster router, the node switch with the node's own port and,
+// where the network crosses nodes in OVN, the transit switch.
+func (b *builder) layer3() {
+	router, sw := b.net.ClusterRouter(), b.nodeSwitch()
+	options := map[string]string{
+		// Neighbours come from the rows; learning from any ARP request makes
+		// every router of every network store every host of the uplink.
+		"always_learn_from_arp_request": "false",
+	}
+	if b.localGateway() && b.net.IsPrimary() {
+		// The kernel sends both directions through this router; without
+		// committing all, replies to SNATed connections would be lost.
+		options["ct-commit-all"] = "true"
+	}
+	b.router(router, options, "k8s-cluster-router", "yes")
+
+	b.add(nbdb.LogicalSwitchTable, sw, &nbdb.LogicalSwitch{Name: sw}, nil)
+	b.connect(link{
+		router: router, routerPort: b.toNodeSwitch(), addrs: mapPrefixes(b.hosts, network.Gateway),
+		sw: sw, switchPort: "stor-" + sw,
+	})
+	// NAT on a router that spans zones needs a gateway port that lives here.
+	gc := b.toNodeSwitch() + "-" + b.node.Chassis
+	b.add(nbdb.GatewayChassisTable, gc, &nbdb.GatewayChassis{Name: gc, ChassisName: b.node.Chassis, Priority: 1},
+		[]Ref{{nbdb.LogicalRouterPortTable, b.toNodeSwitch(), "gateway_chassis"}})
+
+	if b.net.IsDefault() || b.net.IsPrimary() {
+		mgmt := b.management()
+		b.switchPort(sw, b.net.ManagementLSP(b.node.Name), &nbdb.LogicalSwitchPort{
+			Addresses: []string{addressLine(network.MACOf(mgmt), mgmt)},
+		}, markNode, b.node.Name)
+	}
+	if b.net.Transport != "no-overlay" {
+		b.transit()
+	}
+}
+
+// transit joins this zone's cluster router with those of the others. The keys
+// are functions of the network's and the node's id, so that every zone has
+// the same ones and nobody hands them out.
+func (b *builder) transit() {
+	ts := b.net.TransitSwitch()
+	b.add(nbdb.LogicalSwitchTable, ts, &nbdb.LogicalSwitch{Name: ts, OtherConfig: map[string]string{
+		"interconn-ts": ts, "requested-tnl-key": strconv.Itoa(b.net.TunnelKey()),
+	}}, nil)
+	b.connect(link{
+		router: b.net.ClusterRouter(), routerPort: b.toTransit(), addrs: b.net.TransitAddrs(b.node.ID),
+		sw: ts, switchPort: b.transitPort(b.node.Name), key: b.node.ID,
+	})
+}
+
+// peers are the other nodes: a remote port on the transit switch, and routes
+// to their pods and their gateway router through it.
+func (b *builder) peers() {
+	if b.net.Transport == "no-overlay" {
+		return
+	}
+	for _, peer := range b.in.Peers {
+		hosts, err := b.net.HostSubnets(peer.ID)
+		if err != nil {
+			continue // the cluster role reports it; this node cannot reach what has no subnet
+		}
+		transit := b.net.TransitAddrs(peer.ID)
+		b.switchPort(b.net.TransitSwitch(), b.transitPort(peer.Name), &nbdb.LogicalSwitchPort{
+			Type:      "remote",
+			Addresses: []string{addressLine(network.MACOf(transit), transit)},
+			Options:   map[string]string{"requested-tnl-key": strconv.Itoa(peer.ID), "requested-chassis": peer.Chassis},
+		}, markNode, peer.Name)
+		dests := hosts
+		for _, join := range b.net.JoinGateway(peer.ID) {
+			dests = append(dests, single(join.Addr()))
+		}
+		for _, dest := range dests {
+			if via, ok := familyOf(transit, dest.Addr()); ok {
+				b.route(b.net.ClusterRouter(), dstIP, dest, via, "", "ic-node", peer.Name)
+			}
+		}
+	}
+}
+
+// pods are the logical ports of this node's pods.
+func (b *builder) pods() {
+	for _, pod := range b.in.Pods {
+		name := network.PodLSP(pod.NADKey, pod.Namespace, pod.Pod)
+		line := addressLine(network.MACOf(pod.IPs), pod.IPs)
+		in := []Ref{{nbdb.LogicalSwitchTable, b.nodeSwitch(), "ports"}}
+		if pod.Locked {
+			// In one operation with the port: it is never there unlocked.
+			in = append([]Ref{{nbdb.PortGroupTable, LockedPortGroup, "ports"}}, in...)
+		}
+		b.add(nbdb.LogicalSwitchPortTable, name, &nbdb.LogicalSwitchPort{
+			Name: name, Addresses: []string{line}, PortSecurity: []string{line},
+			// ovn-controller binds no interface of a pod of the same name that
+			// is gone.
+			Options: map[string]string{"iface-id-ver": pod.UID},
+		}, in, markNamespace, pod.Namespace, markPod, pod.Pod, markPodUID, pod.UID, markNAD, pod.NADKey)
+	}
+}
+
+// router adds a logical router.
+func (b *builder) router(name string, options map[string]string, extra ...string) {
+	extra = append(extra, markTopology, string(b.net.Topology), markRole, string(b.net.Role))
+	b.add(nbdb.LogicalRouterTable, name, &nbdb.LogicalRouter{Name: name, Options: options}, nil, extra...)
+}
+
+// switchPort adds m as a port with that name to a switch.
+func (b *builder) switchPort(sw, name string, m *nbdb.LogicalSwitchPort, extra ...string) {
+	m.Name = name
+	b.add(nbdb.LogicalSwitchPortTable, name, m, []Ref{{nbdb.LogicalSwitchTable, sw, "ports"}}, extra...)
+}
+
+// link joins a router and a switch.
+type link struct {
+	router, routerPort string
+	addrs              []netip.Prefix
+	mac                string // empty: follows from addrs
+	sw, switchPort     string
+	key                int // requested tunnel key of the switch port; 0: northd's choice
+	options            map[string]string
+}
+
+func (b *builder) connect(l link) {
+	if l.mac == "" {
+		l.mac = network.MACOf(l.addrs)
+	}
+	b.add(nbdb.LogicalRouterPortTable, l.routerPort, &nbdb.LogicalRouterPort{
+		Name: l.routerPort, MAC: l.mac, Networks: prefixStrings(l.addrs),
+	}, []Ref{{nbdb.LogicalRouterTable, l.router, "ports"}})
+	options := map[string]string{"router-port": l.routerPort}
+	for k, v := range l.options {
+		options[k] = v
+	}
+	if l.key != 0 {
+		options["requested-tnl-key"] = strconv.Itoa(l.key)
+	}
+	b.switchPort(l.sw, l.switchPort, &nbdb.LogicalSwitchPort{Type: "router", Addresses: []string{"router"}, Options: options})
+}
+
+// What a static route's prefix is compared with.
+const (
+	srcIP = "src-ip"
+	dstIP = "dst-ip"
+)
+
+// route adds a static route to a router. port may be empty.
+func (b *builder) route(router, policy string, dest netip.Prefix, via netip.Addr, port string, extra ...string) {
+	id := router + " " + policy + " " + dest.String() + " " + via.String()
+	r := &nbdb.LogicalRouterStaticRoute{IPPrefix: dest.String(), Nexthop: via.String(), Policy: ptr(policy)}
+	if port != "" {
+		r.OutputPort = ptr(port)
+	}
+	b.add(nbdb.LogicalRouterStaticRouteTable, id, r, []Ref{{nbdb.LogicalRouterTable, router, "static_routes"}}, extra...)
+}
+
+// snat adds a source NAT to a router; match and port may be empty.
+func (b *builder) snat(router string, inside netip.Prefix, outside netip.Addr, port, match string) {
+	id := router + " snat " + inside.String() + " " + outside.String()
+	n := &nbdb.NAT{Type: nbdb.NATTypeSNAT, LogicalIP: inside.String(), ExternalIP: outside.String(), Match: match}
+	if inside.IsSingleIP() {
+		n.LogicalIP = inside.Addr().String()
+	}
+	if port != "" {
+		n.LogicalPort = ptr(port)
+	}
+	b.add(nbdb.NATTable, id, n, []Ref{{nbdb.LogicalRouterTable, router, "nat"}})
+}

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ovn
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+
+	"github.com/google/uuid"
+	"github.com/ovn-kubernetes/libovsdb/cache"
+	"github.com/ovn-kubernetes/libovsdb/client"
+	"github.com/ovn-kubernetes/libovsdb/model"
+	"github.com/ovn-kubernetes/libovsdb/ovsdb"
+
+	"bulkhead/pkg/network"
+	"bulkhead/pkg/ovn/sbdb"
+)
+
+// Chassis is another node in this zone's southbound database: where
+// ovn-controller makes tunnels to.
+type Chassis struct {
+	Name, Node string
+	EncapIPs   []netip.Addr
+}
+
+// ChassisOp is one change to the southbound database.
+type ChassisOp struct {
+	Verb    Verb // Insert, Update or Delete
+	Chassis Chassis
+}
+
+func (o ChassisOp) String() string {
+	verb := map[Verb]string{Insert: "insert", Update: "update", Delete: "delete"}[o.Verb]
+	return fmt.Sprintf("%s remote chassis %s of node %s at %v", verb, o.Chassis.Name, o.Chassis.Node, o.Chassis.EncapIPs)
+}
+
+// BuildChassis are the chassis of this node's peers.
+func BuildChassis(node network.Node, peers []network.Node) []Chassis {
+	var out []Chassis
+	for _, p := range peers {
+		if p.Chassis == node.Chassis {
+			continue // a copied chassis id must not make this node remote to itself
+		}
+		ips := slices.Clone(p.EncapIPs)
+		slices.SortFunc(ips, netip.Addr.Compare)
+		out = append(out, Chassis{Name: p.Chassis, Node: p.Name, EncapIPs: ips})
+	}
+	return out
+}
+
+// DiffChassis turns have into want; deletions first, so that an address may
+// move from one chassis to another.
+func DiffChassis(want, have []Chassis) []ChassisOp {
+	wanted, present := map[string]Chassis{}, map[string]Chassis{}
+	for _, c := range want {
+		wanted[c.Name] = c
+	}
+	var ops []ChassisOp
+	for _, c := range have {
+		present[c.Name] = c
+		if _, ok := wanted[c.Name]; !ok {
+			ops = append(ops, ChassisOp{Delete, c})
+		}
+	}
+	for _, c := range want {
+		h, ok := present[c.Name]
+		switch {
+		case !ok:
+			ops = append(ops, ChassisOp{Insert, c})
+		case h.Node != c.Node || !slices.Equal(h.EncapIPs, c.EncapIPs):
+			ops = append(ops, ChassisOp{Update, c})
+		}
+	}
+	slices.SortStableFunc(ops, func(a, b ChassisOp) int {
+		first := func(o ChassisOp) int {
+			if o.Verb == Delete {
+				return 0
+			}
+			return 1
+		}
+		return cmp.Or(cmp.Compare(first(a), first(b)), cmp.Compare(a.Chassis.Name, b.Chassis.Name))
+	})
+	return ops
+}
+
+// SB is a zone's southbound database, of which only remote chassis are ours.
+type SB struct{ conn connection }
+
+// NewSB is the database at that address. found is called after each connect,
+// lost when a remote chassis of ours goes.
+func NewSB(address string, log *slog.Logger, found, lost func()) *SB {
+	s := &SB{}
+	s.conn = connection{address: address, log: log}
+	s.conn.models = func() (model.ClientDBModel, error) {
+		m, err := model.NewClientDBModel("OVN_Southbound", map[string]model.Model{
+			sbdb.ChassisTable: &sbdb.Chassis{}, sbdb.EncapTable: &sbdb.Encap{},
+		})
+		if err != nil {
+			return m, err
+		}
+		m.SetIndexes(map[string][]model.ClientIndex{sbdb.ChassisTable: {{Columns: []model.ColumnKey{{Column: "external_ids", Key: markOwner}}}}})
+		return m, nil
+	}
+	s.conn.watch = func(client.Client) []client.MonitorOption {
+		return []client.MonitorOption{client.WithTable(&sbdb.Chassis{}), client.WithTable(&sbdb.Encap{})}
+	}
+	s.conn.found = func(c client.Client) {
+		c.Cache().AddEventHandler(&cache.EventHandlerFuncs{DeleteFunc: func(_ string, m model.Model) {
+			if ch, ok := m.(*sbdb.Chassis); ok && ch.ExternalIDs[markOwner] == ownerValue {
+				lost()
+			}
+		}})
+		found()
+	}
+	return s
+}
+
+// Run keeps the connection until ctx ends.
+func (s *SB) Run(ctx context.Context) { s.conn.run(ctx) }
+
+// Connected tells whether the database can be reached.
+func (s *SB) Connected() bool { return s.conn.client() != nil }
+
+// ReadChassis are the remote chassis that are ours.
+func (s *SB) ReadChassis(ctx context.Context) ([]Chassis, error) {
+	c := s.conn.client()
+	if c == nil {
+		return nil, errNotConnected
+	}
+	rows, err := ownChassis(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	var out []Chassis
+	for _, r := range rows {
+		ch := Chassis{Name: r.Name, Node: r.Hostname}
+		if r.OtherConfig["is-remote"] != "true" {
+			ch.Node = "" // ovn-controller of a reinstalled node wrote it: make it remote again
+		}
+		for _, id := range r.Encaps {
+			e := &sbdb.Encap{UUID: id}
+			if err := c.Get(ctx, e); err != nil {
+				continue
+			}
+			if ip, err := netip.ParseAddr(e.IP); err == nil {
+				ch.EncapIPs = append(ch.EncapIPs, ip)
+			}
+		}
+		slices.SortFunc(ch.EncapIPs, netip.Addr.Compare)
+		out = append(out, ch)
+	}
+	slices.SortFunc(out, func(a, b Chassis) int { return cmp.Compare(a.Name, b.Name) })
+	return out, nil
+}
+
+func ownChassis(ctx context.Context, c client.Client) ([]*sbdb.Chassis, error) {
+	var rows []*sbdb.Chassis
+	err := c.Where(&sbdb.Chassis{ExternalIDs: map[string]string{markOwner: ownerValue}}).List(ctx, &rows)
+	if err != nil && !errors.Is(err, client.ErrNotFound) {
+		return nil, fmt.Errorf("read chassis: %w", err)
+	}
+	return rows, nil
+}
+
+// ApplyChassis runs ops, each as a transaction; errors name each that failed.
+func (s *SB) ApplyChassis(ctx context.Context, ops []ChassisOp) error {
+	c := s.conn.client()
+	if c == nil && len(ops) > 0 {
+		return errNotConnected
+	}
+	var errs []error
+	for _, op := range ops {
+		if err := applyChassis(ctx, c, op); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", op, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func applyChassis(ctx context.Context, c client.Client, op ChassisOp) error {
+	rows, err := ownChassis(ctx, c)
+	if err != nil {
+		return err
+	}
+	var ops []ovsdb.Operation
+	if i := slices.IndexFunc(rows, func(r *sbdb.Chassis) bool { return r.Name == op.Chassis.Name }); i >= 0 {
+		if op.Verb != Update {
+			ops = append(ops, ovsdb.Operation{Op: ovsdb.OperationDelete, Table: sbdb.ChassisTable, Where: byUUID(rows[i].UUID)})
+		} else {
+			var row ovsdb.Row
+			if ops, row, err = chassisRow(c, op.Chassis); err != nil {
+				return err
+			}
+			ops = append(ops, ovsdb.Operation{Op: ovsdb.OperationUpdate, Table: sbdb.ChassisTable, Row: row, Where: byUUID(rows[i].UUID)})
+		}
+	}
+	if op.Verb == Insert {
+		more, row, err := chassisRow(c, op.Chassis)
+		if err != nil {
+			return err
+		}
+		ops = append(append(ops, more...), ovsdb.Operation{Op: ovsdb.OperationInsert, Table: sbdb.ChassisTable, Row: row, UUID: uuid.NewString()})
+	}
+	if len(ops) == 0 {
+		return nil
+	}
+	results, err := c.Transact(ctx, ops...)
+	if err != nil {
+		return fmt.Errorf("transaction: %w", err)
+	}
+	if opErrs, err := ovsdb.CheckOperationResults(results, ops); err != nil {
+		return errors.Join(append([]error{err}, asErrors(opErrs)...)...)
+	}
+	return nil
+}
+
+// chassisRow is a chassis as the database wants it, and the operations that
+// make its tunnel ends. The database collects those of before.
+func chassisRow(c client.Client, ch Chassis) ([]ovsdb.Operation, ovsdb.Row, error) {
+	var ops []ovsdb.Operation
+	var encaps []string
+	for _, ip := range ch.EncapIPs {
+		id := uuid.NewString()
+		op, err := c.Create(&sbdb.Encap{ChassisName: ch.Name, IP: ip.String(), Type: sbdb.EncapTypeGeneve, Options: map[string]string{"csum": "true"}})
+		if err != nil {
+			return nil, nil, fmt.Errorf("encode tunnel end %s: %w", ip, err)
+		}
+		op[0].UUID, op[0].UUIDName = id, ""
+		ops, encaps = append(ops, op...), append(encaps, id)
+	}
+	op, err := c.Create(&sbdb.Chassis{
+		Name: ch.Name, Hostname: ch.Node, Encaps: encaps,
+		OtherConfig: map[string]string{"is-remote": "true"},
+		ExternalIDs: map[string]string{markOwner: ownerValue, markNode: ch.Node},
+	})
+	if err != nil {
+		return nil, nil, fmt.Errorf("encode chassis %s: %w", ch.Name, err)
+	}
+	return ops, op[0].Row, nil
+}

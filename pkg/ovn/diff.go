@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ovn
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"bulkhead/pkg/ovn/nbdb"
+)
+
+// Verb is what an Op does.
+type Verb int
+
+const (
+	Insert Verb = iota + 1 // the row, and its place in what lists it
+	Update                 // Columns of the row
+	Attach                 // the row to the column Ref
+	Detach                 // the row from the column Ref
+	Delete                 // the row, and its place in what lists it
+)
+
+// Op is one change to the northbound database. Deleting what is gone
+// succeeds, and so does attaching what is attached.
+type Op struct {
+	Verb    Verb
+	Row     Row
+	Columns []string
+	Ref     Ref
+}
+
+func (o Op) String() string {
+	switch o.Verb {
+	case Insert:
+		s := "insert " + o.Row.String()
+		for i, in := range o.Row.In {
+			if i == 0 {
+				s += " into " + in.String()
+			} else {
+				s += " and " + in.String()
+			}
+		}
+		return s
+	case Update:
+		parts := make([]string, len(o.Columns))
+		for i, c := range o.Columns {
+			parts[i] = fmt.Sprintf("%s=%q", c, columnText(field(o.Row.Model, c)))
+		}
+		return fmt.Sprintf("update %s: %s", o.Row, strings.Join(parts, " "))
+	case Attach:
+		return fmt.Sprintf("attach %s to %s", o.Row, o.Ref)
+	case Detach:
+		return fmt.Sprintf("detach %s from %s", o.Row, o.Ref)
+	case Delete:
+		return "delete " + o.Row.String()
+	default:
+		return fmt.Sprintf("unknown operation %d on %s", o.Verb, o.Row)
+	}
+}
+
+// Diff is what turns have into want. Deny comes before reach: rows and
+// memberships that close are made before anything opens and removed after
+// everything that opened is gone; between, what contains comes before what is
+// contained. A second row with an id that want has is surplus and goes.
+func Diff(want, have State) []Op {
+	type key struct{ table, id string }
+	wanted := make(map[key]struct{}, len(want))
+	for _, r := range want {
+		wanted[key{r.Table, r.ID}] = struct{}{}
+	}
+	present := make(map[key]Row, len(have))
+	var ops []Op
+	for _, r := range have {
+		k := key{r.Table, r.ID}
+		_, keep := wanted[k]
+		if _, dup := present[k]; !keep || dup {
+			ops = append(ops, Op{Verb: Delete, Row: r})
+			continue
+		}
+		present[k] = r
+	}
+	for _, r := range want {
+		h, ok := present[key{r.Table, r.ID}]
+		if !ok {
+			ops = append(ops, Op{Verb: Insert, Row: r})
+			continue
+		}
+		r.UUID = h.UUID
+		if cols := changed(r, h); len(cols) > 0 {
+			ops = append(ops, Op{Verb: Update, Row: r, Columns: cols})
+		}
+		for _, ref := range r.In {
+			if !slices.Contains(h.In, ref) {
+				ops = append(ops, Op{Verb: Attach, Row: r, Ref: ref})
+			}
+		}
+		for _, ref := range h.In {
+			if !slices.Contains(r.In, ref) {
+				ops = append(ops, Op{Verb: Detach, Row: r, Ref: ref})
+			}
+		}
+	}
+	slices.SortStableFunc(ops, func(a, b Op) int {
+		return cmp.Or(cmp.Compare(a.phase(), b.phase()), cmp.Compare(a.order(), b.order()),
+			cmp.Compare(a.Row.ID, b.Row.ID), cmp.Compare(a.Verb, b.Verb))
+	})
+	return ops
+}
+
+// phase is when an Op runs: close, stop reaching, change, reach, open.
+func (o Op) phase() int {
+	closes := isolation(o.Row.Table) || o.Ref.Table == nbdb.PortGroupTable
+	switch {
+	case closes && (o.Verb == Insert || o.Verb == Update || o.Verb == Attach):
+		return 0
+	case closes:
+		return 4
+	case o.Verb == Delete:
+		return 1
+	case o.Verb == Update:
+		return 2
+	case o.Verb == Insert || o.Verb == Attach:
+		return 3
+	default:
+		return 4 // leaving a column never comes before entering another
+	}
+}
+
+// order is an Op's place in its phase: containers are made first and go last.
+func (o Op) order() int {
+	rank := tables[o.Row.Table].rank
+	if o.Verb == Delete {
+		return -rank
+	}
+	return rank
+}

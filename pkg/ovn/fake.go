@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ovn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"sync"
+
+	"github.com/ovn-kubernetes/libovsdb/model"
+)
+
+// Fake is a northbound database in memory that executes the same operations,
+// one by one, with the database's own rules: a row that must be listed and is
+// not is gone, and a row cannot be listed by one that is not there.
+type Fake struct {
+	mu   sync.Mutex
+	rows State
+	next int
+	// Fail, when set, is asked before each Op.
+	Fail func(Op) error
+	// Batches counts the calls of Apply that had operations.
+	Batches int
+}
+
+// Read implements Target.
+func (f *Fake) Read(_ context.Context, owner Owner) (State, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var out State
+	ports := map[string]struct{}{}
+	for _, r := range f.rows {
+		if ids := externalIDs(r.Model); ids[markOwner] == ownerValue && ids[markNetwork] == owner.Network && slices.Contains(owner.Parts, Part(ids[markPart])) {
+			out = append(out, r.clone())
+			ports[r.ID] = struct{}{}
+		}
+	}
+	for _, r := range f.rows {
+		if externalIDs(r.Model) == nil && field(r.Model, "logical_port").IsValid() {
+			if _, ours := ports[field(r.Model, "logical_port").String()]; ours {
+				out = append(out, r.clone())
+			}
+		}
+	}
+	return out, nil
+}
+
+// Networks implements Target.
+func (f *Fake) Networks(context.Context) ([]string, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var out []string
+	for _, r := range f.rows {
+		if ids := externalIDs(r.Model); ids[markOwner] == ownerValue && !slices.Contains(out, ids[markNetwork]) {
+			out = append(out, ids[markNetwork])
+		}
+	}
+	slices.Sort(out)
+	return out, nil
+}
+
+// Add puts a row there as somebody else would.
+func (f *Fake) Add(r Row) { f.mu.Lock(); defer f.mu.Unlock(); f.insert(r) }
+
+// Rows is everything there is.
+func (f *Fake) Rows() State {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	out := make(State, len(f.rows))
+	for i, r := range f.rows {
+		out[i] = r.clone()
+	}
+	return out
+}
+
+// Apply implements Target.
+func (f *Fake) Apply(_ context.Context, ops []Op) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(ops) > 0 {
+		f.Batches++
+	}
+	var errs []error
+	for _, op := range ops {
+		if err := f.apply(op); err != nil {
+			errs = append(errs, fmt.Errorf("%s: %w", op, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (f *Fake) apply(op Op) error {
+	if f.Fail != nil {
+		if err := f.Fail(op); err != nil {
+			return err
+		}
+	}
+	switch op.Verb {
+	case Insert:
+		for _, ref := range op.Row.In {
+			if !f.has(ref) {
+				return fmt.Errorf("%s is not there", ref)
+			}
+		}
+		f.insert(op.Row)
+	case Update, Attach, Detach:
+		i := slices.IndexFunc(f.rows, func(r Row) bool { return r.UUID == op.Row.UUID })
+		if i < 0 {
+			return errors.New("row is gone")
+		}
+		r := &f.rows[i]
+		switch op.Verb {
+		case Update:
+			for _, c := range op.Columns {
+				field(r.Model, c).Set(field(op.Row.Model, c))
+			}
+		case Attach:
+			if !f.has(op.Ref) {
+				return fmt.Errorf("%s is not there", op.Ref)
+			}
+			if !slices.Contains(r.In, op.Ref) {
+				r.In = append(r.In, op.Ref)
+			}
+		case Detach:
+			r.In = slices.DeleteFunc(r.In, func(x Ref) bool { return x == op.Ref })
+		}
+		f.collect()
+	case Delete:
+		f.rows = slices.DeleteFunc(f.rows, func(r Row) bool { return r.UUID == op.Row.UUID })
+		f.collect()
+	default:
+		return fmt.Errorf("unknown verb %d", op.Verb)
+	}
+	return nil
+}
+
+func (f *Fake) insert(r Row) {
+	f.next++
+	r = r.clone()
+	r.UUID = "row-" + strconv.Itoa(f.next)
+	f.rows = append(f.rows, r)
+}
+
+func (f *Fake) has(ref Ref) bool {
+	return slices.ContainsFunc(f.rows, func(r Row) bool { return r.Table == ref.Table && r.ID == ref.ID })
+}
+
+// collect forgets references to rows that are gone and rows that nothing
+// lists, until nothing changes.
+func (f *Fake) collect() {
+	for again := true; again; {
+		again = false
+		for i := range f.rows {
+			r := &f.rows[i]
+			r.In = slices.DeleteFunc(r.In, func(ref Ref) bool { return !f.has(ref) })
+		}
+		n := len(f.rows)
+		f.rows = slices.DeleteFunc(f.rows, func(r Row) bool {
+			// A port group's ports are weak references: they keep nothing.
+			strong := slices.ContainsFunc(r.In, func(ref Ref) bool { return !weak(ref) })
+			return !isRoot(r.Table) && !strong
+		})
+		again = len(f.rows) != n
+	}
+}
+
+func (r Row) clone() Row {
+	r.Model = model.Clone(r.Model)
+	r.In = slices.Clone(r.In)
+	return r
+}

@@ -38,7 +38,10 @@ func TestStory(t *testing.T) {
 	t.Cleanup(func() { l.Down(context.Background()) })
 	fmt.Printf("### lab up in %s\n", time.Since(start).Round(time.Second))
 
-	w := story.NewWorld(l, progress{})
+	w, err := story.NewWorld(ctx, l, progress{})
+	if err != nil {
+		t.Fatal(err)
+	}
 	var results []story.Result
 	for _, c := range story.Checks() {
 		t.Run(fmt.Sprintf("%d %s", c.Chapter, c.Title), func(t *testing.T) {

@@ -95,7 +95,7 @@ func badNetworksReported(ctx context.Context, w *World) (string, error) {
 		{udns, "plain", "later", "NetworkCreated", "not"},
 	} {
 		err := w.Lab.Wait(ctx, fmt.Sprintf("%s of %s to be False", tt.condition, tt.name), func(ctx context.Context) (bool, string, error) {
-			obj, err := w.Lab.Dynamic().Resource(tt.gvr).Namespace(tt.namespace).Get(ctx, tt.name, metav1.GetOptions{})
+			obj, err := w.dynamic.Resource(tt.gvr).Namespace(tt.namespace).Get(ctx, tt.name, metav1.GetOptions{})
 			if err != nil {
 				return false, "", err
 			}
@@ -114,7 +114,7 @@ func badNetworksReported(ctx context.Context, w *World) (string, error) {
 		if tt.namespace == "" {
 			continue
 		}
-		if _, err := w.Lab.Dynamic().Resource(nads).Namespace(tt.namespace).Get(ctx, tt.name, metav1.GetOptions{}); err == nil {
+		if _, err := w.dynamic.Resource(nads).Namespace(tt.namespace).Get(ctx, tt.name, metav1.GetOptions{}); err == nil {
 			return "", fmt.Errorf("%s/%s was refused, yet has a NAD", tt.namespace, tt.name)
 		}
 	}

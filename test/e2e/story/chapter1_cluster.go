@@ -27,7 +27,7 @@ func clusterChecks() []Check {
 }
 
 func nodesReady(ctx context.Context, w *World) (string, error) {
-	nodes, err := w.Lab.Kube().CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	nodes, err := w.Lab.Client().CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return "", err
 	}
@@ -122,7 +122,7 @@ func (w *World) probesPass(ctx context.Context, tenant string) (string, error) {
 			if p.Tenant != tenant || p.HostNetwork {
 				continue
 			}
-			obj, err := w.Lab.Kube().CoreV1().Pods(p.Namespace).Get(ctx, p.Name, metav1.GetOptions{})
+			obj, err := w.Lab.Client().CoreV1().Pods(p.Namespace).Get(ctx, p.Name, metav1.GetOptions{})
 			if err != nil {
 				return "", err
 			}

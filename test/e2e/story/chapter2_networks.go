@@ -45,7 +45,7 @@ func networksAccepted(ctx context.Context, w *World) (string, error) {
 // the generation that was asked for.
 func (w *World) conditions(ctx context.Context, gvr schema.GroupVersionResource, namespace, name, status string) error {
 	return w.Lab.Wait(ctx, fmt.Sprintf("conditions of %s %s to be %s", gvr.Resource, name, status), func(ctx context.Context) (bool, string, error) {
-		obj, err := w.Lab.Dynamic().Resource(gvr).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
+		obj, err := w.dynamic.Resource(gvr).Namespace(namespace).Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return false, "", err
 		}
@@ -75,7 +75,7 @@ func nadsRendered(ctx context.Context, w *World) (string, error) {
 		{"red-b", "red", "cluster_udn_red", "ClusterUserDefinedNetwork"},
 		{"blue", "net", "blue_net", "UserDefinedNetwork"},
 	} {
-		nad, err := w.Lab.Dynamic().Resource(nads).Namespace(want.namespace).Get(ctx, want.name, metav1.GetOptions{})
+		nad, err := w.dynamic.Resource(nads).Namespace(want.namespace).Get(ctx, want.name, metav1.GetOptions{})
 		if err != nil {
 			return "", err
 		}

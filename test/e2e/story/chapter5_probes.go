@@ -102,7 +102,7 @@ func dropICMP(list []string) []string {
 
 // nodeProbe runs netprobe on the node itself, outside every pod.
 func nodeProbe(ctx context.Context, node *lab.Node, timeout time.Duration, list ...string) ([]probe, error) {
-	res, err := node.Run(ctx, lab.ToolsDir+"/netprobe check --timeout "+timeout.String()+" "+strings.Join(list, " "))
+	res, err := node.Run(ctx, toolsDir+"/netprobe check --timeout "+timeout.String()+" "+strings.Join(list, " "))
 	if err != nil {
 		return nil, err
 	}

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"bulkhead/pkg/network"
-	"bulkhead/test/lab"
 )
 
 func hostNetworkChecks() []Check {
@@ -43,29 +42,34 @@ spec:
   hostNetwork: true
   terminationGracePeriodSeconds: 0
   automountServiceAccountToken: false
+  volumes: [{name: tools, hostPath: {path: %s}}]
   containers:
   - name: server
-    image: lab/tools
+    image: docker.io/lab/busybox:1
     imagePullPolicy: Never
+    volumeMounts: [{name: tools, mountPath: /tools, readOnly: true}]
     command: [/bin/sh, -c, "mkdir -p /tmp/www && echo red-host > /tmp/www/index.html && exec httpd -f -p 0.0.0.0:%d -h /tmp/www"]
   - name: loopback
-    image: lab/tools
+    image: docker.io/lab/busybox:1
     imagePullPolicy: Never
-    command: [/bin/netprobe, serve, --name, loopback, --listen, "127.0.0.1:8089"]
+    volumeMounts: [{name: tools, mountPath: /tools, readOnly: true}]
+    command: [/tools/netprobe, serve, --name, loopback, --listen, "127.0.0.1:8089"]
   - name: root
-    image: lab/tools
+    image: docker.io/lab/busybox:1
     imagePullPolicy: Never
+    volumeMounts: [{name: tools, mountPath: /tools, readOnly: true}]
     command: [/bin/sleep, "100000"]
   - name: nobody
-    image: lab/tools
+    image: docker.io/lab/busybox:1
     imagePullPolicy: Never
+    volumeMounts: [{name: tools, mountPath: /tools, readOnly: true}]
     command: [/bin/sleep, "100000"]
     securityContext:
       runAsUser: 65534
       runAsNonRoot: true
       allowPrivilegeEscalation: false
       capabilities: {drop: [ALL]}
-`, p.Name, p.Namespace, p.Node, hostPort)
+`, p.Name, p.Namespace, p.Node, toolsDir, hostPort)
 }
 
 // nodeRedAddrs are the node's own addresses on red.
@@ -123,7 +127,7 @@ func hostServerReached(ctx context.Context, w *World) (string, error) {
 func hostServerConfined(ctx context.Context, w *World) (string, error) {
 	p := w.pods["red-host"]
 	node := w.Lab.Node(p.Node)
-	list := addrTargets("tcp", v4(append(w.nodeRedAddrs(p.Node), node.Addrs()...)), hostPort)
+	list := addrTargets("tcp", v4(append(w.nodeRedAddrs(p.Node), addrs(node)...)), hostPort)
 	for _, from := range append(w.tenant("blue"), w.pods["plain-1"], w.pods["plain-2"]) {
 		got, err := w.check(ctx, from, "", 2*time.Second, list...)
 		if err != nil {
@@ -136,7 +140,7 @@ func hostServerConfined(ctx context.Context, w *World) (string, error) {
 		}
 	}
 	// From the node itself, from the other node and from outside, at the default address.
-	list = addrTargets("tcp", v4(node.Addrs()), hostPort)
+	list = addrTargets("tcp", v4(addrs(node)), hostPort)
 	for _, n := range w.Lab.Nodes() {
 		got, err := nodeProbe(ctx, n, 2*time.Second, list...)
 		if err != nil {
@@ -170,12 +174,12 @@ func hostClient(ctx context.Context, w *World, container string) (string, error)
 		delete(want, "icmp:127.0.0.1")
 	}
 	// A server of the node's own, outside the tenant, at the node's address.
-	srv, err := node.Start(ctx, lab.ToolsDir+"/netprobe serve --name node --listen :8090")
+	srv, err := node.Start(ctx, toolsDir+"/netprobe serve --name node --listen :8090")
 	if err != nil {
 		return "", err
 	}
 	defer srv.Kill()
-	for _, t := range append(addrTargets("tcp", node.Addrs(), 8090), addrTargets("udp", node.Addrs(), 8090)...) {
+	for _, t := range append(addrTargets("tcp", addrs(node), 8090), addrTargets("udp", addrs(node), 8090)...) {
 		want[t] = "node"
 	}
 	var list []string

@@ -6,8 +6,6 @@ import (
 	"context"
 	"fmt"
 	"strings"
-
-	"bulkhead/test/lab"
 )
 
 func inspectChecks() []Check {
@@ -93,7 +91,7 @@ func ctlNetworks(ctx context.Context, w *World) (string, error) {
 			Masquerade     []string
 			Pods           []string
 		}
-		if err := nodeJSON(ctx, n, lab.ToolsDir+"/bulkheadctl networks -o json", &networks); err != nil {
+		if err := nodeJSON(ctx, n, toolsDir+"/bulkheadctl networks -o json", &networks); err != nil {
 			return "", err
 		}
 		seen := map[string]bool{}
@@ -109,7 +107,7 @@ func ctlNetworks(ctx context.Context, w *World) (string, error) {
 			return "", fmt.Errorf("node %s: bulkheadctl shows only %v", n.Name, networks)
 		}
 	}
-	table, err := w.Lab.Nodes()[0].Run(ctx, lab.ToolsDir+"/bulkheadctl networks")
+	table, err := w.Lab.Nodes()[0].Run(ctx, toolsDir+"/bulkheadctl networks")
 	if err != nil {
 		return "", err
 	}

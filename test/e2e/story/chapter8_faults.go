@@ -49,12 +49,12 @@ func killUnderTraffic(ctx context.Context, w *World, pattern string, everywhere 
 		}
 		before[n.Name] = s
 	}
-	traffic, err := w.Lab.StartKubectl(ctx, "exec", "-i", "-n", from.Namespace, from.Name, "--",
-		"/bin/netprobe", "watch", "--ping", to.Primary[0].String(), "--tcp", targets(to.Primary[0])[0][len("tcp:"):])
+	traffic, err := w.start(ctx, from, "", "/tools/netprobe", "watch",
+		"--ping", to.Primary[0].String(), "--tcp", strings.TrimPrefix(targets(to.Primary[0])[0], "tcp:"))
 	if err != nil {
 		return "", err
 	}
-	defer traffic.Kill()
+	defer traffic.kill()
 	killed := 0
 	for _, n := range nodes {
 		old, err := pidOf(ctx, n, pattern)
@@ -78,7 +78,7 @@ func killUnderTraffic(ctx context.Context, w *World, pattern string, everywhere 
 	if killed == 0 {
 		return "", fmt.Errorf("no process %s on any node", pattern)
 	}
-	out, err := traffic.CloseAndWait(ctx)
+	out, err := traffic.wait(ctx)
 	if err != nil {
 		return "", err
 	}

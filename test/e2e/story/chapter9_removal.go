@@ -20,7 +20,7 @@ func removalChecks() []Check {
 }
 
 func deletionWaits(ctx context.Context, w *World) (string, error) {
-	blue := w.Lab.Dynamic().Resource(udns).Namespace("blue")
+	blue := w.dynamic.Resource(udns).Namespace("blue")
 	if err := blue.Delete(ctx, "net", metav1.DeleteOptions{}); err != nil {
 		return "", err
 	}
@@ -60,7 +60,7 @@ func deletionWaits(ctx context.Context, w *World) (string, error) {
 
 func (w *World) deletePods(ctx context.Context, namespace string) error {
 	zero := int64(0)
-	pods := w.Lab.Kube().CoreV1().Pods(namespace)
+	pods := w.Lab.Client().CoreV1().Pods(namespace)
 	if err := pods.DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: &zero}, metav1.ListOptions{}); err != nil {
 		return fmt.Errorf("delete the pods of %s: %w", namespace, err)
 	}
@@ -74,17 +74,17 @@ func (w *World) deletePods(ctx context.Context, namespace string) error {
 }
 
 func nothingLeft(ctx context.Context, w *World) (string, error) {
-	if err := w.Lab.Dynamic().Resource(cudns).Delete(ctx, "red", metav1.DeleteOptions{}); err != nil {
+	if err := w.dynamic.Resource(cudns).Delete(ctx, "red", metav1.DeleteOptions{}); err != nil {
 		return "", err
 	}
 	for _, ns := range []string{"red-a", "red-b", "blue", "plain"} {
-		if err := w.Lab.Kube().CoreV1().Namespaces().Delete(ctx, ns, metav1.DeleteOptions{}); err != nil {
+		if err := w.Lab.Client().CoreV1().Namespaces().Delete(ctx, ns, metav1.DeleteOptions{}); err != nil {
 			return "", err
 		}
 	}
 	for _, ns := range []string{"red-a", "red-b", "blue", "plain"} {
 		err := w.Lab.Wait(ctx, "namespace "+ns+" to be gone", func(ctx context.Context) (bool, string, error) {
-			obj, err := w.Lab.Kube().CoreV1().Namespaces().Get(ctx, ns, metav1.GetOptions{})
+			obj, err := w.Lab.Client().CoreV1().Namespaces().Get(ctx, ns, metav1.GetOptions{})
 			if apierrors.IsNotFound(err) {
 				return true, "", nil
 			}
@@ -97,7 +97,7 @@ func nothingLeft(ctx context.Context, w *World) (string, error) {
 			return "", err
 		}
 	}
-	left, err := w.Lab.Dynamic().Resource(nads).List(ctx, metav1.ListOptions{})
+	left, err := w.dynamic.Resource(nads).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return "", err
 	}

@@ -44,15 +44,17 @@ spec:
   nodeName: %[3]s
   terminationGracePeriodSeconds: 0
   automountServiceAccountToken: false
+  volumes: [{name: tools, hostPath: {path: %[5]s}}]
   containers:
   - name: netprobe
-    image: lab/tools
+    image: docker.io/lab/busybox:1
     imagePullPolicy: Never
-    command: [/bin/netprobe, serve, --name, %[1]s/%[2]s, --listen, ":%[4]s"]
+    command: [/tools/netprobe, serve, --name, %[1]s/%[2]s, --listen, ":%[4]s"]
+    volumeMounts: [{name: tools, mountPath: /tools, readOnly: true}]
     startupProbe: {exec: {command: [/bin/true]}, periodSeconds: 1, failureThreshold: 60, timeoutSeconds: 20}
     readinessProbe: {httpGet: {path: /, port: %[4]s}, periodSeconds: 2, timeoutSeconds: 5}
     livenessProbe: {tcpSocket: {port: %[4]s}, periodSeconds: 5, timeoutSeconds: 5}
-`, p.Namespace, p.Name, p.Node, port)
+`, p.Namespace, p.Name, p.Node, port, toolsDir)
 }
 
 // namespaces of the story; both tenants' carry the label, at creation.
@@ -122,7 +124,7 @@ func (w *World) ready(ctx context.Context, p *pod) error {
 	what := fmt.Sprintf("pod %s/%s to be Ready", p.Namespace, p.Name)
 	var last *corev1.Pod
 	err := w.Lab.Wait(ctx, what, func(ctx context.Context) (bool, string, error) {
-		obj, err := w.Lab.Kube().CoreV1().Pods(p.Namespace).Get(ctx, p.Name, metav1.GetOptions{})
+		obj, err := w.Lab.Client().CoreV1().Pods(p.Namespace).Get(ctx, p.Name, metav1.GetOptions{})
 		if err != nil {
 			return false, "", err
 		}
@@ -141,7 +143,7 @@ func (w *World) ready(ctx context.Context, p *pod) error {
 }
 
 func (w *World) podEvents(ctx context.Context, p *pod) string {
-	events, err := w.Lab.Kube().CoreV1().Events(p.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + p.Name + ",type=Warning"})
+	events, err := w.Lab.Client().CoreV1().Events(p.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + p.Name + ",type=Warning"})
 	if err != nil || len(events.Items) == 0 {
 		return ""
 	}
@@ -189,23 +191,9 @@ type probe struct {
 	Millis int64
 }
 
-// exec runs a command in one of the pod's containers, through the API server
-// and the real kubelet.
-func (w *World) exec(ctx context.Context, p *pod, container string, command ...string) (string, error) {
-	args := []string{"exec", "-n", p.Namespace, p.Name}
-	if container != "" {
-		args = append(args, "-c", container)
-	}
-	out, err := w.Lab.Kubectl(ctx, nil, append(append(args, "--"), command...)...)
-	if err != nil {
-		return out, fmt.Errorf("in pod %s/%s: %s: %w", p.Namespace, p.Name, strings.Join(command, " "), err)
-	}
-	return out, nil
-}
-
 // check runs netprobe in the pod against targets.
 func (w *World) check(ctx context.Context, p *pod, container string, timeout time.Duration, targets ...string) ([]probe, error) {
-	out, err := w.exec(ctx, p, container, append([]string{"/bin/netprobe", "check", "--timeout", timeout.String()}, targets...)...)
+	out, err := w.exec(ctx, p, container, append([]string{"/tools/netprobe", "check", "--timeout", timeout.String()}, targets...)...)
 	if err != nil {
 		return nil, err
 	}

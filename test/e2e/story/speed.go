@@ -37,7 +37,7 @@ func podReadyRatio(ctx context.Context, w *World) (string, error) {
 			}
 			took[namespace] = append(took[namespace], time.Since(start))
 			zero := int64(0)
-			pods := w.Lab.Kube().CoreV1().Pods(namespace)
+			pods := w.Lab.Client().CoreV1().Pods(namespace)
 			if err := pods.Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: &zero}); err != nil {
 				return "", err
 			}

@@ -170,7 +170,7 @@ func counter(ctx context.Context, node *lab.Node, name string) (uint64, error) {
 	var status struct {
 		Counters map[string]uint64 `json:"counters"`
 	}
-	if err := nodeJSON(ctx, node, lab.ToolsDir+"/bulkheadctl status -o json", &status); err != nil {
+	if err := nodeJSON(ctx, node, toolsDir+"/bulkheadctl status -o json", &status); err != nil {
 		return 0, err
 	}
 	v, ok := status.Counters[name]

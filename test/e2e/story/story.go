@@ -13,6 +13,8 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/client-go/dynamic"
+
 	"bulkhead/test/lab"
 )
 
@@ -52,17 +54,23 @@ type World struct {
 	Out      io.Writer // progress and tables
 	Families []string  // "ipv4", "ipv6"
 
+	dynamic  dynamic.Interface
 	baseline map[string]snapshot // each node before any tenant
 	pods     map[string]*pod     // by name
 }
 
-// NewWorld is the story's beginning.
-func NewWorld(l *lab.Lab, out io.Writer) *World {
+// NewWorld is the story's beginning: the lab, with the story's tools on its nodes.
+func NewWorld(ctx context.Context, l *lab.Lab, out io.Writer) (*World, error) {
 	families := []string{"ipv4"}
-	if l.DualStack() {
+	if l.Dual() {
 		families = append(families, "ipv6")
 	}
-	return &World{Lab: l, Out: out, Families: families, baseline: map[string]snapshot{}, pods: map[string]*pod{}}
+	d, err := dynamic.NewForConfig(l.RESTConfig())
+	if err != nil {
+		return nil, fmt.Errorf("make a client of the lab's API server: %w", err)
+	}
+	w := &World{Lab: l, Out: out, Families: families, dynamic: d, baseline: map[string]snapshot{}, pods: map[string]*pod{}}
+	return w, w.putTools(ctx)
 }
 
 // Run runs one check within its time.

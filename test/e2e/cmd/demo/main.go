@@ -43,7 +43,10 @@ func demo(ctx context.Context, options lab.Options, keep bool) (ok bool, err err
 		defer l.Down(context.WithoutCancel(ctx))
 	}
 	up := time.Since(start)
-	w := story.NewWorld(l, os.Stdout)
+	w, err := story.NewWorld(ctx, l, os.Stdout)
+	if err != nil {
+		return false, err
+	}
 	var results []story.Result
 	for _, c := range story.Checks() {
 		if ctx.Err() != nil {

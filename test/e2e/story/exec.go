@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package story
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/httpstream/spdy"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/remotecommand"
+
+	"bulkhead/test/lab"
+)
+
+// toolsDir holds netprobe and bulkheadctl on every node; pods that mount it
+// have it as /tools.
+const toolsDir = "/run/bulkhead-story"
+
+// putTools builds the story's programs and sends them to the nodes.
+func (w *World) putTools(ctx context.Context) error {
+	dir, err := os.MkdirTemp("", "bulkhead-story-")
+	if err != nil {
+		return fmt.Errorf("make a directory for the story's tools: %w", err)
+	}
+	defer os.RemoveAll(dir)
+	tools := []string{"bulkhead/test/e2e/cmd/netprobe", "bulkhead/cmd/bulkheadctl"}
+	cmd := exec.CommandContext(ctx, "go", append([]string{"build", "-trimpath", "-ldflags=-s -w", "-o", dir + "/"}, tools...)...)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build the story's tools: %w: %s", err, out)
+	}
+	for _, tool := range tools {
+		data, err := os.ReadFile(filepath.Join(dir, filepath.Base(tool)))
+		if err != nil {
+			return fmt.Errorf("read a tool of the story: %w", err)
+		}
+		for _, n := range w.Lab.Nodes() {
+			if err := n.Put(ctx, toolsDir+"/"+filepath.Base(tool), data, 0o755); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// stream is a command that runs in a pod.
+type stream struct {
+	what  string
+	stdin *io.PipeWriter
+	out   bytes.Buffer
+	err   bytes.Buffer
+	done  chan error
+	kill  context.CancelFunc
+}
+
+// start runs a command in one of the pod's containers, through the API server
+// and the real kubelet, until it ends or ctx does.
+func (w *World) start(ctx context.Context, p *pod, container string, command ...string) (*stream, error) {
+	to := w.Lab.Client().CoreV1().RESTClient().Post().Resource("pods").Namespace(p.Namespace).Name(p.Name).SubResource("exec").
+		VersionedParams(&corev1.PodExecOptions{Container: container, Command: command, Stdin: true, Stdout: true, Stderr: true}, scheme.ParameterCodec).URL()
+	executor, err := w.executor(to)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	in, stdin := io.Pipe()
+	s := &stream{what: fmt.Sprintf("in pod %s/%s: %s", p.Namespace, p.Name, strings.Join(command, " ")), stdin: stdin, done: make(chan error, 1), kill: cancel}
+	go func() {
+		defer cancel()
+		s.done <- executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: in, Stdout: &s.out, Stderr: &s.err})
+	}()
+	return s, nil
+}
+
+// executor streams over a connection that is dialled inside the lab.
+func (w *World) executor(url *url.URL) (remotecommand.Executor, error) {
+	config := w.Lab.RESTConfig()
+	tls, err := rest.TLSConfigFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("set up TLS to the API server: %w", err)
+	}
+	upgrader, err := spdy.NewRoundTripperWithConfig(spdy.RoundTripperConfig{
+		PingPeriod:       5 * time.Second,
+		UpgradeTransport: &http.Transport{TLSClientConfig: tls, DialContext: config.Dial},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("set up streams to the API server: %w", err)
+	}
+	transport, err := rest.HTTPWrappersForConfig(config, upgrader)
+	if err != nil {
+		return nil, fmt.Errorf("set up streams to the API server: %w", err)
+	}
+	executor, err := remotecommand.NewSPDYExecutorForTransports(transport, upgrader, http.MethodPost, url)
+	if err != nil {
+		return nil, fmt.Errorf("set up streams to %s: %w", url, err)
+	}
+	return executor, nil
+}
+
+// wait ends the command's standard input and returns what it printed.
+func (s *stream) wait(ctx context.Context) (string, error) {
+	s.stdin.Close()
+	select {
+	case err := <-s.done:
+		if err != nil {
+			return s.out.String(), fmt.Errorf("%s: %w: %s", s.what, err, strings.TrimSpace(s.err.String()))
+		}
+		return s.out.String(), nil
+	case <-ctx.Done():
+		s.kill()
+		return "", fmt.Errorf("%s: %w", s.what, errors.Join(ctx.Err(), <-s.done))
+	}
+}
+
+// exec runs a command in a pod and returns what it printed.
+func (w *World) exec(ctx context.Context, p *pod, container string, command ...string) (string, error) {
+	s, err := w.start(ctx, p, container, command...)
+	if err != nil {
+		return "", err
+	}
+	return s.wait(ctx)
+}
+
+// addrs are a machine's addresses on the underlay.
+func addrs(n *lab.Node) []netip.Addr {
+	out := []netip.Addr{n.IPv4()}
+	if a := n.IPv6(); a.IsValid() {
+		out = append(out, a)
+	}
+	return out
+}

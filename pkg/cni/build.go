@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cni is the agent's CNI server: it gives pods their interfaces,
+// addresses and routes, as the pod-networks annotation says, and connects
+// them to Open vSwitch. Build says what a pod should have, Diff what to do
+// about what is there, Links does it over netlink.
+package cni
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"slices"
+
+	"bulkhead/pkg/network"
+)
+
+// PrimaryIfName is the pod's interface on a tenant's primary network.
+const PrimaryIfName = "ovn-udn1"
+
+// Pod is what one ADD makes: interfaces, in order.
+type Pod struct {
+	Request    Request
+	UID        string
+	Interfaces []Interface
+}
+
+// Interface is one of a pod's interfaces and the logical port behind it.
+type Interface struct {
+	Link
+	NAD     string // key, or network.DefaultName
+	Network string
+	LSP     string
+	Role    network.Role
+	Default bool // the pod's default route goes by it
+}
+
+// Link is one interface, inside the pod, with its end on the host.
+type Link struct {
+	Name      string
+	Host      string // name of the host end
+	MAC       string
+	MTU       int
+	Up        bool
+	Addresses []netip.Prefix // sorted
+	Routes    []Route        // sorted
+	// Stale: the host end is there, and leads somewhere else.
+	Stale bool
+}
+
+// Route is a route inside the pod by a gateway on the link.
+type Route struct {
+	Dest netip.Prefix
+	Via  netip.Addr
+}
+
+// State are a pod's links by name.
+type State map[string]Link
+
+// Port is the host end of an interface as Open vSwitch gets it.
+type Port struct {
+	Name           string // the link's, on the host
+	LSP            string
+	Namespace, Pod string
+	UID            string
+	MAC            string
+	Sandbox        string
+	IfName         string
+	Attachment     string
+	NAD            string
+	Network        string
+}
+
+// Inputs is what Build needs beside the request.
+type Inputs struct {
+	UID        string // the pod's
+	Annotation network.PodNetworks
+	// Networks by NAD key, of every key in Annotation; network.DefaultName is
+	// the cluster default network.
+	Networks map[string]network.Network
+	// Primary is the key of the namespace's primary network; empty: none.
+	Primary string
+}
+
+// Build is what the pod should have. It refuses a pod whose networks overlap.
+func Build(r Request, in Inputs) (Pod, error) {
+	if err := Overlap(in.Networks); err != nil {
+		return Pod{}, fmt.Errorf("pod %s/%s: %w", r.Namespace, r.Pod, err)
+	}
+	p := Pod{Request: r, UID: in.UID}
+	add := func(name, key string) error {
+		entry, ok := in.Annotation[key]
+		if !ok {
+			return fmt.Errorf("pod %s/%s: annotation %s has no entry for %s", r.Namespace, r.Pod, network.AnnotationPodNetworks, key)
+		}
+		net, ok := in.Networks[key]
+		if !ok {
+			return fmt.Errorf("pod %s/%s: network of %s is unknown", r.Namespace, r.Pod, key)
+		}
+		i, err := buildInterface(r, name, key, entry, net)
+		if err != nil {
+			return fmt.Errorf("pod %s/%s: entry %s of annotation %s: %w", r.Namespace, r.Pod, key, network.AnnotationPodNetworks, err)
+		}
+		i.Default = r.NAD == "" && (key == in.Primary || in.Primary == "")
+		if i.Default {
+			for _, gw := range entry.Gateways {
+				i.Routes = append(i.Routes, Route{Dest: netip.PrefixFrom(unspecified(gw), 0), Via: gw})
+			}
+		}
+		slices.SortFunc(i.Routes, compareRoutes)
+		i.Routes = slices.Compact(i.Routes)
+		p.Interfaces = append(p.Interfaces, i)
+		return nil
+	}
+	if r.NAD != "" {
+		return p, add(r.IfName, r.NAD)
+	}
+	if err := add(r.IfName, network.DefaultName); err != nil {
+		return Pod{}, err
+	}
+	if in.Primary != "" {
+		if r.IfName == PrimaryIfName {
+			return Pod{}, fmt.Errorf("pod %s/%s: interface name %s is the primary network's", r.Namespace, r.Pod, PrimaryIfName)
+		}
+		if err := add(PrimaryIfName, in.Primary); err != nil {
+			return Pod{}, err
+		}
+	}
+	return p, nil
+}
+
+func buildInterface(r Request, name, key string, entry network.PodNetwork, net network.Network) (Interface, error) {
+	i := Interface{NAD: key, Network: net.Name, LSP: network.PodLSP(key, r.Namespace, r.Pod), Role: entry.Role,
+		Link: Link{Name: name, Host: HostName(r.Sandbox, name), MAC: entry.MAC, MTU: net.MTU, Up: true}}
+	mac, err := parseMAC(entry.MAC)
+	if err != nil {
+		return i, err
+	}
+	i.MAC = mac
+	for _, ip := range entry.IPs {
+		if !ip.Addr().IsValid() || ip.Addr().IsMulticast() || ip.Addr().IsUnspecified() || ip.Addr().IsLoopback() {
+			return i, fmt.Errorf("%s is no address for a pod", ip)
+		}
+		i.Addresses = append(i.Addresses, ip)
+	}
+	slices.SortFunc(i.Addresses, netip.Prefix.Compare)
+	i.Addresses = slices.Compact(i.Addresses)
+	for _, route := range entry.Routes {
+		if route.Dest.Bits() == 0 {
+			return i, fmt.Errorf("route %s: default routes come from gateway_ips", route.Dest)
+		}
+		if route.Dest.Addr().Is4() != route.NextHop.Is4() {
+			return i, fmt.Errorf("route %s via %s mixes families", route.Dest, route.NextHop)
+		}
+		i.Routes = append(i.Routes, Route{Dest: route.Dest.Masked(), Via: route.NextHop})
+	}
+	return i, nil
+}
+
+func parseMAC(s string) (string, error) {
+	hw, err := net.ParseMAC(s)
+	if err != nil || len(hw) != 6 {
+		return "", fmt.Errorf("mac_address %q is not an Ethernet address", s)
+	}
+	if hw[0]&1 != 0 {
+		return "", fmt.Errorf("mac_address %s is a multicast address", s)
+	}
+	return hw.String(), nil
+}
+
+func unspecified(a netip.Addr) netip.Addr {
+	if a.Is4() {
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
+}
+
+func compareRoutes(a, b Route) int {
+	if c := a.Dest.Compare(b.Dest); c != 0 {
+		return c
+	}
+	return a.Via.Compare(b.Via)
+}
+
+// HostName is the name of the host end of a pod's interface: it follows from
+// the sandbox, so that DEL needs to know nothing else.
+func HostName(sandbox, ifName string) string {
+	h := sha256.Sum256([]byte(sandbox + "/" + ifName))
+	return fmt.Sprintf("veth%x", h[:])[:15]
+}
+
+// Links are p's as plain state.
+func (p Pod) Links() State {
+	s := make(State, len(p.Interfaces))
+	for _, i := range p.Interfaces {
+		s[i.Name] = i.Link
+	}
+	return s
+}
+
+// Ports are p's as Open vSwitch gets them.
+func (p Pod) Ports() []Port {
+	out := make([]Port, len(p.Interfaces))
+	for n, i := range p.Interfaces {
+		out[n] = Port{Name: i.Host, LSP: i.LSP, Namespace: p.Request.Namespace, Pod: p.Request.Pod, UID: p.UID, MAC: i.MAC,
+			Sandbox: p.Request.Sandbox, IfName: i.Name, Attachment: p.Request.Attachment(), NAD: i.NAD, Network: i.Network}
+	}
+	return out
+}
+
+// ErrOverlap marks pods whose networks overlap.
+var ErrOverlap = errors.New("networks of one pod must not overlap")
+
+// Overlap says which two of a pod's networks overlap, in subnets or join
+// subnets, in either family: the pod could not tell their addresses apart.
+// The networks are given by NAD key.
+func Overlap(nets map[string]network.Network) error {
+	var all []network.Network
+	for _, n := range nets {
+		if !slices.ContainsFunc(all, func(o network.Network) bool { return o.Name == n.Name }) {
+			all = append(all, n)
+		}
+	}
+	slices.SortFunc(all, func(a, b network.Network) int { return a.ID - b.ID })
+	for i, a := range all {
+		for _, b := range all[i+1:] {
+			for _, x := range ranges(a) {
+				for _, y := range ranges(b) {
+					if x.prefix.Overlaps(y.prefix) {
+						return fmt.Errorf("%w: %s %s of network %s overlaps %s %s of network %s: choose another range for one of them",
+							ErrOverlap, x.kind, x.prefix, a.Name, y.kind, y.prefix, b.Name)
+					}
+				}
+			}
+		}
+	}
+	return nil
+}
+
+type addressRange struct {
+	kind   string
+	prefix netip.Prefix
+}
+
+func ranges(n network.Network) []addressRange {
+	var out []addressRange
+	for _, p := range n.CIDRs() {
+		out = append(out, addressRange{"subnet", p})
+	}
+	for _, p := range n.JoinSubnets {
+		out = append(out, addressRange{"join subnet", p})
+	}
+	return out
+}

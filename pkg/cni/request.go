@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cni
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"bulkhead/pkg/network"
+)
+
+// Wire is what the plugin sends: the runtime's environment variables and what
+// it wrote to the plugin's standard input, both unread.
+type Wire struct {
+	Env    map[string]string `json:"env"`
+	Config []byte            `json:"config"`
+}
+
+// Request is one CNI call, understood.
+type Request struct {
+	Command    string // ADD, DEL, CHECK, STATUS, GC or VERSION
+	CNIVersion string
+	Network    string // the configuration's name
+	Sandbox    string
+	NetNS      string // path
+	IfName     string
+	Namespace  string
+	Pod        string
+	UID        string
+	// NAD is the key of the secondary network that a meta plugin attaches.
+	// Empty: the cluster default network and the pod's primary network.
+	NAD string
+	// Valid are the attachments that GC must keep.
+	Valid []ValidAttachment
+}
+
+// ValidAttachment is an entry of GC's list.
+type ValidAttachment struct {
+	ContainerID string `json:"containerID"`
+	IfName      string `json:"ifname"`
+}
+
+// Versions of the CNI specification that results can be given in.
+var Versions = []string{"0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
+
+// ErrDecode marks requests that could not be understood.
+var ErrDecode = errors.New("cannot understand the request")
+
+// ParseRequest reads what the plugin sent. Unknown keys of the configuration
+// are other plugins' and runtimes' business.
+func ParseRequest(body []byte) (Request, error) {
+	var w Wire
+	if err := json.Unmarshal(body, &w); err != nil {
+		return Request{}, fmt.Errorf("%w: %w", ErrDecode, err)
+	}
+	var conf struct {
+		CNIVersion       string            `json:"cniVersion"`
+		Name             string            `json:"name"`
+		NetAttachDefName string            `json:"netAttachDefName"`
+		Valid            []ValidAttachment `json:"cni.dev/valid-attachments"`
+		ValidOld         []ValidAttachment `json:"cni.dev/attachments"`
+	}
+	r := Request{Command: w.Env["CNI_COMMAND"], Sandbox: w.Env["CNI_CONTAINERID"], NetNS: w.Env["CNI_NETNS"], IfName: w.Env["CNI_IFNAME"]}
+	if r.Command != "VERSION" || len(w.Config) > 0 {
+		if err := json.Unmarshal(w.Config, &conf); err != nil {
+			return r, fmt.Errorf("%w: network configuration: %w", ErrDecode, err)
+		}
+	}
+	r.CNIVersion, r.Network, r.NAD, r.Valid = conf.CNIVersion, conf.Name, conf.NetAttachDefName, append(conf.Valid, conf.ValidOld...)
+	if r.CNIVersion == "" {
+		r.CNIVersion = "0.3.0"
+	}
+	if r.NAD == network.DefaultName {
+		r.NAD = ""
+	}
+	for _, pair := range strings.Split(w.Env["CNI_ARGS"], ";") {
+		k, v, _ := strings.Cut(pair, "=")
+		switch k {
+		case "K8S_POD_NAMESPACE":
+			r.Namespace = v
+		case "K8S_POD_NAME":
+			r.Pod = v
+		case "K8S_POD_UID":
+			r.UID = v
+		}
+	}
+	return r, r.validate()
+}
+
+func (r Request) validate() error {
+	missing := func(what string) error { return fmt.Errorf("%w: %s has no %s", ErrDecode, r.Command, what) }
+	switch r.Command {
+	case "VERSION", "STATUS":
+		return nil
+	case "GC":
+		if r.Network == "" {
+			return missing("name in its network configuration")
+		}
+		return nil
+	case "ADD", "DEL", "CHECK":
+	default:
+		return fmt.Errorf("%w: CNI_COMMAND %q is unknown", ErrDecode, r.Command)
+	}
+	if !slices.Contains(Versions, r.CNIVersion) {
+		return fmt.Errorf("%w: cniVersion %q is not supported: use one of %s", ErrDecode, r.CNIVersion, strings.Join(Versions, ", "))
+	}
+	if err := validName(r.Sandbox, 256); err != nil {
+		return fmt.Errorf("%w: CNI_CONTAINERID: %w", ErrDecode, err)
+	}
+	if err := validName(r.IfName, 15); err != nil {
+		return fmt.Errorf("%w: CNI_IFNAME: %w", ErrDecode, err)
+	}
+	if r.Network == "" {
+		return missing("name in its network configuration")
+	}
+	if r.Command == "DEL" {
+		return nil // may come when nothing else is known any more
+	}
+	switch {
+	case r.NetNS == "":
+		return missing("CNI_NETNS")
+	case r.Namespace == "" || r.Pod == "":
+		return missing("K8S_POD_NAMESPACE and K8S_POD_NAME in CNI_ARGS")
+	}
+	return nil
+}
+
+// validName keeps names that end up in external_ids and interface names sane.
+func validName(s string, limit int) error {
+	switch {
+	case s == "":
+		return errors.New("is empty")
+	case len(s) > limit:
+		return fmt.Errorf("is longer than %d characters", limit)
+	case s == "." || s == "..":
+		return fmt.Errorf("%q is no name", s)
+	}
+	for _, c := range s {
+		if c <= ' ' || c > '~' || c == '/' || c == ':' {
+			return fmt.Errorf("%q has a character that names must not have", s)
+		}
+	}
+	return nil
+}
+
+// Attachment names what one ADD makes: it is undone by a DEL of the same
+// configuration and interface.
+func (r Request) Attachment() string { return r.Network + "/" + r.IfName }
+
+// IfNames are the interfaces in the pod that r is about.
+func (r Request) IfNames() []string {
+	if r.NAD != "" {
+		return []string{r.IfName}
+	}
+	return []string{r.IfName, PrimaryIfName}
+}

@@ -52,21 +52,21 @@ func All(ctx context.Context, o Options) (Artifacts, error) {
 		}
 	}
 	var programs []string
-	group, ctx := errgroup.WithContext(ctx)
+	group, building := errgroup.WithContext(ctx)
 	group.Go(step("Kubernetes binaries", func() (err error) {
-		a.Kubernetes, err = Kubernetes(ctx, o.Repo, o.Log)
+		a.Kubernetes, err = Kubernetes(building, o.Repo, o.Log)
 		return err
 	}))
 	group.Go(step("node root file system", func() (err error) {
-		if a.RootFS, err = RootFS(ctx, o.Log); err == nil {
+		if a.RootFS, err = RootFS(building, o.Log); err == nil {
 			a.Kernel, err = Kernel(a.RootFS)
 		}
 		return err
 	}))
-	group.Go(step("guest tools", func() error { return Tools(ctx, o.Repo, a.Tools, o.Log) }))
+	group.Go(step("guest tools", func() error { return Tools(building, o.Repo, a.Tools, o.Log) }))
 	if o.Product {
 		group.Go(step("product", func() (err error) {
-			programs, err = Product(ctx, o.Repo, product, o.Log)
+			programs, err = Product(building, o.Repo, product, o.Log)
 			return err
 		}))
 	}

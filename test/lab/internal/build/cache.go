@@ -110,3 +110,22 @@ func prune(parent string, keep int) {
 		os.RemoveAll(e.path)
 	}
 }
+
+// Remember keeps a short answer in the cache.
+func Remember(kind, key string, ask func() (string, error)) (string, error) {
+	dir, err := entry(kind, key, 4, func(dir string) error {
+		answer, err := ask()
+		if err != nil {
+			return err
+		}
+		return os.WriteFile(filepath.Join(dir, "answer"), []byte(answer), 0o644)
+	})
+	if err != nil {
+		return "", err
+	}
+	data, err := os.ReadFile(filepath.Join(dir, "answer"))
+	if err != nil {
+		return "", fmt.Errorf("read what the cache knows of %s: %w", kind, err)
+	}
+	return string(data), nil
+}

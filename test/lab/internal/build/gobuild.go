@@ -111,3 +111,8 @@ func Product(ctx context.Context, repo, dir string, log io.Writer) ([]string, er
 	}
 	return names, nil
 }
+
+// Go builds one program of the checkout as the file program.
+func Go(ctx context.Context, repo, program, source string, log io.Writer) error {
+	return goBuild(ctx, repo, log, "-o", program, "-trimpath", "-ldflags", "-s -w", source)
+}

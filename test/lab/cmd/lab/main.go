@@ -1,0 +1,198 @@
+// Command lab brings the lab up and down and reaches into it.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"bulkhead/test/lab"
+	"bulkhead/test/lab/internal/build"
+	"bulkhead/test/lab/internal/guest"
+	"bulkhead/test/lab/internal/host"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+const usage = `usage: lab COMMAND
+
+  up [--nodes=2] [--families=ipv4|dual] [--kvm=auto|on|off] [--install=true]
+                        build what is missing, start a lab, return when it is ready
+  down                  end it
+  status                show machines and nodes
+  shell NODE            a terminal on a node, or on "external"
+  run NODE -- CMD ...   run a command there
+  kubectl ARGS ...      the cluster's kubectl
+  logs                  fetch the logs inside the machines, print where all logs are
+  pause|resume|kill X   stop, continue or kill a process of the lab (kube-apiserver, node1 ...)
+  build                 only fill the caches
+`
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	code, err := run(ctx, os.Args[1:])
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "lab:", err)
+		code = max(code, 1)
+	}
+	os.Exit(code)
+}
+
+func run(ctx context.Context, args []string) (int, error) {
+	if len(args) == 0 {
+		return 2, errors.New("no command\n\n" + usage)
+	}
+	command, args := args[0], args[1:]
+	switch command {
+	case "up", "build":
+		o, err := options(command, args)
+		if err != nil {
+			return 2, err
+		}
+		if command == "build" {
+			return 0, lab.Build(ctx, o, os.Stdout)
+		}
+		_, err = lab.Up(ctx, o, os.Stdout)
+		return 0, err
+	case "-h", "--help", "help":
+		fmt.Print(usage)
+		return 0, nil
+
+	// What the lab calls itself with.
+	case "serve":
+		slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, nil)))
+		return 0, host.Serve(one(args))
+	case "external":
+		var e guest.External
+		if err := json.Unmarshal([]byte(one(args)), &e); err != nil {
+			return 1, fmt.Errorf("read the external host's configuration: %w", err)
+		}
+		return 0, guest.ExternalInit(e, "/proc/self/exe")
+	case "external-server":
+		return 0, guest.ExternalServer(one(args))
+	case "store":
+		if len(args) < 3 {
+			return 2, errors.New("usage: lab store ROOTFS WORK OUT IMAGE...")
+		}
+		return 0, build.Store(args[0], args[1], args[2], args[3:])
+	}
+
+	l, err := lab.Attach()
+	if command == "down" && errors.Is(err, host.ErrNoLab) {
+		fmt.Println("no lab is running")
+		return 0, nil
+	}
+	if err != nil {
+		return 1, err
+	}
+	switch command {
+	case "down":
+		return 0, l.Down(ctx)
+	case "status":
+		return 0, status(ctx, l)
+	case "shell", "run":
+		return onNode(ctx, l, command, args)
+	case "kubectl":
+		program, env := l.Kubectl()
+		return 1, l.InNetwork(func() error { return syscall.Exec(program, append([]string{"kubectl"}, args...), env) })
+	case "logs":
+		err := l.CollectLogs(ctx)
+		fmt.Println(l.LogDir())
+		return 0, err
+	case "pause":
+		return 0, l.Pause(one(args))
+	case "resume":
+		return 0, l.Resume(one(args))
+	case "kill":
+		return 0, l.Kill(one(args))
+	}
+	return 2, fmt.Errorf("unknown command %q\n\n%s", command, usage)
+}
+
+func options(command string, args []string) (lab.Options, error) {
+	var o lab.Options
+	flags := flag.NewFlagSet("lab "+command, flag.ContinueOnError)
+	flags.IntVar(&o.Nodes, "nodes", 2, "number of nodes, 1 to 4")
+	flags.StringVar(&o.Families, "families", "ipv4", "ipv4 or dual")
+	flags.StringVar(&o.KVM, "kvm", "auto", "auto, on or off")
+	flags.BoolVar(&o.Install, "install", true, "install the product from deploy/")
+	if err := flags.Parse(args); err != nil {
+		return o, err
+	}
+	if flags.NArg() > 0 {
+		return o, fmt.Errorf("lab %s: unexpected %q", command, flags.Arg(0))
+	}
+	if o.Nodes == 0 { // 0 is only the API's way to say: as usual
+		return o, errors.New("a lab has 1 to 4 nodes, not 0")
+	}
+	return o, nil
+}
+
+func one(args []string) string {
+	if len(args) == 0 {
+		return ""
+	}
+	return args[0]
+}
+
+func onNode(ctx context.Context, l *lab.Lab, command string, args []string) (int, error) {
+	n := l.Node(one(args))
+	if n == nil {
+		return 2, fmt.Errorf("lab %s: the lab has no machine %q; see lab status", command, one(args))
+	}
+	if command == "shell" {
+		return n.Shell(ctx)
+	}
+	args = args[1:]
+	if len(args) > 0 && args[0] == "--" {
+		args = args[1:]
+	}
+	if len(args) == 0 {
+		return 2, errors.New("usage: lab run NODE -- COMMAND ARGS...")
+	}
+	return n.Exec(ctx, args, os.Stdin, os.Stdout, os.Stderr)
+}
+
+func status(ctx context.Context, l *lab.Lab) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	list, err := l.Client().CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("list the cluster's nodes: %w", err)
+	}
+	state := map[string]string{}
+	for _, n := range list.Items {
+		state[n.Name] = "registered"
+		for _, c := range n.Status.Conditions {
+			if c.Type == corev1.NodeReady {
+				state[n.Name] = map[bool]string{true: "Ready", false: "NotReady: " + c.Message}[c.Status == corev1.ConditionTrue]
+			}
+		}
+	}
+	w := tabwriter.NewWriter(os.Stdout, 0, 8, 2, ' ', 0)
+	for _, n := range append(l.Nodes(), l.External()) {
+		s := state[n.Name]
+		if n == l.External() {
+			s = "outside the cluster"
+		} else if s == "" {
+			s = "not registered"
+		}
+		ipv6 := ""
+		if n.IPv6().IsValid() {
+			ipv6 = n.IPv6().String()
+		}
+		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", n.Name, n.IPv4(), ipv6, s)
+	}
+	fmt.Fprintf(w, "logs\t%s\n", l.LogDir())
+	return w.Flush()
+}

@@ -1,0 +1,151 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sort"
+	"strconv"
+	"strings"
+
+	"bulkhead/test/lab/internal/build"
+	"bulkhead/test/lab/internal/host"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/dynamic"
+)
+
+// installFile holds everything of the product but its CRDs.
+const installFile = "deploy/install.yaml"
+
+// install applies the product's manifests and waits until every node is Ready,
+// which a node is once the product's CNI is there.
+func (l *Lab) install(ctx context.Context, repo string, say func(string, ...any)) error {
+	manifest, err := os.ReadFile(filepath.Join(repo, installFile))
+	if errors.Is(err, os.ErrNotExist) {
+		say("no %s in this checkout: nodes stay without a pod network", installFile)
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("read the product's manifests: %w", err)
+	}
+	if !l.state.Artifacts.HasProduct {
+		return errors.New("there are manifests to install, but no programs below cmd/ for their image")
+	}
+	crds, err := filepath.Glob(filepath.Join(repo, "deploy/crds/*.yaml"))
+	if err != nil {
+		return fmt.Errorf("look for CRDs: %w", err)
+	}
+	sort.Strings(crds)
+	for _, path := range crds {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return fmt.Errorf("read a CRD: %w", err)
+		}
+		if err := l.applyCRD(ctx, string(data)); err != nil {
+			return fmt.Errorf("%s: %w", filepath.Base(path), err)
+		}
+	}
+	objects, err := parseManifest(string(manifest))
+	if err != nil {
+		return fmt.Errorf("%s: %w", installFile, err)
+	}
+	for _, o := range objects {
+		adapt(o)
+	}
+	if err := l.each(objects, "apply", func(r dynamic.ResourceInterface, o *unstructured.Unstructured) error {
+		_, err := r.Apply(ctx, o.GetName(), o, metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
+		return err
+	}); err != nil {
+		return fmt.Errorf("%s: %w", installFile, err)
+	}
+	say("product is applied")
+	for _, n := range l.Nodes() {
+		if err := l.Wait(ctx, n.Name+" to be Ready", func(ctx context.Context) (bool, string, error) {
+			node, err := l.Client().CoreV1().Nodes().Get(ctx, n.Name, getOptions)
+			if err != nil {
+				return false, err.Error(), nil
+			}
+			ok, why := ready(node)
+			return ok, why, nil
+		}); err != nil {
+			return err
+		}
+		say("%s is Ready", n.Name)
+	}
+	return nil
+}
+
+// applyCRD applies a CRD and waits until its API is served.
+func (l *Lab) applyCRD(ctx context.Context, manifest string) error {
+	objects, err := parseManifest(manifest)
+	if err != nil {
+		return err
+	}
+	if err := l.Apply(ctx, manifest); err != nil {
+		return err
+	}
+	return l.each(objects, "wait for", func(r dynamic.ResourceInterface, o *unstructured.Unstructured) error {
+		return l.Wait(ctx, "the API of "+o.GetName(), func(ctx context.Context) (bool, string, error) {
+			now, err := r.Get(ctx, o.GetName(), getOptions)
+			if err != nil {
+				return false, err.Error(), nil
+			}
+			conditions, _, _ := unstructured.NestedSlice(now.Object, "status", "conditions")
+			for _, c := range conditions {
+				if m, ok := c.(map[string]any); ok && m["type"] == "Established" {
+					return m["status"] == "True", fmt.Sprint(m["message"]), nil
+				}
+			}
+			return false, "not established yet", nil
+		})
+	})
+}
+
+// adapt makes the manifests of a real cluster fit this one: its image is
+// loaded, not pulled, and nothing serves ClusterIPs to host-network pods here
+// before the product does, so they reach the API server at its own address.
+func adapt(o *unstructured.Unstructured) {
+	spec, ok, _ := unstructured.NestedMap(o.Object, "spec", "template", "spec")
+	if !ok {
+		return
+	}
+	for _, list := range []string{"initContainers", "containers"} {
+		containers, _ := spec[list].([]any)
+		for _, c := range containers {
+			if container, ok := c.(map[string]any); ok {
+				adaptContainer(container, spec["hostNetwork"] == true)
+			}
+		}
+	}
+	// The map came from this object, so it fits back.
+	_ = unstructured.SetNestedMap(o.Object, spec, "spec", "template", "spec")
+}
+
+func adaptContainer(c map[string]any, hostNetwork bool) {
+	image, _ := c["image"].(string)
+	if repository, _, _ := strings.Cut(image[strings.LastIndex(image, "/")+1:], ":"); repository == "bulkhead" {
+		c["image"], c["imagePullPolicy"] = build.ProductImage, "IfNotPresent"
+	}
+	if !hostNetwork {
+		return
+	}
+	override := map[string]string{"KUBERNETES_SERVICE_HOST": host.APIHost(), "KUBERNETES_SERVICE_PORT": strconv.Itoa(host.APIPort())}
+	var env []any
+	before, _ := c["env"].([]any)
+	for _, e := range before {
+		if m, ok := e.(map[string]any); ok {
+			if name, _ := m["name"].(string); override[name] != "" {
+				continue
+			}
+		}
+		env = append(env, e)
+	}
+	for _, name := range []string{"KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"} {
+		env = append(env, map[string]any{"name": name, "value": override[name]})
+	}
+	c["env"] = env
+}

@@ -1,0 +1,133 @@
+package host
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"bulkhead/test/lab/internal/build"
+	"bulkhead/test/lab/internal/guest"
+	"bulkhead/test/lab/internal/sys"
+)
+
+// fillShare puts into the share what the machines need: programs, their
+// configuration and the image store.
+func (s Spec) fillShare() error {
+	bin := s.path("share/bin")
+	if err := os.MkdirAll(bin, 0o755); err != nil {
+		return fmt.Errorf("make the share: %w", err)
+	}
+	for _, program := range []string{
+		filepath.Join(s.Artifacts.Tools, "labinit"), filepath.Join(s.Artifacts.Tools, "loopback"), filepath.Join(s.Artifacts.Kubernetes, "kubelet"),
+	} {
+		if err := place(program, filepath.Join(bin, filepath.Base(program))); err != nil {
+			return err
+		}
+	}
+	// The store is large and never changes: shown, not copied.
+	if err := sys.Bind(s.Artifacts.Images, s.path("share/images/store")); err != nil {
+		return err
+	}
+	files := map[string]string{"config/containerd.toml": containerdConfig()}
+	for _, n := range s.Nodes {
+		files["nodes/"+n.Name+"/kubelet.yaml"] = kubeletConfig(n.Name)
+	}
+	for name, content := range files {
+		path := s.path("share", name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			return fmt.Errorf("make the directory of %s: %w", path, err)
+		}
+		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+			return fmt.Errorf("write %s: %w", path, err)
+		}
+	}
+	for _, n := range s.Nodes {
+		if err := writeJSON(s.path("share/nodes", n.Name+".json"), s.machineConfig(n)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (s Spec) machineConfig(m Machine) guest.Config {
+	c := guest.Config{Name: m.Name, Token: s.Token, Addresses: m.Addresses, Gateways: gateways(s.Dual), Management: m.Management}
+	for _, other := range append(append([]Machine(nil), s.Nodes...), s.External) {
+		for _, a := range other.Addresses {
+			c.Hosts = append(c.Hosts, guest.Host{Name: other.Name, Address: a.Addr()})
+		}
+	}
+	return c
+}
+
+// place links a program into the share, or copies it from another file system.
+func place(from, to string) error {
+	if os.Link(from, to) == nil {
+		return nil
+	}
+	in, err := os.Open(from)
+	if err != nil {
+		return fmt.Errorf("copy %s into the share: %w", from, err)
+	}
+	defer in.Close()
+	out, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o755)
+	if err != nil {
+		return fmt.Errorf("copy %s into the share: %w", from, err)
+	}
+	defer out.Close()
+	if _, err := io.Copy(out, in); err != nil {
+		return fmt.Errorf("copy %s into the share: %w", from, err)
+	}
+	return out.Close()
+}
+
+func containerdConfig() string {
+	return strings.ReplaceAll(`version = 2
+disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.blockfile", "io.containerd.tracing.processor.v1.otlp", "io.containerd.nri.v1.nri"]
+
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "PAUSE"
+  device_ownership_from_security_context = false
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "/opt/cni/bin"
+    conf_dir = "/etc/cni/net.d"
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "overlayfs"
+    default_runtime_name = "runc"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+      runtime_type = "io.containerd.runc.v2"
+      [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+        SystemdCgroup = false
+`, "PAUSE", build.PauseImage)
+}
+
+func kubeletConfig(node string) string {
+	return strings.ReplaceAll(`apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+cgroupDriver: cgroupfs
+containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+authentication:
+  anonymous: {enabled: false}
+  webhook: {enabled: true}
+  x509: {clientCAFile: DIR/ca.crt}
+authorization: {mode: Webhook}
+tlsCertFile: DIR/kubelet.crt
+tlsPrivateKeyFile: DIR/kubelet.key
+staticPodPath: /etc/kubernetes/manifests
+resolvConf: /etc/resolv.conf
+clusterDomain: cluster.local
+failSwapOn: false
+readOnlyPort: 0
+nodeStatusUpdateFrequency: 3s
+nodeStatusReportFrequency: 30s
+# Nothing here has a disk: images and pods are in memory.
+localStorageCapacityIsolation: false
+imageGCHighThresholdPercent: 100
+imageGCLowThresholdPercent: 99
+evictionHard: {memory.available: 50Mi}
+enforceNodeAllocatable: [pods]
+maxPods: 100
+shutdownGracePeriod: 0s
+`, "DIR", guest.ShareDir+"/nodes/"+node)
+}

@@ -1,0 +1,178 @@
+// Package host is the part of the lab that runs on the developer's machine: a
+// supervisor in namespaces of its own, with the underlay network, the control
+// plane, the virtual machines and the external host as its children. When it
+// dies, by whatever, its process namespace ends and everything with it.
+package host
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"bulkhead/test/lab/internal/build"
+)
+
+// Spec is what one lab is started from; it stands in spec.json of its run directory.
+type Spec struct {
+	Run       string          `json:"run"`
+	Nodes     []Machine       `json:"nodes"`
+	External  Machine         `json:"external"`
+	Dual      bool            `json:"dual"`
+	KVM       bool            `json:"kvm"`
+	Token     string          `json:"token"`
+	Artifacts build.Artifacts `json:"artifacts"`
+}
+
+// Machine is a node VM or the external host.
+type Machine struct {
+	Name string `json:"name"`
+	// Addresses are the underlay's, IPv4 first.
+	Addresses []netip.Prefix `json:"addresses"`
+	// Management is where commands are accepted; the external host has none.
+	Management netip.Prefix `json:"management,omitzero"`
+}
+
+// The lab's networks. All of them exist only in the supervisor's namespace.
+var (
+	underlay4  = netip.MustParsePrefix("172.30.0.0/24")
+	underlay6  = netip.MustParsePrefix("fd00:172:30::/64")
+	management = netip.MustParsePrefix("172.31.255.0/24")
+)
+
+// Cluster-wide address ranges, the second of each only in a dual-stack lab.
+var (
+	ClusterCIDRs = []string{"10.244.0.0/16", "fd10:244::/48"}
+	ServiceCIDRs = []string{"10.96.0.0/16", "fd10:96::/112"}
+)
+
+const (
+	hostNumber     = 1
+	firstNode      = 11
+	externalNumber = 100
+	apiPort        = 6443
+)
+
+// Plan names the machines of a lab with so many nodes and gives them addresses.
+func Plan(nodes int, dual bool) (list []Machine, external Machine) {
+	for n := range nodes {
+		list = append(list, Machine{
+			Name: fmt.Sprintf("node%d", n+1), Addresses: underlay(firstNode+n, dual),
+			Management: nth(management, firstNode+n),
+		})
+	}
+	return list, Machine{Name: "external", Addresses: underlay(externalNumber, dual)}
+}
+
+func underlay(n int, dual bool) []netip.Prefix {
+	list := []netip.Prefix{nth(underlay4, n)}
+	if dual {
+		list = append(list, nth(underlay6, n))
+	}
+	return list
+}
+
+// nth is the n-th address of a subnet, with the subnet's length.
+func nth(subnet netip.Prefix, n int) netip.Prefix {
+	b := subnet.Addr().AsSlice()
+	b[len(b)-1] += byte(n)
+	a, _ := netip.AddrFromSlice(b)
+	return netip.PrefixFrom(a, subnet.Bits())
+}
+
+func gateways(dual bool) []netip.Addr {
+	var list []netip.Addr
+	for _, p := range underlay(hostNumber, dual) {
+		list = append(list, p.Addr())
+	}
+	return list
+}
+
+// APIHost and APIPort are where nodes reach the API server.
+func APIHost() string { return nth(underlay4, hostNumber).Addr().String() }
+
+// APIPort is the API server's port.
+func APIPort() int { return apiPort }
+
+// Files of the run directory.
+func (s Spec) path(parts ...string) string {
+	return filepath.Join(append([]string{s.Run}, parts...)...)
+}
+
+// LogDir holds every daemon's log and each VM's console.
+func LogDir(run string) string { return filepath.Join(run, "log") }
+
+// KubeconfigPath is the administrator's kubeconfig.
+func KubeconfigPath(run string) string { return filepath.Join(run, "pki/admin.kubeconfig") }
+
+// ExternalSocket is where the external host accepts commands.
+func ExternalSocket(run string) string { return filepath.Join(run, "external.sock") }
+
+// State is what a running lab is found by: state.json of its run directory.
+type State struct {
+	Spec
+	PID int `json:"pid"`
+	// Started is the supervisor's start time in clock ticks since boot: with
+	// it a reused process number is told from ours.
+	Started string `json:"started"`
+	Ready   bool   `json:"ready"`
+}
+
+// ErrNoLab is returned when no lab runs in a run directory.
+var ErrNoLab = errors.New("no lab is running")
+
+// ReadState returns the state of a run directory, and ErrNoLab when its
+// supervisor is gone.
+func ReadState(run string) (State, error) {
+	var s State
+	data, err := os.ReadFile(filepath.Join(run, "state.json"))
+	if errors.Is(err, os.ErrNotExist) {
+		return s, ErrNoLab
+	}
+	if err != nil {
+		return s, fmt.Errorf("read the lab's state: %w", err)
+	}
+	if err := json.Unmarshal(data, &s); err != nil {
+		return s, fmt.Errorf("parse the lab's state in %s: %w", run, err)
+	}
+	if started, err := StartTime(s.PID); err != nil || started != s.Started {
+		return s, ErrNoLab
+	}
+	return s, nil
+}
+
+// WriteState replaces the state.
+func WriteState(s State) error { return writeJSON(filepath.Join(s.Run, "state.json"), s) }
+
+func writeJSON(path string, v any) error {
+	data, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	// Renamed into place, so that a reader never sees half of it.
+	if err := os.WriteFile(path+".new", data, 0o600); err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		return fmt.Errorf("write %s: %w", path, err)
+	}
+	return nil
+}
+
+// StartTime returns when a process started, in clock ticks since boot.
+func StartTime(pid int) (string, error) {
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return "", err
+	}
+	// The program's name stands in brackets and may hold anything.
+	_, rest, ok := strings.Cut(string(data), ") ")
+	f := strings.Fields(rest)
+	if !ok || len(f) < 20 || f[0] == "Z" {
+		return "", fmt.Errorf("process %d has ended", pid)
+	}
+	return f[19], nil
+}

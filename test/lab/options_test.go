@@ -1,0 +1,105 @@
+package lab
+
+import (
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+func TestOptions(t *testing.T) {
+	for name, c := range map[string]struct {
+		in   Options
+		want string // part of the error
+	}{
+		"defaults":      {Options{}, ""},
+		"four, dual":    {Options{Nodes: 4, Families: "dual", KVM: "off"}, ""},
+		"too many":      {Options{Nodes: 5}, "1 to 4 nodes, not 5"},
+		"negative":      {Options{Nodes: -1}, "1 to 4 nodes, not -1"},
+		"one IPv6":      {Options{Families: "ipv6"}, `ipv4 or dual, not "ipv6"`},
+		"what is maybe": {Options{KVM: "maybe"}, `auto, on or off, not "maybe"`},
+	} {
+		o, err := c.in.complete()
+		if c.want == "" {
+			if err != nil || o.Nodes == 0 || o.Families == "" || o.KVM == "" || o.Repo == "" {
+				t.Errorf("%s: %+v, %v", name, o, err)
+			}
+		} else if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: error %v, want %q", name, err, c.want)
+		}
+	}
+}
+
+func TestParseManifest(t *testing.T) {
+	objects, err := parseManifest(`
+# a comment alone
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: a}
+---
+apiVersion: v1
+kind: List
+items:
+- {apiVersion: v1, kind: ConfigMap, metadata: {name: b}}
+- {apiVersion: v1, kind: ConfigMap, metadata: {name: c}}
+`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names []string
+	for _, o := range objects {
+		names = append(names, o.GetName())
+	}
+	if got := strings.Join(names, " "); got != "a b c" {
+		t.Errorf("objects %q", got)
+	}
+	for _, bad := range []string{"kind: X", "{"} {
+		if _, err := parseManifest(bad); err == nil || !strings.Contains(err.Error(), "document 1") {
+			t.Errorf("%q: error %v", bad, err)
+		}
+	}
+}
+
+func TestAdapt(t *testing.T) {
+	objects, err := parseManifest(`
+apiVersion: apps/v1
+kind: DaemonSet
+metadata: {name: agent}
+spec:
+  template:
+    spec:
+      hostNetwork: true
+      initContainers:
+      - {name: init, image: example.com:5000/org/bulkhead:v1}
+      containers:
+      - name: agent
+        image: bulkhead
+        env: [{name: KUBERNETES_SERVICE_HOST, value: x}, {name: OTHER, value: kept}]
+      - {name: frr, image: frr:10}
+`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	adapt(objects[0])
+	read := func(list string, n int) map[string]any {
+		l, _, _ := unstructured.NestedSlice(objects[0].Object, "spec", "template", "spec", list)
+		return l[n].(map[string]any)
+	}
+	for _, c := range []map[string]any{read("initContainers", 0), read("containers", 0)} {
+		if c["image"] != "docker.io/library/bulkhead:lab" || c["imagePullPolicy"] != "IfNotPresent" {
+			t.Errorf("%v: not the lab's image", c)
+		}
+	}
+	if frr := read("containers", 1); frr["image"] != "frr:10" {
+		t.Errorf("%v: another project's image was changed", frr)
+	}
+	values := map[string]string{}
+	env := read("containers", 0)["env"].([]any)
+	for _, e := range env {
+		values[e.(map[string]any)["name"].(string)] = e.(map[string]any)["value"].(string)
+	}
+	if len(env) != 3 || values["KUBERNETES_SERVICE_HOST"] != "172.30.0.1" || values["KUBERNETES_SERVICE_PORT"] != "6443" || values["OTHER"] != "kept" {
+		t.Errorf("environment %v", env)
+	}
+}

@@ -252,3 +252,12 @@ func (k *Kernel) setSysctl(s Sysctl) error {
 	_, err = f.WriteString(s.Value)
 	return errors.Join(err, f.Close())
 }
+
+// Probe makes and deletes a VRF device with a table that no network uses, to
+// learn whether this kernel has them. It also makes the kernel add its l3mdev
+// rules, before the first network needs them.
+func (k *Kernel) Probe(ctx context.Context, table int) error {
+	probe := Device{Name: "bulkhead-probe", Table: table}
+	err := k.Do(ctx, Op{Verb: AddDevice, Device: probe})
+	return errors.Join(err, k.Do(ctx, Op{Verb: DelDevice, Device: probe}))
+}

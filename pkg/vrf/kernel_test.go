@@ -98,18 +98,11 @@ func openKernel(t *testing.T) *Kernel {
 // hasVRF tells, by kind of error, whether this kernel makes VRF devices.
 func hasVRF(t *testing.T, k *Kernel) bool {
 	t.Helper()
-	probe := Device{Name: "vrfprobe", Table: 999999}
-	err := k.Do(context.Background(), Op{Verb: AddDevice, Device: probe})
-	if errors.Is(err, ErrNoVRF) {
-		return false
-	}
-	if err != nil {
+	err := k.Probe(context.Background(), 999999)
+	if err != nil && !errors.Is(err, ErrNoVRF) {
 		t.Fatalf("probe for VRF: %v", err)
 	}
-	if err := k.Do(context.Background(), Op{Verb: DelDevice, Device: probe}); err != nil {
-		t.Fatal(err)
-	}
-	return true
+	return err == nil
 }
 
 func reconcileKernel(t *testing.T, k *Kernel, net network.Network, vrf bool) Result {

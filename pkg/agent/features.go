@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"bulkhead/pkg/loader"
+)
+
+// FeatureOf tells whether something the agent tried works here.
+func FeatureOf(name string, err error, costs string) Feature {
+	if err == nil {
+		return Feature{Name: name, OK: true}
+	}
+	return Feature{Name: name, Reason: err.Error(), Costs: costs}
+}
+
+// SysctlFeatures are settings of the node that would undo what VRFs keep
+// apart, or that what runs in them needs. They are the operator's, so they
+// are told, not changed.
+func SysctlFeatures(root string) []Feature {
+	var out []Feature
+	for _, s := range []struct{ name, want, costs string }{
+		{"net/ipv4/tcp_l3mdev_accept", "0", "a wildcard TCP listener outside a VRF is reached from every network"},
+		{"net/ipv4/udp_l3mdev_accept", "0", "a wildcard UDP socket outside a VRF is reached from every network"},
+		{"net/ipv4/raw_l3mdev_accept", "1", "ping by tenants' host-network processes gets no answer"},
+	} {
+		b, err := os.ReadFile(filepath.Join(root, s.name))
+		if errors.Is(err, os.ErrNotExist) {
+			continue // no VRF in this kernel, which is told apart
+		}
+		name := "sysctl " + strings.ReplaceAll(s.name, "/", ".") + "=" + s.want
+		if err == nil && strings.TrimSpace(string(b)) != s.want {
+			err = fmt.Errorf("it is %s", strings.TrimSpace(string(b)))
+		}
+		out = append(out, FeatureOf(name, err, s.costs))
+	}
+	return out
+}
+
+// EBPFFeatures are those of the loader, or that nothing could be loaded.
+func EBPFFeatures(l *loader.Loader, err error) []Feature {
+	if err != nil {
+		return []Feature{FeatureOf("eBPF", err, "tenants' host-network processes stay outside their network; kubelet is told by its cgroup")}
+	}
+	var out []Feature
+	for _, f := range l.Features() {
+		out = append(out, Feature{Name: f.Name, OK: f.OK, Reason: f.Reason})
+	}
+	return out
+}
+
+// MarksKubelet tells whether the program that marks kubelet's sockets works.
+func MarksKubelet(features []Feature) bool {
+	for _, f := range features {
+		if f.Name == "program bh_prb_create" {
+			return f.OK
+		}
+	}
+	return false
+}
+
+// LogFeatures writes the table of features, one line each.
+func LogFeatures(log *slog.Logger, features []Feature) {
+	for _, f := range features {
+		if f.OK {
+			log.Info("feature", "name", f.Name, "ok", true)
+		} else {
+			log.Warn("feature", "name", f.Name, "ok", false, "reason", f.Reason, "costs", f.Costs)
+		}
+	}
+}

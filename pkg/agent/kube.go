@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/kubernetes/scheme"
+	typedv1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/tools/record"
+)
+
+// FieldManager is the agent's name in what it writes.
+const FieldManager = "bulkhead-agent"
+
+// callTimeout is how long one write to the API server may take.
+const callTimeout = 10 * time.Second
+
+// KubeAPI writes to this Node. Everything else of the API is only read.
+type KubeAPI struct {
+	client kubernetes.Interface
+	node   string
+	events record.EventRecorder
+
+	mu   sync.Mutex
+	last *Condition // written by this process
+}
+
+// NewKubeAPI starts an event broadcaster, which ends with ctx.
+func NewKubeAPI(ctx context.Context, client kubernetes.Interface, node string) *KubeAPI {
+	b := record.NewBroadcaster(record.WithContext(ctx))
+	b.StartRecordingToSink(&typedv1.EventSinkImpl{Interface: client.CoreV1().Events("")})
+	return &KubeAPI{client: client, node: node,
+		events: b.NewRecorder(scheme.Scheme, corev1.EventSource{Component: FieldManager, Host: node})}
+}
+
+// Annotate implements API.
+func (k *KubeAPI) Annotate(ctx context.Context, annotations map[string]string) error {
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": annotations}})
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	_, err = k.client.CoreV1().Nodes().Patch(ctx, k.node, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: FieldManager})
+	return err
+}
+
+// SetCondition implements API. It writes when something else than the time changed.
+func (k *KubeAPI) SetCondition(ctx context.Context, c Condition) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.last != nil && same(*k.last, c) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	now := metav1.Now()
+	since := now
+	if k.last == nil {
+		n, err := k.client.CoreV1().Nodes().Get(ctx, k.node, metav1.GetOptions{ResourceVersion: "0"})
+		if err != nil {
+			return err
+		}
+		for _, have := range n.Status.Conditions {
+			if string(have.Type) != c.Type {
+				continue
+			}
+			before := Condition{Type: c.Type, Status: have.Status == corev1.ConditionTrue, Reason: have.Reason, Message: have.Message}
+			if same(before, c) {
+				k.last = &before
+				return nil
+			}
+			if before.Status == c.Status {
+				since = have.LastTransitionTime
+			}
+		}
+	} else if k.last.Status == c.Status {
+		since = metav1.NewTime(k.last.Since)
+	}
+	status := corev1.ConditionFalse
+	if c.Status {
+		status = corev1.ConditionTrue
+	}
+	patch, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": []corev1.NodeCondition{{
+		Type: corev1.NodeConditionType(c.Type), Status: status, Reason: c.Reason, Message: c.Message,
+		LastHeartbeatTime: now, LastTransitionTime: since,
+	}}}})
+	if err != nil {
+		return err
+	}
+	// Strategic: the list of conditions is merged by type.
+	if _, err := k.client.CoreV1().Nodes().Patch(ctx, k.node, types.StrategicMergePatchType, patch, metav1.PatchOptions{FieldManager: FieldManager}, "status"); err != nil {
+		return fmt.Errorf("patch status of node %s: %w", k.node, err)
+	}
+	c.Since = since.Time
+	k.last = &c
+	return nil
+}
+
+func same(a, b Condition) bool {
+	return a.Status == b.Status && a.Reason == b.Reason && a.Message == b.Message
+}
+
+// Event implements API.
+func (k *KubeAPI) Event(warning bool, reason, message string) {
+	kind := corev1.EventTypeNormal
+	if warning {
+		kind = corev1.EventTypeWarning
+	}
+	// Events on Nodes carry the name as uid, as kubelet's do: kubectl describe
+	// finds them so.
+	ref := &corev1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: k.node, UID: types.UID(k.node)}
+	k.events.Event(ref, kind, reason, message)
+}

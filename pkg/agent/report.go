@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"bulkhead/pkg/network"
+	"bulkhead/pkg/vrf"
+)
+
+// ConditionDegraded is on the Node while something of Bulkhead does not work
+// there as it should.
+const ConditionDegraded = "BulkheadDegraded"
+
+// Condition is a Node condition.
+type Condition struct {
+	Type    string    `json:"type"`
+	Status  bool      `json:"status"`
+	Reason  string    `json:"reason"`
+	Message string    `json:"message"`
+	Since   time.Time `json:"since,omitzero"`
+}
+
+// Problem is something an operator should know.
+type Problem struct {
+	Reason  string `json:"reason"` // CamelCase
+	Message string `json:"message"`
+}
+
+// Problems are what does not work as it should, in a fixed order. What is only
+// a matter of waiting, such as a node without an id, is among them.
+func (a *Agent) Problems() []Problem {
+	var out []Problem
+	for _, f := range a.Features {
+		if !f.OK {
+			m := f.Name + ": " + f.Reason
+			if f.Costs != "" {
+				m += "; " + f.Costs
+			}
+			out = append(out, Problem{"FeatureMissing", m})
+		}
+	}
+	if a.started.Load() && a.Store.NodeID() == 0 {
+		out = append(out, Problem{"NodeIDMissing", "this node has no id yet: the cluster controller gives it (annotation " + network.AnnotationNodeID + ")"})
+	}
+	a.mu.Lock()
+	for k, msg := range a.failing {
+		if k.kind != theReport {
+			out = append(out, Problem{reasonOf(a.nets[k.id].err, k), msg})
+		}
+	}
+	for id, st := range a.nets {
+		for _, w := range st.result.Waiting {
+			if a.Now().Sub(st.at) > waitTooLong {
+				out = append(out, Problem{"LinkMissing", fmt.Sprintf("network %s (id %d) waits for link %s", st.net.Name, id, w)})
+			}
+		}
+	}
+	a.mu.Unlock()
+	if a.HostNet != nil {
+		st := a.HostNet.Status()
+		for _, p := range st.Problems {
+			m := p.Message
+			if p.Pod != "" {
+				m = "pod " + p.Pod + ": " + m
+			}
+			out = append(out, Problem{p.Reason, m})
+		}
+		for uid, n := range st.EarlySockets {
+			out = append(out, Problem{"EarlySockets", fmt.Sprintf("pod with uid %s had %d sockets before it was bound to its network: restart it", uid, n)})
+		}
+	}
+	slices.SortFunc(out, func(a, b Problem) int {
+		return strings.Compare(a.Reason+a.Message, b.Reason+b.Message)
+	})
+	return slices.Compact(out)
+}
+
+// waitTooLong is when a link that is waited for becomes worth telling.
+const waitTooLong = 30 * time.Second
+
+func reasonOf(err error, k key) string {
+	switch {
+	case k.kind == aNetwork && errors.Is(err, vrf.ErrNoVRF):
+		return "VRFUnavailable"
+	case k.kind == aNetwork:
+		return "NetworkNotConfigured"
+	case k.kind == thePorts:
+		return "ManagementPortsNotConfigured"
+	case k.kind == theHosts:
+		return "HostNetworkNotConfigured"
+	case k.kind == theNode:
+		return "NodeNotConfigured"
+	default:
+		return "Failed"
+	}
+}
+
+// informational reasons are told, but do not make the node degraded.
+var informational = []string{"KubeletByProcess", "CgroupMissing", "EarlySockets"}
+
+// conditionOf sums problems up.
+func conditionOf(problems []Problem) Condition {
+	c := Condition{Type: ConditionDegraded, Reason: "AllWell", Message: "Everything works as it should."}
+	var lines []string
+	for _, p := range problems {
+		if slices.Contains(informational, p.Reason) {
+			continue
+		}
+		if !c.Status {
+			c.Status, c.Reason = true, p.Reason
+		} else if c.Reason != p.Reason {
+			c.Reason = "SeveralProblems"
+		}
+		lines = append(lines, p.Message)
+	}
+	if !c.Status {
+		return c
+	}
+	const most = 10
+	if n := len(lines); n > most {
+		lines = append(lines[:most], fmt.Sprintf("and %d more", n-most))
+	}
+	c.Message = strings.Join(lines, "; ")
+	if len(c.Message) > 2048 {
+		c.Message = c.Message[:2048] + "…"
+	}
+	return c
+}
+
+// report writes the Node condition when it changes, and an event for each
+// problem that is new.
+func (a *Agent) report(ctx context.Context) error {
+	problems := a.Problems()
+	c := conditionOf(problems)
+	if err := a.API.SetCondition(ctx, c); err != nil {
+		return fmt.Errorf("set condition %s: %w", c.Type, err)
+	}
+	a.mu.Lock()
+	seen := map[string]string{}
+	var fresh []Problem
+	for _, p := range problems {
+		id := p.Reason + "\x00" + p.Message
+		seen[id] = p.Message
+		if _, ok := a.reported[id]; !ok {
+			fresh = append(fresh, p)
+		}
+	}
+	a.reported = seen
+	a.mu.Unlock()
+	for _, p := range fresh {
+		a.API.Event(!slices.Contains(informational, p.Reason), p.Reason, p.Message)
+	}
+	return nil
+}

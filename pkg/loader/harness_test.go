@@ -16,6 +16,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -142,7 +143,9 @@ func (s *sandbox) start(cgroup string, uid int, ops ...string) *proc {
 	return p
 }
 
+// next is the process's next answer. One that hangs is ended, not waited for.
 func (p *proc) next() string {
+	defer time.AfterFunc(60*time.Second, func() { p.cmd.Process.Kill() }).Stop()
 	if !p.out.Scan() {
 		return "no answer"
 	}

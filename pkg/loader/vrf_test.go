@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package loader
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	vrfTable = 4242
+	vrfMark  = 0x1005
+)
+
+// vrfWorld is a node with one tenant's VRF, a peer inside it, and a neighbour
+// in the default VRF, each in a namespace.
+//
+//	peer 10.77.0.2 ── 10.77.0.1 [VRF t5] node 192.0.2.1 ── 192.0.2.2 outside
+type vrfWorld struct {
+	*sandbox
+	peer, outside *netNS
+	vrf           int
+}
+
+func newVRFWorld(t *testing.T) *vrfWorld {
+	t.Helper()
+	w := &vrfWorld{sandbox: newSandbox(t)}
+	w.peer, w.outside = newNetNS(t), newNetNS(t)
+	err := w.ns.do(func() error {
+		h, err := netlink.NewHandle()
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		attrs := netlink.NewLinkAttrs()
+		attrs.Name = "t5"
+		vrf := &netlink.Vrf{LinkAttrs: attrs, Table: vrfTable}
+		if err := h.LinkAdd(vrf); err != nil {
+			if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EPERM) {
+				return fmt.Errorf("skip: no-vrf: %w", err)
+			}
+			return fmt.Errorf("add VRF: %w", err)
+		}
+		link, err := h.LinkByName("t5")
+		if err != nil {
+			return err
+		}
+		w.vrf = link.Attrs().Index
+		if err := h.LinkSetUp(link); err != nil {
+			return err
+		}
+		for _, v := range []struct {
+			name  string
+			ns    *netNS
+			addrs []string
+			vrf   bool
+		}{
+			{"in", w.peer, []string{"10.77.0.1/24", "fd77::1/64"}, true},
+			{"out", w.outside, []string{"192.0.2.1/24", "2001:db8::1/64"}, false},
+		} {
+			attrs := netlink.NewLinkAttrs()
+			attrs.Name = v.name
+			if err := h.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(v.ns.f.Fd()))}); err != nil {
+				return fmt.Errorf("add veth %s: %w", v.name, err)
+			}
+			l, err := h.LinkByName(v.name)
+			if err != nil {
+				return err
+			}
+			if v.vrf {
+				if err := h.LinkSetMaster(l, link); err != nil {
+					return err
+				}
+			}
+			if err := addrsUp(h, l, v.addrs...); err != nil {
+				return err
+			}
+		}
+		for _, fam := range []int{unix.AF_INET, unix.AF_INET6} {
+			_, dst, _ := net.ParseCIDR("0.0.0.0/0")
+			if fam == unix.AF_INET6 {
+				_, dst, _ = net.ParseCIDR("::/0")
+			}
+			if err := h.RouteAdd(&netlink.Route{Family: fam, Table: vrfTable, Type: unix.RTN_UNREACHABLE, Priority: 4278198272, Dst: dst}); err != nil {
+				return fmt.Errorf("add unreachable default: %w", err)
+			}
+			rule := netlink.NewRule()
+			rule.Family, rule.Priority, rule.Mark, rule.Table = fam, 2000, vrfMark, vrfTable
+			if err := h.RuleAdd(rule); err != nil {
+				return fmt.Errorf("add rule: %w", err)
+			}
+		}
+		return os.WriteFile("/proc/sys/net/ipv4/ping_group_range", []byte("0 2147483647"), 0o644)
+	})
+	if err != nil && errors.Is(err, unix.EOPNOTSUPP) {
+		t.Skip(err)
+	}
+	must(t, err)
+	for ns, addrs := range map[*netNS][]string{w.peer: {"10.77.0.2/24", "fd77::2/64"}, w.outside: {"192.0.2.2/24", "2001:db8::2/64"}} {
+		must(t, ns.do(func() error {
+			h, err := netlink.NewHandle()
+			if err != nil {
+				return err
+			}
+			defer h.Close()
+			l, err := h.LinkByName("eth0")
+			if err != nil {
+				return err
+			}
+			return addrsUp(h, l, addrs...)
+		}))
+	}
+	return w
+}
+
+func addrsUp(h *netlink.Handle, l netlink.Link, addrs ...string) error {
+	for _, a := range addrs {
+		addr, err := netlink.ParseAddr(a)
+		if err != nil {
+			return err
+		}
+		addr.Flags = unix.IFA_F_NODAD // usable at once
+		if err := h.AddrAdd(l, addr); err != nil {
+			return fmt.Errorf("add %s: %w", a, err)
+		}
+	}
+	return h.LinkSetUp(l)
+}
+
+// The whole promise: root and a user without any capability live in the
+// tenant's VRF without knowing it, in both families, and loopback and the
+// node's own addresses go on working.
+func TestRootVRFBinding(t *testing.T) {
+	w := newVRFWorld(t)
+	l := w.load()
+	pod, ctr := w.cg("kubepods/podV"), w.cg("kubepods/podV/ctr")
+	for _, a := range []string{"10.77.0.2:80", "[fd77::2]:80"} {
+		w.peer.serve(t, a)
+	}
+	for _, a := range []string{"127.0.0.1:80", "[::1]:80", "192.0.2.1:80", "[2001:db8::1]:80"} {
+		w.ns.serve(t, a)
+	}
+	must(t, l.SetConfig(Config{PodLevels: levelMask(t, pod)}))
+	early := w.start(ctr, 0, "wait", "tcp 10.77.0.2:80")
+	early.next()
+	must(t, l.AttachPod(pod, "V", PodRow{NetworkID: 5, Mark: vrfMark, VRFIfindex: uint32(w.vrf)}))
+	for _, p := range []string{"10.77.0.0/24", "fd77::/64"} {
+		must(t, l.Put(DestRow{5, netip.MustParsePrefix(p)}))
+	}
+	bound := fmt.Sprintf("ok mark=%#x dev=%d", vrfMark, w.vrf)
+	unbound := fmt.Sprintf("ok mark=%#x dev=0", vrfMark)
+	for _, uid := range []int{0, 65534} {
+		w.expect(fmt.Sprintf("uid %d in the pod", uid), ctr, uid,
+			// a peer in the VRF: by TCP, by the first datagram of an unbound socket, connected, by ping
+			[2]string{"tcp 10.77.0.2:80", "ok"}, [2]string{"tcp [fd77::2]:80", "ok"},
+			[2]string{"udp 10.77.0.2:80", "ok"}, [2]string{"udp [fd77::2]:80", "ok"},
+			[2]string{"udpc 10.77.0.2:80", "ok"}, [2]string{"udpc [fd77::2]:80", "ok"},
+			[2]string{"ping 10.77.0.2", "ok"}, [2]string{"ping fd77::2", "ok"},
+			// loopback, from the same process
+			[2]string{"tcp 127.0.0.1:80", "ok"}, [2]string{"tcp [::1]:80", "ok"}, [2]string{"udp 127.0.0.1:80", "ok"}, [2]string{"udp [::1]:80", "ok"},
+			[2]string{"udpc 127.0.0.1:80", "ok"}, [2]string{"ping 127.0.0.1", "ok"}, [2]string{"ping ::1", "ok"},
+			// the node's own addresses
+			[2]string{"tcp 192.0.2.1:80", "ok"}, [2]string{"tcp [2001:db8::1]:80", "ok"}, [2]string{"udp 192.0.2.1:80", "ok"},
+			// what is bound to what
+			[2]string{"state 10.77.0.2:80", bound}, [2]string{"state [fd77::2]:80", bound}, [2]string{"state [::ffff:10.77.0.2]:80", bound},
+			[2]string{"udp [::ffff:10.77.0.2]:80", "ok"}, [2]string{"state 127.0.0.1:80", unbound}, [2]string{"state [::1]:80", unbound},
+			// beyond the VRF nothing is routed: not the default VRF's neighbour
+			[2]string{"udp 192.0.2.2:80", "EHOSTUNREACH"}, [2]string{"udp [2001:db8::2]:80", "EHOSTUNREACH"}, [2]string{"tcp 192.0.2.2:80", "EHOSTUNREACH"},
+			[2]string{"set mark", "EPERM"}, [2]string{"set device", "EPERM"}, [2]string{"set ifindex", "EPERM"},
+		)
+	}
+	// Outside the pod the VRF is out of reach.
+	w.expect("another cgroup", w.cg("kubepods/podW"), 0, [2]string{"tcp 10.77.0.2:80", "ENETUNREACH"}, [2]string{"udp [fd77::2]:80", "ENETUNREACH"})
+	early.proceed()
+	if early.next(); early.next() != "ok" {
+		t.Error("a process older than the attachment does not reach its network")
+	}
+	checkListeners(t, w, ctr)
+	checkVRFGone(t, w, l, ctr)
+}
+
+// A wildcard listener is reached in the VRF and refused in the default VRF; one
+// on loopback stays where it was.
+func checkListeners(t *testing.T, w *vrfWorld, ctr string) {
+	for i, uid := range []int{0, 65534} {
+		port := 8080 + 10*i
+		for j, addr := range []string{"0.0.0.0", "[::]"} {
+			s := w.start(ctr, uid, fmt.Sprintf("listen %s:%d", addr, port+j))
+			if got := s.next(); got != "ok" {
+				t.Fatalf("uid %d: listen on %s: %s", uid, addr, got)
+			}
+		}
+		at := func(ns *netNS, host string, port int) string {
+			var got string
+			must(t, ns.do(func() error { got = verdict(tcp(net.JoinHostPort(host, fmt.Sprint(port)))); return nil }))
+			return got
+		}
+		for _, c := range []struct {
+			from *netNS
+			host string
+			port int
+			want string
+		}{
+			{w.peer, "10.77.0.1", port, "ok"}, {w.peer, "10.77.0.1", port + 1, "ok"}, {w.peer, "fd77::1", port + 1, "ok"},
+			{w.outside, "192.0.2.1", port, "ECONNREFUSED"}, {w.outside, "192.0.2.1", port + 1, "ECONNREFUSED"}, {w.outside, "2001:db8::1", port + 1, "ECONNREFUSED"},
+			{w.outside, "192.0.2.1", 80, "ok"}, // the node's own listener is not disturbed
+			{w.peer, "10.77.0.1", 80, "ECONNREFUSED"},
+		} {
+			if got := at(c.from, c.host, c.port); got != c.want {
+				t.Errorf("uid %d: to %s port %d: %s, want %s", uid, c.host, c.port, got, c.want)
+			}
+		}
+		s := w.start(ctr, uid, fmt.Sprintf("listen 127.0.0.1:%d", port+5))
+		if got := s.next(); got != "ok" {
+			t.Fatalf("listen on loopback: %s", got)
+		}
+		w.expect("loopback listener", ctr, uid, [2]string{fmt.Sprintf("tcp 127.0.0.1:%d", port+5), "ok"})
+	}
+}
+
+// The VRF device goes: closed, not open.
+func checkVRFGone(t *testing.T, w *vrfWorld, l *Loader, ctr string) {
+	must(t, w.ns.do(func() error {
+		h, err := netlink.NewHandle()
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		link, err := h.LinkByName("t5")
+		if err != nil {
+			return err
+		}
+		return h.LinkDel(link)
+	}))
+	// Until the agent notices, sockets are bound to a number nobody has any more
+	// (the kernel does not check it); the number is not given out again soon.
+	w.expect("device just gone", ctr, 65534, [2]string{"state 10.77.0.2:80", fmt.Sprintf("ENODEV mark=%#x dev=%d", vrfMark, w.vrf)})
+	lost := w.start(ctr, 65534, "listen 0.0.0.0:9090")
+	if got := lost.next(); got == "ok" {
+		must(t, w.outside.do(func() error {
+			if got := verdict(tcp("192.0.2.1:9090")); got != "ECONNREFUSED" {
+				t.Errorf("a listener without its VRF answers the default VRF: %s", got)
+			}
+			return nil
+		}))
+	}
+	id, err := CgroupID(filepath.Dir(ctr))
+	must(t, err)
+	must(t, l.Put(PodRow{CgroupID: id, NetworkID: 5, Mark: vrfMark}))
+	w.expect("without the device", ctr, 65534, [2]string{"state 10.77.0.2:80", fmt.Sprintf("EPERM mark=%#x dev=0", vrfMark)},
+		[2]string{"listen 0.0.0.0:9091", "EPERM"}, [2]string{"tcp 127.0.0.1:80", "ok"})
+	c := counts(t, l)
+	for _, r := range []Reason{ReasonSockMarked, ReasonBindWildcard, ReasonConnectInside, ReasonSendInside, ReasonVRFMissing, ReasonSetMark, ReasonSetDevice} {
+		if c[r] == 0 {
+			t.Errorf("%s was never counted: %v", r, c)
+		}
+	}
+}

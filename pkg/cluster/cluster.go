@@ -128,7 +128,7 @@ func addUDN(ctx context.Context, mgr manager.Manager, cfg config.Config, log *sl
 	}
 	target := &udn.Kube{Cache: mgr.GetCache(), Client: mgr.GetClient(), Events: mgr.GetEventRecorder("bulkhead-cluster"), Now: time.Now}
 	r := udn.NewReconciler(cfg, mgr.GetCache(), mgr.GetAPIReader(), target, log)
-	c, err := newController[udn.Owner](mgr, "network", cfg.Workers, r)
+	c, err := newController(mgr, "network", cfg.Workers, r, func(o udn.Owner) []any { return []any{"network", o.Network()} })
 	if err != nil {
 		return err
 	}
@@ -137,17 +137,25 @@ func addUDN(ctx context.Context, mgr manager.Manager, cfg config.Config, log *sl
 
 func addNodeID(mgr manager.Manager, log *slog.Logger) error {
 	r := nodeid.NewReconciler(mgr.GetCache(), mgr.GetAPIReader(), mgr.GetClient(), log)
-	c, err := newController[reconcile.Request](mgr, "nodeid", 1, r)
+	c, err := newController(mgr, "nodeid", 1, r, func(r reconcile.Request) []any { return []any{"node", r.Name} })
 	if err != nil {
 		return err
 	}
 	return c.Watch(source.Kind(mgr.GetCache(), udn.Metadata("Node"), &handler.TypedEnqueueRequestForObject[*metav1.PartialObjectMetadata]{}))
 }
 
-func newController[K comparable](mgr manager.Manager, name string, workers int, r reconcile.TypedReconciler[K]) (controller.TypedController[K], error) {
+// newController makes a controller whose log lines carry the key's values.
+func newController[K comparable](mgr manager.Manager, name string, workers int, r reconcile.TypedReconciler[K], values func(K) []any) (controller.TypedController[K], error) {
 	anyName := true // tests run several managers in a process
 	c, err := controller.NewTyped(name, mgr, controller.TypedOptions[K]{
 		Reconciler: r, MaxConcurrentReconciles: workers, SkipNameValidation: &anyName,
+		LogConstructor: func(key *K) logr.Logger {
+			log := mgr.GetLogger().WithValues("controller", name)
+			if key != nil {
+				log = log.WithValues(values(*key)...)
+			}
+			return log
+		},
 		RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[K](firstRetry, lastRetry),
 	})
 	if err != nil {

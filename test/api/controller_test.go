@@ -116,6 +116,7 @@ func controllerProcess() int {
 	defer stop()
 	restConfig, err := clientcmd.BuildConfigFromFlags("", os.Getenv(controllerProcessEnv))
 	if err == nil {
+		restConfig.QPS, restConfig.Burst = 1000, 2000 // the configuration's defaults
 		var cfg config.Config
 		if cfg, err = config.Parse("[kubernetes]\nlease-duration = 2s\nlease-renew-deadline = 1s\n"); err == nil {
 			err = cluster.Run(ctx, cfg, restConfig, slog.New(slog.NewTextHandler(io.Discard, nil)))

@@ -148,14 +148,14 @@ func (k *Kube) do(ctx context.Context, op Op) error {
 	case CreateNAD:
 		return k.createNAD(ctx, op)
 	case RepairNAD:
-		return k.patchNAD(ctx, op, map[string]any{
-			"metadata": map[string]any{
-				"resourceVersion": op.NAD.ResourceVersion, "labels": op.NAD.Labels, "annotations": op.NAD.Annotations,
-				"finalizers":      append(slices.Clone(op.NAD.OtherFinalizers), network.FinalizerUDN),
-				"ownerReferences": []metav1.OwnerReference{ownerRef(op)},
-			},
-			"spec": map[string]any{"config": op.NAD.Config},
-		})
+		meta := map[string]any{
+			"resourceVersion": op.NAD.ResourceVersion, "labels": op.NAD.Labels, "annotations": op.NAD.Annotations,
+			"finalizers": append(slices.Clone(op.NAD.OtherFinalizers), network.FinalizerUDN),
+		}
+		if op.NAD.OwnerUID != "" {
+			meta["ownerReferences"] = []metav1.OwnerReference{ownerRef(op)}
+		}
+		return k.patchNAD(ctx, op, map[string]any{"metadata": meta, "spec": map[string]any{"config": op.NAD.Config}})
 	case ReleaseNAD:
 		return k.patchNAD(ctx, op, map[string]any{"metadata": map[string]any{
 			"finalizers": append([]string{}, op.NAD.OtherFinalizers...),

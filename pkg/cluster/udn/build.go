@@ -72,6 +72,10 @@ func (b *builder) namespace(ns Namespace) bool {
 	case exists && nad.Phase == Terminating:
 		b.problem(ns.Name, "NetworkAttachmentDefinition "+nad.Key()+" was deleted; it is created anew once no pod uses it")
 		return false
+	case b.in.Invalid != "" && !exists:
+		// One reason is enough, and this one does not change with what other
+		// networks do.
+		return true
 	case ns.Primary != "":
 		b.problem(ns.Name, "primary network already exist in namespace "+ns.Name+": "+ns.Primary+": a namespace has one primary network, remove the other")
 		if !exists {
@@ -119,6 +123,12 @@ func (b *builder) remove(nad NAD, gone bool) {
 			list(users)+": it is deleted once they are")
 	}
 	switch {
+	case !nad.Finalizer && len(users) == 0:
+		// Nothing holds it: deleting it is all.
+	case !nad.Finalizer && nad.Phase == Present:
+		// Somebody took the finalizer off: without it, deletion would not wait.
+		nad.Finalizer = true
+		b.want.NADs[nad.Namespace] = nad
 	case nad.Phase == Present && (gone || len(users) == 0):
 		// A namespace that merely lost the network keeps it while pods use
 		// it: nothing is lost when the label comes back.

@@ -68,7 +68,13 @@ func (r *Reconciler) Reconcile(ctx context.Context, o Owner) (reconcile.Result, 
 	want, problems := Build(in, have)
 	applyErr := r.target.Apply(ctx, Diff(want, have))
 	failed := Failures(applyErr)
-	statusErr := r.target.Apply(ctx, DiffStatus(o, Conditions(in, want, problems, failed), have.Conditions))
+	status := DiffStatus(o, Conditions(in, want, problems, failed), have.Conditions)
+	if in.Request != nil && in.Request.Deleting && !o.Cluster() {
+		for i := range status { // the namespace is often ending too, and takes no events then
+			status[i].Warn = nil
+		}
+	}
+	statusErr := r.target.Apply(ctx, status)
 
 	for _, ns := range r.ledger.keep(o, want.NADs, have.NADs) {
 		r.wake(ns)
@@ -77,8 +83,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, o Owner) (reconcile.Result, 
 		r.ledger.releaseID(o)
 	}
 	if err := errors.Join(applyErr, statusErr); err != nil {
-		r.log.Warn("network is not as it should be yet", "network", o.Network(), "err", err)
-		return reconcile.Result{}, err
+		return reconcile.Result{}, err // logged and tried again by the caller
 	}
 	for ns := range in.Users {
 		if len(in.Users[ns]) > 0 {

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nodeid
+
+import (
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"bulkhead/pkg/ipam"
+	"bulkhead/pkg/network"
+)
+
+func TestParse(t *testing.T) {
+	for _, c := range []struct {
+		raw  string
+		want int
+	}{{"", 0}, {"1", 1}, {"4094", 4094}, {"4095", 0}, {"0", 0}, {"-3", 0}, {"x", 0}, {"99999999999999999999", 0}} {
+		if got := Parse(map[string]string{network.AnnotationNodeID: c.raw}); got != c.want {
+			t.Errorf("%q is %d, want %d", c.raw, got, c.want)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add("17")
+	f.Fuzz(func(t *testing.T, raw string) {
+		if id := Parse(map[string]string{network.AnnotationNodeID: raw}); id < 0 || id > network.MaxNodeID {
+			t.Fatalf("%q is %d", raw, id)
+		}
+	})
+}
+
+// Nodes come and go, some with an id already: no two have the same, a node
+// keeps what it has, and what is written is written once.
+func TestAllocate(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		r := &Reconciler{ids: ipam.NewIDs(1, 8)}
+		nodes := map[string]int{}
+		for range rapid.IntRange(1, 40).Draw(t, "steps") {
+			name := rapid.SampledFrom([]string{"a", "b", "c", "d", "e", "f"}).Draw(t, "node")
+			if rapid.IntRange(0, 3).Draw(t, "gone") == 0 {
+				r.release(name)
+				delete(nodes, name)
+				continue
+			}
+			have := State{name, nodes[name]}
+			if have.ID == 0 && rapid.Bool().Draw(t, "brings") {
+				have.ID = rapid.IntRange(1, 8).Draw(t, "an id")
+			}
+			id, err := r.allocate(have)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for other, taken := range nodes {
+				if other != name && taken == id {
+					t.Fatalf("%s and %s have the id %d", other, name, id)
+				}
+			}
+			if was := nodes[name]; was != 0 && was != id {
+				t.Fatalf("%s changed its id from %d to %d", name, was, id)
+			}
+			nodes[name] = id
+			if ops := Diff(Build(name, id), State{name, id}); len(ops) > 0 {
+				t.Fatalf("writes %v again", ops)
+			}
+		}
+	})
+}

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package udn
+
+import (
+	"encoding/json"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	udnv1 "bulkhead/api/v1"
+	"bulkhead/pkg/config"
+	"bulkhead/pkg/network"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+func testPlan(t testing.TB) network.Plan {
+	t.Helper()
+	cfg, err := config.Parse("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cfg.Plan
+}
+
+func layer3(mtu int32, join []udnv1.CIDR, subnets ...udnv1.Layer3Subnet) *udnv1.Layer3Config {
+	return &udnv1.Layer3Config{Role: udnv1.NetworkRolePrimary, MTU: mtu, Subnets: subnets, JoinSubnets: join}
+}
+
+func udnRequest(l *udnv1.Layer3Config) *Request {
+	return FromUDN(&udnv1.UserDefinedNetwork{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "red", Name: "db-network", UID: "uid-1", Generation: 3,
+			Labels:      map[string]string{"team": "red"},
+			Annotations: map[string]string{"note": "kept", "k8s.ovn.org/secret": "dropped", "kubectl.kubernetes.io/x": "dropped"}},
+		Spec: udnv1.UserDefinedNetworkSpec{Topology: udnv1.NetworkTopologyLayer3, Layer3: l},
+	})
+}
+
+func cudnRequest(l *udnv1.Layer3Config) *Request {
+	return FromCUDN(&udnv1.ClusterUserDefinedNetwork{
+		ObjectMeta: metav1.ObjectMeta{Name: "shared", UID: "uid-1", Generation: 3},
+		Spec: udnv1.ClusterUserDefinedNetworkSpec{Network: udnv1.NetworkSpec{
+			Topology: udnv1.NetworkTopologyLayer3, Layer3: l}},
+	})
+}
+
+// inputs are those of a request that nothing stands in the way of.
+func inputs(t testing.TB, r *Request, namespaces ...string) Inputs {
+	t.Helper()
+	conf, _, err := r.NetConf(testPlan(t))
+	in := Inputs{Owner: r.Owner, Request: r, Conf: conf, ID: 7, Users: map[string][]string{}}
+	if err != nil {
+		in.Invalid = err.Error()
+	}
+	for _, n := range namespaces {
+		in.Namespaces = append(in.Namespaces, Namespace{Name: n, Labeled: true})
+	}
+	return in
+}
+
+// The rendered NADs, key for key.
+func TestRenderGolden(t *testing.T) {
+	v4, v6 := udnv1.Layer3Subnet{CIDR: "10.100.0.0/16", HostSubnet: 24}, udnv1.Layer3Subnet{CIDR: "fd10:1::/48", HostSubnet: 64}
+	for name, r := range map[string]*Request{
+		"udn-ipv4":            udnRequest(layer3(0, nil, v4)),
+		"udn-dual-stack":      udnRequest(layer3(1300, []udnv1.CIDR{"100.70.0.0/16", "fd70::/64"}, v4, v6)),
+		"udn-default-lengths": udnRequest(layer3(0, nil, udnv1.Layer3Subnet{CIDR: "10.100.0.0/16"}, udnv1.Layer3Subnet{CIDR: "fd10::/48"})),
+		"udn-host-bits":       udnRequest(layer3(0, nil, udnv1.Layer3Subnet{CIDR: "10.100.7.9/16"})),
+		"udn-small":           udnRequest(layer3(0, nil, udnv1.Layer3Subnet{CIDR: "10.100.0.0/28"})),
+		"udn-appended":        udnRequest(layer3(0, nil, udnv1.Layer3Subnet{CIDR: "10.100.0.0/24", HostSubnet: 26}, udnv1.Layer3Subnet{CIDR: "10.200.0.0/24", HostSubnet: 26})),
+		"cudn-ipv6":           cudnRequest(layer3(0, nil, v6)),
+		"cudn-two-namespaces": cudnRequest(layer3(9000, nil, v4)),
+	} {
+		t.Run(name, func(t *testing.T) {
+			namespaces := []string{"red"}
+			if strings.Contains(name, "two") {
+				namespaces = append(namespaces, "blue")
+			}
+			in := inputs(t, r, namespaces...)
+			want, problems := Build(in, State{Owner: r.Owner})
+			if len(problems) > 0 {
+				t.Fatalf("problems: %v", problems)
+			}
+			got, err := json.MarshalIndent(want.NADs, "", "  ")
+			if err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, '\n')
+			file := filepath.Join("testdata", name+".golden")
+			if *update {
+				if err := os.WriteFile(file, got, 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			golden, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if string(got) != string(golden) {
+				t.Errorf("differs from %s (run with -update if that is meant):\n%s", file, got)
+			}
+			for _, nad := range want.NADs { // what is rendered is what the zones can read
+				conf, err := network.ParseNetConf(nad.Config)
+				if err != nil {
+					t.Fatalf("parse what was rendered: %v", err)
+				}
+				if _, err := conf.Network(in.ID, testPlan(t)); err != nil {
+					t.Errorf("rendered a network that is none: %v", err)
+				}
+			}
+		})
+	}
+}
+
+// Every way in which one namespace can be.
+func TestBuildNamespace(t *testing.T) {
+	ours := func(phase Phase) *NAD {
+		return &NAD{Namespace: "red", Name: "db-network", Phase: phase, OwnerUID: "uid-1", Finalizer: true, UID: "n"}
+	}
+	stale := ours(Present)
+	stale.OwnerUID = "uid-0"
+	r := func() *Request {
+		return udnRequest(layer3(0, nil, udnv1.Layer3Subnet{CIDR: "10.100.0.0/16"}))
+	}
+	deleting := r()
+	deleting.Deleting = true
+	for _, c := range []struct {
+		name    string
+		req     *Request
+		ns      *Namespace
+		have    *NAD
+		users   []string
+		invalid string
+		want    string // operations
+		problem string
+	}{
+		{name: "new", req: r(), ns: &Namespace{Labeled: true}, want: "add finalizer, create"},
+		{name: "there", req: r(), ns: &Namespace{Labeled: true}, have: ours(Present), want: "add finalizer, repair"},
+		{name: "no label", req: r(), ns: &Namespace{}, problem: "lacks the label"},
+		{name: "label lost", req: r(), ns: &Namespace{}, have: ours(Present), want: "add finalizer, delete", problem: "lacks the label"},
+		{name: "foreign", req: r(), ns: &Namespace{Labeled: true, Foreign: "foreign NAD"}, problem: "foreign NAD"},
+		{name: "other primary", req: r(), ns: &Namespace{Labeled: true, Primary: "net1"}, problem: "primary network already exist in namespace red: net1"},
+		{name: "other primary came later", req: r(), ns: &Namespace{Labeled: true, Primary: "net1"}, have: ours(Present), want: "add finalizer, repair", problem: "already exist"},
+		{name: "namespace full", req: r(), ns: &Namespace{Labeled: true, Full: true}, problem: "as many networks"},
+		{name: "namespace full, there", req: r(), ns: &Namespace{Labeled: true, Full: true}, have: ours(Present), want: "add finalizer, repair"},
+		{name: "deselected", req: r(), have: ours(Present), want: "add finalizer, delete"},
+		{name: "deselected and marked", req: r(), have: ours(Terminating), want: "release"},
+		{name: "deselected in use", req: r(), have: ours(Present), users: []string{"red/p"}, want: "add finalizer", problem: "in use by the following pods: [red/p]"},
+		{name: "owner deleted", req: deleting, ns: &Namespace{Labeled: true}, have: ours(Present), want: "add finalizer, delete"},
+		{name: "owner deleted in use", req: deleting, have: ours(Present), users: []string{"red/p"}, want: "add finalizer, delete", problem: "in use"},
+		{name: "owner deleted, marked, in use", req: deleting, have: ours(Terminating), users: []string{"red/p"}, want: "add finalizer", problem: "in use"},
+		{name: "owner deleted, marked", req: deleting, have: ours(Terminating), want: "release"},
+		{name: "owner gone", have: ours(Present), want: "delete"},
+		{name: "owner gone, marked", have: ours(Terminating), want: "release"},
+		{name: "owner gone, in use", have: ours(Terminating), users: []string{"red/p"}, problem: "in use"},
+		{name: "deleted by hand", req: r(), ns: &Namespace{Labeled: true}, have: ours(Terminating), want: "release", problem: "was deleted"},
+		{name: "deleted by hand in use", req: r(), ns: &Namespace{Labeled: true}, have: ours(Terminating), users: []string{"red/p"}, want: "add finalizer", problem: "was deleted"},
+		{name: "of a former owner", req: r(), ns: &Namespace{Labeled: true}, have: stale, want: "add finalizer, delete", problem: "former"},
+		{name: "invalid", req: r(), ns: &Namespace{Labeled: true}, invalid: "bad subnet", problem: "bad subnet"},
+		{name: "invalid later", req: r(), ns: &Namespace{Labeled: true}, have: ours(Present), invalid: "bad subnet", want: "add finalizer", problem: "bad subnet"},
+		{name: "selector invalid later", req: r(), have: ours(Present), invalid: "bad selector", want: "add finalizer", problem: "bad selector"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			in := Inputs{Owner: Owner{"red", "db-network"}, Users: map[string][]string{"red": c.users}}
+			if c.req != nil {
+				in = inputs(t, c.req)
+				in.Users = map[string][]string{"red": c.users}
+			}
+			in.Invalid = c.invalid
+			if c.ns != nil {
+				c.ns.Name = "red"
+				in.Namespaces = []Namespace{*c.ns}
+			}
+			have := State{Owner: in.Owner, NADs: map[string]NAD{}}
+			if c.have != nil {
+				have.NADs["red"] = *c.have
+			}
+			want, problems := Build(in, have)
+			var ops []string
+			for _, op := range Diff(want, have) {
+				ops = append(ops, strings.TrimSuffix(strings.TrimSuffix(string(op.Kind), " to"), " from"))
+			}
+			if got := strings.Join(ops, ", "); got != c.want {
+				t.Errorf("operations %q, want %q", got, c.want)
+			}
+			var texts []string
+			for _, p := range problems {
+				texts = append(texts, p.String())
+			}
+			if got := strings.Join(texts, "; "); !strings.Contains(got, c.problem) || (got == "") != (c.problem == "") {
+				t.Errorf("problems %q, want %q", got, c.problem)
+			}
+		})
+	}
+}
+
+// What the API cannot see: errors name the field and the remedy.
+func TestNetConfRefuses(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		l    *udnv1.Layer3Config
+		want string
+	}{
+		{"nothing", nil, "spec.layer3 is missing"},
+		{"no subnets", layer3(0, nil), "subnets is empty"},
+		{"no CIDR", layer3(0, nil, udnv1.Layer3Subnet{CIDR: "ten"}), "is not a CIDR"},
+		{"mapped", layer3(0, nil, udnv1.Layer3Subnet{CIDR: "::ffff:10.1.0.0/112"}), "is not a CIDR"},
+		{"host subnet wide", layer3(0, nil, udnv1.Layer3Subnet{CIDR: "10.1.0.0/16", HostSubnet: 8}), "host subnet length"},
+		{"host subnet negative", layer3(0, nil, udnv1.Layer3Subnet{CIDR: "10.1.0.0/16", HostSubnet: -8}), "host subnet length"},
+		{"host subnet narrow", layer3(0, nil, udnv1.Layer3Subnet{CIDR: "10.1.0.0/16", HostSubnet: 31}), "host subnet length"},
+		{"overlap beyond 100", layer3(0, nil, udnv1.Layer3Subnet{CIDR: "10.1.0.0/16"}, udnv1.Layer3Subnet{CIDR: "10.1.2.0/24"}), "overlaps"},
+		{"mtu", layer3(100, nil, udnv1.Layer3Subnet{CIDR: "10.1.0.0/16"}), "mtu 100"},
+		{"mtu IPv6", layer3(1000, nil, udnv1.Layer3Subnet{CIDR: "fd10::/48"}), "mtu 1000"},
+		{"join", layer3(0, []udnv1.CIDR{"x"}, udnv1.Layer3Subnet{CIDR: "10.1.0.0/16"}), "joinSubnets"},
+		{"join small", layer3(0, []udnv1.CIDR{"100.70.0.0/29"}, udnv1.Layer3Subnet{CIDR: "10.1.0.0/16"}), "too small"},
+		{"cluster's", layer3(0, nil, udnv1.Layer3Subnet{CIDR: "10.0.0.0/8"}), "cluster-subnets"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, _, err := udnRequest(c.l).NetConf(testPlan(t))
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, want %q", err, c.want)
+			}
+		})
+	}
+}
+
+// Conditions stay inside the API's limit, whatever a network has of namespaces.
+func TestMessageLimit(t *testing.T) {
+	names := make([]string, 5000)
+	for i := range names {
+		names[i] = strings.Repeat("n", 60)
+	}
+	in := inputs(t, cudnRequest(layer3(0, nil, udnv1.Layer3Subnet{CIDR: "10.1.0.0/16"})))
+	want := State{Owner: in.Owner, NADs: map[string]NAD{}}
+	var problems []Problem
+	for i, n := range names {
+		want.NADs[n+string(rune('0'+i))] = NAD{}
+		problems = append(problems, Problem{n, "some reason"})
+	}
+	for _, c := range append(Conditions(in, want, problems, nil), Conditions(in, want, nil, nil)...) {
+		if len(c.Message) > 32768 {
+			t.Errorf("%s has a message of %d bytes", c.Type, len(c.Message))
+		}
+	}
+}

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package udn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"pgregory.net/rapid"
+
+	udnv1 "bulkhead/api/v1"
+	"bulkhead/pkg/network"
+)
+
+// comparable State: what only actual NADs know does not count.
+var sameState = cmp.Options{
+	cmpopts.IgnoreFields(NAD{}, "UID", "ResourceVersion", "OtherFinalizers"),
+	cmpopts.IgnoreFields(State{}, "Conditions"), cmpopts.EquateEmpty(),
+}
+
+// drawWorld draws a request, what there is already, and who uses it.
+func drawWorld(t *rapid.T) (Inputs, *Fake) {
+	r := udnRequest(layer3(0, nil, udnv1.Layer3Subnet{CIDR: "10.100.0.0/16"}))
+	r.Owner = Owner{Name: "net"} // as a cluster network: several namespaces
+	r.Deleting = rapid.Bool().Draw(t, "deleting")
+	conf, _, err := r.NetConf(testPlanRapid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := Inputs{Owner: r.Owner, Request: r, Conf: conf, ID: rapid.IntRange(0, 5).Draw(t, "id"), Users: map[string][]string{}}
+	if rapid.IntRange(0, 4).Draw(t, "gone") == 0 {
+		in.Request = nil
+	}
+	if rapid.IntRange(0, 4).Draw(t, "invalid") == 0 {
+		in.Invalid = "invalid"
+	}
+	fake := NewFake()
+	fake.Owners[r.Owner] = State{Finalizer: in.Request != nil && rapid.Bool().Draw(t, "finalizer")}
+	// A NAD of somebody else, which nothing may touch.
+	fake.NADs["a/foreign"] = FakeNAD{Owner{"x", "y"}, NAD{Namespace: "a", Name: "foreign", Config: "{}"}}
+	for _, n := range []string{"a", "b", "c"} {
+		if rapid.Bool().Draw(t, "selected "+n) {
+			in.Namespaces = append(in.Namespaces, Namespace{
+				Name: n, Labeled: rapid.IntRange(0, 3).Draw(t, "labeled "+n) > 0,
+				Primary: rapid.SampledFrom([]string{"", "", "", "other"}).Draw(t, "primary "+n),
+				Full:    rapid.IntRange(0, 5).Draw(t, "full "+n) == 0,
+			})
+		}
+		if !rapid.Bool().Draw(t, "exists "+n) {
+			continue
+		}
+		nad := NAD{
+			Namespace: n, Name: "net", OwnerUID: "uid-1", Finalizer: rapid.Bool().Draw(t, "guarded "+n),
+			Config:      rapid.SampledFrom([]string{"broken", conf.Render()}).Draw(t, "config "+n),
+			Annotations: map[string]string{network.AnnotationNetworkID: "3"},
+		}
+		if nad.Finalizer && rapid.Bool().Draw(t, "marked "+n) {
+			nad.Phase = Terminating
+		}
+		if rapid.IntRange(0, 4).Draw(t, "stale "+n) == 0 {
+			nad.OwnerUID = "uid-0"
+		}
+		fake.NADs[nad.Key()] = FakeNAD{r.Owner, nad}
+		if rapid.Bool().Draw(t, "used "+n) {
+			in.Users[n] = []string{n + "/pod"}
+		}
+	}
+	return in, fake
+}
+
+var testPlanRapid = func() network.Plan { return testPlan(&testing.T{}) }()
+
+// Apply(Diff(want, have)) is want, and a second run has nothing to do.
+func TestApplyReachesWant(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		ctx := context.Background()
+		in, fake := drawWorld(t)
+		have, _ := fake.Read(ctx, in.Owner)
+		want, _ := Build(in, have)
+		if err := fake.Apply(ctx, Diff(want, have)); err != nil {
+			t.Fatal(err)
+		}
+		got, _ := fake.Read(ctx, in.Owner)
+		if d := cmp.Diff(want, got, sameState); d != "" {
+			t.Fatalf("after %v (-want +got):\n%s", Diff(want, have), d)
+		}
+		if ops := Diff(want, got); len(ops) > 0 {
+			t.Fatalf("a second run would do %v", ops)
+		}
+		if n := fake.NADs["a/foreign"]; n.Config != "{}" || n.Phase != Present {
+			t.Fatalf("the foreign NAD became %+v", n)
+		}
+	})
+}
+
+// Reconciling again and again comes to rest within three rounds, whatever
+// fails on the way, and never lets go of a NAD that pods use.
+func TestReconcileConverges(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		ctx := context.Background()
+		in, fake := drawWorld(t)
+		held := map[string]bool{}
+		for _, n := range fake.NADs {
+			if len(in.Users[n.Namespace]) > 0 && n.Finalizer {
+				held[n.Key()] = true
+			}
+		}
+		round := func() []Op {
+			have, _ := fake.Read(ctx, in.Owner)
+			want, problems := Build(in, have)
+			ops := Diff(want, have)
+			err := fake.Apply(ctx, ops)
+			status := DiffStatus(in.Owner, Conditions(in, want, problems, Failures(err)), have.Conditions)
+			_ = fake.Apply(ctx, status)
+			for k := range held {
+				if _, ok := fake.NADs[k]; !ok {
+					t.Fatalf("%s is gone and pods use it, after %v", k, ops)
+				}
+			}
+			return append(ops, status...)
+		}
+		crash := rapid.IntRange(0, 8).Draw(t, "fails at")
+		n := 0
+		fake.Fail = func(Op) error {
+			if n++; n == crash {
+				return errors.New("injected")
+			}
+			return nil
+		}
+		round()
+		fake.Fail = nil
+		var last []Op
+		for range 4 {
+			last = round()
+		}
+		if len(last) > 0 {
+			t.Fatalf("does not come to rest: %v", last)
+		}
+	})
+}
+
+// Failures that must stop what depends on them.
+func TestApplyOrder(t *testing.T) {
+	fake := NewFake()
+	o := Owner{Name: "net"}
+	ops := []Op{{Kind: AddFinalizer, Owner: o}, {Kind: CreateNAD, Owner: o, NAD: NAD{Namespace: "a", Name: "net"}}}
+	fake.Fail = func(op Op) error {
+		if op.Kind == AddFinalizer {
+			return errors.New("injected")
+		}
+		return nil
+	}
+	err := fake.Apply(context.Background(), ops)
+	if len(fake.NADs) > 0 || len(Failures(err)) != 1 {
+		t.Errorf("NADs %v without a finalizer: %v", fake.NADs, err)
+	}
+	fake.Fail = func(op Op) error {
+		if op.Kind == ReleaseNAD && op.NAD.Namespace == "a" {
+			return errors.New("injected")
+		}
+		return nil
+	}
+	fake.Owners[o] = State{Finalizer: true}
+	fake.NADs["b/net"] = FakeNAD{o, NAD{Namespace: "b", Name: "net", Phase: Terminating, Finalizer: true}}
+	err = fake.Apply(context.Background(), []Op{
+		{Kind: ReleaseNAD, Owner: o, NAD: NAD{Namespace: "a", Name: "net"}}, {Kind: ReleaseNAD, Owner: o, NAD: NAD{Namespace: "b", Name: "net"}},
+		{Kind: RemoveFinalizer, Owner: o}})
+	if !fake.Owners[o].Finalizer || len(fake.NADs) != 0 || len(Failures(err)) != 1 {
+		t.Errorf("finalizer %v, NADs %v: %v", fake.Owners[o].Finalizer, fake.NADs, err)
+	}
+}
+
+// Ids: the lowest free one, one for a network, never one for two.
+func TestLedger(t *testing.T) {
+	l := newLedger(3)
+	for i := range 3 {
+		if id, err := l.id(Owner{Name: fmt.Sprint(i)}); err != nil || id != i+1 {
+			t.Fatalf("id %d, %v", id, err)
+		}
+	}
+	if id, err := l.id(Owner{Name: "1"}); err != nil || id != 2 {
+		t.Errorf("asking again gives %d, %v", id, err)
+	}
+	if _, err := l.id(Owner{Name: "4"}); err == nil {
+		t.Error("more networks than the limit")
+	}
+	l.releaseID(Owner{Name: "0"})
+	if id, err := l.id(Owner{Name: "4"}); err != nil || id != 1 {
+		t.Errorf("the lowest free id is %d, %v", id, err)
+	}
+	a, b := Owner{Name: "a"}, Owner{Name: "b"}
+	if _, ok := l.claim("ns", a); !ok {
+		t.Error("a free namespace is refused")
+	}
+	if holder, ok := l.claim("ns", b); ok || holder != a {
+		t.Errorf("a taken namespace is %v's, %v", holder, ok)
+	}
+	if freed := l.keep(a, map[string]NAD{"ns": {}}); len(freed) > 0 {
+		t.Errorf("freed %v, which is in use", freed)
+	}
+	if freed := l.keep(a); len(freed) != 1 {
+		t.Errorf("freed %v", freed)
+	}
+	if _, ok := l.claim("ns", b); !ok {
+		t.Error("a freed namespace is refused")
+	}
+}
+
+// Concurrent networks: as many ids as networks.
+func TestLedgerConcurrent(t *testing.T) {
+	l := newLedger(network.MaxID)
+	ids := make(chan int)
+	const n = 500
+	for i := range n {
+		go func() {
+			id, _ := l.id(Owner{Name: fmt.Sprint(i)})
+			ids <- id
+		}()
+	}
+	seen := map[int]bool{}
+	for range n {
+		seen[<-ids] = true
+	}
+	if len(seen) != n || seen[0] || !seen[n] {
+		t.Errorf("%d ids for %d networks", len(seen), n)
+	}
+}

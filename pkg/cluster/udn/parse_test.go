@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package udn
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"pgregory.net/rapid"
+
+	udnv1 "bulkhead/api/v1"
+	"bulkhead/pkg/network"
+)
+
+func TestParsePodNADs(t *testing.T) {
+	for _, c := range []struct{ name, in, want string }{
+		{"none", "", ""},
+		{"default only", `{"default":{}}`, ""},
+		{"one", `{"default":{},"red/net":{}}`, "red/net"},
+		{"second attachment", `{"red/net":{},"red/net/1":{}}`, "red/net"},
+		{"two", `{"red/b":{},"red/a":{}}`, "red/a,red/b"},
+		{"broken", `{"red/b":`, ""},
+		{"not an object", `[]`, ""},
+		{"odd keys", `{"/":{},"a/":{},"/b":{},"a,b/c":{}}`, ""},
+	} {
+		if got := strings.Join(ParsePodNADs(c.in), ","); got != c.want {
+			t.Errorf("%s: %q, want %q", c.name, got, c.want)
+		}
+	}
+}
+
+func FuzzParsePodNADs(f *testing.F) {
+	f.Add(`{"default":{},"red/net":{"ip_addresses":["10.0.0.1/24"]},"red/net/1":{}}`)
+	f.Fuzz(func(t *testing.T, in string) {
+		keys := ParsePodNADs(in)
+		if !slices.IsSorted(keys) {
+			t.Fatalf("unsorted %q", keys)
+		}
+		// Trimming a pod keeps them, and trimming it twice too.
+		p := Metadata("Pod")
+		p.Annotations = map[string]string{network.AnnotationPodNetworks: in}
+		for range 2 {
+			if _, err := TrimPod(p); err != nil {
+				t.Fatal(err)
+			}
+			if got := podNADs(p); !slices.Equal(got, keys) {
+				t.Fatalf("trimmed to %q, want %q", got, keys)
+			}
+		}
+	})
+}
+
+// Whatever the API lets through, and whatever it does not, a request is
+// either rendered into a network or refused.
+func FuzzNetConf(f *testing.F) {
+	f.Add("10.100.0.0/16", int32(24), "100.70.0.0/16", int32(1400))
+	f.Add("fd10::/48", int32(0), "", int32(0))
+	f.Add("10.0.0.1/32", int32(127), "::/0", int32(-1))
+	plan := testPlan(f)
+	f.Fuzz(func(t *testing.T, cidr string, host int32, join string, mtu int32) {
+		l := layer3(mtu, nil, udnv1.Layer3Subnet{CIDR: udnv1.CIDR(cidr), HostSubnet: host})
+		if join != "" {
+			l.JoinSubnets = udnv1.DualStackCIDRs{udnv1.CIDR(join)}
+		}
+		c, n, err := udnRequest(l).NetConf(plan)
+		if err != nil {
+			return
+		}
+		again, err := network.ParseNetConf(c.Render())
+		if err != nil || again != c {
+			t.Fatalf("rendered %s, read %+v: %v", c.Render(), again, err)
+		}
+		if n.HostCapacity() == 0 {
+			t.Fatalf("%s holds no node", c.Render())
+		}
+	})
+}
+
+func FuzzOwnerOf(f *testing.F) {
+	f.Add("red", "net", "ClusterUserDefinedNetwork", "net", "k8s.ovn.org/v1", "cluster_udn_net")
+	f.Fuzz(func(t *testing.T, ns, name, kind, refName, version, netName string) {
+		yes := true
+		nad := Metadata("NAD")
+		nad.Namespace, nad.Name = ns, name
+		nad.Annotations = map[string]string{network.AnnotationNetworkName: netName}
+		nad.Finalizers = []string{network.FinalizerUDN}
+		if kind != "" {
+			nad.OwnerReferences = []metav1.OwnerReference{{APIVersion: version, Kind: kind, Name: refName, Controller: &yes}}
+		}
+		if o, ok := OwnerOf(nad); ok && o.Name != name {
+			t.Fatalf("NAD %s/%s is said to be %s's", ns, name, o)
+		}
+	})
+}
+
+// The index finds every namespace that a selector matches.
+func TestSelectorKeysCover(t *testing.T) {
+	keys, values := []string{"team", "kubernetes.io/metadata.name", "tier"}, []string{"a", "b", "c"}
+	rapid.Check(t, func(t *rapid.T) {
+		var s metav1.LabelSelector
+		draw := rapid.MapOfN(rapid.SampledFrom(keys), rapid.SampledFrom(values), 0, 3)
+		s.MatchLabels = draw.Draw(t, "matchLabels")
+		for range rapid.IntRange(0, 3).Draw(t, "expressions") {
+			e := metav1.LabelSelectorRequirement{Key: rapid.SampledFrom(keys).Draw(t, "key"),
+				Operator: rapid.SampledFrom([]metav1.LabelSelectorOperator{"In", "NotIn", "Exists", "DoesNotExist"}).Draw(t, "operator")}
+			if e.Operator == "In" || e.Operator == "NotIn" {
+				e.Values = rapid.SliceOfN(rapid.SampledFrom(values), 1, 3).Draw(t, "values")
+			}
+			s.MatchExpressions = append(s.MatchExpressions, e)
+		}
+		sel, err := metav1.LabelSelectorAsSelector(&s)
+		if err != nil {
+			t.Skip(err)
+		}
+		ns := labels.Set(draw.Draw(t, "labels"))
+		if !sel.Matches(ns) {
+			return
+		}
+		for _, k := range selectorKeys(&s) {
+			name, value, _ := strings.Cut(k, "=")
+			if k == anyLabel || ns[name] == value {
+				return
+			}
+		}
+		t.Fatalf("namespace %v is selected by %v, which is indexed by %v", ns, s, selectorKeys(&s))
+	})
+}

@@ -111,8 +111,8 @@ type NB struct {
 }
 
 // NewNB is the database at that address ("unix:PATH"). found is called after
-// each connect, lost with the network of each row of ours that goes.
-func NewNB(address string, log *slog.Logger, found func(), lost func(network string)) *NB {
+// each connect, lost with the network and part of each row of ours that goes.
+func NewNB(address string, log *slog.Logger, found func(), lost func(network string, part Part)) *NB {
 	n := &NB{}
 	n.conn = connection{address: address, models: nbModel, log: log}
 	n.conn.watch = func(c client.Client) []client.MonitorOption {
@@ -125,7 +125,7 @@ func NewNB(address string, log *slog.Logger, found func(), lost func(network str
 	n.conn.found = func(c client.Client) {
 		c.Cache().AddEventHandler(&cache.EventHandlerFuncs{DeleteFunc: func(_ string, m model.Model) {
 			if ids := externalIDs(m); ids[markOwner] == ownerValue {
-				lost(ids[markNetwork])
+				lost(ids[markNetwork], Part(ids[markPart]))
 			}
 		}})
 		found()

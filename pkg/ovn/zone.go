@@ -1,0 +1,233 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ovn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	nadclient "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/client/clientset/versioned"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/client-go/util/workqueue"
+
+	"bulkhead/pkg/config"
+	"bulkhead/pkg/network"
+)
+
+// Northbound is what the zone needs of its northbound database.
+type Northbound interface {
+	Target
+	SetName(ctx context.Context, name string) error
+	Connected() bool
+}
+
+// Southbound is what the zone needs of its southbound database.
+type Southbound interface {
+	ReadChassis(ctx context.Context) ([]Chassis, error)
+	ApplyChassis(ctx context.Context, ops []ChassisOp) error
+}
+
+// Zone keeps one node's OVN databases in step with the Kubernetes API.
+type Zone struct {
+	cfg  config.Config
+	log  *slog.Logger
+	kube kubernetes.Interface
+	nads nadclient.Interface
+	nb   Northbound
+	sb   Southbound
+
+	events   record.EventRecorder
+	podStore cache.Indexer
+	nsLister corelisters.NamespaceLister
+	podQueue workqueue.TypedRateLimitingInterface[string] // "namespace/name"
+	netQueue workqueue.TypedRateLimitingInterface[string] // network names, and the two below
+
+	mu      sync.Mutex // guards what follows; never held across I/O
+	catalog *network.Catalog
+	nodes   map[string]network.Node
+	nets    map[string]*netState
+	pods    map[string]*podState
+	initial map[string]struct{} // UIDs of pods that were there when we started
+	pending map[string]struct{} // networks not yet built since we started
+	orphans map[string]struct{} // networks nobody describes whose pods still run
+	started bool                // the informers have told everything they knew
+	begun   bool                // pending is filled: the node is ready
+	lastErr map[string]string   // by network, so that a refusal is logged once
+
+	ready atomic.Bool
+}
+
+// Keys in netQueue that are no network: "/" cannot occur in a network's name.
+const (
+	keyChassis = "/chassis"
+	keyCleanup = "/cleanup"
+)
+
+// netState is what the zone knows of a network beyond the catalog.
+type netState struct {
+	net   network.Network // as last described
+	addrs *addresses      // nil until the node has subnets
+	pods  map[string]PodPort
+	dirty map[Part]struct{}
+	// waiting are the pods that got no address because none was free.
+	waiting map[string]struct{}
+}
+
+// podState is what a pod was given.
+type podState struct {
+	uid   string
+	ports map[string]given // by NAD key
+}
+
+type given struct {
+	network string
+	port    PodPort
+}
+
+const (
+	retryFirst = 100 * time.Millisecond
+	retryMax   = 30 * time.Second
+)
+
+// NewZone makes a zone of the node that cfg names. Run starts it.
+func NewZone(cfg config.Config, k kubernetes.Interface, nads nadclient.Interface, log *slog.Logger) (*Zone, error) {
+	if cfg.Kubernetes.NodeName == "" {
+		return nil, errors.New("node name is empty: give --node-name")
+	}
+	limiter := func() workqueue.TypedRateLimiter[string] {
+		return workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryFirst, retryMax)
+	}
+	return &Zone{
+		cfg: cfg, log: log.With("node", cfg.Kubernetes.NodeName), kube: k, nads: nads,
+		podQueue: workqueue.NewTypedRateLimitingQueue(limiter()), netQueue: workqueue.NewTypedRateLimitingQueue(limiter()),
+		catalog: network.NewCatalog(), nodes: map[string]network.Node{}, nets: map[string]*netState{}, pods: map[string]*podState{},
+		initial: map[string]struct{}{}, pending: map[string]struct{}{}, orphans: map[string]struct{}{}, lastErr: map[string]string{},
+	}, nil
+}
+
+// Ready tells whether every network known at the start has been built.
+func (z *Zone) Ready() bool { return z.ready.Load() && z.nb != nil && z.nb.Connected() }
+
+// Run serves until ctx ends.
+func (z *Zone) Run(ctx context.Context) error {
+	nb := NewNB(z.cfg.NBAddress, z.log, z.found, z.lost)
+	sb := NewSB(z.cfg.SBAddress, z.log, func() { z.netQueue.Add(keyChassis) }, func() { z.netQueue.Add(keyChassis) })
+	z.nb, z.sb = nb, sb
+	var wg sync.WaitGroup
+	wg.Go(func() { nb.Run(ctx) })
+	wg.Go(func() { sb.Run(ctx) })
+	err := z.serve(ctx)
+	wg.Wait()
+	return err
+}
+
+// serve runs the zone against z.nb and z.sb.
+func (z *Zone) serve(ctx context.Context) error {
+	stopEvents := z.startEvents(ctx)
+	defer stopEvents()
+	if err := z.startInformers(ctx); err != nil {
+		return err
+	}
+	z.start()
+	var wg sync.WaitGroup
+	for range z.cfg.Workers {
+		wg.Go(func() { work(ctx, z.podQueue, z.log, "pod", z.syncPod) })
+		wg.Go(func() { work(ctx, z.netQueue, z.log, "network", z.syncKey) })
+	}
+	<-ctx.Done()
+	z.podQueue.ShutDown()
+	z.netQueue.ShutDown()
+	wg.Wait()
+	return nil
+}
+
+// startEvents starts telling the API server what went wrong with its objects.
+func (z *Zone) startEvents(ctx context.Context) (stop func()) {
+	if z.events != nil {
+		return func() {}
+	}
+	broadcaster := record.NewBroadcaster(record.WithContext(ctx))
+	broadcaster.StartRecordingToSink(eventSink(z.kube))
+	z.events = broadcaster.NewRecorder(eventScheme, corev1.EventSource{Component: "bulkhead-zone", Host: z.cfg.Kubernetes.NodeName})
+	return broadcaster.Shutdown
+}
+
+// work takes keys from a queue until it is shut down. What fails is tried
+// again, later each time.
+func work(ctx context.Context, q workqueue.TypedRateLimitingInterface[string], log *slog.Logger, kind string, sync func(context.Context, string) error) {
+	for {
+		key, shutdown := q.Get()
+		if shutdown {
+			return
+		}
+		if err := sync(ctx, key); err != nil && ctx.Err() == nil {
+			if !errors.Is(err, errNotConnected) { // the connection's loss was logged, once
+				log.Error("reconcile failed, will retry", kind, key, "error", err)
+			}
+			q.AddRateLimited(key)
+		} else {
+			q.Forget(key)
+		}
+		q.Done(key)
+	}
+}
+
+// syncKey is one reconcile of the network queue.
+func (z *Zone) syncKey(ctx context.Context, key string) error {
+	switch key {
+	case keyChassis:
+		return z.syncChassis(ctx)
+	case keyCleanup:
+		return z.cleanup(ctx)
+	default:
+		return z.syncNetwork(ctx, key)
+	}
+}
+
+// syncChassis names the zone and keeps the other nodes' chassis.
+func (z *Zone) syncChassis(ctx context.Context) error {
+	z.mu.Lock()
+	node, peers := z.self(), z.peers()
+	started := z.started
+	z.mu.Unlock()
+	if !started || !node.Ready() {
+		return nil // the node's event comes back here
+	}
+	have, err := z.sb.ReadChassis(ctx)
+	if err != nil {
+		return fmt.Errorf("read remote chassis: %w", err)
+	}
+	ops := DiffChassis(BuildChassis(node, peers), have)
+	for _, op := range ops {
+		z.log.Info(op.String())
+	}
+	return z.sb.ApplyChassis(ctx, ops)
+}
+
+// found is called when the northbound database was reached: it may be empty.
+func (z *Zone) found() {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	if z.started {
+		z.dirtyAll(AllParts...)
+		z.netQueue.Add(keyCleanup)
+	}
+}
+
+// lost is called when a row of ours went, whoever deleted it.
+func (z *Zone) lost(name string, part Part) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	if z.started {
+		z.dirty(name, part)
+	}
+}

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ovn
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"bulkhead/pkg/network"
+)
+
+// annotate writes what a pod was given, in one patch. The annotation has a
+// second writer (the cluster role, for other topologies), so the patch names
+// what it replaces and fails when that has changed; and it names the pod's
+// UID, as the name may be another pod's by now.
+func (z *Zone) annotate(ctx context.Context, pod *corev1.Pod, nets network.PodNetworks) error {
+	value, err := nets.Render()
+	if err != nil {
+		return err
+	}
+	old, had := pod.Annotations[network.AnnotationPodNetworks]
+	if had {
+		if parsed, err := network.ParsePodNetworks(old); err == nil {
+			if same, err := parsed.Render(); err == nil && same == value {
+				return nil
+			}
+		}
+	}
+	patch, err := annotationPatch(pod, old, had, value)
+	if err != nil {
+		return err
+	}
+	if _, err := z.kube.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.JSONPatchType, patch, metav1.PatchOptions{}); err != nil {
+		return err
+	}
+	z.log.Info("pod has its networks", "pod", pod.Namespace+"/"+pod.Name, "networks", len(nets))
+	return nil
+}
+
+type patchOp struct {
+	Op    string `json:"op"`
+	Path  string `json:"path"`
+	Value any    `json:"value"`
+}
+
+func annotationPatch(pod *corev1.Pod, old string, had bool, value string) ([]byte, error) {
+	const root = "/metadata/annotations"
+	path := root + "/" + strings.ReplaceAll(network.AnnotationPodNetworks, "/", "~1")
+	ops := []patchOp{{"test", "/metadata/uid", pod.UID}}
+	switch {
+	case had:
+		ops = append(ops, patchOp{"test", path, old}, patchOp{"replace", path, value})
+	case pod.Annotations != nil:
+		ops = append(ops, patchOp{"test", path, nil}, patchOp{"add", path, value})
+	default:
+		ops = append(ops, patchOp{"test", root, nil}, patchOp{"add", root, map[string]string{network.AnnotationPodNetworks: value}})
+	}
+	out, err := json.Marshal(ops)
+	if err != nil {
+		return nil, fmt.Errorf("render patch: %w", err)
+	}
+	return out, nil
+}
+
+// reference is what an Event is about; informers drop a pod's kind.
+func reference(pod *corev1.Pod) *corev1.ObjectReference {
+	return &corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion}
+}

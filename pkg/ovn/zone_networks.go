@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ovn
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"bulkhead/pkg/network"
+)
+
+// self is this node; not Ready until cluster role and agent have said enough.
+func (z *Zone) self() network.Node { return z.nodes[z.cfg.Kubernetes.NodeName] }
+
+// peers are the other nodes that are ready, by id. Of two with one id, which
+// the cluster role does not give, the first by name is one.
+func (z *Zone) peers() []network.Node {
+	var out []network.Node
+	for name, n := range z.nodes {
+		if name != z.cfg.Kubernetes.NodeName && n.Ready() {
+			out = append(out, n)
+		}
+	}
+	slices.SortFunc(out, func(a, b network.Node) int {
+		return cmp.Or(cmp.Compare(a.ID, b.ID), strings.Compare(a.Name, b.Name))
+	})
+	self := z.self().ID
+	return slices.CompactFunc(slices.DeleteFunc(out, func(n network.Node) bool { return n.ID == self }),
+		func(a, b network.Node) bool { return a.ID == b.ID })
+}
+
+// describe is the network with that name, if it is one that we build.
+func (z *Zone) describe(name string) (network.Network, bool) {
+	if name == network.DefaultName {
+		return z.cfg.DefaultNetwork, true
+	}
+	n, ok := z.catalog.Network(name)
+	return n, ok && n.Topology == network.Layer3 && n.IsPrimary()
+}
+
+// state is what is known of a network.
+func (z *Zone) state(name string) *netState {
+	st, ok := z.nets[name]
+	if !ok {
+		st = &netState{pods: map[string]PodPort{}, dirty: map[Part]struct{}{}, waiting: map[string]struct{}{}}
+		z.nets[name] = st
+	}
+	return st
+}
+
+// dirty lets parts of a network be compared again.
+func (z *Zone) dirty(name string, parts ...Part) {
+	st := z.state(name)
+	for _, p := range parts {
+		st.dirty[p] = struct{}{}
+	}
+	z.netQueue.Add(name)
+}
+
+func (z *Zone) dirtyAll(parts ...Part) {
+	z.dirty(network.DefaultName, parts...)
+	for _, name := range z.catalog.Networks() {
+		z.dirty(name, parts...)
+	}
+	for name := range z.nets {
+		z.dirty(name, parts...)
+	}
+}
+
+// job is one reconcile of a network: everything that its rows follow from.
+type job struct {
+	known bool
+	net   network.Network
+	node  network.Node
+	in    Inputs
+	parts []Part
+}
+
+// take is the next job of a network; ok is false when there is nothing to do
+// now, and an event will come.
+func (z *Zone) take(name string) (j job, ok bool) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	st := z.state(name)
+	if !z.begun || !z.self().Ready() {
+		return j, false
+	}
+	j.net, j.known = z.describe(name)
+	switch {
+	case j.known:
+		st.net = j.net
+	case len(st.pods) > 0:
+		// Its description is gone, pods still use it: it stays as it was.
+		j.net, j.known = st.net, true
+	case z.catalog.Names(name):
+		// It cannot be used now; what is there stays, as a typing mistake
+		// must not cut off pods.
+		st.dirty = map[Part]struct{}{}
+		z.built(name)
+		return j, false
+	case len(z.pending) > 0:
+		return j, false // nothing goes before everything known has come
+	}
+	if len(st.dirty) == 0 {
+		return j, false
+	}
+	for _, p := range AllParts {
+		if _, ok := st.dirty[p]; ok {
+			j.parts = append(j.parts, p)
+		}
+	}
+	st.dirty = map[Part]struct{}{}
+	j.node = z.self()
+	j.in = Inputs{Plan: z.cfg.Plan, PhysicalNetwork: z.cfg.OVS.PhysicalNetwork}
+	if slices.Contains(j.parts, PartPeers) {
+		j.in.Peers = z.peers()
+	}
+	for _, key := range slices.Sorted(maps.Keys(st.pods)) {
+		j.in.Pods = append(j.in.Pods, st.pods[key])
+	}
+	return j, true
+}
+
+// syncNetwork brings a network's rows in line, in one transaction.
+func (z *Zone) syncNetwork(ctx context.Context, name string) error {
+	j, ok := z.take(name)
+	if !ok {
+		return nil
+	}
+	var err error
+	if j.known {
+		err = z.build(ctx, name, j)
+	} else {
+		err = z.remove(ctx, name)
+	}
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	if err != nil {
+		st := z.state(name)
+		for _, p := range AllParts {
+			st.dirty[p] = struct{}{}
+		}
+		return fmt.Errorf("network %s: %w", name, err)
+	}
+	z.built(name)
+	return nil
+}
+
+// built notes that a network is as it should be. After the last of those
+// known at the start, what nobody describes may go.
+func (z *Zone) built(name string) {
+	if _, ok := z.pending[name]; !ok {
+		return
+	}
+	delete(z.pending, name)
+	if len(z.pending) == 0 {
+		z.ready.Store(true)
+		z.log.Info("every known network is built")
+		z.netQueue.Add(keyCleanup)
+	}
+}
+
+func (z *Zone) build(ctx context.Context, name string, j job) error {
+	if name == network.DefaultName {
+		if err := z.nb.SetName(ctx, j.node.Name); err != nil {
+			return err
+		}
+	}
+	want, err := BuildParts(j.net, j.node, j.in, j.parts)
+	if !z.refused(name, err) {
+		return nil // trying again would not help; an event that can will come
+	}
+	have, err := z.nb.Read(ctx, Owner{Network: name, Parts: j.parts})
+	if err != nil {
+		return fmt.Errorf("read rows: %w", err)
+	}
+	return z.apply(ctx, name, Diff(append(want, z.alive(want, have)...), have))
+}
+
+// refused logs why a network cannot be built, once a reason; it returns true
+// when it can.
+func (z *Zone) refused(name string, err error) (buildable bool) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	if err == nil {
+		delete(z.lastErr, name)
+		return true
+	}
+	if text := err.Error(); z.lastErr[name] != text {
+		z.lastErr[name] = text
+		z.log.Warn("network is not built on this node", "network", name, "error", err)
+	}
+	return false
+}
+
+// remove deletes a network that nobody describes, unless pods still run on it.
+func (z *Zone) remove(ctx context.Context, name string) error {
+	have, err := z.nb.Read(ctx, Owner{Network: name, Parts: AllParts})
+	if err != nil {
+		return fmt.Errorf("read rows: %w", err)
+	}
+	if alive := z.alive(nil, have); len(alive) > 0 {
+		z.log.Info("network stays while its pods run", "network", name, "ports", len(alive))
+		z.mu.Lock()
+		z.orphans[name] = struct{}{}
+		z.mu.Unlock()
+		return nil
+	}
+	if err := z.apply(ctx, name, Diff(nil, have)); err != nil {
+		return err
+	}
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	delete(z.orphans, name)
+	delete(z.lastErr, name)
+	if st := z.state(name); len(st.pods) == 0 && len(st.dirty) == 0 {
+		delete(z.nets, name)
+	}
+	return nil
+}
+
+func (z *Zone) apply(ctx context.Context, name string, ops []Op) error {
+	if len(ops) == 0 {
+		return nil
+	}
+	for _, op := range ops {
+		z.log.Debug(op.String(), "network", name)
+	}
+	if err := z.nb.Apply(ctx, ops); err != nil {
+		return err
+	}
+	z.log.Info("network changed", "network", name, "operations", len(ops))
+	return nil
+}
+
+// alive are the rows of have, not in want, that are ports of pods that still
+// run: whatever became of a description, a running pod keeps its port.
+func (z *Zone) alive(want, have State) State {
+	known := map[string]struct{}{}
+	for _, r := range want {
+		known[r.ID] = struct{}{}
+	}
+	var out State
+	for _, r := range have {
+		ids := externalIDs(r.Model)
+		if ids[markPod] == "" {
+			continue
+		}
+		if _, ok := known[r.ID]; ok {
+			continue
+		}
+		obj, ok, err := z.podStore.GetByKey(ids[markNamespace] + "/" + ids[markPod])
+		if pod, isPod := obj.(*corev1.Pod); err == nil && ok && isPod && string(pod.UID) == ids[markPodUID] && !done(pod) {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+// cleanup looks for networks in the database that nobody describes.
+func (z *Zone) cleanup(ctx context.Context) error {
+	z.mu.Lock()
+	early := !z.begun || len(z.pending) > 0
+	z.mu.Unlock()
+	if early {
+		return nil
+	}
+	names, err := z.nb.Networks(ctx)
+	if err != nil {
+		return fmt.Errorf("list networks in the database: %w", err)
+	}
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	for _, name := range names {
+		if _, ok := z.describe(name); !ok && !z.catalog.Names(name) {
+			z.dirty(name, AllParts...)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ovn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"bulkhead/pkg/ipam"
+	"bulkhead/pkg/network"
+)
+
+// reasonAllocation is the reason of Events on pods that got no addresses.
+const reasonAllocation = "ErrorAllocatingPod"
+
+// errWait says that a pod cannot be served before an event that will come.
+var errWait = errors.New("not yet")
+
+// addresses are a node's pod addresses on a network, one subnet a family.
+type addresses struct {
+	hosts []netip.Prefix
+	pools []*ipam.Addresses
+}
+
+func newAddresses(hosts []netip.Prefix) *addresses {
+	a := &addresses{hosts: hosts}
+	for _, h := range hosts {
+		a.pools = append(a.pools, ipam.NewAddresses(h,
+			single(network.Gateway(h).Addr()), single(network.Management(h).Addr())))
+	}
+	return a
+}
+
+// allocate gives owner an address of each family, or none.
+func (a *addresses) allocate(owner string) ([]netip.Prefix, error) {
+	var out []netip.Prefix
+	for _, p := range a.pools {
+		ip, err := p.Allocate(owner)
+		if err != nil {
+			a.release(owner, out)
+			return nil, err
+		}
+		out = append(out, ip)
+	}
+	return out, nil
+}
+
+// reserve gives owner the addresses it had: one of each family, or none.
+func (a *addresses) reserve(owner string, ips []netip.Prefix) ([]netip.Prefix, error) {
+	if len(ips) != len(a.pools) {
+		return nil, fmt.Errorf("%v is not one address of each of %v", ips, a.hosts)
+	}
+	var out []netip.Prefix
+	for _, p := range a.pools {
+		i := slices.IndexFunc(ips, func(ip netip.Prefix) bool { return p.Subnet().Contains(ip.Addr()) })
+		if i < 0 {
+			a.release(owner, out)
+			return nil, fmt.Errorf("%v has no address of %s", ips, p.Subnet())
+		}
+		if err := p.Reserve(owner, ips[i].Addr()); err != nil {
+			a.release(owner, out)
+			return nil, err
+		}
+		out = append(out, netip.PrefixFrom(ips[i].Addr(), p.Subnet().Bits()))
+	}
+	return out, nil
+}
+
+func (a *addresses) release(owner string, ips []netip.Prefix) {
+	for _, ip := range ips {
+		for _, p := range a.pools {
+			p.Release(owner, ip.Addr())
+		}
+	}
+}
+
+// done tells whether a pod needs no network any more, or never did.
+func done(pod *corev1.Pod) bool {
+	return pod.Spec.HostNetwork || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+// syncPod gives a pod its addresses. Its ports and its annotation follow from
+// them and are written at the same time.
+func (z *Zone) syncPod(ctx context.Context, key string) error {
+	obj, ok, err := z.podStore.GetByKey(key)
+	if err != nil {
+		return fmt.Errorf("read pod %s: %w", key, err)
+	}
+	pod, isPod := obj.(*corev1.Pod)
+	if !ok || !isPod || done(pod) {
+		z.mu.Lock()
+		defer z.mu.Unlock()
+		z.release(key)
+		return nil
+	}
+	z.mu.Lock()
+	nets, err := z.place(pod, false)
+	foreign := z.foreignEntries(pod)
+	z.mu.Unlock()
+	if errors.Is(err, errWait) {
+		return nil
+	}
+	if err != nil {
+		// Every reason has an event that ends it: a NAD, a node, an address
+		// given back.
+		z.log.Warn("pod got no network", "pod", key, "error", err)
+		z.events.Event(reference(pod), corev1.EventTypeWarning, reasonAllocation, err.Error())
+		return nil
+	}
+	if len(nets) == 0 {
+		return nil
+	}
+	for k, v := range foreign {
+		if _, ours := nets[k]; !ours {
+			nets[k] = v
+		}
+	}
+	if err := z.annotate(ctx, pod, nets); err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("annotate pod %s: %w", key, err)
+	}
+	return nil
+}
+
+// place decides a pod's networks and addresses. With restoring, only what the
+// pod already had is given back. What it returns is what the pod is to be told.
+func (z *Zone) place(pod *corev1.Pod, restoring bool) (network.PodNetworks, error) {
+	key := pod.Namespace + "/" + pod.Name
+	if done(pod) {
+		return nil, nil
+	}
+	ns, err := z.nsLister.Get(pod.Namespace)
+	if err != nil || !z.begun || !z.self().Ready() {
+		return nil, errWait // its namespace, or the node's facts, will come
+	}
+	st := z.pods[key]
+	if st != nil && st.uid != string(pod.UID) {
+		z.release(key) // another pod of that name
+		st = nil
+	}
+	if st == nil {
+		st = &podState{uid: string(pod.UID), ports: map[string]given{}}
+	}
+	// The annotation of a pod that was there before us was ours. Of a new pod
+	// it is what its creator wrote, which decides nothing.
+	var had network.PodNetworks
+	if _, ok := z.initial[st.uid]; ok {
+		if had, err = network.ParsePodNetworks(pod.Annotations[network.AnnotationPodNetworks]); err != nil {
+			z.log.Warn("pod's annotation is malformed: it gets new addresses", "pod", key, "error", err)
+		}
+	}
+	// Whether a pod is locked is the namespace's to say, never the annotation's.
+	_, labelled := ns.Labels[network.LabelPrimaryUDN]
+	wanted := []entry{{network.DefaultName, z.cfg.DefaultNetwork}}
+	primary, err := z.catalog.Primary(pod.Namespace, labelled)
+	if err != nil && len(st.ports) == 0 && had == nil {
+		return nil, err
+	}
+	if primary != nil && primary.Network.Topology == network.Layer3 {
+		wanted = append(wanted, entry{primary.Key(), primary.Network})
+	}
+	for k, g := range st.ports {
+		// What a pod has it keeps, whatever became of the network's description.
+		if !slices.ContainsFunc(wanted, func(e entry) bool { return e.key == k }) {
+			wanted = append(wanted, entry{k, z.state(g.network).net})
+		}
+	}
+	out, fresh := network.PodNetworks{}, map[string]given{}
+	for _, w := range wanted {
+		g, ok := st.ports[w.key]
+		if !ok {
+			if g, err = z.give(pod, w, had, restoring); err != nil {
+				for _, f := range fresh {
+					z.free(st.uid, f)
+				}
+				return nil, err
+			}
+			if g.network == "" {
+				continue // restoring, and it had none
+			}
+			g.port.Locked = labelled && w.net.IsDefault()
+			fresh[w.key] = g
+		}
+		out[w.key] = network.NewPodNetwork(w.net, z.cfg.Plan, g.port.IPs, labelled)
+	}
+	for k, entry := range had {
+		if _, ok := out[k]; !ok {
+			out[k] = entry
+		}
+	}
+	for k, g := range fresh {
+		st.ports[k] = g
+		z.state(g.network).pods[key+" "+k] = g.port
+		z.dirty(g.network, PartPods)
+	}
+	if len(st.ports) > 0 {
+		z.pods[key] = st
+	}
+	return out, nil
+}
+
+// entry is a network that a pod is to have, and its key in the annotation.
+type entry struct {
+	key string
+	net network.Network
+}
+
+// give finds a pod's addresses on one network.
+func (z *Zone) give(pod *corev1.Pod, e entry, had network.PodNetworks, restoring bool) (given, error) {
+	hosts, err := e.net.HostSubnets(z.self().ID)
+	if err != nil {
+		return given{}, fmt.Errorf("network %s on node %s: %w", e.net.Name, z.cfg.Kubernetes.NodeName, err)
+	}
+	st := z.state(e.net.Name)
+	if st.addrs == nil || !slices.Equal(st.addrs.hosts, hosts) {
+		st.addrs = newAddresses(hosts)
+		for _, p := range st.pods {
+			if _, err := st.addrs.reserve(p.UID, p.IPs); err != nil {
+				z.log.Warn("pod's addresses no longer belong to the node's subnet", "network", e.net.Name, "pod", p.Namespace+"/"+p.Pod, "error", err)
+			}
+		}
+	}
+	uid := string(pod.UID)
+	g := given{network: e.net.Name, port: PodPort{NADKey: e.key, Namespace: pod.Namespace, Pod: pod.Name, UID: uid}}
+	if before, ok := had[e.key]; ok {
+		if g.port.IPs, err = st.addrs.reserve(uid, before.IPs); err == nil {
+			return g, nil
+		}
+		if pod.Status.Phase != corev1.PodPending {
+			return given{}, fmt.Errorf("the running pod's addresses on network %s cannot be given back, recreate the pod: %w", e.net.Name, err)
+		}
+	}
+	if restoring {
+		return given{}, nil
+	}
+	if g.port.IPs, err = st.addrs.allocate(uid); err != nil {
+		st.waiting[pod.Namespace+"/"+pod.Name] = struct{}{}
+		return given{}, fmt.Errorf("network %s on node %s: %w", e.net.Name, z.cfg.Kubernetes.NodeName, err)
+	}
+	return g, nil
+}
+
+// free takes a pod's addresses on one network back and lets the pods that
+// wait for one be looked at again.
+func (z *Zone) free(uid string, g given) {
+	st := z.state(g.network)
+	if st.addrs != nil {
+		st.addrs.release(uid, g.port.IPs)
+	}
+	for key := range st.waiting {
+		z.podQueue.Add(key)
+	}
+	clear(st.waiting)
+}
+
+// release forgets a pod: its addresses, its ports and, with the last pod of a
+// network that nobody describes any more, the network.
+func (z *Zone) release(key string) {
+	for name := range z.orphans {
+		z.dirty(name, AllParts...)
+	}
+	p, ok := z.pods[key]
+	if !ok {
+		return
+	}
+	delete(z.pods, key)
+	delete(z.initial, p.uid)
+	for k, g := range p.ports {
+		st := z.state(g.network)
+		delete(st.pods, key+" "+k)
+		z.free(p.uid, g)
+		parts := []Part{PartPods}
+		if _, described := z.describe(g.network); !described {
+			parts = AllParts
+		}
+		z.dirty(g.network, parts...)
+	}
+}
+
+// foreignEntries are those of the pod's annotation that another writes: of
+// networks whose addresses are not this zone's to give.
+func (z *Zone) foreignEntries(pod *corev1.Pod) network.PodNetworks {
+	had, err := network.ParsePodNetworks(pod.Annotations[network.AnnotationPodNetworks])
+	if err != nil {
+		return nil
+	}
+	out := network.PodNetworks{}
+	for key, n := range had {
+		if nad, ok := z.catalog.NAD(key); ok && nad.Err == nil && nad.Network.Topology != network.Layer3 {
+			out[key] = n
+		}
+	}
+	return out
+}

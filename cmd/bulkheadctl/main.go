@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command bulkheadctl shows what this node's agent made of the networks. It
+// only reads, from the agent's socket, so it needs root on the node and no
+// access to the API server; named kubectl-bulkhead it is a kubectl plugin.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"time"
+)
+
+const usage = `bulkheadctl shows what this node's agent made of the networks.
+
+  bulkheadctl status     the node: facts, kernel features, kubelet, counters, problems
+  bulkheadctl networks   every network: id, subnets, VRF, table, port, addresses, pods, state
+
+Flags, after the command:
+`
+
+func main() {
+	err := run(os.Args[1:], os.Stdout)
+	if errors.Is(err, flag.ErrHelp) {
+		return
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bulkheadctl:", err)
+		os.Exit(1)
+	}
+}
+
+func run(args []string, out io.Writer) error {
+	command := ""
+	if len(args) > 0 && args[0] != "" && args[0][0] != '-' {
+		command, args = args[0], args[1:]
+	}
+	fs := flag.NewFlagSet("bulkheadctl", flag.ContinueOnError)
+	fs.Usage = func() {
+		fmt.Fprint(fs.Output(), usage)
+		fs.PrintDefaults()
+	}
+	socket := fs.String("socket", "/var/run/bulkhead/agent.sock", "the agent's state socket")
+	format := fs.String("o", "table", "output: table or json")
+	if err := fs.Parse(args); err != nil {
+		return err
+	}
+	if fs.NArg() > 0 {
+		return fmt.Errorf("unexpected argument %q (see bulkheadctl --help)", fs.Arg(0))
+	}
+	if *format != "table" && *format != "json" {
+		return fmt.Errorf("-o %q is unknown: use table or json", *format)
+	}
+	switch command {
+	case "status", "networks":
+	case "":
+		fs.Usage()
+		return flag.ErrHelp
+	default:
+		return fmt.Errorf("unknown command %q: use status or networks", command)
+	}
+	raw, err := fetch(*socket)
+	if err != nil {
+		return err
+	}
+	var st state
+	if err := json.Unmarshal(raw, &st); err != nil {
+		return fmt.Errorf("read the agent's state: %w", err)
+	}
+	switch {
+	case *format == "json" && command == "status":
+		_, err = out.Write(raw)
+		return err
+	case *format == "json":
+		return writeNetworksJSON(out, raw)
+	case command == "status":
+		return writeStatus(out, st)
+	default:
+		return writeNetworks(out, st)
+	}
+}
+
+// fetch reads the agent's whole state.
+func fetch(socket string) ([]byte, error) {
+	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			var d net.Dialer
+			return d.DialContext(ctx, "unix", socket)
+		},
+	}}
+	resp, err := client.Get("http://agent/debug/state")
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return nil, fmt.Errorf("no agent at %s: does it run on this node, and is this root? %w", socket, err)
+	case err != nil:
+		return nil, fmt.Errorf("ask the agent: %w", err)
+	}
+	defer resp.Body.Close()
+	body, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return nil, fmt.Errorf("ask the agent: %w", err)
+	}
+	if resp.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("ask the agent: %s: %s", resp.Status, body)
+	}
+	return body, nil
+}
+
+// writeNetworksJSON cuts the networks out of the state as they are.
+func writeNetworksJSON(out io.Writer, raw []byte) error {
+	var cut struct {
+		Networks json.RawMessage `json:"networks"`
+	}
+	if err := json.Unmarshal(raw, &cut); err != nil {
+		return fmt.Errorf("read the agent's state: %w", err)
+	}
+	_, err := fmt.Fprintf(out, "%s\n", cut.Networks)
+	return err
+}

@@ -278,7 +278,7 @@ func stop(ctx context.Context, state host.State) error {
 			return fmt.Errorf("end the lab's supervisor %d: %w", state.PID, err)
 		}
 		for range 100 {
-			if _, err := host.ReadState(state.Run); errors.Is(err, host.ErrNoLab) {
+			if host.Gone(state) {
 				return nil
 			}
 			select {

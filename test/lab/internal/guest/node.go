@@ -1,6 +1,8 @@
 package guest
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -26,6 +28,7 @@ var modules = []string{"virtio_net", "openvswitch", "geneve", "vrf", "veth", "nf
 // Node is the node VM's real work: the command channel, the network, and the
 // daemons in the order in which they need each other.
 func Node(name string) error {
+	slog.Info("lab node starts", "name", name, "uptime", uptime())
 	c, err := readConfig(name)
 	if err != nil {
 		return err
@@ -33,6 +36,7 @@ func Node(name string) error {
 	if err := modprobe(modules...); err != nil {
 		return err
 	}
+	slog.Info("modules are loaded", "uptime", uptime())
 	if err := identity(c); err != nil {
 		return err
 	}
@@ -56,7 +60,7 @@ func Node(name string) error {
 	if err := Configure("eth0", c.Addresses, c.Gateways); err != nil {
 		return err
 	}
-	slog.Info("network is up; starting daemons")
+	slog.Info("network is up", "uptime", uptime())
 
 	var group errgroup.Group
 	group.Go(func() error { return startRuntime(c) })
@@ -64,7 +68,7 @@ func Node(name string) error {
 	if err := group.Wait(); err != nil {
 		return err
 	}
-	slog.Info("lab node is up", "name", c.Name)
+	slog.Info("lab node is up", "name", c.Name, "uptime", uptime())
 	select {}
 }
 
@@ -80,7 +84,7 @@ func identity(c Config) error {
 	files := map[string]string{
 		"/etc/hosts": hosts.String(), "/etc/hostname": c.Name + "\n",
 		"/etc/resolv.conf": "", // no name server here: an empty file keeps daemons from waiting for one
-		"/etc/machine-id":  fmt.Sprintf("%032x\n", c.Management.Addr().As4()),
+		"/etc/machine-id":  machineID(c.Name),
 	}
 	for path, content := range files {
 		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
@@ -93,6 +97,12 @@ func identity(c Config) error {
 		"fs.inotify.max_user_instances": "1024", "kernel.panic": "5",
 	})
 	return nil
+}
+
+// machineID is a node's identity to Kubernetes: the same after a reboot.
+func machineID(name string) string {
+	sum := sha256.Sum256([]byte(name))
+	return hex.EncodeToString(sum[:16]) + "\n"
 }
 
 // startRuntime starts containerd on the prepared image store, and kubelet.
@@ -113,6 +123,7 @@ func startRuntime(c Config) error {
 	if err := sys.WaitFile("/run/containerd/containerd.sock", time.Minute); err != nil {
 		return err
 	}
+	slog.Info("containerd is up", "uptime", uptime())
 	var ips []string
 	for _, a := range c.Addresses {
 		ips = append(ips, a.Addr().String())
@@ -205,6 +216,7 @@ func startSwitch(c Config) error {
 		"--", "--may-exist", "add-port", "br-ex", "eth0"); err != nil {
 		return err
 	}
+	slog.Info("databases are up", "uptime", uptime())
 	go daemon{name: "ovs-vswitchd", argv: []string{"/usr/sbin/ovs-vswitchd", "unix:" + ovs + "/db.sock",
 		"--pidfile=" + ovs + "/ovs-vswitchd.pid", "--log-file=/var/log/openvswitch/ovs-vswitchd.log", "-vconsole:off"}}.keep()
 	for _, db := range []string{"ovnnb_db", "ovnsb_db"} {
@@ -230,6 +242,16 @@ func firstIPv4(prefixes []netip.Prefix) netip.Addr {
 		}
 	}
 	return netip.AddrFrom4([4]byte{})
+}
+
+// uptime is the seconds since the kernel started, for the log.
+func uptime() string {
+	data, err := os.ReadFile("/proc/uptime")
+	if err != nil {
+		return "unknown"
+	}
+	seconds, _, _ := strings.Cut(string(data), " ")
+	return seconds
 }
 
 func run(argv ...string) error {

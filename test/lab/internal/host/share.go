@@ -122,7 +122,6 @@ readOnlyPort: 0
 nodeStatusUpdateFrequency: 3s
 nodeStatusReportFrequency: 30s
 # Nothing here has a disk: images and pods are in memory.
-localStorageCapacityIsolation: false
 imageGCHighThresholdPercent: 100
 imageGCLowThresholdPercent: 99
 evictionHard: {memory.available: 50Mi}

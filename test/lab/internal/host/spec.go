@@ -144,6 +144,17 @@ func ReadState(run string) (State, error) {
 	return s, nil
 }
 
+// Gone tells whether a lab's supervisor and everything it started have ended.
+// A supervisor that is a zombie may have children that are still ending; it is
+// gone when the kernel has only its exit status left.
+func Gone(s State) bool {
+	if started, err := StartTime(s.PID); err == nil && started == s.Started {
+		return false
+	}
+	tasks, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", s.PID))
+	return err != nil || len(tasks) <= 1
+}
+
 // WriteState replaces the state.
 func WriteState(s State) error { return writeJSON(filepath.Join(s.Run, "state.json"), s) }
 

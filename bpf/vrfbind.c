@@ -111,14 +111,26 @@ static __always_inline int use(struct bpf_sock_addr *ctx, const struct bh_addr *
 			       __u32 reason)
 {
 	struct bpf_sock *sk = ctx->sk;
+	struct bh_config *cfg = bh_cfg();
 	struct bh_pod *pod;
 	int ifindex, mark;
 
-	POD_OR_PASS(pod, ctx);
-	if (!sk)
+	if (!cfg || !cfg->host_netns || !sk)
+		return 1;
+	/* Most datagrams of an unconnected socket: confined by an earlier one. */
+	if (sk->bound_dev_if && sk->mark)
+		return 1;
+	pod = find_pod(cfg);
+	if (!pod)
 		return 1;
 	if (sk->mark != pod->mark) {
-		/* Older than the attachment, or handed in from outside. */
+		/*
+		 * Older than the attachment, handed in from outside, or of
+		 * another namespace. One that has the mark got it at birth, in
+		 * the host's, so only this path need ask.
+		 */
+		if (bpf_get_netns_cookie(ctx) != cfg->host_netns)
+			return 1;
 		mark = pod->mark;
 		if (!bpf_setsockopt(ctx, BH_SOL_SOCKET, BH_SO_MARK, &mark, sizeof(mark)))
 			bh_count(BH_R_SOCK_REMARKED);

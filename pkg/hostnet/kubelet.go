@@ -171,6 +171,8 @@ func (k *kubeletFinder) root(pid string) bool {
 	for line := range strings.Lines(string(raw)) {
 		f := strings.Fields(line)
 		switch {
+		case len(f) > 1 && f[0] == "State:" && (f[1] == "Z" || f[1] == "X"):
+			return false // ended, not yet reaped: its end was told already and will not be told again
 		case len(f) > 2 && f[0] == "Uid:":
 			uid0 = f[1] == "0" && f[2] == "0"
 		case len(f) > 1 && f[0] == "NSpid:":

@@ -36,7 +36,10 @@ func earlySockets(cgroupPath string, mark uint32) (int, error) {
 					n++
 				}
 			})
-			if err != nil && !errors.Is(err, unix.ENOENT) { // no such protocol's diag module
+			if proto == unix.IPPROTO_RAW && errors.Is(err, unix.ENOENT) {
+				continue // raw_diag is left out of some kernels
+			}
+			if err != nil {
 				errs = append(errs, fmt.Errorf("list sockets of family %d, protocol %d: %w", family, proto, err))
 			}
 		}

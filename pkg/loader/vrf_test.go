@@ -35,7 +35,7 @@ func newVRFWorld(t *testing.T) *vrfWorld {
 	w := &vrfWorld{sandbox: newSandbox(t)}
 	w.peer, w.outside = newNetNS(t), newNetNS(t)
 	err := w.ns.do(func() error {
-		h, err := netlink.NewHandle()
+		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 		if err != nil {
 			return err
 		}
@@ -106,7 +106,7 @@ func newVRFWorld(t *testing.T) *vrfWorld {
 	must(t, err)
 	for ns, addrs := range map[*netNS][]string{w.peer: {"10.77.0.2/24", "fd77::2/64"}, w.outside: {"192.0.2.2/24", "2001:db8::2/64"}} {
 		must(t, ns.do(func() error {
-			h, err := netlink.NewHandle()
+			h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 			if err != nil {
 				return err
 			}
@@ -177,6 +177,13 @@ func TestRootVRFBinding(t *testing.T) {
 			[2]string{"set mark", "EPERM"}, [2]string{"set device", "EPERM"}, [2]string{"set ifindex", "EPERM"},
 		)
 	}
+	if fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_SCTP); err == nil {
+		unix.Close(fd)
+		born := fmt.Sprintf("mark=%#x dev=%d", vrfMark, w.vrf)
+		w.expect("SCTP", ctr, 65534, [2]string{"born sctp4", born}, [2]string{"born sctp6", born})
+	} else {
+		t.Logf("SCTP not tested: %v", err)
+	}
 	// Outside the pod the VRF is out of reach.
 	w.expect("another cgroup", w.cg("kubepods/podW"), 0, [2]string{"tcp 10.77.0.2:80", "ENETUNREACH"}, [2]string{"udp [fd77::2]:80", "ENETUNREACH"})
 	early.proceed()
@@ -229,7 +236,7 @@ func checkListeners(t *testing.T, w *vrfWorld, ctr string) {
 // The VRF device goes: closed, not open.
 func checkVRFGone(t *testing.T, w *vrfWorld, l *Loader, ctr string) {
 	must(t, w.ns.do(func() error {
-		h, err := netlink.NewHandle()
+		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 		if err != nil {
 			return err
 		}

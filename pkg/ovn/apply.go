@@ -227,15 +227,14 @@ func (n *NB) Read(ctx context.Context, owner Owner) (State, error) {
 				}
 				r.In = listed[r.UUID]
 				out = append(out, r)
-				if name != nbdb.LogicalRouterPortTable {
-					continue
-				}
-				bindings, err := s.macBindings(ctx, r.ID)
-				if err != nil {
-					return nil, err
-				}
-				out = append(out, bindings...)
 			}
+		}
+		if part == PartTopology {
+			bindings, err := s.macBindings(ctx, owner.externalPort())
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, bindings...)
 		}
 	}
 	return out, nil

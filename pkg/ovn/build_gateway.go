@@ -5,6 +5,7 @@ package ovn
 import (
 	"net/netip"
 	"strconv"
+	"strings"
 
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovn/nbdb"
@@ -37,6 +38,10 @@ func (b *builder) gateway() {
 		options["snat-ct-zone"] = "0" // shared with the host, which owns the same address
 	} else {
 		options["disable_garp_rarp"] = "true"
+		// The external port has two addresses a family, so OVN could not tell
+		// which "router_ip" is. What is load-balanced gets the join address,
+		// and outwards, by the NAT below, the masquerade address.
+		options["lb_force_snat_ip"] = strings.TrimSpace(addressLine("", b.net.JoinGateway(b.node.ID)))
 	}
 	b.router(gr, options)
 

@@ -11,6 +11,8 @@ import (
 	"sync"
 
 	"github.com/ovn-kubernetes/libovsdb/model"
+
+	"bulkhead/pkg/ovn/nbdb"
 )
 
 // Fake is a northbound database in memory that executes the same operations,
@@ -31,18 +33,14 @@ func (f *Fake) Read(_ context.Context, owner Owner) (State, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var out State
-	ports := map[string]struct{}{}
 	for _, r := range f.rows {
 		if ids := externalIDs(r.Model); ids[markOwner] == ownerValue && ids[markNetwork] == owner.Network && slices.Contains(owner.Parts, Part(ids[markPart])) {
 			out = append(out, r.clone())
-			ports[r.ID] = struct{}{}
 		}
 	}
 	for _, r := range f.rows {
-		if externalIDs(r.Model) == nil && field(r.Model, "logical_port").IsValid() {
-			if _, ours := ports[field(r.Model, "logical_port").String()]; ours {
-				out = append(out, r.clone())
-			}
+		if b, ok := r.Model.(*nbdb.StaticMACBinding); ok && b.LogicalPort == owner.externalPort() && slices.Contains(owner.Parts, PartTopology) {
+			out = append(out, r.clone())
 		}
 	}
 	return out, nil

@@ -10,6 +10,7 @@ import (
 
 	"github.com/ovn-kubernetes/libovsdb/model"
 
+	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovn/nbdb"
 )
 
@@ -44,10 +45,21 @@ const (
 // AllParts is a whole network.
 var AllParts = []Part{PartTopology, PartPeers, PartPods}
 
-// Owner names rows: the parts of one network.
+// Owner names rows: the parts of one network on one node.
 type Owner struct {
 	Network string
+	Node    string
 	Parts   []Part
+}
+
+// externalPort is the gateway router's port to the outside. Static MAC
+// bindings bear no marks: ours are those on this port, there or not.
+func (o Owner) externalPort() string {
+	n := network.Network{ID: network.MaxID, Name: o.Network}
+	if o.Network == network.DefaultName {
+		n.ID = network.DefaultID
+	}
+	return "rtoe-" + n.GatewayRouter(o.Node)
 }
 
 // Ref is a column of a row that refers to other rows.

@@ -176,7 +176,7 @@ func (z *Zone) build(ctx context.Context, name string, j job) error {
 	if !z.refused(name, err) {
 		return nil // trying again would not help; an event that can will come
 	}
-	have, err := z.nb.Read(ctx, Owner{Network: name, Parts: j.parts})
+	have, err := z.nb.Read(ctx, Owner{Network: name, Node: j.node.Name, Parts: j.parts})
 	if err != nil {
 		return fmt.Errorf("read rows: %w", err)
 	}
@@ -201,7 +201,7 @@ func (z *Zone) refused(name string, err error) (buildable bool) {
 
 // remove deletes a network that nobody describes, unless pods still run on it.
 func (z *Zone) remove(ctx context.Context, name string) error {
-	have, err := z.nb.Read(ctx, Owner{Network: name, Parts: AllParts})
+	have, err := z.nb.Read(ctx, Owner{Network: name, Node: z.cfg.Kubernetes.NodeName, Parts: AllParts})
 	if err != nil {
 		return fmt.Errorf("read rows: %w", err)
 	}

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ovn
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/ovn-kubernetes/libovsdb/model"
+	"pgregory.net/rapid"
+
+	"bulkhead/pkg/network"
+	"bulkhead/pkg/ovn/nbdb"
+)
+
+var update = flag.Bool("update", false, "rewrite the golden files")
+
+func TestBuildGolden(t *testing.T) {
+	for _, dual := range []bool{false, true} {
+		for _, peers := range []int{0, 2} {
+			for _, mode := range []network.GatewayMode{network.SharedGateway, network.LocalGateway} {
+				if mode == network.LocalGateway && (!dual || peers > 0) {
+					continue // differs by three rows
+				}
+				for _, n := range []network.Network{testDefault(dual), testTenant(7, "blue_net", dual)} {
+					name := fmt.Sprintf("%s-%s-%d-peers-%s", n.Name, map[bool]string{false: "ipv4", true: "dual"}[dual], peers, mode)
+					t.Run(name, func(t *testing.T) { golden(t, name, n, dual, peers, mode) })
+				}
+			}
+		}
+	}
+}
+
+func golden(t *testing.T, name string, n network.Network, dual bool, peers int, mode network.GatewayMode) {
+	node := testNode(1, "node1", mode)
+	in := Inputs{Plan: testPlan(dual), PhysicalNetwork: "physnet"}
+	for i := range peers {
+		in.Peers = append(in.Peers, testNode(i+2, fmt.Sprintf("node%d", i+2), mode))
+	}
+	if n.IsDefault() {
+		in.Pods = []PodPort{testPod(n, node, "default", "plain", "p", 3, false), testPod(n, node, "default", "blue", "p", 4, true)}
+	} else {
+		in.Pods = []PodPort{testPod(n, node, "blue/net", "blue", "p", 3, false)}
+	}
+	state, err := Build(n, node, in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, file := state.Dump(), filepath.Join("testdata", name+".golden")
+	if *update {
+		if err := os.MkdirAll("testdata", 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("rows differ from %s (run with -update and look at the difference):\n%s", file, got)
+	}
+}
+
+// Every column that we own must exist, and an id must be unique: the client's
+// indexes and Diff rely on it.
+func TestRowsAreWellFormed(t *testing.T) {
+	for name, tab := range tables {
+		m := newModel(name)
+		for _, c := range append(slices.Clone(tab.columns), tab.contains...) {
+			if !field(m, c).IsValid() {
+				t.Errorf("table %s has no column %s", name, c)
+			}
+		}
+	}
+	seen := map[string]struct{}{}
+	for _, n := range []network.Network{testDefault(true), testTenant(1, "red_net", true), testTenant(2, "blue_net", true)} {
+		node := testNode(1, "node1", network.SharedGateway)
+		s, err := Build(n, node, Inputs{Plan: testPlan(true), Peers: []network.Node{testNode(2, "node2", network.SharedGateway)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range s {
+			if _, dup := seen[r.String()]; dup {
+				t.Errorf("%s twice", r)
+			}
+			seen[r.String()] = struct{}{}
+			if reflect.TypeOf(r.Model) != reflect.TypeOf(nbModels[r.Table]) {
+				t.Errorf("%s is a %T", r, r.Model)
+			}
+			for _, ref := range r.In {
+				if !slices.Contains(tables[ref.Table].contains, ref.Column) {
+					t.Errorf("%s is in %s, which is not read back", r, ref)
+				}
+			}
+		}
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	n := testTenant(1, "red_net", false)
+	n.Subnets[0].HostLen = 17 // two nodes
+	if _, err := Build(n, testNode(3, "node3", network.SharedGateway), Inputs{Plan: testPlan(false)}); err == nil || !strings.Contains(err.Error(), "append a CIDR") {
+		t.Errorf("third node of two: %v", err)
+	}
+	s, err := Build(n, testNode(1, "node1", network.SharedGateway), Inputs{Plan: testPlan(false), Peers: []network.Node{testNode(3, "node3", network.SharedGateway)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if i := slices.IndexFunc(s, func(r Row) bool { return strings.Contains(r.ID, "node3") }); i >= 0 {
+		t.Errorf("a peer that the network cannot hold has %s", s[i])
+	}
+	n.Topology = network.Layer2
+	if _, err := Build(n, testNode(1, "node1", network.SharedGateway), Inputs{}); err == nil {
+		t.Error("layer2 is built")
+	}
+	node := testNode(1, "node1", network.SharedGateway)
+	node.Addresses, node.BridgeMAC = nil, ""
+	if s, err = Build(testDefault(false), node, Inputs{Plan: testPlan(false)}); err != nil || slices.ContainsFunc(s, func(r Row) bool { return strings.HasPrefix(r.ID, "GR_") }) {
+		t.Errorf("without gateway facts: %v", err)
+	}
+}
+
+// genWorld draws one network's rows; pods of one name may be locked or not,
+// nodes may be in either mode.
+func genWorld(t *rapid.T, label string) (network.Network, State) {
+	dual := rapid.Bool().Draw(t, label+" dual")
+	n := testDefault(dual)
+	node := testNode(1, "node1", rapid.SampledFrom([]network.GatewayMode{network.SharedGateway, network.LocalGateway}).Draw(t, label+" mode"))
+	if rapid.Bool().Draw(t, label+" no bridge") {
+		node.BridgeMAC = ""
+	}
+	in := Inputs{Plan: testPlan(dual), PhysicalNetwork: "physnet"}
+	for _, i := range rapid.SliceOfNDistinct(rapid.IntRange(2, 5), 0, 4, rapid.ID[int]).Draw(t, label+" peers") {
+		in.Peers = append(in.Peers, testNode(i, fmt.Sprintf("node%d", i), network.SharedGateway))
+	}
+	for _, i := range rapid.SliceOfNDistinct(rapid.IntRange(3, 8), 0, 5, rapid.ID[int]).Draw(t, label+" pods") {
+		in.Pods = append(in.Pods, testPod(n, node, "default", "ns", fmt.Sprintf("p%d", i), i, rapid.Bool().Draw(t, label+" locked")))
+	}
+	s, err := Build(n, node, in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n, s
+}
+
+// TestConverge: from any state, whatever fails on the way, Apply(Diff) ends at
+// what is wanted; then there is nothing to do; other's rows are untouched; and
+// no port that is to be locked is ever there unlocked.
+func TestConverge(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		ctx := context.Background()
+		f := &Fake{}
+		foreign := Row{Table: nbdb.LogicalSwitchTable, ID: "theirs", Model: &nbdb.LogicalSwitch{Name: "theirs"}}
+		f.Add(foreign)
+		for i := range rapid.IntRange(1, 3).Draw(t, "steps") {
+			n, want := genWorld(t, fmt.Sprint(i))
+			if rapid.Bool().Draw(t, "gone") {
+				want = nil
+			}
+			owner := Owner{Network: n.Name, Node: "node1", Parts: AllParts}
+			locked := map[string]bool{}
+			for _, r := range want {
+				locked[r.ID] = slices.ContainsFunc(r.In, weak)
+			}
+			open := map[string]bool{}
+			for _, r := range f.Rows() {
+				open[r.UUID] = !slices.ContainsFunc(r.In, weak)
+			}
+			f.Fail = func(Op) error {
+				checkLocked(t, f.rows, locked, open)
+				if rapid.IntRange(0, 9).Draw(t, "fails") == 0 {
+					return errors.New("out of luck")
+				}
+				return nil
+			}
+			have, _ := f.Read(ctx, owner)
+			_ = f.Apply(ctx, Diff(want, have))
+			f.Fail = nil
+			have, _ = f.Read(ctx, owner)
+			if err := f.Apply(ctx, Diff(want, have)); err != nil {
+				t.Fatal(err)
+			}
+			have, _ = f.Read(ctx, owner)
+			if ops := Diff(want, have); len(ops) > 0 {
+				t.Fatalf("second run: %v", ops)
+			}
+			if got := have.Dump(); got != want.Dump() {
+				t.Fatalf("rows are\n%s\nwant\n%s", got, want.Dump())
+			}
+		}
+		if !slices.ContainsFunc(f.Rows(), func(r Row) bool { return r.ID == foreign.ID }) {
+			t.Fatal("a row of somebody else is gone")
+		}
+	})
+}
+
+// checkLocked fails when a port that is to be locked is there and open,
+// unless it was open when the step began.
+func checkLocked(t *rapid.T, rows State, locked, open map[string]bool) {
+	for _, r := range rows {
+		if r.Table == nbdb.LogicalSwitchPortTable && locked[r.ID] && !open[r.UUID] && !slices.ContainsFunc(r.In, weak) {
+			t.Fatalf("%s is open", r)
+		}
+	}
+}
+
+func TestDuplicateRowsGo(t *testing.T) {
+	n := testDefault(false)
+	want, err := Build(n, testNode(1, "node1", network.SharedGateway), Inputs{Plan: testPlan(false)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	have := slices.Clone(want)
+	for i := range have {
+		have[i].Model = model.Clone(have[i].Model)
+		have[i].UUID = fmt.Sprint(i)
+	}
+	twin := have[0].clone()
+	twin.UUID = "twin"
+	ops := Diff(want, append(have, twin))
+	if len(ops) != 1 || ops[0].Verb != Delete || ops[0].Row.UUID != "twin" {
+		t.Errorf("operations: %v", ops)
+	}
+}
+
+func TestOpsReadWell(t *testing.T) {
+	n := testDefault(false)
+	node := testNode(1, "node1", network.SharedGateway)
+	want, err := Build(n, node, Inputs{Plan: testPlan(false), Pods: []PodPort{testPod(n, node, "default", "blue", "p", 4, true)}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lines []string
+	for _, op := range Diff(want, nil) {
+		lines = append(lines, op.String())
+		if strings.Contains(op.String(), "\n") {
+			t.Errorf("more than a line: %s", op)
+		}
+	}
+	if !strings.HasPrefix(lines[0], "insert Port_Group "+LockedPortGroup) {
+		t.Errorf("does not begin with isolation: %s", lines[0])
+	}
+	if want := "insert Logical_Switch_Port blue_p into Port_Group bulkhead_locked ports and Logical_Switch node1 ports"; !slices.Contains(lines, want) {
+		t.Errorf("no line %q in\n%s", want, strings.Join(lines, "\n"))
+	}
+}

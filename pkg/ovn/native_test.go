@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ovn
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"bulkhead/pkg/network"
+)
+
+// zoneUnderTest is a host with what has been built on it.
+type zoneUnderTest struct {
+	*host
+	node network.Node
+	nb   *NB
+	sb   *SB
+}
+
+// TestNative joins two zones of real OVN with the rows that Build makes, and
+// sends packets between pods in network namespaces.
+func TestNative(t *testing.T) {
+	r := debianTree(t)
+	if os.Getuid() != 0 {
+		t.Skip("needs root for network namespaces")
+	}
+	for _, dual := range []bool{false, true} {
+		t.Run(map[bool]string{false: "ipv4", true: "dual"}[dual], func(t *testing.T) { testNative(t, r, dual) })
+	}
+}
+
+func testNative(t *testing.T, r tree, dual bool) {
+	ctx := context.Background()
+	var zones []*zoneUnderTest
+	for i := 1; i <= 2; i++ {
+		name := fmt.Sprintf("node%d", i)
+		zones = append(zones, &zoneUnderTest{
+			host: newHost(t, r, name, namespace(t, name)), node: testNode(i, name, network.SharedGateway),
+		})
+	}
+	a, b := zones[0], zones[1]
+	mustRun(t, "ip", "link", "add", "under", "netns", a.ns, "type", "veth", "peer", "name", "under", "netns", b.ns)
+	nets := []network.Network{testDefault(dual), testTenant(1, "red_net", dual), testTenant(2, "blue_net", dual)}
+	for i, z := range zones {
+		mustRun(t, append([]string{"ip", "netns", "exec", z.ns}, r.argv("ethtool", "-K", "under", "tx", "off")...)...)
+		mustRun(t, "ip", "-n", z.ns, "link", "set", "under", "up")
+		z.central()
+		z.switching(z.node, "under", z.node.EncapIPs[0].String()+"/24")
+		z.nb, z.sb = z.databases()
+		peer := []network.Node{zones[1-i].node}
+		for {
+			have, err := z.sb.ReadChassis(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ops := DiffChassis(BuildChassis(z.node, peer), have)
+			if len(ops) == 0 {
+				break
+			}
+			if err := z.sb.ApplyChassis(ctx, ops); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, n := range nets {
+			in := Inputs{Plan: testPlan(dual), PhysicalNetwork: "physnet", Peers: peer}
+			if n.IsDefault() {
+				in.Pods = append(in.Pods,
+					testPod(n, z.node, "default", "plain", "p", 3, false),
+					testPod(n, z.node, "default", "red", "p", 4, true),
+					testPod(n, z.node, "default", "blue", "p", 5, true))
+			} else {
+				ns := strings.TrimSuffix(n.Name, "_net")
+				in.Pods = append(in.Pods, testPod(n, z.node, ns+"/net", ns, "p", 3, false))
+				if n.ID == 1 && i == 1 { // one that only red has
+					in.Pods = append(in.Pods, testPod(n, z.node, ns+"/net", ns, "only", 4, false))
+				}
+			}
+			converge(t, z.nb, n, z.node, in)
+			for _, p := range in.Pods {
+				z.plugPod(n, p)
+			}
+		}
+		// The node's own port on the cluster default network.
+		hosts, err := nets[0].HostSubnets(z.node.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		mgmt := mapPrefixes(hosts, network.Management)
+		z.plug(nets[0].ManagementLSP(z.node.Name), "", namespace(t, z.name+"m"), "mgmt", network.MACOf(mgmt), mgmt)
+	}
+	t.Logf("%s", a.must("ovn-nbctl", "--no-leader-only", "show"))
+
+	for _, z := range zones {
+		eventually(t, 20*time.Second, "remote ports of "+z.name+" have their chassis", func() error {
+			out, err := z.run("ovn-sbctl", "--no-leader-only", "--bare", "--columns=logical_port", "find", "Port_Binding", "type=remote", "chassis=[]")
+			if err == nil && strings.TrimSpace(out) != "" {
+				err = fmt.Errorf("without: %s", strings.Fields(out))
+			}
+			return err
+		})
+	}
+
+	address := func(n network.Network, z *zoneUnderTest, i, family int) string {
+		return testPod(n, z.node, "", "", "", i, false).IPs[family].Addr().String()
+	}
+	nsOf := func(z *zoneUnderTest, what string) string {
+		return fmt.Sprintf("bho%d-%s%s", os.Getpid(), z.name, what)
+	}
+	families := 1
+	if dual {
+		families = 2
+	}
+	for f := range families {
+		cdn, red, blue := nets[0], nets[1], nets[2]
+		reach := []struct{ what, from, to string }{
+			{"plain pods across zones", nsOf(a, "plainp"), address(cdn, b, 3, f)},
+			{"red pods across zones", nsOf(a, "redp"), address(red, b, 3, f)},
+			{"red's only pod", nsOf(a, "redp"), address(red, b, 4, f)},
+			{"blue pods across zones, same addresses", nsOf(a, "bluep"), address(blue, b, 3, f)},
+			{"the node to its red pod's locked port", nsOf(a, "m"), address(cdn, a, 4, f)},
+			{"the node to its plain pod", nsOf(b, "m"), address(cdn, b, 3, f)},
+		}
+		for _, c := range reach {
+			eventually(t, 20*time.Second, c.what, func() error { return r.ping(c.from, c.to, 1) })
+		}
+		for _, c := range []struct{ what, from, to string }{
+			{"blue reaches red's only pod", nsOf(a, "bluep"), address(red, b, 4, f)},
+			{"a plain pod reaches a locked port on its node", nsOf(a, "plainp"), address(cdn, a, 4, f)},
+			{"a plain pod reaches a locked port across zones", nsOf(a, "plainp"), address(cdn, b, 4, f)},
+			{"a locked port reaches a plain pod", nsOf(a, "redp"), address(cdn, a, 3, f)},
+			{"a locked port reaches a locked port", nsOf(a, "redp"), address(cdn, a, 5, f)},
+			{"the node reaches a locked port on another node", nsOf(a, "m"), address(cdn, b, 4, f)},
+		} {
+			if r.ping(c.from, c.to, 2) == nil {
+				t.Errorf("%s (%s)", c.what, c.to)
+			}
+		}
+	}
+	for _, z := range zones {
+		for _, w := range z.warnings() {
+			t.Errorf("%s: %s", z.name, w)
+		}
+	}
+}
+
+// plugPod makes a pod's namespace, once, and one interface in it.
+func (z *zoneUnderTest) plugPod(n network.Network, p PodPort) {
+	z.t.Helper()
+	label := z.name + p.Namespace + p.Pod
+	ns := fmt.Sprintf("bho%d-%s", os.Getpid(), label)
+	if _, err := os.Stat("/run/netns/" + ns); err != nil {
+		namespace(z.t, label)
+	}
+	link := fmt.Sprintf("%s%d", p.Namespace+p.Pod, n.ID)
+	pn := network.NewPodNetwork(n, testPlan(len(p.IPs) == 2), p.IPs, p.Namespace != "plain")
+	var routes []string
+	for _, r := range pn.Routes {
+		routes = append(routes, fmt.Sprintf("%s via %s", r.Dest, r.NextHop))
+	}
+	for _, gw := range pn.Gateways {
+		routes = append(routes, fmt.Sprintf("%s via %s", defaultRoute(gw), gw))
+	}
+	z.plug(network.PodLSP(p.NADKey, p.Namespace, p.Pod), p.UID, ns, link, pn.MAC, p.IPs, routes...)
+}
+
+// converge brings a network's rows about and checks that a second run finds
+// nothing to do.
+func converge(t testing.TB, nb Target, n network.Network, node network.Node, in Inputs) {
+	t.Helper()
+	want, err := Build(n, node, in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := context.Background()
+	owner := Owner{Network: n.Name, Node: node.Name, Parts: AllParts}
+	have, err := nb.Read(ctx, owner)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := nb.Apply(ctx, Diff(want, have)); err != nil {
+		t.Fatal(err)
+	}
+	if have, err = nb.Read(ctx, owner); err != nil {
+		t.Fatal(err)
+	}
+	for _, op := range Diff(want, have) {
+		t.Errorf("second run: %s", op)
+	}
+	if got, want := have.Dump(), want.Dump(); got != want {
+		t.Errorf("rows of %s are\n%s\nwant\n%s", n.Name, got, want)
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"sort"
 	"strconv"
 	"strings"
@@ -35,26 +36,18 @@ func (l *Lab) install(ctx context.Context, repo string, say func(string, ...any)
 	if !l.state.Artifacts.HasProduct {
 		return errors.New("there are manifests to install, but no programs below cmd/ for their image")
 	}
-	crds, err := filepath.Glob(filepath.Join(repo, "deploy/crds/*.yaml"))
-	if err != nil {
-		return fmt.Errorf("look for CRDs: %w", err)
+	if err := applyDir(filepath.Join(repo, "deploy/crds"), func(m string) error { return l.applyCRD(ctx, m) }); err != nil {
+		return err
 	}
-	sort.Strings(crds)
-	for _, path := range crds {
-		data, err := os.ReadFile(path)
-		if err != nil {
-			return fmt.Errorf("read a CRD: %w", err)
-		}
-		if err := l.applyCRD(ctx, string(data)); err != nil {
-			return fmt.Errorf("%s: %w", filepath.Base(path), err)
-		}
+	if err := applyDir(filepath.Join(repo, "deploy/admission"), func(m string) error { return l.Apply(ctx, m) }); err != nil {
+		return err
 	}
 	objects, err := parseManifest(string(manifest))
 	if err != nil {
 		return fmt.Errorf("%s: %w", installFile, err)
 	}
 	for _, o := range objects {
-		adapt(o)
+		adapt(o, l.Dual())
 	}
 	if err := l.each(objects, "apply", func(r dynamic.ResourceInterface, o *unstructured.Unstructured) error {
 		_, err := r.Apply(ctx, o.GetName(), o, metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
@@ -75,6 +68,25 @@ func (l *Lab) install(ctx context.Context, repo string, say func(string, ...any)
 			return err
 		}
 		say("%s is Ready", n.Name)
+	}
+	return nil
+}
+
+// applyDir hands each manifest of a directory, in order of names, to apply.
+func applyDir(dir string, apply func(manifest string) error) error {
+	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
+	if err != nil {
+		return fmt.Errorf("look for manifests in %s: %w", dir, err)
+	}
+	sort.Strings(files)
+	for _, path := range files {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return fmt.Errorf("read a manifest: %w", err)
+		}
+		if err := apply(string(data)); err != nil {
+			return fmt.Errorf("%s: %w", filepath.Base(path), err)
+		}
 	}
 	return nil
 }
@@ -108,7 +120,11 @@ func (l *Lab) applyCRD(ctx context.Context, manifest string) error {
 // adapt makes the manifests of a real cluster fit this one: its image is
 // loaded, not pulled, and nothing serves ClusterIPs to host-network pods here
 // before the product does, so they reach the API server at its own address.
-func adapt(o *unstructured.Unstructured) {
+func adapt(o *unstructured.Unstructured, dual bool) {
+	if o.GetKind() == "ConfigMap" && o.GetName() == "bulkhead-config" {
+		adaptConfig(o, dual)
+		return
+	}
 	spec, ok, _ := unstructured.NestedMap(o.Object, "spec", "template", "spec")
 	if !ok {
 		return
@@ -124,6 +140,26 @@ func adapt(o *unstructured.Unstructured) {
 	// The map came from this object, so it fits back.
 	_ = unstructured.SetNestedMap(o.Object, spec, "spec", "template", "spec")
 }
+
+// adaptConfig gives the product the lab's address ranges.
+func adaptConfig(o *unstructured.Unstructured, dual bool) {
+	subnets, services := host.ClusterCIDRs[0]+"/24", host.ServiceCIDRs[0]
+	if dual {
+		subnets, services = subnets+","+host.ClusterCIDRs[1]+"/64", services+","+host.ServiceCIDRs[1]
+	}
+	data, _, _ := unstructured.NestedStringMap(o.Object, "data")
+	for name, text := range data {
+		text = clusterSubnets.ReplaceAllString(text, "${1}"+subnets)
+		data[name] = serviceCIDRs.ReplaceAllString(text, "${1}"+services)
+	}
+	// The map came from this object, so it fits back.
+	_ = unstructured.SetNestedStringMap(o.Object, data, "data")
+}
+
+var (
+	clusterSubnets = regexp.MustCompile(`(?m)^(\s*cluster-subnets\s*=\s*).*$`)
+	serviceCIDRs   = regexp.MustCompile(`(?m)^(\s*service-cidrs\s*=\s*).*$`)
+)
 
 func adaptContainer(c map[string]any, hostNetwork bool) {
 	image, _ := c["image"].(string)

@@ -103,18 +103,7 @@ func (l *Lab) Down(ctx context.Context) error {
 	if err := stop(ctx, l.state); err != nil {
 		return err
 	}
-	logs := filepath.Join(l.state.Run, "log")
-	kept := filepath.Join(l.state.Run, "log.down")
-	if err := os.RemoveAll(kept); err != nil {
-		return fmt.Errorf("remove older logs: %w", err)
-	}
-	if err := os.Rename(logs, kept); err != nil {
-		return fmt.Errorf("keep the logs: %w", err)
-	}
-	if err := clean(l.state.Run); err != nil {
-		return err
-	}
-	return os.Rename(kept, logs)
+	return keepLogs(l.state.Run)
 }
 
 // Wait calls cond until it holds; detail says what it still lacks. The error at

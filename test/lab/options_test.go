@@ -81,7 +81,7 @@ spec:
 	if err != nil {
 		t.Fatal(err)
 	}
-	adapt(objects[0])
+	adapt(objects[0], false)
 	read := func(list string, n int) map[string]any {
 		l, _, _ := unstructured.NestedSlice(objects[0].Object, "spec", "template", "spec", list)
 		return l[n].(map[string]any)
@@ -101,5 +101,21 @@ spec:
 	}
 	if len(env) != 3 || values["KUBERNETES_SERVICE_HOST"] != "172.30.0.1" || values["KUBERNETES_SERVICE_PORT"] != "6443" || values["OTHER"] != "kept" {
 		t.Errorf("environment %v", env)
+	}
+}
+
+func TestAdaptConfig(t *testing.T) {
+	for dual, want := range map[bool]string{
+		false: "[default]\ncluster-subnets = 10.244.0.0/16/24\nservice-cidrs = 10.96.0.0/16\n",
+		true:  "[default]\ncluster-subnets = 10.244.0.0/16/24,fd10:244::/48/64\nservice-cidrs = 10.96.0.0/16,fd10:96::/112\n",
+	} {
+		objects, err := parseManifest("{apiVersion: v1, kind: ConfigMap, metadata: {name: bulkhead-config}, data: {c: \"[default]\\ncluster-subnets = 10.1.0.0/16/24\\nservice-cidrs = 10.2.0.0/16\\n\"}}")
+		if err != nil {
+			t.Fatal(err)
+		}
+		adapt(objects[0], dual)
+		if got, _, _ := unstructured.NestedString(objects[0].Object, "data", "c"); got != want {
+			t.Errorf("dual %v: %q, want %q", dual, got, want)
+		}
 	}
 }

@@ -81,7 +81,8 @@ func start(ctx context.Context, o Options, spec host.Spec, program string, say f
 			}
 			server.Process.Kill()
 			<-ended
-			err = fmt.Errorf("%w\nlogs are in %s", err, host.LogDir(spec.Run))
+			// Everything but the logs.
+			err = errors.Join(fmt.Errorf("%w\nlogs are in %s", err, host.LogDir(spec.Run)), keepLogs(spec.Run))
 			l = nil
 		}
 	}()
@@ -269,6 +270,21 @@ func clean(run string) error {
 		}
 	}
 	return nil
+}
+
+// keepLogs removes what a lab that has ended leaves, but for its logs.
+func keepLogs(run string) error {
+	logs, aside := host.LogDir(run), host.LogDir(run)+".kept"
+	if err := os.RemoveAll(aside); err != nil {
+		return fmt.Errorf("remove older logs: %w", err)
+	}
+	if err := os.Rename(logs, aside); err != nil {
+		return fmt.Errorf("keep the logs: %w", err)
+	}
+	if err := clean(run); err != nil {
+		return err
+	}
+	return os.Rename(aside, logs)
 }
 
 // stop ends a supervisor: politely, then not.

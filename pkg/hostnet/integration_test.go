@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostnet
+
+import (
+	"log/slog"
+	"maps"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"bulkhead/pkg/loader"
+)
+
+// The whole of it on the real kernel: a second reconcile, and the first of a
+// restarted agent, change nothing; an agent that takes over knows what is no
+// longer wanted; and program ids stay.
+func TestRootRestartedAgent(t *testing.T) {
+	root := cgroupTree(t)
+	bpffs := t.TempDir()
+	if err := unix.Mount("bpf", bpffs, "bpf", 0, ""); err != nil {
+		t.Skip("skip: no-bpffs:", err)
+	}
+	defer unix.Unmount(bpffs, unix.MNT_DETACH)
+	dir := filepath.Join(root, "kubepods", "pod"+uid)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	quiet := slog.New(slog.DiscardHandler)
+	start := func() (*loader.Loader, *Manager) {
+		t.Helper()
+		l, err := loader.Load(loader.Options{PinRoot: filepath.Join(bpffs, "b"), CgroupRoot: root, Log: quiet})
+		if err != nil {
+			t.Skip("skip: no-bpf:", err)
+		}
+		m, err := New(l, Options{CgroupRoot: root, KubeletNames: []string{"no-such-kubelet"}, Resync: time.Hour, Log: quiet})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return l, m
+	}
+	pending := func(m *Manager, in Inputs) []Op {
+		t.Helper()
+		layout, err := ReadLayout(root)
+		if err != nil {
+			t.Fatal(err)
+		}
+		k, err := m.kubelet.find()
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, _ := Build(in, layout, k)
+		have, err := m.target.Read(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return Diff(want, have)
+	}
+	in := Inputs{
+		Pods:     []Pod{{UID: uid, Namespace: "red", Name: "a", NetworkID: 1}},
+		Networks: []Network{{ID: 1, Name: "red", VRFIfindex: 3, Mark: 0x1001, Subnets: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16"), netip.MustParsePrefix("fd09::/48")}}},
+		Locked:   []LockedAddr{{netip.MustParseAddr("198.18.0.1"), 1}, {netip.MustParseAddr("2001:db8:ffff::1"), 1}},
+	}
+	l, m := start()
+	if err := m.Reconcile(ctx, in); err != nil {
+		t.Fatal(err)
+	}
+	if ops := pending(m, in); len(ops) != 0 {
+		t.Errorf("second run: %v", ops)
+	}
+	before, _ := l.ProgramIDs()
+	l.Close() // kill -9 leaves as much
+	l, m = start()
+	defer l.Close()
+	if ops := pending(m, in); len(ops) != 0 {
+		t.Errorf("after a restart: %v", ops)
+	}
+	if after, _ := l.ProgramIDs(); !maps.Equal(before, after) {
+		t.Errorf("program ids %v became %v", before, after)
+	}
+	if err := m.Reconcile(ctx, Inputs{}); err != nil {
+		t.Fatal(err)
+	}
+	as, err := l.Attachments()
+	if err != nil || len(as) != 1 || as[0].PodUID != "" {
+		t.Errorf("attachments left: %+v, %v", as, err)
+	}
+	if rows, err := l.Rows(); err != nil || len(rows) != 0 {
+		t.Errorf("rows left: %v, %v", rows, err)
+	}
+}

@@ -264,6 +264,7 @@ func TestRootWatch(t *testing.T) {
 		if err := c.Start(); err != nil {
 			t.Fatal(err)
 		}
+		t.Cleanup(func() { c.Process.Kill(); c.Wait() })
 		return c
 	}
 	k := kubelet("kubelet-a")

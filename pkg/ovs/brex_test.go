@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ovs
+
+import (
+	"context"
+	"log/slog"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/ovn-kubernetes/libovsdb/model"
+
+	"bulkhead/pkg/ovs/flows"
+	"bulkhead/pkg/ovs/vsdb"
+)
+
+// vswitchd starts a real ovs-vswitchd with the dummy datapath.
+func vswitchd(t *testing.T, root, dir, address string) *exec.Cmd {
+	t.Helper()
+	cmd := fromRootfs(root, "usr/lib/openvswitch-switch/ovs-vswitchd", address, "--enable-dummy=override", "--disable-system", "--no-chdir",
+		"--unixctl="+filepath.Join(dir, "vswitchd.ctl"))
+	cmd.Env = append(cmd.Environ(), "OVS_RUNDIR="+dir)
+	cmd.Stderr = &testLog{t}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	return cmd
+}
+
+func addUplink(t *testing.T, c *Client, name string) {
+	t.Helper()
+	ctx := deadline(t)
+	br := &vsdb.Bridge{Name: "br-ex"}
+	if err := c.db.Get(ctx, br); err != nil {
+		t.Fatal(err)
+	}
+	ops := must(c.create(&vsdb.Interface{UUID: "i", Name: name, Type: "dummy"}, &vsdb.Port{UUID: "p", Name: name, Interfaces: []string{"i"}}))
+	do(t, c, append(ops, must(c.db.Where(br).Mutate(br, model.Mutation{Field: &br.Ports, Mutator: "insert", Value: []string{"p"}}))...)...)
+	waitFor(t, c, func() bool { return c.db.Get(ctx, &vsdb.Interface{Name: name}) == nil })
+}
+
+func TestExternalBridgeFlows(t *testing.T) {
+	root, dir := rootfs(t), t.TempDir()
+	address := startServer(t, root, dir)
+	c := connected(t, address)
+	addUplink(t, c, "eth1")
+	first := vswitchd(t, root, dir, address)
+	ctx := deadline(t)
+	ofctl := flows.OFCtl{Command: func(_ context.Context, args ...string) *exec.Cmd {
+		cmd := fromRootfs(root, "usr/bin/ovs-ofctl", args...)
+		cmd.Env = append(cmd.Environ(), "OVS_RUNDIR="+dir)
+		return cmd
+	}}
+	reports := make(chan error, 1000)
+	k := &FlowKeeper{Client: c, Switch: ofctl, Bridge: "br-ex", RunDir: RunDir(address), Log: slog.New(slog.DiscardHandler),
+		Report: func(err error) {
+			select {
+			case reports <- err:
+			default:
+			}
+		}}
+	run, cancel := context.WithCancel(ctx)
+	stopped := make(chan struct{})
+	go func() { k.Run(run); close(stopped) }()
+	t.Cleanup(func() { cancel(); <-stopped })
+	// inPlace waits for reports until the switch holds what Build wants.
+	inPlace := func(when string) {
+		t.Helper()
+		var last error
+		for {
+			select {
+			case last = <-reports:
+			case <-ctx.Done():
+				t.Fatalf("%s: flows did not come: %v", when, last)
+			}
+			want, err := k.want(ctx)
+			if err != nil {
+				continue
+			}
+			have, err := ofctl.Read(ctx, "br-ex")
+			if err == nil && len(flows.Diff(want, have)) == 0 {
+				return
+			}
+			if last == nil && err != nil {
+				last = err
+			}
+		}
+	}
+	inPlace("at first")
+	out, err := ofctl.Command(ctx, "--no-stats", "dump-flows", "br-ex").CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "priority=0 actions=NORMAL") {
+		t.Errorf("the bridge's default flow is gone: %v %s", err, out)
+	}
+	// Another uplink: nobody can tell which is meant.
+	addUplink(t, c, "eth2")
+	if _, err := c.ExternalBridge(ctx, "br-ex"); err == nil || !strings.Contains(err.Error(), "external_ids:bridge-uplink") {
+		t.Errorf("two uplinks: %v", err)
+	}
+	br := &vsdb.Bridge{Name: "br-ex"}
+	if err := c.db.Get(ctx, br); err != nil {
+		t.Fatal(err)
+	}
+	do(t, c, must(c.setIDs(br, &br.ExternalIDs, map[string]string{"bridge-uplink": "eth2"}, nil))...)
+	waitFor(t, c, func() bool {
+		b, err := c.ExternalBridge(ctx, "br-ex")
+		return err == nil && len(b.Uplinks) == 1 && b.Uplinks[0] > 0
+	})
+	inPlace("after the uplink was named")
+	// A crash of ovs-vswitchd takes the flows with it.
+	_ = first.Process.Kill()
+	_ = first.Wait()
+	for len(reports) > 0 {
+		<-reports
+	}
+	vswitchd(t, root, dir, address)
+	inPlace("after ovs-vswitchd came back")
+}

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package flows
+
+import (
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"bulkhead/pkg/network"
+)
+
+var update = flag.Bool("update", false, "rewrite goldens")
+
+func TestBuild(t *testing.T) {
+	for name, uplinks := range map[string][]int{"one": {1}, "bond": {5, 2}} {
+		t.Run(name, func(t *testing.T) {
+			s, err := Build(Bridge{Name: "br-ex", Uplinks: uplinks}, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var b strings.Builder
+			for _, f := range s {
+				b.WriteString(f.String() + "\n")
+			}
+			golden := filepath.Join("testdata", name+".golden")
+			if *update {
+				if err := os.MkdirAll("testdata", 0o755); err != nil {
+					t.Fatal(err)
+				}
+				if err := os.WriteFile(golden, []byte(b.String()), 0o644); err != nil {
+					t.Fatal(err)
+				}
+			}
+			want, err := os.ReadFile(golden)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if b.String() != string(want) {
+				t.Errorf("got\n%swant\n%s", b.String(), want)
+			}
+			many := make([]network.Network, 500)
+			if more, err := Build(Bridge{Name: "br-ex", Uplinks: uplinks}, many); err != nil || len(more) != len(s) {
+				t.Errorf("500 networks make %d flows of %d (%v)", len(more), len(s), err)
+			}
+		})
+	}
+	if _, err := Build(Bridge{Name: "br-ex"}, nil); !errors.Is(err, ErrNoUplink) {
+		t.Errorf("no uplink: %v", err)
+	}
+	if _, err := Build(Bridge{Name: "br-ex", Uplinks: []int{-1}}, nil); err == nil {
+		t.Error("an uplink without a port number passes")
+	}
+}
+
+func randomState(t *rapid.T, label string) State {
+	seen := map[string]bool{}
+	var s State
+	for range rapid.IntRange(0, 8).Draw(t, label) {
+		f := Flow{Cookie: CookieMark | uint64(rapid.IntRange(0, 3).Draw(t, "network")), Table: rapid.IntRange(0, 1).Draw(t, "table"),
+			Priority: rapid.IntRange(1, 3).Draw(t, "priority"), Match: rapid.SampledFrom([]string{"", "in_port=1", "in_port=LOCAL"}).Draw(t, "match"),
+			Actions: rapid.SampledFrom([]string{"drop", "LOCAL", "output:1"}).Draw(t, "actions")}
+		if !seen[f.key()] {
+			seen[f.key()] = true
+			s = append(s, f)
+		}
+	}
+	sortFlows(s)
+	return s
+}
+
+func TestConverges(t *testing.T) {
+	foreign := State{{Cookie: 0, Priority: 0, Actions: "NORMAL"}, {Cookie: 0xdeff105, Priority: 50, Match: "tcp", Actions: "drop"}}
+	rapid.Check(t, func(t *rapid.T) {
+		want, have := randomState(t, "want"), randomState(t, "have")
+		f := &Fake{}
+		f.Set(append(append(State{}, have...), foreign...))
+		if _, err := Sync(t.Context(), f, "br-ex", want); err != nil {
+			t.Fatal(err)
+		}
+		got, err := f.Read(t.Context(), "br-ex")
+		if err != nil || len(got) != len(want) || len(want) > 0 && !reflect.DeepEqual(got, want) {
+			t.Fatalf("have %v\nwant %v (%v)", got, want, err)
+		}
+		if ops, err := Sync(t.Context(), f, "br-ex", want); len(ops) > 0 || err != nil {
+			t.Fatalf("a second run does %v (%v)", ops, err)
+		}
+		if all := f.All(); len(all) != len(want)+len(foreign) {
+			t.Fatalf("flows of others were touched: %v", all)
+		}
+	})
+}
+
+func TestApplyNamesOperations(t *testing.T) {
+	f := &Fake{Fail: func([]Op) error { return errors.New("no") }}
+	want, err := Build(Bridge{Name: "br-ex", Uplinks: []int{1}}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Sync(t.Context(), f, "br-ex", want); err == nil || !strings.Contains(err.Error(), "add flow cookie=0xb01c000100000000, table=0, priority=10 actions=drop") {
+		t.Errorf("error is %v", err)
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	f.Add(" cookie=0xb01c000100000000, priority=100,in_port=1 actions=LOCAL\n cookie=0x0, priority=0 actions=NORMAL\n")
+	f.Add("NXST_FLOW reply (xid=0x4):\n cookie=0x0, table=2, tcp,nw_dst=1.2.3.4 actions=ct(commit,zone=1),resubmit(,1)")
+	f.Fuzz(func(t *testing.T, dump string) {
+		s, err := Parse(dump)
+		if err != nil {
+			return
+		}
+		var b strings.Builder
+		for _, x := range s {
+			b.WriteString(x.String() + "\n")
+		}
+		again, err := Parse(b.String())
+		if err != nil || !reflect.DeepEqual(again, s) {
+			t.Errorf("%q reads %v; printed and read again %v (%v)", dump, s, again, err)
+		}
+	})
+}

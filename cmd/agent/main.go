@@ -96,6 +96,14 @@ func run(ctx context.Context, args []string) error {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
+	watches, err := a.NewWatches(clients)
+	if err != nil {
+		return err
+	}
+	pods, err := setUpCNI(cfg, a, watches, switches, clients, log)
+	if err != nil {
+		return err
+	}
 	group.Go(func() error {
 		return ended("follow the kernel", kernel.Watch(ctx, vrf.Watched{TableBase: cfg.Plan.VRFTableBase, MaxID: network.MaxID}, a.KernelChanged))
 	})
@@ -103,23 +111,18 @@ func run(ctx context.Context, args []string) error {
 		group.Go(func() error { return ended("follow pods and kubelet", manager.Run(ctx)) })
 	}
 	group.Go(func() error { return ended("reconcile", a.Run(ctx)) })
-	group.Go(func() error { return ended("read the API", readAPI(ctx, a, clients)) })
+	group.Go(func() error { return ended("attach pods", pods.Serve(ctx, cfg.CNI.Socket)) })
+	group.Go(func() error { return ended("collect what pods left", collect(ctx, pods, log)) })
+	group.Go(func() error {
+		// Only when the lists are complete does the agent know what is not
+		// wanted any more. It waits as long as the API server is away.
+		if err := watches.Run(ctx); err != nil {
+			return ended("read the API", err)
+		}
+		a.Start()
+		return nil
+	})
 	return group.Wait()
-}
-
-// readAPI starts the watches and, once the lists are complete, the agent: only
-// then does it know what is not wanted any more. It waits as long as the API
-// server is away.
-func readAPI(ctx context.Context, a *agent.Agent, clients *kube.Clients) error {
-	watches, err := a.Watch(ctx, clients)
-	if err != nil {
-		return err
-	}
-	if err := watches.WaitForSync(ctx); err != nil {
-		return err
-	}
-	a.Start()
-	return nil
 }
 
 // ended names the part of the process that ended; being told to end is no error.

@@ -76,6 +76,8 @@ type Parts struct {
 	KubeletCgroup func() (path string, id uint64)
 	Features      []Feature
 	Counters      func() ([]loader.Counter, error) // nil: no eBPF
+	OnReady       func()                           // called once, when the first full run is done
+	OnNetworks    func()                           // called when NADs or namespaces' labels changed
 	Log           *slog.Logger
 	Now           func() time.Time
 }
@@ -140,11 +142,16 @@ type Agent struct {
 	ready    bool              // first full run done
 	reported map[string]string // problems told as events: reason → message
 	recheck  bool              // read the nft table anew
+	// Runs of theHosts that began and ended; hostsEnded is closed and made anew
+	// by each that ends.
+	hostsBegun, hostsEnd int
+	hostsEnded           chan struct{}
 }
 
 // nftCounts are counters of the nft table as last read.
 type nftCounts struct {
 	sync.Mutex
+	made     atomic.Bool // the table is there
 	counters map[string]uint64
 	at       time.Time
 }
@@ -162,7 +169,7 @@ func New(p Parts) *Agent {
 	if p.Now == nil {
 		p.Now = time.Now
 	}
-	a := &Agent{Parts: p, metrics: newMetrics(), nets: map[int]netStatus{}, failing: map[key]string{}, reported: map[string]string{}, pending: map[key]struct{}{}}
+	a := &Agent{Parts: p, metrics: newMetrics(), nets: map[int]netStatus{}, failing: map[key]string{}, reported: map[string]string{}, pending: map[key]struct{}{}, hostsEnded: make(chan struct{})}
 	if p.Firewall != nil {
 		a.keeper = &firewall.Keeper{Target: p.Firewall}
 	}
@@ -301,6 +308,9 @@ func (a *Agent) done(k key, err error) {
 	if a.started.Load() && len(a.pending) == 0 && !a.ready && a.Store.NodeID() != 0 {
 		a.ready = true
 		a.Log.Info("first full run done")
+		if a.OnReady != nil {
+			go a.OnReady()
+		}
 	}
 	if (old != a.failing[k] || k.kind == everything) && k.kind != theReport {
 		a.queue.AddAfter(key{kind: theReport}, settle)

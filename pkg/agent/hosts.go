@@ -22,6 +22,8 @@ func (a *Agent) reconcileHosts(ctx context.Context) error {
 	if !a.started.Load() {
 		return nil
 	}
+	run := a.beginHosts()
+	defer a.endHosts(run)
 	locked := a.Store.Locked()
 	var errs []error
 	if a.keeper != nil {
@@ -35,6 +37,8 @@ func (a *Agent) reconcileHosts(ctx context.Context) error {
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("nftables: %w", err))
+		} else {
+			a.nft.made.Store(true)
 		}
 	}
 	if a.HostNet != nil {
@@ -45,6 +49,49 @@ func (a *Agent) reconcileHosts(ctx context.Context) error {
 		a.queue.AddAfter(key{kind: theReport}, settle)
 	}
 	return errors.Join(errs...)
+}
+
+func (a *Agent) beginHosts() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.hostsBegun++
+	return a.hostsBegun
+}
+
+func (a *Agent) endHosts(run int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.hostsEnd = run
+	close(a.hostsEnded)
+	a.hostsEnded = make(chan struct{})
+}
+
+// Lock returns when the default-network address of a pod that is about to be
+// connected is locked, if it is to be: a pod is closed before it is reachable.
+// Calls at the same time share a run. That something else of the node could
+// not be done in that run does not hold up the pod; the condition tells it.
+func (a *Agent) Lock(ctx context.Context, p Pod) error {
+	if len(lockedOf(p)) == 0 && !p.HostNetwork {
+		return nil
+	}
+	a.Store.SetPod(p)
+	a.mu.Lock()
+	want := a.hostsBegun + 1
+	a.mu.Unlock()
+	a.queue.Add(key{kind: theHosts})
+	for {
+		a.mu.Lock()
+		done, ended := a.hostsEnd >= want, a.hostsEnded
+		a.mu.Unlock()
+		if done {
+			return nil
+		}
+		select {
+		case <-ended:
+		case <-ctx.Done():
+			return fmt.Errorf("pod %s: its default-network address is not locked yet: %w", p.Key(), ctx.Err())
+		}
+	}
 }
 
 func (a *Agent) firewallInputs(locked []hostnet.LockedAddr) firewall.Inputs {

@@ -74,8 +74,9 @@ func (k *KubeAPI) SetCondition(ctx context.Context, c Condition) error {
 			if string(have.Type) != c.Type {
 				continue
 			}
-			before := Condition{Type: c.Type, Status: have.Status == corev1.ConditionTrue, Reason: have.Reason, Message: have.Message}
+			before := Condition{Type: c.Type, Status: string(have.Status), Reason: have.Reason, Message: have.Message}
 			if same(before, c) {
+				before.Since = have.LastTransitionTime.Time
 				k.last = &before
 				return nil
 			}
@@ -86,12 +87,8 @@ func (k *KubeAPI) SetCondition(ctx context.Context, c Condition) error {
 	} else if k.last.Status == c.Status {
 		since = metav1.NewTime(k.last.Since)
 	}
-	status := corev1.ConditionFalse
-	if c.Status {
-		status = corev1.ConditionTrue
-	}
 	patch, err := json.Marshal(map[string]any{"status": map[string]any{"conditions": []corev1.NodeCondition{{
-		Type: corev1.NodeConditionType(c.Type), Status: status, Reason: c.Reason, Message: c.Message,
+		Type: corev1.NodeConditionType(c.Type), Status: corev1.ConditionStatus(c.Status), Reason: c.Reason, Message: c.Message,
 		LastHeartbeatTime: now, LastTransitionTime: since,
 	}}}})
 	if err != nil {

@@ -73,7 +73,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	gauge(descPods, float64(len(c.a.Store.Locked())))
 	degraded := 0.0
-	if conditionOf(c.a.Problems()).Status {
+	if conditionOf(c.a.Problems()).True() {
 		degraded = 1
 	}
 	gauge(descDegraded, degraded)

@@ -51,5 +51,6 @@ func (a *Agent) reconcileNode(ctx context.Context) error {
 	if err := a.API.Annotate(ctx, differ); err != nil {
 		return fmt.Errorf("annotate node %s: %w", node.Name, err)
 	}
+	a.Store.Annotated(differ)
 	return nil
 }

@@ -21,11 +21,16 @@ const ConditionDegraded = "BulkheadDegraded"
 // Condition is a Node condition.
 type Condition struct {
 	Type    string    `json:"type"`
-	Status  bool      `json:"status"`
+	Status  string    `json:"status"` // True or False, as everywhere in Kubernetes
 	Reason  string    `json:"reason"`
 	Message string    `json:"message"`
 	Since   time.Time `json:"since,omitzero"`
 }
+
+// True tells whether the condition holds.
+func (c Condition) True() bool { return c.Status == conditionTrue }
+
+const conditionTrue, conditionFalse = "True", "False"
 
 // Problem is something an operator should know.
 type Problem struct {
@@ -107,20 +112,20 @@ var informational = []string{"KubeletByProcess", "CgroupMissing", "EarlySockets"
 
 // conditionOf sums problems up.
 func conditionOf(problems []Problem) Condition {
-	c := Condition{Type: ConditionDegraded, Reason: "AllWell", Message: "Everything works as it should."}
+	c := Condition{Type: ConditionDegraded, Status: conditionFalse, Reason: "AllWell", Message: "Everything works as it should."}
 	var lines []string
 	for _, p := range problems {
 		if slices.Contains(informational, p.Reason) {
 			continue
 		}
-		if !c.Status {
-			c.Status, c.Reason = true, p.Reason
+		if !c.True() {
+			c.Status, c.Reason = conditionTrue, p.Reason
 		} else if c.Reason != p.Reason {
 			c.Reason = "SeveralProblems"
 		}
 		lines = append(lines, p.Message)
 	}
-	if !c.Status {
+	if !c.True() {
 		return c
 	}
 	const most = 10

@@ -254,7 +254,7 @@ func (a *Agent) ebpfCounters() []loader.Counter {
 
 // nftCounters costs a run of nft, so that what was read is given again for a while.
 func (a *Agent) nftCounters() map[string]uint64 {
-	if a.Firewall == nil {
+	if a.Firewall == nil || !a.nft.made.Load() {
 		return map[string]uint64{}
 	}
 	a.nft.Lock()

@@ -186,6 +186,19 @@ func (s *Store) Annotations() map[string]string {
 	return s.annotated
 }
 
+// Annotated records what was just written, so that it is not written again
+// before the API server tells of it.
+func (s *Store) Annotated(written map[string]string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	merged := maps.Clone(s.annotated)
+	if merged == nil {
+		merged = map[string]string{}
+	}
+	maps.Copy(merged, written)
+	s.annotated = merged
+}
+
 // Network is the network with that id. Should two claim it while the id
 // changes hands, the name that sorts first has it.
 func (s *Store) Network(id int) (network.Network, bool) {
@@ -235,6 +248,21 @@ func (s *Store) Gone(id int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.leaving, id)
+}
+
+// Primary is the NAD of the primary network of a namespace's pods; nil when it
+// has none.
+func (s *Store) Primary(namespace string) (*network.NAD, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.catalog.Primary(namespace, s.namespaces[namespace])
+}
+
+// NAD is the NAD with that key.
+func (s *Store) NAD(key string) (network.NAD, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.catalog.NAD(key)
 }
 
 // primary is the id of the primary network of a namespace's pods; 0: none.

@@ -29,12 +29,12 @@ import (
 // labels of namespaces, this Node and its pods.
 type Watches struct {
 	nads, namespaces, node, pods cache.SharedIndexInformer
-	stores                       []cache.InformerSynced
+	synced                       []cache.InformerSynced
 }
 
-// Watch starts the informers. What they see goes into the agent's Store, and
-// asks the agent for a look at what it concerns.
-func (a *Agent) Watch(ctx context.Context, clients *kube.Clients) (*Watches, error) {
+// NewWatches makes the informers, which Run starts. What they see goes into
+// the agent's Store, and asks the agent for a look at what it concerns.
+func (a *Agent) NewWatches(clients *kube.Clients) (*Watches, error) {
 	w := &Watches{}
 	nads := nadinformers.NewSharedInformerFactory(clients.NAD, 0)
 	w.nads = nads.K8sCniCncfIo().V1().NetworkAttachmentDefinitions().Informer()
@@ -81,19 +81,21 @@ func (a *Agent) Watch(ctx context.Context, clients *kube.Clients) (*Watches, err
 		if err != nil {
 			return nil, fmt.Errorf("set up an informer: %w", err)
 		}
-		w.stores = append(w.stores, reg.HasSynced)
+		w.synced = append(w.synced, reg.HasSynced)
 	}
-	nads.Start(ctx.Done())
-	namespaces.Start(ctx.Done())
-	nodes.Start(ctx.Done())
-	pods.Start(ctx.Done())
 	return w, nil
 }
 
-// WaitForSync waits until the Store holds what the lists said. It waits as
-// long as the API server is away.
-func (w *Watches) WaitForSync(ctx context.Context) error {
-	if !cache.WaitForCacheSync(ctx.Done(), w.stores...) {
+// Pods is the informer of this node's pods, trimmed to what the agent reads.
+func (w *Watches) Pods() cache.SharedIndexInformer { return w.pods }
+
+// Run starts the informers, which end with ctx, and returns when the Store
+// holds what the lists said: as late as it takes while the API server is away.
+func (w *Watches) Run(ctx context.Context) error {
+	for _, i := range []cache.SharedIndexInformer{w.nads, w.namespaces, w.node, w.pods} {
+		go i.RunWithContext(ctx)
+	}
+	if !cache.WaitForCacheSync(ctx.Done(), w.synced...) {
 		return errors.Join(errors.New("stopped while waiting for the API server"), ctx.Err())
 	}
 	return nil
@@ -157,6 +159,7 @@ func (a *Agent) setNAD(obj any) {
 func (a *Agent) deleteNAD(key string) { a.nadChanged(a.Store.DeleteNAD(key)) }
 
 func (a *Agent) nadChanged(ids []int, hosts bool) {
+	a.networksChanged()
 	a.Networks(ids...)
 	if hosts {
 		a.Hosts()
@@ -166,9 +169,17 @@ func (a *Agent) nadChanged(ids []int, hosts bool) {
 func (a *Agent) setNamespace(obj any) {
 	if o, ok := obj.(*metav1.PartialObjectMetadata); ok {
 		_, labelled := o.Labels[network.LabelPrimaryUDN]
-		if a.Store.SetNamespace(o.Name, labelled) {
+		hosts := a.Store.SetNamespace(o.Name, labelled)
+		a.networksChanged()
+		if hosts {
 			a.Hosts()
 		}
+	}
+}
+
+func (a *Agent) networksChanged() {
+	if a.OnNetworks != nil {
+		a.OnNetworks()
 	}
 }
 

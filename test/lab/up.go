@@ -66,7 +66,8 @@ func Up(ctx context.Context, o Options, progress io.Writer) (*Lab, error) {
 
 // start starts the supervisor, waits for the nodes and installs the product.
 // Until consent is given at its end, every way out of here ends the lab.
-func start(ctx context.Context, o Options, spec host.Spec, program string, say func(string, ...any)) (l *Lab, err error) {
+func start(outer context.Context, o Options, spec host.Spec, program string, say func(string, ...any)) (l *Lab, err error) {
+	ctx := outer
 	server, lines, consent, err := host.Start(program, spec)
 	if err != nil {
 		return nil, err
@@ -76,8 +77,12 @@ func start(ctx context.Context, o Options, spec host.Spec, program string, say f
 	go func() { server.Wait(); close(ended) }()
 	defer func() {
 		if err != nil {
-			if l != nil && ctx.Err() == nil {
-				l.CollectLogs(ctx)
+			if l != nil && outer.Err() == nil {
+				err = errors.Join(err, l.unready(outer), l.CollectLogs(outer))
+				if o.Keep && consent() == nil {
+					err = fmt.Errorf("%w\nthe lab is kept as it is; logs are in %s", err, l.LogDir())
+					return
+				}
 			}
 			server.Process.Kill()
 			<-ended
@@ -99,20 +104,21 @@ func start(ctx context.Context, o Options, spec host.Spec, program string, say f
 	}
 	l = newLab(state)
 	// From here on a lab without its supervisor fails soon.
-	ctx, cancel := context.WithTimeout(ctx, nodesDeadline)
+	ctx, cancel := context.WithTimeoutCause(ctx, nodesDeadline, fmt.Errorf("not within %s", nodesDeadline))
 	defer cancel()
+	ctx, fail := context.WithCancelCause(ctx)
 	go func() {
 		select {
 		case <-ended:
-			cancel()
-		case <-ctx.Done():
+			fail(errors.New("the lab's supervisor ended"))
+		case <-within.Done():
 		}
 	}()
-	if err := l.waitNodes(ctx, say); err != nil {
+	if err := l.waitNodes(within, say); err != nil {
 		return l, err
 	}
 	if o.Install {
-		if err := l.install(ctx, o.Repo, say); err != nil {
+		if err := l.install(within, o.Repo, say); err != nil {
 			return l, err
 		}
 	}

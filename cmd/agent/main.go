@@ -23,6 +23,7 @@ import (
 	"bulkhead/pkg/kube"
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovs"
+	"bulkhead/pkg/ovs/flows"
 	"bulkhead/pkg/vrf"
 )
 
@@ -88,10 +89,12 @@ func run(ctx context.Context, args []string) error {
 		return err
 	}
 	defer switches.Close()
-	parts.OVS = switches
+	bridge := &ovs.FlowKeeper{Client: switches, Switch: flows.OFCtl{}, Bridge: cfg.OVS.ExternalBridge, RunDir: ovs.RunDir(cfg.OVS.DBAddress), Log: log}
+	parts.OVS, parts.Flows = switches, bridge
 
 	a := agent.New(parts)
 	kicks.set(a.ReportChanged)
+	bridge.Report = func(err error) { a.Outcome("external bridge", err) }
 	if err := a.Serve(ctx, cfg.Listen, opts.stateSocket); err != nil {
 		return err
 	}
@@ -110,6 +113,7 @@ func run(ctx context.Context, args []string) error {
 	if manager != nil {
 		group.Go(func() error { return ended("follow pods and kubelet", manager.Run(ctx)) })
 	}
+	group.Go(func() error { bridge.Run(ctx); return nil })
 	group.Go(func() error { return ended("reconcile", a.Run(ctx)) })
 	group.Go(func() error { return ended("attach pods", pods.Serve(ctx, cfg.CNI.Socket)) })
 	group.Go(func() error { return ended("collect what pods left", collect(ctx, pods, log)) })

@@ -41,6 +41,11 @@ type OVS interface {
 	SyncManagement(ctx context.Context, node network.Node, nets []network.Network) error
 }
 
+// Flows is what the agent needs of the external bridge's keeper.
+type Flows interface {
+	SetNetworks(nets []network.Network)
+}
+
 // Kernel is what the agent needs of pkg/vrf.
 type Kernel interface {
 	vrf.Target
@@ -66,6 +71,7 @@ type Parts struct {
 	Config   config.Config
 	Store    *Store
 	OVS      OVS
+	Flows    Flows // nil: the external bridge is left alone
 	Kernel   Kernel
 	Firewall *firewall.Target // nil: nft cannot be used here
 	HostNet  HostNet          // nil: eBPF cannot be used here
@@ -137,6 +143,7 @@ type Agent struct {
 	mu       sync.Mutex
 	node     network.Node
 	nets     map[int]netStatus
+	outside  map[string]string // part that runs beside the queue → its last error
 	failing  map[key]string    // key → last error
 	pending  map[key]struct{}  // of the first full run
 	ready    bool              // first full run done
@@ -169,7 +176,7 @@ func New(p Parts) *Agent {
 	if p.Now == nil {
 		p.Now = time.Now
 	}
-	a := &Agent{Parts: p, metrics: newMetrics(), nets: map[int]netStatus{}, failing: map[key]string{}, reported: map[string]string{}, pending: map[key]struct{}{}, hostsEnded: make(chan struct{})}
+	a := &Agent{Parts: p, metrics: newMetrics(), nets: map[int]netStatus{}, failing: map[key]string{}, outside: map[string]string{}, reported: map[string]string{}, pending: map[key]struct{}{}, hostsEnded: make(chan struct{})}
 	if p.Firewall != nil {
 		a.keeper = &firewall.Keeper{Target: p.Firewall}
 	}
@@ -372,6 +379,21 @@ func (a *Agent) annotationsChanged(seen network.Node) {
 	want.ID = seen.ID
 	if !reflect.DeepEqual(want, seen) {
 		a.NodeChanged()
+	}
+}
+
+// Outcome records how a part that runs beside the queue is doing.
+func (a *Agent) Outcome(part string, err error) {
+	msg := ""
+	if err != nil {
+		msg = part + ": " + err.Error()
+	}
+	a.mu.Lock()
+	changed := a.outside[part] != msg
+	a.outside[part] = msg
+	a.mu.Unlock()
+	if changed {
+		a.ReportChanged()
 	}
 }
 

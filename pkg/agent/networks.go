@@ -90,6 +90,9 @@ func (a *Agent) reconcilePorts(ctx context.Context) error {
 		}
 	}
 	a.mu.Unlock()
+	if a.Flows != nil {
+		a.Flows.SetNetworks(nets)
+	}
 	if err := a.OVS.SyncManagement(ctx, node, nets); err != nil {
 		return fmt.Errorf("management ports: %w", err)
 	}

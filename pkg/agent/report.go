@@ -60,6 +60,11 @@ func (a *Agent) Problems() []Problem {
 			out = append(out, Problem{reasonOf(a.nets[k.id].err, k), msg})
 		}
 	}
+	for _, msg := range a.outside {
+		if msg != "" {
+			out = append(out, Problem{"NodeNotConfigured", msg})
+		}
+	}
 	for id, st := range a.nets {
 		for _, w := range st.result.Waiting {
 			if a.Now().Sub(st.at) > waitTooLong {

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cni
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"bulkhead/pkg/network"
+)
+
+func drawState(t *rapid.T, label string) State {
+	s := State{}
+	for _, name := range []string{"eth0", "ovn-udn1"} {
+		if !rapid.Bool().Draw(t, label+name) {
+			continue
+		}
+		l := Link{Name: name, Host: HostName("s", name), MAC: rapid.SampledFrom([]string{"0a:58:00:00:00:01", "0a:58:00:00:00:02"}).Draw(t, "mac"),
+			MTU: rapid.SampledFrom([]int{1300, 1400}).Draw(t, "mtu"), Up: true}
+		for n := range rapid.IntRange(0, 3).Draw(t, "addresses") {
+			p := netip.MustParsePrefix(fmt.Sprintf("10.%d.0.5/24", n))
+			gw := netip.MustParseAddr(fmt.Sprintf("10.%d.0.1", n))
+			l.Addresses = append(l.Addresses, p)
+			if rapid.Bool().Draw(t, "route") {
+				l.Routes = append(l.Routes, Route{Dest: netip.MustParsePrefix(fmt.Sprintf("192.168.%d.0/24", n)), Via: gw})
+			}
+		}
+		s[name] = l
+	}
+	return s
+}
+
+var sandboxNames = map[string]string{"eth0": HostName("s", "eth0"), "ovn-udn1": HostName("s", "ovn-udn1")}
+
+// TestDiffConverges: from any state to any other, also with a crash after any
+// operation, and then there is nothing left to do.
+func TestDiffConverges(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		want, have := drawState(t, "want"), drawState(t, "have")
+		links := NewFakeLinks("/ns/a")
+		ns, err := links.Open("/ns/a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := Apply(t.Context(), ns, Diff(have, State{})); err != nil {
+			t.Fatal(err)
+		}
+		ops := Diff(want, have)
+		for _, part := range [][]Op{ops[:rapid.IntRange(0, len(ops)).Draw(t, "crash")], nil} {
+			if part == nil {
+				now, err := ns.Read(t.Context(), sandboxNames)
+				if err != nil {
+					t.Fatal(err)
+				}
+				part = Diff(want, now)
+			}
+			if err := Apply(t.Context(), ns, part); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got, err := ns.Read(t.Context(), sandboxNames)
+		if err != nil || len(Diff(want, got)) > 0 || len(got) != len(want) || len(want) > 0 && !reflect.DeepEqual(normal(got), normal(want)) {
+			t.Fatalf("have %+v\nwant %+v (%v)", got, want, err)
+		}
+	})
+}
+
+func normal(s State) State {
+	out := State{}
+	for k, l := range s {
+		if len(l.Addresses) == 0 {
+			l.Addresses = nil
+		}
+		if len(l.Routes) == 0 {
+			l.Routes = nil
+		}
+		out[k] = l
+	}
+	return out
+}
+
+func TestBuildDefaultRoute(t *testing.T) {
+	r := request("ADD", "a")
+	nets := map[string]network.Network{network.DefaultName: defaultNet, "ns/blue": blue}
+	p, err := Build(r, Inputs{UID: "uid-1", Annotation: annotation(t, 5), Networks: nets, Primary: "ns/blue"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, i := range p.Interfaces {
+		n := 0
+		for _, route := range i.Routes {
+			if route.Dest.Bits() == 0 {
+				n++
+			}
+		}
+		if want := map[string]int{"eth0": 0, "ovn-udn1": 2}[i.Name]; n != want {
+			t.Errorf("%s has %d default routes, want %d", i.Name, n, want)
+		}
+	}
+	// A pod of a namespace without a primary network.
+	plain := network.PodNetworks{network.DefaultName: network.NewPodNetwork(defaultNet, plan, prefixes("10.244.2.5/24"), false)}
+	if p, err = Build(r, Inputs{Annotation: plain, Networks: nets}); err != nil {
+		t.Fatal(err)
+	}
+	if len(p.Interfaces) != 1 || !p.Interfaces[0].Default || p.Interfaces[0].LSP != "ns_pod" ||
+		!reflect.DeepEqual(p.Interfaces[0].Routes, []Route{{netip.MustParsePrefix("0.0.0.0/0"), netip.MustParseAddr("10.244.2.1")}}) {
+		t.Errorf("plain pod: %+v", p.Interfaces)
+	}
+	for field, bad := range map[string]network.PodNetwork{
+		"mac_address": {MAC: "01:00:5e:00:00:01"}, "default routes": {MAC: "0a:58:00:00:00:01", Routes: []network.PodRoute{{Dest: netip.MustParsePrefix("::/0"), NextHop: netip.MustParseAddr("fd00::1")}}},
+		"address for a pod": {MAC: "0a:58:00:00:00:01", IPs: prefixes("224.0.0.1/24")}, "mixes families": {MAC: "0a:58:00:00:00:01", Routes: []network.PodRoute{{Dest: netip.MustParsePrefix("10.0.0.0/8"), NextHop: netip.MustParseAddr("fd00::1")}}},
+	} {
+		_, err := Build(r, Inputs{Annotation: network.PodNetworks{network.DefaultName: bad}, Networks: nets})
+		if err == nil || !strings.Contains(err.Error(), field) {
+			t.Errorf("bad %s gives %v", field, err)
+		}
+	}
+}
+
+func TestHostName(t *testing.T) {
+	seen := map[string]bool{}
+	for i := range 1000 {
+		for _, name := range []string{"eth0", "ovn-udn1"} {
+			h := HostName(fmt.Sprint("sandbox", i), name)
+			if len(h) > 15 || seen[h] {
+				t.Fatalf("host name %q is too long or not unique", h)
+			}
+			seen[h] = true
+		}
+	}
+}
+
+func TestConflist(t *testing.T) {
+	dir := t.TempDir()
+	for range 2 {
+		if err := WriteConflist(dir, "/var/run/bulkhead/cni.sock"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b, err := os.ReadFile(filepath.Join(dir, ConflistName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	golden(t, ConflistName, string(b))
+	if left, _ := filepath.Glob(filepath.Join(dir, ".bulkhead-*")); len(left) > 0 {
+		t.Errorf("left %v", left)
+	}
+	for range 2 {
+		if err := RemoveConflist(dir); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func FuzzParseRequest(f *testing.F) {
+	for _, command := range []string{"ADD", "DEL", "CHECK", "GC", "STATUS", "VERSION"} {
+		f.Add(request(command, "a").wire(f))
+	}
+	f.Add([]byte(`{"env":{"CNI_COMMAND":"ADD"},"config":"e30="}`))
+	f.Fuzz(func(t *testing.T, body []byte) {
+		r, err := ParseRequest(body)
+		if err != nil {
+			return
+		}
+		if r.Command == "ADD" && (r.Sandbox == "" || r.NetNS == "" || r.Pod == "" || len(r.IfName) > 15 || strings.Contains(r.IfName, "/")) {
+			t.Errorf("accepted %+v", r)
+		}
+	})
+}

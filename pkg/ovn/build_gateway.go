@@ -4,7 +4,6 @@ package ovn
 
 import (
 	"net/netip"
-	"strconv"
 	"strings"
 
 	"bulkhead/pkg/network"
@@ -122,9 +121,9 @@ func (b *builder) gatewayRoutes(gr, external string) {
 			b.route(gr, dstIP, masquerade, via, external)
 		}
 	}
-	for i, via := range b.node.NextHops {
+	for _, via := range b.node.NextHops {
 		if len(b.ofFamilies([]netip.Prefix{single(via)})) == 1 {
-			b.route(gr, dstIP, defaultRoute(via), via, external, "index", strconv.Itoa(i))
+			b.route(gr, dstIP, defaultRoute(via), via, external)
 		}
 	}
 	// The host has the bridge's MAC; nobody on the bridge answers ARP for

@@ -10,10 +10,12 @@ import (
 	"sort"
 	"strconv"
 	"strings"
+	"time"
 
 	"bulkhead/test/lab/internal/build"
 	"bulkhead/test/lab/internal/host"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/dynamic"
@@ -184,4 +186,42 @@ func adaptContainer(c map[string]any, hostNetwork bool) {
 		env = append(env, map[string]any{"name": name, "value": override[name]})
 	}
 	c["env"] = env
+}
+
+// unready describes the pods that are not ready, as an error; nil if there are none.
+func (l *Lab) unready(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	pods, err := l.Client().CoreV1().Pods("").List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return fmt.Errorf("list pods: %w", err)
+	}
+	var problems []error
+	for _, p := range pods.Items {
+		for _, c := range append(p.Status.InitContainerStatuses, p.Status.ContainerStatuses...) {
+			if why := describe(c); why != "" {
+				problems = append(problems, fmt.Errorf("pod %s/%s on %s, container %s: %s", p.Namespace, p.Name, p.Spec.NodeName, c.Name, why))
+			}
+		}
+		if p.Spec.NodeName == "" {
+			problems = append(problems, fmt.Errorf("pod %s/%s is not scheduled", p.Namespace, p.Name))
+		}
+	}
+	return errors.Join(problems...)
+}
+
+func describe(c corev1.ContainerStatus) string {
+	why := ""
+	switch s := c.State; {
+	case s.Waiting != nil:
+		why = s.Waiting.Reason + " " + s.Waiting.Message
+	case s.Terminated != nil && s.Terminated.ExitCode != 0:
+		why = fmt.Sprintf("ended with %d", s.Terminated.ExitCode)
+	case s.Running != nil && !c.Ready:
+		why = "running, not ready"
+	}
+	if last := c.LastTerminationState.Terminated; last != nil && why != "" {
+		why += fmt.Sprintf("; before that it ended with %d %s", last.ExitCode, last.Message)
+	}
+	return strings.TrimSpace(why)
 }

@@ -20,6 +20,8 @@ type Options struct {
 	KVM string
 	// Install applies the manifests below deploy/ and waits until the nodes are Ready.
 	Install bool
+	// Keep leaves a lab whose nodes or product do not become ready, to look into.
+	Keep bool
 	// Repo is the checkout to build from; "" is the one around the working directory.
 	Repo string
 }

@@ -111,14 +111,14 @@ func start(outer context.Context, o Options, spec host.Spec, program string, say
 		select {
 		case <-ended:
 			fail(errors.New("the lab's supervisor ended"))
-		case <-within.Done():
+		case <-ctx.Done():
 		}
 	}()
-	if err := l.waitNodes(within, say); err != nil {
+	if err := l.waitNodes(ctx, say); err != nil {
 		return l, err
 	}
 	if o.Install {
-		if err := l.install(within, o.Repo, say); err != nil {
+		if err := l.install(ctx, o.Repo, say); err != nil {
 			return l, err
 		}
 	}

@@ -25,7 +25,7 @@ import (
 
 const usage = `usage: lab COMMAND
 
-  up [--nodes=2] [--families=ipv4|dual] [--kvm=auto|on|off] [--install=true]
+  up [--nodes=2] [--families=ipv4|dual] [--kvm=auto|on|off] [--install=true] [--keep]
                         build what is missing, start a lab, return when it is ready
   down                  end it
   status                show machines and nodes
@@ -126,6 +126,7 @@ func options(command string, args []string) (lab.Options, error) {
 	flags.StringVar(&o.Families, "families", "ipv4", "ipv4 or dual")
 	flags.StringVar(&o.KVM, "kvm", "auto", "auto, on or off")
 	flags.BoolVar(&o.Install, "install", true, "install the product from deploy/")
+	flags.BoolVar(&o.Keep, "keep", false, "keep a lab that does not become ready")
 	if err := flags.Parse(args); err != nil {
 		return o, err
 	}

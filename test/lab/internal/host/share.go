@@ -119,8 +119,9 @@ resolvConf: /etc/resolv.conf
 clusterDomain: cluster.local
 failSwapOn: false
 readOnlyPort: 0
-nodeStatusUpdateFrequency: 3s
-nodeStatusReportFrequency: 30s
+nodeStatusUpdateFrequency: 10s
+nodeStatusReportFrequency: 60s
+volumeStatsAggPeriod: 10m
 # Nothing here has a disk: images and pods are in memory.
 imageGCHighThresholdPercent: 100
 imageGCLowThresholdPercent: 99

@@ -83,7 +83,7 @@ func (s Spec) startVM(c *children, n Machine) (wait func() error, err error) {
 			"-device", fmt.Sprintf("virtio-net-pci,netdev=net%d,mac=%s,romfile=", i, card.mac))
 	}
 	args = append(args, "-kernel", s.Artifacts.Kernel, "-append",
-		"console=ttyS0 panic=-1 quiet mitigations=off rootfstype=virtiofs root=rootfs ro init=/usr/sbin/lab-stage0 lab.node="+n.Name)
+		"console=ttyS0 panic=-1 quiet mitigations=off apparmor=0 audit=0 rootfstype=virtiofs root=rootfs ro init=/usr/sbin/lab-stage0 lab.node="+n.Name)
 	vm, err := c.start(n.Name, nil, args...)
 	if err != nil {
 		return nil, err

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	nadclient "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/client/clientset/versioned"
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
@@ -63,7 +64,8 @@ type Zone struct {
 	begun   bool                // pending is filled: the node is ready
 	lastErr map[string]string   // by network, so that a refusal is logged once
 
-	ready atomic.Bool
+	ready   atomic.Bool
+	metrics metrics
 }
 
 // Keys in netQueue that are no network: "/" cannot occur in a network's name.
@@ -98,8 +100,9 @@ const (
 	retryMax   = 30 * time.Second
 )
 
-// NewZone makes a zone of the node that cfg names. Run starts it.
-func NewZone(cfg config.Config, k kubernetes.Interface, nads nadclient.Interface, log *slog.Logger) (*Zone, error) {
+// NewZone makes a zone of the node that cfg names. Run starts it. Its metrics
+// go to registry, which may be nil.
+func NewZone(cfg config.Config, k kubernetes.Interface, nads nadclient.Interface, registry prometheus.Registerer, log *slog.Logger) (*Zone, error) {
 	if cfg.Kubernetes.NodeName == "" {
 		return nil, errors.New("node name is empty: give --node-name")
 	}
@@ -107,7 +110,7 @@ func NewZone(cfg config.Config, k kubernetes.Interface, nads nadclient.Interface
 		return workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryFirst, retryMax)
 	}
 	return &Zone{
-		cfg: cfg, log: log.With("node", cfg.Kubernetes.NodeName), kube: k, nads: nads,
+		cfg: cfg, log: log.With("node", cfg.Kubernetes.NodeName), kube: k, nads: nads, metrics: newMetrics(registry),
 		podQueue: workqueue.NewTypedRateLimitingQueue(limiter()), netQueue: workqueue.NewTypedRateLimitingQueue(limiter()),
 		catalog: network.NewCatalog(), nodes: map[string]network.Node{}, nets: map[string]*netState{}, pods: map[string]*podState{},
 		initial: map[string]struct{}{}, pending: map[string]struct{}{}, orphans: map[string]struct{}{}, lastErr: map[string]string{},
@@ -215,6 +218,7 @@ func (z *Zone) syncChassis(ctx context.Context) error {
 
 // found is called when the northbound database was reached: it may be empty.
 func (z *Zone) found() {
+	z.metrics.reconnect.Inc()
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	if z.started {

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 
 	"bulkhead/pkg/network"
@@ -133,6 +134,7 @@ func (z *Zone) syncNetwork(ctx context.Context, name string) error {
 	if !ok {
 		return nil
 	}
+	defer prometheus.NewTimer(z.metrics.networks).ObserveDuration()
 	var err error
 	if j.known {
 		err = z.build(ctx, name, j)

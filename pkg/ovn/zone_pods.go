@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
@@ -99,6 +100,7 @@ func (z *Zone) syncPod(ctx context.Context, key string) error {
 		z.release(key)
 		return nil
 	}
+	defer prometheus.NewTimer(z.metrics.pods).ObserveDuration()
 	z.mu.Lock()
 	nets, err := z.place(pod, false)
 	foreign := z.foreignEntries(pod)
@@ -109,6 +111,7 @@ func (z *Zone) syncPod(ctx context.Context, key string) error {
 	if err != nil {
 		// Every reason has an event that ends it: a NAD, a node, an address
 		// given back.
+		z.metrics.refused.Inc()
 		z.log.Warn("pod got no network", "pod", key, "error", err)
 		z.events.Event(reference(pod), corev1.EventTypeWarning, reasonAllocation, err.Error())
 		return nil

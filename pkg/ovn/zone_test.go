@@ -122,7 +122,7 @@ func (w *world) run() {
 		w.t.Fatal(err)
 	}
 	cfg.Kubernetes.NodeName, cfg.Workers = "node1", 4
-	z, err := NewZone(cfg, w.kube, w.nads, quietLog())
+	z, err := NewZone(cfg, w.kube, w.nads, nil, quietLog())
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ovn
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"bulkhead/pkg/network"
+)
+
+// Tests against a real ovsdb-server with OVN's schema; no root, no northd.
+
+func TestDatabase(t *testing.T) {
+	h := newHost(t, debianTree(t), "db", "")
+	h.database("nb", "usr/share/ovn/ovn-nb.ovsschema")
+	h.database("sb", "usr/share/ovn/ovn-sb.ovsschema")
+	h.must("ovn-nbctl", "--no-leader-only", "init")
+	h.must("ovn-nbctl", "--no-leader-only", "ls-add", "theirs", "--", "lsp-add", "theirs", "blue.net_blue_p", "--", "lr-add", "theirs")
+	nb, sb := h.databases()
+	ctx := context.Background()
+	node := testNode(1, "node1", network.SharedGateway)
+	peers := []network.Node{testNode(2, "node2", network.SharedGateway), testNode(3, "node3", network.SharedGateway)}
+	cdn, red, blue := testDefault(true), testTenant(1, "red_net", true), testTenant(2, "blue_net", true)
+	in := Inputs{Plan: testPlan(true), PhysicalNetwork: "physnet", Peers: peers}
+	withPods := func(pods ...PodPort) Inputs { x := in; x.Pods = pods; return x }
+
+	converge(t, nb, cdn, node, withPods(testPod(cdn, node, "default", "red", "p", 3, true)))
+	before := nb.Transactions()
+	converge(t, nb, red, node, withPods(testPod(red, node, "red/net", "red", "p", 3, false)))
+	if n := nb.Transactions() - before; n != 1 {
+		t.Errorf("a new network took %d transactions", n)
+	}
+	// An open port becomes locked, a peer goes, a pod goes, the mode changes.
+	converge(t, nb, cdn, node, withPods(testPod(cdn, node, "default", "red", "p", 3, false), testPod(cdn, node, "default", "red", "q", 4, true)))
+	in.Peers = peers[:1]
+	converge(t, nb, cdn, node, withPods(testPod(cdn, node, "default", "red", "p", 3, true)))
+	local := node
+	local.Mode = network.LocalGateway
+	converge(t, nb, red, local, in)
+
+	// A name that somebody else has: that row fails and is named, the others
+	// are there.
+	want, err := Build(blue, node, withPods(testPod(blue, node, "blue/net", "blue", "p", 3, false), testPod(blue, node, "blue/net", "blue", "q", 4, false)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = nb.Apply(ctx, Diff(want, nil))
+	if err == nil || !strings.Contains(err.Error(), "insert Logical_Switch_Port blue.net_blue_p") || strings.Contains(err.Error(), "blue_q") {
+		t.Errorf("taken name: %v", err)
+	}
+	owner := Owner{Network: blue.Name, Node: node.Name, Parts: AllParts}
+	have, err := nb.Read(ctx, owner)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if left := Diff(want, have); len(left) != 1 {
+		t.Errorf("missing after a taken name: %v", left)
+	}
+	if names, err := nb.Networks(ctx); err != nil || fmt.Sprint(names) != "[blue_net default red_net]" {
+		t.Errorf("networks: %v, %v", names, err)
+	}
+	for _, n := range []network.Network{red, blue, cdn} {
+		o := Owner{Network: n.Name, Node: node.Name, Parts: AllParts}
+		if have, err = nb.Read(ctx, o); err != nil {
+			t.Fatal(err)
+		}
+		if err := nb.Apply(ctx, Diff(nil, have)); err != nil {
+			t.Error(err)
+		}
+	}
+	for _, table := range []string{"Logical_Switch", "Logical_Router", "Logical_Switch_Port"} {
+		if out := strings.Fields(h.must("ovn-nbctl", "--no-leader-only", "--bare", "--columns=name", "list", table)); len(out) != 1 {
+			t.Errorf("%s: %v is left, want what was theirs", table, out)
+		}
+	}
+	for table := range tables {
+		if out := strings.TrimSpace(h.must("ovn-nbctl", "--no-leader-only", "--bare", "--columns=_uuid", "find", table)); out != "" && !strings.HasPrefix(table, "Logical_Switch") && table != "Logical_Router" {
+			t.Errorf("%s: left behind: %s", table, out)
+		}
+	}
+	if err := nb.SetName(ctx, "node1"); err != nil {
+		t.Error(err)
+	}
+
+	testChassis(t, sb, node, peers)
+}
+
+func testChassis(t *testing.T, sb *SB, node network.Node, peers []network.Node) {
+	ctx := context.Background()
+	reinstalled := []network.Node{peers[0]}
+	reinstalled[0].Chassis = "chassis-2b" // same address
+	for i, p := range [][]network.Node{peers, peers, reinstalled, nil} {
+		want := BuildChassis(node, p)
+		have, err := sb.ReadChassis(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ops := DiffChassis(want, have)
+		if i == 1 && len(ops) > 0 {
+			t.Errorf("second run: %v", ops)
+		}
+		if err := sb.ApplyChassis(ctx, ops); err != nil {
+			t.Fatal(err)
+		}
+		if have, err = sb.ReadChassis(ctx); err != nil || fmt.Sprint(have) != fmt.Sprint(want) {
+			t.Errorf("chassis %v, want %v, %v", have, want, err)
+		}
+	}
+}
+
+// TestDatabaseRestart: the zone finds its database again, whether it kept its
+// rows or lost them.
+func TestDatabaseRestart(t *testing.T) {
+	h := newHost(t, debianTree(t), "db", "")
+	server := h.database("nb", "usr/share/ovn/ovn-nb.ovsschema")
+	var found atomic.Int32
+	nb := NewNB(h.sock("nb"), quietLog(), func() { found.Add(1) }, func(string, Part) {})
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() { nb.Run(ctx); close(ended) }()
+	defer func() { cancel(); <-ended }()
+	connected := func(n int32) {
+		t.Helper()
+		eventually(t, 10*time.Second, "connected", func() error {
+			if found.Load() != n || !nb.Connected() {
+				return fmt.Errorf("found %d times", found.Load())
+			}
+			return nil
+		})
+	}
+	connected(1)
+	node, n := testNode(1, "node1", network.SharedGateway), testTenant(1, "red_net", false)
+	in := Inputs{Plan: testPlan(false), PhysicalNetwork: "physnet"}
+	converge(t, nb, n, node, in)
+	made := nb.Transactions()
+
+	stop(server)
+	eventually(t, 5*time.Second, "loss noticed", func() error {
+		if nb.Connected() {
+			return fmt.Errorf("still connected")
+		}
+		return nil
+	})
+	if err := nb.Apply(context.Background(), []Op{{Verb: Delete}}); err == nil {
+		t.Error("no error without a database")
+	}
+	server = h.serveDatabase("nb")
+	connected(2)
+	converge(t, nb, n, node, in)
+	if nb.Transactions() != made {
+		t.Errorf("%d transactions after a restart that lost nothing", nb.Transactions()-made)
+	}
+	stop(server)
+	_ = os.Remove(filepath.Join(h.dir, "nb.db"))
+	h.database("nb", "usr/share/ovn/ovn-nb.ovsschema")
+	connected(3)
+	converge(t, nb, n, node, in)
+}
+
+// BenchmarkNetworks is the cost of one more network, two pods on it and their
+// removal, with N networks there; northd does not run.
+func BenchmarkNetworks(b *testing.B) {
+	for _, have := range []int{1, 500} {
+		b.Run(fmt.Sprint(have), func(b *testing.B) {
+			h := newHost(b, debianTree(b), "db", "")
+			h.database("nb", "usr/share/ovn/ovn-nb.ovsschema")
+			h.database("sb", "usr/share/ovn/ovn-sb.ovsschema")
+			nb, _ := h.databases()
+			node := testNode(1, "node1", network.SharedGateway)
+			in := Inputs{Plan: testPlan(false), PhysicalNetwork: "physnet", Peers: []network.Node{testNode(2, "node2", network.SharedGateway), testNode(3, "node3", network.SharedGateway)}}
+			started := time.Now()
+			for i := range have {
+				apply(b, nb, testTenant(i+1, fmt.Sprintf("net%d_n", i+1), false), node, in)
+			}
+			b.ReportMetric(float64(time.Since(started).Milliseconds())/float64(have), "ms/network")
+			n := testTenant(have+1, "extra_net", false)
+			pods := in
+			pods.Pods = []PodPort{testPod(n, node, "extra/net", "extra", "a", 3, false), testPod(n, node, "extra/net", "extra", "b", 4, false)}
+			for b.Loop() {
+				apply(b, nb, n, node, in)
+				apply(b, nb, n, node, pods)
+				have, err := nb.Read(context.Background(), Owner{Network: n.Name, Node: node.Name, Parts: AllParts})
+				if err != nil {
+					b.Fatal(err)
+				}
+				if err := nb.Apply(context.Background(), Diff(nil, have)); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+func apply(b *testing.B, nb *NB, n network.Network, node network.Node, in Inputs) {
+	want, err := Build(n, node, in)
+	if err != nil {
+		b.Fatal(err)
+	}
+	have, err := nb.Read(context.Background(), Owner{Network: n.Name, Node: node.Name, Parts: AllParts})
+	if err != nil {
+		b.Fatal(err)
+	}
+	if err := nb.Apply(context.Background(), Diff(want, have)); err != nil {
+		b.Fatal(err)
+	}
+}

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ovn
+
+import "github.com/prometheus/client_golang/prometheus"
+
+// metrics are what an operator watches of a zone. None has a label that grows
+// with the number of networks.
+type metrics struct {
+	networks  prometheus.Histogram
+	pods      prometheus.Histogram
+	refused   prometheus.Counter
+	reconnect prometheus.Counter
+}
+
+func newMetrics(r prometheus.Registerer) metrics {
+	buckets := prometheus.ExponentialBuckets(0.001, 2, 14)
+	m := metrics{
+		networks:  prometheus.NewHistogram(prometheus.HistogramOpts{Name: "bulkhead_zone_network_sync_seconds", Help: "Time to bring one network's OVN rows in line.", Buckets: buckets}),
+		pods:      prometheus.NewHistogram(prometheus.HistogramOpts{Name: "bulkhead_zone_pod_sync_seconds", Help: "Time to give one pod its addresses and annotation.", Buckets: buckets}),
+		refused:   prometheus.NewCounter(prometheus.CounterOpts{Name: "bulkhead_zone_pods_refused_total", Help: "Times that a pod could not be given a network."}),
+		reconnect: prometheus.NewCounter(prometheus.CounterOpts{Name: "bulkhead_zone_nb_connects_total", Help: "Connects to the northbound database."}),
+	}
+	if r != nil {
+		r.MustRegister(m.networks, m.pods, m.refused, m.reconnect)
+	}
+	return m
+}

@@ -128,7 +128,7 @@ func conditionOf(problems []Problem) Condition {
 		} else if c.Reason != p.Reason {
 			c.Reason = "SeveralProblems"
 		}
-		lines = append(lines, p.Message)
+		lines = append(lines, strings.ReplaceAll(p.Message, "\n", "; "))
 	}
 	if !c.True() {
 		return c

@@ -199,7 +199,7 @@ func (a *Agent) setNode(obj any) {
 		a.Log.Warn("annotations of this node", "error", err)
 	}
 	if a.Store.SetNode(n, maps.Clone(o.Annotations)) {
-		a.Log.Info("node id", "node", o.Name, "id", n.ID)
+		a.Log.Info("the node has an id", "id", n.ID)
 		a.everything()
 		return
 	}

@@ -25,15 +25,30 @@ type Target interface {
 var ErrNoVRF = errors.New("this kernel has no VRF devices (CONFIG_NET_VRF, module vrf)")
 
 // Apply makes all changes in order. One that fails does not stop those behind
-// it; the error names each.
+// it, except those that need it: without its VRF device the port is not put
+// anywhere, and outside its VRF it gets no address. The error names each that
+// failed.
 func Apply(ctx context.Context, t Target, ops []Op) error {
 	var errs []error
+	missing := map[string]bool{} // VRF devices, and ports that are not in theirs
 	for _, op := range ops {
 		if err := ctx.Err(); err != nil {
 			return errors.Join(append(errs, err)...)
 		}
+		if missing[op.needs()] || op.Verb == SetMaster && missing[op.Port.Master] {
+			if op.Verb == SetMaster {
+				missing[op.Port.Name] = true
+			}
+			continue
+		}
 		if err := t.Do(ctx, op); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", op, err))
+			switch {
+			case op.Verb == AddDevice:
+				missing[op.Device.Name] = true
+			case op.Verb == SetMaster && op.Port.Master != "":
+				missing[op.Port.Name] = true
+			}
 		}
 	}
 	return errors.Join(errs...)

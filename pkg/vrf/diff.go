@@ -71,16 +71,16 @@ func (d *differ) reachGoes() {
 			d.add(Op{Verb: DelAddr, Port: Port{Name: port.Name}, Addr: a})
 		}
 	}
-	// A VRF's table cannot change: the device is made anew, and the port must
-	// not be seen in the default VRF meanwhile.
+	// The port must not be seen outside its VRF, on the way into it either. A
+	// VRF's table cannot change: then the device is made anew.
 	remade := slices.ContainsFunc(d.have.Devices, func(x Device) bool { return x.Name == port.Master && d.mustRemake(x) })
-	if (gone || remade) && port.Up {
+	d.recycled = remade || !gone && port.Master != d.want.Port.Master
+	if (gone || d.recycled) && port.Up {
 		d.add(Op{Verb: PortDown, Port: Port{Name: port.Name}})
 	}
 	if gone {
 		d.add(Op{Verb: SetMaster, Port: Port{Name: port.Name}})
 	}
-	d.recycled = remade || !gone && port.Master != d.want.Port.Master
 }
 
 func (d *differ) mustRemake(have Device) bool {

@@ -5,6 +5,7 @@ package vrf
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 )
 
 // Verb is what an Op does.
@@ -78,4 +79,22 @@ func (o Op) String() string {
 	default:
 		return fmt.Sprintf("unknown operation %d", o.Verb)
 	}
+}
+
+// needs is the link that must be there, and where it belongs, for the
+// operation to be made; "" for those that take something away or need none.
+func (o Op) needs() string {
+	switch o.Verb {
+	case SetAlias, DeviceUp:
+		return o.Device.Name
+	case AddAddr, PortUp:
+		return o.Port.Name
+	case AddRoute:
+		return o.Route.Dev
+	case SetSysctl:
+		if part := strings.Split(o.Sysctl.Path, "/"); len(part) == 5 { // net/ipv4/conf/DEVICE/key
+			return part[3]
+		}
+	}
+	return ""
 }

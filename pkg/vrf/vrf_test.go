@@ -292,6 +292,23 @@ func TestDenyBeforeReach(t *testing.T) {
 	}
 }
 
+// Somebody deleted the VRF device: the port is in the default VRF, with its
+// addresses, and must go down at once, whether or not it can go back.
+func TestPortOutsideItsVRF(t *testing.T) {
+	f := newWorld(7)
+	net := testNet(7, "cluster_udn_blue", "10.20.0.0/16/24", "fd20::/48/64")
+	mustReconcile(t, f, net, testNode())
+	f.DelLink("blue")
+	f.NoVRF = true
+	_, _ = Reconcile(context.Background(), f, net, testNode(), Inputs{Plan: testPlan(), IPv6: true})
+	if f.Links["ovn-k8s-mp7"].Up {
+		t.Error("reachable outside its VRF")
+	}
+	f.NoVRF = false
+	mustReconcile(t, f, net, testNode())
+	assertSettled(t, f, net, testNode())
+}
+
 // The port comes late: everything that does not need it is there before.
 func TestWaitsForPort(t *testing.T) {
 	f := newWorld()
@@ -329,6 +346,10 @@ func TestApplyGoesOn(t *testing.T) {
 	}
 	if len(f.Rules) == 0 || len(r.Ops) == 0 {
 		t.Error("stopped at the first failure")
+	}
+	// Without its VRF the port stays out of reach.
+	if p := f.Links["ovn-k8s-mp7"]; p.Up || len(p.Addrs) > 0 || strings.Contains(err.Error(), "alias") {
+		t.Errorf("port %+v, error %v", *p, err)
 	}
 }
 

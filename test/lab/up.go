@@ -23,8 +23,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// nodesDeadline is generous: two emulated nodes on busy cores.
-const nodesDeadline = 5 * time.Minute
+// nodesDeadline is generous: two emulated nodes on cores that others use too.
+const nodesDeadline = 10 * time.Minute
 
 // Up builds what is missing, replaces a lab that runs in the same directory and
 // returns when the new one is ready. The lab then stays, whatever becomes of

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 )
 
 func TestMirrorIn(t *testing.T) {
@@ -70,11 +71,23 @@ func TestEntryIsMadeOnceAndWhole(t *testing.T) {
 	if calls != 2 {
 		t.Errorf("built %d times, want one failure and one success", calls)
 	}
-	if _, err := entryIn(root, "k", "2", 1, fill); err != nil {
-		t.Fatal(err)
+}
+
+func TestPruneKeepsTheNewestAndWhatMayBeInUse(t *testing.T) {
+	root, now := t.TempDir(), time.Now()
+	for name, age := range map[string]time.Duration{"new": 0, "running": time.Hour, "old": 48 * time.Hour} {
+		dir := filepath.Join(root, name)
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(dir, now.Add(-age), now.Add(-age)); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if left, _ := filepath.Glob(filepath.Join(root, "k", "[^.]*")); len(left) != 1 || filepath.Base(left[0]) != "2" {
-		t.Errorf("kept %v, want the newest alone", left)
+	prune(root, 1, now.Add(-inUse))
+	left, err := filepath.Glob(filepath.Join(root, "*"))
+	if err != nil || len(left) != 2 || filepath.Base(left[0]) != "new" || filepath.Base(left[1]) != "running" {
+		t.Errorf("kept %v, %v; want the newest and the one used an hour ago", left, err)
 	}
 }
 

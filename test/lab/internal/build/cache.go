@@ -37,7 +37,7 @@ func cacheRoot() (string, error) {
 // entry returns the directory of an entry, and calls make for one that is not
 // there. make fills a temporary directory, which then gets the entry's name:
 // nobody sees half an entry, and of two builders at once the second waits.
-// All but the newest keep entries of a kind are removed.
+// All but the newest keep entries of a kind are removed, once they are old.
 func entry(kind, key string, keep int, make func(dir string) error) (string, error) {
 	root, err := cacheRoot()
 	if err != nil {
@@ -84,13 +84,15 @@ func entryIn(root, kind, key string, keep int, make func(dir string) error) (str
 	if err := os.Rename(tmp, final); err != nil {
 		return "", fmt.Errorf("put %s into the cache: %w", kind, err)
 	}
-	prune(parent, keep)
+	prune(parent, keep, time.Now().Add(-inUse))
 	return final, nil
 }
 
-// prune removes the entries used longest ago. A lab that runs from one of them
-// was started from a checkout that nobody has touched for several builds.
-func prune(parent string, keep int) {
+// inUse is how long a lab may run from an entry that newer builds have replaced.
+const inUse = 24 * time.Hour
+
+// prune removes the entries used longest ago, but none used after unused.
+func prune(parent string, keep int, unused time.Time) {
 	list, err := os.ReadDir(parent)
 	if err != nil {
 		return
@@ -107,7 +109,9 @@ func prune(parent string, keep int) {
 	}
 	sort.Slice(entries, func(i, j int) bool { return entries[i].used.After(entries[j].used) })
 	for _, e := range entries[min(keep, len(entries)):] {
-		os.RemoveAll(e.path)
+		if e.used.Before(unused) {
+			os.RemoveAll(e.path)
+		}
 	}
 }
 

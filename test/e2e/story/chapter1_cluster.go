@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -79,7 +80,7 @@ func defaultReach(ctx context.Context, w *World) (string, error) {
 // mesh has every pod reach every other's primary address, and checks who
 // answered: two networks may hold the same address.
 func (w *World) mesh(ctx context.Context, pods []*pod) (string, error) {
-	tried := 0
+	var tried atomic.Int32
 	err := each(pods, func(from *pod) error {
 		var want []string
 		var list []string
@@ -97,7 +98,7 @@ func (w *World) mesh(ctx context.Context, pods []*pod) (string, error) {
 			return err
 		}
 		for i, g := range got {
-			tried++
+			tried.Add(1)
 			if !g.OK {
 				return fmt.Errorf("%s does not reach %s at %s: %s", from.Name, want[i], g.Target, g.Detail)
 			}
@@ -107,7 +108,7 @@ func (w *World) mesh(ctx context.Context, pods []*pod) (string, error) {
 		}
 		return nil
 	})
-	return fmt.Sprintf("%d probes", tried), err
+	return fmt.Sprintf("%d probes", tried.Load()), err
 }
 
 // probesPass checks that kubelet's probes of a tenant's pods go on passing:

@@ -4,9 +4,12 @@ package story
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -16,8 +19,11 @@ func isolationChecks() []Check {
 	}
 }
 
-// isolationMatrix tries every pair of networks, from a pod on each node to
-// every pod of the other networks, on both interfaces, and prints what came
+// attempt is one line of the matrix: from whom, to whom, on which interface.
+type attempt struct{ from, to, iface string }
+
+// isolationMatrix has every pod try every pod of the other networks on both
+// interfaces, and its own network's on the default one, and prints what came
 // of it.
 func isolationMatrix(ctx context.Context, w *World) (string, error) {
 	groups := map[string][]*pod{"red": w.tenant("red"), "blue": w.tenant("blue")}
@@ -27,47 +33,67 @@ func isolationMatrix(ctx context.Context, w *World) (string, error) {
 		}
 	}
 	order := []string{"red", "blue", "default"}
-	rows := []string{fmt.Sprintf("%-10s %-10s %-10s %-9s %6s  %s", "FROM", "TO", "INTERFACE", "PROTOCOLS", "TRIED", "RESULT")}
-	var leaks []string
-	tried := 0
+	var lines []attempt
+	var sources []*pod
 	for _, from := range order {
+		sources = append(sources, groups[from]...)
 		for _, to := range order {
 			for _, iface := range []string{"default", "primary"} {
 				if from == to && (from == "default" || iface == "primary") || to == "default" && iface == "primary" {
 					continue // the same network; that it works is another check's
 				}
-				list, want := isolationTargets(groups[to], iface)
-				bad, n := 0, 0
-				for _, source := range groups[from] {
-					got, err := w.check(ctx, source, "", 2*time.Second, list...)
-					if err != nil {
-						return "", err
-					}
-					for i, g := range got {
-						if strings.Contains(g.Target, source.Default[0].String()+":") || holds(source, g.Target) {
-							continue // its own address
-						}
-						n++
-						if w.leaks(source, g, want[i], groups) {
-							bad++
-							leaks = append(leaks, fmt.Sprintf("%s reached %s at %s (%q)", source.Name, want[i].Name, g.Target, g.Who))
-						}
-					}
-				}
-				tried += n
-				verdict := "isolated"
-				if bad > 0 {
-					verdict = fmt.Sprintf("%d REACHED", bad)
-				}
-				rows = append(rows, fmt.Sprintf("%-10s %-10s %-10s %-9s %6d  %s", from, to, iface, "tcp udp icmp", n, verdict))
+				lines = append(lines, attempt{from, to, iface})
 			}
 		}
 	}
-	fmt.Fprintf(w.Out, "     %s\n", strings.Join(rows, "\n     "))
-	if len(leaks) > 0 {
-		return "", fmt.Errorf("%s", strings.Join(leaks, "\n"))
+	var mu sync.Mutex
+	tried, reached := map[attempt]int{}, map[attempt]int{}
+	err := each(sources, func(source *pod) error {
+		var list []string
+		var to []*pod
+		var of []attempt
+		for _, line := range lines {
+			if !slices.Contains(groups[line.from], source) {
+				continue
+			}
+			targets, pods := isolationTargets(groups[line.to], line.iface)
+			for i, t := range targets {
+				if !holds(source, t) { // its own addresses it reaches, of course
+					list, to, of = append(list, t), append(to, pods[i]), append(of, line)
+				}
+			}
+		}
+		got, err := w.check(ctx, source, "", 3*time.Second, list...)
+		if err != nil {
+			return err
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		var leaks []error
+		for i, g := range got {
+			tried[of[i]]++
+			if w.leaks(source, g, to[i], groups) {
+				reached[of[i]]++
+				leaks = append(leaks, fmt.Errorf("%s reached %s at %s (%q)", source.Name, to[i].Name, g.Target, g.Who))
+			}
+		}
+		return errors.Join(leaks...)
+	})
+	total := 0
+	fmt.Fprintf(w.Out, "     %-8s %-8s %-10s %-13s %5s  %s\n", "FROM", "TO", "INTERFACE", "PROTOCOLS", "TRIED", "RESULT")
+	for _, line := range lines {
+		verdict := "isolated"
+		switch {
+		case tried[line] == 0:
+			verdict = "NOT TRIED"
+			err = errors.Join(err, fmt.Errorf("%v was not tried", line))
+		case reached[line] > 0:
+			verdict = fmt.Sprintf("%d REACHED", reached[line])
+		}
+		total += tried[line]
+		fmt.Fprintf(w.Out, "     %-8s %-8s %-10s %-13s %5d  %s\n", line.from, line.to, line.iface, "tcp, udp, icmp", tried[line], verdict)
 	}
-	return fmt.Sprintf("%d pairs tried", tried), nil
+	return fmt.Sprintf("%d attempts", total), err
 }
 
 func isolationTargets(pods []*pod, iface string) (list []string, want []*pod) {

@@ -32,8 +32,7 @@ func othersRefused(ctx context.Context, w *World) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		list := targets(p.Default...)
-		list = dropICMP(list)
+		list := dropICMP(targets(p.Default...))
 		got, err := nodeProbe(ctx, node, 5*time.Second, list...)
 		if err != nil {
 			return "", err
@@ -71,23 +70,20 @@ func othersRefused(ctx context.Context, w *World) (string, error) {
 }
 
 func rawRefused(ctx context.Context, w *World) (string, error) {
-	for _, p := range append(w.tenant("red"), w.tenant("blue")...) {
+	pods := append(w.tenant("red"), w.tenant("blue")...)
+	return "", each(pods, func(p *pod) error {
 		node := w.Lab.Node(p.Node)
-		var list []string
-		for _, a := range p.Default {
-			list = append(list, "icmp:"+a.String())
-		}
-		got, err := nodeProbe(ctx, node, 3*time.Second, list...)
+		got, err := nodeProbe(ctx, node, 3*time.Second, addrTargets("icmp", p.Default, 0)...)
 		if err != nil {
-			return "", err
+			return err
 		}
 		for _, g := range got {
 			if g.OK {
-				return "", fmt.Errorf("a raw ping from %s reached %s of %s", node.Name, g.Target, p.Name)
+				return fmt.Errorf("a raw ping from %s reached %s of %s", node.Name, g.Target, p.Name)
 			}
 		}
-	}
-	return "", nil
+		return nil
+	})
 }
 
 func dropICMP(list []string) []string {

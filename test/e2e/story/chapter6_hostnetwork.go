@@ -110,34 +110,44 @@ func hostServerReached(ctx context.Context, w *World) (string, error) {
 		return "", err
 	}
 	list := addrTargets("tcp", v4(w.nodeRedAddrs(p.Node)), hostPort)
-	for _, from := range w.tenant("red") {
+	return strings.Join(list, " "), each(w.tenant("red"), func(from *pod) error {
 		got, err := w.check(ctx, from, "", probeTime, list...)
 		if err != nil {
-			return "", err
+			return err
 		}
 		for _, g := range got {
 			if !g.OK || g.Who != "red-host" {
-				return "", fmt.Errorf("%s does not reach the server at %s: %q %s", from.Name, g.Target, g.Who, g.Detail)
+				return fmt.Errorf("%s does not reach the server at %s: %q %s", from.Name, g.Target, g.Who, g.Detail)
 			}
 		}
-	}
-	return strings.Join(list, " "), nil
+		return nil
+	})
 }
 
 func hostServerConfined(ctx context.Context, w *World) (string, error) {
 	p := w.pods["red-host"]
 	node := w.Lab.Node(p.Node)
 	list := addrTargets("tcp", v4(append(w.nodeRedAddrs(p.Node), addrs(node)...)), hostPort)
-	for _, from := range append(w.tenant("blue"), w.pods["plain-1"], w.pods["plain-2"]) {
+	strangers := w.tenant("blue")
+	for _, p := range w.pods {
+		if p.Tenant == "" {
+			strangers = append(strangers, p)
+		}
+	}
+	err := each(strangers, func(from *pod) error {
 		got, err := w.check(ctx, from, "", 2*time.Second, list...)
 		if err != nil {
-			return "", err
+			return err
 		}
 		for _, g := range got {
 			if g.OK {
-				return "", fmt.Errorf("%s reached red's server at %s", from.Name, g.Target)
+				return fmt.Errorf("%s reached red's server at %s", from.Name, g.Target)
 			}
 		}
+		return nil
+	})
+	if err != nil {
+		return "", err
 	}
 	// From the node itself, from the other node and from outside, at the default address.
 	list = addrTargets("tcp", v4(addrs(node)), hostPort)

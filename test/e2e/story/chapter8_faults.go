@@ -41,13 +41,9 @@ type watchedResult struct {
 func killUnderTraffic(ctx context.Context, w *World, pattern string, everywhere bool) (string, error) {
 	from, to := w.pods["red-a-1"], w.pods["red-a-2"]
 	nodes := w.Lab.Nodes()
-	before := map[string]snapshot{}
-	for _, n := range nodes {
-		s, err := w.state(ctx, n, true)
-		if err != nil {
-			return "", err
-		}
-		before[n.Name] = s
+	before, err := w.states(ctx, true)
+	if err != nil {
+		return "", err
 	}
 	traffic, err := w.start(ctx, from, "", "/tools/netprobe", "watch",
 		"--ping", to.Primary[0].String(), "--tcp", strings.TrimPrefix(targets(to.Primary[0])[0], "tcp:"))
@@ -93,12 +89,12 @@ func killUnderTraffic(ctx context.Context, w *World, pattern string, everywhere 
 	if r.StreamError != "" || r.StreamLines < 100 {
 		return "", fmt.Errorf("stream: %s: %s", figures, r.StreamError)
 	}
+	after, err := w.states(ctx, true)
+	if err != nil {
+		return "", err
+	}
 	for _, n := range nodes {
-		after, err := w.state(ctx, n, true)
-		if err != nil {
-			return "", err
-		}
-		if d := difference(before[n.Name], after); len(d) > 0 {
+		if d := difference(before[n.Name], after[n.Name]); len(d) > 0 {
 			return "", fmt.Errorf("node %s changed:\n%s", n.Name, strings.Join(d, "\n"))
 		}
 	}

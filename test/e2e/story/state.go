@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 
 	"bulkhead/test/lab"
 )
@@ -156,13 +157,24 @@ func difference(before, after snapshot) []string {
 	return out
 }
 
-// takeBaseline records every node before any tenant exists.
-func (w *World) takeBaseline(ctx context.Context) error {
-	return each(w.Lab.Nodes(), func(n *lab.Node) error {
-		s, err := w.state(ctx, n, false)
-		w.baseline[n.Name] = s
+// states takes a snapshot of every node.
+func (w *World) states(ctx context.Context, ids bool) (map[string]snapshot, error) {
+	var mu sync.Mutex
+	out := map[string]snapshot{}
+	return out, each(w.Lab.Nodes(), func(n *lab.Node) error {
+		s, err := w.state(ctx, n, ids)
+		mu.Lock()
+		defer mu.Unlock()
+		out[n.Name] = s
 		return err
 	})
+}
+
+// takeBaseline records every node before any tenant exists.
+func (w *World) takeBaseline(ctx context.Context) error {
+	states, err := w.states(ctx, false)
+	w.baseline = states
+	return err
 }
 
 // counter reads one of the agent's counters.

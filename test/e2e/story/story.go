@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"sync"
 	"time"
 
 	"k8s.io/client-go/dynamic"
@@ -103,14 +104,25 @@ func Table(out io.Writer, results []Result) bool {
 	return ok
 }
 
-// each runs f for every item and joins the errors, so that one report names
-// everything that is wrong.
+// atATime is how many commands run in the lab at once: as many as it has
+// emulated processors.
+const atATime = 4
+
+// each runs f for every item, a few at a time, and joins the errors, so that
+// one report names everything that is wrong.
 func each[T any](items []T, f func(T) error) error {
-	var errs []error
-	for _, item := range items {
-		if err := f(item); err != nil {
-			errs = append(errs, err)
-		}
+	errs := make([]error, len(items))
+	slots := make(chan struct{}, atATime)
+	var wg sync.WaitGroup
+	for i, item := range items {
+		wg.Add(1)
+		slots <- struct{}{}
+		go func() {
+			defer wg.Done()
+			errs[i] = f(item)
+			<-slots
+		}()
 	}
+	wg.Wait()
 	return errors.Join(errs...)
 }

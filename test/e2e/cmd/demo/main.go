@@ -21,9 +21,10 @@ func main() {
 	nodes := flag.Int("nodes", 2, "machines, 1 to 4")
 	families := flag.String("families", "dual", "ipv4 or dual")
 	keep := flag.Bool("keep", false, "leave the lab running")
+	attach := flag.Bool("attach", false, "tell the story in the lab that runs, and leave it running")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	ok, err := demo(ctx, lab.Options{Nodes: *nodes, Families: *families, Install: true}, *keep)
+	ok, err := demo(ctx, lab.Options{Nodes: *nodes, Families: *families, Install: true}, *attach, *keep)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "demo:", err)
@@ -33,13 +34,18 @@ func main() {
 	}
 }
 
-func demo(ctx context.Context, options lab.Options, keep bool) (ok bool, err error) {
+func demo(ctx context.Context, options lab.Options, attach, keep bool) (ok bool, err error) {
 	start := time.Now()
-	l, err := lab.Up(ctx, options, os.Stdout)
+	var l *lab.Lab
+	if attach {
+		l, err = lab.Attach()
+	} else {
+		l, err = lab.Up(ctx, options, os.Stdout)
+	}
 	if err != nil {
 		return false, err
 	}
-	if !keep {
+	if !keep && !attach {
 		defer l.Down(context.WithoutCancel(ctx))
 	}
 	up := time.Since(start)

@@ -70,9 +70,9 @@ func (n *Node) Start(ctx context.Context, script string) (*Process, error) {
 	return p, nil
 }
 
-// Put writes a file on the node.
+// Put writes a file on the node, in place of one that may be in use.
 func (n *Node) Put(ctx context.Context, path string, data []byte, mode os.FileMode) error {
-	p, err := n.Start(ctx, fmt.Sprintf("mkdir -p %s && cat >%s && chmod %o %s", quote(filepath.Dir(path)), quote(path), mode.Perm(), quote(path)))
+	p, err := n.Start(ctx, fmt.Sprintf("mkdir -p %[1]s && cat >%[2]s.new && chmod %[3]o %[2]s.new && mv %[2]s.new %[2]s", quote(filepath.Dir(path)), quote(path), mode.Perm()))
 	if err != nil {
 		return err
 	}

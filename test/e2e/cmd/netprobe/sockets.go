@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/net/icmp"
@@ -159,6 +160,7 @@ func sockaddr(to netip.AddrPort) unix.Sockaddr {
 // pinger is one ICMP echo socket: raw where the process may, else the
 // kernel's ping socket, as ping does.
 type pinger struct {
+	ip      netip.Addr
 	conn    *icmp.PacketConn
 	to      net.Addr
 	request icmp.Type
@@ -168,12 +170,16 @@ type pinger struct {
 	raw     bool
 }
 
+// pingers tells the sockets of one process apart: a raw socket sees every
+// reply that comes in.
+var pingers atomic.Int32
+
 func newPinger(addr string) (*pinger, error) {
 	ip, err := netip.ParseAddr(addr)
 	if err != nil {
 		return nil, err
 	}
-	p := &pinger{id: os.Getpid() & 0xffff, request: ipv4.ICMPTypeEcho, reply: ipv4.ICMPTypeEchoReply, proto: 1, raw: true}
+	p := &pinger{ip: ip, id: (os.Getpid()<<8 + int(pingers.Add(1))) & 0xffff, request: ipv4.ICMPTypeEcho, reply: ipv4.ICMPTypeEchoReply, proto: 1, raw: true}
 	raw, ping, any := "ip4:icmp", "udp4", "0.0.0.0"
 	if ip.Is6() {
 		p.request, p.reply, p.proto = ipv6.ICMPTypeEchoRequest, ipv6.ICMPTypeEchoReply, 58
@@ -205,9 +211,12 @@ func (p *pinger) receive(deadline time.Time) (seq int, took time.Duration, err e
 	buf := make([]byte, 2048)
 	for {
 		p.conn.SetReadDeadline(deadline)
-		n, _, err := p.conn.ReadFrom(buf)
+		n, from, err := p.conn.ReadFrom(buf)
 		if err != nil {
 			return 0, 0, err
+		}
+		if !p.sentTo(from) {
+			continue
 		}
 		m, err := icmp.ParseMessage(p.proto, buf[:n])
 		if err != nil || m.Type != p.reply {
@@ -220,6 +229,19 @@ func (p *pinger) receive(deadline time.Time) (seq int, took time.Duration, err e
 		sent := time.Unix(0, int64(binary.BigEndian.Uint64(echo.Data)))
 		return echo.Seq, time.Since(sent), nil
 	}
+}
+
+// sentTo tells whether a reply is from whom was asked.
+func (p *pinger) sentTo(from net.Addr) bool {
+	var ip net.IP
+	switch a := from.(type) {
+	case *net.IPAddr:
+		ip = a.IP
+	case *net.UDPAddr:
+		ip = a.IP
+	}
+	addr, ok := netip.AddrFromSlice(ip)
+	return ok && addr.Unmap() == p.ip
 }
 
 func checkICMP(ctx context.Context, addr string) error {

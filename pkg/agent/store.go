@@ -333,7 +333,8 @@ func (s *Store) PodsByNetwork() (pods, hostPods map[int][]string) {
 		p := s.pods[key]
 		id := s.networkOf(p)
 		switch {
-		case id == 0:
+		case id == network.DefaultID && (p.HostNetwork || len(p.Networks) == 0):
+			// Of no network of ours, or not told yet which.
 		case p.HostNetwork:
 			hostPods[id] = append(hostPods[id], key)
 		default:

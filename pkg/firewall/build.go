@@ -13,6 +13,10 @@
 //     are refused too;
 //   - what one network's management port would forward out of another's. VRF
 //     tables lead nowhere else already; this holds if a table is wrong.
+//
+// And one thing is changed: a tenant's packet mark ends where the packet enters
+// OVN. The kernel routes a tunnel's outer packet by the mark of the inner one,
+// which would send it by the tenant's table.
 package firewall
 
 import (
@@ -22,6 +26,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"bulkhead/pkg/network"
 )
 
 // Table is the owner mark: everything in it is ours.
@@ -39,6 +45,7 @@ const (
 	chainOutput  = "output"
 	chainLocked  = "locked"
 	chainForward = "forward"
+	chainUnmark  = "unmark"
 )
 
 // Inputs are the facts that decide what should be.
@@ -124,6 +131,9 @@ func Build(in Inputs) State {
 			// it came by is the slave; the cluster default network's port has no VRF.
 			rule("between networks", `iifname "ovn-k8s-mp*" oifname "ovn-k8s-mp*" counter name`, CounterCrossNetwork, "drop"),
 			rule("between networks, VRF", `meta sdifname "ovn-k8s-mp*" oifname "ovn-k8s-mp*" counter name`, CounterCrossNetwork, "drop"),
+		}},
+		{Name: chainUnmark, Hook: "postrouting", Rules: []Rule{
+			rule("into OVN", `oifname "ovn-k8s-mp*"`, fmt.Sprintf("meta mark %#x-%#x", network.PacketMark(1), network.PacketMark(network.MaxID)), "meta mark set 0x0"),
 		}},
 	}
 	return st

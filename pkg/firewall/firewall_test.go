@@ -320,3 +320,19 @@ func TestKernelBulk(t *testing.T) {
 	}
 	t.Logf("10,000 addresses in %v, one less in %v", all, time.Since(start))
 }
+
+// A tenant's mark must not reach the tunnel: the kernel routes the outer
+// packet by it. The range is every network's, and no other mark.
+func TestUnmarked(t *testing.T) {
+	for _, c := range Build(Inputs{}).Chains {
+		if c.Hook != "postrouting" {
+			continue
+		}
+		want := `oifname "ovn-k8s-mp*" meta mark 0x1001-0x3710 meta mark set 0x0`
+		if len(c.Rules) != 1 || c.Rules[0].Text != want {
+			t.Errorf("got %+v, want one rule %q", c.Rules, want)
+		}
+		return
+	}
+	t.Error("no chain after routing")
+}

@@ -47,11 +47,15 @@ spec:
 }
 
 const badNetworks = `
+apiVersion: v1
+kind: Namespace
+metadata: {name: small, labels: {k8s.ovn.org/primary-user-defined-network: ""}}
+---
 apiVersion: k8s.ovn.org/v1
 kind: ClusterUserDefinedNetwork
 metadata: {name: small}
 spec:
-  namespaceSelector: {matchLabels: {none: none}}
+  namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: small}}
   network:
     topology: Layer3
     layer3: {role: Primary, subnets: [{cidr: 10.77.0.0/24}]} # one node's
@@ -122,11 +126,15 @@ func badNetworksReported(ctx context.Context, w *World) (string, error) {
 }
 
 const beside = `
+apiVersion: v1
+kind: Namespace
+metadata: {name: beside, labels: {k8s.ovn.org/primary-user-defined-network: ""}}
+---
 apiVersion: k8s.ovn.org/v1
 kind: ClusterUserDefinedNetwork
 metadata: {name: beside}
 spec:
-  namespaceSelector: {matchLabels: {none: none}}
+  namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: beside}}
   network:
     topology: Layer3
     layer3: {role: Primary, subnets: [{cidr: 10.81.0.0/16}]}

@@ -26,8 +26,8 @@ demo: lab-deps ## the lab, and the product's story in it as a table of checks
 	go run ./test/e2e/cmd/demo
 
 .PHONY: test
-test: lab-deps lab-build ## every test; the last line counts them
-	go run ./hack/runtests
+test: lab-deps lab-bin ## every test; the last line counts them
+	env $$(bin/lab env) go run ./hack/runtests
 
 .PHONY: unit
 unit: ## the inner loop: no root, no lab

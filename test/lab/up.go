@@ -182,22 +182,28 @@ func ready(n *corev1.Node) (bool, string) {
 	return false, "no Ready condition yet"
 }
 
+// Caches are what Build built, in the user's cache directory.
+type Caches struct {
+	Kubernetes string // directory of the control plane's and kubelet's programs
+	RootFS     string // the nodes' Debian tree: look, do not write
+}
+
 // Build fills the caches, and nothing else.
-func Build(ctx context.Context, o Options, progress io.Writer) error {
+func Build(ctx context.Context, o Options, progress io.Writer) (Caches, error) {
 	o, err := o.complete()
 	if err != nil {
-		return err
+		return Caches{}, err
 	}
 	work, err := os.MkdirTemp("", "lab-build-")
 	if err != nil {
-		return fmt.Errorf("make a place to build in: %w", err)
+		return Caches{}, fmt.Errorf("make a place to build in: %w", err)
 	}
 	defer os.RemoveAll(work)
 	if err := os.Mkdir(filepath.Join(work, "log"), 0o755); err != nil {
-		return fmt.Errorf("make a place for logs: %w", err)
+		return Caches{}, fmt.Errorf("make a place for logs: %w", err)
 	}
-	_, _, err = buildAll(ctx, o, work, sayer(progress))
-	return err
+	a, _, err := buildAll(ctx, o, work, sayer(progress))
+	return Caches{Kubernetes: a.Kubernetes, RootFS: a.RootFS}, err
 }
 
 func buildAll(ctx context.Context, o Options, run string, say func(string, ...any)) (build.Artifacts, string, error) {

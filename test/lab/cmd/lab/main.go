@@ -35,6 +35,7 @@ const usage = `usage: lab COMMAND
   logs                  fetch the logs inside the machines, print where all logs are
   pause|resume|kill X   stop, continue or kill a process of the lab (kube-apiserver, node1 ...)
   build                 only fill the caches
+  env                   the same without the product; print where tests find them
 `
 
 func main() {
@@ -54,13 +55,22 @@ func run(ctx context.Context, args []string) (int, error) {
 	}
 	command, args := args[0], args[1:]
 	switch command {
-	case "up", "build":
+	case "up", "build", "env":
 		o, err := options(command, args)
 		if err != nil {
 			return 2, err
 		}
-		if command == "build" {
-			return 0, lab.Build(ctx, o, os.Stdout)
+		switch command {
+		case "build":
+			_, err := lab.Build(ctx, o, os.Stdout)
+			return 0, err
+		case "env":
+			o.Install = false
+			caches, err := lab.Build(ctx, o, os.Stderr)
+			if err == nil {
+				fmt.Printf("BULKHEAD_K8S_BIN=%s BULKHEAD_ROOTFS=%s\n", caches.Kubernetes, caches.RootFS)
+			}
+			return 0, err
 		}
 		_, err = lab.Up(ctx, o, os.Stdout)
 		return 0, err

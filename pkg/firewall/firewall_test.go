@@ -226,7 +226,7 @@ func TestKernel(t *testing.T) {
 	if err != nil || dump(have) != dump(Build(in)) {
 		t.Fatalf("read back: %v\n%s", err, dump(have))
 	}
-	dial := func(to string, mark int) (error, time.Duration) { //nolint:staticcheck // the error is the subject
+	dial := func(to string, mark int) (time.Duration, error) {
 		d := net.Dialer{Timeout: 3 * time.Second, Control: func(_, _ string, c syscall.RawConn) error {
 			var e error
 			_ = c.Control(func(fd uintptr) {
@@ -241,17 +241,17 @@ func TestKernel(t *testing.T) {
 		if err == nil {
 			_ = c.Close()
 		}
-		return err, time.Since(start)
+		return time.Since(start), err
 	}
 	for _, to := range []string{"10.244.1.5:8080", "[fd10::5]:8080"} {
-		if err, _ := dial(to, mark); err != nil {
+		if _, err := dial(to, mark); err != nil {
 			t.Errorf("kubelet to %s: %v", to, err)
 		}
-		if err, took := dial(to, 0); err == nil || took > time.Second {
+		if took, err := dial(to, 0); err == nil || took > time.Second {
 			t.Errorf("another to %s: %v after %v", to, err, took)
 		}
 	}
-	if err, _ := dial("10.244.1.6:8080", 0); err != nil {
+	if _, err := dial("10.244.1.6:8080", 0); err != nil {
 		t.Errorf("to a pod that is not locked: %v", err)
 	}
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_ICMP)
@@ -275,7 +275,7 @@ func TestKernel(t *testing.T) {
 	if _, err := k.Reconcile(ctx, in, false); err != nil {
 		t.Fatal(err)
 	}
-	if err, _ := dial("10.244.1.5:8080", mark); err == nil {
+	if _, err := dial("10.244.1.5:8080", mark); err == nil {
 		t.Error("reached without a way to tell kubelet")
 	}
 	// Somebody flushes everything.

@@ -336,7 +336,7 @@ func TestZoneRestartChangesNothing(t *testing.T) {
 		w.wait("annotations", func() bool { return len(w.networks("red", fmt.Sprintf("p%d", i))) == 2 })
 	}
 	w.settled()
-	before, batches, chassis := w.nb.Rows().Dump(), w.nb.Batches, len(w.sb.have)
+	before, chassis := w.nb.Rows().Dump(), len(w.sb.have)
 	if chassis != 1 {
 		t.Errorf("%d remote chassis", chassis)
 	}
@@ -363,7 +363,7 @@ func TestZoneRestartChangesNothing(t *testing.T) {
 	if patches != 1 {
 		t.Errorf("%d patches after a restart, want the new pod's", patches)
 	}
-	batches = w.nb.Batches
+	batches := w.nb.Batches
 	w.run()
 	w.wait("ready", w.zone.Ready)
 	w.settled()

@@ -46,7 +46,7 @@ func Sync(ctx context.Context, t Target, owner Owner, want State) error {
 // Read implements Target.
 func (c *Client) Read(ctx context.Context, owner Owner) (State, error) {
 	if !c.db.Connected() {
-		return State{}, errors.New("Open vSwitch database is not connected")
+		return State{}, errors.New("the Open vSwitch database is not connected")
 	}
 	if owner == OwnerChassis {
 		return c.readChassis(ctx)

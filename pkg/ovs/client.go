@@ -133,7 +133,7 @@ func databaseModel() (model.ClientDBModel, error) {
 		vsdb.PortTable: &vsdb.Port{}, vsdb.InterfaceTable: &vsdb.Interface{},
 	})
 	if err != nil {
-		return m, fmt.Errorf("Open vSwitch database model: %w", err)
+		return m, fmt.Errorf("model of the Open vSwitch database: %w", err)
 	}
 	var indexes []model.ClientIndex
 	for _, k := range indexedKeys {

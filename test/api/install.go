@@ -42,7 +42,7 @@ func (e *Env) Install(ctx context.Context, paths ...string) error {
 			if o.GetKind() == "CustomResourceDefinition" {
 				crds = append(crds, o)
 			}
-			if err := c.Patch(ctx, o.DeepCopy(), client.Apply, client.FieldOwner("test"), client.ForceOwnership); err != nil { //nolint:staticcheck // unstructured
+			if err := c.Apply(ctx, client.ApplyConfigurationFromUnstructured(o.DeepCopy()), client.FieldOwner("test"), client.ForceOwnership); err != nil {
 				return fmt.Errorf("apply %s %s: %w", o.GetKind(), o.GetName(), err)
 			}
 		}

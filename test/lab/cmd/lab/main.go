@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 	"text/tabwriter"
 	"time"
@@ -51,7 +52,7 @@ func main() {
 
 func run(ctx context.Context, args []string) (int, error) {
 	if len(args) == 0 {
-		return 2, errors.New("no command\n\n" + usage)
+		return 2, fmt.Errorf("no command; %s", strings.TrimSpace(usage))
 	}
 	command, args := args[0], args[1:]
 	switch command {
@@ -92,7 +93,7 @@ func run(ctx context.Context, args []string) (int, error) {
 		return 0, guest.ExternalServer(one(args))
 	case "store":
 		if len(args) < 3 {
-			return 2, errors.New("usage: lab store ROOTFS WORK OUT IMAGE...")
+			return 2, errors.New("lab store takes ROOTFS WORK OUT and at least one IMAGE")
 		}
 		return 0, build.Store(args[0], args[1], args[2], args[3:])
 	}
@@ -169,7 +170,7 @@ func onNode(ctx context.Context, l *lab.Lab, command string, args []string) (int
 		args = args[1:]
 	}
 	if len(args) == 0 {
-		return 2, errors.New("usage: lab run NODE -- COMMAND ARGS...")
+		return 2, errors.New("lab run takes NODE -- COMMAND and its arguments")
 	}
 	return n.Exec(ctx, args, os.Stdin, os.Stdout, os.Stderr)
 }

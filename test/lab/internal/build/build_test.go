@@ -29,7 +29,7 @@ func TestMirrorIn(t *testing.T) {
 }
 
 func TestKey(t *testing.T) {
-	if Key("a", "b") != Key("a", "b") {
+	if first, again := Key("a", "b"), Key("a", "b"); first != again {
 		t.Error("equal inputs, different keys")
 	}
 	seen := map[string][]string{}

@@ -25,8 +25,16 @@ build: ## the product's static binaries, into bin/
 demo: lab-deps ## the lab, and the product's story in it as a table of checks
 	go run ./test/e2e/cmd/demo
 
+# What the tests and the linters need besides Go and the lab.
+TEST_DEPS := gcc:gcc /usr/include/stdio.h:libc6-dev nft:nftables ip:iproute2 \
+	clang-16:clang-16 llvm-strip-16:llvm-16 /usr/include/bpf/bpf_helpers.h:libbpf-dev
+
+.PHONY: test-deps
+test-deps: ## install the Debian packages that the tests and linters need
+	@$(call install_missing,$(TEST_DEPS))
+
 .PHONY: test
-test: lab-deps lab-bin ## every test; the last line counts them
+test: lab-deps test-deps lab-bin ## every test; the last line counts them
 	env $$(bin/lab env) go run ./hack/runtests
 
 .PHONY: unit

@@ -31,11 +31,19 @@ lab-build: lab-deps lab-bin ## fill the caches (root file system, Kubernetes, im
 	@$(LAB) build
 
 # Installs what is missing, and asks for new package lists only if the ones
-# that are there do not do.
-lab-deps: ## install the Debian packages that the lab needs
-	@missing=; \
-	for d in $(LAB_DEPS); do command -v $${d%%:*} >/dev/null || missing="$$missing $${d##*:}"; done; \
+# that are there do not do. Its argument is a list of command:package and of
+# /file:package.
+define install_missing
+	missing=; \
+	for d in $(1); do case $$d in \
+	  /*) [ -e $${d%%:*} ] || missing="$$missing $${d##*:}";; \
+	  *) command -v $${d%%:*} >/dev/null || missing="$$missing $${d##*:}";; \
+	esac; done; \
 	export DEBIAN_FRONTEND=noninteractive; \
 	install() { apt-get install -y -q --no-install-recommends "$$@" || { apt-get update -q && apt-get install -y -q --no-install-recommends "$$@"; }; }; \
-	if [ -n "$$missing" ]; then install $$missing || exit 1; fi; \
+	if [ -n "$$missing" ]; then install $$missing || exit 1; fi
+endef
+
+lab-deps: ## install the Debian packages that the lab needs
+	@$(call install_missing,$(LAB_DEPS)); \
 	[ -x /usr/lib/qemu/virtiofsd ] || [ -x /usr/libexec/virtiofsd ] || install virtiofsd || install qemu-system-common

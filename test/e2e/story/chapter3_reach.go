@@ -4,13 +4,21 @@ package story
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"net/netip"
+	"strings"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"bulkhead/pkg/network"
 )
 
 func reachChecks() []Check {
 	return []Check{
 		{3, "red: pods on both nodes and in both namespaces reach each other (TCP, UDP, ICMP)", redReach, 5 * time.Minute},
+		{3, "network-status names both interfaces of a tenant's pod, the tenant's as default", networkStatus, 0},
 		{3, "two pods, one of each tenant, hold the same address, and each answers its own", sameAddress, 0},
 	}
 }
@@ -45,6 +53,33 @@ func redReach(ctx context.Context, w *World) (string, error) {
 		return "", err
 	}
 	return w.mesh(ctx, w.tenant("red"))
+}
+
+// networkStatus reads what the container runtime's side reported, in the
+// multi-network working group's form.
+func networkStatus(ctx context.Context, w *World) (string, error) {
+	p := w.pods["red-a-1"]
+	want := fmt.Sprintf("eth0 %v false, ovn-udn1 %v true", p.Default, p.Primary)
+	return want, w.Lab.Wait(ctx, "network-status of "+p.Name, func(ctx context.Context) (bool, string, error) {
+		obj, err := w.Lab.Client().CoreV1().Pods(p.Namespace).Get(ctx, p.Name, metav1.GetOptions{})
+		if err != nil {
+			return false, "", err
+		}
+		raw := obj.Annotations[network.AnnotationNetworkStatus]
+		var status []struct {
+			Interface string
+			IPs       []netip.Addr
+			Default   bool
+		}
+		if err := json.Unmarshal([]byte(raw), &status); err != nil {
+			return false, fmt.Sprintf("%v in %q", err, raw), nil
+		}
+		var got []string
+		for _, s := range status {
+			got = append(got, fmt.Sprintf("%s %v %v", s.Interface, s.IPs, s.Default))
+		}
+		return strings.Join(got, ", ") == want, raw, nil
+	})
 }
 
 func sameAddress(ctx context.Context, w *World) (string, error) {

@@ -35,7 +35,7 @@ const BinEnv = "BULKHEAD_K8S_BIN"
 const (
 	adminToken = "bulkhead-test-admin"
 	// ControllerToken is the cluster role's: it may do what
-	// deploy/rbac/controller-cluster.yaml allows.
+	// deploy/install.yaml allows.
 	controllerToken = "bulkhead-test-controller"
 	// ControllerUser is the user behind Env.Controller.
 	ControllerUser = "bulkhead-cluster"

@@ -39,6 +39,9 @@ func (e *Env) Install(ctx context.Context, paths ...string) error {
 			return err
 		}
 		for _, o := range objs {
+			if o.GroupVersionKind().Group == "apps" {
+				continue // there are no nodes to run it on
+			}
 			if o.GetKind() == "CustomResourceDefinition" {
 				crds = append(crds, o)
 			}

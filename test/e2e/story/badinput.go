@@ -4,6 +4,7 @@ package story
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 
@@ -83,11 +84,34 @@ spec:
 `
 
 func badNetworksReported(ctx context.Context, w *World) (string, error) {
-	if err := w.Lab.Apply(ctx, badNetworks); err != nil {
-		return "", err
-	}
-	defer w.Lab.Delete(context.WithoutCancel(ctx), badNetworks)
 	var messages []string
+	err := w.forAWhile(ctx, badNetworks, func() (err error) {
+		messages, err = reported(ctx, w)
+		return err
+	})
+	fmt.Fprintf(w.Out, "     %s\n", strings.Join(messages, "\n     "))
+	return "", err
+}
+
+// forAWhile applies a manifest, looks, deletes it, and waits until every node
+// is as it was before.
+func (w *World) forAWhile(ctx context.Context, manifest string, look func() error) error {
+	before, err := w.states(ctx, false)
+	if err != nil {
+		return err
+	}
+	if err := w.Lab.Apply(ctx, manifest); err != nil {
+		return err
+	}
+	seen := look()
+	if err := w.Lab.Delete(ctx, manifest); err != nil {
+		return errors.Join(seen, err)
+	}
+	return errors.Join(seen, w.asBefore(ctx, before))
+}
+
+// reported waits for each bad network's message in its status.
+func reported(ctx context.Context, w *World) (messages []string, err error) {
 	for _, tt := range []struct {
 		gvr                              schema.GroupVersionResource
 		namespace, name, condition, want string
@@ -112,17 +136,16 @@ func badNetworksReported(ctx context.Context, w *World) (string, error) {
 			return false, fmt.Sprint(conditionsOf(obj)), nil
 		})
 		if err != nil {
-			return "", err
+			return messages, err
 		}
 		if tt.namespace == "" {
 			continue
 		}
 		if _, err := w.dynamic.Resource(nads).Namespace(tt.namespace).Get(ctx, tt.name, metav1.GetOptions{}); err == nil {
-			return "", fmt.Errorf("%s/%s was refused, yet has a NAD", tt.namespace, tt.name)
+			return messages, fmt.Errorf("%s/%s was refused, yet has a NAD", tt.namespace, tt.name)
 		}
 	}
-	fmt.Fprintf(w.Out, "     %s\n", strings.Join(messages, "\n     "))
-	return "", nil
+	return messages, nil
 }
 
 const beside = `
@@ -153,13 +176,7 @@ kind: NetworkAttachmentDefinition
 metadata: {name: garbage, namespace: plain}
 spec: {config: "{"}
 `
-	if err := w.Lab.Apply(ctx, broken); err != nil {
-		return "", err
-	}
-	defer w.Lab.Delete(context.WithoutCancel(ctx), broken)
-	if err := w.Lab.Apply(ctx, beside); err != nil {
-		return "", err
-	}
-	defer w.Lab.Delete(context.WithoutCancel(ctx), beside)
-	return "", w.conditions(ctx, cudns, "", "beside", "True")
+	return "", w.forAWhile(ctx, broken+"---"+beside, func() error {
+		return w.conditions(ctx, cudns, "", "beside", "True")
+	})
 }

@@ -7,15 +7,16 @@ import (
 	"encoding/json"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"bulkhead/test/lab"
 )
 
 func faultChecks() []Check {
-	kill := func(title, pattern string, everywhere bool) Check {
+	kill := func(title, pattern string, anywhere bool) Check {
 		return Check{8, "kill -9 of " + title + ": no ping at 50/s lost, no stream broken, nothing made anew", func(ctx context.Context, w *World) (string, error) {
-			return killUnderTraffic(ctx, w, pattern, everywhere)
+			return killUnderTraffic(ctx, w, pattern, anywhere)
 		}, 5 * time.Minute}
 	}
 	return []Check{
@@ -36,9 +37,9 @@ type watchedResult struct {
 	StreamError            string
 }
 
-// killUnderTraffic ends a process on red's nodes while red's pods talk across
+// killUnderTraffic ends a process on every node at once while red's pods talk across
 // nodes, waits until it is back and has looked at everything, and compares.
-func killUnderTraffic(ctx context.Context, w *World, pattern string, everywhere bool) (string, error) {
+func killUnderTraffic(ctx context.Context, w *World, pattern string, anywhere bool) (string, error) {
 	from, to := w.pods["red-a-1"], w.pods["red-a-2"]
 	nodes := w.Lab.Nodes()
 	before, err := w.states(ctx, true)
@@ -51,27 +52,28 @@ func killUnderTraffic(ctx context.Context, w *World, pattern string, everywhere 
 		return "", err
 	}
 	defer traffic.kill()
-	killed := 0
-	for _, n := range nodes {
+	var killed atomic.Int32
+	err = each(nodes, func(n *lab.Node) error {
 		old, err := pidOf(ctx, n, pattern)
 		if err != nil {
-			return "", err
+			return err
 		}
-		if old == "" && everywhere {
-			continue // this one runs where the scheduler put it
+		if old == "" && anywhere {
+			return nil // this one runs where the scheduler put it
 		}
 		if old == "" {
-			return "", fmt.Errorf("node %s: no process %s", n.Name, pattern)
+			return fmt.Errorf("node %s: no process %s", n.Name, pattern)
 		}
 		if _, err := n.Run(ctx, "kill -9 "+old); err != nil {
-			return "", err
+			return err
 		}
-		killed++
-		if err := backAgain(ctx, w, n, pattern, old); err != nil {
-			return "", err
-		}
+		killed.Add(1)
+		return backAgain(ctx, w, n, pattern, old)
+	})
+	if err != nil {
+		return "", err
 	}
-	if killed == 0 {
+	if killed.Load() == 0 {
 		return "", fmt.Errorf("no process %s on any node", pattern)
 	}
 	out, err := traffic.wait(ctx)
@@ -82,7 +84,7 @@ func killUnderTraffic(ctx context.Context, w *World, pattern string, everywhere 
 	if err := json.Unmarshal([]byte(out), &r); err != nil {
 		return "", fmt.Errorf("read netprobe's output %q: %w", out, err)
 	}
-	figures := fmt.Sprintf("%d killed, %d pings, %d lost, slowest %d ms, %d stream lines, longest gap %d ms", killed, r.Sent, len(r.Lost), r.SlowestMillis, r.StreamLines, r.StreamLongestGapMillis)
+	figures := fmt.Sprintf("%d killed, %d pings, %d lost, slowest %d ms, %d stream lines, longest gap %d ms", killed.Load(), r.Sent, len(r.Lost), r.SlowestMillis, r.StreamLines, r.StreamLongestGapMillis)
 	if len(r.Lost) > 0 || r.SendError != "" || r.Sent < 100 {
 		return "", fmt.Errorf("pings: %s, lost %v, %s", figures, r.Lost, r.SendError)
 	}

@@ -170,6 +170,20 @@ func (w *World) states(ctx context.Context, ids bool) (map[string]snapshot, erro
 	})
 }
 
+// asBefore waits until every node is as it was.
+func (w *World) asBefore(ctx context.Context, before map[string]snapshot) error {
+	return each(w.Lab.Nodes(), func(n *lab.Node) error {
+		return w.Lab.Wait(ctx, "node "+n.Name+" to be as before", func(ctx context.Context) (bool, string, error) {
+			now, err := w.state(ctx, n, false)
+			if err != nil {
+				return false, "", err
+			}
+			d := difference(before[n.Name], now)
+			return len(d) == 0, strings.Join(d, "\n"), nil
+		})
+	})
+}
+
 // takeBaseline records every node before any tenant exists.
 func (w *World) takeBaseline(ctx context.Context) error {
 	states, err := w.states(ctx, false)

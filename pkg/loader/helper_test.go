@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -30,6 +31,7 @@ var helperBinary string
 
 func TestMain(m *testing.M) {
 	if script, ok := os.LookupEnv(helperEnv); ok {
+		runtime.LockOSThread() // "netns" is for what comes after it, on this thread
 		for _, op := range strings.Split(script, "\n") {
 			fmt.Println(helperOp(op))
 		}

@@ -48,7 +48,7 @@ func bpftoolLists(ctx context.Context, w *World) (string, error) {
 				nLinks++
 			}
 		}
-		res, err := n.Run(ctx, "ls /sys/fs/bpf/bulkhead/links | wc -l; ls /sys/fs/bpf/bulkhead/maps | wc -l")
+		res, err := n.Run(ctx, "find /sys/fs/bpf/bulkhead/links -type f | wc -l; find /sys/fs/bpf/bulkhead/maps -type f | wc -l")
 		if err != nil {
 			return "", err
 		}

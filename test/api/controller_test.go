@@ -147,7 +147,7 @@ func startControllerProcess(t *testing.T) *exec.Cmd {
 
 // world is a client for the admin's side of a test.
 type world struct {
-	client.Client
+	client.WithWatch
 	t   testing.TB
 	ctx context.Context
 }
@@ -160,7 +160,7 @@ func newWorld(t testing.TB) world {
 			t.Fatal(err)
 		}
 	}
-	c, err := client.New(env.Admin, client.Options{Scheme: scheme})
+	c, err := client.NewWithWatch(env.Admin, client.Options{Scheme: scheme})
 	if err != nil {
 		t.Fatal(err)
 	}

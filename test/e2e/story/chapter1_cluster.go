@@ -116,6 +116,14 @@ func (w *World) mesh(ctx context.Context, pods []*pod) (string, error) {
 // of each probe.
 func (w *World) probesPass(ctx context.Context, tenant string) (string, error) {
 	const watchFor = 12 * time.Second // two periods of the slowest probe
+	// From a quiet moment on: the checks before this one load the nodes.
+	for _, p := range w.pods {
+		if p.Tenant == tenant && !p.HostNetwork {
+			if err := w.ready(ctx, p); err != nil {
+				return "", err
+			}
+		}
+	}
 	until, checked := time.Now().Add(watchFor), 0
 	for first := true; first || time.Now().Before(until); first = false {
 		checked = 0

@@ -31,7 +31,8 @@ type pod struct {
 const port = "8080"
 
 // spec is the pod's manifest: netprobe serving on all addresses, with one
-// probe of each kind by the real kubelet.
+// probe of each kind by the real kubelet. Liveness has a minute, because an
+// emulated node on a busy machine stands still for seconds at a time.
 func (p *pod) spec() string {
 	return fmt.Sprintf(`
 apiVersion: v1
@@ -53,7 +54,7 @@ spec:
     volumeMounts: [{name: tools, mountPath: /tools, readOnly: true}]
     startupProbe: {exec: {command: [/bin/true]}, periodSeconds: 1, failureThreshold: 60, timeoutSeconds: 20}
     readinessProbe: {httpGet: {path: /, port: %[4]s}, periodSeconds: 2, timeoutSeconds: 5}
-    livenessProbe: {tcpSocket: {port: %[4]s}, periodSeconds: 5, timeoutSeconds: 5}
+    livenessProbe: {tcpSocket: {port: %[4]s}, periodSeconds: 5, timeoutSeconds: 5, failureThreshold: 12}
 `, p.Namespace, p.Name, p.Node, port, toolsDir)
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/go-logr/logr"
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -32,6 +33,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	udnv1 "bulkhead/api/v1"
+	"bulkhead/pkg/cluster/ledger"
 	"bulkhead/pkg/cluster/nodeid"
 	"bulkhead/pkg/cluster/udn"
 	"bulkhead/pkg/config"
@@ -103,16 +105,16 @@ func newManager(cfg config.Config, restConfig *rest.Config, log *slog.Logger, re
 			}),
 		}},
 		Cache: cache.Options{
-			DefaultTransform:             udn.Trim,
+			DefaultTransform:             trim,
 			DefaultUnsafeDisableDeepCopy: &yes, // nobody here changes what is read
 			ByObject: map[client.Object]cache.ByObject{
 				// Pods that have ended use no network; the server leaves them out.
-				udn.Metadata("Pod"): {
+				&corev1.Pod{}: {
 					Field:     fields.ParseSelectorOrDie("status.phase!=Succeeded,status.phase!=Failed"),
-					Transform: udn.TrimPod,
+					Transform: trimPod,
 				},
-				udn.Metadata("Node"):      {Transform: udn.TrimNode},
-				udn.Metadata("Namespace"): {Transform: udn.TrimNamespace},
+				udn.Metadata("Node"):      {Transform: trimNode},
+				udn.Metadata("Namespace"): {Transform: trimNamespace},
 			},
 		},
 	})
@@ -127,7 +129,7 @@ func addUDN(ctx context.Context, mgr manager.Manager, cfg config.Config, log *sl
 		return err
 	}
 	target := &udn.Kube{Cache: mgr.GetCache(), Client: mgr.GetClient(), Events: mgr.GetEventRecorder("bulkhead-cluster"), Now: time.Now}
-	r := udn.NewReconciler(cfg, mgr.GetCache(), mgr.GetAPIReader(), target, log)
+	r := udn.NewReconciler(cfg, mgr.GetCache(), mgr.GetAPIReader(), target, ledger.New(cfg.MaxNetworks), log)
 	c, err := newController(mgr, "network", cfg.Workers, r, func(o udn.Owner) []any { return []any{"network", o.Network()} })
 	if err != nil {
 		return err

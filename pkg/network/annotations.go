@@ -16,6 +16,10 @@ const (
 	AnnotationGatewayConfig = "k8s.ovn.org/l3-gateway-config" // GatewayConfig by network
 	// On Pods, by the zone of the pod's node (Layer 3) or by the cluster role.
 	AnnotationPodNetworks = "k8s.ovn.org/pod-networks"
+	// On Pods, by whoever makes them: the networks that the pod asks for, and
+	// what it asks for on its primary network (Multus' network selection).
+	AnnotationNetworks       = "k8s.v1.cni.cncf.io/networks"
+	AnnotationDefaultNetwork = "v1.multus-cni.io/default-network"
 	// On Pods, by the agent through the container runtime: what CNI ADD did.
 	AnnotationNetworkStatus = "k8s.v1.cni.cncf.io/network-status"
 

@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 )
 
 // PodNetwork is one entry of the pod-networks annotation: what a pod gets on
@@ -103,4 +105,26 @@ func NewPodNetwork(n Network, plan Plan, ips []netip.Prefix, hasPrimary bool) Po
 		}
 	}
 	return out
+}
+
+// PodNADs are the keys of the NADs that a pod-networks annotation names. What
+// cannot be read counts for nothing: the annotation's writers write it again.
+func PodNADs(annotation string) []string {
+	if annotation == "" {
+		return nil
+	}
+	var raw map[string]json.RawMessage
+	if json.Unmarshal([]byte(annotation), &raw) != nil {
+		return nil
+	}
+	var out []string
+	for k := range raw {
+		parts := strings.Split(k, "/") // a second attachment is <namespace>/<name>/<index>
+		if len(parts) < 2 || strings.Contains(k, ",") || parts[0] == "" || parts[1] == "" {
+			continue // the cluster default network has no NAD
+		}
+		out = append(out, NADKey(parts[0], parts[1]))
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
 }

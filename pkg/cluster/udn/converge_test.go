@@ -5,7 +5,6 @@ package udn
 import (
 	"context"
 	"errors"
-	"fmt"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -171,61 +170,5 @@ func TestApplyOrder(t *testing.T) {
 		{Kind: RemoveFinalizer, Owner: o}})
 	if !fake.Owners[o].Finalizer || len(fake.NADs) != 0 || len(Failures(err)) != 1 {
 		t.Errorf("finalizer %v, NADs %v: %v", fake.Owners[o].Finalizer, fake.NADs, err)
-	}
-}
-
-// Ids: the lowest free one, one for a network, never one for two.
-func TestLedger(t *testing.T) {
-	l := newLedger(3)
-	for i := range 3 {
-		if id, err := l.id(Owner{Name: fmt.Sprint(i)}); err != nil || id != i+1 {
-			t.Fatalf("id %d, %v", id, err)
-		}
-	}
-	if id, err := l.id(Owner{Name: "1"}); err != nil || id != 2 {
-		t.Errorf("asking again gives %d, %v", id, err)
-	}
-	if _, err := l.id(Owner{Name: "4"}); err == nil {
-		t.Error("more networks than the limit")
-	}
-	l.releaseID(Owner{Name: "0"})
-	if id, err := l.id(Owner{Name: "4"}); err != nil || id != 1 {
-		t.Errorf("the lowest free id is %d, %v", id, err)
-	}
-	a, b := Owner{Name: "a"}, Owner{Name: "b"}
-	if _, ok := l.claim("ns", a); !ok {
-		t.Error("a free namespace is refused")
-	}
-	if holder, ok := l.claim("ns", b); ok || holder != a {
-		t.Errorf("a taken namespace is %v's, %v", holder, ok)
-	}
-	if freed := l.keep(a, map[string]NAD{"ns": {}}); len(freed) > 0 {
-		t.Errorf("freed %v, which is in use", freed)
-	}
-	if freed := l.keep(a); len(freed) != 1 {
-		t.Errorf("freed %v", freed)
-	}
-	if _, ok := l.claim("ns", b); !ok {
-		t.Error("a freed namespace is refused")
-	}
-}
-
-// Concurrent networks: as many ids as networks.
-func TestLedgerConcurrent(t *testing.T) {
-	l := newLedger(network.MaxID)
-	ids := make(chan int)
-	const n = 500
-	for i := range n {
-		go func() {
-			id, _ := l.id(Owner{Name: fmt.Sprint(i)})
-			ids <- id
-		}()
-	}
-	seen := map[int]bool{}
-	for range n {
-		seen[<-ids] = true
-	}
-	if len(seen) != n || seen[0] || !seen[n] {
-		t.Errorf("%d ids for %d networks", len(seen), n)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -52,7 +53,7 @@ func AddIndexes(ctx context.Context, c client.FieldIndexer) error {
 		{&udnv1.ClusterUserDefinedNetwork{}, indexSelects, func(o client.Object) []string {
 			return selectorKeys(&o.(*udnv1.ClusterUserDefinedNetwork).Spec.NamespaceSelector)
 		}},
-		{Metadata("Pod"), indexNAD, func(o client.Object) []string { return podNADs(o) }},
+		{&corev1.Pod{}, indexNAD, podNADs},
 	} {
 		if err := c.IndexField(ctx, i.obj, i.field, i.keys); err != nil {
 			return fmt.Errorf("index %s of %T: %w", i.field, i.obj, err)
@@ -129,4 +130,9 @@ func selectorKeys(s *metav1.LabelSelector) []string {
 	}
 	slices.Sort(best)
 	return slices.Compact(best)
+}
+
+// podNADs are the keys of the NADs that a pod uses.
+func podNADs(o client.Object) []string {
+	return network.PodNADs(o.GetAnnotations()[network.AnnotationPodNetworks])
 }

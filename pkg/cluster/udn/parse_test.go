@@ -3,7 +3,6 @@
 package udn
 
 import (
-	"slices"
 	"strings"
 	"testing"
 
@@ -14,44 +13,6 @@ import (
 	udnv1 "bulkhead/api/v1"
 	"bulkhead/pkg/network"
 )
-
-func TestParsePodNADs(t *testing.T) {
-	for _, c := range []struct{ name, in, want string }{
-		{"none", "", ""},
-		{"default only", `{"default":{}}`, ""},
-		{"one", `{"default":{},"red/net":{}}`, "red/net"},
-		{"second attachment", `{"red/net":{},"red/net/1":{}}`, "red/net"},
-		{"two", `{"red/b":{},"red/a":{}}`, "red/a,red/b"},
-		{"broken", `{"red/b":`, ""},
-		{"not an object", `[]`, ""},
-		{"odd keys", `{"/":{},"a/":{},"/b":{},"a,b/c":{}}`, ""},
-	} {
-		if got := strings.Join(ParsePodNADs(c.in), ","); got != c.want {
-			t.Errorf("%s: %q, want %q", c.name, got, c.want)
-		}
-	}
-}
-
-func FuzzParsePodNADs(f *testing.F) {
-	f.Add(`{"default":{},"red/net":{"ip_addresses":["10.0.0.1/24"]},"red/net/1":{}}`)
-	f.Fuzz(func(t *testing.T, in string) {
-		keys := ParsePodNADs(in)
-		if !slices.IsSorted(keys) {
-			t.Fatalf("unsorted %q", keys)
-		}
-		// Trimming a pod keeps them, and trimming it twice too.
-		p := Metadata("Pod")
-		p.Annotations = map[string]string{network.AnnotationPodNetworks: in}
-		for range 2 {
-			if _, err := TrimPod(p); err != nil {
-				t.Fatal(err)
-			}
-			if got := podNADs(p); !slices.Equal(got, keys) {
-				t.Fatalf("trimmed to %q, want %q", got, keys)
-			}
-		}
-	})
-}
 
 // Whatever the API lets through, and whatever it does not, a request is
 // either rendered into a network or refused.

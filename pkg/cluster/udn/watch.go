@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/util/workqueue"
@@ -36,10 +37,10 @@ func (r *Reconciler) Watch(c controller.TypedController[Owner], from cache.Cache
 		source.TypedKind(from, &udnv1.ClusterUserDefinedNetwork{}, ownerEvents[*udnv1.ClusterUserDefinedNetwork](r)),
 		source.TypedKind(from, &nadv1.NetworkAttachmentDefinition{}, r.nadEvents()),
 		source.TypedKind(from, Metadata("Namespace"), r.namespaceEvents()),
-		source.TypedKind(from, Metadata("Pod"), r.podEvents()),
+		source.TypedKind(from, &corev1.Pod{}, r.podEvents()),
 		source.TypedKind(from, Metadata("Node"), r.nodeEvents()),
 		source.TypedFunc[Owner](func(ctx context.Context, q queue) error {
-			r.wake = func(ns string) { r.enqueueNamespace(ctx, ns, q) }
+			r.ledger.OnFreed(func(ns string) { r.enqueueNamespace(ctx, ns, q) })
 			return nil
 		}),
 	} {
@@ -132,22 +133,21 @@ func (r *Reconciler) namespaceEvents() handler.TypedFuncs[*metav1.PartialObjectM
 }
 
 // podEvents: a pod matters when it leaves a network whose end waits for that.
-func (r *Reconciler) podEvents() handler.TypedFuncs[*metav1.PartialObjectMetadata, Owner] {
-	type meta = *metav1.PartialObjectMetadata
+func (r *Reconciler) podEvents() handler.TypedFuncs[*corev1.Pod, Owner] {
 	left := func(keys []string, q queue) {
 		for _, k := range keys {
-			if o, ok := r.ledger.waiter(k); ok {
+			if o, ok := r.waiting.owner(k); ok {
 				q.Add(o)
 			}
 		}
 	}
-	return handler.TypedFuncs[meta, Owner]{
-		UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[meta], q queue) {
+	return handler.TypedFuncs[*corev1.Pod, Owner]{
+		UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[*corev1.Pod], q queue) {
 			if was, is := podNADs(e.ObjectOld), podNADs(e.ObjectNew); !slices.Equal(was, is) {
 				left(was, q)
 			}
 		},
-		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[meta], q queue) { left(podNADs(e.Object), q) },
+		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[*corev1.Pod], q queue) { left(podNADs(e.Object), q) },
 	}
 }
 

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"bulkhead/pkg/network"
+)
+
+// trim takes out of an object what nobody reads, before it is cached.
+func trim(in any) (any, error) {
+	o, ok := in.(client.Object)
+	if !ok {
+		return in, nil // the informer's own markers
+	}
+	o.SetManagedFields(nil)
+	if a := o.GetAnnotations(); a[corev1.LastAppliedConfigAnnotation] != "" {
+		delete(a, corev1.LastAppliedConfigAnnotation)
+	}
+	return in, nil
+}
+
+// podAnnotations are those that the cluster role reads.
+var podAnnotations = []string{network.AnnotationPodNetworks, network.AnnotationNetworks, network.AnnotationDefaultNetwork}
+
+// trimPod leaves of a pod its name, where it runs, and which networks it asks
+// for and has; of a pod that has the cluster default network alone, not even
+// those.
+func trimPod(in any) (any, error) {
+	p, ok := in.(*corev1.Pod)
+	if !ok {
+		return in, nil
+	}
+	small := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
+		Namespace: p.Namespace, Name: p.Name, UID: p.UID, ResourceVersion: p.ResourceVersion, DeletionTimestamp: p.DeletionTimestamp,
+	}}
+	for _, key := range podAnnotations {
+		value, ok := p.Annotations[key]
+		if !ok || key == network.AnnotationPodNetworks && network.PodNADs(value) == nil {
+			continue
+		}
+		if small.Annotations == nil {
+			small.Annotations = map[string]string{}
+		}
+		small.Annotations[key] = value
+	}
+	small.Spec.NodeName, small.Spec.HostNetwork, small.Status.Phase = p.Spec.NodeName, p.Spec.HostNetwork, p.Status.Phase
+	return small, nil
+}
+
+// trimNode leaves a node's name and id.
+func trimNode(in any) (any, error) {
+	n, ok := in.(*metav1.PartialObjectMetadata)
+	if !ok {
+		return in, nil
+	}
+	meta := metav1.ObjectMeta{
+		Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion, CreationTimestamp: n.CreationTimestamp, DeletionTimestamp: n.DeletionTimestamp,
+	}
+	if id, ok := n.Annotations[network.AnnotationNodeID]; ok {
+		meta.Annotations = map[string]string{network.AnnotationNodeID: id}
+	}
+	n.ObjectMeta = meta
+	return n, nil
+}
+
+// trimNamespace leaves a namespace's name and labels.
+func trimNamespace(in any) (any, error) {
+	n, ok := in.(*metav1.PartialObjectMetadata)
+	if !ok {
+		return in, nil
+	}
+	n.ObjectMeta = metav1.ObjectMeta{
+		Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion, Labels: n.Labels, DeletionTimestamp: n.DeletionTimestamp,
+	}
+	return n, nil
+}

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"maps"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"bulkhead/pkg/network"
+)
+
+// What reconcilers read survives trimming, once and twice; the rest does not.
+func TestTrimPod(t *testing.T) {
+	tenant := `{"default":{},"red/net":{}}`
+	for what, tt := range map[string]struct{ in, want map[string]string }{
+		"default network only": {map[string]string{network.AnnotationPodNetworks: `{"default":{}}`, "other": "x"}, nil},
+		"tenant": {
+			map[string]string{network.AnnotationPodNetworks: tenant, "other": "x"},
+			map[string]string{network.AnnotationPodNetworks: tenant},
+		},
+		"asks": {
+			map[string]string{network.AnnotationNetworks: "a", network.AnnotationDefaultNetwork: "b"},
+			map[string]string{network.AnnotationNetworks: "a", network.AnnotationDefaultNetwork: "b"},
+		},
+	} {
+		p := &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "red", Name: "p", UID: "u", ResourceVersion: "7", Labels: map[string]string{"a": "b"}, Annotations: tt.in},
+			Spec:       corev1.PodSpec{NodeName: "n", HostNetwork: true, Containers: []corev1.Container{{Name: "c"}}},
+			Status:     corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.0.0.1"},
+		}
+		var in any = p
+		for range 2 {
+			out, err := trimPod(in)
+			if err != nil {
+				t.Fatal(err)
+			}
+			in = out
+		}
+		got := in.(*corev1.Pod)
+		if !maps.Equal(got.Annotations, tt.want) {
+			t.Errorf("%s: annotations %v, want %v", what, got.Annotations, tt.want)
+		}
+		if got.Namespace != "red" || got.Name != "p" || got.UID != "u" || got.ResourceVersion != "7" || got.Spec.NodeName != "n" ||
+			!got.Spec.HostNetwork || got.Status.Phase != corev1.PodRunning {
+			t.Errorf("%s: lost something: %+v", what, got)
+		}
+		if got.Labels != nil || got.Spec.Containers != nil || got.Status.PodIP != "" {
+			t.Errorf("%s: kept something: %+v", what, got)
+		}
+	}
+}

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package udn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	udnv1 "bulkhead/api/v1"
+	"bulkhead/pkg/network"
+)
+
+// inputs gathers what Build decides by.
+func (r *Reconciler) inputs(ctx context.Context, o Owner, have State) (Inputs, error) {
+	in := Inputs{Owner: o, Users: map[string][]string{}}
+	req, err := r.request(ctx, o)
+	if err != nil {
+		return in, err
+	}
+	in.Request = req
+	if req != nil && !req.Deleting {
+		if err := r.network(ctx, &in, have); err != nil {
+			return in, err
+		}
+	}
+	selected := map[string]bool{}
+	for _, ns := range in.Namespaces {
+		selected[ns.Name] = ns.Labeled
+	}
+	for ns, nad := range have.NADs {
+		stays := selected[ns] && nad.Phase == Present && (req == nil || nad.OwnerUID == req.UID)
+		if stays {
+			r.waiting.done(nad.Key())
+			continue
+		}
+		// Noted before the pods are looked at, so that none leaves unseen.
+		r.waiting.add(nad.Key(), o)
+		users, err := r.users(ctx, nad.Key())
+		if err != nil {
+			return in, err
+		}
+		if len(users) == 0 {
+			r.waiting.done(nad.Key())
+		}
+		in.Users[ns] = users
+	}
+	return in, nil
+}
+
+// request is what o asks for, nil where it is gone.
+func (r *Reconciler) request(ctx context.Context, o Owner) (*Request, error) {
+	obj, _, err := r.target.owner(ctx, o)
+	if err != nil || obj == nil {
+		return nil, err
+	}
+	if c, ok := obj.(*udnv1.ClusterUserDefinedNetwork); ok {
+		return FromCUDN(c), nil
+	}
+	return FromUDN(obj.(*udnv1.UserDefinedNetwork)), nil
+}
+
+// network fills in what a live request needs: its configuration, namespaces,
+// claims on them, and an id.
+func (r *Reconciler) network(ctx context.Context, in *Inputs, have State) error {
+	req := in.Request
+	if text := req.NotYetSupported(); text != "" {
+		in.Invalid = text
+		return nil
+	}
+	conf, domain, err := req.NetConf(r.cfg.Plan)
+	if err != nil {
+		in.Invalid = err.Error()
+	}
+	in.Conf = conf
+	names, err := r.namespaces(ctx, req)
+	if err != nil {
+		if !errors.Is(err, errSelector) {
+			return err
+		}
+		// The NADs that are there stay, whatever was meant.
+		in.Invalid = err.Error()
+		return nil
+	}
+	for _, meta := range names {
+		ns, err := r.namespace(ctx, in.Owner, meta, have)
+		if err != nil {
+			return err
+		}
+		in.Namespaces = append(in.Namespaces, ns)
+	}
+	in.ID = r.ledger.HasID(in.Owner.Network())
+	if in.Invalid == "" {
+		r.claim(in, have)
+	}
+	if in.ID != 0 {
+		if in.Beyond, err = r.nodes.beyond(ctx, r.cache, domain.HostCapacity()); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// claim takes what a network needs before its NADs are created: an id, and the
+// place of the primary network in each namespace.
+func (r *Reconciler) claim(in *Inputs, have State) {
+	free := func(ns *Namespace) bool {
+		_, exists := have.NADs[ns.Name]
+		return ns.Labeled && ns.Foreign == "" && ns.Primary == "" && (exists || !ns.Full)
+	}
+	if in.ID == 0 && slices.ContainsFunc(in.Namespaces, func(ns Namespace) bool { return free(&ns) }) {
+		var err error
+		if in.ID, err = r.ledger.ID(in.Owner.Network()); err != nil {
+			in.Invalid = err.Error()
+			return
+		}
+	}
+	claimed := false
+	for i := range in.Namespaces {
+		ns := &in.Namespaces[i]
+		if !free(ns) {
+			continue
+		}
+		if holder, ok := r.ledger.Claim(ns.Name, in.Owner.String()); !ok {
+			ns.Primary = holder
+		} else {
+			claimed = true
+		}
+	}
+	if !claimed && len(have.NADs) == 0 && in.ID != 0 {
+		r.ledger.ReleaseID(in.Owner.Network()) // refused everywhere: the id is for others
+		in.ID = 0
+	}
+}
+
+var errSelector = errors.New("namespaceSelector is invalid")
+
+// namespaces are those that the request selects and that are not ending.
+func (r *Reconciler) namespaces(ctx context.Context, req *Request) ([]metav1.PartialObjectMetadata, error) {
+	if !req.Cluster() {
+		ns := Metadata("Namespace")
+		err := r.cache.Get(ctx, client.ObjectKey{Name: req.Namespace}, ns)
+		if apierrors.IsNotFound(err) || err == nil && ns.DeletionTimestamp != nil {
+			return nil, nil
+		}
+		if err != nil {
+			return nil, fmt.Errorf("get namespace %s: %w", req.Namespace, err)
+		}
+		return []metav1.PartialObjectMetadata{*ns}, nil
+	}
+	selector, err := metav1.LabelSelectorAsSelector(req.Selector)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", errSelector, err)
+	}
+	var out []metav1.PartialObjectMetadata
+	seen := map[string]bool{}
+	for _, key := range selectorKeys(req.Selector) {
+		opts := []client.ListOption{client.UnsafeDisableDeepCopy}
+		if key != anyLabel {
+			opts = append(opts, client.MatchingFields{indexLabel: key})
+		}
+		l := &metav1.PartialObjectMetadataList{}
+		l.SetGroupVersionKind(Metadata("NamespaceList").GroupVersionKind())
+		if err := r.cache.List(ctx, l, opts...); err != nil {
+			return nil, fmt.Errorf("list namespaces of %s: %w", req.Owner, err)
+		}
+		for _, ns := range l.Items {
+			if ns.DeletionTimestamp == nil && !seen[ns.Name] && selector.Matches(labelSet(ns.Labels)) {
+				seen[ns.Name] = true
+				out = append(out, ns)
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b metav1.PartialObjectMetadata) int { return compare(a.Name, b.Name) })
+	return out, nil
+}
+
+// namespace is what one namespace says about o having a NAD there.
+func (r *Reconciler) namespace(ctx context.Context, o Owner, meta metav1.PartialObjectMetadata, have State) (Namespace, error) {
+	ns := Namespace{Name: meta.Name}
+	_, ns.Labeled = meta.Labels[network.LabelPrimaryUDN]
+	var nads nadv1.NetworkAttachmentDefinitionList
+	if err := r.cache.List(ctx, &nads, client.InNamespace(meta.Name), client.UnsafeDisableDeepCopy); err != nil {
+		return ns, fmt.Errorf("list NetworkAttachmentDefinitions of namespace %s: %w", meta.Name, err)
+	}
+	networks := 0
+	for i := range nads.Items {
+		nad := &nads.Items[i]
+		owner, marked := OwnerOf(nad)
+		if marked && owner == o {
+			continue
+		}
+		if nad.Name == o.Name {
+			if _, ours := have.NADs[meta.Name]; !ours {
+				ns.Foreign = "foreign NetworkAttachmentDefinition with the desired name already exist [" + network.NADKey(nad.Namespace, nad.Name) + "]"
+			}
+		}
+		conf, err := network.ParseNetConf(nad.Spec.Config)
+		if err != nil {
+			continue // another CNI's, or broken: it makes no network
+		}
+		networks++
+		if conf.Role == string(network.RolePrimary) {
+			ns.Primary = "NetworkAttachmentDefinition " + network.NADKey(nad.Namespace, nad.Name)
+			if marked {
+				ns.Primary = owner.String()
+			}
+		}
+	}
+	ns.Full = networks >= r.cfg.MaxNetworksPerNS
+	return ns, nil
+}
+
+// users are pods that use a NAD: enough of them to name.
+func (r *Reconciler) users(ctx context.Context, nadKey string) ([]string, error) {
+	var l corev1.PodList
+	if err := r.cache.List(ctx, &l, client.MatchingFields{indexNAD: nadKey}, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, fmt.Errorf("list pods that use %s: %w", nadKey, err)
+	}
+	var out []string
+	for i := range l.Items {
+		out = append(out, l.Items[i].Namespace+"/"+l.Items[i].Name)
+	}
+	slices.Sort(out)
+	const enough = 10
+	if len(out) > enough {
+		out = append(out[:enough:enough], "…")
+	}
+	return out, nil
+}

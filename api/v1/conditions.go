@@ -33,5 +33,22 @@ const (
 
 // Reasons of ConditionTransportAccepted.
 const (
-	ReasonGeneveTransportAccepted = "GeneveTransportAccepted"
+	ReasonGeneveTransportAccepted    = "GeneveTransportAccepted"
+	ReasonNoOverlayTransportAccepted = "NoOverlayTransportAccepted"
+	// ReasonNoOverlayRAMissing: no RouteAdvertisements advertises the network.
+	ReasonNoOverlayRAMissing = "NoOverlayRouteAdvertisementsIsMissing"
+	// ReasonNoOverlayRANotAccepted: one does, but is not accepted itself.
+	ReasonNoOverlayRANotAccepted = "NoOverlayRouteAdvertisementsNotAccepted"
+)
+
+// ConditionAccepted is the condition type of RouteAdvertisements: its routes
+// are advertised.
+const ConditionAccepted = "Accepted"
+
+// Reasons of ConditionAccepted.
+const (
+	ReasonAccepted             = "Accepted"
+	ReasonConfigurationError   = "ConfigurationError"
+	ReasonConfigurationPending = "ConfigurationPending"
+	ReasonInternalError        = "InternalError"
 )

@@ -16,6 +16,7 @@ func AddToScheme(s *runtime.Scheme) error {
 	s.AddKnownTypes(GroupVersion,
 		&UserDefinedNetwork{}, &UserDefinedNetworkList{},
 		&ClusterUserDefinedNetwork{}, &ClusterUserDefinedNetworkList{},
+		&RouteAdvertisements{}, &RouteAdvertisementsList{},
 	)
 	metav1.AddToGroupVersion(s, GroupVersion)
 	return nil

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package v1
+
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+// RouteAdvertisements makes pod networks and egress IPs known to BGP peers.
+//
+// Which peers is said by the FRRConfigurations that it selects: each of them is
+// copied for every node, with the node's prefixes added.
+//
+// +kubebuilder:object:root=true
+// +kubebuilder:resource:path=routeadvertisements,scope=Cluster,shortName=ra,singular=routeadvertisements
+// +kubebuilder:subresource:status
+// +kubebuilder:printcolumn:name="Status",type=string,JSONPath=`.status.status`
+// +kubebuilder:printcolumn:name="TargetVRF",type=string,priority=1,JSONPath=`.spec.targetVRF`
+// +kubebuilder:printcolumn:name="Advertisements",type=string,priority=1,JSONPath=`.spec.advertisements`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type RouteAdvertisements struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// spec is what to advertise, and where.
+	// +required
+	Spec RouteAdvertisementsSpec `json:"spec"`
+
+	// status is what has become of it.
+	// +optional
+	Status RouteAdvertisementsStatus `json:"status,omitempty"`
+}
+
+// RouteAdvertisementsSpec is what to advertise, and where.
+// +kubebuilder:validation:XValidation:rule="!('PodNetwork' in self.advertisements) || (!has(self.nodeSelector.matchLabels) || size(self.nodeSelector.matchLabels) == 0) && (!has(self.nodeSelector.matchExpressions) || size(self.nodeSelector.matchExpressions) == 0)",message="a 'nodeSelector' can't be specified with 'PodNetwork', which is advertised on all nodes: set nodeSelector to {}"
+type RouteAdvertisementsSpec struct {
+	// targetVRF is the VRF whose BGP sessions advertise the routes.
+	// Empty: the node's default VRF. `auto`: each network's own VRF. Else the VRF of that name, at most 15 characters.
+	// +kubebuilder:validation:MaxLength=15
+	// +optional
+	TargetVRF string `json:"targetVRF,omitempty"`
+
+	// networkSelectors select the networks to advertise: the cluster default network, ClusterUserDefinedNetworks by
+	// label, or both.
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=2
+	// +listType=map
+	// +listMapKey=networkSelectionType
+	// +required
+	NetworkSelectors []NetworkSelector `json:"networkSelectors" patchStrategy:"merge" patchMergeKey:"networkSelectionType"`
+
+	// nodeSelector selects the nodes that advertise; `{}` is all of them, and the only choice for `PodNetwork`.
+	// +required
+	NodeSelector metav1.LabelSelector `json:"nodeSelector"`
+
+	// frrConfigurationSelector selects the FRRConfigurations, which name the BGP peers; `{}` is all of them.
+	// +required
+	FRRConfigurationSelector metav1.LabelSelector `json:"frrConfigurationSelector"`
+
+	// advertisements are what to advertise, each at most once.
+	// `PodNetwork`: the pods' addresses; each node its own part of the network.
+	// `EgressIP`: the egress IPs of the network, each from the node that has it.
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=2
+	// +listType=set
+	// +required
+	Advertisements []AdvertisementType `json:"advertisements"`
+}
+
+// AdvertisementType is what is advertised of a network.
+// +kubebuilder:validation:Enum=PodNetwork;EgressIP
+type AdvertisementType string
+
+// The kinds of advertisement.
+const (
+	PodNetwork AdvertisementType = "PodNetwork"
+	EgressIP   AdvertisementType = "EgressIP"
+)
+
+// NetworkSelectionType is which kind of network is selected.
+// +kubebuilder:validation:Enum=DefaultNetwork;ClusterUserDefinedNetworks
+type NetworkSelectionType string
+
+// The kinds of network that can be advertised.
+const (
+	// DefaultNetwork is the cluster default network.
+	DefaultNetwork NetworkSelectionType = "DefaultNetwork"
+	// ClusterUserDefinedNetworks are those that a label selector selects.
+	ClusterUserDefinedNetworks NetworkSelectionType = "ClusterUserDefinedNetworks"
+)
+
+// NetworkSelector selects networks of one kind.
+// +kubebuilder:validation:XValidation:rule="has(self.clusterUserDefinedNetworkSelector) == (self.networkSelectionType == 'ClusterUserDefinedNetworks')",message="Inconsistent selector: networkSelectionType ClusterUserDefinedNetworks needs clusterUserDefinedNetworkSelector and no other takes it: set both or neither"
+// +union
+type NetworkSelector struct {
+	// networkSelectionType is the kind of network.
+	// `DefaultNetwork`: the cluster default network.
+	// `ClusterUserDefinedNetworks`: those that clusterUserDefinedNetworkSelector selects.
+	// +unionDiscriminator
+	// +required
+	NetworkSelectionType NetworkSelectionType `json:"networkSelectionType"`
+
+	// clusterUserDefinedNetworkSelector selects ClusterUserDefinedNetworks.
+	// +optional
+	ClusterUserDefinedNetworkSelector *ClusterUserDefinedNetworkSelector `json:"clusterUserDefinedNetworkSelector,omitempty"`
+}
+
+// ClusterUserDefinedNetworkSelector selects ClusterUserDefinedNetworks.
+type ClusterUserDefinedNetworkSelector struct {
+	// networkSelector selects them by their labels; `{}` is all of them.
+	// +required
+	NetworkSelector metav1.LabelSelector `json:"networkSelector"`
+}
+
+// RouteAdvertisementsStatus is what has become of it.
+type RouteAdvertisementsStatus struct {
+	// status is the condition Accepted in a word or two: "Accepted", or "Not Accepted" and why.
+	// +optional
+	Status string `json:"status,omitempty"`
+
+	// conditions: Accepted.
+	// +listType=map
+	// +listMapKey=type
+	// +optional
+	Conditions []metav1.Condition `json:"conditions,omitempty" patchStrategy:"merge" patchMergeKey:"type"`
+}
+
+// RouteAdvertisementsList is a list of RouteAdvertisements.
+// +kubebuilder:object:root=true
+type RouteAdvertisementsList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+	Items           []RouteAdvertisements `json:"items"`
+}

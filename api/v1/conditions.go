@@ -35,10 +35,10 @@ const (
 const (
 	ReasonGeneveTransportAccepted    = "GeneveTransportAccepted"
 	ReasonNoOverlayTransportAccepted = "NoOverlayTransportAccepted"
-	// ReasonNoOverlayRAMissing: no RouteAdvertisements advertises the network.
-	ReasonNoOverlayRAMissing = "NoOverlayRouteAdvertisementsIsMissing"
-	// ReasonNoOverlayRANotAccepted: one does, but is not accepted itself.
-	ReasonNoOverlayRANotAccepted = "NoOverlayRouteAdvertisementsNotAccepted"
+	// ReasonNoOverlayRouteAdvertisementsIsMissing: no RouteAdvertisements advertises the network.
+	ReasonNoOverlayRouteAdvertisementsIsMissing = "NoOverlayRouteAdvertisementsIsMissing"
+	// ReasonNoOverlayRouteAdvertisementsNotAccepted: one does, but is not accepted itself.
+	ReasonNoOverlayRouteAdvertisementsNotAccepted = "NoOverlayRouteAdvertisementsNotAccepted"
 )
 
 // ConditionAccepted is the condition type of RouteAdvertisements: its routes

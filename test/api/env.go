@@ -20,6 +20,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -46,7 +47,10 @@ type Options struct {
 	// ControllerManager runs Kubernetes' own namespace and garbage collection
 	// controllers, for tests of deletion.
 	ControllerManager bool
-	Log               io.Writer // of the children; nil: a file in Dir
+	// Fairness leaves the server's priority and fairness on, as clusters have
+	// it; without it the server takes what comes.
+	Fairness bool
+	Log      io.Writer // of the children; nil: a file in Dir
 }
 
 // Env is a running API server.
@@ -58,11 +62,12 @@ type Env struct {
 	procs []*exec.Cmd
 	logs  []io.Closer
 	bin   string
+	log   io.Writer
 }
 
 // Start runs etcd and kube-apiserver and waits until the API is ready.
 func Start(ctx context.Context, o Options) (*Env, error) {
-	e := &Env{bin: os.Getenv(BinEnv)}
+	e := &Env{bin: os.Getenv(BinEnv), log: o.Log}
 	if e.bin == "" {
 		return nil, fmt.Errorf("%s is not set: name the directory with etcd, kube-apiserver and kube-controller-manager, or run go test -short", BinEnv)
 	}
@@ -92,20 +97,23 @@ func (e *Env) start(ctx context.Context, o Options) error {
 		return fmt.Errorf("write the token file: %w", err)
 	}
 	local := func(port int) string { return "127.0.0.1:" + strconv.Itoa(port) }
-	if err := e.run(o.Log, "etcd",
+	if err := e.run("etcd",
 		"--data-dir="+filepath.Join(e.Dir, "etcd"), "--unsafe-no-fsync",
 		"--listen-client-urls=http://"+local(etcd), "--advertise-client-urls=http://"+local(etcd),
 		"--listen-peer-urls=http://"+local(peer), "--initial-cluster=default=http://"+local(peer),
 		"--initial-advertise-peer-urls=http://"+local(peer), "--log-level=warn"); err != nil {
 		return err
 	}
-	if err := e.run(o.Log, "kube-apiserver",
+	fairness := []string{"--enable-priority-and-fairness=false", "--max-requests-inflight=2000", "--max-mutating-requests-inflight=1000"}
+	if o.Fairness {
+		fairness = nil
+	}
+	if err := e.run("kube-apiserver", append(fairness,
 		"--etcd-servers=http://"+local(etcd), "--bind-address=127.0.0.1", "--secure-port="+strconv.Itoa(api),
 		"--cert-dir="+filepath.Join(e.Dir, "certs"), "--service-cluster-ip-range=10.96.0.0/16",
 		"--service-account-issuer=https://kubernetes.default.svc", "--service-account-key-file="+key,
 		"--service-account-signing-key-file="+key, "--token-auth-file="+tokens, "--authorization-mode=RBAC",
-		"--allow-privileged", "--disable-admission-plugins=ServiceAccount", "--endpoint-reconciler-type=none",
-		"--enable-priority-and-fairness=false", "--max-requests-inflight=2000", "--max-mutating-requests-inflight=1000"); err != nil {
+		"--allow-privileged", "--disable-admission-plugins=ServiceAccount", "--endpoint-reconciler-type=none")...); err != nil {
 		return err
 	}
 	e.Admin = &rest.Config{Host: "https://" + local(api), BearerToken: adminToken, QPS: 1000, Burst: 2000,
@@ -122,7 +130,7 @@ func (e *Env) start(ctx context.Context, o Options) error {
 	if err := os.WriteFile(kubeconfig, []byte(Kubeconfig(e.Admin)), 0o600); err != nil {
 		return fmt.Errorf("write the kubeconfig: %w", err)
 	}
-	return e.run(o.Log, "kube-controller-manager", "--kubeconfig="+kubeconfig, "--secure-port=0", "--leader-elect=false",
+	return e.run("kube-controller-manager", "--kubeconfig="+kubeconfig, "--secure-port=0", "--leader-elect=false",
 		"--controllers=namespace-controller,garbage-collector-controller", "--service-account-private-key-file="+key)
 }
 
@@ -138,7 +146,11 @@ users: [{name: test, user: {token: %q}}]
 }
 
 // Stop ends the child processes and removes their files.
-func (e *Env) Stop() error {
+func (e *Env) Stop() error { return errors.Join(e.Halt(), os.RemoveAll(e.Dir)) }
+
+// Halt ends the child processes and leaves their files, for whoever wants to
+// read the logs.
+func (e *Env) Halt() error {
 	var errs []error
 	for i := len(e.procs) - 1; i >= 0; i-- { // the API server before etcd
 		p := e.procs[i]
@@ -148,10 +160,54 @@ func (e *Env) Stop() error {
 	for _, l := range e.logs {
 		errs = append(errs, l.Close())
 	}
-	return errors.Join(append(errs, os.RemoveAll(e.Dir))...)
+	e.procs, e.logs = nil, nil
+	return errors.Join(errs...)
 }
 
-func (e *Env) run(log io.Writer, name string, args ...string) error {
+// PID is the process id of the child of that name, 0 where there is none.
+func (e *Env) PID(name string) int {
+	if i := e.index(name); i >= 0 {
+		return e.procs[i].Process.Pid
+	}
+	return 0
+}
+
+// Kill ends the child of that name as a crash would.
+func (e *Env) Kill(name string) error {
+	i := e.index(name)
+	if i < 0 {
+		return fmt.Errorf("kill %s: no such child", name)
+	}
+	if err := e.procs[i].Process.Kill(); err != nil {
+		return fmt.Errorf("kill %s: %w", name, err)
+	}
+	_ = e.procs[i].Wait() // it was killed
+	return nil
+}
+
+// Restart starts a child that was killed as it was, on its old ports and
+// files, and waits until the API is ready.
+func (e *Env) Restart(ctx context.Context, name string) error {
+	i := e.index(name)
+	if i < 0 {
+		return fmt.Errorf("restart %s: no such child", name)
+	}
+	old := e.procs[i]
+	cmd := exec.Command(old.Path, old.Args[1:]...)
+	cmd.Stdout, cmd.Stderr, cmd.Dir = old.Stdout, old.Stderr, old.Dir
+	if err := StartChild(cmd); err != nil {
+		return fmt.Errorf("restart %s: %w", name, err)
+	}
+	e.procs[i] = cmd
+	return e.waitReady(ctx)
+}
+
+func (e *Env) index(name string) int {
+	return slices.IndexFunc(e.procs, func(c *exec.Cmd) bool { return filepath.Base(c.Path) == name })
+}
+
+func (e *Env) run(name string, args ...string) error {
+	log := e.log
 	if log == nil {
 		f, err := os.Create(filepath.Join(e.Dir, name+".log"))
 		if err != nil {
@@ -162,7 +218,17 @@ func (e *Env) run(log io.Writer, name string, args ...string) error {
 	}
 	cmd := exec.Command(filepath.Join(e.bin, name), args...)
 	cmd.Stdout, cmd.Stderr, cmd.Dir = log, log, e.Dir
-	if runtime.GOOS == "linux" { // a killed test leaves no children
+	if err := StartChild(cmd); err != nil {
+		return fmt.Errorf("start %s: %w", name, err)
+	}
+	e.procs = append(e.procs, cmd)
+	return nil
+}
+
+// StartChild starts cmd so that it does not outlive this process, however that
+// ends.
+func StartChild(cmd *exec.Cmd) error {
+	if runtime.GOOS == "linux" {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	}
 	// Pdeathsig follows the thread that starts the child, not the process.
@@ -172,11 +238,7 @@ func (e *Env) run(log io.Writer, name string, args ...string) error {
 		started <- cmd.Start()
 		select {}
 	}()
-	if err := <-started; err != nil {
-		return fmt.Errorf("start %s: %w", name, err)
-	}
-	e.procs = append(e.procs, cmd)
-	return nil
+	return <-started
 }
 
 func (e *Env) waitReady(ctx context.Context) error {

@@ -23,6 +23,14 @@ const (
 	// On Pods, by the agent through the container runtime: what CNI ADD did.
 	AnnotationNetworkStatus = "k8s.v1.cni.cncf.io/network-status"
 
+	// On EndpointSlices that repeat another one with addresses on a tenant's
+	// network, by the cluster role: the Service is not in the label that
+	// kube-proxy and DNS go by.
+	LabelMirrorService   = "k8s.ovn.org/service-name"
+	AnnotationSource     = "k8s.ovn.org/source-endpointslice"
+	AnnotationMirrorOn   = "k8s.ovn.org/endpointslice-network" // the network's name
+	EndpointSliceManager = "endpointslice-mirror-controller.k8s.ovn.org"
+
 	// LabelPrimaryUDN marks namespaces whose pods have a primary network of
 	// their own; it can be given only when the namespace is created.
 	LabelPrimaryUDN = "k8s.ovn.org/primary-user-defined-network"

@@ -34,6 +34,7 @@ import (
 
 	udnv1 "bulkhead/api/v1"
 	"bulkhead/pkg/cluster/ledger"
+	"bulkhead/pkg/cluster/nad"
 	"bulkhead/pkg/cluster/nodeid"
 	"bulkhead/pkg/cluster/udn"
 	"bulkhead/pkg/config"
@@ -60,8 +61,9 @@ func Run(ctx context.Context, cfg config.Config, restConfig *rest.Config, log *s
 	})); err != nil {
 		return fmt.Errorf("watch for the caches: %w", err)
 	}
-	if err := addUDN(ctx, mgr, cfg, log); err != nil {
-		return fmt.Errorf("set up the network controller: %w", err)
+	ids := ledger.New(cfg.MaxNetworks)
+	if err := addNetworks(ctx, mgr, cfg, ids, log); err != nil {
+		return fmt.Errorf("set up the network controllers: %w", err)
 	}
 	if err := addNodeID(mgr, log); err != nil {
 		return fmt.Errorf("set up the node id controller: %w", err)
@@ -124,17 +126,31 @@ func newManager(cfg config.Config, restConfig *rest.Config, log *slog.Logger, re
 	return mgr, nil
 }
 
-func addUDN(ctx context.Context, mgr manager.Manager, cfg config.Config, log *slog.Logger) error {
-	if err := udn.AddIndexes(ctx, mgr.GetFieldIndexer()); err != nil {
-		return err
+// addNetworks adds those who make networks: from UserDefinedNetworks and
+// ClusterUserDefinedNetworks, and from hand-written NADs. They share the ledger.
+func addNetworks(ctx context.Context, mgr manager.Manager, cfg config.Config, ids *ledger.Ledger, log *slog.Logger) error {
+	for _, add := range []func(context.Context, client.FieldIndexer) error{udn.AddIndexes, nad.AddIndexes} {
+		if err := add(ctx, mgr.GetFieldIndexer()); err != nil {
+			return err
+		}
 	}
-	target := &udn.Kube{Cache: mgr.GetCache(), Client: mgr.GetClient(), Events: mgr.GetEventRecorder("bulkhead-cluster"), Now: time.Now}
-	r := udn.NewReconciler(cfg, mgr.GetCache(), mgr.GetAPIReader(), target, ledger.New(cfg.MaxNetworks), log)
-	c, err := newController(mgr, "network", cfg.Workers, r, func(o udn.Owner) []any { return []any{"network", o.Network()} })
+	events := mgr.GetEventRecorder("bulkhead-cluster")
+	target := &udn.Kube{Cache: mgr.GetCache(), Client: mgr.GetClient(), Events: events, Now: time.Now}
+	networks := udn.NewReconciler(cfg, mgr.GetCache(), mgr.GetAPIReader(), target, ids, log)
+	c, err := newController(mgr, "network", cfg.Workers, networks, func(o udn.Owner) []any { return []any{"network", o.Network()} })
 	if err != nil {
 		return err
 	}
-	return r.Watch(c, mgr.GetCache())
+	if err := networks.Watch(c, mgr.GetCache()); err != nil {
+		return err
+	}
+	written := nad.NewReconciler(cfg, mgr.GetCache(), &nad.Kube{Client: mgr.GetClient(), Events: events}, ids, networks.Restore, log)
+	// One worker: of two NADs that describe one network, one is first.
+	d, err := newController(mgr, "nad", 1, written, func(k nad.Key) []any { return []any{"nad", k.String()} })
+	if err != nil {
+		return err
+	}
+	return written.Watch(d, mgr.GetCache())
 }
 
 func addNodeID(mgr manager.Manager, log *slog.Logger) error {

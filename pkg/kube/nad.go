@@ -31,6 +31,10 @@ func ParseNAD(obj *nadv1.NetworkAttachmentDefinition, plan network.Plan) (nad ne
 		nad.Err = errors.New("no network id yet: the cluster controller gives it")
 		return nad, true
 	}
+	if of := obj.Annotations[network.AnnotationNetworkName]; of != "" && of != conf.Name {
+		nad.Err = fmt.Errorf("no network id yet: the one it has is of network %s", of)
+		return nad, true
+	}
 	id, err := strconv.Atoi(raw)
 	if err != nil {
 		nad.Err = fmt.Errorf("annotation %s %q is not a number", network.AnnotationNetworkID, raw)

@@ -29,6 +29,7 @@ func TestParseNAD(t *testing.T) {
 		"no id yet":      {good, "", true, "no network id yet"},
 		"id no number":   {good, "seven", true, "not a number"},
 		"id too large":   {good, "10001", true, "outside 1..10000"},
+		"renamed":        {good, "7", true, "of network former"},
 		"malformed":      {`{`, "7", true, "not valid JSON"},
 		"overlaps ours":  {strings.Replace(good, "10.20.0.0", "10.244.0.0", 1), "7", true, "cluster-subnets"},
 	} {
@@ -36,6 +37,9 @@ func TestParseNAD(t *testing.T) {
 		obj.Spec.Config = tt.config
 		if tt.id != "" {
 			obj.Annotations = map[string]string{network.AnnotationNetworkID: tt.id}
+		}
+		if what == "renamed" {
+			obj.Annotations[network.AnnotationNetworkName] = "former"
 		}
 		nad, ours := ParseNAD(obj, cfg.Plan)
 		if ours != tt.ours || nad.Key() != "a/red" {

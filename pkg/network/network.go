@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 )
 
 // Topology is the shape of a network in OVN, spelled as in NAD JSON.
@@ -44,6 +45,10 @@ const (
 	// MaxNodeID is the largest node id.
 	MaxNodeID = 4094
 )
+
+// TransportNoOverlay is the transport, spelled as in NAD JSON, of networks
+// whose packets travel between nodes as they are; "" is Geneve.
+const TransportNoOverlay = "no-overlay"
 
 // Subnet is one CIDR of a network. On Layer 3 it is cut into one subnet of
 // length HostLen for each node; HostLen is 0 on other topologies.
@@ -123,6 +128,21 @@ func UDNName(namespace, name string) string { return namespace + "_" + name }
 
 // CUDNName is the network name of a ClusterUserDefinedNetwork.
 func CUDNName(name string) string { return "cluster_udn_" + name }
+
+// IsUDNName tells whether name could be UDNName's or CUDNName's. No other NAD
+// may carry such a name: its pods would be in the tenant's network.
+func IsUDNName(name string) bool {
+	if rest, ok := strings.CutPrefix(name, "cluster_udn_"); ok {
+		return isKubernetesName(rest)
+	}
+	namespace, rest, ok := strings.Cut(name, "_")
+	return ok && isKubernetesName(namespace) && isKubernetesName(rest)
+}
+
+// isKubernetesName is generous: what it takes for a name need not be one.
+func isKubernetesName(s string) bool {
+	return s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyz0123456789-.") == ""
+}
 
 // NADKey names a NetworkAttachmentDefinition as pod annotations do.
 func NADKey(namespace, name string) string { return namespace + "/" + name }

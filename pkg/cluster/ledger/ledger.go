@@ -26,6 +26,7 @@ type Ledger struct {
 	primary map[string]string              // holder by namespace
 	held    map[string]map[string]struct{} // the same by holder
 	tell    []func(namespace string)
+	refused map[string]func() // by network name, for want of ids
 }
 
 // New makes an empty ledger for at most max networks.
@@ -44,14 +45,19 @@ func (l *Ledger) RestoreID(networkName string, id int) error {
 	return l.ids.Reserve(networkName, id)
 }
 
-// ID gives the network an id, or the one it has.
-func (l *Ledger) ID(networkName string) (int, error) {
+// ID gives the network an id, or the one it has. Where there is none left,
+// wake is called once when another network has given its back.
+func (l *Ledger) ID(networkName string, wake func()) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if id, ok := l.ids.Get(networkName); ok {
 		return id, nil
 	}
 	if l.ids.Len() >= l.max {
+		if l.refused == nil {
+			l.refused = map[string]func(){}
+		}
+		l.refused[networkName] = wake
 		return 0, fmt.Errorf("the cluster has %d networks, as many as it may have: delete one, or raise max-networks", l.max)
 	}
 	return l.ids.Allocate(networkName)
@@ -67,9 +73,22 @@ func (l *Ledger) HasID(networkName string) int {
 
 // ReleaseID gives the network's id back. Nothing may use it any more.
 func (l *Ledger) ReleaseID(networkName string) {
+	for _, wake := range l.releaseID(networkName) {
+		wake()
+	}
+}
+
+func (l *Ledger) releaseID(networkName string) (wake []func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	delete(l.refused, networkName)
+	if _, ok := l.ids.Get(networkName); !ok {
+		return nil
+	}
 	l.ids.Release(networkName)
+	wake = slices.Collect(maps.Values(l.refused))
+	l.refused = nil
+	return wake
 }
 
 // IDs is how many networks have an id, and how many can have one.

@@ -12,20 +12,26 @@ import (
 
 // Ids: the lowest free one, one for a network, never one for two.
 func TestIDs(t *testing.T) {
-	l := New(3)
+	l, woken := New(3), 0
+	wake := func() { woken++ }
 	for i := range 3 {
-		if id, err := l.ID(fmt.Sprint(i)); err != nil || id != i+1 {
+		if id, err := l.ID(fmt.Sprint(i), wake); err != nil || id != i+1 {
 			t.Fatalf("id %d, %v", id, err)
 		}
 	}
-	if id, err := l.ID("1"); err != nil || id != 2 {
+	if id, err := l.ID("1", wake); err != nil || id != 2 {
 		t.Errorf("asking again gives %d, %v", id, err)
 	}
-	if _, err := l.ID("4"); err == nil {
+	if _, err := l.ID("4", wake); err == nil {
 		t.Error("more networks than the limit")
 	}
-	l.ReleaseID("0")
-	if id, err := l.ID("4"); err != nil || id != 1 {
+	if l.ReleaseID("none"); woken != 0 {
+		t.Error("woken, though nothing was given back")
+	}
+	if l.ReleaseID("0"); woken != 1 {
+		t.Errorf("woken %d times by an id that was given back", woken)
+	}
+	if id, err := l.ID("4", wake); err != nil || id != 1 {
 		t.Errorf("the lowest free id is %d, %v", id, err)
 	}
 	if err := l.RestoreID("5", 2); err == nil {
@@ -63,12 +69,12 @@ func TestClaim(t *testing.T) {
 
 // Concurrent networks: as many ids as networks.
 func TestConcurrent(t *testing.T) {
-	l := New(network.MaxID)
+	l, wake := New(network.MaxID), func() {}
 	ids := make(chan int)
 	const n = 500
 	for i := range n {
 		go func() {
-			id, _ := l.ID(fmt.Sprint(i))
+			id, _ := l.ID(fmt.Sprint(i), wake)
 			ids <- id
 		}()
 	}

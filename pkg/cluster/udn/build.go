@@ -59,7 +59,7 @@ func (b *builder) problem(namespace, text string) {
 func (b *builder) namespace(ns Namespace) bool {
 	nad, exists := b.have.NADs[ns.Name]
 	switch {
-	case !ns.Labeled:
+	case !b.in.Request.admits(ns):
 		b.problem(ns.Name, "invalid primary network state: the namespace lacks the label "+network.LabelPrimaryUDN+
 			", which can be given only when a namespace is created: create the namespace anew with the label")
 		return false

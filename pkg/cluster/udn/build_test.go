@@ -42,11 +42,39 @@ func udnRequest(l *udnv1.Layer3Config) *Request {
 }
 
 func cudnRequest(l *udnv1.Layer3Config) *Request {
+	return cudnOf(udnv1.NetworkSpec{Topology: udnv1.NetworkTopologyLayer3, Layer3: l})
+}
+
+func cudnOf(n udnv1.NetworkSpec) *Request {
 	return FromCUDN(&udnv1.ClusterUserDefinedNetwork{
-		ObjectMeta: metav1.ObjectMeta{Name: "shared", UID: "uid-1", Generation: 3},
-		Spec: udnv1.ClusterUserDefinedNetworkSpec{Network: udnv1.NetworkSpec{
-			Topology: udnv1.NetworkTopologyLayer3, Layer3: l}},
+		ObjectMeta: metav1.ObjectMeta{Name: "shared", UID: "uid-1", Generation: 3, Labels: map[string]string{"advertise": "yes"}},
+		Spec:       udnv1.ClusterUserDefinedNetworkSpec{Network: n},
 	})
+}
+
+func layer2Request(l *udnv1.Layer2Config) *Request {
+	return FromUDN(&udnv1.UserDefinedNetwork{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "red", Name: "db-network", UID: "uid-1", Generation: 3},
+		Spec:       udnv1.UserDefinedNetworkSpec{Topology: udnv1.NetworkTopologyLayer2, Layer2: l},
+	})
+}
+
+func localnetRequest(l *udnv1.LocalnetConfig) *Request {
+	l.Role = udnv1.NetworkRoleSecondary
+	return cudnOf(udnv1.NetworkSpec{Topology: udnv1.NetworkTopologyLocalnet, Localnet: l})
+}
+
+func noOverlayRequest() *Request {
+	return cudnOf(udnv1.NetworkSpec{
+		Topology: udnv1.NetworkTopologyLayer3, Transport: udnv1.TransportOptionNoOverlay,
+		Layer3:           layer3(1500, nil, udnv1.Layer3Subnet{CIDR: "10.10.0.0/16", HostSubnet: 24}),
+		NoOverlayOptions: &udnv1.NoOverlayOptions{OutboundSNAT: udnv1.SNATDisabled, Routing: udnv1.RoutingUnmanaged},
+	})
+}
+
+func secondary(l *udnv1.Layer3Config) *udnv1.Layer3Config {
+	l.Role = udnv1.NetworkRoleSecondary
+	return l
 }
 
 // inputs are those of a request that nothing stands in the way of.
@@ -75,6 +103,18 @@ func TestRenderGolden(t *testing.T) {
 		"udn-appended":        udnRequest(layer3(0, nil, udnv1.Layer3Subnet{CIDR: "10.100.0.0/24", HostSubnet: 26}, udnv1.Layer3Subnet{CIDR: "10.200.0.0/24", HostSubnet: 26})),
 		"cudn-ipv6":           cudnRequest(layer3(0, nil, v6)),
 		"cudn-two-namespaces": cudnRequest(layer3(9000, nil, v4)),
+		"layer3-secondary":    udnRequest(secondary(layer3(0, nil, v4))),
+		"layer2-primary":      layer2Request(&udnv1.Layer2Config{Role: udnv1.NetworkRolePrimary, Subnets: udnv1.DualStackCIDRs{"10.100.0.0/16", "fd10:1::/64"}}),
+		"layer2-preconfigured": layer2Request(&udnv1.Layer2Config{Role: udnv1.NetworkRolePrimary, MTU: 1300, Subnets: udnv1.DualStackCIDRs{"10.100.0.0/16"},
+			ReservedSubnets: []udnv1.CIDR{"10.100.1.0/24", "10.100.2.0/24"}, InfrastructureSubnets: []udnv1.CIDR{"10.100.0.0/30"},
+			DefaultGatewayIPs: udnv1.DualStackIPs{"10.100.0.2"}, JoinSubnets: udnv1.DualStackCIDRs{"100.70.0.0/16"},
+			IPAM: &udnv1.IPAMConfig{Lifecycle: udnv1.IPAMLifecyclePersistent}}),
+		"layer2-secondary":      layer2Request(&udnv1.Layer2Config{Role: udnv1.NetworkRoleSecondary, Subnets: udnv1.DualStackCIDRs{"fd10:1::/64"}}),
+		"layer2-ipam-disabled":  layer2Request(&udnv1.Layer2Config{Role: udnv1.NetworkRoleSecondary, IPAM: &udnv1.IPAMConfig{Mode: udnv1.IPAMDisabled}}),
+		"localnet":              localnetRequest(&udnv1.LocalnetConfig{PhysicalNetworkName: "tenantblue", Subnets: udnv1.DualStackCIDRs{"192.168.100.0/24", "2001:dbb::/64"}, ExcludeSubnets: []udnv1.CIDR{"192.168.100.1/32", "2001:dbb::0/128"}}),
+		"localnet-vlan-persist": localnetRequest(&udnv1.LocalnetConfig{PhysicalNetworkName: "tenantblue", Subnets: udnv1.DualStackCIDRs{"192.168.0.0/16", "2001:dbb::/64"}, ExcludeSubnets: []udnv1.CIDR{"192.168.50.0/24"}, MTU: 9000, VLAN: &udnv1.VLANConfig{Mode: "Access", Access: &udnv1.AccessVLANConfig{ID: 200}}, IPAM: &udnv1.IPAMConfig{Lifecycle: udnv1.IPAMLifecyclePersistent}}),
+		"localnet-ipam-off":     localnetRequest(&udnv1.LocalnetConfig{PhysicalNetworkName: "tenantblue", IPAM: &udnv1.IPAMConfig{Mode: udnv1.IPAMDisabled}}),
+		"no-overlay":            noOverlayRequest(),
 	} {
 		t.Run(name, func(t *testing.T) {
 			namespaces := []string{"red"}
@@ -142,6 +182,7 @@ func TestBuildNamespace(t *testing.T) {
 		{name: "new", req: r(), ns: &Namespace{Labeled: true}, want: "add finalizer, create"},
 		{name: "there", req: r(), ns: &Namespace{Labeled: true}, have: ours(Present), want: "add finalizer, repair"},
 		{name: "no label", req: r(), ns: &Namespace{}, problem: "lacks the label"},
+		{name: "no label, secondary", req: udnRequest(secondary(layer3(0, nil, udnv1.Layer3Subnet{CIDR: "10.100.0.0/16"}))), ns: &Namespace{}, want: "add finalizer, create"},
 		{name: "label lost", req: r(), ns: &Namespace{}, have: ours(Present), want: "add finalizer, delete", problem: "lacks the label"},
 		{name: "foreign", req: r(), ns: &Namespace{Labeled: true, Foreign: "foreign NAD"}, problem: "foreign NAD"},
 		{name: "other primary", req: r(), ns: &Namespace{Labeled: true, Primary: "net1"}, problem: "primary network already exist in namespace red: net1"},
@@ -226,6 +267,92 @@ func TestNetConfRefuses(t *testing.T) {
 				t.Errorf("got %v, want %q", err, c.want)
 			}
 		})
+	}
+}
+
+// The same for the other topologies.
+func TestNetConfRefusesLayer2AndLocalnet(t *testing.T) {
+	primary := func(change func(*udnv1.Layer2Config)) *Request {
+		l := &udnv1.Layer2Config{Role: udnv1.NetworkRolePrimary, Subnets: udnv1.DualStackCIDRs{"10.1.0.0/16"}}
+		change(l)
+		return layer2Request(l)
+	}
+	blue := func(change func(*udnv1.LocalnetConfig)) *Request {
+		l := &udnv1.LocalnetConfig{PhysicalNetworkName: "blue", Subnets: udnv1.DualStackCIDRs{"10.1.0.0/16"}}
+		change(l)
+		return localnetRequest(l)
+	}
+	broken := noOverlayRequest()
+	broken.NoOverlay = nil
+	for _, c := range []struct {
+		name string
+		r    *Request
+		want string
+	}{
+		{"nothing", layer2Request(nil), "spec.layer2 is missing"},
+		{"no options", broken, "noOverlayOptions is missing"},
+		{"no CIDR", primary(func(l *udnv1.Layer2Config) { l.Subnets = udnv1.DualStackCIDRs{"ten"} }), "subnets"},
+		{"reserved no CIDR", primary(func(l *udnv1.Layer2Config) { l.ReservedSubnets = []udnv1.CIDR{"ten"} }), "reservedSubnets"},
+		{"infrastructure no CIDR", primary(func(l *udnv1.Layer2Config) { l.InfrastructureSubnets = []udnv1.CIDR{"ten"} }), "infrastructureSubnets"},
+		{"gateway no address", primary(func(l *udnv1.Layer2Config) { l.DefaultGatewayIPs = udnv1.DualStackIPs{"ten"} }), "defaultGatewayIPs"},
+		{"cluster's", primary(func(l *udnv1.Layer2Config) { l.Subnets = udnv1.DualStackCIDRs{"10.96.0.0/16"} }), "service-cidrs"},
+		{"excludes outside", blue(func(l *udnv1.LocalnetConfig) { l.ExcludeSubnets = []udnv1.CIDR{"10.2.0.0/24"} }), "excludeSubnets"},
+		{"excludes no CIDR", blue(func(l *udnv1.LocalnetConfig) { l.ExcludeSubnets = []udnv1.CIDR{"ten"} }), "excludeSubnets"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, _, err := c.r.NetConf(testPlan(t))
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got %v, want %q", err, c.want)
+			}
+		})
+	}
+}
+
+// The no-overlay proposal's four cases of the condition TransportAccepted.
+func TestTransportAccepted(t *testing.T) {
+	for _, c := range []struct {
+		name    string
+		r       *Request
+		by      []Advertisement
+		status  metav1.ConditionStatus
+		reason  string
+		message string
+	}{
+		{"geneve", cudnRequest(layer3(0, nil)), nil, metav1.ConditionTrue, "GeneveTransportAccepted", "Geneve transport has been configured."},
+		{"missing", noOverlayRequest(), nil, metav1.ConditionFalse, "NoOverlayRouteAdvertisementsIsMissing", "No RouteAdvertisements CR is advertising the pod networks."},
+		{"not accepted", noOverlayRequest(), []Advertisement{{"blue", false}, {"red", false}}, metav1.ConditionFalse,
+			"NoOverlayRouteAdvertisementsNotAccepted", "RouteAdvertisements CR blue advertises the pod subnets, but its status is not accepted."},
+		{"one accepted", noOverlayRequest(), []Advertisement{{"blue", false}, {"red", true}}, metav1.ConditionTrue,
+			"NoOverlayTransportAccepted", "Transport has been configured as 'no-overlay'."},
+	} {
+		got := c.r.transportAccepted(c.by)
+		if got.Status != c.status || got.Reason != c.reason || got.Message != c.message || got.ObservedGeneration != 3 {
+			t.Errorf("%s: %+v", c.name, got)
+		}
+	}
+}
+
+// Which RouteAdvertisements make a network's pods known.
+func TestAdvertises(t *testing.T) {
+	yes := udnv1.NetworkSelector{NetworkSelectionType: udnv1.ClusterUserDefinedNetworks, ClusterUserDefinedNetworkSelector: &udnv1.ClusterUserDefinedNetworkSelector{
+		NetworkSelector: metav1.LabelSelector{MatchLabels: map[string]string{"advertise": "yes"}}}}
+	no := *yes.DeepCopy()
+	no.ClusterUserDefinedNetworkSelector.NetworkSelector.MatchLabels["advertise"] = "no"
+	pods, egress := []udnv1.AdvertisementType{udnv1.PodNetwork}, []udnv1.AdvertisementType{udnv1.EgressIP}
+	for _, c := range []struct {
+		name string
+		spec udnv1.RouteAdvertisementsSpec
+		want bool
+	}{
+		{"selected", udnv1.RouteAdvertisementsSpec{Advertisements: pods, NetworkSelectors: []udnv1.NetworkSelector{yes}}, true},
+		{"second selector", udnv1.RouteAdvertisementsSpec{Advertisements: pods, NetworkSelectors: []udnv1.NetworkSelector{{NetworkSelectionType: udnv1.DefaultNetwork}, yes}}, true},
+		{"other labels", udnv1.RouteAdvertisementsSpec{Advertisements: pods, NetworkSelectors: []udnv1.NetworkSelector{no}}, false},
+		{"default network", udnv1.RouteAdvertisementsSpec{Advertisements: pods, NetworkSelectors: []udnv1.NetworkSelector{{NetworkSelectionType: udnv1.DefaultNetwork}}}, false},
+		{"egress addresses only", udnv1.RouteAdvertisementsSpec{Advertisements: egress, NetworkSelectors: []udnv1.NetworkSelector{yes}}, false},
+	} {
+		if got := advertises(&udnv1.RouteAdvertisements{Spec: c.spec}, noOverlayRequest().Labels); got != c.want {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
 	}
 }
 

@@ -21,10 +21,12 @@ import (
 // Indexes of the cache, so that an event finds whom it concerns at the same
 // cost however many networks, namespaces and pods there are.
 const (
-	indexOwner   = "owner"   // NADs by owner
-	indexLabel   = "label"   // namespaces by each label
-	indexSelects = "selects" // ClusterUserDefinedNetworks by a label that their namespaces must have
-	indexNAD     = "nad"     // pods by NAD key
+	indexOwner     = "owner"     // NADs by owner
+	indexLabel     = "label"     // namespaces by each label
+	indexSelects   = "selects"   // ClusterUserDefinedNetworks by a label that their namespaces must have
+	indexTransport = "transport" // ClusterUserDefinedNetworks by transport, Geneve's left out
+	// IndexNAD indexes pods by the keys of the NADs they use.
+	IndexNAD = "nad"
 )
 
 // anyLabel indexes selectors that no single label decides: {}, NotIn, Exists.
@@ -53,7 +55,13 @@ func AddIndexes(ctx context.Context, c client.FieldIndexer) error {
 		{&udnv1.ClusterUserDefinedNetwork{}, indexSelects, func(o client.Object) []string {
 			return selectorKeys(&o.(*udnv1.ClusterUserDefinedNetwork).Spec.NamespaceSelector)
 		}},
-		{&corev1.Pod{}, indexNAD, podNADs},
+		{&udnv1.ClusterUserDefinedNetwork{}, indexTransport, func(o client.Object) []string {
+			if t := o.(*udnv1.ClusterUserDefinedNetwork).Spec.Network.Transport; t != "" && t != udnv1.TransportOptionGeneve {
+				return []string{string(t)}
+			}
+			return nil
+		}},
+		{&corev1.Pod{}, IndexNAD, podNADs},
 	} {
 		if err := c.IndexField(ctx, i.obj, i.field, i.keys); err != nil {
 			return fmt.Errorf("index %s of %T: %w", i.field, i.obj, err)

@@ -11,6 +11,7 @@ import (
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -33,22 +34,22 @@ func (r *Reconciler) inputs(ctx context.Context, o Owner, have State) (Inputs, e
 	}
 	selected := map[string]bool{}
 	for _, ns := range in.Namespaces {
-		selected[ns.Name] = ns.Labeled
+		selected[ns.Name] = req.admits(ns)
 	}
 	for ns, nad := range have.NADs {
 		stays := selected[ns] && nad.Phase == Present && (req == nil || nad.OwnerUID == req.UID)
 		if stays {
-			r.waiting.done(nad.Key())
+			r.waiting.Done(nad.Key())
 			continue
 		}
 		// Noted before the pods are looked at, so that none leaves unseen.
-		r.waiting.add(nad.Key(), o)
+		r.waiting.Add(nad.Key(), o)
 		users, err := r.users(ctx, nad.Key())
 		if err != nil {
 			return in, err
 		}
 		if len(users) == 0 {
-			r.waiting.done(nad.Key())
+			r.waiting.Done(nad.Key())
 		}
 		in.Users[ns] = users
 	}
@@ -71,10 +72,6 @@ func (r *Reconciler) request(ctx context.Context, o Owner) (*Request, error) {
 // claims on them, and an id.
 func (r *Reconciler) network(ctx context.Context, in *Inputs, have State) error {
 	req := in.Request
-	if text := req.NotYetSupported(); text != "" {
-		in.Invalid = text
-		return nil
-	}
 	conf, domain, err := req.NetConf(r.cfg.Plan)
 	if err != nil {
 		in.Invalid = err.Error()
@@ -90,7 +87,7 @@ func (r *Reconciler) network(ctx context.Context, in *Inputs, have State) error 
 		return nil
 	}
 	for _, meta := range names {
-		ns, err := r.namespace(ctx, in.Owner, meta, have)
+		ns, err := r.namespace(ctx, req, meta, have)
 		if err != nil {
 			return err
 		}
@@ -100,6 +97,11 @@ func (r *Reconciler) network(ctx context.Context, in *Inputs, have State) error 
 	if in.Invalid == "" {
 		r.claim(in, have)
 	}
+	if req.Transport == udnv1.TransportOptionNoOverlay {
+		if in.Advertised, err = r.advertisements(ctx, req); err != nil {
+			return err
+		}
+	}
 	if in.ID != 0 {
 		if in.Beyond, err = r.nodes.beyond(ctx, r.cache, domain.HostCapacity()); err != nil {
 			return err
@@ -108,16 +110,16 @@ func (r *Reconciler) network(ctx context.Context, in *Inputs, have State) error 
 	return nil
 }
 
-// claim takes what a network needs before its NADs are created: an id, and the
-// place of the primary network in each namespace.
+// claim takes what a network needs before its NADs are created: an id and, for
+// a primary network, that place in each namespace.
 func (r *Reconciler) claim(in *Inputs, have State) {
 	free := func(ns *Namespace) bool {
 		_, exists := have.NADs[ns.Name]
-		return ns.Labeled && ns.Foreign == "" && ns.Primary == "" && (exists || !ns.Full)
+		return in.Request.admits(*ns) && ns.Foreign == "" && ns.Primary == "" && (exists || !ns.Full)
 	}
 	if in.ID == 0 && slices.ContainsFunc(in.Namespaces, func(ns Namespace) bool { return free(&ns) }) {
 		var err error
-		if in.ID, err = r.ledger.ID(in.Owner.Network()); err != nil {
+		if in.ID, err = r.ledger.ID(in.Owner.Network(), func() { r.enqueue(in.Owner) }); err != nil {
 			in.Invalid = err.Error()
 			return
 		}
@@ -128,11 +130,13 @@ func (r *Reconciler) claim(in *Inputs, have State) {
 		if !free(ns) {
 			continue
 		}
-		if holder, ok := r.ledger.Claim(ns.Name, in.Owner.String()); !ok {
-			ns.Primary = holder
-		} else {
-			claimed = true
+		if in.Request.Primary() {
+			if holder, ok := r.ledger.Claim(ns.Name, in.Owner.String()); !ok {
+				ns.Primary = holder
+				continue
+			}
 		}
+		claimed = true
 	}
 	if !claimed && len(have.NADs) == 0 && in.ID != 0 {
 		r.ledger.ReleaseID(in.Owner.Network()) // refused everywhere: the id is for others
@@ -182,9 +186,10 @@ func (r *Reconciler) namespaces(ctx context.Context, req *Request) ([]metav1.Par
 	return out, nil
 }
 
-// namespace is what one namespace says about o having a NAD there.
-func (r *Reconciler) namespace(ctx context.Context, o Owner, meta metav1.PartialObjectMetadata, have State) (Namespace, error) {
-	ns := Namespace{Name: meta.Name}
+// namespace is what one namespace says about the request's owner having a NAD
+// there.
+func (r *Reconciler) namespace(ctx context.Context, req *Request, meta metav1.PartialObjectMetadata, have State) (Namespace, error) {
+	o, ns := req.Owner, Namespace{Name: meta.Name}
 	_, ns.Labeled = meta.Labels[network.LabelPrimaryUDN]
 	var nads nadv1.NetworkAttachmentDefinitionList
 	if err := r.cache.List(ctx, &nads, client.InNamespace(meta.Name), client.UnsafeDisableDeepCopy); err != nil {
@@ -207,7 +212,11 @@ func (r *Reconciler) namespace(ctx context.Context, o Owner, meta metav1.Partial
 			continue // another CNI's, or broken: it makes no network
 		}
 		networks++
-		if conf.Role == string(network.RolePrimary) {
+		// A hand-written NAD without an id was refused, or comes second: it
+		// is named where our own is there, and does not keep it away.
+		_, ours := have.NADs[meta.Name]
+		counts := marked || ours || nad.Annotations[network.AnnotationNetworkID] != ""
+		if conf.Role == string(network.RolePrimary) && req.Primary() && counts {
 			ns.Primary = "NetworkAttachmentDefinition " + network.NADKey(nad.Namespace, nad.Name)
 			if marked {
 				ns.Primary = owner.String()
@@ -221,7 +230,7 @@ func (r *Reconciler) namespace(ctx context.Context, o Owner, meta metav1.Partial
 // users are pods that use a NAD: enough of them to name.
 func (r *Reconciler) users(ctx context.Context, nadKey string) ([]string, error) {
 	var l corev1.PodList
-	if err := r.cache.List(ctx, &l, client.MatchingFields{indexNAD: nadKey}, client.UnsafeDisableDeepCopy); err != nil {
+	if err := r.cache.List(ctx, &l, client.MatchingFields{IndexNAD: nadKey}, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("list pods that use %s: %w", nadKey, err)
 	}
 	var out []string
@@ -233,5 +242,23 @@ func (r *Reconciler) users(ctx context.Context, nadKey string) ([]string, error)
 	if len(out) > enough {
 		out = append(out[:enough:enough], "…")
 	}
+	return out, nil
+}
+
+// advertisements are the RouteAdvertisements that advertise the pods of the
+// request's network, by name.
+func (r *Reconciler) advertisements(ctx context.Context, req *Request) ([]Advertisement, error) {
+	var all udnv1.RouteAdvertisementsList
+	if err := r.cache.List(ctx, &all, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, fmt.Errorf("list RouteAdvertisements: %w", err)
+	}
+	var out []Advertisement
+	for i := range all.Items {
+		ra := &all.Items[i]
+		if ra.DeletionTimestamp == nil && advertises(ra, req.Labels) {
+			out = append(out, Advertisement{ra.Name, apimeta.IsStatusConditionTrue(ra.Status.Conditions, udnv1.ConditionAccepted)})
+		}
+	}
+	slices.SortFunc(out, func(a, b Advertisement) int { return compare(a.Name, b.Name) })
 	return out, nil
 }

@@ -26,8 +26,9 @@ type Reconciler struct {
 	log    *slog.Logger
 
 	ledger  *ledger.Ledger
-	waiting waiting
+	waiting ledger.Waiting[Owner]
 	nodes   nodeIDs
+	enqueue func(Owner) // set before the first Reconcile
 	restore struct {
 		sync.Mutex
 		done bool

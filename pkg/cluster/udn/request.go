@@ -3,6 +3,7 @@
 package udn
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -15,9 +16,9 @@ import (
 func FromUDN(u *udnv1.UserDefinedNetwork) *Request {
 	r := &Request{
 		Owner: Owner{u.Namespace, u.Name}, UID: u.UID, Generation: u.Generation, Deleting: u.DeletionTimestamp != nil,
-		Labels: u.Labels, Annotations: u.Annotations, Topology: u.Spec.Topology, Layer3: u.Spec.Layer3,
+		Labels: u.Labels, Annotations: u.Annotations, Topology: u.Spec.Topology, Layer3: u.Spec.Layer3, Layer2: u.Spec.Layer2,
 	}
-	r.setRole(u.Spec.Layer3, u.Spec.Layer2, nil)
+	r.setRole()
 	return r
 }
 
@@ -27,36 +28,29 @@ func FromCUDN(c *udnv1.ClusterUserDefinedNetwork) *Request {
 	r := &Request{
 		Owner: Owner{Name: c.Name}, UID: c.UID, Generation: c.Generation, Deleting: c.DeletionTimestamp != nil,
 		Labels: c.Labels, Annotations: c.Annotations, Selector: &c.Spec.NamespaceSelector,
-		Topology: n.Topology, Layer3: n.Layer3, Transport: n.Transport,
+		Topology: n.Topology, Layer3: n.Layer3, Layer2: n.Layer2, Localnet: n.Localnet, NoOverlay: n.NoOverlayOptions,
+		Transport: n.Transport,
 	}
-	r.setRole(n.Layer3, n.Layer2, n.Localnet)
+	r.setRole()
 	return r
 }
 
-func (r *Request) setRole(l3 *udnv1.Layer3Config, l2 *udnv1.Layer2Config, ln *udnv1.LocalnetConfig) {
+func (r *Request) setRole() {
 	switch {
-	case l3 != nil:
-		r.Role = l3.Role
-	case l2 != nil:
-		r.Role = l2.Role
-	case ln != nil:
-		r.Role = ln.Role
+	case r.Layer3 != nil:
+		r.Role = r.Layer3.Role
+	case r.Layer2 != nil:
+		r.Role = r.Layer2.Role
+	case r.Localnet != nil:
+		r.Role = r.Localnet.Role
+	}
+	if r.Transport == "" {
+		r.Transport = udnv1.TransportOptionGeneve
 	}
 }
 
-// NotYetSupported says what of the request this version does not serve; ""
-// is nothing.
-func (r *Request) NotYetSupported() string {
-	switch {
-	case r.Topology != udnv1.NetworkTopologyLayer3:
-		return fmt.Sprintf("topology %s is not yet supported: use topology Layer3", r.Topology)
-	case r.Role != udnv1.NetworkRolePrimary:
-		return fmt.Sprintf("role %s is not yet supported with topology %s: use role Primary", r.Role, r.Topology)
-	case r.Transport != "" && r.Transport != udnv1.TransportOptionGeneve:
-		return fmt.Sprintf("transport %s is not yet supported: use transport Geneve", r.Transport)
-	}
-	return ""
-}
+// Primary tells whether the network is to be its namespaces' primary one.
+func (r *Request) Primary() bool { return r.Role == udnv1.NetworkRolePrimary }
 
 // NetConf checks the request against the address plan and renders what its
 // NADs have in common. Errors name the field and the remedy.
@@ -65,15 +59,36 @@ func (r *Request) NetConf(plan network.Plan) (network.NetConf, network.Network, 
 		CNIVersion: network.CNIVersion, Type: network.CNIType, Name: r.Network(),
 		Topology: strings.ToLower(string(r.Topology)), Role: strings.ToLower(string(r.Role)),
 	}
-	if r.Layer3 == nil {
-		return c, network.Network{}, fmt.Errorf("spec.layer3 is missing: topology %s needs it", r.Topology)
+	var err error
+	switch {
+	case r.Topology == udnv1.NetworkTopologyLayer3 && r.Layer3 != nil:
+		err = r.layer3(&c, plan)
+	case r.Topology == udnv1.NetworkTopologyLayer2 && r.Layer2 != nil:
+		err = r.layer2(&c, plan)
+	case r.Topology == udnv1.NetworkTopologyLocalnet && r.Localnet != nil:
+		err = r.localnet(&c, plan)
+	default:
+		err = fmt.Errorf("spec.%s is missing: topology %s needs it", c.Topology, r.Topology)
 	}
-	c.MTU = int(r.Layer3.MTU)
+	if err != nil {
+		return c, network.Network{}, err
+	}
+	// The id matters to nothing that is checked here.
+	n, err := c.Network(1, plan)
+	if err != nil {
+		return c, n, err
+	}
+	return c, n, plan.Conflict(n)
+}
+
+func (r *Request) layer3(c *network.NetConf, plan network.Plan) error {
+	l := r.Layer3
+	c.MTU = int(l.MTU)
 	var subnets []network.Subnet
-	for _, s := range r.Layer3.Subnets {
+	for _, s := range l.Subnets {
 		p, err := parseCIDR(s.CIDR)
 		if err != nil {
-			return c, network.Network{}, fmt.Errorf("subnets: %w", err)
+			return fmt.Errorf("subnets: %w", err)
 		}
 		host := int(s.HostSubnet)
 		if host == 0 {
@@ -82,24 +97,80 @@ func (r *Request) NetConf(plan network.Plan) (network.NetConf, network.Network, 
 		subnets = append(subnets, network.Subnet{CIDR: p, HostLen: host})
 	}
 	c.Subnets = network.JoinSubnetList(subnets)
-	join := plan.UDNJoin
-	if len(r.Layer3.JoinSubnets) > 0 {
-		join = nil
-		for _, s := range r.Layer3.JoinSubnets {
-			p, err := parseCIDR(s)
-			if err != nil {
-				return c, network.Network{}, fmt.Errorf("joinSubnets: %w", err)
-			}
-			join = append(join, p)
+	if r.Transport == udnv1.TransportOptionNoOverlay {
+		if r.NoOverlay == nil {
+			return errors.New("spec.network.noOverlayOptions is missing: transport NoOverlay needs it")
 		}
+		c.Transport, c.OutboundSNAT = network.TransportNoOverlay, strings.ToLower(string(r.NoOverlay.OutboundSNAT))
 	}
-	c.JoinSubnet = network.JoinCIDRs(join)
-	// The id matters to nothing that is checked here.
-	n, err := c.Network(1, plan)
-	if err != nil {
-		return c, n, err
+	return r.join(c, plan, l.JoinSubnets)
+}
+
+func (r *Request) layer2(c *network.NetConf, plan network.Plan) error {
+	l := r.Layer2
+	c.MTU = int(l.MTU)
+	var gateways []string
+	for _, ip := range l.DefaultGatewayIPs {
+		gateways = append(gateways, string(ip))
 	}
-	return c, n, plan.Conflict(n)
+	c.DefaultGatewayIPs = strings.Join(gateways, ",")
+	c.AllowPersistentIPs = persistent(l.IPAM)
+	if r.Primary() {
+		c.TransitSubnet = network.JoinCIDRs(plan.Transit)
+	}
+	return errors.Join(
+		cidrs("subnets", l.Subnets, &c.Subnets),
+		cidrs("reservedSubnets", l.ReservedSubnets, &c.ReservedSubnets),
+		cidrs("infrastructureSubnets", l.InfrastructureSubnets, &c.InfrastructureSubnets),
+		r.join(c, plan, l.JoinSubnets),
+	)
+}
+
+func (r *Request) localnet(c *network.NetConf, plan network.Plan) error {
+	l := r.Localnet
+	// Rendered where it was left out, too: the physical network has no
+	// overlay's headers to make room for.
+	if c.MTU = int(l.MTU); c.MTU == 0 {
+		c.MTU = plan.ClusterMTU + network.GeneveOverhead
+	}
+	c.PhysicalNetworkName, c.AllowPersistentIPs = l.PhysicalNetworkName, persistent(l.IPAM)
+	if l.VLAN != nil && l.VLAN.Access != nil {
+		c.VLANID = int(l.VLAN.Access.ID)
+	}
+	return errors.Join(
+		cidrs("subnets", l.Subnets, &c.Subnets),
+		cidrs("excludeSubnets", l.ExcludeSubnets, &c.ExcludeSubnets),
+	)
+}
+
+// join renders the join subnets of a primary network: its own, or the
+// cluster's, so that a later change of the cluster's setting moves no network.
+func (r *Request) join(c *network.NetConf, plan network.Plan, own udnv1.DualStackCIDRs) error {
+	if len(own) > 0 {
+		return cidrs("joinSubnets", own, &c.JoinSubnet)
+	}
+	if r.Primary() {
+		c.JoinSubnet = network.JoinCIDRs(plan.UDNJoin)
+	}
+	return nil
+}
+
+func persistent(ipam *udnv1.IPAMConfig) bool {
+	return ipam != nil && ipam.Lifecycle == udnv1.IPAMLifecyclePersistent
+}
+
+// cidrs renders a list as NAD JSON has it.
+func cidrs(field string, in []udnv1.CIDR, out *string) error {
+	var ps []netip.Prefix
+	for _, s := range in {
+		p, err := parseCIDR(s)
+		if err != nil {
+			return fmt.Errorf("%s: %w", field, err)
+		}
+		ps = append(ps, p)
+	}
+	*out = network.JoinCIDRs(ps)
+	return nil
 }
 
 // parseCIDR is lenient about host bits, as the API is, and about nothing else.

@@ -29,11 +29,7 @@ func Conditions(in Inputs, want State, problems []Problem, failed []*Failure) []
 		return []metav1.Condition{r.condition(udnv1.ConditionNetworkCreated, metav1.ConditionFalse, r.syncError(), strings.Join(text, "; "))}
 	}
 	var out []metav1.Condition
-	unsupported := r.NotYetSupported()
 	switch {
-	case unsupported != "":
-		out = append(out, r.condition(udnv1.ConditionNetworkCreated, metav1.ConditionFalse, udnv1.ReasonNotYetSupported,
-			"no NetworkAttachmentDefinition is created: "+unsupported))
 	case len(text) > 0:
 		msg := cut(strings.Join(text, "; "), 10000)
 		if r.Cluster() {
@@ -57,15 +53,28 @@ func Conditions(in Inputs, want State, problems []Problem, failed []*Failure) []
 			"Network allocation succeeded for all synced nodes."))
 	}
 	if r.Cluster() {
-		if r.Transport == "" || r.Transport == udnv1.TransportOptionGeneve {
-			out = append(out, r.condition(udnv1.ConditionTransportAccepted, metav1.ConditionTrue, udnv1.ReasonGeneveTransportAccepted,
-				"Geneve transport has been configured."))
-		} else {
-			out = append(out, r.condition(udnv1.ConditionTransportAccepted, metav1.ConditionUnknown, udnv1.ReasonNotYetSupported,
-				"transport "+string(r.Transport)+" is not yet supported"))
-		}
+		out = append(out, r.transportAccepted(in.Advertised))
 	}
 	return out
+}
+
+// transportAccepted follows the no-overlay proposal, "API changes".
+func (r *Request) transportAccepted(by []Advertisement) metav1.Condition {
+	const kind = udnv1.ConditionTransportAccepted
+	if r.Transport != udnv1.TransportOptionNoOverlay {
+		return r.condition(kind, metav1.ConditionTrue, udnv1.ReasonGeneveTransportAccepted, "Geneve transport has been configured.")
+	}
+	if len(by) == 0 {
+		return r.condition(kind, metav1.ConditionFalse, udnv1.ReasonNoOverlayRouteAdvertisementsIsMissing,
+			"No RouteAdvertisements CR is advertising the pod networks.")
+	}
+	for _, ra := range by {
+		if ra.Accepted {
+			return r.condition(kind, metav1.ConditionTrue, udnv1.ReasonNoOverlayTransportAccepted, "Transport has been configured as 'no-overlay'.")
+		}
+	}
+	return r.condition(kind, metav1.ConditionFalse, udnv1.ReasonNoOverlayRouteAdvertisementsNotAccepted,
+		"RouteAdvertisements CR "+by[0].Name+" advertises the pod subnets, but its status is not accepted.")
 }
 
 func (r *Request) condition(kind string, status metav1.ConditionStatus, reason, message string) metav1.Condition {

@@ -60,7 +60,10 @@ type Request struct {
 	Topology    udnv1.NetworkTopology
 	Role        udnv1.NetworkRole
 	Layer3      *udnv1.Layer3Config
-	Transport   udnv1.TransportOption
+	Layer2      *udnv1.Layer2Config
+	Localnet    *udnv1.LocalnetConfig
+	NoOverlay   *udnv1.NoOverlayOptions
+	Transport   udnv1.TransportOption // never empty
 }
 
 // Namespace is a namespace that a network could be in.
@@ -68,7 +71,8 @@ type Namespace struct {
 	Name    string
 	Labeled bool // has the label of namespaces with a primary network
 	// Foreign names what stands in the way under the NAD's own name, and
-	// Primary what already is the namespace's primary network; "" is nothing.
+	// Primary, for an owner that asks for a primary network, what already is
+	// the namespace's; "" is nothing.
 	Foreign, Primary string
 	Full             bool // as many networks as a namespace may have, without this one
 }
@@ -83,7 +87,17 @@ type Inputs struct {
 	Namespaces []Namespace         // that the owner selects and that are not being deleted
 	Users      map[string][]string // pods that use the NAD, by namespace
 	Beyond     []string            // nodes that the subnets do not hold
+	Advertised []Advertisement     // of transport NoOverlay: who makes the pods' routes known
 }
+
+// Advertisement is a RouteAdvertisements that advertises a network's pods.
+type Advertisement struct {
+	Name     string
+	Accepted bool
+}
+
+// admits tells whether the namespace may have the request's network at all.
+func (r *Request) admits(ns Namespace) bool { return ns.Labeled || !r.Primary() }
 
 // Phase is where a NAD is in its life.
 type Phase int

@@ -39,7 +39,9 @@ func (r *Reconciler) Watch(c controller.TypedController[Owner], from cache.Cache
 		source.TypedKind(from, Metadata("Namespace"), r.namespaceEvents()),
 		source.TypedKind(from, &corev1.Pod{}, r.podEvents()),
 		source.TypedKind(from, Metadata("Node"), r.nodeEvents()),
+		source.TypedKind(from, &udnv1.RouteAdvertisements{}, r.advertisementEvents()),
 		source.TypedFunc[Owner](func(ctx context.Context, q queue) error {
+			r.enqueue = q.Add
 			r.ledger.OnFreed(func(ns string) { r.enqueueNamespace(ctx, ns, q) })
 			return nil
 		}),
@@ -136,7 +138,7 @@ func (r *Reconciler) namespaceEvents() handler.TypedFuncs[*metav1.PartialObjectM
 func (r *Reconciler) podEvents() handler.TypedFuncs[*corev1.Pod, Owner] {
 	left := func(keys []string, q queue) {
 		for _, k := range keys {
-			if o, ok := r.waiting.owner(k); ok {
+			if o, ok := r.waiting.For(k); ok {
 				q.Add(o)
 			}
 		}
@@ -175,13 +177,52 @@ func (r *Reconciler) nodeEvents() handler.TypedFuncs[*metav1.PartialObjectMetada
 	}
 }
 
+// advertisementEvents: RouteAdvertisements concern networks whose packets
+// travel without an overlay.
+func (r *Reconciler) advertisementEvents() handler.TypedFuncs[*udnv1.RouteAdvertisements, Owner] {
+	type ra = *udnv1.RouteAdvertisements
+	changed := func(ctx context.Context, q queue) {
+		var cudns udnv1.ClusterUserDefinedNetworkList
+		if !r.logged(r.cache.List(ctx, &cudns, client.MatchingFields{indexTransport: string(udnv1.TransportOptionNoOverlay)}, client.UnsafeDisableDeepCopy)) {
+			return
+		}
+		for i := range cudns.Items {
+			q.Add(Owner{Name: cudns.Items[i].Name})
+		}
+	}
+	return handler.TypedFuncs[ra, Owner]{
+		CreateFunc: func(ctx context.Context, e event.TypedCreateEvent[ra], q queue) {
+			if !e.IsInInitialList {
+				changed(ctx, q)
+			}
+		},
+		UpdateFunc: func(ctx context.Context, _ event.TypedUpdateEvent[ra], q queue) { changed(ctx, q) },
+		DeleteFunc: func(ctx context.Context, _ event.TypedDeleteEvent[ra], q queue) { changed(ctx, q) },
+	}
+}
+
+// advertises tells whether ra makes the routes to the pods of the
+// ClusterUserDefinedNetworks with those labels known.
+func advertises(ra *udnv1.RouteAdvertisements, cudn map[string]string) bool {
+	if !slices.Contains(ra.Spec.Advertisements, udnv1.PodNetwork) {
+		return false
+	}
+	for _, s := range ra.Spec.NetworkSelectors {
+		if s.NetworkSelectionType != udnv1.ClusterUserDefinedNetworks || s.ClusterUserDefinedNetworkSelector == nil {
+			continue
+		}
+		selector, err := metav1.LabelSelectorAsSelector(&s.ClusterUserDefinedNetworkSelector.NetworkSelector)
+		if err == nil && selector.Matches(labelSet(cudn)) {
+			return true
+		}
+	}
+	return false
+}
+
 // enqueueSmaller enqueues the networks that do not hold a node with that id:
 // arithmetic for each network, work only for those concerned.
 func (r *Reconciler) enqueueSmaller(ctx context.Context, id uint64, q queue) {
 	consider := func(req *Request) {
-		if req.NotYetSupported() != "" {
-			return
-		}
 		if _, n, err := req.NetConf(r.cfg.Plan); err == nil && n.HostCapacity() < id {
 			q.Add(req.Owner)
 		}

@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nad
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"bulkhead/pkg/cluster/udn"
+	"bulkhead/pkg/network"
+)
+
+type queue = workqueue.TypedRateLimitingInterface[Key]
+
+// indexNetwork indexes hand-written NADs by the name of their network.
+const indexNetwork = "network"
+
+// AddIndexes adds the index to a cache that has not been started.
+func AddIndexes(ctx context.Context, c client.FieldIndexer) error {
+	err := c.IndexField(ctx, &nadv1.NetworkAttachmentDefinition{}, indexNetwork, func(o client.Object) []string {
+		if _, theirs := udn.OwnerOf(o); theirs {
+			return nil
+		}
+		conf, err := network.ParseNetConf(o.(*nadv1.NetworkAttachmentDefinition).Spec.Config)
+		if err != nil {
+			return nil
+		}
+		return []string{conf.Name}
+	})
+	if err != nil {
+		return fmt.Errorf("index %s of NetworkAttachmentDefinitions: %w", indexNetwork, err)
+	}
+	return nil
+}
+
+// Watch makes events of the cache into keys of c's queue.
+func (r *Reconciler) Watch(c controller.TypedController[Key], from cache.Cache) error {
+	for _, s := range []source.TypedSource[Key]{
+		source.TypedFunc[Key](func(ctx context.Context, q queue) error {
+			r.enqueue = q.Add
+			r.ledger.OnFreed(func(ns string) { r.enqueueRefused(ctx, ns, q) })
+			return nil
+		}),
+		source.TypedKind(from, &nadv1.NetworkAttachmentDefinition{}, r.nadEvents()),
+		source.TypedKind(from, &corev1.Pod{}, r.podEvents()),
+	} {
+		if err := c.Watch(s); err != nil {
+			return fmt.Errorf("watch %T: %w", s, err)
+		}
+	}
+	return nil
+}
+
+func (r *Reconciler) nadEvents() handler.TypedFuncs[*nadv1.NetworkAttachmentDefinition, Key] {
+	type nad = *nadv1.NetworkAttachmentDefinition
+	add := func(n nad, q queue) {
+		if _, theirs := udn.OwnerOf(n); !theirs {
+			q.Add(Key{n.Namespace, n.Name})
+		}
+	}
+	return handler.TypedFuncs[nad, Key]{
+		CreateFunc: func(_ context.Context, e event.TypedCreateEvent[nad], q queue) { add(e.Object, q) },
+		UpdateFunc: func(ctx context.Context, e event.TypedUpdateEvent[nad], q queue) {
+			add(e.ObjectOld, q) // it may have become a UserDefinedNetwork's
+			add(e.ObjectNew, q)
+			if e.ObjectOld.Spec.Config != e.ObjectNew.Spec.Config {
+				r.enqueueRefused(ctx, e.ObjectNew.Namespace, q)
+				r.enqueueSiblings(ctx, e.ObjectOld, q)
+			}
+		},
+		DeleteFunc: func(ctx context.Context, e event.TypedDeleteEvent[nad], q queue) {
+			add(e.Object, q)
+			r.enqueueRefused(ctx, e.Object.Namespace, q) // there may be room now
+			r.enqueueSiblings(ctx, e.Object, q)
+		},
+	}
+}
+
+// podEvents: a pod matters when it leaves a NAD whose end waits for that.
+func (r *Reconciler) podEvents() handler.TypedFuncs[*corev1.Pod, Key] {
+	nads := func(p *corev1.Pod) []string { return network.PodNADs(p.Annotations[network.AnnotationPodNetworks]) }
+	left := func(keys []string, q queue) {
+		for _, k := range keys {
+			if key, ok := r.waiting.For(k); ok {
+				q.Add(key)
+			}
+		}
+	}
+	return handler.TypedFuncs[*corev1.Pod, Key]{
+		UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[*corev1.Pod], q queue) {
+			if was, is := nads(e.ObjectOld), nads(e.ObjectNew); !slices.Equal(was, is) {
+				left(was, q)
+			}
+		},
+		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[*corev1.Pod], q queue) { left(nads(e.Object), q) },
+	}
+}
+
+// enqueueRefused enqueues the NADs of a namespace that have no id.
+func (r *Reconciler) enqueueRefused(ctx context.Context, namespace string, q queue) {
+	r.enqueueList(ctx, q, client.InNamespace(namespace))
+}
+
+// enqueueSiblings enqueues those without an id that describe the same network.
+func (r *Reconciler) enqueueSiblings(ctx context.Context, n *nadv1.NetworkAttachmentDefinition, q queue) {
+	if conf, err := network.ParseNetConf(n.Spec.Config); err == nil {
+		r.enqueueList(ctx, q, client.MatchingFields{indexNetwork: conf.Name})
+	}
+}
+
+func (r *Reconciler) enqueueList(ctx context.Context, q queue, which client.ListOption) {
+	var l nadv1.NetworkAttachmentDefinitionList
+	if err := r.cache.List(ctx, &l, which, client.UnsafeDisableDeepCopy); err != nil {
+		r.log.Warn("read of the cache failed; waiting for the next event", "err", err) // only while the process ends
+		return
+	}
+	for i := range l.Items {
+		n := &l.Items[i]
+		if _, theirs := udn.OwnerOf(n); !theirs && n.Annotations[network.AnnotationNetworkID] == "" {
+			q.Add(Key{n.Namespace, n.Name})
+		}
+	}
+}

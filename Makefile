@@ -11,6 +11,7 @@ STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
 include bpf/bpf.mk
 include test/lab/lab.mk
+include test/bench/cluster/bench.mk
 
 .PHONY: help
 help: ## list the targets

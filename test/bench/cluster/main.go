@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command cluster measures the cluster role: the real controller, as a process
+// of its own, on a real kube-apiserver and etcd on this machine. It makes
+// networks, restarts the controller, makes networks of many namespaces, and
+// deletes all, at a small and at a large size; it prints the figures beside
+// their targets and exits 1 when one is missed.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+)
+
+type options struct {
+	networks, big, nodes int
+	controller           string
+	start                time.Time
+}
+
+// say tells on stderr how far the run is.
+func (o options) say(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, "%6.1f s  %s\n", time.Since(o.start).Seconds(), fmt.Sprintf(format, args...))
+}
+
+var errMissed = errors.New("targets were missed")
+
+func main() {
+	o := options{start: time.Now()}
+	flag.IntVar(&o.networks, "networks", 500, "networks of the small size")
+	flag.IntVar(&o.big, "big", 5000, "networks of the large size; 0 leaves it out")
+	flag.IntVar(&o.nodes, "nodes", 50, "nodes of the cluster")
+	flag.StringVar(&o.controller, "controller", "bin/controller", "the controller's binary")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, o); err != nil {
+		fmt.Fprintln(os.Stderr, "bench-cluster:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, o options) error {
+	small, err := runSize(ctx, o, o.networks)
+	if err != nil {
+		return err
+	}
+	var big *result
+	if o.big > 0 {
+		if big, err = runSize(ctx, o, o.big); err != nil {
+			return err
+		}
+	}
+	for _, r := range []*result{small, big} {
+		if r == nil {
+			continue
+		}
+		if err := printDetails(os.Stdout, r); err != nil {
+			return fmt.Errorf("print: %w", err)
+		}
+	}
+	fmt.Println()
+	fs := figures(small, big)
+	if err := printFigures(os.Stdout, fs); err != nil {
+		return fmt.Errorf("print: %w", err)
+	}
+	if n := missed(fs); n > 0 {
+		return fmt.Errorf("%d %w", n, errMissed)
+	}
+	return nil
+}

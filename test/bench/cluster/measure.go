@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// usage is processor time by process; "others" is what the rest of the machine
+// used.
+type usage map[string]time.Duration
+
+const others = "others"
+
+// tick is the unit of processor times in /proc, which is 1/100 s on every
+// Linux that Go runs on.
+const tick = 10 * time.Millisecond
+
+// cpuOf reads the processor time of a process from the text of its
+// /proc/PID/stat.
+func cpuOf(stat string) (time.Duration, error) {
+	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:]) // the name may hold anything
+	if len(fields) < 13 {
+		return 0, fmt.Errorf("%q is no process's stat", stat)
+	}
+	return ticks(fields[11:13])
+}
+
+// busyOf reads the processor time of the whole machine from the text of
+// /proc/stat.
+func busyOf(stat string) (time.Duration, error) {
+	line, _, _ := strings.Cut(stat, "\n")
+	fields := strings.Fields(line)
+	if len(fields) < 9 || fields[0] != "cpu" {
+		return 0, fmt.Errorf("%q is no machine's stat", line)
+	}
+	return ticks(append(fields[1:4:4], fields[6:9]...)) // not idle, not waiting for disks
+}
+
+func ticks(fields []string) (time.Duration, error) {
+	var n int64
+	for _, f := range fields {
+		v, err := strconv.ParseInt(f, 10, 64)
+		if err != nil {
+			return 0, fmt.Errorf("read processor time %q: %w", f, err)
+		}
+		n += v
+	}
+	return time.Duration(n) * tick, nil
+}
+
+// readUsage is what the processes have used so far; others is the machine's
+// total, of which the difference to the rest is taken later.
+func readUsage(pids map[string]int) (usage, error) {
+	u := usage{}
+	for name, pid := range pids {
+		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			return nil, fmt.Errorf("read the processor time of %s: %w", name, err)
+		}
+		if u[name], err = cpuOf(string(b)); err != nil {
+			return nil, err
+		}
+	}
+	b, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return nil, fmt.Errorf("read the machine's processor time: %w", err)
+	}
+	if u[others], err = busyOf(string(b)); err != nil {
+		return nil, err
+	}
+	return u, nil
+}
+
+// since is what was used after before.
+func (u usage) since(before usage) usage {
+	out := usage{}
+	var known time.Duration
+	for name := range u {
+		out[name] = u[name] - before[name]
+		if name != others {
+			known += out[name]
+		}
+	}
+	out[others] = max(0, out[others]-known)
+	return out
+}
+
+// peakMemory is the largest resident size that a process ever had.
+func peakMemory(pid int) (int64, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0, fmt.Errorf("read peak memory: %w", err)
+	}
+	for line := range strings.Lines(string(b)) {
+		if v, ok := strings.CutPrefix(line, "VmHWM:"); ok {
+			kb, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(v), " kB"), 10, 64)
+			if err != nil {
+				return 0, fmt.Errorf("read peak memory %q: %w", v, err)
+			}
+			return kb << 10, nil
+		}
+	}
+	return 0, fmt.Errorf("/proc/%d/status has no VmHWM", pid)
+}
+
+// sample is one line of a metrics page.
+type sample struct {
+	labels map[string]string
+	value  float64
+}
+
+// parseMetric reads the samples of one metric.
+func parseMetric(r io.Reader, name string) ([]sample, error) {
+	var out []sample
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		rest, ok := bytes.CutPrefix(lines.Bytes(), []byte(name))
+		if !ok || len(rest) == 0 || rest[0] != '{' && rest[0] != ' ' {
+			continue
+		}
+		s := sample{labels: map[string]string{}}
+		text := strings.TrimPrefix(string(rest), "{")
+		for {
+			key, after, ok := strings.Cut(text, `="`)
+			if !ok {
+				break
+			}
+			end := 0
+			for end < len(after) && after[end] != '"' {
+				if after[end] == '\\' {
+					end++
+				}
+				end++
+			}
+			if end >= len(after) {
+				return nil, fmt.Errorf("metric %s: a label of %q does not end", name, rest)
+			}
+			s.labels[strings.TrimPrefix(key, ",")] = after[:end]
+			text = after[end+1:]
+		}
+		v, err := strconv.ParseFloat(strings.TrimSpace(strings.TrimPrefix(text, "}")), 64)
+		if err != nil {
+			return nil, fmt.Errorf("metric %s: value of %q: %w", name, rest, err)
+		}
+		s.value = v
+		out = append(out, s)
+	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("read metrics: %w", err)
+	}
+	return out, nil
+}
+
+// writes are numbers of successful requests that change something, by verb and
+// resource. Verbs are the API server's: APPLY is a server-side apply.
+type writes map[string]int
+
+// Writes that everything in a cluster makes all the time.
+var background = []string{"leases", "events", "flowschemas", "prioritylevelconfigurations"}
+
+func readWrites(ctx context.Context, c *caller) (writes, error) {
+	resp, err := c.send(ctx, http.MethodGet, "/metrics", "", nil)
+	if err != nil {
+		return nil, err
+	}
+	defer resp.Body.Close()
+	samples, err := parseMetric(resp.Body, "apiserver_request_total")
+	if err != nil {
+		return nil, err
+	}
+	w := writes{}
+	for _, s := range samples {
+		switch s.labels["verb"] {
+		case "POST", "PUT", "PATCH", "APPLY", "DELETE", "DELETECOLLECTION":
+			key := s.labels["verb"] + " " + s.labels["resource"]
+			if sub := s.labels["subresource"]; sub != "" {
+				key += "/" + sub
+			}
+			if s.labels["code"] >= "300" {
+				key += " refused with " + s.labels["code"]
+			}
+			w[key] += int(s.value)
+		}
+	}
+	return w, nil
+}
+
+// since is what was written after before.
+func (w writes) since(before writes) writes {
+	out := writes{}
+	for k, n := range w {
+		if n > before[k] {
+			out[k] = n - before[k]
+		}
+	}
+	return out
+}
+
+// split tells the writes that count from leases, events and the server's own.
+func (w writes) split() (count, rest writes) {
+	count, rest = writes{}, writes{}
+	for k, n := range w {
+		_, resource, _ := strings.Cut(k, " ")
+		resource, _, _ = strings.Cut(resource, "/")
+		resource, _, _ = strings.Cut(resource, " ")
+		if slices.Contains(background, resource) {
+			rest[k] = n
+		} else {
+			count[k] = n
+		}
+	}
+	return count, rest
+}
+
+func (w writes) total() (n int) {
+	for _, x := range w {
+		n += x
+	}
+	return n
+}
+
+// per renders the writes for one of n networks.
+func (w writes) per(n int) string {
+	var out []string
+	for _, k := range slices.Sorted(maps.Keys(w)) {
+		out = append(out, fmt.Sprintf("%.4g %s", float64(w[k])/float64(n), k))
+	}
+	if out == nil {
+		return "none"
+	}
+	return strings.Join(out, ", ")
+}

@@ -48,7 +48,7 @@ func NewStore() *Store {
 }
 
 // carried tells whether the node's kernel holds anything for n.
-func carried(n network.Network) bool { return n.IsPrimary() && n.Topology == network.Layer3 }
+func carried(n network.Network) bool { return !n.IsDefault() && n.Carried() == nil }
 
 // SetNAD records a NAD and returns the ids of networks to look at, and whether
 // pods of its namespace may now belong to another network.

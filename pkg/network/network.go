@@ -95,6 +95,20 @@ func (n Network) IsDefault() bool { return n.ID == DefaultID }
 // IsPrimary tells whether n is a tenant's primary network.
 func (n Network) IsPrimary() bool { return n.Role == RolePrimary && !n.IsDefault() }
 
+// Carried says why nodes do not build n, nil where they do. Its NADs are there
+// all the same, and its pods are told.
+func (n Network) Carried() error {
+	switch {
+	case n.IsDefault():
+		return nil
+	case n.Topology != Layer3 || n.Role != RolePrimary:
+		return fmt.Errorf("network %s: nodes do not carry topology %s with role %s in this version: use layer3 and primary", n.Name, n.Topology, n.Role)
+	case n.Transport != "":
+		return fmt.Errorf("network %s: nodes do not carry transport %s in this version: use Geneve", n.Name, n.Transport)
+	}
+	return nil
+}
+
 // CIDRs are the network's subnets, in order, without their host lengths.
 func (n Network) CIDRs() []netip.Prefix {
 	out := make([]netip.Prefix, 0, len(n.Subnets))

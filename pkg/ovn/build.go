@@ -42,8 +42,8 @@ func Build(net network.Network, node network.Node, in Inputs) (State, error) {
 // BuildParts is Build for some of the parts. Rows of one part may be listed by
 // rows of another, which then must be there.
 func BuildParts(net network.Network, node network.Node, in Inputs, parts []Part) (State, error) {
-	if net.Topology != network.Layer3 {
-		return nil, fmt.Errorf("topology %s of network %s is not built yet", net.Topology, net.Name)
+	if err := net.Carried(); err != nil {
+		return nil, err
 	}
 	hosts, err := net.HostSubnets(node.ID)
 	if err != nil {

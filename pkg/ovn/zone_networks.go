@@ -42,7 +42,7 @@ func (z *Zone) describe(name string) (network.Network, bool) {
 		return z.cfg.DefaultNetwork, true
 	}
 	n, ok := z.catalog.Network(name)
-	return n, ok && n.Topology == network.Layer3 && n.IsPrimary()
+	return n, ok && n.Carried() == nil
 }
 
 // state is what is known of a network.

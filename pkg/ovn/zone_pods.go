@@ -164,7 +164,10 @@ func (z *Zone) place(pod *corev1.Pod, restoring bool) (network.PodNetworks, erro
 	if err != nil && len(st.ports) == 0 && had == nil {
 		return nil, err
 	}
-	if primary != nil && primary.Network.Topology == network.Layer3 {
+	if primary != nil {
+		if err := primary.Network.Carried(); err != nil && len(st.ports) == 0 && had == nil {
+			return nil, err
+		}
 		wanted = append(wanted, entry{primary.Key(), primary.Network})
 	}
 	for k, g := range st.ports {

@@ -180,10 +180,12 @@ func (w *world) node(id int, annotated bool) {
 }
 
 func (w *world) nad(namespace, name, netName string, id int, subnets string) {
-	conf, err := json.Marshal(network.NetConf{
-		CNIVersion: network.CNIVersion, Name: netName, Type: network.CNIType, NetAttachDefName: namespace + "/" + name,
-		Topology: "layer3", Role: "primary", Subnets: subnets,
-	})
+	w.nadOf(namespace, name, id, network.NetConf{Name: netName, Topology: "layer3", Role: "primary", Subnets: subnets})
+}
+
+func (w *world) nadOf(namespace, name string, id int, c network.NetConf) {
+	c.CNIVersion, c.Type, c.NetAttachDefName = network.CNIVersion, network.CNIType, namespace+"/"+name
+	conf, err := json.Marshal(c)
 	w.must(err)
 	obj := &nadv1.NetworkAttachmentDefinition{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Annotations: map[string]string{network.AnnotationNetworkID: fmt.Sprint(id)}},
@@ -264,6 +266,36 @@ func (w *world) settled() {
 }
 
 const redNet = "red_net"
+
+// A pod whose primary network nodes cannot carry is told so, and gets nothing:
+// least of all the default network alone.
+func TestZonePodOfANetworkNotCarried(t *testing.T) {
+	for what, c := range map[string]network.NetConf{
+		"topology layer2":      {Name: redNet, Topology: "layer2", Role: "primary", Subnets: "10.10.0.0/16"},
+		"transport no-overlay": {Name: redNet, Topology: "layer3", Role: "primary", Subnets: "10.10.0.0/16/24", Transport: network.TransportNoOverlay, OutboundSNAT: "enabled"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			w := newWorld(t)
+			w.node(1, true)
+			w.nadOf("red", "net", 1, c)
+			w.pod("red", "a", nil)
+			w.pod("plain", "p", nil)
+			w.run()
+			w.waitFor("plain_p")
+			w.wait("warning", func() bool {
+				select {
+				case e := <-w.events.Events:
+					return strings.Contains(e, "Warning ErrorAllocatingPod") && strings.Contains(e, what)
+				default:
+					return false
+				}
+			})
+			if w.has("red_a") || len(w.networks("red", "a")) != 0 {
+				t.Error("the pod has a port or addresses")
+			}
+		})
+	}
+}
 
 func TestZoneLifeOfAPod(t *testing.T) {
 	w := newWorld(t)

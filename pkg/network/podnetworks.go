@@ -57,13 +57,7 @@ func ParsePodNetworks(annotation string) (PodNetworks, error) {
 func (p PodNetworks) Render() (string, error) {
 	filled := make(PodNetworks, len(p))
 	for k, n := range p {
-		if len(n.IPs) == 1 {
-			n.IP = n.IPs[0].String()
-			if len(n.Gateways) == 1 {
-				n.Gateway = n.Gateways[0].String()
-			}
-		}
-		filled[k] = n
+		filled[k] = n.Filled()
 	}
 	b, err := json.Marshal(filled)
 	if err != nil {
@@ -72,12 +66,32 @@ func (p PodNetworks) Render() (string, error) {
 	return string(b), nil
 }
 
+// Filled is n with what repeats its only address.
+func (n PodNetwork) Filled() PodNetwork {
+	if len(n.IPs) == 1 {
+		n.IP = n.IPs[0].String()
+		if len(n.Gateways) == 1 {
+			n.Gateway = n.Gateways[0].String()
+		}
+	}
+	return n
+}
+
 // NewPodNetwork is what a pod with those addresses gets on n, whose host
 // subnets on the pod's node contain them. hasPrimary tells that a tenant's
 // network is the pod's primary one: then n, if it is the cluster default
 // network, is locked to the infrastructure.
 func NewPodNetwork(n Network, plan Plan, ips []netip.Prefix, hasPrimary bool) PodNetwork {
 	out := PodNetwork{IPs: ips, MAC: MACOf(ips), Role: n.Role}
+	if n.Topology == Layer2 || n.Topology == Localnet {
+		// The whole network is on the link, and the rest behind the default route.
+		for _, ip := range ips {
+			if n.IsPrimary() {
+				out.Gateways = append(out.Gateways, n.GatewayIn(ip.Masked()).Addr())
+			}
+		}
+		return out
+	}
 	var routed []netip.Prefix
 	for _, s := range n.Subnets {
 		routed = append(routed, s.CIDR)
@@ -105,6 +119,24 @@ func NewPodNetwork(n Network, plan Plan, ips []netip.Prefix, hasPrimary bool) Po
 		}
 	}
 	return out
+}
+
+// WithoutDefault is what a pod gets on its primary network n when its default
+// route of a family goes elsewhere: routes to what only n leads to instead.
+func (p PodNetwork) WithoutDefault(n Network, plan Plan, is4 bool) PodNetwork {
+	i := slices.IndexFunc(p.Gateways, func(a netip.Addr) bool { return a.Is4() == is4 })
+	if i < 0 {
+		return p
+	}
+	gw := p.Gateways[i]
+	p.Gateways = slices.Delete(slices.Clone(p.Gateways), i, i+1)
+	p.Routes = slices.Clone(p.Routes)
+	for _, dest := range slices.Concat(plan.ServiceCIDRs, n.JoinSubnets) {
+		if dest.Addr().Is4() == is4 {
+			p.Routes = append(p.Routes, PodRoute{Dest: dest, NextHop: gw})
+		}
+	}
+	return p
 }
 
 // PodNADs are the keys of the NADs that a pod-networks annotation names. What

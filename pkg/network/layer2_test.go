@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package network
+
+import (
+	"encoding/json"
+	"net/netip"
+	"slices"
+	"testing"
+)
+
+func TestLayer2OwnAddresses(t *testing.T) {
+	for _, tt := range []struct {
+		name, host, infra, gateways string
+		gateway, management         string
+	}{
+		{"defaults", "10.20.0.0/16", "", "", "10.20.0.1", "10.20.0.2"},
+		{"IPv6", "fd20::/64", "", "", "fd20::1", "fd20::2"},
+		{"gateway elsewhere", "10.20.0.0/16", "", "10.20.0.254", "10.20.0.254", "10.20.0.2"},
+		{"gateway where the node would be", "10.20.0.0/16", "", "10.20.0.2", "10.20.0.2", "10.20.0.1"},
+		{"other family's gateway", "10.20.0.0/16", "", "fd20::9", "10.20.0.1", "10.20.0.2"},
+		{"infrastructure at the start", "192.168.100.0/24", "192.168.100.0/30", "192.168.100.2", "192.168.100.2", "192.168.100.1"},
+		{"infrastructure within", "10.20.0.0/16", "10.20.5.0/28", "", "10.20.5.1", "10.20.5.2"},
+		{"gateway in the infrastructure", "10.20.0.0/16", "10.20.5.0/28", "10.20.5.9", "10.20.5.9", "10.20.5.2"},
+		{"two single addresses", "10.20.0.0/16", "10.20.5.7/32,10.20.6.7/32", "", "10.20.5.7", "10.20.6.7"},
+		{"too little infrastructure", "10.20.0.0/16", "10.20.5.7/32", "", "10.20.5.7", "10.20.0.2"},
+		{"other family's infrastructure", "fd20::/64", "10.20.5.0/28", "", "fd20::1", "fd20::2"},
+		{"infrastructure at the end", "10.20.0.0/24", "10.20.0.252/30", "", "10.20.0.253", "10.20.0.254"},
+	} {
+		n := Network{ID: 1, Topology: Layer2, Role: RolePrimary}
+		n.InfrastructureSubnets, _ = ParseCIDRs(tt.infra)
+		for _, g := range splitList(tt.gateways) {
+			n.DefaultGatewayIPs = append(n.DefaultGatewayIPs, netip.MustParseAddr(g))
+		}
+		host := netip.MustParsePrefix(tt.host)
+		gw, mgmt := n.GatewayIn(host), n.ManagementIn(host)
+		if gw.Addr().String() != tt.gateway || mgmt.Addr().String() != tt.management || gw.Bits() != host.Bits() || mgmt.Bits() != host.Bits() {
+			t.Errorf("%s: gateway %s, management %s; want %s, %s", tt.name, gw, mgmt, tt.gateway, tt.management)
+		}
+		for _, a := range []netip.Addr{gw.Addr(), mgmt.Addr()} {
+			if !slices.ContainsFunc(n.Withheld(host), func(p netip.Prefix) bool { return p.Contains(a) }) {
+				t.Errorf("%s: a pod can have %s", tt.name, a)
+			}
+		}
+	}
+	l3 := Network{ID: 1, Topology: Layer3, Role: RolePrimary}
+	host := netip.MustParsePrefix("10.20.3.0/24")
+	if l3.GatewayIn(host) != Gateway(host) || l3.ManagementIn(host) != Management(host) {
+		t.Error("on Layer 3 .1 and .2 are the network's own")
+	}
+	secondary := Network{ID: 1, Topology: Layer2, Role: RoleSecondary}
+	if got := secondary.Withheld(host); len(got) > 0 {
+		t.Errorf("a secondary network withholds %v", got)
+	}
+}
+
+// What a pod gets on networks whose addresses are given for the whole cluster.
+func TestPodNetworkOfSharedSubnets(t *testing.T) {
+	plan := Plan{ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd96::/112")}}
+	dual := []netip.Prefix{netip.MustParsePrefix("10.20.0.9/16"), netip.MustParsePrefix("fd20::9/64")}
+	n := Network{ID: 1, Topology: Layer2, Role: RolePrimary, Subnets: []Subnet{{CIDR: dual[0].Masked()}, {CIDR: dual[1].Masked()}},
+		JoinSubnets: []netip.Prefix{netip.MustParsePrefix("100.65.0.0/16"), netip.MustParsePrefix("fd99::/64")}}
+	for _, tt := range []struct {
+		name string
+		got  PodNetwork
+		want string
+	}{
+		{"primary", NewPodNetwork(n, plan, dual, false), `{"ip_addresses":["10.20.0.9/16","fd20::9/64"],"mac_address":"0a:58:0a:14:00:09",` +
+			`"gateway_ips":["10.20.0.1","fd20::1"],"role":"primary"}`},
+		{"default route elsewhere", NewPodNetwork(n, plan, dual, false).WithoutDefault(n, plan, true), `{"ip_addresses":["10.20.0.9/16","fd20::9/64"],` +
+			`"mac_address":"0a:58:0a:14:00:09","gateway_ips":["fd20::1"],"routes":[{"dest":"10.96.0.0/16","nextHop":"10.20.0.1"},` +
+			`{"dest":"100.65.0.0/16","nextHop":"10.20.0.1"}],"role":"primary"}`},
+		{"secondary", NewPodNetwork(Network{ID: 1, Topology: Layer2, Role: RoleSecondary}, plan, dual[1:], false).Filled(),
+			`{"ip_addresses":["fd20::9/64"],"mac_address":"` + MAC(dual[1].Addr()) + `","ip_address":"fd20::9/64","role":"secondary"}`},
+		{"localnet", NewPodNetwork(Network{ID: 1, Topology: Localnet, Role: RoleSecondary}, plan, dual[:1], false).Filled(),
+			`{"ip_addresses":["10.20.0.9/16"],"mac_address":"0a:58:0a:14:00:09","ip_address":"10.20.0.9/16","role":"secondary"}`},
+	} {
+		got, err := json.Marshal(tt.got)
+		if err != nil || string(got) != tt.want {
+			t.Errorf("%s: %s, %v\nwant %s", tt.name, got, err, tt.want)
+		}
+	}
+}

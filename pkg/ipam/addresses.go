@@ -27,6 +27,10 @@ func NewAddresses(subnet netip.Prefix, excluded ...netip.Prefix) *Addresses {
 // Subnet is the prefix that addresses come from.
 func (a *Addresses) Subnet() netip.Prefix { return a.subnet }
 
+// Exclude replaces what is never handed out. Who holds such an address keeps
+// it.
+func (a *Addresses) Exclude(excluded ...netip.Prefix) { a.excluded = excluded }
+
 // Reserve records that owner holds addr, as found in the API. Reserving twice
 // for one owner is no error.
 func (a *Addresses) Reserve(owner string, addr netip.Addr) error {

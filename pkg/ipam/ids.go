@@ -17,7 +17,7 @@ var ErrExhausted = errors.New("range is used up")
 // which, so that asking again gives the same one.
 type IDs struct {
 	first, last int
-	used        []uint64 // bit per number, from first
+	used        []uint64 // bit per number, from first; as long as there was need for
 	owner       map[int]string
 	held        map[string]int
 	low         int // no free number below this word
@@ -25,7 +25,7 @@ type IDs struct {
 
 // NewIDs makes an allocator of the numbers first..last, both included.
 func NewIDs(first, last int) *IDs {
-	return &IDs{first: first, last: last, used: make([]uint64, (last-first)/64+1), owner: map[int]string{}, held: map[string]int{}}
+	return &IDs{first: first, last: last, owner: map[int]string{}, held: map[string]int{}}
 }
 
 // Reserve records that owner holds id, as found in the API at start. It is an
@@ -49,8 +49,12 @@ func (a *IDs) Allocate(owner string) (int, error) {
 	if id, ok := a.held[owner]; ok {
 		return id, nil
 	}
-	for w := a.low; w < len(a.used); w++ {
-		if free := bits.TrailingZeros64(^a.used[w]); free < 64 {
+	for w := a.low; w <= (a.last-a.first)/64; w++ {
+		var used uint64
+		if w < len(a.used) {
+			used = a.used[w]
+		}
+		if free := bits.TrailingZeros64(^used); free < 64 {
 			a.low = w
 			id := a.first + w*64 + free
 			if id > a.last {
@@ -87,6 +91,9 @@ func (a *IDs) Len() int { return len(a.held) }
 
 func (a *IDs) take(owner string, id int) {
 	i := id - a.first
+	for len(a.used) <= i/64 {
+		a.used = append(a.used, 0)
+	}
 	a.used[i/64] |= 1 << (i % 64)
 	a.owner[id], a.held[owner] = owner, id
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/go-logr/logr"
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -28,6 +29,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
+	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
@@ -65,8 +67,17 @@ func Run(ctx context.Context, cfg config.Config, restConfig *rest.Config, log *s
 	if err := addNetworks(ctx, mgr, cfg, ids, log); err != nil {
 		return fmt.Errorf("set up the network controllers: %w", err)
 	}
-	if err := addNodeID(mgr, log); err != nil {
+	nodes, err := addNodeID(ctx, mgr, log)
+	if err != nil {
 		return fmt.Errorf("set up the node id controller: %w", err)
+	}
+	figures := newCollector(mgr.GetCache(), ready.Load, map[string]func() (int, int){"network-ids": ids.IDs, "node-ids": nodes.IDs})
+	if err := ctrlmetrics.Registry.Register(figures); err != nil {
+		return fmt.Errorf("register metrics: %w", err)
+	}
+	defer ctrlmetrics.Registry.Unregister(figures)
+	if err := addEndpointMirror(ctx, mgr, cfg, log); err != nil {
+		return fmt.Errorf("set up the endpoint mirror: %w", err)
 	}
 	if err := mgr.Start(ctx); err != nil {
 		return fmt.Errorf("run the cluster role: %w", err)
@@ -115,8 +126,9 @@ func newManager(cfg config.Config, restConfig *rest.Config, log *slog.Logger, re
 					Field:     fields.ParseSelectorOrDie("status.phase!=Succeeded,status.phase!=Failed"),
 					Transform: trimPod,
 				},
-				udn.Metadata("Node"):      {Transform: trimNode},
-				udn.Metadata("Namespace"): {Transform: trimNamespace},
+				&discoveryv1.EndpointSlice{}: {Transform: trimSlice},
+				udn.Metadata("Node"):         {Transform: trimNode},
+				udn.Metadata("Namespace"):    {Transform: trimNamespace},
 			},
 		},
 	})
@@ -153,13 +165,16 @@ func addNetworks(ctx context.Context, mgr manager.Manager, cfg config.Config, id
 	return written.Watch(d, mgr.GetCache())
 }
 
-func addNodeID(mgr manager.Manager, log *slog.Logger) error {
+func addNodeID(ctx context.Context, mgr manager.Manager, log *slog.Logger) (*nodeid.Reconciler, error) {
+	if err := nodeid.AddIndexes(ctx, mgr.GetFieldIndexer()); err != nil {
+		return nil, err
+	}
 	r := nodeid.NewReconciler(mgr.GetCache(), mgr.GetAPIReader(), mgr.GetClient(), log)
 	c, err := newController(mgr, "nodeid", 1, r, func(r reconcile.Request) []any { return []any{"node", r.Name} })
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return c.Watch(source.Kind(mgr.GetCache(), udn.Metadata("Node"), &handler.TypedEnqueueRequestForObject[*metav1.PartialObjectMetadata]{}))
+	return r, c.Watch(source.Kind(mgr.GetCache(), udn.Metadata("Node"), &handler.TypedEnqueueRequestForObject[*metav1.PartialObjectMetadata]{}))
 }
 
 // newController makes a controller whose log lines carry the key's values.

@@ -11,7 +11,9 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -35,6 +37,34 @@ type Reconciler struct {
 	restored bool
 }
 
+// look is how often a node that is gone is looked at for pods: rare, and
+// nothing waits for it.
+const look = 10 * time.Second
+
+// indexNode indexes pods by their node.
+const indexNode = "node"
+
+// AddIndexes adds the index to a cache that has not been started.
+func AddIndexes(ctx context.Context, c client.FieldIndexer) error {
+	err := c.IndexField(ctx, &corev1.Pod{}, indexNode, func(o client.Object) []string {
+		if p := o.(*corev1.Pod); p.Spec.NodeName != "" && !p.Spec.HostNetwork {
+			return []string{p.Spec.NodeName}
+		}
+		return nil
+	})
+	if err != nil {
+		return fmt.Errorf("index %s of pods: %w", indexNode, err)
+	}
+	return nil
+}
+
+// IDs is how many nodes have an id, and how many can have one.
+func (r *Reconciler) IDs() (used, limit int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.ids.Len(), network.MaxNodeID
+}
+
 // NewReconciler makes a reconciler.
 func NewReconciler(cache, live client.Reader, c client.Client, log *slog.Logger) *Reconciler {
 	return &Reconciler{cache: cache, live: live, client: c, log: log, ids: ipam.NewIDs(1, network.MaxNodeID)}
@@ -48,6 +78,15 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	node := meta("Node")
 	err := r.cache.Get(ctx, client.ObjectKey{Name: req.Name}, node)
 	if apierrors.IsNotFound(err) {
+		// Pods of a node that is gone keep its addresses until Kubernetes
+		// collects them; a new node with the id would hand them out again.
+		var pods corev1.PodList
+		if err := r.cache.List(ctx, &pods, client.MatchingFields{indexNode: req.Name}, client.Limit(1), client.UnsafeDisableDeepCopy); err != nil {
+			return reconcile.Result{}, fmt.Errorf("list pods of node %s: %w", req.Name, err)
+		}
+		if len(pods.Items) > 0 {
+			return reconcile.Result{RequeueAfter: look}, nil
+		}
 		r.release(req.Name)
 		return reconcile.Result{}, nil
 	}

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package endpointmirror
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+)
+
+// OpKind is what an Op does.
+type OpKind string
+
+// The operations, in the order in which they are done.
+const (
+	Remove OpKind = "remove"
+	Create OpKind = "create"
+	Update OpKind = "update"
+)
+
+// Op is one API write.
+type Op struct {
+	Kind   OpKind
+	Source Source
+	Mirror Mirror // as it should be; Remove and Update: with the actual identity
+	// Adopt: the actual mirror refers to another owner, or to none.
+	Adopt bool
+}
+
+func (o Op) String() string {
+	m := o.Mirror
+	if o.Kind == Remove {
+		return fmt.Sprintf("remove EndpointSlice %s/%s, mirror of %s", m.Namespace, m.Name, o.Source.Name)
+	}
+	return fmt.Sprintf("%s EndpointSlice %s/%s, mirror of %s: %d endpoints of Service %s on network %s",
+		o.Kind, m.Namespace, m.Name, o.Source.Name, len(m.Endpoints), m.Service, m.Network)
+}
+
+// Diff lists what to do to get from have to want.
+func Diff(want, have State) []Op {
+	var remove, create, update []Op
+	for _, name := range slices.Sorted(maps.Keys(want.Mirrors)) {
+		w := want.Mirrors[name]
+		h, exists := have.Mirrors[name]
+		switch {
+		case !exists:
+			create = append(create, Op{Kind: Create, Source: want.Source, Mirror: w})
+		case w.AddressType != h.AddressType: // which never changes
+			remove = append(remove, Op{Kind: Remove, Source: want.Source, Mirror: h})
+			create = append(create, Op{Kind: Create, Source: want.Source, Mirror: w})
+		case !w.Serves(h):
+			w.UID, w.ResourceVersion = h.UID, h.ResourceVersion
+			update = append(update, Op{Kind: Update, Source: want.Source, Mirror: w, Adopt: w.OwnerUID != h.OwnerUID})
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(have.Mirrors)) {
+		if _, wanted := want.Mirrors[name]; !wanted {
+			remove = append(remove, Op{Kind: Remove, Source: want.Source, Mirror: have.Mirrors[name]})
+		}
+	}
+	return slices.Concat(remove, create, update)
+}

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package endpointmirror
+
+import (
+	"context"
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Fake is a Target in memory that executes the same operations, with the API
+// server's rules.
+type Fake struct {
+	Slices map[string]FakeSlice // by namespace and name
+	Fail   func(Op) error       // injects failures
+	Writes int
+}
+
+// FakeSlice is a slice, and whose mirror its mark says it is.
+type FakeSlice struct {
+	Of Source // the zero value: somebody else's
+	Mirror
+}
+
+// NewFake makes an empty Fake.
+func NewFake() *Fake { return &Fake{Slices: map[string]FakeSlice{}} }
+
+// Read implements Target.
+func (f *Fake) Read(_ context.Context, s Source) (State, error) {
+	state := State{Source: s, Mirrors: map[string]Mirror{}}
+	for _, x := range f.Slices {
+		if x.Of == s {
+			state.Mirrors[x.Name] = x.Mirror
+		}
+	}
+	return state, nil
+}
+
+// Apply implements Target.
+func (f *Fake) Apply(_ context.Context, ops []Op) error {
+	return run(ops, func(op Op) error {
+		if f.Fail != nil {
+			if err := f.Fail(op); err != nil {
+				return err
+			}
+		}
+		f.Writes++
+		return f.do(op)
+	})
+}
+
+func (f *Fake) do(op Op) error {
+	m := op.Mirror
+	key := m.Namespace + "/" + m.Name
+	have, exists := f.Slices[key]
+	switch op.Kind {
+	case Create:
+		if exists {
+			return fmt.Errorf("%s already exists", key)
+		}
+		m.UID = types.UID(fmt.Sprint("made-", f.Writes))
+		f.Slices[key] = FakeSlice{op.Source, m}
+	case Update:
+		if !exists || have.UID != m.UID {
+			return fmt.Errorf("%s is not what was read", key)
+		}
+		if have.AddressType != m.AddressType {
+			return fmt.Errorf("%s: addressType is immutable", key)
+		}
+		if !op.Adopt {
+			m.OwnerUID = have.OwnerUID
+		}
+		f.Slices[key] = FakeSlice{op.Source, m}
+	case Remove:
+		if exists && have.UID == m.UID {
+			delete(f.Slices, key)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package endpointmirror
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"bulkhead/pkg/kube"
+	"bulkhead/pkg/network"
+)
+
+// inputs gathers what Build decides by.
+func (r *Reconciler) inputs(ctx context.Context, s Source) (Inputs, error) {
+	in := Inputs{Source: s, Plan: r.lookup.Plan}
+	slice := &discoveryv1.EndpointSlice{}
+	err := r.cache.Get(ctx, client.ObjectKey{Namespace: s.Namespace, Name: s.Name}, slice)
+	switch {
+	case err == nil && ServiceOf(slice) != "":
+		in.Slice = slice
+	case client.IgnoreNotFound(err) != nil:
+		return in, fmt.Errorf("get EndpointSlice %s: %w", s, err)
+	}
+	ns, err := r.namespace(ctx, s.Namespace)
+	if err != nil {
+		return in, err
+	}
+	in.Ending = ns != nil && ns.DeletionTimestamp != nil
+	primary, unsettled, err := r.primary(ctx, s.Namespace)
+	if err != nil {
+		return in, err
+	}
+	in.Unsettled = unsettled
+	if in.Slice == nil || in.Ending || primary == nil {
+		r.interest.set(s, nil)
+		return in, nil
+	}
+	in.Network = &primary.Network
+	return in, r.pods(ctx, &in, primary)
+}
+
+func (r *Reconciler) namespace(ctx context.Context, name string) (*metav1.PartialObjectMetadata, error) {
+	ns := namespaceMeta()
+	err := r.cache.Get(ctx, client.ObjectKey{Name: name}, ns)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("get namespace %s: %w", name, err)
+	}
+	return ns, nil
+}
+
+// primary is the NAD of the namespace's primary network, nil where there is
+// none. unsettled says why that cannot be told: there are several, or there is
+// one that cannot be read, which its owner mends.
+func (r *Reconciler) primary(ctx context.Context, namespace string) (nad *network.NAD, unsettled string, err error) {
+	nad, err = r.lookup.Primary(ctx, namespace)
+	if err == nil {
+		return nad, "", nil
+	}
+	if !errors.Is(err, network.ErrNoPrimary) {
+		return nil, err.Error(), nil
+	}
+	var nads nadv1.NetworkAttachmentDefinitionList
+	if err := r.cache.List(ctx, &nads, client.InNamespace(namespace), client.UnsafeDisableDeepCopy); err != nil {
+		return nil, "", fmt.Errorf("list NetworkAttachmentDefinitions of namespace %s: %w", namespace, err)
+	}
+	for i := range nads.Items {
+		if nad, ours := kube.ParseNAD(&nads.Items[i], r.lookup.Plan); ours && nad.Err != nil {
+			return nil, fmt.Sprintf("NetworkAttachmentDefinition %s: %v", nad.Key(), nad.Err), nil
+		}
+	}
+	return nil, "", nil
+}
+
+// pods gathers the pods that the slice's endpoints name, or whose address they
+// have.
+func (r *Reconciler) pods(ctx context.Context, in *Inputs, primary *network.NAD) error {
+	subjects := subjectsOf(in.Slice, in.Plan)
+	r.interest.set(in.Source, subjects)
+	g := gathering{r: r, in: in, keys: map[string]string{in.Source.Namespace: primary.Key()}}
+	in.Pods, in.Behind = map[PodRef]Pod{}, map[netip.Addr]Pod{}
+	for _, x := range subjects {
+		if !x.addr.IsValid() {
+			pod, ok, err := g.pod(ctx, x.PodRef)
+			if err != nil {
+				return err
+			}
+			if ok {
+				in.Pods[x.PodRef] = pod
+			}
+			continue
+		}
+		refs := r.interest.behind(x.addr)
+		for _, ref := range refs {
+			pod, ok, err := g.pod(ctx, ref)
+			if err != nil {
+				return err
+			}
+			// Where several claim the address, the namespace's own is believed.
+			if _, found := in.Behind[x.addr]; ok && len(pod.Addresses) > 0 && (!found || ref.Namespace == in.Source.Namespace) {
+				in.Behind[x.addr] = pod
+			}
+		}
+	}
+	return nil
+}
+
+// subjectsOf is what a slice's mirror depends on: the pods that endpoints refer
+// to, and the addresses on the cluster default network that others have.
+func subjectsOf(s *discoveryv1.EndpointSlice, plan network.Plan) []subject {
+	out := make([]subject, 0, len(s.Endpoints))
+	for i := range s.Endpoints {
+		e := &s.Endpoints[i]
+		if ref, ok := podOf(s.Namespace, e); ok {
+			out = append(out, subject{PodRef: ref})
+			continue
+		}
+		for _, raw := range e.Addresses {
+			if a, err := netip.ParseAddr(raw); err == nil && isDefault(plan, a) {
+				out = append(out, subject{addr: a})
+			}
+		}
+	}
+	return out
+}
+
+// gathering is one reading of the pods of a source.
+type gathering struct {
+	r    *Reconciler
+	in   *Inputs
+	keys map[string]string // by namespace: the NAD key under which its pods have the network; "" for none
+}
+
+func (g *gathering) pod(ctx context.Context, ref PodRef) (Pod, bool, error) {
+	p := &corev1.Pod{}
+	err := g.r.cache.Get(ctx, client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}, p)
+	if apierrors.IsNotFound(err) {
+		return Pod{}, false, nil
+	}
+	if err != nil {
+		return Pod{}, false, fmt.Errorf("get pod %s/%s: %w", ref.Namespace, ref.Name, err)
+	}
+	out := Pod{UID: p.UID, HostNetwork: p.Spec.HostNetwork}
+	key, err := g.key(ctx, ref.Namespace)
+	if err != nil || key == "" {
+		return out, true, err
+	}
+	// What cannot be read counts for nothing: its writer writes it again.
+	nets, _ := network.ParsePodNetworks(p.Annotations[network.AnnotationPodNetworks])
+	if n := nets[key]; n.Role == network.RolePrimary {
+		for _, ip := range n.IPs {
+			out.Addresses = append(out.Addresses, ip.Addr())
+		}
+	}
+	return out, true, nil
+}
+
+// key is the NAD key under which pods of a namespace have the network: also
+// those of other namespaces, where that is their primary network too.
+func (g *gathering) key(ctx context.Context, namespace string) (string, error) {
+	if key, ok := g.keys[namespace]; ok {
+		return key, nil
+	}
+	g.r.interest.add(g.in.Source, subject{PodRef: PodRef{Namespace: namespace}})
+	nad, _, err := g.r.primary(ctx, namespace)
+	if err != nil {
+		return "", err
+	}
+	g.keys[namespace] = ""
+	if nad != nil && nad.Network.Name == g.in.Network.Name {
+		g.keys[namespace] = nad.Key()
+	}
+	return g.keys[namespace], nil
+}
+
+// defaultAddresses are a pod's on the cluster default network, of pods that
+// have a tenant's as well.
+func defaultAddresses(p *corev1.Pod) []netip.Addr {
+	raw := p.Annotations[network.AnnotationPodNetworks]
+	if raw == "" {
+		return nil
+	}
+	nets, err := network.ParsePodNetworks(raw)
+	if err != nil {
+		return nil
+	}
+	var out []netip.Addr
+	for _, ip := range nets[network.DefaultName].IPs {
+		if !slices.Contains(out, ip.Addr()) {
+			out = append(out, ip.Addr())
+		}
+	}
+	return out
+}
+
+func namespaceMeta() *metav1.PartialObjectMetadata {
+	m := &metav1.PartialObjectMetadata{}
+	m.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
+	return m
+}

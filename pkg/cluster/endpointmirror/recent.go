@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package endpointmirror
+
+import (
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+)
+
+// recent remembers what was written until the cache has caught up with it.
+// Entries live for as long as that takes, normally milliseconds.
+type recent struct {
+	mu sync.Mutex
+	by map[Source]map[string]record // by mirror's name
+}
+
+type record struct {
+	mirror  Mirror
+	removed bool
+	at      time.Time
+}
+
+// trust is how long a write is believed that the cache does not show: its
+// event may have been lost in a gap of the watch.
+const trust = time.Minute
+
+// atLeast tells whether version a is b or a later one; a version that is no
+// number is taken for later, which costs at most a write.
+func atLeast(a, b string) bool {
+	c, err := resourceversion.CompareResourceVersion(a, b)
+	return err != nil || c >= 0
+}
+
+func (r *recent) written(s Source, m Mirror, now time.Time) {
+	r.set(s, m.Name, record{mirror: m, at: now})
+}
+
+func (r *recent) removed(s Source, m Mirror, now time.Time) {
+	r.set(s, m.Name, record{mirror: m, removed: true, at: now})
+}
+
+func (r *recent) set(s Source, name string, rec record) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.by == nil {
+		r.by = map[Source]map[string]record{}
+	}
+	if r.by[s] == nil {
+		r.by[s] = map[string]record{}
+	}
+	r.by[s][name] = rec
+}
+
+// merge corrects the mirrors that the cache has of a source.
+func (r *recent) merge(s Source, cached map[string]Mirror, now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for name, rec := range r.by[s] {
+		c, ok := cached[name]
+		switch {
+		case now.Sub(rec.at) > trust:
+			r.drop(s, name)
+		case rec.removed && ok && c.UID == rec.mirror.UID:
+			delete(cached, name)
+		case rec.removed, ok && atLeast(c.ResourceVersion, rec.mirror.ResourceVersion):
+			r.drop(s, name)
+		default:
+			cached[name] = rec.mirror
+		}
+	}
+}
+
+func (r *recent) drop(s Source, name string) {
+	delete(r.by[s], name)
+	if len(r.by[s]) == 0 {
+		delete(r.by, s)
+	}
+}
+
+// seen is told what the cache now has; true means that it is our own write,
+// which needs no answer.
+func (r *recent) seen(s Source, name, version string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	rec, ok := r.by[s][name]
+	if !ok || rec.removed || !atLeast(version, rec.mirror.ResourceVersion) {
+		return false
+	}
+	r.drop(s, name)
+	return version == rec.mirror.ResourceVersion
+}
+
+// gone is told that the mirror was deleted; true means that we did it.
+func (r *recent) gone(s Source, m Mirror) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	rec, ok := r.by[s][m.Name]
+	if !ok || rec.mirror.UID != m.UID {
+		return false
+	}
+	r.drop(s, m.Name)
+	return rec.removed
+}

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package endpointmirror
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+
+	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"bulkhead/pkg/network"
+)
+
+type (
+	queue = workqueue.TypedRateLimitingInterface[Source]
+	slice = *discoveryv1.EndpointSlice
+	nad   = *nadv1.NetworkAttachmentDefinition
+	meta  = *metav1.PartialObjectMetadata
+)
+
+// indexMirror finds mirrors by the source's name. Nothing else is in it.
+const indexMirror = "mirror-of"
+
+// AddIndexes adds the indexes to a cache that has not been started.
+func AddIndexes(ctx context.Context, c client.FieldIndexer) error {
+	if err := c.IndexField(ctx, &discoveryv1.EndpointSlice{}, indexMirror, mirrorKeys); err != nil {
+		return fmt.Errorf("index %s of EndpointSlices: %w", indexMirror, err)
+	}
+	return nil
+}
+
+func mirrorKeys(o client.Object) []string {
+	if s, mirror := SourceOf(o.(slice)); mirror {
+		return []string{s.Name}
+	}
+	return nil
+}
+
+// Watch makes events of the cache into keys of c's queue.
+func (r *Reconciler) Watch(c controller.TypedController[Source], from cache.Cache) error {
+	for _, s := range []source.TypedSource[Source]{
+		source.TypedKind(from, &discoveryv1.EndpointSlice{}, r.sliceEvents()),
+		source.TypedKind(from, &corev1.Pod{}, r.podEvents()),
+		source.TypedKind(from, &nadv1.NetworkAttachmentDefinition{}, r.nadEvents()),
+		source.TypedKind(from, namespaceMeta(), r.namespaceEvents()),
+	} {
+		if err := c.Watch(s); err != nil {
+			return fmt.Errorf("watch %T: %w", s, err)
+		}
+	}
+	return nil
+}
+
+// sliceEvents: a mirror concerns its source, any other slice itself where its
+// namespace has a network of its own. For all others that is all there is to
+// do.
+func (r *Reconciler) sliceEvents() handler.TypedFuncs[slice, Source] {
+	return handler.TypedFuncs[slice, Source]{
+		CreateFunc: func(ctx context.Context, e event.TypedCreateEvent[slice], q queue) {
+			if s, mirror := SourceOf(e.Object); !mirror || !r.target.recent.seen(s, e.Object.Name, e.Object.ResourceVersion) {
+				r.enqueue(ctx, e.Object, q)
+			}
+		},
+		UpdateFunc: func(ctx context.Context, e event.TypedUpdateEvent[slice], q queue) {
+			if s, mirror := SourceOf(e.ObjectNew); mirror && r.target.recent.seen(s, e.ObjectNew.Name, e.ObjectNew.ResourceVersion) {
+				return
+			}
+			r.enqueue(ctx, e.ObjectOld, q)
+			r.enqueue(ctx, e.ObjectNew, q)
+		},
+		DeleteFunc: func(ctx context.Context, e event.TypedDeleteEvent[slice], q queue) {
+			if s, mirror := SourceOf(e.Object); !mirror || !r.target.recent.gone(s, mirrorOf(e.Object)) {
+				r.enqueue(ctx, e.Object, q)
+			}
+		},
+	}
+}
+
+func (r *Reconciler) enqueue(ctx context.Context, s slice, q queue) {
+	of, mirror := SourceOf(s)
+	if !mirror {
+		if of = (Source{s.Namespace, s.Name}); !r.interest.has(of) && (ServiceOf(s) == "" || !r.tenant(ctx, s.Namespace)) {
+			return
+		}
+	}
+	q.Add(of)
+}
+
+// tenant tells whether a namespace has a network of its own, or should. One
+// that the cache does not have yet brings its slices along when it comes.
+func (r *Reconciler) tenant(ctx context.Context, namespace string) bool {
+	ns, err := r.namespace(ctx, namespace)
+	return r.logged(err) && ns != nil && labelled(ns)
+}
+
+func labelled(ns meta) bool {
+	_, ok := ns.Labels[network.LabelPrimaryUDN]
+	return ok
+}
+
+// podEvents: a pod concerns the sources that name it or its address. Most
+// events of pods change nothing that is read here.
+func (r *Reconciler) podEvents() handler.TypedFuncs[*corev1.Pod, Source] {
+	concern := func(p *corev1.Pod, note func(PodRef, []netip.Addr), q queue) {
+		ref, addrs := PodRef{p.Namespace, p.Name}, defaultAddresses(p)
+		note(ref, addrs)
+		r.enqueueInterested(q, subject{PodRef: ref})
+		for _, a := range addrs {
+			r.enqueueInterested(q, subject{addr: a})
+		}
+	}
+	return handler.TypedFuncs[*corev1.Pod, Source]{
+		CreateFunc: func(_ context.Context, e event.TypedCreateEvent[*corev1.Pod], q queue) {
+			concern(e.Object, r.interest.learn, q)
+		},
+		UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[*corev1.Pod], q queue) {
+			const key = network.AnnotationPodNetworks
+			if e.ObjectOld.UID != e.ObjectNew.UID || e.ObjectOld.Annotations[key] != e.ObjectNew.Annotations[key] {
+				concern(e.ObjectOld, r.interest.forget, q)
+				concern(e.ObjectNew, r.interest.learn, q)
+			}
+		},
+		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[*corev1.Pod], q queue) {
+			concern(e.Object, r.interest.forget, q)
+		},
+	}
+}
+
+func (r *Reconciler) enqueueInterested(q queue, x subject) {
+	for _, s := range r.interest.in(x) {
+		q.Add(s)
+	}
+}
+
+// nadEvents: a network concerns the slices of its namespaces, and those of
+// other namespaces with endpoints there.
+func (r *Reconciler) nadEvents() handler.TypedFuncs[nad, Source] {
+	return handler.TypedFuncs[nad, Source]{
+		CreateFunc: func(ctx context.Context, e event.TypedCreateEvent[nad], q queue) {
+			if !e.IsInInitialList { // every slice is looked at anyway, after this list is read
+				r.enqueueNamespace(ctx, e.Object.Namespace, q)
+			}
+		},
+		UpdateFunc: func(ctx context.Context, e event.TypedUpdateEvent[nad], q queue) {
+			const id = network.AnnotationNetworkID
+			if e.ObjectOld.Spec.Config != e.ObjectNew.Spec.Config || e.ObjectOld.Annotations[id] != e.ObjectNew.Annotations[id] {
+				r.enqueueNamespace(ctx, e.ObjectNew.Namespace, q)
+			}
+		},
+		DeleteFunc: func(ctx context.Context, e event.TypedDeleteEvent[nad], q queue) {
+			r.enqueueNamespace(ctx, e.Object.Namespace, q)
+		},
+	}
+}
+
+// namespaceEvents: a namespace matters by its label, which it normally has
+// from the start.
+func (r *Reconciler) namespaceEvents() handler.TypedFuncs[meta, Source] {
+	return handler.TypedFuncs[meta, Source]{
+		CreateFunc: func(ctx context.Context, e event.TypedCreateEvent[meta], q queue) {
+			if labelled(e.Object) {
+				r.enqueueNamespace(ctx, e.Object.Name, q)
+			}
+		},
+		UpdateFunc: func(ctx context.Context, e event.TypedUpdateEvent[meta], q queue) {
+			again := e.ObjectOld.DeletionTimestamp != nil && e.ObjectNew.DeletionTimestamp == nil // one of the same name
+			if labelled(e.ObjectOld) != labelled(e.ObjectNew) || labelled(e.ObjectNew) && again {
+				r.enqueueNamespace(ctx, e.ObjectNew.Name, q)
+			}
+		},
+	}
+}
+
+// enqueueNamespace enqueues the sources of a namespace, those of the mirrors
+// in it, and those with endpoints in it.
+func (r *Reconciler) enqueueNamespace(ctx context.Context, namespace string, q queue) {
+	r.enqueueInterested(q, subject{PodRef: PodRef{Namespace: namespace}})
+	var l discoveryv1.EndpointSliceList
+	if !r.logged(r.cache.List(ctx, &l, client.InNamespace(namespace), client.UnsafeDisableDeepCopy)) {
+		return
+	}
+	for i := range l.Items {
+		r.enqueue(ctx, &l.Items[i], q)
+	}
+}
+
+// logged tells whether a read of the cache went well. It fails only while the
+// process ends.
+func (r *Reconciler) logged(err error) bool {
+	if err != nil {
+		r.log.Warn("read of the cache failed; waiting for the next event", "err", err)
+	}
+	return err == nil
+}

@@ -79,9 +79,6 @@ func Run(ctx context.Context, cfg config.Config, restConfig *rest.Config, log *s
 	if err := addEndpointMirror(ctx, mgr, cfg, log); err != nil {
 		return fmt.Errorf("set up the endpoint mirror: %w", err)
 	}
-	if err := addEndpointMirror(ctx, mgr, cfg, log); err != nil {
-		return fmt.Errorf("set up the endpoint mirror: %w", err)
-	}
 	if err := mgr.Start(ctx); err != nil {
 		return fmt.Errorf("run the cluster role: %w", err)
 	}
@@ -129,7 +126,6 @@ func newManager(cfg config.Config, restConfig *rest.Config, log *slog.Logger, re
 					Field:     fields.ParseSelectorOrDie("status.phase!=Succeeded,status.phase!=Failed"),
 					Transform: trimPod,
 				},
-				&discoveryv1.EndpointSlice{}: {Transform: trimSlice},
 				&discoveryv1.EndpointSlice{}: {Transform: trimSlice},
 				udn.Metadata("Node"):         {Transform: trimNode},
 				udn.Metadata("Namespace"):    {Transform: trimNamespace},

@@ -243,10 +243,6 @@ func TestRefused(t *testing.T) {
 			t.Errorf("%s: a refused network has finalizers %v", name, u.Finalizers)
 		}
 	}
-	l2 := &udnv1.UserDefinedNetwork{ObjectMeta: metav1.ObjectMeta{Namespace: "refused-0", Name: "l2"}, Spec: udnv1.UserDefinedNetworkSpec{
-		Topology: udnv1.NetworkTopologyLayer2, Layer2: &udnv1.Layer2Config{Role: udnv1.NetworkRolePrimary, Subnets: udnv1.DualStackCIDRs{"10.106.0.0/16"}}}}
-	w.create(l2)
-	w.waitCondition(l2, udnv1.ConditionNetworkCreated, metav1.ConditionFalse, "NotYetSupported", "Layer2")
 }
 
 // Nodes get the lowest free ids; a network too small for them says for which.

@@ -17,13 +17,12 @@ import (
 func Build(in Inputs, have State) State {
 	want := State{Key: have.Key}
 	switch {
-	case in.NAD == nil || !in.Ours:
+	case in.NAD == nil:
 		return want
-	case in.NAD.Deleting:
-		want.ID, want.Network = have.ID, have.Network
+	case !in.Ours || in.NAD.Deleting:
 		if len(in.Users) > 0 {
-			want.Finalizer = have.Finalizer
-			want.Problem = "network in use by the following pods: [" + strings.Join(in.Users, ", ") + "]: it is deleted once they are"
+			want = have
+			want.Problem = "network in use by the following pods: [" + strings.Join(in.Users, ", ") + "]: it ends once they are gone"
 		}
 		return want
 	case in.Error != "":

@@ -161,12 +161,12 @@ func (r *Reconciler) inputs(ctx context.Context, key Key) (Inputs, error) {
 	r.remember(key, n.Network)
 	in.Conf, err = network.ParseNetConf(n.Config)
 	in.Ours = !errors.Is(err, network.ErrForeign)
-	if !in.Ours {
+	if !in.Ours || n.Deleting {
+		if Have(n).Finalizer {
+			in.Users, err = r.users(ctx, key)
+			return in, err
+		}
 		return in, nil
-	}
-	if n.Deleting {
-		in.Users, err = r.users(ctx, key)
-		return in, err
 	}
 	if !network.IsUDNName(n.Network) {
 		in.ID = r.ledger.HasID(n.Network)

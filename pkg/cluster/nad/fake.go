@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nad
+
+import (
+	"context"
+	"slices"
+)
+
+// Fake is a Target in memory that executes the same operations, with the API
+// server's rules: a NAD that is being deleted goes with its last finalizer.
+type Fake struct {
+	NADs   map[Key]NAD
+	Events []string
+	Writes int
+}
+
+// NewFake makes an empty Fake.
+func NewFake() *Fake { return &Fake{NADs: map[Key]NAD{}} }
+
+// Apply implements Target.
+func (f *Fake) Apply(_ context.Context, ops []Op) error {
+	for _, op := range ops {
+		n, ok := f.NADs[op.NAD.Key]
+		if !ok {
+			continue
+		}
+		if op.Kind == Warn {
+			f.Events = append(f.Events, op.Want.Problem)
+			continue
+		}
+		f.Writes++
+		n.ID, n.Network = op.Want.ID, op.Want.Network
+		n.Finalizers = slices.DeleteFunc(slices.Clone(n.Finalizers), func(x string) bool { return x == Finalizer })
+		if op.Want.Finalizer {
+			n.Finalizers = append(n.Finalizers, Finalizer)
+		}
+		f.NADs[n.Key] = n
+		f.sweep(n.Key)
+	}
+	return nil
+}
+
+// Delete marks a NAD, or removes it where nothing holds it.
+func (f *Fake) Delete(key Key) {
+	n, ok := f.NADs[key]
+	if !ok {
+		return
+	}
+	n.Deleting = true
+	f.NADs[key] = n
+	f.sweep(key)
+}
+
+func (f *Fake) sweep(key Key) {
+	if n := f.NADs[key]; n.Deleting && len(n.Finalizers) == 0 {
+		delete(f.NADs, key)
+	}
+}

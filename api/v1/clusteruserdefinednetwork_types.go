@@ -17,7 +17,7 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:printcolumn:name="Role",type=string,JSONPath=`.spec.network['layer3','layer2','localnet'].role`
 // +kubebuilder:printcolumn:name="Created",type=string,JSONPath=`.status.conditions[?(@.type=="NetworkCreated")].status`
 // +kubebuilder:printcolumn:name="Allocated",type=string,JSONPath=`.status.conditions[?(@.type=="NetworkAllocationSucceeded")].status`
-// +kubebuilder:printcolumn:name="Transport",type=string,priority=1,JSONPath=`.spec.network.transport`
+// +kubebuilder:printcolumn:name="Transport",type=string,JSONPath=`.status.conditions[?(@.type=="TransportAccepted")].reason`
 // +kubebuilder:printcolumn:name="Reason",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="NetworkCreated")].reason`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type ClusterUserDefinedNetwork struct {
@@ -90,13 +90,12 @@ type NoOverlayOptions struct {
 }
 
 // NetworkSpec describes the network.
-// +kubebuilder:validation:XValidation:rule="self.topology == 'Layer3' ? has(self.layer3) : !has(self.layer3)",message="spec.layer3 is required when topology is Layer3 and forbidden otherwise"
-// +kubebuilder:validation:XValidation:rule="self.topology == 'Layer2' ? has(self.layer2) : !has(self.layer2)",message="spec.layer2 is required when topology is Layer2 and forbidden otherwise"
-// +kubebuilder:validation:XValidation:rule="self.topology == 'Localnet' ? has(self.localnet) : !has(self.localnet)",message="spec.localnet is required when topology is Localnet and forbidden otherwise"
-// +kubebuilder:validation:XValidation:rule="!has(self.transport) || self.transport != 'NoOverlay' || self.topology == 'Layer3' && has(self.layer3) && self.layer3.role == 'Primary'",message="transport 'NoOverlay' is only supported for Layer3 primary networks"
-// +kubebuilder:validation:XValidation:rule="(has(self.transport) && self.transport == 'NoOverlay') == has(self.noOverlayOptions)",message="noOverlayOptions is required if and only if transport is 'NoOverlay'"
+// +kubebuilder:validation:XValidation:rule="self.topology == 'Layer3' ? has(self.layer3) : !has(self.layer3)",message="spec.layer3 is required when topology is Layer3 and forbidden otherwise: add or remove it"
+// +kubebuilder:validation:XValidation:rule="self.topology == 'Layer2' ? has(self.layer2) : !has(self.layer2)",message="spec.layer2 is required when topology is Layer2 and forbidden otherwise: add or remove it"
+// +kubebuilder:validation:XValidation:rule="self.topology == 'Localnet' ? has(self.localnet) : !has(self.localnet)",message="spec.localnet is required when topology is Localnet and forbidden otherwise: add or remove it"
+// +kubebuilder:validation:XValidation:rule="!has(self.transport) || self.transport != 'NoOverlay' || self.topology == 'Layer3' && has(self.layer3) && self.layer3.role == 'Primary'",message="transport 'NoOverlay' is only supported for Layer3 primary networks: remove transport, or set topology to Layer3 and role to Primary"
+// +kubebuilder:validation:XValidation:rule="(has(self.transport) && self.transport == 'NoOverlay') == has(self.noOverlayOptions)",message="noOverlayOptions is required if and only if transport is 'NoOverlay': add or remove it"
 // +kubebuilder:validation:XValidation:rule="(has(self.transport) ? self.transport : 'Geneve') == (has(oldSelf.transport) ? oldSelf.transport : 'Geneve')",message="transport is immutable: create another network"
-// +kubebuilder:validation:XValidation:rule="has(self.noOverlayOptions) == has(oldSelf.noOverlayOptions) && (!has(self.noOverlayOptions) || self.noOverlayOptions == oldSelf.noOverlayOptions)",message="noOverlayOptions is immutable: create another network"
 // +union
 type NetworkSpec struct {
 	// topology is the shape of the network.
@@ -114,7 +113,7 @@ type NetworkSpec struct {
 	Layer3 *Layer3Config `json:"layer3,omitempty"`
 
 	// layer2 describes a network of topology `Layer2`.
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="Network spec is immutable: layer2 cannot change, create another network"
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="Layer2 is immutable: create another network"
 	// +optional
 	Layer2 *Layer2Config `json:"layer2,omitempty"`
 
@@ -129,7 +128,8 @@ type NetworkSpec struct {
 	// +optional
 	Transport TransportOption `json:"transport,omitempty"`
 
-	// noOverlayOptions are the settings of transport `NoOverlay`.
+	// noOverlayOptions are the settings of transport `NoOverlay`, which needs them.
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="noOverlayOptions is immutable: create another network"
 	// +optional
 	NoOverlayOptions *NoOverlayOptions `json:"noOverlayOptions,omitempty"`
 }

@@ -18,7 +18,7 @@ type AccessVLANConfig struct {
 }
 
 // VLANConfig is the VLAN that a Localnet network uses on the wire.
-// +kubebuilder:validation:XValidation:rule="has(self.mode) && self.mode == 'Access' ? has(self.access) : !has(self.access)",message="vlan access config is required when vlan mode is 'Access', and forbidden otherwise"
+// +kubebuilder:validation:XValidation:rule="has(self.mode) && self.mode == 'Access' ? has(self.access) : !has(self.access)",message="vlan access config is required when vlan mode is 'Access', and forbidden otherwise: add or remove access"
 // +union
 type VLANConfig struct {
 	// mode is how VLAN tags are handled. `Access`: pods send untagged packets, which carry the tag `access.id` on
@@ -38,10 +38,10 @@ type VLANConfig struct {
 // mtu, vlan, excludeSubnets and physicalNetworkName follow the physical network
 // when it is rebuilt and may change; the rest is what pods rely on.
 //
-// +kubebuilder:validation:XValidation:rule="!has(self.ipam) || !has(self.ipam.mode) || self.ipam.mode == 'Enabled' ? has(self.subnets) : !has(self.subnets)",message="Subnets is required with ipam.mode is Enabled or unset, and forbidden otherwise"
-// +kubebuilder:validation:XValidation:rule="!has(self.excludeSubnets) || has(self.subnets)",message="excludeSubnets must be unset when subnets is unset"
-// +kubebuilder:validation:XValidation:rule="!has(self.excludeSubnets) || !has(self.subnets) || self.excludeSubnets.all(e, !isCIDR(e) || self.subnets.exists(s, isCIDR(s) && cidr(s).containsCIDR(e)))",message="excludeSubnets must be subnetworks of the networks specified in the subnets field"
-// +kubebuilder:validation:XValidation:rule="!has(self.mtu) || self.mtu >= 1280 || !has(self.subnets) || !self.subnets.exists(s, isCIDR(s) && cidr(s).ip().family() == 6)",message="MTU should be greater than or equal to 1280 when an IPv6 subnet is used"
+// +kubebuilder:validation:XValidation:rule="!has(self.ipam) || !has(self.ipam.mode) || self.ipam.mode == 'Enabled' ? has(self.subnets) : !has(self.subnets)",message="Subnets is required with ipam.mode is Enabled or unset, and forbidden otherwise: add or remove subnets, or change ipam.mode"
+// +kubebuilder:validation:XValidation:rule="!has(self.excludeSubnets) || has(self.subnets)",message="excludeSubnets must be unset when subnets is unset: remove excludeSubnets, or add subnets"
+// +kubebuilder:validation:XValidation:rule="!has(self.excludeSubnets) || !has(self.subnets) || self.excludeSubnets.all(e, !isCIDR(e) || self.subnets.exists(s, isCIDR(s) && cidr(s).containsCIDR(e)))",message="excludeSubnets must be subnetworks of the networks specified in the subnets field: choose parts of those"
+// +kubebuilder:validation:XValidation:rule="!has(self.mtu) || self.mtu >= 1280 || !has(self.subnets) || !self.subnets.exists(s, isCIDR(s) && cidr(s).ip().family() == 6)",message="MTU should be greater than or equal to 1280 when IPv6 subnet is used: raise mtu, or remove the IPv6 subnet"
 // +kubebuilder:validation:XValidation:rule="has(self.subnets) == has(oldSelf.subnets) && (!has(self.subnets) || self.subnets == oldSelf.subnets)",message="subnets is immutable: create another network"
 // +kubebuilder:validation:XValidation:rule="has(self.ipam) == has(oldSelf.ipam) && (!has(self.ipam) || self.ipam == oldSelf.ipam)",message="ipam is immutable: create another network"
 type LocalnetConfig struct {
@@ -52,10 +52,10 @@ type LocalnetConfig struct {
 	Role NetworkRole `json:"role"`
 
 	// physicalNetworkName is the name under which the nodes' OVS bridge mappings know the physical network
-	// (`ovn-bridge-mappings`). 1 to 253 characters without `,` and `:`.
+	// (`ovn-bridge-mappings`). 1 to 253 characters without `,` and `:`. It may change.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253
-	// +kubebuilder:validation:XValidation:rule="self.matches('^[^,:]+$')",message="physicalNetworkName cannot contain `,` or `:` characters"
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[^,:]+$')",message="physicalNetworkName cannot contain `,` or `:` characters: choose another name, in the nodes' bridge mappings too"
 	// +required
 	PhysicalNetworkName string `json:"physicalNetworkName"`
 
@@ -64,7 +64,8 @@ type LocalnetConfig struct {
 	// +optional
 	Subnets DualStackCIDRs `json:"subnets,omitempty"`
 
-	// excludeSubnets are parts of `subnets` that others on the physical network use and that no pod gets. At most 25.
+	// excludeSubnets are parts of `subnets`, at most 25, that others on the physical network use and that no pod gets.
+	// They may change; pods keep the addresses that they have. By default nothing is excluded.
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=25
 	// +optional
@@ -74,15 +75,15 @@ type LocalnetConfig struct {
 	// +optional
 	IPAM *IPAMConfig `json:"ipam,omitempty"`
 
-	// mtu is the largest packet on the network, 576 to 65536 and at least 1280 with IPv6. It should be the physical
-	// network's: smaller costs throughput, larger loses packets.
+	// mtu is the largest packet on the network in bytes, 576 to 65536 and at least 1280 with IPv6. It should be the
+	// physical network's: smaller costs throughput, larger loses packets. It may change.
 	// Defaults to the MTU of the underlay.
 	// +kubebuilder:validation:Minimum=576
 	// +kubebuilder:validation:Maximum=65536
 	// +optional
 	MTU int32 `json:"mtu,omitempty"`
 
-	// vlan is the VLAN on the wire; when omitted, packets are untagged.
+	// vlan is the VLAN on the wire; it may change. When omitted, packets are untagged.
 	// +optional
 	VLAN *VLANConfig `json:"vlan,omitempty"`
 }

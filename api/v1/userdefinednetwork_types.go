@@ -35,8 +35,8 @@ type UserDefinedNetwork struct {
 }
 
 // UserDefinedNetworkSpec describes the network of one namespace.
-// +kubebuilder:validation:XValidation:rule="self.topology == 'Layer3' ? has(self.layer3) : !has(self.layer3)",message="spec.layer3 is required when topology is Layer3 and forbidden otherwise"
-// +kubebuilder:validation:XValidation:rule="self.topology == 'Layer2' ? has(self.layer2) : !has(self.layer2)",message="spec.layer2 is required when topology is Layer2 and forbidden otherwise"
+// +kubebuilder:validation:XValidation:rule="self.topology == 'Layer3' ? has(self.layer3) : !has(self.layer3)",message="spec.layer3 is required when topology is Layer3 and forbidden otherwise: add or remove it"
+// +kubebuilder:validation:XValidation:rule="self.topology == 'Layer2' ? has(self.layer2) : !has(self.layer2)",message="spec.layer2 is required when topology is Layer2 and forbidden otherwise: add or remove it"
 // +union
 type UserDefinedNetworkSpec struct {
 	// topology is the shape of the network.
@@ -53,7 +53,7 @@ type UserDefinedNetworkSpec struct {
 	Layer3 *Layer3Config `json:"layer3,omitempty"`
 
 	// layer2 describes a network of topology `Layer2`.
-	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="Network spec is immutable: layer2 cannot change, create another network"
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="Layer2 is immutable: create another network"
 	// +optional
 	Layer2 *Layer2Config `json:"layer2,omitempty"`
 }

@@ -38,8 +38,9 @@ const (
 	// ControllerToken is the cluster role's: it may do what
 	// deploy/install.yaml allows.
 	controllerToken = "bulkhead-test-controller"
-	// ControllerUser is the user behind Env.Controller.
-	ControllerUser = "bulkhead-cluster"
+	// ControllerUser is the user behind Env.Controller: the service account
+	// that deploy/ gives permissions and names in admission policies.
+	ControllerUser = "system:serviceaccount:bulkhead-system:bulkhead-cluster"
 )
 
 // Options are what a test needs beyond an API server.

@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 		defer func() { _ = env.Stop() }()
 		deploy := filepath.Join(Root(), "deploy")
 		if err := env.Install(ctx, filepath.Join(deploy, "crds"), filepath.Join(deploy, "admission"),
-			filepath.Join(deploy, "install.yaml"), "testdata/rbac.yaml"); err != nil {
+			filepath.Join(deploy, "install.yaml")); err != nil {
 			fmt.Fprintln(os.Stderr, "install the CRDs:", err)
 			return 1
 		}

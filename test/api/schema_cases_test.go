@@ -14,174 +14,226 @@ func l2(fields string) string { return "topology: Layer2\nlayer2: {" + fields + 
 
 func localnet(fields string) string { return "topology: Localnet\nlocalnet: {" + fields + "}" }
 
-// manySubnets is a Layer3 subnets list of n distinct CIDRs.
-func manySubnets(n int) string {
+// manySubnets is a Layer3 subnets list of n distinct CIDRs: IPv4 ones, then
+// (from share on) IPv6 ones, written as long as can be.
+func manySubnets(n, share int, more ...string) string {
 	out := make([]string, n)
 	for i := range out {
-		out[i] = fmt.Sprintf("{cidr: 10.%d.%d.0/24, hostSubnet: 26}", i/256, i%256)
+		if i < share {
+			out[i] = fmt.Sprintf("{cidr: 10.%d.%d.0/24, hostSubnet: 26}", i/256, i%256)
+		} else {
+			out[i] = fmt.Sprintf("{cidr: 'fd10:aaaa:bbbb:cccc:dddd:eeee:%04x:0000/112', hostSubnet: 127}", i)
+		}
 	}
-	return "subnets: [" + strings.Join(out, ", ") + "]"
+	return "subnets: [" + strings.Join(append(out, more...), ", ") + "]"
+}
+
+// forBoth makes every case two: of a UserDefinedNetwork, and of a
+// ClusterUserDefinedNetwork with the same network.
+func forBoth(cases []schemaCase) []schemaCase {
+	var out []schemaCase
+	for _, c := range cases {
+		c.kind = kindUDN
+		out = append(out, c)
+		c.kind = kindNetwork
+		out = append(out, c)
+	}
+	return out
 }
 
 func layer3Cases() []schemaCase {
 	ok := "role: Primary, subnets: [{cidr: 10.100.0.0/16}]"
 	both := "role: Primary, subnets: [{cidr: 10.100.0.0/16, hostSubnet: 24}, {cidr: 'fd10::/48', hostSubnet: 64}]"
-	return []schemaCase{
-		{name: "layer3 minimal", spec: l3(ok)},
-		{name: "layer3 dual stack", spec: l3(both)},
-		{name: "layer3 secondary", spec: l3("role: Secondary, subnets: [{cidr: 10.100.0.0/16}]")},
-		{name: "layer3 everything", spec: l3(both + ", mtu: 1300, joinSubnets: [100.70.0.0/16, 'fd70::/64']")},
-		{name: "layer3 several subnets of a family", spec: l3("role: Primary, subnets: [{cidr: 10.1.0.0/16, hostSubnet: 24}, {cidr: 10.2.0.0/16, hostSubnet: 24}, {cidr: 10.3.0.0/16, hostSubnet: 24}]")},
-		{name: "layer3 100 subnets", spec: l3("role: Primary, " + manySubnets(100))},
-		{name: "layer3 400 subnets", spec: l3("role: Primary, " + manySubnets(400))},
-		{name: "layer3 401 subnets", spec: l3("role: Primary, " + manySubnets(401)), want: "must have at most 400 items"},
-		{name: "layer3 append one to 399", spec: l3("role: Primary, " + manySubnets(399)), update: l3("role: Primary, " + manySubnets(400))},
-		{name: "topology missing", spec: "layer3: {" + ok + "}", want: "Required value"},
+	join := ", joinSubnets: [100.70.0.0/16]"
+	secondary := "role: Secondary, subnets: [{cidr: 10.100.0.0/16}]"
+	full := "role: Primary, " + manySubnets(400, 400)
+	return forBoth([]schemaCase{
+		{name: "minimal", spec: l3(ok)},
+		{name: "dual stack", spec: l3(both)},
+		{name: "IPv6", spec: l3("role: Primary, subnets: [{cidr: 'fd10::/48'}]")},
+		{name: "everything", spec: l3(both + ", mtu: 1300, joinSubnets: [100.70.0.0/16, 'fd70::/64']")},
+		{name: "host bits", spec: l3("role: Primary, subnets: [{cidr: 10.100.0.1/16}]")},
+		{name: "several of one family", spec: l3("role: Primary, subnets: [{cidr: 10.1.0.0/16, hostSubnet: 24}, {cidr: 10.2.0.0/16, hostSubnet: 24}, {cidr: 'fd10::/48'}, {cidr: 'fd11::/48'}]")},
+		{name: "400 subnets", spec: l3(full)},
+		{name: "401 subnets", spec: l3("role: Primary, " + manySubnets(401, 401)), want: "must have at most 400 items"},
+		{name: "mtu 576", spec: l3(ok + ", mtu: 576")},
+		{name: "mtu 65536", spec: l3(ok + ", mtu: 65536")},
+		{name: "IPv6 mtu 1280", spec: l3(both + ", mtu: 1280")},
+		{name: "smallest host subnets", spec: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16, hostSubnet: 17}, {cidr: 'fd10::/48', hostSubnet: 127}]")},
+		{name: "secondary", spec: l3(secondary)},
+		{name: "secondary dual stack", spec: l3("role: Secondary, subnets: [{cidr: 10.100.0.0/16}, {cidr: 'fd10::/48'}]")},
+
+		{name: "topology missing", spec: "layer3: {" + ok + "}", want: "topology: Required value"},
 		{name: "topology unknown", spec: "topology: Layer4", want: "Unsupported value: \"Layer4\""},
-		{name: "localnet in a UDN", spec: "topology: Localnet", want: "Unsupported value: \"Localnet\""},
-		{name: "layer3 without its section", spec: "topology: Layer3", want: "spec.layer3 is required when topology is Layer3 and forbidden otherwise"},
-		{name: "layer3 with layer2's section", spec: l3(ok) + "\nlayer2: {role: Primary, subnets: [10.1.0.0/16]}", want: "spec.layer2 is required when topology is Layer2 and forbidden otherwise"},
-		{name: "layer3 role missing", spec: l3("subnets: [{cidr: 10.100.0.0/16}]"), want: "spec.layer3.role: Required value"},
-		{name: "layer3 role unknown", spec: l3("role: Tertiary, subnets: [{cidr: 10.100.0.0/16}]"), want: "Unsupported value: \"Tertiary\""},
-		{name: "layer3 subnets missing", spec: l3("role: Primary"), want: "spec.layer3.subnets: Required value"},
-		{name: "layer3 subnets empty", spec: l3("role: Primary, subnets: []"), want: "should have at least 1 items"},
-		{name: "layer3 cidr invalid", spec: l3("role: Primary, subnets: [{cidr: 10.100.0.0/33}]"), want: "CIDR is invalid"},
-		{name: "layer3 cidr without length", spec: l3("role: Primary, subnets: [{cidr: 10.100.0.0}]"), want: "CIDR is invalid"},
-		{name: "layer3 cidr too long", spec: l3("role: Primary, subnets: [{cidr: '" + strings.Repeat("1", 44) + "'}]"), want: "Too long"},
-		{name: "layer3 host subnet wider than cidr", spec: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16, hostSubnet: 15}]"), want: "HostSubnet must be smaller than CIDR subnet"},
-		{name: "layer3 host subnet equals cidr", spec: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16, hostSubnet: 16}]"), want: "HostSubnet must be smaller than CIDR subnet"},
-		{name: "layer3 host subnet 32 for IPv4", spec: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16, hostSubnet: 32}]"), want: "HostSubnet must be less than 32 for IPv4 CIDR"},
-		{name: "layer3 host subnet 128", spec: l3("role: Primary, subnets: [{cidr: 'fd10::/48', hostSubnet: 128}]"), want: "should be less than or equal to 127"},
-		{name: "layer3 overlap", spec: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16}, {cidr: 10.100.1.0/24}]"), want: "subnets must not overlap"},
-		{name: "layer3 duplicate", spec: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16}, {cidr: 10.100.0.0/16}]"), want: "subnets must not overlap or be given twice"},
-		{name: "layer3 unequal host subnets", spec: l3("role: Primary, subnets: [{cidr: 10.1.0.0/16, hostSubnet: 24}, {cidr: 10.2.0.0/16, hostSubnet: 25}]"), want: "equal hostSubnet"},
-		{name: "layer3 host subnet set once", spec: l3("role: Primary, subnets: [{cidr: 10.1.0.0/16, hostSubnet: 24}, {cidr: 10.2.0.0/16}]"), want: "equal hostSubnet"},
-		{name: "layer3 mtu 575", spec: l3(ok + ", mtu: 575"), want: "should be greater than or equal to 576"},
-		{name: "layer3 mtu 65537", spec: l3(ok + ", mtu: 65537"), want: "should be less than or equal to 65536"},
-		{name: "layer3 IPv6 mtu 1279", spec: l3(both + ", mtu: 1279"), want: "MTU should be greater than or equal to 1280 when IPv6 subnet is used"},
-		{name: "layer3 secondary join", spec: l3("role: Secondary, subnets: [{cidr: 10.100.0.0/16}], joinSubnets: [100.70.0.0/16]"), want: "JoinSubnets is only supported for Primary network"},
-		{name: "layer3 join same family", spec: l3(ok + ", joinSubnets: [100.70.0.0/16, 100.71.0.0/16]"), want: "must be from different IP families"},
-		{name: "layer3 three joins", spec: l3(ok + ", joinSubnets: [100.70.0.0/16, 'fd70::/64', 'fd71::/64']"), want: "must have at most 2 items"},
-		{name: "layer3 secondary same family", spec: l3("role: Secondary, subnets: [{cidr: 10.1.0.0/16}, {cidr: 10.2.0.0/16}]"), want: "from different IP families"},
-		{name: "layer3 append", spec: l3(ok), update: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16}, {cidr: 10.101.0.0/16}]")},
-		{name: "layer3 remove", spec: l3(both), update: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16, hostSubnet: 24}]"), want: "append new subnets at the end"},
-		{name: "layer3 insert before", spec: l3(ok), update: l3("role: Primary, subnets: [{cidr: 10.99.0.0/16}, {cidr: 10.100.0.0/16}]"), want: "append new subnets at the end"},
-		{name: "layer3 host subnet change", spec: l3(both), update: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16, hostSubnet: 25}, {cidr: 'fd10::/48', hostSubnet: 64}]"), want: "append new subnets at the end"},
-		{name: "layer3 cidr grows by a digit", spec: l3("role: Primary, subnets: [{cidr: 10.100.0.0/1}]"), update: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16}]"), want: "append new subnets at the end"},
-		{name: "layer3 secondary append", spec: l3("role: Secondary, subnets: [{cidr: 10.100.0.0/16}]"), update: l3("role: Secondary, subnets: [{cidr: 10.100.0.0/16}, {cidr: 'fd10::/48'}]"), want: "Secondary network is immutable"},
-		{name: "layer3 role change", spec: l3(ok), update: l3("role: Secondary, subnets: [{cidr: 10.100.0.0/16}]"), want: "role is immutable"},
-		{name: "layer3 mtu set later", spec: l3(ok), update: l3(ok + ", mtu: 1300"), want: "mtu is immutable"},
-		{name: "layer3 join set later", spec: l3(ok), update: l3(ok + ", joinSubnets: [100.70.0.0/16]"), want: "joinSubnets is immutable"},
-		{name: "layer3 becomes layer2", spec: l3(ok), update: l2("role: Primary, subnets: [10.1.0.0/16]"), want: "topology is immutable"},
-		{name: "layer3 nothing changes", spec: l3(both + ", mtu: 1300"), update: l3(both + ", mtu: 1300")},
-	}
+		{name: "section missing", spec: "topology: Layer3", want: "layer3 is required when topology is Layer3 and forbidden otherwise"},
+		{name: "layer2's section too", spec: l3(ok) + "\nlayer2: {role: Primary, subnets: [10.1.0.0/16]}", want: "layer2 is required when topology is Layer2 and forbidden otherwise"},
+		{name: "role missing", spec: l3("subnets: [{cidr: 10.100.0.0/16}]"), want: "layer3.role: Required value"},
+		{name: "role unknown", spec: l3("role: Tertiary, subnets: [{cidr: 10.100.0.0/16}]"), want: "Unsupported value: \"Tertiary\""},
+		{name: "subnets missing", spec: l3("role: Primary"), want: "layer3.subnets: Required value"},
+		{name: "subnets empty", spec: l3("role: Primary, subnets: []"), want: "should have at least 1 items"},
+		{name: "cidr missing", spec: l3("role: Primary, subnets: [{hostSubnet: 24}]"), want: "cidr: Required value"},
+		{name: "cidr out of range", spec: l3("role: Primary, subnets: [{cidr: 10.100.0.0/33}]"), want: "CIDR is invalid"},
+		{name: "cidr without length", spec: l3("role: Primary, subnets: [{cidr: 10.100.0.0}]"), want: "CIDR is invalid"},
+		{name: "cidr with zeros", spec: l3("role: Primary, subnets: [{cidr: 010.100.0.0/16}]"), want: "CIDR is invalid"},
+		{name: "cidr IPv4 in IPv6", spec: l3("role: Primary, subnets: [{cidr: '::ffff:10.100.0.0/112'}]"), want: "CIDR is invalid"},
+		{name: "cidr with host length", spec: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16/24}]"), want: "CIDR is invalid"},
+		{name: "cidr too long", spec: l3("role: Primary, subnets: [{cidr: '" + strings.Repeat("1", 44) + "'}]"), want: "Too long"},
+		{name: "host subnet 0", spec: l3("role: Primary, subnets: [{cidr: 0.0.0.0/0, hostSubnet: 0}]"), want: "should be greater than or equal to 1"},
+		{name: "host subnet wider than cidr", spec: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16, hostSubnet: 15}]"), want: "HostSubnet must be smaller than CIDR subnet"},
+		{name: "host subnet equals cidr", spec: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16, hostSubnet: 16}]"), want: "HostSubnet must be smaller than CIDR subnet"},
+		{name: "host subnet 32 for IPv4", spec: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16, hostSubnet: 32}]"), want: "HostSubnet must < 32 for ipv4 CIDR"},
+		{name: "host subnet 128", spec: l3("role: Primary, subnets: [{cidr: 'fd10::/48', hostSubnet: 128}]"), want: "should be less than or equal to 127"},
+		{name: "subnet in another", spec: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16}, {cidr: 10.100.1.0/24}]"), want: "Subnets must not overlap or contain each other"},
+		{name: "subnet around another", spec: l3("role: Primary, subnets: [{cidr: 'fd10::/64'}, {cidr: 'fd10::/48'}]"), want: "Subnets must not overlap or contain each other"},
+		{name: "subnet twice", spec: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16}, {cidr: 10.100.0.0/16}]"), want: "Subnets with same CIDR are not allowed"},
+		{name: "subnet twice in two spellings", spec: l3("role: Primary, subnets: [{cidr: 'fd10::/48'}, {cidr: 'fd10:0:0::/48'}]"), want: "Subnets with same CIDR are not allowed"},
+		{name: "the 400th in the first", spec: l3("role: Primary, " + manySubnets(399, 399, "{cidr: 10.0.0.64/26}")), want: "Subnets must not overlap or contain each other"},
+		{name: "the first in the 400th", spec: l3("role: Primary, " + manySubnets(399, 399, "{cidr: 10.0.0.0/23, hostSubnet: 26}")), want: "remove the one that is 201st or later in the list"},
+		{name: "unequal host subnets", spec: l3("role: Primary, subnets: [{cidr: 10.1.0.0/16, hostSubnet: 24}, {cidr: 10.2.0.0/16, hostSubnet: 25}]"), want: "Subnets from the same IP family must use the same hostSubnet value"},
+		{name: "unequal IPv6 host subnets", spec: l3("role: Primary, subnets: [{cidr: 10.1.0.0/16, hostSubnet: 24}, {cidr: 'fd10::/48', hostSubnet: 64}, {cidr: 'fd11::/48', hostSubnet: 65}]"), want: "Subnets from the same IP family must use the same hostSubnet value"},
+		{name: "host subnet for one of two", spec: l3("role: Primary, subnets: [{cidr: 10.1.0.0/16, hostSubnet: 24}, {cidr: 10.2.0.0/16}]"), want: "Subnets from the same IP family must use the same hostSubnet value"},
+		{name: "mtu 575", spec: l3(ok + ", mtu: 575"), want: "should be greater than or equal to 576"},
+		{name: "mtu 65537", spec: l3(ok + ", mtu: 65537"), want: "should be less than or equal to 65536"},
+		{name: "IPv6 mtu 1279", spec: l3(both + ", mtu: 1279"), want: "MTU should be greater than or equal to 1280 when IPv6 subnet is used"},
+		{name: "two IPv6 subnets mtu 1279", spec: l3("role: Primary, subnets: [{cidr: 'fd10::/48'}, {cidr: 'fd11::/48'}], mtu: 1279"), want: "MTU should be greater than or equal to 1280 when IPv6 subnet is used"},
+		{name: "join subnet invalid", spec: l3(ok + ", joinSubnets: [100.70.0.0]"), want: "CIDR is invalid"},
+		{name: "join subnet too long", spec: l3(ok + ", joinSubnets: ['" + strings.Repeat("1", 44) + "']"), want: "Too long"},
+		{name: "join subnets empty", spec: l3(ok + ", joinSubnets: []"), want: "should have at least 1 items"},
+		{name: "join subnets of one family", spec: l3(ok + ", joinSubnets: [100.70.0.0/16, 100.71.0.0/16]"), want: "When 2 CIDRs are set, they must be from different IP families"},
+		{name: "three join subnets", spec: l3(ok + ", joinSubnets: [100.70.0.0/16, 'fd70::/64', 'fd71::/64']"), want: "must have at most 2 items"},
+		{name: "secondary join", spec: l3(secondary + join), want: "JoinSubnets is only supported for Primary network"},
+		{name: "secondary of one family", spec: l3("role: Secondary, subnets: [{cidr: 10.1.0.0/16}, {cidr: 10.2.0.0/16}]"), want: "must be from different IP families"},
+		{name: "secondary three subnets", spec: l3("role: Secondary, subnets: [{cidr: 10.1.0.0/16}, {cidr: 'fd10::/48'}, {cidr: 10.2.0.0/16}]"), want: "Secondary networks may define at most 2 subnets"},
+
+		{name: "nothing changes", spec: l3(both + ", mtu: 1300" + join), update: l3(both + ", mtu: 1300" + join)},
+		{name: "append", spec: l3(ok), update: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16}, {cidr: 10.101.0.0/16}]")},
+		{name: "append the other family", spec: l3(ok), update: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16}, {cidr: 'fd10::/48', hostSubnet: 64}]")},
+		{name: "append one to 399", spec: l3("role: Primary, " + manySubnets(399, 399)), update: l3(full)},
+		{name: "append an overlap", spec: l3(ok), update: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16}, {cidr: 10.100.0.0/20}]"), want: "Subnets must not overlap or contain each other"},
+		{name: "append around", spec: l3(ok), update: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16}, {cidr: 10.0.0.0/8}]"), want: "Subnets must not overlap or contain each other"},
+		{name: "append another host subnet", spec: l3(ok), update: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16}, {cidr: 10.101.0.0/16, hostSubnet: 25}]"), want: "Subnets from the same IP family must use the same hostSubnet value"},
+		{name: "remove", spec: l3(both), update: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16, hostSubnet: 24}]"), want: "Removing existing subnets is not allowed"},
+		{name: "replace", spec: l3(ok), update: l3("role: Primary, subnets: [{cidr: 10.101.0.0/16}]"), want: "Removing existing subnets is not allowed"},
+		{name: "insert before", spec: l3(ok), update: l3("role: Primary, subnets: [{cidr: 10.99.0.0/16}, {cidr: 10.100.0.0/16}]"), want: "append new subnets at the end"},
+		{name: "swap", spec: l3(both), update: l3("role: Primary, subnets: [{cidr: 'fd10::/48', hostSubnet: 64}, {cidr: 10.100.0.0/16, hostSubnet: 24}]"), want: "append new subnets at the end"},
+		{name: "cidr grows by a digit", spec: l3("role: Primary, subnets: [{cidr: 10.100.0.0/1}]"), update: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16}]"), want: "append new subnets at the end"},
+		{name: "host subnet changes", spec: l3(both), update: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16, hostSubnet: 25}, {cidr: 'fd10::/48', hostSubnet: 64}]"), want: "hostSubnet is immutable"},
+		{name: "host subnet set later", spec: l3(ok), update: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16, hostSubnet: 24}]"), want: "hostSubnet is immutable"},
+		{name: "host subnet unset later", spec: l3(both), update: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16}, {cidr: 'fd10::/48', hostSubnet: 64}]"), want: "hostSubnet is immutable"},
+		{name: "role changes", spec: l3(ok), update: l3(secondary), want: "role is immutable"},
+		{name: "mtu changes", spec: l3(ok + ", mtu: 1400"), update: l3(ok + ", mtu: 1300"), want: "mtu is immutable"},
+		{name: "mtu set later", spec: l3(ok), update: l3(ok + ", mtu: 1300"), want: "mtu is immutable"},
+		{name: "mtu unset later", spec: l3(ok + ", mtu: 1300"), update: l3(ok), want: "mtu is immutable"},
+		{name: "join changes", spec: l3(ok + join), update: l3(ok + ", joinSubnets: [100.71.0.0/16]"), want: "joinSubnets is immutable"},
+		{name: "join set later", spec: l3(ok), update: l3(ok + join), want: "joinSubnets is immutable"},
+		{name: "join unset later", spec: l3(ok + join), update: l3(ok), want: "joinSubnets is immutable"},
+		{name: "becomes layer2", spec: l3(ok), update: l2("role: Primary, subnets: [10.1.0.0/16]"), want: "topology is immutable"},
+		{name: "secondary appends", spec: l3(secondary), update: l3("role: Secondary, subnets: [{cidr: 10.100.0.0/16}, {cidr: 'fd10::/48'}]"), want: "Subnets is immutable for Secondary role"},
+		{name: "secondary appends the same family", spec: l3(secondary), update: l3("role: Secondary, subnets: [{cidr: 10.100.0.0/16}, {cidr: 10.101.0.0/16}]"), want: "Subnets is immutable for Secondary role"},
+		{name: "secondary stays", spec: l3(secondary), update: l3(secondary)},
+	})
 }
 
 func layer2Cases() []schemaCase {
 	ok := "role: Primary, subnets: [10.100.0.0/16]"
 	sec := "role: Secondary, subnets: [10.100.0.0/16]"
 	both := "role: Primary, subnets: [10.100.0.0/16, 'fd10::/64']"
-	return []schemaCase{
-		{name: "layer2 minimal", spec: l2(ok)},
-		{name: "layer2 secondary", spec: l2(sec)},
-		{name: "layer2 secondary without addresses", spec: l2("role: Secondary, ipam: {mode: Disabled}")},
-		{name: "layer2 persistent", spec: l2(ok + ", ipam: {lifecycle: Persistent}")},
-		{name: "layer2 everything", spec: l2(both + ", mtu: 1300, joinSubnets: [100.70.0.0/16, 'fd70::/64'], reservedSubnets: [10.100.1.0/24, 'fd10::1:0/112'], infrastructureSubnets: [10.100.0.0/24, 'fd10::/112'], defaultGatewayIPs: [10.100.0.9, 'fd10::9'], ipam: {mode: Enabled, lifecycle: Persistent}")},
-		{name: "layer2 without its section", spec: "topology: Layer2", want: "spec.layer2 is required when topology is Layer2 and forbidden otherwise"},
-		{name: "layer2 role missing", spec: l2("subnets: [10.100.0.0/16]"), want: "spec.layer2.role: Required value"},
-		{name: "layer2 subnets missing", spec: l2("role: Primary"), want: "Subnets is required with ipam.mode is Enabled or unset"},
-		{name: "layer2 subnets with IPAM off", spec: l2(sec + ", ipam: {mode: Disabled}"), want: "Subnets must be unset when ipam.mode is Disabled"},
-		{name: "layer2 primary with IPAM off", spec: l2("role: Primary, ipam: {mode: Disabled}"), want: "Disabled ipam.mode is only supported for Secondary network"},
-		{name: "layer2 persistent with IPAM off", spec: l2("role: Secondary, ipam: {mode: Disabled, lifecycle: Persistent}"), want: "lifecycle Persistent is only supported when ipam.mode is Enabled"},
-		{name: "layer2 ipam empty", spec: l2(ok + ", ipam: {}"), want: "should have at least 1 properties"},
-		{name: "layer2 lifecycle unknown", spec: l2(ok + ", ipam: {lifecycle: Forever}"), want: "Unsupported value: \"Forever\""},
-		{name: "layer2 same family", spec: l2("role: Primary, subnets: [10.1.0.0/16, 10.2.0.0/16]"), want: "must be from different IP families"},
-		{name: "layer2 three subnets", spec: l2("role: Primary, subnets: [10.1.0.0/16, 'fd10::/64', 'fd11::/64']"), want: "must have at most 2 items"},
-		{name: "layer2 cidr invalid", spec: l2("role: Primary, subnets: [ten/16]"), want: "CIDR is invalid"},
-		{name: "layer2 IPv6 mtu 1000", spec: l2(both + ", mtu: 1000"), want: "MTU should be greater than or equal to 1280"},
-		{name: "layer2 secondary join", spec: l2(sec + ", joinSubnets: [100.70.0.0/16]"), want: "JoinSubnets is only supported for Primary network"},
-		{name: "layer2 secondary gateway", spec: l2(sec + ", defaultGatewayIPs: [10.100.0.1]"), want: "defaultGatewayIPs is only supported for Primary network"},
-		{name: "layer2 secondary reserved", spec: l2(sec + ", reservedSubnets: [10.100.1.0/24]"), want: "reservedSubnets is only supported for Primary network"},
-		{name: "layer2 secondary infrastructure", spec: l2(sec + ", infrastructureSubnets: [10.100.1.0/24]"), want: "infrastructureSubnets is only supported for Primary network"},
-		{name: "layer2 gateway invalid", spec: l2(ok + ", defaultGatewayIPs: [10.100.0.256]"), want: "IP is invalid"},
-		{name: "layer2 gateway outside", spec: l2(ok + ", defaultGatewayIPs: [10.101.0.1]"), want: "defaultGatewayIPs must belong to one of the subnets specified in the subnets field"},
-		{name: "layer2 gateway of one family", spec: l2(both + ", defaultGatewayIPs: [10.100.0.1]"), want: "defaultGatewayIPs must be specified for all IP families"},
-		{name: "layer2 gateways of the same family", spec: l2(both + ", defaultGatewayIPs: [10.100.0.1, 10.100.0.2]"), want: "must be from different IP families"},
-		{name: "layer2 gateway outside infrastructure", spec: l2(ok + ", infrastructureSubnets: [10.100.1.0/24], defaultGatewayIPs: [10.100.0.1]"), want: "infrastructureSubnets when those are set"},
-		{name: "layer2 reserved outside", spec: l2(ok + ", reservedSubnets: [10.101.0.0/24]"), want: "reservedSubnets must be subnetworks of the networks specified in the subnets field"},
-		{name: "layer2 infrastructure outside", spec: l2(ok + ", infrastructureSubnets: [10.101.0.0/24]"), want: "infrastructureSubnets must be subnetworks of the networks specified in the subnets field"},
-		{name: "layer2 reserved with host bits", spec: l2(ok + ", reservedSubnets: [10.100.1.1/24]"), want: "reservedSubnets must be a masked network address"},
-		{name: "layer2 infrastructure with host bits", spec: l2(ok + ", infrastructureSubnets: [10.100.1.1/24]"), want: "infrastructureSubnets must be a masked network address"},
-		{name: "layer2 reserved overlaps infrastructure", spec: l2(ok + ", infrastructureSubnets: [10.100.1.0/24], reservedSubnets: [10.100.0.0/20]"), want: "must not overlap"},
-		{name: "layer2 too many infrastructure", spec: l2(ok + ", infrastructureSubnets: [10.100.1.0/24, 10.100.2.0/24, 10.100.3.0/24, 10.100.4.0/24, 10.100.5.0/24]"), want: "must have at most 4 items"},
-		{name: "layer2 immutable", spec: l2(ok), update: l2(ok + ", mtu: 1300"), want: "Network spec is immutable"},
-		{name: "layer2 nothing changes", spec: l2(ok), update: l2(ok)},
-	}
+	join := ", joinSubnets: [100.70.0.0/16]"
+	everything := both + ", mtu: 1300, joinSubnets: [100.70.0.0/16, 'fd70::/64'], reservedSubnets: [10.100.1.0/24, 'fd10::1:0/112'], infrastructureSubnets: [10.100.0.0/24, 'fd10::/112'], defaultGatewayIPs: [10.100.0.9, 'fd10::9'], ipam: {mode: Enabled, lifecycle: Persistent}"
+	const immutable = "Layer2 is immutable"
+	return forBoth([]schemaCase{
+		{name: "minimal", spec: l2(ok)},
+		{name: "secondary", spec: l2(sec)},
+		{name: "IPAM on", spec: l2(ok + ", ipam: {mode: Enabled}")},
+		{name: "secondary without addresses", spec: l2("role: Secondary, ipam: {mode: Disabled}")},
+		{name: "persistent", spec: l2(ok + ", ipam: {lifecycle: Persistent}")},
+		{name: "everything", spec: l2(everything)},
+		{name: "host bits", spec: l2("role: Primary, subnets: [10.100.0.1/16]")},
+		{name: "gateways in the other order", spec: l2(both + ", defaultGatewayIPs: ['fd10::9', 10.100.0.9]")},
+		{name: "25 reserved", spec: l2(ok + ", reservedSubnets: " + blocks("10.100.%d.0/24", 25))},
+		{name: "26 reserved", spec: l2(ok + ", reservedSubnets: " + blocks("10.100.%d.0/24", 26)), want: "must have at most 25 items"},
+		{name: "4 infrastructure", spec: l2(ok + ", infrastructureSubnets: " + blocks("10.100.%d.0/24", 4))},
+		{name: "5 infrastructure", spec: l2(ok + ", infrastructureSubnets: " + blocks("10.100.%d.0/24", 5)), want: "must have at most 4 items"},
+		{name: "IPv6 mtu 1280", spec: l2(both + ", mtu: 1280")},
+
+		{name: "section missing", spec: "topology: Layer2", want: "layer2 is required when topology is Layer2 and forbidden otherwise"},
+		{name: "layer3's section too", spec: l2(ok) + "\nlayer3: {role: Primary, subnets: [{cidr: 10.1.0.0/16}]}", want: "layer3 is required when topology is Layer3 and forbidden otherwise"},
+		{name: "role missing", spec: l2("subnets: [10.100.0.0/16]"), want: "layer2.role: Required value"},
+		{name: "role unknown", spec: l2("role: Tertiary, subnets: [10.100.0.0/16]"), want: "Unsupported value: \"Tertiary\""},
+		{name: "subnets missing", spec: l2("role: Primary"), want: "Subnets is required with ipam.mode is Enabled or unset"},
+		{name: "subnets missing with IPAM on", spec: l2("role: Secondary, ipam: {mode: Enabled}"), want: "Subnets is required with ipam.mode is Enabled or unset"},
+		{name: "subnets missing for a lifecycle", spec: l2("role: Secondary, ipam: {lifecycle: Persistent}"), want: "Subnets is required with ipam.mode is Enabled or unset"},
+		{name: "subnets empty", spec: l2("role: Primary, subnets: []"), want: "should have at least 1 items"},
+		{name: "subnets with IPAM off", spec: l2(sec + ", ipam: {mode: Disabled}"), want: "Subnets must be unset when ipam.mode is Disabled"},
+		{name: "primary with IPAM off", spec: l2("role: Primary, ipam: {mode: Disabled}"), want: "Disabled ipam.mode is only supported for Secondary network"},
+		{name: "persistent with IPAM off", spec: l2("role: Secondary, ipam: {mode: Disabled, lifecycle: Persistent}"), want: "lifecycle Persistent is only supported when ipam.mode is Enabled"},
+		{name: "ipam empty", spec: l2(ok + ", ipam: {}"), want: "should have at least 1 properties"},
+		{name: "ipam mode unknown", spec: l2(ok + ", ipam: {mode: Sometimes}"), want: "Unsupported value: \"Sometimes\""},
+		{name: "lifecycle unknown", spec: l2(ok + ", ipam: {lifecycle: Forever}"), want: "Unsupported value: \"Forever\""},
+		{name: "subnets of one family", spec: l2("role: Primary, subnets: [10.1.0.0/16, 10.2.0.0/16]"), want: "When 2 CIDRs are set, they must be from different IP families"},
+		{name: "three subnets", spec: l2("role: Primary, subnets: [10.1.0.0/16, 'fd10::/64', 'fd11::/64']"), want: "must have at most 2 items"},
+		{name: "subnet invalid", spec: l2("role: Primary, subnets: [ten/16]"), want: "CIDR is invalid"},
+		{name: "subnet too long", spec: l2("role: Primary, subnets: ['" + strings.Repeat("1", 44) + "']"), want: "Too long"},
+		{name: "mtu 575", spec: l2(ok + ", mtu: 575"), want: "should be greater than or equal to 576"},
+		{name: "mtu 65537", spec: l2(ok + ", mtu: 65537"), want: "should be less than or equal to 65536"},
+		{name: "IPv6 mtu 1279", spec: l2(both + ", mtu: 1279"), want: "MTU should be greater than or equal to 1280 when IPv6 subnet is used"},
+		{name: "secondary join", spec: l2(sec + join), want: "JoinSubnets is only supported for Primary network"},
+		{name: "secondary gateway", spec: l2(sec + ", defaultGatewayIPs: [10.100.0.1]"), want: "defaultGatewayIPs is only supported for Primary network"},
+		{name: "secondary reserved", spec: l2(sec + ", reservedSubnets: [10.100.1.0/24]"), want: "reservedSubnets is only supported for Primary network"},
+		{name: "secondary infrastructure", spec: l2(sec + ", infrastructureSubnets: [10.100.1.0/24]"), want: "infrastructureSubnets is only supported for Primary network"},
+		{name: "join subnet invalid", spec: l2(ok + ", joinSubnets: [100.70.0.0]"), want: "CIDR is invalid"},
+		{name: "join subnet too long", spec: l2(ok + ", joinSubnets: ['" + strings.Repeat("1", 44) + "']"), want: "Too long"},
+		{name: "join subnets empty", spec: l2(ok + ", joinSubnets: []"), want: "should have at least 1 items"},
+		{name: "join subnets of one family", spec: l2(ok + ", joinSubnets: [100.70.0.0/16, 100.71.0.0/16]"), want: "When 2 CIDRs are set, they must be from different IP families"},
+		{name: "three join subnets", spec: l2(ok + ", joinSubnets: [100.70.0.0/16, 'fd70::/64', 'fd71::/64']"), want: "must have at most 2 items"},
+		{name: "gateway invalid", spec: l2(ok + ", defaultGatewayIPs: [10.100.0.256]"), want: "IP is invalid"},
+		{name: "gateway with a length", spec: l2(ok + ", defaultGatewayIPs: [10.100.0.1/16]"), want: "IP is invalid"},
+		{name: "gateway too long", spec: l2(ok + ", defaultGatewayIPs: ['" + strings.Repeat("1", 40) + "']"), want: "Too long"},
+		{name: "gateways empty", spec: l2(ok + ", defaultGatewayIPs: []"), want: "should have at least 1 items"},
+		{name: "three gateways", spec: l2(both + ", defaultGatewayIPs: [10.100.0.1, 'fd10::1', 10.100.0.2]"), want: "must have at most 2 items"},
+		{name: "gateway outside", spec: l2(ok + ", defaultGatewayIPs: [10.101.0.1]"), want: "defaultGatewayIPs must belong to one of the subnets specified in the subnets field"},
+		{name: "one of two gateways outside", spec: l2(both + ", defaultGatewayIPs: [10.101.0.1, 'fd10::1']"), want: "defaultGatewayIPs must belong to one of the subnets specified in the subnets field"},
+		{name: "gateway of one family", spec: l2(both + ", defaultGatewayIPs: [10.100.0.1]"), want: "defaultGatewayIPs must be specified for all IP families"},
+		{name: "gateways of one family", spec: l2(both + ", defaultGatewayIPs: [10.100.0.1, 10.100.0.2]"), want: "When 2 IPs are set, they must be from different IP families"},
+		{name: "gateway outside infrastructure", spec: l2(ok + ", infrastructureSubnets: [10.100.1.0/24], defaultGatewayIPs: [10.100.0.1]"), want: "defaultGatewayIPs have to belong to infrastructureSubnets"},
+		{name: "reserved invalid", spec: l2(ok + ", reservedSubnets: [10.100.1.0]"), want: "CIDR is invalid"},
+		{name: "reserved too long", spec: l2(ok + ", reservedSubnets: ['" + strings.Repeat("1", 44) + "']"), want: "Too long"},
+		{name: "reserved empty", spec: l2(ok + ", reservedSubnets: []"), want: "should have at least 1 items"},
+		{name: "reserved outside", spec: l2(ok + ", reservedSubnets: [10.101.0.0/24]"), want: "reservedSubnets must be subnetworks of the networks specified in the subnets field"},
+		{name: "reserved around", spec: l2(ok + ", reservedSubnets: [10.0.0.0/8]"), want: "reservedSubnets must be subnetworks of the networks specified in the subnets field"},
+		{name: "reserved with host bits", spec: l2(ok + ", reservedSubnets: [10.100.1.1/24]"), want: "reservedSubnets must be a masked network address"},
+		{name: "reserved without subnets", spec: l2("role: Secondary, ipam: {mode: Disabled}, reservedSubnets: [10.100.1.0/24]"), want: "reservedSubnets must be unset when subnets is unset"},
+		{name: "infrastructure invalid", spec: l2(ok + ", infrastructureSubnets: [10.100.1.0]"), want: "CIDR is invalid"},
+		{name: "infrastructure too long", spec: l2(ok + ", infrastructureSubnets: ['" + strings.Repeat("1", 44) + "']"), want: "Too long"},
+		{name: "infrastructure empty", spec: l2(ok + ", infrastructureSubnets: []"), want: "should have at least 1 items"},
+		{name: "infrastructure outside", spec: l2(ok + ", infrastructureSubnets: [10.101.0.0/24]"), want: "infrastructureSubnets must be subnetworks of the networks specified in the subnets field"},
+		{name: "infrastructure with host bits", spec: l2(ok + ", infrastructureSubnets: [10.100.1.1/24]"), want: "infrastructureSubnets must be a masked network address"},
+		{name: "infrastructure without subnets", spec: l2("role: Primary, ipam: {mode: Disabled}, infrastructureSubnets: [10.100.1.0/24]"), want: "infrastructureSubnets must be unset when subnets is unset"},
+		{name: "infrastructure in reserved", spec: l2(ok + ", infrastructureSubnets: [10.100.1.0/24], reservedSubnets: [10.100.0.0/20]"), want: "infrastructureSubnets and reservedSubnets must not overlap"},
+		{name: "reserved in infrastructure", spec: l2(ok + ", infrastructureSubnets: [10.100.0.0/20], reservedSubnets: [10.100.1.0/24]"), want: "infrastructureSubnets and reservedSubnets must not overlap"},
+
+		{name: "nothing changes", spec: l2(everything), update: l2(everything)},
+		{name: "mtu set later", spec: l2(ok), update: l2(ok + ", mtu: 1300"), want: immutable},
+		{name: "mtu unset later", spec: l2(ok + ", mtu: 1300"), update: l2(ok), want: immutable},
+		{name: "role changes", spec: l2(ok), update: l2(sec), want: immutable},
+		{name: "subnets change", spec: l2(ok), update: l2("role: Primary, subnets: [10.101.0.0/16]"), want: immutable},
+		{name: "subnet is added", spec: l2(ok), update: l2(both), want: immutable},
+		{name: "join set later", spec: l2(ok), update: l2(ok + join), want: immutable},
+		{name: "join unset later", spec: l2(ok + join), update: l2(ok), want: immutable},
+		{name: "reserved set later", spec: l2(ok), update: l2(ok + ", reservedSubnets: [10.100.1.0/24]"), want: immutable},
+		{name: "infrastructure set later", spec: l2(ok), update: l2(ok + ", infrastructureSubnets: [10.100.1.0/24]"), want: immutable},
+		{name: "gateway set later", spec: l2(ok), update: l2(ok + ", defaultGatewayIPs: [10.100.0.1]"), want: immutable},
+		{name: "ipam set later", spec: l2(ok), update: l2(ok + ", ipam: {lifecycle: Persistent}"), want: immutable},
+		{name: "ipam unset later", spec: l2(ok + ", ipam: {lifecycle: Persistent}"), update: l2(ok), want: immutable},
+		{name: "becomes layer3", spec: l2(ok), update: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16}]"), want: "topology is immutable"},
+	})
 }
 
-func localnetCases() []schemaCase {
-	base := "role: Secondary, physicalNetworkName: tenantblue"
-	ok := base + ", subnets: [192.168.0.0/16]"
-	both := base + ", subnets: [192.168.0.0/16, 'fd10::/64']"
-	c := []schemaCase{
-		{name: "localnet minimal", spec: localnet(ok)},
-		{name: "localnet without addresses", spec: localnet(base + ", ipam: {mode: Disabled}")},
-		{name: "localnet everything", spec: localnet(both + ", excludeSubnets: [192.168.0.0/30, 'fd10::/126'], mtu: 9000, vlan: {mode: Access, access: {id: 200}}, ipam: {mode: Enabled, lifecycle: Persistent}")},
-		{name: "localnet vlan 1", spec: localnet(ok + ", vlan: {mode: Access, access: {id: 1}}")},
-		{name: "localnet without its section", spec: "topology: Localnet", want: "spec.localnet is required when topology is Localnet and forbidden otherwise"},
-		{name: "localnet primary", spec: localnet("role: Primary, physicalNetworkName: x, subnets: [192.168.0.0/16]"), want: "Unsupported value: \"Primary\""},
-		{name: "localnet no physical network", spec: localnet("role: Secondary, subnets: [192.168.0.0/16]"), want: "physicalNetworkName: Required value"},
-		{name: "localnet empty physical network", spec: localnet("role: Secondary, physicalNetworkName: '', subnets: [192.168.0.0/16]"), want: "at least 1 chars"},
-		{name: "localnet colon", spec: localnet("role: Secondary, physicalNetworkName: 'a:b', subnets: [192.168.0.0/16]"), want: "physicalNetworkName cannot contain `,` or `:` characters"},
-		{name: "localnet comma", spec: localnet("role: Secondary, physicalNetworkName: 'a,b', subnets: [192.168.0.0/16]"), want: "physicalNetworkName cannot contain `,` or `:` characters"},
-		{name: "localnet long name", spec: localnet("role: Secondary, physicalNetworkName: " + strings.Repeat("a", 254) + ", subnets: [192.168.0.0/16]"), want: "Too long"},
-		{name: "localnet subnets missing", spec: localnet(base), want: "Subnets is required with ipam.mode is Enabled or unset, and forbidden otherwise"},
-		{name: "localnet subnets with IPAM off", spec: localnet(ok + ", ipam: {mode: Disabled}"), want: "Subnets is required with ipam.mode is Enabled or unset, and forbidden otherwise"},
-		{name: "localnet excludes without subnets", spec: localnet(base + ", ipam: {mode: Disabled}, excludeSubnets: [192.168.0.0/30]"), want: "excludeSubnets must be unset when subnets is unset"},
-		{name: "localnet excludes outside", spec: localnet(ok + ", excludeSubnets: [192.169.0.0/30]"), want: "excludeSubnets must be subnetworks of the networks specified in the subnets field"},
-		{name: "localnet excludes empty", spec: localnet(ok + ", excludeSubnets: []"), want: "should have at least 1 items"},
-		{name: "localnet IPv6 mtu", spec: localnet(both + ", mtu: 1279"), want: "MTU should be greater than or equal to 1280"},
-		{name: "localnet vlan 0", spec: localnet(ok + ", vlan: {mode: Access, access: {id: 0}}"), want: "should be greater than or equal to 1"},
-		{name: "localnet vlan 4095", spec: localnet(ok + ", vlan: {mode: Access, access: {id: 4095}}"), want: "should be less than or equal to 4094"},
-		{name: "localnet vlan without access", spec: localnet(ok + ", vlan: {mode: Access}"), want: "vlan access config is required when vlan mode is 'Access'"},
-		{name: "localnet vlan mode unknown", spec: localnet(ok + ", vlan: {mode: Trunk}"), want: "Unsupported value: \"Trunk\""},
-		{name: "localnet mtu changes", spec: localnet(ok), update: localnet(ok + ", mtu: 1400")},
-		{name: "localnet vlan changes", spec: localnet(ok), update: localnet(ok + ", vlan: {mode: Access, access: {id: 3}}")},
-		{name: "localnet excludes change", spec: localnet(ok), update: localnet(ok + ", excludeSubnets: [192.168.0.0/30]")},
-		{name: "localnet physical network changes", spec: localnet(ok), update: localnet("role: Secondary, physicalNetworkName: other, subnets: [192.168.0.0/16]")},
-		{name: "localnet subnets change", spec: localnet(ok), update: localnet(base + ", subnets: [192.169.0.0/16]"), want: "subnets is immutable"},
-		{name: "localnet ipam changes", spec: localnet(ok), update: localnet(ok + ", ipam: {lifecycle: Persistent}"), want: "ipam is immutable"},
+// blocks is a list of n CIDRs, numbered from 1.
+func blocks(format string, n int) string {
+	out := make([]string, n)
+	for i := range out {
+		out[i] = "'" + fmt.Sprintf(format, i+1) + "'"
 	}
-	for i := range c {
-		c[i].kind = "C"
-	}
-	return c
-}
-
-func clusterCases() []schemaCase {
-	ok := l3("role: Primary, subnets: [{cidr: 10.100.0.0/16}]")
-	options := "\nnoOverlayOptions: {outboundSNAT: Enabled, routing: Managed}"
-	c := []schemaCase{
-		{name: "cluster layer3", spec: ok},
-		{name: "cluster layer2", spec: l2("role: Primary, subnets: [10.100.0.0/16]")},
-		{name: "cluster geneve", spec: ok + "\ntransport: Geneve"},
-		{name: "cluster no overlay", spec: ok + "\ntransport: NoOverlay" + options},
-		{name: "cluster 400 subnets", spec: l3("role: Primary, " + manySubnets(400))},
-		{name: "cluster transport unknown", spec: ok + "\ntransport: EVPN", want: "Unsupported value: \"EVPN\""},
-		{name: "cluster no overlay without options", spec: ok + "\ntransport: NoOverlay", want: "noOverlayOptions is required if and only if transport is 'NoOverlay'"},
-		{name: "cluster options without no overlay", spec: ok + options, want: "noOverlayOptions is required if and only if transport is 'NoOverlay'"},
-		{name: "cluster options with geneve", spec: ok + "\ntransport: Geneve" + options, want: "noOverlayOptions is required if and only if transport is 'NoOverlay'"},
-		{name: "cluster no overlay half configured", spec: ok + "\ntransport: NoOverlay\nnoOverlayOptions: {routing: Managed}", want: "outboundSNAT: Required value"},
-		{name: "cluster no overlay on layer2", spec: l2("role: Primary, subnets: [10.100.0.0/16]") + "\ntransport: NoOverlay" + options, want: "transport 'NoOverlay' is only supported for Layer3 primary networks"},
-		{name: "cluster no overlay secondary", spec: l3("role: Secondary, subnets: [{cidr: 10.100.0.0/16}]") + "\ntransport: NoOverlay" + options, want: "transport 'NoOverlay' is only supported for Layer3 primary networks"},
-		{name: "cluster transport changes", spec: ok, update: ok + "\ntransport: NoOverlay" + options, want: "transport is immutable"},
-		{name: "cluster transport named later", spec: ok, update: ok + "\ntransport: Geneve"},
-		{name: "cluster options change", spec: ok + "\ntransport: NoOverlay" + options, update: ok + "\ntransport: NoOverlay\nnoOverlayOptions: {outboundSNAT: Disabled, routing: Managed}", want: "noOverlayOptions is immutable"},
-		{name: "cluster append", spec: ok, update: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16}, {cidr: 10.101.0.0/16}]")},
-		{name: "cluster layer2 immutable", spec: l2("role: Primary, subnets: [10.100.0.0/16]"), update: l2("role: Primary, subnets: [10.101.0.0/16]"), want: "Network spec is immutable"},
-	}
-	for i := range c {
-		c[i].kind = "C"
-	}
-	return c
+	return "[" + strings.Join(out, ", ") + "]"
 }

@@ -4,83 +4,144 @@ package api
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"testing"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/yaml"
+)
+
+// What a case's spec is of.
+const (
+	kindUDN     = "UserDefinedNetwork"
+	kindCUDN    = "ClusterUserDefinedNetwork"
+	kindNetwork = "ClusterUserDefinedNetwork's network"
+	kindRA      = "RouteAdvertisements"
 )
 
 // schemaCase is one spec (or one change of a spec) and what the API server
 // says to it: "" accepts it, else the message contains want.
 type schemaCase struct {
 	name   string
-	kind   string // "" for UserDefinedNetwork; "C" for ClusterUserDefinedNetwork
+	kind   string
 	spec   string
 	update string // set: create spec, then change it to this; want is about the change
 	want   string
 }
 
+func allCases() []schemaCase {
+	var out []schemaCase
+	for _, l := range []struct {
+		prefix string
+		cases  []schemaCase
+	}{{"layer3", layer3Cases()}, {"layer2", layer2Cases()}, {"localnet", localnetCases()}, {"transport", transportCases()},
+		{"udn", udnOnlyCases()}, {"cudn", cudnCases()}, {"ra", routeAdvertisementsCases()}} {
+		for _, c := range l.cases {
+			if c.name = l.prefix + " " + c.name; c.kind == kindNetwork {
+				c.name = "cluster " + c.name
+			}
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
 func (c schemaCase) object(name, spec string) (*unstructured.Unstructured, error) {
 	o := &unstructured.Unstructured{}
 	text := "spec:\n" + indent(spec, "  ")
-	if c.kind == "C" {
+	kind := c.kind
+	if kind == kindNetwork {
+		kind = kindCUDN
 		text = "spec:\n  namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: red}}\n  network:\n" + indent(spec, "    ")
 	}
 	if err := yaml.Unmarshal([]byte(text), &o.Object); err != nil {
 		return nil, fmt.Errorf("case %s: %w", c.name, err)
 	}
 	o.SetAPIVersion("k8s.ovn.org/v1")
-	o.SetKind("UserDefinedNetwork")
-	o.SetNamespace("default")
-	if c.kind == "C" {
-		o.SetKind("ClusterUserDefinedNetwork")
-		o.SetNamespace("")
-	}
+	o.SetKind(kind)
 	o.SetName(name)
+	if kind == kindUDN {
+		o.SetNamespace("default")
+	}
 	return o, nil
 }
 
 func indent(s, by string) string { return by + strings.ReplaceAll(s, "\n", "\n"+by) + "\n" }
 
+// Every case, and then whether each rule of the CRDs has refused something:
+// a rule that no case meets may be dead.
 func TestSchema(t *testing.T) {
 	needAPI(t)
 	cl, err := client.New(env.Admin, client.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx := context.Background()
-	var cases []schemaCase
-	for _, l := range [][]schemaCase{layer3Cases(), layer2Cases(), localnetCases(), clusterCases()} {
-		cases = append(cases, l...)
-	}
+	var refusals []refusal
+	cases, ran := allCases(), 0
 	for i, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			o, err := c.object(fmt.Sprintf("net-%d", i), c.spec)
-			if err != nil {
-				t.Fatal(err)
+			ran++
+			err := c.try(t, cl, fmt.Sprintf("net-%d", i))
+			checkVerdict(t, err, c.want)
+			if s := (&apierrors.StatusError{}); errors.As(err, &s) && s.ErrStatus.Details != nil {
+				kind := c.kind
+				if kind == kindNetwork {
+					kind = kindCUDN
+				}
+				refusals = append(refusals, refusal{kind, s.ErrStatus.Details.Causes})
 			}
-			if c.update == "" {
-				checkVerdict(t, cl.Create(ctx, o, client.DryRunAll), c.want)
-				return
-			}
-			if err := cl.Create(ctx, o); err != nil {
-				t.Fatalf("create: %v", err)
-			}
-			defer func() { _ = cl.Delete(ctx, o) }()
-			next, err := c.object(o.GetName(), c.update)
-			if err != nil {
-				t.Fatal(err)
-			}
-			next.SetResourceVersion(o.GetResourceVersion())
-			checkVerdict(t, cl.Update(ctx, next, client.DryRunAll), c.want)
 		})
 	}
+	if ran < len(cases) {
+		return // -run chose some of them
+	}
+	crds, err := readObjects(filepath.Join(Root(), "deploy", "crds"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules := 0
+	for _, crd := range crds {
+		if group, _, _ := unstructured.NestedString(crd.Object, "spec", "group"); group != "k8s.ovn.org" {
+			continue
+		}
+		constraints, err := constraintsOf(crd)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rules += len(constraints)
+		for _, u := range unproven(constraints, refusals) {
+			t.Error(u)
+		}
+	}
+	t.Logf("%d cases, of which %d are refused, by %d rules", len(cases), len(refusals), rules)
+}
+
+// try returns what the API server has against the case.
+func (c schemaCase) try(t *testing.T, cl client.Client, name string) error {
+	t.Helper()
+	ctx := context.Background()
+	o, err := c.object(name, c.spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.update == "" {
+		return cl.Create(ctx, o, client.DryRunAll)
+	}
+	if err := cl.Create(ctx, o); err != nil {
+		t.Fatalf("create: %v", err)
+	}
+	defer func() { _ = cl.Delete(ctx, o) }()
+	next, err := c.object(name, c.update)
+	if err != nil {
+		t.Fatal(err)
+	}
+	next.SetResourceVersion(o.GetResourceVersion())
+	return cl.Update(ctx, next, client.DryRunAll)
 }
 
 func checkVerdict(t *testing.T, err error, want string) {
@@ -92,46 +153,5 @@ func checkVerdict(t *testing.T, err error, want string) {
 		t.Errorf("accepted, want a refusal with %q", want)
 	case want != "" && !strings.Contains(err.Error(), want):
 		t.Errorf("refused with another message:\n got %v\nwant %q", err, want)
-	}
-}
-
-// A namespace gets the label of primary networks when it is created, or never.
-func TestNamespaceLabelPolicy(t *testing.T) {
-	needAPI(t)
-	cl, err := client.New(env.Admin, client.Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx := context.Background()
-	label := "k8s.ovn.org/primary-user-defined-network"
-	for _, c := range []struct {
-		name   string
-		labels map[string]string
-		patch  string
-		want   string
-	}{
-		{"label added", nil, `{"metadata":{"labels":{"` + label + `":""}}}`, "cannot be added/removed"},
-		{"label removed", map[string]string{label: ""}, `{"metadata":{"labels":{"` + label + `":null}}}`, "cannot be added/removed"},
-		{"label's value changed", map[string]string{label: ""}, `{"metadata":{"labels":{"` + label + `":"x"}}}`, ""},
-		{"other label added", nil, `{"metadata":{"labels":{"team":"red"}}}`, ""},
-		{"no labels at all", nil, `{"metadata":{"labels":null,"annotations":{"a":"b"}}}`, ""},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "policy-", Labels: c.labels}}
-			if err := cl.Create(ctx, ns); err != nil {
-				t.Fatal(err)
-			}
-			// The policy takes a moment to be in force after it was installed.
-			eventually(t, func() error {
-				err := cl.Patch(ctx, ns.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(c.patch)), client.DryRunAll)
-				if c.want == "" {
-					return err
-				}
-				if err == nil || !strings.Contains(err.Error(), c.want) {
-					return fmt.Errorf("got %v, want a refusal with %q", err, c.want)
-				}
-				return nil
-			})
-		})
 	}
 }

@@ -50,8 +50,7 @@ func startCluster(ctx context.Context, binary string) (_ *cluster, err error) {
 		}
 	}()
 	deploy := filepath.Join(api.Root(), "deploy")
-	if err := env.Install(ctx, filepath.Join(deploy, "crds"), filepath.Join(deploy, "admission"), filepath.Join(deploy, "install.yaml"),
-		filepath.Join(api.Root(), "test", "api", "testdata", "rbac.yaml")); err != nil {
+	if err := env.Install(ctx, filepath.Join(deploy, "crds"), filepath.Join(deploy, "admission"), filepath.Join(deploy, "install.yaml")); err != nil {
 		return nil, fmt.Errorf("install the manifests: %w", err)
 	}
 	if c.caller, err = newCaller(env.Admin); err != nil {

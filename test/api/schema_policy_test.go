@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"strings"
+	"testing"
+
+	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"bulkhead/pkg/network"
+)
+
+// A namespace gets the label of primary networks when it is created, or never,
+// by whatever way it is written.
+func TestNamespaceLabelPolicy(t *testing.T) {
+	needAPI(t)
+	cl, err := client.New(env.Admin, client.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := context.Background()
+	const label = "k8s.ovn.org/primary-user-defined-network"
+	const fixed = "cannot be added/removed after the namespace was created: delete the namespace and create it anew"
+	has := map[string]string{label: ""}
+	for _, c := range []struct {
+		name   string
+		before map[string]string
+		after  map[string]string
+		want   string
+	}{
+		{"label added to no labels", nil, has, fixed},
+		{"label added", map[string]string{"team": "red"}, map[string]string{"team": "red", label: ""}, fixed},
+		{"label removed", map[string]string{"team": "red", label: ""}, map[string]string{"team": "red"}, fixed},
+		{"only label removed", has, nil, fixed},
+		{"label's value changed", has, map[string]string{label: "x"}, "leave it as it is"},
+		{"label stays", has, map[string]string{"team": "red", label: ""}, ""},
+		{"other label added", nil, map[string]string{"team": "red"}, ""},
+		{"other label removed", map[string]string{"team": "red"}, nil, ""},
+	} {
+		ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "policy-", Labels: c.before}}
+		if err := cl.Create(ctx, ns); err != nil {
+			t.Fatal(err)
+		}
+		for way, write := range map[string]func(*corev1.Namespace) error{
+			"update":   func(o *corev1.Namespace) error { return cl.Update(ctx, o, client.DryRunAll) },
+			"status":   func(o *corev1.Namespace) error { return cl.Status().Update(ctx, o, client.DryRunAll) },
+			"finalize": func(o *corev1.Namespace) error { return cl.SubResource("finalize").Update(ctx, o, client.DryRunAll) },
+		} {
+			t.Run(c.name+" by "+way, func(t *testing.T) {
+				eventuallyVerdict(t, c.want, func() error {
+					next := &corev1.Namespace{}
+					if err := cl.Get(ctx, client.ObjectKeyFromObject(ns), next); err != nil {
+						return err
+					}
+					// Every namespace has this one, from the API server.
+					next.Labels = map[string]string{corev1.LabelMetadataName: ns.Name}
+					maps.Copy(next.Labels, c.after)
+					return write(next)
+				})
+			})
+		}
+	}
+}
+
+// eventuallyVerdict waits for a verdict: a policy takes a moment to be in force
+// after it was installed.
+func eventuallyVerdict(t *testing.T, want string, try func() error) {
+	t.Helper()
+	eventually(t, func() error {
+		err := try()
+		if want == "" {
+			return err
+		}
+		if err == nil || !strings.Contains(err.Error(), want) {
+			return fmt.Errorf("got %v, want a refusal with %q", err, want)
+		}
+		return nil
+	})
+}
+
+// The annotations that put a NAD into a network are the cluster role's: a
+// tenant who may do everything in a namespace may not write them.
+func TestNetworkAnnotationsPolicy(t *testing.T) {
+	needAPI(t)
+	ctx := context.Background()
+	admin := nadClient(t, env.Admin)
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "policy-nad-"}}
+	if err := admin.Create(ctx, ns); err != nil {
+		t.Fatal(err)
+	}
+	// An administrator who is no super user, as most are.
+	binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{GenerateName: "policy-"},
+		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
+		Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: "tenant"}}}
+	if err := admin.Create(ctx, binding); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = admin.Delete(ctx, binding) }()
+	as := rest.CopyConfig(env.Admin)
+	as.Impersonate = rest.ImpersonationConfig{UserName: "tenant"}
+	tenant := nadClient(t, as)
+
+	const refusal = "leave them out of a new one, and as they are in an existing one"
+	both := map[string]string{network.AnnotationNetworkID: "7", network.AnnotationNetworkName: "cluster_udn_red"}
+	nad := func(annotations map[string]string) *nadv1.NetworkAttachmentDefinition {
+		// Of a type that no controller of ours looks at.
+		return &nadv1.NetworkAttachmentDefinition{ObjectMeta: metav1.ObjectMeta{Namespace: ns.Name, GenerateName: "x-", Annotations: annotations},
+			Spec: nadv1.NetworkAttachmentDefinitionSpec{Config: `{"cniVersion":"1.1.0","name":"x","type":"macvlan"}`}}
+	}
+	for _, c := range []struct {
+		name        string
+		annotations map[string]string
+		want        string
+	}{
+		{"id", map[string]string{network.AnnotationNetworkID: "7"}, refusal},
+		{"name", map[string]string{network.AnnotationNetworkName: "cluster_udn_red"}, refusal},
+		{"both", both, refusal},
+		{"another", map[string]string{"team": "red"}, ""},
+		{"none", nil, ""},
+	} {
+		t.Run("create with "+c.name, func(t *testing.T) {
+			eventuallyVerdict(t, c.want, func() error { return tenant.Create(ctx, nad(c.annotations), client.DryRunAll) })
+			for who, cl := range map[string]client.Client{"super user": admin, "cluster role": nadClient(t, env.Controller)} {
+				if err := cl.Create(ctx, nad(c.annotations), client.DryRunAll); err != nil {
+					t.Errorf("%s: %v", who, err)
+				}
+			}
+		})
+	}
+	bare, owned := nad(nil), nad(both)
+	for _, o := range []*nadv1.NetworkAttachmentDefinition{bare, owned} {
+		if err := admin.Create(ctx, o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, c := range []struct {
+		name  string
+		on    *nadv1.NetworkAttachmentDefinition
+		patch string
+		want  string
+	}{
+		{"add the id", bare, `{"metadata":{"annotations":{"k8s.ovn.org/network-id":"7"}}}`, refusal},
+		{"add the name", bare, `{"metadata":{"annotations":{"k8s.ovn.org/network-name":"x"}}}`, refusal},
+		{"change the id", owned, `{"metadata":{"annotations":{"k8s.ovn.org/network-id":"8"}}}`, refusal},
+		{"change the name", owned, `{"metadata":{"annotations":{"k8s.ovn.org/network-name":"x"}}}`, refusal},
+		{"remove the id", owned, `{"metadata":{"annotations":{"k8s.ovn.org/network-id":null}}}`, refusal},
+		{"remove all", owned, `{"metadata":{"annotations":null}}`, refusal},
+		{"add another", bare, `{"metadata":{"annotations":{"team":"red"}}}`, ""},
+		{"add another beside", owned, `{"metadata":{"annotations":{"team":"red"}}}`, ""},
+		{"change the config", owned, `{"spec":{"config":"{}"}}`, ""},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			patch := client.RawPatch(types.MergePatchType, []byte(c.patch))
+			eventuallyVerdict(t, c.want, func() error { return tenant.Patch(ctx, c.on.DeepCopy(), patch, client.DryRunAll) })
+			for who, cl := range map[string]client.Client{"super user": admin, "cluster role": nadClient(t, env.Controller)} {
+				if err := cl.Patch(ctx, c.on.DeepCopy(), patch, client.DryRunAll); err != nil {
+					t.Errorf("%s: %v", who, err)
+				}
+			}
+		})
+	}
+	if err := tenant.Delete(ctx, owned); err != nil {
+		t.Errorf("delete: %v", err)
+	}
+}
+
+func nadClient(t *testing.T, c *rest.Config) client.Client {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, nadv1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cl, err := client.New(c, client.Options{Scheme: scheme})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cl
+}

@@ -42,14 +42,18 @@ type writes struct {
 
 func (w *writes) wrap(next http.RoundTripper) http.RoundTripper {
 	return roundTripper(func(req *http.Request) (*http.Response, error) {
-		path := req.URL.Path
-		if req.Method != http.MethodGet && !strings.Contains(path, "/leases") && !strings.Contains(path, "/events") {
+		if isWrite(req) {
 			w.mu.Lock()
-			w.by[req.Method+" "+path]++
+			w.by[req.Method+" "+req.URL.Path]++
 			w.mu.Unlock()
 		}
 		return next.RoundTrip(req)
 	})
+}
+
+func isWrite(req *http.Request) bool {
+	path := req.URL.Path
+	return req.Method != http.MethodGet && !strings.Contains(path, "/leases") && !strings.Contains(path, "/events")
 }
 
 func (w *writes) total() (n int, list string) {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	ipamclaimv1 "github.com/k8snetworkplumbingwg/ipamclaims/pkg/crd/ipamclaims/v1alpha1"
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -79,6 +80,9 @@ func Run(ctx context.Context, cfg config.Config, restConfig *rest.Config, log *s
 	if err := addEndpointMirror(ctx, mgr, cfg, log); err != nil {
 		return fmt.Errorf("set up the endpoint mirror: %w", err)
 	}
+	if _, err := addPodAddr(mgr, cfg, log); err != nil {
+		return fmt.Errorf("set up the pod address controller: %w", err)
+	}
 	if err := mgr.Start(ctx); err != nil {
 		return fmt.Errorf("run the cluster role: %w", err)
 	}
@@ -87,7 +91,7 @@ func Run(ctx context.Context, cfg config.Config, restConfig *rest.Config, log *s
 
 func newManager(cfg config.Config, restConfig *rest.Config, log *slog.Logger, ready *atomic.Bool) (manager.Manager, error) {
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, udnv1.AddToScheme, nadv1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, udnv1.AddToScheme, nadv1.AddToScheme, ipamclaimv1.AddToScheme} {
 		if err := add(scheme); err != nil {
 			return nil, fmt.Errorf("register API types: %w", err)
 		}

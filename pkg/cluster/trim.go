@@ -27,8 +27,9 @@ func trim(in any) (any, error) {
 var podAnnotations = []string{network.AnnotationPodNetworks, network.AnnotationNetworks, network.AnnotationDefaultNetwork}
 
 // trimPod leaves of a pod its name, where it runs, and which networks it asks
-// for and has; of a pod that has the cluster default network alone, not even
-// those.
+// for and has; of a pod that runs with the cluster default network alone, not
+// even those. Of one that is being given its networks, it shows what a patch
+// of the annotation must know.
 func trimPod(in any) (any, error) {
 	p, ok := in.(*corev1.Pod)
 	if !ok {
@@ -37,9 +38,13 @@ func trimPod(in any) (any, error) {
 	small := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
 		Namespace: p.Namespace, Name: p.Name, UID: p.UID, ResourceVersion: p.ResourceVersion, DeletionTimestamp: p.DeletionTimestamp,
 	}}
+	pending := p.Status.Phase == corev1.PodPending
+	if pending && p.Annotations != nil {
+		small.Annotations = map[string]string{}
+	}
 	for _, key := range podAnnotations {
 		value, ok := p.Annotations[key]
-		if !ok || key == network.AnnotationPodNetworks && network.PodNADs(value) == nil {
+		if !ok || !pending && key == network.AnnotationPodNetworks && network.PodNADs(value) == nil {
 			continue
 		}
 		if small.Annotations == nil {

@@ -52,3 +52,20 @@ func TestTrimPod(t *testing.T) {
 		}
 	}
 }
+
+// A pod that is being given its networks shows whether it has annotations, and
+// the zone's alone: a patch names them.
+func TestTrimPendingPod(t *testing.T) {
+	for what, in := range map[string]map[string]string{
+		"none": nil, "others": {"other": "x"}, "the zone's": {network.AnnotationPodNetworks: `{"default":{}}`},
+	} {
+		out, err := trimPod(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: in}, Status: corev1.PodStatus{Phase: corev1.PodPending}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := out.(*corev1.Pod).Annotations
+		if (got == nil) != (in == nil) || got[network.AnnotationPodNetworks] != in[network.AnnotationPodNetworks] {
+			t.Errorf("%s: %v", what, got)
+		}
+	}
+}

@@ -42,7 +42,7 @@ func (n Network) ownAddress(host netip.Prefix, other netip.Addr, places ...uint6
 	}
 	for _, p := range append(ranges, host) {
 		for _, place := range places {
-			if a, ok := NthAddr(p, place); ok && a != other && host.Contains(a) && a != host.Masked().Addr() && !isBroadcast(host, a) {
+			if a, ok := NthAddr(p, place); ok && a != other && Usable(host, a) {
 				return a
 			}
 		}
@@ -50,8 +50,11 @@ func (n Network) ownAddress(host netip.Prefix, other netip.Addr, places ...uint6
 	return netip.Addr{}
 }
 
-func isBroadcast(host netip.Prefix, a netip.Addr) bool {
-	return a.Is4() && (!a.Next().IsValid() || !host.Contains(a.Next()))
+// Usable tells whether an interface can have an address in host: the first is
+// the subnet's own and, of IPv4, the last everybody's.
+func Usable(host netip.Prefix, a netip.Addr) bool {
+	next := a.Next()
+	return host.Contains(a) && a != host.Masked().Addr() && (!a.Is4() || next.IsValid() && host.Contains(next))
 }
 
 // Withheld are the addresses of host that no pod may have, whatever it asks

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package podaddr
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	ipamclaimv1 "github.com/k8snetworkplumbingwg/ipamclaims/pkg/crd/ipamclaims/v1alpha1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"bulkhead/pkg/network"
+)
+
+// FieldManager owns the status of IPAMClaims in server-side apply.
+const FieldManager = "bulkhead-pod-addresses"
+
+// Target is where pods and claims are told.
+type Target interface {
+	// Apply runs the operations in order, up to the first that fails: a pod is
+	// not told of addresses that its claim does not keep.
+	Apply(ctx context.Context, ops []Op) error
+}
+
+// Kube is the Kubernetes API.
+type Kube struct {
+	Cache  client.Reader
+	Live   client.Reader // the API server itself
+	Client client.Client
+	Now    func() time.Time
+}
+
+// Apply implements Target.
+func (k *Kube) Apply(ctx context.Context, ops []Op) error {
+	for _, op := range ops {
+		do := k.annotate
+		if op.Kind == SetClaim {
+			do = k.setClaim
+		}
+		if err := do(ctx, op); err != nil {
+			return fmt.Errorf("%s: %w", op, err)
+		}
+	}
+	return nil
+}
+
+// attempts bounds the rounds of one write against the zone's.
+const attempts = 5
+
+// annotate writes entries in one patch. The annotation has a second writer,
+// the zone of the pod's node, so the patch names what it replaces and is
+// refused when that has changed; and it names the pod's uid, as the name may
+// be another pod's by now.
+func (k *Kube) annotate(ctx context.Context, op Op) error {
+	key := types.NamespacedName{Namespace: op.Pod.Namespace, Name: op.Pod.Name}
+	from := k.Cache
+	var last error
+	for range attempts {
+		pod := &corev1.Pod{}
+		err := from.Get(ctx, key, pod)
+		if apierrors.IsNotFound(err) || err == nil && pod.UID != op.Pod.UID {
+			return nil // its end is an event of its own
+		}
+		if err != nil {
+			return fmt.Errorf("get the pod: %w", err)
+		}
+		patch, err := annotationPatch(pod, op)
+		if err != nil || patch == nil {
+			return err
+		}
+		last = k.Client.Patch(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: key.Namespace, Name: key.Name}}, client.RawPatch(types.JSONPatchType, patch))
+		switch {
+		case last == nil, apierrors.IsNotFound(last):
+			return nil
+		case !apierrors.IsInvalid(last) && !apierrors.IsConflict(last):
+			return last
+		}
+		from = k.Live // the cache is behind
+	}
+	return last
+}
+
+type patchOp struct {
+	Op    string `json:"op"`
+	Path  string `json:"path"`
+	Value any    `json:"value"`
+}
+
+// annotationPatch is nil where there is nothing to change.
+func annotationPatch(pod *corev1.Pod, op Op) ([]byte, error) {
+	old, had := pod.Annotations[network.AnnotationPodNetworks]
+	value, err := merge(old, op)
+	if err != nil || had && value == old {
+		return nil, err
+	}
+	const root = "/metadata/annotations"
+	path := root + "/" + strings.ReplaceAll(network.AnnotationPodNetworks, "/", "~1")
+	ops := []patchOp{{"test", "/metadata/uid", pod.UID}}
+	switch {
+	case had:
+		ops = append(ops, patchOp{"test", path, old}, patchOp{"replace", path, value})
+	case pod.Annotations != nil:
+		ops = append(ops, patchOp{"test", path, nil}, patchOp{"add", path, value})
+	default:
+		ops = append(ops, patchOp{"test", root, nil}, patchOp{"add", root, map[string]string{network.AnnotationPodNetworks: value}})
+	}
+	out, err := json.Marshal(ops)
+	if err != nil {
+		return nil, fmt.Errorf("render patch: %w", err)
+	}
+	return out, nil
+}
+
+// merge is the annotation with the operation done. What it does not name stays
+// as it was written, whatever it is.
+func merge(old string, op Op) (string, error) {
+	entries := map[string]json.RawMessage{}
+	if old != "" && json.Unmarshal([]byte(old), &entries) != nil || entries == nil {
+		entries = map[string]json.RawMessage{} // the zone, too, writes it anew
+	}
+	for _, key := range op.Remove {
+		delete(entries, key)
+	}
+	for _, key := range slices.Sorted(maps.Keys(op.Set)) {
+		b, err := json.Marshal(op.Set[key].Filled())
+		if err != nil {
+			return "", fmt.Errorf("render entry %s: %w", key, err)
+		}
+		entries[key] = b
+	}
+	out, err := json.Marshal(entries)
+	if err != nil {
+		return "", fmt.Errorf("render annotation %s: %w", network.AnnotationPodNetworks, err)
+	}
+	return string(out), nil
+}
+
+// setClaim writes a claim's status. A claim of that name with another uid is
+// refused by the API server.
+func (k *Kube) setClaim(ctx context.Context, op Op) error {
+	cached := &ipamclaimv1.IPAMClaim{}
+	err := k.Cache.Get(ctx, types.NamespacedName{Namespace: op.Claim.Namespace, Name: op.Claim.Name}, cached)
+	if client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("get the claim: %w", err)
+	}
+	status := map[string]any{"ips": op.Status.IPs}
+	if op.Status.IPs == nil {
+		status["ips"] = []string{}
+	}
+	if op.Status.OwnerPod != "" {
+		status["ownerPod"] = ipamclaimv1.OwnerPod{Name: op.Status.OwnerPod}
+	}
+	if c := op.Status.condition(metav1.NewTime(k.Now()).Rfc3339Copy()); c != nil {
+		if was := meta.FindStatusCondition(cached.Status.Conditions, c.Type); was != nil && was.Status == c.Status {
+			c.LastTransitionTime = was.LastTransitionTime
+		}
+		status["conditions"] = []metav1.Condition{*c}
+	}
+	body, err := json.Marshal(map[string]any{
+		"apiVersion": ipamclaimv1.SchemeGroupVersion.String(), "kind": "IPAMClaim",
+		"metadata": map[string]any{"namespace": op.Claim.Namespace, "name": op.Claim.Name, "uid": op.Claim.UID},
+		"status":   status,
+	})
+	if err != nil {
+		return fmt.Errorf("render status: %w", err)
+	}
+	obj := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: op.Claim.Namespace, Name: op.Claim.Name}}
+	obj.SetGroupVersionKind(ipamclaimv1.SchemeGroupVersion.WithKind("IPAMClaim"))
+	err = k.Client.Status().Patch(ctx, obj, client.RawPatch(types.ApplyPatchType, body), client.FieldOwner(FieldManager), client.ForceOwnership)
+	if apierrors.IsNotFound(err) {
+		return fmt.Errorf("%w: %w", errClaimGone, err)
+	}
+	return err
+}
+
+// errClaimGone says that a claim was deleted while a pod was given its
+// addresses.
+var errClaimGone = errors.New("the claim was deleted")

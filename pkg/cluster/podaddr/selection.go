@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package podaddr
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"bulkhead/pkg/network"
+)
+
+// Request is what a pod asks for on one network.
+type Request struct {
+	IPs      []netip.Prefix // a single address where the pod gave no length
+	MAC      string         // normalised
+	Gateways []netip.Addr   // the pod's default route is to go by these
+	Claim    string         // name of the IPAMClaim, in the pod's namespace
+}
+
+// Selection is one network attachment that a pod asks for.
+type Selection struct {
+	Namespace, Name string // of the NetworkAttachmentDefinition
+	Key             string // in the pod-networks annotation
+	Request         Request
+	Err             error // why the request cannot be read
+}
+
+// ParseSelections reads the networks annotation of a pod of that namespace, in
+// either of its syntaxes: a JSON list, or <namespace>/<name>@<interface>
+// separated by commas.
+func ParseSelections(namespace, annotation string) ([]Selection, error) {
+	elements, err := parseElements(annotation)
+	if err != nil {
+		return nil, fmt.Errorf("annotation %s: %w", network.AnnotationNetworks, err)
+	}
+	var out []Selection
+	seen := map[string]int{}
+	for i, e := range elements {
+		if e.Namespace == "" {
+			e.Namespace = namespace
+		}
+		if len(validation.IsDNS1123Label(e.Namespace)) > 0 || len(validation.IsDNS1123Subdomain(e.Name)) > 0 {
+			return nil, fmt.Errorf("annotation %s: element %d names %q, which no NetworkAttachmentDefinition can be called: write <namespace>/<name>",
+				network.AnnotationNetworks, i+1, network.NADKey(e.Namespace, e.Name))
+		}
+		s := Selection{Namespace: e.Namespace, Name: e.Name, Key: network.NADKey(e.Namespace, e.Name)}
+		// The same network again is another interface of the pod.
+		if n := seen[s.Key]; n > 0 {
+			seen[s.Key]++
+			s.Key += "/" + strconv.Itoa(n)
+		} else {
+			seen[s.Key] = 1
+		}
+		if s.Request, s.Err = parseRequest(e); s.Err != nil {
+			s.Err = fmt.Errorf("annotation %s: element %d (%s): %w", network.AnnotationNetworks, i+1, s.Key, s.Err)
+		}
+		out = append(out, s)
+	}
+	return out, nil
+}
+
+// ParseDefault reads what a pod asks for on its primary network: one element,
+// in a list or by itself. Which network it names is a meta plugin's matter.
+func ParseDefault(annotation string) (Request, error) {
+	if annotation = strings.TrimSpace(annotation); annotation == "" {
+		return Request{}, nil
+	}
+	if !strings.ContainsAny(annotation, `[{"`) {
+		return Request{}, nil // a name alone asks for nothing
+	}
+	if annotation[0] == '{' {
+		annotation = "[" + annotation + "]"
+	}
+	elements, err := parseElements(annotation)
+	if err == nil && len(elements) > 1 {
+		err = fmt.Errorf("it has %d elements: a pod has one primary network, keep one", len(elements))
+	}
+	var r Request
+	if err == nil && len(elements) == 1 {
+		elements[0].GatewayRequest = nil // the primary network decides that
+		r, err = parseRequest(elements[0])
+	}
+	if err != nil {
+		return Request{}, fmt.Errorf("annotation %s: %w", network.AnnotationDefaultNetwork, err)
+	}
+	return r, nil
+}
+
+func parseElements(annotation string) ([]*nadv1.NetworkSelectionElement, error) {
+	if strings.TrimSpace(annotation) == "" {
+		return nil, nil
+	}
+	var out []*nadv1.NetworkSelectionElement
+	if strings.ContainsAny(annotation, `[{"`) {
+		if err := json.Unmarshal([]byte(annotation), &out); err != nil {
+			return nil, fmt.Errorf("it is not a JSON list of network selection elements (%w): write [{\"name\": …}]", err)
+		}
+		for i, e := range out {
+			if e == nil {
+				return nil, fmt.Errorf("element %d is null: remove it", i+1)
+			}
+		}
+		return out, nil
+	}
+	for i, item := range strings.Split(annotation, ",") {
+		e := &nadv1.NetworkSelectionElement{}
+		name, ifName, hasIf := strings.Cut(strings.TrimSpace(item), "@")
+		if hasIf && (ifName == "" || strings.ContainsAny(ifName, "@/")) {
+			return nil, fmt.Errorf("element %d (%q) has no interface name after @: write <namespace>/<name>@<interface>", i+1, item)
+		}
+		e.Name, e.InterfaceRequest = name, ifName
+		if ns, rest, ok := strings.Cut(name, "/"); ok {
+			e.Namespace, e.Name = ns, rest
+			if ns == "" {
+				return nil, fmt.Errorf("element %d (%q) has no namespace before /: write <namespace>/<name>", i+1, item)
+			}
+		}
+		out = append(out, e)
+	}
+	return out, nil
+}
+
+func parseRequest(e *nadv1.NetworkSelectionElement) (r Request, err error) {
+	for _, raw := range e.IPRequest {
+		p, err := netip.ParsePrefix(raw)
+		if err != nil {
+			a, err := netip.ParseAddr(raw)
+			if err != nil || a.Zone() != "" {
+				return r, fmt.Errorf("ips: %q is not an IP address such as 10.20.0.5 or 10.20.0.5/16", raw)
+			}
+			p = netip.PrefixFrom(a, a.BitLen())
+		}
+		if p.Addr().Is4In6() {
+			return r, fmt.Errorf("ips: %q is an IPv4 address in IPv6: write it as IPv4", raw)
+		}
+		r.IPs = append(r.IPs, p)
+	}
+	if e.MacRequest != "" {
+		hw, err := net.ParseMAC(e.MacRequest)
+		if err != nil || len(hw) != 6 {
+			return r, fmt.Errorf("mac: %q is not an Ethernet address such as 02:00:00:00:00:05", e.MacRequest)
+		}
+		if hw[0]&1 != 0 || hw.String() == "00:00:00:00:00:00" {
+			return r, fmt.Errorf("mac: %s is no single interface's address: choose another", hw)
+		}
+		r.MAC = hw.String()
+	}
+	for _, raw := range e.GatewayRequest {
+		a, ok := netip.AddrFromSlice(raw)
+		if !ok {
+			return r, fmt.Errorf("default-route: %q is not an IP address", raw)
+		}
+		r.Gateways = append(r.Gateways, a.Unmap())
+	}
+	if r.Claim = e.IPAMClaimReference; r.Claim != "" && len(validation.IsDNS1123Subdomain(r.Claim)) > 0 {
+		return r, fmt.Errorf("ipam-claim-reference: %q is not the name of an IPAMClaim", r.Claim)
+	}
+	return r, nil
+}

@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package podaddr
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	ipamclaimv1 "github.com/k8snetworkplumbingwg/ipamclaims/pkg/crd/ipamclaims/v1alpha1"
+	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/tools/events"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+
+	"bulkhead/pkg/config"
+	"bulkhead/pkg/network"
+)
+
+// sim is a cluster in memory with the reconciler on top: its API server is
+// cache and live at once, and its queue a list that the test empties.
+type sim struct {
+	t interface {
+		Helper()
+		Fatalf(string, ...any)
+		Errorf(string, ...any)
+	}
+	ctx    context.Context
+	api    client.Client
+	target *faulty
+	r      *Reconciler
+	events *events.FakeRecorder
+	queue  []Key
+	uids   int
+	clock  time.Time
+}
+
+// faulty stops before or after a write.
+type faulty struct {
+	Target
+	writes int
+	// At that write it fails: before it is done, or after.
+	failAt int
+	after  bool
+}
+
+var errFault = errors.New("the process was killed")
+
+func (f *faulty) Apply(ctx context.Context, ops []Op) error {
+	for _, op := range ops {
+		f.writes++
+		if f.writes == f.failAt && !f.after {
+			return errFault
+		}
+		if err := f.Target.Apply(ctx, []Op{op}); err != nil {
+			return err
+		}
+		if f.writes == f.failAt {
+			return errFault
+		}
+	}
+	return nil
+}
+
+// everyPhase lists without field selectors, of which the fake API server knows
+// only the simplest.
+type everyPhase struct{ client.Reader }
+
+func (e everyPhase) List(ctx context.Context, l client.ObjectList, opts ...client.ListOption) error {
+	opts = slices.DeleteFunc(opts, func(o client.ListOption) bool { _, ok := o.(client.MatchingFieldsSelector); return ok })
+	return e.Reader.List(ctx, l, opts...)
+}
+
+func testPlan(t testing.TB) network.Plan {
+	t.Helper()
+	cfg, err := config.Parse("[default]\ncluster-subnets = 10.244.0.0/16/24,fd10:244::/48/64\nservice-cidrs = 10.96.0.0/16,fd96::/112\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cfg.Plan
+}
+
+func newSim(t testing.TB) *sim {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, nadv1.AddToScheme, ipamclaimv1.AddToScheme} {
+		if err := add(scheme); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := &sim{t: t, ctx: t.Context(), clock: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)}
+	s.api = fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&ipamclaimv1.IPAMClaim{}).Build()
+	s.restart(testPlan(t))
+	return s
+}
+
+// restart is another process becoming the leader.
+func (s *sim) restart(plan network.Plan) {
+	s.events = events.NewFakeRecorder(1000)
+	live := everyPhase{s.api}
+	s.target = &faulty{Target: &Kube{Cache: s.api, Live: live, Client: s.api, Now: func() time.Time { return s.clock }}}
+	s.r = NewReconciler(plan, s.api, live, s.target, s.events, slog.New(slog.DiscardHandler))
+	s.queue = nil
+	s.r.wakeThrough(func(k Key) { s.queue = append(s.queue, k) })
+	var nads nadv1.NetworkAttachmentDefinitionList
+	s.must(s.api.List(s.ctx, &nads))
+	for i := range nads.Items {
+		s.nadSeen(&nads.Items[i])
+	}
+	var pods corev1.PodList
+	s.must(s.api.List(s.ctx, &pods))
+	for i := range pods.Items {
+		s.queue = append(s.queue, Key{Namespace: pods.Items[i].Namespace, Name: pods.Items[i].Name})
+	}
+	var claims ipamclaimv1.IPAMClaimList
+	s.must(s.api.List(s.ctx, &claims))
+	for i := range claims.Items {
+		s.queue = append(s.queue, Key{Claim: true, Namespace: claims.Items[i].Namespace, Name: claims.Items[i].Name})
+	}
+}
+
+func (s *sim) must(err error) {
+	s.t.Helper()
+	if err != nil {
+		s.t.Fatalf("%v", err)
+	}
+}
+
+func (s *sim) meta(namespace, name string, annotations map[string]string) metav1.ObjectMeta {
+	s.uids++
+	s.clock = s.clock.Add(time.Second)
+	return metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(fmt.Sprintf("uid-%d", s.uids)),
+		CreationTimestamp: metav1.NewTime(s.clock), Annotations: annotations}
+}
+
+func (s *sim) namespace(name string, primary bool) {
+	s.t.Helper()
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	if primary {
+		ns.Labels = map[string]string{network.LabelPrimaryUDN: ""}
+	}
+	s.must(s.api.Create(s.ctx, ns))
+}
+
+// nad makes a NAD with that id; conf lacks what every one has.
+func (s *sim) nad(namespace, name string, id int, networkName, conf string) *nadv1.NetworkAttachmentDefinition {
+	s.t.Helper()
+	n := &nadv1.NetworkAttachmentDefinition{ObjectMeta: s.meta(namespace, name, map[string]string{
+		network.AnnotationNetworkID: fmt.Sprint(id), network.AnnotationNetworkName: networkName,
+	})}
+	n.Spec.Config = fmt.Sprintf(`{"cniVersion":"1.1.0","type":"ovn-k8s-cni-overlay","name":%q,"netAttachDefName":"%s/%s",%s}`, networkName, namespace, name, conf)
+	s.must(s.api.Create(s.ctx, n))
+	s.nadSeen(n)
+	return n
+}
+
+func (s *sim) nadSeen(n *nadv1.NetworkAttachmentDefinition) {
+	s.r.nadEvents().CreateFunc(s.ctx, nadCreated(n), nil)
+}
+
+// pod makes a pod and looks at it.
+func (s *sim) pod(namespace, name string, annotations map[string]string) *corev1.Pod {
+	s.t.Helper()
+	p := &corev1.Pod{ObjectMeta: s.meta(namespace, name, annotations), Spec: corev1.PodSpec{NodeName: "node"}, Status: corev1.PodStatus{Phase: corev1.PodPending}}
+	s.must(s.api.Create(s.ctx, p))
+	s.queue = append(s.queue, Key{Namespace: namespace, Name: name})
+	s.settle()
+	return p
+}
+
+func (s *sim) run(namespace, name string) {
+	s.t.Helper()
+	p := &corev1.Pod{}
+	s.must(s.api.Get(s.ctx, types.NamespacedName{Namespace: namespace, Name: name}, p))
+	p.Status.Phase = corev1.PodRunning
+	s.must(s.api.Update(s.ctx, p))
+}
+
+func (s *sim) remove(o client.Object) {
+	s.t.Helper()
+	s.must(client.IgnoreNotFound(s.api.Delete(s.ctx, o)))
+	k := Key{Namespace: o.GetNamespace(), Name: o.GetName()}
+	if c, ok := o.(*ipamclaimv1.IPAMClaim); ok {
+		s.claimSeen(c)
+		return
+	}
+	s.queue = append(s.queue, k)
+	s.settle()
+}
+
+func (s *sim) claim(namespace, name, networkName string) *ipamclaimv1.IPAMClaim {
+	s.t.Helper()
+	c := &ipamclaimv1.IPAMClaim{ObjectMeta: s.meta(namespace, name, nil), Spec: ipamclaimv1.IPAMClaimSpec{Network: networkName, Interface: "ovn-udn1"}}
+	s.must(s.api.Create(s.ctx, c))
+	s.claimSeen(c)
+	return c
+}
+
+func (s *sim) claimSeen(c *ipamclaimv1.IPAMClaim) {
+	s.t.Helper()
+	s.queue = append(s.queue, Key{Claim: true, Namespace: c.Namespace, Name: c.Name})
+	s.r.mu.Lock()
+	s.r.book.waits.wake(onClaim(c.Namespace + "/" + c.Name))
+	s.r.mu.Unlock()
+	s.settle()
+}
+
+// settle empties the queue. A failure is tried again once the rest is done.
+func (s *sim) settle() {
+	s.t.Helper()
+	for n := 0; len(s.queue) > 0; n++ {
+		if n > 10000 {
+			s.t.Fatalf("the queue does not empty: %v", s.queue)
+		}
+		k := s.queue[0]
+		s.queue = slices.DeleteFunc(s.queue[1:], func(o Key) bool { return o == k })
+		if _, err := s.r.Reconcile(s.ctx, k); errors.Is(err, errFault) {
+			s.restart(s.r.lookup.Plan)
+		} else if err != nil {
+			s.t.Fatalf("%v: %v", k, err)
+		}
+	}
+}
+
+// entry is what the pod's annotation says under key.
+func (s *sim) entry(namespace, name, key string) (network.PodNetwork, bool) {
+	s.t.Helper()
+	p := &corev1.Pod{}
+	s.must(s.api.Get(s.ctx, types.NamespacedName{Namespace: namespace, Name: name}, p))
+	nets, err := network.ParsePodNetworks(p.Annotations[network.AnnotationPodNetworks])
+	s.must(err)
+	n, ok := nets[key]
+	return n, ok
+}
+
+// ips is what the pod has under key, in one word; "" for nothing.
+func (s *sim) ips(namespace, name, key string) string {
+	s.t.Helper()
+	n, ok := s.entry(namespace, name, key)
+	if !ok {
+		return ""
+	}
+	if len(n.IPs) == 0 {
+		return "none"
+	}
+	return join(n.IPs)
+}
+
+func (s *sim) event(parts ...string) {
+	s.t.Helper()
+	select {
+	case e := <-s.events.Events:
+		for _, p := range append(parts, "Warning ErrorAllocatingPod") {
+			if !strings.Contains(e, p) {
+				s.t.Errorf("event %q has no %q", e, p)
+			}
+		}
+	default:
+		s.t.Errorf("no event with %q", parts)
+	}
+}
+
+func (s *sim) noEvent() {
+	s.t.Helper()
+	select {
+	case e := <-s.events.Events:
+		s.t.Errorf("event %q", e)
+	default:
+	}
+}
+
+func (s *sim) status(namespace, name string) ipamclaimv1.IPAMClaimStatus {
+	s.t.Helper()
+	c := &ipamclaimv1.IPAMClaim{}
+	s.must(s.api.Get(s.ctx, types.NamespacedName{Namespace: namespace, Name: name}, c))
+	return c.Status
+}
+
+func (s *sim) gone(o client.Object) bool {
+	return apierrors.IsNotFound(s.api.Get(s.ctx, client.ObjectKeyFromObject(o), o))
+}
+
+// holders is who holds each address, as the annotations and claims say.
+func (s *sim) holders(key string) map[netip.Addr][]string {
+	s.t.Helper()
+	out := map[netip.Addr][]string{}
+	var pods corev1.PodList
+	s.must(s.api.List(s.ctx, &pods))
+	for _, p := range pods.Items {
+		if n, ok := s.entry(p.Namespace, p.Name, key); ok {
+			for _, ip := range n.IPs {
+				out[ip.Addr()] = append(out[ip.Addr()], p.Name)
+			}
+		}
+	}
+	return out
+}
+
+const primaryL2 = `"topology":"layer2","role":"primary","subnets":"10.20.0.0/24"`
+
+// The whole way: a pod gets addresses, beside what the zone writes, keeps them
+// over a restart that writes nothing, and gives them back.
+func TestPodComesAndGoes(t *testing.T) {
+	s := newSim(t)
+	s.namespace("red", true)
+	s.nad("red", "net", 7, "red_net", primaryL2)
+	p := s.pod("red", "a", map[string]string{network.AnnotationPodNetworks: `{"default":{"ip_addresses":["10.244.1.3/24"],"mac_address":"0a:58:0a:f4:01:03","role":"infrastructure-locked"}}`})
+	if got := s.ips("red", "a", "red/net"); got != "10.20.0.3/24" {
+		t.Errorf("pod has %q", got)
+	}
+	if got := s.ips("red", "a", "default"); got != "10.244.1.3/24" {
+		t.Errorf("the zone's entry is %q", got)
+	}
+	if got, want := s.r.Usage(), []Usage{{"red_net", "ipv4", 1, 256}}; !slices.Equal(got, want) {
+		t.Errorf("usage %v, want %v", got, want)
+	}
+	s.noEvent()
+	s.restart(s.r.lookup.Plan)
+	s.settle()
+	if s.target.writes != 0 {
+		t.Errorf("%d writes after a restart", s.target.writes)
+	}
+	if got := s.ips("red", "a", "red/net"); got != "10.20.0.3/24" {
+		t.Errorf("after a restart the pod has %q", got)
+	}
+	s.remove(p)
+	if a := s.r.book.allocators["red_net"]; a == nil || !a.Empty() {
+		t.Error("something is held although nobody is there")
+	}
+}

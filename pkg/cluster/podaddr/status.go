@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package podaddr
+
+import (
+	"net/netip"
+	"slices"
+
+	ipamclaimv1 "github.com/k8snetworkplumbingwg/ipamclaims/pkg/crd/ipamclaims/v1alpha1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"bulkhead/pkg/network"
+)
+
+// The condition of IPAMClaims and its reasons.
+const (
+	ConditionAllocated = "IPsAllocated"
+	ReasonAllocated    = "SuccessfulAllocation"
+	ReasonConflict     = "IPAddressConflict"
+)
+
+// Status is what an IPAMClaim says.
+type Status struct {
+	UID      types.UID
+	IPs      []string
+	OwnerPod string
+	Reason   string // of the condition; "" where there is none
+	Message  string
+}
+
+// Equal tells whether s and o say the same.
+func (s Status) Equal(o Status) bool {
+	return s.UID == o.UID && slices.Equal(s.IPs, o.IPs) && s.OwnerPod == o.OwnerPod && s.Reason == o.Reason && s.Message == o.Message
+}
+
+// Status is what c should say.
+func (c Claim) Status() Status {
+	s := Status{UID: c.Holder.UID, OwnerPod: c.Owner, IPs: []string{}}
+	for _, ip := range c.IPs {
+		s.IPs = append(s.IPs, ip.String())
+	}
+	switch {
+	case c.Refused != "":
+		s.IPs, s.Reason, s.Message = c.Said, ReasonConflict, c.Refused
+	case len(c.IPs) > 0:
+		s.Reason, s.Message = ReasonAllocated, "the addresses are kept until the claim is deleted"
+	}
+	return s
+}
+
+// StatusOf is what an IPAMClaim says now.
+func StatusOf(obj *ipamclaimv1.IPAMClaim) Status {
+	s := Status{UID: obj.UID, IPs: obj.Status.IPs}
+	if obj.Status.OwnerPod != nil {
+		s.OwnerPod = obj.Status.OwnerPod.Name
+	}
+	if c := meta.FindStatusCondition(obj.Status.Conditions, ConditionAllocated); c != nil {
+		s.Reason, s.Message = c.Reason, c.Message
+	}
+	return s
+}
+
+// condition is s's, in words of the API; nil where there is none.
+func (s Status) condition(now metav1.Time) *metav1.Condition {
+	if s.Reason == "" {
+		return nil
+	}
+	c := &metav1.Condition{Type: ConditionAllocated, Status: metav1.ConditionTrue, Reason: s.Reason, Message: s.Message, LastTransitionTime: now}
+	if s.Reason != ReasonAllocated {
+		c.Status = metav1.ConditionFalse
+	}
+	return c
+}
+
+// claimOf reads an IPAMClaim. The addresses of its status are what it asks to
+// hold; bad is one that cannot be read.
+func claimOf(obj *ipamclaimv1.IPAMClaim) (c Claim, ips []netip.Prefix, bad string) {
+	c = Claim{
+		Holder:  Holder{Claim: true, Namespace: obj.Namespace, Name: obj.Name, UID: obj.UID},
+		Network: obj.Spec.Network, Said: obj.Status.IPs, Leaving: obj.DeletionTimestamp != nil,
+	}
+	for _, raw := range obj.Status.IPs {
+		ip, err := netip.ParsePrefix(raw)
+		if err != nil || ip.Addr().Is4In6() {
+			return c, nil, raw
+		}
+		ips = append(ips, ip)
+	}
+	return c, ips, ""
+}
+
+func (c Claim) key() string { return network.NADKey(c.Holder.Namespace, c.Holder.Name) }

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package podaddr
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+
+	ipamclaimv1 "github.com/k8snetworkplumbingwg/ipamclaims/pkg/crd/ipamclaims/v1alpha1"
+	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"bulkhead/pkg/network"
+)
+
+type queue = workqueue.TypedRateLimitingInterface[Key]
+
+// Watch makes events of the cache into keys of c's queue.
+func (r *Reconciler) Watch(c controller.TypedController[Key], from cache.Cache) error {
+	namespace := &metav1.PartialObjectMetadata{}
+	namespace.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
+	for _, s := range []source.TypedSource[Key]{
+		source.TypedFunc[Key](func(_ context.Context, q queue) error {
+			r.wakeThrough(q.Add)
+			return nil
+		}),
+		source.TypedKind(from, &corev1.Pod{}, podEvents()),
+		source.TypedKind(from, &nadv1.NetworkAttachmentDefinition{}, r.nadEvents()),
+		source.TypedKind(from, namespace, r.namespaceEvents()),
+		source.TypedKind(from, &ipamclaimv1.IPAMClaim{}, r.claimEvents()),
+	} {
+		if err := c.Watch(s); err != nil {
+			return fmt.Errorf("watch %T: %w", s, err)
+		}
+	}
+	return nil
+}
+
+// wakeThrough says how pods and claims are looked at again.
+func (r *Reconciler) wakeThrough(add func(Key)) {
+	key := func(claim bool) func(string) {
+		return func(s string) {
+			namespace, name, _ := strings.Cut(s, "/")
+			add(Key{claim, namespace, name})
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.book.waits.enqueue, r.book.claimChanged = key(false), key(true)
+}
+
+// podEvents: of a pod matters what it asks for and has, and whether it is
+// there.
+func podEvents() handler.TypedFuncs[*corev1.Pod, Key] {
+	add := func(p *corev1.Pod, q queue) { q.Add(Key{Namespace: p.Namespace, Name: p.Name}) }
+	return handler.TypedFuncs[*corev1.Pod, Key]{
+		CreateFunc: func(_ context.Context, e event.TypedCreateEvent[*corev1.Pod], q queue) { add(e.Object, q) },
+		UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[*corev1.Pod], q queue) {
+			was, is := e.ObjectOld, e.ObjectNew
+			if was.UID != is.UID || was.Spec.NodeName != is.Spec.NodeName || was.Spec.HostNetwork != is.Spec.HostNetwork ||
+				!maps.Equal(was.Annotations, is.Annotations) {
+				add(is, q)
+			}
+		},
+		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[*corev1.Pod], q queue) { add(e.Object, q) },
+	}
+}
+
+// nadEvents: a NAD concerns the pods that wait for it, for the primary network
+// of its namespace, or for room in its network.
+func (r *Reconciler) nadEvents() handler.TypedFuncs[*nadv1.NetworkAttachmentDefinition, Key] {
+	type nad = *nadv1.NetworkAttachmentDefinition
+	changed := func(n nad, there bool) {
+		key, networkName := network.NADKey(n.Namespace, n.Name), ""
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if there {
+			networkName = sharedName(n, r.book.nads[key])
+		}
+		r.book.describe(key, networkName)
+		r.book.waits.wake(onNAD(key))
+		r.book.waits.wake(onPrimary(n.Namespace))
+		if networkName != "" {
+			r.book.waits.wakeNext(onRoom(networkName))
+		}
+	}
+	return handler.TypedFuncs[nad, Key]{
+		CreateFunc: func(_ context.Context, e event.TypedCreateEvent[nad], _ queue) { changed(e.Object, true) },
+		UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[nad], _ queue) {
+			if e.ObjectOld.Spec.Config != e.ObjectNew.Spec.Config || !maps.Equal(e.ObjectOld.Annotations, e.ObjectNew.Annotations) ||
+				(e.ObjectOld.DeletionTimestamp == nil) != (e.ObjectNew.DeletionTimestamp == nil) {
+				changed(e.ObjectNew, true)
+			}
+		},
+		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[nad], _ queue) { changed(e.Object, false) },
+	}
+}
+
+// sharedName is the name of a NAD's network if its addresses are given here;
+// of one that cannot be read, what it was.
+func sharedName(n *nadv1.NetworkAttachmentDefinition, was string) string {
+	conf, err := network.ParseNetConf(n.Spec.Config)
+	switch {
+	case errors.Is(err, network.ErrForeign):
+		return ""
+	case err != nil:
+		return was
+	case !shared(network.Network{Topology: network.Topology(conf.Topology)}):
+		return ""
+	}
+	return conf.Name
+}
+
+// namespaceEvents: whether its pods have a primary network is the namespace's
+// to say.
+func (r *Reconciler) namespaceEvents() handler.TypedFuncs[*metav1.PartialObjectMetadata, Key] {
+	type meta = *metav1.PartialObjectMetadata
+	enqueue := func(ctx context.Context, namespace string, q queue) {
+		var pods corev1.PodList
+		if err := r.cache.List(ctx, &pods, client.InNamespace(namespace), client.UnsafeDisableDeepCopy); err != nil {
+			r.log.Warn("read of the cache failed; waiting for the next event", "err", err)
+			return
+		}
+		for i := range pods.Items {
+			q.Add(Key{Namespace: namespace, Name: pods.Items[i].Name})
+		}
+	}
+	return handler.TypedFuncs[meta, Key]{
+		CreateFunc: func(ctx context.Context, e event.TypedCreateEvent[meta], q queue) {
+			if !e.IsInInitialList {
+				enqueue(ctx, e.Object.Name, q)
+			}
+		},
+		UpdateFunc: func(ctx context.Context, e event.TypedUpdateEvent[meta], q queue) {
+			_, was := e.ObjectOld.Labels[network.LabelPrimaryUDN]
+			_, is := e.ObjectNew.Labels[network.LabelPrimaryUDN]
+			if was != is {
+				enqueue(ctx, e.ObjectNew.Name, q)
+			}
+		},
+	}
+}
+
+// claimEvents: a claim concerns itself, for its status, and the pods that wait
+// for it.
+func (r *Reconciler) claimEvents() handler.TypedFuncs[*ipamclaimv1.IPAMClaim, Key] {
+	changed := func(c *ipamclaimv1.IPAMClaim, q queue) {
+		q.Add(Key{Claim: true, Namespace: c.Namespace, Name: c.Name})
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.book.waits.wake(onClaim(network.NADKey(c.Namespace, c.Name)))
+	}
+	return handler.TypedFuncs[*ipamclaimv1.IPAMClaim, Key]{
+		CreateFunc: func(_ context.Context, e event.TypedCreateEvent[*ipamclaimv1.IPAMClaim], q queue) {
+			changed(e.Object, q)
+		},
+		UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[*ipamclaimv1.IPAMClaim], q queue) {
+			changed(e.ObjectNew, q)
+		},
+		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[*ipamclaimv1.IPAMClaim], q queue) {
+			changed(e.Object, q)
+		},
+	}
+}

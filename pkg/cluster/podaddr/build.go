@@ -235,8 +235,6 @@ func (b *builder) claim(a Attachment, hosts []netip.Prefix) error {
 	switch {
 	case !a.Network.PersistentIPs:
 		return refuse(wait, "the network keeps no addresses, but annotation %s names IPAMClaim %s: set ipam.lifecycle Persistent in the network, or remove ipam-claim-reference", a.Source, name)
-	case len(hosts) == 0:
-		return refuse(wait, "the network has no subnets, so IPAMClaim %s cannot keep an address of it: remove ipam-claim-reference from annotation %s", name, a.Source)
 	case c == nil || c.Leaving:
 		return refuse(wait, "IPAMClaim %s, which annotation %s names, does not exist in namespace %s: create it with spec.network %s", name, a.Source, b.in.Pod.Namespace, a.Network.Name)
 	case c.Network != a.Network.Name:

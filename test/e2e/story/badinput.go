@@ -9,14 +9,15 @@ import (
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
 func badInputChecks() []Check {
 	return []Check{
 		{7, "an invalid network is refused by the API with a message that names the remedy", invalidRefused, 0},
-		{7, "a network too small for the nodes, without label, or second primary: said in status, no NAD", badNetworksReported, 0},
-		{7, "a malformed NAD holds up nobody: another network is made beside it", malformedNAD, 0},
+		{7, "too small for the nodes, without label, second primary, without routes: said in status", badNetworksReported, 0},
+		{7, "a malformed NAD is refused in an event and holds up nobody", malformedNAD, 0},
 	}
 }
 
@@ -75,12 +76,20 @@ spec:
   topology: Layer3
   layer3: {role: Primary, subnets: [{cidr: 10.79.0.0/16}]}
 ---
+apiVersion: v1
+kind: Namespace
+metadata: {name: routeless, labels: {k8s.ovn.org/primary-user-defined-network: ""}}
+---
 apiVersion: k8s.ovn.org/v1
-kind: UserDefinedNetwork
-metadata: {name: later, namespace: plain}
+kind: ClusterUserDefinedNetwork
+metadata: {name: routeless}
 spec:
-  topology: Layer2
-  layer2: {role: Secondary, subnets: [10.79.0.0/16]}
+  namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: routeless}}
+  network:
+    topology: Layer3
+    layer3: {role: Primary, subnets: [{cidr: 10.79.0.0/16}]}
+    transport: NoOverlay
+    noOverlayOptions: {outboundSNAT: Enabled, routing: Unmanaged}
 `
 
 func badNetworksReported(ctx context.Context, w *World) (string, error) {
@@ -119,7 +128,7 @@ func reported(ctx context.Context, w *World) (messages []string, err error) {
 		{cudns, "", "small", "NetworkAllocationSucceeded", w.Lab.Nodes()[len(w.Lab.Nodes())-1].Name},
 		{udns, "plain", "unlabelled", "NetworkCreated", "k8s.ovn.org/primary-user-defined-network"},
 		{udns, "blue", "second", "NetworkCreated", "primary"},
-		{udns, "plain", "later", "NetworkCreated", "not"},
+		{cudns, "", "routeless", "TransportAccepted", "No RouteAdvertisements"},
 	} {
 		err := w.Lab.Wait(ctx, fmt.Sprintf("%s of %s to be False", tt.condition, tt.name), func(ctx context.Context) (bool, string, error) {
 			obj, err := w.dynamic.Resource(tt.gvr).Namespace(tt.namespace).Get(ctx, tt.name, metav1.GetOptions{})
@@ -177,6 +186,31 @@ metadata: {name: garbage, namespace: plain}
 spec: {config: "{"}
 `
 	return "", w.forAWhile(ctx, broken+"---"+beside, func() error {
-		return w.conditions(ctx, cudns, "", "beside", "True")
+		if err := w.conditions(ctx, cudns, "", "beside", "True"); err != nil {
+			return err
+		}
+		return errors.Join(w.refused(ctx, "plain", "broken", "subnetz"), w.refused(ctx, "plain", "garbage", "not valid JSON"))
 	})
 }
+
+// refused waits for the event that says why a NAD is not used.
+func (w *World) refused(ctx context.Context, namespace, name, want string) error {
+	return w.Lab.Wait(ctx, "an event about NAD "+name, func(ctx context.Context) (bool, string, error) {
+		all, err := w.dynamic.Resource(events).Namespace(namespace).List(ctx, metav1.ListOptions{FieldSelector: "reason=NetworkAttachmentDefinitionInvalid"})
+		if err != nil {
+			return false, "", err
+		}
+		var notes []string
+		for _, e := range all.Items {
+			about, _, _ := unstructured.NestedString(e.Object, "regarding", "name")
+			note, _, _ := unstructured.NestedString(e.Object, "note")
+			if about == name && strings.Contains(note, want) {
+				return true, "", nil
+			}
+			notes = append(notes, about+": "+note)
+		}
+		return false, strings.Join(notes, "; "), nil
+	})
+}
+
+var events = schema.GroupVersionResource{Group: "events.k8s.io", Version: "v1", Resource: "events"}

@@ -73,10 +73,17 @@ func Run(ctx context.Context, cfg config.Config, restConfig *rest.Config, log *s
 		return fmt.Errorf("set up the node id controller: %w", err)
 	}
 	figures := newCollector(mgr.GetCache(), ready.Load, map[string]func() (int, int){"network-ids": ids.IDs, "node-ids": nodes.IDs})
-	if err := ctrlmetrics.Registry.Register(figures); err != nil {
-		return fmt.Errorf("register metrics: %w", err)
+	// The leader's alone: what two processes say would be counted twice.
+	if err := mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
+		if err := ctrlmetrics.Registry.Register(figures); err != nil {
+			return fmt.Errorf("register metrics: %w", err)
+		}
+		<-ctx.Done()
+		ctrlmetrics.Registry.Unregister(figures)
+		return nil
+	})); err != nil {
+		return fmt.Errorf("add metrics: %w", err)
 	}
-	defer ctrlmetrics.Registry.Unregister(figures)
 	if err := addEndpointMirror(ctx, mgr, cfg, log); err != nil {
 		return fmt.Errorf("set up the endpoint mirror: %w", err)
 	}

@@ -145,20 +145,18 @@ func (c NetConf) Network(id int, plan Plan) (Network, error) {
 	}
 	for _, raw := range splitList(c.DefaultGatewayIPs) {
 		a, err := netip.ParseAddr(raw)
-		if err != nil {
-			return n, fmt.Errorf("defaultGatewayIPs: %q is not an IP address", raw)
+		if err != nil || a.Is4In6() || a.Zone() != "" {
+			return n, fmt.Errorf("defaultGatewayIPs: %q is not an IP address such as 10.20.0.1 or fd20::1", raw)
 		}
 		n.DefaultGatewayIPs = append(n.DefaultGatewayIPs, a)
 	}
-	v4, v6 := n.Families()
-	if n.MTU != 0 && (n.MTU < 576 || n.MTU > 65536) {
-		return n, fmt.Errorf("mtu %d is outside 576..65536", n.MTU)
+	if err := n.check(); err != nil {
+		return n, err
 	}
-	if n.MTU != 0 && v6 && n.MTU < 1280 {
-		return n, fmt.Errorf("mtu %d is below 1280, which IPv6 needs", n.MTU)
-	}
-	if c.VLANID < 0 || c.VLANID > 4094 {
-		return n, fmt.Errorf("vlanID %d is outside 1..4094", c.VLANID)
+	if n.Topology == Localnet && n.PhysicalNetworkName == "" {
+		if n.PhysicalNetworkName = n.Name; strings.ContainsAny(n.Name, ",:") {
+			return n, fmt.Errorf("physicalNetworkName is missing, and name %q, which would stand in for it, has , or : characters: add physicalNetworkName", n.Name)
+		}
 	}
 	if n.MTU == 0 {
 		n.MTU = plan.ClusterMTU
@@ -166,17 +164,19 @@ func (c NetConf) Network(id int, plan Plan) (Network, error) {
 			n.MTU += GeneveOverhead
 		}
 	}
-	if n.Role == RolePrimary && len(n.JoinSubnets) == 0 {
-		n.JoinSubnets = plan.UDNJoin
+	v4, v6 := n.Families()
+	if n.Role == RolePrimary {
+		n.JoinSubnets = forFamilies(n.JoinSubnets, plan.UDNJoin, v4, v6)
 	}
-	if len(n.Transit) == 0 {
-		n.Transit = plan.Transit
-	}
-	n.JoinSubnets = ofFamilies(n.JoinSubnets, v4, v6)
-	n.Transit = ofFamilies(n.Transit, v4, v6)
-	for _, j := range n.JoinSubnets {
-		if size(j).Cmp(maxNodes) < 0 {
-			return n, fmt.Errorf("joinSubnet %s is too small for %d nodes: use a prefix of length %d or shorter", j, MaxNodeID, j.Addr().BitLen()-13)
+	n.Transit = forFamilies(n.Transit, plan.Transit, v4, v6)
+	for _, list := range []struct {
+		key      string
+		prefixes []netip.Prefix
+	}{{"joinSubnet", n.JoinSubnets}, {"transitSubnet", n.Transit}} {
+		for _, p := range list.prefixes {
+			if size(p).Cmp(maxNodes) < 0 {
+				return n, fmt.Errorf("%s %s is too small for %d nodes: use a prefix of length %d or shorter", list.key, p, MaxNodeID, p.Addr().BitLen()-13)
+			}
 		}
 	}
 	return n, nil
@@ -184,16 +184,6 @@ func (c NetConf) Network(id int, plan Plan) (Network, error) {
 
 // GeneveOverhead is what the overlay takes from the underlay's MTU.
 const GeneveOverhead = 100
-
-func ofFamilies(ps []netip.Prefix, v4, v6 bool) []netip.Prefix {
-	var out []netip.Prefix
-	for _, p := range ps {
-		if p.Addr().Is4() && v4 || !p.Addr().Is4() && v6 {
-			out = append(out, p)
-		}
-	}
-	return out
-}
 
 // ParseSubnets reads the NAD's subnets: "cidr" or, on Layer 3, "cidr/hostLen",
 // separated by commas. A Layer 3 CIDR without a host length gets the default.

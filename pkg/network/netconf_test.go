@@ -81,36 +81,6 @@ func TestNetConfRefused(t *testing.T) {
 	}
 }
 
-func FuzzParseNetConf(f *testing.F) {
-	f.Add(redConf)
-	f.Add(`{"name":"x","type":"ovn-k8s-cni-overlay","topology":"localnet","subnets":"10.0.0.0/16","excludeSubnets":"10.0.0.0/30","vlanID":7,"defaultGatewayIPs":"10.0.0.1"}`)
-	f.Fuzz(func(t *testing.T, conf string) {
-		c, err := ParseNetConf(conf)
-		if err != nil {
-			return
-		}
-		n, err := c.Network(3, testPlan())
-		if err != nil {
-			return
-		}
-		for _, s := range n.Subnets {
-			if err := s.Validate(n.Topology); err != nil {
-				t.Errorf("accepted an invalid subnet: %v", err)
-			}
-		}
-		if hosts, err := n.HostSubnets(1); err == nil {
-			for _, h := range hosts {
-				if !n.Contains(Gateway(h).Addr()) {
-					t.Errorf("gateway of %s is outside %v", h, n.Subnets)
-				}
-			}
-		}
-		if again, err := ParseNetConf(c.Render()); err != nil || again != c {
-			t.Errorf("render and parse differ: %v", err)
-		}
-	})
-}
-
 func FuzzParsePodNetworks(f *testing.F) {
 	f.Add(`{"default":{"ip_addresses":["10.244.0.3/24"],"mac_address":"0a:58:0a:f4:00:03"}}`)
 	f.Fuzz(func(t *testing.T, s string) {

@@ -78,8 +78,8 @@ func (p Plan) parts() []planPart {
 }
 
 // Conflict says why n cannot live beside the plan: a subnet of its own that
-// overlaps one of the cluster's. Transit subnets may overlap (they are never
-// seen outside OVN) except with the network's own pods.
+// overlaps one of the cluster's, or another of its own. Transit subnets of
+// different networks may overlap, as they are never seen outside OVN.
 func (p Plan) Conflict(n Network) error {
 	check := func(field string, own netip.Prefix, parts []planPart) error {
 		for _, c := range parts {
@@ -106,10 +106,20 @@ func (p Plan) Conflict(n Network) error {
 				return fmt.Errorf("subnet %s of network %s overlaps its join subnet %s: choose another range for one of them", s.CIDR, n.Name, j)
 			}
 		}
+		for _, t := range n.Transit {
+			if s.CIDR.Overlaps(t) {
+				return fmt.Errorf("subnet %s of network %s overlaps its transit subnet %s: choose another range for one of them", s.CIDR, n.Name, t)
+			}
+		}
 	}
 	for _, j := range n.JoinSubnets {
 		if err := check("join subnet", j, forJoin); err != nil {
 			return err
+		}
+		for _, t := range n.Transit {
+			if j.Overlaps(t) {
+				return fmt.Errorf("join subnet %s of network %s overlaps its transit subnet %s: choose another range for one of them", j, n.Name, t)
+			}
 		}
 	}
 	return nil

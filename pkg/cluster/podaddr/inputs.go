@@ -176,6 +176,7 @@ func (r *Reconciler) selected(ctx context.Context, in *Inputs, s Selection) erro
 		problem("NetworkAttachmentDefinition %s: %v", key, nad.Err)
 	case nad.Network.IsPrimary():
 		problem("NetworkAttachmentDefinition %s is a primary network, which the pods of its namespace have without asking: remove it from annotation %s", key, network.AnnotationNetworks)
+		in.Problems[len(in.Problems)-1].Key = "" // even where they have it
 	case !shared(nad.Network):
 		return nil // the zone's
 	case s.Namespace != in.Pod.Namespace && network.IsUDNName(nad.Network.Name):

@@ -32,11 +32,7 @@ import (
 // sim is a cluster in memory with the reconciler on top: its API server is
 // cache and live at once, and its queue a list that the test empties.
 type sim struct {
-	t interface {
-		Helper()
-		Fatalf(string, ...any)
-		Errorf(string, ...any)
-	}
+	t      reporter
 	ctx    context.Context
 	api    client.Client
 	target *faulty
@@ -45,6 +41,13 @@ type sim struct {
 	queue  []Key
 	uids   int
 	clock  time.Time
+}
+
+// reporter is a test of testing's or of rapid's.
+type reporter interface {
+	Helper()
+	Fatalf(format string, args ...any)
+	Errorf(format string, args ...any)
 }
 
 // faulty stops before or after a write.
@@ -94,15 +97,20 @@ func testPlan(t testing.TB) network.Plan {
 
 func newSim(t testing.TB) *sim {
 	t.Helper()
+	return newSimFor(t, testPlan(t))
+}
+
+func newSimFor(t reporter, plan network.Plan) *sim {
+	t.Helper()
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, nadv1.AddToScheme, ipamclaimv1.AddToScheme} {
 		if err := add(scheme); err != nil {
-			t.Fatal(err)
+			t.Fatalf("%v", err)
 		}
 	}
-	s := &sim{t: t, ctx: t.Context(), clock: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)}
+	s := &sim{t: t, ctx: context.Background(), clock: time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)}
 	s.api = fake.NewClientBuilder().WithScheme(scheme).WithStatusSubresource(&ipamclaimv1.IPAMClaim{}).Build()
-	s.restart(testPlan(t))
+	s.restart(plan)
 	return s
 }
 
@@ -114,6 +122,7 @@ func (s *sim) restart(plan network.Plan) {
 	s.r = NewReconciler(plan, s.api, live, s.target, s.events, slog.New(slog.DiscardHandler))
 	s.queue = nil
 	s.r.wakeThrough(func(k Key) { s.queue = append(s.queue, k) })
+	s.must(s.r.Restore(s.ctx))
 	var nads nadv1.NetworkAttachmentDefinitionList
 	s.must(s.api.List(s.ctx, &nads))
 	for i := range nads.Items {
@@ -185,7 +194,7 @@ func (s *sim) run(namespace, name string) {
 	p := &corev1.Pod{}
 	s.must(s.api.Get(s.ctx, types.NamespacedName{Namespace: namespace, Name: name}, p))
 	p.Status.Phase = corev1.PodRunning
-	s.must(s.api.Update(s.ctx, p))
+	s.must(s.api.Status().Update(s.ctx, p))
 }
 
 func (s *sim) remove(o client.Object) {

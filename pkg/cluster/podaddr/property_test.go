@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package podaddr
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+
+	ipamclaimv1 "github.com/k8snetworkplumbingwg/ipamclaims/pkg/crd/ipamclaims/v1alpha1"
+	corev1 "k8s.io/api/core/v1"
+	"pgregory.net/rapid"
+
+	"bulkhead/pkg/network"
+)
+
+// Whatever comes and goes, and whenever the process is killed: no address, MAC
+// or tunnel id is with two, but of one claim; who can have what it asks for has
+// it; and when all have gone, all is free.
+func TestProperty(t *testing.T) {
+	plan := testPlan(t)
+	rapid.Check(t, func(t *rapid.T) {
+		s := newSimFor(t, plan)
+		s.namespace("red", true)
+		s.namespace("blue", true)
+		for _, ns := range []string{"red", "blue"} { // one network: 9 addresses, 3 of them reserved
+			s.nad(ns, "net", 7, "shared", `"topology":"layer2","role":"primary","subnets":"10.20.0.0/28,fd20::/64","reservedSubnets":"10.20.0.8/30",`+
+				`"infrastructureSubnets":"10.20.0.4/30","allowPersistentIPs":true`)
+			s.nad(ns, "phys", 8, "phys", `"topology":"localnet","physicalNetworkName":"p","subnets":"fd30::/125"`)
+		}
+		namespace := rapid.SampledFrom([]string{"red", "blue"})
+		last := 0
+		t.Repeat(map[string]func(*rapid.T){
+			"pod": func(t *rapid.T) {
+				last++
+				if len(s.pods()) < 14 {
+					s.pod(namespace.Draw(t, "namespace"), fmt.Sprintf("p%d", last), wish(t))
+				}
+			},
+			"start": func(t *rapid.T) {
+				if p := s.anyPod(t); p != nil && p.Annotations[network.AnnotationPodNetworks] != "" {
+					s.run(p.Namespace, p.Name)
+				}
+			},
+			"delete pod": func(t *rapid.T) {
+				if p := s.anyPod(t); p != nil {
+					s.remove(p)
+				}
+			},
+			"claim": func(t *rapid.T) {
+				ns, name := namespace.Draw(t, "namespace"), rapid.SampledFrom([]string{"vm", "vm2"}).Draw(t, "claim")
+				if s.gone(&ipamclaimv1.IPAMClaim{ObjectMeta: s.meta(ns, name, nil)}) {
+					s.claim(ns, name, "shared")
+				}
+			},
+			"delete claim": func(t *rapid.T) {
+				if c := s.claims(); len(c) > 0 {
+					s.remove(&c[rapid.IntRange(0, len(c)-1).Draw(t, "which")])
+				}
+			},
+			"restart": func(*rapid.T) {
+				s.restart(plan)
+				s.settle()
+			},
+			"kill": func(t *rapid.T) {
+				s.target.failAt, s.target.after = s.target.writes+rapid.IntRange(1, 2).Draw(t, "write"), rapid.Bool().Draw(t, "after")
+			},
+			"": func(t *rapid.T) { s.check(t) },
+		})
+		for _, p := range s.pods() {
+			s.remove(&p)
+		}
+		for _, c := range s.claims() {
+			s.remove(&c)
+		}
+		s.wantFree()
+	})
+}
+
+// wish is what a pod asks for: mostly nothing, else what others may have.
+func wish(t *rapid.T) map[string]string {
+	out := map[string]string{}
+	raw := rapid.SampledFrom([]string{
+		"", "", "", `"ips":["10.20.0.9"]`, `"ips":["10.20.0.3","fd20::3"]`, `"ips":["fd20::9"]`, `"mac":"02:00:00:00:00:01"`, `"mac":"0a:58:0a:14:00:03"`,
+		`"ipam-claim-reference":"vm"`, `"ipam-claim-reference":"vm2"`, `"ipam-claim-reference":"vm","mac":"02:00:00:00:00:01"`, `"ips":["10.20.0.1"]`,
+	}).Draw(t, "primary")
+	if raw != "" {
+		out = asks(raw)
+	}
+	if raw := rapid.SampledFrom([]string{"", "phys", "phys,phys"}).Draw(t, "secondary"); raw != "" {
+		out[network.AnnotationNetworks] = raw
+	}
+	return out
+}
+
+func (s *sim) pods() []corev1.Pod {
+	s.t.Helper()
+	var l corev1.PodList
+	s.must(s.api.List(s.ctx, &l))
+	return l.Items
+}
+
+func (s *sim) claims() []ipamclaimv1.IPAMClaim {
+	s.t.Helper()
+	var l ipamclaimv1.IPAMClaimList
+	s.must(s.api.List(s.ctx, &l))
+	return l.Items
+}
+
+func (s *sim) anyPod(t *rapid.T) *corev1.Pod {
+	if all := s.pods(); len(all) > 0 {
+		return &all[rapid.IntRange(0, len(all)-1).Draw(t, "which")]
+	}
+	return nil
+}
+
+// check looks at the API alone.
+func (s *sim) check(t *rapid.T) {
+	type use struct{ pod, claim string }
+	held := map[string][]use{} // by network and what
+	entries := map[string]network.PodNetworks{}
+	for _, p := range s.pods() {
+		nets, err := network.ParsePodNetworks(p.Annotations[network.AnnotationPodNetworks])
+		if err != nil {
+			t.Fatal(err)
+		}
+		entries[p.Namespace+"/"+p.Name] = nets
+		claim := ""
+		if r, _ := ParseDefault(p.Annotations[network.AnnotationDefaultNetwork]); r.Claim != "" {
+			claim = p.Namespace + "/" + r.Claim
+		}
+		for key, n := range nets {
+			name := strings.Split(key, "/")[1]
+			u := use{p.Namespace + "/" + p.Name + " " + key, claim}
+			if name != "net" {
+				u.claim = ""
+			}
+			for _, ip := range n.IPs {
+				held[name+" "+ip.Addr().String()] = append(held[name+" "+ip.Addr().String()], u)
+			}
+			held[name+" "+n.MAC] = append(held[name+" "+n.MAC], u)
+			if name == "net" {
+				id := fmt.Sprintf("tunnel %d", n.TunnelID)
+				if held[id] = append(held[id], use{u.pod, u.pod}); n.TunnelID < firstTunnel {
+					t.Fatalf("%s has tunnel id %d", u.pod, n.TunnelID)
+				}
+			}
+		}
+	}
+	kept := map[string]string{}
+	for _, c := range s.claims() {
+		for _, ip := range c.Status.IPs {
+			what := "net " + netip.MustParsePrefix(ip).Addr().String()
+			if other := kept[what]; other != "" {
+				t.Fatalf("claims %s and %s have %s", other, c.Name, what)
+			}
+			kept[what] = c.Namespace + "/" + c.Name
+			for _, u := range held[what] {
+				if u.claim != kept[what] {
+					t.Fatalf("%s has %s of claim %s", u.pod, what, kept[what])
+				}
+			}
+		}
+	}
+	for what, users := range held {
+		for _, u := range users[1:] {
+			if u.claim == "" || u.claim != users[0].claim || strings.HasPrefix(what, "tunnel") {
+				t.Fatalf("%s is with %v", what, users)
+			}
+		}
+	}
+	free := 0
+	for _, last := range []string{"1", "2", "3", "12", "13", "14"} {
+		ip := netip.MustParseAddr("10.20.0." + last)
+		_, claimed := kept["net "+ip.String()]
+		if len(held["net "+ip.String()]) == 0 && !claimed && len(held["net "+network.MAC(ip)]) == 0 {
+			free++
+		}
+	}
+	for _, p := range s.pods() {
+		if _, ok := entries[p.Namespace+"/"+p.Name][p.Namespace+"/net"]; ok {
+			continue
+		}
+		r, _ := ParseDefault(p.Annotations[network.AnnotationDefaultNetwork])
+		switch {
+		case len(r.IPs) == 0 && r.MAC == "" && r.Claim == "" && free > 0:
+			t.Fatalf("pod %s/%s has no address although %d are free", p.Namespace, p.Name, free)
+		case r.MAC != "" && r.Claim == "" && len(held["net "+r.MAC]) == 0 && free > 0:
+			t.Fatalf("pod %s/%s has no address although nobody has its MAC", p.Namespace, p.Name)
+		case len(r.IPs) > 0 && r.IPs[0].Addr().String() == "10.20.0.9" && len(held["net 10.20.0.9"]) == 0 && len(held["net "+network.MAC(r.IPs[0].Addr())]) == 0:
+			t.Fatalf("pod %s/%s has not got what nobody has", p.Namespace, p.Name)
+		}
+	}
+}
+
+// What Diff lists, Apply does: the second time there is nothing to do, and what
+// is not ours stays.
+func TestDiffApply(t *testing.T) {
+	entry := rapid.Custom(func(t *rapid.T) network.PodNetwork {
+		n := network.PodNetwork{MAC: "02:00:00:00:00:01", TunnelID: rapid.IntRange(0, 3).Draw(t, "tunnel")}
+		for i := range rapid.IntRange(0, 2).Draw(t, "addresses") {
+			n.IPs = append(n.IPs, prefixes("10.20.0.9/24", "fd20::9/64")[i])
+		}
+		return n
+	})
+	entries := rapid.MapOf(rapid.SampledFrom([]string{"a/x", "a/y", "a/y/1"}), entry)
+	rapid.Check(t, func(t *rapid.T) {
+		want, have := State{Entries: entries.Draw(t, "want")}, State{Entries: entries.Draw(t, "have")}
+		old, err := merge(`{"default":{"a":1},"b/z":[]}`, Op{Set: have.Entries})
+		if err != nil {
+			t.Fatal(err)
+		}
+		value := old
+		for _, op := range Diff(want, have) {
+			if value, err = merge(value, op); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got := entriesOf(value)
+		delete(got, "b/z")
+		if ops := Diff(want, State{Entries: got}); len(ops) > 0 {
+			t.Fatalf("%s is left to do: %s", ops[0], value)
+		}
+		var raw map[string]json.RawMessage
+		if err := json.Unmarshal([]byte(value), &raw); err != nil || string(raw["default"]) != `{"a":1}` || string(raw["b/z"]) != "[]" {
+			t.Fatalf("others' entries became %s", value)
+		}
+	})
+}
+
+// The patch names what it replaces.
+func TestAnnotationPatch(t *testing.T) {
+	op := Op{Set: network.PodNetworks{"a/net": {IPs: prefixes("10.20.0.9/24"), MAC: "02:00:00:00:00:01"}}}
+	const entry = `"a/net":{"ip_addresses":["10.20.0.9/24"],"mac_address":"02:00:00:00:00:01","ip_address":"10.20.0.9/24"}`
+	for _, tt := range []struct {
+		name        string
+		annotations map[string]string
+		want        []string
+	}{
+		{"no annotations", nil, []string{`{"op":"test","path":"/metadata/annotations","value":null}`, `{"op":"add","path":"/metadata/annotations","value":{"k8s.ovn.org/pod-networks":`}},
+		{"others", map[string]string{"x": "y"}, []string{
+			`{"op":"test","path":"/metadata/annotations/k8s.ovn.org~1pod-networks","value":null}`, `{"op":"add","path":"/metadata/annotations/k8s.ovn.org~1pod-networks"`,
+		}},
+		{"the zone's", map[string]string{network.AnnotationPodNetworks: `{"default":{"a":1}}`}, []string{
+			`{"op":"test","path":"/metadata/annotations/k8s.ovn.org~1pod-networks","value":"{\"default\":{\"a\":1}}"}`, `\"default\":{\"a\":1}`,
+		}},
+		{"broken", map[string]string{network.AnnotationPodNetworks: `{`}, []string{`"value":"{"}`, `"op":"replace"`}},
+		{"null", map[string]string{network.AnnotationPodNetworks: `null`}, []string{`"value":"null"}`, `"op":"replace"`}},
+	} {
+		pod := &corev1.Pod{}
+		pod.UID, pod.Annotations = "u", tt.annotations
+		got, err := annotationPatch(pod, op)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, part := range append(tt.want, `{"op":"test","path":"/metadata/uid","value":"u"}`, strings.ReplaceAll(entry, `"`, `\"`)) {
+			if !strings.Contains(string(got), part) {
+				t.Errorf("%s: %s has no %s", tt.name, got, part)
+			}
+		}
+	}
+	pod := &corev1.Pod{}
+	pod.Annotations = map[string]string{network.AnnotationPodNetworks: "{" + entry + "}"}
+	if got, err := annotationPatch(pod, op); got != nil || err != nil {
+		t.Errorf("nothing to change, but %s, %v", got, err)
+	}
+}

@@ -1,0 +1,407 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package podaddr
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
+	corev1 "k8s.io/api/core/v1"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+
+	"bulkhead/pkg/network"
+)
+
+func asks(raw string) map[string]string {
+	return map[string]string{network.AnnotationDefaultNetwork: `[{"name":"default","namespace":"bulkhead",` + raw + `}]`}
+}
+
+func selects(raw string) map[string]string { return map[string]string{network.AnnotationNetworks: raw} }
+
+// changeNAD writes a NAD's config anew.
+func (s *sim) changeNAD(n *nadv1.NetworkAttachmentDefinition, config string) {
+	s.t.Helper()
+	old := n.DeepCopy()
+	n.Spec.Config = config
+	s.must(s.api.Update(s.ctx, n))
+	s.r.nadEvents().UpdateFunc(s.ctx, event.TypedUpdateEvent[*nadv1.NetworkAttachmentDefinition]{ObjectOld: old, ObjectNew: n}, nil)
+	s.settle()
+}
+
+func (s *sim) removeNAD(n *nadv1.NetworkAttachmentDefinition) {
+	s.t.Helper()
+	s.must(s.api.Delete(s.ctx, n))
+	s.r.nadEvents().DeleteFunc(s.ctx, event.TypedDeleteEvent[*nadv1.NetworkAttachmentDefinition]{Object: n}, nil)
+	s.settle()
+}
+
+func (s *sim) wantIPs(namespace, name, key, want string) {
+	s.t.Helper()
+	if got := s.ips(namespace, name, key); got != want {
+		s.t.Errorf("pod %s/%s has %q on %s, want %q", namespace, name, got, key, want)
+	}
+}
+
+func (s *sim) wantFree() {
+	s.t.Helper()
+	for name, a := range s.r.book.allocators {
+		if !a.Empty() {
+			s.t.Errorf("network %s: held %v, MACs %v, %d tunnel ids", name, a.held, a.macs, a.tunnels.Len())
+		}
+	}
+	if b := s.r.book; len(b.pods)+len(b.waits.pods)+len(b.waits.topics)+len(b.waits.turn)+len(s.r.told) > 0 {
+		s.t.Errorf("something is remembered of pods that are gone: pods %v, waits %v, turns %v, told %v", b.pods, b.waits.topics, b.waits.turn, s.r.told)
+	}
+}
+
+// An address or MAC that another holds is refused, and given when it leaves.
+func TestDuplicates(t *testing.T) {
+	s := newSim(t)
+	s.namespace("red", true)
+	s.nad("red", "net", 7, "red_net", primaryL2)
+	a := s.pod("red", "a", asks(`"ips":["10.20.0.9"],"mac":"02:00:00:00:00:09"`))
+	s.noEvent()
+	b := s.pod("red", "b", asks(`"ips":["10.20.0.9/24"]`))
+	s.event("10.20.0.9 is held by pod red/a", "delete its holder", network.AnnotationDefaultNetwork)
+	c := s.pod("red", "c", asks(`"mac":"02-00-00-00-00-09"`))
+	s.event("02:00:00:00:00:09 is held by pod red/a")
+	s.wantIPs("red", "b", "red/net", "")
+	s.wantIPs("red", "c", "red/net", "")
+	s.queue = append(s.queue, Key{Namespace: "red", Name: "b"})
+	s.settle()
+	s.noEvent() // it was said
+	s.remove(a)
+	s.wantIPs("red", "b", "red/net", "10.20.0.9/24")
+	if n, _ := s.entry("red", "c", "red/net"); n.MAC != "02:00:00:00:00:09" {
+		t.Errorf("the MAC went nowhere: %+v", n)
+	}
+	s.remove(b)
+	s.remove(c)
+	s.wantFree()
+}
+
+// Pods that find no room get it in the order in which they came, one for each
+// address that comes free.
+func TestExhaustion(t *testing.T) {
+	s := newSim(t)
+	s.namespace("red", false)
+	nad := s.nad("red", "phys", 7, "phys", `"topology":"localnet","physicalNetworkName":"p","subnets":"10.40.0.0/29","excludeSubnets":"10.40.0.4/30"`)
+	var holding []*corev1.Pod
+	for _, name := range []string{"a", "b", "c"} {
+		holding = append(holding, s.pod("red", name, selects("phys")))
+	}
+	for _, name := range []string{"d", "e", "f"} {
+		s.pod("red", name, selects("phys"))
+		s.event("no address of 10.40.0.0/29 is free", "widen the subnets")
+	}
+	s.remove(&corev1.Pod{ObjectMeta: s.meta("red", "d", nil)}) // the first does not wait any more
+	s.remove(holding[1])
+	s.wantIPs("red", "e", "red/phys", "10.40.0.2/29")
+	s.wantIPs("red", "f", "red/phys", "")
+	s.noEvent()
+	// What is excluded no more is room, too; who has an address that is
+	// excluded now keeps it.
+	s.changeNAD(nad, strings.Replace(nad.Spec.Config, "10.40.0.4/30", "10.40.0.1/32", 1))
+	s.wantIPs("red", "f", "red/phys", "10.40.0.4/29")
+	s.wantIPs("red", "a", "red/phys", "10.40.0.1/29")
+	s.restart(s.r.lookup.Plan)
+	s.settle()
+	s.wantIPs("red", "a", "red/phys", "10.40.0.1/29")
+	if s.target.writes > 0 {
+		t.Errorf("%d writes after a restart", s.target.writes)
+	}
+}
+
+// A claim keeps its addresses from pod to pod, serves two while a virtual
+// machine migrates, and gives them back when it is deleted and nobody has them.
+func TestClaim(t *testing.T) {
+	s := newSim(t)
+	s.namespace("red", true)
+	s.nad("red", "net", 7, "red_net", claimL2)
+	with := asks(`"ipam-claim-reference":"vm"`)
+	one := s.pod("red", "one", with)
+	s.event("IPAMClaim vm, which annotation v1.multus-cni.io/default-network names, does not exist", "spec.network red_net")
+	claim := s.claim("red", "vm", "red_net")
+	s.wantIPs("red", "one", "red/net", "10.20.0.3/24")
+	st := s.status("red", "vm")
+	if !slices.Equal(st.IPs, []string{"10.20.0.3/24"}) || st.OwnerPod == nil || st.OwnerPod.Name != "one" || len(st.Conditions) != 1 || st.Conditions[0].Reason != ReasonAllocated {
+		t.Errorf("status %+v", st)
+	}
+	s.run("red", "one")
+	two := s.pod("red", "two", with)
+	s.wantIPs("red", "two", "red/net", "10.20.0.3/24")
+	x, _ := s.entry("red", "one", "red/net")
+	y, _ := s.entry("red", "two", "red/net")
+	if x.MAC != y.MAC || x.TunnelID == y.TunnelID {
+		t.Errorf("source %+v, target %+v", x, y)
+	}
+	if st = s.status("red", "vm"); st.OwnerPod.Name != "two" {
+		t.Errorf("owner %s while it migrates", st.OwnerPod.Name)
+	}
+	s.restart(s.r.lookup.Plan)
+	s.settle()
+	if s.target.writes > 0 {
+		t.Errorf("%d writes after a restart", s.target.writes)
+	}
+	s.remove(one)
+	s.remove(two)
+	if st = s.status("red", "vm"); !slices.Equal(st.IPs, []string{"10.20.0.3/24"}) || st.OwnerPod != nil {
+		t.Errorf("status without a pod %+v", st)
+	}
+	other := s.pod("red", "other", asks(`"ips":["10.20.0.3"]`))
+	s.event("10.20.0.3 is held by IPAMClaim red/vm")
+	s.restart(s.r.lookup.Plan)
+	s.settle()
+	s.event("10.20.0.3 is held by IPAMClaim red/vm")
+	three := s.pod("red", "three", with)
+	s.wantIPs("red", "three", "red/net", "10.20.0.3/24")
+	s.remove(claim)
+	s.wantIPs("red", "other", "red/net", "")
+	s.remove(three)
+	s.wantIPs("red", "other", "red/net", "10.20.0.3/24")
+	s.remove(other)
+	s.wantFree()
+	if len(s.r.book.claims) > 0 {
+		t.Error("a claim that is gone is remembered")
+	}
+}
+
+// A claim of the same name is another claim: it gets other addresses while a
+// pod runs with the former's.
+func TestClaimAgain(t *testing.T) {
+	s := newSim(t)
+	s.namespace("red", true)
+	s.nad("red", "net", 7, "red_net", claimL2)
+	s.remove(s.claim("red", "unused", "red_net"))
+	claim := s.claim("red", "vm", "red_net")
+	with := asks(`"ipam-claim-reference":"vm"`)
+	old := s.pod("red", "old", with)
+	s.run("red", "old")
+	s.remove(claim)
+	claim = s.claim("red", "vm", "red_net")
+	s.pod("red", "new", with)
+	s.wantIPs("red", "old", "red/net", "10.20.0.3/24")
+	s.wantIPs("red", "new", "red/net", "10.20.0.4/24")
+	s.restart(s.r.lookup.Plan)
+	s.settle()
+	s.wantIPs("red", "old", "red/net", "10.20.0.3/24")
+	s.wantIPs("red", "new", "red/net", "10.20.0.4/24")
+	s.remove(old)
+	if _, held := s.r.book.allocators["red_net"].held[prefixes("10.20.0.3/24")[0].Addr()]; held {
+		t.Error("the former claim's address is held")
+	}
+	s.remove(claim)
+}
+
+// Of claims and pods that say they have one address, the older has it.
+func TestOlderHolds(t *testing.T) {
+	s := newSim(t)
+	s.namespace("red", true)
+	s.nad("red", "net", 7, "red_net", claimL2)
+	entry := `{"red/net":{"ip_addresses":["10.20.0.9/24"],"mac_address":"0a:58:0a:14:00:09","tunnel_id":12,"role":"primary"}}`
+	running := func(name string) *corev1.Pod {
+		p := &corev1.Pod{ObjectMeta: s.meta("red", name, map[string]string{network.AnnotationPodNetworks: entry}),
+			Spec: corev1.PodSpec{NodeName: "n"}, Status: corev1.PodStatus{Phase: corev1.PodRunning}}
+		s.must(s.api.Create(s.ctx, p))
+		return p
+	}
+	older := running("older")
+	claim := s.claim("red", "vm", "red_net")
+	claim.Status.IPs = []string{"10.20.0.9/24"}
+	s.must(s.api.Status().Update(s.ctx, claim))
+	running("younger")
+	s.restart(s.r.lookup.Plan)
+	s.settle()
+	s.event("the pod runs with addresses that it cannot have: 10.20.0.9 is held by pod red/older", "recreate the pod")
+	s.wantIPs("red", "younger", "red/net", "10.20.0.9/24") // what it runs with cannot be changed
+	st := s.status("red", "vm")
+	if len(st.Conditions) != 1 || st.Conditions[0].Reason != ReasonConflict || !slices.Equal(st.IPs, []string{"10.20.0.9/24"}) {
+		t.Errorf("status %+v", st)
+	}
+	s.pod("red", "uses", asks(`"ipam-claim-reference":"vm"`))
+	s.event("IPAMClaim red/vm: 10.20.0.9 is held by pod red/older")
+	s.remove(older)
+	h := s.r.book.allocators["red_net"].held[prefixes("10.20.0.9/24")[0].Addr()]
+	if h.Name != "younger" && !h.Claim {
+		t.Errorf("who waited did not get it: %+v", h)
+	}
+}
+
+// A network's description may go or break: who runs in it loses nothing, and
+// nobody else gets it, not even after a restart.
+func TestNADBreaks(t *testing.T) {
+	s := newSim(t)
+	s.namespace("red", true)
+	s.namespace("blue", true)
+	s.nad("blue", "net", 7, "shared", primaryL2)
+	nad := s.nad("red", "net", 7, "shared", primaryL2)
+	good := nad.Spec.Config
+	p := s.pod("red", "a", nil)
+	s.run("red", "a")
+	for _, broken := range []string{strings.Replace(good, "10.20.0.0", "10.20.0", 1), "{"} {
+		s.changeNAD(nad, broken)
+		s.wantIPs("red", "a", "red/net", "10.20.0.3/24")
+		s.restart(s.r.lookup.Plan)
+		s.settle()
+		s.wantIPs("red", "a", "red/net", "10.20.0.3/24")
+		b := s.pod("blue", "b", asks(`"ips":["10.20.0.3"]`))
+		s.event("10.20.0.3 is held by pod red/a")
+		s.remove(b)
+		s.changeNAD(nad, good)
+	}
+	s.removeNAD(nad)
+	s.wantIPs("red", "a", "red/net", "10.20.0.3/24")
+	s.pod("red", "late", nil)
+	s.noEvent() // the zone says what is missing
+	s.wantIPs("red", "late", "red/net", "")
+	s.restart(s.r.lookup.Plan)
+	s.settle()
+	nad = s.nad("red", "net", 7, "shared", primaryL2)
+	s.settle()
+	s.wantIPs("red", "a", "red/net", "10.20.0.3/24")
+	s.wantIPs("red", "late", "red/net", "10.20.0.4/24")
+	if s.target.writes != 1 {
+		t.Errorf("%d writes, want one for the pod that waited", s.target.writes)
+	}
+	s.remove(p)
+	s.removeNAD(nad)
+}
+
+// A network that nobody describes and nobody uses is forgotten.
+func TestNetworkForgotten(t *testing.T) {
+	s := newSim(t)
+	s.namespace("red", true)
+	nad := s.nad("red", "net", 7, "red_net", primaryL2)
+	p := s.pod("red", "a", nil)
+	s.removeNAD(nad)
+	if s.r.book.allocators["red_net"] == nil {
+		t.Error("a network was forgotten while a pod used it")
+	}
+	s.remove(p)
+	s.wantFree()
+	if len(s.r.book.allocators)+len(s.r.book.nads)+len(s.r.book.described) > 0 {
+		t.Errorf("remembered: %v %v", s.r.book.allocators, s.r.book.nads)
+	}
+}
+
+// Entries that a pod's creator wrote decide nothing, and entries of others stay.
+func TestForeignEntries(t *testing.T) {
+	s := newSim(t)
+	s.namespace("red", false)
+	s.namespace("blue", false)
+	s.nad("red", "net", 7, "red_net", secondaryL2)
+	s.nad("blue", "net", 8, "blue_net", secondaryL2)
+	s.nad("blue", "l3", 9, "blue_l3", `"topology":"layer3","subnets":"10.50.0.0/16"`)
+	forged := `{"ip_addresses":["10.30.0.200/24"],"mac_address":"0a:58:0a:1e:00:c8","tunnel_id":5,"role":"secondary"}`
+	zone := `{"ip_addresses":["10.244.0.9/24"],"mac_address":"0a:58:0a:f4:00:09","more":{"a":1}}`
+	annotations := selects("net")
+	annotations[network.AnnotationPodNetworks] = fmt.Sprintf(`{"default":%s,"blue/l3":%s,"unknown/net":%s,"red/net":%s,"blue/net":%s}`, zone, zone, zone, forged, forged)
+	s.pod("blue", "a", annotations)
+	s.wantIPs("blue", "a", "blue/net", "10.30.0.1/24")
+	s.wantIPs("blue", "a", "red/net", "")
+	p := &corev1.Pod{ObjectMeta: s.meta("blue", "a", nil)}
+	key := Key{Namespace: "blue", Name: "a"}
+	s.must(s.api.Get(s.ctx, key.name(), p))
+	var raw map[string]json.RawMessage
+	s.must(json.Unmarshal([]byte(p.Annotations[network.AnnotationPodNetworks]), &raw))
+	for _, k := range []string{"default", "blue/l3", "unknown/net"} {
+		if string(raw[k]) != zone {
+			t.Errorf("%s became %s", k, raw[k])
+		}
+	}
+	// Somebody changes the entry of a pod that has one: it is put right.
+	p.Annotations[network.AnnotationPodNetworks] = strings.ReplaceAll(p.Annotations[network.AnnotationPodNetworks], "10.30.0.1/24", "10.30.0.7/24")
+	s.must(s.api.Update(s.ctx, p))
+	s.queue = append(s.queue, key)
+	s.settle()
+	s.wantIPs("blue", "a", "blue/net", "10.30.0.1/24")
+}
+
+func TestSelected(t *testing.T) {
+	s := newSim(t)
+	s.namespace("red", true)
+	s.namespace("blue", false)
+	s.nad("red", "net", 7, "red_net", primaryL2)
+	s.nad("red", "more", 8, "red_more", secondaryL2)
+	s.nad("red", "plain", 9, "plain", secondaryL2)
+	s.nad("blue", "l3", 10, "blue_l3", `"topology":"layer3","subnets":"10.50.0.0/16"`)
+	macvlan := &nadv1.NetworkAttachmentDefinition{ObjectMeta: s.meta("blue", "macvlan", nil)}
+	macvlan.Spec.Config = `{"type":"macvlan","name":"x"}`
+	s.must(s.api.Create(s.ctx, macvlan))
+
+	s.pod("red", "p", selects(`more@net1, more`))
+	s.wantIPs("red", "p", "red/net", "10.20.0.3/24")
+	s.wantIPs("red", "p", "red/more", "10.30.0.1/24")
+	s.wantIPs("red", "p", "red/more/1", "10.30.0.2/24")
+	s.noEvent()
+	s.pod("blue", "p", selects(`red/plain,l3,macvlan`))
+	s.wantIPs("blue", "p", "red/plain", "10.30.0.1/24") // an administrator's, for all
+	s.noEvent()
+	s.pod("blue", "q", selects(`red/more`))
+	s.event("NetworkAttachmentDefinition red/more is of another namespace")
+	s.pod("red", "r", selects(`net`))
+	s.event("red/net is a primary network", "remove it from annotation")
+	s.wantIPs("red", "r", "red/net", "10.20.0.4/24")
+	s.pod("blue", "s", selects(`later`))
+	s.event("NetworkAttachmentDefinition blue/later", "does not exist: create it")
+	s.nad("blue", "later", 11, "later", secondaryL2)
+	s.settle()
+	s.wantIPs("blue", "s", "blue/later", "10.30.0.1/24")
+	s.pod("blue", "t", selects(`[{"name":`))
+	s.event("annotation k8s.v1.cni.cncf.io/networks: it is not a JSON list", "write [{")
+	s.pod("blue", "u", selects(`[{"name":"later","ips":["x"]},{"name":"red/plain"}]`))
+	s.event("names")
+	s.pod("blue", "v", selects(`[{"name":"later","ips":["x"]},{"name":"plain","namespace":"red"}]`))
+	s.event("element 1 (blue/later): ips:")
+	s.wantIPs("blue", "v", "blue/later", "")
+	s.wantIPs("blue", "v", "red/plain", "10.30.0.2/24")
+	s.pod("red", "w", asks(`"mac":"33:33:00:00:00:01"`))
+	s.event("annotation v1.multus-cni.io/default-network: mac: 33:33:00:00:00:01 is no single interface's address")
+	host := &corev1.Pod{ObjectMeta: s.meta("red", "host", nil), Spec: corev1.PodSpec{NodeName: "n", HostNetwork: true}}
+	waits := &corev1.Pod{ObjectMeta: s.meta("red", "unscheduled", nil)}
+	for _, p := range []*corev1.Pod{host, waits} {
+		s.must(s.api.Create(s.ctx, p))
+		s.queue = append(s.queue, Key{Namespace: "red", Name: p.Name})
+		s.settle()
+		s.wantIPs("red", p.Name, "red/net", "")
+	}
+	s.noEvent()
+}
+
+// Another pod of the name is another pod.
+func TestSameName(t *testing.T) {
+	s := newSim(t)
+	s.namespace("red", true)
+	s.nad("red", "net", 7, "red_net", primaryL2)
+	p := s.pod("red", "a", nil)
+	s.must(s.api.Delete(s.ctx, p))
+	s.pod("red", "a", nil) // its deletion was not seen
+	s.wantIPs("red", "a", "red/net", "10.20.0.4/24")
+	if a := s.r.book.allocators["red_net"]; len(a.held) != 1 || len(a.macs) != 1 || a.tunnels.Len() != 1 {
+		t.Errorf("held %v, MACs %v, %d tunnel ids", a.held, a.macs, a.tunnels.Len())
+	}
+}
+
+// What was restored is not free because the cache does not show it yet.
+func TestCacheBehind(t *testing.T) {
+	s := newSim(t)
+	s.namespace("red", true)
+	s.nad("red", "net", 7, "red_net", claimL2)
+	claim := s.claim("red", "vm", "red_net")
+	p := s.pod("red", "a", asks(`"ipam-claim-reference":"vm"`))
+	s.restart(s.r.lookup.Plan)
+	s.r.cache = without{s.api, []string{p.Name, claim.Name}}
+	s.settle()
+	a := s.r.book.allocators["red_net"]
+	if a == nil || len(a.held) != 1 || len(a.macs) != 1 {
+		t.Fatalf("held %+v", a)
+	}
+	s.r.cache = s.api
+	s.remove(p)
+	s.remove(claim)
+	s.wantFree()
+}

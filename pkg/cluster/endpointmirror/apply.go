@@ -123,8 +123,8 @@ func (k *Kube) create(ctx context.Context, op Op) error {
 	obj = obj.DeepCopy()
 	err := k.Client.Create(ctx, obj)
 	switch {
-	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause):
-		return nil // nothing is wanted any more once the cache knows
+	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause), apierrors.IsNotFound(err):
+		return nil // the namespace ends or is gone: nothing is wanted any more once the cache knows
 	case apierrors.IsAlreadyExists(err):
 		return fmt.Errorf("%w: if it is no mirror, delete or rename it", err)
 	case err != nil:
@@ -141,12 +141,11 @@ func (k *Kube) update(ctx context.Context, op Op) error {
 	for key, v := range labels(m) {
 		set[key] = v
 	}
+	// All of it, whatever has changed: what somebody else did in the meantime
+	// is undone, and what is noted as written is what is there.
 	meta := map[string]any{
 		"uid":    m.UID, // a slice of the same name that came after is not meant
-		"labels": set, "annotations": annotations(m),
-	}
-	if op.Adopt {
-		meta["ownerReferences"] = []metav1.OwnerReference{ownerRef(m)}
+		"labels": set, "annotations": annotations(m), "ownerReferences": []metav1.OwnerReference{ownerRef(m)},
 	}
 	body, err := json.Marshal(map[string]any{"metadata": meta, "endpoints": m.Endpoints, "ports": m.Ports})
 	if err != nil {

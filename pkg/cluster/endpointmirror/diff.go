@@ -23,8 +23,6 @@ type Op struct {
 	Kind   OpKind
 	Source Source
 	Mirror Mirror // as it should be; Remove and Update: with the actual identity
-	// Adopt: the actual mirror refers to another owner, or to none.
-	Adopt bool
 }
 
 func (o Op) String() string {
@@ -50,7 +48,7 @@ func Diff(want, have State) []Op {
 			create = append(create, Op{Kind: Create, Source: want.Source, Mirror: w})
 		case !w.Serves(h):
 			w.UID, w.ResourceVersion = h.UID, h.ResourceVersion
-			update = append(update, Op{Kind: Update, Source: want.Source, Mirror: w, Adopt: w.OwnerUID != h.OwnerUID})
+			update = append(update, Op{Kind: Update, Source: want.Source, Mirror: w})
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(have.Mirrors)) {

@@ -68,9 +68,6 @@ func (f *Fake) do(op Op) error {
 		if have.AddressType != m.AddressType {
 			return fmt.Errorf("%s: addressType is immutable", key)
 		}
-		if !op.Adopt {
-			m.OwnerUID = have.OwnerUID
-		}
 		f.Slices[key] = FakeSlice{op.Source, m}
 	case Remove:
 		if exists && have.UID == m.UID {

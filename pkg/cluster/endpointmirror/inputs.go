@@ -41,7 +41,11 @@ func (r *Reconciler) inputs(ctx context.Context, s Source) (Inputs, error) {
 		return in, err
 	}
 	in.Unsettled = unsettled
-	if in.Slice == nil || in.Ending || primary == nil {
+	switch {
+	case in.Slice != nil && unsettled != "":
+		r.interest.set(s, []subject{namespaceOf(s)})
+		return in, nil
+	case in.Slice == nil || in.Ending || primary == nil:
 		r.interest.set(s, nil)
 		return in, nil
 	}
@@ -91,7 +95,7 @@ func (r *Reconciler) pods(ctx context.Context, in *Inputs, primary *network.NAD)
 	r.interest.set(in.Source, subjects)
 	g := gathering{r: r, in: in, keys: map[string]string{in.Source.Namespace: primary.Key()}}
 	in.Pods, in.Behind = map[PodRef]Pod{}, map[netip.Addr]Pod{}
-	for _, x := range subjects {
+	for _, x := range subjects[1:] {
 		if !x.addr.IsValid() {
 			pod, ok, err := g.pod(ctx, x.PodRef)
 			if err != nil {
@@ -102,25 +106,26 @@ func (r *Reconciler) pods(ctx context.Context, in *Inputs, primary *network.NAD)
 			}
 			continue
 		}
-		refs := r.interest.behind(x.addr)
-		for _, ref := range refs {
+		for _, ref := range r.interest.behind(x.addr, in.Source.Namespace) {
 			pod, ok, err := g.pod(ctx, ref)
 			if err != nil {
 				return err
 			}
-			// Where several claim the address, the namespace's own is believed.
-			if _, found := in.Behind[x.addr]; ok && len(pod.Addresses) > 0 && (!found || ref.Namespace == in.Source.Namespace) {
+			if ok && len(pod.Addresses) > 0 {
 				in.Behind[x.addr] = pod
+				break
 			}
 		}
 	}
 	return nil
 }
 
-// subjectsOf is what a slice's mirror depends on: the pods that endpoints refer
-// to, and the addresses on the cluster default network that others have.
+// subjectsOf is what a slice's mirror depends on: its namespace, the pods that
+// endpoints refer to, and the addresses on the cluster default network that
+// others have.
 func subjectsOf(s *discoveryv1.EndpointSlice, plan network.Plan) []subject {
-	out := make([]subject, 0, len(s.Endpoints))
+	out := make([]subject, 1, 1+len(s.Endpoints))
+	out[0] = namespaceOf(Source{s.Namespace, s.Name})
 	for i := range s.Endpoints {
 		e := &s.Endpoints[i]
 		if ref, ok := podOf(s.Namespace, e); ok {
@@ -135,6 +140,8 @@ func subjectsOf(s *discoveryv1.EndpointSlice, plan network.Plan) []subject {
 	}
 	return out
 }
+
+func namespaceOf(s Source) subject { return subject{PodRef: PodRef{Namespace: s.Namespace}} }
 
 // gathering is one reading of the pods of a source.
 type gathering struct {

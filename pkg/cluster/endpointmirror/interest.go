@@ -3,8 +3,10 @@
 package endpointmirror
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 )
 
@@ -68,7 +70,7 @@ func (i *interest) addLocked(s Source, subjects []subject) {
 		}
 		i.by[x][s] = struct{}{}
 	}
-	i.of[s] = append(slices.Clip(i.of[s]), subjects...)
+	i.of[s] = append(i.of[s], subjects...)
 }
 
 // has tells whether s is interested in anything.
@@ -99,7 +101,7 @@ func (i *interest) learn(pod PodRef, addrs []netip.Addr) {
 			i.pods = map[netip.Addr][]PodRef{}
 		}
 		if !slices.Contains(i.pods[a], pod) {
-			i.pods[a] = append(slices.Clip(i.pods[a]), pod)
+			i.pods[a] = append(i.pods[a], pod)
 		}
 	}
 }
@@ -108,7 +110,7 @@ func (i *interest) forget(pod PodRef, addrs []netip.Addr) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	for _, a := range addrs {
-		left := slices.DeleteFunc(slices.Clone(i.pods[a]), func(p PodRef) bool { return p == pod })
+		left := slices.DeleteFunc(i.pods[a], func(p PodRef) bool { return p == pod })
 		if len(left) == 0 {
 			delete(i.pods, a)
 		} else {
@@ -117,9 +119,20 @@ func (i *interest) forget(pod PodRef, addrs []netip.Addr) {
 	}
 }
 
-// behind are the pods that have the address: normally one.
-func (i *interest) behind(a netip.Addr) []PodRef {
+// behind are the pods that have the address: normally one. Where several claim
+// it, those of the namespace are believed first.
+func (i *interest) behind(a netip.Addr, namespace string) []PodRef {
 	i.mu.Lock()
-	defer i.mu.Unlock()
-	return i.pods[a] // replaced, never modified
+	out := slices.Clone(i.pods[a])
+	i.mu.Unlock()
+	foreign := func(p PodRef) int {
+		if p.Namespace == namespace {
+			return 0
+		}
+		return 1
+	}
+	slices.SortFunc(out, func(a, b PodRef) int {
+		return cmp.Or(foreign(a)-foreign(b), strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
+	})
+	return out
 }

@@ -19,6 +19,7 @@ type recent struct {
 type record struct {
 	mirror  Mirror
 	removed bool
+	unseen  bool // removed before the cache had what was written: it comes and goes yet
 	at      time.Time
 }
 
@@ -33,15 +34,13 @@ func atLeast(a, b string) bool {
 	return err != nil || c >= 0
 }
 
-func (r *recent) written(s Source, m Mirror, now time.Time) {
-	r.set(s, m.Name, record{mirror: m, at: now})
-}
+func (r *recent) written(s Source, m Mirror, now time.Time) { r.set(s, record{mirror: m, at: now}) }
 
 func (r *recent) removed(s Source, m Mirror, now time.Time) {
-	r.set(s, m.Name, record{mirror: m, removed: true, at: now})
+	r.set(s, record{mirror: Mirror{Name: m.Name, UID: m.UID, ResourceVersion: m.ResourceVersion}, removed: true, at: now})
 }
 
-func (r *recent) set(s Source, name string, rec record) {
+func (r *recent) set(s Source, rec record) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.by == nil {
@@ -50,7 +49,9 @@ func (r *recent) set(s Source, name string, rec record) {
 	if r.by[s] == nil {
 		r.by[s] = map[string]record{}
 	}
-	r.by[s][name] = rec
+	_, pending := r.by[s][rec.mirror.Name]
+	rec.unseen = rec.removed && pending
+	r.by[s][rec.mirror.Name] = rec
 }
 
 // merge corrects the mirrors that the cache has of a source.
@@ -62,10 +63,11 @@ func (r *recent) merge(s Source, cached map[string]Mirror, now time.Time) {
 		switch {
 		case now.Sub(rec.at) > trust:
 			r.drop(s, name)
-		case rec.removed && ok && c.UID == rec.mirror.UID:
-			delete(cached, name)
-		case rec.removed, ok && atLeast(c.ResourceVersion, rec.mirror.ResourceVersion):
+		case rec.removed && ok && (c.UID == rec.mirror.UID || atLeast(rec.mirror.ResourceVersion, c.ResourceVersion)):
+			delete(cached, name) // it, or one before it
+		case rec.removed && (ok || !rec.unseen), ok && atLeast(c.ResourceVersion, rec.mirror.ResourceVersion):
 			r.drop(s, name)
+		case rec.removed:
 		default:
 			cached[name] = rec.mirror
 		}

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package endpointmirror
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"pgregory.net/rapid"
+
+	"bulkhead/pkg/network"
+)
+
+// comparable State: what only actual mirrors know does not count.
+var sameState = cmp.Options{cmpopts.IgnoreFields(Mirror{}, "UID", "ResourceVersion"), cmpopts.EquateEmpty()}
+
+var drawnNetworks = []*network.Network{
+	nil, tenant("one", "10.20.0.0/16"), tenant("one", "10.20.0.0/16", "fd20::/48"), tenant("two", "10.30.0.0/16"), tenant("six", "fd20::/48"),
+}
+
+// drawSlice draws a source's endpoints, some of them impossible ones.
+func drawSlice(t *rapid.T) *discoveryv1.EndpointSlice {
+	family := rapid.SampledFrom([]discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6, discoveryv1.AddressTypeFQDN}).Draw(t, "family")
+	var es []discoveryv1.Endpoint
+	for range rapid.IntRange(0, 5).Draw(t, "endpoints") {
+		pod := rapid.SampledFrom([]string{"", "", "a", "b", "host", "waiting", "liar", "unknown"}).Draw(t, "pod")
+		address := rapid.SampledFrom([]string{"10.244.1.5", "10.244.7.7", "10.20.3.3", "10.96.0.9", "203.0.113.9", "fd10:244::7", "fd20::3", "2001:db8::9", "x"})
+		e := endpoint(pod, address.Draw(t, "address"))
+		if rapid.Bool().Draw(t, "unready") {
+			e.Conditions.Ready = ptr(false)
+		}
+		es = append(es, e)
+	}
+	s := sourceSlice(family, es...)
+	s.UID = types.UID(rapid.SampledFrom([]string{"uid-source", "uid-former"}).Draw(t, "uid"))
+	return s
+}
+
+// drawWorld draws a source, and what there is already.
+func drawWorld(t *rapid.T) (Inputs, *Fake) {
+	in := inputs(drawSlice(t), rapid.SampledFrom(drawnNetworks).Draw(t, "network"))
+	if rapid.IntRange(0, 4).Draw(t, "gone") == 0 {
+		in.Slice = nil
+	}
+	fake := NewFake()
+	// Slices of somebody else, which nothing may touch.
+	fake.Slices["red/theirs"] = FakeSlice{Mirror: Mirror{Namespace: "red", Name: "theirs", Managed: true, UID: "1"}}
+	fake.Slices["red/others"] = FakeSlice{Of: Source{"red", "db"}, Mirror: Mirror{Namespace: "red", Name: "others", Managed: true, UID: "2"}}
+	if rapid.Bool().Draw(t, "exists") {
+		before := inputs(drawSlice(t), rapid.SampledFrom(drawnNetworks).Draw(t, "network before"))
+		for name, m := range Build(before, State{}).Mirrors {
+			m.UID, m.Managed, m.Exposed = "3", rapid.Bool().Draw(t, "label"), rapid.Bool().Draw(t, "exposed")
+			if rapid.IntRange(0, 4).Draw(t, "reference") == 0 {
+				m.OwnerUID = ""
+			}
+			fake.Slices["red/"+name] = FakeSlice{in.Source, m}
+			if rapid.Bool().Draw(t, "copied") {
+				m.Name, m.UID = "copy", "4"
+				fake.Slices["red/copy"] = FakeSlice{in.Source, m}
+			}
+		}
+	}
+	return in, fake
+}
+
+// Apply(Diff(want, have)) is want, a second run has nothing to do, whatever
+// failed on the way; nothing of somebody else's is touched, and no address of
+// the cluster's is ever passed on.
+func TestApplyReachesWant(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		ctx := context.Background()
+		in, fake := drawWorld(t)
+		others := map[string]FakeSlice{"red/theirs": fake.Slices["red/theirs"], "red/others": fake.Slices["red/others"]}
+		round := func() (State, []Op, error) {
+			have, _ := fake.Read(ctx, in.Source)
+			want := Build(in, have)
+			ops := Diff(want, have)
+			return want, ops, fake.Apply(ctx, ops)
+		}
+		crash, n := rapid.IntRange(0, 4).Draw(t, "fails at"), 0
+		fake.Fail = func(Op) error {
+			if n++; n == crash {
+				return errors.New("injected")
+			}
+			return nil
+		}
+		if _, _, err := round(); err != nil {
+			fake.Fail = nil
+			if _, _, err = round(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want, ops, _ := round()
+		if len(ops) > 0 {
+			t.Fatalf("another run would do %v", ops)
+		}
+		got, _ := fake.Read(ctx, in.Source)
+		if d := cmp.Diff(want, got, sameState); d != "" {
+			t.Fatalf("(-want +got):\n%s", d)
+		}
+		for key, before := range others {
+			if d := cmp.Diff(before, fake.Slices[key]); d != "" {
+				t.Fatalf("%s was touched:\n%s", key, d)
+			}
+		}
+		for _, m := range got.Mirrors {
+			for _, e := range m.Endpoints {
+				for _, raw := range e.Addresses {
+					a := netip.MustParseAddr(raw)
+					if !in.Network.Contains(a) && inCluster(*in.Network, testPlan, a) || a.Is4() != (m.AddressType == discoveryv1.AddressTypeIPv4) {
+						t.Fatalf("%s is in a mirror of %s on %s", a, m.AddressType, m.Network)
+					}
+				}
+			}
+		}
+	})
+}

@@ -1,0 +1,366 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package endpointmirror
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+	"pgregory.net/rapid"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+
+	"bulkhead/pkg/kube"
+	"bulkhead/pkg/network"
+)
+
+// sim is the reconciler with its events, between an API server and a cache
+// that lags behind it.
+type sim struct {
+	t             rapid.TB
+	ctx           context.Context
+	server, cache *store
+	r             *Reconciler
+	queue         workqueue.TypedRateLimitingInterface[Source]
+	errors        int
+}
+
+func newSim(t rapid.TB) *sim {
+	s := &sim{t: t, ctx: context.Background(), server: newStore(), cache: newStore()}
+	s.restart()
+	return s
+}
+
+// restart is another process, whose cache is filled but whose memory is not.
+func (s *sim) restart() {
+	s.queue = workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[Source](time.Hour, time.Hour))
+	target := &Kube{Cache: s.cache, Client: s.server, Now: func() time.Time { return time.Unix(0, 0) }, Log: slog.New(slog.DiscardHandler)}
+	s.r = NewReconciler(s.cache, testPlan, target, slog.New(slog.DiscardHandler))
+	for _, key := range s.cache.keys() {
+		s.event(nil, s.cache.objects[key], true)
+	}
+}
+
+// event tells the reconciler what has become of an object in the cache.
+func (s *sim) event(was, is client.Object, initial bool) {
+	tell[slice](s, s.r.sliceEvents(), was, is, initial)
+	tell[*corev1.Pod](s, s.r.podEvents(), was, is, initial)
+	tell[nad](s, s.r.nadEvents(), was, is, initial)
+	tell[meta](s, s.r.namespaceEvents(), was, is, initial)
+}
+
+type events[T client.Object] interface {
+	Create(context.Context, event.TypedCreateEvent[T], queue)
+	Update(context.Context, event.TypedUpdateEvent[T], queue)
+	Delete(context.Context, event.TypedDeleteEvent[T], queue)
+}
+
+func tell[T client.Object](s *sim, h events[T], was, is client.Object, initial bool) {
+	o, existed := was.(T)
+	n, exists := is.(T)
+	switch {
+	case existed && exists:
+		h.Update(s.ctx, event.TypedUpdateEvent[T]{ObjectOld: o, ObjectNew: n}, s.queue)
+	case existed:
+		h.Delete(s.ctx, event.TypedDeleteEvent[T]{Object: o}, s.queue)
+	case exists:
+		h.Create(s.ctx, event.TypedCreateEvent[T]{Object: n, IsInInitialList: initial}, s.queue)
+	}
+}
+
+// lag is the kinds of which the cache lacks changes.
+func (s *sim) lag() []string {
+	var out []string
+	for kind, changes := range s.server.watch {
+		if len(changes) > 0 {
+			out = append(out, kind)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// deliver brings the next change of a kind to the cache.
+func (s *sim) deliver(kind string) {
+	next := s.server.watch[kind][0]
+	s.server.watch[kind] = s.server.watch[kind][1:]
+	was := s.cache.objects[next.key]
+	if next.is == nil {
+		delete(s.cache.objects, next.key)
+	} else {
+		s.cache.objects[next.key] = next.is
+	}
+	s.event(was, next.is, false)
+}
+
+// reconcile works on one key of the queue.
+func (s *sim) reconcile() {
+	key, _ := s.queue.Get()
+	if _, err := s.r.Reconcile(s.ctx, key); err != nil {
+		s.errors++
+		s.queue.Add(key)
+	}
+	s.queue.Done(key)
+}
+
+// settle lets everything happen that is under way.
+func (s *sim) settle() {
+	for n := 0; s.queue.Len() > 0 || len(s.lag()) > 0; n++ {
+		for _, key := range s.lag() {
+			s.deliver(key)
+		}
+		for left := s.queue.Len(); left > 0; left-- {
+			s.reconcile()
+		}
+		if n > 500 {
+			s.t.Fatalf("does not come to rest: lag %v, %d keys, %d errors", s.lag(), s.queue.Len(), s.errors)
+		}
+	}
+}
+
+// check compares the mirrors on the server with what follows from everything
+// else there, found by looking at all of it.
+func (s *sim) check() {
+	s.t.Helper()
+	want, got := map[string]Mirror{}, map[string]Mirror{}
+	for _, key := range s.server.keys() {
+		x, ok := s.server.objects[key].(slice)
+		if !ok {
+			continue
+		}
+		if _, mirror := SourceOf(x); mirror {
+			m := mirrorOf(x)
+			got[x.Namespace+"/"+x.Name] = m
+			continue
+		}
+		for name, m := range Build(s.oracle(x), State{}).Mirrors {
+			want[x.Namespace+"/"+name] = m
+		}
+	}
+	if d := cmp.Diff(want, got, sameState); d != "" {
+		s.t.Fatalf("(-want +got):\n%s", d)
+	}
+}
+
+func (s *sim) oracle(x slice) Inputs {
+	in := Inputs{Source: Source{x.Namespace, x.Name}, Slice: x, Plan: testPlan, Pods: map[PodRef]Pod{}, Behind: map[netip.Addr]Pod{}}
+	lookup := kube.Lookup{Cache: s.server, Plan: testPlan}
+	primary, err := lookup.Primary(s.ctx, x.Namespace)
+	if err != nil || primary == nil {
+		return in
+	}
+	in.Network = &primary.Network
+	behind := map[netip.Addr]string{} // whose namespace
+	for _, key := range s.server.keys() {
+		p, ok := s.server.objects[key].(*corev1.Pod)
+		if !ok {
+			continue
+		}
+		pod := Pod{UID: p.UID, HostNetwork: p.Spec.HostNetwork}
+		nets, _ := network.ParsePodNetworks(p.Annotations[network.AnnotationPodNetworks])
+		if theirs, err := lookup.Primary(s.ctx, p.Namespace); err == nil && theirs != nil && theirs.Network.Name == in.Network.Name {
+			for _, ip := range nets[theirs.Key()].IPs {
+				pod.Addresses = append(pod.Addresses, ip.Addr())
+			}
+		}
+		in.Pods[PodRef{p.Namespace, p.Name}] = pod
+		for _, ip := range nets["default"].IPs {
+			if _, found := in.Behind[ip.Addr()]; len(pod.Addresses) > 0 && (!found || p.Namespace == x.Namespace && p.Namespace != behind[ip.Addr()]) {
+				in.Behind[ip.Addr()], behind[ip.Addr()] = pod, p.Namespace
+			}
+		}
+	}
+	return in
+}
+
+func namespaceObject(name string, label bool) *metav1.PartialObjectMetadata {
+	ns := namespaceMeta()
+	ns.Name = name
+	if label {
+		ns.Labels = map[string]string{network.LabelPrimaryUDN: ""}
+	}
+	return ns
+}
+
+func nadObject(namespace, name, net, subnets string) *nadv1.NetworkAttachmentDefinition {
+	n := &nadv1.NetworkAttachmentDefinition{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name,
+		Annotations: map[string]string{network.AnnotationNetworkID: "7"}}}
+	n.Spec.Config = fmt.Sprintf(`{"cniVersion":"1.1.0","name":%q,"type":"ovn-k8s-cni-overlay","topology":"layer3","role":"primary","subnets":%q,"netAttachDefName":"%s/%s"}`,
+		net, subnets, namespace, name)
+	return n
+}
+
+// podObject is pod number n of a namespace, with addresses on the network of
+// that NAD, or without any.
+func podObject(namespace string, n int, nad string, address int) *corev1.Pod {
+	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprint("pod-", n)}}
+	if nad != "" {
+		p.Annotations = map[string]string{network.AnnotationPodNetworks: fmt.Sprintf(
+			`{"default":{"ip_addresses":["%s/24"],"mac_address":"0a:58:0a:f4:00:05","role":"infrastructure-locked"},`+
+				`"%s/%s":{"ip_addresses":["10.20.1.%d/24","fd20:0:0:1::%d/64"],"mac_address":"0a:58:0a:14:01:05","role":"primary"}}`,
+			defaultOf(namespace, address), namespace, nad, 10+n, 10+n)}
+	}
+	return p
+}
+
+func defaultOf(namespace string, n int) string {
+	return fmt.Sprintf("10.244.%d.%d", namespace[0], 10+n)
+}
+
+// Whatever happens to slices, pods, networks, namespaces and mirrors, and
+// however late the cache learns of it: once all is quiet the mirrors are what
+// they should be, no write has failed on the way, and a restart writes nothing.
+func TestFollowsEverything(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := newSim(t)
+		namespaces := []string{"alpha", "beta", "plain"}
+		if rapid.Bool().Draw(t, "usual start") {
+			for _, ns := range namespaces {
+				s.server.put(namespaceObject(ns, ns != "plain"))
+				s.server.put(nadObject(ns, "net", "shared", "10.20.0.0/16/24"))
+			}
+			s.settle()
+		}
+		for step := range rapid.IntRange(1, 60).Draw(t, "steps") {
+			if lag := s.lag(); len(lag) > 0 && rapid.Bool().Draw(t, "deliver") {
+				s.deliver(rapid.SampledFrom(lag).Draw(t, "kind"))
+				continue
+			}
+			if s.queue.Len() > 0 && rapid.Bool().Draw(t, "work") {
+				s.reconcile()
+				continue
+			}
+			s.act(t, rapid.SampledFrom(namespaces).Draw(t, "namespace"), step)
+		}
+		s.settle()
+		s.check()
+		if s.errors > 0 || s.server.useless > 0 {
+			t.Fatalf("%d reconciles failed, %d writes were useless", s.errors, s.server.useless)
+		}
+		writes := s.server.writes
+		s.restart()
+		s.settle()
+		if s.server.writes != writes {
+			t.Fatalf("a restart writes %d times", s.server.writes-writes)
+		}
+	})
+}
+
+// act lets somebody do something.
+func (s *sim) act(t *rapid.T, ns string, step int) {
+	n := rapid.IntRange(0, 2).Draw(t, "number")
+	net := rapid.SampledFrom([]string{"shared", "own-" + ns}).Draw(t, "network")
+	remove := func(o client.Object) { s.server.drop(keyOf(o)) }
+	src := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: fmt.Sprint("svc-", n)}}
+	if home := namespaceObject(ns, ns != "plain"); s.server.objects[keyOf(home)] == nil {
+		s.server.put(home)
+		return
+	}
+	what := rapid.SampledFrom([]string{"slice", "slice", "slice", "new slice", "no slice", "pod", "pod", "bare pod", "no pod", "nad", "nad", "no nad",
+		"namespace", "no namespace", "meddle", "collect"}).Draw(t, "what")
+	switch what {
+	case "new slice", "slice":
+		src.Labels = map[string]string{discoveryv1.LabelServiceName: "svc"}
+		src.AddressType = rapid.SampledFrom([]discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6}).Draw(t, "family")
+		if was, ok := s.server.objects[keyOf(src)]; ok && what == "new slice" {
+			remove(src)
+		} else if ok {
+			src.AddressType = was.(slice).AddressType
+		}
+		for range rapid.IntRange(0, 3).Draw(t, "endpoints") {
+			of, k := rapid.SampledFrom([]string{"alpha", "beta"}).Draw(t, "pod's namespace"), rapid.IntRange(0, 2).Draw(t, "pod")
+			e := discoveryv1.Endpoint{Addresses: []string{defaultOf(of, k)}}
+			if rapid.Bool().Draw(t, "by reference") {
+				e.TargetRef = &corev1.ObjectReference{Kind: "Pod", Namespace: of, Name: fmt.Sprint("pod-", k)}
+			}
+			src.Endpoints = append(src.Endpoints, e)
+		}
+		if rapid.Bool().Draw(t, "external") {
+			address := map[discoveryv1.AddressType]string{discoveryv1.AddressTypeIPv4: "203.0.113.9", discoveryv1.AddressTypeIPv6: "2001:db8::9"}
+			src.Endpoints = append(src.Endpoints, discoveryv1.Endpoint{Addresses: []string{address[src.AddressType]}})
+		}
+		s.server.put(src)
+	case "no slice":
+		remove(src)
+	case "pod":
+		s.server.put(podObject(ns, n, "net", rapid.IntRange(0, 2).Draw(t, "address")))
+	case "bare pod":
+		s.server.put(podObject(ns, n, "", 0))
+	case "no pod":
+		remove(podObject(ns, n, "", 0))
+	case "nad":
+		s.server.put(nadObject(ns, "net", net, rapid.SampledFrom([]string{"10.20.0.0/16/24", "10.20.0.0/16/24,fd20::/48/64"}).Draw(t, "subnets")))
+	case "no nad":
+		remove(nadObject(ns, "net", net, ""))
+	case "namespace":
+		s.server.put(namespaceObject(ns, rapid.Bool().Draw(t, "label")))
+	case "no namespace": // goes when nothing is left in it
+		for _, key := range s.server.keys() {
+			if s.server.objects[key].GetNamespace() == ns {
+				s.server.drop(key)
+			}
+		}
+		remove(namespaceObject(ns, false))
+	case "meddle":
+		s.meddle(t, src, step)
+	case "collect":
+		s.collectGarbage()
+	}
+}
+
+// meddle does something to a mirror that nobody should do.
+func (s *sim) meddle(t *rapid.T, src *discoveryv1.EndpointSlice, step int) {
+	src.Name = MirrorName(src.Name)
+	have, ok := s.server.objects[keyOf(src)].(slice)
+	if !ok {
+		return
+	}
+	m := have.DeepCopy()
+	switch rapid.SampledFrom([]string{"delete", "label", "reference", "endpoints", "expose", "copy"}).Draw(t, "how") {
+	case "delete":
+		s.server.drop(keyOf(src))
+		return
+	case "label":
+		m.Labels = nil
+	case "reference":
+		m.OwnerReferences = nil
+	case "endpoints":
+		m.Endpoints = append(m.Endpoints, discoveryv1.Endpoint{Addresses: []string{"192.0.2.66"}})
+	case "expose":
+		if m.Labels == nil {
+			m.Labels = map[string]string{}
+		}
+		m.Labels[discoveryv1.LabelServiceName] = "svc"
+	case "copy":
+		if m.OwnerReferences == nil || m.Labels[discoveryv1.LabelManagedBy] == "" {
+			return // the copy would be nobody's
+		}
+		m.Name, m.UID = fmt.Sprint("copy-", step), ""
+	}
+	s.server.put(m)
+}
+
+// collectGarbage is Kubernetes' garbage collector.
+func (s *sim) collectGarbage() {
+	uids := map[types.UID]bool{}
+	for _, o := range s.server.objects {
+		uids[o.GetUID()] = true
+	}
+	for _, key := range s.server.keys() {
+		if refs := s.server.objects[key].GetOwnerReferences(); len(refs) > 0 && !uids[refs[0].UID] {
+			s.server.drop(key)
+		}
+	}
+}

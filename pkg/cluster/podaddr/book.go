@@ -4,6 +4,7 @@ package podaddr
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"math"
 	"net/netip"
@@ -111,14 +112,19 @@ func (b *book) build(in Inputs) State {
 	b.abandon(key, st, in)
 	in.Held, in.Had = st.grants, st.had
 	for i := range in.Attachments {
-		in.Attachments[i].Alloc = b.allocator(in.Attachments[i].Network.Name)
+		a := &in.Attachments[i]
+		a.Alloc = b.allocator(a.Network.Name)
+		if had, ok := st.had[a.Key]; ok && a.Request.Claim != "" && len(had.IPs) > 0 {
+			former := b.former(in.Pod.Namespace, a.Request.Claim, a.Network.Name, had.IPs).Claim
+			a.Former = &former
+		}
 	}
 	want, given, problems := Build(in)
 	if len(given) > 0 && st.grants == nil {
 		st.grants, st.settled = map[string]Grant{}, map[string]bool{}
 	}
 	for k, g := range given {
-		st.grants[k], st.settled[k] = g, in.Restoring
+		st.grants[k], st.settled[k] = g, in.Restoring || sameEntry(g.Entry, st.had[k])
 		delete(st.had, k)
 		if g.HasClaim {
 			c := b.claims[g.Holder.UID]
@@ -128,6 +134,9 @@ func (b *book) build(in Inputs) State {
 		}
 	}
 	for _, a := range in.Attachments {
+		if a.Former != nil {
+			b.freeClaim(b.claims[a.Former.Holder.UID])
+		}
 		b.sweep(a.Network.Name)
 	}
 	if len(st.grants) > 0 || len(st.had) > 0 {
@@ -275,6 +284,18 @@ func (b *book) claim(obj *ipamclaimv1.IPAMClaim) *claimState {
 		return c
 	}
 	c.IPs = wants
+	return c
+}
+
+// former stands for a claim that was deleted before this process was the
+// leader, or replaced by another of its name, while pods had its addresses.
+func (b *book) former(namespace, name, networkName string, ips []netip.Prefix) *claimState {
+	uid := types.UID(fmt.Sprintf("former %s/%s %s %s", namespace, name, networkName, join(sorted(ips))))
+	c := b.claims[uid]
+	if c == nil {
+		c = &claimState{gone: true, Claim: Claim{Holder: Holder{Claim: true, Namespace: namespace, Name: name, UID: uid}, Network: networkName}}
+		b.claims[uid] = c
+	}
 	return c
 }
 

@@ -179,14 +179,17 @@ func (b *builder) resume(a Attachment, g Grant, hosts []netip.Prefix, pod Holder
 	if err != nil || len(hw) != 6 {
 		return g, fmt.Errorf("mac_address %q is not an Ethernet address", had.MAC)
 	}
-	if g.HasClaim && len(a.Claim.IPs) > 0 && !slices.Equal(sorted(a.Claim.IPs), sorted(ips)) {
-		g.Holder, g.HasClaim = pod, false // of a former claim of that name
+	claim := a.Claim
+	if !g.HasClaim || len(claim.IPs) > 0 && !slices.Equal(sorted(claim.IPs), sorted(ips)) {
+		if claim, g.Holder, g.HasClaim = a.Former, pod, false; claim != nil {
+			g.Holder, g.HasClaim = claim.Holder, true
+		}
 	}
 	if err := a.Alloc.Hold(g.Holder, ips); err != nil {
 		return g, err
 	}
 	undo := func() {
-		if !g.HasClaim || len(a.Claim.IPs) == 0 {
+		if !g.HasClaim || len(claim.IPs) == 0 {
 			a.Alloc.Free(g.Holder, ips)
 		}
 	}

@@ -197,6 +197,36 @@ func TestClaimAgain(t *testing.T) {
 	s.remove(claim)
 }
 
+// Two pods of a claim that was deleted go on sharing its addresses, also after
+// a restart.
+func TestClaimGoneWhileMigrating(t *testing.T) {
+	s := newSim(t)
+	s.namespace("red", true)
+	s.nad("red", "net", 7, "red_net", claimL2)
+	claim := s.claim("red", "vm", "red_net")
+	with := asks(`"ipam-claim-reference":"vm"`)
+	pods := []*corev1.Pod{s.pod("red", "source", with), s.pod("red", "target", with)}
+	s.run("red", "source")
+	s.remove(claim)
+	s.restart(s.r.lookup.Plan)
+	s.settle()
+	if s.target.writes > 0 {
+		t.Errorf("%d writes after a restart", s.target.writes)
+	}
+	s.noEvent()
+	s.pod("red", "other", nil)
+	x, _ := s.entry("red", "target", "red/net")
+	if y, _ := s.entry("red", "other", "red/net"); join(x.IPs) != "10.20.0.3/24" || join(y.IPs) != "10.20.0.4/24" || x.TunnelID == y.TunnelID {
+		t.Errorf("target %+v, other %+v", x, y)
+	}
+	for _, p := range pods {
+		s.remove(p)
+	}
+	if len(s.r.book.claims) > 0 || len(s.r.book.allocators["red_net"].held) != 1 {
+		t.Errorf("claims %v, held %v", s.r.book.claims, s.r.book.allocators["red_net"].held)
+	}
+}
+
 // Of claims and pods that say they have one address, the older has it.
 func TestOlderHolds(t *testing.T) {
 	s := newSim(t)

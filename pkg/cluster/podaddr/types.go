@@ -49,6 +49,7 @@ type Attachment struct {
 	Network network.Network
 	Request Request
 	Claim   *Claim // that Request names; nil: there is none
+	Former  *Claim // that the pod's addresses were of, if not of Claim
 	Alloc   *Allocator
 }
 

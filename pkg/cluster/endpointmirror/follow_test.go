@@ -255,7 +255,87 @@ func TestFollowsEverything(t *testing.T) {
 		if s.server.writes != writes {
 			t.Fatalf("a restart writes %d times", s.server.writes-writes)
 		}
+		for _, key := range s.server.keys() {
+			s.server.drop(key)
+		}
+		s.settle()
+		if i := &s.r.interest; len(i.by)+len(i.of)+len(i.pods)+len(s.r.target.recent.by) > 0 {
+			t.Fatalf("nothing is left and it remembers %v %v %v %v", i.by, i.of, i.pods, s.r.target.recent.by)
+		}
 	})
+}
+
+// sliceObject is a slice by hand, whose endpoints are external.
+func sliceObject(namespace, name string, addresses ...string) *discoveryv1.EndpointSlice {
+	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name,
+		Labels: map[string]string{discoveryv1.LabelServiceName: "svc"}}, AddressType: discoveryv1.AddressTypeIPv4}
+	for _, a := range addresses {
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}})
+	}
+	return s
+}
+
+// While it is not known which network is the namespace's, and while the
+// namespace ends, mirrors stay as they are; afterwards they follow.
+func TestLeftAsItIs(t *testing.T) {
+	good := nadObject("alpha", "net", "shared", "10.20.0.0/16/24")
+	ending := namespaceObject("alpha", true)
+	ending.DeletionTimestamp = ptr(metav1.Now())
+	for what, tt := range map[string]struct{ during, after []client.Object }{
+		"malformed": {[]client.Object{nadObject("alpha", "net", "shared", "10.20.0.0/16/99")}, []client.Object{good.DeepCopy()}},
+		"two":       {[]client.Object{nadObject("alpha", "second", "other", "10.30.0.0/16/24")}, nil},
+		"ending":    {[]client.Object{ending}, []client.Object{namespaceObject("alpha", true)}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			s := newSim(t)
+			s.server.put(namespaceObject("alpha", true))
+			s.server.put(good.DeepCopy())
+			s.server.put(sliceObject("alpha", "svc-0", "203.0.113.9"))
+			s.server.put(sliceObject("alpha", "svc-1", "203.0.113.9"))
+			s.settle()
+			s.check()
+			for _, o := range tt.during {
+				s.server.put(o)
+			}
+			s.settle()
+			writes := s.server.writes
+			s.server.put(sliceObject("alpha", "svc-0", "203.0.113.10"))
+			s.server.put(sliceObject("alpha", "svc-2", "203.0.113.11"))
+			s.settle()
+			if s.server.writes != writes {
+				t.Errorf("writes %d times", s.server.writes-writes)
+			}
+			for _, o := range tt.after {
+				s.server.put(o)
+			}
+			if tt.after == nil {
+				s.server.drop(keyOf(tt.during[0]))
+			}
+			s.settle()
+			s.check()
+		})
+	}
+}
+
+// Slices of namespaces on the cluster default network end at a look at their
+// namespace.
+func TestDefaultNetworkCostsNothing(t *testing.T) {
+	s := newSim(t)
+	s.server.put(namespaceObject("plain", false))
+	s.settle()
+	const n = 10000
+	start := time.Now()
+	for i := range n {
+		s.server.put(sliceObject("plain", fmt.Sprint("svc-", i), "10.244.1.5"))
+		s.deliver("EndpointSlice")
+		p := podObject("plain", i, "", 0)
+		s.server.put(p)
+		s.deliver("Pod")
+	}
+	t.Logf("%s an event", time.Since(start)/(2*n))
+	if s.queue.Len() > 0 || s.server.writes > 0 || len(s.r.interest.of)+len(s.r.interest.pods) > 0 {
+		t.Errorf("%d keys, %d writes, %d and %d remembered", s.queue.Len(), s.server.writes, len(s.r.interest.of), len(s.r.interest.pods))
+	}
 }
 
 // act lets somebody do something.

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package podaddr
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"bulkhead/pkg/network"
+)
+
+func TestParseSelections(t *testing.T) {
+	for _, tt := range []struct{ in, want, err string }{
+		{in: "", want: ""},
+		{in: "  ", want: ""},
+		{in: "[]", want: ""},
+		{in: "net", want: "a/net"},
+		{in: "b/net@eth1, net@eth2 ,b/net", want: "b/net a/net b/net/1"},
+		{in: "net.with.dots", want: "a/net.with.dots"},
+		{in: `[{"name":"net"},{"name":"net","namespace":"b","ips":["10.0.0.5/24","fd00::5"],"mac":"02:00:00:00:00:AA"},{"name":"net"}]`,
+			want: "a/net b/net[10.0.0.5/24 fd00::5/128 02:00:00:00:00:aa] a/net/1"},
+		{in: `[{"name":"net","default-route":["10.0.0.1"],"ipam-claim-reference":"vm","interface":"x","cni-args":{"a":1}}]`, want: "a/net[gw 10.0.0.1 claim vm]"},
+		{in: "a/b/c", err: "names"},
+		{in: "/net", err: "no namespace before /"},
+		{in: "net@", err: "no interface name after @"},
+		{in: "net@a@b", err: "no interface name after @"},
+		{in: "net,", err: "names"},
+		{in: "Net", err: "names"},
+		{in: "[null]", err: "element 1 is null"},
+		{in: `{"name":"net"}`, err: "not a JSON list"},
+		{in: `[{"name":"net"}]]`, err: "not a JSON list"},
+		{in: `[{"name":""}]`, err: "names"},
+		{in: `[{"name":"a,b"}]`, err: "names"},
+		{in: `[{"name":"net","ips":["::ffff:10.0.0.1"]}]`, want: `a/net!ips: "::ffff:10.0.0.1" is an IPv4 address in IPv6`},
+		{in: `[{"name":"net","ips":["10.0.0.300"]}]`, want: `a/net!ips: "10.0.0.300" is not an IP address`},
+		{in: `[{"name":"net","ips":["fe80::1%eth0"]}]`, want: `a/net!ips: "fe80::1%eth0" is not an IP address`},
+		{in: `[{"name":"net","mac":"02:00:00:00:00:00:00:01"}]`, want: `a/net!mac: "02:00:00:00:00:00:00:01" is not an Ethernet address`},
+		{in: `[{"name":"net","mac":"ff:ff:ff:ff:ff:ff"}]`, want: "a/net!mac: ff:ff:ff:ff:ff:ff is no single interface's address"},
+		{in: `[{"name":"net","mac":"00:00:00:00:00:00"}]`, want: "a/net!mac: 00:00:00:00:00:00 is no single interface's address"},
+		{in: `[{"name":"net","ipam-claim-reference":"a/b"}]`, want: `a/net!ipam-claim-reference: "a/b" is not the name of an IPAMClaim`},
+	} {
+		got, err := ParseSelections("a", tt.in)
+		if (err != nil) != (tt.err != "") || err != nil && (!strings.Contains(err.Error(), tt.err) || !strings.Contains(err.Error(), network.AnnotationNetworks)) {
+			t.Errorf("%s: error %v, want %q", tt.in, err, tt.err)
+		}
+		var words []string
+		for _, s := range got {
+			w := s.Key
+			var inner []string
+			for _, ip := range s.Request.IPs {
+				inner = append(inner, ip.String())
+			}
+			if s.Request.MAC != "" {
+				inner = append(inner, s.Request.MAC)
+			}
+			for _, gw := range s.Request.Gateways {
+				inner = append(inner, "gw", gw.String())
+			}
+			if s.Request.Claim != "" {
+				inner = append(inner, "claim", s.Request.Claim)
+			}
+			if len(inner) > 0 && s.Err == nil {
+				w += fmt.Sprint(inner)
+			}
+			if s.Err != nil {
+				_, text, _ := strings.Cut(s.Err.Error(), "): ")
+				w += "!" + text
+			}
+			words = append(words, w)
+		}
+		if text := strings.Join(words, " "); tt.err == "" && !strings.HasPrefix(text, tt.want) || tt.want == "" && text != "" {
+			t.Errorf("%s: %s, want %s", tt.in, text, tt.want)
+		}
+	}
+}
+
+func TestParseDefault(t *testing.T) {
+	for _, tt := range []struct{ in, want, err string }{
+		{in: "", want: "[]  "},
+		{in: "kube-system/default", want: "[]  "},
+		{in: `[]`, want: "[]  "},
+		{in: `[{"name":"default","namespace":"x","ips":["10.0.0.5"],"mac":"02-00-00-00-00-01","ipam-claim-reference":"vm","default-route":["10.0.0.9"]}]`, want: "[10.0.0.5/32] 02:00:00:00:00:01 vm"},
+		{in: ` {"name":"default","ips":["10.0.0.5"]}`, want: "[10.0.0.5/32]  "},
+		{in: `[{"name":"a"},{"name":"b"}]`, err: "it has 2 elements"},
+		{in: `[{"ips":"10.0.0.5"}]`, err: "not a JSON list"},
+		{in: `[{"mac":"x"}]`, err: `mac: "x" is not`},
+		{in: `[null]`, err: "element 1 is null"},
+	} {
+		got, err := ParseDefault(tt.in)
+		if (err != nil) != (tt.err != "") || err != nil && (!strings.Contains(err.Error(), tt.err) || !strings.Contains(err.Error(), network.AnnotationDefaultNetwork)) {
+			t.Errorf("%s: error %v, want %q", tt.in, err, tt.err)
+		}
+		if text := fmt.Sprintf("%v %s %s", got.IPs, got.MAC, got.Claim); tt.err == "" && strings.TrimSpace(text) != strings.TrimSpace(tt.want) || len(got.Gateways) > 0 {
+			t.Errorf("%s: %q, want %q", tt.in, text, tt.want)
+		}
+	}
+}
+
+// Whatever somebody writes into an annotation: no panic, no two attachments
+// with one key, and no key that is not of a NAD.
+func FuzzSelections(f *testing.F) {
+	for _, seed := range []string{
+		"net", "b/net@eth1,net", `[{"name":"net","ips":["10.0.0.5/24"],"mac":"02:00:00:00:00:aa"}]`, "[null]", `[{"name":"net","default-route":["10.0.0.1"]}]`,
+		`{"name":"default","ips":["fd00::5"],"ipam-claim-reference":"vm"}`, "net,net,net", "net/1,net", `"`,
+	} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, in string) {
+		_, _ = ParseDefault(in)
+		selections, err := ParseSelections("a", in)
+		if err != nil && len(selections) > 0 {
+			t.Fatal("half an annotation was read")
+		}
+		seen := map[string]bool{}
+		for _, s := range selections {
+			if seen[s.Key] {
+				t.Fatalf("key %s twice", s.Key)
+			}
+			seen[s.Key] = true
+			ns, name, ok := splitKey(s.Key)
+			if !ok || ns != s.Namespace || name != s.Name || len(validation.IsDNS1123Label(ns))+len(validation.IsDNS1123Subdomain(name)) > 0 {
+				t.Fatalf("key %q of %s/%s", s.Key, s.Namespace, s.Name)
+			}
+			for _, ip := range s.Request.IPs {
+				if !ip.IsValid() || ip.Addr().Is4In6() || ip.Addr().Zone() != "" {
+					t.Fatalf("address %s", ip)
+				}
+			}
+		}
+	})
+}
+
+// Annotations that others wrote: no panic, and what is there stays.
+func FuzzEntries(f *testing.F) {
+	f.Add(`{"default":{},"red/net":{"ip_addresses":["10.0.0.1/24"]},"red/net/1":{"routes":[{}]}}`)
+	f.Add(`{"red/net":7}`)
+	f.Fuzz(func(t *testing.T, in string) {
+		have := State{Entries: entriesOf(in)}
+		op := Op{Set: network.PodNetworks{"a/net": {IPs: prefixes("10.20.0.9/24"), MAC: "02:00:00:00:00:01"}}}
+		out, err := merge(in, op)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := entriesOf(out)
+		if !sameEntry(got["a/net"], op.Set["a/net"]) {
+			t.Fatalf("wrote %q", out)
+		}
+		for key := range have.Entries {
+			if _, ok := got[key]; !ok {
+				t.Fatalf("%q lost %s: %q", in, key, out)
+			}
+		}
+	})
+}

@@ -144,6 +144,7 @@ func TestNetworkAnnotationsPolicy(t *testing.T) {
 		if err := admin.Create(ctx, o); err != nil {
 			t.Fatal(err)
 		}
+		defer func() { _ = admin.Delete(ctx, o) }()
 	}
 	for _, c := range []struct {
 		name  string

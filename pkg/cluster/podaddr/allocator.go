@@ -99,7 +99,7 @@ func (a *Allocator) Allocate(h Holder, subnet netip.Prefix, excluded []netip.Pre
 		p.Exclude(excluded...)
 		ip, err := p.Allocate(h.id())
 		if err != nil {
-			return ip, fmt.Errorf("no address of %s is free: %w", subnet, err)
+			return ip, fmt.Errorf("no address of %s is free: %w", subnet, ipam.ErrExhausted)
 		}
 		if _, taken := a.macs[network.MAC(ip.Addr())]; ownMAC && taken {
 			p.Release(h.id(), ip.Addr())

@@ -178,7 +178,7 @@ func (k *Kube) setClaim(ctx context.Context, op Op) error {
 	obj := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: op.Claim.Namespace, Name: op.Claim.Name}}
 	obj.SetGroupVersionKind(ipamclaimv1.SchemeGroupVersion.WithKind("IPAMClaim"))
 	err = k.Client.Status().Patch(ctx, obj, client.RawPatch(types.ApplyPatchType, body), client.FieldOwner(FieldManager), client.ForceOwnership)
-	if apierrors.IsNotFound(err) {
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) { // none of that uid
 		return fmt.Errorf("%w: %w", errClaimGone, err)
 	}
 	return err

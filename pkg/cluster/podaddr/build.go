@@ -314,7 +314,7 @@ func (b *builder) addresses(a Attachment, h Holder, hosts []netip.Prefix) (ips [
 		ownMAC := a.Request.MAC == "" && i == macIndex(hosts)
 		if out[i], err = a.Alloc.Allocate(h, host, excluded, ownMAC); err != nil {
 			a.Alloc.Free(h, ips)
-			return nil, false, fmt.Errorf("%w: widen the subnets, or delete pods and IPAMClaims of the network", err)
+			return nil, false, fmt.Errorf("%w: delete pods or IPAMClaims of the network, or use one with larger subnets", err)
 		}
 		ips = append(ips, out[i])
 	}

@@ -29,3 +29,14 @@ func (w without) Get(ctx context.Context, key client.ObjectKey, obj client.Objec
 	}
 	return w.Reader.Get(ctx, key, obj, opts...)
 }
+
+// vanishing runs something before the first operation.
+type vanishing struct {
+	Target
+	first func()
+}
+
+func (v vanishing) Apply(ctx context.Context, ops []Op) error {
+	v.first()
+	return v.Target.Apply(ctx, ops)
+}

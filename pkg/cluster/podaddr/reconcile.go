@@ -200,7 +200,7 @@ func (r *Reconciler) report(obj *corev1.Pod, problems []Problem) {
 		r.told[key] = string(obj.UID) + text
 	}
 	r.mu.Unlock()
-	if text == "" || said == string(obj.UID)+text {
+	if text == "" || said == string(obj.UID)+text || obj.DeletionTimestamp != nil {
 		return
 	}
 	r.log.Warn("pod lacks a network", "pod", key, "why", text)

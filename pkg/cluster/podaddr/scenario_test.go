@@ -4,15 +4,19 @@ package podaddr
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	ipamclaimv1 "github.com/k8snetworkplumbingwg/ipamclaims/pkg/crd/ipamclaims/v1alpha1"
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 
+	"bulkhead/pkg/ipam"
 	"bulkhead/pkg/network"
 )
 
@@ -96,7 +100,7 @@ func TestExhaustion(t *testing.T) {
 	}
 	for _, name := range []string{"d", "e", "f"} {
 		s.pod("red", name, selects("phys"))
-		s.event("no address of 10.40.0.0/29 is free", "widen the subnets")
+		s.event("no address of 10.40.0.0/29 is free", "use one with larger subnets")
 	}
 	s.remove(&corev1.Pod{ObjectMeta: s.meta("red", "d", nil)}) // the first does not wait any more
 	s.remove(holding[1])
@@ -114,6 +118,48 @@ func TestExhaustion(t *testing.T) {
 	if s.target.writes > 0 {
 		t.Errorf("%d writes after a restart", s.target.writes)
 	}
+}
+
+// Who waits longest is first, and several who wait have what comes free at once.
+func TestExhaustionOrder(t *testing.T) {
+	s := newSim(t)
+	s.namespace("red", false)
+	const conf = `"topology":"layer2","subnets":"10.40.0.0/29","excludeSubnets":"10.40.0.3/32,10.40.0.4/30"`
+	nad := s.nad("red", "net", 7, "net", conf)
+	a, b := s.pod("red", "a", selects("net")), s.pod("red", "b", selects("net"))
+	for _, name := range []string{"c", "d", "e", "f", "g"} {
+		s.pod("red", name, selects("net"))
+		s.event("is free")
+	}
+	s.remove(a)
+	s.wantIPs("red", "c", "red/net", "10.40.0.1/29")
+	s.remove(b)
+	s.wantIPs("red", "d", "red/net", "10.40.0.2/29")
+	s.wantIPs("red", "e", "red/net", "")
+	s.changeNAD(nad, strings.Replace(nad.Spec.Config, "10.40.0.3/32,10.40.0.4/30", "10.40.0.3/32", 1))
+	s.wantIPs("red", "e", "red/net", "10.40.0.4/29")
+	s.wantIPs("red", "f", "red/net", "10.40.0.5/29")
+	s.wantIPs("red", "g", "red/net", "10.40.0.6/29")
+	s.noEvent()
+}
+
+// OVN's port keys can be used up, too.
+func TestTunnelsUsedUp(t *testing.T) {
+	s := newSim(t)
+	s.namespace("red", false)
+	s.nad("red", "net", 7, "net", noIPAML2)
+	alloc := s.r.book.allocator("net")
+	alloc.tunnels = ipam.NewIDs(10, 10)
+	a := s.pod("red", "a", selects("net"))
+	b := s.pod("red", "b", selects("net"))
+	s.event("as many pods as OVN has port keys")
+	if len(alloc.macs) != 1 {
+		t.Errorf("MACs %v", alloc.macs)
+	}
+	s.remove(a)
+	s.wantIPs("red", "b", "red/net", "none")
+	s.remove(b)
+	s.wantFree()
 }
 
 // A claim keeps its addresses from pod to pod, serves two while a virtual
@@ -195,6 +241,89 @@ func TestClaimAgain(t *testing.T) {
 		t.Error("the former claim's address is held")
 	}
 	s.remove(claim)
+}
+
+// A claim that is made one of another network holds nothing of the first.
+func TestClaimMoves(t *testing.T) {
+	s := newSim(t)
+	s.namespace("red", true)
+	s.nad("red", "net", 7, "red_net", claimL2)
+	s.nad("red", "more", 8, "red_more", `"topology":"layer2","subnets":"10.20.0.0/28","allowPersistentIPs":true`)
+	s.claim("red", "vm", "red_net")
+	p := s.pod("red", "p", asks(`"ipam-claim-reference":"vm"`))
+	s.remove(p)
+	claim := &ipamclaimv1.IPAMClaim{}
+	s.must(s.api.Get(s.ctx, Key{Namespace: "red", Name: "vm"}.name(), claim))
+	claim.Spec.Network = "red_more"
+	s.must(s.api.Update(s.ctx, claim))
+	s.claimSeen(claim)
+	if st := s.status("red", "vm"); len(st.IPs)+len(st.Conditions) > 0 || !s.r.book.allocators["red_net"].Empty() {
+		t.Errorf("status %+v", st)
+	}
+	s.pod("red", "q", selects(`[{"name":"more","ipam-claim-reference":"vm"}]`))
+	s.wantIPs("red", "q", "red/more", "10.20.0.1/28")
+	if st := s.status("red", "vm"); !slices.Equal(st.IPs, []string{"10.20.0.1/28"}) {
+		t.Errorf("status %+v", st)
+	}
+	// With a pod it stays what it is.
+	s.must(s.api.Get(s.ctx, Key{Namespace: "red", Name: "vm"}.name(), claim))
+	claim.Spec.Network = "red_net"
+	s.must(s.api.Update(s.ctx, claim))
+	s.claimSeen(claim)
+	s.pod("red", "r", asks(`"ipam-claim-reference":"vm"`))
+	s.event("IPAMClaim vm is for network red_more")
+}
+
+// A claim may be deleted at the very moment in which its first pod is served.
+func TestClaimVanishes(t *testing.T) {
+	s := newSim(t)
+	s.namespace("red", true)
+	s.nad("red", "net", 7, "red_net", claimL2)
+	claim := s.claim("red", "vm", "red_net")
+	s.r.target = vanishing{s.target, func() { s.must(s.api.Delete(s.ctx, claim)) }}
+	p := &corev1.Pod{ObjectMeta: s.meta("red", "p", asks(`"ipam-claim-reference":"vm"`)), Spec: corev1.PodSpec{NodeName: "node"}}
+	s.must(s.api.Create(s.ctx, p))
+	if _, err := s.r.Reconcile(s.ctx, Key{Namespace: "red", Name: "p"}); !errors.Is(err, errClaimGone) {
+		t.Fatalf("got %v", err)
+	}
+	s.r.target = s.target
+	s.queue = append(s.queue, Key{Namespace: "red", Name: "p"}) // the caller tries again
+	s.claimSeen(claim)
+	s.event("does not exist")
+	s.wantIPs("red", "p", "red/net", "")
+	if !s.r.book.allocators["red_net"].Empty() || len(s.r.book.claims) > 0 {
+		t.Errorf("held %v, claims %v", s.r.book.allocators["red_net"].held, s.r.book.claims)
+	}
+	s.claim("red", "vm", "red_net")
+	s.wantIPs("red", "p", "red/net", "10.20.0.4/24")
+}
+
+// What a pod has not got yet is not given before everybody has back what was
+// theirs, however old the pod is.
+func TestRestoreGivesNothingNew(t *testing.T) {
+	s := newSim(t)
+	s.namespace("red", true)
+	s.nad("red", "net", 7, "red_net", primaryL2)
+	s.nad("red", "phys", 8, "red_phys", noIPAM)
+	for name, entries := range map[string]string{
+		"a-older":   `{"red/phys":{"ip_addresses":null,"mac_address":"02:00:00:00:00:01","role":"secondary"}}`,
+		"b-younger": `{"red/net":{"ip_addresses":["10.20.0.3/24"],"mac_address":"0a:58:0a:14:00:03","tunnel_id":10,"gateway_ips":["10.20.0.1"],"role":"primary"}}`,
+	} {
+		annotations := map[string]string{network.AnnotationPodNetworks: entries}
+		if name == "a-older" {
+			annotations[network.AnnotationNetworks] = "phys"
+		}
+		p := &corev1.Pod{ObjectMeta: s.meta("red", name, annotations), Spec: corev1.PodSpec{NodeName: "n"}, Status: corev1.PodStatus{Phase: corev1.PodRunning}}
+		if name == "a-older" {
+			p.CreationTimestamp.Time = p.CreationTimestamp.Add(-time.Hour)
+		}
+		s.must(s.api.Create(s.ctx, p))
+	}
+	s.restart(s.r.lookup.Plan)
+	s.settle()
+	s.wantIPs("red", "b-younger", "red/net", "10.20.0.3/24")
+	s.wantIPs("red", "a-older", "red/net", "10.20.0.4/24")
+	s.noEvent()
 }
 
 // Two pods of a claim that was deleted go on sharing its addresses, also after

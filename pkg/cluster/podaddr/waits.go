@@ -8,13 +8,19 @@ import "container/list"
 // not safe for concurrent use.
 type waits struct {
 	enqueue func(pod string)
-	pods    map[topic]*list.List // of pod keys
+	pods    map[topic]*list.List // of waiter, the first came first
 	topics  map[string]map[topic]*list.Element
-	turn    map[string]map[topic]struct{} // pods that were woken alone
+	turn    map[string]map[topic]uint64 // pods that were woken alone, and when they came
+	came    uint64
+}
+
+type waiter struct {
+	pod  string
+	came uint64
 }
 
 func newWaits() *waits {
-	return &waits{enqueue: func(string) {}, pods: map[topic]*list.List{}, topics: map[string]map[topic]*list.Element{}, turn: map[string]map[topic]struct{}{}}
+	return &waits{enqueue: func(string) {}, pods: map[topic]*list.List{}, topics: map[string]map[topic]*list.Element{}, turn: map[string]map[topic]uint64{}}
 }
 
 // expect adds what a pod is about to look for, so that what comes while it
@@ -30,9 +36,27 @@ func (w *waits) expect(pod string, topics ...topic) {
 		if w.topics[pod] == nil {
 			w.topics[pod] = map[topic]*list.Element{}
 		}
-		w.topics[pod][t] = w.pods[t].PushBack(pod)
+		if came, ok := w.turn[pod][t]; ok {
+			w.topics[pod][t] = insert(w.pods[t], waiter{pod, came})
+			continue
+		}
+		w.came++
+		w.topics[pod][t] = w.pods[t].PushBack(waiter{pod, w.came})
 	}
 }
+
+// insert puts one who found nothing back into its place, which is near the
+// front.
+func insert(l *list.List, new waiter) *list.Element {
+	for e := l.Front(); e != nil; e = e.Next() {
+		if of(e).came > new.came {
+			return l.InsertBefore(new, e)
+		}
+	}
+	return l.PushBack(new)
+}
+
+func of(e *list.Element) waiter { return e.Value.(waiter) } //nolint:forcetypeassert // nothing else is in there
 
 // settle says what the pod waits for after it has looked, and gives the turn
 // that it had to the next where there is more to be had.
@@ -50,9 +74,7 @@ func (w *waits) settle(pod string, topics ...topic) {
 	had := w.turn[pod]
 	delete(w.turn, pod)
 	for t := range had {
-		if stays[t] {
-			w.pods[t].MoveToFront(w.topics[pod][t])
-		} else {
+		if !stays[t] {
 			w.wakeNext(t)
 		}
 	}
@@ -73,7 +95,7 @@ func (w *waits) remove(pod string, t topic, e *list.Element) {
 func (w *waits) wake(t topic) {
 	if l := w.pods[t]; l != nil {
 		for e := l.Front(); e != nil; e = e.Next() {
-			w.enqueue(e.Value.(string)) //nolint:forcetypeassert // nothing else is in there
+			w.enqueue(of(e).pod)
 		}
 	}
 }
@@ -86,11 +108,11 @@ func (w *waits) wakeNext(t topic) {
 		return
 	}
 	e := l.Front()
-	pod := e.Value.(string) //nolint:forcetypeassert // nothing else is in there
-	w.remove(pod, t, e)
-	if w.turn[pod] == nil {
-		w.turn[pod] = map[topic]struct{}{}
+	first := of(e)
+	w.remove(first.pod, t, e)
+	if w.turn[first.pod] == nil {
+		w.turn[first.pod] = map[topic]uint64{}
 	}
-	w.turn[pod][t] = struct{}{}
-	w.enqueue(pod)
+	w.turn[first.pod][t] = first.came
+	w.enqueue(first.pod)
 }

@@ -90,24 +90,27 @@ func (a *Allocator) note(h Holder, addr netip.Addr) {
 }
 
 // Allocate gives h a free address of subnet outside excluded. With ownMAC the
-// MAC that goes with it is free too.
-func (a *Allocator) Allocate(h Holder, subnet netip.Prefix, excluded []netip.Prefix, ownMAC bool) (netip.Prefix, error) {
+// MAC that goes with it is free too. An address that somebody waits for by name
+// is the last to be handed out.
+func (a *Allocator) Allocate(h Holder, subnet netip.Prefix, excluded []netip.Prefix, ownMAC bool, awaited func(netip.Addr) bool) (netip.Prefix, error) {
 	p := a.pool(subnet)
-	excluded = slices.Clip(excluded)
-	// Of the MACs that are held, each can be in the way once.
-	for range len(a.macs) + 1 {
-		p.Exclude(excluded...)
-		ip, err := p.Allocate(h.id())
-		if err != nil {
-			return ip, fmt.Errorf("no address of %s is free: %w", subnet, ipam.ErrExhausted)
+	for _, spare := range []bool{true, false} {
+		excluded := slices.Clip(excluded)
+		for {
+			p.Exclude(excluded...)
+			ip, err := p.Allocate(h.id())
+			if err != nil {
+				break
+			}
+			_, taken := a.macs[network.MAC(ip.Addr())]
+			if ownMAC && taken || spare && awaited != nil && awaited(ip.Addr()) {
+				p.Release(h.id(), ip.Addr())
+				excluded = append(excluded, netip.PrefixFrom(ip.Addr(), ip.Addr().BitLen()))
+				continue
+			}
+			a.note(h, ip.Addr())
+			return ip, nil
 		}
-		if _, taken := a.macs[network.MAC(ip.Addr())]; ownMAC && taken {
-			p.Release(h.id(), ip.Addr())
-			excluded = append(excluded, netip.PrefixFrom(ip.Addr(), ip.Addr().BitLen()))
-			continue
-		}
-		a.note(h, ip.Addr())
-		return ip, nil
 	}
 	return netip.Prefix{}, fmt.Errorf("no address of %s is free: %w", subnet, ipam.ErrExhausted)
 }

@@ -114,6 +114,7 @@ func (b *book) build(in Inputs) State {
 	for i := range in.Attachments {
 		a := &in.Attachments[i]
 		a.Alloc = b.allocator(a.Network.Name)
+		a.Awaited = func(addr netip.Addr) bool { return b.waits.awaited(onRelease(a.Network.Name, addr.String())) }
 		if had, ok := st.had[a.Key]; ok && a.Request.Claim != "" && len(had.IPs) > 0 {
 			former := b.former(in.Pod.Namespace, a.Request.Claim, a.Network.Name, had.IPs).Claim
 			a.Former = &former

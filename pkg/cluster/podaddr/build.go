@@ -312,7 +312,7 @@ func (b *builder) addresses(a Attachment, h Holder, hosts []netip.Prefix) (ips [
 		}
 		excluded := slices.Concat(a.Network.Withheld(host), a.Network.ExcludeSubnets, a.Network.ReservedSubnets)
 		ownMAC := a.Request.MAC == "" && i == macIndex(hosts)
-		if out[i], err = a.Alloc.Allocate(h, host, excluded, ownMAC); err != nil {
+		if out[i], err = a.Alloc.Allocate(h, host, excluded, ownMAC, a.Awaited); err != nil {
 			a.Alloc.Free(h, ips)
 			return nil, false, fmt.Errorf("%w: delete pods or IPAMClaims of the network, or use one with larger subnets", err)
 		}

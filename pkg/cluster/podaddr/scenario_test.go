@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	ipamclaimv1 "github.com/k8snetworkplumbingwg/ipamclaims/pkg/crd/ipamclaims/v1alpha1"
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	"bulkhead/pkg/ipam"
@@ -133,14 +135,37 @@ func TestExhaustionOrder(t *testing.T) {
 	}
 	s.remove(a)
 	s.wantIPs("red", "c", "red/net", "10.40.0.1/29")
+	// Who has its turn may have gone unnoticed.
+	s.pod("red", "z", selects("net"))
+	s.event("is free")
+	for _, name := range []string{"d", "e"} {
+		s.must(s.api.Delete(s.ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "red", Name: name}}))
+	}
 	s.remove(b)
-	s.wantIPs("red", "d", "red/net", "10.40.0.2/29")
-	s.wantIPs("red", "e", "red/net", "")
+	s.wantIPs("red", "f", "red/net", "10.40.0.2/29")
+	s.wantIPs("red", "g", "red/net", "")
 	s.changeNAD(nad, strings.Replace(nad.Spec.Config, "10.40.0.3/32,10.40.0.4/30", "10.40.0.3/32", 1))
-	s.wantIPs("red", "e", "red/net", "10.40.0.4/29")
-	s.wantIPs("red", "f", "red/net", "10.40.0.5/29")
-	s.wantIPs("red", "g", "red/net", "10.40.0.6/29")
+	s.wantIPs("red", "g", "red/net", "10.40.0.4/29")
+	s.wantIPs("red", "z", "red/net", "10.40.0.5/29")
 	s.noEvent()
+}
+
+// An address that a pod waits for by name is the last that others get.
+func TestAwaitedAddress(t *testing.T) {
+	s := newSim(t)
+	s.namespace("red", true)
+	s.nad("red", "net", 7, "red_net", primaryL2)
+	holder := s.pod("red", "holder", nil)
+	s.pod("red", "waits", asks(`"ips":["10.20.0.3"]`))
+	s.event("10.20.0.3 is held by pod red/holder")
+	s.r.book.allocators["red_net"].pools = map[netip.Prefix]*ipam.Addresses{} // begins anew at the first
+	s.must(s.api.Delete(s.ctx, holder))
+	s.queue = append(s.queue, Key{Namespace: "red", Name: "holder"}, Key{Namespace: "red", Name: "quick"})
+	p := &corev1.Pod{ObjectMeta: s.meta("red", "quick", nil), Spec: corev1.PodSpec{NodeName: "node"}}
+	s.must(s.api.Create(s.ctx, p))
+	s.settle()
+	s.wantIPs("red", "quick", "red/net", "10.20.0.4/24")
+	s.wantIPs("red", "waits", "red/net", "10.20.0.3/24")
 }
 
 // OVN's port keys can be used up, too.
@@ -259,6 +284,10 @@ func TestClaimMoves(t *testing.T) {
 	s.claimSeen(claim)
 	if st := s.status("red", "vm"); len(st.IPs)+len(st.Conditions) > 0 || !s.r.book.allocators["red_net"].Empty() {
 		t.Errorf("status %+v", st)
+	}
+	claim.Status.IPs = []string{"10.20.0.3/24"} // as a cache that is behind would say
+	if c := s.r.book.claim(claim); len(c.IPs) > 0 {
+		t.Errorf("the claim has %v back", c.IPs)
 	}
 	s.pod("red", "q", selects(`[{"name":"more","ipam-claim-reference":"vm"}]`))
 	s.wantIPs("red", "q", "red/more", "10.20.0.1/28")

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -298,22 +297,6 @@ func (s *sim) status(namespace, name string) ipamclaimv1.IPAMClaimStatus {
 
 func (s *sim) gone(o client.Object) bool {
 	return apierrors.IsNotFound(s.api.Get(s.ctx, client.ObjectKeyFromObject(o), o))
-}
-
-// holders is who holds each address, as the annotations and claims say.
-func (s *sim) holders(key string) map[netip.Addr][]string {
-	s.t.Helper()
-	out := map[netip.Addr][]string{}
-	var pods corev1.PodList
-	s.must(s.api.List(s.ctx, &pods))
-	for _, p := range pods.Items {
-		if n, ok := s.entry(p.Namespace, p.Name, key); ok {
-			for _, ip := range n.IPs {
-				out[ip.Addr()] = append(out[ip.Addr()], p.Name)
-			}
-		}
-	}
-	return out
 }
 
 const primaryL2 = `"topology":"layer2","role":"primary","subnets":"10.20.0.0/24"`

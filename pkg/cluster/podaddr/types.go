@@ -51,6 +51,7 @@ type Attachment struct {
 	Claim   *Claim // that Request names; nil: there is none
 	Former  *Claim // that the pod's addresses were of, if not of Claim
 	Alloc   *Allocator
+	Awaited func(netip.Addr) bool // tells addresses that pods wait for by name; nil: none
 }
 
 // Claim is an IPAMClaim.

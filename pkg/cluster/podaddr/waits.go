@@ -91,6 +91,9 @@ func (w *waits) remove(pod string, t topic, e *list.Element) {
 	}
 }
 
+// awaited tells whether anybody waits for t.
+func (w *waits) awaited(t topic) bool { return w.pods[t] != nil }
+
 // wake lets all who wait for t look again.
 func (w *waits) wake(t topic) {
 	if l := w.pods[t]; l != nil {

@@ -22,7 +22,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -101,111 +100,6 @@ func testLog() *slog.Logger {
 		out = os.Stderr
 	}
 	return slog.New(slog.NewTextHandler(out, nil))
-}
-
-// observer watches the ids of NADs for as long as a test takes: a clash that
-// lasts a moment is one.
-type observer struct {
-	mu       sync.Mutex
-	live     map[types.NamespacedName][2]string // network and id
-	problems []string
-}
-
-func (w world) observe() *observer {
-	w.t.Helper()
-	o := &observer{live: map[types.NamespacedName][2]string{}}
-	events, err := w.Watch(w.ctx, &nadv1.NetworkAttachmentDefinitionList{})
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	w.t.Cleanup(events.Stop)
-	go func() {
-		for e := range events.ResultChan() {
-			if nad, ok := e.Object.(*nadv1.NetworkAttachmentDefinition); ok {
-				o.see(e.Type, nad)
-			}
-		}
-	}()
-	return o
-}
-
-func (o *observer) see(kind watch.EventType, nad *nadv1.NetworkAttachmentDefinition) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	key := types.NamespacedName{Namespace: nad.Namespace, Name: nad.Name}
-	if kind == watch.Deleted {
-		delete(o.live, key)
-		return
-	}
-	is := [2]string{nad.Annotations[network.AnnotationNetworkName], nad.Annotations[network.AnnotationNetworkID]}
-	if is[0] == "" || is[1] == "" {
-		o.problems = append(o.problems, fmt.Sprintf("NAD %s has no id: %v", key, nad.Annotations))
-	}
-	for other, was := range o.live {
-		if (was[0] == is[0]) != (was[1] == is[1]) {
-			o.problems = append(o.problems, fmt.Sprintf("NAD %s is network %s with id %s while NAD %s is network %s with id %s",
-				key, is[0], is[1], other, was[0], was[1]))
-		}
-	}
-	o.live[key] = is
-}
-
-func (o *observer) check(t *testing.T) {
-	t.Helper()
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for _, p := range o.problems {
-		t.Error(p)
-	}
-	o.problems = nil
-}
-
-// sound fails for a NAD whose owner is gone, and for a condition that is not
-// True.
-func (w world) sound() {
-	w.t.Helper()
-	owners := map[types.UID]bool{}
-	var udns udnv1.UserDefinedNetworkList
-	var cudns udnv1.ClusterUserDefinedNetworkList
-	var nads nadv1.NetworkAttachmentDefinitionList
-	for _, l := range []client.ObjectList{&nads, &udns, &cudns} { // owners are made before their NADs
-		if err := w.List(w.ctx, l); err != nil {
-			w.t.Fatal(err)
-		}
-	}
-	look := func(o client.Object, conditions []metav1.Condition, want int) {
-		owners[o.GetUID()] = true
-		if len(conditions) != want {
-			w.t.Errorf("%s has %d conditions, want %d", o.GetName(), len(conditions), want)
-		}
-		for _, c := range conditions {
-			if c.Status != metav1.ConditionTrue {
-				w.t.Errorf("%s: condition %s is %s: %s", o.GetName(), c.Type, c.Status, c.Message)
-			}
-		}
-	}
-	for i := range udns.Items {
-		look(&udns.Items[i], udns.Items[i].Status.Conditions, 2)
-	}
-	for i := range cudns.Items {
-		look(&cudns.Items[i], cudns.Items[i].Status.Conditions, 3)
-	}
-	ids, names := map[string]string{}, map[string]string{}
-	for i := range nads.Items {
-		nad := &nads.Items[i]
-		ref := metav1.GetControllerOf(nad)
-		if ref == nil || !owners[ref.UID] {
-			w.t.Errorf("NAD %s/%s is an orphan: its owner is %+v", nad.Namespace, nad.Name, ref)
-		}
-		name, id := nad.Annotations[network.AnnotationNetworkName], nad.Annotations[network.AnnotationNetworkID]
-		if other, taken := ids[id]; taken && other != name {
-			w.t.Errorf("networks %s and %s have the id %s", name, other, id)
-		}
-		if other, has := names[name]; has && other != id {
-			w.t.Errorf("network %s has the ids %s and %s", name, id, other)
-		}
-		ids[id], names[name] = name, id
-	}
 }
 
 func (w world) removeLease() {
@@ -483,15 +377,6 @@ func serverDies(t *testing.T, w world, cfg config.Config, prefix string, network
 		}
 		return nil
 	})
-}
-
-func allTrue(conditions []metav1.Condition, n int) bool {
-	for _, c := range conditions {
-		if c.Status != metav1.ConditionTrue {
-			return false
-		}
-	}
-	return len(conditions) == n
 }
 
 // pause waits, but not beyond ctx.

@@ -62,6 +62,7 @@ func (w world) scheduled(ns, name string, annotations map[string]string) *corev1
 		Spec:       corev1.PodSpec{NodeName: "nowhere", Containers: []corev1.Container{{Name: "c", Image: "none"}}},
 	}
 	w.create(p)
+	w.t.Cleanup(func() { w.removeNow(p) }) // there is no kubelet to end it, and its namespace waits for it
 	return p
 }
 

@@ -3,14 +3,13 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
-	"strings"
 
 	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/rest"
@@ -142,30 +141,61 @@ func (c *caller) version(ctx context.Context, path string) (string, error) {
 	return l.Metadata.ResourceVersion, err
 }
 
-// watch shows see every event after version until that says that it is done.
-func (c *caller) watch(ctx context.Context, path, version string, see func(kind string, o *object) (done bool)) error {
-	sep := "?"
-	if strings.Contains(path, "?") {
-		sep = "&"
+// watch shows see every event after version that has the text with in it,
+// until see says that it is done. The rest is not even parsed: most events are
+// of no interest, and the time of whoever waits is not what is measured.
+func (c *caller) watch(ctx context.Context, path, version, with string, see func(o *object) (done bool)) error {
+	for {
+		last, err := c.watchOnce(ctx, path, version, with, see)
+		if err != io.EOF { //nolint:errorlint // as it was read
+			return err
+		}
+		// The server ends the watch of a client that does not keep up.
+		if last != "" {
+			version = last
+		}
 	}
-	resp, err := c.send(ctx, http.MethodGet, path+sep+"watch=1&resourceVersion="+version, "", nil)
+}
+
+// watchOnce is watch until the server ends it with io.EOF, and then says from
+// which version to go on.
+func (c *caller) watchOnce(ctx context.Context, path, version, with string, see func(o *object) (done bool)) (last string, err error) {
+	resp, err := c.send(ctx, http.MethodGet, path+"?watch=1&resourceVersion="+version, "", nil)
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer resp.Body.Close()
-	for d := json.NewDecoder(resp.Body); ; {
-		var e struct {
-			Type   string `json:"type"`
-			Object object `json:"object"`
+	var e struct {
+		Object object `json:"object"`
+	}
+	var line []byte
+	for r := bufio.NewReaderSize(resp.Body, 64<<10); ; {
+		next, err := r.ReadBytes('\n')
+		if err == io.EOF { //nolint:errorlint // as it was read
+			if line == nil {
+				return "", err
+			}
+			if err := json.Unmarshal(line, &e); err != nil {
+				return "", fmt.Errorf("watch %s: %w", path, err)
+			}
+			return e.Object.Metadata.ResourceVersion, io.EOF
 		}
-		if err := d.Decode(&e); err != nil {
-			return fmt.Errorf("watch %s: %w", path, err)
+		if err != nil {
+			return "", fmt.Errorf("watch %s: %w", path, err)
 		}
-		if e.Type == "ERROR" {
-			return errors.New("watch " + path + ": the server ended it with an error")
+		line = next
+		if bytes.HasPrefix(line, []byte(`{"type":"ERROR"`)) {
+			return "", fmt.Errorf("watch %s: the server ended it: %s", path, line)
 		}
-		if see(e.Type, &e.Object) {
-			return nil
+		if !bytes.Contains(line, []byte(with)) {
+			continue
+		}
+		e.Object = object{}
+		if err := json.Unmarshal(line, &e); err != nil {
+			return "", fmt.Errorf("watch %s: %w", path, err)
+		}
+		if see(&e.Object) {
+			return "", nil
 		}
 	}
 }

@@ -21,6 +21,7 @@ type phase struct {
 	networks int
 	took     time.Duration
 	cpu      usage
+	looks    int    // of the controller at a network
 	writes   writes // without those of the users who make and delete networks
 	rest     writes // leases, events and the like
 }
@@ -71,6 +72,10 @@ func (c *cluster) measure(ctx context.Context, name string, networks int, f func
 	if err != nil {
 		return p, err
 	}
+	looksBefore, err := c.queue(ctx)
+	if err != nil {
+		return p, err
+	}
 	before, err := readUsage(c.pids())
 	if err != nil {
 		return p, err
@@ -85,6 +90,11 @@ func (c *cluster) measure(ctx context.Context, name string, networks int, f func
 		return p, err
 	}
 	p.cpu = after.since(before)
+	looksAfter, err := c.queue(ctx)
+	if err != nil {
+		return p, err
+	}
+	p.looks = looksAfter.done - looksBefore.done
 	writesAfter, err := readWrites(ctx, c.caller)
 	if err != nil {
 		return p, err
@@ -202,7 +212,7 @@ func (c *cluster) prepare(ctx context.Context, nodes, namespaces int) error {
 	if nodes == 0 {
 		return nil
 	}
-	return c.watch(ctx, nodesPath, version, func(_ string, o *object) bool {
+	return c.watch(ctx, nodesPath, version, network.AnnotationNodeID, func(o *object) bool {
 		if o.Metadata.Annotations[network.AnnotationNodeID] != "" {
 			withID[o.Metadata.Name] = true
 		}
@@ -213,12 +223,7 @@ func (c *cluster) prepare(ctx context.Context, nodes, namespaces int) error {
 // makeNetworks makes n networks and waits until all have three conditions that
 // are True. One watch tells.
 func (c *cluster) makeNetworks(ctx context.Context, n int, name func(int) string, body func(string) []byte) error {
-	return c.watched(ctx, func(ready map[string]bool, kind string, o *object) bool {
-		if kind == "MODIFIED" && o.allTrue(3) {
-			ready[o.Metadata.Name] = true
-		}
-		return len(ready) == n
-	}, func(ctx context.Context) error {
+	return c.watched(ctx, n, `"conditions":[`, func(o *object) bool { return o.allTrue(3) }, func(ctx context.Context) error {
 		return each(ctx, n, func(ctx context.Context, i int) error {
 			return c.do(ctx, http.MethodPost, cudnsPath, jsonType, body(name(i)))
 		})
@@ -227,12 +232,7 @@ func (c *cluster) makeNetworks(ctx context.Context, n int, name func(int) string
 
 // removeNetworks deletes everything that the phases before made.
 func (c *cluster) removeNetworks(ctx context.Context, n int) error {
-	return c.watched(ctx, func(gone map[string]bool, kind string, o *object) bool {
-		if kind == "DELETED" {
-			gone[o.Metadata.Name] = true
-		}
-		return len(gone) == n+sharedNetworks
-	}, func(ctx context.Context) error {
+	return c.watched(ctx, n+sharedNetworks, `{"type":"DELETED"`, func(*object) bool { return true }, func(ctx context.Context) error {
 		return each(ctx, n+sharedNetworks, func(ctx context.Context, i int) error {
 			name := own(i)
 			if i >= n {
@@ -243,8 +243,9 @@ func (c *cluster) removeNetworks(ctx context.Context, n int) error {
 	})
 }
 
-// watched runs do, and ends when see has seen of the networks what it wants.
-func (c *cluster) watched(ctx context.Context, see func(seen map[string]bool, kind string, o *object) bool, do func(context.Context) error) error {
+// watched runs do, and ends when n networks have had an event with that text
+// in it that is as it should be.
+func (c *cluster) watched(ctx context.Context, n int, with string, good func(o *object) bool, do func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
 	version, err := c.version(ctx, cudnsPath)
@@ -254,9 +255,14 @@ func (c *cluster) watched(ctx context.Context, see func(seen map[string]bool, ki
 	seen := map[string]bool{}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		err := c.watch(ctx, cudnsPath, version, func(kind string, o *object) bool { return see(seen, kind, o) })
+		err := c.watch(ctx, cudnsPath, version, with, func(o *object) bool {
+			if good(o) {
+				seen[o.Metadata.Name] = true
+			}
+			return len(seen) == n
+		})
 		if err != nil {
-			return fmt.Errorf("after %d networks: %w", len(seen), err)
+			return fmt.Errorf("after %d of %d networks: %w", len(seen), n, err)
 		}
 		return nil
 	})

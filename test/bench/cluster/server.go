@@ -167,31 +167,36 @@ func (c *cluster) ask(ctx context.Context, path string) (string, error) {
 // nothing left to do.
 func (c *cluster) settled(ctx context.Context, n int) error {
 	return c.poll(ctx, fmt.Sprintf("the controller has looked at %d networks", n), func() (bool, error) {
-		page, err := c.ask(ctx, "/metrics")
-		if err != nil {
-			return false, err
-		}
-		sum := func(metric string) (float64, error) {
-			samples, err := parseMetric(strings.NewReader(page), metric)
-			total := 0.0
-			for _, s := range samples {
-				if s.labels["controller"] == "network" {
-					total += s.value
-				}
-			}
-			return total, err
-		}
-		done, err := sum("controller_runtime_reconcile_total")
-		if err != nil {
-			return false, err
-		}
-		busy, err := sum("controller_runtime_active_workers")
-		if err != nil {
-			return false, err
-		}
-		queued, err := sum("workqueue_depth")
-		return done >= float64(n) && busy == 0 && queued == 0, err
+		m, err := c.queue(ctx)
+		return m.done >= n && m.busy == 0 && m.queued == 0, err
 	})
+}
+
+// queue is the state of the controller's queue of networks.
+type queue struct{ done, busy, queued int }
+
+func (c *cluster) queue(ctx context.Context) (q queue, err error) {
+	if c.running == nil {
+		return q, nil
+	}
+	page, err := c.ask(ctx, "/metrics")
+	if err != nil {
+		return q, err
+	}
+	for metric, into := range map[string]*int{
+		"controller_runtime_reconcile_total": &q.done, "controller_runtime_active_workers": &q.busy, "workqueue_depth": &q.queued,
+	} {
+		samples, err := parseMetric(strings.NewReader(page), metric)
+		if err != nil {
+			return q, err
+		}
+		for _, s := range samples {
+			if s.labels["controller"] == "network" {
+				*into += int(s.value)
+			}
+		}
+	}
+	return q, nil
 }
 
 // poll asks f until it is done.

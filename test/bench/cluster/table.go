@@ -103,16 +103,16 @@ func printFigures(w io.Writer, fs []figure) error {
 // printDetails shows what the figures are made of: every phase's processor
 // time by process and writes by kind, and what one write costs the API server.
 func printDetails(w io.Writer, r *result) error {
-	fmt.Fprintf(w, "\n%d networks, phase by phase: processor time per network (of the phase), and writes\n", r.networks)
+	fmt.Fprintf(w, "\n%d networks, phase by phase: processor time, reconciles and writes per network of the phase\n", r.networks)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "phase\ttook\tnetworks\tcontroller\tAPI server\tetcd\tbench client\tothers")
+	fmt.Fprintln(t, "phase\ttook\tnetworks\tcontroller\tAPI server\tetcd\tbench client\tothers\treconciles")
 	phases := []phase{r.create, r.restart, r.shared, r.remove}
 	for _, p := range phases {
 		fmt.Fprintf(t, "%s\t%s\t%d", p.name, seconds(p.took), p.networks)
 		for _, name := range []string{controllerProc, serverProc, etcdProc, benchProc, others} {
 			fmt.Fprintf(t, "\t%s", millis(p.perNetwork(p.cpu[name])))
 		}
-		fmt.Fprintln(t)
+		fmt.Fprintf(t, "\t%.3g\n", float64(p.looks)/float64(p.networks))
 	}
 	if err := t.Flush(); err != nil {
 		return err

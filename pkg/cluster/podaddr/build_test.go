@@ -309,3 +309,29 @@ func TestTwoAttachments(t *testing.T) {
 		t.Errorf("entries %v, problems %+v", want.Entries, problems)
 	}
 }
+
+// What a pod costs does not depend on how many there are.
+func BenchmarkBuild(b *testing.B) {
+	n := testNetwork(b, 7, `"topology":"layer2","role":"primary","subnets":"10.0.0.0/8,fd20::/64"`)
+	plan := testPlan(b)
+	for _, pods := range []int{100, 10000, 30000} {
+		b.Run(fmt.Sprint(pods), func(b *testing.B) {
+			book := newBook()
+			in := func(i int) Inputs {
+				return Inputs{
+					Plan: plan, Pod: Pod{Namespace: "a", Name: fmt.Sprint("p", i), UID: types.UID(fmt.Sprint("u", i))},
+					Attachments: []Attachment{{Key: "a/net", NAD: "a/net", Source: "A", Network: n}},
+				}
+			}
+			for i := range pods {
+				book.build(in(i))
+			}
+			for b.Loop() {
+				if want := book.build(in(pods)); len(want.Entries) != 1 {
+					b.Fatalf("%+v", want)
+				}
+				book.release(fmt.Sprint("a/p", pods))
+			}
+		})
+	}
+}

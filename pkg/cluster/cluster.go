@@ -158,7 +158,10 @@ func addNetworks(ctx context.Context, mgr manager.Manager, cfg config.Config, id
 		}
 	}
 	events := mgr.GetEventRecorder("bulkhead-cluster")
-	target := &udn.Kube{Cache: mgr.GetCache(), Client: mgr.GetClient(), Events: events, Now: time.Now}
+	// What is written here has no unknown fields; looking for them costs the
+	// API server another decoding of each write.
+	writer := client.WithFieldValidation(mgr.GetClient(), metav1.FieldValidationIgnore)
+	target := &udn.Kube{Cache: mgr.GetCache(), Client: writer, Events: events, Now: time.Now}
 	networks := udn.NewReconciler(cfg, mgr.GetCache(), mgr.GetAPIReader(), target, ids, log)
 	c, err := newController(mgr, "network", cfg.Workers, networks, func(o udn.Owner) []any { return []any{"network", o.Network()} })
 	if err != nil {

@@ -77,6 +77,10 @@ func (k *Kube) Read(ctx context.Context, o Owner) (State, error) {
 	if meta != nil {
 		rec := k.recent.owner(o, meta, conditions)
 		s.Finalizer, s.Conditions = slices.Contains(rec.finalizers, network.FinalizerUDN), rec.conditions
+	} else {
+		// The answer to our last write may have come after the event that
+		// the owner is gone, and have been noted then.
+		k.recent.gone(o)
 	}
 	var nads nadv1.NetworkAttachmentDefinitionList
 	if err := k.Cache.List(ctx, &nads, client.MatchingFields{indexOwner: ownerKey(o)}, client.UnsafeDisableDeepCopy); err != nil {

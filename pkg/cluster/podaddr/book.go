@@ -135,9 +135,14 @@ func (b *book) build(in Inputs) State {
 		}
 	}
 	for _, a := range in.Attachments {
-		if a.Former != nil {
-			b.freeClaim(b.claims[a.Former.Holder.UID])
+		if a.Former == nil {
+			continue
 		}
+		if c := b.claims[a.Former.Holder.UID]; c != nil { // of two attachments the first may have been the last
+			b.freeClaim(c)
+		}
+	}
+	for _, a := range in.Attachments {
 		b.sweep(a.Network.Name)
 	}
 	if len(st.grants) > 0 || len(st.had) > 0 {

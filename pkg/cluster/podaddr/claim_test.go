@@ -5,6 +5,7 @@ package podaddr
 import (
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -209,6 +210,50 @@ func TestClaimGoneWhileMigrating(t *testing.T) {
 	}
 	if len(s.r.book.claims) > 0 || len(s.r.book.allocators["red_net"].held) != 1 {
 		t.Errorf("claims %v, held %v", s.r.book.claims, s.r.book.allocators["red_net"].held)
+	}
+}
+
+// Addresses that cannot be given back leave nothing behind, not even if two
+// attachments say that they are theirs.
+func TestFormerClaimInVain(t *testing.T) {
+	s := newSim(t)
+	s.namespace("red", false)
+	s.nad("red", "net", 7, "red_net", `"topology":"layer2","subnets":"10.20.0.0/24","allowPersistentIPs":true`)
+	holder := s.pod("red", "holder", selects(`[{"name":"net","ips":["10.20.0.9"]}]`))
+	entry := `{"ip_addresses":["10.20.0.9/24"],"mac_address":"0a:58:0a:14:00:09","tunnel_id":12,"role":"secondary"}`
+	for _, phase := range []corev1.PodPhase{corev1.PodPending, corev1.PodRunning} {
+		annotations := selects(`[{"name":"net","ipam-claim-reference":"vm"},{"name":"net","ipam-claim-reference":"vm"}]`)
+		annotations[network.AnnotationPodNetworks] = `{"red/net":` + entry + `,"red/net/1":` + entry + `}`
+		p := &corev1.Pod{ObjectMeta: s.meta("red", "p-"+strings.ToLower(string(phase)), annotations), Spec: corev1.PodSpec{NodeName: "n"}, Status: corev1.PodStatus{Phase: phase}}
+		s.must(s.api.Create(s.ctx, p))
+		s.restart(s.r.lookup.Plan)
+		s.settle()
+		s.event("red/net")
+		if len(s.r.book.claims) > 0 || len(s.r.book.allocators["red_net"].held) != 1 {
+			t.Errorf("%s: claims %v, held %v", phase, s.r.book.claims, s.r.book.allocators["red_net"].held)
+		}
+		s.remove(p)
+	}
+	s.remove(holder)
+	s.wantFree()
+}
+
+// A cache that is behind may show a claim that is gone in place of the one of
+// its name that was restored.
+func TestClaimCacheBehind(t *testing.T) {
+	s := newSim(t)
+	s.namespace("red", true)
+	s.nad("red", "net", 7, "red_net", claimL2)
+	gone := s.claim("red", "vm", "red_net")
+	s.remove(gone)
+	s.claim("red", "vm", "red_net")
+	p := s.pod("red", "a", asks(`"ipam-claim-reference":"vm"`))
+	s.remove(p)
+	s.restart(s.r.lookup.Plan)
+	s.r.cache = shows{s.api, gone}
+	s.settle()
+	if a := s.r.book.allocators["red_net"]; a == nil || len(a.held) != 1 {
+		t.Errorf("held %+v", a)
 	}
 }
 

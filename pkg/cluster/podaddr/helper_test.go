@@ -6,6 +6,7 @@ import (
 	"context"
 	"slices"
 
+	ipamclaimv1 "github.com/k8snetworkplumbingwg/ipamclaims/pkg/crd/ipamclaims/v1alpha1"
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -28,6 +29,20 @@ func (w without) Get(ctx context.Context, key client.ObjectKey, obj client.Objec
 		return apierrors.NewNotFound(schema.GroupResource{}, key.Name)
 	}
 	return w.Reader.Get(ctx, key, obj, opts...)
+}
+
+// shows is a cache in which a claim is another one.
+type shows struct {
+	client.Reader
+	claim *ipamclaimv1.IPAMClaim
+}
+
+func (c shows) Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+	if claim, ok := obj.(*ipamclaimv1.IPAMClaim); ok {
+		c.claim.DeepCopyInto(claim)
+		return nil
+	}
+	return c.Reader.Get(ctx, key, obj, opts...)
 }
 
 // vanishing runs something before the first operation.

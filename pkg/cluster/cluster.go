@@ -72,7 +72,11 @@ func Run(ctx context.Context, cfg config.Config, restConfig *rest.Config, log *s
 	if err != nil {
 		return fmt.Errorf("set up the node id controller: %w", err)
 	}
-	figures := newCollector(mgr.GetCache(), ready.Load, map[string]func() (int, int){"network-ids": ids.IDs, "node-ids": nodes.IDs})
+	addresses, err := addPodAddr(mgr, cfg, log)
+	if err != nil {
+		return fmt.Errorf("set up the pod address controller: %w", err)
+	}
+	figures := newCollector(mgr.GetCache(), ready.Load, map[string]func() (int, int){"network-ids": ids.IDs, "node-ids": nodes.IDs}, addresses.Usage)
 	// The leader's alone: what two processes say would be counted twice.
 	if err := mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
 		if err := ctrlmetrics.Registry.Register(figures); err != nil {
@@ -86,9 +90,6 @@ func Run(ctx context.Context, cfg config.Config, restConfig *rest.Config, log *s
 	}
 	if err := addEndpointMirror(ctx, mgr, cfg, log); err != nil {
 		return fmt.Errorf("set up the endpoint mirror: %w", err)
-	}
-	if _, err := addPodAddr(mgr, cfg, log); err != nil {
-		return fmt.Errorf("set up the pod address controller: %w", err)
 	}
 	if err := mgr.Start(ctx); err != nil {
 		return fmt.Errorf("run the cluster role: %w", err)
@@ -194,8 +195,11 @@ func addNodeID(ctx context.Context, mgr manager.Manager, log *slog.Logger) (*nod
 // newController makes a controller whose log lines carry the key's values.
 func newController[K comparable](mgr manager.Manager, name string, workers int, r reconcile.TypedReconciler[K], values func(K) []any) (controller.TypedController[K], error) {
 	anyName := true // tests run several managers in a process
+	// The priority queue of controller-runtime 0.24 can deadlock when it is
+	// shut down, which holds up the next leader by the grace period.
+	priority := false
 	c, err := controller.NewTyped(name, mgr, controller.TypedOptions[K]{
-		Reconciler: r, MaxConcurrentReconciles: workers, SkipNameValidation: &anyName,
+		Reconciler: r, MaxConcurrentReconciles: workers, SkipNameValidation: &anyName, UsePriorityQueue: &priority,
 		LogConstructor: func(key *K) logr.Logger {
 			log := mgr.GetLogger().WithValues("controller", name)
 			if key != nil {

@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	udnv1 "bulkhead/api/v1"
+	"bulkhead/pkg/cluster/podaddr"
 	"bulkhead/pkg/cluster/udn"
 )
 
@@ -23,25 +24,30 @@ type collector struct {
 	cache      client.Reader
 	ready      func() bool // the cache can be read
 	allocators map[string]func() (used, limit int)
+	addresses  func() []podaddr.Usage
 
-	networks, conditions, used, limit *prometheus.Desc
+	networks, conditions, used, limit, given, fullest *prometheus.Desc
 }
 
-func newCollector(cache client.Reader, ready func() bool, allocators map[string]func() (used, limit int)) *collector {
+func newCollector(cache client.Reader, ready func() bool, allocators map[string]func() (used, limit int), addresses func() []podaddr.Usage) *collector {
 	return &collector{
-		cache: cache, ready: ready, allocators: allocators,
+		cache: cache, ready: ready, allocators: allocators, addresses: addresses,
 		networks: prometheus.NewDesc("bulkhead_networks", "Networks that are asked for.",
 			[]string{"kind", "topology", "role", "transport"}, nil),
 		conditions: prometheus.NewDesc("bulkhead_network_conditions", "Networks by what their conditions say.",
 			[]string{"kind", "condition", "status", "reason"}, nil),
 		used:  prometheus.NewDesc("bulkhead_allocator_used", "What an allocator has given out.", []string{"allocator"}, nil),
 		limit: prometheus.NewDesc("bulkhead_allocator_limit", "What an allocator can give out.", []string{"allocator"}, nil),
+		given: prometheus.NewDesc("bulkhead_pod_addresses_used", "Addresses that pods and IPAMClaims hold on Layer2 and Localnet networks.",
+			[]string{"family"}, nil),
+		fullest: prometheus.NewDesc("bulkhead_pod_addresses_fullest_ratio", "Part of its addresses that the fullest Layer2 or Localnet network has given out.",
+			[]string{"family"}, nil),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.networks, c.conditions, c.used, c.limit} {
+	for _, d := range []*prometheus.Desc{c.networks, c.conditions, c.used, c.limit, c.given, c.fullest} {
 		out <- d
 	}
 }
@@ -52,6 +58,15 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 		used, limit := count()
 		out <- prometheus.MustNewConstMetric(c.used, prometheus.GaugeValue, float64(used), name)
 		out <- prometheus.MustNewConstMetric(c.limit, prometheus.GaugeValue, float64(limit), name)
+	}
+	used, fullest := map[string]float64{"ipv4": 0, "ipv6": 0}, map[string]float64{}
+	for _, u := range c.addresses() {
+		used[u.Family] += float64(u.Used)
+		fullest[u.Family] = max(fullest[u.Family], float64(u.Used)/u.Size)
+	}
+	for family, n := range used {
+		out <- prometheus.MustNewConstMetric(c.given, prometheus.GaugeValue, n, family)
+		out <- prometheus.MustNewConstMetric(c.fullest, prometheus.GaugeValue, fullest[family], family)
 	}
 	if !c.ready() {
 		return

@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	udnv1 "bulkhead/api/v1"
+	"bulkhead/pkg/cluster/podaddr"
 )
 
 func TestMetrics(t *testing.T) {
@@ -31,7 +32,9 @@ func TestMetrics(t *testing.T) {
 	cache := fake.NewClientBuilder().WithScheme(scheme).WithObjects(
 		udn("a", metav1.ConditionTrue, "Fine"), udn("b", metav1.ConditionTrue, "Fine"), udn("c", metav1.ConditionFalse, "SyncError"), cudn).Build()
 	ready := false
-	c := newCollector(cache, func() bool { return ready }, map[string]func() (int, int){"network-ids": func() (int, int) { return 4, 10000 }})
+	c := newCollector(cache, func() bool { return ready }, map[string]func() (int, int){"network-ids": func() (int, int) { return 4, 10000 }}, func() []podaddr.Usage {
+		return []podaddr.Usage{{Network: "a", Family: "ipv4", Used: 3, Size: 4}, {Network: "b", Family: "ipv4", Used: 1, Size: 256}}
+	})
 	const allocators = `
 # HELP bulkhead_allocator_limit What an allocator can give out.
 # TYPE bulkhead_allocator_limit gauge
@@ -39,6 +42,14 @@ bulkhead_allocator_limit{allocator="network-ids"} 10000
 # HELP bulkhead_allocator_used What an allocator has given out.
 # TYPE bulkhead_allocator_used gauge
 bulkhead_allocator_used{allocator="network-ids"} 4
+# HELP bulkhead_pod_addresses_fullest_ratio Part of its addresses that the fullest Layer2 or Localnet network has given out.
+# TYPE bulkhead_pod_addresses_fullest_ratio gauge
+bulkhead_pod_addresses_fullest_ratio{family="ipv4"} 0.75
+bulkhead_pod_addresses_fullest_ratio{family="ipv6"} 0
+# HELP bulkhead_pod_addresses_used Addresses that pods and IPAMClaims hold on Layer2 and Localnet networks.
+# TYPE bulkhead_pod_addresses_used gauge
+bulkhead_pod_addresses_used{family="ipv4"} 4
+bulkhead_pod_addresses_used{family="ipv6"} 0
 `
 	if err := testutil.CollectAndCompare(c, strings.NewReader(allocators)); err != nil {
 		t.Errorf("before the cache is filled: %v", err)

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
@@ -102,8 +103,12 @@ func (z *Zone) syncPod(ctx context.Context, key string) error {
 	}
 	defer prometheus.NewTimer(z.metrics.pods).ObserveDuration()
 	z.mu.Lock()
+	_, known := z.pods[key]
+	if _, before := z.initial[string(pod.UID)]; before {
+		known = true
+	}
 	nets, err := z.place(pod, false)
-	foreign := z.foreignEntries(pod)
+	foreign := z.foreignEntries(pod, known)
 	z.mu.Unlock()
 	if errors.Is(err, errWait) {
 		return nil
@@ -288,16 +293,26 @@ func (z *Zone) release(key string) {
 	}
 }
 
-// foreignEntries are those of the pod's annotation that another writes: of
-// networks whose addresses are not this zone's to give.
-func (z *Zone) foreignEntries(pod *corev1.Pod) network.PodNetworks {
+// foreignEntries are those of the pod's annotation that another writes: all
+// but the cluster default network's and those of Layer 3 networks. An entry of
+// a NAD that does not exist is dropped from a pod that is not known yet, whose
+// creator wrote it; later it is another writer's, whose NAD is gone.
+func (z *Zone) foreignEntries(pod *corev1.Pod, known bool) network.PodNetworks {
 	had, err := network.ParsePodNetworks(pod.Annotations[network.AnnotationPodNetworks])
 	if err != nil {
 		return nil
 	}
 	out := network.PodNetworks{}
 	for key, n := range had {
-		if nad, ok := z.catalog.NAD(key); ok && nad.Err == nil && nad.Network.Topology != network.Layer3 {
+		if key == network.DefaultName {
+			continue
+		}
+		parts := strings.SplitN(key, "/", 3) // a second attachment is <namespace>/<name>/<index>
+		if len(parts) < 2 {
+			continue
+		}
+		nad, ok := z.catalog.NAD(network.NADKey(parts[0], parts[1]))
+		if layer3 := ok && nad.Err == nil && nad.Network.Topology == network.Layer3; !layer3 && (ok || known) {
 			out[key] = n
 		}
 	}

@@ -36,20 +36,28 @@ func (p phase) rate() float64 { return float64(p.networks) / p.took.Seconds() }
 // cores is how many cores d keeps busy for the whole phase.
 func (p phase) cores(d time.Duration) float64 { return d.Seconds() / p.took.Seconds() }
 
-// limited says who was short of what.
-func (p phase) limited() string {
-	var all time.Duration
-	for _, d := range p.cpu {
-		all += d
+// ours is the processor time of all processes that are measured.
+func (p phase) ours() (sum time.Duration) {
+	for name, d := range p.cpu {
+		if name != others {
+			sum += d
+		}
 	}
-	text := fmt.Sprintf("%.2f of %d cores busy", p.cores(all), runtime.NumCPU())
-	if p.cores(all) < 0.85*float64(runtime.NumCPU()) {
+	return sum
+}
+
+// limited says who was short of what, and how fast it would be if nothing else
+// ran on the machine.
+func (p phase) limited() string {
+	all, cores := p.ours()+p.cpu[others], runtime.NumCPU()
+	text := fmt.Sprintf("%.2f of %d cores busy", p.cores(all), cores)
+	if p.cores(all) < 0.85*float64(cores) {
 		return text + ": processors were not the limit"
 	}
-	server := p.cpu[serverProc] + p.cpu[etcdProc]
-	return fmt.Sprintf("%s: API server and etcd %.0f %%, controller %.0f %%, the client that makes the networks %.0f %%, others %.0f %%", text,
-		100*server.Seconds()/all.Seconds(), 100*p.cpu[controllerProc].Seconds()/all.Seconds(),
-		100*p.cpu[benchProc].Seconds()/all.Seconds(), 100*p.cpu[others].Seconds()/all.Seconds())
+	share := func(d time.Duration) float64 { return 100 * ratio(d.Seconds(), all.Seconds()) }
+	return fmt.Sprintf("%s: API server and etcd %.0f %%, controller %.0f %%, the client that makes the networks %.0f %%, others %.0f %%; "+
+		"without others %.0f networks/s at most", text, share(p.cpu[serverProc]+p.cpu[etcdProc]), share(p.cpu[controllerProc]),
+		share(p.cpu[benchProc]), share(p.cpu[others]), ratio(float64(cores*p.networks), p.ours().Seconds()))
 }
 
 // result is what one size showed.

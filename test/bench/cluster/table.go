@@ -5,6 +5,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"runtime"
 	"text/tabwriter"
 	"time"
 )
@@ -59,6 +60,9 @@ func figures(small, big *result) []figure {
 		cpu := r.create.perNetwork(r.create.cpu[controllerProc])
 		add(at("controller CPU per network"), millis(cpu), "≤ 4 ms", cpu <= maxCPU, "15 ms")
 		show(at("API server + etcd CPU per network"), millis(r.create.perNetwork(r.create.cpu[serverProc]+r.create.cpu[etcdProc])))
+		all := r.create.perNetwork(r.create.ours())
+		show(at("CPU per network of all of them"), fmt.Sprintf("%s: %.0f networks/s on %d cores without others", millis(all),
+			ratio(float64(runtime.NumCPU()), all.Seconds()), runtime.NumCPU()))
 		show(at("peak memory until all are ready"), megabytes(r.createPeak))
 		reference := ""
 		if r != small {

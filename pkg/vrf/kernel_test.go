@@ -83,6 +83,17 @@ func addBridge(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	// The kernel finishes with an IPv6 address in a work queue of its own,
+	// even without duplicate address detection.
+	for deadline := time.Now().Add(10 * time.Second); ; {
+		routes, err := netlink.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Table: unix.RT_TABLE_LOCAL}, netlink.RT_FILTER_TABLE)
+		if slices.ContainsFunc(routes, func(r netlink.Route) bool { return r.Dst != nil && r.Dst.IP.String() == "2001:db8::10" }) {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the node's IPv6 address is not usable: %v %v", routes, err)
+		}
+	}
 }
 
 func openKernel(t *testing.T) *Kernel {

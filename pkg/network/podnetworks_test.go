@@ -25,7 +25,7 @@ func TestPodNADs(t *testing.T) {
 	}
 }
 
-func FuzzPodNetworks(f *testing.F) {
+func FuzzPodNADs(f *testing.F) {
 	f.Add(`{"default":{},"red/net":{"ip_addresses":["10.0.0.1/24"]},"red/net/1":{}}`)
 	f.Add(`{"red/net":{"ip_addresses":["fd00::1/64"],"gateway_ips":["fd00::2"],"routes":[{"dest":"::/0","nextHop":"fd00::2"}],"tunnel_id":4}}`)
 	f.Fuzz(func(t *testing.T, in string) {

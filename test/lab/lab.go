@@ -168,7 +168,9 @@ func (l *Lab) machines() []*Node { return append(l.nodes[:len(l.nodes):len(l.nod
 // Kubectl returns the kubectl of the cluster's version with the environment it
 // needs; it runs only where InNetwork has led.
 func (l *Lab) Kubectl() (program string, env []string) {
-	return filepath.Join(l.state.Artifacts.Kubernetes, "kubectl"), append(os.Environ(), "KUBECONFIG="+host.KubeconfigPath(l.state.Run))
+	return filepath.Join(l.state.Artifacts.Kubernetes, "kubectl"), append(os.Environ(), "KUBECONFIG="+host.KubeconfigPath(l.state.Run),
+		// Every lab has the same address: another's kinds of objects are not this one's.
+		"KUBECACHEDIR="+filepath.Join(l.state.Run, "kubectl"))
 }
 
 // InNetwork calls do on a thread inside the lab's network namespace: processes

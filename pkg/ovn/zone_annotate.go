@@ -4,14 +4,12 @@ package ovn
 
 import (
 	"context"
-	"encoding/json"
-	"fmt"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"bulkhead/pkg/kube"
 	"bulkhead/pkg/network"
 )
 
@@ -32,7 +30,7 @@ func (z *Zone) annotate(ctx context.Context, pod *corev1.Pod, nets network.PodNe
 			}
 		}
 	}
-	patch, err := annotationPatch(pod, old, had, value)
+	patch, err := kube.PodNetworksPatch(pod, value)
 	if err != nil {
 		return err
 	}
@@ -41,31 +39,6 @@ func (z *Zone) annotate(ctx context.Context, pod *corev1.Pod, nets network.PodNe
 	}
 	z.log.Info("pod has its networks", "pod", pod.Namespace+"/"+pod.Name, "networks", len(nets))
 	return nil
-}
-
-type patchOp struct {
-	Op    string `json:"op"`
-	Path  string `json:"path"`
-	Value any    `json:"value"`
-}
-
-func annotationPatch(pod *corev1.Pod, old string, had bool, value string) ([]byte, error) {
-	const root = "/metadata/annotations"
-	path := root + "/" + strings.ReplaceAll(network.AnnotationPodNetworks, "/", "~1")
-	ops := []patchOp{{"test", "/metadata/uid", pod.UID}}
-	switch {
-	case had:
-		ops = append(ops, patchOp{"test", path, old}, patchOp{"replace", path, value})
-	case pod.Annotations != nil:
-		ops = append(ops, patchOp{"test", path, nil}, patchOp{"add", path, value})
-	default:
-		ops = append(ops, patchOp{"test", root, nil}, patchOp{"add", root, map[string]string{network.AnnotationPodNetworks: value}})
-	}
-	out, err := json.Marshal(ops)
-	if err != nil {
-		return nil, fmt.Errorf("render patch: %w", err)
-	}
-	return out, nil
 }
 
 // reference is what an Event is about; informers drop a pod's kind.

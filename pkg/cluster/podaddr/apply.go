@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	ipamclaimv1 "github.com/k8snetworkplumbingwg/ipamclaims/pkg/crd/ipamclaims/v1alpha1"
@@ -20,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"bulkhead/pkg/kube"
 	"bulkhead/pkg/network"
 )
 
@@ -91,12 +91,6 @@ func (k *Kube) annotate(ctx context.Context, op Op) error {
 	return last
 }
 
-type patchOp struct {
-	Op    string `json:"op"`
-	Path  string `json:"path"`
-	Value any    `json:"value"`
-}
-
 // annotationPatch is nil where there is nothing to change.
 func annotationPatch(pod *corev1.Pod, op Op) ([]byte, error) {
 	old, had := pod.Annotations[network.AnnotationPodNetworks]
@@ -104,22 +98,7 @@ func annotationPatch(pod *corev1.Pod, op Op) ([]byte, error) {
 	if err != nil || had && value == old {
 		return nil, err
 	}
-	const root = "/metadata/annotations"
-	path := root + "/" + strings.ReplaceAll(network.AnnotationPodNetworks, "/", "~1")
-	ops := []patchOp{{"test", "/metadata/uid", pod.UID}}
-	switch {
-	case had:
-		ops = append(ops, patchOp{"test", path, old}, patchOp{"replace", path, value})
-	case pod.Annotations != nil:
-		ops = append(ops, patchOp{"test", path, nil}, patchOp{"add", path, value})
-	default:
-		ops = append(ops, patchOp{"test", root, nil}, patchOp{"add", root, map[string]string{network.AnnotationPodNetworks: value}})
-	}
-	out, err := json.Marshal(ops)
-	if err != nil {
-		return nil, fmt.Errorf("render patch: %w", err)
-	}
-	return out, nil
+	return kube.PodNetworksPatch(pod, value)
 }
 
 // merge is the annotation with the operation done. What it does not name stays

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kube
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"bulkhead/pkg/network"
+)
+
+type patchOp struct {
+	Op    string `json:"op"`
+	Path  string `json:"path"`
+	Value any    `json:"value"`
+}
+
+// PodNetworksPatch is the JSON patch (RFC 6902) that replaces the pod-networks
+// annotation that pod has by value. The annotation has two writers, the zone
+// and the cluster role: the API server refuses the patch when the annotation
+// is another by then, or the pod is another one of that name.
+func PodNetworksPatch(pod *corev1.Pod, value string) ([]byte, error) {
+	const root = "/metadata/annotations"
+	path := root + "/" + strings.ReplaceAll(network.AnnotationPodNetworks, "/", "~1")
+	ops := []patchOp{{"test", "/metadata/uid", pod.UID}}
+	old, had := pod.Annotations[network.AnnotationPodNetworks]
+	switch {
+	case had:
+		ops = append(ops, patchOp{"test", path, old}, patchOp{"replace", path, value})
+	case pod.Annotations != nil:
+		ops = append(ops, patchOp{"test", path, nil}, patchOp{"add", path, value})
+	default:
+		ops = append(ops, patchOp{"test", root, nil}, patchOp{"add", root, map[string]string{network.AnnotationPodNetworks: value}})
+	}
+	out, err := json.Marshal(ops)
+	if err != nil {
+		return nil, fmt.Errorf("render patch of %s: %w", network.AnnotationPodNetworks, err)
+	}
+	return out, nil
+}

@@ -38,6 +38,7 @@ import (
 	udnv1 "bulkhead/api/v1"
 	"bulkhead/pkg/cluster/ledger"
 	"bulkhead/pkg/cluster/nad"
+	"bulkhead/pkg/cluster/nadusers"
 	"bulkhead/pkg/cluster/nodeid"
 	"bulkhead/pkg/cluster/udn"
 	"bulkhead/pkg/config"
@@ -153,7 +154,7 @@ func newManager(cfg config.Config, restConfig *rest.Config, log *slog.Logger, re
 // addNetworks adds those who make networks: from UserDefinedNetworks and
 // ClusterUserDefinedNetworks, and from hand-written NADs. They share the ledger.
 func addNetworks(ctx context.Context, mgr manager.Manager, cfg config.Config, ids *ledger.Ledger, log *slog.Logger) error {
-	for _, add := range []func(context.Context, client.FieldIndexer) error{udn.AddIndexes, nad.AddIndexes} {
+	for _, add := range []func(context.Context, client.FieldIndexer) error{udn.AddIndexes, nad.AddIndexes, nadusers.AddIndexes} {
 		if err := add(ctx, mgr.GetFieldIndexer()); err != nil {
 			return err
 		}

@@ -12,12 +12,12 @@ import (
 	"time"
 
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"bulkhead/pkg/cluster/ledger"
+	"bulkhead/pkg/cluster/nadusers"
 	"bulkhead/pkg/cluster/udn"
 	"bulkhead/pkg/config"
 	"bulkhead/pkg/network"
@@ -32,7 +32,7 @@ type Reconciler struct {
 	restore func(context.Context) error // fills the ledger from the API, once
 	log     *slog.Logger
 
-	waiting ledger.Waiting[Key]
+	waiting nadusers.Waiting[Key]
 	enqueue func(Key) // set before the first Reconcile
 
 	mu   sync.Mutex
@@ -163,7 +163,8 @@ func (r *Reconciler) inputs(ctx context.Context, key Key) (Inputs, error) {
 	in.Ours = !errors.Is(err, network.ErrForeign)
 	if !in.Ours || n.Deleting {
 		if Have(n).Finalizer {
-			in.Users, err = r.users(ctx, key)
+			r.waiting.Add(key.String(), key) // before the look, so that no pod leaves unseen
+			in.Users, err = nadusers.List(ctx, r.cache, key.String())
 			return in, err
 		}
 		return in, nil
@@ -187,7 +188,8 @@ func (r *Reconciler) inputs(ctx context.Context, key Key) (Inputs, error) {
 func (r *Reconciler) claim(ctx context.Context, in *Inputs, domain network.Network) error {
 	key, has := in.NAD.Key, in.NAD.ID != "" && in.NAD.ID == idText(in.ID)
 	if has && in.NAD.Network != in.Conf.Name {
-		users, err := r.users(ctx, key)
+		r.waiting.Add(key.String(), key) // before the look, as above
+		users, err := nadusers.List(ctx, r.cache, key.String())
 		if err != nil {
 			return err
 		}
@@ -292,23 +294,4 @@ func (r *Reconciler) labelled(ctx context.Context, namespace string) (bool, erro
 	}
 	_, ok := ns.Labels[network.LabelPrimaryUDN]
 	return ok, nil
-}
-
-// users are pods that use the NAD: enough of them to name.
-func (r *Reconciler) users(ctx context.Context, key Key) ([]string, error) {
-	r.waiting.Add(key.String(), key) // before the look, so that no pod leaves unseen
-	var l corev1.PodList
-	if err := r.cache.List(ctx, &l, client.MatchingFields{udn.IndexNAD: key.String()}, client.UnsafeDisableDeepCopy); err != nil {
-		return nil, fmt.Errorf("list pods that use %s: %w", key, err)
-	}
-	var out []string
-	for i := range l.Items {
-		out = append(out, l.Items[i].Namespace+"/"+l.Items[i].Name)
-	}
-	slices.Sort(out)
-	const enough = 10
-	if len(out) > enough {
-		out = append(out[:enough:enough], "…")
-	}
-	return out, nil
 }

@@ -5,7 +5,6 @@ package nad
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -53,7 +52,7 @@ func (r *Reconciler) Watch(c controller.TypedController[Key], from cache.Cache) 
 			return nil
 		}),
 		source.TypedKind(from, &nadv1.NetworkAttachmentDefinition{}, r.nadEvents()),
-		source.TypedKind(from, &corev1.Pod{}, r.podEvents()),
+		source.TypedKind(from, &corev1.Pod{}, r.waiting.PodEvents()),
 	} {
 		if err := c.Watch(s); err != nil {
 			return fmt.Errorf("watch %T: %w", s, err)
@@ -84,26 +83,6 @@ func (r *Reconciler) nadEvents() handler.TypedFuncs[*nadv1.NetworkAttachmentDefi
 			r.enqueueRefused(ctx, e.Object.Namespace, q) // there may be room now
 			r.enqueueSiblings(ctx, e.Object, q)
 		},
-	}
-}
-
-// podEvents: a pod matters when it leaves a NAD whose end waits for that.
-func (r *Reconciler) podEvents() handler.TypedFuncs[*corev1.Pod, Key] {
-	nads := func(p *corev1.Pod) []string { return network.PodNADs(p.Annotations[network.AnnotationPodNetworks]) }
-	left := func(keys []string, q queue) {
-		for _, k := range keys {
-			if key, ok := r.waiting.For(k); ok {
-				q.Add(key)
-			}
-		}
-	}
-	return handler.TypedFuncs[*corev1.Pod, Key]{
-		UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[*corev1.Pod], q queue) {
-			if was, is := nads(e.ObjectOld), nads(e.ObjectNew); !slices.Equal(was, is) {
-				left(was, q)
-			}
-		},
-		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[*corev1.Pod], q queue) { left(nads(e.Object), q) },
 	}
 }
 

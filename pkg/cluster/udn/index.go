@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -25,8 +24,6 @@ const (
 	indexLabel     = "label"     // namespaces by each label
 	indexSelects   = "selects"   // ClusterUserDefinedNetworks by a label that their namespaces must have
 	indexTransport = "transport" // ClusterUserDefinedNetworks by transport, Geneve's left out
-	// IndexNAD indexes pods by the keys of the NADs they use.
-	IndexNAD = "nad"
 )
 
 // anyLabel indexes selectors that no single label decides: {}, NotIn, Exists.
@@ -61,7 +58,6 @@ func AddIndexes(ctx context.Context, c client.FieldIndexer) error {
 			}
 			return nil
 		}},
-		{&corev1.Pod{}, IndexNAD, podNADs},
 	} {
 		if err := c.IndexField(ctx, i.obj, i.field, i.keys); err != nil {
 			return fmt.Errorf("index %s of %T: %w", i.field, i.obj, err)
@@ -138,9 +134,4 @@ func selectorKeys(s *metav1.LabelSelector) []string {
 	}
 	slices.Sort(best)
 	return slices.Compact(best)
-}
-
-// podNADs are the keys of the NADs that a pod uses.
-func podNADs(o client.Object) []string {
-	return network.PodNADs(o.GetAnnotations()[network.AnnotationPodNetworks])
 }

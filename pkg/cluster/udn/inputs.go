@@ -9,13 +9,13 @@ import (
 	"slices"
 
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	udnv1 "bulkhead/api/v1"
+	"bulkhead/pkg/cluster/nadusers"
 	"bulkhead/pkg/network"
 )
 
@@ -44,7 +44,7 @@ func (r *Reconciler) inputs(ctx context.Context, o Owner, have State) (Inputs, e
 		}
 		// Noted before the pods are looked at, so that none leaves unseen.
 		r.waiting.Add(nad.Key(), o)
-		users, err := r.users(ctx, nad.Key())
+		users, err := nadusers.List(ctx, r.cache, nad.Key())
 		if err != nil {
 			return in, err
 		}
@@ -225,24 +225,6 @@ func (r *Reconciler) namespace(ctx context.Context, req *Request, meta metav1.Pa
 	}
 	ns.Full = networks >= r.cfg.MaxNetworksPerNS
 	return ns, nil
-}
-
-// users are pods that use a NAD: enough of them to name.
-func (r *Reconciler) users(ctx context.Context, nadKey string) ([]string, error) {
-	var l corev1.PodList
-	if err := r.cache.List(ctx, &l, client.MatchingFields{IndexNAD: nadKey}, client.UnsafeDisableDeepCopy); err != nil {
-		return nil, fmt.Errorf("list pods that use %s: %w", nadKey, err)
-	}
-	var out []string
-	for i := range l.Items {
-		out = append(out, l.Items[i].Namespace+"/"+l.Items[i].Name)
-	}
-	slices.Sort(out)
-	const enough = 10
-	if len(out) > enough {
-		out = append(out[:enough:enough], "…")
-	}
-	return out, nil
 }
 
 // advertisements are the RouteAdvertisements that advertise the pods of the

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"bulkhead/pkg/cluster/ledger"
+	"bulkhead/pkg/cluster/nadusers"
 	"bulkhead/pkg/config"
 )
 
@@ -26,7 +27,7 @@ type Reconciler struct {
 	log    *slog.Logger
 
 	ledger  *ledger.Ledger
-	waiting ledger.Waiting[Owner]
+	waiting nadusers.Waiting[Owner]
 	nodes   nodeIDs
 	enqueue func(Owner) // set before the first Reconcile
 	restore struct {

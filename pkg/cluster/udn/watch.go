@@ -37,7 +37,7 @@ func (r *Reconciler) Watch(c controller.TypedController[Owner], from cache.Cache
 		source.TypedKind(from, &udnv1.ClusterUserDefinedNetwork{}, ownerEvents[*udnv1.ClusterUserDefinedNetwork](r)),
 		source.TypedKind(from, &nadv1.NetworkAttachmentDefinition{}, r.nadEvents()),
 		source.TypedKind(from, Metadata("Namespace"), r.namespaceEvents()),
-		source.TypedKind(from, &corev1.Pod{}, r.podEvents()),
+		source.TypedKind(from, &corev1.Pod{}, r.waiting.PodEvents()),
 		source.TypedKind(from, Metadata("Node"), r.nodeEvents()),
 		source.TypedKind(from, &udnv1.RouteAdvertisements{}, r.advertisementEvents()),
 		source.TypedFunc[Owner](func(ctx context.Context, q queue) error {
@@ -131,25 +131,6 @@ func (r *Reconciler) namespaceEvents() handler.TypedFuncs[*metav1.PartialObjectM
 		DeleteFunc: func(ctx context.Context, e event.TypedDeleteEvent[meta], q queue) {
 			r.enqueueSelecting(ctx, e.Object, q)
 		},
-	}
-}
-
-// podEvents: a pod matters when it leaves a network whose end waits for that.
-func (r *Reconciler) podEvents() handler.TypedFuncs[*corev1.Pod, Owner] {
-	left := func(keys []string, q queue) {
-		for _, k := range keys {
-			if o, ok := r.waiting.For(k); ok {
-				q.Add(o)
-			}
-		}
-	}
-	return handler.TypedFuncs[*corev1.Pod, Owner]{
-		UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[*corev1.Pod], q queue) {
-			if was, is := podNADs(e.ObjectOld), podNADs(e.ObjectNew); !slices.Equal(was, is) {
-				left(was, q)
-			}
-		},
-		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[*corev1.Pod], q queue) { left(podNADs(e.Object), q) },
 	}
 }
 

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package nadusers knows which pods use a NAD, and whose deletion waits for
+// them to leave.
+package nadusers
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
+
+	"bulkhead/pkg/network"
+)
+
+// index indexes pods by the keys of the NADs they use.
+const index = "nad"
+
+// AddIndexes adds the index to a cache that has not been started.
+func AddIndexes(ctx context.Context, c client.FieldIndexer) error {
+	if err := c.IndexField(ctx, &corev1.Pod{}, index, func(o client.Object) []string { return of(o) }); err != nil {
+		return fmt.Errorf("index %s of pods: %w", index, err)
+	}
+	return nil
+}
+
+func of(pod client.Object) []string {
+	return network.PodNADs(pod.GetAnnotations()[network.AnnotationPodNetworks])
+}
+
+// List names pods that use the NAD, "namespace/name" in order: enough of them
+// for a message.
+func List(ctx context.Context, cache client.Reader, nadKey string) ([]string, error) {
+	var l corev1.PodList
+	if err := cache.List(ctx, &l, client.MatchingFields{index: nadKey}, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, fmt.Errorf("list pods that use %s: %w", nadKey, err)
+	}
+	var out []string
+	for i := range l.Items {
+		out = append(out, l.Items[i].Namespace+"/"+l.Items[i].Name)
+	}
+	slices.Sort(out)
+	const enough = 10
+	if len(out) > enough {
+		out = append(out[:enough:enough], "…")
+	}
+	return out, nil
+}
+
+// Waiting knows whose deletion waits for the pods of which NAD, so that a pod
+// that leaves wakes the right one. The zero value is empty; it is safe for
+// concurrent use.
+type Waiting[K comparable] struct {
+	mu sync.Mutex
+	by map[string]K // by NAD key
+}
+
+// Add notes that the NAD's pods hold up what k wants to do.
+func (w *Waiting[K]) Add(nadKey string, k K) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.by == nil {
+		w.by = map[string]K{}
+	}
+	w.by[nadKey] = k
+}
+
+// Done notes that nobody waits for the NAD's pods.
+func (w *Waiting[K]) Done(nadKey string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	delete(w.by, nadKey)
+}
+
+func (w *Waiting[K]) waiter(nadKey string) (K, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	k, ok := w.by[nadKey]
+	return k, ok
+}
+
+// PodEvents enqueues who waits for the NADs that a pod leaves.
+func (w *Waiting[K]) PodEvents() handler.TypedFuncs[*corev1.Pod, K] {
+	type queue = workqueue.TypedRateLimitingInterface[K]
+	left := func(keys []string, q queue) {
+		for _, nadKey := range keys {
+			if k, ok := w.waiter(nadKey); ok {
+				q.Add(k)
+			}
+		}
+	}
+	return handler.TypedFuncs[*corev1.Pod, K]{
+		UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[*corev1.Pod], q queue) {
+			if was, is := of(e.ObjectOld), of(e.ObjectNew); !slices.Equal(was, is) {
+				left(was, q)
+			}
+		},
+		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[*corev1.Pod], q queue) { left(of(e.Object), q) },
+	}
+}

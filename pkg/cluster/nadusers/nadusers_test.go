@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package nadusers
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+
+	"bulkhead/pkg/network"
+)
+
+func pod(name, annotation string) *corev1.Pod {
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "red", Name: name, Annotations: map[string]string{network.AnnotationPodNetworks: annotation}}}
+}
+
+func TestList(t *testing.T) {
+	b := fake.NewClientBuilder().WithScheme(scheme.Scheme).WithIndex(&corev1.Pod{}, index, func(o client.Object) []string { return of(o) })
+	for i := range 11 {
+		b = b.WithObjects(pod(fmt.Sprintf("p%02d", i), `{"default":{},"red/many":{}}`))
+	}
+	cache := b.WithObjects(pod("one", `{"red/few":{}}`), pod("plain", `{"default":{}}`)).Build()
+	for key, want := range map[string][]string{
+		"red/none": nil, "red/few": {"red/one"},
+		"red/many": {"red/p00", "red/p01", "red/p02", "red/p03", "red/p04", "red/p05", "red/p06", "red/p07", "red/p08", "red/p09", "…"},
+	} {
+		if got, err := List(context.Background(), cache, key); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%s is used by %v, %v; want %v", key, got, err, want)
+		}
+	}
+}
+
+// A pod that leaves a NAD wakes who waits for that, and nobody else.
+func TestPodEvents(t *testing.T) {
+	var w Waiting[string]
+	w.Add("red/net", "waiter")
+	w.Add("red/other", "another")
+	q := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]())
+	defer q.ShutDown()
+	events, using, without := w.PodEvents(), pod("p", `{"red/net":{}}`), pod("p", `{"default":{}}`)
+	update := func(was, is *corev1.Pod) {
+		events.UpdateFunc(context.Background(), event.TypedUpdateEvent[*corev1.Pod]{ObjectOld: was, ObjectNew: is}, q)
+	}
+	update(using, using)
+	update(without, using)
+	if q.Len() != 0 {
+		t.Error("woken by a pod that stays or comes")
+	}
+	for what, leave := range map[string]func(){
+		"annotation": func() { update(using, without) },
+		"deletion": func() {
+			events.DeleteFunc(context.Background(), event.TypedDeleteEvent[*corev1.Pod]{Object: using}, q)
+		},
+	} {
+		leave()
+		if q.Len() != 1 {
+			t.Fatalf("%s: %d are woken", what, q.Len())
+		}
+		if k, _ := q.Get(); k != "waiter" {
+			t.Errorf("%s: %s is woken", what, k)
+		} else {
+			q.Done(k)
+		}
+	}
+	w.Done("red/net")
+	if update(using, without); q.Len() != 0 {
+		t.Error("woken though nobody waits")
+	}
+}

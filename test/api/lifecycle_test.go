@@ -85,7 +85,7 @@ func TestNamespaceDeletion(t *testing.T) {
 func (w world) settle() {
 	w.t.Helper()
 	c := startController(w.t, testConfig(w.t))
-	EventuallyWithin(w.t, 10*time.Minute, func() error { // TestScale leaves thousands
+	EventuallyWithin(w.t, 10*time.Minute, func() error { // some tests leave hundreds
 		for _, l := range []client.ObjectList{&nadv1.NetworkAttachmentDefinitionList{}, &udnv1.UserDefinedNetworkList{}, &udnv1.ClusterUserDefinedNetworkList{}} {
 			if err := w.List(w.ctx, l, client.Limit(1)); err != nil {
 				return err

@@ -42,6 +42,7 @@ import (
 	"bulkhead/pkg/cluster/nodeid"
 	"bulkhead/pkg/cluster/udn"
 	"bulkhead/pkg/config"
+	"bulkhead/pkg/kube"
 )
 
 // leaseName is the lease that says which process is the leader.
@@ -140,8 +141,8 @@ func newManager(cfg config.Config, restConfig *rest.Config, log *slog.Logger, re
 					Transform: trimPod,
 				},
 				&discoveryv1.EndpointSlice{}: {Transform: trimSlice},
-				udn.Metadata("Node"):         {Transform: trimNode},
-				udn.Metadata("Namespace"):    {Transform: trimNamespace},
+				kube.Metadata("Node"):        {Transform: trimNode},
+				kube.Metadata("Namespace"):   {Transform: trimNamespace},
 			},
 		},
 	})
@@ -190,7 +191,7 @@ func addNodeID(ctx context.Context, mgr manager.Manager, log *slog.Logger) (*nod
 	if err != nil {
 		return nil, err
 	}
-	return r, c.Watch(source.Kind(mgr.GetCache(), udn.Metadata("Node"), &handler.TypedEnqueueRequestForObject[*metav1.PartialObjectMetadata]{}))
+	return r, c.Watch(source.Kind(mgr.GetCache(), kube.Metadata("Node"), &handler.TypedEnqueueRequestForObject[*metav1.PartialObjectMetadata]{}))
 }
 
 // newController makes a controller whose log lines carry the key's values.

@@ -7,9 +7,7 @@ import (
 	"fmt"
 
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
-	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"bulkhead/pkg/network"
@@ -43,8 +41,7 @@ func (l Lookup) NAD(ctx context.Context, namespace, name string) (nad network.NA
 // network.ErrNoPrimary says that one is expected and not there yet; any other
 // names what has to be mended.
 func (l Lookup) Primary(ctx context.Context, namespace string) (*network.NAD, error) {
-	ns := &metav1.PartialObjectMetadata{}
-	ns.SetGroupVersionKind(namespaceKind)
+	ns := Metadata("Namespace")
 	err := l.Cache.Get(ctx, client.ObjectKey{Name: namespace}, ns)
 	if apierrors.IsNotFound(err) {
 		return nil, nil
@@ -67,5 +64,3 @@ func (l Lookup) Primary(ctx context.Context, namespace string) (*network.NAD, er
 	}
 	return c.Primary(namespace, true)
 }
-
-var namespaceKind = corev1.SchemeGroupVersion.WithKind("Namespace")

@@ -20,6 +20,7 @@ import (
 	"bulkhead/pkg/cluster/nadusers"
 	"bulkhead/pkg/cluster/udn"
 	"bulkhead/pkg/config"
+	"bulkhead/pkg/kube"
 	"bulkhead/pkg/network"
 )
 
@@ -284,7 +285,7 @@ func (r *Reconciler) full(ctx context.Context, key Key) (bool, error) {
 }
 
 func (r *Reconciler) labelled(ctx context.Context, namespace string) (bool, error) {
-	ns := udn.Metadata("Namespace")
+	ns := kube.Metadata("Namespace")
 	err := r.cache.Get(ctx, client.ObjectKey{Name: namespace}, ns)
 	if apierrors.IsNotFound(err) {
 		return false, nil

@@ -16,12 +16,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"bulkhead/pkg/ipam"
+	"bulkhead/pkg/kube"
 	"bulkhead/pkg/network"
 )
 
@@ -75,7 +75,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if err := r.restore(ctx); err != nil {
 		return reconcile.Result{}, err
 	}
-	node := meta("Node")
+	node := kube.Metadata("Node")
 	err := r.cache.Get(ctx, client.ObjectKey{Name: req.Name}, node)
 	if apierrors.IsNotFound(err) {
 		// Pods of a node that is gone keep its addresses until Kubernetes
@@ -112,7 +112,7 @@ func (r *Reconciler) Apply(ctx context.Context, ops []Op) error {
 			errs = append(errs, fmt.Errorf("%s: render patch: %w", op, err))
 			continue
 		}
-		node := meta("Node")
+		node := kube.Metadata("Node")
 		node.Name = op.Node
 		if err := r.client.Patch(ctx, node, client.RawPatch(types.MergePatchType, body)); client.IgnoreNotFound(err) != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", op, err))
@@ -151,7 +151,7 @@ func (r *Reconciler) restore(ctx context.Context) error {
 	var all []metav1.PartialObjectMetadata
 	for token := ""; ; {
 		l := &metav1.PartialObjectMetadataList{}
-		l.SetGroupVersionKind(meta("NodeList").GroupVersionKind())
+		l.SetGroupVersionKind(kube.Metadata("NodeList").GroupVersionKind())
 		if err := r.live.List(ctx, l, client.Limit(500), client.Continue(token)); err != nil {
 			return fmt.Errorf("read node ids: %w", err)
 		}
@@ -173,10 +173,4 @@ func (r *Reconciler) restore(ctx context.Context) error {
 	}
 	r.restored = true
 	return nil
-}
-
-func meta(kind string) *metav1.PartialObjectMetadata {
-	m := &metav1.PartialObjectMetadata{}
-	m.SetGroupVersionKind(schema.GroupVersionKind{Version: "v1", Kind: kind})
-	return m
 }

@@ -10,10 +10,10 @@ import (
 
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	udnv1 "bulkhead/api/v1"
+	"bulkhead/pkg/kube"
 	"bulkhead/pkg/network"
 )
 
@@ -42,7 +42,7 @@ func AddIndexes(ctx context.Context, c client.FieldIndexer) error {
 			}
 			return nil
 		}},
-		{Metadata("Namespace"), indexLabel, func(o client.Object) []string {
+		{kube.Metadata("Namespace"), indexLabel, func(o client.Object) []string {
 			out := []string{}
 			for k, v := range o.GetLabels() {
 				out = append(out, k+"="+v)
@@ -64,13 +64,6 @@ func AddIndexes(ctx context.Context, c client.FieldIndexer) error {
 		}
 	}
 	return nil
-}
-
-// Metadata is an object of the core group of which only the metadata is read.
-func Metadata(kind string) *metav1.PartialObjectMetadata {
-	m := &metav1.PartialObjectMetadata{}
-	m.SetGroupVersionKind(schema.GroupVersionKind{Version: "v1", Kind: kind})
-	return m
 }
 
 func ownerKey(o Owner) string { return o.Namespace + "/" + o.Name }

@@ -16,6 +16,7 @@ import (
 
 	udnv1 "bulkhead/api/v1"
 	"bulkhead/pkg/cluster/nadusers"
+	"bulkhead/pkg/kube"
 	"bulkhead/pkg/network"
 )
 
@@ -149,7 +150,7 @@ var errSelector = errors.New("namespaceSelector is invalid")
 // namespaces are those that the request selects and that are not ending.
 func (r *Reconciler) namespaces(ctx context.Context, req *Request) ([]metav1.PartialObjectMetadata, error) {
 	if !req.Cluster() {
-		ns := Metadata("Namespace")
+		ns := kube.Metadata("Namespace")
 		err := r.cache.Get(ctx, client.ObjectKey{Name: req.Namespace}, ns)
 		if apierrors.IsNotFound(err) || err == nil && ns.DeletionTimestamp != nil {
 			return nil, nil
@@ -171,7 +172,7 @@ func (r *Reconciler) namespaces(ctx context.Context, req *Request) ([]metav1.Par
 			opts = append(opts, client.MatchingFields{indexLabel: key})
 		}
 		l := &metav1.PartialObjectMetadataList{}
-		l.SetGroupVersionKind(Metadata("NamespaceList").GroupVersionKind())
+		l.SetGroupVersionKind(kube.Metadata("NamespaceList").GroupVersionKind())
 		if err := r.cache.List(ctx, l, opts...); err != nil {
 			return nil, fmt.Errorf("list namespaces of %s: %w", req.Owner, err)
 		}

@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"bulkhead/pkg/kube"
 	"bulkhead/pkg/network"
 )
 
@@ -41,7 +42,7 @@ func (n *nodeIDs) beyond(ctx context.Context, cache client.Reader, capacity uint
 	defer n.mu.Unlock()
 	if n.dirty {
 		l := &metav1.PartialObjectMetadataList{}
-		l.SetGroupVersionKind(Metadata("NodeList").GroupVersionKind())
+		l.SetGroupVersionKind(kube.Metadata("NodeList").GroupVersionKind())
 		if err := cache.List(ctx, l, client.UnsafeDisableDeepCopy); err != nil {
 			return nil, fmt.Errorf("list nodes: %w", err)
 		}

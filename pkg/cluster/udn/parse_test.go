@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	udnv1 "bulkhead/api/v1"
+	"bulkhead/pkg/kube"
 	"bulkhead/pkg/network"
 )
 
@@ -44,7 +45,7 @@ func FuzzOwnerOf(f *testing.F) {
 	f.Add("red", "net", "ClusterUserDefinedNetwork", "net", "k8s.ovn.org/v1", "cluster_udn_net")
 	f.Fuzz(func(t *testing.T, ns, name, kind, refName, version, netName string) {
 		yes := true
-		nad := Metadata("NAD")
+		nad := kube.Metadata("NAD")
 		nad.Namespace, nad.Name = ns, name
 		nad.Annotations = map[string]string{network.AnnotationNetworkName: netName}
 		nad.Finalizers = []string{network.FinalizerUDN}

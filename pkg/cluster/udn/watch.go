@@ -22,6 +22,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	udnv1 "bulkhead/api/v1"
+	"bulkhead/pkg/kube"
 )
 
 type queue = workqueue.TypedRateLimitingInterface[Owner]
@@ -36,9 +37,9 @@ func (r *Reconciler) Watch(c controller.TypedController[Owner], from cache.Cache
 		source.TypedKind(from, &udnv1.UserDefinedNetwork{}, ownerEvents[*udnv1.UserDefinedNetwork](r)),
 		source.TypedKind(from, &udnv1.ClusterUserDefinedNetwork{}, ownerEvents[*udnv1.ClusterUserDefinedNetwork](r)),
 		source.TypedKind(from, &nadv1.NetworkAttachmentDefinition{}, r.nadEvents()),
-		source.TypedKind(from, Metadata("Namespace"), r.namespaceEvents()),
+		source.TypedKind(from, kube.Metadata("Namespace"), r.namespaceEvents()),
 		source.TypedKind(from, &corev1.Pod{}, r.waiting.PodEvents()),
-		source.TypedKind(from, Metadata("Node"), r.nodeEvents()),
+		source.TypedKind(from, kube.Metadata("Node"), r.nodeEvents()),
 		source.TypedKind(from, &udnv1.RouteAdvertisements{}, r.advertisementEvents()),
 		source.TypedFunc[Owner](func(ctx context.Context, q queue) error {
 			r.enqueue = q.Add
@@ -224,7 +225,7 @@ func (r *Reconciler) enqueueSmaller(ctx context.Context, id uint64, q queue) {
 
 // enqueueNamespace enqueues those who want the namespace of that name.
 func (r *Reconciler) enqueueNamespace(ctx context.Context, name string, q queue) {
-	ns := Metadata("Namespace")
+	ns := kube.Metadata("Namespace")
 	if err := r.cache.Get(ctx, client.ObjectKey{Name: name}, ns); err != nil {
 		return // gone: its own event tells those concerned
 	}

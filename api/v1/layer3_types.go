@@ -15,8 +15,6 @@ package v1
 // +kubebuilder:validation:XValidation:rule="!has(self.mtu) || self.mtu >= 1280 || !self.subnets.exists(s, isCIDR(s.cidr) && cidr(s.cidr).ip().family() == 6)",message="MTU should be greater than or equal to 1280 when IPv6 subnet is used: raise mtu, or remove the IPv6 subnet"
 // +kubebuilder:validation:XValidation:rule="self.role != 'Secondary' || size(self.subnets) < 2 || size(self.subnets) == 2 && (!isCIDR(self.subnets[0].cidr) || !isCIDR(self.subnets[1].cidr) || cidr(self.subnets[0].cidr).ip().family() != cidr(self.subnets[1].cidr).ip().family())",message="Secondary networks may define at most 2 subnets, and when 2 CIDRs are set for Secondary networks, they must be from different IP families: remove the others"
 // +kubebuilder:validation:XValidation:rule="self.role != 'Secondary' || self.subnets == oldSelf.subnets",message="Subnets is immutable for Secondary role: create another network"
-// +kubebuilder:validation:XValidation:rule="size(self.subnets) >= size(oldSelf.subnets) && oldSelf.subnets.all(i, s, self.subnets[i].cidr == s.cidr)",message="Removing existing subnets is not allowed, nor changing or moving them, as nodes use them: append new subnets at the end"
-// +kubebuilder:validation:XValidation:rule="size(self.subnets) < size(oldSelf.subnets) || oldSelf.subnets.all(i, s, self.subnets[i].cidr != s.cidr || (has(s.hostSubnet) ? has(self.subnets[i].hostSubnet) && self.subnets[i].hostSubnet == s.hostSubnet : !has(self.subnets[i].hostSubnet)))",message="hostSubnet is immutable: leave that of existing subnets as it is, or create another network"
 // +kubebuilder:validation:XValidation:rule="has(self.joinSubnets) == has(oldSelf.joinSubnets) && (!has(self.joinSubnets) || self.joinSubnets == oldSelf.joinSubnets)",message="joinSubnets is immutable: create another network"
 // +kubebuilder:validation:XValidation:rule="has(self.mtu) == has(oldSelf.mtu) && (!has(self.mtu) || self.mtu == oldSelf.mtu)",message="mtu is immutable: create another network"
 type Layer3Config struct {
@@ -43,9 +41,11 @@ type Layer3Config struct {
 	// those of other networks may be the same.
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=400
-	// +kubebuilder:validation:XValidation:rule="oldSelf.hasValue() && oldSelf.value() == self || self.exists(s, !isCIDR(s.cidr)) || [self.map(s, cidr(s.cidr))].all(l, l.all(i, a, i >= 200 || l.exists_one(b, a.containsCIDR(b))))",optionalOldSelf=true,message="Subnets must not overlap or contain each other, and Subnets with same CIDR are not allowed: remove one of them"
+	// +kubebuilder:validation:XValidation:rule="size(self) < 2 || oldSelf.hasValue() && oldSelf.value() == self || self.exists(s, !isCIDR(s.cidr)) || [self.map(s, cidr(s.cidr))].all(l, l.all(i, a, i >= 200 || l.exists_one(b, a.containsCIDR(b))))",optionalOldSelf=true,message="Subnets must not overlap or contain each other, and Subnets with same CIDR are not allowed: remove one of them"
 	// +kubebuilder:validation:XValidation:rule="size(self) <= 200 || oldSelf.hasValue() && oldSelf.value() == self || self.exists(s, !isCIDR(s.cidr)) || [self.map(s, cidr(s.cidr))].all(l, l.all(i, a, i < 200 || l.exists_one(b, a.containsCIDR(b))))",optionalOldSelf=true,message="Subnets must not overlap or contain each other, and Subnets with same CIDR are not allowed: remove the one that is 201st or later in the list"
-	// +kubebuilder:validation:XValidation:rule="['4', '6'].all(f, [self.filter(s, isCIDR(s.cidr) && string(cidr(s.cidr).ip().family()) == f).map(s, has(s.hostSubnet) ? s.hostSubnet : 0)].all(l, l.all(h, h == l[0])))",message="Subnets from the same IP family must use the same hostSubnet value: give it to all of them, or to none"
+	// +kubebuilder:validation:XValidation:rule="size(self) < 2 || ['4', '6'].all(f, [self.filter(s, isCIDR(s.cidr) && string(cidr(s.cidr).ip().family()) == f).map(s, has(s.hostSubnet) ? s.hostSubnet : 0)].all(l, l.all(h, h == l[0])))",message="Subnets from the same IP family must use the same hostSubnet value: give it to all of them, or to none"
+	// +kubebuilder:validation:XValidation:rule="size(self) >= size(oldSelf) && oldSelf.all(i, s, self[i].cidr == s.cidr)",message="Removing existing subnets is not allowed, nor changing or moving them, as nodes use them: append new subnets at the end"
+	// +kubebuilder:validation:XValidation:rule="size(self) < size(oldSelf) || oldSelf.all(i, s, self[i] == s || self[i].cidr != s.cidr)",message="hostSubnet is immutable: leave that of existing subnets as it is, or create another network"
 	// +listType=atomic
 	// +required
 	Subnets []Layer3Subnet `json:"subnets"`
@@ -60,7 +60,7 @@ type Layer3Config struct {
 
 // Layer3Subnet is one range of a Layer3 network.
 // +kubebuilder:validation:XValidation:rule="!has(self.hostSubnet) || !isCIDR(self.cidr) || self.hostSubnet > cidr(self.cidr).prefixLength()",message="HostSubnet must be smaller than CIDR subnet: give hostSubnet a longer prefix than cidr has"
-// +kubebuilder:validation:XValidation:rule="!has(self.hostSubnet) || !isCIDR(self.cidr) || cidr(self.cidr).ip().family() != 4 || self.hostSubnet < 32",message="HostSubnet must < 32 for ipv4 CIDR: give hostSubnet a shorter prefix"
+// +kubebuilder:validation:XValidation:rule="!has(self.hostSubnet) || self.hostSubnet < 32 || !isCIDR(self.cidr) || cidr(self.cidr).ip().family() != 4",message="HostSubnet must < 32 for ipv4 CIDR: give hostSubnet a shorter prefix"
 type Layer3Subnet struct {
 	// cidr is the range, such as "10.100.0.0/16" or "fd10:1::/48".
 	// +required

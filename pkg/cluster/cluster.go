@@ -27,13 +27,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
-	"sigs.k8s.io/controller-runtime/pkg/handler"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
-	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	udnv1 "bulkhead/api/v1"
 	"bulkhead/pkg/cluster/ledger"
@@ -70,7 +68,7 @@ func Run(ctx context.Context, cfg config.Config, restConfig *rest.Config, log *s
 	if err := addNetworks(ctx, mgr, cfg, ids, log); err != nil {
 		return fmt.Errorf("set up the network controllers: %w", err)
 	}
-	nodes, err := addNodeID(ctx, mgr, log)
+	nodes, err := addNodeID(ctx, mgr, cfg, log)
 	if err != nil {
 		return fmt.Errorf("set up the node id controller: %w", err)
 	}
@@ -182,16 +180,16 @@ func addNetworks(ctx context.Context, mgr manager.Manager, cfg config.Config, id
 	return written.Watch(d, mgr.GetCache())
 }
 
-func addNodeID(ctx context.Context, mgr manager.Manager, log *slog.Logger) (*nodeid.Reconciler, error) {
+func addNodeID(ctx context.Context, mgr manager.Manager, cfg config.Config, log *slog.Logger) (*nodeid.Reconciler, error) {
 	if err := nodeid.AddIndexes(ctx, mgr.GetFieldIndexer()); err != nil {
 		return nil, err
 	}
-	r := nodeid.NewReconciler(mgr.GetCache(), mgr.GetAPIReader(), mgr.GetClient(), log)
+	r := nodeid.NewReconciler(mgr.GetCache(), mgr.GetAPIReader(), mgr.GetClient(), cfg.DefaultNetwork, log)
 	c, err := newController(mgr, "nodeid", 1, r, func(r reconcile.Request) []any { return []any{"node", r.Name} })
 	if err != nil {
 		return nil, err
 	}
-	return r, c.Watch(source.Kind(mgr.GetCache(), kube.Metadata("Node"), &handler.TypedEnqueueRequestForObject[*metav1.PartialObjectMetadata]{}))
+	return r, r.Watch(c, mgr.GetCache())
 }
 
 // newController makes a controller whose log lines carry the key's values.

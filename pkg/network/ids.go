@@ -134,6 +134,30 @@ func (n Network) HostSubnets(nodeID int) ([]netip.Prefix, error) {
 	return out, nil
 }
 
+// NodeOf is the id of the node in whose host subnet a is: HostSubnets the other
+// way round. 0 where a is in none.
+func (n Network) NodeOf(a netip.Addr) int {
+	if n.Topology != Layer3 {
+		return 0
+	}
+	before := uint64(0)
+	for _, s := range n.subnetsOf(a.Is4()) {
+		count := hostSubnetCount(s)
+		if !s.CIDR.Contains(a) {
+			before = min(before+count, MaxNodeID)
+			continue
+		}
+		inside := new(big.Int).SetBytes(a.AsSlice())
+		inside.Sub(inside, new(big.Int).SetBytes(s.CIDR.Masked().Addr().AsSlice()))
+		inside.Rsh(inside, uint(a.BitLen()-s.HostLen))
+		if !inside.IsUint64() || inside.Uint64() >= min(count, MaxNodeID) || before+inside.Uint64() >= MaxNodeID {
+			return 0
+		}
+		return int(before+inside.Uint64()) + 1
+	}
+	return 0
+}
+
 func (n Network) subnetsOf(is4 bool) []Subnet {
 	var out []Subnet
 	for _, s := range n.Subnets {

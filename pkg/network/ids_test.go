@@ -134,7 +134,8 @@ func TestHostSubnets(t *testing.T) {
 	}
 }
 
-// No two nodes share a host subnet, and each lies inside the network.
+// No two nodes share a host subnet, each lies inside the network, and its
+// addresses tell whose it is.
 func TestHostSubnetsDisjoint(t *testing.T) {
 	n := Network{Name: "x", Topology: Layer3, Subnets: subnets(t, "10.0.0.0/20/27,10.8.0.0/22/27,fd00::/56/64")}
 	var all []netip.Prefix
@@ -152,8 +153,25 @@ func TestHostSubnetsDisjoint(t *testing.T) {
 			if !n.Contains(h.Addr()) {
 				t.Fatalf("node %d: %s is outside the network", id, h)
 			}
+			last, _ := NthAddr(h, 1<<(min(h.Addr().BitLen()-h.Bits(), 60))-1)
+			for _, a := range []netip.Addr{h.Addr(), last} {
+				if got := n.NodeOf(a); got != id {
+					t.Fatalf("%s is node %d's, want %d's", a, got, id)
+				}
+			}
 		}
 		all = append(all, host...)
+	}
+	for _, outside := range []string{"10.0.16.0", "9.255.255.255", "fd00:0:0:100::", "fc00::"} {
+		if got := n.NodeOf(netip.MustParseAddr(outside)); got != 0 {
+			t.Errorf("%s is node %d's, want nobody's", outside, got)
+		}
+	}
+	wide := Network{Name: "x", Topology: Layer3, Subnets: subnets(t, "fd00::/16/64")}
+	for a, want := range map[string]int{"fd00:0:0:ffd::1": MaxNodeID, "fd00:0:0:ffe::1": 0, "fd00:ffff::1": 0} {
+		if got := wide.NodeOf(netip.MustParseAddr(a)); got != want {
+			t.Errorf("%s is node %d's, want %d's", a, got, want)
+		}
 	}
 	if got := uint64(len(all) / 2); got != n.HostCapacity() || got != 160 {
 		t.Errorf("%d nodes, HostCapacity %d, want 160", got, n.HostCapacity())

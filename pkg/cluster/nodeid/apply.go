@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -17,8 +16,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/controller"
+	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
+	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"bulkhead/pkg/ipam"
 	"bulkhead/pkg/kube"
@@ -30,7 +34,9 @@ type Reconciler struct {
 	cache  client.Reader
 	live   client.Reader
 	client client.Client
+	pods   network.Network // the cluster default network, on which every pod is
 	log    *slog.Logger
+	queue  func(reconcile.Request)
 
 	mu       sync.Mutex
 	ids      *ipam.IDs
@@ -65,9 +71,28 @@ func (r *Reconciler) IDs() (used, limit int) {
 	return r.ids.Len(), network.MaxNodeID
 }
 
-// NewReconciler makes a reconciler.
-func NewReconciler(cache, live client.Reader, c client.Client, log *slog.Logger) *Reconciler {
-	return &Reconciler{cache: cache, live: live, client: c, log: log, ids: ipam.NewIDs(1, network.MaxNodeID)}
+// NewReconciler makes a reconciler. pods is the network whose addresses tell
+// the ids of nodes that are gone.
+func NewReconciler(cache, live client.Reader, c client.Client, pods network.Network, log *slog.Logger) *Reconciler {
+	return &Reconciler{
+		cache: cache, live: live, client: c, pods: pods, log: log, ids: ipam.NewIDs(1, network.MaxNodeID),
+		queue: func(reconcile.Request) {},
+	}
+}
+
+// Watch makes c look at every node that changes, and at those that restore
+// finds to be gone.
+func (r *Reconciler) Watch(c controller.Controller, nodes cache.Cache) error {
+	if err := c.Watch(source.Func(func(_ context.Context, q workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
+		r.queue = q.Add
+		return nil
+	})); err != nil {
+		return fmt.Errorf("watch for nodes that are gone: %w", err)
+	}
+	if err := c.Watch(source.Kind(nodes, kube.Metadata("Node"), &handler.TypedEnqueueRequestForObject[*metav1.PartialObjectMetadata]{})); err != nil {
+		return fmt.Errorf("watch nodes: %w", err)
+	}
+	return nil
 }
 
 // Reconcile gives one node its id.
@@ -138,39 +163,4 @@ func (r *Reconciler) release(node string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.ids.Release(node)
-}
-
-// restore reads, once after this process has become the leader, which ids
-// are taken: from the API server, as the cache may lack the last writes.
-func (r *Reconciler) restore(ctx context.Context) error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.restored {
-		return nil
-	}
-	var all []metav1.PartialObjectMetadata
-	for token := ""; ; {
-		l := &metav1.PartialObjectMetadataList{}
-		l.SetGroupVersionKind(kube.Metadata("NodeList").GroupVersionKind())
-		if err := r.live.List(ctx, l, client.Limit(500), client.Continue(token)); err != nil {
-			return fmt.Errorf("read node ids: %w", err)
-		}
-		all = append(all, l.Items...)
-		if token = l.Continue; token == "" {
-			break
-		}
-	}
-	// Where two nodes have the same, the older keeps it.
-	slices.SortStableFunc(all, func(a, b metav1.PartialObjectMetadata) int {
-		return a.CreationTimestamp.Compare(b.CreationTimestamp.Time)
-	})
-	for _, n := range all {
-		if id := Parse(n.Annotations); id != 0 {
-			if err := r.ids.Reserve(n.Name, id); err != nil {
-				r.log.Error("node id is not usable; the node is given another", "node", n.Name, "err", err)
-			}
-		}
-	}
-	r.restored = true
-	return nil
 }

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"fmt"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	udnv1 "bulkhead/api/v1"
+	"bulkhead/pkg/network"
+)
+
+// nodeWithID makes a node and waits for its id.
+func (w world) nodeWithID(name string) (*corev1.Node, string) {
+	w.t.Helper()
+	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	w.create(n)
+	w.t.Cleanup(func() { w.remove(n) })
+	Eventually(w.t, func() error {
+		if err := w.Get(w.ctx, client.ObjectKeyFromObject(n), n); err != nil {
+			return err
+		}
+		if n.Annotations[network.AnnotationNodeID] == "" {
+			return fmt.Errorf("node %s has no id", name)
+		}
+		return nil
+	})
+	return n, n.Annotations[network.AnnotationNodeID]
+}
+
+// Nodes get the lowest free ids; a network too small for them says for which.
+func TestNodes(t *testing.T) {
+	needAPI(t)
+	w := newWorld(t)
+	startController(t, testConfig(t))
+	ns := w.namespace("nodes", true)
+	defer w.remove(ns)
+	u := newUDN("nodes", "net", "10.107.0.0/23")
+	w.create(u)
+	w.waitCondition(u, udnv1.ConditionNetworkAllocationSucceeded, metav1.ConditionTrue)
+	var nodes []*corev1.Node
+	for i := 1; i <= 3; i++ {
+		n, got := w.nodeWithID(fmt.Sprintf("node-%d", i))
+		nodes = append(nodes, n)
+		if got != fmt.Sprint(i) {
+			t.Errorf("node %d has id %s", i, got)
+		}
+	}
+	w.waitCondition(u, udnv1.ConditionNetworkAllocationSucceeded, metav1.ConditionFalse, "InternalError", "[node-3]", "append a CIDR")
+	w.remove(nodes[1])
+	if _, got := w.nodeWithID("node-x"); got != "2" && got != "4" { // 4: before the deletion was seen
+		t.Errorf("node-x has id %s, want 2 or 4", got)
+	}
+	Eventually(t, func() error {
+		if err := w.Get(w.ctx, client.ObjectKeyFromObject(u), u); err != nil {
+			return err
+		}
+		u.Spec.Layer3.Subnets = append(u.Spec.Layer3.Subnets[:1:1], udnv1.Layer3Subnet{CIDR: "10.108.0.0/16"})
+		return w.Update(w.ctx, u)
+	})
+	w.waitCondition(u, udnv1.ConditionNetworkAllocationSucceeded, metav1.ConditionTrue)
+	if conf := w.nad("nodes", "net").Spec.Config; conf == "" {
+		t.Error("no config")
+	}
+}
+
+// A node that goes while nobody leads keeps its id until its pods are gone:
+// their addresses are the only thing that still tells it.
+func TestNodeGoneWhileNobodyLeads(t *testing.T) {
+	needAPI(t)
+	w := newWorld(t)
+	ns := w.namespace("gone-node", false)
+	defer w.remove(ns)
+	cfg := testConfig(t)
+	first := startController(t, cfg)
+	node, id := w.nodeWithID("gone-1")
+	_, second := w.nodeWithID("gone-2")
+	var number int
+	if _, err := fmt.Sscan(id, &number); err != nil {
+		t.Fatal(err)
+	}
+	hosts, err := cfg.DefaultNetwork.HostSubnets(number)
+	if err != nil {
+		t.Fatal(err)
+	}
+	addr, _ := network.NthAddr(hosts[0], 3)
+	pod := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: ns.Name, Name: "p", Annotations: map[string]string{
+			network.AnnotationPodNetworks: fmt.Sprintf(`{"default":{"ip_addresses":["%s/%d"],"mac_address":"0a:58:0a:f4:00:03"}}`, addr, hosts[0].Bits()),
+		}},
+		Spec: corev1.PodSpec{NodeName: node.Name, Containers: []corev1.Container{{Name: "c", Image: "none"}}},
+	}
+	w.create(pod)
+	t.Cleanup(func() { w.removeNow(pod) })
+	first.stop()
+	w.remove(node)
+
+	startController(t, cfg)
+	_, third := w.nodeWithID("gone-3")
+	if third == id || third == second {
+		t.Fatalf("the new node has the id %s; %s is held by the pod of a node that is gone, %s by another node", third, id, second)
+	}
+	w.removeNow(pod)
+	tries := 3
+	Eventually(t, func() error {
+		tries++
+		if _, got := w.nodeWithID(fmt.Sprintf("gone-%d", tries)); got != id {
+			return fmt.Errorf("id %s is not given again: the node has %s", id, got)
+		}
+		return nil
+	})
+}

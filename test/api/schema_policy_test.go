@@ -100,19 +100,12 @@ func TestNetworkAnnotationsPolicy(t *testing.T) {
 	if err := admin.Create(ctx, ns); err != nil {
 		t.Fatal(err)
 	}
-	// An administrator who is no super user, as most are.
-	binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{GenerateName: "policy-"},
-		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
-		Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: "tenant"}}}
-	if err := admin.Create(ctx, binding); err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = admin.Delete(ctx, binding) }()
-	as := rest.CopyConfig(env.Admin)
-	as.Impersonate = rest.ImpersonationConfig{UserName: "tenant"}
-	tenant := nadClient(t, as)
+	tenant := nadClient(t, tenantOf(t, admin, ns.Name))
 
 	const refusal = "leave them out of a new one, and as they are in an existing one"
+	allowed := map[string]client.Client{
+		"super user": admin, "administrator": nadClient(t, administrator(t, admin)), "cluster role": nadClient(t, env.Controller),
+	}
 	both := map[string]string{network.AnnotationNetworkID: "7", network.AnnotationNetworkName: "cluster_udn_red"}
 	nad := func(annotations map[string]string) *nadv1.NetworkAttachmentDefinition {
 		// Of a type that no controller of ours looks at.
@@ -132,7 +125,7 @@ func TestNetworkAnnotationsPolicy(t *testing.T) {
 	} {
 		t.Run("create with "+c.name, func(t *testing.T) {
 			eventuallyVerdict(t, c.want, func() error { return tenant.Create(ctx, nad(c.annotations), client.DryRunAll) })
-			for who, cl := range map[string]client.Client{"super user": admin, "cluster role": nadClient(t, env.Controller)} {
+			for who, cl := range allowed {
 				if err := cl.Create(ctx, nad(c.annotations), client.DryRunAll); err != nil {
 					t.Errorf("%s: %v", who, err)
 				}
@@ -165,7 +158,7 @@ func TestNetworkAnnotationsPolicy(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			patch := client.RawPatch(types.MergePatchType, []byte(c.patch))
 			eventuallyVerdict(t, c.want, func() error { return tenant.Patch(ctx, c.on.DeepCopy(), patch, client.DryRunAll) })
-			for who, cl := range map[string]client.Client{"super user": admin, "cluster role": nadClient(t, env.Controller)} {
+			for who, cl := range allowed {
 				if err := cl.Patch(ctx, c.on.DeepCopy(), patch, client.DryRunAll); err != nil {
 					t.Errorf("%s: %v", who, err)
 				}
@@ -174,6 +167,129 @@ func TestNetworkAnnotationsPolicy(t *testing.T) {
 	}
 	if err := tenant.Delete(ctx, owned); err != nil {
 		t.Errorf("delete: %v", err)
+	}
+}
+
+// tenantOf may do everything in a namespace, and nothing outside.
+func tenantOf(t *testing.T, admin client.Client, namespace string) *rest.Config {
+	t.Helper()
+	role := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "everything"},
+		Rules: []rbacv1.PolicyRule{{APIGroups: []string{"*"}, Resources: []string{"*"}, Verbs: []string{"*"}}}}
+	binding := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "everything"},
+		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role.Name},
+		Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: "tenant"}}}
+	for _, o := range []client.Object{role, binding} {
+		if err := admin.Create(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return as("tenant")
+}
+
+// administrator is one who is no super user, as most are.
+func administrator(t *testing.T, admin client.Client) *rest.Config {
+	t.Helper()
+	binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{GenerateName: "policy-"},
+		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
+		Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: "administrator"}}}
+	if err := admin.Create(t.Context(), binding); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := admin.Delete(context.Background(), binding); err != nil {
+			t.Error(err)
+		}
+	})
+	return as("administrator")
+}
+
+func as(user string) *rest.Config {
+	c := rest.CopyConfig(env.Admin)
+	c.Impersonate = rest.ImpersonationConfig{UserName: user}
+	return c
+}
+
+// A pod's addresses are written by who allocates them: not by a tenant who may
+// do everything in a namespace, in a new pod or later, in its status either.
+func TestPodNetworksPolicy(t *testing.T) {
+	needAPI(t)
+	ctx := t.Context()
+	admin := nadClient(t, env.Admin)
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "policy-pod-"}}
+	if err := admin.Create(ctx, ns); err != nil {
+		t.Fatal(err)
+	}
+	tenant := nadClient(t, tenantOf(t, admin, ns.Name))
+	allowed := map[string]client.Client{
+		"super user": admin, "administrator": nadClient(t, administrator(t, admin)), "cluster role": nadClient(t, env.Controller),
+	}
+	const addresses = `{"default":{"ip_addresses":["10.244.0.9/24"],"mac_address":"0a:58:0a:f4:00:09"}}`
+	pod := func(annotations map[string]string) *corev1.Pod {
+		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns.Name, GenerateName: "p-", Annotations: annotations},
+			Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "none"}}}}
+	}
+	const refusal = "leave it out of a new pod, and as it is in an existing one; ask for addresses in"
+	given := map[string]string{network.AnnotationPodNetworks: addresses}
+	for _, c := range []struct {
+		name        string
+		annotations map[string]string
+		want        string
+	}{
+		{"addresses", given, refusal},
+		{"a request", primaryRequest(`"ips":["10.0.0.9/24"]`), ""},
+		{"nothing", nil, ""},
+	} {
+		t.Run("create with "+c.name, func(t *testing.T) {
+			eventuallyVerdict(t, c.want, func() error { return tenant.Create(ctx, pod(c.annotations), client.DryRunAll) })
+			for who, cl := range map[string]client.Client{"super user": admin, "administrator": allowed["administrator"]} {
+				if err := cl.Create(ctx, pod(c.annotations), client.DryRunAll); err != nil {
+					t.Errorf("%s: %v", who, err)
+				}
+			}
+		})
+	}
+	bare, addressed := pod(nil), pod(given)
+	for _, o := range []*corev1.Pod{bare, addressed} {
+		if err := admin.Create(ctx, o); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := admin.Delete(context.Background(), o, client.GracePeriodSeconds(0)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	for _, c := range []struct {
+		name  string
+		on    *corev1.Pod
+		patch string
+		want  string
+	}{
+		{"add", bare, `{"metadata":{"annotations":{"k8s.ovn.org/pod-networks":"{}"}}}`, refusal},
+		{"change", addressed, `{"metadata":{"annotations":{"k8s.ovn.org/pod-networks":"{}"}}}`, refusal},
+		{"remove", addressed, `{"metadata":{"annotations":{"k8s.ovn.org/pod-networks":null}}}`, refusal},
+		{"remove all", addressed, `{"metadata":{"annotations":null}}`, refusal},
+		{"add another", bare, `{"metadata":{"annotations":{"team":"red"}}}`, ""},
+		{"add another beside", addressed, `{"metadata":{"annotations":{"team":"red"}}}`, ""},
+		{"write it as it is", addressed, fmt.Sprintf(`{"metadata":{"annotations":{"k8s.ovn.org/pod-networks":%q}}}`, addresses), ""},
+	} {
+		patch := client.RawPatch(types.MergePatchType, []byte(c.patch))
+		for way, write := range map[string]func(client.Client) error{
+			"pod":    func(cl client.Client) error { return cl.Patch(ctx, c.on.DeepCopy(), patch, client.DryRunAll) },
+			"status": func(cl client.Client) error { return cl.Status().Patch(ctx, c.on.DeepCopy(), patch, client.DryRunAll) },
+		} {
+			t.Run(c.name+" in the "+way, func(t *testing.T) {
+				eventuallyVerdict(t, c.want, func() error { return write(tenant) })
+				for who, cl := range allowed {
+					if who == "cluster role" && way == "status" {
+						continue // may not, as it need not
+					}
+					if err := write(cl); err != nil {
+						t.Errorf("%s: %v", who, err)
+					}
+				}
+			})
+		}
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2"
 
 	"bulkhead/pkg/agent"
 	"bulkhead/pkg/config"
@@ -64,6 +65,7 @@ func run(ctx context.Context, args []string) error {
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: cfg.LogLevel})).With("node", cfg.Kubernetes.NodeName)
 	slog.SetDefault(log)
+	klog.SetSlogLogger(log)               // what the Kubernetes libraries have to say
 	nl.EnableErrorMessageReporting = true // the kernel's own words in errors
 
 	clients, err := kube.NewClients(cfg.Kubernetes, "bulkhead-agent")

@@ -15,6 +15,7 @@ import (
 	"syscall"
 
 	"github.com/spf13/pflag"
+	"k8s.io/klog/v2"
 
 	"bulkhead/pkg/config"
 )
@@ -43,6 +44,7 @@ func run(ctx context.Context, args []string) error {
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: cfg.LogLevel}))
 	slog.SetDefault(log)
+	klog.SetSlogLogger(log) // what the Kubernetes libraries have to say
 
 	switch role {
 	case "cluster":

@@ -11,6 +11,10 @@ package v1
 // comparisons, and it leaves subnets alone that have not changed, because every
 // write to status is validated too.
 //
+// For the same reason rules stand on the field that they are about, and settle
+// the common case first: each field that a rule selects costs the API server a
+// copy of the schemas of all fields beside it.
+//
 // +kubebuilder:validation:XValidation:rule="!has(self.joinSubnets) || self.role == 'Primary'",message="JoinSubnets is only supported for Primary network: remove joinSubnets or set role to Primary"
 // +kubebuilder:validation:XValidation:rule="!has(self.mtu) || self.mtu >= 1280 || !self.subnets.exists(s, isCIDR(s.cidr) && cidr(s.cidr).ip().family() == 6)",message="MTU should be greater than or equal to 1280 when IPv6 subnet is used: raise mtu, or remove the IPv6 subnet"
 // +kubebuilder:validation:XValidation:rule="self.role != 'Secondary' || size(self.subnets) < 2 || size(self.subnets) == 2 && (!isCIDR(self.subnets[0].cidr) || !isCIDR(self.subnets[1].cidr) || cidr(self.subnets[0].cidr).ip().family() != cidr(self.subnets[1].cidr).ip().family())",message="Secondary networks may define at most 2 subnets, and when 2 CIDRs are set for Secondary networks, they must be from different IP families: remove the others"

@@ -36,7 +36,8 @@ type Reconciler struct {
 	client client.Client
 	pods   network.Network // the cluster default network, on which every pod is
 	log    *slog.Logger
-	queue  func(reconcile.Request)
+
+	enqueue func(reconcile.Request) // set before the first Reconcile
 
 	mu       sync.Mutex
 	ids      *ipam.IDs
@@ -74,17 +75,14 @@ func (r *Reconciler) IDs() (used, limit int) {
 // NewReconciler makes a reconciler. pods is the network whose addresses tell
 // the ids of nodes that are gone.
 func NewReconciler(cache, live client.Reader, c client.Client, pods network.Network, log *slog.Logger) *Reconciler {
-	return &Reconciler{
-		cache: cache, live: live, client: c, pods: pods, log: log, ids: ipam.NewIDs(1, network.MaxNodeID),
-		queue: func(reconcile.Request) {},
-	}
+	return &Reconciler{cache: cache, live: live, client: c, pods: pods, log: log, ids: ipam.NewIDs(1, network.MaxNodeID)}
 }
 
 // Watch makes c look at every node that changes, and at those that restore
 // finds to be gone.
 func (r *Reconciler) Watch(c controller.Controller, nodes cache.Cache) error {
 	if err := c.Watch(source.Func(func(_ context.Context, q workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
-		r.queue = q.Add
+		r.enqueue = q.Add
 		return nil
 	})); err != nil {
 		return fmt.Errorf("watch for nodes that are gone: %w", err)

@@ -52,7 +52,7 @@ func (r *Reconciler) restore(ctx context.Context) error {
 			continue
 		}
 		r.log.Info("id of a node that is gone is held until its pods are gone", "node", node, "id", id)
-		r.queue(reconcile.Request{NamespacedName: client.ObjectKey{Name: node}})
+		r.enqueue(reconcile.Request{NamespacedName: client.ObjectKey{Name: node}})
 	}
 	r.restored = true
 	return nil
@@ -99,18 +99,11 @@ func nodeOf(n network.Network, pods []metav1.PartialObjectMetadata) int {
 	return 0
 }
 
-// list reads the metadata of all objects of a kind from the API server.
+// list is the metadata of all objects of a kind that the API server has.
 func (r *Reconciler) list(ctx context.Context, kind string, opts ...client.ListOption) ([]metav1.PartialObjectMetadata, error) {
 	var all []metav1.PartialObjectMetadata
-	for token := ""; ; {
-		l := &metav1.PartialObjectMetadataList{}
-		l.SetGroupVersionKind(kube.Metadata(kind + "List").GroupVersionKind())
-		if err := r.live.List(ctx, l, append(opts, client.Limit(500), client.Continue(token))...); err != nil {
-			return nil, err
-		}
-		all = append(all, l.Items...)
-		if token = l.Continue; token == "" {
-			return all, nil
-		}
-	}
+	empty := &metav1.PartialObjectMetadataList{}
+	empty.SetGroupVersionKind(kube.Metadata(kind + "List").GroupVersionKind())
+	err := kube.EachPage(ctx, r.live, empty, func(page *metav1.PartialObjectMetadataList) { all = append(all, page.Items...) }, opts...)
+	return all, err
 }

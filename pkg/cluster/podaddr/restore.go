@@ -77,27 +77,19 @@ func (r *Reconciler) Restore(ctx context.Context) error {
 
 func (r *Reconciler) listClaims(ctx context.Context) ([]ipamclaimv1.IPAMClaim, error) {
 	var all []ipamclaimv1.IPAMClaim
-	for token := ""; ; {
-		var page ipamclaimv1.IPAMClaimList
-		if err := r.live.List(ctx, &page, client.Limit(500), client.Continue(token)); err != nil {
-			return nil, fmt.Errorf("read what IPAMClaims hold: %w", err)
-		}
+	if err := kube.EachPage(ctx, r.live, &ipamclaimv1.IPAMClaimList{}, func(page *ipamclaimv1.IPAMClaimList) {
 		all = append(all, page.Items...)
-		if token = page.Continue; token == "" {
-			return all, nil
-		}
+	}); err != nil {
+		return nil, fmt.Errorf("read what IPAMClaims hold: %w", err)
 	}
+	return all, nil
 }
 
 // listPods are those that have more than the cluster default network.
 func (r *Reconciler) listPods(ctx context.Context) ([]*corev1.Pod, error) {
 	var all []*corev1.Pod
 	live := client.MatchingFieldsSelector{Selector: fields.ParseSelectorOrDie("status.phase!=Succeeded,status.phase!=Failed")}
-	for token := ""; ; {
-		var page corev1.PodList
-		if err := r.live.List(ctx, &page, live, client.Limit(500), client.Continue(token)); err != nil {
-			return nil, fmt.Errorf("read what pods hold: %w", err)
-		}
+	if err := kube.EachPage(ctx, r.live, &corev1.PodList{}, func(page *corev1.PodList) {
 		for i := range page.Items {
 			p := &page.Items[i]
 			if p.Spec.HostNetwork || ended(p) || network.PodNADs(p.Annotations[network.AnnotationPodNetworks]) == nil {
@@ -112,10 +104,10 @@ func (r *Reconciler) listPods(ctx context.Context) ([]*corev1.Pod, error) {
 				Status: corev1.PodStatus{Phase: p.Status.Phase},
 			})
 		}
-		if token = page.Continue; token == "" {
-			return all, nil
-		}
+	}, live); err != nil {
+		return nil, fmt.Errorf("read what pods hold: %w", err)
 	}
+	return all, nil
 }
 
 // restorePod gives a pod back what its annotation says. Of a pod that has not

@@ -10,8 +10,8 @@ import (
 	"time"
 
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"bulkhead/pkg/kube"
 	"bulkhead/pkg/network"
 )
 
@@ -36,19 +36,14 @@ func (r *Reconciler) Restore(ctx context.Context) error {
 		return nil
 	}
 	var all []claim
-	for token := ""; ; {
-		var page nadv1.NetworkAttachmentDefinitionList
-		if err := r.live.List(ctx, &page, client.Limit(500), client.Continue(token)); err != nil {
-			return fmt.Errorf("read network ids from NetworkAttachmentDefinitions: %w", err)
-		}
+	if err := kube.EachPage(ctx, r.live, &nadv1.NetworkAttachmentDefinitionList{}, func(page *nadv1.NetworkAttachmentDefinitionList) {
 		for i := range page.Items {
 			if c, ok := claimOf(&page.Items[i]); ok {
 				all = append(all, c)
 			}
 		}
-		if token = page.Continue; token == "" {
-			break
-		}
+	}); err != nil {
+		return fmt.Errorf("read network ids from NetworkAttachmentDefinitions: %w", err)
 	}
 	// Where two claim the same, the older has it.
 	slices.SortStableFunc(all, func(a, b claim) int { return a.created.Compare(b.created) })

@@ -7,7 +7,7 @@ KVM ?= auto
 LAB := bin/lab
 
 # What the lab needs besides Go: as command:package.
-LAB_DEPS := qemu-system-x86_64:qemu-system-x86 mmdebstrap:mmdebstrap
+LAB_DEPS := qemu-system-x86_64:qemu-system-x86 mmdebstrap:mmdebstrap mke2fs:e2fsprogs
 
 .PHONY: lab lab-down lab-shell lab-status lab-build lab-deps lab-bin
 
@@ -45,5 +45,4 @@ define install_missing
 endef
 
 lab-deps: ## install the Debian packages that the lab needs
-	@$(call install_missing,$(LAB_DEPS)); \
-	[ -x /usr/lib/qemu/virtiofsd ] || [ -x /usr/libexec/virtiofsd ] || install virtiofsd || install qemu-system-common
+	@$(call install_missing,$(LAB_DEPS))

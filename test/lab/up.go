@@ -267,7 +267,7 @@ func prepareRun(ctx context.Context, run string, say func(string, ...any)) (unlo
 }
 
 // ours are the entries of a run directory; nothing else in it is ever removed.
-var ours = []string{"state.json", "spec.json", "share", "pki", "etcd", "tools", "product", "lab", "*.sock", "log", "*.new"}
+var ours = []string{"state.json", "spec.json", "share", "share.img", "pki", "etcd", "tools", "product", "lab", "*.sock", "log", "*.new"}
 
 func clean(run string) error {
 	for _, pattern := range ours {

@@ -95,7 +95,7 @@ func run(ctx context.Context, args []string) (int, error) {
 		if len(args) < 3 {
 			return 2, errors.New("lab store takes ROOTFS WORK OUT and at least one IMAGE")
 		}
-		return 0, build.Store(args[0], args[1], args[2], args[3:])
+		return 0, build.Store(ctx, args[0], args[1], args[2], args[3:])
 	}
 
 	l, err := lab.Attach()

@@ -13,9 +13,13 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Artifacts are the directories of everything a lab is started from.
+// Artifacts are everything a lab is started from.
 type Artifacts struct {
-	Kubernetes, RootFS, Kernel, Tools, Images string
+	// Directories.
+	Kubernetes, RootFS, Tools string
+	// Files: the nodes' kernel, and disks of the root file system and of
+	// containerd's store.
+	Kernel, RootDisk, ImagesDisk string
 	// HasProduct tells whether the images include the product's.
 	HasProduct bool
 }
@@ -58,9 +62,13 @@ func All(ctx context.Context, o Options) (Artifacts, error) {
 		return err
 	}))
 	group.Go(step("node root file system", func() (err error) {
-		if a.RootFS, err = RootFS(building, o.Log); err == nil {
-			a.Kernel, err = Kernel(a.RootFS)
+		if a.RootFS, err = RootFS(building, o.Log); err != nil {
+			return err
 		}
+		if a.Kernel, err = Kernel(a.RootFS); err != nil {
+			return err
+		}
+		a.RootDisk, err = RootDisk(building, a.RootFS, o.Log)
 		return err
 	}))
 	group.Go(step("guest tools", func() error { return Tools(building, o.Repo, a.Tools, o.Log) }))
@@ -75,41 +83,19 @@ func All(ctx context.Context, o Options) (Artifacts, error) {
 	}
 	a.HasProduct = len(programs) > 0
 	images := step("container images", func() (err error) {
-		a.Images, err = Images(ctx, o.Lab, a.RootFS, a.Tools, product, programs, o.Log)
+		a.ImagesDisk, err = ImagesDisk(ctx, o.Lab, a.RootFS, a.Tools, product, programs, o.Log)
 		return err
 	})
 	return a, images()
 }
 
-// virtiofsds are the places of the C and the Rust server; they take different
-// options, see VirtioFS.
-var virtiofsds = []string{"/usr/libexec/virtiofsd", "/usr/lib/qemu/virtiofsd"}
-
-// VirtioFS returns the virtiofsd of this machine and the arguments with which
-// it serves a directory that does not change.
-func VirtioFS(socket, dir string) ([]string, error) {
-	for _, path := range virtiofsds {
-		if _, err := os.Stat(path); err != nil {
-			continue
-		}
-		if strings.Contains(path, "libexec") {
-			return []string{path, "--socket-path=" + socket, "--shared-dir=" + dir, "--sandbox=chroot", "--cache=always", "--thread-pool-size=0", "--log-level=warn"}, nil
-		}
-		return []string{path, "--socket-path=" + socket, "-o", "source=" + dir, "-o", "sandbox=chroot", "-o", "cache=always", "-o", "no_posix_lock", "--thread-pool-size=0"}, nil
-	}
-	return nil, fmt.Errorf("no virtiofsd in %s; run: make lab-deps", strings.Join(virtiofsds, " or "))
-}
-
 // CheckTools returns an error that names what is missing on this machine.
 func CheckTools() error {
 	var missing []string
-	for _, tool := range []string{"qemu-system-x86_64", "mmdebstrap", "go"} {
+	for _, tool := range []string{"qemu-system-x86_64", "mmdebstrap", "mke2fs", "go"} {
 		if _, err := exec.LookPath(tool); err != nil {
 			missing = append(missing, tool)
 		}
-	}
-	if _, err := VirtioFS("", ""); err != nil {
-		missing = append(missing, "virtiofsd")
 	}
 	if len(missing) > 0 {
 		return fmt.Errorf("this machine lacks %s; run: make lab-deps", strings.Join(missing, ", "))

@@ -29,10 +29,10 @@ const (
 //go:embed store.go
 var storeSource string
 
-// Images builds the images from the programs in tools and product, and returns
-// a containerd store that holds them: unpacked here, natively, because under
-// emulation a node would spend half a minute on hashing alone.
-func Images(ctx context.Context, lab, rootfs, tools, product string, programs []string, log io.Writer) (string, error) {
+// ImagesDisk builds the images from the programs in tools and product, and
+// returns a disk with a containerd store that holds them: unpacked here, natively,
+// because under emulation a node would spend half a minute on hashing alone.
+func ImagesDisk(ctx context.Context, lab, rootfs, tools, product string, programs []string, log io.Writer) (string, error) {
 	images, err := imageList(rootfs, tools, product, programs)
 	if err != nil {
 		return "", err
@@ -42,7 +42,7 @@ func Images(ctx context.Context, lab, rootfs, tools, product string, programs []
 		return "", fmt.Errorf("make a place for images: %w", err)
 	}
 	defer os.RemoveAll(work)
-	parts := []string{storeSource, filepath.Base(rootfs)}
+	parts := []string{storeSource, diskSource, filepath.Base(rootfs)}
 	for n, i := range images {
 		// Hashing what is written is the cheapest way to know what is in it.
 		sum, err := writeImage(filepath.Join(work, fmt.Sprintf("%d.tar", n)), i)
@@ -51,8 +51,9 @@ func Images(ctx context.Context, lab, rootfs, tools, product string, programs []
 		}
 		parts = append(parts, i.Name, sum)
 	}
-	return entry("images", Key(parts...), 3, func(dir string) error {
-		args := []string{"store", rootfs, work, dir}
+	const name = "images.img"
+	dir, err := entry("images", Key(parts...), 3, func(dir string) error {
+		args := []string{"store", rootfs, work, filepath.Join(dir, name)}
 		for _, i := range images {
 			args = append(args, i.Name)
 		}
@@ -64,6 +65,7 @@ func Images(ctx context.Context, lab, rootfs, tools, product string, programs []
 		}
 		return nil
 	})
+	return filepath.Join(dir, name), err
 }
 
 func imageList(rootfs, tools, product string, programs []string) ([]image.Image, error) {

@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+
+	"bulkhead/test/lab/internal/sys"
 )
 
 // suite is the Debian release the nodes run: kernel 6.12 with VRF, openvswitch
@@ -23,20 +25,23 @@ var packages = []string{
 }
 
 // stage0 is the first program of a VM: it reaches the lab's share, where
-// everything that changes from day to day is.
+// everything that changes from day to day is, once the kernel has found it.
 const stage0 = `#!/bin/busybox sh
-/bin/busybox mount -t virtiofs lab /lab && exec /lab/bin/labinit
+b=/bin/busybox
+$b mount -t devtmpfs dev /dev
+for n in $($b seq 100); do [ -b ` + sys.ShareDisk + ` ] && break; $b sleep 0.1; done
+$b mount -r -t ` + sys.DiskKind + ` ` + sys.ShareDisk + ` /lab && exec /lab/bin/labinit
 echo "the lab's share cannot be mounted"
-/bin/busybox mount -t proc proc /proc && echo o >/proc/sysrq-trigger
+$b mount -t proc proc /proc && echo o >/proc/sysrq-trigger
 `
 
 //go:embed rootfs.go
 var rootfsSource string
 
-// RootFS returns the nodes' root file system: a directory, which guests share
-// read-only. Nothing may ever be written to it.
+// RootFS returns the nodes' root file system as a directory: what their disk is
+// made of, and the external host's lower layer. Nothing may ever be written to it.
 func RootFS(ctx context.Context, log io.Writer) (string, error) {
-	key := Key(rootfsSource, runtime.GOARCH)
+	key := Key(rootfsSource, stage0, runtime.GOARCH)
 	return entry("rootfs", key, 2, func(dir string) error { return makeRootFS(ctx, dir, log) })
 }
 

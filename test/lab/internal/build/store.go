@@ -1,12 +1,11 @@
 package build
 
 import (
+	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"syscall"
 	"time"
 
@@ -27,9 +26,9 @@ disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.snapshotter.v1.b
 `
 
 // Store runs the root file system's own containerd in a chroot, imports the
-// archives 0.tar, 1.tar … of work, and copies what containerd keeps to out. It
-// runs as a process of its own, in namespaces of its own.
-func Store(rootfs, work, out string, names []string) error {
+// archives 0.tar, 1.tar … of work, and writes what containerd keeps to the disk
+// image out. It runs as a process of its own, in namespaces of its own.
+func Store(ctx context.Context, rootfs, work, out string, names []string) error {
 	if err := sys.Private(); err != nil {
 		return err
 	}
@@ -60,7 +59,7 @@ func Store(rootfs, work, out string, names []string) error {
 	if err := importAll(root, names); err != nil {
 		return err
 	}
-	return copyTree(root+"/var/lib/containerd", out)
+	return Disk(ctx, root+"/var/lib/containerd", out, os.Stdout)
 }
 
 func importAll(root string, names []string) error {
@@ -102,49 +101,4 @@ func importAll(root string, names []string) error {
 		return fmt.Errorf("wait for containerd to end: %w", err)
 	}
 	return nil
-}
-
-// copyTree copies files, directories and links with their modes and owners.
-func copyTree(from, to string) error {
-	return filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
-		if err != nil {
-			return fmt.Errorf("walk %s: %w", from, err)
-		}
-		rel, err := filepath.Rel(from, path)
-		if err != nil {
-			return err
-		}
-		info, err := d.Info()
-		if err != nil {
-			return fmt.Errorf("look at %s: %w", path, err)
-		}
-		target := filepath.Join(to, rel)
-		mode := info.Mode()
-		switch {
-		case d.IsDir():
-			err = os.MkdirAll(target, 0o755)
-		case mode&fs.ModeSymlink != 0:
-			var link string
-			if link, err = os.Readlink(path); err == nil {
-				err = os.Symlink(link, target)
-			}
-		case mode.IsRegular():
-			var data []byte
-			if data, err = os.ReadFile(path); err == nil {
-				err = os.WriteFile(target, data, 0o600)
-			}
-		default:
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("copy %s: %w", path, err)
-		}
-		if mode&fs.ModeSymlink == 0 {
-			// Chmod with the type bits that it knows: sticky and set-id.
-			if err := os.Chmod(target, mode&(fs.ModePerm|fs.ModeSticky|fs.ModeSetuid|fs.ModeSetgid)); err != nil {
-				return fmt.Errorf("set the mode of %s: %w", target, err)
-			}
-		}
-		return nil
-	})
 }

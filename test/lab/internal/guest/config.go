@@ -13,8 +13,12 @@ import (
 	"path/filepath"
 )
 
-// Where a machine finds the share that the supervisor fills, read-only.
-const ShareDir = "/lab"
+// Where a machine finds the share that the supervisor fills, and a node
+// containerd's store with the images; both are read-only.
+const (
+	ShareDir  = "/lab"
+	ImagesDir = ShareDir + "/images"
+)
 
 // ExecPort is where a machine's command server listens, on the management
 // network that the node's own network stack does not see.

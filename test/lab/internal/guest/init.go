@@ -94,6 +94,9 @@ func ownRoot() error {
 			return err
 		}
 	}
+	if err := sys.MountDisk(sys.ImagesDisk, ImagesDir); err != nil {
+		return err
+	}
 	// Kubernetes propagates mounts between pods and the host.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
 		return fmt.Errorf("share mounts: %w", err)

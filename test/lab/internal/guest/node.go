@@ -107,7 +107,7 @@ func machineID(name string) string {
 
 // startRuntime starts containerd on the prepared image store, and kubelet.
 func startRuntime(c Config) error {
-	if err := mirror(ShareDir+"/images/store", "/var/lib/containerd"); err != nil {
+	if err := mirror(ImagesDir, "/var/lib/containerd"); err != nil {
 		return err
 	}
 	for _, d := range []string{"/opt/cni/bin", "/etc/cni/net.d", "/etc/kubernetes/manifests", "/var/log/pods"} {

@@ -128,7 +128,7 @@ func (s Spec) bringUp(ctx context.Context, say func(string, ...any)) error {
 	if err := s.writePKI(); err != nil {
 		return err
 	}
-	if err := s.fillShare(); err != nil {
+	if err := s.fillShare(ctx); err != nil {
 		return err
 	}
 	if err := control(s.path("control.sock"), c); err != nil {

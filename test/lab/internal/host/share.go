@@ -1,6 +1,7 @@
 package host
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"os"
@@ -9,12 +10,11 @@ import (
 
 	"bulkhead/test/lab/internal/build"
 	"bulkhead/test/lab/internal/guest"
-	"bulkhead/test/lab/internal/sys"
 )
 
-// fillShare puts into the share what the machines need: programs, their
-// configuration and the image store.
-func (s Spec) fillShare() error {
+// fillShare puts into the share what the machines need, programs and their
+// configuration, and makes the nodes' disk of it.
+func (s Spec) fillShare(ctx context.Context) error {
 	bin := s.path("share/bin")
 	if err := os.MkdirAll(bin, 0o755); err != nil {
 		return fmt.Errorf("make the share: %w", err)
@@ -26,9 +26,8 @@ func (s Spec) fillShare() error {
 			return err
 		}
 	}
-	// The store is large and never changes: shown, not copied.
-	if err := sys.Bind(s.Artifacts.Images, s.path("share/images/store")); err != nil {
-		return err
+	if err := os.Mkdir(s.path("share", filepath.Base(guest.ImagesDir)), 0o755); err != nil {
+		return fmt.Errorf("make the images' mount point: %w", err)
 	}
 	files := map[string]string{"config/containerd.toml": containerdConfig()}
 	for _, n := range s.Nodes {
@@ -48,8 +47,11 @@ func (s Spec) fillShare() error {
 			return err
 		}
 	}
-	return nil
+	return build.Disk(ctx, s.path("share"), s.shareDisk(), os.Stderr)
 }
+
+// shareDisk is the share as the nodes see it.
+func (s Spec) shareDisk() string { return s.path("share.img") }
 
 func (s Spec) machineConfig(m Machine) guest.Config {
 	c := guest.Config{Name: m.Name, Token: s.Token, Addresses: m.Addresses, Gateways: gateways(s.Dual), Management: m.Management}

@@ -4,10 +4,10 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
+	"os/exec"
+	"strings"
 	"time"
 
-	"bulkhead/test/lab/internal/build"
 	"bulkhead/test/lab/internal/guest"
 	"bulkhead/test/lab/internal/sys"
 )
@@ -32,18 +32,18 @@ func accelerator(kvm bool) []string {
 }
 
 // keepVM runs a node for ever: a guest that reboots or powers off is started
-// again, as a machine would be. Its file servers end with it.
+// again, as a machine would be.
 func (s Spec) keepVM(c *children, n Machine) error {
-	wait, err := s.startVM(c, n)
+	vm, err := s.startVM(c, n)
 	if err != nil {
 		return err
 	}
 	go func() {
 		for {
-			err := wait()
+			err := vm.Wait()
 			slog.Warn("node ended and is started again", "name", n.Name, "err", err)
 			time.Sleep(time.Second)
-			if wait, err = s.startVM(c, n); err != nil {
+			if vm, err = s.startVM(c, n); err != nil {
 				slog.Error("node cannot be started again", "name", n.Name, "err", err)
 				return
 			}
@@ -52,31 +52,16 @@ func (s Spec) keepVM(c *children, n Machine) error {
 	return nil
 }
 
-func (s Spec) startVM(c *children, n Machine) (wait func() error, err error) {
-	size := fmt.Sprintf("%dM", memoryMB)
+// startVM starts a node's QEMU. Its disks are of one NVMe controller, because
+// namespaces keep their order where controllers are found in any (sys.RootDisk).
+func (s Spec) startVM(c *children, n Machine) (*exec.Cmd, error) {
 	args := append([]string{"qemu-system-x86_64", "-M", "q35"}, accelerator(s.KVM)...)
-	args = append(args, "-smp", fmt.Sprint(cpus), "-m", size, "-nographic", "-no-reboot", "-nodefaults",
+	args = append(args, "-smp", fmt.Sprint(cpus), "-m", fmt.Sprint(memoryMB), "-nographic", "-no-reboot", "-nodefaults",
 		"-chardev", "file,id=console,append=on,path="+LogDir(s.Run)+"/"+n.Name+".console", "-serial", "chardev:console",
-		// Guests and file servers share the memory.
-		"-object", "memory-backend-memfd,id=mem,share=on,size="+size, "-numa", "node,memdev=mem")
-	var waits []func() error
-	for tag, dir := range map[string]string{"rootfs": s.Artifacts.RootFS, "lab": s.path("share")} {
-		socket := s.path(n.Name + "-" + tag + ".sock")
-		os.Remove(socket)
-		argv, err := build.VirtioFS(socket, dir)
-		if err != nil {
-			return nil, err
-		}
-		server, err := c.start("virtiofsd-"+n.Name+"-"+tag, nil, argv...)
-		if err != nil {
-			return nil, err
-		}
-		waits = append(waits, server.Wait)
-		if err := sys.WaitFile(socket, 20*time.Second); err != nil {
-			return nil, fmt.Errorf("start the file server of %s: %w", n.Name, err)
-		}
-		args = append(args, "-chardev", "socket,id="+tag+",path="+socket,
-			"-device", "vhost-user-fs-pci,queue-size=1024,chardev="+tag+",tag="+tag)
+		"-device", "nvme,serial=lab")
+	for i, file := range []string{s.Artifacts.RootDisk, s.shareDisk(), s.Artifacts.ImagesDisk} {
+		args = append(args, "-drive", fmt.Sprintf("if=none,id=disk%d,format=raw,readonly=on,file=%s", i+1, strings.ReplaceAll(file, ",", ",,")),
+			"-device", fmt.Sprintf("nvme-ns,drive=disk%d,nsid=%d", i+1, i+1))
 	}
 	for i, card := range []struct {
 		tap string
@@ -88,16 +73,6 @@ func (s Spec) startVM(c *children, n Machine) (wait func() error, err error) {
 			"-device", fmt.Sprintf("virtio-net-pci,netdev=net%d,mac=%s,romfile=", i, card.mac))
 	}
 	args = append(args, "-kernel", s.Artifacts.Kernel, "-append",
-		"console=ttyS0 panic=-1 quiet "+frugal+" rootfstype=virtiofs root=rootfs ro init=/usr/sbin/lab-stage0 lab.node="+n.Name)
-	vm, err := c.start(n.Name, nil, args...)
-	if err != nil {
-		return nil, err
-	}
-	return func() error {
-		err := vm.Wait()
-		for _, w := range waits {
-			w()
-		}
-		return err
-	}, nil
+		"console=ttyS0 panic=-1 quiet "+frugal+" root="+sys.RootDisk+" rootfstype="+sys.DiskKind+" ro rootwait init=/usr/sbin/lab-stage0 lab.node="+n.Name)
+	return c.start(n.Name, nil, args...)
 }

@@ -1,0 +1,60 @@
+package build
+
+import (
+	"context"
+	_ "embed"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"bulkhead/test/lab/internal/sys"
+)
+
+//go:embed disk.go
+var diskSource string
+
+// Disk writes a directory tree to a disk image that is only ever read: without
+// a journal, and without checksums, which cost an emulated processor time.
+// Owners, modes and extended attributes are kept.
+func Disk(ctx context.Context, tree, file string, log io.Writer) error {
+	const block = 4096
+	files, blocks := 0, int64(0)
+	if err := filepath.WalkDir(tree, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		info, err := d.Info()
+		if err != nil {
+			return err
+		}
+		files++
+		blocks += info.Size()/block + 1
+		return nil
+	}); err != nil {
+		return fmt.Errorf("measure %s for a disk: %w", tree, err)
+	}
+	// Beside the files: inodes of 256 bytes, the extents of large files, and the
+	// groups' own tables. What is not needed takes no place in a sparse file.
+	blocks += blocks/20 + int64(files)/16 + 16<<20/block
+	cmd := exec.CommandContext(ctx, "mke2fs", "-q", "-F", "-t", sys.DiskKind, "-b", fmt.Sprint(block), "-m", "0", "-N", fmt.Sprint(files+64),
+		"-O", "^has_journal,^metadata_csum,^resize_inode", "-d", tree, file, fmt.Sprint(blocks))
+	cmd.Stdout, cmd.Stderr = log, log
+	// A user's PATH may lack it.
+	cmd.Env = append(os.Environ(), "PATH="+os.Getenv("PATH")+":/usr/sbin:/sbin")
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("make a disk of %s with mke2fs: %w", tree, err)
+	}
+	return nil
+}
+
+// RootDisk returns the disk of a root file system.
+func RootDisk(ctx context.Context, rootfs string, log io.Writer) (string, error) {
+	const name = "root.img"
+	dir, err := entry("rootdisk", Key(diskSource, filepath.Base(rootfs)), 2, func(dir string) error {
+		return Disk(ctx, rootfs, filepath.Join(dir, name), log)
+	})
+	return filepath.Join(dir, name), err
+}

@@ -9,7 +9,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"os/signal"
 	"syscall"
@@ -17,7 +16,6 @@ import (
 	"github.com/spf13/pflag"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sync/errgroup"
-	"k8s.io/klog/v2"
 
 	"bulkhead/pkg/agent"
 	"bulkhead/pkg/config"
@@ -63,9 +61,7 @@ func run(ctx context.Context, args []string) error {
 			return fmt.Errorf("--node-name is empty, and the host has no name: %w", err)
 		}
 	}
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: cfg.LogLevel})).With("node", cfg.Kubernetes.NodeName)
-	slog.SetDefault(log)
-	klog.SetSlogLogger(log)               // what the Kubernetes libraries have to say
+	log := kube.SetLog(ctx, os.Stderr, cfg.LogLevel, "node", cfg.Kubernetes.NodeName)
 	nl.EnableErrorMessageReporting = true // the kernel's own words in errors
 
 	clients, err := kube.NewClients(cfg.Kubernetes, "bulkhead-agent")

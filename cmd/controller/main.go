@@ -9,15 +9,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"os/signal"
 	"syscall"
 
 	"github.com/spf13/pflag"
-	"k8s.io/klog/v2"
 
 	"bulkhead/pkg/config"
+	"bulkhead/pkg/kube"
 )
 
 func main() {
@@ -42,9 +41,7 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	log := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: cfg.LogLevel}))
-	slog.SetDefault(log)
-	klog.SetSlogLogger(log) // what the Kubernetes libraries have to say
+	log := kube.SetLog(ctx, os.Stderr, cfg.LogLevel)
 
 	switch role {
 	case "cluster":

@@ -54,7 +54,7 @@ const firstRetry, lastRetry = 100 * time.Millisecond, 30 * time.Second
 func Run(ctx context.Context, cfg config.Config, restConfig *rest.Config, log *slog.Logger) error {
 	ctrllog.SetLogger(logr.FromSlogHandler(log.Handler()))
 	var ready atomic.Bool
-	mgr, err := newManager(ctx, cfg, restConfig, log, &ready)
+	mgr, err := newManager(cfg, restConfig, log, &ready)
 	if err != nil {
 		return err
 	}
@@ -97,7 +97,7 @@ func Run(ctx context.Context, cfg config.Config, restConfig *rest.Config, log *s
 	return nil
 }
 
-func newManager(ctx context.Context, cfg config.Config, restConfig *rest.Config, log *slog.Logger, ready *atomic.Bool) (manager.Manager, error) {
+func newManager(cfg config.Config, restConfig *rest.Config, log *slog.Logger, ready *atomic.Bool) (manager.Manager, error) {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, udnv1.AddToScheme, nadv1.AddToScheme, ipamclaimv1.AddToScheme} {
 		if err := add(scheme); err != nil {
@@ -114,7 +114,7 @@ func newManager(ctx context.Context, cfg config.Config, restConfig *rest.Config,
 	}
 	yes, retry := true, cfg.Kubernetes.LeaseRenewDeadline/5
 	mgr, err := manager.New(restConfig, manager.Options{
-		Scheme: scheme, Logger: logr.FromSlogHandler(stopLog{log.Handler(), ctx}),
+		Scheme: scheme, Logger: logr.FromSlogHandler(log.Handler()),
 		LeaderElection: true, LeaderElectionID: leaseName, LeaderElectionNamespace: cfg.Kubernetes.LeaseNamespace,
 		LeaseDuration: &cfg.Kubernetes.LeaseDuration, RenewDeadline: &cfg.Kubernetes.LeaseRenewDeadline, RetryPeriod: &retry,
 		LeaderElectionReleaseOnCancel: true,

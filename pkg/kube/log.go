@@ -1,16 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cluster
+package kube
 
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
+
+	"k8s.io/klog/v2"
 )
 
-// stopLog is a handler without the errors that a stop itself causes: the
-// manager reports the lease as lost also where it was given back, and each
-// reconciliation that the stop has cut short.
+// SetLog makes the one logger of a process, for itself and for what the
+// libraries of Kubernetes have to say; all lines have the attributes. Once ctx,
+// the process's own, has ended, errors that the stop itself causes are left out.
+func SetLog(ctx context.Context, to io.Writer, level slog.Leveler, attributes ...any) *slog.Logger {
+	log := slog.New(stopLog{slog.NewTextHandler(to, &slog.HandlerOptions{Level: level}), ctx}).With(attributes...)
+	slog.SetDefault(log)
+	klog.SetSlogLogger(log)
+	return log
+}
+
+// stopLog is a handler without the errors that a stop itself causes: a manager
+// reports its lease as lost also where it was given back, and each
+// reconciliation that the stop has cut short; requests end half way.
 type stopLog struct {
 	slog.Handler
 	stopping context.Context

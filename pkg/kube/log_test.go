@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package cluster
+package kube
 
 import (
 	"bytes"
@@ -12,10 +12,13 @@ import (
 	"testing"
 
 	"github.com/go-logr/logr"
+	"k8s.io/klog/v2"
 )
 
 // A stop that was asked for causes no errors; what comes otherwise is told.
 func TestStopLog(t *testing.T) {
+	before := slog.Default()
+	t.Cleanup(func() { slog.SetDefault(before); klog.ClearLogger() })
 	lost, cut, other := errors.New("leader election lost"), fmt.Errorf("patch: %w", context.Canceled), errors.New("disk full")
 	for _, c := range []struct {
 		name    string
@@ -23,7 +26,7 @@ func TestStopLog(t *testing.T) {
 		want    []string
 	}{
 		{"asked for", true, []string{"disk full", "by name"}},
-		{"not asked for", false, []string{"leader election lost", "patch: context canceled", "disk full", "by name"}},
+		{"not asked for", false, []string{"leader election lost", "patch: context canceled", "Failed to release lease", "disk full", "by name"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ctx, stop := context.WithCancel(t.Context())
@@ -32,18 +35,22 @@ func TestStopLog(t *testing.T) {
 				stop()
 			}
 			var out bytes.Buffer
-			log := logr.FromSlogHandler(stopLog{slog.NewTextHandler(&out, nil), ctx}).WithValues("controller", "network").WithName("manager")
-			log.Error(lost, "error received after stop sequence was engaged")
-			log.Error(cut, "Reconciler error")
-			log.Error(other, "error received after stop sequence was engaged")
-			log.Info("by name", "err", lost.Error())
+			log := SetLog(ctx, &out, slog.LevelInfo, "node", "n1")
+			manager := logr.FromSlogHandler(log.Handler()).WithValues("controller", "network").WithName("manager")
+			manager.Error(lost, "error received after stop sequence was engaged")
+			manager.Error(cut, "Reconciler error")
+			klog.ErrorS(cut, "Failed to release lease")
+			klog.Flush()
+			log.Error("write", "err", other)
+			log.Debug("below the level")
+			slog.Info("by name", "err", lost.Error())
 			lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 			if len(lines) != len(c.want) {
 				t.Fatalf("got %q, want %q", lines, c.want)
 			}
 			for i, want := range c.want {
-				if !strings.Contains(lines[i], want) {
-					t.Errorf("line %d is %q, want %q", i, lines[i], want)
+				if !strings.Contains(lines[i], want) || !strings.Contains(lines[i], "node=n1") {
+					t.Errorf("line %d is %q, want %q of node n1", i, lines[i], want)
 				}
 			}
 		})

@@ -90,26 +90,74 @@ func eventuallyVerdict(t *testing.T, want string, try func() error) {
 	})
 }
 
+// policyCase is who writes in a namespace that has an owner of its own.
+type policyCase struct {
+	namespace string
+	admin     client.Client
+	// tenant may do everything in the namespace, and nothing outside.
+	tenant client.Client
+	// allowed are those whom no policy of ours stops.
+	allowed map[string]client.Client
+}
+
+const (
+	superUser     = "super user"
+	administrator = "administrator" // no super user, as most are
+	clusterRole   = "cluster role"
+	nodeRole      = "node role"
+)
+
+func newPolicyCase(t *testing.T) policyCase {
+	t.Helper()
+	needAPI(t)
+	admin := nadClient(t, env.Admin)
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "policy-"}}
+	if err := admin.Create(t.Context(), ns); err != nil {
+		t.Fatal(err)
+	}
+	grantEverything(t, admin, ns.Name)
+	grantAdministration(t, admin)
+	return policyCase{namespace: ns.Name, admin: admin, tenant: nadClient(t, as("tenant")), allowed: map[string]client.Client{
+		superUser: admin, administrator: nadClient(t, as("administrator")),
+		clusterRole: nadClient(t, env.Controller), nodeRole: nadClient(t, as("system:serviceaccount:bulkhead-system:bulkhead-node")),
+	}}
+}
+
+// verdict tries a write, which must change nothing, as the tenant, who gets the
+// verdict wanted, and as those named, who may.
+func (p policyCase) verdict(t *testing.T, want string, write func(client.Client) error, allowed ...string) {
+	t.Helper()
+	eventuallyVerdict(t, want, func() error { return write(p.tenant) })
+	for _, who := range allowed {
+		if err := write(p.allowed[who]); err != nil {
+			t.Errorf("%s: %v", who, err)
+		}
+	}
+}
+
+// create makes an object for the time of the test.
+func (p policyCase) create(t *testing.T, o client.Object) {
+	t.Helper()
+	if err := p.admin.Create(t.Context(), o); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := p.admin.Delete(context.Background(), o, client.GracePeriodSeconds(0)); client.IgnoreNotFound(err) != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // The annotations that put a NAD into a network are the cluster role's: a
 // tenant who may do everything in a namespace may not write them.
 func TestNetworkAnnotationsPolicy(t *testing.T) {
-	needAPI(t)
-	ctx := context.Background()
-	admin := nadClient(t, env.Admin)
-	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "policy-nad-"}}
-	if err := admin.Create(ctx, ns); err != nil {
-		t.Fatal(err)
-	}
-	tenant := nadClient(t, tenantOf(t, admin, ns.Name))
-
+	p := newPolicyCase(t)
+	ctx := t.Context()
 	const refusal = "leave them out of a new one, and as they are in an existing one"
-	allowed := map[string]client.Client{
-		"super user": admin, "administrator": nadClient(t, administrator(t, admin)), "cluster role": nadClient(t, env.Controller),
-	}
 	both := map[string]string{network.AnnotationNetworkID: "7", network.AnnotationNetworkName: "cluster_udn_red"}
 	nad := func(annotations map[string]string) *nadv1.NetworkAttachmentDefinition {
 		// Of a type that no controller of ours looks at.
-		return &nadv1.NetworkAttachmentDefinition{ObjectMeta: metav1.ObjectMeta{Namespace: ns.Name, GenerateName: "x-", Annotations: annotations},
+		return &nadv1.NetworkAttachmentDefinition{ObjectMeta: metav1.ObjectMeta{Namespace: p.namespace, GenerateName: "x-", Annotations: annotations},
 			Spec: nadv1.NetworkAttachmentDefinitionSpec{Config: `{"cniVersion":"1.1.0","name":"x","type":"macvlan"}`}}
 	}
 	for _, c := range []struct {
@@ -124,21 +172,13 @@ func TestNetworkAnnotationsPolicy(t *testing.T) {
 		{"none", nil, ""},
 	} {
 		t.Run("create with "+c.name, func(t *testing.T) {
-			eventuallyVerdict(t, c.want, func() error { return tenant.Create(ctx, nad(c.annotations), client.DryRunAll) })
-			for who, cl := range allowed {
-				if err := cl.Create(ctx, nad(c.annotations), client.DryRunAll); err != nil {
-					t.Errorf("%s: %v", who, err)
-				}
-			}
+			p.verdict(t, c.want, func(cl client.Client) error { return cl.Create(ctx, nad(c.annotations), client.DryRunAll) },
+				superUser, administrator, clusterRole)
 		})
 	}
 	bare, owned := nad(nil), nad(both)
-	for _, o := range []*nadv1.NetworkAttachmentDefinition{bare, owned} {
-		if err := admin.Create(ctx, o); err != nil {
-			t.Fatal(err)
-		}
-		defer func() { _ = admin.Delete(ctx, o) }()
-	}
+	p.create(t, bare)
+	p.create(t, owned)
 	for _, c := range []struct {
 		name  string
 		on    *nadv1.NetworkAttachmentDefinition
@@ -157,21 +197,17 @@ func TestNetworkAnnotationsPolicy(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			patch := client.RawPatch(types.MergePatchType, []byte(c.patch))
-			eventuallyVerdict(t, c.want, func() error { return tenant.Patch(ctx, c.on.DeepCopy(), patch, client.DryRunAll) })
-			for who, cl := range allowed {
-				if err := cl.Patch(ctx, c.on.DeepCopy(), patch, client.DryRunAll); err != nil {
-					t.Errorf("%s: %v", who, err)
-				}
-			}
+			p.verdict(t, c.want, func(cl client.Client) error { return cl.Patch(ctx, c.on.DeepCopy(), patch, client.DryRunAll) },
+				superUser, administrator, clusterRole)
 		})
 	}
-	if err := tenant.Delete(ctx, owned); err != nil {
+	if err := p.tenant.Delete(ctx, owned); err != nil {
 		t.Errorf("delete: %v", err)
 	}
 }
 
-// tenantOf may do everything in a namespace, and nothing outside.
-func tenantOf(t *testing.T, admin client.Client, namespace string) *rest.Config {
+// grantEverything lets the user "tenant" do everything in a namespace.
+func grantEverything(t *testing.T, admin client.Client, namespace string) {
 	t.Helper()
 	role := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "everything"},
 		Rules: []rbacv1.PolicyRule{{APIGroups: []string{"*"}, Resources: []string{"*"}, Verbs: []string{"*"}}}}
@@ -183,11 +219,10 @@ func tenantOf(t *testing.T, admin client.Client, namespace string) *rest.Config 
 			t.Fatal(err)
 		}
 	}
-	return as("tenant")
 }
 
-// administrator is one who is no super user, as most are.
-func administrator(t *testing.T, admin client.Client) *rest.Config {
+// grantAdministration makes the user "administrator" one, for the test's time.
+func grantAdministration(t *testing.T, admin client.Client) {
 	t.Helper()
 	binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{GenerateName: "policy-"},
 		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
@@ -200,7 +235,6 @@ func administrator(t *testing.T, admin client.Client) *rest.Config {
 			t.Error(err)
 		}
 	})
-	return as("administrator")
 }
 
 func as(user string) *rest.Config {
@@ -210,22 +244,13 @@ func as(user string) *rest.Config {
 }
 
 // A pod's addresses are written by who allocates them: not by a tenant who may
-// do everything in a namespace, in a new pod or later, in its status either.
+// do everything in a namespace, in a new pod or later, by its status or its binding either.
 func TestPodNetworksPolicy(t *testing.T) {
-	needAPI(t)
+	p := newPolicyCase(t)
 	ctx := t.Context()
-	admin := nadClient(t, env.Admin)
-	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "policy-pod-"}}
-	if err := admin.Create(ctx, ns); err != nil {
-		t.Fatal(err)
-	}
-	tenant := nadClient(t, tenantOf(t, admin, ns.Name))
-	allowed := map[string]client.Client{
-		"super user": admin, "administrator": nadClient(t, administrator(t, admin)), "cluster role": nadClient(t, env.Controller),
-	}
 	const addresses = `{"default":{"ip_addresses":["10.244.0.9/24"],"mac_address":"0a:58:0a:f4:00:09"}}`
 	pod := func(annotations map[string]string) *corev1.Pod {
-		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: ns.Name, GenerateName: "p-", Annotations: annotations},
+		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.namespace, GenerateName: "p-", Annotations: annotations},
 			Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "none"}}}}
 	}
 	const refusal = "leave it out of a new pod, and as it is in an existing one; ask for addresses in"
@@ -240,25 +265,29 @@ func TestPodNetworksPolicy(t *testing.T) {
 		{"nothing", nil, ""},
 	} {
 		t.Run("create with "+c.name, func(t *testing.T) {
-			eventuallyVerdict(t, c.want, func() error { return tenant.Create(ctx, pod(c.annotations), client.DryRunAll) })
-			for who, cl := range map[string]client.Client{"super user": admin, "administrator": allowed["administrator"]} {
-				if err := cl.Create(ctx, pod(c.annotations), client.DryRunAll); err != nil {
-					t.Errorf("%s: %v", who, err)
-				}
+			p.verdict(t, c.want, func(cl client.Client) error { return cl.Create(ctx, pod(c.annotations), client.DryRunAll) },
+				superUser, administrator)
+		})
+		t.Run("bind with "+c.name, func(t *testing.T) {
+			unbound := pod(nil)
+			p.create(t, unbound)
+			binding := func() *corev1.Binding {
+				return &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Namespace: p.namespace, Name: unbound.Name, Annotations: c.annotations},
+					Target: corev1.ObjectReference{Kind: "Node", Name: "n1"}}
+			}
+			for way, write := range map[string]func(client.Client) error{
+				"pods/binding": func(cl client.Client) error {
+					return cl.SubResource("binding").Create(ctx, unbound.DeepCopy(), binding(), client.DryRunAll)
+				},
+				"bindings": func(cl client.Client) error { return cl.Create(ctx, binding(), client.DryRunAll) },
+			} {
+				t.Run(way, func(t *testing.T) { p.verdict(t, c.want, write, superUser, administrator) })
 			}
 		})
 	}
 	bare, addressed := pod(nil), pod(given)
-	for _, o := range []*corev1.Pod{bare, addressed} {
-		if err := admin.Create(ctx, o); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() {
-			if err := admin.Delete(context.Background(), o, client.GracePeriodSeconds(0)); err != nil {
-				t.Error(err)
-			}
-		})
-	}
+	p.create(t, bare)
+	p.create(t, addressed)
 	for _, c := range []struct {
 		name  string
 		on    *corev1.Pod
@@ -274,21 +303,18 @@ func TestPodNetworksPolicy(t *testing.T) {
 		{"write it as it is", addressed, fmt.Sprintf(`{"metadata":{"annotations":{"k8s.ovn.org/pod-networks":%q}}}`, addresses), ""},
 	} {
 		patch := client.RawPatch(types.MergePatchType, []byte(c.patch))
-		for way, write := range map[string]func(client.Client) error{
-			"pod":    func(cl client.Client) error { return cl.Patch(ctx, c.on.DeepCopy(), patch, client.DryRunAll) },
-			"status": func(cl client.Client) error { return cl.Status().Patch(ctx, c.on.DeepCopy(), patch, client.DryRunAll) },
+		for _, way := range []struct {
+			name    string
+			write   func(client.Client) error
+			allowed []string
+		}{
+			{"pod", func(cl client.Client) error { return cl.Patch(ctx, c.on.DeepCopy(), patch, client.DryRunAll) },
+				[]string{superUser, administrator, clusterRole, nodeRole}},
+			// Where the cluster role has nothing to write, it may not.
+			{"status", func(cl client.Client) error { return cl.Status().Patch(ctx, c.on.DeepCopy(), patch, client.DryRunAll) },
+				[]string{superUser, administrator, nodeRole}},
 		} {
-			t.Run(c.name+" in the "+way, func(t *testing.T) {
-				eventuallyVerdict(t, c.want, func() error { return write(tenant) })
-				for who, cl := range allowed {
-					if who == "cluster role" && way == "status" {
-						continue // may not, as it need not
-					}
-					if err := write(cl); err != nil {
-						t.Errorf("%s: %v", who, err)
-					}
-				}
-			})
+			t.Run(c.name+" in the "+way.name, func(t *testing.T) { p.verdict(t, c.want, way.write, way.allowed...) })
 		}
 	}
 }

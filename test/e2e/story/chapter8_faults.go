@@ -52,6 +52,15 @@ func killUnderTraffic(ctx context.Context, w *World, pattern string, anywhere bo
 		return "", err
 	}
 	defer traffic.kill()
+	// Killed under traffic, not before it: the first packets of a flow wait for
+	// nodes that have to look it up, which says nothing about who was killed.
+	line, err := traffic.firstLine(ctx)
+	if err != nil {
+		return "", err
+	}
+	if line != "flowing" {
+		return "", fmt.Errorf("traffic does not begin to flow: %s", line)
+	}
 	var killed atomic.Int32
 	err = each(nodes, func(n *lab.Node) error {
 		old, err := pidOf(ctx, n, pattern)
@@ -81,7 +90,8 @@ func killUnderTraffic(ctx context.Context, w *World, pattern string, anywhere bo
 		return "", err
 	}
 	var r watchedResult
-	if err := json.Unmarshal([]byte(out), &r); err != nil {
+	_, result, _ := strings.Cut(out, "\n")
+	if err := json.Unmarshal([]byte(result), &r); err != nil {
 		return "", fmt.Errorf("read netprobe's output %q: %w", out, err)
 	}
 	figures := fmt.Sprintf("%d killed, %d pings, %d lost, slowest %d ms, %d stream lines, longest gap %d ms", killed.Load(), r.Sent, len(r.Lost), r.SlowestMillis, r.StreamLines, r.StreamLongestGapMillis)

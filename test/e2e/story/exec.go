@@ -15,6 +15,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -62,8 +63,8 @@ func (w *World) putTools(ctx context.Context) error {
 type stream struct {
 	what  string
 	stdin *io.PipeWriter
-	out   bytes.Buffer
-	err   bytes.Buffer
+	out   output
+	err   output
 	done  chan error
 	kill  context.CancelFunc
 }
@@ -80,6 +81,7 @@ func (w *World) start(ctx context.Context, p *pod, container string, command ...
 	ctx, cancel := context.WithCancel(ctx)
 	in, stdin := io.Pipe()
 	s := &stream{what: fmt.Sprintf("in pod %s/%s: %s", p.Namespace, p.Name, strings.Join(command, " ")), stdin: stdin, done: make(chan error, 1), kill: cancel}
+	s.out.line, s.err.line = make(chan struct{}), make(chan struct{})
 	go func() {
 		defer cancel()
 		s.done <- executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: in, Stdout: &s.out, Stderr: &s.err})
@@ -110,6 +112,45 @@ func (w *World) executor(url *url.URL) (remotecommand.Executor, error) {
 		return nil, fmt.Errorf("set up streams to %s: %w", url, err)
 	}
 	return executor, nil
+}
+
+// output is what a command has printed so far.
+type output struct {
+	mu   sync.Mutex
+	text bytes.Buffer
+	line chan struct{} // closed once there is a whole line
+}
+
+// Write implements io.Writer.
+func (o *output) Write(p []byte) (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	hadLine := bytes.IndexByte(o.text.Bytes(), '\n') >= 0
+	n, err := o.text.Write(p)
+	if !hadLine && bytes.IndexByte(p, '\n') >= 0 {
+		close(o.line)
+	}
+	return n, err
+}
+
+func (o *output) String() string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.text.String()
+}
+
+// firstLine waits until the command has printed a line, and returns it. A
+// command that ends before has failed.
+func (s *stream) firstLine(ctx context.Context) (string, error) {
+	select {
+	case <-s.out.line:
+		line, _, _ := strings.Cut(s.out.String(), "\n")
+		return line, nil
+	case err := <-s.done:
+		return "", fmt.Errorf("%s: ended early: %w: %s", s.what, err, strings.TrimSpace(s.err.String()))
+	case <-ctx.Done():
+		return "", fmt.Errorf("%s: wait for its first line: %w", s.what, ctx.Err())
+	}
 }
 
 // wait ends the command's standard input and returns what it printed.

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"os"
 	"strconv"
@@ -27,9 +28,13 @@ type watched struct {
 	Stream    string `json:"streamError,omitempty"`
 }
 
+// flowing is the line that watch prints once a ping was answered and the stream
+// has begun: what is lost from then on counts.
+const flowing = "flowing"
+
 // watch pings at a steady rate and reads a numbered TCP stream until it is
 // told to stop (SIGTERM, or standard input ending); then waits two seconds for replies on
-// their way and prints what was lost.
+// their way and prints what was lost since it said that traffic flows.
 func watch(ctx context.Context, ping, tcp string, every time.Duration) error {
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {
@@ -37,13 +42,25 @@ func watch(ctx context.Context, ping, tcp string, every time.Duration) error {
 		cancel()
 	}()
 	var out watched
-	var wg sync.WaitGroup
+	var begun, wg sync.WaitGroup
+	flows := make(chan struct{})
 	if tcp != "" {
-		wg.Add(1)
-		go func() { defer wg.Done(); watchStream(ctx, tcp, &out) }()
+		begun.Add(1)
+		wg.Go(func() {
+			watchStream(ctx, tcp, sync.OnceFunc(begun.Done), &out)
+			cancel() // a stream that has ended ends the watch
+		})
 	}
 	if ping != "" {
-		if err := watchPing(ctx, ping, every, &out); err != nil {
+		begun.Add(1)
+	}
+	go func() {
+		begun.Wait()
+		fmt.Println(flowing)
+		close(flows)
+	}()
+	if ping != "" {
+		if err := watchPing(ctx, ping, every, flows, sync.OnceFunc(begun.Done), &out); err != nil {
 			return err
 		}
 	} else {
@@ -53,14 +70,16 @@ func watch(ctx context.Context, ping, tcp string, every time.Duration) error {
 	return json.NewEncoder(os.Stdout).Encode(out)
 }
 
-func watchPing(ctx context.Context, addr string, every time.Duration, out *watched) error {
+// watchPing calls answered at replies, and counts from when flows is closed.
+func watchPing(ctx context.Context, addr string, every time.Duration, flows <-chan struct{}, answered func(), out *watched) error {
 	p, err := newPinger(addr)
 	if err != nil {
 		return fmt.Errorf("ping %s: %w", addr, err)
 	}
 	defer p.conn.Close()
 	got := map[int]bool{} // by sequence number, modulo 65536
-	var mu sync.Mutex
+	first := math.MaxInt  // counts
+	var mu sync.Mutex     // of both
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -75,17 +94,28 @@ func watchPing(ctx context.Context, addr string, every time.Duration, out *watch
 			}
 			mu.Lock()
 			got[seq] = true
-			out.SlowestMS = max(out.SlowestMS, took.Milliseconds())
+			answered()
+			if seq >= first {
+				out.SlowestMS = max(out.SlowestMS, took.Milliseconds())
+			}
 			mu.Unlock()
 		}
 	}()
 	tick := time.NewTicker(every)
 	defer tick.Stop()
+	sent := 0
 	for running := true; running; {
-		if err := p.send(out.Sent & 0xffff); err != nil {
+		select {
+		case <-flows:
+			mu.Lock()
+			first, flows = sent, nil
+			mu.Unlock()
+		default:
+		}
+		if err := p.send(sent & 0xffff); err != nil {
 			out.SendError = err.Error()
 		}
-		out.Sent++
+		sent++
 		select {
 		case <-ctx.Done():
 			running = false
@@ -93,7 +123,8 @@ func watchPing(ctx context.Context, addr string, every time.Duration, out *watch
 		}
 	}
 	<-done
-	for seq := range min(out.Sent, 65536) {
+	for seq := first; seq < min(sent, 65536); seq++ {
+		out.Sent++
 		if !got[seq] {
 			out.Lost = append(out.Lost, seq)
 		}
@@ -101,8 +132,9 @@ func watchPing(ctx context.Context, addr string, every time.Duration, out *watch
 	return nil
 }
 
-func watchStream(ctx context.Context, addr string, out *watched) {
-	conn, err := net.DialTimeout("tcp", addr, 10*time.Second)
+// watchStream calls begun at the first line.
+func watchStream(ctx context.Context, addr string, begun func(), out *watched) {
+	conn, err := (&net.Dialer{Timeout: 30 * time.Second}).DialContext(ctx, "tcp", addr)
 	if err != nil {
 		out.Stream = err.Error()
 		return
@@ -124,6 +156,7 @@ func watchStream(ctx context.Context, addr string, out *watched) {
 			out.Stream = fmt.Sprintf("line %d came where %d was due", n, out.Lines)
 			return
 		}
+		begun()
 		out.Lines++
 		out.LongestMS = max(out.LongestMS, time.Since(last).Milliseconds())
 		last = time.Now()

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"os"
 	"os/exec"
 	"path/filepath"
 
@@ -42,8 +41,6 @@ func Disk(ctx context.Context, tree, file string, log io.Writer) error {
 	cmd := exec.CommandContext(ctx, "mke2fs", "-q", "-F", "-t", sys.DiskKind, "-b", fmt.Sprint(block), "-m", "0", "-N", fmt.Sprint(files+64),
 		"-O", "^has_journal,^metadata_csum,^resize_inode", "-d", tree, file, fmt.Sprint(blocks))
 	cmd.Stdout, cmd.Stderr = log, log
-	// A user's PATH may lack it.
-	cmd.Env = append(os.Environ(), "PATH="+os.Getenv("PATH")+":/usr/sbin:/sbin")
 	if err := cmd.Run(); err != nil {
 		return fmt.Errorf("make a disk of %s with mke2fs: %w", tree, err)
 	}

@@ -17,7 +17,7 @@ import (
 
 func reachChecks() []Check {
 	return []Check{
-		{3, "red: pods on both nodes and in both namespaces reach each other (TCP, UDP, ICMP)", redReach, 5 * time.Minute},
+		{3, "red: pods on both nodes and in both namespaces reach each other (TCP, UDP, ICMP)", redReach, 10 * time.Minute},
 		{3, "network-status names both interfaces of a tenant's pod, the tenant's as default", networkStatus, 0},
 		{3, "two pods, one of each tenant, hold the same address, and each answers its own", sameAddress, 0},
 	}

@@ -15,7 +15,7 @@ import (
 
 func isolationChecks() []Check {
 	return []Check{
-		{4, "red, blue and the default network do not reach each other, on either interface", isolationMatrix, 5 * time.Minute},
+		{4, "red, blue and the default network do not reach each other, on either interface", isolationMatrix, 10 * time.Minute},
 	}
 }
 

@@ -17,7 +17,7 @@ func faultChecks() []Check {
 	kill := func(title, pattern string, anywhere bool) Check {
 		return Check{8, "kill -9 of " + title + ": no ping at 50/s lost, no stream broken, nothing made anew", func(ctx context.Context, w *World) (string, error) {
 			return killUnderTraffic(ctx, w, pattern, anywhere)
-		}, 5 * time.Minute}
+		}, 10 * time.Minute}
 	}
 	return []Check{
 		kill("the agent", "/usr/bin/agent", false),

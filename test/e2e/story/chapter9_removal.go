@@ -14,8 +14,8 @@ import (
 
 func removalChecks() []Check {
 	return []Check{
-		{9, "a network in use is not deleted, says so, and goes once it is free", deletionWaits, 4 * time.Minute},
-		{9, "everything deleted: no link, address, rule, route, port, OVN row, NAD, pin or map row is left", nothingLeft, 5 * time.Minute},
+		{9, "a network in use is not deleted, says so, and goes once it is free", deletionWaits, 8 * time.Minute},
+		{9, "everything deleted: no link, address, rule, route, port, OVN row, NAD, pin or map row is left", nothingLeft, 10 * time.Minute},
 	}
 }
 

@@ -13,7 +13,7 @@ import (
 
 func speedChecks() []Check {
 	return []Check{
-		{8, "a pod of a tenant is ready within 2 × the time of a pod of the default network", podReadyRatio, 5 * time.Minute},
+		{8, "a pod of a tenant is ready within 2 × the time of a pod of the default network", podReadyRatio, 10 * time.Minute},
 	}
 }
 

@@ -78,7 +78,7 @@ func NewWorld(ctx context.Context, l *lab.Lab, out io.Writer) (*World, error) {
 func (w *World) Run(ctx context.Context, c Check) Result {
 	timeout := c.Timeout
 	if timeout == 0 {
-		timeout = 3 * time.Minute
+		timeout = 6 * time.Minute
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

@@ -64,7 +64,7 @@ type stream struct {
 	what  string
 	stdin *io.PipeWriter
 	out   output
-	err   output
+	err   bytes.Buffer // read once it has ended
 	done  chan error
 	kill  context.CancelFunc
 }
@@ -80,8 +80,8 @@ func (w *World) start(ctx context.Context, p *pod, container string, command ...
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	in, stdin := io.Pipe()
-	s := &stream{what: fmt.Sprintf("in pod %s/%s: %s", p.Namespace, p.Name, strings.Join(command, " ")), stdin: stdin, done: make(chan error, 1), kill: cancel}
-	s.out.line, s.err.line = make(chan struct{}), make(chan struct{})
+	s := &stream{what: fmt.Sprintf("in pod %s/%s: %s", p.Namespace, p.Name, strings.Join(command, " ")), stdin: stdin, done: make(chan error, 1), kill: cancel,
+		out: output{line: make(chan struct{})}}
 	go func() {
 		defer cancel()
 		s.done <- executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: in, Stdout: &s.out, Stderr: &s.err})
@@ -139,18 +139,22 @@ func (o *output) String() string {
 	return o.text.String()
 }
 
-// firstLine waits until the command has printed a line, and returns it. A
-// command that ends before has failed.
+// firstLine waits until the command has printed a line, and returns it, also
+// where the command has ended since. One that ends without a line has failed.
 func (s *stream) firstLine(ctx context.Context) (string, error) {
 	select {
 	case <-s.out.line:
-		line, _, _ := strings.Cut(s.out.String(), "\n")
-		return line, nil
 	case err := <-s.done:
-		return "", fmt.Errorf("%s: ended early: %w: %s", s.what, err, strings.TrimSpace(s.err.String()))
+		s.done <- err // for wait
 	case <-ctx.Done():
 		return "", fmt.Errorf("%s: wait for its first line: %w", s.what, ctx.Err())
 	}
+	line, _, whole := strings.Cut(s.out.String(), "\n")
+	if !whole {
+		out, err := s.wait(ctx)
+		return "", errors.Join(fmt.Errorf("%s: ended before its first line: %q", s.what, out), err)
+	}
+	return line, nil
 }
 
 // wait ends the command's standard input and returns what it printed.

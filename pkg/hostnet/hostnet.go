@@ -38,6 +38,8 @@ type Manager struct {
 	target Target
 	watch  *fsnotify.Watcher // nil: inotify is not available, resync alone
 
+	readLayout func(root string) (Layout, error) // ReadLayout, but for tests
+
 	mu       sync.Mutex // one reconcile at a time
 	inputs   Inputs
 	started  bool // inputs were given once: before that nothing may be removed
@@ -78,7 +80,7 @@ func New(kernel Kernel, opts Options) (*Manager, error) {
 		opts.Log = slog.Default()
 	}
 	m := &Manager{
-		opts: opts, log: opts.Log, target: Target{kernel},
+		opts: opts, log: opts.Log, target: Target{kernel}, readLayout: ReadLayout,
 		kubelet: kubeletFinder{proc: opts.ProcRoot, cgroupRoot: opts.CgroupRoot, names: opts.KubeletNames, idOf: loader.CgroupID},
 		gone:    map[int]func(){}, attached: map[string]uint64{}, kick: make(chan struct{}, 1),
 	}
@@ -116,17 +118,7 @@ func (m *Manager) Status() Status {
 }
 
 func (m *Manager) reconcile(ctx context.Context) error {
-	// Watches come before the look, so that what appears in between is seen twice, not never.
-	layout, err := ReadLayout(m.opts.CgroupRoot)
-	if err != nil {
-		return err
-	}
-	if added := m.watchDirs(layout); added {
-		if layout, err = ReadLayout(m.opts.CgroupRoot); err != nil {
-			return err
-		}
-	}
-	kubelet, err := m.kubelet.find()
+	layout, kubelet, err := m.look()
 	if err != nil {
 		return err
 	}
@@ -158,6 +150,26 @@ func (m *Manager) reconcile(ctx context.Context) error {
 		m.attached[uid] = cg.ID
 	}
 	return err
+}
+
+// look reads the node until every directory that matters was watched before it
+// was read: what appears in between is then seen twice, not never. A directory
+// below one that has just been watched may have come before the watch did, so
+// once more is not always enough.
+func (m *Manager) look() (Layout, Kubelet, error) {
+	for {
+		kubelet, err := m.kubelet.find()
+		if err != nil {
+			return Layout{}, kubelet, err
+		}
+		layout, err := m.readLayout(m.opts.CgroupRoot)
+		if err != nil {
+			return layout, kubelet, err
+		}
+		if !m.watchDirs(layout) {
+			return layout, kubelet, nil
+		}
+	}
 }
 
 func (m *Manager) noteAttached(uid string, cg Cgroup, row loader.Row) {

@@ -227,6 +227,38 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	t.Fatalf("not within 5 s: %s", what)
 }
 
+// A directory made between the look at its parent and the watch of it tells no
+// event; it must be found and watched all the same.
+func TestWatchOfWhatAppearsMeanwhile(t *testing.T) {
+	root := t.TempDir()
+	m, err := New(newFake(), Options{CgroupRoot: root, ProcRoot: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m.watch == nil {
+		t.Fatal("no inotify")
+	}
+	defer m.watch.Close()
+	next := []string{filepath.Join(root, "kubepods"), filepath.Join(root, "kubepods/burstable")}
+	late := slices.Clone(next)
+	m.readLayout = func(root string) (Layout, error) {
+		l, err := ReadLayout(root)
+		if len(late) > 0 && err == nil {
+			err = os.Mkdir(late[0], 0o755)
+			late = late[1:]
+		}
+		return l, err
+	}
+	if err := m.Reconcile(ctx, Inputs{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range next {
+		if !slices.Contains(m.watch.WatchList(), dir) {
+			t.Errorf("%s is not watched: %v", dir, m.watch.WatchList())
+		}
+	}
+}
+
 // A pod's cgroup appears, and kubelet restarts in a new one: both are noticed
 // from the kernel, long before the resync.
 func TestRootWatch(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 
 	"bulkhead/pkg/network"
 )
@@ -19,43 +20,47 @@ func TestZonePodOfANetworkNotCarried(t *testing.T) {
 		"transport no-overlay": {Name: redNet, Topology: "layer3", Role: "primary", Subnets: "10.10.0.0/16/24", Transport: network.TransportNoOverlay, OutboundSNAT: "enabled"},
 	} {
 		t.Run(what, func(t *testing.T) {
-			w := newWorld(t)
-			w.node(1, true)
-			w.nadOf("red", "net", 1, c)
-			w.pod("red", "a", nil)
-			w.pod("plain", "p", nil)
-			w.run()
-			w.waitFor("plain_p")
-			w.wait("warning", func() bool {
-				select {
-				case e := <-w.events.Events:
-					return strings.Contains(e, "Warning ErrorAllocatingPod") && strings.Contains(e, what)
-				default:
-					return false
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
+				w.node(1, true)
+				w.nadOf("red", "net", 1, c)
+				w.pod("red", "a", nil)
+				w.pod("plain", "p", nil)
+				w.run()
+				w.waitFor("plain_p")
+				w.wait("warning", func() bool {
+					select {
+					case e := <-w.events.Events:
+						return strings.Contains(e, "Warning ErrorAllocatingPod") && strings.Contains(e, what)
+					default:
+						return false
+					}
+				})
+				if w.has("red_a") || len(w.networks("red", "a")) != 0 {
+					t.Error("the pod has a port or addresses")
 				}
 			})
-			if w.has("red_a") || len(w.networks("red", "a")) != 0 {
-				t.Error("the pod has a port or addresses")
-			}
 		})
 	}
 }
 
 // What a pod's creator writes into the annotation decides nothing.
 func TestZoneIgnoresPresetAnnotation(t *testing.T) {
-	w := newWorld(t)
-	w.node(1, true)
-	w.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
-	w.run()
-	w.wait("ready", w.zone.Ready)
-	w.pod("red", "evil", map[string]string{network.AnnotationPodNetworks: `{"default":{"ip_addresses":["10.244.0.77/24"],"mac_address":"0a:58:00:00:00:01","role":"primary"},"blue/net":{"ip_addresses":["10.10.0.9/24"],"mac_address":""}}`})
-	cdn := w.waitFor("red_evil")
-	if !slices.ContainsFunc(cdn.In, weak) {
-		t.Error("not locked")
-	}
-	w.wait("annotation", func() bool {
-		n := w.networks("red", "evil")
-		_, foreign := n["blue/net"]
-		return n["default"].Role == network.RoleInfrastructureLocked && !foreign && len(n) == 2 && n["default"].IPs[0] != netip.MustParsePrefix("10.244.0.77/24")
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.node(1, true)
+		w.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
+		w.run()
+		w.wait("ready", w.zone.Ready)
+		w.pod("red", "evil", map[string]string{network.AnnotationPodNetworks: `{"default":{"ip_addresses":["10.244.0.77/24"],"mac_address":"0a:58:00:00:00:01","role":"primary"},"blue/net":{"ip_addresses":["10.10.0.9/24"],"mac_address":""}}`})
+		cdn := w.waitFor("red_evil")
+		if !slices.ContainsFunc(cdn.In, weak) {
+			t.Error("not locked")
+		}
+		w.wait("annotation", func() bool {
+			n := w.networks("red", "evil")
+			_, foreign := n["blue/net"]
+			return n["default"].Role == network.RoleInfrastructureLocked && !foreign && len(n) == 2 && n["default"].IPs[0] != netip.MustParsePrefix("10.244.0.77/24")
+		})
 	})
 }

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
@@ -101,6 +102,7 @@ type world struct {
 	sb     *fakeSB
 	zone   *Zone
 	events *record.FakeRecorder
+	pods   int // made so far: no two have one UID
 	stop   func()
 }
 
@@ -202,8 +204,9 @@ func (w *world) nadOf(namespace, name string, id int, c network.NetConf) {
 }
 
 func (w *world) pod(namespace, name string, annotations map[string]string) {
+	w.pods++
 	_, err := w.kube.CoreV1().Pods(namespace).Create(context.Background(), &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(fmt.Sprintf("%s-%s-%d", namespace, name, time.Now().UnixNano())), Annotations: annotations, CreationTimestamp: metav1.Now()},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(fmt.Sprintf("%s-%s-%d", namespace, name, w.pods)), Annotations: annotations, CreationTimestamp: metav1.Now()},
 		Spec:       corev1.PodSpec{NodeName: "node1"}, Status: corev1.PodStatus{Phase: corev1.PodPending},
 	}, metav1.CreateOptions{})
 	w.must(err)
@@ -231,14 +234,19 @@ func (w *world) row(id string) (Row, bool) {
 	return Row{}, false
 }
 
+// wait lets everything happen that can, retries included, until f holds. The
+// time that passes is the bubble's.
 func (w *world) wait(what string, f func() bool) {
 	w.t.Helper()
-	eventually(w.t, 5*time.Second, what, func() error {
-		if !f() {
-			return errors.New("no")
+	for deadline := time.Now().Add(5 * time.Minute); ; time.Sleep(100 * time.Millisecond) {
+		synctest.Wait()
+		if f() {
+			return
 		}
-		return nil
-	})
+		if time.Now().After(deadline) {
+			w.t.Fatalf("never: %s", what)
+		}
+	}
 }
 
 func (w *world) has(id string) bool { _, ok := w.row(id); return ok }
@@ -250,259 +258,258 @@ func (w *world) waitFor(id string) Row {
 	return r
 }
 
-// settled waits until nothing has changed for a while.
-func (w *world) settled() {
-	w.t.Helper()
-	before := -1
-	w.wait("quiet", func() bool {
-		w.nb.mu.Lock()
-		now := w.nb.Batches
-		w.nb.mu.Unlock()
-		same := now == before
-		before = now
-		time.Sleep(150 * time.Millisecond)
-		return same
-	})
-}
-
 const redNet = "red_net"
 
 func TestZoneLifeOfAPod(t *testing.T) {
-	w := newWorld(t)
-	w.node(1, false) // without id and facts
-	w.pod("red", "a", nil)
-	w.pod("plain", "p", nil)
-	w.run()
-	time.Sleep(100 * time.Millisecond)
-	if n := len(w.nb.Rows()); n != 0 {
-		t.Fatalf("%d rows before the node has an id", n)
-	}
-	w.node(1, true)
-	w.waitFor("plain_p")
-	w.wait("warning", func() bool {
-		select {
-		case e := <-w.events.Events:
-			return strings.Contains(e, "Warning ErrorAllocatingPod") && strings.Contains(e, "no primary network yet")
-		default:
-			return false
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.node(1, false) // without id and facts
+		w.pod("red", "a", nil)
+		w.pod("plain", "p", nil)
+		w.run()
+		time.Sleep(100 * time.Millisecond)
+		if n := len(w.nb.Rows()); n != 0 {
+			t.Fatalf("%d rows before the node has an id", n)
+		}
+		w.node(1, true)
+		w.waitFor("plain_p")
+		w.wait("warning", func() bool {
+			select {
+			case e := <-w.events.Events:
+				return strings.Contains(e, "Warning ErrorAllocatingPod") && strings.Contains(e, "no primary network yet")
+			default:
+				return false
+			}
+		})
+		if w.has("red_a") || len(w.networks("red", "a")) != 0 {
+			t.Fatal("a tenant's pod without a network has a port or addresses")
+		}
+		w.wait("ready", w.zone.Ready)
+
+		w.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
+		udn, cdn := w.waitFor("red.net_red_a"), w.waitFor("red_a")
+		if !slices.ContainsFunc(cdn.In, weak) {
+			t.Errorf("default-network port is not locked: %v", cdn.In)
+		}
+		if slices.ContainsFunc(udn.In, weak) {
+			t.Errorf("the tenant's own port is locked: %v", udn.In)
+		}
+		w.wait("annotation", func() bool { return len(w.networks("red", "a")) == 2 })
+		got := w.networks("red", "a")
+		if got["default"].Role != network.RoleInfrastructureLocked || got["red/net"].Role != network.RolePrimary {
+			t.Errorf("roles: %+v", got)
+		}
+		if want := netip.MustParsePrefix("10.10.0.3/24"); got["red/net"].IPs[0] != want {
+			t.Errorf("address %v, want %v", got["red/net"].IPs, want)
+		}
+		lsp := udn.Model.(*nbdb.LogicalSwitchPort)
+		if want := "0a:58:0a:0a:00:03 10.10.0.3"; lsp.Addresses[0] != want || lsp.PortSecurity[0] != want {
+			t.Errorf("port %v", lsp)
+		}
+
+		w.deletePod("red", "a")
+		w.wait("ports gone", func() bool { return !w.has("red.net_red_a") && !w.has("red_a") })
+		w.must(w.nads.K8sCniCncfIoV1().NetworkAttachmentDefinitions("red").Delete(context.Background(), "net", metav1.DeleteOptions{}))
+		w.wait("network gone", func() bool { return !w.has("red_net_ovn_cluster_router") })
+		for _, r := range w.nb.Rows() {
+			if strings.Contains(r.ID, redNet) {
+				t.Errorf("left behind: %s", r)
+			}
 		}
 	})
-	if w.has("red_a") || len(w.networks("red", "a")) != 0 {
-		t.Fatal("a tenant's pod without a network has a port or addresses")
-	}
-	w.wait("ready", w.zone.Ready)
-
-	w.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
-	udn, cdn := w.waitFor("red.net_red_a"), w.waitFor("red_a")
-	if !slices.ContainsFunc(cdn.In, weak) {
-		t.Errorf("default-network port is not locked: %v", cdn.In)
-	}
-	if slices.ContainsFunc(udn.In, weak) {
-		t.Errorf("the tenant's own port is locked: %v", udn.In)
-	}
-	w.wait("annotation", func() bool { return len(w.networks("red", "a")) == 2 })
-	got := w.networks("red", "a")
-	if got["default"].Role != network.RoleInfrastructureLocked || got["red/net"].Role != network.RolePrimary {
-		t.Errorf("roles: %+v", got)
-	}
-	if want := netip.MustParsePrefix("10.10.0.3/24"); got["red/net"].IPs[0] != want {
-		t.Errorf("address %v, want %v", got["red/net"].IPs, want)
-	}
-	lsp := udn.Model.(*nbdb.LogicalSwitchPort)
-	if want := "0a:58:0a:0a:00:03 10.10.0.3"; lsp.Addresses[0] != want || lsp.PortSecurity[0] != want {
-		t.Errorf("port %v", lsp)
-	}
-
-	w.deletePod("red", "a")
-	w.wait("ports gone", func() bool { return !w.has("red.net_red_a") && !w.has("red_a") })
-	w.must(w.nads.K8sCniCncfIoV1().NetworkAttachmentDefinitions("red").Delete(context.Background(), "net", metav1.DeleteOptions{}))
-	w.wait("network gone", func() bool { return !w.has("red_net_ovn_cluster_router") })
-	for _, r := range w.nb.Rows() {
-		if strings.Contains(r.ID, redNet) {
-			t.Errorf("left behind: %s", r)
-		}
-	}
 }
 
 func TestZoneRestartChangesNothing(t *testing.T) {
-	w := newWorld(t)
-	w.node(1, true)
-	w.node(2, true)
-	w.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
-	w.nb.Add(Row{Table: nbdb.LogicalSwitchTable, ID: "theirs", Model: &nbdb.LogicalSwitch{Name: "theirs"}})
-	for i := range 5 {
-		w.pod("red", fmt.Sprintf("p%d", i), nil)
-	}
-	w.run()
-	for i := range 5 {
-		w.wait("annotations", func() bool { return len(w.networks("red", fmt.Sprintf("p%d", i))) == 2 })
-	}
-	w.settled()
-	before, chassis := w.nb.Rows().Dump(), len(w.sb.have)
-	if chassis != 1 {
-		t.Errorf("%d remote chassis", chassis)
-	}
-	w.stop()
-	w.pod("red", "new", nil) // must not get the address of one that was there
-	w.kube.ClearActions()
-	w.run()
-	w.wait("new pod", func() bool { return len(w.networks("red", "new")) == 2 })
-	w.settled()
-	if got := w.networks("red", "new")["red/net"].IPs[0]; got != netip.MustParsePrefix("10.10.0.8/24") {
-		t.Errorf("new pod got %v", got)
-	}
-	w.deletePod("red", "new")
-	w.settled()
-	if got := w.nb.Rows().Dump(); got != before {
-		t.Errorf("rows were\n%s\nare\n%s", before, got)
-	}
-	patches := 0
-	for _, a := range w.kube.Actions() {
-		if a.GetVerb() == "patch" {
-			patches++
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.node(1, true)
+		w.node(2, true)
+		w.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
+		w.nb.Add(Row{Table: nbdb.LogicalSwitchTable, ID: "theirs", Model: &nbdb.LogicalSwitch{Name: "theirs"}})
+		for i := range 5 {
+			w.pod("red", fmt.Sprintf("p%d", i), nil)
 		}
-	}
-	if patches != 1 {
-		t.Errorf("%d patches after a restart, want the new pod's", patches)
-	}
-	batches := w.nb.Batches
-	w.run()
-	w.wait("ready", w.zone.Ready)
-	w.settled()
-	if w.nb.Batches != batches {
-		t.Errorf("%d transactions after a restart with nothing changed", w.nb.Batches-batches)
-	}
+		w.run()
+		for i := range 5 {
+			w.wait("annotations", func() bool { return len(w.networks("red", fmt.Sprintf("p%d", i))) == 2 })
+		}
+		synctest.Wait()
+		before, chassis := w.nb.Rows().Dump(), len(w.sb.have)
+		if chassis != 1 {
+			t.Errorf("%d remote chassis", chassis)
+		}
+		w.stop()
+		w.pod("red", "new", nil) // must not get the address of one that was there
+		w.kube.ClearActions()
+		w.run()
+		w.wait("new pod", func() bool { return len(w.networks("red", "new")) == 2 })
+		synctest.Wait()
+		if got := w.networks("red", "new")["red/net"].IPs[0]; got != netip.MustParsePrefix("10.10.0.8/24") {
+			t.Errorf("new pod got %v", got)
+		}
+		w.deletePod("red", "new")
+		synctest.Wait()
+		if got := w.nb.Rows().Dump(); got != before {
+			t.Errorf("rows were\n%s\nare\n%s", before, got)
+		}
+		patches := 0
+		for _, a := range w.kube.Actions() {
+			if a.GetVerb() == "patch" {
+				patches++
+			}
+		}
+		if patches != 1 {
+			t.Errorf("%d patches after a restart, want the new pod's", patches)
+		}
+		batches := w.nb.Batches
+		w.run()
+		w.wait("ready", w.zone.Ready)
+		synctest.Wait()
+		if w.nb.Batches != batches {
+			t.Errorf("%d transactions after a restart with nothing changed", w.nb.Batches-batches)
+		}
+	})
 }
 
 func TestZoneDatabaseLost(t *testing.T) {
-	w := newWorld(t)
-	w.node(1, true)
-	w.node(2, true)
-	w.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
-	w.pod("red", "a", nil)
-	w.run()
-	w.waitFor("red.net_red_a")
-	w.settled()
-	before := w.nb.Rows().Dump()
-	w.nb.down.Store(true)
-	w.nb.mu.Lock()
-	w.nb.rows = nil
-	w.nb.mu.Unlock()
-	if w.zone.Ready() {
-		t.Error("ready without a database")
-	}
-	w.nb.down.Store(false)
-	w.zone.found()
-	w.settled()
-	if got := w.nb.Rows().Dump(); got != before {
-		t.Errorf("rows were\n%s\nare\n%s", before, got)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.node(1, true)
+		w.node(2, true)
+		w.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
+		w.pod("red", "a", nil)
+		w.run()
+		w.waitFor("red.net_red_a")
+		synctest.Wait()
+		before := w.nb.Rows().Dump()
+		w.nb.down.Store(true)
+		w.nb.mu.Lock()
+		w.nb.rows = nil
+		w.nb.mu.Unlock()
+		if w.zone.Ready() {
+			t.Error("ready without a database")
+		}
+		w.nb.down.Store(false)
+		w.zone.found()
+		synctest.Wait()
+		if got := w.nb.Rows().Dump(); got != before {
+			t.Errorf("rows were\n%s\nare\n%s", before, got)
+		}
+	})
 }
 
 // A NAD that goes, or breaks, under running pods leaves them as they are.
 func TestZoneNetworkOutlivesItsDescription(t *testing.T) {
 	for _, restart := range []bool{false, true} {
 		t.Run(fmt.Sprintf("restart=%v", restart), func(t *testing.T) {
-			w := newWorld(t)
-			w.node(1, true)
-			w.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
-			w.pod("red", "a", nil)
-			w.run()
-			w.wait("annotation", func() bool { return len(w.networks("red", "a")) == 2 })
-			w.settled()
-			before, told := w.nb.Rows().Dump(), w.networks("red", "a")
-			if restart {
-				w.stop()
-			}
-			w.must(w.nads.K8sCniCncfIoV1().NetworkAttachmentDefinitions("red").Delete(context.Background(), "net", metav1.DeleteOptions{}))
-			if restart {
+			synctest.Test(t, func(t *testing.T) {
+				w := newWorld(t)
+				w.node(1, true)
+				w.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
+				w.pod("red", "a", nil)
 				w.run()
-				w.wait("ready", w.zone.Ready)
-			}
-			w.settled()
-			if got := w.nb.Rows().Dump(); got != before {
-				t.Errorf("rows were\n%s\nare\n%s", before, got)
-			}
-			if got := w.networks("red", "a"); len(got) != len(told) {
-				t.Errorf("annotation was %v, is %v", told, got)
-			}
-			w.deletePod("red", "a")
-			w.wait("network gone with its last pod", func() bool { return !w.has("red_net_ovn_cluster_router") })
+				w.wait("annotation", func() bool { return len(w.networks("red", "a")) == 2 })
+				synctest.Wait()
+				before, told := w.nb.Rows().Dump(), w.networks("red", "a")
+				if restart {
+					w.stop()
+				}
+				w.must(w.nads.K8sCniCncfIoV1().NetworkAttachmentDefinitions("red").Delete(context.Background(), "net", metav1.DeleteOptions{}))
+				if restart {
+					w.run()
+					w.wait("ready", w.zone.Ready)
+				}
+				synctest.Wait()
+				if got := w.nb.Rows().Dump(); got != before {
+					t.Errorf("rows were\n%s\nare\n%s", before, got)
+				}
+				if got := w.networks("red", "a"); len(got) != len(told) {
+					t.Errorf("annotation was %v, is %v", told, got)
+				}
+				w.deletePod("red", "a")
+				w.wait("network gone with its last pod", func() bool { return !w.has("red_net_ovn_cluster_router") })
+			})
 		})
 	}
 }
 
 func TestZoneBrokenNetworksHoldUpNobody(t *testing.T) {
-	w := newWorld(t)
-	w.node(1, true)
-	w.namespace("bad", true)
-	w.namespace("small", true)
-	w.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
-	w.nad("bad", "net", "bad_net", 2, "10.96.0.0/16/24")     // overlaps services
-	w.nad("small", "net", "small_net", 3, "10.11.0.0/30/30") // .1, .2 and no more
-	w.pod("bad", "a", nil)
-	w.pod("small", "a", nil)
-	w.pod("red", "a", nil)
-	w.run()
-	w.waitFor("red.net_red_a")
-	w.wait("ready", w.zone.Ready)
-	if w.has("bad_net_ovn_cluster_router") || w.has("bad_a") || w.has("small_a") {
-		t.Error("built what cannot be")
-	}
-	reasons := map[string]bool{}
-	w.wait("both warnings", func() bool {
-		select {
-		case e := <-w.events.Events:
-			reasons["overlap"] = reasons["overlap"] || strings.Contains(e, "overlaps the cluster's service-cidrs")
-			reasons["full"] = reasons["full"] || strings.Contains(e, "small_net")
-		default:
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.node(1, true)
+		w.namespace("bad", true)
+		w.namespace("small", true)
+		w.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
+		w.nad("bad", "net", "bad_net", 2, "10.96.0.0/16/24")     // overlaps services
+		w.nad("small", "net", "small_net", 3, "10.11.0.0/30/30") // .1, .2 and no more
+		w.pod("bad", "a", nil)
+		w.pod("small", "a", nil)
+		w.pod("red", "a", nil)
+		w.run()
+		w.waitFor("red.net_red_a")
+		w.wait("ready", w.zone.Ready)
+		if w.has("bad_net_ovn_cluster_router") || w.has("bad_a") || w.has("small_a") {
+			t.Error("built what cannot be")
 		}
-		return reasons["overlap"] && reasons["full"]
+		reasons := map[string]bool{}
+		w.wait("both warnings", func() bool {
+			select {
+			case e := <-w.events.Events:
+				reasons["overlap"] = reasons["overlap"] || strings.Contains(e, "overlaps the cluster's service-cidrs")
+				reasons["full"] = reasons["full"] || strings.Contains(e, "small_net")
+			default:
+			}
+			return reasons["overlap"] && reasons["full"]
+		})
 	})
 }
 
 func TestZonePeersComeAndGo(t *testing.T) {
-	w := newWorld(t)
-	w.node(1, true)
-	w.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
-	w.run()
-	w.wait("ready", w.zone.Ready)
-	w.node(2, true)
-	w.waitFor("red_net_tstor-node2")
-	w.waitFor("tstor-node2")
-	w.must(w.kube.CoreV1().Nodes().Delete(context.Background(), "node2", metav1.DeleteOptions{}))
-	w.wait("peer gone", func() bool {
-		return !slices.ContainsFunc(w.nb.Rows(), func(r Row) bool { return externalIDs(r.Model)[markPart] == string(PartPeers) })
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.node(1, true)
+		w.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
+		w.run()
+		w.wait("ready", w.zone.Ready)
+		w.node(2, true)
+		w.waitFor("red_net_tstor-node2")
+		w.waitFor("tstor-node2")
+		w.must(w.kube.CoreV1().Nodes().Delete(context.Background(), "node2", metav1.DeleteOptions{}))
+		w.wait("peer gone", func() bool {
+			return !slices.ContainsFunc(w.nb.Rows(), func(r Row) bool { return externalIDs(r.Model)[markPart] == string(PartPeers) })
+		})
+		w.wait("chassis gone", func() bool { c, _ := w.sb.ReadChassis(context.Background()); return len(c) == 0 })
 	})
-	w.wait("chassis gone", func() bool { c, _ := w.sb.ReadChassis(context.Background()); return len(c) == 0 })
 }
 
 func TestZoneAddressesComeBack(t *testing.T) {
-	w := newWorld(t)
-	w.node(1, true)
-	w.nad("red", "net", redNet, 1, "10.10.0.0/16/29") // .3 to .6
-	w.run()
-	for i := range 4 {
-		w.pod("red", fmt.Sprintf("p%d", i), nil)
-	}
-	for i := range 4 {
-		w.waitFor(fmt.Sprintf("red.net_red_p%d", i))
-	}
-	w.pod("red", "late", nil)
-	w.wait("warning", func() bool {
-		select {
-		case e := <-w.events.Events:
-			return strings.Contains(e, "10.10.0.0/29")
-		default:
-			return false
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.node(1, true)
+		w.nad("red", "net", redNet, 1, "10.10.0.0/16/29") // .3 to .6
+		w.run()
+		for i := range 4 {
+			w.pod("red", fmt.Sprintf("p%d", i), nil)
 		}
+		for i := range 4 {
+			w.waitFor(fmt.Sprintf("red.net_red_p%d", i))
+		}
+		w.pod("red", "late", nil)
+		w.wait("warning", func() bool {
+			select {
+			case e := <-w.events.Events:
+				return strings.Contains(e, "10.10.0.0/29")
+			default:
+				return false
+			}
+		})
+		// A completed pod gives its address to the one that waits.
+		pod, err := w.kube.CoreV1().Pods("red").Get(context.Background(), "p1", metav1.GetOptions{})
+		w.must(err)
+		pod.Status.Phase = corev1.PodSucceeded
+		_, err = w.kube.CoreV1().Pods("red").UpdateStatus(context.Background(), pod, metav1.UpdateOptions{})
+		w.must(err)
+		w.waitFor("red.net_red_late")
+		w.wait("completed pod's port gone", func() bool { return !w.has("red.net_red_p1") })
 	})
-	// A completed pod gives its address to the one that waits.
-	pod, err := w.kube.CoreV1().Pods("red").Get(context.Background(), "p1", metav1.GetOptions{})
-	w.must(err)
-	pod.Status.Phase = corev1.PodSucceeded
-	_, err = w.kube.CoreV1().Pods("red").UpdateStatus(context.Background(), pod, metav1.UpdateOptions{})
-	w.must(err)
-	w.waitFor("red.net_red_late")
-	w.wait("completed pod's port gone", func() bool { return !w.has("red.net_red_p1") })
 }

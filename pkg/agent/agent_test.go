@@ -18,6 +18,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -215,9 +216,11 @@ func (w *world) nodeID(id int) {
 	}
 }
 
+// eventually waits for f. In a synctest bubble time passes only when nobody
+// else can go on.
 func eventually(t *testing.T, what string, f func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
 		if f() {
 			return
 		}
@@ -252,43 +255,45 @@ func (w *world) text() string {
 }
 
 func TestNetworkComesAndGoes(t *testing.T) {
-	w := newWorld(t)
-	w.agent.Start()
-	w.nodeID(3)
-	eventually(t, "ready", func() bool { return w.agent.Ready() == nil })
-	eventually(t, "default network", func() bool { return w.state(0).State == StateReady })
-	before := w.text()
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.agent.Start()
+		w.nodeID(3)
+		eventually(t, "ready", func() bool { return w.agent.Ready() == nil })
+		eventually(t, "default network", func() bool { return w.state(0).State == StateReady })
+		before := w.text()
 
-	s := w.agent.Store
-	s.SetNamespace("shop", true)
-	w.agent.setPodForTest(Pod{UID: "u1", Namespace: "shop", Name: "web", Networks: network.PodNetworks{
-		"default":  {IPs: []netip.Prefix{netip.MustParsePrefix("10.244.2.7/24")}, Role: network.RoleInfrastructureLocked},
-		"shop/net": {IPs: []netip.Prefix{netip.MustParsePrefix("10.20.2.7/24")}, Role: network.RolePrimary}}})
-	w.agent.setPodForTest(Pod{UID: "u2", Namespace: "shop", Name: "exporter", HostNetwork: true})
-	w.agent.nadChanged(s.SetNAD(nad(w.agent.Config, "shop", "net", 7)))
-	eventually(t, "network ready", func() bool { return w.state(7).State == StateReady && len(w.state(7).Pending) == 0 })
-	eventually(t, "programs told", func() bool {
-		in, _ := w.snapshot()
-		return len(in.Networks) == 1 && in.Networks[0].VRFIfindex != 0 && len(in.Pods) == 1 && in.Pods[0].NetworkID == 7 &&
-			len(in.Locked) == 1 && in.Locked[0].NetworkID == 7
-	})
-	n := w.state(7)
-	if n.VRF != "mp7-udn-vrf" || n.Table != 100007 || !slices.Equal(n.Pods, []string{"shop/web"}) || !slices.Equal(n.HostPods, []string{"shop/exporter"}) {
-		t.Errorf("%+v", n)
-	}
+		s := w.agent.Store
+		s.SetNamespace("shop", true)
+		w.agent.setPodForTest(Pod{UID: "u1", Namespace: "shop", Name: "web", Networks: network.PodNetworks{
+			"default":  {IPs: []netip.Prefix{netip.MustParsePrefix("10.244.2.7/24")}, Role: network.RoleInfrastructureLocked},
+			"shop/net": {IPs: []netip.Prefix{netip.MustParsePrefix("10.20.2.7/24")}, Role: network.RolePrimary}}})
+		w.agent.setPodForTest(Pod{UID: "u2", Namespace: "shop", Name: "exporter", HostNetwork: true})
+		w.agent.nadChanged(s.SetNAD(nad(w.agent.Config, "shop", "net", 7)))
+		eventually(t, "network ready", func() bool { return w.state(7).State == StateReady && len(w.state(7).Pending) == 0 })
+		eventually(t, "programs told", func() bool {
+			in, _ := w.snapshot()
+			return len(in.Networks) == 1 && in.Networks[0].VRFIfindex != 0 && len(in.Pods) == 1 && in.Pods[0].NetworkID == 7 &&
+				len(in.Locked) == 1 && in.Locked[0].NetworkID == 7
+		})
+		n := w.state(7)
+		if n.VRF != "mp7-udn-vrf" || n.Table != 100007 || !slices.Equal(n.Pods, []string{"shop/web"}) || !slices.Equal(n.HostPods, []string{"shop/exporter"}) {
+			t.Errorf("%+v", n)
+		}
 
-	// The pod ends, then the NAD goes: nothing is left.
-	w.agent.deletePod("shop/web")
-	w.agent.deletePod("shop/exporter")
-	w.agent.deleteNAD("shop/net")
-	eventually(t, "all gone", func() bool { return w.text() == before })
-	eventually(t, "programs told", func() bool {
-		in, _ := w.snapshot()
-		return len(in.Networks)+len(in.Pods)+len(in.Locked) == 0
+		// The pod ends, then the NAD goes: nothing is left.
+		w.agent.deletePod("shop/web")
+		w.agent.deletePod("shop/exporter")
+		w.agent.deleteNAD("shop/net")
+		eventually(t, "all gone", func() bool { return w.text() == before })
+		eventually(t, "programs told", func() bool {
+			in, _ := w.snapshot()
+			return len(in.Networks)+len(in.Pods)+len(in.Locked) == 0
+		})
+		if n := w.state(7); n.Name != "" {
+			t.Errorf("still told: %+v", n)
+		}
 	})
-	if n := w.state(7); n.Name != "" {
-		t.Errorf("still told: %+v", n)
-	}
 }
 
 func (a *Agent) setPodForTest(p Pod) {
@@ -300,141 +305,156 @@ func (a *Agent) setPodForTest(p Pod) {
 // Networks that went while no agent ran are taken away; those that are wanted,
 // and one whose NAD cannot be read, stay.
 func TestRestart(t *testing.T) {
-	w := newWorld(t)
-	for i := range 3 {
-		w.agent.Store.SetNAD(nad(w.agent.Config, fmt.Sprintf("ns%d", i), "net", 5+i))
-	}
-	w.agent.Start()
-	w.nodeID(3)
-	eventually(t, "networks ready", func() bool {
-		return w.state(5).State == StateReady && w.state(6).State == StateReady && w.state(7).State == StateReady
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		for i := range 3 {
+			w.agent.Store.SetNAD(nad(w.agent.Config, fmt.Sprintf("ns%d", i), "net", 5+i))
+		}
+		w.agent.Start()
+		w.nodeID(3)
+		eventually(t, "networks ready", func() bool {
+			return w.state(5).State == StateReady && w.state(6).State == StateReady && w.state(7).State == StateReady
+		})
+		w.run(t) // another process, the same kernel
+		w.agent.Store.SetNAD(nad(w.agent.Config, "ns0", "net", 5))
+		broken := nad(w.agent.Config, "ns2", "net", 7)
+		broken.Err = errors.New("unreadable")
+		w.agent.Store.SetNAD(broken)
+		time.Sleep(time.Minute) // the bubble's
+		if !strings.Contains(w.text(), "100006") {
+			t.Fatal("something was removed before the API's lists were complete")
+		}
+		w.agent.Start()
+		w.nodeID(3)
+		eventually(t, "leftover removed", func() bool { return !strings.Contains(w.text(), "100006") })
+		if s := w.state(5); s.State != StateReady || len(s.Pending) != 0 {
+			t.Errorf("network that is wanted: %+v", s)
+		}
+		if !strings.Contains(w.text(), "mp7-udn-vrf") {
+			t.Error("bad input withdrew a network")
+		}
 	})
-	w.run(t) // another process, the same kernel
-	w.agent.Store.SetNAD(nad(w.agent.Config, "ns0", "net", 5))
-	broken := nad(w.agent.Config, "ns2", "net", 7)
-	broken.Err = errors.New("unreadable")
-	w.agent.Store.SetNAD(broken)
-	time.Sleep(50 * time.Millisecond)
-	if !strings.Contains(w.text(), "100006") {
-		t.Fatal("something was removed before the API's lists were complete")
-	}
-	w.agent.Start()
-	w.nodeID(3)
-	eventually(t, "leftover removed", func() bool { return !strings.Contains(w.text(), "100006") })
-	if s := w.state(5); s.State != StateReady || len(s.Pending) != 0 {
-		t.Errorf("network that is wanted: %+v", s)
-	}
-	if !strings.Contains(w.text(), "mp7-udn-vrf") {
-		t.Error("bad input withdrew a network")
-	}
 }
 
 // A malformed edit of a NAD withdraws nothing; a mended one goes on.
 func TestBadInput(t *testing.T) {
-	w := newWorld(t)
-	w.agent.Start()
-	w.nodeID(3)
-	good := nad(w.agent.Config, "shop", "net", 7)
-	w.agent.nadChanged(w.agent.Store.SetNAD(good))
-	eventually(t, "ready", func() bool { return w.state(7).State == StateReady })
-	w.agent.nadChanged(w.agent.Store.SetNAD(network.NAD{Namespace: "shop", Name: "net", Err: errors.New("not JSON")}))
-	time.Sleep(100 * time.Millisecond)
-	if s := w.state(7); s.State != StateReady {
-		t.Errorf("after a malformed edit: %+v", s)
-	}
-	w.agent.deleteNAD("shop/net")
-	eventually(t, "gone", func() bool { return !strings.Contains(w.text(), "100007") })
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.agent.Start()
+		w.nodeID(3)
+		good := nad(w.agent.Config, "shop", "net", 7)
+		w.agent.nadChanged(w.agent.Store.SetNAD(good))
+		eventually(t, "ready", func() bool { return w.state(7).State == StateReady })
+		w.agent.nadChanged(w.agent.Store.SetNAD(network.NAD{Namespace: "shop", Name: "net", Err: errors.New("not JSON")}))
+		time.Sleep(time.Minute) // the bubble's
+		if s := w.state(7); s.State != StateReady {
+			t.Errorf("after a malformed edit: %+v", s)
+		}
+		w.agent.deleteNAD("shop/net")
+		eventually(t, "gone", func() bool { return !strings.Contains(w.text(), "100007") })
+	})
 }
 
 // An id that changes hands: the kernel holds the new network, not a mixture.
 func TestIDChangesHands(t *testing.T) {
-	w := newWorld(t)
-	w.agent.Start()
-	w.nodeID(3)
-	w.agent.nadChanged(w.agent.Store.SetNAD(nad(w.agent.Config, "a", "net", 7)))
-	eventually(t, "ready", func() bool { return w.state(7).State == StateReady })
-	w.agent.nadChanged(w.agent.Store.SetNAD(nad(w.agent.Config, "b", "net", 7)))
-	w.agent.deleteNAD("a/net")
-	eventually(t, "taken over", func() bool {
-		s := w.state(7)
-		return s.Name == "b_net" && s.State == StateReady && len(s.Pending) == 0 && strings.Contains(s.Have, "alias bulkhead:b_net")
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.agent.Start()
+		w.nodeID(3)
+		w.agent.nadChanged(w.agent.Store.SetNAD(nad(w.agent.Config, "a", "net", 7)))
+		eventually(t, "ready", func() bool { return w.state(7).State == StateReady })
+		w.agent.nadChanged(w.agent.Store.SetNAD(nad(w.agent.Config, "b", "net", 7)))
+		w.agent.deleteNAD("a/net")
+		eventually(t, "taken over", func() bool {
+			s := w.state(7)
+			return s.Name == "b_net" && s.State == StateReady && len(s.Pending) == 0 && strings.Contains(s.Have, "alias bulkhead:b_net")
+		})
 	})
 }
 
 // What fails is told, as a condition and as one event, and taken back.
 func TestDegraded(t *testing.T) {
-	w := newWorld(t)
-	w.kernel.NoVRF = true
-	w.agent.Start()
-	w.nodeID(3)
-	w.agent.nadChanged(w.agent.Store.SetNAD(nad(w.agent.Config, "shop", "net", 7)))
-	eventually(t, "degraded", func() bool { _, c := w.snapshot(); return c.True() && c.Reason == "VRFUnavailable" })
-	if s := w.state(7); s.State != StateError || !strings.Contains(s.Error, "VRF") {
-		t.Errorf("%+v", s)
-	}
-	w.kernel.mu.Lock()
-	w.kernel.NoVRF = false
-	w.kernel.mu.Unlock()
-	eventually(t, "well again", func() bool { _, c := w.snapshot(); return !c.True() && c.Reason == "AllWell" })
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	n := 0
-	for _, e := range w.events {
-		if strings.HasPrefix(e, "VRFUnavailable") {
-			n++
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.kernel.NoVRF = true
+		w.agent.Start()
+		w.nodeID(3)
+		w.agent.nadChanged(w.agent.Store.SetNAD(nad(w.agent.Config, "shop", "net", 7)))
+		eventually(t, "degraded", func() bool { _, c := w.snapshot(); return c.True() && c.Reason == "VRFUnavailable" })
+		if s := w.state(7); s.State != StateError || !strings.Contains(s.Error, "VRF") {
+			t.Errorf("%+v", s)
 		}
-	}
-	if n != 1 {
-		t.Errorf("%d events: %q", n, w.events)
-	}
+		w.kernel.mu.Lock()
+		w.kernel.NoVRF = false
+		w.kernel.mu.Unlock()
+		eventually(t, "well again", func() bool { _, c := w.snapshot(); return !c.True() && c.Reason == "AllWell" })
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		n := 0
+		for _, e := range w.events {
+			if strings.HasPrefix(e, "VRFUnavailable") {
+				n++
+			}
+		}
+		if n != 1 {
+			t.Errorf("%d events: %q", n, w.events)
+		}
+	})
 }
 
 // A node without an id waits and says so; facts are written once.
 func TestNodeWaitsForID(t *testing.T) {
-	w := newWorld(t)
-	w.agent.Store.SetNAD(nad(w.agent.Config, "shop", "net", 7))
-	w.agent.Start()
-	eventually(t, "condition", func() bool { _, c := w.snapshot(); return c.Reason == "NodeIDMissing" })
-	eventually(t, "facts written", func() bool { w.mu.Lock(); defer w.mu.Unlock(); return w.notes[network.AnnotationChassisID] == "c1" })
-	if err := w.agent.Ready(); err == nil {
-		t.Error("ready without an id")
-	}
-	w.nodeID(3)
-	eventually(t, "ready", func() bool { return w.agent.Ready() == nil && w.state(7).State == StateReady })
-	w.mu.Lock()
-	writes := w.writes
-	w.notes = map[string]string{}
-	w.mu.Unlock()
-	if writes > 2 { // nodeID brings a Node without them
-		t.Errorf("%d writes to the Node", writes)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.agent.Store.SetNAD(nad(w.agent.Config, "shop", "net", 7))
+		w.agent.Start()
+		eventually(t, "condition", func() bool { _, c := w.snapshot(); return c.Reason == "NodeIDMissing" })
+		eventually(t, "facts written", func() bool { w.mu.Lock(); defer w.mu.Unlock(); return w.notes[network.AnnotationChassisID] == "c1" })
+		if err := w.agent.Ready(); err == nil {
+			t.Error("ready without an id")
+		}
+		w.nodeID(3)
+		eventually(t, "ready", func() bool { return w.agent.Ready() == nil && w.state(7).State == StateReady })
+		w.mu.Lock()
+		writes := w.writes
+		w.notes = map[string]string{}
+		w.mu.Unlock()
+		if writes > 2 { // nodeID brings a Node without them
+			t.Errorf("%d writes to the Node", writes)
+		}
+	})
 }
 
-// Five hundred networks: few transactions, and soon.
+// Five hundred networks: few transactions, and no waiting.
 func TestColdStart(t *testing.T) {
-	w := newWorld(t)
-	const n = 500
-	for i := range n {
-		w.agent.Store.SetNAD(nad(w.agent.Config, fmt.Sprintf("ns%d", i), "net", i+1))
-	}
-	start := time.Now()
-	w.agent.Store.SetNode(network.Node{Name: "n1", ID: 3}, nil)
-	w.agent.Start()
-	eventually(t, "all ready", func() bool {
-		ready := 0
-		for _, s := range w.agent.networkStates(nil, nil) {
-			if s.State == StateReady {
-				ready++
-			}
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		const n = 500
+		for i := range n {
+			w.agent.Store.SetNAD(nad(w.agent.Config, fmt.Sprintf("ns%d", i), "net", i+1))
 		}
-		return ready == n+1
+		start := time.Now()
+		w.agent.Store.SetNode(network.Node{Name: "n1", ID: 3}, nil)
+		w.agent.Start()
+		eventually(t, "all ready", func() bool {
+			ready := 0
+			for _, s := range w.agent.networkStates(nil, nil) {
+				if s.State == StateReady {
+					ready++
+				}
+			}
+			return ready == n+1
+		})
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		t.Logf("%d networks: %d syncs of ports, %d of the programs", n, w.syncs, w.hostDone)
+		if waited := time.Since(start); waited > time.Second { // the bubble's time: what was not work
+			t.Errorf("%v of waiting", waited)
+		}
+		if w.syncs > 3 {
+			t.Errorf("%d syncs of management ports", w.syncs)
+		}
 	})
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	t.Logf("%d networks in %v; %d syncs of ports, %d of the programs", n, time.Since(start), w.syncs, w.hostDone)
-	if w.syncs > 20 {
-		t.Errorf("%d syncs of management ports", w.syncs)
-	}
 }
 
 func TestServe(t *testing.T) {

@@ -103,7 +103,7 @@ func TestRootProbeAllowance(t *testing.T) {
 	if c = counts(t, l); c[ReasonProbeRefused] != 7 {
 		t.Errorf("%d refusals counted, want 7", c[ReasonProbeRefused])
 	}
-	ev, err := events.Next(time.Now().Add(time.Second))
+	ev, err := events.Next(time.Now().Add(time.Minute))
 	must(t, err)
 	if ev.Reason != ReasonProbeRefused || ev.NetworkID != 42 || ev.Addr != netip.MustParseAddrPort("127.0.0.5:80") ||
 		ev.CgroupID != s.id(other) || ev.Protocol != unix.IPPROTO_TCP || ev.TGID == 0 || ev.SinceBoot == 0 {
@@ -230,13 +230,12 @@ func TestRootRestartKeepsIDs(t *testing.T) {
 
 func waitFor(t *testing.T, ok func() bool) {
 	t.Helper()
-	for range 200 {
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 		if ok() {
 			return
 		}
-		time.Sleep(10 * time.Millisecond)
 	}
-	t.Fatal("did not happen within 2 s")
+	t.Fatal("did not happen within a minute")
 }
 
 // A map whose layout changes is replaced, its rows carried over, its programs

@@ -128,7 +128,7 @@ func TestDatabaseRestart(t *testing.T) {
 	defer func() { cancel(); <-ended }()
 	connected := func(n int32) {
 		t.Helper()
-		eventually(t, 10*time.Second, "connected", func() error {
+		eventually(t, "connected", func() error {
 			if found.Load() != n || !nb.Connected() {
 				return fmt.Errorf("found %d times", found.Load())
 			}
@@ -142,7 +142,7 @@ func TestDatabaseRestart(t *testing.T) {
 	made := nb.Transactions()
 
 	stop(server)
-	eventually(t, 5*time.Second, "loss noticed", func() error {
+	eventually(t, "loss noticed", func() error {
 		if nb.Connected() {
 			return fmt.Errorf("still connected")
 		}

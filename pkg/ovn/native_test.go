@@ -8,7 +8,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	"bulkhead/pkg/network"
 )
@@ -95,7 +94,7 @@ func testNative(t *testing.T, r tree, dual bool) {
 	t.Logf("%s", a.must("ovn-nbctl", "--no-leader-only", "show"))
 
 	for _, z := range zones {
-		eventually(t, 20*time.Second, "remote ports of "+z.name+" have their chassis", func() error {
+		eventually(t, "remote ports of "+z.name+" have their chassis", func() error {
 			out, err := z.run("ovn-sbctl", "--no-leader-only", "--bare", "--columns=logical_port", "find", "Port_Binding", "type=remote", "chassis=[]")
 			if err == nil && strings.TrimSpace(out) != "" {
 				err = fmt.Errorf("without: %s", strings.Fields(out))
@@ -125,7 +124,7 @@ func testNative(t *testing.T, r tree, dual bool) {
 			{"the node to its plain pod", nsOf(b, "m"), address(cdn, b, 3, f)},
 		}
 		for _, c := range reach {
-			eventually(t, 20*time.Second, c.what, func() error { return r.ping(c.from, c.to, 1) })
+			eventually(t, c.what, func() error { return r.ping(c.from, c.to, 1) })
 		}
 		for _, c := range []struct{ what, from, to string }{
 			{"blue reaches red's only pod", nsOf(a, "bluep"), address(red, b, 4, f)},

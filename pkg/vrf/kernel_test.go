@@ -342,19 +342,29 @@ func TestKernelWatch(t *testing.T) {
 	go func() {
 		done <- k.Watch(ctx, Watched{TableBase: 100000, MaxID: network.MaxID}, func(c Change) { changes <- c })
 	}()
-	drain := func() (seen []Change) {
+	// until collects changes until those wanted were among them, and what else
+	// follows at once.
+	until := func(want ...Change) (seen []Change) {
+		deadline := time.After(30 * time.Second)
+		quiet := time.NewTimer(300 * time.Millisecond)
 		for {
 			select {
 			case c := <-changes:
 				if !slices.Contains(seen, c) {
 					seen = append(seen, c)
 				}
-			case <-time.After(300 * time.Millisecond):
+				quiet.Reset(300 * time.Millisecond)
+			case <-quiet.C:
+				if !slices.ContainsFunc(want, func(c Change) bool { return !slices.Contains(seen, c) }) {
+					return seen
+				}
+				quiet.Reset(300 * time.Millisecond)
+			case <-deadline:
 				return seen
 			}
 		}
 	}
-	drain()
+	until()
 	for _, tc := range []struct {
 		name string
 		net  network.Network
@@ -379,16 +389,17 @@ func TestKernelWatch(t *testing.T) {
 		if err := tc.do(); err != nil {
 			t.Fatalf("%s: %v", tc.name, err)
 		}
-		if got := drain(); !slices.Equal(got, []Change{{ID: tc.net.ID}}) {
+		want := Change{ID: tc.net.ID}
+		if got := until(want); !slices.Equal(got, []Change{want}) {
 			t.Errorf("%s: %+v", tc.name, got)
 		}
 		r, _ := Reconcile(context.Background(), k, tc.net, testNode(), Inputs{Plan: testPlan(), IPv6: true})
 		if len(r.Ops) == 0 {
 			t.Errorf("%s: nothing to mend", tc.name)
 		}
-		drain()
+		until()
 	}
-	if l, _ := netlink.LinkByName("br-ex"); netlink.LinkSetDown(l) != nil || !slices.Contains(drain(), Change{Bridge: true}) {
+	if l, _ := netlink.LinkByName("br-ex"); netlink.LinkSetDown(l) != nil || !slices.Contains(until(Change{Bridge: true}), Change{Bridge: true}) {
 		t.Error("the bridge going down is not noticed")
 	}
 	cancel()

@@ -142,6 +142,9 @@ func (k *kubeletFinder) processes() ([]KubeletProc, error) {
 			p.Cgroup = k.search(k.cgroupRoot, e.Name(), 8)
 		}
 		p.Shared = p.Cgroup == filepath.Clean(k.cgroupRoot) || k.holdsPods(p.Cgroup)
+		if !k.root(e.Name()) {
+			continue // ended meanwhile: what ends is last seen in no cgroup, or in the root of all
+		}
 		out = append(out, p)
 	}
 	return out, nil

@@ -226,6 +226,75 @@ func eventually(t *testing.T, what string, ok func() bool) {
 	t.Fatalf("not within a minute: %s", what)
 }
 
+// startKubelet runs the named test again as a process that calls itself
+// bh-fake-kubelet, in the cgroup given, which it makes.
+func startKubelet(t *testing.T, test, dir string) *exec.Cmd {
+	t.Helper()
+	os.Mkdir(dir, 0o755)
+	fd, err := os.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer fd.Close()
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	bin := filepath.Join(t.TempDir(), "bh-fake-kubelet")
+	if err := os.Symlink(self, bin); err != nil { // the process is named by the link
+		t.Fatal(err)
+	}
+	c := exec.Command(bin, "-test.run=^"+test+"$")
+	c.Env = append(os.Environ(), "BULKHEAD_BE_KUBELET=1")
+	c.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(fd.Fd())}
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Process.Kill(); c.Wait() })
+	return c
+}
+
+// beKubelet is what such a process does.
+func beKubelet() bool {
+	if os.Getenv("BULKHEAD_BE_KUBELET") == "" {
+		return false
+	}
+	time.Sleep(10 * time.Minute)
+	return true
+}
+
+// A kubelet that ends while it is looked at leaves its cgroup known: a process
+// about to be gone is shown in no cgroup or in the root of all.
+func TestRootKubeletEndsMeanwhile(t *testing.T) {
+	if beKubelet() {
+		return
+	}
+	root := cgroupTree(t)
+	dir := filepath.Join(root, "kubelet")
+	k := kubeletFinder{proc: "/proc", cgroupRoot: root, names: []string{"bh-fake-kubelet"}, idOf: loader.CgroupID}
+	procs := func() int {
+		t.Helper()
+		out, err := k.find()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(out.Procs)
+	}
+	for range 30 {
+		c := startKubelet(t, "TestRootKubeletEndsMeanwhile", dir)
+		for procs() == 0 {
+		}
+		done := make(chan struct{})
+		go func() { defer close(done); c.Process.Kill(); c.Wait() }()
+		for procs() > 0 {
+		}
+		<-done
+		if !slices.Equal(k.known, []string{dir}) {
+			t.Fatalf("known cgroups %q", k.known)
+		}
+	}
+}
+
 // A directory made between the look at its parent and the watch of it tells no
 // event; it must be found and watched all the same.
 func TestWatchOfWhatAppearsMeanwhile(t *testing.T) {
@@ -261,8 +330,7 @@ func TestWatchOfWhatAppearsMeanwhile(t *testing.T) {
 // A pod's cgroup appears, and kubelet restarts in a new one: both are noticed
 // from the kernel, long before the resync.
 func TestRootWatch(t *testing.T) {
-	if os.Getenv("BULKHEAD_BE_KUBELET") != "" {
-		time.Sleep(10 * time.Minute)
+	if beKubelet() {
 		return
 	}
 	root := cgroupTree(t)
@@ -275,28 +343,7 @@ func TestRootWatch(t *testing.T) {
 	}
 	kubelet := func(dir string) *exec.Cmd {
 		t.Helper()
-		os.Mkdir(filepath.Join(root, dir), 0o755)
-		fd, err := os.Open(filepath.Join(root, dir))
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer fd.Close()
-		bin := filepath.Join(t.TempDir(), "bh-fake-kubelet")
-		raw, err := os.ReadFile("/proc/self/exe")
-		if err == nil {
-			err = os.WriteFile(bin, raw, 0o755)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		c := exec.Command(bin, "-test.run=TestRootWatch")
-		c.Env = append(os.Environ(), "BULKHEAD_BE_KUBELET=1")
-		c.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(fd.Fd())}
-		if err := c.Start(); err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { c.Process.Kill(); c.Wait() })
-		return c
+		return startKubelet(t, "TestRootWatch", filepath.Join(root, dir))
 	}
 	k := kubelet("kubelet-a")
 	in := Inputs{Pods: []Pod{{UID: uid, Namespace: "red", Name: "a", NetworkID: 1}}, Networks: []Network{{ID: 1, Name: "red", VRFIfindex: 3, Mark: 0x1001, Subnets: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}}}

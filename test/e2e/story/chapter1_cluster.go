@@ -13,6 +13,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"bulkhead/test/lab"
 )
 
 // probeTime is how long a target may take to answer before it counts as
@@ -83,6 +85,37 @@ func defaultReach(ctx context.Context, w *World) (string, error) {
 // stands still for seconds while the machine does something else.
 const patience = 45 * time.Second
 
+// reach probes targets until all have answered, for as long as patience lasts:
+// want is who is to answer, by target. What answers must be right the first
+// time. The number is how many were asked again.
+func reach(ask func(targets []string) ([]probe, error), want map[string]string) (again int, err error) {
+	list := slices.Sorted(maps.Keys(want))
+	for deadline := time.Now().Add(patience); len(list) > 0; {
+		got, err := ask(list)
+		if err != nil {
+			return again, err
+		}
+		list = nil
+		for _, g := range got {
+			switch {
+			case !g.OK && time.Now().After(deadline):
+				return again, fmt.Errorf("%s (%q) not reached within %s: %s", g.Target, want[g.Target], patience, g.Detail)
+			case !g.OK:
+				list = append(list, g.Target)
+			case !strings.HasPrefix(g.Target, "icmp") && g.Who != want[g.Target]:
+				return again, fmt.Errorf("%s reached %q instead of %q", g.Target, g.Who, want[g.Target])
+			}
+		}
+		again += len(list)
+	}
+	return again, nil
+}
+
+// fromNode is reach's way to ask from a node itself, outside every pod.
+func fromNode(ctx context.Context, node *lab.Node) func([]string) ([]probe, error) {
+	return func(list []string) ([]probe, error) { return nodeProbe(ctx, node, probeTime, list...) }
+}
+
 // mesh checks that each of the pods reaches all others by every protocol and
 // family, and that it is they who answer.
 func (w *World) mesh(ctx context.Context, pods []*pod) (string, error) {
@@ -97,24 +130,10 @@ func (w *World) mesh(ctx context.Context, pods []*pod) (string, error) {
 			}
 		}
 		tried.Add(int32(len(want)))
-		list := slices.Sorted(maps.Keys(want))
-		for deadline := time.Now().Add(patience); len(list) > 0; {
-			got, err := w.check(ctx, from, "", probeTime, list...)
-			if err != nil {
-				return err
-			}
-			list = nil
-			for _, g := range got {
-				switch {
-				case !g.OK && time.Now().After(deadline):
-					return fmt.Errorf("%s does not reach %s at %s within %s: %s", from.Name, want[g.Target], g.Target, patience, g.Detail)
-				case !g.OK:
-					list = append(list, g.Target)
-				case !strings.HasPrefix(g.Target, "icmp") && g.Who != want[g.Target]:
-					return fmt.Errorf("%s at %s reached %q instead of %s", from.Name, g.Target, g.Who, want[g.Target])
-				}
-			}
-			again.Add(int32(len(list)))
+		n, err := reach(func(list []string) ([]probe, error) { return w.check(ctx, from, "", probeTime, list...) }, want)
+		again.Add(int32(n))
+		if err != nil {
+			return fmt.Errorf("%s: %w", from.Name, err)
 		}
 		return nil
 	})

@@ -33,38 +33,47 @@ func othersRefused(ctx context.Context, w *World) (string, error) {
 			return "", err
 		}
 		list := dropICMP(targets(p.Default...))
-		got, err := nodeProbe(ctx, node, 5*time.Second, list...)
-		if err != nil {
-			return "", err
-		}
-		for _, g := range got {
-			if g.OK {
-				return "", fmt.Errorf("a process on %s reached %s of %s", node.Name, g.Target, p.Name)
+		// A refusal that waits for a time-out is slow each time; one that the
+		// machine held up is not.
+		tried := 0
+		for slow, try := list, 1; len(slow) > 0; try++ {
+			got, err := nodeProbe(ctx, node, 5*time.Second, slow...)
+			if err != nil {
+				return "", err
 			}
-			if g.Millis > atOnce.Milliseconds() {
-				return "", fmt.Errorf("a process on %s was refused %s only after %d ms: %s", node.Name, g.Target, g.Millis, g.Detail)
+			tried += len(slow)
+			slow = nil
+			for _, g := range got {
+				if g.OK {
+					return "", fmt.Errorf("a process on %s reached %s of %s", node.Name, g.Target, p.Name)
+				}
+				if g.Millis <= atOnce.Milliseconds() {
+					slowest = max(slowest, g.Millis)
+					continue
+				}
+				if try == 3 {
+					return "", fmt.Errorf("a process on %s was refused %s only after %d ms: %s", node.Name, g.Target, g.Millis, g.Detail)
+				}
+				slow = append(slow, g.Target)
 			}
-			slowest = max(slowest, g.Millis)
 		}
 		after, err := counter(ctx, node, "probe-refused")
 		if err != nil {
 			return "", err
 		}
-		if after < before+uint64(len(list)) {
-			return "", fmt.Errorf("%d refusals on %s, counter went from %d to %d", len(list), node.Name, before, after)
+		if after < before+uint64(tried) {
+			return "", fmt.Errorf("%d refusals on %s, counter went from %d to %d", tried, node.Name, before, after)
 		}
-		refused += len(list)
+		refused += tried
 	}
 	// The check can fail: the same process reaches a pod of the default network.
 	plain := w.pods["plain-1"]
-	got, err := nodeProbe(ctx, w.Lab.Node(plain.Node), probeTime, dropICMP(targets(plain.Default...))...)
-	if err != nil {
-		return "", err
+	want := map[string]string{}
+	for _, t := range dropICMP(targets(plain.Default...)) {
+		want[t] = plain.Namespace + "/" + plain.Name
 	}
-	for _, g := range got {
-		if !g.OK {
-			return "", fmt.Errorf("a process on the node does not reach the default network's %s either: %s", g.Target, g.Detail)
-		}
+	if _, err := reach(fromNode(ctx, w.Lab.Node(plain.Node)), want); err != nil {
+		return "", fmt.Errorf("a process on the node does not reach a pod of the default network either: %w", err)
 	}
 	return fmt.Sprintf("%d refused, slowest %d ms", refused, slowest), nil
 }
@@ -73,14 +82,12 @@ func rawRefused(ctx context.Context, w *World) (string, error) {
 	pods := append(w.tenant("red"), w.tenant("blue")...)
 	// The check can fail: the same ping reaches a pod of the default network.
 	plain := w.pods["plain-1"]
-	got, err := nodeProbe(ctx, w.Lab.Node(plain.Node), probeTime, addrTargets("icmp", plain.Default, 0)...)
-	if err != nil {
-		return "", err
+	want := map[string]string{}
+	for _, t := range addrTargets("icmp", plain.Default, 0) {
+		want[t] = plain.Namespace + "/" + plain.Name
 	}
-	for _, g := range got {
-		if !g.OK {
-			return "", fmt.Errorf("a raw ping does not reach the default network's %s either: %s", g.Target, g.Detail)
-		}
+	if _, err := reach(fromNode(ctx, w.Lab.Node(plain.Node)), want); err != nil {
+		return "", fmt.Errorf("a raw ping does not reach a pod of the default network either: %w", err)
 	}
 	return "", each(pods, func(p *pod) error {
 		node := w.Lab.Node(p.Node)

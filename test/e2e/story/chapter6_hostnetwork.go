@@ -111,14 +111,12 @@ func hostServerReached(ctx context.Context, w *World) (string, error) {
 	}
 	list := addrTargets("tcp", v4(w.nodeRedAddrs(p.Node)), hostPort)
 	return strings.Join(list, " "), each(w.tenant("red"), func(from *pod) error {
-		got, err := w.check(ctx, from, "", probeTime, list...)
-		if err != nil {
-			return err
+		want := map[string]string{}
+		for _, t := range list {
+			want[t] = "red-host"
 		}
-		for _, g := range got {
-			if !g.OK || g.Who != "red-host" {
-				return fmt.Errorf("%s does not reach the server at %s: %q %s", from.Name, g.Target, g.Who, g.Detail)
-			}
+		if _, err := reach(func(list []string) ([]probe, error) { return w.check(ctx, from, "", probeTime, list...) }, want); err != nil {
+			return fmt.Errorf("%s to red's server: %w", from.Name, err)
 		}
 		return nil
 	})
@@ -192,10 +190,6 @@ func hostClient(ctx context.Context, w *World, container string) (string, error)
 	for _, t := range append(addrTargets("tcp", addrs(node), 8090), addrTargets("udp", addrs(node), 8090)...) {
 		want[t] = "node"
 	}
-	var list []string
-	for t := range want {
-		list = append(list, t)
-	}
 	err = w.Lab.Wait(ctx, "the node's own server to listen", func(ctx context.Context) (bool, string, error) {
 		got, err := nodeProbe(ctx, node, probeTime, "tcp:127.0.0.1:8090")
 		if err != nil {
@@ -206,16 +200,10 @@ func hostClient(ctx context.Context, w *World, container string) (string, error)
 	if err != nil {
 		return "", err
 	}
-	got, err := w.check(ctx, p, container, probeTime, list...)
-	if err != nil {
-		return "", err
+	if _, err := reach(func(list []string) ([]probe, error) { return w.check(ctx, p, container, probeTime, list...) }, want); err != nil {
+		return "", fmt.Errorf("%s in red's host-network pod: %w", container, err)
 	}
-	for _, g := range got {
-		if !g.OK || g.Who != want[g.Target] {
-			return "", fmt.Errorf("%s in red's host-network pod at %s: reached %q, want %q: %s", container, g.Target, g.Who, want[g.Target], g.Detail)
-		}
-	}
-	return fmt.Sprintf("%d targets", len(list)), nil
+	return fmt.Sprintf("%d targets", len(want)), nil
 }
 
 func hostClientConfined(ctx context.Context, w *World) (string, error) {

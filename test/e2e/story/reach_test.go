@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package story
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func TestReach(t *testing.T) {
+	want := map[string]string{"tcp:a": "red/a", "icmp:a": "red/a", "udp:b": "red/b"}
+	for name, c := range map[string]struct {
+		answer func(target string, try int) probe
+		tries  int
+		again  int
+		err    string
+	}{
+		"at once":        {func(to string, _ int) probe { return probe{OK: true, Who: who(to)} }, 1, 0, ""},
+		"one late":       {func(to string, try int) probe { return probe{OK: to != "udp:b" || try > 2, Who: who(to)} }, 3, 2, ""},
+		"never":          {func(to string, _ int) probe { return probe{OK: to != "tcp:a", Who: who(to), Detail: "timeout"} }, 0, 0, `tcp:a ("red/a") not reached within 45s: timeout`},
+		"another":        {func(string, int) probe { return probe{OK: true, Who: "red/b"} }, 1, 0, `tcp:a reached "red/b" instead of "red/a"`},
+		"another, later": {func(string, int) probe { return probe{OK: true, Who: "red/a"} }, 1, 0, `udp:b reached "red/a" instead of "red/b"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				tries := 0
+				again, err := reach(func(list []string) ([]probe, error) {
+					if tries++; !slices.IsSorted(list) {
+						t.Errorf("targets %q", list)
+					}
+					time.Sleep(5 * time.Second)
+					var out []probe
+					for _, to := range list {
+						p := c.answer(to, tries)
+						p.Target = to
+						out = append(out, p)
+					}
+					return out, nil
+				}, want)
+				if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
+					t.Errorf("%v, want %q", err, c.err)
+				}
+				if c.tries > 0 && (tries != c.tries || again != c.again) {
+					t.Errorf("%d tries, %d again; want %d, %d", tries, again, c.tries, c.again)
+				}
+			})
+		})
+	}
+}
+
+// who answers at a target when all is well; a ping does not say.
+func who(target string) string {
+	if strings.HasPrefix(target, "icmp") {
+		return ""
+	}
+	return "red/" + target[len(target)-1:]
+}

@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -33,7 +34,7 @@ type watched struct {
 const flowing = "flowing"
 
 // watch pings at a steady rate and reads a numbered TCP stream until it is
-// told to stop (SIGTERM, or standard input ending); then waits two seconds for replies on
+// told to stop (SIGTERM, or standard input ending); then waits for replies on
 // their way and prints what was lost since it said that traffic flows.
 func watch(ctx context.Context, ping, tcp string, every time.Duration) error {
 	ctx, cancel := context.WithCancel(ctx)
@@ -60,7 +61,7 @@ func watch(ctx context.Context, ping, tcp string, every time.Duration) error {
 		close(flows)
 	}()
 	if ping != "" {
-		if err := watchPing(ctx, ping, every, flows, sync.OnceFunc(begun.Done), &out); err != nil {
+		if err := watchPing(ctx, ping, every, onTheirWay, flows, sync.OnceFunc(begun.Done), &out); err != nil {
 			return err
 		}
 	} else {
@@ -70,8 +71,13 @@ func watch(ctx context.Context, ping, tcp string, every time.Duration) error {
 	return json.NewEncoder(os.Stdout).Encode(out)
 }
 
+// onTheirWay is how long a reply may take to count: an emulated node stands
+// still for seconds while the machine does something else.
+const onTheirWay = 15 * time.Second
+
 // watchPing calls answered at replies, and counts from when flows is closed.
-func watchPing(ctx context.Context, addr string, every time.Duration, flows <-chan struct{}, answered func(), out *watched) error {
+// Once ctx has ended, replies may be late by so much.
+func watchPing(ctx context.Context, addr string, every, late time.Duration, flows <-chan struct{}, answered func(), out *watched) error {
 	p, err := newPinger(addr)
 	if err != nil {
 		return fmt.Errorf("ping %s: %w", addr, err)
@@ -80,17 +86,17 @@ func watchPing(ctx context.Context, addr string, every time.Duration, flows <-ch
 	got := map[int]bool{} // by sequence number, modulo 65536
 	first := math.MaxInt  // counts
 	var mu sync.Mutex     // of both
+	more := make(chan struct{}, 1)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		for {
-			until := time.Now().Add(2 * time.Second)
-			seq, took, err := p.receive(until)
+			seq, took, err := p.receive(time.Time{})
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
 			if err != nil {
-				if ctx.Err() != nil {
-					return
-				}
-				continue
+				continue // about a packet, not the socket
 			}
 			mu.Lock()
 			got[seq] = true
@@ -99,6 +105,10 @@ func watchPing(ctx context.Context, addr string, every time.Duration, flows <-ch
 				out.SlowestMS = max(out.SlowestMS, took.Milliseconds())
 			}
 			mu.Unlock()
+			select {
+			case more <- struct{}{}:
+			default:
+			}
 		}
 	}()
 	tick := time.NewTicker(every)
@@ -122,13 +132,27 @@ func watchPing(ctx context.Context, addr string, every time.Duration, flows <-ch
 		case <-tick.C:
 		}
 	}
-	<-done
-	for seq := first; seq < min(sent, 65536); seq++ {
-		out.Sent++
-		if !got[seq] {
-			out.Lost = append(out.Lost, seq)
+	lost := func() (out []int) {
+		mu.Lock()
+		defer mu.Unlock()
+		for seq := first; seq < min(sent, 65536); seq++ {
+			if !got[seq] {
+				out = append(out, seq)
+			}
 		}
+		return out
 	}
+	for end := time.After(late); len(lost()) > 0; {
+		select {
+		case <-more:
+			continue
+		case <-end:
+		}
+		break
+	}
+	p.conn.Close()
+	<-done
+	out.Sent, out.Lost = max(min(sent, 65536)-first, 0), lost()
 	return nil
 }
 

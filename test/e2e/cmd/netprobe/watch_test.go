@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"os"
+	"testing"
+	"time"
+)
+
+func TestWatchPing(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("skip: no-root: ping sockets need root or a setting")
+	}
+	for name, c := range map[string]struct {
+		addr string
+		lost bool
+	}{
+		"answered IPv4": {"127.0.0.1", false},
+		"answered IPv6": {"::1", false},
+		"unanswered":    {"127.255.255.255", true}, // loopback's broadcast, which nobody answers
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			flows := make(chan struct{})
+			close(flows)
+			n := 0
+			answered := func() {
+				if n++; n == 10 {
+					cancel()
+				}
+			}
+			if c.lost {
+				time.AfterFunc(20*time.Millisecond, cancel)
+			}
+			var out watched
+			if err := watchPing(ctx, c.addr, time.Millisecond, 20*time.Millisecond, flows, answered, &out); err != nil {
+				t.Fatal(err)
+			}
+			if want := map[bool]int{false: 0, true: out.Sent}[c.lost]; len(out.Lost) != want || out.Sent == 0 || out.SendError != "" {
+				t.Errorf("%+v", out)
+			}
+		})
+	}
+}

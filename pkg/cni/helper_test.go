@@ -238,7 +238,7 @@ func (w *world) WriteStatus(_ context.Context, _, _, _, status string) error {
 }
 
 func (w *world) server(links Links) *Server {
-	s := NewServer(Config{Default: defaultNet, NetworksWait: 5 * time.Second, PortsWait: 5 * time.Second}, w, w, w, links, w)
+	s := NewServer(Config{Default: defaultNet, NetworksWait: time.Minute, PortsWait: time.Minute}, w, w, w, links, w)
 	s.SetReady("")
 	return s
 }

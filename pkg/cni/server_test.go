@@ -133,7 +133,7 @@ func TestAddWaitsForWhatIsMissing(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), c.why) || cniError(err).Code != 11 {
 				t.Fatalf("in vain: %v, want %q", err, c.why)
 			}
-			s.conf.NetworksWait = 5 * time.Second
+			s.conf.NetworksWait = time.Minute
 			done := make(chan error, 1)
 			go func() { _, _, err := s.Handle(t.Context(), request("ADD", "a").wire(t)); done <- err }()
 			c.arrive(w, s)
@@ -315,7 +315,7 @@ func TestPlugin(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(ctx, socket) }()
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for { // STATUS is how a runtime waits as well
 		if _, err := run("STATUS"); err == nil {
 			break

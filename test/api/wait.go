@@ -8,7 +8,7 @@ import (
 )
 
 // Deadline of every wait for a condition.
-const Deadline = 60 * time.Second
+const Deadline = 2 * time.Minute
 
 func eventually(t testing.TB, f func() error) { t.Helper(); Eventually(t, f) }
 

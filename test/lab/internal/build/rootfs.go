@@ -20,7 +20,7 @@ const suite = "trixie"
 
 var packages = []string{
 	"openvswitch-switch", "ovn-central", "ovn-host", "frr", "frr-pythontools", "nftables", "iproute2", "bpftool",
-	"iputils-ping", "conntrack", "kmod", "linux-image-cloud-amd64", "containerd", "runc", "iperf3", "tcpdump",
+	"iputils-ping", "conntrack", "kmod", "linux-image-cloud-amd64", "containerd", "crun", "iperf3", "tcpdump",
 	"busybox-static", "procps", "ethtool", "curl", "ncat",
 }
 

@@ -65,7 +65,10 @@ func main() {
 
 func run(ctx context.Context, s stage) counts {
 	cmd := exec.CommandContext(ctx, s.args[0], s.args[1:]...)
-	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
+	// The stage and all it started are told to end: go test itself waits for a
+	// test that takes its lab away, and would leave it behind if it ended first.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) }
 	cmd.WaitDelay = time.Minute
 	cmd.Stderr = os.Stdout
 	if !s.goTest {

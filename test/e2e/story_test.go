@@ -28,8 +28,9 @@ func TestStory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("the story needs a lab: it is not for -short")
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	defer stop()
+	// Whoever stops it, or stops reading it, stops the lab with it.
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
+	t.Cleanup(stop) // after the lab's end
 	start := time.Now()
 	l, err := lab.Up(ctx, lab.Options{Nodes: 2, Families: "dual", Install: true}, progress{})
 	if err != nil {
@@ -46,6 +47,9 @@ func TestStory(t *testing.T) {
 	}
 	var results []story.Result
 	for _, c := range story.Checks() {
+		if ctx.Err() != nil {
+			t.Fatal("stopped")
+		}
 		t.Run(fmt.Sprintf("%d %s", c.Chapter, c.Title), func(t *testing.T) {
 			fmt.Printf("### %d. %s\n", c.Chapter, c.Title)
 			r := w.Run(ctx, c)

@@ -23,7 +23,8 @@ func main() {
 	keep := flag.Bool("keep", false, "leave the lab running")
 	attach := flag.Bool("attach", false, "tell the story in the lab that runs, and leave it running")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	// Whoever stops it, or stops reading it, stops the lab with it.
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
 	ok, err := demo(ctx, lab.Options{Nodes: *nodes, Families: *families, Install: true}, *attach, *keep)
 	stop()
 	if err != nil {

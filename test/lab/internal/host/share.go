@@ -84,8 +84,8 @@ func place(from, to string) error {
 	return out.Close()
 }
 
-// containerdConfig has containers started by crun: an emulated node takes a
-// third longer for the same pod with runc, which starts itself twice for each.
+// containerdConfig has containers started by crun: with runc, which starts
+// itself twice for each, an emulated node takes half as long again for a pod.
 func containerdConfig() string {
 	return strings.ReplaceAll(`version = 2
 disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.blockfile", "io.containerd.tracing.processor.v1.otlp", "io.containerd.nri.v1.nri"]

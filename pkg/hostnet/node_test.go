@@ -272,22 +272,28 @@ func TestRootKubeletEndsMeanwhile(t *testing.T) {
 	root := cgroupTree(t)
 	dir := filepath.Join(root, "kubelet")
 	k := kubeletFinder{proc: "/proc", cgroupRoot: root, names: []string{"bh-fake-kubelet"}, idOf: loader.CgroupID}
-	procs := func() int {
+	// Without a pause: the end is to come in the middle of a look.
+	lookUntil := func(running bool) {
 		t.Helper()
-		out, err := k.find()
-		if err != nil {
-			t.Fatal(err)
+		for deadline := time.Now().Add(time.Minute); ; {
+			out, err := k.find()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if (len(out.Procs) > 0) == running {
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("not within a minute: kubelet running %v", running)
+			}
 		}
-		return len(out.Procs)
 	}
 	for range 30 {
 		c := startKubelet(t, "TestRootKubeletEndsMeanwhile", dir)
-		for procs() == 0 {
-		}
+		lookUntil(true)
 		done := make(chan struct{})
 		go func() { defer close(done); c.Process.Kill(); c.Wait() }()
-		for procs() > 0 {
-		}
+		lookUntil(false)
 		<-done
 		if !slices.Equal(k.known, []string{dir}) {
 			t.Fatalf("known cgroups %q", k.known)

@@ -23,8 +23,11 @@ func main() {
 	keep := flag.Bool("keep", false, "leave the lab running")
 	attach := flag.Bool("attach", false, "tell the story in the lab that runs, and leave it running")
 	flag.Parse()
-	// Whoever stops it, or stops reading it, stops the lab with it.
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
+	// Who writes to a reader that has gone gets an error and lives to take the lab
+	// away. Nobody listens: each connection that breaks tells it too. Not
+	// signal.Ignore, which programs started from here would inherit.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	ok, err := demo(ctx, lab.Options{Nodes: *nodes, Families: *families, Install: true}, *attach, *keep)
 	stop()
 	if err != nil {

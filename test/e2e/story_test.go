@@ -7,8 +7,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/signal"
-	"syscall"
 	"testing"
 	"time"
 
@@ -28,11 +26,7 @@ func TestStory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("the story needs a lab: it is not for -short")
 	}
-	// Who writes to a reader that has gone gets an error and lives to take the lab
-	// away. Nobody listens: each connection that breaks tells it too. Not
-	// signal.Ignore, which programs started from here would inherit.
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	ctx, stop := story.Interruptible()
 	t.Cleanup(stop) // after the lab's end
 	start := time.Now()
 	l, err := lab.Up(ctx, lab.Options{Nodes: 2, Families: "dual", Install: true}, progress{})

@@ -9,8 +9,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"bulkhead/test/e2e/story"
@@ -23,11 +21,7 @@ func main() {
 	keep := flag.Bool("keep", false, "leave the lab running")
 	attach := flag.Bool("attach", false, "tell the story in the lab that runs, and leave it running")
 	flag.Parse()
-	// Who writes to a reader that has gone gets an error and lives to take the lab
-	// away. Nobody listens: each connection that breaks tells it too. Not
-	// signal.Ignore, which programs started from here would inherit.
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	ctx, stop := story.Interruptible()
 	ok, err := demo(ctx, lab.Options{Nodes: *nodes, Families: *families, Install: true}, *attach, *keep)
 	stop()
 	if err != nil {

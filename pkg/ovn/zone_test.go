@@ -249,6 +249,13 @@ func (w *world) wait(what string, f func() bool) {
 	}
 }
 
+// settled lets a minute of the bubble's time pass: all that is delayed or tried
+// again is done by then.
+func (w *world) settled() {
+	time.Sleep(time.Minute)
+	synctest.Wait()
+}
+
 func (w *world) has(id string) bool { _, ok := w.row(id); return ok }
 
 func (w *world) waitFor(id string) Row {
@@ -333,7 +340,7 @@ func TestZoneRestartChangesNothing(t *testing.T) {
 		for i := range 5 {
 			w.wait("annotations", func() bool { return len(w.networks("red", fmt.Sprintf("p%d", i))) == 2 })
 		}
-		synctest.Wait()
+		w.settled()
 		before, chassis := w.nb.Rows().Dump(), len(w.sb.have)
 		if chassis != 1 {
 			t.Errorf("%d remote chassis", chassis)
@@ -343,12 +350,12 @@ func TestZoneRestartChangesNothing(t *testing.T) {
 		w.kube.ClearActions()
 		w.run()
 		w.wait("new pod", func() bool { return len(w.networks("red", "new")) == 2 })
-		synctest.Wait()
+		w.settled()
 		if got := w.networks("red", "new")["red/net"].IPs[0]; got != netip.MustParsePrefix("10.10.0.8/24") {
 			t.Errorf("new pod got %v", got)
 		}
 		w.deletePod("red", "new")
-		synctest.Wait()
+		w.settled()
 		if got := w.nb.Rows().Dump(); got != before {
 			t.Errorf("rows were\n%s\nare\n%s", before, got)
 		}
@@ -364,7 +371,7 @@ func TestZoneRestartChangesNothing(t *testing.T) {
 		batches := w.nb.Batches
 		w.run()
 		w.wait("ready", w.zone.Ready)
-		synctest.Wait()
+		w.settled()
 		if w.nb.Batches != batches {
 			t.Errorf("%d transactions after a restart with nothing changed", w.nb.Batches-batches)
 		}
@@ -380,7 +387,7 @@ func TestZoneDatabaseLost(t *testing.T) {
 		w.pod("red", "a", nil)
 		w.run()
 		w.waitFor("red.net_red_a")
-		synctest.Wait()
+		w.settled()
 		before := w.nb.Rows().Dump()
 		w.nb.down.Store(true)
 		w.nb.mu.Lock()
@@ -391,7 +398,7 @@ func TestZoneDatabaseLost(t *testing.T) {
 		}
 		w.nb.down.Store(false)
 		w.zone.found()
-		synctest.Wait()
+		w.settled()
 		if got := w.nb.Rows().Dump(); got != before {
 			t.Errorf("rows were\n%s\nare\n%s", before, got)
 		}
@@ -409,7 +416,7 @@ func TestZoneNetworkOutlivesItsDescription(t *testing.T) {
 				w.pod("red", "a", nil)
 				w.run()
 				w.wait("annotation", func() bool { return len(w.networks("red", "a")) == 2 })
-				synctest.Wait()
+				w.settled()
 				before, told := w.nb.Rows().Dump(), w.networks("red", "a")
 				if restart {
 					w.stop()
@@ -419,7 +426,7 @@ func TestZoneNetworkOutlivesItsDescription(t *testing.T) {
 					w.run()
 					w.wait("ready", w.zone.Ready)
 				}
-				synctest.Wait()
+				w.settled()
 				if got := w.nb.Rows().Dump(); got != before {
 					t.Errorf("rows were\n%s\nare\n%s", before, got)
 				}

@@ -302,13 +302,20 @@ func TestRootKubeletEndsMeanwhile(t *testing.T) {
 }
 
 // A directory made between the look at its parent and the watch of it tells no
-// event; it must be found and watched all the same.
+// event; it must be found and watched all the same. And the first look is to
+// watch where kubelet's cgroup will be made anew.
 func TestWatchOfWhatAppearsMeanwhile(t *testing.T) {
-	root := t.TempDir()
-	m, err := New(newFake(), Options{CgroupRoot: root, ProcRoot: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
+	root, procs := t.TempDir(), t.TempDir()
+	if err := os.MkdirAll(filepath.Join(root, "system.slice/kubelet.service"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	proc(t, procs, "self", "agent", "/agent", "/", "0", "1")
+	proc(t, procs, "20", "kubelet", "/usr/bin/kubelet", "/system.slice/kubelet.service", "0", "20")
+	m, err := New(newFake(), Options{CgroupRoot: root, ProcRoot: procs, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}
+	m.kubelet.idOf = func(string) (uint64, error) { return 7, nil }
 	if m.watch == nil {
 		t.Fatal("no inotify")
 	}
@@ -326,7 +333,7 @@ func TestWatchOfWhatAppearsMeanwhile(t *testing.T) {
 	if err := m.Reconcile(ctx, Inputs{}); err != nil {
 		t.Fatal(err)
 	}
-	for _, dir := range next {
+	for _, dir := range append(next, filepath.Join(root, "system.slice")) {
 		if !slices.Contains(m.watch.WatchList(), dir) {
 			t.Errorf("%s is not watched: %v", dir, m.watch.WatchList())
 		}

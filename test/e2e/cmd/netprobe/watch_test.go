@@ -15,11 +15,12 @@ func TestWatchPing(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		addr string
+		late time.Duration
 		lost bool
 	}{
-		"answered IPv4": {"127.0.0.1", false},
-		"answered IPv6": {"::1", false},
-		"unanswered":    {"127.255.255.255", true}, // loopback's broadcast, which nobody answers
+		"answered IPv4": {"127.0.0.1", time.Hour, false}, // nothing is waited for
+		"answered IPv6": {"::1", time.Hour, false},
+		"unanswered":    {"127.255.255.255", 20 * time.Millisecond, true}, // loopback's broadcast, which nobody answers
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -36,7 +37,7 @@ func TestWatchPing(t *testing.T) {
 				time.AfterFunc(20*time.Millisecond, cancel)
 			}
 			var out watched
-			if err := watchPing(ctx, c.addr, time.Millisecond, 20*time.Millisecond, flows, answered, &out); err != nil {
+			if err := watchPing(ctx, c.addr, time.Millisecond, c.late, flows, answered, &out); err != nil {
 				t.Fatal(err)
 			}
 			if want := map[bool]int{false: 0, true: out.Sent}[c.lost]; len(out.Lost) != want || out.Sent == 0 || out.SendError != "" {

@@ -42,12 +42,72 @@ struct bh_config {
 	__u32 kubelet_levels;
 	__u32 kubelet_mark;
 	__u32 probe_lock; /* 0: locked addresses are not enforced */
+	__u32 podroot_levels; /* bit n: a directory that holds all pods is at level n */
+	__u32 guard; /* 0: the guard passes everything */
+	__u32 tunnel_port; /* UDP port of the overlay, host order */
+	__u32 mark_first; /* marks of networks: first and last */
+	__u32 mark_last;
+	__u32 pad;
 };
 
 struct bh_pod {
 	__u32 netid;
 	__u32 mark;
 	__u32 vrf_ifindex; /* 0: no VRF yet; wildcard binds are then refused */
+	__u32 flags;
+};
+
+/*
+ * BH_POD_UNBOUND: the pod keeps its sockets where they are (the annotation that
+ * turns VRF binding off). BH_POD_TRUSTED: an administrator lets it have packet
+ * sockets on any device.
+ */
+enum bh_pod_flags { BH_POD_UNBOUND = 1, BH_POD_TRUSTED = 2 };
+
+/* What a network interface of the host leads to. */
+enum bh_door_kind {
+	BH_DOOR_PORT = 1, /* management port of a tenant's network */
+	BH_DOOR_VRF = 2, /* its VRF device */
+	BH_DOOR_DEFAULT = 3, /* management port of the cluster default network */
+	BH_DOOR_POD = 4, /* host end of a pod's interface */
+	BH_DOOR_LOCKED = 5, /* the same, of a locked default-network interface */
+	BH_DOOR_OWN = 6, /* the node's own: uplink, external bridge, ... */
+	BH_DOOR_LOOPBACK = 7,
+};
+
+struct bh_door {
+	__u32 kind;
+	__u32 netid; /* 0: the cluster default network, or none */
+	__u32 forward_from; /* interface whose packets may be forwarded into this one; 0: none */
+	__u8 peer_mac[6]; /* LOCKED: the only peer, the node's management port */
+	__u8 pad[2];
+	__u32 peer6[4]; /* LOCKED: its IPv6 address; zero: none */
+};
+
+/* A network that has host-network pods here, or probes led into it. */
+struct bh_net {
+	__u32 vrf_ifindex;
+	__u32 mark;
+	__u32 host4[4]; /* the node's address on the network, IPv4 in mapped form; zero: none */
+	__u32 host6[4];
+};
+
+struct bh_probe_key {
+	__u16 port; /* host order */
+	__u8 proto;
+	__u8 pad;
+};
+
+struct bh_probe {
+	__u32 netid;
+	__u32 held; /* set by the programs: somebody outside the network listens there too */
+};
+
+/* What is remembered of a socket of a host-network pod. */
+struct bh_sock {
+	__u64 pod; /* cgroup id of the pod it was born in; 0: not known then */
+	__u32 led; /* peer was a loopback or node address, in addr */
+	__u32 addr[4];
 	__u32 pad;
 };
 
@@ -103,6 +163,20 @@ struct {
 	__type(value, struct bh_event);
 } bh_events SEC(".maps");
 
+/* When a refusal of this reason was last told of a cgroup: once a second is enough. */
+struct bh_told_key {
+	__u64 cgroup;
+	__u32 reason;
+	__u32 pad;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, struct bh_told_key);
+	__type(value, __u64);
+} bh_told SEC(".maps");
+
 static __always_inline struct bh_config *bh_cfg(void)
 {
 	__u32 zero = 0;
@@ -118,20 +192,24 @@ static __always_inline void bh_count(__u32 reason)
 		(*n)++; /* per CPU; a lost increment under preemption is accepted */
 }
 
-/* bh_refuse counts, tells user space when there is room, and yields the verdict. */
-static __always_inline int bh_refuse(__u32 reason, __u32 netid, __u8 family, __u8 proto,
-				     const struct bh_addr *addr, __u16 port)
+/* bh_tell sends user space an event when there is room. */
+static __always_inline void bh_tell(__u32 reason, __u64 cgroup, __u32 tgid, __u32 netid, __u8 family,
+				    __u8 proto, const struct bh_addr *addr, __u16 port)
 {
+	struct bh_told_key key = { .cgroup = cgroup, .reason = reason };
+	__u64 now = bpf_ktime_get_ns(), *last = bpf_map_lookup_elem(&bh_told, &key);
 	struct bh_event *e;
 
-	bh_count(reason);
+	if (last && now - *last < 1000000000ULL)
+		return;
 	e = bpf_ringbuf_reserve(&bh_events, sizeof(*e), 0);
 	if (!e)
-		return 0;
-	e->ktime = bpf_ktime_get_ns();
-	e->cgroup = bpf_get_current_cgroup_id();
+		return;
+	bpf_map_update_elem(&bh_told, &key, &now, BPF_ANY);
+	e->ktime = now;
+	e->cgroup = cgroup;
 	e->netid = netid;
-	e->tgid = bpf_get_current_pid_tgid() >> 32;
+	e->tgid = tgid;
 	e->family = family;
 	e->proto = proto;
 	e->port = port;
@@ -141,6 +219,15 @@ static __always_inline int bh_refuse(__u32 reason, __u32 netid, __u8 family, __u
 	else
 		__builtin_memset(e->addr, 0, sizeof(e->addr));
 	bpf_ringbuf_submit(e, 0);
+}
+
+/* bh_refuse counts and tells what the calling process tried, and yields the verdict. */
+static __always_inline int bh_refuse(__u32 reason, __u32 netid, __u8 family, __u8 proto,
+				     const struct bh_addr *addr, __u16 port)
+{
+	bh_count(reason);
+	bh_tell(reason, bpf_get_current_cgroup_id(), bpf_get_current_pid_tgid() >> 32, netid, family,
+		proto, addr, port);
 	return 0;
 }
 
@@ -169,6 +256,28 @@ static __always_inline int bh_is_mapped(const struct bh_addr *k)
 static __always_inline int bh_is_wildcard(const struct bh_addr *k)
 {
 	return (k->a[0] | k->a[1] | k->a[3]) == 0 && (k->a[2] == 0 || k->a[2] == bpf_htonl(0xffff));
+}
+
+static __always_inline int bh_is_zero(const __u32 *a)
+{
+	return (a[0] | a[1] | a[2] | a[3]) == 0;
+}
+
+static __always_inline int bh_is_loopback(const struct bh_addr *k)
+{
+	if (bh_is_mapped(k))
+		return (k->a[3] & bpf_htonl(0xff000000)) == bpf_htonl(0x7f000000);
+	return (k->a[0] | k->a[1] | k->a[2]) == 0 && k->a[3] == bpf_htonl(1);
+}
+
+/* Addresses that only a device gives a meaning: link-local ones of IPv6, multicast, broadcast. */
+static __always_inline int bh_is_on_link(const struct bh_addr *k)
+{
+	if (bh_is_mapped(k))
+		return k->a[3] == 0xffffffff ||
+		       (k->a[3] & bpf_htonl(0xf0000000)) == bpf_htonl(0xe0000000);
+	return (k->a[0] & bpf_htonl(0xffc00000)) == bpf_htonl(0xfe800000) ||
+	       (k->a[0] & bpf_htonl(0xff000000)) == bpf_htonl(0xff000000);
 }
 
 #endif

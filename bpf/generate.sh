@@ -13,4 +13,6 @@ b2g() {
 		-go-package loader -output-dir "$out" "$@" -- -O2 -g -Wall -Werror -mcpu=v3 -I"$multiarch"
 }
 b2g -type bh_event vrfbind vrfbind.c
-b2g probe probe.c
+b2g -type bh_sock -type bh_told_key probe probe.c
+b2g guard guard.c
+b2g packet packet.c

@@ -78,7 +78,7 @@ func run(ctx context.Context, args []string) error {
 	parts := agent.Parts{Config: cfg, Store: agent.NewStore(), Kernel: kernel, Log: log,
 		API: agent.NewKubeAPI(ctx, clients.Kube, cfg.Kubernetes.NodeName)}
 	var kicks kicks
-	manager, closeBPF := setUpKernel(ctx, cfg, opts, kernel, &parts, &kicks, log)
+	manager, refusals, closeBPF := setUpKernel(ctx, cfg, opts, kernel, &parts, &kicks, log)
 	defer closeBPF()
 	agent.LogFeatures(log, parts.Features)
 
@@ -92,6 +92,7 @@ func run(ctx context.Context, args []string) error {
 
 	a := agent.New(parts)
 	kicks.set(a.ReportChanged)
+	kernel.Guard = a.GuardLink
 	bridge.Report = func(err error) { a.Outcome("external bridge", err) }
 	if err := a.Serve(ctx, cfg.Listen, opts.stateSocket); err != nil {
 		return err
@@ -110,6 +111,9 @@ func run(ctx context.Context, args []string) error {
 	})
 	if manager != nil {
 		group.Go(func() error { return ended("follow pods and kubelet", manager.Run(ctx)) })
+	}
+	if refusals != nil {
+		group.Go(func() error { return ended("tell refusals", a.TellRefusals(ctx, refusals)) })
 	}
 	group.Go(func() error { bridge.Run(ctx); return nil })
 	group.Go(func() error { return ended("reconcile", a.Run(ctx)) })

@@ -39,11 +39,13 @@ type OVS interface {
 	NodeFacts(ctx context.Context, name string, conf config.OVS, plan network.Plan) (network.Node, error)
 	SyncChassis(ctx context.Context, node network.Node, in ovs.Inputs) error
 	SyncManagement(ctx context.Context, node network.Node, nets []network.Network) error
+	ListPods(ctx context.Context) ([]ovs.PodPort, error)
 }
 
 // Flows is what the agent needs of the external bridge's keeper.
 type Flows interface {
 	SetNetworks(nets []network.Network)
+	Close(ctx context.Context) error // returns once nothing passes between networks there
 }
 
 // Kernel is what the agent needs of pkg/vrf.
@@ -51,19 +53,23 @@ type Kernel interface {
 	vrf.Target
 	HasIPv6() bool
 	DeviceIndex(table int) int // of our VRF device with that table; 0: none
+	Links(ctx context.Context) ([]vrf.Link, error)
 }
 
 // HostNet is what the agent needs of pkg/hostnet.
 type HostNet interface {
 	Reconcile(ctx context.Context, in hostnet.Inputs) error
 	Status() hostnet.Status
+	Guard(row loader.DoorRow) error
+	PodOf(cgroup uint64) (uid string, ok bool)
 }
 
-// API is what the agent writes to the Kubernetes API: its own Node.
+// API is what the agent writes to the Kubernetes API: its own Node, and events.
 type API interface {
 	Annotate(ctx context.Context, annotations map[string]string) error
 	SetCondition(ctx context.Context, c Condition) error
 	Event(warning bool, reason, message string)
+	PodEvent(pod Pod, reason, message string) // a warning
 }
 
 // Parts are the boundaries of the agent.
@@ -79,13 +85,16 @@ type Parts struct {
 	// KubeletMark is what eBPF gives kubelet's sockets; 0: it does not.
 	KubeletMark uint32
 	// KubeletCgroup finds kubelet's cgroup without eBPF; nil: not needed.
-	KubeletCgroup func() (path string, id uint64)
-	Features      []Feature
-	Counters      func() ([]loader.Counter, error) // nil: no eBPF
-	OnReady       func()                           // called once, when the first full run is done
-	OnNetworks    func()                           // called when NADs or namespaces' labels changed
-	Log           *slog.Logger
-	Now           func() time.Time
+	KubeletCgroup func() firewall.Cgroup
+	// PodRoots finds the cgroups that hold all pods; nil where nft cannot match
+	// packets by their socket.
+	PodRoots   func() []firewall.Cgroup
+	Features   []Feature
+	Counters   func() ([]loader.Counter, error) // nil: no eBPF
+	OnReady    func()                           // called once, when the first full run is done
+	OnNetworks func()                           // called when NADs or namespaces' labels changed
+	Log        *slog.Logger
+	Now        func() time.Time
 }
 
 // Feature is something of the kernel that is used, and why it is missing if it is.
@@ -149,10 +158,13 @@ type Agent struct {
 	ready    bool              // first full run done
 	reported map[string]string // problems told as events: reason → message
 	recheck  bool              // read the nft table anew
+	// connecting are pods' interfaces that Open vSwitch does not have yet, by name.
+	connecting map[string]podDoor
 	// Runs of theHosts that began and ended; hostsEnded is closed and made anew
 	// by each that ends.
 	hostsBegun, hostsEnd int
 	hostsEnded           chan struct{}
+	hostsErr             error // of the last run: what could not be closed
 }
 
 // nftCounts are counters of the nft table as last read.
@@ -176,7 +188,7 @@ func New(p Parts) *Agent {
 	if p.Now == nil {
 		p.Now = time.Now
 	}
-	a := &Agent{Parts: p, metrics: newMetrics(), nets: map[int]netStatus{}, failing: map[key]string{}, outside: map[string]string{}, reported: map[string]string{}, pending: map[key]struct{}{}, hostsEnded: make(chan struct{})}
+	a := &Agent{Parts: p, metrics: newMetrics(), nets: map[int]netStatus{}, failing: map[key]string{}, outside: map[string]string{}, reported: map[string]string{}, pending: map[key]struct{}{}, connecting: map[string]podDoor{}, hostsEnded: make(chan struct{})}
 	if p.Firewall != nil {
 		a.keeper = &firewall.Keeper{Target: p.Firewall}
 	}
@@ -271,6 +283,8 @@ func (a *Agent) KernelChanged(c vrf.Change) {
 		a.Resync()
 	case c.Bridge:
 		a.NodeChanged()
+	case c.Links:
+		a.Hosts()
 	default:
 		// Our own changes make events too; they are gathered.
 		a.queue.AddAfter(key{aNetwork, c.ID}, settle)

@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -26,6 +27,7 @@ import (
 	"bulkhead/pkg/config"
 	"bulkhead/pkg/firewall"
 	"bulkhead/pkg/hostnet"
+	"bulkhead/pkg/loader"
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovs"
 	"bulkhead/pkg/vrf"
@@ -54,6 +56,11 @@ func (k *kernel) Do(ctx context.Context, op vrf.Op) error {
 	defer k.mu.Unlock()
 	return k.Fake.Do(ctx, op)
 }
+func (k *kernel) Links(ctx context.Context) ([]vrf.Link, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.Fake.List(ctx)
+}
 func (k *kernel) DeviceIndex(table int) int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -73,6 +80,8 @@ type world struct {
 	cond     Condition
 	events   []string
 	hosts    hostnet.Inputs
+	guarded  []loader.DoorRow
+	guardErr error
 	ovsDown  bool
 	syncs    int
 	hostDone int
@@ -161,6 +170,19 @@ func (w *world) Reconcile(_ context.Context, in hostnet.Inputs) error {
 	return nil
 }
 func (w *world) Status() hostnet.Status { return hostnet.Status{} }
+func (w *world) Guard(row loader.DoorRow) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.guarded = append(w.guarded, row)
+	return w.guardErr
+}
+func (w *world) PodOf(cgroup uint64) (string, bool) {
+	return "uid-" + strconv.FormatUint(cgroup, 10), true
+}
+func (w *world) PodEvent(p Pod, reason, message string) {
+	w.Event(true, p.Key()+" "+reason, message)
+}
+func (w *world) ListPods(context.Context) ([]ovs.PodPort, error) { return nil, nil }
 
 func (w *world) snapshot() (hosts hostnet.Inputs, cond Condition) {
 	w.mu.Lock()
@@ -187,7 +209,7 @@ func nad(cfg config.Config, ns, name string, id int) network.NAD {
 func newWorld(t *testing.T, options ...func(*Parts)) *world {
 	t.Helper()
 	w := &world{kernel: &kernel{Fake: vrf.NewFake("br-ex")}, ports: map[string]network.Network{}, notes: map[string]string{}}
-	w.kernel.Links["br-ex"].Up = true
+	w.kernel.Fake.Links["br-ex"].Up = true
 	w.run(t, options...)
 	return w
 }
@@ -247,7 +269,7 @@ func (w *world) text() string {
 	for r := range w.kernel.Rules {
 		out = append(out, r.String())
 	}
-	for n, l := range w.kernel.Links {
+	for n, l := range w.kernel.Fake.Links {
 		out = append(out, fmt.Sprintf("%s table %d", n, l.Table))
 	}
 	slices.Sort(out)
@@ -264,7 +286,7 @@ func TestNetworkComesAndGoes(t *testing.T) {
 		before := w.text()
 
 		s := w.agent.Store
-		s.SetNamespace("shop", true)
+		s.SetNamespace("shop", Namespace{Labelled: true})
 		w.agent.setPodForTest(Pod{UID: "u1", Namespace: "shop", Name: "web", Networks: network.PodNetworks{
 			"default":  {IPs: []netip.Prefix{netip.MustParsePrefix("10.244.2.7/24")}, Role: network.RoleInfrastructureLocked},
 			"shop/net": {IPs: []netip.Prefix{netip.MustParsePrefix("10.20.2.7/24")}, Role: network.RolePrimary}}})

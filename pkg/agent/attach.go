@@ -12,7 +12,8 @@ import (
 )
 
 // PodPorts is cni.Ports over Open vSwitch. Before it makes a pod's ports, it
-// has the pod locked: closed comes before reachable.
+// has the pod locked and their interfaces guarded: closed comes before
+// reachable.
 type PodPorts struct {
 	OVS   *ovs.Client
 	Agent *Agent
@@ -32,6 +33,11 @@ func (p PodPorts) Ensure(ctx context.Context, ports []cni.Port) error {
 				}
 			}
 		}
+	}
+	defer p.Agent.Hosts()
+	defer p.Agent.Connected(ports)
+	if err := p.Agent.GuardPorts(ctx, ports); err != nil {
+		return err
 	}
 	return p.OVS.EnsurePods(ctx, toOVS(ports))
 }

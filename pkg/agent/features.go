@@ -51,9 +51,32 @@ func EBPFFeatures(l *loader.Loader, err error) []Feature {
 	}
 	var out []Feature
 	for _, f := range l.Features() {
-		out = append(out, Feature{Name: f.Name, OK: f.OK, Reason: f.Reason})
+		out = append(out, Feature{Name: f.Name, OK: f.OK, Reason: f.Reason, Costs: programCosts(f.Name, f.OK)})
 	}
 	return out
+}
+
+// programCosts says what is lost without a program.
+func programCosts(feature string, ok bool) string {
+	if ok {
+		return ""
+	}
+	for prefix, costs := range map[string]string{
+		"program bh_vrf_":     "tenants' host-network processes are not all kept in their network",
+		"program bh_prb_":     "locked addresses and devices are refused late, by nftables",
+		"program bh_grd_port": "packets of pods in the host's network into networks of others are stopped by nftables alone, frames of packet sockets not at all",
+		"program bh_grd_pod":  "pods in the host's network put frames on pods' interfaces; locked interfaces hear other pods' neighbour discovery",
+		"program bh_grd_from": "pods send router advertisements and DHCP answers to each other",
+		"program bh_grd_own":  "pods in the host's network forge frames to the overlay's port, and on loopback",
+		"program bh_grd_send": "pods' datagrams reach the overlay's port",
+		"program bh_grd_recv": "raw sockets of pods in the host's network hear every network",
+		"program bh_lsm_":     "packet sockets of pods in the host's network hear every network: drop NET_RAW from such pods",
+	} {
+		if strings.HasPrefix(feature, prefix) {
+			return costs
+		}
+	}
+	return ""
 }
 
 // MarksKubelet tells whether the program that marks kubelet's sockets works.

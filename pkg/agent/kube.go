@@ -118,3 +118,9 @@ func (k *KubeAPI) Event(warning bool, reason, message string) {
 	ref := &corev1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: k.node, UID: types.UID(k.node)}
 	k.events.Event(ref, kind, reason, message)
 }
+
+// PodEvent implements API.
+func (k *KubeAPI) PodEvent(pod Pod, reason, message string) {
+	ref := &corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: pod.Namespace, Name: pod.Name, UID: types.UID(pod.UID)}
+	k.events.Event(ref, corev1.EventTypeWarning, reason, message)
+}

@@ -17,6 +17,11 @@ func (a *Agent) reconcileNode(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if a.Flows != nil {
+		if err := a.Flows.Close(ctx); err != nil {
+			return fmt.Errorf("close the external bridge before networks lead to it: %w", err)
+		}
+	}
 	in := ovs.Inputs{SBAddress: a.Config.SBAddress, ExternalBridge: a.Config.OVS.ExternalBridge, PhysicalNetwork: a.Config.OVS.PhysicalNetwork}
 	if err := a.OVS.SyncChassis(ctx, node, in); err != nil {
 		return err

@@ -98,7 +98,8 @@ type LockedState struct {
 	NetworkID int        `json:"networkID"`
 }
 
-// HostPodState is a tenant's host-network pod.
+// HostPodState is a tenant's host-network pod. Its network is
+// hostnet.NetworkUnknown while it cannot be told.
 type HostPodState struct {
 	Pod       string `json:"pod"`
 	UID       string `json:"uid"`
@@ -133,7 +134,10 @@ func (a *Agent) State(ctx context.Context, deep bool) State {
 		early, kubelet = s.EarlySockets, s.Kubelet
 	}
 	for _, p := range a.Store.HostPods() {
-		st.HostPods = append(st.HostPods, HostPodState{Pod: p.Namespace + "/" + p.Name, UID: p.UID, NetworkID: p.NetworkID, OptOut: p.Disabled, EarlySockets: early[p.UID]})
+		if p.NetworkID == network.DefaultID {
+			continue // no tenant's
+		}
+		st.HostPods = append(st.HostPods, HostPodState{Pod: p.Namespace + "/" + p.Name, UID: p.UID, NetworkID: p.NetworkID, OptOut: p.Unbound, EarlySockets: early[p.UID]})
 	}
 	st.Kubelet = a.kubeletState(kubelet)
 	if err := a.Ready(); err != nil {
@@ -161,8 +165,8 @@ func (a *Agent) kubeletState(k hostnet.Kubelet) KubeletState {
 	case a.KubeletMark != 0:
 		out.By, out.Mark = "eBPF", fmt.Sprintf("%#x", a.KubeletMark)
 	case a.KubeletCgroup != nil:
-		if path, _ := a.KubeletCgroup(); path != "" {
-			out.By, out.Cgroups = "cgroup", []string{path}
+		if g := a.KubeletCgroup(); g.Path != "" {
+			out.By, out.Cgroups = "cgroup", []string{g.Path}
 		}
 	}
 	return out

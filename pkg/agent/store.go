@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 
 	"bulkhead/pkg/hostnet"
@@ -20,7 +21,7 @@ type Store struct {
 	catalog    *network.Catalog
 	ids        map[string]int                     // network name → id, from its last usable NAD
 	networks   map[int]map[string]network.Network // id → name → network: two only while one id changes hands
-	namespaces map[string]bool                    // → labelled for a primary network
+	namespaces map[string]Namespace               // those with a label that matters
 	pods       map[string]Pod                     // of this node, by namespace/name
 	byNS       map[string]map[string]struct{}     // namespace → pods' keys
 	leaving    map[int]bool                       // networks that went and whose kernel state is still there
@@ -32,8 +33,17 @@ type Store struct {
 type Pod struct {
 	UID, Namespace, Name string
 	HostNetwork          bool
-	OptOut               bool // hostnet.OptOutAnnotation
+	OptOut               bool // asks for hostnet.OptOutAnnotation
 	Networks             network.PodNetworks
+	// Of a host-network pod: the TCP ports that kubelet probes, and those that
+	// its containers declare.
+	ProbePorts, Ports []uint16
+}
+
+// Namespace is what the labels of a namespace say.
+type Namespace struct {
+	Labelled bool // its pods have a primary network
+	Trusted  bool // the administrator trusts its host-network pods
 }
 
 // Key is namespace/name.
@@ -43,7 +53,7 @@ func (p Pod) Key() string { return p.Namespace + "/" + p.Name }
 func NewStore() *Store {
 	return &Store{
 		catalog: network.NewCatalog(), ids: map[string]int{}, networks: map[int]map[string]network.Network{},
-		namespaces: map[string]bool{}, pods: map[string]Pod{}, byNS: map[string]map[string]struct{}{}, leaving: map[int]bool{},
+		namespaces: map[string]Namespace{}, pods: map[string]Pod{}, byNS: map[string]map[string]struct{}{}, leaving: map[int]bool{},
 	}
 }
 
@@ -108,13 +118,13 @@ func (s *Store) drop(id int, name string) {
 	}
 }
 
-// SetNamespace records whether a namespace is labelled for a primary network.
-func (s *Store) SetNamespace(name string, labelled bool) (hosts bool) {
+// SetNamespace records what a namespace's labels say.
+func (s *Store) SetNamespace(name string, n Namespace) (hosts bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	changed := s.namespaces[name] != labelled
-	if labelled {
-		s.namespaces[name] = true
+	changed := s.namespaces[name] != n
+	if n != (Namespace{}) {
+		s.namespaces[name] = n
 	} else {
 		delete(s.namespaces, name)
 	}
@@ -132,7 +142,8 @@ func (s *Store) SetPod(p Pod) (hosts bool) {
 		s.byNS[p.Namespace] = map[string]struct{}{}
 	}
 	s.byNS[p.Namespace][p.Key()] = struct{}{}
-	return !had || old.UID != p.UID || old.HostNetwork != p.HostNetwork || old.OptOut != p.OptOut || !slices.Equal(lockedOf(old), lockedOf(p))
+	return !had || old.UID != p.UID || old.HostNetwork != p.HostNetwork || old.OptOut != p.OptOut || !slices.Equal(lockedOf(old), lockedOf(p)) ||
+		!slices.Equal(old.ProbePorts, p.ProbePorts) || !slices.Equal(old.Ports, p.Ports)
 }
 
 // DeletePod forgets a pod.
@@ -255,7 +266,7 @@ func (s *Store) Gone(id int) {
 func (s *Store) Primary(namespace string) (*network.NAD, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.catalog.Primary(namespace, s.namespaces[namespace])
+	return s.catalog.Primary(namespace, s.namespaces[namespace].Labelled)
 }
 
 // NAD is the NAD with that key.
@@ -265,28 +276,31 @@ func (s *Store) NAD(key string) (network.NAD, bool) {
 	return s.catalog.NAD(key)
 }
 
-// primary is the id of the primary network of a namespace's pods; 0: none.
+// primary is the id of the primary network of a namespace's pods. 0: none, or it
+// cannot be told.
 func (s *Store) primary(namespace string) int {
-	nad, err := s.catalog.Primary(namespace, s.namespaces[namespace])
+	nad, err := s.catalog.Primary(namespace, s.namespaces[namespace].Labelled)
 	if err != nil || nad == nil {
 		return 0
 	}
 	return nad.Network.ID
 }
 
-// HostPods are the host-network pods of tenants, by key.
+// HostPods are the host-network pods of this node, in order of their names.
 func (s *Store) HostPods() []hostnet.Pod {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var out []hostnet.Pod
 	for ns, keys := range s.byNS {
+		labels := s.namespaces[ns]
 		id := s.primary(ns)
-		if id == 0 {
-			continue
+		if labels.Labelled && id == 0 {
+			id = hostnet.NetworkUnknown
 		}
 		for key := range keys {
 			if p := s.pods[key]; p.HostNetwork {
-				out = append(out, hostnet.Pod{UID: p.UID, Namespace: p.Namespace, Name: p.Name, NetworkID: id, Disabled: p.OptOut})
+				out = append(out, hostnet.Pod{UID: p.UID, Namespace: p.Namespace, Name: p.Name, NetworkID: id,
+					Unbound: p.OptOut && labels.Trusted, Trusted: labels.Trusted, ProbePorts: p.ProbePorts, Ports: p.Ports})
 			}
 		}
 	}
@@ -294,6 +308,40 @@ func (s *Store) HostPods() []hostnet.Pod {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
 	return out
+}
+
+// IsLocked tells whether the default-network interface of a pod of this node is
+// locked. Of one that is not known its namespace's label decides.
+func (s *Store) IsLocked(key string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if p, ok := s.pods[key]; ok {
+		n, told := p.Networks[network.DefaultName]
+		if told {
+			return n.Role == network.RoleInfrastructureLocked
+		}
+	}
+	ns, _, _ := strings.Cut(key, "/")
+	return s.namespaces[ns].Labelled
+}
+
+// NetworkID is the id of the network with that name; 0: it has none here.
+func (s *Store) NetworkID(name string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.ids[name]
+}
+
+// PodByUID is a pod of this node.
+func (s *Store) PodByUID(uid string) (Pod, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.pods {
+		if uid != "" && p.UID == uid {
+			return p, true
+		}
+	}
+	return Pod{}, false
 }
 
 // Locked are the default-network addresses that only kubelet may reach. The

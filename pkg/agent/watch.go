@@ -135,7 +135,7 @@ func trimPod(obj any) (any, error) {
 	}
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: p.Name, Namespace: p.Namespace, UID: p.UID, ResourceVersion: p.ResourceVersion, Annotations: kept},
-		Spec:       corev1.PodSpec{HostNetwork: p.Spec.HostNetwork, NodeName: p.Spec.NodeName},
+		Spec:       trimSpec(p.Spec),
 		Status:     corev1.PodStatus{Phase: p.Status.Phase},
 	}, nil
 }
@@ -169,7 +169,7 @@ func (a *Agent) nadChanged(ids []int, hosts bool) {
 func (a *Agent) setNamespace(obj any) {
 	if o, ok := obj.(*metav1.PartialObjectMetadata); ok {
 		_, labelled := o.Labels[network.LabelPrimaryUDN]
-		hosts := a.Store.SetNamespace(o.Name, labelled)
+		hosts := a.Store.SetNamespace(o.Name, Namespace{Labelled: labelled, Trusted: o.Labels[hostnet.TrustLabel] == hostnet.TrustValue})
 		a.networksChanged()
 		if hosts {
 			a.Hosts()
@@ -184,7 +184,7 @@ func (a *Agent) networksChanged() {
 }
 
 func (a *Agent) deleteNamespace(name string) {
-	if a.Store.SetNamespace(name, false) {
+	if a.Store.SetNamespace(name, Namespace{}) {
 		a.Hosts()
 	}
 }
@@ -232,6 +232,9 @@ func (a *Agent) deletePod(key string) {
 func podOf(o *corev1.Pod, log *slog.Logger) (p Pod, live bool) {
 	p = Pod{UID: string(o.UID), Namespace: o.Namespace, Name: o.Name, HostNetwork: o.Spec.HostNetwork,
 		OptOut: o.Annotations[hostnet.OptOutAnnotation] == hostnet.OptOutValue}
+	if p.HostNetwork {
+		p.ProbePorts, p.Ports = podPorts(o.Spec)
+	}
 	if o.Status.Phase == corev1.PodSucceeded || o.Status.Phase == corev1.PodFailed {
 		return p, false
 	}

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
+	"strings"
 
 	"sigs.k8s.io/knftables"
 )
@@ -24,6 +26,19 @@ func Open() (*Target, error) {
 	return &Target{nft}, nil
 }
 
+// MatchesSockets tells whether this kernel and nft can match the mark and the
+// cgroup of the socket that sends a packet.
+func (t *Target) MatchesSockets(ctx context.Context) error {
+	tx := t.nft.NewTransaction()
+	tx.Add(&knftables.Table{})
+	tx.Add(&knftables.Chain{Name: "probe"})
+	tx.Add(&knftables.Rule{Chain: "probe", Rule: `socket mark 0x1 socket cgroupv2 level 1 "/" drop`})
+	if err := t.nft.Check(ctx, tx); err != nil {
+		return fmt.Errorf("match packets by their socket: %w", err)
+	}
+	return nil
+}
+
 // NewFake is a Target in memory.
 func NewFake() (*Target, *knftables.Fake) {
 	f := knftables.NewFake(knftables.InetFamily, Table)
@@ -33,7 +48,7 @@ func NewFake() (*Target, *knftables.Fake) {
 // Read is what the table holds. A table that is not there is an empty State.
 // It costs a few runs of nft: at start and now and then, not at each change.
 func (t *Target) Read(ctx context.Context) (State, error) {
-	st := State{Sets: map[string][]netip.Addr{}}
+	st := State{Sets: map[string][]string{}}
 	objects, err := t.nft.ListAll(ctx)
 	if knftables.IsNotFound(err) {
 		return st, nil
@@ -50,13 +65,9 @@ func (t *Target) Read(ctx context.Context) (State, error) {
 			return st, fmt.Errorf("list set %s: %w", name, err)
 		}
 		for _, e := range elements {
-			for _, key := range e.Key {
-				if a, err := netip.ParseAddr(key); err == nil {
-					st.Sets[name] = append(st.Sets[name], a)
-				}
-			}
+			st.Sets[name] = append(st.Sets[name], element(e.Key))
 		}
-		slices.SortFunc(st.Sets[name], netip.Addr.Compare)
+		slices.Sort(st.Sets[name])
 	}
 	for _, name := range objects["chain"] {
 		st.Chains = append(st.Chains, Chain{Name: name})
@@ -77,6 +88,23 @@ func (t *Target) Read(ctx context.Context) (State, error) {
 		st.Chains[i].Rules = append(st.Chains[i].Rules, Rule{Comment: comment})
 	}
 	return st, nil
+}
+
+// element joins the parts of a set's element as Build writes them. nft prints a
+// mark as a number now and in hexadecimal then.
+func element(key []string) string {
+	parts := make([]string, len(key))
+	for i, k := range key {
+		k = strings.Trim(k, `"`)
+		if n, err := strconv.ParseUint(k, 0, 32); err == nil && len(key) > 1 {
+			k = fmt.Sprintf("%#08x", n)
+		}
+		if a, err := netip.ParseAddr(k); err == nil {
+			k = a.String()
+		}
+		parts[i] = k
+	}
+	return strings.Join(parts, " . ")
 }
 
 // Apply makes all changes in one transaction. If that fails, they are made one
@@ -119,6 +147,7 @@ func (o Op) into(tx *knftables.Transaction) {
 		}
 		tx.Add(&knftables.Set{Name: SetLocked4, Type: "ipv4_addr"})
 		tx.Add(&knftables.Set{Name: SetLocked6, Type: "ipv6_addr"})
+		tx.Add(&knftables.Set{Name: SetOwn, Type: "ifname . mark"})
 	case SetChain:
 		tx.Add(&knftables.Table{})
 		c := &knftables.Chain{Name: o.Chain.Name}
@@ -135,8 +164,8 @@ func (o Op) into(tx *knftables.Transaction) {
 		tx.Flush(&knftables.Chain{Name: o.Chain.Name})
 		tx.Delete(&knftables.Chain{Name: o.Chain.Name})
 	case AddElements, DeleteElements:
-		for _, a := range o.Addrs {
-			e := &knftables.Element{Set: o.Set, Key: []string{a.String()}}
+		for _, x := range o.Elements {
+			e := &knftables.Element{Set: o.Set, Key: strings.Split(x, " . ")}
 			if o.Verb == AddElements {
 				tx.Add(e)
 			} else {

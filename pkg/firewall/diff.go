@@ -4,7 +4,6 @@ package firewall
 
 import (
 	"fmt"
-	"net/netip"
 	"slices"
 )
 
@@ -21,11 +20,11 @@ const (
 
 // Op is one change to the table.
 type Op struct {
-	Verb  Verb
-	State State // MakeTable: its counters and the names of its sets
-	Chain Chain
-	Set   string
-	Addrs []netip.Addr
+	Verb     Verb
+	State    State // MakeTable: its counters and the names of its sets
+	Chain    Chain
+	Set      string
+	Elements []string
 }
 
 func (o Op) String() string {
@@ -37,9 +36,9 @@ func (o Op) String() string {
 	case DeleteChain:
 		return "delete chain " + o.Chain.Name
 	case AddElements:
-		return fmt.Sprintf("lock %v in set %s", o.Addrs, o.Set)
+		return fmt.Sprintf("add %v to set %s", o.Elements, o.Set)
 	case DeleteElements:
-		return fmt.Sprintf("unlock %v in set %s", o.Addrs, o.Set)
+		return fmt.Sprintf("delete %v from set %s", o.Elements, o.Set)
 	default:
 		return fmt.Sprintf("unknown operation %d", o.Verb)
 	}
@@ -60,7 +59,7 @@ func Diff(want, have State) []Op {
 	slices.Sort(names)
 	for _, name := range names {
 		if added := missing(want.Sets[name], have.Sets[name]); len(added) > 0 {
-			ops = append(ops, Op{Verb: AddElements, Set: name, Addrs: added})
+			ops = append(ops, Op{Verb: AddElements, Set: name, Elements: added})
 		}
 	}
 	for _, w := range want.Chains {
@@ -76,7 +75,7 @@ func Diff(want, have State) []Op {
 	}
 	for _, name := range names {
 		if gone := missing(have.Sets[name], want.Sets[name]); len(gone) > 0 {
-			ops = append(ops, Op{Verb: DeleteElements, Set: name, Addrs: gone})
+			ops = append(ops, Op{Verb: DeleteElements, Set: name, Elements: gone})
 		}
 	}
 	return ops
@@ -101,10 +100,10 @@ func sameRules(want, have []Rule) bool {
 }
 
 // missing are the elements of a that are not in b; both are sorted.
-func missing(a, b []netip.Addr) []netip.Addr {
-	var out []netip.Addr
+func missing(a, b []string) []string {
+	var out []string
 	for _, x := range a {
-		if _, ok := slices.BinarySearchFunc(b, x, netip.Addr.Compare); !ok {
+		if _, ok := slices.BinarySearch(b, x); !ok {
 			out = append(out, x)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -22,6 +23,9 @@ import (
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 	"sigs.k8s.io/knftables"
+
+	"bulkhead/pkg/loader"
+	"bulkhead/pkg/network"
 )
 
 const mark = 0x2b1d0000
@@ -41,8 +45,16 @@ func genInputs(t *rapid.T) Inputs {
 	case 1:
 		in.Mark = mark
 	case 2:
-		in.Cgroup, in.CgroupID = "system.slice/kubelet.service", uint64(rapid.IntRange(1, 3).Draw(t, "cgroup id"))
+		in.Cgroup = Cgroup{"system.slice/kubelet.service", uint64(rapid.IntRange(1, 3).Draw(t, "cgroup id"))}
 	}
+	for i := range rapid.IntRange(0, 2).Draw(t, "pod roots") {
+		in.PodRoots = append(in.PodRoots, Cgroup{fmt.Sprintf("kubepods%d.slice", i), uint64(i + 9)})
+	}
+	for i := range rapid.IntRange(0, 3).Draw(t, "networks") {
+		in.Networks = append(in.Networks, network.Network{ID: i + 1})
+	}
+	in.Mode = rapid.SampledFrom([]network.GatewayMode{network.SharedGateway, network.LocalGateway}).Draw(t, "mode")
+	in.TunnelPort, in.DefaultPort = 6081, "ovn-k8s-mp0"
 	return in
 }
 
@@ -118,7 +130,7 @@ func TestDelta(t *testing.T) {
 	}
 	in.Locked = append(in.Locked, netip.MustParseAddr("10.244.9.9"))
 	ops, err := k.Reconcile(context.Background(), in, false)
-	if err != nil || len(ops) != 1 || ops[0].String() != "lock [10.244.9.9] in set locked4" {
+	if err != nil || len(ops) != 1 || ops[0].String() != "add [10.244.9.9] to set locked4" {
 		t.Errorf("%v %v", ops, err)
 	}
 }
@@ -130,7 +142,7 @@ func TestSafeSide(t *testing.T) {
 			t.Errorf("lets through: %s", r.Text)
 		}
 	}
-	if _, ok := (Kubelet{Cgroup: `x" accept; drop "`}).allow(); ok {
+	if _, ok := (Kubelet{Cgroup: Cgroup{Path: `x" accept; drop "`}}).allow(); ok {
 		t.Error("a path with a quote made a rule")
 	}
 }
@@ -218,7 +230,12 @@ func TestKernel(t *testing.T) {
 		t.Fatal(err)
 	}
 	k := &Keeper{Target: target}
-	in := Inputs{Locked: addrs("10.244.1.5", "fd10::5"), Kubelet: Kubelet{Mark: mark}}
+	if err := target.MatchesSockets(ctx); err != nil {
+		t.Fatal(err)
+	}
+	pods, podsID := podRoot(t)
+	in := Inputs{Locked: addrs("10.244.1.5", "fd10::5"), Kubelet: Kubelet{Mark: mark}, TunnelPort: 6081, DefaultPort: "ovn-k8s-mp0",
+		Networks: []network.Network{{ID: 1}, {ID: 300}}, PodRoots: []Cgroup{{pods, podsID}}}
 	if _, err := k.Reconcile(ctx, in, false); err != nil {
 		t.Fatal(err)
 	}
@@ -294,6 +311,27 @@ func TestKernel(t *testing.T) {
 }
 
 // Ten thousand pods: elements travel in one transaction.
+// podRoot makes a cgroup that stands for that of all pods.
+func podRoot(t *testing.T) (path string, id uint64) {
+	t.Helper()
+	mount, err := loader.CgroupMount()
+	if err != nil {
+		t.Skip("SKIP:", err)
+	}
+	if mount != "/sys/fs/cgroup" {
+		t.Skipf("SKIP: nft looks for cgroups below /sys/fs/cgroup, cgroup v2 is at %s", mount)
+	}
+	dir, err := os.MkdirTemp(mount, "bh-nft-")
+	if err != nil {
+		t.Skip("SKIP:", err)
+	}
+	t.Cleanup(func() { os.Remove(dir) })
+	if id, err = loader.CgroupID(dir); err != nil {
+		t.Fatal(err)
+	}
+	return filepath.Base(dir), id
+}
+
 func TestKernelBulk(t *testing.T) {
 	if testing.Short() {
 		t.Skip("SKIP: -short")

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"bulkhead/pkg/loader"
 )
@@ -21,6 +22,10 @@ type Kernel interface {
 	AttachPod(cgroupPath, podUID string, row loader.PodRow) error
 	DetachPod(podUID string) error
 	AttachRoot() error
+	AttachDoor(row loader.DoorRow) error
+	DetachDoor(ifindex int) error
+	DoorPrograms(k loader.DoorKind) []string
+	HeldProbes() ([]uint16, error)
 }
 
 var _ Kernel = (*loader.Loader)(nil)
@@ -47,7 +52,10 @@ func (t *Target) Read(ctx context.Context) (State, error) {
 	for _, a := range as {
 		whole := a.CgroupID != 0 && len(a.Missing) == 0
 		switch {
-		case a.PodUID == "":
+		case a.Ifindex != 0:
+			row, _ := s.Rows[loader.DoorRow{Ifindex: a.Ifindex}.Key()].(loader.DoorRow)
+			s.Doors[a.Ifindex] = !a.Gone && slices.Equal(slices.Sorted(slices.Values(a.Programs)), t.DoorPrograms(row.Kind))
+		case a.Root():
 			s.Root = whole
 		case whole:
 			s.Pods[a.PodUID] = Cgroup{ID: a.CgroupID}
@@ -59,6 +67,9 @@ func (t *Target) Read(ctx context.Context) (State, error) {
 	return s, err
 }
 
+// ErrNotClosed is wrapped by the error of an operation that closes something.
+var ErrNotClosed = errors.New("not closed")
+
 // Apply runs all operations, past those that fail.
 func (t *Target) Apply(ctx context.Context, ops []Op) error {
 	var errs []error
@@ -67,6 +78,9 @@ func (t *Target) Apply(ctx context.Context, ops []Op) error {
 			return errors.Join(append(errs, fmt.Errorf("stopped before %s: %w", o, err))...)
 		}
 		if err := t.run(o); err != nil {
+			if o.Closes() {
+				err = errors.Join(ErrNotClosed, err)
+			}
 			errs = append(errs, fmt.Errorf("%s: %w", o, err))
 		}
 	}
@@ -91,6 +105,14 @@ func (t *Target) run(o Op) error {
 		return t.AttachPod(o.Path, o.PodUID, row)
 	case DetachPod:
 		return t.DetachPod(o.PodUID)
+	case AttachDoor:
+		row, ok := o.Row.(loader.DoorRow)
+		if !ok {
+			return errors.New("no row for the interface")
+		}
+		return t.AttachDoor(row)
+	case DetachDoor:
+		return t.DetachDoor(o.Door)
 	}
 	return fmt.Errorf("unknown operation")
 }

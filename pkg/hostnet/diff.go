@@ -20,14 +20,17 @@ const (
 	AttachRoot
 	AttachPod
 	DetachPod
+	AttachDoor
+	DetachDoor
 )
 
 // Op is one operation; it prints as one line.
 type Op struct {
 	Kind   Kind
-	Row    loader.Row // PutRow, DeleteRow, AttachPod
+	Row    loader.Row // PutRow, DeleteRow, AttachPod, AttachDoor
 	PodUID string     // AttachPod, DetachPod
 	Path   string     // AttachPod
+	Door   int        // DetachDoor
 	Config loader.Config
 	phase  int
 }
@@ -39,13 +42,17 @@ func (o Op) String() string {
 	case DeleteRow:
 		return fmt.Sprintf("delete %s", o.Row)
 	case SetConfig:
-		return fmt.Sprintf("configure pod levels %#x, kubelet levels %#x, lock %t", o.Config.PodLevels, o.Config.KubeletLevels, o.Config.ProbeLock)
+		return fmt.Sprintf("configure pod levels %#x below %#x, kubelet levels %#x, lock %t, guard %t", o.Config.PodLevels, o.Config.PodRootLevels, o.Config.KubeletLevels, o.Config.ProbeLock, o.Config.Guard)
 	case AttachRoot:
-		return "attach probe allowance to the root cgroup"
+		return "attach probe allowance and guard to the root cgroup"
 	case AttachPod:
 		return fmt.Sprintf("attach VRF binding to pod %s at %s", o.PodUID, o.Path)
 	case DetachPod:
 		return fmt.Sprintf("detach VRF binding from pod %s", o.PodUID)
+	case AttachDoor:
+		return fmt.Sprintf("guard %s", o.Row)
+	case DetachDoor:
+		return fmt.Sprintf("stop guarding interface %d", o.Door)
 	}
 	return fmt.Sprintf("operation %d", o.Kind)
 }
@@ -62,11 +69,27 @@ const (
 )
 
 // reach is true for rows that open something: a destination is bound to its
-// VRF by one, kubelet is let through by the other. The rest closes.
+// VRF, kubelet is let through, a connection is led into a network, packet
+// sockets may be had on an interface. The rest closes.
 func reach(r loader.Row) bool {
-	switch r.(type) {
-	case loader.DestRow, loader.KubeletRow:
+	switch r := r.(type) {
+	case loader.DestRow, loader.KubeletRow, loader.NetRow, loader.LocalRow, loader.ProbeRow:
 		return true
+	case loader.DoorRow:
+		return r.Kind == loader.DoorOwn
+	}
+	return false
+}
+
+// Closes tells whether pods are less closed than they should be while the
+// operation is not done.
+func (o Op) Closes() bool {
+	switch o.Kind {
+	case SetConfig, AttachRoot, AttachDoor:
+		return true
+	case PutRow:
+		_, ok := o.Row.(loader.LockedRow)
+		return ok
 	}
 	return false
 }
@@ -74,12 +97,25 @@ func reach(r loader.Row) bool {
 // Diff returns the operations that turn have into want.
 func Diff(want, have State) []Op {
 	var ops []Op
+	kept := map[uint64]bool{}
+	for _, cg := range want.Keep {
+		kept[cg.ID] = true
+	}
 	for k, r := range have.Rows {
+		if p, ok := r.(loader.PodRow); ok && kept[p.CgroupID] {
+			continue
+		}
 		if _, ok := want.Rows[k]; !ok {
 			ops = append(ops, Op{Kind: DeleteRow, Row: r, phase: pick(reach(r), removeReach, removeIsolation)})
 		}
 	}
 	for k, r := range want.Rows {
+		if d, ok := r.(loader.DoorRow); ok && want.Doors[d.Ifindex] {
+			if have.Rows[k] != r || !have.Doors[d.Ifindex] {
+				ops = append(ops, Op{Kind: AttachDoor, Row: r, phase: attach})
+			}
+			continue
+		}
 		if have.Rows[k] != r {
 			ops = append(ops, Op{Kind: PutRow, Row: r, phase: pick(reach(r), addReach, addIsolation)})
 		}
@@ -95,9 +131,18 @@ func Diff(want, have State) []Op {
 			ops = append(ops, Op{Kind: AttachPod, PodUID: uid, Path: cg.Path, Row: want.Rows[loader.PodRow{CgroupID: cg.ID}.Key()], phase: attach})
 		}
 	}
-	for uid := range have.Pods {
-		if _, ok := want.Pods[uid]; !ok {
+	for uid, cg := range have.Pods {
+		_, wanted := want.Pods[uid]
+		if keep, ok := want.Keep[uid]; ok && keep.ID == cg.ID {
+			continue
+		}
+		if !wanted {
 			ops = append(ops, Op{Kind: DetachPod, PodUID: uid, phase: detach})
+		}
+	}
+	for ifindex := range have.Doors {
+		if !want.Doors[ifindex] {
+			ops = append(ops, Op{Kind: DetachDoor, Door: ifindex, phase: detach})
 		}
 	}
 	slices.SortFunc(ops, func(a, b Op) int {

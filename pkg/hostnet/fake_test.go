@@ -19,6 +19,8 @@ type fakeKernel struct {
 	rows   map[loader.Key]loader.Row
 	pods   map[string]loader.Attachment
 	root   bool
+	doors  map[int]bool
+	held   []uint16
 	config loader.Config
 	n      int
 	fail   func(n int) bool
@@ -27,7 +29,7 @@ type fakeKernel struct {
 }
 
 func newFake() *fakeKernel {
-	return &fakeKernel{rows: map[loader.Key]loader.Row{}, pods: map[string]loader.Attachment{}, ids: map[string]uint64{}}
+	return &fakeKernel{rows: map[loader.Key]loader.Row{}, pods: map[string]loader.Attachment{}, doors: map[int]bool{}, ids: map[string]uint64{}}
 }
 
 var errInjected = errors.New("injected")
@@ -68,6 +70,10 @@ func (f *fakeKernel) Attachments() ([]loader.Attachment, error) {
 	if f.root {
 		out = append(out, loader.Attachment{CgroupID: 1})
 	}
+	for i := range f.doors {
+		row, _ := f.rows[loader.DoorRow{Ifindex: i}.Key()].(loader.DoorRow)
+		out = append(out, loader.Attachment{Ifindex: i, Programs: f.DoorPrograms(row.Kind)})
+	}
 	return out, nil
 }
 func (f *fakeKernel) AttachPod(path, uid string, row loader.PodRow) error {
@@ -85,3 +91,15 @@ func (f *fakeKernel) DetachPod(uid string) error {
 	return f.change(func() { delete(f.pods, uid) })
 }
 func (f *fakeKernel) AttachRoot() error { return f.change(func() { f.root = true }) }
+
+func (f *fakeKernel) AttachDoor(row loader.DoorRow) error {
+	return f.change(func() { f.rows[row.Key()] = row; f.doors[row.Ifindex] = true })
+}
+func (f *fakeKernel) DetachDoor(i int) error { return f.change(func() { delete(f.doors, i) }) }
+func (f *fakeKernel) DoorPrograms(k loader.DoorKind) []string {
+	if k == 0 {
+		return nil
+	}
+	return []string{"bh_grd_" + k.String()}
+}
+func (f *fakeKernel) HeldProbes() ([]uint16, error) { return f.held, nil }

@@ -46,6 +46,7 @@ type Manager struct {
 	kubelet  kubeletFinder
 	gone     map[int]func() // watched kubelet processes
 	attached map[string]uint64
+	pods     map[string]Cgroup // of the last look: every pod of the node
 	status   Status
 	kick     chan struct{}
 }
@@ -124,6 +125,9 @@ func (m *Manager) reconcile(ctx context.Context) error {
 	}
 	m.watchKubelet(kubelet)
 	want, problems := Build(m.inputs, layout, kubelet)
+	if len(m.target.DoorPrograms(loader.DoorPort)) == 0 {
+		clear(want.Doors) // their rows still serve the other programs
+	}
 	have, err := m.target.Read(ctx)
 	if err != nil {
 		return fmt.Errorf("read what the kernel holds: %w", err)
@@ -134,7 +138,8 @@ func (m *Manager) reconcile(ctx context.Context) error {
 	}
 	err = m.target.Apply(ctx, ops)
 
-	m.status.Problems, m.status.Kubelet, m.status.Attached = problems, kubelet, len(want.Pods)
+	m.pods = layout.Pods
+	m.status.Problems, m.status.Kubelet, m.status.Attached = append(problems, m.heldProbes()...), kubelet, len(want.Pods)
 	for uid := range m.attached {
 		if _, ok := want.Pods[uid]; !ok {
 			delete(m.attached, uid)
@@ -197,7 +202,7 @@ func (m *Manager) noteAttached(uid string, cg Cgroup, row loader.Row) {
 func (m *Manager) attachNow(uid, path string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	i := slices.IndexFunc(m.inputs.Pods, func(p Pod) bool { return p.UID == uid && !p.Disabled })
+	i := slices.IndexFunc(m.inputs.Pods, func(p Pod) bool { return p.UID == uid && !p.Unbound && p.NetworkID > 0 })
 	if i < 0 {
 		return
 	}
@@ -211,12 +216,53 @@ func (m *Manager) attachNow(uid, path string) {
 		return
 	}
 	cg := Cgroup{Path: path, ID: id}
-	row := podRow(m.inputs.Networks[j], cg)
+	row := podRow(p, m.inputs.Networks[j], cg)
 	if err := m.target.AttachPod(path, uid, row); err != nil {
 		m.log.Warn("pod not attached at the birth of its cgroup; trying again", "pod", p.Namespace+"/"+p.Name, "err", err)
 		return
 	}
 	m.noteAttached(uid, cg, row)
+}
+
+// Guard attaches the guard to an interface at once, before it carries traffic.
+// The next Reconcile must name it too. On a kernel that cannot it does nothing.
+func (m *Manager) Guard(row loader.DoorRow) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.target.AttachDoor(row)
+}
+
+// PodOf is the UID of the pod that a cgroup belongs to: the pod's own cgroup,
+// or one below it.
+func (m *Manager) PodOf(cgroup uint64) (uid string, ok bool) {
+	m.mu.Lock()
+	pods := m.pods
+	m.mu.Unlock()
+	for uid, cg := range pods {
+		ids := map[uint64]bool{}
+		if cg.ID == cgroup || subtreeIDs(cg.Path, ids) == nil && ids[cgroup] {
+			return uid, true
+		}
+	}
+	return "", false
+}
+
+// heldProbes names pods whose probes are not led, because somebody else listens.
+func (m *Manager) heldProbes() []Problem {
+	ports, err := m.target.HeldProbes()
+	if err != nil {
+		m.log.Warn("ports of probes cannot be read", "error", err)
+		return nil
+	}
+	var out []Problem
+	for _, p := range m.inputs.Pods {
+		for _, port := range p.ProbePorts {
+			if p.NetworkID > 0 && !p.Unbound && slices.Contains(ports, port) {
+				out = append(out, Problem{p.name(), "ProbePortHeld", fmt.Sprintf("its probes and hooks on port %d are not led into its network, because a process outside the network listens on that port of the node: choose another", port)})
+			}
+		}
+	}
+	return out
 }
 
 // Run follows the node until ctx ends: new pod cgroups, kubelet's comings and
@@ -287,7 +333,7 @@ func (m *Manager) wants(uid string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	_, attached := m.attached[uid]
-	return attached || slices.ContainsFunc(m.inputs.Pods, func(p Pod) bool { return p.UID == uid && !p.Disabled })
+	return attached || slices.ContainsFunc(m.inputs.Pods, func(p Pod) bool { return p.UID == uid })
 }
 
 // kubeletBack is true when a kubelet that had gone is there again. An agent

@@ -22,18 +22,24 @@ var ctx = context.Background()
 func example() (Inputs, Layout, Kubelet) {
 	in := Inputs{
 		Pods: []Pod{
-			{UID: "u1", Namespace: "red", Name: "a", NetworkID: 1},
-			{UID: "u2", Namespace: "blue", Name: "b", NetworkID: 2, Disabled: true},
+			{UID: "u1", Namespace: "red", Name: "a", NetworkID: 1, ProbePorts: []uint16{8080, 9090, 7070}},
+			{UID: "u2", Namespace: "blue", Name: "b", NetworkID: 2, Unbound: true, ProbePorts: []uint16{7070}},
 			{UID: "u3", Namespace: "red", Name: "late", NetworkID: 1},
-			{UID: "u4", Namespace: "grey", Name: "lost", NetworkID: 9},
+			{UID: "u4", Namespace: "grey", Name: "lost", NetworkID: NetworkUnknown},
+			{UID: "u5", Namespace: "grey", Name: "keeps", NetworkID: NetworkUnknown},
+			{UID: "u6", Namespace: "kube-system", Name: "proxy", Ports: []uint16{9090}, Trusted: true},
 		},
 		Networks: []Network{
-			{ID: 1, Name: "red", VRFIfindex: 11, Mark: 0x1001, Subnets: []netip.Prefix{netip.MustParsePrefix("10.1.2.3/16"), netip.MustParsePrefix("fd01::/64")}},
+			{ID: 1, Name: "red", VRFIfindex: 11, Mark: 0x1001, Host4: netip.MustParseAddr("10.1.0.2"), Host6: netip.MustParseAddr("fd01::2"), Subnets: []netip.Prefix{netip.MustParsePrefix("10.1.2.3/16"), netip.MustParsePrefix("fd01::/64")}},
 			{ID: 2, Name: "blue", VRFIfindex: 12, Mark: 0x1002, Subnets: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}},
 		},
-		Locked: []LockedAddr{{netip.MustParseAddr("10.244.0.5"), 1}, {netip.MustParseAddr("::ffff:10.244.0.6"), 2}, {netip.MustParseAddr("fd00::5"), 2}},
+		Locked:     []LockedAddr{{netip.MustParseAddr("10.244.0.5"), 1}, {netip.MustParseAddr("::ffff:10.244.0.6"), 2}, {netip.MustParseAddr("fd00::5"), 2}},
+		Doors:      []loader.DoorRow{{Ifindex: 21, Kind: loader.DoorPort, NetworkID: 1}, {Ifindex: 2, Kind: loader.DoorOwn}},
+		Locals:     []netip.Addr{netip.MustParseAddr("192.0.2.1")},
+		TunnelPort: 6081, MarkFirst: 0x1001, MarkLast: 0x3710,
 	}
-	layout := Layout{Pods: map[string]Cgroup{"u1": {"/cg/podu1", 101}, "u2": {"/cg/podu2", 102}}, Levels: 0x8}
+	layout := Layout{Pods: map[string]Cgroup{"u1": {"/cg/podu1", 101}, "u2": {"/cg/podu2", 102}, "u5": {"/cg/podu5", 105}, "u6": {"/cg/podu6", 106}},
+		Levels: 0x8, Roots: []Cgroup{{"/cg", 90}}, RootLevels: 0x2}
 	return in, layout, Kubelet{Rows: []loader.KubeletRow{{CgroupID: 7}}, Levels: 4}
 }
 
@@ -41,10 +47,21 @@ func TestBuild(t *testing.T) {
 	s, problems := Build(example())
 	want := NewState()
 	want.Root = true
-	want.Config = loader.Config{PodLevels: 8, KubeletLevels: 4, ProbeLock: true}
+	want.Config = loader.Config{PodLevels: 8, PodRootLevels: 2, KubeletLevels: 4, ProbeLock: true, Guard: true, TunnelPort: 6081, MarkFirst: 0x1001, MarkLast: 0x3710}
 	want.Pods["u1"] = Cgroup{"/cg/podu1", 101}
+	want.Keep["u5"] = Cgroup{"/cg/podu5", 105}
+	want.Doors[21], want.Doors[2] = true, true
 	for _, r := range []loader.Row{
+		loader.PodRootRow{CgroupID: 90},
 		loader.PodRow{CgroupID: 101, NetworkID: 1, Mark: 0x1001, VRFIfindex: 11},
+		loader.PodRow{CgroupID: 102, NetworkID: 2, Mark: 0x1002, VRFIfindex: 12, Unbound: true},
+		loader.PodRow{CgroupID: 106, Trusted: true},
+		loader.NetRow{NetworkID: 1, VRFIfindex: 11, Mark: 0x1001, Host4: netip.MustParseAddr("10.1.0.2"), Host6: netip.MustParseAddr("fd01::2")},
+		loader.NetRow{NetworkID: 2, VRFIfindex: 12, Mark: 0x1002},
+		loader.DestRow{NetworkID: 2, Prefix: netip.MustParsePrefix("10.1.0.0/16")},
+		loader.ProbeRow{Port: 8080, NetworkID: 1},
+		loader.DoorRow{Ifindex: 21, Kind: loader.DoorPort, NetworkID: 1}, loader.DoorRow{Ifindex: 2, Kind: loader.DoorOwn},
+		loader.LocalRow{Addr: netip.MustParseAddr("192.0.2.1")},
 		loader.DestRow{NetworkID: 1, Prefix: netip.MustParsePrefix("10.1.0.0/16")}, loader.DestRow{NetworkID: 1, Prefix: netip.MustParsePrefix("fd01::/64")},
 		loader.LockedRow{Addr: netip.MustParseAddr("10.244.0.5"), NetworkID: 1}, loader.LockedRow{Addr: netip.MustParseAddr("10.244.0.6"), NetworkID: 2},
 		loader.LockedRow{Addr: netip.MustParseAddr("fd00::5"), NetworkID: 2}, loader.KubeletRow{CgroupID: 7},
@@ -58,7 +75,7 @@ func TestBuild(t *testing.T) {
 	for _, p := range problems {
 		reasons = append(reasons, p.Pod+" "+p.Reason)
 	}
-	if !slices.Equal(reasons, []string{"red/late CgroupMissing", "grey/lost NetworkUnknown"}) {
+	if !slices.Equal(reasons, []string{"red/late CgroupMissing", "grey/lost NetworkUnknown", "grey/keeps NetworkUnknown", "red/a ProbePortShared", "red/a ProbePortShared"}) {
 		t.Errorf("problems %v", problems)
 	}
 }
@@ -67,9 +84,13 @@ func TestOperationsInOrder(t *testing.T) {
 	want, _ := Build(example())
 	have := NewState()
 	have.Pods["old"] = Cgroup{ID: 55}
+	have.Pods["u5"] = Cgroup{ID: 105} // its network cannot be told now
+	have.Doors[22], have.Doors[2] = true, true
 	for _, r := range []loader.Row{
 		loader.PodRow{CgroupID: 55, NetworkID: 3, Mark: 0x1003}, loader.DestRow{NetworkID: 3, Prefix: netip.MustParsePrefix("10.3.0.0/16")},
 		loader.LockedRow{Addr: netip.MustParseAddr("10.244.9.9"), NetworkID: 3}, loader.KubeletRow{CgroupID: 6},
+		loader.PodRow{CgroupID: 105, NetworkID: 4, Mark: 0x1004}, loader.DoorRow{Ifindex: 22, Kind: loader.DoorPort, NetworkID: 3},
+		loader.DoorRow{Ifindex: 2, Kind: loader.DoorOwn}, loader.DoorRow{Ifindex: 23, Kind: loader.DoorOwn},
 	} {
 		have.put(r)
 	}
@@ -79,18 +100,30 @@ func TestOperationsInOrder(t *testing.T) {
 	}
 	got := strings.Join(lines, "\n")
 	golden := `delete destination 10.3.0.0/16 inside network 3
+delete interface 23: node's own
 delete kubelet cgroup 6
-configure pod levels 0x8, kubelet levels 0x4, lock true
+configure pod levels 0x8 below 0x2, kubelet levels 0x4, lock true, guard true
+put cgroup 90 of all pods
 put locked address 10.244.0.5 of network 1
 put locked address 10.244.0.6 of network 2
 put locked address fd00::5 of network 2
 put pod cgroup 101 → network 1 mark 0x1001 vrf ifindex 11
-attach probe allowance to the root cgroup
+put pod cgroup 102 → network 2 mark 0x1002 vrf ifindex 12 unbound
+put pod cgroup 106 → network 0 mark 0x0 vrf ifindex 0 trusted
+attach probe allowance and guard to the root cgroup
 attach VRF binding to pod u1 at /cg/podu1
+guard interface 21: management port of network 1
 put destination 10.1.0.0/16 inside network 1
+put destination 10.1.0.0/16 inside network 2
 put destination fd01::/64 inside network 1
 put kubelet cgroup 7
+put network 1 at vrf ifindex 11
+put network 2 at vrf ifindex 12
+put node's address 192.0.2.1
+put probes of TCP port 8080 → network 1
 detach VRF binding from pod old
+stop guarding interface 22
+delete interface 22: management port of network 3
 delete locked address 10.244.9.9 of network 3
 delete pod cgroup 55 → network 3 mark 0x1003 vrf ifindex 0`
 	if got != golden {
@@ -115,7 +148,8 @@ func drawWorld(t *rapid.T, label string) (Inputs, Layout, Kubelet, map[string]ui
 	}
 	for i := range 5 {
 		if rapid.Bool().Draw(t, label+"pod") {
-			in.Pods = append(in.Pods, Pod{UID: fmt.Sprint("u", i), NetworkID: rapid.IntRange(0, 5).Draw(t, label+"net"), Disabled: rapid.Bool().Draw(t, label+"off")})
+			in.Pods = append(in.Pods, Pod{UID: fmt.Sprint("u", i), NetworkID: rapid.IntRange(0, 5).Draw(t, label+"net"), Unbound: rapid.Bool().Draw(t, label+"off"),
+				ProbePorts: rapid.SliceOfN(rapid.Uint16Range(1, 3), 0, 2).Draw(t, label+"probes")})
 		}
 		if rapid.Bool().Draw(t, label+"cg") {
 			cg := Cgroup{fmt.Sprint("/cg/", i, label), uint64(rapid.IntRange(1, 2).Draw(t, label+"gen")*100 + i)}
@@ -126,6 +160,11 @@ func drawWorld(t *rapid.T, label string) (Inputs, Layout, Kubelet, map[string]ui
 	for range rapid.IntRange(0, 6).Draw(t, label+"locked") {
 		in.Locked = append(in.Locked, LockedAddr{netip.AddrFrom4([4]byte{10, 244, 0, byte(rapid.IntRange(0, 5).Draw(t, label+"addr"))}), rapid.IntRange(1, 4).Draw(t, label+"owner")})
 	}
+	for i := range 4 {
+		if rapid.Bool().Draw(t, label+"door") {
+			in.Doors = append(in.Doors, loader.DoorRow{Ifindex: i + 1, Kind: loader.DoorKind(rapid.IntRange(1, 7).Draw(t, label+"kind"))})
+		}
+	}
 	var k Kubelet
 	for range rapid.IntRange(0, 2).Draw(t, label+"kubelets") {
 		k.Rows = append(k.Rows, loader.KubeletRow{CgroupID: uint64(rapid.IntRange(1, 3).Draw(t, label+"kid"))})
@@ -134,6 +173,7 @@ func drawWorld(t *rapid.T, label string) (Inputs, Layout, Kubelet, map[string]ui
 }
 
 func sameState(a, b State) bool {
+	a.Keep, b.Keep = nil, nil
 	for _, s := range []State{a, b} {
 		for uid, cg := range s.Pods {
 			s.Pods[uid] = Cgroup{ID: cg.ID}
@@ -159,6 +199,14 @@ func TestConverges(t *testing.T) {
 			have, err := target.Read(ctx)
 			if err != nil {
 				t.Fatal(err)
+			}
+			for uid, cg := range want.Keep { // what it had is part of what is wanted
+				if r, ok := have.Rows[loader.PodRow{CgroupID: cg.ID}.Key()]; ok {
+					want.put(r)
+				}
+				if have.Pods[uid].ID == cg.ID {
+					want.Pods[uid] = cg
+				}
 			}
 			f.after = func() {
 				for key, r := range last.Rows {

@@ -5,28 +5,49 @@
 // keeps the eBPF maps and attachments of pkg/loader in step.
 package hostnet
 
-import "net/netip"
+import (
+	"net/netip"
 
-// OptOutAnnotation on a pod, with the value "disabled", leaves its sockets alone.
+	"bulkhead/pkg/loader"
+)
+
+// OptOutAnnotation on a pod, with the value "disabled", leaves its sockets
+// alone, where its namespace has the label TrustLabel.
 const (
 	OptOutAnnotation = "k8s.ovn.org/bulkhead-host-vrf-binding"
 	OptOutValue      = "disabled"
+	// TrustLabel on a namespace, with the value "trusted", says that the
+	// administrator trusts its host-network pods.
+	TrustLabel = "k8s.ovn.org/bulkhead-host-pods"
+	TrustValue = "trusted"
 )
 
-// Pod is a host-network pod of this node whose namespace has a primary network.
+// NetworkUnknown is the network of a tenant's pod while it cannot be told: its
+// namespace is labelled and has no usable network. Such a pod keeps what it had;
+// one that had nothing reaches no network.
+const NetworkUnknown = -1
+
+// Pod is a host-network pod of this node.
 type Pod struct {
 	UID, Namespace, Name string
-	NetworkID            int
-	Disabled             bool // the opt-out annotation
+	NetworkID            int // of the namespace's primary network; 0: the cluster default network; or NetworkUnknown
+	Unbound              bool
+	Trusted              bool // packet sockets on any interface
+	// ProbePorts are the TCP ports on which kubelet probes the pod or calls its
+	// hooks, Ports all that its containers declare.
+	ProbePorts, Ports []uint16
 }
+
+func (p Pod) name() string { return p.Namespace + "/" + p.Name }
 
 // Network is a primary network as this node knows it.
 type Network struct {
-	ID         int
-	Name       string
-	VRFIfindex int // 0 while the device does not exist
-	Mark       uint32
-	Subnets    []netip.Prefix // everything that lies inside the VRF
+	ID           int
+	Name         string
+	VRFIfindex   int // 0 while the device does not exist
+	Mark         uint32
+	Subnets      []netip.Prefix // everything that lies inside the VRF
+	Host4, Host6 netip.Addr     // the node's addresses on it; invalid: none
 }
 
 // LockedAddr is a default-network address of a pod that has a primary network.
@@ -40,4 +61,10 @@ type Inputs struct {
 	Pods     []Pod
 	Networks []Network
 	Locked   []LockedAddr
+	Doors    []loader.DoorRow // interfaces of the host
+	Locals   []netip.Addr     // the node's own addresses, outside all networks
+	// TunnelPort is the overlay's UDP port. Marks are the networks', from the
+	// first one's to the last possible one's.
+	TunnelPort          uint16
+	MarkFirst, MarkLast uint32
 }

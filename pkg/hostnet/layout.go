@@ -24,6 +24,9 @@ type Layout struct {
 	Parents []string          // directories pod cgroups appear in: to be watched
 	Pods    map[string]Cgroup // by pod UID
 	Levels  uint32            // levels of the tree at which pods live, as loader.Config has it
+	// Roots are the directories that hold all pods, RootLevels their levels.
+	Roots      []Cgroup
+	RootLevels uint32
 }
 
 // kubepodsDepth is how far below the root kubepods is looked for: kubelet's
@@ -40,6 +43,15 @@ func readLayout(root string, idOf func(string) (uint64, error)) (Layout, error) 
 		return l, err
 	}
 	for _, top := range tops {
+		id, err := idOf(top)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // gone between listing and looking
+		}
+		if err != nil {
+			return l, err
+		}
+		l.Roots = append(l.Roots, Cgroup{Path: top, ID: id})
+		l.RootLevels |= levelBit(top, 0)
 		l.addParent(top)
 		entries, err := readDirs(top)
 		if err != nil {
@@ -79,11 +91,17 @@ func readLayout(root string, idOf func(string) (uint64, error)) (Layout, error) 
 
 func (l *Layout) addParent(path string) {
 	l.Parents = append(l.Parents, path)
-	if n, ok := loader.CgroupLevel(path); !ok || n+1 > loader.MaxLevel {
-		l.Levels = loader.AllLevels
-	} else {
-		l.Levels |= 1 << (n + 1)
+	l.Levels |= levelBit(path, 1)
+}
+
+// levelBit is the bit of the level so many below path; all where the level
+// cannot be told.
+func levelBit(path string, below int) uint32 {
+	n, ok := loader.CgroupLevel(path)
+	if !ok || n+below > loader.MaxLevel {
+		return loader.AllLevels
 	}
+	return 1 << (n + below)
 }
 
 func isKubepods(name string) bool {

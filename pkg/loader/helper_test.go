@@ -4,21 +4,28 @@ package loader
 
 import (
 	"bufio"
+	"context"
 	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"bulkhead/test/adversary/way"
 )
 
 // The tests run processes in cgroups and namespaces of their own: the test
@@ -136,6 +143,14 @@ func helperOp(op string) string {
 			best = min(best, time.Since(start)/time.Duration(n))
 		}
 		return strconv.Itoa(int(best))
+	case "way": // an attempt in JSON
+		var a way.Attempt
+		if err := json.Unmarshal([]byte(strings.TrimPrefix(op, "way ")), &a); err != nil {
+			return err.Error()
+		}
+		return verdict(a.Do())
+	case "hear": // an ear in JSON: "ready", and after a line of input the ids it heard
+		return hear(strings.TrimPrefix(op, "hear "))
 	case "netns":
 		return verdict(unix.Unshare(unix.CLONE_NEWNET))
 	case "wait":
@@ -144,6 +159,27 @@ func helperOp(op string) string {
 		return "go"
 	}
 	return "unknown operation " + op
+}
+
+func hear(spec string) string {
+	var e way.Ear
+	if err := json.Unmarshal([]byte(spec), &e); err != nil {
+		return err.Error()
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var mu sync.Mutex
+	ids := map[int]bool{}
+	done := make(chan error, 1)
+	go func() {
+		done <- e.Listen(ctx, func() { fmt.Println("ready") }, func(id int) { mu.Lock(); ids[id] = true; mu.Unlock() })
+	}()
+	go func() { bufio.NewReader(os.Stdin).ReadString('\n'); cancel() }()
+	if err := <-done; err != nil {
+		return verdict(err)
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	return fmt.Sprint(slices.Sorted(maps.Keys(ids)))
 }
 
 func greet(ln net.Listener) {

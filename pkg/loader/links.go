@@ -17,18 +17,26 @@ import (
 )
 
 const (
-	rootDir   = "root"
-	podPrefix = "pod_"
+	rootDir    = "root"
+	podPrefix  = "pod_"
+	doorPrefix = "if_"
 )
 
 var uidRE = regexp.MustCompile(`^[A-Za-z0-9-]{1,64}$`) // also keeps dots out, which bpffs refuses
 
-// Attachment is a set of pinned links on one cgroup, as the kernel tells it.
+// Attachment is a set of links on one cgroup or interface, as the kernel tells
+// it: of a pod (PodUID), of an interface (Ifindex) or of the root cgroup.
 type Attachment struct {
-	PodUID   string   // empty: the probe programs at the root
+	PodUID   string
+	Ifindex  int
 	CgroupID uint64   // 0: the cgroup is gone, the links are dead
-	Missing  []string // programs that have no live link there
+	Gone     bool     // the interface is gone
+	Programs []string // that have a live link there
+	Missing  []string // that are loaded, belong there and have none
 }
+
+// Root tells that it is of the root cgroup.
+func (a Attachment) Root() bool { return a.PodUID == "" && a.Ifindex == 0 }
 
 // AttachPod writes the pod's row and attaches the VRF binding programs to its
 // cgroup: the row first, so that the first socket seen finds it. Doing it again
@@ -59,18 +67,19 @@ func (l *Loader) DetachPod(podUID string) error {
 	return l.detach(podPrefix + podUID)
 }
 
-// AttachRoot attaches the probe programs to the root of the cgroup tree.
+// AttachRoot attaches what judges the whole node to the root of the cgroup
+// tree: the probe allowance, the guard of sockets, and packet sockets.
 func (l *Loader) AttachRoot() error {
-	if len(l.hooks(probeHooks)) == 0 {
-		return fmt.Errorf("attach to the root cgroup: no probe program could be loaded: %s", l.Missing())
+	if len(l.hooks(rootHooks)) == 0 {
+		return fmt.Errorf("attach to the root cgroup: no program for it could be loaded: %s", l.Missing())
 	}
-	return l.attach(rootDir, l.opts.CgroupRoot, probeHooks)
+	return l.attach(rootDir, l.opts.CgroupRoot, rootHooks)
 }
 
 // DetachRoot removes them.
 func (l *Loader) DetachRoot() error { return l.detach(rootDir) }
 
-// Attachments lists what is pinned: after a restart, this is what is ours.
+// Attachments lists what is there: after a restart, this is what is ours.
 func (l *Loader) Attachments() ([]Attachment, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -80,10 +89,18 @@ func (l *Loader) Attachments() ([]Attachment, error) {
 	}
 	var out []Attachment
 	for _, d := range dirs {
+		if strings.HasPrefix(d, doorPrefix) {
+			a, err := l.doorAttachment(d)
+			if err != nil {
+				return nil, err
+			}
+			out = append(out, a)
+			continue
+		}
 		a := Attachment{PodUID: strings.TrimPrefix(d, podPrefix)}
 		set := vrfHooks
 		if d == rootDir {
-			a.PodUID, set = "", probeHooks
+			a.PodUID, set = "", rootHooks
 		}
 		for _, name := range l.hooks(set) {
 			id, err := linkCgroup(l.pin("links", d, name))
@@ -95,8 +112,16 @@ func (l *Loader) Attachments() ([]Attachment, error) {
 				continue
 			}
 			a.CgroupID = id
+			a.Programs = append(a.Programs, name)
 		}
 		out = append(out, a)
+	}
+	if !l.tcx {
+		filters, err := l.filterAttachments()
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, filters...)
 	}
 	return out, nil
 }
@@ -108,7 +133,7 @@ func (l *Loader) linkDirs() ([]string, error) {
 	}
 	var out []string
 	for _, e := range entries {
-		if e.IsDir() && (e.Name() == rootDir || strings.HasPrefix(e.Name(), podPrefix)) {
+		if e.IsDir() && (e.Name() == rootDir || strings.HasPrefix(e.Name(), podPrefix) || strings.HasPrefix(e.Name(), doorPrefix)) {
 			out = append(out, e.Name())
 		}
 	}
@@ -176,7 +201,7 @@ func updateLink(path string, prog *ebpf.Program) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("read pinned link %s: %w", path, err)
 	}
-	if cg := info.Cgroup(); cg == nil || cg.CgroupId == 0 {
+	if cg, tcx := info.Cgroup(), info.TCX(); (cg == nil || cg.CgroupId == 0) && (tcx == nil || tcx.Ifindex == 0) {
 		return false, fmt.Errorf("update link %s: %w", path, unix.ENOLINK)
 	}
 	pi, err := prog.Info()
@@ -235,11 +260,7 @@ func (l *Loader) attachOne(path, name string, want uint64, cg *os.File) error {
 	case !errors.Is(err, os.ErrNotExist):
 		return err
 	}
-	at, ok := attachTypes[name[strings.LastIndexByte(name, '_')+1:]]
-	if !ok {
-		return fmt.Errorf("no hook is known for this name")
-	}
-	lnk, err := link.AttachRawLink(link.RawLinkOptions{Target: int(cg.Fd()), Program: prog, Attach: at})
+	lnk, err := link.AttachRawLink(link.RawLinkOptions{Target: int(cg.Fd()), Program: prog, Attach: l.attachTypes[name]})
 	if err != nil {
 		return fmt.Errorf("create link: %w", err)
 	}
@@ -248,18 +269,6 @@ func (l *Loader) attachOne(path, name string, want uint64, cg *os.File) error {
 		return fmt.Errorf("pin link at %s: %w", path, err)
 	}
 	return nil
-}
-
-// attachTypes is the hook a program's name ends with.
-var attachTypes = map[string]ebpf.AttachType{
-	"create": ebpf.AttachCGroupInetSockCreate,
-	"bind4":  ebpf.AttachCGroupInet4Bind,
-	"bind6":  ebpf.AttachCGroupInet6Bind,
-	"conn4":  ebpf.AttachCGroupInet4Connect,
-	"conn6":  ebpf.AttachCGroupInet6Connect,
-	"send4":  ebpf.AttachCGroupUDP4Sendmsg,
-	"send6":  ebpf.AttachCGroupUDP6Sendmsg,
-	"setopt": ebpf.AttachCGroupSetsockopt,
 }
 
 // unpinLink removes the pin and detaches even when someone else holds the link open.

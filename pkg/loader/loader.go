@@ -34,7 +34,10 @@ type Options struct {
 	CgroupRoot  string // default: the cgroup2 mount
 	HostNetns   string // path of the host's network namespace; default: our own
 	KubeletMark uint32 // default KubeletMark
+	LSMPath     string // lists the active security modules; default /sys/kernel/security/lsm
 	Log         *slog.Logger
+
+	noTCX bool // as on a kernel without it
 }
 
 // Feature is something the programs need from the kernel, and why it is missing if it is.
@@ -69,7 +72,10 @@ type Loader struct {
 	maps     map[string]*ebpf.Map
 	programs map[string]*ebpf.Program
 	features []Feature
-	mu       sync.Mutex // serialises attach and detach
+	// attachTypes are the hooks of all programs, loaded or not.
+	attachTypes map[string]ebpf.AttachType
+	tcx         bool
+	mu          sync.Mutex // serialises attach and detach
 }
 
 // Load opens what is pinned, loads what is missing or changed, and moves every
@@ -92,7 +98,11 @@ func Load(opts Options) (*Loader, error) {
 		}
 		opts.CgroupRoot = root
 	}
-	l := &Loader{opts: opts, log: opts.Log, maps: map[string]*ebpf.Map{}, programs: map[string]*ebpf.Program{}}
+	if opts.LSMPath == "" {
+		opts.LSMPath = "/sys/kernel/security/lsm"
+	}
+	l := &Loader{opts: opts, log: opts.Log, maps: map[string]*ebpf.Map{}, programs: map[string]*ebpf.Program{},
+		attachTypes: map[string]ebpf.AttachType{}, tcx: !opts.noTCX && haveTCX()}
 	if err := l.load(); err != nil {
 		l.Close()
 		return nil, err
@@ -152,15 +162,15 @@ func (l *Loader) load() error {
 // loadSpecs returns the embedded objects. They are parsed anew for each Load,
 // as loading edits them.
 func loadSpecs() ([]*ebpf.CollectionSpec, error) {
-	vrf, err := loadVrfbind()
-	if err != nil {
-		return nil, err
+	var out []*ebpf.CollectionSpec
+	for _, load := range []func() (*ebpf.CollectionSpec, error){loadVrfbind, loadProbe, loadGuard, loadPacket} {
+		spec, err := load()
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, spec)
 	}
-	probe, err := loadProbe()
-	if err != nil {
-		return nil, err
-	}
-	return []*ebpf.CollectionSpec{vrf, probe}, nil
+	return out, nil
 }
 
 // Features lists what was asked of the kernel, missing things with a reason.
@@ -205,12 +215,19 @@ func (l *Loader) Close() {
 
 // Purge detaches every program and removes every pin: for uninstalling.
 func Purge(pinRoot string) error {
-	l := &Loader{opts: Options{PinRoot: pinRoot}, log: slog.Default()}
+	l := &Loader{opts: Options{PinRoot: pinRoot}, log: slog.Default(), tcx: haveTCX()}
 	var errs []error
 	names, err := l.linkDirs()
 	errs = append(errs, err)
 	for _, n := range names {
 		errs = append(errs, l.detach(n))
+	}
+	if !l.tcx {
+		filters, err := l.filterAttachments()
+		errs = append(errs, err)
+		for _, a := range filters {
+			errs = append(errs, l.detachFilters(a.Ifindex))
+		}
 	}
 	return errors.Join(append(errs, os.RemoveAll(pinRoot))...)
 }

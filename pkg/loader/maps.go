@@ -71,12 +71,12 @@ func (l *Loader) openMap(name string, spec *ebpf.MapSpec) (*ebpf.Map, bool, erro
 // the common prefix of a value means the same in both; where the key changed,
 // rows cannot be carried over and the first reconcile writes them.
 func copyMap(to, from *ebpf.Map) error {
-	if to.Type() == ebpf.RingBuf || to.KeySize() != from.KeySize() {
+	if to.Type() == ebpf.RingBuf || to.Type() == ebpf.SkStorage || to.Type() != from.Type() || to.KeySize() != from.KeySize() {
 		return nil
 	}
 	key := make([]byte, from.KeySize())
 	if to.Type() == ebpf.PerCPUArray {
-		if from.Type() != to.Type() || from.ValueSize() != to.ValueSize() {
+		if from.ValueSize() != to.ValueSize() {
 			return nil
 		}
 		var val [][]byte
@@ -167,14 +167,20 @@ func (l *Loader) writeConfig(c vrfbindBhConfig) error {
 // Config is what the programs need to know besides rows.
 type Config struct {
 	PodLevels     uint32 // bit n: pods live at level n of the cgroup tree
+	PodRootLevels uint32 // bit n: a directory that holds all pods is at level n
 	KubeletLevels uint32
 	ProbeLock     bool // enforce the locked addresses
+	Guard         bool // judge packets and devices
+	TunnelPort    uint32
+	// Marks of networks, the first one's and the last possible one's.
+	MarkFirst, MarkLast uint32
 }
 
 // Config reads the configuration in force.
 func (l *Loader) Config() (Config, error) {
 	c, err := l.readConfig()
-	return Config{PodLevels: c.PodLevels, KubeletLevels: c.KubeletLevels, ProbeLock: c.ProbeLock != 0}, err
+	return Config{PodLevels: c.PodLevels, PodRootLevels: c.PodrootLevels, KubeletLevels: c.KubeletLevels, ProbeLock: c.ProbeLock != 0,
+		Guard: c.Guard != 0, TunnelPort: c.TunnelPort, MarkFirst: c.MarkFirst, MarkLast: c.MarkLast}, err
 }
 
 // SetConfig replaces it. The kernel swaps the one row as a whole.
@@ -183,9 +189,15 @@ func (l *Loader) SetConfig(want Config) error {
 	if err != nil {
 		return err
 	}
-	c.PodLevels, c.KubeletLevels, c.ProbeLock = want.PodLevels, want.KubeletLevels, 0
-	if want.ProbeLock {
-		c.ProbeLock = 1
-	}
+	c.PodLevels, c.PodrootLevels, c.KubeletLevels = want.PodLevels, want.PodRootLevels, want.KubeletLevels
+	c.ProbeLock, c.Guard = flag(want.ProbeLock), flag(want.Guard)
+	c.TunnelPort, c.MarkFirst, c.MarkLast = want.TunnelPort, want.MarkFirst, want.MarkLast
 	return l.writeConfig(c)
+}
+
+func flag(b bool) uint32 {
+	if b {
+		return 1
+	}
+	return 0
 }

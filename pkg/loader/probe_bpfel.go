@@ -25,6 +25,22 @@ type probeBhConfig struct {
 	KubeletLevels uint32
 	KubeletMark   uint32
 	ProbeLock     uint32
+	PodrootLevels uint32
+	Guard         uint32
+	TunnelPort    uint32
+	MarkFirst     uint32
+	MarkLast      uint32
+	Pad           uint32
+}
+
+type probeBhDoor struct {
+	_           structs.HostLayout
+	Kind        uint32
+	Netid       uint32
+	ForwardFrom uint32
+	PeerMac     [6]uint8
+	Pad         [2]uint8
+	Peer6       [4]uint32
 }
 
 type probeBhEvent struct {
@@ -47,20 +63,73 @@ type probeBhKubeletKey struct {
 	Pad uint32
 }
 
+type probeBhNet struct {
+	_          structs.HostLayout
+	VrfIfindex uint32
+	Mark       uint32
+	Host4      [4]uint32
+	Host6      [4]uint32
+}
+
+type probeBhPod struct {
+	_          structs.HostLayout
+	Netid      uint32
+	Mark       uint32
+	VrfIfindex uint32
+	Flags      uint32
+}
+
+type probeBhProbe struct {
+	_     structs.HostLayout
+	Netid uint32
+	Held  uint32
+}
+
+type probeBhProbeKey struct {
+	_     structs.HostLayout
+	Port  uint16
+	Proto uint8
+	Pad   uint8
+}
+
+type probeBhSock struct {
+	_    structs.HostLayout
+	Pod  uint64
+	Led  uint32
+	Addr [4]uint32
+	Pad  uint32
+}
+
+type probeBhToldKey struct {
+	_      structs.HostLayout
+	Cgroup uint64
+	Reason uint32
+	Pad    uint32
+}
+
 // Names of all BPF objects in the ELF.
 //
 // Used for safe lookups in a Collection or CollectionSpec.
 const (
 	probeMapBhConfig     = "bh_config"
 	probeMapBhCounters   = "bh_counters"
+	probeMapBhDoors      = "bh_doors"
 	probeMapBhEvents     = "bh_events"
 	probeMapBhKubelet    = "bh_kubelet"
+	probeMapBhLocals     = "bh_locals"
 	probeMapBhLocked     = "bh_locked"
+	probeMapBhNets       = "bh_nets"
+	probeMapBhPodroots   = "bh_podroots"
+	probeMapBhPods       = "bh_pods"
+	probeMapBhProbes     = "bh_probes"
+	probeMapBhSocks      = "bh_socks"
+	probeMapBhTold       = "bh_told"
 	probeProgBhPrbConn4  = "bh_prb_conn4"
 	probeProgBhPrbConn6  = "bh_prb_conn6"
 	probeProgBhPrbCreate = "bh_prb_create"
 	probeProgBhPrbSend4  = "bh_prb_send4"
 	probeProgBhPrbSend6  = "bh_prb_send6"
+	probeProgBhPrbSetopt = "bh_prb_setopt"
 )
 
 // loadProbe returns the embedded CollectionSpec for probe.
@@ -110,6 +179,7 @@ type probeProgramSpecs struct {
 	BhPrbCreate *ebpf.ProgramSpec `ebpf:"bh_prb_create"`
 	BhPrbSend4  *ebpf.ProgramSpec `ebpf:"bh_prb_send4"`
 	BhPrbSend6  *ebpf.ProgramSpec `ebpf:"bh_prb_send6"`
+	BhPrbSetopt *ebpf.ProgramSpec `ebpf:"bh_prb_setopt"`
 }
 
 // probeMapSpecs contains maps before they are loaded into the kernel.
@@ -118,9 +188,17 @@ type probeProgramSpecs struct {
 type probeMapSpecs struct {
 	BhConfig   *ebpf.MapSpec `ebpf:"bh_config"`
 	BhCounters *ebpf.MapSpec `ebpf:"bh_counters"`
+	BhDoors    *ebpf.MapSpec `ebpf:"bh_doors"`
 	BhEvents   *ebpf.MapSpec `ebpf:"bh_events"`
 	BhKubelet  *ebpf.MapSpec `ebpf:"bh_kubelet"`
+	BhLocals   *ebpf.MapSpec `ebpf:"bh_locals"`
 	BhLocked   *ebpf.MapSpec `ebpf:"bh_locked"`
+	BhNets     *ebpf.MapSpec `ebpf:"bh_nets"`
+	BhPodroots *ebpf.MapSpec `ebpf:"bh_podroots"`
+	BhPods     *ebpf.MapSpec `ebpf:"bh_pods"`
+	BhProbes   *ebpf.MapSpec `ebpf:"bh_probes"`
+	BhSocks    *ebpf.MapSpec `ebpf:"bh_socks"`
+	BhTold     *ebpf.MapSpec `ebpf:"bh_told"`
 }
 
 // probeVariableSpecs contains global variables before they are loaded into the kernel.
@@ -151,18 +229,34 @@ func (o *probeObjects) Close() error {
 type probeMaps struct {
 	BhConfig   *ebpf.Map `ebpf:"bh_config"`
 	BhCounters *ebpf.Map `ebpf:"bh_counters"`
+	BhDoors    *ebpf.Map `ebpf:"bh_doors"`
 	BhEvents   *ebpf.Map `ebpf:"bh_events"`
 	BhKubelet  *ebpf.Map `ebpf:"bh_kubelet"`
+	BhLocals   *ebpf.Map `ebpf:"bh_locals"`
 	BhLocked   *ebpf.Map `ebpf:"bh_locked"`
+	BhNets     *ebpf.Map `ebpf:"bh_nets"`
+	BhPodroots *ebpf.Map `ebpf:"bh_podroots"`
+	BhPods     *ebpf.Map `ebpf:"bh_pods"`
+	BhProbes   *ebpf.Map `ebpf:"bh_probes"`
+	BhSocks    *ebpf.Map `ebpf:"bh_socks"`
+	BhTold     *ebpf.Map `ebpf:"bh_told"`
 }
 
 func (m *probeMaps) Close() error {
 	return _ProbeClose(
 		m.BhConfig,
 		m.BhCounters,
+		m.BhDoors,
 		m.BhEvents,
 		m.BhKubelet,
+		m.BhLocals,
 		m.BhLocked,
+		m.BhNets,
+		m.BhPodroots,
+		m.BhPods,
+		m.BhProbes,
+		m.BhSocks,
+		m.BhTold,
 	)
 }
 
@@ -181,6 +275,7 @@ type probePrograms struct {
 	BhPrbCreate *ebpf.Program `ebpf:"bh_prb_create"`
 	BhPrbSend4  *ebpf.Program `ebpf:"bh_prb_send4"`
 	BhPrbSend6  *ebpf.Program `ebpf:"bh_prb_send6"`
+	BhPrbSetopt *ebpf.Program `ebpf:"bh_prb_setopt"`
 }
 
 func (p *probePrograms) Close() error {
@@ -190,6 +285,7 @@ func (p *probePrograms) Close() error {
 		p.BhPrbCreate,
 		p.BhPrbSend4,
 		p.BhPrbSend6,
+		p.BhPrbSetopt,
 	)
 }
 

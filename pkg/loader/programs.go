@@ -12,13 +12,27 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// hookSet names the programs of one attachment, by the prefix of their names.
-type hookSet string
+// hookSet tells by its name whether a program belongs to an attachment.
+type hookSet func(name string) bool
 
-const (
-	vrfHooks   hookSet = "bh_vrf_"
-	probeHooks hookSet = "bh_prb_"
-)
+func vrfHooks(name string) bool { return strings.HasPrefix(name, "bh_vrf_") }
+
+func rootHooks(name string) bool {
+	return strings.HasPrefix(name, "bh_prb_") || strings.HasPrefix(name, "bh_lsm_") || name == "bh_grd_send" || name == "bh_grd_recv"
+}
+
+func doorHooks(k DoorKind) hookSet {
+	var names []string
+	switch k {
+	case DoorPort, DoorVRF, DoorDefault:
+		names = []string{"bh_grd_port"}
+	case DoorPod, DoorLocked:
+		names = []string{"bh_grd_pod", "bh_grd_from"}
+	case DoorOwn, DoorLoopback:
+		names = []string{"bh_grd_own"}
+	}
+	return func(name string) bool { return slices.Contains(names, name) }
+}
 
 // openPrograms fills l.programs: the pinned program where code and maps are
 // unchanged, else a new one. It returns the names of the new ones.
@@ -50,11 +64,20 @@ func (l *Loader) openPrograms(specs []*ebpf.CollectionSpec) []string {
 
 func (l *Loader) openProgram(cs *ebpf.CollectionSpec, name string) (*ebpf.Program, bool, error) {
 	spec := cs.Programs[name]
-	if p, err := ebpf.LoadPinnedProgram(l.pin("progs", name), nil); err == nil {
-		if l.unchanged(p, spec) {
-			return p, false, nil
+	l.attachTypes[name] = spec.AttachType
+	if why := l.inactive(spec); why != "" {
+		return nil, false, errors.New(why)
+	}
+	pinned, err := ebpf.LoadPinnedProgram(l.pin("progs", name), nil)
+	if err == nil {
+		if l.unchanged(pinned, spec) {
+			return pinned, false, nil
 		}
-		p.Close()
+		defer func() {
+			if pinned != nil {
+				pinned.Close()
+			}
+		}()
 	} else if !errors.Is(err, os.ErrNotExist) {
 		l.log.Warn("pinned program cannot be opened; loading it anew", "program", name, "err", err)
 	}
@@ -69,7 +92,45 @@ func (l *Loader) openProgram(cs *ebpf.CollectionSpec, name string) (*ebpf.Progra
 		return nil, false, fmt.Errorf("load program %s: %w", name, err)
 	}
 	defer coll.Close()
+	if pinned != nil && same(pinned, coll.Programs[name]) {
+		p := pinned
+		pinned = nil
+		return p, false, nil
+	}
 	return coll.DetachProgram(name), true, nil
+}
+
+// inactive says why a program would load and never be called.
+func (l *Loader) inactive(spec *ebpf.ProgramSpec) string {
+	if spec.AttachType != ebpf.AttachLSMCgroup {
+		return ""
+	}
+	raw, err := os.ReadFile(l.opts.LSMPath)
+	if err != nil {
+		return fmt.Sprintf("whether BPF LSM is on cannot be told: %v", err)
+	}
+	if !slices.Contains(strings.Split(strings.TrimSpace(string(raw)), ","), "bpf") {
+		return fmt.Sprintf("BPF LSM is off: start the kernel with lsm=%s,bpf", strings.TrimSpace(string(raw)))
+	}
+	return ""
+}
+
+// same tells that two loaded programs do the same with the same maps. Where
+// field offsets are adjusted to the kernel, only what was loaded can be compared.
+func same(a, b *ebpf.Program) bool {
+	x, err := a.Info()
+	if err != nil {
+		return false
+	}
+	y, err := b.Info()
+	if err != nil || x.Tag != y.Tag {
+		return false
+	}
+	have, ok1 := x.MapIDs()
+	want, ok2 := y.MapIDs()
+	slices.Sort(have)
+	slices.Sort(want)
+	return ok1 && ok2 && slices.Equal(have, want)
 }
 
 // unchanged: the same instructions on the same maps. Then the pinned program
@@ -119,7 +180,7 @@ func (l *Loader) pinPrograms(names []string) error {
 func (l *Loader) hooks(set hookSet) []string {
 	var out []string
 	for n := range l.programs {
-		if strings.HasPrefix(n, string(set)) {
+		if set(n) {
 			out = append(out, n)
 		}
 	}

@@ -42,7 +42,7 @@ func must(t *testing.T, err error) {
 func TestRootRows(t *testing.T) {
 	l := newSandbox(t).load()
 	want := []Row{
-		PodRow{77, 5, 0x1005, 9},
+		PodRow{77, 5, 0x1005, 9, false, true},
 		DestRow{5, netip.MustParsePrefix("10.5.0.0/16")}, DestRow{5, netip.MustParsePrefix("fd05::/64")}, DestRow{6, netip.MustParsePrefix("10.5.0.0/16")},
 		LockedRow{netip.MustParseAddr("10.244.0.7"), 5}, LockedRow{netip.MustParseAddr("fd00::7"), 5},
 		KubeletRow{CgroupID: 88}, KubeletRow{TGID: 88},
@@ -286,7 +286,7 @@ func TestRootNewMapLayout(t *testing.T) {
 	}
 	rows, err := l2.Rows()
 	must(t, err)
-	if len(rows) != 2 || !slices.Contains(rows, Row(PodRow{s.id(pod), 1, 0x1001, 3})) {
+	if len(rows) != 2 || !slices.Contains(rows, Row(PodRow{CgroupID: s.id(pod), NetworkID: 1, Mark: 0x1001, VRFIfindex: 3})) {
 		t.Errorf("rows after the change: %v", rows)
 	}
 	s.expect("after the change", pod, 0, [2]string{"born tcp4", "mark=0x1001 dev=0"})

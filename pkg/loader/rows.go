@@ -26,12 +26,68 @@ type Key struct {
 	ID  any
 }
 
-// PodRow says which network the pod with this cgroup belongs to.
+// PodRow says which network the host-network pod with this cgroup belongs to.
 type PodRow struct {
 	CgroupID   uint64
-	NetworkID  uint32
+	NetworkID  uint32 // 0: the cluster default network
 	Mark       uint32
 	VRFIfindex uint32 // 0: the VRF does not exist yet; the pod's wildcard binds are refused
+	Unbound    bool   // its sockets are left where they are
+	Trusted    bool   // packet sockets on any interface are allowed
+}
+
+// PodRootRow is a directory of the cgroup tree that holds all pods, and nothing else.
+type PodRootRow struct{ CgroupID uint64 }
+
+// DoorKind is what an interface of the host leads to.
+type DoorKind uint32
+
+const (
+	DoorPort     DoorKind = iota + 1 // management port of a tenant's network
+	DoorVRF                          // its VRF device
+	DoorDefault                      // management port of the cluster default network
+	DoorPod                          // host end of a pod's interface
+	DoorLocked                       // the same, of a locked default-network interface
+	DoorOwn                          // the node's own: uplink, external bridge
+	DoorLoopback                     // lo
+)
+
+func (k DoorKind) String() string {
+	names := [...]string{"", "management port", "VRF", "default network's management port", "pod's interface", "locked pod's interface", "node's own", "loopback"}
+	if int(k) < len(names) && k > 0 {
+		return names[k]
+	}
+	return fmt.Sprintf("kind %d", uint32(k))
+}
+
+// DoorRow says what an interface of the host leads to.
+type DoorRow struct {
+	Ifindex   int
+	Kind      DoorKind
+	NetworkID uint32
+	// ForwardFrom is the interface whose packets may be forwarded into this one; 0: none.
+	ForwardFrom int
+	// PeerMAC and Peer6 are the only peer of a locked interface.
+	PeerMAC [6]byte
+	Peer6   netip.Addr
+}
+
+// NetRow is where connections to the node's own addresses are led in a network.
+type NetRow struct {
+	NetworkID    uint32
+	VRFIfindex   uint32
+	Mark         uint32
+	Host4, Host6 netip.Addr // the node's addresses on the network; invalid: none
+}
+
+// LocalRow is an address of the node outside all networks.
+type LocalRow struct{ Addr netip.Addr }
+
+// ProbeRow says that kubelet's connections to a port of the node are probes of
+// a network's host-network pods.
+type ProbeRow struct {
+	Port      uint16
+	NetworkID uint32
 }
 
 // DestRow says that a prefix lies inside a network's VRF.
@@ -54,12 +110,42 @@ type KubeletRow struct {
 }
 
 func (r PodRow) Key() Key     { return Key{"bh_pods", r.CgroupID} }
+func (r PodRootRow) Key() Key { return Key{"bh_podroots", r.CgroupID} }
+func (r DoorRow) Key() Key    { return Key{"bh_doors", r.Ifindex} }
+func (r NetRow) Key() Key     { return Key{"bh_nets", r.NetworkID} }
+func (r LocalRow) Key() Key   { return Key{"bh_locals", r.Addr} }
+func (r ProbeRow) Key() Key   { return Key{"bh_probes", r.Port} }
 func (r DestRow) Key() Key    { return Key{"bh_dests", r} }
 func (r LockedRow) Key() Key  { return Key{"bh_locked", r.Addr} }
 func (r KubeletRow) Key() Key { return Key{"bh_kubelet", r} }
 
 func (r PodRow) String() string {
-	return fmt.Sprintf("pod cgroup %d → network %d mark %#x vrf ifindex %d", r.CgroupID, r.NetworkID, r.Mark, r.VRFIfindex)
+	s := fmt.Sprintf("pod cgroup %d → network %d mark %#x vrf ifindex %d", r.CgroupID, r.NetworkID, r.Mark, r.VRFIfindex)
+	if r.Unbound {
+		s += " unbound"
+	}
+	if r.Trusted {
+		s += " trusted"
+	}
+	return s
+}
+func (r PodRootRow) String() string { return fmt.Sprintf("cgroup %d of all pods", r.CgroupID) }
+func (r DoorRow) String() string {
+	s := fmt.Sprintf("interface %d: %s", r.Ifindex, r.Kind)
+	if r.NetworkID != 0 {
+		s += fmt.Sprintf(" of network %d", r.NetworkID)
+	}
+	if r.ForwardFrom != 0 {
+		s += fmt.Sprintf(" forwarded from interface %d", r.ForwardFrom)
+	}
+	return s
+}
+func (r NetRow) String() string {
+	return fmt.Sprintf("network %d at vrf ifindex %d", r.NetworkID, r.VRFIfindex)
+}
+func (r LocalRow) String() string { return fmt.Sprintf("node's address %s", r.Addr) }
+func (r ProbeRow) String() string {
+	return fmt.Sprintf("probes of TCP port %d → network %d", r.Port, r.NetworkID)
 }
 func (r DestRow) String() string {
 	return fmt.Sprintf("destination %s inside network %d", r.Prefix, r.NetworkID)
@@ -99,7 +185,58 @@ func (r PodRow) encode() (any, any, error) {
 	if r.CgroupID == 0 {
 		return nil, nil, errors.New("no cgroup id")
 	}
-	return r.CgroupID, &vrfbindBhPod{Netid: r.NetworkID, Mark: r.Mark, VrfIfindex: r.VRFIfindex}, nil
+	return r.CgroupID, &vrfbindBhPod{Netid: r.NetworkID, Mark: r.Mark, VrfIfindex: r.VRFIfindex, Flags: flag(r.Unbound)*podUnbound | flag(r.Trusted)*podTrusted}, nil
+}
+
+const (
+	podUnbound = 1 // BH_POD_UNBOUND
+	podTrusted = 2 // BH_POD_TRUSTED
+)
+
+func (r PodRootRow) encode() (any, any, error) {
+	if r.CgroupID == 0 {
+		return nil, nil, errors.New("no cgroup id")
+	}
+	return r.CgroupID, uint32(1), nil
+}
+
+func (r DoorRow) encode() (any, any, error) {
+	if r.Ifindex <= 0 || r.Kind < DoorPort || r.Kind > DoorLoopback {
+		return nil, nil, fmt.Errorf("not an interface of a known kind")
+	}
+	v := &guardBhDoor{Kind: uint32(r.Kind), Netid: r.NetworkID, ForwardFrom: uint32(r.ForwardFrom), PeerMac: r.PeerMAC}
+	if r.Peer6.IsValid() {
+		v.Peer6 = words(r.Peer6.As16())
+	}
+	return uint32(r.Ifindex), v, nil
+}
+
+func (r NetRow) encode() (any, any, error) {
+	if r.NetworkID == 0 {
+		return nil, nil, errors.New("no network id")
+	}
+	v := &vrfbindBhNet{VrfIfindex: r.VRFIfindex, Mark: r.Mark}
+	if r.Host4.IsValid() {
+		v.Host4 = words(r.Host4.As16())
+	}
+	if r.Host6.IsValid() {
+		v.Host6 = words(r.Host6.As16())
+	}
+	return r.NetworkID, v, nil
+}
+
+func (r LocalRow) encode() (any, any, error) {
+	if !r.Addr.IsValid() || r.Addr.Zone() != "" {
+		return nil, nil, fmt.Errorf("not an address: %s", r.Addr)
+	}
+	return &probeBhAddr{A: words(r.Addr.As16())}, uint32(1), nil
+}
+
+func (r ProbeRow) encode() (any, any, error) {
+	if r.Port == 0 || r.NetworkID == 0 {
+		return nil, nil, errors.New("a probe row has a port and a network")
+	}
+	return &probeBhProbeKey{Port: r.Port, Proto: unix.IPPROTO_TCP}, &probeBhProbe{Netid: r.NetworkID}, nil
 }
 
 func (r DestRow) encode() (any, any, error) {
@@ -160,15 +297,44 @@ func (l *Loader) Delete(r Row) error {
 
 // Rows reads every row of every map.
 func (l *Loader) Rows() ([]Row, error) {
+	out, err := l.podRows()
+	rest, err2 := l.addressRows()
+	doors, err3 := l.doorRows()
+	if err := errors.Join(err, err2, err3); err != nil {
+		return nil, fmt.Errorf("read the eBPF maps: %w", err)
+	}
+	return append(append(out, rest...), doors...), nil
+}
+
+func (l *Loader) podRows() ([]Row, error) {
 	var out []Row
 	var cgid uint64
 	var pod vrfbindBhPod
 	pods := l.maps["bh_pods"].Iterate()
 	for pods.Next(&cgid, &pod) {
-		out = append(out, PodRow{cgid, pod.Netid, pod.Mark, pod.VrfIfindex})
+		out = append(out, PodRow{cgid, pod.Netid, pod.Mark, pod.VrfIfindex, pod.Flags&podUnbound != 0, pod.Flags&podTrusted != 0})
 	}
-	var dk vrfbindBhDestKey
 	var v uint32
+	roots := l.maps["bh_podroots"].Iterate()
+	for roots.Next(&cgid, &v) {
+		out = append(out, PodRootRow{cgid})
+	}
+	var kk probeBhKubeletKey
+	kubelet := l.maps["bh_kubelet"].Iterate()
+	for kubelet.Next(&kk, &v) {
+		if kk.Who == 2 {
+			out = append(out, KubeletRow{TGID: uint32(kk.Id)})
+		} else {
+			out = append(out, KubeletRow{CgroupID: kk.Id})
+		}
+	}
+	return out, errors.Join(pods.Err(), roots.Err(), kubelet.Err())
+}
+
+func (l *Loader) addressRows() ([]Row, error) {
+	var out []Row
+	var v uint32
+	var dk vrfbindBhDestKey
 	dests := l.maps["bh_dests"].Iterate()
 	for dests.Next(&dk, &v) {
 		bits := int(dk.Prefixlen) - destFixed
@@ -183,17 +349,57 @@ func (l *Loader) Rows() ([]Row, error) {
 	for locked.Next(&ak, &v) {
 		out = append(out, LockedRow{unwords(ak.A), v})
 	}
-	var kk probeBhKubeletKey
-	kubelet := l.maps["bh_kubelet"].Iterate()
-	for kubelet.Next(&kk, &v) {
-		if kk.Who == 2 {
-			out = append(out, KubeletRow{TGID: uint32(kk.Id)})
-		} else {
-			out = append(out, KubeletRow{CgroupID: kk.Id})
+	locals := l.maps["bh_locals"].Iterate()
+	for locals.Next(&ak, &v) {
+		out = append(out, LocalRow{unwords(ak.A)})
+	}
+	return out, errors.Join(dests.Err(), locked.Err(), locals.Err())
+}
+
+func (l *Loader) doorRows() ([]Row, error) {
+	var out []Row
+	var id uint32
+	var door guardBhDoor
+	doors := l.maps["bh_doors"].Iterate()
+	for doors.Next(&id, &door) {
+		out = append(out, DoorRow{int(id), DoorKind(door.Kind), door.Netid, int(door.ForwardFrom), door.PeerMac, address(door.Peer6)})
+	}
+	var net vrfbindBhNet
+	nets := l.maps["bh_nets"].Iterate()
+	for nets.Next(&id, &net) {
+		out = append(out, NetRow{id, net.VrfIfindex, net.Mark, address(net.Host4), address(net.Host6)})
+	}
+	var pk probeBhProbeKey
+	var p probeBhProbe
+	probes := l.maps["bh_probes"].Iterate()
+	for probes.Next(&pk, &p) {
+		out = append(out, ProbeRow{pk.Port, p.Netid})
+	}
+	return out, errors.Join(doors.Err(), nets.Err(), probes.Err())
+}
+
+// address is the zero Addr for words that are all zero.
+func address(w [4]uint32) netip.Addr {
+	if w == [4]uint32{} {
+		return netip.Addr{}
+	}
+	return unwords(w)
+}
+
+// HeldProbes are the ports of ProbeRows that somebody outside the network was
+// seen to listen on, so that probes are not led from them.
+func (l *Loader) HeldProbes() ([]uint16, error) {
+	var out []uint16
+	var k probeBhProbeKey
+	var p probeBhProbe
+	probes := l.maps["bh_probes"].Iterate()
+	for probes.Next(&k, &p) {
+		if p.Held != 0 {
+			out = append(out, k.Port)
 		}
 	}
-	if err := errors.Join(pods.Err(), dests.Err(), locked.Err(), kubelet.Err()); err != nil {
-		return nil, fmt.Errorf("read the eBPF maps: %w", err)
+	if err := probes.Err(); err != nil {
+		return nil, fmt.Errorf("read map bh_probes: %w", err)
 	}
 	return out, nil
 }

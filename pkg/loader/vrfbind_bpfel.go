@@ -13,6 +13,11 @@ import (
 	"github.com/cilium/ebpf"
 )
 
+type vrfbindBhAddr struct {
+	_ structs.HostLayout
+	A [4]uint32
+}
+
 type vrfbindBhConfig struct {
 	_             structs.HostLayout
 	HostNetns     uint64
@@ -20,6 +25,12 @@ type vrfbindBhConfig struct {
 	KubeletLevels uint32
 	KubeletMark   uint32
 	ProbeLock     uint32
+	PodrootLevels uint32
+	Guard         uint32
+	TunnelPort    uint32
+	MarkFirst     uint32
+	MarkLast      uint32
+	Pad           uint32
 }
 
 type vrfbindBhDestKey struct {
@@ -28,6 +39,16 @@ type vrfbindBhDestKey struct {
 	Netid     uint32
 	Family    uint32
 	Addr      [4]uint32
+}
+
+type vrfbindBhDoor struct {
+	_           structs.HostLayout
+	Kind        uint32
+	Netid       uint32
+	ForwardFrom uint32
+	PeerMac     [6]uint8
+	Pad         [2]uint8
+	Peer6       [4]uint32
 }
 
 type vrfbindBhEvent struct {
@@ -43,12 +64,35 @@ type vrfbindBhEvent struct {
 	Reason uint32
 }
 
+type vrfbindBhNet struct {
+	_          structs.HostLayout
+	VrfIfindex uint32
+	Mark       uint32
+	Host4      [4]uint32
+	Host6      [4]uint32
+}
+
 type vrfbindBhPod struct {
 	_          structs.HostLayout
 	Netid      uint32
 	Mark       uint32
 	VrfIfindex uint32
-	Pad        uint32
+	Flags      uint32
+}
+
+type vrfbindBhSock struct {
+	_    structs.HostLayout
+	Pod  uint64
+	Led  uint32
+	Addr [4]uint32
+	Pad  uint32
+}
+
+type vrfbindBhToldKey struct {
+	_      structs.HostLayout
+	Cgroup uint64
+	Reason uint32
+	Pad    uint32
 }
 
 // Names of all BPF objects in the ELF.
@@ -58,13 +102,23 @@ const (
 	vrfbindMapBhConfig     = "bh_config"
 	vrfbindMapBhCounters   = "bh_counters"
 	vrfbindMapBhDests      = "bh_dests"
+	vrfbindMapBhDoors      = "bh_doors"
 	vrfbindMapBhEvents     = "bh_events"
+	vrfbindMapBhLocals     = "bh_locals"
+	vrfbindMapBhNets       = "bh_nets"
+	vrfbindMapBhPodroots   = "bh_podroots"
 	vrfbindMapBhPods       = "bh_pods"
+	vrfbindMapBhSocks      = "bh_socks"
+	vrfbindMapBhTold       = "bh_told"
 	vrfbindProgBhVrfBind4  = "bh_vrf_bind4"
 	vrfbindProgBhVrfBind6  = "bh_vrf_bind6"
 	vrfbindProgBhVrfConn4  = "bh_vrf_conn4"
 	vrfbindProgBhVrfConn6  = "bh_vrf_conn6"
 	vrfbindProgBhVrfCreate = "bh_vrf_create"
+	vrfbindProgBhVrfPeer4  = "bh_vrf_peer4"
+	vrfbindProgBhVrfPeer6  = "bh_vrf_peer6"
+	vrfbindProgBhVrfRecv4  = "bh_vrf_recv4"
+	vrfbindProgBhVrfRecv6  = "bh_vrf_recv6"
 	vrfbindProgBhVrfSend4  = "bh_vrf_send4"
 	vrfbindProgBhVrfSend6  = "bh_vrf_send6"
 	vrfbindProgBhVrfSetopt = "bh_vrf_setopt"
@@ -117,6 +171,10 @@ type vrfbindProgramSpecs struct {
 	BhVrfConn4  *ebpf.ProgramSpec `ebpf:"bh_vrf_conn4"`
 	BhVrfConn6  *ebpf.ProgramSpec `ebpf:"bh_vrf_conn6"`
 	BhVrfCreate *ebpf.ProgramSpec `ebpf:"bh_vrf_create"`
+	BhVrfPeer4  *ebpf.ProgramSpec `ebpf:"bh_vrf_peer4"`
+	BhVrfPeer6  *ebpf.ProgramSpec `ebpf:"bh_vrf_peer6"`
+	BhVrfRecv4  *ebpf.ProgramSpec `ebpf:"bh_vrf_recv4"`
+	BhVrfRecv6  *ebpf.ProgramSpec `ebpf:"bh_vrf_recv6"`
 	BhVrfSend4  *ebpf.ProgramSpec `ebpf:"bh_vrf_send4"`
 	BhVrfSend6  *ebpf.ProgramSpec `ebpf:"bh_vrf_send6"`
 	BhVrfSetopt *ebpf.ProgramSpec `ebpf:"bh_vrf_setopt"`
@@ -129,8 +187,14 @@ type vrfbindMapSpecs struct {
 	BhConfig   *ebpf.MapSpec `ebpf:"bh_config"`
 	BhCounters *ebpf.MapSpec `ebpf:"bh_counters"`
 	BhDests    *ebpf.MapSpec `ebpf:"bh_dests"`
+	BhDoors    *ebpf.MapSpec `ebpf:"bh_doors"`
 	BhEvents   *ebpf.MapSpec `ebpf:"bh_events"`
+	BhLocals   *ebpf.MapSpec `ebpf:"bh_locals"`
+	BhNets     *ebpf.MapSpec `ebpf:"bh_nets"`
+	BhPodroots *ebpf.MapSpec `ebpf:"bh_podroots"`
 	BhPods     *ebpf.MapSpec `ebpf:"bh_pods"`
+	BhSocks    *ebpf.MapSpec `ebpf:"bh_socks"`
+	BhTold     *ebpf.MapSpec `ebpf:"bh_told"`
 }
 
 // vrfbindVariableSpecs contains global variables before they are loaded into the kernel.
@@ -162,8 +226,14 @@ type vrfbindMaps struct {
 	BhConfig   *ebpf.Map `ebpf:"bh_config"`
 	BhCounters *ebpf.Map `ebpf:"bh_counters"`
 	BhDests    *ebpf.Map `ebpf:"bh_dests"`
+	BhDoors    *ebpf.Map `ebpf:"bh_doors"`
 	BhEvents   *ebpf.Map `ebpf:"bh_events"`
+	BhLocals   *ebpf.Map `ebpf:"bh_locals"`
+	BhNets     *ebpf.Map `ebpf:"bh_nets"`
+	BhPodroots *ebpf.Map `ebpf:"bh_podroots"`
 	BhPods     *ebpf.Map `ebpf:"bh_pods"`
+	BhSocks    *ebpf.Map `ebpf:"bh_socks"`
+	BhTold     *ebpf.Map `ebpf:"bh_told"`
 }
 
 func (m *vrfbindMaps) Close() error {
@@ -171,8 +241,14 @@ func (m *vrfbindMaps) Close() error {
 		m.BhConfig,
 		m.BhCounters,
 		m.BhDests,
+		m.BhDoors,
 		m.BhEvents,
+		m.BhLocals,
+		m.BhNets,
+		m.BhPodroots,
 		m.BhPods,
+		m.BhSocks,
+		m.BhTold,
 	)
 }
 
@@ -191,6 +267,10 @@ type vrfbindPrograms struct {
 	BhVrfConn4  *ebpf.Program `ebpf:"bh_vrf_conn4"`
 	BhVrfConn6  *ebpf.Program `ebpf:"bh_vrf_conn6"`
 	BhVrfCreate *ebpf.Program `ebpf:"bh_vrf_create"`
+	BhVrfPeer4  *ebpf.Program `ebpf:"bh_vrf_peer4"`
+	BhVrfPeer6  *ebpf.Program `ebpf:"bh_vrf_peer6"`
+	BhVrfRecv4  *ebpf.Program `ebpf:"bh_vrf_recv4"`
+	BhVrfRecv6  *ebpf.Program `ebpf:"bh_vrf_recv6"`
 	BhVrfSend4  *ebpf.Program `ebpf:"bh_vrf_send4"`
 	BhVrfSend6  *ebpf.Program `ebpf:"bh_vrf_send6"`
 	BhVrfSetopt *ebpf.Program `ebpf:"bh_vrf_setopt"`
@@ -203,6 +283,10 @@ func (p *vrfbindPrograms) Close() error {
 		p.BhVrfConn4,
 		p.BhVrfConn6,
 		p.BhVrfCreate,
+		p.BhVrfPeer4,
+		p.BhVrfPeer6,
+		p.BhVrfRecv4,
+		p.BhVrfRecv6,
 		p.BhVrfSend4,
 		p.BhVrfSend6,
 		p.BhVrfSetopt,

@@ -17,6 +17,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/ovn-kubernetes/libovsdb/ovsdb"
+
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovs/flows"
 	"bulkhead/pkg/ovs/vsdb"
@@ -65,6 +67,54 @@ func (c *Client) ExternalBridge(ctx context.Context, name string) (flows.Bridge,
 	return out, nil
 }
 
+// ProtectPatchPorts marks the external bridge's patch ports, which lead to
+// networks, as protected: while the bridge has no flows of ours, after a start
+// of Open vSwitch, it switches by itself, and then never from one protected port
+// to another. The mark is in the database and outlives a restart.
+func (c *Client) ProtectPatchPorts(ctx context.Context, bridge string) error {
+	br := &vsdb.Bridge{Name: bridge}
+	if err := c.db.Get(ctx, br); err != nil {
+		return fmt.Errorf("external bridge %s: %w", bridge, err)
+	}
+	var ops []ovsdb.Operation
+	for _, uuid := range br.Ports {
+		port := &vsdb.Port{UUID: uuid}
+		if err := c.db.Get(ctx, port); err != nil {
+			return fmt.Errorf("port %s of bridge %s: %w", uuid, bridge, err)
+		}
+		if port.Protected {
+			continue
+		}
+		for _, uuid := range port.Interfaces {
+			i := &vsdb.Interface{UUID: uuid}
+			if err := c.db.Get(ctx, i); err != nil {
+				return fmt.Errorf("interface %s of port %s: %w", uuid, port.Name, err)
+			}
+			if i.Type != "patch" {
+				continue
+			}
+			port.Protected = true
+			update, err := c.db.Where(port).Update(port, &port.Protected)
+			if err != nil {
+				return fmt.Errorf("protect port %s: %w", port.Name, err)
+			}
+			ops = append(ops, update...)
+			break
+		}
+	}
+	if len(ops) == 0 {
+		return nil
+	}
+	results, err := c.db.Transact(ctx, ops...)
+	if err == nil {
+		_, err = ovsdb.CheckOperationResults(results, ops)
+	}
+	if err != nil {
+		return fmt.Errorf("protect the patch ports of bridge %s: %w", bridge, err)
+	}
+	return nil
+}
+
 // FlowKeeper keeps the external bridge's flows as flows.Build wants them. It
 // starts ovs-ofctl only when there is something to do: the bridge's uplink has
 // other OpenFlow ports, networks changed, or ovs-vswitchd is another process.
@@ -80,6 +130,7 @@ type FlowKeeper struct {
 
 	mu       sync.Mutex
 	networks []network.Network
+	closed   bool // the flows were in place once
 }
 
 // RunDir is where ovs-vswitchd's sockets are, by the database's address.
@@ -98,13 +149,26 @@ func (k *FlowKeeper) SetNetworks(nets []network.Network) {
 	k.Client.change.notify(anything)
 }
 
-// Sync does what is needed once, whatever was done before.
-func (k *FlowKeeper) Sync(ctx context.Context) error {
+// Close closes the external bridge, before Open vSwitch is told that networks
+// lead to it: nothing passes between patch ports then. It does so once.
+func (k *FlowKeeper) Close(ctx context.Context) error {
+	k.mu.Lock()
+	closed := k.closed
+	k.mu.Unlock()
+	if closed {
+		return nil
+	}
 	want, err := k.want(ctx)
-	if err != nil {
+	if err != nil && !errors.Is(err, flows.ErrNoUplink) {
 		return err
 	}
-	return k.apply(ctx, want)
+	if err := k.apply(ctx, want); err != nil {
+		return err
+	}
+	k.mu.Lock()
+	k.closed = true
+	k.mu.Unlock()
+	return nil
 }
 
 func (k *FlowKeeper) want(ctx context.Context) (flows.State, error) {
@@ -137,11 +201,14 @@ func (k *FlowKeeper) Run(ctx context.Context) {
 	for ctx.Err() == nil {
 		changed, stop := k.Client.change.wait(anything)
 		want, err := k.want(ctx)
-		if err == nil && !reflect.DeepEqual(want, done) {
-			if err = k.apply(ctx, want); err == nil {
+		if (err == nil || errors.Is(err, flows.ErrNoUplink)) && !reflect.DeepEqual(want, done) {
+			if failed := k.apply(ctx, want); failed != nil {
+				err = errors.Join(err, failed)
+			} else {
 				done = want
 			}
 		}
+		err = errors.Join(err, k.Client.ProtectPatchPorts(ctx, k.Bridge))
 		if k.Report != nil {
 			k.Report(err)
 		}

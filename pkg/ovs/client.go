@@ -76,7 +76,7 @@ func (c *Client) start(ctx context.Context) error {
 	_, err := c.db.Monitor(ctx, c.db.NewMonitor(
 		client.WithTable(o, &o.Bridges, &o.ExternalIDs, &o.CurCfg, &o.NextCfg),
 		client.WithTable(b, &b.Name, &b.Ports, &b.FailMode, &b.DatapathType, &b.ExternalIDs),
-		client.WithTable(p, &p.Name, &p.Interfaces, &p.ExternalIDs),
+		client.WithTable(p, &p.Name, &p.Interfaces, &p.ExternalIDs, &p.Protected),
 		client.WithTable(i, &i.Name, &i.Type, &i.MAC, &i.MTURequest, &i.ExternalIDs, &i.Ofport, &i.Error)))
 	if err != nil {
 		return fmt.Errorf("monitor: %w", err)

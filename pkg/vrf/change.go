@@ -82,6 +82,9 @@ func (k *Kernel) changeLink(op Op) error {
 		}
 		return k.h.LinkSetAlias(l, op.Device.Alias)
 	case DeviceUp, PortUp:
+		if err := k.guard(l); err != nil {
+			return err
+		}
 		return k.h.LinkSetUp(l)
 	case PortDown:
 		return k.h.LinkSetDown(l)

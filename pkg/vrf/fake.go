@@ -260,3 +260,20 @@ func (f *Fake) changeLink(op Op) error {
 	}
 	return nil
 }
+
+// List is what Kernel.Links is: indexes follow from the order of the names.
+func (f *Fake) List(context.Context) ([]Link, error) {
+	var out []Link
+	for i, name := range slices.Sorted(maps.Keys(f.Links)) {
+		l := f.Links[name]
+		x := Link{Index: i + 2, Name: name, Type: "device"}
+		if l.Table != 0 {
+			x.Type = "vrf"
+			if l.Ours {
+				x.Table = l.Table
+			}
+		}
+		out = append(out, x)
+	}
+	return out, nil
+}

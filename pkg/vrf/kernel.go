@@ -37,6 +37,10 @@ type Kernel struct {
 	sysctl string
 	bridge string
 
+	// Guard, when set, is called before a VRF device or management port is set
+	// up; where it fails the link stays down.
+	Guard func(Link) error
+
 	mu     sync.Mutex
 	mirror mirror
 }

@@ -19,6 +19,7 @@ type mirror struct {
 	devices map[int]mirrorDevice
 	byTable map[int]map[int]struct{} // table → indexes of devices
 	links   map[int]string           // management ports and the bridge, by index
+	all     map[int]struct{}         // every link's index
 }
 
 type mirrorDevice struct {
@@ -27,7 +28,7 @@ type mirrorDevice struct {
 }
 
 func newMirror() mirror {
-	return mirror{rules: map[int]map[Rule]struct{}{}, devices: map[int]mirrorDevice{}, byTable: map[int]map[int]struct{}{}, links: map[int]string{}}
+	return mirror{rules: map[int]map[Rule]struct{}{}, devices: map[int]mirrorDevice{}, byTable: map[int]map[int]struct{}{}, links: map[int]string{}, all: map[int]struct{}{}}
 }
 
 func (m *mirror) addRule(r Rule) {
@@ -116,6 +117,7 @@ func (k *Kernel) fillMirror() error {
 	}
 	for _, l := range links {
 		a := l.Attrs()
+		fresh.all[a.Index] = struct{}{}
 		if v, ok := l.(*netlink.Vrf); ok && ours(l) {
 			fresh.setDevice(a.Index, a.Name, int(v.Table))
 		}

@@ -21,6 +21,7 @@ import (
 type Change struct {
 	ID     int  // network of that id, when neither of the following
 	Bridge bool // the external bridge, its addresses or the node's default routes
+	Links  bool // an interface that is none of ours came or went
 	All    bool // events were lost
 }
 
@@ -136,6 +137,12 @@ func (k *Kernel) linkEvent(l netlink.Link, gone bool, w Watched) (Change, bool) 
 		k.mirror.delDevice(a.Index)
 		return changeOfTable(table.table, w)
 	}
+	_, seen := k.mirror.all[a.Index]
+	if gone {
+		delete(k.mirror.all, a.Index)
+	} else {
+		k.mirror.all[a.Index] = struct{}{}
+	}
 	if gone {
 		delete(k.mirror.links, a.Index)
 	} else if a.Name == k.bridge || strings.HasPrefix(a.Name, portPrefix) {
@@ -145,7 +152,10 @@ func (k *Kernel) linkEvent(l netlink.Link, gone bool, w Watched) (Change, bool) 
 		k.mirror.setDevice(a.Index, a.Name, int(v.Table))
 		return changeOfTable(int(v.Table), w)
 	}
-	return k.changeOfLink(a.Name, w)
+	if c, ok := k.changeOfLink(a.Name, w); ok {
+		return c, true
+	}
+	return Change{Links: true}, seen == gone
 }
 
 func changeOfTable(table int, w Watched) (Change, bool) {

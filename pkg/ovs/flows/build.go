@@ -67,7 +67,8 @@ const (
 // Build is what the external bridge does: the node's own traffic passes
 // between uplink and bridge port, and what comes from any other port, which
 // are the networks' patch ports, is dropped. The node's networks have no way to
-// the outside yet, so that nothing follows from them.
+// the outside yet, so that nothing follows from them. Without an uplink
+// (ErrNoUplink) the flows drop all the same.
 func Build(bridge Bridge, _ []network.Network) (State, error) {
 	s := State{{Cookie: CookieBase, Priority: priorityDrop, Actions: "drop"}}
 	uplinks := slices.Clone(bridge.Uplinks)
@@ -80,7 +81,7 @@ func Build(bridge Bridge, _ []network.Network) (State, error) {
 	}
 	switch len(uplinks) {
 	case 0:
-		return nil, fmt.Errorf("bridge %s: %w", bridge.Name, ErrNoUplink)
+		return s, fmt.Errorf("bridge %s: %w", bridge.Name, ErrNoUplink)
 	case 1:
 		s = append(s, Flow{Cookie: CookieBase, Priority: priorityPass, Match: "in_port=LOCAL", Actions: fmt.Sprintf("output:%d", uplinks[0])})
 	default: // a bond: the first member that is up

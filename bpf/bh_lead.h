@@ -1,0 +1,91 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Leading a connect or datagram that is for loopback or for one of the node's
+ * own addresses to the node's address in a network, and its socket into the
+ * VRF: a server of the network that listens on all addresses is there and
+ * nowhere else.
+ */
+#ifndef BH_LEAD_H
+#define BH_LEAD_H
+
+#include "bh_pods.h"
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 16384);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32); /* network id */
+	__type(value, struct bh_net);
+} bh_nets SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1024);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct bh_addr); /* an address of the node outside all networks */
+	__type(value, __u32);
+} bh_locals SEC(".maps");
+
+static __always_inline int bh_is_local(const struct bh_addr *addr)
+{
+	return bh_is_loopback(addr) || bpf_map_lookup_elem(&bh_locals, addr) != 0;
+}
+
+/*
+ * bh_holder finds a socket outside all VRFs that listens at the address: what
+ * is held there is not led away from it. The reference must be released.
+ */
+static __always_inline struct bpf_sock *bh_holder(struct bpf_sock_addr *ctx, const struct bh_addr *addr,
+						  __be16 port, int proto)
+{
+	struct bpf_sock_tuple t = {};
+
+	if (bh_is_mapped(addr)) {
+		t.ipv4.daddr = addr->a[3];
+		t.ipv4.dport = port;
+		if (proto == IPPROTO_UDP)
+			return bpf_sk_lookup_udp(ctx, &t, sizeof(t.ipv4), BPF_F_CURRENT_NETNS, 0);
+		return bpf_sk_lookup_tcp(ctx, &t, sizeof(t.ipv4), BPF_F_CURRENT_NETNS, 0);
+	}
+	t.ipv6.daddr[0] = addr->a[0];
+	t.ipv6.daddr[1] = addr->a[1];
+	t.ipv6.daddr[2] = addr->a[2];
+	t.ipv6.daddr[3] = addr->a[3];
+	t.ipv6.dport = port;
+	if (proto == IPPROTO_UDP)
+		return bpf_sk_lookup_udp(ctx, &t, sizeof(t.ipv6), BPF_F_CURRENT_NETNS, 0);
+	return bpf_sk_lookup_tcp(ctx, &t, sizeof(t.ipv6), BPF_F_CURRENT_NETNS, 0);
+}
+
+/* bh_target is the node's address in the network, of the address's family if it can be. */
+static __always_inline int bh_target(const struct bh_net *net, const struct bh_addr *addr,
+				     struct bh_addr *to)
+{
+	const __u32 *a = net->host4;
+
+	if (!bh_is_mapped(addr) && !bh_is_zero(net->host6))
+		a = net->host6;
+	if (bh_is_zero(a))
+		return 0;
+	to->a[0] = a[0];
+	to->a[1] = a[1];
+	to->a[2] = a[2];
+	to->a[3] = a[3];
+	return 1;
+}
+
+/* bh_remember lets getpeername and recvmsg show the address that was asked for. */
+static __always_inline void bh_remember(struct bpf_sock *sk, const struct bh_addr *addr)
+{
+	struct bh_sock *s = bpf_sk_storage_get(&bh_socks, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+
+	if (!s)
+		return;
+	s->addr[0] = addr->a[0];
+	s->addr[1] = addr->a[1];
+	s->addr[2] = addr->a[2];
+	s->addr[3] = addr->a[3];
+	s->led = 1;
+}
+
+#endif

@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * Packet sockets of pods in the host's network (BPF LSM): they hear and send
+ * frames below everything else that guards networks. Tenants' pods have none.
+ * Other pods have one for each of the node's own interfaces, which they must
+ * choose by bind before they hear anything: none that hears all interfaces,
+ * none on an interface that leads into a network. What an administrator trusts
+ * is not limited. The same hook sees the scope id of a bind to a link-local
+ * address, which chooses a device and which no other hook is shown.
+ */
+#include "bh_pods.h"
+#include <bpf/bpf_tracing.h>
+
+#define BH_AF_PACKET 17
+#define BH_AF_XDP 44
+#define BH_SOCK_PACKET 10
+
+#define BTF __attribute__((preserve_access_index))
+
+struct net {
+	__u64 net_cookie;
+} BTF;
+
+typedef struct {
+	struct net *net;
+} BTF possible_net_t;
+
+struct nsproxy {
+	struct net *net_ns;
+} BTF;
+
+struct task_struct {
+	struct nsproxy *nsproxy;
+} BTF;
+
+struct sock_common {
+	unsigned short skc_family;
+	possible_net_t skc_net;
+} BTF;
+
+struct sock {
+	struct sock_common __sk_common;
+} BTF;
+
+struct socket {
+	struct sock *sk;
+} BTF;
+
+struct sockaddr {
+	unsigned short sa_family;
+} BTF;
+
+static __always_inline int refuse(const struct bh_pod *pod)
+{
+	return bh_refuse(BH_R_PACKET_SOCKET, pod ? pod->netid : 0, 0, 0, 0, 0);
+}
+
+SEC("lsm_cgroup/socket_create")
+int BPF_PROG(bh_lsm_create, int family, int type, int protocol, int kern)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	struct bh_config *cfg;
+	struct bh_pod *pod = 0;
+	__u64 podid = 0;
+	int who;
+
+	if (kern || (family != BH_AF_PACKET && family != BH_AF_XDP))
+		return 1;
+	cfg = bh_cfg();
+	if (!cfg || !cfg->guard || task->nsproxy->net_ns->net_cookie != cfg->host_netns)
+		return 1;
+	who = bh_who_task(0, cfg, bpf_get_current_cgroup_id(), &pod, &podid);
+	if ((who != BH_POD && who != BH_STRANGER) || (pod && (pod->flags & BH_POD_TRUSTED)))
+		return 1;
+	if (!pod || (pod->netid && !(pod->flags & BH_POD_UNBOUND)) || family == BH_AF_XDP)
+		return refuse(pod);
+	/* With a protocol it hears all interfaces at once, until it is bound to one. */
+	if (protocol || type == BH_SOCK_PACKET)
+		return refuse(pod);
+	return 1;
+}
+
+SEC("lsm_cgroup/socket_bind")
+int BPF_PROG(bh_lsm_bind, struct socket *sock, struct sockaddr *address, int addrlen)
+{
+	struct bh_config *cfg;
+	struct bh_pod *pod = 0;
+	struct bh_door *door;
+	__u32 ifindex = 0;
+	__u64 podid = 0;
+	int who;
+
+	__u16 sa_family = sock->sk->__sk_common.skc_family;
+
+	if (sa_family != BH_AF_PACKET && (sa_family != BH_AF_INET6 || addrlen < 28))
+		return 1;
+	cfg = bh_cfg();
+	if (!cfg || !cfg->guard || sock->sk->__sk_common.skc_net.net->net_cookie != cfg->host_netns)
+		return 1;
+	who = bh_who_task(0, cfg, bpf_get_current_cgroup_id(), &pod, &podid);
+	if (who != BH_POD && who != BH_STRANGER)
+		return 1;
+	if (sa_family == BH_AF_INET6) {
+		/* sockaddr_in6: the scope id comes last. */
+		if (bpf_probe_read_kernel(&ifindex, sizeof(ifindex), (void *)address + 24) || !ifindex ||
+		    bh_may_use(pod, ifindex))
+			return 1;
+		return bh_refuse(BH_R_FOREIGN_DEVICE, pod ? pod->netid : 0, sa_family, 0, 0, 0);
+	}
+	if (pod && (pod->flags & BH_POD_TRUSTED))
+		return 1;
+	/* sockaddr_ll: family and protocol, two bytes each, then the interface. */
+	if (!pod || (pod->netid && !(pod->flags & BH_POD_UNBOUND)) || addrlen < 8 ||
+	    bpf_probe_read_kernel(&ifindex, sizeof(ifindex), (void *)address + 4))
+		return refuse(pod);
+	door = bpf_map_lookup_elem(&bh_doors, &ifindex);
+	return door && door->kind == BH_DOOR_OWN ? 1 : refuse(pod);
+}
+
+char _license[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package loader
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Before Linux 6.6 there are no links on interfaces. There the guard is a filter
+// of a clsact qdisc, which lives as long as the interface and is replaced in one
+// step, so that an upgrade leaves no moment without it. What is ours is known by
+// its name, priority and handle.
+const (
+	filterPriority = 1
+	filterHandle   = 0xb01d
+	filterPrefix   = "bh_grd_"
+)
+
+func (l *Loader) attachFilters(ifindex int, names []string) error {
+	qdisc := &netlink.GenericQdisc{QdiscType: "clsact", QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
+	if err := netlink.QdiscAdd(qdisc); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("add clsact to interface %d: %w", ifindex, err)
+	}
+	var errs []error
+	for _, name := range names {
+		parent := l.parent(name)
+		filter := &netlink.BpfFilter{
+			FilterAttrs: netlink.FilterAttrs{LinkIndex: ifindex, Parent: parent, Handle: filterHandle, Protocol: unix.ETH_P_ALL, Priority: filterPriority},
+			Fd:          l.programs[name].FD(), Name: name, DirectAction: true,
+		}
+		if err := netlink.FilterReplace(filter); err != nil {
+			errs = append(errs, fmt.Errorf("attach %s to interface %d: %w", name, ifindex, err))
+		}
+	}
+	// One that was another kind before keeps no program of that.
+	have, err := l.filters(ifindex)
+	errs = append(errs, err)
+	for _, f := range have {
+		if !slices.Contains(names, f.Name) {
+			errs = append(errs, netlink.FilterDel(f))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+func (l *Loader) parent(name string) uint32 {
+	if l.attachTypes[name] == ebpf.AttachTCXIngress {
+		return netlink.HANDLE_MIN_INGRESS
+	}
+	return netlink.HANDLE_MIN_EGRESS
+}
+
+// filters are ours on one interface.
+func (l *Loader) filters(ifindex int) ([]*netlink.BpfFilter, error) {
+	var out []*netlink.BpfFilter
+	link := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: ifindex}}
+	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
+		list, err := netlink.FilterList(link, parent)
+		if errors.Is(err, unix.ENODEV) || errors.Is(err, unix.EINVAL) {
+			continue // the interface is gone, or has no such qdisc
+		}
+		if err != nil {
+			return nil, fmt.Errorf("list filters of interface %d: %w", ifindex, err)
+		}
+		for _, f := range list {
+			if b, ok := f.(*netlink.BpfFilter); ok && strings.HasPrefix(b.Name, filterPrefix) && b.Priority == filterPriority {
+				out = append(out, b)
+			}
+		}
+	}
+	return out, nil
+}
+
+func (l *Loader) detachFilters(ifindex int) error {
+	list, err := l.filters(ifindex)
+	errs := []error{err}
+	for _, f := range list {
+		if err := netlink.FilterDel(f); err != nil && !errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.ENOENT) {
+			errs = append(errs, fmt.Errorf("take %s from interface %d: %w", f.Name, ifindex, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// filterAttachments reads every interface. A filter with another program than
+// the one in use now is left out, so that it is replaced.
+func (l *Loader) filterAttachments() ([]Attachment, error) {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	ids, err := l.ProgramIDs()
+	if err != nil {
+		return nil, err
+	}
+	var out []Attachment
+	for _, link := range links {
+		list, err := l.filters(link.Attrs().Index)
+		if err != nil {
+			return nil, err
+		}
+		if len(list) == 0 {
+			continue
+		}
+		a := Attachment{Ifindex: link.Attrs().Index}
+		for _, f := range list {
+			if ids[f.Name] == ebpf.ProgramID(f.Id) {
+				a.Programs = append(a.Programs, f.Name)
+			}
+		}
+		out = append(out, a)
+	}
+	return out, nil
+}

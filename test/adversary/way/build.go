@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package way
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+)
+
+// sum is the Internet checksum's sum (RFC 1071).
+func sum(b []byte, start uint32) uint32 {
+	for ; len(b) >= 2; b = b[2:] {
+		start += uint32(binary.BigEndian.Uint16(b))
+	}
+	if len(b) == 1 {
+		start += uint32(b[0]) << 8
+	}
+	return start
+}
+
+func fold(s uint32) uint16 {
+	for s > 0xffff {
+		s = s>>16 + s&0xffff
+	}
+	return ^uint16(s)
+}
+
+// fillChecksum puts the checksum of b, with the sum of a pseudo header, at offset at.
+func fillChecksum(b []byte, at int, pseudo uint32) {
+	binary.BigEndian.PutUint16(b[at:], 0)
+	binary.BigEndian.PutUint16(b[at:], fold(sum(b, pseudo)))
+}
+
+func pseudo(src, dst netip.Addr, proto uint8, length int) uint32 {
+	return sum(dst.AsSlice(), sum(src.AsSlice(), uint32(proto)+uint32(length)))
+}
+
+func echoRequest(fam int, id uint16) []byte {
+	b := []byte{8, 0, 0, 0, 0, 0, 0, 1}
+	if fam == unix.AF_INET6 {
+		b[0] = 128
+	}
+	binary.BigEndian.PutUint16(b[4:], id)
+	return b
+}
+
+// ip puts a header before an upper-layer packet.
+func ip(src, dst netip.Addr, proto, hops uint8, upper []byte) []byte {
+	if dst.Is4() {
+		h := make([]byte, 20, 20+len(upper))
+		h[0], h[8], h[9] = 0x45, hops, proto
+		binary.BigEndian.PutUint16(h[2:], uint16(20+len(upper)))
+		copy(h[12:], src.AsSlice())
+		copy(h[16:], dst.AsSlice())
+		fillChecksum(h, 10, 0)
+		return append(h, upper...)
+	}
+	h := make([]byte, 40, 40+len(upper))
+	h[0], h[6], h[7] = 0x60, proto, hops
+	binary.BigEndian.PutUint16(h[4:], uint16(len(upper)))
+	copy(h[8:], src.AsSlice())
+	copy(h[24:], dst.AsSlice())
+	return append(h, upper...)
+}
+
+func ipUDP(src, dst netip.Addr, sport, dport uint16, payload []byte) []byte {
+	u := binary.BigEndian.AppendUint16(nil, sport)
+	u = binary.BigEndian.AppendUint16(u, dport)
+	u = binary.BigEndian.AppendUint16(u, uint16(8+len(payload)))
+	u = append(append(u, 0, 0), payload...)
+	fillChecksum(u, 6, pseudo(src, dst, unix.IPPROTO_UDP, len(u)))
+	return ip(src, dst, unix.IPPROTO_UDP, 64, u)
+}
+
+func ipICMP6(src, dst netip.Addr, hops uint8, body []byte) []byte {
+	fillChecksum(body, 2, pseudo(src, dst, unix.IPPROTO_ICMPV6, len(body)))
+	return ip(src, dst, unix.IPPROTO_ICMPV6, hops, body)
+}
+
+// fragments cuts an IP packet in two, behind the header of the datagram in it.
+func fragments(p []byte, id uint32) [][]byte {
+	const first = 8
+	if p[0]>>4 == 4 {
+		body := p[20:]
+		cut := func(part []byte, offset int, more bool) []byte {
+			h := append([]byte{}, p[:20]...)
+			binary.BigEndian.PutUint16(h[2:], uint16(20+len(part)))
+			binary.BigEndian.PutUint16(h[4:], uint16(id))
+			frag := uint16(offset / 8)
+			if more {
+				frag |= 0x2000
+			}
+			binary.BigEndian.PutUint16(h[6:], frag)
+			fillChecksum(h, 10, 0)
+			return append(h, part...)
+		}
+		return [][]byte{cut(body[:first], 0, true), cut(body[first:], first, false)}
+	}
+	body := p[40:]
+	cut := func(part []byte, offset int, more bool) []byte {
+		h := append([]byte{}, p[:40]...)
+		next := h[6]
+		h[6] = 44
+		binary.BigEndian.PutUint16(h[4:], uint16(8+len(part)))
+		f := []byte{next, 0, 0, 0}
+		word := uint16(offset)
+		if more {
+			word |= 1
+		}
+		binary.BigEndian.PutUint16(f[2:], word)
+		return append(append(append(h, f...), binary.BigEndian.AppendUint32(nil, id)...), part...)
+	}
+	return [][]byte{cut(body[:first], 0, true), cut(body[first:], first, false)}
+}
+
+// ethernet puts a link header before an IP packet; tag 0 is a priority tag.
+func ethernet(src, dst net.HardwareAddr, tagged bool, packet []byte) []byte {
+	f := append(append([]byte{}, dst...), src...)
+	if tagged {
+		f = append(f, 0x81, 0, 0, 0)
+	}
+	if len(packet) > 0 && packet[0]>>4 == 6 {
+		f = append(f, 0x86, 0xdd)
+	} else {
+		f = append(f, 0x08, 0)
+	}
+	return append(f, packet...)
+}
+
+// packet is the Geneve packet with the attempt's token in an inner datagram.
+// OVN's option holds the logical ports.
+func (g Geneve) packet(a Attempt) ([]byte, error) {
+	src, err := netip.ParseAddr(g.InnerSrc)
+	if err != nil {
+		return nil, err
+	}
+	dst, err := netip.ParseAddr(g.InnerDst)
+	if err != nil {
+		return nil, err
+	}
+	from, err := net.ParseMAC(g.SrcMAC)
+	if err != nil {
+		return nil, err
+	}
+	to, err := net.ParseMAC(g.DstMAC)
+	if err != nil {
+		return nil, err
+	}
+	h := []byte{2, 0, 0x65, 0x58, byte(g.VNI >> 16), byte(g.VNI >> 8), byte(g.VNI), 0}
+	h = append(h, 0x01, 0x02, 0x80, 1) // class OVN, type 0x80, one word
+	h = binary.BigEndian.AppendUint16(h, g.In&0x7fff)
+	h = binary.BigEndian.AppendUint16(h, g.Out)
+	return append(h, ethernet(from, to, false, ipUDP(src, dst, a.SourcePort(), a.Port, a.Token()))...), nil
+}
+
+// frames are what a hand-made frame can hold, behind its link header.
+func (a Attempt) packet() ([]byte, error) {
+	dst, err := netip.ParseAddr(a.To)
+	if err != nil {
+		return nil, fmt.Errorf("address: %w", err)
+	}
+	dst = dst.WithZone("")
+	src, err := netip.ParseAddr(a.Src)
+	if err != nil {
+		return nil, fmt.Errorf("source address: %w", err)
+	}
+	mac, err := net.ParseMAC(a.SrcMAC)
+	if err != nil {
+		return nil, fmt.Errorf("source hardware address: %w", err)
+	}
+	// An option of a private kind carries the token through ICMPv6.
+	token := append([]byte{253, 2}, append(a.Token(), 0)...)
+	lladdr := append([]byte{1, 1}, mac...)
+	switch a.Frame {
+	case "", "udp":
+		payload := a.Token()
+		if a.Geneve != nil {
+			if payload, err = a.Geneve.packet(a); err != nil {
+				return nil, err
+			}
+		}
+		return ipUDP(src, dst, a.SourcePort(), a.Port, payload), nil
+	case "echo":
+		if dst.Is4() {
+			b := append(echoRequest(unix.AF_INET, uint16(a.ID)), a.Token()...)
+			fillChecksum(b, 2, 0)
+			return ip(src, dst, unix.IPPROTO_ICMP, 64, b), nil
+		}
+		return ipICMP6(src, dst, 64, append(echoRequest(unix.AF_INET6, uint16(a.ID)), a.Token()...)), nil
+	case "router-advertisement":
+		b := append([]byte{134, 0, 0, 0, 64, 0, 0x07, 0x08, 0, 0, 0, 0, 0, 0, 0, 0}, lladdr...)
+		return ipICMP6(src, dst, 255, append(b, token...)), nil
+	case "router-advertisement-hidden": // behind a destination option, which loose guards do not skip
+		b := append([]byte{134, 0, 0, 0, 64, 0, 0x07, 0x08, 0, 0, 0, 0, 0, 0, 0, 0}, token...)
+		fillChecksum(b, 2, pseudo(src, dst, unix.IPPROTO_ICMPV6, len(b)))
+		return ip(src, dst, 60, 255, append([]byte{unix.IPPROTO_ICMPV6, 0, 1, 4, 0, 0, 0, 0}, b...)), nil
+	case "redirect":
+		b := make([]byte, 40)
+		b[0] = 137
+		copy(b[8:], src.AsSlice())
+		copy(b[24:], dst.AsSlice())
+		return ipICMP6(src, dst, 255, append(b, token...)), nil
+	case "router-solicitation":
+		return ipICMP6(src, dst, 255, append([]byte{133, 0, 0, 0, 0, 0, 0, 0}, token...)), nil
+	case "neighbour-solicitation", "neighbour-advertisement":
+		b := make([]byte, 8, 24)
+		b[0] = 135
+		if a.Frame == "neighbour-advertisement" {
+			b[0], b[4] = 136, 0x20
+		}
+		target := dst
+		if v, ok := a.option("target"); ok {
+			if target, err = netip.ParseAddr(v); err != nil {
+				return nil, err
+			}
+		}
+		return ipICMP6(src, dst, 255, append(append(b, target.AsSlice()...), token...)), nil
+	case "listener-report": // MLD: no room for an option; the group carries the id
+		b := make([]byte, 24)
+		b[0] = 131
+		copy(b[8:], append([]byte{0xff, 2, 0}, a.Token()...))
+		return ipICMP6(src, dst, 1, b), nil
+	case "dhcp-answer":
+		if dst.Is4() {
+			b := make([]byte, 240)
+			b[0], b[1], b[2] = 2, 1, 6
+			copy(b[236:], []byte{0x63, 0x82, 0x53, 0x63})
+			b = append(append(b, 53, 1, 2, 224, 13), a.Token()...)
+			return ipUDP(src, dst, 67, 68, append(b, 255)), nil
+		}
+		return ipUDP(src, dst, 547, 546, append([]byte{2, 0, 0, 1}, a.Token()...)), nil
+	}
+	return nil, fmt.Errorf("no such frame: %q", a.Frame)
+}

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package way
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Ear is a way to hear what others send.
+type Ear struct {
+	// Kind: "sniff" and "sniff-device" are packet sockets, of all devices or
+	// Device's; "raw-icmp", "raw-udp" and "raw-tcp" raw sockets; "udp" and
+	// "tcp" servers at At.
+	Kind   string   `json:"kind"`
+	IPv6   bool     `json:"ipv6,omitempty"`
+	At     string   `json:"at,omitempty"` // address and port of a server
+	Device string   `json:"device,omitempty"`
+	How    []string `json:"how,omitempty"` // as Attempt's
+}
+
+// Listen calls heard with the id of each attempt that is heard, until ctx ends.
+// It returns an error at once where the kernel refuses; ready is called when
+// nothing can be missed any more.
+func (e Ear) Listen(ctx context.Context, ready func(), heard func(id int)) error {
+	fd, err := e.open()
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	ready()
+	buf := make([]byte, 65536)
+	tell := func(b []byte) {
+		for _, id := range FindTokens(b) {
+			heard(id)
+		}
+		switch e.Kind {
+		case "sniff", "sniff-device", "raw-tcp":
+			if id, ok := FindPort(b); ok {
+				heard(id)
+			}
+		}
+	}
+	for {
+		pfd := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		ended := ctx.Err() != nil
+		if n, err := poll(pfd, 100*time.Millisecond); err != nil || n == 0 {
+			if ended {
+				return nil // with nothing left to hear
+			}
+			continue
+		}
+		if e.Kind == "tcp" {
+			conn, _, err := unix.Accept4(fd, unix.SOCK_CLOEXEC)
+			if err != nil {
+				continue
+			}
+			go func() {
+				defer unix.Close(conn)
+				pfd := []unix.PollFd{{Fd: int32(conn), Events: unix.POLLIN}}
+				if n, err := poll(pfd, 2*time.Second); err == nil && n > 0 {
+					b := make([]byte, 256)
+					if n, err := unix.Read(conn, b); err == nil && n > 0 {
+						tell(b[:n])
+					}
+				}
+			}()
+			continue
+		}
+		n, from, err := unix.Recvfrom(fd, buf, unix.MSG_DONTWAIT)
+		if err != nil {
+			continue
+		}
+		// What this host sends itself is no hearing.
+		if ll, ok := from.(*unix.SockaddrLinklayer); ok && ll.Pkttype == unix.PACKET_OUTGOING {
+			continue
+		}
+		tell(buf[:n])
+	}
+}
+
+func (e Ear) open() (int, error) {
+	fam := unix.AF_INET
+	if e.IPv6 {
+		fam = unix.AF_INET6
+	}
+	icmp := unix.IPPROTO_ICMP
+	if e.IPv6 {
+		icmp = unix.IPPROTO_ICMPV6
+	}
+	switch e.Kind {
+	case "sniff", "sniff-device":
+		return e.openPacket()
+	case "raw-icmp":
+		return e.openIP(fam, unix.SOCK_RAW, icmp)
+	case "raw-udp":
+		return e.openIP(fam, unix.SOCK_RAW, unix.IPPROTO_UDP)
+	case "raw-tcp":
+		return e.openIP(fam, unix.SOCK_RAW, unix.IPPROTO_TCP)
+	case "udp":
+		return e.openIP(fam, unix.SOCK_DGRAM, 0)
+	case "tcp":
+		return e.openIP(fam, unix.SOCK_STREAM, 0)
+	}
+	return 0, fmt.Errorf("no such ear: %q", e.Kind)
+}
+
+func (e Ear) openPacket() (int, error) {
+	proto := 0
+	if e.Kind == "sniff" {
+		proto = int(htons(unix.ETH_P_ALL))
+	}
+	// Without link headers: IP packets are told by their first byte.
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, proto)
+	if err != nil {
+		return 0, fmt.Errorf("socket: %w", err)
+	}
+	if e.Kind == "sniff" {
+		return fd, nil
+	}
+	i, err := index(e.Device)
+	if err == nil {
+		err = unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: htons(unix.ETH_P_ALL), Ifindex: i})
+	}
+	if err != nil {
+		unix.Close(fd)
+		return 0, fmt.Errorf("bind: %w", err)
+	}
+	return fd, nil
+}
+
+func (e Ear) openIP(fam, typ, proto int) (int, error) {
+	fd, err := unix.Socket(fam, typ|unix.SOCK_CLOEXEC, proto)
+	if err != nil {
+		return 0, fmt.Errorf("socket: %w", err)
+	}
+	a := Attempt{How: e.How, Device: e.Device, To: "0.0.0.0"}
+	problems := a.set(fd, e.IPv6)
+	if e.At != "" {
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+		at, err := netip.ParseAddrPort(e.At)
+		if err == nil {
+			var sa unix.Sockaddr
+			if sa, err = sockaddr(at.Addr(), at.Port()); err == nil {
+				err = unix.Bind(fd, sa)
+			}
+		}
+		if err == nil && typ == unix.SOCK_STREAM {
+			err = unix.Listen(fd, 64)
+		}
+		if err != nil {
+			unix.Close(fd)
+			return 0, told(problems, fmt.Errorf("bind %s: %w", e.At, err))
+		}
+	}
+	if len(problems) > 0 && e.At == "" {
+		unix.Close(fd)
+		return 0, told(problems, errors.New("not as asked"))
+	}
+	return fd, nil
+}

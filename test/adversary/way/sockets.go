@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package way
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// datagram sends one datagram from an IP socket; proto -1 is ICMP of the family.
+// "connect" in How connects first, "mapped" uses an IPv6 socket for IPv4.
+func datagram(typ, proto int) func(Attempt) error {
+	return func(a Attempt) error {
+		to, err := a.dest()
+		if err != nil {
+			return err
+		}
+		fam, p := family(to), proto
+		if p == -1 {
+			p = unix.IPPROTO_ICMP
+			if fam == unix.AF_INET6 {
+				p = unix.IPPROTO_ICMPV6
+			}
+		}
+		fd, err := unix.Socket(fam, typ|unix.SOCK_CLOEXEC, p)
+		if err != nil {
+			return fmt.Errorf("socket: %w", err)
+		}
+		defer unix.Close(fd)
+		problems := a.set(fd, fam == unix.AF_INET6)
+		port := a.Port
+		payload := a.Token()
+		if proto == -1 {
+			port = 0
+			payload = append(echoRequest(fam, uint16(a.ID)), payload...)
+			if typ == unix.SOCK_RAW && fam == unix.AF_INET {
+				fillChecksum(payload, 2, 0) // that of ICMPv6 the kernel fills in
+			}
+		}
+		sa, err := sockaddr(to, port)
+		if err != nil {
+			return err
+		}
+		control, err := a.control(fam == unix.AF_INET6)
+		if err != nil {
+			return err
+		}
+		if _, ok := a.option("connect"); ok {
+			if err := unix.Connect(fd, sa); err != nil {
+				return told(problems, fmt.Errorf("connect: %w", err))
+			}
+			sa = nil
+		}
+		// A first datagram can be lost to the search for the neighbour.
+		for range 2 {
+			n, err := unix.SendmsgN(fd, payload, control, sa, unix.MSG_DONTWAIT)
+			if err != nil {
+				return told(problems, fmt.Errorf("sendmsg: %w", err))
+			}
+			if n < len(payload) {
+				return errShort
+			}
+		}
+		return told(problems, nil)
+	}
+}
+
+func told(problems []string, err error) error {
+	if len(problems) == 0 {
+		return err
+	}
+	return errors.Join(errors.New(strings.Join(problems, "; ")), err)
+}
+
+// stream connects from the attempt's port and sends the token. "fastopen" in
+// How connects by sending.
+func stream(proto int) func(Attempt) error {
+	return func(a Attempt) error {
+		to, err := a.dest()
+		if err != nil {
+			return err
+		}
+		fam := family(to)
+		fd, err := unix.Socket(fam, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, proto)
+		if err != nil {
+			return fmt.Errorf("socket: %w", err)
+		}
+		defer unix.Close(fd)
+		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+		problems := a.set(fd, fam == unix.AF_INET6)
+		// The port tells the attempt where only a SYN is heard. Not by bind,
+		// which a confined pod's hook takes for a server.
+		ports := uint32(a.SourcePort())<<16 | uint32(a.SourcePort())
+		_ = unix.SetsockoptInt(fd, unix.SOL_IP, ipLocalPortRange, int(int32(ports)))
+		sa, err := sockaddr(to, a.Port)
+		if err != nil {
+			return err
+		}
+		if _, ok := a.option("fastopen"); ok {
+			_, err = unix.SendmsgN(fd, a.Token(), nil, sa, unix.MSG_FASTOPEN)
+		} else {
+			err = unix.Connect(fd, sa)
+		}
+		if err != nil && !errors.Is(err, unix.EINPROGRESS) {
+			return told(problems, fmt.Errorf("connect: %w", err))
+		}
+		pfd := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
+		patience := time.Duration(a.Patience) * time.Millisecond
+		if patience == 0 {
+			patience = 1500 * time.Millisecond
+		}
+		if n, err := poll(pfd, patience); err != nil || n == 0 {
+			return told(problems, errors.Join(errors.New("connect: no answer"), err))
+		}
+		if code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR); err != nil || code != 0 {
+			return told(problems, fmt.Errorf("connect: %w", errors.Join(err, unix.Errno(code))))
+		}
+		if _, err := unix.Write(fd, a.Token()); err != nil {
+			return told(problems, fmt.Errorf("write: %w", err))
+		}
+		// Not away before it is heard.
+		pfd[0].Events = unix.POLLIN
+		_, _ = poll(pfd, 300*time.Millisecond)
+		return told(problems, nil)
+	}
+}
+
+const ipLocalPortRange = 51 // IP_LOCAL_PORT_RANGE, Linux 6.3
+
+func poll(fds []unix.PollFd, timeout time.Duration) (int, error) {
+	deadline := time.Now().Add(timeout)
+	for {
+		n, err := unix.Poll(fds, int(max(time.Until(deadline), 0)/time.Millisecond))
+		if !errors.Is(err, unix.EINTR) {
+			return n, err
+		}
+	}
+}
+
+// headerIncluded sends a datagram with an IP header of its own. "fragments" in
+// How cuts it in two.
+func headerIncluded(a Attempt) error {
+	to, err := a.dest()
+	if err != nil {
+		return err
+	}
+	src, err := netip.ParseAddr(a.Src)
+	if err != nil {
+		return fmt.Errorf("source address: %w", err)
+	}
+	fam, level, opt := unix.AF_INET, unix.SOL_IP, unix.IP_HDRINCL
+	if to.Is6() {
+		fam, level, opt = unix.AF_INET6, unix.SOL_IPV6, unix.IPV6_HDRINCL
+	}
+	fd, err := unix.Socket(fam, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+	if err != nil {
+		return fmt.Errorf("socket: %w", err)
+	}
+	defer unix.Close(fd)
+	if err := unix.SetsockoptInt(fd, level, opt, 1); err != nil {
+		return fmt.Errorf("header included: %w", err)
+	}
+	problems := a.set(fd, to.Is6())
+	control, err := a.control(to.Is6())
+	if err != nil {
+		return err
+	}
+	payload := a.Token()
+	if a.Geneve != nil {
+		if payload, err = a.Geneve.packet(a); err != nil {
+			return err
+		}
+	}
+	packets := [][]byte{ipUDP(src, to.WithZone(""), a.SourcePort(), a.Port, payload)}
+	if _, ok := a.option("fragments"); ok {
+		packets = fragments(packets[0], uint32(a.ID))
+	}
+	sa, err := sockaddr(to, 0)
+	if err != nil {
+		return err
+	}
+	for range 2 {
+		for _, p := range packets {
+			if _, err := unix.SendmsgN(fd, p, control, sa, unix.MSG_DONTWAIT); err != nil {
+				return told(problems, fmt.Errorf("sendmsg: %w", err))
+			}
+		}
+	}
+	return told(problems, nil)
+}

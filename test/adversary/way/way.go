@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package way holds the ways by which a process can try to get a packet to
+// somebody: every kind of socket, socket option, control message, address form
+// and frame that can choose a path. An attempt carries a token, so that whoever
+// hears it can say which attempt it was; what the sender sees proves nothing.
+package way
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Attempt is one try.
+type Attempt struct {
+	ID     int    `json:"id"`     // 1 to MaxID; TCP attempts show it as their source port
+	Socket string `json:"socket"` // a key of kinds
+	To     string `json:"to"`     // address, for link-local ones with a zone
+	Port   uint16 `json:"port,omitempty"`
+	// Device is the interface that options and frames choose.
+	Device string `json:"device,omitempty"`
+	// How lists options, in the order in which they are set: names of options,
+	// and "name=value" where one has a value.
+	How []string `json:"how,omitempty"`
+	// Of hand-made packets and frames:
+	Src    string `json:"src,omitempty"` // IP address
+	SrcMAC string `json:"srcMAC,omitempty"`
+	DstMAC string `json:"dstMAC,omitempty"`
+	// Frame is what a hand-made frame holds: a key of frames; default "udp".
+	Frame string `json:"frame,omitempty"`
+	// Patience is how many milliseconds a connection is waited for; default 1500.
+	Patience int `json:"patience,omitempty"`
+	// Geneve wraps a frame in a datagram to the overlay's port.
+	Geneve *Geneve `json:"geneve,omitempty"`
+}
+
+// Geneve is the header and the inner addresses of a datagram to the overlay.
+type Geneve struct {
+	VNI            uint32 `json:"vni"`
+	In, Out        uint16 // OVN's logical ports
+	InnerSrc       string `json:"innerSrc"`
+	InnerDst       string `json:"innerDst"`
+	SrcMAC, DstMAC string
+}
+
+// MaxID is the largest id of an attempt.
+const MaxID = 27000
+
+// firstPort and those after it lie in the range that Linux gives ports from by
+// default: what lies outside it cannot be asked for without a bind.
+const firstPort = 33000
+
+// SourcePort is the port that a TCP attempt comes from.
+func (a Attempt) SourcePort() uint16 { return uint16(firstPort + a.ID) }
+
+// Token is what every datagram of the attempt carries.
+func (a Attempt) Token() []byte { return fmt.Appendf(nil, "BHADV%08d", a.ID) }
+
+// FindTokens are the ids in what was heard.
+func FindTokens(packet []byte) []int {
+	var out []int
+	s := string(packet)
+	for {
+		_, rest, ok := strings.Cut(s, "BHADV")
+		if !ok {
+			return out
+		}
+		if len(rest) >= 8 {
+			if id, err := strconv.Atoi(rest[:8]); err == nil {
+				out = append(out, id)
+			}
+		}
+		s = rest
+	}
+}
+
+// FindPort is the id of a TCP attempt, by the ports of an IP packet.
+func FindPort(ip []byte) (int, bool) {
+	var l4 []byte
+	switch {
+	case len(ip) >= 20 && ip[0]>>4 == 4 && ip[9] == unix.IPPROTO_TCP:
+		l4 = ip[int(ip[0]&15)*4:]
+	case len(ip) >= 40 && ip[0]>>4 == 6 && ip[6] == unix.IPPROTO_TCP:
+		l4 = ip[40:]
+	}
+	if len(l4) < 4 {
+		return 0, false
+	}
+	id := int(binary.BigEndian.Uint16(l4)) - firstPort
+	return id, id >= 1 && id <= MaxID
+}
+
+// Do tries it. The error is what the sender was told.
+func (a Attempt) Do() error {
+	f, ok := kinds[a.Socket]
+	if !ok {
+		return fmt.Errorf("no such kind of socket: %q", a.Socket)
+	}
+	return f(a)
+}
+
+var kinds map[string]func(Attempt) error
+
+func init() {
+	kinds = map[string]func(Attempt) error{
+		"udp": datagram(unix.SOCK_DGRAM, unix.IPPROTO_UDP), "udplite": datagram(unix.SOCK_DGRAM, unix.IPPROTO_UDPLITE),
+		"ping": datagram(unix.SOCK_DGRAM, -1), "raw-icmp": datagram(unix.SOCK_RAW, -1),
+		"raw-other": datagram(unix.SOCK_RAW, 253), "hdrincl": headerIncluded,
+		"tcp": stream(unix.IPPROTO_TCP), "mptcp": stream(unix.IPPROTO_MPTCP), "sctp": stream(unix.IPPROTO_SCTP),
+		"packet": packetSocket(unix.SOCK_RAW), "packet-dgram": packetSocket(unix.SOCK_DGRAM), "sock-packet": sockPacket, "xdp": xdp,
+	}
+}
+
+// option is the value of an option in How; ok tells whether it is there.
+func (a Attempt) option(name string) (value string, ok bool) {
+	for _, h := range a.How {
+		k, v, _ := strings.Cut(h, "=")
+		if k == name {
+			return v, true
+		}
+	}
+	return "", false
+}
+
+func (a Attempt) number(name string) (uint32, bool, error) {
+	v, ok := a.option(name)
+	if !ok {
+		return 0, false, nil
+	}
+	n, err := strconv.ParseUint(v, 0, 32)
+	return uint32(n), true, err
+}
+
+func index(device string) (int, error) {
+	i, err := net.InterfaceByName(device)
+	if err != nil {
+		return 0, fmt.Errorf("device %s: %w", device, err)
+	}
+	return i.Index, nil
+}
+
+func (a Attempt) dest() (netip.Addr, error) {
+	to, err := netip.ParseAddr(a.To)
+	if err != nil {
+		return to, fmt.Errorf("address: %w", err)
+	}
+	if _, ok := a.option("mapped"); ok {
+		to = netip.AddrFrom16(to.As16())
+	}
+	return to, nil
+}
+
+func sockaddr(to netip.Addr, port uint16) (unix.Sockaddr, error) {
+	if to.Is4() {
+		return &unix.SockaddrInet4{Port: int(port), Addr: to.As4()}, nil
+	}
+	sa := &unix.SockaddrInet6{Port: int(port), Addr: to.As16()}
+	if z := to.Zone(); z != "" {
+		i, err := index(z)
+		if err != nil {
+			return nil, err
+		}
+		sa.ZoneId = uint32(i)
+	}
+	return sa, nil
+}
+
+func family(to netip.Addr) int {
+	if to.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+var errShort = errors.New("the kernel took less than was sent")

@@ -50,71 +50,85 @@ struct sockaddr {
 	unsigned short sa_family;
 } BTF;
 
-static __always_inline int refuse(const struct bh_pod *pod)
+#define BH_EPERM 1
+
+static __always_inline int refuse(__u32 reason, const struct bh_pod *pod, __u8 family)
 {
-	return bh_refuse(BH_R_PACKET_SOCKET, pod ? pod->netid : 0, 0, 0, 0, 0);
+	bh_refuse(reason, pod ? pod->netid : 0, family, 0, 0, 0);
+	return -BH_EPERM;
 }
 
-SEC("lsm_cgroup/socket_create")
-int BPF_PROG(bh_lsm_create, int family, int type, int protocol, int kern)
+/* A tenant's pod that is kept in its network, or one that is not known yet. */
+static __always_inline int is_confined(const struct bh_pod *pod)
 {
-	struct task_struct *task = bpf_get_current_task_btf();
+	return !pod || (pod->netid && !(pod->flags & BH_POD_UNBOUND));
+}
+
+SEC("lsm/socket_create")
+int BPF_PROG(bh_lsm_create, int family, int type, int protocol, int kern, int ret)
+{
+	struct task_struct *task;
 	struct bh_config *cfg;
 	struct bh_pod *pod = 0;
 	__u64 podid = 0;
 	int who;
 
-	if (kern || (family != BH_AF_PACKET && family != BH_AF_XDP))
-		return 1;
+	if (ret || kern || (family != BH_AF_PACKET && family != BH_AF_XDP))
+		return ret;
 	cfg = bh_cfg();
+	task = bpf_get_current_task_btf();
 	if (!cfg || !cfg->guard || task->nsproxy->net_ns->net_cookie != cfg->host_netns)
-		return 1;
+		return 0;
 	who = bh_who_task(0, cfg, bpf_get_current_cgroup_id(), &pod, &podid);
 	if ((who != BH_POD && who != BH_STRANGER) || (pod && (pod->flags & BH_POD_TRUSTED)))
-		return 1;
-	if (!pod || (pod->netid && !(pod->flags & BH_POD_UNBOUND)) || family == BH_AF_XDP)
-		return refuse(pod);
+		return 0;
 	/* With a protocol it hears all interfaces at once, until it is bound to one. */
-	if (protocol || type == BH_SOCK_PACKET)
-		return refuse(pod);
-	return 1;
+	if (is_confined(pod) || family == BH_AF_XDP || protocol || type == BH_SOCK_PACKET)
+		return refuse(BH_R_PACKET_SOCKET, pod, family);
+	return 0;
 }
 
-SEC("lsm_cgroup/socket_bind")
-int BPF_PROG(bh_lsm_bind, struct socket *sock, struct sockaddr *address, int addrlen)
+SEC("lsm/socket_bind")
+int BPF_PROG(bh_lsm_bind, struct socket *sock, struct sockaddr *address, int addrlen, int ret)
 {
 	struct bh_config *cfg;
 	struct bh_pod *pod = 0;
 	struct bh_door *door;
 	__u32 ifindex = 0;
 	__u64 podid = 0;
+	struct sock *sk;
+	__u16 family;
 	int who;
 
-	__u16 sa_family = sock->sk->__sk_common.skc_family;
-
-	if (sa_family != BH_AF_PACKET && (sa_family != BH_AF_INET6 || addrlen < 28))
-		return 1;
+	if (ret)
+		return ret;
+	sk = sock->sk;
+	if (!sk)
+		return 0;
+	family = sk->__sk_common.skc_family;
+	if (family != BH_AF_PACKET && (family != BH_AF_INET6 || addrlen < 28))
+		return 0;
 	cfg = bh_cfg();
-	if (!cfg || !cfg->guard || sock->sk->__sk_common.skc_net.net->net_cookie != cfg->host_netns)
-		return 1;
+	if (!cfg || !cfg->guard || sk->__sk_common.skc_net.net->net_cookie != cfg->host_netns)
+		return 0;
 	who = bh_who_task(0, cfg, bpf_get_current_cgroup_id(), &pod, &podid);
 	if (who != BH_POD && who != BH_STRANGER)
-		return 1;
-	if (sa_family == BH_AF_INET6) {
+		return 0;
+	if (family == BH_AF_INET6) {
 		/* sockaddr_in6: the scope id comes last. */
 		if (bpf_probe_read_kernel(&ifindex, sizeof(ifindex), (void *)address + 24) || !ifindex ||
 		    bh_may_use(pod, ifindex))
-			return 1;
-		return bh_refuse(BH_R_FOREIGN_DEVICE, pod ? pod->netid : 0, sa_family, 0, 0, 0);
+			return 0;
+		return refuse(BH_R_FOREIGN_DEVICE, pod, family);
 	}
 	if (pod && (pod->flags & BH_POD_TRUSTED))
-		return 1;
+		return 0;
 	/* sockaddr_ll: family and protocol, two bytes each, then the interface. */
-	if (!pod || (pod->netid && !(pod->flags & BH_POD_UNBOUND)) || addrlen < 8 ||
+	if (is_confined(pod) || addrlen < 8 ||
 	    bpf_probe_read_kernel(&ifindex, sizeof(ifindex), (void *)address + 4))
-		return refuse(pod);
+		return refuse(BH_R_PACKET_SOCKET, pod, family);
 	door = bpf_map_lookup_elem(&bh_doors, &ifindex);
-	return door && door->kind == BH_DOOR_OWN ? 1 : refuse(pod);
+	return door && door->kind == BH_DOOR_OWN ? 0 : refuse(BH_R_PACKET_SOCKET, pod, family);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

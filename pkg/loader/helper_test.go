@@ -124,6 +124,64 @@ func helperOp(op string) string {
 		fmt.Println("ok")
 		bufio.NewReader(os.Stdin).ReadString('\n')
 		return "stopped"
+	case "echo": // the same over UDP, with one socket
+		pc, err := net.ListenPacket("udp", arg(1))
+		if err != nil {
+			return verdict(err)
+		}
+		go func() {
+			b := make([]byte, 64)
+			for {
+				n, from, err := pc.ReadFrom(b)
+				if err != nil {
+					return
+				}
+				pc.WriteTo(b[:n], from)
+			}
+		}()
+		fmt.Println("ok")
+		bufio.NewReader(os.Stdin).ReadString('\n')
+		return "stopped"
+	case "peer": // whom the other end of a connection shows as
+		c, err := net.DialTimeout(arg(1), arg(2), patience)
+		if err != nil {
+			return verdict(err)
+		}
+		defer c.Close()
+		raw, err := c.(syscall.Conn).SyscallConn()
+		name := ""
+		if err == nil {
+			err = raw.Control(func(fd uintptr) {
+				sa, e := unix.Getpeername(int(fd))
+				name = addrOf(sa)
+				if e != nil {
+					name = verdict(e)
+				}
+			})
+		}
+		if err != nil {
+			return verdict(err)
+		}
+		return name
+	case "answered": // from whom the answer to an unconnected datagram comes
+		fam, sa := sockaddr(arg(1))
+		fd, err := unix.Socket(fam, unix.SOCK_DGRAM, 0)
+		if err != nil {
+			return verdict(err)
+		}
+		defer unix.Close(fd)
+		tv := unix.NsecToTimeval(int64(patience))
+		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv)
+		if err := unix.Sendto(fd, []byte("x"), 0, sa); err != nil {
+			return verdict(err)
+		}
+		_, from, err := unix.Recvfrom(fd, make([]byte, 16), 0)
+		if err != nil {
+			return verdict(err)
+		}
+		return addrOf(from)
+	case "packet": // a packet socket: its protocol, then the device it is bound to
+		return verdict(packet(arg(1), arg(2)))
 	case "loop": // nanoseconds a connect, the best of many rounds
 		n, _ := strconv.Atoi(arg(2))
 		fam, sa := sockaddr(arg(1))
@@ -159,6 +217,40 @@ func helperOp(op string) string {
 		return "go"
 	}
 	return "unknown operation " + op
+}
+
+func addrOf(sa unix.Sockaddr) string {
+	switch a := sa.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port)).String()
+	case *unix.SockaddrInet6:
+		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr), uint16(a.Port)).String()
+	}
+	return fmt.Sprintf("%T", sa)
+}
+
+func packet(protocol, device string) error {
+	n, err := strconv.Atoi(protocol)
+	if err != nil {
+		return err
+	}
+	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW, n)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if device == "" {
+		return nil
+	}
+	index := 0
+	if device != "all" {
+		i, err := net.InterfaceByName(device)
+		if err != nil {
+			return err
+		}
+		index = i.Index
+	}
+	return unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: 0x0300, Ifindex: index})
 }
 
 func hear(spec string) string {

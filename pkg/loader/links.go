@@ -103,6 +103,16 @@ func (l *Loader) Attachments() ([]Attachment, error) {
 			a.PodUID, set = "", rootHooks
 		}
 		for _, name := range l.hooks(set) {
+			if l.attachTypes[name] == ebpf.AttachLSMMac {
+				if is, err := l.runsLSM(l.pin("links", d, name), name); err != nil {
+					return nil, err
+				} else if is {
+					a.Programs = append(a.Programs, name)
+				} else {
+					a.Missing = append(a.Missing, name)
+				}
+				continue
+			}
 			id, err := linkCgroup(l.pin("links", d, name))
 			if err != nil && !errors.Is(err, os.ErrNotExist) {
 				return nil, err
@@ -182,6 +192,9 @@ func (l *Loader) takeOver() error {
 				l.log.Warn("pinned link has no program in this version; left as it is", "link", path)
 				continue
 			}
+			if l.attachTypes[e.Name()] == ebpf.AttachLSMMac {
+				continue // such a link cannot be updated; AttachRoot puts another in its place
+			}
 			if _, err := updateLink(path, prog); err != nil && !errors.Is(err, unix.ENOLINK) {
 				errs = append(errs, err)
 			}
@@ -245,6 +258,9 @@ func (l *Loader) attach(dir, cgroupPath string, set hookSet) error {
 
 func (l *Loader) attachOne(path, name string, want uint64, cg *os.File) error {
 	prog := l.programs[name]
+	if l.attachTypes[name] == ebpf.AttachLSMMac {
+		return l.attachLSM(path, name)
+	}
 	have, err := linkCgroup(path)
 	switch {
 	case err == nil && have == want:
@@ -269,6 +285,42 @@ func (l *Loader) attachOne(path, name string, want uint64, cg *os.File) error {
 		return fmt.Errorf("pin link at %s: %w", path, err)
 	}
 	return nil
+}
+
+// runsLSM tells whether a pinned link runs the program in use now.
+func (l *Loader) runsLSM(path, name string) (bool, error) {
+	lnk, err := link.LoadPinnedLink(path, nil)
+	if errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("open pinned link %s: %w", path, err)
+	}
+	defer lnk.Close()
+	info, err := lnk.Info()
+	if err != nil {
+		return false, fmt.Errorf("read pinned link %s: %w", path, err)
+	}
+	pi, err := l.programs[name].Info()
+	if err != nil {
+		return false, fmt.Errorf("read info of program %s: %w", name, err)
+	}
+	id, ok := pi.ID()
+	return ok && id == info.Program, nil
+}
+
+// attachLSM hooks a program into the security modules, for the whole node. A
+// link of another program gives way to it only once it is there.
+func (l *Loader) attachLSM(path, name string) error {
+	if is, err := l.runsLSM(path, name); err != nil || is {
+		return err
+	}
+	lnk, err := link.AttachLSM(link.LSMOptions{Program: l.programs[name]})
+	if err != nil {
+		return fmt.Errorf("create link: %w", err)
+	}
+	defer lnk.Close()
+	return replacePin(path, lnk.Pin)
 }
 
 // unpinLink removes the pin and detaches even when someone else holds the link open.

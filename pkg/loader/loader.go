@@ -34,7 +34,7 @@ type Options struct {
 	CgroupRoot  string // default: the cgroup2 mount
 	HostNetns   string // path of the host's network namespace; default: our own
 	KubeletMark uint32 // default KubeletMark
-	LSMPath     string // lists the active security modules; default /sys/kernel/security/lsm
+	LSMPath     string // lists the active security modules; default: the host's
 	Log         *slog.Logger
 
 	noTCX bool // as on a kernel without it
@@ -99,7 +99,11 @@ func Load(opts Options) (*Loader, error) {
 		opts.CgroupRoot = root
 	}
 	if opts.LSMPath == "" {
+		// Containers have no securityfs of their own; process 1 is the host's.
 		opts.LSMPath = "/sys/kernel/security/lsm"
+		if _, err := os.Stat(opts.LSMPath); err != nil {
+			opts.LSMPath = "/proc/1/root" + opts.LSMPath
+		}
 	}
 	l := &Loader{opts: opts, log: opts.Log, maps: map[string]*ebpf.Map{}, programs: map[string]*ebpf.Program{},
 		attachTypes: map[string]ebpf.AttachType{}, tcx: !opts.noTCX && haveTCX()}

@@ -102,7 +102,7 @@ func (l *Loader) openProgram(cs *ebpf.CollectionSpec, name string) (*ebpf.Progra
 
 // inactive says why a program would load and never be called.
 func (l *Loader) inactive(spec *ebpf.ProgramSpec) string {
-	if spec.AttachType != ebpf.AttachLSMCgroup {
+	if spec.AttachType != ebpf.AttachLSMMac {
 		return ""
 	}
 	raw, err := os.ReadFile(l.opts.LSMPath)

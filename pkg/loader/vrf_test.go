@@ -271,3 +271,152 @@ func checkVRFGone(t *testing.T, w *vrfWorld, l *Loader, ctr string) {
 		}
 	}
 }
+
+// A server of the network that listens on all addresses is in the VRF alone.
+// Its own pods reach it by loopback and by the node's address all the same, and
+// kubelet does on the ports that it probes; nobody else does, and what somebody
+// outside holds is led away from nobody.
+func TestRootVRFLed(t *testing.T) {
+	w := newVRFWorld(t)
+	l := w.load()
+	pod, own, kubelet := w.cg("kubepods/podV"), w.cg("kubepods/podV/ctr"), w.cg("system/kubelet")
+	other := w.cg("kubepods/podW")
+	must(t, l.AttachRoot())
+	must(t, l.SetConfig(Config{PodLevels: levelMask(t, pod), PodRootLevels: levelMask(t, w.cg("kubepods")), KubeletLevels: levelMask(t, kubelet), ProbeLock: true, Guard: true, MarkFirst: 0x1001, MarkLast: 0x3710}))
+	must(t, l.Put(PodRootRow{w.id(w.cg("kubepods"))}))
+	must(t, l.Put(KubeletRow{CgroupID: w.id(kubelet)}))
+	must(t, l.Put(NetRow{NetworkID: 5, VRFIfindex: uint32(w.vrf), Mark: vrfMark, Host4: netip.MustParseAddr("10.77.0.1"), Host6: netip.MustParseAddr("fd77::1")}))
+	for _, a := range []string{"192.0.2.1", "2001:db8::1"} {
+		must(t, l.Put(LocalRow{netip.MustParseAddr(a)}))
+	}
+	must(t, l.Put(ProbeRow{Port: 8080, NetworkID: 5}))
+	must(t, l.AttachPod(pod, "V", PodRow{NetworkID: 5, Mark: vrfMark, VRFIfindex: uint32(w.vrf)}))
+	must(t, l.AttachPod(other, "W", PodRow{NetworkID: 6, Mark: 0x1006}))
+
+	server := w.start(own, 65534, "listen [::]:8080")
+	if got := server.next(); got != "ok" {
+		t.Fatalf("server: %s", got)
+	}
+	echo := w.start(own, 65534, "echo [::]:8081")
+	if got := echo.next(); got != "ok" {
+		t.Fatalf("echo: %s", got)
+	}
+	for _, uid := range []int{0, 65534} {
+		w.expect("its own pod", w.cg("kubepods/podV/other"), uid,
+			[2]string{"tcp 127.0.0.1:8080", "ok"}, [2]string{"tcp [::1]:8080", "ok"}, [2]string{"tcp 192.0.2.1:8080", "ok"}, [2]string{"tcp [2001:db8::1]:8080", "ok"},
+			[2]string{"tcp [::ffff:127.0.0.1]:8080", "ok"},
+			[2]string{"udp 127.0.0.1:8081", "ok"}, [2]string{"udp [::1]:8081", "ok"}, [2]string{"udpc 127.0.0.1:8081", "ok"}, [2]string{"udpc [2001:db8::1]:8081", "ok"},
+			[2]string{"peer tcp4 127.0.0.1:8080", "127.0.0.1:8080"}, [2]string{"peer tcp6 [::1]:8080", "[::1]:8080"},
+			[2]string{"answered 127.0.0.1:8081", "127.0.0.1:8081"}, [2]string{"answered [::1]:8081", "[::1]:8081"},
+			[2]string{"tcp 127.0.0.1:8089", "ECONNREFUSED"}) // nobody there
+	}
+	probes := [][2]string{{"tcp 192.0.2.1:8080", "ok"}, {"tcp [2001:db8::1]:8080", "ok"}, {"tcp 127.0.0.1:8080", "ok"}, {"tcp [::1]:8080", "ok"}}
+	w.expect("kubelet", kubelet, 0, probes...)
+	refused := func(pairs [][2]string) [][2]string {
+		var out [][2]string
+		for _, p := range pairs {
+			out = append(out, [2]string{p[0], "ECONNREFUSED"})
+		}
+		return out
+	}
+	w.expect("another tenant's pod", other, 0, refused(probes)...)
+	w.expect("a pod outside the tenants", w.cg("kubepods/podX"), 0, refused(probes)...)
+	w.expect("root", w.cg("system/admin"), 0, refused(probes)...)
+	w.expect("kubelet on a port of no probe", kubelet, 0, [2]string{"tcp 127.0.0.1:8085", "ECONNREFUSED"}, [2]string{"udpc 127.0.0.1:8081", "ECONNREFUSED"})
+
+	// Somebody outside holds the port at one address: connections to it are
+	// theirs, and kubelet's are never led again.
+	w.ns.serve(t, "192.0.2.1:8080")
+	outside := w.start(w.cg("system/daemon"), 0, "listen 127.0.0.1:8081")
+	if got := outside.next(); got != "ok" {
+		t.Fatalf("daemon: %s", got)
+	}
+	w.expect("its own pod, to who holds it", own, 0, [2]string{"tcp 192.0.2.1:8080", "ok"}, [2]string{"tcp 127.0.0.1:8081", "ok"})
+	if ports, err := l.HeldProbes(); err != nil || len(ports) != 0 {
+		t.Errorf("held before kubelet met it: %v %v", ports, err)
+	}
+	before := counts(t, l)[ReasonProbeLed]
+	w.expect("kubelet, to who holds it", kubelet, 0, [2]string{"tcp 192.0.2.1:8080", "ok"}, [2]string{"tcp [2001:db8::1]:8080", "ECONNREFUSED"})
+	if c := counts(t, l); c[ReasonProbeLed] != before || c[ReasonProbePortHeld] != 2 {
+		t.Errorf("counters: %v, %d probes led before", c, before)
+	}
+	if ports, err := l.HeldProbes(); err != nil || len(ports) != 1 || ports[0] != 8080 {
+		t.Errorf("held: %v %v", ports, err)
+	}
+	// Servers on loopback itself. Another tenant's connection is refused by the
+	// guard, packet by packet: whose a listener of MPTCP is, as Go makes them, the
+	// hook of connect cannot tell.
+	local := w.start(own, 0, "listen 127.0.0.1:8090")
+	if got := local.next(); got != "ok" {
+		t.Fatalf("server on loopback: %s", got)
+	}
+	w.expect("its own pod", own, 0, [2]string{"tcp 127.0.0.1:8090", "ok"})
+	w.expect("another tenant's pod", other, 0, [2]string{"tcp 127.0.0.1:8090", "dial tcp 127.0.0.1:8090: i/o timeout"})
+	w.expect("a daemon of the node", w.cg("system/admin"), 0, [2]string{"tcp 127.0.0.1:8090", "ok"})
+	localUDP := w.start(own, 0, "echo 127.0.0.1:8091")
+	if got := localUDP.next(); got != "ok" {
+		t.Fatalf("UDP server on loopback: %s", got)
+	}
+	w.expect("another tenant's pod", other, 0, [2]string{"udp 127.0.0.1:8091", "EPERM"}, [2]string{"udpc 127.0.0.1:8091", "EPERM"})
+}
+
+// Packet sockets of pods in the host's network namespace.
+func TestRootLSM(t *testing.T) {
+	s := newSandbox(t)
+	l := s.load()
+	for _, f := range l.Features() {
+		if !f.OK {
+			t.Skipf("skip: no-bpf-lsm: %s: %s", f.Name, f.Reason)
+		}
+	}
+	must(t, l.AttachRoot())
+	tenant, plain, trusted := s.cg("kubepods/podT"), s.cg("kubepods/podP"), s.cg("kubepods/podA")
+	must(t, l.SetConfig(Config{PodLevels: levelMask(t, tenant), PodRootLevels: levelMask(t, s.cg("kubepods")), Guard: true, MarkFirst: 0x1001, MarkLast: 0x3710}))
+	for _, r := range []Row{PodRootRow{s.id(s.cg("kubepods"))}, PodRow{CgroupID: s.id(tenant), NetworkID: 5}, PodRow{CgroupID: s.id(plain)}, PodRow{CgroupID: s.id(trusted), Trusted: true}} {
+		must(t, l.Put(r))
+	}
+	index := map[string]int{}
+	must(t, s.ns.do(func() error {
+		if err := os.WriteFile("/proc/sys/net/ipv4/ping_group_range", []byte("0 2147483647"), 0o644); err != nil {
+			return err
+		}
+		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		for _, name := range []string{"eth0", "mp5", "new"} {
+			attrs := netlink.NewLinkAttrs()
+			attrs.Name = name
+			if err := h.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: name + "p"}); err != nil {
+				return err
+			}
+			link, err := h.LinkByName(name)
+			if err != nil {
+				return err
+			}
+			index[name] = link.Attrs().Index
+		}
+		return nil
+	}))
+	must(t, l.Put(DoorRow{Ifindex: index["eth0"], Kind: DoorOwn}))
+	must(t, l.Put(DoorRow{Ifindex: index["mp5"], Kind: DoorPort, NetworkID: 5}))
+	must(t, l.Put(DoorRow{Ifindex: 1, Kind: DoorLoopback}))
+	all := [][2]string{{"packet 0", "ok"}, {"packet 768", "ok"}, {"packet 0 eth0", "ok"}, {"packet 0 mp5", "ok"}, {"packet 0 new", "ok"}, {"packet 0 lo", "ok"}, {"packet 0 all", "ok"}}
+	s.expect("the administrator", s.cg("system/admin"), 0, all...)
+	s.expect("a trusted pod", trusted, 0, all...)
+	for who, cg := range map[string]string{"a tenant's pod": tenant, "a pod that is not known": s.cg("kubepods/podU")} {
+		s.expect(who, cg, 0, [2]string{"packet 0", "EPERM"}, [2]string{"packet 768", "EPERM"}, [2]string{"packet 0 eth0", "EPERM"}, [2]string{"tcp 127.0.0.1:9", "ECONNREFUSED"}, [2]string{"ping 127.0.0.1", "ok"})
+	}
+	s.expect("a pod outside the tenants", plain, 0, [2]string{"packet 0", "ok"}, [2]string{"packet 0 eth0", "ok"}, [2]string{"packet 768", "EPERM"},
+		[2]string{"packet 0 mp5", "EPERM"}, [2]string{"packet 0 new", "EPERM"}, [2]string{"packet 0 lo", "EPERM"}, [2]string{"packet 0 all", "EPERM"})
+	s.expect("a tenant's pod in a namespace of its own", tenant, 0, [2]string{"netns", "ok"}, [2]string{"packet 0", "ok"}, [2]string{"packet 768", "ok"}, [2]string{"packet 0 lo", "ok"})
+	before, err := l.ProgramIDs()
+	must(t, err)
+	l.Close()
+	l = s.load()
+	if after, _ := l.ProgramIDs(); before["bh_lsm_create"] != after["bh_lsm_create"] || before["bh_lsm_create"] == 0 {
+		t.Errorf("program ids after a restart: %v, then %v", before, after)
+	}
+	s.expect("after a restart", tenant, 0, [2]string{"packet 0", "EPERM"})
+}

@@ -7,6 +7,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/big"
+	"net"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -310,4 +311,14 @@ func MACOf(addrs []netip.Prefix) string {
 		}
 	}
 	return MAC(addrs[0].Addr())
+}
+
+// LinkLocal is the link-local address that an interface makes of its hardware
+// address (RFC 4291, appendix A); invalid for what is no Ethernet address.
+func LinkLocal(mac string) netip.Addr {
+	hw, err := net.ParseMAC(mac)
+	if err != nil || len(hw) != 6 {
+		return netip.Addr{}
+	}
+	return netip.AddrFrom16([16]byte{0: 0xfe, 1: 0x80, 8: hw[0] ^ 2, 9: hw[1], 10: hw[2], 11: 0xff, 12: 0xfe, 13: hw[3], 14: hw[4], 15: hw[5]})
 }

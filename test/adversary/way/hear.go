@@ -76,8 +76,8 @@ func (e Ear) Listen(ctx context.Context, ready func(), heard func(id int)) error
 		if err != nil {
 			continue
 		}
-		// What this host sends itself is no hearing.
-		if ll, ok := from.(*unix.SockaddrLinklayer); ok && ll.Pkttype == unix.PACKET_OUTGOING {
+		// What this host sends itself is no hearing; of one device it is.
+		if ll, ok := from.(*unix.SockaddrLinklayer); ok && ll.Pkttype == unix.PACKET_OUTGOING && e.Kind == "sniff" {
 			continue
 		}
 		tell(buf[:n])

@@ -106,7 +106,11 @@ func (a Attempt) control(v6 bool) ([]byte, error) {
 			return nil, err
 		}
 		if v6 {
-			out = append(out, unix.PktInfo6(&unix.Inet6Pktinfo{Ifindex: uint32(i)})...)
+			info := unix.Inet6Pktinfo{Ifindex: uint32(i)}
+			if _, mapped := a.option("mapped"); mapped {
+				info.Addr = netip.IPv4Unspecified().As16()
+			}
+			out = append(out, unix.PktInfo6(&info)...)
 		} else {
 			out = append(out, unix.PktInfo4(&unix.Inet4Pktinfo{Ifindex: int32(i)})...)
 		}

@@ -42,6 +42,11 @@ func datagram(typ, proto int) func(Attempt) error {
 				fillChecksum(payload, 2, 0) // that of ICMPv6 the kernel fills in
 			}
 		}
+		if a.Geneve != nil {
+			if payload, err = a.Geneve.packet(a); err != nil {
+				return err
+			}
+		}
 		sa, err := sockaddr(to, port)
 		if err != nil {
 			return err
@@ -96,7 +101,15 @@ func stream(proto int) func(Attempt) error {
 		// The port tells the attempt where only a SYN is heard. Not by bind,
 		// which a confined pod's hook takes for a server.
 		ports := uint32(a.SourcePort())<<16 | uint32(a.SourcePort())
-		_ = unix.SetsockoptInt(fd, unix.SOL_IP, ipLocalPortRange, int(int32(ports)))
+		if unix.SetsockoptInt(fd, unix.SOL_IP, ipLocalPortRange, int(int32(ports))) != nil {
+			any := netip.IPv4Unspecified()
+			if fam == unix.AF_INET6 {
+				any = netip.IPv6Unspecified()
+			}
+			if sa, err := sockaddr(any, a.SourcePort()); err == nil {
+				_ = unix.Bind(fd, sa)
+			}
+		}
 		sa, err := sockaddr(to, a.Port)
 		if err != nil {
 			return err

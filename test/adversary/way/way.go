@@ -10,7 +10,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -81,16 +80,22 @@ func FindTokens(packet []byte) []int {
 	}
 }
 
-// FindPort is the id of a TCP attempt, by the ports of an IP packet.
+// Port is where attempts go that are told by their source port: nobody else
+// sends anything there.
+const Port = 7999
+
+// FindPort is the id of an attempt to Port by TCP or SCTP, by the ports of an
+// IP packet.
 func FindPort(ip []byte) (int, bool) {
+	connects := func(proto byte) bool { return proto == unix.IPPROTO_TCP || proto == unix.IPPROTO_SCTP }
 	var l4 []byte
 	switch {
-	case len(ip) >= 20 && ip[0]>>4 == 4 && ip[9] == unix.IPPROTO_TCP:
+	case len(ip) >= 20 && ip[0]>>4 == 4 && connects(ip[9]) && len(ip) > int(ip[0]&15)*4:
 		l4 = ip[int(ip[0]&15)*4:]
-	case len(ip) >= 40 && ip[0]>>4 == 6 && ip[6] == unix.IPPROTO_TCP:
+	case len(ip) >= 40 && ip[0]>>4 == 6 && connects(ip[6]):
 		l4 = ip[40:]
 	}
-	if len(l4) < 4 {
+	if len(l4) < 4 || binary.BigEndian.Uint16(l4[2:]) != Port {
 		return 0, false
 	}
 	id := int(binary.BigEndian.Uint16(l4)) - firstPort
@@ -114,6 +119,7 @@ func init() {
 		"ping": datagram(unix.SOCK_DGRAM, -1), "raw-icmp": datagram(unix.SOCK_RAW, -1),
 		"raw-other": datagram(unix.SOCK_RAW, 253), "hdrincl": headerIncluded,
 		"tcp": stream(unix.IPPROTO_TCP), "mptcp": stream(unix.IPPROTO_MPTCP), "sctp": stream(unix.IPPROTO_SCTP),
+		"geneve": datagram(unix.SOCK_DGRAM, unix.IPPROTO_UDP),
 		"packet": packetSocket(unix.SOCK_RAW), "packet-dgram": packetSocket(unix.SOCK_DGRAM), "sock-packet": sockPacket, "xdp": xdp,
 	}
 }
@@ -138,12 +144,22 @@ func (a Attempt) number(name string) (uint32, bool, error) {
 	return uint32(n), true, err
 }
 
+// index is an interface's number, by one call: a program that asks for all
+// interfaces each time spends its time on that alone.
 func index(device string) (int, error) {
-	i, err := net.InterfaceByName(device)
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(fd)
+	req, err := unix.NewIfreq(device)
+	if err == nil {
+		err = unix.IoctlIfreq(fd, unix.SIOCGIFINDEX, req)
+	}
 	if err != nil {
 		return 0, fmt.Errorf("device %s: %w", device, err)
 	}
-	return i.Index, nil
+	return int(req.Uint32()), nil
 }
 
 func (a Attempt) dest() (netip.Addr, error) {

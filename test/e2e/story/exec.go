@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -39,7 +40,7 @@ func (w *World) putTools(ctx context.Context) error {
 		return fmt.Errorf("make a directory for the story's tools: %w", err)
 	}
 	defer os.RemoveAll(dir)
-	tools := []string{"bulkhead/test/e2e/cmd/netprobe", "bulkhead/cmd/bulkheadctl"}
+	tools := []string{"bulkhead/test/e2e/cmd/netprobe", "bulkhead/cmd/bulkheadctl", "bulkhead/test/adversary/cmd/adversary"}
 	cmd := exec.CommandContext(ctx, "go", append([]string{"build", "-trimpath", "-ldflags=-s -w", "-o", dir + "/"}, tools...)...)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
@@ -50,7 +51,7 @@ func (w *World) putTools(ctx context.Context) error {
 		if err != nil {
 			return fmt.Errorf("read a tool of the story: %w", err)
 		}
-		for _, n := range w.Lab.Nodes() {
+		for _, n := range append(slices.Clone(w.Lab.Nodes()), w.Lab.External()) {
 			if err := n.Put(ctx, toolsDir+"/"+filepath.Base(tool), data, 0o755); err != nil {
 				return err
 			}
@@ -84,7 +85,9 @@ func (w *World) start(ctx context.Context, p *pod, container string, command ...
 		out: output{line: make(chan struct{})}}
 	go func() {
 		defer cancel()
-		s.done <- executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: in, Stdout: &s.out, Stderr: &s.err})
+		err := executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: in, Stdout: &s.out, Stderr: &s.err})
+		in.CloseWithError(io.ErrClosedPipe) // nobody reads any more: who writes must not wait
+		s.done <- err
 	}()
 	return s, nil
 }

@@ -42,7 +42,7 @@ func Checks() []Check {
 	var all []Check
 	for _, chapter := range [][]Check{
 		clusterChecks(), networkChecks(), reachChecks(), isolationChecks(), probeChecks(),
-		hostNetworkChecks(), inspectChecks(), kubectlChecks(), badInputChecks(), faultChecks(), speedChecks(), removalChecks(),
+		hostNetworkChecks(), adversaryChecks(), inspectChecks(), kubectlChecks(), badInputChecks(), faultChecks(), speedChecks(), removalChecks(),
 	} {
 		all = append(all, chapter...)
 	}

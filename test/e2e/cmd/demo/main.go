@@ -9,6 +9,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"regexp"
 	"time"
 
 	"bulkhead/test/e2e/story"
@@ -20,9 +21,10 @@ func main() {
 	families := flag.String("families", "dual", "ipv4 or dual")
 	keep := flag.Bool("keep", false, "leave the lab running")
 	attach := flag.Bool("attach", false, "tell the story in the lab that runs, and leave it running")
+	only := flag.String("run", "", "regular expression: only the checks whose chapter or title it matches")
 	flag.Parse()
 	ctx, stop := story.Interruptible()
-	ok, err := demo(ctx, lab.Options{Nodes: *nodes, Families: *families, Install: true}, *attach, *keep)
+	ok, err := demo(ctx, lab.Options{Nodes: *nodes, Families: *families, Install: true}, *attach, *keep, *only)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "demo:", err)
@@ -32,7 +34,11 @@ func main() {
 	}
 }
 
-func demo(ctx context.Context, options lab.Options, attach, keep bool) (ok bool, err error) {
+func demo(ctx context.Context, options lab.Options, attach, keep bool, only string) (ok bool, err error) {
+	matches, err := regexp.Compile(only)
+	if err != nil {
+		return false, fmt.Errorf("-run: %w", err)
+	}
 	start := time.Now()
 	var l *lab.Lab
 	if attach {
@@ -56,12 +62,18 @@ func demo(ctx context.Context, options lab.Options, attach, keep bool) (ok bool,
 		if ctx.Err() != nil {
 			return false, ctx.Err()
 		}
+		if !matches.MatchString(fmt.Sprintf("%d. %s", c.Chapter, c.Title)) {
+			continue
+		}
 		fmt.Printf("%d. %s\n", c.Chapter, c.Title)
 		r := w.Run(ctx, c)
 		if r.Err != nil {
 			fmt.Printf("     FAIL: %v\n", r.Err)
 		}
 		results = append(results, r)
+	}
+	if len(results) == 0 {
+		return false, fmt.Errorf("-run %q matches no check", only)
 	}
 	ok = story.Table(os.Stdout, results)
 	if !ok {

@@ -37,8 +37,14 @@ func run(args []string) error {
 	case "serve":
 		name := fs.String("name", hostname(), "what the server calls itself")
 		listen := fs.String("listen", ":8080", "address for TCP and UDP")
+		grpc := fs.String("grpc", "", "address of a gRPC health service; empty: none")
 		if err := fs.Parse(args[1:]); err != nil {
 			return err
+		}
+		if *grpc != "" {
+			if err := serveGRPC(ctx, *grpc); err != nil {
+				return err
+			}
 		}
 		return serve(ctx, *name, *listen)
 	case "check":

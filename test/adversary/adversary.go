@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package adversary is the table of attacks: who tries which way to reach or
+// hear whom. What counts is what the victim's side hears, never what the
+// attacker is told, and every refusal has a control: the same attempt made by
+// somebody who may, which is heard.
+package adversary
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"bulkhead/pkg/network"
+	"bulkhead/test/adversary/way"
+)
+
+// Told is what the sender of an attempt was told.
+type Told struct {
+	ID    int    `json:"id"`
+	Error string `json:"error,omitempty"`
+}
+
+// Heard is what an ear heard, or why there is none.
+type Heard struct {
+	IDs     []int  `json:"ids"`
+	Refused string `json:"refused,omitempty"`
+}
+
+// Host is an interface of the attackers' node that leads to somebody.
+type Host struct {
+	Name, MAC string
+}
+
+// Victim is a pod that is attacked by its interface on a network.
+type Victim struct {
+	Name  string
+	Addrs []netip.Addr
+	MAC   string
+	Link  Host // the host end of its interface, on the attackers' node; empty elsewhere
+	// NextMAC is whom the node sends frames for the victim to: the victim itself, or the router.
+	NextMAC string
+}
+
+// Network is a network that is attacked, as the attackers' node knows it.
+type Network struct {
+	Mark  uint32
+	Port  Host // management port
+	VRF   string
+	Nodes []netip.Addr // the node's own addresses
+}
+
+// LinkLocal is the address that an interface makes of its hardware address.
+func (v Victim) LinkLocal() netip.Addr { return network.LinkLocal(v.MAC) }
+
+// Groups that every interface hears.
+var (
+	allNodes4 = netip.MustParseAddr("224.0.0.1")
+	allNodes6 = netip.MustParseAddr("ff02::1")
+)
+
+const allNodesMAC = "33:33:00:00:00:01"
+
+const port = way.Port
+
+// Into are the ways into a network to one of its pods. Those that need a
+// capability are refused to who has none, which proves as little as all that
+// an attacker is told.
+func Into(n Network, v Victim) []way.Attempt {
+	var out []way.Attempt
+	add := func(a way.Attempt) { out = append(out, a) }
+	for _, to := range v.Addrs {
+		src := sameFamily(n.Nodes, to)
+		udp := func(dev string, how ...string) {
+			add(way.Attempt{Socket: "udp", To: to.String(), Port: port, Device: dev, How: how})
+		}
+		udp("")
+		udp("", "connect")
+		for _, dev := range []string{n.Port.Name, n.VRF} {
+			udp(dev, "cmsg-pktinfo")
+			udp(dev, "cmsg-pktinfo", "gso")
+			udp(dev, "bindtodevice")
+			udp(dev, "bindtoifindex", "connect")
+			udp(dev, "unicastif")
+			add(way.Attempt{Socket: "udplite", To: to.String(), Port: port, Device: dev, How: []string{"cmsg-pktinfo"}})
+			for _, socket := range []string{"tcp", "mptcp", "sctp"} {
+				add(way.Attempt{Socket: socket, To: to.String(), Port: port, Device: dev, How: []string{"bindtodevice"}})
+			}
+			add(way.Attempt{Socket: "tcp", To: to.String(), Port: port, Device: dev, How: []string{"bindtoifindex", "fastopen"}})
+			add(way.Attempt{Socket: "ping", To: to.String(), Device: dev, How: []string{"cmsg-pktinfo"}})
+			add(way.Attempt{Socket: "raw-icmp", To: to.String(), Device: dev, How: []string{"cmsg-pktinfo"}})
+			add(way.Attempt{Socket: "raw-other", To: to.String(), Device: dev, How: []string{"bindtodevice"}})
+			add(way.Attempt{Socket: "hdrincl", To: to.String(), Src: src.String(), Port: port, Device: dev, How: []string{"cmsg-pktinfo"}})
+			add(way.Attempt{Socket: "hdrincl", To: to.String(), Src: src.String(), Port: port, Device: dev, How: []string{"bindtodevice", "fragments"}})
+			add(frame(dev, n.Port.MAC, v.NextMAC, src, to))
+		}
+		if to.Is6() {
+			udp(n.Port.Name, "stickypktinfo")
+		} else {
+			udp(n.Port.Name, "mapped", "cmsg-pktinfo")
+			udp(n.Port.Name, "mapped", "bindtoifindex")
+			udp(n.Port.Name, "lsrr="+to.String(), "cmsg-pktinfo")
+		}
+		add(way.Attempt{Socket: "tcp", To: to.String(), Port: port})
+		add(way.Attempt{Socket: "mptcp", To: to.String(), Port: port})
+		mark := fmt.Sprintf("=%#x", n.Mark)
+		add(way.Attempt{Socket: "udp", To: to.String(), Port: port, How: []string{"cmsg-mark" + mark}})
+		add(way.Attempt{Socket: "udp", To: to.String(), Port: port, How: []string{"mark" + mark}})
+		add(way.Attempt{Socket: "tcp", To: to.String(), Port: port, How: []string{"mark" + mark}})
+		add(way.Attempt{Socket: "raw-icmp", To: to.String(), How: []string{"cmsg-mark" + mark}})
+		add(way.Attempt{Socket: "hdrincl", To: to.String(), Src: src.String(), Port: port, How: []string{"mark" + mark}})
+		for _, how := range []string{"bypass", "ring", "unbound", "etype=0x88cc"} {
+			add(frame(n.Port.Name, n.Port.MAC, v.NextMAC, src, to, how))
+		}
+		dgram := frame(n.Port.Name, n.Port.MAC, v.NextMAC, src, to)
+		dgram.Socket = "packet-dgram"
+		add(dgram)
+		if v.Link.Name != "" {
+			add(frame(v.Link.Name, n.Port.MAC, v.MAC, src, to))
+			add(frame(v.Link.Name, n.Port.MAC, v.MAC, src, to, "bypass"))
+			x := frame(v.Link.Name, n.Port.MAC, v.MAC, src, to)
+			x.Socket = "xdp"
+			add(x)
+		}
+	}
+	if v.Link.Name != "" { // on this node: what only the link's neighbours hear
+		out = append(out, onLink(n, v)...)
+	}
+	return out
+}
+
+// ByLoopback are frames that are put on loopback with a network's mark: the
+// node would route them on.
+func ByLoopback(n Network, v Victim) []way.Attempt {
+	var out []way.Attempt
+	for _, to := range v.Addrs {
+		const none = "00:00:00:00:00:00"
+		out = append(out, frame("lo", none, none, sameFamily(n.Nodes, to), to, fmt.Sprintf("mark=%#x", n.Mark)))
+	}
+	return out
+}
+
+// onLink are the ways to an address that only a device gives a meaning.
+func onLink(n Network, v Victim) []way.Attempt {
+	var out []way.Attempt
+	to := v.LinkLocal().WithZone(n.Port.Name).String()
+	for _, socket := range []string{"udp", "tcp", "mptcp", "ping", "raw-icmp"} {
+		out = append(out, way.Attempt{Socket: socket, To: to, Port: port})
+	}
+	bare := v.LinkLocal().String()
+	own := network.LinkLocal(n.Port.MAC).WithZone(n.Port.Name).String()
+	out = append(out,
+		way.Attempt{Socket: "udp", To: to, Port: port, How: []string{"connect"}},
+		way.Attempt{Socket: "udp", To: bare, Port: port, Device: n.Port.Name, How: []string{"cmsg-pktinfo"}},
+		way.Attempt{Socket: "udp", To: bare, Port: port, Device: n.Port.Name, How: []string{"bindtodevice"}},
+		way.Attempt{Socket: "udp", To: to, Port: port, How: []string{"bindscope=" + own}},
+		way.Attempt{Socket: "udp", To: allNodes6.WithZone(n.Port.Name).String(), Port: port},
+		way.Attempt{Socket: "udp", To: allNodes6.String(), Port: port, Device: n.Port.Name, How: []string{"multicastif"}},
+		way.Attempt{Socket: "udp", To: allNodes6.String(), Port: port, Device: n.Port.Name, How: []string{"cmsg-pktinfo"}},
+		way.Attempt{Socket: "raw-icmp", To: allNodes6.WithZone(n.Port.Name).String()},
+		way.Attempt{Socket: "udp", To: allNodes4.String(), Port: port, Device: v.Link.Name, How: []string{"multicastif"}},
+		way.Attempt{Socket: "udp", To: allNodes4.String(), Port: port, Device: n.Port.Name, How: []string{"multicastif"}},
+		way.Attempt{Socket: "udp", To: allNodes4.String(), Port: port, Device: n.Port.Name, How: []string{"cmsg-pktinfo"}},
+		way.Attempt{Socket: "udp", To: "255.255.255.255", Port: port, Device: n.Port.Name, How: []string{"broadcast", "cmsg-pktinfo"}},
+		way.Attempt{Socket: "udp", To: "255.255.255.255", Port: port, Device: v.Link.Name, How: []string{"broadcast", "cmsg-pktinfo"}},
+	)
+	if a := sameFamily(n.Nodes, allNodes4); a.IsValid() {
+		out = append(out, way.Attempt{Socket: "udp", To: allNodes4.String(), Port: port, How: []string{"multicastifaddr=" + a.String()}})
+	}
+	return out
+}
+
+// Locked are the ways to a locked default-network address that kubelet probes.
+// MPTCP is not among them: kubelet uses none, so that nobody could be the control.
+// n is the cluster default network, v the pod's locked interface.
+func Locked(n Network, v Victim, kubeletMark uint32) []way.Attempt {
+	var out []way.Attempt
+	mark := fmt.Sprintf("=%#x", kubeletMark)
+	for _, to := range v.Addrs {
+		src := sameFamily(n.Nodes, to)
+		for _, how := range [][]string{nil, {"cmsg-pktinfo"}, {"bindtodevice"}, {"cmsg-mark" + mark}, {"mark" + mark}, {"cmsg-pktinfo", "cmsg-mark" + mark}} {
+			out = append(out, way.Attempt{Socket: "udp", To: to.String(), Port: port, Device: n.Port.Name, How: how},
+				way.Attempt{Socket: "raw-icmp", To: to.String(), Device: n.Port.Name, How: how},
+				way.Attempt{Socket: "hdrincl", To: to.String(), Src: src.String(), Port: port, Device: n.Port.Name, How: how})
+		}
+		for _, how := range [][]string{nil, {"bindtodevice"}, {"mark" + mark}, {"fastopen"}} {
+			out = append(out, way.Attempt{Socket: "tcp", To: to.String(), Port: port, Device: n.Port.Name, How: how})
+		}
+		out = append(out, way.Attempt{Socket: "ping", To: to.String()}, way.Attempt{Socket: "raw-other", To: to.String()},
+			way.Attempt{Socket: "hdrincl", To: to.String(), Src: src.String(), Port: port, How: []string{"fragments"}})
+		for _, how := range [][]string{nil, {"bypass"}, {"ring"}, {"mark" + mark}} {
+			out = append(out, frame(n.Port.Name, n.Port.MAC, v.MAC, src, to, how...))
+			if v.Link.Name != "" {
+				out = append(out, frame(v.Link.Name, n.Port.MAC, v.MAC, src, to, how...))
+			}
+		}
+	}
+	return out
+}
+
+// Tunnel are the ways to have a datagram made by hand taken for the overlay's:
+// it arrives at the victim on the other node.
+func Tunnel(node, peer []netip.Addr, links []Host, peerMAC string, g way.Geneve, tunnelPort uint16) []way.Attempt {
+	var out []way.Attempt
+	for _, to := range peer {
+		src := sameFamily(node, to)
+		if !src.IsValid() {
+			continue
+		}
+		out = append(out, way.Attempt{Socket: "hdrincl", To: to.String(), Src: src.String(), Port: tunnelPort, Geneve: &g},
+			way.Attempt{Socket: "hdrincl", To: to.String(), Src: src.String(), Port: tunnelPort, Geneve: &g, How: []string{"fragments"}},
+			way.Attempt{Socket: "geneve", To: to.String(), Port: tunnelPort, Geneve: &g},
+			way.Attempt{Socket: "geneve", To: to.String(), Port: tunnelPort, Geneve: &g, How: []string{"connect"}})
+		if to.Is4() {
+			out = append(out, way.Attempt{Socket: "geneve", To: to.String(), Port: tunnelPort, Geneve: &g, How: []string{"mapped"}})
+		}
+		for _, l := range links {
+			for _, how := range [][]string{nil, {"tagged"}, {"etype=0x88cc"}, {"ring"}, {"bypass"}} {
+				f := frame(l.Name, l.MAC, peerMAC, src, to, how...)
+				f.Port, f.Geneve = tunnelPort, &g
+				out = append(out, f)
+			}
+			x := frame(l.Name, l.MAC, peerMAC, src, to)
+			x.Socket, x.Port, x.Geneve = "xdp", tunnelPort, &g
+			out = append(out, x)
+		}
+	}
+	return out
+}
+
+// Loopback are the ways to servers of another tenant's host-network pod: at
+// loopback and at the node's own addresses.
+func Loopback(addrs []netip.Addr, port uint16) []way.Attempt {
+	var out []way.Attempt
+	for _, to := range addrs {
+		for _, socket := range []string{"udp", "tcp", "mptcp"} {
+			out = append(out, way.Attempt{Socket: socket, To: to.String(), Port: port})
+		}
+		out = append(out, way.Attempt{Socket: "udp", To: to.String(), Port: port, How: []string{"cmsg-mark=0"}},
+			way.Attempt{Socket: "udp", To: to.String(), Port: port, How: []string{"connect"}},
+			way.Attempt{Socket: "udp", To: to.String(), Port: port, Device: "lo", How: []string{"bindtodevice"}},
+			way.Attempt{Socket: "udp", To: to.String(), Port: port, Device: "lo", How: []string{"cmsg-pktinfo"}})
+	}
+	return out
+}
+
+// FromPod are frames that a pod with NET_RAW puts on its own interface, for
+// another pod on the same switch. Those to a locked interface are never heard;
+// of those to others neither advertisements nor DHCP answers.
+func FromPod(device, mac string, own []netip.Addr, v Victim, locked bool) []way.Attempt {
+	var out []way.Attempt
+	say := func(kind string, src, to netip.Addr, dst string) {
+		out = append(out, way.Attempt{Socket: "packet", Frame: kind, Device: device, SrcMAC: mac, DstMAC: dst, Src: src.String(), To: to.String(), Port: port})
+	}
+	ll := network.LinkLocal(mac)
+	say("router-advertisement", ll, allNodes6, allNodesMAC)
+	say("router-advertisement-hidden", ll, allNodes6, allNodesMAC)
+	say("dhcp-answer", ll, allNodes6, allNodesMAC)
+	for _, to := range append(slices.Clone(v.Addrs), v.LinkLocal()) {
+		src := sameFamily(append(slices.Clone(own), ll), to)
+		if !src.IsValid() {
+			continue
+		}
+		if to.Is4() {
+			say("dhcp-answer", src, to, v.MAC)
+			continue
+		}
+		say("router-advertisement", ll, to, v.MAC)
+		say("redirect", ll, to, v.MAC)
+		if locked {
+			say("neighbour-solicitation", src, to, v.MAC)
+			say("neighbour-advertisement", src, to, v.MAC)
+			say("router-solicitation", src, to, v.MAC)
+			say("udp", src, to, v.MAC)
+			say("echo", src, to, v.MAC)
+		}
+	}
+	if locked {
+		say("neighbour-solicitation", ll, allNodes6, allNodesMAC)
+		say("neighbour-advertisement", ll, allNodes6, allNodesMAC)
+		say("router-solicitation", ll, allNodes6, allNodesMAC)
+		say("listener-report", ll, allNodes6, allNodesMAC)
+		say("udp", ll, allNodes6, allNodesMAC)
+	}
+	return out
+}
+
+// Out are packets that a pod with NET_RAW addresses to the node's port by hand,
+// for somebody outside: the node must not forward them in shared gateway mode.
+func Out(device, mac string, own []netip.Addr, port Host, outside []netip.Addr, ports ...uint16) []way.Attempt {
+	var out []way.Attempt
+	for _, to := range outside {
+		src := sameFamily(own, to)
+		if !src.IsValid() {
+			continue
+		}
+		for _, p := range ports {
+			f := frame(device, mac, port.MAC, src, to)
+			f.Port = p
+			out = append(out, f)
+		}
+		e := frame(device, mac, port.MAC, src, to)
+		e.Frame = "echo"
+		out = append(out, e)
+	}
+	return out
+}
+
+// Ears are the ways to hear a network from the host's network.
+func Ears(n Network, servers []netip.Addr, serverPort uint16, links ...string) []way.Ear {
+	var out []way.Ear
+	for _, v6 := range []bool{false, true} {
+		for _, kind := range []string{"raw-icmp", "raw-udp", "raw-tcp"} {
+			out = append(out, way.Ear{Kind: kind, IPv6: v6})
+			for _, dev := range []string{n.Port.Name, n.VRF} {
+				out = append(out, way.Ear{Kind: kind, IPv6: v6, Device: dev, How: []string{"bindtodevice"}})
+			}
+		}
+		any := netip.IPv4Unspecified()
+		if v6 {
+			any = netip.IPv6Unspecified()
+		}
+		for _, dev := range []string{n.Port.Name, n.VRF} {
+			for _, kind := range []string{"udp", "tcp"} {
+				out = append(out, way.Ear{Kind: kind, IPv6: v6, At: netip.AddrPortFrom(any, serverPort).String(), Device: dev, How: []string{"bindtodevice"}})
+				out = append(out, way.Ear{Kind: kind, IPv6: v6, At: netip.AddrPortFrom(any, serverPort).String(), Device: dev, How: []string{"bindtoifindex"}})
+			}
+		}
+	}
+	for _, a := range servers {
+		for _, kind := range []string{"udp", "tcp"} {
+			out = append(out, way.Ear{Kind: kind, IPv6: a.Is6(), At: netip.AddrPortFrom(a, serverPort).String()})
+		}
+	}
+	out = append(out, way.Ear{Kind: "udp", IPv6: true, At: netip.AddrPortFrom(network.LinkLocal(n.Port.MAC).WithZone(n.Port.Name), serverPort).String()})
+	out = append(out, way.Ear{Kind: "sniff"})
+	for _, dev := range append([]string{n.Port.Name, n.VRF}, links...) {
+		out = append(out, way.Ear{Kind: "sniff-device", Device: dev})
+	}
+	return out
+}
+
+func frame(dev, from, next string, src, to netip.Addr, how ...string) way.Attempt {
+	return way.Attempt{Socket: "packet", To: to.String(), Src: src.String(), Port: port, Device: dev, SrcMAC: from, DstMAC: next, How: how}
+}
+
+func sameFamily(list []netip.Addr, like netip.Addr) netip.Addr {
+	for _, a := range list {
+		if a.Is4() == like.Is4() {
+			return a
+		}
+	}
+	return netip.Addr{}
+}

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package story
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"bulkhead/pkg/loader"
+	"bulkhead/pkg/network"
+	"bulkhead/test/adversary"
+	"bulkhead/test/adversary/way"
+)
+
+func adversaryChecks() []Check {
+	return []Check{
+		{6, "adversary: no attempt from a pod or host-network process reaches or hears another tenant", adversaryRefused, 15 * time.Minute},
+	}
+}
+
+const tunnelPort = 6081
+
+func adversaryRefused(ctx context.Context, w *World) (string, error) {
+	a, err := newArena(ctx, w)
+	if err != nil {
+		return "", err
+	}
+	attempts, err := a.table(ctx)
+	return attempts, errors.Join(err, a.remove(ctx))
+}
+
+// attackers are those on the attackers' node that are not green's.
+func (a *arena) attackers() []player {
+	return []player{{pod: a.pods["amber-host"], container: "root"}, {pod: a.pods["amber-host"], container: "nobody"},
+		{pod: a.pods["grey-host"], container: "root"}, {pod: a.pods["grey-host"], container: "nobody"}}
+}
+
+func (a *arena) admin() player { return player{machine: a.near} }
+
+// trials are all attempts by all players.
+func trials(players []player, attempts []way.Attempt) []trial {
+	var out []trial
+	for _, p := range players {
+		for _, x := range attempts {
+			out = append(out, trial{p, x})
+		}
+	}
+	return out
+}
+
+// table plays the whole table and returns its figures.
+func (a *arena) table(ctx context.Context) (string, error) {
+	m := newMatch(a.w)
+	host := player{pod: a.pods["green-host"], container: "root"}
+	for _, v := range []string{"green-1", "green-2", "grey-1"} {
+		if err := m.listen(ctx, player{pod: a.pods[v]}, way.Ear{Kind: "sniff"}); err != nil {
+			return "", err
+		}
+	}
+	if err := m.listen(ctx, host, loopbackEars()...); err != nil {
+		return "", err
+	}
+	parts := a.parts(host)
+	total := 0
+	for _, p := range parts {
+		fmt.Fprintf(a.w.Out, "     %s: %d attempts, %d controls\n", p.what, len(p.attacks), len(p.controls))
+		total += len(p.attacks)
+	}
+	errs := []error{m.judge(ctx, parts...)}
+	if _, err := m.end(ctx); err != nil {
+		errs = append(errs, err)
+	}
+	n, err := a.hearing(ctx)
+	errs = append(errs, err)
+	return fmt.Sprintf("%d attempts, none heard, each way with a control that was", total+n), errors.Join(errs...)
+}
+
+// parts are the parts of the table: everybody that is not green's own attacks
+// it, and tenants attack the cluster default network.
+func (a *arena) parts(host player) []part {
+	all := func(what string, attackers, controls []player, ways []way.Attempt, victim string) part {
+		return part{what, trials(attackers, ways), trials(controls, ways), []string{victim}}
+	}
+	attackers, tenants := a.attackers(), a.attackers()[:2]
+	admin, kubelet := []player{a.admin()}, []player{{machine: a.near, kubelet: true}}
+	locked := withoutUDPLite(adversary.Locked(a.plain, a.victim("green-1", true), loader.KubeletMark))
+	loopback := []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("::1")}
+	return []part{
+		all("into green, on this node", attackers, append(admin, host), adversary.Into(a.green, a.victim("green-1", false)), "green-1"),
+		all("into green, on another node", attackers, append(admin, host), adversary.Into(a.green, a.victim("green-2", false)), "green-2"),
+		all("from a tenant into the default network", tenants, append(admin, player{pod: a.pods["grey-host"], container: "root"}), withoutUDPLite(adversary.Into(a.plain, a.victim("grey-1", false))), "grey-1"),
+		all("to a locked address", append(attackers, host), kubelet, locked, "green-1"),
+		// Root outside all pods can take kubelet's mark, and put frames where it likes, as it can do everything else.
+		all("to a locked address, root outside all pods", admin, kubelet, withoutMark(withoutFrames(locked)), "green-1"),
+		all("to the overlay's port", attackers, admin, a.tunnelWays(), "green-2"),
+		all("to another tenant's server on loopback", tenants, append(admin, host), adversary.Loopback(loopback, loopbackPort), host.String()),
+		all("to another tenant's server on all addresses", attackers, []player{host}, plainOnly(adversary.Loopback(append(loopback, addrs(a.near)...), loopbackPort+10)), host.String()),
+	}
+}
+
+// loopbackEars are servers of green's host-network pod: on loopback, and on all
+// addresses, which puts them into the VRF.
+func loopbackEars() []way.Ear {
+	var out []way.Ear
+	for _, kind := range []string{"udp", "tcp"} {
+		out = append(out, way.Ear{Kind: kind, At: fmt.Sprintf("127.0.0.1:%d", loopbackPort)}, way.Ear{Kind: kind, IPv6: true, At: fmt.Sprintf("[::1]:%d", loopbackPort)},
+			way.Ear{Kind: kind, IPv6: true, At: fmt.Sprintf("[::]:%d", loopbackPort+10)})
+	}
+	return out
+}
+
+// plainOnly leaves out what chooses a device or a mark: only who is led needs to arrive.
+func plainOnly(list []way.Attempt) []way.Attempt {
+	return slices.DeleteFunc(slices.Clone(list), func(x way.Attempt) bool {
+		return x.Socket == "mptcp" || len(x.How) > 0 && x.How[0] != "connect"
+	})
+}
+
+// withoutUDPLite: OVN's connection tracking, which the default network's switches
+// have, passes none of it to anybody.
+func withoutUDPLite(list []way.Attempt) []way.Attempt {
+	return slices.DeleteFunc(slices.Clone(list), func(x way.Attempt) bool { return x.Socket == "udplite" })
+}
+
+func withoutMark(list []way.Attempt) []way.Attempt {
+	return slices.DeleteFunc(slices.Clone(list), func(x way.Attempt) bool {
+		return slices.ContainsFunc(x.How, func(h string) bool { return strings.HasPrefix(h, "mark=") })
+	})
+}
+
+func isFrame(x way.Attempt) bool { return x.SrcMAC != "" }
+
+func withoutFrames(list []way.Attempt) []way.Attempt {
+	return slices.DeleteFunc(slices.Clone(list), isFrame)
+}
+
+// tunnelWays forge the overlay's datagrams from this node to the other, for
+// green-2: all numbers in them follow from ids.
+func (a *arena) tunnelWays() []way.Attempt {
+	near, far := a.nodes[a.near.Name], a.nodes[a.far.Name]
+	net := network.Network{ID: a.greenID, Transit: []netip.Prefix{netip.MustParsePrefix("100.88.0.0/16"), netip.MustParsePrefix("fd97::/64")}}
+	g := way.Geneve{VNI: uint32(net.TunnelKey()), In: uint16(a.nodeIDs[a.near.Name]), Out: uint16(a.nodeIDs[a.far.Name]),
+		InnerSrc: a.victim("green-1", false).Addrs[0].String(), InnerDst: a.victim("green-2", false).Addrs[0].String(),
+		SrcMAC: network.MACOf(net.TransitAddrs(a.nodeIDs[a.near.Name])), DstMAC: network.MACOf(net.TransitAddrs(a.nodeIDs[a.far.Name]))}
+	links := []adversary.Host{{Name: "br-ex", MAC: near.mac["br-ex"]}, {Name: "eth0", MAC: near.mac["br-ex"]}}
+	return adversary.Tunnel(a.encap[a.near.Name], a.encap[a.far.Name], links, far.mac["br-ex"], g, tunnelPort)
+}
+
+// hearing has everybody listen on the node while green talks to its own.
+func (a *arena) hearing(ctx context.Context) (int, error) {
+	m := newMatch(a.w)
+	players := append(a.attackers(), a.admin(), player{pod: a.pods["green-host"], container: "root"})
+	ears := map[string][]way.Ear{}
+	var said []way.Attempt
+	to := a.green.Nodes
+	for i, p := range players {
+		list := adversary.Ears(a.green, a.green.Nodes, 0, a.victim("green-1", false).Link.Name, "lo")
+		for j := range list {
+			e := &list[j]
+			if e.At == "" {
+				continue
+			}
+			at := netip.MustParseAddrPort(e.At)
+			port := uint16(10000 + 200*i + j)
+			e.At = netip.AddrPortFrom(at.Addr(), port).String()
+			dest := at.Addr()
+			switch {
+			case dest.IsUnspecified():
+				dest = to[slices.IndexFunc(to, func(x netip.Addr) bool { return x.Is6() == e.IPv6 })]
+			case dest.Zone() != "":
+				dest = dest.WithZone("ovn-udn1")
+			}
+			said = append(said, way.Attempt{Socket: e.Kind, To: dest.String(), Port: port})
+		}
+		ears[p.String()] = list
+	}
+	if err := each(players, func(p player) error { return m.listen(ctx, p, ears[p.String()]...) }); err != nil {
+		return 0, err
+	}
+	for _, x := range to { // for raw sockets, which hear all of a protocol
+		said = append(said, way.Attempt{Socket: "raw-icmp", To: x.String()}, way.Attempt{Socket: "udp", To: x.String(), Port: 7999}, way.Attempt{Socket: "tcp", To: x.String(), Port: 7999})
+	}
+	says := trials([]player{{pod: a.pods["green-1"]}}, said)
+	for range 2 {
+		if err := m.play(ctx, pointers(says)); err != nil {
+			return 0, err
+		}
+	}
+	heard, err := m.end(ctx)
+	if err != nil {
+		return 0, err
+	}
+	var errs []error
+	attempts := 0
+	controls := map[int]string{}
+	for i, p := range players {
+		for j, h := range heard[p.String()] {
+			if i >= len(a.attackers()) {
+				if len(h.IDs) > 0 {
+					controls[j] = "heard"
+				} else if controls[j] != "heard" {
+					controls[j] += fmt.Sprintf("%s: %s; ", p, h.Refused)
+				}
+				continue
+			}
+			attempts++
+			if len(h.IDs) > 0 {
+				errs = append(errs, fmt.Errorf("%s heard %d packets of green with %+v", p, len(h.IDs), ears[p.String()][j]))
+			}
+		}
+	}
+	for j, why := range controls {
+		if e := ears[players[0].String()][j]; why != "heard" && e.Device != "lo" {
+			errs = append(errs, fmt.Errorf("no control heard green with %+v: %s", e, why))
+		}
+	}
+	return attempts, errors.Join(errs...)
+}
+
+func pointers(list []trial) []*trial {
+	out := make([]*trial, len(list))
+	for i := range list {
+		out[i] = &list[i]
+	}
+	return out
+}

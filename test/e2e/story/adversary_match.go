@@ -1,0 +1,331 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package story
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"bulkhead/test/adversary"
+	"bulkhead/test/adversary/way"
+	"bulkhead/test/lab"
+)
+
+// player is who makes attempts or listens: a container of a pod, or a process
+// on a machine itself, outside all pods or in kubelet's cgroup.
+type player struct {
+	pod       *pod
+	container string
+	machine   *lab.Node
+	kubelet   bool
+}
+
+func (p player) String() string {
+	switch {
+	case p.pod != nil && p.container != "":
+		return p.pod.Name + "/" + p.container
+	case p.pod != nil:
+		return p.pod.Name
+	case p.kubelet:
+		return "kubelet on " + p.machine.Name
+	}
+	return p.machine.Name
+}
+
+// conversation is a program of a player that is spoken to while it runs.
+type conversation interface {
+	Write([]byte) (int, error)
+	output() string
+	end(ctx context.Context) (string, error)
+}
+
+type podTalk struct {
+	*stream
+}
+
+func (t podTalk) Write(b []byte) (int, error)             { return t.stdin.Write(b) }
+func (t podTalk) output() string                          { return t.out.String() }
+func (t podTalk) end(ctx context.Context) (string, error) { return t.wait(ctx) }
+func (t nodeTalk) output() string                         { return t.Stdout() }
+func (t nodeTalk) end(context.Context) (s string, err error) {
+	t.CloseStdin()
+	r, err := t.Wait()
+	if err == nil && r.ExitCode != 0 {
+		err = fmt.Errorf("exit %d: %s", r.ExitCode, r.Stderr)
+	}
+	return r.Stdout, err
+}
+
+type nodeTalk struct{ *lab.Process }
+
+func (w *World) talk(ctx context.Context, p player, args ...string) (conversation, error) {
+	if p.pod != nil {
+		s, err := w.start(ctx, p.pod, p.container, append([]string{"/tools/adversary"}, args...)...)
+		return podTalk{s}, err
+	}
+	script := "exec " + toolsDir + "/adversary " + strings.Join(args, " ")
+	if p.kubelet {
+		script = "echo $$ > /sys/fs/cgroup/kubelet/cgroup.procs && " + script
+	}
+	proc, err := p.machine.Start(ctx, script)
+	return nodeTalk{proc}, err
+}
+
+// trial is an attempt of a player.
+type trial struct {
+	by      player
+	attempt way.Attempt
+}
+
+// key is the same for an attack and its controls.
+func (t trial) key() string {
+	a := t.attempt
+	a.ID = 0
+	raw, _ := json.Marshal(a)
+	return string(raw)
+}
+
+// match is a table that is played: attempts with ids, and victims that listen.
+type match struct {
+	w    *World
+	next int
+	ears map[string]conversation // of victims, by player
+	told map[int]string          // what senders were told, by id
+	mu   sync.Mutex
+}
+
+func newMatch(w *World) *match {
+	return &match{w: w, ears: map[string]conversation{}, told: map[int]string{}}
+}
+
+// listen starts a victim's ears and returns once they hear.
+func (m *match) listen(ctx context.Context, p player, ears ...way.Ear) error {
+	c, err := m.w.talk(ctx, p, "hear")
+	if err != nil {
+		return err
+	}
+	raw, err := json.Marshal(ears)
+	if err != nil {
+		return err
+	}
+	if _, err := c.Write(append(raw, '\n')); err != nil {
+		return fmt.Errorf("%s: start to listen: %w", p, err)
+	}
+	m.mu.Lock()
+	m.ears[p.String()] = c
+	m.mu.Unlock()
+	return m.w.Lab.Wait(ctx, p.String()+" to listen", func(context.Context) (bool, string, error) {
+		return strings.HasPrefix(c.output(), "ready\n"), c.output(), nil
+	})
+}
+
+// end ends all ears and returns what each heard.
+func (m *match) end(ctx context.Context) (map[string][]adversary.Heard, error) {
+	out := map[string][]adversary.Heard{}
+	var mu sync.Mutex
+	err := each(slices.Sorted(maps.Keys(m.ears)), func(name string) error {
+		text, err := m.ears[name].end(ctx)
+		if err != nil {
+			return fmt.Errorf("%s listened: %w", name, err)
+		}
+		heard, err := lastHeard(text)
+		mu.Lock()
+		defer mu.Unlock()
+		out[name] = heard
+		return err
+	})
+	m.ears = map[string]conversation{}
+	return out, err
+}
+
+// heardSoFar asks an ear.
+func (m *match) heardSoFar(ctx context.Context, name string) (map[int]bool, error) {
+	c := m.ears[name]
+	before := strings.Count(c.output(), "\n")
+	if _, err := c.Write([]byte("?\n")); err != nil {
+		return nil, fmt.Errorf("ask %s what it heard: %w", name, err)
+	}
+	err := m.w.Lab.Wait(ctx, name+" to say what it heard", func(context.Context) (bool, string, error) {
+		return strings.Count(c.output(), "\n") > before, "", nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	heard, err := lastHeard(c.output())
+	return idsOf(heard), err
+}
+
+func idsOf(heard []adversary.Heard) map[int]bool {
+	ids := map[int]bool{}
+	for _, h := range heard {
+		for _, id := range h.IDs {
+			ids[id] = true
+		}
+	}
+	return ids
+}
+
+func lastHeard(text string) ([]adversary.Heard, error) {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	var heard []adversary.Heard
+	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &heard); err != nil {
+		return nil, fmt.Errorf("what was heard: %w in %.200q", err, text)
+	}
+	return heard, nil
+}
+
+// play makes trials, those of one player one after the other, and gives each
+// its id.
+func (m *match) play(ctx context.Context, trials []*trial) error {
+	by := map[string][]int{}
+	for i := range trials {
+		m.next++
+		trials[i].attempt.ID = m.next
+		by[trials[i].by.String()] = append(by[trials[i].by.String()], i)
+	}
+	return each(slices.Sorted(maps.Keys(by)), func(name string) error {
+		p := trials[by[name][0]].by
+		c, err := m.w.talk(ctx, p, "send")
+		if err != nil {
+			return err
+		}
+		var lines []byte
+		for _, i := range by[name] {
+			raw, err := json.Marshal(trials[i].attempt)
+			if err != nil {
+				return err
+			}
+			lines = append(append(lines, raw...), '\n')
+		}
+		if _, err := c.Write(lines); err != nil {
+			return fmt.Errorf("%s: send attempts: %w", name, err)
+		}
+		text, err := c.end(ctx)
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		scan := bufio.NewScanner(strings.NewReader(text))
+		n := 0
+		for scan.Scan() {
+			var t adversary.Told
+			if err := json.Unmarshal(scan.Bytes(), &t); err != nil {
+				return fmt.Errorf("%s: %w in %q", name, err, scan.Text())
+			}
+			m.mu.Lock()
+			m.told[t.ID] = t.Error
+			m.mu.Unlock()
+			n++
+		}
+		if n != len(by[name]) {
+			return fmt.Errorf("%s made %d of %d attempts", name, n, len(by[name]))
+		}
+		return nil
+	})
+}
+
+// part is one part of the table: attacks on some victims, and their controls.
+type part struct {
+	what              string
+	attacks, controls []trial
+	victims           []string // the ears that count
+}
+
+// judge plays the attacks of all parts, then their controls, and says which
+// attack was heard and which way has no control that was heard. All together,
+// because starting a program in a pod takes longer than a hundred attempts.
+func (m *match) judge(ctx context.Context, parts ...part) error {
+	var attacks, controls []*trial
+	for i := range parts {
+		p := &parts[i]
+		if len(p.attacks) == 0 || len(p.controls) == 0 {
+			return fmt.Errorf("%s: an empty table proves nothing", p.what)
+		}
+		for j := range p.attacks {
+			attacks = append(attacks, &p.attacks[j])
+		}
+		for j := range p.controls {
+			controls = append(controls, &p.controls[j])
+		}
+	}
+	if err := m.play(ctx, attacks); err != nil {
+		return err
+	}
+	heard, err := m.playControls(ctx, parts, controls)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, p := range parts {
+		unheard := p.unheard(heard, m.told)
+		for _, t := range p.attacks {
+			if p.heard(heard, t) {
+				errs = append(errs, fmt.Errorf("%s: %s reached a victim: %s (it was told %q)", p.what, t.by, t.key(), m.told[t.attempt.ID]))
+			}
+			if why, is := unheard[t.key()]; is {
+				errs = append(errs, fmt.Errorf("%s: no control was heard by way of %s: %s", p.what, t.key(), why))
+				delete(unheard, t.key())
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// heard tells whether one of the part's victims heard a trial.
+func (p part) heard(by map[string]map[int]bool, t trial) bool {
+	return slices.ContainsFunc(p.victims, func(v string) bool { return by[v][t.attempt.ID] })
+}
+
+// unheard are the ways whose controls were all unheard, with what they were told.
+func (p part) unheard(by map[string]map[int]bool, told map[int]string) map[string]string {
+	out := map[string]string{}
+	reached := map[string]bool{}
+	for _, t := range p.controls {
+		if p.heard(by, t) {
+			reached[t.key()] = true
+		}
+	}
+	for _, t := range p.controls {
+		if !reached[t.key()] {
+			out[t.key()] += fmt.Sprintf("%s was told %q; ", t.by, told[t.attempt.ID])
+		}
+	}
+	return out
+}
+
+// playControls plays controls until each way was heard by one of them, a few
+// times at most: on a busy machine a connection gives up before it is answered.
+func (m *match) playControls(ctx context.Context, parts []part, controls []*trial) (map[string]map[int]bool, error) {
+	heard := map[string]map[int]bool{}
+	for range 4 {
+		if err := m.play(ctx, controls); err != nil {
+			return nil, err
+		}
+		for name := range m.ears {
+			ids, err := m.heardSoFar(ctx, name)
+			if err != nil {
+				return nil, err
+			}
+			heard[name] = ids
+		}
+		controls = nil
+		for i := range parts {
+			unheard := parts[i].unheard(heard, m.told)
+			for j := range parts[i].controls {
+				if _, is := unheard[parts[i].controls[j].key()]; is {
+					controls = append(controls, &parts[i].controls[j])
+				}
+			}
+		}
+		if len(controls) == 0 {
+			break
+		}
+	}
+	return heard, nil
+}

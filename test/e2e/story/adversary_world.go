@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package story
+
+import (
+	"context"
+
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"bulkhead/pkg/network"
+	"bulkhead/test/adversary"
+	"bulkhead/test/lab"
+)
+
+// arena is where the adversary's table is tried: two tenants, green that is
+// attacked and amber that attacks, and pods of neither, made for it alone.
+type arena struct {
+	w           *World
+	near, far   *lab.Node // of the attackers, and another
+	green       adversary.Network
+	greenID     int
+	plain       adversary.Network // the cluster default network
+	pods        map[string]*pod
+	interfaces  map[string]map[string]adversary.Host // pod → interface in the pod → its host end
+	annotations map[string]network.PodNetworks
+	nodes       map[string]nodeLinks
+	nodeIDs     map[string]int
+	encap       map[string][]netip.Addr // the nodes' tunnel addresses
+}
+
+// nodeLinks are what is known of a node's interfaces.
+type nodeLinks struct {
+	mac    map[string]string
+	master map[string]string
+	addrs  map[string][]netip.Addr
+}
+
+const (
+	serverPort   = 7001 // green's host-network server on all addresses
+	loopbackPort = 7002 // its server on loopback
+	grpcPort     = 7003
+)
+
+const arenaNamespaces = `
+apiVersion: v1
+kind: Namespace
+metadata: {name: green, labels: {k8s.ovn.org/primary-user-defined-network: ""}}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: amber, labels: {k8s.ovn.org/primary-user-defined-network: ""}}
+---
+apiVersion: v1
+kind: Namespace
+metadata: {name: grey}
+`
+
+// arenaNetworks have addresses of their own, so that a packet that arrives
+// cannot have been meant for somebody else.
+func arenaNetworks(dual bool) string {
+	var out []string
+	for ns, n := range map[string]int{"green": 30, "amber": 31} {
+		subnets := fmt.Sprintf(`[{cidr: 10.%d.0.0/16, hostSubnet: 24}]`, n)
+		if dual {
+			subnets = fmt.Sprintf(`[{cidr: 10.%[1]d.0.0/16, hostSubnet: 24}, {cidr: "fd%[1]d::/48", hostSubnet: 64}]`, n)
+		}
+		out = append(out, fmt.Sprintf(`
+apiVersion: k8s.ovn.org/v1
+kind: UserDefinedNetwork
+metadata: {name: net, namespace: %s}
+spec:
+  topology: Layer3
+  layer3: {role: Primary, subnets: %s}
+`, ns, subnets))
+	}
+	return strings.Join(out, "---")
+}
+
+// arenaHost is a host-network pod with a container of root, with the
+// capabilities that containers have by default, and one of a user without any.
+func arenaHost(namespace, name, node, tenant, server string) (*pod, string) {
+	p := &pod{Namespace: namespace, Name: name, Node: node, Tenant: tenant, HostNetwork: true}
+	container := func(name, extra string) string {
+		return fmt.Sprintf(`
+  - name: %s
+    image: docker.io/lab/busybox:1
+    imagePullPolicy: Never
+    volumeMounts: [{name: tools, mountPath: /tools, readOnly: true}]
+%s`, name, extra)
+	}
+	return p, fmt.Sprintf(`
+apiVersion: v1
+kind: Pod
+metadata: {name: %s, namespace: %s}
+spec:
+  nodeName: %s
+  hostNetwork: true
+  terminationGracePeriodSeconds: 0
+  automountServiceAccountToken: false
+  volumes: [{name: tools, hostPath: {path: %s}}]
+  containers:`, name, namespace, node, toolsDir) +
+		container("root", `    command: [/bin/sleep, "100000"]
+`) + container("nobody", `    command: [/bin/sleep, "100000"]
+    securityContext:
+      runAsUser: 65534
+      runAsNonRoot: true
+      allowPrivilegeEscalation: false
+      capabilities: {drop: [ALL]}
+`) + server
+}
+
+// ordinaryServer is a server as anybody writes it, with every kind of probe.
+var ordinaryServer = fmt.Sprintf(`
+  - name: server
+    image: docker.io/lab/busybox:1
+    imagePullPolicy: Never
+    volumeMounts: [{name: tools, mountPath: /tools, readOnly: true}]
+    command: [/tools/netprobe, serve, --name, green-host, --listen, ":%[1]d", --grpc, ":%[2]d"]
+    startupProbe: {grpc: {port: %[2]d}, periodSeconds: 1, failureThreshold: 120, timeoutSeconds: 20}
+    readinessProbe: {httpGet: {path: /, port: %[1]d}, periodSeconds: 2, timeoutSeconds: 5}
+    livenessProbe: {tcpSocket: {port: %[1]d, host: 127.0.0.1}, periodSeconds: 5, timeoutSeconds: 5, failureThreshold: 12}
+`, serverPort, grpcPort)
+
+// newArena makes it. The caller ends with remove.
+func newArena(ctx context.Context, w *World) (*arena, error) {
+	nodes := w.Lab.Nodes()
+	a := &arena{w: w, near: nodes[0], far: nodes[len(nodes)-1], pods: map[string]*pod{}, interfaces: map[string]map[string]adversary.Host{},
+		annotations: map[string]network.PodNetworks{}, nodes: map[string]nodeLinks{}, nodeIDs: map[string]int{}, encap: map[string][]netip.Addr{}}
+	if err := w.Lab.Apply(ctx, arenaNamespaces+"---"+arenaNetworks(w.Lab.Dual())); err != nil {
+		return a, err
+	}
+	near, far := a.near.Name, a.far.Name
+	pods := []*pod{
+		{Namespace: "green", Name: "green-1", Node: near, Tenant: "green"}, {Namespace: "green", Name: "green-2", Node: far, Tenant: "green"},
+		{Namespace: "green", Name: "green-3", Node: near, Tenant: "green"}, {Namespace: "amber", Name: "amber-1", Node: near, Tenant: "amber"},
+		{Namespace: "grey", Name: "grey-1", Node: near},
+	}
+	var manifests []string
+	for _, p := range pods {
+		manifests = append(manifests, p.spec())
+	}
+	for _, h := range []struct{ ns, name, tenant, server string }{{"green", "green-host", "green", ordinaryServer}, {"amber", "amber-host", "amber", ""}, {"grey", "grey-host", "", ""}} {
+		p, manifest := arenaHost(h.ns, h.name, near, h.tenant, h.server)
+		pods, manifests = append(pods, p), append(manifests, manifest)
+	}
+	if err := w.Lab.Apply(ctx, strings.Join(manifests, "---\n")); err != nil {
+		return a, err
+	}
+	for _, p := range pods {
+		a.pods[p.Name] = p
+		if err := w.ready(ctx, p); err != nil {
+			return a, err
+		}
+	}
+	if err := a.pings(ctx, "0 2147483647"); err != nil {
+		return a, err
+	}
+	return a, a.learn(ctx)
+}
+
+// pings lets every group have ping sockets, or those that had them before.
+func (a *arena) pings(ctx context.Context, groups string) error {
+	res, err := a.near.Run(ctx, "echo '"+groups+"' > /proc/sys/net/ipv4/ping_group_range")
+	if err == nil && res.ExitCode != 0 {
+		err = fmt.Errorf("set ping_group_range on %s: %s", a.near.Name, res.Stderr)
+	}
+	return err
+}
+
+// remove takes everything away that newArena made.
+func (a *arena) remove(ctx context.Context) error {
+	if err := a.pings(ctx, "1 0"); err != nil {
+		return err
+	}
+	for _, ns := range []string{"green", "amber", "grey"} {
+		if err := a.w.deleteNamespace(ctx, ns); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// learn reads what attackers are given: every name, address and number there is.
+func (a *arena) learn(ctx context.Context) error {
+	for _, n := range []*lab.Node{a.near, a.far} {
+		links, err := readLinks(ctx, n)
+		if err != nil {
+			return err
+		}
+		a.nodes[n.Name] = links
+		obj, err := a.w.Lab.Client().CoreV1().Nodes().Get(ctx, n.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		known, err := network.ParseNode(n.Name, obj.Annotations)
+		if err != nil {
+			return err
+		}
+		a.nodeIDs[n.Name], a.encap[n.Name] = known.ID, known.EncapIPs
+		if err := a.readPorts(ctx, n); err != nil {
+			return err
+		}
+	}
+	for name, p := range a.pods {
+		obj, err := a.w.Lab.Client().CoreV1().Pods(p.Namespace).Get(ctx, p.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if a.annotations[name], err = network.ParsePodNetworks(obj.Annotations[network.AnnotationPodNetworks]); err != nil {
+			return fmt.Errorf("pod %s: %w", name, err)
+		}
+	}
+	nad, err := a.w.dynamic.Resource(nads).Namespace("green").Get(ctx, "net", metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	if _, err := fmt.Sscan(nad.GetAnnotations()[network.AnnotationNetworkID], &a.greenID); err != nil {
+		return fmt.Errorf("green's network id: %w", err)
+	}
+	near := a.nodes[a.near.Name]
+	dev := network.Network{ID: a.greenID}.ManagementPort()
+	a.green = adversary.Network{Mark: network.PacketMark(a.greenID), Port: adversary.Host{Name: dev, MAC: near.mac[dev]}, VRF: near.master[dev], Nodes: near.addrs[dev]}
+	dev = network.Network{}.ManagementPort()
+	a.plain = adversary.Network{Port: adversary.Host{Name: dev, MAC: near.mac[dev]}, VRF: dev, Nodes: near.addrs[dev]}
+	if a.green.Port.MAC == "" || a.green.VRF == "" || a.plain.Port.MAC == "" || len(a.green.Nodes) == 0 {
+		return fmt.Errorf("interfaces of %s: green %+v, default %+v", a.near.Name, a.green, a.plain)
+	}
+	return nil
+}
+
+func readLinks(ctx context.Context, n *lab.Node) (nodeLinks, error) {
+	out := nodeLinks{mac: map[string]string{}, master: map[string]string{}, addrs: map[string][]netip.Addr{}}
+	var list []struct {
+		IfName, Address, Master string
+		AddrInfo                []struct{ Local, Scope string } `json:"addr_info"`
+	}
+	if err := nodeJSON(ctx, n, "ip -j addr show", &list); err != nil {
+		return out, err
+	}
+	for _, l := range list {
+		out.mac[l.IfName], out.master[l.IfName] = l.Address, l.Master
+		for _, a := range l.AddrInfo {
+			if ip, err := netip.ParseAddr(a.Local); err == nil && a.Scope == "global" {
+				out.addrs[l.IfName] = append(out.addrs[l.IfName], ip)
+			}
+		}
+	}
+	return out, nil
+}
+
+// readPorts finds the host ends of pods' interfaces.
+func (a *arena) readPorts(ctx context.Context, n *lab.Node) error {
+	var table struct{ Data [][]any }
+	if err := nodeJSON(ctx, n, "ovs-vsctl --format=json --columns=name,external_ids list Interface", &table); err != nil {
+		return err
+	}
+	for _, row := range table.Data {
+		name, _ := row[0].(string)
+		ids := map[string]string{}
+		if m, ok := row[1].([]any); ok && len(m) == 2 {
+			pairs, _ := m[1].([]any)
+			for _, p := range pairs {
+				if kv, ok := p.([]any); ok && len(kv) == 2 {
+					ids[fmt.Sprint(kv[0])] = fmt.Sprint(kv[1])
+				}
+			}
+		}
+		if _, pod, ok := strings.Cut(ids["k8s.ovn.org/pod"], "/"); ok {
+			if a.interfaces[pod] == nil {
+				a.interfaces[pod] = map[string]adversary.Host{}
+			}
+			a.interfaces[pod][ids["k8s.ovn.org/ifname"]] = adversary.Host{Name: name, MAC: a.nodes[n.Name].mac[name]}
+		}
+	}
+	return nil
+}
+
+// victim is a pod by its interface on its primary network or, locked, on the
+// cluster default network.
+func (a *arena) victim(name string, locked bool) adversary.Victim {
+	v := adversary.Victim{Name: name}
+	ifname := "ovn-udn1"
+	for key, n := range a.annotations[name] {
+		if (key == network.DefaultName) != (locked || a.pods[name].Tenant == "") {
+			continue
+		}
+		v.MAC = n.MAC
+		for _, ip := range n.IPs {
+			v.Addrs = append(v.Addrs, ip.Addr())
+		}
+	}
+	if locked || a.pods[name].Tenant == "" {
+		ifname = "eth0"
+	}
+	slices.SortFunc(v.Addrs, netip.Addr.Compare)
+	v.NextMAC = v.MAC
+	if a.pods[name].Node == a.near.Name {
+		v.Link = a.interfaces[name][ifname]
+	} else { // by the network's router on the attackers' node
+		v.NextMAC = network.MACOf(gatewaysOf(a.green.Nodes))
+	}
+	return v
+}
+
+// gatewaysOf are the router's addresses in the subnets of the node's.
+func gatewaysOf(nodes []netip.Addr) []netip.Prefix {
+	var out []netip.Prefix
+	for _, n := range nodes {
+		bits := 24
+		if n.Is6() {
+			bits = 64
+		}
+		out = append(out, network.Gateway(netip.PrefixFrom(n, bits).Masked()))
+	}
+	return out
+}
+
+// deleteNamespace deletes a namespace and waits until it is gone.
+func (w *World) deleteNamespace(ctx context.Context, name string) error {
+	zero := int64(0)
+	pods := w.Lab.Client().CoreV1().Pods(name)
+	if err := pods.DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: &zero}, metav1.ListOptions{}); err != nil {
+		return fmt.Errorf("delete the pods of %s: %w", name, err)
+	}
+	if err := w.Lab.Client().CoreV1().Namespaces().Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("delete namespace %s: %w", name, err)
+	}
+	return w.Lab.Wait(ctx, "namespace "+name+" to be gone", func(ctx context.Context) (bool, string, error) {
+		obj, err := w.Lab.Client().CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return true, "", nil
+		}
+		if err != nil {
+			return false, "", err
+		}
+		return false, fmt.Sprint(obj.Status.Conditions), nil
+	})
+}

@@ -19,6 +19,7 @@ import (
 
 	"bulkhead/pkg/agent"
 	"bulkhead/pkg/config"
+	"bulkhead/pkg/firewall"
 	"bulkhead/pkg/kube"
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovs"
@@ -111,6 +112,9 @@ func run(ctx context.Context, args []string) error {
 	})
 	if manager != nil {
 		group.Go(func() error { return ended("follow pods and kubelet", manager.Run(ctx)) })
+	}
+	if parts.Firewall != nil {
+		group.Go(func() error { return ended("follow nftables", firewall.Watch(ctx, a.FirewallChanged)) })
 	}
 	if refusals != nil {
 		group.Go(func() error { return ended("tell refusals", a.TellRefusals(ctx, refusals)) })

@@ -34,7 +34,6 @@ func (p PodPorts) Ensure(ctx context.Context, ports []cni.Port) error {
 			}
 		}
 	}
-	defer p.Agent.Hosts()
 	defer p.Agent.Connected(ports)
 	if err := p.Agent.GuardPorts(ctx, ports); err != nil {
 		return err

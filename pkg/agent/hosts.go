@@ -74,6 +74,14 @@ func (a *Agent) closeAndOpen(ctx context.Context) (open, err error) {
 	return errors.Join(opens...), errors.Join(errs...)
 }
 
+// FirewallChanged is told of each transaction that touched the nft table. What
+// somebody else changed is put right.
+func (a *Agent) FirewallChanged(generation uint32) {
+	if a.keeper != nil && a.keeper.Changed(generation) {
+		a.Hosts()
+	}
+}
+
 // tunnelPort is where OVN's geneve tunnels listen.
 const tunnelPort = 6081
 

@@ -10,12 +10,17 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"sigs.k8s.io/knftables"
 )
 
 // Target is the table, in the kernel or in knftables' in-memory fake.
-type Target struct{ nft knftables.Interface }
+type Target struct {
+	nft knftables.Interface
+	// generation is the number of the last transaction.
+	generation func() (uint32, error)
+}
 
 // Open reaches the kernel through the nft program.
 func Open() (*Target, error) {
@@ -23,7 +28,7 @@ func Open() (*Target, error) {
 	if err != nil {
 		return nil, fmt.Errorf("reach nftables (is the program nft installed?): %w", err)
 	}
-	return &Target{nft}, nil
+	return &Target{nft, generation}, nil
 }
 
 // MatchesSockets tells whether this kernel and nft can match the mark and the
@@ -42,7 +47,7 @@ func (t *Target) MatchesSockets(ctx context.Context) error {
 // NewFake is a Target in memory.
 func NewFake() (*Target, *knftables.Fake) {
 	f := knftables.NewFake(knftables.InetFamily, Table)
-	return &Target{f}, f
+	return &Target{f, func() (uint32, error) { return 0, nil }}, f
 }
 
 // Read is what the table holds. A table that is not there is an empty State.
@@ -202,16 +207,21 @@ func (t *Target) Counters(ctx context.Context) (map[string]uint64, error) {
 }
 
 // Keeper remembers what the table holds, so that a change costs one
-// transaction and no reading. It is not safe for concurrent use.
+// transaction and no reading.
 type Keeper struct {
 	Target *Target
-	have   State
-	known  bool
+
+	mu    sync.Mutex
+	have  State
+	known bool
+	ours  []uint32 // numbers of the last transactions that were ours alone
 }
 
 // Reconcile makes the table what in says, and returns the operations it took.
-// recheck reads the table anew, in case somebody flushed it.
+// recheck reads the table anew, in case somebody changed it.
 func (k *Keeper) Reconcile(ctx context.Context, in Inputs, recheck bool) ([]Op, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	if !k.known || recheck {
 		have, err := k.Target.Read(ctx)
 		if err != nil {
@@ -222,10 +232,33 @@ func (k *Keeper) Reconcile(ctx context.Context, in Inputs, recheck bool) ([]Op, 
 	}
 	want := Build(in)
 	ops := Diff(want, k.have)
+	if len(ops) == 0 {
+		k.have = want
+		return nil, nil
+	}
+	before, err1 := k.Target.generation()
 	if err := k.Target.Apply(ctx, ops); err != nil {
 		k.known = false // how far it got is read next time
 		return ops, err
 	}
+	after, err2 := k.Target.generation()
+	if err1 == nil && err2 == nil && after == before+1 {
+		const remembered = 16
+		k.ours = append(k.ours[max(0, len(k.ours)-remembered+1):], after)
+	}
 	k.have = want
 	return ops, nil
+}
+
+// Changed is told of a transaction, by its number, that touched the table (0:
+// of some that were lost). It is true when somebody else may have made it: the
+// next Reconcile reads the table anew.
+func (k *Keeper) Changed(generation uint32) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if slices.Contains(k.ours, generation) {
+		return false
+	}
+	k.known = false
+	return true
 }

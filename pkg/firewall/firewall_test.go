@@ -295,11 +295,66 @@ func TestKernel(t *testing.T) {
 	if _, err := dial("10.244.1.5:8080", mark); err == nil {
 		t.Error("reached without a way to tell kubelet")
 	}
-	// Somebody flushes everything.
+	// Somebody flushes everything, and the watch tells.
+	watched, cancel := context.WithCancel(ctx)
+	told, ended := make(chan uint32, 1000), make(chan error, 1)
+	started := make(chan struct{})
+	go func() {
+		runtime.LockOSThread()
+		_ = netns.Set(host)
+		close(started)
+		ended <- Watch(watched, func(generation uint32) { told <- generation })
+	}()
+	<-started
+	defer func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}()
+	for deadline := time.Now().Add(time.Minute); len(told) == 0; { // it may not listen yet
+		if time.Now().After(deadline) {
+			t.Fatal("no event of a change")
+		}
+		if out, err := exec.Command("nft", "add", "element", "inet", Table, SetLocked4, "{ 198.51.100.1 }").CombinedOutput(); err != nil {
+			t.Fatalf("%v %s", err, out)
+		}
+		if out, err := exec.Command("nft", "delete", "element", "inet", Table, SetLocked4, "{ 198.51.100.1 }").CombinedOutput(); err != nil {
+			t.Fatalf("%v %s", err, out)
+		}
+	}
+	for len(told) > 0 {
+		<-told
+	}
+	// A change of our own is told apart, and somebody else's table is none of ours.
+	if out, err := exec.Command("nft", "add table inet others; delete table inet others").CombinedOutput(); err != nil {
+		t.Fatalf("%v %s", err, out)
+	}
+	more := in
+	more.Locked = append(addrs("10.244.1.77"), in.Locked...)
+	if _, err := k.Reconcile(ctx, more, true); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case generation := <-told:
+		if generation == 0 || k.Changed(generation) {
+			t.Errorf("our own transaction %d is taken for somebody else's", generation)
+		}
+	case <-time.After(time.Minute):
+		t.Error("no event of our own transaction")
+	}
 	if out, err := exec.Command("nft", "flush", "ruleset").CombinedOutput(); err != nil {
 		t.Fatalf("%v %s", err, out)
 	}
-	if ops, err := k.Reconcile(ctx, in, true); err != nil || len(ops) == 0 {
+	select {
+	case generation := <-told:
+		if !k.Changed(generation) {
+			t.Error("the flush is taken for our own")
+		}
+	case <-time.After(time.Minute):
+		t.Error("no event of the flush")
+	}
+	if ops, err := k.Reconcile(ctx, in, false); err != nil || len(ops) == 0 {
 		t.Errorf("after a flush: %v %v", ops, err)
 	}
 	if err := target.Delete(ctx); err != nil {

@@ -129,13 +129,13 @@ func Into(n Network, v Victim) []way.Attempt {
 	return out
 }
 
-// ByLoopback are frames that are put on loopback with a network's mark: the
-// node would route them on.
-func ByLoopback(n Network, v Victim) []way.Attempt {
+// ByLoopback are frames that are put on loopback with a network's mark, as from
+// somebody outside: the node would route them on.
+func ByLoopback(n Network, v Victim, outside []netip.Addr) []way.Attempt {
 	var out []way.Attempt
 	for _, to := range v.Addrs {
 		const none = "00:00:00:00:00:00"
-		out = append(out, frame("lo", none, none, sameFamily(n.Nodes, to), to, fmt.Sprintf("mark=%#x", n.Mark)))
+		out = append(out, frame("lo", none, none, sameFamily(outside, to), to, fmt.Sprintf("mark=%#x", n.Mark)))
 	}
 	return out
 }
@@ -250,7 +250,11 @@ func Loopback(addrs []netip.Addr, port uint16) []way.Attempt {
 func FromPod(device, mac string, own []netip.Addr, v Victim, locked bool) []way.Attempt {
 	var out []way.Attempt
 	say := func(kind string, src, to netip.Addr, dst string) {
-		out = append(out, way.Attempt{Socket: "packet", Frame: kind, Device: device, SrcMAC: mac, DstMAC: dst, Src: src.String(), To: to.String(), Port: port})
+		a := way.Attempt{Socket: "packet", Frame: kind, Device: device, SrcMAC: mac, DstMAC: dst, Src: src.String(), To: to.String(), Port: port}
+		if kind == "neighbour-advertisement" {
+			a.How = []string{"target=" + src.String()} // of anything else OVN's port security lets nothing out
+		}
+		out = append(out, a)
 	}
 	ll := network.LinkLocal(mac)
 	say("router-advertisement", ll, allNodes6, allNodesMAC)

@@ -71,7 +71,11 @@ func packetSocket(typ int) func(Attempt) error {
 				problems = append(problems, "bind: "+err.Error())
 			}
 		}
-		for range 2 {
+		times := 2
+		if _, ok := a.option("bypass"); ok {
+			times = 10 // without a queue, what finds the device busy is lost
+		}
+		for range times {
 			if err := unix.Sendto(fd, frame, unix.MSG_DONTWAIT, to); err != nil {
 				return told(problems, fmt.Errorf("sendto: %w", err))
 			}

@@ -19,19 +19,38 @@ import (
 
 func adversaryChecks() []Check {
 	return []Check{
-		{6, "adversary: no attempt from a pod or host-network process reaches or hears another tenant", adversaryRefused, 15 * time.Minute},
+		{6, "adversary: no attempt from a pod or host-network process reaches or hears another tenant", func(ctx context.Context, w *World) (string, error) {
+			return w.inArena(ctx, (*arena).table)
+		}, 15 * time.Minute},
+		{6, "adversary: each wall holds alone, and with it gone the same attempts arrive", func(ctx context.Context, w *World) (string, error) {
+			figures, err := w.inArena(ctx, (*arena).wallsAlone)
+			return figures, errors.Join(err, w.Close(ctx))
+		}, 15 * time.Minute},
 	}
 }
 
 const tunnelPort = 6081
 
-func adversaryRefused(ctx context.Context, w *World) (string, error) {
-	a, err := newArena(ctx, w)
-	if err != nil {
-		return "", err
+// inArena runs a check in the arena, which the first one makes and Close removes.
+func (w *World) inArena(ctx context.Context, check func(*arena, context.Context) (string, error)) (string, error) {
+	if w.arena == nil {
+		a, err := newArena(ctx, w)
+		if err != nil {
+			return "", errors.Join(err, a.remove(ctx))
+		}
+		w.arena = a
 	}
-	attempts, err := a.table(ctx)
-	return attempts, errors.Join(err, a.remove(ctx))
+	return check(w.arena, ctx)
+}
+
+// Close removes what checks share.
+func (w *World) Close(ctx context.Context) error {
+	if w.arena == nil {
+		return nil
+	}
+	a := w.arena
+	w.arena = nil
+	return a.remove(ctx)
 }
 
 // attackers are those on the attackers' node that are not green's.

@@ -26,6 +26,7 @@ type arena struct {
 	green       adversary.Network
 	greenID     int
 	plain       adversary.Network // the cluster default network
+	amber       adversary.Host    // amber's management port
 	pods        map[string]*pod
 	interfaces  map[string]map[string]adversary.Host // pod → interface in the pod → its host end
 	annotations map[string]network.PodNetworks
@@ -216,14 +217,19 @@ func (a *arena) learn(ctx context.Context) error {
 			return fmt.Errorf("pod %s: %w", name, err)
 		}
 	}
-	nad, err := a.w.dynamic.Resource(nads).Namespace("green").Get(ctx, "net", metav1.GetOptions{})
-	if err != nil {
-		return err
-	}
-	if _, err := fmt.Sscan(nad.GetAnnotations()[network.AnnotationNetworkID], &a.greenID); err != nil {
-		return fmt.Errorf("green's network id: %w", err)
+	amberID := 0
+	for ns, id := range map[string]*int{"green": &a.greenID, "amber": &amberID} {
+		nad, err := a.w.dynamic.Resource(nads).Namespace(ns).Get(ctx, "net", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if _, err := fmt.Sscan(nad.GetAnnotations()[network.AnnotationNetworkID], id); err != nil {
+			return fmt.Errorf("network id of %s: %w", ns, err)
+		}
 	}
 	near := a.nodes[a.near.Name]
+	a.amber.Name = network.Network{ID: amberID}.ManagementPort()
+	a.amber.MAC = near.mac[a.amber.Name]
 	dev := network.Network{ID: a.greenID}.ManagementPort()
 	a.green = adversary.Network{Mark: network.PacketMark(a.greenID), Port: adversary.Host{Name: dev, MAC: near.mac[dev]}, VRF: near.master[dev], Nodes: near.addrs[dev]}
 	dev = network.Network{}.ManagementPort()

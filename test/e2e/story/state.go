@@ -101,7 +101,8 @@ func bpfPrograms(ctx context.Context, node *lab.Node) (map[string]int, error) {
 	return out, nil
 }
 
-// bpfRows are the rows of the keyed bh_ maps: what says who is whose.
+// bpfRows are the rows of the keyed bh_ maps: what says who is whose. What only
+// remembers for a while (LRU) is left out.
 func bpfRows(ctx context.Context, node *lab.Node) ([]string, error) {
 	var maps []struct {
 		ID   int
@@ -113,7 +114,7 @@ func bpfRows(ctx context.Context, node *lab.Node) ([]string, error) {
 	}
 	var out []string
 	for _, m := range maps {
-		if !strings.HasPrefix(m.Name, "bh_") || !slices.Contains([]string{"hash", "lpm_trie", "lru_hash"}, m.Type) {
+		if !strings.HasPrefix(m.Name, "bh_") || !slices.Contains([]string{"hash", "lpm_trie"}, m.Type) {
 			continue
 		}
 		var rows []struct{ Key, Value any }

@@ -58,6 +58,7 @@ type World struct {
 	dynamic  dynamic.Interface
 	baseline map[string]snapshot // each node before any tenant
 	pods     map[string]*pod     // by name
+	arena    *arena              // of the adversary's checks
 }
 
 // NewWorld is the story's beginning: the lab, with the story's tools on its nodes.

@@ -72,6 +72,9 @@ func demo(ctx context.Context, options lab.Options, attach, keep bool, only stri
 		}
 		results = append(results, r)
 	}
+	if err := w.Close(context.WithoutCancel(ctx)); err != nil {
+		fmt.Println("cannot remove what checks shared:", err)
+	}
 	if len(results) == 0 {
 		return false, fmt.Errorf("-run %q matches no check", only)
 	}

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package story
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"bulkhead/pkg/loader"
+	"bulkhead/test/adversary"
+	"bulkhead/test/adversary/way"
+)
+
+// wall is one thing that stops attacks by itself.
+type wall string
+
+const (
+	guardWall wall = "guard" // eBPF programs on interfaces, and on what sockets send and hear
+	nftWall   wall = "nftables"
+	hookWall  wall = "socket hooks"
+	lsmWall   wall = "BPF LSM"
+)
+
+// removeWall is what the node's root does to be rid of a wall. The agent is
+// stopped meanwhile, or it would put it back.
+var removeWall = map[wall]string{
+	guardWall: `for l in $P/links/if_*/* $P/links/root/bh_grd_*; do bpftool link detach pinned $l || exit 1; done`,
+	hookWall:  `for l in $P/links/pod_*/* $P/links/root/bh_prb_*; do bpftool link detach pinned $l || exit 1; done`,
+	lsmWall:   `rm $P/links/root/bh_lsm_*`,
+	nftWall:   `nft delete table inet bulkhead`,
+}
+
+// sample is a few attacks, and the walls that stop them: any of these alone.
+type sample struct {
+	what    string
+	by      []player
+	ways    []way.Attempt
+	victims []string
+	stops   []wall
+	// and tells that it takes both of these together.
+	and []wall
+	// unless is a wall that stops some of it, which depends on what Open vSwitch
+	// has cached: where it stands, only that something is stopped is judged.
+	unless wall
+}
+
+func (s sample) stopped(walls []wall) bool {
+	has := func(w wall) bool { return slices.Contains(walls, w) }
+	if slices.ContainsFunc(s.stops, has) {
+		return true
+	}
+	return len(s.and) > 0 && !slices.ContainsFunc(s.and, func(w wall) bool { return !has(w) })
+}
+
+// wallsAlone takes the walls away one after the other: while one stands that
+// stops an attack, nothing of it is heard; without, the same program is.
+func (a *arena) wallsAlone(ctx context.Context) (string, error) {
+	// Whatever routes a VRF has, nothing is forwarded out of it: here one that
+	// leads straight to the external host.
+	if err := a.routesOut(ctx, "replace"); err != nil {
+		return "", err
+	}
+	figures, err := a.takeWallsAway(ctx)
+	return figures, errors.Join(err, a.routesOut(ctx, "delete"))
+}
+
+// routesOut adds or deletes routes in amber's VRF to the external host.
+func (a *arena) routesOut(ctx context.Context, verb string) error {
+	var script []string
+	for _, to := range addrs(a.w.Lab.External()) {
+		script = append(script, fmt.Sprintf("ip route %s %s dev br-ex vrf %s", verb, to, a.nodes[a.near.Name].master[a.amber.Name]))
+	}
+	return a.script(ctx, strings.Join(script, " && "))
+}
+
+func (a *arena) takeWallsAway(ctx context.Context) (string, error) {
+	before, err := a.w.state(ctx, a.near, false)
+	if err != nil {
+		return "", err
+	}
+	agent, err := pidOf(ctx, a.near, "/usr/bin/agent")
+	if err != nil || agent == "" {
+		return "", errors.Join(fmt.Errorf("no agent on %s", a.near.Name), err)
+	}
+	total := 0
+	for _, steps := range [][][]wall{
+		{{guardWall, hookWall}, {guardWall}, {}}, // what is left standing
+		{{nftWall}},
+		{{lsmWall}},
+	} {
+		standing := []wall{guardWall, nftWall, hookWall, lsmWall}
+		err := a.script(ctx, "kill -STOP "+agent)
+		for _, left := range steps {
+			if err == nil {
+				for _, w := range standing {
+					if !slices.Contains(left, w) {
+						err = errors.Join(err, a.script(ctx, "P=/sys/fs/bpf/bulkhead; "+removeWall[w]))
+					}
+				}
+				standing = left
+			}
+			if err == nil {
+				var n int
+				n, err = a.withWalls(ctx, left)
+				total += n
+			}
+		}
+		// The agent goes on, and is told that something changed.
+		err = errors.Join(err, a.script(ctx, "kill -CONT "+agent+"; mkdir -p /sys/fs/cgroup/kubepods/podnudge; rmdir /sys/fs/cgroup/kubepods/podnudge"))
+		if err == nil {
+			err = a.w.Lab.Wait(ctx, "the agent to have put the walls back", func(ctx context.Context) (bool, string, error) {
+				now, err := a.w.state(ctx, a.near, false)
+				if err != nil {
+					return false, "", err
+				}
+				d := difference(before, now)
+				return len(d) == 0, strings.Join(d, "\n"), nil
+			})
+		}
+		if err != nil {
+			return "", err
+		}
+	}
+	// And all of them stand again.
+	n, err := a.withWalls(ctx, []wall{guardWall, nftWall, hookWall, lsmWall})
+	return fmt.Sprintf("%d attempts with walls missing, each as expected", total+n), err
+}
+
+func (a *arena) script(ctx context.Context, script string) error {
+	res, err := a.near.Run(ctx, script)
+	if err == nil && res.ExitCode != 0 {
+		err = fmt.Errorf("%s on %s: exit %d: %s", script, a.near.Name, res.ExitCode, res.Stderr)
+	}
+	return err
+}
+
+// samples are attacks by everybody, of every sort.
+func (a *arena) samples() []sample {
+	tenant, nobody := player{pod: a.pods["amber-host"], container: "root"}, player{pod: a.pods["amber-host"], container: "nobody"}
+	outside := player{pod: a.pods["grey-host"], container: "root"}
+	v := a.victim("green-1", false)
+	into := adversary.Into(a.green, v)
+	choose := func(ok func(way.Attempt) bool) []way.Attempt {
+		return slices.DeleteFunc(slices.Clone(into), func(x way.Attempt) bool { return !ok(x) })
+	}
+	has := func(x way.Attempt, how string) bool { return slices.Contains(x.How, how) }
+	frames := func(dev, how string) []way.Attempt {
+		return choose(func(x way.Attempt) bool {
+			return x.Socket == "packet" && x.Device == dev && (how == "" && len(x.How) == 0 || how != "" && has(x, how))
+		})
+	}
+	locked := adversary.Locked(a.plain, a.victim("green-1", true), loader.KubeletMark)
+	kubeletMark := fmt.Sprintf("cmsg-mark=%#x", loader.KubeletMark)
+	byMark := slices.DeleteFunc(locked, func(x way.Attempt) bool { return x.Socket != "raw-icmp" || !has(x, kubeletMark) })
+	tunnel := func(socket string) []way.Attempt {
+		return slices.DeleteFunc(a.tunnelWays(), func(x way.Attempt) bool { return x.Socket != socket || len(x.How) > 0 })
+	}
+	grey, amber := a.victim("grey-1", false), a.victim("amber-1", false)
+	green3 := a.victim("green-3", false)
+	host := func(m string) player { return player{pod: a.pods[m]} }
+	out := adversary.Out("ovn-udn1", amber.MAC, amber.Addrs, a.amber, addrs(a.w.Lab.External()), way.Port)
+	plainOut := adversary.Out("eth0", grey.MAC, grey.Addrs, a.plain.Port, addrs(a.w.Lab.External()), way.Port)
+	return []sample{
+		{what: "control messages and scope ids, without a capability", by: []player{nobody}, victims: []string{"green-1"}, stops: []wall{guardWall, nftWall},
+			ways: choose(func(x way.Attempt) bool {
+				return x.Socket == "udp" && slices.Equal(x.How, []string{"cmsg-pktinfo"}) || (x.Socket == "tcp" || x.Socket == "udp") && strings.Contains(x.To, "%ovn") && len(x.How) == 0
+			})},
+		{what: "devices chosen by pods outside the tenants", by: []player{outside}, victims: []string{"green-1"}, stops: []wall{guardWall, nftWall},
+			ways: choose(func(x way.Attempt) bool {
+				return (x.Socket == "udp" || x.Socket == "tcp") && slices.Equal(x.How, []string{"bindtodevice"})
+			})},
+		{what: "raw sockets", by: []player{tenant, outside}, victims: []string{"green-1"}, stops: []wall{guardWall, nftWall},
+			ways: choose(func(x way.Attempt) bool {
+				return x.Socket == "raw-icmp" && (has(x, "cmsg-pktinfo") || len(x.How) == 1 && strings.HasPrefix(x.How[0], "cmsg-mark")) || x.Socket == "hdrincl" && has(x, "cmsg-pktinfo")
+			})},
+		{what: "frames on the network's port and the pod's interface", by: []player{tenant}, victims: []string{"green-1"}, stops: []wall{guardWall, lsmWall}, ways: slices.Concat(frames(a.green.Port.Name, ""), frames(v.Link.Name, ""))},
+		{what: "frames past the queueing discipline", by: []player{tenant}, victims: []string{"green-1"}, stops: []wall{lsmWall}, and: []wall{guardWall, hookWall}, unless: guardWall, ways: frames(a.green.Port.Name, "bypass")},
+		{what: "frames on loopback with the network's mark", by: []player{outside}, victims: []string{"green-1"}, stops: []wall{guardWall, nftWall, lsmWall}, ways: adversary.ByLoopback(a.green, v, addrs(a.w.Lab.External()))},
+		{what: "kubelet's mark on packets to a locked address", by: []player{tenant, outside}, victims: []string{"green-1"}, stops: []wall{guardWall, nftWall}, ways: byMark},
+		{what: "the overlay's datagrams by socket", by: []player{nobody, outside}, victims: []string{"green-2"}, stops: []wall{guardWall}, ways: tunnel("geneve")},
+		{what: "the overlay's datagrams by frame", by: []player{outside}, victims: []string{"green-2"}, stops: []wall{guardWall}, ways: tunnel("packet")},
+		{what: "advertisements and DHCP answers of a pod", by: []player{host("green-3")}, victims: []string{"green-1"}, stops: []wall{guardWall}, ways: adversary.FromPod("ovn-udn1", green3.MAC, green3.Addrs, v, false)},
+		{what: "neighbour discovery for a locked interface", by: []player{host("grey-1")}, victims: []string{"green-1"}, stops: []wall{guardWall},
+			ways: discovery(adversary.FromPod("eth0", grey.MAC, grey.Addrs, a.victim("green-1", true), true))},
+		{what: "a pod's packets out by the node's port", by: []player{host("amber-1")}, victims: []string{"external"}, stops: []wall{nftWall}, ways: out},
+		{what: "a pod's packets out by the node's default port", by: []player{host("grey-1")}, victims: []string{"external"}, stops: []wall{nftWall}, ways: plainOut},
+	}
+}
+
+// discovery are the frames that OVN's own rules let past every access list.
+func discovery(list []way.Attempt) []way.Attempt {
+	kinds := []string{"router-advertisement", "redirect", "neighbour-solicitation", "neighbour-advertisement", "router-solicitation", "listener-report"}
+	return slices.DeleteFunc(list, func(x way.Attempt) bool { return !slices.Contains(kinds, x.Frame) || x.Frame == "redirect" })
+}
+
+// withWalls plays all samples while only these walls stand.
+func (a *arena) withWalls(ctx context.Context, standing []wall) (int, error) {
+	m := newMatch(a.w)
+	for _, v := range []string{"green-1", "green-2"} {
+		if err := m.listen(ctx, player{pod: a.pods[v]}, way.Ear{Kind: "sniff"}); err != nil {
+			return 0, err
+		}
+	}
+	external := player{machine: a.w.Lab.External()}
+	if err := m.listen(ctx, external, way.Ear{Kind: "sniff"}); err != nil {
+		return 0, err
+	}
+	spies := []player{{pod: a.pods["grey-host"], container: "root"}, {pod: a.pods["amber-host"], container: "root"}}
+	for _, p := range spies {
+		if err := m.listen(ctx, p, way.Ear{Kind: "raw-icmp"}, way.Ear{Kind: "raw-icmp", IPv6: true}, way.Ear{Kind: "sniff-device", Device: a.green.Port.Name}); err != nil {
+			return 0, err
+		}
+	}
+	samples := a.samples()
+	plays := make([][]trial, len(samples))
+	var all []*trial
+	for i, s := range samples {
+		if len(s.ways) == 0 {
+			return 0, fmt.Errorf("%s: no way is left in the sample", s.what)
+		}
+		plays[i] = trials(s.by, s.ways)
+		all = append(all, pointers(plays[i])...)
+	}
+	// What green says to its own node, for who listens there.
+	said := trials([]player{{pod: a.pods["green-1"]}}, pings(a.green.Nodes))
+	// Last of all an attempt that is heard whatever stands: what came before it was, or never will be.
+	end := trials([]player{a.admin()}, pings(slices.Concat(a.victim("green-1", false).Addrs, a.victim("green-2", false).Addrs)))
+	for i := range end {
+		end[i].attempt.Device, end[i].attempt.How = a.green.Port.Name, []string{"bindtodevice"}
+	}
+	if err := m.play(ctx, append(all, pointers(said)...)); err != nil {
+		return 0, err
+	}
+	if err := m.play(ctx, pointers(end)); err != nil {
+		return 0, err
+	}
+	err := a.w.Lab.Wait(ctx, "the administrator's own pings to be heard", func(ctx context.Context) (bool, string, error) {
+		ids := map[int]bool{}
+		for _, v := range []string{"green-1", "green-2"} {
+			heard, err := m.heardSoFar(ctx, v)
+			if err != nil {
+				return false, "", err
+			}
+			maps.Copy(ids, heard)
+		}
+		for _, t := range end {
+			if !ids[t.attempt.ID] {
+				return false, "not that of " + t.attempt.To, m.play(ctx, []*trial{&t})
+			}
+		}
+		return true, "", nil
+	})
+	if err != nil {
+		return 0, err
+	}
+	heard, err := m.end(ctx)
+	if err != nil {
+		return 0, err
+	}
+	var errs []error
+	for i, s := range samples {
+		victims := map[int]bool{}
+		for _, v := range s.victims {
+			for id := range idsOf(heard[v]) {
+				victims[id] = true
+			}
+		}
+		for _, t := range plays[i] {
+			if !s.stopped(standing) && slices.Contains(standing, s.unless) {
+				continue
+			}
+			if got, want := victims[t.attempt.ID], !s.stopped(standing); got != want {
+				errs = append(errs, fmt.Errorf("with %v standing: %s by %s: heard %t, want %t: %s (it was told %q)", standing, s.what, t.by, got, want, t.key(), m.told[t.attempt.ID]))
+			}
+		}
+	}
+	for _, p := range spies {
+		for i, h := range heard[p.String()] {
+			by := []wall{guardWall, guardWall, lsmWall}[i]
+			// What it hears of others, of its own network's pods for one, is its right.
+			green := slices.ContainsFunc(said, func(t trial) bool { return slices.Contains(h.IDs, t.attempt.ID) })
+			if got, want := green, !slices.Contains(standing, by); got != want {
+				errs = append(errs, fmt.Errorf("with %v standing: %s hears green by %s: %t, want %t (%s)", standing, p, []string{"a raw socket", "a raw IPv6 socket", "a packet socket"}[i], got, want, h.Refused))
+			}
+		}
+	}
+	return len(all) + 3*len(spies), errors.Join(errs...)
+}
+
+func pings(to []netip.Addr) []way.Attempt {
+	var out []way.Attempt
+	for _, x := range to {
+		out = append(out, way.Attempt{Socket: "raw-icmp", To: x.String()})
+	}
+	return out
+}

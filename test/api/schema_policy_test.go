@@ -115,8 +115,8 @@ func newPolicyCase(t *testing.T) policyCase {
 	if err := admin.Create(t.Context(), ns); err != nil {
 		t.Fatal(err)
 	}
-	grantEverything(t, admin, ns.Name)
-	grantAdministration(t, admin)
+	grantEverything(t, admin, ns.Name, "tenant")
+	grantClusterRole(t, admin, "cluster-admin", "administrator")
 	return policyCase{namespace: ns.Name, admin: admin, tenant: nadClient(t, as("tenant")), allowed: map[string]client.Client{
 		superUser: admin, administrator: nadClient(t, as("administrator")),
 		clusterRole: nadClient(t, env.Controller), nodeRole: nadClient(t, as("system:serviceaccount:bulkhead-system:bulkhead-node")),
@@ -206,14 +206,14 @@ func TestNetworkAnnotationsPolicy(t *testing.T) {
 	}
 }
 
-// grantEverything lets the user "tenant" do everything in a namespace.
-func grantEverything(t *testing.T, admin client.Client, namespace string) {
+// grantEverything lets a user do everything in a namespace.
+func grantEverything(t *testing.T, admin client.Client, namespace, user string) {
 	t.Helper()
-	role := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "everything"},
+	role := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: user},
 		Rules: []rbacv1.PolicyRule{{APIGroups: []string{"*"}, Resources: []string{"*"}, Verbs: []string{"*"}}}}
-	binding := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "everything"},
-		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: role.Name},
-		Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: "tenant"}}}
+	binding := &rbacv1.RoleBinding{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: user},
+		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "Role", Name: user},
+		Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: user}}}
 	for _, o := range []client.Object{role, binding} {
 		if err := admin.Create(t.Context(), o); err != nil {
 			t.Fatal(err)
@@ -221,12 +221,12 @@ func grantEverything(t *testing.T, admin client.Client, namespace string) {
 	}
 }
 
-// grantAdministration makes the user "administrator" one, for the test's time.
-func grantAdministration(t *testing.T, admin client.Client) {
+// grantClusterRole gives a user a cluster role, for the test's time.
+func grantClusterRole(t *testing.T, admin client.Client, role, user string) {
 	t.Helper()
 	binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{GenerateName: "policy-"},
-		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "cluster-admin"},
-		Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: "administrator"}}}
+		RoleRef:  rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
+		Subjects: []rbacv1.Subject{{Kind: "User", APIGroup: rbacv1.GroupName, Name: user}}}
 	if err := admin.Create(t.Context(), binding); err != nil {
 		t.Fatal(err)
 	}

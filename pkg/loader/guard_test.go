@@ -179,7 +179,7 @@ func (w *guardWorld) try(cgroup string, uid int, behind string, attempts ...way.
 	}
 	p.stop()
 	w.id++
-	end := way.Attempt{ID: w.id, Socket: "packet", Device: behind, To: "10.1.0.3", Src: "10.1.0.2", Port: 9, SrcMAC: w.own[behind], DstMAC: w.mac[behind]}
+	end := way.Attempt{ID: w.id, Socket: "packet", Device: behind, To: "10.1.0.3", Src: "10.1.0.2", Port: way.Port, SrcMAC: w.own[behind], DstMAC: w.mac[behind]}
 	if behind == "locked" {
 		end.SrcMAC = w.own["mp0"]
 	}
@@ -203,17 +203,17 @@ func (w *guardWorld) try(cgroup string, uid int, behind string, attempts ...way.
 // waysIn are the ways into a network by its interface.
 func (w *guardWorld) waysIn(dev, v4, v6, src4, src6 string) []way.Attempt {
 	frame := func(socket, to, src string, how ...string) way.Attempt {
-		return way.Attempt{Socket: socket, To: to, Src: src, Port: 9, Device: dev, SrcMAC: w.own[dev], DstMAC: w.mac[dev], How: how}
+		return way.Attempt{Socket: socket, To: to, Src: src, Port: way.Port, Device: dev, SrcMAC: w.own[dev], DstMAC: w.mac[dev], How: how}
 	}
 	return []way.Attempt{
-		{Socket: "udp", To: v4, Port: 9, Device: dev, How: []string{"cmsg-pktinfo"}},
-		{Socket: "udp", To: v6, Port: 9, Device: dev, How: []string{"cmsg-pktinfo"}},
-		{Socket: "udp", To: v4, Port: 9, How: []string{"connect"}},
-		{Socket: "tcp", To: v4, Port: 9}, {Socket: "tcp", To: v6, Port: 9}, {Socket: "mptcp", To: v4, Port: 9},
-		{Socket: "udp", To: "ff02::1%" + dev, Port: 9}, {Socket: "udp", To: "224.0.0.1", Port: 9, Device: dev, How: []string{"multicastif"}},
+		{Socket: "udp", To: v4, Port: way.Port, Device: dev, How: []string{"cmsg-pktinfo"}},
+		{Socket: "udp", To: v6, Port: way.Port, Device: dev, How: []string{"cmsg-pktinfo"}},
+		{Socket: "udp", To: v4, Port: way.Port, How: []string{"connect"}},
+		{Socket: "tcp", To: v4, Port: way.Port}, {Socket: "tcp", To: v6, Port: way.Port}, {Socket: "mptcp", To: v4, Port: way.Port},
+		{Socket: "udp", To: "ff02::1%" + dev, Port: way.Port}, {Socket: "udp", To: "224.0.0.1", Port: way.Port, Device: dev, How: []string{"multicastif"}},
 		{Socket: "raw-icmp", To: v4, Device: dev, How: []string{"cmsg-pktinfo"}}, {Socket: "raw-icmp", To: v6, Device: dev, How: []string{"cmsg-pktinfo", "cmsg-mark=0x1001"}},
-		{Socket: "hdrincl", To: v4, Src: src4, Port: 9}, {Socket: "hdrincl", To: v4, Src: src4, Port: 9, How: []string{"fragments"}},
-		{Socket: "hdrincl", To: v6, Src: src6, Port: 9},
+		{Socket: "hdrincl", To: v4, Src: src4, Port: way.Port}, {Socket: "hdrincl", To: v4, Src: src4, Port: way.Port, How: []string{"fragments"}},
+		{Socket: "hdrincl", To: v6, Src: src6, Port: way.Port},
 		frame("packet", v4, src4), frame("packet", v6, src6), frame("packet", v4, src4, "etype=0x1234"), frame("packet-dgram", v4, src4),
 		frame("packet", v4, src4, "bypass"), frame("packet", v4, src4, "ring"), frame("packet", v4, src4, "unbound"), frame("sock-packet", v4, src4), frame("xdp", v4, src4),
 	}
@@ -285,7 +285,7 @@ func TestRootGuardDefault(t *testing.T) {
 	w.dropLSM()
 	w.guard()
 	open := func() []way.Attempt {
-		return []way.Attempt{{Socket: "udp", To: "10.0.0.77", Port: 9}, {Socket: "raw-icmp", To: "10.0.0.77"}, {Socket: "hdrincl", To: "10.0.0.77", Src: "10.0.0.2", Port: 9}}
+		return []way.Attempt{{Socket: "udp", To: "10.0.0.77", Port: way.Port}, {Socket: "raw-icmp", To: "10.0.0.77"}, {Socket: "hdrincl", To: "10.0.0.77", Src: "10.0.0.2", Port: way.Port}}
 	}
 	must(t, w.ns.do(func() error { // it answers no ARP
 		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
@@ -303,7 +303,7 @@ func TestRootGuardDefault(t *testing.T) {
 		return append(w.waysIn("mp0", "10.0.0.3", "fd00::3", "10.0.0.2", "fd00::2"),
 			way.Attempt{Socket: "raw-icmp", To: "10.0.0.3", How: []string{fmt.Sprintf("cmsg-mark=%#x", KubeletMark)}},
 			way.Attempt{Socket: "raw-icmp", To: "10.0.0.3", How: []string{fmt.Sprintf("mark=%#x", KubeletMark)}},
-			way.Attempt{Socket: "hdrincl", To: "10.0.0.3", Src: "10.0.0.2", Port: 9, How: []string{fmt.Sprintf("mark=%#x", KubeletMark)}})
+			way.Attempt{Socket: "hdrincl", To: "10.0.0.3", Src: "10.0.0.2", Port: way.Port, How: []string{fmt.Sprintf("mark=%#x", KubeletMark)}})
 	}
 	for _, who := range []string{"kubepods/podplain", "kubepods/podnew"} {
 		// Multicast is to no locked address: pods outside the tenants may send it.
@@ -311,8 +311,8 @@ func TestRootGuardDefault(t *testing.T) {
 		w.expectWays("to all", who, "mp0", slices.DeleteFunc(ways(), func(a way.Attempt) bool { return !toGroup(a) }), true)
 	}
 	w.expectWays("to a locked address", "kubepods/podred", "mp0", ways(), false)
-	w.expectWays("kubelet", "system/kubelet", "mp0", []way.Attempt{{Socket: "tcp", To: "10.0.0.3", Port: 9}, {Socket: "raw-icmp", To: "fd00::3"}}, true)
-	w.expectWays("root outside all pods", "system/admin", "mp0", []way.Attempt{{Socket: "tcp", To: "10.0.0.3", Port: 9}, {Socket: "raw-icmp", To: "10.0.0.3"}}, false)
+	w.expectWays("kubelet", "system/kubelet", "mp0", []way.Attempt{{Socket: "tcp", To: "10.0.0.3", Port: way.Port}, {Socket: "raw-icmp", To: "fd00::3"}}, true)
+	w.expectWays("root outside all pods", "system/admin", "mp0", []way.Attempt{{Socket: "tcp", To: "10.0.0.3", Port: way.Port}, {Socket: "raw-icmp", To: "10.0.0.3"}}, false)
 }
 
 func toGroup(a way.Attempt) bool { return netip.MustParseAddr(a.To).IsMulticast() }
@@ -324,9 +324,9 @@ func TestRootGuardPods(t *testing.T) {
 	frames := func(dev string) []way.Attempt {
 		var out []way.Attempt
 		for _, how := range [][]string{nil, {"etype=0x88cc"}, {"ring"}} {
-			out = append(out, way.Attempt{Socket: "packet", To: "10.1.0.4", Src: "10.1.0.2", Port: 9, Device: dev, SrcMAC: w.own["mp0"], DstMAC: w.mac[dev], How: how})
+			out = append(out, way.Attempt{Socket: "packet", To: "10.1.0.4", Src: "10.1.0.2", Port: way.Port, Device: dev, SrcMAC: w.own["mp0"], DstMAC: w.mac[dev], How: how})
 		}
-		return append(out, way.Attempt{Socket: "udp", To: "224.0.0.1", Port: 9, Device: dev, How: []string{"multicastif"}})
+		return append(out, way.Attempt{Socket: "udp", To: "224.0.0.1", Port: way.Port, Device: dev, How: []string{"multicastif"}})
 	}
 	w.expectWays("without the guard", "kubepods/podblue", "pod", frames("pod"), true)
 	w.guard()
@@ -336,7 +336,7 @@ func TestRootGuardPods(t *testing.T) {
 	}
 	w.expectWays("the administrator", "system/admin", "pod", frames("pod"), true)
 	// A locked interface hears only the node's management port.
-	stranger := way.Attempt{Socket: "packet", To: "10.0.0.4", Src: "10.0.0.9", Port: 9, Device: "locked", SrcMAC: "0a:58:0a:00:00:09", DstMAC: w.mac["locked"]}
+	stranger := way.Attempt{Socket: "packet", To: "10.0.0.4", Src: "10.0.0.9", Port: way.Port, Device: "locked", SrcMAC: "0a:58:0a:00:00:09", DstMAC: w.mac["locked"]}
 	w.expectWays("a frame of somebody else", "system/admin", "locked", []way.Attempt{stranger}, false)
 	stranger.SrcMAC = w.own["mp0"]
 	w.expectWays("a frame of the node", "system/admin", "locked", []way.Attempt{stranger}, true)
@@ -348,7 +348,7 @@ func TestRootGuardFrom(t *testing.T) {
 	w := newGuardWorld(t, false)
 	w.guard()
 	say := func(dev, frame, src, dst, dstMAC string, how ...string) way.Attempt {
-		return way.Attempt{Socket: "packet", Device: "eth0", Frame: frame, Src: src, To: dst, SrcMAC: w.mac[dev], DstMAC: dstMAC, Port: 9, How: how}
+		return way.Attempt{Socket: "packet", Device: "eth0", Frame: frame, Src: src, To: dst, SrcMAC: w.mac[dev], DstMAC: dstMAC, Port: way.Port, How: how}
 	}
 	const all6 = "33:33:00:00:00:01"
 	node := w.own["mp0"]
@@ -451,19 +451,25 @@ func (w *guardWorld) say(dev string, attempts []way.Attempt) []bool {
 			w.t.Errorf("frame %s: %v", a.Frame, err)
 		}
 	}
+	// A frame that always passes: the bridge's new port begins to forward some
+	// time after it is up, and frames are heard in their order.
+	passes := func() {
+		w.id++
+		a := way.Attempt{ID: w.id, Socket: "packet", Device: "eth0", Frame: "udp", Src: "10.0.0.4", To: "10.0.0.2", SrcMAC: w.mac[dev], DstMAC: w.own["mp0"], Port: way.Port}
+		for deadline := time.Now().Add(time.Minute); !v.has(a.ID); time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				w.t.Fatalf("nothing that is said behind %s comes out", dev)
+			}
+			send(a)
+		}
+	}
+	passes()
 	for i := range attempts {
 		w.id++
 		attempts[i].ID = w.id
 		send(attempts[i])
 	}
-	w.id++
-	end := way.Attempt{ID: w.id, Socket: "packet", Device: "eth0", Frame: "udp", Src: "10.0.0.4", To: "10.0.0.2", SrcMAC: w.mac[dev], DstMAC: w.own["mp0"], Port: 9}
-	for deadline := time.Now().Add(time.Minute); !v.has(end.ID); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			w.t.Fatalf("nothing that is said behind %s comes out", dev)
-		}
-		send(end)
-	}
+	passes()
 	heard := make([]bool, len(attempts))
 	for i, a := range attempts {
 		heard[i] = v.has(a.ID)
@@ -565,7 +571,7 @@ func TestRootGuardLoopback(t *testing.T) {
 	w := newGuardWorld(t, false)
 	w.dropLSM()
 	frame := func() []way.Attempt {
-		return []way.Attempt{{Socket: "packet", To: "10.1.0.3", Src: "192.0.2.9", Port: 9, Device: "lo", SrcMAC: "00:00:00:00:00:00", DstMAC: "00:00:00:00:00:00", How: []string{"mark=5"}}}
+		return []way.Attempt{{Socket: "packet", To: "10.1.0.3", Src: "192.0.2.9", Port: way.Port, Device: "lo", SrcMAC: "00:00:00:00:00:00", DstMAC: "00:00:00:00:00:00", How: []string{"mark=5"}}}
 	}
 	must(t, w.ns.do(func() error {
 		for _, f := range []string{"all/rp_filter", "lo/rp_filter", "default/rp_filter"} {
@@ -625,9 +631,9 @@ func TestRootGuardHeard(t *testing.T) {
 	w := newGuardWorld(t, false)
 	ears := []way.Ear{
 		{Kind: "raw-icmp"}, {Kind: "raw-icmp", IPv6: true}, {Kind: "raw-udp"}, {Kind: "raw-udp", IPv6: true},
-		{Kind: "udp", At: "0.0.0.0:9", Device: "mp1", How: []string{"bindtodevice"}}, {Kind: "udp", IPv6: true, At: "[::]:9", Device: "mp1", How: []string{"bindtoifindex"}},
+		{Kind: "udp", At: fmt.Sprintf("0.0.0.0:%d", way.Port), Device: "mp1", How: []string{"bindtodevice"}}, {Kind: "udp", IPv6: true, At: fmt.Sprintf("[::]:%d", way.Port), Device: "mp1", How: []string{"bindtoifindex"}},
 	}
-	said := []way.Attempt{{Socket: "udp", To: "10.1.0.2", Port: 9}, {Socket: "udp", To: "fd01::2", Port: 9}, {Socket: "raw-icmp", To: "10.1.0.2"}, {Socket: "raw-icmp", To: "fd01::2"}}
+	said := []way.Attempt{{Socket: "udp", To: "10.1.0.2", Port: way.Port}, {Socket: "udp", To: "fd01::2", Port: way.Port}, {Socket: "raw-icmp", To: "10.1.0.2"}, {Socket: "raw-icmp", To: "fd01::2"}}
 	hears := func(who string, e way.Ear) bool {
 		t.Helper()
 		raw, _ := json.Marshal(e)

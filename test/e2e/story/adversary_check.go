@@ -22,6 +22,12 @@ func adversaryChecks() []Check {
 		{6, "adversary: no attempt from a pod or host-network process reaches or hears another tenant", func(ctx context.Context, w *World) (string, error) {
 			return w.inArena(ctx, (*arena).table)
 		}, 15 * time.Minute},
+		{6, "ordinary servers in a tenant's host-network pod: kubelet, localhost and the other containers reach them", func(ctx context.Context, w *World) (string, error) {
+			return w.inArena(ctx, (*arena).ordinary)
+		}, 10 * time.Minute},
+		{6, "adversary: a tenant that listens on the node's ports, and probes them, captures nobody's calls", func(ctx context.Context, w *World) (string, error) {
+			return w.inArena(ctx, (*arena).capture)
+		}, 10 * time.Minute},
 		{6, "adversary: each wall holds alone, and with it gone the same attempts arrive", func(ctx context.Context, w *World) (string, error) {
 			figures, err := w.inArena(ctx, (*arena).wallsAlone)
 			return figures, errors.Join(err, w.Close(ctx))

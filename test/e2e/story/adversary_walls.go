@@ -160,6 +160,7 @@ func (a *arena) samples() []sample {
 	tunnel := func(socket string) []way.Attempt {
 		return slices.DeleteFunc(a.tunnelWays(), func(x way.Attempt) bool { return x.Socket != socket || len(x.How) > 0 })
 	}
+	loopback := adversary.ByLoopback(a.green, v, addrs(a.w.Lab.External()))
 	grey, amber := a.victim("grey-1", false), a.victim("amber-1", false)
 	green3 := a.victim("green-3", false)
 	host := func(m string) player { return player{pod: a.pods[m]} }
@@ -180,7 +181,10 @@ func (a *arena) samples() []sample {
 			})},
 		{what: "frames on the network's port and the pod's interface", by: []player{tenant}, victims: []string{"green-1"}, stops: []wall{guardWall, lsmWall}, ways: slices.Concat(frames(a.green.Port.Name, ""), frames(v.Link.Name, ""))},
 		{what: "frames past the queueing discipline", by: []player{tenant}, victims: []string{"green-1"}, stops: []wall{lsmWall}, and: []wall{guardWall, hookWall}, unless: guardWall, ways: frames(a.green.Port.Name, "bypass")},
-		{what: "frames on loopback with the network's mark", by: []player{outside}, victims: []string{"green-1"}, stops: []wall{guardWall, nftWall, lsmWall}, ways: adversary.ByLoopback(a.green, v, addrs(a.w.Lab.External()))},
+		{what: "frames on loopback with the network's mark", by: []player{tenant}, victims: []string{"green-1"}, stops: []wall{guardWall, nftWall, lsmWall}, ways: loopback},
+		// Other pods may have packet sockets, and one that is never bound to a
+		// device can still be told one in each sendto.
+		{what: "frames on loopback with the network's mark, from outside the tenants", by: []player{outside}, victims: []string{"green-1"}, stops: []wall{guardWall, nftWall}, ways: loopback},
 		{what: "kubelet's mark on packets to a locked address", by: []player{tenant, outside}, victims: []string{"green-1"}, stops: []wall{guardWall, nftWall}, ways: byMark},
 		{what: "the overlay's datagrams by socket", by: []player{nobody, outside}, victims: []string{"green-2"}, stops: []wall{guardWall}, ways: tunnel("geneve")},
 		{what: "the overlay's datagrams by frame", by: []player{outside}, victims: []string{"green-2"}, stops: []wall{guardWall}, ways: tunnel("packet")},

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package story
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"bulkhead/test/adversary/way"
+)
+
+const (
+	kubeletPort = 10250 // kubelet listens there on every node
+	etcdPort    = 2379  // a server of the node's own, that the check starts and ends
+	freePort    = 6443  // nobody on this node
+)
+
+// thief is a host-network pod of amber whose probes name ports of the node's own.
+func (a *arena) thief() (*pod, string) {
+	p := &pod{Namespace: "amber", Name: "amber-thief", Node: a.near.Name, Tenant: "amber", HostNetwork: true}
+	manifest := fmt.Sprintf(`
+apiVersion: v1
+kind: Pod
+metadata: {name: %s, namespace: %s}
+spec:
+  nodeName: %s
+  hostNetwork: true
+  terminationGracePeriodSeconds: 0
+  automountServiceAccountToken: false
+  volumes: [{name: tools, hostPath: {path: %s}}]
+  containers:`, p.Name, p.Namespace, p.Node, toolsDir)
+	for i, port := range []int{kubeletPort, etcdPort} {
+		manifest += fmt.Sprintf(`
+  - name: c%d
+    image: docker.io/lab/busybox:1
+    imagePullPolicy: Never
+    volumeMounts: [{name: tools, mountPath: /tools, readOnly: true}]
+    command: [/bin/sleep, "100000"]
+    readinessProbe: {tcpSocket: {port: %d, host: 127.0.0.1}, periodSeconds: 1, timeoutSeconds: 5}
+`, i, port)
+	}
+	return p, manifest
+}
+
+// ordinary has everybody reach a server as anybody writes it, in a host-network
+// pod of a tenant, who may: kubelet, the pod's own containers, the tenant's pods.
+func (a *arena) ordinary(ctx context.Context) (string, error) {
+	host := a.pods["green-host"]
+	obj, err := a.w.Lab.Client().CoreV1().Pods(host.Namespace).Get(ctx, host.Name, metav1.GetOptions{})
+	if err != nil {
+		return "", err
+	}
+	for _, s := range obj.Status.ContainerStatuses {
+		// Ready says HTTP, Started gRPC, no restart TCP.
+		if !s.Ready || s.Started == nil || !*s.Started || s.RestartCount > 0 {
+			return "", fmt.Errorf("container %s of %s is ready %t, started %v, restarted %d times%s", s.Name, host.Name, s.Ready, s.Started, s.RestartCount, a.w.podEvents(ctx, host))
+		}
+	}
+	res, err := a.near.Run(ctx, fmt.Sprintf("ss -HlnM 'sport = :%d'", serverPort))
+	if err != nil {
+		return "", err
+	}
+	if !strings.Contains(res.Stdout, fmt.Sprint(serverPort)) {
+		return "", fmt.Errorf("the server is none of MPTCP, as Go's are by default: %q %s", res.Stdout, res.Stderr)
+	}
+	n := 0
+	try := func(from *pod, container string, to []netip.Addr) error {
+		want := map[string]string{}
+		for _, kind := range []string{"tcp", "udp"} {
+			for _, t := range addrTargets(kind, to, serverPort) {
+				want[t] = host.Name
+			}
+		}
+		n += len(want)
+		if _, err := reach(func(list []string) ([]probe, error) { return a.w.check(ctx, from, container, probeTime, list...) }, want); err != nil {
+			return fmt.Errorf("%s %s: %w", from.Name, container, err)
+		}
+		return nil
+	}
+	local := a.localAddrs()
+	err = errors.Join(try(host, "root", local), try(host, "nobody", local), try(host, "server", a.green.Nodes),
+		try(a.pods["green-1"], "", a.green.Nodes), try(a.pods["green-2"], "", a.green.Nodes))
+	return fmt.Sprintf("kubelet's HTTP, TCP and gRPC probes, %d targets", n), err
+}
+
+// localAddrs are loopback's and the node's own, outside all networks.
+func (a *arena) localAddrs() []netip.Addr {
+	out := []netip.Addr{netip.MustParseAddr("127.0.0.1")}
+	if a.w.Lab.Dual() {
+		out = append(out, netip.MustParseAddr("::1"))
+	}
+	return append(out, addrs(a.near)...)
+}
+
+// capture has a tenant's host-network pod listen on ports of the node's own and
+// name them in its probes. It hears its own network and nobody else.
+func (a *arena) capture(ctx context.Context) (string, error) {
+	etcd, err := a.near.Start(ctx, fmt.Sprintf("exec %s/netprobe serve --name etcd --listen :%d", toolsDir, etcdPort))
+	if err != nil {
+		return "", err
+	}
+	defer etcd.Kill()
+	err = a.w.Lab.Wait(ctx, "the node's own server to listen", func(ctx context.Context) (bool, string, error) {
+		got, err := nodeProbe(ctx, a.near, probeTime, fmt.Sprintf("tcp:127.0.0.1:%d", etcdPort))
+		if err != nil {
+			return false, "", err
+		}
+		return got[0].OK, got[0].Detail, nil
+	})
+	if err != nil {
+		return "", err
+	}
+	p, manifest := a.thief()
+	if err := a.w.Lab.Apply(ctx, manifest); err != nil {
+		return "", err
+	}
+	a.pods[p.Name] = p
+	// Its probes go where those of a pod without a network go: to who listens there.
+	if err := a.w.ready(ctx, p); err != nil {
+		return "", err
+	}
+	thief := player{pod: p, container: "c0"}
+	m := newMatch(a.w)
+	ports := []int{kubeletPort, etcdPort, freePort}
+	var ears []way.Ear
+	for _, port := range ports {
+		for _, kind := range []string{"tcp", "udp"} {
+			ears = append(ears, way.Ear{Kind: kind, IPv6: true, At: fmt.Sprintf("[::]:%d", port)})
+		}
+	}
+	if err := m.listen(ctx, thief, ears...); err != nil {
+		return "", err
+	}
+	err = a.w.Lab.Wait(ctx, "events to tell that ports of probes are held", func(ctx context.Context) (bool, string, error) {
+		events, err := a.w.Lab.Client().CoreV1().Events(p.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "reason=ProbePortHeld,involvedObject.name=" + p.Name})
+		if err != nil {
+			return false, "", err
+		}
+		told := func(port int) bool {
+			return slices.ContainsFunc(events.Items, func(e corev1.Event) bool { return strings.Contains(e.Message, fmt.Sprintf("port %d ", port)) })
+		}
+		return told(kubeletPort) && told(etcdPort), fmt.Sprintf("%d events", len(events.Items)), nil
+	})
+	if err != nil {
+		return "", err
+	}
+	to := func(list []netip.Addr, ports ...int) []way.Attempt {
+		var out []way.Attempt
+		for _, x := range list {
+			for _, port := range ports {
+				for _, socket := range []string{"tcp", "udp"} {
+					out = append(out, way.Attempt{Socket: socket, To: x.String(), Port: uint16(port)})
+				}
+			}
+		}
+		return out
+	}
+	others := []player{a.admin(), {machine: a.near, kubelet: true}, {pod: a.pods["grey-host"], container: "root"},
+		{pod: a.pods["green-host"], container: "root"}, {pod: a.pods["green-1"]}, {pod: a.pods["grey-1"]}, {machine: a.far}}
+	attempts := trials(others, to(append(a.localAddrs(), a.nodes[a.near.Name].addrs[a.amber.Name]...), ports...))
+	// The node's administrator may enter a network, by its addresses too.
+	if err := m.play(ctx, pointers(attempts)); err != nil {
+		return "", err
+	}
+	// Who held a port may come back to it: once held, it stays so.
+	etcd.Kill()
+	err = a.w.Lab.Wait(ctx, "the node's own server to be gone", func(ctx context.Context) (bool, string, error) {
+		res, err := a.near.Run(ctx, fmt.Sprintf("ss -Hltn 'sport = :%d' | grep -v udn-vrf | wc -l", etcdPort))
+		return err == nil && strings.TrimSpace(res.Stdout) == "0", res.Stdout, err
+	})
+	if err != nil {
+		return "", err
+	}
+	later := trials(others[:2], to(a.localAddrs(), etcdPort))
+	if err := m.play(ctx, pointers(later)); err != nil {
+		return "", err
+	}
+	attempts = append(attempts, later...)
+	// Its own network reaches it on all these ports; what is heard after this was said after all that.
+	own := trials([]player{{pod: a.pods["amber-1"]}}, to(a.nodes[a.near.Name].addrs[a.amber.Name], ports...))
+	var heard map[int]bool
+	for range 4 {
+		if err := m.play(ctx, pointers(own)); err != nil {
+			return "", err
+		}
+		if heard, err = m.heardSoFar(ctx, thief.String()); err != nil {
+			return "", err
+		}
+		own = slices.DeleteFunc(own, func(t trial) bool { return heard[t.attempt.ID] })
+		if len(own) == 0 {
+			break
+		}
+	}
+	var errs []error
+	for _, t := range own {
+		errs = append(errs, fmt.Errorf("%s is not heard by its own network's server: %s (it was told %q)", t.by, t.key(), m.told[t.attempt.ID]))
+	}
+	for _, t := range attempts {
+		if heard[t.attempt.ID] {
+			errs = append(errs, fmt.Errorf("%s's call was captured: %s", t.by, t.key()))
+		}
+	}
+	if _, err := m.end(ctx); err != nil {
+		errs = append(errs, err)
+	}
+	delete(a.pods, p.Name)
+	zero := int64(0)
+	errs = append(errs, a.w.Lab.Client().CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: &zero}))
+	return fmt.Sprintf("%d calls, none captured", len(attempts)), errors.Join(errs...)
+}

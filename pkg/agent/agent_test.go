@@ -82,6 +82,7 @@ type world struct {
 	hosts    hostnet.Inputs
 	guarded  []loader.DoorRow
 	guardErr error
+	hostErr  error
 	ovsDown  bool
 	syncs    int
 	hostDone int
@@ -167,7 +168,7 @@ func (w *world) Reconcile(_ context.Context, in hostnet.Inputs) error {
 	defer w.mu.Unlock()
 	w.hosts = in
 	w.hostDone++
-	return nil
+	return w.hostErr
 }
 func (w *world) Status() hostnet.Status { return hostnet.Status{} }
 func (w *world) Guard(row loader.DoorRow) error {

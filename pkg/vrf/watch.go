@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -58,7 +59,7 @@ func (k *Kernel) Watch(ctx context.Context, w Watched, notify func(Change)) erro
 			return ctx.Err()
 		}
 		if errors.Is(err, unix.ENOBUFS) {
-			if err := k.fillMirror(); err != nil {
+			if err := errors.Join(k.drain(ctx), k.fillMirror()); err != nil {
 				return err
 			}
 			notify(Change{All: true})
@@ -81,6 +82,25 @@ func (k *Kernel) Watch(ctx context.Context, w Watched, notify func(Change)) erro
 			}
 		}
 	}
+}
+
+// drain reads what waits in the socket: until it is empty, the kernel drops what
+// comes without another ENOBUFS, so that a list read before would stay behind.
+func (k *Kernel) drain(ctx context.Context) error {
+	wait := unix.NsecToTimeval(int64(10 * time.Millisecond))
+	if err := k.events.SetReceiveTimeout(&wait); err != nil {
+		return fmt.Errorf("drain netlink events: %w", err)
+	}
+	for ctx.Err() == nil {
+		_, _, err := k.events.Receive()
+		if errors.Is(err, unix.EAGAIN) {
+			break
+		}
+		if err != nil && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.EINTR) {
+			return fmt.Errorf("drain netlink events: %w", err)
+		}
+	}
+	return k.events.SetReceiveTimeout(&unix.Timeval{})
 }
 
 // event keeps the mirror and says whose business a message is.
@@ -132,23 +152,26 @@ func (k *Kernel) linkEvent(l netlink.Link, gone bool, w Watched) (Change, bool) 
 	a := l.Attrs()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	v, isVRF := l.(*netlink.Vrf)
-	if table, known := k.mirror.devices[a.Index]; known && (gone || !ours(l)) {
-		k.mirror.delDevice(a.Index)
-		return changeOfTable(table.table, w)
-	}
 	_, seen := k.mirror.all[a.Index]
+	device, known := k.mirror.devices[a.Index]
 	if gone {
 		delete(k.mirror.all, a.Index)
+		delete(k.mirror.links, a.Index)
 	} else {
 		k.mirror.all[a.Index] = struct{}{}
+		if a.Name == k.bridge || strings.HasPrefix(a.Name, portPrefix) {
+			k.mirror.links[a.Index] = a.Name
+		}
 	}
-	if gone {
-		delete(k.mirror.links, a.Index)
-	} else if a.Name == k.bridge || strings.HasPrefix(a.Name, portPrefix) {
-		k.mirror.links[a.Index] = a.Name
-	}
-	if isVRF && ours(l) {
+	v, isVRF := l.(*netlink.Vrf)
+	isOurs := isVRF && ours(l)
+	switch {
+	case known && (gone || !isOurs):
+		k.mirror.delDevice(a.Index)
+		return changeOfTable(device.table, w)
+	case isOurs && gone: // who deleted it has told the mirror
+		return changeOfTable(int(v.Table), w)
+	case isOurs:
 		k.mirror.setDevice(a.Index, a.Name, int(v.Table))
 		return changeOfTable(int(v.Table), w)
 	}

@@ -284,7 +284,7 @@ PEER6(bh_vrf_peer6, "cgroup/getpeername6")
  * Every option by which a process could pick another way out is refused, root
  * included: the mark, the device, and the unicast and packet-info interfaces,
  * which choose a device without any capability. The root's program
- * (bh_grd_setopt) judges the options that choose a device for multicast.
+ * (bh_prb_setopt) judges the options that choose a device for multicast.
  */
 SEC("cgroup/setsockopt")
 int bh_vrf_setopt(struct bpf_sockopt *ctx)

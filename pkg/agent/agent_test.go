@@ -83,6 +83,7 @@ type world struct {
 	guarded  []loader.DoorRow
 	guardErr error
 	hostErr  error
+	problems []hostnet.Problem
 	ovsDown  bool
 	syncs    int
 	hostDone int
@@ -170,7 +171,11 @@ func (w *world) Reconcile(_ context.Context, in hostnet.Inputs) error {
 	w.hostDone++
 	return w.hostErr
 }
-func (w *world) Status() hostnet.Status { return hostnet.Status{} }
+func (w *world) Status() hostnet.Status {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return hostnet.Status{Problems: w.problems}
+}
 func (w *world) Guard(row loader.DoorRow) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -36,6 +36,7 @@ const conditionTrue, conditionFalse = "True", "False"
 type Problem struct {
 	Reason  string `json:"reason"` // CamelCase
 	Message string `json:"message"`
+	pod     string // whose author can mend it: it is told there
 }
 
 // Problems are what does not work as it should, in a fixed order. What is only
@@ -48,27 +49,27 @@ func (a *Agent) Problems() []Problem {
 			if f.Costs != "" {
 				m += "; " + f.Costs
 			}
-			out = append(out, Problem{"FeatureMissing", m})
+			out = append(out, Problem{Reason: "FeatureMissing", Message: m})
 		}
 	}
 	if a.started.Load() && a.Store.NodeID() == 0 {
-		out = append(out, Problem{"NodeIDMissing", "this node has no id yet: the cluster controller gives it (annotation " + network.AnnotationNodeID + ")"})
+		out = append(out, Problem{Reason: "NodeIDMissing", Message: "this node has no id yet: the cluster controller gives it (annotation " + network.AnnotationNodeID + ")"})
 	}
 	a.mu.Lock()
 	for k, msg := range a.failing {
 		if k.kind != theReport {
-			out = append(out, Problem{reasonOf(a.nets[k.id].err, k), msg})
+			out = append(out, Problem{Reason: reasonOf(a.nets[k.id].err, k), Message: msg})
 		}
 	}
 	for _, msg := range a.outside {
 		if msg != "" {
-			out = append(out, Problem{"NodeNotConfigured", msg})
+			out = append(out, Problem{Reason: "NodeNotConfigured", Message: msg})
 		}
 	}
 	for id, st := range a.nets {
 		for _, w := range st.result.Waiting {
 			if a.Now().Sub(st.at) > waitTooLong {
-				out = append(out, Problem{"LinkMissing", fmt.Sprintf("network %s (id %d) waits for link %s", st.net.Name, id, w)})
+				out = append(out, Problem{Reason: "LinkMissing", Message: fmt.Sprintf("network %s (id %d) waits for link %s", st.net.Name, id, w)})
 			}
 		}
 	}
@@ -80,10 +81,14 @@ func (a *Agent) Problems() []Problem {
 			if p.Pod != "" {
 				m = "pod " + p.Pod + ": " + m
 			}
-			out = append(out, Problem{p.Reason, m})
+			problem := Problem{Reason: p.Reason, Message: m}
+			if slices.Contains(ofThePod, p.Reason) {
+				problem.pod = p.Pod
+			}
+			out = append(out, problem)
 		}
 		for uid, n := range st.EarlySockets {
-			out = append(out, Problem{"EarlySockets", fmt.Sprintf("pod with uid %s had %d sockets before it was bound to its network: restart it", uid, n)})
+			out = append(out, Problem{Reason: "EarlySockets", Message: fmt.Sprintf("pod with uid %s had %d sockets before it was bound to its network: restart it", uid, n)})
 		}
 	}
 	slices.SortFunc(out, func(a, b Problem) int {
@@ -115,12 +120,16 @@ func reasonOf(err error, k key) string {
 // informational reasons are told, but do not make the node degraded.
 var informational = []string{"KubeletByProcess", "CgroupMissing", "EarlySockets"}
 
+// ofThePod are reasons that a pod's author makes and can mend: events of the
+// pod, and no state of the node that a tenant could bring about.
+var ofThePod = []string{"ProbePortShared", "ProbePortHeld", "NetworkUnknown"}
+
 // conditionOf sums problems up.
 func conditionOf(problems []Problem) Condition {
 	c := Condition{Type: ConditionDegraded, Status: conditionFalse, Reason: "AllWell", Message: "Everything works as it should."}
 	var lines []string
 	for _, p := range problems {
-		if slices.Contains(informational, p.Reason) {
+		if slices.Contains(informational, p.Reason) || slices.Contains(ofThePod, p.Reason) {
 			continue
 		}
 		if !c.True() {
@@ -165,7 +174,11 @@ func (a *Agent) report(ctx context.Context) error {
 	a.reported = seen
 	a.mu.Unlock()
 	for _, p := range fresh {
-		a.API.Event(!slices.Contains(informational, p.Reason), p.Reason, p.Message)
+		if pod, ok := a.Store.Pod(p.pod); ok {
+			a.API.PodEvent(pod, p.Reason, p.Message)
+			continue
+		}
+		a.API.Event(!slices.Contains(slices.Concat(informational, ofThePod), p.Reason), p.Reason, p.Message)
 	}
 	return nil
 }

@@ -332,6 +332,14 @@ func (s *Store) NetworkID(name string) int {
 	return s.ids[name]
 }
 
+// Pod is a pod of this node, by namespace/name.
+func (s *Store) Pod(key string) (Pod, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p, ok := s.pods[key]
+	return p, ok
+}
+
 // PodByUID is a pod of this node.
 func (s *Store) PodByUID(uid string) (Pod, bool) {
 	s.mu.Lock()

@@ -302,3 +302,44 @@ func TestNetworkOfHostPods(t *testing.T) {
 	s.SetNamespace("shop", Namespace{Labelled: true, Trusted: true})
 	expect("trusted, and asks not to be bound", hostnet.NetworkUnknown, true)
 }
+
+// What a pod's author brought about is told as an event of the pod and degrades
+// no node; what the node lacks does.
+func TestProblemsOfPods(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.agent.Start()
+		w.nodeID(3)
+		eventually(t, "ready", func() bool { return w.agent.Ready() == nil })
+		w.agent.setPodForTest(Pod{UID: "u1", Namespace: "shop", Name: "host", HostNetwork: true})
+		w.mu.Lock()
+		w.problems = []hostnet.Problem{{Pod: "shop/host", Reason: "ProbePortHeld", Message: "port 10250 is held"}}
+		w.mu.Unlock()
+		w.agent.ReportChanged()
+		events := func() []string {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			return slices.Clone(w.events)
+		}
+		eventually(t, "told", func() bool {
+			return slices.ContainsFunc(events(), func(e string) bool { return strings.HasPrefix(e, "shop/host ProbePortHeld") })
+		})
+		if _, c := w.snapshot(); c.True() {
+			t.Errorf("a pod degraded its node: %+v", c)
+		}
+		w.mu.Lock()
+		w.problems = append(w.problems, hostnet.Problem{Pod: "shop/host", Reason: "VRFMissing", Message: "no VRF"})
+		w.mu.Unlock()
+		w.agent.ReportChanged()
+		eventually(t, "the node's own", func() bool { _, c := w.snapshot(); return c.True() && c.Reason == "VRFMissing" })
+		n := 0
+		for _, e := range events() {
+			if strings.Contains(e, "ProbePortHeld") {
+				n++
+			}
+		}
+		if n != 1 {
+			t.Errorf("told %d times: %q", n, events())
+		}
+	})
+}

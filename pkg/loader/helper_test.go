@@ -78,7 +78,8 @@ func verdict(err error) string {
 	if errors.As(err, &no) {
 		return unix.ErrnoName(no)
 	}
-	if errors.Is(err, os.ErrDeadlineExceeded) {
+	var late net.Error
+	if errors.As(err, &late) && late.Timeout() {
 		return "timeout"
 	}
 	return err.Error()

@@ -183,25 +183,8 @@ func helperOp(op string) string {
 		return addrOf(from)
 	case "packet": // a packet socket: its protocol, then the device it is bound to
 		return verdict(packet(arg(1), arg(2)))
-	case "loop": // nanoseconds a connect, the best of many rounds
-		n, _ := strconv.Atoi(arg(2))
-		fam, sa := sockaddr(arg(1))
-		fd, err := unix.Socket(fam, unix.SOCK_DGRAM, 0)
-		if err != nil {
-			return verdict(err)
-		}
-		defer unix.Close(fd)
-		best := time.Hour
-		for range 200 {
-			start := time.Now()
-			for range n {
-				if err := unix.Connect(fd, sa); err != nil {
-					return verdict(err)
-				}
-			}
-			best = min(best, time.Since(start)/time.Duration(n))
-		}
-		return strconv.Itoa(int(best))
+	case "loop": // nanoseconds of one of "connect", "send", "self" and "option", the best of many rounds
+		return loop(arg(1), arg(2))
 	case "way": // an attempt in JSON
 		var a way.Attempt
 		if err := json.Unmarshal([]byte(strings.TrimPrefix(op, "way ")), &a); err != nil {
@@ -218,6 +201,58 @@ func helperOp(op string) string {
 		return "go"
 	}
 	return "unknown operation " + op
+}
+
+// loop does one thing with a UDP socket many times: it connects to an address,
+// sends to it, sends to itself there and hears it, or sets a common option.
+func loop(what, addr string) string {
+	const times, rounds = 100, 300
+	fam, sa := sockaddr(addr)
+	fd, err := unix.Socket(fam, unix.SOCK_DGRAM, 0)
+	if err != nil {
+		return verdict(err)
+	}
+	defer unix.Close(fd)
+	connect := func() error { return unix.Connect(fd, sa) }
+	do := connect
+	buf := make([]byte, 64)
+	switch what {
+	case "self":
+		err = unix.Bind(fd, sa)
+		do = func() error {
+			if _, err := unix.Write(fd, buf); err != nil {
+				return err
+			}
+			_, err := unix.Read(fd, buf)
+			return err
+		}
+	case "send":
+		do = func() error { // nobody listens there
+			if _, err := unix.Write(fd, buf); err != nil && !errors.Is(err, unix.ECONNREFUSED) {
+				return err
+			}
+			return nil
+		}
+	case "option":
+		do = func() error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1) }
+	}
+	if err == nil {
+		err = connect()
+	}
+	best := time.Hour
+	for range rounds {
+		start := time.Now()
+		for range times {
+			if err == nil {
+				err = do()
+			}
+		}
+		best = min(best, time.Since(start)/times)
+	}
+	if err != nil {
+		return verdict(err)
+	}
+	return strconv.Itoa(int(best))
 }
 
 func addrOf(sa unix.Sockaddr) string {

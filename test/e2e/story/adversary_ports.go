@@ -130,8 +130,15 @@ func (a *arena) capture(ctx context.Context) (string, error) {
 	m := newMatch(a.w)
 	ports := []int{kubeletPort, etcdPort, freePort}
 	var ears []way.Ear
+	// A UDP port is one for the whole node, unless all that hold it are bound to devices.
+	kinds := func(port int) []string {
+		if port == etcdPort {
+			return []string{"tcp"}
+		}
+		return []string{"tcp", "udp"}
+	}
 	for _, port := range ports {
-		for _, kind := range []string{"tcp", "udp"} {
+		for _, kind := range kinds(port) {
 			ears = append(ears, way.Ear{Kind: kind, IPv6: true, At: fmt.Sprintf("[::]:%d", port)})
 		}
 	}
@@ -155,7 +162,7 @@ func (a *arena) capture(ctx context.Context) (string, error) {
 		var out []way.Attempt
 		for _, x := range list {
 			for _, port := range ports {
-				for _, socket := range []string{"tcp", "udp"} {
+				for _, socket := range kinds(port) {
 					out = append(out, way.Attempt{Socket: socket, To: x.String(), Port: uint16(port)})
 				}
 			}

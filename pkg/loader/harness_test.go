@@ -202,6 +202,8 @@ func newNetNS(t *testing.T) *netNS {
 			return
 		}
 		err = loopbackUp()
+		// Link-local addresses are usable at once.
+		_ = os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0o644)
 		f, err2 := os.Open("/proc/thread-self/ns/net")
 		ch <- result{f, errors.Join(err, err2)}
 	}()

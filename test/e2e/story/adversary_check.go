@@ -28,6 +28,9 @@ func adversaryChecks() []Check {
 		{6, "adversary: a tenant that listens on the node's ports, and probes them, captures nobody's calls", func(ctx context.Context, w *World) (string, error) {
 			return w.inArena(ctx, (*arena).capture)
 		}, 10 * time.Minute},
+		{6, "adversary: host-network pods that the agent does not know yet enter no tenant's network", func(ctx context.Context, w *World) (string, error) {
+			return w.inArena(ctx, (*arena).early)
+		}, 10 * time.Minute},
 		{6, "adversary: each wall holds alone, and with it gone the same attempts arrive", func(ctx context.Context, w *World) (string, error) {
 			figures, err := w.inArena(ctx, (*arena).wallsAlone)
 			return figures, errors.Join(err, w.Close(ctx))

@@ -11,9 +11,25 @@
 #include "bh_pods.h"
 #include "bh_parse.h"
 
+#include <bpf/bpf_core_read.h>
+
 #define TCX_NEXT -1
 #define TCX_DROP 2
 #define BH_AF_PACKET 17
+
+#define BTF __attribute__((preserve_access_index))
+
+struct net {
+	__u64 net_cookie;
+} BTF;
+
+typedef struct {
+	struct net *net;
+} BTF possible_net_t;
+
+struct sock_common {
+	possible_net_t skc_net;
+} BTF;
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -124,6 +140,28 @@ static __always_inline int from_packet_socket(struct __sk_buff *skb)
 	return sk && sk->family == BH_AF_PACKET;
 }
 
+/*
+ * in_host tells whether a socket lives in the host's network namespace. What
+ * pods send by interfaces of their own keeps its socket on its way across the
+ * host. The helper that tells the namespace of a packet's socket is younger
+ * than the kernels this runs on, and no pointer may be made into a socket: so
+ * its beginning is copied.
+ */
+static __always_inline int in_host(const struct bh_config *cfg, void *sk)
+{
+	__u32 at = bpf_core_field_offset(struct sock_common, skc_net.net);
+	__u8 head[128];
+	struct net *net;
+	__u64 cookie;
+
+	if (at > sizeof(head) - sizeof(net) || bpf_probe_read_kernel(head, sizeof(head), sk))
+		return 1;
+	net = *(struct net **)(head + at);
+	if (bpf_core_read(&cookie, sizeof(cookie), &net->net_cookie))
+		return 1;
+	return cookie == cfg->host_netns;
+}
+
 /* Management ports and VRFs, outwards: into the network. */
 SEC("tcx/egress")
 int bh_grd_port(struct __sk_buff *skb)
@@ -178,8 +216,9 @@ int bh_grd_port(struct __sk_buff *skb)
 
 /*
  * Host ends of pods' interfaces, towards the pod. What Open vSwitch forwards
- * comes from other interfaces and has passed their programs; the first packet
- * of a flow has lost its socket on the way. So only what has one is judged.
+ * comes from other interfaces and has passed their programs; it has the socket
+ * of a pod's own network namespace, or, as the first packet of a flow, has lost
+ * it on the way. So only what a socket of the host's namespace sent is judged.
  */
 SEC("tcx/egress")
 int bh_grd_pod(struct __sk_buff *skb)
@@ -188,6 +227,7 @@ int bh_grd_pod(struct __sk_buff *skb)
 	__u32 ifindex = skb->ifindex, netid = 0;
 	struct bh_door *door;
 	struct bh_pod *pod = 0;
+	struct bpf_sock *sk;
 	__u64 id, podid = 0;
 	int who;
 
@@ -201,7 +241,8 @@ int bh_grd_pod(struct __sk_buff *skb)
 		    __builtin_memcmp(from, door->peer_mac, 6))
 			return drop(skb, BH_R_LOCKED_FRAME, 0, door->netid, 0);
 	}
-	if (!skb->sk)
+	sk = skb->sk;
+	if (!sk || !in_host(cfg, sk))
 		return TCX_NEXT;
 	id = bpf_skb_cgroup_id(skb);
 	who = bh_who_skb(skb, cfg, id, &pod, &podid);
@@ -323,6 +364,8 @@ int bh_grd_own(struct __sk_buff *skb)
 			skb->mark = mark;
 		return TCX_NEXT;
 	}
+	if (!in_host(cfg, sk))
+		return TCX_NEXT;
 	id = bpf_skb_cgroup_id(skb);
 	who = bh_who_skb(skb, cfg, id, &pod, &podid);
 	if (who != BH_POD && who != BH_STRANGER)
@@ -360,18 +403,13 @@ int bh_grd_send(struct __sk_buff *skb)
 		return 1;
 	id = bpf_skb_cgroup_id(skb);
 	who = bh_who_skb(skb, cfg, id, &pod, &podid);
-	if (who == BH_STRANGER) {
-		/* Of another network namespace, unless it was born in the host's. */
-		sk = skb->sk;
-		if (sk)
-			sk = bpf_sk_fullsock(sk);
-		if (!sk || !bpf_sk_storage_get(&bh_socks, sk, 0, 0))
-			return 1;
-	} else if (who != BH_POD) {
+	if (who != BH_POD && who != BH_STRANGER)
 		return 1;
-	} else if (!p.unclear && pod->netid && inside(pod->netid, &p.daddr)) {
+	sk = skb->sk;
+	if (!sk || !in_host(cfg, sk))
 		return 1;
-	}
+	if (pod && !p.unclear && pod->netid && inside(pod->netid, &p.daddr))
+		return 1;
 	drop(skb, BH_R_GUARD_TUNNEL, id, pod ? pod->netid : 0, &p);
 	return 0;
 }
@@ -409,9 +447,7 @@ int bh_grd_recv(struct __sk_buff *skb)
 	who = bh_who_skb(skb, cfg, id, &pod, &podid);
 	if (who == BH_STRANGER && !dflt && reason == BH_R_GUARD_HEARD) {
 		sk = skb->sk;
-		if (sk)
-			sk = bpf_sk_fullsock(sk);
-		if (!sk || !bpf_sk_storage_get(&bh_socks, sk, 0, 0))
+		if (!sk || !in_host(cfg, sk))
 			return 1;
 	} else if (who != BH_POD) {
 		return 1;

@@ -129,6 +129,11 @@ type proc struct {
 
 func (s *sandbox) start(cgroup string, uid int, ops ...string) *proc {
 	s.t.Helper()
+	return s.startIn(s.ns, cgroup, uid, ops...)
+}
+
+func (s *sandbox) startIn(ns *netNS, cgroup string, uid int, ops ...string) *proc {
+	s.t.Helper()
 	fd, err := os.Open(cgroup)
 	if err != nil {
 		s.t.Fatal(err)
@@ -144,7 +149,7 @@ func (s *sandbox) start(cgroup string, uid int, ops ...string) *proc {
 	p.in, _ = p.cmd.StdinPipe()
 	out, _ := p.cmd.StdoutPipe()
 	p.out = bufio.NewScanner(out)
-	if err := s.ns.do(p.cmd.Start); err != nil {
+	if err := ns.do(p.cmd.Start); err != nil {
 		s.t.Fatalf("start helper: %v", err)
 	}
 	s.t.Cleanup(func() { p.stop() })

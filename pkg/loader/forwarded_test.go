@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package loader
+
+import (
+	"encoding/json"
+	"errors"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"bulkhead/test/adversary/way"
+)
+
+// What pods send by interfaces of their own keeps its socket on its way across
+// the host, through the switch and a tunnel, and is no business of the guard's: to
+// another pod, and to another node.
+func TestRootForwarded(t *testing.T) {
+	w := newGuardWorld(t, false)
+	w.dropLSM()
+	w.guard()
+	w.link("near", nil, []string{"10.1.0.5/24"})
+	must(t, w.ns.do(func() error {
+		return w.l.AttachDoor(DoorRow{Ifindex: w.index["near"], Kind: DoorPod, NetworkID: 1})
+	}))
+	w.redirect("near", w.index["pod"])
+	w.redirect("pod", w.index["near"])
+	attempts := func(dstMAC string) []way.Attempt {
+		frame := way.Attempt{Socket: "packet", Device: "eth0", To: "10.1.0.4", Src: "10.1.0.5", Port: way.Port, SrcMAC: w.mac["near"], DstMAC: dstMAC}
+		out := []way.Attempt{frame, {Socket: "udp", To: "10.1.0.4", Port: way.Port}, {Socket: "raw-icmp", To: "10.1.0.4"}, {Socket: "tcp", To: "10.1.0.4", Port: way.Port}}
+		return out
+	}
+	hears := func(what, behind string, list []way.Attempt) {
+		t.Helper()
+		for _, a := range list {
+			for deadline := time.Now().Add(10 * time.Second); ; {
+				w.id++
+				a.ID, a.Patience = w.id, 150
+				raw, err := json.Marshal(a)
+				must(t, err)
+				p := w.startIn(w.peers["near"], w.cg("kubepods/podnear"), 0, "way "+string(raw))
+				p.next()
+				p.stop()
+				if w.victims[behind].has(a.ID) {
+					break
+				}
+				if time.Now().After(deadline) {
+					t.Errorf("%s: %s is not heard; counters %v", what, a.Socket, counts(t, w.l))
+					break
+				}
+			}
+		}
+	}
+	hears("to a pod on this node", "pod", attempts(w.mac["pod"]))
+	t.Run("tunnel", func(t *testing.T) {
+		const far = "02:00:00:00:00:99"
+		tunnel := 0
+		err := w.ns.do(func() error {
+			h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+			if err != nil {
+				return err
+			}
+			defer h.Close()
+			attrs := netlink.NewLinkAttrs()
+			attrs.Name = "tun0"
+			if err := h.LinkAdd(&netlink.Vxlan{LinkAttrs: attrs, VxlanId: 1, Group: net.ParseIP("192.0.2.9"), SrcAddr: net.ParseIP("192.0.2.1"), VtepDevIndex: w.index["eth0"], Port: guardTunnelPort}); err != nil {
+				return err
+			}
+			l, err := h.LinkByName("tun0")
+			if err != nil {
+				return err
+			}
+			tunnel = l.Attrs().Index
+			return h.LinkSetUp(l)
+		})
+		if errors.Is(err, unix.EOPNOTSUPP) {
+			t.Skip("skip: this kernel has no vxlan")
+		}
+		must(t, err)
+		w.redirect("near", tunnel)
+		// Neighbours are known: nothing but the packets themselves is tried.
+		must(t, w.peers["near"].do(func() error {
+			h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+			if err != nil {
+				return err
+			}
+			defer h.Close()
+			l, err := h.LinkByName("eth0")
+			if err != nil {
+				return err
+			}
+			mac, _ := net.ParseMAC(far)
+			return h.NeighSet(&netlink.Neigh{LinkIndex: l.Attrs().Index, IP: net.ParseIP("10.1.0.9"), HardwareAddr: mac, State: netlink.NUD_PERMANENT})
+		}))
+		list := attempts(far)
+		for i := range list {
+			list[i].To = "10.1.0.9"
+		}
+		hears("to another node", "eth0", list[:3])
+	})
+}
+
+// redirect sends what comes in by an interface out by another, as Open vSwitch
+// does, behind the guard's own programs.
+func (w *guardWorld) redirect(from string, to int) {
+	w.t.Helper()
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
+		asm.Mov.Imm(asm.R1, int32(to)), asm.Mov.Imm(asm.R2, 0), asm.FnRedirect.Call(), asm.Return(),
+	}})
+	must(w.t, err)
+	defer prog.Close()
+	must(w.t, w.ns.do(func() error {
+		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{LinkIndex: w.index[from], Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
+		if err := h.QdiscAdd(qdisc); err != nil && !errors.Is(err, unix.EEXIST) {
+			return err
+		}
+		return h.FilterReplace(&netlink.BpfFilter{Fd: prog.FD(), Name: "redirect", DirectAction: true, FilterAttrs: netlink.FilterAttrs{
+			LinkIndex: w.index[from], Parent: netlink.HANDLE_MIN_INGRESS, Handle: 1, Priority: 99, Protocol: unix.ETH_P_ALL}})
+	}))
+}

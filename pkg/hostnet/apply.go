@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"slices"
 
+	"golang.org/x/sys/unix"
+
 	"bulkhead/pkg/loader"
 )
 
@@ -110,7 +112,12 @@ func (t *Target) run(o Op) error {
 		if !ok {
 			return errors.New("no row for the interface")
 		}
-		return t.AttachDoor(row)
+		err := t.AttachDoor(row)
+		if errors.Is(err, unix.ENODEV) {
+			// It went since the list was made; of what leads nowhere nothing stays.
+			return errors.Join(t.DetachDoor(row.Ifindex), t.Delete(row))
+		}
+		return err
 	case DetachDoor:
 		return t.DetachDoor(o.Door)
 	}

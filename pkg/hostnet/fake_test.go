@@ -9,6 +9,8 @@ import (
 	"slices"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
 	"bulkhead/pkg/loader"
 )
 
@@ -21,6 +23,7 @@ type fakeKernel struct {
 	root   bool
 	doors  map[int]bool
 	held   []uint16
+	gone   map[int]bool // interfaces that went; what is half attached there stays
 	config loader.Config
 	n      int
 	fail   func(n int) bool
@@ -93,7 +96,11 @@ func (f *fakeKernel) DetachPod(uid string) error {
 func (f *fakeKernel) AttachRoot() error { return f.change(func() { f.root = true }) }
 
 func (f *fakeKernel) AttachDoor(row loader.DoorRow) error {
-	return f.change(func() { f.rows[row.Key()] = row; f.doors[row.Ifindex] = true })
+	err := f.change(func() { f.rows[row.Key()] = row; f.doors[row.Ifindex] = true })
+	if err == nil && f.gone[row.Ifindex] {
+		err = fmt.Errorf("attach: %w", unix.ENODEV)
+	}
+	return err
 }
 func (f *fakeKernel) DetachDoor(i int) error { return f.change(func() { delete(f.doors, i) }) }
 func (f *fakeKernel) DoorPrograms(k loader.DoorKind) []string {

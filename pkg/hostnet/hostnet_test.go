@@ -283,3 +283,22 @@ func TestReadSeesBrokenAttachments(t *testing.T) {
 		t.Errorf("operations %v", kinds)
 	}
 }
+
+// An interface that went between the list and its turn is no failure, and
+// nothing of it stays; one that cannot be guarded for another reason is.
+func TestInterfaceWentMeanwhile(t *testing.T) {
+	k := newFake()
+	k.gone = map[int]bool{7: true}
+	target := &Target{k}
+	ops := []Op{{Kind: AttachDoor, Row: loader.DoorRow{Ifindex: 7, Kind: loader.DoorPod}}, {Kind: AttachDoor, Row: loader.DoorRow{Ifindex: 8, Kind: loader.DoorPod}}}
+	if err := target.Apply(t.Context(), ops); err != nil {
+		t.Error(err)
+	}
+	if k.doors[7] || k.rows[loader.DoorRow{Ifindex: 7}.Key()] != nil || !k.doors[8] {
+		t.Errorf("doors %v, rows %v", k.doors, k.rows)
+	}
+	k.fail = func(int) bool { return true }
+	if err := target.Apply(t.Context(), ops[:1]); !errors.Is(err, ErrNotClosed) {
+		t.Errorf("one that cannot be guarded: %v", err)
+	}
+}

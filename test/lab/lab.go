@@ -113,6 +113,9 @@ func (l *Lab) Wait(ctx context.Context, what string, cond func(context.Context) 
 	detail := "not looked at yet"
 	for {
 		ok, now, err := cond(ctx)
+		if err != nil && ctx.Err() != nil && detail != "not looked at yet" {
+			return fmt.Errorf("wait for %s: %w: %s", what, context.Cause(ctx), detail)
+		}
 		if err != nil {
 			return fmt.Errorf("wait for %s: %w", what, err)
 		}

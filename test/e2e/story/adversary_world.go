@@ -33,6 +33,7 @@ type arena struct {
 	nodes       map[string]nodeLinks
 	nodeIDs     map[string]int
 	encap       map[string][]netip.Addr // the nodes' tunnel addresses
+	before      map[string]snapshot     // the nodes without it
 }
 
 // nodeLinks are what is known of a node's interfaces.
@@ -133,6 +134,10 @@ func newArena(ctx context.Context, w *World) (*arena, error) {
 	nodes := w.Lab.Nodes()
 	a := &arena{w: w, near: nodes[0], far: nodes[len(nodes)-1], pods: map[string]*pod{}, interfaces: map[string]map[string]adversary.Host{},
 		annotations: map[string]network.PodNetworks{}, nodes: map[string]nodeLinks{}, nodeIDs: map[string]int{}, encap: map[string][]netip.Addr{}}
+	var err error
+	if a.before, err = w.states(ctx, false); err != nil {
+		return a, err
+	}
 	if err := w.Lab.Apply(ctx, arenaNamespaces+"---"+arenaNetworks(w.Lab.Dual())); err != nil {
 		return a, err
 	}
@@ -174,7 +179,8 @@ func (a *arena) pings(ctx context.Context, groups string) error {
 	return err
 }
 
-// remove takes everything away that newArena made.
+// remove takes everything away that newArena made, and waits until no node
+// shows a trace of it.
 func (a *arena) remove(ctx context.Context) error {
 	if err := a.pings(ctx, "1 0"); err != nil {
 		return err
@@ -184,7 +190,10 @@ func (a *arena) remove(ctx context.Context) error {
 			return err
 		}
 	}
-	return nil
+	if a.before == nil {
+		return nil // nothing was made
+	}
+	return a.w.asBefore(ctx, a.before)
 }
 
 // learn reads what attackers are given: every name, address and number there is.

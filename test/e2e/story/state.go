@@ -112,17 +112,32 @@ func bpfRows(ctx context.Context, node *lab.Node) ([]string, error) {
 	if err := nodeJSON(ctx, node, "bpftool -j map show", &maps); err != nil {
 		return nil, err
 	}
-	var out []string
+	var names, dumps []string
 	for _, m := range maps {
-		if !strings.HasPrefix(m.Name, "bh_") || !slices.Contains([]string{"hash", "lpm_trie"}, m.Type) {
-			continue
+		if strings.HasPrefix(m.Name, "bh_") && slices.Contains([]string{"hash", "lpm_trie"}, m.Type) {
+			names = append(names, m.Name)
+			dumps = append(dumps, fmt.Sprintf("bpftool -j map dump id %d && echo", m.ID))
 		}
-		var rows []struct{ Key, Value any }
-		if err := nodeJSON(ctx, node, fmt.Sprintf("bpftool -j map dump id %d", m.ID), &rows); err != nil {
-			return nil, err
+	}
+	if len(names) == 0 {
+		return nil, nil
+	}
+	res, err := node.Run(ctx, strings.Join(dumps, " && ")) // one command: each costs more than what it does
+	if err == nil && res.ExitCode != 0 {
+		err = fmt.Errorf("dump the maps of %s: exit %d: %s", node.Name, res.ExitCode, res.Stderr)
+	}
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	dec := json.NewDecoder(strings.NewReader(res.Stdout))
+	for _, name := range names {
+		var rows []struct{ Key any }
+		if err := dec.Decode(&rows); err != nil {
+			return nil, fmt.Errorf("dump of map %s on %s: %w in %.200q", name, node.Name, err, res.Stdout)
 		}
 		for _, r := range rows {
-			out = append(out, fmt.Sprintf("map %s: %v", m.Name, r.Key))
+			out = append(out, fmt.Sprintf("map %s: %v", name, r.Key))
 		}
 	}
 	return out, nil

@@ -55,7 +55,8 @@ func ParseNetConf(config string) (NetConf, error) {
 	if err := json.Unmarshal([]byte(config), &probe); err != nil {
 		return NetConf{}, fmt.Errorf("config is not valid JSON: %w", err)
 	}
-	if probe.Type != CNIType {
+	// Spelled out: an admission policy, which cannot read JSON, looks for the word.
+	if probe.Type != CNIType || !strings.Contains(config, CNIType) {
 		return NetConf{}, ErrForeign
 	}
 	var c struct {
@@ -107,6 +108,9 @@ func (c NetConf) Network(id int, plan Plan) (Network, error) {
 	if c.Name == DefaultName {
 		return n, fmt.Errorf("name %q belongs to the cluster default network: choose another", DefaultName)
 	}
+	if err := checkName(c.Name); err != nil {
+		return n, err
+	}
 	if !slices.Contains([]Topology{Layer3, Layer2, Localnet}, n.Topology) {
 		return n, fmt.Errorf("topology %q is unknown: use layer3, layer2 or localnet", c.Topology)
 	}
@@ -154,9 +158,7 @@ func (c NetConf) Network(id int, plan Plan) (Network, error) {
 		return n, err
 	}
 	if n.Topology == Localnet && n.PhysicalNetworkName == "" {
-		if n.PhysicalNetworkName = n.Name; strings.ContainsAny(n.Name, ",:") {
-			return n, fmt.Errorf("physicalNetworkName is missing, and name %q, which would stand in for it, has , or : characters: add physicalNetworkName", n.Name)
-		}
+		n.PhysicalNetworkName = n.Name
 	}
 	if n.MTU == 0 {
 		n.MTU = plan.ClusterMTU

@@ -193,7 +193,7 @@ func TestNetworkAnnotationsPolicy(t *testing.T) {
 		{"remove all", owned, `{"metadata":{"annotations":null}}`, refusal},
 		{"add another", bare, `{"metadata":{"annotations":{"team":"red"}}}`, ""},
 		{"add another beside", owned, `{"metadata":{"annotations":{"team":"red"}}}`, ""},
-		{"change the config", owned, `{"spec":{"config":"{}"}}`, ""},
+		{"change the config", bare, `{"spec":{"config":"{}"}}`, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			patch := client.RawPatch(types.MergePatchType, []byte(c.patch))

@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -68,28 +67,14 @@ func AddIndexes(ctx context.Context, c client.FieldIndexer) error {
 
 func ownerKey(o Owner) string { return o.Namespace + "/" + o.Name }
 
-// OwnerOf is whose a NAD is: its controller reference says so or, where
-// somebody has removed that, the other marks that we left. Without either it
-// is foreign.
+// OwnerOf is whose a NAD is: the annotation that names its network says so,
+// which only the cluster role may write. Owner references, finalizers and labels
+// say nothing: whoever may write NADs may write those. NADs have their owner's
+// name, and a ClusterUserDefinedNetwork's stand in any namespace.
 func OwnerOf(nad client.Object) (Owner, bool) {
-	if ref := metav1.GetControllerOfNoCopy(nad); ref != nil {
-		if group, _, _ := strings.Cut(ref.APIVersion, "/"); group != udnv1.GroupVersion.Group {
-			return Owner{}, false
-		}
-		switch {
-		case ref.Name != nad.GetName(): // we give NADs their owner's name
-		case ref.Kind == "ClusterUserDefinedNetwork":
-			return Owner{Name: ref.Name}, true
-		case ref.Kind == "UserDefinedNetwork":
-			return Owner{nad.GetNamespace(), ref.Name}, true
-		}
-		return Owner{}, false
-	}
-	if !slices.Contains(nad.GetFinalizers(), network.FinalizerUDN) {
-		return Owner{}, false
-	}
+	name := nad.GetAnnotations()[network.AnnotationNetworkName]
 	for _, o := range []Owner{{Name: nad.GetName()}, {nad.GetNamespace(), nad.GetName()}} {
-		if nad.GetAnnotations()[network.AnnotationNetworkName] == o.Network() {
+		if name == o.Network() {
 			return o, true
 		}
 	}

@@ -88,11 +88,16 @@ func (a *arena) takeWallsAway(ctx context.Context) (string, error) {
 		return "", errors.Join(fmt.Errorf("no agent on %s", a.near.Name), err)
 	}
 	total := 0
-	for _, steps := range [][][]wall{
-		{{guardWall, hookWall}, {guardWall}, {}}, // what is left standing
-		{{nftWall}},
-		{{lsmWall}},
-	} {
+	series := [][][]wall{ // what is left standing
+		{{guardWall, hookWall}, {guardWall}, {}},
+		{{nftWall}, {}},
+		{{lsmWall}, {}},
+	}
+	if !a.w.Full {
+		i := a.w.sample("walls", len(series))
+		series = series[i : i+1]
+	}
+	for _, steps := range series {
 		standing := []wall{guardWall, nftWall, hookWall, lsmWall}
 		err := a.script(ctx, "kill -STOP "+agent)
 		for _, left := range steps {

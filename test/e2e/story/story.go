@@ -9,7 +9,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"io"
+	"os"
+	"os/exec"
 	"strings"
 	"sync"
 	"time"
@@ -54,6 +57,9 @@ type World struct {
 	Lab      *lab.Lab
 	Out      io.Writer // progress and tables
 	Families []string  // "ipv4", "ipv6"
+	// Full plays everything, where a part chosen by Seed is played otherwise.
+	Full bool
+	Seed string // the commit that is tested
 
 	dynamic  dynamic.Interface
 	baseline map[string]snapshot // each node before any tenant
@@ -71,8 +77,29 @@ func NewWorld(ctx context.Context, l *lab.Lab, out io.Writer) (*World, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make a client of the lab's API server: %w", err)
 	}
-	w := &World{Lab: l, Out: out, Families: families, dynamic: d, baseline: map[string]snapshot{}, pods: map[string]*pod{}}
+	w := &World{Lab: l, Out: out, Families: families, Full: os.Getenv(fullEnv) != "", Seed: commit(ctx), dynamic: d, baseline: map[string]snapshot{}, pods: map[string]*pod{}}
 	return w, w.putTools(ctx)
+}
+
+// fullEnv in the environment makes checks that play a sample play everything.
+const fullEnv = "BULKHEAD_FULL"
+
+// commit is the commit that is checked out; "" outside a checkout.
+func commit(ctx context.Context) string {
+	out, err := exec.CommandContext(ctx, "git", "rev-parse", "HEAD").Output()
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// sample chooses one of n parts by the commit and says so.
+func (w *World) sample(what string, n int) int {
+	h := fnv.New32a()
+	h.Write([]byte(what + w.Seed))
+	i := int(h.Sum32() % uint32(n))
+	fmt.Fprintf(w.Out, "     %s: part %d of %d, chosen by commit %.12s (%s=1 plays all)\n", what, i+1, n, w.Seed, fullEnv)
+	return i
 }
 
 // Run runs one check within its time.

@@ -45,8 +45,8 @@ const (
 
 // Options are what a test needs beyond an API server.
 type Options struct {
-	// ControllerManager runs Kubernetes' own namespace and garbage collection
-	// controllers, for tests of deletion.
+	// ControllerManager runs Kubernetes' own controllers of namespaces, garbage
+	// collection and aggregated roles.
 	ControllerManager bool
 	// Fairness leaves the server's priority and fairness on, as clusters have
 	// it; without it the server takes what comes.
@@ -132,7 +132,7 @@ func (e *Env) start(ctx context.Context, o Options) error {
 		return fmt.Errorf("write the kubeconfig: %w", err)
 	}
 	return e.run("kube-controller-manager", "--kubeconfig="+kubeconfig, "--secure-port=0", "--leader-elect=false",
-		"--controllers=namespace-controller,garbage-collector-controller", "--service-account-private-key-file="+key)
+		"--controllers=namespace-controller,garbage-collector-controller,clusterrole-aggregation-controller", "--service-account-private-key-file="+key)
 }
 
 // Kubeconfig is a kubeconfig file for c.

@@ -104,7 +104,8 @@ const (
 	superUser     = "super user"
 	administrator = "administrator" // no super user, as most are
 	clusterRole   = "cluster role"
-	nodeRole      = "node role"
+	nodeRole      = "node role"   // on policyNode
+	policyNode    = "policy-node" // nothing but a name
 )
 
 func newPolicyCase(t *testing.T) policyCase {
@@ -119,7 +120,7 @@ func newPolicyCase(t *testing.T) policyCase {
 	grantClusterRole(t, admin, "cluster-admin", "administrator")
 	return policyCase{namespace: ns.Name, admin: admin, tenant: nadClient(t, as("tenant")), allowed: map[string]client.Client{
 		superUser: admin, administrator: nadClient(t, as("administrator")),
-		clusterRole: nadClient(t, env.Controller), nodeRole: nadClient(t, as("system:serviceaccount:bulkhead-system:bulkhead-node")),
+		clusterRole: nadClient(t, env.Controller), nodeRole: nodeClient(t, policyNode),
 	}}
 }
 
@@ -286,6 +287,8 @@ func TestPodNetworksPolicy(t *testing.T) {
 		})
 	}
 	bare, addressed := pod(nil), pod(given)
+	bare.Spec.NodeName, addressed.Spec.NodeName = policyNode, policyNode
+	node := []string{nodeRole}
 	p.create(t, bare)
 	p.create(t, addressed)
 	for _, c := range []struct {
@@ -293,14 +296,15 @@ func TestPodNetworksPolicy(t *testing.T) {
 		on    *corev1.Pod
 		patch string
 		want  string
+		also  []string
 	}{
-		{"add", bare, `{"metadata":{"annotations":{"k8s.ovn.org/pod-networks":"{}"}}}`, refusal},
-		{"change", addressed, `{"metadata":{"annotations":{"k8s.ovn.org/pod-networks":"{}"}}}`, refusal},
-		{"remove", addressed, `{"metadata":{"annotations":{"k8s.ovn.org/pod-networks":null}}}`, refusal},
-		{"remove all", addressed, `{"metadata":{"annotations":null}}`, refusal},
-		{"add another", bare, `{"metadata":{"annotations":{"team":"red"}}}`, ""},
-		{"add another beside", addressed, `{"metadata":{"annotations":{"team":"red"}}}`, ""},
-		{"write it as it is", addressed, fmt.Sprintf(`{"metadata":{"annotations":{"k8s.ovn.org/pod-networks":%q}}}`, addresses), ""},
+		{"add", bare, `{"metadata":{"annotations":{"k8s.ovn.org/pod-networks":"{}"}}}`, refusal, node},
+		{"change", addressed, `{"metadata":{"annotations":{"k8s.ovn.org/pod-networks":"{}"}}}`, refusal, node},
+		{"remove", addressed, `{"metadata":{"annotations":{"k8s.ovn.org/pod-networks":null}}}`, refusal, node},
+		{"remove all", addressed, `{"metadata":{"annotations":null}}`, refusal, node},
+		{"add another", bare, `{"metadata":{"annotations":{"team":"red"}}}`, "", nil},
+		{"add another beside", addressed, `{"metadata":{"annotations":{"team":"red"}}}`, "", nil},
+		{"write it as it is", addressed, fmt.Sprintf(`{"metadata":{"annotations":{"k8s.ovn.org/pod-networks":%q}}}`, addresses), "", node},
 	} {
 		patch := client.RawPatch(types.MergePatchType, []byte(c.patch))
 		for _, way := range []struct {
@@ -309,10 +313,10 @@ func TestPodNetworksPolicy(t *testing.T) {
 			allowed []string
 		}{
 			{"pod", func(cl client.Client) error { return cl.Patch(ctx, c.on.DeepCopy(), patch, client.DryRunAll) },
-				[]string{superUser, administrator, clusterRole, nodeRole}},
-			// Where the cluster role has nothing to write, it may not.
+				append([]string{superUser, administrator, clusterRole}, c.also...)},
+			// Where our roles have nothing to write, they may not.
 			{"status", func(cl client.Client) error { return cl.Status().Patch(ctx, c.on.DeepCopy(), patch, client.DryRunAll) },
-				[]string{superUser, administrator, nodeRole}},
+				[]string{superUser, administrator}},
 		} {
 			t.Run(c.name+" in the "+way.name, func(t *testing.T) { p.verdict(t, c.want, way.write, way.allowed...) })
 		}

@@ -83,7 +83,7 @@ func (n *NB) transact(ctx context.Context, ops []Op) error {
 	if len(all) == 0 {
 		return nil
 	}
-	results, err := s.client.Transact(ctx, all...)
+	results, err := n.conn.transact(ctx, s.client, all...)
 	if err != nil {
 		return fmt.Errorf("transaction: %w", err)
 	}

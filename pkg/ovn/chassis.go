@@ -110,7 +110,7 @@ func NewSB(address string, log *slog.Logger, found, lost func()) *SB {
 		return []client.MonitorOption{client.WithTable(&sbdb.Chassis{}), client.WithTable(&sbdb.Encap{})}
 	}
 	s.conn.found = func(c client.Client) {
-		c.Cache().AddEventHandler(&cache.EventHandlerFuncs{DeleteFunc: func(_ string, m model.Model) {
+		onEvents(c, &cache.EventHandlerFuncs{DeleteFunc: func(_ string, m model.Model) {
 			if ch, ok := m.(*sbdb.Chassis); ok && ch.ExternalIDs[markOwner] == ownerValue {
 				lost()
 			}
@@ -175,14 +175,14 @@ func (s *SB) ApplyChassis(ctx context.Context, ops []ChassisOp) error {
 	}
 	var errs []error
 	for _, op := range ops {
-		if err := applyChassis(ctx, c, op); err != nil {
+		if err := s.applyChassis(ctx, c, op); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", op, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-func applyChassis(ctx context.Context, c client.Client, op ChassisOp) error {
+func (s *SB) applyChassis(ctx context.Context, c client.Client, op ChassisOp) error {
 	rows, err := ownChassis(ctx, c)
 	if err != nil {
 		return err
@@ -209,7 +209,7 @@ func applyChassis(ctx context.Context, c client.Client, op ChassisOp) error {
 	if len(ops) == 0 {
 		return nil
 	}
-	results, err := c.Transact(ctx, ops...)
+	results, err := s.conn.transact(ctx, c, ops...)
 	if err != nil {
 		return fmt.Errorf("transaction: %w", err)
 	}

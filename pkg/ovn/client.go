@@ -3,6 +3,7 @@
 package ovn
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -33,12 +34,19 @@ type connection struct {
 	found   func(client.Client)
 	log     *slog.Logger
 
+	timeout time.Duration // of a transaction; 0: transactTimeout
+
 	mu      sync.RWMutex
 	current client.Client
 }
 
 const (
 	dialTimeout = 10 * time.Second
+	// transactTimeout bounds a transaction: a database that hangs holds nobody up for ever.
+	transactTimeout = 30 * time.Second
+	// lookAfter is how often a connection is looked at: libovsdb tells of a loss
+	// only who is waiting for it at that moment.
+	lookAfter   = time.Second
 	redialAfter = 100 * time.Millisecond
 	redialMax   = 5 * time.Second
 )
@@ -64,9 +72,7 @@ func (c *connection) run(ctx context.Context) {
 		c.mu.Unlock()
 		c.log.Info("connected to the database", "address", c.address)
 		c.found(cl)
-		select {
-		case <-ctx.Done():
-		case <-cl.DisconnectNotify():
+		if awaitLoss(ctx, cl); ctx.Err() == nil {
 			c.log.Warn("connection to the database lost", "address", c.address)
 		}
 		c.mu.Lock()
@@ -75,6 +81,34 @@ func (c *connection) run(ctx context.Context) {
 		cl.Close()
 	}
 }
+
+// awaitLoss returns when the connection is lost, even if it was before the call.
+func awaitLoss(ctx context.Context, cl client.Client) {
+	tick := time.NewTicker(lookAfter)
+	defer tick.Stop()
+	for cl.Cache() != nil { // Connected goes on saying yes
+		select {
+		case <-ctx.Done():
+			return
+		case <-cl.DisconnectNotify():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// transact makes one transaction within its time.
+func (c *connection) transact(ctx context.Context, cl client.Client, ops ...ovsdb.Operation) ([]ovsdb.OperationResult, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, cmp.Or(c.timeout, transactTimeout), errHangs)
+	defer cancel()
+	results, err := cl.Transact(ctx, ops...)
+	if err != nil && errors.Is(context.Cause(ctx), errHangs) {
+		err = errHangs
+	}
+	return results, err
+}
+
+var errHangs = errors.New("the database does not answer: is ovsdb-server stopped?")
 
 func (c *connection) client() client.Client {
 	c.mu.RLock()
@@ -123,7 +157,7 @@ func NewNB(address string, log *slog.Logger, found func(), lost func(network str
 		return out
 	}
 	n.conn.found = func(c client.Client) {
-		c.Cache().AddEventHandler(&cache.EventHandlerFuncs{DeleteFunc: func(_ string, m model.Model) {
+		onEvents(c, &cache.EventHandlerFuncs{DeleteFunc: func(_ string, m model.Model) {
 			if ids := externalIDs(m); ids[markOwner] == ownerValue {
 				lost(ids[markNetwork], Part(ids[markPart]))
 			}
@@ -131,6 +165,14 @@ func NewNB(address string, log *slog.Logger, found func(), lost func(network str
 		found()
 	}
 	return n
+}
+
+// onEvents has a connection's events handled. One that is lost by now has no
+// cache any more, and no events.
+func onEvents(c client.Client, h *cache.EventHandlerFuncs) {
+	if rows := c.Cache(); rows != nil {
+		rows.AddEventHandler(h)
+	}
 }
 
 // Run keeps the connection until ctx ends.
@@ -335,7 +377,7 @@ func (n *NB) SetName(ctx context.Context, name string) error {
 		return nil
 	}
 	op := ovsdb.Operation{Op: ovsdb.OperationUpdate, Table: nbdb.NBGlobalTable, Row: ovsdb.Row{"name": name}, Where: byUUID(rows[0].UUID)}
-	results, err := s.client.Transact(ctx, op)
+	results, err := n.conn.transact(ctx, s.client, op)
 	if err != nil {
 		return fmt.Errorf("name the zone: %w", err)
 	}

@@ -3,11 +3,13 @@
 package api
 
 import (
+	"context"
 	"testing"
 
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"bulkhead/pkg/network"
@@ -60,8 +62,10 @@ func TestNetworksByHandPolicy(t *testing.T) {
 	for _, o := range []*nadv1.NetworkAttachmentDefinition{written, emptied, foreign} {
 		p.create(t, o)
 		t.Cleanup(func() { // the finalizers would keep it
-			o.Finalizers, o.ResourceVersion = nil, ""
-			_ = p.admin.Update(t.Context(), o)
+			off := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))
+			if err := p.admin.Patch(context.Background(), o, off); err != nil {
+				t.Error(err)
+			}
 		})
 	}
 	for name, c := range map[string]struct {

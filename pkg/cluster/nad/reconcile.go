@@ -233,14 +233,23 @@ func (r *Reconciler) claim(ctx context.Context, in *Inputs, domain network.Netwo
 			in.Error = "role primary needs a namespace with the label " + network.LabelPrimaryUDN + ", which can be given only when a namespace is created: create the namespace anew with the label"
 			return nil
 		}
-		if holder, ok := r.ledger.Claim(key.Namespace, key.holder()); !ok {
-			in.Error = "primary network already exist in namespace " + key.Namespace + ": " + holder + ": a namespace has one primary network, remove the other"
-			return nil
-		}
 	}
+	// The id first: a namespace that was claimed and given back for want of an id
+	// would wake all who want it, this NAD among them, for ever.
+	before, had := in.ID, r.ledger.HasID(in.Conf.Name) != 0
 	if in.ID, err = r.ledger.ID(in.Conf.Name, func() { r.enqueue(key) }); err != nil {
 		in.Error = err.Error()
-		r.ledger.Keep(key.holder(), func(string) bool { return false })
+		return nil
+	}
+	if !domain.IsPrimary() {
+		return nil
+	}
+	if holder, ok := r.ledger.Claim(key.Namespace, key.holder()); !ok {
+		in.Error = "primary network already exist in namespace " + key.Namespace + ": " + holder + ": a namespace has one primary network, remove the other"
+		if !had {
+			r.ledger.ReleaseID(in.Conf.Name)
+		}
+		in.ID = before
 	}
 	return nil
 }

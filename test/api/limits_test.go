@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"errors"
+	"testing"
+
+	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	"bulkhead/pkg/network"
+)
+
+// A primary network written by hand that is refused for want of an id waits for
+// one. Once, it gave its namespace back and was woken by that, for ever.
+func TestRefusedNADWaits(t *testing.T) {
+	needAPI(t)
+	w := newWorld(t)
+	w.settle()
+	cfg := testConfig(t)
+	cfg.MaxNetworks = 1
+	startController(t, cfg)
+	ns, other := w.namespace("refused-wait", true), w.namespace("refused-other", true)
+	defer w.remove(ns)
+	defer w.remove(other)
+	u := newUDN("refused-other", "net", "10.140.0.0/16")
+	w.create(u)
+	w.created(u)
+	nad := &nadv1.NetworkAttachmentDefinition{ObjectMeta: metav1.ObjectMeta{Namespace: "refused-wait", Name: "hand"},
+		Spec: nadv1.NetworkAttachmentDefinitionSpec{Config: `{"cniVersion":"1.1.0","name":"hand","type":"ovn-k8s-cni-overlay","topology":"layer3","role":"primary","subnets":"10.9.0.0/16/24"}`}}
+	before := reconciles(t, "nad")
+	w.create(nad)
+	defer w.remove(nad)
+	eventually(t, func() error {
+		if reconciles(t, "nad") == before {
+			return errors.New("not looked at yet")
+		}
+		return nil
+	})
+	w.remove(u)
+	w.waitGone(u)
+	eventually(t, func() error {
+		if id := w.nad("refused-wait", "hand").Annotations[network.AnnotationNetworkID]; id == "" {
+			return errors.New("no id, though one is free")
+		}
+		return nil
+	})
+	if n := reconciles(t, "nad") - before; n > 30 {
+		t.Errorf("it was looked at %v times until it had an id", n)
+	}
+}
+
+// reconciles is how often a controller has looked at anything.
+func reconciles(t *testing.T, controller string) float64 {
+	t.Helper()
+	families, err := metrics.Registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := 0.0
+	for _, f := range families {
+		if f.GetName() != "controller_runtime_reconcile_total" {
+			continue
+		}
+		for _, m := range f.GetMetric() {
+			for _, l := range m.GetLabel() {
+				if l.GetName() == "controller" && l.GetValue() == controller {
+					n += m.GetCounter().GetValue()
+				}
+			}
+		}
+	}
+	return n
+}

@@ -42,6 +42,10 @@ func TestNodes(t *testing.T) {
 	u := newUDN("nodes", "net", "10.107.0.0/23")
 	w.create(u)
 	w.waitCondition(u, udnv1.ConditionNetworkAllocationSucceeded, metav1.ConditionTrue)
+	// Its switches would have the names of join switches.
+	join := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "join"}}
+	w.create(join)
+	defer w.remove(join)
 	var nodes []*corev1.Node
 	for i := 1; i <= 3; i++ {
 		n, got := w.nodeWithID(fmt.Sprintf("node-%d", i))
@@ -51,6 +55,9 @@ func TestNodes(t *testing.T) {
 		}
 	}
 	w.waitCondition(u, udnv1.ConditionNetworkAllocationSucceeded, metav1.ConditionFalse, "InternalError", "[node-3]", "append a CIDR")
+	if err := w.Get(w.ctx, client.ObjectKeyFromObject(join), join); err != nil || join.Annotations[network.AnnotationNodeID] != "" {
+		t.Errorf("node join: %v, %v", join.Annotations, err)
+	}
 	w.remove(nodes[1])
 	if _, got := w.nodeWithID("node-x"); got != "2" && got != "4" { // 4: before the deletion was seen
 		t.Errorf("node-x has id %s, want 2 or 4", got)

@@ -116,6 +116,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	if err != nil {
 		return reconcile.Result{}, fmt.Errorf("get node %s: %w", req.Name, err)
 	}
+	if err := network.CheckNodeName(req.Name); err != nil {
+		r.log.Error("the node is given no id", "node", req.Name, "err", err)
+		return reconcile.Result{}, nil
+	}
 	have := State{req.Name, Parse(node.Annotations)}
 	id, err := r.allocate(have)
 	if err != nil {

@@ -57,9 +57,10 @@ type Zone struct {
 	nodes   map[string]network.Node
 	nets    map[string]*netState
 	pods    map[string]*podState
+	held    map[string]holding  // by pod: addresses that it has and that were not given back to it
 	initial map[string]struct{} // UIDs of pods that were there when we started
 	pending map[string]struct{} // networks not yet built since we started
-	orphans map[string]struct{} // networks nobody describes whose pods still run
+	staying map[string]staying  // by pod: ports that stay only because it runs
 	started bool                // the informers have told everything they knew
 	begun   bool                // pending is filled: the node is ready
 	lastErr map[string]string   // by network, so that a refusal is logged once
@@ -113,7 +114,7 @@ func NewZone(cfg config.Config, k kubernetes.Interface, nads nadclient.Interface
 		cfg: cfg, log: log.With("node", cfg.Kubernetes.NodeName), kube: k, nads: nads, metrics: newMetrics(registry),
 		podQueue: workqueue.NewTypedRateLimitingQueue(limiter()), netQueue: workqueue.NewTypedRateLimitingQueue(limiter()),
 		catalog: network.NewCatalog(), nodes: map[string]network.Node{}, nets: map[string]*netState{}, pods: map[string]*podState{},
-		initial: map[string]struct{}{}, pending: map[string]struct{}{}, orphans: map[string]struct{}{}, lastErr: map[string]string{},
+		held: map[string]holding{}, initial: map[string]struct{}{}, pending: map[string]struct{}{}, staying: map[string]staying{}, lastErr: map[string]string{},
 	}, nil
 }
 

@@ -3,11 +3,9 @@
 package ovn
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"reflect"
-	"slices"
 
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
 	nadinformers "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/client/informers/externalversions"
@@ -121,25 +119,6 @@ func (z *Zone) begin() {
 	z.netQueue.Add(keyCleanup)
 }
 
-// restore gives pods back what their annotations say, the oldest first, as of
-// two that name one address the older had it first.
-func (z *Zone) restore(objs []any) {
-	pods := make([]*corev1.Pod, 0, len(objs))
-	for _, obj := range objs {
-		if pod, ok := obj.(*corev1.Pod); ok {
-			pods = append(pods, pod)
-		}
-	}
-	slices.SortFunc(pods, func(a, b *corev1.Pod) int {
-		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.UID, b.UID))
-	})
-	for _, pod := range pods {
-		if _, err := z.place(pod, true); err != nil {
-			z.log.Warn("cannot restore the pod's addresses", "pod", pod.Namespace+"/"+pod.Name, "error", err)
-		}
-	}
-}
-
 func (z *Zone) namespaceChanged(old, obj any) {
 	ns, ok := obj.(*corev1.Namespace)
 	if !ok {
@@ -218,6 +197,11 @@ func (z *Zone) nadChanged(old, obj any) {
 		return
 	}
 	if nad.Err != nil {
+		// What it is of, the cluster role wrote: a name that was mistyped, or
+		// cannot be read, does not make the network one that nobody describes.
+		if of := o.Annotations[network.AnnotationNetworkName]; of != "" {
+			nad.Network.Name = of
+		}
 		z.log.Warn("network cannot be used", "nad", nad.Key(), "network", nad.Network.Name, "error", nad.Err)
 	}
 	z.mu.Lock()

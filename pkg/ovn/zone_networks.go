@@ -11,7 +11,6 @@ import (
 	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
-	corev1 "k8s.io/api/core/v1"
 
 	"bulkhead/pkg/network"
 )
@@ -182,7 +181,7 @@ func (z *Zone) build(ctx context.Context, name string, j job) error {
 	if err != nil {
 		return fmt.Errorf("read rows: %w", err)
 	}
-	return z.apply(ctx, name, Diff(append(want, z.alive(want, have)...), have))
+	return z.apply(ctx, name, Diff(append(want, z.alive(name, want, have)...), have))
 }
 
 // refused logs why a network cannot be built, once a reason; it returns true
@@ -207,11 +206,8 @@ func (z *Zone) remove(ctx context.Context, name string) error {
 	if err != nil {
 		return fmt.Errorf("read rows: %w", err)
 	}
-	if alive := z.alive(nil, have); len(alive) > 0 {
+	if alive := z.alive(name, nil, have); len(alive) > 0 {
 		z.log.Info("network stays while its pods run", "network", name, "ports", len(alive))
-		z.mu.Lock()
-		z.orphans[name] = struct{}{}
-		z.mu.Unlock()
 		return nil
 	}
 	if err := z.apply(ctx, name, Diff(nil, have)); err != nil {
@@ -219,7 +215,6 @@ func (z *Zone) remove(ctx context.Context, name string) error {
 	}
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	delete(z.orphans, name)
 	delete(z.lastErr, name)
 	if st := z.state(name); len(st.pods) == 0 && len(st.dirty) == 0 {
 		delete(z.nets, name)
@@ -239,30 +234,6 @@ func (z *Zone) apply(ctx context.Context, name string, ops []Op) error {
 	}
 	z.log.Info("network changed", "network", name, "operations", len(ops))
 	return nil
-}
-
-// alive are the rows of have, not in want, that are ports of pods that still
-// run: whatever became of a description, a running pod keeps its port.
-func (z *Zone) alive(want, have State) State {
-	known := map[string]struct{}{}
-	for _, r := range want {
-		known[r.ID] = struct{}{}
-	}
-	var out State
-	for _, r := range have {
-		ids := externalIDs(r.Model)
-		if ids[markPod] == "" {
-			continue
-		}
-		if _, ok := known[r.ID]; ok {
-			continue
-		}
-		obj, ok, err := z.podStore.GetByKey(ids[markNamespace] + "/" + ids[markPod])
-		if pod, isPod := obj.(*corev1.Pod); err == nil && ok && isPod && string(pod.UID) == ids[markPodUID] && !done(pod) {
-			out = append(out, r)
-		}
-	}
-	return out
 }
 
 // cleanup looks for networks in the database that nobody describes.

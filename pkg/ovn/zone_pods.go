@@ -147,8 +147,8 @@ func (z *Zone) place(pod *corev1.Pod, restoring bool) (network.PodNetworks, erro
 		return nil, errWait // its namespace, or the node's facts, will come
 	}
 	st := z.pods[key]
-	if st != nil && st.uid != string(pod.UID) {
-		z.release(key) // another pod of that name
+	if z.another(key, string(pod.UID)) {
+		z.release(key)
 		st = nil
 	}
 	if st == nil {
@@ -164,7 +164,7 @@ func (z *Zone) place(pod *corev1.Pod, restoring bool) (network.PodNetworks, erro
 	}
 	// Whether a pod is locked is the namespace's to say, never the annotation's.
 	_, labelled := ns.Labels[network.LabelPrimaryUDN]
-	wanted := []entry{{network.DefaultName, z.cfg.DefaultNetwork}}
+	wanted := []entry{{key: network.DefaultName, net: z.cfg.DefaultNetwork}}
 	primary, err := z.catalog.Primary(pod.Namespace, labelled)
 	if err != nil && len(st.ports) == 0 && had == nil {
 		return nil, err
@@ -173,12 +173,19 @@ func (z *Zone) place(pod *corev1.Pod, restoring bool) (network.PodNetworks, erro
 		if err := primary.Network.Carried(); err != nil && len(st.ports) == 0 && had == nil {
 			return nil, err
 		}
-		wanted = append(wanted, entry{primary.Key(), primary.Network})
+		wanted = append(wanted, entry{key: primary.Key(), net: primary.Network})
 	}
+	// What a pod has it keeps, whatever became of the network's description or
+	// of the namespace's primary network.
+	isWanted := func(k string) bool { return slices.ContainsFunc(wanted, func(e entry) bool { return e.key == k }) }
 	for k, g := range st.ports {
-		// What a pod has it keeps, whatever became of the network's description.
-		if !slices.ContainsFunc(wanted, func(e entry) bool { return e.key == k }) {
-			wanted = append(wanted, entry{k, z.state(g.network).net})
+		if !isWanted(k) {
+			wanted = append(wanted, entry{key: k, net: z.state(g.network).net})
+		}
+	}
+	for k := range had {
+		if nad, ok := z.catalog.NAD(k); ok && nad.Namespace == pod.Namespace && nad.Err == nil && nad.Network.Carried() == nil && !isWanted(k) {
+			wanted = append(wanted, entry{key: k, net: nad.Network, kept: true})
 		}
 	}
 	out, fresh := network.PodNetworks{}, map[string]given{}
@@ -192,7 +199,7 @@ func (z *Zone) place(pod *corev1.Pod, restoring bool) (network.PodNetworks, erro
 				return nil, err
 			}
 			if g.network == "" {
-				continue // restoring, and it had none
+				continue // only what it had, and it had none
 			}
 			g.port.Locked = labelled && w.net.IsDefault()
 			fresh[w.key] = g
@@ -212,13 +219,21 @@ func (z *Zone) place(pod *corev1.Pod, restoring bool) (network.PodNetworks, erro
 	if len(st.ports) > 0 {
 		z.pods[key] = st
 	}
+	z.restored(key)
 	return out, nil
+}
+
+// another tells whether what is known of a pod is of another one of that name.
+func (z *Zone) another(key, uid string) bool {
+	st, h, s := z.pods[key], z.held[key], z.staying[key]
+	return st != nil && st.uid != uid || h.uid != "" && h.uid != uid || s.uid != "" && s.uid != uid
 }
 
 // entry is a network that a pod is to have, and its key in the annotation.
 type entry struct {
-	key string
-	net network.Network
+	key  string
+	net  network.Network
+	kept bool // only the addresses that the pod had, no new ones
 }
 
 // give finds a pod's addresses on one network.
@@ -235,6 +250,7 @@ func (z *Zone) give(pod *corev1.Pod, e entry, had network.PodNetworks, restoring
 				z.log.Warn("pod's addresses no longer belong to the node's subnet", "network", e.net.Name, "pod", p.Namespace+"/"+p.Pod, "error", err)
 			}
 		}
+		z.holdIn(e.net.Name, st.addrs)
 	}
 	uid := string(pod.UID)
 	g := given{network: e.net.Name, port: PodPort{NADKey: e.key, Namespace: pod.Namespace, Pod: pod.Name, UID: uid}}
@@ -246,7 +262,7 @@ func (z *Zone) give(pod *corev1.Pod, e entry, had network.PodNetworks, restoring
 			return given{}, fmt.Errorf("the running pod's addresses on network %s cannot be given back, recreate the pod: %w", e.net.Name, err)
 		}
 	}
-	if restoring {
+	if restoring || e.kept {
 		return given{}, nil
 	}
 	if g.port.IPs, err = st.addrs.allocate(uid); err != nil {
@@ -263,6 +279,11 @@ func (z *Zone) free(uid string, g given) {
 	if st.addrs != nil {
 		st.addrs.release(uid, g.port.IPs)
 	}
+	z.wake(st)
+}
+
+// wake lets the pods that wait for an address on a network be looked at again.
+func (z *Zone) wake(st *netState) {
 	for key := range st.waiting {
 		z.podQueue.Add(key)
 	}
@@ -272,9 +293,11 @@ func (z *Zone) free(uid string, g given) {
 // release forgets a pod: its addresses, its ports and, with the last pod of a
 // network that nobody describes any more, the network.
 func (z *Zone) release(key string) {
-	for name := range z.orphans {
+	z.letGo(key)
+	for name := range z.staying[key].networks {
 		z.dirty(name, AllParts...)
 	}
+	delete(z.staying, key)
 	p, ok := z.pods[key]
 	if !ok {
 		return
@@ -304,14 +327,10 @@ func (z *Zone) foreignEntries(pod *corev1.Pod, known bool) network.PodNetworks {
 	}
 	out := network.PodNetworks{}
 	for key, n := range had {
-		if key == network.DefaultName {
+		if !strings.Contains(key, "/") {
 			continue
 		}
-		parts := strings.SplitN(key, "/", 3) // a second attachment is <namespace>/<name>/<index>
-		if len(parts) < 2 {
-			continue
-		}
-		nad, ok := z.catalog.NAD(network.NADKey(parts[0], parts[1]))
+		nad, ok := z.catalog.NAD(nadKey(key))
 		if layer3 := ok && nad.Err == nil && nad.Network.Topology == network.Layer3; !layer3 && (ok || known) {
 			out[key] = n
 		}

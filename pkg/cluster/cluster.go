@@ -35,6 +35,7 @@ import (
 
 	udnv1 "bulkhead/api/v1"
 	"bulkhead/pkg/cluster/ledger"
+	"bulkhead/pkg/cluster/marks"
 	"bulkhead/pkg/cluster/nad"
 	"bulkhead/pkg/cluster/nadusers"
 	"bulkhead/pkg/cluster/nodeid"
@@ -64,15 +65,16 @@ func Run(ctx context.Context, cfg config.Config, restConfig *rest.Config, log *s
 	})); err != nil {
 		return fmt.Errorf("watch for the caches: %w", err)
 	}
-	ids := ledger.New(cfg.MaxNetworks)
+	given := marks.New(mgr.GetAPIReader(), mgr.GetClient(), cfg.Kubernetes.LeaseNamespace, log)
+	ids := ledger.New(cfg.MaxNetworks, cfg.IDAge, given, time.Now)
 	if err := addNetworks(ctx, mgr, cfg, ids, log); err != nil {
 		return fmt.Errorf("set up the network controllers: %w", err)
 	}
-	nodes, err := addNodeID(ctx, mgr, cfg, log)
+	nodes, err := addNodeID(ctx, mgr, cfg, given, log)
 	if err != nil {
 		return fmt.Errorf("set up the node id controller: %w", err)
 	}
-	addresses, err := addPodAddr(mgr, cfg, log)
+	addresses, err := addPodAddr(mgr, cfg, given, log)
 	if err != nil {
 		return fmt.Errorf("set up the pod address controller: %w", err)
 	}
@@ -180,11 +182,11 @@ func addNetworks(ctx context.Context, mgr manager.Manager, cfg config.Config, id
 	return written.Watch(d, mgr.GetCache())
 }
 
-func addNodeID(ctx context.Context, mgr manager.Manager, cfg config.Config, log *slog.Logger) (*nodeid.Reconciler, error) {
+func addNodeID(ctx context.Context, mgr manager.Manager, cfg config.Config, given marks.Marks, log *slog.Logger) (*nodeid.Reconciler, error) {
 	if err := nodeid.AddIndexes(ctx, mgr.GetFieldIndexer()); err != nil {
 		return nil, err
 	}
-	r := nodeid.NewReconciler(mgr.GetCache(), mgr.GetAPIReader(), mgr.GetClient(), cfg.DefaultNetwork, log)
+	r := nodeid.NewReconciler(mgr.GetCache(), mgr.GetAPIReader(), mgr.GetClient(), cfg.DefaultNetwork, cfg.IDAge, given, time.Now, log)
 	c, err := newController(mgr, "nodeid", 1, r, func(r reconcile.Request) []any { return []any{"node", r.Name} })
 	if err != nil {
 		return nil, err

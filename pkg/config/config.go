@@ -26,6 +26,7 @@ type Config struct {
 	MaxNetworks      int
 	MaxNetworksPerNS int
 	Workers          int
+	IDAge            time.Duration
 	Kubernetes       Kubernetes
 	NBAddress        string
 	SBAddress        string
@@ -182,6 +183,11 @@ func (r *raw) build() (Config, error) {
 		if n.v < 1 || n.v > n.max {
 			fail("default", n.key, fmt.Errorf("%d is outside 1..%d", n.v, n.max))
 		}
+	}
+	if c.IDAge, err = time.ParseDuration(r.Default.IDAge); err != nil {
+		fail("default", "id-age", err)
+	} else if c.IDAge < 0 {
+		fail("default", "id-age", fmt.Errorf("%s is negative", c.IDAge))
 	}
 	if c.Kubernetes.QPS <= 0 || c.Kubernetes.Burst < 1 {
 		fail("kubernetes", "qps, burst", errors.New("must be above 0"))

@@ -19,6 +19,7 @@ type raw struct {
 		MaxNetworks       int    `gcfg:"max-networks"`
 		MaxNetworksPerNS  int    `gcfg:"max-networks-per-namespace"`
 		Workers           int    `gcfg:"workers"`
+		IDAge             string `gcfg:"id-age"`
 	}
 	Kubernetes struct {
 		Kubeconfig         string  `gcfg:"kubeconfig"`
@@ -70,6 +71,7 @@ func defaults() *raw {
 	r.Default.MaxNetworks = 10000
 	r.Default.MaxNetworksPerNS = 100
 	r.Default.Workers = 8
+	r.Default.IDAge = "1h"
 	r.Kubernetes.QPS = 1000
 	r.Kubernetes.Burst = 2000
 	r.Kubernetes.LeaseNamespace = "bulkhead-system"
@@ -106,6 +108,7 @@ func (r *raw) flags(fs *pflag.FlagSet) {
 	num(&r.Default.MaxNetworks, "max-networks", "networks in the cluster; more are refused")
 	num(&r.Default.MaxNetworksPerNS, "max-networks-per-namespace", "networks in one namespace; more are refused")
 	num(&r.Default.Workers, "workers", "reconcilers running at a time")
+	str(&r.Default.IDAge, "id-age", "how long an id that a network, node or port gave back is given to no other, while others are left")
 	str(&r.Kubernetes.Kubeconfig, "kubeconfig", "kubeconfig file; empty: the pod's service account")
 	str(&r.Kubernetes.APIServer, "apiserver", "URL of the API server, in place of the kubeconfig's or the service account's")
 	fs.Float64Var(&r.Kubernetes.QPS, "qps", r.Kubernetes.QPS, "requests a second to the API server at most")

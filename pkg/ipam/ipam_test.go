@@ -3,70 +3,12 @@
 package ipam
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"testing"
 
 	"pgregory.net/rapid"
 )
-
-func TestIDsLowestFree(t *testing.T) {
-	a := NewIDs(1, 130)
-	for want := 1; want <= 130; want++ {
-		if got, err := a.Allocate(fmt.Sprint("o", want)); err != nil || got != want {
-			t.Fatalf("allocate: got %d, %v; want %d", got, err, want)
-		}
-	}
-	if _, err := a.Allocate("more"); !errors.Is(err, ErrExhausted) {
-		t.Fatalf("full range: got %v", err)
-	}
-	a.Release("o70")
-	a.Release("o3")
-	if got, _ := a.Allocate("x"); got != 3 {
-		t.Errorf("after release: got %d, want 3", got)
-	}
-	if got, _ := a.Allocate("x"); got != 3 {
-		t.Errorf("asking again: got %d, want 3", got)
-	}
-	if err := a.Reserve("y", 3); err == nil {
-		t.Error("reserve of a held id passed")
-	}
-	if err := a.Reserve("y", 131); err == nil {
-		t.Error("reserve outside the range passed")
-	}
-}
-
-// Churn never exhausts the range and never gives one id to two owners.
-func TestIDsChurn(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		a, held := NewIDs(1, 20), map[string]int{}
-		for range rapid.IntRange(1, 300).Draw(t, "steps") {
-			owner := fmt.Sprint(rapid.IntRange(1, 25).Draw(t, "owner"))
-			if rapid.Bool().Draw(t, "release") {
-				a.Release(owner)
-				delete(held, owner)
-				continue
-			}
-			id, err := a.Allocate(owner)
-			if err != nil {
-				if len(held) < 20 {
-					t.Fatalf("refused with %d of 20 held: %v", len(held), err)
-				}
-				continue
-			}
-			for o, other := range held {
-				if other == id && o != owner {
-					t.Fatalf("%s and %s hold %d", o, owner, id)
-				}
-			}
-			held[owner] = id
-		}
-		if a.Len() != len(held) {
-			t.Fatalf("Len %d, held %d", a.Len(), len(held))
-		}
-	})
-}
 
 func TestAddressesFillSubnet(t *testing.T) {
 	for _, tt := range []struct {

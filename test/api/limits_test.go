@@ -55,19 +55,25 @@ func TestRefusedNADWaits(t *testing.T) {
 // reconciles is how often a controller has looked at anything.
 func reconciles(t *testing.T, controller string) float64 {
 	t.Helper()
+	return metric(t, "controller_runtime_reconcile_total", "controller", controller)
+}
+
+// metric is the sum of a metric's series that have the label.
+func metric(t *testing.T, name, label, value string) float64 {
+	t.Helper()
 	families, err := metrics.Registry.Gather()
 	if err != nil {
 		t.Fatal(err)
 	}
 	n := 0.0
 	for _, f := range families {
-		if f.GetName() != "controller_runtime_reconcile_total" {
+		if f.GetName() != name {
 			continue
 		}
 		for _, m := range f.GetMetric() {
 			for _, l := range m.GetLabel() {
-				if l.GetName() == "controller" && l.GetValue() == controller {
-					n += m.GetCounter().GetValue()
+				if l.GetName() == label && l.GetValue() == value {
+					n += m.GetCounter().GetValue() + m.GetGauge().GetValue()
 				}
 			}
 		}

@@ -36,7 +36,9 @@ func (w world) nodeWithID(name string) (*corev1.Node, string) {
 func TestNodes(t *testing.T) {
 	needAPI(t)
 	w := newWorld(t)
-	startController(t, testConfig(t))
+	cfg := testConfig(t)
+	cfg.IDAge = 0 // whatever other tests gave back
+	startController(t, cfg)
 	ns := w.namespace("nodes", true)
 	defer w.remove(ns)
 	u := newUDN("nodes", "net", "10.107.0.0/23")
@@ -83,6 +85,7 @@ func TestNodeGoneWhileNobodyLeads(t *testing.T) {
 	ns := w.namespace("gone-node", false)
 	defer w.remove(ns)
 	cfg := testConfig(t)
+	cfg.IDAge = 0
 	first := startController(t, cfg)
 	node, id := w.nodeWithID("gone-1")
 	_, second := w.nodeWithID("gone-2")

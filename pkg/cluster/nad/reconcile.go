@@ -63,7 +63,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, key Key) (reconcile.Result, 
 		return reconcile.Result{}, err
 	}
 	if in.NAD == nil {
-		return reconcile.Result{}, r.gone(ctx, key)
+		return r.gone(ctx, key)
 	}
 	have := Have(*in.NAD)
 	want := Build(in, have)
@@ -76,7 +76,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, key Key) (reconcile.Result, 
 		return reconcile.Result{}, err // logged and tried again by the caller
 	}
 	if !want.Finalizer {
-		return reconcile.Result{}, r.gone(ctx, key)
+		return r.gone(ctx, key)
 	}
 	if have.Network != "" && have.Network != want.Network {
 		if err := r.release(ctx, key, have.Network); err != nil {
@@ -112,16 +112,30 @@ func (r *Reconciler) saying(key Key, want State) (before string) {
 	return before
 }
 
-// gone gives back what a NAD held: its namespace, and its network's id.
-func (r *Reconciler) gone(ctx context.Context, key Key) error {
-	r.waiting.Done(key.String())
+// gone gives back what a NAD held: its namespace, and its network's id. The
+// latter stays while pods use a NAD that was taken away by force.
+func (r *Reconciler) gone(ctx context.Context, key Key) (reconcile.Result, error) {
 	r.ledger.Keep(key.holder(), func(string) bool { return false })
 	r.mu.Lock()
 	name := r.name[key]
-	delete(r.name, key)
 	delete(r.said, key)
 	r.mu.Unlock()
-	return r.release(ctx, key, name)
+	if name != "" {
+		r.waiting.Add(key.String(), key) // before the look, so that no pod leaves unseen
+		users, err := nadusers.List(ctx, r.cache, key.String())
+		if err != nil {
+			return reconcile.Result{}, err
+		}
+		if len(users) > 0 {
+			r.log.Warn("the network's id is kept: pods use a NetworkAttachmentDefinition that is gone", "network", name, "nad", key.String(), "pods", users)
+			return reconcile.Result{RequeueAfter: backstop}, nil
+		}
+	}
+	r.waiting.Done(key.String())
+	r.mu.Lock()
+	delete(r.name, key)
+	r.mu.Unlock()
+	return reconcile.Result{}, r.release(ctx, key, name)
 }
 
 // release gives a network's id back if the NAD was the last that described it.
@@ -237,9 +251,13 @@ func (r *Reconciler) claim(ctx context.Context, in *Inputs, domain network.Netwo
 	// The id first: a namespace that was claimed and given back for want of an id
 	// would wake all who want it, this NAD among them, for ever.
 	before, had := in.ID, r.ledger.HasID(in.Conf.Name) != 0
-	if in.ID, err = r.ledger.ID(in.Conf.Name, func() { r.enqueue(key) }); err != nil {
+	in.ID, err = r.ledger.ID(ctx, in.Conf.Name, func() { r.enqueue(key) })
+	if errors.Is(err, ledger.ErrFull) {
 		in.Error = err.Error()
 		return nil
+	}
+	if err != nil {
+		return err
 	}
 	if !domain.IsPrimary() {
 		return nil
@@ -247,7 +265,7 @@ func (r *Reconciler) claim(ctx context.Context, in *Inputs, domain network.Netwo
 	if holder, ok := r.ledger.Claim(key.Namespace, key.holder()); !ok {
 		in.Error = "primary network already exist in namespace " + key.Namespace + ": " + holder + ": a namespace has one primary network, remove the other"
 		if !had {
-			r.ledger.ReleaseID(in.Conf.Name)
+			r.ledger.CancelID(in.Conf.Name)
 		}
 		in.ID = before
 	}

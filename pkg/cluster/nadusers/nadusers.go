@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -24,10 +25,44 @@ const index = "nad"
 
 // AddIndexes adds the index to a cache that has not been started.
 func AddIndexes(ctx context.Context, c client.FieldIndexer) error {
-	if err := c.IndexField(ctx, &corev1.Pod{}, index, func(o client.Object) []string { return of(o) }); err != nil {
+	if err := c.IndexField(ctx, &corev1.Pod{}, index, func(o client.Object) []string {
+		keys := of(o)
+		for _, key := range keys {
+			_, name, _ := strings.Cut(key, "/")
+			keys = append(keys, inAny(name))
+		}
+		return keys
+	}); err != nil {
 		return fmt.Errorf("index %s of pods: %w", index, err)
 	}
 	return nil
+}
+
+// inAny is the key of all NADs of that name.
+func inAny(name string) string { return "*/" + name }
+
+// Named are the keys of NADs of that name, in namespace or, where that is
+// empty, in any, that pods use, whether the NADs are there or not.
+func Named(ctx context.Context, cache client.Reader, namespace, name string) ([]string, error) {
+	key := inAny(name)
+	if namespace != "" {
+		key = network.NADKey(namespace, name)
+	}
+	var l corev1.PodList
+	if err := cache.List(ctx, &l, client.MatchingFields{index: key}, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, fmt.Errorf("list pods that use %s: %w", key, err)
+	}
+	var out []string
+	for i := range l.Items {
+		for _, used := range of(&l.Items[i]) {
+			ns, n, _ := strings.Cut(used, "/")
+			if n == name && (namespace == "" || ns == namespace) {
+				out = append(out, used)
+			}
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out), nil
 }
 
 func of(pod client.Object) []string {

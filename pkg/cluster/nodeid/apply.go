@@ -24,6 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
+	"bulkhead/pkg/cluster/marks"
 	"bulkhead/pkg/ipam"
 	"bulkhead/pkg/kube"
 	"bulkhead/pkg/network"
@@ -35,12 +36,15 @@ type Reconciler struct {
 	live   client.Reader
 	client client.Client
 	pods   network.Network // the cluster default network, on which every pod is
+	marks  marks.Marks
+	now    func() time.Time
 	log    *slog.Logger
 
 	enqueue func(reconcile.Request) // set before the first Reconcile
 
 	mu       sync.Mutex
 	ids      *ipam.IDs
+	former   map[int]string // who had an id last, of those that were given back
 	restored bool
 }
 
@@ -73,9 +77,13 @@ func (r *Reconciler) IDs() (used, limit int) {
 }
 
 // NewReconciler makes a reconciler. pods is the network whose addresses tell
-// the ids of nodes that are gone.
-func NewReconciler(cache, live client.Reader, c client.Client, pods network.Network, log *slog.Logger) *Reconciler {
-	return &Reconciler{cache: cache, live: live, client: c, pods: pods, log: log, ids: ipam.NewIDs(1, network.MaxNodeID)}
+// the ids of nodes that are gone. An id that was given back is not given to
+// another node before it is of that age, while others are left.
+func NewReconciler(cache, live client.Reader, c client.Client, pods network.Network, age time.Duration, m marks.Marks, now func() time.Time, log *slog.Logger) *Reconciler {
+	return &Reconciler{
+		cache: cache, live: live, client: c, pods: pods, marks: m, now: now, log: log,
+		ids: ipam.NewIDs(1, network.MaxNodeID, ipam.LowestFit, age), former: map[int]string{},
+	}
 }
 
 // Watch makes c look at every node that changes, and at those that restore
@@ -121,7 +129,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		return reconcile.Result{}, nil
 	}
 	have := State{req.Name, Parse(node.Annotations)}
-	id, err := r.allocate(have)
+	id, err := r.allocate(ctx, have)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
@@ -150,19 +158,39 @@ func (r *Reconciler) Apply(ctx context.Context, ops []Op) error {
 	return errors.Join(errs...)
 }
 
-// allocate is the node's id: what the annotation says where nobody else has
-// it, else the lowest free one.
-func (r *Reconciler) allocate(have State) (int, error) {
+// allocate is the node's id: the one it had under this leader, if nobody has
+// got it since, as a node that is registered anew still runs its pods; else the
+// lowest one that is free and old enough. What the annotation says counts only
+// when a leader begins.
+func (r *Reconciler) allocate(ctx context.Context, have State) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if _, ok := r.ids.Get(have.Node); !ok && have.ID != 0 && r.ids.Reserve(have.Node, have.ID) == nil {
-		return have.ID, nil
+	if id, ok := r.ids.Get(have.Node); ok {
+		return id, nil
 	}
-	return r.ids.Allocate(have.Node)
+	for id, name := range r.former {
+		if name == have.Node && r.ids.Reserve(name, id) == nil {
+			delete(r.former, id)
+			return id, nil
+		}
+	}
+	id, err := r.ids.Allocate(have.Node, r.now(), nil)
+	if err != nil {
+		return 0, err
+	}
+	if err := r.marks.Raise(ctx, marks.Nodes, r.ids.Mark(), 0); err != nil {
+		r.ids.Cancel(have.Node)
+		return 0, fmt.Errorf("note that id %d is given to node %s: %w", id, have.Node, err)
+	}
+	delete(r.former, id)
+	return id, nil
 }
 
 func (r *Reconciler) release(node string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.ids.Release(node)
+	if id, ok := r.ids.Get(node); ok {
+		r.ids.Release(node, r.now())
+		r.former[id] = node
+	}
 }

@@ -3,11 +3,13 @@
 package nodeid
 
 import (
+	"log/slog"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
-	"bulkhead/pkg/ipam"
+	"bulkhead/pkg/cluster/marks"
 	"bulkhead/pkg/network"
 )
 
@@ -31,24 +33,31 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// Nodes come and go, some with an id already: no two have the same, a node
-// keeps what it has, and what is written is written once.
+// Nodes come and go, some with an id that somebody wrote: no two have the same,
+// a node keeps what it has and finds it again, no other node gets an id that is
+// too young, and what is written is written once.
 func TestAllocate(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		r := &Reconciler{ids: ipam.NewIDs(1, 8)}
-		nodes := map[string]int{}
+		const age = time.Minute
+		now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+		r := NewReconciler(nil, nil, nil, network.Network{}, age, &marks.Memory{}, func() time.Time { return now }, slog.New(slog.DiscardHandler))
+		nodes, freed, last := map[string]int{}, map[int]time.Time{}, map[int]string{}
 		for range rapid.IntRange(1, 40).Draw(t, "steps") {
 			name := rapid.SampledFrom([]string{"a", "b", "c", "d", "e", "f"}).Draw(t, "node")
 			if rapid.IntRange(0, 3).Draw(t, "gone") == 0 {
 				r.release(name)
+				if id := nodes[name]; id != 0 {
+					freed[id], last[id] = now, name
+				}
 				delete(nodes, name)
+				now = now.Add(time.Duration(rapid.IntRange(0, 60).Draw(t, "seconds")) * time.Second)
 				continue
 			}
 			have := State{name, nodes[name]}
 			if have.ID == 0 && rapid.Bool().Draw(t, "brings") {
-				have.ID = rapid.IntRange(1, 8).Draw(t, "an id")
+				have.ID = rapid.IntRange(1, 8).Draw(t, "an id") // nobody asks for it
 			}
-			id, err := r.allocate(have)
+			id, err := r.allocate(t.Context(), have)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -59,6 +68,9 @@ func TestAllocate(t *testing.T) {
 			}
 			if was := nodes[name]; was != 0 && was != id {
 				t.Fatalf("%s changed its id from %d to %d", name, was, id)
+			}
+			if at, young := freed[id]; young && nodes[name] == 0 && last[id] != name && now.Sub(at) < age {
+				t.Fatalf("%s has the id %d, which %s gave back %s ago", name, id, last[id], now.Sub(at))
 			}
 			nodes[name] = id
 			if ops := Diff(Build(name, id), State{name, id}); len(ops) > 0 {

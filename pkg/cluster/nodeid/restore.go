@@ -12,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"bulkhead/pkg/cluster/marks"
 	"bulkhead/pkg/kube"
 	"bulkhead/pkg/network"
 )
@@ -24,6 +25,11 @@ func (r *Reconciler) restore(ctx context.Context) error {
 	if r.restored {
 		return nil
 	}
+	mark, err := r.marks.Get(ctx, marks.Nodes)
+	if err != nil {
+		return fmt.Errorf("read how many node ids were given: %w", err)
+	}
+	r.ids.Restore(mark, r.now())
 	nodes, err := r.list(ctx, "Node")
 	if err != nil {
 		return fmt.Errorf("read node ids: %w", err)

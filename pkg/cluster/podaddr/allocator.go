@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	"bulkhead/pkg/ipam"
 	"bulkhead/pkg/network"
@@ -23,6 +24,7 @@ type Allocator struct {
 	held    map[netip.Addr]Holder
 	macs    map[string]*macUse
 	tunnels *ipam.IDs
+	now     time.Time // of what is done with it
 }
 
 // macUse is who has a MAC: one pod, or the pods of one claim, of which there
@@ -33,9 +35,10 @@ type macUse struct {
 }
 
 // NewAllocator makes the allocator of the network of that name.
-func NewAllocator(networkName string) *Allocator {
+// age is how old a tunnel id must be that is given again.
+func NewAllocator(networkName string, age time.Duration) *Allocator {
 	return &Allocator{network: networkName, pools: map[netip.Prefix]*ipam.Addresses{}, held: map[netip.Addr]Holder{},
-		macs: map[string]*macUse{}, tunnels: ipam.NewIDs(firstTunnel, lastTunnel)}
+		macs: map[string]*macUse{}, tunnels: ipam.NewIDs(firstTunnel, lastTunnel, ipam.NextFit, age)}
 }
 
 // Taken says that another holds an address or a MAC.
@@ -162,7 +165,7 @@ func (a *Allocator) Tunnel(pod Holder, had int) (int, error) {
 	if had != 0 && a.tunnels.Reserve(pod.id(), had) == nil {
 		return had, nil
 	}
-	id, err := a.tunnels.Allocate(pod.id())
+	id, err := a.tunnels.Allocate(pod.id(), a.now, nil)
 	if err != nil {
 		return 0, fmt.Errorf("the network has as many pods as OVN has port keys: %w", err)
 	}
@@ -170,7 +173,7 @@ func (a *Allocator) Tunnel(pod Holder, had int) (int, error) {
 }
 
 // FreeTunnel takes a tunnel id back.
-func (a *Allocator) FreeTunnel(pod Holder) { a.tunnels.Release(pod.id()) }
+func (a *Allocator) FreeTunnel(pod Holder) { a.tunnels.Release(pod.id(), a.now) }
 
 // Empty tells whether nobody holds anything.
 func (a *Allocator) Empty() bool { return len(a.held) == 0 && len(a.macs) == 0 && a.tunnels.Len() == 0 }

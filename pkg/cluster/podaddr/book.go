@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	ipamclaimv1 "github.com/k8snetworkplumbingwg/ipamclaims/pkg/crd/ipamclaims/v1alpha1"
 	"k8s.io/apimachinery/pkg/types"
@@ -21,13 +22,19 @@ import (
 // nothing that is not in the API a moment later. It is not safe for concurrent
 // use.
 type book struct {
-	allocators map[string]*Allocator // by network name
-	nads       map[string]string     // network names by NAD key
-	described  map[string]int        // how many NADs name a network
+	now        func() time.Time
+	age        time.Duration              // of a tunnel id that is given again
+	mark       func(network string) int64 // of tunnel ids, from former leaders
+	allocators map[string]*Allocator      // by network name
+	nads       map[string]string          // network names by NAD key
+	described  map[string]int             // how many NADs name a network
 	pods       map[string]*podState
 	claims     map[types.UID]*claimState
 	claimUIDs  map[string]types.UID // of the claims that there are, by key
 	waits      *waits
+	// forgotten is told of a network that nobody describes and nobody has
+	// anything in.
+	forgotten func(network string)
 	// claimChanged is told the key of a claim that another pod uses now.
 	claimChanged func(key string)
 }
@@ -47,21 +54,35 @@ type claimState struct {
 	pods []string // that use it, the last came last
 }
 
-func newBook() *book {
+func newBook(age time.Duration, now func() time.Time) *book {
 	return &book{
+		now: now, age: age, mark: func(string) int64 { return 0 },
 		allocators: map[string]*Allocator{}, nads: map[string]string{}, described: map[string]int{}, pods: map[string]*podState{},
 		claims: map[types.UID]*claimState{}, claimUIDs: map[string]types.UID{}, waits: newWaits(),
-		claimChanged: func(string) {},
+		claimChanged: func(string) {}, forgotten: func(string) {},
 	}
 }
 
 func (b *book) allocator(networkName string) *Allocator {
-	a := b.allocators[networkName]
+	a, now := b.allocators[networkName], b.now()
 	if a == nil {
-		a = NewAllocator(networkName)
+		a = NewAllocator(networkName, b.age)
+		a.tunnels.Restore(b.mark(networkName), now)
 		b.allocators[networkName] = a
 	}
+	a.now = now
 	return a
+}
+
+// given is how far the networks that a pod asks for have given tunnel ids.
+func (b *book) given(in Inputs) map[string]int64 {
+	out := map[string]int64{}
+	for _, a := range in.Attachments {
+		if alloc := b.allocators[a.Network.Name]; alloc != nil {
+			out[a.Network.Name] = alloc.tunnels.Mark()
+		}
+	}
+	return out
 }
 
 // sweep forgets a network in which nobody holds anything and which no NAD
@@ -69,6 +90,7 @@ func (b *book) allocator(networkName string) *Allocator {
 func (b *book) sweep(networkName string) {
 	if a := b.allocators[networkName]; a != nil && a.Empty() && b.described[networkName] == 0 {
 		delete(b.allocators, networkName)
+		b.forgotten(networkName)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 
@@ -143,7 +144,7 @@ func TestBuild(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			n := testNetwork(t, 7, tt.conf)
-			alloc := NewAllocator(n.Name)
+			alloc := NewAllocator(n.Name, time.Hour)
 			if err := alloc.Hold(other, prefixes(tt.held...)); err != nil {
 				t.Fatal(err)
 			}
@@ -187,7 +188,7 @@ func TestBuild(t *testing.T) {
 func TestBuildGolden(t *testing.T) {
 	a := func(key string, id int, conf string, r Request) Attachment {
 		n := testNetwork(t, id, conf)
-		return Attachment{Key: key, NAD: key, Source: "A", Network: n, Request: r, Alloc: NewAllocator(n.Name)}
+		return Attachment{Key: key, NAD: key, Source: "A", Network: n, Request: r, Alloc: NewAllocator(n.Name, time.Hour)}
 	}
 	gw := func(s string) []netip.Addr { return []netip.Addr{netip.MustParseAddr(s)} }
 	twice := a("a/net", 7, secondaryL2, Request{})
@@ -264,7 +265,7 @@ func TestResume(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			n := testNetwork(t, 7, primaryL2)
-			alloc := NewAllocator(n.Name)
+			alloc := NewAllocator(n.Name, time.Hour)
 			if tt.taken {
 				if err := alloc.Hold(other, tt.had.IPs); err != nil {
 					t.Fatal(err)
@@ -294,7 +295,7 @@ func TestResume(t *testing.T) {
 // Two attachments of a pod never share an address, and a claim serves one.
 func TestTwoAttachments(t *testing.T) {
 	n := testNetwork(t, 7, claimL2)
-	alloc := NewAllocator(n.Name)
+	alloc := NewAllocator(n.Name, time.Hour)
 	c := &Claim{Holder: Holder{Claim: true, Namespace: "a", Name: "vm", UID: "c"}, Network: "net7"}
 	one := Attachment{Key: "a/net", NAD: "a/net", Source: "A", Network: n, Request: Request{Claim: "vm"}, Claim: c, Alloc: alloc}
 	two := one
@@ -316,7 +317,7 @@ func BenchmarkBuild(b *testing.B) {
 	plan := testPlan(b)
 	for _, pods := range []int{100, 10000, 30000} {
 		b.Run(fmt.Sprint(pods), func(b *testing.B) {
-			book := newBook()
+			book := newBook(time.Hour, time.Now)
 			in := func(i int) Inputs {
 				return Inputs{
 					Plan: plan, Pod: Pod{Namespace: "a", Name: fmt.Sprint("p", i), UID: types.UID(fmt.Sprint("u", i))},

@@ -19,6 +19,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
+	"bulkhead/pkg/cluster/marks"
 	"bulkhead/pkg/kube"
 	"bulkhead/pkg/network"
 )
@@ -45,10 +46,12 @@ type Reconciler struct {
 	live   client.Reader // the API server itself
 	lookup kube.Lookup
 	target Target
+	marks  marks.Marks
 	events events.EventRecorder
 	log    *slog.Logger
 
 	mu   sync.Mutex
+	base int64 // the mark of networks that have none of their own
 	book *book
 	told map[string]string // what was said last about each pod that lacks something
 
@@ -62,11 +65,16 @@ type Reconciler struct {
 // cache does not show.
 const backstop = time.Minute
 
-// NewReconciler makes a reconciler.
-func NewReconciler(plan network.Plan, cache, live client.Reader, target Target, recorder events.EventRecorder, log *slog.Logger) *Reconciler {
+// portsAhead is how many tunnel ids of a network may be given before its mark is
+// written again.
+const portsAhead = 1024
+
+// NewReconciler makes a reconciler. age is how old a tunnel id must be that is
+// given again.
+func NewReconciler(plan network.Plan, age time.Duration, cache, live client.Reader, target Target, m marks.Marks, now func() time.Time, recorder events.EventRecorder, log *slog.Logger) *Reconciler {
 	return &Reconciler{
-		cache: cache, live: live, lookup: kube.Lookup{Cache: cache, Plan: plan}, target: target, events: recorder, log: log,
-		book: newBook(), told: map[string]string{},
+		cache: cache, live: live, lookup: kube.Lookup{Cache: cache, Plan: plan}, target: target, marks: m, events: recorder, log: log,
+		book: newBook(age, now), told: map[string]string{},
 	}
 }
 
@@ -155,7 +163,17 @@ func (r *Reconciler) pod(ctx context.Context, k Key, obj *corev1.Pod) error {
 	r.mu.Lock()
 	r.book.attachClaims(&in, claims)
 	want := r.book.build(in)
+	given := r.book.given(in)
 	r.mu.Unlock()
+	for name, mark := range given {
+		kind, ahead := marks.AllPorts, r.base+portsAhead-mark
+		if ahead < 0 {
+			kind, ahead = marks.Ports(name), portsAhead
+		}
+		if err := r.marks.Raise(ctx, kind, mark, ahead); err != nil {
+			return fmt.Errorf("note how many tunnel ids network %s has given: %w", name, err)
+		}
+	}
 	r.report(obj, want.Problems)
 	have.Claims = map[string]Status{}
 	for name, c := range claims {

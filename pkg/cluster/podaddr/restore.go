@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"bulkhead/pkg/cluster/marks"
 	"bulkhead/pkg/kube"
 	"bulkhead/pkg/network"
 )
@@ -27,6 +28,9 @@ func (r *Reconciler) Restore(ctx context.Context) error {
 	defer r.restore.Unlock()
 	if r.restore.done {
 		return nil
+	}
+	if err := r.restoreMarks(ctx); err != nil {
+		return err
 	}
 	claims, err := r.listClaims(ctx)
 	if err != nil {
@@ -72,6 +76,28 @@ func (r *Reconciler) Restore(ctx context.Context) error {
 	}
 	r.restore.done = true
 	r.log.Info("pod addresses restored", "pods", len(r.book.pods), "claims", len(claims), "networks", len(r.book.allocators))
+	return nil
+}
+
+// restoreMarks takes over how far tunnel ids have been given out. Of a network
+// without a mark of its own, a leader gives at most portsAhead: the next one
+// goes on after them.
+func (r *Reconciler) restoreMarks(ctx context.Context) error {
+	base, err := r.marks.Get(ctx, marks.AllPorts)
+	if err != nil {
+		return fmt.Errorf("read how many tunnel ids were given: %w", err)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.base = base
+	r.book.mark = func(name string) int64 {
+		own, err := r.marks.Get(ctx, marks.Ports(name))
+		if err != nil { // it was read above
+			return base
+		}
+		return max(base, own)
+	}
+	r.book.forgotten = func(name string) { r.marks.Drop(marks.Ports(name)) }
 	return nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -170,7 +171,7 @@ func TestTunnelsUsedUp(t *testing.T) {
 	s.namespace("red", false)
 	s.nad("red", "net", 7, "net", noIPAML2)
 	alloc := s.r.book.allocator("net")
-	alloc.tunnels = ipam.NewIDs(10, 10)
+	alloc.tunnels = ipam.NewIDs(10, 10, ipam.NextFit, time.Hour)
 	a := s.pod("red", "a", selects("net"))
 	b := s.pod("red", "b", selects("net"))
 	s.event("as many pods as OVN has port keys")

@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
+	"bulkhead/pkg/cluster/marks"
 	"bulkhead/pkg/config"
 	"bulkhead/pkg/network"
 )
@@ -39,6 +40,7 @@ type sim struct {
 	queue  []Key
 	uids   int
 	clock  time.Time
+	marks  marks.Memory
 }
 
 // reporter is a test of testing's or of rapid's.
@@ -117,7 +119,7 @@ func (s *sim) restart(plan network.Plan) {
 	s.events = events.NewFakeRecorder(1000)
 	live := everyPhase{s.api}
 	s.target = &faulty{Target: &Kube{Cache: s.api, Live: live, Client: s.api, Now: func() time.Time { return s.clock }}}
-	s.r = NewReconciler(plan, s.api, live, s.target, s.events, slog.New(slog.DiscardHandler))
+	s.r = NewReconciler(plan, time.Hour, s.api, live, s.target, &s.marks, func() time.Time { return s.clock }, s.events, slog.New(slog.DiscardHandler))
 	s.queue = nil
 	s.r.wakeThrough(func(k Key) { s.queue = append(s.queue, k) })
 	s.must(s.r.Restore(s.ctx))

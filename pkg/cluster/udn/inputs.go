@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -15,6 +16,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	udnv1 "bulkhead/api/v1"
+	"bulkhead/pkg/cluster/ledger"
 	"bulkhead/pkg/cluster/nadusers"
 	"bulkhead/pkg/kube"
 	"bulkhead/pkg/network"
@@ -96,7 +98,9 @@ func (r *Reconciler) network(ctx context.Context, in *Inputs, have State) error 
 	}
 	in.ID = r.ledger.HasID(in.Owner.Network())
 	if in.Invalid == "" {
-		r.claim(in, have)
+		if err := r.claim(ctx, in, have); err != nil {
+			return err
+		}
 	}
 	if req.Transport == udnv1.TransportOptionNoOverlay {
 		if in.Advertised, err = r.advertisements(ctx, req); err != nil {
@@ -113,17 +117,23 @@ func (r *Reconciler) network(ctx context.Context, in *Inputs, have State) error 
 
 // claim takes what a network needs before its NADs are created: an id and, for
 // a primary network, that place in each namespace.
-func (r *Reconciler) claim(in *Inputs, have State) {
+func (r *Reconciler) claim(ctx context.Context, in *Inputs, have State) error {
 	free := func(ns *Namespace) bool {
 		_, exists := have.NADs[ns.Name]
 		return in.Request.admits(*ns) && ns.Foreign == "" && ns.Primary == "" && (exists || !ns.Full)
 	}
+	fresh := false
 	if in.ID == 0 && slices.ContainsFunc(in.Namespaces, func(ns Namespace) bool { return free(&ns) }) {
 		var err error
-		if in.ID, err = r.ledger.ID(in.Owner.Network(), func() { r.enqueue(in.Owner) }); err != nil {
+		in.ID, err = r.ledger.ID(ctx, in.Owner.Network(), func() { r.enqueue(in.Owner) })
+		if errors.Is(err, ledger.ErrFull) {
 			in.Invalid = err.Error()
-			return
+			return nil
 		}
+		if err != nil {
+			return err
+		}
+		fresh = true
 	}
 	claimed := false
 	for i := range in.Namespaces {
@@ -139,10 +149,43 @@ func (r *Reconciler) claim(in *Inputs, have State) {
 		}
 		claimed = true
 	}
-	if !claimed && len(have.NADs) == 0 && in.ID != 0 {
-		r.ledger.ReleaseID(in.Owner.Network()) // refused everywhere: the id is for others
+	switch {
+	case claimed:
+	case fresh:
+		r.ledger.CancelID(in.Owner.Network()) // refused everywhere: the id is for others
 		in.ID = 0
+	case in.ID != 0 && len(have.NADs) == 0:
+		in.ID, in.Idle = 0, true
 	}
+	return nil
+}
+
+// release gives o's id back, unless pods still use a NAD of o's that somebody
+// else has taken away: an id is never another network's while anything runs
+// on it.
+func (r *Reconciler) release(ctx context.Context, o Owner) (held bool, err error) {
+	if r.ledger.HasID(o.Network()) == 0 {
+		return false, nil
+	}
+	keys, err := nadusers.Named(ctx, r.cache, o.Namespace, o.Name)
+	if err != nil {
+		return false, err
+	}
+	for _, key := range keys {
+		ns, name, _ := strings.Cut(key, "/")
+		nad := &nadv1.NetworkAttachmentDefinition{}
+		err := r.cache.Get(ctx, client.ObjectKey{Namespace: ns, Name: name}, nad)
+		if client.IgnoreNotFound(err) != nil {
+			return false, fmt.Errorf("get NetworkAttachmentDefinition %s: %w", key, err)
+		}
+		if err == nil {
+			continue // another's
+		}
+		r.log.Warn("the network's id is kept: a pod uses a NetworkAttachmentDefinition that is gone", "network", o.Network(), "nad", key)
+		return true, nil
+	}
+	r.ledger.ReleaseID(o.Network())
+	return false, nil
 }
 
 var errSelector = errors.New("namespaceSelector is invalid")

@@ -76,11 +76,17 @@ func (r *Reconciler) Reconcile(ctx context.Context, o Owner) (reconcile.Result, 
 		_, there := have.NADs[ns]
 		return wanted || there
 	})
-	if in.Request == nil && len(have.NADs) == 0 {
-		r.ledger.ReleaseID(o.Network())
+	held := false
+	if in.Idle || in.Request == nil && len(have.NADs) == 0 {
+		if held, err = r.release(ctx, o); err != nil {
+			return reconcile.Result{}, err
+		}
 	}
 	if err := errors.Join(applyErr, statusErr); err != nil {
 		return reconcile.Result{}, err // logged and tried again by the caller
+	}
+	if held {
+		return reconcile.Result{RequeueAfter: backstop}, nil
 	}
 	for ns := range in.Users {
 		if len(in.Users[ns]) > 0 {

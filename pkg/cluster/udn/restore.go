@@ -35,6 +35,9 @@ func (r *Reconciler) Restore(ctx context.Context) error {
 	if r.restore.done {
 		return nil
 	}
+	if err := r.ledger.Restore(ctx); err != nil {
+		return fmt.Errorf("read how many network ids were given: %w", err)
+	}
 	var all []claim
 	if err := kube.EachPage(ctx, r.live, &nadv1.NetworkAttachmentDefinitionList{}, func(page *nadv1.NetworkAttachmentDefinitionList) {
 		for i := range page.Items {

@@ -84,6 +84,7 @@ type Inputs struct {
 	Invalid    string   // why the request cannot be served at all
 	Conf       network.NetConf
 	ID         int                 // the network's; 0: none was given
+	Idle       bool                // it had an id and has no use for it any more
 	Namespaces []Namespace         // that the owner selects and that are not being deleted
 	Users      map[string][]string // pods that use the NAD, by namespace
 	Beyond     []string            // nodes that the subnets do not hold

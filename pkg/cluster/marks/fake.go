@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package marks
+
+import (
+	"context"
+	"sync"
+)
+
+// Memory are marks that live as long as the value, for tests. The zero value
+// is empty.
+type Memory struct {
+	mu    sync.Mutex
+	marks map[string]int64
+	Err   error // what Get and Raise return, if set
+}
+
+// Get implements Marks.
+func (m *Memory) Get(_ context.Context, kind string) (int64, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.marks[kind], m.Err
+}
+
+// Raise implements Marks.
+func (m *Memory) Raise(_ context.Context, kind string, to, ahead int64) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.Err != nil || m.marks[kind] >= to {
+		return m.Err
+	}
+	if m.marks == nil {
+		m.marks = map[string]int64{}
+	}
+	m.marks[kind] = to + ahead
+	return nil
+}
+
+// Drop implements Marks.
+func (m *Memory) Drop(kind string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.marks, kind)
+}

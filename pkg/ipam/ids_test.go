@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ipam
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"pgregory.net/rapid"
+)
+
+var start = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+const age = time.Minute
+
+// want allocates for an owner of that name and compares.
+func want(t *testing.T, a *IDs, at time.Duration, owner string, id int) {
+	t.Helper()
+	if got, err := a.Allocate(owner, start.Add(at), nil); err != nil || got != id {
+		t.Errorf("%s at %s: got %d, %v; want %d", owner, at, got, err, id)
+	}
+}
+
+func TestIDsFits(t *testing.T) {
+	for fit, after := range map[Fit][]int{LowestFit: {3, 70, 131}, NextFit: {131, 132, 133}} {
+		a := NewIDs(1, 133, fit, age)
+		for id := 1; id <= 130; id++ {
+			want(t, a, 0, fmt.Sprint("o", id), id)
+		}
+		a.Release("o70", start)
+		a.Release("o3", start)
+		for i, id := range after {
+			want(t, a, age, fmt.Sprint("x", i), id)
+		}
+		want(t, a, age, "x0", after[0]) // asking again
+		if err := a.Reserve("y", after[0]); err == nil {
+			t.Error("reserve of a held id passed")
+		}
+		if err := a.Reserve("y", 134); err == nil {
+			t.Error("reserve outside the range passed")
+		}
+	}
+}
+
+// A number rests for its age; then, and where no other is left, it is given.
+func TestIDsAge(t *testing.T) {
+	a := NewIDs(1, 4, LowestFit, age)
+	want(t, a, 0, "a", 1)
+	want(t, a, 0, "b", 2)
+	a.Release("a", start)
+	want(t, a, age-1, "c", 3)
+	want(t, a, age, "d", 1)
+	a.Release("c", start.Add(age))
+	a.Release("d", start.Add(age+1))
+	want(t, a, age+2, "e", 4)
+	want(t, a, age+3, "f", 3) // the oldest
+	want(t, a, age+4, "g", 1)
+	if _, err := a.Allocate("h", start.Add(age+5), nil); !errors.Is(err, ErrExhausted) {
+		t.Errorf("a full range: got %v", err)
+	}
+}
+
+// What somebody still uses is not given, however old it is and however few are left.
+func TestIDsInUse(t *testing.T) {
+	for _, fit := range []Fit{LowestFit, NextFit} {
+		a := NewIDs(1, 3, fit, age)
+		for _, o := range []string{"a", "b", "c"} {
+			_, _ = a.Allocate(o, start, nil)
+			a.Release(o, start)
+		}
+		inUse := func(id int) bool { return id != 2 }
+		for _, at := range []time.Duration{0, 10 * age} {
+			if id, err := a.Allocate("d", start.Add(at), inUse); err != nil || id != 2 {
+				t.Errorf("got %d, %v; want 2", id, err)
+			}
+			if id, err := a.Allocate("e", start.Add(at), inUse); err == nil {
+				t.Errorf("got %d, which is in use", id)
+			}
+			a.Release("d", start)
+		}
+	}
+}
+
+// Whoever takes over knows the mark: what was free below it may have been given
+// back a moment ago.
+func TestIDsTakeOver(t *testing.T) {
+	for fit, after := range map[Fit]int{LowestFit: 2, NextFit: 7} {
+		a := NewIDs(1, 9, fit, age)
+		for id := 1; id <= 5; id++ {
+			want(t, a, 0, fmt.Sprint(id), id)
+		}
+		b := NewIDs(1, 9, fit, age)
+		b.Restore(a.Mark(), start)
+		for _, id := range []int{1, 3, 4} {
+			if err := b.Reserve(fmt.Sprint(id), id); err != nil {
+				t.Fatal(err)
+			}
+		}
+		want(t, b, age-1, "x", 6)
+		want(t, b, age, "y", after)
+	}
+}
+
+// Nobody learnt of a number that was cancelled: the next has it.
+func TestIDsCancel(t *testing.T) {
+	for _, fit := range []Fit{LowestFit, NextFit} {
+		a := NewIDs(1, 3, fit, age)
+		for range 10 {
+			want(t, a, 0, "a", 1)
+			a.Cancel("a")
+		}
+		if a.Mark() != 0 || a.Len() != 0 {
+			t.Errorf("mark %d, %d held", a.Mark(), a.Len())
+		}
+	}
+}
+
+// Whatever comes and goes, and whoever takes over: no number has two holders, a
+// number is refused only where all are held, and one that is too young is given
+// only where none is left that nobody ever had.
+func TestIDsChurn(t *testing.T) {
+	const size = 20
+	rapid.Check(t, func(t *rapid.T) {
+		fit := rapid.SampledFrom([]Fit{LowestFit, NextFit}).Draw(t, "fit")
+		a, held := NewIDs(1, size, fit, age), map[string]int{}
+		now, freed, ever := start, map[int]time.Time{}, map[int]bool{}
+		for range rapid.IntRange(1, 300).Draw(t, "steps") {
+			now = now.Add(time.Duration(rapid.IntRange(0, 30).Draw(t, "seconds")) * time.Second)
+			owner := fmt.Sprint(rapid.IntRange(1, 25).Draw(t, "owner"))
+			switch rapid.IntRange(0, 6).Draw(t, "step") {
+			case 0, 1, 2:
+				a.Release(owner, now)
+				if id, ok := held[owner]; ok {
+					freed[id] = now
+				}
+				delete(held, owner)
+				continue
+			case 3:
+				b := NewIDs(1, size, fit, age)
+				b.Restore(a.Mark(), now)
+				for o, id := range held {
+					if err := b.Reserve(o, id); err != nil {
+						t.Fatal(err)
+					}
+				}
+				a = b
+				continue
+			}
+			id, err := a.Allocate(owner, now, nil)
+			if err != nil {
+				if len(held) < size {
+					t.Fatalf("refused with %d of %d held: %v", len(held), size, err)
+				}
+				continue
+			}
+			for o, other := range held {
+				if other == id && o != owner {
+					t.Fatalf("%s and %s hold %d", o, owner, id)
+				}
+			}
+			if at, young := freed[id]; young && held[owner] != id && now.Sub(at) < age && len(ever) < size {
+				t.Fatalf("%d was given back %s ago, and %d of %d were ever given", id, now.Sub(at), len(ever), size)
+			}
+			held[owner], ever[id] = id, true
+		}
+		if a.Len() != len(held) {
+			t.Fatalf("Len %d, held %d", a.Len(), len(held))
+		}
+	})
+}

@@ -10,6 +10,7 @@ type metrics struct {
 	networks  prometheus.Histogram
 	pods      prometheus.Histogram
 	refused   prometheus.Counter
+	failing   prometheus.Gauge
 	reconnect prometheus.Counter
 }
 
@@ -19,10 +20,11 @@ func newMetrics(r prometheus.Registerer) metrics {
 		networks:  prometheus.NewHistogram(prometheus.HistogramOpts{Name: "bulkhead_zone_network_sync_seconds", Help: "Time to bring one network's OVN rows in line.", Buckets: buckets}),
 		pods:      prometheus.NewHistogram(prometheus.HistogramOpts{Name: "bulkhead_zone_pod_sync_seconds", Help: "Time to give one pod its addresses and annotation.", Buckets: buckets}),
 		refused:   prometheus.NewCounter(prometheus.CounterOpts{Name: "bulkhead_zone_pods_refused_total", Help: "Times that a pod could not be given a network."}),
+		failing:   prometheus.NewGauge(prometheus.GaugeOpts{Name: "bulkhead_zone_networks_failing", Help: "Networks that are not as they should be on this node: refused, or their transaction fails. The log names them."}),
 		reconnect: prometheus.NewCounter(prometheus.CounterOpts{Name: "bulkhead_zone_nb_connects_total", Help: "Connects to the northbound database."}),
 	}
 	if r != nil {
-		r.MustRegister(m.networks, m.pods, m.refused, m.reconnect)
+		r.MustRegister(m.networks, m.pods, m.refused, m.failing, m.reconnect)
 	}
 	return m
 }

@@ -59,11 +59,11 @@ type Zone struct {
 	pods    map[string]*podState
 	held    map[string]holding  // by pod: addresses that it has and that were not given back to it
 	initial map[string]struct{} // UIDs of pods that were there when we started
-	pending map[string]struct{} // networks not yet built since we started
+	pending map[string]struct{} // networks not yet tried since we started
 	staying map[string]staying  // by pod: ports that stay only because it runs
 	started bool                // the informers have told everything they knew
 	begun   bool                // pending is filled: the node is ready
-	lastErr map[string]string   // by network, so that a refusal is logged once
+	lastErr map[string]string   // by network that is not as it should be
 
 	ready   atomic.Bool
 	metrics metrics
@@ -118,7 +118,8 @@ func NewZone(cfg config.Config, k kubernetes.Interface, nads nadclient.Interface
 	}, nil
 }
 
-// Ready tells whether every network known at the start has been built.
+// Ready tells whether every network known at the start is built or has failed
+// by itself, and the cluster default network is built.
 func (z *Zone) Ready() bool { return z.ready.Load() && z.nb != nil && z.nb.Connected() }
 
 // Run serves until ctx ends.

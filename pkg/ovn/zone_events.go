@@ -205,6 +205,9 @@ func (z *Zone) nadChanged(old, obj any) {
 		z.log.Warn("network cannot be used", "nad", nad.Key(), "network", nad.Network.Name, "error", nad.Err)
 	}
 	z.mu.Lock()
+	if was, ok := z.catalog.NAD(nad.Key()); ok && nad.Network.Name == "" {
+		nad.Network.Name = was.Network.Name // it cannot be read: it stands for what it named
+	}
 	z.nadTouched(z.catalog.Set(nad), nad.Namespace)
 	z.mu.Unlock()
 	z.enqueuePods(nad.Namespace)

@@ -5,6 +5,7 @@ package ovn
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -102,11 +103,12 @@ func (z *Zone) take(name string) (j job, ok bool) {
 		// It cannot be used now; what is there stays, as a typing mistake
 		// must not cut off pods.
 		st.dirty = map[Part]struct{}{}
-		z.built(name)
+		z.tried(name)
 		return j, false
-	case len(z.pending) > 0:
-		return j, false // nothing goes before everything known has come
 	}
+	// What nobody describes goes at once: begun says that every description
+	// there is has been read, and that others are not built yet, or cannot be,
+	// is their own affair. Two may even want one port's name.
 	if len(st.dirty) == 0 {
 		return j, false
 	}
@@ -140,30 +142,57 @@ func (z *Zone) syncNetwork(ctx context.Context, name string) error {
 	} else {
 		err = z.remove(ctx, name)
 	}
+	connected := z.nb.Connected()
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	if err != nil {
+	var no refusal
+	switch {
+	case errors.As(err, &no):
+		if z.fails(name, no.error) {
+			z.log.Warn("network is not built on this node", "network", name, "error", no.error)
+		}
+		z.tried(name)
+		return nil // an event that can help will come
+	case err != nil:
 		st := z.state(name)
 		for _, p := range AllParts {
 			st.dirty[p] = struct{}{}
 		}
+		if connected && !errors.Is(err, errNotConnected) && ctx.Err() == nil {
+			z.fails(name, err)
+			if name != network.DefaultName { // which every pod is on: without it the node is not ready
+				z.tried(name)
+			}
+		} // else it was not the network that failed
 		return fmt.Errorf("network %s: %w", name, err)
 	}
-	z.built(name)
+	z.works(name)
+	z.tried(name)
 	return nil
 }
 
-// built notes that a network is as it should be. After the last of those
-// known at the start, what nobody describes may go.
-func (z *Zone) built(name string) {
-	if _, ok := z.pending[name]; !ok {
-		return
-	}
+// refusal says why a network cannot be built: trying again would not help.
+type refusal struct{ error }
+
+// fails notes why a network is not as it should be; true for a new reason.
+func (z *Zone) fails(name string, err error) bool {
+	was, text := z.lastErr[name], err.Error()
+	z.lastErr[name] = text
+	z.metrics.failing.Set(float64(len(z.lastErr)))
+	return was != text
+}
+
+func (z *Zone) works(name string) {
+	delete(z.lastErr, name)
+	z.metrics.failing.Set(float64(len(z.lastErr)))
+}
+
+// tried notes that a network known at the start has had its turn: one that
+// fails holds up no other.
+func (z *Zone) tried(name string) {
 	delete(z.pending, name)
-	if len(z.pending) == 0 {
-		z.ready.Store(true)
-		z.log.Info("every known network is built")
-		z.netQueue.Add(keyCleanup)
+	if len(z.pending) == 0 && !z.ready.Swap(true) {
+		z.log.Info("every known network has been tried", "failing", slices.Sorted(maps.Keys(z.lastErr)))
 	}
 }
 
@@ -174,30 +203,14 @@ func (z *Zone) build(ctx context.Context, name string, j job) error {
 		}
 	}
 	want, err := BuildParts(j.net, j.node, j.in, j.parts)
-	if !z.refused(name, err) {
-		return nil // trying again would not help; an event that can will come
+	if err != nil {
+		return refusal{err}
 	}
 	have, err := z.nb.Read(ctx, Owner{Network: name, Node: j.node.Name, Parts: j.parts})
 	if err != nil {
 		return fmt.Errorf("read rows: %w", err)
 	}
 	return z.apply(ctx, name, Diff(append(want, z.alive(name, want, have)...), have))
-}
-
-// refused logs why a network cannot be built, once a reason; it returns true
-// when it can.
-func (z *Zone) refused(name string, err error) (buildable bool) {
-	z.mu.Lock()
-	defer z.mu.Unlock()
-	if err == nil {
-		delete(z.lastErr, name)
-		return true
-	}
-	if text := err.Error(); z.lastErr[name] != text {
-		z.lastErr[name] = text
-		z.log.Warn("network is not built on this node", "network", name, "error", err)
-	}
-	return false
 }
 
 // remove deletes a network that nobody describes, unless pods still run on it.
@@ -215,7 +228,6 @@ func (z *Zone) remove(ctx context.Context, name string) error {
 	}
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	delete(z.lastErr, name)
 	if st := z.state(name); len(st.pods) == 0 && len(st.dirty) == 0 {
 		delete(z.nets, name)
 	}
@@ -239,9 +251,9 @@ func (z *Zone) apply(ctx context.Context, name string, ops []Op) error {
 // cleanup looks for networks in the database that nobody describes.
 func (z *Zone) cleanup(ctx context.Context) error {
 	z.mu.Lock()
-	early := !z.begun || len(z.pending) > 0
+	begun := z.begun
 	z.mu.Unlock()
-	if early {
+	if !begun {
 		return nil
 	}
 	names, err := z.nb.Networks(ctx)

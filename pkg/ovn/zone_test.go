@@ -19,6 +19,7 @@ import (
 
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
 	nadfake "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/client/clientset/versioned/fake"
+	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -104,6 +105,8 @@ type world struct {
 	events *record.FakeRecorder
 	pods   int // made so far: no two have one UID
 	stop   func()
+
+	registry prometheus.Registerer // of the zone's metrics; may be nil
 }
 
 func newWorld(t *testing.T) *world {
@@ -124,7 +127,7 @@ func (w *world) run() {
 		w.t.Fatal(err)
 	}
 	cfg.Kubernetes.NodeName, cfg.Workers = "node1", 4
-	z, err := NewZone(cfg, w.kube, w.nads, nil, quietLog())
+	z, err := NewZone(cfg, w.kube, w.nads, w.registry, quietLog())
 	if err != nil {
 		w.t.Fatal(err)
 	}

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"slices"
 	"strings"
 	"time"
 
@@ -45,9 +44,6 @@ func Sync(ctx context.Context, t Target, owner Owner, want State) error {
 
 // Read implements Target.
 func (c *Client) Read(ctx context.Context, owner Owner) (State, error) {
-	if !c.db.Connected() {
-		return State{}, errors.New("the Open vSwitch database is not connected")
-	}
 	if owner == OwnerChassis {
 		return c.readChassis(ctx)
 	}
@@ -80,8 +76,12 @@ func (c *Client) interfaces(ctx context.Context, key, value string) ([]vsdb.Inte
 		ids[k] = "\x00"
 	}
 	ids[key] = value
+	cl, err := c.db.session(ctx)
+	if err != nil {
+		return nil, err
+	}
 	var rows []vsdb.Interface
-	if err := c.db.Where(&vsdb.Interface{ExternalIDs: ids}).List(ctx, &rows); err != nil {
+	if err := cl.Where(&vsdb.Interface{ExternalIDs: ids}).List(ctx, &rows); err != nil {
 		return nil, fmt.Errorf("list OVS interfaces with external_ids:%s=%s: %w", key, value, err)
 	}
 	return rows, nil
@@ -164,28 +164,56 @@ func portOf(row vsdb.Interface) Port {
 
 // Apply implements Target: many operations a transaction, and one by one only
 // when a transaction is refused, to find out which operation it was.
-func (c *Client) Apply(ctx context.Context, ops []Op) error {
+func (c *Client) Apply(ctx context.Context, ops []Op) error { return c.apply(ctx, ops, batch) }
+
+func (c *Client) apply(ctx context.Context, ops []Op, size int) error {
 	var errs []error
-	for part := range slices.Chunk(ops, batch) {
+	for len(ops) > 0 {
+		part := ops[:min(len(ops), size)]
+		ops = ops[len(part):]
 		err := c.transact(ctx, part)
-		if err == nil {
+		switch {
+		case err == nil:
 			continue
+		case len(part) > 1 && !unanswered(ctx, err):
+			err = c.apply(ctx, part, 1)
+		case len(part) > 1:
+			err = fmt.Errorf("%s and %d more: %w", part[0], len(part)-1, err)
+		default:
+			err = fmt.Errorf("%s: %w", part[0], err)
 		}
-		if len(part) == 1 {
-			errs = append(errs, fmt.Errorf("%s: %w", part[0], err))
-			continue
-		}
-		for _, op := range part {
-			if err := c.transact(ctx, []Op{op}); err != nil {
-				errs = append(errs, fmt.Errorf("%s: %w", op, err))
-			}
+		errs = append(errs, err)
+		if unanswered(ctx, err) && len(ops) > 0 {
+			errs = append(errs, fmt.Errorf("%d operations not tried", len(ops)))
+			break
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// transact does ops in one transaction and waits until the cache shows it.
+// unanswered tells that nobody is there to do another transaction either.
+func unanswered(ctx context.Context, err error) bool {
+	return ctx.Err() != nil || errors.Is(err, errHangs) || errors.Is(err, errNotConnected)
+}
+
+// transact does ops in one transaction and waits until the cache shows it. When
+// the connection was lost meanwhile it does so once more with the next one: what
+// was done already is worked out as nothing to do, or refused.
 func (c *Client) transact(ctx context.Context, ops []Op) error {
+	cl, err := c.db.session(ctx)
+	if err != nil {
+		return err
+	}
+	err = c.once(ctx, cl, ops)
+	if wasLost(err) {
+		if cl, err = c.db.after(ctx, cl); err == nil {
+			err = c.once(ctx, cl, ops)
+		}
+	}
+	return err
+}
+
+func (c *Client) once(ctx context.Context, cl client.Client, ops []Op) error {
 	var all []ovsdb.Operation
 	for i, op := range ops {
 		rows, err := c.operations(ctx, op, fmt.Sprintf("bh%d", i))
@@ -197,7 +225,7 @@ func (c *Client) transact(ctx context.Context, ops []Op) error {
 	if len(all) == 0 {
 		return nil
 	}
-	results, err := c.db.Transact(ctx, all...)
+	results, err := c.db.transact(ctx, cl, all...)
 	if err != nil {
 		return fmt.Errorf("transact: %w", err)
 	}

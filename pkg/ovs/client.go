@@ -4,14 +4,10 @@ package ovs
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
-	"time"
 
-	"github.com/cenkalti/backoff/v4"
-	"github.com/go-logr/logr"
 	"github.com/ovn-kubernetes/libovsdb/cache"
 	"github.com/ovn-kubernetes/libovsdb/client"
 	"github.com/ovn-kubernetes/libovsdb/model"
@@ -23,7 +19,7 @@ import (
 // current, and transactions. It survives restarts of the server. Everything
 // is read from the cache, by index; nothing is executed.
 type Client struct {
-	db     client.Client
+	db     *connection
 	log    *slog.Logger
 	change *notifier
 }
@@ -32,63 +28,48 @@ type Client struct {
 // fills the cache. It retries until ctx ends, as Open vSwitch may start later
 // than the agent.
 func Connect(ctx context.Context, address string, log *slog.Logger) (*Client, error) {
-	types, err := databaseModel()
-	if err != nil {
-		return nil, err
-	}
-	quiet := logr.Discard()
-	forever := backoff.NewExponentialBackOff(backoff.WithInitialInterval(100*time.Millisecond),
-		backoff.WithMaxInterval(2*time.Second), backoff.WithMaxElapsedTime(0))
-	db, err := client.NewOVSDBClient(types, client.WithEndpoint(address), client.WithLogger(&quiet),
-		client.WithReconnect(5*time.Second, forever))
-	if err != nil {
-		return nil, fmt.Errorf("make client of the Open vSwitch database %s: %w", address, err)
-	}
-	c := &Client{db: db, log: log, change: newNotifier()}
-	for wait := 100 * time.Millisecond; ; wait = min(2*wait, 2*time.Second) {
-		if err = c.start(ctx); err == nil {
+	c := &Client{log: log, change: newNotifier()}
+	c.db = &connection{address: address, log: log, found: c.follow}
+	c.db.open()
+	for {
+		_, err := c.db.session(ctx)
+		if err == nil {
 			return c, nil
 		}
-		log.Info("waiting for the Open vSwitch database", "address", address, "error", err)
-		select {
-		case <-ctx.Done():
-			db.Close()
-			return nil, fmt.Errorf("connect to the Open vSwitch database %s: %w", address, errors.Join(ctx.Err(), err))
-		case <-time.After(wait):
+		if ctx.Err() != nil {
+			c.Close()
+			return nil, fmt.Errorf("connect to the Open vSwitch database %s: %w", address, err)
 		}
 	}
 }
 
-func (c *Client) start(ctx context.Context) error {
-	if !c.db.Connected() {
-		if err := c.db.Connect(ctx); err != nil && !errors.Is(err, client.ErrAlreadyConnected) {
-			return err
-		}
-	}
-	c.db.Cache().AddEventHandler(&cache.EventHandlerFuncs{
-		AddFunc:    func(table string, row model.Model) { c.changed(row) },
-		UpdateFunc: func(table string, _, row model.Model) { c.changed(row) },
-		DeleteFunc: func(table string, row model.Model) { c.changed(row) },
-	})
+// watched are the columns that are read. Statistics and status columns change
+// every few seconds on every interface: they are not asked for.
+func watched() []client.MonitorOption {
 	o, b, p, i := &vsdb.OpenvSwitch{}, &vsdb.Bridge{}, &vsdb.Port{}, &vsdb.Interface{}
-	// Statistics and status columns change every few seconds on every
-	// interface: they are not asked for.
-	_, err := c.db.Monitor(ctx, c.db.NewMonitor(
+	return []client.MonitorOption{
 		client.WithTable(o, &o.Bridges, &o.ExternalIDs, &o.CurCfg, &o.NextCfg),
 		client.WithTable(b, &b.Name, &b.Ports, &b.FailMode, &b.DatapathType, &b.ExternalIDs),
 		client.WithTable(p, &p.Name, &p.Interfaces, &p.ExternalIDs, &p.Protected),
-		client.WithTable(i, &i.Name, &i.Type, &i.MAC, &i.MTURequest, &i.ExternalIDs, &i.Ofport, &i.Error)))
-	if err != nil {
-		return fmt.Errorf("monitor: %w", err)
+		client.WithTable(i, &i.Name, &i.Type, &i.MAC, &i.MTURequest, &i.ExternalIDs, &i.Ofport, &i.Error),
 	}
-	return nil
+}
+
+// follow has a new connection's changes told. Anything may have changed while
+// there was none.
+func (c *Client) follow(cl client.Client) {
+	if rows := cl.Cache(); rows != nil { // else it is lost again already
+		rows.AddEventHandler(&cache.EventHandlerFuncs{
+			AddFunc:    func(table string, row model.Model) { c.changed(row) },
+			UpdateFunc: func(table string, _, row model.Model) { c.changed(row) },
+			DeleteFunc: func(table string, row model.Model) { c.changed(row) },
+		})
+	}
+	c.change.notifyAll()
 }
 
 // Close disconnects.
-func (c *Client) Close() { c.db.Close() }
-
-// Connected tells whether the database answers at the moment.
-func (c *Client) Connected() bool { return c.db.Connected() }
+func (c *Client) Close() { c.db.close() }
 
 // changed wakes who waits for the row: interfaces, ports and bridges by name,
 // and who waits for anything.
@@ -183,5 +164,15 @@ func (n *notifier) notify(key string) {
 		case ch <- struct{}{}:
 		default: // it has not taken the last one yet
 		}
+	}
+}
+
+// notifyAll wakes every waiter.
+func (n *notifier) notifyAll() {
+	n.mu.Lock()
+	keys := sortedKeys(n.waiters)
+	n.mu.Unlock()
+	for _, key := range keys {
+		n.notify(key)
 	}
 }

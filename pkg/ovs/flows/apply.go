@@ -4,12 +4,14 @@ package flows
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os/exec"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // Switch is the boundary: OFCtl, or Fake in tests.
@@ -38,7 +40,15 @@ func Sync(ctx context.Context, s Switch, bridge string, want State) ([]Op, error
 type OFCtl struct {
 	// Command starts ovs-ofctl; nil: the one in PATH.
 	Command func(ctx context.Context, args ...string) *exec.Cmd
+
+	timeout time.Duration // of one run; 0: runTimeout
 }
+
+// runTimeout bounds one run: ovs-ofctl itself waits for ever for a switch that
+// hangs.
+const runTimeout = 10 * time.Second
+
+var errHangs = errors.New("it does not end: is ovs-vswitchd stopped?")
 
 // Read implements Switch.
 func (o OFCtl) Read(ctx context.Context, bridge string) (State, error) {
@@ -81,10 +91,17 @@ func (o OFCtl) run(ctx context.Context, stdin string, args ...string) (string, e
 			return exec.CommandContext(ctx, "ovs-ofctl", args...)
 		}
 	}
+	ctx, cancel := context.WithTimeoutCause(ctx, cmp.Or(o.timeout, runTimeout), errHangs)
+	defer cancel()
 	cmd := command(ctx, args...)
+	cmd.WaitDelay = time.Second // something else may hold its output open
 	var out, errs bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &out, &errs
-	if err := cmd.Run(); err != nil {
+	err := cmd.Run()
+	if err != nil && ctx.Err() != nil {
+		err = context.Cause(ctx)
+	}
+	if err != nil {
 		return "", fmt.Errorf("ovs-ofctl: %w: %s", err, strings.TrimSpace(errs.String()))
 	}
 	return out.String(), nil

@@ -3,13 +3,16 @@
 package flows
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -105,6 +108,32 @@ func TestApplyNamesOperations(t *testing.T) {
 	}
 	if _, err := Sync(t.Context(), f, "br-ex", want); err == nil || !strings.Contains(err.Error(), "add flow cookie=0xb01c000100000000, table=0, priority=10 actions=drop") {
 		t.Errorf("error is %v", err)
+	}
+}
+
+// A switch that hangs holds nobody up for ever, nor does what a command leaves
+// behind.
+func TestCommandThatHangs(t *testing.T) {
+	for _, script := range []string{"exec sleep 20", "sleep 20 & sleep 20"} {
+		o := OFCtl{timeout: 50 * time.Millisecond, Command: func(ctx context.Context, _ ...string) *exec.Cmd {
+			return exec.CommandContext(ctx, "sh", "-c", script)
+		}}
+		done := make(chan error, 2)
+		go func() {
+			_, err := o.Read(context.Background(), "br-ex")
+			done <- err
+			done <- o.Apply(context.Background(), "br-ex", []Op{{Flow: Flow{Cookie: CookieBase, Actions: "drop"}}})
+		}()
+		for range 2 {
+			select {
+			case err := <-done:
+				if !errors.Is(err, errHangs) {
+					t.Errorf("%q: %v", script, err)
+				}
+			case <-time.After(time.Minute):
+				t.Fatalf("%q: it waits for ever", script)
+			}
+		}
 	}
 }
 

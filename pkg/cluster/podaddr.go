@@ -3,9 +3,15 @@
 package cluster
 
 import (
+	"context"
+	"fmt"
 	"log/slog"
 	"time"
 
+	ipamclaimv1 "github.com/k8snetworkplumbingwg/ipamclaims/pkg/crd/ipamclaims/v1alpha1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	"bulkhead/pkg/cluster/marks"
@@ -28,5 +34,44 @@ func addPodAddr(mgr manager.Manager, cfg config.Config, given marks.Marks, log *
 	if err != nil {
 		return nil, err
 	}
-	return r, r.Watch(c, mgr.GetCache())
+	if err := r.Watch(c, mgr.GetCache()); err != nil {
+		return nil, err
+	}
+	has, err := hasKind(mgr, ipamClaim)
+	if err != nil {
+		return nil, err
+	}
+	if has {
+		return r, r.WatchClaims(c, mgr.GetCache())
+	}
+	log.Warn("the cluster has no IPAMClaims: pods that name one wait until their CRD is installed")
+	return r, mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
+		if err := wait.PollUntilContextCancel(ctx, kindLook, false, func(context.Context) (bool, error) {
+			has, err := hasKind(mgr, ipamClaim)
+			if err != nil {
+				log.Warn("cannot find out whether the cluster has IPAMClaims, will retry", "err", err)
+			}
+			return has, nil
+		}); err != nil {
+			return nil // ctx ended
+		}
+		log.Info("the cluster has IPAMClaims now")
+		return r.WatchClaims(c, mgr.GetCache())
+	}))
+}
+
+var ipamClaim = ipamclaimv1.SchemeGroupVersion.WithKind("IPAMClaim")
+
+// kindLook is how often is asked for a kind that the cluster does not have.
+const kindLook = 10 * time.Second
+
+func hasKind(mgr manager.Manager, kind schema.GroupVersionKind) (bool, error) {
+	_, err := mgr.GetRESTMapper().RESTMapping(kind.GroupKind(), kind.Version)
+	if meta.IsNoMatchError(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("find out whether the API has %s: %w", kind, err)
+	}
+	return true, nil
 }

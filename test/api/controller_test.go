@@ -25,6 +25,7 @@ import (
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/client-go/transport"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	udnv1 "bulkhead/api/v1"
@@ -86,11 +87,15 @@ func testConfig(t testing.TB) config.Config {
 }
 
 // startController runs the cluster role until the test ends or stop is called.
-func startController(t testing.TB, cfg config.Config) *testController {
+// wraps stand between it and the API server.
+func startController(t testing.TB, cfg config.Config, wraps ...transport.WrapperFunc) *testController {
 	t.Helper()
 	c := &testController{writes: &writes{by: map[string]int{}}}
 	restConfig := rest.CopyConfig(env.Controller)
 	restConfig.Wrap(c.wrap)
+	for _, w := range wraps {
+		restConfig.Wrap(w)
+	}
 	var logs io.Writer = io.Discard
 	if testing.Verbose() {
 		logs = os.Stderr

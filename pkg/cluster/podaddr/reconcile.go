@@ -9,6 +9,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	ipamclaimv1 "github.com/k8snetworkplumbingwg/ipamclaims/pkg/crd/ipamclaims/v1alpha1"
@@ -49,6 +50,8 @@ type Reconciler struct {
 	marks  marks.Marks
 	events events.EventRecorder
 	log    *slog.Logger
+
+	hasClaims atomic.Bool // the cluster has the kind
 
 	mu   sync.Mutex
 	base int64 // the mark of networks that have none of their own
@@ -259,6 +262,9 @@ func (r *Reconciler) claim(ctx context.Context, k Key) (reconcile.Result, error)
 // cache does not have yet what the API server had when this process became the
 // leader: then the API server is asked.
 func (r *Reconciler) claimNow(ctx context.Context, k Key) (obj *ipamclaimv1.IPAMClaim, behind bool, err error) {
+	if !r.hasClaims.Load() {
+		return nil, false, nil
+	}
 	obj = &ipamclaimv1.IPAMClaim{}
 	err = r.cache.Get(ctx, k.name(), obj)
 	if client.IgnoreNotFound(err) != nil {

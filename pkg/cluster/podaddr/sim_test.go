@@ -120,6 +120,7 @@ func (s *sim) restart(plan network.Plan) {
 	live := everyPhase{s.api}
 	s.target = &faulty{Target: &Kube{Cache: s.api, Live: live, Client: s.api, Now: func() time.Time { return s.clock }}}
 	s.r = NewReconciler(plan, time.Hour, s.api, live, s.target, &s.marks, func() time.Time { return s.clock }, s.events, slog.New(slog.DiscardHandler))
+	s.r.hasClaims.Store(true)
 	s.queue = nil
 	s.r.wakeThrough(func(k Key) { s.queue = append(s.queue, k) })
 	s.must(s.r.Restore(s.ctx))

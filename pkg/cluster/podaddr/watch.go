@@ -38,12 +38,21 @@ func (r *Reconciler) Watch(c controller.TypedController[Key], from cache.Cache) 
 		source.TypedKind(from, &corev1.Pod{}, podEvents()),
 		source.TypedKind(from, &nadv1.NetworkAttachmentDefinition{}, r.nadEvents()),
 		source.TypedKind(from, namespace, r.namespaceEvents()),
-		source.TypedKind(from, &ipamclaimv1.IPAMClaim{}, r.claimEvents()),
 	} {
 		if err := c.Watch(s); err != nil {
 			return fmt.Errorf("watch %T: %w", s, err)
 		}
 	}
+	return nil
+}
+
+// WatchClaims makes events of IPAMClaims into keys. They are another project's
+// kind: before the cluster has it, there are no claims.
+func (r *Reconciler) WatchClaims(c controller.TypedController[Key], from cache.Cache) error {
+	if err := c.Watch(source.TypedKind(from, &ipamclaimv1.IPAMClaim{}, r.claimEvents())); err != nil {
+		return fmt.Errorf("watch IPAMClaims: %w", err)
+	}
+	r.hasClaims.Store(true)
 	return nil
 }
 

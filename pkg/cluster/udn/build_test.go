@@ -5,6 +5,7 @@ package udn
 import (
 	"encoding/json"
 	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -369,9 +370,65 @@ func TestMessageLimit(t *testing.T) {
 		want.NADs[n+string(rune('0'+i))] = NAD{}
 		problems = append(problems, Problem{n, "some reason"})
 	}
-	for _, c := range append(Conditions(in, want, problems, nil), Conditions(in, want, nil, nil)...) {
+	ending := in
+	ending.Request = noOverlayRequest()
+	ending.Request.Deleting = true
+	var all []metav1.Condition
+	all = append(all, Conditions(in, want, problems, nil)...)
+	all = append(all, Conditions(in, want, nil, nil)...)
+	all = append(all, Conditions(ending, want, problems, nil)...)
+	if len(all) != 7 {
+		t.Fatalf("%d conditions", len(all))
+	}
+	for _, c := range all {
 		if len(c.Message) > 32768 {
 			t.Errorf("%s has a message of %d bytes", c.Type, len(c.Message))
 		}
+	}
+}
+
+// Which nodes a network does not hold is said by the first few: of a thousand
+// nodes that come one by one, most change no network's status.
+func TestBeyondIsStable(t *testing.T) {
+	n, said := nodeIDs{}, map[string]int{}
+	for id := uint64(1); id <= 1000; id++ {
+		n.byID = append(n.byID, nodeID{id, fmt.Sprint("node-", id)})
+		b, err := n.beyond(t.Context(), nil, 20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if (id > 20) != (len(b.First) > 0) {
+			t.Errorf("%d nodes, capacity 20: %+v", id, b)
+		}
+		said[b.String()]++
+	}
+	if len(said) > named+2 {
+		t.Errorf("1000 nodes made %d different messages, want %d at most", len(said), named+2)
+	}
+	if got, want := said["[node-21, node-22, node-23, node-24, node-25] and others"], 975; got != want {
+		t.Errorf("the last message stood for %d nodes, want %d: %v", got, want, said)
+	}
+}
+
+// What was accepted before a RouteAdvertisements changed says nothing about
+// what it is now.
+func TestAcceptedOfThisGeneration(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		status   metav1.ConditionStatus
+		observed int64
+		want     bool
+	}{
+		{"this one", metav1.ConditionTrue, 2, true}, {"a former one", metav1.ConditionTrue, 1, false},
+		{"refused", metav1.ConditionFalse, 2, false}, {"none", metav1.ConditionTrue, 0, false},
+	} {
+		ra := &udnv1.RouteAdvertisements{ObjectMeta: metav1.ObjectMeta{Generation: 2}}
+		ra.Status.Conditions = []metav1.Condition{{Type: udnv1.ConditionAccepted, Status: c.status, ObservedGeneration: c.observed}}
+		if got := accepted(ra); got != c.want {
+			t.Errorf("%s: %v, want %v", c.name, got, c.want)
+		}
+	}
+	if accepted(&udnv1.RouteAdvertisements{}) {
+		t.Error("accepted without a condition")
 	}
 }

@@ -282,9 +282,16 @@ func (r *Reconciler) advertisements(ctx context.Context, req *Request) ([]Advert
 	for i := range all.Items {
 		ra := &all.Items[i]
 		if ra.DeletionTimestamp == nil && advertises(ra, req.Labels) {
-			out = append(out, Advertisement{ra.Name, apimeta.IsStatusConditionTrue(ra.Status.Conditions, udnv1.ConditionAccepted)})
+			out = append(out, Advertisement{ra.Name, accepted(ra)})
 		}
 	}
 	slices.SortFunc(out, func(a, b Advertisement) int { return compare(a.Name, b.Name) })
 	return out, nil
+}
+
+// accepted tells whether what a RouteAdvertisements says now is accepted, and
+// not only what it said before.
+func accepted(ra *udnv1.RouteAdvertisements) bool {
+	c := apimeta.FindStatusCondition(ra.Status.Conditions, udnv1.ConditionAccepted)
+	return c != nil && c.Status == metav1.ConditionTrue && c.ObservedGeneration == ra.Generation
 }

@@ -36,15 +36,33 @@ func (n *nodeIDs) markDirty() {
 	n.dirty = true
 }
 
-// beyond are the names of nodes whose id is above capacity.
-func (n *nodeIDs) beyond(ctx context.Context, cache client.Reader, capacity uint64) ([]string, error) {
+// Beyond are nodes that a network's subnets do not hold: the first by id, and
+// whether there are more. How many does not matter, so that a node that comes
+// to many others changes no network's status.
+type Beyond struct {
+	First []string
+	More  bool
+}
+
+// named is how many nodes a message names.
+const named = 5
+
+func (b Beyond) String() string {
+	if b.More {
+		return list(b.First) + " and others"
+	}
+	return list(b.First)
+}
+
+// beyond are the nodes whose id is above capacity.
+func (n *nodeIDs) beyond(ctx context.Context, cache client.Reader, capacity uint64) (Beyond, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.dirty {
 		l := &metav1.PartialObjectMetadataList{}
 		l.SetGroupVersionKind(kube.Metadata("NodeList").GroupVersionKind())
 		if err := cache.List(ctx, l, client.UnsafeDisableDeepCopy); err != nil {
-			return nil, fmt.Errorf("list nodes: %w", err)
+			return Beyond{}, fmt.Errorf("list nodes: %w", err)
 		}
 		n.byID, n.dirty = nil, false
 		for i := range l.Items {
@@ -55,11 +73,10 @@ func (n *nodeIDs) beyond(ctx context.Context, cache client.Reader, capacity uint
 		slices.SortFunc(n.byID, func(a, b nodeID) int { return int(a.id) - int(b.id) })
 	}
 	first, _ := slices.BinarySearchFunc(n.byID, capacity+1, func(x nodeID, id uint64) int { return int(x.id) - int(id) })
-	var out []string
-	for _, x := range n.byID[first:] {
-		out = append(out, x.name)
+	out := Beyond{More: len(n.byID)-first > named}
+	for _, x := range n.byID[first:min(first+named, len(n.byID))] {
+		out.First = append(out.First, x.name)
 	}
-	slices.Sort(out)
 	return out, nil
 }
 

@@ -6,9 +6,11 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
@@ -40,6 +42,9 @@ type Reconciler struct {
 // normally end the wait; this covers one that was lost.
 const backstop = time.Minute
 
+// conflict is how long the cache is given to catch up with another's write.
+const conflict = 100 * time.Millisecond
+
 // NewReconciler makes a reconciler.
 func NewReconciler(cfg config.Config, cache, live client.Reader, target *Kube, l *ledger.Ledger, log *slog.Logger) *Reconciler {
 	r := &Reconciler{cfg: cfg, cache: cache, live: live, target: target, log: log, ledger: l}
@@ -62,7 +67,12 @@ func (r *Reconciler) Reconcile(ctx context.Context, o Owner) (reconcile.Result, 
 	}
 	want, problems := Build(in, have)
 	applyErr := r.target.Apply(ctx, Diff(want, have))
-	failed := Failures(applyErr)
+	failed := slices.DeleteFunc(Failures(applyErr), func(f *Failure) bool {
+		return apierrors.IsConflict(f.Err) || apierrors.IsAlreadyExists(f.Err)
+	})
+	if applyErr != nil && len(failed) == 0 {
+		return reconcile.Result{RequeueAfter: conflict}, nil // the cache is behind: nothing to tell anybody
+	}
 	status := DiffStatus(o, Conditions(in, want, problems, failed), have.Conditions)
 	if in.Request != nil && in.Request.Deleting && !o.Cluster() {
 		for i := range status { // the namespace is often ending too, and takes no events then

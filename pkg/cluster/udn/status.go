@@ -26,12 +26,12 @@ func Conditions(in Inputs, want State, problems []Problem, failed []*Failure) []
 		if len(text) == 0 {
 			return nil
 		}
-		return []metav1.Condition{r.condition(udnv1.ConditionNetworkCreated, metav1.ConditionFalse, r.syncError(), strings.Join(text, "; "))}
+		return []metav1.Condition{r.condition(udnv1.ConditionNetworkCreated, metav1.ConditionFalse, r.syncError(), cut(strings.Join(text, "; "), messageLimit))}
 	}
 	var out []metav1.Condition
 	switch {
 	case len(text) > 0:
-		msg := cut(strings.Join(text, "; "), 10000)
+		msg := cut(strings.Join(text, "; "), messageLimit)
 		if r.Cluster() {
 			msg += "; NetworkAttachmentDefinition has been created in following namespaces: " + list(created(want, failed))
 		}
@@ -45,9 +45,9 @@ func Conditions(in Inputs, want State, problems []Problem, failed []*Failure) []
 	}
 	switch {
 	case in.ID == 0: // there is no network to allocate for
-	case len(in.Beyond) > 0:
+	case len(in.Beyond.First) > 0:
 		out = append(out, r.condition(udnv1.ConditionNetworkAllocationSucceeded, metav1.ConditionFalse, udnv1.ReasonAllocationFailed,
-			"the subnets hold no host subnet for nodes "+list(in.Beyond)+": append a CIDR to subnets, or remove nodes"))
+			"the subnets hold no host subnet for nodes "+in.Beyond.String()+": append a CIDR to subnets, or remove nodes"))
 	default:
 		out = append(out, r.condition(udnv1.ConditionNetworkAllocationSucceeded, metav1.ConditionTrue, udnv1.ReasonAllocationSucceeded,
 			"Network allocation succeeded for all synced nodes."))
@@ -109,6 +109,10 @@ func created(want State, failed []*Failure) []string {
 	}
 	return out
 }
+
+// messageLimit is less than the API allows a condition's message, as created
+// namespaces may be listed behind it.
+const messageLimit = 10000
 
 // cut keeps a message inside what the API allows.
 func cut(s string, limit int) string {

@@ -87,7 +87,7 @@ type Inputs struct {
 	Idle       bool                // it had an id and has no use for it any more
 	Namespaces []Namespace         // that the owner selects and that are not being deleted
 	Users      map[string][]string // pods that use the NAD, by namespace
-	Beyond     []string            // nodes that the subnets do not hold
+	Beyond     Beyond              // nodes that the subnets do not hold
 	Advertised []Advertisement     // of transport NoOverlay: who makes the pods' routes known
 }
 

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	udnv1 "bulkhead/api/v1"
+)
+
+// Another's write that came between is nobody's business: the next look mends
+// it, and neither the status nor an event tells of it.
+func TestConflictIsNoCondition(t *testing.T) {
+	needAPI(t)
+	w := newWorld(t)
+	w.settle()
+	var left atomic.Int32
+	startController(t, testConfig(t), func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(req *http.Request) (*http.Response, error) {
+			if req.Method != http.MethodPatch || !strings.Contains(req.URL.Path, "/network-attachment-definitions/") || left.Add(-1) < 0 {
+				return next.RoundTrip(req)
+			}
+			status := apierrors.NewConflict(schema.GroupResource{Resource: "network-attachment-definitions"}, "net", nil).Status()
+			status.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
+			body, err := json.Marshal(status)
+			if err != nil {
+				return nil, err
+			}
+			return &http.Response{StatusCode: http.StatusConflict, Header: http.Header{"Content-Type": {"application/json"}},
+				Body: io.NopCloser(bytes.NewReader(body)), Request: req}, nil
+		})
+	})
+	defer w.remove(w.namespace("conflict", true))
+	u := newUDN("conflict", "net", "10.100.0.0/16")
+	w.create(u)
+	defer w.remove(u)
+	w.created(u)
+	before := u.DeepCopy()
+	seen, err := w.Watch(w.ctx, &udnv1.UserDefinedNetworkList{}, client.InNamespace("conflict"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	left.Store(5)
+	w.patch(w.nad("conflict", "net"), `{"metadata":{"labels":{"k8s.ovn.org/user-defined-network":null}}}`)
+	Eventually(t, func() error {
+		if _, ok := w.nad("conflict", "net").Labels["k8s.ovn.org/user-defined-network"]; !ok {
+			return apierrors.NewNotFound(schema.GroupResource{Resource: "label"}, "user-defined-network")
+		}
+		return nil
+	})
+	if left.Load() >= 0 {
+		t.Errorf("%d conflicts were left over: the repair met none", left.Load())
+	}
+	// A write of ours, seen by the watch, ends what is looked at.
+	w.patch(u, `{"metadata":{"labels":{"end":"yes"}}}`)
+	for e := range seen.ResultChan() {
+		now, ok := e.Object.(*udnv1.UserDefinedNetwork)
+		if !ok {
+			t.Fatalf("watch: %T", e.Object)
+		}
+		for _, c := range now.Status.Conditions {
+			if c.Status != metav1.ConditionTrue {
+				t.Errorf("%s is %s: %s", c.Type, c.Status, c.Message)
+			}
+		}
+		if now.Labels["end"] != "" {
+			if now.UID != before.UID {
+				t.Errorf("uid %s, was %s", now.UID, before.UID)
+			}
+			break
+		}
+	}
+	seen.Stop()
+	var events corev1.EventList
+	if err := w.List(w.ctx, &events, client.InNamespace("conflict")); err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range events.Items {
+		if e.Type == corev1.EventTypeWarning {
+			t.Errorf("event %s: %s", e.Reason, e.Message)
+		}
+	}
+}
+
+// IPAMClaims are another project's kind. A cluster without it has networks all
+// the same, and claims once it is installed.
+func TestWithoutIPAMClaims(t *testing.T) {
+	needAPI(t)
+	w := newPodWorld(t)
+	const file = "deploy/crds/k8s.cni.cncf.io_ipamclaims.yaml"
+	install := func() {
+		t.Helper()
+		if err := env.Install(w.ctx, filepath.Join(Root(), file)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	crd := &unstructured.Unstructured{}
+	crd.SetGroupVersionKind(schema.GroupVersionKind{Group: "apiextensions.k8s.io", Version: "v1", Kind: "CustomResourceDefinition"})
+	crd.SetName("ipamclaims.k8s.cni.cncf.io")
+	w.remove(crd)
+	w.waitGone(crd)
+	t.Cleanup(install)
+	startController(t, testConfig(t))
+	defer w.remove(w.namespace("claimless", true))
+	w.sharedNAD("claimless", "net", "claimless-net", `"topology":"layer2","role":"primary","subnets":"10.142.0.0/24","allowPersistentIPs":true`)
+	w.given(w.scheduled("claimless", "plain", nil), "claimless/net", "10.142.0.3/24")
+	p := w.scheduled("claimless", "vm", primaryRequest(`"ipam-claim-reference":"vm"`))
+	w.refused(p, "IPAMClaim vm", "does not exist")
+	install()
+	claim := newClaim("claimless", "vm", "claimless-net")
+	Eventually(t, func() error { return client.IgnoreAlreadyExists(w.Create(w.ctx, claim)) })
+	w.given(p, "claimless/net", "10.142.0.4/24")
+	w.remove(claim)
+}

@@ -6,8 +6,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
+	"slices"
 	"strconv"
+	"strings"
 )
 
 // GatewayConfig is the l3-gateway-config annotation of one network (only
@@ -21,36 +24,97 @@ type GatewayConfig struct {
 	NextHops  []netip.Addr   `json:"next-hops,omitempty"`
 }
 
-// ParseNode reads a Node's annotations. What is not there yet is left zero; a
-// malformed annotation is an error naming it, and what else could be read is
-// still returned.
+// ParseNode reads a Node's annotations. What is not there yet is left zero,
+// and so is what is malformed, as a whole: the error names each annotation.
 func ParseNode(name string, annotations map[string]string) (Node, error) {
-	n := Node{Name: name, Chassis: annotations[AnnotationChassisID]}
+	n := Node{Name: name}
 	var errs []error
-	if raw, ok := annotations[AnnotationNodeID]; ok {
-		id, err := strconv.Atoi(raw)
-		if err != nil || id < 1 || id > MaxNodeID {
-			errs = append(errs, fmt.Errorf("node %s: annotation %s %q is not a number in 1..%d", name, AnnotationNodeID, raw, MaxNodeID))
-		} else {
-			n.ID = id
+	for _, a := range []struct {
+		annotation string
+		parse      func(raw string, n *Node) error
+	}{
+		{AnnotationNodeID, parseNodeID}, {AnnotationChassisID, parseChassis},
+		{AnnotationEncapIPs, parseEncap}, {AnnotationGatewayConfig, parseGateway},
+	} {
+		raw, ok := annotations[a.annotation]
+		if !ok {
+			continue
 		}
-	}
-	if raw := annotations[AnnotationEncapIPs]; raw != "" {
-		if err := json.Unmarshal([]byte(raw), &n.EncapIPs); err != nil {
-			errs = append(errs, fmt.Errorf("node %s: annotation %s: %w", name, AnnotationEncapIPs, err))
-		}
-	}
-	if raw := annotations[AnnotationGatewayConfig]; raw != "" {
-		var byNetwork map[string]GatewayConfig
-		if err := json.Unmarshal([]byte(raw), &byNetwork); err != nil {
-			errs = append(errs, fmt.Errorf("node %s: annotation %s: %w", name, AnnotationGatewayConfig, err))
-		} else {
-			g := byNetwork[DefaultName]
-			n.Mode, n.Bridge, n.BridgeMAC, n.Addresses, n.NextHops = g.Mode, g.Bridge, g.MAC, g.Addresses, g.NextHops
+		if err := a.parse(raw, &n); err != nil {
+			errs = append(errs, fmt.Errorf("node %s: annotation %s: %w", name, a.annotation, err))
 		}
 	}
 	return n, errors.Join(errs...)
 }
+
+func parseNodeID(raw string, n *Node) error {
+	id, err := strconv.Atoi(raw)
+	if err != nil || id < 1 || id > MaxNodeID {
+		return fmt.Errorf("%q is not a number in 1..%d", raw, MaxNodeID)
+	}
+	n.ID = id
+	return nil
+}
+
+func parseChassis(raw string, n *Node) error {
+	if raw == "" || strings.ContainsFunc(raw, func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune(`",;'\`, r) }) {
+		return fmt.Errorf("%q is not the name of a chassis", raw)
+	}
+	n.Chassis = raw
+	return nil
+}
+
+func parseEncap(raw string, n *Node) error {
+	var ips []netip.Addr
+	if err := json.Unmarshal([]byte(raw), &ips); err != nil {
+		return err
+	}
+	if len(ips) == 0 {
+		return errors.New("it names no address")
+	}
+	for i, ip := range ips {
+		if !isHost(ip) || slices.Contains(ips[:i], ip) {
+			return fmt.Errorf("%q is not an address of a node, once", ip)
+		}
+	}
+	n.EncapIPs = ips
+	return nil
+}
+
+func parseGateway(raw string, n *Node) error {
+	var byNetwork map[string]GatewayConfig
+	if err := json.Unmarshal([]byte(raw), &byNetwork); err != nil {
+		return err
+	}
+	g, ok := byNetwork[DefaultName]
+	if !ok {
+		return fmt.Errorf("nothing of network %q", DefaultName)
+	}
+	if g.Mode != SharedGateway && g.Mode != LocalGateway {
+		return fmt.Errorf("mode %q is neither %s nor %s", g.Mode, SharedGateway, LocalGateway)
+	}
+	if mac, err := net.ParseMAC(g.MAC); err != nil || len(mac) != 6 || mac[0]&1 != 0 || [6]byte(mac) == [6]byte{} {
+		return fmt.Errorf("mac-address %q is not a MAC of an interface", g.MAC)
+	}
+	if len(g.Addresses) == 0 {
+		return errors.New("ip-addresses is empty")
+	}
+	for i, p := range g.Addresses {
+		if !isHost(p.Addr()) || p.Bits() == 0 || slices.Contains(g.Addresses[:i], p) {
+			return fmt.Errorf("ip-addresses: %q is not an address of a node with its subnet, once", p)
+		}
+	}
+	for i, hop := range g.NextHops {
+		if !isHost(hop) && !hop.IsLinkLocalUnicast() || hop.Zone() != "" || slices.Contains(g.NextHops[:i], hop) {
+			return fmt.Errorf("next-hops: %q is not an address of a router, once", hop)
+		}
+	}
+	n.Mode, n.Bridge, n.BridgeMAC, n.Addresses, n.NextHops = g.Mode, g.Bridge, g.MAC, g.Addresses, g.NextHops
+	return nil
+}
+
+// isHost tells addresses that a node can have towards others.
+func isHost(a netip.Addr) bool { return a.IsGlobalUnicast() && !a.Is4In6() && a.Zone() == "" }
 
 // AgentAnnotations are the annotations that n's agent writes.
 func (n Node) AgentAnnotations() (map[string]string, error) {

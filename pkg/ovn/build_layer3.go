@@ -98,7 +98,7 @@ func (b *builder) peers() {
 		}
 		for _, dest := range dests {
 			if via, ok := familyOf(transit, dest.Addr()); ok {
-				b.route(b.net.ClusterRouter(), dstIP, dest, via, "", "ic-node", peer.Name)
+				b.route(b.net.ClusterRouter(), dstIP, dest, via, "", markPeer, peer.Name)
 			}
 		}
 	}

@@ -27,6 +27,7 @@ const (
 	markRole      = "k8s.ovn.org/role"
 	markNAD       = "k8s.ovn.org/nad"
 	markNode      = "k8s.ovn.org/node"
+	markPeer      = "ic-node" // of a route, the node that it leads to
 	markNamespace = "namespace"
 	markPod       = "pod_name"
 	markPodUID    = "pod_uid"

@@ -14,6 +14,7 @@ import (
 	nadclient "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/client/clientset/versioned"
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
@@ -54,7 +55,8 @@ type Zone struct {
 
 	mu      sync.Mutex // guards what follows; never held across I/O
 	catalog *network.Catalog
-	nodes   map[string]network.Node
+	nodes   *nodeBook
+	ownUID  types.UID // this Node's
 	nets    map[string]*netState
 	pods    map[string]*podState
 	held    map[string]holding  // by pod: addresses that it has and that were not given back to it
@@ -113,7 +115,7 @@ func NewZone(cfg config.Config, k kubernetes.Interface, nads nadclient.Interface
 	return &Zone{
 		cfg: cfg, log: log.With("node", cfg.Kubernetes.NodeName), kube: k, nads: nads, metrics: newMetrics(registry),
 		podQueue: workqueue.NewTypedRateLimitingQueue(limiter()), netQueue: workqueue.NewTypedRateLimitingQueue(limiter()),
-		catalog: network.NewCatalog(), nodes: map[string]network.Node{}, nets: map[string]*netState{}, pods: map[string]*podState{},
+		catalog: network.NewCatalog(), nodes: newNodeBook(cfg.Kubernetes.NodeName), nets: map[string]*netState{}, pods: map[string]*podState{},
 		held: map[string]holding{}, initial: map[string]struct{}{}, pending: map[string]struct{}{}, staying: map[string]staying{}, lastErr: map[string]string{},
 	}, nil
 }
@@ -201,7 +203,8 @@ func (z *Zone) syncKey(ctx context.Context, key string) error {
 // syncChassis names the zone and keeps the other nodes' chassis.
 func (z *Zone) syncChassis(ctx context.Context) error {
 	z.mu.Lock()
-	node, peers := z.self(), z.peers()
+	node := z.self()
+	peers, unknown := z.nodes.peers()
 	started := z.started
 	z.mu.Unlock()
 	if !started || !node.Ready() {
@@ -211,7 +214,8 @@ func (z *Zone) syncChassis(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read remote chassis: %w", err)
 	}
-	ops := DiffChassis(BuildChassis(node, peers), have)
+	want := BuildChassis(node, peers)
+	ops := DiffChassis(append(want, chassisAsTheyWere(want, have, unknown)...), have)
 	for _, op := range ops {
 		z.log.Info(op.String())
 	}

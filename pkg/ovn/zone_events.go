@@ -94,7 +94,8 @@ func (z *Zone) start() {
 		}
 	}
 	z.started = true
-	z.begin()
+	z.nodes.podIDs = z.podIDs()
+	z.nodesChanged(z.nodes.settle())
 }
 
 // begin builds everything, once the node is ready: pods that had addresses
@@ -139,47 +140,6 @@ func (z *Zone) enqueuePods(namespace string) {
 	}
 	for _, key := range keys {
 		z.podQueue.Add(key)
-	}
-}
-
-func (z *Zone) nodeChanged(_, obj any) {
-	n, ok := obj.(*corev1.Node)
-	if !ok {
-		return
-	}
-	node, err := network.ParseNode(n.Name, n.Annotations)
-	if err != nil {
-		z.log.Warn("node has a malformed annotation", "peer", n.Name, "error", err)
-	}
-	z.mu.Lock()
-	defer z.mu.Unlock()
-	before, known := z.nodes[n.Name]
-	if known && reflect.DeepEqual(before, node) {
-		return
-	}
-	z.nodes[n.Name] = node
-	z.nodeTouched(n.Name)
-}
-
-func (z *Zone) nodeGone(obj any) {
-	n, ok := obj.(*corev1.Node)
-	if !ok {
-		return
-	}
-	z.mu.Lock()
-	defer z.mu.Unlock()
-	delete(z.nodes, n.Name)
-	z.nodeTouched(n.Name)
-}
-
-func (z *Zone) nodeTouched(name string) {
-	if name == z.cfg.Kubernetes.NodeName {
-		z.begin()
-		return
-	}
-	if z.begun {
-		z.dirtyAll(PartPeers)
-		z.netQueue.Add(keyChassis)
 	}
 }
 

@@ -3,13 +3,11 @@
 package ovn
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -17,23 +15,14 @@ import (
 )
 
 // self is this node; not Ready until cluster role and agent have said enough.
-func (z *Zone) self() network.Node { return z.nodes[z.cfg.Kubernetes.NodeName] }
-
-// peers are the other nodes that are ready, by id. Of two with one id, which
-// the cluster role does not give, the first by name is one.
-func (z *Zone) peers() []network.Node {
-	var out []network.Node
-	for name, n := range z.nodes {
-		if name != z.cfg.Kubernetes.NodeName && n.Ready() {
-			out = append(out, n)
-		}
+// The agent tells of the gateway with the rest: where it cannot be read, what
+// an earlier zone built stays.
+func (z *Zone) self() network.Node {
+	n := z.nodes.node(z.cfg.Kubernetes.NodeName)
+	if !hasGatewayFacts(n) {
+		return network.Node{Name: n.Name}
 	}
-	slices.SortFunc(out, func(a, b network.Node) int {
-		return cmp.Or(cmp.Compare(a.ID, b.ID), strings.Compare(a.Name, b.Name))
-	})
-	self := z.self().ID
-	return slices.CompactFunc(slices.DeleteFunc(out, func(n network.Node) bool { return n.ID == self }),
-		func(a, b network.Node) bool { return a.ID == b.ID })
+	return n
 }
 
 // describe is the network with that name, if it is one that we build.
@@ -81,6 +70,8 @@ type job struct {
 	node  network.Node
 	in    Inputs
 	parts []Part
+	// unknown are peers whose rows stay as they are.
+	unknown map[string]struct{}
 }
 
 // take is the next job of a network; ok is false when there is nothing to do
@@ -121,7 +112,7 @@ func (z *Zone) take(name string) (j job, ok bool) {
 	j.node = z.self()
 	j.in = Inputs{Plan: z.cfg.Plan, PhysicalNetwork: z.cfg.OVS.PhysicalNetwork}
 	if slices.Contains(j.parts, PartPeers) {
-		j.in.Peers = z.peers()
+		j.in.Peers, j.unknown = z.nodes.peers()
 	}
 	for _, key := range slices.Sorted(maps.Keys(st.pods)) {
 		j.in.Pods = append(j.in.Pods, st.pods[key])
@@ -210,7 +201,8 @@ func (z *Zone) build(ctx context.Context, name string, j job) error {
 	if err != nil {
 		return fmt.Errorf("read rows: %w", err)
 	}
-	return z.apply(ctx, name, Diff(append(want, z.alive(name, want, have)...), have))
+	want = slices.Concat(want, z.alive(name, want, have), asTheyWere(j.node, want, have, j.unknown))
+	return z.apply(ctx, name, Diff(want, have))
 }
 
 // remove deletes a network that nobody describes, unless pods still run on it.

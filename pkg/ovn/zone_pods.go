@@ -196,6 +196,7 @@ func (z *Zone) place(pod *corev1.Pod, restoring bool) (network.PodNetworks, erro
 				for _, f := range fresh {
 					z.free(st.uid, f)
 				}
+				z.hold(pod) // what it runs with is not for others
 				return nil, err
 			}
 			if g.network == "" {
@@ -298,6 +299,7 @@ func (z *Zone) release(key string) {
 		z.dirty(name, AllParts...)
 	}
 	delete(z.staying, key)
+	defer z.reconsiderSelf() // it may have been the last pod that spoke against the node's id
 	p, ok := z.pods[key]
 	if !ok {
 		return

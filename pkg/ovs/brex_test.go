@@ -4,10 +4,12 @@ package ovs
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -43,6 +45,115 @@ func addUplink(t *testing.T, c *Client, name string) {
 	waitFor(t, c, func() bool { return c.db.Get(ctx, &vsdb.Interface{Name: name}) == nil })
 }
 
+func ovsOfctl(root, dir string) flows.OFCtl {
+	return flows.OFCtl{Command: func(ctx context.Context, args ...string) *exec.Cmd {
+		found := fromRootfs(root, "usr/bin/ovs-ofctl", args...)
+		cmd := exec.CommandContext(ctx, found.Path, found.Args[1:]...)
+		cmd.Env = append(cmd.Environ(), "OVS_RUNDIR="+dir)
+		return cmd
+	}}
+}
+
+// keep runs a keeper of br-ex until the test ends.
+func keep(t *testing.T, k *FlowKeeper) *FlowKeeper {
+	t.Helper()
+	k.Bridge, k.Log = "br-ex", slog.New(slog.DiscardHandler)
+	ctx, cancel := context.WithCancel(context.Background())
+	stopped := make(chan struct{})
+	go func() { k.Run(ctx); close(stopped) }()
+	t.Cleanup(func() { cancel(); <-stopped })
+	return k
+}
+
+// What somebody does to the bridge's flows by hand is put right within seconds:
+// the node hangs on them. Flows of others stay, and who does nothing sees no
+// reads.
+func TestFlowsChangedByHand(t *testing.T) {
+	for name, told := range map[string]bool{"told by the switch": true, "not told": false} {
+		t.Run(name, func(t *testing.T) {
+			root, dir := rootfs(t), t.TempDir()
+			address := startServer(t, root, dir)
+			c := connected(t, address)
+			addUplink(t, c, "eth1")
+			first := vswitchd(t, root, dir, address)
+			ofctl := ovsOfctl(root, dir)
+			counted := &countedSwitch{Switch: ofctl}
+			k := &FlowKeeper{Client: c, Switch: counted, RunDir: dir, every: time.Hour}
+			if !told {
+				k.RunDir, k.every = t.TempDir(), 100*time.Millisecond
+			}
+			keep(t, k)
+			inPlace := func(when string) {
+				t.Helper()
+				start := time.Now()
+				eventually(t, when, func(ctx context.Context) error {
+					want, err := k.want(ctx)
+					if err != nil {
+						return err
+					}
+					have, err := ofctl.Read(ctx, "br-ex")
+					if ops := flows.Diff(want, have); err == nil && len(ops) > 0 {
+						err = fmt.Errorf("the bridge still lacks: %v", ops)
+					}
+					if err == nil && time.Since(start) > 10*time.Second {
+						t.Errorf("%s: only after %s", when, time.Since(start))
+					}
+					return err
+				})
+			}
+			byHand := func(args ...string) {
+				t.Helper()
+				if out, err := ofctl.Command(deadline(t), args...).CombinedOutput(); err != nil {
+					t.Fatalf("ovs-ofctl %v: %v: %s", args, err, out)
+				}
+			}
+			inPlace("at first")
+			byHand("add-flow", "br-ex", "cookie=0x7,priority=5,tcp,actions=drop")
+			for when, args := range map[string][]string{
+				"all were deleted": {"del-flows", "br-ex", fmt.Sprintf("cookie=%#x/%#x", flows.CookieMark, flows.CookieMask)},
+				"one was deleted":  {"--strict", "del-flows", "br-ex", "priority=100,in_port=LOCAL"},
+				"one was changed":  {"--strict", "mod-flows", "br-ex", "priority=100,in_port=LOCAL,actions=drop"},
+				"one was replaced": {"add-flow", "br-ex", "priority=10,actions=NORMAL"},
+				"one was added":    {"add-flow", "br-ex", fmt.Sprintf("cookie=%#x,priority=200,in_port=LOCAL,actions=drop", flows.CookieBase)},
+			} {
+				byHand(args...)
+				inPlace(when)
+			}
+			if out, err := ofctl.Command(deadline(t), "dump-flows", "br-ex", "cookie=0x7/-1").Output(); err != nil || !strings.Contains(string(out), "tcp") {
+				t.Errorf("a flow of somebody else is gone: %v %s", err, out)
+			}
+			_ = first.Process.Kill()
+			_ = first.Wait()
+			vswitchd(t, root, dir, address)
+			inPlace("ovs-vswitchd was started again")
+			if told { // pods come: nothing about the bridge
+				if err := c.SyncChassis(deadline(t), testNode(), testInputs); err != nil {
+					t.Fatal(err)
+				}
+				before := counted.reads.Load()
+				for id := range 50 {
+					if err := c.EnsurePods(deadline(t), podPorts(fmt.Sprint(id))); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if n := counted.reads.Load() - before; n > 5 { // the new switch's own flows may still be told
+					t.Errorf("%d reads of the bridge for nothing", n)
+				}
+			}
+		})
+	}
+}
+
+type countedSwitch struct {
+	flows.Switch
+	reads atomic.Int64
+}
+
+func (s *countedSwitch) Read(ctx context.Context, bridge string) (flows.State, error) {
+	s.reads.Add(1)
+	return s.Switch.Read(ctx, bridge)
+}
+
 func TestExternalBridgeFlows(t *testing.T) {
 	root, dir := rootfs(t), t.TempDir()
 	address := startServer(t, root, dir)
@@ -50,23 +161,14 @@ func TestExternalBridgeFlows(t *testing.T) {
 	addUplink(t, c, "eth1")
 	first := vswitchd(t, root, dir, address)
 	ctx := deadline(t)
-	ofctl := flows.OFCtl{Command: func(_ context.Context, args ...string) *exec.Cmd {
-		cmd := fromRootfs(root, "usr/bin/ovs-ofctl", args...)
-		cmd.Env = append(cmd.Environ(), "OVS_RUNDIR="+dir)
-		return cmd
-	}}
+	ofctl := ovsOfctl(root, dir)
 	reports := make(chan error, 1000)
-	k := &FlowKeeper{Client: c, Switch: ofctl, Bridge: "br-ex", RunDir: RunDir(address), Log: slog.New(slog.DiscardHandler),
-		Report: func(err error) {
-			select {
-			case reports <- err:
-			default:
-			}
-		}}
-	run, cancel := context.WithCancel(ctx)
-	stopped := make(chan struct{})
-	go func() { k.Run(run); close(stopped) }()
-	t.Cleanup(func() { cancel(); <-stopped })
+	k := keep(t, &FlowKeeper{Client: c, Switch: ofctl, RunDir: dir, Report: func(err error) {
+		select {
+		case reports <- err:
+		default:
+		}
+	}})
 	// inPlace waits for reports until the switch holds what Build wants.
 	inPlace := func(when string) {
 		t.Helper()

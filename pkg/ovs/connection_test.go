@@ -182,8 +182,10 @@ func TestLossBeforeTheWait(t *testing.T) {
 	lost, again := make(chan struct{}), make(chan struct{})
 	c := &Client{log: slog.New(slog.DiscardHandler), change: newNotifier()}
 	var once sync.Once
+	var first client.Client
 	c.db = &connection{address: s.address(), log: c.log, found: func(cl client.Client) {
 		once.Do(func() {
+			first = cl
 			close(lost)
 			<-again
 			for cl.Cache() != nil {
@@ -198,6 +200,6 @@ func TestLossBeforeTheWait(t *testing.T) {
 	s.stop()
 	s.start()
 	close(again)
+	eventually(t, "connected again", func(ctx context.Context) error { _, err := c.db.after(ctx, first); return err })
 	initialise(t, c)
-	eventually(t, "connected again", func(ctx context.Context) error { return c.SyncChassis(ctx, testNode(), testInputs) })
 }

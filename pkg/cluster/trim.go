@@ -56,7 +56,10 @@ func trimPod(in any) (any, error) {
 	return small, nil
 }
 
-// trimNode leaves a node's name and id.
+// nodeAnnotations are those that the cluster role reads.
+var nodeAnnotations = []string{network.AnnotationNodeID, network.AnnotationAgentFailures, network.AnnotationZoneFailures}
+
+// trimNode leaves a node's name, its id, and which networks fail on it.
 func trimNode(in any) (any, error) {
 	n, ok := in.(*metav1.PartialObjectMetadata)
 	if !ok {
@@ -65,8 +68,13 @@ func trimNode(in any) (any, error) {
 	meta := metav1.ObjectMeta{
 		Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion, CreationTimestamp: n.CreationTimestamp, DeletionTimestamp: n.DeletionTimestamp,
 	}
-	if id, ok := n.Annotations[network.AnnotationNodeID]; ok {
-		meta.Annotations = map[string]string{network.AnnotationNodeID: id}
+	for _, key := range nodeAnnotations {
+		if value, ok := n.Annotations[key]; ok {
+			if meta.Annotations == nil {
+				meta.Annotations = map[string]string{}
+			}
+			meta.Annotations[key] = value
+		}
 	}
 	n.ObjectMeta = meta
 	return n, nil

@@ -14,6 +14,9 @@ const (
 	AnnotationChassisID     = "k8s.ovn.org/node-chassis-id"
 	AnnotationEncapIPs      = "k8s.ovn.org/node-encap-ips"    // JSON list of addresses
 	AnnotationGatewayConfig = "k8s.ovn.org/l3-gateway-config" // GatewayConfig by network
+	// On Nodes, by the agent and by the node's zone: Failures.
+	AnnotationAgentFailures = "k8s.ovn.org/agent-network-failures"
+	AnnotationZoneFailures  = "k8s.ovn.org/zone-network-failures"
 	// On Pods, by the zone of the pod's node (Layer 3) or by the cluster role.
 	AnnotationPodNetworks = "k8s.ovn.org/pod-networks"
 	// On Pods, by whoever makes them: the networks that the pod asks for, and

@@ -5,6 +5,7 @@ package api
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"path/filepath"
@@ -12,14 +13,18 @@ import (
 	"sync/atomic"
 	"testing"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	udnv1 "bulkhead/api/v1"
+	"bulkhead/pkg/network"
 )
 
 // Another's write that came between is nobody's business: the next look mends
@@ -125,4 +130,84 @@ func TestWithoutIPAMClaims(t *testing.T) {
 	Eventually(t, func() error { return client.IgnoreAlreadyExists(w.Create(w.ctx, claim)) })
 	w.given(p, "claimless/net", "10.142.0.4/24")
 	w.remove(claim)
+}
+
+// What a node has not built is said in the network's status, and no longer
+// once it has.
+func TestFailuresOfNodes(t *testing.T) {
+	needAPI(t)
+	w := newWorld(t)
+	w.settle()
+	startController(t, testConfig(t))
+	defer w.remove(w.namespace("failing", true))
+	u, other := newUDN("failing", "net", "10.100.0.0/16"), newUDN("failing", "other", "10.101.0.0/16")
+	other.Spec.Layer3.Role = udnv1.NetworkRoleSecondary
+	for _, o := range []*udnv1.UserDefinedNetwork{u, other} {
+		w.create(o)
+		defer w.remove(o)
+		w.waitCondition(o, udnv1.ConditionNetworkAllocationSucceeded, metav1.ConditionTrue)
+	}
+	id := w.nad("failing", "net").Annotations[network.AnnotationNetworkID]
+	node, _ := w.nodeWithID("failing-1")
+	said := func(raw string) string {
+		body, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]any{network.AnnotationAgentFailures: raw}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(body)
+	}
+	w.patch(node, said(`[{"ids":"`+id+`","why":"the kernel has no VRF"}]`))
+	w.waitCondition(u, udnv1.ConditionNetworkAllocationSucceeded, metav1.ConditionFalse, "[failing-1]", "the kernel has no VRF")
+	w.waitCondition(other, udnv1.ConditionNetworkAllocationSucceeded, metav1.ConditionTrue)
+	w.patch(node, said(""))
+	w.waitCondition(u, udnv1.ConditionNetworkAllocationSucceeded, metav1.ConditionTrue)
+}
+
+// The leader's lease is not behind what else is asked of the API server: what
+// is asked for with the role's rights says by which flow schema it was served.
+func TestLeaseComesFirst(t *testing.T) {
+	needAPI(t)
+	ctx := t.Context()
+	fair, err := Start(ctx, Options{Fairness: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = fair.Stop() })
+	if err := fair.Install(ctx, filepath.Join(Root(), "deploy/install.yaml")); err != nil {
+		t.Fatal(err)
+	}
+	admin, err := client.New(fair.Admin, client.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	schema := &flowcontrolv1.FlowSchema{}
+	if err := admin.Get(ctx, client.ObjectKey{Name: "bulkhead-leader-election"}, schema); err != nil {
+		t.Fatal(err)
+	}
+	var by string
+	cfg := rest.CopyConfig(fair.Controller)
+	cfg.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(req *http.Request) (*http.Response, error) {
+			res, err := next.RoundTrip(req)
+			if err == nil {
+				by = res.Header.Get("X-Kubernetes-Pf-Flowschema-Uid")
+			}
+			return res, err
+		})
+	})
+	role, err := client.New(cfg, client.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	lease, nodes := &coordinationv1.Lease{}, &corev1.NodeList{}
+	Eventually(t, func() error { // the server takes a moment to learn of a flow schema
+		err := role.Get(ctx, client.ObjectKey{Namespace: "bulkhead-system", Name: "bulkhead-cluster"}, lease)
+		if client.IgnoreNotFound(err) != nil || by != string(schema.UID) {
+			return fmt.Errorf("the lease was served by flow schema %s, want %s: %v", by, schema.UID, err)
+		}
+		return nil
+	})
+	if err := role.List(ctx, nodes); err != nil || by == "" || by == string(schema.UID) {
+		t.Errorf("nodes were served by flow schema %q: %v", by, err)
+	}
 }

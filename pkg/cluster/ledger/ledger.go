@@ -153,6 +153,14 @@ func (l *Ledger) HasID(networkName string) int {
 	return id
 }
 
+// Holder is the network that has the id, "" for none.
+func (l *Ledger) Holder(id int) string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	name, _ := l.ids.Owner(id)
+	return name
+}
+
 // IDs is how many networks have an id, and how many can have one.
 func (l *Ledger) IDs() (used, limit int) {
 	l.mu.Lock()

@@ -111,6 +111,7 @@ func (r *Reconciler) network(ctx context.Context, in *Inputs, have State) error 
 		if in.Beyond, err = r.nodes.beyond(ctx, r.cache, domain.HostCapacity()); err != nil {
 			return err
 		}
+		in.Failing = r.failures.of(in.ID)
 	}
 	return nil
 }

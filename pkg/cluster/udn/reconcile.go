@@ -31,8 +31,10 @@ type Reconciler struct {
 	ledger  *ledger.Ledger
 	waiting nadusers.Waiting[Owner]
 	nodes   nodeIDs
-	enqueue func(Owner) // set before the first Reconcile
-	restore struct {
+	// failures are what nodes say that they have not built, or not removed.
+	failures failures
+	enqueue  func(Owner) // set before the first Reconcile
+	restore  struct {
 		sync.Mutex
 		done bool
 	}

@@ -45,9 +45,16 @@ func Conditions(in Inputs, want State, problems []Problem, failed []*Failure) []
 	}
 	switch {
 	case in.ID == 0: // there is no network to allocate for
-	case len(in.Beyond.First) > 0:
+	case len(in.Beyond.First) > 0 || len(in.Failing.Nodes) > 0:
+		var why []string
+		if len(in.Beyond.First) > 0 {
+			why = append(why, "the subnets hold no host subnet for nodes "+in.Beyond.String()+": append a CIDR to subnets, or remove nodes")
+		}
+		if len(in.Failing.Nodes) > 0 {
+			why = append(why, "Network allocation failed for at least one node: "+in.Failing.String())
+		}
 		out = append(out, r.condition(udnv1.ConditionNetworkAllocationSucceeded, metav1.ConditionFalse, udnv1.ReasonAllocationFailed,
-			"the subnets hold no host subnet for nodes "+in.Beyond.String()+": append a CIDR to subnets, or remove nodes"))
+			cut(strings.Join(why, "; "), messageLimit)))
 	default:
 		out = append(out, r.condition(udnv1.ConditionNetworkAllocationSucceeded, metav1.ConditionTrue, udnv1.ReasonAllocationSucceeded,
 			"Network allocation succeeded for all synced nodes."))

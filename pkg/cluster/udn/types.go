@@ -88,6 +88,7 @@ type Inputs struct {
 	Namespaces []Namespace         // that the owner selects and that are not being deleted
 	Users      map[string][]string // pods that use the NAD, by namespace
 	Beyond     Beyond              // nodes that the subnets do not hold
+	Failing    Failing             // nodes that have not built the network
 	Advertised []Advertisement     // of transport NoOverlay: who makes the pods' routes known
 }
 

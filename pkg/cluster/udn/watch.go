@@ -135,7 +135,8 @@ func (r *Reconciler) namespaceEvents() handler.TypedFuncs[*metav1.PartialObjectM
 	}
 }
 
-// nodeEvents: a node concerns networks whose subnets end below its id.
+// nodeEvents: a node concerns networks whose subnets end below its id, and those
+// of which it says that it has not built them.
 func (r *Reconciler) nodeEvents() handler.TypedFuncs[*metav1.PartialObjectMetadata, Owner] {
 	type meta = *metav1.PartialObjectMetadata
 	changed := func(ctx context.Context, id uint64, q queue) {
@@ -144,18 +145,34 @@ func (r *Reconciler) nodeEvents() handler.TypedFuncs[*metav1.PartialObjectMetada
 			r.enqueueSmaller(ctx, id, q)
 		}
 	}
+	said := func(name string, node client.Object, q queue) {
+		changed, left := r.failures.set(name, node, r.log)
+		if changed == nil {
+			return
+		}
+		r.ledger.SetInUse(left)
+		for _, id := range changed {
+			if o, ok := ownerOfNetwork(r.ledger.Holder(id)); ok {
+				q.Add(o)
+			}
+		}
+	}
 	return handler.TypedFuncs[meta, Owner]{
 		CreateFunc: func(ctx context.Context, e event.TypedCreateEvent[meta], q queue) {
-			if !e.IsInInitialList {
+			if said(e.Object.Name, e.Object, q); !e.IsInInitialList {
 				changed(ctx, idOf(e.Object), q)
 			}
 		},
 		UpdateFunc: func(ctx context.Context, e event.TypedUpdateEvent[meta], q queue) {
+			said(e.ObjectNew.Name, e.ObjectNew, q)
 			if was, is := idOf(e.ObjectOld), idOf(e.ObjectNew); was != is {
 				changed(ctx, max(was, is), q)
 			}
 		},
-		DeleteFunc: func(ctx context.Context, e event.TypedDeleteEvent[meta], q queue) { changed(ctx, idOf(e.Object), q) },
+		DeleteFunc: func(ctx context.Context, e event.TypedDeleteEvent[meta], q queue) {
+			said(e.Object.Name, nil, q)
+			changed(ctx, idOf(e.Object), q)
+		},
 	}
 }
 

@@ -154,6 +154,7 @@ type Agent struct {
 	nets     map[int]netStatus
 	outside  map[string]string // part that runs beside the queue → its last error
 	failing  map[key]string    // key → last error
+	since    map[key]time.Time // key → when it began to fail
 	pending  map[key]struct{}  // of the first full run
 	ready    bool              // first full run done
 	reported map[string]string // problems told as events: reason → message
@@ -188,7 +189,7 @@ func New(p Parts) *Agent {
 	if p.Now == nil {
 		p.Now = time.Now
 	}
-	a := &Agent{Parts: p, metrics: newMetrics(), nets: map[int]netStatus{}, failing: map[key]string{}, outside: map[string]string{}, reported: map[string]string{}, pending: map[key]struct{}{}, connecting: map[string]podDoor{}, hostsEnded: make(chan struct{})}
+	a := &Agent{Parts: p, metrics: newMetrics(), nets: map[int]netStatus{}, failing: map[key]string{}, since: map[key]time.Time{}, outside: map[string]string{}, reported: map[string]string{}, pending: map[key]struct{}{}, connecting: map[string]podDoor{}, hostsEnded: make(chan struct{})}
 	if p.Firewall != nil {
 		a.keeper = &firewall.Keeper{Target: p.Firewall}
 	}
@@ -319,9 +320,13 @@ func (a *Agent) done(k key, err error) {
 	defer a.mu.Unlock()
 	old := a.failing[k]
 	if err != nil {
-		a.failing[k] = err.Error()
+		if a.failing[k] = err.Error(); old == "" {
+			a.since[k] = a.Now()
+			a.queue.AddAfter(key{kind: theReport}, lasting+settle)
+		}
 	} else {
 		delete(a.failing, k)
+		delete(a.since, k)
 	}
 	if a.Store.NodeID() != 0 {
 		delete(a.pending, k) // one network that cannot be made does not hold up the node

@@ -430,6 +430,39 @@ func TestDegraded(t *testing.T) {
 	})
 }
 
+// What a node fails to build for a while is told on its Node, for the network's
+// status; what fails for a moment is not.
+func TestFailuresAreTold(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.kernel.NoVRF = true
+		w.agent.Start()
+		w.nodeID(3)
+		note := func() string {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			return w.notes[network.AnnotationAgentFailures]
+		}
+		began := time.Now()
+		for id, name := range map[int]string{7: "net", 8: "other"} {
+			w.agent.nadChanged(w.agent.Store.SetNAD(nad(w.agent.Config, "shop", name, id)))
+		}
+		eventually(t, "told", func() bool { return strings.Contains(note(), `"ids":"7-8"`) && strings.Contains(note(), "VRF") })
+		if took := time.Since(began); took < lasting {
+			t.Errorf("told after %s", took)
+		}
+		w.kernel.mu.Lock()
+		w.kernel.NoVRF = false
+		w.kernel.mu.Unlock()
+		eventually(t, "taken back", func() bool { return note() == "" })
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		if _, ever := w.notes[network.AnnotationAgentFailures]; !ever || w.writes > 4 {
+			t.Errorf("%d writes: %v", w.writes, w.notes)
+		}
+	})
+}
+
 // A node without an id waits and says so; facts are written once.
 func TestNodeWaitsForID(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

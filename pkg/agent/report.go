@@ -117,6 +117,57 @@ func reasonOf(err error, k key) string {
 	}
 }
 
+// lasting is how long a network must fail before the cluster is told: most of
+// what fails is done a moment later.
+const lasting = 10 * time.Second
+
+// NetworkFailures are the networks that have not been built, or not been
+// removed, for a while, and why.
+func (a *Agent) NetworkFailures() network.Failures {
+	now, out := a.Now(), network.Failures{}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for k, msg := range a.failing {
+		if k.kind != aNetwork || now.Sub(a.since[k]) < lasting {
+			continue
+		}
+		// The reader knows the network; without its name, many fail for one reason.
+		switch st, ok := a.nets[k.id]; {
+		case ok && errors.Is(st.err, vrf.ErrNoVRF):
+			msg = vrf.ErrNoVRF.Error()
+		case ok && st.err != nil:
+			msg = st.err.Error()
+		}
+		out[k.id] = msg
+	}
+	for id, st := range a.nets {
+		if _, ok := out[id]; !ok && len(st.result.Waiting) > 0 && now.Sub(st.at) > waitTooLong {
+			out[id] = "a link that it needs is missing: its management port, or the external bridge"
+		}
+	}
+	return out
+}
+
+// tellFailures writes them on the Node, where that says something else.
+func (a *Agent) tellFailures(ctx context.Context) error {
+	if !a.started.Load() {
+		return nil // what the API server has is not known yet
+	}
+	value, err := a.NetworkFailures().Render()
+	if err != nil {
+		return fmt.Errorf("render annotation %s: %w", network.AnnotationAgentFailures, err)
+	}
+	if a.Store.Annotations()[network.AnnotationAgentFailures] == value {
+		return nil
+	}
+	said := map[string]string{network.AnnotationAgentFailures: value}
+	if err := a.API.Annotate(ctx, said); err != nil {
+		return fmt.Errorf("tell which networks fail: %w", err)
+	}
+	a.Store.Annotated(said)
+	return nil
+}
+
 // informational reasons are told, but do not make the node degraded.
 var informational = []string{"KubeletByProcess", "CgroupMissing", "EarlySockets"}
 
@@ -180,5 +231,5 @@ func (a *Agent) report(ctx context.Context) error {
 		}
 		a.API.Event(!slices.Contains(slices.Concat(informational, ofThePod), p.Reason), p.Reason, p.Message)
 	}
-	return nil
+	return a.tellFailures(ctx)
 }

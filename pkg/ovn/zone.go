@@ -59,13 +59,14 @@ type Zone struct {
 	ownUID  types.UID // this Node's
 	nets    map[string]*netState
 	pods    map[string]*podState
-	held    map[string]holding  // by pod: addresses that it has and that were not given back to it
-	initial map[string]struct{} // UIDs of pods that were there when we started
-	pending map[string]struct{} // networks not yet tried since we started
-	staying map[string]staying  // by pod: ports that stay only because it runs
-	started bool                // the informers have told everything they knew
-	begun   bool                // pending is filled: the node is ready
-	lastErr map[string]string   // by network that is not as it should be
+	held    map[string]holding           // by pod: addresses that it has and that were not given back to it
+	alone   map[string]map[string]string // by namespace and pod, UIDs of those without a primary network
+	initial map[string]struct{}          // UIDs of pods that were there when we started
+	pending map[string]struct{}          // networks not yet tried since we started
+	staying map[string]staying           // by pod: ports that stay only because it runs
+	started bool                         // the informers have told everything they knew
+	begun   bool                         // pending is filled: the node is ready
+	lastErr map[string]string            // by network that is not as it should be
 
 	ready   atomic.Bool
 	metrics metrics
@@ -90,6 +91,7 @@ type netState struct {
 // podState is what a pod was given.
 type podState struct {
 	uid   string
+	alone bool             // it was given the cluster default network and no primary one
 	ports map[string]given // by NAD key
 }
 
@@ -116,7 +118,7 @@ func NewZone(cfg config.Config, k kubernetes.Interface, nads nadclient.Interface
 		cfg: cfg, log: log.With("node", cfg.Kubernetes.NodeName), kube: k, nads: nads, metrics: newMetrics(registry),
 		podQueue: workqueue.NewTypedRateLimitingQueue(limiter()), netQueue: workqueue.NewTypedRateLimitingQueue(limiter()),
 		catalog: network.NewCatalog(), nodes: newNodeBook(cfg.Kubernetes.NodeName), nets: map[string]*netState{}, pods: map[string]*podState{},
-		held: map[string]holding{}, initial: map[string]struct{}{}, pending: map[string]struct{}{}, staying: map[string]staying{}, lastErr: map[string]string{},
+		held: map[string]holding{}, alone: map[string]map[string]string{}, initial: map[string]struct{}{}, pending: map[string]struct{}{}, staying: map[string]staying{}, lastErr: map[string]string{},
 	}, nil
 }
 

@@ -205,7 +205,7 @@ func (z *Zone) podChanged(old, obj any) {
 	if !ok {
 		return
 	}
-	if o, ok := old.(*corev1.Pod); ok && o.UID == pod.UID && o.Status.Phase == pod.Status.Phase && reflect.DeepEqual(o.Annotations, pod.Annotations) {
+	if o, ok := old.(*corev1.Pod); ok && o.UID == pod.UID && o.Status.Phase == pod.Status.Phase && runs(o) == runs(pod) && reflect.DeepEqual(o.Annotations, pod.Annotations) {
 		return
 	}
 	z.podQueue.Add(pod.Namespace + "/" + pod.Name)
@@ -254,7 +254,7 @@ func trimPod(obj any) (any, error) {
 				CreationTimestamp: p.CreationTimestamp, Annotations: annotations,
 			},
 			Spec:   corev1.PodSpec{NodeName: p.Spec.NodeName, HostNetwork: p.Spec.HostNetwork},
-			Status: corev1.PodStatus{Phase: p.Status.Phase},
+			Status: corev1.PodStatus{Phase: p.Status.Phase, PodIPs: p.Status.PodIPs},
 		}, nil
 	}
 	return obj, nil

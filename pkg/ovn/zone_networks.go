@@ -193,13 +193,14 @@ func (z *Zone) build(ctx context.Context, name string, j job) error {
 			return err
 		}
 	}
-	want, err := BuildParts(j.net, j.node, j.in, j.parts)
-	if err != nil {
-		return refusal{err}
-	}
 	have, err := z.nb.Read(ctx, Owner{Network: name, Node: j.node.Name, Parts: j.parts})
 	if err != nil {
 		return fmt.Errorf("read rows: %w", err)
+	}
+	j.in.Pods = asLocked(j.in.Pods, have)
+	want, err := BuildParts(j.net, j.node, j.in, j.parts)
+	if err != nil {
+		return refusal{err}
 	}
 	want = slices.Concat(want, z.alive(name, want, have), asTheyWere(j.node, want, have, j.unknown))
 	return z.apply(ctx, name, Diff(want, have))

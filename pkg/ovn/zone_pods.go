@@ -159,34 +159,13 @@ func (z *Zone) place(pod *corev1.Pod, restoring bool) (network.PodNetworks, erro
 	var had network.PodNetworks
 	if _, ok := z.initial[st.uid]; ok {
 		if had, err = network.ParsePodNetworks(pod.Annotations[network.AnnotationPodNetworks]); err != nil {
-			z.log.Warn("pod's annotation is malformed: it gets new addresses", "pod", key, "error", err)
+			z.log.Warn("pod's annotation is malformed", "pod", key, "error", err)
 		}
 	}
-	// Whether a pod is locked is the namespace's to say, never the annotation's.
 	_, labelled := ns.Labels[network.LabelPrimaryUDN]
-	wanted := []entry{{key: network.DefaultName, net: z.cfg.DefaultNetwork}}
-	primary, err := z.catalog.Primary(pod.Namespace, labelled)
-	if err != nil && len(st.ports) == 0 && had == nil {
+	wanted, err := z.wanted(pod, st, had, labelled, restoring)
+	if err != nil || len(wanted) == 0 {
 		return nil, err
-	}
-	if primary != nil {
-		if err := primary.Network.Carried(); err != nil && len(st.ports) == 0 && had == nil {
-			return nil, err
-		}
-		wanted = append(wanted, entry{key: primary.Key(), net: primary.Network})
-	}
-	// What a pod has it keeps, whatever became of the network's description or
-	// of the namespace's primary network.
-	isWanted := func(k string) bool { return slices.ContainsFunc(wanted, func(e entry) bool { return e.key == k }) }
-	for k, g := range st.ports {
-		if !isWanted(k) {
-			wanted = append(wanted, entry{key: k, net: z.state(g.network).net})
-		}
-	}
-	for k := range had {
-		if nad, ok := z.catalog.NAD(k); ok && nad.Namespace == pod.Namespace && nad.Err == nil && nad.Network.Carried() == nil && !isWanted(k) {
-			wanted = append(wanted, entry{key: k, net: nad.Network, kept: true})
-		}
 	}
 	out, fresh := network.PodNetworks{}, map[string]given{}
 	for _, w := range wanted {
@@ -202,10 +181,10 @@ func (z *Zone) place(pod *corev1.Pod, restoring bool) (network.PodNetworks, erro
 			if g.network == "" {
 				continue // only what it had, and it had none
 			}
-			g.port.Locked = labelled && w.net.IsDefault()
+			g.port.Locked = !st.alone && w.net.IsDefault()
 			fresh[w.key] = g
 		}
-		out[w.key] = network.NewPodNetwork(w.net, z.cfg.Plan, g.port.IPs, labelled)
+		out[w.key] = network.NewPodNetwork(w.net, z.cfg.Plan, g.port.IPs, !st.alone)
 	}
 	for k, entry := range had {
 		if _, ok := out[k]; !ok {
@@ -219,15 +198,87 @@ func (z *Zone) place(pod *corev1.Pod, restoring bool) (network.PodNetworks, erro
 	}
 	if len(st.ports) > 0 {
 		z.pods[key] = st
+		if st.alone {
+			z.isAlone(pod)
+		}
 	}
 	z.restored(key)
 	return out, nil
 }
 
+// wanted are the networks that a pod is to have; none where it is left as it
+// is. What has been decided once stays so for the pod's life.
+func (z *Zone) wanted(pod *corev1.Pod, st *podState, had network.PodNetworks, labelled, restoring bool) ([]entry, error) {
+	_, given := st.ports[network.DefaultName]
+	before, hadDefault := had[network.DefaultName]
+	out := []entry{{key: network.DefaultName, net: z.cfg.DefaultNetwork}}
+	switch {
+	case given:
+	case hadDefault:
+		if st.alone = before.Role != network.RoleInfrastructureLocked; st.alone {
+			z.isAlone(pod)
+		}
+		if st.alone && labelled && !runs(pod) {
+			// If it was connected, its port is there and stays; if its creator
+			// wrote the annotation while we were away, it gets none.
+			z.hold(pod)
+			return nil, nil
+		}
+	case labelled && runs(pod):
+		z.isAlone(pod) // whoever connected it, it was not to a primary network
+		return nil, nil
+	default:
+		// Whether it is locked is the namespace's to say, never the annotation's.
+		st.alone = !labelled
+		primary, err := z.newPrimary(pod.Namespace, labelled, restoring)
+		if err != nil {
+			return nil, err
+		}
+		if primary != nil {
+			out = append(out, entry{key: primary.Key(), net: primary.Network})
+		}
+	}
+	// What a pod has it keeps, whatever became of the network's description or
+	// of the namespace's primary network.
+	has := func(k string) bool { return slices.ContainsFunc(out, func(e entry) bool { return e.key == k }) }
+	for k, g := range st.ports {
+		if !has(k) {
+			n, ok := z.describe(g.network)
+			if !ok {
+				n = z.state(g.network).net
+			}
+			out = append(out, entry{key: k, net: n})
+		}
+	}
+	for k := range had {
+		if nad, ok := z.catalog.NAD(k); ok && nad.Namespace == pod.Namespace && nad.Err == nil && nad.Network.Carried() == nil && !has(k) {
+			out = append(out, entry{key: k, net: nad.Network, kept: true})
+		}
+	}
+	return out, nil
+}
+
+// newPrimary is the primary network of a namespace's new pods, nil where they
+// have none.
+func (z *Zone) newPrimary(namespace string, labelled, restoring bool) (*network.NAD, error) {
+	if labelled && !restoring {
+		if err := z.olderPods(namespace); err != nil {
+			return nil, err
+		}
+	}
+	primary, err := z.catalog.Primary(namespace, labelled)
+	if err != nil || primary == nil {
+		return nil, err
+	}
+	return primary, primary.Network.Carried()
+}
+
 // another tells whether what is known of a pod is of another one of that name.
 func (z *Zone) another(key, uid string) bool {
 	st, h, s := z.pods[key], z.held[key], z.staying[key]
-	return st != nil && st.uid != uid || h.uid != "" && h.uid != uid || s.uid != "" && s.uid != uid
+	namespace, _, _ := strings.Cut(key, "/")
+	a := z.alone[namespace][key]
+	return st != nil && st.uid != uid || h.uid != "" && h.uid != uid || s.uid != "" && s.uid != uid || a != "" && a != uid
 }
 
 // entry is a network that a pod is to have, and its key in the annotation.
@@ -244,6 +295,7 @@ func (z *Zone) give(pod *corev1.Pod, e entry, had network.PodNetworks, restoring
 		return given{}, fmt.Errorf("network %s on node %s: %w", e.net.Name, z.cfg.Kubernetes.NodeName, err)
 	}
 	st := z.state(e.net.Name)
+	st.net = e.net
 	if st.addrs == nil || !slices.Equal(st.addrs.hosts, hosts) {
 		st.addrs = newAddresses(hosts)
 		for _, p := range st.pods {
@@ -299,6 +351,7 @@ func (z *Zone) release(key string) {
 		z.dirty(name, AllParts...)
 	}
 	delete(z.staying, key)
+	z.notAlone(key)
 	defer z.reconsiderSelf() // it may have been the last pod that spoke against the node's id
 	p, ok := z.pods[key]
 	if !ok {

@@ -4,6 +4,7 @@ package ovn
 
 import (
 	"cmp"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -60,7 +61,14 @@ func (z *Zone) hold(pod *corev1.Pod) {
 	}
 	nets, err := network.ParsePodNetworks(pod.Annotations[network.AnnotationPodNetworks])
 	if err != nil {
-		return // place has said so
+		nets = nil // place has said so
+	}
+	if _, ok := nets[network.DefaultName]; !ok && len(pod.Status.PodIPs) > 0 {
+		nets = maps.Clone(nets) // what kubelet was told says it as well
+		if nets == nil {
+			nets = network.PodNetworks{}
+		}
+		nets[network.DefaultName] = network.PodNetwork{IPs: podIPs(pod)}
 	}
 	h := holding{uid: uid, entries: map[string]held{}}
 	for k, n := range nets {
@@ -92,6 +100,17 @@ func (z *Zone) hold(pod *corev1.Pod) {
 
 // hasPort tells whether the pod was given what that key stands for.
 func (z *Zone) hasPort(pod, key string) bool { _, ok := z.podPorts(pod)[key]; return ok }
+
+// podIPs are the addresses that kubelet knows of a pod.
+func podIPs(pod *corev1.Pod) []netip.Prefix {
+	var out []netip.Prefix
+	for _, ip := range pod.Status.PodIPs {
+		if a, err := netip.ParseAddr(ip.IP); err == nil {
+			out = append(out, single(a))
+		}
+	}
+	return out
+}
 
 // networkOf is the network that a key of the pod-networks annotation stands
 // for, "" when no NAD tells.

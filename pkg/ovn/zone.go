@@ -239,7 +239,12 @@ func (z *Zone) found() {
 func (z *Zone) lost(name string, part Part) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	if z.started {
-		z.dirty(name, part)
+	if !z.started {
+		return
 	}
+	if part == PartTopology {
+		z.dirty(name, AllParts...) // it may have listed rows of the others
+		return
+	}
+	z.dirty(name, part)
 }

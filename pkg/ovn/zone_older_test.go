@@ -231,3 +231,25 @@ func TestZoneLabelTakenOff(t *testing.T) {
 		}
 	})
 }
+
+// Whoever deletes the group that closes tenants' ports: it comes back with them
+// in it.
+func TestZoneLockComesBackWithItsPorts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.node(1, true)
+		w.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
+		w.pod("red", "a", nil)
+		w.run()
+		w.waitFor("red_a")
+		w.settled()
+		before := w.nb.Rows().Dump()
+		group, _ := w.row(LockedPortGroup)
+		w.must(w.nb.Apply(context.Background(), []Op{{Verb: Delete, Row: group}}))
+		w.zone.lost(network.DefaultName, PartTopology)
+		w.settled()
+		if got := w.nb.Rows().Dump(); got != before {
+			t.Errorf("rows were\n%s\nare\n%s", before, got)
+		}
+	})
+}

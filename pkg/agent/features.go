@@ -70,6 +70,7 @@ func programCosts(feature string, ok bool) string {
 		"program bh_grd_own":  "pods in the host's network forge frames to the overlay's port, and on loopback",
 		"program bh_grd_send": "pods' datagrams reach the overlay's port",
 		"program bh_grd_recv": "raw sockets of pods in the host's network hear every network",
+		"pins":                "the agent's next start has to find by other ways what is attached",
 		"program bh_lsm_":     "packet sockets of pods in the host's network hear every network: drop NET_RAW from such pods",
 	} {
 		if strings.HasPrefix(feature, prefix) {

@@ -28,6 +28,7 @@ type Kernel interface {
 	DetachDoor(ifindex int) error
 	DoorPrograms(k loader.DoorKind) []string
 	HeldProbes() ([]uint16, error)
+	Settle() error
 }
 
 var _ Kernel = (*loader.Loader)(nil)

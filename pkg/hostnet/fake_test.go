@@ -29,6 +29,8 @@ type fakeKernel struct {
 	fail   func(n int) bool
 	after  func()
 	ids    map[string]uint64 // cgroup ids by path
+
+	settled int
 }
 
 func newFake() *fakeKernel {
@@ -110,3 +112,4 @@ func (f *fakeKernel) DoorPrograms(k loader.DoorKind) []string {
 	return []string{"bh_grd_" + k.String()}
 }
 func (f *fakeKernel) HeldProbes() ([]uint16, error) { return f.held, nil }
+func (f *fakeKernel) Settle() error                 { f.settled++; return nil }

@@ -136,7 +136,9 @@ func (m *Manager) reconcile(ctx context.Context) error {
 	for _, o := range ops {
 		m.log.Debug("host network", "op", o.String())
 	}
-	err = m.target.Apply(ctx, ops)
+	if err = m.target.Apply(ctx, ops); err == nil {
+		err = m.target.Settle() // what another version left is needed no more
+	}
 
 	m.pods = layout.Pods
 	m.status.Problems, m.status.Kubelet, m.status.Attached = append(problems, m.heldProbes()...), kubelet, len(want.Pods)

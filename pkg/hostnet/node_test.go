@@ -340,6 +340,22 @@ func TestWatchOfWhatAppearsMeanwhile(t *testing.T) {
 	}
 }
 
+// What another version left goes when all that should be is there, and not while
+// something failed.
+func TestRootSettles(t *testing.T) {
+	f := newFake()
+	m, err := New(f, Options{CgroupRoot: cgroupTree(t), KubeletNames: []string{"no-such-kubelet"}, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, broken := range []bool{true, false} {
+		f.fail = func(int) bool { return broken }
+		if err := m.Reconcile(ctx, Inputs{}); (err != nil) != broken || (f.settled == 0) != broken {
+			t.Errorf("operations fail %t: %v, settled %d times", broken, err, f.settled)
+		}
+	}
+}
+
 // A pod's cgroup appears, and kubelet restarts in a new one: both are noticed
 // from the kernel, long before the resync.
 func TestRootWatch(t *testing.T) {

@@ -5,14 +5,11 @@ package loader
 import (
 	"errors"
 	"fmt"
-	"os"
-	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
-	"golang.org/x/sys/unix"
 )
 
 // AttachDoor writes an interface's row and attaches the guard that fits its
@@ -36,8 +33,8 @@ func (l *Loader) AttachDoor(row DoorRow) error {
 		return l.attachFilters(row.Ifindex, set)
 	}
 	dir := doorPrefix + strconv.Itoa(row.Ifindex)
-	if err := os.MkdirAll(l.pin("links", dir), 0o700); err != nil {
-		return fmt.Errorf("create pin directory for %s: %w", dir, err)
+	if err := l.makeDir("links", dir); err != nil {
+		return err
 	}
 	var errs []error
 	for _, name := range set {
@@ -45,12 +42,13 @@ func (l *Loader) AttachDoor(row DoorRow) error {
 			errs = append(errs, fmt.Errorf("attach %s to interface %d: %w", name, row.Ifindex, err))
 		}
 	}
+	if len(errs) > 0 {
+		return errors.Join(errs...)
+	}
 	// One that was another kind before keeps no program of that.
-	entries, err := os.ReadDir(l.pin("links", dir))
-	errs = append(errs, err)
-	for _, e := range entries {
-		if !slices.Contains(set, e.Name()) {
-			errs = append(errs, unpinLink(l.pin("links", dir, e.Name())))
+	for _, name := range l.names("links", dir) {
+		if _, known := l.attachTypes[name]; known && !doorHooks(row.Kind)(name) {
+			errs = append(errs, unpinLink(l.pin("links", dir, name)))
 		}
 	}
 	return errors.Join(errs...)
@@ -67,71 +65,36 @@ func (l *Loader) DetachDoor(ifindex int) error {
 }
 
 func (l *Loader) attachTCX(path, name string, ifindex int) error {
-	prog := l.programs[name]
-	have, err := linkIfindex(path)
-	switch {
-	case err == nil && have == ifindex:
-		_, err := updateLink(path, prog)
-		if !errors.Is(err, unix.ENOLINK) {
+	return l.place(path, func(path string) error {
+		have, err := readLink(path)
+		if err == nil && have.ifindex != ifindex {
+			err = errElsewhere
+		}
+		if err != nil {
 			return err
 		}
-		fallthrough
-	case err == nil:
-		if err := unpinLink(path); err != nil {
-			return err
-		}
-	case !errors.Is(err, os.ErrNotExist):
-		return err
-	}
-	// At the head: nothing that is attached beside it can let a packet past it.
-	lnk, err := link.AttachTCX(link.TCXOptions{Interface: ifindex, Program: prog, Attach: l.attachTypes[name], Anchor: link.Head()})
-	if err != nil {
-		return fmt.Errorf("create link: %w", err)
-	}
-	defer lnk.Close()
-	if err := lnk.Pin(path); err != nil {
-		return fmt.Errorf("pin link at %s: %w", path, err)
-	}
-	return nil
-}
-
-// linkIfindex is the interface a pinned link is on; 0: it is gone.
-func linkIfindex(path string) (int, error) {
-	lnk, err := link.LoadPinnedLink(path, nil)
-	if err != nil {
-		return 0, fmt.Errorf("open pinned link %s: %w", path, err)
-	}
-	defer lnk.Close()
-	info, err := lnk.Info()
-	if err != nil {
-		return 0, fmt.Errorf("read pinned link %s: %w", path, err)
-	}
-	tcx := info.TCX()
-	if tcx == nil {
-		return 0, fmt.Errorf("pinned link %s is no tcx link", path)
-	}
-	return int(tcx.Ifindex), nil
+		return l.updateLink(path, name)
+	}, func() (link.Link, error) {
+		// At the head: nothing that is attached beside it can let a packet past it.
+		return link.AttachTCX(link.TCXOptions{Interface: ifindex, Program: l.programs[name], Attach: l.attachTypes[name], Anchor: link.Head()})
+	})
 }
 
 // doorAttachment reads the pinned links of one interface.
-func (l *Loader) doorAttachment(dir string) (Attachment, error) {
+func (l *Loader) doorAttachment(dir string, ids map[string]ebpf.ProgramID) (Attachment, error) {
 	a := Attachment{Gone: true}
 	var err error
 	if a.Ifindex, err = strconv.Atoi(strings.TrimPrefix(dir, doorPrefix)); err != nil {
 		return a, fmt.Errorf("pin directory %s: its name holds no interface index", l.pin("links", dir))
 	}
-	entries, err := os.ReadDir(l.pin("links", dir))
-	if err != nil {
-		return a, fmt.Errorf("list pinned links of %s: %w", dir, err)
-	}
-	for _, e := range entries {
-		have, err := linkIfindex(l.pin("links", dir, e.Name()))
-		if err != nil {
-			return a, err
+	for _, name := range l.names("links", dir) {
+		have, err := readLink(l.pin("links", dir, name))
+		if err != nil || have.ifindex != a.Ifindex {
+			continue
 		}
-		if have == a.Ifindex {
-			a.Gone = false
-			a.Programs = append(a.Programs, e.Name())
+		a.Gone = false
+		if id, ok := ids[name]; ok && id == have.program {
+			a.Programs = append(a.Programs, name)
 		}
 	}
 	return a, nil

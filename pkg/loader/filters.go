@@ -92,14 +92,10 @@ func (l *Loader) detachFilters(ifindex int) error {
 
 // filterAttachments reads every interface. A filter with another program than
 // the one in use now is left out, so that it is replaced.
-func (l *Loader) filterAttachments() ([]Attachment, error) {
+func (l *Loader) filterAttachments(ids map[string]ebpf.ProgramID) ([]Attachment, error) {
 	links, err := netlink.LinkList()
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
-	}
-	ids, err := l.ProgramIDs()
-	if err != nil {
-		return nil, err
 	}
 	var out []Attachment
 	for _, link := range links {

@@ -75,7 +75,7 @@ func removeTree(dir string) {
 
 func (s *sandbox) load() *Loader {
 	s.t.Helper()
-	l, err := Load(Options{PinRoot: s.pinRoot, CgroupRoot: s.cgroup, HostNetns: s.ns.path(), LSMPath: s.lsm, Log: slog.New(slog.DiscardHandler), noTCX: s.noTCX})
+	l, err := Load(s.options())
 	var u *Unavailable
 	if errors.As(err, &u) {
 		s.t.Skipf("skip: no-bpf: %v", err)
@@ -90,6 +90,10 @@ func (s *sandbox) load() *Loader {
 	}
 	s.t.Cleanup(l.Close)
 	return l
+}
+
+func (s *sandbox) options() Options {
+	return Options{PinRoot: s.pinRoot, CgroupRoot: s.cgroup, HostNetns: s.ns.path(), LSMPath: s.lsm, Log: slog.New(slog.DiscardHandler), noTCX: s.noTCX}
 }
 
 // cg makes a cgroup and returns its path.

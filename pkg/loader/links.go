@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -79,7 +80,9 @@ func (l *Loader) AttachRoot() error {
 // DetachRoot removes them.
 func (l *Loader) DetachRoot() error { return l.detach(rootDir) }
 
-// Attachments lists what is there: after a restart, this is what is ours.
+// Attachments lists what is there: after a restart, this is what is ours. A
+// pinned link that cannot be read, or runs another program than the one in use,
+// is missing: attaching again puts that right.
 func (l *Loader) Attachments() ([]Attachment, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -87,10 +90,14 @@ func (l *Loader) Attachments() ([]Attachment, error) {
 	if err != nil {
 		return nil, err
 	}
+	ids, err := l.ProgramIDs()
+	if err != nil {
+		return nil, err
+	}
 	var out []Attachment
 	for _, d := range dirs {
 		if strings.HasPrefix(d, doorPrefix) {
-			a, err := l.doorAttachment(d)
+			a, err := l.doorAttachment(d, ids)
 			if err != nil {
 				return nil, err
 			}
@@ -103,31 +110,18 @@ func (l *Loader) Attachments() ([]Attachment, error) {
 			a.PodUID, set = "", rootHooks
 		}
 		for _, name := range l.hooks(set) {
-			if l.attachTypes[name] == ebpf.AttachLSMMac {
-				if is, err := l.runsLSM(l.pin("links", d, name), name); err != nil {
-					return nil, err
-				} else if is {
-					a.Programs = append(a.Programs, name)
-				} else {
-					a.Missing = append(a.Missing, name)
-				}
-				continue
-			}
-			id, err := linkCgroup(l.pin("links", d, name))
-			if err != nil && !errors.Is(err, os.ErrNotExist) {
-				return nil, err
-			}
-			if id == 0 || err != nil {
+			have, err := readLink(l.pin("links", d, name))
+			if err != nil || have.program != ids[name] || have.cgroup == 0 && !l.isLSM(name) {
 				a.Missing = append(a.Missing, name)
 				continue
 			}
-			a.CgroupID = id
+			a.CgroupID = max(a.CgroupID, have.cgroup)
 			a.Programs = append(a.Programs, name)
 		}
 		out = append(out, a)
 	}
 	if !l.tcx {
-		filters, err := l.filterAttachments()
+		filters, err := l.filterAttachments(ids)
 		if err != nil {
 			return nil, err
 		}
@@ -136,6 +130,7 @@ func (l *Loader) Attachments() ([]Attachment, error) {
 	return out, nil
 }
 
+// linkDirs are the directories of links that this version knows.
 func (l *Loader) linkDirs() ([]string, error) {
 	entries, err := os.ReadDir(l.pin("links"))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -143,32 +138,55 @@ func (l *Loader) linkDirs() ([]string, error) {
 	}
 	var out []string
 	for _, e := range entries {
-		if e.IsDir() && (e.Name() == rootDir || strings.HasPrefix(e.Name(), podPrefix) || strings.HasPrefix(e.Name(), doorPrefix)) {
+		if e.IsDir() && knownDir(e.Name()) {
 			out = append(out, e.Name())
 		}
 	}
 	return out, nil
 }
 
-func linkCgroup(path string) (uint64, error) {
+func knownDir(name string) bool {
+	if uid, ok := strings.CutPrefix(name, podPrefix); ok {
+		return uidRE.MatchString(uid)
+	}
+	if index, ok := strings.CutPrefix(name, doorPrefix); ok {
+		n, err := strconv.Atoi(index)
+		return err == nil && n > 0
+	}
+	return name == rootDir
+}
+
+// linkState is what a pinned link does.
+type linkState struct {
+	program ebpf.ProgramID
+	cgroup  uint64 // it is on; 0: none, or one that is gone
+	ifindex int    // it is on; 0: none, or one that is gone
+}
+
+func readLink(path string) (linkState, error) {
 	lnk, err := link.LoadPinnedLink(path, nil)
 	if err != nil {
-		return 0, fmt.Errorf("open pinned link %s: %w", path, err)
+		return linkState{}, fmt.Errorf("open pinned link %s: %w", path, err)
 	}
 	defer lnk.Close()
 	info, err := lnk.Info()
 	if err != nil {
-		return 0, fmt.Errorf("read pinned link %s: %w", path, err)
+		return linkState{}, fmt.Errorf("read pinned link %s: %w", path, err)
 	}
-	cg := info.Cgroup()
-	if cg == nil {
-		return 0, fmt.Errorf("pinned link %s is no cgroup link", path)
+	out := linkState{program: info.Program}
+	if cg := info.Cgroup(); cg != nil {
+		out.cgroup = cg.CgroupId
 	}
-	return cg.CgroupId, nil
+	if tcx := info.TCX(); tcx != nil {
+		out.ifindex = int(tcx.Ifindex)
+	}
+	return out, nil
 }
 
 // takeOver moves every pinned link to the programs in use now. A link already
-// there is not touched; a dead one stays for Attachments to show as missing.
+// there is not touched; what cannot be moved stays as it is, for Attachments to
+// show as missing. So does a link whose new program begins without the rows that
+// the old one judges by: what is attached goes on until they are written.
 func (l *Loader) takeOver() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -176,58 +194,61 @@ func (l *Loader) takeOver() error {
 	if err != nil {
 		return err
 	}
-	var errs []error
 	for _, d := range dirs {
 		entries, err := os.ReadDir(l.pin("links", d))
 		if err != nil {
-			errs = append(errs, fmt.Errorf("list pinned links of %s: %w", d, err))
-			continue
+			return fmt.Errorf("list pinned links of %s: %w", d, err)
 		}
 		for _, e := range entries {
 			path := l.pin("links", d, e.Name())
-			prog := l.programs[e.Name()]
-			if prog == nil {
-				// Not loadable here any more, or of a later version: what it
-				// does today is better than nothing while its maps are ours.
-				l.log.Warn("pinned link has no program in this version; left as it is", "link", path)
-				continue
-			}
-			if l.attachTypes[e.Name()] == ebpf.AttachLSMMac {
-				continue // such a link cannot be updated; AttachRoot puts another in its place
-			}
-			if _, err := updateLink(path, prog); err != nil && !errors.Is(err, unix.ENOLINK) {
-				errs = append(errs, err)
+			name := strings.TrimSuffix(e.Name(), newSuffix)
+			switch {
+			case l.programs[name] == nil:
+				// Not loadable here any more, or of a later version: what it does
+				// today is better than nothing until Settle.
+				l.log.Warn("pinned link has no program in this version; left as it is", "pin", path)
+			case l.isLSM(name):
+				// Such a link cannot be updated; AttachRoot puts another in its place.
+			case l.unready[name]:
+				l.log.Info("pinned link goes on with its former program until the rows of the new one are written", "pin", path)
+			default:
+				if err := l.updateLink(path, name); err != nil && !errors.Is(err, unix.ENOLINK) {
+					l.log.Warn("pinned link cannot be moved to the program in use; another takes its place when it is attached again", "pin", path, "err", err)
+				}
 			}
 		}
 	}
-	return errors.Join(errs...)
+	return nil
 }
 
-// updateLink makes a pinned link run prog; true when it already did.
-func updateLink(path string, prog *ebpf.Program) (bool, error) {
+func (l *Loader) isLSM(name string) bool { return l.attachTypes[name] == ebpf.AttachLSMMac }
+
+// updateLink makes a pinned link run the program in use.
+func (l *Loader) updateLink(path, name string) error {
+	prog := l.programs[name]
 	lnk, err := link.LoadPinnedLink(path, nil)
 	if err != nil {
-		return false, fmt.Errorf("open pinned link %s: %w", path, err)
+		return fmt.Errorf("open pinned link %s: %w", path, err)
 	}
 	defer lnk.Close()
 	info, err := lnk.Info()
 	if err != nil {
-		return false, fmt.Errorf("read pinned link %s: %w", path, err)
+		return fmt.Errorf("read pinned link %s: %w", path, err)
 	}
 	if cg, tcx := info.Cgroup(), info.TCX(); (cg == nil || cg.CgroupId == 0) && (tcx == nil || tcx.Ifindex == 0) {
-		return false, fmt.Errorf("update link %s: %w", path, unix.ENOLINK)
+		return fmt.Errorf("update link %s: %w", path, unix.ENOLINK)
 	}
 	pi, err := prog.Info()
 	if err != nil {
-		return false, fmt.Errorf("read info of the program for %s: %w", path, err)
+		return fmt.Errorf("read info of the program for %s: %w", path, err)
 	}
 	if id, ok := pi.ID(); ok && id == info.Program {
-		return true, nil
+		return nil
 	}
 	if err := lnk.Update(prog); err != nil {
-		return false, fmt.Errorf("update link %s: %w", path, err)
+		return fmt.Errorf("update link %s: %w", path, err)
 	}
-	return false, nil
+	return nil
 }
 
 // attach makes every program of the set run on the cgroup: the pinned link
@@ -239,8 +260,8 @@ func (l *Loader) attach(dir, cgroupPath string, set hookSet) error {
 	if err != nil {
 		return fmt.Errorf("attach %s: %w", dir, err)
 	}
-	if err := os.MkdirAll(l.pin("links", dir), 0o700); err != nil {
-		return fmt.Errorf("create pin directory for %s: %w", dir, err)
+	if err := l.makeDir("links", dir); err != nil {
+		return err
 	}
 	cg, err := os.Open(cgroupPath)
 	if err != nil {
@@ -257,84 +278,39 @@ func (l *Loader) attach(dir, cgroupPath string, set hookSet) error {
 }
 
 func (l *Loader) attachOne(path, name string, want uint64, cg *os.File) error {
-	prog := l.programs[name]
-	if l.attachTypes[name] == ebpf.AttachLSMMac {
-		return l.attachLSM(path, name)
+	if l.isLSM(name) { // for the whole node; such a link cannot be updated
+		return l.place(path, func(path string) error { return l.runs(path, name) }, func() (link.Link, error) {
+			return link.AttachLSM(link.LSMOptions{Program: l.programs[name]})
+		})
 	}
-	have, err := linkCgroup(path)
-	switch {
-	case err == nil && have == want:
-		_, err := updateLink(path, prog)
-		if !errors.Is(err, unix.ENOLINK) {
+	return l.place(path, func(path string) error {
+		have, err := readLink(path)
+		if err == nil && have.cgroup != want {
+			err = errElsewhere
+		}
+		if err != nil {
 			return err
 		}
-		fallthrough // the cgroup went and came back under the same id: dead all the same
-	case err == nil:
-		if err := unpinLink(path); err != nil {
-			return err
-		}
-	case !errors.Is(err, os.ErrNotExist):
-		return err
-	}
-	lnk, err := link.AttachRawLink(link.RawLinkOptions{Target: int(cg.Fd()), Program: prog, Attach: l.attachTypes[name]})
-	if err != nil {
-		return fmt.Errorf("create link: %w", err)
-	}
-	defer lnk.Close()
-	if err := lnk.Pin(path); err != nil {
-		return fmt.Errorf("pin link at %s: %w", path, err)
-	}
-	return nil
+		return l.updateLink(path, name)
+	}, func() (link.Link, error) {
+		return link.AttachRawLink(link.RawLinkOptions{Target: int(cg.Fd()), Program: l.programs[name], Attach: l.attachTypes[name]})
+	})
 }
 
-// runsLSM tells whether a pinned link runs the program in use now.
-func (l *Loader) runsLSM(path, name string) (bool, error) {
-	lnk, err := link.LoadPinnedLink(path, nil)
-	if errors.Is(err, os.ErrNotExist) {
-		return false, nil
-	}
+var errElsewhere = errors.New("it is attached elsewhere, or to what is gone")
+
+// runs tells whether a pinned link runs the program in use.
+func (l *Loader) runs(path, name string) error {
+	have, err := readLink(path)
 	if err != nil {
-		return false, fmt.Errorf("open pinned link %s: %w", path, err)
-	}
-	defer lnk.Close()
-	info, err := lnk.Info()
-	if err != nil {
-		return false, fmt.Errorf("read pinned link %s: %w", path, err)
+		return err
 	}
 	pi, err := l.programs[name].Info()
 	if err != nil {
-		return false, fmt.Errorf("read info of program %s: %w", name, err)
+		return fmt.Errorf("read info of program %s: %w", name, err)
 	}
-	id, ok := pi.ID()
-	return ok && id == info.Program, nil
-}
-
-// attachLSM hooks a program into the security modules, for the whole node. A
-// link of another program gives way to it only once it is there.
-func (l *Loader) attachLSM(path, name string) error {
-	if is, err := l.runsLSM(path, name); err != nil || is {
-		return err
-	}
-	lnk, err := link.AttachLSM(link.LSMOptions{Program: l.programs[name]})
-	if err != nil {
-		return fmt.Errorf("create link: %w", err)
-	}
-	defer lnk.Close()
-	return replacePin(path, lnk.Pin)
-}
-
-// unpinLink removes the pin and detaches even when someone else holds the link open.
-func unpinLink(path string) error {
-	lnk, err := link.LoadPinnedLink(path, nil)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err == nil {
-		_ = lnk.Detach() // fails for a dead link, which is what we want anyway
-		lnk.Close()
-	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("remove link pin %s: %w", path, err)
+	if id, ok := pi.ID(); !ok || id != have.program {
+		return errors.New("it runs another program")
 	}
 	return nil
 }

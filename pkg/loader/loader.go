@@ -40,7 +40,8 @@ type Options struct {
 	noTCX bool // as on a kernel without it
 }
 
-// Feature is something the programs need from the kernel, and why it is missing if it is.
+// Feature is something the programs need from the kernel, and why it is missing
+// if it is; or a pin that could not be put right.
 type Feature struct {
 	Name   string
 	OK     bool
@@ -74,13 +75,19 @@ type Loader struct {
 	features []Feature
 	// attachTypes are the hooks of all programs, loaded or not.
 	attachTypes map[string]ebpf.AttachType
-	tcx         bool
-	mu          sync.Mutex // serialises attach and detach
+	// unfilled are maps that lack rows which their predecessors may have, and
+	// unready the programs that use them.
+	unfilled []string
+	unready  map[string]bool
+	tcx      bool
+	mu       sync.Mutex // serialises attach and detach
+	settled  bool
 }
 
 // Load opens what is pinned, loads what is missing or changed, and moves every
 // pinned link to it. Programs and maps that are unchanged keep their kernel ids.
-// A program the kernel refuses is a missing Feature, not an error.
+// A program the kernel refuses is a missing Feature, not an error; so is a pin
+// that is no use and cannot be replaced.
 func Load(opts Options) (*Loader, error) {
 	if opts.PinRoot == "" {
 		opts.PinRoot = DefaultPinRoot
@@ -106,7 +113,7 @@ func Load(opts Options) (*Loader, error) {
 		}
 	}
 	l := &Loader{opts: opts, log: opts.Log, maps: map[string]*ebpf.Map{}, programs: map[string]*ebpf.Program{},
-		attachTypes: map[string]ebpf.AttachType{}, tcx: !opts.noTCX && haveTCX()}
+		attachTypes: map[string]ebpf.AttachType{}, unready: map[string]bool{}, tcx: !opts.noTCX && haveTCX()}
 	if err := l.load(); err != nil {
 		l.Close()
 		return nil, err
@@ -119,7 +126,7 @@ func (l *Loader) load() error {
 		return err
 	}
 	for _, d := range []string{"maps", "progs", "links"} {
-		if err := os.MkdirAll(l.pin(d), 0o700); err != nil {
+		if err := l.makeDir(d); err != nil {
 			return &Unavailable{"bpffs", "cannot create " + l.pin(d), err}
 		}
 	}
@@ -160,7 +167,12 @@ func (l *Loader) load() error {
 	}
 	// Pins move last: until here a crash leaves the old set in charge, and the
 	// next start repeats the whole.
-	return errors.Join(l.pinPrograms(fresh), l.pinMaps(changed), l.dropForeignPins())
+	if err := l.pinAll(changed, fresh); err != nil {
+		// All is attached and works; the next start has to find it by other ways.
+		l.features = append(l.features, Feature{Name: "pins", Reason: err.Error()})
+	}
+	l.dropUnknownPins()
+	return nil
 }
 
 // loadSpecs returns the embedded objects. They are parsed anew for each Load,
@@ -227,7 +239,7 @@ func Purge(pinRoot string) error {
 		errs = append(errs, l.detach(n))
 	}
 	if !l.tcx {
-		filters, err := l.filterAttachments()
+		filters, err := l.filterAttachments(nil)
 		errs = append(errs, err)
 		for _, a := range filters {
 			errs = append(errs, l.detachFilters(a.Ifindex))

@@ -6,19 +6,35 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
 )
 
 // openMaps opens each pinned map whose layout is the wanted one; otherwise it
-// makes a new one and fills it from the old, whose pin stays until pinMaps. It
-// returns the names of those that are new.
+// makes a new one and fills it from the old, whose pin stays until pinAll. It
+// returns the names of those that are new, and notes which of them lack rows that
+// an attached program may judge by now: these are pinned by Settle.
 func (l *Loader) openMaps(specs []*ebpf.CollectionSpec) ([]string, error) {
 	var changed []string
+	var held map[string]*ebpf.Map
+	inForce := func(name string) *ebpf.Map {
+		if held == nil {
+			held = l.mapsInForce()
+		}
+		m := held[name]
+		delete(held, name)
+		return m
+	}
+	defer func() {
+		for _, m := range held {
+			m.Close()
+		}
+	}()
 	for _, cs := range specs {
 		for name, spec := range cs.Maps {
-			if !strings.HasPrefix(name, "bh_") {
+			if !strings.HasPrefix(name, ourPrefix) {
 				return nil, fmt.Errorf("object declares map %s: only bh_* maps are shared and pinned", name)
 			}
 			if m := l.maps[name]; m != nil {
@@ -27,65 +43,96 @@ func (l *Loader) openMaps(specs []*ebpf.CollectionSpec) ([]string, error) {
 				}
 				continue
 			}
-			m, fresh, err := l.openMap(name, spec)
+			old, pinned := l.oldMap(name, inForce)
+			if old != nil && spec.Compatible(old) == nil {
+				l.maps[name] = old
+				if !pinned {
+					changed = append(changed, name)
+				}
+				continue
+			}
+			m, whole, err := l.newMap(name, spec, old)
 			if err != nil {
 				return nil, err
 			}
 			l.maps[name] = m
-			if fresh {
+			if whole {
 				changed = append(changed, name)
+			} else {
+				l.unfilled = append(l.unfilled, name)
 			}
 		}
 	}
 	return changed, nil
 }
 
-func (l *Loader) openMap(name string, spec *ebpf.MapSpec) (*ebpf.Map, bool, error) {
-	old, err := ebpf.LoadPinnedMap(l.pin("maps", name), nil)
-	switch {
-	case err == nil:
-		if err = spec.Compatible(old); err == nil {
-			return old, false, nil
-		}
-		defer old.Close()
-		l.log.Info("eBPF map has a new layout; filling a new one from the old", "map", name, "change", err)
-	case errors.Is(err, os.ErrNotExist):
-		old = nil
-	default:
-		return nil, false, fmt.Errorf("open pinned map %s: %w", name, err)
+// oldMap is the pinned map, or where that cannot be had the one that pinned or
+// attached programs use.
+func (l *Loader) oldMap(name string, inForce func(string) *ebpf.Map) (m *ebpf.Map, pinned bool) {
+	path := l.pin("maps", name)
+	m, err := ebpf.LoadPinnedMap(path, nil)
+	if err == nil {
+		return m, true
 	}
-	m, err := ebpf.NewMap(spec)
-	if err != nil {
+	if !errors.Is(err, os.ErrNotExist) {
+		l.log.Warn("pinned map cannot be used; pinning another in its place", "pin", path, "err", err)
+	}
+	if m = inForce(name); m != nil {
+		l.log.Info("map found by the programs that use it", "pin", path)
+	}
+	return m, false
+}
+
+// newMap makes a map and fills it from old, which it closes.
+func (l *Loader) newMap(name string, spec *ebpf.MapSpec, old *ebpf.Map) (m *ebpf.Map, whole bool, err error) {
+	if m, err = ebpf.NewMap(spec); err != nil {
+		if old != nil {
+			old.Close()
+		}
 		return nil, false, fmt.Errorf("create map %s: %w", name, err)
 	}
-	if old != nil {
-		if err := copyMap(m, old); err != nil {
-			m.Close()
-			return nil, false, fmt.Errorf("fill map %s from its old layout: %w", name, err)
-		}
+	whole = needsNoRows(m)
+	if old == nil {
+		return m, whole || !l.attached(), nil
 	}
-	return m, true, nil
+	defer old.Close()
+	carried, err := copyMap(m, old)
+	l.log.Info("eBPF map has another layout; filled a new one from the old", "map", name, "change", spec.Compatible(old), "carried", carried, "err", err)
+	if err == nil {
+		return m, whole || carried, nil
+	}
+	m.Close() // half of the rows may leave no room for those that are wanted
+	if m, err = ebpf.NewMap(spec); err != nil {
+		return nil, false, fmt.Errorf("create map %s: %w", name, err)
+	}
+	return m, whole, nil
+}
+
+// needsNoRows tells that nothing is judged by what a map holds, or that nobody
+// could write it.
+func needsNoRows(m *ebpf.Map) bool {
+	return slices.Contains([]ebpf.MapType{ebpf.RingBuf, ebpf.SkStorage, ebpf.PerCPUArray, ebpf.LRUHash}, m.Type())
 }
 
 // copyMap carries entries over. Fields are only ever appended to values, so
 // the common prefix of a value means the same in both; where the key changed,
 // rows cannot be carried over and the first reconcile writes them.
-func copyMap(to, from *ebpf.Map) error {
+func copyMap(to, from *ebpf.Map) (carried bool, err error) {
 	if to.Type() == ebpf.RingBuf || to.Type() == ebpf.SkStorage || to.Type() != from.Type() || to.KeySize() != from.KeySize() {
-		return nil
+		return false, nil
 	}
 	key := make([]byte, from.KeySize())
 	if to.Type() == ebpf.PerCPUArray {
 		if from.ValueSize() != to.ValueSize() {
-			return nil
+			return false, nil
 		}
 		var val [][]byte
 		for it := from.Iterate(); it.Next(&key, &val); {
 			if err := put(to, key, val); err != nil {
-				return err
+				return false, err
 			}
 		}
-		return nil
+		return true, nil
 	}
 	val := make([]byte, from.ValueSize())
 	it := from.Iterate()
@@ -93,10 +140,10 @@ func copyMap(to, from *ebpf.Map) error {
 		nv := make([]byte, to.ValueSize())
 		copy(nv, val)
 		if err := put(to, key, nv); err != nil {
-			return err
+			return false, err
 		}
 	}
-	return it.Err()
+	return true, it.Err()
 }
 
 func put(m *ebpf.Map, key, val any) error {
@@ -105,48 +152,6 @@ func put(m *ebpf.Map, key, val any) error {
 		return nil // an array that shrank
 	}
 	return err
-}
-
-// pinMaps pins new maps over the old ones. bpffs knows rename, so there is no
-// moment without a pin.
-func (l *Loader) pinMaps(names []string) error {
-	var errs []error
-	for _, n := range names {
-		errs = append(errs, replacePin(l.pin("maps", n), l.maps[n].Pin))
-	}
-	return errors.Join(errs...)
-}
-
-func replacePin(path string, pin func(string) error) error {
-	tmp := path + "_new"
-	if err := os.Remove(tmp); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("remove left-over pin %s: %w", tmp, err)
-	}
-	if err := pin(tmp); err != nil {
-		return fmt.Errorf("pin %s: %w", tmp, err)
-	}
-	if err := os.Rename(tmp, path); err != nil {
-		return fmt.Errorf("move pin to %s: %w", path, err)
-	}
-	return nil
-}
-
-// dropForeignPins removes pins of maps and programs this version does not have.
-func (l *Loader) dropForeignPins() error {
-	var errs []error
-	drop := func(dir string, known func(string) bool) {
-		entries, err := os.ReadDir(l.pin(dir))
-		errs = append(errs, err)
-		for _, e := range entries {
-			if !known(e.Name()) {
-				l.log.Info("removing pin of an earlier version", "pin", l.pin(dir, e.Name()))
-				errs = append(errs, os.Remove(l.pin(dir, e.Name())))
-			}
-		}
-	}
-	drop("maps", func(n string) bool { return l.maps[n] != nil })
-	drop("progs", func(n string) bool { return l.programs[n] != nil })
-	return errors.Join(errs...)
 }
 
 func (l *Loader) readConfig() (vrfbindBhConfig, error) {

@@ -35,7 +35,8 @@ func doorHooks(k DoorKind) hookSet {
 }
 
 // openPrograms fills l.programs: the pinned program where code and maps are
-// unchanged, else a new one. It returns the names of the new ones.
+// unchanged, else a new one. It returns the names of the new ones, but for those
+// that use a map which lacks rows: they are not ready to take over.
 func (l *Loader) openPrograms(specs []*ebpf.CollectionSpec) []string {
 	var fresh []string
 	for _, cs := range specs {
@@ -52,7 +53,9 @@ func (l *Loader) openPrograms(specs []*ebpf.CollectionSpec) []string {
 				l.log.Warn("eBPF program not available", "program", name, "err", err)
 			} else {
 				l.programs[name] = p
-				if isNew {
+				if slices.ContainsFunc(mapsOf(cs.Programs[name]), func(m string) bool { return slices.Contains(l.unfilled, m) }) {
+					l.unready[name] = true
+				} else if isNew {
 					fresh = append(fresh, name)
 				}
 			}
@@ -166,14 +169,6 @@ func mapsOf(spec *ebpf.ProgramSpec) []string {
 		}
 	}
 	return out
-}
-
-func (l *Loader) pinPrograms(names []string) error {
-	var errs []error
-	for _, n := range names {
-		errs = append(errs, replacePin(l.pin("progs", n), l.programs[n].Pin))
-	}
-	return errors.Join(errs...)
 }
 
 // hooks returns the loaded programs of a set, sorted by name.

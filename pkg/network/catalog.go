@@ -5,6 +5,7 @@ package network
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -14,7 +15,7 @@ import (
 type NAD struct {
 	Namespace, Name string
 	Network         Network
-	Err             error // set: the NAD is malformed or has no id yet
+	Err             error // set: the NAD is malformed, has no id yet, or differs from others of its network
 }
 
 // Key is the NAD's key in pod annotations.
@@ -24,30 +25,53 @@ func (n NAD) Key() string { return NADKey(n.Namespace, n.Name) }
 // costs the same however many networks there are. It is not safe for
 // concurrent use.
 type Catalog struct {
-	byKey       map[string]NAD
+	byKey       map[string]NAD                 // as set
 	byNamespace map[string]map[string]struct{} // namespace → NAD keys
-	byNetwork   map[string]map[string]struct{} // network name → NAD keys
+	byNetwork   map[string]*descriptions       // by network name
+	settled     bool
 }
 
 // NewCatalog makes an empty catalog.
 func NewCatalog() *Catalog {
-	return &Catalog{byKey: map[string]NAD{}, byNamespace: map[string]map[string]struct{}{}, byNetwork: map[string]map[string]struct{}{}}
+	return &Catalog{byKey: map[string]NAD{}, byNamespace: map[string]map[string]struct{}{}, byNetwork: map[string]*descriptions{}}
+}
+
+// Settle tells that all NADs that there are have been set: what most of a
+// network's say is agreed, and stays so until all of them say another thing.
+// It returns the NADs that are refused because they differ, in order.
+func (c *Catalog) Settle() []NAD {
+	c.settled = true
+	var out []NAD
+	for _, key := range slices.Sorted(maps.Keys(c.byKey)) {
+		if nad, _ := c.NAD(key); nad.Err != nil && c.byKey[key].Err == nil {
+			out = append(out, nad)
+		}
+	}
+	return out
 }
 
 // Set records a NAD and returns the names of the networks it touched: its
 // own, and the one it named before.
 func (c *Catalog) Set(nad NAD) []string {
-	key := nad.Key()
-	touched := c.Delete(key)
+	key, name := nad.Key(), nad.Network.Name
+	was, had := c.byKey[key]
+	var touched []string
+	if had && was.Network.Name != name {
+		touched, had = c.Delete(key), false
+	}
 	c.byKey[key] = nad
 	add(c.byNamespace, nad.Namespace, key)
-	if nad.Network.Name != "" {
-		add(c.byNetwork, nad.Network.Name, key)
-		if !slices.Contains(touched, nad.Network.Name) {
-			touched = append(touched, nad.Network.Name)
-		}
+	if name == "" {
+		return touched
 	}
-	return touched
+	d := c.byNetwork[name]
+	if d == nil {
+		d = newDescriptions()
+		c.byNetwork[name] = d
+	}
+	d.set(nad, was, had)
+	d.agree(c.settled)
+	return append(touched, name)
 }
 
 // Delete forgets a NAD and returns the name of the network it named.
@@ -58,41 +82,66 @@ func (c *Catalog) Delete(key string) []string {
 	}
 	delete(c.byKey, key)
 	remove(c.byNamespace, nad.Namespace, key)
-	if nad.Network.Name == "" {
+	name := nad.Network.Name
+	if name == "" {
 		return nil
 	}
-	remove(c.byNetwork, nad.Network.Name, key)
-	return []string{nad.Network.Name}
+	d := c.byNetwork[name]
+	d.remove(nad)
+	if len(d.nads) == 0 {
+		delete(c.byNetwork, name)
+	} else {
+		d.agree(c.settled)
+	}
+	return []string{name}
 }
 
-// NAD is the NAD with that key.
-func (c *Catalog) NAD(key string) (NAD, bool) { n, ok := c.byKey[key]; return n, ok }
-
-// Network is the network with that name: the lowest-keyed of its usable NADs
-// speaks for it. ok is false when no usable NAD names it.
-func (c *Catalog) Network(name string) (n Network, ok bool) {
-	best := ""
-	for key := range c.byNetwork[name] {
-		if nad := c.byKey[key]; nad.Err == nil && (best == "" || key < best) {
-			best, n = key, nad.Network
-		}
+// NAD is the NAD with that key. Err is set also where it describes its network
+// in another way than the network's others.
+func (c *Catalog) NAD(key string) (NAD, bool) {
+	nad, ok := c.byKey[key]
+	if d := c.byNetwork[nad.Network.Name]; d != nil {
+		nad = d.judged(nad)
 	}
-	return n, best != ""
+	return nad, ok
+}
+
+// Network is the network with that name, as its NADs agree. ok is false when
+// no usable NAD says so.
+func (c *Catalog) Network(name string) (n Network, ok bool) {
+	d := c.byNetwork[name]
+	if d == nil || d.agreed == nil || d.agreed.usable == 0 {
+		return Network{}, false
+	}
+	return d.agreed.net, true
+}
+
+// Agreed is what the network's NADs agree on, in words that change with it; ""
+// when there is nothing.
+func (c *Catalog) Agreed(name string) string {
+	if d := c.byNetwork[name]; d != nil && d.agreed != nil {
+		return d.agreed.text
+	}
+	return ""
 }
 
 // Names tells whether any NAD, usable or not, names the network.
-func (c *Catalog) Names(network string) bool { return len(c.byNetwork[network]) > 0 }
+func (c *Catalog) Names(network string) bool { return c.byNetwork[network] != nil }
 
 // Namespaces are those with a usable NAD of the network, in order.
 func (c *Catalog) Namespaces(name string) []string {
+	d := c.byNetwork[name]
+	if d == nil {
+		return nil
+	}
 	var out []string
-	for key := range c.byNetwork[name] {
-		if nad := c.byKey[key]; nad.Err == nil && !slices.Contains(out, nad.Namespace) {
+	for key := range d.nads {
+		if nad, _ := c.NAD(key); nad.Err == nil {
 			out = append(out, nad.Namespace)
 		}
 	}
 	slices.Sort(out)
-	return out
+	return slices.Compact(out)
 }
 
 // Networks are the names of all networks with a usable NAD, in order.
@@ -121,7 +170,7 @@ func (c *Catalog) Primary(namespace string, labelled bool) (*NAD, error) {
 	var found []NAD
 	var broken []string
 	for key := range c.byNamespace[namespace] {
-		nad := c.byKey[key]
+		nad, _ := c.NAD(key)
 		switch {
 		case nad.Err != nil:
 			broken = append(broken, fmt.Sprintf("%s: %v", key, nad.Err))

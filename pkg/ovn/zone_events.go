@@ -94,6 +94,9 @@ func (z *Zone) start() {
 		}
 	}
 	z.started = true
+	for _, nad := range z.catalog.Settle() {
+		z.sayUnusable(nad)
+	}
 	z.nodes.podIDs = z.podIDs()
 	z.nodesChanged(z.nodes.settle())
 }
@@ -156,21 +159,26 @@ func (z *Zone) nadChanged(old, obj any) {
 		z.nadGone(obj)
 		return
 	}
-	if nad.Err != nil {
-		// What it is of, the cluster role wrote: a name that was mistyped, or
-		// cannot be read, does not make the network one that nobody describes.
-		if of := o.Annotations[network.AnnotationNetworkName]; of != "" {
-			nad.Network.Name = of
-		}
-		z.log.Warn("network cannot be used", "nad", nad.Key(), "network", nad.Network.Name, "error", nad.Err)
+	// What an unusable NAD is of, the cluster role wrote: a name that was
+	// mistyped, or cannot be read, does not make the network one that nobody
+	// describes.
+	if of := o.Annotations[network.AnnotationNetworkName]; of != "" && nad.Err != nil {
+		nad.Network.Name = of
 	}
 	z.mu.Lock()
+	defer z.mu.Unlock()
 	if was, ok := z.catalog.NAD(nad.Key()); ok && nad.Network.Name == "" {
 		nad.Network.Name = was.Network.Name // it cannot be read: it stands for what it named
 	}
-	z.nadTouched(z.catalog.Set(nad), nad.Namespace)
-	z.mu.Unlock()
+	z.nadTouched(nad.Key(), func() []string { return z.catalog.Set(nad) })
+	if judged, _ := z.catalog.NAD(nad.Key()); judged.Err != nil && (z.started || nad.Err != nil) {
+		z.sayUnusable(judged)
+	}
 	z.enqueuePods(nad.Namespace)
+}
+
+func (z *Zone) sayUnusable(nad network.NAD) {
+	z.log.Warn("network cannot be used", "nad", nad.Key(), "network", nad.Network.Name, "error", nad.Err)
 }
 
 func (z *Zone) nadGone(obj any) {
@@ -180,22 +188,34 @@ func (z *Zone) nadGone(obj any) {
 	}
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	z.nadTouched(z.catalog.Delete(network.NADKey(o.Namespace, o.Name)), "")
+	key := network.NADKey(o.Namespace, o.Name)
+	z.nadTouched(key, func() []string { return z.catalog.Delete(key) })
 }
 
-// nadTouched lets networks be looked at again. Pods of the namespace that ran
-// before we started get their addresses back before anybody else gets them.
-func (z *Zone) nadTouched(networks []string, namespace string) {
+// nadTouched makes a change to a NAD and lets its networks be looked at again.
+// Pods of its namespace that ran before we started get their addresses back
+// before anybody else gets them.
+func (z *Zone) nadTouched(key string, change func() []string) {
+	was, _ := z.catalog.NAD(key)
+	agreed := z.catalog.Agreed(was.Network.Name)
+	names := change()
 	if !z.started {
 		return
 	}
-	for _, name := range networks {
+	nad, there := z.catalog.NAD(key)
+	for _, name := range names {
 		z.dirty(name, AllParts...)
+		if name == was.Network.Name && z.catalog.Agreed(name) != agreed {
+			// Others of its NADs, which were refused, may now be usable.
+			for _, namespace := range z.catalog.Namespaces(name) {
+				z.enqueuePods(namespace)
+			}
+		}
 	}
-	if namespace == "" || !z.begun {
+	if !there || !z.begun {
 		return
 	}
-	if objs, err := z.podStore.ByIndex(cache.NamespaceIndex, namespace); err == nil {
+	if objs, err := z.podStore.ByIndex(cache.NamespaceIndex, nad.Namespace); err == nil {
 		z.restore(objs)
 	}
 }

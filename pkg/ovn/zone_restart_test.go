@@ -183,3 +183,24 @@ func TestZoneHeldAddressComesBack(t *testing.T) {
 		}
 	})
 }
+
+// What the cluster role gave a pod on other networks is none of the zone's.
+func TestZoneHoldsNothingOfOtherNetworks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.node(1, true)
+		w.nadOf("plain", "l2", 5, network.NetConf{Name: "plain_l2", Topology: "layer2", Role: "secondary", Subnets: "10.50.0.0/16"})
+		w.pod("plain", "p", map[string]string{network.AnnotationPodNetworks: `{"plain/l2":{"ip_addresses":["10.50.0.3/16"],"mac_address":"0a:58:0a:32:00:03","role":"secondary"}}`})
+		for range 2 {
+			w.run()
+			w.wait("annotation", func() bool { return len(w.networks("plain", "p")) == 2 })
+			w.settled()
+			w.zone.mu.Lock()
+			if len(w.zone.held) > 0 {
+				t.Errorf("held: %v", w.zone.held)
+			}
+			w.zone.mu.Unlock()
+			w.stop()
+		}
+	})
+}

@@ -72,8 +72,8 @@ func (z *Zone) hold(pod *corev1.Pod) {
 	}
 	h := holding{uid: uid, entries: map[string]held{}}
 	for k, n := range nets {
-		if z.hasPort(key, k) {
-			continue
+		if nad, ok := z.catalog.NAD(nadKey(k)); z.hasPort(key, k) || ok && nad.Err == nil && nad.Network.Carried() != nil {
+			continue // given back, or not of the networks whose addresses zones give
 		}
 		e := held{network: z.networkOf(k), ips: n.IPs, in: map[string]struct{}{}}
 		h.entries[k] = e

@@ -34,8 +34,15 @@ func (n *NB) Apply(ctx context.Context, ops []Op) error {
 	for len(ops) > 0 {
 		batch := ops[:min(len(ops), maxOps)]
 		ops = ops[len(batch):]
-		if err := n.transact(ctx, batch); err != nil {
-			errs = append(errs, n.oneByOne(ctx, batch, err))
+		err := n.transact(ctx, batch)
+		if err == nil {
+			continue
+		}
+		err = n.oneByOne(ctx, batch, err)
+		errs = append(errs, err)
+		if errors.Is(err, errHangs) { // each of the others would wait as long
+			errs = append(errs, notTried(len(ops), errHangs))
+			break
 		}
 	}
 	return errors.Join(errs...)
@@ -44,20 +51,33 @@ func (n *NB) Apply(ctx context.Context, ops []Op) error {
 // oneByOne runs a batch that failed as a whole so that only what is at fault
 // fails, in the same order.
 func (n *NB) oneByOne(ctx context.Context, batch []Op, cause error) error {
-	if len(batch) == 1 || !n.Connected() || ctx.Err() != nil {
+	if len(batch) == 1 || !n.Connected() || ctx.Err() != nil || errors.Is(cause, errHangs) {
 		return fmt.Errorf("%s%s: %w", batch[0], andMore(len(batch)-1), cause)
 	}
 	var errs []error
 	for i, op := range batch {
-		if err := n.transact(ctx, []Op{op}); err != nil {
+		err := n.transact(ctx, []Op{op})
+		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", op, err))
 		}
+		if errors.Is(err, errHangs) {
+			errs = append(errs, notTried(len(batch)-i-1, errHangs))
+			break
+		}
 		if !n.Connected() {
-			errs = append(errs, fmt.Errorf("%d operations not tried: %w", len(batch)-i-1, errNotConnected))
+			errs = append(errs, notTried(len(batch)-i-1, errNotConnected))
 			break
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// notTried says that n operations were not begun, nil for none.
+func notTried(n int, why error) error {
+	if n == 0 {
+		return nil
+	}
+	return fmt.Errorf("%d operations not tried: %w", n, why)
 }
 
 func andMore(n int) string {

@@ -95,7 +95,7 @@ type SB struct{ conn connection }
 // lost when a remote chassis of ours goes.
 func NewSB(address string, log *slog.Logger, found, lost func()) *SB {
 	s := &SB{}
-	s.conn = connection{address: address, log: log}
+	s.conn = connection{address: address, log: log, sending: make(chan struct{}, maxSending)}
 	s.conn.models = func() (model.ClientDBModel, error) {
 		m, err := model.NewClientDBModel("OVN_Southbound", map[string]model.Model{
 			sbdb.ChassisTable: &sbdb.Chassis{}, sbdb.EncapTable: &sbdb.Encap{},
@@ -168,15 +168,21 @@ func ownChassis(ctx context.Context, c client.Client) ([]*sbdb.Chassis, error) {
 }
 
 // ApplyChassis runs ops, each as a transaction; errors name each that failed.
+// A database that hangs ends it: each of the others would wait as long.
 func (s *SB) ApplyChassis(ctx context.Context, ops []ChassisOp) error {
 	c := s.conn.client()
 	if c == nil && len(ops) > 0 {
 		return errNotConnected
 	}
 	var errs []error
-	for _, op := range ops {
-		if err := s.applyChassis(ctx, c, op); err != nil {
+	for i, op := range ops {
+		err := s.applyChassis(ctx, c, op)
+		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: %w", op, err))
+		}
+		if errors.Is(err, errHangs) {
+			errs = append(errs, notTried(len(ops)-i-1, errHangs))
+			break
 		}
 	}
 	return errors.Join(errs...)

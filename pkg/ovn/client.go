@@ -35,6 +35,7 @@ type connection struct {
 	log     *slog.Logger
 
 	timeout time.Duration // of a transaction; 0: transactTimeout
+	sending chan struct{} // as many transactions may be under way
 
 	mu      sync.RWMutex
 	current client.Client
@@ -44,6 +45,8 @@ const (
 	dialTimeout = 10 * time.Second
 	// transactTimeout bounds a transaction: a database that hangs holds nobody up for ever.
 	transactTimeout = 30 * time.Second
+	// maxSending is how many transactions are under way at once.
+	maxSending = 8
 	// lookAfter is how often a connection is looked at: libovsdb tells of a loss
 	// only who is waiting for it at that moment.
 	lookAfter   = time.Second
@@ -78,7 +81,9 @@ func (c *connection) run(ctx context.Context) {
 		c.mu.Lock()
 		c.current = nil
 		c.mu.Unlock()
-		cl.Close()
+		// A transaction that the database does not take from the socket holds the
+		// client: closing it would wait for that.
+		go cl.Close()
 	}
 }
 
@@ -97,15 +102,36 @@ func awaitLoss(ctx context.Context, cl client.Client) {
 	}
 }
 
-// transact makes one transaction within its time.
+// transact makes one transaction within its time. libovsdb writes to the socket
+// without a deadline, and a database that hangs does not empty it: such a
+// transaction is left behind until the database goes on or is gone.
 func (c *connection) transact(ctx context.Context, cl client.Client, ops ...ovsdb.Operation) ([]ovsdb.OperationResult, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, cmp.Or(c.timeout, transactTimeout), errHangs)
 	defer cancel()
-	results, err := cl.Transact(ctx, ops...)
-	if err != nil && errors.Is(context.Cause(ctx), errHangs) {
-		err = errHangs
+	select {
+	case c.sending <- struct{}{}:
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
 	}
-	return results, err
+	type reply struct {
+		results []ovsdb.OperationResult
+		err     error
+	}
+	done := make(chan reply, 1)
+	go func() {
+		defer func() { <-c.sending }()
+		results, err := cl.Transact(ctx, ops...)
+		done <- reply{results, err}
+	}()
+	select {
+	case r := <-done:
+		if r.err != nil && errors.Is(context.Cause(ctx), errHangs) {
+			return nil, errHangs
+		}
+		return r.results, r.err
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
 }
 
 var errHangs = errors.New("the database does not answer: is ovsdb-server stopped?")
@@ -148,7 +174,7 @@ type NB struct {
 // each connect, lost with the network and part of each row of ours that goes.
 func NewNB(address string, log *slog.Logger, found func(), lost func(network string, part Part)) *NB {
 	n := &NB{}
-	n.conn = connection{address: address, models: nbModel, log: log}
+	n.conn = connection{address: address, models: nbModel, log: log, sending: make(chan struct{}, maxSending)}
 	n.conn.watch = func(c client.Client) []client.MonitorOption {
 		out := []client.MonitorOption{client.WithTable(&nbdb.NBGlobal{})}
 		for _, m := range nbModels {

@@ -52,13 +52,13 @@ func (n *NB) Apply(ctx context.Context, ops []Op) error {
 // fails, in the same order.
 func (n *NB) oneByOne(ctx context.Context, batch []Op, cause error) error {
 	if len(batch) == 1 || !n.Connected() || ctx.Err() != nil || errors.Is(cause, errHangs) {
-		return fmt.Errorf("%s%s: %w", batch[0], andMore(len(batch)-1), cause)
+		return &opError{batch[0], len(batch) - 1, cause}
 	}
 	var errs []error
 	for i, op := range batch {
 		err := n.transact(ctx, []Op{op})
 		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", op, err))
+			errs = append(errs, &opError{op, 0, err})
 		}
 		if errors.Is(err, errHangs) {
 			errs = append(errs, notTried(len(batch)-i-1, errHangs))
@@ -71,6 +71,17 @@ func (n *NB) oneByOne(ctx context.Context, batch []Op, cause error) error {
 	}
 	return errors.Join(errs...)
 }
+
+// opError is an operation that failed, and how many with it.
+type opError struct {
+	op   Op
+	more int
+	err  error
+}
+
+func (e *opError) Error() string { return e.op.String() + andMore(e.more) + ": " + e.err.Error() }
+
+func (e *opError) Unwrap() error { return e.err }
 
 // notTried says that n operations were not begun, nil for none.
 func notTried(n int, why error) error {

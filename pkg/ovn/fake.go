@@ -84,7 +84,7 @@ func (f *Fake) Apply(_ context.Context, ops []Op) error {
 	var errs []error
 	for _, op := range ops {
 		if err := f.apply(op); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", op, err))
+			errs = append(errs, &opError{op, 0, err})
 		}
 	}
 	return errors.Join(errs...)

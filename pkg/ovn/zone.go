@@ -51,7 +51,7 @@ type Zone struct {
 	podStore cache.Indexer
 	nsLister corelisters.NamespaceLister
 	podQueue workqueue.TypedRateLimitingInterface[string] // "namespace/name"
-	netQueue workqueue.TypedRateLimitingInterface[string] // network names, and the two below
+	netQueue workqueue.TypedRateLimitingInterface[string] // network names, and the keys below
 
 	mu      sync.Mutex // guards what follows; never held across I/O
 	catalog *network.Catalog
@@ -62,11 +62,15 @@ type Zone struct {
 	held    map[string]holding           // by pod: addresses that it has and that were not given back to it
 	alone   map[string]map[string]string // by namespace and pod, UIDs of those without a primary network
 	initial map[string]struct{}          // UIDs of pods that were there when we started
-	pending map[string]struct{}          // networks not yet tried since we started
+	pending map[string]struct{}          // networks not yet tried since we started, and keyCleanup
 	staying map[string]staying           // by pod: ports that stay only because it runs
 	started bool                         // the informers have told everything they knew
 	begun   bool                         // pending is filled: the node is ready
 	lastErr map[string]string            // by network that is not as it should be
+
+	failures map[string]failure   // by network: what the cluster is to be told
+	refused  map[string]time.Time // by NAD key: since when it cannot be used
+	said     string               // what this Node's annotation says of failures
 
 	ready   atomic.Bool
 	metrics metrics
@@ -76,6 +80,8 @@ type Zone struct {
 const (
 	keyChassis = "/chassis"
 	keyCleanup = "/cleanup"
+	// keyFailures is what fails, told on this Node.
+	keyFailures = "/failures"
 )
 
 // netState is what the zone knows of a network beyond the catalog.
@@ -119,11 +125,13 @@ func NewZone(cfg config.Config, k kubernetes.Interface, nads nadclient.Interface
 		podQueue: workqueue.NewTypedRateLimitingQueue(limiter()), netQueue: workqueue.NewTypedRateLimitingQueue(limiter()),
 		catalog: network.NewCatalog(), nodes: newNodeBook(cfg.Kubernetes.NodeName), nets: map[string]*netState{}, pods: map[string]*podState{},
 		held: map[string]holding{}, alone: map[string]map[string]string{}, initial: map[string]struct{}{}, pending: map[string]struct{}{}, staying: map[string]staying{}, lastErr: map[string]string{},
+		failures: map[string]failure{}, refused: map[string]time.Time{},
 	}, nil
 }
 
 // Ready tells whether every network known at the start is built or has failed
-// by itself, and the cluster default network is built.
+// by itself, what was left of deleted ones has been looked at, and the cluster
+// default network is built.
 func (z *Zone) Ready() bool { return z.ready.Load() && z.nb != nil && z.nb.Connected() }
 
 // Run serves until ctx ends.
@@ -197,6 +205,8 @@ func (z *Zone) syncKey(ctx context.Context, key string) error {
 		return z.syncChassis(ctx)
 	case keyCleanup:
 		return z.cleanup(ctx)
+	case keyFailures:
+		return z.tellFailures(ctx)
 	default:
 		return z.syncNetwork(ctx, key)
 	}

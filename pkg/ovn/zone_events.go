@@ -53,7 +53,7 @@ func (z *Zone) startInformers(ctx context.Context) error {
 		gone      func(obj any)
 	}{
 		{namespaces.Informer(), trimNamespace, z.namespaceChanged, func(any) {}},
-		{nodes.Informer(), trimNode, z.nodeChanged, z.nodeGone},
+		{nodes.Informer(), z.trimNode, z.nodeChanged, z.nodeGone},
 		{nad.Informer(), trimNAD, z.nadChanged, z.nadGone},
 		{pods.Informer(), trimPod, z.podChanged, func(obj any) { z.podChanged(nil, obj) }},
 	} {
@@ -96,6 +96,7 @@ func (z *Zone) start() {
 	z.started = true
 	for _, nad := range z.catalog.Settle() {
 		z.sayUnusable(nad)
+		z.noteNAD(nad.Key(), true)
 	}
 	z.nodes.podIDs = z.podIDs()
 	z.nodesChanged(z.nodes.settle())
@@ -110,6 +111,7 @@ func (z *Zone) begin() {
 	if !z.begun {
 		z.begun = true
 		z.pending[network.DefaultName] = struct{}{}
+		z.pending[keyCleanup] = struct{}{} // which finds what else there is
 		for _, name := range z.catalog.Networks() {
 			z.pending[name] = struct{}{}
 		}
@@ -163,7 +165,7 @@ func (z *Zone) nadChanged(old, obj any) {
 	// mistyped, or cannot be read, does not make the network one that nobody
 	// describes.
 	if of := o.Annotations[network.AnnotationNetworkName]; of != "" && nad.Err != nil {
-		nad.Network.Name = of
+		nad.Network.Name, nad.Network.ID = of, idOfUnusable(o)
 	}
 	z.mu.Lock()
 	defer z.mu.Unlock()
@@ -171,9 +173,12 @@ func (z *Zone) nadChanged(old, obj any) {
 		nad.Network.Name = was.Network.Name // it cannot be read: it stands for what it named
 	}
 	z.nadTouched(nad.Key(), func() []string { return z.catalog.Set(nad) })
-	if judged, _ := z.catalog.NAD(nad.Key()); judged.Err != nil && (z.started || nad.Err != nil) {
+	judged, _ := z.catalog.NAD(nad.Key())
+	unusable := judged.Err != nil && (z.started || nad.Err != nil)
+	if unusable {
 		z.sayUnusable(judged)
 	}
+	z.noteNAD(nad.Key(), unusable)
 	z.enqueuePods(nad.Namespace)
 }
 
@@ -190,6 +195,7 @@ func (z *Zone) nadGone(obj any) {
 	defer z.mu.Unlock()
 	key := network.NADKey(o.Namespace, o.Name)
 	z.nadTouched(key, func() []string { return z.catalog.Delete(key) })
+	z.noteNAD(key, false)
 }
 
 // nadTouched makes a change to a NAD and lets its networks be looked at again.
@@ -209,6 +215,9 @@ func (z *Zone) nadTouched(key string, change func() []string) {
 			// Others of its NADs, which were refused, may now be usable.
 			for _, namespace := range z.catalog.Namespaces(name) {
 				z.enqueuePods(namespace)
+			}
+			if len(z.refused) > 0 {
+				z.netQueue.Add(keyFailures)
 			}
 		}
 	}
@@ -242,11 +251,14 @@ func trimNamespace(obj any) (any, error) {
 	return obj, nil
 }
 
-func trimNode(obj any) (any, error) {
+func (z *Zone) trimNode(obj any) (any, error) {
 	if n, ok := obj.(*corev1.Node); ok {
+		keys := []string{network.AnnotationNodeID, network.AnnotationChassisID, network.AnnotationEncapIPs, network.AnnotationGatewayConfig}
+		if n.Name == z.cfg.Kubernetes.NodeName {
+			keys = append(keys, network.AnnotationZoneFailures)
+		}
 		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{
-			Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion, Annotations: keep(n.Annotations,
-				network.AnnotationNodeID, network.AnnotationChassisID, network.AnnotationEncapIPs, network.AnnotationGatewayConfig),
+			Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion, Annotations: keep(n.Annotations, keys...),
 		}}, nil
 	}
 	return obj, nil

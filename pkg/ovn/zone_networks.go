@@ -3,6 +3,7 @@
 package ovn
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -65,11 +66,12 @@ func (z *Zone) dirtyAll(parts ...Part) {
 
 // job is one reconcile of a network: everything that its rows follow from.
 type job struct {
-	known bool
-	net   network.Network
-	node  network.Node
-	in    Inputs
-	parts []Part
+	known   bool
+	deleted bool // nobody describes it any more
+	net     network.Network
+	node    network.Node
+	in      Inputs
+	parts   []Part
 	// unknown are peers whose rows stay as they are.
 	unknown map[string]struct{}
 }
@@ -89,13 +91,17 @@ func (z *Zone) take(name string) (j job, ok bool) {
 		st.net = j.net
 	case len(st.pods) > 0:
 		// Its description is gone, pods still use it: it stays as it was.
-		j.net, j.known = st.net, true
+		j.net, j.known, j.deleted = st.net, true, !z.catalog.Names(name)
 	case z.catalog.Names(name):
 		// It cannot be used now; what is there stays, as a typing mistake
 		// must not cut off pods.
 		st.dirty = map[Part]struct{}{}
+		z.works(name)
+		z.forgetFailure(name) // what is wrong is the NAD, which is told by itself
 		z.tried(name)
 		return j, false
+	default:
+		j.net, j.deleted = st.net, true
 	}
 	// What nobody describes goes at once: begun says that every description
 	// there is has been read, and that others are not built yet, or cannot be,
@@ -128,10 +134,17 @@ func (z *Zone) syncNetwork(ctx context.Context, name string) error {
 	}
 	defer prometheus.NewTimer(z.metrics.networks).ObserveDuration()
 	var err error
+	id, stays := j.net.ID, j.deleted
 	if j.known {
 		err = z.build(ctx, name, j)
 	} else {
-		err = z.remove(ctx, name)
+		var was int
+		was, stays, err = z.remove(ctx, name)
+		id = cmp.Or(id, was)
+	}
+	var prefix string
+	if j.deleted {
+		prefix = deletedButThere
 	}
 	connected := z.nb.Connected()
 	z.mu.Lock()
@@ -142,6 +155,7 @@ func (z *Zone) syncNetwork(ctx context.Context, name string) error {
 		if z.fails(name, no.error) {
 			z.log.Warn("network is not built on this node", "network", name, "error", no.error)
 		}
+		z.noteFailure(name, id, prefix+z.because(name, no.error))
 		z.tried(name)
 		return nil // an event that can help will come
 	case err != nil:
@@ -151,6 +165,7 @@ func (z *Zone) syncNetwork(ctx context.Context, name string) error {
 		}
 		if connected && !errors.Is(err, errNotConnected) && ctx.Err() == nil {
 			z.fails(name, err)
+			z.noteFailure(name, id, prefix+z.because(name, err))
 			if name != network.DefaultName { // which every pod is on: without it the node is not ready
 				z.tried(name)
 			}
@@ -158,6 +173,11 @@ func (z *Zone) syncNetwork(ctx context.Context, name string) error {
 		return fmt.Errorf("network %s: %w", name, err)
 	}
 	z.works(name)
+	if stays {
+		z.noteFailure(name, id, deletedButThere+"pods run on it")
+	} else {
+		z.forgetFailure(name)
+	}
 	z.tried(name)
 	return nil
 }
@@ -181,7 +201,11 @@ func (z *Zone) works(name string) {
 // tried notes that a network known at the start has had its turn: one that
 // fails holds up no other.
 func (z *Zone) tried(name string) {
+	_, first := z.pending[name]
 	delete(z.pending, name)
+	if first && z.everyTried() {
+		z.netQueue.Add(keyFailures)
+	}
 	if len(z.pending) == 0 && !z.ready.Swap(true) {
 		z.log.Info("every known network has been tried", "failing", slices.Sorted(maps.Keys(z.lastErr)))
 	}
@@ -206,25 +230,27 @@ func (z *Zone) build(ctx context.Context, name string, j job) error {
 	return z.apply(ctx, name, Diff(want, have))
 }
 
-// remove deletes a network that nobody describes, unless pods still run on it.
-func (z *Zone) remove(ctx context.Context, name string) error {
+// remove deletes a network that nobody describes, unless pods still run on it:
+// then stays is true. id is the network's, as far as its rows tell.
+func (z *Zone) remove(ctx context.Context, name string) (id int, stays bool, err error) {
 	have, err := z.nb.Read(ctx, Owner{Network: name, Node: z.cfg.Kubernetes.NodeName, Parts: AllParts})
 	if err != nil {
-		return fmt.Errorf("read rows: %w", err)
+		return 0, false, fmt.Errorf("read rows: %w", err)
 	}
+	id = idOfRows(have)
 	if alive := z.alive(name, nil, have); len(alive) > 0 {
 		z.log.Info("network stays while its pods run", "network", name, "ports", len(alive))
-		return nil
+		return id, true, nil
 	}
 	if err := z.apply(ctx, name, Diff(nil, have)); err != nil {
-		return err
+		return id, false, err
 	}
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	if st := z.state(name); len(st.pods) == 0 && len(st.dirty) == 0 {
 		delete(z.nets, name)
 	}
-	return nil
+	return id, false, nil
 }
 
 func (z *Zone) apply(ctx context.Context, name string, ops []Op) error {
@@ -255,10 +281,15 @@ func (z *Zone) cleanup(ctx context.Context) error {
 	}
 	z.mu.Lock()
 	defer z.mu.Unlock()
+	_, first := z.pending[keyCleanup]
 	for _, name := range names {
 		if _, ok := z.describe(name); !ok && !z.catalog.Names(name) {
+			if first {
+				z.pending[name] = struct{}{}
+			}
 			z.dirty(name, AllParts...)
 		}
 	}
+	z.tried(keyCleanup)
 	return nil
 }

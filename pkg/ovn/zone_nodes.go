@@ -22,6 +22,7 @@ func (z *Zone) nodeChanged(_, obj any) {
 	defer z.mu.Unlock()
 	if n.Name == z.cfg.Kubernetes.NodeName {
 		z.ownUID = n.UID
+		z.noteSaid(n)
 		if z.started {
 			z.nodes.podIDs = z.podIDs()
 		}

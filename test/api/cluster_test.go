@@ -168,6 +168,9 @@ func TestForeignAndMalformedNAD(t *testing.T) {
 		`{"metadata":{"annotations":{"k8s.ovn.org/network-id":"9999"}}}`,
 		`{"metadata":{"annotations":{"k8s.ovn.org/network-id":null}},"spec":{"config":"{}"}}`,
 		`{"metadata":{"labels":null,"ownerReferences":null}}`,
+		`{"metadata":{"annotations":null}}`,
+		`{"metadata":{"annotations":null,"labels":null,"ownerReferences":null,"finalizers":null},"spec":{"config":"{}"}}`,
+		`{"metadata":{"annotations":{"k8s.ovn.org/network-id":"77","k8s.ovn.org/network-name":"another"}}}`,
 		// Once, this freed the network's id under its pods.
 		`{"metadata":{"ownerReferences":null,"finalizers":null}}`,
 		`{"metadata":{"ownerReferences":null,"finalizers":null},"spec":{"config":"{\"cniVersion\":\"1.1.0\",\"name\":\"cluster_udn_other\",\"type\":\"ovn-k8s-cni-overlay\",\"topology\":\"layer3\",\"role\":\"primary\",\"subnets\":\"10.9.0.0/16/24\"}"}}`,

@@ -57,9 +57,14 @@ func (w world) sharedNAD(ns, name, networkName, conf string) {
 // scheduled makes a pod that has a node, and asks for what the annotations say.
 func (w world) scheduled(ns, name string, annotations map[string]string) *corev1.Pod {
 	w.t.Helper()
+	return w.scheduledOn("nowhere", ns, name, annotations)
+}
+
+func (w world) scheduledOn(node, ns, name string, annotations map[string]string) *corev1.Pod {
+	w.t.Helper()
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name, Annotations: annotations},
-		Spec:       corev1.PodSpec{NodeName: "nowhere", Containers: []corev1.Container{{Name: "c", Image: "none"}}},
+		Spec:       corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "c", Image: "none"}}},
 	}
 	w.create(p)
 	w.t.Cleanup(func() { w.removeNow(p) }) // there is no kubelet to end it, and its namespace waits for it

@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
@@ -24,6 +25,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	udnv1 "bulkhead/api/v1"
+	"bulkhead/pkg/cluster/nad"
 	"bulkhead/pkg/network"
 )
 
@@ -210,4 +212,43 @@ func TestLeaseComesFirst(t *testing.T) {
 	if err := role.List(ctx, nodes); err != nil || by == "" || by == string(schema.UID) {
 		t.Errorf("nodes were served by flow schema %q: %v", by, err)
 	}
+}
+
+// Pods that run in a labelled namespace without a primary network, as they were
+// there before the label: the network is not made, which keeps further pods
+// off too, until they are gone.
+func TestOlderPods(t *testing.T) {
+	needAPI(t)
+	w := newWorld(t)
+	w.settle()
+	startController(t, testConfig(t))
+	for _, ns := range []string{"older", "older-hand"} {
+		defer w.remove(w.namespace(ns, true))
+	}
+	var pods []*corev1.Pod
+	for i, ns := range []string{"older", "older", "older-hand"} {
+		p := w.scheduled(ns, fmt.Sprintf("p%d", i), map[string]string{network.AnnotationPodNetworks: `{"default":{"ip_addresses":["10.244.0.9/24"],"mac_address":"0a:58:0a:f4:00:09","role":"primary"}}`})
+		p.Status.Phase = corev1.PodRunning
+		if err := w.Status().Update(w.ctx, p); err != nil {
+			t.Fatal(err)
+		}
+		pods = append(pods, p)
+	}
+	u := newUDN("older", "net", "10.100.0.0/16")
+	w.create(u)
+	defer w.remove(u)
+	w.waitCondition(u, udnv1.ConditionNetworkCreated, metav1.ConditionFalse, "p0, p1", "delete them")
+	hand := w.handWritten("older-hand", "hand", `{"cniVersion":"1.1.0","name":"olderhand","type":"ovn-k8s-cni-overlay","topology":"layer3","role":"primary","subnets":"10.9.0.0/16/24","netAttachDefName":"older-hand/hand"}`)
+	defer w.remove(hand)
+	w.waitEvent("older-hand", "hand", nad.ReasonInvalid, "p2")
+	var nads nadv1.NetworkAttachmentDefinitionList
+	if err := w.List(w.ctx, &nads, client.InNamespace("older")); err != nil || len(nads.Items) > 0 {
+		t.Errorf("%d NADs, %v", len(nads.Items), err)
+	}
+	w.removeNow(pods[0])
+	w.waitCondition(u, udnv1.ConditionNetworkCreated, metav1.ConditionFalse, "(p1)")
+	w.removeNow(pods[1])
+	w.created(u)
+	w.removeNow(pods[2])
+	w.waitID("older-hand", "hand", "olderhand")
 }

@@ -247,6 +247,17 @@ func (r *Reconciler) claim(ctx context.Context, in *Inputs, domain network.Netwo
 			in.Error = "role primary needs a namespace with the label " + network.LabelPrimaryUDN + ", which can be given only when a namespace is created: create the namespace anew with the label"
 			return nil
 		}
+		older := nadusers.OlderKey(key.Namespace)
+		r.waiting.Add(older, key) // before the look, as above
+		pods, err := nadusers.Older(ctx, r.cache, key.Namespace)
+		if err != nil {
+			return err
+		}
+		if len(pods) > 0 && !has {
+			in.Error = network.OlderPods(key.Namespace, pods).Error()
+			return nil
+		}
+		r.waiting.Done(older)
 	}
 	// The id first: a namespace that was claimed and given back for want of an id
 	// would wake all who want it, this NAD among them, for ever.

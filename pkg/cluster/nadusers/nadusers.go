@@ -35,8 +35,50 @@ func AddIndexes(ctx context.Context, c client.FieldIndexer) error {
 	}); err != nil {
 		return fmt.Errorf("index %s of pods: %w", index, err)
 	}
+	if err := c.IndexField(ctx, &corev1.Pod{}, indexOlder, func(o client.Object) []string {
+		if p := o.(*corev1.Pod); withoutPrimary(p) {
+			return []string{p.Namespace}
+		}
+		return nil
+	}); err != nil {
+		return fmt.Errorf("index %s of pods: %w", indexOlder, err)
+	}
 	return nil
 }
+
+// indexOlder indexes running pods without a primary network by namespace.
+const indexOlder = "older"
+
+// withoutPrimary tells pods that run without a primary network of their
+// namespace's. Of a pod that runs on the cluster default network alone, the cache
+// does not have the annotation.
+func withoutPrimary(p *corev1.Pod) bool {
+	if p.Spec.HostNetwork || p.Status.Phase != corev1.PodRunning {
+		return false
+	}
+	raw := p.Annotations[network.AnnotationPodNetworks]
+	networks, err := network.ParsePodNetworks(raw)
+	return err == nil && (raw == "" || networks.WithoutPrimary())
+}
+
+// Older are pods that run in the namespace without a primary network, by name
+// in order. Of a namespace that has one, they are older than it.
+func Older(ctx context.Context, cache client.Reader, namespace string) ([]string, error) {
+	var l corev1.PodList
+	if err := cache.List(ctx, &l, client.MatchingFields{indexOlder: namespace}, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, fmt.Errorf("list pods of namespace %s without a primary network: %w", namespace, err)
+	}
+	var out []string
+	for i := range l.Items {
+		out = append(out, l.Items[i].Name)
+	}
+	slices.Sort(out)
+	return out, nil
+}
+
+// OlderKey is what is waited for by those who wait for the Older pods of a
+// namespace to leave.
+func OlderKey(namespace string) string { return namespace }
 
 // inAny is the key of all NADs of that name.
 func inAny(name string) string { return "*/" + name }
@@ -135,7 +177,15 @@ func (w *Waiting[K]) PodEvents() handler.TypedFuncs[*corev1.Pod, K] {
 			if was, is := of(e.ObjectOld), of(e.ObjectNew); !slices.Equal(was, is) {
 				left(was, q)
 			}
+			if withoutPrimary(e.ObjectOld) && !withoutPrimary(e.ObjectNew) {
+				left([]string{OlderKey(e.ObjectOld.Namespace)}, q)
+			}
 		},
-		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[*corev1.Pod], q queue) { left(of(e.Object), q) },
+		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[*corev1.Pod], q queue) {
+			left(of(e.Object), q)
+			if withoutPrimary(e.Object) {
+				left([]string{OlderKey(e.Object.Namespace)}, q)
+			}
+		},
 	}
 }

@@ -90,6 +90,18 @@ func (k *Kube) Read(ctx context.Context, o Owner) (State, error) {
 		nad := nadOf(&nads.Items[i])
 		s.NADs[nad.Namespace] = nad
 	}
+	for ns, uid := range k.recent.lostNADs(o) {
+		nad := &nadv1.NetworkAttachmentDefinition{}
+		err := k.Cache.Get(ctx, client.ObjectKey{Namespace: ns, Name: o.Name}, nad)
+		if client.IgnoreNotFound(err) != nil {
+			return s, fmt.Errorf("get NetworkAttachmentDefinition %s: %w", network.NADKey(ns, o.Name), err)
+		}
+		if owner, marked := OwnerOf(nad); err != nil || marked && owner == o || nad.UID != uid {
+			k.recent.found(o, ns)
+			continue
+		}
+		s.NADs[ns] = nadOf(nad)
+	}
 	k.recent.merge(o, s.NADs, k.Now())
 	return s, nil
 }

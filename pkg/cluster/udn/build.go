@@ -81,6 +81,11 @@ func (b *builder) namespace(ns Namespace) bool {
 		if !exists {
 			return true // nothing is there and nothing is added
 		}
+	case ns.Older != nil:
+		b.problem(ns.Name, ns.Older.Error())
+		if !exists {
+			return true // no pod gets a network before that is mended
+		}
 	case !exists && ns.Full:
 		b.problem(ns.Name, "the namespace has as many networks as it may have: delete one, or raise max-networks-per-namespace")
 		return true

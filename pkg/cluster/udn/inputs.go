@@ -121,7 +121,7 @@ func (r *Reconciler) network(ctx context.Context, in *Inputs, have State) error 
 func (r *Reconciler) claim(ctx context.Context, in *Inputs, have State) error {
 	free := func(ns *Namespace) bool {
 		_, exists := have.NADs[ns.Name]
-		return in.Request.admits(*ns) && ns.Foreign == "" && ns.Primary == "" && (exists || !ns.Full)
+		return in.Request.admits(*ns) && ns.Foreign == "" && ns.Primary == "" && (exists || !ns.Full && ns.Older == nil)
 	}
 	fresh := false
 	if in.ID == 0 && slices.ContainsFunc(in.Namespaces, func(ns Namespace) bool { return free(&ns) }) {
@@ -179,7 +179,7 @@ func (r *Reconciler) release(ctx context.Context, o Owner) (held bool, err error
 		if client.IgnoreNotFound(err) != nil {
 			return false, fmt.Errorf("get NetworkAttachmentDefinition %s: %w", key, err)
 		}
-		if err == nil {
+		if err == nil && nad.Annotations[network.AnnotationNetworkID] != "" {
 			continue // another's
 		}
 		r.log.Warn("the network's id is kept: a pod uses a NetworkAttachmentDefinition that is gone", "network", o.Network(), "nad", key)
@@ -269,7 +269,29 @@ func (r *Reconciler) namespace(ctx context.Context, req *Request, meta metav1.Pa
 		}
 	}
 	ns.Full = networks >= r.cfg.MaxNetworksPerNS
+	if req.Primary() && ns.Labeled {
+		older, err := r.older(ctx, o, meta.Name)
+		if err != nil {
+			return ns, err
+		}
+		ns.Older = network.OlderPods(meta.Name, older)
+	}
 	return ns, nil
+}
+
+// older are the pods of a namespace that run without its primary network. The
+// last of them that leaves wakes o.
+func (r *Reconciler) older(ctx context.Context, o Owner, namespace string) ([]string, error) {
+	key := nadusers.OlderKey(namespace)
+	pods, err := nadusers.Older(ctx, r.cache, namespace)
+	if err == nil && len(pods) > 0 {
+		r.waiting.Add(key, o)
+		pods, err = nadusers.Older(ctx, r.cache, namespace) // the last may have left before anybody waited
+	}
+	if len(pods) == 0 {
+		r.waiting.Done(key)
+	}
+	return pods, err
 }
 
 // advertisements are the RouteAdvertisements that advertise the pods of the

@@ -3,10 +3,12 @@
 package udn
 
 import (
+	"maps"
 	"sync"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
@@ -17,6 +19,7 @@ type recent struct {
 	mu     sync.Mutex
 	owners map[Owner]ownerRecord
 	nads   map[Owner]map[string]nadRecord // by namespace
+	lost   map[Owner]map[string]types.UID // by namespace
 }
 
 type ownerRecord struct {
@@ -88,6 +91,37 @@ func (r *recent) merge(o Owner, cached map[string]NAD, now time.Time) {
 			cached[ns] = rec.nad
 		}
 	}
+}
+
+// lose notes that a NAD of o's says so no more: whoever may write annotations has
+// taken ours off. It is o's until it is repaired or gone.
+func (r *recent) lose(o Owner, namespace string, uid types.UID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.lost == nil {
+		r.lost = map[Owner]map[string]types.UID{}
+	}
+	if r.lost[o] == nil {
+		r.lost[o] = map[string]types.UID{}
+	}
+	r.lost[o][namespace] = uid
+}
+
+// found undoes lose.
+func (r *recent) found(o Owner, namespace string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.lost[o], namespace)
+	if len(r.lost[o]) == 0 {
+		delete(r.lost, o)
+	}
+}
+
+// lostNADs are the NADs of o's that do not say so.
+func (r *recent) lostNADs(o Owner) map[string]types.UID {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return maps.Clone(r.lost[o])
 }
 
 func (r *recent) dropNAD(o Owner, namespace string) {

@@ -75,6 +75,8 @@ type Namespace struct {
 	// the namespace's; "" is nothing.
 	Foreign, Primary string
 	Full             bool // as many networks as a namespace may have, without this one
+	// Older says that pods of the namespace run without the primary network.
+	Older error
 }
 
 // Inputs is everything that decides what an owner's NADs and status should be.

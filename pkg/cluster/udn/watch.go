@@ -101,6 +101,11 @@ func (r *Reconciler) nadEvents() handler.TypedFuncs[*nadv1.NetworkAttachmentDefi
 			if o, ours := OwnerOf(e.ObjectNew); ours && r.target.recent.seenNAD(o, e.ObjectNew.Namespace, e.ObjectNew.ResourceVersion) {
 				return
 			}
+			if o, was := OwnerOf(e.ObjectOld); was && e.ObjectOld.UID == e.ObjectNew.UID {
+				if now, ours := OwnerOf(e.ObjectNew); !ours || now != o {
+					r.target.recent.lose(o, e.ObjectNew.Namespace, e.ObjectNew.UID)
+				}
+			}
 			enqueue(ctx, e.ObjectOld, q)
 			enqueue(ctx, e.ObjectNew, q)
 		},

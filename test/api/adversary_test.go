@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	udnv1 "bulkhead/api/v1"
+	"bulkhead/pkg/network"
+	adversary "bulkhead/test/adversary/writes"
+)
+
+// Whatever a tenant who may do everything in a namespace, or a node with its
+// token, writes: no id, address or network of anybody else's moves.
+func TestAdversaryWrites(t *testing.T) {
+	needAPI(t)
+	w := newPodWorld(t)
+	startController(t, testConfig(t))
+	s := adversary.Stage{Attacker: "adv-amber", Victim: "adv-green", Network: "net", Pod: "attacker", VictimPod: "victim", Node: "adv-near", Far: "adv-far"}
+	for i, ns := range []string{s.Attacker, s.Victim} {
+		defer w.remove(w.namespace(ns, true))
+		u := newUDN(ns, s.Network, udnv1.CIDR(fmt.Sprintf("10.%d.0.0/16", 150+i)))
+		w.create(u)
+		w.created(u)
+	}
+	for _, n := range []string{s.Node, s.Far} {
+		w.nodeWithID(n)
+	}
+	pods := map[string]string{s.Attacker: s.Pod, s.Victim: s.VictimPod}
+	third := map[string]int{s.Attacker: 150, s.Victim: 151}
+	for ns, name := range pods {
+		key := network.NADKey(ns, s.Network)
+		entry := `"default":{"ip_addresses":["10.244.0.3/24"],"mac_address":"0a:58:0a:f4:00:03","role":"infrastructure-locked"}`
+		p := w.scheduledOn(map[string]string{s.Attacker: s.Node, s.Victim: s.Far}[ns], ns, name,
+			map[string]string{network.AnnotationPodNetworks: fmt.Sprintf(`{%s,%q:{"ip_addresses":["10.%d.0.3/24"],"mac_address":"0a:58:0a:97:00:03","role":"primary"}}`, entry, key, third[ns])})
+		if ns == s.Victim {
+			n, err := w.entry(p, key)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.VictimEntry, s.FarPod = n, [2]string{ns, name}
+		}
+	}
+	s.AttackerID, s.VictimID = w.nad(s.Attacker, "net").Annotations[network.AnnotationNetworkID], w.nad(s.Victim, "net").Annotations[network.AnnotationNetworkID]
+	grantEverything(t, w, s.Attacker, "adversary")
+	tenant, node := nadClient(t, as("adversary")), nodeClient(t, s.Node)
+
+	t.Cleanup(func() { w.takeAway(s.Attacker) })
+	before, err := adversary.Read(w.ctx, w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mine := func(fact string) bool {
+		for _, own := range []string{"Pod " + s.Attacker + "/made", "Pod " + s.Attacker + "/bound", "NetworkAttachmentDefinition " + s.Attacker + "/third"} {
+			if strings.HasPrefix(fact, own) {
+				return true
+			}
+		}
+		return false
+	}
+	unmoved := func(what string) {
+		t.Helper()
+		Eventually(t, func() error { // what a tenant may write is mended a moment later
+			now, err := adversary.Read(w.ctx, w)
+			if err != nil {
+				return err
+			}
+			if d := append(append(now.Differences(before, mine), now.SharedIDs()...), now.Stolen(s)...); len(d) > 0 {
+				return errors.New(what + ": " + strings.Join(d, "\n"))
+			}
+			return nil
+		})
+	}
+	for _, part := range []struct {
+		what string
+		who  client.Client
+		all  []adversary.Write
+	}{
+		{"who writes NADs", tenant, s.NADAuthor()}, {"who writes UserDefinedNetworks", tenant, s.UDNAuthor()},
+		{"who writes pods", tenant, s.PodAuthor()}, {"who has a node's token", node, s.OfNode()},
+	} {
+		r, err := adversary.Play(w.ctx, part.who, w, part.all)
+		if err != nil {
+			t.Errorf("%s: %v", part.what, err)
+		}
+		t.Logf("%s: %d writes, %d refused", part.what, len(part.all), r.Refused)
+		unmoved(part.what)
+	}
+	r, err := adversary.Play(w.ctx, tenant, w, s.Ending())
+	if err != nil {
+		t.Errorf("a network's end: %v", err)
+	}
+	t.Logf("a network's end: %d writes, %d refused", len(s.Ending()), r.Refused)
+	// The next network is not what the attacker's pod is on.
+	for i := range 3 {
+		ns := fmt.Sprintf("adv-next-%d", i)
+		defer w.remove(w.namespace(ns, true))
+		u := newUDN(ns, "net", "10.152.0.0/16")
+		w.create(u)
+		defer w.remove(u)
+		w.created(u)
+		id := w.nad(ns, "net").Annotations[network.AnnotationNetworkID]
+		for fact, value := range before {
+			if strings.HasPrefix(fact, "NetworkAttachmentDefinition ") && strings.HasSuffix(fact, " id") && value == id {
+				t.Errorf("the next network has the id %s, as %s", id, fact)
+			}
+		}
+	}
+	unmovedEnd, err := adversary.Read(w.ctx, w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := append(unmovedEnd.SharedIDs(), unmovedEnd.Stolen(s)...); len(d) > 0 {
+		t.Errorf("at the end: %s", strings.Join(d, "\n"))
+	}
+}
+
+// takeAway removes what an author may have made that does not go by itself.
+func (w world) takeAway(ns string) {
+	w.t.Helper()
+	for _, l := range []client.ObjectList{&corev1.PodList{}, &udnv1.UserDefinedNetworkList{}} {
+		if err := w.List(w.ctx, l, client.InNamespace(ns)); err != nil {
+			w.t.Fatal(err)
+		}
+		if err := meta.EachListItem(l, func(o runtime.Object) error {
+			obj := o.(client.Object)
+			if err := client.IgnoreNotFound(w.Delete(w.ctx, obj, client.GracePeriodSeconds(0))); err != nil {
+				return err
+			}
+			return client.IgnoreNotFound(w.Patch(w.ctx, obj, client.RawPatch(types.JSONPatchType,
+				[]byte(`[{"op":"add","path":"/metadata/finalizers","value":[]}]`))))
+		}); err != nil {
+			w.t.Fatal(err)
+		}
+	}
+}

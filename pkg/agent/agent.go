@@ -236,6 +236,9 @@ func (a *Agent) Resync() {
 // Start says that the Store holds what the API server has: from now on what is
 // not in it may be removed.
 func (a *Agent) Start() {
+	for _, nad := range a.Store.Settle() {
+		a.Log.Warn("NetworkAttachmentDefinition is refused", "nad", nad.Key(), "network", nad.Network.Name, "error", nad.Err)
+	}
 	a.started.Store(true)
 	a.mu.Lock()
 	a.pending[key{aNetwork, network.DefaultID}] = struct{}{}

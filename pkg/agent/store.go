@@ -190,6 +190,15 @@ func (s *Store) NodeID() int {
 	return s.nodeID
 }
 
+// Settle tells that every NAD that there is has been set: what a network's NADs
+// agree on is that network. It returns those that say another thing and are
+// refused for it.
+func (s *Store) Settle() []network.NAD {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.catalog.Settle()
+}
+
 // Annotations are this Node's, as the API server has them.
 func (s *Store) Annotations() map[string]string {
 	s.mu.Lock()

@@ -123,6 +123,10 @@ func (b *builder) render(namespace string) NAD {
 // remove is the next step of a NAD that is not wanted any more.
 func (b *builder) remove(nad NAD, gone bool) {
 	users := b.in.Users[nad.Namespace]
+	if len(users) > 0 && nad.Phase == Present && !gone && b.in.Invalid == "" && b.in.ID != 0 && nad.OwnerUID == b.in.Request.UID {
+		// Nodes change a network when all its NADs say so: this one, too.
+		nad.Config = b.render(nad.Namespace).Config
+	}
 	if len(users) > 0 {
 		b.problem(nad.Namespace, "failed to delete NetworkAttachmentDefinition ["+nad.Key()+"]: network in use by the following pods: "+
 			list(users)+": it is deleted once they are")

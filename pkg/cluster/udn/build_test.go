@@ -192,7 +192,7 @@ func TestBuildNamespace(t *testing.T) {
 		{name: "namespace full, there", req: r(), ns: &Namespace{Labeled: true, Full: true}, have: ours(Present), want: "add finalizer, repair"},
 		{name: "deselected", req: r(), have: ours(Present), want: "add finalizer, delete"},
 		{name: "deselected and marked", req: r(), have: ours(Terminating), want: "release"},
-		{name: "deselected in use", req: r(), have: ours(Present), users: []string{"red/p"}, want: "add finalizer", problem: "in use by the following pods: [red/p]"},
+		{name: "deselected in use", req: r(), have: ours(Present), users: []string{"red/p"}, want: "add finalizer, repair", problem: "in use by the following pods: [red/p]"},
 		{name: "owner deleted", req: deleting, ns: &Namespace{Labeled: true}, have: ours(Present), want: "add finalizer, delete"},
 		{name: "owner deleted in use", req: deleting, have: ours(Present), users: []string{"red/p"}, want: "add finalizer, delete", problem: "in use"},
 		{name: "owner deleted, marked, in use", req: deleting, have: ours(Terminating), users: []string{"red/p"}, want: "add finalizer", problem: "in use"},

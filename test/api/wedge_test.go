@@ -142,8 +142,8 @@ func TestFailuresOfNodes(t *testing.T) {
 	w.settle()
 	startController(t, testConfig(t))
 	defer w.remove(w.namespace("failing", true))
-	u, other := newUDN("failing", "net", "10.100.0.0/16"), newUDN("failing", "other", "10.101.0.0/16")
-	other.Spec.Layer3.Role = udnv1.NetworkRoleSecondary
+	defer w.remove(w.namespace("failing-not", true))
+	u, other := newUDN("failing", "net", "10.100.0.0/16"), newUDN("failing-not", "net", "10.101.0.0/16")
 	for _, o := range []*udnv1.UserDefinedNetwork{u, other} {
 		w.create(o)
 		defer w.remove(o)

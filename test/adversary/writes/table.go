@@ -143,7 +143,7 @@ func (s Stage) PodAuthor() []Write {
 			out = append(out, Write{Verb: Patch, Of: Pod, Namespace: s.Attacker, Name: s.Pod, Sub: sub, Body: text(m{"metadata": m{"annotations": a}})})
 		}
 	}
-	spec := m{"nodeName": s.Node, "terminationGracePeriodSeconds": 0, "containers": []m{{"name": "c", "image": "docker.io/lab/busybox:1", "imagePullPolicy": "Never", "command": []string{"/bin/sleep", "100000"}}}}
+	spec := m{"nodeName": s.Node, "terminationGracePeriodSeconds": 0, "automountServiceAccountToken": false, "containers": []m{{"name": "c", "image": "docker.io/lab/busybox:1", "imagePullPolicy": "Never", "command": []string{"/bin/sleep", "100000"}}}}
 	for i, a := range annotations {
 		out = append(out, Write{Verb: Create, Of: Pod, Namespace: s.Attacker, Name: fmt.Sprintf("made-%d", i), Body: text(m{"metadata": m{"annotations": a}, "spec": spec})})
 	}

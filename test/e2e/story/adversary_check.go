@@ -32,9 +32,12 @@ func adversaryChecks() []Check {
 			return w.inArena(ctx, (*arena).early)
 		}, 10 * time.Minute},
 		{6, "adversary: each wall holds alone, and with it gone the same attempts arrive", func(ctx context.Context, w *World) (string, error) {
-			figures, err := w.inArena(ctx, (*arena).wallsAlone)
-			return figures, errors.Join(err, w.Close(ctx))
+			return w.inArena(ctx, (*arena).wallsAlone)
 		}, 15 * time.Minute},
+		{6, "adversary: whatever a tenant or a node's token writes to the API, no id, address or network moves", func(ctx context.Context, w *World) (string, error) {
+			figures, err := w.inArena(ctx, (*arena).writes)
+			return figures, errors.Join(err, w.Close(ctx))
+		}, 10 * time.Minute},
 	}
 }
 

@@ -185,7 +185,7 @@ func (a *arena) remove(ctx context.Context) error {
 	if err := a.pings(ctx, "1 0"); err != nil {
 		return err
 	}
-	for _, ns := range []string{"green", "amber", "grey", "slate"} {
+	for _, ns := range []string{"green", "amber", "grey", "slate", "teal"} {
 		if err := a.w.deleteNamespace(ctx, ns); err != nil {
 			return err
 		}

@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package story
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"bulkhead/pkg/network"
+	"bulkhead/test/adversary/writes"
+)
+
+// Who may do everything in amber. Of what an author makes there, the pods say
+// what their network is.
+const amberAuthor = `
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+metadata: {name: author, namespace: amber}
+rules: [{apiGroups: ["*"], resources: ["*"], verbs: ["*"]}]
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: RoleBinding
+metadata: {name: author, namespace: amber}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: author}
+subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: amber-author}]
+`
+
+// teal is the tenant that comes when amber's network ends under its pods.
+const teal = `
+apiVersion: v1
+kind: Namespace
+metadata: {name: teal, labels: {k8s.ovn.org/primary-user-defined-network: ""}}
+---
+apiVersion: k8s.ovn.org/v1
+kind: UserDefinedNetwork
+metadata: {name: net, namespace: teal}
+spec:
+  topology: Layer3
+  layer3: {role: Primary, subnets: %s}
+---`
+
+// author is a client of somebody else.
+func (a *arena) author(c rest.ImpersonationConfig) (client.Client, error) {
+	config := a.w.Lab.RESTConfig()
+	config.Impersonate = c
+	return client.New(config, client.Options{})
+}
+
+// stage is what amber's author and the near node's token write about.
+func (a *arena) stage(ctx context.Context) (writes.Stage, error) {
+	s := writes.Stage{Attacker: "amber", Victim: "green", Network: "net", Pod: "amber-1", VictimPod: "green-1",
+		VictimEntry: a.annotations["green-1"]["green/net"], Node: a.near.Name, Far: a.far.Name, FarPod: [2]string{"green", "green-2"}}
+	for ns, id := range map[string]*string{s.Attacker: &s.AttackerID, s.Victim: &s.VictimID} {
+		nad, err := a.w.dynamic.Resource(nads).Namespace(ns).Get(ctx, s.Network, metav1.GetOptions{})
+		if err != nil {
+			return s, err
+		}
+		*id = nad.GetAnnotations()[network.AnnotationNetworkID]
+	}
+	if len(s.VictimEntry.IPs) == 0 {
+		return s, fmt.Errorf("green-1 has nothing on green/net: %v", a.annotations["green-1"])
+	}
+	return s, nil
+}
+
+// writes plays the table of API writes against running nodes. What counts is
+// what NADs, pods and nodes say, the rows on the nodes, and whom pods reach.
+func (a *arena) writes(ctx context.Context) (string, error) {
+	if err := a.w.Lab.Apply(ctx, amberAuthor); err != nil {
+		return "", err
+	}
+	s, err := a.stage(ctx)
+	if err != nil {
+		return "", err
+	}
+	admin, err := a.author(rest.ImpersonationConfig{})
+	if err != nil {
+		return "", err
+	}
+	tenant, err := a.author(rest.ImpersonationConfig{UserName: "amber-author"})
+	if err != nil {
+		return "", err
+	}
+	node, err := a.author(rest.ImpersonationConfig{UserName: "system:serviceaccount:bulkhead-system:bulkhead-node",
+		Extra: map[string][]string{"authentication.kubernetes.io/node-name": {s.Node}}})
+	if err != nil {
+		return "", err
+	}
+	rows, err := a.w.states(ctx, false)
+	if err != nil {
+		return "", err
+	}
+	before, err := writes.Read(ctx, admin)
+	if err != nil {
+		return "", err
+	}
+	var errs []error
+	total := writes.Result{}
+	for _, p := range []struct {
+		what string
+		who  client.Client
+		all  []writes.Write
+	}{
+		{"who writes NADs", tenant, s.NADAuthor()}, {"who writes UserDefinedNetworks", tenant, s.UDNAuthor()},
+		{"who writes pods", tenant, s.PodAuthor()}, {"who has a node's token", node, s.OfNode()},
+	} {
+		r, err := writes.Play(ctx, p.who, admin, p.all)
+		fmt.Fprintf(a.w.Out, "     %s: %d writes, %d refused\n", p.what, len(p.all), r.Refused)
+		total.Refused, total.Taken = total.Refused+r.Refused, total.Taken+r.Taken
+		errs = append(errs, err, a.unmoved(ctx, admin, s, before, p.what))
+	}
+	errs = append(errs, a.strangers(ctx, []string{"amber-1"}, "green-1", "green-2"), a.madeReachNobody(ctx, s))
+	errs = append(errs, a.clear(ctx, admin, s), a.w.asBefore(ctx, rows))
+	errs = append(errs, a.ending(ctx, tenant, admin, s, before))
+	return fmt.Sprintf("%d writes, %d refused, nothing moved", total.Refused+total.Taken, total.Refused), errors.Join(errs...)
+}
+
+// unmoved waits until what could be written is mended.
+func (a *arena) unmoved(ctx context.Context, admin client.Client, s writes.Stage, before writes.Facts, what string) error {
+	mine := func(fact string) bool {
+		return slices.ContainsFunc([]string{"Pod amber/made", "Pod amber/bound", "NetworkAttachmentDefinition amber/third"}, func(own string) bool {
+			return strings.HasPrefix(fact, own)
+		})
+	}
+	return a.w.Lab.Wait(ctx, "nothing to be moved by "+what, func(ctx context.Context) (bool, string, error) {
+		now, err := writes.Read(ctx, admin)
+		if err != nil {
+			return false, "", err
+		}
+		d := slices.Concat(now.Differences(before, mine), now.SharedIDs(), now.Stolen(s))
+		return len(d) == 0, strings.Join(d, "\n"), nil
+	})
+}
+
+// strangers checks that pods reach none of others, which reach each other.
+func (a *arena) strangers(ctx context.Context, from []string, others ...string) error {
+	var errs []error
+	for _, to := range others {
+		list := targets(a.pods[to].Primary...)
+		for _, name := range from {
+			got, err := a.w.check(ctx, a.pods[name], "netprobe", probeTime, list...)
+			errs = append(errs, err)
+			for _, g := range got {
+				if g.OK {
+					errs = append(errs, fmt.Errorf("%s reached %s of %s", name, g.Target, to))
+				}
+			}
+		}
+	}
+	want := map[string]string{}
+	for _, t := range targets(a.pods[others[1]].Primary...) {
+		want[t] = a.pods[others[1]].Namespace + "/" + others[1]
+	}
+	_, err := reach(func(list []string) ([]probe, error) {
+		return a.w.check(ctx, a.pods[others[0]], "netprobe", probeTime, list...)
+	}, want)
+	if err != nil {
+		errs = append(errs, fmt.Errorf("%s and %s, which are of one network: %w", others[0], others[1], err))
+	}
+	return errors.Join(errs...)
+}
+
+// madeReachNobody has the pods that the author has made, and that run, ping the
+// victim: whatever their annotations asked for.
+func (a *arena) madeReachNobody(ctx context.Context, s writes.Stage) error {
+	pods, err := a.w.Lab.Client().CoreV1().Pods(s.Attacker).List(ctx, metav1.ListOptions{FieldSelector: "status.phase=Running"})
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, p := range pods.Items {
+		if !strings.HasPrefix(p.Name, "made") {
+			continue
+		}
+		for _, ip := range s.VictimEntry.IPs {
+			made := &pod{Namespace: p.Namespace, Name: p.Name}
+			if out, err := a.w.exec(ctx, made, "c", "ping", "-c", "1", "-W", "2", ip.Addr().String()); err == nil {
+				errs = append(errs, fmt.Errorf("pod %s, which its author made, reached %s of %s: %s", p.Name, ip.Addr(), s.VictimPod, out))
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// clear removes what the author has made.
+func (a *arena) clear(ctx context.Context, admin client.Client, s writes.Stage) error {
+	var errs []error
+	bare := `{"metadata":{"finalizers":null}}`
+	for _, all := range [][]writes.Write{s.PodAuthor(), s.UDNAuthor(), s.NADAuthor()} {
+		for _, w := range all {
+			if w.Verb != writes.Create || w.Of == writes.Binding || w.Namespace != s.Attacker {
+				continue
+			}
+			steps := []writes.Write{{Verb: writes.Delete, Of: w.Of, Namespace: w.Namespace, Name: w.Name}}
+			if w.Of == writes.UDN && w.Name == "second" { // with a finalizer of the author's own
+				steps = append(steps, writes.Write{Verb: writes.Patch, Of: w.Of, Namespace: w.Namespace, Name: w.Name, Body: bare})
+			}
+			for _, step := range steps {
+				if err := step.Do(ctx, admin, false); err != nil && !apierrors.IsNotFound(err) {
+					errs = append(errs, err)
+				}
+			}
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// ending has amber's author end amber's network under amber-1, and a new tenant
+// come: it does not get what amber-1 is on.
+func (a *arena) ending(ctx context.Context, tenant, admin client.Client, s writes.Stage, before writes.Facts) error {
+	if _, err := writes.Play(ctx, tenant, admin, s.Ending()); err != nil {
+		return err
+	}
+	subnets := `[{cidr: 10.32.0.0/16, hostSubnet: 24}]`
+	if a.w.Lab.Dual() {
+		subnets = `[{cidr: 10.32.0.0/16, hostSubnet: 24}, {cidr: "fd32::/48", hostSubnet: 64}]`
+	}
+	manifest := fmt.Sprintf(teal, subnets)
+	for i, n := range []string{a.near.Name, a.far.Name} {
+		p := &pod{Namespace: "teal", Name: fmt.Sprintf("teal-%d", i+1), Node: n, Tenant: "teal"}
+		a.pods[p.Name] = p
+		manifest += p.spec() + "---"
+	}
+	if err := a.w.Lab.Apply(ctx, strings.TrimSuffix(manifest, "---")); err != nil {
+		return err
+	}
+	for _, name := range []string{"teal-1", "teal-2"} {
+		if err := a.w.ready(ctx, a.pods[name]); err != nil {
+			return err
+		}
+	}
+	now, err := writes.Read(ctx, admin)
+	if err != nil {
+		return err
+	}
+	id := now["NetworkAttachmentDefinition teal/net id"]
+	for fact, value := range before {
+		if strings.HasPrefix(fact, "NetworkAttachmentDefinition ") && strings.HasSuffix(fact, " id") && value == id {
+			err = errors.Join(err, fmt.Errorf("teal has the id %q, as %s", id, fact))
+		}
+	}
+	if id == "" {
+		err = errors.New("teal has no id")
+	}
+	return errors.Join(err, a.strangers(ctx, []string{"amber-1"}, "teal-1", "teal-2"))
+}

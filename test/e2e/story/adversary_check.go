@@ -37,7 +37,7 @@ func adversaryChecks() []Check {
 		{6, "adversary: whatever a tenant or a node's token writes to the API, no id, address or network moves", func(ctx context.Context, w *World) (string, error) {
 			figures, err := w.inArena(ctx, (*arena).writes)
 			return figures, errors.Join(err, w.Close(ctx))
-		}, 10 * time.Minute},
+		}, 20 * time.Minute},
 	}
 }
 

@@ -41,6 +41,24 @@ func checkName(name string) error {
 	return nil
 }
 
+// CheckPodPort tells whether a pod's port on the cluster default network would have
+// the name of another port: one that joins a network's own switches and routers
+// on a node. Which those are follows from the names of networks that were
+// chosen by hand, of nodes, and of the external bridge.
+func CheckPodPort(namespace, pod, bridge string, isNetwork, isNode func(string) bool) error {
+	taken := namespace == bridge && isNode(pod)
+	for _, before := range []string{"k8s-", "stor-"} {
+		name, ok := strings.CutPrefix(namespace, before)
+		taken = taken || ok && isNetwork(name) && isNode(pod)
+	}
+	node, ok := strings.CutPrefix(pod, "tstor-")
+	taken = taken || ok && isNetwork(namespace) && isNode(node)
+	if taken {
+		return fmt.Errorf("pod %s/%s: its port would have the name %s, which is that of a network's own port: give the pod another name", namespace, pod, PodLSP(DefaultName, namespace, pod))
+	}
+	return nil
+}
+
 // joinNode is the one node name that would give a network's switch on the node
 // the name of its join switch.
 const joinNode = "join"

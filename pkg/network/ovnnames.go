@@ -52,7 +52,8 @@ func (n Network) ExternalPatch(bridge, node string) string {
 
 // PodLSP is the logical port of a pod on the network that the NAD with that
 // key names (DefaultName: the cluster default network): the iface-id of the
-// pod's interface. A namespace holds no ".", so the names never collide.
+// pod's interface. A namespace holds no ".", so pods' names never collide with
+// each other; CheckPodPort tells of other ports.
 func PodLSP(nadKey, namespace, pod string) string {
 	if nadKey == DefaultName {
 		return namespace + "_" + pod

@@ -171,7 +171,11 @@ func (z *Zone) place(pod *corev1.Pod, restoring bool) (network.PodNetworks, erro
 	for _, w := range wanted {
 		g, ok := st.ports[w.key]
 		if !ok {
-			if g, err = z.give(pod, w, had, restoring); err != nil {
+			g, err = given{}, z.checkPort(pod, w)
+			if err == nil {
+				g, err = z.give(pod, w, had, restoring)
+			}
+			if err != nil {
 				for _, f := range fresh {
 					z.free(st.uid, f)
 				}
@@ -279,6 +283,15 @@ func (z *Zone) another(key, uid string) bool {
 	namespace, _, _ := strings.Cut(key, "/")
 	a := z.alone[namespace][key]
 	return st != nil && st.uid != uid || h.uid != "" && h.uid != uid || s.uid != "" && s.uid != uid || a != "" && a != uid
+}
+
+// checkPort tells whether a pod's port would take another's name.
+func (z *Zone) checkPort(pod *corev1.Pod, e entry) error {
+	if !e.net.IsDefault() {
+		return nil
+	}
+	isNode := func(name string) bool { _, ok := z.nodes.nodes[name]; return ok }
+	return network.CheckPodPort(pod.Namespace, pod.Name, z.cfg.OVS.ExternalBridge, z.catalog.Names, isNode)
 }
 
 // entry is a network that a pod is to have, and its key in the annotation.

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ovn
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"bulkhead/pkg/network"
+	"bulkhead/pkg/ovn/nbdb"
+)
+
+// Whatever port a network has on a node, no pod gets a port of that name: of
+// every port's name that could be a pod's, CheckPodPort says so.
+func TestNoPodHasTheNameOfANetworksPort(t *testing.T) {
+	nodes := []string{"node1", "node2"}
+	nets := []network.Network{testDefault(true), testTenant(1, "a", true), testTenant(2, "k8s-a", true), testTenant(3, "stor-a", true),
+		testTenant(4, "blue_net", true), testTenant(5, "cluster_udn_red", true)}
+	isNode := func(name string) bool { return slices.Contains(nodes, name) }
+	isNetwork := func(name string) bool {
+		return slices.ContainsFunc(nets, func(n network.Network) bool { return n.Name == name })
+	}
+	refused := 0
+	for _, n := range nets {
+		rows, err := Build(n, testNode(1, nodes[0], network.SharedGateway), Inputs{Plan: testPlan(true), PhysicalNetwork: "physnet",
+			Peers: []network.Node{testNode(2, nodes[1], network.SharedGateway)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range rows {
+			port, ok := r.Model.(*nbdb.LogicalSwitchPort)
+			if !ok {
+				continue
+			}
+			namespace, pod, _ := strings.Cut(port.Name, "_")
+			if validation.IsDNS1123Label(namespace) != nil || validation.IsDNS1123Subdomain(pod) != nil {
+				continue // nobody's pod can be called so
+			}
+			refused++
+			if err := network.CheckPodPort(namespace, pod, "br-ex", isNetwork, isNode); err == nil {
+				t.Errorf("pod %s/%s would have the port %s of network %s", namespace, pod, port.Name, n.Name)
+			}
+		}
+	}
+	if refused < 5 {
+		t.Errorf("%d names of ports could be pods': the test is about none", refused)
+	}
+	for _, p := range [][2]string{{"a", "node1"}, {"k8s-b", "node1"}, {"br-ex", "node3"}, {"b", "tstor-node1"}, {"k8s-a", "web-0"}, {"a", "tstor-web"}} {
+		if err := network.CheckPodPort(p[0], p[1], "br-ex", isNetwork, isNode); err != nil {
+			t.Errorf("a pod that is in nobody's way: %v", err)
+		}
+	}
+}

@@ -144,6 +144,10 @@ func TestTransport(t *testing.T) {
 	w.waitCondition(c, udnv1.ConditionTransportAccepted, metav1.ConditionFalse, "NoOverlayRouteAdvertisementsIsMissing")
 	w.patch(c, `{"metadata":{"labels":{"advertise":"yes"}}}`)
 	w.waitCondition(c, udnv1.ConditionTransportAccepted, metav1.ConditionTrue)
+	// What was accepted was something else.
+	w.patch(ra, `{"spec":{"targetVRF":"auto"}}`)
+	w.waitCondition(c, udnv1.ConditionTransportAccepted, metav1.ConditionFalse, "NoOverlayRouteAdvertisementsNotAccepted")
+	w.patch(ra, `{"spec":{"targetVRF":null}}`)
 	w.remove(ra)
 	w.waitCondition(c, udnv1.ConditionTransportAccepted, metav1.ConditionFalse, "NoOverlayRouteAdvertisementsIsMissing")
 	w.created(c, "[transport]")

@@ -414,15 +414,16 @@ func TestBeyondIsStable(t *testing.T) {
 // what it is now.
 func TestAcceptedOfThisGeneration(t *testing.T) {
 	for _, c := range []struct {
-		name     string
-		status   metav1.ConditionStatus
-		observed int64
-		want     bool
+		name         string
+		status       metav1.ConditionStatus
+		is, observed int64
+		want         bool
 	}{
-		{"this one", metav1.ConditionTrue, 2, true}, {"a former one", metav1.ConditionTrue, 1, false},
-		{"refused", metav1.ConditionFalse, 2, false}, {"none", metav1.ConditionTrue, 0, false},
+		{"this one", metav1.ConditionTrue, 2, 2, true}, {"a former one", metav1.ConditionTrue, 2, 1, false},
+		{"refused", metav1.ConditionFalse, 2, 2, false}, {"none named", metav1.ConditionTrue, 2, 0, false},
+		{"none named, and there was no other", metav1.ConditionTrue, 1, 0, true},
 	} {
-		ra := &udnv1.RouteAdvertisements{ObjectMeta: metav1.ObjectMeta{Generation: 2}}
+		ra := &udnv1.RouteAdvertisements{ObjectMeta: metav1.ObjectMeta{Generation: c.is}}
 		ra.Status.Conditions = []metav1.Condition{{Type: udnv1.ConditionAccepted, Status: c.status, ObservedGeneration: c.observed}}
 		if got := accepted(ra); got != c.want {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)

@@ -316,8 +316,9 @@ func (r *Reconciler) advertisements(ctx context.Context, req *Request) ([]Advert
 }
 
 // accepted tells whether what a RouteAdvertisements says now is accepted, and
-// not only what it said before.
+// not only what it said before. A condition without a generation can only be
+// about one that never changed.
 func accepted(ra *udnv1.RouteAdvertisements) bool {
 	c := apimeta.FindStatusCondition(ra.Status.Conditions, udnv1.ConditionAccepted)
-	return c != nil && c.Status == metav1.ConditionTrue && c.ObservedGeneration == ra.Generation
+	return c != nil && c.Status == metav1.ConditionTrue && max(c.ObservedGeneration, 1) == max(ra.Generation, 1)
 }

@@ -71,7 +71,7 @@ func defaults() *raw {
 	r.Default.MaxNetworks = 10000
 	r.Default.MaxNetworksPerNS = 100
 	r.Default.Workers = 8
-	r.Default.IDAge = "1h"
+	r.Default.IDAge = "10m"
 	r.Kubernetes.QPS = 1000
 	r.Kubernetes.Burst = 2000
 	r.Kubernetes.LeaseNamespace = "bulkhead-system"

@@ -56,7 +56,7 @@ func TestTopologies(t *testing.T) {
 	w.create(primary)
 	defer w.remove(primary)
 	w.created(primary)
-	w.waitCondition(primary, udnv1.ConditionNetworkAllocationSucceeded, metav1.ConditionFalse, "nodes do not carry topology layer2")
+	w.waitCondition(primary, udnv1.ConditionNetworkAllocationSucceeded, metav1.ConditionTrue)
 	got := w.conf("topo-tenant", "l2", func(network.NetConf) bool { return true })
 	if got.Topology != "layer2" || got.Role != "primary" || got.Subnets != "10.130.0.0/16,fd13::/64" || !got.AllowPersistentIPs || got.TransitSubnet == "" || got.JoinSubnet == "" {
 		t.Errorf("Layer2 primary: %+v", got)

@@ -112,9 +112,6 @@ func (r *Reconciler) network(ctx context.Context, in *Inputs, have State) error 
 			return err
 		}
 		in.Failing = r.failures.of(in.ID)
-		if err := domain.Carried(); err != nil {
-			in.Uncarried = err.Error()
-		}
 	}
 	return nil
 }

@@ -45,11 +45,8 @@ func Conditions(in Inputs, want State, problems []Problem, failed []*Failure) []
 	}
 	switch {
 	case in.ID == 0: // there is no network to allocate for
-	case in.Uncarried != "" || len(in.Beyond.First) > 0 || len(in.Failing.Nodes) > 0:
+	case len(in.Beyond.First) > 0 || len(in.Failing.Nodes) > 0:
 		var why []string
-		if in.Uncarried != "" {
-			why = append(why, in.Uncarried)
-		}
 		if len(in.Beyond.First) > 0 {
 			why = append(why, "the subnets hold no host subnet for nodes "+in.Beyond.String()+": append a CIDR to subnets, or remove nodes")
 		}

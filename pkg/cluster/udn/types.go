@@ -91,7 +91,6 @@ type Inputs struct {
 	Users      map[string][]string // pods that use the NAD, by namespace
 	Beyond     Beyond              // nodes that the subnets do not hold
 	Failing    Failing             // nodes that have not built the network
-	Uncarried  string              // why no node builds it; "": they do
 	Advertised []Advertisement     // of transport NoOverlay: who makes the pods' routes known
 }
 

@@ -36,7 +36,7 @@ func TestStory(t *testing.T) {
 	t.Cleanup(func() { l.Down(context.Background()) })
 	fmt.Printf("### lab up in %s\n", time.Since(start).Round(time.Second))
 
-	t.Run("0 kernel", func(t *testing.T) { testKernel(ctx, t, l.Nodes()[0]) })
+	t.Run("0 kernel", func(t *testing.T) { testKernel(ctx, t, l.Nodes()[0], story.Full()) })
 
 	w, err := story.NewWorld(ctx, l, progress{})
 	if err != nil {

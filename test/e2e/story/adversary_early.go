@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -26,10 +27,11 @@ metadata: {name: slate, labels: {k8s.ovn.org/primary-user-defined-network: ""}}
 // that starts while the agent is down, one whose namespace has no network. What
 // is pinned in the kernel knows neither, and lets them into no tenant's network.
 func (a *arena) early(ctx context.Context) (string, error) {
-	agent, err := pidOf(ctx, a.near, "/usr/bin/agent")
-	if err != nil || agent == "" {
+	agents, err := processes(ctx, a.near, "/usr/bin/agent")
+	if err != nil || len(agents) == 0 {
 		return "", errors.Join(fmt.Errorf("no agent on %s", a.near.Name), err)
 	}
+	agent := strings.Join(slices.Sorted(maps.Keys(agents)), " ")
 	if err := a.script(ctx, "kill -STOP "+agent); err != nil {
 		return "", err
 	}

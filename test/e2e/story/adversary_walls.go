@@ -83,10 +83,11 @@ func (a *arena) takeWallsAway(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	agent, err := pidOf(ctx, a.near, "/usr/bin/agent")
-	if err != nil || agent == "" {
+	agents, err := processes(ctx, a.near, "/usr/bin/agent")
+	if err != nil || len(agents) == 0 {
 		return "", errors.Join(fmt.Errorf("no agent on %s", a.near.Name), err)
 	}
+	agent := strings.Join(slices.Sorted(maps.Keys(agents)), " ")
 	total := 0
 	series := [][][]wall{ // what is left standing
 		{{guardWall, hookWall}, {guardWall}, {}},

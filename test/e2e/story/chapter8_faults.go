@@ -6,6 +6,8 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -63,20 +65,20 @@ func killUnderTraffic(ctx context.Context, w *World, pattern string, anywhere bo
 	}
 	var killed atomic.Int32
 	err = each(nodes, func(n *lab.Node) error {
-		old, err := pidOf(ctx, n, pattern)
+		old, err := processes(ctx, n, pattern)
 		if err != nil {
 			return err
 		}
-		if old == "" && anywhere {
+		if len(old) == 0 && anywhere {
 			return nil // this one runs where the scheduler put it
 		}
-		if old == "" {
+		if len(old) == 0 {
 			return fmt.Errorf("node %s: no process %s", n.Name, pattern)
 		}
-		if _, err := n.Run(ctx, "kill -9 "+old); err != nil {
+		if _, err := n.Run(ctx, "kill -9 "+strings.Join(slices.Sorted(maps.Keys(old)), " ")); err != nil {
 			return err
 		}
-		killed.Add(1)
+		killed.Add(int32(len(old)))
 		return backAgain(ctx, w, n, pattern, old)
 	})
 	if err != nil {
@@ -113,25 +115,51 @@ func killUnderTraffic(ctx context.Context, w *World, pattern string, anywhere bo
 	return figures, nil
 }
 
-func pidOf(ctx context.Context, n *lab.Node, pattern string) (string, error) {
+// processes are those on the node whose command line matches: their command
+// lines by process id.
+func processes(ctx context.Context, n *lab.Node, pattern string) (map[string]string, error) {
 	// The brackets keep the shell that runs this from finding itself.
-	res, err := n.Run(ctx, fmt.Sprintf("pgrep -o -f -- '%s[%s]%s' || true", pattern[:1], pattern[1:2], pattern[2:]))
-	return strings.TrimSpace(res.Stdout), err
+	command := fmt.Sprintf("pgrep -a -f -- '%s[%s]%s' || true", pattern[:1], pattern[1:2], pattern[2:])
+	res, err := n.Run(ctx, command)
+	if err != nil {
+		return nil, err
+	}
+	out := map[string]string{}
+	for line := range strings.Lines(res.Stdout) {
+		pid, args, _ := strings.Cut(strings.TrimSpace(line), " ")
+		out[pid] = args
+	}
+	return out, nil
 }
 
-// backAgain waits until the process runs under another pid and is ready.
-func backAgain(ctx context.Context, w *World, n *lab.Node, pattern, old string) error {
-	port := map[string]string{"/usr/bin/agent": "9409", "--role=zone": "9410", "--role=cluster": "9408"}[pattern]
+// backAgain waits until as many processes run again, each under a new process
+// id and ready.
+func backAgain(ctx context.Context, w *World, n *lab.Node, pattern string, old map[string]string) error {
 	return w.Lab.Wait(ctx, fmt.Sprintf("%s to be back on %s", pattern, n.Name), func(ctx context.Context) (bool, string, error) {
-		pid, err := pidOf(ctx, n, pattern)
-		if err != nil || pid == "" || pid == old {
-			return false, "pid " + pid, err
+		now, err := processes(ctx, n, pattern)
+		if err != nil || len(now) != len(old) {
+			return false, fmt.Sprintf("processes %v", now), err
 		}
-		path := "readyz"
-		if pattern == "--role=cluster" {
-			path = "healthz" // a standby is healthy, and only the leader ready
+		for pid, args := range now {
+			if _, same := old[pid]; same {
+				return false, "process " + pid + " still runs", nil
+			}
+			url := "http://127.0.0.1:" + healthPort(args) + "/readyz"
+			if pattern == "--role=cluster" {
+				url = "http://127.0.0.1:" + healthPort(args) + "/healthz" // a standby is healthy, and only the leader ready
+			}
+			res, err := n.Run(ctx, "curl -s -o /dev/null -w '%{http_code}' --max-time 2 "+url+" || true")
+			if err != nil || res.Stdout != "200" {
+				return false, url + " " + res.Stdout, err
+			}
 		}
-		res, err := n.Run(ctx, "curl -s -o /dev/null -w '%{http_code}' --max-time 2 http://127.0.0.1:"+port+"/"+path+" || true")
-		return res.Stdout == "200", path + " " + res.Stdout, err
+		return true, "", nil
 	})
+}
+
+// healthPort is the port of a process's health endpoint, by its --listen flag.
+func healthPort(args string) string {
+	_, listen, _ := strings.Cut(args, "--listen=")
+	address, _, _ := strings.Cut(listen, " ")
+	return address[strings.LastIndex(address, ":")+1:]
 }

@@ -77,12 +77,15 @@ func NewWorld(ctx context.Context, l *lab.Lab, out io.Writer) (*World, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make a client of the lab's API server: %w", err)
 	}
-	w := &World{Lab: l, Out: out, Families: families, Full: os.Getenv(fullEnv) != "", Seed: commit(ctx), dynamic: d, baseline: map[string]snapshot{}, pods: map[string]*pod{}}
+	w := &World{Lab: l, Out: out, Families: families, Full: Full(), Seed: commit(ctx), dynamic: d, baseline: map[string]snapshot{}, pods: map[string]*pod{}}
 	return w, w.putTools(ctx)
 }
 
 // fullEnv in the environment makes checks that play a sample play everything.
 const fullEnv = "BULKHEAD_FULL"
+
+// Full tells whether everything is played, and not a sample.
+func Full() bool { return os.Getenv(fullEnv) != "" }
 
 // commit is the commit that is checked out; "" outside a checkout.
 func commit(ctx context.Context) string {

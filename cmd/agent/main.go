@@ -76,7 +76,7 @@ func run(ctx context.Context, args []string) error {
 	defer kernel.Close()
 
 	// What the kernel lacks degrades the node; it does not stop the agent.
-	parts := agent.Parts{Config: cfg, Store: agent.NewStore(), Kernel: kernel, Log: log,
+	parts := agent.Parts{Config: cfg, Store: agent.NewCache(), Kernel: kernel, Log: log,
 		API: agent.NewKubeAPI(ctx, clients.Kube, cfg.Kubernetes.NodeName)}
 	var kicks kicks
 	manager, refusals, closeBPF := setUpKernel(ctx, cfg, opts, kernel, &parts, &kicks, log)

@@ -75,7 +75,7 @@ type API interface {
 // Parts are the boundaries of the agent.
 type Parts struct {
 	Config   config.Config
-	Store    *Store
+	Store    *Cache
 	OVS      OVS
 	Flows    Flows // nil: the external bridge is left alone
 	Kernel   Kernel

@@ -223,7 +223,7 @@ func newWorld(t *testing.T, options ...func(*Parts)) *world {
 func (w *world) run(t *testing.T, options ...func(*Parts)) {
 	t.Helper()
 	nft, _ := firewall.NewFake()
-	parts := Parts{Config: testConfig(t), Store: NewStore(), OVS: w, Kernel: w.kernel, Firewall: nft, HostNet: w, API: w, KubeletMark: 0x2b1d0000,
+	parts := Parts{Config: testConfig(t), Store: NewCache(), OVS: w, Kernel: w.kernel, Firewall: nft, HostNet: w, API: w, KubeletMark: 0x2b1d0000,
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil))}
 	for _, o := range options {
 		o(&parts)

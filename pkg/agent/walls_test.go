@@ -279,7 +279,7 @@ func TestLockFailsClosed(t *testing.T) {
 // yet, or any more, is of no network that is known: it keeps what it had.
 func TestNetworkOfHostPods(t *testing.T) {
 	cfg := testConfig(t)
-	s := NewStore()
+	s := NewCache()
 	s.SetPod(Pod{UID: "u1", Namespace: "shop", Name: "host", HostNetwork: true, OptOut: true})
 	of := func() hostnet.Pod { t.Helper(); return s.HostPods()[0] }
 	expect := func(what string, id int, unbound bool) {

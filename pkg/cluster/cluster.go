@@ -34,8 +34,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	udnv1 "bulkhead/api/v1"
-	"bulkhead/pkg/cluster/ledger"
-	"bulkhead/pkg/cluster/marks"
+	"bulkhead/pkg/cluster/netid"
+	"bulkhead/pkg/cluster/idlease"
 	"bulkhead/pkg/cluster/nad"
 	"bulkhead/pkg/cluster/nadusers"
 	"bulkhead/pkg/cluster/nodeid"
@@ -65,8 +65,8 @@ func Run(ctx context.Context, cfg config.Config, restConfig *rest.Config, log *s
 	})); err != nil {
 		return fmt.Errorf("watch for the caches: %w", err)
 	}
-	given := marks.New(mgr.GetAPIReader(), mgr.GetClient(), cfg.Kubernetes.LeaseNamespace, log)
-	ids := ledger.New(cfg.MaxNetworks, cfg.IDAge, given, time.Now)
+	given := idlease.New(mgr.GetAPIReader(), mgr.GetClient(), cfg.Kubernetes.LeaseNamespace, log)
+	ids := netid.New(cfg.MaxNetworks, cfg.IDAge, given, time.Now)
 	if err := addNetworks(ctx, mgr, cfg, ids, log); err != nil {
 		return fmt.Errorf("set up the network controllers: %w", err)
 	}
@@ -153,8 +153,8 @@ func newManager(cfg config.Config, restConfig *rest.Config, log *slog.Logger, re
 }
 
 // addNetworks adds those who make networks: from UserDefinedNetworks and
-// ClusterUserDefinedNetworks, and from hand-written NADs. They share the ledger.
-func addNetworks(ctx context.Context, mgr manager.Manager, cfg config.Config, ids *ledger.Ledger, log *slog.Logger) error {
+// ClusterUserDefinedNetworks, and from hand-written NADs. They share the netid.
+func addNetworks(ctx context.Context, mgr manager.Manager, cfg config.Config, ids *netid.Allocator, log *slog.Logger) error {
 	for _, add := range []func(context.Context, client.FieldIndexer) error{udn.AddIndexes, nad.AddIndexes, nadusers.AddIndexes} {
 		if err := add(ctx, mgr.GetFieldIndexer()); err != nil {
 			return err
@@ -182,7 +182,7 @@ func addNetworks(ctx context.Context, mgr manager.Manager, cfg config.Config, id
 	return written.Watch(d, mgr.GetCache())
 }
 
-func addNodeID(ctx context.Context, mgr manager.Manager, cfg config.Config, given marks.Marks, log *slog.Logger) (*nodeid.Reconciler, error) {
+func addNodeID(ctx context.Context, mgr manager.Manager, cfg config.Config, given idlease.HighWater, log *slog.Logger) (*nodeid.Reconciler, error) {
 	if err := nodeid.AddIndexes(ctx, mgr.GetFieldIndexer()); err != nil {
 		return nil, err
 	}

@@ -386,7 +386,7 @@ func (m *Manager) watchKubelet(k Kubelet) {
 		if m.gone[p.PID] != nil {
 			continue
 		}
-		stop, err := whenGone(p.PID, m.Kick)
+		stop, err := whenGone(p.PID, m.Resync)
 		if err != nil {
 			m.log.Debug("kubelet's end cannot be watched; it is looked at periodically", "err", err)
 			continue
@@ -407,8 +407,8 @@ func (m *Manager) stopWatchingKubelet() {
 	m.watchKubelet(Kubelet{})
 }
 
-// Kick asks Run for a reconcile soon.
-func (m *Manager) Kick() {
+// Resync asks Run for a reconcile soon.
+func (m *Manager) Resync() {
 	select {
 	case m.kick <- struct{}{}:
 	default:

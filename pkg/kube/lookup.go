@@ -56,7 +56,7 @@ func (l Lookup) Primary(ctx context.Context, namespace string) (*network.NAD, er
 	if err := l.Cache.List(ctx, &nads, client.InNamespace(namespace), client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("list NetworkAttachmentDefinitions of namespace %s: %w", namespace, err)
 	}
-	c := network.NewCatalog()
+	c := network.NewNADIndex()
 	for i := range nads.Items {
 		if nad, ours := ParseNAD(&nads.Items[i], l.Plan); ours {
 			c.Set(nad)

@@ -56,7 +56,7 @@ func TestCatalogNADsAgree(t *testing.T) {
 		{"mended after the start", []step{{"a", 0}, {"b", 1400}, settle, {"a", 1300}}, 1400, "a"},
 		{"all gone and made anew", []step{{"a", 1400}, {"b", 1400}, settle, {"a", -1}, {"b", -1}, {"a", 1300}, {"b", 1300}}, 1300, ""},
 	} {
-		c, there := NewCatalog(), map[string]int{}
+		c, there := NewNADIndex(), map[string]int{}
 		for _, s := range tt.steps {
 			switch {
 			case s == settle:
@@ -130,7 +130,7 @@ func TestDescribeKnowsEveryField(t *testing.T) {
 // count from scratch, and with all gone nothing is left.
 func TestCatalogCounts(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		c := NewCatalog()
+		c := NewNADIndex()
 		namespaces := []string{"a", "b", "c"}
 		for range rapid.IntRange(0, 40).Draw(t, "steps") {
 			ns := rapid.SampledFrom(namespaces).Draw(t, "namespace")

@@ -138,7 +138,7 @@ func TestNewPodNetwork(t *testing.T) {
 }
 
 func TestCatalogPrimary(t *testing.T) {
-	c := NewCatalog()
+	c := NewNADIndex()
 	primary := func(ns, name string, id int) NAD {
 		return NAD{Namespace: ns, Name: name, Network: Network{ID: id, Name: name, Role: RolePrimary}}
 	}

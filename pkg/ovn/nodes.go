@@ -17,20 +17,20 @@ import (
 	"bulkhead/pkg/ovn/nbdb"
 )
 
-// nodeBook is what the nodes are by their annotations. A fact that is missing,
+// nodeIndex is what the nodes are by their annotations. A fact that is missing,
 // malformed or another node's leaves the last good one in its place, so that a
 // mistake tears nothing down, and what a node has, no other takes by saying so.
-type nodeBook struct {
+type nodeIndex struct {
 	own     string // this node's name
 	settled bool   // all nodes that there were have been recorded
 	// podIDs are the ids of this node that its pods' addresses tell.
 	podIDs map[int]struct{}
-	nodes  map[string]*bookedNode
+	nodes  map[string]*indexedNode
 	holder map[string]string              // by claim, the node whose good facts make it
 	claims map[string]map[string]struct{} // by claim, the nodes whose annotations make it
 }
 
-type bookedNode struct {
+type indexedNode struct {
 	uid   string
 	said  network.Node // as annotated, without what is malformed
 	err   error        // what is malformed
@@ -45,8 +45,8 @@ type nodeChange struct {
 	wrong bool // what is wrong with its annotations is another thing
 }
 
-func newNodeBook(own string) *nodeBook {
-	return &nodeBook{own: own, nodes: map[string]*bookedNode{}, holder: map[string]string{}, claims: map[string]map[string]struct{}{}}
+func newNodeIndex(own string) *nodeIndex {
+	return &nodeIndex{own: own, nodes: map[string]*indexedNode{}, holder: map[string]string{}, claims: map[string]map[string]struct{}{}}
 }
 
 // fact is a part of what a node says of itself that is right or wrong as a whole.
@@ -111,7 +111,7 @@ func claimsOf(n network.Node) []string {
 }
 
 // set records a node's annotations. Before settle it only records.
-func (b *nodeBook) set(name, uid string, said network.Node, err error) []nodeChange {
+func (b *nodeIndex) set(name, uid string, said network.Node, err error) []nodeChange {
 	var changes []nodeChange
 	n, ok := b.nodes[name]
 	if ok && n.uid != uid {
@@ -119,7 +119,7 @@ func (b *nodeBook) set(name, uid string, said network.Node, err error) []nodeCha
 		ok = false
 	}
 	if !ok {
-		n = &bookedNode{uid: uid, good: network.Node{Name: name}}
+		n = &indexedNode{uid: uid, good: network.Node{Name: name}}
 		b.nodes[name] = n
 	}
 	before := claimsOf(n.said)
@@ -140,7 +140,7 @@ func (b *nodeBook) set(name, uid string, said network.Node, err error) []nodeCha
 }
 
 // remove forgets a node that is gone.
-func (b *nodeBook) remove(name string) []nodeChange {
+func (b *nodeIndex) remove(name string) []nodeChange {
 	n, ok := b.nodes[name]
 	if !ok {
 		return nil
@@ -162,13 +162,13 @@ func (b *nodeBook) remove(name string) []nodeChange {
 
 // settle judges all nodes that there were at the start, this one first: of what
 // two others both claim, none is believed.
-func (b *nodeBook) settle() []nodeChange {
+func (b *nodeIndex) settle() []nodeChange {
 	b.settled = true
 	return b.look(append([]string{b.own}, slices.Sorted(maps.Keys(b.nodes))...))
 }
 
 // look judges nodes anew, and those for which that makes room.
-func (b *nodeBook) look(names []string) []nodeChange {
+func (b *nodeIndex) look(names []string) []nodeChange {
 	var changes []nodeChange
 	for len(names) > 0 {
 		name := names[0]
@@ -190,7 +190,7 @@ func (b *nodeBook) look(names []string) []nodeChange {
 
 // judge takes over what is right of what a node says, and returns the claims
 // that were given up for it and the other nodes whose facts changed with it.
-func (b *nodeBook) judge(name string, n *bookedNode) (freed, others []string) {
+func (b *nodeIndex) judge(name string, n *indexedNode) (freed, others []string) {
 	var wrong []string
 	if n.err != nil {
 		wrong = append(wrong, n.err.Error())
@@ -218,7 +218,7 @@ func (b *nodeBook) judge(name string, n *bookedNode) (freed, others []string) {
 }
 
 // believe takes over a fact of nodes, and returns the claims given up for it.
-func (b *nodeBook) believe(f fact, names []string) (freed []string) {
+func (b *nodeIndex) believe(f fact, names []string) (freed []string) {
 	for _, name := range names {
 		n := b.nodes[name]
 		if f.there(n.good) {
@@ -242,7 +242,7 @@ func (b *nodeBook) believe(f fact, names []string) (freed []string) {
 // exchange finds the nodes, that one first, that can be believed only
 // together: each says that it is what another of them was, and nobody else
 // says so. Two nodes that swap their addresses are such.
-func (b *nodeBook) exchange(name string, f fact) []string {
+func (b *nodeIndex) exchange(name string, f fact) []string {
 	with := []string{name}
 	for i := 0; i < len(with); i++ {
 		n, ok := b.nodes[with[i]]
@@ -262,7 +262,7 @@ func (b *nodeBook) exchange(name string, f fact) []string {
 }
 
 // againstPods says why an id of this node is not the one that its pods tell.
-func (b *nodeBook) againstPods(name string, f fact, n *bookedNode) error {
+func (b *nodeIndex) againstPods(name string, f fact, n *indexedNode) error {
 	if _, ok := b.podIDs[n.said.ID]; ok || len(b.podIDs) == 0 || name != b.own || f.annotation != network.AnnotationNodeID {
 		return nil
 	}
@@ -270,7 +270,7 @@ func (b *nodeBook) againstPods(name string, f fact, n *bookedNode) error {
 }
 
 // refuses says why a node cannot have what it claims.
-func (b *nodeBook) refuses(name string, f fact, n *bookedNode, claims []string) error {
+func (b *nodeIndex) refuses(name string, f fact, n *indexedNode, claims []string) error {
 	if err := b.againstPods(name, f, n); err != nil {
 		return err
 	}
@@ -295,7 +295,7 @@ func (b *nodeBook) refuses(name string, f fact, n *bookedNode, claims []string) 
 }
 
 // claimants are the nodes whose annotations make one of the claims.
-func (b *nodeBook) claimants(claims []string) []string {
+func (b *nodeIndex) claimants(claims []string) []string {
 	var out []string
 	for _, c := range claims {
 		out = append(out, slices.Sorted(maps.Keys(b.claims[c]))...)
@@ -303,7 +303,7 @@ func (b *nodeBook) claimants(claims []string) []string {
 	return out
 }
 
-func (b *nodeBook) unclaim(claim, name string) {
+func (b *nodeIndex) unclaim(claim, name string) {
 	delete(b.claims[claim], name)
 	if len(b.claims[claim]) == 0 {
 		delete(b.claims, claim)
@@ -311,7 +311,7 @@ func (b *nodeBook) unclaim(claim, name string) {
 }
 
 // node is a node by its good facts.
-func (b *nodeBook) node(name string) network.Node {
+func (b *nodeIndex) node(name string) network.Node {
 	if n, ok := b.nodes[name]; ok {
 		return n.good
 	}
@@ -319,7 +319,7 @@ func (b *nodeBook) node(name string) network.Node {
 }
 
 // wrong is what is wrong with a node's annotations; nil for nothing.
-func (b *nodeBook) wrong(name string) error {
+func (b *nodeIndex) wrong(name string) error {
 	if n, ok := b.nodes[name]; ok && n.wrong != "" {
 		return errors.New(n.wrong)
 	}
@@ -328,7 +328,7 @@ func (b *nodeBook) wrong(name string) error {
 
 // peers are the other nodes: those that are ready, by id, and the names of
 // those of which not enough is known.
-func (b *nodeBook) peers() (ready []network.Node, unknown map[string]struct{}) {
+func (b *nodeIndex) peers() (ready []network.Node, unknown map[string]struct{}) {
 	unknown = map[string]struct{}{}
 	for name, n := range b.nodes {
 		switch {

@@ -21,7 +21,7 @@ func TestNodeBook(t *testing.T) {
 	const nodes = 4
 	name := func(i int) string { return fmt.Sprintf("node%d", i) }
 	rapid.Check(t, func(t *rapid.T) {
-		b := newNodeBook(name(1))
+		b := newNodeIndex(name(1))
 		settleAfter := rapid.IntRange(0, 20).Draw(t, "settle after")
 		last := map[string]network.Node{}
 		check := func() {

@@ -54,8 +54,8 @@ type Zone struct {
 	netQueue workqueue.TypedRateLimitingInterface[string] // network names, and the keys below
 
 	mu      sync.Mutex // guards what follows; never held across I/O
-	catalog *network.Catalog
-	nodes   *nodeBook
+	catalog *network.NADIndex
+	nodes   *nodeIndex
 	ownUID  types.UID // this Node's
 	nets    map[string]*netState
 	pods    map[string]*podState
@@ -123,7 +123,7 @@ func NewZone(cfg config.Config, k kubernetes.Interface, nads nadclient.Interface
 	return &Zone{
 		cfg: cfg, log: log.With("node", cfg.Kubernetes.NodeName), kube: k, nads: nads, metrics: newMetrics(registry),
 		podQueue: workqueue.NewTypedRateLimitingQueue(limiter()), netQueue: workqueue.NewTypedRateLimitingQueue(limiter()),
-		catalog: network.NewCatalog(), nodes: newNodeBook(cfg.Kubernetes.NodeName), nets: map[string]*netState{}, pods: map[string]*podState{},
+		catalog: network.NewNADIndex(), nodes: newNodeIndex(cfg.Kubernetes.NodeName), nets: map[string]*netState{}, pods: map[string]*podState{},
 		held: map[string]holding{}, alone: map[string]map[string]string{}, initial: map[string]struct{}{}, pending: map[string]struct{}{}, staying: map[string]staying{}, lastErr: map[string]string{},
 		failures: map[string]failure{}, refused: map[string]time.Time{},
 	}, nil

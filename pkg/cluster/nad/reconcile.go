@@ -16,8 +16,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
-	"bulkhead/pkg/cluster/ledger"
 	"bulkhead/pkg/cluster/nadusers"
+	"bulkhead/pkg/cluster/netid"
 	"bulkhead/pkg/cluster/udn"
 	"bulkhead/pkg/config"
 	"bulkhead/pkg/kube"
@@ -26,12 +26,12 @@ import (
 
 // Reconciler brings hand-written NADs to what they should be.
 type Reconciler struct {
-	cfg     config.Config
-	cache   client.Reader // with the indexes of AddIndexes and udn.AddIndexes
-	target  Target
-	ledger  *ledger.Ledger
-	restore func(context.Context) error // fills the ledger from the API, once
-	log     *slog.Logger
+	cfg        config.Config
+	cache      client.Reader // with the indexes of AddIndexes and udn.AddIndexes
+	target     Target
+	networkIDs *netid.Allocator
+	restore    func(context.Context) error // fills the ledger from the API, once
+	log        *slog.Logger
 
 	waiting nadusers.Waiting[Key]
 	enqueue func(Key) // set before the first Reconcile
@@ -49,8 +49,8 @@ const conflict = 100 * time.Millisecond
 const backstop = time.Minute
 
 // NewReconciler makes a reconciler.
-func NewReconciler(cfg config.Config, cache client.Reader, target Target, l *ledger.Ledger, restore func(context.Context) error, log *slog.Logger) *Reconciler {
-	return &Reconciler{cfg: cfg, cache: cache, target: target, ledger: l, restore: restore, log: log, said: map[Key]string{}, name: map[Key]string{}}
+func NewReconciler(cfg config.Config, cache client.Reader, target Target, l *netid.Allocator, restore func(context.Context) error, log *slog.Logger) *Reconciler {
+	return &Reconciler{cfg: cfg, cache: cache, target: target, networkIDs: l, restore: restore, log: log, said: map[Key]string{}, name: map[Key]string{}}
 }
 
 // Reconcile brings one NAD to what it should be.
@@ -115,7 +115,7 @@ func (r *Reconciler) saying(key Key, want State) (before string) {
 // gone gives back what a NAD held: its namespace, and its network's id. The
 // latter stays while pods use a NAD that was taken away by force.
 func (r *Reconciler) gone(ctx context.Context, key Key) (reconcile.Result, error) {
-	r.ledger.Keep(key.holder(), func(string) bool { return false })
+	r.networkIDs.Keep(key.holder(), func(string) bool { return false })
 	r.mu.Lock()
 	name := r.name[key]
 	delete(r.said, key)
@@ -148,7 +148,7 @@ func (r *Reconciler) release(ctx context.Context, key Key, name string) error {
 		return err
 	}
 	if !slices.ContainsFunc(others, func(o NAD) bool { return o.ID != "" }) {
-		r.ledger.ReleaseID(name)
+		r.networkIDs.ReleaseID(name)
 	}
 	for _, o := range others {
 		r.enqueue(o.Key)
@@ -185,7 +185,7 @@ func (r *Reconciler) inputs(ctx context.Context, key Key) (Inputs, error) {
 		return in, nil
 	}
 	if !network.IsUDNName(n.Network) {
-		in.ID = r.ledger.HasID(n.Network)
+		in.ID = r.networkIDs.HasID(n.Network)
 	}
 	if err != nil {
 		in.Error = err.Error()
@@ -237,7 +237,7 @@ func (r *Reconciler) claim(ctx context.Context, in *Inputs, domain network.Netwo
 		}
 	}
 	if !domain.IsPrimary() {
-		r.ledger.Keep(key.holder(), func(string) bool { return false })
+		r.networkIDs.Keep(key.holder(), func(string) bool { return false })
 	} else {
 		labelled, err := r.labelled(ctx, key.Namespace)
 		if err != nil {
@@ -261,9 +261,9 @@ func (r *Reconciler) claim(ctx context.Context, in *Inputs, domain network.Netwo
 	}
 	// The id first: a namespace that was claimed and given back for want of an id
 	// would wake all who want it, this NAD among them, for ever.
-	before, had := in.ID, r.ledger.HasID(in.Conf.Name) != 0
-	in.ID, err = r.ledger.ID(ctx, in.Conf.Name, func() { r.enqueue(key) })
-	if errors.Is(err, ledger.ErrFull) {
+	before, had := in.ID, r.networkIDs.HasID(in.Conf.Name) != 0
+	in.ID, err = r.networkIDs.ID(ctx, in.Conf.Name, func() { r.enqueue(key) })
+	if errors.Is(err, netid.ErrFull) {
 		in.Error = err.Error()
 		return nil
 	}
@@ -273,10 +273,10 @@ func (r *Reconciler) claim(ctx context.Context, in *Inputs, domain network.Netwo
 	if !domain.IsPrimary() {
 		return nil
 	}
-	if holder, ok := r.ledger.Claim(key.Namespace, key.holder()); !ok {
+	if holder, ok := r.networkIDs.Claim(key.Namespace, key.holder()); !ok {
 		in.Error = "primary network already exist in namespace " + key.Namespace + ": " + holder + ": a namespace has one primary network, remove the other"
 		if !had {
-			r.ledger.CancelID(in.Conf.Name)
+			r.networkIDs.CancelID(in.Conf.Name)
 		}
 		in.ID = before
 	}

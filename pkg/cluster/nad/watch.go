@@ -48,7 +48,7 @@ func (r *Reconciler) Watch(c controller.TypedController[Key], from cache.Cache) 
 	for _, s := range []source.TypedSource[Key]{
 		source.TypedFunc[Key](func(ctx context.Context, q queue) error {
 			r.enqueue = q.Add
-			r.ledger.OnFreed(func(ns string) { r.enqueueRefused(ctx, ns, q) })
+			r.networkIDs.OnFreed(func(ns string) { r.enqueueRefused(ctx, ns, q) })
 			return nil
 		}),
 		source.TypedKind(from, &nadv1.NetworkAttachmentDefinition{}, r.nadEvents()),

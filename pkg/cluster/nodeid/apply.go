@@ -24,7 +24,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
-	"bulkhead/pkg/cluster/marks"
+	"bulkhead/pkg/cluster/idlease"
 	"bulkhead/pkg/ipam"
 	"bulkhead/pkg/kube"
 	"bulkhead/pkg/network"
@@ -36,7 +36,7 @@ type Reconciler struct {
 	live   client.Reader
 	client client.Client
 	pods   network.Network // the cluster default network, on which every pod is
-	marks  marks.Marks
+	marks  idlease.HighWater
 	now    func() time.Time
 	log    *slog.Logger
 
@@ -79,7 +79,7 @@ func (r *Reconciler) IDs() (used, limit int) {
 // NewReconciler makes a reconciler. pods is the network whose addresses tell
 // the ids of nodes that are gone. An id that was given back is not given to
 // another node before it is of that age, while others are left.
-func NewReconciler(cache, live client.Reader, c client.Client, pods network.Network, age time.Duration, m marks.Marks, now func() time.Time, log *slog.Logger) *Reconciler {
+func NewReconciler(cache, live client.Reader, c client.Client, pods network.Network, age time.Duration, m idlease.HighWater, now func() time.Time, log *slog.Logger) *Reconciler {
 	return &Reconciler{
 		cache: cache, live: live, client: c, pods: pods, marks: m, now: now, log: log,
 		ids: ipam.NewIDs(1, network.MaxNodeID, ipam.LowestFit, age), former: map[int]string{},
@@ -178,7 +178,7 @@ func (r *Reconciler) allocate(ctx context.Context, have State) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	if err := r.marks.Raise(ctx, marks.Nodes, r.ids.Mark(), 0); err != nil {
+	if err := r.marks.Raise(ctx, idlease.Nodes, r.ids.Mark(), 0); err != nil {
 		r.ids.Cancel(have.Node)
 		return 0, fmt.Errorf("note that id %d is given to node %s: %w", id, have.Node, err)
 	}

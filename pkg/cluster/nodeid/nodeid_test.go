@@ -9,7 +9,7 @@ import (
 
 	"pgregory.net/rapid"
 
-	"bulkhead/pkg/cluster/marks"
+	"bulkhead/pkg/cluster/idlease"
 	"bulkhead/pkg/network"
 )
 
@@ -40,7 +40,7 @@ func TestAllocate(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const age = time.Minute
 		now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-		r := NewReconciler(nil, nil, nil, network.Network{}, age, &marks.Memory{}, func() time.Time { return now }, slog.New(slog.DiscardHandler))
+		r := NewReconciler(nil, nil, nil, network.Network{}, age, &idlease.Memory{}, func() time.Time { return now }, slog.New(slog.DiscardHandler))
 		nodes, freed, last := map[string]int{}, map[int]time.Time{}, map[int]string{}
 		for range rapid.IntRange(1, 40).Draw(t, "steps") {
 			name := rapid.SampledFrom([]string{"a", "b", "c", "d", "e", "f"}).Draw(t, "node")

@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
-	"bulkhead/pkg/cluster/marks"
+	"bulkhead/pkg/cluster/idlease"
 	"bulkhead/pkg/kube"
 	"bulkhead/pkg/network"
 )
@@ -25,7 +25,7 @@ func (r *Reconciler) restore(ctx context.Context) error {
 	if r.restored {
 		return nil
 	}
-	mark, err := r.marks.Get(ctx, marks.Nodes)
+	mark, err := r.marks.Get(ctx, idlease.Nodes)
 	if err != nil {
 		return fmt.Errorf("read how many node ids were given: %w", err)
 	}

@@ -20,7 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
-	"bulkhead/pkg/cluster/marks"
+	"bulkhead/pkg/cluster/idlease"
 	"bulkhead/pkg/kube"
 	"bulkhead/pkg/network"
 )
@@ -47,7 +47,7 @@ type Reconciler struct {
 	live   client.Reader // the API server itself
 	lookup kube.Lookup
 	target Target
-	marks  marks.Marks
+	marks  idlease.HighWater
 	events events.EventRecorder
 	log    *slog.Logger
 
@@ -74,7 +74,7 @@ const portsAhead = 1024
 
 // NewReconciler makes a reconciler. age is how old a tunnel id must be that is
 // given again.
-func NewReconciler(plan network.Plan, age time.Duration, cache, live client.Reader, target Target, m marks.Marks, now func() time.Time, recorder events.EventRecorder, log *slog.Logger) *Reconciler {
+func NewReconciler(plan network.Plan, age time.Duration, cache, live client.Reader, target Target, m idlease.HighWater, now func() time.Time, recorder events.EventRecorder, log *slog.Logger) *Reconciler {
 	return &Reconciler{
 		cache: cache, live: live, lookup: kube.Lookup{Cache: cache, Plan: plan}, target: target, marks: m, events: recorder, log: log,
 		book: newBook(age, now), told: map[string]string{},
@@ -169,9 +169,9 @@ func (r *Reconciler) pod(ctx context.Context, k Key, obj *corev1.Pod) error {
 	given := r.book.given(in)
 	r.mu.Unlock()
 	for name, mark := range given {
-		kind, ahead := marks.AllPorts, r.base+portsAhead-mark
+		kind, ahead := idlease.AllPorts, r.base+portsAhead-mark
 		if ahead < 0 {
-			kind, ahead = marks.Ports(name), portsAhead
+			kind, ahead = idlease.Ports(name), portsAhead
 		}
 		if err := r.marks.Raise(ctx, kind, mark, ahead); err != nil {
 			return fmt.Errorf("note how many tunnel ids network %s has given: %w", name, err)

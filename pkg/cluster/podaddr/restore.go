@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
-	"bulkhead/pkg/cluster/marks"
+	"bulkhead/pkg/cluster/idlease"
 	"bulkhead/pkg/kube"
 	"bulkhead/pkg/network"
 )
@@ -83,7 +83,7 @@ func (r *Reconciler) Restore(ctx context.Context) error {
 // without a mark of its own, a leader gives at most portsAhead: the next one
 // goes on after them.
 func (r *Reconciler) restoreMarks(ctx context.Context) error {
-	base, err := r.marks.Get(ctx, marks.AllPorts)
+	base, err := r.marks.Get(ctx, idlease.AllPorts)
 	if err != nil {
 		return fmt.Errorf("read how many tunnel ids were given: %w", err)
 	}
@@ -91,13 +91,13 @@ func (r *Reconciler) restoreMarks(ctx context.Context) error {
 	defer r.mu.Unlock()
 	r.base = base
 	r.book.mark = func(name string) int64 {
-		own, err := r.marks.Get(ctx, marks.Ports(name))
+		own, err := r.marks.Get(ctx, idlease.Ports(name))
 		if err != nil { // it was read above
 			return base
 		}
 		return max(base, own)
 	}
-	r.book.forgotten = func(name string) { r.marks.Drop(marks.Ports(name)) }
+	r.book.forgotten = func(name string) { r.marks.Drop(idlease.Ports(name)) }
 	return nil
 }
 

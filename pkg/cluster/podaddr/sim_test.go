@@ -23,7 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
-	"bulkhead/pkg/cluster/marks"
+	"bulkhead/pkg/cluster/idlease"
 	"bulkhead/pkg/config"
 	"bulkhead/pkg/network"
 )
@@ -40,7 +40,7 @@ type sim struct {
 	queue  []Key
 	uids   int
 	clock  time.Time
-	marks  marks.Memory
+	marks  idlease.Memory
 }
 
 // reporter is a test of testing's or of rapid's.

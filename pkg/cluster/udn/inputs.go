@@ -16,8 +16,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	udnv1 "bulkhead/api/v1"
-	"bulkhead/pkg/cluster/ledger"
 	"bulkhead/pkg/cluster/nadusers"
+	"bulkhead/pkg/cluster/netid"
 	"bulkhead/pkg/kube"
 	"bulkhead/pkg/network"
 )
@@ -96,7 +96,7 @@ func (r *Reconciler) network(ctx context.Context, in *Inputs, have State) error 
 		}
 		in.Namespaces = append(in.Namespaces, ns)
 	}
-	in.ID = r.ledger.HasID(in.Owner.Network())
+	in.ID = r.networkIDs.HasID(in.Owner.Network())
 	if in.Invalid == "" {
 		if err := r.claim(ctx, in, have); err != nil {
 			return err
@@ -126,8 +126,8 @@ func (r *Reconciler) claim(ctx context.Context, in *Inputs, have State) error {
 	fresh := false
 	if in.ID == 0 && slices.ContainsFunc(in.Namespaces, func(ns Namespace) bool { return free(&ns) }) {
 		var err error
-		in.ID, err = r.ledger.ID(ctx, in.Owner.Network(), func() { r.enqueue(in.Owner) })
-		if errors.Is(err, ledger.ErrFull) {
+		in.ID, err = r.networkIDs.ID(ctx, in.Owner.Network(), func() { r.enqueue(in.Owner) })
+		if errors.Is(err, netid.ErrFull) {
 			in.Invalid = err.Error()
 			return nil
 		}
@@ -143,7 +143,7 @@ func (r *Reconciler) claim(ctx context.Context, in *Inputs, have State) error {
 			continue
 		}
 		if in.Request.Primary() {
-			if holder, ok := r.ledger.Claim(ns.Name, in.Owner.String()); !ok {
+			if holder, ok := r.networkIDs.Claim(ns.Name, in.Owner.String()); !ok {
 				ns.Primary = holder
 				continue
 			}
@@ -153,7 +153,7 @@ func (r *Reconciler) claim(ctx context.Context, in *Inputs, have State) error {
 	switch {
 	case claimed:
 	case fresh:
-		r.ledger.CancelID(in.Owner.Network()) // refused everywhere: the id is for others
+		r.networkIDs.CancelID(in.Owner.Network()) // refused everywhere: the id is for others
 		in.ID = 0
 	case in.ID != 0 && len(have.NADs) == 0:
 		in.ID, in.Idle = 0, true
@@ -165,7 +165,7 @@ func (r *Reconciler) claim(ctx context.Context, in *Inputs, have State) error {
 // else has taken away: an id is never another network's while anything runs
 // on it.
 func (r *Reconciler) release(ctx context.Context, o Owner) (held bool, err error) {
-	if r.ledger.HasID(o.Network()) == 0 {
+	if r.networkIDs.HasID(o.Network()) == 0 {
 		return false, nil
 	}
 	keys, err := nadusers.Named(ctx, r.cache, o.Namespace, o.Name)
@@ -185,7 +185,7 @@ func (r *Reconciler) release(ctx context.Context, o Owner) (held bool, err error
 		r.log.Warn("the network's id is kept: a pod uses a NetworkAttachmentDefinition that is gone", "network", o.Network(), "nad", key)
 		return true, nil
 	}
-	r.ledger.ReleaseID(o.Network())
+	r.networkIDs.ReleaseID(o.Network())
 	return false, nil
 }
 

@@ -14,8 +14,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
-	"bulkhead/pkg/cluster/ledger"
 	"bulkhead/pkg/cluster/nadusers"
+	"bulkhead/pkg/cluster/netid"
 	"bulkhead/pkg/config"
 )
 
@@ -28,9 +28,9 @@ type Reconciler struct {
 	target *Kube
 	log    *slog.Logger
 
-	ledger  *ledger.Ledger
-	waiting nadusers.Waiting[Owner]
-	nodes   nodeIDs
+	networkIDs *netid.Allocator
+	waiting    nadusers.Waiting[Owner]
+	nodes      nodeIDs
 	// failures are what nodes say that they have not built, or not removed.
 	failures failures
 	enqueue  func(Owner) // set before the first Reconcile
@@ -48,8 +48,8 @@ const backstop = time.Minute
 const conflict = 100 * time.Millisecond
 
 // NewReconciler makes a reconciler.
-func NewReconciler(cfg config.Config, cache, live client.Reader, target *Kube, l *ledger.Ledger, log *slog.Logger) *Reconciler {
-	r := &Reconciler{cfg: cfg, cache: cache, live: live, target: target, log: log, ledger: l}
+func NewReconciler(cfg config.Config, cache, live client.Reader, target *Kube, l *netid.Allocator, log *slog.Logger) *Reconciler {
+	r := &Reconciler{cfg: cfg, cache: cache, live: live, target: target, log: log, networkIDs: l}
 	r.nodes.markDirty()
 	return r
 }
@@ -83,7 +83,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, o Owner) (reconcile.Result, 
 	}
 	statusErr := r.target.Apply(ctx, status)
 
-	r.ledger.Keep(o.String(), func(ns string) bool {
+	r.networkIDs.Keep(o.String(), func(ns string) bool {
 		_, wanted := want.NADs[ns]
 		_, there := have.NADs[ns]
 		return wanted || there

@@ -35,7 +35,7 @@ func (r *Reconciler) Restore(ctx context.Context) error {
 	if r.restore.done {
 		return nil
 	}
-	if err := r.ledger.Restore(ctx); err != nil {
+	if err := r.networkIDs.Restore(ctx); err != nil {
 		return fmt.Errorf("read how many network ids were given: %w", err)
 	}
 	var all []claim
@@ -53,14 +53,14 @@ func (r *Reconciler) Restore(ctx context.Context) error {
 	for _, c := range all {
 		id, err := strconv.Atoi(c.id)
 		if err == nil {
-			err = r.ledger.RestoreID(c.network, id)
+			err = r.networkIDs.RestoreID(c.network, id)
 		}
 		if err != nil {
 			r.log.Error("network id of NetworkAttachmentDefinition is not usable; it is given another", "network", c.network,
 				"nad", c.nad, "id", c.id, "err", err)
 		}
 		if c.holder != "" {
-			r.ledger.Claim(c.in, c.holder)
+			r.networkIDs.Claim(c.in, c.holder)
 		}
 	}
 	r.restore.done = true

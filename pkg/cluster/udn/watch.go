@@ -43,7 +43,7 @@ func (r *Reconciler) Watch(c controller.TypedController[Owner], from cache.Cache
 		source.TypedKind(from, &udnv1.RouteAdvertisements{}, r.advertisementEvents()),
 		source.TypedFunc[Owner](func(ctx context.Context, q queue) error {
 			r.enqueue = q.Add
-			r.ledger.OnFreed(func(ns string) { r.enqueueNamespace(ctx, ns, q) })
+			r.networkIDs.OnFreed(func(ns string) { r.enqueueNamespace(ctx, ns, q) })
 			return nil
 		}),
 	} {
@@ -155,9 +155,9 @@ func (r *Reconciler) nodeEvents() handler.TypedFuncs[*metav1.PartialObjectMetada
 		if changed == nil {
 			return
 		}
-		r.ledger.SetInUse(left)
+		r.networkIDs.SetInUse(left)
 		for _, id := range changed {
-			if o, ok := ownerOfNetwork(r.ledger.Holder(id)); ok {
+			if o, ok := ownerOfNetwork(r.networkIDs.Holder(id)); ok {
 				q.Add(o)
 			}
 		}

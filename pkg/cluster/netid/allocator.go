@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ledger is what the cluster role's reconcilers must agree on before
+// Package netid is what the cluster role's reconcilers must agree on before
 // it is in the API: which network has which id, and which network is the
 // primary one of a namespace. It holds nothing that is not in the API a moment
 // later, and is rebuilt from there whenever a process becomes the leader.
-package ledger
+package netid
 
 import (
 	"context"
@@ -15,7 +15,7 @@ import (
 	"sync"
 	"time"
 
-	"bulkhead/pkg/cluster/marks"
+	"bulkhead/pkg/cluster/idlease"
 	"bulkhead/pkg/ipam"
 	"bulkhead/pkg/network"
 )
@@ -23,11 +23,11 @@ import (
 // ahead is how many ids may be given before their mark is written again.
 const ahead = 64
 
-// Ledger is safe for concurrent use. Holders are named as an administrator
+// Allocator is safe for concurrent use. Holders are named as an administrator
 // knows them, as their names end up in messages: "ClusterUserDefinedNetwork
 // red", "NetworkAttachmentDefinition a/net".
-type Ledger struct {
-	marks marks.Marks
+type Allocator struct {
+	marks idlease.HighWater
 	now   func() time.Time
 
 	mu      sync.Mutex
@@ -42,41 +42,41 @@ type Ledger struct {
 
 // New makes an empty ledger for at most max networks. An id that was given
 // back is not given again before it is of that age, while others are left.
-func New(max int, age time.Duration, m marks.Marks, now func() time.Time) *Ledger {
-	return &Ledger{
+func New(max int, age time.Duration, m idlease.HighWater, now func() time.Time) *Allocator {
+	return &Allocator{
 		max: max, ids: ipam.NewIDs(1, network.MaxID, ipam.NextFit, age), marks: m, now: now,
 		primary: map[string]string{}, held: map[string]map[string]struct{}{},
 	}
 }
 
 // Restore takes over how far ids have been given out. It comes first.
-func (l *Ledger) Restore(ctx context.Context) error {
-	mark, err := l.marks.Get(ctx, marks.Networks)
+func (a *Allocator) Restore(ctx context.Context) error {
+	mark, err := a.marks.Get(ctx, idlease.Networks)
 	if err != nil {
 		return err
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.ids.Restore(mark, l.now())
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.ids.Restore(mark, a.now())
 	return nil
 }
 
 // RestoreID takes over an id that the API says the network has. The error
 // says which network has it.
-func (l *Ledger) RestoreID(networkName string, id int) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.ids.Reserve(networkName, id)
+func (a *Allocator) RestoreID(networkName string, id int) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.ids.Reserve(networkName, id)
 }
 
 // SetInUse says of which ids something is left that no network has any more,
 // and where. They are given to nobody.
-func (l *Ledger) SetInUse(where map[int]string) {
-	l.mu.Lock()
-	l.inUse = where
-	wake := l.refused
-	l.refused = nil
-	l.mu.Unlock()
+func (a *Allocator) SetInUse(where map[int]string) {
+	a.mu.Lock()
+	a.inUse = where
+	wake := a.refused
+	a.refused = nil
+	a.mu.Unlock()
 	for _, w := range wake {
 		w()
 	}
@@ -89,30 +89,30 @@ var ErrFull = errors.New("no network id is left")
 // ID gives the network an id, or the one it has. Where there is none left,
 // the error is ErrFull, and wake is called once when another network has given
 // its back. Any other error is worth another try.
-func (l *Ledger) ID(ctx context.Context, networkName string, wake func()) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if id, ok := l.ids.Get(networkName); ok {
+func (a *Allocator) ID(ctx context.Context, networkName string, wake func()) (int, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if id, ok := a.ids.Get(networkName); ok {
 		return id, nil
 	}
 	var err error
-	if l.ids.Len() >= l.max {
-		err = fmt.Errorf("the cluster has %d networks, as many as it may have: delete one, or raise max-networks", l.max)
+	if a.ids.Len() >= a.max {
+		err = fmt.Errorf("the cluster has %d networks, as many as it may have: delete one, or raise max-networks", a.max)
 	}
 	id := 0
 	if err == nil {
-		id, err = l.ids.Allocate(networkName, l.now(), func(id int) bool { return l.inUse[id] != "" })
+		id, err = a.ids.Allocate(networkName, a.now(), func(id int) bool { return a.inUse[id] != "" })
 	}
 	if err != nil {
-		if l.refused == nil {
-			l.refused = map[string]func(){}
+		if a.refused == nil {
+			a.refused = map[string]func(){}
 		}
-		l.refused[networkName] = wake
+		a.refused[networkName] = wake
 		return 0, full{err}
 	}
 	// Once in so many ids, others wait here for the API server.
-	if err := l.marks.Raise(ctx, marks.Networks, l.ids.Mark(), ahead); err != nil {
-		l.ids.Cancel(networkName)
+	if err := a.marks.Raise(ctx, idlease.Networks, a.ids.Mark(), ahead); err != nil {
+		a.ids.Cancel(networkName)
 		return 0, fmt.Errorf("note that id %d is given to network %s: %w", id, networkName, err)
 	}
 	return id, nil
@@ -124,76 +124,76 @@ type full struct{ error }
 func (full) Is(target error) bool { return target == ErrFull }
 
 // CancelID undoes ID: nobody was told.
-func (l *Ledger) CancelID(networkName string) { l.giveUp(networkName, l.ids.Cancel) }
+func (a *Allocator) CancelID(networkName string) { a.giveUp(networkName, a.ids.Cancel) }
 
 // ReleaseID gives the network's id back. Nothing may use it any more.
-func (l *Ledger) ReleaseID(networkName string) {
-	l.giveUp(networkName, func(owner string) { l.ids.Release(owner, l.now()) })
+func (a *Allocator) ReleaseID(networkName string) {
+	a.giveUp(networkName, func(owner string) { a.ids.Release(owner, a.now()) })
 }
 
-func (l *Ledger) giveUp(networkName string, how func(owner string)) {
-	l.mu.Lock()
-	delete(l.refused, networkName)
+func (a *Allocator) giveUp(networkName string, how func(owner string)) {
+	a.mu.Lock()
+	delete(a.refused, networkName)
 	var wake map[string]func()
-	if _, ok := l.ids.Get(networkName); ok {
+	if _, ok := a.ids.Get(networkName); ok {
 		how(networkName)
-		wake, l.refused = l.refused, nil
+		wake, a.refused = a.refused, nil
 	}
-	l.mu.Unlock()
+	a.mu.Unlock()
 	for _, w := range wake { // without the lock: who is woken may ask
 		w()
 	}
 }
 
 // HasID is the id that the network has, 0 for none.
-func (l *Ledger) HasID(networkName string) int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	id, _ := l.ids.Get(networkName)
+func (a *Allocator) HasID(networkName string) int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	id, _ := a.ids.Get(networkName)
 	return id
 }
 
 // Holder is the network that has the id, "" for none.
-func (l *Ledger) Holder(id int) string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	name, _ := l.ids.Owner(id)
+func (a *Allocator) Holder(id int) string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	name, _ := a.ids.Owner(id)
 	return name
 }
 
 // IDs is how many networks have an id, and how many can have one.
-func (l *Ledger) IDs() (used, limit int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.ids.Len(), l.max
+func (a *Allocator) IDs() (used, limit int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.ids.Len(), a.max
 }
 
 // Claim makes holder's network the namespace's primary one, or says whose is.
-func (l *Ledger) Claim(namespace, holder string) (current string, ok bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if current, taken := l.primary[namespace]; taken {
+func (a *Allocator) Claim(namespace, holder string) (current string, ok bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if current, taken := a.primary[namespace]; taken {
 		return current, current == holder
 	}
-	l.primary[namespace] = holder
-	if l.held[holder] == nil {
-		l.held[holder] = map[string]struct{}{}
+	a.primary[namespace] = holder
+	if a.held[holder] == nil {
+		a.held[holder] = map[string]struct{}{}
 	}
-	l.held[holder][namespace] = struct{}{}
+	a.held[holder][namespace] = struct{}{}
 	return holder, true
 }
 
 // OnFreed adds somebody to tell which namespaces have become free, for those
 // who want them.
-func (l *Ledger) OnFreed(tell func(namespace string)) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.tell = append(l.tell, tell)
+func (a *Allocator) OnFreed(tell func(namespace string)) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.tell = append(a.tell, tell)
 }
 
 // Keep gives up holder's claims on all namespaces but those that inUse names.
-func (l *Ledger) Keep(holder string, inUse func(namespace string) bool) {
-	freed, all := l.keep(holder, inUse)
+func (a *Allocator) Keep(holder string, inUse func(namespace string) bool) {
+	freed, all := a.keep(holder, inUse)
 	for _, ns := range freed {
 		for _, tell := range all { // without the lock: who is told may claim
 			tell(ns)
@@ -201,20 +201,20 @@ func (l *Ledger) Keep(holder string, inUse func(namespace string) bool) {
 	}
 }
 
-func (l *Ledger) keep(holder string, inUse func(namespace string) bool) (freed []string, tell []func(string)) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for ns := range maps.Clone(l.held[holder]) {
+func (a *Allocator) keep(holder string, inUse func(namespace string) bool) (freed []string, tell []func(string)) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for ns := range maps.Clone(a.held[holder]) {
 		if inUse(ns) {
 			continue
 		}
-		delete(l.held[holder], ns)
-		delete(l.primary, ns)
+		delete(a.held[holder], ns)
+		delete(a.primary, ns)
 		freed = append(freed, ns)
 	}
-	if len(l.held[holder]) == 0 {
-		delete(l.held, holder)
+	if len(a.held[holder]) == 0 {
+		delete(a.held, holder)
 	}
 	slices.Sort(freed)
-	return freed, l.tell
+	return freed, a.tell
 }

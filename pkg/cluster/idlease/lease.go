@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package marks remembers in the API how far numbers have been given out. What
+// Package idlease remembers in the API how far numbers have been given out. What
 // was given back is in no object any more, and must not be given to another at
 // once, not by the next leader either.
-package marks
+package idlease
 
 import (
 	"context"
@@ -40,9 +40,9 @@ const AllPorts = "ports"
 // Ports is the kind of a network's port ids.
 func Ports(networkName string) string { return "ports/" + networkName }
 
-// Marks are ipam.IDs' marks, never less than what was given out. It is safe for
+// HighWater are ipam.IDs' marks, never less than what was given out. It is safe for
 // concurrent use.
-type Marks interface {
+type HighWater interface {
 	// Get is the mark of a kind, 0 where nothing was given out yet. It reads
 	// the API at most until it succeeds.
 	Get(ctx context.Context, kind string) (int64, error)

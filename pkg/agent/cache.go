@@ -14,11 +14,11 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Store is what the API server says, indexed so that an event costs the same
+// Cache is what the API server says, indexed so that an event costs the same
 // however many networks there are. What it answers are copies or values.
-type Store struct {
+type Cache struct {
 	mu         sync.Mutex
-	catalog    *network.Catalog
+	catalog    *network.NADIndex
 	ids        map[string]int                     // network name → id, from its last usable NAD
 	networks   map[int]map[string]network.Network // id → name → network: two only while one id changes hands
 	namespaces map[string]Namespace               // those with a label that matters
@@ -49,10 +49,10 @@ type Namespace struct {
 // Key is namespace/name.
 func (p Pod) Key() string { return p.Namespace + "/" + p.Name }
 
-// NewStore is empty.
-func NewStore() *Store {
-	return &Store{
-		catalog: network.NewCatalog(), ids: map[string]int{}, networks: map[int]map[string]network.Network{},
+// NewCache is empty.
+func NewCache() *Cache {
+	return &Cache{
+		catalog: network.NewNADIndex(), ids: map[string]int{}, networks: map[int]map[string]network.Network{},
 		namespaces: map[string]Namespace{}, pods: map[string]Pod{}, byNS: map[string]map[string]struct{}{}, leaving: map[int]bool{},
 	}
 }
@@ -62,7 +62,7 @@ func carried(n network.Network) bool { return !n.IsDefault() && n.Carried() == n
 
 // SetNAD records a NAD and returns the ids of networks to look at, and whether
 // pods of its namespace may now belong to another network.
-func (s *Store) SetNAD(nad network.NAD) (ids []int, hosts bool) {
+func (s *Cache) SetNAD(nad network.NAD) (ids []int, hosts bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if old, ok := s.catalog.NAD(nad.Key()); ok && nad.Err != nil && nad.Network.Name == "" {
@@ -72,7 +72,7 @@ func (s *Store) SetNAD(nad network.NAD) (ids []int, hosts bool) {
 }
 
 // DeleteNAD forgets a NAD.
-func (s *Store) DeleteNAD(key string) (ids []int, hosts bool) {
+func (s *Cache) DeleteNAD(key string) (ids []int, hosts bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	nad, _ := s.catalog.NAD(key)
@@ -82,7 +82,7 @@ func (s *Store) DeleteNAD(key string) (ids []int, hosts bool) {
 // touch follows networks by name to their ids. A network whose NADs are all
 // malformed is not gone: what is in the kernel stays as it is until a NAD is
 // usable again, or none names the network any more.
-func (s *Store) touch(names []string) []int {
+func (s *Cache) touch(names []string) []int {
 	var ids []int
 	for _, name := range names {
 		old, had := s.ids[name]
@@ -109,7 +109,7 @@ func (s *Store) touch(names []string) []int {
 	return slices.Compact(ids)
 }
 
-func (s *Store) drop(id int, name string) {
+func (s *Cache) drop(id int, name string) {
 	delete(s.networks[id], name)
 	delete(s.ids, name)
 	if len(s.networks[id]) == 0 {
@@ -119,7 +119,7 @@ func (s *Store) drop(id int, name string) {
 }
 
 // SetNamespace records what a namespace's labels say.
-func (s *Store) SetNamespace(name string, n Namespace) (hosts bool) {
+func (s *Cache) SetNamespace(name string, n Namespace) (hosts bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	changed := s.namespaces[name] != n
@@ -133,7 +133,7 @@ func (s *Store) SetNamespace(name string, n Namespace) (hosts bool) {
 
 // SetPod records a pod of this node; hosts tells whether what the node's
 // programs know may change.
-func (s *Store) SetPod(p Pod) (hosts bool) {
+func (s *Cache) SetPod(p Pod) (hosts bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	old, had := s.pods[p.Key()]
@@ -147,7 +147,7 @@ func (s *Store) SetPod(p Pod) (hosts bool) {
 }
 
 // DeletePod forgets a pod.
-func (s *Store) DeletePod(key string) (hosts bool) {
+func (s *Cache) DeletePod(key string) (hosts bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p, ok := s.pods[key]
@@ -172,7 +172,7 @@ func lockedOf(p Pod) []netip.Prefix {
 }
 
 // SetNode records this Node's annotations; changed tells whether its id did.
-func (s *Store) SetNode(n network.Node, annotations map[string]string) (changed bool) {
+func (s *Cache) SetNode(n network.Node, annotations map[string]string) (changed bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.annotated = annotations
@@ -184,7 +184,7 @@ func (s *Store) SetNode(n network.Node, annotations map[string]string) (changed 
 }
 
 // NodeID is this node's id, 0 while it has none.
-func (s *Store) NodeID() int {
+func (s *Cache) NodeID() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.nodeID
@@ -193,14 +193,14 @@ func (s *Store) NodeID() int {
 // Settle tells that every NAD that there is has been set: what a network's NADs
 // agree on is that network. It returns those that say another thing and are
 // refused for it.
-func (s *Store) Settle() []network.NAD {
+func (s *Cache) Settle() []network.NAD {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.catalog.Settle()
 }
 
 // Annotations are this Node's, as the API server has them.
-func (s *Store) Annotations() map[string]string {
+func (s *Cache) Annotations() map[string]string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.annotated
@@ -208,7 +208,7 @@ func (s *Store) Annotations() map[string]string {
 
 // Annotated records what was just written, so that it is not written again
 // before the API server tells of it.
-func (s *Store) Annotated(written map[string]string) {
+func (s *Cache) Annotated(written map[string]string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	merged := maps.Clone(s.annotated)
@@ -221,13 +221,13 @@ func (s *Store) Annotated(written map[string]string) {
 
 // Network is the network with that id. Should two claim it while the id
 // changes hands, the name that sorts first has it.
-func (s *Store) Network(id int) (network.Network, bool) {
+func (s *Cache) Network(id int) (network.Network, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.network(id)
 }
 
-func (s *Store) network(id int) (n network.Network, ok bool) {
+func (s *Cache) network(id int) (n network.Network, ok bool) {
 	best := ""
 	for name, x := range s.networks[id] {
 		if best == "" || name < best {
@@ -238,7 +238,7 @@ func (s *Store) network(id int) (n network.Network, ok bool) {
 }
 
 // Networks are those this node carries, by id.
-func (s *Store) Networks() []network.Network {
+func (s *Cache) Networks() []network.Network {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := make([]network.Network, 0, len(s.networks))
@@ -250,21 +250,21 @@ func (s *Store) Networks() []network.Network {
 }
 
 // Named tells whether any NAD, usable or not, names the network.
-func (s *Store) Named(name string) bool {
+func (s *Cache) Named(name string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.catalog.Names(name)
 }
 
 // Leaving are ids of networks that went and are not undone yet.
-func (s *Store) Leaving() []int {
+func (s *Cache) Leaving() []int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.Sorted(maps.Keys(s.leaving))
 }
 
 // Gone says that nothing is left of a network that went.
-func (s *Store) Gone(id int) {
+func (s *Cache) Gone(id int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.leaving, id)
@@ -272,14 +272,14 @@ func (s *Store) Gone(id int) {
 
 // Primary is the NAD of the primary network of a namespace's pods; nil when it
 // has none.
-func (s *Store) Primary(namespace string) (*network.NAD, error) {
+func (s *Cache) Primary(namespace string) (*network.NAD, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.catalog.Primary(namespace, s.namespaces[namespace].Labelled)
 }
 
 // NAD is the NAD with that key.
-func (s *Store) NAD(key string) (network.NAD, bool) {
+func (s *Cache) NAD(key string) (network.NAD, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.catalog.NAD(key)
@@ -287,7 +287,7 @@ func (s *Store) NAD(key string) (network.NAD, bool) {
 
 // primary is the id of the primary network of a namespace's pods. 0: none, or it
 // cannot be told.
-func (s *Store) primary(namespace string) int {
+func (s *Cache) primary(namespace string) int {
 	nad, err := s.catalog.Primary(namespace, s.namespaces[namespace].Labelled)
 	if err != nil || nad == nil {
 		return 0
@@ -296,7 +296,7 @@ func (s *Store) primary(namespace string) int {
 }
 
 // HostPods are the host-network pods of this node, in order of their names.
-func (s *Store) HostPods() []hostnet.Pod {
+func (s *Cache) HostPods() []hostnet.Pod {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var out []hostnet.Pod
@@ -321,7 +321,7 @@ func (s *Store) HostPods() []hostnet.Pod {
 
 // IsLocked tells whether the default-network interface of a pod of this node is
 // locked. Of one that is not known its namespace's label decides.
-func (s *Store) IsLocked(key string) bool {
+func (s *Cache) IsLocked(key string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if p, ok := s.pods[key]; ok {
@@ -335,14 +335,14 @@ func (s *Store) IsLocked(key string) bool {
 }
 
 // NetworkID is the id of the network with that name; 0: it has none here.
-func (s *Store) NetworkID(name string) int {
+func (s *Cache) NetworkID(name string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.ids[name]
 }
 
 // Pod is a pod of this node, by namespace/name.
-func (s *Store) Pod(key string) (Pod, bool) {
+func (s *Cache) Pod(key string) (Pod, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	p, ok := s.pods[key]
@@ -350,7 +350,7 @@ func (s *Store) Pod(key string) (Pod, bool) {
 }
 
 // PodByUID is a pod of this node.
-func (s *Store) PodByUID(uid string) (Pod, bool) {
+func (s *Cache) PodByUID(uid string) (Pod, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, p := range s.pods {
@@ -363,7 +363,7 @@ func (s *Store) PodByUID(uid string) (Pod, bool) {
 
 // Locked are the default-network addresses that only kubelet may reach. The
 // pod's own annotation decides: it outlives the NAD, and so does the lock.
-func (s *Store) Locked() []hostnet.LockedAddr {
+func (s *Cache) Locked() []hostnet.LockedAddr {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var out []hostnet.LockedAddr
@@ -377,7 +377,7 @@ func (s *Store) Locked() []hostnet.LockedAddr {
 }
 
 // networkOf is the id of the pod's primary network.
-func (s *Store) networkOf(p Pod) int {
+func (s *Cache) networkOf(p Pod) int {
 	for key, n := range p.Networks {
 		if n.Role == network.RolePrimary && key != network.DefaultName {
 			if nad, ok := s.catalog.NAD(key); ok && nad.Err == nil {
@@ -390,7 +390,7 @@ func (s *Store) networkOf(p Pod) int {
 
 // PodsByNetwork are the keys of this node's pods, by the id of their primary
 // network: those with an interface on it, and those in the host's network.
-func (s *Store) PodsByNetwork() (pods, hostPods map[int][]string) {
+func (s *Cache) PodsByNetwork() (pods, hostPods map[int][]string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	pods, hostPods = map[int][]string{}, map[int][]string{}
@@ -410,7 +410,7 @@ func (s *Store) PodsByNetwork() (pods, hostPods map[int][]string) {
 }
 
 // Namespaces are those with a NAD of the network.
-func (s *Store) Namespaces(name string) []string {
+func (s *Cache) Namespaces(name string) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.catalog.Namespaces(name)

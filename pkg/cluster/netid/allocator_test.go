@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package ledger
+package netid
 
 import (
 	"errors"
@@ -9,7 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"bulkhead/pkg/cluster/marks"
+	"bulkhead/pkg/cluster/idlease"
 	"bulkhead/pkg/network"
 )
 
@@ -20,7 +20,7 @@ const age = time.Minute
 // Ids: the next one, one for a network, never one for two.
 func TestIDs(t *testing.T) {
 	now := epoch
-	l, woken := New(3, age, &marks.Memory{}, func() time.Time { return now }), 0
+	l, woken := New(3, age, &idlease.Memory{}, func() time.Time { return now }), 0
 	wake := func() { woken++ }
 	want := func(name string, id int) {
 		t.Helper()
@@ -55,8 +55,8 @@ func TestIDs(t *testing.T) {
 // An id that was given back is given to nobody while it is young, not by the
 // next leader either, nor while something of it is left, however old it is.
 func TestIDsOfFormerNetworks(t *testing.T) {
-	now, m := epoch, &marks.Memory{}
-	leader := func() *Ledger {
+	now, m := epoch, &idlease.Memory{}
+	leader := func() *Allocator {
 		l := New(network.MaxID, age, m, func() time.Time { return now })
 		if err := l.Restore(t.Context()); err != nil {
 			t.Fatal(err)
@@ -107,7 +107,7 @@ func TestIDsOfFormerNetworks(t *testing.T) {
 
 // An id is given only when that can be noted.
 func TestIDNotNoted(t *testing.T) {
-	m := &marks.Memory{Err: errors.New("no API server")}
+	m := &idlease.Memory{Err: errors.New("no API server")}
 	l := New(3, age, m, func() time.Time { return epoch })
 	if _, err := l.ID(t.Context(), "a", func() {}); err == nil || errors.Is(err, ErrFull) {
 		t.Fatalf("got %v, want an error that is worth another try", err)
@@ -120,7 +120,7 @@ func TestIDNotNoted(t *testing.T) {
 
 // One primary network a namespace; those who wait are told when it is free.
 func TestClaim(t *testing.T) {
-	l := New(1, age, &marks.Memory{}, time.Now)
+	l := New(1, age, &idlease.Memory{}, time.Now)
 	var told []string
 	l.OnFreed(func(ns string) { told = append(told, ns) })
 	if _, ok := l.Claim("ns", "a"); !ok {
@@ -145,7 +145,7 @@ func TestClaim(t *testing.T) {
 
 // Concurrent networks: as many ids as networks.
 func TestConcurrent(t *testing.T) {
-	l, wake := New(network.MaxID, age, &marks.Memory{}, time.Now), func() {}
+	l, wake := New(network.MaxID, age, &idlease.Memory{}, time.Now), func() {}
 	ids := make(chan int)
 	const n = 500
 	for i := range n {

@@ -21,25 +21,25 @@ type NAD struct {
 // Key is the NAD's key in pod annotations.
 func (n NAD) Key() string { return NADKey(n.Namespace, n.Name) }
 
-// Catalog knows every network by what NADs say, indexed so that one event
+// NADIndex knows every network by what NADs say, indexed so that one event
 // costs the same however many networks there are. It is not safe for
 // concurrent use.
-type Catalog struct {
+type NADIndex struct {
 	byKey       map[string]NAD                 // as set
 	byNamespace map[string]map[string]struct{} // namespace → NAD keys
 	byNetwork   map[string]*descriptions       // by network name
 	settled     bool
 }
 
-// NewCatalog makes an empty catalog.
-func NewCatalog() *Catalog {
-	return &Catalog{byKey: map[string]NAD{}, byNamespace: map[string]map[string]struct{}{}, byNetwork: map[string]*descriptions{}}
+// NewNADIndex makes an empty catalog.
+func NewNADIndex() *NADIndex {
+	return &NADIndex{byKey: map[string]NAD{}, byNamespace: map[string]map[string]struct{}{}, byNetwork: map[string]*descriptions{}}
 }
 
 // Settle tells that all NADs that there are have been set: what most of a
 // network's say is agreed, and stays so until all of them say another thing.
 // It returns the NADs that are refused because they differ, in order.
-func (c *Catalog) Settle() []NAD {
+func (c *NADIndex) Settle() []NAD {
 	c.settled = true
 	var out []NAD
 	for _, key := range slices.Sorted(maps.Keys(c.byKey)) {
@@ -52,7 +52,7 @@ func (c *Catalog) Settle() []NAD {
 
 // Set records a NAD and returns the names of the networks it touched: its
 // own, and the one it named before.
-func (c *Catalog) Set(nad NAD) []string {
+func (c *NADIndex) Set(nad NAD) []string {
 	key, name := nad.Key(), nad.Network.Name
 	was, had := c.byKey[key]
 	var touched []string
@@ -75,7 +75,7 @@ func (c *Catalog) Set(nad NAD) []string {
 }
 
 // Delete forgets a NAD and returns the name of the network it named.
-func (c *Catalog) Delete(key string) []string {
+func (c *NADIndex) Delete(key string) []string {
 	nad, ok := c.byKey[key]
 	if !ok {
 		return nil
@@ -98,7 +98,7 @@ func (c *Catalog) Delete(key string) []string {
 
 // NAD is the NAD with that key. Err is set also where it describes its network
 // in another way than the network's others.
-func (c *Catalog) NAD(key string) (NAD, bool) {
+func (c *NADIndex) NAD(key string) (NAD, bool) {
 	nad, ok := c.byKey[key]
 	if d := c.byNetwork[nad.Network.Name]; d != nil {
 		nad = d.judged(nad)
@@ -108,7 +108,7 @@ func (c *Catalog) NAD(key string) (NAD, bool) {
 
 // Network is the network with that name, as its NADs agree. ok is false when
 // no usable NAD says so.
-func (c *Catalog) Network(name string) (n Network, ok bool) {
+func (c *NADIndex) Network(name string) (n Network, ok bool) {
 	d := c.byNetwork[name]
 	if d == nil || d.agreed == nil || d.agreed.usable == 0 {
 		return Network{}, false
@@ -118,7 +118,7 @@ func (c *Catalog) Network(name string) (n Network, ok bool) {
 
 // Agreed is what the network's NADs agree on, in words that change with it; ""
 // when there is nothing.
-func (c *Catalog) Agreed(name string) string {
+func (c *NADIndex) Agreed(name string) string {
 	if d := c.byNetwork[name]; d != nil && d.agreed != nil {
 		return d.agreed.text
 	}
@@ -126,10 +126,10 @@ func (c *Catalog) Agreed(name string) string {
 }
 
 // Names tells whether any NAD, usable or not, names the network.
-func (c *Catalog) Names(network string) bool { return c.byNetwork[network] != nil }
+func (c *NADIndex) Names(network string) bool { return c.byNetwork[network] != nil }
 
 // Namespaces are those with a usable NAD of the network, in order.
-func (c *Catalog) Namespaces(name string) []string {
+func (c *NADIndex) Namespaces(name string) []string {
 	d := c.byNetwork[name]
 	if d == nil {
 		return nil
@@ -145,7 +145,7 @@ func (c *Catalog) Namespaces(name string) []string {
 }
 
 // Networks are the names of all networks with a usable NAD, in order.
-func (c *Catalog) Networks() []string {
+func (c *NADIndex) Networks() []string {
 	var out []string
 	for name := range c.byNetwork {
 		if _, ok := c.Network(name); ok {
@@ -163,7 +163,7 @@ var ErrNoPrimary = errors.New("no primary network yet")
 // the namespace carries LabelPrimaryUDN. The proposal's four cases: without
 // the label there is none (nil, nil) whatever the NADs say; with it, none is
 // ErrNoPrimary, and several are an error until all but one are gone.
-func (c *Catalog) Primary(namespace string, labelled bool) (*NAD, error) {
+func (c *NADIndex) Primary(namespace string, labelled bool) (*NAD, error) {
 	if !labelled {
 		return nil, nil
 	}

@@ -16,19 +16,19 @@ import (
 )
 
 // Told is what the sender of an attempt was told.
-type Told struct {
+type SendResult struct {
 	ID    int    `json:"id"`
 	Error string `json:"error,omitempty"`
 }
 
 // Heard is what an ear heard, or why there is none.
-type Heard struct {
+type Received struct {
 	IDs     []int  `json:"ids"`
 	Refused string `json:"refused,omitempty"`
 }
 
-// Host is an interface of the attackers' node that leads to somebody.
-type Host struct {
+// Interface is an interface of the attackers' node that leads to somebody.
+type Interface struct {
 	Name, MAC string
 }
 
@@ -37,7 +37,7 @@ type Victim struct {
 	Name  string
 	Addrs []netip.Addr
 	MAC   string
-	Link  Host // the host end of its interface, on the attackers' node; empty elsewhere
+	Link  Interface // the host end of its interface, on the attackers' node; empty elsewhere
 	// NextMAC is whom the node sends frames for the victim to: the victim itself, or the router.
 	NextMAC string
 }
@@ -45,7 +45,7 @@ type Victim struct {
 // Network is a network that is attacked, as the attackers' node knows it.
 type Network struct {
 	Mark  uint32
-	Port  Host // management port
+	Port  Interface // management port
 	VRF   string
 	Nodes []netip.Addr // the node's own addresses
 }
@@ -66,7 +66,7 @@ const port = way.Port
 // Into are the ways into a network to one of its pods. Those that need a
 // capability are refused to who has none, which proves as little as all that
 // an attacker is told.
-func Into(n Network, v Victim) []way.Attempt {
+func IntoNetwork(n Network, v Victim) []way.Attempt {
 	var out []way.Attempt
 	add := func(a way.Attempt) { out = append(out, a) }
 	for _, to := range v.Addrs {
@@ -200,7 +200,7 @@ func Locked(n Network, v Victim, kubeletMark uint32) []way.Attempt {
 
 // Tunnel are the ways to have a datagram made by hand taken for the overlay's:
 // it arrives at the victim on the other node.
-func Tunnel(node, peer []netip.Addr, links []Host, peerMAC string, g way.Geneve, tunnelPort uint16) []way.Attempt {
+func Tunnel(node, peer []netip.Addr, links []Interface, peerMAC string, g way.Geneve, tunnelPort uint16) []way.Attempt {
 	var out []way.Attempt
 	for _, to := range peer {
 		src := sameFamily(node, to)
@@ -291,7 +291,7 @@ func FromPod(device, mac string, own []netip.Addr, v Victim, locked bool) []way.
 
 // Out are packets that a pod with NET_RAW addresses to the node's port by hand,
 // for somebody outside: the node must not forward them in shared gateway mode.
-func Out(device, mac string, own []netip.Addr, port Host, outside []netip.Addr, ports ...uint16) []way.Attempt {
+func ThroughNode(device, mac string, own []netip.Addr, port Interface, outside []netip.Addr, ports ...uint16) []way.Attempt {
 	var out []way.Attempt
 	for _, to := range outside {
 		src := sameFamily(own, to)
@@ -311,13 +311,13 @@ func Out(device, mac string, own []netip.Addr, port Host, outside []netip.Addr, 
 }
 
 // Ears are the ways to hear a network from the host's network.
-func Ears(n Network, servers []netip.Addr, serverPort uint16, links ...string) []way.Ear {
-	var out []way.Ear
+func Listeners(n Network, servers []netip.Addr, serverPort uint16, links ...string) []way.Listener {
+	var out []way.Listener
 	for _, v6 := range []bool{false, true} {
 		for _, kind := range []string{"raw-icmp", "raw-udp", "raw-tcp"} {
-			out = append(out, way.Ear{Kind: kind, IPv6: v6})
+			out = append(out, way.Listener{Kind: kind, IPv6: v6})
 			for _, dev := range []string{n.Port.Name, n.VRF} {
-				out = append(out, way.Ear{Kind: kind, IPv6: v6, Device: dev, How: []string{"bindtodevice"}})
+				out = append(out, way.Listener{Kind: kind, IPv6: v6, Device: dev, How: []string{"bindtodevice"}})
 			}
 		}
 		any := netip.IPv4Unspecified()
@@ -326,20 +326,20 @@ func Ears(n Network, servers []netip.Addr, serverPort uint16, links ...string) [
 		}
 		for _, dev := range []string{n.Port.Name, n.VRF} {
 			for _, kind := range []string{"udp", "tcp"} {
-				out = append(out, way.Ear{Kind: kind, IPv6: v6, At: netip.AddrPortFrom(any, serverPort).String(), Device: dev, How: []string{"bindtodevice"}})
-				out = append(out, way.Ear{Kind: kind, IPv6: v6, At: netip.AddrPortFrom(any, serverPort).String(), Device: dev, How: []string{"bindtoifindex"}})
+				out = append(out, way.Listener{Kind: kind, IPv6: v6, At: netip.AddrPortFrom(any, serverPort).String(), Device: dev, How: []string{"bindtodevice"}})
+				out = append(out, way.Listener{Kind: kind, IPv6: v6, At: netip.AddrPortFrom(any, serverPort).String(), Device: dev, How: []string{"bindtoifindex"}})
 			}
 		}
 	}
 	for _, a := range servers {
 		for _, kind := range []string{"udp", "tcp"} {
-			out = append(out, way.Ear{Kind: kind, IPv6: a.Is6(), At: netip.AddrPortFrom(a, serverPort).String()})
+			out = append(out, way.Listener{Kind: kind, IPv6: a.Is6(), At: netip.AddrPortFrom(a, serverPort).String()})
 		}
 	}
-	out = append(out, way.Ear{Kind: "udp", IPv6: true, At: netip.AddrPortFrom(network.LinkLocal(n.Port.MAC).WithZone(n.Port.Name), serverPort).String()})
-	out = append(out, way.Ear{Kind: "sniff"})
+	out = append(out, way.Listener{Kind: "udp", IPv6: true, At: netip.AddrPortFrom(network.LinkLocal(n.Port.MAC).WithZone(n.Port.Name), serverPort).String()})
+	out = append(out, way.Listener{Kind: "sniff"})
 	for _, dev := range append([]string{n.Port.Name, n.VRF}, links...) {
-		out = append(out, way.Ear{Kind: "sniff-device", Device: dev})
+		out = append(out, way.Listener{Kind: "sniff-device", Device: dev})
 	}
 	return out
 }

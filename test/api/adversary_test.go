@@ -25,14 +25,14 @@ func TestAdversaryWrites(t *testing.T) {
 	needAPI(t)
 	w := newPodWorld(t)
 	startController(t, testConfig(t))
-	s := adversary.Stage{Attacker: "adv-amber", Victim: "adv-green", Network: "net", Pod: "attacker", VictimPod: "victim", Node: "adv-near", Far: "adv-far"}
+	s := adversary.Scenario{Attacker: "adv-amber", Victim: "adv-green", Network: "net", Pod: "attacker", VictimPod: "victim", Node: "adv-near", OtherNode: "adv-far"}
 	for i, ns := range []string{s.Attacker, s.Victim} {
 		defer w.remove(w.namespace(ns, true))
 		u := newUDN(ns, s.Network, udnv1.CIDR(fmt.Sprintf("10.%d.0.0/16", 150+i)))
 		w.create(u)
 		w.created(u)
 	}
-	for _, n := range []string{s.Node, s.Far} {
+	for _, n := range []string{s.Node, s.OtherNode} {
 		w.nodeWithID(n)
 	}
 	pods := map[string]string{s.Attacker: s.Pod, s.Victim: s.VictimPod}
@@ -40,14 +40,14 @@ func TestAdversaryWrites(t *testing.T) {
 	for ns, name := range pods {
 		key := network.NADKey(ns, s.Network)
 		entry := `"default":{"ip_addresses":["10.244.0.3/24"],"mac_address":"0a:58:0a:f4:00:03","role":"infrastructure-locked"}`
-		p := w.scheduledOn(map[string]string{s.Attacker: s.Node, s.Victim: s.Far}[ns], ns, name,
+		p := w.scheduledOn(map[string]string{s.Attacker: s.Node, s.Victim: s.OtherNode}[ns], ns, name,
 			map[string]string{network.AnnotationPodNetworks: fmt.Sprintf(`{%s,%q:{"ip_addresses":["10.%d.0.3/24"],"mac_address":"0a:58:0a:97:00:03","role":"primary"}}`, entry, key, third[ns])})
 		if ns == s.Victim {
 			n, err := w.entry(p, key)
 			if err != nil {
 				t.Fatal(err)
 			}
-			s.VictimEntry, s.FarPod = n, [2]string{ns, name}
+			s.VictimEntry, s.OtherPod = n, [2]string{ns, name}
 		}
 	}
 	s.AttackerID, s.VictimID = w.nad(s.Attacker, "net").Annotations[network.AnnotationNetworkID], w.nad(s.Victim, "net").Annotations[network.AnnotationNetworkID]
@@ -86,20 +86,20 @@ func TestAdversaryWrites(t *testing.T) {
 		all  []adversary.Write
 	}{
 		{"who writes NADs", tenant, s.NADAuthor()}, {"who writes UserDefinedNetworks", tenant, s.UDNAuthor()},
-		{"who writes pods", tenant, s.PodAuthor()}, {"who has a node's token", node, s.OfNode()},
+		{"who writes pods", tenant, s.PodAuthor()}, {"who has a node's token", node, s.NodeToken()},
 	} {
-		r, err := adversary.Play(w.ctx, part.who, w, part.all)
+		r, err := adversary.Run(w.ctx, part.who, w, part.all)
 		if err != nil {
 			t.Errorf("%s: %v", part.what, err)
 		}
 		t.Logf("%s: %d writes, %d refused", part.what, len(part.all), r.Refused)
 		unmoved(part.what)
 	}
-	r, err := adversary.Play(w.ctx, tenant, w, s.Ending())
+	r, err := adversary.Run(w.ctx, tenant, w, s.Deletions())
 	if err != nil {
 		t.Errorf("a network's end: %v", err)
 	}
-	t.Logf("a network's end: %d writes, %d refused", len(s.Ending()), r.Refused)
+	t.Logf("a network's end: %d writes, %d refused", len(s.Deletions()), r.Refused)
 	// The next network is not what the attacker's pod is on.
 	for i := range 3 {
 		ns := fmt.Sprintf("adv-next-%d", i)

@@ -64,7 +64,7 @@ func packetSocket(typ int) func(Attempt) error {
 		to := &unix.SockaddrLinklayer{Protocol: htons(etype), Ifindex: ifindex, Halen: 6}
 		copy(to.Addr[:], dst)
 		if _, ok := a.option("ring"); ok {
-			return told(problems, sendRing(fd, to, frame))
+			return withProblems(problems, sendRing(fd, to, frame))
 		}
 		if _, ok := a.option("unbound"); !ok {
 			if err := unix.Bind(fd, &unix.SockaddrLinklayer{Ifindex: ifindex}); err != nil {
@@ -77,10 +77,10 @@ func packetSocket(typ int) func(Attempt) error {
 		}
 		for range times {
 			if err := unix.Sendto(fd, frame, unix.MSG_DONTWAIT, to); err != nil {
-				return told(problems, fmt.Errorf("sendto: %w", err))
+				return withProblems(problems, fmt.Errorf("sendto: %w", err))
 			}
 		}
-		return told(problems, nil)
+		return withProblems(problems, nil)
 	}
 }
 

@@ -57,7 +57,7 @@ func datagram(typ, proto int) func(Attempt) error {
 		}
 		if _, ok := a.option("connect"); ok {
 			if err := unix.Connect(fd, sa); err != nil {
-				return told(problems, fmt.Errorf("connect: %w", err))
+				return withProblems(problems, fmt.Errorf("connect: %w", err))
 			}
 			sa = nil
 		}
@@ -65,17 +65,17 @@ func datagram(typ, proto int) func(Attempt) error {
 		for range 2 {
 			n, err := unix.SendmsgN(fd, payload, control, sa, unix.MSG_DONTWAIT)
 			if err != nil {
-				return told(problems, fmt.Errorf("sendmsg: %w", err))
+				return withProblems(problems, fmt.Errorf("sendmsg: %w", err))
 			}
 			if n < len(payload) {
 				return errShort
 			}
 		}
-		return told(problems, nil)
+		return withProblems(problems, nil)
 	}
 }
 
-func told(problems []string, err error) error {
+func withProblems(problems []string, err error) error {
 	if len(problems) == 0 {
 		return err
 	}
@@ -120,7 +120,7 @@ func stream(proto int) func(Attempt) error {
 			err = unix.Connect(fd, sa)
 		}
 		if err != nil && !errors.Is(err, unix.EINPROGRESS) {
-			return told(problems, fmt.Errorf("connect: %w", err))
+			return withProblems(problems, fmt.Errorf("connect: %w", err))
 		}
 		pfd := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
 		patience := time.Duration(a.Patience) * time.Millisecond
@@ -128,18 +128,18 @@ func stream(proto int) func(Attempt) error {
 			patience = 1500 * time.Millisecond
 		}
 		if n, err := poll(pfd, patience); err != nil || n == 0 {
-			return told(problems, errors.Join(errors.New("connect: no answer"), err))
+			return withProblems(problems, errors.Join(errors.New("connect: no answer"), err))
 		}
 		if code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR); err != nil || code != 0 {
-			return told(problems, fmt.Errorf("connect: %w", errors.Join(err, unix.Errno(code))))
+			return withProblems(problems, fmt.Errorf("connect: %w", errors.Join(err, unix.Errno(code))))
 		}
 		if _, err := unix.Write(fd, a.Token()); err != nil {
-			return told(problems, fmt.Errorf("write: %w", err))
+			return withProblems(problems, fmt.Errorf("write: %w", err))
 		}
 		// Not away before it is heard.
 		pfd[0].Events = unix.POLLIN
 		_, _ = poll(pfd, 300*time.Millisecond)
-		return told(problems, nil)
+		return withProblems(problems, nil)
 	}
 }
 
@@ -200,9 +200,9 @@ func headerIncluded(a Attempt) error {
 	for range 2 {
 		for _, p := range packets {
 			if _, err := unix.SendmsgN(fd, p, control, sa, unix.MSG_DONTWAIT); err != nil {
-				return told(problems, fmt.Errorf("sendmsg: %w", err))
+				return withProblems(problems, fmt.Errorf("sendmsg: %w", err))
 			}
 		}
 	}
-	return told(problems, nil)
+	return withProblems(problems, nil)
 }

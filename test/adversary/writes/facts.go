@@ -114,7 +114,7 @@ func (f Facts) SharedIDs() []string {
 
 // Stolen are the pods of the attacker's namespace that have something of the
 // victim's: an entry of its network, or one of its addresses.
-func (f Facts) Stolen(s Stage) []string {
+func (f Facts) Stolen(s Scenario) []string {
 	var out []string
 	for key, value := range f {
 		if !strings.HasPrefix(key, Pod.Kind+" "+s.Attacker+"/") || !strings.HasSuffix(key, " networks") {

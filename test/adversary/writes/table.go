@@ -11,17 +11,17 @@ import (
 
 // Stage is what the attempts are about: a tenant that attacks, and one that is
 // attacked. Both have a UserDefinedNetwork of that name.
-type Stage struct {
+type Scenario struct {
 	Attacker, Victim     string // namespaces
 	Network              string // both networks' name
 	AttackerID, VictimID string
 	Pod, VictimPod       string
 	VictimEntry          network.PodNetwork // on its network
-	Node, Far            string             // the token's, and another
-	FarPod               [2]string          // a pod there, by namespace and name
+	Node, OtherNode      string             // the token's, and another
+	OtherPod             [2]string          // a pod there, by namespace and name
 }
 
-func text(v any) string {
+func toJSON(v any) string {
 	raw, err := json.Marshal(v)
 	if err != nil {
 		panic(err) // of values made here
@@ -37,7 +37,7 @@ func config(name, role, more string) string {
 }
 
 // NADAuthor is who may write NetworkAttachmentDefinitions of a namespace.
-func (s Stage) NADAuthor() []Write {
+func (s Scenario) NADAuthor() []Write {
 	victim, own := network.UDNName(s.Victim, s.Network), network.UDNName(s.Attacker, s.Network)
 	fields := []m{
 		{"metadata": m{"ownerReferences": nil}},
@@ -62,17 +62,17 @@ func (s Stage) NADAuthor() []Write {
 	}
 	var out []Write
 	for _, f := range fields {
-		out = append(out, Write{Verb: Patch, Of: NAD, Namespace: s.Attacker, Name: s.Network, Body: text(f)})
+		out = append(out, Write{Verb: Patch, Of: NAD, Namespace: s.Attacker, Name: s.Network, Body: toJSON(f)})
 		if spec, ok := f["spec"]; ok && spec == nil {
 			continue // replaced as a whole, it is the same as an empty one
 		}
-		out = append(out, Write{Verb: Update, Of: NAD, Namespace: s.Attacker, Name: s.Network, Body: text(f)})
+		out = append(out, Write{Verb: Update, Of: NAD, Namespace: s.Attacker, Name: s.Network, Body: toJSON(f)})
 	}
-	out = append(out, Write{Verb: Apply, Of: NAD, Namespace: s.Attacker, Name: s.Network, Body: text(m{"spec": m{"config": config(victim, "primary", "")}})})
+	out = append(out, Write{Verb: Apply, Of: NAD, Namespace: s.Attacker, Name: s.Network, Body: toJSON(m{"spec": m{"config": config(victim, "primary", "")}})})
 	made := 0
 	create := func(body m) {
 		made++
-		out = append(out, Write{Verb: Create, Of: NAD, Namespace: s.Attacker, Name: fmt.Sprintf("made-%d", made), Body: text(body)})
+		out = append(out, Write{Verb: Create, Of: NAD, Namespace: s.Attacker, Name: fmt.Sprintf("made-%d", made), Body: toJSON(body)})
 	}
 	for _, name := range []string{victim, own, "default", "join", "ext_" + victim, victim + "_transit_switch", "a\x00b", network.CUDNName("shared"), "fresh"} {
 		for _, role := range []string{"primary", "secondary"} {
@@ -96,9 +96,9 @@ func (s Stage) NADAuthor() []Write {
 
 // UDNAuthor is who may write UserDefinedNetworks of a namespace, their status
 // and IPAMClaims too.
-func (s Stage) UDNAuthor() []Write {
+func (s Scenario) UDNAuthor() []Write {
 	patch := func(sub string, f m) Write {
-		return Write{Verb: Patch, Of: UDN, Namespace: s.Attacker, Name: s.Network, Sub: sub, Body: text(f)}
+		return Write{Verb: Patch, Of: UDN, Namespace: s.Attacker, Name: s.Network, Sub: sub, Body: toJSON(f)}
 	}
 	created := m{"type": "NetworkCreated", "status": "True", "reason": "Mine", "message": "mine", "lastTransitionTime": "2026-01-01T00:00:00Z"}
 	secondary := m{"topology": "Layer3", "layer3": m{"role": "Secondary", "subnets": []m{{"cidr": "10.78.0.0/16"}}}}
@@ -108,7 +108,7 @@ func (s Stage) UDNAuthor() []Write {
 		ips = append(ips, ip.String())
 	}
 	changed := patch("", m{"spec": m{"layer3": m{"role": "Secondary"}}})
-	changed.ByNobody = true
+	changed.AdminRefused = true
 	return []Write{
 		patch("", m{"metadata": m{"annotations": ids}}),
 		patch("", m{"metadata": m{"labels": m{network.LabelUDN: "", network.LabelPrimaryUDN: ""}}}),
@@ -118,54 +118,54 @@ func (s Stage) UDNAuthor() []Write {
 		changed,
 		patch("status", m{"status": m{"conditions": []m{created}}}),
 		patch("status", m{"status": nil}),
-		{Verb: Create, Of: UDN, Namespace: s.Attacker, Name: "second", Body: text(m{"metadata": m{"annotations": ids, "finalizers": []string{"example.com/mine"}}, "spec": m{"topology": "Layer3", "layer3": m{"role": "Primary", "subnets": []m{{"cidr": "10.78.0.0/16"}}}}})},
-		{Verb: Create, Of: UDN, Namespace: s.Attacker, Name: "third", Body: text(m{"metadata": m{"annotations": ids, "labels": m{network.LabelUDN: ""}}, "spec": secondary})},
-		{Verb: Create, Of: IPAMClaim, Namespace: s.Attacker, Name: "claim", Body: text(m{"spec": m{"network": network.UDNName(s.Victim, s.Network), "interface": "ovn-udn1"}, "status": m{"ips": ips}})},
-		{Verb: Patch, Of: IPAMClaim, Namespace: s.Attacker, Name: "claim", Sub: "status", Body: text(m{"status": m{"ips": ips}})},
-		{Verb: Create, Of: CUDN, Name: "adversary", Body: text(m{"spec": m{"namespaceSelector": m{}, "network": secondary}})},
+		{Verb: Create, Of: UDN, Namespace: s.Attacker, Name: "second", Body: toJSON(m{"metadata": m{"annotations": ids, "finalizers": []string{"example.com/mine"}}, "spec": m{"topology": "Layer3", "layer3": m{"role": "Primary", "subnets": []m{{"cidr": "10.78.0.0/16"}}}}})},
+		{Verb: Create, Of: UDN, Namespace: s.Attacker, Name: "third", Body: toJSON(m{"metadata": m{"annotations": ids, "labels": m{network.LabelUDN: ""}}, "spec": secondary})},
+		{Verb: Create, Of: IPAMClaim, Namespace: s.Attacker, Name: "claim", Body: toJSON(m{"spec": m{"network": network.UDNName(s.Victim, s.Network), "interface": "ovn-udn1"}, "status": m{"ips": ips}})},
+		{Verb: Patch, Of: IPAMClaim, Namespace: s.Attacker, Name: "claim", Sub: "status", Body: toJSON(m{"status": m{"ips": ips}})},
+		{Verb: Create, Of: CUDN, Name: "adversary", Body: toJSON(m{"spec": m{"namespaceSelector": m{}, "network": secondary}})},
 	}
 }
 
 // PodAuthor is who may write pods of a namespace, and everything that makes
 // them there, with every subresource.
-func (s Stage) PodAuthor() []Write {
+func (s Scenario) PodAuthor() []Write {
 	own := network.NADKey(s.Attacker, s.Network)
 	victim := network.NADKey(s.Victim, s.Network)
-	stolen := text(m{"default": m{}, own: s.VictimEntry, victim: s.VictimEntry})
+	stolen := toJSON(m{"default": m{}, own: s.VictimEntry, victim: s.VictimEntry})
 	annotations := []m{
 		{network.AnnotationPodNetworks: stolen}, {network.AnnotationPodNetworks: "{}"}, {network.AnnotationPodNetworks: nil},
-		{network.AnnotationNetworks: victim}, {network.AnnotationNetworks: text([]m{{"name": s.Network, "namespace": s.Victim, "ips": []string{"10.77.0.9"}}})},
+		{network.AnnotationNetworks: victim}, {network.AnnotationNetworks: toJSON([]m{{"name": s.Network, "namespace": s.Victim, "ips": []string{"10.77.0.9"}}})},
 		{network.AnnotationDefaultNetwork: victim}, {network.AnnotationNetworkStatus: "[]"},
 	}
 	var out []Write
 	for _, a := range annotations {
 		for _, sub := range []string{"", "status", "ephemeralcontainers", "resize"} {
-			out = append(out, Write{Verb: Patch, Of: Pod, Namespace: s.Attacker, Name: s.Pod, Sub: sub, Body: text(m{"metadata": m{"annotations": a}})})
+			out = append(out, Write{Verb: Patch, Of: Pod, Namespace: s.Attacker, Name: s.Pod, Sub: sub, Body: toJSON(m{"metadata": m{"annotations": a}})})
 		}
 	}
 	spec := m{"nodeName": s.Node, "terminationGracePeriodSeconds": 0, "automountServiceAccountToken": false, "containers": []m{{"name": "c", "image": "docker.io/lab/busybox:1", "imagePullPolicy": "Never", "command": []string{"/bin/sleep", "100000"}}}}
 	for i, a := range annotations {
-		out = append(out, Write{Verb: Create, Of: Pod, Namespace: s.Attacker, Name: fmt.Sprintf("made-%d", i), Body: text(m{"metadata": m{"annotations": a}, "spec": spec})})
+		out = append(out, Write{Verb: Create, Of: Pod, Namespace: s.Attacker, Name: fmt.Sprintf("made-%d", i), Body: toJSON(m{"metadata": m{"annotations": a}, "spec": spec})})
 	}
 	unbound := m{"schedulerName": "nobody", "terminationGracePeriodSeconds": 0, "containers": spec["containers"]}
 	return append(out,
-		Write{Verb: Create, Of: Pod, Namespace: s.Attacker, Name: "bound", Body: text(m{"spec": unbound})},
+		Write{Verb: Create, Of: Pod, Namespace: s.Attacker, Name: "bound", Body: toJSON(m{"spec": unbound})},
 		Write{Verb: Create, Of: Binding, Namespace: s.Attacker, Name: "bound", Sub: "binding",
-			Body: text(m{"metadata": m{"annotations": m{network.AnnotationPodNetworks: stolen}}, "target": m{"kind": "Node", "name": s.Node}})},
-		Write{Verb: Create, Of: Deployment, Namespace: s.Attacker, Name: "made", Body: text(m{"spec": m{"selector": m{"matchLabels": m{"a": "made"}},
+			Body: toJSON(m{"metadata": m{"annotations": m{network.AnnotationPodNetworks: stolen}}, "target": m{"kind": "Node", "name": s.Node}})},
+		Write{Verb: Create, Of: Deployment, Namespace: s.Attacker, Name: "made", Body: toJSON(m{"spec": m{"selector": m{"matchLabels": m{"a": "made"}},
 			"template": m{"metadata": m{"labels": m{"a": "made"}, "annotations": m{network.AnnotationPodNetworks: stolen}}, "spec": m{"containers": spec["containers"]}}}})},
-		Write{Verb: Patch, Of: Pod, Namespace: s.Attacker, Name: s.Pod, Sub: "status", Body: text(m{"status": m{"podIPs": s.podIPs(), "podIP": s.VictimEntry.IPs[0].Addr().String()}})},
-		Write{Verb: Patch, Of: Pod, Namespace: s.Attacker, Name: "bound", Body: text(m{"metadata": m{"ownerReferences": []m{{"apiVersion": "v1", "kind": "Pod", "name": s.VictimPod, "uid": "00000000-0000-0000-0000-000000000000"}}}})},
-		Write{Verb: Patch, Of: Namespace, Name: s.Attacker, Body: text(m{"metadata": m{"labels": m{network.LabelPrimaryUDN: nil}}}), ByNobody: true},
-		Write{Verb: Patch, Of: Namespace, Name: s.Attacker, Body: text(m{"metadata": m{"labels": m{network.LabelPrimaryUDN: "x"}}}), ByNobody: true},
-		Write{Verb: Patch, Of: Namespace, Name: s.Attacker, Body: text(m{"metadata": m{"labels": m{"k8s.ovn.org/bulkhead-host-pods": "trusted"}}})},
-		Write{Verb: Patch, Of: NAD, Namespace: s.Victim, Name: s.Network, Body: text(m{"metadata": m{"finalizers": nil}})},
-		Write{Verb: Patch, Of: UDN, Namespace: s.Victim, Name: s.Network, Body: text(m{"metadata": m{"finalizers": nil}})},
-		Write{Verb: Patch, Of: Pod, Namespace: s.Victim, Name: s.VictimPod, Body: text(m{"metadata": m{"annotations": m{network.AnnotationPodNetworks: "{}"}}})},
+		Write{Verb: Patch, Of: Pod, Namespace: s.Attacker, Name: s.Pod, Sub: "status", Body: toJSON(m{"status": m{"podIPs": s.podIPs(), "podIP": s.VictimEntry.IPs[0].Addr().String()}})},
+		Write{Verb: Patch, Of: Pod, Namespace: s.Attacker, Name: "bound", Body: toJSON(m{"metadata": m{"ownerReferences": []m{{"apiVersion": "v1", "kind": "Pod", "name": s.VictimPod, "uid": "00000000-0000-0000-0000-000000000000"}}}})},
+		Write{Verb: Patch, Of: Namespace, Name: s.Attacker, Body: toJSON(m{"metadata": m{"labels": m{network.LabelPrimaryUDN: nil}}}), AdminRefused: true},
+		Write{Verb: Patch, Of: Namespace, Name: s.Attacker, Body: toJSON(m{"metadata": m{"labels": m{network.LabelPrimaryUDN: "x"}}}), AdminRefused: true},
+		Write{Verb: Patch, Of: Namespace, Name: s.Attacker, Body: toJSON(m{"metadata": m{"labels": m{"k8s.ovn.org/bulkhead-host-pods": "trusted"}}})},
+		Write{Verb: Patch, Of: NAD, Namespace: s.Victim, Name: s.Network, Body: toJSON(m{"metadata": m{"finalizers": nil}})},
+		Write{Verb: Patch, Of: UDN, Namespace: s.Victim, Name: s.Network, Body: toJSON(m{"metadata": m{"finalizers": nil}})},
+		Write{Verb: Patch, Of: Pod, Namespace: s.Victim, Name: s.VictimPod, Body: toJSON(m{"metadata": m{"annotations": m{network.AnnotationPodNetworks: "{}"}}})},
 	)
 }
 
-func (s Stage) podIPs() []m {
+func (s Scenario) podIPs() []m {
 	var out []m
 	for _, ip := range s.VictimEntry.IPs {
 		out = append(out, m{"ip": ip.Addr().String()})
@@ -174,16 +174,16 @@ func (s Stage) podIPs() []m {
 }
 
 // OfNode is who holds a node's token.
-func (s Stage) OfNode() []Write {
-	far := func(f m) Write { return Write{Verb: Patch, Of: Node, Name: s.Far, Body: text(f)} }
+func (s Scenario) NodeToken() []Write {
+	far := func(f m) Write { return Write{Verb: Patch, Of: Node, Name: s.OtherNode, Body: toJSON(f)} }
 	near := func(sub string, f m) Write {
-		return Write{Verb: Patch, Of: Node, Name: s.Node, Sub: sub, Body: text(f)}
+		return Write{Verb: Patch, Of: Node, Name: s.Node, Sub: sub, Body: toJSON(f)}
 	}
 	pod := func(sub string, f m) Write {
-		return Write{Verb: Patch, Of: Pod, Namespace: s.FarPod[0], Name: s.FarPod[1], Sub: sub, Body: text(f)}
+		return Write{Verb: Patch, Of: Pod, Namespace: s.OtherPod[0], Name: s.OtherPod[1], Sub: sub, Body: toJSON(f)}
 	}
 	own := func(sub string, f m) Write {
-		return Write{Verb: Patch, Of: Pod, Namespace: s.Attacker, Name: s.Pod, Sub: sub, Body: text(f)}
+		return Write{Verb: Patch, Of: Pod, Namespace: s.Attacker, Name: s.Pod, Sub: sub, Body: toJSON(f)}
 	}
 	note := func(k string, v any) m { return m{"metadata": m{"annotations": m{k: v}}} }
 	return []Write{
@@ -191,33 +191,33 @@ func (s Stage) OfNode() []Write {
 		far(note(network.AnnotationChassisID, "other")), far(note(network.AnnotationEncapIPs, `["192.0.2.1"]`)),
 		far(note(network.AnnotationGatewayConfig, "{}")), far(note(network.AnnotationAgentFailures, `[{"ids":"1-10000","why":"x"}]`)),
 		far(m{"metadata": m{"labels": m{"x": "y"}}}), far(m{"metadata": m{"finalizers": []string{"example.com/mine"}}}),
-		{Verb: Patch, Of: Node, Name: s.Far, Sub: "status", Body: text(m{"status": m{"addresses": []m{{"type": "InternalIP", "address": "192.0.2.1"}}}})},
-		{Verb: Delete, Of: Node, Name: s.Far},
+		{Verb: Patch, Of: Node, Name: s.OtherNode, Sub: "status", Body: toJSON(m{"status": m{"addresses": []m{{"type": "InternalIP", "address": "192.0.2.1"}}}})},
+		{Verb: Delete, Of: Node, Name: s.OtherNode},
 		near("", note(network.AnnotationNodeID, "77")), near("", note(network.AnnotationNodeID, nil)), near("", note("example.com/other", "x")),
 		near("", m{"metadata": m{"labels": m{"node-role.kubernetes.io/control-plane": ""}}}), near("", m{"metadata": m{"finalizers": []string{"example.com/mine"}}}),
 		near("", m{"spec": m{"unschedulable": true}}), near("status", note(network.AnnotationNodeID, "77")),
 		near("status", m{"status": m{"addresses": []m{{"type": "InternalIP", "address": "192.0.2.1"}}}}),
 		pod("", note(network.AnnotationPodNetworks, "{}")), pod("", note(network.AnnotationPodNetworks, nil)), pod("", note(network.AnnotationNetworkStatus, "[]")),
 		pod("", m{"metadata": m{"labels": m{"x": "y"}}}), pod("status", note(network.AnnotationPodNetworks, "{}")), pod("status", m{"status": m{"phase": "Failed"}}),
-		{Verb: Delete, Of: Pod, Namespace: s.FarPod[0], Name: s.FarPod[1]},
+		{Verb: Delete, Of: Pod, Namespace: s.OtherPod[0], Name: s.OtherPod[1]},
 		own("status", m{"status": m{"phase": "Failed"}}), own("status", m{"status": m{"podIP": "192.0.2.1", "podIPs": []m{{"ip": "192.0.2.1"}}}}),
 		own("", m{"metadata": m{"labels": m{"x": "y"}}}), own("", m{"metadata": m{"finalizers": []string{"example.com/mine"}}}),
 		own("", m{"metadata": m{"ownerReferences": []m{{"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "00000000-0000-0000-0000-000000000000"}}}}),
 		own("", note(network.AnnotationNetworks, network.NADKey(s.Victim, s.Network))),
-		{Verb: Patch, Of: NAD, Namespace: s.Attacker, Name: s.Network, Body: text(m{"metadata": m{"finalizers": nil}})},
-		{Verb: Patch, Of: UDN, Namespace: s.Attacker, Name: s.Network, Body: text(m{"metadata": m{"finalizers": nil}})},
-		{Verb: Create, Of: NAD, Namespace: s.Attacker, Name: "of-node", Body: text(m{"spec": m{"config": config("fresh", "primary", "")}})},
-		{Verb: Patch, Of: Lease, Namespace: "bulkhead-system", Name: "bulkhead-ids", Body: text(note("k8s.ovn.org/id-marks", `{"networks":0}`))},
-		{Verb: Patch, Of: Lease, Namespace: "bulkhead-system", Name: "bulkhead-cluster", Body: text(m{"spec": m{"holderIdentity": "me"}})},
-		{Verb: Patch, Of: Namespace, Name: s.Attacker, Body: text(m{"metadata": m{"labels": m{"k8s.ovn.org/bulkhead-host-pods": "trusted"}}})},
+		{Verb: Patch, Of: NAD, Namespace: s.Attacker, Name: s.Network, Body: toJSON(m{"metadata": m{"finalizers": nil}})},
+		{Verb: Patch, Of: UDN, Namespace: s.Attacker, Name: s.Network, Body: toJSON(m{"metadata": m{"finalizers": nil}})},
+		{Verb: Create, Of: NAD, Namespace: s.Attacker, Name: "of-node", Body: toJSON(m{"spec": m{"config": config("fresh", "primary", "")}})},
+		{Verb: Patch, Of: Lease, Namespace: "bulkhead-system", Name: "bulkhead-ids", Body: toJSON(note("k8s.ovn.org/id-marks", `{"networks":0}`))},
+		{Verb: Patch, Of: Lease, Namespace: "bulkhead-system", Name: "bulkhead-cluster", Body: toJSON(m{"spec": m{"holderIdentity": "me"}})},
+		{Verb: Patch, Of: Namespace, Name: s.Attacker, Body: toJSON(m{"metadata": m{"labels": m{"k8s.ovn.org/bulkhead-host-pods": "trusted"}}})},
 	}
 }
 
 // Ending is how an author gives up a network while pods are on it, without what
 // would keep its id: deletions, with every hold taken off that the author may
 // take off.
-func (s Stage) Ending() []Write {
-	bare := text(m{"metadata": m{"ownerReferences": nil, "finalizers": nil}})
+func (s Scenario) Deletions() []Write {
+	bare := toJSON(m{"metadata": m{"ownerReferences": nil, "finalizers": nil}})
 	return []Write{
 		{Verb: Delete, Of: NAD, Namespace: s.Attacker, Name: s.Network},
 		{Verb: Patch, Of: NAD, Namespace: s.Attacker, Name: s.Network, Body: bare},

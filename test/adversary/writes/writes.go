@@ -58,8 +58,8 @@ type Write struct {
 	Namespace, Name string
 	Sub             string // subresource
 	Body            string
-	// ByNobody marks a write that the API server refuses to administrators too.
-	ByNobody bool
+	// AdminRefused marks a write that the API server refuses to administrators too.
+	AdminRefused bool
 }
 
 func (w Write) String() string {
@@ -162,17 +162,17 @@ func (w Write) update(ctx context.Context, c client.Client, body map[string]any,
 }
 
 // Result counts what became of attempts.
-type Result struct{ Refused, Taken int }
+type Result struct{ Refused, Accepted int }
 
 // Play has who make every write. Each that is refused must be one that an
 // administrator may make: else the write was no attempt.
-func Play(ctx context.Context, who, admin client.Client, all []Write) (Result, error) {
+func Run(ctx context.Context, who, admin client.Client, all []Write) (Result, error) {
 	var r Result
 	var errs []error
 	for _, w := range all {
 		err := w.Do(ctx, who, false)
 		if err == nil {
-			r.Taken++
+			r.Accepted++
 			continue
 		}
 		if !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) && !apierrors.IsConflict(err) && !apierrors.IsNotFound(err) && !apierrors.IsBadRequest(err) {
@@ -180,7 +180,7 @@ func Play(ctx context.Context, who, admin client.Client, all []Write) (Result, e
 			continue
 		}
 		r.Refused++
-		if control := w.Do(ctx, admin, true); (control != nil) != w.ByNobody {
+		if control := w.Do(ctx, admin, true); (control != nil) != w.AdminRefused {
 			errs = append(errs, fmt.Errorf("%s: refused (%w), and an administrator is told %v: that is no control", w, err, control))
 		}
 	}

@@ -89,7 +89,7 @@ func (a *arena) table(ctx context.Context) (string, error) {
 	m := newMatch(a.w)
 	host := player{pod: a.pods["green-host"], container: "root"}
 	for _, v := range []string{"green-1", "green-2", "grey-1"} {
-		if err := m.listen(ctx, player{pod: a.pods[v]}, way.Ear{Kind: "sniff"}); err != nil {
+		if err := m.listen(ctx, player{pod: a.pods[v]}, way.Listener{Kind: "sniff"}); err != nil {
 			return "", err
 		}
 	}
@@ -122,9 +122,9 @@ func (a *arena) parts(host player) []part {
 	locked := withoutUDPLite(adversary.Locked(a.plain, a.victim("green-1", true), loader.KubeletMark))
 	loopback := []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("::1")}
 	return []part{
-		all("into green, on this node", attackers, append(admin, host), adversary.Into(a.green, a.victim("green-1", false)), "green-1"),
-		all("into green, on another node", attackers, append(admin, host), adversary.Into(a.green, a.victim("green-2", false)), "green-2"),
-		all("from a tenant into the default network", tenants, append(admin, player{pod: a.pods["grey-host"], container: "root"}), withoutUDPLite(adversary.Into(a.plain, a.victim("grey-1", false))), "grey-1"),
+		all("into green, on this node", attackers, append(admin, host), adversary.IntoNetwork(a.green, a.victim("green-1", false)), "green-1"),
+		all("into green, on another node", attackers, append(admin, host), adversary.IntoNetwork(a.green, a.victim("green-2", false)), "green-2"),
+		all("from a tenant into the default network", tenants, append(admin, player{pod: a.pods["grey-host"], container: "root"}), withoutUDPLite(adversary.IntoNetwork(a.plain, a.victim("grey-1", false))), "grey-1"),
 		all("to a locked address", append(attackers, host), kubelet, locked, "green-1"),
 		// Root outside all pods can take kubelet's mark, and put frames where it likes, as it can do everything else.
 		all("to a locked address, root outside all pods", admin, kubelet, withoutMark(withoutFrames(locked)), "green-1"),
@@ -136,11 +136,11 @@ func (a *arena) parts(host player) []part {
 
 // loopbackEars are servers of green's host-network pod: on loopback, and on all
 // addresses, which puts them into the VRF.
-func loopbackEars() []way.Ear {
-	var out []way.Ear
+func loopbackEars() []way.Listener {
+	var out []way.Listener
 	for _, kind := range []string{"udp", "tcp"} {
-		out = append(out, way.Ear{Kind: kind, At: fmt.Sprintf("127.0.0.1:%d", loopbackPort)}, way.Ear{Kind: kind, IPv6: true, At: fmt.Sprintf("[::1]:%d", loopbackPort)},
-			way.Ear{Kind: kind, IPv6: true, At: fmt.Sprintf("[::]:%d", loopbackPort+10)})
+		out = append(out, way.Listener{Kind: kind, At: fmt.Sprintf("127.0.0.1:%d", loopbackPort)}, way.Listener{Kind: kind, IPv6: true, At: fmt.Sprintf("[::1]:%d", loopbackPort)},
+			way.Listener{Kind: kind, IPv6: true, At: fmt.Sprintf("[::]:%d", loopbackPort+10)})
 	}
 	return out
 }
@@ -178,7 +178,7 @@ func (a *arena) tunnelWays() []way.Attempt {
 	g := way.Geneve{VNI: uint32(net.TunnelKey()), In: uint16(a.nodeIDs[a.near.Name]), Out: uint16(a.nodeIDs[a.far.Name]),
 		InnerSrc: a.victim("green-1", false).Addrs[0].String(), InnerDst: a.victim("green-2", false).Addrs[0].String(),
 		SrcMAC: network.MACOf(net.TransitAddrs(a.nodeIDs[a.near.Name])), DstMAC: network.MACOf(net.TransitAddrs(a.nodeIDs[a.far.Name]))}
-	links := []adversary.Host{{Name: "br-ex", MAC: near.mac["br-ex"]}, {Name: "eth0", MAC: near.mac["br-ex"]}}
+	links := []adversary.Interface{{Name: "br-ex", MAC: near.mac["br-ex"]}, {Name: "eth0", MAC: near.mac["br-ex"]}}
 	return adversary.Tunnel(a.encap[a.near.Name], a.encap[a.far.Name], links, far.mac["br-ex"], g, tunnelPort)
 }
 
@@ -186,11 +186,11 @@ func (a *arena) tunnelWays() []way.Attempt {
 func (a *arena) hearing(ctx context.Context) (int, error) {
 	m := newMatch(a.w)
 	players := append(a.attackers(), a.admin(), player{pod: a.pods["green-host"], container: "root"})
-	ears := map[string][]way.Ear{}
+	ears := map[string][]way.Listener{}
 	var said []way.Attempt
 	to := a.green.Nodes
 	for i, p := range players {
-		list := adversary.Ears(a.green, a.green.Nodes, 0, a.victim("green-1", false).Link.Name, "lo")
+		list := adversary.Listeners(a.green, a.green.Nodes, 0, a.victim("green-1", false).Link.Name, "lo")
 		for j := range list {
 			e := &list[j]
 			if e.At == "" {

@@ -60,11 +60,11 @@ func (a *arena) early(ctx context.Context) (string, error) {
 	}
 	m := newMatch(a.w)
 	for _, v := range []string{"green-1", "green-2"} {
-		if err := m.listen(ctx, player{pod: a.pods[v]}, way.Ear{Kind: "sniff"}); err != nil {
+		if err := m.listen(ctx, player{pod: a.pods[v]}, way.Listener{Kind: "sniff"}); err != nil {
 			return "", err
 		}
 	}
-	ways := adversary.Into(a.green, a.victim("green-1", false))
+	ways := adversary.IntoNetwork(a.green, a.victim("green-1", false))
 	tunnel := a.tunnelWays()
 	controls := []player{a.admin(), {pod: a.pods["green-host"], container: "root"}}
 	errs := []error{m.judge(ctx,

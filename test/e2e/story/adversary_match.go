@@ -106,8 +106,8 @@ func newMatch(w *World) *match {
 }
 
 // listen starts a victim's ears and returns once they hear.
-func (m *match) listen(ctx context.Context, p player, ears ...way.Ear) error {
-	c, err := m.w.talk(ctx, p, "hear")
+func (m *match) listen(ctx context.Context, p player, ears ...way.Listener) error {
+	c, err := m.w.talk(ctx, p, "listen")
 	if err != nil {
 		return err
 	}
@@ -127,8 +127,8 @@ func (m *match) listen(ctx context.Context, p player, ears ...way.Ear) error {
 }
 
 // end ends all ears and returns what each heard.
-func (m *match) end(ctx context.Context) (map[string][]adversary.Heard, error) {
-	out := map[string][]adversary.Heard{}
+func (m *match) end(ctx context.Context) (map[string][]adversary.Received, error) {
+	out := map[string][]adversary.Received{}
 	var mu sync.Mutex
 	err := each(slices.Sorted(maps.Keys(m.ears)), func(name string) error {
 		text, err := m.ears[name].end(ctx)
@@ -162,7 +162,7 @@ func (m *match) heardSoFar(ctx context.Context, name string) (map[int]bool, erro
 	return idsOf(heard), err
 }
 
-func idsOf(heard []adversary.Heard) map[int]bool {
+func idsOf(heard []adversary.Received) map[int]bool {
 	ids := map[int]bool{}
 	for _, h := range heard {
 		for _, id := range h.IDs {
@@ -172,9 +172,9 @@ func idsOf(heard []adversary.Heard) map[int]bool {
 	return ids
 }
 
-func lastHeard(text string) ([]adversary.Heard, error) {
+func lastHeard(text string) ([]adversary.Received, error) {
 	lines := strings.Split(strings.TrimSpace(text), "\n")
-	var heard []adversary.Heard
+	var heard []adversary.Received
 	if err := json.Unmarshal([]byte(lines[len(lines)-1]), &heard); err != nil {
 		return nil, fmt.Errorf("what was heard: %w in %.200q", err, text)
 	}
@@ -214,7 +214,7 @@ func (m *match) play(ctx context.Context, trials []*trial) error {
 		scan := bufio.NewScanner(strings.NewReader(text))
 		n := 0
 		for scan.Scan() {
-			var t adversary.Told
+			var t adversary.SendResult
 			if err := json.Unmarshal(scan.Bytes(), &t); err != nil {
 				return fmt.Errorf("%s: %w in %q", name, err, scan.Text())
 			}

@@ -129,7 +129,7 @@ func (a *arena) capture(ctx context.Context) (string, error) {
 	thief := player{pod: p, container: "c0"}
 	m := newMatch(a.w)
 	ports := []int{kubeletPort, etcdPort, freePort}
-	var ears []way.Ear
+	var ears []way.Listener
 	// A UDP port is one for the whole node, unless all that hold it are bound to devices.
 	kinds := func(port int) []string {
 		if port == etcdPort {
@@ -139,7 +139,7 @@ func (a *arena) capture(ctx context.Context) (string, error) {
 	}
 	for _, port := range ports {
 		for _, kind := range kinds(port) {
-			ears = append(ears, way.Ear{Kind: kind, IPv6: true, At: fmt.Sprintf("[::]:%d", port)})
+			ears = append(ears, way.Listener{Kind: kind, IPv6: true, At: fmt.Sprintf("[::]:%d", port)})
 		}
 	}
 	if err := m.listen(ctx, thief, ears...); err != nil {

@@ -148,7 +148,7 @@ func (a *arena) samples() []sample {
 	tenant, nobody := player{pod: a.pods["amber-host"], container: "root"}, player{pod: a.pods["amber-host"], container: "nobody"}
 	outside := player{pod: a.pods["grey-host"], container: "root"}
 	v := a.victim("green-1", false)
-	into := adversary.Into(a.green, v)
+	into := adversary.IntoNetwork(a.green, v)
 	choose := func(ok func(way.Attempt) bool) []way.Attempt {
 		return slices.DeleteFunc(slices.Clone(into), func(x way.Attempt) bool { return !ok(x) })
 	}
@@ -168,8 +168,8 @@ func (a *arena) samples() []sample {
 	grey, amber := a.victim("grey-1", false), a.victim("amber-1", false)
 	green3 := a.victim("green-3", false)
 	host := func(m string) player { return player{pod: a.pods[m]} }
-	out := adversary.Out("ovn-udn1", amber.MAC, amber.Addrs, a.amber, addrs(a.w.Lab.External()), way.Port)
-	plainOut := adversary.Out("eth0", grey.MAC, grey.Addrs, a.plain.Port, addrs(a.w.Lab.External()), way.Port)
+	out := adversary.ThroughNode("ovn-udn1", amber.MAC, amber.Addrs, a.amber, addrs(a.w.Lab.External()), way.Port)
+	plainOut := adversary.ThroughNode("eth0", grey.MAC, grey.Addrs, a.plain.Port, addrs(a.w.Lab.External()), way.Port)
 	return []sample{
 		{what: "control messages and scope ids, without a capability", by: []player{nobody}, victims: []string{"green-1"}, stops: []wall{guardWall, nftWall},
 			ways: choose(func(x way.Attempt) bool {
@@ -210,17 +210,17 @@ func discovery(list []way.Attempt) []way.Attempt {
 func (a *arena) withWalls(ctx context.Context, standing []wall) (int, error) {
 	m := newMatch(a.w)
 	for _, v := range []string{"green-1", "green-2"} {
-		if err := m.listen(ctx, player{pod: a.pods[v]}, way.Ear{Kind: "sniff"}); err != nil {
+		if err := m.listen(ctx, player{pod: a.pods[v]}, way.Listener{Kind: "sniff"}); err != nil {
 			return 0, err
 		}
 	}
 	external := player{machine: a.w.Lab.External()}
-	if err := m.listen(ctx, external, way.Ear{Kind: "sniff"}); err != nil {
+	if err := m.listen(ctx, external, way.Listener{Kind: "sniff"}); err != nil {
 		return 0, err
 	}
 	spies := []player{{pod: a.pods["grey-host"], container: "root"}, {pod: a.pods["amber-host"], container: "root"}}
 	for _, p := range spies {
-		if err := m.listen(ctx, p, way.Ear{Kind: "raw-icmp"}, way.Ear{Kind: "raw-icmp", IPv6: true}, way.Ear{Kind: "sniff-device", Device: a.green.Port.Name}); err != nil {
+		if err := m.listen(ctx, p, way.Listener{Kind: "raw-icmp"}, way.Listener{Kind: "raw-icmp", IPv6: true}, way.Listener{Kind: "sniff-device", Device: a.green.Port.Name}); err != nil {
 			return 0, err
 		}
 	}

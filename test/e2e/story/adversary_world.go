@@ -26,9 +26,9 @@ type arena struct {
 	green       adversary.Network
 	greenID     int
 	plain       adversary.Network // the cluster default network
-	amber       adversary.Host    // amber's management port
+	amber       adversary.Interface    // amber's management port
 	pods        map[string]*pod
-	interfaces  map[string]map[string]adversary.Host // pod → interface in the pod → its host end
+	interfaces  map[string]map[string]adversary.Interface // pod → interface in the pod → its host end
 	annotations map[string]network.PodNetworks
 	nodes       map[string]nodeLinks
 	nodeIDs     map[string]int
@@ -132,7 +132,7 @@ var ordinaryServer = fmt.Sprintf(`
 // newArena makes it. The caller ends with remove.
 func newArena(ctx context.Context, w *World) (*arena, error) {
 	nodes := w.Lab.Nodes()
-	a := &arena{w: w, near: nodes[0], far: nodes[len(nodes)-1], pods: map[string]*pod{}, interfaces: map[string]map[string]adversary.Host{},
+	a := &arena{w: w, near: nodes[0], far: nodes[len(nodes)-1], pods: map[string]*pod{}, interfaces: map[string]map[string]adversary.Interface{},
 		annotations: map[string]network.PodNetworks{}, nodes: map[string]nodeLinks{}, nodeIDs: map[string]int{}, encap: map[string][]netip.Addr{}}
 	var err error
 	if a.before, err = w.states(ctx, false); err != nil {
@@ -240,9 +240,9 @@ func (a *arena) learn(ctx context.Context) error {
 	a.amber.Name = network.Network{ID: amberID}.ManagementPort()
 	a.amber.MAC = near.mac[a.amber.Name]
 	dev := network.Network{ID: a.greenID}.ManagementPort()
-	a.green = adversary.Network{Mark: network.PacketMark(a.greenID), Port: adversary.Host{Name: dev, MAC: near.mac[dev]}, VRF: near.master[dev], Nodes: near.addrs[dev]}
+	a.green = adversary.Network{Mark: network.PacketMark(a.greenID), Port: adversary.Interface{Name: dev, MAC: near.mac[dev]}, VRF: near.master[dev], Nodes: near.addrs[dev]}
 	dev = network.Network{}.ManagementPort()
-	a.plain = adversary.Network{Port: adversary.Host{Name: dev, MAC: near.mac[dev]}, VRF: dev, Nodes: near.addrs[dev]}
+	a.plain = adversary.Network{Port: adversary.Interface{Name: dev, MAC: near.mac[dev]}, VRF: dev, Nodes: near.addrs[dev]}
 	if a.green.Port.MAC == "" || a.green.VRF == "" || a.plain.Port.MAC == "" || len(a.green.Nodes) == 0 {
 		return fmt.Errorf("interfaces of %s: green %+v, default %+v", a.near.Name, a.green, a.plain)
 	}
@@ -288,9 +288,9 @@ func (a *arena) readPorts(ctx context.Context, n *lab.Node) error {
 		}
 		if _, pod, ok := strings.Cut(ids["k8s.ovn.org/pod"], "/"); ok {
 			if a.interfaces[pod] == nil {
-				a.interfaces[pod] = map[string]adversary.Host{}
+				a.interfaces[pod] = map[string]adversary.Interface{}
 			}
-			a.interfaces[pod][ids["k8s.ovn.org/ifname"]] = adversary.Host{Name: name, MAC: a.nodes[n.Name].mac[name]}
+			a.interfaces[pod][ids["k8s.ovn.org/ifname"]] = adversary.Interface{Name: name, MAC: a.nodes[n.Name].mac[name]}
 		}
 	}
 	return nil

@@ -55,9 +55,9 @@ func (a *arena) author(c rest.ImpersonationConfig) (client.Client, error) {
 }
 
 // stage is what amber's author and the near node's token write about.
-func (a *arena) stage(ctx context.Context) (writes.Stage, error) {
-	s := writes.Stage{Attacker: "amber", Victim: "green", Network: "net", Pod: "amber-1", VictimPod: "green-1",
-		VictimEntry: a.annotations["green-1"]["green/net"], Node: a.near.Name, Far: a.far.Name, FarPod: [2]string{"green", "green-2"}}
+func (a *arena) stage(ctx context.Context) (writes.Scenario, error) {
+	s := writes.Scenario{Attacker: "amber", Victim: "green", Network: "net", Pod: "amber-1", VictimPod: "green-1",
+		VictimEntry: a.annotations["green-1"]["green/net"], Node: a.near.Name, OtherNode: a.far.Name, OtherPod: [2]string{"green", "green-2"}}
 	for ns, id := range map[string]*string{s.Attacker: &s.AttackerID, s.Victim: &s.VictimID} {
 		nad, err := a.w.dynamic.Resource(nads).Namespace(ns).Get(ctx, s.Network, metav1.GetOptions{})
 		if err != nil {
@@ -110,21 +110,21 @@ func (a *arena) writes(ctx context.Context) (string, error) {
 		all  []writes.Write
 	}{
 		{"who writes NADs", tenant, s.NADAuthor()}, {"who writes UserDefinedNetworks", tenant, s.UDNAuthor()},
-		{"who writes pods", tenant, s.PodAuthor()}, {"who has a node's token", node, s.OfNode()},
+		{"who writes pods", tenant, s.PodAuthor()}, {"who has a node's token", node, s.NodeToken()},
 	} {
-		r, err := writes.Play(ctx, p.who, admin, p.all)
+		r, err := writes.Run(ctx, p.who, admin, p.all)
 		fmt.Fprintf(a.w.Out, "     %s: %d writes, %d refused\n", p.what, len(p.all), r.Refused)
-		total.Refused, total.Taken = total.Refused+r.Refused, total.Taken+r.Taken
+		total.Refused, total.Accepted = total.Refused+r.Refused, total.Accepted+r.Accepted
 		errs = append(errs, err, a.unmoved(ctx, admin, s, before, p.what))
 	}
 	errs = append(errs, a.strangers(ctx, []string{"amber-1"}, "green-1", "green-2"), a.madeReachNobody(ctx, s))
 	errs = append(errs, a.clear(ctx, admin, s), a.w.asBefore(ctx, rows))
 	errs = append(errs, a.ending(ctx, tenant, admin, s, before))
-	return fmt.Sprintf("%d writes, %d refused, nothing moved", total.Refused+total.Taken, total.Refused), errors.Join(errs...)
+	return fmt.Sprintf("%d writes, %d refused, nothing moved", total.Refused+total.Accepted, total.Refused), errors.Join(errs...)
 }
 
 // unmoved waits until what could be written is mended.
-func (a *arena) unmoved(ctx context.Context, admin client.Client, s writes.Stage, before writes.Facts, what string) error {
+func (a *arena) unmoved(ctx context.Context, admin client.Client, s writes.Scenario, before writes.Facts, what string) error {
 	mine := func(fact string) bool {
 		return slices.ContainsFunc([]string{"Pod amber/made", "Pod amber/bound", "NetworkAttachmentDefinition amber/third"}, func(own string) bool {
 			return strings.HasPrefix(fact, own)
@@ -170,7 +170,7 @@ func (a *arena) strangers(ctx context.Context, from []string, others ...string) 
 
 // madeReachNobody has the pods that the author has made, and that run, ping the
 // victim: whatever their annotations asked for.
-func (a *arena) madeReachNobody(ctx context.Context, s writes.Stage) error {
+func (a *arena) madeReachNobody(ctx context.Context, s writes.Scenario) error {
 	pods, err := a.w.Lab.Client().CoreV1().Pods(s.Attacker).List(ctx, metav1.ListOptions{FieldSelector: "status.phase=Running"})
 	if err != nil {
 		return err
@@ -191,7 +191,7 @@ func (a *arena) madeReachNobody(ctx context.Context, s writes.Stage) error {
 }
 
 // clear removes what the author has made.
-func (a *arena) clear(ctx context.Context, admin client.Client, s writes.Stage) error {
+func (a *arena) clear(ctx context.Context, admin client.Client, s writes.Scenario) error {
 	var errs []error
 	bare := `{"metadata":{"finalizers":null}}`
 	for _, all := range [][]writes.Write{s.PodAuthor(), s.UDNAuthor(), s.NADAuthor()} {
@@ -215,8 +215,8 @@ func (a *arena) clear(ctx context.Context, admin client.Client, s writes.Stage) 
 
 // ending has amber's author end amber's network under amber-1, and a new tenant
 // come: it does not get what amber-1 is on.
-func (a *arena) ending(ctx context.Context, tenant, admin client.Client, s writes.Stage, before writes.Facts) error {
-	if _, err := writes.Play(ctx, tenant, admin, s.Ending()); err != nil {
+func (a *arena) ending(ctx context.Context, tenant, admin client.Client, s writes.Scenario, before writes.Facts) error {
+	if _, err := writes.Run(ctx, tenant, admin, s.Deletions()); err != nil {
 		return err
 	}
 	subnets := `[{cidr: 10.32.0.0/16, hostSubnet: 24}]`

@@ -37,7 +37,7 @@ func run(args []string) error {
 	switch {
 	case len(args) == 1 && args[0] == "send":
 		return send(os.Stdin, os.Stdout)
-	case len(args) == 1 && args[0] == "hear":
+	case len(args) == 1 && args[0] == "listen":
 		return hear(os.Stdin, os.Stdout)
 	}
 	return fmt.Errorf("say what to do: send or hear")
@@ -59,7 +59,7 @@ func send(in io.Reader, out io.Writer) error {
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
-			t := adversary.Told{ID: a.ID}
+			t := adversary.SendResult{ID: a.ID}
 			if err := a.Do(); err != nil {
 				t.Error = err.Error()
 			}
@@ -78,13 +78,13 @@ func hear(in io.Reader, out io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("read the ears: %w", err)
 	}
-	var ears []way.Ear
+	var ears []way.Listener
 	if err := json.Unmarshal(first, &ears); err != nil {
 		return fmt.Errorf("read the ears: %w", err)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	heard := make([]adversary.Heard, len(ears))
+	heard := make([]adversary.Received, len(ears))
 	var mu sync.Mutex
 	var opened, done sync.WaitGroup
 	for i, e := range ears {

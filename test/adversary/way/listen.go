@@ -13,7 +13,7 @@ import (
 )
 
 // Ear is a way to hear what others send.
-type Ear struct {
+type Listener struct {
 	// Kind: "sniff" and "sniff-device" are packet sockets, of all devices or
 	// Device's; "raw-icmp", "raw-udp" and "raw-tcp" raw sockets; "udp" and
 	// "tcp" servers at At.
@@ -27,8 +27,8 @@ type Ear struct {
 // Listen calls heard with the id of each attempt that is heard, until ctx ends.
 // It returns an error at once where the kernel refuses; ready is called when
 // nothing can be missed any more.
-func (e Ear) Listen(ctx context.Context, ready func(), heard func(id int)) error {
-	fd, err := e.open()
+func (l Listener) Listen(ctx context.Context, ready func(), heard func(id int)) error {
+	fd, err := l.open()
 	if err != nil {
 		return err
 	}
@@ -39,7 +39,7 @@ func (e Ear) Listen(ctx context.Context, ready func(), heard func(id int)) error
 		for _, id := range FindTokens(b) {
 			heard(id)
 		}
-		switch e.Kind {
+		switch l.Kind {
 		case "sniff", "sniff-device", "raw-tcp":
 			if id, ok := FindPort(b); ok {
 				heard(id)
@@ -55,7 +55,7 @@ func (e Ear) Listen(ctx context.Context, ready func(), heard func(id int)) error
 			}
 			continue
 		}
-		if e.Kind == "tcp" {
+		if l.Kind == "tcp" {
 			conn, _, err := unix.Accept4(fd, unix.SOCK_CLOEXEC)
 			if err != nil {
 				continue
@@ -77,42 +77,42 @@ func (e Ear) Listen(ctx context.Context, ready func(), heard func(id int)) error
 			continue
 		}
 		// What this host sends itself is no hearing; of one device it is.
-		if ll, ok := from.(*unix.SockaddrLinklayer); ok && ll.Pkttype == unix.PACKET_OUTGOING && e.Kind == "sniff" {
+		if ll, ok := from.(*unix.SockaddrLinklayer); ok && ll.Pkttype == unix.PACKET_OUTGOING && l.Kind == "sniff" {
 			continue
 		}
 		tell(buf[:n])
 	}
 }
 
-func (e Ear) open() (int, error) {
+func (l Listener) open() (int, error) {
 	fam := unix.AF_INET
-	if e.IPv6 {
+	if l.IPv6 {
 		fam = unix.AF_INET6
 	}
 	icmp := unix.IPPROTO_ICMP
-	if e.IPv6 {
+	if l.IPv6 {
 		icmp = unix.IPPROTO_ICMPV6
 	}
-	switch e.Kind {
+	switch l.Kind {
 	case "sniff", "sniff-device":
-		return e.openPacket()
+		return l.openPacket()
 	case "raw-icmp":
-		return e.openIP(fam, unix.SOCK_RAW, icmp)
+		return l.openIP(fam, unix.SOCK_RAW, icmp)
 	case "raw-udp":
-		return e.openIP(fam, unix.SOCK_RAW, unix.IPPROTO_UDP)
+		return l.openIP(fam, unix.SOCK_RAW, unix.IPPROTO_UDP)
 	case "raw-tcp":
-		return e.openIP(fam, unix.SOCK_RAW, unix.IPPROTO_TCP)
+		return l.openIP(fam, unix.SOCK_RAW, unix.IPPROTO_TCP)
 	case "udp":
-		return e.openIP(fam, unix.SOCK_DGRAM, 0)
+		return l.openIP(fam, unix.SOCK_DGRAM, 0)
 	case "tcp":
-		return e.openIP(fam, unix.SOCK_STREAM, 0)
+		return l.openIP(fam, unix.SOCK_STREAM, 0)
 	}
-	return 0, fmt.Errorf("no such ear: %q", e.Kind)
+	return 0, fmt.Errorf("no such ear: %q", l.Kind)
 }
 
-func (e Ear) openPacket() (int, error) {
+func (l Listener) openPacket() (int, error) {
 	proto := 0
-	if e.Kind == "sniff" {
+	if l.Kind == "sniff" {
 		proto = int(htons(unix.ETH_P_ALL))
 	}
 	// Without link headers: IP packets are told by their first byte.
@@ -120,10 +120,10 @@ func (e Ear) openPacket() (int, error) {
 	if err != nil {
 		return 0, fmt.Errorf("socket: %w", err)
 	}
-	if e.Kind == "sniff" {
+	if l.Kind == "sniff" {
 		return fd, nil
 	}
-	i, err := index(e.Device)
+	i, err := index(l.Device)
 	if err == nil {
 		err = unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: htons(unix.ETH_P_ALL), Ifindex: i})
 	}
@@ -134,16 +134,16 @@ func (e Ear) openPacket() (int, error) {
 	return fd, nil
 }
 
-func (e Ear) openIP(fam, typ, proto int) (int, error) {
+func (l Listener) openIP(fam, typ, proto int) (int, error) {
 	fd, err := unix.Socket(fam, typ|unix.SOCK_CLOEXEC, proto)
 	if err != nil {
 		return 0, fmt.Errorf("socket: %w", err)
 	}
-	a := Attempt{How: e.How, Device: e.Device, To: "0.0.0.0"}
-	problems := a.set(fd, e.IPv6)
-	if e.At != "" {
+	a := Attempt{How: l.How, Device: l.Device, To: "0.0.0.0"}
+	problems := a.set(fd, l.IPv6)
+	if l.At != "" {
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
-		at, err := netip.ParseAddrPort(e.At)
+		at, err := netip.ParseAddrPort(l.At)
 		if err == nil {
 			var sa unix.Sockaddr
 			if sa, err = sockaddr(at.Addr(), at.Port()); err == nil {
@@ -155,12 +155,12 @@ func (e Ear) openIP(fam, typ, proto int) (int, error) {
 		}
 		if err != nil {
 			unix.Close(fd)
-			return 0, told(problems, fmt.Errorf("bind %s: %w", e.At, err))
+			return 0, withProblems(problems, fmt.Errorf("bind %s: %w", l.At, err))
 		}
 	}
-	if len(problems) > 0 && e.At == "" {
+	if len(problems) > 0 && l.At == "" {
 		unix.Close(fd)
-		return 0, told(problems, errors.New("not as asked"))
+		return 0, withProblems(problems, errors.New("not as asked"))
 	}
 	return fd, nil
 }

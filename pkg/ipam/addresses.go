@@ -7,9 +7,9 @@ import (
 	"net/netip"
 )
 
-// Addresses hands out single addresses of one subnet. An address that was
-// given back is not handed out again before the search has gone round, so
-// that a new pod does not at once inherit a dead pod's connections.
+// Addresses allocates single addresses of one subnet. A released address is
+// not allocated again before the search has wrapped around, so that a new pod
+// does not inherit a deleted pod's connections.
 type Addresses struct {
 	subnet   netip.Prefix
 	excluded []netip.Prefix
@@ -17,22 +17,22 @@ type Addresses struct {
 	next     netip.Addr
 }
 
-// NewAddresses makes an allocator of subnet. The network and (IPv4) broadcast
-// addresses and those in excluded are never handed out.
+// NewAddresses returns an allocator of subnet. The network address, the IPv4
+// broadcast address and those in excluded are never allocated.
 func NewAddresses(subnet netip.Prefix, excluded ...netip.Prefix) *Addresses {
 	subnet = subnet.Masked()
 	return &Addresses{subnet: subnet, excluded: excluded, owner: map[netip.Addr]string{}, next: subnet.Addr().Next()}
 }
 
-// Subnet is the prefix that addresses come from.
+// Subnet returns the prefix that addresses are allocated from.
 func (a *Addresses) Subnet() netip.Prefix { return a.subnet }
 
-// Exclude replaces what is never handed out. Who holds such an address keeps
-// it.
+// Exclude replaces the prefixes that are never allocated. An owner that already
+// holds such an address keeps it.
 func (a *Addresses) Exclude(excluded ...netip.Prefix) { a.excluded = excluded }
 
-// Reserve records that owner holds addr, as found in the API. Reserving twice
-// for one owner is no error.
+// Reserve records that owner holds addr, as found in the API. Reserving an
+// address again for its owner is a no-op.
 func (a *Addresses) Reserve(owner string, addr netip.Addr) error {
 	if !a.subnet.Contains(addr) {
 		return fmt.Errorf("reserve %s for %s: outside %s", addr, owner, a.subnet)
@@ -47,10 +47,10 @@ func (a *Addresses) Reserve(owner string, addr netip.Addr) error {
 	return nil
 }
 
-// Allocate gives owner a free address.
+// Allocate assigns a free address to owner.
 func (a *Addresses) Allocate(owner string) (netip.Prefix, error) {
-	// Each step passes a held address, an excluded range, the broadcast
-	// address or the subnet's end; once round is enough.
+	// Each step skips a held address, an excluded range, the broadcast
+	// address or the end of the subnet: this many cover the whole subnet.
 	candidate := a.next
 	for steps := len(a.owner) + 2*len(a.excluded) + 4; steps > 0; steps-- {
 		if !candidate.IsValid() || !a.subnet.Contains(candidate) {
@@ -71,17 +71,17 @@ func (a *Addresses) Allocate(owner string) (netip.Prefix, error) {
 	return netip.Prefix{}, fmt.Errorf("allocate an address of %s for %s: %w", a.subnet, owner, ErrExhausted)
 }
 
-// Release gives addr back if owner holds it.
+// Release frees addr if owner holds it.
 func (a *Addresses) Release(owner string, addr netip.Addr) {
 	if a.owner[addr] == owner {
 		delete(a.owner, addr)
 	}
 }
 
-// Owner is who holds addr.
+// Owner returns the owner that holds addr.
 func (a *Addresses) Owner(addr netip.Addr) (string, bool) { o, ok := a.owner[addr]; return o, ok }
 
-// Len is how many addresses are held.
+// Len returns the number of held addresses.
 func (a *Addresses) Len() int { return len(a.owner) }
 
 func (a *Addresses) excludedBy(addr netip.Addr) (netip.Prefix, bool) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ipam hands out addresses and small numbers. Allocators are plain
-// values without clocks or clients; callers serialise access.
+// Package ipam allocates addresses and ids. Allocators are plain values
+// without clocks or clients; callers serialise access.
 package ipam
 
 import (
@@ -12,36 +12,38 @@ import (
 	"time"
 )
 
-// ErrExhausted is wrapped by errors that say a range is used up.
-var ErrExhausted = errors.New("range is used up")
+// ErrExhausted is wrapped by the errors of an allocator that has nothing left to
+// allocate.
+var ErrExhausted = errors.New("range is exhausted")
 
-// Fit is which of the free numbers is next.
+// Fit selects which free id is allocated next.
 type Fit int
 
 // Fits.
 const (
 	LowestFit Fit = iota // the lowest
-	NextFit              // the one after the last that was given, and around
+	NextFit              // the one after the last that was allocated, wrapping around
 )
 
-// IDs hands out numbers of first..last and remembers who holds which, so that
-// asking again gives the same one. A number that is given back is not given to
-// another before it is a minimum age, as what it named may not be gone
-// everywhere; only where no other is left, the oldest is.
+// IDs allocates the ids first..last and records their owners; allocating again
+// for an owner returns the id that it holds. A released id is not allocated to
+// another owner before a minimum age, because state that carries the id may not be
+// removed everywhere yet. Only if no other id is free, the one released first is
+// allocated earlier.
 //
-// What was given back is not in the API. A process that takes over has Mark
-// instead, and takes every free number up to it for one given back just now.
+// Released ids are not in the API. A process that takes over restores Mark
+// instead, and treats every free id up to it as released just then.
 type IDs struct {
 	first, last int
 	fit         Fit
 	age         time.Duration
-	used        []uint64 // bit per number that is held or aging, from first; as long as there was need for
+	used        []uint64 // a bit per id that is held or aging, starting at first; grows on demand
 	owner       map[int]string
 	held        map[string]int
-	aging       []aging // oldest first
+	aging       []aging // in the order of release
 	mark        int64   // see Mark
-	unknown     int     // free numbers up to this one were given back nobody knows when,
-	since       time.Time
+	restoredTo  int     // free ids up to this one may have been released just before
+	restoredAt  time.Time
 }
 
 type aging struct {
@@ -49,24 +51,25 @@ type aging struct {
 	at time.Time
 }
 
-// NewIDs makes an allocator of the numbers first..last, both included.
+// NewIDs returns an allocator of the ids first..last, both included.
 func NewIDs(first, last int, fit Fit, age time.Duration) *IDs {
-	return &IDs{first: first, last: last, fit: fit, age: age, owner: map[int]string{}, held: map[string]int{}, unknown: first - 1}
+	return &IDs{first: first, last: last, fit: fit, age: age, owner: map[int]string{}, held: map[string]int{}, restoredTo: first - 1}
 }
 
-// Mark grows with what has been given: the highest number ever given, counted
-// from first; of NextFit the last one, and every time around counts on.
+// Mark is the high-water mark: the highest id ever allocated, counted from first.
+// For NextFit it is the last id allocated, plus the size of the range for each
+// time that the search wrapped around. It never falls, except by Cancel.
 func (a *IDs) Mark() int64 { return a.mark }
 
-// Restore takes over the mark of another allocator, or a greater one, at now.
-// It comes before any Allocate.
+// Restore sets the mark of a former allocator, or a greater one, at now. Callers
+// call it before the first Allocate.
 func (a *IDs) Restore(mark int64, now time.Time) {
 	a.mark = max(a.mark, mark)
-	a.unknown, a.since = a.first-1+int(min(a.mark, a.size())), now
+	a.restoredTo, a.restoredAt = a.first-1+int(min(a.mark, a.size())), now
 }
 
-// Reserve records that owner holds id, as found in the API at start. It is an
-// error when another owner holds it or when owner holds another number.
+// Reserve records that owner holds id, as found in the API at start. It fails if
+// another owner holds id or if owner holds another id.
 func (a *IDs) Reserve(owner string, id int) error {
 	if id < a.first || id > a.last {
 		return fmt.Errorf("reserve id %d for %s: outside %d..%d", id, owner, a.first, a.last)
@@ -78,28 +81,28 @@ func (a *IDs) Reserve(owner string, id int) error {
 		return fmt.Errorf("reserve id %d for %s: it holds %d", id, owner, held)
 	}
 	a.aging = slices.DeleteFunc(a.aging, func(g aging) bool { return g.id == id })
-	a.take(owner, id)
+	a.assign(owner, id)
 	if n := int64(id-a.first) + 1; n > a.mark {
 		a.mark = n
 	}
 	return nil
 }
 
-// Allocate gives owner the number it holds, or another as Fit says. inUse, which
-// may be nil, tells of numbers that may not be given however old they are.
+// Allocate returns the id that owner holds, or assigns one as Fit says. inUse,
+// which may be nil, reports ids that must not be assigned however old they are.
 func (a *IDs) Allocate(owner string, now time.Time, inUse func(id int) bool) (int, error) {
 	if id, ok := a.held[owner]; ok {
 		return id, nil
 	}
-	a.grown(now)
-	id := a.next(now, inUse)
+	a.expire(now)
+	id := a.nextFree(now, inUse)
 	if id == 0 {
-		id = a.oldest(inUse)
+		id = a.oldestReleased(inUse)
 	}
 	if id == 0 {
 		return 0, fmt.Errorf("allocate an id for %s in %d..%d: %w", owner, a.first, a.last, ErrExhausted)
 	}
-	a.take(owner, id)
+	a.assign(owner, id)
 	n := int64(id-a.first) + 1
 	if a.fit == NextFit {
 		n += a.mark / a.size() * a.size()
@@ -111,64 +114,65 @@ func (a *IDs) Allocate(owner string, now time.Time, inUse func(id int) bool) (in
 	return id, nil
 }
 
-// Release gives back what owner holds, if anything.
+// Release frees the id that owner holds, if any; its minimum age starts at now.
 func (a *IDs) Release(owner string, now time.Time) {
 	if id, ok := a.held[owner]; ok {
-		a.drop(owner, id)
+		a.unassign(owner, id)
 		a.aging = append(a.aging, aging{id, now})
 	}
 }
 
-// Cancel undoes owner's last Allocate: nobody has learnt of the number.
+// Cancel undoes owner's last Allocate. The id must not have been published: it
+// is free again at once.
 func (a *IDs) Cancel(owner string) {
 	if id, ok := a.held[owner]; ok {
-		a.drop(owner, id)
-		a.clear(id)
+		a.unassign(owner, id)
+		a.clearUsed(id)
 		if a.mark%a.size() == int64(id-a.first+1)%a.size() {
 			a.mark--
 		}
 	}
 }
 
-// Get is the number that owner holds.
+// Get returns the id that owner holds.
 func (a *IDs) Get(owner string) (int, bool) { id, ok := a.held[owner]; return id, ok }
 
-// Owner is who holds id.
+// Owner returns the owner that holds id.
 func (a *IDs) Owner(id int) (string, bool) { o, ok := a.owner[id]; return o, ok }
 
-// Len is how many numbers are held.
+// Len returns the number of held ids.
 func (a *IDs) Len() int { return len(a.held) }
 
 func (a *IDs) size() int64 { return int64(a.last-a.first) + 1 }
 
-// grown frees the numbers that are old enough.
-func (a *IDs) grown(now time.Time) {
+// expire frees the released ids that have reached the minimum age.
+func (a *IDs) expire(now time.Time) {
 	n := 0
 	for n < len(a.aging) && !now.Before(a.aging[n].at.Add(a.age)) {
-		a.clear(a.aging[n].id)
+		a.clearUsed(a.aging[n].id)
 		n++
 	}
 	a.aging = slices.Delete(a.aging, 0, n)
-	if !now.Before(a.since.Add(a.age)) {
-		a.unknown = a.first - 1
+	if !now.Before(a.restoredAt.Add(a.age)) {
+		a.restoredTo = a.first - 1
 	}
 }
 
-// next is a free number that is old enough, 0 for none.
-func (a *IDs) next(now time.Time, inUse func(int) bool) int {
+// nextFree returns the next free id as Fit says, aging ones excluded; 0 for none.
+func (a *IDs) nextFree(now time.Time, inUse func(int) bool) int {
 	from := a.first
 	if a.fit == NextFit {
 		from += int(a.mark % a.size())
 	}
-	if id := a.free(max(from, a.unknown+1), a.last, inUse); id != 0 || from == a.first {
+	if id := a.lowestFree(max(from, a.restoredTo+1), a.last, inUse); id != 0 || from == a.first {
 		return id
 	}
-	return a.free(a.unknown+1, from-1, inUse)
+	return a.lowestFree(a.restoredTo+1, from-1, inUse)
 }
 
-// oldest is the number that was given back first, 0 for none.
-func (a *IDs) oldest(inUse func(int) bool) int {
-	if id := a.free(a.first, a.unknown, inUse); id != 0 {
+// oldestReleased returns the aging id that was released first, 0 for none.
+func (a *IDs) oldestReleased(inUse func(int) bool) int {
+	if id := a.lowestFree(a.first, a.restoredTo, inUse); id != 0 {
 		return id
 	}
 	for i, g := range a.aging {
@@ -180,8 +184,8 @@ func (a *IDs) oldest(inUse func(int) bool) int {
 	return 0
 }
 
-// free is the lowest free number of from..to, 0 for none.
-func (a *IDs) free(from, to int, inUse func(int) bool) int {
+// lowestFree returns the lowest free id of from..to, 0 for none.
+func (a *IDs) lowestFree(from, to int, inUse func(int) bool) int {
 	for i := from - a.first; i <= to-a.first; {
 		var used uint64
 		if i/64 < len(a.used) {
@@ -201,7 +205,7 @@ func (a *IDs) free(from, to int, inUse func(int) bool) int {
 	return 0
 }
 
-func (a *IDs) take(owner string, id int) {
+func (a *IDs) assign(owner string, id int) {
 	i := id - a.first
 	for len(a.used) <= i/64 {
 		a.used = append(a.used, 0)
@@ -210,12 +214,12 @@ func (a *IDs) take(owner string, id int) {
 	a.owner[id], a.held[owner] = owner, id
 }
 
-func (a *IDs) drop(owner string, id int) {
+func (a *IDs) unassign(owner string, id int) {
 	delete(a.held, owner)
 	delete(a.owner, id)
 }
 
-func (a *IDs) clear(id int) {
+func (a *IDs) clearUsed(id int) {
 	i := id - a.first
 	a.used[i/64] &^= 1 << (i % 64)
 }

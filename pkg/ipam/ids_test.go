@@ -15,7 +15,7 @@ var start = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 const age = time.Minute
 
-// want allocates for an owner of that name and compares.
+// want allocates an id for owner and compares it.
 func want(t *testing.T, a *IDs, at time.Duration, owner string, id int) {
 	t.Helper()
 	if got, err := a.Allocate(owner, start.Add(at), nil); err != nil || got != id {
@@ -34,17 +34,18 @@ func TestIDsFits(t *testing.T) {
 		for i, id := range after {
 			want(t, a, age, fmt.Sprint("x", i), id)
 		}
-		want(t, a, age, "x0", after[0]) // asking again
+		want(t, a, age, "x0", after[0]) // x0 holds it already
 		if err := a.Reserve("y", after[0]); err == nil {
-			t.Error("reserve of a held id passed")
+			t.Error("Reserve of a held id succeeded")
 		}
 		if err := a.Reserve("y", 134); err == nil {
-			t.Error("reserve outside the range passed")
+			t.Error("Reserve outside the range succeeded")
 		}
 	}
 }
 
-// A number rests for its age; then, and where no other is left, it is given.
+// A released id is allocated again after its minimum age, or earlier if no other
+// id is free.
 func TestIDsAge(t *testing.T) {
 	a := NewIDs(1, 4, LowestFit, age)
 	want(t, a, 0, "a", 1)
@@ -55,14 +56,15 @@ func TestIDsAge(t *testing.T) {
 	a.Release("c", start.Add(age))
 	a.Release("d", start.Add(age+1))
 	want(t, a, age+2, "e", 4)
-	want(t, a, age+3, "f", 3) // the oldest
+	want(t, a, age+3, "f", 3) // released first
 	want(t, a, age+4, "g", 1)
 	if _, err := a.Allocate("h", start.Add(age+5), nil); !errors.Is(err, ErrExhausted) {
-		t.Errorf("a full range: got %v", err)
+		t.Errorf("range is exhausted: got %v", err)
 	}
 }
 
-// What somebody still uses is not given, however old it is and however few are left.
+// An id that is in use is not allocated, however old it is and however few are
+// free.
 func TestIDsInUse(t *testing.T) {
 	for _, fit := range []Fit{LowestFit, NextFit} {
 		a := NewIDs(1, 3, fit, age)
@@ -83,9 +85,9 @@ func TestIDsInUse(t *testing.T) {
 	}
 }
 
-// Whoever takes over knows the mark: what was free below it may have been given
-// back a moment ago.
-func TestIDsTakeOver(t *testing.T) {
+// An allocator that restores a mark lets the free ids below it age, because they
+// may have been released just before.
+func TestIDsRestore(t *testing.T) {
 	for fit, after := range map[Fit]int{LowestFit: 2, NextFit: 7} {
 		a := NewIDs(1, 9, fit, age)
 		for id := 1; id <= 5; id++ {
@@ -103,7 +105,7 @@ func TestIDsTakeOver(t *testing.T) {
 	}
 }
 
-// Nobody learnt of a number that was cancelled: the next has it.
+// A cancelled id is free at once.
 func TestIDsCancel(t *testing.T) {
 	for _, fit := range []Fit{LowestFit, NextFit} {
 		a := NewIDs(1, 3, fit, age)
@@ -117,9 +119,9 @@ func TestIDsCancel(t *testing.T) {
 	}
 }
 
-// Whatever comes and goes, and whoever takes over: no number has two holders, a
-// number is refused only where all are held, and one that is too young is given
-// only where none is left that nobody ever had.
+// After any sequence of Allocate, Release and Restore: no id has two owners,
+// Allocate fails only if all ids are held, and an aging id is allocated only if
+// every id has been allocated before.
 func TestIDsChurn(t *testing.T) {
 	const size = 20
 	rapid.Check(t, func(t *rapid.T) {
@@ -151,7 +153,7 @@ func TestIDsChurn(t *testing.T) {
 			id, err := a.Allocate(owner, now, nil)
 			if err != nil {
 				if len(held) < size {
-					t.Fatalf("refused with %d of %d held: %v", len(held), size, err)
+					t.Fatalf("Allocate failed with %d of %d ids held: %v", len(held), size, err)
 				}
 				continue
 			}
@@ -161,7 +163,7 @@ func TestIDsChurn(t *testing.T) {
 				}
 			}
 			if at, young := freed[id]; young && held[owner] != id && now.Sub(at) < age && len(ever) < size {
-				t.Fatalf("%d was given back %s ago, and %d of %d were ever given", id, now.Sub(at), len(ever), size)
+				t.Fatalf("id %d was released %s ago, and only %d of %d were ever allocated", id, now.Sub(at), len(ever), size)
 			}
 			held[owner], ever[id] = id, true
 		}

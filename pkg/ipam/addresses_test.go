@@ -36,7 +36,7 @@ func TestAddressesFillSubnet(t *testing.T) {
 				break
 			}
 			if seen[p.Addr()] || !a.Subnet().Contains(p.Addr()) {
-				t.Fatalf("%s: %s handed out twice or outside", tt.subnet, p)
+				t.Fatalf("%s: %s is allocated twice or outside the subnet", tt.subnet, p)
 			}
 			seen[p.Addr()] = true
 		}
@@ -46,8 +46,8 @@ func TestAddressesFillSubnet(t *testing.T) {
 	}
 }
 
-// After any history, an allocation fails only when nothing is free, and what
-// was released is found again.
+// After any sequence of Allocate and Release, Allocate fails only if all
+// addresses are held.
 func TestAddressesChurn(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		a := NewAddresses(netip.MustParsePrefix("10.0.0.0/28"), netip.MustParsePrefix("10.0.0.4/30"))
@@ -65,7 +65,7 @@ func TestAddressesChurn(t *testing.T) {
 			p, err := a.Allocate(o)
 			if err != nil {
 				if len(held) != 10 {
-					t.Fatalf("refused with %d of 10 held: %v", len(held), err)
+					t.Fatalf("Allocate failed with %d of 10 addresses held: %v", len(held), err)
 				}
 				continue
 			}
@@ -86,15 +86,15 @@ func TestAddressesReserve(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := a.Reserve("p", addr); err != nil {
-		t.Errorf("again for the same owner: %v", err)
+		t.Errorf("Reserve again for the same owner: %v", err)
 	}
 	for _, bad := range []string{"10.0.0.9", "10.0.0.1", "10.0.0.0", "10.0.0.255", "10.0.1.5"} {
 		if err := a.Reserve("q", netip.MustParseAddr(bad)); err == nil {
-			t.Errorf("reserve %s passed", bad)
+			t.Errorf("Reserve %s succeeded", bad)
 		}
 	}
 	a.Release("q", addr)
 	if _, held := a.Owner(addr); !held {
-		t.Error("a stranger's release took effect")
+		t.Error("another owner's Release freed the address")
 	}
 }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package adversary is the table of attacks: who tries which way to reach or
-// hear whom. What counts is what the victim's side hears, never what the
-// attacker is told, and every refusal has a control: the same attempt made by
-// somebody who may, which is heard.
+// Package adversary is the table of attacks: which attacker tries which way to
+// reach, or to eavesdrop on, which victim. Only what listeners on the victim's
+// side receive counts, never what the kernel reports to the attacker. Every
+// attack has a control: a permitted sender makes the same attempt, and the
+// listeners receive it.
 package adversary
 
 import (
@@ -15,34 +16,35 @@ import (
 	"bulkhead/test/adversary/way"
 )
 
-// Told is what the sender of an attempt was told.
+// SendResult is the error, if any, that the sender of an attempt got.
 type SendResult struct {
 	ID    int    `json:"id"`
 	Error string `json:"error,omitempty"`
 }
 
-// Heard is what an ear heard, or why there is none.
+// Received lists the attempts that a listener received, or says why the kernel
+// refused to open the listener.
 type Received struct {
 	IDs     []int  `json:"ids"`
 	Refused string `json:"refused,omitempty"`
 }
 
-// Interface is an interface of the attackers' node that leads to somebody.
+// Interface is a network interface of the attackers' node.
 type Interface struct {
 	Name, MAC string
 }
 
-// Victim is a pod that is attacked by its interface on a network.
+// Victim is a pod that is attacked through its interface on a network.
 type Victim struct {
 	Name  string
 	Addrs []netip.Addr
 	MAC   string
-	Link  Interface // the host end of its interface, on the attackers' node; empty elsewhere
-	// NextMAC is whom the node sends frames for the victim to: the victim itself, or the router.
+	Link  Interface // the host end of its veth pair; empty if the pod is on another node
+	// NextMAC is the next hop's: the victim's own, or the router's.
 	NextMAC string
 }
 
-// Network is a network that is attacked, as the attackers' node knows it.
+// Network is the attacked network as configured on the attackers' node.
 type Network struct {
 	Mark  uint32
 	Port  Interface // management port
@@ -50,10 +52,10 @@ type Network struct {
 	Nodes []netip.Addr // the node's own addresses
 }
 
-// LinkLocal is the address that an interface makes of its hardware address.
+// LinkLocal is the IPv6 link-local address derived from the victim's MAC address.
 func (v Victim) LinkLocal() netip.Addr { return network.LinkLocal(v.MAC) }
 
-// Groups that every interface hears.
+// Multicast groups that every interface joins.
 var (
 	allNodes4 = netip.MustParseAddr("224.0.0.1")
 	allNodes6 = netip.MustParseAddr("ff02::1")
@@ -63,9 +65,9 @@ const allNodesMAC = "33:33:00:00:00:01"
 
 const port = way.Port
 
-// Into are the ways into a network to one of its pods. Those that need a
-// capability are refused to who has none, which proves as little as all that
-// an attacker is told.
+// IntoNetwork lists the ways into a network to one of its pods. The kernel
+// refuses some of them to attackers without the capability; such an error proves
+// nothing.
 func IntoNetwork(n Network, v Victim) []way.Attempt {
 	var out []way.Attempt
 	add := func(a way.Attempt) { out = append(out, a) }
@@ -123,24 +125,27 @@ func IntoNetwork(n Network, v Victim) []way.Attempt {
 			add(x)
 		}
 	}
-	if v.Link.Name != "" { // on this node: what only the link's neighbours hear
+	if v.Link.Name != "" { // link-local traffic reaches pods of this node only
 		out = append(out, onLink(n, v)...)
 	}
 	return out
 }
 
-// ByLoopback are frames that are put on loopback with a network's mark, as from
-// somebody outside: the node would route them on.
+// ByLoopback lists frames sent on loopback with a network's mark and a source
+// address outside the cluster: an unguarded node would route them into the network.
 func ByLoopback(n Network, v Victim, outside []netip.Addr) []way.Attempt {
 	var out []way.Attempt
 	for _, to := range v.Addrs {
 		const none = "00:00:00:00:00:00"
-		out = append(out, frame("lo", none, none, sameFamily(outside, to), to, fmt.Sprintf("mark=%#x", n.Mark)))
+		if src := sameFamily(outside, to); src.IsValid() {
+			out = append(out, frame("lo", none, none, src, to, fmt.Sprintf("mark=%#x", n.Mark)))
+		}
 	}
 	return out
 }
 
-// onLink are the ways to an address that only a device gives a meaning.
+// onLink lists the ways to link-local, multicast and broadcast addresses, whose
+// meaning depends on the interface.
 func onLink(n Network, v Victim) []way.Attempt {
 	var out []way.Attempt
 	to := v.LinkLocal().WithZone(n.Port.Name).String()
@@ -170,9 +175,9 @@ func onLink(n Network, v Victim) []way.Attempt {
 	return out
 }
 
-// Locked are the ways to a locked default-network address that kubelet probes.
-// MPTCP is not among them: kubelet uses none, so that nobody could be the control.
-// n is the cluster default network, v the pod's locked interface.
+// Locked lists the ways to a locked address, which only kubelet may probe. n is
+// the cluster default network, v the pod's locked interface. MPTCP is left out:
+// kubelet does not use it, so there would be no control.
 func Locked(n Network, v Victim, kubeletMark uint32) []way.Attempt {
 	var out []way.Attempt
 	mark := fmt.Sprintf("=%#x", kubeletMark)
@@ -198,8 +203,8 @@ func Locked(n Network, v Victim, kubeletMark uint32) []way.Attempt {
 	return out
 }
 
-// Tunnel are the ways to have a datagram made by hand taken for the overlay's:
-// it arrives at the victim on the other node.
+// Tunnel lists the ways to inject a forged Geneve packet into the overlay: the
+// other node would deliver it to the victim.
 func Tunnel(node, peer []netip.Addr, links []Interface, peerMAC string, g way.Geneve, tunnelPort uint16) []way.Attempt {
 	var out []way.Attempt
 	for _, to := range peer {
@@ -228,8 +233,8 @@ func Tunnel(node, peer []netip.Addr, links []Interface, peerMAC string, g way.Ge
 	return out
 }
 
-// Loopback are the ways to servers of another tenant's host-network pod: at
-// loopback and at the node's own addresses.
+// Loopback lists the ways to the servers of another tenant's host-network pod:
+// at loopback and at the node's own addresses.
 func Loopback(addrs []netip.Addr, port uint16) []way.Attempt {
 	var out []way.Attempt
 	for _, to := range addrs {
@@ -244,53 +249,54 @@ func Loopback(addrs []netip.Addr, port uint16) []way.Attempt {
 	return out
 }
 
-// FromPod are frames that a pod with NET_RAW puts on its own interface, for
-// another pod on the same switch. Those to a locked interface are never heard;
-// of those to others neither advertisements nor DHCP answers.
+// FromPod lists frames that a pod with NET_RAW sends on its own interface to
+// another pod on the same switch. A locked interface must receive none of them;
+// other interfaces must receive no router advertisement, redirect or DHCP reply.
 func FromPod(device, mac string, own []netip.Addr, v Victim, locked bool) []way.Attempt {
 	var out []way.Attempt
-	say := func(kind string, src, to netip.Addr, dst string) {
+	add := func(kind string, src, to netip.Addr, dst string) {
 		a := way.Attempt{Socket: "packet", Frame: kind, Device: device, SrcMAC: mac, DstMAC: dst, Src: src.String(), To: to.String(), Port: port}
 		if kind == "neighbour-advertisement" {
-			a.How = []string{"target=" + src.String()} // of anything else OVN's port security lets nothing out
+			a.How = []string{"target=" + src.String()} // OVN's port security drops any other target
 		}
 		out = append(out, a)
 	}
 	ll := network.LinkLocal(mac)
-	say("router-advertisement", ll, allNodes6, allNodesMAC)
-	say("router-advertisement-hidden", ll, allNodes6, allNodesMAC)
-	say("dhcp-answer", ll, allNodes6, allNodesMAC)
+	add("router-advertisement", ll, allNodes6, allNodesMAC)
+	add("router-advertisement-hidden", ll, allNodes6, allNodesMAC)
+	add("dhcp-answer", ll, allNodes6, allNodesMAC)
 	for _, to := range append(slices.Clone(v.Addrs), v.LinkLocal()) {
 		src := sameFamily(append(slices.Clone(own), ll), to)
 		if !src.IsValid() {
 			continue
 		}
 		if to.Is4() {
-			say("dhcp-answer", src, to, v.MAC)
+			add("dhcp-answer", src, to, v.MAC)
 			continue
 		}
-		say("router-advertisement", ll, to, v.MAC)
-		say("redirect", ll, to, v.MAC)
+		add("router-advertisement", ll, to, v.MAC)
+		add("redirect", ll, to, v.MAC)
 		if locked {
-			say("neighbour-solicitation", src, to, v.MAC)
-			say("neighbour-advertisement", src, to, v.MAC)
-			say("router-solicitation", src, to, v.MAC)
-			say("udp", src, to, v.MAC)
-			say("echo", src, to, v.MAC)
+			add("neighbour-solicitation", src, to, v.MAC)
+			add("neighbour-advertisement", src, to, v.MAC)
+			add("router-solicitation", src, to, v.MAC)
+			add("udp", src, to, v.MAC)
+			add("echo", src, to, v.MAC)
 		}
 	}
 	if locked {
-		say("neighbour-solicitation", ll, allNodes6, allNodesMAC)
-		say("neighbour-advertisement", ll, allNodes6, allNodesMAC)
-		say("router-solicitation", ll, allNodes6, allNodesMAC)
-		say("listener-report", ll, allNodes6, allNodesMAC)
-		say("udp", ll, allNodes6, allNodesMAC)
+		add("neighbour-solicitation", ll, allNodes6, allNodesMAC)
+		add("neighbour-advertisement", ll, allNodes6, allNodesMAC)
+		add("router-solicitation", ll, allNodes6, allNodesMAC)
+		add("listener-report", ll, allNodes6, allNodesMAC)
+		add("udp", ll, allNodes6, allNodesMAC)
 	}
 	return out
 }
 
-// Out are packets that a pod with NET_RAW addresses to the node's port by hand,
-// for somebody outside: the node must not forward them in shared gateway mode.
+// ThroughNode lists packets for hosts outside the cluster that a pod with
+// NET_RAW sends to the management port's MAC address: in shared gateway mode the
+// node must not forward them.
 func ThroughNode(device, mac string, own []netip.Addr, port Interface, outside []netip.Addr, ports ...uint16) []way.Attempt {
 	var out []way.Attempt
 	for _, to := range outside {
@@ -310,7 +316,7 @@ func ThroughNode(device, mac string, own []netip.Addr, port Interface, outside [
 	return out
 }
 
-// Ears are the ways to hear a network from the host's network.
+// Listeners lists the ways to eavesdrop on a network from the host's network.
 func Listeners(n Network, servers []netip.Addr, serverPort uint16, links ...string) []way.Listener {
 	var out []way.Listener
 	for _, v6 := range []bool{false, true} {

@@ -29,7 +29,7 @@ func fold(s uint32) uint16 {
 	return ^uint16(s)
 }
 
-// fillChecksum puts the checksum of b, with the sum of a pseudo header, at offset at.
+// fillChecksum writes the checksum of b and a pseudo header's sum at offset at.
 func fillChecksum(b []byte, at int, pseudo uint32) {
 	binary.BigEndian.PutUint16(b[at:], 0)
 	binary.BigEndian.PutUint16(b[at:], fold(sum(b, pseudo)))
@@ -48,7 +48,7 @@ func echoRequest(fam int, id uint16) []byte {
 	return b
 }
 
-// ip puts a header before an upper-layer packet.
+// ip prepends an IP header to an upper-layer packet.
 func ip(src, dst netip.Addr, proto, hops uint8, upper []byte) []byte {
 	if dst.Is4() {
 		h := make([]byte, 20, 20+len(upper))
@@ -81,7 +81,7 @@ func ipICMP6(src, dst netip.Addr, hops uint8, body []byte) []byte {
 	return ip(src, dst, unix.IPPROTO_ICMPV6, hops, body)
 }
 
-// fragments cuts an IP packet in two, behind the header of the datagram in it.
+// fragments splits an IP packet into two fragments, after the UDP header.
 func fragments(p []byte, id uint32) [][]byte {
 	const first = 8
 	if p[0]>>4 == 4 {
@@ -117,7 +117,7 @@ func fragments(p []byte, id uint32) [][]byte {
 	return [][]byte{cut(body[:first], 0, true), cut(body[first:], first, false)}
 }
 
-// ethernet puts a link header before an IP packet; tag 0 is a priority tag.
+// ethernet prepends a link header to an IP packet; tagged adds a priority tag (VLAN 0).
 func ethernet(src, dst net.HardwareAddr, tagged bool, packet []byte) []byte {
 	f := append(append([]byte{}, dst...), src...)
 	if tagged {
@@ -131,8 +131,8 @@ func ethernet(src, dst net.HardwareAddr, tagged bool, packet []byte) []byte {
 	return append(f, packet...)
 }
 
-// packet is the Geneve packet with the attempt's token in an inner datagram.
-// OVN's option holds the logical ports.
+// packet returns the Geneve packet with the attempt's token in an inner
+// datagram. OVN's option holds the logical ports.
 func (g Geneve) packet(a Attempt) ([]byte, error) {
 	src, err := netip.ParseAddr(g.InnerSrc)
 	if err != nil {
@@ -157,7 +157,7 @@ func (g Geneve) packet(a Attempt) ([]byte, error) {
 	return append(h, ethernet(from, to, false, ipUDP(src, dst, a.SourcePort(), a.Port, a.Token()))...), nil
 }
 
-// frames are what a hand-made frame can hold, behind its link header.
+// packet returns the IP packet of a frame: what follows the link header.
 func (a Attempt) packet() ([]byte, error) {
 	dst, err := netip.ParseAddr(a.To)
 	if err != nil {
@@ -194,7 +194,7 @@ func (a Attempt) packet() ([]byte, error) {
 	case "router-advertisement":
 		b := append([]byte{134, 0, 0, 0, 64, 0, 0x07, 0x08, 0, 0, 0, 0, 0, 0, 0, 0}, lladdr...)
 		return ipICMP6(src, dst, 255, append(b, token...)), nil
-	case "router-advertisement-hidden": // behind a destination option, which loose guards do not skip
+	case "router-advertisement-hidden": // behind a destination options header, which lax filters do not skip
 		b := append([]byte{134, 0, 0, 0, 64, 0, 0x07, 0x08, 0, 0, 0, 0, 0, 0, 0, 0}, token...)
 		fillChecksum(b, 2, pseudo(src, dst, unix.IPPROTO_ICMPV6, len(b)))
 		return ip(src, dst, 60, 255, append([]byte{unix.IPPROTO_ICMPV6, 0, 1, 4, 0, 0, 0, 0}, b...)), nil
@@ -219,7 +219,7 @@ func (a Attempt) packet() ([]byte, error) {
 			}
 		}
 		return ipICMP6(src, dst, 255, append(append(b, target.AsSlice()...), token...)), nil
-	case "listener-report": // MLD: no room for an option; the group carries the id
+	case "listener-report": // MLD has no room for an option: the group carries the id
 		b := make([]byte, 24)
 		b[0] = 131
 		copy(b[8:], append([]byte{0xff, 2, 0}, a.Token()...))
@@ -234,5 +234,5 @@ func (a Attempt) packet() ([]byte, error) {
 		}
 		return ipUDP(src, dst, 547, 546, append([]byte{2, 0, 0, 1}, a.Token()...)), nil
 	}
-	return nil, fmt.Errorf("no such frame: %q", a.Frame)
+	return nil, fmt.Errorf("unknown frame %q", a.Frame)
 }

@@ -12,14 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// packetSocket puts a frame on Device. How:
+// packetSocket sends a frame on Device. How:
 //
 //	bypass   without the queueing discipline (PACKET_QDISC_BYPASS)
 //	ring     from a ring (PACKET_TX_RING)
 //	tagged   with a priority tag
-//	etype=N  the socket says another protocol than the frame
+//	etype=N  the protocol in sockaddr_ll, when it differs from the frame's
 //	unbound  by sendto alone, without a bind
-//	mark=N   of the socket
+//	mark=N   SO_MARK
 func packetSocket(typ int) func(Attempt) error {
 	return func(a Attempt) error {
 		packet, err := a.packet()
@@ -42,7 +42,9 @@ func packetSocket(typ int) func(Attempt) error {
 		if packet[0]>>4 == 6 {
 			etype = unix.ETH_P_IPV6
 		}
-		if n, ok, err := a.number("etype"); ok && err == nil {
+		if n, ok, err := a.number("etype"); err != nil {
+			return fmt.Errorf("etype: %w", err)
+		} else if ok {
 			etype = uint16(n)
 		}
 		_, tagged := a.option("tagged")
@@ -73,7 +75,7 @@ func packetSocket(typ int) func(Attempt) error {
 		}
 		times := 2
 		if _, ok := a.option("bypass"); ok {
-			times = 10 // without a queue, what finds the device busy is lost
+			times = 10 // without a queue, a busy device drops frames
 		}
 		for range times {
 			if err := unix.Sendto(fd, frame, unix.MSG_DONTWAIT, to); err != nil {
@@ -86,7 +88,7 @@ func packetSocket(typ int) func(Attempt) error {
 
 func htons(v uint16) uint16 { return v<<8 | v>>8 }
 
-// sendRing sends a frame by a memory ring.
+// sendRing sends a frame through a memory-mapped ring.
 func sendRing(fd int, to *unix.SockaddrLinklayer, frame []byte) error {
 	const size = 4096
 	req := unix.TpacketReq{Block_size: size, Block_nr: 1, Frame_size: size, Frame_nr: 1}
@@ -109,7 +111,8 @@ func sendRing(fd int, to *unix.SockaddrLinklayer, frame []byte) error {
 	return nil
 }
 
-// sockPacket uses the interface of Linux 2.0, which names the device.
+// sockPacket sends a frame by SOCK_PACKET, the obsolete interface of Linux 2.0,
+// whose address holds the device's name.
 func sockPacket(a Attempt) error {
 	packet, err := a.packet()
 	if err != nil {
@@ -140,8 +143,8 @@ func sockPacket(a Attempt) error {
 	return nil
 }
 
-// xdp sends a frame by an AF_XDP socket in copy mode, which needs no program
-// and goes past queueing disciplines and what hangs on them.
+// xdp sends a frame by an AF_XDP socket in copy mode, which needs no XDP program
+// and bypasses queueing disciplines and their filters.
 func xdp(a Attempt) error {
 	packet, err := a.packet()
 	if err != nil {

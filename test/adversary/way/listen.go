@@ -12,22 +12,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Ear is a way to hear what others send.
+// Listener is a way to receive what others send.
 type Listener struct {
-	// Kind: "sniff" and "sniff-device" are packet sockets, of all devices or
-	// Device's; "raw-icmp", "raw-udp" and "raw-tcp" raw sockets; "udp" and
-	// "tcp" servers at At.
+	// Kind is "sniff" or "sniff-device" for a packet socket on all devices or on
+	// Device, "raw-icmp", "raw-udp" or "raw-tcp" for a raw socket, "udp" or "tcp"
+	// for a server at At.
 	Kind   string   `json:"kind"`
 	IPv6   bool     `json:"ipv6,omitempty"`
 	At     string   `json:"at,omitempty"` // address and port of a server
 	Device string   `json:"device,omitempty"`
-	How    []string `json:"how,omitempty"` // as Attempt's
+	How    []string `json:"how,omitempty"` // see Attempt.How
 }
 
-// Listen calls heard with the id of each attempt that is heard, until ctx ends.
-// It returns an error at once where the kernel refuses; ready is called when
-// nothing can be missed any more.
-func (l Listener) Listen(ctx context.Context, ready func(), heard func(id int)) error {
+// Listen calls received with the id of each attempt that the listener receives,
+// until ctx ends. It calls ready once the socket is open. If the kernel refuses
+// to open it, Listen returns the error at once.
+func (l Listener) Listen(ctx context.Context, ready func(), received func(id int)) error {
 	fd, err := l.open()
 	if err != nil {
 		return err
@@ -35,23 +35,27 @@ func (l Listener) Listen(ctx context.Context, ready func(), heard func(id int)) 
 	defer unix.Close(fd)
 	ready()
 	buf := make([]byte, 65536)
-	tell := func(b []byte) {
+	report := func(b []byte) {
 		for _, id := range FindTokens(b) {
-			heard(id)
+			received(id)
 		}
 		switch l.Kind {
 		case "sniff", "sniff-device", "raw-tcp":
 			if id, ok := FindPort(b); ok {
-				heard(id)
+				received(id)
 			}
 		}
 	}
 	for {
 		pfd := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
 		ended := ctx.Err() != nil
-		if n, err := poll(pfd, 100*time.Millisecond); err != nil || n == 0 {
+		n, err := poll(pfd, 100*time.Millisecond)
+		if err != nil {
+			return fmt.Errorf("poll: %w", err)
+		}
+		if n == 0 {
 			if ended {
-				return nil // with nothing left to hear
+				return nil // the socket's queue is empty
 			}
 			continue
 		}
@@ -66,7 +70,7 @@ func (l Listener) Listen(ctx context.Context, ready func(), heard func(id int)) 
 				if n, err := poll(pfd, 2*time.Second); err == nil && n > 0 {
 					b := make([]byte, 256)
 					if n, err := unix.Read(conn, b); err == nil && n > 0 {
-						tell(b[:n])
+						report(b[:n])
 					}
 				}
 			}()
@@ -76,11 +80,11 @@ func (l Listener) Listen(ctx context.Context, ready func(), heard func(id int)) 
 		if err != nil {
 			continue
 		}
-		// What this host sends itself is no hearing; of one device it is.
+		// "sniff" ignores what this host sends; "sniff-device" does not.
 		if ll, ok := from.(*unix.SockaddrLinklayer); ok && ll.Pkttype == unix.PACKET_OUTGOING && l.Kind == "sniff" {
 			continue
 		}
-		tell(buf[:n])
+		report(buf[:n])
 	}
 }
 
@@ -107,7 +111,7 @@ func (l Listener) open() (int, error) {
 	case "tcp":
 		return l.openIP(fam, unix.SOCK_STREAM, 0)
 	}
-	return 0, fmt.Errorf("no such ear: %q", l.Kind)
+	return 0, fmt.Errorf("unknown kind of listener %q", l.Kind)
 }
 
 func (l Listener) openPacket() (int, error) {
@@ -115,7 +119,7 @@ func (l Listener) openPacket() (int, error) {
 	if l.Kind == "sniff" {
 		proto = int(htons(unix.ETH_P_ALL))
 	}
-	// Without link headers: IP packets are told by their first byte.
+	// SOCK_DGRAM strips link headers: the first byte tells the IP version.
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, proto)
 	if err != nil {
 		return 0, fmt.Errorf("socket: %w", err)
@@ -160,7 +164,7 @@ func (l Listener) openIP(fam, typ, proto int) (int, error) {
 	}
 	if len(problems) > 0 && l.At == "" {
 		unix.Close(fd)
-		return 0, withProblems(problems, errors.New("not as asked"))
+		return 0, withProblems(problems, errors.New("the kernel refused socket options"))
 	}
 	return fd, nil
 }

@@ -12,12 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Options of How that are set on the socket before it is used. Those that are
-// refused do not stop the attempt: it goes on as a careless program would.
+// set sets the options of How on the socket. If the kernel refuses one, the
+// attempt continues, as a careless program would.
 //
-//	bindtodevice bindtoifindex unicastif stickypktinfo  choose Device for everything
+//	bindtodevice bindtoifindex unicastif stickypktinfo  choose Device for all traffic
 //	multicastif multicastifaddr join                    choose Device for multicast
-//	mark=N priority=N                                   of the socket
+//	mark=N                                              SO_MARK
 //	lsrr=ADDRESS                                        IPv4 loose source route
 //	broadcast gso bindscope=ADDRESS
 func (a Attempt) set(fd int, v6 bool) (problems []string) {
@@ -95,7 +95,7 @@ func (a Attempt) set(fd int, v6 bool) (problems []string) {
 	return problems
 }
 
-// control is the control message that options of How ask for:
+// control returns the control messages of the options in How:
 //
 //	cmsg-pktinfo cmsg-mark=N
 func (a Attempt) control(v6 bool) ([]byte, error) {

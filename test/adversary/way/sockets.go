@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// datagram sends one datagram from an IP socket; proto -1 is ICMP of the family.
+// datagram sends one datagram from an IP socket; proto -1 is the family's ICMP.
 // "connect" in How connects first, "mapped" uses an IPv6 socket for IPv4.
 func datagram(typ, proto int) func(Attempt) error {
 	return func(a Attempt) error {
@@ -39,7 +39,7 @@ func datagram(typ, proto int) func(Attempt) error {
 			port = 0
 			payload = append(echoRequest(fam, uint16(a.ID)), payload...)
 			if typ == unix.SOCK_RAW && fam == unix.AF_INET {
-				fillChecksum(payload, 2, 0) // that of ICMPv6 the kernel fills in
+				fillChecksum(payload, 2, 0) // the kernel fills in ICMPv6's
 			}
 		}
 		if a.Geneve != nil {
@@ -61,7 +61,7 @@ func datagram(typ, proto int) func(Attempt) error {
 			}
 			sa = nil
 		}
-		// A first datagram can be lost to the search for the neighbour.
+		// The first datagram can be lost during neighbour discovery.
 		for range 2 {
 			n, err := unix.SendmsgN(fd, payload, control, sa, unix.MSG_DONTWAIT)
 			if err != nil {
@@ -98,8 +98,9 @@ func stream(proto int) func(Attempt) error {
 		defer unix.Close(fd)
 		_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
 		problems := a.set(fd, fam == unix.AF_INET6)
-		// The port tells the attempt where only a SYN is heard. Not by bind,
-		// which a confined pod's hook takes for a server.
+		// The source port identifies the attempt to listeners that receive only
+		// the SYN. It is not set by bind, which the bind hook of a tenant's
+		// host-network pod handles as a server's.
 		ports := uint32(a.SourcePort())<<16 | uint32(a.SourcePort())
 		if unix.SetsockoptInt(fd, unix.SOL_IP, ipLocalPortRange, int(int32(ports))) != nil {
 			any := netip.IPv4Unspecified()
@@ -136,7 +137,7 @@ func stream(proto int) func(Attempt) error {
 		if _, err := unix.Write(fd, a.Token()); err != nil {
 			return withProblems(problems, fmt.Errorf("write: %w", err))
 		}
-		// Not away before it is heard.
+		// Give the server time to accept and read before the socket is closed.
 		pfd[0].Events = unix.POLLIN
 		_, _ = poll(pfd, 300*time.Millisecond)
 		return withProblems(problems, nil)
@@ -155,8 +156,8 @@ func poll(fds []unix.PollFd, timeout time.Duration) (int, error) {
 	}
 }
 
-// headerIncluded sends a datagram with an IP header of its own. "fragments" in
-// How cuts it in two.
+// headerIncluded sends a datagram with a hand-made IP header. "fragments" in How
+// sends it as two fragments.
 func headerIncluded(a Attempt) error {
 	to, err := a.dest()
 	if err != nil {

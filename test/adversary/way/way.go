@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package way holds the ways by which a process can try to get a packet to
-// somebody: every kind of socket, socket option, control message, address form
-// and frame that can choose a path. An attempt carries a token, so that whoever
-// hears it can say which attempt it was; what the sender sees proves nothing.
+// Package way holds the ways in which a process can send a packet: every kind of
+// socket, socket option, control message, address form and frame that can choose
+// a path. An attempt carries a token by which a listener identifies it; the
+// sender's result proves nothing.
 package way
 
 import (
@@ -17,30 +17,30 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Attempt is one try.
+// Attempt is one attempt to send a packet to a victim.
 type Attempt struct {
-	ID     int    `json:"id"`     // 1 to MaxID; TCP attempts show it as their source port
+	ID     int    `json:"id"`     // 1 to MaxID; TCP attempts encode it in the source port
 	Socket string `json:"socket"` // a key of kinds
-	To     string `json:"to"`     // address, for link-local ones with a zone
+	To     string `json:"to"`     // address; a link-local one has a zone
 	Port   uint16 `json:"port,omitempty"`
 	// Device is the interface that options and frames choose.
 	Device string `json:"device,omitempty"`
-	// How lists options, in the order in which they are set: names of options,
-	// and "name=value" where one has a value.
+	// How lists options in the order in which they are set, as "name" or
+	// "name=value".
 	How []string `json:"how,omitempty"`
-	// Of hand-made packets and frames:
+	// The following fields are for hand-made packets and frames.
 	Src    string `json:"src,omitempty"` // IP address
 	SrcMAC string `json:"srcMAC,omitempty"`
 	DstMAC string `json:"dstMAC,omitempty"`
-	// Frame is what a hand-made frame holds: a key of frames; default "udp".
+	// Frame is the content of a hand-made frame, see packet; default "udp".
 	Frame string `json:"frame,omitempty"`
-	// Patience is how many milliseconds a connection is waited for; default 1500.
+	// Patience is the connect timeout in milliseconds; default 1500.
 	Patience int `json:"patience,omitempty"`
-	// Geneve wraps a frame in a datagram to the overlay's port.
+	// Geneve encapsulates the attempt for the overlay.
 	Geneve *Geneve `json:"geneve,omitempty"`
 }
 
-// Geneve is the header and the inner addresses of a datagram to the overlay.
+// Geneve is the header and the inner addresses of a Geneve packet.
 type Geneve struct {
 	VNI            uint32 `json:"vni"`
 	In, Out        uint16 // OVN's logical ports
@@ -52,17 +52,17 @@ type Geneve struct {
 // MaxID is the largest id of an attempt.
 const MaxID = 27000
 
-// firstPort and those after it lie in the range that Linux gives ports from by
-// default: what lies outside it cannot be asked for without a bind.
+// firstPort starts the range of source ports. The range lies in Linux's default
+// ephemeral port range: a port outside of it needs a bind.
 const firstPort = 33000
 
-// SourcePort is the port that a TCP attempt comes from.
+// SourcePort is the source port of a TCP attempt.
 func (a Attempt) SourcePort() uint16 { return uint16(firstPort + a.ID) }
 
-// Token is what every datagram of the attempt carries.
+// Token is the payload of every packet of the attempt.
 func (a Attempt) Token() []byte { return fmt.Appendf(nil, "BHADV%08d", a.ID) }
 
-// FindTokens are the ids in what was heard.
+// FindTokens returns the ids of the tokens in a packet.
 func FindTokens(packet []byte) []int {
 	var out []int
 	s := string(packet)
@@ -80,11 +80,11 @@ func FindTokens(packet []byte) []int {
 	}
 }
 
-// Port is where attempts go that are told by their source port: nobody else
-// sends anything there.
+// Port is the destination port of attempts that listeners identify by the source
+// port: nothing else sends to it.
 const Port = 7999
 
-// FindPort is the id of an attempt to Port by TCP or SCTP, by the ports of an
+// FindPort returns the id of a TCP or SCTP attempt to Port, from the ports of an
 // IP packet.
 func FindPort(ip []byte) (int, bool) {
 	connects := func(proto byte) bool { return proto == unix.IPPROTO_TCP || proto == unix.IPPROTO_SCTP }
@@ -102,11 +102,48 @@ func FindPort(ip []byte) (int, bool) {
 	return id, id >= 1 && id <= MaxID
 }
 
-// Do tries it. The error is what the sender was told.
+// Validate returns an error for an attempt that no sender can make as described:
+// nothing would be sent, or an option of How would have no effect.
+func (a Attempt) Validate() error {
+	if a.ID < 1 || a.ID > MaxID {
+		return fmt.Errorf("id %d is not in 1 to %d", a.ID, MaxID)
+	}
+	if _, ok := kinds[a.Socket]; !ok {
+		return fmt.Errorf("unknown kind of socket %q", a.Socket)
+	}
+	if _, err := a.dest(); err != nil {
+		return err
+	}
+	if a.SrcMAC != "" {
+		if _, err := a.packet(); err != nil {
+			return err
+		}
+	} else if a.Src != "" {
+		if _, err := netip.ParseAddr(a.Src); err != nil {
+			return fmt.Errorf("source address: %w", err)
+		}
+	}
+	for _, h := range a.How {
+		if name, _, _ := strings.Cut(h, "="); !options[name] {
+			return fmt.Errorf("unknown option %q", h)
+		}
+	}
+	return nil
+}
+
+// options are the names that How may contain.
+var options = map[string]bool{
+	"bindtodevice": true, "bindtoifindex": true, "unicastif": true, "stickypktinfo": true, "multicastif": true, "multicastifaddr": true,
+	"join": true, "mark": true, "lsrr": true, "broadcast": true, "gso": true, "bindscope": true, "cmsg-pktinfo": true, "cmsg-mark": true,
+	"connect": true, "mapped": true, "fastopen": true, "fragments": true,
+	"bypass": true, "ring": true, "tagged": true, "etype": true, "unbound": true, "target": true,
+}
+
+// Do makes the attempt. The error is what the kernel reported to the sender.
 func (a Attempt) Do() error {
 	f, ok := kinds[a.Socket]
 	if !ok {
-		return fmt.Errorf("no such kind of socket: %q", a.Socket)
+		return fmt.Errorf("unknown kind of socket %q", a.Socket)
 	}
 	return f(a)
 }
@@ -124,7 +161,7 @@ func init() {
 	}
 }
 
-// option is the value of an option in How; ok tells whether it is there.
+// option returns the value of an option in How and whether How has it.
 func (a Attempt) option(name string) (value string, ok bool) {
 	for _, h := range a.How {
 		k, v, _ := strings.Cut(h, "=")
@@ -144,8 +181,8 @@ func (a Attempt) number(name string) (uint32, bool, error) {
 	return uint32(n), true, err
 }
 
-// index is an interface's number, by one call: a program that asks for all
-// interfaces each time spends its time on that alone.
+// index returns an interface's index by one ioctl: listing all interfaces for
+// every attempt would dominate the run time.
 func index(device string) (int, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -195,4 +232,4 @@ func family(to netip.Addr) int {
 	return unix.AF_INET6
 }
 
-var errShort = errors.New("the kernel took less than was sent")
+var errShort = errors.New("the kernel accepted only part of the packet")

@@ -16,12 +16,11 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Facts are what the API says of ids, networks and addresses: what must be the
-// same after all attempts.
+// Facts is what the API reports of ids, networks and addresses, and what no
+// attempt may change.
 type Facts map[string]string
 
-// Read reads the facts. Of pods, those that exist now or later count alike: what
-// each has of networks.
+// Read reads the facts.
 func Read(ctx context.Context, admin client.Client) (Facts, error) {
 	f := Facts{}
 	for _, k := range []Kind{NAD, Node, Pod, Namespace} {
@@ -39,7 +38,7 @@ func Read(ctx context.Context, admin client.Client) (Facts, error) {
 
 func (f Facts) add(k Kind, o *unstructured.Unstructured) {
 	key := strings.TrimPrefix(k.Kind+" "+o.GetNamespace()+"/"+o.GetName(), "/")
-	note := func(what, value string) {
+	set := func(what, value string) {
 		if value != "" {
 			f[key+" "+what] = value
 		}
@@ -48,37 +47,37 @@ func (f Facts) add(k Kind, o *unstructured.Unstructured) {
 	switch k {
 	case NAD:
 		if annotations[network.AnnotationNetworkID] == "" {
-			return // nobody's network
+			return // another CNI plugin's
 		}
 		config, _, _ := unstructured.NestedString(o.Object, "spec", "config")
 		finalizers := slices.Sorted(slices.Values(o.GetFinalizers()))
-		note("id", annotations[network.AnnotationNetworkID])
-		note("name", annotations[network.AnnotationNetworkName])
-		note("config", config)
-		note("finalizers", strings.Join(finalizers, ","))
+		set("id", annotations[network.AnnotationNetworkID])
+		set("name", annotations[network.AnnotationNetworkName])
+		set("config", config)
+		set("finalizers", strings.Join(finalizers, ","))
 		for _, ref := range o.GetOwnerReferences() {
-			note("owner", ref.Kind+" "+ref.Name+" "+string(ref.UID))
+			set("owner", ref.Kind+" "+ref.Name+" "+string(ref.UID))
 		}
 	case Node:
 		for _, a := range []string{network.AnnotationNodeID, network.AnnotationChassisID, network.AnnotationEncapIPs, network.AnnotationGatewayConfig} {
-			note(a, annotations[a])
+			set(a, annotations[a])
 		}
 		labels := o.GetLabels()
 		for _, l := range slices.Sorted(maps.Keys(labels)) {
-			note("label "+l, labels[l])
+			set("label "+l, labels[l])
 		}
 	case Pod:
-		note("networks", annotations[network.AnnotationPodNetworks])
+		set("networks", annotations[network.AnnotationPodNetworks])
 		node, _, _ := unstructured.NestedString(o.Object, "spec", "nodeName")
-		note("node", node)
+		set("node", node)
 	case Namespace:
 		_, labelled := o.GetLabels()[network.LabelPrimaryUDN]
-		note("label", fmt.Sprint(labelled))
+		set("label", fmt.Sprint(labelled))
 	}
 }
 
-// Differences are the facts that are not as they were, but of objects that mine
-// says may change: what is an attacker's own.
+// Differences lists the facts that were added, changed or removed, except those
+// for which mine returns true: the attacker's own objects.
 func (f Facts) Differences(before Facts, mine func(fact string) bool) []string {
 	var out []string
 	for _, key := range slices.Sorted(maps.Keys(before)) {
@@ -88,13 +87,13 @@ func (f Facts) Differences(before Facts, mine func(fact string) bool) []string {
 	}
 	for _, key := range slices.Sorted(maps.Keys(f)) {
 		if _, was := before[key]; !was && !mine(key) {
-			out = append(out, fmt.Sprintf("%s is %q and was not", key, f[key]))
+			out = append(out, fmt.Sprintf("%s was added as %q", key, f[key]))
 		}
 	}
 	return out
 }
 
-// SharedIDs are the ids that networks of different names have.
+// SharedIDs lists the ids that two networks share.
 func (f Facts) SharedIDs() []string {
 	names := map[string]string{}
 	var out []string
@@ -105,15 +104,15 @@ func (f Facts) SharedIDs() []string {
 		}
 		name := f[nad+" name"]
 		if other, ok := names[f[key]]; ok && other != name {
-			out = append(out, fmt.Sprintf("id %s is %s's and %s's", f[key], other, name))
+			out = append(out, fmt.Sprintf("networks %s and %s share id %s", other, name, f[key]))
 		}
 		names[f[key]] = name
 	}
 	return out
 }
 
-// Stolen are the pods of the attacker's namespace that have something of the
-// victim's: an entry of its network, or one of its addresses.
+// Stolen lists the pods of the attacker's namespace that have an entry on the
+// victim's network or one of the victim's addresses.
 func (f Facts) Stolen(s Scenario) []string {
 	var out []string
 	for key, value := range f {

@@ -9,8 +9,8 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Stage is what the attempts are about: a tenant that attacks, and one that is
-// attacked. Both have a UserDefinedNetwork of that name.
+// Scenario names the objects of the attempts: an attacking tenant and a victim,
+// each with a UserDefinedNetwork of the same name.
 type Scenario struct {
 	Attacker, Victim     string // namespaces
 	Network              string // both networks' name
@@ -24,19 +24,20 @@ type Scenario struct {
 func toJSON(v any) string {
 	raw, err := json.Marshal(v)
 	if err != nil {
-		panic(err) // of values made here
+		panic(err) // the tables hold only marshallable values
 	}
 	return string(raw)
 }
 
 type m = map[string]any
 
-// config is a NAD's configuration of our type.
+// config is a NAD's configuration of the ovn-k8s-cni-overlay type.
 func config(name, role, more string) string {
 	return fmt.Sprintf(`{"cniVersion":"1.1.0","name":%q,"type":"ovn-k8s-cni-overlay","topology":"layer3","role":%q,"subnets":"10.77.0.0/16/24"%s}`, name, role, more)
 }
 
-// NADAuthor is who may write NetworkAttachmentDefinitions of a namespace.
+// NADAuthor lists the writes of a tenant who may write the
+// NetworkAttachmentDefinitions of a namespace.
 func (s Scenario) NADAuthor() []Write {
 	victim, own := network.UDNName(s.Victim, s.Network), network.UDNName(s.Attacker, s.Network)
 	fields := []m{
@@ -64,7 +65,7 @@ func (s Scenario) NADAuthor() []Write {
 	for _, f := range fields {
 		out = append(out, Write{Verb: Patch, Of: NAD, Namespace: s.Attacker, Name: s.Network, Body: toJSON(f)})
 		if spec, ok := f["spec"]; ok && spec == nil {
-			continue // replaced as a whole, it is the same as an empty one
+			continue // an update with a null spec is the same as with an empty one
 		}
 		out = append(out, Write{Verb: Update, Of: NAD, Namespace: s.Attacker, Name: s.Network, Body: toJSON(f)})
 	}
@@ -79,7 +80,7 @@ func (s Scenario) NADAuthor() []Write {
 			create(m{"spec": m{"config": config(name, role, "")}})
 		}
 	}
-	// JSON has more than one way to say a thing.
+	// JSON has several spellings of the same value.
 	create(m{"spec": m{"config": `{"cniVersion":"1.1.0","name":"` + victim + `","type":"ovn-k8s-cni-overl\u0061y","topology":"layer3","role":"primary","subnets":"10.77.0.0/16/24"}`}})
 	create(m{"spec": m{"config": `{"cniVersion":"1.1.0","name":"x","TYPE":"ovn-k8s-cni-overlay","topology":"layer3","role":"primary"}`}})
 	create(m{"spec": m{"config": `{"cniVersion":"1.1.0","name":"x","plugins":[` + config(victim, "primary", "") + `]}`}})
@@ -94,8 +95,8 @@ func (s Scenario) NADAuthor() []Write {
 	return out
 }
 
-// UDNAuthor is who may write UserDefinedNetworks of a namespace, their status
-// and IPAMClaims too.
+// UDNAuthor lists the writes of a tenant who may write the UserDefinedNetworks,
+// their status and the IPAMClaims of a namespace.
 func (s Scenario) UDNAuthor() []Write {
 	patch := func(sub string, f m) Write {
 		return Write{Verb: Patch, Of: UDN, Namespace: s.Attacker, Name: s.Network, Sub: sub, Body: toJSON(f)}
@@ -126,8 +127,8 @@ func (s Scenario) UDNAuthor() []Write {
 	}
 }
 
-// PodAuthor is who may write pods of a namespace, and everything that makes
-// them there, with every subresource.
+// PodAuthor lists the writes of a tenant who may write the pods of a namespace
+// with every subresource, and the objects that create pods.
 func (s Scenario) PodAuthor() []Write {
 	own := network.NADKey(s.Attacker, s.Network)
 	victim := network.NADKey(s.Victim, s.Network)
@@ -173,7 +174,7 @@ func (s Scenario) podIPs() []m {
 	return out
 }
 
-// OfNode is who holds a node's token.
+// NodeToken lists the writes of the holder of a node's token.
 func (s Scenario) NodeToken() []Write {
 	far := func(f m) Write { return Write{Verb: Patch, Of: Node, Name: s.OtherNode, Body: toJSON(f)} }
 	near := func(sub string, f m) Write {
@@ -185,37 +186,37 @@ func (s Scenario) NodeToken() []Write {
 	own := func(sub string, f m) Write {
 		return Write{Verb: Patch, Of: Pod, Namespace: s.Attacker, Name: s.Pod, Sub: sub, Body: toJSON(f)}
 	}
-	note := func(k string, v any) m { return m{"metadata": m{"annotations": m{k: v}}} }
+	annotation := func(k string, v any) m { return m{"metadata": m{"annotations": m{k: v}}} }
 	return []Write{
-		far(note(network.AnnotationNodeID, "1")), far(note(network.AnnotationNodeID, nil)),
-		far(note(network.AnnotationChassisID, "other")), far(note(network.AnnotationEncapIPs, `["192.0.2.1"]`)),
-		far(note(network.AnnotationGatewayConfig, "{}")), far(note(network.AnnotationAgentFailures, `[{"ids":"1-10000","why":"x"}]`)),
+		far(annotation(network.AnnotationNodeID, "1")), far(annotation(network.AnnotationNodeID, nil)),
+		far(annotation(network.AnnotationChassisID, "other")), far(annotation(network.AnnotationEncapIPs, `["192.0.2.1"]`)),
+		far(annotation(network.AnnotationGatewayConfig, "{}")), far(annotation(network.AnnotationAgentFailures, `[{"ids":"1-10000","why":"x"}]`)),
 		far(m{"metadata": m{"labels": m{"x": "y"}}}), far(m{"metadata": m{"finalizers": []string{"example.com/mine"}}}),
 		{Verb: Patch, Of: Node, Name: s.OtherNode, Sub: "status", Body: toJSON(m{"status": m{"addresses": []m{{"type": "InternalIP", "address": "192.0.2.1"}}}})},
 		{Verb: Delete, Of: Node, Name: s.OtherNode},
-		near("", note(network.AnnotationNodeID, "77")), near("", note(network.AnnotationNodeID, nil)), near("", note("example.com/other", "x")),
+		near("", annotation(network.AnnotationNodeID, "77")), near("", annotation(network.AnnotationNodeID, nil)), near("", annotation("example.com/other", "x")),
 		near("", m{"metadata": m{"labels": m{"node-role.kubernetes.io/control-plane": ""}}}), near("", m{"metadata": m{"finalizers": []string{"example.com/mine"}}}),
-		near("", m{"spec": m{"unschedulable": true}}), near("status", note(network.AnnotationNodeID, "77")),
+		near("", m{"spec": m{"unschedulable": true}}), near("status", annotation(network.AnnotationNodeID, "77")),
 		near("status", m{"status": m{"addresses": []m{{"type": "InternalIP", "address": "192.0.2.1"}}}}),
-		pod("", note(network.AnnotationPodNetworks, "{}")), pod("", note(network.AnnotationPodNetworks, nil)), pod("", note(network.AnnotationNetworkStatus, "[]")),
-		pod("", m{"metadata": m{"labels": m{"x": "y"}}}), pod("status", note(network.AnnotationPodNetworks, "{}")), pod("status", m{"status": m{"phase": "Failed"}}),
+		pod("", annotation(network.AnnotationPodNetworks, "{}")), pod("", annotation(network.AnnotationPodNetworks, nil)), pod("", annotation(network.AnnotationNetworkStatus, "[]")),
+		pod("", m{"metadata": m{"labels": m{"x": "y"}}}), pod("status", annotation(network.AnnotationPodNetworks, "{}")), pod("status", m{"status": m{"phase": "Failed"}}),
 		{Verb: Delete, Of: Pod, Namespace: s.OtherPod[0], Name: s.OtherPod[1]},
 		own("status", m{"status": m{"phase": "Failed"}}), own("status", m{"status": m{"podIP": "192.0.2.1", "podIPs": []m{{"ip": "192.0.2.1"}}}}),
 		own("", m{"metadata": m{"labels": m{"x": "y"}}}), own("", m{"metadata": m{"finalizers": []string{"example.com/mine"}}}),
 		own("", m{"metadata": m{"ownerReferences": []m{{"apiVersion": "v1", "kind": "Pod", "name": "x", "uid": "00000000-0000-0000-0000-000000000000"}}}}),
-		own("", note(network.AnnotationNetworks, network.NADKey(s.Victim, s.Network))),
+		own("", annotation(network.AnnotationNetworks, network.NADKey(s.Victim, s.Network))),
 		{Verb: Patch, Of: NAD, Namespace: s.Attacker, Name: s.Network, Body: toJSON(m{"metadata": m{"finalizers": nil}})},
 		{Verb: Patch, Of: UDN, Namespace: s.Attacker, Name: s.Network, Body: toJSON(m{"metadata": m{"finalizers": nil}})},
 		{Verb: Create, Of: NAD, Namespace: s.Attacker, Name: "of-node", Body: toJSON(m{"spec": m{"config": config("fresh", "primary", "")}})},
-		{Verb: Patch, Of: Lease, Namespace: "bulkhead-system", Name: "bulkhead-ids", Body: toJSON(note("k8s.ovn.org/id-marks", `{"networks":0}`))},
+		{Verb: Patch, Of: Lease, Namespace: "bulkhead-system", Name: "bulkhead-ids", Body: toJSON(annotation("k8s.ovn.org/id-marks", `{"networks":0}`))},
 		{Verb: Patch, Of: Lease, Namespace: "bulkhead-system", Name: "bulkhead-cluster", Body: toJSON(m{"spec": m{"holderIdentity": "me"}})},
 		{Verb: Patch, Of: Namespace, Name: s.Attacker, Body: toJSON(m{"metadata": m{"labels": m{"k8s.ovn.org/bulkhead-host-pods": "trusted"}}})},
 	}
 }
 
-// Ending is how an author gives up a network while pods are on it, without what
-// would keep its id: deletions, with every hold taken off that the author may
-// take off.
+// Deletions lists the writes by which a tenant deletes a network that pods still
+// use and tries to release its id early: deletions, and patches that remove
+// finalizers and owner references.
 func (s Scenario) Deletions() []Write {
 	bare := toJSON(m{"metadata": m{"ownerReferences": nil, "finalizers": nil}})
 	return []Write{

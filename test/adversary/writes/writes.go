@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package writes is the adversary's table of API writes: what a tenant who may do
-// everything in a namespace, and a node with its token, write to move an id, an
-// address or a network. What the API server answers decides nothing but whether
-// there must be a control: a write that is refused is one that an administrator
-// may make. What counts is what the objects, the rows and the pods show
-// afterwards.
+// Package writes is the adversary's table of API writes: what the administrator
+// of a namespace, and the holder of a node's token, write to change another
+// tenant's id, address or network. The objects, the OVN rows and the pods
+// afterwards decide, not the API server's answer. If the API server refuses a
+// write, the same write by an administrator is the control: it must be accepted.
 package writes
 
 import (
@@ -24,7 +23,7 @@ import (
 // Kind is a kind of object.
 type Kind struct{ APIVersion, Kind string }
 
-// Kinds that are written.
+// Kinds of the objects in the table.
 var (
 	NAD        = Kind{"k8s.cni.cncf.io/v1", "NetworkAttachmentDefinition"}
 	UDN        = Kind{"k8s.ovn.org/v1", "UserDefinedNetwork"}
@@ -38,15 +37,15 @@ var (
 	Lease      = Kind{"coordination.k8s.io/v1", "Lease"}
 )
 
-// Verb is how an object is written.
+// Verb is a write operation.
 type Verb string
 
-// Verbs. Create takes a manifest without kind and name, the others but Delete a
-// merge patch.
+// Verbs. Create takes a manifest without kind and name; Patch, Apply and Update
+// take a merge patch.
 const (
 	Create Verb = "create"
 	Patch  Verb = "patch"
-	Apply  Verb = "apply" // server-side, by force
+	Apply  Verb = "apply" // server-side, forced
 	Update Verb = "update"
 	Delete Verb = "delete"
 )
@@ -58,7 +57,7 @@ type Write struct {
 	Namespace, Name string
 	Sub             string // subresource
 	Body            string
-	// AdminRefused marks a write that the API server refuses to administrators too.
+	// AdminRefused marks a write that the API server also refuses to administrators.
 	AdminRefused bool
 }
 
@@ -73,7 +72,7 @@ func (w Write) String() string {
 	return fmt.Sprintf("%s %s %s %s", w.Verb, w.Of.Kind, name, w.Body)
 }
 
-// object is what is written or, for a patch, whose.
+// object returns the written or patched object.
 func (w Write) object(body map[string]any) *unstructured.Unstructured {
 	u := &unstructured.Unstructured{Object: body}
 	u.SetAPIVersion(w.Of.APIVersion)
@@ -83,7 +82,7 @@ func (w Write) object(body map[string]any) *unstructured.Unstructured {
 	return u
 }
 
-// Do makes the write, or with dry, has the API server say what it would do.
+// Do makes the write, or with dry, a dry run of it.
 func (w Write) Do(ctx context.Context, c client.Client, dry bool) error {
 	body := map[string]any{}
 	if w.Body != "" {
@@ -137,7 +136,7 @@ func (w Write) Do(ctx context.Context, c client.Client, dry bool) error {
 	return c.Patch(ctx, w.object(map[string]any{}), patch, opts...)
 }
 
-// update replaces what the body names, as kubectl replace would.
+// update replaces the fields that the body sets, as kubectl replace would.
 func (w Write) update(ctx context.Context, c client.Client, body map[string]any, dry bool) error {
 	have := w.object(map[string]any{})
 	if err := c.Get(ctx, client.ObjectKeyFromObject(have), have); err != nil {
@@ -161,16 +160,19 @@ func (w Write) update(ctx context.Context, c client.Client, body map[string]any,
 	return c.Update(ctx, have, opts...)
 }
 
-// Result counts what became of attempts.
+// Result counts refused and accepted writes.
 type Result struct{ Refused, Accepted int }
 
-// Play has who make every write. Each that is refused must be one that an
-// administrator may make: else the write was no attempt.
-func Run(ctx context.Context, who, admin client.Client, all []Write) (Result, error) {
+// Run makes every write as the attacker. An administrator's dry run of each
+// refused write must be accepted: else the write is invalid and proves nothing.
+func Run(ctx context.Context, attacker, admin client.Client, all []Write) (Result, error) {
 	var r Result
 	var errs []error
+	if len(all) == 0 {
+		return r, errors.New("the table of writes is empty")
+	}
 	for _, w := range all {
-		err := w.Do(ctx, who, false)
+		err := w.Do(ctx, attacker, false)
 		if err == nil {
 			r.Accepted++
 			continue
@@ -181,13 +183,13 @@ func Run(ctx context.Context, who, admin client.Client, all []Write) (Result, er
 		}
 		r.Refused++
 		if control := w.Do(ctx, admin, true); (control != nil) != w.AdminRefused {
-			errs = append(errs, fmt.Errorf("%s: refused (%w), and an administrator is told %v: that is no control", w, err, control))
+			errs = append(errs, fmt.Errorf("%s: refused (%w), and the administrator's control got: %v", w, err, control))
 		}
 	}
 	return r, errors.Join(errs...)
 }
 
-// gvk is for lists.
+// gvk returns the kind for unstructured lists.
 func (k Kind) gvk() schema.GroupVersionKind {
 	gv, _ := schema.ParseGroupVersion(k.APIVersion)
 	return gv.WithKind(k.Kind)

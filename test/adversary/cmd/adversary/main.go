@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command adversary is what attackers and victims of the adversary's table run:
-// it makes attempts, and it listens.
+// Command adversary runs in the attackers and victims of the adversary's table:
+// it makes attempts and listens for them.
 //
-//	adversary send    attempts, one JSON object a line, from standard input; an answer a line
-//	adversary hear    ears, a JSON list on the first line of standard input; "ready", and
-//	                  what each heard when standard input ends
+//	adversary send    reads attempts from standard input, one JSON object per line, and
+//	                  prints one result per attempt
+//	adversary listen  reads listeners from the first line of standard input, a JSON list;
+//	                  prints "ready" once all are open, and what each received so far at
+//	                  each further line and at the end of standard input
 package main
 
 import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -22,9 +25,9 @@ import (
 	"bulkhead/test/adversary/way"
 )
 
-// together is how many attempts are made at a time: most of a table's time is
-// spent waiting for connections that do not come about.
-const together = 12
+// parallelism is the number of concurrent attempts: most of a table's time is
+// spent waiting for connections that are never established.
+const parallelism = 12
 
 func main() {
 	if err := run(os.Args[1:]); err != nil {
@@ -38,9 +41,9 @@ func run(args []string) error {
 	case len(args) == 1 && args[0] == "send":
 		return send(os.Stdin, os.Stdout)
 	case len(args) == 1 && args[0] == "listen":
-		return hear(os.Stdin, os.Stdout)
+		return listen(os.Stdin, os.Stdout)
 	}
-	return fmt.Errorf("say what to do: send or hear")
+	return errors.New("usage: adversary send|listen")
 }
 
 func send(in io.Reader, out io.Writer) error {
@@ -48,7 +51,9 @@ func send(in io.Reader, out io.Writer) error {
 	enc := json.NewEncoder(out)
 	var mu sync.Mutex
 	var wg sync.WaitGroup
-	slots := make(chan struct{}, together)
+	slots := make(chan struct{}, parallelism)
+	made := 0
+	var failed error // to print a result
 	for {
 		var a way.Attempt
 		if err := dec.Decode(&a); err == io.EOF {
@@ -56,6 +61,10 @@ func send(in io.Reader, out io.Writer) error {
 		} else if err != nil {
 			return fmt.Errorf("read an attempt: %w", err)
 		}
+		if err := a.Validate(); err != nil {
+			return fmt.Errorf("attempt %d: %w", a.ID, err)
+		}
+		made++
 		slots <- struct{}{}
 		wg.Go(func() {
 			defer func() { <-slots }()
@@ -65,29 +74,35 @@ func send(in io.Reader, out io.Writer) error {
 			}
 			mu.Lock()
 			defer mu.Unlock()
-			_ = enc.Encode(t)
+			failed = errors.Join(failed, enc.Encode(t))
 		})
 	}
 	wg.Wait()
-	return nil
+	if made == 0 {
+		return errors.New("standard input has no attempts")
+	}
+	return failed
 }
 
-func hear(in io.Reader, out io.Writer) error {
+func listen(in io.Reader, out io.Writer) error {
 	lines := bufio.NewReader(in)
 	first, err := lines.ReadBytes('\n')
 	if err != nil {
-		return fmt.Errorf("read the ears: %w", err)
+		return fmt.Errorf("read the listeners: %w", err)
 	}
-	var ears []way.Listener
-	if err := json.Unmarshal(first, &ears); err != nil {
-		return fmt.Errorf("read the ears: %w", err)
+	var listeners []way.Listener
+	if err := json.Unmarshal(first, &listeners); err != nil {
+		return fmt.Errorf("read the listeners: %w", err)
+	}
+	if len(listeners) == 0 {
+		return errors.New("the list of listeners is empty")
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	heard := make([]adversary.Received, len(ears))
+	received := make([]adversary.Received, len(listeners))
 	var mu sync.Mutex
 	var opened, done sync.WaitGroup
-	for i, e := range ears {
+	for i, l := range listeners {
 		opened.Add(1)
 		done.Add(1)
 		ready := sync.OnceFunc(opened.Done)
@@ -95,24 +110,23 @@ func hear(in io.Reader, out io.Writer) error {
 			defer done.Done()
 			defer ready()
 			ids := map[int]bool{}
-			err := e.Listen(ctx, ready, func(id int) {
+			err := l.Listen(ctx, ready, func(id int) {
 				mu.Lock()
 				defer mu.Unlock()
 				if !ids[id] {
 					ids[id] = true
-					heard[i].IDs = append(heard[i].IDs, id)
+					received[i].IDs = append(received[i].IDs, id)
 				}
 			})
 			mu.Lock()
 			defer mu.Unlock()
 			if err != nil {
-				heard[i].Refused = err.Error()
+				received[i].Refused = err.Error()
 			}
 		}()
 	}
 	opened.Wait()
 	fmt.Fprintln(out, "ready")
-	// "?" and a line end ask for what was heard so far; the end of the input ends it.
 	enc := json.NewEncoder(out)
 	for {
 		_, err := lines.ReadString('\n')
@@ -120,7 +134,7 @@ func hear(in io.Reader, out io.Writer) error {
 			break
 		}
 		mu.Lock()
-		err = enc.Encode(heard)
+		err = enc.Encode(received)
 		mu.Unlock()
 		if err != nil {
 			return err
@@ -135,5 +149,5 @@ func hear(in io.Reader, out io.Writer) error {
 	}
 	mu.Lock()
 	defer mu.Unlock()
-	return enc.Encode(heard)
+	return enc.Encode(received)
 }

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package adversary
+
+import (
+	"net/netip"
+	"testing"
+
+	"bulkhead/test/adversary/way"
+)
+
+func addrs(list ...string) (out []netip.Addr) {
+	for _, a := range list {
+		out = append(out, netip.MustParseAddr(a))
+	}
+	return out
+}
+
+// Every attempt of every table can be sent as described, and each table has
+// attempts at addresses of both IP families.
+func TestTables(t *testing.T) {
+	port := Interface{Name: "lo", MAC: "0a:58:0a:4d:00:02"}
+	n := Network{Mark: 0x10001, Port: port, VRF: "vrf", Nodes: addrs("10.77.0.2", "fd77::2")}
+	v := Victim{Name: "v", Addrs: addrs("10.77.0.3", "fd77::3"), MAC: "0a:58:0a:4d:00:03", Link: Interface{Name: "lo", MAC: "0a:58:0a:4d:00:04"}, NextMAC: "0a:58:0a:4d:00:03"}
+	outside, own := addrs("192.0.2.1", "2001:db8::1"), addrs("10.77.0.4", "fd77::4")
+	g := way.Geneve{VNI: 5, InnerSrc: "10.77.0.4", InnerDst: "10.77.0.3", SrcMAC: port.MAC, DstMAC: v.MAC}
+	for name, table := range map[string][]way.Attempt{
+		"IntoNetwork":      IntoNetwork(n, v),
+		"ByLoopback":       ByLoopback(n, v, outside),
+		"Locked":           Locked(n, v, 0x2),
+		"Tunnel":           Tunnel(addrs("172.30.0.11", "fd00::11"), addrs("172.30.0.12", "fd00::12"), []Interface{port}, v.MAC, g, 6081),
+		"Loopback":         Loopback(addrs("127.0.0.1", "::1"), 80),
+		"FromPod":          FromPod("lo", port.MAC, own, v, false),
+		"FromPod (locked)": FromPod("lo", port.MAC, own, v, true),
+		"ThroughNode":      ThroughNode("lo", port.MAC, own, port, outside, 80),
+	} {
+		families := map[bool]int{}
+		for i, a := range table {
+			a.ID = i + 1
+			if err := a.Validate(); err != nil {
+				t.Errorf("%s: %+v: %v", name, a, err)
+			}
+			families[netip.MustParseAddr(a.To).Is4()]++
+		}
+		if families[true] == 0 || families[false] == 0 {
+			t.Errorf("%s: %d IPv4 and %d IPv6 attempts", name, families[true], families[false])
+		}
+	}
+	if got := len(Listeners(n, n.Nodes, 80, "lo")); got < 40 {
+		t.Errorf("Listeners: %d", got)
+	}
+}
+
+// Validate refuses attempts that would send nothing, or not what they describe.
+func TestValidate(t *testing.T) {
+	good := way.Attempt{ID: 1, Socket: "udp", To: "192.0.2.1", Port: way.Port, How: []string{"mark=1"}}
+	if err := good.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	for name, change := range map[string]func(a *way.Attempt){
+		"id 0":           func(a *way.Attempt) { a.ID = 0 },
+		"socket":         func(a *way.Attempt) { a.Socket = "upd" },
+		"address":        func(a *way.Attempt) { a.To = "invalid IP" },
+		"source address": func(a *way.Attempt) { a.Src = "invalid IP" },
+		"option":         func(a *way.Attempt) { a.How = []string{"bindtodevise"} },
+		"frame":          func(a *way.Attempt) { a.Src, a.SrcMAC, a.Frame = "192.0.2.2", "0a:58:0a:4d:00:03", "upd" },
+	} {
+		a := good
+		change(&a)
+		if a.Validate() == nil {
+			t.Errorf("%s: %+v is valid", name, a)
+		}
+	}
+}

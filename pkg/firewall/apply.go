@@ -4,7 +4,6 @@ package firewall
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -13,6 +12,8 @@ import (
 	"sync"
 
 	"sigs.k8s.io/knftables"
+
+	"bulkhead/pkg/batch"
 )
 
 // Target is the table, in the kernel or in knftables' in-memory fake.
@@ -116,29 +117,13 @@ func element(key []string) string {
 // by one, so that one that cannot be made does not hold back the others; the
 // error names each that failed.
 func (t *Target) Apply(ctx context.Context, ops []Op) error {
-	if len(ops) == 0 {
-		return nil
-	}
-	all := t.nft.NewTransaction()
-	for _, op := range ops {
-		op.into(all)
-	}
-	err := t.nft.Run(ctx, all)
-	if err == nil {
-		return nil
-	}
-	var errs []error
-	for _, op := range ops {
-		if ctx.Err() != nil {
-			return errors.Join(err, ctx.Err())
-		}
+	return batch.Apply(ops, len(ops), func(ops []Op) error {
 		tx := t.nft.NewTransaction()
-		op.into(tx)
-		if err := t.nft.Run(ctx, tx); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", op, err))
+		for _, op := range ops {
+			op.into(tx)
 		}
-	}
-	return errors.Join(errs...)
+		return t.nft.Run(ctx, tx)
+	}, func(error) error { return ctx.Err() })
 }
 
 // into adds an operation to a transaction. Elements are added one by one, as

@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/ovn-kubernetes/libovsdb/ovsdb"
 
+	"bulkhead/pkg/batch"
 	"bulkhead/pkg/ovn/nbdb"
 )
 
@@ -30,72 +31,25 @@ const maxOps = 2000
 
 // Apply implements Target.
 func (n *NB) Apply(ctx context.Context, ops []Op) error {
-	var errs []error
-	for len(ops) > 0 {
-		batch := ops[:min(len(ops), maxOps)]
-		ops = ops[len(batch):]
-		err := n.transact(ctx, batch)
-		if err == nil {
-			continue
-		}
-		err = n.oneByOne(ctx, batch, err)
-		errs = append(errs, err)
-		if errors.Is(err, errHangs) { // each of the others would wait as long
-			errs = append(errs, notTried(len(ops), errHangs))
-			break
-		}
-	}
-	return errors.Join(errs...)
+	return n.apply(ctx, ops, maxOps)
 }
 
-// oneByOne runs a batch that failed as a whole so that only what is at fault
-// fails, in the same order.
-func (n *NB) oneByOne(ctx context.Context, batch []Op, cause error) error {
-	if len(batch) == 1 || !n.Connected() || ctx.Err() != nil || errors.Is(cause, errHangs) {
-		return &opError{batch[0], len(batch) - 1, cause}
-	}
-	var errs []error
-	for i, op := range batch {
-		err := n.transact(ctx, []Op{op})
-		if err != nil {
-			errs = append(errs, &opError{op, 0, err})
-		}
-		if errors.Is(err, errHangs) {
-			errs = append(errs, notTried(len(batch)-i-1, errHangs))
-			break
-		}
-		if !n.Connected() {
-			errs = append(errs, notTried(len(batch)-i-1, errNotConnected))
-			break
-		}
-	}
-	return errors.Join(errs...)
+func (n *NB) apply(ctx context.Context, ops []Op, size int) error {
+	return batch.Apply(ops, size, func(ops []Op) error { return n.transact(ctx, ops) }, n.conn.fatal(ctx))
 }
 
-// opError is an operation that failed, and how many with it.
-type opError struct {
-	op   Op
-	more int
-	err  error
-}
-
-func (e *opError) Error() string { return e.op.String() + andMore(e.more) + ": " + e.err.Error() }
-
-func (e *opError) Unwrap() error { return e.err }
-
-// notTried says that n operations were not begun, nil for none.
-func notTried(n int, why error) error {
-	if n == 0 {
-		return nil
+// fatal returns the function that tells batch.Apply when to stop: after a
+// transaction that timed out, each further one would wait as long.
+func (c *connection) fatal(ctx context.Context) func(error) error {
+	return func(err error) error {
+		switch {
+		case errors.Is(err, errHangs):
+			return errHangs
+		case c.client() == nil:
+			return errNotConnected
+		}
+		return ctx.Err()
 	}
-	return fmt.Errorf("%d operations not tried: %w", n, why)
-}
-
-func andMore(n int) string {
-	if n == 0 {
-		return ""
-	}
-	return fmt.Sprintf(" and %d more", n)
 }
 
 // transact runs ops as one transaction.

@@ -17,6 +17,7 @@ import (
 	"github.com/ovn-kubernetes/libovsdb/model"
 	"github.com/ovn-kubernetes/libovsdb/ovsdb"
 
+	"bulkhead/pkg/batch"
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovn/sbdb"
 )
@@ -174,18 +175,7 @@ func (s *SB) ApplyChassis(ctx context.Context, ops []ChassisOp) error {
 	if c == nil && len(ops) > 0 {
 		return errNotConnected
 	}
-	var errs []error
-	for i, op := range ops {
-		err := s.applyChassis(ctx, c, op)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", op, err))
-		}
-		if errors.Is(err, errHangs) {
-			errs = append(errs, notTried(len(ops)-i-1, errHangs))
-			break
-		}
-	}
-	return errors.Join(errs...)
+	return batch.Apply(ops, 1, func(op []ChassisOp) error { return s.applyChassis(ctx, c, op[0]) }, s.conn.fatal(ctx))
 }
 
 func (s *SB) applyChassis(ctx context.Context, c client.Client, op ChassisOp) error {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/ovn-kubernetes/libovsdb/model"
 
+	"bulkhead/pkg/batch"
 	"bulkhead/pkg/ovn/nbdb"
 )
 
@@ -84,7 +85,7 @@ func (f *Fake) Apply(_ context.Context, ops []Op) error {
 	var errs []error
 	for _, op := range ops {
 		if err := f.apply(op); err != nil {
-			errs = append(errs, &opError{op, 0, err})
+			errs = append(errs, &batch.Error[Op]{Op: op, Err: err})
 		}
 	}
 	return errors.Join(errs...)

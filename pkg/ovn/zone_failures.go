@@ -21,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"bulkhead/pkg/batch"
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovn/nbdb"
 )
@@ -225,12 +226,19 @@ func cause(err error) (text string, more bool) {
 		all := e.Unwrap()
 		text, more = cause(all[0])
 		return text, more || len(all) > 1
-	case *opError:
-		verb, _, _ := strings.Cut(e.op.String(), " ")
-		return verb + " " + e.op.Row.Table + ": " + e.err.Error(), e.more > 0
+	case *batch.Error[Op]:
+		verb, _, _ := strings.Cut(e.Op.String(), " ")
+		return verb + " " + e.Op.Row.Table + ": " + e.Err.Error(), e.More > 0
 	default:
 		return err.Error(), false
 	}
+}
+
+func andMore(n int) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf(" and %d more", n)
 }
 
 // idOfRows is the id of the network whose rows these are, 0 where they do not

@@ -14,6 +14,7 @@ import (
 	"github.com/ovn-kubernetes/libovsdb/model"
 	"github.com/ovn-kubernetes/libovsdb/ovsdb"
 
+	"bulkhead/pkg/batch"
 	"bulkhead/pkg/ovs/vsdb"
 )
 
@@ -27,8 +28,8 @@ type Target interface {
 }
 
 const (
-	// batch is how many operations share a transaction.
-	batch = 200
+	// maxOps is the most operations in one transaction.
+	maxOps = 200
 	// settle is how long the cache may take to show a transaction.
 	settle = 10 * time.Second
 )
@@ -164,36 +165,16 @@ func portOf(row vsdb.Interface) Port {
 
 // Apply implements Target: many operations a transaction, and one by one only
 // when a transaction is refused, to find out which operation it was.
-func (c *Client) Apply(ctx context.Context, ops []Op) error { return c.apply(ctx, ops, batch) }
-
-func (c *Client) apply(ctx context.Context, ops []Op, size int) error {
-	var errs []error
-	for len(ops) > 0 {
-		part := ops[:min(len(ops), size)]
-		ops = ops[len(part):]
-		err := c.transact(ctx, part)
+func (c *Client) Apply(ctx context.Context, ops []Op) error {
+	return batch.Apply(ops, maxOps, func(ops []Op) error { return c.transact(ctx, ops) }, func(err error) error {
 		switch {
-		case err == nil:
-			continue
-		case len(part) > 1 && !unanswered(ctx, err):
-			err = c.apply(ctx, part, 1)
-		case len(part) > 1:
-			err = fmt.Errorf("%s and %d more: %w", part[0], len(part)-1, err)
-		default:
-			err = fmt.Errorf("%s: %w", part[0], err)
+		case errors.Is(err, errHangs):
+			return errHangs
+		case errors.Is(err, errNotConnected):
+			return errNotConnected
 		}
-		errs = append(errs, err)
-		if unanswered(ctx, err) && len(ops) > 0 {
-			errs = append(errs, fmt.Errorf("%d operations not tried", len(ops)))
-			break
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// unanswered tells that nobody is there to do another transaction either.
-func unanswered(ctx context.Context, err error) bool {
-	return ctx.Err() != nil || errors.Is(err, errHangs) || errors.Is(err, errNotConnected)
+		return ctx.Err()
+	})
 }
 
 // transact does ops in one transaction and waits until the cache shows it. When

@@ -76,7 +76,7 @@ func doors(links []vrf.Link, in doorInputs) []loader.DoorRow {
 			row.Kind, row.NetworkID, row.PeerMAC, row.Peer6 = loader.DoorLocked, pod.network, peer, peer6
 		case isPod:
 			row.Kind, row.NetworkID = loader.DoorPod, pod.network
-		case l.Elsewhere, l.Type == "geneve", slices.Contains(in.internal, l.Name):
+		case l.PeerInOtherNetns, l.Type == "geneve", slices.Contains(in.internal, l.Name):
 			continue
 		default:
 			row.Kind = loader.DoorOwn

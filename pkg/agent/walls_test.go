@@ -34,9 +34,9 @@ func TestDoors(t *testing.T) {
 		{Index: 4, Name: "br-int", Type: "openvswitch"}, {Index: 5, Name: "genev_sys_6081", Type: "geneve"},
 		{Index: 6, Name: "ovn-k8s-mp0", Type: "openvswitch"}, {Index: 7, Name: "ovn-k8s-mp7", Type: "openvswitch"},
 		{Index: 8, Name: "mp7-udn-vrf", Type: "vrf", Table: 100007},
-		{Index: 9, Name: "abc_0", Type: "veth", Elsewhere: true}, {Index: 10, Name: "abc_3", Type: "veth", Elsewhere: true},
-		{Index: 11, Name: "def_0", Type: "veth", Elsewhere: true}, {Index: 12, Name: "ghi_3", Type: "veth", Elsewhere: true},
-		{Index: 13, Name: "docker1", Type: "veth", Elsewhere: true}, {Index: 14, Name: "ovn-k8s-mp99999", Type: "device"},
+		{Index: 9, Name: "abc_0", Type: "veth", PeerInOtherNetns: true}, {Index: 10, Name: "abc_3", Type: "veth", PeerInOtherNetns: true},
+		{Index: 11, Name: "def_0", Type: "veth", PeerInOtherNetns: true}, {Index: 12, Name: "ghi_3", Type: "veth", PeerInOtherNetns: true},
+		{Index: 13, Name: "docker1", Type: "veth", PeerInOtherNetns: true}, {Index: 14, Name: "ovn-k8s-mp99999", Type: "device"},
 	}
 	in := doorInputs{bridge: "br-ex", internal: []string{"br-int"}, tableBase: 100000,
 		node: []netip.Prefix{netip.MustParsePrefix("10.244.2.2/24"), netip.MustParsePrefix("fd00:10:244:2::2/64")},

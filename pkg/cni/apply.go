@@ -12,25 +12,25 @@ import (
 type Links interface {
 	// Open opens a pod's network namespace by its path.
 	Open(netns string) (PodLinks, error)
-	// DeleteHost removes a host end, and the pod's interface with it. That it
-	// is not there is no error.
+	// DeleteHost deletes a host end, and the pod's interface with it. A missing
+	// host end is no error.
 	DeleteHost(name string) error
-	// HostNames are the links of the host.
+	// HostNames lists the links of the host.
 	HostNames() (map[string]bool, error)
 }
 
 // PodLinks are the interfaces in one network namespace.
 type PodLinks interface {
-	// Read gives those of the named interfaces (name → host end) that are
-	// ours: whose other end is that very host end.
+	// Read returns the actual state of the named interfaces (name → host end).
+	// It skips an interface whose host end does not exist.
 	Read(ctx context.Context, names map[string]string) (State, error)
-	// Do makes one change.
+	// Do applies one operation.
 	Do(ctx context.Context, op Op) error
 	Close()
 }
 
-// Apply makes all changes in order. One that fails does not stop those behind
-// it; the error names each.
+// Apply applies all operations in order. It continues after a failed operation;
+// the error names each failed one.
 func Apply(ctx context.Context, t PodLinks, ops []Op) error {
 	var errs []error
 	for _, op := range ops {
@@ -44,7 +44,7 @@ func Apply(ctx context.Context, t PodLinks, ops []Op) error {
 	return errors.Join(errs...)
 }
 
-// names are the interfaces of the request with their host ends.
+// names maps the request's interfaces to their host ends.
 func (r Request) names() map[string]string {
 	out := map[string]string{}
 	for _, n := range r.IfNames() {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cni is the agent's CNI server: it gives pods their interfaces,
-// addresses and routes, as the pod-networks annotation says, and connects
-// them to Open vSwitch. Build says what a pod should have, Diff what to do
-// about what is there, Links does it over netlink.
+// Package cni is the agent's CNI server: it configures pods' interfaces,
+// addresses and routes from the pod-networks annotation, and connects them to
+// Open vSwitch. Build returns a pod's desired state, Diff the operations from
+// the actual to the desired state, and Links applies them over netlink.
 package cni
 
 import (
@@ -20,7 +20,7 @@ import (
 // PrimaryIfName is the pod's interface on a tenant's primary network.
 const PrimaryIfName = "ovn-udn1"
 
-// Pod is what one ADD makes: interfaces, in order.
+// Pod is what one ADD creates: interfaces, in order.
 type Pod struct {
 	Request    Request
 	UID        string
@@ -34,10 +34,10 @@ type Interface struct {
 	Network string
 	LSP     string
 	Role    network.Role
-	Default bool // the pod's default route goes by it
+	Default bool // carries the pod's default route
 }
 
-// Link is one interface, inside the pod, with its end on the host.
+// Link is one interface inside the pod, with its host end.
 type Link struct {
 	Name      string
 	Host      string // name of the host end
@@ -46,22 +46,22 @@ type Link struct {
 	Up        bool
 	Addresses []netip.Prefix // sorted
 	Routes    []Route        // sorted
-	// Stale: the host end is there, and leads somewhere else.
+	// Stale: the host end exists, but its peer is not this interface.
 	Stale bool
 }
 
-// Route is a route inside the pod by a gateway on the link.
+// Route is a route inside the pod via a gateway on the link.
 type Route struct {
 	Dest netip.Prefix
 	Via  netip.Addr
 }
 
-// State are a pod's links by name.
+// State holds a pod's links by name.
 type State map[string]Link
 
-// Port is the host end of an interface as Open vSwitch gets it.
+// Port is the Open vSwitch port of an interface's host end.
 type Port struct {
-	Name           string // the link's, on the host
+	Name           string // of the host end
 	LSP            string
 	Namespace, Pod string
 	UID            string
@@ -73,18 +73,18 @@ type Port struct {
 	Network        string
 }
 
-// Inputs is what Build needs beside the request.
+// Inputs is what Build needs besides the request.
 type Inputs struct {
 	UID        string // the pod's
 	Annotation network.PodNetworks
-	// Networks by NAD key, of every key in Annotation; network.DefaultName is
-	// the cluster default network.
+	// Networks holds the network of every NAD key in Annotation;
+	// network.DefaultName is the cluster default network.
 	Networks map[string]network.Network
-	// Primary is the key of the namespace's primary network; empty: none.
+	// Primary is the NAD key of the namespace's primary network, if any.
 	Primary string
 }
 
-// Build is what the pod should have. It refuses a pod whose networks overlap.
+// Build returns the pod's desired state. It refuses a pod whose networks overlap.
 func Build(r Request, in Inputs) (Pod, error) {
 	if err := Overlap(in.Networks); err != nil {
 		return Pod{}, fmt.Errorf("pod %s/%s: %w", r.Namespace, r.Pod, err)
@@ -122,7 +122,7 @@ func Build(r Request, in Inputs) (Pod, error) {
 	}
 	if in.Primary != "" {
 		if r.IfName == PrimaryIfName {
-			return Pod{}, fmt.Errorf("pod %s/%s: interface name %s is the primary network's", r.Namespace, r.Pod, PrimaryIfName)
+			return Pod{}, fmt.Errorf("pod %s/%s: interface name %s is reserved for the primary network", r.Namespace, r.Pod, PrimaryIfName)
 		}
 		if err := add(PrimaryIfName, in.Primary); err != nil {
 			return Pod{}, err
@@ -141,7 +141,7 @@ func buildInterface(r Request, name, key string, entry network.PodNetwork, net n
 	i.MAC = mac
 	for _, ip := range entry.IPs {
 		if !ip.Addr().IsValid() || ip.Addr().IsMulticast() || ip.Addr().IsUnspecified() || ip.Addr().IsLoopback() {
-			return i, fmt.Errorf("%s is no address for a pod", ip)
+			return i, fmt.Errorf("%s is not a valid pod address", ip)
 		}
 		i.Addresses = append(i.Addresses, ip)
 	}
@@ -152,7 +152,7 @@ func buildInterface(r Request, name, key string, entry network.PodNetwork, net n
 			return i, fmt.Errorf("route %s: default routes come from gateway_ips", route.Dest)
 		}
 		if route.Dest.Addr().Is4() != route.NextHop.Is4() {
-			return i, fmt.Errorf("route %s via %s mixes families", route.Dest, route.NextHop)
+			return i, fmt.Errorf("route %s via %s mixes IP families", route.Dest, route.NextHop)
 		}
 		i.Routes = append(i.Routes, Route{Dest: route.Dest.Masked(), Via: route.NextHop})
 	}
@@ -184,14 +184,14 @@ func compareRoutes(a, b Route) int {
 	return a.Via.Compare(b.Via)
 }
 
-// HostName is the name of the host end of a pod's interface: it follows from
-// the sandbox, so that DEL needs to know nothing else.
+// HostName returns the name of the host end of a pod's interface. It depends
+// only on the sandbox and the interface, so that DEL needs no other input.
 func HostName(sandbox, ifName string) string {
 	h := sha256.Sum256([]byte(sandbox + "/" + ifName))
 	return fmt.Sprintf("veth%x", h[:])[:15]
 }
 
-// Links are p's as plain state.
+// Links returns p's links by name.
 func (p Pod) Links() State {
 	s := make(State, len(p.Interfaces))
 	for _, i := range p.Interfaces {
@@ -200,7 +200,7 @@ func (p Pod) Links() State {
 	return s
 }
 
-// Ports are p's as Open vSwitch gets them.
+// Ports returns p's Open vSwitch ports.
 func (p Pod) Ports() []Port {
 	out := make([]Port, len(p.Interfaces))
 	for n, i := range p.Interfaces {
@@ -210,12 +210,12 @@ func (p Pod) Ports() []Port {
 	return out
 }
 
-// ErrOverlap marks pods whose networks overlap.
+// ErrOverlap: networks of the pod overlap.
 var ErrOverlap = errors.New("networks of one pod must not overlap")
 
-// Overlap says which two of a pod's networks overlap, in subnets or join
-// subnets, in either family: the pod could not tell their addresses apart.
-// The networks are given by NAD key.
+// Overlap returns an error that names the first two of a pod's networks, given
+// by NAD key, whose subnets or join subnets overlap in either IP family: the
+// pod could not tell their addresses apart.
 func Overlap(nets map[string]network.Network) error {
 	var all []network.Network
 	for _, n := range nets {

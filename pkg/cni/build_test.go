@@ -39,8 +39,8 @@ func drawState(t *rapid.T, label string) State {
 
 var sandboxNames = map[string]string{"eth0": HostName("s", "eth0"), "ovn-udn1": HostName("s", "ovn-udn1")}
 
-// TestDiffConverges: from any state to any other, also with a crash after any
-// operation, and then there is nothing left to do.
+// TestDiffConverges applies Diff from any state to any other, with a crash after
+// any operation, and expects the desired state and an empty Diff.
 func TestDiffConverges(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		want, have := drawState(t, "want"), drawState(t, "have")
@@ -104,7 +104,7 @@ func TestBuildDefaultRoute(t *testing.T) {
 			t.Errorf("%s has %d default routes, want %d", i.Name, n, want)
 		}
 	}
-	// A pod of a namespace without a primary network.
+	// A pod in a namespace without a primary network.
 	plain := network.PodNetworks{network.DefaultName: network.NewPodNetwork(defaultNet, plan, prefixes("10.244.2.5/24"), false)}
 	if p, err = Build(r, Inputs{Annotation: plain, Networks: nets}); err != nil {
 		t.Fatal(err)
@@ -115,11 +115,11 @@ func TestBuildDefaultRoute(t *testing.T) {
 	}
 	for field, bad := range map[string]network.PodNetwork{
 		"mac_address": {MAC: "01:00:5e:00:00:01"}, "default routes": {MAC: "0a:58:00:00:00:01", Routes: []network.PodRoute{{Dest: netip.MustParsePrefix("::/0"), NextHop: netip.MustParseAddr("fd00::1")}}},
-		"address for a pod": {MAC: "0a:58:00:00:00:01", IPs: prefixes("224.0.0.1/24")}, "mixes families": {MAC: "0a:58:00:00:00:01", Routes: []network.PodRoute{{Dest: netip.MustParsePrefix("10.0.0.0/8"), NextHop: netip.MustParseAddr("fd00::1")}}},
+		"valid pod address": {MAC: "0a:58:00:00:00:01", IPs: prefixes("224.0.0.1/24")}, "mixes IP families": {MAC: "0a:58:00:00:00:01", Routes: []network.PodRoute{{Dest: netip.MustParsePrefix("10.0.0.0/8"), NextHop: netip.MustParseAddr("fd00::1")}}},
 	} {
 		_, err := Build(r, Inputs{Annotation: network.PodNetworks{network.DefaultName: bad}, Networks: nets})
 		if err == nil || !strings.Contains(err.Error(), field) {
-			t.Errorf("bad %s gives %v", field, err)
+			t.Errorf("invalid entry: got error %v, want one with %q", err, field)
 		}
 	}
 }
@@ -149,8 +149,8 @@ func TestConflist(t *testing.T) {
 		t.Fatal(err)
 	}
 	golden(t, ConflistName, string(b))
-	if left, _ := filepath.Glob(filepath.Join(dir, ".bulkhead-*")); len(left) > 0 {
-		t.Errorf("left %v", left)
+	if temporary, _ := filepath.Glob(filepath.Join(dir, ".bulkhead-*")); len(temporary) > 0 {
+		t.Errorf("leftover temporary files: %v", temporary)
 	}
 	for range 2 {
 		if err := RemoveConflist(dir); err != nil {

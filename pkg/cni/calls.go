@@ -13,15 +13,14 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// add connects a pod. Doing it again gives the same and changes nothing; when
-// it fails, what it made is undone.
+// add connects a pod. It is idempotent. If it fails, it deletes what it created.
 func (s *Server) add(ctx context.Context, r Request) ([]byte, error) {
-	release, err := s.take(ctx, r.Sandbox)
+	unlock, err := s.lockSandbox(ctx, r.Sandbox)
 	if err != nil {
 		return nil, err
 	}
-	defer release()
-	pod, err := s.want(ctx, r)
+	defer unlock()
+	pod, err := s.waitForPod(ctx, r)
 	if err != nil {
 		return nil, err
 	}
@@ -36,17 +35,17 @@ func (s *Server) add(ctx context.Context, r Request) ([]byte, error) {
 	}
 	if err := s.connect(ctx, pod, ns, have); err != nil {
 		if len(have) > 0 {
-			return nil, err // an ADD of a pod that was connected already: leave it as it is
+			return nil, err // a repeated ADD: the pod keeps the connection that it has
 		}
-		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUp)
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 		defer cancel()
 		return nil, errors.Join(err, wrap("clean up", s.remove(undo, r)))
 	}
 	return pod.Result(r.CNIVersion)
 }
 
-// connect makes links, then ports, and waits until the ports carry traffic;
-// meanwhile the pod's status is written.
+// connect creates links, then ports, and waits until the ports carry traffic.
+// It writes the pod's network status in the meantime.
 func (s *Server) connect(ctx context.Context, pod Pod, ns PodLinks, have State) error {
 	if err := Apply(ctx, ns, Diff(pod.Links(), have)); err != nil {
 		return err
@@ -63,20 +62,21 @@ func (s *Server) connect(ctx context.Context, pod Pod, ns PodLinks, have State) 
 	}
 	select {
 	case <-written:
-	case <-time.After(statusGrace): // it goes on by itself
+	case <-time.After(statusGrace): // the write continues in the background
 	}
 	return nil
 }
 
 const (
-	// statusGrace is how much longer than for its ports an ADD may take for
-	// the status to be written.
-	statusGrace = 500 * time.Millisecond
-	statusWait  = 10 * time.Second
+	// statusGrace is how long an ADD waits for the status write after its
+	// ports carry traffic.
+	statusGrace   = 500 * time.Millisecond
+	statusTimeout = 10 * time.Second
 )
 
-// writeStatus writes the network-status annotation beside what else ADD has to
-// wait for. A meta plugin that attaches a secondary network writes its own.
+// writeStatus writes the network-status annotation in the background, while ADD
+// waits for the ports. It skips a secondary network: the meta plugin that
+// attaches it writes its status.
 func (s *Server) writeStatus(ctx context.Context, pod Pod) <-chan struct{} {
 	done := make(chan struct{})
 	r := pod.Request
@@ -87,7 +87,7 @@ func (s *Server) writeStatus(ctx context.Context, pod Pod) <-chan struct{} {
 	}
 	go func() {
 		defer close(done)
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), statusWait)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), statusTimeout)
 		defer cancel()
 		if err := s.status.WriteStatus(ctx, r.Namespace, r.Pod, pod.UID, status); err != nil {
 			s.conf.Log.Warn("cannot write the pod's network status", "pod", r.Namespace+"/"+r.Pod, "error", err)
@@ -96,16 +96,16 @@ func (s *Server) writeStatus(ctx context.Context, pod Pod) <-chan struct{} {
 	return done
 }
 
-// want waits until what the pod should have is known. When that takes too
-// long the error says what is missing.
-func (s *Server) want(ctx context.Context, r Request) (Pod, error) {
+// waitForPod waits for the pod's inputs and returns its desired state. On
+// timeout the error says which input is missing.
+func (s *Server) waitForPod(ctx context.Context, r Request) (Pod, error) {
 	ctx, cancel := context.WithTimeout(ctx, s.conf.NetworksWait)
 	defer cancel()
-	changed, stop := s.pods.Changed(r.Namespace, r.Pod) // before looking, so that no change is missed
+	changed, stop := s.pods.Changed(r.Namespace, r.Pod) // before the first read, so that no change is missed
 	defer stop()
 	for {
-		why, poked := s.ready()
-		if why == "" {
+		reason, notified := s.ready()
+		if reason == "" {
 			in, missing, err := s.inputs(r)
 			if err != nil {
 				return Pod{}, err
@@ -113,23 +113,23 @@ func (s *Server) want(ctx context.Context, r Request) (Pod, error) {
 			if missing == "" {
 				return Build(r, in)
 			}
-			why = missing
+			reason = missing
 		}
 		select {
 		case <-changed:
-		case <-poked:
+		case <-notified:
 		case <-ctx.Done():
-			return Pod{}, fmt.Errorf("pod %s/%s: %s (waited %s): %w", r.Namespace, r.Pod, why, s.conf.NetworksWait, errors.Join(errTryLater, ctx.Err()))
+			return Pod{}, fmt.Errorf("pod %s/%s: %s (waited %s): %w", r.Namespace, r.Pod, reason, s.conf.NetworksWait, errors.Join(errTryLater, ctx.Err()))
 		}
 	}
 }
 
-// inputs gathers what Build needs. missing says what is still to come; err,
-// what waiting does not mend.
+// inputs collects the inputs of Build. missing names an input that may still
+// arrive; err is an error that waiting cannot resolve.
 func (s *Server) inputs(r Request) (in Inputs, missing string, err error) {
 	pod, ok := s.pods.Get(r.Namespace, r.Pod)
 	if !ok {
-		return in, "the API server has shown no such pod on this node", nil
+		return in, "unknown pod: the API server has sent no such pod for this node", nil
 	}
 	if r.UID != "" && string(pod.UID) != r.UID {
 		return in, fmt.Sprintf("the API server has pod uid %s under that name, not %s", pod.UID, r.UID), nil
@@ -144,10 +144,10 @@ func (s *Server) inputs(r Request) (in Inputs, missing string, err error) {
 	}
 	raw, ok := pod.Annotations[network.AnnotationPodNetworks]
 	if !ok {
-		return in, fmt.Sprintf("annotation %s is missing: the controller of the node's zone gives it; see its log and the pod's events", network.AnnotationPodNetworks), nil
+		return in, fmt.Sprintf("annotation %s is missing: the controller of the node's zone writes it: see its log and the pod's events", network.AnnotationPodNetworks), nil
 	}
 	if in.Annotation, err = network.ParsePodNetworks(raw); err != nil {
-		return in, err.Error(), nil // its writer may still mend it
+		return in, err.Error(), nil // the controller may still correct it
 	}
 	needed := []string{network.DefaultName}
 	if in.Primary != "" {
@@ -168,7 +168,7 @@ func (s *Server) inputs(r Request) (in Inputs, missing string, err error) {
 			continue
 		}
 		if entry.Role == network.RolePrimary && key != in.Primary {
-			return in, fmt.Sprintf("annotation %s names %s as primary network, but namespace %s has %s", network.AnnotationPodNetworks, key, r.Namespace, orNone(in.Primary)), nil
+			return in, fmt.Sprintf("annotation %s names %s as primary network, but namespace %s has %s", network.AnnotationPodNetworks, key, r.Namespace, nameOrNone(in.Primary)), nil
 		}
 		nad, ok := s.networks.NAD(key)
 		switch {
@@ -182,26 +182,26 @@ func (s *Server) inputs(r Request) (in Inputs, missing string, err error) {
 	return in, "", nil
 }
 
-func orNone(key string) string {
+func nameOrNone(key string) string {
 	if key == "" {
 		return "none"
 	}
 	return key
 }
 
-// del undoes an ADD. It asks neither the API nor the pod's namespace, both of
-// which may be gone.
+// del undoes an ADD. It reads neither the API nor the pod's network namespace:
+// both may already be deleted.
 func (s *Server) del(ctx context.Context, r Request) error {
-	release, err := s.take(ctx, r.Sandbox)
+	unlock, err := s.lockSandbox(ctx, r.Sandbox)
 	if err != nil {
 		return err
 	}
-	defer release()
+	defer unlock()
 	return s.remove(ctx, r)
 }
 
-// remove takes ports away before links, so that Open vSwitch never holds a
-// port without its link.
+// remove deletes ports before links, so that Open vSwitch never has a port
+// without its link.
 func (s *Server) remove(ctx context.Context, r Request) error {
 	errs := []error{s.ports.Delete(ctx, r.Sandbox, r.Attachment())}
 	for _, name := range r.IfNames() {
@@ -210,13 +210,13 @@ func (s *Server) remove(ctx context.Context, r Request) error {
 	return errors.Join(errs...)
 }
 
-// check compares a pod's interfaces with what they should be.
+// check compares a pod's interfaces with their desired state.
 func (s *Server) check(ctx context.Context, r Request) error {
-	release, err := s.take(ctx, r.Sandbox)
+	unlock, err := s.lockSandbox(ctx, r.Sandbox)
 	if err != nil {
 		return err
 	}
-	defer release()
+	defer unlock()
 	in, missing, err := s.inputs(r)
 	if missing != "" {
 		err = errors.New(missing)
@@ -237,26 +237,27 @@ func (s *Server) check(ctx context.Context, r Request) error {
 	if err != nil {
 		return err
 	}
-	var wrong []error
+	var differences []error
 	for _, op := range Diff(pod.Links(), have) {
 		switch op.(type) {
-		case DeleteAddress, DeleteRoute: // more than there should be is the pod's own business
+		case DeleteAddress, DeleteRoute: // the pod may add addresses and routes
 		default:
-			wrong = append(wrong, fmt.Errorf("would have to %s", op))
+			differences = append(differences, fmt.Errorf("ADD would %s", op))
 		}
 	}
-	wait, cancel := context.WithTimeout(ctx, checkWait)
+	wait, cancel := context.WithTimeout(ctx, checkTimeout)
 	defer cancel()
-	if err := errors.Join(append(wrong, s.ports.WaitInstalled(wait, pod.Ports()))...); err != nil {
-		return cnitypes.NewError(codeUnhealthy, fmt.Sprintf("pod %s/%s is not as it should be", r.Namespace, r.Pod), err.Error())
+	if err := errors.Join(append(differences, s.ports.WaitInstalled(wait, pod.Ports()))...); err != nil {
+		return cnitypes.NewError(codeUnhealthy, fmt.Sprintf("pod %s/%s differs from its desired state", r.Namespace, r.Pod), err.Error())
 	}
 	return nil
 }
 
-// checkWait forgives a port that is being connected at this very moment.
-const checkWait = 2 * time.Second
+// checkTimeout gives a port that is being connected time to become ready.
+const checkTimeout = 2 * time.Second
 
-// gc removes what the runtime does not list, of that network configuration.
+// gc deletes the ports of the request's network configuration that the runtime
+// does not list as valid attachments.
 func (s *Server) gc(ctx context.Context, r Request) error {
 	valid := map[string]bool{}
 	for _, v := range r.Valid {
@@ -272,24 +273,24 @@ func (s *Server) gc(ctx context.Context, r Request) error {
 		if !own || valid[p.Sandbox+" "+p.Attachment] {
 			continue
 		}
-		errs = append(errs, wrap(fmt.Sprintf("collect port %s of pod %s/%s", p.Name, p.Namespace, p.Pod), s.discard(ctx, p)))
+		errs = append(errs, wrap(fmt.Sprintf("delete stale port %s of pod %s/%s", p.Name, p.Namespace, p.Pod), s.deletePort(ctx, p)))
 	}
 	return errors.Join(errs...)
 }
 
-func (s *Server) discard(ctx context.Context, p Port) error {
-	release, err := s.take(ctx, p.Sandbox)
+func (s *Server) deletePort(ctx context.Context, p Port) error {
+	unlock, err := s.lockSandbox(ctx, p.Sandbox)
 	if err != nil {
 		return err
 	}
-	defer release()
+	defer unlock()
 	return errors.Join(s.ports.DeleteNames(ctx, []string{p.Name}), s.links.DeleteHost(p.Name))
 }
 
-// Collect removes our ports whose link is gone: the pod's namespace went away
-// while nobody called DEL. The link is the kernel's word; no file is trusted.
+// Collect deletes ports whose link no longer exists: the kernel deleted it with
+// the pod's network namespace, and the runtime never called DEL.
 func (s *Server) Collect(ctx context.Context) error {
-	ports, err := s.ports.List(ctx) // before the links: an ADD makes its link first
+	ports, err := s.ports.List(ctx) // before the links: an ADD creates its link first
 	if err != nil {
 		return err
 	}
@@ -301,18 +302,18 @@ func (s *Server) Collect(ctx context.Context) error {
 	for _, p := range ports {
 		if !links[p.Name] {
 			stale = append(stale, p.Name)
-			s.conf.Log.Info("collecting the port of a pod that is gone", "port", p.Name, "pod", p.Namespace+"/"+p.Pod, "sandbox", p.Sandbox, "network", p.Network)
+			s.conf.Log.Info("deleting a stale port: its link no longer exists", "port", p.Name, "pod", p.Namespace+"/"+p.Pod, "sandbox", p.Sandbox, "network", p.Network)
 		}
 	}
 	if len(stale) == 0 {
 		return nil
 	}
-	return wrap("remove ports of pods that are gone", s.ports.DeleteNames(ctx, stale))
+	return wrap("delete stale ports", s.ports.DeleteNames(ctx, stale))
 }
 
-func wrap(what string, err error) error {
+func wrap(action string, err error) error {
 	if err == nil {
 		return nil
 	}
-	return fmt.Errorf("%s: %w", what, err)
+	return fmt.Errorf("%s: %w", action, err)
 }

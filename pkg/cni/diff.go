@@ -9,33 +9,35 @@ import (
 	"slices"
 )
 
-// Op is one change of a pod's interfaces.
+// Op is one change to a pod's interfaces.
 type Op interface {
 	fmt.Stringer
 	op()
 }
 
 type (
-	// AddLink makes an interface and its host end, both up, without addresses.
+	// AddLink creates an interface and its host end, both up, without addresses.
 	AddLink struct{ Link Link }
-	// DeleteLink removes an interface by its host end.
+	// DeleteLink deletes an interface by its host end.
 	DeleteLink struct{ Name, Host string }
-	// SetLink changes hardware address, MTU or state.
+	// SetLink sets the hardware address, MTU or state.
 	SetLink struct{ Want, Have Link }
-	// AddAddress and DeleteAddress.
+	// AddAddress adds an address to an interface.
 	AddAddress struct {
 		Link    string
 		Address netip.Prefix
 	}
+	// DeleteAddress deletes an address from an interface.
 	DeleteAddress struct {
 		Link    string
 		Address netip.Prefix
 	}
-	// AddRoute and DeleteRoute.
+	// AddRoute adds a route via an interface.
 	AddRoute struct {
 		Link  string
 		Route Route
 	}
+	// DeleteRoute deletes a route via an interface.
 	DeleteRoute struct {
 		Link  string
 		Route Route
@@ -86,13 +88,13 @@ func (o DeleteRoute) String() string {
 	return fmt.Sprintf("delete route %s via %s dev %s", o.Route.Dest, o.Route.Via, o.Link)
 }
 
-// Diff is what turns have into want: first what must go (routes before the
-// addresses they need, links last), then links, addresses, routes.
+// Diff returns the operations that turn have into want: first deletions (routes
+// before the addresses they need, links last), then links, addresses, routes.
 func Diff(want, have State) []Op {
-	var routesOff, addressesOff, linksOff, links, addresses, routes []Op
+	var deleteRoutes, deleteAddresses, deleteLinks, links, addresses, routes []Op
 	for _, name := range slices.Sorted(maps.Keys(have)) {
 		if w, ok := want[name]; !ok || have[name].Stale || w.Host != have[name].Host {
-			linksOff = append(linksOff, DeleteLink{Name: name, Host: have[name].Host})
+			deleteLinks = append(deleteLinks, DeleteLink{Name: name, Host: have[name].Host})
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(want)) {
@@ -106,12 +108,12 @@ func Diff(want, have State) []Op {
 		}
 		for _, r := range h.Routes {
 			if !slices.Contains(w.Routes, r) {
-				routesOff = append(routesOff, DeleteRoute{name, r})
+				deleteRoutes = append(deleteRoutes, DeleteRoute{name, r})
 			}
 		}
 		for _, a := range h.Addresses {
 			if !slices.Contains(w.Addresses, a) {
-				addressesOff = append(addressesOff, DeleteAddress{name, a})
+				deleteAddresses = append(deleteAddresses, DeleteAddress{name, a})
 			}
 		}
 		for _, a := range w.Addresses {
@@ -125,5 +127,5 @@ func Diff(want, have State) []Op {
 			}
 		}
 	}
-	return slices.Concat(routesOff, addressesOff, linksOff, links, addresses, routes)
+	return slices.Concat(deleteRoutes, deleteAddresses, deleteLinks, links, addresses, routes)
 }

@@ -12,20 +12,20 @@ import (
 	"sync"
 )
 
-// FakeLinks is Links in memory: it refuses what the kernel refuses.
+// FakeLinks implements Links in memory. It rejects what the kernel rejects.
 type FakeLinks struct {
-	mu     sync.Mutex
-	hosts  map[string]bool             // links of the host
-	spaces map[string]map[string]*Link // namespace → interface
-	// Fail, when set, is asked before each operation.
+	mu         sync.Mutex
+	hosts      map[string]bool             // links of the host
+	namespaces map[string]map[string]*Link // namespace → interface
+	// Fail, if set, is called before each operation and may return an error.
 	Fail func(Op) error
 }
 
-// NewFakeLinks makes a host with those network namespaces.
+// NewFakeLinks returns a host with the given network namespaces.
 func NewFakeLinks(netns ...string) *FakeLinks {
-	f := &FakeLinks{hosts: map[string]bool{"lo": true}, spaces: map[string]map[string]*Link{}}
+	f := &FakeLinks{hosts: map[string]bool{"lo": true}, namespaces: map[string]map[string]*Link{}}
 	for _, n := range netns {
-		f.spaces[n] = map[string]*Link{}
+		f.namespaces[n] = map[string]*Link{}
 	}
 	return f
 }
@@ -34,20 +34,20 @@ func NewFakeLinks(netns ...string) *FakeLinks {
 func (f *FakeLinks) Open(netns string) (PodLinks, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if _, ok := f.spaces[netns]; !ok {
+	if _, ok := f.namespaces[netns]; !ok {
 		return nil, fmt.Errorf("open network namespace %s: no such file or directory", netns)
 	}
 	return &fakePod{f, netns}, nil
 }
 
-// Remove takes a namespace away, with both ends of its interfaces.
-func (f *FakeLinks) Remove(netns string) {
+// DeleteNamespace deletes a network namespace, with both ends of its interfaces.
+func (f *FakeLinks) DeleteNamespace(netns string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	for _, l := range f.spaces[netns] {
+	for _, l := range f.namespaces[netns] {
 		delete(f.hosts, l.Host)
 	}
-	delete(f.spaces, netns)
+	delete(f.namespaces, netns)
 }
 
 // DeleteHost implements Links.
@@ -60,7 +60,7 @@ func (f *FakeLinks) DeleteHost(name string) error {
 
 func (f *FakeLinks) deleteHost(name string) {
 	delete(f.hosts, name)
-	for _, links := range f.spaces {
+	for _, links := range f.namespaces {
 		maps.DeleteFunc(links, func(_ string, l *Link) bool { return l.Host == name })
 	}
 }
@@ -84,7 +84,7 @@ func (p *fakePod) Read(_ context.Context, names map[string]string) (State, error
 	defer p.f.mu.Unlock()
 	out := State{}
 	for name, host := range names {
-		l := p.f.spaces[p.netns][name]
+		l := p.f.namespaces[p.netns][name]
 		switch {
 		case !p.f.hosts[host]:
 		case l == nil || l.Host != host:
@@ -106,7 +106,7 @@ func (p *fakePod) Do(_ context.Context, op Op) error {
 			return err
 		}
 	}
-	links := p.f.spaces[p.netns]
+	links := p.f.namespaces[p.netns]
 	if links == nil {
 		return errors.New("no such device")
 	}

@@ -45,7 +45,7 @@ var (
 		Subnets: subnets(network.Layer3, "10.20.0.0/16/24,fd20::/48/64"), JoinSubnets: prefixes("100.65.0.0/16", "fd99::/64")}
 )
 
-// annotation is what the zone writes for a pod with a primary network.
+// annotation returns the pod-networks annotation of a pod with a primary network.
 func annotation(t testing.TB, pod int) network.PodNetworks {
 	t.Helper()
 	nth := func(p string) netip.Prefix {
@@ -64,7 +64,7 @@ func request(command, sandbox string) Request {
 		Namespace: "ns", Pod: "pod", UID: "uid-1"}
 }
 
-// wire is r as the plugin sends it.
+// wire returns r as the plugin sends it.
 func (r Request) wire(t testing.TB) []byte {
 	t.Helper()
 	conf := map[string]any{"cniVersion": r.CNIVersion, "name": r.Network, "type": network.CNIType}
@@ -86,30 +86,31 @@ func (r Request) wire(t testing.TB) []byte {
 	return b
 }
 
-// world is everything around the server.
-type world struct {
-	mu       sync.Mutex
-	pods     map[string]*corev1.Pod
-	watchers []chan struct{}
-	primary  map[string]*network.NAD
-	why      error // of Primary
-	nads     map[string]network.NAD
-	ports    map[string]Port
-	connects bool // ovn-controller is at work
-	bound    chan struct{}
-	statuses chan string
-	failPort error
+// fakeDeps implements the server's dependencies: Pods, Networks, Ports and
+// StatusWriter.
+type fakeDeps struct {
+	mu         sync.Mutex
+	pods       map[string]*corev1.Pod
+	watchers   []chan struct{}
+	primary    map[string]*network.NAD
+	primaryErr error // returned by Primary
+	nads       map[string]network.NAD
+	ports      map[string]Port
+	bindsPorts bool // ovn-controller binds ports
+	bound      chan struct{}
+	statuses   chan string
+	ensureErr  error // returned by Ensure
 }
 
-func newWorld() *world {
+func newFakeDeps() *fakeDeps {
 	nad := network.NAD{Namespace: "ns", Name: "blue", Network: blue}
-	return &world{pods: map[string]*corev1.Pod{}, primary: map[string]*network.NAD{"ns": &nad}, nads: map[string]network.NAD{"ns/blue": nad},
-		ports: map[string]Port{}, connects: true, bound: make(chan struct{}), statuses: make(chan string, 100)}
+	return &fakeDeps{pods: map[string]*corev1.Pod{}, primary: map[string]*network.NAD{"ns": &nad}, nads: map[string]network.NAD{"ns/blue": nad},
+		ports: map[string]Port{}, bindsPorts: true, bound: make(chan struct{}), statuses: make(chan string, 100)}
 }
 
-func (w *world) setPod(uid string, a network.PodNetworks) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+func (d *fakeDeps) setPod(uid string, a network.PodNetworks) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "pod", UID: types.UID(uid)}}
 	if a != nil {
 		raw, err := a.Render()
@@ -118,8 +119,8 @@ func (w *world) setPod(uid string, a network.PodNetworks) {
 		}
 		p.Annotations = map[string]string{network.AnnotationPodNetworks: raw}
 	}
-	w.pods["ns/pod"] = p
-	for _, ch := range w.watchers {
+	d.pods["ns/pod"] = p
+	for _, ch := range d.watchers {
 		select {
 		case ch <- struct{}{}:
 		default:
@@ -127,100 +128,100 @@ func (w *world) setPod(uid string, a network.PodNetworks) {
 	}
 }
 
-func (w *world) Get(namespace, name string) (*corev1.Pod, bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	p, ok := w.pods[namespace+"/"+name]
+func (d *fakeDeps) Get(namespace, name string) (*corev1.Pod, bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	p, ok := d.pods[namespace+"/"+name]
 	return p, ok
 }
 
-func (w *world) Changed(string, string) (<-chan struct{}, func()) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+func (d *fakeDeps) Changed(string, string) (<-chan struct{}, func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	ch := make(chan struct{}, 1)
-	w.watchers = append(w.watchers, ch)
+	d.watchers = append(d.watchers, ch)
 	return ch, func() {}
 }
 
-func (w *world) Primary(namespace string) (*network.NAD, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.primary[namespace], w.why
+func (d *fakeDeps) Primary(namespace string) (*network.NAD, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.primary[namespace], d.primaryErr
 }
 
-func (w *world) NAD(key string) (network.NAD, bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	n, ok := w.nads[key]
+func (d *fakeDeps) NAD(key string) (network.NAD, bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	n, ok := d.nads[key]
 	return n, ok
 }
 
-func (w *world) Ensure(_ context.Context, ports []Port) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.failPort != nil {
-		return w.failPort
+func (d *fakeDeps) Ensure(_ context.Context, ports []Port) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.ensureErr != nil {
+		return d.ensureErr
 	}
 	for _, p := range ports {
-		for name, old := range w.ports {
+		for name, old := range d.ports {
 			if old.LSP == p.LSP {
-				delete(w.ports, name)
+				delete(d.ports, name)
 			}
 		}
-		w.ports[p.Name] = p
+		d.ports[p.Name] = p
 	}
 	return nil
 }
 
-func (w *world) Delete(_ context.Context, sandbox, attachment string) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	for name, p := range w.ports {
+func (d *fakeDeps) Delete(_ context.Context, sandbox, attachment string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for name, p := range d.ports {
 		if p.Sandbox == sandbox && p.Attachment == attachment {
-			delete(w.ports, name)
+			delete(d.ports, name)
 		}
 	}
 	return nil
 }
 
-func (w *world) DeleteNames(_ context.Context, names []string) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+func (d *fakeDeps) DeleteNames(_ context.Context, names []string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	for _, n := range names {
-		delete(w.ports, n)
+		delete(d.ports, n)
 	}
 	return nil
 }
 
-func (w *world) List(context.Context) ([]Port, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+func (d *fakeDeps) List(context.Context) ([]Port, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	var out []Port
-	for _, p := range w.ports {
+	for _, p := range d.ports {
 		out = append(out, p)
 	}
 	return out, nil
 }
 
-func (w *world) portNames() []string {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+func (d *fakeDeps) portNames() []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	var out []string
-	for n := range w.ports {
+	for n := range d.ports {
 		out = append(out, n)
 	}
 	slices.Sort(out)
 	return out
 }
 
-func (w *world) WaitInstalled(ctx context.Context, ports []Port) error {
-	w.mu.Lock()
-	ok := w.connects
+func (d *fakeDeps) WaitInstalled(ctx context.Context, ports []Port) error {
+	d.mu.Lock()
+	ok := d.bindsPorts
 	for _, p := range ports {
-		ok = ok && w.ports[p.Name] == p
+		ok = ok && d.ports[p.Name] == p
 	}
-	bound := w.bound
-	w.mu.Unlock()
+	bound := d.bound
+	d.mu.Unlock()
 	if ok {
 		return nil
 	}
@@ -232,13 +233,13 @@ func (w *world) WaitInstalled(ctx context.Context, ports []Port) error {
 	}
 }
 
-func (w *world) WriteStatus(_ context.Context, _, _, _, status string) error {
-	w.statuses <- status
+func (d *fakeDeps) WriteStatus(_ context.Context, _, _, _, status string) error {
+	d.statuses <- status
 	return nil
 }
 
-func (w *world) server(links Links) *Server {
-	s := NewServer(Config{Default: defaultNet, NetworksWait: time.Minute, PortsWait: time.Minute}, w, w, w, links, w)
+func (d *fakeDeps) server(links Links) *Server {
+	s := NewServer(Config{Default: defaultNet, NetworksWait: time.Minute, PortsWait: time.Minute}, d, d, d, links, d)
 	s.SetReady("")
 	return s
 }

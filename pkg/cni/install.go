@@ -15,16 +15,16 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// ConflistName is the file that tells the container runtime about us. The
-// runtime takes the first in order, and calls the node ready once it is there.
+// ConflistName is the file of the container runtime's CNI configuration. The
+// runtime uses the first file by name, and reports the node ready once one exists.
 const ConflistName = "10-bulkhead.conflist"
 
-// NetworkName is the configuration's name in it.
+// NetworkName is the name of the network configuration in that file.
 const NetworkName = "bulkhead"
 
-// Conflist is its content. containerd 1.7 (libcni 1.1) knows CNI up to 1.0.0
-// and reads cniVersion; newer runtimes choose from cniVersions, and with 1.1.0
-// call STATUS and GC.
+// Conflist returns its content. containerd 1.7 (libcni 1.1) supports CNI up to
+// 1.0.0 and reads cniVersion. Newer runtimes choose from cniVersions and, with
+// 1.1.0, call STATUS and GC.
 func Conflist(socket string) ([]byte, error) {
 	b, err := json.MarshalIndent(map[string]any{
 		"cniVersion": "1.0.0", "cniVersions": []string{"1.0.0", "1.1.0"}, "name": NetworkName,
@@ -36,8 +36,7 @@ func Conflist(socket string) ([]byte, error) {
 	return append(b, '\n'), nil
 }
 
-// WriteConflist puts the configuration in place, in one step, if it is not
-// there already.
+// WriteConflist writes the configuration atomically, unless it is up to date.
 func WriteConflist(dir, socket string) error {
 	want, err := Conflist(socket)
 	if err != nil {
@@ -50,7 +49,7 @@ func WriteConflist(dir, socket string) error {
 	return replaceFile(path, bytes.NewReader(want), 0o644)
 }
 
-// RemoveConflist takes it away: for uninstalling.
+// RemoveConflist deletes the configuration, for uninstallation.
 func RemoveConflist(dir string) error {
 	if err := os.Remove(filepath.Join(dir, ConflistName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("remove the CNI configuration: %w", err)
@@ -58,9 +57,9 @@ func RemoveConflist(dir string) error {
 	return nil
 }
 
-// InstallPlugin copies the plugin into the runtime's directory in one step, so
-// that a call in the same moment runs either the former or the new one. An
-// empty source leaves the directory alone.
+// InstallPlugin atomically copies the plugin into the runtime's directory, so
+// that a concurrent CNI call runs either the old or the new plugin. With an
+// empty source it is a no-op.
 func InstallPlugin(source, dir string) error {
 	if source == "" {
 		return nil
@@ -73,12 +72,12 @@ func InstallPlugin(source, dir string) error {
 	return replaceFile(filepath.Join(dir, network.CNIType), f, 0o755)
 }
 
-// replaceFile writes a file beside the one it then becomes.
+// replaceFile writes a temporary file in the same directory and renames it to path.
 func replaceFile(path string, content io.Reader, mode fs.FileMode) (err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return fmt.Errorf("make directory for %s: %w", path, err)
+		return fmt.Errorf("create directory for %s: %w", path, err)
 	}
-	// The runtime reads *.conf, *.conflist and *.json only: not this name.
+	// The runtime reads only *.conf, *.conflist and *.json, not *.tmp.
 	f, err := os.CreateTemp(filepath.Dir(path), ".bulkhead-*.tmp")
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, err)

@@ -19,12 +19,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// routeProtocol marks routes inside pods as ours: what the pod adds itself
-// carries another and is not touched.
+// routeProtocol marks our routes inside pods. Routes with another protocol are
+// the pod's own and stay unchanged.
 const routeProtocol = 85
 
-// Kernel is Links over netlink. Nothing is executed. It needs CAP_NET_ADMIN on
-// the host and in the pod's namespace, and CAP_SYS_ADMIN to enter it.
+// Kernel implements Links over netlink. It executes no programs. It needs
+// CAP_NET_ADMIN on the host and in the pod's namespace, and CAP_SYS_ADMIN to
+// enter that namespace.
 type Kernel struct{}
 
 // HostNames implements Links.
@@ -43,22 +44,22 @@ func (Kernel) HostNames() (map[string]bool, error) {
 // DeleteHost implements Links.
 func (Kernel) DeleteHost(name string) error {
 	link, err := netlink.LinkByName(name)
-	if missing(err) {
+	if isNotFound(err) {
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("find link %s: %w", name, err)
 	}
 	if link.Type() != "veth" {
-		return fmt.Errorf("link %s is no veth and not ours", name)
+		return fmt.Errorf("link %s is not a veth: refusing to delete it", name)
 	}
-	if err := netlink.LinkDel(link); err != nil && !missing(err) && !errors.Is(err, unix.ENODEV) {
+	if err := netlink.LinkDel(link); err != nil && !isNotFound(err) && !errors.Is(err, unix.ENODEV) {
 		return fmt.Errorf("delete link %s: %w", name, err)
 	}
 	return nil
 }
 
-func missing(err error) bool { return errors.As(err, new(netlink.LinkNotFoundError)) }
+func isNotFound(err error) bool { return errors.As(err, new(netlink.LinkNotFoundError)) }
 
 // Open implements Links.
 func (Kernel) Open(path string) (PodLinks, error) {
@@ -100,17 +101,17 @@ func (k *kernelPod) Read(_ context.Context, names map[string]string) (State, err
 	out := State{}
 	for name, hostName := range names {
 		host, err := netlink.LinkByName(hostName)
-		if missing(err) {
+		if isNotFound(err) {
 			continue
 		}
 		if err != nil {
 			return nil, fmt.Errorf("find link %s: %w", hostName, err)
 		}
 		link, err := k.pod.LinkByName(name)
-		if err != nil && !missing(err) {
+		if err != nil && !isNotFound(err) {
 			return nil, fmt.Errorf("find %s in the pod: %w", name, err)
 		}
-		if err != nil || !pair(host, link) {
+		if err != nil || !arePeers(host, link) {
 			out[name] = Link{Name: name, Host: hostName, Stale: true}
 			continue
 		}
@@ -125,8 +126,8 @@ func (k *kernelPod) Read(_ context.Context, names map[string]string) (State, err
 	return out, nil
 }
 
-// pair tells whether two veths are each other's ends, seen from both sides.
-func pair(host, pod netlink.Link) bool {
+// arePeers reports whether both veths name each other as their peer.
+func arePeers(host, pod netlink.Link) bool {
 	return host.Type() == "veth" && pod.Type() == "veth" &&
 		host.Attrs().ParentIndex == pod.Attrs().Index && pod.Attrs().ParentIndex == host.Attrs().Index
 }
@@ -191,8 +192,8 @@ func (k *kernelPod) Do(_ context.Context, op Op) error {
 	}
 }
 
-// addLink makes the pair with its one end in the pod from the start, so that
-// no interface ever shows under a passing name on the host.
+// addLink creates the veth pair with one end in the pod, so that no interface
+// with a temporary name ever appears on the host.
 func (k *kernelPod) addLink(l Link) error {
 	mac, err := net.ParseMAC(l.MAC)
 	if err != nil {
@@ -202,16 +203,16 @@ func (k *kernelPod) addLink(l Link) error {
 	attrs.Name, attrs.MTU = l.Host, l.MTU
 	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: l.Name, PeerHardwareAddr: mac, PeerNamespace: netlink.NsFd(int(k.ns))}
 	if err := netlink.LinkAdd(veth); err != nil {
-		return fmt.Errorf("make veth pair: %w", err)
+		return fmt.Errorf("create veth pair: %w", err)
 	}
-	// Before it is up: no router advertisement is ever taken from the network,
-	// and addresses need no check for duplicates, as OVN gives each once.
+	// Before the link is up: the pod must not accept router advertisements, and
+	// needs no duplicate address detection, as IPAM assigns each address once.
 	v6 := slices.ContainsFunc(l.Addresses, func(p netip.Prefix) bool { return p.Addr().Is6() })
 	settings := map[string]string{"accept_ra": "0", "accept_dad": "0", "autoconf": "0", "disable_ipv6": "1"}
 	if v6 {
 		settings["disable_ipv6"] = "0"
 	}
-	if err := k.inside(func() error { return setIPv6(l.Name, settings) }); err != nil {
+	if err := k.inPodNamespace(func() error { return setIPv6(l.Name, settings) }); err != nil {
 		return err
 	}
 	if err := setIPv6(l.Host, map[string]string{"disable_ipv6": "1"}); err != nil {
@@ -279,13 +280,13 @@ func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// inside runs f on a thread that is in the pod's namespace: /proc/sys/net
+// inPodNamespace runs f on a thread in the pod's network namespace: /proc/sys/net
 // shows the namespace of the thread that reads it.
-func (k *kernelPod) inside(f func() error) error {
+func (k *kernelPod) inPodNamespace(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
-		// Never unlocked: the thread ends with the goroutine, and nothing else
-		// can ever run on a thread that is in a pod.
+		// Never unlocked: the thread ends with the goroutine, so that no other
+		// goroutine can run on a thread in a pod's namespace.
 		runtime.LockOSThread()
 		if err := netns.Set(k.ns); err != nil {
 			done <- fmt.Errorf("enter the pod's network namespace: %w", err)
@@ -296,12 +297,13 @@ func (k *kernelPod) inside(f func() error) error {
 	return <-done
 }
 
-// setIPv6 writes sysctls of an interface. A kernel without IPv6 has none.
+// setIPv6 writes IPv6 sysctls of an interface. It ignores missing ones: the
+// kernel may lack IPv6.
 func setIPv6(link string, settings map[string]string) error {
 	dir := filepath.Join("/proc/sys/net/ipv6/conf", link)
 	for key, value := range settings {
 		path := filepath.Join(dir, key)
-		if now, err := os.ReadFile(path); err == nil && string(now) == value+"\n" {
+		if current, err := os.ReadFile(path); err == nil && string(current) == value+"\n" {
 			continue
 		}
 		if err := os.WriteFile(path, []byte(value), 0); err != nil && !errors.Is(err, fs.ErrNotExist) {

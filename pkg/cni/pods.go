@@ -22,10 +22,10 @@ type InformerPods struct {
 	store cache.Store
 
 	mu      sync.Mutex
-	waiters map[string]map[chan struct{}]struct{} // by namespace/name; nothing for pods nobody waits for
+	waiters map[string]map[chan struct{}]struct{} // by namespace/name
 }
 
-// NewInformerPods hangs on to the informer of this node's pods.
+// NewInformerPods adds an event handler to the informer of this node's pods.
 func NewInformerPods(informer cache.SharedInformer) (*InformerPods, error) {
 	p := &InformerPods{store: informer.GetStore(), waiters: map[string]map[chan struct{}]struct{}{}}
 	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
@@ -49,7 +49,7 @@ func (p *InformerPods) event(obj any) {
 	for ch := range p.waiters[key] {
 		select {
 		case ch <- struct{}{}:
-		default: // it has not looked since the last one
+		default: // the waiter has not read the previous notification yet
 		}
 	}
 }
@@ -84,11 +84,11 @@ func (p *InformerPods) Changed(namespace, name string) (<-chan struct{}, func())
 	}
 }
 
-// APIStatus writes network status to the API server.
+// APIStatus writes network-status annotations to the API server.
 type APIStatus struct{ Client kubernetes.Interface }
 
-// WriteStatus implements StatusWriter: one PATCH, which the API server refuses
-// if another pod has taken the name.
+// WriteStatus implements StatusWriter with one PATCH. The API server refuses it
+// if the name belongs to another pod by now, as the patch carries the uid.
 func (a APIStatus) WriteStatus(ctx context.Context, namespace, pod, uid, status string) error {
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{
 		"uid": uid, "annotations": map[string]string{network.AnnotationNetworkStatus: status},

@@ -12,14 +12,14 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Wire is what the plugin sends: the runtime's environment variables and what
-// it wrote to the plugin's standard input, both unread.
+// Wire is the plugin's message: the environment variables and the standard
+// input that the runtime passed to the plugin, both unparsed.
 type Wire struct {
 	Env    map[string]string `json:"env"`
 	Config []byte            `json:"config"`
 }
 
-// Request is one CNI call, understood.
+// Request is one parsed CNI call.
 type Request struct {
 	Command    string // ADD, DEL, CHECK, STATUS, GC or VERSION
 	CNIVersion string
@@ -30,10 +30,11 @@ type Request struct {
 	Namespace  string
 	Pod        string
 	UID        string
-	// NAD is the key of the secondary network that a meta plugin attaches.
-	// Empty: the cluster default network and the pod's primary network.
+	// NAD is the NAD key of the secondary network that a meta plugin attaches.
+	// If empty, the call is for the cluster default network and the pod's
+	// primary network.
 	NAD string
-	// Valid are the attachments that GC must keep.
+	// Valid lists the attachments that GC must keep.
 	Valid []ValidAttachment
 }
 
@@ -43,14 +44,14 @@ type ValidAttachment struct {
 	IfName      string `json:"ifname"`
 }
 
-// Versions of the CNI specification that results can be given in.
+// Versions lists the supported versions of the CNI specification.
 var Versions = []string{"0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
 
-// ErrDecode marks requests that could not be understood.
-var ErrDecode = errors.New("cannot understand the request")
+// ErrDecode: the request is invalid.
+var ErrDecode = errors.New("invalid request")
 
-// ParseRequest reads what the plugin sent. Unknown keys of the configuration
-// are other plugins' and runtimes' business.
+// ParseRequest parses the plugin's message. It ignores unknown keys of the
+// configuration, which may be for other plugins or the runtime.
 func ParseRequest(body []byte) (Request, error) {
 	var w Wire
 	if err := json.Unmarshal(body, &w); err != nil {
@@ -91,7 +92,7 @@ func ParseRequest(body []byte) (Request, error) {
 }
 
 func (r Request) validate() error {
-	missing := func(what string) error { return fmt.Errorf("%w: %s has no %s", ErrDecode, r.Command, what) }
+	missing := func(field string) error { return fmt.Errorf("%w: %s has no %s", ErrDecode, r.Command, field) }
 	switch r.Command {
 	case "VERSION", "STATUS":
 		return nil
@@ -117,7 +118,7 @@ func (r Request) validate() error {
 		return missing("name in its network configuration")
 	}
 	if r.Command == "DEL" {
-		return nil // may come when nothing else is known any more
+		return nil // CNI allows a DEL without the other fields
 	}
 	switch {
 	case r.NetNS == "":
@@ -128,7 +129,7 @@ func (r Request) validate() error {
 	return nil
 }
 
-// validName keeps names that end up in external_ids and interface names sane.
+// validName checks a name that is used in external_ids or as an interface name.
 func validName(s string, limit int) error {
 	switch {
 	case s == "":
@@ -136,21 +137,21 @@ func validName(s string, limit int) error {
 	case len(s) > limit:
 		return fmt.Errorf("is longer than %d characters", limit)
 	case s == "." || s == "..":
-		return fmt.Errorf("%q is no name", s)
+		return fmt.Errorf("%q is not a valid name", s)
 	}
 	for _, c := range s {
 		if c <= ' ' || c > '~' || c == '/' || c == ':' {
-			return fmt.Errorf("%q has a character that names must not have", s)
+			return fmt.Errorf("%q has an invalid character", s)
 		}
 	}
 	return nil
 }
 
-// Attachment names what one ADD makes: it is undone by a DEL of the same
-// configuration and interface.
+// Attachment identifies an ADD by network configuration and interface. A DEL
+// with the same attachment undoes it.
 func (r Request) Attachment() string { return r.Network + "/" + r.IfName }
 
-// IfNames are the interfaces in the pod that r is about.
+// IfNames returns the pod's interfaces that r may configure.
 func (r Request) IfNames() []string {
 	if r.NAD != "" {
 		return []string{r.IfName}

@@ -10,9 +10,9 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 )
 
-// Result is what ADD prints, in the version that was asked for. The runtime
-// takes the pod's addresses from the addresses of its own interface name,
-// which is the cluster default network's.
+// Result returns the output of ADD in the given CNI version. The runtime takes
+// the pod's addresses from the interface that it named in CNI_IFNAME, which is
+// on the cluster default network.
 func (p Pod) Result(version string) ([]byte, error) {
 	res := &types100.Result{CNIVersion: types100.ImplementedSpecVersion}
 	for _, i := range p.Interfaces {
@@ -43,7 +43,7 @@ func (p Pod) Result(version string) ([]byte, error) {
 	return b, nil
 }
 
-// NetworkStatus is the value of the network-status annotation.
+// NetworkStatus returns the value of the network-status annotation.
 func (p Pod) NetworkStatus() (string, error) {
 	type status struct {
 		Name      string   `json:"name"`

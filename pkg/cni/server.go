@@ -8,12 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
-	"os"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -21,31 +18,31 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"bulkhead/pkg/network"
+	"bulkhead/pkg/process"
 )
 
-// Pods are the pods of this node, as the API has them.
+// Pods reads the pods of this node from a cache of the API.
 type Pods interface {
-	// Get is the pod, if it is known.
+	// Get returns the pod, if it is known.
 	Get(namespace, name string) (*corev1.Pod, bool)
-	// Changed gives a channel that gets a value when the pod changes next.
+	// Changed returns a channel that receives a value when the pod changes.
 	Changed(namespace, name string) (changed <-chan struct{}, stop func())
 }
 
-// Networks is what the server asks of the catalog. It is called from many
-// goroutines.
+// Networks reads networks from the NAD index. The server calls it concurrently.
 type Networks interface {
-	// Primary is Catalog.Primary with the namespace's label looked up.
+	// Primary is network.NADIndex.Primary, which also needs the namespace's label.
 	Primary(namespace string) (*network.NAD, error)
 	NAD(key string) (network.NAD, bool)
 }
 
-// Ports are pods' ports in Open vSwitch.
+// Ports manages pods' ports in Open vSwitch.
 type Ports interface {
-	// Ensure makes ports; those of a former sandbox of the same pod give way.
+	// Ensure creates ports. They replace ports of an earlier sandbox of the same pod.
 	Ensure(ctx context.Context, ports []Port) error
-	// Delete removes a sandbox's ports of one attachment.
+	// Delete deletes a sandbox's ports of one attachment.
 	Delete(ctx context.Context, sandbox, attachment string) error
-	// DeleteNames removes ports by name.
+	// DeleteNames deletes ports by name.
 	DeleteNames(ctx context.Context, names []string) error
 	List(ctx context.Context) ([]Port, error)
 	// WaitInstalled returns when the ports carry traffic.
@@ -57,25 +54,25 @@ type StatusWriter interface {
 	WriteStatus(ctx context.Context, namespace, pod, uid, status string) error
 }
 
-// Config is how the server behaves.
+// Config configures the server.
 type Config struct {
 	Default      network.Network // the cluster default network
-	NetworksWait time.Duration   // how long ADD waits to be told the pod's networks
+	NetworksWait time.Duration   // how long ADD waits for the pod and its networks
 	PortsWait    time.Duration   // how long ADD waits for OVN to connect the ports
 	Log          *slog.Logger
 }
 
-// Waits that leave room under the runtime's own limits (kubelet gives a
-// sandbox four minutes).
+// The timeouts stay below the runtime's own limit (kubelet waits four minutes
+// for a sandbox).
 const (
 	DefaultNetworksWait = 45 * time.Second
 	DefaultPortsWait    = 45 * time.Second
-	// cleanUp bounds the undoing of an ADD that failed, whose own context may
-	// have ended.
-	cleanUp = 15 * time.Second
+	// cleanUpTimeout bounds the clean-up after a failed ADD, whose own context
+	// may be done.
+	cleanUpTimeout = 15 * time.Second
 )
 
-// Server answers the CNI plugin.
+// Server handles the calls of the CNI plugin.
 type Server struct {
 	conf     Config
 	pods     Pods
@@ -84,19 +81,19 @@ type Server struct {
 	links    Links
 	status   StatusWriter
 
-	mu     sync.Mutex
-	notYet string        // why the server is not ready; "" when it is
-	poked  chan struct{} // closed and replaced when readiness or networks change
-	busy   map[string]*turn
+	mu        sync.Mutex
+	notReady  string        // why the server is not ready; empty if it is
+	changed   chan struct{} // closed and replaced when readiness or networks change
+	sandboxes map[string]*sandboxLock
 }
 
-// turn serialises the calls about one sandbox.
-type turn struct {
+// sandboxLock serialises the calls for one sandbox.
+type sandboxLock struct {
 	token chan struct{}
 	users int
 }
 
-// NewServer makes a server that is not ready yet.
+// NewServer returns a server that is not ready yet.
 func NewServer(conf Config, pods Pods, networks Networks, ports Ports, links Links, status StatusWriter) *Server {
 	if conf.NetworksWait == 0 {
 		conf.NetworksWait = DefaultNetworksWait
@@ -108,69 +105,69 @@ func NewServer(conf Config, pods Pods, networks Networks, ports Ports, links Lin
 		conf.Log = slog.New(slog.DiscardHandler)
 	}
 	return &Server{conf: conf, pods: pods, networks: networks, ports: ports, links: links, status: status,
-		notYet: "the agent has not finished its first synchronisation", poked: make(chan struct{}), busy: map[string]*turn{}}
+		notReady: "the agent has not finished its first sync", changed: make(chan struct{}), sandboxes: map[string]*sandboxLock{}}
 }
 
-// SetReady tells that pods can be connected, or why they cannot: reason is
-// what STATUS answers. ADD waits until the server is ready.
+// SetReady marks the server as ready if reason is empty, and otherwise as not
+// ready. STATUS returns the reason; ADD waits until the server is ready.
 func (s *Server) SetReady(reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.notYet != reason {
-		s.notYet = reason
-		s.pokeLocked()
+	if s.notReady != reason {
+		s.notReady = reason
+		s.notifyLocked()
 	}
 }
 
-// NetworksChanged makes waiting ADDs look at the networks again. It costs
-// nothing when none waits.
+// NetworksChanged notifies waiting ADDs, which then read the networks again.
 func (s *Server) NetworksChanged() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.pokeLocked()
+	s.notifyLocked()
 }
 
-func (s *Server) pokeLocked() {
-	close(s.poked)
-	s.poked = make(chan struct{})
+func (s *Server) notifyLocked() {
+	close(s.changed)
+	s.changed = make(chan struct{})
 }
 
-// ready gives why the server is not ready, and what tells of a change.
+// ready returns why the server is not ready, and a channel that is closed on the
+// next change of readiness or networks.
 func (s *Server) ready() (string, <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.notYet, s.poked
+	return s.notReady, s.changed
 }
 
-// take waits for the sandbox's turn.
-func (s *Server) take(ctx context.Context, sandbox string) (release func(), err error) {
+// lockSandbox waits until no other call for the sandbox runs.
+func (s *Server) lockSandbox(ctx context.Context, sandbox string) (unlock func(), err error) {
 	s.mu.Lock()
-	t := s.busy[sandbox]
-	if t == nil {
-		t = &turn{token: make(chan struct{}, 1)}
-		s.busy[sandbox] = t
+	l := s.sandboxes[sandbox]
+	if l == nil {
+		l = &sandboxLock{token: make(chan struct{}, 1)}
+		s.sandboxes[sandbox] = l
 	}
-	t.users++
+	l.users++
 	s.mu.Unlock()
-	leave := func() {
+	release := func() {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		if t.users--; t.users == 0 {
-			delete(s.busy, sandbox)
+		if l.users--; l.users == 0 {
+			delete(s.sandboxes, sandbox)
 		}
 	}
 	select {
-	case t.token <- struct{}{}:
-		return func() { <-t.token; leave() }, nil
+	case l.token <- struct{}{}:
+		return func() { <-l.token; release() }, nil
 	case <-ctx.Done():
-		leave()
-		return nil, fmt.Errorf("wait for another call about sandbox %s: %w", sandbox, ctx.Err())
+		release()
+		return nil, fmt.Errorf("wait for another CNI call for sandbox %s: %w", sandbox, ctx.Err())
 	}
 }
 
 // Serve listens on the unix socket until ctx ends. Only root may use it.
 func (s *Server) Serve(ctx context.Context, socket string) error {
-	l, err := listen(socket)
+	l, err := process.ListenUnix(socket)
 	if err != nil {
 		return err
 	}
@@ -184,42 +181,23 @@ func (s *Server) Serve(ctx context.Context, socket string) error {
 	return fmt.Errorf("serve CNI on %s: %w", socket, err)
 }
 
-func listen(socket string) (net.Listener, error) {
-	if err := os.MkdirAll(filepath.Dir(socket), 0o700); err != nil {
-		return nil, fmt.Errorf("make the CNI socket's directory: %w", err)
-	}
-	// A socket left by a killed agent would refuse the bind.
-	if err := os.Remove(socket); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("remove the former CNI socket: %w", err)
-	}
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		return nil, fmt.Errorf("listen for CNI calls: %w", err)
-	}
-	if err := os.Chmod(socket, 0o600); err != nil {
-		_ = l.Close()
-		return nil, fmt.Errorf("restrict the CNI socket to root: %w", err)
-	}
-	return l, nil
-}
-
-// maxRequest bounds what is read of a request: configurations are small, but
-// CHECK and DEL carry the previous result and GC every attachment.
+// maxRequest bounds the size of a request. Configurations are small, but CHECK
+// and DEL carry the previous result, and GC all attachments.
 const maxRequest = 8 << 20
 
-// ServeHTTP implements http.Handler: what it answers with status 200 is the
-// plugin's output, and with any other a CNI error.
+// ServeHTTP implements http.Handler. The body of a response is the plugin's
+// output with status 200, and a CNI error with any other status.
 func (s *Server) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, req.Body, maxRequest))
 	if err != nil {
-		answer(w, nil, cnitypes.NewError(cnitypes.ErrIOFailure, "read the request: "+err.Error(), ""), "")
+		respond(w, nil, cnitypes.NewError(cnitypes.ErrIOFailure, "read the request: "+err.Error(), ""), "")
 		return
 	}
 	out, version, err := s.Handle(req.Context(), body)
-	answer(w, out, err, version)
+	respond(w, out, err, version)
 }
 
-func answer(w http.ResponseWriter, out []byte, err error, version string) {
+func respond(w http.ResponseWriter, out []byte, err error, version string) {
 	w.Header().Set("Content-Type", "application/json")
 	if err == nil {
 		_, _ = w.Write(out)
@@ -237,12 +215,12 @@ func answer(w http.ResponseWriter, out []byte, err error, version string) {
 	_, _ = w.Write(b)
 }
 
-// Codes of errors that the CNI specification leaves to plugins.
+// Error codes. The CNI specification reserves 100 and above for plugins.
 const (
 	codeFailed    = 100
 	codeOverlap   = 101
 	codeUnhealthy = 102
-	// codeUnavailable is the specification's answer to STATUS.
+	// codeUnavailable is the specification's code for a STATUS that is not ready.
 	codeUnavailable = 50
 )
 
@@ -262,11 +240,10 @@ func cniError(err error) *cnitypes.Error {
 	}
 }
 
-// errTryLater marks what may pass by itself.
+// errTryLater: the condition may clear, so the runtime should retry.
 var errTryLater = errors.New("try again later")
 
-// Handle does one call, given as Wire in JSON, and gives what the plugin
-// prints.
+// Handle handles one call, given as Wire in JSON, and returns the plugin's output.
 func (s *Server) Handle(ctx context.Context, body []byte) (out []byte, version string, err error) {
 	r, err := ParseRequest(body)
 	if err != nil {

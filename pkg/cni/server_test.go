@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"bulkhead/pkg/network"
+	"bulkhead/pkg/process"
 )
 
 var update = flag.Bool("update", false, "rewrite goldens")
@@ -47,27 +48,27 @@ func call(t *testing.T, s *Server, r Request) (string, error) {
 	return string(out), err
 }
 
-func TestLifeOfAPod(t *testing.T) {
-	w, links := newWorld(), NewFakeLinks("/ns/a", "/ns/b")
-	w.setPod("uid-1", annotation(t, 5))
-	s := w.server(links)
+func TestAddCheckDel(t *testing.T) {
+	d, links := newFakeDeps(), NewFakeLinks("/ns/a", "/ns/b")
+	d.setPod("uid-1", annotation(t, 5))
+	s := d.server(links)
 	out, err := call(t, s, request("ADD", "a"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	golden(t, "result.json", out+"\n")
-	golden(t, "network-status.json", <-w.statuses+"\n")
+	golden(t, "network-status.json", <-d.statuses+"\n")
 	again, err := call(t, s, request("ADD", "a"))
 	if err != nil || again != out {
-		t.Errorf("a second ADD gives %s, %v", again, err)
+		t.Errorf("a repeated ADD returns %s, %v", again, err)
 	}
 	if _, err := call(t, s, request("CHECK", "a")); err != nil {
 		t.Errorf("CHECK: %v", err)
 	}
-	if n := w.portNames(); len(n) != 2 {
+	if n := d.portNames(); len(n) != 2 {
 		t.Errorf("ports are %v", n)
 	}
-	// The pod's next sandbox, before the former one's DEL.
+	// The pod's new sandbox, before the DEL of the old one.
 	if _, err := call(t, s, request("ADD", "b")); err != nil {
 		t.Fatal(err)
 	}
@@ -75,81 +76,81 @@ func TestLifeOfAPod(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := call(t, s, request("CHECK", "b")); err != nil {
-		t.Errorf("a late DEL of the former sandbox hurt the new one: %v", err)
+		t.Errorf("a late DEL of the old sandbox broke the new one: %v", err)
 	}
-	if _, err := call(t, s, request("CHECK", "a")); err == nil || !strings.Contains(cniError(err).Details, "would have to add interface eth0") {
-		t.Errorf("CHECK of what is gone: %v", err)
+	if _, err := call(t, s, request("CHECK", "a")); err == nil || !strings.Contains(cniError(err).Details, "ADD would add interface eth0") {
+		t.Errorf("CHECK of a deleted sandbox: %v", err)
 	}
-	links.Remove("/ns/b")
-	for range 2 { // neither namespace nor pod is needed
+	links.DeleteNamespace("/ns/b")
+	for range 2 { // DEL needs neither the network namespace nor the pod
 		r := request("DEL", "b")
 		r.NetNS, r.Namespace, r.Pod = "", "", ""
 		if _, err := call(t, s, r); err != nil {
-			t.Errorf("DEL of what is gone: %v", err)
+			t.Errorf("DEL of a deleted pod: %v", err)
 		}
 	}
-	if n := w.portNames(); len(n) != 0 {
-		t.Errorf("left ports %v", n)
+	if n := d.portNames(); len(n) != 0 {
+		t.Errorf("leftover ports %v", n)
 	}
 	if h, _ := links.HostNames(); len(h) != 1 {
-		t.Errorf("left links %v", h)
+		t.Errorf("leftover links %v", h)
 	}
 }
 
-func TestAddWaitsForWhatIsMissing(t *testing.T) {
+func TestAddWaitsForInputs(t *testing.T) {
 	for name, c := range map[string]struct {
-		prepare func(w *world, s *Server)
-		arrive  func(w *world, s *Server)
-		why     string
+		prepare func(d *fakeDeps, s *Server)
+		supply  func(d *fakeDeps, s *Server)
+		reason  string
 	}{
-		"pod": {prepare: func(w *world, s *Server) { delete(w.pods, "ns/pod") }, arrive: func(w *world, s *Server) { w.setPod("uid-1", annotation(t, 5)) }, why: "no such pod"},
-		"other uid": {prepare: func(w *world, s *Server) { w.setPod("uid-0", annotation(t, 5)) }, arrive: func(w *world, s *Server) { w.setPod("uid-1", annotation(t, 5)) },
-			why: "pod uid uid-0 under that name, not uid-1"},
-		"annotation": {prepare: func(w *world, s *Server) { w.setPod("uid-1", nil) }, arrive: func(w *world, s *Server) { w.setPod("uid-1", annotation(t, 5)) },
-			why: "annotation k8s.ovn.org/pod-networks is missing"},
-		"primary entry": {prepare: func(w *world, s *Server) {
+		"pod": {prepare: func(d *fakeDeps, s *Server) { delete(d.pods, "ns/pod") }, supply: func(d *fakeDeps, s *Server) { d.setPod("uid-1", annotation(t, 5)) }, reason: "no such pod"},
+		"other uid": {prepare: func(d *fakeDeps, s *Server) { d.setPod("uid-0", annotation(t, 5)) }, supply: func(d *fakeDeps, s *Server) { d.setPod("uid-1", annotation(t, 5)) },
+			reason: "pod uid uid-0 under that name, not uid-1"},
+		"annotation": {prepare: func(d *fakeDeps, s *Server) { d.setPod("uid-1", nil) }, supply: func(d *fakeDeps, s *Server) { d.setPod("uid-1", annotation(t, 5)) },
+			reason: "annotation k8s.ovn.org/pod-networks is missing"},
+		"primary entry": {prepare: func(d *fakeDeps, s *Server) {
 			a := annotation(t, 5)
 			delete(a, "ns/blue")
-			w.setPod("uid-1", a)
-		}, arrive: func(w *world, s *Server) { w.setPod("uid-1", annotation(t, 5)) }, why: "no entry for ns/blue yet"},
-		"primary network": {prepare: func(w *world, s *Server) { w.why = fmt.Errorf("namespace ns: %w", network.ErrNoPrimary) },
-			arrive: func(w *world, s *Server) { w.mu.Lock(); w.why = nil; w.mu.Unlock(); s.NetworksChanged() }, why: "no primary network yet"},
-		"NAD": {prepare: func(w *world, s *Server) { delete(w.nads, "ns/blue") },
-			arrive: func(w *world, s *Server) {
-				w.mu.Lock()
-				w.nads["ns/blue"] = network.NAD{Namespace: "ns", Name: "blue", Network: blue}
-				w.mu.Unlock()
+			d.setPod("uid-1", a)
+		}, supply: func(d *fakeDeps, s *Server) { d.setPod("uid-1", annotation(t, 5)) }, reason: "no entry for ns/blue yet"},
+		"primary network": {prepare: func(d *fakeDeps, s *Server) { d.primaryErr = fmt.Errorf("namespace ns: %w", network.ErrNoPrimary) },
+			supply: func(d *fakeDeps, s *Server) { d.mu.Lock(); d.primaryErr = nil; d.mu.Unlock(); s.NetworksChanged() }, reason: "no primary network yet"},
+		"NAD": {prepare: func(d *fakeDeps, s *Server) { delete(d.nads, "ns/blue") },
+			supply: func(d *fakeDeps, s *Server) {
+				d.mu.Lock()
+				d.nads["ns/blue"] = network.NAD{Namespace: "ns", Name: "blue", Network: blue}
+				d.mu.Unlock()
 				s.NetworksChanged()
-			}, why: "NetworkAttachmentDefinition ns/blue is unknown"},
-		"readiness": {prepare: func(w *world, s *Server) { s.SetReady("the node has no facts yet") }, arrive: func(w *world, s *Server) { s.SetReady("") }, why: "no facts yet"},
+			}, reason: "NetworkAttachmentDefinition ns/blue is unknown"},
+		"readiness": {prepare: func(d *fakeDeps, s *Server) { s.SetReady("the node is not configured yet") }, supply: func(d *fakeDeps, s *Server) { s.SetReady("") }, reason: "not configured yet"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w, links := newWorld(), NewFakeLinks("/ns/a")
-			w.setPod("uid-1", annotation(t, 5))
-			s := w.server(links)
-			c.prepare(w, s)
+			d, links := newFakeDeps(), NewFakeLinks("/ns/a")
+			d.setPod("uid-1", annotation(t, 5))
+			s := d.server(links)
+			c.prepare(d, s)
 			s.conf.NetworksWait = 10 * time.Millisecond
 			_, err := call(t, s, request("ADD", "a"))
-			if err == nil || !strings.Contains(err.Error(), c.why) || cniError(err).Code != 11 {
-				t.Fatalf("in vain: %v, want %q", err, c.why)
+			if err == nil || !strings.Contains(err.Error(), c.reason) || cniError(err).Code != 11 {
+				t.Fatalf("timeout: got %v, want %q", err, c.reason)
 			}
 			s.conf.NetworksWait = time.Minute
 			done := make(chan error, 1)
 			go func() { _, _, err := s.Handle(t.Context(), request("ADD", "a").wire(t)); done <- err }()
-			c.arrive(w, s)
+			c.supply(d, s)
 			if err := <-done; err != nil {
-				t.Errorf("after it came: %v", err)
+				t.Errorf("ADD after the input arrived: %v", err)
 			}
 		})
 	}
 }
 
-func TestFailedAddLeavesNothing(t *testing.T) {
+func TestFailedAddIsUndone(t *testing.T) {
 	total := 0
 	for fail := 0; fail <= total+1; fail++ {
-		w, links := newWorld(), NewFakeLinks("/ns/a")
-		w.setPod("uid-1", annotation(t, 5))
-		s := w.server(links)
+		d, links := newFakeDeps(), NewFakeLinks("/ns/a")
+		d.setPod("uid-1", annotation(t, 5))
+		s := d.server(links)
 		s.conf.PortsWait = 10 * time.Millisecond
 		n := 0
 		links.Fail = func(op Op) error {
@@ -166,26 +167,26 @@ func TestFailedAddLeavesNothing(t *testing.T) {
 			total = n
 			continue
 		case fail == total+1:
-			w.connects = false // OVN never binds the ports
+			d.bindsPorts = false // OVN never binds the ports
 		}
 		if _, err := call(t, s, request("ADD", "a")); err == nil {
-			t.Fatalf("failure %d is hidden", fail)
+			t.Fatalf("ADD hides failure %d", fail)
 		}
 		h, _ := links.HostNames()
-		if len(w.portNames()) != 0 || len(h) != 1 {
-			t.Errorf("failure %d of %d leaves ports %v, links %v", fail, total, w.portNames(), h)
+		if len(d.portNames()) != 0 || len(h) != 1 {
+			t.Errorf("failure %d of %d leaves ports %v, links %v", fail, total, d.portNames(), h)
 		}
 	}
-	// What was connected before stays, when a repeated ADD fails.
-	w, links := newWorld(), NewFakeLinks("/ns/a")
-	w.setPod("uid-1", annotation(t, 5))
-	s := w.server(links)
+	// If a repeated ADD fails, the existing connection stays.
+	d, links := newFakeDeps(), NewFakeLinks("/ns/a")
+	d.setPod("uid-1", annotation(t, 5))
+	s := d.server(links)
 	if _, err := call(t, s, request("ADD", "a")); err != nil {
 		t.Fatal(err)
 	}
-	w.failPort = errors.New("injected")
-	if _, err := call(t, s, request("ADD", "a")); err == nil || len(w.portNames()) != 2 {
-		t.Errorf("a repeated ADD failed with %v and left ports %v", err, w.portNames())
+	d.ensureErr = errors.New("injected")
+	if _, err := call(t, s, request("ADD", "a")); err == nil || len(d.portNames()) != 2 {
+		t.Errorf("a repeated ADD failed with %v and left ports %v", err, d.portNames())
 	}
 }
 
@@ -199,7 +200,7 @@ func TestOverlappingNetworks(t *testing.T) {
 		net  network.Network
 		want string
 	}{
-		{"apart", other("10.99.0.0/16"), ""},
+		{"no overlap", other("10.99.0.0/16"), ""},
 		{"subnet and subnet", other("10.20.5.0/24"), "subnet 10.20.0.0/16 of network ns_blue overlaps subnet 10.20.5.0/24 of network ns_red"},
 		{"IPv6", other("10.99.0.0/16,fd20:0:0:7::/64"), "subnet fd20::/48 of network ns_blue overlaps subnet fd20:0:0:7::/64 of network ns_red"},
 		{"join and subnet", other("100.65.3.0/24"), "join subnet 100.65.0.0/16 of network ns_blue overlaps subnet 100.65.3.0/24 of network ns_red"},
@@ -207,12 +208,12 @@ func TestOverlappingNetworks(t *testing.T) {
 		{"join and join", other("10.99.0.0/16", "100.65.0.0/17"), "join subnet 100.65.0.0/16 of network ns_blue overlaps join subnet 100.65.0.0/17 of network ns_red"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			w, links := newWorld(), NewFakeLinks("/ns/a")
-			w.nads["ns/red"] = network.NAD{Namespace: "ns", Name: "red", Network: c.net}
+			d, links := newFakeDeps(), NewFakeLinks("/ns/a")
+			d.nads["ns/red"] = network.NAD{Namespace: "ns", Name: "red", Network: c.net}
 			a := annotation(t, 5)
 			a["ns/red"] = network.PodNetwork{MAC: "0a:58:0a:63:00:05", Role: network.RoleSecondary, IPs: []netip.Prefix{netip.MustParsePrefix("10.99.0.5/16")}}
-			w.setPod("uid-1", a)
-			s := w.server(links)
+			d.setPod("uid-1", a)
+			s := d.server(links)
 			for _, nad := range []string{"", "ns/red"} {
 				r := request("ADD", "a")
 				if r.NAD = nad; nad != "" {
@@ -231,43 +232,43 @@ func TestOverlappingNetworks(t *testing.T) {
 }
 
 func TestGCAndCollect(t *testing.T) {
-	w, links := newWorld(), NewFakeLinks("/ns/a", "/ns/b", "/ns/c")
-	s := w.server(links)
+	d, links := newFakeDeps(), NewFakeLinks("/ns/a", "/ns/b", "/ns/c")
+	s := d.server(links)
 	for _, sandbox := range []string{"a", "b", "c"} {
-		w.setPod("uid-1", annotation(t, 5))
+		d.setPod("uid-1", annotation(t, 5))
 		if _, err := call(t, s, request("ADD", sandbox)); err != nil {
 			t.Fatal(err)
 		}
-		w.mu.Lock() // as if they were pods of different names
-		for n, p := range w.ports {
+		d.mu.Lock() // make the ports those of different pods
+		for n, p := range d.ports {
 			p.LSP += sandbox
-			w.ports[n] = p
+			d.ports[n] = p
 		}
-		w.mu.Unlock()
+		d.mu.Unlock()
 	}
-	links.Remove("/ns/a")
+	links.DeleteNamespace("/ns/a")
 	if err := s.Collect(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if n := w.portNames(); len(n) != 4 {
-		t.Errorf("collecting one pod of three leaves %v", n)
+	if n := d.portNames(); len(n) != 4 {
+		t.Errorf("collecting one of three pods leaves %v", n)
 	}
-	w.ports["foreign"] = Port{Name: "foreign", Sandbox: "x", Attachment: "othernet/net1"}
+	d.ports["foreign"] = Port{Name: "foreign", Sandbox: "x", Attachment: "othernet/net1"}
 	gc := Request{Command: "GC", CNIVersion: "1.1.0", Network: NetworkName, Valid: []ValidAttachment{{ContainerID: "c", IfName: "eth0"}}}
 	if _, err := call(t, s, gc); err != nil {
 		t.Fatal(err)
 	}
-	if n := w.portNames(); len(n) != 3 {
-		t.Errorf("GC leaves %v: want pod c and the other configuration's", n)
+	if n := d.portNames(); len(n) != 3 {
+		t.Errorf("GC leaves %v, want the ports of sandbox c and of the other configuration", n)
 	}
 }
 
 func TestStatus(t *testing.T) {
-	w := newWorld()
-	s := NewServer(Config{Default: defaultNet}, w, w, w, NewFakeLinks(), w)
+	d := newFakeDeps()
+	s := NewServer(Config{Default: defaultNet}, d, d, d, NewFakeLinks(), d)
 	status := Request{Command: "STATUS", CNIVersion: "1.1.0", Network: NetworkName}
 	if _, err := call(t, s, status); err == nil || cniError(err).Code != 50 {
-		t.Errorf("before the first synchronisation: %v", err)
+		t.Errorf("STATUS before the first sync: %v", err)
 	}
 	s.SetReady("")
 	if _, err := call(t, s, status); err != nil {
@@ -287,9 +288,9 @@ func TestPlugin(t *testing.T) {
 	if err := InstallPlugin(bin, filepath.Join(dir, "bin")); err != nil {
 		t.Fatal(err)
 	}
-	w := newWorld()
-	w.setPod("uid-1", annotation(t, 5))
-	s := w.server(NewFakeLinks("/ns/a"))
+	d := newFakeDeps()
+	d.setPod("uid-1", annotation(t, 5))
+	s := d.server(NewFakeLinks("/ns/a"))
 	run := func(command string) (map[string]any, error) {
 		cmd := exec.Command(filepath.Join(dir, "bin", network.CNIType))
 		cmd.Env = []string{"CNI_COMMAND=" + command, "CNI_CONTAINERID=a", "CNI_NETNS=/ns/a", "CNI_IFNAME=eth0", "CNI_PATH=/opt/cni/bin",
@@ -307,7 +308,7 @@ func TestPlugin(t *testing.T) {
 	if v, err := run("ADD"); err == nil || v["code"] != 11.0 || v["cniVersion"] != "1.0.0" {
 		t.Errorf("without an agent: %v %v", v, err)
 	}
-	l, err := listen(socket)
+	l, err := process.ListenUnix(socket) // a stale socket
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -316,12 +317,12 @@ func TestPlugin(t *testing.T) {
 	served := make(chan error, 1)
 	go func() { served <- s.Serve(ctx, socket) }()
 	deadline := time.Now().Add(time.Minute)
-	for { // STATUS is how a runtime waits as well
+	for { // a runtime also polls STATUS
 		if _, err := run("STATUS"); err == nil {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Fatal("the server does not come up")
+			t.Fatal("the server does not become ready")
 		}
 	}
 	if info, err := os.Stat(socket); err != nil || info.Mode().Perm() != 0o600 {

@@ -12,25 +12,25 @@ import (
 
 // Target is the kernel, or Fake.
 type Target interface {
-	// Read is one network's part; what carries no mark of ours is left out.
+	// Read returns one network's state. It skips objects without our mark.
 	Read(ctx context.Context, owner Owner) (State, error)
-	// Tables are the routing tables that anything of ours belongs to, those of
-	// networks that are long gone included.
+	// Tables lists the routing tables that any object with our mark belongs to,
+	// including those of deleted networks.
 	Tables(ctx context.Context) ([]int, error)
-	// Do makes one change.
+	// Do applies one operation.
 	Do(ctx context.Context, op Op) error
 }
 
 // ErrNoVRF is wrapped by the error of an AddDevice on a kernel without VRF.
 var ErrNoVRF = errors.New("this kernel has no VRF devices (CONFIG_NET_VRF, module vrf)")
 
-// Apply makes all changes in order. One that fails does not stop those behind
-// it, except those that need it: without its VRF device the port is not put
-// anywhere, and outside its VRF it gets no address. The error names each that
-// failed.
+// Apply applies all operations in order. It continues after a failed operation,
+// but skips those that depend on it: without its VRF device the port's master
+// stays as it is, and a port outside its VRF gets no address. The error names
+// each failed operation.
 func Apply(ctx context.Context, t Target, ops []Op) error {
 	var errs []error
-	missing := map[string]bool{} // VRF devices, and ports that are not in theirs
+	missing := map[string]bool{} // VRF devices, and ports outside their VRF
 	for _, op := range ops {
 		if err := ctx.Err(); err != nil {
 			return errors.Join(append(errs, err)...)
@@ -54,14 +54,15 @@ func Apply(ctx context.Context, t Target, ops []Op) error {
 	return errors.Join(errs...)
 }
 
-// Result is what a reconcile saw and did.
+// Result is the outcome of a reconcile.
 type Result struct {
-	Want, Have State // Have is from before Ops
+	Want, Have State // Have is the state before Ops
 	Ops        []Op
-	Waiting    []string // links that must appear first; their event asks for another run
+	Waiting    []string // links that must appear first; their event triggers another reconcile
 }
 
-// Reconcile reads net's part, and changes it into what should be.
+// Reconcile reads net's actual state and applies the difference to the desired
+// state.
 func Reconcile(ctx context.Context, t Target, net network.Network, node network.Node, in Inputs) (Result, error) {
 	have, err := t.Read(ctx, OwnerOf(net, node, in.Plan))
 	if err != nil {
@@ -76,7 +77,7 @@ func Reconcile(ctx context.Context, t Target, net network.Network, node network.
 	return r, Apply(ctx, t, r.Ops)
 }
 
-// Remove takes away everything of the network with that id.
+// Remove deletes everything of the network with that id.
 func Remove(ctx context.Context, t Target, id int, node network.Node, plan network.Plan) (Result, error) {
 	owner := OwnerOf(network.Network{ID: id}, node, plan)
 	have, err := t.Read(ctx, owner)
@@ -88,9 +89,9 @@ func Remove(ctx context.Context, t Target, id int, node network.Node, plan netwo
 	return r, Apply(ctx, t, r.Ops)
 }
 
-// Leftovers are the ids of networks that have state here but are not wanted:
-// they went while no agent ran. A table outside the plan's range, left by
-// another vrf-table-base, has no id; RemoveTable takes it.
+// Leftovers returns the ids of unwanted networks that have state on this node:
+// they were deleted while no agent ran. A table outside the plan's range, from
+// an earlier vrf-table-base, has no id; RemoveTable empties it.
 func Leftovers(ctx context.Context, t Target, plan network.Plan, wanted func(id int) bool) (ids, tables []int, err error) {
 	all, err := t.Tables(ctx)
 	if err != nil {
@@ -109,7 +110,7 @@ func Leftovers(ctx context.Context, t Target, plan network.Plan, wanted func(id 
 	return ids, tables, nil
 }
 
-// RemoveTable takes away what carries our mark in a table that belongs to no
+// RemoveTable deletes objects with our mark from a table that belongs to no
 // network of this plan.
 func RemoveTable(ctx context.Context, t Target, table int) (Result, error) {
 	have, err := t.Read(ctx, Owner{Table: table})

@@ -1,20 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package vrf keeps the kernel's side of a network on this node: the VRF
-// device, the management port inside it, routes, policy rules and per-device
-// sysctls, over netlink.
+// Package vrf reconciles the kernel state of a network on this node over
+// netlink: the VRF device, the management port inside it, routes, policy rules
+// and per-device sysctls.
 //
-// What is ours is a query: routes and rules carry Protocol, VRF devices carry
-// Group and an alias that names the network. Anything else is never touched.
-// The management port itself belongs to pkg/ovs, which creates and deletes it;
-// until it is there, State.Absent names it and Diff leaves out what needs it.
+// Our objects carry a mark: routes and rules have Protocol, VRF devices have
+// Group and an alias that names the network. The package never changes other
+// objects. pkg/ovs creates and deletes the management port; while the port is
+// missing, State.Absent names it and Diff skips operations that need it.
 package vrf
 
 import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strconv"
 
 	"bulkhead/pkg/network"
 )
@@ -23,44 +22,44 @@ const (
 	// Protocol is the owner mark on our routes (rtm_protocol) and rules
 	// (FRA_PROTOCOL).
 	Protocol = 86
-	// Group is the owner mark on our VRF devices. Unlike the alias, the kernel
-	// sets it in the very step that creates the device, so that a crash leaves
-	// no device without it.
+	// Group is the owner mark on our VRF devices. Unlike the alias, it is set by
+	// the request that creates the device, so that a crash leaves no device
+	// without it.
 	Group = 0xb01d
-	// AliasPrefix stands before the network's name in a VRF device's alias.
+	// AliasPrefix precedes the network's name in a VRF device's alias.
 	AliasPrefix = "bulkhead:"
-	// MarkPriority and ToPriority stand behind the kernel's own l3mdev rule
-	// (1000). The mark decides first: a tenant's process that sends to another
-	// network's masquerade address must not be routed by that network's table.
+	// MarkPriority and ToPriority come after the kernel's own l3mdev rule
+	// (1000). The mark comes first: a tenant's process that sends to another
+	// network's masquerade address must not use that network's table.
 	MarkPriority = 2000
 	ToPriority   = 2001
-	// RouteMetric leaves room below it for routes learned from BGP (20), which
-	// are to win over the node's own default route.
+	// RouteMetric is worse than that of routes learned from BGP (20), which
+	// must win over the node's own default route.
 	RouteMetric = 1024
-	// UnreachableMetric is the worst a route can have: it decides only when
-	// nothing else matches, and then lets nothing fall through to the main table.
+	// UnreachableMetric is worse than any other route's metric: the unreachable
+	// route matches only if no other route does, and keeps such packets out of
+	// the main table.
 	UnreachableMetric = 4278198272
 	// MainTable holds the cluster default network's routes.
 	MainTable = 254
 )
 
-// Inputs are the facts, beside the network and the node, that decide what
-// should be.
+// Inputs are Build's inputs besides the network and the node.
 type Inputs struct {
 	Plan network.Plan
-	// IPv6 tells whether this kernel has IPv6. Where it has, a network without
-	// IPv6 subnets still gets the IPv6 rule and unreachable default, or its
-	// tenant's IPv6 packets would take the main table.
+	// IPv6 reports whether this kernel has IPv6. If so, a network without IPv6
+	// subnets still needs the IPv6 rule and unreachable default: otherwise its
+	// tenant's IPv6 packets would use the main table.
 	IPv6 bool
-	// Foreign are names that a VRF could have had but a link that is not ours
-	// has taken: State.Foreign of what was read.
+	// Foreign lists the VRF's possible names that links without our mark have:
+	// State.Foreign of the actual state.
 	Foreign []string
-	// Devices are the VRF devices the network has now: State.Devices of what
-	// was read. One under the fallback name is kept, not renamed.
+	// Devices lists the network's VRF devices: State.Devices of the actual
+	// state. A device with the fallback name keeps it.
 	Devices []Device
 }
 
-// Build is what the node's kernel should hold for net.
+// Build returns the desired kernel state of net on the node.
 func Build(net network.Network, node network.Node, in Inputs) (State, error) {
 	hosts, err := net.HostSubnets(node.ID)
 	if err != nil {
@@ -83,13 +82,14 @@ func Build(net network.Network, node network.Node, in Inputs) (State, error) {
 		st.Port.Master = name
 		st.Sysctls = append(st.Sysctls, deviceSysctls(name)...)
 		st.Rules = rules(net, in, table)
-		st.Routes = denied(in, table)
-		st.Routes = append(st.Routes, outward(net, node, table)...)
+		st.Routes = unreachableRoutes(in, table)
+		st.Routes = append(st.Routes, defaultRoutes(net, node, table)...)
 	}
 	for _, h := range hosts {
 		gw := network.Gateway(h).Addr()
 		for _, c := range podCIDRs(net, node) {
-			// Where the whole CIDR is this node's, the address brings the route.
+			// If the whole CIDR is this node's, the kernel adds the route with
+			// the address.
 			if c.Addr().Is4() == gw.Is4() && c != h.Masked() {
 				st.Routes = append(st.Routes, Route{Table: table, Dst: c, Via: gw, Dev: st.Port.Name, Metric: RouteMetric})
 			}
@@ -99,7 +99,7 @@ func Build(net network.Network, node network.Node, in Inputs) (State, error) {
 		}
 		for _, m := range in.Plan.MasqueradeManagement(net) {
 			if m.Addr().Is4() == gw.Is4() {
-				st.Routes = append(st.Routes, Route{Table: table, Dst: single(m.Addr()), Via: gw, Dev: st.Port.Name, Metric: RouteMetric})
+				st.Routes = append(st.Routes, Route{Table: table, Dst: hostPrefix(m.Addr()), Via: gw, Dev: st.Port.Name, Metric: RouteMetric})
 			}
 		}
 	}
@@ -107,8 +107,8 @@ func Build(net network.Network, node network.Node, in Inputs) (State, error) {
 	return st, nil
 }
 
-// deviceName is the VRF's name: the network's own, or the fallback where a
-// link that is not ours has it, or where the fallback is in use already.
+// deviceName returns the VRF's name: the network's own, or the fallback if
+// another link has that name or the VRF device already has the fallback.
 func deviceName(net network.Network, in Inputs) (string, error) {
 	names := DeviceNames(net)
 	for _, d := range in.Devices {
@@ -121,27 +121,25 @@ func deviceName(net network.Network, in Inputs) (string, error) {
 			return n, nil
 		}
 	}
-	return "", fmt.Errorf("network %s: links named %v are not Bulkhead's: rename one of them, a VRF device is needed", net.Name, names)
+	return "", fmt.Errorf("network %s: no free name for its VRF device: links named %v are not Bulkhead's: rename one of them", net.Name, names)
 }
 
-// DeviceNames are the names that net's VRF may have, best first.
+// DeviceNames lists the names that net's VRF may have, best first.
 func DeviceNames(net network.Network) []string {
 	if net.IsDefault() {
 		return nil
 	}
-	fallback := FallbackName(net.ID)
+	fallback := net.FallbackVRF()
 	if name := net.VRF(); name != fallback {
 		return []string{name, fallback}
 	}
 	return []string{fallback}
 }
 
-// FallbackName is the VRF's name that is made from the network's id alone.
-func FallbackName(id int) string { return "mp" + strconv.Itoa(id) + "-udn-vrf" }
-
-// rules steer what carries the network's mark, and what answers its pods, into
-// its table. The mark rule exists in both families whatever the network's:
-// a marked packet of the other family must end at the unreachable default.
+// rules returns the policy rules that send packets with the network's mark, and
+// replies to its pods, to its table. The mark rule exists in both IP families
+// even if the network has only one: a marked packet of the other family must
+// match the unreachable default.
 func rules(net network.Network, in Inputs, table int) []Rule {
 	out := []Rule{{Priority: MarkPriority, Mark: net.PacketMark(), Table: table}}
 	if in.IPv6 {
@@ -150,17 +148,17 @@ func rules(net network.Network, in Inputs, table int) []Rule {
 	v4, v6 := net.Families()
 	for _, m := range in.Plan.MasqueradeManagement(net) {
 		if is4 := m.Addr().Is4(); is4 && v4 || !is4 && v6 {
-			out = append(out, Rule{IPv6: !is4, Priority: ToPriority, To: single(m.Addr()), Table: table})
+			out = append(out, Rule{IPv6: !is4, Priority: ToPriority, To: hostPrefix(m.Addr()), Table: table})
 		}
 	}
 	return out
 }
 
-// denied are the routes that say no: the default of both families, so that a
-// miss never falls into the main table, and the cluster's own ranges, so that
-// they never follow the VRF's default route to the outside. Routes that lead
-// there on purpose have a better metric.
-func denied(in Inputs, table int) []Route {
+// unreachableRoutes returns the unreachable default routes of both IP families,
+// so that a miss never falls through to the main table, and those of the
+// cluster's own subnets, so that such packets never use the VRF's default route.
+// The network's routes into these subnets have a better metric.
+func unreachableRoutes(in Inputs, table int) []Route {
 	var out []Route
 	deny := func(p netip.Prefix) {
 		if p.Addr().Is4() || in.IPv6 {
@@ -178,16 +176,16 @@ func denied(in Inputs, table int) []Route {
 	return out
 }
 
-// outward is the way to the outside: by the node's next hops, the first one
-// first, of the families that the network has. The external bridge is outside
-// the VRF, so the next hop has to be told to be on the link.
-func outward(net network.Network, node network.Node, table int) []Route {
+// defaultRoutes returns the default routes via the node's next hops, in their
+// order of preference, for the network's IP families. They need onlink, because
+// the external bridge is outside the VRF.
+func defaultRoutes(net network.Network, node network.Node, table int) []Route {
 	if node.Bridge == "" {
 		return nil
 	}
 	v4, v6 := net.Families()
 	var out []Route
-	var count [2]int // a family
+	var count [2]int // per IP family
 	for _, hop := range node.NextHops {
 		dst, i := netip.PrefixFrom(netip.IPv4Unspecified(), 0), 0
 		if hop.Is6() {
@@ -201,8 +199,9 @@ func outward(net network.Network, node network.Node, table int) []Route {
 	return out
 }
 
-// podCIDRs are reached through the network's router. On a no-overlay network
-// in local gateway mode the fabric's routes say where other nodes' pods are.
+// podCIDRs lists the pod subnets that are routed via the network's router. A
+// no-overlay network in local gateway mode has none: the fabric's routes lead
+// to other nodes' pods.
 func podCIDRs(net network.Network, node network.Node) []netip.Prefix {
 	if net.Transport == "no-overlay" && node.Mode == network.LocalGateway {
 		return nil
@@ -210,9 +209,10 @@ func podCIDRs(net network.Network, node network.Node) []netip.Prefix {
 	return net.CIDRs()
 }
 
-// portSysctls: loose reverse path check, because pods' masqueraded packets
-// come back by other ways; IPv6 addresses outlive a link flap, as IPv4's do;
-// a pod must not configure the node by router advertisements.
+// portSysctls returns the management port's sysctls. rp_filter is loose because
+// replies to masqueraded packets of pods may arrive on another interface.
+// keep_addr_on_down keeps IPv6 addresses on a link flap, like IPv4 addresses.
+// accept_ra is off: a pod must not configure the node by router advertisements.
 func portSysctls(dev string, ipv6 bool) []Sysctl {
 	out := deviceSysctls(dev)
 	if ipv6 {
@@ -224,8 +224,8 @@ func portSysctls(dev string, ipv6 bool) []Sysctl {
 	return out
 }
 
-// deviceSysctls apply to the VRF device too: the kernel takes it for the
-// input device of what arrives on its ports.
+// deviceSysctls returns the sysctls of a port and of a VRF device, which the
+// kernel treats as the input device of packets that arrive on its ports.
 func deviceSysctls(dev string) []Sysctl {
 	return []Sysctl{
 		{"net/ipv4/conf/" + dev + "/forwarding", "1"},
@@ -233,4 +233,4 @@ func deviceSysctls(dev string) []Sysctl {
 	}
 }
 
-func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+func hostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Do implements Target. Adding what is there and deleting what is not
-// succeeds, so that a mirror that lags does no harm.
+// Do implements Target. Adding an existing object and deleting a missing one
+// succeeds, so that a stale cache does no harm.
 func (k *Kernel) Do(ctx context.Context, op Op) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -32,7 +32,7 @@ func (k *Kernel) Do(ctx context.Context, op Op) error {
 			return err
 		}
 		k.mu.Lock()
-		k.mirror.addRule(op.Rule)
+		k.cache.addRule(op.Rule)
 		k.mu.Unlock()
 		return nil
 	case DelRule:
@@ -41,7 +41,7 @@ func (k *Kernel) Do(ctx context.Context, op Op) error {
 			return err
 		}
 		k.mu.Lock()
-		k.mirror.delRule(op.Rule)
+		k.cache.delRule(op.Rule)
 		k.mu.Unlock()
 		return nil
 	case AddDevice:
@@ -54,7 +54,7 @@ func (k *Kernel) Do(ctx context.Context, op Op) error {
 	return k.changeLink(op)
 }
 
-// changeLink makes the changes that need a link to be there.
+// changeLink applies operations on an existing link.
 func (k *Kernel) changeLink(op Op) error {
 	name := op.Port.Name
 	if op.Verb == SetAlias || op.Verb == DeviceUp {
@@ -66,14 +66,14 @@ func (k *Kernel) changeLink(op Op) error {
 	}
 	if l == nil {
 		switch op.Verb {
-		case PortDown, DelAddr: // gone, and with it what was to be undone
+		case PortDown, DelAddr: // deleted with the link
 			return nil
 		case SetMaster:
 			if op.Port.Master == "" {
 				return nil
 			}
 		}
-		return fmt.Errorf("no link %s", name)
+		return fmt.Errorf("link %s does not exist", name)
 	}
 	switch op.Verb {
 	case SetAlias:
@@ -99,14 +99,14 @@ func (k *Kernel) changeLink(op Op) error {
 			return err
 		}
 		if m == nil {
-			return fmt.Errorf("no VRF %s", op.Port.Master)
+			return fmt.Errorf("VRF %s does not exist", op.Port.Master)
 		}
 		return k.h.LinkSetMasterByIndex(l, m.Attrs().Index)
 	case AddAddr:
 		a := &netlink.Addr{IPNet: ipNet(op.Addr)}
 		if op.Addr.Addr().Is6() {
-			// The address is ours by arithmetic; duplicate detection would hold
-			// traffic for a second.
+			// The node's id determines the address, so that it is unique.
+			// Duplicate address detection would delay traffic for a second.
 			a.Flags = unix.IFA_F_NODAD
 		}
 		if err := k.h.AddrAdd(l, a); err != nil && !errors.Is(err, unix.EEXIST) {
@@ -139,15 +139,15 @@ func (k *Kernel) toNetlink(r Route) (*netlink.Route, error) {
 			return nil, err
 		}
 		if l == nil {
-			return nil, fmt.Errorf("no link %s", r.Dev)
+			return nil, fmt.Errorf("link %s does not exist", r.Dev)
 		}
 		out.LinkIndex = l.Attrs().Index
 	}
 	return out, nil
 }
 
-// addRoute adds, it does not replace: a route of somebody else with the same
-// destination and metric is left alone, and reported.
+// addRoute never replaces a route: if a route that is not ours has the same
+// destination and metric, it returns an error.
 func (k *Kernel) addRoute(r Route) error {
 	want, err := k.toNetlink(r)
 	if err != nil {
@@ -169,10 +169,10 @@ func (k *Kernel) addRoute(r Route) error {
 	if slices.ContainsFunc(have, func(h netlink.Route) bool { return k.fromNetlink(h, names) == r }) {
 		return nil
 	}
-	return fmt.Errorf("a route with the same destination and metric, not Bulkhead's, is in the way: %w", err)
+	return fmt.Errorf("a route with the same destination and metric that is not Bulkhead's exists: delete it: %w", err)
 }
 
-// delRoute names the protocol, so that the kernel never takes somebody else's.
+// delRoute sets the protocol, so that the kernel deletes only a route of ours.
 func (k *Kernel) delRoute(r Route) error {
 	route, err := k.toNetlink(Route{Table: r.Table, Dst: r.Dst, Metric: r.Metric, Unreachable: r.Unreachable, Via: r.Via})
 	if err != nil {
@@ -216,13 +216,13 @@ func (k *Kernel) addDevice(d Device) error {
 		return readErr
 	}
 	if l == nil {
-		return errors.New("it went again at once")
+		return errors.New("the device was deleted right after its creation")
 	}
 	if v, ok := l.(*netlink.Vrf); !ok || !ours(l) || int(v.Table) != d.Table {
-		return fmt.Errorf("a link of that name, not this network's, is in the way: %w", unix.EEXIST)
+		return fmt.Errorf("a link of that name that is not this network's VRF device exists: rename or delete it: %w", unix.EEXIST)
 	}
 	k.mu.Lock()
-	k.mirror.setDevice(l.Attrs().Index, d.Name, d.Table)
+	k.cache.setDevice(l.Attrs().Index, d.Name, d.Table)
 	k.mu.Unlock()
 	return nil
 }
@@ -233,13 +233,13 @@ func (k *Kernel) delDevice(d Device) error {
 		return err
 	}
 	if !ours(l) {
-		return nil // the name was taken by somebody since
+		return nil // another link has the name by now
 	}
 	if err := k.h.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) {
 		return err
 	}
 	k.mu.Lock()
-	k.mirror.delDevice(l.Attrs().Index)
+	k.cache.delDevice(l.Attrs().Index)
 	k.mu.Unlock()
 	return nil
 }
@@ -256,9 +256,9 @@ func (k *Kernel) setSysctl(s Sysctl) error {
 	return errors.Join(err, f.Close())
 }
 
-// Probe makes and deletes a VRF device with a table that no network uses, to
-// learn whether this kernel has them. It also makes the kernel add its l3mdev
-// rules, before the first network needs them.
+// Probe creates and deletes a VRF device with a table that no network uses, to
+// check whether this kernel supports VRF devices. The kernel adds its l3mdev
+// rules at the same time, before the first network needs them.
 func (k *Kernel) Probe(ctx context.Context, table int) error {
 	probe := Device{Name: "bulkhead-probe", Table: table}
 	err := k.Do(ctx, Op{Verb: AddDevice, Device: probe})

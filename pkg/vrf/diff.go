@@ -7,27 +7,27 @@ import (
 	"strings"
 )
 
-// Diff is what turns have into want, in an order that is at worst too closed
-// between any two steps:
+// Diff returns the operations that turn have into want. After any of them, a
+// network is never less isolated than before and after:
 //
-//  1. reachability that is not wanted goes: routes, addresses, the port;
-//  2. isolation comes: unreachable routes, VRF device, rules;
-//  3. reachability that is wanted comes: the port into the VRF, addresses, routes;
-//  4. isolation that is not wanted goes: rules, VRF device and, last, the
-//     unreachable routes, because sockets bound to the device follow its table
-//     for as long as it exists.
+//  1. remove unwanted reachability: routes, addresses, the port;
+//  2. add isolation: unreachable routes, VRF device, rules;
+//  3. add reachability: the port into the VRF, addresses, routes;
+//  4. remove unwanted isolation: rules, VRF device and, last, the unreachable
+//     routes, because sockets bound to the device use its table as long as it
+//     exists.
 //
-// What needs a link that is absent is left out; Waiting names it.
+// Diff skips operations that need an absent link; Waiting names the link.
 func Diff(want, have State) []Op {
 	d := differ{want: want, have: have}
-	d.reachGoes()
-	d.isolationComes()
-	d.reachComes()
-	d.isolationGoes()
+	d.removeReachability()
+	d.addIsolation()
+	d.addReachability()
+	d.removeIsolation()
 	return d.ops
 }
 
-// Waiting are the links that must appear before Diff can do all that is wanted.
+// Waiting lists the links that must appear before Diff is complete.
 func Waiting(want, have State) []string {
 	var out []string
 	for _, a := range have.Absent {
@@ -42,16 +42,16 @@ func Waiting(want, have State) []string {
 type differ struct {
 	want, have State
 	ops        []Op
-	// recycled tells that the port will lose routes and IPv6 addresses on the
-	// way, because the kernel takes it down and up when it changes VRF.
-	recycled bool
+	// portFlaps: the port loses its routes and IPv6 addresses, because the
+	// kernel sets it down and up when its VRF changes.
+	portFlaps bool
 }
 
 func (d *differ) add(ops ...Op) { d.ops = append(d.ops, ops...) }
 
 func (d *differ) absent(dev string) bool { return slices.Contains(d.have.Absent, dev) }
 
-func (d *differ) reachGoes() {
+func (d *differ) removeReachability() {
 	for _, r := range d.have.Routes {
 		if !r.Unreachable && !slices.Contains(d.want.Routes, r) {
 			d.add(Op{Verb: DelRoute, Route: r})
@@ -61,33 +61,33 @@ func (d *differ) reachGoes() {
 	if port.Name == "" || d.absent(port.Name) {
 		return
 	}
-	gone := d.want.Port.Name == ""
+	removed := d.want.Port.Name == ""
 	inside := slices.ContainsFunc(d.have.Devices, func(x Device) bool { return x.Name == port.Master })
-	if gone && !inside {
-		return // its name alone does not make it ours
+	if removed && !inside {
+		return // a link with only the name of a management port is not ours
 	}
 	for _, a := range port.Addrs {
 		if !slices.Contains(d.want.Port.Addrs, a) {
 			d.add(Op{Verb: DelAddr, Port: Port{Name: port.Name}, Addr: a})
 		}
 	}
-	// The port must not be seen outside its VRF, on the way into it either. A
-	// VRF's table cannot change: then the device is made anew.
-	remade := slices.ContainsFunc(d.have.Devices, func(x Device) bool { return x.Name == port.Master && d.mustRemake(x) })
-	d.recycled = remade || !gone && port.Master != d.want.Port.Master
-	if (gone || d.recycled) && port.Up {
+	// The port must not be up outside its VRF, not even while it moves into it.
+	// A VRF device's table cannot change: it needs a new device.
+	recreated := slices.ContainsFunc(d.have.Devices, func(x Device) bool { return x.Name == port.Master && d.mustRecreate(x) })
+	d.portFlaps = recreated || !removed && port.Master != d.want.Port.Master
+	if (removed || d.portFlaps) && port.Up {
 		d.add(Op{Verb: PortDown, Port: Port{Name: port.Name}})
 	}
-	if gone {
+	if removed {
 		d.add(Op{Verb: SetMaster, Port: Port{Name: port.Name}})
 	}
 }
 
-func (d *differ) mustRemake(have Device) bool {
+func (d *differ) mustRecreate(have Device) bool {
 	return slices.ContainsFunc(d.want.Devices, func(w Device) bool { return w.Name == have.Name && w.Table != have.Table })
 }
 
-func (d *differ) isolationComes() {
+func (d *differ) addIsolation() {
 	for _, r := range d.want.Routes {
 		if r.Unreachable && !slices.Contains(d.have.Routes, r) {
 			d.add(Op{Verb: AddRoute, Route: r})
@@ -121,32 +121,32 @@ func (d *differ) isolationComes() {
 	}
 }
 
-// sysctls sets those of one device; anew tells that the device was not there
-// when they were read.
-func (d *differ) sysctls(dev string, anew bool) {
+// sysctls sets the sysctls of one device. created: the device did not exist
+// when the actual state was read.
+func (d *differ) sysctls(dev string, created bool) {
 	for _, s := range d.want.Sysctls {
-		if strings.Contains(s.Path, "/conf/"+dev+"/") && (anew || !slices.Contains(d.have.Sysctls, s)) {
+		if strings.Contains(s.Path, "/conf/"+dev+"/") && (created || !slices.Contains(d.have.Sysctls, s)) {
 			d.add(Op{Verb: SetSysctl, Sysctl: s})
 		}
 	}
 }
 
-func (d *differ) reachComes() {
+func (d *differ) addReachability() {
 	want, have := d.want.Port, d.have.Port
 	if want.Name != "" && !d.absent(want.Name) {
 		d.sysctls(want.Name, have.Name != want.Name)
 		if want.MTU != 0 && have.MTU != want.MTU {
 			d.add(Op{Verb: SetMTU, Port: Port{Name: want.Name, MTU: want.MTU}})
 		}
-		if d.recycled || have.Master != want.Master {
+		if d.portFlaps || have.Master != want.Master {
 			d.add(Op{Verb: SetMaster, Port: Port{Name: want.Name, Master: want.Master}})
 		}
 		for _, a := range want.Addrs {
-			if d.recycled || !slices.Contains(have.Addrs, a) {
+			if d.portFlaps || !slices.Contains(have.Addrs, a) {
 				d.add(Op{Verb: AddAddr, Port: Port{Name: want.Name}, Addr: a})
 			}
 		}
-		if d.recycled || !have.Up {
+		if d.portFlaps || !have.Up {
 			d.add(Op{Verb: PortUp, Port: Port{Name: want.Name}})
 		}
 	}
@@ -154,14 +154,14 @@ func (d *differ) reachComes() {
 		if r.Unreachable || d.absent(r.Dev) {
 			continue
 		}
-		lost := r.Dev == want.Name && (d.recycled || !have.Up)
+		lost := r.Dev == want.Name && (d.portFlaps || !have.Up)
 		if lost || !slices.Contains(d.have.Routes, r) {
 			d.add(Op{Verb: AddRoute, Route: r})
 		}
 	}
 }
 
-func (d *differ) isolationGoes() {
+func (d *differ) removeIsolation() {
 	for _, r := range d.have.Rules {
 		if !slices.Contains(d.want.Rules, r) {
 			d.add(Op{Verb: DelRule, Rule: r})

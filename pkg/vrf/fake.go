@@ -12,17 +12,17 @@ import (
 	"strings"
 )
 
-// Fake is a Target in memory. It does what the kernel does as far as the order
-// of operations matters: a route needs its link to be there and up, links that
-// change VRF or go down lose their routes, a route or link that is in the way
-// is an error. It is not safe for concurrent use.
+// Fake implements Target in memory. It behaves like the kernel as far as the
+// order of operations matters: a route needs an existing link that is up, a link
+// that changes its VRF or goes down loses its routes, and a conflicting route or
+// link is an error. It is not safe for concurrent use.
 type Fake struct {
 	Links   map[string]*FakeLink
 	Routes  map[Route]string // → owner: "" is ours
 	Rules   map[Rule]string  // → owner
 	Sysctls map[string]string
 	NoVRF   bool           // kernel without VRF devices
-	Fail    func(Op) error // asked before each operation
+	Fail    func(Op) error // called before each operation
 	Log     []string
 }
 
@@ -37,7 +37,7 @@ type FakeLink struct {
 	Addrs  []netip.Prefix
 }
 
-// NewFake makes a kernel with those links, none of them ours.
+// NewFake returns a kernel with the given links, none of them ours.
 func NewFake(links ...string) *Fake {
 	f := &Fake{Links: map[string]*FakeLink{}, Routes: map[Route]string{}, Rules: map[Rule]string{}, Sysctls: map[string]string{}}
 	for _, l := range links {
@@ -46,7 +46,7 @@ func NewFake(links ...string) *Fake {
 	return f
 }
 
-// AddLink makes a link that is not ours, down.
+// AddLink adds a link that is not ours and is down.
 func (f *Fake) AddLink(name string) *FakeLink {
 	f.Links[name] = &FakeLink{MTU: 1500}
 	for _, s := range portSysctls(name, true) {
@@ -55,7 +55,7 @@ func (f *Fake) AddLink(name string) *FakeLink {
 	return f.Links[name]
 }
 
-// DelLink takes a link away with its routes and sysctls.
+// DelLink deletes a link with its routes and sysctls.
 func (f *Fake) DelLink(name string) {
 	delete(f.Links, name)
 	f.flush(name)
@@ -137,10 +137,11 @@ func (f *Fake) Tables(context.Context) ([]int, error) {
 	return slices.Compact(out), nil
 }
 
-// HasIPv6 tells that it has.
+// HasIPv6 returns true.
 func (f *Fake) HasIPv6() bool { return true }
 
-// DeviceIndex makes up an index for each of our VRF devices.
+// DeviceIndex returns the index of our VRF device with that table, or 0. The
+// fake's indexes equal the tables.
 func (f *Fake) DeviceIndex(table int) int {
 	for _, l := range f.Links {
 		if l.Table == table && l.Ours {
@@ -181,7 +182,7 @@ func (f *Fake) Do(_ context.Context, op Op) error {
 			if l.Ours && l.Table == op.Device.Table {
 				return nil
 			}
-			return errors.New("a link of that name is in the way")
+			return errors.New("another link has that name")
 		}
 		l := f.AddLink(op.Device.Name)
 		l.Table, l.Ours = op.Device.Table, true
@@ -206,7 +207,7 @@ func (f *Fake) addRoute(r Route) error {
 			if have == r && owner == "" {
 				return nil
 			}
-			return errors.New("a route is in the way")
+			return errors.New("a conflicting route exists")
 		}
 	}
 	if !r.Unreachable {
@@ -228,7 +229,7 @@ func (f *Fake) changeLink(op Op) error {
 		if op.Verb == PortDown || op.Verb == DelAddr || op.Verb == SetMaster && op.Port.Master == "" {
 			return nil
 		}
-		return fmt.Errorf("no link %s", name)
+		return fmt.Errorf("link %s does not exist", name)
 	}
 	switch op.Verb {
 	case SetAlias:
@@ -242,7 +243,7 @@ func (f *Fake) changeLink(op Op) error {
 		l.MTU = op.Port.MTU
 	case SetMaster:
 		if m, ok := f.Links[op.Port.Master]; op.Port.Master != "" && (!ok || m.Table == 0) {
-			return fmt.Errorf("no VRF %s", op.Port.Master)
+			return fmt.Errorf("VRF %s does not exist", op.Port.Master)
 		}
 		if l.Master != op.Port.Master {
 			f.flush(name)
@@ -261,7 +262,7 @@ func (f *Fake) changeLink(op Op) error {
 	return nil
 }
 
-// List is what Kernel.Links is: indexes follow from the order of the names.
+// List returns the links like Kernel.Links, with indexes in the order of names.
 func (f *Fake) List(context.Context) ([]Link, error) {
 	var out []Link
 	for i, name := range slices.Sorted(maps.Keys(f.Links)) {

@@ -20,36 +20,36 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kernel is the Target over netlink, for the network namespace of the thread
+// Kernel implements Target over netlink, for the network namespace of the thread
 // that opened it.
 //
-// Reading one network costs the same however many there are: routes and
-// addresses are dumped with the kernel's own filters. The kernel has no filter
-// for rules, nor a way to ask for the VRF of a table, so a mirror of ours is
-// kept, filled once and then by events and our own changes (watch.go). It may
-// lag; then a change that is already made is made again, which succeeds, and
-// the event that was late asks for another run.
+// The cost of reading one network does not depend on the number of networks:
+// routes and addresses are dumped with the kernel's filters. The kernel has no
+// filter for rules and no lookup of a VRF device by table, so Kernel caches
+// ours. It fills the cache once and updates it from events and its own changes
+// (watch.go). A stale cache may repeat a change, which succeeds; the late event
+// triggers another reconcile.
 type Kernel struct {
 	h      *netlink.Handle
-	strict *netlink.Handle // filters are obeyed by the kernel, not by the library
+	strict *netlink.Handle // the kernel applies filters, not the library
 	raw    map[int]*nl.SocketHandle
 	events *nl.NetlinkSocket
 	sysctl string
 	bridge string
 
-	// Guard, when set, is called before a VRF device or management port is set
-	// up; where it fails the link stays down.
+	// Guard, if set, is called before a VRF device or management port is set up.
+	// If it fails, the link stays down.
 	Guard func(Link) error
 
-	mu     sync.Mutex
-	mirror mirror
+	mu    sync.Mutex
+	cache cache
 }
 
-// Open reads what is ours and starts to collect events, for Watch to read.
-// sysctlRoot is /proc/sys, or where it can be written; bridge is the external
+// Open fills the cache and subscribes to events, which Watch receives.
+// sysctlRoot is /proc/sys or a writable mount of it; bridge is the external
 // bridge's name.
 func Open(sysctlRoot, bridge string) (*Kernel, error) {
-	k := &Kernel{sysctl: sysctlRoot, bridge: bridge, mirror: newMirror()}
+	k := &Kernel{sysctl: sysctlRoot, bridge: bridge, cache: newCache()}
 	var err error
 	if k.h, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return nil, fmt.Errorf("open netlink socket: %w", err)
@@ -76,14 +76,14 @@ func Open(sysctlRoot, bridge string) (*Kernel, error) {
 		k.Close()
 		return nil, err
 	}
-	if err := k.fillMirror(); err != nil {
+	if err := k.fillCache(); err != nil {
 		k.Close()
 		return nil, err
 	}
 	return k, nil
 }
 
-// Close releases the sockets; what was made in the kernel stays.
+// Close closes the sockets. Objects in the kernel stay.
 func (k *Kernel) Close() {
 	if k.h != nil {
 		k.h.Close()
@@ -99,7 +99,7 @@ func (k *Kernel) Close() {
 	}
 }
 
-// HasIPv6 tells whether this kernel has IPv6, switched on.
+// HasIPv6 reports whether this kernel has IPv6 and it is enabled.
 func (k *Kernel) HasIPv6() bool {
 	b, err := os.ReadFile(filepath.Join(k.sysctl, "net/ipv6/conf/all/disable_ipv6"))
 	return err == nil && strings.TrimSpace(string(b)) == "0"
@@ -109,15 +109,15 @@ func (k *Kernel) HasIPv6() bool {
 func (k *Kernel) Read(ctx context.Context, owner Owner) (State, error) {
 	st := State{ID: owner.ID, Network: owner.Network}
 	k.mu.Lock()
-	st.Rules = k.mirror.rulesOf(owner.Table)
-	devices := k.mirror.devicesOf(owner.Table)
+	st.Rules = k.cache.rulesOf(owner.Table)
+	devices := k.cache.devicesOf(owner.Table)
 	k.mu.Unlock()
 	for _, n := range owner.Names {
 		if !slices.Contains(devices, n) {
 			devices = append(devices, n)
 		}
 	}
-	names := map[int]string{} // ifindex → name, of links met here
+	names := map[int]string{} // ifindex → name
 	for _, name := range devices {
 		if err := k.readDevice(&st, owner, name, names); err != nil {
 			return st, err
@@ -152,7 +152,7 @@ func (k *Kernel) Read(ctx context.Context, owner Owner) (State, error) {
 	return st, ctx.Err()
 }
 
-// link is the link with that name, or nil.
+// link returns the link with that name, or nil.
 func (k *Kernel) link(name string) (netlink.Link, error) {
 	l, err := k.h.LinkByName(name)
 	if notFound := new(netlink.LinkNotFoundError); errors.As(err, notFound) {
@@ -215,7 +215,7 @@ func (k *Kernel) nameOf(index int, names map[int]string) string {
 		return n
 	}
 	l, err := k.h.LinkByIndex(index)
-	if err != nil { // gone meanwhile: its routes are going too
+	if err != nil { // deleted in the meantime, with its routes
 		return fmt.Sprintf("if%d", index)
 	}
 	names[index] = l.Attrs().Name
@@ -226,7 +226,7 @@ func (k *Kernel) readSysctls(paths []Sysctl) []Sysctl {
 	var out []Sysctl
 	for _, s := range paths {
 		b, err := os.ReadFile(filepath.Join(k.sysctl, s.Path))
-		if err != nil { // no such device or family: then setting it will say so
+		if err != nil { // no such device or IP family: setting the sysctl will fail
 			continue
 		}
 		out = append(out, Sysctl{s.Path, strings.TrimSpace(string(b))})
@@ -234,8 +234,9 @@ func (k *Kernel) readSysctls(paths []Sysctl) []Sysctl {
 	return out
 }
 
-// addresses are those of one link, link-local ones left out. The library's
-// list has no such filter and would dump every address of the node.
+// addresses lists the addresses of one link, without link-local ones. The
+// library's AddrList does not filter in the kernel: it would dump every address
+// of the node.
 func (k *Kernel) addresses(index int) ([]netip.Prefix, error) {
 	req := nl.NewNetlinkRequest(unix.RTM_GETADDR, unix.NLM_F_DUMP)
 	req.Sockets = k.raw
@@ -243,7 +244,7 @@ func (k *Kernel) addresses(index int) ([]netip.Prefix, error) {
 	msg.Index = uint32(index)
 	req.AddData(msg)
 	var out []netip.Prefix
-	err := undisturbed(func() error {
+	err := retryDump(func() error {
 		out = nil
 		return req.ExecuteIter(unix.NETLINK_ROUTE, unix.RTM_NEWADDR, func(m []byte) bool {
 			if a, i, ok := parseAddress(m); ok && i == index {
@@ -255,8 +256,8 @@ func (k *Kernel) addresses(index int) ([]netip.Prefix, error) {
 	return out, err
 }
 
-// undisturbed repeats a dump that the kernel says changed while it went on.
-func undisturbed(dump func() error) error {
+// retryDump repeats a dump that the kernel reports as interrupted by a change.
+func retryDump(dump func() error) error {
 	var err error
 	for range 10 {
 		if err = dump(); !errors.Is(err, netlink.ErrDumpInterrupted) {
@@ -266,16 +267,16 @@ func undisturbed(dump func() error) error {
 	return err
 }
 
-// routes are ours in one table (0: in all).
+// routes lists our routes of one table (0: all tables).
 func (k *Kernel) routes(family, table int) ([]netlink.Route, error) {
 	filter := &netlink.Route{Table: table, Protocol: Protocol}
 	var routes []netlink.Route
-	err := undisturbed(func() (err error) {
+	err := retryDump(func() (err error) {
 		routes, err = k.strict.RouteListFiltered(family, filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
 		return err
 	})
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
-		return nil, nil // no such table yet, or no such family
+		return nil, nil // no such table yet, or no such IP family
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read routes of table %d: %w", table, err)
@@ -292,7 +293,7 @@ func (k *Kernel) fromNetlink(r netlink.Route, names map[int]string) Route {
 		}
 	}
 	if out.Unreachable {
-		return out // IPv6 hangs it on the loopback device
+		return out // IPv6 unreachable routes have the loopback device
 	}
 	if a, ok := netip.AddrFromSlice(r.Gw); ok {
 		out.Via = a.Unmap()
@@ -325,7 +326,7 @@ func ipNet(p netip.Prefix) *net.IPNet {
 // Tables implements Target.
 func (k *Kernel) Tables(ctx context.Context) ([]int, error) {
 	k.mu.Lock()
-	tables := k.mirror.tables()
+	tables := k.cache.tables()
 	k.mu.Unlock()
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		routes, err := k.routes(family, 0)

@@ -21,13 +21,13 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// inNetns runs the rest of the test in a network namespace of its own.
-func inNetns(t *testing.T) {
+// newNetns runs the rest of the test in a new network namespace.
+func newNetns(t *testing.T) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("SKIP: needs root for a network namespace")
 	}
-	runtime.LockOSThread() // never unlocked: the thread is thrown away with its namespace
+	runtime.LockOSThread() // never unlocked: the thread ends with its namespace
 	old, err := netns.Get()
 	if err != nil {
 		t.Fatal(err)
@@ -44,7 +44,6 @@ func inNetns(t *testing.T) {
 		_ = ns.Close()
 		_ = old.Close()
 	})
-	// The thread's own /proc/sys/net shows its namespace.
 	if lo, err := netlink.LinkByName("lo"); err != nil || netlink.LinkSetUp(lo) != nil {
 		t.Fatalf("loopback: %v", err)
 	}
@@ -83,8 +82,8 @@ func addBridge(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// The kernel finishes with an IPv6 address in a work queue of its own,
-	// even without duplicate address detection.
+	// The kernel adds the local route of an IPv6 address asynchronously, in a
+	// work queue, even without duplicate address detection.
 	for deadline := time.Now().Add(10 * time.Second); ; {
 		routes, err := netlink.RouteListFiltered(netlink.FAMILY_V6, &netlink.Route{Table: unix.RT_TABLE_LOCAL}, netlink.RT_FILTER_TABLE)
 		if slices.ContainsFunc(routes, func(r netlink.Route) bool { return r.Dst != nil && r.Dst.IP.String() == "2001:db8::10" }) {
@@ -98,7 +97,7 @@ func addBridge(t *testing.T) {
 
 func openKernel(t *testing.T) *Kernel {
 	t.Helper()
-	k, err := Open("/proc/sys", "br-ex") // shows the namespace of the thread that looks
+	k, err := Open("/proc/sys", "br-ex") // shows the namespace of the reading thread
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -106,7 +105,7 @@ func openKernel(t *testing.T) *Kernel {
 	return k
 }
 
-// hasVRF tells, by kind of error, whether this kernel makes VRF devices.
+// hasVRF reports whether this kernel supports VRF devices.
 func hasVRF(t *testing.T, k *Kernel) bool {
 	t.Helper()
 	err := k.Probe(context.Background(), 999999)
@@ -125,9 +124,9 @@ func reconcileKernel(t *testing.T, k *Kernel, net network.Network, vrf bool) Res
 	return r
 }
 
-// The whole of a network, in a kernel with VRF.
+// A network's whole state, on a kernel with VRF devices.
 func TestKernelVRF(t *testing.T) {
-	inNetns(t)
+	newNetns(t)
 	k := openKernel(t)
 	if !hasVRF(t, k) {
 		t.Skipf("SKIP: %v", ErrNoVRF)
@@ -143,45 +142,45 @@ func TestKernelVRF(t *testing.T) {
 	if got, want := text(r.Have, r.Want.Sysctls), r.Want.String(); got != want {
 		t.Errorf("have\n%swant\n%s", got, want)
 	}
-	// A fresh process sees the same.
+	// After a restart of the agent.
 	k2 := openKernel(t)
 	if r := reconcileKernel(t, k2, blue, true); len(r.Ops) != 0 {
 		t.Errorf("after restart: %v", r.Ops)
 	}
-	// Bug class 1: what nothing matches ends in the VRF.
+	// A packet that matches no route must not fall through to the main table.
 	if _, err := netlink.RouteGetWithOptions(netip.MustParseAddr("10.244.0.9").AsSlice(), &netlink.RouteGetOptions{VrfName: "blue"}); !errors.Is(err, unix.EHOSTUNREACH) {
 		t.Errorf("lookup of a foreign pod in the VRF: %v", err)
 	}
-	// The link that OVS makes anew.
+	// OVS recreates the management port.
 	if l, err := netlink.LinkByName("ovn-k8s-mp7"); err != nil || netlink.LinkDel(l) != nil {
 		t.Fatal("delete port")
 	}
 	addVeth(t, "ovn-k8s-mp7", "peer7")
 	reconcileKernel(t, k, blue, true)
 	if r := reconcileKernel(t, k, blue, true); len(r.Ops) != 0 || len(r.Have.Port.Addrs) != 2 {
-		t.Errorf("after the port was made anew: %v\n%s", r.Ops, r.Have)
+		t.Errorf("after the port was recreated: %v\n%s", r.Ops, r.Have)
 	}
-	// A network of the same id under another name.
+	// A network with the same id and another name.
 	green := testNet(7, "cluster_udn_green", "10.30.0.0/16/24")
 	reconcileKernel(t, k, green, true)
 	r = reconcileKernel(t, k, green, true)
 	if len(r.Ops) != 0 || len(r.Have.Devices) != 1 || r.Have.Devices[0].Name != "green" {
-		t.Errorf("id taken over: %v\n%s", r.Ops, r.Have)
+		t.Errorf("id reused by another network: %v\n%s", r.Ops, r.Have)
 	}
 	if _, err := Remove(context.Background(), k, 7, testNode(), testPlan()); err != nil {
 		t.Fatal(err)
 	}
 	if r, err := Remove(context.Background(), k, 7, testNode(), testPlan()); err != nil || !r.Have.Empty() {
-		t.Errorf("left: %v\n%s", err, r.Have)
+		t.Errorf("leftover state: %v\n%s", err, r.Have)
 	}
 }
 
-// A VRF of somebody else keeps its name and everything in it.
+// A VRF device that is not ours stays unchanged.
 func TestKernelForeignVRF(t *testing.T) {
-	inNetns(t)
+	newNetns(t)
 	k := openKernel(t)
 	if !hasVRF(t, k) {
-		// Any link will do to take the name.
+		// Any link can occupy the name.
 		addVeth(t, "blue", "bluepeer")
 	} else {
 		attrs := netlink.NewLinkAttrs()
@@ -192,20 +191,20 @@ func TestKernelForeignVRF(t *testing.T) {
 	}
 	r, _ := Reconcile(context.Background(), k, testNet(7, "cluster_udn_blue", "10.20.0.0/16/24"), testNode(), Inputs{Plan: testPlan(), IPv6: true})
 	if !slices.Equal(r.Have.Foreign, []string{"blue"}) || r.Want.Devices[0].Name != "mp7-udn-vrf" {
-		t.Errorf("foreign %v, chose %v", r.Have.Foreign, r.Want.Devices)
+		t.Errorf("foreign links %v, VRF device %v", r.Have.Foreign, r.Want.Devices)
 	}
 	if _, err := Remove(context.Background(), k, 7, testNode(), testPlan()); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := netlink.LinkByName("blue"); err != nil {
-		t.Error("the foreign link is gone")
+		t.Error("the foreign link was deleted")
 	}
 }
 
-// Rules, routes, addresses and sysctls need no VRF: on a kernel without it all
-// of them are made, and only the VRF and what it holds is reported.
-func TestKernelWithoutDevice(t *testing.T) {
-	inNetns(t)
+// On a kernel without VRF devices, rules, sysctls and the routes that do not use
+// the management port are still created.
+func TestKernelWithoutVRF(t *testing.T) {
+	newNetns(t)
 	k := openKernel(t)
 	if hasVRF(t, k) {
 		t.Skip("SKIP: this kernel has VRF; TestKernelVRF covers all of it")
@@ -219,8 +218,8 @@ func TestKernelWithoutDevice(t *testing.T) {
 	}
 	reconcileKernel(t, k, net, false)
 	r := reconcileKernel(t, k, net, false)
-	// Seen with the VRF and what is reached by it taken out, all is as wanted;
-	// the port has no address, as it would be in the default VRF.
+	// Everything but the VRF device and the routes via the port must match. The
+	// port must have no address: it would be in the default VRF.
 	want, have := r.Want, r.Have
 	want.Devices, want.Port.Master, want.Port.Up, want.Port.Addrs = nil, "", false, nil
 	want.Sysctls = slices.DeleteFunc(want.Sysctls, func(s Sysctl) bool { return !slices.Contains(have.Sysctls, s) })
@@ -233,16 +232,16 @@ func TestKernelWithoutDevice(t *testing.T) {
 	}
 	r2, err := Remove(context.Background(), k, 7, testNode(), testPlan())
 	if err != nil || !r2.Have.Empty() {
-		t.Errorf("left: %v\n%s", err, r2.Have)
+		t.Errorf("leftover state: %v\n%s", err, r2.Have)
 	}
-	if left, _ := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: 100007}, netlink.RT_FILTER_TABLE); len(left) != 1 || left[0].Protocol != 186 {
-		t.Errorf("the foreign route: %v", left)
+	if remaining, _ := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: 100007}, netlink.RT_FILTER_TABLE); len(remaining) != 1 || remaining[0].Protocol != 186 {
+		t.Errorf("remaining routes %v, want the foreign one", remaining)
 	}
 }
 
 // The cluster default network: main table, no VRF.
 func TestKernelDefaultNetwork(t *testing.T) {
-	inNetns(t)
+	newNetns(t)
 	k := openKernel(t)
 	addBridge(t)
 	addVeth(t, "ovn-k8s-mp0", "peer0")
@@ -261,10 +260,10 @@ func TestKernelDefaultNetwork(t *testing.T) {
 	}
 }
 
-// A miss in the table of a network is unreachable, by mark, in both families,
-// while what the node itself has goes on being reached (bug classes 1 and 2).
+// A marked packet that matches no route in the network's table is unreachable in
+// both IP families, while the node's own addresses stay reachable.
 func TestKernelMarkRouting(t *testing.T) {
-	inNetns(t)
+	newNetns(t)
 	k := openKernel(t)
 	addBridge(t)
 	for _, gw := range []string{"192.0.2.1", "2001:db8::1"} { // the main table's default routes
@@ -291,9 +290,9 @@ func TestKernelMarkRouting(t *testing.T) {
 	}
 }
 
-// Somebody else's route with our destination and metric is not replaced.
+// A foreign route with our destination and metric is not replaced.
 func TestKernelForeignRoute(t *testing.T) {
-	inNetns(t)
+	newNetns(t)
 	k := openKernel(t)
 	addBridge(t)
 	theirs := &netlink.Route{Table: 100007, Dst: ipNet(netip.MustParsePrefix("0.0.0.0/0")), Priority: RouteMetric, Protocol: 4,
@@ -303,15 +302,15 @@ func TestKernelForeignRoute(t *testing.T) {
 	}
 	op := Op{Verb: AddRoute, Route: Route{Table: 100007, Dst: netip.MustParsePrefix("0.0.0.0/0"), Via: netip.MustParseAddr("192.0.2.1"), Dev: "br-ex", Metric: RouteMetric}}
 	if err := k.Do(context.Background(), op); !errors.Is(err, unix.EEXIST) {
-		t.Errorf("adding over it: %v", err)
+		t.Errorf("adding a conflicting route: %v", err)
 	}
 	op.Verb = DelRoute
 	if err := k.Do(context.Background(), op); err != nil {
 		t.Error(err)
 	}
-	left, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: 100007}, netlink.RT_FILTER_TABLE)
-	if err != nil || len(left) != 1 || left[0].Gw.String() != "192.0.2.77" {
-		t.Errorf("left %v %v", left, err)
+	remaining, err := netlink.RouteListFiltered(netlink.FAMILY_V4, &netlink.Route{Table: 100007}, netlink.RT_FILTER_TABLE)
+	if err != nil || len(remaining) != 1 || remaining[0].Gw.String() != "192.0.2.77" {
+		t.Errorf("remaining routes %v %v", remaining, err)
 	}
 }
 
@@ -324,10 +323,10 @@ func index(t *testing.T, name string) int {
 	return l.Attrs().Index
 }
 
-// What somebody takes away is noticed, for that network only, in whichever
-// table it was (bug class 10).
+// Watch reports a deletion by another program in any table, for that network
+// only.
 func TestKernelWatch(t *testing.T) {
-	inNetns(t)
+	newNetns(t)
 	k := openKernel(t)
 	addBridge(t)
 	addVeth(t, "ovn-k8s-mp7", "peer7")
@@ -340,11 +339,10 @@ func TestKernelWatch(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error)
 	go func() {
-		done <- k.Watch(ctx, Watched{TableBase: 100000, MaxID: network.MaxID}, func(c Change) { changes <- c })
+		done <- k.Watch(ctx, TableRange{TableBase: 100000, MaxID: network.MaxID}, func(c Change) { changes <- c })
 	}()
-	// until collects changes until those wanted were among them, and what else
-	// follows at once.
-	until := func(want ...Change) (seen []Change) {
+	// collectUntil collects changes until it has the wanted ones and no more arrive.
+	collectUntil := func(want ...Change) (seen []Change) {
 		deadline := time.After(time.Minute)
 		quiet := time.NewTimer(300 * time.Millisecond)
 		for {
@@ -364,7 +362,7 @@ func TestKernelWatch(t *testing.T) {
 			}
 		}
 	}
-	until()
+	collectUntil()
 	for _, tc := range []struct {
 		name string
 		net  network.Network
@@ -390,17 +388,17 @@ func TestKernelWatch(t *testing.T) {
 			t.Fatalf("%s: %v", tc.name, err)
 		}
 		want := Change{ID: tc.net.ID}
-		if got := until(want); !slices.Equal(got, []Change{want}) {
+		if got := collectUntil(want); !slices.Equal(got, []Change{want}) {
 			t.Errorf("%s: %+v", tc.name, got)
 		}
 		r, _ := Reconcile(context.Background(), k, tc.net, testNode(), Inputs{Plan: testPlan(), IPv6: true})
 		if len(r.Ops) == 0 {
-			t.Errorf("%s: nothing to mend", tc.name)
+			t.Errorf("%s: no operations to repair it", tc.name)
 		}
-		until()
+		collectUntil()
 	}
-	if l, _ := netlink.LinkByName("br-ex"); netlink.LinkSetDown(l) != nil || !slices.Contains(until(Change{Bridge: true}), Change{Bridge: true}) {
-		t.Error("the bridge going down is not noticed")
+	if l, _ := netlink.LinkByName("br-ex"); netlink.LinkSetDown(l) != nil || !slices.Contains(collectUntil(Change{Bridge: true}), Change{Bridge: true}) {
+		t.Error("no change reported when the bridge goes down")
 	}
 	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) {
@@ -408,12 +406,12 @@ func TestKernelWatch(t *testing.T) {
 	}
 }
 
-// Reading one network must not cost more when there are many.
-func TestKernelReadIsFlat(t *testing.T) {
+// The time to read one network must not depend on the number of networks.
+func TestKernelReadIsConstantTime(t *testing.T) {
 	if testing.Short() {
 		t.Skip("SKIP: -short")
 	}
-	inNetns(t)
+	newNetns(t)
 	k := openKernel(t)
 	addBridge(t)
 	node := testNode()
@@ -443,8 +441,8 @@ func TestKernelReadIsFlat(t *testing.T) {
 	if _, err := k.Tables(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%d networks made in %v; read of one: %v alone, %v among them; tables listed in %v", networks, all, one, many, time.Since(start))
+	t.Logf("%d networks created in %v; reading one: %v alone, %v among them; tables listed in %v", networks, all, one, many, time.Since(start))
 	if many > 4*one+2*time.Millisecond {
-		t.Errorf("read of one network: %v alone, %v among %d", one, many, networks)
+		t.Errorf("reading one network: %v alone, %v among %d", one, many, networks)
 	}
 }

@@ -16,13 +16,13 @@ const (
 	DelRoute
 	AddRule
 	DelRule
-	AddDevice // VRF device with its table and marks, down
+	AddDevice // adds a VRF device with its table and group, down
 	DelDevice
 	SetAlias
 	DeviceUp
 	SetSysctl
 	SetMTU
-	SetMaster // Port.Master; "" releases the port
+	SetMaster // sets Port.Master; "" releases the port from its VRF
 	AddAddr
 	DelAddr
 	PortUp
@@ -30,7 +30,7 @@ const (
 )
 
 // Op is one change to the kernel. Fields that the verb does not need are zero.
-// Adding what is there, and deleting what is not, succeeds.
+// Adding an existing object and deleting a missing one succeeds.
 type Op struct {
 	Verb   Verb
 	Device Device
@@ -81,8 +81,8 @@ func (o Op) String() string {
 	}
 }
 
-// needs is the link that must be there, and where it belongs, for the
-// operation to be made; "" for those that take something away or need none.
+// needs returns the link that must exist, and be in its VRF, before the
+// operation; "" if the operation deletes something or needs no link.
 func (o Op) needs() string {
 	switch o.Verb {
 	case SetAlias, DeviceUp:

@@ -12,17 +12,17 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Owner says which part of the kernel's state to read: one network's.
+// Owner selects one network's state in the kernel.
 type Owner struct {
 	ID      int
 	Network string   // name, for messages
 	Table   int      // routes and rules
-	Names   []string // names the VRF device may have
+	Names   []string // possible names of the VRF device
 	Port    string   // management port
-	Bridge  string   // external bridge, which routes lead out of
+	Bridge  string   // external bridge, the device of default routes
 }
 
-// OwnerOf is net on this node.
+// OwnerOf returns the owner for net on this node.
 func OwnerOf(net network.Network, node network.Node, plan network.Plan) Owner {
 	o := Owner{ID: net.ID, Network: net.Name, Table: MainTable, Names: DeviceNames(net), Port: net.ManagementPort(), Bridge: node.Bridge}
 	if !net.IsDefault() {
@@ -31,23 +31,23 @@ func OwnerOf(net network.Network, node network.Node, plan network.Plan) Owner {
 	return o
 }
 
-// State is one network's part of the kernel, wanted or actual. Lists are
-// sorted and hold no duplicates.
+// State is one network's desired or actual state in the kernel. Lists are
+// sorted and have no duplicates.
 type State struct {
 	ID      int
 	Network string
-	Devices []Device // VRF devices: at most one wanted, none for the cluster default network
-	Port    Port     // zero: none
+	Devices []Device // VRF devices: at most one desired, none for the cluster default network
+	Port    Port     // zero if there is none
 	Sysctls []Sysctl
 	Rules   []Rule
 	Routes  []Route
 
-	// Only in what was read:
-	Absent  []string // links the network needs that are not there, or down and not ours to set up
-	Foreign []string // names of Owner.Names that a link which is not ours has
+	// Only in the actual state:
+	Absent  []string // links that the network needs and that do not exist, or a bridge that is down
+	Foreign []string // names in Owner.Names of links without our mark
 }
 
-// Device is a VRF device that carries our mark.
+// Device is a VRF device with our mark.
 type Device struct {
 	Name  string
 	Table int
@@ -55,21 +55,21 @@ type Device struct {
 	Up    bool
 }
 
-// Port is the management port. Addrs leaves link-local addresses out.
+// Port is the management port. Addrs has no link-local addresses.
 type Port struct {
 	Name   string
-	Master string // name of the VRF device, or of whatever has enslaved it
+	Master string // name of the VRF device or other master
 	MTU    int
 	Up     bool
 	Addrs  []netip.Prefix
 }
 
-// Sysctl is a file below /proc/sys and its content.
+// Sysctl is a path below /proc/sys and its value.
 type Sysctl struct{ Path, Value string }
 
 func (s Sysctl) String() string { return strings.ReplaceAll(s.Path, "/", ".") + "=" + s.Value }
 
-// Route carries Protocol. Every route with a next hop is made with onlink.
+// Route is a route with Protocol. A route with a next hop has the onlink flag.
 type Route struct {
 	Table       int
 	Dst         netip.Prefix
@@ -93,7 +93,7 @@ func (r Route) String() string {
 	return fmt.Sprintf("%s via %s dev %s metric %d table %d", dst, r.Via, r.Dev, r.Metric, r.Table)
 }
 
-// Rule carries Protocol. It matches either a mark or a destination.
+// Rule is a policy rule with Protocol. It matches either a mark or a destination.
 type Rule struct {
 	IPv6     bool
 	Priority int
@@ -113,7 +113,7 @@ func (r Rule) String() string {
 	return fmt.Sprintf("%d: %s fwmark %#x lookup %d", r.Priority, family, r.Mark, r.Table)
 }
 
-// String is the state as text, one thing a line: goldens and bulkheadctl show it.
+// String renders the state, one object per line, for goldens and bulkheadctl.
 func (s State) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "network %d %s\n", s.ID, s.Network)
@@ -149,7 +149,7 @@ func upDown(up bool) string {
 	return "down"
 }
 
-// Empty tells that nothing that carries our mark is there.
+// Empty reports whether no object with our mark exists.
 func (s State) Empty() bool { return len(s.Devices)+len(s.Rules)+len(s.Routes) == 0 }
 
 // normalise sorts the lists, so that equal states are equal values.

@@ -95,7 +95,7 @@ func TestBuildGolden(t *testing.T) {
 func TestBuildRefuses(t *testing.T) {
 	in := Inputs{Plan: testPlan(), Foreign: []string{"blue", "mp7-udn-vrf"}}
 	if _, err := Build(testNet(7, "cluster_udn_blue", "10.20.0.0/16/24"), testNode(), in); err == nil || !strings.Contains(err.Error(), "mp7-udn-vrf") {
-		t.Errorf("both names taken: %v", err)
+		t.Errorf("both names used by other links: %v", err)
 	}
 	if _, err := Build(testNet(7, "a_b", "10.20.0.0/24/24"), testNode(), in); err == nil || !strings.Contains(err.Error(), "append a CIDR") {
 		t.Errorf("no subnet for node 3: %v", err)
@@ -105,8 +105,8 @@ func TestBuildRefuses(t *testing.T) {
 	}
 }
 
-// A VRF that lives under the fallback name stays there when the better name
-// becomes free: renaming it would break what is bound to it.
+// A VRF device keeps its fallback name when the better name becomes free:
+// renaming it would break sockets that are bound to it.
 func TestFallbackNameIsKept(t *testing.T) {
 	net := testNet(7, "cluster_udn_blue", "10.20.0.0/16/24")
 	st, err := Build(net, testNode(), Inputs{Plan: testPlan(), Devices: []Device{{Name: "mp7-udn-vrf", Table: 100007}}})
@@ -115,7 +115,7 @@ func TestFallbackNameIsKept(t *testing.T) {
 	}
 }
 
-func newWorld(ids ...int) *Fake {
+func newFakeNode(ids ...int) *Fake {
 	links := []string{"br-ex", "eth0"}
 	for _, id := range ids {
 		links = append(links, fmt.Sprintf("ovn-k8s-mp%d", id))
@@ -125,7 +125,8 @@ func newWorld(ids ...int) *Fake {
 	return f
 }
 
-// comparable text of a state: what was read has more sysctls than are wanted.
+// text renders a state with the given sysctls only: Read returns more than are
+// desired.
 func text(st State, sysctls []Sysctl) string {
 	st.Sysctls = slices.DeleteFunc(slices.Clone(st.Sysctls), func(s Sysctl) bool {
 		return !slices.ContainsFunc(sysctls, func(w Sysctl) bool { return w.Path == s.Path })
@@ -142,11 +143,11 @@ func mustReconcile(t testing.TB, f *Fake, net network.Network, node network.Node
 	return r
 }
 
-func assertSettled(t testing.TB, f *Fake, net network.Network, node network.Node) {
+func assertConverged(t testing.TB, f *Fake, net network.Network, node network.Node) {
 	t.Helper()
 	r := mustReconcile(t, f, net, node)
 	if len(r.Ops) != 0 || len(r.Waiting) != 0 {
-		t.Fatalf("not settled: ops %v, waiting for %v", r.Ops, r.Waiting)
+		t.Fatalf("not converged: ops %v, waiting for %v", r.Ops, r.Waiting)
 	}
 	if got, want := text(r.Have, r.Want.Sysctls), r.Want.String(); got != want {
 		t.Fatalf("have\n%swant\n%s", got, want)
@@ -168,22 +169,23 @@ func genNode(t *rapid.T) network.Node {
 	return n
 }
 
-// The properties of DESIGN § 2, from any state the world can be in: an earlier
-// want, half applied, then disturbed.
+// Reconcile and Remove converge from any state, are idempotent and leave foreign
+// objects unchanged. The state comes from earlier, interrupted reconciles and
+// changes by others.
 func TestConverges(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		f := newWorld(7)
+		f := newFakeNode(7)
 		f.Routes[Route{Table: 100007, Dst: netip.MustParsePrefix("10.99.0.0/16"), Via: netip.MustParseAddr("192.0.2.9"), Dev: "br-ex", Metric: 20}] = "bgp"
-		f.Rules[Rule{Priority: 2000, Mark: 0x77, Table: 100007}] = "somebody"
-		f.Links["eth0"].Alias = "untouched"
-		if rapid.Bool().Draw(rt, "taken") {
+		f.Rules[Rule{Priority: 2000, Mark: 0x77, Table: 100007}] = "foreign"
+		f.Links["eth0"].Alias = "foreign"
+		if rapid.Bool().Draw(rt, "name in use") {
 			f.AddLink("blue")
 		}
 		for range rapid.IntRange(0, 3).Draw(rt, "earlier") {
 			crash := errors.New("crash")
-			left := rapid.IntRange(0, 25).Draw(rt, "ops before crash")
+			remaining := rapid.IntRange(0, 25).Draw(rt, "ops before crash")
 			f.Fail = func(Op) error {
-				if left--; left < 0 {
+				if remaining--; remaining < 0 {
 					return crash
 				}
 				return nil
@@ -194,7 +196,7 @@ func TestConverges(t *testing.T) {
 				_, _ = Reconcile(context.Background(), f, genNet(rt, 7), genNode(rt), Inputs{Plan: testPlan(), IPv6: true})
 			}
 			switch rapid.IntRange(0, 3).Draw(rt, "disturb") {
-			case 1: // OVS made the port anew
+			case 1: // OVS recreates the port
 				f.DelLink("ovn-k8s-mp7")
 				f.AddLink("ovn-k8s-mp7")
 			case 2:
@@ -216,7 +218,7 @@ func TestConverges(t *testing.T) {
 			}
 			r, err := Remove(context.Background(), f, 7, node, testPlan())
 			if err != nil || len(r.Ops) != 0 || !r.Have.Empty() {
-				rt.Fatalf("left after removal: %v %v\n%s", r.Ops, err, r.Have)
+				rt.Fatalf("leftover state after removal: %v %v\n%s", r.Ops, err, r.Have)
 			}
 		} else {
 			if _, err := Reconcile(context.Background(), f, net, node, Inputs{Plan: testPlan(), IPv6: true}); err != nil {
@@ -231,7 +233,7 @@ func TestConverges(t *testing.T) {
 			}
 		}
 		if got := foreignText(f); got != foreign {
-			rt.Fatalf("touched what is not ours: %s, was %s", got, foreign)
+			rt.Fatalf("changed foreign objects: %s, was %s", got, foreign)
 		}
 	})
 }
@@ -257,11 +259,12 @@ func foreignText(f *Fake) string {
 	return strings.Join(out, "\n")
 }
 
-// Never reachable without its isolation: at each step of adding and of
-// removing, a route that leads somewhere exists only beside the unreachable
-// defaults and the rules, and the port has an address only inside the VRF.
-func TestDenyBeforeReach(t *testing.T) {
-	f := newWorld(7)
+// A network is never reachable without its isolation: before each operation of
+// Reconcile and Remove, other routes exist only with the unreachable defaults,
+// the rules and the VRF device, and the port is up with an address only inside
+// the VRF.
+func TestIsolationBeforeReachability(t *testing.T) {
+	f := newFakeNode(7)
 	net := testNet(7, "cluster_udn_blue", "10.20.0.0/16/24", "fd20::/48/64")
 	check := func(Op) error {
 		var reach, deny bool
@@ -282,20 +285,20 @@ func TestDenyBeforeReach(t *testing.T) {
 	}
 	f.Fail = check
 	mustReconcile(t, f, net, testNode())
-	assertSettled(t, f, net, testNode())
+	assertConverged(t, f, net, testNode())
 	if _, err := Remove(context.Background(), f, 7, testNode(), testPlan()); err != nil {
 		t.Fatal(err)
 	}
 	_ = check(Op{})
 	if len(f.Routes)+len(f.Rules) != 0 || f.Links["blue"] != nil {
-		t.Errorf("left: %v %v", f.Routes, f.Rules)
+		t.Errorf("leftovers: %v %v", f.Routes, f.Rules)
 	}
 }
 
-// Somebody deleted the VRF device: the port is in the default VRF, with its
-// addresses, and must go down at once, whether or not it can go back.
+// If another program deletes the VRF device, the port is in the default VRF with
+// its addresses. It must go down, even if the device cannot be recreated.
 func TestPortOutsideItsVRF(t *testing.T) {
-	f := newWorld(7)
+	f := newFakeNode(7)
 	net := testNet(7, "cluster_udn_blue", "10.20.0.0/16/24", "fd20::/48/64")
 	mustReconcile(t, f, net, testNode())
 	f.DelLink("blue")
@@ -306,12 +309,12 @@ func TestPortOutsideItsVRF(t *testing.T) {
 	}
 	f.NoVRF = false
 	mustReconcile(t, f, net, testNode())
-	assertSettled(t, f, net, testNode())
+	assertConverged(t, f, net, testNode())
 }
 
-// The port comes late: everything that does not need it is there before.
+// A reconcile without the port creates everything that does not need the port.
 func TestWaitsForPort(t *testing.T) {
-	f := newWorld()
+	f := newFakeNode()
 	net := testNet(7, "cluster_udn_blue", "10.20.0.0/16/24")
 	r := mustReconcile(t, f, net, testNode())
 	if !slices.Equal(r.Waiting, []string{"ovn-k8s-mp7"}) {
@@ -322,12 +325,12 @@ func TestWaitsForPort(t *testing.T) {
 	}
 	f.AddLink("ovn-k8s-mp7")
 	mustReconcile(t, f, net, testNode())
-	assertSettled(t, f, net, testNode())
+	assertConverged(t, f, net, testNode())
 }
 
-// A link that only has the name of a management port is left alone.
+// A link that only has the name of a management port stays unchanged.
 func TestForeignPort(t *testing.T) {
-	f := newWorld(7)
+	f := newFakeNode(7)
 	l := f.Links["ovn-k8s-mp7"]
 	l.Addrs, l.Up = []netip.Prefix{netip.MustParsePrefix("192.0.2.5/24")}, true
 	r, err := Remove(context.Background(), f, 7, testNode(), testPlan())
@@ -336,9 +339,9 @@ func TestForeignPort(t *testing.T) {
 	}
 }
 
-// One operation that fails does not stop the others, and is named.
-func TestApplyGoesOn(t *testing.T) {
-	f := newWorld(7)
+// A failed operation does not stop the others, and the error names it.
+func TestApplyContinuesAfterFailure(t *testing.T) {
+	f := newFakeNode(7)
 	f.NoVRF = true
 	r, err := Reconcile(context.Background(), f, testNet(7, "cluster_udn_blue", "10.20.0.0/16/24"), testNode(), Inputs{Plan: testPlan(), IPv6: true})
 	if !errors.Is(err, ErrNoVRF) || !strings.Contains(err.Error(), "add VRF blue table 100007") {
@@ -347,14 +350,14 @@ func TestApplyGoesOn(t *testing.T) {
 	if len(f.Rules) == 0 || len(r.Ops) == 0 {
 		t.Error("stopped at the first failure")
 	}
-	// Without its VRF the port stays out of reach.
+	// Without its VRF the port stays down and has no address.
 	if p := f.Links["ovn-k8s-mp7"]; p.Up || len(p.Addrs) > 0 || strings.Contains(err.Error(), "alias") {
 		t.Errorf("port %+v, error %v", *p, err)
 	}
 }
 
 func TestLeftovers(t *testing.T) {
-	f := newWorld(7, 8)
+	f := newFakeNode(7, 8)
 	for id := range 2 {
 		mustReconcile(t, f, testNet(7+id, fmt.Sprintf("ns_%d", id), "10.20.0.0/16/24"), testNode())
 	}
@@ -370,9 +373,9 @@ func TestLeftovers(t *testing.T) {
 		t.Fatal(err)
 	}
 	if ids, tables, _ := Leftovers(context.Background(), f, testPlan(), func(id int) bool { return id == 7 }); len(ids)+len(tables) != 0 {
-		t.Errorf("left %v %v", ids, tables)
+		t.Errorf("leftovers %v %v", ids, tables)
 	}
-	assertSettled(t, f, testNet(7, "ns_0", "10.20.0.0/16/24"), testNode())
+	assertConverged(t, f, testNet(7, "ns_0", "10.20.0.0/16/24"), testNode())
 }
 
 // The number of operations does not depend on the number of networks.
@@ -389,5 +392,5 @@ func TestConstantOps(t *testing.T) {
 			t.Fatalf("network %d took %d operations, the first %d", id, n, first)
 		}
 	}
-	t.Logf("%d operations a network", first)
+	t.Logf("%d operations per network", first)
 }

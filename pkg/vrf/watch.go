@@ -18,16 +18,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Change says what may have to be looked at again.
+// Change names what to reconcile.
 type Change struct {
-	ID     int  // network of that id, when neither of the following
+	ID     int  // the network with this id, if none of the following is set
 	Bridge bool // the external bridge, its addresses or the node's default routes
-	Links  bool // an interface that is none of ours came or went
-	All    bool // events were lost
+	Links  bool // an interface that is not ours was created or deleted
+	All    bool // everything: events were lost
 }
 
-// Watched says which tables belong to which network.
-type Watched struct {
+// TableRange maps tables to network ids.
+type TableRange struct {
 	TableBase int // Plan.VRFTableBase
 	MaxID     int
 }
@@ -40,17 +40,16 @@ func subscribe() (*nl.NetlinkSocket, error) {
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to netlink events: %w", err)
 	}
-	// Room for a burst of a few hundred networks; without the capability for
-	// it the usual size has to do, and lost events are noticed.
+	// Large enough for a burst of a few hundred networks. Without the capability
+	// for it the default size remains; Watch detects lost events.
 	_ = s.SetReceiveBufferSize(8<<20, true)
 	return s, nil
 }
 
-// Watch tells notify about changes until ctx ends. There is one watch,
-// whatever the number of networks. Routes are watched in every table. The
-// kernel says nothing of the IPv4 routes that go with a link that goes down:
-// the link's own event stands for them.
-func (k *Kernel) Watch(ctx context.Context, w Watched, notify func(Change)) error {
+// Watch calls notify for changes until ctx ends. One watch covers all networks
+// and the routes of all tables. The kernel sends no event for IPv4 routes that
+// it deletes when a link goes down: the link's event covers them.
+func (k *Kernel) Watch(ctx context.Context, w TableRange, notify func(Change)) error {
 	stop := context.AfterFunc(ctx, k.events.Close)
 	defer stop()
 	for {
@@ -59,7 +58,7 @@ func (k *Kernel) Watch(ctx context.Context, w Watched, notify func(Change)) erro
 			return ctx.Err()
 		}
 		if errors.Is(err, unix.ENOBUFS) {
-			if err := errors.Join(k.drain(ctx), k.fillMirror()); err != nil {
+			if err := errors.Join(k.drain(ctx), k.fillCache()); err != nil {
 				return err
 			}
 			notify(Change{All: true})
@@ -84,8 +83,9 @@ func (k *Kernel) Watch(ctx context.Context, w Watched, notify func(Change)) erro
 	}
 }
 
-// drain reads what waits in the socket: until it is empty, the kernel drops what
-// comes without another ENOBUFS, so that a list read before would stay behind.
+// drain reads all events that wait in the socket. Until the socket is empty, the
+// kernel drops new events without another ENOBUFS, so that a list read earlier
+// would miss them.
 func (k *Kernel) drain(ctx context.Context) error {
 	wait := unix.NsecToTimeval(int64(10 * time.Millisecond))
 	if err := k.events.SetReceiveTimeout(&wait); err != nil {
@@ -103,8 +103,8 @@ func (k *Kernel) drain(ctx context.Context) error {
 	return k.events.SetReceiveTimeout(&unix.Timeval{})
 }
 
-// event keeps the mirror and says whose business a message is.
-func (k *Kernel) event(m syscall.NetlinkMessage, w Watched) (Change, bool) {
+// event updates the cache and returns the change that a message means, if any.
+func (k *Kernel) event(m syscall.NetlinkMessage, w TableRange) (Change, bool) {
 	switch m.Header.Type {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
 		hdr := unix.NlMsghdr{Len: m.Header.Len, Type: m.Header.Type, Flags: m.Header.Flags, Seq: m.Header.Seq, Pid: m.Header.Pid}
@@ -119,7 +119,7 @@ func (k *Kernel) event(m syscall.NetlinkMessage, w Watched) (Change, bool) {
 			return Change{}, false
 		}
 		k.mu.Lock()
-		name := k.mirror.links[index]
+		name := k.cache.links[index]
 		k.mu.Unlock()
 		return k.changeOfLink(name, w)
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
@@ -128,7 +128,7 @@ func (k *Kernel) event(m syscall.NetlinkMessage, w Watched) (Change, bool) {
 			return Change{Bridge: true}, true
 		}
 		if protocol != Protocol || m.Header.Type == unix.RTM_NEWROUTE {
-			return Change{}, false // a route of ours that came: we made it
+			return Change{}, false // a new route of ours: the agent added it
 		}
 		return changeOfTable(table, w)
 	case unix.RTM_NEWRULE, unix.RTM_DELRULE:
@@ -139,40 +139,40 @@ func (k *Kernel) event(m syscall.NetlinkMessage, w Watched) (Change, bool) {
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		if m.Header.Type == unix.RTM_NEWRULE {
-			k.mirror.addRule(r)
+			k.cache.addRule(r)
 			return Change{}, false
 		}
-		k.mirror.delRule(r)
+		k.cache.delRule(r)
 		return changeOfTable(r.Table, w)
 	}
 	return Change{}, false
 }
 
-func (k *Kernel) linkEvent(l netlink.Link, gone bool, w Watched) (Change, bool) {
+func (k *Kernel) linkEvent(l netlink.Link, gone bool, w TableRange) (Change, bool) {
 	a := l.Attrs()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	_, seen := k.mirror.all[a.Index]
-	device, known := k.mirror.devices[a.Index]
+	_, seen := k.cache.all[a.Index]
+	device, known := k.cache.devices[a.Index]
 	if gone {
-		delete(k.mirror.all, a.Index)
-		delete(k.mirror.links, a.Index)
+		delete(k.cache.all, a.Index)
+		delete(k.cache.links, a.Index)
 	} else {
-		k.mirror.all[a.Index] = struct{}{}
+		k.cache.all[a.Index] = struct{}{}
 		if a.Name == k.bridge || strings.HasPrefix(a.Name, portPrefix) {
-			k.mirror.links[a.Index] = a.Name
+			k.cache.links[a.Index] = a.Name
 		}
 	}
 	v, isVRF := l.(*netlink.Vrf)
 	isOurs := isVRF && ours(l)
 	switch {
 	case known && (gone || !isOurs):
-		k.mirror.delDevice(a.Index)
+		k.cache.delDevice(a.Index)
 		return changeOfTable(device.table, w)
-	case isOurs && gone: // who deleted it has told the mirror
+	case isOurs && gone: // delDevice has removed it from the cache
 		return changeOfTable(int(v.Table), w)
 	case isOurs:
-		k.mirror.setDevice(a.Index, a.Name, int(v.Table))
+		k.cache.setDevice(a.Index, a.Name, int(v.Table))
 		return changeOfTable(int(v.Table), w)
 	}
 	if c, ok := k.changeOfLink(a.Name, w); ok {
@@ -181,15 +181,15 @@ func (k *Kernel) linkEvent(l netlink.Link, gone bool, w Watched) (Change, bool) 
 	return Change{Links: true}, seen == gone
 }
 
-func changeOfTable(table int, w Watched) (Change, bool) {
+func changeOfTable(table int, w TableRange) (Change, bool) {
 	if table == MainTable {
-		return Change{}, true // the cluster default network's
+		return Change{}, true // the cluster default network, id 0
 	}
 	id := table - w.TableBase
 	return Change{ID: id}, id >= 1 && id <= w.MaxID
 }
 
-func (k *Kernel) changeOfLink(name string, w Watched) (Change, bool) {
+func (k *Kernel) changeOfLink(name string, w TableRange) (Change, bool) {
 	if name == "" {
 		return Change{}, false
 	}
@@ -204,8 +204,8 @@ func (k *Kernel) changeOfLink(name string, w Watched) (Change, bool) {
 	return Change{ID: id}, err == nil && id >= 0 && id <= w.MaxID
 }
 
-// parseAddress reads an address message. Link-local addresses are not ours to
-// judge.
+// parseAddress parses an address message. ok is false for link-local addresses,
+// which the agent does not manage.
 func parseAddress(m []byte) (addr netip.Prefix, index int, ok bool) {
 	if len(m) < unix.SizeofIfAddrmsg {
 		return addr, 0, false
@@ -232,7 +232,7 @@ func parseAddress(m []byte) (addr netip.Prefix, index int, ok bool) {
 	return netip.PrefixFrom(a, int(msg.Prefixlen)), int(msg.Index), true
 }
 
-// parseRoute reads what an event's filter needs.
+// parseRoute parses the attributes that event filters by.
 func parseRoute(m []byte) (table, protocol int, isDefault bool) {
 	if len(m) < unix.SizeofRtMsg {
 		return 0, 0, false
@@ -251,7 +251,7 @@ func parseRoute(m []byte) (table, protocol int, isDefault bool) {
 	return table, int(msg.Protocol), msg.Dst_len == 0
 }
 
-// parseRule reads a rule; ok is false for one that is not ours.
+// parseRule parses a rule; ok is false for a rule that is not ours.
 func parseRule(m []byte) (r Rule, ok bool) {
 	if len(m) < unix.SizeofRtMsg {
 		return r, false

@@ -21,7 +21,7 @@ import (
 // on the test machine itself, among the packages' tests, in a tenth of the time;
 // BULKHEAD_FULL=1 runs it on the node's kernel too.
 var kernelTests = []struct{ pkg, run, full, except string }{
-	{"bulkhead/pkg/vrf", "^TestKernel", "^TestKernel", "^TestKernelWithoutDevice$"}, // that one is for kernels that lack VRF
+	{"bulkhead/pkg/vrf", "^TestKernel", "^TestKernel", "^TestKernelWithoutVRF$"}, // that one is for kernels that lack VRF
 	{"bulkhead/pkg/loader", "^TestRootVRF|^TestRootLSM|^TestRootBrokenLinks$/^nothing$", "^TestRoot", "^$"},
 	{"bulkhead/pkg/hostnet", "^TestRootEarlySockets$", "^TestRoot", "^$"},
 }

@@ -10,20 +10,20 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Link is an interface of the host, whoever made it.
+// Link is an interface of the host, ours or not.
 type Link struct {
 	Index int
 	Name  string
-	Type  string // as the kernel names it: veth, vrf, openvswitch, device, ...
-	Table int    // of a VRF device of ours; 0: none
-	// Elsewhere tells that its other end is in another network namespace.
-	Elsewhere bool
+	Type  string // the kernel's: veth, vrf, openvswitch, device, ...
+	Table int    // of our VRF device; otherwise 0
+	// PeerInOtherNetns: the peer is in another network namespace.
+	PeerInOtherNetns bool
 }
 
-// Links are all interfaces of the host, by index.
+// Links lists all interfaces of the host, sorted by index.
 func (k *Kernel) Links(ctx context.Context) ([]Link, error) {
 	var list []netlink.Link
-	err := undisturbed(func() (err error) {
+	err := retryDump(func() (err error) {
 		list, err = k.h.LinkList()
 		return err
 	})
@@ -40,20 +40,20 @@ func (k *Kernel) Links(ctx context.Context) ([]Link, error) {
 
 func linkOf(l netlink.Link) Link {
 	a := l.Attrs()
-	out := Link{Index: a.Index, Name: a.Name, Type: l.Type(), Elsewhere: a.NetNsID >= 0}
+	out := Link{Index: a.Index, Name: a.Name, Type: l.Type(), PeerInOtherNetns: a.NetNsID >= 0}
 	if v, ok := l.(*netlink.Vrf); ok && ours(l) {
 		out.Table = int(v.Table)
 	}
 	return out
 }
 
-// guard has a link guarded that is about to carry traffic.
+// guard calls Guard for a link that is about to be set up.
 func (k *Kernel) guard(l netlink.Link) error {
 	if k.Guard == nil {
 		return nil
 	}
 	if err := k.Guard(linkOf(l)); err != nil {
-		return fmt.Errorf("it stays down, as it cannot be guarded: %w", err)
+		return fmt.Errorf("the link stays down: cannot guard it: %w", err)
 	}
 	return nil
 }

@@ -19,14 +19,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hostAndPod moves the test into a network namespace of its own, so that the
-// machine's is not touched, and makes another that stands for a pod's.
-func hostAndPod(t *testing.T) (path string) {
+// setupNamespaces moves the test into a new network namespace, which acts as the
+// host's, and returns the path of another one, which acts as the pod's.
+func setupNamespaces(t *testing.T) (path string) {
 	t.Helper()
 	if os.Getuid() != 0 {
 		t.Skip("needs root to make network namespaces")
 	}
-	runtime.LockOSThread() // for good: the thread is thrown away with the test's goroutine
+	runtime.LockOSThread() // never unlocked: the thread ends with the test's goroutine
 	dir := t.TempDir()
 	path = filepath.Join(dir, "pod")
 	if err := os.WriteFile(path, nil, 0o600); err != nil {
@@ -51,9 +51,9 @@ func hostAndPod(t *testing.T) (path string) {
 
 func buildPod(t *testing.T, sandbox, path string) Pod {
 	t.Helper()
-	w := newWorld()
-	w.setPod("uid-1", annotation(t, 5))
-	s := w.server(nil)
+	d := newFakeDeps()
+	d.setPod("uid-1", annotation(t, 5))
+	s := d.server(nil)
 	r := request("ADD", sandbox)
 	r.NetNS = path
 	in, missing, err := s.inputs(r)
@@ -67,8 +67,8 @@ func buildPod(t *testing.T, sandbox, path string) Pod {
 	return p
 }
 
-func TestKernelConvergesFromAnyPoint(t *testing.T) {
-	path := hostAndPod(t)
+func TestKernelConvergesAfterCrash(t *testing.T) {
+	path := setupNamespaces(t)
 	p := buildPod(t, "sandbox", path)
 	want := p.Links()
 	all := len(Diff(want, State{}))
@@ -77,7 +77,7 @@ func TestKernelConvergesFromAnyPoint(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// Some operations, then a crash; then a new run that reads what is there.
+		// Apply some operations, crash, then read the actual state and apply the rest.
 		if err := Apply(t.Context(), ns, Diff(want, State{})[:crash]); err != nil {
 			t.Fatal(err)
 		}
@@ -102,18 +102,18 @@ func TestKernelConvergesFromAnyPoint(t *testing.T) {
 				t.Fatal(err)
 			}
 			if err := (Kernel{}).DeleteHost(i.Host); err != nil {
-				t.Errorf("deleting what is gone: %v", err)
+				t.Errorf("deleting a missing host end: %v", err)
 			}
 		}
 		if have, err = ns.Read(t.Context(), p.Request.names()); err != nil || len(have) != 0 {
-			t.Errorf("left: %+v %v", have, err)
+			t.Errorf("leftover links: %+v %v", have, err)
 		}
 		ns.Close()
 	}
 }
 
 func TestKernelInsidePod(t *testing.T) {
-	path := hostAndPod(t)
+	path := setupNamespaces(t)
 	p := buildPod(t, "sandbox", path)
 	ns, err := Kernel{}.Open(path)
 	if err != nil {
@@ -129,9 +129,9 @@ func TestKernelInsidePod(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// No duplicate address detection: a pod's first packet is not to wait for it.
+		// Duplicate address detection would delay the pod's first packet.
 		for _, setting := range []string{"accept_ra", "accept_dad"} {
-			if err := k.inside(func() error {
+			if err := k.inPodNamespace(func() error {
 				b, err := os.ReadFile("/proc/sys/net/ipv6/conf/" + name + "/" + setting)
 				if err == nil && strings.TrimSpace(string(b)) != "0" {
 					err = fmt.Errorf("%s is %s", setting, b)
@@ -141,7 +141,7 @@ func TestKernelInsidePod(t *testing.T) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
-		// The kernel clears an address's flag in a work item of its own.
+		// The kernel clears the tentative flag asynchronously, in a work item.
 		for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
 			addrs, err := k.pod.AddrList(link, netlink.FAMILY_V6)
 			if err != nil {
@@ -155,7 +155,7 @@ func TestKernelInsidePod(t *testing.T) {
 			}
 		}
 	}
-	// The default routes lead out of the primary network, in both families.
+	// The default routes of both IP families use the primary network.
 	for _, dst := range []string{"8.8.8.8", "2001:db8::1"} {
 		routes, err := k.pod.RouteGet(net.ParseIP(dst))
 		if err != nil {
@@ -163,33 +163,33 @@ func TestKernelInsidePod(t *testing.T) {
 		}
 		link, err := k.pod.LinkByIndex(routes[0].LinkIndex)
 		if err != nil || link.Attrs().Name != PrimaryIfName {
-			t.Errorf("route to %s goes by %v (%v), want %s", dst, link, err, PrimaryIfName)
+			t.Errorf("route to %s uses %v (%v), want %s", dst, link, err, PrimaryIfName)
 		}
 	}
-	// A link of the pod's own by the same name is not ours and stays.
+	// Another sandbox's interface of the same name stays unchanged.
 	foreign := request("ADD", "another")
 	if have, err := ns.Read(t.Context(), foreign.names()); err != nil || len(have) != 0 {
-		t.Errorf("links of sandbox %q taken for another's: %+v %v", "sandbox", have, err)
+		t.Errorf("links of sandbox %q read as those of %q: %+v %v", "sandbox", "another", have, err)
 	}
 	q := buildPod(t, "another", path)
 	if err := Apply(t.Context(), ns, Diff(q.Links(), State{})); err == nil || !strings.Contains(err.Error(), "add interface eth0") {
-		t.Errorf("taking a name that is in use gives %v", err)
+		t.Errorf("adding an interface with a name in use: got %v", err)
 	}
 	have, err := ns.Read(t.Context(), p.Request.names())
 	if err != nil || have["eth0"].MAC != p.Links()["eth0"].MAC {
-		t.Errorf("the interface that was there changed: %+v %v", have, err)
+		t.Errorf("the existing interface changed: %+v %v", have, err)
 	}
 }
 
 func TestKernelServer(t *testing.T) {
-	path := hostAndPod(t)
-	w := newWorld()
-	w.setPod("uid-1", annotation(t, 5))
-	s := w.server(Kernel{})
+	path := setupNamespaces(t)
+	d := newFakeDeps()
+	d.setPod("uid-1", annotation(t, 5))
+	s := d.server(Kernel{})
 	for _, command := range []string{"ADD", "ADD", "CHECK", "DEL", "DEL"} {
 		r := request(command, "sandbox")
 		r.NetNS = path
-		// On this goroutine: its thread is in the test's own namespace.
+		// Must run on this goroutine: its thread is in the test's namespace.
 		if out, _, err := s.Handle(t.Context(), r.wire(t)); err != nil {
 			t.Fatalf("%s: %v %s", command, err, out)
 		}
@@ -200,6 +200,6 @@ func TestKernelServer(t *testing.T) {
 		t.Error("CHECK passes after DEL")
 	}
 	if _, err := (Kernel{}).Open("/proc/self/task/" + fmt.Sprint(unix.Gettid()) + "/ns/net"); err == nil || !strings.Contains(err.Error(), "is the host's") {
-		t.Errorf("the host's own namespace as a pod's: %v", err)
+		t.Errorf("opening the host's namespace as a pod's: %v", err)
 	}
 }

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vrf
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// cache holds state that the kernel cannot filter by network: our rules by
+// table, our VRF devices by index, and the link names that address events need.
+type cache struct {
+	rules   map[int]map[Rule]struct{}
+	devices map[int]cachedDevice
+	byTable map[int]map[int]struct{} // table → indexes of devices
+	links   map[int]string           // management ports and the bridge, by index
+	all     map[int]struct{}         // every link's index
+}
+
+type cachedDevice struct {
+	name  string
+	table int
+}
+
+func newCache() cache {
+	return cache{rules: map[int]map[Rule]struct{}{}, devices: map[int]cachedDevice{}, byTable: map[int]map[int]struct{}{}, links: map[int]string{}, all: map[int]struct{}{}}
+}
+
+func (c *cache) addRule(r Rule) {
+	if c.rules[r.Table] == nil {
+		c.rules[r.Table] = map[Rule]struct{}{}
+	}
+	c.rules[r.Table][r] = struct{}{}
+}
+
+func (c *cache) delRule(r Rule) {
+	delete(c.rules[r.Table], r)
+	if len(c.rules[r.Table]) == 0 {
+		delete(c.rules, r.Table)
+	}
+}
+
+func (c *cache) setDevice(index int, name string, table int) {
+	c.delDevice(index)
+	c.devices[index] = cachedDevice{name, table}
+	if c.byTable[table] == nil {
+		c.byTable[table] = map[int]struct{}{}
+	}
+	c.byTable[table][index] = struct{}{}
+}
+
+func (c *cache) delDevice(index int) {
+	old, ok := c.devices[index]
+	if !ok {
+		return
+	}
+	delete(c.devices, index)
+	delete(c.byTable[old.table], index)
+	if len(c.byTable[old.table]) == 0 {
+		delete(c.byTable, old.table)
+	}
+}
+
+func (c *cache) rulesOf(table int) []Rule {
+	var out []Rule
+	for r := range c.rules[table] {
+		out = append(out, r)
+	}
+	return out
+}
+
+func (c *cache) devicesOf(table int) []string {
+	var out []string
+	for i := range c.byTable[table] {
+		out = append(out, c.devices[i].name)
+	}
+	return out
+}
+
+// DeviceIndex returns the index of our VRF device with that table, or 0.
+func (k *Kernel) DeviceIndex(table int) int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for i := range k.cache.byTable[table] {
+		return i
+	}
+	return 0
+}
+
+func (c *cache) tables() []int {
+	var out []int
+	for t := range c.rules {
+		out = append(out, t)
+	}
+	for t := range c.byTable {
+		out = append(out, t)
+	}
+	return out
+}
+
+// fillCache replaces the cache by a fresh list of links and rules. Events that
+// arrive in the meantime wait in the socket and update the new cache.
+func (k *Kernel) fillCache() error {
+	fresh := newCache()
+	var links []netlink.Link
+	err := retryDump(func() (err error) {
+		links, err = k.h.LinkList()
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("list links: %w", err)
+	}
+	for _, l := range links {
+		a := l.Attrs()
+		fresh.all[a.Index] = struct{}{}
+		if v, ok := l.(*netlink.Vrf); ok && ours(l) {
+			fresh.setDevice(a.Index, a.Name, int(v.Table))
+		}
+		if a.Name == k.bridge || strings.HasPrefix(a.Name, portPrefix) {
+			fresh.links[a.Index] = a.Name
+		}
+	}
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		var msgs [][]byte
+		err := retryDump(func() (err error) {
+			req := nl.NewNetlinkRequest(unix.RTM_GETRULE, unix.NLM_F_DUMP)
+			req.AddData(nl.NewIfInfomsg(family))
+			msgs, err = req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWRULE)
+			return err
+		})
+		if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("list rules: %w", err)
+		}
+		for _, m := range msgs {
+			if r, ok := parseRule(m); ok {
+				fresh.addRule(r)
+			}
+		}
+	}
+	k.mu.Lock()
+	k.cache = fresh
+	k.mu.Unlock()
+	return nil
+}

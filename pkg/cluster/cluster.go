@@ -7,9 +7,9 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"sync/atomic"
 	"time"
 
@@ -23,7 +23,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
@@ -34,22 +33,19 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	udnv1 "bulkhead/api/v1"
-	"bulkhead/pkg/cluster/netid"
 	"bulkhead/pkg/cluster/idlease"
 	"bulkhead/pkg/cluster/nad"
 	"bulkhead/pkg/cluster/nadusers"
+	"bulkhead/pkg/cluster/netid"
 	"bulkhead/pkg/cluster/nodeid"
 	"bulkhead/pkg/cluster/udn"
 	"bulkhead/pkg/config"
 	"bulkhead/pkg/kube"
+	"bulkhead/pkg/process"
 )
 
 // leaseName is the lease that says which process is the leader.
 const leaseName = "bulkhead-cluster"
-
-// Retries of what failed: the first soon, as most failures are another's
-// write that came between.
-const firstRetry, lastRetry = 100 * time.Millisecond, 30 * time.Second
 
 // Run runs the cluster role until ctx ends or the lease is lost.
 func Run(ctx context.Context, cfg config.Config, restConfig *rest.Config, log *slog.Logger) error {
@@ -78,7 +74,7 @@ func Run(ctx context.Context, cfg config.Config, restConfig *rest.Config, log *s
 	if err != nil {
 		return fmt.Errorf("set up the pod address controller: %w", err)
 	}
-	figures := newCollector(mgr.GetCache(), ready.Load, map[string]func() (int, int){"network-ids": ids.IDs, "node-ids": nodes.IDs}, addresses.Usage)
+	figures := newCollector(mgr.GetCache(), ready.Load, map[string]func() (int, int){"network-ids": ids.Usage, "node-ids": nodes.Usage}, addresses.Usage)
 	// The leader's alone: what two processes say would be counted twice.
 	if err := mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
 		if err := ctrlmetrics.Registry.Register(figures); err != nil {
@@ -121,16 +117,12 @@ func newManager(cfg config.Config, restConfig *rest.Config, log *slog.Logger, re
 		LeaseDuration: &cfg.Kubernetes.LeaseDuration, RenewDeadline: &cfg.Kubernetes.LeaseRenewDeadline, RetryPeriod: &retry,
 		LeaderElectionReleaseOnCancel: true,
 		HealthProbeBindAddress:        "0",
-		Metrics: metricsserver.Options{BindAddress: listen, ExtraHandlers: map[string]http.Handler{
-			"/healthz": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) }),
-			"/readyz": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-				if !ready.Load() {
-					http.Error(w, "caches are not filled yet", http.StatusServiceUnavailable)
-					return
-				}
-				_, _ = w.Write([]byte("ok\n"))
-			}),
-		}},
+		Metrics: metricsserver.Options{BindAddress: listen, ExtraHandlers: process.HealthHandlers(func() error {
+			if !ready.Load() {
+				return errors.New("caches are not synced yet")
+			}
+			return nil
+		})},
 		Cache: cache.Options{
 			DefaultTransform:             trim,
 			DefaultUnsafeDisableDeepCopy: &yes, // nobody here changes what is read
@@ -209,7 +201,7 @@ func newController[K comparable](mgr manager.Manager, name string, workers int, 
 			}
 			return log
 		},
-		RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[K](firstRetry, lastRetry),
+		RateLimiter: process.NewRateLimiter[K](),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("make controller %s: %w", name, err)

@@ -82,7 +82,7 @@ func TestHandWrittenNADs(t *testing.T) {
 	}
 
 	for name, bad := range map[string]struct{ ns, config, want string }{
-		"otherwise":    {"nad-a", `{"cniVersion":"1.1.0","name":"hand","type":"ovn-k8s-cni-overlay","topology":"layer2","subnets":"10.141.0.0/16"}`, "is described otherwise"},
+		"otherwise":    {"nad-a", `{"cniVersion":"1.1.0","name":"hand","type":"ovn-k8s-cni-overlay","topology":"layer2","subnets":"10.141.0.0/16"}`, "has another configuration"},
 		"json":         {"nad-a", `{"type":"ovn-k8s-cni-overlay","name":7}`, "config"},
 		"unknown-key":  {"nad-a", `{"type":"ovn-k8s-cni-overlay","name":"odd","topology":"layer2","subnet":"10.1.0.0/16"}`, "subnet"},
 		"tenants-name": {"nad-a", `{"type":"ovn-k8s-cni-overlay","name":"cluster_udn_red","topology":"layer3","subnets":"10.1.0.0/16/24"}`, `choose a name without \"_\"`},

@@ -7,22 +7,21 @@ import (
 	"sync"
 )
 
-// Memory are marks that live as long as the value, for tests. The zero value
-// is empty.
+// Memory is a HighWater in memory, for tests. The zero value is empty.
 type Memory struct {
 	mu    sync.Mutex
 	marks map[string]int64
-	Err   error // what Get and Raise return, if set
+	Err   error // Get and Raise return it, if set
 }
 
-// Get implements Marks.
+// Get implements HighWater.
 func (m *Memory) Get(_ context.Context, kind string) (int64, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.marks[kind], m.Err
 }
 
-// Raise implements Marks.
+// Raise implements HighWater.
 func (m *Memory) Raise(_ context.Context, kind string, to, ahead int64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -36,7 +35,7 @@ func (m *Memory) Raise(_ context.Context, kind string, to, ahead int64) error {
 	return nil
 }
 
-// Drop implements Marks.
+// Drop implements HighWater.
 func (m *Memory) Drop(kind string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

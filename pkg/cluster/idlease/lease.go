@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package idlease remembers in the API how far numbers have been given out. What
-// was given back is in no object any more, and must not be given to another at
-// once, not by the next leader either.
+// Package idlease stores the high-water marks of the id allocators in a Lease. No
+// object holds a released id any more, but neither this leader nor the next may
+// allocate it again at once.
 package idlease
 
 import (
@@ -20,61 +20,61 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// Name is the name of the lease that has the marks, in the namespace of the
-// leader's lease: it is what one leader leaves to the next.
+// Name is the name of the lease with the marks, in the namespace of the leader
+// election lease. Each leader reads the marks of the former one.
 const Name = "bulkhead-ids"
 
-// annotation is the lease's one annotation: a JSON object of marks by kind.
+// annotation holds the marks as a JSON object, by kind.
 const annotation = "k8s.ovn.org/id-marks"
 
-// Kinds of numbers.
+// Kinds of ids.
 const (
 	Networks = "networks"
 	Nodes    = "nodes"
 )
 
-// AllPorts is the kind of the port ids of all networks that have no mark of their
-// own: most networks give out few in a leader's time.
+// AllPorts is the kind of the port ids of all networks without a mark of their own:
+// most networks allocate few ports while one process is the leader.
 const AllPorts = "ports"
 
 // Ports is the kind of a network's port ids.
 func Ports(networkName string) string { return "ports/" + networkName }
 
-// HighWater are ipam.IDs' marks, never less than what was given out. It is safe for
-// concurrent use.
+// HighWater stores the marks of ipam.IDs; a stored mark is never lower than the
+// allocator's. It is safe for concurrent use.
 type HighWater interface {
-	// Get is the mark of a kind, 0 where nothing was given out yet. It reads
-	// the API at most until it succeeds.
+	// Get returns the mark of a kind, 0 if no id was allocated yet. It reads the
+	// API until a read succeeds, and not after that.
 	Get(ctx context.Context, kind string) (int64, error)
-	// Raise comes before anybody learns of the number that to stands for. The
-	// mark is written some way ahead, so that most calls write nothing.
+	// Raise makes the stored mark at least to. Callers call it before they publish
+	// the id. It writes to+ahead, so that most calls write nothing.
 	Raise(ctx context.Context, kind string, to, ahead int64) error
-	// Drop forgets a kind that nobody asks for any more, with the next Raise.
+	// Drop removes the mark of a kind; the next Raise writes that.
 	Drop(kind string)
 }
 
-// Lease are marks in a lease. Nobody but the leader writes it.
+// Lease is a HighWater in a Lease object, which only the leader writes.
 type Lease struct {
-	live      client.Reader // the API server itself
+	live      client.Reader // reads from the API server, not from the cache
 	client    client.Client
 	namespace string
 	log       *slog.Logger
 
 	mu      sync.Mutex
-	version string // of the lease, "" where it is not there
+	version string // the lease's resource version, "" if there is no lease
 	marks   map[string]int64
-	stale   bool // another wrote it
+	stale   bool // another process wrote the lease
 }
 
-// others is the kind whose mark those have that are not named.
-const others = "*"
+// anyKind is the key of the mark of all kinds that have none of their own.
+const anyKind = "*"
 
-// New makes marks in that namespace.
+// New returns the marks in the lease of that namespace.
 func New(live client.Reader, c client.Client, namespace string, log *slog.Logger) *Lease {
 	return &Lease{live: live, client: c, namespace: namespace, log: log}
 }
 
-// Get implements Marks.
+// Get implements HighWater.
 func (m *Lease) Get(ctx context.Context, kind string) (int64, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -90,10 +90,10 @@ func (m *Lease) get(kind string) int64 {
 	if to, ok := m.marks[kind]; ok {
 		return to
 	}
-	return m.marks[others]
+	return m.marks[anyKind]
 }
 
-// Raise implements Marks.
+// Raise implements HighWater.
 func (m *Lease) Raise(ctx context.Context, kind string, to, ahead int64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -113,12 +113,12 @@ func (m *Lease) Raise(ctx context.Context, kind string, to, ahead int64) error {
 		if !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("write lease %s/%s: %w", m.namespace, Name, err)
 		}
-		m.stale = true // another wrote it
+		m.stale = true
 	}
-	return fmt.Errorf("write lease %s/%s: others keep on changing it", m.namespace, Name)
+	return fmt.Errorf("write lease %s/%s: conflict in every attempt, as another process writes it", m.namespace, Name)
 }
 
-// Drop implements Marks.
+// Drop implements HighWater.
 func (m *Lease) Drop(kind string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -135,9 +135,9 @@ func (m *Lease) load(ctx context.Context) error {
 	marks := map[string]int64{}
 	if raw, ok := obj.Annotations[annotation]; ok {
 		if err := json.Unmarshal([]byte(raw), &marks); err != nil {
-			// Nobody knows what was given out: every free number rests for its age.
-			m.log.Warn("marks of ids are unreadable; ids that are free are not given before they are old enough", "lease", m.namespace+"/"+Name, "err", err)
-			marks = map[string]int64{others: math.MaxInt32}
+			// Any id may have been allocated: every free id must reach the minimum age.
+			m.log.Warn("cannot parse the high-water marks; no id is allocated again before id-age unless no other is free", "lease", m.namespace+"/"+Name, "error", err)
+			marks = map[string]int64{anyKind: math.MaxInt32}
 		}
 	}
 	m.marks, m.version, m.stale = marks, obj.ResourceVersion, false

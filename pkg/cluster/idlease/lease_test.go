@@ -30,7 +30,7 @@ func raise(t *testing.T, m *Lease, kind string, to, ahead int64) {
 	}
 }
 
-// The next leader reads what the last one wrote, and no mark ever falls.
+// The next leader reads the marks of the former one, and no mark ever falls.
 func TestMarks(t *testing.T) {
 	api := fake.NewClientBuilder().Build()
 	a := leader(api)
@@ -49,7 +49,7 @@ func TestMarks(t *testing.T) {
 	}
 	before := version()
 	if raise(t, a, Networks, 11, 10); version() != before {
-		t.Error("written, though the mark is there")
+		t.Error("Raise wrote a mark that is stored already")
 	}
 	a.Drop(Ports("x"))
 	raise(t, a, Networks, 12, 10)
@@ -57,7 +57,7 @@ func TestMarks(t *testing.T) {
 	want(t, b, Networks, 22)
 	want(t, b, Nodes, 1)
 	want(t, b, Ports("x"), 0)
-	// A former leader writes late: neither undoes the other.
+	// A former leader writes late: neither overwrites the other's marks.
 	raise(t, b, Nodes, 7, 0)
 	raise(t, a, Nodes, 3, 0)
 	want(t, leader(api), Nodes, 7)
@@ -66,8 +66,8 @@ func TestMarks(t *testing.T) {
 	want(t, leader(api), Networks, 30)
 }
 
-// Of what cannot be read, everything may have been given out.
-func TestUnreadable(t *testing.T) {
+// If the annotation cannot be parsed, every id may have been allocated.
+func TestUnparsableMarks(t *testing.T) {
 	api := fake.NewClientBuilder().WithObjects(&coordinationv1.Lease{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "bulkhead-system", Name: Name, Annotations: map[string]string{annotation: `{"networks":"x"`}},
 	}).Build()

@@ -25,14 +25,14 @@ const (
 	ReasonInUse   = "NetworkInUse"
 )
 
-// Target is where NADs live.
+// Target executes operations on NADs.
 type Target interface {
-	// Apply runs the operations in order; what fails is reported, each
-	// failure naming its Op, and the rest still runs.
+	// Apply runs the operations in order. It continues after a failed one, and
+	// returns the joined errors, each with its Op.
 	Apply(ctx context.Context, ops []Op) error
 }
 
-// Kube is the Kubernetes API.
+// Kube is the Target of the Kubernetes API.
 type Kube struct {
 	Client client.Client
 	Events events.EventRecorder
@@ -70,8 +70,8 @@ func (k *Kube) do(ctx context.Context, op Op) error {
 		}
 		return s
 	}
-	// With the version: the id was decided by the configuration that this
-	// version has, and the list of finalizers is replaced as a whole.
+	// The patch names the resource version: the id follows from that version's
+	// configuration, and the list of finalizers is replaced as a whole.
 	body, err := json.Marshal(map[string]any{"metadata": map[string]any{
 		"uid": op.NAD.UID, "resourceVersion": op.NAD.ResourceVersion, "finalizers": finalizers,
 		"annotations": map[string]any{network.AnnotationNetworkID: orNull(op.Want.ID), network.AnnotationNetworkName: orNull(op.Want.Network)},

@@ -10,10 +10,10 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Build says what should be on a NAD, given what is (have).
+// Build returns the desired state of a NAD; have is the actual one.
 //
-// One that has an id and has become unusable keeps it: pods live on its
-// network, and a typing mistake must not cut them off.
+// A NAD with an id whose configuration became invalid keeps the id: a typing
+// mistake must not disconnect the pods of its network.
 func Build(in Inputs, have State) State {
 	want := State{Key: have.Key}
 	switch {
@@ -22,13 +22,13 @@ func Build(in Inputs, have State) State {
 	case !in.Ours || in.NAD.Deleting:
 		if len(in.Users) > 0 {
 			want = have
-			want.Problem = "network in use by the following pods: [" + strings.Join(in.Users, ", ") + "]: it ends once they are gone"
+			want.Problem = "network in use by the following pods: [" + strings.Join(in.Users, ", ") + "]: the network is removed once they are deleted"
 		}
 		return want
 	case in.Error != "":
 		want.Problem = in.Error
 		if in.ID == 0 || have.ID != idText(in.ID) {
-			return want // it never was usable: what is on it, nobody of ours wrote
+			return want // it was never valid: the cluster role wrote none of its annotations
 		}
 		want.ID, want.Network, want.Finalizer = have.ID, have.Network, have.Finalizer
 		return want
@@ -37,28 +37,29 @@ func Build(in Inputs, have State) State {
 	return want
 }
 
-// Have is the state that a NAD is in.
+// Have returns a NAD's actual state.
 func Have(n NAD) State {
 	return State{Key: n.Key, ID: n.ID, Network: n.Network, Finalizer: slices.Contains(n.Finalizers, Finalizer)}
 }
 
-// Check is the part of a NAD's validation that needs no other object: its
-// network, if the error is nil. Errors name the key and the remedy.
+// Check validates a NAD as far as that needs no other object, and returns its
+// network. Errors name the configuration's key and the remedy.
 func Check(k Key, c network.NetConf, plan network.Plan) (network.Network, error) {
 	if network.IsUDNName(c.Name) {
-		return network.Network{}, fmt.Errorf("name %q has the form of a UserDefinedNetwork's, which alone may use it: choose a name without \"_\"", c.Name)
+		return network.Network{}, fmt.Errorf("name %q is reserved for UserDefinedNetworks: choose a name without \"_\"", c.Name)
 	}
 	if c.NetAttachDefName != "" && c.NetAttachDefName != k.String() {
 		return network.Network{}, fmt.Errorf("netAttachDefName is %q: write %q, the NetworkAttachmentDefinition's own namespace and name", c.NetAttachDefName, k)
 	}
-	n, err := c.Network(1, plan) // the id matters to nothing that is checked here
+	n, err := c.Network(1, plan) // the checks do not depend on the id
 	if err != nil {
 		return n, err
 	}
 	return n, plan.Conflict(n)
 }
 
-// SameNetwork tells whether two NADs of one name describe one network.
+// SameNetwork tells whether two NADs with the same network name configure the same
+// network.
 func SameNetwork(a, b network.NetConf) bool {
 	a.NetAttachDefName, b.NetAttachDefName = "", ""
 	a.CNIVersion, b.CNIVersion = "", ""

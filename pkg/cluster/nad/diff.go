@@ -2,17 +2,17 @@
 
 package nad
 
-// Diff lists what to do to get a NAD from have to want. said is what its last
-// event told, as events are for news.
-func Diff(n NAD, want, have State, said string) []Op {
+// Diff returns the operations that take a NAD from have to want. lastProblem is
+// the problem of its last event; the same problem makes no second event.
+func Diff(n NAD, want, have State, lastProblem string) []Op {
 	var ops []Op
 	if want.ID != have.ID || want.Network != have.Network || want.Finalizer != have.Finalizer {
-		// An object that is being deleted takes no new finalizer.
+		// The API server refuses a new finalizer on an object that is being deleted.
 		if !(n.Deleting && want.Finalizer && !have.Finalizer) {
 			ops = append(ops, Op{Kind: Mark, NAD: n, Want: want})
 		}
 	}
-	if want.Problem != "" && want.Problem != said {
+	if want.Problem != "" && want.Problem != lastProblem {
 		ops = append(ops, Op{Kind: Warn, NAD: n, Want: want})
 	}
 	return ops

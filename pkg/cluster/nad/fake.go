@@ -7,15 +7,15 @@ import (
 	"slices"
 )
 
-// Fake is a Target in memory that executes the same operations, with the API
-// server's rules: a NAD that is being deleted goes with its last finalizer.
+// Fake is a Target in memory that follows the API server's rules: a NAD that is
+// being deleted is removed with its last finalizer.
 type Fake struct {
 	NADs   map[Key]NAD
 	Events []string
 	Writes int
 }
 
-// NewFake makes an empty Fake.
+// NewFake returns an empty Fake.
 func NewFake() *Fake { return &Fake{NADs: map[Key]NAD{}} }
 
 // Apply implements Target.
@@ -36,12 +36,12 @@ func (f *Fake) Apply(_ context.Context, ops []Op) error {
 			n.Finalizers = append(n.Finalizers, Finalizer)
 		}
 		f.NADs[n.Key] = n
-		f.sweep(n.Key)
+		f.collect(n.Key)
 	}
 	return nil
 }
 
-// Delete marks a NAD, or removes it where nothing holds it.
+// Delete marks a NAD as deleting, and removes it if it has no finalizer.
 func (f *Fake) Delete(key Key) {
 	n, ok := f.NADs[key]
 	if !ok {
@@ -49,10 +49,10 @@ func (f *Fake) Delete(key Key) {
 	}
 	n.Deleting = true
 	f.NADs[key] = n
-	f.sweep(key)
+	f.collect(key)
 }
 
-func (f *Fake) sweep(key Key) {
+func (f *Fake) collect(key Key) {
 	if n := f.NADs[key]; n.Deleting && len(n.Finalizers) == 0 {
 		delete(f.NADs, key)
 	}

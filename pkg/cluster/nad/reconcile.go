@@ -24,36 +24,36 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Reconciler brings hand-written NADs to what they should be.
+// Reconciler reconciles hand-written NADs.
 type Reconciler struct {
 	cfg        config.Config
 	cache      client.Reader // with the indexes of AddIndexes and udn.AddIndexes
 	target     Target
 	networkIDs *netid.Allocator
-	restore    func(context.Context) error // fills the ledger from the API, once
+	restore    func(context.Context) error // fills networkIDs from the API, once
 	log        *slog.Logger
 
-	waiting nadusers.Waiting[Key]
+	waiters nadusers.Waiters[Key]
 	enqueue func(Key) // set before the first Reconcile
 
-	mu   sync.Mutex
-	said map[Key]string // the last event of each
-	name map[Key]string // the network of each that has an id, for when it is gone
+	mu           sync.Mutex
+	lastProblems map[Key]string // the message of each NAD's last event
+	networks     map[Key]string // the network of each NAD that has an id, for its release after the NAD is deleted
 }
 
-// conflict is how long the cache is given to catch up with a write.
-const conflict = 100 * time.Millisecond
+// conflictRetry is the delay after a conflict, in which the cache catches up.
+const conflictRetry = 100 * time.Millisecond
 
-// backstop is how often a deletion that waits for pods looks again. Events
-// normally end the wait; this covers one that was lost.
-const backstop = time.Minute
+// usersResync is the interval of retries while pods use a NAD. Pod events normally
+// end the wait; this covers a lost one.
+const usersResync = time.Minute
 
-// NewReconciler makes a reconciler.
-func NewReconciler(cfg config.Config, cache client.Reader, target Target, l *netid.Allocator, restore func(context.Context) error, log *slog.Logger) *Reconciler {
-	return &Reconciler{cfg: cfg, cache: cache, target: target, networkIDs: l, restore: restore, log: log, said: map[Key]string{}, name: map[Key]string{}}
+// NewReconciler returns a reconciler.
+func NewReconciler(cfg config.Config, cache client.Reader, target Target, ids *netid.Allocator, restore func(context.Context) error, log *slog.Logger) *Reconciler {
+	return &Reconciler{cfg: cfg, cache: cache, target: target, networkIDs: ids, restore: restore, log: log, lastProblems: map[Key]string{}, networks: map[Key]string{}}
 }
 
-// Reconcile brings one NAD to what it should be.
+// Reconcile reconciles one NAD.
 func (r *Reconciler) Reconcile(ctx context.Context, key Key) (reconcile.Result, error) {
 	if err := r.restore(ctx); err != nil {
 		return reconcile.Result{}, err
@@ -63,84 +63,85 @@ func (r *Reconciler) Reconcile(ctx context.Context, key Key) (reconcile.Result, 
 		return reconcile.Result{}, err
 	}
 	if in.NAD == nil {
-		return r.gone(ctx, key)
+		return r.cleanUp(ctx, key)
 	}
 	have := Have(*in.NAD)
 	want := Build(in, have)
-	said := r.saying(key, want)
-	err = r.target.Apply(ctx, Diff(*in.NAD, want, have, said))
+	lastProblem := r.swapProblem(key, want)
+	err = r.target.Apply(ctx, Diff(*in.NAD, want, have, lastProblem))
 	if apierrors.IsConflict(err) {
-		return reconcile.Result{RequeueAfter: conflict}, nil // the cache is behind
+		return reconcile.Result{RequeueAfter: conflictRetry}, nil // the cache is stale
 	}
 	if err != nil {
-		return reconcile.Result{}, err // logged and tried again by the caller
+		return reconcile.Result{}, err // the caller logs and retries
 	}
 	if !want.Finalizer {
-		return r.gone(ctx, key)
+		return r.cleanUp(ctx, key)
 	}
 	if have.Network != "" && have.Network != want.Network {
-		if err := r.release(ctx, key, have.Network); err != nil {
+		if err := r.releaseID(ctx, key, have.Network); err != nil {
 			return reconcile.Result{}, err
 		}
 	}
-	r.remember(key, want.Network)
+	r.recordNetwork(key, want.Network)
 	if len(in.Users) > 0 {
-		return reconcile.Result{RequeueAfter: backstop}, nil
+		return reconcile.Result{RequeueAfter: usersResync}, nil
 	}
 	return reconcile.Result{}, nil
 }
 
-// remember notes the network that a NAD has an id of, for when it is gone.
-func (r *Reconciler) remember(key Key, name string) {
+// recordNetwork records the network of a NAD that has an id.
+func (r *Reconciler) recordNetwork(key Key, name string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if name != "" {
-		r.name[key] = name
+		r.networks[key] = name
 	}
 }
 
-// saying remembers what is told now, and returns what was told before.
-func (r *Reconciler) saying(key Key, want State) (before string) {
+// swapProblem records the problem that is reported now, and returns the last one.
+func (r *Reconciler) swapProblem(key Key, want State) (last string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	before = r.said[key]
+	last = r.lastProblems[key]
 	if want.Problem == "" {
-		delete(r.said, key)
+		delete(r.lastProblems, key)
 	} else {
-		r.said[key] = want.Problem
+		r.lastProblems[key] = want.Problem
 	}
-	return before
+	return last
 }
 
-// gone gives back what a NAD held: its namespace, and its network's id. The
-// latter stays while pods use a NAD that was taken away by force.
-func (r *Reconciler) gone(ctx context.Context, key Key) (reconcile.Result, error) {
-	r.networkIDs.Keep(key.holder(), func(string) bool { return false })
+// cleanUp releases what a deleted NAD held: its claim on the namespace, and its
+// network id. The id is kept while pods use a NAD whose finalizer somebody else
+// removed.
+func (r *Reconciler) cleanUp(ctx context.Context, key Key) (reconcile.Result, error) {
+	r.networkIDs.ReleaseClaims(key.holder(), func(string) bool { return false })
 	r.mu.Lock()
-	name := r.name[key]
-	delete(r.said, key)
+	name := r.networks[key]
+	delete(r.lastProblems, key)
 	r.mu.Unlock()
 	if name != "" {
-		r.waiting.Add(key.String(), key) // before the look, so that no pod leaves unseen
+		r.waiters.Add(key.String(), key) // before List, so that no pod's deletion is missed
 		users, err := nadusers.List(ctx, r.cache, key.String())
 		if err != nil {
 			return reconcile.Result{}, err
 		}
 		if len(users) > 0 {
-			r.log.Warn("the network's id is kept: pods use a NetworkAttachmentDefinition that is gone", "network", name, "nad", key.String(), "pods", users)
-			return reconcile.Result{RequeueAfter: backstop}, nil
+			r.log.Warn("network id is kept: pods still use the deleted NetworkAttachmentDefinition", "network", name, "nad", key.String(), "pods", users)
+			return reconcile.Result{RequeueAfter: usersResync}, nil
 		}
 	}
-	r.waiting.Done(key.String())
+	r.waiters.Remove(key.String())
 	r.mu.Lock()
-	delete(r.name, key)
+	delete(r.networks, key)
 	r.mu.Unlock()
-	return reconcile.Result{}, r.release(ctx, key, name)
+	return reconcile.Result{}, r.releaseID(ctx, key, name)
 }
 
-// release gives a network's id back if the NAD was the last that described it.
-func (r *Reconciler) release(ctx context.Context, key Key, name string) error {
-	if name == "" || network.IsUDNName(name) { // the latter was never ours to give
+// releaseID releases a network's id if the NAD was the last one of the network.
+func (r *Reconciler) releaseID(ctx context.Context, key Key, name string) error {
+	if name == "" || network.IsUDNName(name) { // package udn allocates the ids of the latter
 		return nil
 	}
 	others, err := r.siblings(ctx, key, name)
@@ -156,8 +157,8 @@ func (r *Reconciler) release(ctx context.Context, key Key, name string) error {
 	return nil
 }
 
-// inputs gathers what Build decides by, and takes what a usable NAD needs: an
-// id and, for a primary network, its namespace.
+// inputs reads the inputs of Build. It allocates the network id of a valid NAD
+// and, for a primary network, claims the namespace.
 func (r *Reconciler) inputs(ctx context.Context, key Key) (Inputs, error) {
 	var in Inputs
 	obj := &nadv1.NetworkAttachmentDefinition{}
@@ -168,24 +169,24 @@ func (r *Reconciler) inputs(ctx context.Context, key Key) (Inputs, error) {
 	if err != nil {
 		return in, fmt.Errorf("get NetworkAttachmentDefinition %s: %w", key, err)
 	}
-	if _, theirs := udn.OwnerOf(obj); theirs {
+	if _, rendered := udn.OwnerOf(obj); rendered {
 		return in, nil
 	}
 	n := nadOf(obj)
 	in.NAD = &n
-	r.remember(key, n.Network)
+	r.recordNetwork(key, n.Network)
 	in.Conf, err = network.ParseNetConf(n.Config)
 	in.Ours = !errors.Is(err, network.ErrForeign)
 	if !in.Ours || n.Deleting {
 		if Have(n).Finalizer {
-			r.waiting.Add(key.String(), key) // before the look, so that no pod leaves unseen
+			r.waiters.Add(key.String(), key) // before List, as in cleanUp
 			in.Users, err = nadusers.List(ctx, r.cache, key.String())
 			return in, err
 		}
 		return in, nil
 	}
 	if !network.IsUDNName(n.Network) {
-		in.ID = r.networkIDs.HasID(n.Network)
+		in.ID = r.networkIDs.IDOf(n.Network)
 	}
 	if err != nil {
 		in.Error = err.Error()
@@ -199,21 +200,22 @@ func (r *Reconciler) inputs(ctx context.Context, key Key) (Inputs, error) {
 	return in, r.claim(ctx, &in, domain)
 }
 
-// claim is the part of validation that other objects decide.
+// claim validates the NAD against other objects, then allocates its id and claims
+// its namespace.
 func (r *Reconciler) claim(ctx context.Context, in *Inputs, domain network.Network) error {
 	key, has := in.NAD.Key, in.NAD.ID != "" && in.NAD.ID == idText(in.ID)
 	if has && in.NAD.Network != in.Conf.Name {
-		r.waiting.Add(key.String(), key) // before the look, as above
+		r.waiters.Add(key.String(), key) // before List, as in cleanUp
 		users, err := nadusers.List(ctx, r.cache, key.String())
 		if err != nil {
 			return err
 		}
 		if len(users) > 0 {
 			in.Users = users
-			in.Error = fmt.Sprintf("name was %q and is %q, but the network is in use by the following pods: %v: write the former name, or delete the pods", in.NAD.Network, in.Conf.Name, users)
+			in.Error = fmt.Sprintf("name changed from %q to %q, but the network is in use by the following pods: %v: restore the former name, or delete the pods", in.NAD.Network, in.Conf.Name, users)
 			return nil
 		}
-		r.waiting.Done(key.String())
+		r.waiters.Remove(key.String())
 	}
 	others, err := r.siblings(ctx, key, in.Conf.Name)
 	if err != nil {
@@ -222,34 +224,34 @@ func (r *Reconciler) claim(ctx context.Context, in *Inputs, domain network.Netwo
 	for _, o := range others {
 		conf, err := network.ParseNetConf(o.Config)
 		if err == nil && o.ID != "" && !SameNetwork(conf, in.Conf) {
-			in.Error = fmt.Sprintf("network %s is described otherwise by NetworkAttachmentDefinition %s: make the two the same, or choose another name", in.Conf.Name, o.Key)
+			in.Error = fmt.Sprintf("network %s has another configuration in NetworkAttachmentDefinition %s: make the two the same, or choose another name", in.Conf.Name, o.Key)
 			return nil
 		}
 	}
 	if !has {
-		full, err := r.full(ctx, key)
+		full, err := r.namespaceFull(ctx, key)
 		if err != nil {
 			return err
 		}
 		if full {
-			in.Error = "the namespace has as many networks as it may have: delete one, or raise max-networks-per-namespace"
+			in.Error = "the namespace has the maximum number of networks: delete one, or raise max-networks-per-namespace"
 			return nil
 		}
 	}
 	if !domain.IsPrimary() {
-		r.networkIDs.Keep(key.holder(), func(string) bool { return false })
+		r.networkIDs.ReleaseClaims(key.holder(), func(string) bool { return false })
 	} else {
-		labelled, err := r.labelled(ctx, key.Namespace)
+		labeled, err := r.hasPrimaryLabel(ctx, key.Namespace)
 		if err != nil {
 			return err
 		}
-		if !labelled {
-			in.Error = "role primary needs a namespace with the label " + network.LabelPrimaryUDN + ", which can be given only when a namespace is created: create the namespace anew with the label"
+		if !labeled {
+			in.Error = "role primary needs a namespace with the label " + network.LabelPrimaryUDN + ", which can be set only when a namespace is created: recreate the namespace with the label"
 			return nil
 		}
-		older := nadusers.OlderKey(key.Namespace)
-		r.waiting.Add(older, key) // before the look, as above
-		pods, err := nadusers.Older(ctx, r.cache, key.Namespace)
+		older := nadusers.WithoutPrimaryKey(key.Namespace)
+		r.waiters.Add(older, key) // before List, as in cleanUp
+		pods, err := nadusers.ListWithoutPrimary(ctx, r.cache, key.Namespace)
 		if err != nil {
 			return err
 		}
@@ -257,12 +259,12 @@ func (r *Reconciler) claim(ctx context.Context, in *Inputs, domain network.Netwo
 			in.Error = network.OlderPods(key.Namespace, pods).Error()
 			return nil
 		}
-		r.waiting.Done(older)
+		r.waiters.Remove(older)
 	}
-	// The id first: a namespace that was claimed and given back for want of an id
-	// would wake all who want it, this NAD among them, for ever.
-	before, had := in.ID, r.networkIDs.HasID(in.Conf.Name) != 0
-	in.ID, err = r.networkIDs.ID(ctx, in.Conf.Name, func() { r.enqueue(key) })
+	// The id before the namespace: a claim that is released because no id is free
+	// would enqueue all who want the namespace, this NAD included, in a loop.
+	before, allocated := in.ID, r.networkIDs.IDOf(in.Conf.Name) != 0
+	in.ID, err = r.networkIDs.AllocateID(ctx, in.Conf.Name, func() { r.enqueue(key) })
 	if errors.Is(err, netid.ErrFull) {
 		in.Error = err.Error()
 		return nil
@@ -275,7 +277,7 @@ func (r *Reconciler) claim(ctx context.Context, in *Inputs, domain network.Netwo
 	}
 	if holder, ok := r.networkIDs.Claim(key.Namespace, key.holder()); !ok {
 		in.Error = "primary network already exist in namespace " + key.Namespace + ": " + holder + ": a namespace has one primary network, remove the other"
-		if !had {
+		if !allocated {
 			r.networkIDs.CancelID(in.Conf.Name)
 		}
 		in.ID = before
@@ -291,7 +293,7 @@ func nadOf(obj *nadv1.NetworkAttachmentDefinition) NAD {
 	}
 }
 
-// siblings are the other NADs that describe the network.
+// siblings returns the other NADs of the network.
 func (r *Reconciler) siblings(ctx context.Context, key Key, name string) ([]NAD, error) {
 	var l nadv1.NetworkAttachmentDefinitionList
 	if err := r.cache.List(ctx, &l, client.MatchingFields{indexNetwork: name}, client.UnsafeDisableDeepCopy); err != nil {
@@ -306,9 +308,9 @@ func (r *Reconciler) siblings(ctx context.Context, key Key, name string) ([]NAD,
 	return out, nil
 }
 
-// full tells whether a namespace has as many networks as it may have, without
-// the NAD in question.
-func (r *Reconciler) full(ctx context.Context, key Key) (bool, error) {
+// namespaceFull tells whether a namespace has the maximum number of networks
+// without the NAD in question.
+func (r *Reconciler) namespaceFull(ctx context.Context, key Key) (bool, error) {
 	var l nadv1.NetworkAttachmentDefinitionList
 	if err := r.cache.List(ctx, &l, client.InNamespace(key.Namespace), client.UnsafeDisableDeepCopy); err != nil {
 		return false, fmt.Errorf("list NetworkAttachmentDefinitions of namespace %s: %w", key.Namespace, err)
@@ -322,7 +324,7 @@ func (r *Reconciler) full(ctx context.Context, key Key) (bool, error) {
 	return n >= r.cfg.MaxNetworksPerNS, nil
 }
 
-func (r *Reconciler) labelled(ctx context.Context, namespace string) (bool, error) {
+func (r *Reconciler) hasPrimaryLabel(ctx context.Context, namespace string) (bool, error) {
 	ns := kube.Metadata("Namespace")
 	err := r.cache.Get(ctx, client.ObjectKey{Name: namespace}, ns)
 	if apierrors.IsNotFound(err) {

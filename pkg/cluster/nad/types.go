@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nad looks after NetworkAttachmentDefinitions that an administrator
-// has written by hand: it checks them, gives their networks ids, and keeps
-// them until no pod uses them. Those rendered from a UserDefinedNetwork or
-// ClusterUserDefinedNetwork are package udn's.
+// Package nad reconciles hand-written NetworkAttachmentDefinitions: it validates
+// them, assigns their network ids, and protects them from deletion while pods use
+// them. Package udn reconciles those rendered from a UserDefinedNetwork or
+// ClusterUserDefinedNetwork.
 package nad
 
 import (
@@ -15,8 +15,8 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Finalizer holds a NAD until no pod uses it, so that its id is not given to
-// another network before.
+// Finalizer blocks a NAD's deletion until no pod uses it, so that no other network
+// is assigned its id before.
 const Finalizer = "k8s.ovn.org/network-attachment-definition-protection"
 
 // Key names a NAD.
@@ -24,10 +24,10 @@ type Key struct{ Namespace, Name string }
 
 func (k Key) String() string { return network.NADKey(k.Namespace, k.Name) }
 
-// holder is how the NAD appears in messages about whose a namespace is.
+// holder is the NAD's name as a holder in netid.Allocator.
 func (k Key) holder() string { return "NetworkAttachmentDefinition " + k.String() }
 
-// NAD is what matters of the object.
+// NAD is the part of the object that the reconciler reads.
 type NAD struct {
 	Key
 	UID             types.UID
@@ -38,35 +38,35 @@ type NAD struct {
 	Finalizers      []string
 }
 
-// Inputs is everything that decides about one NAD.
+// Inputs are the inputs of Build for one NAD.
 type Inputs struct {
-	NAD   *NAD // nil: it is gone
-	Ours  bool // of our CNI type, and of no UserDefinedNetwork
+	NAD   *NAD // nil if it does not exist
+	Ours  bool // has our CNI type
 	Conf  network.NetConf
-	Error string   // why it cannot be used; "" is nothing
-	ID    int      // its network's; 0: none was given
-	Users []string // pods that use it; known only while it is deleted
+	Error string   // why the configuration is invalid, "" if it is valid
+	ID    int      // the network's id, 0 for none
+	Users []string // pods that use the NAD; read only where Build needs them
 }
 
-// State is what we put on a NAD, and what we say about it.
+// State is what the reconciler writes to a NAD, and the problem that it reports.
 type State struct {
 	Key
 	ID, Network string
 	Finalizer   bool
-	Problem     string // for the NAD's events; "" is nothing
+	Problem     string // the message of the NAD's event, "" for none
 }
 
 // Op is one API write.
 type Op struct {
 	Kind OpKind
-	NAD  NAD   // as it is
-	Want State // as it should be
+	NAD  NAD   // actual
+	Want State // desired
 }
 
 // OpKind is what an Op does.
 type OpKind string
 
-// The operations, in the order in which they are done.
+// The operations, in the order of execution.
 const (
 	Mark OpKind = "mark" // annotations and finalizer
 	Warn OpKind = "warn about"
@@ -79,9 +79,9 @@ func (o Op) String() string {
 	case !o.Want.Finalizer:
 		return fmt.Sprintf("release NetworkAttachmentDefinition %s", o.NAD.Key)
 	case o.Want.ID == "":
-		return fmt.Sprintf("take the network id off NetworkAttachmentDefinition %s", o.NAD.Key)
+		return fmt.Sprintf("remove the network id from NetworkAttachmentDefinition %s", o.NAD.Key)
 	}
-	return fmt.Sprintf("give NetworkAttachmentDefinition %s network id %s", o.NAD.Key, o.Want.ID)
+	return fmt.Sprintf("assign network id %s to NetworkAttachmentDefinition %s", o.Want.ID, o.NAD.Key)
 }
 
 func idText(id int) string {

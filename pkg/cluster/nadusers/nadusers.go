@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nadusers knows which pods use a NAD, and whose deletion waits for
-// them to leave.
+// Package nadusers finds the pods that use a NAD, and enqueues the objects whose
+// deletion waits for those pods.
 package nadusers
 
 import (
@@ -26,32 +26,32 @@ const index = "nad"
 // AddIndexes adds the index to a cache that has not been started.
 func AddIndexes(ctx context.Context, c client.FieldIndexer) error {
 	if err := c.IndexField(ctx, &corev1.Pod{}, index, func(o client.Object) []string {
-		keys := of(o)
+		keys := nadKeys(o)
 		for _, key := range keys {
 			_, name, _ := strings.Cut(key, "/")
-			keys = append(keys, inAny(name))
+			keys = append(keys, anyNamespaceKey(name))
 		}
 		return keys
 	}); err != nil {
 		return fmt.Errorf("index %s of pods: %w", index, err)
 	}
-	if err := c.IndexField(ctx, &corev1.Pod{}, indexOlder, func(o client.Object) []string {
+	if err := c.IndexField(ctx, &corev1.Pod{}, indexWithoutPrimary, func(o client.Object) []string {
 		if p := o.(*corev1.Pod); withoutPrimary(p) {
 			return []string{p.Namespace}
 		}
 		return nil
 	}); err != nil {
-		return fmt.Errorf("index %s of pods: %w", indexOlder, err)
+		return fmt.Errorf("index %s of pods: %w", indexWithoutPrimary, err)
 	}
 	return nil
 }
 
-// indexOlder indexes running pods without a primary network by namespace.
-const indexOlder = "older"
+// indexWithoutPrimary indexes running pods without a primary network by namespace.
+const indexWithoutPrimary = "withoutprimary"
 
-// withoutPrimary tells pods that run without a primary network of their
-// namespace's. Of a pod that runs on the cluster default network alone, the cache
-// does not have the annotation.
+// withoutPrimary tells whether a pod runs without its namespace's primary network.
+// The cache drops the pod-networks annotation of running pods that are on the
+// cluster default network only.
 func withoutPrimary(p *corev1.Pod) bool {
 	if p.Spec.HostNetwork || p.Status.Phase != corev1.PodRunning {
 		return false
@@ -61,11 +61,11 @@ func withoutPrimary(p *corev1.Pod) bool {
 	return err == nil && (raw == "" || networks.WithoutPrimary())
 }
 
-// Older are pods that run in the namespace without a primary network, by name
-// in order. Of a namespace that has one, they are older than it.
-func Older(ctx context.Context, cache client.Reader, namespace string) ([]string, error) {
+// ListWithoutPrimary returns the sorted names of pods that run in the namespace
+// without a primary network. If the namespace has one, they are older than it.
+func ListWithoutPrimary(ctx context.Context, cache client.Reader, namespace string) ([]string, error) {
 	var l corev1.PodList
-	if err := cache.List(ctx, &l, client.MatchingFields{indexOlder: namespace}, client.UnsafeDisableDeepCopy); err != nil {
+	if err := cache.List(ctx, &l, client.MatchingFields{indexWithoutPrimary: namespace}, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("list pods of namespace %s without a primary network: %w", namespace, err)
 	}
 	var out []string
@@ -76,17 +76,16 @@ func Older(ctx context.Context, cache client.Reader, namespace string) ([]string
 	return out, nil
 }
 
-// OlderKey is what is waited for by those who wait for the Older pods of a
-// namespace to leave.
-func OlderKey(namespace string) string { return namespace }
+// WithoutPrimaryKey is the key in Waiters for the pods of ListWithoutPrimary.
+func WithoutPrimaryKey(namespace string) string { return namespace }
 
-// inAny is the key of all NADs of that name.
-func inAny(name string) string { return "*/" + name }
+// anyNamespaceKey is the index key of the NADs of that name in all namespaces.
+func anyNamespaceKey(name string) string { return "*/" + name }
 
-// Named are the keys of NADs of that name, in namespace or, where that is
-// empty, in any, that pods use, whether the NADs are there or not.
-func Named(ctx context.Context, cache client.Reader, namespace, name string) ([]string, error) {
-	key := inAny(name)
+// UsedKeys returns the keys of the NADs of that name that pods use, including NADs
+// that do not exist any more. An empty namespace means all namespaces.
+func UsedKeys(ctx context.Context, cache client.Reader, namespace, name string) ([]string, error) {
+	key := anyNamespaceKey(name)
 	if namespace != "" {
 		key = network.NADKey(namespace, name)
 	}
@@ -96,7 +95,7 @@ func Named(ctx context.Context, cache client.Reader, namespace, name string) ([]
 	}
 	var out []string
 	for i := range l.Items {
-		for _, used := range of(&l.Items[i]) {
+		for _, used := range nadKeys(&l.Items[i]) {
 			ns, n, _ := strings.Cut(used, "/")
 			if n == name && (namespace == "" || ns == namespace) {
 				out = append(out, used)
@@ -107,12 +106,12 @@ func Named(ctx context.Context, cache client.Reader, namespace, name string) ([]
 	return slices.Compact(out), nil
 }
 
-func of(pod client.Object) []string {
+func nadKeys(pod client.Object) []string {
 	return network.PodNADs(pod.GetAnnotations()[network.AnnotationPodNetworks])
 }
 
-// List names pods that use the NAD, "namespace/name" in order: enough of them
-// for a message.
+// List returns the pods that use the NAD as sorted "namespace/name", at most ten
+// followed by "…": enough for a message.
 func List(ctx context.Context, cache client.Reader, nadKey string) ([]string, error) {
 	var l corev1.PodList
 	if err := cache.List(ctx, &l, client.MatchingFields{index: nadKey}, client.UnsafeDisableDeepCopy); err != nil {
@@ -123,68 +122,69 @@ func List(ctx context.Context, cache client.Reader, nadKey string) ([]string, er
 		out = append(out, l.Items[i].Namespace+"/"+l.Items[i].Name)
 	}
 	slices.Sort(out)
-	const enough = 10
-	if len(out) > enough {
-		out = append(out[:enough:enough], "…")
+	const limit = 10
+	if len(out) > limit {
+		out = append(out[:limit:limit], "…")
 	}
 	return out, nil
 }
 
-// Waiting knows whose deletion waits for the pods of which NAD, so that a pod
-// that leaves wakes the right one. The zero value is empty; it is safe for
-// concurrent use.
-type Waiting[K comparable] struct {
-	mu sync.Mutex
-	by map[string]K // by NAD key
+// Waiters maps a NAD key to the object whose deletion waits for the NAD's pods, so
+// that a pod event enqueues only that object. The zero value is empty; it is safe
+// for concurrent use.
+type Waiters[K comparable] struct {
+	mu    sync.Mutex
+	byNAD map[string]K
 }
 
-// Add notes that the NAD's pods hold up what k wants to do.
-func (w *Waiting[K]) Add(nadKey string, k K) {
+// Add records that k waits for the NAD's pods to be deleted.
+func (w *Waiters[K]) Add(nadKey string, k K) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.by == nil {
-		w.by = map[string]K{}
+	if w.byNAD == nil {
+		w.byNAD = map[string]K{}
 	}
-	w.by[nadKey] = k
+	w.byNAD[nadKey] = k
 }
 
-// Done notes that nobody waits for the NAD's pods.
-func (w *Waiting[K]) Done(nadKey string) {
+// Remove removes the NAD's waiter.
+func (w *Waiters[K]) Remove(nadKey string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	delete(w.by, nadKey)
+	delete(w.byNAD, nadKey)
 }
 
-func (w *Waiting[K]) waiter(nadKey string) (K, bool) {
+func (w *Waiters[K]) get(nadKey string) (K, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	k, ok := w.by[nadKey]
+	k, ok := w.byNAD[nadKey]
 	return k, ok
 }
 
-// PodEvents enqueues who waits for the NADs that a pod leaves.
-func (w *Waiting[K]) PodEvents() handler.TypedFuncs[*corev1.Pod, K] {
+// PodEvents returns handlers that enqueue the waiters of the NADs that a pod stops
+// using.
+func (w *Waiters[K]) PodEvents() handler.TypedFuncs[*corev1.Pod, K] {
 	type queue = workqueue.TypedRateLimitingInterface[K]
-	left := func(keys []string, q queue) {
+	enqueue := func(keys []string, q queue) {
 		for _, nadKey := range keys {
-			if k, ok := w.waiter(nadKey); ok {
+			if k, ok := w.get(nadKey); ok {
 				q.Add(k)
 			}
 		}
 	}
 	return handler.TypedFuncs[*corev1.Pod, K]{
 		UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[*corev1.Pod], q queue) {
-			if was, is := of(e.ObjectOld), of(e.ObjectNew); !slices.Equal(was, is) {
-				left(was, q)
+			if before, after := nadKeys(e.ObjectOld), nadKeys(e.ObjectNew); !slices.Equal(before, after) {
+				enqueue(before, q)
 			}
 			if withoutPrimary(e.ObjectOld) && !withoutPrimary(e.ObjectNew) {
-				left([]string{OlderKey(e.ObjectOld.Namespace)}, q)
+				enqueue([]string{WithoutPrimaryKey(e.ObjectOld.Namespace)}, q)
 			}
 		},
 		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[*corev1.Pod], q queue) {
-			left(of(e.Object), q)
+			enqueue(nadKeys(e.Object), q)
 			if withoutPrimary(e.Object) {
-				left([]string{OlderKey(e.Object.Namespace)}, q)
+				enqueue([]string{WithoutPrimaryKey(e.Object.Namespace)}, q)
 			}
 		},
 	}

@@ -24,7 +24,7 @@ func pod(name, annotation string) *corev1.Pod {
 }
 
 func TestList(t *testing.T) {
-	b := fake.NewClientBuilder().WithScheme(scheme.Scheme).WithIndex(&corev1.Pod{}, index, func(o client.Object) []string { return of(o) })
+	b := fake.NewClientBuilder().WithScheme(scheme.Scheme).WithIndex(&corev1.Pod{}, index, func(o client.Object) []string { return nadKeys(o) })
 	for i := range 11 {
 		b = b.WithObjects(pod(fmt.Sprintf("p%02d", i), `{"default":{},"red/many":{}}`))
 	}
@@ -39,40 +39,40 @@ func TestList(t *testing.T) {
 	}
 }
 
-// A pod that leaves a NAD wakes who waits for that, and nobody else.
+// A pod that stops using a NAD enqueues that NAD's waiter only.
 func TestPodEvents(t *testing.T) {
-	var w Waiting[string]
+	var w Waiters[string]
 	w.Add("red/net", "waiter")
 	w.Add("red/other", "another")
 	q := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]())
 	defer q.ShutDown()
 	events, using, without := w.PodEvents(), pod("p", `{"red/net":{}}`), pod("p", `{"default":{}}`)
-	update := func(was, is *corev1.Pod) {
-		events.UpdateFunc(context.Background(), event.TypedUpdateEvent[*corev1.Pod]{ObjectOld: was, ObjectNew: is}, q)
+	update := func(before, after *corev1.Pod) {
+		events.UpdateFunc(context.Background(), event.TypedUpdateEvent[*corev1.Pod]{ObjectOld: before, ObjectNew: after}, q)
 	}
 	update(using, using)
 	update(without, using)
 	if q.Len() != 0 {
-		t.Error("woken by a pod that stays or comes")
+		t.Error("a pod that uses the NAD enqueued its waiter")
 	}
-	for what, leave := range map[string]func(){
+	for name, stopUsing := range map[string]func(){
 		"annotation": func() { update(using, without) },
 		"deletion": func() {
 			events.DeleteFunc(context.Background(), event.TypedDeleteEvent[*corev1.Pod]{Object: using}, q)
 		},
 	} {
-		leave()
+		stopUsing()
 		if q.Len() != 1 {
-			t.Fatalf("%s: %d are woken", what, q.Len())
+			t.Fatalf("%s: %d keys are enqueued, want 1", name, q.Len())
 		}
 		if k, _ := q.Get(); k != "waiter" {
-			t.Errorf("%s: %s is woken", what, k)
+			t.Errorf("%s: %s is enqueued, want waiter", name, k)
 		} else {
 			q.Done(k)
 		}
 	}
-	w.Done("red/net")
+	w.Remove("red/net")
 	if update(using, without); q.Len() != 0 {
-		t.Error("woken though nobody waits")
+		t.Error("a removed waiter is enqueued")
 	}
 }

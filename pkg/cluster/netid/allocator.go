@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package netid is what the cluster role's reconcilers must agree on before
-// it is in the API: which network has which id, and which network is the
-// primary one of a namespace. It holds nothing that is not in the API a moment
-// later, and is rebuilt from there whenever a process becomes the leader.
+// Package netid allocates network ids and the primary network of each namespace
+// for the cluster role's reconcilers. Both are in the API only after the
+// reconciler's write, so the allocator prevents conflicts until then. A process
+// rebuilds it from the API when it becomes the leader.
 package netid
 
 import (
@@ -20,36 +20,36 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// ahead is how many ids may be given before their mark is written again.
-const ahead = 64
+// markAhead is how many ids are allocated per write of the high-water mark.
+const markAhead = 64
 
-// Allocator is safe for concurrent use. Holders are named as an administrator
-// knows them, as their names end up in messages: "ClusterUserDefinedNetwork
-// red", "NetworkAttachmentDefinition a/net".
+// Allocator is safe for concurrent use. A holder is named by kind and name,
+// because messages contain it: "ClusterUserDefinedNetwork red",
+// "NetworkAttachmentDefinition a/net".
 type Allocator struct {
 	marks idlease.HighWater
 	now   func() time.Time
 
 	mu      sync.Mutex
 	max     int
-	inUse   map[int]string                 // where ids are still used, by id
+	inUse   map[int]string                 // the node that still uses an id, by id
 	ids     *ipam.IDs                      // by network name
 	primary map[string]string              // holder by namespace
-	held    map[string]map[string]struct{} // the same by holder
-	tell    []func(namespace string)
-	refused map[string]func() // by network name, for want of ids
+	claims  map[string]map[string]struct{} // namespaces by holder
+	onFreed []func(namespace string)
+	waiters map[string]func() // callbacks by network name, for when an id is free
 }
 
-// New makes an empty ledger for at most max networks. An id that was given
-// back is not given again before it is of that age, while others are left.
+// New returns an empty allocator for at most max networks. A released id is
+// allocated again only after age, unless no other id is free.
 func New(max int, age time.Duration, m idlease.HighWater, now func() time.Time) *Allocator {
 	return &Allocator{
 		max: max, ids: ipam.NewIDs(1, network.MaxID, ipam.NextFit, age), marks: m, now: now,
-		primary: map[string]string{}, held: map[string]map[string]struct{}{},
+		primary: map[string]string{}, claims: map[string]map[string]struct{}{},
 	}
 }
 
-// Restore takes over how far ids have been given out. It comes first.
+// Restore reads the high-water mark. Callers call it before any other method.
 func (a *Allocator) Restore(ctx context.Context) error {
 	mark, err := a.marks.Get(ctx, idlease.Networks)
 	if err != nil {
@@ -61,35 +61,34 @@ func (a *Allocator) Restore(ctx context.Context) error {
 	return nil
 }
 
-// RestoreID takes over an id that the API says the network has. The error
-// says which network has it.
+// RestoreID records the id that the network has in the API. The error names the
+// network that has the id already.
 func (a *Allocator) RestoreID(networkName string, id int) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.ids.Reserve(networkName, id)
 }
 
-// SetInUse says of which ids something is left that no network has any more,
-// and where. They are given to nobody.
-func (a *Allocator) SetInUse(where map[int]string) {
+// SetInUse sets the ids that nodes still use, with the name of one such node
+// each. They are not allocated, whether a network has them or not.
+func (a *Allocator) SetInUse(nodes map[int]string) {
 	a.mu.Lock()
-	a.inUse = where
-	wake := a.refused
-	a.refused = nil
+	a.inUse = nodes
+	waiters := a.waiters
+	a.waiters = nil
 	a.mu.Unlock()
-	for _, w := range wake {
-		w()
+	for _, onFree := range waiters {
+		onFree()
 	}
 }
 
-// ErrFull is wrapped by errors that say that there is no id left; another
-// network's end ends them.
-var ErrFull = errors.New("no network id is left")
+// ErrFull is wrapped by the error of AllocateID if no id is free.
+var ErrFull = errors.New("no network id is free")
 
-// ID gives the network an id, or the one it has. Where there is none left,
-// the error is ErrFull, and wake is called once when another network has given
-// its back. Any other error is worth another try.
-func (a *Allocator) ID(ctx context.Context, networkName string, wake func()) (int, error) {
+// AllocateID returns the network's id, and allocates one if the network has
+// none. If no id is free, the error is ErrFull, and onFree is called once when an
+// id may be free. The caller retries after any other error.
+func (a *Allocator) AllocateID(ctx context.Context, networkName string, onFree func()) (int, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if id, ok := a.ids.Get(networkName); ok {
@@ -97,78 +96,79 @@ func (a *Allocator) ID(ctx context.Context, networkName string, wake func()) (in
 	}
 	var err error
 	if a.ids.Len() >= a.max {
-		err = fmt.Errorf("the cluster has %d networks, as many as it may have: delete one, or raise max-networks", a.max)
+		err = fmt.Errorf("the cluster has %d networks, which is the limit: delete one, or raise max-networks", a.max)
 	}
 	id := 0
 	if err == nil {
 		id, err = a.ids.Allocate(networkName, a.now(), func(id int) bool { return a.inUse[id] != "" })
 	}
 	if err != nil {
-		if a.refused == nil {
-			a.refused = map[string]func(){}
+		if a.waiters == nil {
+			a.waiters = map[string]func(){}
 		}
-		a.refused[networkName] = wake
-		return 0, full{err}
+		a.waiters[networkName] = onFree
+		return 0, fullError{err}
 	}
-	// Once in so many ids, others wait here for the API server.
-	if err := a.marks.Raise(ctx, idlease.Networks, a.ids.Mark(), ahead); err != nil {
+	// One call in markAhead writes to the API server while it holds the lock.
+	if err := a.marks.Raise(ctx, idlease.Networks, a.ids.Mark(), markAhead); err != nil {
 		a.ids.Cancel(networkName)
-		return 0, fmt.Errorf("note that id %d is given to network %s: %w", id, networkName, err)
+		return 0, fmt.Errorf("raise the high-water mark for id %d of network %s: %w", id, networkName, err)
 	}
 	return id, nil
 }
 
-// full is an ErrFull that says no more than what stands in the way.
-type full struct{ error }
+// fullError is an ErrFull whose message is only the reason.
+type fullError struct{ error }
 
-func (full) Is(target error) bool { return target == ErrFull }
+func (fullError) Is(target error) bool { return target == ErrFull }
 
-// CancelID undoes ID: nobody was told.
-func (a *Allocator) CancelID(networkName string) { a.giveUp(networkName, a.ids.Cancel) }
+// CancelID undoes AllocateID. The id must not have been published.
+func (a *Allocator) CancelID(networkName string) { a.release(networkName, a.ids.Cancel) }
 
-// ReleaseID gives the network's id back. Nothing may use it any more.
+// ReleaseID releases the network's id. Nothing may use it any more.
 func (a *Allocator) ReleaseID(networkName string) {
-	a.giveUp(networkName, func(owner string) { a.ids.Release(owner, a.now()) })
+	a.release(networkName, func(owner string) { a.ids.Release(owner, a.now()) })
 }
 
-func (a *Allocator) giveUp(networkName string, how func(owner string)) {
+func (a *Allocator) release(networkName string, free func(owner string)) {
 	a.mu.Lock()
-	delete(a.refused, networkName)
-	var wake map[string]func()
+	delete(a.waiters, networkName)
+	var waiters map[string]func()
 	if _, ok := a.ids.Get(networkName); ok {
-		how(networkName)
-		wake, a.refused = a.refused, nil
+		free(networkName)
+		waiters, a.waiters = a.waiters, nil
 	}
 	a.mu.Unlock()
-	for _, w := range wake { // without the lock: who is woken may ask
-		w()
+	for _, onFree := range waiters { // without the lock: the callback may call AllocateID
+		onFree()
 	}
 }
 
-// HasID is the id that the network has, 0 for none.
-func (a *Allocator) HasID(networkName string) int {
+// IDOf returns the network's id, 0 for none.
+func (a *Allocator) IDOf(networkName string) int {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	id, _ := a.ids.Get(networkName)
 	return id
 }
 
-// Holder is the network that has the id, "" for none.
-func (a *Allocator) Holder(id int) string {
+// NetworkOf returns the network that has the id, "" for none.
+func (a *Allocator) NetworkOf(id int) string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	name, _ := a.ids.Owner(id)
 	return name
 }
 
-// IDs is how many networks have an id, and how many can have one.
-func (a *Allocator) IDs() (used, limit int) {
+// Usage returns how many ids networks have, and the limit.
+func (a *Allocator) Usage() (used, limit int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.ids.Len(), a.max
 }
 
-// Claim makes holder's network the namespace's primary one, or says whose is.
+// Claim makes holder's network the namespace's primary network. If another holder
+// has the namespace, ok is false and current names that holder.
 func (a *Allocator) Claim(namespace, holder string) (current string, ok bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -176,45 +176,45 @@ func (a *Allocator) Claim(namespace, holder string) (current string, ok bool) {
 		return current, current == holder
 	}
 	a.primary[namespace] = holder
-	if a.held[holder] == nil {
-		a.held[holder] = map[string]struct{}{}
+	if a.claims[holder] == nil {
+		a.claims[holder] = map[string]struct{}{}
 	}
-	a.held[holder][namespace] = struct{}{}
+	a.claims[holder][namespace] = struct{}{}
 	return holder, true
 }
 
-// OnFreed adds somebody to tell which namespaces have become free, for those
-// who want them.
-func (a *Allocator) OnFreed(tell func(namespace string)) {
+// OnFreed adds a callback for each namespace whose claim is released.
+func (a *Allocator) OnFreed(callback func(namespace string)) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.tell = append(a.tell, tell)
+	a.onFreed = append(a.onFreed, callback)
 }
 
-// Keep gives up holder's claims on all namespaces but those that inUse names.
-func (a *Allocator) Keep(holder string, inUse func(namespace string) bool) {
-	freed, all := a.keep(holder, inUse)
+// ReleaseClaims releases holder's claims on all namespaces for which keep is
+// false.
+func (a *Allocator) ReleaseClaims(holder string, keep func(namespace string) bool) {
+	freed, callbacks := a.releaseClaims(holder, keep)
 	for _, ns := range freed {
-		for _, tell := range all { // without the lock: who is told may claim
-			tell(ns)
+		for _, onFreed := range callbacks { // without the lock: the callback may call Claim
+			onFreed(ns)
 		}
 	}
 }
 
-func (a *Allocator) keep(holder string, inUse func(namespace string) bool) (freed []string, tell []func(string)) {
+func (a *Allocator) releaseClaims(holder string, keep func(namespace string) bool) (freed []string, onFreed []func(string)) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for ns := range maps.Clone(a.held[holder]) {
-		if inUse(ns) {
+	for ns := range maps.Clone(a.claims[holder]) {
+		if keep(ns) {
 			continue
 		}
-		delete(a.held[holder], ns)
+		delete(a.claims[holder], ns)
 		delete(a.primary, ns)
 		freed = append(freed, ns)
 	}
-	if len(a.held[holder]) == 0 {
-		delete(a.held, holder)
+	if len(a.claims[holder]) == 0 {
+		delete(a.claims, holder)
 	}
 	slices.Sort(freed)
-	return freed, a.tell
+	return freed, a.onFreed
 }

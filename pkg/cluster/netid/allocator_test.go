@@ -17,140 +17,141 @@ var epoch = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 const age = time.Minute
 
-// Ids: the next one, one for a network, never one for two.
-func TestIDs(t *testing.T) {
+// Each network gets the next id, keeps it, and no two networks have the same.
+func TestAllocateID(t *testing.T) {
 	now := epoch
-	l, woken := New(3, age, &idlease.Memory{}, func() time.Time { return now }), 0
-	wake := func() { woken++ }
+	a, calls := New(3, age, &idlease.Memory{}, func() time.Time { return now }), 0
+	onFree := func() { calls++ }
 	want := func(name string, id int) {
 		t.Helper()
-		if got, err := l.ID(t.Context(), name, wake); err != nil || got != id {
+		if got, err := a.AllocateID(t.Context(), name, onFree); err != nil || got != id {
 			t.Errorf("%s has the id %d, %v; want %d", name, got, err, id)
 		}
 	}
 	for i := range 3 {
 		want(fmt.Sprint(i), i+1)
 	}
-	want("1", 2) // asking again
-	if _, err := l.ID(t.Context(), "4", wake); !errors.Is(err, ErrFull) {
+	want("1", 2) // it has the id already
+	if _, err := a.AllocateID(t.Context(), "4", onFree); !errors.Is(err, ErrFull) {
 		t.Errorf("more networks than the limit: %v", err)
 	}
-	if l.ReleaseID("none"); woken != 0 {
-		t.Error("woken, though nothing was given back")
+	if a.ReleaseID("none"); calls != 0 {
+		t.Error("onFree was called, but no id was released")
 	}
-	if l.ReleaseID("0"); woken != 1 {
-		t.Errorf("woken %d times by an id that was given back", woken)
+	if a.ReleaseID("0"); calls != 1 {
+		t.Errorf("onFree was called %d times after a release, want once", calls)
 	}
 	want("4", 4)
-	if err := l.RestoreID("5", 2); err == nil {
-		t.Error("an id was restored that another network has")
+	if err := a.RestoreID("5", 2); err == nil {
+		t.Error("RestoreID of another network's id succeeded")
 	}
-	if used, limit := l.IDs(); used != 3 || limit != 3 {
-		t.Errorf("%d of %d ids are used", used, limit)
+	if used, limit := a.Usage(); used != 3 || limit != 3 {
+		t.Errorf("%d of %d ids are used, want 3 of 3", used, limit)
 	}
-	l.CancelID("4") // nobody was told of it
+	a.CancelID("4")
 	want("5", 4)
 }
 
-// An id that was given back is given to nobody while it is young, not by the
-// next leader either, nor while something of it is left, however old it is.
-func TestIDsOfFormerNetworks(t *testing.T) {
+// Neither this leader nor the next allocates a released id before its minimum
+// age, or while a node still uses it.
+func TestReleasedIDs(t *testing.T) {
 	now, m := epoch, &idlease.Memory{}
 	leader := func() *Allocator {
-		l := New(network.MaxID, age, m, func() time.Time { return now })
-		if err := l.Restore(t.Context()); err != nil {
+		a := New(network.MaxID, age, m, func() time.Time { return now })
+		if err := a.Restore(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		return l
+		return a
 	}
-	l, nobody := leader(), func() {}
+	a, ignore := leader(), func() {}
 	seen := map[int]bool{}
-	for i := range 3 * network.MaxID / 2 { // more than there are
+	for i := range 3 * network.MaxID / 2 { // more networks than ids
 		if i%1000 == 999 {
-			l = leader()
+			a = leader()
 		}
 		now = now.Add(age / network.MaxID)
-		id, err := l.ID(t.Context(), fmt.Sprint(i), nobody)
+		id, err := a.AllocateID(t.Context(), fmt.Sprint(i), ignore)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if i < network.MaxID-1000 && seen[id] {
-			t.Fatalf("network %d has the id %d, which another had", i, id)
+			t.Fatalf("network %d has the id %d of a former network", i, id)
 		}
 		seen[id] = true
-		l.ReleaseID(fmt.Sprint(i))
+		a.ReleaseID(fmt.Sprint(i))
 	}
-	if len(seen) < network.MaxID-10*ahead {
-		t.Errorf("%d ids were given", len(seen))
+	if len(seen) < network.MaxID-10*markAhead {
+		t.Errorf("only %d ids were allocated", len(seen))
 	}
-	// Ids of which something is left.
-	l = leader()
+	// Ids that a node still uses.
+	a = leader()
 	now = now.Add(2 * age)
-	left := map[int]string{}
+	inUse := map[int]string{}
 	for id := 1; id <= network.MaxID; id++ {
 		if id != 77 {
-			left[id] = "node1"
+			inUse[id] = "node1"
 		}
 	}
-	l.SetInUse(left)
-	if id, err := l.ID(t.Context(), "a", nobody); err != nil || id != 77 {
+	a.SetInUse(inUse)
+	if id, err := a.AllocateID(t.Context(), "a", ignore); err != nil || id != 77 {
 		t.Errorf("a has the id %d, %v; want 77, all others are in use", id, err)
 	}
-	woken := 0
-	if id, err := l.ID(t.Context(), "b", func() { woken++ }); !errors.Is(err, ErrFull) {
-		t.Errorf("b has the id %d, %v, and all are in use", id, err)
+	calls := 0
+	if id, err := a.AllocateID(t.Context(), "b", func() { calls++ }); !errors.Is(err, ErrFull) {
+		t.Errorf("b has the id %d, %v; want ErrFull, all ids are in use", id, err)
 	}
-	if l.SetInUse(nil); woken != 1 {
-		t.Errorf("woken %d times when they are in use no more", woken)
+	if a.SetInUse(nil); calls != 1 {
+		t.Errorf("onFree was called %d times after the ids became free, want once", calls)
 	}
 }
 
-// An id is given only when that can be noted.
-func TestIDNotNoted(t *testing.T) {
+// AllocateID fails if the high-water mark cannot be written.
+func TestAllocateIDWithoutMark(t *testing.T) {
 	m := &idlease.Memory{Err: errors.New("no API server")}
-	l := New(3, age, m, func() time.Time { return epoch })
-	if _, err := l.ID(t.Context(), "a", func() {}); err == nil || errors.Is(err, ErrFull) {
-		t.Fatalf("got %v, want an error that is worth another try", err)
+	a := New(3, age, m, func() time.Time { return epoch })
+	if _, err := a.AllocateID(t.Context(), "a", func() {}); err == nil || errors.Is(err, ErrFull) {
+		t.Fatalf("got %v, want an error that the caller retries", err)
 	}
 	m.Err = nil
-	if id, err := l.ID(t.Context(), "a", func() {}); err != nil || id != 1 {
-		t.Errorf("id %d, %v", id, err)
+	if id, err := a.AllocateID(t.Context(), "a", func() {}); err != nil || id != 1 {
+		t.Errorf("got id %d, %v; want 1", id, err)
 	}
 }
 
-// One primary network a namespace; those who wait are told when it is free.
+// A namespace has one primary network; OnFreed callbacks run when the claim is
+// released.
 func TestClaim(t *testing.T) {
-	l := New(1, age, &idlease.Memory{}, time.Now)
-	var told []string
-	l.OnFreed(func(ns string) { told = append(told, ns) })
-	if _, ok := l.Claim("ns", "a"); !ok {
-		t.Error("a free namespace is refused")
+	a := New(1, age, &idlease.Memory{}, time.Now)
+	var freed []string
+	a.OnFreed(func(ns string) { freed = append(freed, ns) })
+	if _, ok := a.Claim("ns", "a"); !ok {
+		t.Error("claim of a free namespace failed")
 	}
-	if holder, ok := l.Claim("ns", "b"); ok || holder != "a" {
-		t.Errorf("a taken namespace is %v's, %v", holder, ok)
+	if holder, ok := a.Claim("ns", "b"); ok || holder != "a" {
+		t.Errorf("second claim: holder %v, %v; want a", holder, ok)
 	}
-	if l.Keep("a", func(string) bool { return true }); told != nil {
-		t.Errorf("freed %v, which is in use", told)
+	if a.ReleaseClaims("a", func(string) bool { return true }); freed != nil {
+		t.Errorf("freed %v, which a keeps", freed)
 	}
-	if l.Keep("b", func(string) bool { return false }); told != nil {
-		t.Errorf("freed %v, which is another's", told)
+	if a.ReleaseClaims("b", func(string) bool { return false }); freed != nil {
+		t.Errorf("freed %v, which a holds", freed)
 	}
-	if l.Keep("a", func(string) bool { return false }); !slices.Equal(told, []string{"ns"}) {
-		t.Errorf("freed %v", told)
+	if a.ReleaseClaims("a", func(string) bool { return false }); !slices.Equal(freed, []string{"ns"}) {
+		t.Errorf("freed %v, want ns", freed)
 	}
-	if _, ok := l.Claim("ns", "b"); !ok {
-		t.Error("a freed namespace is refused")
+	if _, ok := a.Claim("ns", "b"); !ok {
+		t.Error("claim of a freed namespace failed")
 	}
 }
 
-// Concurrent networks: as many ids as networks.
-func TestConcurrent(t *testing.T) {
-	l, wake := New(network.MaxID, age, &idlease.Memory{}, time.Now), func() {}
+// Concurrent calls allocate a distinct id per network.
+func TestAllocateIDConcurrently(t *testing.T) {
+	a, ignore := New(network.MaxID, age, &idlease.Memory{}, time.Now), func() {}
 	ids := make(chan int)
 	const n = 500
 	for i := range n {
 		go func() {
-			id, _ := l.ID(t.Context(), fmt.Sprint(i), wake)
+			id, _ := a.AllocateID(t.Context(), fmt.Sprint(i), ignore)
 			ids <- id
 		}()
 	}

@@ -69,8 +69,8 @@ func AddIndexes(ctx context.Context, c client.FieldIndexer) error {
 	return nil
 }
 
-// IDs is how many nodes have an id, and how many can have one.
-func (r *Reconciler) IDs() (used, limit int) {
+// Usage returns how many node ids are allocated, and the limit.
+func (r *Reconciler) Usage() (used, limit int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.ids.Len(), network.MaxNodeID

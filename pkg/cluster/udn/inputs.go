@@ -42,17 +42,17 @@ func (r *Reconciler) inputs(ctx context.Context, o Owner, have State) (Inputs, e
 	for ns, nad := range have.NADs {
 		stays := selected[ns] && nad.Phase == Present && (req == nil || nad.OwnerUID == req.UID)
 		if stays {
-			r.waiting.Done(nad.Key())
+			r.waiters.Remove(nad.Key())
 			continue
 		}
 		// Noted before the pods are looked at, so that none leaves unseen.
-		r.waiting.Add(nad.Key(), o)
+		r.waiters.Add(nad.Key(), o)
 		users, err := nadusers.List(ctx, r.cache, nad.Key())
 		if err != nil {
 			return in, err
 		}
 		if len(users) == 0 {
-			r.waiting.Done(nad.Key())
+			r.waiters.Remove(nad.Key())
 		}
 		in.Users[ns] = users
 	}
@@ -96,7 +96,7 @@ func (r *Reconciler) network(ctx context.Context, in *Inputs, have State) error 
 		}
 		in.Namespaces = append(in.Namespaces, ns)
 	}
-	in.ID = r.networkIDs.HasID(in.Owner.Network())
+	in.ID = r.networkIDs.IDOf(in.Owner.Network())
 	if in.Invalid == "" {
 		if err := r.claim(ctx, in, have); err != nil {
 			return err
@@ -126,7 +126,7 @@ func (r *Reconciler) claim(ctx context.Context, in *Inputs, have State) error {
 	fresh := false
 	if in.ID == 0 && slices.ContainsFunc(in.Namespaces, func(ns Namespace) bool { return free(&ns) }) {
 		var err error
-		in.ID, err = r.networkIDs.ID(ctx, in.Owner.Network(), func() { r.enqueue(in.Owner) })
+		in.ID, err = r.networkIDs.AllocateID(ctx, in.Owner.Network(), func() { r.enqueue(in.Owner) })
 		if errors.Is(err, netid.ErrFull) {
 			in.Invalid = err.Error()
 			return nil
@@ -165,10 +165,10 @@ func (r *Reconciler) claim(ctx context.Context, in *Inputs, have State) error {
 // else has taken away: an id is never another network's while anything runs
 // on it.
 func (r *Reconciler) release(ctx context.Context, o Owner) (held bool, err error) {
-	if r.networkIDs.HasID(o.Network()) == 0 {
+	if r.networkIDs.IDOf(o.Network()) == 0 {
 		return false, nil
 	}
-	keys, err := nadusers.Named(ctx, r.cache, o.Namespace, o.Name)
+	keys, err := nadusers.UsedKeys(ctx, r.cache, o.Namespace, o.Name)
 	if err != nil {
 		return false, err
 	}
@@ -282,14 +282,14 @@ func (r *Reconciler) namespace(ctx context.Context, req *Request, meta metav1.Pa
 // older are the pods of a namespace that run without its primary network. The
 // last of them that leaves wakes o.
 func (r *Reconciler) older(ctx context.Context, o Owner, namespace string) ([]string, error) {
-	key := nadusers.OlderKey(namespace)
-	pods, err := nadusers.Older(ctx, r.cache, namespace)
+	key := nadusers.WithoutPrimaryKey(namespace)
+	pods, err := nadusers.ListWithoutPrimary(ctx, r.cache, namespace)
 	if err == nil && len(pods) > 0 {
-		r.waiting.Add(key, o)
-		pods, err = nadusers.Older(ctx, r.cache, namespace) // the last may have left before anybody waited
+		r.waiters.Add(key, o)
+		pods, err = nadusers.ListWithoutPrimary(ctx, r.cache, namespace) // the last may have left before anybody waited
 	}
 	if len(pods) == 0 {
-		r.waiting.Done(key)
+		r.waiters.Remove(key)
 	}
 	return pods, err
 }

@@ -29,7 +29,7 @@ type Reconciler struct {
 	log    *slog.Logger
 
 	networkIDs *netid.Allocator
-	waiting    nadusers.Waiting[Owner]
+	waiters    nadusers.Waiters[Owner]
 	nodes      nodeIDs
 	// failures are what nodes say that they have not built, or not removed.
 	failures failures
@@ -83,7 +83,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, o Owner) (reconcile.Result, 
 	}
 	statusErr := r.target.Apply(ctx, status)
 
-	r.networkIDs.Keep(o.String(), func(ns string) bool {
+	r.networkIDs.ReleaseClaims(o.String(), func(ns string) bool {
 		_, wanted := want.NADs[ns]
 		_, there := have.NADs[ns]
 		return wanted || there

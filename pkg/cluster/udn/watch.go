@@ -38,7 +38,7 @@ func (r *Reconciler) Watch(c controller.TypedController[Owner], from cache.Cache
 		source.TypedKind(from, &udnv1.ClusterUserDefinedNetwork{}, ownerEvents[*udnv1.ClusterUserDefinedNetwork](r)),
 		source.TypedKind(from, &nadv1.NetworkAttachmentDefinition{}, r.nadEvents()),
 		source.TypedKind(from, kube.Metadata("Namespace"), r.namespaceEvents()),
-		source.TypedKind(from, &corev1.Pod{}, r.waiting.PodEvents()),
+		source.TypedKind(from, &corev1.Pod{}, r.waiters.PodEvents()),
 		source.TypedKind(from, kube.Metadata("Node"), r.nodeEvents()),
 		source.TypedKind(from, &udnv1.RouteAdvertisements{}, r.advertisementEvents()),
 		source.TypedFunc[Owner](func(ctx context.Context, q queue) error {
@@ -157,7 +157,7 @@ func (r *Reconciler) nodeEvents() handler.TypedFuncs[*metav1.PartialObjectMetada
 		}
 		r.networkIDs.SetInUse(left)
 		for _, id := range changed {
-			if o, ok := ownerOfNetwork(r.networkIDs.Holder(id)); ok {
+			if o, ok := ownerOfNetwork(r.networkIDs.NetworkOf(id)); ok {
 				q.Add(o)
 			}
 		}

@@ -23,7 +23,7 @@ func conf(name string) network.NetConf {
 	}
 }
 
-// Every way in which a NAD can be.
+// The operations for each combination of a NAD's inputs and actual state.
 func TestBuild(t *testing.T) {
 	fresh := func() *NAD { return &NAD{Key: key, UID: "u"} }
 	marked := func() *NAD {
@@ -36,22 +36,22 @@ func TestBuild(t *testing.T) {
 		want string // operations
 	}{
 		{"new", Inputs{NAD: fresh(), Ours: true, Conf: conf("blue"), ID: 7},
-			"give NetworkAttachmentDefinition red/net network id 7"},
-		{"there", Inputs{NAD: marked(), Ours: true, Conf: conf("blue"), ID: 7}, ""},
+			"assign network id 7 to NetworkAttachmentDefinition red/net"},
+		{"up to date", Inputs{NAD: marked(), Ours: true, Conf: conf("blue"), ID: 7}, ""},
 		{"another plugin's", Inputs{NAD: fresh()}, ""},
 		{"became another plugin's", Inputs{NAD: marked()}, "release NetworkAttachmentDefinition red/net"},
 		{"became another plugin's, in use", Inputs{NAD: marked(), Users: []string{"red/p"}},
-			"warn about NetworkAttachmentDefinition red/net: network in use by the following pods: [red/p]: it ends once they are gone"},
-		{"unusable", Inputs{NAD: fresh(), Ours: true, Error: "bad subnet"}, "warn about NetworkAttachmentDefinition red/net: bad subnet"},
-		{"unusable with a forged id", Inputs{NAD: &NAD{Key: key, ID: "7", Network: "blue"}, Ours: true, Error: "bad name"},
+			"warn about NetworkAttachmentDefinition red/net: network in use by the following pods: [red/p]: the network is removed once they are deleted"},
+		{"invalid", Inputs{NAD: fresh(), Ours: true, Error: "bad subnet"}, "warn about NetworkAttachmentDefinition red/net: bad subnet"},
+		{"invalid with a forged id", Inputs{NAD: &NAD{Key: key, ID: "7", Network: "blue"}, Ours: true, Error: "bad name"},
 			"release NetworkAttachmentDefinition red/net, warn about NetworkAttachmentDefinition red/net: bad name"},
-		{"unusable later", Inputs{NAD: marked(), Ours: true, ID: 7, Error: "bad subnet"},
+		{"became invalid", Inputs{NAD: marked(), Ours: true, ID: 7, Error: "bad subnet"},
 			"warn about NetworkAttachmentDefinition red/net: bad subnet"},
 		{"renamed", Inputs{NAD: marked(), Ours: true, Conf: conf("green"), ID: 8},
-			"give NetworkAttachmentDefinition red/net network id 8"},
+			"assign network id 8 to NetworkAttachmentDefinition red/net"},
 		{"deleted", Inputs{NAD: deleted(marked()), Ours: true}, "release NetworkAttachmentDefinition red/net"},
 		{"deleted in use", Inputs{NAD: deleted(marked()), Ours: true, Users: []string{"red/p"}},
-			"warn about NetworkAttachmentDefinition red/net: network in use by the following pods: [red/p]: it ends once they are gone"},
+			"warn about NetworkAttachmentDefinition red/net: network in use by the following pods: [red/p]: the network is removed once they are deleted"},
 		{"deleted, never ours", Inputs{NAD: deleted(fresh()), Ours: true}, ""},
 	} {
 		have := Have(*c.in.NAD)
@@ -63,12 +63,12 @@ func TestBuild(t *testing.T) {
 			t.Errorf("%s: operations %q, want %q", c.name, got, c.want)
 		}
 		if ops := Diff(*c.in.NAD, Build(c.in, have), have, Build(c.in, have).Problem); slices.ContainsFunc(ops, func(o Op) bool { return o.Kind == Warn }) {
-			t.Errorf("%s: told twice", c.name)
+			t.Errorf("%s: a second event for the same problem", c.name)
 		}
 	}
 }
 
-// Errors name the key and the remedy.
+// Errors of Check name the configuration's key and the remedy.
 func TestCheck(t *testing.T) {
 	cfg, err := config.Parse("")
 	if err != nil {
@@ -79,11 +79,11 @@ func TestCheck(t *testing.T) {
 		change func(*network.NetConf)
 		want   string
 	}{
-		{"good", func(*network.NetConf) {}, ""},
-		{"without its own name", func(c *network.NetConf) { c.NetAttachDefName = "" }, ""},
+		{"valid", func(*network.NetConf) {}, ""},
+		{"without netAttachDefName", func(c *network.NetConf) { c.NetAttachDefName = "" }, ""},
 		{"name of a UDN", func(c *network.NetConf) { c.Name = "red_net" }, `choose a name without "_"`},
 		{"name of a CUDN", func(c *network.NetConf) { c.Name = "cluster_udn_red" }, `choose a name without "_"`},
-		{"another's name", func(c *network.NetConf) { c.NetAttachDefName = "blue/net" }, `write "red/net"`},
+		{"netAttachDefName of another NAD", func(c *network.NetConf) { c.NetAttachDefName = "blue/net" }, `write "red/net"`},
 		{"default", func(c *network.NetConf) { c.Name = "default" }, "choose another"},
 		{"topology", func(c *network.NetConf) { c.Topology = "ring" }, "use layer3, layer2 or localnet"},
 		{"overlap", func(c *network.NetConf) { c.Subnets = "10.244.1.0/24" }, "cluster-subnets"},
@@ -104,12 +104,12 @@ func TestSameNetwork(t *testing.T) {
 		t.Error("two NADs of one network differ")
 	}
 	if b.Subnets = "10.2.0.0/16"; SameNetwork(a, b) {
-		t.Error("other subnets are the same network")
+		t.Error("NADs with different subnets are one network")
 	}
 }
 
-// Whatever is on a NAD and whatever is asked, one run brings it there, the
-// next writes nothing, and what others put there stays.
+// From any actual state and any inputs, one run reaches the desired state, the
+// next writes nothing, and other finalizers stay.
 func TestConverges(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		text := rapid.SampledFrom([]string{"", "7", "nonsense"})
@@ -141,17 +141,17 @@ func TestConverges(t *testing.T) {
 		want := step()
 		writes := f.Writes
 		if again := step(); again != want || f.Writes != writes {
-			t.Fatalf("the second run wants %+v after %+v and wrote %d", again, want, f.Writes-writes)
+			t.Fatalf("the second run: want %+v after %+v, %d writes", again, want, f.Writes-writes)
 		}
 		after := f.NADs[key]
 		if got := Have(after); got.ID != want.ID || got.Network != want.Network || got.Finalizer != want.Finalizer {
-			t.Fatalf("is %+v, want %+v", got, want)
+			t.Fatalf("got %+v, want %+v", got, want)
 		}
 		if !slices.Contains(after.Finalizers, "other") {
-			t.Fatal("another's finalizer is gone")
+			t.Fatal("another finalizer was removed")
 		}
 		if in.Ours && in.Error == "" && !after.Deleting && (after.ID != "7" || after.Network != "blue" || !slices.Contains(after.Finalizers, Finalizer)) {
-			t.Fatalf("a usable NAD is %+v", after)
+			t.Fatalf("a valid NAD is %+v", after)
 		}
 	})
 }

@@ -13,8 +13,7 @@ import (
 	healthv1 "google.golang.org/grpc/health/grpc_health_v1"
 )
 
-// serveGRPC answers kubelet's gRPC probes, as any server with the standard
-// health service does.
+// serveGRPC serves the standard gRPC health service, for kubelet's gRPC probes.
 func serveGRPC(ctx context.Context, listen string) error {
 	l, err := net.Listen("tcp", listen)
 	if err != nil {

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command netprobe is what the story's pods run: a server that says its name
-// over TCP (HTTP) and UDP, a client that tries many targets at once, and a
-// watcher of a ping and a TCP stream that counts every loss. It opens plain
-// sockets, as any program would: nothing in it knows of VRFs.
+// Command netprobe runs in the story's pods: a server that answers with its name
+// over TCP (HTTP) and UDP, a client that checks many targets at once, and a
+// watcher that counts the losses of a ping and a TCP stream. It opens plain
+// sockets, as any program would, and knows nothing of VRFs.
 package main
 
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/signal"
 	"strings"
@@ -28,16 +30,16 @@ func main() {
 
 func run(args []string) error {
 	if len(args) == 0 {
-		return fmt.Errorf("say what to do: serve, check or watch")
+		return errors.New("usage: netprobe serve|check|watch")
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	fs := flag.NewFlagSet(args[0], flag.ContinueOnError)
 	switch args[0] {
 	case "serve":
-		name := fs.String("name", hostname(), "what the server calls itself")
+		name := fs.String("name", hostname(), "the name that the server answers with")
 		listen := fs.String("listen", ":8080", "address for TCP and UDP")
-		grpc := fs.String("grpc", "", "address of a gRPC health service; empty: none")
+		grpc := fs.String("grpc", "", "address of the gRPC health service; empty for none")
 		if err := fs.Parse(args[1:]); err != nil {
 			return err
 		}
@@ -48,7 +50,7 @@ func run(args []string) error {
 		}
 		return serve(ctx, *name, *listen)
 	case "check":
-		timeout := fs.Duration("timeout", 3*time.Second, "for each target")
+		timeout := fs.Duration("timeout", 3*time.Second, "timeout of each target")
 		if err := fs.Parse(args[1:]); err != nil {
 			return err
 		}
@@ -56,13 +58,13 @@ func run(args []string) error {
 	case "watch":
 		ping := fs.String("ping", "", "address to ping")
 		tcp := fs.String("tcp", "", "address and port of a server to stream from")
-		every := fs.Duration("every", 20*time.Millisecond, "between pings")
+		every := fs.Duration("every", 20*time.Millisecond, "interval between pings")
 		if err := fs.Parse(args[1:]); err != nil {
 			return err
 		}
 		return watch(ctx, *ping, *tcp, *every)
 	default:
-		return fmt.Errorf("unknown command %q: serve, check or watch", args[0])
+		return fmt.Errorf("unknown command %q; usage: netprobe serve|check|watch", args[0])
 	}
 }
 
@@ -78,14 +80,23 @@ func hostname() string {
 type result struct {
 	Target string `json:"target"`
 	OK     bool   `json:"ok"`
-	Who    string `json:"who,omitempty"` // what the server calls itself
+	Who    string `json:"who,omitempty"` // the server's name
 	Detail string `json:"detail,omitempty"`
 	Millis int64  `json:"millis"`
 }
 
-// checkAll tries each target (tcp:host:port, udp:host:port, icmp:host) at the
-// same time and prints one JSON line each, in the order given.
+// checkAll checks all targets (tcp:address:port, udp:address:port, icmp:address)
+// in parallel and prints one JSON line per target, in the order given. Without a
+// target, or with a malformed one, it fails: that is not "unreachable".
 func checkAll(ctx context.Context, targets []string, timeout time.Duration) error {
+	if len(targets) == 0 {
+		return errors.New("no targets to check")
+	}
+	for _, target := range targets {
+		if err := validate(target); err != nil {
+			return fmt.Errorf("target %q: %w", target, err)
+		}
+	}
 	results := make([]result, len(targets))
 	var wg sync.WaitGroup
 	for i, target := range targets {
@@ -110,21 +121,29 @@ func checkAll(ctx context.Context, targets []string, timeout time.Duration) erro
 	return nil
 }
 
+func validate(target string) (err error) {
+	switch proto, addr, _ := strings.Cut(target, ":"); proto {
+	case "tcp", "udp":
+		_, err = netip.ParseAddrPort(addr)
+	case "icmp":
+		_, err = netip.ParseAddr(addr)
+	default:
+		err = fmt.Errorf("unknown protocol %q, want tcp, udp or icmp", proto)
+	}
+	return err
+}
+
+// check checks a valid target and returns the server's name.
 func check(ctx context.Context, target string, timeout time.Duration) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	proto, addr, ok := strings.Cut(target, ":")
-	if !ok {
-		return "", fmt.Errorf("target %q is not PROTOCOL:ADDRESS", target)
-	}
+	proto, addr, _ := strings.Cut(target, ":")
 	switch proto {
 	case "tcp":
 		return checkTCP(ctx, addr)
 	case "udp":
 		return checkUDP(ctx, addr)
-	case "icmp":
-		return "", checkICMP(ctx, addr)
 	default:
-		return "", fmt.Errorf("protocol %q is unknown: tcp, udp or icmp", proto)
+		return "", checkICMP(ctx, addr)
 	}
 }

@@ -22,8 +22,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// serve answers HTTP on TCP and any datagram on UDP with the server's name,
-// and /stream with an endless body.
+// serve answers HTTP requests on TCP and datagrams on UDP with the server's name,
+// and HTTP requests for /stream with an endless body.
 func serve(ctx context.Context, name, listen string) error {
 	udp, err := net.ListenPacket("udp", listen)
 	if err != nil {
@@ -56,7 +56,7 @@ func serve(ctx context.Context, name, listen string) error {
 	return nil
 }
 
-// stream sends a numbered line every 20 ms until the client goes.
+// stream sends a numbered line every 20 ms until the client disconnects.
 func stream(w http.ResponseWriter, r *http.Request) {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -100,8 +100,8 @@ func checkTCP(ctx context.Context, addr string) (string, error) {
 	return line, nil
 }
 
-// checkUDP sends from an unconnected socket, as resolvers and many others do,
-// and asks again every second: one lost datagram is no verdict.
+// checkUDP sends from an unconnected socket, as DNS resolvers do, and retries
+// every second: a single lost datagram does not fail the check.
 func checkUDP(ctx context.Context, addr string) (string, error) {
 	to, err := netip.ParseAddrPort(addr)
 	if err != nil {
@@ -118,7 +118,7 @@ func checkUDP(ctx context.Context, addr string) (string, error) {
 		if err := unix.Sendto(conn, []byte("who"), 0, dest); err != nil {
 			return "", os.NewSyscallError("sendto", err)
 		}
-		n, _, err := unix.Recvfrom(conn, buf, 0) // gives up after a second
+		n, _, err := unix.Recvfrom(conn, buf, 0) // times out after a second
 		if err == nil {
 			return string(buf[:n]), nil
 		}
@@ -131,8 +131,8 @@ func checkUDP(ctx context.Context, addr string) (string, error) {
 	}
 }
 
-// unboundUDP is a socket that was neither bound nor connected: package net
-// has no such thing.
+// unboundUDP returns a socket that is neither bound nor connected, which package
+// net does not offer.
 func unboundUDP(to netip.AddrPort) (int, error) {
 	family := unix.AF_INET
 	if to.Addr().Is6() {
@@ -157,8 +157,8 @@ func sockaddr(to netip.AddrPort) unix.Sockaddr {
 	return &unix.SockaddrInet4{Port: int(to.Port()), Addr: to.Addr().As4()}
 }
 
-// pinger is one ICMP echo socket: raw where the process may, else the
-// kernel's ping socket, as ping does.
+// pinger is one ICMP echo socket: a raw socket if the process may open one, else
+// a ping socket, as ping(8) does.
 type pinger struct {
 	ip      netip.Addr
 	conn    *icmp.PacketConn
@@ -170,8 +170,8 @@ type pinger struct {
 	raw     bool
 }
 
-// pingers tells the sockets of one process apart: a raw socket sees every
-// reply that comes in.
+// pingers numbers the pingers of this process: a raw socket receives the replies
+// of all of them.
 var pingers atomic.Int32
 
 func newPinger(addr string) (*pinger, error) {
@@ -206,7 +206,7 @@ func (p *pinger) send(seq int) error {
 	return err
 }
 
-// receive returns the next reply's sequence number and how long it took.
+// receive returns the next reply's sequence number and round-trip time.
 func (p *pinger) receive(deadline time.Time) (seq int, took time.Duration, err error) {
 	buf := make([]byte, 2048)
 	for {
@@ -215,7 +215,7 @@ func (p *pinger) receive(deadline time.Time) (seq int, took time.Duration, err e
 		if err != nil {
 			return 0, 0, err
 		}
-		if !p.sentTo(from) {
+		if !p.isTarget(from) {
 			continue
 		}
 		m, err := icmp.ParseMessage(p.proto, buf[:n])
@@ -231,8 +231,8 @@ func (p *pinger) receive(deadline time.Time) (seq int, took time.Duration, err e
 	}
 }
 
-// sentTo tells whether a reply is from whom was asked.
-func (p *pinger) sentTo(from net.Addr) bool {
+// isTarget reports whether a reply is from the pinged address.
+func (p *pinger) isTarget(from net.Addr) bool {
 	var ip net.IP
 	switch a := from.(type) {
 	case *net.IPAddr:

@@ -18,8 +18,8 @@ import (
 	"time"
 )
 
-// watched is watch's output when it is told to stop.
-type watched struct {
+// watchResult is watch's output when it stops.
+type watchResult struct {
 	Sent      int    `json:"sent"`
 	Lost      []int  `json:"lost"`
 	SendError string `json:"sendError,omitempty"`
@@ -30,26 +30,30 @@ type watched struct {
 }
 
 // flowing is the line that watch prints once a ping was answered and the stream
-// has begun: what is lost from then on counts.
+// has begun: losses count from then on.
 const flowing = "flowing"
 
-// watch pings at a steady rate and reads a numbered TCP stream until it is
-// told to stop (SIGTERM, or standard input ending); then waits for replies on
-// their way and prints what was lost since it said that traffic flows.
+// watch pings at a steady rate and reads a numbered TCP stream until SIGTERM or
+// the end of standard input. It then waits for late replies and prints what was
+// lost since traffic flowed. It fails if traffic never flowed: then no loss could
+// have been counted.
 func watch(ctx context.Context, ping, tcp string, every time.Duration) error {
+	if ping == "" && tcp == "" {
+		return errors.New("nothing to watch: give -ping, -tcp or both")
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	go func() {
 		io.Copy(io.Discard, os.Stdin)
 		cancel()
 	}()
-	var out watched
+	var out watchResult
 	var begun, wg sync.WaitGroup
 	flows := make(chan struct{})
 	if tcp != "" {
 		begun.Add(1)
 		wg.Go(func() {
 			watchStream(ctx, tcp, sync.OnceFunc(begun.Done), &out)
-			cancel() // a stream that has ended ends the watch
+			cancel() // when the stream ends, so does the watch
 		})
 	}
 	if ping != "" {
@@ -57,35 +61,40 @@ func watch(ctx context.Context, ping, tcp string, every time.Duration) error {
 	}
 	go func() {
 		begun.Wait()
-		fmt.Println(flowing)
 		close(flows)
+		fmt.Println(flowing)
 	}()
 	if ping != "" {
-		if err := watchPing(ctx, ping, every, onTheirWay, flows, sync.OnceFunc(begun.Done), &out); err != nil {
+		if err := watchPing(ctx, ping, every, lateReplies, flows, sync.OnceFunc(begun.Done), &out); err != nil {
 			return err
 		}
 	} else {
 		<-ctx.Done()
 	}
 	wg.Wait()
+	select {
+	case <-flows:
+	default:
+		return fmt.Errorf("traffic never flowed: %d pings sent, %d lines of the stream read; send error %q, stream error %q", out.Sent, out.Lines, out.SendError, out.Stream)
+	}
 	return json.NewEncoder(os.Stdout).Encode(out)
 }
 
-// onTheirWay is how long a reply may take to count: an emulated node stands
-// still for seconds while the machine does something else.
-const onTheirWay = 15 * time.Second
+// lateReplies is how long watch waits for outstanding replies: an emulated node
+// can stall for seconds on a busy machine.
+const lateReplies = 15 * time.Second
 
-// watchPing calls answered at replies, and counts from when flows is closed.
-// Once ctx has ended, replies may be late by so much.
-func watchPing(ctx context.Context, addr string, every, late time.Duration, flows <-chan struct{}, answered func(), out *watched) error {
+// watchPing calls answered at each reply, and counts pings sent after flows is
+// closed. Once ctx has ended, it waits up to late for outstanding replies.
+func watchPing(ctx context.Context, addr string, every, late time.Duration, flows <-chan struct{}, answered func(), out *watchResult) error {
 	p, err := newPinger(addr)
 	if err != nil {
 		return fmt.Errorf("ping %s: %w", addr, err)
 	}
 	defer p.conn.Close()
 	got := map[int]bool{} // by sequence number, modulo 65536
-	first := math.MaxInt  // counts
-	var mu sync.Mutex     // of both
+	first := math.MaxInt  // sequence number of the first ping that counts
+	var mu sync.Mutex     // guards got and first
 	more := make(chan struct{}, 1)
 	done := make(chan struct{})
 	go func() {
@@ -96,7 +105,7 @@ func watchPing(ctx context.Context, addr string, every, late time.Duration, flow
 				return
 			}
 			if err != nil {
-				continue // about a packet, not the socket
+				continue // an error of one packet, not of the socket
 			}
 			mu.Lock()
 			got[seq] = true
@@ -156,8 +165,8 @@ func watchPing(ctx context.Context, addr string, every, late time.Duration, flow
 	return nil
 }
 
-// watchStream calls begun at the first line.
-func watchStream(ctx context.Context, addr string, begun func(), out *watched) {
+// watchStream reads the stream and calls begun at its first line.
+func watchStream(ctx context.Context, addr string, begun func(), out *watchResult) {
 	conn, err := (&net.Dialer{Timeout: 30 * time.Second}).DialContext(ctx, "tcp", addr)
 	if err != nil {
 		out.Stream = err.Error()
@@ -177,7 +186,7 @@ func watchStream(ctx context.Context, addr string, begun func(), out *watched) {
 			continue // headers
 		}
 		if n != out.Lines {
-			out.Stream = fmt.Sprintf("line %d came where %d was due", n, out.Lines)
+			out.Stream = fmt.Sprintf("got line %d, want %d", n, out.Lines)
 			return
 		}
 		begun()

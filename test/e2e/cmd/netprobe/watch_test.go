@@ -18,9 +18,9 @@ func TestWatchPing(t *testing.T) {
 		late time.Duration
 		lost bool
 	}{
-		"answered IPv4": {"127.0.0.1", time.Hour, false}, // nothing is waited for
+		"answered IPv4": {"127.0.0.1", time.Hour, false}, // does not wait for late replies
 		"answered IPv6": {"::1", time.Hour, false},
-		"unanswered":    {"127.255.255.255", 20 * time.Millisecond, true}, // loopback's broadcast, which nobody answers
+		"unanswered":    {"127.255.255.255", 20 * time.Millisecond, true}, // loopback's broadcast address does not answer
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -36,7 +36,7 @@ func TestWatchPing(t *testing.T) {
 			if c.lost {
 				time.AfterFunc(20*time.Millisecond, cancel)
 			}
-			var out watched
+			var out watchResult
 			if err := watchPing(ctx, c.addr, time.Millisecond, c.late, flows, answered, &out); err != nil {
 				t.Fatal(err)
 			}

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Maps and helpers shared by every program. Objects are compiled apart and
- * meet in the pinned maps, so all of them include the same definitions.
+ * Maps and helpers shared by every program. The objects are compiled separately
+ * and share state only through pinned maps, so all include these definitions.
  *
- * All addresses are 16 bytes, IPv4 in its IPv4-mapped form: one path for both
- * families, and a mapped destination on an AF_INET6 socket needs no extra care.
+ * All addresses are 16 bytes, IPv4 in its IPv4-mapped form: both families share
+ * one code path, and an IPv4-mapped destination on an AF_INET6 socket needs no
+ * special case.
  */
 #ifndef BH_COMMON_H
 #define BH_COMMON_H
@@ -15,7 +16,7 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_endian.h>
 
-/* uapi <asm/socket.h> drags in too much; these values are asm-generic. */
+/* uapi <asm/socket.h> includes too much; these values are asm-generic. */
 #define BH_AF_INET 2
 #define BH_AF_INET6 10
 #define BH_SOL_SOCKET 1
@@ -23,7 +24,7 @@
 #define BH_SO_MARK 36
 #define BH_SO_BINDTOIFINDEX 62
 
-/* Deepest level of the cgroup tree at which a pod or kubelet is looked for. */
+/* One more than the deepest level of the cgroup tree that the programs check. */
 #define BH_MAX_LEVEL 16
 
 enum bh_verdict { BH_PASS = 0, BH_REFUSE = 1 };
@@ -35,17 +36,17 @@ enum bh_reason {
 	BH_R_MAX,
 };
 
-/* The one row of bh_config. Zero means: not configured, every program passes. */
+/* The only row of bh_config. While it is zero, every program passes everything. */
 struct bh_config {
-	__u64 host_netns; /* netns cookie of the host */
-	__u32 pod_levels; /* bit n: pods live at level n of the cgroup tree */
-	__u32 kubelet_levels;
+	__u64 host_netns; /* cookie of the host's network namespace */
+	__u32 pod_levels; /* bit n: pod cgroups exist at level n of the cgroup tree */
+	__u32 kubelet_levels; /* bit n: kubelet's cgroup is at level n */
 	__u32 kubelet_mark;
 	__u32 probe_lock; /* 0: locked addresses are not enforced */
 	__u32 podroot_levels; /* bit n: a directory that holds all pods is at level n */
-	__u32 guard; /* 0: the guard passes everything */
+	__u32 guard; /* 0: the guard is off and passes everything */
 	__u32 tunnel_port; /* UDP port of the overlay, host order */
-	__u32 mark_first; /* marks of networks: first and last */
+	__u32 mark_first; /* range of the networks' marks */
 	__u32 mark_last;
 	__u32 pad;
 };
@@ -53,38 +54,37 @@ struct bh_config {
 struct bh_pod {
 	__u32 netid;
 	__u32 mark;
-	__u32 vrf_ifindex; /* 0: no VRF yet; wildcard binds are then refused */
+	__u32 vrf_ifindex; /* 0: no VRF yet; wildcard binds are refused */
 	__u32 flags;
 };
 
 /*
- * BH_POD_UNBOUND: the pod keeps its sockets where they are (the annotation that
- * turns VRF binding off). BH_POD_TRUSTED: an administrator lets it have packet
- * sockets on any device.
+ * BH_POD_UNBOUND: the pod opted out of VRF binding by annotation. BH_POD_TRUSTED:
+ * an administrator allows the pod packet sockets on any device.
  */
 enum bh_pod_flags { BH_POD_UNBOUND = 1, BH_POD_TRUSTED = 2 };
 
-/* What a network interface of the host leads to. */
+/* What an interface of the host leads to. */
 enum bh_door_kind {
 	BH_DOOR_PORT = 1, /* management port of a tenant's network */
-	BH_DOOR_VRF = 2, /* its VRF device */
+	BH_DOOR_VRF = 2, /* VRF device of a tenant's network */
 	BH_DOOR_DEFAULT = 3, /* management port of the cluster default network */
 	BH_DOOR_POD = 4, /* host end of a pod's interface */
-	BH_DOOR_LOCKED = 5, /* the same, of a locked default-network interface */
-	BH_DOOR_OWN = 6, /* the node's own: uplink, external bridge, ... */
+	BH_DOOR_LOCKED = 5, /* host end of a pod's locked default-network interface */
+	BH_DOOR_OWN = 6, /* interface of the node itself: uplink, external bridge, ... */
 	BH_DOOR_LOOPBACK = 7,
 };
 
 struct bh_door {
 	__u32 kind;
 	__u32 netid; /* 0: the cluster default network, or none */
-	__u32 forward_from; /* interface whose packets may be forwarded into this one; 0: none */
-	__u8 peer_mac[6]; /* LOCKED: the only peer, the node's management port */
+	__u32 forward_from; /* ifindex from which packets may be forwarded to this one; 0: none */
+	__u8 peer_mac[6]; /* LOCKED: MAC of the only allowed peer, the node's management port */
 	__u8 pad[2];
-	__u32 peer6[4]; /* LOCKED: its IPv6 address; zero: none */
+	__u32 peer6[4]; /* LOCKED: IPv6 address of that peer; zero: none */
 };
 
-/* A network that has host-network pods here, or probes led into it. */
+/* A network with host-network pods on this node, or with probes led into it. */
 struct bh_net {
 	__u32 vrf_ifindex;
 	__u32 mark;
@@ -100,13 +100,13 @@ struct bh_probe_key {
 
 struct bh_probe {
 	__u32 netid;
-	__u32 held; /* set by the programs: somebody outside the network listens there too */
+	__u32 held; /* set by the programs: a socket outside the network listens on the port */
 };
 
-/* What is remembered of a socket of a host-network pod. */
+/* Socket storage of a host-network pod's socket. */
 struct bh_sock {
-	__u64 pod; /* cgroup id of the pod it was born in; 0: not known then */
-	__u32 led; /* peer was a loopback or node address, in addr */
+	__u64 pod; /* cgroup id of the pod that created the socket; 0: unknown pod */
+	__u32 led; /* 1: the socket was led; addr is the address it asked for */
 	__u32 addr[4];
 	__u32 pad;
 };
@@ -123,11 +123,11 @@ struct bh_addr {
 	__u32 a[4];
 };
 
-enum bh_who { BH_WHO_CGROUP = 1, BH_WHO_TGID = 2 };
+enum bh_kubelet_kind { BH_KUBELET_CGROUP = 1, BH_KUBELET_TGID = 2 };
 
 struct bh_kubelet_key {
-	__u64 id; /* cgroup id, or process id in the initial namespace */
-	__u32 who;
+	__u64 id; /* cgroup id, or process id in the initial pid namespace */
+	__u32 kind;
 	__u32 pad;
 };
 
@@ -152,7 +152,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 64); /* room for new reasons without a new layout */
+	__uint(max_entries, 64); /* leaves room for new reasons in the same layout */
 	__type(key, __u32);
 	__type(value, __u64);
 } bh_counters SEC(".maps");
@@ -163,7 +163,7 @@ struct {
 	__type(value, struct bh_event);
 } bh_events SEC(".maps");
 
-/* When a refusal of this reason was last told of a cgroup: once a second is enough. */
+/* bh_told: time of the last event per cgroup and reason; limits events to one per second. */
 struct bh_told_key {
 	__u64 cgroup;
 	__u32 reason;
@@ -189,12 +189,13 @@ static __always_inline void bh_count(__u32 reason)
 	__u64 *n = bpf_map_lookup_elem(&bh_counters, &reason);
 
 	if (n)
-		(*n)++; /* per CPU; a lost increment under preemption is accepted */
+		(*n)++; /* per CPU; preemption may lose an increment, which is accepted */
 }
 
-/* bh_tell sends user space an event when there is room. */
-static __always_inline void bh_tell(__u32 reason, __u64 cgroup, __u32 tgid, __u32 netid, __u8 family,
-				    __u8 proto, const struct bh_addr *addr, __u16 port)
+/* bh_send_event sends an event to user space if the ring buffer has room. */
+static __always_inline void bh_send_event(__u32 reason, __u64 cgroup, __u32 tgid, __u32 netid,
+					  __u8 family, __u8 proto, const struct bh_addr *addr,
+					  __u16 port)
 {
 	struct bh_told_key key = { .cgroup = cgroup, .reason = reason };
 	__u64 now = bpf_ktime_get_ns(), *last = bpf_map_lookup_elem(&bh_told, &key);
@@ -221,13 +222,13 @@ static __always_inline void bh_tell(__u32 reason, __u64 cgroup, __u32 tgid, __u3
 	bpf_ringbuf_submit(e, 0);
 }
 
-/* bh_refuse counts and tells what the calling process tried, and yields the verdict. */
+/* bh_refuse counts a refusal of the calling process, sends an event and returns the verdict. */
 static __always_inline int bh_refuse(__u32 reason, __u32 netid, __u8 family, __u8 proto,
 				     const struct bh_addr *addr, __u16 port)
 {
 	bh_count(reason);
-	bh_tell(reason, bpf_get_current_cgroup_id(), bpf_get_current_pid_tgid() >> 32, netid, family,
-		proto, addr, port);
+	bh_send_event(reason, bpf_get_current_cgroup_id(), bpf_get_current_pid_tgid() >> 32, netid,
+		      family, proto, addr, port);
 	return 0;
 }
 
@@ -239,7 +240,7 @@ static __always_inline void bh_addr4(struct bh_addr *k, __u32 ip4)
 	k->a[3] = ip4;
 }
 
-/* A macro, because the verifier wants every context load at a constant offset. */
+/* A macro, because the verifier requires constant offsets for context loads. */
 #define bh_addr6(k, ip6)                                                                           \
 	do {                                                                                       \
 		(k)->a[0] = (ip6)[0];                                                              \
@@ -270,7 +271,7 @@ static __always_inline int bh_is_loopback(const struct bh_addr *k)
 	return (k->a[0] | k->a[1] | k->a[2]) == 0 && k->a[3] == bpf_htonl(1);
 }
 
-/* Addresses that only a device gives a meaning: link-local ones of IPv6, multicast, broadcast. */
+/* Addresses that are meaningful only with a device: IPv6 link-local, multicast, broadcast. */
 static __always_inline int bh_is_on_link(const struct bh_addr *k)
 {
 	if (bh_is_mapped(k))

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Leading a connect or datagram that is for loopback or for one of the node's
- * own addresses to the node's address in a network, and its socket into the
- * VRF: a server of the network that listens on all addresses is there and
- * nowhere else.
+ * Leading: a connect or datagram to loopback or to an address of the node is
+ * redirected to the node's address in a network, and its socket is bound to the
+ * VRF. A server of the network that listens on all addresses is reachable only
+ * there.
  */
 #ifndef BH_LEAD_H
 #define BH_LEAD_H
@@ -22,7 +22,7 @@ struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1024);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct bh_addr); /* an address of the node outside all networks */
+	__type(key, struct bh_addr); /* address of the node outside all networks */
 	__type(value, __u32);
 } bh_locals SEC(".maps");
 
@@ -32,11 +32,12 @@ static __always_inline int bh_is_local(const struct bh_addr *addr)
 }
 
 /*
- * bh_holder finds a socket outside all VRFs that listens at the address: what
- * is held there is not led away from it. The reference must be released.
+ * bh_lookup_listener finds a socket outside all VRFs that listens on the address:
+ * connections to it are not led. The caller must release the reference.
  */
-static __always_inline struct bpf_sock *bh_holder(struct bpf_sock_addr *ctx, const struct bh_addr *addr,
-						  __be16 port, int proto)
+static __always_inline struct bpf_sock *bh_lookup_listener(struct bpf_sock_addr *ctx,
+							   const struct bh_addr *addr, __be16 port,
+							   int proto)
 {
 	struct bpf_sock_tuple t = {};
 
@@ -57,9 +58,9 @@ static __always_inline struct bpf_sock *bh_holder(struct bpf_sock_addr *ctx, con
 	return bpf_sk_lookup_tcp(ctx, &t, sizeof(t.ipv6), BPF_F_CURRENT_NETNS, 0);
 }
 
-/* bh_target is the node's address in the network, of the address's family if it can be. */
-static __always_inline int bh_target(const struct bh_net *net, const struct bh_addr *addr,
-				     struct bh_addr *to)
+/* bh_node_addr finds the node's address in the network, preferably of the family of addr. */
+static __always_inline int bh_node_addr(const struct bh_net *net, const struct bh_addr *addr,
+					struct bh_addr *to)
 {
 	const __u32 *a = net->host4;
 
@@ -74,8 +75,8 @@ static __always_inline int bh_target(const struct bh_net *net, const struct bh_a
 	return 1;
 }
 
-/* bh_remember lets getpeername and recvmsg show the address that was asked for. */
-static __always_inline void bh_remember(struct bpf_sock *sk, const struct bh_addr *addr)
+/* bh_store_peer stores the address that was asked for, to be shown by getpeername and recvmsg. */
+static __always_inline void bh_store_peer(struct bpf_sock *sk, const struct bh_addr *addr)
 {
 	struct bh_sock *s = bpf_sk_storage_get(&bh_socks, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Reading packets. Headers are copied out (bpf_skb_load_bytes), so that packets
- * in fragments of memory need no extra care, and IPv6 extension headers are
- * walked: what hides behind more of them than BH_MAX_EXT is not understood, and
- * callers then take the safe side.
+ * Packet parsing. Headers are copied out with bpf_skb_load_bytes_relative, so
+ * non-linear packets need no special case. IPv6 extension headers are walked; a
+ * packet with more than BH_MAX_EXT of them is reported as unparsed, and callers
+ * must then fail closed.
  */
 #ifndef BH_PARSE_H
 #define BH_PARSE_H
@@ -27,27 +27,27 @@
 
 struct bh_packet {
 	struct bh_addr daddr;
-	__u32 l4; /* offset of the transport header from the network header */
-	__u32 len; /* of the whole packet, by its own header */
+	__u32 l4; /* offset of the transport header, from the same start as off in bh_ip */
+	__u32 len; /* length of the packet, from its IP header */
 	__u8 proto;
 	__u8 family;
-	__u8 later_fragment; /* there is no transport header in it */
-	__u8 unclear; /* not an IP packet, cut short, or too many headers */
+	__u8 later_fragment; /* not the first fragment: has no transport header */
+	__u8 unparsed; /* not an IP packet, truncated, or too many extension headers */
 };
 
 /*
- * bh_ip parses the packet at offset off from where: BPF_HDR_START_NET, or
- * BPF_HDR_START_MAC with the length of the link header.
+ * bh_ip parses the IP header at offset off from start, which is
+ * BPF_HDR_START_NET, or BPF_HDR_START_MAC if off is the link header's length.
  */
-static __always_inline void bh_ip(struct __sk_buff *skb, __u32 off, __u32 where, struct bh_packet *p)
+static __always_inline void bh_ip(struct __sk_buff *skb, __u32 off, __u32 start, struct bh_packet *p)
 {
 	__u8 h[40];
 	__u32 at = off + 40;
 	__u8 next;
 
 	__builtin_memset(p, 0, sizeof(*p));
-	p->unclear = 1;
-	if (bpf_skb_load_bytes_relative(skb, off, h, 20, where))
+	p->unparsed = 1;
+	if (bpf_skb_load_bytes_relative(skb, off, h, 20, start))
 		return;
 	if (h[0] >> 4 == 4) {
 		__u32 ihl = (h[0] & 15) * 4;
@@ -60,10 +60,10 @@ static __always_inline void bh_ip(struct __sk_buff *skb, __u32 off, __u32 where,
 		p->proto = h[9];
 		p->later_fragment = ((h[6] & 0x1f) | h[7]) != 0;
 		p->l4 = off + ihl;
-		p->unclear = 0;
+		p->unparsed = 0;
 		return;
 	}
-	if (h[0] >> 4 != 6 || bpf_skb_load_bytes_relative(skb, off, h, 40, where))
+	if (h[0] >> 4 != 6 || bpf_skb_load_bytes_relative(skb, off, h, 40, start))
 		return;
 	p->family = BH_AF_INET6;
 	__builtin_memcpy(&p->daddr, h + 24, 16);
@@ -76,16 +76,16 @@ static __always_inline void bh_ip(struct __sk_buff *skb, __u32 off, __u32 where,
 		if (next != 0 && next != 43 && next != 44 && next != 51 && next != 60 && next != 135) {
 			p->proto = next;
 			p->l4 = at;
-			p->unclear = 0;
+			p->unparsed = 0;
 			return;
 		}
-		if (bpf_skb_load_bytes_relative(skb, at, ext, 4, where))
+		if (bpf_skb_load_bytes_relative(skb, at, ext, 4, start))
 			return;
 		if (next == 44) {
 			if (ext[2] | (ext[3] & 0xf8)) {
 				p->proto = ext[0];
 				p->later_fragment = 1;
-				p->unclear = 0;
+				p->unparsed = 0;
 				return;
 			}
 			at += 8;
@@ -98,7 +98,7 @@ static __always_inline void bh_ip(struct __sk_buff *skb, __u32 off, __u32 where,
 	}
 }
 
-/* bh_eth finds the network header behind up to two VLAN tags; 0: neither IPv4 nor IPv6. */
+/* bh_eth finds the network header after up to two VLAN tags; 0: neither IPv4 nor IPv6. */
 static __always_inline __u32 bh_eth(struct __sk_buff *skb, __u16 *proto)
 {
 	__u32 off = BH_ETH_HLEN;
@@ -119,20 +119,20 @@ static __always_inline __u32 bh_eth(struct __sk_buff *skb, __u16 *proto)
 }
 
 /*
- * bh_to_tunnel tells whether the packet is a datagram to the overlay's port, or
- * could be: a later fragment alone is none, as the first one carries the port.
+ * bh_to_tunnel reports whether the packet is, or may be, a datagram to the
+ * overlay's port. Later fragments do not count: only the first carries the port.
  */
-static __always_inline int bh_to_tunnel(struct __sk_buff *skb, __u32 off, __u32 where, __u32 port,
+static __always_inline int bh_to_tunnel(struct __sk_buff *skb, __u32 off, __u32 start, __u32 port,
 					struct bh_packet *p)
 {
 	__be16 dport;
 
-	bh_ip(skb, off, where, p);
-	if (p->unclear)
+	bh_ip(skb, off, start, p);
+	if (p->unparsed)
 		return 1;
 	if (p->proto != IPPROTO_UDP || p->later_fragment)
 		return 0;
-	if (bpf_skb_load_bytes_relative(skb, p->l4 + 2, &dport, 2, where))
+	if (bpf_skb_load_bytes_relative(skb, p->l4 + 2, &dport, 2, start))
 		return 1;
 	return dport == bpf_htons(port);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Who is whose: the maps that say which cgroup is which pod, and the look-ups
- * in them. Each look-up asks for the ancestors at the few levels of the tree at
- * which pods live, so its cost does not depend on how many pods there are.
+ * Ownership: the maps from cgroups to pods, and lookups in them. A lookup reads
+ * the ancestor cgroups only at the few levels at which pods exist, so its cost
+ * does not depend on the number of pods.
  */
 #ifndef BH_PODS_H
 #define BH_PODS_H
@@ -33,25 +33,25 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_CLONE); /* accepted sockets are their listener's */
+	__uint(map_flags, BPF_F_NO_PREALLOC | BPF_F_CLONE); /* accepted sockets inherit it */
 	__type(key, int);
 	__type(value, struct bh_sock);
 } bh_socks SEC(".maps");
 
-/* Whose a socket, packet or process is. */
-enum bh_whose {
-	BH_NOBODY, /* a packet without a socket */
-	BH_KERNEL, /* the root cgroup: the kernel's own sockets */
-	BH_OUTSIDE, /* a process of the node outside all pods */
-	BH_POD, /* a host-network pod that is known */
-	BH_STRANGER, /* a pod that has no row: of another network namespace, or not known yet */
+/* The owner of a socket, packet or process. */
+enum bh_owner {
+	BH_OWNER_NONE, /* packet without a socket */
+	BH_OWNER_KERNEL, /* root cgroup: the kernel's own sockets */
+	BH_OWNER_HOST, /* process of the node outside all pods */
+	BH_OWNER_POD, /* host-network pod with a row in bh_pods */
+	BH_OWNER_UNKNOWN_POD, /* pod without a row: in its own network namespace, or not yet known */
 };
 
 /*
- * BH_WHO walks the levels of one mask. ANCESTOR(level) is the helper that fits
- * the program type.
+ * BH_DEFINE_OWNER defines a function that finds the owner of the cgroup own.
+ * ANCESTOR(arg, level) is the ancestor cgroup helper of the program type.
  */
-#define BH_DEFINE_WHO(name, type, ANCESTOR)                                                        \
+#define BH_DEFINE_OWNER(name, type, ANCESTOR)                                                      \
 	static __always_inline int name(type arg, const struct bh_config *cfg, __u64 own,          \
 					struct bh_pod **pod, __u64 *podid)                         \
 	{                                                                                          \
@@ -59,9 +59,9 @@ enum bh_whose {
 		int inside = 0;                                                                    \
                                                                                                    \
 		if (!own)                                                                          \
-			return BH_NOBODY;                                                          \
+			return BH_OWNER_NONE;                                                      \
 		if (own == 1)                                                                      \
-			return BH_KERNEL;                                                          \
+			return BH_OWNER_KERNEL;                                                    \
 		for (int i = 1; i < BH_MAX_LEVEL && roots >> i; i++) {                             \
 			__u64 id;                                                                  \
 			if (!(roots >> i & 1))                                                     \
@@ -75,7 +75,7 @@ enum bh_whose {
 			}                                                                          \
 		}                                                                                  \
 		if (!inside)                                                                       \
-			return BH_OUTSIDE;                                                         \
+			return BH_OWNER_HOST;                                                      \
 		for (int i = 1; i < BH_MAX_LEVEL && levels >> i; i++) {                            \
 			__u64 id;                                                                  \
 			if (!(levels >> i & 1))                                                    \
@@ -86,23 +86,24 @@ enum bh_whose {
 			*pod = bpf_map_lookup_elem(&bh_pods, &id);                                 \
 			if (*pod) {                                                                \
 				*podid = id;                                                       \
-				return BH_POD;                                                     \
+				return BH_OWNER_POD;                                               \
 			}                                                                          \
 		}                                                                                  \
-		return BH_STRANGER;                                                                \
+		return BH_OWNER_UNKNOWN_POD;                                                       \
 	}
 
 #define BH_TASK_ANCESTOR(arg, i) bpf_get_current_ancestor_cgroup_id(i)
 #define BH_SKB_ANCESTOR(arg, i) bpf_skb_ancestor_cgroup_id(arg, i)
 
-BH_DEFINE_WHO(bh_who_task, void *, BH_TASK_ANCESTOR)
-BH_DEFINE_WHO(bh_who_skb, struct __sk_buff *, BH_SKB_ANCESTOR)
+BH_DEFINE_OWNER(bh_task_owner, void *, BH_TASK_ANCESTOR)
+BH_DEFINE_OWNER(bh_skb_owner, struct __sk_buff *, BH_SKB_ANCESTOR)
 
 /*
- * bh_may_use tells whether a pod may choose a device: the node's own, or one of
- * its network. A pod that is not known has the default network's at most.
+ * bh_may_use_device reports whether a pod may choose a device: one of the node
+ * itself, or of the pod's network. An unknown pod (pod is NULL) may not choose a
+ * device of a tenant's network.
  */
-static __always_inline int bh_may_use(const struct bh_pod *pod, __u32 ifindex)
+static __always_inline int bh_may_use_device(const struct bh_pod *pod, __u32 ifindex)
 {
 	struct bh_door *door = bpf_map_lookup_elem(&bh_doors, &ifindex);
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
-/* Which socket options choose a way out, and what they choose. */
+/* Socket options that choose how packets leave the node. */
 #ifndef BH_SOCKOPT_H
 #define BH_SOCKOPT_H
 
@@ -14,39 +14,40 @@
 #define BH_PACKET_QDISC_BYPASS 20
 #define BH_SOL_XDP 283
 
-enum bh_picks {
-	BH_PICKS_NOTHING,
-	BH_PICKS_MARK, /* SO_MARK */
-	BH_PICKS_DEVICE, /* a device for everything */
-	BH_PICKS_MULTICAST, /* a device for multicast */
-	BH_PICKS_BYPASS, /* a way out that meets no tc program */
+enum bh_sockopt_kind {
+	BH_SOCKOPT_OTHER,
+	BH_SOCKOPT_MARK, /* SO_MARK */
+	BH_SOCKOPT_DEVICE, /* chooses a device for all packets */
+	BH_SOCKOPT_MULTICAST, /* chooses a device for multicast */
+	BH_SOCKOPT_BYPASS, /* lets packets bypass tc programs */
 };
 
 /*
- * The kernel shows a program at most a page of the value and fails the call
- * when it is longer, unless 0 says "take the caller's own": without this,
- * iptables in a pod would get EFAULT.
+ * The kernel copies at most a page of the option value for the program, and
+ * fails the call with EFAULT if the value is longer, unless the program sets
+ * optlen to 0, which means "use the caller's buffer". Without this, iptables in
+ * a pod would fail.
  */
-static __always_inline void bh_keep_long(struct bpf_sockopt *ctx)
+static __always_inline void bh_pass_long_optval(struct bpf_sockopt *ctx)
 {
 	if (ctx->optlen > 4096)
 		ctx->optlen = 0;
 }
 
-static __always_inline int bh_picks(const struct bpf_sockopt *ctx)
+static __always_inline int bh_sockopt_kind(const struct bpf_sockopt *ctx)
 {
 	int level = ctx->level, name = ctx->optname;
 
 	if (level == BH_SOL_SOCKET) {
 		if (name == BH_SO_MARK)
-			return BH_PICKS_MARK;
+			return BH_SOCKOPT_MARK;
 		if (name == BH_SO_BINDTODEVICE || name == BH_SO_BINDTOIFINDEX)
-			return BH_PICKS_DEVICE;
+			return BH_SOCKOPT_DEVICE;
 	} else if (level == IPPROTO_IP) {
 		if (name == BH_IP_UNICAST_IF)
-			return BH_PICKS_DEVICE;
+			return BH_SOCKOPT_DEVICE;
 		if (name == BH_IP_MULTICAST_IF)
-			return BH_PICKS_MULTICAST;
+			return BH_SOCKOPT_MULTICAST;
 	} else if (level == IPPROTO_IPV6) {
 		if (name == BH_IPV6_PKTINFO) {
 			struct in6_pktinfo {
@@ -54,30 +55,33 @@ static __always_inline int bh_picks(const struct bpf_sockopt *ctx)
 				__u32 ifindex;
 			} *info = ctx->optval;
 
-			/* One without an interface only chooses a source address. */
+			/* Without an interface it only chooses a source address. */
 			if ((void *)(info + 1) <= ctx->optval_end)
-				return info->ifindex ? BH_PICKS_DEVICE : BH_PICKS_NOTHING;
-			/* Too short for the kernel; too long for us to see, and to be read by it again. */
-			return ctx->optlen ? BH_PICKS_NOTHING : BH_PICKS_DEVICE;
+				return info->ifindex ? BH_SOCKOPT_DEVICE : BH_SOCKOPT_OTHER;
+			/*
+			 * optlen > 0: too short, the kernel rejects it. optlen 0: longer than
+			 * a page, and the program cannot see what the kernel will read.
+			 */
+			return ctx->optlen ? BH_SOCKOPT_OTHER : BH_SOCKOPT_DEVICE;
 		}
 		if (name == BH_IPV6_UNICAST_IF)
-			return BH_PICKS_DEVICE;
+			return BH_SOCKOPT_DEVICE;
 		if (name == BH_IPV6_MULTICAST_IF)
-			return BH_PICKS_MULTICAST;
+			return BH_SOCKOPT_MULTICAST;
 	} else if (level == BH_SOL_PACKET) {
 		if (name == BH_PACKET_QDISC_BYPASS)
-			return BH_PICKS_BYPASS;
+			return BH_SOCKOPT_BYPASS;
 	} else if (level == BH_SOL_XDP) {
-		return BH_PICKS_BYPASS;
+		return BH_SOCKOPT_BYPASS;
 	}
-	return BH_PICKS_NOTHING;
+	return BH_SOCKOPT_OTHER;
 }
 
 /*
- * bh_picked_device is the interface index that the option's value names, 0 for
- * none or one that only a name or an address says.
+ * bh_sockopt_device returns the interface index in the option's value; 0 if there
+ * is none, or if the value is an interface name or address.
  */
-static __always_inline __u32 bh_picked_device(const struct bpf_sockopt *ctx)
+static __always_inline __u32 bh_sockopt_device(const struct bpf_sockopt *ctx)
 {
 	__u32 *v = ctx->optval;
 	int level = ctx->level, name = ctx->optname, at = 0;
@@ -87,7 +91,7 @@ static __always_inline __u32 bh_picked_device(const struct bpf_sockopt *ctx)
 	if (level == IPPROTO_IPV6 && name == BH_IPV6_PKTINFO)
 		at = 4;
 	if (level == IPPROTO_IP && name == BH_IP_MULTICAST_IF) {
-		/* ip_mreqn: two addresses, then the index; shorter ones have none. */
+		/* struct ip_mreqn: two addresses, then the index; the shorter structs have no index. */
 		if ((void *)(v + 3) > ctx->optval_end)
 			return 0;
 		return v[2];

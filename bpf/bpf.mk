@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-# Included by the top Makefile. The compiler is pinned (clang-16), because its
-# output is committed: bpf-check regenerates into a scratch directory and diffs.
+# Included by the top-level Makefile. The compiler is pinned to clang-16, because
+# its output is committed; bpf-check regenerates it into a temporary directory and
+# compares.
 
 .PHONY: bpf-generate bpf-check
 

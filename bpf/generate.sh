@@ -1,10 +1,10 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Generates everything in pkg/loader that comes from bpf/: generate.sh OUTPUT_DIR
+# Generates the files of pkg/loader that derive from bpf/: generate.sh OUTPUT_DIR
 set -eu
 out=$(realpath "$1")
 cd "$(dirname "$0")"
-# uapi <asm/types.h> of the build machine; the types in it are the same everywhere.
+# <asm/types.h> comes from the build machine's uapi headers; its types are the same everywhere.
 multiarch=/usr/include/$(uname -m)-linux-gnu
 
 go run bulkhead/pkg/loader/internal/reasons/gen bh_reasons.h "$out/reasons_gen.go"

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The guard: what a local socket sends into a network comes from a socket of
- * that network's own pods, whatever option, control message, scope id or frame
- * chose the way. It judges packets on the interfaces ("doors") that lead into
- * networks, by the cgroup of the socket that sent them, and packets that arrive
- * by them, by the socket that is to hear them.
+ * The guard: only a network's own pods send packets into it, whatever socket
+ * option, control message, scope id or frame chose the path. On the interfaces
+ * that lead into networks ("doors") it checks outgoing packets by the cgroup of
+ * the sending socket, and incoming packets by the cgroup of the receiving socket.
  *
- * Processes outside all pods, the node's administrator's among them, may enter.
+ * Processes outside all pods, including the node's administrator, may enter.
  */
 #include "bh_pods.h"
 #include "bh_parse.h"
@@ -58,7 +57,8 @@ static __always_inline int drop(struct __sk_buff *skb, __u32 reason, __u64 cgrou
 				const struct bh_packet *p)
 {
 	bh_count(reason);
-	bh_tell(reason, cgroup, 0, netid, p ? p->family : 0, p ? p->proto : 0, p ? &p->daddr : 0, 0);
+	bh_send_event(reason, cgroup, 0, netid, p ? p->family : 0, p ? p->proto : 0, p ? &p->daddr : 0,
+		      0);
 	return TCX_DROP;
 }
 
@@ -68,17 +68,17 @@ static __always_inline int is_network_mark(const struct bh_config *cfg, __u32 ma
 }
 
 /*
- * kernel_sends tells whether a packet without a socket of its own is one that
- * the kernel makes by itself: neighbour discovery, multicast membership, ICMP
- * answers and errors, and TCP and SCTP answers without payload.
+ * is_kernel_packet reports whether a packet without a process's socket is of a
+ * kind that the kernel itself sends: ARP, neighbour discovery, multicast
+ * membership, ICMP replies and errors, and TCP and SCTP replies without payload.
  */
-static __always_inline int kernel_sends(struct __sk_buff *skb, const struct bh_packet *p)
+static __always_inline int is_kernel_packet(struct __sk_buff *skb, const struct bh_packet *p)
 {
 	__u8 b[14];
 
 	if (skb->protocol == bpf_htons(BH_ETH_P_ARP))
 		return 1;
-	if (p->unclear || p->later_fragment)
+	if (p->unparsed || p->later_fragment)
 		return 0;
 	switch (p->proto) {
 	case IPPROTO_ICMP:
@@ -108,11 +108,14 @@ static __always_inline int kernel_sends(struct __sk_buff *skb, const struct bh_p
 	return 0;
 }
 
-/* from_kubelet: by the mark its sockets are born with, which no pod's can have, or by cgroup. */
+/*
+ * from_kubelet reports whether kubelet sent the packet: by its sockets' mark, which
+ * no pod's socket can have, or by cgroup.
+ */
 static __always_inline int from_kubelet(struct __sk_buff *skb, const struct bh_config *cfg)
 {
 	struct bpf_sock *sk = skb->sk;
-	struct bh_kubelet_key key = { .who = BH_WHO_CGROUP };
+	struct bh_kubelet_key key = { .kind = BH_KUBELET_CGROUP };
 	__u32 levels = cfg->kubelet_levels;
 
 	if (sk)
@@ -141,13 +144,14 @@ static __always_inline int from_packet_socket(struct __sk_buff *skb)
 }
 
 /*
- * in_host tells whether a socket lives in the host's network namespace. What
- * pods send by interfaces of their own keeps its socket on its way across the
- * host. The helper that tells the namespace of a packet's socket is younger
- * than the kernels this runs on, and no pointer may be made into a socket: so
- * its beginning is copied.
+ * in_host_netns reports whether a socket is in the host's network namespace. The
+ * check is needed because packets that a pod sends on its own interface keep
+ * their socket on the path across the host. Linux 6.1 has no helper for the
+ * namespace of a packet's socket, and the verifier allows no pointer into the
+ * socket, so the program copies the socket's first bytes. If the namespace cannot
+ * be read, the socket counts as the host's, so that the guard checks it.
  */
-static __always_inline int in_host(const struct bh_config *cfg, void *sk)
+static __always_inline int in_host_netns(const struct bh_config *cfg, void *sk)
 {
 	__u32 at = bpf_core_field_offset(struct sock_common, skc_net.net);
 	__u8 head[128];
@@ -162,7 +166,7 @@ static __always_inline int in_host(const struct bh_config *cfg, void *sk)
 	return cookie == cfg->host_netns;
 }
 
-/* Management ports and VRFs, outwards: into the network. */
+/* Egress of management ports and VRF devices: packets into a network. */
 SEC("tcx/egress")
 int bh_grd_port(struct __sk_buff *skb)
 {
@@ -172,7 +176,7 @@ int bh_grd_port(struct __sk_buff *skb)
 	struct bh_pod *pod = 0;
 	struct bh_door *door;
 	struct bh_packet p;
-	int who;
+	int owner;
 
 	if (!cfg || !cfg->guard)
 		return TCX_NEXT;
@@ -182,43 +186,45 @@ int bh_grd_port(struct __sk_buff *skb)
 		kind = door->kind;
 	}
 	id = bpf_skb_cgroup_id(skb);
-	who = bh_who_skb(skb, cfg, id, &pod, &podid);
+	owner = bh_skb_owner(skb, cfg, id, &pod, &podid);
 	if (kind != BH_DOOR_DEFAULT) {
-		if (who == BH_OUTSIDE || (who == BH_POD && netid && pod->netid == netid))
+		if (owner == BH_OWNER_HOST || (owner == BH_OWNER_POD && netid && pod->netid == netid))
 			return TCX_NEXT;
-		if (who == BH_POD || who == BH_STRANGER) {
+		if (owner == BH_OWNER_POD || owner == BH_OWNER_UNKNOWN_POD) {
 			bh_ip(skb, 0, BPF_HDR_START_NET, &p);
-			return drop(skb, who == BH_POD ? BH_R_GUARD_FOREIGN : BH_R_GUARD_UNKNOWN, id,
-				    netid, &p);
+			return drop(skb,
+				    owner == BH_OWNER_POD ? BH_R_GUARD_FOREIGN : BH_R_GUARD_UNKNOWN,
+				    id, netid, &p);
 		}
 	}
 	bh_ip(skb, 0, BPF_HDR_START_NET, &p);
-	if (who == BH_NOBODY && skb->ingress_ifindex) {
+	if (owner == BH_OWNER_NONE && skb->ingress_ifindex) {
 		if (door && door->forward_from && door->forward_from == skb->ingress_ifindex)
 			return TCX_NEXT;
 		return drop(skb, BH_R_GUARD_FORWARDED, id, netid, &p);
 	}
-	if (who == BH_NOBODY || who == BH_KERNEL)
-		return kernel_sends(skb, &p) ? TCX_NEXT : drop(skb, BH_R_GUARD_NO_SOCKET, id, netid, &p);
-	/* The cluster default network: of nobody's pods in particular, but not of tenants'. */
-	if (who == BH_POD && pod->netid && !(pod->flags & BH_POD_UNBOUND))
+	if (owner == BH_OWNER_NONE || owner == BH_OWNER_KERNEL)
+		return is_kernel_packet(skb, &p) ? TCX_NEXT :
+						   drop(skb, BH_R_GUARD_NO_SOCKET, id, netid, &p);
+	/* The cluster default network: open to all pods but tenants' ones. */
+	if (owner == BH_OWNER_POD && pod->netid && !(pod->flags & BH_POD_UNBOUND))
 		return drop(skb, BH_R_GUARD_FOREIGN, id, netid, &p);
-	if (who != BH_OUTSIDE && from_packet_socket(skb) && !(pod && (pod->flags & BH_POD_TRUSTED)))
+	if (owner != BH_OWNER_HOST && from_packet_socket(skb) && !(pod && (pod->flags & BH_POD_TRUSTED)))
 		return drop(skb, BH_R_GUARD_INJECTED, id, netid, &p);
-	if (cfg->probe_lock && (p.unclear || bpf_map_lookup_elem(&bh_locked, &p.daddr))) {
-		if (p.unclear && who == BH_OUTSIDE)
-			return TCX_NEXT; /* ARP by hand and the like, of the node's administrator */
-		if (who != BH_OUTSIDE || !from_kubelet(skb, cfg))
+	if (cfg->probe_lock && (p.unparsed || bpf_map_lookup_elem(&bh_locked, &p.daddr))) {
+		if (p.unparsed && owner == BH_OWNER_HOST)
+			return TCX_NEXT; /* such as ARP frames sent by the node's administrator */
+		if (owner != BH_OWNER_HOST || !from_kubelet(skb, cfg))
 			return drop(skb, BH_R_GUARD_LOCKED, id, netid, &p);
 	}
 	return TCX_NEXT;
 }
 
 /*
- * Host ends of pods' interfaces, towards the pod. What Open vSwitch forwards
- * comes from other interfaces and has passed their programs; it has the socket
- * of a pod's own network namespace, or, as the first packet of a flow, has lost
- * it on the way. So only what a socket of the host's namespace sent is judged.
+ * Egress of the host ends of pods' interfaces: packets to a pod. Packets that Open
+ * vSwitch forwards came in on other interfaces, whose programs checked them; they
+ * carry a socket of a pod's network namespace or, as the first packet of a flow,
+ * none. So this program checks only packets from sockets of the host's namespace.
  */
 SEC("tcx/egress")
 int bh_grd_pod(struct __sk_buff *skb)
@@ -229,7 +235,7 @@ int bh_grd_pod(struct __sk_buff *skb)
 	struct bh_pod *pod = 0;
 	struct bpf_sock *sk;
 	__u64 id, podid = 0;
-	int who;
+	int owner;
 
 	if (!cfg || !cfg->guard)
 		return TCX_NEXT;
@@ -242,11 +248,11 @@ int bh_grd_pod(struct __sk_buff *skb)
 			return drop(skb, BH_R_LOCKED_FRAME, 0, door->netid, 0);
 	}
 	sk = skb->sk;
-	if (!sk || !in_host(cfg, sk))
+	if (!sk || !in_host_netns(cfg, sk))
 		return TCX_NEXT;
 	id = bpf_skb_cgroup_id(skb);
-	who = bh_who_skb(skb, cfg, id, &pod, &podid);
-	if (who != BH_POD && who != BH_STRANGER)
+	owner = bh_skb_owner(skb, cfg, id, &pod, &podid);
+	if (owner != BH_OWNER_POD && owner != BH_OWNER_UNKNOWN_POD)
 		return TCX_NEXT;
 	if (from_packet_socket(skb))
 		return drop(skb, BH_R_GUARD_INJECTED, id, 0, 0);
@@ -255,15 +261,15 @@ int bh_grd_pod(struct __sk_buff *skb)
 	netid = door->netid;
 	if (door->kind == BH_DOOR_LOCKED)
 		return drop(skb, BH_R_GUARD_LOCKED, id, netid, 0);
-	if (who == BH_STRANGER)
+	if (owner == BH_OWNER_UNKNOWN_POD)
 		return netid ? drop(skb, BH_R_GUARD_UNKNOWN, id, netid, 0) : TCX_NEXT;
 	if (pod->netid != netid && !(netid == 0 && (pod->flags & BH_POD_UNBOUND)))
 		return drop(skb, BH_R_GUARD_FOREIGN, id, netid, 0);
 	return TCX_NEXT;
 }
 
-/* inside tells whether an address is of the network's own subnets. */
-static __always_inline int inside(__u32 netid, const struct bh_addr *addr)
+/* in_subnets reports whether an address is in one of the network's subnets. */
+static __always_inline int in_subnets(__u32 netid, const struct bh_addr *addr)
 {
 	struct bh_dest_key key = {
 		.prefixlen = BH_DEST_FIXED + 128,
@@ -276,9 +282,9 @@ static __always_inline int inside(__u32 netid, const struct bh_addr *addr)
 }
 
 /*
- * Host ends of pods' interfaces, from the pod: what no pod may say. OVN lets
- * neighbour discovery, router advertisements and multicast listener reports
- * past every access list (northd's own rules at priority 65532).
+ * Ingress of the host ends of pods' interfaces: drops what no pod may send. OVN
+ * passes neighbour discovery, router advertisements and multicast listener
+ * reports before any ACL (ovn-northd's flows at priority 65532).
  */
 SEC("tcx/ingress")
 int bh_grd_from(struct __sk_buff *skb)
@@ -299,20 +305,20 @@ int bh_grd_from(struct __sk_buff *skb)
 	off = bh_eth(skb, &proto);
 	locked = door->kind == BH_DOOR_LOCKED;
 	if (!off)
-		/* ARP is held to its access lists; other protocols have no business here. */
+		/* OVN's ACLs cover ARP; a locked interface needs no other protocol. */
 		return locked && proto != BH_ETH_P_ARP ? drop(skb, BH_R_LOCKED_FRAME, 0, door->netid, 0) :
 							 TCX_NEXT;
 	bh_ip(skb, off, BPF_HDR_START_MAC, &p);
-	if (p.unclear)
+	if (p.unparsed)
 		return drop(skb, BH_R_POD_FRAME, 0, door->netid, &p);
 	if (p.proto == IPPROTO_UDP && !p.later_fragment) {
 		if (bpf_skb_load_bytes_relative(skb, p.l4, b, 4, BPF_HDR_START_MAC))
 			return drop(skb, BH_R_POD_FRAME, 0, door->netid, &p);
-		/* A DHCP server's answer: from 67 to 68, of DHCPv6 from 547 to 546. */
+		/* DHCP server messages: port 67 to 68; DHCPv6: 547 to 546. */
 		if ((b[0] == 0 && b[1] == 67 && b[2] == 0 && b[3] == 68) ||
 		    (b[0] == 2 && b[1] == 35 && b[2] == 2 && b[3] == 34))
 			return drop(skb, BH_R_POD_FRAME, 0, door->netid, &p);
-		if ((b[2] << 8 | b[3]) == cfg->tunnel_port && !inside(door->netid, &p.daddr))
+		if ((b[2] << 8 | b[3]) == cfg->tunnel_port && !in_subnets(door->netid, &p.daddr))
 			return drop(skb, BH_R_GUARD_TUNNEL, 0, door->netid, &p);
 	}
 	if (p.proto == IPPROTO_ICMPV6 && !p.later_fragment) {
@@ -326,7 +332,7 @@ int bh_grd_from(struct __sk_buff *skb)
 		return TCX_DROP;
 	if (!__builtin_memcmp(to, door->peer_mac, 6))
 		return TCX_NEXT;
-	/* To all: only the question where the node is. */
+	/* Multicast and broadcast: only neighbour solicitations for the node's address. */
 	if (p.proto == IPPROTO_ICMPV6 && b[0] == 135 && p.l4 &&
 	    !bpf_skb_load_bytes_relative(skb, p.l4, b, 24, BPF_HDR_START_MAC) &&
 	    !__builtin_memcmp(b + 8, door->peer6, 16))
@@ -335,8 +341,8 @@ int bh_grd_from(struct __sk_buff *skb)
 }
 
 /*
- * The node's own interfaces, outwards, and loopback. Sockets are judged
- * elsewhere; frames of packet sockets pass only here.
+ * Egress of the node's own interfaces and of loopback. Other hooks check other
+ * sockets; only this one sees frames of packet sockets.
  */
 SEC("tcx/egress")
 int bh_grd_own(struct __sk_buff *skb)
@@ -348,7 +354,7 @@ int bh_grd_own(struct __sk_buff *skb)
 	__u64 id, podid = 0;
 	__u16 proto;
 	__u32 off, mark;
-	int who;
+	int owner;
 
 	if (!sk)
 		return TCX_NEXT;
@@ -357,35 +363,38 @@ int bh_grd_own(struct __sk_buff *skb)
 	if (!sk || !cfg || !cfg->guard)
 		return TCX_NEXT;
 	if (sk->family != BH_AF_PACKET) {
-		/* A packet's mark can be chosen, its socket's cannot: over loopback it is the socket's. */
+		/*
+		 * A control message can set a packet's mark, but no pod can set its
+		 * socket's: on loopback the packet gets its socket's mark.
+		 */
 		mark = sk->mark;
 		if (skb->ifindex == 1 && skb->mark != mark &&
 		    (is_network_mark(cfg, mark) || is_network_mark(cfg, skb->mark)))
 			skb->mark = mark;
 		return TCX_NEXT;
 	}
-	if (!in_host(cfg, sk))
+	if (!in_host_netns(cfg, sk))
 		return TCX_NEXT;
 	id = bpf_skb_cgroup_id(skb);
-	who = bh_who_skb(skb, cfg, id, &pod, &podid);
-	if (who != BH_POD && who != BH_STRANGER)
+	owner = bh_skb_owner(skb, cfg, id, &pod, &podid);
+	if (owner != BH_OWNER_POD && owner != BH_OWNER_UNKNOWN_POD)
 		return TCX_NEXT;
 	if (skb->ifindex == 1)
 		return drop(skb, BH_R_GUARD_INJECTED, id, 0, 0);
 	off = bh_eth(skb, &proto);
 	if (off && bh_to_tunnel(skb, off, BPF_HDR_START_MAC, cfg->tunnel_port, &p))
 		return drop(skb, BH_R_GUARD_TUNNEL, id, 0, &p);
-	/* Tags behind tags: nobody can say what is in it. */
+	/* More than two VLAN tags: the content cannot be checked. */
 	if (proto == BH_ETH_P_8021Q || proto == BH_ETH_P_8021AD)
 		return drop(skb, BH_R_GUARD_TUNNEL, id, 0, 0);
 	return TCX_NEXT;
 }
 
 /*
- * What a pod's socket in the host's network sends to the overlay's port: keys
- * follow from ids, so a datagram made by hand would be delivered to a pod. The
- * overlay's own packets do not come here, as they are sent by another socket
- * than the one they carry.
+ * Drops datagrams to the overlay's port from host-network pods' sockets. Tunnel
+ * keys are derived from ids, so a forged datagram would be delivered to a pod.
+ * The overlay's own packets do not pass this hook: the kernel's tunnel socket
+ * sends them, not the socket that they carry.
  */
 SEC("cgroup_skb/egress")
 int bh_grd_send(struct __sk_buff *skb)
@@ -395,28 +404,29 @@ int bh_grd_send(struct __sk_buff *skb)
 	struct bh_packet p;
 	struct bh_pod *pod = 0;
 	__u64 id, podid = 0;
-	int who;
+	int owner;
 
 	if (!cfg || !cfg->guard || !cfg->tunnel_port)
 		return 1;
 	if (!bh_to_tunnel(skb, 0, BPF_HDR_START_NET, cfg->tunnel_port, &p))
 		return 1;
 	id = bpf_skb_cgroup_id(skb);
-	who = bh_who_skb(skb, cfg, id, &pod, &podid);
-	if (who != BH_POD && who != BH_STRANGER)
+	owner = bh_skb_owner(skb, cfg, id, &pod, &podid);
+	if (owner != BH_OWNER_POD && owner != BH_OWNER_UNKNOWN_POD)
 		return 1;
 	sk = skb->sk;
-	if (!sk || !in_host(cfg, sk))
+	if (!sk || !in_host_netns(cfg, sk))
 		return 1;
-	if (pod && !p.unclear && pod->netid && inside(pod->netid, &p.daddr))
+	if (pod && !p.unparsed && pod->netid && in_subnets(pod->netid, &p.daddr))
 		return 1;
 	drop(skb, BH_R_GUARD_TUNNEL, id, pod ? pod->netid : 0, &p);
 	return 0;
 }
 
 /*
- * What a pod's socket in the host's network hears: raw sockets hear every VRF
- * (net.ipv4.raw_l3mdev_accept), and others that were bound to its device.
+ * Drops packets of a network before a foreign host-network pod's socket receives
+ * them: raw sockets receive from every VRF (net.ipv4.raw_l3mdev_accept), other
+ * sockets from the device that they are bound to.
  */
 SEC("cgroup_skb/ingress")
 int bh_grd_recv(struct __sk_buff *skb)
@@ -427,7 +437,7 @@ int bh_grd_recv(struct __sk_buff *skb)
 	struct bh_pod *pod = 0;
 	struct bpf_sock *sk;
 	__u64 id, podid = 0;
-	int who, dflt = 0;
+	int owner, dflt = 0;
 
 	if (!cfg || !cfg->guard)
 		return 1;
@@ -444,12 +454,12 @@ int bh_grd_recv(struct __sk_buff *skb)
 		dflt = door->kind == BH_DOOR_DEFAULT;
 	}
 	id = bpf_skb_cgroup_id(skb);
-	who = bh_who_skb(skb, cfg, id, &pod, &podid);
-	if (who == BH_STRANGER && !dflt && reason == BH_R_GUARD_HEARD) {
+	owner = bh_skb_owner(skb, cfg, id, &pod, &podid);
+	if (owner == BH_OWNER_UNKNOWN_POD && !dflt && reason == BH_R_GUARD_HEARD) {
 		sk = skb->sk;
-		if (!sk || !in_host(cfg, sk))
+		if (!sk || !in_host_netns(cfg, sk))
 			return 1;
-	} else if (who != BH_POD) {
+	} else if (owner != BH_OWNER_POD) {
 		return 1;
 	} else if (pod->netid == netid || (pod->flags & BH_POD_UNBOUND && dflt)) {
 		return 1;

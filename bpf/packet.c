@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Packet sockets of pods in the host's network (BPF LSM): they hear and send
- * frames below everything else that guards networks. Tenants' pods have none.
- * Other pods have one for each of the node's own interfaces, which they must
- * choose by bind before they hear anything: none that hears all interfaces,
- * none on an interface that leads into a network. What an administrator trusts
- * is not limited. The same hook sees the scope id of a bind to a link-local
- * address, which chooses a device and which no other hook is shown.
+ * Packet sockets of host-network pods (BPF LSM). Packet sockets receive and send
+ * frames below every other check. Tenants' pods and unknown pods may not create
+ * them. Other pods may bind them to the node's own interfaces, and receive
+ * nothing before the bind: no packet socket receives from all interfaces or from
+ * an interface that leads into a network. Pods that an administrator trusts are
+ * not limited. The bind hook also checks the scope id of a bind to a link-local
+ * address, which chooses a device and which no other hook sees.
  */
 #include "bh_pods.h"
 #include <bpf/bpf_tracing.h>
@@ -58,7 +58,7 @@ static __always_inline int refuse(__u32 reason, const struct bh_pod *pod, __u8 f
 	return -BH_EPERM;
 }
 
-/* A tenant's pod that is kept in its network, or one that is not known yet. */
+/* A tenant's pod that did not opt out of VRF binding, or an unknown pod. */
 static __always_inline int is_confined(const struct bh_pod *pod)
 {
 	return !pod || (pod->netid && !(pod->flags & BH_POD_UNBOUND));
@@ -71,7 +71,7 @@ int BPF_PROG(bh_lsm_create, int family, int type, int protocol, int kern, int re
 	struct bh_config *cfg;
 	struct bh_pod *pod = 0;
 	__u64 podid = 0;
-	int who;
+	int owner;
 
 	if (ret || kern || (family != BH_AF_PACKET && family != BH_AF_XDP))
 		return ret;
@@ -79,10 +79,11 @@ int BPF_PROG(bh_lsm_create, int family, int type, int protocol, int kern, int re
 	task = bpf_get_current_task_btf();
 	if (!cfg || !cfg->guard || task->nsproxy->net_ns->net_cookie != cfg->host_netns)
 		return 0;
-	who = bh_who_task(0, cfg, bpf_get_current_cgroup_id(), &pod, &podid);
-	if ((who != BH_POD && who != BH_STRANGER) || (pod && (pod->flags & BH_POD_TRUSTED)))
+	owner = bh_task_owner(0, cfg, bpf_get_current_cgroup_id(), &pod, &podid);
+	if ((owner != BH_OWNER_POD && owner != BH_OWNER_UNKNOWN_POD) ||
+	    (pod && (pod->flags & BH_POD_TRUSTED)))
 		return 0;
-	/* With a protocol it hears all interfaces at once, until it is bound to one. */
+	/* With a protocol, the socket receives from all interfaces until it is bound to one. */
 	if (is_confined(pod) || family == BH_AF_XDP || protocol || type == BH_SOCK_PACKET)
 		return refuse(BH_R_PACKET_SOCKET, pod, family);
 	return 0;
@@ -98,7 +99,7 @@ int BPF_PROG(bh_lsm_bind, struct socket *sock, struct sockaddr *address, int add
 	__u64 podid = 0;
 	struct sock *sk;
 	__u16 family;
-	int who;
+	int owner;
 
 	if (ret)
 		return ret;
@@ -111,19 +112,19 @@ int BPF_PROG(bh_lsm_bind, struct socket *sock, struct sockaddr *address, int add
 	cfg = bh_cfg();
 	if (!cfg || !cfg->guard || sk->__sk_common.skc_net.net->net_cookie != cfg->host_netns)
 		return 0;
-	who = bh_who_task(0, cfg, bpf_get_current_cgroup_id(), &pod, &podid);
-	if (who != BH_POD && who != BH_STRANGER)
+	owner = bh_task_owner(0, cfg, bpf_get_current_cgroup_id(), &pod, &podid);
+	if (owner != BH_OWNER_POD && owner != BH_OWNER_UNKNOWN_POD)
 		return 0;
 	if (family == BH_AF_INET6) {
-		/* sockaddr_in6: the scope id comes last. */
+		/* struct sockaddr_in6: the scope id is the last field. */
 		if (bpf_probe_read_kernel(&ifindex, sizeof(ifindex), (void *)address + 24) || !ifindex ||
-		    bh_may_use(pod, ifindex))
+		    bh_may_use_device(pod, ifindex))
 			return 0;
 		return refuse(BH_R_FOREIGN_DEVICE, pod, family);
 	}
 	if (pod && (pod->flags & BH_POD_TRUSTED))
 		return 0;
-	/* sockaddr_ll: family and protocol, two bytes each, then the interface. */
+	/* struct sockaddr_ll: family and protocol, two bytes each, then the interface. */
 	if (is_confined(pod) || addrlen < 8 ||
 	    bpf_probe_read_kernel(&ifindex, sizeof(ifindex), (void *)address + 4))
 		return refuse(BH_R_PACKET_SOCKET, pod, family);

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * The probe allowance: default-network addresses of pods that have a primary
- * network of their own answer kubelet and nobody else on the node.
+ * The probe allowance: of the node's processes, only kubelet may reach the
+ * default-network address of a pod that has a primary network ("locked address").
  *
- * Attached to the root of the cgroup tree, so these programs also see every
- * pod of the node: they act in the host's network namespace only. What they
- * cannot see (raw sockets) is left to nftables, which knows kubelet's sockets
- * by the mark they are born with here.
+ * These programs are attached to the root of the cgroup tree and so also run for
+ * every pod; they act in the host's network namespace only. They cannot see raw
+ * sockets: nftables and the guard check those, and recognise kubelet's sockets by
+ * the mark set here.
  */
 #include "bh_lead.h"
 #include "bh_sockopt.h"
@@ -36,13 +36,13 @@ struct {
 
 static __always_inline int is_kubelet(const struct bh_config *cfg)
 {
-	struct bh_kubelet_key key = { .who = BH_WHO_TGID };
+	struct bh_kubelet_key key = { .kind = BH_KUBELET_TGID };
 	__u32 levels = cfg->kubelet_levels;
 
 	key.id = bpf_get_current_pid_tgid() >> 32;
 	if (bpf_map_lookup_elem(&bh_kubelet, &key))
 		return 1;
-	key.who = BH_WHO_CGROUP;
+	key.kind = BH_KUBELET_CGROUP;
 	for (int i = 1; i < BH_MAX_LEVEL; i++) {
 		if (!(levels >> i))
 			break;
@@ -58,9 +58,9 @@ static __always_inline int is_kubelet(const struct bh_config *cfg)
 }
 
 /*
- * Kubelet's sockets are born with its mark. Those of pods in the host's network
- * are remembered with their pod: a packet that arrives tells only the socket,
- * not in which network namespace it lives.
+ * Marks kubelet's sockets at creation, and records the creating pod of every
+ * host-network pod's socket in its storage. Only sockets of the host's network
+ * namespace get an entry.
  */
 SEC("cgroup/sock_create")
 int bh_prb_create(struct bpf_sock *ctx)
@@ -69,7 +69,7 @@ int bh_prb_create(struct bpf_sock *ctx)
 	struct bh_pod *pod = 0;
 	struct bh_sock *s;
 	__u64 podid = 0;
-	int who;
+	int owner;
 
 	if (!cfg || !cfg->host_netns || bpf_get_netns_cookie(ctx) != cfg->host_netns)
 		return 1;
@@ -78,8 +78,8 @@ int bh_prb_create(struct bpf_sock *ctx)
 		bh_count(BH_R_KUBELET_MARKED);
 		return 1;
 	}
-	who = bh_who_task(0, cfg, bpf_get_current_cgroup_id(), &pod, &podid);
-	if (who != BH_POD && who != BH_STRANGER)
+	owner = bh_task_owner(0, cfg, bpf_get_current_cgroup_id(), &pod, &podid);
+	if (owner != BH_OWNER_POD && owner != BH_OWNER_UNKNOWN_POD)
 		return 1;
 	s = bpf_sk_storage_get(&bh_socks, ctx, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (s)
@@ -88,17 +88,18 @@ int bh_prb_create(struct bpf_sock *ctx)
 }
 
 /*
- * probe_led leads a probe of a host-network pod to its network. Kubelet sends
- * it to the node's address or to loopback, where the pod's server is not. Where
- * somebody else holds the port, now or at any time since the row was made,
- * kubelet's connection is not touched: it may be meant for them.
+ * lead_probe leads kubelet's probe of a host-network pod into the pod's network.
+ * Kubelet connects to the node's address or to loopback, where the pod's server
+ * does not listen. If a socket outside the network listens on the port, or did
+ * since the row was written, the connection is left alone: kubelet may mean that
+ * socket.
  */
-static __always_inline int probe_led(struct bpf_sock_addr *ctx, const struct bh_config *cfg,
+static __always_inline int lead_probe(struct bpf_sock_addr *ctx, const struct bh_config *cfg,
 				     struct bh_addr *addr)
 {
 	struct bh_probe_key key = { .port = bpf_ntohs(ctx->user_port), .proto = ctx->protocol };
 	struct bh_probe *p;
-	struct bpf_sock *holder;
+	struct bpf_sock *listener;
 	struct bh_addr to;
 	struct bh_net *net;
 	int ifindex;
@@ -108,20 +109,20 @@ static __always_inline int probe_led(struct bpf_sock_addr *ctx, const struct bh_
 	p = bpf_map_lookup_elem(&bh_probes, &key);
 	if (!p || !bh_is_local(addr) || !is_kubelet(cfg))
 		return 0;
-	holder = bh_holder(ctx, addr, ctx->user_port, IPPROTO_TCP);
-	if (holder) {
-		bpf_sk_release(holder);
+	listener = bh_lookup_listener(ctx, addr, ctx->user_port, IPPROTO_TCP);
+	if (listener) {
+		bpf_sk_release(listener);
 		p->held = 1;
 	}
 	if (p->held) {
 		bh_count(BH_R_PROBE_PORT_HELD);
-		bh_tell(BH_R_PROBE_PORT_HELD, bpf_get_current_cgroup_id(),
-			bpf_get_current_pid_tgid() >> 32, p->netid, ctx->family, ctx->protocol, addr,
-			key.port);
+		bh_send_event(BH_R_PROBE_PORT_HELD, bpf_get_current_cgroup_id(),
+			      bpf_get_current_pid_tgid() >> 32, p->netid, ctx->family,
+			      ctx->protocol, addr, key.port);
 		return 0;
 	}
 	net = bpf_map_lookup_elem(&bh_nets, &p->netid);
-	if (!net || !net->vrf_ifindex || !bh_target(net, addr, &to))
+	if (!net || !net->vrf_ifindex || !bh_node_addr(net, addr, &to))
 		return 0;
 	ifindex = net->vrf_ifindex;
 	if (bpf_setsockopt(ctx, BH_SOL_SOCKET, BH_SO_BINDTOIFINDEX, &ifindex, sizeof(ifindex)))
@@ -131,19 +132,20 @@ static __always_inline int probe_led(struct bpf_sock_addr *ctx, const struct bh_
 	return 1;
 }
 
-static __always_inline int probe(struct bpf_sock_addr *ctx, struct bh_addr *addr, int connect, int *led)
+static __always_inline int check_dest(struct bpf_sock_addr *ctx, struct bh_addr *addr, int connect,
+				      int *led)
 {
 	struct bh_config *cfg = bh_cfg();
 	struct bpf_sock *sk = ctx->sk;
 	struct bh_pod *pod = 0;
 	__u64 podid = 0;
 	__u32 *netid;
-	int who;
+	int owner;
 
 	if (!cfg || !cfg->probe_lock || bpf_get_netns_cookie(ctx) != cfg->host_netns)
 		return 1;
 	if (connect) {
-		*led = probe_led(ctx, cfg, addr);
+		*led = lead_probe(ctx, cfg, addr);
 		if (*led)
 			return 1;
 	}
@@ -156,34 +158,35 @@ static __always_inline int probe(struct bpf_sock_addr *ctx, struct bh_addr *addr
 		return bh_refuse(BH_R_PROBE_REFUSED, *netid, ctx->family, ctx->protocol, addr,
 				 bpf_ntohs(ctx->user_port));
 	}
-	/* A device that was chosen before; most sockets have none. */
+	/* The socket may be bound to a device already; most are not. */
 	if (!cfg->guard || !sk || !sk->bound_dev_if)
 		return 1;
-	who = bh_who_task(0, cfg, bpf_get_current_cgroup_id(), &pod, &podid);
-	if ((who != BH_POD && who != BH_STRANGER) || bh_may_use(pod, sk->bound_dev_if))
+	owner = bh_task_owner(0, cfg, bpf_get_current_cgroup_id(), &pod, &podid);
+	if ((owner != BH_OWNER_POD && owner != BH_OWNER_UNKNOWN_POD) ||
+	    bh_may_use_device(pod, sk->bound_dev_if))
 		return 1;
 	return bh_refuse(BH_R_FOREIGN_DEVICE, pod ? pod->netid : 0, ctx->family, ctx->protocol, addr,
 			 bpf_ntohs(ctx->user_port));
 }
 
-#define PROBE4(name, sec, connect)                                                                 \
+#define CHECK_DEST4(name, sec, connect)                                                            \
 	SEC(sec) int name(struct bpf_sock_addr *ctx)                                               \
 	{                                                                                          \
 		struct bh_addr a;                                                                  \
 		int led = 0, verdict;                                                              \
 		bh_addr4(&a, ctx->user_ip4);                                                       \
-		verdict = probe(ctx, &a, connect, &led);                                           \
+		verdict = check_dest(ctx, &a, connect, &led);                                      \
 		if (led)                                                                           \
 			ctx->user_ip4 = a.a[3];                                                    \
 		return verdict;                                                                    \
 	}
-#define PROBE6(name, sec, connect)                                                                 \
+#define CHECK_DEST6(name, sec, connect)                                                            \
 	SEC(sec) int name(struct bpf_sock_addr *ctx)                                               \
 	{                                                                                          \
 		struct bh_addr a;                                                                  \
 		int led = 0, verdict;                                                              \
 		bh_addr6(&a, ctx->user_ip6);                                                       \
-		verdict = probe(ctx, &a, connect, &led);                                           \
+		verdict = check_dest(ctx, &a, connect, &led);                                      \
 		if (led) {                                                                         \
 			ctx->user_ip6[0] = a.a[0];                                                 \
 			ctx->user_ip6[1] = a.a[1];                                                 \
@@ -193,14 +196,15 @@ static __always_inline int probe(struct bpf_sock_addr *ctx, struct bh_addr *addr
 		return verdict;                                                                    \
 	}
 
-PROBE4(bh_prb_conn4, "cgroup/connect4", 1)
-PROBE6(bh_prb_conn6, "cgroup/connect6", 1)
-PROBE4(bh_prb_send4, "cgroup/sendmsg4", 0)
-PROBE6(bh_prb_send6, "cgroup/sendmsg6", 0)
+CHECK_DEST4(bh_prb_conn4, "cgroup/connect4", 1)
+CHECK_DEST6(bh_prb_conn6, "cgroup/connect6", 1)
+CHECK_DEST4(bh_prb_send4, "cgroup/sendmsg4", 0)
+CHECK_DEST6(bh_prb_send6, "cgroup/sendmsg6", 0)
 
 /*
- * Options of pods outside the tenants, and those that choose a device for
- * multicast, or a way past the guard, of all pods in the host's network.
+ * Checks socket options of host-network pods outside tenants, and for all
+ * host-network pods the options that choose a device for multicast or bypass the
+ * guard. bh_vrf_setopt checks the other options of tenants' pods.
  */
 SEC("cgroup/setsockopt")
 int bh_prb_setopt(struct bpf_sockopt *ctx)
@@ -209,31 +213,31 @@ int bh_prb_setopt(struct bpf_sockopt *ctx)
 	__u32 reason = BH_R_SET_DEVICE, value;
 	struct bh_pod *pod = 0;
 	__u64 podid = 0;
-	int picks, who;
+	int kind, owner;
 
-	bh_keep_long(ctx);
-	picks = bh_picks(ctx);
-	if (picks == BH_PICKS_NOTHING || !cfg || !cfg->guard)
+	bh_pass_long_optval(ctx);
+	kind = bh_sockopt_kind(ctx);
+	if (kind == BH_SOCKOPT_OTHER || !cfg || !cfg->guard)
 		return 1;
-	value = bh_picked_device(ctx);
-	if (picks == BH_PICKS_MARK) {
-		/* Kubelet's mark and the networks' are what nftables and loopback go by. */
+	value = bh_sockopt_device(ctx);
+	if (kind == BH_SOCKOPT_MARK) {
+		/* Nftables and the loopback check rely on kubelet's and the networks' marks. */
 		if (value != cfg->kubelet_mark && (value < cfg->mark_first || value > cfg->mark_last))
 			return 1;
 		reason = BH_R_SET_MARK;
-	} else if (picks == BH_PICKS_BYPASS) {
+	} else if (kind == BH_SOCKOPT_BYPASS) {
 		reason = BH_R_BYPASS;
 	} else if (!value) {
 		return 1;
 	}
 	if (bpf_get_netns_cookie(ctx) != cfg->host_netns)
 		return 1;
-	who = bh_who_task(0, cfg, bpf_get_current_cgroup_id(), &pod, &podid);
-	if (who != BH_POD && who != BH_STRANGER)
+	owner = bh_task_owner(0, cfg, bpf_get_current_cgroup_id(), &pod, &podid);
+	if (owner != BH_OWNER_POD && owner != BH_OWNER_UNKNOWN_POD)
 		return 1;
-	if (picks == BH_PICKS_BYPASS && pod && (pod->flags & BH_POD_TRUSTED))
+	if (kind == BH_SOCKOPT_BYPASS && pod && (pod->flags & BH_POD_TRUSTED))
 		return 1;
-	if ((picks == BH_PICKS_DEVICE || picks == BH_PICKS_MULTICAST) && bh_may_use(pod, value))
+	if ((kind == BH_SOCKOPT_DEVICE || kind == BH_SOCKOPT_MULTICAST) && bh_may_use_device(pod, value))
 		return 1;
 	return bh_refuse(reason, pod ? pod->netid : 0, 0, 0, 0, 0);
 }

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * VRF binding of a tenant's host-network pods: marked at birth, bound at use.
+ * VRF binding of tenants' host-network pods: sockets are marked at creation and
+ * bound to the VRF at first use.
  *
- * Attached to the cgroup of each such pod. A socket of any protocol is born
- * with its network's mark, which an ip rule turns into the tenant's table; the
- * `local` table is asked before that rule, so loopback and the node's own
- * addresses go on working. The device is set later, when the process shows
- * what it wants: a wildcard bind or a peer inside the network. Setting it at
- * birth would lose loopback for good, because an unprivileged process may bind
- * an unbound socket but never release it.
+ * The programs are attached to the cgroup of each such pod. A socket of any
+ * protocol is created with its network's mark, for which an ip rule selects the
+ * tenant's routing table; the kernel consults the `local` table before that rule,
+ * so loopback and the node's own addresses keep working. The socket is bound to
+ * the VRF device later, at a wildcard bind or when the peer is inside the network.
+ * Binding it at creation would lose loopback for good: an unprivileged process
+ * may bind an unbound socket to a device but may not unbind it.
  */
 #include "bh_lead.h"
 #include "bh_sockopt.h"
@@ -26,7 +27,7 @@ struct {
 	__type(value, __u32);
 } bh_dests SEC(".maps");
 
-/* find_pod is the row of the process's pod. */
+/* find_pod returns the row of the current process's pod. */
 static __always_inline struct bh_pod *find_pod(const struct bh_config *cfg, __u64 *id)
 {
 	__u32 levels = cfg->pod_levels;
@@ -56,7 +57,7 @@ int bh_vrf_create(struct bpf_sock *ctx)
 	struct bh_pod *pod;
 	__u64 id;
 
-	/* A process that left the host's network namespace is none of our business. */
+	/* Ignore processes that left the host's network namespace. */
 	if (!cfg || !cfg->host_netns || bpf_get_netns_cookie(ctx) != cfg->host_netns)
 		return 1;
 	pod = find_pod(cfg, &id);
@@ -64,7 +65,7 @@ int bh_vrf_create(struct bpf_sock *ctx)
 		return 1;
 	ctx->mark = pod->mark;
 	if (ctx->protocol == IPPROTO_SCTP) {
-		/* It calls no hook later that could confine it. */
+		/* SCTP calls no later hook that could bind the socket. */
 		if (!pod->vrf_ifindex)
 			return bh_refuse(BH_R_VRF_MISSING, pod->netid, ctx->family, ctx->protocol, 0, 0);
 		ctx->bound_dev_if = pod->vrf_ifindex;
@@ -75,7 +76,8 @@ int bh_vrf_create(struct bpf_sock *ctx)
 	return 1;
 }
 
-static __always_inline int inside(const struct bh_pod *pod, const struct bh_addr *addr)
+/* in_subnets reports whether an address is in one of the network's subnets. */
+static __always_inline int in_subnets(const struct bh_pod *pod, const struct bh_addr *addr)
 {
 	struct bh_dest_key key = {
 		.prefixlen = BH_DEST_FIXED + 128,
@@ -88,16 +90,16 @@ static __always_inline int inside(const struct bh_pod *pod, const struct bh_addr
 }
 
 /*
- * lead tells whether a connect or datagram to loopback or to one of the node's
- * addresses goes to the network's server instead, and where: yes, unless
- * somebody holds the port outside all networks. It yields -1 to refuse: a
- * socket of another tenant's pod holds it.
+ * lead decides whether a connect or datagram to loopback or to an address of the
+ * node is led to the network's server at *to; 1 means yes. It returns 0 if the
+ * protocol or address does not qualify or if a socket outside all VRFs listens on
+ * the port, and -1, to refuse, if that socket belongs to another tenant's pod.
  */
 static __always_inline int lead(struct bpf_sock_addr *ctx, const struct bh_pod *pod,
 				const struct bh_addr *addr, struct bh_addr *to)
 {
 	int proto = ctx->type == BH_SOCK_STREAM ? IPPROTO_TCP : IPPROTO_UDP;
-	struct bpf_sock *holder;
+	struct bpf_sock *listener;
 	struct bh_net *net;
 	int verdict = 0;
 
@@ -105,28 +107,28 @@ static __always_inline int lead(struct bpf_sock_addr *ctx, const struct bh_pod *
 		return 0;
 	if (!bh_is_local(addr))
 		return 0;
-	holder = bh_holder(ctx, addr, ctx->user_port, proto);
-	if (holder) {
-		struct bh_sock *s = bpf_sk_storage_get(&bh_socks, holder, 0, 0);
+	listener = bh_lookup_listener(ctx, addr, ctx->user_port, proto);
+	if (listener) {
+		struct bh_sock *s = bpf_sk_storage_get(&bh_socks, listener, 0, 0);
 		__u64 id = s ? s->pod : 0;
 		struct bh_pod *other = id ? bpf_map_lookup_elem(&bh_pods, &id) : 0;
 
 		if (other && other->netid && other->netid != pod->netid)
 			verdict = -1;
-		bpf_sk_release(holder);
+		bpf_sk_release(listener);
 		return verdict;
 	}
 	net = bpf_map_lookup_elem(&bh_nets, &pod->netid);
-	return net && net->vrf_ifindex && bh_target(net, addr, to);
+	return net && net->vrf_ifindex && bh_node_addr(net, addr, to);
 }
 
 /*
- * use confines the socket when the address asks for it. One that has a device
- * already is left alone, as it could not be bound a second time: the guard
- * judges what it sends.
+ * confine marks the socket and binds it to the VRF if the address requires it. A
+ * socket that is bound to a device is left alone, because it cannot be bound a
+ * second time; the guard checks the packets that it sends.
  */
-static __always_inline int use(struct bpf_sock_addr *ctx, struct bh_addr *addr, int bind, int *led,
-			       __u32 reason)
+static __always_inline int confine(struct bpf_sock_addr *ctx, struct bh_addr *addr, int bind, int *led,
+				   __u32 reason)
 {
 	struct bpf_sock *sk = ctx->sk;
 	struct bh_config *cfg = bh_cfg();
@@ -138,7 +140,7 @@ static __always_inline int use(struct bpf_sock_addr *ctx, struct bh_addr *addr, 
 
 	if (!cfg || !cfg->host_netns || !sk)
 		return 1;
-	/* Most datagrams of an unconnected socket: confined by an earlier one. */
+	/* Fast path: an earlier call confined the socket, as for most unconnected datagrams. */
 	if (sk->bound_dev_if && sk->mark && (bind || !bh_is_local(addr)))
 		return 1;
 	pod = find_pod(cfg, &id);
@@ -146,9 +148,10 @@ static __always_inline int use(struct bpf_sock_addr *ctx, struct bh_addr *addr, 
 		return 1;
 	if (sk->mark != pod->mark) {
 		/*
-		 * Older than the attachment, handed in from outside, or of
-		 * another namespace. One that has the mark got it at birth, in
-		 * the host's, so only this path need ask.
+		 * The socket is older than the attachment, was passed in by
+		 * another process, or is of another network namespace. A socket
+		 * with the mark was created in the host's namespace, so only
+		 * this path checks the namespace.
 		 */
 		if (bpf_get_netns_cookie(ctx) != cfg->host_netns)
 			return 1;
@@ -169,7 +172,7 @@ static __always_inline int use(struct bpf_sock_addr *ctx, struct bh_addr *addr, 
 		if (verdict) {
 			*led = 1;
 			reason = BH_R_LED;
-			bh_remember(sk, addr);
+			bh_store_peer(sk, addr);
 			*addr = to;
 		}
 	}
@@ -180,7 +183,7 @@ static __always_inline int use(struct bpf_sock_addr *ctx, struct bh_addr *addr, 
 	}
 	if (bind && bh_is_wildcard(addr))
 		reason = BH_R_BIND_WILDCARD;
-	else if (!*led && !bh_is_on_link(addr) && !inside(pod, addr))
+	else if (!*led && !bh_is_on_link(addr) && !in_subnets(pod, addr))
 		return 1;
 	ifindex = pod->vrf_ifindex;
 	if (!ifindex ||
@@ -191,24 +194,24 @@ static __always_inline int use(struct bpf_sock_addr *ctx, struct bh_addr *addr, 
 	return 1;
 }
 
-#define USE4(name, sec, bind, reason)                                                              \
+#define CONFINE4(name, sec, bind, reason)                                                          \
 	SEC(sec) int name(struct bpf_sock_addr *ctx)                                               \
 	{                                                                                          \
 		struct bh_addr a;                                                                  \
 		int led = 0, verdict;                                                              \
 		bh_addr4(&a, ctx->user_ip4);                                                       \
-		verdict = use(ctx, &a, bind, &led, reason);                                        \
+		verdict = confine(ctx, &a, bind, &led, reason);                                    \
 		if (led && verdict)                                                                \
 			ctx->user_ip4 = a.a[3];                                                    \
 		return verdict;                                                                    \
 	}
-#define USE6(name, sec, bind, reason)                                                              \
+#define CONFINE6(name, sec, bind, reason)                                                          \
 	SEC(sec) int name(struct bpf_sock_addr *ctx)                                               \
 	{                                                                                          \
 		struct bh_addr a;                                                                  \
 		int led = 0, verdict;                                                              \
 		bh_addr6(&a, ctx->user_ip6);                                                       \
-		verdict = use(ctx, &a, bind, &led, reason);                                        \
+		verdict = confine(ctx, &a, bind, &led, reason);                                    \
 		if (led && verdict) {                                                              \
 			ctx->user_ip6[0] = a.a[0];                                                 \
 			ctx->user_ip6[1] = a.a[1];                                                 \
@@ -218,15 +221,15 @@ static __always_inline int use(struct bpf_sock_addr *ctx, struct bh_addr *addr, 
 		return verdict;                                                                    \
 	}
 
-USE4(bh_vrf_bind4, "cgroup/bind4", 1, BH_R_BIND_INSIDE)
-USE6(bh_vrf_bind6, "cgroup/bind6", 1, BH_R_BIND_INSIDE)
-USE4(bh_vrf_conn4, "cgroup/connect4", 0, BH_R_CONNECT_INSIDE)
-USE6(bh_vrf_conn6, "cgroup/connect6", 0, BH_R_CONNECT_INSIDE)
-USE4(bh_vrf_send4, "cgroup/sendmsg4", 0, BH_R_SEND_INSIDE)
-USE6(bh_vrf_send6, "cgroup/sendmsg6", 0, BH_R_SEND_INSIDE)
+CONFINE4(bh_vrf_bind4, "cgroup/bind4", 1, BH_R_BIND_INSIDE)
+CONFINE6(bh_vrf_bind6, "cgroup/bind6", 1, BH_R_BIND_INSIDE)
+CONFINE4(bh_vrf_conn4, "cgroup/connect4", 0, BH_R_CONNECT_INSIDE)
+CONFINE6(bh_vrf_conn6, "cgroup/connect6", 0, BH_R_CONNECT_INSIDE)
+CONFINE4(bh_vrf_send4, "cgroup/sendmsg4", 0, BH_R_SEND_INSIDE)
+CONFINE6(bh_vrf_send6, "cgroup/sendmsg6", 0, BH_R_SEND_INSIDE)
 
-/* led_peer shows a led socket the address it asked for. */
-static __always_inline int led_peer(struct bpf_sock_addr *ctx, struct bh_addr *from)
+/* restore_peer replaces a led socket's peer by the address that the process asked for. */
+static __always_inline int restore_peer(struct bpf_sock_addr *ctx, struct bh_addr *from)
 {
 	struct bh_config *cfg = bh_cfg();
 	struct bh_pod *pod;
@@ -242,7 +245,7 @@ static __always_inline int led_peer(struct bpf_sock_addr *ctx, struct bh_addr *f
 		return 0;
 	pod = find_pod(cfg, &id);
 	net = pod ? bpf_map_lookup_elem(&bh_nets, &pod->netid) : 0;
-	if (!net || !bh_target(net, from, &is) || is.a[0] != from->a[0] || is.a[1] != from->a[1] ||
+	if (!net || !bh_node_addr(net, from, &is) || is.a[0] != from->a[0] || is.a[1] != from->a[1] ||
 	    is.a[2] != from->a[2] || is.a[3] != from->a[3])
 		return 0;
 	from->a[0] = s->addr[0];
@@ -257,7 +260,7 @@ static __always_inline int led_peer(struct bpf_sock_addr *ctx, struct bh_addr *f
 	{                                                                                          \
 		struct bh_addr a;                                                                  \
 		bh_addr4(&a, ctx->user_ip4);                                                       \
-		if (led_peer(ctx, &a) && bh_is_mapped(&a))                                         \
+		if (restore_peer(ctx, &a) && bh_is_mapped(&a))                                     \
 			ctx->user_ip4 = a.a[3];                                                    \
 		return 1;                                                                          \
 	}
@@ -266,7 +269,7 @@ static __always_inline int led_peer(struct bpf_sock_addr *ctx, struct bh_addr *f
 	{                                                                                          \
 		struct bh_addr a;                                                                  \
 		bh_addr6(&a, ctx->user_ip6);                                                       \
-		if (led_peer(ctx, &a)) {                                                           \
+		if (restore_peer(ctx, &a)) {                                                       \
 			ctx->user_ip6[0] = a.a[0];                                                 \
 			ctx->user_ip6[1] = a.a[1];                                                 \
 			ctx->user_ip6[2] = a.a[2];                                                 \
@@ -281,10 +284,10 @@ PEER4(bh_vrf_peer4, "cgroup/getpeername4")
 PEER6(bh_vrf_peer6, "cgroup/getpeername6")
 
 /*
- * Every option by which a process could pick another way out is refused, root
- * included: the mark, the device, and the unicast and packet-info interfaces,
- * which choose a device without any capability. The root's program
- * (bh_prb_setopt) judges the options that choose a device for multicast.
+ * Refuses the options by which a process, root included, could choose another
+ * path: the mark, the device, and the unicast and packet-info interfaces, which
+ * choose a device without any capability. bh_prb_setopt at the root cgroup checks
+ * the options that choose a device for multicast or bypass the guard.
  */
 SEC("cgroup/setsockopt")
 int bh_vrf_setopt(struct bpf_sockopt *ctx)
@@ -294,12 +297,12 @@ int bh_vrf_setopt(struct bpf_sockopt *ctx)
 	struct bh_pod *pod;
 	__u64 id;
 
-	bh_keep_long(ctx);
-	switch (bh_picks(ctx)) {
-	case BH_PICKS_MARK:
+	bh_pass_long_optval(ctx);
+	switch (bh_sockopt_kind(ctx)) {
+	case BH_SOCKOPT_MARK:
 		reason = BH_R_SET_MARK;
 		break;
-	case BH_PICKS_DEVICE:
+	case BH_SOCKOPT_DEVICE:
 		break;
 	default:
 		return 1;

@@ -65,10 +65,10 @@ type guardBhEvent struct {
 }
 
 type guardBhKubeletKey struct {
-	_   structs.HostLayout
-	Id  uint64
-	Who uint32
-	Pad uint32
+	_    structs.HostLayout
+	Id   uint64
+	Kind uint32
+	Pad  uint32
 }
 
 type guardBhPod struct {

@@ -203,7 +203,7 @@ func (w *guardWorld) say(dev string, attempts []way.Attempt) []bool {
 			if err != nil {
 				return err
 			}
-			return way.Ear{Kind: "sniff"}.Listen(ctx, func() { close(v.ready) }, v.hear)
+			return way.Listener{Kind: "sniff"}.Listen(ctx, func() { close(v.ready) }, v.hear)
 		})
 	}()
 	w.t.Cleanup(func() { cancel(); <-done })
@@ -303,7 +303,7 @@ func (w *guardWorld) reassembled(who string, a way.Attempt) bool {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		e := way.Ear{Kind: "udp", IPv6: netip.MustParseAddr(a.To).Is6(), At: netip.AddrPortFrom(netip.MustParseAddr(a.To), a.Port).String()}
+		e := way.Listener{Kind: "udp", IPv6: netip.MustParseAddr(a.To).Is6(), At: netip.AddrPortFrom(netip.MustParseAddr(a.To), a.Port).String()}
 		if err := w.peers["eth0"].do(func() error { return e.Listen(ctx, func() { close(v.ready) }, v.hear) }); err != nil {
 			w.t.Errorf("serve %s: %v", e.At, err)
 			close(v.ready)
@@ -392,12 +392,12 @@ func TestRootGuardLoopback(t *testing.T) {
 // those bound to the network's device.
 func TestRootGuardHeard(t *testing.T) {
 	w := newGuardWorld(t, false)
-	ears := []way.Ear{
+	ears := []way.Listener{
 		{Kind: "raw-icmp"}, {Kind: "raw-icmp", IPv6: true}, {Kind: "raw-udp"}, {Kind: "raw-udp", IPv6: true},
 		{Kind: "udp", At: fmt.Sprintf("0.0.0.0:%d", way.Port), Device: "mp1", How: []string{"bindtodevice"}}, {Kind: "udp", IPv6: true, At: fmt.Sprintf("[::]:%d", way.Port), Device: "mp1", How: []string{"bindtoifindex"}},
 	}
 	said := []way.Attempt{{Socket: "udp", To: "10.1.0.2", Port: way.Port}, {Socket: "udp", To: "fd01::2", Port: way.Port}, {Socket: "raw-icmp", To: "10.1.0.2"}, {Socket: "raw-icmp", To: "fd01::2"}}
-	hears := func(who string, e way.Ear) bool {
+	hears := func(who string, e way.Listener) bool {
 		t.Helper()
 		raw, _ := json.Marshal(e)
 		p := w.start(w.cg(who), 0, "hear "+string(raw))

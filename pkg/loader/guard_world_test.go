@@ -132,7 +132,7 @@ func (w *guardWorld) link(name string, here, there []string) {
 	go func() {
 		defer close(done)
 		_ = other.do(func() error {
-			return way.Ear{Kind: "sniff"}.Listen(ctx, func() { close(v.ready) }, v.hear)
+			return way.Listener{Kind: "sniff"}.Listen(ctx, func() { close(v.ready) }, v.hear)
 		})
 	}()
 	w.t.Cleanup(func() { cancel(); <-done })

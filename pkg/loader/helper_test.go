@@ -290,7 +290,7 @@ func packet(protocol, device string) error {
 }
 
 func hear(spec string) string {
-	var e way.Ear
+	var e way.Listener
 	if err := json.Unmarshal([]byte(spec), &e); err != nil {
 		return err.Error()
 	}

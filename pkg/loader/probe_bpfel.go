@@ -57,10 +57,10 @@ type probeBhEvent struct {
 }
 
 type probeBhKubeletKey struct {
-	_   structs.HostLayout
-	Id  uint64
-	Who uint32
-	Pad uint32
+	_    structs.HostLayout
+	Id   uint64
+	Kind uint32
+	Pad  uint32
 }
 
 type probeBhNet struct {

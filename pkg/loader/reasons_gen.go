@@ -8,69 +8,69 @@ package loader
 type Reason uint32
 
 const (
-	// ReasonSockMarked: socket of a tenant's host-network pod born with the network's mark.
+	// ReasonSockMarked: socket of a tenant's host-network pod created with the network's mark.
 	ReasonSockMarked Reason = iota
-	// ReasonSockBoundAtBirth: SCTP socket, which calls no hook later, born bound to the VRF.
+	// ReasonSockBoundAtBirth: SCTP socket bound to the VRF at creation, because SCTP calls no later hook.
 	ReasonSockBoundAtBirth
-	// ReasonSockRemarked: socket older than the attachment marked at its first use.
+	// ReasonSockRemarked: socket older than the pod's attachment, marked at its first use.
 	ReasonSockRemarked
-	// ReasonBindWildcard: bind to the wildcard address confined to the VRF.
+	// ReasonBindWildcard: bind to the wildcard address: socket bound to the VRF.
 	ReasonBindWildcard
-	// ReasonBindInside: bind to an address of the network confined to the VRF.
+	// ReasonBindInside: bind to an address of the network: socket bound to the VRF.
 	ReasonBindInside
-	// ReasonConnectInside: connect to an address of the network bound to the VRF.
+	// ReasonConnectInside: connect to an address of the network: socket bound to the VRF.
 	ReasonConnectInside
-	// ReasonSendInside: datagram to an address of the network bound its socket to the VRF.
+	// ReasonSendInside: datagram to an address of the network: socket bound to the VRF.
 	ReasonSendInside
-	// ReasonPodUnknown: program attached but no row says which pod this is: passed as it came.
+	// ReasonPodUnknown: socket of a pod that has the programs but no row in bh_pods: left unchanged.
 	ReasonPodUnknown
-	// ReasonKubeletMarked: socket of kubelet born with kubelet's mark.
+	// ReasonKubeletMarked: socket of kubelet created with kubelet's mark.
 	ReasonKubeletMarked
 	// ReasonProbeAllowed: kubelet reached a locked default-network address.
 	ReasonProbeAllowed
-	// ReasonVRFMissing: the VRF device could not be bound to; nothing is let out unconfined.
+	// ReasonVRFMissing: socket could not be bound to the VRF device: refused, so that nothing is sent outside the VRF.
 	ReasonVRFMissing
-	// ReasonSetMark: attempt to change a socket's mark from a tenant's host-network pod.
+	// ReasonSetMark: host-network pod tried to set a socket's mark.
 	ReasonSetMark
-	// ReasonSetDevice: attempt to change a socket's device from a tenant's host-network pod.
+	// ReasonSetDevice: host-network pod tried to bind a socket to a device that it may not choose.
 	ReasonSetDevice
-	// ReasonProbeRefused: a process other than kubelet tried a locked default-network address.
+	// ReasonProbeRefused: process other than kubelet tried to reach a locked default-network address.
 	ReasonProbeRefused
-	// ReasonLed: connection or datagram of a network's own pod to loopback or the node's address led to the node's address in the network.
+	// ReasonLed: connection or datagram of a network's own pod to loopback or the node's address, led to the node's address in the network.
 	ReasonLed
-	// ReasonProbeLed: kubelet's probe of a tenant's host-network pod led into its network.
+	// ReasonProbeLed: kubelet's probe of a tenant's host-network pod, led into the pod's network.
 	ReasonProbeLed
-	// ReasonProbePortHeld: probe not led into a network, because somebody outside it listens on the same port.
+	// ReasonProbePortHeld: probe not led into a network, because a process outside the network listens on the same port.
 	ReasonProbePortHeld
-	// ReasonForeignSocket: a tenant's host-network pod used a socket that was born in another pod.
+	// ReasonForeignSocket: tenant's host-network pod used a socket that another pod created.
 	ReasonForeignSocket
-	// ReasonForeignDevice: a pod's socket was bound to a device of a network that is not its own.
+	// ReasonForeignDevice: host-network pod tried to use a socket with a device of another network.
 	ReasonForeignDevice
-	// ReasonBypass: attempt to set a socket option of a pod that sends past the guard.
+	// ReasonBypass: host-network pod tried to set a socket option that bypasses the guard.
 	ReasonBypass
-	// ReasonPacketSocket: a pod in the host's network tried a packet socket that would hear or reach networks.
+	// ReasonPacketSocket: host-network pod tried to create or bind a packet socket that could receive from or send to networks.
 	ReasonPacketSocket
-	// ReasonGuardForeign: packet into a network from a socket of a pod that is not the network's.
+	// ReasonGuardForeign: packet into a network from a pod that does not belong to the network.
 	ReasonGuardForeign
-	// ReasonGuardUnknown: packet into a network from a socket of a pod that is not known yet.
+	// ReasonGuardUnknown: packet into a network from an unknown pod.
 	ReasonGuardUnknown
-	// ReasonGuardLocked: packet to a locked default-network address, not from kubelet's socket.
+	// ReasonGuardLocked: packet to a locked default-network address that kubelet did not send.
 	ReasonGuardLocked
-	// ReasonGuardForwarded: packet into a network forwarded from an interface that may not.
+	// ReasonGuardForwarded: packet forwarded into a network from an interface that may not forward into it.
 	ReasonGuardForwarded
-	// ReasonGuardNoSocket: packet into a network that has no socket and is none that the kernel itself sends.
+	// ReasonGuardNoSocket: packet into a network that has no sending socket and is of no kind that the kernel itself sends.
 	ReasonGuardNoSocket
-	// ReasonGuardInjected: frame that a pod's packet socket put on an interface of pods, of networks or on loopback.
+	// ReasonGuardInjected: frame that a pod's packet socket sent on an interface of pods or networks or on loopback.
 	ReasonGuardInjected
-	// ReasonGuardTunnel: datagram of a pod to the overlay's port.
+	// ReasonGuardTunnel: datagram of a pod to the overlay's UDP port.
 	ReasonGuardTunnel
-	// ReasonGuardHeard: packet of a network kept from a socket of a pod that is not the network's.
+	// ReasonGuardHeard: packet of a network that a pod outside the network would have received.
 	ReasonGuardHeard
-	// ReasonGuardLoopback: packet between two tenants' host-network pods by loopback.
+	// ReasonGuardLoopback: packet over loopback between host-network pods of two tenants.
 	ReasonGuardLoopback
-	// ReasonPodFrame: router advertisement, redirect or DHCP answer sent by a pod.
+	// ReasonPodFrame: router advertisement, redirect, DHCP server message or unparsable packet sent by a pod.
 	ReasonPodFrame
-	// ReasonLockedFrame: frame of a locked default-network interface, neither to nor from the node's management port.
+	// ReasonLockedFrame: frame of a locked default-network interface that is neither to nor from the node's management port.
 	ReasonLockedFrame
 	reasonMax
 )
@@ -79,36 +79,36 @@ var reasonInfo = [reasonMax]struct {
 	label, text string
 	verdict     Verdict
 }{
-	ReasonSockMarked:       {"sock-marked", "socket of a tenant's host-network pod born with the network's mark", Pass},
-	ReasonSockBoundAtBirth: {"sock-bound-at-birth", "SCTP socket, which calls no hook later, born bound to the VRF", Pass},
-	ReasonSockRemarked:     {"sock-remarked", "socket older than the attachment marked at its first use", Pass},
-	ReasonBindWildcard:     {"bind-wildcard", "bind to the wildcard address confined to the VRF", Pass},
-	ReasonBindInside:       {"bind-inside", "bind to an address of the network confined to the VRF", Pass},
-	ReasonConnectInside:    {"connect-inside", "connect to an address of the network bound to the VRF", Pass},
-	ReasonSendInside:       {"send-inside", "datagram to an address of the network bound its socket to the VRF", Pass},
-	ReasonPodUnknown:       {"pod-unknown", "program attached but no row says which pod this is: passed as it came", Pass},
-	ReasonKubeletMarked:    {"kubelet-marked", "socket of kubelet born with kubelet's mark", Pass},
+	ReasonSockMarked:       {"sock-marked", "socket of a tenant's host-network pod created with the network's mark", Pass},
+	ReasonSockBoundAtBirth: {"sock-bound-at-birth", "SCTP socket bound to the VRF at creation, because SCTP calls no later hook", Pass},
+	ReasonSockRemarked:     {"sock-remarked", "socket older than the pod's attachment, marked at its first use", Pass},
+	ReasonBindWildcard:     {"bind-wildcard", "bind to the wildcard address: socket bound to the VRF", Pass},
+	ReasonBindInside:       {"bind-inside", "bind to an address of the network: socket bound to the VRF", Pass},
+	ReasonConnectInside:    {"connect-inside", "connect to an address of the network: socket bound to the VRF", Pass},
+	ReasonSendInside:       {"send-inside", "datagram to an address of the network: socket bound to the VRF", Pass},
+	ReasonPodUnknown:       {"pod-unknown", "socket of a pod that has the programs but no row in bh_pods: left unchanged", Pass},
+	ReasonKubeletMarked:    {"kubelet-marked", "socket of kubelet created with kubelet's mark", Pass},
 	ReasonProbeAllowed:     {"probe-allowed", "kubelet reached a locked default-network address", Pass},
-	ReasonVRFMissing:       {"vrf-missing", "the VRF device could not be bound to; nothing is let out unconfined", Refuse},
-	ReasonSetMark:          {"set-mark", "attempt to change a socket's mark from a tenant's host-network pod", Refuse},
-	ReasonSetDevice:        {"set-device", "attempt to change a socket's device from a tenant's host-network pod", Refuse},
-	ReasonProbeRefused:     {"probe-refused", "a process other than kubelet tried a locked default-network address", Refuse},
-	ReasonLed:              {"led", "connection or datagram of a network's own pod to loopback or the node's address led to the node's address in the network", Pass},
-	ReasonProbeLed:         {"probe-led", "kubelet's probe of a tenant's host-network pod led into its network", Pass},
-	ReasonProbePortHeld:    {"probe-port-held", "probe not led into a network, because somebody outside it listens on the same port", Pass},
-	ReasonForeignSocket:    {"foreign-socket", "a tenant's host-network pod used a socket that was born in another pod", Refuse},
-	ReasonForeignDevice:    {"foreign-device", "a pod's socket was bound to a device of a network that is not its own", Refuse},
-	ReasonBypass:           {"bypass", "attempt to set a socket option of a pod that sends past the guard", Refuse},
-	ReasonPacketSocket:     {"packet-socket", "a pod in the host's network tried a packet socket that would hear or reach networks", Refuse},
-	ReasonGuardForeign:     {"guard-foreign", "packet into a network from a socket of a pod that is not the network's", Refuse},
-	ReasonGuardUnknown:     {"guard-unknown", "packet into a network from a socket of a pod that is not known yet", Refuse},
-	ReasonGuardLocked:      {"guard-locked", "packet to a locked default-network address, not from kubelet's socket", Refuse},
-	ReasonGuardForwarded:   {"guard-forwarded", "packet into a network forwarded from an interface that may not", Refuse},
-	ReasonGuardNoSocket:    {"guard-no-socket", "packet into a network that has no socket and is none that the kernel itself sends", Refuse},
-	ReasonGuardInjected:    {"guard-injected", "frame that a pod's packet socket put on an interface of pods, of networks or on loopback", Refuse},
-	ReasonGuardTunnel:      {"guard-tunnel", "datagram of a pod to the overlay's port", Refuse},
-	ReasonGuardHeard:       {"guard-heard", "packet of a network kept from a socket of a pod that is not the network's", Refuse},
-	ReasonGuardLoopback:    {"guard-loopback", "packet between two tenants' host-network pods by loopback", Refuse},
-	ReasonPodFrame:         {"pod-frame", "router advertisement, redirect or DHCP answer sent by a pod", Refuse},
-	ReasonLockedFrame:      {"locked-frame", "frame of a locked default-network interface, neither to nor from the node's management port", Refuse},
+	ReasonVRFMissing:       {"vrf-missing", "socket could not be bound to the VRF device: refused, so that nothing is sent outside the VRF", Refuse},
+	ReasonSetMark:          {"set-mark", "host-network pod tried to set a socket's mark", Refuse},
+	ReasonSetDevice:        {"set-device", "host-network pod tried to bind a socket to a device that it may not choose", Refuse},
+	ReasonProbeRefused:     {"probe-refused", "process other than kubelet tried to reach a locked default-network address", Refuse},
+	ReasonLed:              {"led", "connection or datagram of a network's own pod to loopback or the node's address, led to the node's address in the network", Pass},
+	ReasonProbeLed:         {"probe-led", "kubelet's probe of a tenant's host-network pod, led into the pod's network", Pass},
+	ReasonProbePortHeld:    {"probe-port-held", "probe not led into a network, because a process outside the network listens on the same port", Pass},
+	ReasonForeignSocket:    {"foreign-socket", "tenant's host-network pod used a socket that another pod created", Refuse},
+	ReasonForeignDevice:    {"foreign-device", "host-network pod tried to use a socket with a device of another network", Refuse},
+	ReasonBypass:           {"bypass", "host-network pod tried to set a socket option that bypasses the guard", Refuse},
+	ReasonPacketSocket:     {"packet-socket", "host-network pod tried to create or bind a packet socket that could receive from or send to networks", Refuse},
+	ReasonGuardForeign:     {"guard-foreign", "packet into a network from a pod that does not belong to the network", Refuse},
+	ReasonGuardUnknown:     {"guard-unknown", "packet into a network from an unknown pod", Refuse},
+	ReasonGuardLocked:      {"guard-locked", "packet to a locked default-network address that kubelet did not send", Refuse},
+	ReasonGuardForwarded:   {"guard-forwarded", "packet forwarded into a network from an interface that may not forward into it", Refuse},
+	ReasonGuardNoSocket:    {"guard-no-socket", "packet into a network that has no sending socket and is of no kind that the kernel itself sends", Refuse},
+	ReasonGuardInjected:    {"guard-injected", "frame that a pod's packet socket sent on an interface of pods or networks or on loopback", Refuse},
+	ReasonGuardTunnel:      {"guard-tunnel", "datagram of a pod to the overlay's UDP port", Refuse},
+	ReasonGuardHeard:       {"guard-heard", "packet of a network that a pod outside the network would have received", Refuse},
+	ReasonGuardLoopback:    {"guard-loopback", "packet over loopback between host-network pods of two tenants", Refuse},
+	ReasonPodFrame:         {"pod-frame", "router advertisement, redirect, DHCP server message or unparsable packet sent by a pod", Refuse},
+	ReasonLockedFrame:      {"locked-frame", "frame of a locked default-network interface that is neither to nor from the node's management port", Refuse},
 }

@@ -261,9 +261,9 @@ func (r LockedRow) encode() (any, any, error) {
 func (r KubeletRow) encode() (any, any, error) {
 	switch {
 	case r.TGID != 0 && r.CgroupID == 0:
-		return &probeBhKubeletKey{Id: uint64(r.TGID), Who: 2}, uint32(1), nil
+		return &probeBhKubeletKey{Id: uint64(r.TGID), Kind: 2}, uint32(1), nil
 	case r.CgroupID != 0 && r.TGID == 0:
-		return &probeBhKubeletKey{Id: r.CgroupID, Who: 1}, uint32(1), nil
+		return &probeBhKubeletKey{Id: r.CgroupID, Kind: 1}, uint32(1), nil
 	}
 	return nil, nil, errors.New("a kubelet row has a cgroup or a process, not both")
 }
@@ -322,7 +322,7 @@ func (l *Loader) podRows() ([]Row, error) {
 	var kk probeBhKubeletKey
 	kubelet := l.maps["bh_kubelet"].Iterate()
 	for kubelet.Next(&kk, &v) {
-		if kk.Who == 2 {
+		if kk.Kind == 2 {
 			out = append(out, KubeletRow{TGID: uint32(kk.Id)})
 		} else {
 			out = append(out, KubeletRow{CgroupID: kk.Id})

@@ -30,12 +30,12 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Reconciler keeps the node-id annotation of nodes.
+// Reconciler maintains the node-id annotation of nodes.
 type Reconciler struct {
 	cache  client.Reader
-	live   client.Reader
+	live   client.Reader // reads from the API server, not from the cache
 	client client.Client
-	pods   network.Network // the cluster default network, on which every pod is
+	pods   network.Network // the cluster default network, which every pod is on
 	marks  idlease.HighWater
 	now    func() time.Time
 	log    *slog.Logger
@@ -44,13 +44,13 @@ type Reconciler struct {
 
 	mu       sync.Mutex
 	ids      *ipam.IDs
-	former   map[int]string // who had an id last, of those that were given back
+	former   map[int]string // the last node of each released id
 	restored bool
 }
 
-// look is how often a node that is gone is looked at for pods: rare, and
-// nothing waits for it.
-const look = 10 * time.Second
+// podsResync is the interval at which a deleted node is checked for pods. That is
+// rare, and nothing waits for it.
+const podsResync = 10 * time.Second
 
 // indexNode indexes pods by their node.
 const indexNode = "node"
@@ -76,9 +76,9 @@ func (r *Reconciler) Usage() (used, limit int) {
 	return r.ids.Len(), network.MaxNodeID
 }
 
-// NewReconciler makes a reconciler. pods is the network whose addresses tell
-// the ids of nodes that are gone. An id that was given back is not given to
-// another node before it is of that age, while others are left.
+// NewReconciler returns a reconciler. pods is the network whose pod addresses give
+// the ids of deleted nodes. A released id is allocated to another node only after
+// age, unless no other id is free.
 func NewReconciler(cache, live client.Reader, c client.Client, pods network.Network, age time.Duration, m idlease.HighWater, now func() time.Time, log *slog.Logger) *Reconciler {
 	return &Reconciler{
 		cache: cache, live: live, client: c, pods: pods, marks: m, now: now, log: log,
@@ -86,14 +86,13 @@ func NewReconciler(cache, live client.Reader, c client.Client, pods network.Netw
 	}
 }
 
-// Watch makes c look at every node that changes, and at those that restore
-// finds to be gone.
+// Watch adds c's sources: node events, and the deleted nodes that restore finds.
 func (r *Reconciler) Watch(c controller.Controller, nodes cache.Cache) error {
 	if err := c.Watch(source.Func(func(_ context.Context, q workqueue.TypedRateLimitingInterface[reconcile.Request]) error {
 		r.enqueue = q.Add
 		return nil
 	})); err != nil {
-		return fmt.Errorf("watch for nodes that are gone: %w", err)
+		return fmt.Errorf("add the source of deleted nodes: %w", err)
 	}
 	if err := c.Watch(source.Kind(nodes, kube.Metadata("Node"), &handler.TypedEnqueueRequestForObject[*metav1.PartialObjectMetadata]{})); err != nil {
 		return fmt.Errorf("watch nodes: %w", err)
@@ -101,7 +100,7 @@ func (r *Reconciler) Watch(c controller.Controller, nodes cache.Cache) error {
 	return nil
 }
 
-// Reconcile gives one node its id.
+// Reconcile writes one node's id, or releases the id of a deleted node.
 func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	if err := r.restore(ctx); err != nil {
 		return reconcile.Result{}, err
@@ -109,14 +108,14 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	node := kube.Metadata("Node")
 	err := r.cache.Get(ctx, client.ObjectKey{Name: req.Name}, node)
 	if apierrors.IsNotFound(err) {
-		// Pods of a node that is gone keep its addresses until Kubernetes
-		// collects them; a new node with the id would hand them out again.
+		// Pods of a deleted node keep its addresses until Kubernetes deletes
+		// them; a new node with the id would allocate the same addresses.
 		var pods corev1.PodList
 		if err := r.cache.List(ctx, &pods, client.MatchingFields{indexNode: req.Name}, client.Limit(1), client.UnsafeDisableDeepCopy); err != nil {
 			return reconcile.Result{}, fmt.Errorf("list pods of node %s: %w", req.Name, err)
 		}
 		if len(pods.Items) > 0 {
-			return reconcile.Result{RequeueAfter: look}, nil
+			return reconcile.Result{RequeueAfter: podsResync}, nil
 		}
 		r.release(req.Name)
 		return reconcile.Result{}, nil
@@ -125,7 +124,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		return reconcile.Result{}, fmt.Errorf("get node %s: %w", req.Name, err)
 	}
 	if err := network.CheckNodeName(req.Name); err != nil {
-		r.log.Error("the node is given no id", "node", req.Name, "err", err)
+		r.log.Error("cannot assign an id to the node", "node", req.Name, "error", err)
 		return reconcile.Result{}, nil
 	}
 	have := State{req.Name, Parse(node.Annotations)}
@@ -136,7 +135,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 	return reconcile.Result{}, r.Apply(ctx, Diff(Build(req.Name, id), have))
 }
 
-// Apply writes ids.
+// Apply writes the ids to the nodes.
 func (r *Reconciler) Apply(ctx context.Context, ops []Op) error {
 	var errs []error
 	for _, op := range ops {
@@ -158,10 +157,10 @@ func (r *Reconciler) Apply(ctx context.Context, ops []Op) error {
 	return errors.Join(errs...)
 }
 
-// allocate is the node's id: the one it had under this leader, if nobody has
-// got it since, as a node that is registered anew still runs its pods; else the
-// lowest one that is free and old enough. What the annotation says counts only
-// when a leader begins.
+// allocate returns the node's id. A node that is registered again gets its former
+// id unless another node has it, because it still runs its pods. Any other node
+// gets the lowest free id past its minimum age. The annotation is read by restore
+// only, so a changed one is overwritten.
 func (r *Reconciler) allocate(ctx context.Context, have State) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -180,7 +179,7 @@ func (r *Reconciler) allocate(ctx context.Context, have State) (int, error) {
 	}
 	if err := r.marks.Raise(ctx, idlease.Nodes, r.ids.Mark(), 0); err != nil {
 		r.ids.Cancel(have.Node)
-		return 0, fmt.Errorf("note that id %d is given to node %s: %w", id, have.Node, err)
+		return 0, fmt.Errorf("raise the high-water mark for id %d of node %s: %w", id, have.Node, err)
 	}
 	delete(r.former, id)
 	return id, nil

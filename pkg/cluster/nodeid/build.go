@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodeid gives every node a small number that stays the node's until
-// the node is deleted. Addresses and subnets of all networks follow from it.
+// Package nodeid assigns every node an id that it keeps until it is deleted. The
+// node's addresses and subnets in all networks are derived from the id.
 package nodeid
 
 import (
@@ -16,10 +16,10 @@ type State struct {
 	ID   int
 }
 
-// Build is the id that the node should have: the one allocated.
+// Build returns the desired state: the allocated id.
 func Build(node string, allocated int) State { return State{node, allocated} }
 
-// Parse is the id in a node's annotations, 0 for none or an unusable one.
+// Parse returns the id in a node's annotations, 0 if it is missing or invalid.
 func Parse(annotations map[string]string) int {
 	id, err := strconv.Atoi(annotations[network.AnnotationNodeID])
 	if err != nil || id < 1 || id > network.MaxNodeID {

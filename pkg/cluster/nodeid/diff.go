@@ -7,9 +7,9 @@ import "fmt"
 // Op sets a node's id.
 type Op struct{ State }
 
-func (o Op) String() string { return fmt.Sprintf("give node %s the id %d", o.Node, o.ID) }
+func (o Op) String() string { return fmt.Sprintf("assign id %d to node %s", o.ID, o.Node) }
 
-// Diff is the write that the node needs, if any.
+// Diff returns the write from have to want, if one is needed.
 func Diff(want, have State) []Op {
 	if want == have || want.ID == 0 {
 		return nil

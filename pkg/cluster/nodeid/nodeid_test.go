@@ -33,9 +33,9 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// Nodes come and go, some with an id that somebody wrote: no two have the same,
-// a node keeps what it has and finds it again, no other node gets an id that is
-// too young, and what is written is written once.
+// Nodes are added and deleted, some with an annotation that somebody else wrote. No
+// two nodes have the same id, a node keeps its id and gets it again, no other node
+// gets a released id before its minimum age, and a second run writes nothing.
 func TestAllocate(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		const age = time.Minute
@@ -54,8 +54,8 @@ func TestAllocate(t *testing.T) {
 				continue
 			}
 			have := State{name, nodes[name]}
-			if have.ID == 0 && rapid.Bool().Draw(t, "brings") {
-				have.ID = rapid.IntRange(1, 8).Draw(t, "an id") // nobody asks for it
+			if have.ID == 0 && rapid.Bool().Draw(t, "annotated") {
+				have.ID = rapid.IntRange(1, 8).Draw(t, "annotation") // allocate ignores it
 			}
 			id, err := r.allocate(t.Context(), have)
 			if err != nil {
@@ -70,11 +70,11 @@ func TestAllocate(t *testing.T) {
 				t.Fatalf("%s changed its id from %d to %d", name, was, id)
 			}
 			if at, young := freed[id]; young && nodes[name] == 0 && last[id] != name && now.Sub(at) < age {
-				t.Fatalf("%s has the id %d, which %s gave back %s ago", name, id, last[id], now.Sub(at))
+				t.Fatalf("%s has the id %d, which %s released %s ago", name, id, last[id], now.Sub(at))
 			}
 			nodes[name] = id
 			if ops := Diff(Build(name, id), State{name, id}); len(ops) > 0 {
-				t.Fatalf("writes %v again", ops)
+				t.Fatalf("a second run writes %v", ops)
 			}
 		}
 	})

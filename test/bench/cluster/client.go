@@ -15,19 +15,19 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// caller sends requests that are bytes already and reads no more of the
-// answers than it must: what is measured is not to be the one who asks.
-type caller struct {
+// rawClient sends prepared request bodies and decodes as little of the responses
+// as it can, so that the client does not dominate the measurement.
+type rawClient struct {
 	http *http.Client
 	host string
 }
 
-func newCaller(c *rest.Config) (*caller, error) {
+func newRawClient(c *rest.Config) (*rawClient, error) {
 	h, err := rest.HTTPClientFor(c)
 	if err != nil {
 		return nil, fmt.Errorf("make an HTTP client: %w", err)
 	}
-	return &caller{h, c.Host}, nil
+	return &rawClient{h, c.Host}, nil
 }
 
 const (
@@ -36,7 +36,7 @@ const (
 	applyType = "application/apply-patch+yaml"
 )
 
-func (c *caller) send(ctx context.Context, method, path, contentType string, body []byte) (*http.Response, error) {
+func (c *rawClient) send(ctx context.Context, method, path, contentType string, body []byte) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, c.host+path, bytes.NewReader(body))
 	if err != nil {
 		return nil, fmt.Errorf("make a request: %w", err)
@@ -57,28 +57,28 @@ func (c *caller) send(ctx context.Context, method, path, contentType string, bod
 	return resp, nil
 }
 
-// do sends a request of whose answer only the success matters.
-func (c *caller) do(ctx context.Context, method, path, contentType string, body []byte) error {
+// do sends a request and discards the response's body.
+func (c *rawClient) do(ctx context.Context, method, path, contentType string, body []byte) error {
 	resp, err := c.send(ctx, method, path, contentType, body)
 	if err != nil {
 		return err
 	}
 	defer resp.Body.Close()
-	if _, err := io.Copy(io.Discard, resp.Body); err != nil { // else the connection is lost
-		return fmt.Errorf("%s %s: read the answer: %w", method, path, err)
+	if _, err := io.Copy(io.Discard, resp.Body); err != nil { // read to the end to reuse the connection
+		return fmt.Errorf("%s %s: read the response: %w", method, path, err)
 	}
 	return nil
 }
 
-// callers is how many requests a caller has under way.
-const callers = 8
+// parallelism is the number of concurrent requests.
+const parallelism = 8
 
-// each does n requests, several at a time.
+// each calls f for 0 to n-1, several at a time.
 func each(ctx context.Context, n int, f func(ctx context.Context, i int) error) error {
 	g, ctx := errgroup.WithContext(ctx)
-	for k := range callers {
+	for k := range parallelism {
 		g.Go(func() error {
-			for i := k; i < n; i += callers {
+			for i := k; i < n; i += parallelism {
 				if err := f(ctx, i); err != nil {
 					return err
 				}
@@ -89,7 +89,7 @@ func each(ctx context.Context, n int, f func(ctx context.Context, i int) error) 
 	return g.Wait()
 }
 
-// object is what of an object anybody here looks at.
+// object is the part of an API object that this program decodes.
 type object struct {
 	Metadata struct {
 		Name            string            `json:"name"`
@@ -105,7 +105,7 @@ type object struct {
 	} `json:"status"`
 }
 
-// allTrue tells whether the object has n conditions of status True.
+// allTrue reports whether the object has n conditions of status True.
 func (o *object) allTrue(n int) bool {
 	for _, c := range o.Status.Conditions {
 		if c.Status == "True" {
@@ -122,7 +122,7 @@ type list struct {
 	Items []object `json:"items"`
 }
 
-func (c *caller) list(ctx context.Context, path string) (list, error) {
+func (c *rawClient) list(ctx context.Context, path string) (list, error) {
 	var l list
 	resp, err := c.send(ctx, http.MethodGet, path, "", nil)
 	if err != nil {
@@ -135,31 +135,31 @@ func (c *caller) list(ctx context.Context, path string) (list, error) {
 	return l, nil
 }
 
-// version is the state of a resource from which a watch can start.
-func (c *caller) version(ctx context.Context, path string) (string, error) {
+// version returns the resource version from which a watch can start.
+func (c *rawClient) version(ctx context.Context, path string) (string, error) {
 	l, err := c.list(ctx, path+"?limit=1")
 	return l.Metadata.ResourceVersion, err
 }
 
-// watch shows see every event after version that has the text with in it,
-// until see says that it is done. The rest is not even parsed: most events are
-// of no interest, and the time of whoever waits is not what is measured.
-func (c *caller) watch(ctx context.Context, path, version, with string, see func(o *object) (done bool)) error {
+// watch calls handle with every event after version that contains substring,
+// until handle returns true. It does not parse other events, to keep the client
+// cheap.
+func (c *rawClient) watch(ctx context.Context, path, version, substring string, handle func(o *object) (done bool)) error {
 	for {
-		last, err := c.watchOnce(ctx, path, version, with, see)
-		if err != io.EOF { //nolint:errorlint // as it was read
+		last, err := c.watchOnce(ctx, path, version, substring, handle)
+		if err != io.EOF { //nolint:errorlint // watchOnce returns it unwrapped
 			return err
 		}
-		// The server ends the watch of a client that does not keep up.
+		// The server closes the watch of a client that does not keep up.
 		if last != "" {
 			version = last
 		}
 	}
 }
 
-// watchOnce is watch until the server ends it with io.EOF, and then says from
-// which version to go on.
-func (c *caller) watchOnce(ctx context.Context, path, version, with string, see func(o *object) (done bool)) (last string, err error) {
+// watchOnce watches until handle returns true or the server closes the watch: it
+// then returns io.EOF and the resource version to resume from.
+func (c *rawClient) watchOnce(ctx context.Context, path, version, substring string, handle func(o *object) (done bool)) (last string, err error) {
 	resp, err := c.send(ctx, http.MethodGet, path+"?watch=1&resourceVersion="+version, "", nil)
 	if err != nil {
 		return "", err
@@ -171,7 +171,7 @@ func (c *caller) watchOnce(ctx context.Context, path, version, with string, see 
 	var line []byte
 	for r := bufio.NewReaderSize(resp.Body, 64<<10); ; {
 		next, err := r.ReadBytes('\n')
-		if err == io.EOF { //nolint:errorlint // as it was read
+		if err == io.EOF { //nolint:errorlint // ReadBytes returns it unwrapped
 			if line == nil {
 				return "", err
 			}
@@ -185,16 +185,16 @@ func (c *caller) watchOnce(ctx context.Context, path, version, with string, see 
 		}
 		line = next
 		if bytes.HasPrefix(line, []byte(`{"type":"ERROR"`)) {
-			return "", fmt.Errorf("watch %s: the server ended it: %s", path, line)
+			return "", fmt.Errorf("watch %s: the server closed it: %s", path, line)
 		}
-		if !bytes.Contains(line, []byte(with)) {
+		if !bytes.Contains(line, []byte(substring)) {
 			continue
 		}
 		e.Object = object{}
 		if err := json.Unmarshal(line, &e); err != nil {
 			return "", fmt.Errorf("watch %s: %w", path, err)
 		}
-		if see(&e.Object) {
+		if handle(&e.Object) {
 			return "", nil
 		}
 	}

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command cluster measures the cluster role: the real controller, as a process
-// of its own, on a real kube-apiserver and etcd on this machine. It makes
-// networks, restarts the controller, makes networks of many namespaces, and
-// deletes all, at a small and at a large size; it prints the figures beside
-// their targets and exits 1 when one is missed.
+// Command cluster measures the cluster role: the real controller in its own
+// process, with a real kube-apiserver and etcd on this machine. It creates
+// networks, restarts the controller, creates networks of many namespaces and
+// deletes all, at a small and at a large size. It prints the figures with their
+// targets and exits with 1 if one is missed.
 package main
 
 import (
@@ -24,8 +24,8 @@ type options struct {
 	start                time.Time
 }
 
-// say tells on stderr how far the run is.
-func (o options) say(format string, args ...any) {
+// progress prints a step of the run to stderr.
+func (o options) progress(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "%6.1f s  %s\n", time.Since(o.start).Seconds(), fmt.Sprintf(format, args...))
 }
 
@@ -34,7 +34,7 @@ var errMissed = errors.New("targets were missed")
 func main() {
 	o := options{start: time.Now()}
 	flag.IntVar(&o.networks, "networks", 500, "networks of the small size")
-	flag.IntVar(&o.big, "big", 5000, "networks of the large size; 0 leaves it out")
+	flag.IntVar(&o.big, "big", 5000, "networks of the large size; 0 skips it")
 	flag.IntVar(&o.nodes, "nodes", 50, "nodes of the cluster")
 	flag.StringVar(&o.controller, "controller", "bin/controller", "the controller's binary")
 	flag.Parse()
@@ -47,6 +47,9 @@ func main() {
 }
 
 func run(ctx context.Context, o options) error {
+	if o.networks < 1 || o.big < 0 || o.nodes < 0 {
+		return errors.New("-networks is at least 1, -big and -nodes are at least 0")
+	}
 	small, err := runSize(ctx, o, o.networks)
 	if err != nil {
 		return err

@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -17,35 +18,32 @@ import (
 	"time"
 )
 
-// usage is processor time by process; "others" is what the rest of the machine
-// used.
+// usage is CPU time by process; "others" is that of the rest of the machine.
 type usage map[string]time.Duration
 
 const others = "others"
 
-// tick is the unit of processor times in /proc, which is 1/100 s on every
-// Linux that Go runs on.
+// tick is the unit of CPU times in /proc: 1/100 s on every Linux that Go
+// supports.
 const tick = 10 * time.Millisecond
 
-// cpuOf reads the processor time of a process from the text of its
-// /proc/PID/stat.
+// cpuOf parses the CPU time of a process from its /proc/PID/stat.
 func cpuOf(stat string) (time.Duration, error) {
-	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:]) // the name may hold anything
+	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:]) // the process name may contain any character
 	if len(fields) < 13 {
-		return 0, fmt.Errorf("%q is no process's stat", stat)
+		return 0, fmt.Errorf("parse /proc/PID/stat: %q", stat)
 	}
 	return ticks(fields[11:13])
 }
 
-// busyOf reads the processor time of the whole machine from the text of
-// /proc/stat.
+// busyOf parses the CPU time of the whole machine from /proc/stat.
 func busyOf(stat string) (time.Duration, error) {
 	line, _, _ := strings.Cut(stat, "\n")
 	fields := strings.Fields(line)
 	if len(fields) < 9 || fields[0] != "cpu" {
-		return 0, fmt.Errorf("%q is no machine's stat", line)
+		return 0, fmt.Errorf("parse /proc/stat: %q", line)
 	}
-	return ticks(append(fields[1:4:4], fields[6:9]...)) // not idle, not waiting for disks
+	return ticks(append(fields[1:4:4], fields[6:9]...)) // without idle and iowait
 }
 
 func ticks(fields []string) (time.Duration, error) {
@@ -53,21 +51,21 @@ func ticks(fields []string) (time.Duration, error) {
 	for _, f := range fields {
 		v, err := strconv.ParseInt(f, 10, 64)
 		if err != nil {
-			return 0, fmt.Errorf("read processor time %q: %w", f, err)
+			return 0, fmt.Errorf("parse CPU time %q: %w", f, err)
 		}
 		n += v
 	}
 	return time.Duration(n) * tick, nil
 }
 
-// readUsage is what the processes have used so far; others is the machine's
-// total, of which the difference to the rest is taken later.
+// readUsage reads the CPU time of the processes so far. "others" is the
+// machine's total here; since subtracts the processes from it.
 func readUsage(pids map[string]int) (usage, error) {
 	u := usage{}
 	for name, pid := range pids {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		if err != nil {
-			return nil, fmt.Errorf("read the processor time of %s: %w", name, err)
+			return nil, fmt.Errorf("read the CPU time of %s: %w", name, err)
 		}
 		if u[name], err = cpuOf(string(b)); err != nil {
 			return nil, err
@@ -75,7 +73,7 @@ func readUsage(pids map[string]int) (usage, error) {
 	}
 	b, err := os.ReadFile("/proc/stat")
 	if err != nil {
-		return nil, fmt.Errorf("read the machine's processor time: %w", err)
+		return nil, fmt.Errorf("read the machine's CPU time: %w", err)
 	}
 	if u[others], err = busyOf(string(b)); err != nil {
 		return nil, err
@@ -83,7 +81,7 @@ func readUsage(pids map[string]int) (usage, error) {
 	return u, nil
 }
 
-// since is what was used after before.
+// since returns the CPU time used since before.
 func (u usage) since(before usage) usage {
 	out := usage{}
 	var known time.Duration
@@ -97,7 +95,7 @@ func (u usage) since(before usage) usage {
 	return out
 }
 
-// peakMemory is the largest resident size that a process ever had.
+// peakMemory returns the peak resident set size of a process.
 func peakMemory(pid int) (int64, error) {
 	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
@@ -121,7 +119,7 @@ type sample struct {
 	value  float64
 }
 
-// parseMetric reads the samples of one metric.
+// parseMetric returns the samples of one metric.
 func parseMetric(r io.Reader, name string) ([]sample, error) {
 	var out []sample
 	lines := bufio.NewScanner(r)
@@ -146,7 +144,7 @@ func parseMetric(r io.Reader, name string) ([]sample, error) {
 				end++
 			}
 			if end >= len(after) {
-				return nil, fmt.Errorf("metric %s: a label of %q does not end", name, rest)
+				return nil, fmt.Errorf("metric %s: unterminated label in %q", name, rest)
 			}
 			s.labels[strings.TrimPrefix(key, ",")] = after[:end]
 			text = after[end+1:]
@@ -164,14 +162,14 @@ func parseMetric(r io.Reader, name string) ([]sample, error) {
 	return out, nil
 }
 
-// writes are numbers of successful requests that change something, by verb and
-// resource. Verbs are the API server's: APPLY is a server-side apply.
+// writes counts write requests by verb, resource and, if refused, status code.
+// Verbs are the API server's: APPLY is a server-side apply.
 type writes map[string]int
 
-// Writes that everything in a cluster makes all the time.
+// background are resources that components of a cluster write all the time.
 var background = []string{"leases", "events", "flowschemas", "prioritylevelconfigurations"}
 
-func readWrites(ctx context.Context, c *caller) (writes, error) {
+func readWrites(ctx context.Context, c *rawClient) (writes, error) {
 	resp, err := c.send(ctx, http.MethodGet, "/metrics", "", nil)
 	if err != nil {
 		return nil, err
@@ -180,6 +178,13 @@ func readWrites(ctx context.Context, c *caller) (writes, error) {
 	samples, err := parseMetric(resp.Body, "apiserver_request_total")
 	if err != nil {
 		return nil, err
+	}
+	return countWrites(samples)
+}
+
+func countWrites(samples []sample) (writes, error) {
+	if len(samples) == 0 {
+		return nil, errors.New("the API server has no metric apiserver_request_total: writes cannot be counted")
 	}
 	w := writes{}
 	for _, s := range samples {
@@ -198,7 +203,7 @@ func readWrites(ctx context.Context, c *caller) (writes, error) {
 	return w, nil
 }
 
-// since is what was written after before.
+// since returns the writes made since before.
 func (w writes) since(before writes) writes {
 	out := writes{}
 	for k, n := range w {
@@ -209,7 +214,7 @@ func (w writes) since(before writes) writes {
 	return out
 }
 
-// split tells the writes that count from leases, events and the server's own.
+// split separates the writes that count from background writes.
 func (w writes) split() (count, rest writes) {
 	count, rest = writes{}, writes{}
 	for k, n := range w {
@@ -232,7 +237,7 @@ func (w writes) total() (n int) {
 	return n
 }
 
-// per renders the writes for one of n networks.
+// per formats the writes per network, for n networks.
 func (w writes) per(n int) string {
 	var out []string
 	for _, k := range slices.Sorted(maps.Keys(w)) {

@@ -39,7 +39,7 @@ func FuzzParseMetric(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, page string) { _, _ = parseMetric(strings.NewReader(page), "m") })
 }
 
-func TestProcessorTime(t *testing.T) {
+func TestCPUTime(t *testing.T) {
 	d, err := cpuOf("7 (a ) b) S 1 2 3 4 5 6 7 8 9 10 150 50 0 0 20")
 	if err != nil || d != 2*time.Second {
 		t.Errorf("a process used %s, %v; want 2s", d, err)
@@ -69,7 +69,22 @@ func TestWrites(t *testing.T) {
 	}
 }
 
-// The verdicts follow the values.
+// Values that were not measured miss their targets; they are not zero.
+func TestUnmeasured(t *testing.T) {
+	if _, err := countWrites(nil); err == nil {
+		t.Error("writes are counted without the metric")
+	}
+	for _, page := range []string{"", `controller_runtime_reconcile_total{controller="network"} 3`} {
+		if q, err := parseQueue(page); err == nil {
+			t.Errorf("queue %+v is read from %q", q, page)
+		}
+	}
+	r := &result{networks: 500, create: phase{networks: 500, took: time.Second, writes: writes{"POST nads": 1500}}}
+	if n := missed(figures(r, nil)); n != 2 {
+		t.Errorf("%d targets missed, want 2: CPU and memory were not measured", n)
+	}
+}
+
 func TestFigures(t *testing.T) {
 	phaseOf := func(n int, took time.Duration) phase {
 		return phase{networks: n, took: took, cpu: usage{controllerProc: time.Duration(n) * time.Millisecond}, writes: writes{"POST nads": 3 * n}}

@@ -8,7 +8,7 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Paths of what is made here.
+// Paths of the benchmark's objects.
 const (
 	nodesPath      = "/api/v1/nodes"
 	namespacesPath = "/api/v1/namespaces"
@@ -20,8 +20,8 @@ func nadsPath(namespace string) string {
 	return "/apis/k8s.cni.cncf.io/v1/namespaces/" + namespace + "/network-attachment-definitions"
 }
 
-// Labels by which networks find their namespaces: each has its own, or all of
-// a phase share them.
+// Labels by which networks select their namespaces: one per network, or the same
+// ones for all networks of a phase.
 const (
 	ownLabel    = "bench.bulkhead/own"
 	sharedLabel = "bench.bulkhead/shared"
@@ -36,12 +36,12 @@ func namespaceBody(name, label string) []byte {
 		name, label, name, network.LabelPrimaryUDN)
 }
 
-// ownNetwork is a Layer3 network of the namespace of its own name.
+// ownNetwork is a Layer3 network that selects the namespace of the same name.
 func ownNetwork(name string) []byte {
 	return cudnBody(name, fmt.Sprintf(`"matchLabels":{%q:%q}`, ownLabel, name), "Primary")
 }
 
-// sharedNetwork is a secondary network of all shared namespaces.
+// sharedNetwork is a secondary network that selects all shared namespaces.
 func sharedNetwork(name string) []byte {
 	return cudnBody(name, fmt.Sprintf(`"matchExpressions":[{"key":%q,"operator":"Exists"}]`, sharedLabel), "Secondary")
 }
@@ -52,8 +52,8 @@ func cudnBody(name, selector, role string) []byte {
 		name, selector, role)
 }
 
-// What the controller writes for one network, as bytes: the same sizes and
-// fields, for a client that does nothing but write.
+// The following bodies have the fields and sizes of what the controller writes
+// for one network, for a client that only writes.
 
 func finalizerBody() []byte {
 	return fmt.Appendf(nil, `{"metadata":{"finalizers":[%q]}}`, network.FinalizerUDN)
@@ -68,8 +68,8 @@ func nadBody(name string, id int) []byte {
 		name, name, network.LabelUDN, network.AnnotationNetworkID, id, network.AnnotationNetworkName, name, network.FinalizerUDN, name, config)
 }
 
-// statusBody is the status of a network that is there, said first or again
-// with another time.
+// statusBody is the status of a ready network; second makes repeated writes of
+// it differ.
 func statusBody(name string, second int) []byte {
 	condition := func(kind, reason, message string) string {
 		return fmt.Sprintf(`{"type":%q,"status":"True","reason":%q,"message":%q,"observedGeneration":1,"lastTransitionTime":"2030-01-01T00:00:%02dZ"}`,

@@ -21,23 +21,24 @@ type phase struct {
 	networks int
 	took     time.Duration
 	cpu      usage
-	looks    int    // of the controller at a network
-	writes   writes // without those of the users who make and delete networks
-	rest     writes // leases, events and the like
+	// reconciles counts the reconciliations of networks.
+	reconciles int
+	writes     writes // without the users' creations and deletions of networks
+	rest       writes // background writes
 }
 
-// perNetwork is a network's share of d.
+// perNetwork returns d per network.
 func (p phase) perNetwork(d time.Duration) time.Duration {
 	return time.Duration(float64(d) / float64(p.networks))
 }
 
 func (p phase) rate() float64 { return float64(p.networks) / p.took.Seconds() }
 
-// cores is how many cores d keeps busy for the whole phase.
+// cores returns how many cores d keeps busy during the whole phase.
 func (p phase) cores(d time.Duration) float64 { return d.Seconds() / p.took.Seconds() }
 
-// ours is the processor time of all processes that are measured.
-func (p phase) ours() (sum time.Duration) {
+// measured returns the CPU time of all measured processes.
+func (p phase) measured() (sum time.Duration) {
 	for name, d := range p.cpu {
 		if name != others {
 			sum += d
@@ -46,41 +47,43 @@ func (p phase) ours() (sum time.Duration) {
 	return sum
 }
 
-// limited says who was short of what, and how fast it would be if nothing else
-// ran on the machine.
-func (p phase) limited() string {
-	all, cores := p.ours()+p.cpu[others], runtime.NumCPU()
+// bottleneck describes whether the CPU limited the phase, which processes used
+// it, and the rate on an otherwise idle machine.
+func (p phase) bottleneck() string {
+	all, cores := p.measured()+p.cpu[others], runtime.NumCPU()
 	text := fmt.Sprintf("%.2f of %d cores busy", p.cores(all), cores)
 	if p.cores(all) < 0.85*float64(cores) {
-		return text + ": processors were not the limit"
+		return text + ": the CPU was not the limit"
 	}
 	share := func(d time.Duration) float64 { return 100 * ratio(d.Seconds(), all.Seconds()) }
-	return fmt.Sprintf("%s: API server and etcd %.0f %%, controller %.0f %%, the client that makes the networks %.0f %%, others %.0f %%; "+
+	return fmt.Sprintf("%s: API server and etcd %.0f %%, controller %.0f %%, the client that creates the networks %.0f %%, others %.0f %%; "+
 		"without others %.0f networks/s at most", text, share(p.cpu[serverProc]+p.cpu[etcdProc]), share(p.cpu[controllerProc]),
-		share(p.cpu[benchProc]), share(p.cpu[others]), ratio(float64(cores*p.networks), p.ours().Seconds()))
+		share(p.cpu[benchProc]), share(p.cpu[others]), ratio(float64(cores*p.networks), p.measured().Seconds()))
 }
 
-// result is what one size showed.
+// result is the result of one size.
 type result struct {
 	networks                        int
 	create, restart, shared, remove phase
-	readyAfter                      time.Duration // of the restart: leader, with filled caches
+	readyAfter                      time.Duration // after the restart: leader, with synced caches
 	peak, createPeak                int64
 	plain                           []kindCost
-	plainRate                       float64 // networks a second of a client that only writes
+	plainRate                       float64 // networks per second of a client that only writes
 }
 
-// Shared networks: so many namespaces, and so many networks in all of them.
+// The shared phase creates sharedNetworks networks, each in all
+// sharedNamespaces.
 const sharedNamespaces, sharedNetworks = 10, 100
 
-// measure runs one phase. The counters are read outside of its time.
+// measure runs one phase. It reads the counters before and after the measured
+// time.
 func (c *cluster) measure(ctx context.Context, name string, networks int, f func(ctx context.Context) error) (phase, error) {
 	p := phase{name: name, networks: networks}
-	writesBefore, err := readWrites(ctx, c.caller)
+	writesBefore, err := readWrites(ctx, c.rawClient)
 	if err != nil {
 		return p, err
 	}
-	looksBefore, err := c.queue(ctx)
+	queueBefore, err := c.queue(ctx)
 	if err != nil {
 		return p, err
 	}
@@ -98,24 +101,24 @@ func (c *cluster) measure(ctx context.Context, name string, networks int, f func
 		return p, err
 	}
 	p.cpu = after.since(before)
-	looksAfter, err := c.queue(ctx)
+	queueAfter, err := c.queue(ctx)
 	if err != nil {
 		return p, err
 	}
-	p.looks = looksAfter.done - looksBefore.done
-	writesAfter, err := readWrites(ctx, c.caller)
+	p.reconciles = queueAfter.reconciled - queueBefore.reconciled
+	writesAfter, err := readWrites(ctx, c.rawClient)
 	if err != nil {
 		return p, err
 	}
 	p.writes, p.rest = writesAfter.since(writesBefore).split()
-	delete(p.writes, "POST clusteruserdefinednetworks")   // the users'
-	delete(p.writes, "DELETE clusteruserdefinednetworks") // the users'
+	delete(p.writes, "POST clusteruserdefinednetworks")   // a user's
+	delete(p.writes, "DELETE clusteruserdefinednetworks") // a user's
 	return p, nil
 }
 
-// runSize measures everything for n networks on a fresh API server.
+// runSize measures all phases for n networks with a new API server.
 func runSize(ctx context.Context, o options, n int) (_ *result, err error) {
-	o.say("%d networks: start an API server, %d nodes and %d namespaces", n, o.nodes, n+sharedNamespaces)
+	o.progress("%d networks: start an API server, %d nodes and %d namespaces", n, o.nodes, n+sharedNamespaces)
 	c, err := startCluster(ctx, o.controller)
 	if err != nil {
 		return nil, err
@@ -132,9 +135,9 @@ func runSize(ctx context.Context, o options, n int) (_ *result, err error) {
 		return nil, err
 	}
 
-	o.say("%d networks: make them", n)
+	o.progress("%d networks: create them", n)
 	if r.create, err = c.measure(ctx, "create", n, func(ctx context.Context) error {
-		return c.makeNetworks(ctx, n, own, ownNetwork)
+		return c.createNetworks(ctx, n, ownName, ownNetwork)
 	}); err != nil {
 		return nil, err
 	}
@@ -145,7 +148,7 @@ func runSize(ctx context.Context, o options, n int) (_ *result, err error) {
 		return nil, err
 	}
 
-	o.say("%d networks: restart the controller", n)
+	o.progress("%d networks: restart the controller", n)
 	if err := c.stopController(); err != nil {
 		return nil, err
 	}
@@ -155,26 +158,26 @@ func runSize(ctx context.Context, o options, n int) (_ *result, err error) {
 			return err
 		}
 		r.readyAfter = time.Since(start)
-		return c.settled(ctx, n)
+		return c.waitReconciled(ctx, n)
 	}); err != nil {
 		return nil, err
 	}
 
-	o.say("%d networks: %d more, each in %d namespaces", n, sharedNetworks, sharedNamespaces)
+	o.progress("%d networks: %d more, each in %d namespaces", n, sharedNetworks, sharedNamespaces)
 	if r.shared, err = c.measure(ctx, "shared", sharedNetworks, func(ctx context.Context) error {
-		return c.makeNetworks(ctx, sharedNetworks, shared, sharedNetwork)
+		return c.createNetworks(ctx, sharedNetworks, sharedName, sharedNetwork)
 	}); err != nil {
 		return nil, err
 	}
 
-	o.say("%d networks: delete all", n)
-	if r.remove, err = c.measure(ctx, "delete", n+sharedNetworks, func(ctx context.Context) error { return c.removeNetworks(ctx, n) }); err != nil {
+	o.progress("%d networks: delete all", n)
+	if r.remove, err = c.measure(ctx, "delete", n+sharedNetworks, func(ctx context.Context) error { return c.deleteNetworks(ctx, n) }); err != nil {
 		return nil, err
 	}
 	if left, err := c.list(ctx, allNADsPath+"?limit=1"); err != nil {
 		return nil, err
 	} else if len(left.Items) > 0 {
-		return nil, errors.New("NetworkAttachmentDefinitions are left after all networks are gone")
+		return nil, errors.New("NetworkAttachmentDefinitions remain after all networks are deleted")
 	}
 	if r.peak, err = c.peakMemory(); err != nil {
 		return nil, err
@@ -183,24 +186,24 @@ func runSize(ctx context.Context, o options, n int) (_ *result, err error) {
 		return nil, err
 	}
 
-	o.say("%d networks: the same writes by a client that does nothing else", n)
+	o.progress("%d networks: the same writes by a client that only writes", n)
 	r.plain, r.plainRate, err = c.plainWrites(ctx, min(n, 1000))
 	return r, err
 }
 
-func own(i int) string    { return fmt.Sprintf("own-%d", i) }
-func shared(i int) string { return fmt.Sprintf("shared-%d", i) }
+func ownName(i int) string    { return fmt.Sprintf("own-%d", i) }
+func sharedName(i int) string { return fmt.Sprintf("shared-%d", i) }
 
-// prepare makes what is there before the clock starts: nodes with their ids,
-// namespaces, and a controller that is the leader.
+// prepare creates the namespaces and nodes, starts the controller, and waits
+// until it is the leader and all nodes have ids.
 func (c *cluster) prepare(ctx context.Context, nodes, namespaces int) error {
 	if err := each(ctx, namespaces, func(ctx context.Context, i int) error {
-		return c.do(ctx, http.MethodPost, namespacesPath, jsonType, namespaceBody(own(i), ownLabel))
+		return c.do(ctx, http.MethodPost, namespacesPath, jsonType, namespaceBody(ownName(i), ownLabel))
 	}); err != nil {
 		return err
 	}
 	if err := each(ctx, sharedNamespaces, func(ctx context.Context, i int) error {
-		return c.do(ctx, http.MethodPost, namespacesPath, jsonType, namespaceBody(shared(i), sharedLabel))
+		return c.do(ctx, http.MethodPost, namespacesPath, jsonType, namespaceBody(sharedName(i), sharedLabel))
 	}); err != nil {
 		return err
 	}
@@ -228,9 +231,9 @@ func (c *cluster) prepare(ctx context.Context, nodes, namespaces int) error {
 	})
 }
 
-// makeNetworks makes n networks and waits until all have three conditions that
-// are True. One watch tells.
-func (c *cluster) makeNetworks(ctx context.Context, n int, name func(int) string, body func(string) []byte) error {
+// createNetworks creates n networks and waits, by one watch, until all have three
+// conditions of status True.
+func (c *cluster) createNetworks(ctx context.Context, n int, name func(int) string, body func(string) []byte) error {
 	return c.watched(ctx, n, `"conditions":[`, func(o *object) bool { return o.allTrue(3) }, func(ctx context.Context) error {
 		return each(ctx, n, func(ctx context.Context, i int) error {
 			return c.do(ctx, http.MethodPost, cudnsPath, jsonType, body(name(i)))
@@ -238,22 +241,22 @@ func (c *cluster) makeNetworks(ctx context.Context, n int, name func(int) string
 	})
 }
 
-// removeNetworks deletes everything that the phases before made.
-func (c *cluster) removeNetworks(ctx context.Context, n int) error {
+// deleteNetworks deletes all networks that earlier phases created.
+func (c *cluster) deleteNetworks(ctx context.Context, n int) error {
 	return c.watched(ctx, n+sharedNetworks, `{"type":"DELETED"`, func(*object) bool { return true }, func(ctx context.Context) error {
 		return each(ctx, n+sharedNetworks, func(ctx context.Context, i int) error {
-			name := own(i)
+			name := ownName(i)
 			if i >= n {
-				name = shared(i - n)
+				name = sharedName(i - n)
 			}
 			return c.do(ctx, http.MethodDelete, cudnsPath+"/"+name, "", nil)
 		})
 	})
 }
 
-// watched runs do, and ends when n networks have had an event with that text
-// in it that is as it should be.
-func (c *cluster) watched(ctx context.Context, n int, with string, good func(o *object) bool, do func(context.Context) error) error {
+// watched runs do and waits until n networks had an event that contains substring
+// and for which good returns true.
+func (c *cluster) watched(ctx context.Context, n int, substring string, good func(o *object) bool, do func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
 	version, err := c.version(ctx, cudnsPath)
@@ -263,7 +266,7 @@ func (c *cluster) watched(ctx context.Context, n int, with string, good func(o *
 	seen := map[string]bool{}
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
-		err := c.watch(ctx, cudnsPath, version, with, func(o *object) bool {
+		err := c.watch(ctx, cudnsPath, version, substring, func(o *object) bool {
 			if good(o) {
 				seen[o.Metadata.Name] = true
 			}
@@ -278,7 +281,7 @@ func (c *cluster) watched(ctx context.Context, n int, with string, good func(o *
 	return g.Wait()
 }
 
-// checkIDs: n NADs with n ids.
+// checkIDs checks that there are n NADs with n different ids.
 func (c *cluster) checkIDs(ctx context.Context, n int) error {
 	l, err := c.list(ctx, allNADsPath)
 	if err != nil {

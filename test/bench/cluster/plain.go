@@ -9,21 +9,20 @@ import (
 	"time"
 )
 
-// kindCost is what one kind of write costs, when a client makes nothing but
-// such writes as fast as it can and nobody watches.
+// kindCost is the cost of one kind of request, when a client sends only such
+// requests as fast as it can and nothing watches.
 type kindCost struct {
 	name         string
-	ofNetwork    bool // one of the writes of which a network consists
+	ofNetwork    bool // one of the four writes per network
 	rate         float64
-	server, etcd time.Duration // processor time of one
+	server, etcd time.Duration // CPU time per request
 }
 
-// plainWrites makes n networks as far as the API server goes: the user's
-// write and the controller's three, by a client that neither reads nor thinks.
-// It is the rate that no controller can exceed on this machine. Other ways to
-// write the same are measured beside.
+// plainWrites makes the writes of n networks, the user's one and the
+// controller's three, with a client that only writes. No controller can exceed
+// its rate on this machine. It also measures alternatives to these writes.
 func (c *cluster) plainWrites(ctx context.Context, n int) ([]kindCost, float64, error) {
-	name := own
+	name := ownName
 	cudn := func(i int) string { return cudnsPath + "/" + name(i) }
 	kinds := []struct {
 		name      string

@@ -19,7 +19,7 @@ import (
 	"bulkhead/test/api"
 )
 
-// Names of the processes that are measured.
+// Names of the measured processes.
 const (
 	controllerProc = "controller"
 	serverProc     = "kube-apiserver"
@@ -27,15 +27,15 @@ const (
 	benchProc      = "bench"
 )
 
-// cluster is a fresh API server, and the controller that works on it.
+// cluster is an API server and its controller.
 type cluster struct {
-	*caller
+	*rawClient
 	env     *api.Env
 	binary  string
 	listen  string // the controller's /readyz and /metrics
 	log     *os.File
 	running *exec.Cmd
-	peak    int64 // the largest of the controllers that have ended
+	peak    int64 // largest peak memory of the controllers that have exited
 }
 
 func startCluster(ctx context.Context, binary string) (_ *cluster, err error) {
@@ -53,30 +53,30 @@ func startCluster(ctx context.Context, binary string) (_ *cluster, err error) {
 	if err := env.Install(ctx, filepath.Join(deploy, "crds"), filepath.Join(deploy, "admission"), filepath.Join(deploy, "install.yaml")); err != nil {
 		return nil, fmt.Errorf("install the manifests: %w", err)
 	}
-	if c.caller, err = newCaller(env.Admin); err != nil {
+	if c.rawClient, err = newRawClient(env.Admin); err != nil {
 		return nil, err
 	}
 	if err := os.WriteFile(c.kubeconfig(), []byte(api.Kubeconfig(env.Controller)), 0o600); err != nil {
 		return nil, fmt.Errorf("write the controller's kubeconfig: %w", err)
 	}
 	if c.log, err = os.Create(filepath.Join(env.Dir, "controller.log")); err != nil {
-		return nil, fmt.Errorf("make the controller's log: %w", err)
+		return nil, fmt.Errorf("create the controller's log: %w", err)
 	}
 	return c, nil
 }
 
 func (c *cluster) kubeconfig() string { return filepath.Join(c.env.Dir, "controller.kubeconfig") }
 
-// stop ends every process and removes their files.
+// stop stops all processes and removes their files.
 func (c *cluster) stop() error { return errors.Join(c.stopController(), c.env.Stop()) }
 
-// abandon ends every process, leaves the logs and says where.
+// abandon stops all processes, keeps the logs and prints their directory.
 func (c *cluster) abandon() error {
 	fmt.Fprintln(os.Stderr, "logs are in", c.env.Dir)
 	return errors.Join(c.stopController(), c.env.Halt())
 }
 
-// pids are the processes that run now.
+// pids returns the running processes by name.
 func (c *cluster) pids() map[string]int {
 	p := map[string]int{serverProc: c.env.PID(serverProc), etcdProc: c.env.PID(etcdProc), benchProc: os.Getpid()}
 	if c.running != nil {
@@ -86,15 +86,15 @@ func (c *cluster) pids() map[string]int {
 }
 
 // startController starts the cluster role and waits until it is the leader and
-// has its caches.
+// its caches are synced.
 func (c *cluster) startController(ctx context.Context) error {
-	// Found anew each time: nobody else may have taken it meanwhile.
+	// A new port each time: another process may have taken the last one.
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return fmt.Errorf("find a free port: %w", err)
 	}
 	c.listen = l.Addr().String()
-	_ = l.Close() // only its port was wanted
+	_ = l.Close() // only its port is needed
 	cmd := exec.Command(c.binary, "--role=cluster", "--kubeconfig="+c.kubeconfig(), "--listen="+c.listen)
 	cmd.Stdout, cmd.Stderr = c.log, c.log
 	if err := api.StartChild(cmd); err != nil {
@@ -102,38 +102,37 @@ func (c *cluster) startController(ctx context.Context) error {
 	}
 	c.running = cmd
 	return c.poll(ctx, "the controller is ready", func() (bool, error) {
-		_, err := c.ask(ctx, "/readyz")
+		_, err := c.get(ctx, "/readyz")
 		return err == nil, nil
 	})
 }
 
-// stopController ends the controller as Kubernetes would.
+// stopController stops the controller as kubelet would, by SIGTERM.
 func (c *cluster) stopController() error {
 	if c.running == nil {
 		return nil
 	}
 	cmd := c.running
 	c.running = nil
-	if peak, err := peakMemory(cmd.Process.Pid); err == nil {
-		c.peak = max(c.peak, peak)
-	}
-	_ = cmd.Process.Signal(syscall.SIGTERM) // one that has ended says so below
-	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }()
+	peak, peakErr := peakMemory(cmd.Process.Pid)
+	c.peak = max(c.peak, peak)
+	_ = cmd.Process.Signal(syscall.SIGTERM) // Wait reports a controller that has exited
+	exited := make(chan error, 1)
+	go func() { exited <- cmd.Wait() }()
 	select {
-	case err := <-ended:
+	case err := <-exited:
 		if err != nil {
-			return fmt.Errorf("the controller ended with: %w", err)
+			return fmt.Errorf("the controller failed: %w", err)
 		}
-		return nil
+		return peakErr
 	case <-time.After(30 * time.Second):
 		_ = cmd.Process.Kill()
-		<-ended
-		return errors.New("the controller did not end within 30 s of SIGTERM")
+		<-exited
+		return errors.New("the controller did not exit within 30 s of SIGTERM")
 	}
 }
 
-// peakMemory is the controllers' peak until now.
+// peakMemory returns the peak memory of all controllers so far.
 func (c *cluster) peakMemory() (int64, error) {
 	if c.running == nil {
 		return c.peak, nil
@@ -142,15 +141,15 @@ func (c *cluster) peakMemory() (int64, error) {
 	return max(c.peak, now), err
 }
 
-// ask gets a page of the controller's own server.
-func (c *cluster) ask(ctx context.Context, path string) (string, error) {
+// get reads a page of the controller's HTTP server.
+func (c *cluster) get(ctx context.Context, path string) (string, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+c.listen+path, nil)
 	if err != nil {
 		return "", fmt.Errorf("make a request: %w", err)
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return "", fmt.Errorf("ask the controller for %s: %w", path, err)
+		return "", fmt.Errorf("get %s of the controller: %w", path, err)
 	}
 	defer resp.Body.Close()
 	b, err := io.ReadAll(resp.Body)
@@ -158,34 +157,39 @@ func (c *cluster) ask(ctx context.Context, path string) (string, error) {
 		err = errors.New(resp.Status)
 	}
 	if err != nil {
-		return "", fmt.Errorf("ask the controller for %s: %w", path, err)
+		return "", fmt.Errorf("get %s of the controller: %w", path, err)
 	}
 	return string(b), nil
 }
 
-// settled waits until the controller has looked at n networks or more and has
-// nothing left to do.
-func (c *cluster) settled(ctx context.Context, n int) error {
-	return c.poll(ctx, fmt.Sprintf("the controller has looked at %d networks", n), func() (bool, error) {
-		m, err := c.queue(ctx)
-		return m.done >= n && m.busy == 0 && m.queued == 0, err
+// waitReconciled waits until the controller has made n reconciliations or more
+// and its queue of networks is empty.
+func (c *cluster) waitReconciled(ctx context.Context, n int) error {
+	return c.poll(ctx, fmt.Sprintf("the controller has reconciled %d networks", n), func() (bool, error) {
+		q, err := c.queue(ctx)
+		return q.reconciled >= n && q.busy == 0 && q.queued == 0, err
 	})
 }
 
 // queue is the state of the controller's queue of networks.
-type queue struct{ done, busy, queued int }
+type queue struct{ reconciled, busy, queued int }
 
 func (c *cluster) queue(ctx context.Context) (q queue, err error) {
 	if c.running == nil {
 		return q, nil
 	}
-	page, err := c.ask(ctx, "/metrics")
+	page, err := c.get(ctx, "/metrics")
 	if err != nil {
 		return q, err
 	}
+	return parseQueue(page)
+}
+
+func parseQueue(page string) (q queue, err error) {
 	for metric, into := range map[string]*int{
-		"controller_runtime_reconcile_total": &q.done, "controller_runtime_active_workers": &q.busy, "workqueue_depth": &q.queued,
+		"controller_runtime_reconcile_total": &q.reconciled, "controller_runtime_active_workers": &q.busy, "workqueue_depth": &q.queued,
 	} {
+		found := false
 		samples, err := parseMetric(strings.NewReader(page), metric)
 		if err != nil {
 			return q, err
@@ -193,13 +197,17 @@ func (c *cluster) queue(ctx context.Context) (q queue, err error) {
 		for _, s := range samples {
 			if s.labels["controller"] == "network" {
 				*into += int(s.value)
+				found = true
 			}
+		}
+		if !found {
+			return q, fmt.Errorf("the controller has no metric %s of the network reconciler", metric)
 		}
 	}
 	return q, nil
 }
 
-// poll asks f until it is done.
+// poll calls f until it returns true or an error.
 func (c *cluster) poll(ctx context.Context, what string, f func() (bool, error)) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()

@@ -12,11 +12,11 @@ import (
 	"strings"
 )
 
-// Failures say, by network id, what a process on a node has not built or not
-// removed. A network that is not named is as it should be.
+// Failures holds, by network id, why a process on a node failed to build or
+// remove a network. Networks without an entry are in their desired state.
 type Failures map[int]string
 
-// Bounds of the annotation. What does not fit is told without its reason.
+// Limits of the annotation. Failures beyond them get otherFailures as reason.
 const (
 	failureReasons = 16
 	failureText    = 240
@@ -24,14 +24,14 @@ const (
 	otherFailures  = "see the node's events and log"
 )
 
-// failureGroup is the ids that fail for one reason: of hundreds of networks on
-// a node, most that fail do so for the same.
+// failureGroup is the networks that fail for one reason. A node can have
+// hundreds of networks, and most failures share a reason.
 type failureGroup struct {
 	IDs string `json:"ids"` // "3,7-9"
 	Why string `json:"why"`
 }
 
-// Render is the annotation's value, "" for no failures.
+// Render returns the annotation's value, "" for no failures.
 func (f Failures) Render() (string, error) {
 	if len(f) == 0 {
 		return "", nil
@@ -63,7 +63,7 @@ func (f Failures) Render() (string, error) {
 	return string(raw), err
 }
 
-// ranges renders numbers as "3,7-9".
+// ranges renders ids as "3,7-9".
 func ranges(ids []int) string {
 	slices.Sort(ids)
 	ids = slices.Compact(ids)
@@ -81,14 +81,14 @@ func ranges(ids []int) string {
 	return strings.Join(out, ",")
 }
 
-// ParseFailures reads the annotation's value. It is a node's word: an error
-// means that nothing of it is taken.
+// ParseFailures parses the annotation's value. A node is not trusted to write
+// a valid one: after an error no entry is used.
 func ParseFailures(raw string) (Failures, error) {
 	if raw == "" {
 		return nil, nil
 	}
 	if len(raw) > failureRaw {
-		return nil, fmt.Errorf("%d bytes are more than %d", len(raw), failureRaw)
+		return nil, fmt.Errorf("%d bytes exceed the limit of %d", len(raw), failureRaw)
 	}
 	var groups []failureGroup
 	if err := json.Unmarshal([]byte(raw), &groups); err != nil {
@@ -104,7 +104,7 @@ func ParseFailures(raw string) (Failures, error) {
 				last, err = strconv.Atoi(high)
 			}
 			if err != nil || first < DefaultID || last > MaxID || first > last {
-				return nil, errors.New("ids: " + strconv.Quote(part) + " is not a network id, or a range of them")
+				return nil, errors.New("ids: " + strconv.Quote(part) + " is neither a network id nor a range of network ids")
 			}
 			for id := first; id <= last; id++ {
 				out[id] = g.Why

@@ -14,13 +14,13 @@ func TestFailures(t *testing.T) {
 		name string
 		in   Failures
 		want string
-		back Failures // nil: as it went in
+		back Failures // nil: equal to in
 	}{
 		{"none", nil, "", nil},
-		{"one", Failures{7: "no VRF"}, `[{"ids":"7","why":"no VRF"}]`, nil},
-		{"one reason", Failures{3: "no VRF", 7: "no VRF", 8: "no VRF", 9: "no VRF"}, `[{"ids":"3,7-9","why":"no VRF"}]`, nil},
-		{"two", Failures{9: "a", 2: "b", 10: "a"}, `[{"ids":"2","why":"b"},{"ids":"9-10","why":"a"}]`, nil},
-		{"lines", Failures{1: "a\nb"}, `[{"ids":"1","why":"a; b"}]`, Failures{1: "a; b"}},
+		{"one network", Failures{7: "no VRF"}, `[{"ids":"7","why":"no VRF"}]`, nil},
+		{"several networks, one reason", Failures{3: "no VRF", 7: "no VRF", 8: "no VRF", 9: "no VRF"}, `[{"ids":"3,7-9","why":"no VRF"}]`, nil},
+		{"two reasons", Failures{9: "a", 2: "b", 10: "a"}, `[{"ids":"2","why":"b"},{"ids":"9-10","why":"a"}]`, nil},
+		{"newline", Failures{1: "a\nb"}, `[{"ids":"1","why":"a; b"}]`, Failures{1: "a; b"}},
 	} {
 		raw, err := c.in.Render()
 		if err != nil || raw != c.want {
@@ -31,18 +31,18 @@ func TestFailures(t *testing.T) {
 			back = c.in
 		}
 		if got, err := ParseFailures(raw); err != nil || !maps.Equal(got, back) {
-			t.Errorf("%s: read back as %v, %v", c.name, got, err)
+			t.Errorf("%s: parsed as %v, %v", c.name, got, err)
 		}
 	}
 	for _, raw := range []string{"x", `[{"ids":"","why":"a"}]`, `[{"ids":"-1"}]`, `[{"ids":"2-1"}]`, `[{"ids":"1-99999999"}]`, `[{"ids":"10001"}]`, strings.Repeat(" ", failureRaw+1)} {
 		if got, err := ParseFailures(raw); err == nil {
-			t.Errorf("%.40q is read as %v", raw, got)
+			t.Errorf("%.40q: parsed as %v, want an error", raw, got)
 		}
 	}
 }
 
-// However much fails, the annotation stays small and names every network.
-func TestFailuresAreCompact(t *testing.T) {
+// The annotation stays small with any number of failures, and lists every network.
+func TestFailuresLimit(t *testing.T) {
 	f := Failures{}
 	for id := 1; id <= 1000; id++ {
 		f[id] = fmt.Sprint(id, strings.Repeat(" long", 100))

@@ -13,21 +13,22 @@ import (
 	"strconv"
 )
 
-// Plan is the cluster-wide address plan that derived identifiers start from.
-// Each list holds at most one prefix a family.
+// Plan is the cluster-wide address plan. Addresses and identifiers of networks
+// are derived from it. Each list except ClusterSubnets has at most one prefix
+// per IP family.
 type Plan struct {
 	ClusterSubnets []Subnet       // of the cluster default network
 	ServiceCIDRs   []netip.Prefix // of Kubernetes services
 	Join           []netip.Prefix // of the cluster default network
-	Transit        []netip.Prefix // of every network: never seen outside OVN
-	Masquerade     []netip.Prefix // node-local, two addresses a network
-	UDNJoin        []netip.Prefix // of primary networks that name none
+	Transit        []netip.Prefix // of every network: used inside OVN only
+	Masquerade     []netip.Prefix // node-local, two addresses per network
+	UDNJoin        []netip.Prefix // of primary networks without join subnets of their own
 	VRFTableBase   int            // VRF table = base + network id
 	ClusterMTU     int            // of the cluster default network
 }
 
-// Numbers that a network's id is added to. Datapath keys: OVN's keys are 24
-// bits wide and northd allots from 1 upwards, so the top of the range is ours.
+// Bases that a network's id is added to. OVN datapath keys are 24 bits wide,
+// and northd allocates from 1 upwards, so Bulkhead uses the end of the range.
 const (
 	conntrackMarkBase    = 3
 	packetMarkBase       = 0x1000
@@ -36,16 +37,16 @@ const (
 	masqueradeOffset     = 10
 )
 
-// ConntrackMark is ct_mark of connections that leave the node from n.
+// ConntrackMark is the ct_mark of connections from n that leave the node.
 func (n Network) ConntrackMark() uint32 { return conntrackMarkBase + uint32(n.ID) }
 
 // PacketMark is the skb mark (fwmark) that steers packets into n's VRF.
 func (n Network) PacketMark() uint32 { return PacketMark(n.ID) }
 
-// PacketMark is the skb mark of the network with that id.
+// PacketMark returns the skb mark of the network with the given id.
 func PacketMark(id int) uint32 { return packetMarkBase + uint32(id) }
 
-// NetworkOfPacketMark is the id of the network that mark belongs to.
+// NetworkOfPacketMark returns the id of the network with the given mark.
 func NetworkOfPacketMark(mark uint32) (id int, ok bool) {
 	if mark <= packetMarkBase || mark > packetMarkBase+MaxID {
 		return 0, false
@@ -53,8 +54,8 @@ func NetworkOfPacketMark(mark uint32) (id int, ok bool) {
 	return int(mark - packetMarkBase), true
 }
 
-// TunnelKey is the OVN datapath key of n's transit switch (Layer 3) or of its
-// switch (Layer 2): equal in every zone without anybody storing it.
+// TunnelKey is the OVN datapath key of n's transit switch (Layer 3) or switch
+// (Layer 2). It is derived, not stored, and so the same in every zone.
 func (n Network) TunnelKey() int { return switchKeyBase + n.ID }
 
 // TransitRouterKey is the OVN datapath key of a Layer 2 network's router.
@@ -63,13 +64,13 @@ func (n Network) TransitRouterKey() int { return transitRouterKeyBase + n.ID }
 // ManagementPort is the node's interface on n; at most 15 characters.
 func (n Network) ManagementPort() string { return "ovn-k8s-mp" + strconv.Itoa(n.ID) }
 
-// reservedLinkNames are interface names that a VRF must not take even though
-// a ClusterUserDefinedNetwork may be called so.
+// reservedLinkNames are valid names of ClusterUserDefinedNetworks that a VRF
+// device must not have.
 var reservedLinkNames = []string{"default", "lo", "all", "main", "local", "eth0", "br-int", "br-ex", "ovs-system"}
 
-// VRF is the name of n's VRF device: the ClusterUserDefinedNetwork's name
-// where it can be an interface name that nothing else uses, so that operators
-// recognise it; else one made from the id.
+// VRF is the name of n's VRF device: the ClusterUserDefinedNetwork's name if it
+// is a valid interface name that nothing else uses, so that operators recognise
+// the device; otherwise a name derived from the id.
 func (n Network) VRF() string {
 	const prefix = "cluster_udn_"
 	if len(n.Name) > len(prefix) && n.Name[:len(prefix)] == prefix {
@@ -78,11 +79,14 @@ func (n Network) VRF() string {
 			return name
 		}
 	}
-	return fmt.Sprintf("mp%d-udn-vrf", n.ID)
+	return n.FallbackVRF()
 }
 
-// looksLikeSystemLink tells names that the kernel, systemd, OVS or Bulkhead
-// itself gives to links, followed by digits or by anything.
+// FallbackVRF is the name of n's VRF device that depends on the id alone.
+func (n Network) FallbackVRF() string { return fmt.Sprintf("mp%d-udn-vrf", n.ID) }
+
+// looksLikeSystemLink reports whether name begins like names that the kernel,
+// systemd, OVS or Bulkhead assign to links.
 func looksLikeSystemLink(name string) bool {
 	for _, p := range []string{"eth", "en", "wl", "ww", "bond", "veth", "ovn-", "ovs", "br", "genev", "vxlan", "docker", "cni", "virbr", "tun", "tap", "mp"} {
 		if len(name) >= len(p) && name[:len(p)] == p {
@@ -95,23 +99,19 @@ func looksLikeSystemLink(name string) bool {
 // VRFTable is the routing table of n's VRF: stable across restarts.
 func (p Plan) VRFTable(n Network) int { return p.VRFTableBase + n.ID }
 
-// HostSubnets are the subnets of n that belong to the node with that id, one
-// a family: the id-th of the network's host subnets, counted across its CIDRs
-// of a family in order (appended CIDRs count on). On Layer 2 it is the whole
-// CIDR. Errors name the CIDRs that cannot hold the node and the remedy.
+// HostSubnets returns the subnets of n on the node with the given id, one per
+// IP family. On Layer 3 it is the id-th host subnet, counted across the CIDRs
+// of the IP family in order, so that CIDRs can be appended. On Layer 2 it is
+// the whole CIDR. Errors name the CIDRs that are exhausted and the remedy.
 func (n Network) HostSubnets(nodeID int) ([]netip.Prefix, error) {
 	if nodeID < 1 {
 		return nil, fmt.Errorf("node has no id yet")
 	}
 	var out []netip.Prefix
 	for _, is4 := range []bool{true, false} {
-		index, present := uint64(nodeID-1), false
+		index, subnets := uint64(nodeID-1), n.subnetsOf(is4)
 		var found netip.Prefix
-		for _, s := range n.Subnets {
-			if s.CIDR.Addr().Is4() != is4 {
-				continue
-			}
-			present = true
+		for _, s := range subnets {
 			if n.Topology != Layer3 {
 				found = s.CIDR
 				break
@@ -125,8 +125,8 @@ func (n Network) HostSubnets(nodeID int) ([]netip.Prefix, error) {
 		}
 		if found.IsValid() {
 			out = append(out, found)
-		} else if present {
-			return nil, fmt.Errorf("subnets %v of network %s hold no host subnet for node id %d: append a CIDR to subnets or remove nodes", n.subnetsOf(is4), n.Name, nodeID)
+		} else if len(subnets) > 0 {
+			return nil, fmt.Errorf("subnets %v of network %s hold no host subnet for node id %d: append a CIDR to subnets or remove nodes", subnets, n.Name, nodeID)
 		}
 	}
 	if len(out) == 0 {
@@ -135,8 +135,8 @@ func (n Network) HostSubnets(nodeID int) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// NodeOf is the id of the node in whose host subnet a is: HostSubnets the other
-// way round. 0 where a is in none.
+// NodeOf returns the id of the node whose host subnet contains a, 0 if there is
+// none. It is the inverse of HostSubnets.
 func (n Network) NodeOf(a netip.Addr) int {
 	if n.Topology != Layer3 {
 		return 0
@@ -169,8 +169,8 @@ func (n Network) subnetsOf(is4 bool) []Subnet {
 	return out
 }
 
-// HostCapacity is the number of nodes that n's subnets can hold: the smaller
-// of the two families'. Layer 2 and localnet hold any number.
+// HostCapacity is the number of nodes that n's subnets have a host subnet for,
+// the lower one of the two IP families. On Layer 2 and Localnet it is unlimited.
 func (n Network) HostCapacity() uint64 {
 	if n.Topology != Layer3 {
 		return MaxNodeID
@@ -209,7 +209,7 @@ func nthSubnet(s Subnet, index uint64) netip.Prefix {
 	return netip.PrefixFrom(addBig(s.CIDR.Masked().Addr(), add), s.HostLen)
 }
 
-// NthAddr is base + index, for any prefix; ok is false outside it.
+// NthAddr returns the address at index in p. ok is false if p does not contain it.
 func NthAddr(p netip.Prefix, index uint64) (netip.Addr, bool) {
 	a := addBig(p.Masked().Addr(), new(big.Int).SetUint64(index))
 	return a, a.IsValid() && p.Contains(a)
@@ -226,10 +226,10 @@ func addBig(a netip.Addr, n *big.Int) netip.Addr {
 	return out
 }
 
-// Gateway is the address of the network's router in a host subnet: .1.
+// Gateway is the network's router in a host subnet: .1.
 func Gateway(host netip.Prefix) netip.Prefix { return nthIn(host, 1) }
 
-// Management is the node's own address in a host subnet: .2.
+// Management is the node's management port in a host subnet: .2.
 func Management(host netip.Prefix) netip.Prefix { return nthIn(host, 2) }
 
 func nthIn(p netip.Prefix, n uint64) netip.Prefix {
@@ -261,18 +261,18 @@ func mapPrefixes(ps []netip.Prefix, index uint64) []netip.Prefix {
 }
 
 // MasqueradeGateway are the node-local addresses that n's gateway router
-// hides pods behind: base + 10 + 2n − 1.
+// masquerades pods with: base + 10 + 2 × id − 1.
 func (p Plan) MasqueradeGateway(n Network) []netip.Prefix {
 	return mapPrefixes(p.Masquerade, masqueradeOffset+2*uint64(n.ID)-1)
 }
 
-// MasqueradeManagement are the node-local addresses that stand for n's pods
-// on the management port: base + 10 + 2n.
+// MasqueradeManagement are the node-local addresses that n's pods are
+// masqueraded with on the management port: base + 10 + 2 × id.
 func (p Plan) MasqueradeManagement(n Network) []netip.Prefix {
 	return mapPrefixes(p.Masquerade, masqueradeOffset+2*uint64(n.ID))
 }
 
-// Fixed masquerade addresses, by offset.
+// Offsets of the masquerade addresses that all networks share.
 const (
 	MasqueradeOVN     = 1 // OVN's side
 	MasqueradeHost    = 2 // the host's side
@@ -281,13 +281,13 @@ const (
 	MasqueradeHairpin = 5
 )
 
-// MasqueradeFixed are the fixed masquerade addresses with that offset.
+// MasqueradeFixed returns the masquerade addresses at one of these offsets.
 func (p Plan) MasqueradeFixed(offset uint64) []netip.Prefix {
 	return mapPrefixes(p.Masquerade, offset)
 }
 
-// MAC is the hardware address that goes with an address: 0a:58 and the four
-// bytes of IPv4, or of a hash of IPv6.
+// MAC derives a MAC address from an IP address: 0a:58 and the four bytes of an
+// IPv4 address, or four bytes of the hash of an IPv6 address.
 func MAC(a netip.Addr) string {
 	var b [4]byte
 	if a = a.Unmap(); a.Is4() {
@@ -299,22 +299,20 @@ func MAC(a netip.Addr) string {
 	return fmt.Sprintf("0a:58:%02x:%02x:%02x:%02x", b[0], b[1], b[2], b[3])
 }
 
-// MACOf is the hardware address of an interface with those addresses: its
-// IPv4 address decides where there is one.
+// MACOf returns the MAC address of an interface with the given addresses. It is
+// derived from the first IPv4 address, if there is one.
 func MACOf(addrs []netip.Prefix) string {
 	if len(addrs) == 0 {
 		return ""
 	}
-	for _, p := range addrs {
-		if p.Addr().Is4() {
-			return MAC(p.Addr())
-		}
+	if p, ok := FirstOfFamily(addrs, netip.IPv4Unspecified()); ok {
+		return MAC(p.Addr())
 	}
 	return MAC(addrs[0].Addr())
 }
 
-// LinkLocal is the link-local address that an interface makes of its hardware
-// address (RFC 4291, appendix A); invalid for what is no Ethernet address.
+// LinkLocal returns the IPv6 link-local address of an interface with the given
+// MAC address (RFC 4291, appendix A). It is invalid if mac is no Ethernet address.
 func LinkLocal(mac string) netip.Addr {
 	hw, err := net.ParseMAC(mac)
 	if err != nil || len(hw) != 6 {

@@ -36,8 +36,8 @@ func testPlan() Plan {
 	}
 }
 
-// The one table of everything that follows from ids (DESIGN § 3).
-func TestDerived(t *testing.T) {
+// Every identifier and address that is derived from ids.
+func TestDerivedIdentifiers(t *testing.T) {
 	p := testPlan()
 	n := Network{ID: 7, Name: "cluster_udn_red", Topology: Layer3, Role: RolePrimary,
 		Subnets: subnets(t, "10.20.0.0/16/24,fd20::/48/64"), JoinSubnets: p.UDNJoin, Transit: p.Transit}
@@ -45,7 +45,7 @@ func TestDerived(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for what, tt := range map[string]struct{ got, want any }{
+	for name, tt := range map[string]struct{ got, want any }{
 		"host subnets":          {host, pfx("10.20.2.0/24", "fd20:0:0:2::/64")},
 		"gateway":               {Gateway(host[0]), netip.MustParsePrefix("10.20.2.1/24")},
 		"management":            {Management(host[1]), netip.MustParsePrefix("fd20:0:0:2::2/64")},
@@ -72,14 +72,14 @@ func TestDerived(t *testing.T) {
 		"default pod port":      {PodLSP(DefaultName, "a", "p"), "a_p"},
 	} {
 		if got, want := fmt.Sprint(tt.got), fmt.Sprint(tt.want); got != want {
-			t.Errorf("%s: got %s, want %s", what, got, want)
+			t.Errorf("%s: got %s, want %s", name, got, want)
 		}
 	}
 	if id, ok := NetworkOfPacketMark(n.PacketMark()); id != 7 || !ok {
 		t.Errorf("NetworkOfPacketMark: got %d, %v", id, ok)
 	}
 	if _, ok := NetworkOfPacketMark(PacketMark(0)); ok {
-		t.Error("the default network has no packet mark, yet one was taken for it")
+		t.Error("NetworkOfPacketMark accepted a mark for the default network, which has none")
 	}
 	if MAC(netip.MustParseAddr("fd20::5")) == MAC(netip.MustParseAddr("fd20::6")) {
 		t.Error("two IPv6 addresses share a MAC")
@@ -108,7 +108,7 @@ func TestHostSubnets(t *testing.T) {
 	for _, tt := range []struct {
 		subnets string
 		node    int
-		want    string // or, with an "!" in front, part of the error
+		want    string // with a leading "!": part of the error
 	}{
 		{"10.20.0.0/16/24", 1, "[10.20.0.0/24]"},
 		{"10.20.0.0/16/24", 256, "[10.20.255.0/24]"},
@@ -134,8 +134,8 @@ func TestHostSubnets(t *testing.T) {
 	}
 }
 
-// No two nodes share a host subnet, each lies inside the network, and its
-// addresses tell whose it is.
+// No two nodes share a host subnet, each is inside the network, and NodeOf is
+// the inverse of HostSubnets.
 func TestHostSubnetsDisjoint(t *testing.T) {
 	n := Network{Name: "x", Topology: Layer3, Subnets: subnets(t, "10.0.0.0/20/27,10.8.0.0/22/27,fd00::/56/64")}
 	var all []netip.Prefix
@@ -156,7 +156,7 @@ func TestHostSubnetsDisjoint(t *testing.T) {
 			last, _ := NthAddr(h, 1<<(min(h.Addr().BitLen()-h.Bits(), 60))-1)
 			for _, a := range []netip.Addr{h.Addr(), last} {
 				if got := n.NodeOf(a); got != id {
-					t.Fatalf("%s is node %d's, want %d's", a, got, id)
+					t.Fatalf("NodeOf(%s): %d, want %d", a, got, id)
 				}
 			}
 		}
@@ -164,13 +164,13 @@ func TestHostSubnetsDisjoint(t *testing.T) {
 	}
 	for _, outside := range []string{"10.0.16.0", "9.255.255.255", "fd00:0:0:100::", "fc00::"} {
 		if got := n.NodeOf(netip.MustParseAddr(outside)); got != 0 {
-			t.Errorf("%s is node %d's, want nobody's", outside, got)
+			t.Errorf("NodeOf(%s): %d, want 0", outside, got)
 		}
 	}
 	wide := Network{Name: "x", Topology: Layer3, Subnets: subnets(t, "fd00::/16/64")}
 	for a, want := range map[string]int{"fd00:0:0:ffd::1": MaxNodeID, "fd00:0:0:ffe::1": 0, "fd00:ffff::1": 0} {
 		if got := wide.NodeOf(netip.MustParseAddr(a)); got != want {
-			t.Errorf("%s is node %d's, want %d's", a, got, want)
+			t.Errorf("NodeOf(%s): %d, want %d", a, got, want)
 		}
 	}
 	if got := uint64(len(all) / 2); got != n.HostCapacity() || got != 160 {
@@ -182,7 +182,7 @@ func TestPlan(t *testing.T) {
 	if err := testPlan().Validate(); err != nil {
 		t.Fatal(err)
 	}
-	for what, tt := range map[string]struct {
+	for name, tt := range map[string]struct {
 		change func(*Plan)
 		want   string
 	}{
@@ -190,14 +190,14 @@ func TestPlan(t *testing.T) {
 		"small masquerade": {func(p *Plan) { p.Masquerade = pfx("169.254.0.0/18") }, "masquerade-subnets"},
 		"small join":       {func(p *Plan) { p.Join = pfx("100.64.0.0/24") }, "join-subnets"},
 		"host bits":        {func(p *Plan) { p.ServiceCIDRs = pfx("10.96.0.1/16") }, "write 10.96.0.0/16"},
-		"kernel's tables":  {func(p *Plan) { p.VRFTableBase = 200 }, "vrf-table-base"},
-		"no cluster":       {func(p *Plan) { p.ClusterSubnets = nil }, "cluster-subnets"},
+		"kernel tables":    {func(p *Plan) { p.VRFTableBase = 200 }, "vrf-table-base"},
+		"no subnets":       {func(p *Plan) { p.ClusterSubnets = nil }, "cluster-subnets"},
 		"mtu":              {func(p *Plan) { p.ClusterMTU = 100 }, "mtu"},
 	} {
 		p := testPlan()
 		tt.change(&p)
 		if err := p.Validate(); err == nil || !strings.Contains(err.Error(), tt.want) {
-			t.Errorf("%s: got %v, want an error with %q", what, err, tt.want)
+			t.Errorf("%s: got %v, want an error with %q", name, err, tt.want)
 		}
 	}
 	for subnet, want := range map[string]string{

@@ -10,37 +10,38 @@ import (
 	"strings"
 )
 
-// NAD is one NetworkAttachmentDefinition as the node side sees it: the network
-// it names, and why it cannot be used, if so.
+// NAD is one parsed NetworkAttachmentDefinition: the network that it defines,
+// or why it cannot be used.
 type NAD struct {
 	Namespace, Name string
 	Network         Network
-	Err             error // set: the NAD is malformed, has no id yet, or differs from others of its network
+	Err             error // the NAD is malformed, has no network id yet, or differs from its network's other NADs
 }
 
 // Key is the NAD's key in pod annotations.
 func (n NAD) Key() string { return NADKey(n.Namespace, n.Name) }
 
-// NADIndex knows every network by what NADs say, indexed so that one event
-// costs the same however many networks there are. It is not safe for
+// NADIndex is an index of NADs by key, namespace and network. The cost of one
+// change does not depend on the number of networks. It is not safe for
 // concurrent use.
 type NADIndex struct {
-	byKey       map[string]NAD                 // as set
+	byKey       map[string]NAD                 // as passed to Set
 	byNamespace map[string]map[string]struct{} // namespace → NAD keys
-	byNetwork   map[string]*descriptions       // by network name
-	settled     bool
+	byNetwork   map[string]*definitions        // by network name
+	synced      bool
 }
 
-// NewNADIndex makes an empty catalog.
+// NewNADIndex returns an empty index.
 func NewNADIndex() *NADIndex {
-	return &NADIndex{byKey: map[string]NAD{}, byNamespace: map[string]map[string]struct{}{}, byNetwork: map[string]*descriptions{}}
+	return &NADIndex{byKey: map[string]NAD{}, byNamespace: map[string]map[string]struct{}{}, byNetwork: map[string]*definitions{}}
 }
 
-// Settle tells that all NADs that there are have been set: what most of a
-// network's say is agreed, and stays so until all of them say another thing.
-// It returns the NADs that are refused because they differ, in order.
-func (c *NADIndex) Settle() []NAD {
-	c.settled = true
+// MarkSynced marks the initial list of NADs as complete. From then on the
+// definition of a network that most of its NADs have stays in effect until all
+// of them agree on another one. MarkSynced returns the NADs that are refused
+// because they differ, sorted by key.
+func (c *NADIndex) MarkSynced() []NAD {
+	c.synced = true
 	var out []NAD
 	for _, key := range slices.Sorted(maps.Keys(c.byKey)) {
 		if nad, _ := c.NAD(key); nad.Err != nil && c.byKey[key].Err == nil {
@@ -50,31 +51,31 @@ func (c *NADIndex) Settle() []NAD {
 	return out
 }
 
-// Set records a NAD and returns the names of the networks it touched: its
-// own, and the one it named before.
+// Set adds or replaces a NAD and returns the names of the affected networks:
+// that of the NAD and that of its previous state.
 func (c *NADIndex) Set(nad NAD) []string {
 	key, name := nad.Key(), nad.Network.Name
-	was, had := c.byKey[key]
-	var touched []string
-	if had && was.Network.Name != name {
-		touched, had = c.Delete(key), false
+	old, had := c.byKey[key]
+	var affected []string
+	if had && old.Network.Name != name {
+		affected, had = c.Delete(key), false
 	}
 	c.byKey[key] = nad
 	add(c.byNamespace, nad.Namespace, key)
 	if name == "" {
-		return touched
+		return affected
 	}
 	d := c.byNetwork[name]
 	if d == nil {
-		d = newDescriptions()
+		d = newDefinitions()
 		c.byNetwork[name] = d
 	}
-	d.set(nad, was, had)
-	d.agree(c.settled)
-	return append(touched, name)
+	d.set(nad, old, had)
+	d.agree(c.synced)
+	return append(affected, name)
 }
 
-// Delete forgets a NAD and returns the name of the network it named.
+// Delete removes a NAD and returns the name of its network.
 func (c *NADIndex) Delete(key string) []string {
 	nad, ok := c.byKey[key]
 	if !ok {
@@ -91,23 +92,23 @@ func (c *NADIndex) Delete(key string) []string {
 	if len(d.nads) == 0 {
 		delete(c.byNetwork, name)
 	} else {
-		d.agree(c.settled)
+		d.agree(c.synced)
 	}
 	return []string{name}
 }
 
-// NAD is the NAD with that key. Err is set also where it describes its network
-// in another way than the network's others.
+// NAD returns the NAD with the given key. Its Err is also set if its definition
+// differs from the one in effect for its network.
 func (c *NADIndex) NAD(key string) (NAD, bool) {
 	nad, ok := c.byKey[key]
 	if d := c.byNetwork[nad.Network.Name]; d != nil {
-		nad = d.judged(nad)
+		nad = d.check(nad)
 	}
 	return nad, ok
 }
 
-// Network is the network with that name, as its NADs agree. ok is false when
-// no usable NAD says so.
+// Network returns the network with the given name, with the definition in
+// effect. ok is false if no usable NAD has that definition.
 func (c *NADIndex) Network(name string) (n Network, ok bool) {
 	d := c.byNetwork[name]
 	if d == nil || d.agreed == nil || d.agreed.usable == 0 {
@@ -116,19 +117,19 @@ func (c *NADIndex) Network(name string) (n Network, ok bool) {
 	return d.agreed.net, true
 }
 
-// Agreed is what the network's NADs agree on, in words that change with it; ""
-// when there is nothing.
-func (c *NADIndex) Agreed(name string) string {
+// Fingerprint returns a text that changes with the definition in effect for a
+// network. It is "" if there is none.
+func (c *NADIndex) Fingerprint(name string) string {
 	if d := c.byNetwork[name]; d != nil && d.agreed != nil {
 		return d.agreed.text
 	}
 	return ""
 }
 
-// Names tells whether any NAD, usable or not, names the network.
-func (c *NADIndex) Names(network string) bool { return c.byNetwork[network] != nil }
+// HasNADs reports whether a network has NADs, usable or not.
+func (c *NADIndex) HasNADs(network string) bool { return c.byNetwork[network] != nil }
 
-// Namespaces are those with a usable NAD of the network, in order.
+// Namespaces returns the namespaces with a usable NAD of the network, sorted.
 func (c *NADIndex) Namespaces(name string) []string {
 	d := c.byNetwork[name]
 	if d == nil {
@@ -144,7 +145,7 @@ func (c *NADIndex) Namespaces(name string) []string {
 	return slices.Compact(out)
 }
 
-// Networks are the names of all networks with a usable NAD, in order.
+// Networks returns the names of all networks that Network returns, sorted.
 func (c *NADIndex) Networks() []string {
 	var out []string
 	for name := range c.byNetwork {
@@ -156,30 +157,32 @@ func (c *NADIndex) Networks() []string {
 	return out
 }
 
-// ErrNoPrimary says that a namespace that must have a primary network has none yet.
+// ErrNoPrimary is returned for a namespace that requires a primary network and
+// has none yet.
 var ErrNoPrimary = errors.New("no primary network yet")
 
-// Primary is the NAD of the namespace's primary network. labelled says whether
-// the namespace carries LabelPrimaryUDN. The proposal's four cases: without
-// the label there is none (nil, nil) whatever the NADs say; with it, none is
-// ErrNoPrimary, and several are an error until all but one are gone.
+// Primary returns the NAD of the namespace's primary network. labelled tells
+// whether the namespace has LabelPrimaryUDN. These are the proposal's four
+// cases: a namespace without the label has no primary network (nil, nil),
+// whatever its NADs; in one with the label, no primary network is
+// ErrNoPrimary, and several are an error until all but one are deleted.
 func (c *NADIndex) Primary(namespace string, labelled bool) (*NAD, error) {
 	if !labelled {
 		return nil, nil
 	}
 	var found []NAD
-	var broken []string
+	var unusable []string
 	for key := range c.byNamespace[namespace] {
 		nad, _ := c.NAD(key)
 		switch {
 		case nad.Err != nil:
-			broken = append(broken, fmt.Sprintf("%s: %v", key, nad.Err))
+			unusable = append(unusable, fmt.Sprintf("%s: %v", key, nad.Err))
 		case nad.Network.Role == RolePrimary:
 			found = append(found, nad)
 		}
 	}
 	slices.SortFunc(found, func(a, b NAD) int { return strings.Compare(a.Key(), b.Key()) })
-	slices.Sort(broken)
+	slices.Sort(unusable)
 	switch {
 	case len(found) == 1:
 		return &found[0], nil
@@ -189,10 +192,10 @@ func (c *NADIndex) Primary(namespace string, labelled bool) (*NAD, error) {
 			keys[i] = n.Key()
 		}
 		return nil, fmt.Errorf("namespace %s has %d primary networks (%s): delete all but one", namespace, len(found), strings.Join(keys, ", "))
-	case len(broken) > 0:
-		return nil, fmt.Errorf("namespace %s: %w (%s)", namespace, ErrNoPrimary, strings.Join(broken, "; "))
+	case len(unusable) > 0:
+		return nil, fmt.Errorf("namespace %s: %w (%s)", namespace, ErrNoPrimary, strings.Join(unusable, "; "))
 	default:
-		return nil, fmt.Errorf("namespace %s carries the label %s: %w: create a UserDefinedNetwork or ClusterUserDefinedNetwork with role Primary", namespace, LabelPrimaryUDN, ErrNoPrimary)
+		return nil, fmt.Errorf("namespace %s has the label %s: %w: create a UserDefinedNetwork or ClusterUserDefinedNetwork with role Primary", namespace, LabelPrimaryUDN, ErrNoPrimary)
 	}
 }
 

@@ -13,9 +13,9 @@ import (
 	"strings"
 )
 
-// NetConf is the CNI configuration that a NetworkAttachmentDefinition of type
-// ovn-k8s-cni-overlay carries. Field names and value forms are the reference's
-// NAD API; lists are comma-separated strings.
+// NetConf is the CNI configuration in a NetworkAttachmentDefinition of type
+// ovn-k8s-cni-overlay. Field names and formats are the reference's NAD API;
+// lists are comma-separated strings.
 type NetConf struct {
 	CNIVersion       string `json:"cniVersion"`
 	Name             string `json:"name"`
@@ -39,14 +39,12 @@ type NetConf struct {
 	OutboundSNAT          string `json:"outboundSNAT,omitempty"`
 }
 
-// ErrForeign is returned for a NAD that is not Bulkhead's at all: another CNI
-// type. It is no defect, and callers pass over it in silence.
+// ErrForeign is returned for a NAD of another CNI type. Callers ignore such NADs.
 var ErrForeign = errors.New("not of type " + CNIType)
 
-// ParseNetConf reads NAD JSON. Unknown keys are errors, as a mistyped key
-// would otherwise be a silently missing setting; of the keys every CNI plugin
-// may carry, those that Bulkhead has no use for are allowed. Errors name the
-// key and the remedy.
+// ParseNetConf parses NAD JSON. Unknown keys are errors, because a mistyped key
+// would otherwise be ignored silently. The standard CNI keys that Bulkhead does
+// not use are accepted. Errors name the key and the remedy.
 func ParseNetConf(config string) (NetConf, error) {
 	var probe struct {
 		Type    string            `json:"type"`
@@ -55,7 +53,8 @@ func ParseNetConf(config string) (NetConf, error) {
 	if err := json.Unmarshal([]byte(config), &probe); err != nil {
 		return NetConf{}, fmt.Errorf("config is not valid JSON: %w", err)
 	}
-	// Spelled out: an admission policy, which cannot read JSON, looks for the word.
+	// The type must be unescaped in the text: an admission policy, which cannot
+	// parse JSON, searches for it.
 	if probe.Type != CNIType || !strings.Contains(config, CNIType) {
 		return NetConf{}, ErrForeign
 	}
@@ -85,7 +84,7 @@ func ParseNetConf(config string) (NetConf, error) {
 	return c.NetConf, nil
 }
 
-// Render is the JSON of c, compact and with keys in a fixed order.
+// Render returns c as compact JSON with keys in a fixed order.
 func (c NetConf) Render() string {
 	b, err := json.Marshal(c)
 	if err != nil { // strings, numbers and booleans always marshal
@@ -94,8 +93,8 @@ func (c NetConf) Render() string {
 	return string(b)
 }
 
-// Network is what c describes, with that id and the plan's defaults filled in.
-// Errors name the key.
+// Network returns the network that c defines, with the given id and the plan's
+// defaults. Errors name the key.
 func (c NetConf) Network(id int, plan Plan) (Network, error) {
 	n := Network{
 		ID: id, Name: c.Name, Topology: Topology(c.Topology), Role: Role(c.Role), MTU: c.MTU,
@@ -168,9 +167,9 @@ func (c NetConf) Network(id int, plan Plan) (Network, error) {
 	}
 	v4, v6 := n.Families()
 	if n.Role == RolePrimary {
-		n.JoinSubnets = forFamilies(n.JoinSubnets, plan.UDNJoin, v4, v6)
+		n.JoinSubnets = withDefaults(n.JoinSubnets, plan.UDNJoin, v4, v6)
 	}
-	n.Transit = forFamilies(n.Transit, plan.Transit, v4, v6)
+	n.Transit = withDefaults(n.Transit, plan.Transit, v4, v6)
 	for _, list := range []struct {
 		key      string
 		prefixes []netip.Prefix
@@ -184,11 +183,11 @@ func (c NetConf) Network(id int, plan Plan) (Network, error) {
 	return n, nil
 }
 
-// GeneveOverhead is what the overlay takes from the underlay's MTU.
+// GeneveOverhead is the difference between the underlay's and the overlay's MTU.
 const GeneveOverhead = 100
 
-// ParseSubnets reads the NAD's subnets: "cidr" or, on Layer 3, "cidr/hostLen",
-// separated by commas. A Layer 3 CIDR without a host length gets the default.
+// ParseSubnets parses a comma-separated list of subnets: "cidr" or, on Layer 3,
+// "cidr/hostLen". The default host length is DefaultHostLen.
 func ParseSubnets(list string, t Topology) ([]Subnet, error) {
 	var out []Subnet
 	for _, raw := range splitList(list) {
@@ -206,7 +205,7 @@ func ParseSubnets(list string, t Topology) ([]Subnet, error) {
 	return out, nil
 }
 
-// ParseSubnet reads one subnet in the form of ParseSubnets.
+// ParseSubnet parses one subnet in the format of ParseSubnets.
 func ParseSubnet(raw string, t Topology) (Subnet, error) {
 	cidr, host := raw, ""
 	if parts := strings.Split(raw, "/"); len(parts) == 3 {
@@ -227,7 +226,7 @@ func ParseSubnet(raw string, t Topology) (Subnet, error) {
 	return s, s.Validate(t)
 }
 
-// ParseCIDRs reads a comma-separated list of CIDRs without host bits.
+// ParseCIDRs parses a comma-separated list of CIDRs without host bits.
 func ParseCIDRs(list string) ([]netip.Prefix, error) {
 	var out []netip.Prefix
 	for _, raw := range splitList(list) {
@@ -264,7 +263,7 @@ func splitList(list string) []string {
 	return out
 }
 
-// JoinCIDRs renders CIDRs as NAD JSON wants them: comma-separated.
+// JoinCIDRs renders CIDRs as a comma-separated list, as in NAD JSON.
 func JoinCIDRs(ps []netip.Prefix) string {
 	s := make([]string, len(ps))
 	for i, p := range ps {

@@ -10,14 +10,14 @@ import (
 	"strings"
 )
 
-// check refuses settings that contradict one another. Networks of
-// UserDefinedNetworks have passed most of it at the API; those of NADs that
-// somebody wrote by hand have not. Errors name the key and the remedy.
+// check refuses contradictory settings. The API server checks most of them for
+// UserDefinedNetworks, but not for hand-written NADs. Errors name the key and
+// the remedy.
 func (n Network) check() error {
-	if err := n.checkPlaces(); err != nil {
+	if err := n.checkApplicable(); err != nil {
 		return err
 	}
-	if err := n.checkNumbers(); err != nil {
+	if err := n.checkRanges(); err != nil {
 		return err
 	}
 	if err := n.checkTransport(); err != nil {
@@ -47,7 +47,7 @@ func (n Network) check() error {
 	}{{"excludeSubnets", n.ExcludeSubnets}, {"reservedSubnets", n.ReservedSubnets}, {"infrastructureSubnets", n.InfrastructureSubnets}} {
 		for _, p := range list.parts {
 			if !inside(n.CIDRs(), p) {
-				return fmt.Errorf("%s: %s is not inside one of subnets %s: choose a part of those", list.key, p, JoinCIDRs(n.CIDRs()))
+				return fmt.Errorf("%s: %s is not inside one of subnets %s: choose a range inside", list.key, p, JoinCIDRs(n.CIDRs()))
 			}
 		}
 	}
@@ -67,14 +67,15 @@ func (n Network) check() error {
 	return nil
 }
 
-// checkPlaces refuses settings on networks that have no use for them.
-func (n Network) checkPlaces() error {
+// checkApplicable refuses settings that do not apply to the network's topology
+// or role.
+func (n Network) checkApplicable() error {
 	primary, layer2 := n.Role == RolePrimary, n.Topology == Layer2
 	for _, k := range []struct {
-		key      string
-		set      bool
-		possible bool
-		where    string
+		key        string
+		set        bool
+		applicable bool
+		where      string
 	}{
 		{"joinSubnet", len(n.JoinSubnets) > 0, primary, "primary networks"},
 		{"reservedSubnets", len(n.ReservedSubnets) > 0, primary && layer2, "primary networks of topology layer2"},
@@ -86,22 +87,22 @@ func (n Network) checkPlaces() error {
 		{"excludeSubnets", len(n.ExcludeSubnets) > 0, len(n.Subnets) > 0, "networks with subnets"},
 		{"allowPersistentIPs", n.PersistentIPs, len(n.Subnets) > 0, "networks with subnets"},
 	} {
-		if k.set && !k.possible {
+		if k.set && !k.applicable {
 			return fmt.Errorf("%s is only for %s: remove it", k.key, k.where)
 		}
 	}
 	return nil
 }
 
-func (n Network) checkNumbers() error {
+func (n Network) checkRanges() error {
 	if n.MTU != 0 && (n.MTU < 576 || n.MTU > 65536) {
-		return fmt.Errorf("mtu %d is outside 576..65536: choose one inside, or remove it", n.MTU)
+		return fmt.Errorf("mtu %d is outside 576..65536: choose a value inside, or remove it", n.MTU)
 	}
 	if _, v6 := n.Families(); n.MTU != 0 && v6 && n.MTU < 1280 {
-		return fmt.Errorf("mtu %d is below 1280, which IPv6 needs: raise it, or remove the IPv6 subnet", n.MTU)
+		return fmt.Errorf("mtu %d is below 1280, the minimum for IPv6: raise it, or remove the IPv6 subnet", n.MTU)
 	}
 	if n.VLAN < 0 || n.VLAN > 4094 {
-		return fmt.Errorf("vlanID %d is outside 1..4094: choose one inside, or remove it", n.VLAN)
+		return fmt.Errorf("vlanID %d is outside 1..4094: choose a value inside, or remove it", n.VLAN)
 	}
 	return nil
 }
@@ -120,7 +121,7 @@ func (n Network) checkTransport() error {
 			return fmt.Errorf("outboundSNAT %q is unknown: transport %s needs enabled or disabled", n.OutboundSNAT, TransportNoOverlay)
 		}
 	default:
-		return fmt.Errorf("transport %q is unknown: use %s, or leave it out for Geneve", n.Transport, TransportNoOverlay)
+		return fmt.Errorf("transport %q is unknown: use %s, or remove it for Geneve", n.Transport, TransportNoOverlay)
 	}
 	return nil
 }
@@ -129,37 +130,31 @@ func (n Network) checkGateways() error {
 	if len(n.DefaultGatewayIPs) == 0 {
 		return nil
 	}
-	var hosts []netip.Prefix
 	for _, gw := range n.DefaultGatewayIPs {
 		i := slices.IndexFunc(n.Subnets, func(s Subnet) bool { return s.CIDR.Contains(gw) })
 		if i < 0 {
-			return fmt.Errorf("defaultGatewayIPs: %s is not inside one of subnets %s: choose an address of those", gw, JoinCIDRs(n.CIDRs()))
+			return fmt.Errorf("defaultGatewayIPs: %s is not inside one of subnets %s: choose an address inside", gw, JoinCIDRs(n.CIDRs()))
 		}
 		if !Usable(n.Subnets[i].CIDR, gw) {
-			return fmt.Errorf("defaultGatewayIPs: %s is the first or the last address of %s, which no router can have: choose another", gw, n.Subnets[i].CIDR)
+			return fmt.Errorf("defaultGatewayIPs: %s is the first or the last address of %s, which is not usable: choose another address", gw, n.Subnets[i].CIDR)
 		}
 		if len(n.InfrastructureSubnets) > 0 && !slices.ContainsFunc(n.InfrastructureSubnets, func(p netip.Prefix) bool { return p.Contains(gw) }) {
-			return fmt.Errorf("defaultGatewayIPs: %s is not inside one of infrastructureSubnets %s: choose an address of those", gw, JoinCIDRs(n.InfrastructureSubnets))
+			return fmt.Errorf("defaultGatewayIPs: %s is not inside one of infrastructureSubnets %s: choose an address inside", gw, JoinCIDRs(n.InfrastructureSubnets))
 		}
-		hosts = append(hosts, netip.PrefixFrom(gw, gw.BitLen()))
 	}
-	if err := onePerFamily("defaultGatewayIPs", hosts); err != nil {
+	if err := onePerFamily("defaultGatewayIPs", n.DefaultGatewayIPs); err != nil {
 		return err
 	}
-	if len(hosts) != len(n.Subnets) {
-		return errors.New("defaultGatewayIPs lacks one for one of subnets: add it")
+	if len(n.DefaultGatewayIPs) != len(n.Subnets) {
+		return errors.New("defaultGatewayIPs has no address in one of subnets: add one")
 	}
 	return nil
 }
 
-// onePerFamily refuses a second prefix of an IP family.
-func onePerFamily(key string, ps []netip.Prefix) error {
-	for i, p := range ps {
-		for _, q := range ps[:i] {
-			if p.Addr().Is4() == q.Addr().Is4() {
-				return fmt.Errorf("%s: %s and %s are of one IP family: keep one of them", key, q, p)
-			}
-		}
+// onePerFamily refuses two items of the same IP family.
+func onePerFamily[T IP](key string, list []T) error {
+	if first, second, ok := DuplicateFamily(list); ok {
+		return fmt.Errorf("%s: %v and %v have the same IP family: keep one of them", key, first, second)
 	}
 	return nil
 }
@@ -168,17 +163,12 @@ func inside(outer []netip.Prefix, p netip.Prefix) bool {
 	return slices.ContainsFunc(outer, func(o netip.Prefix) bool { return o.Bits() <= p.Bits() && o.Overlaps(p) })
 }
 
-// forFamilies is own, completed by defaults, of the IP families that are used.
-func forFamilies(own, defaults []netip.Prefix, v4, v6 bool) []netip.Prefix {
-	var out []netip.Prefix
-	for _, p := range own {
-		if p.Addr().Is4() && v4 || !p.Addr().Is4() && v6 {
-			out = append(out, p)
-		}
-	}
-	for _, p := range defaults {
-		is4 := p.Addr().Is4()
-		if (is4 && v4 || !is4 && v6) && !slices.ContainsFunc(own, func(o netip.Prefix) bool { return o.Addr().Is4() == is4 }) {
+// withDefaults returns the prefixes of own, and the default for each IP family
+// that own lacks, of the selected IP families.
+func withDefaults(own, defaults []netip.Prefix, v4, v6 bool) []netip.Prefix {
+	out := FilterFamilies(own, v4, v6)
+	for _, p := range FilterFamilies(defaults, v4, v6) {
+		if _, ok := FirstOfFamily(own, p); !ok {
 			out = append(out, p)
 		}
 	}

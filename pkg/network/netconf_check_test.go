@@ -39,28 +39,28 @@ func TestNetConfContradictions(t *testing.T) {
 		{`"topology":"localnet","excludeSubnets":"192.0.2.0/30"`, "excludeSubnets is only for networks with subnets: remove it"},
 		{local + `,"vlanID":-1`, "vlanID -1 is outside 1..4094"},
 		{local + `,"mtu":65537`, "mtu 65537 is outside 576..65536"},
-		{local + `,"excludeSubnets":"192.0.3.0/30"`, "excludeSubnets: 192.0.3.0/30 is not inside one of subnets 192.0.2.0/24: choose a part of those"},
+		{local + `,"excludeSubnets":"192.0.3.0/30"`, "excludeSubnets: 192.0.3.0/30 is not inside one of subnets 192.0.2.0/24: choose a range inside"},
 		{local + `,"excludeSubnets":"192.0.0.0/16"`, "excludeSubnets: 192.0.0.0/16 is not inside"},
 		{local + `,"excludeSubnets":"fd20::/126"`, "excludeSubnets: fd20::/126 is not inside"},
 		{local + `,"excludeSubnets":"192.0.2.1/30"`, "excludeSubnets: 192.0.2.1/30 has host bits set: write 192.0.2.0/30"},
 		{local + `,"physicalNetworkName":"a:b"`, `physicalNetworkName: "a:b" cannot contain , or : characters: choose another name`},
 		{local + `,"physicalNetworkName":"a,b"`, `physicalNetworkName: "a,b" cannot contain , or : characters: choose another name`},
 		{`"topology":"localnet","subnets":"192.0.2.0/24,192.0.3.0/24"`, "keep one of them: topology localnet takes one IPv4 and one IPv6 CIDR"},
-		{`"topology":"layer2","subnets":"fd20::/64,fd21::/64"`, "subnets: fd20::/64 and fd21::/64 are of one IP family: keep one of them"},
+		{`"topology":"layer2","subnets":"fd20::/64,fd21::/64"`, "subnets: fd20::/64 and fd21::/64 have the same IP family: keep one of them"},
 		{`"topology":"layer2","role":"primary","subnets":"10.20.0.0/31"`, "subnets: 10.20.0.0/31 has no room for a gateway, the nodes and a pod: use a shorter prefix"},
-		{l3Primary + `,"joinSubnet":"100.70.0.0/16,100.71.0.0/16"`, "joinSubnet: 100.70.0.0/16 and 100.71.0.0/16 are of one IP family: keep one of them"},
-		{l2Primary + `,"transitSubnet":"100.70.0.0/16,100.71.0.0/16"`, "transitSubnet: 100.70.0.0/16 and 100.71.0.0/16 are of one IP family"},
+		{l3Primary + `,"joinSubnet":"100.70.0.0/16,100.71.0.0/16"`, "joinSubnet: 100.70.0.0/16 and 100.71.0.0/16 have the same IP family: keep one of them"},
+		{l2Primary + `,"transitSubnet":"100.70.0.0/16,100.71.0.0/16"`, "transitSubnet: 100.70.0.0/16 and 100.71.0.0/16 have the same IP family"},
 		{l2Primary + `,"transitSubnet":"100.70.0.0/24"`, "transitSubnet 100.70.0.0/24 is too small for 4094 nodes: use a prefix of length 19 or shorter"},
 		{l2Primary + `,"reservedSubnets":"10.21.0.0/24"`, "reservedSubnets: 10.21.0.0/24 is not inside"},
 		{l2Primary + `,"infrastructureSubnets":"10.21.0.0/24"`, "infrastructureSubnets: 10.21.0.0/24 is not inside"},
 		{l2Primary + `,"infrastructureSubnets":"10.20.1.0/24","reservedSubnets":"10.20.0.0/20"`, "infrastructureSubnets: 10.20.1.0/24 overlaps 10.20.0.0/20 of reservedSubnets: choose another range"},
 		{l2Primary + `,"defaultGatewayIPs":"10.21.0.1,fd20::1"`, "defaultGatewayIPs: 10.21.0.1 is not inside one of subnets 10.20.0.0/16,fd20::/64: choose an address"},
 		{l2Primary + `,"defaultGatewayIPs":"10.20.0.0,fd20::1"`, "defaultGatewayIPs: 10.20.0.0 is the first or the last address of 10.20.0.0/16"},
-		{l2Primary + `,"defaultGatewayIPs":"10.20.0.9"`, "defaultGatewayIPs lacks one for one of subnets: add it"},
-		{l2Primary + `,"defaultGatewayIPs":"10.20.0.9,10.20.0.10"`, "defaultGatewayIPs: 10.20.0.9/32 and 10.20.0.10/32 are of one IP family"},
+		{l2Primary + `,"defaultGatewayIPs":"10.20.0.9"`, "defaultGatewayIPs has no address in one of subnets: add one"},
+		{l2Primary + `,"defaultGatewayIPs":"10.20.0.9,10.20.0.10"`, "defaultGatewayIPs: 10.20.0.9 and 10.20.0.10 have the same IP family"},
 		{l2Primary + `,"defaultGatewayIPs":"10.20.0.9,fe80::1%eth0"`, `defaultGatewayIPs: "fe80::1%eth0" is not an IP address such as`},
 		{l2Primary + `,"infrastructureSubnets":"10.20.1.0/24","defaultGatewayIPs":"10.20.0.9,fd20::1"`, "defaultGatewayIPs: 10.20.0.9 is not inside one of infrastructureSubnets 10.20.1.0/24: choose an address"},
-		{l3Primary + `,"transport":"vxlan"`, `transport "vxlan" is unknown: use no-overlay, or leave it out for Geneve`},
+		{l3Primary + `,"transport":"vxlan"`, `transport "vxlan" is unknown: use no-overlay, or remove it for Geneve`},
 		{l3Primary + `,"transport":"no-overlay"`, `outboundSNAT "" is unknown: transport no-overlay needs enabled or disabled`},
 		{l3Primary + `,"transport":"no-overlay","outboundSNAT":"Enabled"`, `outboundSNAT "Enabled" is unknown`},
 		{l3Primary + `,"outboundSNAT":"enabled"`, "outboundSNAT is only for transport no-overlay: remove it"},
@@ -80,7 +80,7 @@ func TestNetConfContradictions(t *testing.T) {
 func TestNetConfAccepted(t *testing.T) {
 	for _, tt := range []struct {
 		keys string
-		want func(*Network) // what differs from the keys' zero values
+		want func(*Network) // sets the fields that differ from the keys' zero values
 	}{
 		{local, func(n *Network) { n.PhysicalNetworkName = "x" }},
 		{local + `,"physicalNetworkName":"blue","vlanID":4094,"excludeSubnets":"192.0.2.0/30,192.0.2.128/25","allowPersistentIPs":true`, func(n *Network) {
@@ -96,7 +96,7 @@ func TestNetConfAccepted(t *testing.T) {
 		{l3Primary + `,"transport":"no-overlay","outboundSNAT":"disabled"`, func(n *Network) {
 			n.Transport, n.OutboundSNAT, n.JoinSubnets = TransportNoOverlay, "disabled", pfx("100.65.0.0/16", "fd99::/64")
 		}},
-		// The family that joinSubnet leaves out has the cluster's.
+		// The cluster's default applies to the IP family that joinSubnet lacks.
 		{l3Primary + `,"joinSubnet":"100.70.0.0/16"`, func(n *Network) { n.JoinSubnets = pfx("100.70.0.0/16", "fd99::/64") }},
 		{l2Primary + `,"joinSubnet":"fd70::/64","transitSubnet":"fd71::/64"`, func(n *Network) {
 			n.JoinSubnets, n.Transit = pfx("fd70::/64", "100.65.0.0/16"), pfx("fd71::/64", "100.88.0.0/16")
@@ -120,7 +120,7 @@ func TestNetConfAccepted(t *testing.T) {
 	}
 }
 
-func TestPlanConflictWithin(t *testing.T) {
+func TestPlanConflictInsideNetwork(t *testing.T) {
 	for _, tt := range []struct{ keys, want string }{
 		{l3Primary + `,"joinSubnet":"10.20.0.0/17"`, "overlaps its join subnet 10.20.0.0/17"},
 		{l2Primary + `,"transitSubnet":"10.20.0.0/17"`, "overlaps its transit subnet 10.20.0.0/17"},
@@ -205,7 +205,7 @@ func count(bs ...bool) (n int) {
 	return n
 }
 
-// What was accepted is rendered so that it is read back the same.
+// Accepted lists are equal after rendering and parsing.
 func FuzzParseCIDRs(f *testing.F) {
 	for _, s := range []string{"10.0.0.0/8, fd00::/8", "10.0.0.1/8", "::ffff:10.0.0.0/104", ",,", "0.0.0.0/0,::/0", "10.0.0.0/08"} {
 		f.Add(s)

@@ -52,7 +52,7 @@ func TestNetConfRefused(t *testing.T) {
 		{`{` + base + `,"topology":"layer3","subnets":"10.0.0.0/16/x"}`, "not a number"},
 		{`{` + base + `,"topology":"layer3","subnets":"10.0.0.0/16,10.0.1.0/24"}`, "overlaps"},
 		{`{` + base + `,"topology":"layer3","subnets":"::ffff:10.0.0.0/112"}`, "IPv4-mapped"},
-		{`{` + base + `,"topology":"layer2","subnets":"10.0.0.0/16/24"}`, "only for layer3"},
+		{`{` + base + `,"topology":"layer2","subnets":"10.0.0.0/16/24"}`, "only for topology layer3: remove it"},
 		{`{` + base + `,"topology":"layer2","role":"primary"}`, "primary network needs"},
 		{`{` + base + `,"topology":"localnet","role":"primary","subnets":"10.0.0.0/16"}`, "localnet"},
 		{`{` + base + `,"topology":"layer3","subnets":"10.0.0.0/16","mtu":100}`, "mtu 100"},
@@ -76,7 +76,7 @@ func TestNetConfRefused(t *testing.T) {
 	c, _ := ParseNetConf(redConf)
 	for _, id := range []int{-1, 0, MaxID + 1} {
 		if _, err := c.Network(id, testPlan()); err == nil {
-			t.Errorf("id %d passed", id)
+			t.Errorf("id %d was accepted", id)
 		}
 	}
 }
@@ -93,7 +93,7 @@ func FuzzParsePodNetworks(f *testing.F) {
 			t.Fatal(err)
 		}
 		if _, err := ParsePodNetworks(out); err != nil {
-			t.Errorf("rendered what cannot be parsed: %v", err)
+			t.Errorf("the rendered annotation cannot be parsed: %v", err)
 		}
 	})
 }
@@ -108,7 +108,7 @@ func FuzzParseNode(f *testing.F) {
 	})
 }
 
-// The proposal's example: what a pod of a primary network gets on each of its two.
+// The proposal's example: both networks of a pod with a primary network.
 func TestNewPodNetwork(t *testing.T) {
 	plan := testPlan()
 	plan.ClusterSubnets = plan.ClusterSubnets[:1]
@@ -131,13 +131,13 @@ func TestNewPodNetwork(t *testing.T) {
 	if d := cmp.Diff(want, got); d != "" {
 		t.Error(d)
 	}
-	alone := NewPodNetwork(cdn, plan, pfx("10.244.0.3/24"), false)
-	if alone.Role != RolePrimary || len(alone.Gateways) != 1 || len(alone.Routes) != 0 {
-		t.Errorf("default network alone: %+v", alone)
+	only := NewPodNetwork(cdn, plan, pfx("10.244.0.3/24"), false)
+	if only.Role != RolePrimary || len(only.Gateways) != 1 || len(only.Routes) != 0 {
+		t.Errorf("default network without a primary network: %+v", only)
 	}
 }
 
-func TestCatalogPrimary(t *testing.T) {
+func TestNADIndexPrimary(t *testing.T) {
 	c := NewNADIndex()
 	primary := func(ns, name string, id int) NAD {
 		return NAD{Namespace: ns, Name: name, Network: Network{ID: id, Name: name, Role: RolePrimary}}
@@ -162,23 +162,23 @@ func TestCatalogPrimary(t *testing.T) {
 	c.Delete("a/green")
 	c.Set(NAD{Namespace: "a", Name: "bad", Err: errors.New("broken")})
 	if nad, err := c.Primary("a", true); err != nil || nad.Network.ID != 1 {
-		t.Errorf("a broken NAD held up a good one: %v, %v", nad, err)
+		t.Errorf("an unusable NAD hides a usable one: %v, %v", nad, err)
 	}
 	c.Delete("a/red")
 	if _, err := c.Primary("a", true); err == nil || !strings.Contains(err.Error(), "broken") {
-		t.Errorf("only a broken one: %v", err)
+		t.Errorf("only an unusable NAD: %v", err)
 	}
 	if got := c.Set(primary("b", "red", 1)); fmt.Sprint(got) != "[red]" {
-		t.Errorf("touched %v", got)
+		t.Errorf("Set affected %v", got)
 	}
 	c.Set(primary("c", "red", 1))
 	if got := c.Namespaces("red"); fmt.Sprint(got) != "[b c]" {
 		t.Errorf("namespaces %v", got)
 	}
 	if got := c.Delete("b/red"); fmt.Sprint(got) != "[red]" {
-		t.Errorf("delete touched %v", got)
+		t.Errorf("Delete affected %v", got)
 	}
 	if _, ok := c.Network("red"); !ok {
-		t.Error("the network is gone with the first of its NADs")
+		t.Error("the network is missing after one of its NADs was deleted")
 	}
 }

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package network is Bulkhead's domain: what a network and a node are, how a
-// NetworkAttachmentDefinition describes a network, and every identifier and
-// address that follows from a network's id and a node's id. It is pure: plain
-// values in, plain values out, no clients, no clock, no state.
+// Package network defines networks and nodes, parses
+// NetworkAttachmentDefinitions and annotations, and derives all identifiers and
+// addresses from network ids and node ids. It has no I/O, clock or global state.
 package network
 
 import (
@@ -22,36 +21,37 @@ const (
 	Localnet Topology = "localnet"
 )
 
-// Role is what a network is to a pod attached to it.
+// Role is the role of a network for a pod attached to it.
 type Role string
 
 const (
-	// RolePrimary: the pod's default gateway and services are on this network.
+	// RolePrimary: the pod reaches its default gateway and services through
+	// this network.
 	RolePrimary Role = "primary"
-	// RoleSecondary: an additional interface.
+	// RoleSecondary: the pod has an additional interface on this network.
 	RoleSecondary Role = "secondary"
-	// RoleInfrastructureLocked: the cluster default network of a pod whose
-	// primary network is another one; only kubelet's probes pass.
+	// RoleInfrastructureLocked: the cluster default network, for a pod with
+	// another primary network. Only kubelet's probes can use it.
 	RoleInfrastructureLocked Role = "infrastructure-locked"
 )
 
-// DefaultName is the name of the cluster default network, whose id is 0.
+// DefaultName and DefaultID are the name and id of the cluster default network.
 const (
 	DefaultName = "default"
 	DefaultID   = 0
-	// MaxID is the largest network id; the masquerade subnet must hold two
-	// addresses for each (Plan.Validate checks it).
+	// MaxID is the largest network id. The masquerade subnet must have two
+	// addresses per network (Plan.Validate checks this).
 	MaxID = 10000
 	// MaxNodeID is the largest node id.
 	MaxNodeID = 4094
 )
 
-// TransportNoOverlay is the transport, spelled as in NAD JSON, of networks
-// whose packets travel between nodes as they are; "" is Geneve.
+// TransportNoOverlay is the transport, spelled as in NAD JSON, of networks whose
+// packets are routed between nodes without encapsulation. "" is Geneve.
 const TransportNoOverlay = "no-overlay"
 
-// Subnet is one CIDR of a network. On Layer 3 it is cut into one subnet of
-// length HostLen for each node; HostLen is 0 on other topologies.
+// Subnet is one CIDR of a network. On Layer 3 each node has a host subnet of
+// length HostLen in it. HostLen is 0 on other topologies.
 type Subnet struct {
 	CIDR    netip.Prefix
 	HostLen int
@@ -64,9 +64,8 @@ func (s Subnet) String() string {
 	return fmt.Sprintf("%s/%d", s.CIDR, s.HostLen)
 }
 
-// Network is one network as every part of Bulkhead sees it. The zero id is
-// the cluster default network. Values are compared and shared: never modify
-// the slices of a Network that another part holds.
+// Network is one network. Networks are compared and shared: never modify the
+// slices of a Network.
 type Network struct {
 	ID       int
 	Name     string
@@ -85,31 +84,31 @@ type Network struct {
 	PhysicalNetworkName   string
 	VLAN                  int
 	PersistentIPs         bool
-	Transport             string // "" is Geneve, "no-overlay"
-	OutboundSNAT          string // no-overlay: "enabled" or "disabled"
+	Transport             string // "" (Geneve) or TransportNoOverlay
+	OutboundSNAT          string // "enabled" or "disabled"; TransportNoOverlay only
 }
 
-// IsDefault tells whether n is the cluster default network.
+// IsDefault reports whether n is the cluster default network.
 func (n Network) IsDefault() bool { return n.ID == DefaultID }
 
-// IsPrimary tells whether n is a tenant's primary network.
+// IsPrimary reports whether n is a tenant's primary network.
 func (n Network) IsPrimary() bool { return n.Role == RolePrimary && !n.IsDefault() }
 
-// Carried says why nodes do not build n, nil where they do. Its NADs are there
-// all the same, and its pods are told.
-func (n Network) Carried() error {
+// CheckSupported returns why nodes do not build n, nil if they do. The NADs of
+// an unsupported network exist nevertheless; its pods report the error.
+func (n Network) CheckSupported() error {
 	switch {
 	case n.IsDefault():
 		return nil
 	case n.Topology != Layer3 || n.Role != RolePrimary:
-		return fmt.Errorf("network %s: nodes do not carry topology %s with role %s in this version: use layer3 and primary", n.Name, n.Topology, n.Role)
+		return fmt.Errorf("network %s: nodes do not support topology %s with role %s in this version: use layer3 and primary", n.Name, n.Topology, n.Role)
 	case n.Transport != "":
-		return fmt.Errorf("network %s: nodes do not carry transport %s in this version: use Geneve", n.Name, n.Transport)
+		return fmt.Errorf("network %s: nodes do not support transport %s in this version: use Geneve", n.Name, n.Transport)
 	}
 	return nil
 }
 
-// CIDRs are the network's subnets, in order, without their host lengths.
+// CIDRs are the CIDRs of the network's subnets, in order.
 func (n Network) CIDRs() []netip.Prefix {
 	out := make([]netip.Prefix, 0, len(n.Subnets))
 	for _, s := range n.Subnets {
@@ -118,7 +117,7 @@ func (n Network) CIDRs() []netip.Prefix {
 	return out
 }
 
-// Families tells which address families the network's subnets use.
+// Families reports which IP families the network's subnets have.
 func (n Network) Families() (v4, v6 bool) {
 	for _, s := range n.Subnets {
 		if s.CIDR.Addr().Is4() {
@@ -130,21 +129,22 @@ func (n Network) Families() (v4, v6 bool) {
 	return v4, v6
 }
 
-// Contains tells whether addr lies inside one of the network's subnets.
+// Contains reports whether addr is inside one of the network's subnets.
 func (n Network) Contains(addr netip.Addr) bool {
 	addr = addr.Unmap()
 	return slices.ContainsFunc(n.Subnets, func(s Subnet) bool { return s.CIDR.Contains(addr) })
 }
 
-// UDNName is the network name of a UserDefinedNetwork. "_" cannot occur in a
-// Kubernetes name, so no tenant can pick another's network name.
+// UDNName is the network name of a UserDefinedNetwork. Kubernetes names contain
+// no "_", so no tenant can choose the network name of another tenant.
 func UDNName(namespace, name string) string { return namespace + "_" + name }
 
 // CUDNName is the network name of a ClusterUserDefinedNetwork.
 func CUDNName(name string) string { return "cluster_udn_" + name }
 
-// IsUDNName tells whether name could be UDNName's or CUDNName's. No other NAD
-// may carry such a name: its pods would be in the tenant's network.
+// IsUDNName reports whether name has the format of UDNName or CUDNName. A
+// hand-written NAD must not have such a name: its pods would join the tenant's
+// network.
 func IsUDNName(name string) bool {
 	if rest, ok := strings.CutPrefix(name, "cluster_udn_"); ok {
 		return isKubernetesName(rest)
@@ -153,38 +153,39 @@ func IsUDNName(name string) bool {
 	return ok && isKubernetesName(namespace) && isKubernetesName(rest)
 }
 
-// isKubernetesName is generous: what it takes for a name need not be one.
+// isKubernetesName reports whether s consists of the characters of Kubernetes
+// names. It also accepts some strings that are not valid names.
 func isKubernetesName(s string) bool {
 	return s != "" && strings.Trim(s, "abcdefghijklmnopqrstuvwxyz0123456789-.") == ""
 }
 
-// NADKey names a NetworkAttachmentDefinition as pod annotations do.
+// NADKey is the key of a NetworkAttachmentDefinition in pod annotations.
 func NADKey(namespace, name string) string { return namespace + "/" + name }
 
-// GatewayMode is how traffic leaves the node for the outside.
+// GatewayMode is how a node routes traffic to destinations outside the cluster.
 type GatewayMode string
 
 const (
-	// SharedGateway: OVN's gateway router sends it to the external bridge.
+	// SharedGateway: OVN's gateway router sends it through the external bridge.
 	SharedGateway GatewayMode = "shared"
 	// LocalGateway: the kernel routes it.
 	LocalGateway GatewayMode = "local"
 )
 
-// Node is one node as every part of Bulkhead sees it. ID is 0 until the
-// cluster role has given it one; Chassis is empty until the node's agent has
-// reported. Such a node is not yet part of any network.
+// Node is one node. ID is 0 until the cluster role has assigned one, and
+// Chassis is empty until the node's agent has reported it. Until then the node
+// is not part of any network.
 type Node struct {
 	Name      string
 	ID        int
 	Chassis   string         // OVN chassis id (OVS external_ids:system-id)
-	EncapIPs  []netip.Addr   // geneve end points
+	EncapIPs  []netip.Addr   // Geneve tunnel endpoints
 	Addresses []netip.Prefix // the external bridge's addresses, with their subnets
 	NextHops  []netip.Addr   // the node's default gateways
-	BridgeMAC string         // the external bridge's
-	Bridge    string         // the external bridge's name
+	BridgeMAC string         // of the external bridge
+	Bridge    string         // name of the external bridge
 	Mode      GatewayMode
 }
 
-// Ready tells whether the node can carry networks.
+// Ready reports whether the node can be part of networks.
 func (n Node) Ready() bool { return n.ID > 0 && n.Chassis != "" && len(n.EncapIPs) > 0 }

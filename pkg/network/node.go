@@ -13,9 +13,9 @@ import (
 	"strings"
 )
 
-// GatewayConfig is the l3-gateway-config annotation of one network (only
-// "default" is written): the node's way to the outside. JSON field names are
-// the reference's.
+// GatewayConfig is the entry of one network in the l3-gateway-config annotation
+// (Bulkhead writes only "default"): how the node reaches destinations outside
+// the cluster. JSON field names are the reference's.
 type GatewayConfig struct {
 	Mode      GatewayMode    `json:"mode"`
 	Bridge    string         `json:"bridge-id"`
@@ -24,8 +24,8 @@ type GatewayConfig struct {
 	NextHops  []netip.Addr   `json:"next-hops,omitempty"`
 }
 
-// ParseNode reads a Node's annotations. What is not there yet is left zero,
-// and so is what is malformed, as a whole: the error names each annotation.
+// ParseNode parses a Node's annotations. The fields of a missing or malformed
+// annotation are left zero. The error names each malformed annotation.
 func ParseNode(name string, annotations map[string]string) (Node, error) {
 	n := Node{Name: name}
 	var errs []error
@@ -58,7 +58,7 @@ func parseNodeID(raw string, n *Node) error {
 
 func parseChassis(raw string, n *Node) error {
 	if raw == "" || strings.ContainsFunc(raw, func(r rune) bool { return r <= ' ' || r > '~' || strings.ContainsRune(`",;'\`, r) }) {
-		return fmt.Errorf("%q is not the name of a chassis", raw)
+		return fmt.Errorf("%q is not a valid chassis name", raw)
 	}
 	n.Chassis = raw
 	return nil
@@ -70,11 +70,11 @@ func parseEncap(raw string, n *Node) error {
 		return err
 	}
 	if len(ips) == 0 {
-		return errors.New("it names no address")
+		return errors.New("the list of addresses is empty")
 	}
 	for i, ip := range ips {
 		if !isHost(ip) || slices.Contains(ips[:i], ip) {
-			return fmt.Errorf("%q is not an address of a node, once", ip)
+			return fmt.Errorf("%q is not a valid node address, or is listed twice", ip)
 		}
 	}
 	n.EncapIPs = ips
@@ -88,35 +88,35 @@ func parseGateway(raw string, n *Node) error {
 	}
 	g, ok := byNetwork[DefaultName]
 	if !ok {
-		return fmt.Errorf("nothing of network %q", DefaultName)
+		return fmt.Errorf("no entry for network %q", DefaultName)
 	}
 	if g.Mode != SharedGateway && g.Mode != LocalGateway {
 		return fmt.Errorf("mode %q is neither %s nor %s", g.Mode, SharedGateway, LocalGateway)
 	}
 	if mac, err := net.ParseMAC(g.MAC); err != nil || len(mac) != 6 || mac[0]&1 != 0 || [6]byte(mac) == [6]byte{} {
-		return fmt.Errorf("mac-address %q is not a MAC of an interface", g.MAC)
+		return fmt.Errorf("mac-address %q is not the MAC address of an interface", g.MAC)
 	}
 	if len(g.Addresses) == 0 {
 		return errors.New("ip-addresses is empty")
 	}
 	for i, p := range g.Addresses {
 		if !isHost(p.Addr()) || p.Bits() == 0 || slices.Contains(g.Addresses[:i], p) {
-			return fmt.Errorf("ip-addresses: %q is not an address of a node with its subnet, once", p)
+			return fmt.Errorf("ip-addresses: %q is not a valid node address with its prefix length, or is listed twice", p)
 		}
 	}
 	for i, hop := range g.NextHops {
 		if !isHost(hop) && !hop.IsLinkLocalUnicast() || hop.Zone() != "" || slices.Contains(g.NextHops[:i], hop) {
-			return fmt.Errorf("next-hops: %q is not an address of a router, once", hop)
+			return fmt.Errorf("next-hops: %q is not a valid router address, or is listed twice", hop)
 		}
 	}
 	n.Mode, n.Bridge, n.BridgeMAC, n.Addresses, n.NextHops = g.Mode, g.Bridge, g.MAC, g.Addresses, g.NextHops
 	return nil
 }
 
-// isHost tells addresses that a node can have towards others.
+// isHost reports whether a node can have address a on the network between nodes.
 func isHost(a netip.Addr) bool { return a.IsGlobalUnicast() && !a.Is4In6() && a.Zone() == "" }
 
-// AgentAnnotations are the annotations that n's agent writes.
+// AgentAnnotations returns the annotations that n's agent writes.
 func (n Node) AgentAnnotations() (map[string]string, error) {
 	encap, err := json.Marshal(n.EncapIPs)
 	if err != nil {

@@ -9,18 +9,18 @@ import (
 	"testing"
 )
 
-// What is wrong in one annotation is left out as a whole and named; the others
-// are read all the same.
-func TestParseNodeRefusesAnnotationsOneByOne(t *testing.T) {
-	right := map[string]string{
+// A malformed annotation is named in the error and ignored as a whole. The
+// others are parsed.
+func TestParseNodeMalformedAnnotation(t *testing.T) {
+	valid := map[string]string{
 		AnnotationNodeID: "3", AnnotationChassisID: "6e7b1f0c-7a4c-4f0a-8d6c-0e4b6f1f2a33", AnnotationEncapIPs: `["192.0.2.3"]`,
 		AnnotationGatewayConfig: `{"default":{"mode":"local","bridge-id":"br-ex","mac-address":"02:00:00:00:00:03","ip-addresses":["192.0.2.3/24","2001:db8::3/64"],"next-hops":["192.0.2.1","fe80::1"]}}`,
 	}
-	full, err := ParseNode("n", right)
+	full, err := ParseNode("n", valid)
 	if err != nil || !full.Ready() || full.BridgeMAC == "" || len(full.NextHops) != 2 {
-		t.Fatalf("right annotations: %+v, %v", full, err)
+		t.Fatalf("valid annotations: %+v, %v", full, err)
 	}
-	blank := map[string]func(*Node){
+	clearFields := map[string]func(*Node){
 		AnnotationNodeID:    func(n *Node) { n.ID = 0 },
 		AnnotationChassisID: func(n *Node) { n.Chassis = "" },
 		AnnotationEncapIPs:  func(n *Node) { n.EncapIPs = nil },
@@ -28,7 +28,7 @@ func TestParseNodeRefusesAnnotationsOneByOne(t *testing.T) {
 			n.Mode, n.Bridge, n.BridgeMAC, n.Addresses, n.NextHops = "", "", "", nil, nil
 		},
 	}
-	gateway := func(old, with string) string { return strings.Replace(right[AnnotationGatewayConfig], old, with, 1) }
+	gateway := func(old, with string) string { return strings.Replace(valid[AnnotationGatewayConfig], old, with, 1) }
 	for _, tt := range []struct{ annotation, value string }{
 		{AnnotationNodeID, ""}, {AnnotationNodeID, "0"}, {AnnotationNodeID, "4095"}, {AnnotationNodeID, "1.5"},
 		{AnnotationChassisID, ""}, {AnnotationChassisID, "a b"}, {AnnotationChassisID, "a\n"}, {AnnotationChassisID, `a"b`},
@@ -40,10 +40,10 @@ func TestParseNodeRefusesAnnotationsOneByOne(t *testing.T) {
 		{AnnotationGatewayConfig, gateway("192.0.2.3/24", "192.0.2.3/0")}, {AnnotationGatewayConfig, gateway("192.0.2.3/24", "169.254.1.1/16")},
 		{AnnotationGatewayConfig, gateway("192.0.2.1", "127.0.0.1")}, {AnnotationGatewayConfig, gateway("fe80::1", "fe80::1%eth0")},
 	} {
-		a := maps.Clone(right)
+		a := maps.Clone(valid)
 		a[tt.annotation] = tt.value
 		want := full
-		blank[tt.annotation](&want)
+		clearFields[tt.annotation](&want)
 		got, err := ParseNode("n", a)
 		if err == nil || !strings.Contains(err.Error(), tt.annotation) || !strings.Contains(err.Error(), "node n") {
 			t.Errorf("%s %q: error %v", tt.annotation, tt.value, err)

@@ -4,13 +4,12 @@ package network
 
 import "strings"
 
-// OVN object names. Those of the cluster default network are the reference's;
-// those of any other network are prefixed with the network's name, unchanged:
-// replacing characters would let two networks share a name. Both the zone,
-// which makes the rows, and the agent, which makes the ports that bind to
-// them, take the names from here.
+// OVN object names. Those of the cluster default network are the reference's.
+// Those of other networks contain the network's name unchanged: if characters
+// were replaced, two networks could share a name. The zone, which creates the
+// rows, and the agent, which creates the OVS ports for them, use the same names.
 
-// Prefix stands before the names of n's OVN objects.
+// Prefix is the prefix of the names of n's OVN objects.
 func (n Network) Prefix() string {
 	if n.IsDefault() {
 		return ""
@@ -18,42 +17,43 @@ func (n Network) Prefix() string {
 	return n.Name + "_"
 }
 
-// NodeSwitch is the node's switch: pods, management port, cluster router.
+// NodeSwitch is the node's switch. It connects pods, management port and
+// cluster router.
 func (n Network) NodeSwitch(node string) string { return n.Prefix() + node }
 
-// ClusterRouter routes between the node's switch, join and transit switch.
+// ClusterRouter routes between node switch, join switch and transit switch.
 func (n Network) ClusterRouter() string { return n.Prefix() + "ovn_cluster_router" }
 
-// JoinSwitch joins the cluster router with the gateway router.
+// JoinSwitch connects the cluster router to the gateway router.
 func (n Network) JoinSwitch() string { return n.Prefix() + "join" }
 
-// GatewayRouter is the node's way out.
+// GatewayRouter routes between the network and the node's external bridge.
 func (n Network) GatewayRouter(node string) string { return "GR_" + n.Prefix() + node }
 
-// ExternalSwitch joins the gateway router with the external bridge.
+// ExternalSwitch connects the gateway router to the external bridge.
 func (n Network) ExternalSwitch(node string) string { return "ext_" + n.Prefix() + node }
 
-// TransitSwitch joins the zones.
+// TransitSwitch connects the zones.
 func (n Network) TransitSwitch() string { return n.Prefix() + "transit_switch" }
 
-// ManagementLSP is the logical port of the node's interface on n: the iface-id
-// of ManagementPort.
+// ManagementLSP is the logical port of the node's management port on n, the
+// iface-id of ManagementPort.
 func (n Network) ManagementLSP(node string) string { return "k8s-" + n.Prefix() + node }
 
-// ExternalLSP is the localnet port that makes ovn-controller patch n's
+// ExternalLSP is the localnet port for which ovn-controller connects n's
 // external switch to the external bridge.
 func (n Network) ExternalLSP(bridge, node string) string { return bridge + "_" + n.Prefix() + node }
 
 // ExternalPatch is the OVS patch port on the external bridge that
-// ovn-controller makes for ExternalLSP.
+// ovn-controller creates for ExternalLSP.
 func (n Network) ExternalPatch(bridge, node string) string {
 	return "patch-" + n.ExternalLSP(bridge, node) + "-to-br-int"
 }
 
-// PodLSP is the logical port of a pod on the network that the NAD with that
-// key names (DefaultName: the cluster default network): the iface-id of the
-// pod's interface. A namespace holds no ".", so pods' names never collide with
-// each other; CheckPodPort tells of other ports.
+// PodLSP is the logical port of a pod on the network of a NAD (DefaultName for
+// the cluster default network), the iface-id of the pod's interface. Namespaces
+// contain no ".", so no two pods have the same port name. CheckPodPort finds
+// conflicts with other ports.
 func PodLSP(nadKey, namespace, pod string) string {
 	if nadKey == DefaultName {
 		return namespace + "_" + pod

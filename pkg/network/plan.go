@@ -8,8 +8,8 @@ import (
 	"net/netip"
 )
 
-// Validate checks that the plan holds MaxID networks and MaxNodeID nodes, and
-// that no two of its parts overlap. Errors name the parts as their settings.
+// Validate checks that the plan has room for MaxID networks and MaxNodeID nodes,
+// and that no two of its parts overlap. Errors name the configuration keys.
 func (p Plan) Validate() error {
 	parts := p.parts()
 	for i, a := range parts {
@@ -28,7 +28,7 @@ func (p Plan) Validate() error {
 		}
 	}
 	if len(p.ClusterSubnets) == 0 {
-		return fmt.Errorf("cluster-subnets is empty: give at least one CIDR")
+		return fmt.Errorf("cluster-subnets is empty: set at least one CIDR")
 	}
 	for _, m := range p.Masquerade {
 		if size(m).Cmp(big.NewInt(masqueradeOffset+2*MaxID+1)) < 0 {
@@ -77,9 +77,9 @@ func (p Plan) parts() []planPart {
 	return out
 }
 
-// Conflict says why n cannot live beside the plan: a subnet of its own that
-// overlaps one of the cluster's, or another of its own. Transit subnets of
-// different networks may overlap, as they are never seen outside OVN.
+// Conflict returns an error if a subnet of n overlaps one of the cluster's
+// subnets or another subnet of n. Transit subnets of different networks may
+// overlap, because they are used inside OVN only.
 func (p Plan) Conflict(n Network) error {
 	check := func(field string, own netip.Prefix, parts []planPart) error {
 		for _, c := range parts {
@@ -89,13 +89,11 @@ func (p Plan) Conflict(n Network) error {
 		}
 		return nil
 	}
-	var reserved, forJoin []planPart
+	var reserved []planPart
 	for _, c := range p.parts() {
-		if c.name == "udn-join-subnets" {
-			continue // a network's own join subnets are checked below
+		if c.name != "udn-join-subnets" { // the network's own join subnets are checked below
+			reserved = append(reserved, c)
 		}
-		reserved = append(reserved, c)
-		forJoin = append(forJoin, c)
 	}
 	for _, s := range n.Subnets {
 		if err := check("subnet", s.CIDR, reserved); err != nil {
@@ -113,7 +111,7 @@ func (p Plan) Conflict(n Network) error {
 		}
 	}
 	for _, j := range n.JoinSubnets {
-		if err := check("join subnet", j, forJoin); err != nil {
+		if err := check("join subnet", j, reserved); err != nil {
 			return err
 		}
 		for _, t := range n.Transit {
@@ -125,8 +123,8 @@ func (p Plan) Conflict(n Network) error {
 	return nil
 }
 
-// Validate checks one subnet: canonical, with a host length that leaves room
-// for a gateway, a management address and a pod.
+// Validate checks one subnet: its CIDR must have no host bits set, and a host
+// subnet must have room for a gateway, a management port and a pod.
 func (s Subnet) Validate(t Topology) error {
 	if !s.CIDR.IsValid() {
 		return fmt.Errorf("subnet is empty")
@@ -136,7 +134,7 @@ func (s Subnet) Validate(t Topology) error {
 	}
 	if t != Layer3 {
 		if s.HostLen != 0 {
-			return fmt.Errorf("subnet %s: a host subnet length is only for layer3", s)
+			return fmt.Errorf("subnet %s: a host subnet length is only for topology layer3: remove it", s)
 		}
 		return nil
 	}
@@ -147,8 +145,8 @@ func (s Subnet) Validate(t Topology) error {
 	return nil
 }
 
-// DefaultHostLen is the host subnet length of a CIDR that names none: /24 and
-// /64 where the CIDR is larger; a smaller CIDR is one node's whole.
+// DefaultHostLen is the default host subnet length of a CIDR: /24 for IPv4 and
+// /64 for IPv6. A smaller CIDR is a single host subnet.
 func DefaultHostLen(cidr netip.Prefix) int {
 	want := 64
 	if cidr.Addr().Is4() {

@@ -10,31 +10,32 @@ import (
 	"strings"
 )
 
-// PodNetwork is one entry of the pod-networks annotation: what a pod gets on
-// one network. Key of the cluster default network: "default"; of others, the
-// NAD key "<namespace>/<name>". JSON field names are the reference's.
+// PodNetwork is one entry of the pod-networks annotation: a pod's settings on
+// one network. The key of the entry is "default" for the cluster default
+// network, and the NAD key "<namespace>/<name>" for others. JSON field names are
+// the reference's.
 type PodNetwork struct {
 	IPs      []netip.Prefix `json:"ip_addresses"`
 	MAC      string         `json:"mac_address"`
 	Gateways []netip.Addr   `json:"gateway_ips,omitempty"`
 	Routes   []PodRoute     `json:"routes,omitempty"`
-	// IP and Gateway repeat a single-stack pod's only address for older readers.
+	// IP and Gateway are deprecated copies of a single-stack pod's only address.
 	IP       string `json:"ip_address,omitempty"`
 	Gateway  string `json:"gateway_ip,omitempty"`
 	TunnelID int    `json:"tunnel_id,omitempty"`
 	Role     Role   `json:"role,omitempty"`
 }
 
-// PodRoute is one route inside the pod.
+// PodRoute is a route in the pod.
 type PodRoute struct {
 	Dest    netip.Prefix `json:"dest"`
 	NextHop netip.Addr   `json:"nextHop"`
 }
 
-// PodNetworks is the whole annotation.
+// PodNetworks is the pod-networks annotation.
 type PodNetworks map[string]PodNetwork
 
-// ParsePodNetworks reads the pod-networks annotation; "" is an empty one.
+// ParsePodNetworks parses the pod-networks annotation. "" is an empty one.
 func ParsePodNetworks(annotation string) (PodNetworks, error) {
 	if annotation == "" {
 		return nil, nil
@@ -53,21 +54,21 @@ func ParsePodNetworks(annotation string) (PodNetworks, error) {
 	return out, nil
 }
 
-// Render is the annotation's value.
+// Render returns the annotation's value.
 func (p PodNetworks) Render() (string, error) {
-	filled := make(PodNetworks, len(p))
+	out := make(PodNetworks, len(p))
 	for k, n := range p {
-		filled[k] = n.Filled()
+		out[k] = n.WithLegacyFields()
 	}
-	b, err := json.Marshal(filled)
+	b, err := json.Marshal(out)
 	if err != nil {
 		return "", fmt.Errorf("render %s: %w", AnnotationPodNetworks, err)
 	}
 	return string(b), nil
 }
 
-// Filled is n with what repeats its only address.
-func (n PodNetwork) Filled() PodNetwork {
+// WithLegacyFields returns n with IP and Gateway set if it is single-stack.
+func (n PodNetwork) WithLegacyFields() PodNetwork {
 	if len(n.IPs) == 1 {
 		n.IP = n.IPs[0].String()
 		if len(n.Gateways) == 1 {
@@ -77,14 +78,13 @@ func (n PodNetwork) Filled() PodNetwork {
 	return n
 }
 
-// NewPodNetwork is what a pod with those addresses gets on n, whose host
-// subnets on the pod's node contain them. hasPrimary tells that a tenant's
-// network is the pod's primary one: then n, if it is the cluster default
-// network, is locked to the infrastructure.
+// NewPodNetwork returns the settings of a pod on n. ips are the pod's addresses,
+// inside the host subnets of its node. hasPrimary tells whether the pod has a
+// tenant's primary network; the cluster default network is then locked.
 func NewPodNetwork(n Network, plan Plan, ips []netip.Prefix, hasPrimary bool) PodNetwork {
 	out := PodNetwork{IPs: ips, MAC: MACOf(ips), Role: n.Role}
 	if n.Topology == Layer2 || n.Topology == Localnet {
-		// The whole network is on the link, and the rest behind the default route.
+		// The whole network is on-link; the default route covers everything else.
 		for _, ip := range ips {
 			if n.IsPrimary() {
 				out.Gateways = append(out.Gateways, n.GatewayIn(ip.Masked()).Addr())
@@ -113,7 +113,7 @@ func NewPodNetwork(n Network, plan Plan, ips []netip.Prefix, hasPrimary bool) Po
 			out.Gateways = append(out.Gateways, gw)
 		}
 		for _, dest := range routed {
-			if dest.Addr().Is4() == gw.Is4() && !(ip.Masked().Bits() <= dest.Bits() && ip.Masked().Overlaps(dest)) {
+			if SameFamily(dest, gw) && !(ip.Masked().Bits() <= dest.Bits() && ip.Masked().Overlaps(dest)) {
 				out.Routes = append(out.Routes, PodRoute{Dest: dest, NextHop: gw})
 			}
 		}
@@ -121,8 +121,9 @@ func NewPodNetwork(n Network, plan Plan, ips []netip.Prefix, hasPrimary bool) Po
 	return out
 }
 
-// WithoutDefault is what a pod gets on its primary network n when its default
-// route of a family goes elsewhere: routes to what only n leads to instead.
+// WithoutDefault returns p, a pod's settings on its primary network n, without
+// the default route of one IP family, for a pod whose default route is on
+// another network. Routes to what only n can reach replace it.
 func (p PodNetwork) WithoutDefault(n Network, plan Plan, is4 bool) PodNetwork {
 	i := slices.IndexFunc(p.Gateways, func(a netip.Addr) bool { return a.Is4() == is4 })
 	if i < 0 {
@@ -131,16 +132,14 @@ func (p PodNetwork) WithoutDefault(n Network, plan Plan, is4 bool) PodNetwork {
 	gw := p.Gateways[i]
 	p.Gateways = slices.Delete(slices.Clone(p.Gateways), i, i+1)
 	p.Routes = slices.Clone(p.Routes)
-	for _, dest := range slices.Concat(plan.ServiceCIDRs, n.JoinSubnets) {
-		if dest.Addr().Is4() == is4 {
-			p.Routes = append(p.Routes, PodRoute{Dest: dest, NextHop: gw})
-		}
+	for _, dest := range FilterFamilies(slices.Concat(plan.ServiceCIDRs, n.JoinSubnets), is4, !is4) {
+		p.Routes = append(p.Routes, PodRoute{Dest: dest, NextHop: gw})
 	}
 	return p
 }
 
-// PodNADs are the keys of the NADs that a pod-networks annotation names. What
-// cannot be read counts for nothing: the annotation's writers write it again.
+// PodNADs returns the NAD keys of a pod-networks annotation, sorted. It ignores
+// malformed annotations and keys: the annotation's writers repair them.
 func PodNADs(annotation string) []string {
 	if annotation == "" {
 		return nil

@@ -15,9 +15,9 @@ func TestPodNADs(t *testing.T) {
 		{"one", `{"default":{},"red/net":{}}`, "red/net"},
 		{"second attachment", `{"red/net":{},"red/net/1":{}}`, "red/net"},
 		{"two", `{"red/b":{},"red/a":{}}`, "red/a,red/b"},
-		{"broken", `{"red/b":`, ""},
+		{"malformed", `{"red/b":`, ""},
 		{"not an object", `[]`, ""},
-		{"odd keys", `{"/":{},"a/":{},"/b":{},"a,b/c":{}}`, ""},
+		{"malformed keys", `{"/":{},"a/":{},"/b":{},"a,b/c":{}}`, ""},
 	} {
 		if got := strings.Join(PodNADs(c.in), ","); got != c.want {
 			t.Errorf("%s: %q, want %q", c.name, got, c.want)
@@ -39,10 +39,10 @@ func FuzzPodNADs(f *testing.F) {
 		}
 		out, err := nets.Render()
 		if err != nil {
-			t.Fatalf("parsed, but not rendered: %v", err)
+			t.Fatalf("parsed, but cannot be rendered: %v", err)
 		}
 		if again := PodNADs(out); !slices.Equal(again, keys) {
-			t.Fatalf("%q names %q, rendered again %q", in, keys, again)
+			t.Fatalf("%q has keys %q, rendered again %q", in, keys, again)
 		}
 	})
 }

@@ -112,7 +112,7 @@ func merge(old string, op Op) (string, error) {
 		delete(entries, key)
 	}
 	for _, key := range slices.Sorted(maps.Keys(op.Set)) {
-		b, err := json.Marshal(op.Set[key].Filled())
+		b, err := json.Marshal(op.Set[key].WithLegacyFields())
 		if err != nil {
 			return "", fmt.Errorf("render entry %s: %w", key, err)
 		}

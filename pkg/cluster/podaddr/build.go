@@ -228,7 +228,7 @@ func (b *builder) entry(a Attachment, pod Holder, ips []netip.Prefix, mac string
 			return e, err
 		}
 	}
-	return e.Filled(), nil
+	return e.WithLegacyFields(), nil
 }
 
 // claim checks that the pod may use the claim that it names.
@@ -310,7 +310,7 @@ func (b *builder) addresses(a Attachment, h Holder, hosts []netip.Prefix) (ips [
 		if out[i] = wanted[i]; out[i].IsValid() {
 			continue
 		}
-		excluded := slices.Concat(a.Network.Withheld(host), a.Network.ExcludeSubnets, a.Network.ReservedSubnets)
+		excluded := slices.Concat(a.Network.Unallocatable(host), a.Network.ExcludeSubnets, a.Network.ReservedSubnets)
 		ownMAC := a.Request.MAC == "" && i == macIndex(hosts)
 		if out[i], err = a.Alloc.Allocate(h, host, excluded, ownMAC, a.Awaited); err != nil {
 			a.Alloc.Free(h, ips)
@@ -359,7 +359,7 @@ func mayHave(n network.Network, host netip.Prefix, addr netip.Addr) error {
 	if !network.Usable(host, addr) {
 		return fmt.Errorf("%s is the network or broadcast address of %s", addr, host)
 	}
-	if p, ok := within(n.Withheld(host), addr); ok {
+	if p, ok := within(n.Unallocatable(host), addr); ok {
 		return fmt.Errorf("%s belongs to the network itself (%s: gateway, nodes or infrastructureSubnets)", addr, p)
 	}
 	return nil

@@ -73,7 +73,7 @@ func Diff(want, have State) []Op {
 }
 
 func sameEntry(a, b network.PodNetwork) bool {
-	a, b = a.Filled(), b.Filled()
+	a, b = a.WithLegacyFields(), b.WithLegacyFields()
 	for _, n := range []*network.PodNetwork{&a, &b} { // empty or absent is one
 		if len(n.IPs) == 0 {
 			n.IPs = nil

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-func TestNames(t *testing.T) {
+func TestCheckName(t *testing.T) {
 	for name, want := range map[string]string{
 		"blue": "", "l2-network": "", "Tenant.1": "", "0": "", "shop_net": "", "cluster_udn_red": "", "cluster_udn_ext": "", strings.Repeat("a", 63): "",
 		"a\x00b": "letters, digits", "a\nb": "letters, digits", "a b": "letters, digits", "a/b": "letters, digits", "é": "letters, digits", `a"b`: "letters, digits",
@@ -20,13 +20,13 @@ func TestNames(t *testing.T) {
 			t.Errorf("%q: %v, want %q", name, err, want)
 		}
 		if err != nil && strings.ContainsRune(err.Error(), 0) {
-			t.Errorf("%q: the message holds a NUL", name)
+			t.Errorf("%q: the message contains a NUL", name)
 		}
 	}
 }
 
-// No two networks share the name of an OVN object, whatever they and the nodes
-// are called.
+// No two networks share the name of an OVN object, whatever the names of the
+// networks and nodes.
 func FuzzNamesDisjoint(f *testing.F) {
 	f.Add("blue", "shop_net", "node1", "node2")
 	f.Add("ext", "good", "node1", "good")

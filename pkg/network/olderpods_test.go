@@ -11,18 +11,18 @@ func TestOlderPods(t *testing.T) {
 	plan := testPlan()
 	cdn := Network{Name: DefaultName, Topology: Layer3, Role: RolePrimary, Subnets: plan.ClusterSubnets}
 	for _, tt := range []struct {
-		what string
+		name string
 		nets PodNetworks
 		want bool
 	}{
-		{"nothing yet", nil, false},
-		{"a secondary network alone, so far", PodNetworks{"a/l2": {Role: RoleSecondary}}, false},
-		{"the default network alone", PodNetworks{DefaultName: NewPodNetwork(cdn, plan, pfx("10.244.0.3/24"), false)}, true},
+		{"no networks yet", nil, false},
+		{"a secondary network only", PodNetworks{"a/l2": {Role: RoleSecondary}}, false},
+		{"the default network only", PodNetworks{DefaultName: NewPodNetwork(cdn, plan, pfx("10.244.0.3/24"), false)}, true},
 		{"the default and a secondary network", PodNetworks{DefaultName: NewPodNetwork(cdn, plan, pfx("10.244.0.3/24"), false), "a/l2": {Role: RoleSecondary}}, true},
-		{"both", PodNetworks{DefaultName: NewPodNetwork(cdn, plan, pfx("10.244.0.3/24"), true), "a/red": {Role: RolePrimary}}, false},
+		{"a primary network and the locked default network", PodNetworks{DefaultName: NewPodNetwork(cdn, plan, pfx("10.244.0.3/24"), true), "a/red": {Role: RolePrimary}}, false},
 	} {
 		if got := tt.nets.WithoutPrimary(); got != tt.want {
-			t.Errorf("%s: %v, want %v", tt.what, got, tt.want)
+			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
 		}
 	}
 	if err := OlderPods("red", nil); err != nil {

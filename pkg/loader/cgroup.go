@@ -13,20 +13,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CgroupID returns the id the kernel knows a cgroup directory by.
+// CgroupID returns the kernel's id of a cgroup directory.
 func CgroupID(path string) (uint64, error) {
 	h, _, err := unix.NameToHandleAt(unix.AT_FDCWD, path, 0)
 	if err != nil {
 		return 0, fmt.Errorf("get the id of cgroup %s: %w", path, err)
 	}
 	if h.Size() != 8 {
-		return 0, fmt.Errorf("get the id of cgroup %s: a handle of %d bytes: not a cgroup", path, h.Size())
+		return 0, fmt.Errorf("get the id of cgroup %s: its file handle has %d bytes: not a cgroup", path, h.Size())
 	}
 	return binary.NativeEndian.Uint64(h.Bytes()), nil
 }
 
-// CgroupMount finds where the cgroup2 tree is mounted: /sys/fs/cgroup on a
-// unified machine, a directory below it on a hybrid one.
+// CgroupMount finds the mount point of the cgroup2 tree: /sys/fs/cgroup with the
+// unified hierarchy, a directory below it with the hybrid one.
 func CgroupMount() (string, error) {
 	raw, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
@@ -46,7 +46,8 @@ func cgroupMount(mountinfo string) (string, error) {
 	return "", fmt.Errorf("no mount of type cgroup2: boot with a unified hierarchy (systemd.unified_cgroup_hierarchy=1)")
 }
 
-// NetnsCookie returns the cookie of a network namespace; "" is our own.
+// NetnsCookie returns the cookie of the network namespace at path; "" means the
+// caller's own.
 func NetnsCookie(path string) (uint64, error) {
 	if path == "" {
 		return ownCookie()
@@ -57,8 +58,8 @@ func NetnsCookie(path string) (uint64, error) {
 	}
 	ch := make(chan result)
 	go func() {
-		// The thread is never unlocked, so it ends with the goroutine and no
-		// other one finds itself in that namespace.
+		// The thread stays locked, so it ends with the goroutine and no other
+		// goroutine runs in that namespace.
 		runtime.LockOSThread()
 		var r result
 		ns, err := os.Open(path)
@@ -92,9 +93,9 @@ func ownCookie() (uint64, error) {
 	return c, nil
 }
 
-// CgroupLevel says how deep a cgroup lies below the real root of the tree (id
-// 1). It is false where the tree is seen through a cgroup namespace, as in
-// nested nodes: the programs count from the real root, which is then out of sight.
+// CgroupLevel returns a cgroup's level below the real root of the tree (id 1). The
+// programs count levels from there. It returns false if the real root is not
+// visible, because the tree is seen through a cgroup namespace, as in nested nodes.
 func CgroupLevel(path string) (int, bool) {
 	path = filepath.Clean(path)
 	for level := 0; ; level++ {
@@ -113,8 +114,8 @@ func CgroupLevel(path string) (int, bool) {
 	}
 }
 
-// MaxLevel is the deepest level the programs look at (BH_MAX_LEVEL - 1), and
-// AllLevels asks them to look at every one: slower, but still a constant.
+// MaxLevel is the deepest level that the programs check (BH_MAX_LEVEL - 1).
+// AllLevels makes them check every level, which is slower but still constant.
 const (
 	MaxLevel         = 15
 	AllLevels uint32 = 0xfffe

@@ -13,7 +13,7 @@ import (
 	"github.com/cilium/ebpf/ringbuf"
 )
 
-// Verdict is what a program decided.
+// Verdict is a program's decision.
 type Verdict uint32
 
 const (
@@ -28,7 +28,7 @@ func (v Verdict) String() string {
 	return "pass"
 }
 
-// String is the reason's label in metrics and logs.
+// String returns the reason's label in metrics and logs.
 func (r Reason) String() string {
 	if r >= reasonMax {
 		return fmt.Sprintf("reason-%d", uint32(r))
@@ -36,15 +36,15 @@ func (r Reason) String() string {
 	return reasonInfo[r].label
 }
 
-// Text explains the reason to an operator.
+// Text explains the reason to operators.
 func (r Reason) Text() string {
 	if r >= reasonMax {
-		return "unknown to this version"
+		return "reason unknown to this version"
 	}
 	return reasonInfo[r].text
 }
 
-// Verdict is the verdict the reason belongs to.
+// Verdict returns the verdict that the reason belongs to.
 func (r Reason) Verdict() Verdict {
 	if r >= reasonMax {
 		return Refuse
@@ -52,7 +52,7 @@ func (r Reason) Verdict() Verdict {
 	return reasonInfo[r].verdict
 }
 
-// Counter is one verdict and reason, summed over the CPUs.
+// Counter is the count of one reason, summed over the CPUs.
 type Counter struct {
 	Verdict Verdict
 	Reason  Reason
@@ -79,20 +79,20 @@ func (l *Loader) Counters() ([]Counter, error) {
 // Event is one refusal.
 type Event struct {
 	SinceBoot time.Duration // CLOCK_MONOTONIC
-	CgroupID  uint64        // of the refused process, not of its pod
+	CgroupID  uint64        // of the process, not of its pod
 	TGID      uint32        // in the initial pid namespace
 	NetworkID uint32
-	Family    uint8 // AF_INET, AF_INET6, or 0 where no address was involved
+	Family    uint8 // AF_INET, AF_INET6, or 0 if there is no address
 	Protocol  uint8
-	Addr      netip.AddrPort // invalid where no address was involved
+	Addr      netip.AddrPort // invalid if there is no address
 	Reason    Reason
 }
 
-// Events reads refusals as they happen. There is one reader at a time.
+// Events reads refusals from the ring buffer. Only one reader may exist at a time.
 type Events struct{ r *ringbuf.Reader }
 
-// Events opens the ring buffer. What is not read is dropped by the kernel, the
-// counters go on counting.
+// Events opens the ring buffer. If it is full, events are dropped; the counters
+// still count them.
 func (l *Loader) Events() (*Events, error) {
 	r, err := ringbuf.NewReader(l.maps["bh_events"])
 	if err != nil {
@@ -101,11 +101,11 @@ func (l *Loader) Events() (*Events, error) {
 	return &Events{r}, nil
 }
 
-// Close makes a waiting Next return os.ErrClosed.
+// Close makes a blocked Next return os.ErrClosed.
 func (e *Events) Close() error { return e.r.Close() }
 
-// Next waits for an event, or until deadline, which returns os.ErrDeadlineExceeded.
-// The zero deadline waits for ever.
+// Next waits for an event. After the deadline it returns os.ErrDeadlineExceeded; the
+// zero deadline never expires.
 func (e *Events) Next(deadline time.Time) (Event, error) {
 	e.r.SetDeadline(deadline)
 	rec, err := e.r.Read()
@@ -122,7 +122,7 @@ func decodeEvent(raw []byte) (Event, error) {
 	}
 	ev := Event{SinceBoot: time.Duration(b.Ktime), CgroupID: b.Cgroup, TGID: b.Tgid, NetworkID: b.Netid, Family: b.Family, Protocol: b.Proto, Reason: Reason(b.Reason)}
 	if b.Family != 0 {
-		ev.Addr = netip.AddrPortFrom(unwords(b.Addr), b.Port)
+		ev.Addr = netip.AddrPortFrom(wordsAddr(b.Addr), b.Port)
 	}
 	return ev, nil
 }

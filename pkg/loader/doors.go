@@ -12,10 +12,10 @@ import (
 	"github.com/cilium/ebpf/link"
 )
 
-// AttachDoor writes an interface's row and attaches the guard that fits its
-// kind: the row first, as the programs judge by it. Doing it again repairs what
-// is missing and changes nothing else. The interface is of the calling thread's
-// network namespace.
+// AttachDoor writes an interface's row and attaches the guard's programs for its
+// kind. It writes the row first, because the programs read it. A repeated call
+// repairs missing links and changes nothing else. The interface must be in the
+// calling thread's network namespace.
 func (l *Loader) AttachDoor(row DoorRow) error {
 	if row.Ifindex <= 0 {
 		return fmt.Errorf("guard interface %d: not an interface index", row.Ifindex)
@@ -25,7 +25,7 @@ func (l *Loader) AttachDoor(row DoorRow) error {
 	}
 	set := l.hooks(doorHooks(row.Kind))
 	if len(set) == 0 {
-		return nil // what this kernel lacks is a missing feature, which is told
+		return nil // Features reports the missing programs
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -45,7 +45,7 @@ func (l *Loader) AttachDoor(row DoorRow) error {
 	if len(errs) > 0 {
 		return errors.Join(errs...)
 	}
-	// One that was another kind before keeps no program of that.
+	// Detach programs of the kind that the interface had before.
 	for _, name := range l.names("links", dir) {
 		if _, known := l.attachTypes[name]; known && !doorHooks(row.Kind)(name) {
 			errs = append(errs, unpinLink(l.pin("links", dir, name)))
@@ -54,7 +54,7 @@ func (l *Loader) AttachDoor(row DoorRow) error {
 	return errors.Join(errs...)
 }
 
-// DetachDoor takes the guard from an interface. Its row is deleted apart.
+// DetachDoor detaches the guard from an interface. The caller deletes the row.
 func (l *Loader) DetachDoor(ifindex int) error {
 	if !l.tcx {
 		l.mu.Lock()
@@ -65,7 +65,7 @@ func (l *Loader) DetachDoor(ifindex int) error {
 }
 
 func (l *Loader) attachTCX(path, name string, ifindex int) error {
-	return l.place(path, func(path string) error {
+	return l.ensureLink(path, func(path string) error {
 		have, err := readLink(path)
 		if err == nil && have.ifindex != ifindex {
 			err = errElsewhere
@@ -75,7 +75,7 @@ func (l *Loader) attachTCX(path, name string, ifindex int) error {
 		}
 		return l.updateLink(path, name)
 	}, func() (link.Link, error) {
-		// At the head: nothing that is attached beside it can let a packet past it.
+		// At the head, so that no other program can pass a packet before the guard sees it.
 		return link.AttachTCX(link.TCXOptions{Interface: ifindex, Program: l.programs[name], Attach: l.attachTypes[name], Anchor: link.Head()})
 	})
 }
@@ -85,7 +85,7 @@ func (l *Loader) doorAttachment(dir string, ids map[string]ebpf.ProgramID) (Atta
 	a := Attachment{Gone: true}
 	var err error
 	if a.Ifindex, err = strconv.Atoi(strings.TrimPrefix(dir, doorPrefix)); err != nil {
-		return a, fmt.Errorf("pin directory %s: its name holds no interface index", l.pin("links", dir))
+		return a, fmt.Errorf("pin directory %s: its name has no interface index", l.pin("links", dir))
 	}
 	for _, name := range l.names("links", dir) {
 		have, err := readLink(l.pin("links", dir, name))
@@ -100,12 +100,12 @@ func (l *Loader) doorAttachment(dir string, ids map[string]ebpf.ProgramID) (Atta
 	return a, nil
 }
 
-// DoorPrograms are the loaded programs that guard an interface of a kind, sorted.
+// DoorPrograms lists the loaded programs for a kind of interface, sorted by name.
 func (l *Loader) DoorPrograms(k DoorKind) []string { return l.hooks(doorHooks(k)) }
 
-// haveTCX tells whether programs can be attached to interfaces by link (Linux 6.6).
+// haveTCX reports whether the kernel has tcx links (Linux 6.6).
 func haveTCX() bool {
-	// Asked of an interface that cannot be: the kernel looks at the attach type first.
+	// The kernel rejects an unknown attach type. Loopback always exists.
 	_, err := link.QueryPrograms(link.QueryOptions{Target: 1, Attach: ebpf.AttachTCXEgress})
 	return err == nil
 }

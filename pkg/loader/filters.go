@@ -13,10 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Before Linux 6.6 there are no links on interfaces. There the guard is a filter
-// of a clsact qdisc, which lives as long as the interface and is replaced in one
-// step, so that an upgrade leaves no moment without it. What is ours is known by
-// its name, priority and handle.
+// Before Linux 6.6 there are no links on interfaces. There the guard's programs are
+// filters of a clsact qdisc, which exists as long as the interface. A filter is
+// replaced atomically, so an upgrade has no gap. Bulkhead's filters are identified
+// by name prefix and priority.
 const (
 	filterPriority = 1
 	filterHandle   = 0xb01d
@@ -40,7 +40,7 @@ func (l *Loader) attachFilters(ifindex int, names []string) error {
 			errs = append(errs, fmt.Errorf("attach %s to interface %d: %w", name, ifindex, err))
 		}
 	}
-	// One that was another kind before keeps no program of that.
+	// Detach filters of the kind that the interface had before.
 	have, err := l.filters(ifindex)
 	errs = append(errs, err)
 	for _, f := range have {
@@ -58,7 +58,7 @@ func (l *Loader) parent(name string) uint32 {
 	return netlink.HANDLE_MIN_EGRESS
 }
 
-// filters are ours on one interface.
+// filters lists Bulkhead's filters on one interface.
 func (l *Loader) filters(ifindex int) ([]*netlink.BpfFilter, error) {
 	var out []*netlink.BpfFilter
 	link := &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: ifindex}}
@@ -84,14 +84,14 @@ func (l *Loader) detachFilters(ifindex int) error {
 	errs := []error{err}
 	for _, f := range list {
 		if err := netlink.FilterDel(f); err != nil && !errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.ENOENT) {
-			errs = append(errs, fmt.Errorf("take %s from interface %d: %w", f.Name, ifindex, err))
+			errs = append(errs, fmt.Errorf("remove filter %s from interface %d: %w", f.Name, ifindex, err))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// filterAttachments reads every interface. A filter with another program than
-// the one in use now is left out, so that it is replaced.
+// filterAttachments reads the filters of every interface. It leaves out a filter
+// with another program than the loaded one, so that the caller replaces it.
 func (l *Loader) filterAttachments(ids map[string]ebpf.ProgramID) ([]Attachment, error) {
 	links, err := netlink.LinkList()
 	if err != nil {

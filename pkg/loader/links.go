@@ -23,25 +23,25 @@ const (
 	doorPrefix = "if_"
 )
 
-var uidRE = regexp.MustCompile(`^[A-Za-z0-9-]{1,64}$`) // also keeps dots out, which bpffs refuses
+var uidRE = regexp.MustCompile(`^[A-Za-z0-9-]{1,64}$`) // also excludes dots, which bpffs rejects
 
-// Attachment is a set of links on one cgroup or interface, as the kernel tells
-// it: of a pod (PodUID), of an interface (Ifindex) or of the root cgroup.
+// Attachment is a set of links on one cgroup or interface, as read from the
+// kernel: of a pod (PodUID), of an interface (Ifindex) or of the root cgroup.
 type Attachment struct {
 	PodUID   string
 	Ifindex  int
 	CgroupID uint64   // 0: the cgroup is gone, the links are dead
 	Gone     bool     // the interface is gone
-	Programs []string // that have a live link there
-	Missing  []string // that are loaded, belong there and have none
+	Programs []string // programs with a live link
+	Missing  []string // loaded programs without the link that they should have
 }
 
-// Root tells that it is of the root cgroup.
+// Root reports whether the attachment is that of the root cgroup.
 func (a Attachment) Root() bool { return a.PodUID == "" && a.Ifindex == 0 }
 
 // AttachPod writes the pod's row and attaches the VRF binding programs to its
-// cgroup: the row first, so that the first socket seen finds it. Doing it again
-// repairs what is missing and changes nothing else.
+// cgroup. It writes the row first, so that the programs find it for the first
+// socket. A repeated call repairs missing links and changes nothing else.
 func (l *Loader) AttachPod(cgroupPath, podUID string, row PodRow) error {
 	if !uidRE.MatchString(podUID) {
 		return fmt.Errorf("attach to pod %q: not a usable pod UID", podUID)
@@ -60,7 +60,7 @@ func (l *Loader) AttachPod(cgroupPath, podUID string, row PodRow) error {
 	return l.attach(podPrefix+podUID, cgroupPath, vrfHooks)
 }
 
-// DetachPod removes the pod's links. Its row is deleted apart, after this.
+// DetachPod removes the pod's links. The caller deletes the row afterwards.
 func (l *Loader) DetachPod(podUID string) error {
 	if !uidRE.MatchString(podUID) {
 		return fmt.Errorf("detach from pod %q: not a usable pod UID", podUID)
@@ -68,8 +68,9 @@ func (l *Loader) DetachPod(podUID string) error {
 	return l.detach(podPrefix + podUID)
 }
 
-// AttachRoot attaches what judges the whole node to the root of the cgroup
-// tree: the probe allowance, the guard of sockets, and packet sockets.
+// AttachRoot attaches the programs for the whole node: the probe allowance and the
+// guard's socket hooks to the root of the cgroup tree, and the LSM programs for
+// packet sockets.
 func (l *Loader) AttachRoot() error {
 	if len(l.hooks(rootHooks)) == 0 {
 		return fmt.Errorf("attach to the root cgroup: no program for it could be loaded: %s", l.Missing())
@@ -77,12 +78,12 @@ func (l *Loader) AttachRoot() error {
 	return l.attach(rootDir, l.opts.CgroupRoot, rootHooks)
 }
 
-// DetachRoot removes them.
+// DetachRoot removes the links of AttachRoot.
 func (l *Loader) DetachRoot() error { return l.detach(rootDir) }
 
-// Attachments lists what is there: after a restart, this is what is ours. A
-// pinned link that cannot be read, or runs another program than the one in use,
-// is missing: attaching again puts that right.
+// Attachments lists the attachments, also those of a former agent. A pinned link
+// that cannot be read, or that runs another program than the loaded one, counts
+// as missing: attaching again repairs it.
 func (l *Loader) Attachments() ([]Attachment, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -130,7 +131,7 @@ func (l *Loader) Attachments() ([]Attachment, error) {
 	return out, nil
 }
 
-// linkDirs are the directories of links that this version knows.
+// linkDirs lists the directories of links that this version knows.
 func (l *Loader) linkDirs() ([]string, error) {
 	entries, err := os.ReadDir(l.pin("links"))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -156,11 +157,11 @@ func knownDir(name string) bool {
 	return name == rootDir
 }
 
-// linkState is what a pinned link does.
+// linkState describes a pinned link.
 type linkState struct {
 	program ebpf.ProgramID
-	cgroup  uint64 // it is on; 0: none, or one that is gone
-	ifindex int    // it is on; 0: none, or one that is gone
+	cgroup  uint64 // id of the cgroup; 0: none, or the cgroup is gone
+	ifindex int    // index of the interface; 0: none, or the interface is gone
 }
 
 func readLink(path string) (linkState, error) {
@@ -183,11 +184,11 @@ func readLink(path string) (linkState, error) {
 	return out, nil
 }
 
-// takeOver moves every pinned link to the programs in use now. A link already
-// there is not touched; what cannot be moved stays as it is, for Attachments to
-// show as missing. So does a link whose new program begins without the rows that
-// the old one judges by: what is attached goes on until they are written.
-func (l *Loader) takeOver() error {
+// updateLinks updates every pinned link to the loaded program. A link that cannot
+// be updated stays as it is, and Attachments shows it as missing. A link also stays
+// as it is if the new program's maps lack rows: the old program stays attached
+// until they are written.
+func (l *Loader) updateLinks() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	dirs, err := l.linkDirs()
@@ -204,16 +205,16 @@ func (l *Loader) takeOver() error {
 			name := strings.TrimSuffix(e.Name(), newSuffix)
 			switch {
 			case l.programs[name] == nil:
-				// Not loadable here any more, or of a later version: what it does
-				// today is better than nothing until Settle.
-				l.log.Warn("pinned link has no program in this version; left as it is", "pin", path)
+				// The program cannot be loaded here any more, or is of a later
+				// version: until Settle, an old program is better than none.
+				l.log.Warn("no program is loaded for the pinned link; leaving the link as it is", "pin", path)
 			case l.isLSM(name):
-				// Such a link cannot be updated; AttachRoot puts another in its place.
+				// The kernel cannot update an LSM link; AttachRoot replaces it.
 			case l.unready[name]:
-				l.log.Info("pinned link goes on with its former program until the rows of the new one are written", "pin", path)
+				l.log.Info("pinned link keeps its old program until the rows of the new one are written", "pin", path)
 			default:
 				if err := l.updateLink(path, name); err != nil && !errors.Is(err, unix.ENOLINK) {
-					l.log.Warn("pinned link cannot be moved to the program in use; another takes its place when it is attached again", "pin", path, "err", err)
+					l.log.Warn("cannot update the pinned link; the next attachment replaces it", "pin", path, "error", err)
 				}
 			}
 		}
@@ -223,7 +224,7 @@ func (l *Loader) takeOver() error {
 
 func (l *Loader) isLSM(name string) bool { return l.attachTypes[name] == ebpf.AttachLSMMac }
 
-// updateLink makes a pinned link run the program in use.
+// updateLink makes a pinned link run the loaded program; it is a no-op if the link does.
 func (l *Loader) updateLink(path, name string) error {
 	prog := l.programs[name]
 	lnk, err := link.LoadPinnedLink(path, nil)
@@ -251,8 +252,8 @@ func (l *Loader) updateLink(path, name string) error {
 	return nil
 }
 
-// attach makes every program of the set run on the cgroup: the pinned link
-// updated where there is one on this cgroup, otherwise a new one, pinned at once.
+// attach makes every program of the set run on the cgroup. It updates a pinned link
+// that is on this cgroup, and otherwise creates and pins a new one.
 func (l *Loader) attach(dir, cgroupPath string, set hookSet) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -278,12 +279,12 @@ func (l *Loader) attach(dir, cgroupPath string, set hookSet) error {
 }
 
 func (l *Loader) attachOne(path, name string, want uint64, cg *os.File) error {
-	if l.isLSM(name) { // for the whole node; such a link cannot be updated
-		return l.place(path, func(path string) error { return l.runs(path, name) }, func() (link.Link, error) {
+	if l.isLSM(name) { // attached to the whole node, and the kernel cannot update the link
+		return l.ensureLink(path, func(path string) error { return l.checkProgram(path, name) }, func() (link.Link, error) {
 			return link.AttachLSM(link.LSMOptions{Program: l.programs[name]})
 		})
 	}
-	return l.place(path, func(path string) error {
+	return l.ensureLink(path, func(path string) error {
 		have, err := readLink(path)
 		if err == nil && have.cgroup != want {
 			err = errElsewhere
@@ -297,10 +298,10 @@ func (l *Loader) attachOne(path, name string, want uint64, cg *os.File) error {
 	})
 }
 
-var errElsewhere = errors.New("it is attached elsewhere, or to what is gone")
+var errElsewhere = errors.New("the link is on another cgroup or interface, or on one that is gone")
 
-// runs tells whether a pinned link runs the program in use.
-func (l *Loader) runs(path, name string) error {
+// checkProgram returns an error unless the pinned link runs the loaded program.
+func (l *Loader) checkProgram(path, name string) error {
 	have, err := readLink(path)
 	if err != nil {
 		return err
@@ -310,7 +311,7 @@ func (l *Loader) runs(path, name string) error {
 		return fmt.Errorf("read info of program %s: %w", name, err)
 	}
 	if id, ok := pi.ID(); !ok || id != have.program {
-		return errors.New("it runs another program")
+		return errors.New("the link runs another program")
 	}
 	return nil
 }
@@ -325,7 +326,8 @@ func (l *Loader) detach(dir string) error {
 	if err != nil {
 		return fmt.Errorf("list pinned links of %s: %w", dir, err)
 	}
-	// What refuses goes first and what marks goes last: reach before isolation.
+	// Detach in order of name: the setsockopt program comes last, so that no socket
+	// can choose another mark or device before.
 	slices.SortFunc(entries, func(a, b os.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
 	var errs []error
 	for _, e := range entries {

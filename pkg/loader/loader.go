@@ -20,36 +20,36 @@ import (
 const (
 	// DefaultPinRoot is where programs, maps and links are pinned.
 	DefaultPinRoot = "/sys/fs/bpf/bulkhead"
-	// KubeletMark is what kubelet's sockets are born with: the key of the
-	// nftables backstop for what the probe programs cannot see. It lies outside
-	// the networks' marks (0x1000 + id, id ≤ 10000 = 0x2710, so ≤ 0x3710)
-	// by its high half.
+	// KubeletMark is the mark that kubelet's sockets are created with. nftables
+	// matches it for packets that the probe programs cannot see. Its high half
+	// keeps it outside the networks' marks (0x1000 + id, id ≤ 10000 = 0x2710, so
+	// ≤ 0x3710).
 	KubeletMark uint32 = 0x2b1d0000
 )
 
-// Options says where to load to. The zero value suits an agent in the host's
-// network namespace that sees the host's bpffs and cgroup2 tree.
+// Options configure Load. The zero value suits an agent in the host's network
+// namespace that sees the host's bpffs and cgroup2 tree.
 type Options struct {
-	PinRoot     string // default DefaultPinRoot; must lie on a bpffs
+	PinRoot     string // default DefaultPinRoot; must be on a bpffs
 	CgroupRoot  string // default: the cgroup2 mount
-	HostNetns   string // path of the host's network namespace; default: our own
+	HostNetns   string // path of the host's network namespace; default: the agent's own
 	KubeletMark uint32 // default KubeletMark
-	LSMPath     string // lists the active security modules; default: the host's
+	LSMPath     string // file that lists the active security modules; default: the host's
 	Log         *slog.Logger
 
-	noTCX bool // as on a kernel without it
+	noTCX bool // for tests: behave as on a kernel without tcx
 }
 
-// Feature is something the programs need from the kernel, and why it is missing
-// if it is; or a pin that could not be put right.
+// Feature is something that the programs need from the kernel, with the reason if
+// it is missing; or a pin that could not be repaired.
 type Feature struct {
 	Name   string
 	OK     bool
 	Reason string
 }
 
-// Unavailable is returned by Load when nothing at all can be loaded. The agent
-// goes on without and reports Reason.
+// Unavailable is returned by Load when no program can be loaded. The agent then
+// runs without eBPF and reports Reason.
 type Unavailable struct {
 	Feature, Reason string
 	Err             error
@@ -65,18 +65,18 @@ func (e *Unavailable) Error() string {
 
 func (e *Unavailable) Unwrap() error { return e.Err }
 
-// Loader holds the loaded programs and maps. Links are held by their pins
-// alone, so what is attached is asked of the kernel each time.
+// Loader holds the loaded programs and maps. It does not hold links: their pins
+// do, and the Loader reads them from the kernel each time.
 type Loader struct {
 	opts     Options
 	log      *slog.Logger
 	maps     map[string]*ebpf.Map
 	programs map[string]*ebpf.Program
 	features []Feature
-	// attachTypes are the hooks of all programs, loaded or not.
+	// attachTypes maps all programs, loaded or not, to their hooks.
 	attachTypes map[string]ebpf.AttachType
-	// unfilled are maps that lack rows which their predecessors may have, and
-	// unready the programs that use them.
+	// unfilled lists maps that may lack rows of the old map, and unready the
+	// programs that use them.
 	unfilled []string
 	unready  map[string]bool
 	tcx      bool
@@ -84,10 +84,10 @@ type Loader struct {
 	settled  bool
 }
 
-// Load opens what is pinned, loads what is missing or changed, and moves every
-// pinned link to it. Programs and maps that are unchanged keep their kernel ids.
-// A program the kernel refuses is a missing Feature, not an error; so is a pin
-// that is no use and cannot be replaced.
+// Load opens the pinned programs and maps, loads missing and changed ones, and
+// updates every pinned link to them. Unchanged programs and maps keep their kernel
+// ids. A program that the kernel rejects is a missing Feature, not an error; so is
+// an unusable pin that cannot be replaced.
 func Load(opts Options) (*Loader, error) {
 	if opts.PinRoot == "" {
 		opts.PinRoot = DefaultPinRoot
@@ -106,7 +106,7 @@ func Load(opts Options) (*Loader, error) {
 		opts.CgroupRoot = root
 	}
 	if opts.LSMPath == "" {
-		// Containers have no securityfs of their own; process 1 is the host's.
+		// Containers have no securityfs; process 1 is the host's.
 		opts.LSMPath = "/sys/kernel/security/lsm"
 		if _, err := os.Stat(opts.LSMPath); err != nil {
 			opts.LSMPath = "/proc/1/root" + opts.LSMPath
@@ -132,10 +132,10 @@ func (l *Loader) load() error {
 	}
 	cookie, err := NetnsCookie(l.opts.HostNetns)
 	if err != nil {
-		return &Unavailable{"netns cookie", "the host's network namespace cannot be told from others (kernel 5.14 or newer is needed)", err}
+		return &Unavailable{"netns cookie", "the host's network namespace cannot be identified (needs Linux 5.14 or newer)", err}
 	}
 	if err := rlimit.RemoveMemlock(); err != nil {
-		l.log.Debug("memlock limit not raised; kernels from 5.11 on do not need it", "err", err)
+		l.log.Debug("memlock limit not raised; Linux 5.11 and newer do not need it", "error", err)
 	}
 	specs, err := loadSpecs()
 	if err != nil {
@@ -149,7 +149,7 @@ func (l *Loader) load() error {
 		}
 		return &Unavailable{"bpf", "maps cannot be created (CAP_BPF, or CAP_SYS_ADMIN)", err}
 	}
-	// The configuration comes before any program that is new runs.
+	// Write the configuration before any new program runs.
 	cfg, err := l.readConfig()
 	if err != nil {
 		return err
@@ -161,22 +161,22 @@ func (l *Loader) load() error {
 			return err
 		}
 	}
-	fresh := l.openPrograms(specs)
-	if err := l.takeOver(); err != nil {
+	created := l.openPrograms(specs)
+	if err := l.updateLinks(); err != nil {
 		return err
 	}
-	// Pins move last: until here a crash leaves the old set in charge, and the
-	// next start repeats the whole.
-	if err := l.pinAll(changed, fresh); err != nil {
-		// All is attached and works; the next start has to find it by other ways.
+	// Replace the pins last: after a crash before this point the old set stays
+	// attached, and the next start repeats everything.
+	if err := l.pinAll(changed, created); err != nil {
+		// Everything is attached and works; the next start has to find it without these pins.
 		l.features = append(l.features, Feature{Name: "pins", Reason: err.Error()})
 	}
 	l.dropUnknownPins()
 	return nil
 }
 
-// loadSpecs returns the embedded objects. They are parsed anew for each Load,
-// as loading edits them.
+// loadSpecs returns the embedded objects. It parses them for each Load, because
+// loading modifies them.
 func loadSpecs() ([]*ebpf.CollectionSpec, error) {
 	var out []*ebpf.CollectionSpec
 	for _, load := range []func() (*ebpf.CollectionSpec, error){loadVrfbind, loadProbe, loadGuard, loadPacket} {
@@ -189,10 +189,10 @@ func loadSpecs() ([]*ebpf.CollectionSpec, error) {
 	return out, nil
 }
 
-// Features lists what was asked of the kernel, missing things with a reason.
+// Features lists the required features, missing ones with a reason.
 func (l *Loader) Features() []Feature { return slices.Clone(l.features) }
 
-// Missing says in one line what the kernel lacks; empty when nothing.
+// Missing describes the missing features in one line; it is empty if none is.
 func (l *Loader) Missing() string {
 	var out []string
 	for _, f := range l.features {
@@ -216,10 +216,10 @@ func (l *Loader) ProgramIDs() (map[string]ebpf.ProgramID, error) {
 	return out, nil
 }
 
-// CgroupRoot is the cgroup2 mount the loader works on.
+// CgroupRoot is the cgroup2 mount that the Loader uses.
 func (l *Loader) CgroupRoot() string { return l.opts.CgroupRoot }
 
-// Close closes file descriptors. Everything pinned stays and goes on working.
+// Close closes file descriptors. Everything pinned stays and keeps working.
 func (l *Loader) Close() {
 	for _, p := range l.programs {
 		p.Close()
@@ -229,7 +229,7 @@ func (l *Loader) Close() {
 	}
 }
 
-// Purge detaches every program and removes every pin: for uninstalling.
+// Purge detaches every program and removes every pin. Uninstallation uses it.
 func Purge(pinRoot string) error {
 	l := &Loader{opts: Options{PinRoot: pinRoot}, log: slog.Default(), tcx: haveTCX()}
 	var errs []error
@@ -252,7 +252,7 @@ func (l *Loader) pin(elem ...string) string {
 	return filepath.Join(append([]string{l.opts.PinRoot}, elem...)...)
 }
 
-// checkBPFFS looks at the nearest directory that exists.
+// checkBPFFS checks that path is on a bpffs, by its nearest existing directory.
 func checkBPFFS(path string) error {
 	for dir := path; ; dir = filepath.Dir(dir) {
 		var st unix.Statfs_t
@@ -261,7 +261,7 @@ func checkBPFFS(path string) error {
 			continue
 		}
 		if err != nil {
-			return &Unavailable{"bpffs", "cannot look at " + dir, err}
+			return &Unavailable{"bpffs", "cannot stat " + dir, err}
 		}
 		if st.Type != unix.BPF_FS_MAGIC {
 			return &Unavailable{"bpffs", dir + " is not a bpf file system: mount one (mount -t bpf bpf /sys/fs/bpf) and share it with the agent", nil}

@@ -12,23 +12,23 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// openMaps opens each pinned map whose layout is the wanted one; otherwise it
-// makes a new one and fills it from the old, whose pin stays until pinAll. It
-// returns the names of those that are new, and notes which of them lack rows that
-// an attached program may judge by now: these are pinned by Settle.
+// openMaps opens each pinned map that has the expected layout. Otherwise it creates
+// a new map and fills it from the old one, whose pin stays until pinAll. It
+// returns the names of the maps to pin. It records in l.unfilled the maps that
+// may lack rows which attached programs use; Settle pins those.
 func (l *Loader) openMaps(specs []*ebpf.CollectionSpec) ([]string, error) {
 	var changed []string
-	var held map[string]*ebpf.Map
-	inForce := func(name string) *ebpf.Map {
-		if held == nil {
-			held = l.mapsInForce()
+	var used map[string]*ebpf.Map
+	usedMap := func(name string) *ebpf.Map {
+		if used == nil {
+			used = l.usedMaps()
 		}
-		m := held[name]
-		delete(held, name)
+		m := used[name]
+		delete(used, name)
 		return m
 	}
 	defer func() {
-		for _, m := range held {
+		for _, m := range used {
 			m.Close()
 		}
 	}()
@@ -43,7 +43,7 @@ func (l *Loader) openMaps(specs []*ebpf.CollectionSpec) ([]string, error) {
 				}
 				continue
 			}
-			old, pinned := l.oldMap(name, inForce)
+			old, pinned := l.oldMap(name, usedMap)
 			if old != nil && spec.Compatible(old) == nil {
 				l.maps[name] = old
 				if !pinned {
@@ -51,12 +51,12 @@ func (l *Loader) openMaps(specs []*ebpf.CollectionSpec) ([]string, error) {
 				}
 				continue
 			}
-			m, whole, err := l.newMap(name, spec, old)
+			m, complete, err := l.newMap(name, spec, old)
 			if err != nil {
 				return nil, err
 			}
 			l.maps[name] = m
-			if whole {
+			if complete {
 				changed = append(changed, name)
 			} else {
 				l.unfilled = append(l.unfilled, name)
@@ -66,58 +66,59 @@ func (l *Loader) openMaps(specs []*ebpf.CollectionSpec) ([]string, error) {
 	return changed, nil
 }
 
-// oldMap is the pinned map, or where that cannot be had the one that pinned or
-// attached programs use.
-func (l *Loader) oldMap(name string, inForce func(string) *ebpf.Map) (m *ebpf.Map, pinned bool) {
+// oldMap returns the pinned map or, if its pin is missing or unusable, the map that
+// pinned or attached programs use.
+func (l *Loader) oldMap(name string, usedMap func(string) *ebpf.Map) (m *ebpf.Map, pinned bool) {
 	path := l.pin("maps", name)
 	m, err := ebpf.LoadPinnedMap(path, nil)
 	if err == nil {
 		return m, true
 	}
 	if !errors.Is(err, os.ErrNotExist) {
-		l.log.Warn("pinned map cannot be used; pinning another in its place", "pin", path, "err", err)
+		l.log.Warn("pinned map cannot be opened; replacing the pin", "pin", path, "error", err)
 	}
-	if m = inForce(name); m != nil {
-		l.log.Info("map found by the programs that use it", "pin", path)
+	if m = usedMap(name); m != nil {
+		l.log.Info("found the map through the programs that use it", "pin", path)
 	}
 	return m, false
 }
 
-// newMap makes a map and fills it from old, which it closes.
-func (l *Loader) newMap(name string, spec *ebpf.MapSpec, old *ebpf.Map) (m *ebpf.Map, whole bool, err error) {
+// newMap creates a map and fills it from old, which it closes. complete is false
+// if attached programs may need rows that the new map lacks.
+func (l *Loader) newMap(name string, spec *ebpf.MapSpec, old *ebpf.Map) (m *ebpf.Map, complete bool, err error) {
 	if m, err = ebpf.NewMap(spec); err != nil {
 		if old != nil {
 			old.Close()
 		}
 		return nil, false, fmt.Errorf("create map %s: %w", name, err)
 	}
-	whole = needsNoRows(m)
+	complete = !needsRows(m)
 	if old == nil {
-		return m, whole || !l.attached(), nil
+		return m, complete || !l.anyAttached(), nil
 	}
 	defer old.Close()
-	carried, err := copyMap(m, old)
-	l.log.Info("eBPF map has another layout; filled a new one from the old", "map", name, "change", spec.Compatible(old), "carried", carried, "err", err)
+	copied, err := copyMap(m, old)
+	l.log.Info("eBPF map has another layout; created a new one", "map", name, "change", spec.Compatible(old), "copied", copied, "error", err)
 	if err == nil {
-		return m, whole || carried, nil
+		return m, complete || copied, nil
 	}
-	m.Close() // half of the rows may leave no room for those that are wanted
+	m.Close() // the rows copied so far may leave no room for the desired ones
 	if m, err = ebpf.NewMap(spec); err != nil {
 		return nil, false, fmt.Errorf("create map %s: %w", name, err)
 	}
-	return m, whole, nil
+	return m, complete, nil
 }
 
-// needsNoRows tells that nothing is judged by what a map holds, or that nobody
-// could write it.
-func needsNoRows(m *ebpf.Map) bool {
-	return slices.Contains([]ebpf.MapType{ebpf.RingBuf, ebpf.SkStorage, ebpf.PerCPUArray, ebpf.LRUHash}, m.Type())
+// needsRows reports whether programs decide by rows that user space writes into
+// the map.
+func needsRows(m *ebpf.Map) bool {
+	return !slices.Contains([]ebpf.MapType{ebpf.RingBuf, ebpf.SkStorage, ebpf.PerCPUArray, ebpf.LRUHash}, m.Type())
 }
 
-// copyMap carries entries over. Fields are only ever appended to values, so
-// the common prefix of a value means the same in both; where the key changed,
-// rows cannot be carried over and the first reconcile writes them.
-func copyMap(to, from *ebpf.Map) (carried bool, err error) {
+// copyMap copies entries. New fields are only appended to values, so the common
+// prefix of a value means the same in both maps. If the key size changed, rows
+// cannot be copied and the first reconcile writes them.
+func copyMap(to, from *ebpf.Map) (copied bool, err error) {
 	if to.Type() == ebpf.RingBuf || to.Type() == ebpf.SkStorage || to.Type() != from.Type() || to.KeySize() != from.KeySize() {
 		return false, nil
 	}
@@ -149,7 +150,7 @@ func copyMap(to, from *ebpf.Map) (carried bool, err error) {
 func put(m *ebpf.Map, key, val any) error {
 	err := m.Put(key, val)
 	if errors.Is(err, ebpf.ErrKeyNotExist) || (m.Type() == ebpf.Array && err != nil) {
-		return nil // an array that shrank
+		return nil // the array has fewer entries than the old one
 	}
 	return err
 }
@@ -169,26 +170,26 @@ func (l *Loader) writeConfig(c vrfbindBhConfig) error {
 	return nil
 }
 
-// Config is what the programs need to know besides rows.
+// Config is the configuration of the programs besides rows.
 type Config struct {
-	PodLevels     uint32 // bit n: pods live at level n of the cgroup tree
+	PodLevels     uint32 // bit n: pod cgroups exist at level n of the cgroup tree
 	PodRootLevels uint32 // bit n: a directory that holds all pods is at level n
-	KubeletLevels uint32
-	ProbeLock     bool // enforce the locked addresses
-	Guard         bool // judge packets and devices
+	KubeletLevels uint32 // bit n: kubelet's cgroup is at level n
+	ProbeLock     bool   // enforce the locked addresses
+	Guard         bool   // check packets and devices
 	TunnelPort    uint32
-	// Marks of networks, the first one's and the last possible one's.
+	// MarkFirst and MarkLast are the range of the networks' marks.
 	MarkFirst, MarkLast uint32
 }
 
-// Config reads the configuration in force.
+// Config reads the current configuration.
 func (l *Loader) Config() (Config, error) {
 	c, err := l.readConfig()
 	return Config{PodLevels: c.PodLevels, PodRootLevels: c.PodrootLevels, KubeletLevels: c.KubeletLevels, ProbeLock: c.ProbeLock != 0,
 		Guard: c.Guard != 0, TunnelPort: c.TunnelPort, MarkFirst: c.MarkFirst, MarkLast: c.MarkLast}, err
 }
 
-// SetConfig replaces it. The kernel swaps the one row as a whole.
+// SetConfig replaces the configuration. The kernel replaces the single row atomically.
 func (l *Loader) SetConfig(want Config) error {
 	c, err := l.readConfig()
 	if err != nil {

@@ -15,89 +15,90 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Pins may be of another version, earlier or later, or broken. What cannot be
-// used gives way to what this version makes, once that is there, and holds up
-// nothing else. What an attached program judges by is asked of the kernel where
-// its pin is no use, so that nothing is open in between.
+// A pin may be broken or of another version, older or newer. The Loader creates the
+// replacement of an unusable pin before it removes the pin, and such a pin blocks
+// nothing else. If a map's pin is unusable, the Loader gets the map from the
+// programs that use it, so that enforcement has no gap.
 
 const (
 	ourPrefix = "bh_"
-	// newSuffix is of a pin that is about to take another's place.
+	// newSuffix marks a pin that is about to replace another.
 	newSuffix = "_new"
 )
 
-// place makes the link that is pinned at path do what fits checks, or puts one
-// that create makes in its place. The new one is there before the old one goes.
-// One that cannot be pinned at path stays beside it: attached all the same.
-func (l *Loader) place(path string, fits func(path string) error, create func() (link.Link, error)) error {
-	why := fits(path)
-	if why == nil {
+// ensureLink keeps the link pinned at path if check accepts or repairs it, and
+// otherwise replaces it by one that create returns. The new link is attached
+// before the old one is detached. A link that cannot be pinned at path stays
+// attached and pinned at path + newSuffix.
+func (l *Loader) ensureLink(path string, check func(path string) error, create func() (link.Link, error)) error {
+	err := check(path)
+	if err == nil {
 		return nil
 	}
-	if !errors.Is(why, os.ErrNotExist) && !errors.Is(why, errElsewhere) && !errors.Is(why, unix.ENOLINK) {
-		l.log.Warn("pinned link cannot be used; putting another in its place", "pin", path, "err", why)
+	if !errors.Is(err, os.ErrNotExist) && !errors.Is(err, errElsewhere) && !errors.Is(err, unix.ENOLINK) {
+		l.log.Warn("pinned link cannot be used; replacing it", "pin", path, "error", err)
 	}
-	beside := path + newSuffix
-	if fits(beside) != nil {
+	temporary := path + newSuffix
+	if check(temporary) != nil {
 		lnk, err := create()
 		if err != nil {
 			return fmt.Errorf("create link: %w", err)
 		}
 		defer lnk.Close()
-		if err := unpinLink(beside); err != nil {
+		if err := unpinLink(temporary); err != nil {
 			return err
 		}
-		if err := lnk.Pin(beside); err != nil {
-			return fmt.Errorf("pin link at %s: %w", beside, err)
+		if err := lnk.Pin(temporary); err != nil {
+			return fmt.Errorf("pin link at %s: %w", temporary, err)
 		}
 	}
 	old, err := link.LoadPinnedLink(path, nil)
 	if err == nil {
 		defer old.Close()
 	}
-	if err := movePin(beside, path); err != nil {
+	if err := movePin(temporary, path); err != nil {
 		return err
 	}
 	if old != nil {
-		_ = old.Detach() // somebody else may hold it open; it fails for a dead one
+		_ = old.Detach() // another process may hold the link open; fails for a dead link
 	}
 	return nil
 }
 
-// replacePin pins something over what is pinned at path. bpffs knows rename, so
-// there is no moment without a pin.
+// replacePin replaces the pin at path. It pins under a temporary name and renames,
+// so that a pin always exists.
 func replacePin(path string, pin func(string) error) error {
-	beside := path + newSuffix
-	if err := os.RemoveAll(beside); err != nil {
-		return fmt.Errorf("remove left-over pin %s: %w", beside, err)
+	temporary := path + newSuffix
+	if err := os.RemoveAll(temporary); err != nil {
+		return fmt.Errorf("remove leftover pin %s: %w", temporary, err)
 	}
-	if err := pin(beside); err != nil {
-		return fmt.Errorf("pin %s: %w", beside, err)
+	if err := pin(temporary); err != nil {
+		return fmt.Errorf("pin %s: %w", temporary, err)
 	}
-	return movePin(beside, path)
+	return movePin(temporary, path)
 }
 
 func movePin(from, to string) error {
 	err := os.Rename(from, to)
-	if st, no := os.Lstat(to); err != nil && no == nil && st.IsDir() {
-		// Not of any version: pins of ours are no directories.
+	if st, statErr := os.Lstat(to); err != nil && statErr == nil && st.IsDir() {
+		// No version of Bulkhead creates a directory here.
 		if err = os.RemoveAll(to); err == nil {
 			err = os.Rename(from, to)
 		}
 	}
 	if err != nil {
-		return fmt.Errorf("pin %s cannot be replaced: %w: take away what is there by hand", to, err)
+		return fmt.Errorf("pin %s cannot be replaced: %w: remove it by hand", to, err)
 	}
 	return nil
 }
 
-// makeDir makes a directory of pins, in the place of anything else.
+// makeDir creates a directory of pins and removes anything else from its path.
 func (l *Loader) makeDir(elem ...string) error {
 	path := l.pin(elem...)
 	if st, err := os.Lstat(path); err == nil && !st.IsDir() {
-		l.log.Warn("something else is where a directory of pins belongs; removing it", "pin", path)
+		l.log.Warn("not a directory of pins; removing it", "pin", path)
 		if err := os.Remove(path); err != nil {
-			return fmt.Errorf("make way for the pin directory %s: %w: take away what is there by hand", path, err)
+			return fmt.Errorf("remove the file in place of the pin directory %s: %w: remove it by hand", path, err)
 		}
 	}
 	if err := os.MkdirAll(path, 0o700); err != nil {
@@ -106,21 +107,22 @@ func (l *Loader) makeDir(elem ...string) error {
 	return nil
 }
 
-// unpinLink removes the pin and detaches even when someone else holds the link open.
+// unpinLink removes the pin and detaches the link, even if another process holds it open.
 func unpinLink(path string) error {
 	if lnk, err := link.LoadPinnedLink(path, nil); err == nil {
-		_ = lnk.Detach() // fails for a dead link, which is what we want anyway
+		_ = lnk.Detach() // fails for a dead link, which needs no detaching
 		lnk.Close()
 	}
 	if err := os.RemoveAll(path); err != nil {
-		return fmt.Errorf("remove link pin %s: %w: take it away by hand", path, err)
+		return fmt.Errorf("remove link pin %s: %w: remove it by hand", path, err)
 	}
 	return nil
 }
 
-// mapsInForce are the maps that programs use which are pinned or linked: where
-// a map's own pin is no use, they hold the rows that count.
-func (l *Loader) mapsInForce() map[string]*ebpf.Map {
+// usedMaps returns, by name, the maps that pinned or linked programs use. If a map's
+// own pin is unusable, this is how its rows are found. Of maps with the same name
+// it returns the newest.
+func (l *Loader) usedMaps() map[string]*ebpf.Map {
 	programs := map[ebpf.ProgramID]bool{}
 	for _, dir := range l.names("links") {
 		for _, name := range l.names("links", dir) {
@@ -130,7 +132,7 @@ func (l *Loader) mapsInForce() map[string]*ebpf.Map {
 		}
 	}
 	ids := map[ebpf.MapID]bool{}
-	note := func(p *ebpf.Program, err error) {
+	addMapsOf := func(p *ebpf.Program, err error) {
 		if err != nil {
 			return
 		}
@@ -143,10 +145,10 @@ func (l *Loader) mapsInForce() map[string]*ebpf.Map {
 		}
 	}
 	for _, name := range l.names("progs") {
-		note(ebpf.LoadPinnedProgram(l.pin("progs", name), nil))
+		addMapsOf(ebpf.LoadPinnedProgram(l.pin("progs", name), nil))
 	}
 	for id := range programs {
-		note(ebpf.NewProgramFromID(id))
+		addMapsOf(ebpf.NewProgramFromID(id))
 	}
 	out, newest := map[string]*ebpf.Map{}, map[string]ebpf.MapID{}
 	for id := range ids {
@@ -167,12 +169,12 @@ func (l *Loader) mapsInForce() map[string]*ebpf.Map {
 	return out
 }
 
-// attached tells whether any link of ours is there.
-func (l *Loader) attached() bool {
+// anyAttached reports whether any link is pinned.
+func (l *Loader) anyAttached() bool {
 	return slices.ContainsFunc(l.names("links"), func(dir string) bool { return len(l.names("links", dir)) > 0 })
 }
 
-// names are the entries of a directory of pins; none if it cannot be read.
+// names lists the entries of a directory of pins; it is empty if the directory cannot be read.
 func (l *Loader) names(elem ...string) []string {
 	entries, _ := os.ReadDir(l.pin(elem...))
 	var out []string
@@ -183,7 +185,7 @@ func (l *Loader) names(elem ...string) []string {
 }
 
 // dropUnknownPins removes pins of maps and programs that this version does not
-// have. What is attached goes on with them.
+// have. Attached programs keep using them.
 func (l *Loader) dropUnknownPins() {
 	drop := func(dir string, known func(string) bool) {
 		for _, name := range l.names(dir) {
@@ -191,11 +193,11 @@ func (l *Loader) dropUnknownPins() {
 			switch {
 			case known(name):
 			case !strings.HasPrefix(name, ourPrefix):
-				l.log.Warn("what is pinned here is not ours; left as it is", "pin", path)
+				l.log.Warn("pin is not Bulkhead's; leaving it", "pin", path)
 			default:
 				l.log.Info("removing pin of another version", "pin", path)
 				if err := os.RemoveAll(path); err != nil {
-					l.log.Warn("pin of another version cannot be removed; take it away by hand", "pin", path, "err", err)
+					l.log.Warn("cannot remove the pin of another version; remove it by hand", "pin", path, "error", err)
 				}
 			}
 		}
@@ -204,7 +206,7 @@ func (l *Loader) dropUnknownPins() {
 	drop("progs", func(n string) bool { return l.programs[n] != nil })
 }
 
-// pinAll pins maps and programs over the former ones.
+// pinAll pins maps and programs and replaces the old pins.
 func (l *Loader) pinAll(maps, programs []string) error {
 	var errs []error
 	for _, n := range programs {
@@ -216,11 +218,10 @@ func (l *Loader) pinAll(maps, programs []string) error {
 	return errors.Join(errs...)
 }
 
-// Settle ends what began with Load. The caller has written all rows and attached
-// all that should be: until then what another version left is better than
-// nothing. What was not ready to take over is pinned now, and programs of ours
-// that this version does not know, as a later one leaves them when it is taken
-// back, are detached.
+// Settle completes the takeover that Load began. The caller must have written all
+// rows and attached everything; until then programs of another version are better
+// than none. Settle pins the maps and programs that lacked rows, and detaches
+// Bulkhead's programs that this version does not know, which a downgrade leaves.
 func (l *Loader) Settle() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -250,7 +251,7 @@ func (l *Loader) dropLinks(dir string, known func(name string) bool) error {
 		switch {
 		case known(name):
 		case !strings.HasPrefix(name, ourPrefix):
-			l.log.Warn("what is pinned here is not ours; left as it is", "pin", path)
+			l.log.Warn("pin is not Bulkhead's; leaving it", "pin", path)
 		default:
 			l.log.Info("detaching a program of another version", "pin", path)
 			errs = append(errs, unpinLink(path))

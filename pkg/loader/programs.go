@@ -12,7 +12,7 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// hookSet tells by its name whether a program belongs to an attachment.
+// hookSet reports whether a program belongs to an attachment, by its name.
 type hookSet func(name string) bool
 
 func vrfHooks(name string) bool { return strings.HasPrefix(name, "bh_vrf_") }
@@ -34,11 +34,11 @@ func doorHooks(k DoorKind) hookSet {
 	return func(name string) bool { return slices.Contains(names, name) }
 }
 
-// openPrograms fills l.programs: the pinned program where code and maps are
-// unchanged, else a new one. It returns the names of the new ones, but for those
-// that use a map which lacks rows: they are not ready to take over.
+// openPrograms fills l.programs with the pinned program if its code and maps are
+// unchanged, and with a new one otherwise. It returns the names of the new programs
+// to pin. Programs that use a map which lacks rows go to l.unready instead.
 func (l *Loader) openPrograms(specs []*ebpf.CollectionSpec) []string {
-	var fresh []string
+	var created []string
 	for _, cs := range specs {
 		names := make([]string, 0, len(cs.Programs))
 		for n := range cs.Programs {
@@ -49,27 +49,27 @@ func (l *Loader) openPrograms(specs []*ebpf.CollectionSpec) []string {
 			p, isNew, err := l.openProgram(cs, name)
 			f := Feature{Name: "program " + name, OK: err == nil}
 			if err != nil {
-				f.Reason = reason(err)
-				l.log.Warn("eBPF program not available", "program", name, "err", err)
+				f.Reason = verifierReason(err)
+				l.log.Warn("eBPF program not available", "program", name, "error", err)
 			} else {
 				l.programs[name] = p
 				if slices.ContainsFunc(mapsOf(cs.Programs[name]), func(m string) bool { return slices.Contains(l.unfilled, m) }) {
 					l.unready[name] = true
 				} else if isNew {
-					fresh = append(fresh, name)
+					created = append(created, name)
 				}
 			}
 			l.features = append(l.features, f)
 		}
 	}
-	return fresh
+	return created
 }
 
 func (l *Loader) openProgram(cs *ebpf.CollectionSpec, name string) (*ebpf.Program, bool, error) {
 	spec := cs.Programs[name]
 	l.attachTypes[name] = spec.AttachType
-	if why := l.inactive(spec); why != "" {
-		return nil, false, errors.New(why)
+	if reason := l.inactive(spec); reason != "" {
+		return nil, false, errors.New(reason)
 	}
 	pinned, err := ebpf.LoadPinnedProgram(l.pin("progs", name), nil)
 	if err == nil {
@@ -82,9 +82,9 @@ func (l *Loader) openProgram(cs *ebpf.CollectionSpec, name string) (*ebpf.Progra
 			}
 		}()
 	} else if !errors.Is(err, os.ErrNotExist) {
-		l.log.Warn("pinned program cannot be opened; loading it anew", "program", name, "err", err)
+		l.log.Warn("pinned program cannot be opened; loading a new one", "program", name, "error", err)
 	}
-	// One collection per program: a hook this kernel lacks costs that hook alone.
+	// One collection per program: a hook that this kernel lacks fails that program only.
 	one := &ebpf.CollectionSpec{Maps: map[string]*ebpf.MapSpec{}, Programs: map[string]*ebpf.ProgramSpec{name: spec}, Types: cs.Types, ByteOrder: cs.ByteOrder}
 	repl := map[string]*ebpf.Map{}
 	for _, m := range mapsOf(spec) {
@@ -95,7 +95,7 @@ func (l *Loader) openProgram(cs *ebpf.CollectionSpec, name string) (*ebpf.Progra
 		return nil, false, fmt.Errorf("load program %s: %w", name, err)
 	}
 	defer coll.Close()
-	if pinned != nil && same(pinned, coll.Programs[name]) {
+	if pinned != nil && sameProgram(pinned, coll.Programs[name]) {
 		p := pinned
 		pinned = nil
 		return p, false, nil
@@ -103,24 +103,25 @@ func (l *Loader) openProgram(cs *ebpf.CollectionSpec, name string) (*ebpf.Progra
 	return coll.DetachProgram(name), true, nil
 }
 
-// inactive says why a program would load and never be called.
+// inactive returns the reason if the kernel would load the program but never call it.
 func (l *Loader) inactive(spec *ebpf.ProgramSpec) string {
 	if spec.AttachType != ebpf.AttachLSMMac {
 		return ""
 	}
 	raw, err := os.ReadFile(l.opts.LSMPath)
 	if err != nil {
-		return fmt.Sprintf("whether BPF LSM is on cannot be told: %v", err)
+		return fmt.Sprintf("cannot read whether BPF LSM is enabled: %v", err)
 	}
 	if !slices.Contains(strings.Split(strings.TrimSpace(string(raw)), ","), "bpf") {
-		return fmt.Sprintf("BPF LSM is off: start the kernel with lsm=%s,bpf", strings.TrimSpace(string(raw)))
+		return fmt.Sprintf("BPF LSM is disabled: start the kernel with lsm=%s,bpf", strings.TrimSpace(string(raw)))
 	}
 	return ""
 }
 
-// same tells that two loaded programs do the same with the same maps. Where
-// field offsets are adjusted to the kernel, only what was loaded can be compared.
-func same(a, b *ebpf.Program) bool {
+// sameProgram reports whether two loaded programs have the same instructions and
+// maps. CO-RE relocations change the instructions at load time, so programs that
+// have them can be compared only after loading.
+func sameProgram(a, b *ebpf.Program) bool {
 	x, err := a.Info()
 	if err != nil {
 		return false
@@ -136,8 +137,8 @@ func same(a, b *ebpf.Program) bool {
 	return ok1 && ok2 && slices.Equal(have, want)
 }
 
-// unchanged: the same instructions on the same maps. Then the pinned program
-// stays, and with it its id and its links.
+// unchanged reports whether the pinned program has the instructions of spec and
+// uses the opened maps.
 func (l *Loader) unchanged(p *ebpf.Program, spec *ebpf.ProgramSpec) bool {
 	info, err := p.Info()
 	if err != nil || spec.Compatible(info) != nil {
@@ -183,8 +184,8 @@ func (l *Loader) hooks(set hookSet) []string {
 	return out
 }
 
-// reason is the last line of a verifier log, or the error itself.
-func reason(err error) string {
+// verifierReason returns the last line of the verifier log, or else the error itself.
+func verifierReason(err error) string {
 	var v *ebpf.VerifierError
 	if errors.As(err, &v) {
 		for i := len(v.Log) - 1; i >= 0; i-- {

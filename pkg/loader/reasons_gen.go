@@ -4,7 +4,7 @@
 
 package loader
 
-// Reason says why a program passed or refused; it is the index of its counter.
+// Reason says why a program passed or refused something. It is the counter's index.
 type Reason uint32
 
 const (

@@ -7,12 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 )
 
-// Row is one entry of a map, typed. Rows are comparable; two with the same Key
+// Row is a typed entry of a map. Rows are comparable; two rows with the same Key
 // are the same entry.
 type Row interface {
 	Key() Key
@@ -20,7 +21,7 @@ type Row interface {
 	encode() (key, value any, err error)
 }
 
-// Key identifies a row: the map, and the key in a readable and comparable form.
+// Key identifies a row by its map and by its key in a readable and comparable form.
 type Key struct {
 	Map string
 	ID  any
@@ -32,23 +33,23 @@ type PodRow struct {
 	NetworkID  uint32 // 0: the cluster default network
 	Mark       uint32
 	VRFIfindex uint32 // 0: the VRF does not exist yet; the pod's wildcard binds are refused
-	Unbound    bool   // its sockets are left where they are
+	Unbound    bool   // the pod opted out of VRF binding
 	Trusted    bool   // packet sockets on any interface are allowed
 }
 
-// PodRootRow is a directory of the cgroup tree that holds all pods, and nothing else.
+// PodRootRow is a directory of the cgroup tree that holds all pods and nothing else.
 type PodRootRow struct{ CgroupID uint64 }
 
-// DoorKind is what an interface of the host leads to.
+// DoorKind says what an interface of the host leads to.
 type DoorKind uint32
 
 const (
 	DoorPort     DoorKind = iota + 1 // management port of a tenant's network
-	DoorVRF                          // its VRF device
+	DoorVRF                          // VRF device of a tenant's network
 	DoorDefault                      // management port of the cluster default network
 	DoorPod                          // host end of a pod's interface
-	DoorLocked                       // the same, of a locked default-network interface
-	DoorOwn                          // the node's own: uplink, external bridge
+	DoorLocked                       // host end of a pod's locked default-network interface
+	DoorOwn                          // interface of the node itself: uplink, external bridge
 	DoorLoopback                     // lo
 )
 
@@ -65,14 +66,14 @@ type DoorRow struct {
 	Ifindex   int
 	Kind      DoorKind
 	NetworkID uint32
-	// ForwardFrom is the interface whose packets may be forwarded into this one; 0: none.
+	// ForwardFrom is the interface from which packets may be forwarded to this one; 0: none.
 	ForwardFrom int
-	// PeerMAC and Peer6 are the only peer of a locked interface.
+	// PeerMAC and Peer6 are the addresses of a locked interface's only peer.
 	PeerMAC [6]byte
 	Peer6   netip.Addr
 }
 
-// NetRow is where connections to the node's own addresses are led in a network.
+// NetRow holds the VRF and addresses to which connections are led in a network.
 type NetRow struct {
 	NetworkID    uint32
 	VRFIfindex   uint32
@@ -83,8 +84,8 @@ type NetRow struct {
 // LocalRow is an address of the node outside all networks.
 type LocalRow struct{ Addr netip.Addr }
 
-// ProbeRow says that kubelet's connections to a port of the node are probes of
-// a network's host-network pods.
+// ProbeRow says that kubelet's connections to a port of the node are probes of a
+// network's host-network pods.
 type ProbeRow struct {
 	Port      uint16
 	NetworkID uint32
@@ -102,8 +103,8 @@ type LockedRow struct {
 	NetworkID uint32
 }
 
-// KubeletRow identifies kubelet by cgroup, or by process id where its cgroup is
-// shared with others. Exactly one of the two is set.
+// KubeletRow identifies kubelet by cgroup, or by process id if other processes
+// share its cgroup. Exactly one of the two is set.
 type KubeletRow struct {
 	CgroupID uint64
 	TGID     uint32
@@ -160,14 +161,14 @@ func (r KubeletRow) String() string {
 	return fmt.Sprintf("kubelet cgroup %d", r.CgroupID)
 }
 
-func words(b [16]byte) (w [4]uint32) {
+func addrWords(b [16]byte) (w [4]uint32) {
 	for i := range w {
 		w[i] = binary.NativeEndian.Uint32(b[i*4:])
 	}
 	return w
 }
 
-func unwords(w [4]uint32) netip.Addr {
+func wordsAddr(w [4]uint32) netip.Addr {
 	var b [16]byte
 	for i, x := range w {
 		binary.NativeEndian.PutUint32(b[i*4:], x)
@@ -202,11 +203,11 @@ func (r PodRootRow) encode() (any, any, error) {
 
 func (r DoorRow) encode() (any, any, error) {
 	if r.Ifindex <= 0 || r.Kind < DoorPort || r.Kind > DoorLoopback {
-		return nil, nil, fmt.Errorf("not an interface of a known kind")
+		return nil, nil, fmt.Errorf("not an interface index with a known kind")
 	}
 	v := &guardBhDoor{Kind: uint32(r.Kind), Netid: r.NetworkID, ForwardFrom: uint32(r.ForwardFrom), PeerMac: r.PeerMAC}
 	if r.Peer6.IsValid() {
-		v.Peer6 = words(r.Peer6.As16())
+		v.Peer6 = addrWords(r.Peer6.As16())
 	}
 	return uint32(r.Ifindex), v, nil
 }
@@ -217,10 +218,10 @@ func (r NetRow) encode() (any, any, error) {
 	}
 	v := &vrfbindBhNet{VrfIfindex: r.VRFIfindex, Mark: r.Mark}
 	if r.Host4.IsValid() {
-		v.Host4 = words(r.Host4.As16())
+		v.Host4 = addrWords(r.Host4.As16())
 	}
 	if r.Host6.IsValid() {
-		v.Host6 = words(r.Host6.As16())
+		v.Host6 = addrWords(r.Host6.As16())
 	}
 	return r.NetworkID, v, nil
 }
@@ -229,7 +230,7 @@ func (r LocalRow) encode() (any, any, error) {
 	if !r.Addr.IsValid() || r.Addr.Zone() != "" {
 		return nil, nil, fmt.Errorf("not an address: %s", r.Addr)
 	}
-	return &probeBhAddr{A: words(r.Addr.As16())}, uint32(1), nil
+	return &probeBhAddr{A: addrWords(r.Addr.As16())}, uint32(1), nil
 }
 
 func (r ProbeRow) encode() (any, any, error) {
@@ -243,7 +244,7 @@ func (r DestRow) encode() (any, any, error) {
 	if !r.Prefix.IsValid() || r.Prefix.Addr().Is4In6() {
 		return nil, nil, fmt.Errorf("not a prefix: %s", r.Prefix)
 	}
-	k := &vrfbindBhDestKey{Prefixlen: destFixed + uint32(r.Prefix.Bits()), Netid: be(r.NetworkID), Family: be(unix.AF_INET6), Addr: words(r.Prefix.Masked().Addr().As16())}
+	k := &vrfbindBhDestKey{Prefixlen: destFixed + uint32(r.Prefix.Bits()), Netid: be(r.NetworkID), Family: be(unix.AF_INET6), Addr: addrWords(r.Prefix.Masked().Addr().As16())}
 	if r.Prefix.Addr().Is4() {
 		k.Family = be(unix.AF_INET)
 		k.Prefixlen += 96
@@ -255,20 +256,25 @@ func (r LockedRow) encode() (any, any, error) {
 	if !r.Addr.IsValid() || r.Addr.Zone() != "" {
 		return nil, nil, fmt.Errorf("not an address: %s", r.Addr)
 	}
-	return &probeBhAddr{A: words(r.Addr.As16())}, r.NetworkID, nil
+	return &probeBhAddr{A: addrWords(r.Addr.As16())}, r.NetworkID, nil
 }
+
+const (
+	kubeletCgroup = 1 // BH_KUBELET_CGROUP
+	kubeletTGID   = 2 // BH_KUBELET_TGID
+)
 
 func (r KubeletRow) encode() (any, any, error) {
 	switch {
 	case r.TGID != 0 && r.CgroupID == 0:
-		return &probeBhKubeletKey{Id: uint64(r.TGID), Kind: 2}, uint32(1), nil
+		return &probeBhKubeletKey{Id: uint64(r.TGID), Kind: kubeletTGID}, uint32(1), nil
 	case r.CgroupID != 0 && r.TGID == 0:
-		return &probeBhKubeletKey{Id: r.CgroupID, Kind: 1}, uint32(1), nil
+		return &probeBhKubeletKey{Id: r.CgroupID, Kind: kubeletCgroup}, uint32(1), nil
 	}
 	return nil, nil, errors.New("a kubelet row has a cgroup or a process, not both")
 }
 
-// Put writes a row; the same row again changes nothing.
+// Put writes a row. It is a no-op if the map holds the same row.
 func (l *Loader) Put(r Row) error {
 	k, v, err := r.encode()
 	if err == nil {
@@ -283,7 +289,7 @@ func (l *Loader) Put(r Row) error {
 	return nil
 }
 
-// Delete removes a row; a missing one is no error.
+// Delete removes a row. A missing row is no error.
 func (l *Loader) Delete(r Row) error {
 	k, _, err := r.encode()
 	if err == nil {
@@ -298,12 +304,12 @@ func (l *Loader) Delete(r Row) error {
 // Rows reads every row of every map.
 func (l *Loader) Rows() ([]Row, error) {
 	out, err := l.podRows()
-	rest, err2 := l.addressRows()
+	addresses, err2 := l.addressRows()
 	doors, err3 := l.doorRows()
 	if err := errors.Join(err, err2, err3); err != nil {
 		return nil, fmt.Errorf("read the eBPF maps: %w", err)
 	}
-	return append(append(out, rest...), doors...), nil
+	return slices.Concat(out, addresses, doors), nil
 }
 
 func (l *Loader) podRows() ([]Row, error) {
@@ -322,7 +328,7 @@ func (l *Loader) podRows() ([]Row, error) {
 	var kk probeBhKubeletKey
 	kubelet := l.maps["bh_kubelet"].Iterate()
 	for kubelet.Next(&kk, &v) {
-		if kk.Kind == 2 {
+		if kk.Kind == kubeletTGID {
 			out = append(out, KubeletRow{TGID: uint32(kk.Id)})
 		} else {
 			out = append(out, KubeletRow{CgroupID: kk.Id})
@@ -338,7 +344,7 @@ func (l *Loader) addressRows() ([]Row, error) {
 	dests := l.maps["bh_dests"].Iterate()
 	for dests.Next(&dk, &v) {
 		bits := int(dk.Prefixlen) - destFixed
-		addr := netip.AddrFrom16(unwords(dk.Addr).As16())
+		addr := netip.AddrFrom16(wordsAddr(dk.Addr).As16())
 		if be(dk.Family) == unix.AF_INET {
 			addr, bits = addr.Unmap(), bits-96
 		}
@@ -347,11 +353,11 @@ func (l *Loader) addressRows() ([]Row, error) {
 	var ak probeBhAddr
 	locked := l.maps["bh_locked"].Iterate()
 	for locked.Next(&ak, &v) {
-		out = append(out, LockedRow{unwords(ak.A), v})
+		out = append(out, LockedRow{wordsAddr(ak.A), v})
 	}
 	locals := l.maps["bh_locals"].Iterate()
 	for locals.Next(&ak, &v) {
-		out = append(out, LocalRow{unwords(ak.A)})
+		out = append(out, LocalRow{wordsAddr(ak.A)})
 	}
 	return out, errors.Join(dests.Err(), locked.Err(), locals.Err())
 }
@@ -362,12 +368,12 @@ func (l *Loader) doorRows() ([]Row, error) {
 	var door guardBhDoor
 	doors := l.maps["bh_doors"].Iterate()
 	for doors.Next(&id, &door) {
-		out = append(out, DoorRow{int(id), DoorKind(door.Kind), door.Netid, int(door.ForwardFrom), door.PeerMac, address(door.Peer6)})
+		out = append(out, DoorRow{int(id), DoorKind(door.Kind), door.Netid, int(door.ForwardFrom), door.PeerMac, optionalAddr(door.Peer6)})
 	}
 	var net vrfbindBhNet
 	nets := l.maps["bh_nets"].Iterate()
 	for nets.Next(&id, &net) {
-		out = append(out, NetRow{id, net.VrfIfindex, net.Mark, address(net.Host4), address(net.Host6)})
+		out = append(out, NetRow{id, net.VrfIfindex, net.Mark, optionalAddr(net.Host4), optionalAddr(net.Host6)})
 	}
 	var pk probeBhProbeKey
 	var p probeBhProbe
@@ -378,16 +384,16 @@ func (l *Loader) doorRows() ([]Row, error) {
 	return out, errors.Join(doors.Err(), nets.Err(), probes.Err())
 }
 
-// address is the zero Addr for words that are all zero.
-func address(w [4]uint32) netip.Addr {
+// optionalAddr returns the zero Addr if all words are zero.
+func optionalAddr(w [4]uint32) netip.Addr {
 	if w == [4]uint32{} {
 		return netip.Addr{}
 	}
-	return unwords(w)
+	return wordsAddr(w)
 }
 
-// HeldProbes are the ports of ProbeRows that somebody outside the network was
-// seen to listen on, so that probes are not led from them.
+// HeldProbes returns the ports of ProbeRows on which the programs saw a socket
+// outside the network listen. Probes on them are not led.
 func (l *Loader) HeldProbes() ([]uint16, error) {
 	var out []uint16
 	var k probeBhProbeKey

@@ -144,7 +144,7 @@ func TestRowEncoding(t *testing.T) {
 	}
 	for _, a := range []string{"1.2.3.4", "::1", "fd00::1"} {
 		addr := netip.MustParseAddr(a)
-		if got := unwords(words(addr.As16())); got != addr {
+		if got := wordsAddr(addrWords(addr.As16())); got != addr {
 			t.Errorf("%s comes back as %s", addr, got)
 		}
 	}

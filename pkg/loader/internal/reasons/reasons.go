@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package reasons turns bpf/bh_reasons.h, the one list of verdicts and reasons,
-// into the Go enum of pkg/loader. The C side includes the header itself.
+// Package reasons generates pkg/loader's Reason enum from bpf/bh_reasons.h, the list
+// of verdicts and reasons. The C programs include the header directly.
 package reasons
 
 import (
@@ -17,7 +17,8 @@ type Reason struct{ Name, Verdict, Label, Text string }
 
 var line = regexp.MustCompile(`^BH_REASON\((\w+), (PASS|REFUSE), "([a-z-]+)", "([^"]*)"\)$`)
 
-// Parse reads the header. Every line that is neither comment nor empty must be a reason.
+// Parse reads the header. Every line that is neither empty nor a comment must be a
+// reason.
 func Parse(header []byte) ([]Reason, error) {
 	var out []Reason
 	seen := map[string]bool{}
@@ -55,7 +56,7 @@ func goName(c string) string {
 	return b.String()
 }
 
-// Generate returns the Go file for a header.
+// Generate returns the Go source generated from a header.
 func Generate(header []byte) ([]byte, error) {
 	rs, err := Parse(header)
 	if err != nil {
@@ -63,7 +64,7 @@ func Generate(header []byte) ([]byte, error) {
 	}
 	var b bytes.Buffer
 	b.WriteString("// SPDX-License-Identifier: Apache-2.0\n\n// Code generated from bpf/bh_reasons.h by internal/reasons/gen; DO NOT EDIT.\n\npackage loader\n\n")
-	b.WriteString("// Reason says why a program passed or refused; it is the index of its counter.\ntype Reason uint32\n\nconst (\n")
+	b.WriteString("// Reason says why a program passed or refused something. It is the counter's index.\ntype Reason uint32\n\nconst (\n")
 	for i, r := range rs {
 		fmt.Fprintf(&b, "\t// Reason%s: %s.\n\tReason%s", goName(r.Name), r.Text, goName(r.Name))
 		if i == 0 {

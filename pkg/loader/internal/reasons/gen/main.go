@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command gen writes pkg/loader's Reason enum: gen HEADER OUTPUT.
+// Command gen writes the Go source of pkg/loader's Reason enum: gen HEADER OUTPUT.
 package main
 
 import (
@@ -23,7 +23,7 @@ func run(args []string) error {
 	}
 	header, err := os.ReadFile(args[0])
 	if err != nil {
-		return fmt.Errorf("read the list of reasons: %w", err)
+		return fmt.Errorf("read the header: %w", err)
 	}
 	out, err := reasons.Generate(header)
 	if err != nil {

@@ -175,7 +175,7 @@ func TestLimits(t *testing.T) {
 	w.created(a)
 	w.created(b)
 	c := make("limits", "c")
-	w.waitCondition(c, udnv1.ConditionNetworkCreated, metav1.ConditionFalse, "as many networks as it may have", "raise max-networks-per-namespace")
+	w.waitCondition(c, udnv1.ConditionNetworkCreated, metav1.ConditionFalse, "maximum number of networks", "raise max-networks-per-namespace")
 	x := make("limits-other", "x")
 	w.created(x)
 	y := make("limits-other", "y")

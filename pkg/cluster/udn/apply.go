@@ -22,25 +22,25 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// FieldManager owns the conditions in server-side apply.
+// FieldManager is the manager of the conditions in server-side apply.
 const FieldManager = "user-defined-network-controller"
 
-// Target is where networks are requested and NADs live.
+// Target reads and writes owners and their NADs.
 type Target interface {
-	// Read finds the owner's finalizer and conditions, and every NAD that
+	// Read returns the owner's finalizer and conditions, and every NAD that
 	// carries its mark.
 	Read(ctx context.Context, o Owner) (State, error)
-	// Apply runs the operations in order. What fails is reported, each
-	// failure naming its Op, and what does not depend on it still runs.
+	// Apply runs the operations in order. After a failed one it skips those that
+	// depend on it, and returns the joined errors, each a *Failure.
 	Apply(ctx context.Context, ops []Op) error
 }
 
-// run is Apply for any target: what depends on what.
-func run(ops []Op, do func(Op) error) error {
+// runOps is Apply for any target: it skips operations that depend on a failed one.
+func runOps(ops []Op, do func(Op) error) error {
 	var errs []error
 	for _, op := range ops {
-		// No NAD without the finalizer that guards it, no end while one of
-		// them could not be released.
+		// Create no NAD before the owner has its finalizer; keep that finalizer
+		// while a NAD could not be released.
 		if len(errs) > 0 && (op.Kind == RemoveFinalizer || ops[0].Kind == AddFinalizer && errors.Is(errs[0], errNoFinalizer)) {
 			continue
 		}
@@ -54,17 +54,17 @@ func run(ops []Op, do func(Op) error) error {
 	return errors.Join(errs...)
 }
 
-var errNoFinalizer = errors.New("nothing else was done")
+var errNoFinalizer = errors.New("no other operation was run")
 
-// Kube is the Kubernetes API. Reads come from the cache, corrected by what was
-// written and has not come back yet: else each of our own writes would be
-// followed by a second attempt at it.
+// Kube is the Target of the Kubernetes API. It reads from the cache, with our own
+// writes applied that the cache does not have yet: otherwise the reconciler would
+// repeat each write.
 type Kube struct {
 	Cache  client.Reader
 	Client client.Client
 	Events events.EventRecorder
 	Now    func() time.Time
-	recent recent
+	writes mutationCache
 }
 
 // Read implements Target.
@@ -75,12 +75,12 @@ func (k *Kube) Read(ctx context.Context, o Owner) (State, error) {
 		return s, err
 	}
 	if meta != nil {
-		rec := k.recent.owner(o, meta, conditions)
+		rec := k.writes.owner(o, meta, conditions)
 		s.Finalizer, s.Conditions = slices.Contains(rec.finalizers, network.FinalizerUDN), rec.conditions
 	} else {
-		// The answer to our last write may have come after the event that
-		// the owner is gone, and have been noted then.
-		k.recent.gone(o)
+		// The response to our last write may arrive after the delete event, and
+		// add a record that nothing else would remove.
+		k.writes.forget(o)
 	}
 	var nads nadv1.NetworkAttachmentDefinitionList
 	if err := k.Cache.List(ctx, &nads, client.MatchingFields{indexOwner: ownerKey(o)}, client.UnsafeDisableDeepCopy); err != nil {
@@ -90,23 +90,23 @@ func (k *Kube) Read(ctx context.Context, o Owner) (State, error) {
 		nad := nadOf(&nads.Items[i])
 		s.NADs[nad.Namespace] = nad
 	}
-	for ns, uid := range k.recent.lostNADs(o) {
+	for ns, uid := range k.writes.strippedNADs(o) {
 		nad := &nadv1.NetworkAttachmentDefinition{}
 		err := k.Cache.Get(ctx, client.ObjectKey{Namespace: ns, Name: o.Name}, nad)
 		if client.IgnoreNotFound(err) != nil {
 			return s, fmt.Errorf("get NetworkAttachmentDefinition %s: %w", network.NADKey(ns, o.Name), err)
 		}
 		if owner, marked := OwnerOf(nad); err != nil || marked && owner == o || nad.UID != uid {
-			k.recent.found(o, ns)
+			k.writes.clearStripped(o, ns)
 			continue
 		}
 		s.NADs[ns] = nadOf(nad)
 	}
-	k.recent.merge(o, s.NADs, k.Now())
+	k.writes.merge(o, s.NADs, k.Now())
 	return s, nil
 }
 
-// owner is the owner's object, nil where it is gone.
+// owner returns the owner's object, nil if it does not exist.
 func (k *Kube) owner(ctx context.Context, o Owner) (client.Object, []metav1.Condition, error) {
 	key := types.NamespacedName{Namespace: o.Namespace, Name: o.Name}
 	var obj client.Object
@@ -130,7 +130,7 @@ func (k *Kube) owner(ctx context.Context, o Owner) (client.Object, []metav1.Cond
 	return obj, conditions, nil
 }
 
-// nadOf is what of a NAD matters here.
+// nadOf converts a NAD.
 func nadOf(obj *nadv1.NetworkAttachmentDefinition) NAD {
 	n := NAD{
 		Namespace: obj.Namespace, Name: obj.Name, Config: obj.Spec.Config, Labels: obj.Labels, Annotations: obj.Annotations,
@@ -154,7 +154,7 @@ func nadOf(obj *nadv1.NetworkAttachmentDefinition) NAD {
 
 // Apply implements Target.
 func (k *Kube) Apply(ctx context.Context, ops []Op) error {
-	return run(ops, func(op Op) error { return k.do(ctx, op) })
+	return runOps(ops, func(op Op) error { return k.do(ctx, op) })
 }
 
 func (k *Kube) do(ctx context.Context, op Op) error {
@@ -175,7 +175,7 @@ func (k *Kube) do(ctx context.Context, op Op) error {
 	case ReleaseNAD:
 		return k.patchNAD(ctx, op, map[string]any{"metadata": map[string]any{
 			"finalizers": append([]string{}, op.NAD.OtherFinalizers...),
-			"uid":        op.NAD.UID, // a NAD of the same name that came after is not meant
+			"uid":        op.NAD.UID, // not a recreated NAD of the same name
 		}})
 	case DeleteNAD:
 		obj := nadMeta(op.NAD)
@@ -192,13 +192,13 @@ func (k *Kube) patchFinalizer(ctx context.Context, op Op) error {
 	if err != nil || cached == nil {
 		return err
 	}
-	rec := k.recent.owner(op.Owner, cached, conditions)
+	rec := k.writes.owner(op.Owner, cached, conditions)
 	finalizers := slices.DeleteFunc(slices.Clone(rec.finalizers), func(f string) bool { return f == network.FinalizerUDN })
 	if op.Kind == AddFinalizer {
 		finalizers = append(finalizers, network.FinalizerUDN)
 	}
-	// With the version: the list is replaced as a whole, and must not undo
-	// another controller's finalizer.
+	// The patch names the resource version: it replaces the list as a whole, and
+	// must not undo another controller's change.
 	body, err := json.Marshal(map[string]any{"metadata": map[string]any{
 		"finalizers": finalizers, "resourceVersion": rec.version, "uid": cached.GetUID(),
 	}})
@@ -212,7 +212,7 @@ func (k *Kube) patchFinalizer(ctx context.Context, op Op) error {
 		}
 		return err
 	}
-	k.recent.setOwner(op.Owner, ownerRecord{version: obj.ResourceVersion, finalizers: obj.Finalizers, conditions: rec.conditions})
+	k.writes.setOwner(op.Owner, ownerRecord{version: obj.ResourceVersion, finalizers: obj.Finalizers, conditions: rec.conditions})
 	return nil
 }
 
@@ -226,12 +226,12 @@ func (k *Kube) createNAD(ctx context.Context, op Op) error {
 	}
 	err := k.Client.Create(ctx, obj)
 	if apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
-		return nil // the namespace's own event takes it off the list
+		return nil // the event of the namespace's deletion enqueues the owner
 	}
 	if err != nil {
 		return err
 	}
-	k.recent.setNAD(op.Owner, nadOf(obj), k.Now())
+	k.writes.setNAD(op.Owner, nadOf(obj), k.Now())
 	return nil
 }
 
@@ -250,7 +250,7 @@ func (k *Kube) patchNAD(ctx context.Context, op Op, patch map[string]any) error 
 	}
 	nad := op.NAD
 	nad.ResourceVersion = obj.ResourceVersion
-	k.recent.setNAD(op.Owner, nad, k.Now())
+	k.writes.setNAD(op.Owner, nad, k.Now())
 	return nil
 }
 
@@ -270,8 +270,7 @@ func (k *Kube) setStatus(ctx context.Context, op Op) error {
 		return fmt.Errorf("render status: %w", err)
 	}
 	obj := ownerMeta(op.Owner)
-	// Applying to an object that is gone would be a create: the version of
-	// the API's own verb for it is status, which never creates.
+	// Apply would recreate a deleted object; applying to /status never creates.
 	err = k.Client.Status().Patch(ctx, obj, client.RawPatch(types.ApplyPatchType, body), client.FieldOwner(FieldManager), client.ForceOwnership)
 	if apierrors.IsNotFound(err) {
 		return nil
@@ -279,7 +278,7 @@ func (k *Kube) setStatus(ctx context.Context, op Op) error {
 	if err != nil {
 		return err
 	}
-	k.recent.setOwner(op.Owner, ownerRecord{version: obj.ResourceVersion, finalizers: obj.Finalizers, conditions: conditions})
+	k.writes.setOwner(op.Owner, ownerRecord{version: obj.ResourceVersion, finalizers: obj.Finalizers, conditions: conditions})
 	for _, c := range op.Warn {
 		reason := c.Reason
 		if c.Type == udnv1.ConditionNetworkAllocationSucceeded {

@@ -10,12 +10,12 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Build says what an owner's finalizer and NADs should be next, given what
-// there is, and every reason why that is not what was asked for.
+// Build returns the next desired state of an owner's finalizer and NADs, and the
+// problems that keep it from what the owner requests.
 //
-// have matters because NADs end in two steps: deleted, which keeps new pods
-// off, and, once no pod uses them, released. A network whose request turns
-// out to be impossible keeps the NADs it has: pods live on them.
+// The result depends on the actual state, because a NAD is removed in two steps: it
+// is deleted, so that new pods cannot use it, and released once no pod uses it. A
+// network whose request became invalid keeps its NADs, because pods use them.
 func Build(in Inputs, have State) (State, []Problem) {
 	b := builder{in: in, have: have, want: State{Owner: in.Owner, NADs: map[string]NAD{}}}
 	gone := in.Request == nil || in.Request.Deleting
@@ -38,7 +38,7 @@ func Build(in Inputs, have State) (State, []Problem) {
 			}
 		}
 	}
-	// The finalizer is there before the first NAD and goes after the last.
+	// The owner has the finalizer from before its first NAD until after its last.
 	b.want.Finalizer = in.Request != nil && len(b.want.NADs) > 0
 	return b.want, b.problems
 }
@@ -54,40 +54,39 @@ func (b *builder) problem(namespace, text string) {
 	b.problems = append(b.problems, Problem{namespace, text})
 }
 
-// namespace decides about one namespace that the owner selects; false leaves a
-// NAD that is there to be removed.
+// namespace adds the desired NAD of one namespace that the owner selects. If it
+// returns false, an existing NAD is to be removed.
 func (b *builder) namespace(ns Namespace) bool {
 	nad, exists := b.have.NADs[ns.Name]
 	switch {
 	case !b.in.Request.admits(ns):
 		b.problem(ns.Name, "invalid primary network state: the namespace lacks the label "+network.LabelPrimaryUDN+
-			", which can be given only when a namespace is created: create the namespace anew with the label")
+			", which can be set only when a namespace is created: recreate the namespace with the label")
 		return false
 	case ns.Foreign != "":
 		b.problem(ns.Name, ns.Foreign+": rename or delete one of them")
 		return true
 	case exists && nad.OwnerUID != "" && nad.OwnerUID != b.in.Request.UID:
-		b.problem(ns.Name, "the NetworkAttachmentDefinition of a former "+b.in.Owner.Kind()+" of this name is still there")
+		b.problem(ns.Name, "the NetworkAttachmentDefinition of a deleted "+b.in.Owner.Kind()+" of this name still exists; it is deleted once no pod uses it")
 		return false
 	case exists && nad.Phase == Terminating:
-		b.problem(ns.Name, "NetworkAttachmentDefinition "+nad.Key()+" was deleted; it is created anew once no pod uses it")
+		b.problem(ns.Name, "NetworkAttachmentDefinition "+nad.Key()+" was deleted; it is recreated once no pod uses it")
 		return false
 	case b.in.Invalid != "" && !exists:
-		// One reason is enough, and this one does not change with what other
-		// networks do.
+		// One problem is enough, and Invalid does not depend on other networks.
 		return true
 	case ns.Primary != "":
 		b.problem(ns.Name, "primary network already exist in namespace "+ns.Name+": "+ns.Primary+": a namespace has one primary network, remove the other")
 		if !exists {
-			return true // nothing is there and nothing is added
+			return true
 		}
-	case ns.Older != nil:
-		b.problem(ns.Name, ns.Older.Error())
+	case ns.WithoutPrimary != nil:
+		b.problem(ns.Name, ns.WithoutPrimary.Error())
 		if !exists {
-			return true // no pod gets a network before that is mended
+			return true
 		}
 	case !exists && ns.Full:
-		b.problem(ns.Name, "the namespace has as many networks as it may have: delete one, or raise max-networks-per-namespace")
+		b.problem(ns.Name, "the namespace has the maximum number of networks: delete one, or raise max-networks-per-namespace")
 		return true
 	}
 	if b.in.Invalid != "" || b.in.ID == 0 {
@@ -100,7 +99,7 @@ func (b *builder) namespace(ns Namespace) bool {
 	return true
 }
 
-// render is the NAD of one namespace.
+// render returns the NAD of one namespace.
 func (b *builder) render(namespace string) NAD {
 	r, conf := b.in.Request, b.in.Conf
 	conf.NetAttachDefName = network.NADKey(namespace, r.Name)
@@ -120,27 +119,28 @@ func (b *builder) render(namespace string) NAD {
 	return nad
 }
 
-// remove is the next step of a NAD that is not wanted any more.
+// remove adds the next step of removing a NAD.
 func (b *builder) remove(nad NAD, gone bool) {
 	users := b.in.Users[nad.Namespace]
 	if len(users) > 0 && nad.Phase == Present && !gone && b.in.Invalid == "" && b.in.ID != 0 && nad.OwnerUID == b.in.Request.UID {
-		// Nodes change a network when all its NADs say so: this one, too.
+		// Nodes apply a changed configuration only when all NADs of the network
+		// have it, so this one is updated too.
 		nad.Config = b.render(nad.Namespace).Config
 	}
 	if len(users) > 0 {
 		b.problem(nad.Namespace, "failed to delete NetworkAttachmentDefinition ["+nad.Key()+"]: network in use by the following pods: "+
-			list(users)+": it is deleted once they are")
+			list(users)+": it is deleted once those pods are")
 	}
 	switch {
 	case !nad.Finalizer && len(users) == 0:
-		// Nothing holds it: deleting it is all.
+		// Nothing blocks its deletion: one step removes it.
 	case !nad.Finalizer && nad.Phase == Present:
-		// Somebody took the finalizer off: without it, deletion would not wait.
+		// Somebody removed the finalizer: without it, deletion would not wait.
 		nad.Finalizer = true
 		b.want.NADs[nad.Namespace] = nad
 	case nad.Phase == Present && (gone || len(users) == 0):
-		// A namespace that merely lost the network keeps it while pods use
-		// it: nothing is lost when the label comes back.
+		// A namespace that is only deselected keeps the NAD while pods use it, so
+		// that they keep their network if the label is set again.
 		nad.Phase = Terminating
 		b.want.NADs[nad.Namespace] = nad
 	case len(users) > 0:

@@ -78,7 +78,7 @@ func secondary(l *udnv1.Layer3Config) *udnv1.Layer3Config {
 	return l
 }
 
-// inputs are those of a request that nothing stands in the way of.
+// inputs returns the inputs of a request without problems, unless it is invalid.
 func inputs(t testing.TB, r *Request, namespaces ...string) Inputs {
 	t.Helper()
 	conf, _, err := r.NetConf(testPlan(t))
@@ -92,7 +92,7 @@ func inputs(t testing.TB, r *Request, namespaces ...string) Inputs {
 	return in
 }
 
-// The rendered NADs, key for key.
+// The rendered NADs.
 func TestRenderGolden(t *testing.T) {
 	v4, v6 := udnv1.Layer3Subnet{CIDR: "10.100.0.0/16", HostSubnet: 24}, udnv1.Layer3Subnet{CIDR: "fd10:1::/48", HostSubnet: 64}
 	for name, r := range map[string]*Request{
@@ -143,22 +143,22 @@ func TestRenderGolden(t *testing.T) {
 				t.Fatal(err)
 			}
 			if string(got) != string(golden) {
-				t.Errorf("differs from %s (run with -update if that is meant):\n%s", file, got)
+				t.Errorf("differs from %s (run with -update if intended):\n%s", file, got)
 			}
-			for _, nad := range want.NADs { // what is rendered is what the zones can read
+			for _, nad := range want.NADs { // zones parse the rendered NADs
 				conf, err := network.ParseNetConf(nad.Config)
 				if err != nil {
-					t.Fatalf("parse what was rendered: %v", err)
+					t.Fatalf("parse the rendered NAD: %v", err)
 				}
 				if _, err := conf.Network(in.ID, testPlan(t)); err != nil {
-					t.Errorf("rendered a network that is none: %v", err)
+					t.Errorf("the rendered network is invalid: %v", err)
 				}
 			}
 		})
 	}
 }
 
-// Every way in which one namespace can be.
+// The operations and problems for each combination of a namespace's state.
 func TestBuildNamespace(t *testing.T) {
 	ours := func(phase Phase) *NAD {
 		return &NAD{Namespace: "red", Name: "db-network", Phase: phase, OwnerUID: "uid-1", Finalizer: true, UID: "n"}
@@ -181,31 +181,31 @@ func TestBuildNamespace(t *testing.T) {
 		problem string
 	}{
 		{name: "new", req: r(), ns: &Namespace{Labeled: true}, want: "add finalizer, create"},
-		{name: "there", req: r(), ns: &Namespace{Labeled: true}, have: ours(Present), want: "add finalizer, repair"},
+		{name: "exists", req: r(), ns: &Namespace{Labeled: true}, have: ours(Present), want: "add finalizer, repair"},
 		{name: "no label", req: r(), ns: &Namespace{}, problem: "lacks the label"},
 		{name: "no label, secondary", req: udnRequest(secondary(layer3(0, nil, udnv1.Layer3Subnet{CIDR: "10.100.0.0/16"}))), ns: &Namespace{}, want: "add finalizer, create"},
 		{name: "label lost", req: r(), ns: &Namespace{}, have: ours(Present), want: "add finalizer, delete", problem: "lacks the label"},
 		{name: "foreign", req: r(), ns: &Namespace{Labeled: true, Foreign: "foreign NAD"}, problem: "foreign NAD"},
 		{name: "other primary", req: r(), ns: &Namespace{Labeled: true, Primary: "net1"}, problem: "primary network already exist in namespace red: net1"},
 		{name: "other primary came later", req: r(), ns: &Namespace{Labeled: true, Primary: "net1"}, have: ours(Present), want: "add finalizer, repair", problem: "already exist"},
-		{name: "namespace full", req: r(), ns: &Namespace{Labeled: true, Full: true}, problem: "as many networks"},
-		{name: "namespace full, there", req: r(), ns: &Namespace{Labeled: true, Full: true}, have: ours(Present), want: "add finalizer, repair"},
+		{name: "namespace full", req: r(), ns: &Namespace{Labeled: true, Full: true}, problem: "maximum number of networks"},
+		{name: "namespace full, exists", req: r(), ns: &Namespace{Labeled: true, Full: true}, have: ours(Present), want: "add finalizer, repair"},
 		{name: "deselected", req: r(), have: ours(Present), want: "add finalizer, delete"},
-		{name: "deselected and marked", req: r(), have: ours(Terminating), want: "release"},
+		{name: "deselected, terminating", req: r(), have: ours(Terminating), want: "release"},
 		{name: "deselected in use", req: r(), have: ours(Present), users: []string{"red/p"}, want: "add finalizer, repair", problem: "in use by the following pods: [red/p]"},
 		{name: "owner deleted", req: deleting, ns: &Namespace{Labeled: true}, have: ours(Present), want: "add finalizer, delete"},
 		{name: "owner deleted in use", req: deleting, have: ours(Present), users: []string{"red/p"}, want: "add finalizer, delete", problem: "in use"},
-		{name: "owner deleted, marked, in use", req: deleting, have: ours(Terminating), users: []string{"red/p"}, want: "add finalizer", problem: "in use"},
-		{name: "owner deleted, marked", req: deleting, have: ours(Terminating), want: "release"},
-		{name: "owner gone", have: ours(Present), want: "delete"},
-		{name: "owner gone, marked", have: ours(Terminating), want: "release"},
-		{name: "owner gone, in use", have: ours(Terminating), users: []string{"red/p"}, problem: "in use"},
+		{name: "owner deleted, terminating, in use", req: deleting, have: ours(Terminating), users: []string{"red/p"}, want: "add finalizer", problem: "in use"},
+		{name: "owner deleted, terminating", req: deleting, have: ours(Terminating), want: "release"},
+		{name: "no owner", have: ours(Present), want: "delete"},
+		{name: "no owner, terminating", have: ours(Terminating), want: "release"},
+		{name: "no owner, in use", have: ours(Terminating), users: []string{"red/p"}, problem: "in use"},
 		{name: "deleted by hand", req: r(), ns: &Namespace{Labeled: true}, have: ours(Terminating), want: "release", problem: "was deleted"},
 		{name: "deleted by hand in use", req: r(), ns: &Namespace{Labeled: true}, have: ours(Terminating), users: []string{"red/p"}, want: "add finalizer", problem: "was deleted"},
-		{name: "of a former owner", req: r(), ns: &Namespace{Labeled: true}, have: stale, want: "add finalizer, delete", problem: "former"},
+		{name: "of a former owner", req: r(), ns: &Namespace{Labeled: true}, have: stale, want: "add finalizer, delete", problem: "of a deleted UserDefinedNetwork"},
 		{name: "invalid", req: r(), ns: &Namespace{Labeled: true}, invalid: "bad subnet", problem: "bad subnet"},
-		{name: "invalid later", req: r(), ns: &Namespace{Labeled: true}, have: ours(Present), invalid: "bad subnet", want: "add finalizer", problem: "bad subnet"},
-		{name: "selector invalid later", req: r(), have: ours(Present), invalid: "bad selector", want: "add finalizer", problem: "bad selector"},
+		{name: "became invalid", req: r(), ns: &Namespace{Labeled: true}, have: ours(Present), invalid: "bad subnet", want: "add finalizer", problem: "bad subnet"},
+		{name: "selector became invalid", req: r(), have: ours(Present), invalid: "bad selector", want: "add finalizer", problem: "bad selector"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			in := Inputs{Owner: Owner{"red", "db-network"}, Users: map[string][]string{"red": c.users}}
@@ -241,8 +241,9 @@ func TestBuildNamespace(t *testing.T) {
 	}
 }
 
-// What the API cannot see: errors name the field and the remedy.
-func TestNetConfRefuses(t *testing.T) {
+// Requests that only NetConf rejects, not the API: errors name the field and the
+// remedy.
+func TestNetConfInvalid(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		l    *udnv1.Layer3Config
@@ -271,8 +272,8 @@ func TestNetConfRefuses(t *testing.T) {
 	}
 }
 
-// The same for the other topologies.
-func TestNetConfRefusesLayer2AndLocalnet(t *testing.T) {
+// TestNetConfInvalid for the other topologies.
+func TestNetConfInvalidLayer2AndLocalnet(t *testing.T) {
 	primary := func(change func(*udnv1.Layer2Config)) *Request {
 		l := &udnv1.Layer2Config{Role: udnv1.NetworkRolePrimary, Subnets: udnv1.DualStackCIDRs{"10.1.0.0/16"}}
 		change(l)
@@ -283,15 +284,15 @@ func TestNetConfRefusesLayer2AndLocalnet(t *testing.T) {
 		change(l)
 		return localnetRequest(l)
 	}
-	broken := noOverlayRequest()
-	broken.NoOverlay = nil
+	noOptions := noOverlayRequest()
+	noOptions.NoOverlay = nil
 	for _, c := range []struct {
 		name string
 		r    *Request
 		want string
 	}{
 		{"nothing", layer2Request(nil), "spec.layer2 is missing"},
-		{"no options", broken, "noOverlayOptions is missing"},
+		{"no options", noOptions, "noOverlayOptions is missing"},
 		{"no CIDR", primary(func(l *udnv1.Layer2Config) { l.Subnets = udnv1.DualStackCIDRs{"ten"} }), "subnets"},
 		{"reserved no CIDR", primary(func(l *udnv1.Layer2Config) { l.ReservedSubnets = []udnv1.CIDR{"ten"} }), "reservedSubnets"},
 		{"infrastructure no CIDR", primary(func(l *udnv1.Layer2Config) { l.InfrastructureSubnets = []udnv1.CIDR{"ten"} }), "infrastructureSubnets"},
@@ -333,7 +334,7 @@ func TestTransportAccepted(t *testing.T) {
 	}
 }
 
-// Which RouteAdvertisements make a network's pods known.
+// Which RouteAdvertisements advertise a network's pods.
 func TestAdvertises(t *testing.T) {
 	yes := udnv1.NetworkSelector{NetworkSelectionType: udnv1.ClusterUserDefinedNetworks, ClusterUserDefinedNetworkSelector: &udnv1.ClusterUserDefinedNetworkSelector{
 		NetworkSelector: metav1.LabelSelector{MatchLabels: map[string]string{"advertise": "yes"}}}}
@@ -357,7 +358,7 @@ func TestAdvertises(t *testing.T) {
 	}
 }
 
-// Conditions stay inside the API's limit, whatever a network has of namespaces.
+// Conditions stay within the API's limit, however many namespaces a network has.
 func TestMessageLimit(t *testing.T) {
 	names := make([]string, 5000)
 	for i := range names {
@@ -370,13 +371,13 @@ func TestMessageLimit(t *testing.T) {
 		want.NADs[n+string(rune('0'+i))] = NAD{}
 		problems = append(problems, Problem{n, "some reason"})
 	}
-	ending := in
-	ending.Request = noOverlayRequest()
-	ending.Request.Deleting = true
+	deleting := in
+	deleting.Request = noOverlayRequest()
+	deleting.Request.Deleting = true
 	var all []metav1.Condition
 	all = append(all, Conditions(in, want, problems, nil)...)
 	all = append(all, Conditions(in, want, nil, nil)...)
-	all = append(all, Conditions(ending, want, problems, nil)...)
+	all = append(all, Conditions(deleting, want, problems, nil)...)
 	if len(all) != 7 {
 		t.Fatalf("%d conditions", len(all))
 	}
@@ -387,43 +388,42 @@ func TestMessageLimit(t *testing.T) {
 	}
 }
 
-// Which nodes a network does not hold is said by the first few: of a thousand
-// nodes that come one by one, most change no network's status.
-func TestBeyondIsStable(t *testing.T) {
-	n, said := nodeIDs{}, map[string]int{}
+// Only the first few nodes without a subnet are named: of a thousand nodes that are
+// added one by one, most do not change a network's status.
+func TestNodesWithoutSubnetIsStable(t *testing.T) {
+	n, messages := nodeIDs{}, map[string]int{}
 	for id := uint64(1); id <= 1000; id++ {
 		n.byID = append(n.byID, nodeID{id, fmt.Sprint("node-", id)})
-		b, err := n.beyond(t.Context(), nil, 20)
+		got, err := n.withoutSubnet(t.Context(), nil, 20)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if (id > 20) != (len(b.First) > 0) {
-			t.Errorf("%d nodes, capacity 20: %+v", id, b)
+		if (id > 20) != (len(got.First) > 0) {
+			t.Errorf("%d nodes, capacity 20: %+v", id, got)
 		}
-		said[b.String()]++
+		messages[got.String()]++
 	}
-	if len(said) > named+2 {
-		t.Errorf("1000 nodes made %d different messages, want %d at most", len(said), named+2)
+	if len(messages) > maxNamed+2 {
+		t.Errorf("1000 nodes made %d different messages, want %d at most", len(messages), maxNamed+2)
 	}
-	if got, want := said["[node-21, node-22, node-23, node-24, node-25] and others"], 975; got != want {
-		t.Errorf("the last message stood for %d nodes, want %d: %v", got, want, said)
+	if got, want := messages["[node-21, node-22, node-23, node-24, node-25] and others"], 975; got != want {
+		t.Errorf("the last message was the same for %d nodes, want %d: %v", got, want, messages)
 	}
 }
 
-// What was accepted before a RouteAdvertisements changed says nothing about
-// what it is now.
-func TestAcceptedOfThisGeneration(t *testing.T) {
+// Acceptance of a former generation of a RouteAdvertisements does not count.
+func TestAcceptedGeneration(t *testing.T) {
 	for _, c := range []struct {
-		name         string
-		status       metav1.ConditionStatus
-		is, observed int64
-		want         bool
+		name              string
+		status            metav1.ConditionStatus
+		current, observed int64
+		want              bool
 	}{
-		{"this one", metav1.ConditionTrue, 2, 2, true}, {"a former one", metav1.ConditionTrue, 2, 1, false},
-		{"refused", metav1.ConditionFalse, 2, 2, false}, {"none named", metav1.ConditionTrue, 2, 0, false},
-		{"none named, and there was no other", metav1.ConditionTrue, 1, 0, true},
+		{"current", metav1.ConditionTrue, 2, 2, true}, {"former", metav1.ConditionTrue, 2, 1, false},
+		{"not accepted", metav1.ConditionFalse, 2, 2, false}, {"no generation", metav1.ConditionTrue, 2, 0, false},
+		{"no generation, object never changed", metav1.ConditionTrue, 1, 0, true},
 	} {
-		ra := &udnv1.RouteAdvertisements{ObjectMeta: metav1.ObjectMeta{Generation: c.is}}
+		ra := &udnv1.RouteAdvertisements{ObjectMeta: metav1.ObjectMeta{Generation: c.current}}
 		ra.Status.Conditions = []metav1.Condition{{Type: udnv1.ConditionAccepted, Status: c.status, ObservedGeneration: c.observed}}
 		if got := accepted(ra); got != c.want {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)

@@ -15,14 +15,14 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// comparable State: what only actual NADs know does not count.
+// sameState compares States without the fields of actual NADs only.
 var sameState = cmp.Options{
 	cmpopts.IgnoreFields(NAD{}, "UID", "ResourceVersion", "OtherFinalizers"),
 	cmpopts.IgnoreFields(State{}, "Conditions"), cmpopts.EquateEmpty(),
 }
 
-// drawWorld draws a request, what there is already, and who uses it.
-func drawWorld(t *rapid.T) (Inputs, *Fake) {
+// drawInputs draws a request, the actual state, and the pods that use the NADs.
+func drawInputs(t *rapid.T) (Inputs, *Fake) {
 	r := udnRequest(layer3(0, nil, udnv1.Layer3Subnet{CIDR: "10.100.0.0/16"}))
 	r.Owner = Owner{Name: "net"} // as a cluster network: several namespaces
 	r.Deleting = rapid.Bool().Draw(t, "deleting")
@@ -39,7 +39,7 @@ func drawWorld(t *rapid.T) (Inputs, *Fake) {
 	}
 	fake := NewFake()
 	fake.Owners[r.Owner] = State{Finalizer: in.Request != nil && rapid.Bool().Draw(t, "finalizer")}
-	// A NAD of somebody else, which nothing may touch.
+	// A foreign NAD, which no operation may change.
 	fake.NADs["a/foreign"] = FakeNAD{Owner{"x", "y"}, NAD{Namespace: "a", Name: "foreign", Config: "{}"}}
 	for _, n := range []string{"a", "b", "c"} {
 		if rapid.Bool().Draw(t, "selected "+n) {
@@ -53,11 +53,11 @@ func drawWorld(t *rapid.T) (Inputs, *Fake) {
 			continue
 		}
 		nad := NAD{
-			Namespace: n, Name: "net", OwnerUID: "uid-1", Finalizer: rapid.Bool().Draw(t, "guarded "+n),
+			Namespace: n, Name: "net", OwnerUID: "uid-1", Finalizer: rapid.Bool().Draw(t, "finalizer "+n),
 			Config:      rapid.SampledFrom([]string{"broken", conf.Render()}).Draw(t, "config "+n),
 			Annotations: map[string]string{network.AnnotationNetworkID: "3"},
 		}
-		if nad.Finalizer && rapid.Bool().Draw(t, "marked "+n) {
+		if nad.Finalizer && rapid.Bool().Draw(t, "terminating "+n) {
 			nad.Phase = Terminating
 		}
 		if rapid.IntRange(0, 4).Draw(t, "stale "+n) == 0 {
@@ -73,11 +73,11 @@ func drawWorld(t *rapid.T) (Inputs, *Fake) {
 
 var testPlanRapid = func() network.Plan { return testPlan(&testing.T{}) }()
 
-// Apply(Diff(want, have)) is want, and a second run has nothing to do.
-func TestApplyReachesWant(t *testing.T) {
+// Applying Diff reaches the desired state, and a second run is a no-op.
+func TestApplyReachesDesiredState(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		ctx := context.Background()
-		in, fake := drawWorld(t)
+		in, fake := drawInputs(t)
 		have, _ := fake.Read(ctx, in.Owner)
 		want, _ := Build(in, have)
 		if err := fake.Apply(ctx, Diff(want, have)); err != nil {
@@ -88,20 +88,20 @@ func TestApplyReachesWant(t *testing.T) {
 			t.Fatalf("after %v (-want +got):\n%s", Diff(want, have), d)
 		}
 		if ops := Diff(want, got); len(ops) > 0 {
-			t.Fatalf("a second run would do %v", ops)
+			t.Fatalf("a second run has operations: %v", ops)
 		}
 		if n := fake.NADs["a/foreign"]; n.Config != "{}" || n.Phase != Present {
-			t.Fatalf("the foreign NAD became %+v", n)
+			t.Fatalf("the foreign NAD was changed: %+v", n)
 		}
 	})
 }
 
-// Reconciling again and again comes to rest within three rounds, whatever
-// fails on the way, and never lets go of a NAD that pods use.
+// Reconciling converges within three rounds after any failed operation, and never
+// releases a NAD that pods use.
 func TestReconcileConverges(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		ctx := context.Background()
-		in, fake := drawWorld(t)
+		in, fake := drawInputs(t)
 		held := map[string]bool{}
 		for _, n := range fake.NADs {
 			if len(in.Users[n.Namespace]) > 0 && n.Finalizer {
@@ -117,15 +117,15 @@ func TestReconcileConverges(t *testing.T) {
 			_ = fake.Apply(ctx, status)
 			for k := range held {
 				if _, ok := fake.NADs[k]; !ok {
-					t.Fatalf("%s is gone and pods use it, after %v", k, ops)
+					t.Fatalf("NAD %s, which pods use, was removed by %v", k, ops)
 				}
 			}
 			return append(ops, status...)
 		}
-		crash := rapid.IntRange(0, 8).Draw(t, "fails at")
+		failed := rapid.IntRange(0, 8).Draw(t, "failed operation")
 		n := 0
 		fake.Fail = func(Op) error {
-			if n++; n == crash {
+			if n++; n == failed {
 				return errors.New("injected")
 			}
 			return nil
@@ -137,13 +137,13 @@ func TestReconcileConverges(t *testing.T) {
 			last = round()
 		}
 		if len(last) > 0 {
-			t.Fatalf("does not come to rest: %v", last)
+			t.Fatalf("does not converge, the last round has operations: %v", last)
 		}
 	})
 }
 
-// Failures that must stop what depends on them.
-func TestApplyOrder(t *testing.T) {
+// Operations that depend on a failed one are skipped.
+func TestApplyAfterFailure(t *testing.T) {
 	fake := NewFake()
 	o := Owner{Name: "net"}
 	ops := []Op{{Kind: AddFinalizer, Owner: o}, {Kind: CreateNAD, Owner: o, NAD: NAD{Namespace: "a", Name: "net"}}}

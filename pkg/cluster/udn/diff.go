@@ -14,7 +14,7 @@ import (
 // OpKind is what an Op does.
 type OpKind string
 
-// The operations, in the order in which they are done.
+// The operations, in the order of execution.
 const (
 	AddFinalizer    OpKind = "add finalizer to"
 	CreateNAD       OpKind = "create"
@@ -29,9 +29,9 @@ const (
 type Op struct {
 	Kind       OpKind
 	Owner      Owner
-	NAD        NAD                // as it should be; RepairNAD, DeleteNAD and ReleaseNAD: with the actual identity
-	Conditions []metav1.Condition // SetStatus: all of them
-	Warn       []metav1.Condition // SetStatus: those that turned bad, for events
+	NAD        NAD                // desired; RepairNAD, DeleteNAD and ReleaseNAD: with the actual UID and version
+	Conditions []metav1.Condition // SetStatus: all conditions
+	Warn       []metav1.Condition // SetStatus: those that became False or changed their message, for events
 }
 
 func (o Op) String() string {
@@ -53,7 +53,7 @@ type Failure struct {
 func (f *Failure) Error() string { return f.Op.String() + ": " + f.Err.Error() }
 func (f *Failure) Unwrap() error { return f.Err }
 
-// Failures are the failed operations that err is made of.
+// Failures returns the failed operations in the tree of joined errors.
 func Failures(err error) []*Failure {
 	if err == nil {
 		return nil
@@ -72,8 +72,8 @@ func Failures(err error) []*Failure {
 	return out
 }
 
-// Diff lists what to do to get from have to want, status excepted: that says
-// how the rest went.
+// Diff returns the operations from have to want, except the status: DiffStatus runs
+// after them, because the status reports their failures.
 func Diff(want, have State) []Op {
 	var ops, create, repair, remove []Op
 	if want.Finalizer && !have.Finalizer {
@@ -88,7 +88,7 @@ func Diff(want, have State) []Op {
 			create = append(create, Op{Kind: CreateNAD, Owner: want.Owner, NAD: w})
 		case w.Phase == Terminating && h.Phase == Present:
 			remove = append(remove, Op{Kind: DeleteNAD, Owner: want.Owner, NAD: w})
-		case w.Phase == Present && !w.Serves(h):
+		case w.Phase == Present && !w.SatisfiedBy(h):
 			repair = append(repair, Op{Kind: RepairNAD, Owner: want.Owner, NAD: w})
 		}
 	}

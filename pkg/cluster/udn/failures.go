@@ -14,49 +14,50 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Failing are nodes that have not built a network: the first by name, with the
-// reason of one of them. As with Beyond, how many does not matter.
-type Failing struct {
-	Nodes []string
-	More  bool
-	Why   string // of the first node
+// FailingNodes are nodes that have not built a network: the first few by name, and
+// the reason of the first. As in NodesWithoutSubnet, the total does not matter.
+type FailingNodes struct {
+	Nodes  []string
+	More   bool
+	Reason string // of the first node
 }
 
-func (f Failing) String() string {
+func (f FailingNodes) String() string {
 	nodes := list(f.Nodes)
 	if f.More {
 		nodes += " and others"
 	}
-	return nodes + ": node " + f.Nodes[0] + ": " + f.Why
+	return nodes + ": node " + f.Nodes[0] + ": " + f.Reason
 }
 
-// failures are what nodes say of networks, by node and by network id. What is
-// kept is as much as fails.
+// failures indexes the failures that nodes report of networks, by node and by
+// network id.
 type failures struct {
 	mu     sync.Mutex
 	byNode map[string]network.Failures
 	byID   map[int]map[string]string // node → reason
 }
 
-// mostLeft bounds for how many ids a node's word counts that they are in use: a
-// node that lies must not keep a cluster from making networks.
-const mostLeft = 256
+// maxInUsePerNode limits how many ids one node can report as in use: a compromised
+// node must not exhaust the cluster's network ids.
+const maxInUsePerNode = 256
 
-// set takes what a node says, nil where it is gone. It returns the ids of which
-// that says something new, nil for none, and where each id is in use.
-func (f *failures) set(name string, node client.Object, log *slog.Logger) (changed []int, left map[int]string) {
+// update replaces the failures that a node reports; node is nil if it was deleted.
+// It returns the ids whose failures changed, nil for none, and a node that uses
+// each id in use.
+func (f *failures) update(name string, node client.Object, log *slog.Logger) (changed []int, inUse map[int]string) {
 	now := network.Failures{}
 	if node != nil {
 		for _, key := range []string{network.AnnotationAgentFailures, network.AnnotationZoneFailures} {
-			one, err := network.ParseFailures(node.GetAnnotations()[key])
+			reported, err := network.ParseFailures(node.GetAnnotations()[key])
 			if err != nil {
-				log.Warn("what a node says of its networks is unreadable", "node", name, "annotation", key, "err", err)
+				log.Warn("cannot parse the network failures that a node reports", "node", name, "annotation", key, "error", err)
 			}
-			for id, why := range one {
+			for id, reason := range reported {
 				if now[id] != "" {
-					why = now[id] + "; " + why
+					reason = now[id] + "; " + reason
 				}
-				now[id] = why
+				now[id] = reason
 			}
 		}
 	}
@@ -72,8 +73,8 @@ func (f *failures) set(name string, node client.Object, log *slog.Logger) (chang
 			}
 		}
 	}
-	for id, why := range now {
-		if was, ok := before[id]; ok && was == why {
+	for id, reason := range now {
+		if old, ok := before[id]; ok && old == reason {
 			continue
 		}
 		changed = append(changed, id)
@@ -83,7 +84,7 @@ func (f *failures) set(name string, node client.Object, log *slog.Logger) (chang
 		if f.byID[id] == nil {
 			f.byID[id] = map[string]string{}
 		}
-		f.byID[id][name] = why
+		f.byID[id][name] = reason
 	}
 	if len(changed) == 0 {
 		return nil, nil
@@ -93,30 +94,30 @@ func (f *failures) set(name string, node client.Object, log *slog.Logger) (chang
 	} else {
 		f.byNode[name] = now
 	}
-	left = map[int]string{}
-	for node, said := range f.byNode {
-		ids := slices.Sorted(maps.Keys(said))
-		for _, id := range ids[:min(len(ids), mostLeft)] {
-			left[id] = node
+	inUse = map[int]string{}
+	for node, reported := range f.byNode {
+		ids := slices.Sorted(maps.Keys(reported))
+		for _, id := range ids[:min(len(ids), maxInUsePerNode)] {
+			inUse[id] = node
 		}
 	}
 	slices.Sort(changed)
-	return changed, left
+	return changed, inUse
 }
 
-// of are the nodes that have not built the network with that id.
-func (f *failures) of(id int) Failing {
+// nodesOf returns the nodes that have not built the network with that id.
+func (f *failures) nodesOf(id int) FailingNodes {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	nodes := slices.Sorted(maps.Keys(f.byID[id]))
 	if len(nodes) == 0 {
-		return Failing{}
+		return FailingNodes{}
 	}
-	return Failing{Nodes: nodes[:min(len(nodes), named)], More: len(nodes) > named, Why: f.byID[id][nodes[0]]}
+	return FailingNodes{Nodes: nodes[:min(len(nodes), maxNamed)], More: len(nodes) > maxNamed, Reason: f.byID[id][nodes[0]]}
 }
 
-// ownerOfNetwork is whose network has that name; ok is false for those of
-// NADs that were written by hand.
+// ownerOfNetwork returns the owner of the network of that name; ok is false for
+// networks of hand-written NADs.
 func ownerOfNetwork(name string) (o Owner, ok bool) {
 	if !network.IsUDNName(name) {
 		return o, false

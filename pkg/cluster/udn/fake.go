@@ -8,9 +8,8 @@ import (
 	"maps"
 )
 
-// Fake is a Target in memory that executes the same operations, with the API
-// server's rules: a NAD with a finalizer is only marked when it is deleted,
-// and goes when the last finalizer does.
+// Fake is a Target in memory that follows the API server's rules: deleting a NAD
+// with a finalizer only marks it, and removing the last finalizer removes it.
 type Fake struct {
 	Owners map[Owner]State // without NADs
 	NADs   map[string]FakeNAD
@@ -18,13 +17,13 @@ type Fake struct {
 	Writes int
 }
 
-// FakeNAD is a NAD and who its mark says it belongs to.
+// FakeNAD is a NAD and the owner that its mark names.
 type FakeNAD struct {
 	Owner Owner
 	NAD
 }
 
-// NewFake makes an empty Fake.
+// NewFake returns an empty Fake.
 func NewFake() *Fake { return &Fake{Owners: map[Owner]State{}, NADs: map[string]FakeNAD{}} }
 
 // Read implements Target.
@@ -41,7 +40,7 @@ func (f *Fake) Read(_ context.Context, o Owner) (State, error) {
 
 // Apply implements Target.
 func (f *Fake) Apply(_ context.Context, ops []Op) error {
-	return run(ops, func(op Op) error {
+	return runOps(ops, func(op Op) error {
 		if f.Fail != nil {
 			if err := f.Fail(op); err != nil {
 				return err
@@ -71,7 +70,7 @@ func (f *Fake) do(op Op) error {
 		f.NADs[key] = FakeNAD{op.Owner, n}
 	case RepairNAD:
 		if !exists {
-			return fmt.Errorf("%s is not found", key)
+			return fmt.Errorf("%s not found", key)
 		}
 		n := op.NAD
 		n.Phase = have.Phase

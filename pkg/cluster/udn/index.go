@@ -16,16 +16,16 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Indexes of the cache, so that an event finds whom it concerns at the same
-// cost however many networks, namespaces and pods there are.
+// Indexes of the cache. With them, the cost of an event does not grow with the
+// number of networks, namespaces and pods.
 const (
 	indexOwner     = "owner"     // NADs by owner
 	indexLabel     = "label"     // namespaces by each label
-	indexSelects   = "selects"   // ClusterUserDefinedNetworks by a label that their namespaces must have
-	indexTransport = "transport" // ClusterUserDefinedNetworks by transport, Geneve's left out
+	indexSelects   = "selects"   // ClusterUserDefinedNetworks by a label of their namespaces, see selectorKeys
+	indexTransport = "transport" // ClusterUserDefinedNetworks by transport, except Geneve
 )
 
-// anyLabel indexes selectors that no single label decides: {}, NotIn, Exists.
+// anyLabel indexes selectors that require no certain label: {}, NotIn, Exists.
 const anyLabel = "*"
 
 // AddIndexes adds the indexes to a cache that has not been started.
@@ -67,10 +67,10 @@ func AddIndexes(ctx context.Context, c client.FieldIndexer) error {
 
 func ownerKey(o Owner) string { return o.Namespace + "/" + o.Name }
 
-// OwnerOf is whose a NAD is: the annotation that names its network says so,
-// which only the cluster role may write. Owner references, finalizers and labels
-// say nothing: whoever may write NADs may write those. NADs have their owner's
-// name, and a ClusterUserDefinedNetwork's stand in any namespace.
+// OwnerOf returns a NAD's owner, from the annotation with the network's name: only
+// the cluster role may write it. Owner references, finalizers and labels prove
+// nothing, because anybody who may write NADs may write them. A NAD has its owner's
+// name; that of a ClusterUserDefinedNetwork may be in any namespace.
 func OwnerOf(nad client.Object) (Owner, bool) {
 	name := nad.GetAnnotations()[network.AnnotationNetworkName]
 	for _, o := range []Owner{{Name: nad.GetName()}, {nad.GetNamespace(), nad.GetName()}} {
@@ -81,10 +81,10 @@ func OwnerOf(nad client.Object) (Owner, bool) {
 	return Owner{}, false
 }
 
-// selectorKeys are labels of which every namespace that the selector matches
-// has one.
+// selectorKeys returns labels of which every namespace that the selector matches
+// has at least one.
 func selectorKeys(s *metav1.LabelSelector) []string {
-	// The namespace's name is as narrow as a label can be.
+	// The name label matches the fewest namespaces.
 	if v, ok := s.MatchLabels["kubernetes.io/metadata.name"]; ok {
 		return []string{"kubernetes.io/metadata.name=" + v}
 	}

@@ -22,7 +22,7 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// inputs gathers what Build decides by.
+// inputs reads the inputs of Build.
 func (r *Reconciler) inputs(ctx context.Context, o Owner, have State) (Inputs, error) {
 	in := Inputs{Owner: o, Users: map[string][]string{}}
 	req, err := r.request(ctx, o)
@@ -45,7 +45,7 @@ func (r *Reconciler) inputs(ctx context.Context, o Owner, have State) (Inputs, e
 			r.waiters.Remove(nad.Key())
 			continue
 		}
-		// Noted before the pods are looked at, so that none leaves unseen.
+		// Before List, so that no pod's deletion is missed.
 		r.waiters.Add(nad.Key(), o)
 		users, err := nadusers.List(ctx, r.cache, nad.Key())
 		if err != nil {
@@ -59,7 +59,7 @@ func (r *Reconciler) inputs(ctx context.Context, o Owner, have State) (Inputs, e
 	return in, nil
 }
 
-// request is what o asks for, nil where it is gone.
+// request returns o's request, nil if o does not exist.
 func (r *Reconciler) request(ctx context.Context, o Owner) (*Request, error) {
 	obj, _, err := r.target.owner(ctx, o)
 	if err != nil || obj == nil {
@@ -71,8 +71,8 @@ func (r *Reconciler) request(ctx context.Context, o Owner) (*Request, error) {
 	return FromUDN(obj.(*udnv1.UserDefinedNetwork)), nil
 }
 
-// network fills in what a live request needs: its configuration, namespaces,
-// claims on them, and an id.
+// network reads the inputs of a request that is not being deleted: its
+// configuration and namespaces. It claims the namespaces and allocates the id.
 func (r *Reconciler) network(ctx context.Context, in *Inputs, have State) error {
 	req := in.Request
 	conf, domain, err := req.NetConf(r.cfg.Plan)
@@ -85,7 +85,7 @@ func (r *Reconciler) network(ctx context.Context, in *Inputs, have State) error 
 		if !errors.Is(err, errSelector) {
 			return err
 		}
-		// The NADs that are there stay, whatever was meant.
+		// An invalid selector deletes no NAD.
 		in.Invalid = err.Error()
 		return nil
 	}
@@ -108,20 +108,20 @@ func (r *Reconciler) network(ctx context.Context, in *Inputs, have State) error 
 		}
 	}
 	if in.ID != 0 {
-		if in.Beyond, err = r.nodes.beyond(ctx, r.cache, domain.HostCapacity()); err != nil {
+		if in.WithoutSubnet, err = r.nodes.withoutSubnet(ctx, r.cache, domain.HostCapacity()); err != nil {
 			return err
 		}
-		in.Failing = r.failures.of(in.ID)
+		in.Failing = r.failures.nodesOf(in.ID)
 	}
 	return nil
 }
 
-// claim takes what a network needs before its NADs are created: an id and, for
-// a primary network, that place in each namespace.
+// claim allocates what a network needs before its NADs are created: an id and, for
+// a primary network, the claim on each namespace.
 func (r *Reconciler) claim(ctx context.Context, in *Inputs, have State) error {
 	free := func(ns *Namespace) bool {
 		_, exists := have.NADs[ns.Name]
-		return in.Request.admits(*ns) && ns.Foreign == "" && ns.Primary == "" && (exists || !ns.Full && ns.Older == nil)
+		return in.Request.admits(*ns) && ns.Foreign == "" && ns.Primary == "" && (exists || !ns.Full && ns.WithoutPrimary == nil)
 	}
 	fresh := false
 	if in.ID == 0 && slices.ContainsFunc(in.Namespaces, func(ns Namespace) bool { return free(&ns) }) {
@@ -153,7 +153,7 @@ func (r *Reconciler) claim(ctx context.Context, in *Inputs, have State) error {
 	switch {
 	case claimed:
 	case fresh:
-		r.networkIDs.CancelID(in.Owner.Network()) // refused everywhere: the id is for others
+		r.networkIDs.CancelID(in.Owner.Network()) // no namespace admits the network
 		in.ID = 0
 	case in.ID != 0 && len(have.NADs) == 0:
 		in.ID, in.Idle = 0, true
@@ -161,10 +161,9 @@ func (r *Reconciler) claim(ctx context.Context, in *Inputs, have State) error {
 	return nil
 }
 
-// release gives o's id back, unless pods still use a NAD of o's that somebody
-// else has taken away: an id is never another network's while anything runs
-// on it.
-func (r *Reconciler) release(ctx context.Context, o Owner) (held bool, err error) {
+// releaseID releases o's id, unless pods still use a NAD of o that somebody else
+// deleted: no other network may get an id while pods use it.
+func (r *Reconciler) releaseID(ctx context.Context, o Owner) (kept bool, err error) {
 	if r.networkIDs.IDOf(o.Network()) == 0 {
 		return false, nil
 	}
@@ -180,9 +179,9 @@ func (r *Reconciler) release(ctx context.Context, o Owner) (held bool, err error
 			return false, fmt.Errorf("get NetworkAttachmentDefinition %s: %w", key, err)
 		}
 		if err == nil && nad.Annotations[network.AnnotationNetworkID] != "" {
-			continue // another's
+			continue // of another network
 		}
-		r.log.Warn("the network's id is kept: a pod uses a NetworkAttachmentDefinition that is gone", "network", o.Network(), "nad", key)
+		r.log.Warn("network id is kept: a pod still uses the deleted NetworkAttachmentDefinition", "network", o.Network(), "nad", key)
 		return true, nil
 	}
 	r.networkIDs.ReleaseID(o.Network())
@@ -191,7 +190,8 @@ func (r *Reconciler) release(ctx context.Context, o Owner) (held bool, err error
 
 var errSelector = errors.New("namespaceSelector is invalid")
 
-// namespaces are those that the request selects and that are not ending.
+// namespaces returns the namespaces that the request selects, except those that are
+// being deleted.
 func (r *Reconciler) namespaces(ctx context.Context, req *Request) ([]metav1.PartialObjectMetadata, error) {
 	if !req.Cluster() {
 		ns := kube.Metadata("Namespace")
@@ -231,8 +231,7 @@ func (r *Reconciler) namespaces(ctx context.Context, req *Request) ([]metav1.Par
 	return out, nil
 }
 
-// namespace is what one namespace says about the request's owner having a NAD
-// there.
+// namespace reads the inputs of Build for one namespace.
 func (r *Reconciler) namespace(ctx context.Context, req *Request, meta metav1.PartialObjectMetadata, have State) (Namespace, error) {
 	o, ns := req.Owner, Namespace{Name: meta.Name}
 	_, ns.Labeled = meta.Labels[network.LabelPrimaryUDN]
@@ -254,11 +253,11 @@ func (r *Reconciler) namespace(ctx context.Context, req *Request, meta metav1.Pa
 		}
 		conf, err := network.ParseNetConf(nad.Spec.Config)
 		if err != nil {
-			continue // another CNI's, or broken: it makes no network
+			continue // another CNI plugin's, or invalid: it is no network
 		}
 		networks++
-		// A hand-written NAD without an id was refused, or comes second: it
-		// is named where our own is there, and does not keep it away.
+		// A hand-written NAD without an id was rejected: it is reported if our
+		// NAD exists, and does not prevent its creation.
 		_, ours := have.NADs[meta.Name]
 		counts := marked || ours || nad.Annotations[network.AnnotationNetworkID] != ""
 		if conf.Role == string(network.RolePrimary) && req.Primary() && counts {
@@ -270,23 +269,23 @@ func (r *Reconciler) namespace(ctx context.Context, req *Request, meta metav1.Pa
 	}
 	ns.Full = networks >= r.cfg.MaxNetworksPerNS
 	if req.Primary() && ns.Labeled {
-		older, err := r.older(ctx, o, meta.Name)
+		pods, err := r.podsWithoutPrimary(ctx, o, meta.Name)
 		if err != nil {
 			return ns, err
 		}
-		ns.Older = network.OlderPods(meta.Name, older)
+		ns.WithoutPrimary = network.OlderPods(meta.Name, pods)
 	}
 	return ns, nil
 }
 
-// older are the pods of a namespace that run without its primary network. The
-// last of them that leaves wakes o.
-func (r *Reconciler) older(ctx context.Context, o Owner, namespace string) ([]string, error) {
+// podsWithoutPrimary returns the pods of a namespace that run without its primary
+// network. The deletion of such a pod enqueues o.
+func (r *Reconciler) podsWithoutPrimary(ctx context.Context, o Owner, namespace string) ([]string, error) {
 	key := nadusers.WithoutPrimaryKey(namespace)
 	pods, err := nadusers.ListWithoutPrimary(ctx, r.cache, namespace)
 	if err == nil && len(pods) > 0 {
 		r.waiters.Add(key, o)
-		pods, err = nadusers.ListWithoutPrimary(ctx, r.cache, namespace) // the last may have left before anybody waited
+		pods, err = nadusers.ListWithoutPrimary(ctx, r.cache, namespace) // the last one may be deleted before Add
 	}
 	if len(pods) == 0 {
 		r.waiters.Remove(key)
@@ -294,8 +293,8 @@ func (r *Reconciler) older(ctx context.Context, o Owner, namespace string) ([]st
 	return pods, err
 }
 
-// advertisements are the RouteAdvertisements that advertise the pods of the
-// request's network, by name.
+// advertisements returns the RouteAdvertisements that advertise the pods of the
+// request's network, sorted by name.
 func (r *Reconciler) advertisements(ctx context.Context, req *Request) ([]Advertisement, error) {
 	var all udnv1.RouteAdvertisementsList
 	if err := r.cache.List(ctx, &all, client.UnsafeDisableDeepCopy); err != nil {
@@ -312,9 +311,9 @@ func (r *Reconciler) advertisements(ctx context.Context, req *Request) ([]Advert
 	return out, nil
 }
 
-// accepted tells whether what a RouteAdvertisements says now is accepted, and
-// not only what it said before. A condition without a generation can only be
-// about one that never changed.
+// accepted tells whether the current generation of a RouteAdvertisements is
+// accepted. A condition without an observed generation counts for generation 1
+// only.
 func accepted(ra *udnv1.RouteAdvertisements) bool {
 	c := apimeta.FindStatusCondition(ra.Status.Conditions, udnv1.ConditionAccepted)
 	return c != nil && c.Status == metav1.ConditionTrue && max(c.ObservedGeneration, 1) == max(ra.Generation, 1)

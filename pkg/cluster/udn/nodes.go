@@ -16,9 +16,9 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// nodeIDs are the nodes in the order of their ids, read anew only after a node
-// has come, gone or got its id: a network's reconciliation costs the same
-// however many nodes hold it.
+// nodeIDs caches the nodes sorted by id. It is rebuilt only after a node was added
+// or deleted, or its id changed, so that the cost of reconciling a network does not
+// grow with the number of nodes.
 type nodeIDs struct {
 	mu    sync.Mutex
 	dirty bool
@@ -36,33 +36,33 @@ func (n *nodeIDs) markDirty() {
 	n.dirty = true
 }
 
-// Beyond are nodes that a network's subnets do not hold: the first by id, and
-// whether there are more. How many does not matter, so that a node that comes
-// to many others changes no network's status.
-type Beyond struct {
+// NodesWithoutSubnet are nodes that a network's subnets have no host subnet for:
+// the first few by id, and whether there are more. It has no total, so that one more
+// node among many does not change a network's status.
+type NodesWithoutSubnet struct {
 	First []string
 	More  bool
 }
 
-// named is how many nodes a message names.
-const named = 5
+// maxNamed is how many nodes a message names.
+const maxNamed = 5
 
-func (b Beyond) String() string {
-	if b.More {
-		return list(b.First) + " and others"
+func (n NodesWithoutSubnet) String() string {
+	if n.More {
+		return list(n.First) + " and others"
 	}
-	return list(b.First)
+	return list(n.First)
 }
 
-// beyond are the nodes whose id is above capacity.
-func (n *nodeIDs) beyond(ctx context.Context, cache client.Reader, capacity uint64) (Beyond, error) {
+// withoutSubnet returns the nodes whose id is above capacity.
+func (n *nodeIDs) withoutSubnet(ctx context.Context, cache client.Reader, capacity uint64) (NodesWithoutSubnet, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.dirty {
 		l := &metav1.PartialObjectMetadataList{}
 		l.SetGroupVersionKind(kube.Metadata("NodeList").GroupVersionKind())
 		if err := cache.List(ctx, l, client.UnsafeDisableDeepCopy); err != nil {
-			return Beyond{}, fmt.Errorf("list nodes: %w", err)
+			return NodesWithoutSubnet{}, fmt.Errorf("list nodes: %w", err)
 		}
 		n.byID, n.dirty = nil, false
 		for i := range l.Items {
@@ -73,14 +73,14 @@ func (n *nodeIDs) beyond(ctx context.Context, cache client.Reader, capacity uint
 		slices.SortFunc(n.byID, func(a, b nodeID) int { return int(a.id) - int(b.id) })
 	}
 	first, _ := slices.BinarySearchFunc(n.byID, capacity+1, func(x nodeID, id uint64) int { return int(x.id) - int(id) })
-	out := Beyond{More: len(n.byID)-first > named}
-	for _, x := range n.byID[first:min(first+named, len(n.byID))] {
+	out := NodesWithoutSubnet{More: len(n.byID)-first > maxNamed}
+	for _, x := range n.byID[first:min(first+maxNamed, len(n.byID))] {
 		out.First = append(out.First, x.name)
 	}
 	return out, nil
 }
 
-// idOf is a node's id, 0 for none.
+// idOf returns a node's id, 0 for none.
 func idOf(node client.Object) uint64 {
 	id, err := strconv.ParseUint(node.GetAnnotations()[network.AnnotationNodeID], 10, 16)
 	if err != nil || id > network.MaxNodeID {

@@ -19,42 +19,40 @@ import (
 	"bulkhead/pkg/config"
 )
 
-// Reconciler brings one owner's NADs and status to what they should be. It is
-// level-driven: a key is all it is told.
+// Reconciler reconciles the NADs and the status of owners. It is level-driven.
 type Reconciler struct {
 	cfg    config.Config
 	cache  client.Reader // with the indexes of AddIndexes
-	live   client.Reader // the API server itself
+	live   client.Reader // reads from the API server, not from the cache
 	target *Kube
 	log    *slog.Logger
 
 	networkIDs *netid.Allocator
 	waiters    nadusers.Waiters[Owner]
 	nodes      nodeIDs
-	// failures are what nodes say that they have not built, or not removed.
-	failures failures
-	enqueue  func(Owner) // set before the first Reconcile
-	restore  struct {
+	failures   failures    // networks that nodes have not built, or not removed
+	enqueue    func(Owner) // set before the first Reconcile
+	restore    struct {
 		sync.Mutex
 		done bool
 	}
 }
 
-// backstop is how often a deletion that waits for pods looks again. Events
-// normally end the wait; this covers one that was lost.
-const backstop = time.Minute
+// usersResync is the interval of retries while pods use a NAD. Pod events normally
+// end the wait; this covers a lost one.
+const usersResync = time.Minute
 
-// conflict is how long the cache is given to catch up with another's write.
-const conflict = 100 * time.Millisecond
+// conflictRetry is the delay after a conflict, in which the cache catches up.
+const conflictRetry = 100 * time.Millisecond
 
-// NewReconciler makes a reconciler.
-func NewReconciler(cfg config.Config, cache, live client.Reader, target *Kube, l *netid.Allocator, log *slog.Logger) *Reconciler {
-	r := &Reconciler{cfg: cfg, cache: cache, live: live, target: target, log: log, networkIDs: l}
+// NewReconciler returns a reconciler.
+func NewReconciler(cfg config.Config, cache, live client.Reader, target *Kube, ids *netid.Allocator, log *slog.Logger) *Reconciler {
+	r := &Reconciler{cfg: cfg, cache: cache, live: live, target: target, log: log, networkIDs: ids}
 	r.nodes.markDirty()
 	return r
 }
 
-// Reconcile brings o to what it should be.
+// Reconcile reconciles one owner.
 func (r *Reconciler) Reconcile(ctx context.Context, o Owner) (reconcile.Result, error) {
 	if err := r.Restore(ctx); err != nil {
 		return reconcile.Result{}, err
@@ -73,36 +71,36 @@ func (r *Reconciler) Reconcile(ctx context.Context, o Owner) (reconcile.Result, 
 		return apierrors.IsConflict(f.Err) || apierrors.IsAlreadyExists(f.Err)
 	})
 	if applyErr != nil && len(failed) == 0 {
-		return reconcile.Result{RequeueAfter: conflict}, nil // the cache is behind: nothing to tell anybody
+		return reconcile.Result{RequeueAfter: conflictRetry}, nil // the cache is stale: no reason for a condition
 	}
 	status := DiffStatus(o, Conditions(in, want, problems, failed), have.Conditions)
 	if in.Request != nil && in.Request.Deleting && !o.Cluster() {
-		for i := range status { // the namespace is often ending too, and takes no events then
+		for i := range status { // a namespace that is being deleted accepts no events
 			status[i].Warn = nil
 		}
 	}
 	statusErr := r.target.Apply(ctx, status)
 
 	r.networkIDs.ReleaseClaims(o.String(), func(ns string) bool {
-		_, wanted := want.NADs[ns]
-		_, there := have.NADs[ns]
-		return wanted || there
+		_, desired := want.NADs[ns]
+		_, actual := have.NADs[ns]
+		return desired || actual
 	})
-	held := false
+	kept := false
 	if in.Idle || in.Request == nil && len(have.NADs) == 0 {
-		if held, err = r.release(ctx, o); err != nil {
+		if kept, err = r.releaseID(ctx, o); err != nil {
 			return reconcile.Result{}, err
 		}
 	}
 	if err := errors.Join(applyErr, statusErr); err != nil {
-		return reconcile.Result{}, err // logged and tried again by the caller
+		return reconcile.Result{}, err // the caller logs and retries
 	}
-	if held {
-		return reconcile.Result{RequeueAfter: backstop}, nil
+	if kept {
+		return reconcile.Result{RequeueAfter: usersResync}, nil
 	}
 	for ns := range in.Users {
 		if len(in.Users[ns]) > 0 {
-			return reconcile.Result{RequeueAfter: backstop}, nil
+			return reconcile.Result{RequeueAfter: usersResync}, nil
 		}
 	}
 	return reconcile.Result{}, nil

@@ -12,7 +12,7 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// FromUDN is what a UserDefinedNetwork asks for.
+// FromUDN returns the request of a UserDefinedNetwork.
 func FromUDN(u *udnv1.UserDefinedNetwork) *Request {
 	r := &Request{
 		Owner: Owner{u.Namespace, u.Name}, UID: u.UID, Generation: u.Generation, Deleting: u.DeletionTimestamp != nil,
@@ -22,7 +22,7 @@ func FromUDN(u *udnv1.UserDefinedNetwork) *Request {
 	return r
 }
 
-// FromCUDN is what a ClusterUserDefinedNetwork asks for.
+// FromCUDN returns the request of a ClusterUserDefinedNetwork.
 func FromCUDN(c *udnv1.ClusterUserDefinedNetwork) *Request {
 	n := &c.Spec.Network
 	r := &Request{
@@ -49,11 +49,11 @@ func (r *Request) setRole() {
 	}
 }
 
-// Primary tells whether the network is to be its namespaces' primary one.
+// Primary tells whether the owner requests a primary network.
 func (r *Request) Primary() bool { return r.Role == udnv1.NetworkRolePrimary }
 
-// NetConf checks the request against the address plan and renders what its
-// NADs have in common. Errors name the field and the remedy.
+// NetConf validates the request against the address plan and renders the
+// configuration that its NADs have in common. Errors name the field and the remedy.
 func (r *Request) NetConf(plan network.Plan) (network.NetConf, network.Network, error) {
 	c := network.NetConf{
 		CNIVersion: network.CNIVersion, Type: network.CNIType, Name: r.Network(),
@@ -73,7 +73,7 @@ func (r *Request) NetConf(plan network.Plan) (network.NetConf, network.Network, 
 	if err != nil {
 		return c, network.Network{}, err
 	}
-	// The id matters to nothing that is checked here.
+	// The checks do not depend on the id.
 	n, err := c.Network(1, plan)
 	if err != nil {
 		return c, n, err
@@ -128,8 +128,8 @@ func (r *Request) layer2(c *network.NetConf, plan network.Plan) error {
 
 func (r *Request) localnet(c *network.NetConf, plan network.Plan) error {
 	l := r.Localnet
-	// Rendered where it was left out, too: the physical network has no
-	// overlay's headers to make room for.
+	// The default is rendered too, because it differs from the other topologies':
+	// the physical network needs no room for an overlay's headers.
 	if c.MTU = int(l.MTU); c.MTU == 0 {
 		c.MTU = plan.ClusterMTU + network.GeneveOverhead
 	}
@@ -143,8 +143,8 @@ func (r *Request) localnet(c *network.NetConf, plan network.Plan) error {
 	)
 }
 
-// join renders the join subnets of a primary network: its own, or the
-// cluster's, so that a later change of the cluster's setting moves no network.
+// join renders the join subnets of a primary network: its own, or the cluster's.
+// They are rendered so that a changed cluster setting affects new networks only.
 func (r *Request) join(c *network.NetConf, plan network.Plan, own udnv1.DualStackCIDRs) error {
 	if len(own) > 0 {
 		return cidrs("joinSubnets", own, &c.JoinSubnet)
@@ -159,7 +159,7 @@ func persistent(ipam *udnv1.IPAMConfig) bool {
 	return ipam != nil && ipam.Lifecycle == udnv1.IPAMLifecyclePersistent
 }
 
-// cidrs renders a list as NAD JSON has it.
+// cidrs renders a list of CIDRs in the format of the NAD's JSON.
 func cidrs(field string, in []udnv1.CIDR, out *string) error {
 	var ps []netip.Prefix
 	for _, s := range in {
@@ -173,7 +173,7 @@ func cidrs(field string, in []udnv1.CIDR, out *string) error {
 	return nil
 }
 
-// parseCIDR is lenient about host bits, as the API is, and about nothing else.
+// parseCIDR accepts host bits, as the API does, and masks them.
 func parseCIDR(s udnv1.CIDR) (netip.Prefix, error) {
 	p, err := netip.ParsePrefix(string(s))
 	if err != nil || p.Addr().Is4In6() {

@@ -15,20 +15,19 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// claim is what a NAD says about an id and a namespace.
+// claim is a NAD's claim on a network id and, for a primary network, a namespace.
 type claim struct {
-	created time.Time
-	nad     string
-	network string
-	id      string
-	holder  string // of the namespace's primary network; "" where the NAD makes none
-	in      string // the namespace
+	created   time.Time
+	nad       string
+	network   string
+	id        string
+	holder    string // of the namespace's primary network; "" if the network is not primary
+	namespace string
 }
 
-// Restore fills the ledger for all reconcilers: it reads, once after this
-// process has become the leader, which ids and namespaces are taken. It asks
-// the API server: the cache of a process that has just become the leader may
-// lack its predecessor's last writes.
+// Restore fills the id allocator for all reconcilers, once after this process has
+// become the leader. It reads the NADs from the API server, because the cache may
+// lack the former leader's last writes.
 func (r *Reconciler) Restore(ctx context.Context) error {
 	r.restore.Lock()
 	defer r.restore.Unlock()
@@ -36,7 +35,7 @@ func (r *Reconciler) Restore(ctx context.Context) error {
 		return nil
 	}
 	if err := r.networkIDs.Restore(ctx); err != nil {
-		return fmt.Errorf("read how many network ids were given: %w", err)
+		return fmt.Errorf("read the high-water mark of network ids: %w", err)
 	}
 	var all []claim
 	if err := kube.EachPage(ctx, r.live, &nadv1.NetworkAttachmentDefinitionList{}, func(page *nadv1.NetworkAttachmentDefinitionList) {
@@ -48,7 +47,7 @@ func (r *Reconciler) Restore(ctx context.Context) error {
 	}); err != nil {
 		return fmt.Errorf("read network ids from NetworkAttachmentDefinitions: %w", err)
 	}
-	// Where two claim the same, the older has it.
+	// If two NADs claim the same id or namespace, the older one keeps it.
 	slices.SortStableFunc(all, func(a, b claim) int { return a.created.Compare(b.created) })
 	for _, c := range all {
 		id, err := strconv.Atoi(c.id)
@@ -56,11 +55,11 @@ func (r *Reconciler) Restore(ctx context.Context) error {
 			err = r.networkIDs.RestoreID(c.network, id)
 		}
 		if err != nil {
-			r.log.Error("network id of NetworkAttachmentDefinition is not usable; it is given another", "network", c.network,
-				"nad", c.nad, "id", c.id, "err", err)
+			r.log.Error("network id of NetworkAttachmentDefinition is not usable; the network gets another", "network", c.network,
+				"nad", c.nad, "id", c.id, "error", err)
 		}
 		if c.holder != "" {
-			r.networkIDs.Claim(c.in, c.holder)
+			r.networkIDs.Claim(c.namespace, c.holder)
 		}
 	}
 	r.restore.done = true
@@ -68,10 +67,10 @@ func (r *Reconciler) Restore(ctx context.Context) error {
 	return nil
 }
 
-// claimOf is what a NAD that has been given an id claims.
-func claimOf(nad *nadv1.NetworkAttachmentDefinition) (claim, bool) {
-	c := claim{
-		created: nad.CreationTimestamp.Time, nad: network.NADKey(nad.Namespace, nad.Name), in: nad.Namespace,
+// claimOf returns the claim of a NAD with a network id; ok is false for others.
+func claimOf(nad *nadv1.NetworkAttachmentDefinition) (c claim, ok bool) {
+	c = claim{
+		created: nad.CreationTimestamp.Time, nad: network.NADKey(nad.Namespace, nad.Name), namespace: nad.Namespace,
 		id: nad.Annotations[network.AnnotationNetworkID], network: nad.Annotations[network.AnnotationNetworkName],
 	}
 	owner, ours := OwnerOf(nad)
@@ -79,7 +78,7 @@ func claimOf(nad *nadv1.NetworkAttachmentDefinition) (claim, bool) {
 	if ours {
 		c.network, holder = owner.Network(), owner.String()
 	} else if network.IsUDNName(c.network) {
-		return c, false // whoever wrote that, it was not we
+		return c, false // the cluster role did not write that annotation
 	}
 	if c.id == "" || c.network == "" {
 		return c, false

@@ -13,9 +13,9 @@ import (
 	udnv1 "bulkhead/api/v1"
 )
 
-// Conditions say what has become of the request: want is what Build wanted,
-// problems what stood in its way, failed what could not be written. An owner
-// that goes without hindrance gets none, as nobody would read them.
+// Conditions returns the conditions of the owner's status: want and problems are
+// the results of Build, failed the operations that failed. An owner whose deletion
+// has no problem gets none.
 func Conditions(in Inputs, want State, problems []Problem, failed []*Failure) []metav1.Condition {
 	r := in.Request
 	if r == nil {
@@ -44,17 +44,17 @@ func Conditions(in Inputs, want State, problems []Problem, failed []*Failure) []
 		out = append(out, r.condition(udnv1.ConditionNetworkCreated, metav1.ConditionTrue, udnv1.ReasonNADCreated, msg))
 	}
 	switch {
-	case in.ID == 0: // there is no network to allocate for
-	case len(in.Beyond.First) > 0 || len(in.Failing.Nodes) > 0:
-		var why []string
-		if len(in.Beyond.First) > 0 {
-			why = append(why, "the subnets hold no host subnet for nodes "+in.Beyond.String()+": append a CIDR to subnets, or remove nodes")
+	case in.ID == 0: // no network, so nothing to allocate
+	case len(in.WithoutSubnet.First) > 0 || len(in.Failing.Nodes) > 0:
+		var reasons []string
+		if len(in.WithoutSubnet.First) > 0 {
+			reasons = append(reasons, "the subnets have no host subnet for nodes "+in.WithoutSubnet.String()+": append a CIDR to subnets, or remove nodes")
 		}
 		if len(in.Failing.Nodes) > 0 {
-			why = append(why, "Network allocation failed for at least one node: "+in.Failing.String())
+			reasons = append(reasons, "Network allocation failed for at least one node: "+in.Failing.String())
 		}
 		out = append(out, r.condition(udnv1.ConditionNetworkAllocationSucceeded, metav1.ConditionFalse, udnv1.ReasonAllocationFailed,
-			cut(strings.Join(why, "; "), messageLimit)))
+			cut(strings.Join(reasons, "; "), messageLimit)))
 	default:
 		out = append(out, r.condition(udnv1.ConditionNetworkAllocationSucceeded, metav1.ConditionTrue, udnv1.ReasonAllocationSucceeded,
 			"Network allocation succeeded for all synced nodes."))
@@ -117,11 +117,11 @@ func created(want State, failed []*Failure) []string {
 	return out
 }
 
-// messageLimit is less than the API allows a condition's message, as created
-// namespaces may be listed behind it.
+// messageLimit is below the API's limit for a condition's message, because the list
+// of namespaces may follow.
 const messageLimit = 10000
 
-// cut keeps a message inside what the API allows.
+// cut shortens a message to the limit.
 func cut(s string, limit int) string {
 	if len(s) <= limit {
 		return s
@@ -129,8 +129,8 @@ func cut(s string, limit int) string {
 	return strings.ToValidUTF8(s[:limit], "") + " …"
 }
 
-// DiffStatus is the write that the status needs, if any. Times are left to
-// Apply: a condition whose status stays keeps its time.
+// DiffStatus returns the write of the status, if one is needed. A condition whose
+// status is unchanged keeps its transition time; Apply sets the time of the others.
 func DiffStatus(o Owner, want, have []metav1.Condition) []Op {
 	if len(want) == 0 {
 		return nil
@@ -150,7 +150,7 @@ func DiffStatus(o Owner, want, have []metav1.Condition) []Op {
 			}
 		}
 	}
-	for _, h := range have { // one of ours that says nothing true any more
+	for _, h := range have { // a stale condition of ours
 		if slices.Contains(ourConditions, h.Type) && meta.FindStatusCondition(want, h.Type) == nil {
 			changed = true
 		}

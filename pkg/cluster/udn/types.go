@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package udn turns UserDefinedNetworks and ClusterUserDefinedNetworks into
-// NetworkAttachmentDefinitions, one in each namespace of the network, and says
-// in their status what has become of them.
+// Package udn reconciles UserDefinedNetworks and ClusterUserDefinedNetworks: it
+// renders a NetworkAttachmentDefinition into each namespace of the network, and
+// reports the result in their status.
 package udn
 
 import (
@@ -25,7 +25,7 @@ type Owner struct{ Namespace, Name string }
 // Cluster tells whether o is a ClusterUserDefinedNetwork.
 func (o Owner) Cluster() bool { return o.Namespace == "" }
 
-// Kind is o's kind in the API.
+// Kind returns o's kind in the API.
 func (o Owner) Kind() string {
 	if o.Cluster() {
 		return "ClusterUserDefinedNetwork"
@@ -33,7 +33,7 @@ func (o Owner) Kind() string {
 	return "UserDefinedNetwork"
 }
 
-// Network is the name of o's network.
+// Network returns the name of o's network.
 func (o Owner) Network() string {
 	if o.Cluster() {
 		return network.CUDNName(o.Name)
@@ -48,7 +48,8 @@ func (o Owner) String() string {
 	return o.Kind() + " " + o.Namespace + "/" + o.Name
 }
 
-// Request is what the owner asks for, whichever its kind.
+// Request is the part of an owner's object that the reconciler reads, for both
+// kinds.
 type Request struct {
 	Owner
 	UID         types.UID
@@ -56,7 +57,7 @@ type Request struct {
 	Deleting    bool
 	Labels      map[string]string
 	Annotations map[string]string
-	Selector    *metav1.LabelSelector // of a ClusterUserDefinedNetwork
+	Selector    *metav1.LabelSelector // of a ClusterUserDefinedNetwork, else nil
 	Topology    udnv1.NetworkTopology
 	Role        udnv1.NetworkRole
 	Layer3      *udnv1.Layer3Config
@@ -66,32 +67,32 @@ type Request struct {
 	Transport   udnv1.TransportOption // never empty
 }
 
-// Namespace is a namespace that a network could be in.
+// Namespace are the inputs of Build for one namespace that the owner selects.
 type Namespace struct {
 	Name    string
 	Labeled bool // has the label of namespaces with a primary network
-	// Foreign names what stands in the way under the NAD's own name, and
-	// Primary, for an owner that asks for a primary network, what already is
-	// the namespace's; "" is nothing.
+	// Foreign is the problem of another NAD with the name of the owner's; "" for
+	// none. Primary is the holder of the namespace's primary network if the owner
+	// requests one and another has it; "" for none.
 	Foreign, Primary string
-	Full             bool // as many networks as a namespace may have, without this one
-	// Older says that pods of the namespace run without the primary network.
-	Older error
+	Full             bool // has the maximum number of networks, without this one
+	// WithoutPrimary is the problem of pods that run without the primary network.
+	WithoutPrimary error
 }
 
-// Inputs is everything that decides what an owner's NADs and status should be.
+// Inputs are the inputs of Build and Conditions for one owner.
 type Inputs struct {
-	Owner      Owner
-	Request    *Request // nil: the owner is gone
-	Invalid    string   // why the request cannot be served at all
-	Conf       network.NetConf
-	ID         int                 // the network's; 0: none was given
-	Idle       bool                // it had an id and has no use for it any more
-	Namespaces []Namespace         // that the owner selects and that are not being deleted
-	Users      map[string][]string // pods that use the NAD, by namespace
-	Beyond     Beyond              // nodes that the subnets do not hold
-	Failing    Failing             // nodes that have not built the network
-	Advertised []Advertisement     // of transport NoOverlay: who makes the pods' routes known
+	Owner         Owner
+	Request       *Request // nil if the owner does not exist
+	Invalid       string   // why the request is invalid as a whole, "" if it is valid
+	Conf          network.NetConf
+	ID            int                 // the network's id, 0 for none
+	Idle          bool                // the network has an id that no NAD uses: release it
+	Namespaces    []Namespace         // selected by the owner and not being deleted
+	Users         map[string][]string // pods that use the NAD, by namespace
+	WithoutSubnet NodesWithoutSubnet  // nodes that the subnets have no host subnet for
+	Failing       FailingNodes        // nodes that have not built the network
+	Advertised    []Advertisement     // for transport NoOverlay: what advertises the pods' routes
 }
 
 // Advertisement is a RouteAdvertisements that advertises a network's pods.
@@ -100,39 +101,39 @@ type Advertisement struct {
 	Accepted bool
 }
 
-// admits tells whether the namespace may have the request's network at all.
+// admits tells whether the namespace's labels allow the request's network.
 func (r *Request) admits(ns Namespace) bool { return ns.Labeled || !r.Primary() }
 
-// Phase is where a NAD is in its life.
+// Phase is a NAD's phase.
 type Phase int
 
-// A NAD that is gone is not in State at all.
+// Phases. State does not contain NADs that do not exist.
 const (
 	Present     Phase = iota
-	Terminating       // deleted, and held by our finalizer
+	Terminating       // deleted, but our finalizer blocks its removal
 )
 
-// NAD is one NetworkAttachmentDefinition as far as it is ours.
+// NAD is the part of a NetworkAttachmentDefinition that the reconciler writes.
 type NAD struct {
 	Namespace, Name string
 	Phase           Phase
 	Config          string
-	Labels          map[string]string // others on the object are left alone
+	Labels          map[string]string // further labels of the object are kept
 	Annotations     map[string]string
 	OwnerUID        types.UID
 	Finalizer       bool
 
-	// Known of actual NADs only.
+	// Set for actual NADs only.
 	UID             types.UID
 	ResourceVersion string
 	OtherFinalizers []string
 }
 
-// Key is the NAD's key in pod annotations.
+// Key returns the NAD's key in pod annotations.
 func (n NAD) Key() string { return network.NADKey(n.Namespace, n.Name) }
 
-// Serves tells whether the NAD have is as n wants it.
-func (n NAD) Serves(have NAD) bool {
+// SatisfiedBy tells whether the actual NAD have needs no repair.
+func (n NAD) SatisfiedBy(have NAD) bool {
 	return n.Config == have.Config && n.OwnerUID == have.OwnerUID && n.Finalizer == have.Finalizer &&
 		contains(have.Labels, n.Labels) && contains(have.Annotations, n.Annotations)
 }
@@ -146,8 +147,8 @@ func contains(all, some map[string]string) bool {
 	return true
 }
 
-// State is an owner's side of the world: its own finalizer, and its NADs by
-// namespace.
+// State is the desired or actual state of an owner: its finalizer and conditions,
+// and its NADs by namespace.
 type State struct {
 	Owner      Owner
 	Finalizer  bool
@@ -155,7 +156,7 @@ type State struct {
 	Conditions []metav1.Condition
 }
 
-// Problem is one reason why a network is not everywhere it should be.
+// Problem is one reason why a network is not in every namespace that it selects.
 type Problem struct {
 	Namespace string // "" for the network as a whole
 	Text      string
@@ -168,11 +169,11 @@ func (p Problem) String() string {
 	return fmt.Sprintf("namespace %s: %s", p.Namespace, p.Text)
 }
 
-// sortedKeys makes the order of operations and messages the same every time.
+// sortedKeys makes the order of operations and messages deterministic.
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
-// list renders names as "[a, b]", cut where a condition's message would
-// become longer than the API allows.
+// list renders names as "[a, b]", shortened so that a condition's message stays
+// within the API's limit.
 func list(names []string) string {
 	const limit = 20000
 	var b strings.Builder

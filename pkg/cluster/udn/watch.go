@@ -31,7 +31,7 @@ func labelSet(m map[string]string) labels.Set { return labels.Set(m) }
 
 func compare(a, b string) int { return strings.Compare(a, b) }
 
-// Watch makes events of the cache into keys of c's queue.
+// Watch adds c's sources: events of the cache and of the id allocator.
 func (r *Reconciler) Watch(c controller.TypedController[Owner], from cache.Cache) error {
 	for _, s := range []source.TypedSource[Owner]{
 		source.TypedKind(from, &udnv1.UserDefinedNetwork{}, ownerEvents[*udnv1.UserDefinedNetwork](r)),
@@ -43,7 +43,7 @@ func (r *Reconciler) Watch(c controller.TypedController[Owner], from cache.Cache
 		source.TypedKind(from, &udnv1.RouteAdvertisements{}, r.advertisementEvents()),
 		source.TypedFunc[Owner](func(ctx context.Context, q queue) error {
 			r.enqueue = q.Add
-			r.networkIDs.OnFreed(func(ns string) { r.enqueueNamespace(ctx, ns, q) })
+			r.networkIDs.OnFreed(func(ns string) { r.enqueueByNamespace(ctx, ns, q) })
 			return nil
 		}),
 	} {
@@ -54,56 +54,56 @@ func (r *Reconciler) Watch(c controller.TypedController[Owner], from cache.Cache
 	return nil
 }
 
-// ownerEvents: everything about an owner matters but its status and what we
-// wrote ourselves.
+// ownerEvents enqueues an owner after every change, except of its status and by our
+// own writes.
 func ownerEvents[T client.Object](r *Reconciler) handler.TypedFuncs[T, Owner] {
 	key := func(o client.Object) Owner { return Owner{o.GetNamespace(), o.GetName()} }
 	return handler.TypedFuncs[T, Owner]{
 		CreateFunc: func(_ context.Context, e event.TypedCreateEvent[T], q queue) { q.Add(key(e.Object)) },
 		UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[T], q queue) {
-			o, was, is := key(e.ObjectNew), client.Object(e.ObjectOld), client.Object(e.ObjectNew)
-			ours := r.target.recent.seenOwner(o, is.GetResourceVersion())
-			if was.GetGeneration() != is.GetGeneration() || was.GetUID() != is.GetUID() ||
-				(was.GetDeletionTimestamp() == nil) != (is.GetDeletionTimestamp() == nil) ||
-				!maps.Equal(was.GetLabels(), is.GetLabels()) || !maps.Equal(was.GetAnnotations(), is.GetAnnotations()) ||
-				!ours && !slices.Equal(was.GetFinalizers(), is.GetFinalizers()) {
+			o, before, after := key(e.ObjectNew), client.Object(e.ObjectOld), client.Object(e.ObjectNew)
+			ours := r.target.writes.observeOwner(o, after.GetResourceVersion())
+			if before.GetGeneration() != after.GetGeneration() || before.GetUID() != after.GetUID() ||
+				(before.GetDeletionTimestamp() == nil) != (after.GetDeletionTimestamp() == nil) ||
+				!maps.Equal(before.GetLabels(), after.GetLabels()) || !maps.Equal(before.GetAnnotations(), after.GetAnnotations()) ||
+				!ours && !slices.Equal(before.GetFinalizers(), after.GetFinalizers()) {
 				q.Add(o)
 			}
 		},
 		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[T], q queue) {
-			r.target.recent.gone(key(e.Object))
+			r.target.writes.forget(key(e.Object))
 			q.Add(key(e.Object))
 		},
 	}
 }
 
-// nadEvents: a NAD of ours concerns its owner, any other one those who want
-// its namespace.
+// nadEvents enqueues the owner of a rendered NAD, and for any other NAD the owners
+// that select its namespace.
 func (r *Reconciler) nadEvents() handler.TypedFuncs[*nadv1.NetworkAttachmentDefinition, Owner] {
 	type nad = *nadv1.NetworkAttachmentDefinition
 	enqueue := func(ctx context.Context, n nad, q queue) {
 		if o, ours := OwnerOf(n); ours {
 			q.Add(o)
 		} else {
-			r.enqueueNamespace(ctx, n.Namespace, q)
+			r.enqueueByNamespace(ctx, n.Namespace, q)
 		}
 	}
 	return handler.TypedFuncs[nad, Owner]{
 		CreateFunc: func(ctx context.Context, e event.TypedCreateEvent[nad], q queue) {
-			if o, ours := OwnerOf(e.Object); ours && r.target.recent.seenNAD(o, e.Object.Namespace, e.Object.ResourceVersion) {
+			if o, ours := OwnerOf(e.Object); ours && r.target.writes.observeNAD(o, e.Object.Namespace, e.Object.ResourceVersion) {
 				return
 			} else if !ours && e.IsInInitialList {
-				return // every owner is looked at anyway
+				return // every owner is enqueued anyway
 			}
 			enqueue(ctx, e.Object, q)
 		},
 		UpdateFunc: func(ctx context.Context, e event.TypedUpdateEvent[nad], q queue) {
-			if o, ours := OwnerOf(e.ObjectNew); ours && r.target.recent.seenNAD(o, e.ObjectNew.Namespace, e.ObjectNew.ResourceVersion) {
+			if o, ours := OwnerOf(e.ObjectNew); ours && r.target.writes.observeNAD(o, e.ObjectNew.Namespace, e.ObjectNew.ResourceVersion) {
 				return
 			}
-			if o, was := OwnerOf(e.ObjectOld); was && e.ObjectOld.UID == e.ObjectNew.UID {
+			if o, ours := OwnerOf(e.ObjectOld); ours && e.ObjectOld.UID == e.ObjectNew.UID {
 				if now, ours := OwnerOf(e.ObjectNew); !ours || now != o {
-					r.target.recent.lose(o, e.ObjectNew.Namespace, e.ObjectNew.UID)
+					r.target.writes.addStripped(o, e.ObjectNew.Namespace, e.ObjectNew.UID)
 				}
 			}
 			enqueue(ctx, e.ObjectOld, q)
@@ -111,10 +111,10 @@ func (r *Reconciler) nadEvents() handler.TypedFuncs[*nadv1.NetworkAttachmentDefi
 		},
 		DeleteFunc: func(ctx context.Context, e event.TypedDeleteEvent[nad], q queue) {
 			if o, ours := OwnerOf(e.Object); ours {
-				r.target.recent.gone(o, e.Object.Namespace)
+				r.target.writes.forget(o, e.Object.Namespace)
 			}
 			enqueue(ctx, e.Object, q)
-			r.enqueueNamespace(ctx, e.Object.Namespace, q)
+			r.enqueueByNamespace(ctx, e.Object.Namespace, q)
 		},
 	}
 }
@@ -128,8 +128,8 @@ func (r *Reconciler) namespaceEvents() handler.TypedFuncs[*metav1.PartialObjectM
 			}
 		},
 		UpdateFunc: func(ctx context.Context, e event.TypedUpdateEvent[meta], q queue) {
-			ending := (e.ObjectOld.DeletionTimestamp == nil) != (e.ObjectNew.DeletionTimestamp == nil)
-			if ending || !maps.Equal(e.ObjectOld.Labels, e.ObjectNew.Labels) {
+			deleted := (e.ObjectOld.DeletionTimestamp == nil) != (e.ObjectNew.DeletionTimestamp == nil)
+			if deleted || !maps.Equal(e.ObjectOld.Labels, e.ObjectNew.Labels) {
 				r.enqueueSelecting(ctx, e.ObjectOld, q)
 				r.enqueueSelecting(ctx, e.ObjectNew, q)
 			}
@@ -140,22 +140,22 @@ func (r *Reconciler) namespaceEvents() handler.TypedFuncs[*metav1.PartialObjectM
 	}
 }
 
-// nodeEvents: a node concerns networks whose subnets end below its id, and those
-// of which it says that it has not built them.
+// nodeEvents enqueues the owners of networks that have no host subnet for the node,
+// and of those whose failures on the node changed.
 func (r *Reconciler) nodeEvents() handler.TypedFuncs[*metav1.PartialObjectMetadata, Owner] {
 	type meta = *metav1.PartialObjectMetadata
-	changed := func(ctx context.Context, id uint64, q queue) {
+	updateID := func(ctx context.Context, id uint64, q queue) {
 		r.nodes.markDirty()
 		if id > 0 {
-			r.enqueueSmaller(ctx, id, q)
+			r.enqueueWithoutSubnet(ctx, id, q)
 		}
 	}
-	said := func(name string, node client.Object, q queue) {
-		changed, left := r.failures.set(name, node, r.log)
+	updateFailures := func(name string, node client.Object, q queue) {
+		changed, inUse := r.failures.update(name, node, r.log)
 		if changed == nil {
 			return
 		}
-		r.networkIDs.SetInUse(left)
+		r.networkIDs.SetInUse(inUse)
 		for _, id := range changed {
 			if o, ok := ownerOfNetwork(r.networkIDs.NetworkOf(id)); ok {
 				q.Add(o)
@@ -164,30 +164,29 @@ func (r *Reconciler) nodeEvents() handler.TypedFuncs[*metav1.PartialObjectMetada
 	}
 	return handler.TypedFuncs[meta, Owner]{
 		CreateFunc: func(ctx context.Context, e event.TypedCreateEvent[meta], q queue) {
-			if said(e.Object.Name, e.Object, q); !e.IsInInitialList {
-				changed(ctx, idOf(e.Object), q)
+			if updateFailures(e.Object.Name, e.Object, q); !e.IsInInitialList {
+				updateID(ctx, idOf(e.Object), q)
 			}
 		},
 		UpdateFunc: func(ctx context.Context, e event.TypedUpdateEvent[meta], q queue) {
-			said(e.ObjectNew.Name, e.ObjectNew, q)
-			if was, is := idOf(e.ObjectOld), idOf(e.ObjectNew); was != is {
-				changed(ctx, max(was, is), q)
+			updateFailures(e.ObjectNew.Name, e.ObjectNew, q)
+			if before, after := idOf(e.ObjectOld), idOf(e.ObjectNew); before != after {
+				updateID(ctx, max(before, after), q)
 			}
 		},
 		DeleteFunc: func(ctx context.Context, e event.TypedDeleteEvent[meta], q queue) {
-			said(e.Object.Name, nil, q)
-			changed(ctx, idOf(e.Object), q)
+			updateFailures(e.Object.Name, nil, q)
+			updateID(ctx, idOf(e.Object), q)
 		},
 	}
 }
 
-// advertisementEvents: RouteAdvertisements concern networks whose packets
-// travel without an overlay.
+// advertisementEvents enqueues all networks of transport NoOverlay.
 func (r *Reconciler) advertisementEvents() handler.TypedFuncs[*udnv1.RouteAdvertisements, Owner] {
 	type ra = *udnv1.RouteAdvertisements
-	changed := func(ctx context.Context, q queue) {
+	enqueue := func(ctx context.Context, q queue) {
 		var cudns udnv1.ClusterUserDefinedNetworkList
-		if !r.logged(r.cache.List(ctx, &cudns, client.MatchingFields{indexTransport: string(udnv1.TransportOptionNoOverlay)}, client.UnsafeDisableDeepCopy)) {
+		if !r.readOK(r.cache.List(ctx, &cudns, client.MatchingFields{indexTransport: string(udnv1.TransportOptionNoOverlay)}, client.UnsafeDisableDeepCopy)) {
 			return
 		}
 		for i := range cudns.Items {
@@ -197,16 +196,16 @@ func (r *Reconciler) advertisementEvents() handler.TypedFuncs[*udnv1.RouteAdvert
 	return handler.TypedFuncs[ra, Owner]{
 		CreateFunc: func(ctx context.Context, e event.TypedCreateEvent[ra], q queue) {
 			if !e.IsInInitialList {
-				changed(ctx, q)
+				enqueue(ctx, q)
 			}
 		},
-		UpdateFunc: func(ctx context.Context, _ event.TypedUpdateEvent[ra], q queue) { changed(ctx, q) },
-		DeleteFunc: func(ctx context.Context, _ event.TypedDeleteEvent[ra], q queue) { changed(ctx, q) },
+		UpdateFunc: func(ctx context.Context, _ event.TypedUpdateEvent[ra], q queue) { enqueue(ctx, q) },
+		DeleteFunc: func(ctx context.Context, _ event.TypedDeleteEvent[ra], q queue) { enqueue(ctx, q) },
 	}
 }
 
-// advertises tells whether ra makes the routes to the pods of the
-// ClusterUserDefinedNetworks with those labels known.
+// advertises tells whether ra advertises the routes to the pods of a
+// ClusterUserDefinedNetwork with those labels.
 func advertises(ra *udnv1.RouteAdvertisements, cudn map[string]string) bool {
 	if !slices.Contains(ra.Spec.Advertisements, udnv1.PodNetwork) {
 		return false
@@ -223,39 +222,39 @@ func advertises(ra *udnv1.RouteAdvertisements, cudn map[string]string) bool {
 	return false
 }
 
-// enqueueSmaller enqueues the networks that do not hold a node with that id:
-// arithmetic for each network, work only for those concerned.
-func (r *Reconciler) enqueueSmaller(ctx context.Context, id uint64, q queue) {
-	consider := func(req *Request) {
+// enqueueWithoutSubnet enqueues the networks that have no host subnet for the node
+// with that id. It computes the capacity of every network, which is cheap.
+func (r *Reconciler) enqueueWithoutSubnet(ctx context.Context, id uint64, q queue) {
+	check := func(req *Request) {
 		if _, n, err := req.NetConf(r.cfg.Plan); err == nil && n.HostCapacity() < id {
 			q.Add(req.Owner)
 		}
 	}
 	var udns udnv1.UserDefinedNetworkList
-	if r.logged(r.cache.List(ctx, &udns, client.UnsafeDisableDeepCopy)) {
+	if r.readOK(r.cache.List(ctx, &udns, client.UnsafeDisableDeepCopy)) {
 		for i := range udns.Items {
-			consider(FromUDN(&udns.Items[i]))
+			check(FromUDN(&udns.Items[i]))
 		}
 	}
 	var cudns udnv1.ClusterUserDefinedNetworkList
-	if r.logged(r.cache.List(ctx, &cudns, client.UnsafeDisableDeepCopy)) {
+	if r.readOK(r.cache.List(ctx, &cudns, client.UnsafeDisableDeepCopy)) {
 		for i := range cudns.Items {
-			consider(FromCUDN(&cudns.Items[i]))
+			check(FromCUDN(&cudns.Items[i]))
 		}
 	}
 }
 
-// enqueueNamespace enqueues those who want the namespace of that name.
-func (r *Reconciler) enqueueNamespace(ctx context.Context, name string, q queue) {
+// enqueueByNamespace is enqueueSelecting for the namespace of that name.
+func (r *Reconciler) enqueueByNamespace(ctx context.Context, name string, q queue) {
 	ns := kube.Metadata("Namespace")
 	if err := r.cache.Get(ctx, client.ObjectKey{Name: name}, ns); err != nil {
-		return // gone: its own event tells those concerned
+		return // deleted: the namespace's delete event enqueues the owners
 	}
 	r.enqueueSelecting(ctx, ns, q)
 }
 
-// enqueueSelecting enqueues the networks that select a namespace or have a NAD
-// in it, found through the indexes.
+// enqueueSelecting enqueues the owners that select a namespace or have a NAD in it.
+// It finds them in the indexes.
 func (r *Reconciler) enqueueSelecting(ctx context.Context, ns *metav1.PartialObjectMetadata, q queue) {
 	keys := []string{anyLabel}
 	for k, v := range ns.Labels {
@@ -263,7 +262,7 @@ func (r *Reconciler) enqueueSelecting(ctx context.Context, ns *metav1.PartialObj
 	}
 	for _, key := range keys {
 		var cudns udnv1.ClusterUserDefinedNetworkList
-		if !r.logged(r.cache.List(ctx, &cudns, client.MatchingFields{indexSelects: key}, client.UnsafeDisableDeepCopy)) {
+		if !r.readOK(r.cache.List(ctx, &cudns, client.MatchingFields{indexSelects: key}, client.UnsafeDisableDeepCopy)) {
 			continue
 		}
 		for i := range cudns.Items {
@@ -274,13 +273,13 @@ func (r *Reconciler) enqueueSelecting(ctx context.Context, ns *metav1.PartialObj
 		}
 	}
 	var udns udnv1.UserDefinedNetworkList
-	if r.logged(r.cache.List(ctx, &udns, client.InNamespace(ns.Name), client.UnsafeDisableDeepCopy)) {
+	if r.readOK(r.cache.List(ctx, &udns, client.InNamespace(ns.Name), client.UnsafeDisableDeepCopy)) {
 		for i := range udns.Items {
 			q.Add(Owner{ns.Name, udns.Items[i].Name})
 		}
 	}
 	var nads nadv1.NetworkAttachmentDefinitionList
-	if r.logged(r.cache.List(ctx, &nads, client.InNamespace(ns.Name), client.UnsafeDisableDeepCopy)) {
+	if r.readOK(r.cache.List(ctx, &nads, client.InNamespace(ns.Name), client.UnsafeDisableDeepCopy)) {
 		for i := range nads.Items {
 			if o, ours := OwnerOf(&nads.Items[i]); ours {
 				q.Add(o)
@@ -289,11 +288,11 @@ func (r *Reconciler) enqueueSelecting(ctx context.Context, ns *metav1.PartialObj
 	}
 }
 
-// logged tells whether a read of the cache went well. It fails only while the
-// process ends.
-func (r *Reconciler) logged(err error) bool {
+// readOK tells whether a read of the cache succeeded, and logs its error. Reads fail
+// only during shutdown.
+func (r *Reconciler) readOK(err error) bool {
 	if err != nil {
-		r.log.Warn("read of the cache failed; waiting for the next event", "err", err)
+		r.log.Warn("cannot read the cache; waiting for the next event", "error", err)
 	}
 	return err == nil
 }

@@ -15,8 +15,8 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Whatever the API lets through, and whatever it does not, a request is
-// either rendered into a network or refused.
+// Any request, also one that the API would reject, is either rendered into a valid
+// network or returns an error.
 func FuzzNetConf(f *testing.F) {
 	f.Add("10.100.0.0/16", int32(24), "100.70.0.0/16", int32(1400))
 	f.Add("fd10::/48", int32(0), "", int32(0))
@@ -36,7 +36,7 @@ func FuzzNetConf(f *testing.F) {
 			t.Fatalf("rendered %s, read %+v: %v", c.Render(), again, err)
 		}
 		if n.HostCapacity() == 0 {
-			t.Fatalf("%s holds no node", c.Render())
+			t.Fatalf("%s has no host subnet for any node", c.Render())
 		}
 	})
 }
@@ -53,12 +53,12 @@ func FuzzOwnerOf(f *testing.F) {
 			nad.OwnerReferences = []metav1.OwnerReference{{APIVersion: version, Kind: kind, Name: refName, Controller: &yes}}
 		}
 		if o, ok := OwnerOf(nad); ok && o.Name != name {
-			t.Fatalf("NAD %s/%s is said to be %s's", ns, name, o)
+			t.Fatalf("owner of NAD %s/%s: got %s", ns, name, o)
 		}
 	})
 }
 
-// The index finds every namespace that a selector matches.
+// selectorKeys include a label of every namespace that the selector matches.
 func TestSelectorKeysCover(t *testing.T) {
 	keys, values := []string{"team", "kubernetes.io/metadata.name", "tier"}, []string{"a", "b", "c"}
 	rapid.Check(t, func(t *rapid.T) {

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package e2e runs the story as tests, in a lab of its own.
+// Package e2e runs the story's checks as tests, in a lab of its own.
 package e2e
 
 import (
 	"context"
 	"fmt"
 	"os"
+	"strings"
 	"testing"
 	"time"
 
@@ -18,7 +19,9 @@ import (
 type progress struct{}
 
 func (progress) Write(b []byte) (int, error) {
-	fmt.Printf("### %s", b)
+	for line := range strings.Lines(string(b)) {
+		fmt.Printf("### %s\n", strings.TrimSuffix(line, "\n"))
+	}
 	return len(b), nil
 }
 
@@ -42,15 +45,9 @@ func TestStory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var results []story.Result
-	for _, c := range story.Checks() {
-		if ctx.Err() != nil {
-			t.Fatal("stopped")
-		}
-		t.Run(fmt.Sprintf("%d %s", c.Chapter, c.Title), func(t *testing.T) {
-			fmt.Printf("### %d. %s\n", c.Chapter, c.Title)
-			r := w.Run(ctx, c)
-			results = append(results, r)
+	results := w.Play(ctx, story.Checks())
+	for _, r := range results {
+		t.Run(r.Check.Name(), func(t *testing.T) {
 			if r.Err != nil {
 				t.Error(r.Err)
 			}

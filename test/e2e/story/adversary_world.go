@@ -25,15 +25,14 @@ type arena struct {
 	near, far   *lab.Node // of the attackers, and another
 	green       adversary.Network
 	greenID     int
-	plain       adversary.Network // the cluster default network
-	amber       adversary.Interface    // amber's management port
+	plain       adversary.Network   // the cluster default network
+	amber       adversary.Interface // amber's management port
 	pods        map[string]*pod
 	interfaces  map[string]map[string]adversary.Interface // pod → interface in the pod → its host end
 	annotations map[string]network.PodNetworks
 	nodes       map[string]nodeLinks
 	nodeIDs     map[string]int
 	encap       map[string][]netip.Addr // the nodes' tunnel addresses
-	before      map[string]snapshot     // the nodes without it
 }
 
 // nodeLinks are what is known of a node's interfaces.
@@ -129,15 +128,22 @@ var ordinaryServer = fmt.Sprintf(`
     livenessProbe: {tcpSocket: {port: %[1]d, host: 127.0.0.1}, periodSeconds: 5, timeoutSeconds: 5, failureThreshold: 12}
 `, serverPort, grpcPort)
 
-// newArena makes it. The caller ends with remove.
+// setUpArena creates the tenants and their pods.
+func setUpArena(ctx context.Context, w *World) (err error) {
+	w.arena, err = newArena(ctx, w)
+	return err
+}
+
+// undoArena resets the sysctl that newArena sets.
+func undoArena(ctx context.Context, w *World) error {
+	w.arena = nil
+	return allowPings(ctx, w.Lab.Nodes()[0], "1 0")
+}
+
 func newArena(ctx context.Context, w *World) (*arena, error) {
 	nodes := w.Lab.Nodes()
 	a := &arena{w: w, near: nodes[0], far: nodes[len(nodes)-1], pods: map[string]*pod{}, interfaces: map[string]map[string]adversary.Interface{},
 		annotations: map[string]network.PodNetworks{}, nodes: map[string]nodeLinks{}, nodeIDs: map[string]int{}, encap: map[string][]netip.Addr{}}
-	var err error
-	if a.before, err = w.states(ctx, false); err != nil {
-		return a, err
-	}
 	if err := w.Lab.Apply(ctx, arenaNamespaces+"---"+arenaNetworks(w.Lab.Dual())); err != nil {
 		return a, err
 	}
@@ -164,36 +170,19 @@ func newArena(ctx context.Context, w *World) (*arena, error) {
 			return a, err
 		}
 	}
-	if err := a.pings(ctx, "0 2147483647"); err != nil {
+	if err := allowPings(ctx, a.near, "0 2147483647"); err != nil {
 		return a, err
 	}
 	return a, a.learn(ctx)
 }
 
-// pings lets every group have ping sockets, or those that had them before.
-func (a *arena) pings(ctx context.Context, groups string) error {
-	res, err := a.near.Run(ctx, "echo '"+groups+"' > /proc/sys/net/ipv4/ping_group_range")
+// allowPings sets the groups that may open ping sockets on the node.
+func allowPings(ctx context.Context, node *lab.Node, groups string) error {
+	res, err := node.Run(ctx, "echo '"+groups+"' > /proc/sys/net/ipv4/ping_group_range")
 	if err == nil && res.ExitCode != 0 {
-		err = fmt.Errorf("set ping_group_range on %s: %s", a.near.Name, res.Stderr)
+		err = fmt.Errorf("set ping_group_range on %s: %s", node.Name, res.Stderr)
 	}
 	return err
-}
-
-// remove takes everything away that newArena made, and waits until no node
-// shows a trace of it.
-func (a *arena) remove(ctx context.Context) error {
-	if err := a.pings(ctx, "1 0"); err != nil {
-		return err
-	}
-	for _, ns := range []string{"green", "amber", "grey", "slate", "teal"} {
-		if err := a.w.deleteNamespace(ctx, ns); err != nil {
-			return err
-		}
-	}
-	if a.before == nil {
-		return nil // nothing was made
-	}
-	return a.w.asBefore(ctx, a.before)
 }
 
 // learn reads what attackers are given: every name, address and number there is.

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -16,9 +15,9 @@ import (
 
 func badInputChecks() []Check {
 	return []Check{
-		{7, "an invalid network is refused by the API with a message that names the remedy", invalidRefused, 0},
-		{7, "too small for the nodes, without label, second primary, without routes: said in status", badNetworksReported, 0},
-		{7, "a malformed NAD is refused in an event and holds up nobody", malformedNAD, 0},
+		{Chapter: 7, Title: "an invalid network is refused by the API with a message that names the remedy", Phase: phaseObjects, Run: invalidRefused},
+		{Chapter: 7, Title: "too small for the nodes, without label, second primary, without routes: reported in status", Phase: phaseObjects, Needs: needs(fixtureOthers), Run: badNetworksReported},
+		{Chapter: 7, Title: "a malformed NAD is reported in an event and delays no other", Phase: phaseObjects, Needs: needs(fixtureOthers), Run: malformedNAD},
 	}
 }
 
@@ -65,7 +64,7 @@ spec:
 ---
 apiVersion: k8s.ovn.org/v1
 kind: UserDefinedNetwork
-metadata: {name: unlabelled, namespace: plain}
+metadata: {name: unlabelled, namespace: inputs}
 spec:
   topology: Layer3
   layer3: {role: Primary, subnets: [{cidr: 10.79.0.0/16}]}
@@ -94,33 +93,9 @@ spec:
 `
 
 func badNetworksReported(ctx context.Context, w *World) (string, error) {
-	var messages []string
-	err := w.forAWhile(ctx, badNetworks, func() (err error) {
-		messages, err = reported(ctx, w)
-		return err
-	})
+	messages, err := reported(ctx, w)
 	fmt.Fprintf(w.Out, "     %s\n", strings.Join(messages, "\n     "))
 	return "", err
-}
-
-// forAWhile applies a manifest, looks, deletes it, and waits until every node
-// is as it was before.
-func (w *World) forAWhile(ctx context.Context, manifest string, look func() error) error {
-	before, err := w.states(ctx, false)
-	if err != nil {
-		return err
-	}
-	if err := w.Lab.Apply(ctx, manifest); err != nil {
-		return err
-	}
-	seen := look()
-	// What comes later must not stumble over it, even if the time is over.
-	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
-	defer cancel()
-	if err := w.Lab.Delete(undo, manifest); err != nil {
-		return errors.Join(seen, err)
-	}
-	return errors.Join(seen, w.asBefore(ctx, before))
 }
 
 // reported waits for each bad network's message in its status.
@@ -129,8 +104,8 @@ func reported(ctx context.Context, w *World) (messages []string, err error) {
 		gvr                              schema.GroupVersionResource
 		namespace, name, condition, want string
 	}{
-		{cudns, "", "small", "NetworkAllocationSucceeded", "hold no host subnet for nodes [node"},
-		{udns, "plain", "unlabelled", "NetworkCreated", "k8s.ovn.org/primary-user-defined-network"},
+		{cudns, "", "small", "NetworkAllocationSucceeded", "have no host subnet for nodes [node"},
+		{udns, "inputs", "unlabelled", "NetworkCreated", "k8s.ovn.org/primary-user-defined-network"},
 		{udns, "blue", "second", "NetworkCreated", "primary"},
 		{cudns, "", "routeless", "TransportAccepted", "No RouteAdvertisements"},
 	} {
@@ -176,28 +151,37 @@ spec:
     layer3: {role: Primary, subnets: [{cidr: 10.81.0.0/16}]}
 `
 
-func malformedNAD(ctx context.Context, w *World) (string, error) {
-	const broken = `
+const brokenNADs = `
 apiVersion: k8s.cni.cncf.io/v1
 kind: NetworkAttachmentDefinition
-metadata: {name: broken, namespace: plain}
+metadata: {name: broken, namespace: inputs}
 spec:
   config: '{"cniVersion":"1.1.0","name":"broken","type":"ovn-k8s-cni-overlay","topology":"layer3","subnetz":"10.80.0.0/16"}'
 ---
 apiVersion: k8s.cni.cncf.io/v1
 kind: NetworkAttachmentDefinition
-metadata: {name: garbage, namespace: plain}
+metadata: {name: garbage, namespace: inputs}
 spec: {config: "{"}
 `
-	return "", w.forAWhile(ctx, broken+"---"+beside, func() error {
-		if err := w.conditions(ctx, cudns, "", "beside", "True"); err != nil {
-			return err
-		}
-		return errors.Join(w.refused(ctx, "plain", "broken", "subnetz"), w.refused(ctx, "plain", "garbage", "not valid JSON"))
-	})
+
+func malformedNAD(ctx context.Context, w *World) (string, error) {
+	return "", errors.Join(w.conditions(ctx, cudns, "", "beside", "True"),
+		w.refused(ctx, "inputs", "broken", "subnetz"), w.refused(ctx, "inputs", "garbage", "not valid JSON"))
 }
 
-// refused waits for the event that says why a NAD is not used.
+// setUpOthers creates all networks and NADs of the checks of kubectl and of bad
+// input: the broken NADs before the network that they must not delay.
+func setUpOthers(ctx context.Context, w *World) error {
+	return w.Lab.Apply(ctx, strings.Join([]string{inputsNamespace, otherTopologies, badNetworks, brokenNADs, beside}, "---"))
+}
+
+const inputsNamespace = `
+apiVersion: v1
+kind: Namespace
+metadata: {name: inputs}
+`
+
+// refused waits for the event that reports why a NAD is not used.
 func (w *World) refused(ctx context.Context, namespace, name, want string) error {
 	return w.Lab.Wait(ctx, "an event about NAD "+name, func(ctx context.Context) (bool, string, error) {
 		all, err := w.dynamic.Resource(events).Namespace(namespace).List(ctx, metav1.ListOptions{FieldSelector: "reason=NetworkAttachmentDefinitionInvalid"})

@@ -23,15 +23,16 @@ var (
 
 func networkChecks() []Check {
 	return []Check{
-		{2, "two tenants, one address plan: CUDN red (two namespaces) and UDN blue: conditions True", networksAccepted, 0},
-		{2, "their NADs as the proposals show, with the network id from their first write", nadsRendered, 0},
+		{Chapter: 2, Title: "two tenants, one address plan: CUDN red (two namespaces) and UDN blue: conditions True", Phase: phaseObjects, Needs: needs(fixtureNetworks), Run: networksAccepted},
+		{Chapter: 2, Title: "their NADs as the proposals show, with the network id from their first write", Phase: phaseObjects, Needs: needs(fixtureNetworks), Run: nadsRendered},
 	}
 }
 
+func setUpNetworks(ctx context.Context, w *World) error {
+	return w.Lab.Apply(ctx, tenantNamespaces+"---"+w.networks())
+}
+
 func networksAccepted(ctx context.Context, w *World) (string, error) {
-	if err := w.Lab.Apply(ctx, w.networks()); err != nil {
-		return "", err
-	}
 	if err := w.conditions(ctx, cudns, "", "red", "True"); err != nil {
 		return "", err
 	}

@@ -7,8 +7,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -17,14 +17,14 @@ import (
 
 func reachChecks() []Check {
 	return []Check{
-		{3, "red: pods on both nodes and in both namespaces reach each other (TCP, UDP, ICMP)", redReach, 10 * time.Minute},
-		{3, "network-status names both interfaces of a tenant's pod, the tenant's as default", networkStatus, 0},
-		{3, "two pods, one of each tenant, hold the same address, and each answers its own", sameAddress, 0},
+		{Chapter: 3, Title: "red: pods on both nodes and in both namespaces reach each other (TCP, UDP, ICMP)", Phase: phaseReach, Needs: needs(fixtureTenants), Run: redReach},
+		{Chapter: 3, Title: "network-status names both interfaces of a tenant's pod, the tenant's as default", Phase: phaseObjects, Needs: needs(fixtureTenants), Run: networkStatus},
+		{Chapter: 3, Title: "two pods, one of each tenant, hold the same address, and each answers its own", Phase: phaseReach, Needs: needs(fixtureTenants), Run: sameAddress},
 	}
 }
 
-// The tenants' pods: on each node one tenant has an address that the other
-// has not, so that "unreachable" cannot be "reached the wrong one".
+// tenantPods are the tenants' pods: on each node one tenant has an address that
+// the other has not, so that reaching the wrong pod is not taken for isolation.
 func tenantPods(w *World) []*pod {
 	nodes := w.Lab.Nodes()
 	n1, n2 := nodes[0].Name, nodes[len(nodes)-1].Name
@@ -38,27 +38,31 @@ func tenantPods(w *World) []*pod {
 	}
 }
 
+// tenant returns the pods of red or blue that are not host-network pods, or for
+// "" those of the cluster default network, by name.
 func (w *World) tenant(name string) []*pod {
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	var out []*pod
-	for _, p := range tenantPods(w) {
-		if p.Tenant == name && w.pods[p.Name] != nil {
-			out = append(out, w.pods[p.Name])
+	for _, p := range w.pods {
+		if p.Tenant == name && !p.HostNetwork {
+			out = append(out, p)
 		}
 	}
+	slices.SortFunc(out, func(a, b *pod) int { return strings.Compare(a.Name, b.Name) })
 	return out
 }
 
+func setUpTenants(ctx context.Context, w *World) error { return w.create(ctx, tenantPods(w)...) }
+
 func redReach(ctx context.Context, w *World) (string, error) {
-	if err := w.create(ctx, tenantPods(w)...); err != nil {
-		return "", err
-	}
 	return w.mesh(ctx, w.tenant("red"))
 }
 
-// networkStatus reads what the container runtime's side reported, in the
-// multi-network working group's form.
+// networkStatus reads the annotation that the multi-network working group
+// defines, as the agent writes it.
 func networkStatus(ctx context.Context, w *World) (string, error) {
-	p := w.pods["red-a-1"]
+	p := w.pod("red-a-1")
 	want := fmt.Sprintf("eth0 %v false, ovn-udn1 %v true", p.Default, p.Primary)
 	return want, w.Lab.Wait(ctx, "network-status of "+p.Name, func(ctx context.Context) (bool, string, error) {
 		obj, err := w.Lab.Client().CoreV1().Pods(p.Namespace).Get(ctx, p.Name, metav1.GetOptions{})
@@ -88,7 +92,7 @@ func sameAddress(ctx context.Context, w *World) (string, error) {
 			if r.Primary[0] != b.Primary[0] {
 				continue
 			}
-			for from, want := range map[*pod]*pod{w.pods["red-b-1"]: r, w.pods["blue-3"]: b} {
+			for from, want := range map[*pod]*pod{w.pod("red-b-1"): r, w.pod("blue-3"): b} {
 				if from == want {
 					continue
 				}

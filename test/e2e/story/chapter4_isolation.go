@@ -15,7 +15,7 @@ import (
 
 func isolationChecks() []Check {
 	return []Check{
-		{4, "red, blue and the default network do not reach each other, on either interface", isolationMatrix, 10 * time.Minute},
+		{Chapter: 4, Title: "red, blue and the default network do not reach each other, on either interface", Phase: phaseIsolation, Needs: needs(fixturePlain, fixtureTenants), Run: isolationMatrix, Timeout: 10 * time.Minute},
 	}
 }
 
@@ -26,12 +26,7 @@ type attempt struct{ from, to, iface string }
 // interfaces, and its own network's on the default one, and prints what came
 // of it.
 func isolationMatrix(ctx context.Context, w *World) (string, error) {
-	groups := map[string][]*pod{"red": w.tenant("red"), "blue": w.tenant("blue")}
-	for _, p := range w.pods {
-		if p.Tenant == "" && !p.HostNetwork {
-			groups["default"] = append(groups["default"], p)
-		}
-	}
+	groups := map[string][]*pod{"red": w.tenant("red"), "blue": w.tenant("blue"), "default": w.tenant("")}
 	order := []string{"red", "blue", "default"}
 	var lines []attempt
 	var sources []*pod

@@ -14,10 +14,10 @@ import (
 
 func probeChecks() []Check {
 	return []Check{
-		{5, "probes of red's pods pass", func(ctx context.Context, w *World) (string, error) { return w.probesPass(ctx, "red") }, 0},
-		{5, "probes of blue's pods pass", func(ctx context.Context, w *World) (string, error) { return w.probesPass(ctx, "blue") }, 0},
-		{5, "a process on the node that is not kubelet is refused at once, and counted", othersRefused, 0},
-		{5, "a raw socket on the node does not get past the refusal either", rawRefused, 0},
+		{Chapter: 5, Title: "probes of red's pods pass", Phase: phaseProbes, Needs: needs(fixtureTenants), Run: func(ctx context.Context, w *World) (string, error) { return w.probesPass(ctx, "red") }},
+		{Chapter: 5, Title: "probes of blue's pods pass", Phase: phaseProbes, Needs: needs(fixtureTenants), Run: func(ctx context.Context, w *World) (string, error) { return w.probesPass(ctx, "blue") }},
+		{Chapter: 5, Title: "a process on the node that is not kubelet is refused at once, and counted", Phase: phaseRefusals, Needs: needs(fixturePlain, fixtureTenants), Run: othersRefused},
+		{Chapter: 5, Title: "a raw socket on the node does not get past the refusal either", Phase: phaseIsolation, Needs: needs(fixturePlain, fixtureTenants), Run: rawRefused},
 	}
 }
 
@@ -67,7 +67,7 @@ func othersRefused(ctx context.Context, w *World) (string, error) {
 		refused += tried
 	}
 	// The check can fail: the same process reaches a pod of the default network.
-	plain := w.pods["plain-1"]
+	plain := w.pod("plain-1")
 	want := map[string]string{}
 	for _, t := range dropICMP(targets(plain.Default...)) {
 		want[t] = plain.Namespace + "/" + plain.Name
@@ -81,7 +81,7 @@ func othersRefused(ctx context.Context, w *World) (string, error) {
 func rawRefused(ctx context.Context, w *World) (string, error) {
 	pods := append(w.tenant("red"), w.tenant("blue")...)
 	// The check can fail: the same ping reaches a pod of the default network.
-	plain := w.pods["plain-1"]
+	plain := w.pod("plain-1")
 	want := map[string]string{}
 	for _, t := range addrTargets("icmp", plain.Default, 0) {
 		want[t] = plain.Namespace + "/" + plain.Name
@@ -89,7 +89,7 @@ func rawRefused(ctx context.Context, w *World) (string, error) {
 	if _, err := reach(fromNode(ctx, w.Lab.Node(plain.Node)), want); err != nil {
 		return "", fmt.Errorf("a raw ping does not reach a pod of the default network either: %w", err)
 	}
-	return "", each(pods, func(p *pod) error {
+	return fmt.Sprintf("%d pods", len(pods)), each(pods, func(p *pod) error {
 		node := w.Lab.Node(p.Node)
 		got, err := nodeProbe(ctx, node, 3*time.Second, addrTargets("icmp", p.Default, 0)...)
 		if err != nil {
@@ -116,6 +116,9 @@ func dropICMP(list []string) []string {
 
 // nodeProbe runs netprobe on the node itself, outside every pod.
 func nodeProbe(ctx context.Context, node *lab.Node, timeout time.Duration, list ...string) ([]probe, error) {
+	if len(list) == 0 {
+		return nil, fmt.Errorf("no targets to probe from %s", node.Name)
+	}
 	res, err := node.Run(ctx, toolsDir+"/netprobe check --timeout "+timeout.String()+" "+strings.Join(list, " "))
 	if err != nil {
 		return nil, err

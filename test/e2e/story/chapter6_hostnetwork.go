@@ -13,24 +13,37 @@ import (
 )
 
 func hostNetworkChecks() []Check {
+	check := func(title string, run func(context.Context, *World) (string, error)) Check {
+		return Check{Chapter: 6, Title: title, Phase: phaseHost, Needs: needs(fixturePlain, fixtureRedHost), Run: run}
+	}
 	return []Check{
-		{6, "an unmodified server in red's host-network pod answers red's pods at the node's red address", hostServerReached, 0},
-		{6, "it answers neither blue nor the node's default address", hostServerConfined, 0},
-		{6, "an unmodified client there reaches red's pods, its loopback and the node's address, as root", func(ctx context.Context, w *World) (string, error) {
-			return hostClient(ctx, w, "root")
-		}, 0},
-		{6, "the same as a user without any capability", func(ctx context.Context, w *World) (string, error) {
-			return hostClient(ctx, w, "nobody")
-		}, 0},
-		{6, "it reaches neither blue nor the default network's tenant-locked addresses", hostClientConfined, 0},
-		{6, "the same binary outside the tenant does not reach red", outsiderRefused, 0},
+		check("an unmodified server in red's host-network pod answers red's pods at the node's red address", hostServerReached),
+		check("it answers neither blue nor the node's default address", hostServerConfined),
+		check("an unmodified client there reaches red's pods, its loopback and the node's address, as root", func(ctx context.Context, w *World) (string, error) {
+			return hostClient(ctx, w, "root", 8090)
+		}),
+		check("the same as a user without any capability", func(ctx context.Context, w *World) (string, error) {
+			return hostClient(ctx, w, "nobody", 8091)
+		}),
+		check("it reaches neither blue nor the default network's tenant-locked addresses", hostClientConfined),
+		check("the same binary outside the tenant does not reach red", outsiderRefused),
 	}
 }
 
-const hostPort = 8088
+// Ports of the servers in red's host-network pod.
+const (
+	hostPort  = 8088 // on 0.0.0.0
+	hostPort6 = 8087 // on [::], for both families
+)
+
+// serverTargets are the servers at addresses: each family's, and that of both.
+func serverTargets(at []netip.Addr) []string {
+	return append(addrTargets("tcp", network.FilterFamilies(at, true, false), hostPort), addrTargets("tcp", at, hostPort6)...)
+}
 
 // hostPod is a host-network pod of red with an unmodified busybox httpd on
-// 0.0.0.0, and two places to run clients from: root, and a user with nothing.
+// 0.0.0.0 and another on [::], and two containers to run clients in: one of
+// root, and one of a user without capabilities.
 func hostPod(w *World) (*pod, string) {
 	p := &pod{Namespace: "red-a", Name: "red-host", Node: w.Lab.Nodes()[0].Name, Tenant: "red", HostNetwork: true}
 	return p, fmt.Sprintf(`
@@ -49,6 +62,10 @@ spec:
     imagePullPolicy: Never
     volumeMounts: [{name: tools, mountPath: /tools, readOnly: true}]
     command: [/bin/sh, -c, "mkdir -p /tmp/www && echo red-host > /tmp/www/index.html && exec httpd -f -p 0.0.0.0:%d -h /tmp/www"]
+  - name: server6
+    image: docker.io/lab/busybox:1
+    imagePullPolicy: Never
+    command: [/bin/sh, -c, "mkdir -p /tmp/www && echo red-host > /tmp/www/index.html && exec httpd -f -p '[::]:%d' -h /tmp/www"]
   - name: loopback
     image: docker.io/lab/busybox:1
     imagePullPolicy: Never
@@ -69,7 +86,7 @@ spec:
       runAsNonRoot: true
       allowPrivilegeEscalation: false
       capabilities: {drop: [ALL]}
-`, p.Name, p.Namespace, p.Node, toolsDir, hostPort)
+`, p.Name, p.Namespace, p.Node, toolsDir, hostPort, hostPort6)
 }
 
 // nodeRedAddrs are the node's own addresses on red.
@@ -90,26 +107,17 @@ func (w *World) nodeRedAddrs(node string) []netip.Addr {
 	return nil
 }
 
-func v4(addrs []netip.Addr) []netip.Addr {
-	var out []netip.Addr
-	for _, a := range addrs {
-		if a.Is4() {
-			out = append(out, a)
-		}
+func setUpRedHost(ctx context.Context, w *World) error {
+	p, manifest := hostPod(w)
+	w.addPods(p)
+	if err := w.Lab.Apply(ctx, manifest); err != nil {
+		return err
 	}
-	return out
+	return w.ready(ctx, p)
 }
 
 func hostServerReached(ctx context.Context, w *World) (string, error) {
-	p, manifest := hostPod(w)
-	w.pods[p.Name] = p
-	if err := w.Lab.Apply(ctx, manifest); err != nil {
-		return "", err
-	}
-	if err := w.ready(ctx, p); err != nil {
-		return "", err
-	}
-	list := addrTargets("tcp", v4(w.nodeRedAddrs(p.Node)), hostPort)
+	list := serverTargets(w.nodeRedAddrs(w.pod("red-host").Node))
 	return strings.Join(list, " "), each(w.tenant("red"), func(from *pod) error {
 		want := map[string]string{}
 		for _, t := range list {
@@ -123,16 +131,11 @@ func hostServerReached(ctx context.Context, w *World) (string, error) {
 }
 
 func hostServerConfined(ctx context.Context, w *World) (string, error) {
-	p := w.pods["red-host"]
+	p := w.pod("red-host")
 	node := w.Lab.Node(p.Node)
-	list := addrTargets("tcp", v4(append(w.nodeRedAddrs(p.Node), addrs(node)...)), hostPort)
-	strangers := w.tenant("blue")
-	for _, p := range w.pods {
-		if p.Tenant == "" {
-			strangers = append(strangers, p)
-		}
-	}
-	err := each(strangers, func(from *pod) error {
+	list := serverTargets(append(w.nodeRedAddrs(p.Node), addrs(node)...))
+	others := append(w.tenant("blue"), w.tenant("")...)
+	err := each(others, func(from *pod) error {
 		got, err := w.check(ctx, from, "", 2*time.Second, list...)
 		if err != nil {
 			return err
@@ -148,7 +151,7 @@ func hostServerConfined(ctx context.Context, w *World) (string, error) {
 		return "", err
 	}
 	// From the node itself, from the other node and from outside, at the default address.
-	list = addrTargets("tcp", v4(addrs(node)), hostPort)
+	list = serverTargets(addrs(node))
 	for _, n := range w.Lab.Nodes() {
 		got, err := nodeProbe(ctx, n, 2*time.Second, list...)
 		if err != nil {
@@ -160,11 +163,11 @@ func hostServerConfined(ctx context.Context, w *World) (string, error) {
 			}
 		}
 	}
-	return "", nil
+	return fmt.Sprintf("%d pods, %d nodes", len(others), len(w.Lab.Nodes())), nil
 }
 
-func hostClient(ctx context.Context, w *World, container string) (string, error) {
-	p := w.pods["red-host"]
+func hostClient(ctx context.Context, w *World, container string, nodePort uint16) (string, error) {
+	p := w.pod("red-host")
 	node := w.Lab.Node(p.Node)
 	want := map[string]string{"tcp:127.0.0.1:8089": "loopback", "udp:127.0.0.1:8089": "loopback", "icmp:127.0.0.1": ""}
 	for _, to := range w.tenant("red") {
@@ -181,17 +184,17 @@ func hostClient(ctx context.Context, w *World, container string) (string, error)
 	if container == "nobody" {
 		delete(want, "icmp:127.0.0.1")
 	}
-	// A server of the node's own, outside the tenant, at the node's address.
-	srv, err := node.Start(ctx, toolsDir+"/netprobe serve --name node --listen :8090")
+	// A server on the node, outside the tenant, at the node's address.
+	srv, err := node.Start(ctx, fmt.Sprintf("%s/netprobe serve --name node --listen :%d", toolsDir, nodePort))
 	if err != nil {
 		return "", err
 	}
 	defer srv.Kill()
-	for _, t := range append(addrTargets("tcp", addrs(node), 8090), addrTargets("udp", addrs(node), 8090)...) {
+	for _, t := range append(addrTargets("tcp", addrs(node), nodePort), addrTargets("udp", addrs(node), nodePort)...) {
 		want[t] = "node"
 	}
-	err = w.Lab.Wait(ctx, "the node's own server to listen", func(ctx context.Context) (bool, string, error) {
-		got, err := nodeProbe(ctx, node, probeTime, "tcp:127.0.0.1:8090")
+	err = w.Lab.Wait(ctx, "the node's server to listen", func(ctx context.Context) (bool, string, error) {
+		got, err := nodeProbe(ctx, node, probeTime, fmt.Sprintf("tcp:127.0.0.1:%d", nodePort))
 		if err != nil {
 			return false, "", err
 		}
@@ -225,7 +228,7 @@ func hostClientConfined(ctx context.Context, w *World) (string, error) {
 		}
 	}
 	for _, container := range []string{"root", "nobody"} {
-		got, err := w.check(ctx, w.pods["red-host"], container, 3*time.Second, list...)
+		got, err := w.check(ctx, w.pod("red-host"), container, 3*time.Second, list...)
 		if err != nil {
 			return "", err
 		}
@@ -239,12 +242,12 @@ func hostClientConfined(ctx context.Context, w *World) (string, error) {
 }
 
 func outsiderRefused(ctx context.Context, w *World) (string, error) {
-	p := w.pods["red-host"]
+	p := w.pod("red-host")
 	var list []string
 	for _, to := range w.tenant("red") {
 		list = append(list, targets(to.Primary...)...)
 	}
-	list = append(list, addrTargets("tcp", v4(w.nodeRedAddrs(p.Node)), hostPort)...)
+	list = append(list, serverTargets(w.nodeRedAddrs(p.Node))...)
 	for _, n := range w.Lab.Nodes() {
 		got, err := nodeProbe(ctx, n, 2*time.Second, list...)
 		if err != nil {

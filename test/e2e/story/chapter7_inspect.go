@@ -10,8 +10,8 @@ import (
 
 func inspectChecks() []Check {
 	return []Check{
-		{7, "bpftool lists the bh_ programs, links and maps on every node, pinned", bpftoolLists, 0},
-		{7, "bulkheadctl networks shows both tenants with VRF, table, port and pods", ctlNetworks, 0},
+		{Chapter: 7, Title: "bpftool lists the bh_ programs, links and maps on every node, pinned", Phase: phaseObjects, Run: bpftoolLists},
+		{Chapter: 7, Title: "bulkheadctl networks shows both tenants with VRF, table, port and pods", Phase: phaseObjects, Needs: needs(fixtureTenants), Run: ctlNetworks},
 	}
 }
 

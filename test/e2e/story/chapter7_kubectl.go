@@ -11,15 +11,15 @@ import (
 
 func kubectlChecks() []Check {
 	return []Check{
-		{7, "kubectl get shows every topology and role; kubectl explain documents every field", kubectlReadable, 0},
+		{Chapter: 7, Title: "kubectl get shows every topology and role; kubectl explain documents every field", Phase: phaseObjects, Needs: needs(fixtureOthers), Run: kubectlReadable},
 	}
 }
 
-// shown are networks of the topologies and roles that nodes do not carry.
-const shown = `
+// otherTopologies are networks of the topologies and roles that nodes do not carry.
+const otherTopologies = `
 apiVersion: k8s.ovn.org/v1
 kind: UserDefinedNetwork
-metadata: {name: storage, namespace: plain}
+metadata: {name: storage, namespace: inputs}
 spec:
   topology: Layer2
   layer2: {role: Secondary, subnets: [10.82.0.0/16], ipam: {lifecycle: Persistent}}
@@ -28,54 +28,52 @@ apiVersion: k8s.ovn.org/v1
 kind: ClusterUserDefinedNetwork
 metadata: {name: floor}
 spec:
-  namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: plain}}
+  namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: inputs}}
   network:
     topology: Localnet
     localnet: {role: Secondary, physicalNetworkName: tenantblue, subnets: [192.168.100.0/24], vlan: {mode: Access, access: {id: 200}}}
 `
 
 func kubectlReadable(ctx context.Context, w *World) (string, error) {
-	return "", w.forAWhile(ctx, shown, func() error {
-		if err := w.conditions(ctx, udns, "plain", "storage", "True"); err != nil {
-			return err
+	if err := w.conditions(ctx, udns, "inputs", "storage", "True"); err != nil {
+		return "", err
+	}
+	if err := w.conditions(ctx, cudns, "", "floor", "True"); err != nil {
+		return "", err
+	}
+	table, err := w.kubectl(ctx, "get", "udn,cudn", "-A")
+	if err != nil {
+		return "", err
+	}
+	fmt.Fprintf(w.Out, "     %s\n", strings.ReplaceAll(strings.TrimSpace(table), "\n", "\n     "))
+	for name, words := range map[string][]string{
+		"/net ": {"blue", "Layer3", "Primary", "True"}, "/storage ": {"inputs", "Layer2", "Secondary", "True"},
+		"/red ": {"Layer3", "Primary", "True"}, "/floor ": {"Localnet", "Secondary", "True"},
+	} {
+		if err := lineHas(table, name, words); err != nil {
+			return "", err
 		}
-		if err := w.conditions(ctx, cudns, "", "floor", "True"); err != nil {
-			return err
-		}
-		table, err := w.kubectl(ctx, "get", "udn,cudn", "-A")
+	}
+	for _, what := range []string{"udn", "cudn"} {
+		text, err := w.kubectl(ctx, "explain", what+".spec", "--recursive")
 		if err != nil {
-			return err
+			return "", err
 		}
-		fmt.Fprintf(w.Out, "     %s\n", strings.ReplaceAll(strings.TrimSpace(table), "\n", "\n     "))
-		for name, words := range map[string][]string{
-			"/net ": {"blue", "Layer3", "Primary", "True"}, "/storage ": {"plain", "Layer2", "Secondary", "True"},
-			"/red ": {"Layer3", "Primary", "True"}, "/floor ": {"Localnet", "Secondary", "True"},
-		} {
-			if err := lineHas(table, name, words); err != nil {
-				return err
-			}
+		if !strings.Contains(text, "joinSubnets") || !strings.Contains(text, "hostSubnet") {
+			return "", fmt.Errorf("explain %s.spec names not every field: %s", what, text)
 		}
-		for _, what := range []string{"udn", "cudn"} {
-			text, err := w.kubectl(ctx, "explain", what+".spec", "--recursive")
-			if err != nil {
-				return err
-			}
-			if !strings.Contains(text, "joinSubnets") || !strings.Contains(text, "hostSubnet") {
-				return fmt.Errorf("explain %s.spec names not every field: %s", what, text)
-			}
+	}
+	for _, what := range []string{"udn.spec", "udn.spec.layer3", "udn.spec.layer3.subnets", "udn.spec.layer2", "udn.spec.layer2.ipam", "cudn.spec", "cudn.spec.network",
+		"cudn.spec.network.localnet", "cudn.spec.network.localnet.vlan.access", "cudn.spec.network.noOverlayOptions", "ra.spec"} {
+		text, err := w.kubectl(ctx, "explain", what)
+		if err != nil {
+			return "", err
 		}
-		for _, what := range []string{"udn.spec", "udn.spec.layer3", "udn.spec.layer3.subnets", "udn.spec.layer2", "udn.spec.layer2.ipam", "cudn.spec", "cudn.spec.network",
-			"cudn.spec.network.localnet", "cudn.spec.network.localnet.vlan.access", "cudn.spec.network.noOverlayOptions", "ra.spec"} {
-			text, err := w.kubectl(ctx, "explain", what)
-			if err != nil {
-				return err
-			}
-			if strings.Contains(text, "<no description>") || !strings.Contains(text, "FIELDS:") {
-				return fmt.Errorf("explain %s: a field is not documented: %s", what, text)
-			}
+		if strings.Contains(text, "<no description>") || !strings.Contains(text, "FIELDS:") {
+			return "", fmt.Errorf("explain %s: a field is not documented: %s", what, text)
 		}
-		return nil
-	})
+	}
+	return "", nil
 }
 
 // lineHas tells whether the table's line with that name has all the words.

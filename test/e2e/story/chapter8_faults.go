@@ -17,9 +17,9 @@ import (
 
 func faultChecks() []Check {
 	kill := func(title, pattern string, anywhere bool) Check {
-		return Check{8, "kill -9 of " + title + ": no ping at 50/s lost, no stream broken, nothing made anew", func(ctx context.Context, w *World) (string, error) {
+		return Check{Chapter: 8, Title: "kill -9 of " + title + ": no ping at 50/s lost, no stream broken, nothing recreated", Phase: phaseFaults, Needs: needs(fixtureTenants), Run: func(ctx context.Context, w *World) (string, error) {
 			return killUnderTraffic(ctx, w, pattern, anywhere)
-		}, 10 * time.Minute}
+		}, Timeout: 10 * time.Minute}
 	}
 	return []Check{
 		kill("the agent", "/usr/bin/agent", false),
@@ -39,10 +39,10 @@ type watchedResult struct {
 	StreamError            string
 }
 
-// killUnderTraffic ends a process on every node at once while red's pods talk across
-// nodes, waits until it is back and has looked at everything, and compares.
+// killUnderTraffic kills a process on every node at once while red's pods talk
+// across nodes, waits until it is back and ready, and compares the nodes' states.
 func killUnderTraffic(ctx context.Context, w *World, pattern string, anywhere bool) (string, error) {
-	from, to := w.pods["red-a-1"], w.pods["red-a-2"]
+	from, to := w.pod("red-a-1"), w.pod("red-a-2")
 	nodes := w.Lab.Nodes()
 	before, err := w.states(ctx, true)
 	if err != nil {
@@ -54,8 +54,8 @@ func killUnderTraffic(ctx context.Context, w *World, pattern string, anywhere bo
 		return "", err
 	}
 	defer traffic.kill()
-	// Killed under traffic, not before it: the first packets of a flow wait for
-	// nodes that have to look it up, which says nothing about who was killed.
+	// The kill waits for the first answers: the first packets of a flow are
+	// delayed by the nodes' lookups, whatever is killed.
 	line, err := traffic.firstLine(ctx)
 	if err != nil {
 		return "", err

@@ -18,7 +18,7 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// pod is one pod of the story and what the API says of its addresses.
+// pod is one pod of the story and its addresses.
 type pod struct {
 	Namespace, Name, Node string
 	Tenant                string // "red", "blue" or "" for the default network
@@ -58,12 +58,14 @@ spec:
 `, p.Namespace, p.Name, p.Node, port, toolsDir)
 }
 
-// namespaces of the story; both tenants' carry the label, at creation.
-const namespaces = `
+const plainNamespace = `
 apiVersion: v1
 kind: Namespace
 metadata: {name: plain}
----
+`
+
+// tenantNamespaces carry the label, which is accepted at creation only.
+const tenantNamespaces = `
 apiVersion: v1
 kind: Namespace
 metadata: {name: red-a, labels: {k8s.ovn.org/primary-user-defined-network: "", tenant: red}}
@@ -104,9 +106,9 @@ spec:
 
 // create applies pods, all at once, and waits until every one is Ready.
 func (w *World) create(ctx context.Context, pods ...*pod) error {
+	w.addPods(pods...)
 	var manifests []string
 	for _, p := range pods {
-		w.pods[p.Name] = p
 		manifests = append(manifests, p.spec())
 	}
 	if err := w.Lab.Apply(ctx, strings.Join(manifests, "---\n")); err != nil {
@@ -120,7 +122,7 @@ func (w *World) create(ctx context.Context, pods ...*pod) error {
 	return nil
 }
 
-// ready waits for the pod to be Ready and learns its addresses.
+// ready waits for the pod to be Ready and reads its addresses.
 func (w *World) ready(ctx context.Context, p *pod) error {
 	what := fmt.Sprintf("pod %s/%s to be Ready", p.Namespace, p.Name)
 	var last *corev1.Pod
@@ -155,7 +157,7 @@ func (w *World) podEvents(ctx context.Context, p *pod) string {
 	return ", last warning: " + e.Reason + ": " + e.Message
 }
 
-// learn takes the pod's addresses from its annotation, as any reader would.
+// learn reads the pod's addresses from its annotation.
 func (p *pod) learn(obj *corev1.Pod) error {
 	if p.HostNetwork {
 		return nil
@@ -194,6 +196,9 @@ type probe struct {
 
 // check runs netprobe in the pod against targets.
 func (w *World) check(ctx context.Context, p *pod, container string, timeout time.Duration, targets ...string) ([]probe, error) {
+	if len(targets) == 0 {
+		return nil, fmt.Errorf("no targets to probe from %s", p.Name)
+	}
 	out, err := w.exec(ctx, p, container, append([]string{"/tools/netprobe", "check", "--timeout", timeout.String()}, targets...)...)
 	if err != nil {
 		return nil, err

@@ -13,7 +13,7 @@ import (
 
 func speedChecks() []Check {
 	return []Check{
-		{8, "a pod of a tenant is ready within 2 × the time of a pod of the default network", podReadyRatio, 10 * time.Minute},
+		{Chapter: 8, Title: "a pod of a tenant is ready within 2 × the time of a pod of the default network", Phase: phaseFaults, Needs: needs(fixturePlain, fixtureTenants), Run: podReadyRatio, Timeout: 10 * time.Minute},
 	}
 }
 

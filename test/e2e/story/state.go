@@ -200,13 +200,6 @@ func (w *World) asBefore(ctx context.Context, before map[string]snapshot) error 
 	})
 }
 
-// takeBaseline records every node before any tenant exists.
-func (w *World) takeBaseline(ctx context.Context) error {
-	states, err := w.states(ctx, false)
-	w.baseline = states
-	return err
-}
-
 // counter reads one of the agent's counters.
 func counter(ctx context.Context, node *lab.Node, name string) (uint64, error) {
 	var status struct {

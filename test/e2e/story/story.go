@@ -1,18 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package story is what Bulkhead promises, told as checks against a running
-// lab: `make demo` prints them as a table, `go test ./test/e2e` runs them as
-// tests. Each check is a real observation; none assumes what another found.
+// Package story checks what Bulkhead promises against a running lab. `make demo`
+// prints the checks as a table, `go test ./test/e2e` runs them as tests. A check
+// names the fixtures that it needs, so that each runs alone as well as with all
+// others.
 package story
 
 import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"io"
-	"os"
-	"os/exec"
 	"strings"
 	"sync"
 	"time"
@@ -26,21 +24,47 @@ import (
 type Check struct {
 	Chapter int
 	Title   string
-	Run     func(ctx context.Context, w *World) (detail string, err error)
-	// Timeout bounds the check; software emulation is slow.
+	Phase   Phase
+	Needs   []*fixture
+	Run     func(ctx context.Context, w *World) (figures string, err error)
+	// Timeout bounds the check without its fixtures; 0 is six minutes.
 	Timeout time.Duration
+}
+
+// Name is how the check is selected and printed.
+func (c Check) Name() string { return fmt.Sprintf("%d. %s", c.Chapter, c.Title) }
+
+// Phase says when a check runs and beside which others.
+type Phase int
+
+// The phases in their order. Checks of a phase run side by side, unless the
+// phase is serial.
+const (
+	phaseObjects   Phase = iota // reads API objects and what a node shows
+	phaseReach                  // pods reach each other
+	phaseProbes                 // kubelet's probes pass, on nodes that do nothing else
+	phaseIsolation              // networks do not reach each other
+	phaseRefusals               // serial: measures how fast refusals are
+	phaseHost                   // host-network pods
+	phaseFaults                 // serial: kills processes, measures times
+	phaseDeletion               // serial
+	phaseArena                  // serial: the adversary's checks stop agents and remove walls
+	phases
+)
+
+func (p Phase) serial() bool {
+	return p == phaseRefusals || p >= phaseFaults
 }
 
 // Result is how a check went.
 type Result struct {
-	Check  Check
-	Detail string
-	Err    error
-	Took   time.Duration
+	Check   Check
+	Figures string
+	Err     error
+	Took    time.Duration
 }
 
-// Checks are the story in the order it is told: each chapter builds on what
-// the ones before it created.
+// Checks are all checks, by chapter.
 func Checks() []Check {
 	var all []Check
 	for _, chapter := range [][]Check{
@@ -52,22 +76,29 @@ func Checks() []Check {
 	return all
 }
 
-// World is what the checks share: the lab and what they have learnt of it.
+// World is what checks share: the lab and what is known of it. Each check has a
+// copy with an Out of its own.
 type World struct {
 	Lab      *lab.Lab
 	Out      io.Writer // progress and tables
 	Families []string  // "ipv4", "ipv6"
 	// Full plays everything, where a part chosen by Seed is played otherwise.
 	Full bool
-	Seed string // the commit that is tested
+	Seed string
 
-	dynamic  dynamic.Interface
-	baseline map[string]snapshot // each node before any tenant
-	pods     map[string]*pod     // by name
-	arena    *arena              // of the adversary's checks
+	dynamic dynamic.Interface
+	*shared
 }
 
-// NewWorld is the story's beginning: the lab, with the story's tools on its nodes.
+type shared struct {
+	mu       sync.Mutex
+	pods     map[string]*pod // by name
+	setUps   map[*fixture]*setUp
+	baseline map[string]snapshot // by node, before the first fixture
+	arena    *arena
+}
+
+// NewWorld connects to the lab and puts the story's tools on its nodes.
 func NewWorld(ctx context.Context, l *lab.Lab, out io.Writer) (*World, error) {
 	families := []string{"ipv4"}
 	if l.Dual() {
@@ -77,48 +108,31 @@ func NewWorld(ctx context.Context, l *lab.Lab, out io.Writer) (*World, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make a client of the lab's API server: %w", err)
 	}
-	w := &World{Lab: l, Out: out, Families: families, Full: Full(), Seed: commit(ctx), dynamic: d, baseline: map[string]snapshot{}, pods: map[string]*pod{}}
+	w := &World{Lab: l, Out: out, Families: families, Full: Full(), Seed: Seed(ctx), dynamic: d,
+		shared: &shared{pods: map[string]*pod{}, setUps: map[*fixture]*setUp{}}}
 	return w, w.putTools(ctx)
 }
 
-// fullEnv in the environment makes checks that play a sample play everything.
-const fullEnv = "BULKHEAD_FULL"
-
-// Full tells whether everything is played, and not a sample.
-func Full() bool { return os.Getenv(fullEnv) != "" }
-
-// commit is the commit that is checked out; "" outside a checkout.
-func commit(ctx context.Context) string {
-	out, err := exec.CommandContext(ctx, "git", "rev-parse", "HEAD").Output()
-	if err != nil {
-		return ""
+// pod is a pod that a fixture has created; an unknown name is a bug in a check.
+func (w *World) pod(name string) *pod {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	p := w.pods[name]
+	if p == nil {
+		panic(fmt.Sprintf("no fixture of this check creates pod %s", name))
 	}
-	return strings.TrimSpace(string(out))
+	return p
 }
 
-// sample chooses one of n parts by the commit and says so.
-func (w *World) sample(what string, n int) int {
-	h := fnv.New32a()
-	h.Write([]byte(what + w.Seed))
-	i := int(h.Sum32() % uint32(n))
-	fmt.Fprintf(w.Out, "     %s: part %d of %d, chosen by commit %.12s (%s=1 plays all)\n", what, i+1, n, w.Seed, fullEnv)
-	return i
-}
-
-// Run runs one check within its time.
-func (w *World) Run(ctx context.Context, c Check) Result {
-	timeout := c.Timeout
-	if timeout == 0 {
-		timeout = 6 * time.Minute
+func (w *World) addPods(pods ...*pod) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, p := range pods {
+		w.pods[p.Name] = p
 	}
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	start := time.Now()
-	detail, err := c.Run(ctx, w)
-	return Result{Check: c, Detail: detail, Err: err, Took: time.Since(start)}
 }
 
-// Table prints results, one line a check, and tells whether all passed.
+// Table prints results, one line per check, and reports whether all passed.
 func Table(out io.Writer, results []Result) bool {
 	ok := true
 	fmt.Fprintf(out, "\n%-4s %-78s %-6s %7s  %s\n", "", "CHECK", "RESULT", "TIME", "FIGURES")
@@ -127,7 +141,7 @@ func Table(out io.Writer, results []Result) bool {
 		if r.Err != nil {
 			verdict, ok = "FAIL", false
 		}
-		fmt.Fprintf(out, "%-4d %-78s %-6s %6.1fs  %s\n", r.Check.Chapter, r.Check.Title, verdict, r.Took.Seconds(), r.Detail)
+		fmt.Fprintf(out, "%-4d %-78s %-6s %6.1fs  %s\n", r.Check.Chapter, r.Check.Title, verdict, r.Took.Seconds(), r.Figures)
 		if r.Err != nil {
 			fmt.Fprintf(out, "     %s\n", strings.ReplaceAll(r.Err.Error(), "\n", "\n     "))
 		}
@@ -140,7 +154,7 @@ func Table(out io.Writer, results []Result) bool {
 const atATime = 4
 
 // each runs f for every item, a few at a time, and joins the errors, so that
-// one report names everything that is wrong.
+// one report names all failures.
 func each[T any](items []T, f func(T) error) error {
 	errs := make([]error, len(items))
 	slots := make(chan struct{}, atATime)

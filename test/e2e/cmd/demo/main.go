@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command demo brings up the lab, tells the story in it and prints a table of
-// its checks. It exits 1 when any check fails.
+// Command demo brings up the lab, runs the story's checks in it and prints a
+// table of them. It exits 1 when any check fails.
 package main
 
 import (
@@ -9,7 +9,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"regexp"
 	"time"
 
 	"bulkhead/test/e2e/story"
@@ -20,11 +19,24 @@ func main() {
 	nodes := flag.Int("nodes", 2, "machines, 1 to 4")
 	families := flag.String("families", "dual", "ipv4 or dual")
 	keep := flag.Bool("keep", false, "leave the lab running")
-	attach := flag.Bool("attach", false, "tell the story in the lab that runs, and leave it running")
-	only := flag.String("run", "", "regular expression: only the checks whose chapter or title it matches")
+	attach := flag.Bool("attach", false, "use the lab that runs, and leave it running")
+	run := flag.String("run", "", "only the checks of this chapter (a number), or those whose name matches this regular expression")
+	full := flag.Bool("full", false, "play everything, where a sample is played otherwise")
+	list := flag.Bool("list", false, "print the checks' names and exit")
 	flag.Parse()
+	checks, err := story.Select(*run)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "demo:", err)
+		os.Exit(2)
+	}
+	if *list {
+		for _, c := range checks {
+			fmt.Println(c.Name())
+		}
+		return
+	}
 	ctx, stop := story.Interruptible()
-	ok, err := demo(ctx, lab.Options{Nodes: *nodes, Families: *families, Install: true}, *attach, *keep, *only)
+	ok, err := demo(ctx, lab.Options{Nodes: *nodes, Families: *families, Install: true}, checks, *attach, *keep, *full)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "demo:", err)
@@ -34,11 +46,7 @@ func main() {
 	}
 }
 
-func demo(ctx context.Context, options lab.Options, attach, keep bool, only string) (ok bool, err error) {
-	matches, err := regexp.Compile(only)
-	if err != nil {
-		return false, fmt.Errorf("-run: %w", err)
-	}
+func demo(ctx context.Context, options lab.Options, checks []story.Check, attach, keep, full bool) (ok bool, err error) {
 	start := time.Now()
 	var l *lab.Lab
 	if attach {
@@ -57,28 +65,8 @@ func demo(ctx context.Context, options lab.Options, attach, keep bool, only stri
 	if err != nil {
 		return false, err
 	}
-	var results []story.Result
-	for _, c := range story.Checks() {
-		if ctx.Err() != nil {
-			return false, ctx.Err()
-		}
-		if !matches.MatchString(fmt.Sprintf("%d. %s", c.Chapter, c.Title)) {
-			continue
-		}
-		fmt.Printf("%d. %s\n", c.Chapter, c.Title)
-		r := w.Run(ctx, c)
-		if r.Err != nil {
-			fmt.Printf("     FAIL: %v\n", r.Err)
-		}
-		results = append(results, r)
-	}
-	if err := w.Close(context.WithoutCancel(ctx)); err != nil {
-		fmt.Println("cannot remove what checks shared:", err)
-	}
-	if len(results) == 0 {
-		return false, fmt.Errorf("-run %q matches no check", only)
-	}
-	ok = story.Table(os.Stdout, results)
+	w.Full = w.Full || full
+	ok = story.Table(os.Stdout, w.Play(ctx, checks))
 	if !ok {
 		l.CollectLogs(context.WithoutCancel(ctx))
 		fmt.Printf("\nLogs of every process: %s\n", l.LogDir())

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package story
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// fixture is what checks need and share: it is set up once, by the first check
+// that needs it, and deleted at the end.
+type fixture struct {
+	name  string
+	needs []*fixture
+	// late fixtures are set up when their first check runs, not at the start.
+	late  bool
+	setUp func(ctx context.Context, w *World) error
+	// namespaces and cudns are what setUp creates, and its checks.
+	namespaces, cudns []string
+	// undo, if any, undoes what deleting those does not.
+	undo func(ctx context.Context, w *World) error
+}
+
+var (
+	fixturePlain    = &fixture{name: "pods of the cluster default network", setUp: setUpPlain, namespaces: []string{"plain"}}
+	fixtureNetworks = &fixture{name: "the networks of red and blue", setUp: setUpNetworks, namespaces: []string{"red-a", "red-b", "blue"}, cudns: []string{"red"}}
+	fixtureTenants  = &fixture{name: "pods of red and blue", needs: []*fixture{fixtureNetworks}, setUp: setUpTenants}
+	fixtureRedHost  = &fixture{name: "a host-network pod of red", needs: []*fixture{fixtureTenants}, setUp: setUpRedHost}
+	fixtureOthers   = &fixture{name: "networks of other topologies, bad networks and bad NADs", needs: []*fixture{fixtureNetworks}, setUp: setUpOthers,
+		namespaces: []string{"inputs", "small", "routeless", "beside"}, cudns: []string{"floor", "small", "routeless", "beside"}}
+	fixtureBusy  = &fixture{name: "a network to delete", late: true, setUp: setUpBusy, namespaces: []string{"indigo"}}
+	fixtureArena = &fixture{name: "the adversary's arena", late: true, setUp: setUpArena, namespaces: []string{"green", "amber", "grey", "slate", "teal"}, undo: undoArena}
+
+	fixtures = []*fixture{fixturePlain, fixtureNetworks, fixtureTenants, fixtureRedHost, fixtureOthers, fixtureBusy, fixtureArena}
+)
+
+func needs(f ...*fixture) []*fixture { return f }
+
+// setUp is a fixture's one set-up in a World.
+type setUp struct {
+	once sync.Once
+	err  error
+}
+
+// need sets up the fixtures and those that they need, side by side, and waits
+// until all are there.
+func (w *World) need(ctx context.Context, list ...*fixture) error {
+	errs := make([]error, len(list))
+	var wg sync.WaitGroup
+	for i, f := range list {
+		wg.Go(func() { errs[i] = w.needOne(ctx, f) })
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+func (w *World) needOne(ctx context.Context, f *fixture) error {
+	w.mu.Lock()
+	s := w.setUps[f]
+	if s == nil {
+		s = &setUp{}
+		w.setUps[f] = s
+	}
+	w.mu.Unlock()
+	s.once.Do(func() {
+		if s.err = w.need(ctx, f.needs...); s.err != nil {
+			return
+		}
+		start := time.Now()
+		limited, cancel := context.WithTimeout(ctx, 10*time.Minute)
+		defer cancel()
+		if s.err = f.setUp(limited, w); s.err != nil {
+			s.err = fmt.Errorf("set up %s: %w", f.name, s.err)
+			return
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		fmt.Fprintf(w.Out, "   %s (%.1f s)\n", f.name, time.Since(start).Seconds())
+	})
+	return s.err
+}
+
+// setUpFirst sets up all fixtures of the checks that are not late. Errors
+// belong to the checks.
+func (w *World) setUpFirst(ctx context.Context, checks []Check) {
+	var first []*fixture
+	for _, c := range checks {
+		for _, f := range c.Needs {
+			if !f.late && !slices.Contains(first, f) {
+				first = append(first, f)
+			}
+		}
+	}
+	_ = w.need(ctx, first...)
+}
+
+// begin deletes what an interrupted run has left in the lab, and records every
+// node's state.
+func (w *World) begin(ctx context.Context) error {
+	stale, err := w.existing(ctx)
+	if err != nil {
+		return err
+	}
+	if len(stale) > 0 {
+		fmt.Fprintf(w.Out, "   deleting what an earlier run has left: %s\n", strings.Join(stale, ", "))
+		if err := w.deleteFixtures(ctx, fixtures); err != nil {
+			return err
+		}
+		if err := w.steady(ctx); err != nil {
+			return err
+		}
+	}
+	w.baseline, err = w.states(ctx, false)
+	return err
+}
+
+// existing are the namespaces and cluster networks of fixtures that the API has.
+func (w *World) existing(ctx context.Context) ([]string, error) {
+	var out []string
+	namespaces, err := w.Lab.Client().CoreV1().Namespaces().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	networks, err := w.dynamic.Resource(cudns).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range fixtures {
+		for _, ns := range namespaces.Items {
+			if slices.Contains(f.namespaces, ns.Name) {
+				out = append(out, "namespace "+ns.Name)
+			}
+		}
+		for _, n := range networks.Items {
+			if slices.Contains(f.cudns, n.GetName()) {
+				out = append(out, "ClusterUserDefinedNetwork "+n.GetName())
+			}
+		}
+	}
+	return out, nil
+}
+
+// deleteFixtures deletes what fixtures have created, all at once, and waits
+// until the API has none of it.
+func (w *World) deleteFixtures(ctx context.Context, list []*fixture) error {
+	var namespaces, networks []string
+	for _, f := range list {
+		if f.undo != nil {
+			if err := f.undo(ctx, w); err != nil {
+				return err
+			}
+		}
+		namespaces, networks = append(namespaces, f.namespaces...), append(networks, f.cudns...)
+	}
+	for _, name := range networks {
+		if err := w.dynamic.Resource(cudns).Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			return fmt.Errorf("delete ClusterUserDefinedNetwork %s: %w", name, err)
+		}
+	}
+	if err := each(namespaces, func(ns string) error { return w.deleteNamespace(ctx, ns) }); err != nil {
+		return err
+	}
+	return w.Lab.Wait(ctx, "the networks of the fixtures to be gone", func(ctx context.Context) (bool, string, error) {
+		left, err := w.existing(ctx)
+		return len(left) == 0, strings.Join(left, ", "), err
+	})
+}
+
+// steady waits until no node's state changes between two snapshots.
+func (w *World) steady(ctx context.Context) error {
+	before, err := w.states(ctx, false)
+	if err != nil {
+		return err
+	}
+	return w.Lab.Wait(ctx, "the nodes' states to change no more", func(ctx context.Context) (bool, string, error) {
+		now, err := w.states(ctx, false)
+		if err != nil {
+			return false, "", err
+		}
+		var changes []string
+		for node := range now {
+			changes = append(changes, difference(before[node], now[node])...)
+		}
+		before = now
+		return len(changes) == 0, strings.Join(changes, "\n"), nil
+	})
+}
+
+// nothingRemains deletes all fixtures and compares every node with its state
+// before the first.
+func nothingRemains(ctx context.Context, w *World) (string, error) {
+	var made []*fixture
+	w.mu.Lock()
+	for _, f := range fixtures {
+		if w.setUps[f] != nil {
+			made = append(made, f)
+		}
+	}
+	w.setUps = map[*fixture]*setUp{}
+	w.mu.Unlock()
+	if err := w.deleteFixtures(ctx, made); err != nil {
+		return "", err
+	}
+	remaining, err := w.dynamic.Resource(nads).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return "", err
+	}
+	if len(remaining.Items) > 0 {
+		return "", fmt.Errorf("%d NADs remain", len(remaining.Items))
+	}
+	if err := w.asBefore(ctx, w.baseline); err != nil {
+		return "", err
+	}
+	var figures []string
+	for _, n := range w.Lab.Nodes() {
+		if len(w.baseline[n.Name]) == 0 {
+			return "", fmt.Errorf("node %s has no recorded state to compare with", n.Name)
+		}
+		figures = append(figures, fmt.Sprintf("%s: %d items compared", n.Name, len(w.baseline[n.Name])))
+	}
+	return strings.Join(figures, ", "), nil
+}

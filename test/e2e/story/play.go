@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package story
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+)
+
+// sideBySide is how many checks run at once: more would only wait for the
+// emulated processors.
+const sideBySide = 3
+
+// Select returns the checks that run names: all for "", those of a chapter for a
+// number, and otherwise those whose name the regular expression matches.
+func Select(run string) ([]Check, error) {
+	if n, err := strconv.Atoi(run); err == nil {
+		run = fmt.Sprintf(`^%d\. `, n)
+	}
+	matches, err := regexp.Compile(run)
+	if err != nil {
+		return nil, fmt.Errorf("select checks: %w", err)
+	}
+	checks := slices.DeleteFunc(Checks(), func(c Check) bool { return !matches.MatchString(c.Name()) })
+	if len(checks) == 0 {
+		return nil, fmt.Errorf("select checks: %q matches none", run)
+	}
+	return checks, nil
+}
+
+// Play sets up what the checks need, runs them, and deletes everything again;
+// that nothing remains is the last result. Results are in the order of checks.
+func (w *World) Play(ctx context.Context, checks []Check) []Result {
+	results := make([]Result, len(checks))
+	last := Check{Chapter: 9, Title: "everything deleted: no link, address, rule, route, port, OVN row, NAD, pin or map row remains", Run: nothingRemains, Timeout: 10 * time.Minute}
+	if err := w.begin(ctx); err != nil {
+		for i, c := range checks {
+			results[i] = Result{Check: c, Err: err}
+		}
+		return append(results, Result{Check: last, Err: err})
+	}
+	w.setUpFirst(ctx, checks)
+	for phase := range phases {
+		slots := make(chan struct{}, sideBySide)
+		if phase.serial() {
+			slots = make(chan struct{}, 1)
+		}
+		var running sync.WaitGroup
+		for i, c := range checks {
+			if c.Phase != phase || ctx.Err() != nil {
+				continue
+			}
+			slots <- struct{}{}
+			running.Go(func() {
+				results[i] = w.run(ctx, c)
+				<-slots
+			})
+		}
+		running.Wait()
+	}
+	for i, c := range checks {
+		if results[i].Check.Run == nil {
+			results[i] = Result{Check: c, Err: errors.Join(errors.New("not run"), context.Cause(ctx))}
+		}
+	}
+	return append(results, w.run(context.WithoutCancel(ctx), last))
+}
+
+// run sets up the check's fixtures and runs it within its time.
+func (w *World) run(ctx context.Context, c Check) Result {
+	var out bytes.Buffer
+	own := *w
+	own.Out = &out
+	if c.Phase.serial() || c.Run == nil {
+		own.Out = w.Out
+		fmt.Fprintf(w.Out, "%s\n", c.Name())
+	}
+	start := time.Now()
+	figures, err := "", w.need(ctx, c.Needs...)
+	if err == nil {
+		timeout := c.Timeout
+		if timeout == 0 {
+			timeout = 6 * time.Minute
+		}
+		start = time.Now() // fixtures have times of their own
+		limited, cancel := context.WithTimeout(ctx, timeout)
+		defer cancel()
+		figures, err = c.Run(limited, &own)
+	}
+	r := Result{Check: c, Figures: figures, Err: err, Took: time.Since(start)}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if own.Out != w.Out {
+		fmt.Fprintf(w.Out, "%s\n%s", c.Name(), out.String())
+	}
+	if err != nil {
+		fmt.Fprintf(w.Out, "     FAIL: %s\n", strings.ReplaceAll(err.Error(), "\n", "\n     "))
+	}
+	return r
+}

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cluster is the cluster role: what happens once in a cluster, in the
-// Kubernetes API alone. It puts together the reconcilers in the folders below,
-// on one set of informers and behind one leader's lease.
+// Package cluster is the cluster role: one leader-elected process per cluster that
+// reads and writes the Kubernetes API only. It runs the reconcilers of the packages
+// below on one set of informers.
 package cluster
 
 import (
@@ -44,7 +44,7 @@ import (
 	"bulkhead/pkg/process"
 )
 
-// leaseName is the lease that says which process is the leader.
+// leaseName is the name of the leader election lease.
 const leaseName = "bulkhead-cluster"
 
 // Run runs the cluster role until ctx ends or the lease is lost.
@@ -59,29 +59,29 @@ func Run(ctx context.Context, cfg config.Config, restConfig *rest.Config, log *s
 		ready.Store(mgr.GetCache().WaitForCacheSync(ctx))
 		return nil
 	})); err != nil {
-		return fmt.Errorf("watch for the caches: %w", err)
+		return fmt.Errorf("add the wait for cache sync: %w", err)
 	}
-	given := idlease.New(mgr.GetAPIReader(), mgr.GetClient(), cfg.Kubernetes.LeaseNamespace, log)
-	ids := netid.New(cfg.MaxNetworks, cfg.IDAge, given, time.Now)
+	marks := idlease.New(mgr.GetAPIReader(), mgr.GetClient(), cfg.Kubernetes.LeaseNamespace, log)
+	ids := netid.New(cfg.MaxNetworks, cfg.IDAge, marks, time.Now)
 	if err := addNetworks(ctx, mgr, cfg, ids, log); err != nil {
 		return fmt.Errorf("set up the network controllers: %w", err)
 	}
-	nodes, err := addNodeID(ctx, mgr, cfg, given, log)
+	nodes, err := addNodeID(ctx, mgr, cfg, marks, log)
 	if err != nil {
 		return fmt.Errorf("set up the node id controller: %w", err)
 	}
-	addresses, err := addPodAddr(mgr, cfg, given, log)
+	addresses, err := addPodAddr(mgr, cfg, marks, log)
 	if err != nil {
 		return fmt.Errorf("set up the pod address controller: %w", err)
 	}
-	figures := newCollector(mgr.GetCache(), ready.Load, map[string]func() (int, int){"network-ids": ids.Usage, "node-ids": nodes.Usage}, addresses.Usage)
-	// The leader's alone: what two processes say would be counted twice.
+	metrics := newCollector(mgr.GetCache(), ready.Load, map[string]func() (int, int){"network-ids": ids.Usage, "node-ids": nodes.Usage}, addresses.Usage)
+	// Only the leader reports them: a sum over two processes would count twice.
 	if err := mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
-		if err := ctrlmetrics.Registry.Register(figures); err != nil {
+		if err := ctrlmetrics.Registry.Register(metrics); err != nil {
 			return fmt.Errorf("register metrics: %w", err)
 		}
 		<-ctx.Done()
-		ctrlmetrics.Registry.Unregister(figures)
+		ctrlmetrics.Registry.Unregister(metrics)
 		return nil
 	})); err != nil {
 		return fmt.Errorf("add metrics: %w", err)
@@ -102,7 +102,7 @@ func newManager(cfg config.Config, restConfig *rest.Config, log *slog.Logger, re
 			return nil, fmt.Errorf("register API types: %w", err)
 		}
 	}
-	// Each kind has its best content type: protobuf where the server has it.
+	// Let the client choose the content type per kind: protobuf for built-in kinds.
 	restConfig = rest.CopyConfig(restConfig)
 	restConfig.ContentType, restConfig.AcceptContentTypes = "", ""
 
@@ -125,9 +125,9 @@ func newManager(cfg config.Config, restConfig *rest.Config, log *slog.Logger, re
 		})},
 		Cache: cache.Options{
 			DefaultTransform:             trim,
-			DefaultUnsafeDisableDeepCopy: &yes, // nobody here changes what is read
+			DefaultUnsafeDisableDeepCopy: &yes, // no reconciler modifies cached objects
 			ByObject: map[client.Object]cache.ByObject{
-				// Pods that have ended use no network; the server leaves them out.
+				// Completed pods use no network, so the API server filters them out.
 				&corev1.Pod{}: {
 					Field:     fields.ParseSelectorOrDie("status.phase!=Succeeded,status.phase!=Failed"),
 					Transform: trimPod,
@@ -144,8 +144,8 @@ func newManager(cfg config.Config, restConfig *rest.Config, log *slog.Logger, re
 	return mgr, nil
 }
 
-// addNetworks adds those who make networks: from UserDefinedNetworks and
-// ClusterUserDefinedNetworks, and from hand-written NADs. They share the netid.
+// addNetworks adds the controllers of networks: of UserDefinedNetworks and
+// ClusterUserDefinedNetworks, and of hand-written NADs. They share the id allocator.
 func addNetworks(ctx context.Context, mgr manager.Manager, cfg config.Config, ids *netid.Allocator, log *slog.Logger) error {
 	for _, add := range []func(context.Context, client.FieldIndexer) error{udn.AddIndexes, nad.AddIndexes, nadusers.AddIndexes} {
 		if err := add(ctx, mgr.GetFieldIndexer()); err != nil {
@@ -153,8 +153,8 @@ func addNetworks(ctx context.Context, mgr manager.Manager, cfg config.Config, id
 		}
 	}
 	events := mgr.GetEventRecorder("bulkhead-cluster")
-	// What is written here has no unknown fields; looking for them costs the
-	// API server another decoding of each write.
+	// Our writes have no unknown fields, and validating that costs the API server
+	// another decoding of each write.
 	writer := client.WithFieldValidation(mgr.GetClient(), metav1.FieldValidationIgnore)
 	target := &udn.Kube{Cache: mgr.GetCache(), Client: writer, Events: events, Now: time.Now}
 	networks := udn.NewReconciler(cfg, mgr.GetCache(), mgr.GetAPIReader(), target, ids, log)
@@ -165,20 +165,20 @@ func addNetworks(ctx context.Context, mgr manager.Manager, cfg config.Config, id
 	if err := networks.Watch(c, mgr.GetCache()); err != nil {
 		return err
 	}
-	written := nad.NewReconciler(cfg, mgr.GetCache(), &nad.Kube{Client: mgr.GetClient(), Events: events}, ids, networks.Restore, log)
-	// One worker: of two NADs that describe one network, one is first.
-	d, err := newController(mgr, "nad", 1, written, func(k nad.Key) []any { return []any{"nad", k.String()} })
+	handWritten := nad.NewReconciler(cfg, mgr.GetCache(), &nad.Kube{Client: mgr.GetClient(), Events: events}, ids, networks.Restore, log)
+	// One worker: two NADs of one network must not be reconciled concurrently.
+	d, err := newController(mgr, "nad", 1, handWritten, func(k nad.Key) []any { return []any{"nad", k.String()} })
 	if err != nil {
 		return err
 	}
-	return written.Watch(d, mgr.GetCache())
+	return handWritten.Watch(d, mgr.GetCache())
 }
 
-func addNodeID(ctx context.Context, mgr manager.Manager, cfg config.Config, given idlease.HighWater, log *slog.Logger) (*nodeid.Reconciler, error) {
+func addNodeID(ctx context.Context, mgr manager.Manager, cfg config.Config, marks idlease.HighWater, log *slog.Logger) (*nodeid.Reconciler, error) {
 	if err := nodeid.AddIndexes(ctx, mgr.GetFieldIndexer()); err != nil {
 		return nil, err
 	}
-	r := nodeid.NewReconciler(mgr.GetCache(), mgr.GetAPIReader(), mgr.GetClient(), cfg.DefaultNetwork, cfg.IDAge, given, time.Now, log)
+	r := nodeid.NewReconciler(mgr.GetCache(), mgr.GetAPIReader(), mgr.GetClient(), cfg.DefaultNetwork, cfg.IDAge, marks, time.Now, log)
 	c, err := newController(mgr, "nodeid", 1, r, func(r reconcile.Request) []any { return []any{"node", r.Name} })
 	if err != nil {
 		return nil, err
@@ -186,11 +186,11 @@ func addNodeID(ctx context.Context, mgr manager.Manager, cfg config.Config, give
 	return r, r.Watch(c, mgr.GetCache())
 }
 
-// newController makes a controller whose log lines carry the key's values.
+// newController returns a controller whose log lines have the key's values.
 func newController[K comparable](mgr manager.Manager, name string, workers int, r reconcile.TypedReconciler[K], values func(K) []any) (controller.TypedController[K], error) {
-	anyName := true // tests run several managers in a process
-	// The priority queue of controller-runtime 0.24 can deadlock when it is
-	// shut down, which holds up the next leader by the grace period.
+	anyName := true // tests run several managers in one process
+	// The priority queue of controller-runtime 0.24 can deadlock on shutdown, which
+	// delays the next leader by the grace period.
 	priority := false
 	c, err := controller.NewTyped(name, mgr, controller.TypedOptions[K]{
 		Reconciler: r, MaxConcurrentReconciles: workers, SkipNameValidation: &anyName, UsePriorityQueue: &priority,

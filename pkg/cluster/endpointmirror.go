@@ -32,15 +32,15 @@ func addEndpointMirror(ctx context.Context, mgr manager.Manager, cfg config.Conf
 	return r.Watch(c, mgr.GetCache())
 }
 
-// What the endpoint mirror reads of an EndpointSlice's labels and annotations.
+// Labels and annotations of EndpointSlices that the endpoint mirror reads.
 var (
 	sliceLabels      = []string{discoveryv1.LabelServiceName, discoveryv1.LabelManagedBy, network.LabelMirrorService}
 	sliceAnnotations = []string{network.AnnotationSource, network.AnnotationMirrorOn}
 )
 
-// trimSlice leaves of an EndpointSlice what a mirror repeats, and of its
-// metadata what says whose it is. The slices of the whole cluster are cached:
-// what endpoints have in common, they share.
+// trimSlice removes the fields of an EndpointSlice that the endpoint mirror does not
+// read. The cache holds the slices of the whole cluster, so endpoints share equal
+// values in memory.
 func trimSlice(in any) (any, error) {
 	s, ok := in.(*discoveryv1.EndpointSlice)
 	if !ok {

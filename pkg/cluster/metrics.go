@@ -16,38 +16,38 @@ import (
 	"bulkhead/pkg/cluster/udn"
 )
 
-// collector counts what there is when it is asked, out of the cache: nothing
-// is kept up to date meanwhile, and the number of series does not grow with
-// the number of networks. Latencies and queue depths are controller-runtime's
-// own (controller_runtime_reconcile_time_seconds, workqueue_depth).
+// collector counts the cached objects on every scrape, so that it needs no state.
+// The number of series does not grow with the number of networks. Latencies and
+// queue depths are controller-runtime's own metrics
+// (controller_runtime_reconcile_time_seconds, workqueue_depth).
 type collector struct {
 	cache      client.Reader
-	ready      func() bool // the cache can be read
+	ready      func() bool // whether the cache is synced
 	allocators map[string]func() (used, limit int)
 	addresses  func() []podaddr.Usage
 
-	networks, conditions, used, limit, given, fullest *prometheus.Desc
+	networks, conditions, used, limit, addressesUsed, fullest *prometheus.Desc
 }
 
 func newCollector(cache client.Reader, ready func() bool, allocators map[string]func() (used, limit int), addresses func() []podaddr.Usage) *collector {
 	return &collector{
 		cache: cache, ready: ready, allocators: allocators, addresses: addresses,
-		networks: prometheus.NewDesc("bulkhead_networks", "Networks that are asked for.",
+		networks: prometheus.NewDesc("bulkhead_networks", "UserDefinedNetworks and ClusterUserDefinedNetworks.",
 			[]string{"kind", "topology", "role", "transport"}, nil),
-		conditions: prometheus.NewDesc("bulkhead_network_conditions", "Networks by what their conditions say.",
+		conditions: prometheus.NewDesc("bulkhead_network_conditions", "Networks by the status and reason of their conditions.",
 			[]string{"kind", "condition", "status", "reason"}, nil),
-		used:  prometheus.NewDesc("bulkhead_allocator_used", "What an allocator has given out.", []string{"allocator"}, nil),
-		limit: prometheus.NewDesc("bulkhead_allocator_limit", "What an allocator can give out.", []string{"allocator"}, nil),
-		given: prometheus.NewDesc("bulkhead_pod_addresses_used", "Addresses that pods and IPAMClaims hold on Layer2 and Localnet networks.",
+		used:  prometheus.NewDesc("bulkhead_allocator_used", "Ids that an allocator has allocated.", []string{"allocator"}, nil),
+		limit: prometheus.NewDesc("bulkhead_allocator_limit", "Ids that an allocator can allocate.", []string{"allocator"}, nil),
+		addressesUsed: prometheus.NewDesc("bulkhead_pod_addresses_used", "Addresses that pods and IPAMClaims hold on Layer2 and Localnet networks.",
 			[]string{"family"}, nil),
-		fullest: prometheus.NewDesc("bulkhead_pod_addresses_fullest_ratio", "Part of its addresses that the fullest Layer2 or Localnet network has given out.",
+		fullest: prometheus.NewDesc("bulkhead_pod_addresses_fullest_ratio", "Ratio of allocated addresses in the fullest Layer2 or Localnet network.",
 			[]string{"family"}, nil),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.networks, c.conditions, c.used, c.limit, c.given, c.fullest} {
+	for _, d := range []*prometheus.Desc{c.networks, c.conditions, c.used, c.limit, c.addressesUsed, c.fullest} {
 		out <- d
 	}
 }
@@ -65,7 +65,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 		fullest[u.Family] = max(fullest[u.Family], float64(u.Used)/u.Size)
 	}
 	for family, n := range used {
-		out <- prometheus.MustNewConstMetric(c.given, prometheus.GaugeValue, n, family)
+		out <- prometheus.MustNewConstMetric(c.addressesUsed, prometheus.GaugeValue, n, family)
 		out <- prometheus.MustNewConstMetric(c.fullest, prometheus.GaugeValue, fullest[family], family)
 	}
 	if !c.ready() {
@@ -82,7 +82,7 @@ func (c *collector) Collect(out chan<- prometheus.Metric) {
 		}
 	}
 	var udns udnv1.UserDefinedNetworkList
-	if c.cache.List(ctx, &udns, client.UnsafeDisableDeepCopy) == nil { // fails only while the process ends
+	if c.cache.List(ctx, &udns, client.UnsafeDisableDeepCopy) == nil { // fails only during shutdown
 		for i := range udns.Items {
 			count(udn.FromUDN(&udns.Items[i]), udns.Items[i].Status.Conditions)
 		}

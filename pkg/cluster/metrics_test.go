@@ -36,13 +36,13 @@ func TestMetrics(t *testing.T) {
 		return []podaddr.Usage{{Network: "a", Family: "ipv4", Used: 3, Size: 4}, {Network: "b", Family: "ipv4", Used: 1, Size: 256}}
 	})
 	const allocators = `
-# HELP bulkhead_allocator_limit What an allocator can give out.
+# HELP bulkhead_allocator_limit Ids that an allocator can allocate.
 # TYPE bulkhead_allocator_limit gauge
 bulkhead_allocator_limit{allocator="network-ids"} 10000
-# HELP bulkhead_allocator_used What an allocator has given out.
+# HELP bulkhead_allocator_used Ids that an allocator has allocated.
 # TYPE bulkhead_allocator_used gauge
 bulkhead_allocator_used{allocator="network-ids"} 4
-# HELP bulkhead_pod_addresses_fullest_ratio Part of its addresses that the fullest Layer2 or Localnet network has given out.
+# HELP bulkhead_pod_addresses_fullest_ratio Ratio of allocated addresses in the fullest Layer2 or Localnet network.
 # TYPE bulkhead_pod_addresses_fullest_ratio gauge
 bulkhead_pod_addresses_fullest_ratio{family="ipv4"} 0.75
 bulkhead_pod_addresses_fullest_ratio{family="ipv6"} 0
@@ -52,15 +52,15 @@ bulkhead_pod_addresses_used{family="ipv4"} 4
 bulkhead_pod_addresses_used{family="ipv6"} 0
 `
 	if err := testutil.CollectAndCompare(c, strings.NewReader(allocators)); err != nil {
-		t.Errorf("before the cache is filled: %v", err)
+		t.Errorf("before the cache is synced: %v", err)
 	}
 	ready = true
 	want := allocators + `
-# HELP bulkhead_network_conditions Networks by what their conditions say.
+# HELP bulkhead_network_conditions Networks by the status and reason of their conditions.
 # TYPE bulkhead_network_conditions gauge
 bulkhead_network_conditions{condition="NetworkCreated",kind="UserDefinedNetwork",reason="Fine",status="True"} 2
 bulkhead_network_conditions{condition="NetworkCreated",kind="UserDefinedNetwork",reason="SyncError",status="False"} 1
-# HELP bulkhead_networks Networks that are asked for.
+# HELP bulkhead_networks UserDefinedNetworks and ClusterUserDefinedNetworks.
 # TYPE bulkhead_networks gauge
 bulkhead_networks{kind="ClusterUserDefinedNetwork",role="primary",topology="layer3",transport="nooverlay"} 1
 bulkhead_networks{kind="UserDefinedNetwork",role="primary",topology="layer2",transport="geneve"} 3

@@ -19,11 +19,11 @@ import (
 	"bulkhead/pkg/config"
 )
 
-// addPodAddr adds who gives pods their addresses on Layer2 and Localnet
-// networks.
-func addPodAddr(mgr manager.Manager, cfg config.Config, given idlease.HighWater, log *slog.Logger) (*podaddr.Reconciler, error) {
+// addPodAddr adds the controller that allocates pod addresses on Layer2 and
+// Localnet networks.
+func addPodAddr(mgr manager.Manager, cfg config.Config, marks idlease.HighWater, log *slog.Logger) (*podaddr.Reconciler, error) {
 	target := &podaddr.Kube{Cache: mgr.GetCache(), Live: mgr.GetAPIReader(), Client: mgr.GetClient(), Now: time.Now}
-	r := podaddr.NewReconciler(cfg.Plan, cfg.IDAge, mgr.GetCache(), mgr.GetAPIReader(), target, given, time.Now, mgr.GetEventRecorder("bulkhead-cluster"), log)
+	r := podaddr.NewReconciler(cfg.Plan, cfg.IDAge, mgr.GetCache(), mgr.GetAPIReader(), target, marks, time.Now, mgr.GetEventRecorder("bulkhead-cluster"), log)
 	c, err := newController(mgr, "podaddr", cfg.Workers, r, func(k podaddr.Key) []any {
 		kind := "pod"
 		if k.Claim {
@@ -44,26 +44,26 @@ func addPodAddr(mgr manager.Manager, cfg config.Config, given idlease.HighWater,
 	if has {
 		return r, r.WatchClaims(c, mgr.GetCache())
 	}
-	log.Warn("the cluster has no IPAMClaims: pods that name one wait until their CRD is installed")
+	log.Warn("the CRD of IPAMClaims is not installed: pods that name an IPAMClaim wait until it is")
 	return r, mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
-		if err := wait.PollUntilContextCancel(ctx, kindLook, false, func(context.Context) (bool, error) {
+		if err := wait.PollUntilContextCancel(ctx, crdPollInterval, false, func(context.Context) (bool, error) {
 			has, err := hasKind(mgr, ipamClaim)
 			if err != nil {
-				log.Warn("cannot find out whether the cluster has IPAMClaims, will retry", "err", err)
+				log.Warn("cannot discover IPAMClaims, will retry", "error", err)
 			}
 			return has, nil
 		}); err != nil {
 			return nil // ctx ended
 		}
-		log.Info("the cluster has IPAMClaims now")
+		log.Info("the CRD of IPAMClaims is installed now")
 		return r.WatchClaims(c, mgr.GetCache())
 	}))
 }
 
 var ipamClaim = ipamclaimv1.SchemeGroupVersion.WithKind("IPAMClaim")
 
-// kindLook is how often is asked for a kind that the cluster does not have.
-const kindLook = 10 * time.Second
+// crdPollInterval is the interval of checks for a CRD that is not installed.
+const crdPollInterval = 10 * time.Second
 
 func hasKind(mgr manager.Manager, kind schema.GroupVersionKind) (bool, error) {
 	_, err := mgr.GetRESTMapper().RESTMapping(kind.GroupKind(), kind.Version)
@@ -71,7 +71,7 @@ func hasKind(mgr manager.Manager, kind schema.GroupVersionKind) (bool, error) {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("find out whether the API has %s: %w", kind, err)
+		return false, fmt.Errorf("discover %s: %w", kind, err)
 	}
 	return true, nil
 }

@@ -10,11 +10,11 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// trim takes out of an object what nobody reads, before it is cached.
+// trim removes metadata that no reconciler reads from an object before it is cached.
 func trim(in any) (any, error) {
 	o, ok := in.(client.Object)
 	if !ok {
-		return in, nil // the informer's own markers
+		return in, nil // a tombstone of the informer
 	}
 	o.SetManagedFields(nil)
 	if a := o.GetAnnotations(); a[corev1.LastAppliedConfigAnnotation] != "" {
@@ -23,13 +23,13 @@ func trim(in any) (any, error) {
 	return in, nil
 }
 
-// podAnnotations are those that the cluster role reads.
+// podAnnotations are the annotations of pods that the cluster role reads.
 var podAnnotations = []string{network.AnnotationPodNetworks, network.AnnotationNetworks, network.AnnotationDefaultNetwork}
 
-// trimPod leaves of a pod its name, where it runs, and which networks it asks
-// for and has; of a pod that runs with the cluster default network alone, not
-// even those. Of one that is being given its networks, it shows what a patch
-// of the annotation must know.
+// trimPod keeps a pod's name, node, phase, and the annotations with the networks that
+// it requests and has. For a running pod on the cluster default network only, it also
+// removes the pod-networks annotation. For a pending pod, it keeps whether there are
+// annotations at all, which a patch of the annotation depends on.
 func trimPod(in any) (any, error) {
 	p, ok := in.(*corev1.Pod)
 	if !ok {
@@ -56,10 +56,10 @@ func trimPod(in any) (any, error) {
 	return small, nil
 }
 
-// nodeAnnotations are those that the cluster role reads.
+// nodeAnnotations are the annotations of nodes that the cluster role reads.
 var nodeAnnotations = []string{network.AnnotationNodeID, network.AnnotationAgentFailures, network.AnnotationZoneFailures}
 
-// trimNode leaves a node's name, its id, and which networks fail on it.
+// trimNode keeps a node's name, its id, and the network failures that it reports.
 func trimNode(in any) (any, error) {
 	n, ok := in.(*metav1.PartialObjectMetadata)
 	if !ok {
@@ -80,7 +80,7 @@ func trimNode(in any) (any, error) {
 	return n, nil
 }
 
-// trimNamespace leaves a namespace's name and labels.
+// trimNamespace keeps a namespace's name and labels.
 func trimNamespace(in any) (any, error) {
 	n, ok := in.(*metav1.PartialObjectMetadata)
 	if !ok {

@@ -12,16 +12,16 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// What reconcilers read survives trimming, once and twice; the rest does not.
+// trimPod keeps what reconcilers read, removes the rest, and is idempotent.
 func TestTrimPod(t *testing.T) {
 	tenant := `{"default":{},"red/net":{}}`
-	for what, tt := range map[string]struct{ in, want map[string]string }{
+	for name, tt := range map[string]struct{ in, want map[string]string }{
 		"default network only": {map[string]string{network.AnnotationPodNetworks: `{"default":{}}`, "other": "x"}, nil},
 		"tenant": {
 			map[string]string{network.AnnotationPodNetworks: tenant, "other": "x"},
 			map[string]string{network.AnnotationPodNetworks: tenant},
 		},
-		"asks": {
+		"requests": {
 			map[string]string{network.AnnotationNetworks: "a", network.AnnotationDefaultNetwork: "b"},
 			map[string]string{network.AnnotationNetworks: "a", network.AnnotationDefaultNetwork: "b"},
 		},
@@ -41,22 +41,22 @@ func TestTrimPod(t *testing.T) {
 		}
 		got := in.(*corev1.Pod)
 		if !maps.Equal(got.Annotations, tt.want) {
-			t.Errorf("%s: annotations %v, want %v", what, got.Annotations, tt.want)
+			t.Errorf("%s: annotations %v, want %v", name, got.Annotations, tt.want)
 		}
 		if got.Namespace != "red" || got.Name != "p" || got.UID != "u" || got.ResourceVersion != "7" || got.Spec.NodeName != "n" ||
 			!got.Spec.HostNetwork || got.Status.Phase != corev1.PodRunning {
-			t.Errorf("%s: lost something: %+v", what, got)
+			t.Errorf("%s: a field that reconcilers read was removed: %+v", name, got)
 		}
 		if got.Labels != nil || got.Spec.Containers != nil || got.Status.PodIP != "" {
-			t.Errorf("%s: kept something: %+v", what, got)
+			t.Errorf("%s: a field that no reconciler reads was kept: %+v", name, got)
 		}
 	}
 }
 
-// A pod that is being given its networks shows whether it has annotations, and
-// the zone's alone: a patch names them.
+// A trimmed pending pod has non-nil annotations if the pod has any, and keeps the
+// pod-networks annotation: a patch depends on both.
 func TestTrimPendingPod(t *testing.T) {
-	for what, in := range map[string]map[string]string{
+	for name, in := range map[string]map[string]string{
 		"none": nil, "others": {"other": "x"}, "the zone's": {network.AnnotationPodNetworks: `{"default":{}}`},
 	} {
 		out, err := trimPod(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: in}, Status: corev1.PodStatus{Phase: corev1.PodPending}})
@@ -65,7 +65,7 @@ func TestTrimPendingPod(t *testing.T) {
 		}
 		got := out.(*corev1.Pod).Annotations
 		if (got == nil) != (in == nil) || got[network.AnnotationPodNetworks] != in[network.AnnotationPodNetworks] {
-			t.Errorf("%s: %v", what, got)
+			t.Errorf("%s: %v", name, got)
 		}
 	}
 }

@@ -22,6 +22,14 @@ build: ## the product's static binaries, into bin/
 	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o bin/ ./cmd/controller ./cmd/agent ./cmd/bulkheadctl
 	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o bin/ovn-k8s-cni-overlay ./cmd/cni
 
+# What the image's Debian packages are extracted with.
+IMAGE_DEPS := mmdebstrap:mmdebstrap dpkg-deb:dpkg
+
+.PHONY: image
+image: ## the container image, amd64 and arm64: the OCI archive bin/bulkhead-VERSION.tar (REFRESH=1 fetches new Debian packages)
+	@$(call install_missing,$(IMAGE_DEPS))
+	go run ./hack/image $(if $(VERSION),-version=$(VERSION)) $(if $(REFRESH),-refresh)
+
 .PHONY: demo
 demo: lab-deps ## the lab, and the product's story in it as a table of checks
 	go run ./test/e2e/cmd/demo

@@ -31,7 +31,7 @@ type stage struct {
 
 var stages = []stage{
 	{name: "lint", args: []string{"make", "--no-print-directory", "lint"}},
-	{name: "packages", goTest: true, args: []string{"go", "test", "-json", "-race", "-timeout=25m", "./api/...", "./cmd/...", "./pkg/...", "./hack/...", "./test/api/...", "./test/bench/...", "./test/lab/..."}},
+	{name: "packages", goTest: true, args: []string{"go", "test", "-json", "-race", "-timeout=25m", "./api/...", "./cmd/...", "./deploy/...", "./pkg/...", "./hack/...", "./test/api/...", "./test/bench/...", "./test/lab/..."}},
 	{name: "lab", goTest: true, noSkips: true, args: []string{"go", "test", "-json", "-count=1", "-timeout=50m", "./test/e2e/..."}},
 }
 

@@ -12,7 +12,6 @@ import (
 	"strings"
 	"time"
 
-	"bulkhead/test/lab/internal/build"
 	"bulkhead/test/lab/internal/host"
 
 	corev1 "k8s.io/api/core/v1"
@@ -34,9 +33,6 @@ func (l *Lab) install(ctx context.Context, repo string, say func(string, ...any)
 	}
 	if err != nil {
 		return fmt.Errorf("read the product's manifests: %w", err)
-	}
-	if !l.state.Artifacts.HasProduct {
-		return errors.New("there are manifests to install, but no programs below cmd/ for their image")
 	}
 	if err := applyDir(filepath.Join(repo, "deploy/crds"), func(m string) error { return l.applyCRD(ctx, m) }); err != nil {
 		return err
@@ -119,9 +115,9 @@ func (l *Lab) applyCRD(ctx context.Context, manifest string) error {
 	})
 }
 
-// adapt makes the manifests of a real cluster fit this one: its image is
-// loaded, not pulled, and nothing serves ClusterIPs to host-network pods here
-// before the product does, so they reach the API server at its own address.
+// adapt changes the manifests of a real cluster for the lab: the address ranges
+// are the lab's, and host-network pods reach the API server at its own address,
+// because without kube-proxy nothing serves ClusterIPs to them before the product does.
 func adapt(o *unstructured.Unstructured, dual bool) {
 	if o.GetKind() == "ConfigMap" && o.GetName() == "bulkhead-config" {
 		adaptConfig(o, dual)
@@ -134,8 +130,8 @@ func adapt(o *unstructured.Unstructured, dual bool) {
 	for _, list := range []string{"initContainers", "containers"} {
 		containers, _ := spec[list].([]any)
 		for _, c := range containers {
-			if container, ok := c.(map[string]any); ok {
-				adaptContainer(container, spec["hostNetwork"] == true)
+			if container, ok := c.(map[string]any); ok && spec["hostNetwork"] == true {
+				setAPIServer(container)
 			}
 		}
 	}
@@ -163,14 +159,8 @@ var (
 	serviceCIDRs   = regexp.MustCompile(`(?m)^(\s*service-cidrs\s*=\s*).*$`)
 )
 
-func adaptContainer(c map[string]any, hostNetwork bool) {
-	image, _ := c["image"].(string)
-	if repository, _, _ := strings.Cut(image[strings.LastIndex(image, "/")+1:], ":"); repository == "bulkhead" {
-		c["image"], c["imagePullPolicy"] = build.ProductImage, "IfNotPresent"
-	}
-	if !hostNetwork {
-		return
-	}
+// setAPIServer sets the variables that client-go reads the API server's address from.
+func setAPIServer(c map[string]any) {
 	override := map[string]string{"KUBERNETES_SERVICE_HOST": host.APIHost(), "KUBERNETES_SERVICE_PORT": strconv.Itoa(host.APIPort())}
 	var env []any
 	before, _ := c["env"].([]any)

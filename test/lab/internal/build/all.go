@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"bulkhead/hack/oci"
 )
 
 // Artifacts are everything a lab is started from.
@@ -20,18 +22,16 @@ type Artifacts struct {
 	// Files: the nodes' kernel, and disks of the root file system and of
 	// containerd's store.
 	Kernel, RootDisk, ImagesDisk string
-	// HasProduct tells whether the images include the product's.
-	HasProduct bool
 }
 
 // Options say what to build from where.
 type Options struct {
-	// Repo is the checkout; Work a directory for what is built anew each time;
-	// Lab the lab program itself, which runs the steps that need namespaces.
+	// Repo is the checkout, Work a directory for files that are not cached, and
+	// Lab the lab program, which runs the steps that need namespaces.
 	Repo, Work, Lab string
-	// Product tells whether to build the product.
+	// Product tells whether to build the product's image.
 	Product bool
-	// Log gets the output of the tools, Progress one line for each thing that is done.
+	// Log gets the output of the tools, Progress one line for each finished step.
 	Log      io.Writer
 	Progress func(format string, args ...any)
 }
@@ -39,11 +39,8 @@ type Options struct {
 // All builds what is not in the cache yet.
 func All(ctx context.Context, o Options) (Artifacts, error) {
 	a := Artifacts{Tools: filepath.Join(o.Work, "tools")}
-	product := filepath.Join(o.Work, "product")
-	for _, d := range []string{a.Tools, product} {
-		if err := os.MkdirAll(d, 0o755); err != nil {
-			return a, fmt.Errorf("make a place for programs: %w", err)
-		}
+	if err := os.MkdirAll(a.Tools, 0o755); err != nil {
+		return a, fmt.Errorf("create a directory for programs: %w", err)
 	}
 	step := func(what string, do func() error) func() error {
 		return func() error {
@@ -55,7 +52,7 @@ func All(ctx context.Context, o Options) (Artifacts, error) {
 			return nil
 		}
 	}
-	var programs []string
+	var product *oci.Image
 	group, building := errgroup.WithContext(ctx)
 	group.Go(step("Kubernetes binaries", func() (err error) {
 		a.Kubernetes, err = Kubernetes(building, o.Repo, o.Log)
@@ -73,17 +70,17 @@ func All(ctx context.Context, o Options) (Artifacts, error) {
 	}))
 	group.Go(step("guest tools", func() error { return Tools(building, o.Repo, a.Tools, o.Log) }))
 	if o.Product {
-		group.Go(step("product", func() (err error) {
-			programs, err = Product(building, o.Repo, product, o.Log)
+		group.Go(step("product", func() error {
+			i, err := Product(building, o.Repo, filepath.Join(o.Work, "product"), o.Log)
+			product = &i
 			return err
 		}))
 	}
 	if err := group.Wait(); err != nil {
 		return a, err
 	}
-	a.HasProduct = len(programs) > 0
 	images := step("container images", func() (err error) {
-		a.ImagesDisk, err = ImagesDisk(ctx, o.Lab, a.RootFS, a.Tools, product, programs, o.Log)
+		a.ImagesDisk, err = ImagesDisk(ctx, o.Lab, a.RootFS, a.Tools, product, o.Log)
 		return err
 	})
 	return a, images()

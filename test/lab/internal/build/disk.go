@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 
+	"bulkhead/hack/cache"
 	"bulkhead/test/lab/internal/sys"
 )
 
@@ -50,7 +51,7 @@ func Disk(ctx context.Context, tree, file string, log io.Writer) error {
 // RootDisk returns the disk of a root file system.
 func RootDisk(ctx context.Context, rootfs string, log io.Writer) (string, error) {
 	const name = "root.img"
-	dir, err := entry("rootdisk", Key(diskSource, filepath.Base(rootfs)), 2, func(dir string) error {
+	dir, err := cache.Entry("rootdisk", cache.Key(diskSource, filepath.Base(rootfs)), 2, func(dir string) error {
 		return Disk(ctx, rootfs, filepath.Join(dir, name), log)
 	})
 	return filepath.Join(dir, name), err

@@ -9,6 +9,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+
+	"bulkhead/hack/cache"
 )
 
 // kubernetesFlags are also part of the cache's key. Without a version the API
@@ -42,8 +44,8 @@ func Kubernetes(ctx context.Context, repo string, log io.Writer) (string, error)
 		return "", fmt.Errorf("ask for Go's version: %w", err)
 	}
 	flags := kubernetesFlags(version)
-	key := Key(append(append(inputs, flags...), string(goVersion))...)
-	return entry("kubernetes", key, 2, func(dir string) error {
+	key := cache.Key(append(append(inputs, flags...), string(goVersion))...)
+	return cache.Entry("kubernetes", key, 2, func(dir string) error {
 		args := append([]string{"-o", dir + "/"}, flags...)
 		for _, p := range kubernetesPrograms {
 			args = append(args, "k8s.io/kubernetes/cmd/"+p)
@@ -85,31 +87,6 @@ var guestTools = []string{"./test/lab/cmd/labinit", "./test/lab/cmd/labpause", "
 // Tools builds the programs of the machines into dir.
 func Tools(ctx context.Context, repo, dir string, log io.Writer) error {
 	return goBuild(ctx, repo, log, append([]string{"-o", dir + "/", "-trimpath", "-ldflags", "-s -w"}, guestTools...)...)
-}
-
-// productPrograms are the product's, by the directory in cmd and by the name
-// that the program has in the image.
-var productPrograms = map[string]string{
-	"controller": "controller", "agent": "agent", "cni": "ovn-k8s-cni-overlay", "bulkheadctl": "bulkheadctl",
-}
-
-// Product builds into dir those programs of the product that are there, and
-// returns their names.
-func Product(ctx context.Context, repo, dir string, log io.Writer) ([]string, error) {
-	var names []string
-	args := []string{"-o", dir + "/", "-trimpath", "-ldflags", "-s -w"}
-	for source := range productPrograms {
-		if found, _ := filepath.Glob(filepath.Join(repo, "cmd", source, "*.go")); len(found) > 0 {
-			args, names = append(args, "./cmd/"+source), append(names, source)
-		}
-	}
-	if len(names) == 0 {
-		return nil, nil
-	}
-	if err := goBuild(ctx, repo, log, args...); err != nil {
-		return nil, fmt.Errorf("build the product: %w", err)
-	}
-	return names, nil
 }
 
 // Go builds one program of the checkout as the file program.

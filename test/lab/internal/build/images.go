@@ -4,9 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"crypto/sha256"
 	_ "embed"
-	"encoding/hex"
 	"fmt"
 	"io"
 	"os"
@@ -15,47 +13,67 @@ import (
 	"path/filepath"
 	"strings"
 
-	"bulkhead/test/lab/image"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+
+	"bulkhead/deploy/image"
+	"bulkhead/hack/cache"
+	"bulkhead/hack/debian"
+	"bulkhead/hack/oci"
 )
 
-// The images a lab has; there is no registry, so pods ask for
-// imagePullPolicy Never or IfNotPresent.
+// The lab's own images. There is no registry, so pods need imagePullPolicy
+// Never or IfNotPresent.
 const (
 	PauseImage   = "registry.k8s.io/pause:lab"
 	BusyboxImage = "docker.io/lab/busybox:1"
-	ProductImage = "docker.io/library/bulkhead:lab"
 )
 
 //go:embed store.go
 var storeSource string
 
-// ImagesDisk builds the images from the programs in tools and product, and
-// returns a disk with a containerd store that holds them: unpacked here, natively,
-// because under emulation a node would spend half a minute on hashing alone.
-func ImagesDisk(ctx context.Context, lab, rootfs, tools, product string, programs []string, log io.Writer) (string, error) {
-	images, err := imageList(rootfs, tools, product, programs)
+// arch is the nodes' architecture.
+const arch = "amd64"
+
+// namedImage is an image and the name that containerd gives it.
+type namedImage struct {
+	name  string
+	image oci.Image
+}
+
+// Product builds the product's image with the programs in work.
+func Product(ctx context.Context, repo, work string, log io.Writer) (oci.Image, error) {
+	return image.Build(ctx, image.Options{Repo: repo, Work: work, Log: log}, arch)
+}
+
+// ImagesDisk writes the lab's images, and the product's unless product is nil, to
+// archives, and returns a disk with a containerd store that holds them. It unpacks
+// the images here, because hashing them alone takes an emulated node half a minute.
+func ImagesDisk(ctx context.Context, lab, rootfs, tools string, product *oci.Image, log io.Writer) (string, error) {
+	images, err := labImages(rootfs, tools)
 	if err != nil {
 		return "", err
 	}
+	if product != nil {
+		images = append(images, namedImage{image.Name, *product})
+	}
 	work, err := os.MkdirTemp("", "lab-images-")
 	if err != nil {
-		return "", fmt.Errorf("make a place for images: %w", err)
+		return "", fmt.Errorf("create a directory for image archives: %w", err)
 	}
 	defer os.RemoveAll(work)
-	parts := []string{storeSource, diskSource, filepath.Base(rootfs)}
+	inputs := []string{storeSource, diskSource, filepath.Base(rootfs)}
 	for n, i := range images {
-		// Hashing what is written is the cheapest way to know what is in it.
-		sum, err := writeImage(filepath.Join(work, fmt.Sprintf("%d.tar", n)), i)
+		digest, err := oci.WriteArchive(filepath.Join(work, fmt.Sprintf("%d.tar", n)), i.name, i.image)
 		if err != nil {
 			return "", err
 		}
-		parts = append(parts, i.Name, sum)
+		inputs = append(inputs, i.name, digest.String())
 	}
 	const name = "images.img"
-	dir, err := entry("images", Key(parts...), 3, func(dir string) error {
+	dir, err := cache.Entry("images", cache.Key(inputs...), 3, func(dir string) error {
 		args := []string{"store", rootfs, work, filepath.Join(dir, name)}
 		for _, i := range images {
-			args = append(args, i.Name)
+			args = append(args, i.name)
 		}
 		cmd := exec.CommandContext(ctx, lab, args...)
 		cmd.Stdout, cmd.Stderr = log, log
@@ -68,48 +86,32 @@ func ImagesDisk(ctx context.Context, lab, rootfs, tools, product string, program
 	return filepath.Join(dir, name), err
 }
 
-func imageList(rootfs, tools, product string, programs []string) ([]image.Image, error) {
+func labImages(rootfs, tools string) ([]namedImage, error) {
 	busybox, err := busyboxFiles(rootfs)
 	if err != nil {
 		return nil, err
 	}
-	env := []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
-	images := []image.Image{
-		{Name: PauseImage, Entrypoint: []string{"/pause"}, Files: []image.File{{Path: "/pause", Source: filepath.Join(tools, "labpause")}}},
-		{Name: BusyboxImage, Cmd: []string{"sh"}, Env: env, Files: busybox},
-	}
-	if len(programs) == 0 {
-		return images, nil
-	}
-	var own []image.File
-	for _, p := range programs {
-		own = append(own, image.File{Path: "/usr/bin/" + productPrograms[p], Source: filepath.Join(product, p)})
-	}
-	lists := [][]image.File{own}
-	for _, tool := range []string{"/usr/bin/ovs-ofctl", "/usr/sbin/nft"} {
-		files, err := image.Program(rootfs, tool)
-		if err != nil {
-			return nil, err
-		}
-		lists = append(lists, files)
-	}
-	// A shell for init containers that copy the CNI program to the node.
-	lists = append(lists, busybox)
-	return append(images, image.Image{Name: ProductImage, Env: env, Files: image.Merge(lists...)}), nil
+	pause := []oci.File{{Path: "/pause", Source: filepath.Join(tools, "labpause")}}
+	return []namedImage{
+		{PauseImage, oci.Image{Arch: arch, Layers: [][]oci.File{pause}, Config: v1.Config{Entrypoint: []string{"/pause"}, WorkingDir: "/"}}},
+		{BusyboxImage, oci.Image{Arch: arch, Layers: [][]oci.File{busybox}, Config: v1.Config{
+			Cmd: []string{"sh"}, Env: []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, WorkingDir: "/",
+		}}},
+	}, nil
 }
 
-// busyboxFiles are Debian's static busybox under all its names, and the few
-// files of /etc that programs look for.
-func busyboxFiles(rootfs string) ([]image.File, error) {
-	program, err := image.Resolve(rootfs, "/usr/bin/busybox")
+// busyboxFiles returns Debian's static busybox, a link to it for each of its
+// commands, and the files of /etc that the commands read.
+func busyboxFiles(rootfs string) ([]oci.File, error) {
+	program, err := debian.Resolve(rootfs, "/usr/bin/busybox")
 	if err != nil {
 		return nil, fmt.Errorf("find busybox in the root file system: %w", err)
 	}
 	out, err := exec.Command(program, "--list").Output()
 	if err != nil {
-		return nil, fmt.Errorf("ask busybox for its names: %w", err)
+		return nil, fmt.Errorf("list the commands of busybox: %w", err)
 	}
-	files := []image.File{
+	files := []oci.File{
 		{Path: "/bin/busybox", Source: program},
 		{Path: "/etc/passwd", Data: []byte("root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n"), Mode: 0o644},
 		{Path: "/etc/group", Data: []byte("root:x:0:\nnogroup:x:65534:\n"), Mode: 0o644},
@@ -117,21 +119,8 @@ func busyboxFiles(rootfs string) ([]image.File, error) {
 	names := bufio.NewScanner(bytes.NewReader(out))
 	for names.Scan() {
 		if name := strings.TrimSpace(names.Text()); name != "" && name != "busybox" {
-			files = append(files, image.File{Path: path.Join("/bin", name), Link: "busybox"})
+			files = append(files, oci.File{Path: path.Join("/bin", name), Link: "busybox"})
 		}
 	}
 	return files, names.Err()
-}
-
-func writeImage(to string, i image.Image) (string, error) {
-	f, err := os.Create(to)
-	if err != nil {
-		return "", fmt.Errorf("create the archive of %s: %w", i.Name, err)
-	}
-	defer f.Close()
-	hash := sha256.New()
-	if err := i.Write(io.MultiWriter(f, hash)); err != nil {
-		return "", err
-	}
-	return hex.EncodeToString(hash.Sum(nil)), f.Close()
 }

@@ -11,13 +11,12 @@ import (
 	"runtime"
 	"strings"
 
+	"bulkhead/hack/cache"
+	"bulkhead/hack/debian"
 	"bulkhead/test/lab/internal/sys"
 )
 
-// suite is the Debian release the nodes run: kernel 6.12 with VRF, openvswitch
-// and geneve; OVS 3.5, OVN 25.03 (the oldest supported), FRR 10.3, containerd 1.7.
-const suite = "trixie"
-
+// packages are the nodes' Debian packages.
 var packages = []string{
 	"openvswitch-switch", "ovn-central", "ovn-host", "frr", "frr-pythontools", "nftables", "iproute2", "bpftool",
 	"iputils-ping", "conntrack", "kmod", "linux-image-cloud-amd64", "containerd", "crun", "iperf3", "tcpdump",
@@ -41,26 +40,15 @@ var rootfsSource string
 // RootFS returns the nodes' root file system as a directory: what their disk is
 // made of, and the external host's lower layer. Nothing may ever be written to it.
 func RootFS(ctx context.Context, log io.Writer) (string, error) {
-	key := Key(rootfsSource, stage0, runtime.GOARCH)
-	return entry("rootfs", key, 2, func(dir string) error { return makeRootFS(ctx, dir, log) })
+	key := cache.Key(rootfsSource, debian.Suite, stage0, runtime.GOARCH)
+	return cache.Entry("rootfs", key, 2, func(dir string) error { return makeRootFS(ctx, dir, log) })
 }
 
 func makeRootFS(ctx context.Context, dir string, log io.Writer) error {
-	from, err := mirror()
-	if err != nil {
-		return err
-	}
-	args := []string{"--variant=minbase", "--include=" + strings.Join(packages, ","),
+	if err := debian.Mmdebstrap(ctx, dir, log, "--variant=minbase", "--include="+strings.Join(packages, ","),
 		// Documentation and translations only make the tree slower to copy.
-		`--dpkgopt=path-exclude=/usr/share/doc/*`, `--dpkgopt=path-exclude=/usr/share/man/*`, `--dpkgopt=path-exclude=/usr/share/locale/*`}
-	for _, o := range aptOptions() {
-		args = append(args, "--aptopt="+o)
-	}
-	cmd := exec.CommandContext(ctx, "mmdebstrap", append(args, suite, dir, from)...)
-	cmd.Stdout, cmd.Stderr = log, log
-	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
-	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("build the nodes' root file system with mmdebstrap: %w", err)
+		`--dpkgopt=path-exclude=/usr/share/doc/*`, `--dpkgopt=path-exclude=/usr/share/man/*`, `--dpkgopt=path-exclude=/usr/share/locale/*`); err != nil {
+		return fmt.Errorf("build the nodes' root file system: %w", err)
 	}
 	for _, d := range []string{"lab", "mnt", "usr/share/bulkhead-lab"} {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {

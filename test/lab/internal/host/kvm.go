@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"bulkhead/test/lab/internal/build"
+	"bulkhead/hack/cache"
 )
 
 // probeMarker is what a kernel says last when it has no root: by then it has
@@ -33,7 +33,7 @@ func ProbeKVM(ctx context.Context, kernel string) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("ask for QEMU's version: %w", err)
 	}
-	dir, err := build.Remember("kvm", build.Key(string(boot), string(version), kernel), func() (string, error) {
+	dir, err := cache.Text("kvm", cache.Key(string(boot), string(version), kernel), func() (string, error) {
 		return probe(ctx, kernel)
 	})
 	return strings.TrimSpace(dir) == "yes", err

@@ -1,4 +1,6 @@
-package build
+// SPDX-License-Identifier: Apache-2.0
+
+package debian
 
 import (
 	"bufio"
@@ -6,14 +8,15 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strings"
 )
 
-// MirrorVariable overrides the mirror that apt's configuration names.
-const MirrorVariable = "BULKHEAD_LAB_MIRROR"
+// MirrorVariable overrides the mirror from this machine's apt configuration.
+const MirrorVariable = "BULKHEAD_DEBIAN_MIRROR"
 
-// mirror returns the Debian mirror that this machine's own apt uses.
+// mirror returns the Debian mirror that this machine's apt uses.
 func mirror() (string, error) {
 	if m := os.Getenv(MirrorVariable); m != "" {
 		return m, nil
@@ -29,11 +32,11 @@ func mirror() (string, error) {
 			return m, nil
 		}
 	}
-	return "", fmt.Errorf("no Debian mirror in apt's sources; name one in %s", MirrorVariable)
+	return "", fmt.Errorf("found no Debian mirror in apt's sources; set %s to one", MirrorVariable)
 }
 
-// mirrorIn returns the first Debian archive of one apt source file, by the
-// file's name in either of apt's two formats.
+// mirrorIn returns the first Debian archive in an apt source file. The suffix of
+// path tells which of apt's two formats the file has.
 func mirrorIn(path, content string) string {
 	var sources []source
 	switch filepath.Ext(path) {
@@ -55,21 +58,16 @@ type source struct {
 	suites, components []string
 }
 
-// isDebian tells the archive proper from its security and third-party
-// neighbours: they too have suites, but not at a path that ends in /debian.
+// isDebian reports whether s is Debian's main archive. Security and third-party
+// archives have suites too, but their paths do not end in /debian.
 func (s source) isDebian() bool {
 	if !strings.HasSuffix(strings.TrimRight(s.uri, "/"), "/debian") || !strings.Contains(s.uri, "://") {
 		return false
 	}
-	for _, c := range s.components {
-		if c == "main" {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(s.components, "main")
 }
 
-// parseList reads lines such as: deb [signed-by=…] URI SUITE COMPONENT…
+// parseList parses lines such as: deb [signed-by=…] URI SUITE COMPONENT…
 func parseList(content string) []source {
 	var all []source
 	for line := range strings.Lines(content) {
@@ -89,14 +87,14 @@ func parseList(content string) []source {
 	return all
 }
 
-// parseDeb822 reads paragraphs of fields; a line that begins with a space goes
-// on with the field above it.
+// parseDeb822 parses paragraphs of fields. A line that begins with a space
+// continues the field above.
 func parseDeb822(content string) []source {
 	var all []source
 	fields := map[string]string{}
 	finish := func() {
 		enabled := !strings.EqualFold(strings.TrimSpace(fields["enabled"]), "no")
-		if types := strings.Fields(fields["types"]); enabled && contains(types, "deb") {
+		if types := strings.Fields(fields["types"]); enabled && slices.Contains(types, "deb") {
 			for _, uri := range strings.Fields(fields["uris"]) {
 				all = append(all, source{uri: uri, suites: strings.Fields(fields["suites"]), components: strings.Fields(fields["components"])})
 			}
@@ -123,17 +121,8 @@ func parseDeb822(content string) []source {
 	return all
 }
 
-func contains(list []string, s string) bool {
-	for _, v := range list {
-		if v == s {
-			return true
-		}
-	}
-	return false
-}
-
-// aptOptions passes on how this machine's apt reaches the network: proxies,
-// certificates, time limits.
+// aptOptions returns this machine's apt options for network access: proxies,
+// certificates, timeouts.
 func aptOptions() []string {
 	out, err := exec.Command("apt-config", "dump").Output()
 	if err != nil {

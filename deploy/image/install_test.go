@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package image
+
+import (
+	"errors"
+	"io"
+	"os"
+	"path"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/yaml"
+
+	"bulkhead/pkg/config"
+)
+
+// installed returns the pods and the configuration in deploy/install.yaml.
+func installed(t *testing.T) (map[string]corev1.PodSpec, map[string]string) {
+	t.Helper()
+	f, err := os.Open("../install.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	pods, files := map[string]corev1.PodSpec{}, map[string]string{}
+	// The pod template is in the same place in every workload.
+	var object struct {
+		metav1.TypeMeta   `json:",inline"`
+		metav1.ObjectMeta `json:"metadata"`
+		Data              map[string]string     `json:"data"`
+		Spec              appsv1.DeploymentSpec `json:"spec"`
+	}
+	for d := yaml.NewYAMLOrJSONDecoder(f, 4096); ; {
+		o := object
+		if err := d.Decode(&o); errors.Is(err, io.EOF) {
+			break
+		} else if o.Kind == "FlowSchema" {
+			continue // another spec
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		switch o.Kind {
+		case "ConfigMap":
+			files = o.Data
+		case "DaemonSet", "Deployment":
+			pods[o.Name] = o.Spec.Template.Spec
+		}
+	}
+	return pods, files
+}
+
+// mountOf returns the volume mounted at a path or above.
+func mountOf(c corev1.Container, file string) (corev1.VolumeMount, bool) {
+	for _, m := range c.VolumeMounts {
+		if file == m.MountPath || strings.HasPrefix(file, m.MountPath+"/") {
+			return m, true
+		}
+	}
+	return corev1.VolumeMount{}, false
+}
+
+// TestInstallFitsTheImage checks that every program that deploy/install.yaml
+// starts, and the plugin that the agent copies to the node, is in the image.
+func TestInstallFitsTheImage(t *testing.T) {
+	inImage := map[string]bool{}
+	for _, layer := range fakeImages(t)[0].Layers {
+		for _, f := range layer {
+			inImage[f.Path] = f.Mode == 0 || f.Mode&0o111 != 0
+		}
+	}
+	pods, files := installed(t)
+	if len(pods) != 3 || len(files) == 0 {
+		t.Fatalf("%d workloads and %d files of configuration, want 3 and some", len(pods), len(files))
+	}
+	for name, pod := range pods {
+		for _, c := range append(pod.InitContainers, pod.Containers...) {
+			where := name + "/" + c.Name
+			if c.Image != strings.TrimPrefix(Name, "docker.io/library/") {
+				t.Errorf("%s runs %s; the image's name is %s", where, c.Image, Name)
+			}
+			if len(c.Command) == 0 || !inImage[c.Command[0]] {
+				t.Errorf("%s runs %v, which is not a program of the image", where, c.Command)
+			}
+			for _, m := range c.VolumeMounts {
+				for file := range inImage {
+					if strings.HasPrefix(file, m.MountPath+"/") {
+						t.Errorf("%s: the volume %s hides %s", where, m.Name, file)
+					}
+				}
+			}
+			for _, arg := range c.Command {
+				file, ok := strings.CutPrefix(arg, "--config=")
+				if !ok {
+					continue
+				}
+				if m, mounted := mountOf(c, file); !mounted || m.Name != "config" || files[path.Base(file)] == "" {
+					t.Errorf("%s: %s is not a file of the mounted ConfigMap", where, file)
+				}
+			}
+		}
+	}
+	for name, text := range files {
+		c, err := config.Parse(text)
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if !inImage[c.CNI.Plugin] {
+			t.Errorf("%s: the CNI plugin %s is not a program of the image", name, c.CNI.Plugin)
+		}
+		for _, pod := range pods {
+			for _, container := range pod.Containers {
+				if container.Command[0] != "/usr/bin/agent" {
+					continue
+				}
+				for _, at := range []string{c.CNI.BinDir, c.CNI.ConfDir, c.CNI.Socket, c.BPFPinPath, c.CgroupRoot} {
+					if _, ok := mountOf(container, at); !ok {
+						t.Errorf("%s: the agent's %s is in no volume, so the node does not have it", name, at)
+					}
+				}
+			}
+		}
+	}
+}

@@ -16,24 +16,24 @@ import (
 	"bulkhead/pkg/batch"
 )
 
-// Target is the table, in the kernel or in knftables' in-memory fake.
+// Target accesses the table in the kernel or in knftables' in-memory fake.
 type Target struct {
 	nft knftables.Interface
-	// generation is the number of the last transaction.
+	// generation returns the number of the last transaction.
 	generation func() (uint32, error)
 }
 
-// Open reaches the kernel through the nft program.
+// Open returns the kernel's table, accessed with the program nft.
 func Open() (*Target, error) {
 	nft, err := knftables.New(knftables.InetFamily, Table, knftables.NoObjectCommentEmulation)
 	if err != nil {
-		return nil, fmt.Errorf("reach nftables (is the program nft installed?): %w", err)
+		return nil, fmt.Errorf("access nftables (is the program nft installed?): %w", err)
 	}
 	return &Target{nft, generation}, nil
 }
 
-// MatchesSockets tells whether this kernel and nft can match the mark and the
-// cgroup of the socket that sends a packet.
+// MatchesSockets returns an error if this kernel or nft cannot match the mark
+// and the cgroup of the socket that sends a packet.
 func (t *Target) MatchesSockets(ctx context.Context) error {
 	tx := t.nft.NewTransaction()
 	tx.Add(&knftables.Table{})
@@ -45,14 +45,14 @@ func (t *Target) MatchesSockets(ctx context.Context) error {
 	return nil
 }
 
-// NewFake is a Target in memory.
+// NewFake returns a Target in memory.
 func NewFake() (*Target, *knftables.Fake) {
 	f := knftables.NewFake(knftables.InetFamily, Table)
 	return &Target{f, func() (uint32, error) { return 0, nil }}, f
 }
 
-// Read is what the table holds. A table that is not there is an empty State.
-// It costs a few runs of nft: at start and now and then, not at each change.
+// Read returns the table's actual state; a missing table has an empty State.
+// Read runs nft several times, so it must not run for each change.
 func (t *Target) Read(ctx context.Context) (State, error) {
 	st := State{Sets: map[string][]string{}}
 	objects, err := t.nft.ListAll(ctx)
@@ -96,8 +96,8 @@ func (t *Target) Read(ctx context.Context) (State, error) {
 	return st, nil
 }
 
-// element joins the parts of a set's element as Build writes them. nft prints a
-// mark as a number now and in hexadecimal then.
+// element joins the parts of a set element in the format of Build. nft prints
+// marks in decimal or hexadecimal.
 func element(key []string) string {
 	parts := make([]string, len(key))
 	for i, k := range key {
@@ -113,24 +113,24 @@ func element(key []string) string {
 	return strings.Join(parts, " . ")
 }
 
-// Apply makes all changes in one transaction. If that fails, they are made one
-// by one, so that one that cannot be made does not hold back the others; the
-// error names each that failed.
+// Apply applies all operations in one transaction. If it fails, Apply retries
+// them one by one, so that a faulty operation does not block the others. The
+// error names each failed operation.
 func (t *Target) Apply(ctx context.Context, ops []Op) error {
 	return batch.Apply(ops, len(ops), func(ops []Op) error {
 		tx := t.nft.NewTransaction()
 		for _, op := range ops {
-			op.into(tx)
+			op.addTo(tx)
 		}
 		return t.nft.Run(ctx, tx)
 	}, func(error) error { return ctx.Err() })
 }
 
-// into adds an operation to a transaction. Elements are added one by one, as
-// knftables wants them, but they travel together.
-func (o Op) into(tx *knftables.Transaction) {
+// addTo adds an operation to a transaction. knftables needs one call per
+// element, but nft gets all of them at once.
+func (o Op) addTo(tx *knftables.Transaction) {
 	switch o.Verb {
-	case MakeTable:
+	case CreateTable:
 		tx.Add(&knftables.Table{})
 		for _, c := range o.State.Counters {
 			tx.Add(&knftables.Counter{Name: c})
@@ -165,7 +165,7 @@ func (o Op) into(tx *knftables.Transaction) {
 	}
 }
 
-// Delete takes the whole table away: uninstalling.
+// Delete deletes the whole table, for uninstallation.
 func (t *Target) Delete(ctx context.Context) error {
 	tx := t.nft.NewTransaction()
 	tx.Add(&knftables.Table{})
@@ -176,7 +176,7 @@ func (t *Target) Delete(ctx context.Context) error {
 	return nil
 }
 
-// Counters are the packets each named counter has seen.
+// Counters returns the number of packets of each named counter.
 func (t *Target) Counters(ctx context.Context) (map[string]uint64, error) {
 	list, err := t.nft.ListCounters(ctx)
 	if err != nil {
@@ -184,66 +184,66 @@ func (t *Target) Counters(ctx context.Context) (map[string]uint64, error) {
 	}
 	out := make(map[string]uint64, len(list))
 	for _, c := range list {
-		if c != nil && c.Packets != nil { // the fake leaves gaps
+		if c != nil && c.Packets != nil { // the fake's list has nil entries
 			out[c.Name] = *c.Packets
 		}
 	}
 	return out, nil
 }
 
-// Keeper remembers what the table holds, so that a change costs one
-// transaction and no reading.
-type Keeper struct {
+// Reconciler reconciles the table. It caches the table's actual state, so that a
+// change needs one transaction and no Read.
+type Reconciler struct {
 	Target *Target
 
 	mu    sync.Mutex
 	have  State
-	known bool
-	ours  []uint32 // numbers of the last transactions that were ours alone
+	valid bool     // have is the table's state
+	own   []uint32 // numbers of the last transactions, if they were ours
 }
 
-// Reconcile makes the table what in says, and returns the operations it took.
-// recheck reads the table anew, in case somebody changed it.
-func (k *Keeper) Reconcile(ctx context.Context, in Inputs, recheck bool) ([]Op, error) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if !k.known || recheck {
-		have, err := k.Target.Read(ctx)
+// Reconcile applies the desired state for in and returns the operations.
+// With recheck it reads the table first, in case another program changed it.
+func (r *Reconciler) Reconcile(ctx context.Context, in Inputs, recheck bool) ([]Op, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.valid || recheck {
+		have, err := r.Target.Read(ctx)
 		if err != nil {
-			k.known = false
+			r.valid = false
 			return nil, err
 		}
-		k.have, k.known = have, true
+		r.have, r.valid = have, true
 	}
 	want := Build(in)
-	ops := Diff(want, k.have)
+	ops := Diff(want, r.have)
 	if len(ops) == 0 {
-		k.have = want
+		r.have = want
 		return nil, nil
 	}
-	before, err1 := k.Target.generation()
-	if err := k.Target.Apply(ctx, ops); err != nil {
-		k.known = false // how far it got is read next time
+	before, err1 := r.Target.generation()
+	if err := r.Target.Apply(ctx, ops); err != nil {
+		r.valid = false // the next Reconcile reads the actual state
 		return ops, err
 	}
-	after, err2 := k.Target.generation()
+	after, err2 := r.Target.generation()
 	if err1 == nil && err2 == nil && after == before+1 {
-		const remembered = 16
-		k.ours = append(k.ours[max(0, len(k.ours)-remembered+1):], after)
+		const maxOwn = 16
+		r.own = append(r.own[max(0, len(r.own)-maxOwn+1):], after)
 	}
-	k.have = want
+	r.have = want
 	return ops, nil
 }
 
-// Changed is told of a transaction, by its number, that touched the table (0:
-// of some that were lost). It is true when somebody else may have made it: the
-// next Reconcile reads the table anew.
-func (k *Keeper) Changed(generation uint32) bool {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if slices.Contains(k.ours, generation) {
+// Changed handles the event of a transaction on the table, given by its number
+// (0: events were lost). It returns true if the transaction may be another
+// program's: the next Reconcile then reads the table.
+func (r *Reconciler) Changed(generation uint32) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if slices.Contains(r.own, generation) {
 		return false
 	}
-	k.known = false
+	r.valid = false
 	return true
 }

@@ -1,26 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package firewall keeps the nftables table "inet bulkhead": the backstop
-// behind the eBPF programs and the VRFs. The whole table is ours, and nothing
-// outside it is touched. The number of rules is constant: addresses are in
-// sets, whose look-up costs the same whatever their size.
+// Package firewall reconciles the nftables table "inet bulkhead", the second
+// line of defence behind the eBPF programs and the VRFs. The whole table is
+// ours; the package changes nothing outside it. The number of rules is constant:
+// addresses are in sets, whose lookup time does not depend on their size.
 //
-// It refuses
+// The table rejects or drops packets
 //
-//   - what this node sends to the default-network address of a local pod that
-//     has a primary network of its own, unless kubelet's socket sends it;
-//   - what a pod in the host's network sends into a network, unless its socket
-//     carries that network's mark, which it got at birth and cannot change;
-//   - what would be forwarded into a network or out of one, but in local
-//     gateway mode, where the kernel is the way out;
-//   - what arrives for the overlay's port from a network or over loopback.
+//   - from this node to the default-network address of a local pod with a
+//     primary network, unless kubelet's socket sends them;
+//   - from a pod in the host's network into a network, unless the socket has
+//     that network's mark, which it gets at creation and cannot change;
+//   - that the kernel would forward into or out of a network, except in local
+//     gateway mode, where the kernel is the gateway;
+//   - to the overlay's port from a network or over loopback.
 //
-// A packet's own mark decides nothing: who has CAP_NET_RAW can choose it for
-// each packet. Sockets' marks and cgroups do.
+// No rule that accepts matches a packet's own mark: a sender with CAP_NET_RAW
+// can choose it for each packet. The rules match sockets' marks and cgroups.
 //
-// And one thing is changed: a tenant's packet mark ends where the packet enters
-// OVN. The kernel routes a tunnel's outer packet by the mark of the inner one,
-// which would send it by the tenant's table.
+// The table also clears a tenant's packet mark where the packet enters OVN. The
+// kernel routes a tunnel's outer packet by the mark of the inner one, and would
+// use the tenant's table.
 package firewall
 
 import (
@@ -34,14 +34,14 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Table is the owner mark: everything in it is ours.
+// Table is the name of the table. Everything in it is ours.
 const Table = "bulkhead"
 
 // Names inside the table.
 const (
 	SetLocked4 = "locked4"
 	SetLocked6 = "locked6"
-	// SetOwn holds pairs of an interface and the mark of the network it leads to.
+	// SetOwn holds pairs of a management port and the mark of its network.
 	SetOwn = "own"
 
 	CounterProbeAllowed = "probe_allowed"
@@ -59,71 +59,72 @@ const (
 	chainUnmark   = "unmark"
 )
 
-// ports matches every network's management port, the cluster default network's
-// included.
-const ports = `"ovn-k8s-mp*"`
+// managementPorts matches every network's management port, including that of the
+// cluster default network.
+const managementPorts = `"ovn-k8s-mp*"`
 
-// Inputs are the facts that decide what should be.
+// Inputs are Build's inputs.
 type Inputs struct {
-	// Locked are the default-network addresses of local pods that have a
-	// primary network of their own.
+	// Locked are the default-network addresses of local pods with a primary
+	// network.
 	Locked []netip.Addr
-	// Networks are those of this node, without the cluster default network.
+	// Networks are this node's networks, without the cluster default network.
 	Networks []network.Network
 	// DefaultPort is the cluster default network's management port.
 	DefaultPort string
-	// PodRoots are the cgroups that hold all pods; none where sockets' cgroups
-	// cannot be matched.
+	// PodRoots are the cgroups that contain all pods; empty if nft cannot match
+	// sockets' cgroups.
 	PodRoots []Cgroup
-	// Mode tells whether the kernel forwards between networks and the outside.
+	// Mode is the gateway mode: in local mode the kernel forwards between
+	// networks and the outside.
 	Mode       network.GatewayMode
 	TunnelPort uint16
 	Kubelet
 }
 
-// Cgroup is a directory of the cgroup2 tree: its path below the mount, without
-// a leading slash, and its id now. nft keeps the id, so that a directory that
-// was made anew needs the rule anew.
+// Cgroup is a cgroup v2 directory: its path below the mount, without a leading
+// slash, and its current id. nft stores the id, so that a recreated directory
+// needs a new rule.
 type Cgroup struct {
 	Path string
 	ID   uint64
 }
 
-// Kubelet is how its packets are told from others'.
+// Kubelet identifies kubelet's packets.
 type Kubelet struct {
-	// Mark is what eBPF gives kubelet's sockets; 0 when the programs are not
-	// loaded. Then Cgroup stands in; without either, the safe side is closed:
-	// nothing on the node reaches locked addresses, probes included.
+	// Mark is the mark that eBPF sets on kubelet's sockets; 0 if the programs
+	// are not loaded. Cgroup is then the fallback. Without either, nothing on
+	// the node reaches locked addresses, not even kubelet's probes.
 	Mark   uint32
 	Cgroup Cgroup
 }
 
-// State is the table's content.
+// State is the table's desired or actual content.
 type State struct {
 	Chains   []Chain
 	Counters []string
-	Sets     map[string][]string // elements as nft prints them, parts joined by " . ", sorted
+	Sets     map[string][]string // elements in nft's format, parts joined by " . ", sorted
 }
 
-// Chain is one chain. Hook is empty for one that others jump to.
+// Chain is one chain. Hook is empty for a chain that other chains jump to.
 type Chain struct {
 	Name  string
 	Hook  string
 	Rules []Rule
 }
 
-// Rule is one rule. nft does not give a rule's text back as it was written, so
-// its comment carries a digest of the text.
+// Rule is one rule. nft does not return a rule's text as it was written, so the
+// comment contains a digest of the text.
 type Rule struct{ Text, Comment string }
 
-func rule(why string, parts ...string) Rule {
+func rule(name string, parts ...string) Rule {
 	text := strings.Join(parts, " ")
 	sum := sha256.Sum256([]byte(text))
-	return Rule{Text: text, Comment: why + " " + hex.EncodeToString(sum[:4])}
+	return Rule{Text: text, Comment: name + " " + hex.EncodeToString(sum[:4])}
 }
 
-// Build says what should be. Chains and rules are the same whatever the number
-// of networks and pods.
+// Build returns the desired state. The number of chains and rules does not
+// depend on the number of networks and pods.
 func Build(in Inputs) State {
 	st := State{
 		Counters: []string{CounterCrossNetwork, CounterForeign, CounterForwarded, CounterProbeAllowed, CounterProbeRefused, CounterTunnel},
@@ -149,49 +150,49 @@ func Build(in Inputs) State {
 		{Name: chainOutput, Hook: "output", Rules: []Rule{
 			rule("locked pods, IPv4", "ip daddr @"+SetLocked4, "goto", chainLocked),
 			rule("locked pods, IPv6", "ip6 daddr @"+SetLocked6, "goto", chainLocked),
-			rule("networks", "oifname", ports, "goto", chainNetworks),
+			rule("networks", "oifname", managementPorts, "goto", chainNetworks),
 		}},
 		in.forwardChain(),
 		in.inputChain(),
 		{Name: chainUnmark, Hook: "postrouting", Rules: []Rule{
-			rule("into OVN", "oifname", ports, fmt.Sprintf("meta mark %#x-%#x", network.PacketMark(1), network.PacketMark(network.MaxID)), "meta mark set 0x0"),
+			rule("clear a network's mark", "oifname", managementPorts, fmt.Sprintf("meta mark %#x-%#x", network.PacketMark(1), network.PacketMark(network.MaxID)), "meta mark set 0x0"),
 		}},
 	}
 	return st
 }
 
-// lockedChain judges what goes to a locked address.
+// lockedChain filters packets to locked addresses.
 func (in Inputs) lockedChain() Chain {
 	c := Chain{Name: chainLocked}
-	refuse := func(who string, match ...string) {
-		// Refused, not dropped: the caller learns at once.
+	reject := func(senders string, match ...string) {
+		// Reject, not drop: the sender gets an error at once.
 		c.Rules = append(c.Rules,
-			rule(who+", TCP", strings.Join(append(match, "meta l4proto tcp"), " "), "counter name", CounterProbeRefused, "reject with tcp reset"),
-			rule(who, strings.TrimSpace(strings.Join(match, " ")+" counter name"), CounterProbeRefused, "reject with icmpx type admin-prohibited"))
+			rule(senders+", TCP", strings.Join(append(match, "meta l4proto tcp"), " "), "counter name", CounterProbeRefused, "reject with tcp reset"),
+			rule(senders, strings.TrimSpace(strings.Join(match, " ")+" counter name"), CounterProbeRefused, "reject with icmpx type admin-prohibited"))
 	}
 	for _, g := range in.PodRoots {
 		if m, ok := g.match(); ok {
-			refuse("pods"+g.suffix(), m) // whatever their sockets' mark says
+			reject("pods"+g.suffix(), m) // whatever their sockets' mark
 		}
 	}
 	if allow, ok := in.allow(); ok {
 		c.Rules = append(c.Rules, allow)
 	}
-	// Answers to what such a pod asked of the node; OVN decides what it may ask.
-	c.Rules = append(c.Rules, rule("answers", "ct state established,related accept"))
-	refuse("others")
+	// Replies to connections from such a pod to the node; OVN filters those.
+	c.Rules = append(c.Rules, rule("replies", "ct state established,related accept"))
+	reject("other senders")
 	return c
 }
 
-// networksChain judges what goes into a network by its management port.
+// networksChain filters packets into a network through its management port.
 func (in Inputs) networksChain() Chain {
 	c := Chain{Name: chainNetworks}
 	if len(in.PodRoots) == 0 {
 		return c
 	}
-	c.Rules = append(c.Rules, rule("a network's own", "oifname . socket mark @"+SetOwn, "accept"))
+	c.Rules = append(c.Rules, rule("the network's own sockets", "oifname . socket mark @"+SetOwn, "accept"))
 	if in.DefaultPort != "" {
-		c.Rules = append(c.Rules, rule("pods outside the tenants on the default network", "oifname", fmt.Sprintf("%q", in.DefaultPort),
+		c.Rules = append(c.Rules, rule("tenantless pods to the default network", "oifname", fmt.Sprintf("%q", in.DefaultPort),
 			fmt.Sprintf("socket mark != %#x-%#x", network.PacketMark(1), network.PacketMark(network.MaxID)), "accept"))
 	}
 	for _, g := range in.PodRoots {
@@ -202,31 +203,31 @@ func (in Inputs) networksChain() Chain {
 	return c
 }
 
-// forwardChain judges what passes through the node. Inside a VRF the input
-// interface is the VRF device, and the port the packet came by is the slave;
-// the cluster default network's port has no VRF.
+// forwardChain filters packets that the node forwards. Inside a VRF the input
+// interface is the VRF device, and sdifname matches the port that received the
+// packet. The cluster default network's port has no VRF.
 func (in Inputs) forwardChain() Chain {
 	c := Chain{Name: chainForward, Hook: "forward", Rules: []Rule{
-		rule("between networks", "iifname", ports, "oifname", ports, "counter name", CounterCrossNetwork, "drop"),
-		rule("between networks, VRF", "meta sdifname", ports, "oifname", ports, "counter name", CounterCrossNetwork, "drop"),
-		rule("loopback", `iifname "lo" oifname`, ports, "counter name", CounterForwarded, "drop"),
+		rule("between networks", "iifname", managementPorts, "oifname", managementPorts, "counter name", CounterCrossNetwork, "drop"),
+		rule("between networks, VRF", "meta sdifname", managementPorts, "oifname", managementPorts, "counter name", CounterCrossNetwork, "drop"),
+		rule("loopback", `iifname "lo" oifname`, managementPorts, "counter name", CounterForwarded, "drop"),
 	}}
 	if in.Mode != network.LocalGateway {
 		c.Rules = append(c.Rules,
-			rule("out of a network", "iifname", ports, "counter name", CounterForwarded, "drop"),
-			rule("out of a network, VRF", "meta sdifname", ports, "counter name", CounterForwarded, "drop"),
-			rule("into a network", "oifname", ports, "counter name", CounterForwarded, "drop"))
+			rule("out of a network", "iifname", managementPorts, "counter name", CounterForwarded, "drop"),
+			rule("out of a network, VRF", "meta sdifname", managementPorts, "counter name", CounterForwarded, "drop"),
+			rule("into a network", "oifname", managementPorts, "counter name", CounterForwarded, "drop"))
 		return c
 	}
 	if in.TunnelPort != 0 {
 		c.Rules = append(c.Rules,
-			rule("overlay's port", "iifname", ports, fmt.Sprintf("udp dport %d", in.TunnelPort), "counter name", CounterTunnel, "drop"),
-			rule("overlay's port, VRF", "meta sdifname", ports, fmt.Sprintf("udp dport %d", in.TunnelPort), "counter name", CounterTunnel, "drop"))
+			rule("overlay's port", "iifname", managementPorts, fmt.Sprintf("udp dport %d", in.TunnelPort), "counter name", CounterTunnel, "drop"),
+			rule("overlay's port, VRF", "meta sdifname", managementPorts, fmt.Sprintf("udp dport %d", in.TunnelPort), "counter name", CounterTunnel, "drop"))
 	}
 	return c
 }
 
-// inputChain judges what arrives at the node itself.
+// inputChain filters packets to the node itself.
 func (in Inputs) inputChain() Chain {
 	c := Chain{Name: chainInput, Hook: "input"}
 	if in.TunnelPort == 0 {
@@ -234,25 +235,26 @@ func (in Inputs) inputChain() Chain {
 	}
 	port := fmt.Sprintf("udp dport %d", in.TunnelPort)
 	c.Rules = append(c.Rules,
-		rule("overlay's port from a network", "iifname", ports, port, "counter name", CounterTunnel, "drop"),
-		rule("overlay's port from a network, VRF", "meta sdifname", ports, port, "counter name", CounterTunnel, "drop"),
+		rule("overlay's port from a network", "iifname", managementPorts, port, "counter name", CounterTunnel, "drop"),
+		rule("overlay's port from a network, VRF", "meta sdifname", managementPorts, port, "counter name", CounterTunnel, "drop"),
 		rule("overlay's port from this node", `iifname "lo"`, port, "counter name", CounterTunnel, "drop"))
 	return c
 }
 
-// match is the expression for sockets below the cgroup. A path with characters
-// that nft gives a meaning matches nothing.
-func (g Cgroup) match() (string, bool) {
+// match returns the expression for sockets below the cgroup. ok is false for a
+// path with characters that are special to nft.
+func (g Cgroup) match() (expr string, ok bool) {
 	if g.Path == "" || strings.ContainsAny(g.Path, "\"\\\n") {
 		return "", false
 	}
 	return fmt.Sprintf("socket cgroupv2 level %d %q", strings.Count(g.Path, "/")+1, g.Path), true
 }
 
-// suffix tells rules of one text apart whose path means another cgroup now.
+// suffix makes the comment differ if the path now belongs to another cgroup.
 func (g Cgroup) suffix() string { return fmt.Sprintf(" of cgroup %d", g.ID) }
 
-// allow is the rule that lets kubelet through; ok is false when it cannot be told.
+// allow returns the rule that accepts kubelet's packets; ok is false if kubelet
+// cannot be identified.
 func (k Kubelet) allow() (r Rule, ok bool) {
 	if k.Mark != 0 {
 		return rule("kubelet", fmt.Sprintf("socket mark %#x", k.Mark), "counter name", CounterProbeAllowed, "accept"), true

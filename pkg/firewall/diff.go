@@ -11,9 +11,9 @@ import (
 type Verb int
 
 const (
-	MakeTable   Verb = iota + 1 // table, counters and sets
-	SetChain                    // chain with exactly those rules
-	DeleteChain                 // and its rules
+	CreateTable Verb = iota + 1 // with its counters and sets
+	SetChain                    // creates the chain or replaces its rules
+	DeleteChain                 // with its rules
 	AddElements
 	DeleteElements
 )
@@ -21,7 +21,7 @@ const (
 // Op is one change to the table.
 type Op struct {
 	Verb     Verb
-	State    State // MakeTable: its counters and the names of its sets
+	State    State // CreateTable: the counters and the names of the sets
 	Chain    Chain
 	Set      string
 	Elements []string
@@ -29,8 +29,8 @@ type Op struct {
 
 func (o Op) String() string {
 	switch o.Verb {
-	case MakeTable:
-		return "make nft table inet " + Table + " with its sets and counters"
+	case CreateTable:
+		return "create nft table inet " + Table + " with its sets and counters"
 	case SetChain:
 		return fmt.Sprintf("write chain %s, %d rules", o.Chain.Name, len(o.Chain.Rules))
 	case DeleteChain:
@@ -44,13 +44,13 @@ func (o Op) String() string {
 	}
 }
 
-// Diff is what turns have into want. All of it is one nft transaction, so the
-// order matters only where one needs another: elements are refused before the
-// chains that let anything through change.
+// Diff returns the operations that turn have into want. Apply normally runs them
+// in one nft transaction. If it has to run them one by one, the order still
+// blocks locked addresses before a changed chain accepts anything.
 func Diff(want, have State) []Op {
 	var ops []Op
-	if !hasSkeleton(want, have) {
-		ops = append(ops, Op{Verb: MakeTable, State: want})
+	if !hasObjects(want, have) {
+		ops = append(ops, Op{Verb: CreateTable, State: want})
 	}
 	names := make([]string, 0, len(want.Sets))
 	for name := range want.Sets {
@@ -58,7 +58,7 @@ func Diff(want, have State) []Op {
 	}
 	slices.Sort(names)
 	for _, name := range names {
-		if added := missing(want.Sets[name], have.Sets[name]); len(added) > 0 {
+		if added := difference(want.Sets[name], have.Sets[name]); len(added) > 0 {
 			ops = append(ops, Op{Verb: AddElements, Set: name, Elements: added})
 		}
 	}
@@ -74,14 +74,14 @@ func Diff(want, have State) []Op {
 		}
 	}
 	for _, name := range names {
-		if gone := missing(have.Sets[name], want.Sets[name]); len(gone) > 0 {
-			ops = append(ops, Op{Verb: DeleteElements, Set: name, Elements: gone})
+		if removed := difference(have.Sets[name], want.Sets[name]); len(removed) > 0 {
+			ops = append(ops, Op{Verb: DeleteElements, Set: name, Elements: removed})
 		}
 	}
 	return ops
 }
 
-func hasSkeleton(want, have State) bool {
+func hasObjects(want, have State) bool {
 	for name := range want.Sets {
 		if _, ok := have.Sets[name]; !ok {
 			return false
@@ -99,8 +99,8 @@ func sameRules(want, have []Rule) bool {
 	return slices.EqualFunc(want, have, func(a, b Rule) bool { return a.Comment == b.Comment })
 }
 
-// missing are the elements of a that are not in b; both are sorted.
-func missing(a, b []string) []string {
+// difference returns the elements of a that are not in b; both are sorted.
+func difference(a, b []string) []string {
 	var out []string
 	for _, x := range a {
 		if _, ok := slices.BinarySearch(b, x); !ok {

@@ -72,20 +72,20 @@ func dump(st State) string {
 	return b.String()
 }
 
-// Whatever the table was, it becomes what is wanted, a second run is empty,
-// and a process that restarts agrees.
+// Reconcile converges from any state of the table, also after a restart, and is
+// then a no-op.
 func TestConverges(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		ctx := context.Background()
 		target, fake := NewFake()
-		k := &Keeper{Target: target}
+		r := &Reconciler{Target: target}
 		for range rapid.IntRange(1, 4).Draw(rt, "steps") {
 			in := genInputs(rt)
 			recheck := false
 			switch rapid.IntRange(0, 3).Draw(rt, "disturb") {
 			case 1:
-				k = &Keeper{Target: target} // restart
-			case 2: // somebody flushed the ruleset
+				r = &Reconciler{Target: target} // restart
+			case 2: // another program flushed the ruleset
 				if err := target.Delete(ctx); err != nil {
 					rt.Fatal(err)
 				}
@@ -99,7 +99,7 @@ func TestConverges(t *testing.T) {
 				}
 				recheck = true
 			}
-			if _, err := k.Reconcile(ctx, in, recheck); err != nil {
+			if _, err := r.Reconcile(ctx, in, recheck); err != nil {
 				rt.Fatal(err)
 			}
 			have, err := target.Read(ctx)
@@ -117,37 +117,37 @@ func TestConverges(t *testing.T) {
 	})
 }
 
-// One pod more is one operation with one element, whatever there is.
-func TestDelta(t *testing.T) {
+// A new pod is one operation with one element, whatever the number of pods.
+func TestAddedPodIsOneOperation(t *testing.T) {
 	target, _ := NewFake()
-	k := &Keeper{Target: target}
+	r := &Reconciler{Target: target}
 	in := Inputs{Kubelet: Kubelet{Mark: mark}}
 	for i := range 1000 {
 		in.Locked = append(in.Locked, netip.AddrFrom4([4]byte{10, 244, byte(i / 250), byte(i%250 + 2)}))
 	}
-	if _, err := k.Reconcile(context.Background(), in, false); err != nil {
+	if _, err := r.Reconcile(context.Background(), in, false); err != nil {
 		t.Fatal(err)
 	}
 	in.Locked = append(in.Locked, netip.MustParseAddr("10.244.9.9"))
-	ops, err := k.Reconcile(context.Background(), in, false)
+	ops, err := r.Reconcile(context.Background(), in, false)
 	if err != nil || len(ops) != 1 || ops[0].String() != "add [10.244.9.9] to set locked4" {
 		t.Errorf("%v %v", ops, err)
 	}
 }
 
-// Without eBPF and without a known cgroup nothing is let through.
-func TestSafeSide(t *testing.T) {
+// Without kubelet's mark and cgroup, nothing but replies is accepted.
+func TestRejectsWithoutKubelet(t *testing.T) {
 	for _, r := range Build(Inputs{}).Chains[0].Rules {
 		if strings.Contains(r.Text, "accept") && !strings.Contains(r.Text, "ct state") {
-			t.Errorf("lets through: %s", r.Text)
+			t.Errorf("accepts: %s", r.Text)
 		}
 	}
 	if _, ok := (Kubelet{Cgroup: Cgroup{Path: `x" accept; drop "`}}).allow(); ok {
-		t.Error("a path with a quote made a rule")
+		t.Error("a cgroup path with a quote was accepted")
 	}
 }
 
-func inNetns(t *testing.T) (host, pod netns.NsHandle) {
+func newNetns(t *testing.T) (host, pod netns.NsHandle) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("SKIP: needs root for a network namespace")
@@ -169,7 +169,7 @@ func inNetns(t *testing.T) (host, pod netns.NsHandle) {
 	if host, err = netns.New(); err != nil {
 		t.Fatal(err)
 	}
-	setUp(t, "lo", "") // a refusal comes back by the loopback device
+	setUp(t, "lo", "") // rejects arrive on the loopback device
 	t.Cleanup(func() { _ = netns.Set(old) })
 	return host, pod
 }
@@ -192,10 +192,10 @@ func setUp(t *testing.T, name, addr string) {
 	}
 }
 
-// The real table, on this kernel: kubelet's mark passes, everybody else is
-// refused at once, root's raw packets included.
+// The real table in the kernel: packets with kubelet's mark pass, all others are
+// rejected at once, including root's raw packets.
 func TestKernel(t *testing.T) {
-	host, pod := inNetns(t)
+	host, pod := newNetns(t)
 	ctx := context.Background()
 	target, err := Open()
 	if err != nil {
@@ -229,14 +229,14 @@ func TestKernel(t *testing.T) {
 	if err := netns.Set(host); err != nil {
 		t.Fatal(err)
 	}
-	k := &Keeper{Target: target}
+	r := &Reconciler{Target: target}
 	if err := target.MatchesSockets(ctx); err != nil {
 		t.Fatal(err)
 	}
 	pods, podsID := podRoot(t)
 	in := Inputs{Locked: addrs("10.244.1.5", "fd10::5"), Kubelet: Kubelet{Mark: mark}, TunnelPort: 6081, DefaultPort: "ovn-k8s-mp0",
 		Networks: []network.Network{{ID: 1}, {ID: 300}}, PodRoots: []Cgroup{{pods, podsID}}}
-	if _, err := k.Reconcile(ctx, in, false); err != nil {
+	if _, err := r.Reconcile(ctx, in, false); err != nil {
 		t.Fatal(err)
 	}
 	have, err := target.Read(ctx)
@@ -265,7 +265,7 @@ func TestKernel(t *testing.T) {
 			t.Errorf("kubelet to %s: %v", to, err)
 		}
 		if took, err := dial(to, 0); err == nil || took > time.Second {
-			t.Errorf("another to %s: %v after %v", to, err, took)
+			t.Errorf("another process to %s: %v after %v", to, err, took)
 		}
 	}
 	if _, err := dial("10.244.1.6:8080", 0); err != nil {
@@ -287,23 +287,23 @@ func TestKernel(t *testing.T) {
 	if err != nil || counters[CounterProbeAllowed] < 2 || counters[CounterProbeRefused] < 3 {
 		t.Errorf("counters %v %v", counters, err)
 	}
-	// Closed when kubelet cannot be told.
+	// Without a way to identify kubelet, its packets are rejected too.
 	in.Mark = 0
-	if _, err := k.Reconcile(ctx, in, false); err != nil {
+	if _, err := r.Reconcile(ctx, in, false); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := dial("10.244.1.5:8080", mark); err == nil {
-		t.Error("reached without a way to tell kubelet")
+		t.Error("a probe passes without a way to identify kubelet")
 	}
-	// Somebody flushes everything, and the watch tells.
+	// Watch reports changes by another program.
 	watched, cancel := context.WithCancel(ctx)
-	told, ended := make(chan uint32, 1000), make(chan error, 1)
+	events, ended := make(chan uint32, 1000), make(chan error, 1)
 	started := make(chan struct{})
 	go func() {
 		runtime.LockOSThread()
 		_ = netns.Set(host)
 		close(started)
-		ended <- Watch(watched, func(generation uint32) { told <- generation })
+		ended <- Watch(watched, func(generation uint32) { events <- generation })
 	}()
 	<-started
 	defer func() {
@@ -312,9 +312,9 @@ func TestKernel(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	for deadline := time.Now().Add(time.Minute); len(told) == 0; { // it may not listen yet
+	for deadline := time.Now().Add(time.Minute); len(events) == 0; { // the watch may not have subscribed yet
 		if time.Now().After(deadline) {
-			t.Fatal("no event of a change")
+			t.Fatal("no event for a change")
 		}
 		if out, err := exec.Command("nft", "add", "element", "inet", Table, SetLocked4, "{ 198.51.100.1 }").CombinedOutput(); err != nil {
 			t.Fatalf("%v %s", err, out)
@@ -323,50 +323,49 @@ func TestKernel(t *testing.T) {
 			t.Fatalf("%v %s", err, out)
 		}
 	}
-	for len(told) > 0 {
-		<-told
+	for len(events) > 0 {
+		<-events
 	}
-	// A change of our own is told apart, and somebody else's table is none of ours.
+	// Changed recognises our own transaction, and Watch ignores other tables.
 	if out, err := exec.Command("nft", "add table inet others; delete table inet others").CombinedOutput(); err != nil {
 		t.Fatalf("%v %s", err, out)
 	}
 	more := in
 	more.Locked = append(addrs("10.244.1.77"), in.Locked...)
-	if _, err := k.Reconcile(ctx, more, true); err != nil {
+	if _, err := r.Reconcile(ctx, more, true); err != nil {
 		t.Fatal(err)
 	}
 	select {
-	case generation := <-told:
-		if generation == 0 || k.Changed(generation) {
-			t.Errorf("our own transaction %d is taken for somebody else's", generation)
+	case generation := <-events:
+		if generation == 0 || r.Changed(generation) {
+			t.Errorf("our own transaction %d is treated as another program's", generation)
 		}
 	case <-time.After(time.Minute):
-		t.Error("no event of our own transaction")
+		t.Error("no event for our own transaction")
 	}
 	if out, err := exec.Command("nft", "flush", "ruleset").CombinedOutput(); err != nil {
 		t.Fatalf("%v %s", err, out)
 	}
 	select {
-	case generation := <-told:
-		if !k.Changed(generation) {
-			t.Error("the flush is taken for our own")
+	case generation := <-events:
+		if !r.Changed(generation) {
+			t.Error("the flush is treated as our own transaction")
 		}
 	case <-time.After(time.Minute):
-		t.Error("no event of the flush")
+		t.Error("no event for the flush")
 	}
-	if ops, err := k.Reconcile(ctx, in, false); err != nil || len(ops) == 0 {
+	if ops, err := r.Reconcile(ctx, in, false); err != nil || len(ops) == 0 {
 		t.Errorf("after a flush: %v %v", ops, err)
 	}
 	if err := target.Delete(ctx); err != nil {
 		t.Fatal(err)
 	}
 	if out, _ := exec.Command("nft", "list", "ruleset").CombinedOutput(); len(out) != 0 {
-		t.Errorf("left: %s", out)
+		t.Errorf("leftover rules: %s", out)
 	}
 }
 
-// Ten thousand pods: elements travel in one transaction.
-// podRoot makes a cgroup that stands for that of all pods.
+// podRoot creates a cgroup that acts as the cgroup of all pods.
 func podRoot(t *testing.T) (path string, id uint64) {
 	t.Helper()
 	mount, err := loader.CgroupMount()
@@ -374,7 +373,7 @@ func podRoot(t *testing.T) (path string, id uint64) {
 		t.Skip("SKIP:", err)
 	}
 	if mount != "/sys/fs/cgroup" {
-		t.Skipf("SKIP: nft looks for cgroups below /sys/fs/cgroup, cgroup v2 is at %s", mount)
+		t.Skipf("SKIP: nft expects cgroups below /sys/fs/cgroup, cgroup v2 is at %s", mount)
 	}
 	dir, err := os.MkdirTemp(mount, "bh-nft-")
 	if err != nil {
@@ -387,36 +386,37 @@ func podRoot(t *testing.T) (path string, id uint64) {
 	return filepath.Base(dir), id
 }
 
+// Ten thousand pods: one transaction adds all elements.
 func TestKernelBulk(t *testing.T) {
 	if testing.Short() {
 		t.Skip("SKIP: -short")
 	}
-	inNetns(t)
+	newNetns(t)
 	target, err := Open()
 	if err != nil {
 		t.Fatal(err)
 	}
-	k := &Keeper{Target: target}
+	r := &Reconciler{Target: target}
 	in := Inputs{Kubelet: Kubelet{Mark: mark}}
 	for i := range 10000 {
 		in.Locked = append(in.Locked, netip.AddrFrom4([4]byte{10, 244, byte(i / 250), byte(i % 250)}))
 	}
 	start := time.Now()
-	if _, err := k.Reconcile(context.Background(), in, false); err != nil {
+	if _, err := r.Reconcile(context.Background(), in, false); err != nil {
 		t.Fatal(err)
 	}
 	all := time.Since(start)
 	in.Locked = in.Locked[1:]
 	start = time.Now()
-	if _, err := k.Reconcile(context.Background(), in, false); err != nil {
+	if _, err := r.Reconcile(context.Background(), in, false); err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("10,000 addresses in %v, one less in %v", all, time.Since(start))
+	t.Logf("10,000 addresses added in %v, one deleted in %v", all, time.Since(start))
 }
 
-// A tenant's mark must not reach the tunnel: the kernel routes the outer
-// packet by it. The range is every network's, and no other mark.
-func TestUnmarked(t *testing.T) {
+// A tenant's mark must not reach the tunnel: the kernel would route the outer
+// packet by it. The rule clears every network's mark and no other mark.
+func TestClearsTenantMark(t *testing.T) {
 	for _, c := range Build(Inputs{}).Chains {
 		if c.Hook != "postrouting" {
 			continue
@@ -427,5 +427,5 @@ func TestUnmarked(t *testing.T) {
 		}
 		return
 	}
-	t.Error("no chain after routing")
+	t.Error("no postrouting chain")
 }

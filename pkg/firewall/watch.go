@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Of the kernel's interface (linux/netfilter/nf_tables.h).
+// From linux/netfilter/nf_tables.h.
 const (
 	groupNFTables = 7
 	msgNewGen     = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_NEWGEN
@@ -20,8 +20,8 @@ const (
 	attrGenID     = 1 // NFTA_GEN_ID
 )
 
-// Watch calls changed with the number of each transaction that touched our
-// table, our own included, and with 0 when events were lost, until ctx ends.
+// Watch calls changed with the number of each transaction on our table,
+// including our own, and with 0 if events were lost, until ctx ends.
 func Watch(ctx context.Context, changed func(generation uint32)) error {
 	s, err := nl.Subscribe(unix.NETLINK_NETFILTER, groupNFTables)
 	if err != nil {
@@ -47,10 +47,10 @@ func Watch(ctx context.Context, changed func(generation uint32)) error {
 		}
 		for _, m := range msgs {
 			if m.Header.Type != msgNewGen {
-				touched = touched || ofTable(m.Data)
+				touched = touched || isOurTable(m.Data)
 				continue
 			}
-			// The last of a transaction's events.
+			// NEWGEN is the last event of a transaction.
 			if touched {
 				changed(generationOf(m.Data))
 			}
@@ -59,16 +59,16 @@ func Watch(ctx context.Context, changed func(generation uint32)) error {
 	}
 }
 
-// generation is the number of the last transaction of this network namespace.
+// generation returns the number of the last transaction in this network namespace.
 func generation() (uint32, error) {
 	req := nl.NewNetlinkRequest(msgGetGen, 0)
 	req.AddRawData([]byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0})
 	msgs, err := req.Execute(unix.NETLINK_NETFILTER, msgNewGen)
 	if err != nil {
-		return 0, fmt.Errorf("ask for the number of the last nftables transaction: %w", err)
+		return 0, fmt.Errorf("get the number of the last nftables transaction: %w", err)
 	}
 	if len(msgs) == 0 {
-		return 0, errors.New("ask for the number of the last nftables transaction: no answer")
+		return 0, errors.New("get the number of the last nftables transaction: no reply")
 	}
 	return generationOf(msgs[0]), nil
 }
@@ -89,9 +89,9 @@ func generationOf(data []byte) uint32 {
 	return 0
 }
 
-// ofTable tells whether an event is of our table. Behind the four bytes of
-// struct nfgenmsg, attribute 1 is the table's name in every kind of event.
-func ofTable(data []byte) bool {
+// isOurTable reports whether an event is for our table. After the four bytes of
+// struct nfgenmsg, attribute 1 is the table's name in every type of event.
+func isOurTable(data []byte) bool {
 	if len(data) < 4 {
 		return false
 	}

@@ -18,23 +18,23 @@ import (
 	"bulkhead/pkg/ovs/vsdb"
 )
 
-// Target is what operations are done to: Client, or Fake in tests.
+// Target accesses the database: Client, or Fake in tests.
 type Target interface {
-	// Read gives what there is of the owner's.
+	// Read returns the owner's actual state.
 	Read(ctx context.Context, owner Owner) (State, error)
-	// Apply does the operations, goes on past one that fails, and names each
-	// that failed. What it did is visible to the next Read.
+	// Apply applies the operations. It continues after a failed one; the error
+	// names each. The next Read shows the changes.
 	Apply(ctx context.Context, ops []Op) error
 }
 
 const (
 	// maxOps is the most operations in one transaction.
 	maxOps = 200
-	// settle is how long the cache may take to show a transaction.
-	settle = 10 * time.Second
+	// cacheTimeout bounds the wait until the cache shows a transaction.
+	cacheTimeout = 10 * time.Second
 )
 
-// Sync makes the owner's rows what want says.
+// Sync applies the difference between the owner's actual and desired state.
 func Sync(ctx context.Context, t Target, owner Owner, want State) error {
 	have, err := t.Read(ctx, owner)
 	if err != nil {
@@ -67,11 +67,11 @@ func (c *Client) Read(ctx context.Context, owner Owner) (State, error) {
 	return s, nil
 }
 
-// interfaces are those with that pair in external_ids, from the index of key:
-// nothing walks the table.
+// interfaces lists the interfaces with the pair in external_ids. It uses the
+// index of key and does not scan the table.
 func (c *Client) interfaces(ctx context.Context, key, value string) ([]vsdb.Interface, error) {
-	// The cache takes the first index that matches, and a row without a key is
-	// indexed under "": the other indexed keys are asked for what no row has.
+	// The cache uses the first index that matches, and indexes a row without
+	// the key as "". So the other indexed keys get a value that no row has.
 	ids := map[string]string{}
 	for _, k := range indexedKeys {
 		ids[k] = "\x00"
@@ -104,7 +104,7 @@ func (c *Client) readChassis(ctx context.Context) (State, error) {
 	return s, nil
 }
 
-// ExternalIDs are the Open_vSwitch row's, as Inputs wants them.
+// ExternalIDs returns the external_ids of the Open_vSwitch row, for Inputs.
 func (c *Client) ExternalIDs(ctx context.Context) (map[string]string, error) {
 	root, err := c.root(ctx)
 	return root.ExternalIDs, err
@@ -116,12 +116,12 @@ func (c *Client) root(ctx context.Context) (vsdb.OpenvSwitch, error) {
 		return vsdb.OpenvSwitch{}, fmt.Errorf("read the Open_vSwitch row: %w", err)
 	}
 	if len(rows) != 1 {
-		return vsdb.OpenvSwitch{}, fmt.Errorf("database holds %d Open_vSwitch rows instead of one: is ovs-vswitchd initialised (ovs-vsctl init)?", len(rows))
+		return vsdb.OpenvSwitch{}, fmt.Errorf("the database has %d Open_vSwitch rows instead of one: is it initialised (ovs-vsctl init)?", len(rows))
 	}
 	return rows[0], nil
 }
 
-// bridgeOfPort is each port's bridge. Bridges are few and list their ports.
+// bridgeOfPort maps ports to bridges. Bridges are few and list their ports.
 func (c *Client) bridgeOfPort(ctx context.Context) (map[string]string, error) {
 	var bridges []vsdb.Bridge
 	if err := c.db.List(ctx, &bridges); err != nil {
@@ -144,7 +144,7 @@ func (c *Client) bridgeOfPort(ctx context.Context) (map[string]string, error) {
 	return out, nil
 }
 
-// ourKeys are the external_ids that Build may set.
+// ourKeys lists the external_ids keys that Build may set.
 var ourKeys = []string{KeyOwner, KeyRole, KeyNetwork, KeyNAD, KeyLSP, KeyLSPVersion, KeyAttachedMAC, KeySandbox, KeyIfName, KeyAttachment, KeyPod}
 
 func portOf(row vsdb.Interface) Port {
@@ -163,13 +163,13 @@ func portOf(row vsdb.Interface) Port {
 	return p
 }
 
-// Apply implements Target: many operations a transaction, and one by one only
-// when a transaction is refused, to find out which operation it was.
+// Apply implements Target. It puts up to maxOps operations in a transaction, and
+// applies them one by one only if the transaction fails.
 func (c *Client) Apply(ctx context.Context, ops []Op) error {
 	return batch.Apply(ops, maxOps, func(ops []Op) error { return c.transact(ctx, ops) }, func(err error) error {
 		switch {
-		case errors.Is(err, errHangs):
-			return errHangs
+		case errors.Is(err, errUnresponsive):
+			return errUnresponsive
 		case errors.Is(err, errNotConnected):
 			return errNotConnected
 		}
@@ -177,24 +177,24 @@ func (c *Client) Apply(ctx context.Context, ops []Op) error {
 	})
 }
 
-// transact does ops in one transaction and waits until the cache shows it. When
-// the connection was lost meanwhile it does so once more with the next one: what
-// was done already is worked out as nothing to do, or refused.
+// transact applies ops in one transaction and waits until the cache shows it. If
+// the connection was lost, it retries once with the next one: an operation that
+// was already applied is then a no-op or fails.
 func (c *Client) transact(ctx context.Context, ops []Op) error {
 	cl, err := c.db.session(ctx)
 	if err != nil {
 		return err
 	}
-	err = c.once(ctx, cl, ops)
-	if wasLost(err) {
-		if cl, err = c.db.after(ctx, cl); err == nil {
-			err = c.once(ctx, cl, ops)
+	err = c.transactOnce(ctx, cl, ops)
+	if isConnectionLoss(err) {
+		if cl, err = c.db.sessionAfter(ctx, cl); err == nil {
+			err = c.transactOnce(ctx, cl, ops)
 		}
 	}
 	return err
 }
 
-func (c *Client) once(ctx context.Context, cl client.Client, ops []Op) error {
+func (c *Client) transactOnce(ctx context.Context, cl client.Client, ops []Op) error {
 	var all []ovsdb.Operation
 	for i, op := range ops {
 		rows, err := c.operations(ctx, op, fmt.Sprintf("bh%d", i))
@@ -215,14 +215,14 @@ func (c *Client) once(ctx context.Context, cl client.Client, ops []Op) error {
 	}
 	for i, op := range all {
 		if op.Op == ovsdb.OperationMutate && results[i].Count == 0 {
-			return fmt.Errorf("row of table %s went away meanwhile", op.Table)
+			return fmt.Errorf("the row of table %s was deleted in the meantime", op.Table)
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, settle)
+	ctx, cancel := context.WithTimeout(ctx, cacheTimeout)
 	defer cancel()
 	for _, op := range ops {
-		if err := c.await(ctx, rowName(op), func() (bool, error) { return c.shows(ctx, op) }); err != nil {
-			return fmt.Errorf("wait for the cache to show it: %w", err)
+		if err := c.await(ctx, rowName(op), func() (bool, error) { return c.cacheShows(ctx, op) }); err != nil {
+			return fmt.Errorf("wait for the cache to show %s: %w", op, err)
 		}
 	}
 	return nil
@@ -236,7 +236,7 @@ func operationErrors(failed []ovsdb.OperationError) error {
 	return errors.Join(errs...)
 }
 
-// operations are the database operations of op. id is unique in the
+// operations returns the database operations of op. id is unique in the
 // transaction.
 func (c *Client) operations(ctx context.Context, op Op, id string) ([]ovsdb.Operation, error) {
 	switch o := op.(type) {
@@ -259,9 +259,9 @@ func (c *Client) operations(ctx context.Context, op Op, id string) ([]ovsdb.Oper
 	}
 }
 
-// setIDs changes single keys of a row's external_ids: ovn-controller and
-// operators write others meanwhile. A map mutation never overwrites, so the
-// old pairs are deleted first.
+// setIDs changes single keys of a row's external_ids, because ovn-controller and
+// operators write other keys. A map mutation never overwrites, so setIDs deletes
+// the old pairs first.
 func (c *Client) setIDs(row model.Model, field *map[string]string, set, drop map[string]string) ([]ovsdb.Operation, error) {
 	var m []model.Mutation
 	if len(drop) > 0 {
@@ -276,7 +276,7 @@ func (c *Client) setIDs(row model.Model, field *map[string]string, set, drop map
 	return c.db.Where(row).Mutate(row, m...)
 }
 
-// create makes rows of any tables.
+// create returns the operations that insert rows of any table.
 func (c *Client) create(rows ...model.Model) ([]ovsdb.Operation, error) {
 	var out []ovsdb.Operation
 	for _, r := range rows {
@@ -360,30 +360,30 @@ func (c *Client) setPort(ctx context.Context, o SetPort) ([]ovsdb.Operation, err
 	return ops, nil
 }
 
-// deletePort takes the port out of its bridge; the database then drops the
-// port and its interface, which nothing refers to any more.
+// deletePort removes the port from its bridge. The database then deletes the
+// port and its interface, as nothing refers to them.
 func (c *Client) deletePort(ctx context.Context, p Port) ([]ovsdb.Operation, error) {
 	port := &vsdb.Port{Name: p.Name}
 	switch err := c.db.Get(ctx, port); {
 	case errors.Is(err, client.ErrNotFound):
-		return nil, nil // gone already
+		return nil, nil // already deleted
 	case err != nil:
 		return nil, fmt.Errorf("port %s: %w", p.Name, err)
 	}
 	if port.ExternalIDs[KeyOwner] != OwnerValue {
-		return nil, fmt.Errorf("port %s does not carry our mark", p.Name)
+		return nil, fmt.Errorf("port %s is not Bulkhead's: external_ids:%s is not %s", p.Name, KeyOwner, OwnerValue)
 	}
 	bridge := &vsdb.Bridge{Name: p.Bridge}
 	switch err := c.db.Get(ctx, bridge); {
 	case errors.Is(err, client.ErrNotFound):
-		return nil, nil // went away with its ports
+		return nil, nil // deleted with its ports
 	case err != nil:
 		return nil, fmt.Errorf("bridge %s: %w", p.Bridge, err)
 	}
 	return c.db.Where(bridge).Mutate(bridge, model.Mutation{Field: &bridge.Ports, Mutator: ovsdb.MutateOperationDelete, Value: []string{port.UUID}})
 }
 
-// rowName is the name of the row that op changes; anything for the root's.
+// rowName returns the name of the row that op changes, or anyRow for the root.
 func rowName(op Op) string {
 	switch o := op.(type) {
 	case AddBridge:
@@ -395,46 +395,46 @@ func rowName(op Op) string {
 	case DeletePort:
 		return o.Port.Name
 	default:
-		return anything
+		return anyRow
 	}
 }
 
-// shows tells whether the cache shows what op did.
-func (c *Client) shows(ctx context.Context, op Op) (bool, error) {
+// cacheShows reports whether the cache shows the result of op.
+func (c *Client) cacheShows(ctx context.Context, op Op) (bool, error) {
 	switch o := op.(type) {
 	case SetChassis:
 		root, err := c.root(ctx)
 		return root.ExternalIDs[o.Key] == o.New, err
 	case AddBridge:
-		return found(c.db.Get(ctx, &vsdb.Bridge{Name: o.Bridge.Name}))
+		return exists(c.db.Get(ctx, &vsdb.Bridge{Name: o.Bridge.Name}))
 	case AddPort:
-		if ok, err := found(c.db.Get(ctx, &vsdb.Port{Name: o.Port.Name})); !ok || err != nil {
+		if ok, err := exists(c.db.Get(ctx, &vsdb.Port{Name: o.Port.Name})); !ok || err != nil {
 			return ok, err
 		}
-		return found(c.db.Get(ctx, &vsdb.Interface{Name: o.Port.Name}))
+		return exists(c.db.Get(ctx, &vsdb.Interface{Name: o.Port.Name}))
 	case SetPort:
 		row := &vsdb.Interface{Name: o.Want.Name}
-		if ok, err := found(c.db.Get(ctx, row)); !ok || err != nil {
+		if ok, err := exists(c.db.Get(ctx, row)); !ok || err != nil {
 			return ok, err
 		}
 		p := portOf(*row)
 		return p.MAC == o.Want.MAC && p.MTU == o.Want.MTU && maps.Equal(p.ExternalIDs, o.Want.ExternalIDs), nil
 	case DeletePort:
-		ok, err := found(c.db.Get(ctx, &vsdb.Interface{Name: o.Port.Name}))
+		ok, err := exists(c.db.Get(ctx, &vsdb.Interface{Name: o.Port.Name}))
 		return !ok, err
 	default:
 		return true, nil
 	}
 }
 
-func found(err error) (bool, error) {
+func exists(err error) (bool, error) {
 	if errors.Is(err, client.ErrNotFound) {
 		return false, nil
 	}
 	return err == nil, err
 }
 
-// Describe prints operations, one a line.
+// Describe renders operations, one per line.
 func Describe(ops []Op) string {
 	lines := make([]string, len(ops))
 	for i, o := range ops {

@@ -14,9 +14,9 @@ import (
 	"bulkhead/pkg/ovs/vsdb"
 )
 
-// ExternalBridge is the external bridge with its uplink's present OpenFlow
-// ports. The uplink is the port that the bridge's external_ids:bridge-uplink
-// names, or else the only one that is neither internal nor a patch port.
+// ExternalBridge returns the external bridge with its uplink's current OpenFlow
+// ports. The uplink is the port named in the bridge's external_ids:bridge-uplink,
+// or else the only port that is neither internal nor a patch port.
 func (c *Client) ExternalBridge(ctx context.Context, name string) (flows.Bridge, error) {
 	out := flows.Bridge{Name: name}
 	br := &vsdb.Bridge{Name: name}
@@ -44,23 +44,23 @@ func (c *Client) ExternalBridge(ctx context.Context, name string) (flows.Bridge,
 			uplinks[port.Name] = append(uplinks[port.Name], ofport)
 		}
 	}
-	chosen := br.ExternalIDs["bridge-uplink"]
-	if chosen == "" {
+	uplink := br.ExternalIDs["bridge-uplink"]
+	if uplink == "" {
 		if len(uplinks) > 1 {
-			return out, fmt.Errorf("bridge %s has several ports that may be its uplink (%s): name it with ovs-vsctl set bridge %s external_ids:bridge-uplink=PORT",
+			return out, fmt.Errorf("bridge %s has several possible uplinks (%s): set the uplink with ovs-vsctl set bridge %s external_ids:bridge-uplink=PORT",
 				name, strings.Join(sortedKeys(uplinks), ", "), name)
 		}
-		chosen = strings.Join(sortedKeys(uplinks), "")
+		uplink = strings.Join(sortedKeys(uplinks), "")
 	}
-	out.Uplinks = uplinks[chosen]
+	out.Uplinks = uplinks[uplink]
 	slices.Sort(out.Uplinks)
 	return out, nil
 }
 
-// ProtectPatchPorts marks the external bridge's patch ports, which lead to
-// networks, as protected: while the bridge has no flows of ours, after a start
-// of Open vSwitch, it switches by itself, and then never from one protected port
-// to another. The mark is in the database and outlives a restart.
+// ProtectPatchPorts sets protected on the external bridge's patch ports, which
+// lead to networks. After a start of Open vSwitch, while the bridge does not have
+// our flows yet, it acts as a learning switch, which does not forward between
+// protected ports. The setting is in the database and persists across restarts.
 func (c *Client) ProtectPatchPorts(ctx context.Context, bridge string) error {
 	br := &vsdb.Bridge{Name: bridge}
 	if err := c.db.Get(ctx, br); err != nil {

@@ -41,7 +41,7 @@ func addUplink(t *testing.T, c *Client, name string) {
 		t.Fatal(err)
 	}
 	ops := must(c.create(&vsdb.Interface{UUID: "i", Name: name, Type: "dummy"}, &vsdb.Port{UUID: "p", Name: name, Interfaces: []string{"i"}}))
-	do(t, c, append(ops, must(c.db.Where(br).Mutate(br, model.Mutation{Field: &br.Ports, Mutator: "insert", Value: []string{"p"}}))...)...)
+	transact(t, c, append(ops, must(c.db.Where(br).Mutate(br, model.Mutation{Field: &br.Ports, Mutator: "insert", Value: []string{"p"}}))...)...)
 	waitFor(t, c, func() bool { return c.db.Get(ctx, &vsdb.Interface{Name: name}) == nil })
 }
 
@@ -54,61 +54,61 @@ func ovsOfctl(root, dir string) flows.OFCtl {
 	}}
 }
 
-// keep runs a keeper of br-ex until the test ends.
-func keep(t *testing.T, k *FlowKeeper) *FlowKeeper {
+// runReconciler runs a reconciler of br-ex until the test ends.
+func runReconciler(t *testing.T, r *FlowReconciler) *FlowReconciler {
 	t.Helper()
-	k.Bridge, k.Log = "br-ex", slog.New(slog.DiscardHandler)
+	r.Bridge, r.Log = "br-ex", slog.New(slog.DiscardHandler)
 	ctx, cancel := context.WithCancel(context.Background())
 	stopped := make(chan struct{})
-	go func() { k.Run(ctx); close(stopped) }()
+	go func() { r.Run(ctx); close(stopped) }()
 	t.Cleanup(func() { cancel(); <-stopped })
-	return k
+	return r
 }
 
-// What somebody does to the bridge's flows by hand is put right within seconds:
-// the node hangs on them. Flows of others stay, and who does nothing sees no
-// reads.
-func TestFlowsChangedByHand(t *testing.T) {
-	for name, told := range map[string]bool{"told by the switch": true, "not told": false} {
+// The reconciler repairs flows that another program changed within seconds, as
+// the node's connectivity depends on them. Flows of others stay, and without a
+// change the reconciler does not read the bridge.
+func TestRepairsChangedFlows(t *testing.T) {
+	for name, notified := range map[string]bool{"with flow monitor": true, "periodic only": false} {
 		t.Run(name, func(t *testing.T) {
 			root, dir := rootfs(t), t.TempDir()
 			address := startServer(t, root, dir)
-			c := connected(t, address)
+			c := connect(t, address)
 			addUplink(t, c, "eth1")
-			first := vswitchd(t, root, dir, address)
+			process := vswitchd(t, root, dir, address)
 			ofctl := ovsOfctl(root, dir)
 			counted := &countedSwitch{Switch: ofctl}
-			k := &FlowKeeper{Client: c, Switch: counted, RunDir: dir, every: time.Hour}
-			if !told {
-				k.RunDir, k.every = t.TempDir(), 100*time.Millisecond
+			r := &FlowReconciler{Client: c, Switch: counted, RunDir: dir, interval: time.Hour}
+			if !notified {
+				r.RunDir, r.interval = t.TempDir(), 100*time.Millisecond
 			}
-			keep(t, k)
-			inPlace := func(when string) {
+			runReconciler(t, r)
+			expectFlows := func(when string) {
 				t.Helper()
 				start := time.Now()
 				eventually(t, when, func(ctx context.Context) error {
-					want, err := k.want(ctx)
+					want, err := r.desired(ctx)
 					if err != nil {
 						return err
 					}
 					have, err := ofctl.Read(ctx, "br-ex")
 					if ops := flows.Diff(want, have); err == nil && len(ops) > 0 {
-						err = fmt.Errorf("the bridge still lacks: %v", ops)
+						err = fmt.Errorf("remaining operations: %v", ops)
 					}
 					if err == nil && time.Since(start) > 10*time.Second {
-						t.Errorf("%s: only after %s", when, time.Since(start))
+						t.Errorf("%s: took %s", when, time.Since(start))
 					}
 					return err
 				})
 			}
-			byHand := func(args ...string) {
+			runOfctl := func(args ...string) {
 				t.Helper()
 				if out, err := ofctl.Command(deadline(t), args...).CombinedOutput(); err != nil {
 					t.Fatalf("ovs-ofctl %v: %v: %s", args, err, out)
 				}
 			}
-			inPlace("at first")
-			byHand("add-flow", "br-ex", "cookie=0x7,priority=5,tcp,actions=drop")
+			expectFlows("at process")
+			runOfctl("add-flow", "br-ex", "cookie=0x7,priority=5,tcp,actions=drop")
 			for when, args := range map[string][]string{
 				"all were deleted": {"del-flows", "br-ex", fmt.Sprintf("cookie=%#x/%#x", flows.CookieMark, flows.CookieMask)},
 				"one was deleted":  {"--strict", "del-flows", "br-ex", "priority=100,in_port=LOCAL"},
@@ -116,17 +116,17 @@ func TestFlowsChangedByHand(t *testing.T) {
 				"one was replaced": {"add-flow", "br-ex", "priority=10,actions=NORMAL"},
 				"one was added":    {"add-flow", "br-ex", fmt.Sprintf("cookie=%#x,priority=200,in_port=LOCAL,actions=drop", flows.CookieBase)},
 			} {
-				byHand(args...)
-				inPlace(when)
+				runOfctl(args...)
+				expectFlows(when)
 			}
 			if out, err := ofctl.Command(deadline(t), "dump-flows", "br-ex", "cookie=0x7/-1").Output(); err != nil || !strings.Contains(string(out), "tcp") {
-				t.Errorf("a flow of somebody else is gone: %v %s", err, out)
+				t.Errorf("another program's flow was deleted: %v %s", err, out)
 			}
-			_ = first.Process.Kill()
-			_ = first.Wait()
+			_ = process.Process.Kill()
+			_ = process.Wait()
 			vswitchd(t, root, dir, address)
-			inPlace("ovs-vswitchd was started again")
-			if told { // pods come: nothing about the bridge
+			expectFlows("ovs-vswitchd was restarted")
+			if notified { // new pods do not change the bridge
 				if err := c.SyncChassis(deadline(t), testNode(), testInputs); err != nil {
 					t.Fatal(err)
 				}
@@ -136,8 +136,8 @@ func TestFlowsChangedByHand(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				if n := counted.reads.Load() - before; n > 5 { // the new switch's own flows may still be told
-					t.Errorf("%d reads of the bridge for nothing", n)
+				if n := counted.reads.Load() - before; n > 5 { // events of the restarted switch may still arrive
+					t.Errorf("%d reads of the bridge without a change", n)
 				}
 			}
 		})
@@ -157,29 +157,29 @@ func (s *countedSwitch) Read(ctx context.Context, bridge string) (flows.State, e
 func TestExternalBridgeFlows(t *testing.T) {
 	root, dir := rootfs(t), t.TempDir()
 	address := startServer(t, root, dir)
-	c := connected(t, address)
+	c := connect(t, address)
 	addUplink(t, c, "eth1")
-	first := vswitchd(t, root, dir, address)
+	process := vswitchd(t, root, dir, address)
 	ctx := deadline(t)
 	ofctl := ovsOfctl(root, dir)
 	reports := make(chan error, 1000)
-	k := keep(t, &FlowKeeper{Client: c, Switch: ofctl, RunDir: dir, Report: func(err error) {
+	r := runReconciler(t, &FlowReconciler{Client: c, Switch: ofctl, RunDir: dir, Report: func(err error) {
 		select {
 		case reports <- err:
 		default:
 		}
 	}})
-	// inPlace waits for reports until the switch holds what Build wants.
-	inPlace := func(when string) {
+	// expectFlows waits for reports until the switch has the desired flows.
+	expectFlows := func(when string) {
 		t.Helper()
 		var last error
 		for {
 			select {
 			case last = <-reports:
 			case <-ctx.Done():
-				t.Fatalf("%s: flows did not come: %v", when, last)
+				t.Fatalf("%s: the switch does not have the desired flows: %v", when, last)
 			}
-			want, err := k.want(ctx)
+			want, err := r.desired(ctx)
 			if err != nil {
 				continue
 			}
@@ -192,12 +192,12 @@ func TestExternalBridgeFlows(t *testing.T) {
 			}
 		}
 	}
-	inPlace("at first")
+	expectFlows("at process")
 	out, err := ofctl.Command(ctx, "--no-stats", "dump-flows", "br-ex").CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "priority=0 actions=NORMAL") {
-		t.Errorf("the bridge's default flow is gone: %v %s", err, out)
+		t.Errorf("the bridge's default flow was deleted: %v %s", err, out)
 	}
-	// Another uplink: nobody can tell which is meant.
+	// With two possible uplinks, bridge-uplink must be set.
 	addUplink(t, c, "eth2")
 	if _, err := c.ExternalBridge(ctx, "br-ex"); err == nil || !strings.Contains(err.Error(), "external_ids:bridge-uplink") {
 		t.Errorf("two uplinks: %v", err)
@@ -206,38 +206,38 @@ func TestExternalBridgeFlows(t *testing.T) {
 	if err := c.db.Get(ctx, br); err != nil {
 		t.Fatal(err)
 	}
-	do(t, c, must(c.setIDs(br, &br.ExternalIDs, map[string]string{"bridge-uplink": "eth2"}, nil))...)
+	transact(t, c, must(c.setIDs(br, &br.ExternalIDs, map[string]string{"bridge-uplink": "eth2"}, nil))...)
 	waitFor(t, c, func() bool {
 		b, err := c.ExternalBridge(ctx, "br-ex")
 		return err == nil && len(b.Uplinks) == 1 && b.Uplinks[0] > 0
 	})
-	inPlace("after the uplink was named")
-	// A crash of ovs-vswitchd takes the flows with it.
-	_ = first.Process.Kill()
-	_ = first.Wait()
+	expectFlows("after bridge-uplink was set")
+	// The flows are lost when ovs-vswitchd crashes.
+	_ = process.Process.Kill()
+	_ = process.Wait()
 	for len(reports) > 0 {
 		<-reports
 	}
 	vswitchd(t, root, dir, address)
-	inPlace("after ovs-vswitchd came back")
+	expectFlows("after ovs-vswitchd was restarted")
 }
 
-// The external bridge before it has flows of ours, as after a restart of Open
-// vSwitch: a frame from one network's patch port does not reach another's.
-func TestNothingPassesBetweenPatchPorts(t *testing.T) {
+// While the external bridge does not have our flows, e.g. after a restart of Open
+// vSwitch, a frame from one network's patch port must not reach another's.
+func TestNoTrafficBetweenPatchPorts(t *testing.T) {
 	root, dir := rootfs(t), t.TempDir()
 	address := startServer(t, root, dir)
-	c := connected(t, address)
+	c := connect(t, address)
 	ctx := deadline(t)
 	addUplink(t, c, "eth1")
 	for _, n := range []string{"a", "b"} {
 		patch := func(name, peer string) *vsdb.Interface {
 			return &vsdb.Interface{UUID: "i" + name, Name: name, Type: "patch", Options: map[string]string{"peer": peer}}
 		}
-		here, there := patch("ex"+n, "int"+n), patch("int"+n, "ex"+n)
+		exPort, intPort := patch("ex"+n, "int"+n), patch("int"+n, "ex"+n)
 		local := &vsdb.Interface{UUID: "l" + n, Name: "br" + n, Type: "internal"}
-		p := &vsdb.Port{UUID: "p", Name: here.Name, Interfaces: []string{here.UUID}}
-		q := &vsdb.Port{UUID: "q", Name: there.Name, Interfaces: []string{there.UUID}}
+		p := &vsdb.Port{UUID: "p", Name: exPort.Name, Interfaces: []string{exPort.UUID}}
+		q := &vsdb.Port{UUID: "q", Name: intPort.Name, Interfaces: []string{intPort.UUID}}
 		l := &vsdb.Port{UUID: "l", Name: local.Name, Interfaces: []string{local.UUID}}
 		b := &vsdb.Bridge{UUID: "b", Name: "br" + n, Ports: []string{"q", "l"}, DatapathType: "dummy"}
 		br := &vsdb.Bridge{Name: "br-ex"}
@@ -245,11 +245,11 @@ func TestNothingPassesBetweenPatchPorts(t *testing.T) {
 			t.Fatal(err)
 		}
 		o := must(c.root(ctx))
-		ops := must(c.create(here, there, local, p, q, l, b))
+		ops := must(c.create(exPort, intPort, local, p, q, l, b))
 		ops = append(ops, must(c.db.Where(br).Mutate(br, model.Mutation{Field: &br.Ports, Mutator: "insert", Value: []string{"p"}}))...)
 		ops = append(ops, must(c.db.Where(&o).Mutate(&o, model.Mutation{Field: &o.Bridges, Mutator: "insert", Value: []string{"b"}}))...)
-		do(t, c, ops...)
-		waitFor(t, c, func() bool { return c.db.Get(ctx, &vsdb.Interface{Name: here.Name}) == nil })
+		transact(t, c, ops...)
+		waitFor(t, c, func() bool { return c.db.Get(ctx, &vsdb.Interface{Name: exPort.Name}) == nil })
 	}
 	vswitchd(t, root, dir, address)
 	reaches := func() bool {
@@ -258,10 +258,10 @@ func TestNothingPassesBetweenPatchPorts(t *testing.T) {
 		out, _ := cmd.CombinedOutput()
 		return strings.Contains(string(out), `bridge("brb")`)
 	}
-	for !reaches() { // the positive control: the bridge floods
+	for !reaches() { // positive control: the bridge floods
 		select {
 		case <-ctx.Done():
-			t.Fatal("the bridge never flooded: the check would prove nothing")
+			t.Fatal("the bridge never flooded, so the test proves nothing")
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
@@ -271,7 +271,7 @@ func TestNothingPassesBetweenPatchPorts(t *testing.T) {
 	for reaches() {
 		select {
 		case <-ctx.Done():
-			t.Fatal("a frame of one network reaches the other by the external bridge")
+			t.Fatal("a frame of one network reaches the other via the external bridge")
 		case <-time.After(20 * time.Millisecond):
 		}
 	}

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ovs sets up this node's Open vSwitch: the chassis settings that
-// ovn-controller reads, the integration bridge, management ports and pod
-// ports. Build says what should be, Diff what to do about what is there,
-// Client does it, in transactions of the Open_vSwitch database.
+// Package ovs configures this node's Open vSwitch: the chassis settings that
+// ovn-controller reads, the integration bridge, management ports and pod ports.
+// The Build functions return the desired state, Diff the operations from the
+// actual to the desired state, and Client applies them in transactions of the
+// Open_vSwitch database.
 package ovs
 
 import (
@@ -17,12 +18,12 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Keys of external_ids. KeyOwner is our mark: rows without it are not ours
-// and are never touched.
+// Keys of external_ids. KeyOwner is our mark: the package never changes rows
+// without it.
 const (
 	KeyOwner   = "k8s.ovn.org/owner"
 	OwnerValue = "bulkhead"
-	KeyRole    = "k8s.ovn.org/role" // what the port is for: an Owner
+	KeyRole    = "k8s.ovn.org/role" // an Owner
 	KeyNetwork = "k8s.ovn.org/network"
 	KeyNAD     = "k8s.ovn.org/nad"
 
@@ -32,11 +33,11 @@ const (
 	KeyInstalled   = "ovn-installed" // written by ovn-controller
 	KeySandbox     = "sandbox"
 	KeyIfName      = "k8s.ovn.org/ifname"     // inside the pod
-	KeyAttachment  = "k8s.ovn.org/attachment" // CNI network/ifname of the ADD that made it
+	KeyAttachment  = "k8s.ovn.org/attachment" // CNI network/ifname of the ADD that created it
 	KeyPod         = "k8s.ovn.org/pod"        // namespace/name
 )
 
-// Owner says which of our rows are meant.
+// Owner selects a group of our rows.
 type Owner string
 
 const (
@@ -45,39 +46,39 @@ const (
 	OwnerPod        Owner = "pod"
 )
 
-// State is what should be, or is, in the database, for one Owner.
+// State is one Owner's desired or actual state in the database.
 type State struct {
-	// Chassis are keys of the Open_vSwitch row's external_ids: those that
-	// Build answers for.
+	// Chassis holds external_ids of the Open_vSwitch row; in the desired state
+	// only the keys that we manage.
 	Chassis map[string]string
-	// Bridge is the integration bridge, where it is asked for.
+	// Bridge is the integration bridge, for OwnerChassis.
 	Bridge *Bridge
-	// Ports by name.
+	// Ports holds ports by name.
 	Ports map[string]Port
 }
 
-// Bridge is an OVS bridge that fails secure, as ovn-controller makes it.
+// Bridge is an OVS bridge with fail_mode=secure, as ovn-controller creates it.
 type Bridge struct {
 	Name         string
-	DatapathType string // "" is the kernel's
+	DatapathType string // "" is the kernel datapath
 }
 
 // Port is a port with one interface of the same name.
 type Port struct {
 	Name        string
 	Bridge      string
-	Internal    bool   // else a link of the system
-	MAC         string // internal ports only: others have theirs already
+	Internal    bool   // otherwise an existing link of the host
+	MAC         string // internal ports only: other links have a MAC
 	MTU         int    // internal ports only
 	ExternalIDs map[string]string
 }
 
-// Inputs is what Build needs beside the network and the node.
+// Inputs are BuildChassis's inputs besides the node.
 type Inputs struct {
 	SBAddress       string // OVN southbound database
 	ExternalBridge  string
 	PhysicalNetwork string
-	// ExternalIDs is what the Open_vSwitch row's external_ids hold now: an
+	// ExternalIDs are the actual external_ids of the Open_vSwitch row: an
 	// existing system-id and an operator's bridge mappings are kept.
 	ExternalIDs map[string]string
 }
@@ -85,8 +86,8 @@ type Inputs struct {
 // DefaultIntegrationBridge is ovn-controller's default.
 const DefaultIntegrationBridge = "br-int"
 
-// IntegrationBridge is the bridge that ovn-controller works on, by the
-// Open_vSwitch row's external_ids.
+// IntegrationBridge returns ovn-controller's bridge, given the external_ids of
+// the Open_vSwitch row.
 func IntegrationBridge(externalIDs map[string]string) string {
 	if b := externalIDs["ovn-bridge"]; b != "" {
 		return b
@@ -94,12 +95,12 @@ func IntegrationBridge(externalIDs map[string]string) string {
 	return DefaultIntegrationBridge
 }
 
-// BuildChassis is what makes this node an OVN chassis and a zone of its own,
-// with the integration bridge, so that it does not matter whether we or
-// ovn-controller start first.
+// BuildChassis returns the state that makes this node an OVN chassis in its own
+// zone. It includes the integration bridge, so that the agent and ovn-controller
+// may start in any order.
 func BuildChassis(node network.Node, in Inputs) (State, error) {
 	if len(node.EncapIPs) == 0 {
-		return State{}, fmt.Errorf("node %s has no geneve address: give the external bridge %s an address, or set encap-ips", node.Name, in.ExternalBridge)
+		return State{}, fmt.Errorf("node %s has no geneve address: assign an address to the external bridge %s, or set encap-ips", node.Name, in.ExternalBridge)
 	}
 	encap := make([]string, len(node.EncapIPs))
 	for i, a := range node.EncapIPs {
@@ -107,14 +108,14 @@ func BuildChassis(node network.Node, in Inputs) (State, error) {
 	}
 	ids := map[string]string{
 		"system-id":                 ChassisID(node.Name, in.ExternalIDs),
-		"hostname":                  node.Name, // ovn-controller's chassis hostname, which requested-chassis names
+		"hostname":                  node.Name, // the chassis hostname, to which requested-chassis refers
 		"ovn-remote":                in.SBAddress,
 		"ovn-encap-type":            "geneve",
 		"ovn-encap-ip":              strings.Join(encap, ","),
 		"ovn-is-interconn":          "true",
 		"ovn-bridge-mappings":       mergeMappings(in.ExternalIDs["ovn-bridge-mappings"], in.PhysicalNetwork, in.ExternalBridge),
-		"ovn-monitor-all":           "true", // the zone is one node: all of it is ours
-		"ovn-set-local-ip":          "true", // several geneve addresses: use the one that was chosen
+		"ovn-monitor-all":           "true", // the zone is this node: it needs all rows
+		"ovn-set-local-ip":          "true", // with several geneve addresses, send from the configured one
 		"ovn-remote-probe-interval": "100000",
 	}
 	return State{Chassis: ids, Bridge: &Bridge{
@@ -122,19 +123,19 @@ func BuildChassis(node network.Node, in Inputs) (State, error) {
 	}}, nil
 }
 
-// ChassisID is the system-id that is there, or one that follows from the
-// node's name: an agent whose database was lost comes back as the same chassis.
+// ChassisID returns the existing system-id, or one derived from the node's name,
+// so that a node whose database was lost remains the same chassis.
 func ChassisID(node string, externalIDs map[string]string) string {
 	if id := externalIDs["system-id"]; id != "" {
 		return id
 	}
 	h := sha256.Sum256([]byte("bulkhead chassis " + node))
-	h[6], h[8] = h[6]&0x0f|0x80, h[8]&0x3f|0x80 // UUID version 8: made our own way
+	h[6], h[8] = h[6]&0x0f|0x80, h[8]&0x3f|0x80 // UUID version 8: custom
 	return fmt.Sprintf("%x-%x-%x-%x-%x", h[0:4], h[4:6], h[6:8], h[8:10], h[10:16])
 }
 
-// mergeMappings puts physnet:bridge into a list of bridge mappings and leaves
-// the mappings of other physical networks as they are.
+// mergeMappings sets physnet:bridge in a list of bridge mappings and keeps the
+// mappings of other physical networks.
 func mergeMappings(existing, physnet, bridge string) string {
 	var out []string
 	placed := false
@@ -156,7 +157,7 @@ func mergeMappings(existing, physnet, bridge string) string {
 	return strings.Join(out, ",")
 }
 
-// BuildManagement is the node's own interface on net.
+// BuildManagement returns net's management port on the node.
 func BuildManagement(net network.Network, node network.Node, integrationBridge string) (State, error) {
 	hosts, err := net.HostSubnets(node.ID)
 	if err != nil {
@@ -178,19 +179,19 @@ func BuildManagement(net network.Network, node network.Node, integrationBridge s
 
 // PodPort is the host end of a pod's interface.
 type PodPort struct {
-	Name           string // the link's, on the host
+	Name           string // of the host end
 	LSP            string
 	Namespace, Pod string
-	UID            string // of the pod: ovn-controller binds the port only if the logical port has the same
+	UID            string // of the pod: ovn-controller binds the port only if the logical port has the same uid
 	MAC            string
 	Sandbox        string
 	IfName         string // inside the pod
-	Attachment     string // CNI network/ifname of the ADD that makes it
+	Attachment     string // CNI network/ifname of the ADD that creates it
 	NAD            string // key, or network.DefaultName
 	Network        string
 }
 
-// BuildPods is the ports of pods' interfaces.
+// BuildPods returns the ports of pods' interfaces.
 func BuildPods(ports []PodPort, integrationBridge string) State {
 	s := State{Ports: make(map[string]Port, len(ports))}
 	for _, p := range ports {
@@ -203,15 +204,15 @@ func BuildPods(ports []PodPort, integrationBridge string) State {
 	return s
 }
 
-// podPort reads a pod port's external_ids back.
-func podPort(p Port) PodPort {
+// parsePodPort parses a pod port's external_ids.
+func parsePodPort(p Port) PodPort {
 	ids := p.ExternalIDs
 	ns, pod, _ := strings.Cut(ids[KeyPod], "/")
 	return PodPort{Name: p.Name, LSP: ids[KeyLSP], Namespace: ns, Pod: pod, UID: ids[KeyLSPVersion], MAC: ids[KeyAttachedMAC],
 		Sandbox: ids[KeySandbox], IfName: ids[KeyIfName], Attachment: ids[KeyAttachment], NAD: ids[KeyNAD], Network: ids[KeyNetwork]}
 }
 
-// Merge is the union of states; later ones win.
+// Merge returns the union of states; later ones win.
 func Merge(states ...State) State {
 	out := State{Chassis: map[string]string{}, Ports: map[string]Port{}}
 	for _, s := range states {
@@ -224,5 +225,5 @@ func Merge(states ...State) State {
 	return out
 }
 
-// sortedKeys are m's keys in order.
+// sortedKeys returns m's keys in order.
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

@@ -15,21 +15,21 @@ import (
 	"bulkhead/pkg/ovs/vsdb"
 )
 
-// Client is this node's Open vSwitch database: a cache that the server keeps
-// current, and transactions. It survives restarts of the server. Everything
-// is read from the cache, by index; nothing is executed.
+// Client accesses this node's Open vSwitch database. It reads from a cache, by
+// index, which the server updates, and writes in transactions. It reconnects
+// after a restart of the server. It executes no programs.
 type Client struct {
 	db     *connection
 	log    *slog.Logger
 	change *notifier
 }
 
-// Connect connects to the database at address ("unix:/…" or "tcp:…") and
-// fills the cache. It retries until ctx ends, as Open vSwitch may start later
-// than the agent.
+// Connect connects to the database at address ("unix:/…" or "tcp:…") and fills
+// the cache. It retries until ctx ends, because Open vSwitch may start after the
+// agent.
 func Connect(ctx context.Context, address string, log *slog.Logger) (*Client, error) {
 	c := &Client{log: log, change: newNotifier()}
-	c.db = &connection{address: address, log: log, found: c.follow}
+	c.db = &connection{address: address, log: log, onConnect: c.handleConnect}
 	c.db.open()
 	for {
 		_, err := c.db.session(ctx)
@@ -43,9 +43,10 @@ func Connect(ctx context.Context, address string, log *slog.Logger) (*Client, er
 	}
 }
 
-// watched are the columns that are read. Statistics and status columns change
-// every few seconds on every interface: they are not asked for.
-func watched() []client.MonitorOption {
+// monitoredColumns returns the columns that the package reads. It leaves out
+// statistics and status columns, which change every few seconds on every
+// interface.
+func monitoredColumns() []client.MonitorOption {
 	o, b, p, i := &vsdb.OpenvSwitch{}, &vsdb.Bridge{}, &vsdb.Port{}, &vsdb.Interface{}
 	return []client.MonitorOption{
 		client.WithTable(o, &o.Bridges, &o.ExternalIDs, &o.CurCfg, &o.NextCfg),
@@ -55,14 +56,14 @@ func watched() []client.MonitorOption {
 	}
 }
 
-// follow has a new connection's changes told. Anything may have changed while
-// there was none.
-func (c *Client) follow(cl client.Client) {
-	if rows := cl.Cache(); rows != nil { // else it is lost again already
+// handleConnect adds event handlers to a new connection's cache and notifies all
+// waiters: any row may have changed while there was no connection.
+func (c *Client) handleConnect(cl client.Client) {
+	if rows := cl.Cache(); rows != nil { // nil if the connection is already lost
 		rows.AddEventHandler(&cache.EventHandlerFuncs{
-			AddFunc:    func(table string, row model.Model) { c.changed(row) },
-			UpdateFunc: func(table string, _, row model.Model) { c.changed(row) },
-			DeleteFunc: func(table string, row model.Model) { c.changed(row) },
+			AddFunc:    func(table string, row model.Model) { c.notifyRow(row) },
+			UpdateFunc: func(table string, _, row model.Model) { c.notifyRow(row) },
+			DeleteFunc: func(table string, row model.Model) { c.notifyRow(row) },
 		})
 	}
 	c.change.notifyAll()
@@ -71,9 +72,9 @@ func (c *Client) follow(cl client.Client) {
 // Close disconnects.
 func (c *Client) Close() { c.db.close() }
 
-// changed wakes who waits for the row: interfaces, ports and bridges by name,
-// and who waits for anything.
-func (c *Client) changed(row model.Model) {
+// notifyRow notifies waiters for the row's name (interfaces, ports and bridges)
+// and waiters for any row.
+func (c *Client) notifyRow(row model.Model) {
 	switch r := row.(type) {
 	case *vsdb.Interface:
 		c.change.notify(r.Name)
@@ -82,14 +83,14 @@ func (c *Client) changed(row model.Model) {
 	case *vsdb.Bridge:
 		c.change.notify(r.Name)
 	}
-	c.change.notify(anything)
+	c.change.notify(anyRow)
 }
 
-// await returns when done says so. done is asked once, and again after every
-// change of a row of that name; an error of its own ends the wait.
+// await waits until done returns true or an error. It calls done at once and
+// after each change of a row with that name.
 func (c *Client) await(ctx context.Context, name string, done func() (bool, error)) error {
 	for {
-		changed, stop := c.change.wait(name) // before asking, so that no change is missed
+		changed, stop := c.change.wait(name) // before done, so that no change is missed
 		ok, err := done()
 		if ok || err != nil {
 			stop()
@@ -105,7 +106,7 @@ func (c *Client) await(ctx context.Context, name string, done func() (bool, erro
 	}
 }
 
-// indexedKeys are the external_ids of interfaces that are looked up.
+// indexedKeys lists the external_ids keys of interfaces with an index.
 var indexedKeys = []string{KeyOwner, KeySandbox, KeyLSP}
 
 func databaseModel() (model.ClientDBModel, error) {
@@ -124,20 +125,21 @@ func databaseModel() (model.ClientDBModel, error) {
 	return m, nil
 }
 
-// anything is the notifier's key for every change.
-const anything = ""
+// anyRow is the notifier's key for every change.
+const anyRow = ""
 
-// notifier wakes waiters by key. It holds nothing for keys nobody waits for.
+// notifier notifies waiters by key.
 type notifier struct {
 	mu      sync.Mutex
-	waiters map[string]map[chan struct{}]struct{}
+	waiters map[string]map[chan struct{}]struct{} // only keys with waiters
 }
 
 func newNotifier() *notifier {
 	return &notifier{waiters: map[string]map[chan struct{}]struct{}{}}
 }
 
-// wait gives a channel that gets a value when key is notified next.
+// wait returns a channel that receives a value when key is notified, and a
+// function that ends the wait.
 func (n *notifier) wait(key string) (<-chan struct{}, func()) {
 	ch := make(chan struct{}, 1)
 	n.mu.Lock()
@@ -162,12 +164,12 @@ func (n *notifier) notify(key string) {
 	for ch := range n.waiters[key] {
 		select {
 		case ch <- struct{}{}:
-		default: // it has not taken the last one yet
+		default: // the waiter has not read the previous notification yet
 		}
 	}
 }
 
-// notifyAll wakes every waiter.
+// notifyAll notifies all waiters.
 func (n *notifier) notifyAll() {
 	n.mu.Lock()
 	keys := sortedKeys(n.waiters)

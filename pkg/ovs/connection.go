@@ -19,66 +19,67 @@ import (
 	"github.com/ovn-kubernetes/libovsdb/ovsdb"
 )
 
-// connection keeps a client of the database alive: when the connection is lost
-// a new client takes its place, with nothing left of the old one's cache.
-// libovsdb's own way of connecting again holds readers and writers up for as
-// long as the database is away, and tells them that it is connected.
+// connection maintains a connection to the database. When the connection is
+// lost, it replaces the client, so that no stale cache remains. It does not use
+// libovsdb's reconnect, which blocks readers and writers while the database is
+// down and reports that it is connected.
 type connection struct {
-	address string
-	found   func(client.Client) // called after each connect
-	log     *slog.Logger
-	timeout time.Duration // of a transaction; 0: transactTimeout
-	sending chan struct{} // as many transactions may be under way
-	stop    context.CancelFunc
-	ended   chan struct{}
+	address   string
+	onConnect func(client.Client) // called after each connect
+	log       *slog.Logger
+	timeout   time.Duration // of a transaction; 0: transactTimeout
+	slots     chan struct{} // semaphore of running transactions
+	stop      context.CancelFunc
+	done      chan struct{}
 
 	mu      sync.Mutex
-	current client.Client // nil: not connected
-	latest  client.Client
-	err     error         // why it is not connected
-	changed chan struct{} // closed with each change of current
+	current client.Client // nil if not connected
+	latest  client.Client // current, or the last one if not connected
+	err     error         // why current is nil
+	changed chan struct{} // closed and replaced when current changes
 }
 
 const (
 	dialTimeout = 10 * time.Second
-	// transactTimeout bounds a transaction: a database that hangs holds nobody up for ever.
+	// transactTimeout bounds a transaction: an unresponsive database must not
+	// block callers forever.
 	transactTimeout = 30 * time.Second
-	// reconnectTimeout is how long a reader or writer waits for a connection: a
-	// restart of the database is no failure.
+	// reconnectTimeout is how long readers and writers wait for a connection, so
+	// that they do not fail during a restart of the database.
 	reconnectTimeout = 5 * time.Second
-	// maxSending is how many transactions are under way at once.
-	maxSending = 8
-	// lookAfter is how often a connection is looked at: libovsdb tells of a loss
-	// only who is waiting for it at that moment.
-	lookAfter   = time.Second
-	redialAfter = 100 * time.Millisecond
-	redialMax   = 2 * time.Second
+	// maxTransactions bounds the number of concurrent transactions.
+	maxTransactions = 8
+	// checkInterval is how often a connection is checked: libovsdb reports a
+	// loss only to callers that wait for it at that moment.
+	checkInterval  = time.Second
+	minRedialDelay = 100 * time.Millisecond
+	maxRedialDelay = 2 * time.Second
 )
 
 var (
-	errHangs        = errors.New("the Open vSwitch database does not answer: is ovsdb-server stopped?")
+	errUnresponsive = errors.New("the Open vSwitch database does not answer: is ovsdb-server stopped?")
 	errNotConnected = errors.New("not connected to the Open vSwitch database: is ovsdb-server running?")
 )
 
-// open begins to connect; close ends it.
+// open starts to connect in the background; close stops it.
 func (c *connection) open() {
 	ctx, cancel := context.WithCancel(context.Background())
-	c.stop, c.ended = cancel, make(chan struct{})
-	c.sending, c.changed = make(chan struct{}, maxSending), make(chan struct{})
+	c.stop, c.done = cancel, make(chan struct{})
+	c.slots, c.changed = make(chan struct{}, maxTransactions), make(chan struct{})
 	go func() {
-		defer close(c.ended)
+		defer close(c.done)
 		c.run(ctx)
 	}()
 }
 
 func (c *connection) close() {
 	c.stop()
-	<-c.ended
+	<-c.done
 }
 
-// run connects, and connects again, until ctx ends.
+// run connects and reconnects until ctx ends.
 func (c *connection) run(ctx context.Context) {
-	wait := redialAfter
+	wait := minRedialDelay
 	for ctx.Err() == nil {
 		cl, err := c.dial(ctx)
 		if err != nil {
@@ -92,28 +93,29 @@ func (c *connection) run(ctx context.Context) {
 				return
 			case <-time.After(wait):
 			}
-			wait = min(2*wait, redialMax)
+			wait = min(2*wait, maxRedialDelay)
 			continue
 		}
-		wait = redialAfter
+		wait = minRedialDelay
 		c.set(cl, nil)
 		c.log.Info("connected to the Open vSwitch database", "address", c.address)
-		c.found(cl)
-		if awaitLoss(ctx, cl); ctx.Err() == nil {
+		c.onConnect(cl)
+		if waitForLoss(ctx, cl); ctx.Err() == nil {
 			c.log.Warn("connection to the Open vSwitch database lost", "address", c.address)
 		}
 		c.set(nil, errors.New("connection lost"))
-		// A transaction that the database does not take from the socket holds the
-		// client: closing it would wait for that.
+		// In the background: Close waits for a transaction that the database
+		// does not read from the socket.
 		go cl.Close()
 	}
 }
 
-// awaitLoss returns when the connection is lost, even if it was before the call.
-func awaitLoss(ctx context.Context, cl client.Client) {
-	tick := time.NewTicker(lookAfter)
+// waitForLoss returns when the connection is lost or ctx ends. It also detects a
+// loss before the call.
+func waitForLoss(ctx context.Context, cl client.Client) {
+	tick := time.NewTicker(checkInterval)
 	defer tick.Stop()
-	for cl.Cache() != nil { // Connected goes on saying yes
+	for cl.Cache() != nil { // Connected still returns true after a loss
 		select {
 		case <-ctx.Done():
 			return
@@ -140,39 +142,42 @@ func (c *connection) dial(ctx context.Context) (client.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	quiet := logr.Discard() // what matters comes back as an error
-	cl, err := client.NewOVSDBClient(models, client.WithEndpoint(c.address), client.WithLogger(&quiet))
+	discard := logr.Discard() // relevant failures are returned as errors
+	cl, err := client.NewOVSDBClient(models, client.WithEndpoint(c.address), client.WithLogger(&discard))
 	if err != nil {
-		return nil, fmt.Errorf("make client: %w", err)
+		return nil, fmt.Errorf("create client: %w", err)
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, dialTimeout, errHangs)
+	ctx, cancel := context.WithTimeoutCause(ctx, dialTimeout, errUnresponsive)
 	defer cancel()
 	if err := cl.Connect(ctx); err != nil {
-		return nil, fmt.Errorf("connect: %w", whyEnded(ctx, err))
+		return nil, fmt.Errorf("connect: %w", timeoutCause(ctx, err))
 	}
-	if _, err := cl.Monitor(ctx, cl.NewMonitor(watched()...)); err != nil {
+	if _, err := cl.Monitor(ctx, cl.NewMonitor(monitoredColumns()...)); err != nil {
 		cl.Close()
-		return nil, fmt.Errorf("monitor: %w", whyEnded(ctx, err))
+		return nil, fmt.Errorf("monitor: %w", timeoutCause(ctx, err))
 	}
 	return cl, nil
 }
 
-// whyEnded is errHangs where that is what ended ctx, and else err.
-func whyEnded(ctx context.Context, err error) error {
-	if errors.Is(context.Cause(ctx), errHangs) {
-		return errHangs
+// timeoutCause returns errUnresponsive if that is the cause of ctx's end, or else
+// err.
+func timeoutCause(ctx context.Context, err error) error {
+	if errors.Is(context.Cause(ctx), errUnresponsive) {
+		return errUnresponsive
 	}
 	return err
 }
 
-// session is the client of the present connection. It waits for one as long as
-// a restart of the database may take.
-func (c *connection) session(ctx context.Context) (client.Client, error) { return c.after(ctx, nil) }
+// session returns the current connection's client. It waits up to
+// reconnectTimeout for a connection.
+func (c *connection) session(ctx context.Context) (client.Client, error) {
+	return c.sessionAfter(ctx, nil)
+}
 
-// after is session, but of another connection than the one that was lost.
-func (c *connection) after(ctx context.Context, lost client.Client) (client.Client, error) {
-	late := time.NewTimer(reconnectTimeout)
-	defer late.Stop()
+// sessionAfter is session, but ignores the lost connection's client.
+func (c *connection) sessionAfter(ctx context.Context, lost client.Client) (client.Client, error) {
+	timeout := time.NewTimer(reconnectTimeout)
+	defer timeout.Stop()
 	for {
 		c.mu.Lock()
 		current, err, changed := c.current, c.err, c.changed
@@ -184,20 +189,21 @@ func (c *connection) after(ctx context.Context, lost client.Client) (client.Clie
 		case <-changed:
 		case <-ctx.Done():
 			return nil, errors.Join(errNotConnected, ctx.Err(), err)
-		case <-late.C:
+		case <-timeout.C:
 			return nil, errors.Join(errNotConnected, err)
 		}
 	}
 }
 
-// transact makes one transaction within its time. libovsdb writes to the socket
-// without a deadline, and a database that hangs does not empty it: such a
-// transaction is left behind until the database goes on or is gone.
+// transact runs one transaction, bounded by the timeout. libovsdb writes to the
+// socket without a deadline, and an unresponsive database does not read from it.
+// On a timeout the write continues in the background until the database resumes
+// or the connection ends.
 func (c *connection) transact(ctx context.Context, cl client.Client, ops ...ovsdb.Operation) ([]ovsdb.OperationResult, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, cmp.Or(c.timeout, transactTimeout), errHangs)
+	ctx, cancel := context.WithTimeoutCause(ctx, cmp.Or(c.timeout, transactTimeout), errUnresponsive)
 	defer cancel()
 	select {
-	case c.sending <- struct{}{}:
+	case c.slots <- struct{}{}:
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
@@ -207,14 +213,14 @@ func (c *connection) transact(ctx context.Context, cl client.Client, ops ...ovsd
 	}
 	done := make(chan reply, 1)
 	go func() {
-		defer func() { <-c.sending }()
+		defer func() { <-c.slots }()
 		results, err := cl.Transact(ctx, ops...)
 		done <- reply{results, err}
 	}()
 	select {
 	case r := <-done:
 		if r.err != nil {
-			return nil, whyEnded(ctx, r.err)
+			return nil, timeoutCause(ctx, r.err)
 		}
 		return r.results, nil
 	case <-ctx.Done():
@@ -222,8 +228,9 @@ func (c *connection) transact(ctx context.Context, cl client.Client, ops ...ovsd
 	}
 }
 
-// wasLost tells whether a transaction failed because the connection was lost.
-func wasLost(err error) bool {
+// isConnectionLoss reports whether a transaction failed because the connection
+// was lost.
+func isConnectionLoss(err error) bool {
 	for _, loss := range []error{client.ErrNotConnected, io.ErrUnexpectedEOF, syscall.EPIPE, syscall.ECONNRESET} {
 		if errors.Is(err, loss) {
 			return true
@@ -232,7 +239,7 @@ func wasLost(err error) bool {
 	return false
 }
 
-// Get reads one row.
+// Get reads one row from the cache.
 func (c *connection) Get(ctx context.Context, row model.Model) error {
 	cl, err := c.session(ctx)
 	if err != nil {
@@ -241,7 +248,7 @@ func (c *connection) Get(ctx context.Context, row model.Model) error {
 	return cl.Get(ctx, row)
 }
 
-// List reads a table.
+// List reads rows from the cache.
 func (c *connection) List(ctx context.Context, rows any) error {
 	cl, err := c.session(ctx)
 	if err != nil {
@@ -250,7 +257,7 @@ func (c *connection) List(ctx context.Context, rows any) error {
 	return cl.List(ctx, rows)
 }
 
-// Transact makes one transaction.
+// Transact runs one transaction.
 func (c *connection) Transact(ctx context.Context, ops ...ovsdb.Operation) ([]ovsdb.OperationResult, error) {
 	cl, err := c.session(ctx)
 	if err != nil {
@@ -259,11 +266,12 @@ func (c *connection) Transact(ctx context.Context, ops ...ovsdb.Operation) ([]ov
 	return c.transact(ctx, cl, ops...)
 }
 
-// Where and Create work operations out; that does not need a connection.
+// Where builds operations on existing rows. It does not need a connection.
 func (c *connection) Where(rows ...model.Model) client.ConditionalAPI {
 	return c.mapper().Where(rows...)
 }
 
+// Create builds operations that insert rows. It does not need a connection.
 func (c *connection) Create(rows ...model.Model) ([]ovsdb.Operation, error) {
 	return c.mapper().Create(rows...)
 }

@@ -18,8 +18,8 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// databaseServer is an ovsdb-server that can be stopped, and started again on
-// the same database.
+// databaseServer is an ovsdb-server that can be stopped and restarted with the
+// same database.
 type databaseServer struct {
 	t         *testing.T
 	root, dir string
@@ -59,8 +59,8 @@ func (s *databaseServer) signal(sig syscall.Signal) {
 
 func (s *databaseServer) address() string { return "unix:" + filepath.Join(s.dir, "db.sock") }
 
-// inTime runs f, which has to end by itself: nobody cancels its context.
-func inTime(t *testing.T, what string, f func(context.Context) error) error {
+// expectReturn runs f, which must return although its context does not end.
+func expectReturn(t *testing.T, name string, f func(context.Context) error) error {
 	t.Helper()
 	result := make(chan error, 1)
 	go func() { result <- f(context.Background()) }()
@@ -68,13 +68,13 @@ func inTime(t *testing.T, what string, f func(context.Context) error) error {
 	case err := <-result:
 		return err
 	case <-time.After(time.Minute):
-		t.Fatalf("%s waits for ever", what)
+		t.Fatalf("%s does not return", name)
 		return nil
 	}
 }
 
-// eventually asks again until f is satisfied.
-func eventually(t *testing.T, what string, f func(context.Context) error) {
+// eventually retries f until it succeeds.
+func eventually(t *testing.T, name string, f func(context.Context) error) {
 	t.Helper()
 	ctx := deadline(t)
 	for {
@@ -84,19 +84,19 @@ func eventually(t *testing.T, what string, f func(context.Context) error) {
 		}
 		select {
 		case <-ctx.Done():
-			t.Fatalf("%s: %v", what, err)
+			t.Fatalf("%s: %v", name, err)
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
 }
 
-// A database that hangs fails every transaction in its time, whatever the
-// caller's context: also when the socket's buffer is full, and one of many
-// operations, which are not tried one by one then. When the database goes on, so
-// do we.
-func TestTransactionOfDatabaseThatHangs(t *testing.T) {
+// With an unresponsive database every transaction times out, whatever the
+// caller's context: also if the socket's buffer is full, and with many
+// operations, which are then not retried one by one. Transactions succeed when
+// the database resumes.
+func TestTransactionTimeout(t *testing.T) {
 	s := newDatabaseServer(t)
-	c := connected(t, s.address())
+	c := connect(t, s.address())
 	ctx := deadline(t)
 	if err := c.SyncChassis(ctx, testNode(), testInputs); err != nil {
 		t.Fatal(err)
@@ -108,18 +108,18 @@ func TestTransactionOfDatabaseThatHangs(t *testing.T) {
 	}
 	s.signal(syscall.SIGSTOP)
 	for range 4 {
-		for what, f := range map[string]func(context.Context) error{
+		for name, f := range map[string]func(context.Context) error{
 			"a pod's ports":    func(ctx context.Context) error { return c.EnsurePods(ctx, podPorts("s")) },
 			"management ports": func(ctx context.Context) error { return c.SyncManagement(ctx, testNode(), nets) },
 		} {
-			if err := inTime(t, what, f); !errors.Is(err, errHangs) {
-				t.Errorf("%s of a database that hangs: %v", what, err)
+			if err := expectReturn(t, name, f); !errors.Is(err, errUnresponsive) {
+				t.Errorf("%s with an unresponsive database: %v", name, err)
 			}
 		}
 	}
 	s.signal(syscall.SIGCONT)
 	c.db.timeout = 0
-	eventually(t, "it goes on", func(ctx context.Context) error {
+	eventually(t, "the database resumes", func(ctx context.Context) error {
 		return errors.Join(c.EnsurePods(ctx, podPorts("s")), c.SyncManagement(ctx, testNode(), nets))
 	})
 	if have := must(c.Read(ctx, OwnerManagement)); len(have.Ports) != len(nets) {
@@ -127,63 +127,64 @@ func TestTransactionOfDatabaseThatHangs(t *testing.T) {
 	}
 }
 
-// While the database is away, readers are told so; when it is back, they read.
-func TestReadWithoutDatabase(t *testing.T) {
+// While the database is down, readers and writers get errNotConnected; they
+// succeed when it is up again.
+func TestDatabaseDown(t *testing.T) {
 	s := newDatabaseServer(t)
-	c := connected(t, s.address())
+	c := connect(t, s.address())
 	if err := c.SyncChassis(deadline(t), testNode(), testInputs); err != nil {
 		t.Fatal(err)
 	}
 	s.stop()
-	eventually(t, "the loss is noticed", func(context.Context) error {
-		err := inTime(t, "a read", func(ctx context.Context) error { _, err := c.ListPods(ctx); return err })
+	eventually(t, "the loss is detected", func(context.Context) error {
+		err := expectReturn(t, "a read", func(ctx context.Context) error { _, err := c.ListPods(ctx); return err })
 		if !errors.Is(err, errNotConnected) {
-			return errors.Join(errors.New("the last state is taken for the present one"), err)
+			return errors.Join(errors.New("a read returns stale state"), err)
 		}
 		return nil
 	})
-	err := inTime(t, "a transaction", func(ctx context.Context) error { return c.EnsurePods(ctx, podPorts("s")) })
+	err := expectReturn(t, "a transaction", func(ctx context.Context) error { return c.EnsurePods(ctx, podPorts("s")) })
 	if !errors.Is(err, errNotConnected) {
 		t.Errorf("a transaction without a database: %v", err)
 	}
 	s.start()
-	eventually(t, "connected again", func(ctx context.Context) error { return c.EnsurePods(ctx, podPorts("s")) })
+	eventually(t, "reconnected", func(ctx context.Context) error { return c.EnsurePods(ctx, podPorts("s")) })
 }
 
-// A database that hangs while we connect is given up, and found when it goes on.
-func TestConnectToDatabaseThatHangs(t *testing.T) {
+// Connect times out if the database is unresponsive, and succeeds when it resumes.
+func TestConnectTimeout(t *testing.T) {
 	s := newDatabaseServer(t)
-	c := connected(t, s.address())
+	c := connect(t, s.address())
 	s.stop()
 	s.start()
-	eventually(t, "the socket is there", func(ctx context.Context) error { _, err := c.ListPods(ctx); return err })
+	eventually(t, "the socket exists", func(ctx context.Context) error { _, err := c.ListPods(ctx); return err })
 	s.signal(syscall.SIGSTOP)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
 	started := time.Now()
-	if late, err := Connect(ctx, s.address(), c.log); err == nil {
-		late.Close()
-		t.Error("connected to a database that hangs")
+	if second, err := Connect(ctx, s.address(), c.log); err == nil {
+		second.Close()
+		t.Error("connected to an unresponsive database")
 	}
 	if d := time.Since(started); d > 10*time.Second {
-		t.Errorf("gave up after %s", d)
+		t.Errorf("Connect returned after %s", d)
 	}
 	s.signal(syscall.SIGCONT)
-	late, err := Connect(deadline(t), s.address(), c.log)
+	second, err := Connect(deadline(t), s.address(), c.log)
 	if err != nil {
 		t.Fatal(err)
 	}
-	late.Close()
+	second.Close()
 }
 
-// A connection that is lost before anybody waits for that is found again.
-func TestLossBeforeTheWait(t *testing.T) {
+// The client reconnects even if the connection is lost before waitForLoss.
+func TestConnectionLostBeforeWait(t *testing.T) {
 	s := newDatabaseServer(t)
 	lost, again := make(chan struct{}), make(chan struct{})
 	c := &Client{log: slog.New(slog.DiscardHandler), change: newNotifier()}
 	var once sync.Once
 	var first client.Client
-	c.db = &connection{address: s.address(), log: c.log, found: func(cl client.Client) {
+	c.db = &connection{address: s.address(), log: c.log, onConnect: func(cl client.Client) {
 		once.Do(func() {
 			first = cl
 			close(lost)
@@ -192,7 +193,7 @@ func TestLossBeforeTheWait(t *testing.T) {
 				time.Sleep(time.Millisecond)
 			}
 		})
-		c.follow(cl) // the first time with nothing left of its cache
+		c.handleConnect(cl) // the first client has no cache any more
 	}}
 	c.db.open()
 	defer c.Close()
@@ -200,6 +201,6 @@ func TestLossBeforeTheWait(t *testing.T) {
 	s.stop()
 	s.start()
 	close(again)
-	eventually(t, "connected again", func(ctx context.Context) error { _, err := c.db.after(ctx, first); return err })
+	eventually(t, "reconnected", func(ctx context.Context) error { _, err := c.db.sessionAfter(ctx, first); return err })
 	initialise(t, c)
 }

@@ -25,11 +25,11 @@ import (
 	"bulkhead/pkg/ovs/vsdb"
 )
 
-// databases runs a test against libovsdb's server in memory and, where
-// BULKHEAD_ROOTFS names a Debian 13 tree, against the ovsdb-server in it.
-func databases(t *testing.T, test func(t *testing.T, c *Client)) {
-	t.Run("memory", func(t *testing.T) { test(t, connected(t, memoryServer(t))) })
-	t.Run("ovsdb-server", func(t *testing.T) { test(t, connected(t, realServer(t))) })
+// forEachServer runs a test against libovsdb's server in memory and, if
+// BULKHEAD_ROOTFS is a Debian 13 tree, against its ovsdb-server.
+func forEachServer(t *testing.T, test func(t *testing.T, c *Client)) {
+	t.Run("memory", func(t *testing.T) { test(t, connect(t, memoryServer(t))) })
+	t.Run("ovsdb-server", func(t *testing.T) { test(t, connect(t, realServer(t))) })
 }
 
 func memoryServer(t *testing.T) string {
@@ -38,13 +38,13 @@ func memoryServer(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	quiet := logr.Discard()
-	db := inmemory.NewDatabase(map[string]model.ClientDBModel{"Open_vSwitch": types}, &quiet)
+	discard := logr.Discard()
+	db := inmemory.NewDatabase(map[string]model.ClientDBModel{"Open_vSwitch": types}, &discard)
 	dbModel, errs := model.NewDatabaseModel(vsdb.Schema(), types)
 	if len(errs) > 0 {
 		t.Fatal(errs)
 	}
-	s, err := server.NewOvsdbServer(db, &quiet, dbModel)
+	s, err := server.NewOvsdbServer(db, &discard, dbModel)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,17 +54,17 @@ func memoryServer(t *testing.T) string {
 	return "unix:" + sock
 }
 
-// rootfs is the tree to run Open vSwitch from.
+// rootfs returns the tree to run Open vSwitch from.
 func rootfs(t *testing.T) string {
 	t.Helper()
 	root := os.Getenv("BULKHEAD_ROOTFS")
 	if root == "" {
-		t.Skip("BULKHEAD_ROOTFS names no Debian 13 tree with Open vSwitch")
+		t.Skip("BULKHEAD_ROOTFS is not set to a Debian 13 tree with Open vSwitch")
 	}
 	return root
 }
 
-// fromRootfs is a command of the tree, run with the tree's own libraries.
+// fromRootfs returns a command of the tree, run with the tree's libraries.
 func fromRootfs(root, program string, args ...string) *exec.Cmd {
 	loader := filepath.Join(root, "lib64/ld-linux-x86-64.so.2")
 	libs := filepath.Join(root, "usr/lib/x86_64-linux-gnu")
@@ -112,7 +112,7 @@ func startServer(t *testing.T, root, dir string) string {
 	return "unix:" + sock
 }
 
-func connected(t *testing.T, address string) *Client {
+func connect(t *testing.T, address string) *Client {
 	t.Helper()
 	ctx := deadline(t)
 	c, err := Connect(ctx, address, slog.New(slog.DiscardHandler))
@@ -130,7 +130,7 @@ func deadline(t *testing.T) context.Context {
 	return ctx
 }
 
-// initialise does what ovs-vswitchd's start script does: the root row, and an
+// initialise creates the root row, like ovs-vswitchd's start script, and an
 // external bridge.
 func initialise(t *testing.T, c *Client) {
 	t.Helper()
@@ -143,7 +143,7 @@ func initialise(t *testing.T, c *Client) {
 	b := &vsdb.Bridge{UUID: "b", Name: "br-ex", Ports: []string{"p"}, DatapathType: "dummy"}
 	o := &vsdb.OpenvSwitch{UUID: "o", Bridges: []string{"b"}, ExternalIDs: map[string]string{
 		"ovn-bridge-mappings": "localnet1:br-ops", "ovn-bridge-datapath-type": "dummy"}}
-	do(t, c, must(c.create(i, p, b, o))...)
+	transact(t, c, must(c.create(i, p, b, o))...)
 	waitFor(t, c, func() bool { _, err := c.root(ctx); return err == nil })
 }
 
@@ -154,7 +154,7 @@ func must[T any](v T, err error) T {
 	return v
 }
 
-func do(t *testing.T, c *Client, ops ...ovsdb.Operation) {
+func transact(t *testing.T, c *Client, ops ...ovsdb.Operation) {
 	t.Helper()
 	res, err := c.db.Transact(deadline(t), ops...)
 	if err != nil {
@@ -167,7 +167,7 @@ func do(t *testing.T, c *Client, ops ...ovsdb.Operation) {
 
 func waitFor(t *testing.T, c *Client, cond func() bool) {
 	t.Helper()
-	if err := c.await(deadline(t), anything, func() (bool, error) { return cond(), nil }); err != nil {
+	if err := c.await(deadline(t), anyRow, func() (bool, error) { return cond(), nil }); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -184,7 +184,7 @@ func testNetwork(id int) network.Network {
 }
 
 func TestChassis(t *testing.T) {
-	databases(t, func(t *testing.T, c *Client) {
+	forEachServer(t, func(t *testing.T, c *Client) {
 		ctx := deadline(t)
 		for range 2 {
 			if err := c.SyncChassis(ctx, testNode(), testInputs); err != nil {
@@ -211,13 +211,13 @@ func TestChassis(t *testing.T) {
 		in.ExternalIDs = ids
 		want := must(BuildChassis(testNode(), in))
 		if ops := Diff(want, must(c.Read(ctx, OwnerChassis))); len(ops) > 0 {
-			t.Errorf("a second run would still do:\n%s", Describe(ops))
+			t.Errorf("a second run would still apply:\n%s", Describe(ops))
 		}
 	})
 }
 
 func TestManagementPorts(t *testing.T) {
-	databases(t, func(t *testing.T, c *Client) {
+	forEachServer(t, func(t *testing.T, c *Client) {
 		ctx := deadline(t)
 		if err := c.SyncChassis(ctx, testNode(), testInputs); err != nil {
 			t.Fatal(err)
@@ -227,10 +227,10 @@ func TestManagementPorts(t *testing.T) {
 			nets = append(nets, testNetwork(id))
 		}
 		full := testNetwork(451)
-		full.Subnets[0].CIDR = netip.MustParsePrefix("10.1.0.0/24") // holds node 1 only
+		full.Subnets[0].CIDR = netip.MustParsePrefix("10.1.0.0/24") // has a subnet for node 1 only
 		err := c.SyncManagement(ctx, testNode(), append(nets, full))
 		if err == nil || !strings.Contains(err.Error(), full.Name) {
-			t.Errorf("a network without room for the node gives %v", err)
+			t.Errorf("a network without a subnet for the node: got error %v", err)
 		}
 		s := must(c.Read(ctx, OwnerManagement))
 		if len(s.Ports) != len(nets) {
@@ -260,12 +260,12 @@ func podPorts(sandbox string) []PodPort {
 }
 
 func TestPodPorts(t *testing.T) {
-	databases(t, func(t *testing.T, c *Client) {
+	forEachServer(t, func(t *testing.T, c *Client) {
 		ctx := deadline(t)
 		if err := c.SyncChassis(ctx, testNode(), testInputs); err != nil {
 			t.Fatal(err)
 		}
-		for _, sandbox := range []string{"old", "old", "new"} { // again, and then a second life of the pod
+		for _, sandbox := range []string{"old", "old", "new"} { // repeated, then a new instance of the pod
 			if err := c.EnsurePods(ctx, podPorts(sandbox)); err != nil {
 				t.Fatal(err)
 			}
@@ -278,21 +278,21 @@ func TestPodPorts(t *testing.T) {
 			t.Fatal(err)
 		}
 		if list = must(c.ListPods(ctx)); len(list) != 2 {
-			t.Errorf("deleting another attachment left %d ports", len(list))
+			t.Errorf("deleting another attachment leaves %d ports, want 2", len(list))
 		}
-		for range 2 { // missing is no error
+		for range 2 { // missing ports are no error
 			if err := c.DeletePods(ctx, "new", "bulkhead/eth0"); err != nil {
 				t.Fatal(err)
 			}
 		}
 		if list = must(c.ListPods(ctx)); len(list) != 0 {
-			t.Errorf("left: %+v", list)
+			t.Errorf("leftover ports: %+v", list)
 		}
 	})
 }
 
-func TestForeignPortIsNotTouched(t *testing.T) {
-	databases(t, func(t *testing.T, c *Client) {
+func TestForeignPortStays(t *testing.T) {
+	forEachServer(t, func(t *testing.T, c *Client) {
 		ctx := deadline(t)
 		if err := c.SyncChassis(ctx, testNode(), testInputs); err != nil {
 			t.Fatal(err)
@@ -305,26 +305,26 @@ func TestForeignPortIsNotTouched(t *testing.T) {
 		if err := c.db.Get(ctx, br); err != nil {
 			t.Fatal(err)
 		}
-		do(t, c, append(ops, must(c.db.Where(br).Mutate(br, model.Mutation{Field: &br.Ports, Mutator: "insert", Value: []string{"p"}}))...)...)
+		transact(t, c, append(ops, must(c.db.Where(br).Mutate(br, model.Mutation{Field: &br.Ports, Mutator: "insert", Value: []string{"p"}}))...)...)
 		waitFor(t, c, func() bool { return c.db.Get(ctx, &vsdb.Interface{Name: foreign.Name}) == nil })
 		err := c.EnsurePods(ctx, podPorts("x"))
 		if err == nil || !strings.Contains(err.Error(), "add port "+foreign.Name) {
-			t.Errorf("taking a foreign port's name gives %v", err)
+			t.Errorf("adding a port with a foreign port's name: got error %v", err)
 		}
 		if list := must(c.ListPods(ctx)); len(list) != 1 || list[0].Name != podPorts("x")[1].Name {
-			t.Errorf("the other port should be there alone: %+v", list)
+			t.Errorf("ports are %+v, want only the second", list)
 		}
 		if err := c.DeletePods(ctx, "x", ""); err != nil {
 			t.Fatal(err)
 		}
 		if err := c.db.Get(ctx, &vsdb.Interface{Name: foreign.Name}); err != nil {
-			t.Errorf("the foreign interface is gone: %v", err)
+			t.Errorf("the foreign interface was deleted: %v", err)
 		}
 	})
 }
 
 func TestWaitInstalled(t *testing.T) {
-	databases(t, func(t *testing.T, c *Client) {
+	forEachServer(t, func(t *testing.T, c *Client) {
 		ctx := deadline(t)
 		if err := c.SyncChassis(ctx, testNode(), testInputs); err != nil {
 			t.Fatal(err)
@@ -336,29 +336,29 @@ func TestWaitInstalled(t *testing.T) {
 		short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
 		err := c.WaitInstalled(short, ports)
 		cancel()
-		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "ovs-vswitchd has not taken it yet") {
+		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "the interface has no OpenFlow port yet") {
 			t.Errorf("without ovn-controller: %v", err)
 		}
 		done := make(chan error, 1)
 		go func() { done <- c.WaitInstalled(ctx, ports) }()
-		for _, p := range ports { // what ovn-controller does
+		for _, p := range ports { // as ovn-controller does
 			row := &vsdb.Interface{Name: p.Name}
 			if err := c.db.Get(ctx, row); err != nil {
 				t.Fatal(err)
 			}
-			do(t, c, must(c.setIDs(row, &row.ExternalIDs, map[string]string{KeyInstalled: "true"}, nil))...)
+			transact(t, c, must(c.setIDs(row, &row.ExternalIDs, map[string]string{KeyInstalled: "true"}, nil))...)
 		}
 		if err := <-done; err != nil {
 			t.Fatal(err)
 		}
-		// Idempotent: what ovn-controller wrote is no difference and stays.
+		// EnsurePods is idempotent and keeps ovn-controller's external_ids.
 		if err := c.EnsurePods(ctx, ports); err != nil {
 			t.Fatal(err)
 		}
 		if err := c.WaitInstalled(ctx, ports); err != nil {
 			t.Fatal(err)
 		}
-		// A port of the same name that was bound for another pod does not count.
+		// A port with the same name that was bound for another pod does not count.
 		later := podPorts("s")
 		later[0].UID = "another"
 		short, cancel = context.WithTimeout(ctx, 20*time.Millisecond)
@@ -369,7 +369,7 @@ func TestWaitInstalled(t *testing.T) {
 	})
 }
 
-func TestSurvivesRestartOfTheDatabase(t *testing.T) {
+func TestReconnectsAfterDatabaseRestart(t *testing.T) {
 	root, dir := rootfs(t), t.TempDir()
 	db := filepath.Join(dir, "conf.db")
 	if out, err := fromRootfs(root, "usr/bin/ovsdb-tool", "create", db, filepath.Join(root, "usr/share/openvswitch/vswitch.ovsschema")).CombinedOutput(); err != nil {
@@ -378,7 +378,7 @@ func TestSurvivesRestartOfTheDatabase(t *testing.T) {
 	sock := filepath.Join(dir, "db.sock")
 	args := []string{db, "--remote=punix:" + sock, "--unixctl=" + filepath.Join(dir, "ctl"), "--no-chdir"}
 	first := background(t, root, "usr/sbin/ovsdb-server", args...)
-	c := connected(t, "unix:"+sock)
+	c := connect(t, "unix:"+sock)
 	ctx := deadline(t)
 	if err := c.SyncChassis(ctx, testNode(), testInputs); err != nil {
 		t.Fatal(err)
@@ -390,10 +390,10 @@ func TestSurvivesRestartOfTheDatabase(t *testing.T) {
 	_ = first.Wait()
 	_ = os.Remove(sock)
 	background(t, root, "usr/sbin/ovsdb-server", args...)
-	if err := c.DeletePods(ctx, "s", ""); err != nil { // waits until reconnected
+	if err := c.DeletePods(ctx, "s", ""); err != nil { // waits for the new connection
 		t.Fatal(err)
 	}
 	if list := must(c.ListPods(ctx)); len(list) != 0 {
-		t.Errorf("left: %+v", list)
+		t.Errorf("leftover ports: %+v", list)
 	}
 }

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Op is one change of the database.
+// Op is one change to the database.
 type Op interface {
 	fmt.Stringer
 	op()
@@ -17,13 +17,13 @@ type Op interface {
 type (
 	// SetChassis sets a key of the Open_vSwitch row's external_ids.
 	SetChassis struct{ Key, Old, New string }
-	// AddBridge makes a bridge.
+	// AddBridge creates a bridge.
 	AddBridge struct{ Bridge Bridge }
-	// AddPort makes a port and its interface.
+	// AddPort creates a port and its interface.
 	AddPort struct{ Port Port }
-	// SetPort changes a port that is there.
+	// SetPort changes an existing port.
 	SetPort struct{ Want, Have Port }
-	// DeletePort removes a port and its interface.
+	// DeletePort deletes a port and its interface.
 	DeletePort struct{ Port Port }
 )
 
@@ -47,23 +47,23 @@ func (o AddPort) String() string {
 }
 
 func (o SetPort) String() string {
-	var what []string
+	var changes []string
 	if o.Want.MAC != o.Have.MAC {
-		what = append(what, fmt.Sprintf("mac=%s (was %s)", o.Want.MAC, o.Have.MAC))
+		changes = append(changes, fmt.Sprintf("mac=%s (was %s)", o.Want.MAC, o.Have.MAC))
 	}
 	if o.Want.MTU != o.Have.MTU {
-		what = append(what, fmt.Sprintf("mtu_request=%d (was %d)", o.Want.MTU, o.Have.MTU))
+		changes = append(changes, fmt.Sprintf("mtu_request=%d (was %d)", o.Want.MTU, o.Have.MTU))
 	}
 	set, drop := o.ids()
 	for _, k := range sortedKeys(set) {
-		what = append(what, fmt.Sprintf("external_ids:%s=%s", k, set[k]))
+		changes = append(changes, fmt.Sprintf("external_ids:%s=%s", k, set[k]))
 	}
 	for _, k := range sortedKeys(drop) {
 		if _, replaced := set[k]; !replaced {
-			what = append(what, "no external_ids:"+k)
+			changes = append(changes, "no external_ids:"+k)
 		}
 	}
-	return fmt.Sprintf("set port %s %s", o.Want.Name, strings.Join(what, " "))
+	return fmt.Sprintf("set port %s %s", o.Want.Name, strings.Join(changes, " "))
 }
 
 func (o DeletePort) String() string {
@@ -80,8 +80,8 @@ func (p Port) details() string {
 	return b.String()
 }
 
-// ids are the external_ids to set, and those to drop with the values they
-// have. Keys that are neither ours nor wanted (ovn-controller's) are left.
+// ids returns the external_ids to set, and those to delete with their actual
+// values. Keys of others, like ovn-controller's, are in neither and stay.
 func (o SetPort) ids() (set, drop map[string]string) {
 	set, drop = map[string]string{}, map[string]string{}
 	for k, v := range o.Want.ExternalIDs {
@@ -100,8 +100,8 @@ func (o SetPort) ids() (set, drop map[string]string) {
 	return set, drop
 }
 
-// Diff is what turns have into want. Ports that should not be go first, so
-// that a name or a logical port is free when its next user comes.
+// Diff returns the operations that turn have into want. It deletes unwanted ports
+// first, so that their names and logical ports are free for new ports.
 func Diff(want, have State) []Op {
 	var ops []Op
 	for _, name := range sortedKeys(have.Ports) {
@@ -131,5 +131,5 @@ func Diff(want, have State) []Op {
 	return ops
 }
 
-// sameKind tells whether one port can become the other in place.
+// sameKind reports whether SetPort can turn one port into the other.
 func sameKind(a, b Port) bool { return a.Bridge == b.Bridge && a.Internal == b.Internal }

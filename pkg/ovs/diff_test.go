@@ -47,12 +47,12 @@ func TestConverges(t *testing.T) {
 		}
 		all := f.Ports()
 		if len(all) != len(want.Ports)+2 || !reflect.DeepEqual(all["eth9"], foreign) || !reflect.DeepEqual(all["vethx"], pod) {
-			t.Fatalf("ports of others were touched: %+v", all)
+			t.Fatalf("ports of others were changed: %+v", all)
 		}
 	})
 }
 
-func TestApplyGoesOn(t *testing.T) {
+func TestApplyContinuesAfterFailure(t *testing.T) {
 	f := NewFake("br-int")
 	f.Fail = func(op Op) error {
 		if strings.Contains(op.String(), "mp2") {
@@ -69,7 +69,7 @@ func TestApplyGoesOn(t *testing.T) {
 		t.Errorf("error is %v", err)
 	}
 	if len(f.Ports()) != 2 {
-		t.Errorf("the others were not made: %v", f.Ports())
+		t.Errorf("the other ports were not created: %v", f.Ports())
 	}
 }
 
@@ -84,7 +84,7 @@ func TestMergeMappings(t *testing.T) {
 	}
 }
 
-func TestOpsPrint(t *testing.T) {
+func TestOpStrings(t *testing.T) {
 	have := Port{Name: "ovn-k8s-mp1", Bridge: "br-int", MTU: 1400, ExternalIDs: map[string]string{KeyLSP: "a", KeySandbox: "x"}}
 	want := Port{Name: "ovn-k8s-mp1", Bridge: "br-int", MTU: 1300, ExternalIDs: map[string]string{KeyLSP: "b"}}
 	if got := (SetPort{Want: want, Have: have}).String(); got != "set port ovn-k8s-mp1 mtu_request=1300 (was 1400) external_ids:iface-id=b no external_ids:sandbox" {

@@ -10,18 +10,18 @@ import (
 	"sync"
 )
 
-// Fake is a Target in memory: it executes operations as the database would,
-// refusing what the database would refuse.
+// Fake implements Target in memory. It rejects the operations that the database
+// rejects.
 type Fake struct {
 	mu      sync.Mutex
 	chassis map[string]string
 	bridges map[string]Bridge
 	ports   map[string]Port
-	// Fail, when set, is asked before each operation.
+	// Fail, if set, is called before each operation and may return an error.
 	Fail func(Op) error
 }
 
-// NewFake makes a database with one external bridge and nothing of ours.
+// NewFake returns a database with the given bridges and no rows of ours.
 func NewFake(bridges ...string) *Fake {
 	f := &Fake{chassis: map[string]string{}, bridges: map[string]Bridge{}, ports: map[string]Port{}}
 	for _, b := range bridges {
@@ -30,14 +30,14 @@ func NewFake(bridges ...string) *Fake {
 	return f
 }
 
-// Put places a row by hand, as an operator or a former run would.
+// Put adds a port, like an operator or an earlier run.
 func (f *Fake) Put(p Port) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.ports[p.Name] = p
 }
 
-// Ports are all ports, ours and others.
+// Ports returns all ports, ours and others.
 func (f *Fake) Ports() map[string]Port {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -108,7 +108,7 @@ func (f *Fake) do(op Op) error {
 		f.ports[o.Want.Name] = o.Want
 	case DeletePort:
 		if p, ok := f.ports[o.Port.Name]; ok && p.ExternalIDs[KeyOwner] != OwnerValue {
-			return errors.New("port does not carry our mark")
+			return errors.New("port is not ours")
 		}
 		delete(f.ports, o.Port.Name)
 	default:

@@ -12,12 +12,12 @@ import (
 	"time"
 )
 
-// watchSwitch sends whenever the bridge's flows may be others than before:
-// somebody changed them, or ovs-vswitchd is another process. It holds an OpenFlow
-// connection to the bridge's management socket, which lives exactly as long as
-// the process, and monitors all flows. Where the switch refuses that, the
-// connection is made again and again, and each time sends.
-func watchSwitch(ctx context.Context, socket string) <-chan struct{} {
+// watchFlows sends whenever the bridge's flows may have changed: another program
+// changed them, or ovs-vswitchd restarted. It monitors all flows over an OpenFlow
+// connection to the bridge's management socket, which ends with the process. If
+// the switch rejects the monitor, watchFlows reconnects every second and sends
+// each time.
+func watchFlows(ctx context.Context, socket string) <-chan struct{} {
 	out := make(chan struct{}, 1)
 	go func() {
 		for ctx.Err() == nil {
@@ -36,7 +36,7 @@ func watchSwitch(ctx context.Context, socket string) <-chan struct{} {
 	return out
 }
 
-// OpenFlow 1.0, which every Open vSwitch speaks, with Nicira's flow monitor.
+// OpenFlow 1.0, which every Open vSwitch supports, with Nicira's flow monitor.
 const (
 	ofVersion      = 1
 	ofHello        = 0
@@ -46,36 +46,36 @@ const (
 	ofVendor       = 4
 	ofStatsRequest = 16
 	ofStatsReply   = 17
-	ofHeader       = 8 // version, type, length, transaction
+	ofHeader       = 8 // length of version, type, length and transaction id
 
 	nicira = 0x2320
 )
 
-// monitorAll asks to be told of flows that are added, deleted and modified, in
-// all tables. An answer comes at once: by then the monitor is in place.
-func monitorAll() []byte {
+// monitorRequest requests events for added, deleted and modified flows in all
+// tables. The switch replies as soon as the monitor is active.
+func monitorRequest() []byte {
 	const monitor, added, deleted, modified, anyPort, allTables = 2, 1 << 1, 1 << 2, 1 << 3, 0xffff, 0xff
 	b := []byte{ofVersion, ofStatsRequest, 0, 40, 0, 0, 0, 2}
-	b = binary.BigEndian.AppendUint32(b, 0xffff<<16) // statistics of a vendor, no flags
+	b = binary.BigEndian.AppendUint32(b, 0xffff<<16) // vendor statistics, no flags
 	b = binary.BigEndian.AppendUint32(b, nicira)
-	b = binary.BigEndian.AppendUint64(b, monitor<<32) // and padding
+	b = binary.BigEndian.AppendUint64(b, monitor<<32) // with padding
 	b = binary.BigEndian.AppendUint32(b, 1)           // the monitor's id
 	b = binary.BigEndian.AppendUint16(b, added|deleted|modified)
 	b = binary.BigEndian.AppendUint16(b, anyPort)
-	b = binary.BigEndian.AppendUint16(b, 0) // a match of no length matches all
+	b = binary.BigEndian.AppendUint16(b, 0) // length of the match: an empty match matches all flows
 	return append(b, allTables, 0, 0, 0, 0, 0)
 }
 
-// monitorFlows calls touched when the monitor is in place and whenever it tells
-// something, and answers echo requests until the connection ends.
-func monitorFlows(ctx context.Context, socket string, touched func()) error {
+// monitorFlows calls changed when the monitor is active and for each event. It
+// replies to echo requests. It returns when the connection ends.
+func monitorFlows(ctx context.Context, socket string, changed func()) error {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
-	if _, err := conn.Write(append([]byte{ofVersion, ofHello, 0, ofHeader, 0, 0, 0, 1}, monitorAll()...)); err != nil {
+	if _, err := conn.Write(append([]byte{ofVersion, ofHello, 0, ofHeader, 0, 0, 0, 1}, monitorRequest()...)); err != nil {
 		return err
 	}
 	for {
@@ -92,11 +92,11 @@ func monitorFlows(ctx context.Context, socket string, touched func()) error {
 			return err
 		}
 		switch head[1] {
-		case ofStatsReply, ofVendor: // flows, or that some are not told for now
-			touched()
+		case ofStatsReply, ofVendor: // flow events, or a pause of the monitor
+			changed()
 		case ofError:
-			touched()
-			return fmt.Errorf("the switch refuses to tell of its flows: % x", body)
+			changed()
+			return fmt.Errorf("the switch rejects the flow monitor: % x", body)
 		case ofEchoRequest:
 			head[1] = ofEchoReply
 			if _, err := conn.Write(append(head[:], body...)); err != nil {

@@ -16,65 +16,63 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// BridgeLink is what the kernel says about the external bridge.
+// BridgeLink is the external bridge's link in the kernel.
 type BridgeLink struct {
 	MAC       string
 	Addresses []LinkAddress
-	NextHops  []netip.Addr // of default routes by the bridge, best first
+	NextHops  []netip.Addr // of default routes via the bridge, best first
 }
 
-// LinkAddress is one address of it.
+// LinkAddress is an address of a link.
 type LinkAddress struct {
 	Prefix netip.Prefix
-	// Passing: the kernel may drop it at any time (deprecated, temporary).
-	Passing bool
+	// Transient: the kernel may delete the address at any time (deprecated,
+	// temporary) or does not use it yet (tentative).
+	Transient bool
 }
 
-// BuildNode is the node as its agent reports it: name, chassis, geneve
-// addresses and its way to the outside. ID comes from the cluster role.
+// BuildNode returns the node as the agent reports it: name, chassis, geneve
+// addresses, external bridge and next hops. The cluster role assigns the ID.
 func BuildNode(name, chassis string, c config.OVS, plan network.Plan, link BridgeLink) (network.Node, error) {
 	n := network.Node{Name: name, Chassis: chassis, Bridge: c.ExternalBridge, BridgeMAC: link.MAC, Mode: c.GatewayMode,
 		NextHops: link.NextHops, EncapIPs: c.EncapIPs}
 	for _, a := range link.Addresses {
-		if a.Passing || !usable(a.Prefix.Addr(), plan) || hostAddress(a.Prefix, link.Addresses) {
+		if a.Transient || !isUsable(a.Prefix.Addr(), plan) || isFloating(a.Prefix, link.Addresses) {
 			continue
 		}
 		n.Addresses = append(n.Addresses, a.Prefix)
 	}
 	if len(n.EncapIPs) == 0 {
-		for _, want4 := range []bool{true, false} {
-			i := slices.IndexFunc(n.Addresses, func(p netip.Prefix) bool { return p.Addr().Is4() == want4 })
-			if i >= 0 {
-				n.EncapIPs = []netip.Addr{n.Addresses[i].Addr()}
-				break
-			}
+		byFamily := slices.Concat(network.FilterFamilies(n.Addresses, true, false), network.FilterFamilies(n.Addresses, false, true))
+		if len(byFamily) > 0 {
+			n.EncapIPs = []netip.Addr{byFamily[0].Addr()}
 		}
 	}
 	if len(n.Addresses) == 0 {
-		return n, fmt.Errorf("external bridge %s has no usable address: move the node's address from the uplink to the bridge", c.ExternalBridge)
+		return n, fmt.Errorf("external bridge %s has no isUsable address: move the node's address from the uplink to the bridge", c.ExternalBridge)
 	}
 	return n, nil
 }
 
-// usable leaves out addresses that mean nothing outside the node: link-local
-// ones and the masquerade addresses that we put on the bridge ourselves.
-func usable(a netip.Addr, plan network.Plan) bool {
+// isUsable reports whether an address is valid outside the node. Link-local
+// addresses and our masquerade addresses on the bridge are not.
+func isUsable(a netip.Addr, plan network.Plan) bool {
 	if !a.IsGlobalUnicast() {
 		return false
 	}
 	return !slices.ContainsFunc(plan.Masquerade, func(m netip.Prefix) bool { return m.Contains(a) })
 }
 
-// hostAddress tells floating addresses (keepalived and its like add them as
-// /32 or /128): they move between nodes and are no fact about this one, as
-// long as the bridge has an address with a subnet in that family.
-func hostAddress(p netip.Prefix, all []LinkAddress) bool {
+// isFloating reports whether an address is a floating address, which keepalived
+// and similar programs add as /32 or /128 and move between nodes. It is not one
+// if the bridge has no address with a subnet in that IP family.
+func isFloating(p netip.Prefix, all []LinkAddress) bool {
 	return p.IsSingleIP() && slices.ContainsFunc(all, func(o LinkAddress) bool {
-		return o.Prefix.Addr().Is4() == p.Addr().Is4() && !o.Prefix.IsSingleIP() && o.Prefix.Addr().IsGlobalUnicast()
+		return network.SameFamily(o.Prefix, p) && !o.Prefix.IsSingleIP() && o.Prefix.Addr().IsGlobalUnicast()
 	})
 }
 
-// ReadBridgeLink asks the kernel.
+// ReadBridgeLink reads the bridge's link from the kernel.
 func ReadBridgeLink(bridge string) (BridgeLink, error) {
 	link, err := netlink.LinkByName(bridge)
 	if err != nil {
@@ -92,7 +90,7 @@ func ReadBridgeLink(bridge string) (BridgeLink, error) {
 			continue
 		}
 		out.Addresses = append(out.Addresses, LinkAddress{Prefix: netip.PrefixFrom(ip.Unmap(), bits),
-			Passing: a.Flags&(unix.IFA_F_DEPRECATED|unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) != 0 ||
+			Transient: a.Flags&(unix.IFA_F_DEPRECATED|unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) != 0 ||
 				a.Flags&unix.IFA_F_TEMPORARY != 0 && ip.Is6() && !ip.Is4In6()})
 	}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
@@ -121,9 +119,9 @@ func ReadBridgeLink(bridge string) (BridgeLink, error) {
 	return out, nil
 }
 
-// NodeFacts is BuildNode of this machine. An error that leaves the node
-// without addresses still gives what is known.
-func (c *Client) NodeFacts(ctx context.Context, name string, conf config.OVS, plan network.Plan) (network.Node, error) {
+// ReadNode returns BuildNode for this machine. With an error the node may be
+// incomplete.
+func (c *Client) ReadNode(ctx context.Context, name string, conf config.OVS, plan network.Plan) (network.Node, error) {
 	ids, err := c.ExternalIDs(ctx)
 	if err != nil {
 		return network.Node{Name: name}, err
@@ -136,18 +134,18 @@ func (c *Client) NodeFacts(ctx context.Context, name string, conf config.OVS, pl
 	return node, buildErr
 }
 
-// WatchNode sends when the bridge's link, addresses or routes may have
-// changed, until ctx ends. It sends once at the start of the watch.
+// WatchNode sends when the bridge's link, addresses or routes may have changed,
+// until ctx ends. It also sends once at the start.
 func WatchNode(ctx context.Context, bridge string) (<-chan struct{}, error) {
 	out := make(chan struct{}, 1)
-	poke := func() {
+	notify := func() {
 		select {
 		case out <- struct{}{}:
 		default:
 		}
 	}
 	links, addrs, routes := make(chan netlink.LinkUpdate, 64), make(chan netlink.AddrUpdate, 64), make(chan netlink.RouteUpdate, 64)
-	failed := func(error) { poke() } // an overrun: whatever was lost, read again
+	failed := func(error) { notify() } // an overrun: events were lost
 	err := errors.Join(
 		netlink.LinkSubscribeWithOptions(links, ctx.Done(), netlink.LinkSubscribeOptions{ErrorCallback: failed}),
 		netlink.AddrSubscribeWithOptions(addrs, ctx.Done(), netlink.AddrSubscribeOptions{ErrorCallback: failed}),
@@ -156,7 +154,7 @@ func WatchNode(ctx context.Context, bridge string) (<-chan struct{}, error) {
 		return nil, fmt.Errorf("subscribe to changes of links, addresses and routes: %w", err)
 	}
 	go func() {
-		poke()
+		notify()
 		index := 0
 		if l, err := netlink.LinkByName(bridge); err == nil {
 			index = l.Attrs().Index
@@ -170,22 +168,22 @@ func WatchNode(ctx context.Context, bridge string) (<-chan struct{}, error) {
 					return
 				}
 				if l.Attrs().Name == bridge {
-					index = l.Attrs().Index // a recreated bridge has another
-					poke()
+					index = l.Attrs().Index // a recreated bridge has another index
+					notify()
 				}
 			case a, ok := <-addrs:
 				if !ok {
 					return
 				}
 				if a.LinkIndex == index {
-					poke()
+					notify()
 				}
 			case r, ok := <-routes:
 				if !ok {
 					return
 				}
 				if r.LinkIndex == index && r.Table == unix.RT_TABLE_MAIN {
-					poke()
+					notify()
 				}
 			}
 		}

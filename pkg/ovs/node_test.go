@@ -26,11 +26,11 @@ func TestBuildNode(t *testing.T) {
 		{name: "dual stack", addrs: []LinkAddress{addr("2001:db8::7/64"), addr("192.0.2.7/24"), addr("fe80::1/64")},
 			wantAddrs: "[2001:db8::7/64 192.0.2.7/24]", wantEncap: "[192.0.2.7]"},
 		{name: "IPv6 only", addrs: []LinkAddress{addr("fe80::1/64"), addr("2001:db8::7/64")}, wantAddrs: "[2001:db8::7/64]", wantEncap: "[2001:db8::7]"},
-		{name: "our masquerade addresses are no facts", addrs: []LinkAddress{addr("169.254.0.2/17"), addr("fd69::2/112"), addr("192.0.2.7/24")},
+		{name: "our masquerade addresses are ignored", addrs: []LinkAddress{addr("169.254.0.2/17"), addr("fd69::2/112"), addr("192.0.2.7/24")},
 			wantAddrs: "[192.0.2.7/24]", wantEncap: "[192.0.2.7]"},
 		{name: "floating address", addrs: []LinkAddress{addr("192.0.2.100/32"), addr("192.0.2.7/24")}, wantAddrs: "[192.0.2.7/24]", wantEncap: "[192.0.2.7]"},
-		{name: "only a host address, as clouds give", addrs: []LinkAddress{addr("10.0.0.4/32")}, wantAddrs: "[10.0.0.4/32]", wantEncap: "[10.0.0.4]"},
-		{name: "deprecated", addrs: []LinkAddress{{Prefix: netip.MustParsePrefix("2001:db8::9/64"), Passing: true}, addr("2001:db8::7/64")},
+		{name: "only a host address, as in clouds", addrs: []LinkAddress{addr("10.0.0.4/32")}, wantAddrs: "[10.0.0.4/32]", wantEncap: "[10.0.0.4]"},
+		{name: "deprecated", addrs: []LinkAddress{{Prefix: netip.MustParsePrefix("2001:db8::9/64"), Transient: true}, addr("2001:db8::7/64")},
 			wantAddrs: "[2001:db8::7/64]", wantEncap: "[2001:db8::7]"},
 		{name: "configured", addrs: []LinkAddress{addr("192.0.2.7/24")}, encap: "198.51.100.1", wantAddrs: "[192.0.2.7/24]", wantEncap: "[198.51.100.1]"},
 		{name: "none", addrs: []LinkAddress{addr("fe80::1/64")}, wantAddrs: "[]", wantEncap: "[]", wantErr: true},
@@ -50,7 +50,7 @@ func TestBuildNode(t *testing.T) {
 			if got := fmt.Sprint(n.EncapIPs); got != c.wantEncap {
 				t.Errorf("geneve addresses %s, want %s", got, c.wantEncap)
 			}
-			if err == nil { // what the agent writes is what others read
+			if err == nil { // the annotations round-trip
 				annotations, err := n.AgentAnnotations()
 				if err != nil {
 					t.Fatal(err)

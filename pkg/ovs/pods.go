@@ -16,7 +16,7 @@ import (
 )
 
 // SyncChassis makes this node an OVN chassis with an integration bridge. It
-// writes only what differs.
+// writes only differences.
 func (c *Client) SyncChassis(ctx context.Context, node network.Node, in Inputs) error {
 	ids, err := c.ExternalIDs(ctx)
 	if err != nil {
@@ -28,7 +28,7 @@ func (c *Client) SyncChassis(ctx context.Context, node network.Node, in Inputs) 
 		return err
 	}
 	if err := Sync(ctx, c, OwnerChassis, want); err != nil {
-		// ovn-controller may have made the bridge in this very moment.
+		// ovn-controller may have created the bridge concurrently.
 		if retry := Sync(ctx, c, OwnerChassis, want); retry != nil {
 			return fmt.Errorf("set up chassis %s: %w", node.Name, err)
 		}
@@ -36,9 +36,9 @@ func (c *Client) SyncChassis(ctx context.Context, node network.Node, in Inputs) 
 	return nil
 }
 
-// SyncManagement makes the management ports of exactly these networks, and
-// removes ours of any other. A network that has no subnet for this node is
-// reported; the others are made all the same.
+// SyncManagement creates the management ports of these networks and deletes those
+// of other networks. It continues after an error, e.g. a network without a subnet
+// for this node, and returns all errors.
 func (c *Client) SyncManagement(ctx context.Context, node network.Node, nets []network.Network) error {
 	ids, err := c.ExternalIDs(ctx)
 	if err != nil {
@@ -59,9 +59,9 @@ func (c *Client) SyncManagement(ctx context.Context, node network.Node, nets []n
 	return errors.Join(errs...)
 }
 
-// EnsurePods makes pods' ports, in one transaction, and leaves other pods'
-// alone. A port of another sandbox that claims the same logical port gives
-// way: it is a former life of the same pod.
+// EnsurePods creates pods' ports in one transaction. It deletes a port of another
+// sandbox with the same logical port, which belongs to an earlier instance of the
+// pod. Other ports stay unchanged.
 func (c *Client) EnsurePods(ctx context.Context, ports []PodPort) error {
 	ids, err := c.ExternalIDs(ctx)
 	if err != nil {
@@ -86,8 +86,8 @@ func (c *Client) EnsurePods(ctx context.Context, ports []PodPort) error {
 	return c.Apply(ctx, Diff(want, have))
 }
 
-// DeletePods removes the ports of a sandbox: of one attachment, or of all of
-// them when attachment is empty. Nothing there is no error.
+// DeletePods deletes a sandbox's ports of one attachment, or of all attachments
+// if attachment is empty. Missing ports are no error.
 func (c *Client) DeletePods(ctx context.Context, sandbox, attachment string) error {
 	found, err := c.ports(ctx, KeySandbox, sandbox)
 	if err != nil {
@@ -102,7 +102,7 @@ func (c *Client) DeletePods(ctx context.Context, sandbox, attachment string) err
 	return c.Apply(ctx, Diff(State{}, have))
 }
 
-// DeletePodPorts removes pod ports by name.
+// DeletePodPorts deletes pod ports by name.
 func (c *Client) DeletePodPorts(ctx context.Context, names []string) error {
 	have, err := c.Read(ctx, OwnerPod)
 	if err != nil {
@@ -116,7 +116,7 @@ func (c *Client) DeletePodPorts(ctx context.Context, names []string) error {
 	return c.Apply(ctx, Diff(State{}, have))
 }
 
-// ListPods are all pod ports of ours, by name.
+// ListPods lists all our pod ports, sorted by name.
 func (c *Client) ListPods(ctx context.Context) ([]PodPort, error) {
 	s, err := c.Read(ctx, OwnerPod)
 	if err != nil {
@@ -124,12 +124,12 @@ func (c *Client) ListPods(ctx context.Context) ([]PodPort, error) {
 	}
 	out := make([]PodPort, 0, len(s.Ports))
 	for _, name := range sortedKeys(s.Ports) {
-		out = append(out, podPort(s.Ports[name]))
+		out = append(out, parsePodPort(s.Ports[name]))
 	}
 	return out, nil
 }
 
-// ports are our pod ports with that pair in external_ids, from the index.
+// ports lists our pod ports with the pair in external_ids, using the index.
 func (c *Client) ports(ctx context.Context, key, value string) ([]Port, error) {
 	rows, err := c.interfaces(ctx, key, value)
 	if err != nil {
@@ -153,28 +153,28 @@ func (c *Client) ports(ctx context.Context, key, value string) ([]Port, error) {
 	return out, nil
 }
 
-// WaitInstalled returns when ovn-controller has put the flows of all these
-// ports in place: of this very logical port and pod (iface-id-ver), as a port
-// of a former pod of the same name must not count. When ctx ends first the
-// error says which port is missing what.
+// WaitInstalled waits until ovn-controller has installed the flows of all these
+// ports. It compares the logical port and the pod's uid (iface-id-ver), so that
+// the port of an earlier pod with the same name does not count. If ctx ends
+// first, the error says which port is not ready and why.
 func (c *Client) WaitInstalled(ctx context.Context, ports []PodPort) error {
 	var errs []error
 	for _, p := range ports {
-		why := ""
+		reason := ""
 		err := c.await(ctx, p.Name, func() (done bool, err error) {
 			row := &vsdb.Interface{Name: p.Name}
 			if err := c.db.Get(ctx, row); errors.Is(err, client.ErrNotFound) {
-				return false, fmt.Errorf("port %s was removed meanwhile", p.Name)
+				return false, fmt.Errorf("port %s was deleted in the meantime", p.Name)
 			} else if err != nil {
 				return false, fmt.Errorf("read interface %s: %w", p.Name, err)
 			}
-			why = notInstalled(*row, p)
-			return why == "", nil
+			reason = notInstalledReason(*row, p)
+			return reason == "", nil
 		})
 		switch {
 		case err == nil:
-		case ctx.Err() != nil && why != "":
-			errs = append(errs, fmt.Errorf("port %s of pod %s/%s: %s: %w", p.Name, p.Namespace, p.Pod, why, ctx.Err()))
+		case ctx.Err() != nil && reason != "":
+			errs = append(errs, fmt.Errorf("port %s of pod %s/%s: %s: %w", p.Name, p.Namespace, p.Pod, reason, ctx.Err()))
 		default:
 			errs = append(errs, err)
 		}
@@ -182,18 +182,19 @@ func (c *Client) WaitInstalled(ctx context.Context, ports []PodPort) error {
 	return errors.Join(errs...)
 }
 
-// notInstalled is why the interface does not carry the port's traffic yet.
-func notInstalled(row vsdb.Interface, p PodPort) string {
+// notInstalledReason returns why the interface does not carry the port's traffic
+// yet, or "" if it does.
+func notInstalledReason(row vsdb.Interface, p PodPort) string {
 	ids := row.ExternalIDs
 	switch {
 	case ids[KeyLSP] != p.LSP || ids[KeyLSPVersion] != p.UID:
-		return fmt.Sprintf("it belongs to logical port %s of pod uid %s now", ids[KeyLSP], ids[KeyLSPVersion])
+		return fmt.Sprintf("the interface now belongs to logical port %s of pod uid %s", ids[KeyLSP], ids[KeyLSPVersion])
 	case ids[KeyInstalled] == "true":
 		return ""
 	case row.Error != nil && *row.Error != "":
-		return "Open vSwitch cannot use it: " + strings.TrimSpace(*row.Error)
+		return "Open vSwitch cannot use the interface: " + strings.TrimSpace(*row.Error)
 	case row.Ofport == nil || *row.Ofport <= 0:
-		return "ovs-vswitchd has not taken it yet"
+		return "the interface has no OpenFlow port yet: is ovs-vswitchd running?"
 	default:
 		return fmt.Sprintf("ovn-controller has not bound logical port %s yet: is it in the zone's OVN database, with options:iface-id-ver=%s?", p.LSP, p.UID)
 	}

@@ -14,15 +14,16 @@ import (
 	"time"
 )
 
-// Switch is the boundary: OFCtl, or Fake in tests.
+// Switch accesses the switch: OFCtl, or Fake in tests.
 type Switch interface {
-	// Read gives the bridge's flows that carry our cookie.
+	// Read returns the bridge's flows with our cookie.
 	Read(ctx context.Context, bridge string) (State, error)
-	// Apply does all operations, or none.
+	// Apply applies all operations or none.
 	Apply(ctx context.Context, bridge string, ops []Op) error
 }
 
-// Sync makes the bridge's flows what want says, and gives what it did.
+// Sync applies the difference between the bridge's actual and desired flows, and
+// returns the operations.
 func Sync(ctx context.Context, s Switch, bridge string, want State) ([]Op, error) {
 	have, err := s.Read(ctx, bridge)
 	if err != nil {
@@ -35,20 +36,19 @@ func Sync(ctx context.Context, s Switch, bridge string, want State) ([]Op, error
 	return ops, s.Apply(ctx, bridge, ops)
 }
 
-// OFCtl runs ovs-ofctl, the only program that the agent starts: once to read,
-// and once with all changes in a bundle.
+// OFCtl implements Switch with ovs-ofctl. Read and Apply run it once each; Apply
+// puts all changes in a bundle.
 type OFCtl struct {
-	// Command starts ovs-ofctl; nil: the one in PATH.
+	// Command returns the command for ovs-ofctl; nil: ovs-ofctl in PATH.
 	Command func(ctx context.Context, args ...string) *exec.Cmd
 
 	timeout time.Duration // of one run; 0: runTimeout
 }
 
-// runTimeout bounds one run: ovs-ofctl itself waits for ever for a switch that
-// hangs.
+// runTimeout bounds one run: ovs-ofctl waits forever for an unresponsive switch.
 const runTimeout = 10 * time.Second
 
-var errHangs = errors.New("it does not end: is ovs-vswitchd stopped?")
+var errUnresponsive = errors.New("timeout: is ovs-vswitchd stopped?")
 
 // Read implements Switch.
 func (o OFCtl) Read(ctx context.Context, bridge string) (State, error) {
@@ -67,21 +67,21 @@ func (o OFCtl) Read(ctx context.Context, bridge string) (State, error) {
 func (o OFCtl) Apply(ctx context.Context, bridge string, ops []Op) error {
 	var b strings.Builder
 	for _, op := range ops {
-		b.WriteString(op.command())
+		b.WriteString(op.bundleLine())
 		b.WriteByte('\n')
 	}
 	if _, err := o.run(ctx, b.String(), "--bundle", "add-flows", bridge, "-"); err != nil {
-		return errors.Join(fmt.Errorf("change flows of %s: %w", bridge, err), named(ops))
+		return errors.Join(fmt.Errorf("change flows of %s: %w", bridge, err), notApplied(ops))
 	}
 	return nil
 }
 
-func named(ops []Op) error {
+func notApplied(ops []Op) error {
 	lines := make([]string, len(ops))
 	for i, op := range ops {
 		lines[i] = op.String()
 	}
-	return fmt.Errorf("none of these was done: %s", strings.Join(lines, "; "))
+	return fmt.Errorf("none of these operations was applied: %s", strings.Join(lines, "; "))
 }
 
 func (o OFCtl) run(ctx context.Context, stdin string, args ...string) (string, error) {
@@ -91,10 +91,10 @@ func (o OFCtl) run(ctx context.Context, stdin string, args ...string) (string, e
 			return exec.CommandContext(ctx, "ovs-ofctl", args...)
 		}
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, cmp.Or(o.timeout, runTimeout), errHangs)
+	ctx, cancel := context.WithTimeoutCause(ctx, cmp.Or(o.timeout, runTimeout), errUnresponsive)
 	defer cancel()
 	cmd := command(ctx, args...)
-	cmd.WaitDelay = time.Second // something else may hold its output open
+	cmd.WaitDelay = time.Second // a child may keep its output open
 	var out, errs bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &out, &errs
 	err := cmd.Run()
@@ -107,9 +107,9 @@ func (o OFCtl) run(ctx context.Context, stdin string, args ...string) (string, e
 	return out.String(), nil
 }
 
-// strict is the flow without actions, as delete_strict wants it. The cookie
-// keeps flows of others with the same match safe.
-func (f Flow) strict() string {
+// deleteLine returns the flow in the format of delete_strict, without actions.
+// With the cookie it does not match flows of others.
+func (f Flow) deleteLine() string {
 	s := fmt.Sprintf("cookie=%#x/-1,table=%d,priority=%d", f.Cookie, f.Table, f.Priority)
 	if f.Match != "" {
 		s += "," + f.Match
@@ -117,7 +117,7 @@ func (f Flow) strict() string {
 	return s
 }
 
-// Parse reads what ovs-ofctl --no-stats dump-flows prints.
+// Parse parses the output of ovs-ofctl --no-stats dump-flows.
 func Parse(dump string) (State, error) {
 	var out State
 	for line := range strings.Lines(dump) {
@@ -127,9 +127,9 @@ func Parse(dump string) (State, error) {
 			if line == "" || strings.HasPrefix(line, "NXST_FLOW") || strings.HasPrefix(line, "OFPST_FLOW") {
 				continue
 			}
-			return nil, fmt.Errorf("line %q is no flow", line)
+			return nil, fmt.Errorf("line %q is not a flow", line)
 		}
-		// What is not said: table 0, OpenFlow's default priority.
+		// Defaults: table 0 and OpenFlow's default priority.
 		f := Flow{Priority: 32768, Actions: strings.TrimSpace(actions)}
 		var match []string
 		for _, field := range strings.FieldsFunc(head, func(r rune) bool { return r == ',' || r == ' ' }) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package flows keeps the OpenFlow rules of the external bridge: who may talk
-// to whom across the node's uplink. Their number does not grow with the number
-// of networks, and no packet is ever flooded to the networks' patch ports.
+// Package flows reconciles the OpenFlow flows of the external bridge, which
+// control the traffic of the node's uplink. Their number does not depend on the
+// number of networks, and they never flood a packet to the networks' patch ports.
 package flows
 
 import (
@@ -14,19 +14,19 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Cookies mark flows as ours. Every flow of ours has CookieMark in the bits of
-// CookieMask; the rest names the network it serves, or none.
+// Cookies mark flows as ours. Each of our flows has CookieMark in the bits of
+// CookieMask; the other bits contain the id of its network, if any.
 const (
 	CookieMark = uint64(0xb01c) << 48
 	CookieMask = uint64(0xffff) << 48
-	// CookieBase is of the flows that belong to no network.
+	// CookieBase is the cookie of flows that belong to no network.
 	CookieBase = CookieMark | 1<<32
 )
 
-// Cookie is of a network's own flows.
+// Cookie returns the cookie of a network's flows.
 func Cookie(n network.Network) uint64 { return CookieMark | uint64(n.ID) }
 
-// Flow is one OpenFlow rule, in the words that ovs-ofctl prints.
+// Flow is one OpenFlow flow, in the format of ovs-ofctl.
 type Flow struct {
 	Cookie   uint64
 	Table    int
@@ -43,32 +43,31 @@ func (f Flow) String() string {
 	return s + " actions=" + f.Actions
 }
 
-// key is what OpenFlow knows a rule by: two with the same key are one.
+// key identifies a flow in OpenFlow: two flows with the same key are the same.
 func (f Flow) key() string {
 	return fmt.Sprintf("table=%d,priority=%d,%s", f.Table, f.Priority, f.Match)
 }
 
-// State is a bridge's flows of ours, in order.
+// State is a bridge's flows with our cookie, sorted.
 type State []Flow
 
-// Bridge is the external bridge as Open vSwitch has it now. Port numbers
-// change when it restarts: read them anew each time.
+// Bridge is the external bridge's actual state in Open vSwitch. Port numbers may
+// change on a restart, so read them before each use.
 type Bridge struct {
 	Name    string
-	Uplinks []int // OpenFlow ports of the interfaces of the node's uplink; several are a bond
+	Uplinks []int // OpenFlow ports of the uplink's interfaces; several for a bond
 }
 
-// Priorities. The bridge's default flow (priority 0, NORMAL) stays below.
+// Priorities of flows, above the bridge's default flow (priority 0, NORMAL).
 const (
 	priorityPass = 100
 	priorityDrop = 10
 )
 
-// Build is what the external bridge does: the node's own traffic passes
-// between uplink and bridge port, and what comes from any other port, which
-// are the networks' patch ports, is dropped. The node's networks have no way to
-// the outside yet, so that nothing follows from them. Without an uplink
-// (ErrNoUplink) the flows drop all the same.
+// Build returns the desired flows: the node's own traffic passes between uplink
+// and bridge port, and packets from all other ports, i.e. the networks' patch
+// ports, are dropped. Networks have no external connectivity yet, so they add no
+// flows. Without an uplink Build returns ErrNoUplink with the flow that drops.
 func Build(bridge Bridge, _ []network.Network) (State, error) {
 	s := State{{Cookie: CookieBase, Priority: priorityDrop, Actions: "drop"}}
 	uplinks := slices.Clone(bridge.Uplinks)
@@ -84,7 +83,7 @@ func Build(bridge Bridge, _ []network.Network) (State, error) {
 		return s, fmt.Errorf("bridge %s: %w", bridge.Name, ErrNoUplink)
 	case 1:
 		s = append(s, Flow{Cookie: CookieBase, Priority: priorityPass, Match: "in_port=LOCAL", Actions: fmt.Sprintf("output:%d", uplinks[0])})
-	default: // a bond: the first member that is up
+	default: // a bond: use the first member that is up
 		members := strings.Trim(strings.ReplaceAll(fmt.Sprint(uplinks), " ", ","), "[]")
 		s = append(s, Flow{Cookie: CookieBase, Priority: priorityPass, Match: "in_port=LOCAL",
 			Actions: "bundle(eth_src,0,active_backup,ofport,members:" + members + ")"})
@@ -93,7 +92,7 @@ func Build(bridge Bridge, _ []network.Network) (State, error) {
 	return s, nil
 }
 
-// ErrNoUplink says that the bridge has no port to the outside.
+// ErrNoUplink: the bridge has no uplink.
 var ErrNoUplink = errors.New("no uplink: add the node's network interface to it")
 
 func sortFlows(s State) {

@@ -8,7 +8,7 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Op adds or deletes one flow. Adding replaces what has the same match.
+// Op adds or deletes one flow. Adding replaces a flow with the same key.
 type Op struct {
 	Delete bool
 	Flow   Flow
@@ -21,18 +21,18 @@ func (o Op) String() string {
 	return "add flow " + o.Flow.String()
 }
 
-// command is the line of a bundle that ovs-ofctl reads.
-func (o Op) command() string {
+// bundleLine returns the operation as a line of an ovs-ofctl bundle.
+func (o Op) bundleLine() string {
 	if o.Delete {
-		return "delete_strict " + Flow{Cookie: o.Flow.Cookie, Table: o.Flow.Table, Priority: o.Flow.Priority, Match: o.Flow.Match}.strict()
+		return "delete_strict " + Flow{Cookie: o.Flow.Cookie, Table: o.Flow.Table, Priority: o.Flow.Priority, Match: o.Flow.Match}.deleteLine()
 	}
 	return "add " + o.Flow.String()
 }
 
-// Diff is what turns have into want. Bundles take effect as a whole; still,
-// what denies is added before what passes.
+// Diff returns the operations that turn have into want. A bundle is atomic;
+// nevertheless Diff adds flows that drop before all other flows.
 func Diff(want, have State) []Op {
-	var deny, pass, off []Op
+	var deny, pass, deletes []Op
 	for _, w := range want {
 		if slices.Contains(have, w) {
 			continue
@@ -45,13 +45,13 @@ func Diff(want, have State) []Op {
 	}
 	for _, h := range have {
 		if !slices.ContainsFunc(want, func(w Flow) bool { return w.key() == h.key() }) {
-			off = append(off, Op{Delete: true, Flow: h})
+			deletes = append(deletes, Op{Delete: true, Flow: h})
 		}
 	}
-	return slices.Concat(deny, off, pass)
+	return slices.Concat(deny, deletes, pass)
 }
 
-// OfNetwork are a network's own flows.
+// OfNetwork returns a network's flows.
 func (s State) OfNetwork(n network.Network) State {
 	var out State
 	for _, f := range s {

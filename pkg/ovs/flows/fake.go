@@ -9,23 +9,23 @@ import (
 	"sync"
 )
 
-// Fake is a Switch in memory. It holds flows of any cookie, and like a switch
-// lets an added flow replace one with the same match.
+// Fake implements Switch in memory. It contains flows with any cookie. Like in a
+// switch, an added flow replaces a flow with the same key.
 type Fake struct {
 	mu    sync.Mutex
 	flows State
-	// Fail, when set, is asked before each bundle.
+	// Fail, if set, is called before each bundle and may return an error.
 	Fail func([]Op) error
 }
 
-// Set puts flows in place by hand, as another program or a restart would.
+// Set replaces all flows, like another program or a restart.
 func (f *Fake) Set(s State) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.flows = slices.Clone(s)
 }
 
-// All are the flows of every cookie.
+// All returns the flows with any cookie.
 func (f *Fake) All() State {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -52,7 +52,7 @@ func (f *Fake) Apply(_ context.Context, _ string, ops []Op) error {
 	defer f.mu.Unlock()
 	if f.Fail != nil {
 		if err := f.Fail(ops); err != nil {
-			return errors.Join(err, named(ops))
+			return errors.Join(err, notApplied(ops))
 		}
 	}
 	for _, op := range ops {

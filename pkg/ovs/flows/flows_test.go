@@ -50,7 +50,7 @@ func TestBuild(t *testing.T) {
 			}
 			many := make([]network.Network, 500)
 			if more, err := Build(Bridge{Name: "br-ex", Uplinks: uplinks}, many); err != nil || len(more) != len(s) {
-				t.Errorf("500 networks make %d flows of %d (%v)", len(more), len(s), err)
+				t.Errorf("500 networks change the number of flows to %d from %d (%v)", len(more), len(s), err)
 			}
 		})
 	}
@@ -58,7 +58,7 @@ func TestBuild(t *testing.T) {
 		t.Errorf("no uplink: %v", err)
 	}
 	if _, err := Build(Bridge{Name: "br-ex", Uplinks: []int{-1}}, nil); err == nil {
-		t.Error("an uplink without a port number passes")
+		t.Error("an uplink without a port number is accepted")
 	}
 }
 
@@ -92,10 +92,10 @@ func TestConverges(t *testing.T) {
 			t.Fatalf("have %v\nwant %v (%v)", got, want, err)
 		}
 		if ops, err := Sync(t.Context(), f, "br-ex", want); len(ops) > 0 || err != nil {
-			t.Fatalf("a second run does %v (%v)", ops, err)
+			t.Fatalf("a second run applies %v (%v)", ops, err)
 		}
 		if all := f.All(); len(all) != len(want)+len(foreign) {
-			t.Fatalf("flows of others were touched: %v", all)
+			t.Fatalf("flows of others were changed: %v", all)
 		}
 	})
 }
@@ -111,9 +111,9 @@ func TestApplyNamesOperations(t *testing.T) {
 	}
 }
 
-// A switch that hangs holds nobody up for ever, nor does what a command leaves
-// behind.
-func TestCommandThatHangs(t *testing.T) {
+// An unresponsive switch must not block callers forever, nor must a child that
+// outlives ovs-ofctl.
+func TestCommandTimeout(t *testing.T) {
 	for _, script := range []string{"exec sleep 20", "sleep 20 & sleep 20"} {
 		o := OFCtl{timeout: 50 * time.Millisecond, Command: func(ctx context.Context, _ ...string) *exec.Cmd {
 			return exec.CommandContext(ctx, "sh", "-c", script)
@@ -127,11 +127,11 @@ func TestCommandThatHangs(t *testing.T) {
 		for range 2 {
 			select {
 			case err := <-done:
-				if !errors.Is(err, errHangs) {
+				if !errors.Is(err, errUnresponsive) {
 					t.Errorf("%q: %v", script, err)
 				}
 			case <-time.After(time.Minute):
-				t.Fatalf("%q: it waits for ever", script)
+				t.Fatalf("%q: no timeout", script)
 			}
 		}
 	}
@@ -151,7 +151,7 @@ func FuzzParse(f *testing.F) {
 		}
 		again, err := Parse(b.String())
 		if err != nil || !reflect.DeepEqual(again, s) {
-			t.Errorf("%q reads %v; printed and read again %v (%v)", dump, s, again, err)
+			t.Errorf("%q parses as %v; rendered and parsed again as %v (%v)", dump, s, again, err)
 		}
 	})
 }

@@ -14,19 +14,19 @@ import (
 	"bulkhead/pkg/ovn/nbdb"
 )
 
-// Target is where rows are: a northbound database, or Fake.
+// Target is a northbound database, or Fake.
 type Target interface {
-	// Read is what is there and carries the owner's marks.
+	// Read returns the rows with the owner's marks.
 	Read(ctx context.Context, owner Owner) (State, error)
-	// Apply runs ops, as one transaction where it can. When something fails it
-	// goes on with the others; the error names each Op that failed.
+	// Apply runs ops, in one transaction if it can. A failed op does not block
+	// the others; the error names each failed Op.
 	Apply(ctx context.Context, ops []Op) error
-	// Networks are the names of all networks that have rows.
+	// Networks returns the names of all networks that have rows.
 	Networks(ctx context.Context) ([]string, error)
 }
 
-// maxOps is how many operations go into one transaction: ovsdb-server serves
-// nobody else while it runs one.
+// maxOps is the most operations in one transaction: ovsdb-server serves no other
+// client while it runs one.
 const maxOps = 2000
 
 // Apply implements Target.
@@ -43,8 +43,8 @@ func (n *NB) apply(ctx context.Context, ops []Op, size int) error {
 func (c *connection) fatal(ctx context.Context) func(error) error {
 	return func(err error) error {
 		switch {
-		case errors.Is(err, errHangs):
-			return errHangs
+		case errors.Is(err, errUnresponsive):
+			return errUnresponsive
 		case c.client() == nil:
 			return errNotConnected
 		}
@@ -87,15 +87,15 @@ func asErrors(in []ovsdb.OperationError) []error {
 	return out
 }
 
-// member is one change to a column that lists rows.
+// member is one change of a column that references rows.
 type member struct {
 	table, uuid, column string
 	mutator             ovsdb.Mutator
 }
 
-// transaction turns Ops into database operations. Rows get their UUID here,
-// so that they can be referred to before they exist; additions to one column
-// become one mutation.
+// transaction turns Ops into database operations. It generates the UUIDs of new
+// rows, so that other rows can reference them before they exist, and merges the
+// additions to one column into one mutation.
 type transaction struct {
 	session *session
 	uuids   map[Ref]string // of rows inserted here; Column is empty
@@ -131,7 +131,7 @@ func (t *transaction) add(ctx context.Context, op Op) error {
 	case Detach:
 		return t.list(ctx, op.Ref, op.Row.UUID, ovsdb.MutateOperationDelete)
 	case Delete:
-		// A row that nothing lists any more is collected by the database.
+		// The database garbage-collects rows without references.
 		for _, ref := range op.Row.In {
 			if err := t.list(ctx, ref, op.Row.UUID, ovsdb.MutateOperationDelete); err != nil {
 				return err
@@ -146,14 +146,14 @@ func (t *transaction) add(ctx context.Context, op Op) error {
 	return nil
 }
 
-// list adds a row to, or takes it from, the column ref of another row.
+// list adds a row to the column ref of another row, or removes it.
 func (t *transaction) list(ctx context.Context, ref Ref, rowUUID string, mutator ovsdb.Mutator) error {
 	container, ok := t.uuids[Ref{Table: ref.Table, ID: ref.ID}]
 	if !ok {
 		var err error
 		if container, err = t.session.lookup(ctx, ref.Table, ref.ID); err != nil {
 			if mutator == ovsdb.MutateOperationDelete {
-				return nil // what listed the row is gone, and the row with it
+				return nil // the referencing row is gone, and the row with it
 			}
 			return fmt.Errorf("find %s %s: %w", ref.Table, ref.ID, err)
 		}
@@ -169,8 +169,8 @@ func (t *transaction) list(ctx context.Context, ref Ref, rowUUID string, mutator
 	return nil
 }
 
-// finish is the transaction's operations: rows, then what lists them. Inside
-// one transaction the order shows to nobody.
+// finish returns the transaction's operations: first the rows, then the columns
+// that reference them. No client sees the order within a transaction.
 func (t *transaction) finish() []ovsdb.Operation {
 	for _, m := range t.order {
 		t.ops = append(t.ops, ovsdb.Operation{
@@ -191,7 +191,7 @@ func (n *NB) Read(ctx context.Context, owner Owner) (State, error) {
 	if s == nil {
 		return nil, errNotConnected
 	}
-	listed, err := s.listed(ctx, owner.Network)
+	refs, err := s.references(ctx, owner.Network)
 	if err != nil {
 		return nil, err
 	}
@@ -210,7 +210,7 @@ func (n *NB) Read(ctx context.Context, owner Owner) (State, error) {
 				if externalIDs(r.Model)[markOwner] != ownerValue {
 					continue
 				}
-				r.In = listed[r.UUID]
+				r.In = refs[r.UUID]
 				out = append(out, r)
 			}
 		}

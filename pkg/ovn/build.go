@@ -11,14 +11,14 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Inputs is what a network's rows follow from, beside the network and the node.
+// Inputs are the inputs of a network's rows besides the network and the node.
 type Inputs struct {
 	Plan network.Plan
-	// PhysicalNetwork is OVN's name of what is behind the external bridge.
+	// PhysicalNetwork is OVN's name of the network behind the external bridge.
 	PhysicalNetwork string
-	// Peers are the other nodes that are ready.
+	// Peers are the other ready nodes.
 	Peers []network.Node
-	// Pods are those of this node on the network.
+	// Pods are this node's pods on the network.
 	Pods []PodPort
 }
 
@@ -28,21 +28,21 @@ type PodPort struct {
 	Namespace, Pod string
 	UID            string
 	IPs            []netip.Prefix
-	// Locked: the pod's primary network is another one, so that of this one
-	// only the node's own address is reachable.
+	// Locked means that the pod's primary network is another one: on this network
+	// the pod reaches only the node's own address.
 	Locked bool
 }
 
-// Build is the rows of net on node: every part. An error says why the node
-// cannot have the network.
+// Build returns the desired rows of all parts of net on node. The error says why
+// the node cannot have the network.
 func Build(net network.Network, node network.Node, in Inputs) (State, error) {
 	return BuildParts(net, node, in, AllParts)
 }
 
-// BuildParts is Build for some of the parts. Rows of one part may be listed by
-// rows of another, which then must be there.
+// BuildParts is Build for some of the parts. Rows of one part may be referenced by
+// rows of another part, which must then exist.
 func BuildParts(net network.Network, node network.Node, in Inputs, parts []Part) (State, error) {
-	if err := net.Carried(); err != nil {
+	if err := net.CheckSupported(); err != nil {
 		return nil, err
 	}
 	hosts, err := net.HostSubnets(node.ID)
@@ -71,12 +71,13 @@ type builder struct {
 	net   network.Network
 	node  network.Node
 	in    Inputs
-	hosts []netip.Prefix // of node, one a family
+	hosts []netip.Prefix // of node, one per IP family
 	part  Part
 	rows  State
 }
 
-// add adds a row with our marks in its external_ids, and extra ones in pairs.
+// add adds a row. Its external_ids get our marks and extra, a list of key-value
+// pairs.
 func (b *builder) add(table, id string, m model.Model, in []Ref, extra ...string) {
 	if f := field(m, "external_ids"); f.IsValid() {
 		ids := f.Interface().(map[string]string)
@@ -92,32 +93,27 @@ func (b *builder) add(table, id string, m model.Model, in []Ref, extra ...string
 	b.rows = append(b.rows, Row{Table: table, ID: id, Model: m, In: in})
 }
 
-// masqueradeManagement are the addresses that stand for the network's pods on
-// the management port, of the network's families.
+// masqueradeManagement returns the addresses that the network's pods are SNATed to
+// on the management port, of the network's IP families.
 func (b *builder) masqueradeManagement() []netip.Prefix {
-	return b.ofFamilies(b.in.Plan.MasqueradeManagement(b.net))
+	return b.filterFamilies(b.in.Plan.MasqueradeManagement(b.net))
 }
 
-// ofFamilies keeps what has a family that the network has.
-func (b *builder) ofFamilies(ps []netip.Prefix) []netip.Prefix {
+// filterFamilies returns the prefixes of the network's IP families.
+func (b *builder) filterFamilies(ps []netip.Prefix) []netip.Prefix {
 	v4, v6 := b.net.Families()
-	var out []netip.Prefix
-	for _, p := range ps {
-		if p.Addr().Is4() && v4 || p.Addr().Is6() && v6 {
-			out = append(out, p)
-		}
-	}
-	return out
+	return network.FilterFamilies(ps, v4, v6)
 }
 
-// management are the node's own addresses on the network.
+// management returns the node's own addresses on the network.
 func (b *builder) management() []netip.Prefix { return mapPrefixes(b.hosts, network.Management) }
 
-// localGateway tells whether the kernel, not the gateway router, is the way out.
+// localGateway reports whether pods leave OVN through the kernel instead of the
+// gateway router.
 func (b *builder) localGateway() bool { return b.node.Mode == network.LocalGateway }
 
-// hasGateway tells whether the network has a way out of OVN on this node:
-// primary networks, once the agent has reported the external bridge.
+// hasGateway reports whether the network has a gateway router on this node: if it
+// is primary and the agent has reported the external bridge.
 func (b *builder) hasGateway() bool {
 	return (b.net.IsDefault() || b.net.IsPrimary()) && b.node.BridgeMAC != "" && len(b.node.Addresses) > 0
 }
@@ -130,14 +126,10 @@ func mapPrefixes(ps []netip.Prefix, f func(netip.Prefix) netip.Prefix) []netip.P
 	return out
 }
 
-// familyOf is the address among ps of p's family.
-func familyOf(ps []netip.Prefix, p netip.Addr) (netip.Addr, bool) {
-	for _, x := range ps {
-		if x.Addr().Is4() == p.Is4() {
-			return x.Addr(), true
-		}
-	}
-	return netip.Addr{}, false
+// addrOfFamily returns the address in ps of p's IP family.
+func addrOfFamily(ps []netip.Prefix, p netip.Addr) (netip.Addr, bool) {
+	x, ok := network.FirstOfFamily(ps, p)
+	return x.Addr(), ok
 }
 
 func prefixStrings(ps []netip.Prefix) []string {
@@ -148,7 +140,7 @@ func prefixStrings(ps []netip.Prefix) []string {
 	return out
 }
 
-// addressLine is a logical switch port's "MAC address address".
+// addressLine returns a logical switch port's "MAC IP IP".
 func addressLine(mac string, ps []netip.Prefix) string {
 	for _, p := range ps {
 		mac += " " + p.Addr().String()
@@ -156,10 +148,10 @@ func addressLine(mac string, ps []netip.Prefix) string {
 	return mac
 }
 
-// single is the prefix of one address.
+// single returns the prefix of one address.
 func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
-// defaultRoute is the family's 0.0.0.0/0 or ::/0.
+// defaultRoute returns 0.0.0.0/0 or ::/0, by a's IP family.
 func defaultRoute(a netip.Addr) netip.Prefix {
 	if a.Is4() {
 		return netip.PrefixFrom(netip.IPv4Unspecified(), 0)

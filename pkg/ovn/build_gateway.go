@@ -10,11 +10,11 @@ import (
 	"bulkhead/pkg/ovn/nbdb"
 )
 
-// gateway is the network's way out of OVN on this node, with the routes and
-// NAT on the cluster router that lead to it. Every network's gateway router
-// has the node's own addresses; the agent's flows on the bridge decide which
-// packets come to which, so nothing here relies on ARP through the bridge and
-// only the cluster default network announces itself there.
+// gateway adds the network's gateway router on this node, and the routes and NAT on
+// the cluster router that lead to it. All networks' gateway routers have the node's
+// own addresses, and the agent's flows on the bridge steer packets to them. So
+// nothing here relies on ARP through the bridge, and only the cluster default
+// network announces its addresses there.
 func (b *builder) gateway() {
 	if !b.net.IsDefault() && !b.net.IsPrimary() {
 		return
@@ -34,12 +34,12 @@ func (b *builder) gateway() {
 		"lb_force_snat_ip":              "router_ip",
 	}
 	if b.net.IsDefault() {
-		options["snat-ct-zone"] = "0" // shared with the host, which owns the same address
+		options["snat-ct-zone"] = "0" // shared with the host, which has the same address
 	} else {
 		options["disable_garp_rarp"] = "true"
-		// The external port has two addresses a family, so OVN could not tell
-		// which "router_ip" is. What is load-balanced gets the join address,
-		// and outwards, by the NAT below, the masquerade address.
+		// The external port has two addresses per IP family, so "router_ip" is
+		// ambiguous. Load-balanced packets are SNATed to the join address and, if
+		// they leave the node, by the NAT below to the masquerade address.
 		options["lb_force_snat_ip"] = strings.TrimSpace(addressLine("", b.net.JoinGateway(b.node.ID)))
 	}
 	b.router(gr, options)
@@ -49,9 +49,9 @@ func (b *builder) gateway() {
 	b.connect(link{router: gr, routerPort: b.toJoin(gr), addrs: b.net.JoinGateway(b.node.ID), sw: join, switchPort: "jtor-" + gr})
 
 	external := "rtoe-" + gr
-	addrs := b.ofFamilies(b.node.Addresses)
+	addrs := b.filterFamilies(b.node.Addresses)
 	if !b.net.IsDefault() {
-		for _, m := range b.ofFamilies(b.in.Plan.MasqueradeGateway(b.net)) {
+		for _, m := range b.filterFamilies(b.in.Plan.MasqueradeGateway(b.net)) {
 			addrs = append(addrs, single(m.Addr()))
 		}
 	}
@@ -69,10 +69,10 @@ func (b *builder) gateway() {
 	b.gatewayNAT(gr)
 }
 
-// managementRoutes lead from the cluster router out of OVN: in shared gateway
-// mode to the gateway router, in local mode to the node's own port. What a
-// pod sends to the node through that port gets an address that says which
-// network it is of: networks may have the same pod addresses.
+// managementRoutes adds the cluster router's routes out of OVN: in shared gateway
+// mode to the gateway router, in local mode to the management port. Packets to the
+// node through that port are SNATed to an address that identifies the network:
+// networks may have the same pod addresses.
 func (b *builder) managementRoutes() {
 	cluster := b.net.ClusterRouter()
 	out := b.management()
@@ -83,51 +83,52 @@ func (b *builder) managementRoutes() {
 		}
 	}
 	for _, host := range b.hosts {
-		if via, ok := familyOf(out, host.Addr()); ok {
+		if via, ok := addrOfFamily(out, host.Addr()); ok {
 			b.route(cluster, srcIP, host, via, "")
 		}
 	}
 	if b.net.IsDefault() {
-		return // its pod addresses are unique in the cluster
+		return // pod addresses of the default network are unique in the cluster
 	}
 	for _, host := range b.hosts {
-		if outside, ok := familyOf(b.masqueradeManagement(), host.Addr()); ok {
+		if outside, ok := addrOfFamily(b.masqueradeManagement(), host.Addr()); ok {
 			b.snat(cluster, host, outside, b.toNodeSwitch(), "eth.dst == "+network.MACOf(b.management()))
 		}
 	}
 }
 
-// gatewayRoutes are the gateway router's: pods inwards, the host by the fixed
-// masquerade next hop, the world by the node's next hops.
+// gatewayRoutes adds the gateway router's routes: to pods through the join switch,
+// to the host through the fixed masquerade next hop, and by default through the
+// node's next hops.
 func (b *builder) gatewayRoutes(gr, external string) {
 	for _, cidr := range b.net.CIDRs() {
-		if b.net.Transport == "no-overlay" {
+		if b.net.Transport == network.TransportNoOverlay {
 			break
 		}
-		if via, ok := familyOf(b.net.JoinRouter(), cidr.Addr()); ok {
+		if via, ok := addrOfFamily(b.net.JoinRouter(), cidr.Addr()); ok {
 			b.route(gr, dstIP, cidr, via, b.toJoin(gr))
 		}
 	}
-	if b.net.Transport == "no-overlay" {
+	if b.net.Transport == network.TransportNoOverlay {
 		for _, host := range b.hosts {
-			if via, ok := familyOf(b.net.JoinRouter(), host.Addr()); ok {
+			if via, ok := addrOfFamily(b.net.JoinRouter(), host.Addr()); ok {
 				b.route(gr, dstIP, host, via, b.toJoin(gr))
 			}
 		}
 	}
-	hop := b.ofFamilies(b.in.Plan.MasqueradeFixed(network.MasqueradeNextHop))
-	for _, masquerade := range b.ofFamilies(b.in.Plan.Masquerade) {
-		if via, ok := familyOf(hop, masquerade.Addr()); ok {
+	hop := b.filterFamilies(b.in.Plan.MasqueradeFixed(network.MasqueradeNextHop))
+	for _, masquerade := range b.filterFamilies(b.in.Plan.Masquerade) {
+		if via, ok := addrOfFamily(hop, masquerade.Addr()); ok {
 			b.route(gr, dstIP, masquerade, via, external)
 		}
 	}
 	for _, via := range b.node.NextHops {
-		if len(b.ofFamilies([]netip.Prefix{single(via)})) == 1 {
+		if len(b.filterFamilies([]netip.Prefix{single(via)})) == 1 {
 			b.route(gr, dstIP, defaultRoute(via), via, external)
 		}
 	}
-	// The host has the bridge's MAC; nobody on the bridge answers ARP for
-	// these addresses.
+	// These addresses are the host's, which has the bridge's MAC. Nothing on the
+	// bridge answers ARP for them.
 	for _, p := range append(hop, b.masqueradeHosts()...) {
 		ip := p.Addr().String()
 		b.add(nbdb.StaticMACBindingTable, macBindingID(external, ip), &nbdb.StaticMACBinding{
@@ -136,35 +137,35 @@ func (b *builder) gatewayRoutes(gr, external string) {
 	}
 }
 
-// masqueradeHosts are the addresses that the host has towards this network's
-// gateway router.
+// masqueradeHosts returns the host's addresses towards this network's gateway
+// router.
 func (b *builder) masqueradeHosts() []netip.Prefix {
 	if b.net.IsDefault() {
-		return b.ofFamilies(b.in.Plan.MasqueradeFixed(network.MasqueradeHost))
+		return b.filterFamilies(b.in.Plan.MasqueradeFixed(network.MasqueradeHost))
 	}
 	return b.masqueradeManagement()
 }
 
-// gatewayNAT hides pods: behind the node on the cluster default network,
-// behind the network's masquerade address on others, which the agent's flows
-// turn into the node's. Only this node's pods leave through this router.
+// gatewayNAT SNATs pods: to the node's address on the cluster default network, and
+// on others to the network's masquerade address, which the agent's flows translate
+// to the node's. Only this node's pods leave through this router.
 func (b *builder) gatewayNAT(gr string) {
-	outside := b.ofFamilies(b.node.Addresses)
+	outside := b.filterFamilies(b.node.Addresses)
 	if !b.net.IsDefault() {
-		outside = b.ofFamilies(b.in.Plan.MasqueradeGateway(b.net))
+		outside = b.filterFamilies(b.in.Plan.MasqueradeGateway(b.net))
 		for _, join := range b.net.JoinGateway(b.node.ID) {
-			if via, ok := familyOf(outside, join.Addr()); ok {
+			if via, ok := addrOfFamily(outside, join.Addr()); ok {
 				b.snat(gr, single(join.Addr()), via, "", "")
 			}
 		}
 	}
 	for _, host := range b.hosts {
-		if via, ok := familyOf(outside, host.Addr()); ok {
+		if via, ok := addrOfFamily(outside, host.Addr()); ok {
 			b.snat(gr, host, via, "", "")
 		}
 	}
 }
 
-// macBindingID is the id of a static MAC binding, whose table has no
-// external_ids: ours are those on our router ports.
+// macBindingID returns the id of a static MAC binding. The table has no
+// external_ids: the bindings of our router ports are ours.
 func macBindingID(port, ip string) string { return port + " " + ip }

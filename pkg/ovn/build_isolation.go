@@ -8,8 +8,8 @@ import (
 	"bulkhead/pkg/ovn/nbdb"
 )
 
-// LockedPortGroup holds the cluster default network's ports of pods whose
-// primary network is another one.
+// LockedPortGroup is the port group of locked ports: those on the cluster default
+// network of pods with another primary network.
 const LockedPortGroup = "bulkhead_locked"
 
 const (
@@ -17,10 +17,9 @@ const (
 	lockAllow = 1001
 )
 
-// isolation closes the cluster default network's ports of tenants' pods: only
-// this node's own address on the network, where kubelet's probes come from,
-// can open connections to them. Networks need no rules between each other:
-// they share no router.
+// isolation adds the ACLs of locked ports: only this node's own address on the
+// cluster default network, the source of kubelet's probes, can open connections to
+// them. Networks need no ACLs between each other: they share no router.
 func (b *builder) isolation() {
 	if !b.net.IsDefault() {
 		return
@@ -33,8 +32,9 @@ func (b *builder) isolation() {
 		ip := m.Addr()
 		family, toHost, fromHost := "ip4", fmt.Sprintf("arp.tpa == %s", ip), fmt.Sprintf("arp.spa == %s", ip)
 		if ip.Is6() {
-			// A solicitation names its target; of an advertisement and of a
-			// solicitation from the host only the packet's source is known.
+			// A solicitation from the pod names its target. An advertisement to
+			// the host is matched by the packet's destination, and packets from
+			// the host by their source.
 			family, toHost, fromHost = "ip6", fmt.Sprintf("(nd && nd.target == %s)", ip), fmt.Sprintf("(nd && ip6.src == %s)", ip)
 			toHost = fmt.Sprintf("(%s || (nd_na && ip6.dst == %s))", toHost, ip)
 		}
@@ -44,7 +44,7 @@ func (b *builder) isolation() {
 	}
 }
 
-// acl adds a rule to the locked port group.
+// acl adds an ACL to the locked port group.
 func (b *builder) acl(name, direction string, priority int, action, match string) {
 	id := "locked-" + name
 	b.add(nbdb.ACLTable, id, &nbdb.ACL{

@@ -16,7 +16,7 @@ import (
 //	          │                  │
 //	   management port      join switch ── gateway router ── external switch ── bridge
 //
-// Names are the reference's, prefixed as pkg/network says.
+// Names are those of OVN-Kubernetes, with the prefix that pkg/network defines.
 
 func (b *builder) nodeSwitch() string          { return b.net.NodeSwitch(b.node.Name) }
 func (b *builder) toNodeSwitch() string        { return "rtos-" + b.nodeSwitch() }
@@ -24,18 +24,18 @@ func (b *builder) toJoin(router string) string { return "rtoj-" + router }
 func (b *builder) toTransit() string           { return b.net.Prefix() + "rtots-" + b.node.Name }
 func (b *builder) transitPort(n string) string { return b.net.Prefix() + "tstor-" + n }
 
-// layer3 is the cluster router, the node switch with the node's own port and,
-// where the network crosses nodes in OVN, the transit switch.
+// layer3 adds the cluster router, the node switch with the management port and, if
+// the network has an overlay, the transit switch.
 func (b *builder) layer3() {
 	router, sw := b.net.ClusterRouter(), b.nodeSwitch()
 	options := map[string]string{
-		// Neighbours come from the rows; learning from any ARP request makes
-		// every router of every network store every host of the uplink.
+		// Otherwise every router of every network would learn a MAC binding for
+		// every host of the uplink. The neighbours that a router needs are rows.
 		"always_learn_from_arp_request": "false",
 	}
 	if b.localGateway() && b.net.IsPrimary() {
-		// The kernel sends both directions through this router; without
-		// committing all, replies to SNATed connections would be lost.
+		// The kernel routes both directions through this router. Without
+		// committing all connections, replies to SNATed ones would be lost.
 		options["ct-commit-all"] = "true"
 	}
 	b.router(router, options, "k8s-cluster-router", "yes")
@@ -45,7 +45,7 @@ func (b *builder) layer3() {
 		router: router, routerPort: b.toNodeSwitch(), addrs: mapPrefixes(b.hosts, network.Gateway),
 		sw: sw, switchPort: "stor-" + sw,
 	})
-	// NAT on a router that spans zones needs a gateway port that lives here.
+	// NAT on a router that spans zones needs a gateway port bound to this chassis.
 	gc := b.toNodeSwitch() + "-" + b.node.Chassis
 	b.add(nbdb.GatewayChassisTable, gc, &nbdb.GatewayChassis{Name: gc, ChassisName: b.node.Chassis, Priority: 1},
 		[]Ref{{nbdb.LogicalRouterPortTable, b.toNodeSwitch(), "gateway_chassis"}})
@@ -56,14 +56,14 @@ func (b *builder) layer3() {
 			Addresses: []string{addressLine(network.MACOf(mgmt), mgmt)},
 		}, markNode, b.node.Name)
 	}
-	if b.net.Transport != "no-overlay" {
+	if b.net.Transport != network.TransportNoOverlay {
 		b.transit()
 	}
 }
 
-// transit joins this zone's cluster router with those of the others. The keys
-// are functions of the network's and the node's id, so that every zone has
-// the same ones and nobody hands them out.
+// transit connects this zone's cluster router with those of the other zones. The
+// tunnel keys are functions of the network's and the node's id, so all zones use
+// the same keys without an allocator.
 func (b *builder) transit() {
 	ts := b.net.TransitSwitch()
 	b.add(nbdb.LogicalSwitchTable, ts, &nbdb.LogicalSwitch{Name: ts, OtherConfig: map[string]string{
@@ -75,16 +75,16 @@ func (b *builder) transit() {
 	})
 }
 
-// peers are the other nodes: a remote port on the transit switch, and routes
-// to their pods and their gateway router through it.
+// peers adds the other nodes: each a remote port on the transit switch, and routes
+// to its pods and its gateway router.
 func (b *builder) peers() {
-	if b.net.Transport == "no-overlay" {
+	if b.net.Transport == network.TransportNoOverlay {
 		return
 	}
 	for _, peer := range b.in.Peers {
 		hosts, err := b.net.HostSubnets(peer.ID)
 		if err != nil {
-			continue // the cluster role reports it; this node cannot reach what has no subnet
+			continue // the peer has no subnet to route to; the cluster role reports it
 		}
 		transit := b.net.TransitAddrs(peer.ID)
 		b.switchPort(b.net.TransitSwitch(), b.transitPort(peer.Name), &nbdb.LogicalSwitchPort{
@@ -97,27 +97,27 @@ func (b *builder) peers() {
 			dests = append(dests, single(join.Addr()))
 		}
 		for _, dest := range dests {
-			if via, ok := familyOf(transit, dest.Addr()); ok {
+			if via, ok := addrOfFamily(transit, dest.Addr()); ok {
 				b.route(b.net.ClusterRouter(), dstIP, dest, via, "", markPeer, peer.Name)
 			}
 		}
 	}
 }
 
-// pods are the logical ports of this node's pods.
+// pods adds the logical ports of this node's pods.
 func (b *builder) pods() {
 	for _, pod := range b.in.Pods {
 		name := network.PodLSP(pod.NADKey, pod.Namespace, pod.Pod)
 		line := addressLine(network.MACOf(pod.IPs), pod.IPs)
 		in := []Ref{{nbdb.LogicalSwitchTable, b.nodeSwitch(), "ports"}}
 		if pod.Locked {
-			// In one operation with the port: it is never there unlocked.
+			// In one operation with the port, so that it never exists unlocked.
 			in = append([]Ref{{nbdb.PortGroupTable, LockedPortGroup, "ports"}}, in...)
 		}
 		b.add(nbdb.LogicalSwitchPortTable, name, &nbdb.LogicalSwitchPort{
 			Name: name, Addresses: []string{line}, PortSecurity: []string{line},
-			// ovn-controller binds no interface of a pod of the same name that
-			// is gone.
+			// Keeps ovn-controller from binding an interface of a deleted pod of the
+			// same name.
 			Options: map[string]string{"iface-id-ver": pod.UID},
 		}, in, markNamespace, pod.Namespace, markPod, pod.Pod, markPodUID, pod.UID, markNAD, pod.NADKey)
 	}
@@ -135,13 +135,13 @@ func (b *builder) switchPort(sw, name string, m *nbdb.LogicalSwitchPort, extra .
 	b.add(nbdb.LogicalSwitchPortTable, name, m, []Ref{{nbdb.LogicalSwitchTable, sw, "ports"}}, extra...)
 }
 
-// link joins a router and a switch.
+// link is a connection of a router and a switch.
 type link struct {
 	router, routerPort string
 	addrs              []netip.Prefix
-	mac                string // empty: follows from addrs
+	mac                string // empty: derived from addrs
 	sw, switchPort     string
-	key                int // requested tunnel key of the switch port; 0: northd's choice
+	key                int // requested tunnel key of the switch port; 0: northd chooses
 	options            map[string]string
 }
 
@@ -162,7 +162,7 @@ func (b *builder) connect(l link) {
 	b.switchPort(l.sw, l.switchPort, &nbdb.LogicalSwitchPort{Type: "router", Addresses: []string{"router"}, Options: options})
 }
 
-// What a static route's prefix is compared with.
+// Policies of a static route: what its prefix is compared with.
 const (
 	srcIP = "src-ip"
 	dstIP = "dst-ip"

@@ -171,11 +171,11 @@ func TestConverge(t *testing.T) {
 			owner := Owner{Network: n.Name, Node: "node1", Parts: AllParts}
 			locked := map[string]bool{}
 			for _, r := range want {
-				locked[r.ID] = slices.ContainsFunc(r.In, weak)
+				locked[r.ID] = slices.ContainsFunc(r.In, isWeak)
 			}
 			open := map[string]bool{}
 			for _, r := range f.Rows() {
-				open[r.UUID] = !slices.ContainsFunc(r.In, weak)
+				open[r.UUID] = !slices.ContainsFunc(r.In, isWeak)
 			}
 			f.Fail = func(Op) error {
 				checkLocked(t, f.rows, locked, open)
@@ -209,7 +209,7 @@ func TestConverge(t *testing.T) {
 // unless it was open when the step began.
 func checkLocked(t *rapid.T, rows State, locked, open map[string]bool) {
 	for _, r := range rows {
-		if r.Table == nbdb.LogicalSwitchPortTable && locked[r.ID] && !open[r.UUID] && !slices.ContainsFunc(r.In, weak) {
+		if r.Table == nbdb.LogicalSwitchPortTable && locked[r.ID] && !open[r.UUID] && !slices.ContainsFunc(r.In, isWeak) {
 			t.Fatalf("%s is open", r)
 		}
 	}

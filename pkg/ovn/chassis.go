@@ -22,8 +22,8 @@ import (
 	"bulkhead/pkg/ovn/sbdb"
 )
 
-// Chassis is another node in this zone's southbound database: where
-// ovn-controller makes tunnels to.
+// Chassis is the remote chassis of another node in this zone's southbound
+// database: ovn-controller creates tunnels to it.
 type Chassis struct {
 	Name, Node string
 	EncapIPs   []netip.Addr
@@ -40,7 +40,7 @@ func (o ChassisOp) String() string {
 	return fmt.Sprintf("%s remote chassis %s of node %s at %v", verb, o.Chassis.Name, o.Chassis.Node, o.Chassis.EncapIPs)
 }
 
-// BuildChassis are the chassis of this node's peers.
+// BuildChassis returns the desired remote chassis: those of this node's peers.
 func BuildChassis(node network.Node, peers []network.Node) []Chassis {
 	var out []Chassis
 	for _, p := range peers {
@@ -54,8 +54,8 @@ func BuildChassis(node network.Node, peers []network.Node) []Chassis {
 	return out
 }
 
-// DiffChassis turns have into want; deletions first, so that an address may
-// move from one chassis to another.
+// DiffChassis returns the operations that turn have into want. Deletions come
+// first, so that an address can move from one chassis to another.
 func DiffChassis(want, have []Chassis) []ChassisOp {
 	wanted, present := map[string]Chassis{}, map[string]Chassis{}
 	for _, c := range want {
@@ -89,14 +89,15 @@ func DiffChassis(want, have []Chassis) []ChassisOp {
 	return ops
 }
 
-// SB is a zone's southbound database, of which only remote chassis are ours.
+// SB is the client of a zone's southbound database, of which it owns only remote
+// chassis.
 type SB struct{ conn connection }
 
-// NewSB is the database at that address. found is called after each connect,
-// lost when a remote chassis of ours goes.
-func NewSB(address string, log *slog.Logger, found, lost func()) *SB {
+// NewSB returns a client of the database at address. It calls onConnect after each
+// connect, and onDelete when one of our remote chassis is deleted.
+func NewSB(address string, log *slog.Logger, onConnect, onDelete func()) *SB {
 	s := &SB{}
-	s.conn = connection{address: address, log: log, sending: make(chan struct{}, maxSending)}
+	s.conn = connection{address: address, log: log, inFlight: make(chan struct{}, maxInFlight)}
 	s.conn.models = func() (model.ClientDBModel, error) {
 		m, err := model.NewClientDBModel("OVN_Southbound", map[string]model.Model{
 			sbdb.ChassisTable: &sbdb.Chassis{}, sbdb.EncapTable: &sbdb.Encap{},
@@ -110,24 +111,24 @@ func NewSB(address string, log *slog.Logger, found, lost func()) *SB {
 	s.conn.watch = func(client.Client) []client.MonitorOption {
 		return []client.MonitorOption{client.WithTable(&sbdb.Chassis{}), client.WithTable(&sbdb.Encap{})}
 	}
-	s.conn.found = func(c client.Client) {
-		onEvents(c, &cache.EventHandlerFuncs{DeleteFunc: func(_ string, m model.Model) {
+	s.conn.onConnect = func(c client.Client) {
+		addEventHandler(c, &cache.EventHandlerFuncs{DeleteFunc: func(_ string, m model.Model) {
 			if ch, ok := m.(*sbdb.Chassis); ok && ch.ExternalIDs[markOwner] == ownerValue {
-				lost()
+				onDelete()
 			}
 		}})
-		found()
+		onConnect()
 	}
 	return s
 }
 
-// Run keeps the connection until ctx ends.
+// Run connects and reconnects until ctx ends.
 func (s *SB) Run(ctx context.Context) { s.conn.run(ctx) }
 
-// Connected tells whether the database can be reached.
+// Connected reports whether there is a connection.
 func (s *SB) Connected() bool { return s.conn.client() != nil }
 
-// ReadChassis are the remote chassis that are ours.
+// ReadChassis returns our remote chassis.
 func (s *SB) ReadChassis(ctx context.Context) ([]Chassis, error) {
 	c := s.conn.client()
 	if c == nil {
@@ -141,7 +142,7 @@ func (s *SB) ReadChassis(ctx context.Context) ([]Chassis, error) {
 	for _, r := range rows {
 		ch := Chassis{Name: r.Name, Node: r.Hostname}
 		if r.OtherConfig["is-remote"] != "true" {
-			ch.Node = "" // ovn-controller of a reinstalled node wrote it: make it remote again
+			ch.Node = "" // a reinstalled node's ovn-controller has overwritten it: make it remote again
 		}
 		for _, id := range r.Encaps {
 			e := &sbdb.Encap{UUID: id}
@@ -168,8 +169,7 @@ func ownChassis(ctx context.Context, c client.Client) ([]*sbdb.Chassis, error) {
 	return rows, nil
 }
 
-// ApplyChassis runs ops, each as a transaction; errors name each that failed.
-// A database that hangs ends it: each of the others would wait as long.
+// ApplyChassis runs each op as a transaction. The error names each failed op.
 func (s *SB) ApplyChassis(ctx context.Context, ops []ChassisOp) error {
 	c := s.conn.client()
 	if c == nil && len(ops) > 0 {
@@ -215,8 +215,8 @@ func (s *SB) applyChassis(ctx context.Context, c client.Client, op ChassisOp) er
 	return nil
 }
 
-// chassisRow is a chassis as the database wants it, and the operations that
-// make its tunnel ends. The database collects those of before.
+// chassisRow returns the row of a chassis and the operations that insert its
+// encaps. The database garbage-collects the previous encaps.
 func chassisRow(c client.Client, ch Chassis) ([]ovsdb.Operation, ovsdb.Row, error) {
 	var ops []ovsdb.Operation
 	var encaps []string
@@ -224,7 +224,7 @@ func chassisRow(c client.Client, ch Chassis) ([]ovsdb.Operation, ovsdb.Row, erro
 		id := uuid.NewString()
 		op, err := c.Create(&sbdb.Encap{ChassisName: ch.Name, IP: ip.String(), Type: sbdb.EncapTypeGeneve, Options: map[string]string{"csum": "true"}})
 		if err != nil {
-			return nil, nil, fmt.Errorf("encode tunnel end %s: %w", ip, err)
+			return nil, nil, fmt.Errorf("encode encap %s: %w", ip, err)
 		}
 		op[0].UUID, op[0].UUIDName = id, ""
 		ops, encaps = append(ops, op...), append(encaps, id)

@@ -24,18 +24,17 @@ import (
 	"bulkhead/pkg/ovn/nbdb"
 )
 
-// connection keeps a client of one database alive: when the connection is
-// lost a new client takes its place, with nothing left of the old one's
-// cache, and lost and found are told.
+// connection keeps a client connected to one database. After the connection is
+// lost it creates a new client with an empty cache and calls onConnect.
 type connection struct {
-	address string
-	models  func() (model.ClientDBModel, error)
-	watch   func(client.Client) []client.MonitorOption
-	found   func(client.Client)
-	log     *slog.Logger
+	address   string
+	models    func() (model.ClientDBModel, error)
+	watch     func(client.Client) []client.MonitorOption
+	onConnect func(client.Client)
+	log       *slog.Logger
 
-	timeout time.Duration // of a transaction; 0: transactTimeout
-	sending chan struct{} // as many transactions may be under way
+	timeout  time.Duration // per transaction; 0: transactTimeout
+	inFlight chan struct{} // limits the transactions in flight
 
 	mu      sync.RWMutex
 	current client.Client
@@ -43,20 +42,20 @@ type connection struct {
 
 const (
 	dialTimeout = 10 * time.Second
-	// transactTimeout bounds a transaction: a database that hangs holds nobody up for ever.
+	// transactTimeout limits a transaction, in case the database hangs.
 	transactTimeout = 30 * time.Second
-	// maxSending is how many transactions are under way at once.
-	maxSending = 8
-	// lookAfter is how often a connection is looked at: libovsdb tells of a loss
-	// only who is waiting for it at that moment.
-	lookAfter   = time.Second
-	redialAfter = 100 * time.Millisecond
-	redialMax   = 5 * time.Second
+	// maxInFlight is the most transactions in flight.
+	maxInFlight = 8
+	// checkInterval is how often a connection is checked: libovsdb notifies only
+	// those that are waiting at the moment of the loss.
+	checkInterval = time.Second
+	redialMin     = 100 * time.Millisecond
+	redialMax     = 5 * time.Second
 )
 
-// run connects, and connects again, until ctx ends.
+// run connects and reconnects until ctx ends.
 func (c *connection) run(ctx context.Context) {
-	wait := redialAfter
+	wait := redialMin
 	for ctx.Err() == nil {
 		cl, err := c.dial(ctx)
 		if err != nil {
@@ -69,29 +68,30 @@ func (c *connection) run(ctx context.Context) {
 			wait = min(2*wait, redialMax)
 			continue
 		}
-		wait = redialAfter
+		wait = redialMin
 		c.mu.Lock()
 		c.current = cl
 		c.mu.Unlock()
 		c.log.Info("connected to the database", "address", c.address)
-		c.found(cl)
-		if awaitLoss(ctx, cl); ctx.Err() == nil {
-			c.log.Warn("connection to the database lost", "address", c.address)
+		c.onConnect(cl)
+		if waitForLoss(ctx, cl); ctx.Err() == nil {
+			c.log.Warn("lost the connection to the database", "address", c.address)
 		}
 		c.mu.Lock()
 		c.current = nil
 		c.mu.Unlock()
-		// A transaction that the database does not take from the socket holds the
-		// client: closing it would wait for that.
+		// Close waits for a transaction that the database does not read from the
+		// socket.
 		go cl.Close()
 	}
 }
 
-// awaitLoss returns when the connection is lost, even if it was before the call.
-func awaitLoss(ctx context.Context, cl client.Client) {
-	tick := time.NewTicker(lookAfter)
+// waitForLoss returns when the connection is lost, also if that was before the
+// call.
+func waitForLoss(ctx context.Context, cl client.Client) {
+	tick := time.NewTicker(checkInterval)
 	defer tick.Stop()
-	for cl.Cache() != nil { // Connected goes on saying yes
+	for cl.Cache() != nil { // Connected still returns true after a loss
 		select {
 		case <-ctx.Done():
 			return
@@ -102,14 +102,14 @@ func awaitLoss(ctx context.Context, cl client.Client) {
 	}
 }
 
-// transact makes one transaction within its time. libovsdb writes to the socket
-// without a deadline, and a database that hangs does not empty it: such a
-// transaction is left behind until the database goes on or is gone.
+// transact runs one transaction within c.timeout. libovsdb writes to the socket
+// without a deadline, which blocks if the database hangs: the goroutine of such a
+// transaction ends only when the database continues or closes the connection.
 func (c *connection) transact(ctx context.Context, cl client.Client, ops ...ovsdb.Operation) ([]ovsdb.OperationResult, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, cmp.Or(c.timeout, transactTimeout), errHangs)
+	ctx, cancel := context.WithTimeoutCause(ctx, cmp.Or(c.timeout, transactTimeout), errUnresponsive)
 	defer cancel()
 	select {
-	case c.sending <- struct{}{}:
+	case c.inFlight <- struct{}{}:
 	case <-ctx.Done():
 		return nil, context.Cause(ctx)
 	}
@@ -119,14 +119,14 @@ func (c *connection) transact(ctx context.Context, cl client.Client, ops ...ovsd
 	}
 	done := make(chan reply, 1)
 	go func() {
-		defer func() { <-c.sending }()
+		defer func() { <-c.inFlight }()
 		results, err := cl.Transact(ctx, ops...)
 		done <- reply{results, err}
 	}()
 	select {
 	case r := <-done:
-		if r.err != nil && errors.Is(context.Cause(ctx), errHangs) {
-			return nil, errHangs
+		if r.err != nil && errors.Is(context.Cause(ctx), errUnresponsive) {
+			return nil, errUnresponsive
 		}
 		return r.results, r.err
 	case <-ctx.Done():
@@ -134,7 +134,7 @@ func (c *connection) transact(ctx context.Context, cl client.Client, ops ...ovsd
 	}
 }
 
-var errHangs = errors.New("the database does not answer: is ovsdb-server stopped?")
+var errUnresponsive = errors.New("the database does not answer: is ovsdb-server stopped?")
 
 func (c *connection) client() client.Client {
 	c.mu.RLock()
@@ -147,10 +147,10 @@ func (c *connection) dial(ctx context.Context) (client.Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("database model: %w", err)
 	}
-	quiet := logr.Discard() // what matters comes back as an error
+	quiet := logr.Discard() // libovsdb also returns its errors
 	cl, err := client.NewOVSDBClient(models, client.WithEndpoint(c.address), client.WithLogger(&quiet))
 	if err != nil {
-		return nil, fmt.Errorf("make client: %w", err)
+		return nil, fmt.Errorf("create client: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
 	defer cancel()
@@ -164,17 +164,18 @@ func (c *connection) dial(ctx context.Context) (client.Client, error) {
 	return cl, nil
 }
 
-// NB is a zone's northbound database.
+// NB is the client of a zone's northbound database.
 type NB struct {
 	conn         connection
 	transactions atomic.Int64
 }
 
-// NewNB is the database at that address ("unix:PATH"). found is called after
-// each connect, lost with the network and part of each row of ours that goes.
-func NewNB(address string, log *slog.Logger, found func(), lost func(network string, part Part)) *NB {
+// NewNB returns a client of the database at address ("unix:PATH"). It calls
+// onConnect after each connect, and onDelete with the network and part of each of
+// our rows that is deleted.
+func NewNB(address string, log *slog.Logger, onConnect func(), onDelete func(network string, part Part)) *NB {
 	n := &NB{}
-	n.conn = connection{address: address, models: nbModel, log: log, sending: make(chan struct{}, maxSending)}
+	n.conn = connection{address: address, models: nbModel, log: log, inFlight: make(chan struct{}, maxInFlight)}
 	n.conn.watch = func(c client.Client) []client.MonitorOption {
 		out := []client.MonitorOption{client.WithTable(&nbdb.NBGlobal{})}
 		for _, m := range nbModels {
@@ -182,32 +183,32 @@ func NewNB(address string, log *slog.Logger, found func(), lost func(network str
 		}
 		return out
 	}
-	n.conn.found = func(c client.Client) {
-		onEvents(c, &cache.EventHandlerFuncs{DeleteFunc: func(_ string, m model.Model) {
+	n.conn.onConnect = func(c client.Client) {
+		addEventHandler(c, &cache.EventHandlerFuncs{DeleteFunc: func(_ string, m model.Model) {
 			if ids := externalIDs(m); ids[markOwner] == ownerValue {
-				lost(ids[markNetwork], Part(ids[markPart]))
+				onDelete(ids[markNetwork], Part(ids[markPart]))
 			}
 		}})
-		found()
+		onConnect()
 	}
 	return n
 }
 
-// onEvents has a connection's events handled. One that is lost by now has no
-// cache any more, and no events.
-func onEvents(c client.Client, h *cache.EventHandlerFuncs) {
+// addEventHandler adds a handler of the connection's events. A lost connection has
+// no cache and no events.
+func addEventHandler(c client.Client, h *cache.EventHandlerFuncs) {
 	if rows := c.Cache(); rows != nil {
 		rows.AddEventHandler(h)
 	}
 }
 
-// Run keeps the connection until ctx ends.
+// Run connects and reconnects until ctx ends.
 func (n *NB) Run(ctx context.Context) { n.conn.run(ctx) }
 
-// Connected tells whether the database can be reached.
+// Connected reports whether there is a connection.
 func (n *NB) Connected() bool { return n.conn.client() != nil }
 
-// Transactions is how many transactions were made.
+// Transactions returns the number of transactions so far.
 func (n *NB) Transactions() int64 { return n.transactions.Load() }
 
 func (n *NB) session() *session {
@@ -217,7 +218,7 @@ func (n *NB) session() *session {
 	return nil
 }
 
-// nbModels are the tables that we write, as models.
+// nbModels are the models of the tables that we write.
 var nbModels = map[string]model.Model{
 	nbdb.PortGroupTable: &nbdb.PortGroup{}, nbdb.ACLTable: &nbdb.ACL{},
 	nbdb.LogicalSwitchTable: &nbdb.LogicalSwitch{}, nbdb.LogicalSwitchPortTable: &nbdb.LogicalSwitchPort{},
@@ -226,13 +227,13 @@ var nbModels = map[string]model.Model{
 	nbdb.StaticMACBindingTable: &nbdb.StaticMACBinding{}, nbdb.LogicalRouterStaticRouteTable: &nbdb.LogicalRouterStaticRoute{},
 }
 
-// newModel is an empty model of a table.
+// newModel returns an empty model of a table.
 func newModel(table string) model.Model {
 	return reflect.New(reflect.TypeOf(nbModels[table]).Elem()).Interface()
 }
 
-// nbModel is the client's model, with the indexes that make every read cost
-// what it returns and not what the database holds.
+// nbModel returns the client's database model. Its indexes make the cost of a read
+// depend on the rows returned, not on the size of the database.
 func nbModel() (model.ClientDBModel, error) {
 	all := map[string]model.Model{nbdb.NBGlobalTable: &nbdb.NBGlobal{}}
 	indexes := map[string][]model.ClientIndex{}
@@ -259,16 +260,16 @@ func nbModel() (model.ClientDBModel, error) {
 	return db, nil
 }
 
-// session is the database during one connection.
+// session is one connection to the database.
 type session struct{ client client.Client }
 
-// find are the rows of a table whose external_ids hold the marks, by index.
-// libovsdb takes the first index that knows the model's values, and to it a
-// mark that is absent is the empty one of others' rows: so the marks that are
-// not asked for get a value that no row has.
+// find returns the rows of a table whose external_ids hold the marks, by index.
+// libovsdb uses the first index that has the model's values, and looks up an
+// absent mark as "", under which it indexes rows without marks. So the other marks
+// get a value that no row has.
 func (s *session) find(ctx context.Context, table string, marks map[string]string) ([]Row, error) {
-	const nobody = "\x00"
-	ids := map[string]string{markID: nobody, markNetwork: nobody, markPart: nobody, markOwner: nobody}
+	const unused = "\x00"
+	ids := map[string]string{markID: unused, markNetwork: unused, markPart: unused, markOwner: unused}
 	for k, v := range marks {
 		ids[k] = v
 	}
@@ -293,7 +294,7 @@ func (s *session) list(ctx context.Context, table string, m model.Model) ([]Row,
 	return out, nil
 }
 
-// lookup is the UUID of a row of ours.
+// lookup returns the UUID of one of our rows.
 func (s *session) lookup(ctx context.Context, table, id string) (string, error) {
 	rows, err := s.find(ctx, table, map[string]string{markID: id})
 	if err != nil {
@@ -305,8 +306,9 @@ func (s *session) lookup(ctx context.Context, table, id string) (string, error) 
 	return rows[0].UUID, nil
 }
 
-// listed is, for each row that a row of the network lists, where.
-func (s *session) listed(ctx context.Context, network string) (map[string][]Ref, error) {
+// references returns, by UUID of a referenced row, the columns of the network's
+// rows that reference it.
+func (s *session) references(ctx context.Context, network string) (map[string][]Ref, error) {
 	out := map[string][]Ref{}
 	marks := map[string]string{markNetwork: network, markPart: string(PartTopology)}
 	for name, t := range tables {
@@ -329,7 +331,7 @@ func (s *session) listed(ctx context.Context, network string) (map[string][]Ref,
 	return out, nil
 }
 
-// macBindings are the static MAC bindings on a port of ours.
+// macBindings returns the static MAC bindings of one of our ports.
 func (s *session) macBindings(ctx context.Context, port string) ([]Row, error) {
 	rows, err := s.list(ctx, nbdb.StaticMACBindingTable, &nbdb.StaticMACBinding{LogicalPort: port})
 	if err != nil {
@@ -341,7 +343,7 @@ func (s *session) macBindings(ctx context.Context, port string) ([]Row, error) {
 	return rows, nil
 }
 
-// encode are columns of a row as the database wants them, empty ones included.
+// encode encodes columns of a row for the database, including empty ones.
 func (s *session) encode(r Row, columns []string) (ovsdb.Row, error) {
 	schema := s.client.Schema()
 	t := schema.Table(r.Table)
@@ -368,7 +370,7 @@ func (n *NB) Networks(ctx context.Context) ([]string, error) {
 	seen := map[string]struct{}{}
 	for name, t := range tables {
 		if len(t.contains) == 0 {
-			continue // what is left of a network hangs on a router, a switch or a group
+			continue // rows of the other tables need a router, a switch or a port group
 		}
 		rows, err := s.find(ctx, name, map[string]string{markOwner: ownerValue})
 		if err != nil {
@@ -386,7 +388,7 @@ func (n *NB) Networks(ctx context.Context) ([]string, error) {
 	return out, nil
 }
 
-// SetName gives the zone its name: the node's.
+// SetName sets the zone's name, which is the node's.
 func (n *NB) SetName(ctx context.Context, name string) error {
 	s := n.session()
 	if s == nil {
@@ -405,11 +407,11 @@ func (n *NB) SetName(ctx context.Context, name string) error {
 	op := ovsdb.Operation{Op: ovsdb.OperationUpdate, Table: nbdb.NBGlobalTable, Row: ovsdb.Row{"name": name}, Where: byUUID(rows[0].UUID)}
 	results, err := n.conn.transact(ctx, s.client, op)
 	if err != nil {
-		return fmt.Errorf("name the zone: %w", err)
+		return fmt.Errorf("set the name of NB_Global: %w", err)
 	}
 	n.transactions.Add(1)
 	if _, err := ovsdb.CheckOperationResults(results, []ovsdb.Operation{op}); err != nil {
-		return fmt.Errorf("name the zone: %w", err)
+		return fmt.Errorf("set the name of NB_Global: %w", err)
 	}
 	return nil
 }

@@ -27,8 +27,8 @@ func TestLossBeforeTheWait(t *testing.T) {
 	var found atomic.Int32
 	lost, again := make(chan struct{}), make(chan struct{})
 	nb := NewNB(h.sock("nb"), quietLog(), func() {}, func(string, Part) {})
-	inner := nb.conn.found
-	nb.conn.found = func(c client.Client) {
+	inner := nb.conn.onConnect
+	nb.conn.onConnect = func(c client.Client) {
 		if found.Add(1) == 1 {
 			close(lost)
 			<-again
@@ -98,7 +98,7 @@ func TestTransactionOfDatabaseThatHangs(t *testing.T) {
 	chassis := DiffChassis(BuildChassis(node, []network.Node{peer(2), peer(3), peer(4)}), nil)
 	defer all(syscall.SIGCONT)
 	all(syscall.SIGSTOP)
-	for range maxSending + 2 { // also with as many left behind as there may be
+	for range maxInFlight + 2 { // also with as many left behind as there may be
 		for what, c := range map[string]struct {
 			apply func() error
 			left  string
@@ -116,7 +116,7 @@ func TestTransactionOfDatabaseThatHangs(t *testing.T) {
 			case <-time.After(10 * time.Second):
 				t.Fatalf("%s of a database that hangs: no end", what)
 			}
-			if !errors.Is(err, errHangs) || !strings.Contains(err.Error(), c.left) {
+			if !errors.Is(err, errUnresponsive) || !strings.Contains(err.Error(), c.left) {
 				t.Fatalf("%s of a database that hangs: %.500v, want %q in it", what, err, c.left)
 			}
 		}

@@ -11,19 +11,19 @@ import (
 	"bulkhead/pkg/ovn/nbdb"
 )
 
-// Verb is what an Op does.
+// Verb is the action of an Op.
 type Verb int
 
 const (
-	Insert Verb = iota + 1 // the row, and its place in what lists it
-	Update                 // Columns of the row
-	Attach                 // the row to the column Ref
-	Detach                 // the row from the column Ref
-	Delete                 // the row, and its place in what lists it
+	Insert Verb = iota + 1 // the row, and add it to the columns Row.In
+	Update                 // the row's Columns
+	Attach                 // add the row to the column Ref
+	Detach                 // remove the row from the column Ref
+	Delete                 // the row, and remove it from the columns Row.In
 )
 
-// Op is one change to the northbound database. Deleting what is gone
-// succeeds, and so does attaching what is attached.
+// Op is one change of the northbound database. Ops are idempotent: deleting a
+// missing row succeeds, as does attaching an attached one.
 type Op struct {
 	Verb    Verb
 	Row     Row
@@ -60,10 +60,10 @@ func (o Op) String() string {
 	}
 }
 
-// Diff is what turns have into want. Deny comes before reach: rows and
-// memberships that close are made before anything opens and removed after
-// everything that opened is gone; between, what contains comes before what is
-// contained. A second row with an id that want has is surplus and goes.
+// Diff returns the operations that turn have into want. Deny comes before reach:
+// rows and port group memberships that deny are added first and removed last. In
+// between, containers are inserted before the rows that they contain. A duplicate
+// row is deleted.
 func Diff(want, have State) []Op {
 	type key struct{ table, id string }
 	wanted := make(map[key]struct{}, len(want))
@@ -109,13 +109,13 @@ func Diff(want, have State) []Op {
 	return ops
 }
 
-// phase is when an Op runs: close, stop reaching, change, reach, open.
+// phase returns an Op's phase: deny, delete, update, insert, stop denying.
 func (o Op) phase() int {
-	closes := isolation(o.Row.Table) || o.Ref.Table == nbdb.PortGroupTable
+	denies := isDenyTable(o.Row.Table) || o.Ref.Table == nbdb.PortGroupTable
 	switch {
-	case closes && (o.Verb == Insert || o.Verb == Update || o.Verb == Attach):
+	case denies && (o.Verb == Insert || o.Verb == Update || o.Verb == Attach):
 		return 0
-	case closes:
+	case denies:
 		return 4
 	case o.Verb == Delete:
 		return 1
@@ -124,11 +124,12 @@ func (o Op) phase() int {
 	case o.Verb == Insert || o.Verb == Attach:
 		return 3
 	default:
-		return 4 // leaving a column never comes before entering another
+		return 4 // detach from a column only after attaching to another
 	}
 }
 
-// order is an Op's place in its phase: containers are made first and go last.
+// order returns an Op's position in its phase: containers are inserted first and
+// deleted last.
 func (o Op) order() int {
 	rank := tables[o.Row.Table].rank
 	if o.Verb == Delete {

@@ -16,16 +16,16 @@ import (
 	"bulkhead/pkg/ovn/nbdb"
 )
 
-// Fake is a northbound database in memory that executes the same operations,
-// one by one, with the database's own rules: a row that must be listed and is
-// not is gone, and a row cannot be listed by one that is not there.
+// Fake is an in-memory northbound database that runs operations one by one with the
+// database's own rules: rows of non-root tables without references are deleted, and
+// references to missing rows are errors.
 type Fake struct {
 	mu   sync.Mutex
 	rows State
 	next int
-	// Fail, when set, is asked before each Op.
+	// Fail, if set, is called before each Op, which fails with its error.
 	Fail func(Op) error
-	// Batches counts the calls of Apply that had operations.
+	// Batches counts the calls of Apply with operations.
 	Batches int
 }
 
@@ -61,10 +61,10 @@ func (f *Fake) Networks(context.Context) ([]string, error) {
 	return out, nil
 }
 
-// Add puts a row there as somebody else would.
+// Add adds a row as another client would.
 func (f *Fake) Add(r Row) { f.mu.Lock(); defer f.mu.Unlock(); f.insert(r) }
 
-// Rows is everything there is.
+// Rows returns all rows.
 func (f *Fake) Rows() State {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -101,14 +101,14 @@ func (f *Fake) apply(op Op) error {
 	case Insert:
 		for _, ref := range op.Row.In {
 			if !f.has(ref) {
-				return fmt.Errorf("%s is not there", ref)
+				return fmt.Errorf("%s does not exist", ref)
 			}
 		}
 		f.insert(op.Row)
 	case Update, Attach, Detach:
 		i := slices.IndexFunc(f.rows, func(r Row) bool { return r.UUID == op.Row.UUID })
 		if i < 0 {
-			return errors.New("row is gone")
+			return errors.New("row does not exist")
 		}
 		r := &f.rows[i]
 		switch op.Verb {
@@ -118,7 +118,7 @@ func (f *Fake) apply(op Op) error {
 			}
 		case Attach:
 			if !f.has(op.Ref) {
-				return fmt.Errorf("%s is not there", op.Ref)
+				return fmt.Errorf("%s does not exist", op.Ref)
 			}
 			if !slices.Contains(r.In, op.Ref) {
 				r.In = append(r.In, op.Ref)
@@ -147,8 +147,8 @@ func (f *Fake) has(ref Ref) bool {
 	return slices.ContainsFunc(f.rows, func(r Row) bool { return r.Table == ref.Table && r.ID == ref.ID })
 }
 
-// collect forgets references to rows that are gone and rows that nothing
-// lists, until nothing changes.
+// collect removes references to deleted rows and unreferenced rows of non-root
+// tables until nothing changes.
 func (f *Fake) collect() {
 	for again := true; again; {
 		again = false
@@ -158,8 +158,8 @@ func (f *Fake) collect() {
 		}
 		n := len(f.rows)
 		f.rows = slices.DeleteFunc(f.rows, func(r Row) bool {
-			// A port group's ports are weak references: they keep nothing.
-			strong := slices.ContainsFunc(r.In, func(ref Ref) bool { return !weak(ref) })
+			// A port group's ports are weak references.
+			strong := slices.ContainsFunc(r.In, func(ref Ref) bool { return !isWeak(ref) })
 			return !isRoot(r.Table) && !strong
 		})
 		again = len(f.rows) != n

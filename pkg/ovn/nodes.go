@@ -17,62 +17,63 @@ import (
 	"bulkhead/pkg/ovn/nbdb"
 )
 
-// nodeIndex is what the nodes are by their annotations. A fact that is missing,
-// malformed or another node's leaves the last good one in its place, so that a
-// mistake tears nothing down, and what a node has, no other takes by saying so.
+// nodeIndex indexes the nodes' facts, which come from annotations. A node keeps
+// its last accepted fact while the annotation is missing, malformed or claims what
+// another node has: a wrong annotation tears nothing down, and no node can take
+// over another's addresses by claiming them.
 type nodeIndex struct {
-	own     string // this node's name
-	settled bool   // all nodes that there were have been recorded
-	// podIDs are the ids of this node that its pods' addresses tell.
+	own    string // this node's name
+	synced bool   // the nodes of the first list are recorded
+	// podIDs are the ids of this node that its pods' addresses imply.
 	podIDs map[int]struct{}
 	nodes  map[string]*indexedNode
-	holder map[string]string              // by claim, the node whose good facts make it
-	claims map[string]map[string]struct{} // by claim, the nodes whose annotations make it
+	holder map[string]string              // by claim: the node that has it by its accepted facts
+	claims map[string]map[string]struct{} // by claim: the nodes whose annotations make it
 }
 
 type indexedNode struct {
-	uid   string
-	said  network.Node // as annotated, without what is malformed
-	err   error        // what is malformed
-	good  network.Node
-	wrong string
+	uid       string
+	annotated network.Node // the well-formed annotations
+	err       error        // the malformed annotations
+	accepted  network.Node
+	problem   string
 }
 
-// nodeChange is what became of a node.
+// nodeChange is a change of a node in the index.
 type nodeChange struct {
-	name  string
-	facts bool // its good facts are others
-	wrong bool // what is wrong with its annotations is another thing
+	name           string
+	factsChanged   bool // its accepted facts
+	problemChanged bool // the problem with its annotations
 }
 
 func newNodeIndex(own string) *nodeIndex {
 	return &nodeIndex{own: own, nodes: map[string]*indexedNode{}, holder: map[string]string{}, claims: map[string]map[string]struct{}{}}
 }
 
-// fact is a part of what a node says of itself that is right or wrong as a whole.
+// fact is a part of a node's description that is accepted or rejected as a whole.
 type fact struct {
 	annotation string
-	there      func(network.Node) bool
-	take       func(to *network.Node, from network.Node)
-	// claims are what no two nodes have, in words.
+	present    func(network.Node) bool
+	copy       func(to *network.Node, from network.Node)
+	// claims are the values that no two nodes may share, as text.
 	claims func(network.Node) []string
 }
 
 var facts = []fact{
 	{
 		annotation: network.AnnotationNodeID,
-		there:      func(n network.Node) bool { return n.ID != 0 },
-		take:       func(to *network.Node, from network.Node) { to.ID = from.ID },
+		present:    func(n network.Node) bool { return n.ID != 0 },
+		copy:       func(to *network.Node, from network.Node) { to.ID = from.ID },
 		claims:     func(n network.Node) []string { return []string{"node id " + strconv.Itoa(n.ID)} },
 	}, {
 		annotation: network.AnnotationChassisID,
-		there:      func(n network.Node) bool { return n.Chassis != "" },
-		take:       func(to *network.Node, from network.Node) { to.Chassis = from.Chassis },
+		present:    func(n network.Node) bool { return n.Chassis != "" },
+		copy:       func(to *network.Node, from network.Node) { to.Chassis = from.Chassis },
 		claims:     func(n network.Node) []string { return []string{"chassis " + n.Chassis} },
 	}, {
 		annotation: network.AnnotationEncapIPs,
-		there:      func(n network.Node) bool { return len(n.EncapIPs) > 0 },
-		take:       func(to *network.Node, from network.Node) { to.EncapIPs = from.EncapIPs },
+		present:    func(n network.Node) bool { return len(n.EncapIPs) > 0 },
+		copy:       func(to *network.Node, from network.Node) { to.EncapIPs = from.EncapIPs },
 		claims: func(n network.Node) []string {
 			var out []string
 			for _, ip := range n.EncapIPs {
@@ -82,14 +83,14 @@ var facts = []fact{
 		},
 	}, {
 		annotation: network.AnnotationGatewayConfig,
-		there:      hasGatewayFacts,
-		take: func(to *network.Node, from network.Node) {
+		present:    hasGatewayFacts,
+		copy: func(to *network.Node, from network.Node) {
 			to.Mode, to.Bridge, to.BridgeMAC, to.Addresses, to.NextHops = from.Mode, from.Bridge, from.BridgeMAC, from.Addresses, from.NextHops
 		},
 		claims: func(n network.Node) []string {
 			var out []string
 			for _, p := range n.Addresses {
-				// Nodes that share no link may have the same MAC.
+				// Nodes on different links may have the same MAC.
 				out = append(out, "address "+p.Addr().String(), "MAC "+n.BridgeMAC+" in "+p.Masked().String())
 			}
 			slices.Sort(out)
@@ -103,157 +104,157 @@ func hasGatewayFacts(n network.Node) bool { return n.BridgeMAC != "" && len(n.Ad
 func claimsOf(n network.Node) []string {
 	var out []string
 	for _, f := range facts {
-		if f.there(n) {
+		if f.present(n) {
 			out = append(out, f.claims(n)...)
 		}
 	}
 	return out
 }
 
-// set records a node's annotations. Before settle it only records.
-func (b *nodeIndex) set(name, uid string, said network.Node, err error) []nodeChange {
+// set records a node's annotations. After markSynced it also evaluates them.
+func (x *nodeIndex) set(name, uid string, annotated network.Node, err error) []nodeChange {
 	var changes []nodeChange
-	n, ok := b.nodes[name]
+	n, ok := x.nodes[name]
 	if ok && n.uid != uid {
-		changes = b.remove(name) // another node of that name
+		changes = x.remove(name) // a recreated node
 		ok = false
 	}
 	if !ok {
-		n = &indexedNode{uid: uid, good: network.Node{Name: name}}
-		b.nodes[name] = n
+		n = &indexedNode{uid: uid, accepted: network.Node{Name: name}}
+		x.nodes[name] = n
 	}
-	before := claimsOf(n.said)
-	n.said, n.err = said, err
+	before := claimsOf(n.annotated)
+	n.annotated, n.err = annotated, err
 	for _, c := range before {
-		b.unclaim(c, name)
+		x.removeClaim(c, name)
 	}
-	for _, c := range claimsOf(said) {
-		if b.claims[c] == nil {
-			b.claims[c] = map[string]struct{}{}
+	for _, c := range claimsOf(annotated) {
+		if x.claims[c] == nil {
+			x.claims[c] = map[string]struct{}{}
 		}
-		b.claims[c][name] = struct{}{}
+		x.claims[c][name] = struct{}{}
 	}
-	if !b.settled {
+	if !x.synced {
 		return changes
 	}
-	return merge(changes, b.look(append([]string{name}, b.claimants(before)...)))
+	return mergeChanges(changes, x.evaluate(append([]string{name}, x.claimingNodes(before)...)))
 }
 
-// remove forgets a node that is gone.
-func (b *nodeIndex) remove(name string) []nodeChange {
-	n, ok := b.nodes[name]
+// remove removes a deleted node.
+func (x *nodeIndex) remove(name string) []nodeChange {
+	n, ok := x.nodes[name]
 	if !ok {
 		return nil
 	}
-	delete(b.nodes, name)
-	freed := slices.Concat(claimsOf(n.said), claimsOf(n.good))
-	for _, c := range claimsOf(n.said) {
-		b.unclaim(c, name)
+	delete(x.nodes, name)
+	freed := slices.Concat(claimsOf(n.annotated), claimsOf(n.accepted))
+	for _, c := range claimsOf(n.annotated) {
+		x.removeClaim(c, name)
 	}
-	for _, c := range claimsOf(n.good) {
-		delete(b.holder, c)
+	for _, c := range claimsOf(n.accepted) {
+		delete(x.holder, c)
 	}
-	changes := []nodeChange{{name: name, facts: true}}
-	if !b.settled {
+	changes := []nodeChange{{name: name, factsChanged: true}}
+	if !x.synced {
 		return changes
 	}
-	return merge(changes, b.look(b.claimants(freed)))
+	return mergeChanges(changes, x.evaluate(x.claimingNodes(freed)))
 }
 
-// settle judges all nodes that there were at the start, this one first: of what
-// two others both claim, none is believed.
-func (b *nodeIndex) settle() []nodeChange {
-	b.settled = true
-	return b.look(append([]string{b.own}, slices.Sorted(maps.Keys(b.nodes))...))
+// markSynced evaluates all nodes of the first list, this one first. If two other
+// nodes claim the same value, it accepts neither.
+func (x *nodeIndex) markSynced() []nodeChange {
+	x.synced = true
+	return x.evaluate(append([]string{x.own}, slices.Sorted(maps.Keys(x.nodes))...))
 }
 
-// look judges nodes anew, and those for which that makes room.
-func (b *nodeIndex) look(names []string) []nodeChange {
+// evaluate evaluates nodes, and then the nodes that claim what became free.
+func (x *nodeIndex) evaluate(names []string) []nodeChange {
 	var changes []nodeChange
 	for len(names) > 0 {
 		name := names[0]
 		names = names[1:]
-		n, ok := b.nodes[name]
+		n, ok := x.nodes[name]
 		if !ok {
 			continue
 		}
-		before, wrong := n.good, n.wrong
-		freed, others := b.judge(name, n)
-		changes = merge(changes, []nodeChange{{name: name, facts: !reflect.DeepEqual(before, n.good), wrong: wrong != n.wrong}})
+		before, problem := n.accepted, n.problem
+		freed, others := x.evaluateNode(name, n)
+		changes = mergeChanges(changes, []nodeChange{{name: name, factsChanged: !reflect.DeepEqual(before, n.accepted), problemChanged: problem != n.problem}})
 		for _, o := range others {
-			changes = merge(changes, []nodeChange{{name: o, facts: true}})
+			changes = mergeChanges(changes, []nodeChange{{name: o, factsChanged: true}})
 		}
-		names = append(append(names, others...), b.claimants(freed)...)
+		names = append(append(names, others...), x.claimingNodes(freed)...)
 	}
 	return changes
 }
 
-// judge takes over what is right of what a node says, and returns the claims
-// that were given up for it and the other nodes whose facts changed with it.
-func (b *nodeIndex) judge(name string, n *indexedNode) (freed, others []string) {
-	var wrong []string
+// evaluateNode accepts the valid facts of a node. It returns the claims that became
+// free and the other nodes whose facts changed too.
+func (x *nodeIndex) evaluateNode(name string, n *indexedNode) (freed, others []string) {
+	var problems []string
 	if n.err != nil {
-		wrong = append(wrong, n.err.Error())
+		problems = append(problems, n.err.Error())
 	}
 	for _, f := range facts {
-		had := f.there(n.good)
-		if !f.there(n.said) {
+		had := f.present(n.accepted)
+		if !f.present(n.annotated) {
 			if malformed := n.err != nil && strings.Contains(n.err.Error(), f.annotation); had && !malformed {
-				wrong = append(wrong, fmt.Sprintf("node %s: annotation %s is gone", name, f.annotation))
+				problems = append(problems, fmt.Sprintf("node %s: annotation %s was deleted", name, f.annotation))
 			}
 			continue
 		}
 		with := []string{name}
-		if err := b.refuses(name, f, n, f.claims(n.said)); err != nil {
-			if with = b.exchange(name, f); with == nil {
-				wrong = append(wrong, fmt.Sprintf("node %s: annotation %s: %v", name, f.annotation, err))
+		if err := x.conflict(name, f, n, f.claims(n.annotated)); err != nil {
+			if with = x.findSwap(name, f); with == nil {
+				problems = append(problems, fmt.Sprintf("node %s: annotation %s: %v", name, f.annotation, err))
 				continue
 			}
 			others = append(others, with[1:]...)
 		}
-		freed = append(freed, b.believe(f, with)...)
+		freed = append(freed, x.accept(f, with)...)
 	}
-	n.wrong = strings.Join(wrong, "; ")
+	n.problem = strings.Join(problems, "; ")
 	return freed, others
 }
 
-// believe takes over a fact of nodes, and returns the claims given up for it.
-func (b *nodeIndex) believe(f fact, names []string) (freed []string) {
+// accept accepts a fact of nodes and returns the claims that became free.
+func (x *nodeIndex) accept(f fact, names []string) (freed []string) {
 	for _, name := range names {
-		n := b.nodes[name]
-		if f.there(n.good) {
-			for _, c := range f.claims(n.good) {
-				if b.holder[c] == name {
-					delete(b.holder, c)
+		n := x.nodes[name]
+		if f.present(n.accepted) {
+			for _, c := range f.claims(n.accepted) {
+				if x.holder[c] == name {
+					delete(x.holder, c)
 					freed = append(freed, c)
 				}
 			}
 		}
-		f.take(&n.good, n.said)
+		f.copy(&n.accepted, n.annotated)
 	}
 	for _, name := range names {
-		for _, c := range f.claims(b.nodes[name].good) {
-			b.holder[c] = name
+		for _, c := range f.claims(x.nodes[name].accepted) {
+			x.holder[c] = name
 		}
 	}
-	return slices.DeleteFunc(freed, func(c string) bool { _, held := b.holder[c]; return held })
+	return slices.DeleteFunc(freed, func(c string) bool { _, taken := x.holder[c]; return taken })
 }
 
-// exchange finds the nodes, that one first, that can be believed only
-// together: each says that it is what another of them was, and nobody else
-// says so. Two nodes that swap their addresses are such.
-func (b *nodeIndex) exchange(name string, f fact) []string {
+// findSwap returns the nodes, that one first, whose facts can only be accepted
+// together, e.g. two nodes that swapped their addresses: each claims what another
+// of them has, and no further node claims it. It returns nil if there are none.
+func (x *nodeIndex) findSwap(name string, f fact) []string {
 	with := []string{name}
 	for i := 0; i < len(with); i++ {
-		n, ok := b.nodes[with[i]]
-		if !ok || !f.there(n.said) || b.againstPods(with[i], f, n) != nil {
+		n, ok := x.nodes[with[i]]
+		if !ok || !f.present(n.annotated) || x.checkPodIDs(with[i], f, n) != nil {
 			return nil
 		}
-		for _, c := range f.claims(n.said) {
-			if len(b.claims[c]) > 1 {
+		for _, c := range f.claims(n.annotated) {
+			if len(x.claims[c]) > 1 {
 				return nil
 			}
-			if holder, held := b.holder[c]; held && !slices.Contains(with, holder) {
+			if holder, taken := x.holder[c]; taken && !slices.Contains(with, holder) {
 				with = append(with, holder)
 			}
 		}
@@ -261,80 +262,81 @@ func (b *nodeIndex) exchange(name string, f fact) []string {
 	return with
 }
 
-// againstPods says why an id of this node is not the one that its pods tell.
-func (b *nodeIndex) againstPods(name string, f fact, n *indexedNode) error {
-	if _, ok := b.podIDs[n.said.ID]; ok || len(b.podIDs) == 0 || name != b.own || f.annotation != network.AnnotationNodeID {
+// checkPodIDs returns an error if this node's annotated id contradicts the
+// addresses of its pods.
+func (x *nodeIndex) checkPodIDs(name string, f fact, n *indexedNode) error {
+	if _, ok := x.podIDs[n.annotated.ID]; ok || len(x.podIDs) == 0 || name != x.own || f.annotation != network.AnnotationNodeID {
 		return nil
 	}
-	return fmt.Errorf("the node's pods have addresses of node id %d, not %d", slices.Sorted(maps.Keys(b.podIDs))[0], n.said.ID)
+	return fmt.Errorf("the addresses of the node's pods belong to node id %d, not %d", slices.Sorted(maps.Keys(x.podIDs))[0], n.annotated.ID)
 }
 
-// refuses says why a node cannot have what it claims.
-func (b *nodeIndex) refuses(name string, f fact, n *indexedNode, claims []string) error {
-	if err := b.againstPods(name, f, n); err != nil {
+// conflict returns why a node's claims cannot be accepted, nil if they can.
+func (x *nodeIndex) conflict(name string, f fact, n *indexedNode, claims []string) error {
+	if err := x.checkPodIDs(name, f, n); err != nil {
 		return err
 	}
-	own := name == b.own
+	own := name == x.own
 	for _, c := range claims {
-		holder, held := b.holder[c]
+		holder, taken := x.holder[c]
 		switch {
-		case held && holder == name:
-		case own && f.annotation == network.AnnotationGatewayConfig && !f.there(n.good):
-			// Without its own gateway the node has nothing, and others' rows
-			// here do not follow from theirs.
-		case held:
-			return fmt.Errorf("%s is node %s's", c, holder)
+		case taken && holder == name:
+		case own && f.annotation == network.AnnotationGatewayConfig && !f.present(n.accepted):
+			// Without its gateway this node can build nothing, and other nodes'
+			// gateways do not affect the rows here.
+		case taken:
+			return fmt.Errorf("%s belongs to node %s", c, holder)
 		case own:
-			// Of what nobody has yet, this node's agent knows best.
-		case len(b.claims[c]) > 1:
-			others := slices.DeleteFunc(slices.Sorted(maps.Keys(b.claims[c])), func(s string) bool { return s == name })
-			return fmt.Errorf("%s is claimed by node %s as well", c, strings.Join(others, ", "))
+			// Of values that no node has yet, trust this node's own agent.
+		case len(x.claims[c]) > 1:
+			others := slices.DeleteFunc(slices.Sorted(maps.Keys(x.claims[c])), func(s string) bool { return s == name })
+			return fmt.Errorf("%s is also claimed by node %s", c, strings.Join(others, ", "))
 		}
 	}
 	return nil
 }
 
-// claimants are the nodes whose annotations make one of the claims.
-func (b *nodeIndex) claimants(claims []string) []string {
+// claimingNodes returns the nodes whose annotations make one of the claims.
+func (x *nodeIndex) claimingNodes(claims []string) []string {
 	var out []string
 	for _, c := range claims {
-		out = append(out, slices.Sorted(maps.Keys(b.claims[c]))...)
+		out = append(out, slices.Sorted(maps.Keys(x.claims[c]))...)
 	}
 	return out
 }
 
-func (b *nodeIndex) unclaim(claim, name string) {
-	delete(b.claims[claim], name)
-	if len(b.claims[claim]) == 0 {
-		delete(b.claims, claim)
+func (x *nodeIndex) removeClaim(claim, name string) {
+	delete(x.claims[claim], name)
+	if len(x.claims[claim]) == 0 {
+		delete(x.claims, claim)
 	}
 }
 
-// node is a node by its good facts.
-func (b *nodeIndex) node(name string) network.Node {
-	if n, ok := b.nodes[name]; ok {
-		return n.good
+// node returns a node with its accepted facts.
+func (x *nodeIndex) node(name string) network.Node {
+	if n, ok := x.nodes[name]; ok {
+		return n.accepted
 	}
 	return network.Node{Name: name}
 }
 
-// wrong is what is wrong with a node's annotations; nil for nothing.
-func (b *nodeIndex) wrong(name string) error {
-	if n, ok := b.nodes[name]; ok && n.wrong != "" {
-		return errors.New(n.wrong)
+// problem returns the problem with a node's annotations, nil for none.
+func (x *nodeIndex) problem(name string) error {
+	if n, ok := x.nodes[name]; ok && n.problem != "" {
+		return errors.New(n.problem)
 	}
 	return nil
 }
 
-// peers are the other nodes: those that are ready, by id, and the names of
-// those of which not enough is known.
-func (b *nodeIndex) peers() (ready []network.Node, unknown map[string]struct{}) {
+// peers returns the other nodes: the ready ones, sorted by id, and the names of
+// those that lack facts.
+func (x *nodeIndex) peers() (ready []network.Node, unknown map[string]struct{}) {
 	unknown = map[string]struct{}{}
-	for name, n := range b.nodes {
+	for name, n := range x.nodes {
 		switch {
-		case name == b.own:
-		case n.good.Ready():
-			ready = append(ready, n.good)
+		case name == x.own:
+		case n.accepted.Ready():
+			ready = append(ready, n.accepted)
 		default:
 			unknown[name] = struct{}{}
 		}
@@ -343,21 +345,21 @@ func (b *nodeIndex) peers() (ready []network.Node, unknown map[string]struct{}) 
 	return ready, unknown
 }
 
-// merge adds changes of nodes to those of others.
-func merge(changes, more []nodeChange) []nodeChange {
+// mergeChanges adds more to changes, one entry per node.
+func mergeChanges(changes, more []nodeChange) []nodeChange {
 	for _, c := range more {
 		if i := slices.IndexFunc(changes, func(o nodeChange) bool { return o.name == c.name }); i >= 0 {
-			changes[i].facts, changes[i].wrong = changes[i].facts || c.facts, changes[i].wrong || c.wrong
-		} else if c.facts || c.wrong {
+			changes[i].factsChanged, changes[i].problemChanged = changes[i].factsChanged || c.factsChanged, changes[i].problemChanged || c.problemChanged
+		} else if c.factsChanged || c.problemChanged {
 			changes = append(changes, c)
 		}
 	}
 	return changes
 }
 
-// asTheyWere are the rows of have, not in want, of nodes of which not enough is
-// known: they stay, unless another node now has what they say.
-func asTheyWere(self network.Node, want, have State, unknown map[string]struct{}) State {
+// unknownPeerRows returns the rows of have, not in want, of nodes that lack facts:
+// they are kept unless another node now has their tunnel key.
+func unknownPeerRows(self network.Node, want, have State, unknown map[string]struct{}) State {
 	if len(unknown) == 0 {
 		return nil
 	}
@@ -380,8 +382,9 @@ func asTheyWere(self network.Node, want, have State, unknown map[string]struct{}
 	return out
 }
 
-// chassisAsTheyWere is asTheyWere of chassis.
-func chassisAsTheyWere(want, have []Chassis, unknown map[string]struct{}) []Chassis {
+// unknownPeerChassis is unknownPeerRows for chassis: a chassis is kept unless
+// another node now has its name or an address of it.
+func unknownPeerChassis(want, have []Chassis, unknown map[string]struct{}) []Chassis {
 	names, ips := map[string]struct{}{}, map[netip.Addr]struct{}{}
 	for _, c := range want {
 		names[c.Name] = struct{}{}
@@ -401,7 +404,7 @@ func chassisAsTheyWere(want, have []Chassis, unknown map[string]struct{}) []Chas
 	return out
 }
 
-// tunnelKey is the key that a port asks for, "" for none.
+// tunnelKey returns the tunnel key that a port requests, "" for none.
 func tunnelKey(r Row) string {
 	if p, ok := r.Model.(*nbdb.LogicalSwitchPort); ok {
 		return p.Options["requested-tnl-key"]

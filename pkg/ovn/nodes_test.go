@@ -36,15 +36,15 @@ func TestNodeBook(t *testing.T) {
 				}
 			}
 			for n := range b.nodes {
-				if good := b.node(n); last[n].Ready() && !good.Ready() {
-					t.Fatalf("%s was %+v, is %+v", n, last[n], good)
+				if accepted := b.node(n); last[n].Ready() && !accepted.Ready() {
+					t.Fatalf("%s was %+v, is %+v", n, last[n], accepted)
 				}
 				last[n] = b.node(n)
 			}
 		}
 		for step := range rapid.IntRange(0, 40).Draw(t, "steps") {
 			if step == settleAfter {
-				b.settle()
+				b.markSynced()
 				check()
 			}
 			i := rapid.IntRange(1, nodes).Draw(t, "node")
@@ -54,27 +54,27 @@ func TestNodeBook(t *testing.T) {
 				check()
 				continue
 			}
-			said, err := network.Node{Name: name(i)}, error(nil)
+			annotated, err := network.Node{Name: name(i)}, error(nil)
 			part := func(what string) int { return rapid.IntRange(0, nodes).Draw(t, what) }
-			said.ID = part("id")
+			annotated.ID = part("id")
 			if of := part("chassis"); of > 0 {
-				said.Chassis = fmt.Sprintf("chassis-%d", of)
+				annotated.Chassis = fmt.Sprintf("chassis-%d", of)
 			}
 			if of := part("encap"); of > 0 {
-				said.EncapIPs = []netip.Addr{testNode(of, "", network.SharedGateway).EncapIPs[0]}
+				annotated.EncapIPs = []netip.Addr{testNode(of, "", network.SharedGateway).EncapIPs[0]}
 			} else {
 				err = errors.New("annotation " + network.AnnotationEncapIPs)
 			}
-			b.set(name(i), "uid", said, err)
+			b.set(name(i), "uid", annotated, err)
 			check()
 		}
-		b.settle()
+		b.markSynced()
 		for i := 1; i <= nodes; i++ {
 			b.set(name(i), "uid", testNode(i, name(i), network.SharedGateway), nil)
 		}
 		for i := 1; i <= nodes; i++ {
-			if want, got := testNode(i, name(i), network.SharedGateway), b.node(name(i)); !reflect.DeepEqual(got, want) || b.wrong(name(i)) != nil {
-				t.Fatalf("%s is %+v (%v), want %+v", name(i), got, b.wrong(name(i)), want)
+			if want, got := testNode(i, name(i), network.SharedGateway), b.node(name(i)); !reflect.DeepEqual(got, want) || b.problem(name(i)) != nil {
+				t.Fatalf("%s is %+v (%v), want %+v", name(i), got, b.problem(name(i)), want)
 			}
 		}
 		for c := range b.claims {

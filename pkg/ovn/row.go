@@ -14,8 +14,8 @@ import (
 	"bulkhead/pkg/ovn/nbdb"
 )
 
-// Marks in external_ids. Every row that we make carries the first four, so
-// that what is ours is a query and rows of others are never touched.
+// Marks in external_ids. Each of our rows has the first four, so that our rows can
+// be queried and others are never touched.
 const (
 	markOwner   = "k8s.ovn.org/owner"
 	markNetwork = "k8s.ovn.org/network"
@@ -27,34 +27,34 @@ const (
 	markRole      = "k8s.ovn.org/role"
 	markNAD       = "k8s.ovn.org/nad"
 	markNode      = "k8s.ovn.org/node"
-	markPeer      = "ic-node" // of a route, the node that it leads to
+	markPeer      = "ic-node" // on a route: the node that it leads to
 	markNamespace = "namespace"
 	markPod       = "pod_name"
 	markPodUID    = "pod_uid"
 )
 
-// Part is the share of a network's rows that one kind of event changes, so
-// that an event reads and compares no more than it has to.
+// Part is the part of a network's rows that one kind of event changes. An event
+// causes only its part to be read and compared.
 type Part string
 
 const (
 	PartTopology Part = "topology" // routers, switches, the node's own ports, isolation
-	PartPeers    Part = "peers"    // what other nodes add: remote ports and routes
+	PartPeers    Part = "peers"    // remote ports of and routes to other nodes
 	PartPods     Part = "pods"     // logical ports of pods
 )
 
-// AllParts is a whole network.
+// AllParts are the parts of a network.
 var AllParts = []Part{PartTopology, PartPeers, PartPods}
 
-// Owner names rows: the parts of one network on one node.
+// Owner selects rows: the parts of one network on one node.
 type Owner struct {
 	Network string
 	Node    string
 	Parts   []Part
 }
 
-// externalPort is the gateway router's port to the outside. Static MAC
-// bindings bear no marks: ours are those on this port, there or not.
+// externalPort returns the name of the gateway router's external port. Static MAC
+// bindings have no marks: those with this port are ours, even if it does not exist.
 func (o Owner) externalPort() string {
 	n := network.Network{ID: network.MaxID, Name: o.Network}
 	if o.Network == network.DefaultName {
@@ -63,36 +63,36 @@ func (o Owner) externalPort() string {
 	return "rtoe-" + n.GatewayRouter(o.Node)
 }
 
-// Ref is a column of a row that refers to other rows.
+// Ref is a column of a row that references other rows.
 type Ref struct {
 	Table, ID, Column string
 }
 
 func (r Ref) String() string { return fmt.Sprintf("%s %s %s", r.Table, r.ID, r.Column) }
 
-// Row is one row of the northbound database. What it says is in Model, a
-// pointer to a type of nbdb; In are the columns of other rows that list it.
+// Row is one row of the northbound database. Model, a pointer to a type of nbdb, has
+// its columns. In are the columns of other rows that reference it.
 type Row struct {
 	Table string
 	ID    string
 	In    []Ref
 	Model model.Model
-	UUID  string // of a row that was read
+	UUID  string // set on rows that were read
 }
 
 func (r Row) String() string { return r.Table + " " + r.ID }
 
-// State is rows, in no particular order.
+// State is a set of rows, in no particular order.
 type State []Row
 
-// table is what we need to know of a table.
+// table describes a table.
 type table struct {
-	// rank orders changes: low is isolation and what contains other rows.
+	// rank orders changes: isolation and containers have a low rank.
 	rank int
-	// columns are those that we own in our rows. OVN itself, or other rows,
-	// write the rest.
+	// columns are the columns that we own in our rows. OVN writes the others, or
+	// they reference other rows.
 	columns []string
-	// contains are the columns that list rows of other tables.
+	// contains are the columns that reference rows of other tables.
 	contains []string
 }
 
@@ -109,10 +109,10 @@ var tables = map[string]table{
 	nbdb.LogicalRouterStaticRouteTable: {9, []string{"ip_prefix", "policy", "nexthop", "output_port", "options", "external_ids"}, nil},
 }
 
-// isolation tells whether a table's rows close rather than open.
-func isolation(t string) bool { return t == nbdb.PortGroupTable || t == nbdb.ACLTable }
+// isDenyTable reports whether the table's rows restrict traffic.
+func isDenyTable(t string) bool { return t == nbdb.PortGroupTable || t == nbdb.ACLTable }
 
-// isRoot tells whether rows of the table live without another one listing them.
+// isRoot reports whether the table is a root table: its rows need no references.
 func isRoot(t string) bool {
 	switch t {
 	case nbdb.PortGroupTable, nbdb.LogicalSwitchTable, nbdb.LogicalRouterTable, nbdb.StaticMACBindingTable:
@@ -121,7 +121,7 @@ func isRoot(t string) bool {
 	return false
 }
 
-// field is the field of a model that a column is kept in.
+// field returns the field of a model that holds a column.
 func field(m model.Model, column string) reflect.Value {
 	v := reflect.ValueOf(m).Elem()
 	for i := range v.NumField() {
@@ -134,8 +134,8 @@ func field(m model.Model, column string) reflect.Value {
 
 func setField(m model.Model, column string, v any) { field(m, column).Set(reflect.ValueOf(v)) }
 
-// sameColumn compares a column of two models: sets without order, empty and
-// absent alike.
+// sameColumn compares a column of two models. Sets are unordered, and an empty set
+// or map equals an absent one.
 func sameColumn(a, b model.Model, column string) bool {
 	x, y := field(a, column), field(b, column)
 	switch x.Kind() {
@@ -159,7 +159,7 @@ func sorted(s []string) []string {
 	return out
 }
 
-// changed are the columns we own in which want differs from have.
+// changed returns our columns in which want differs from have.
 func changed(want, have Row) []string {
 	var out []string
 	for _, c := range tables[want.Table].columns {
@@ -170,7 +170,7 @@ func changed(want, have Row) []string {
 	return out
 }
 
-// externalIDs are a model's marks.
+// externalIDs returns a model's external_ids, nil if its table has none.
 func externalIDs(m model.Model) map[string]string {
 	f := field(m, "external_ids")
 	if !f.IsValid() {
@@ -180,8 +180,8 @@ func externalIDs(m model.Model) map[string]string {
 	return ids
 }
 
-// Dump prints a state one row a line, sorted, with the columns that are ours:
-// for goldens and for operators.
+// Dump returns the rows as text, sorted, with our columns: for golden files and for
+// operators.
 func (s State) Dump() string {
 	lines := make([]string, 0, len(s))
 	for _, r := range s {
@@ -221,7 +221,7 @@ func columnText(v reflect.Value) string {
 	case map[string]string:
 		pairs := make([]string, 0, len(x))
 		for k, val := range x {
-			if k != markOwner && k != markID { // equal on every row, or the row's heading
+			if k != markOwner && k != markID { // the same in every row, or part of its heading
 				pairs = append(pairs, k+"="+val)
 			}
 		}
@@ -234,5 +234,6 @@ func columnText(v reflect.Value) string {
 	return fmt.Sprint(v.Interface())
 }
 
-// weak tells whether a column's references keep the row they name alive.
-func weak(ref Ref) bool { return ref.Table == nbdb.PortGroupTable && ref.Column == "ports" }
+// isWeak reports whether the column's references are weak: they do not keep the row
+// from being garbage-collected.
+func isWeak(ref Ref) bool { return ref.Table == nbdb.PortGroupTable && ref.Column == "ports" }

@@ -19,26 +19,26 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
-	"k8s.io/client-go/util/workqueue"
 
 	"bulkhead/pkg/config"
 	"bulkhead/pkg/network"
+	"bulkhead/pkg/process"
 )
 
-// Northbound is what the zone needs of its northbound database.
+// Northbound is the interface of the zone to its northbound database.
 type Northbound interface {
 	Target
 	SetName(ctx context.Context, name string) error
 	Connected() bool
 }
 
-// Southbound is what the zone needs of its southbound database.
+// Southbound is the interface of the zone to its southbound database.
 type Southbound interface {
 	ReadChassis(ctx context.Context) ([]Chassis, error)
 	ApplyChassis(ctx context.Context, ops []ChassisOp) error
 }
 
-// Zone keeps one node's OVN databases in step with the Kubernetes API.
+// Zone reconciles one node's OVN databases with the Kubernetes API.
 type Zone struct {
 	cfg  config.Config
 	log  *slog.Logger
@@ -50,93 +50,86 @@ type Zone struct {
 	events   record.EventRecorder
 	podStore cache.Indexer
 	nsLister corelisters.NamespaceLister
-	podQueue workqueue.TypedRateLimitingInterface[string] // "namespace/name"
-	netQueue workqueue.TypedRateLimitingInterface[string] // network names, and the keys below
+	podQueue process.Queue[string] // "namespace/name"
+	netQueue process.Queue[string] // network names and the keys below
 
-	mu      sync.Mutex // guards what follows; never held across I/O
-	catalog *network.NADIndex
-	nodes   *nodeIndex
-	ownUID  types.UID // this Node's
-	nets    map[string]*netState
-	pods    map[string]*podState
-	held    map[string]holding           // by pod: addresses that it has and that were not given back to it
-	alone   map[string]map[string]string // by namespace and pod, UIDs of those without a primary network
-	initial map[string]struct{}          // UIDs of pods that were there when we started
-	pending map[string]struct{}          // networks not yet tried since we started, and keyCleanup
-	staying map[string]staying           // by pod: ports that stay only because it runs
-	started bool                         // the informers have told everything they knew
-	begun   bool                         // pending is filled: the node is ready
-	lastErr map[string]string            // by network that is not as it should be
+	mu           sync.Mutex // guards the fields below up to ready; never held across I/O
+	nadIndex     *network.NADIndex
+	nodes        *nodeIndex
+	ownUID       types.UID // of this Node
+	nets         map[string]*netState
+	pods         map[string]*podState
+	reservations map[string]reservation       // by pod: annotated addresses that could not be restored
+	defaultOnly  map[string]map[string]string // by namespace and pod: UIDs of pods without a primary network
+	initial      map[string]struct{}          // UIDs of the pods of the informer's first list
+	pending      map[string]struct{}          // networks not yet tried since the start, and keyCleanup
+	keptPorts    map[string]keptPorts         // by pod: undesired ports, kept because the pod runs
+	synced       bool                         // the handlers have seen the informers' first lists
+	restored     bool                         // pod addresses are restored and pending is filled
+	lastErr      map[string]string            // by failing network
 
-	failures map[string]failure   // by network: what the cluster is to be told
-	refused  map[string]time.Time // by NAD key: since when it cannot be used
-	said     string               // what this Node's annotation says of failures
+	failures           map[string]failure   // by network: failures to report
+	refusedNADs        map[string]time.Time // by NAD key: when the NAD was refused
+	failuresAnnotation string               // this Node's failures annotation
 
 	ready   atomic.Bool
 	metrics metrics
 }
 
-// Keys in netQueue that are no network: "/" cannot occur in a network's name.
+// Keys in netQueue other than networks: a network's name has no "/".
 const (
 	keyChassis = "/chassis"
 	keyCleanup = "/cleanup"
-	// keyFailures is what fails, told on this Node.
+	// keyFailures writes this Node's failures annotation.
 	keyFailures = "/failures"
 )
 
-// netState is what the zone knows of a network beyond the catalog.
+// netState is the zone's state of a network.
 type netState struct {
-	net   network.Network // as last described
+	net   network.Network // as last described by a NAD
 	addrs *addresses      // nil until the node has subnets
 	pods  map[string]PodPort
 	dirty map[Part]struct{}
-	// waiting are the pods that got no address because none was free.
+	// waiting are the pods that wait for a free address.
 	waiting map[string]struct{}
 }
 
-// podState is what a pod was given.
+// podState is the networks and addresses assigned to a pod.
 type podState struct {
-	uid   string
-	alone bool             // it was given the cluster default network and no primary one
-	ports map[string]given // by NAD key
+	uid         string
+	defaultOnly bool                  // on the cluster default network without a primary network
+	ports       map[string]attachment // by NAD key
 }
 
-type given struct {
+// attachment is a pod's port on a network.
+type attachment struct {
 	network string
 	port    PodPort
 }
 
-const (
-	retryFirst = 100 * time.Millisecond
-	retryMax   = 30 * time.Second
-)
-
-// NewZone makes a zone of the node that cfg names. Run starts it. Its metrics
-// go to registry, which may be nil.
+// NewZone returns the zone of the node that cfg names. Run starts it. registry
+// may be nil.
 func NewZone(cfg config.Config, k kubernetes.Interface, nads nadclient.Interface, registry prometheus.Registerer, log *slog.Logger) (*Zone, error) {
 	if cfg.Kubernetes.NodeName == "" {
-		return nil, errors.New("node name is empty: give --node-name")
-	}
-	limiter := func() workqueue.TypedRateLimiter[string] {
-		return workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryFirst, retryMax)
+		return nil, errors.New("node name is empty: set --node-name")
 	}
 	return &Zone{
 		cfg: cfg, log: log.With("node", cfg.Kubernetes.NodeName), kube: k, nads: nads, metrics: newMetrics(registry),
-		podQueue: workqueue.NewTypedRateLimitingQueue(limiter()), netQueue: workqueue.NewTypedRateLimitingQueue(limiter()),
-		catalog: network.NewNADIndex(), nodes: newNodeIndex(cfg.Kubernetes.NodeName), nets: map[string]*netState{}, pods: map[string]*podState{},
-		held: map[string]holding{}, alone: map[string]map[string]string{}, initial: map[string]struct{}{}, pending: map[string]struct{}{}, staying: map[string]staying{}, lastErr: map[string]string{},
-		failures: map[string]failure{}, refused: map[string]time.Time{},
+		podQueue: process.NewQueue[string](), netQueue: process.NewQueue[string](),
+		nadIndex: network.NewNADIndex(), nodes: newNodeIndex(cfg.Kubernetes.NodeName), nets: map[string]*netState{}, pods: map[string]*podState{},
+		reservations: map[string]reservation{}, defaultOnly: map[string]map[string]string{}, initial: map[string]struct{}{}, pending: map[string]struct{}{}, keptPorts: map[string]keptPorts{}, lastErr: map[string]string{},
+		failures: map[string]failure{}, refusedNADs: map[string]time.Time{},
 	}, nil
 }
 
-// Ready tells whether every network known at the start is built or has failed
-// by itself, what was left of deleted ones has been looked at, and the cluster
-// default network is built.
+// Ready reports whether every network known at the start has been built or has
+// failed on its own, leftovers of deleted networks have been tried, and the
+// cluster default network is built.
 func (z *Zone) Ready() bool { return z.ready.Load() && z.nb != nil && z.nb.Connected() }
 
-// Run serves until ctx ends.
+// Run runs the zone until ctx ends.
 func (z *Zone) Run(ctx context.Context) error {
-	nb := NewNB(z.cfg.NBAddress, z.log, z.found, z.lost)
+	nb := NewNB(z.cfg.NBAddress, z.log, z.onConnect, z.onRowDeleted)
 	sb := NewSB(z.cfg.SBAddress, z.log, func() { z.netQueue.Add(keyChassis) }, func() { z.netQueue.Add(keyChassis) })
 	z.nb, z.sb = nb, sb
 	var wg sync.WaitGroup
@@ -154,20 +147,15 @@ func (z *Zone) serve(ctx context.Context) error {
 	if err := z.startInformers(ctx); err != nil {
 		return err
 	}
-	z.start()
+	z.onSynced()
 	var wg sync.WaitGroup
-	for range z.cfg.Workers {
-		wg.Go(func() { work(ctx, z.podQueue, z.log, "pod", z.syncPod) })
-		wg.Go(func() { work(ctx, z.netQueue, z.log, "network", z.syncKey) })
-	}
-	<-ctx.Done()
-	z.podQueue.ShutDown()
-	z.netQueue.ShutDown()
+	wg.Go(func() { z.podQueue.Run(ctx, z.cfg.Workers, z.syncPod, z.logFailure("pod")) })
+	wg.Go(func() { z.netQueue.Run(ctx, z.cfg.Workers, z.syncKey, z.logFailure("network")) })
 	wg.Wait()
 	return nil
 }
 
-// startEvents starts telling the API server what went wrong with its objects.
+// startEvents starts the recorder of Kubernetes events.
 func (z *Zone) startEvents(ctx context.Context) (stop func()) {
 	if z.events != nil {
 		return func() {}
@@ -178,27 +166,17 @@ func (z *Zone) startEvents(ctx context.Context) (stop func()) {
 	return broadcaster.Shutdown
 }
 
-// work takes keys from a queue until it is shut down. What fails is tried
-// again, later each time.
-func work(ctx context.Context, q workqueue.TypedRateLimitingInterface[string], log *slog.Logger, kind string, sync func(context.Context, string) error) {
-	for {
-		key, shutdown := q.Get()
-		if shutdown {
-			return
+// logFailure returns the function that logs failed reconciles; kind is the log
+// key of the queue's keys.
+func (z *Zone) logFailure(kind string) func(key string, attempts int, err error) {
+	return func(key string, attempts int, err error) {
+		if !errors.Is(err, errNotConnected) { // the connection logs its loss, once
+			z.log.Error("reconcile failed, will retry", kind, key, "attempts", attempts, "error", err)
 		}
-		if err := sync(ctx, key); err != nil && ctx.Err() == nil {
-			if !errors.Is(err, errNotConnected) { // the connection's loss was logged, once
-				log.Error("reconcile failed, will retry", kind, key, "error", err)
-			}
-			q.AddRateLimited(key)
-		} else {
-			q.Forget(key)
-		}
-		q.Done(key)
 	}
 }
 
-// syncKey is one reconcile of the network queue.
+// syncKey reconciles one key of netQueue.
 func (z *Zone) syncKey(ctx context.Context, key string) error {
 	switch key {
 	case keyChassis:
@@ -206,55 +184,56 @@ func (z *Zone) syncKey(ctx context.Context, key string) error {
 	case keyCleanup:
 		return z.cleanup(ctx)
 	case keyFailures:
-		return z.tellFailures(ctx)
+		return z.writeFailures(ctx)
 	default:
 		return z.syncNetwork(ctx, key)
 	}
 }
 
-// syncChassis names the zone and keeps the other nodes' chassis.
+// syncChassis reconciles the remote chassis in the southbound database.
 func (z *Zone) syncChassis(ctx context.Context) error {
 	z.mu.Lock()
 	node := z.self()
 	peers, unknown := z.nodes.peers()
-	started := z.started
+	synced := z.synced
 	z.mu.Unlock()
-	if !started || !node.Ready() {
-		return nil // the node's event comes back here
+	if !synced || !node.Ready() {
+		return nil // the node's next event enqueues this key
 	}
 	have, err := z.sb.ReadChassis(ctx)
 	if err != nil {
 		return fmt.Errorf("read remote chassis: %w", err)
 	}
 	want := BuildChassis(node, peers)
-	ops := DiffChassis(append(want, chassisAsTheyWere(want, have, unknown)...), have)
+	ops := DiffChassis(append(want, unknownPeerChassis(want, have, unknown)...), have)
 	for _, op := range ops {
 		z.log.Info(op.String())
 	}
 	return z.sb.ApplyChassis(ctx, ops)
 }
 
-// found is called when the northbound database was reached: it may be empty.
-func (z *Zone) found() {
+// onConnect is called after each connect to the northbound database, which may
+// have lost its rows.
+func (z *Zone) onConnect() {
 	z.metrics.reconnect.Inc()
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	if z.started {
-		z.dirtyAll(AllParts...)
+	if z.synced {
+		z.markAllDirty(AllParts...)
 		z.netQueue.Add(keyCleanup)
 	}
 }
 
-// lost is called when a row of ours went, whoever deleted it.
-func (z *Zone) lost(name string, part Part) {
+// onRowDeleted is called when one of our rows was deleted, by the zone or others.
+func (z *Zone) onRowDeleted(name string, part Part) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	if !z.started {
+	if !z.synced {
 		return
 	}
 	if part == PartTopology {
-		z.dirty(name, AllParts...) // it may have listed rows of the others
+		z.markDirty(name, AllParts...) // the deleted row may have contained rows of the other parts
 		return
 	}
-	z.dirty(name, part)
+	z.markDirty(name, part)
 }

@@ -13,10 +13,10 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// annotate writes what a pod was given, in one patch. The annotation has a
-// second writer (the cluster role, for other topologies), so the patch names
-// what it replaces and fails when that has changed; and it names the pod's
-// UID, as the name may be another pod's by now.
+// annotate writes a pod's networks in one patch. The annotation has a second
+// writer (the cluster role, for other topologies), so the patch tests the old
+// value and fails if it has changed. It also tests the pod's UID, as the pod may
+// have been recreated.
 func (z *Zone) annotate(ctx context.Context, pod *corev1.Pod, nets network.PodNetworks) error {
 	value, err := nets.Render()
 	if err != nil {
@@ -37,11 +37,12 @@ func (z *Zone) annotate(ctx context.Context, pod *corev1.Pod, nets network.PodNe
 	if _, err := z.kube.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.JSONPatchType, patch, metav1.PatchOptions{}); err != nil {
 		return err
 	}
-	z.log.Info("pod has its networks", "pod", pod.Namespace+"/"+pod.Name, "networks", len(nets))
+	z.log.Info("annotated pod with its networks", "pod", pod.Namespace+"/"+pod.Name, "networks", len(nets))
 	return nil
 }
 
-// reference is what an Event is about; informers drop a pod's kind.
+// reference returns the object reference of a pod for events: a pod from an
+// informer has no kind.
 func reference(pod *corev1.Pod) *corev1.ObjectReference {
 	return &corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion}
 }

@@ -4,7 +4,6 @@ package ovn
 
 import (
 	"context"
-	"fmt"
 	"reflect"
 
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
@@ -21,11 +20,12 @@ import (
 
 	"bulkhead/pkg/kube"
 	"bulkhead/pkg/network"
+	"bulkhead/pkg/process"
 )
 
 var eventScheme = func() *runtime.Scheme {
 	s := runtime.NewScheme()
-	_ = corev1.AddToScheme(s) // registers Go types; it has no way to fail
+	_ = corev1.AddToScheme(s) // registers Go types, cannot fail
 	return s
 }()
 
@@ -33,8 +33,8 @@ func eventSink(k kubernetes.Interface) record.EventSink {
 	return &typedcore.EventSinkImpl{Interface: k.CoreV1().Events("")}
 }
 
-// startInformers starts one informer a kind and returns when every handler
-// has seen everything there was.
+// startInformers starts one informer per kind and returns when the handlers
+// have handled the first lists.
 func (z *Zone) startInformers(ctx context.Context) error {
 	all := informers.NewSharedInformerFactory(z.kube, 0)
 	mine := informers.NewSharedInformerFactoryWithOptions(z.kube, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
@@ -45,47 +45,17 @@ func (z *Zone) startInformers(ctx context.Context) error {
 	nad := nads.K8sCniCncfIo().V1().NetworkAttachmentDefinitions()
 	z.podStore, z.nsLister = pods.Informer().GetIndexer(), namespaces.Lister()
 
-	var synced []cache.InformerSynced
-	for _, i := range []struct {
-		informer  cache.SharedIndexInformer
-		transform cache.TransformFunc
-		changed   func(old, obj any)
-		gone      func(obj any)
-	}{
-		{namespaces.Informer(), trimNamespace, z.namespaceChanged, func(any) {}},
-		{nodes.Informer(), z.trimNode, z.nodeChanged, z.nodeGone},
-		{nad.Informer(), trimNAD, z.nadChanged, z.nadGone},
-		{pods.Informer(), trimPod, z.podChanged, func(obj any) { z.podChanged(nil, obj) }},
-	} {
-		if err := i.informer.SetTransform(i.transform); err != nil {
-			return fmt.Errorf("start informers: %w", err)
-		}
-		reg, err := i.informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(obj any) { i.changed(nil, obj) },
-			UpdateFunc: func(old, obj any) { i.changed(old, obj) },
-			DeleteFunc: func(obj any) {
-				if tomb, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-					obj = tomb.Obj
-				}
-				i.gone(obj)
-			},
-		})
-		if err != nil {
-			return fmt.Errorf("start informers: %w", err)
-		}
-		synced = append(synced, reg.HasSynced)
-	}
-	all.Start(ctx.Done())
-	mine.Start(ctx.Done())
-	nads.Start(ctx.Done())
-	if !cache.WaitForCacheSync(ctx.Done(), synced...) {
-		return fmt.Errorf("wait for the API server: %w", ctx.Err())
-	}
-	return nil
+	return process.RunInformers(ctx,
+		process.Informer{SharedIndexInformer: namespaces.Informer(), Transform: trimNamespace, OnChange: z.namespaceChanged},
+		process.Informer{SharedIndexInformer: nodes.Informer(), Transform: z.trimNode, OnChange: z.nodeChanged, OnDelete: z.nodeDeleted},
+		process.Informer{SharedIndexInformer: nad.Informer(), Transform: trimNAD, OnChange: z.nadChanged, OnDelete: z.nadDeleted},
+		process.Informer{SharedIndexInformer: pods.Informer(), Transform: trimPod, OnChange: z.podChanged, OnDelete: func(obj any) { z.podChanged(nil, obj) }},
+	)
 }
 
-// start is called once, when everything the API server had is known.
-func (z *Zone) start() {
+// onSynced is called once, when the handlers have seen the informers' first
+// lists.
+func (z *Zone) onSynced() {
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	for _, obj := range z.podStore.List() {
@@ -93,31 +63,31 @@ func (z *Zone) start() {
 			z.initial[string(pod.UID)] = struct{}{}
 		}
 	}
-	z.started = true
-	for _, nad := range z.catalog.Settle() {
-		z.sayUnusable(nad)
-		z.noteNAD(nad.Key(), true)
+	z.synced = true
+	for _, nad := range z.nadIndex.MarkSynced() {
+		z.logUnusable(nad)
+		z.recordNAD(nad.Key(), true)
 	}
 	z.nodes.podIDs = z.podIDs()
-	z.nodesChanged(z.nodes.settle())
+	z.nodesChanged(z.nodes.markSynced())
 }
 
-// begin builds everything, once the node is ready: pods that had addresses
-// get them back before any address is handed out.
-func (z *Zone) begin() {
-	if !z.started || !z.self().Ready() {
+// enqueueAll enqueues all networks and pods if this node is ready. The first
+// call restores the addresses of existing pods before any is allocated.
+func (z *Zone) enqueueAll() {
+	if !z.synced || !z.self().Ready() {
 		return
 	}
-	if !z.begun {
-		z.begun = true
+	if !z.restored {
+		z.restored = true
 		z.pending[network.DefaultName] = struct{}{}
-		z.pending[keyCleanup] = struct{}{} // which finds what else there is
-		for _, name := range z.catalog.Networks() {
+		z.pending[keyCleanup] = struct{}{} // finds leftover networks
+		for _, name := range z.nadIndex.Networks() {
 			z.pending[name] = struct{}{}
 		}
 		z.restore(z.podStore.List())
 	}
-	z.dirtyAll(AllParts...)
+	z.markAllDirty(AllParts...)
 	for _, key := range z.podStore.ListKeys() {
 		z.podQueue.Add(key)
 	}
@@ -136,11 +106,11 @@ func (z *Zone) namespaceChanged(old, obj any) {
 	z.enqueuePods(ns.Name)
 }
 
-// enqueuePods lets the namespace's pods on this node be looked at again.
+// enqueuePods enqueues the namespace's pods on this node.
 func (z *Zone) enqueuePods(namespace string) {
 	keys, err := z.podStore.IndexKeys(cache.NamespaceIndex, namespace)
 	if err != nil {
-		z.log.Error("no index of pods by namespace", "error", err)
+		z.log.Error("cannot list the pods of a namespace", "namespace", namespace, "error", err)
 		return
 	}
 	for _, key := range keys {
@@ -158,35 +128,35 @@ func (z *Zone) nadChanged(old, obj any) {
 	}
 	nad, ours := kube.ParseNAD(o, z.cfg.Plan)
 	if !ours {
-		z.nadGone(obj)
+		z.nadDeleted(obj)
 		return
 	}
-	// What an unusable NAD is of, the cluster role wrote: a name that was
-	// mistyped, or cannot be read, does not make the network one that nobody
-	// describes.
-	if of := o.Annotations[network.AnnotationNetworkName]; of != "" && nad.Err != nil {
-		nad.Network.Name, nad.Network.ID = of, idOfUnusable(o)
+	// The cluster role writes the network's name on the NAD. An unusable NAD
+	// counts for that network: a mistyped or unreadable config must not make the
+	// network look deleted.
+	if name := o.Annotations[network.AnnotationNetworkName]; name != "" && nad.Err != nil {
+		nad.Network.Name, nad.Network.ID = name, annotatedID(o)
 	}
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	if was, ok := z.catalog.NAD(nad.Key()); ok && nad.Network.Name == "" {
-		nad.Network.Name = was.Network.Name // it cannot be read: it stands for what it named
+	if was, ok := z.nadIndex.NAD(nad.Key()); ok && nad.Network.Name == "" {
+		nad.Network.Name = was.Network.Name // an unreadable NAD counts for the network that it named before
 	}
-	z.nadTouched(nad.Key(), func() []string { return z.catalog.Set(nad) })
-	judged, _ := z.catalog.NAD(nad.Key())
-	unusable := judged.Err != nil && (z.started || nad.Err != nil)
+	z.applyNADChange(nad.Key(), func() []string { return z.nadIndex.Set(nad) })
+	indexed, _ := z.nadIndex.NAD(nad.Key())
+	unusable := indexed.Err != nil && (z.synced || nad.Err != nil)
 	if unusable {
-		z.sayUnusable(judged)
+		z.logUnusable(indexed)
 	}
-	z.noteNAD(nad.Key(), unusable)
+	z.recordNAD(nad.Key(), unusable)
 	z.enqueuePods(nad.Namespace)
 }
 
-func (z *Zone) sayUnusable(nad network.NAD) {
-	z.log.Warn("network cannot be used", "nad", nad.Key(), "network", nad.Network.Name, "error", nad.Err)
+func (z *Zone) logUnusable(nad network.NAD) {
+	z.log.Warn("NetworkAttachmentDefinition cannot be used", "nad", nad.Key(), "network", nad.Network.Name, "error", nad.Err)
 }
 
-func (z *Zone) nadGone(obj any) {
+func (z *Zone) nadDeleted(obj any) {
 	o, ok := obj.(*nadv1.NetworkAttachmentDefinition)
 	if !ok {
 		return
@@ -194,34 +164,34 @@ func (z *Zone) nadGone(obj any) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	key := network.NADKey(o.Namespace, o.Name)
-	z.nadTouched(key, func() []string { return z.catalog.Delete(key) })
-	z.noteNAD(key, false)
+	z.applyNADChange(key, func() []string { return z.nadIndex.Delete(key) })
+	z.recordNAD(key, false)
 }
 
-// nadTouched makes a change to a NAD and lets its networks be looked at again.
-// Pods of its namespace that ran before we started get their addresses back
-// before anybody else gets them.
-func (z *Zone) nadTouched(key string, change func() []string) {
-	was, _ := z.catalog.NAD(key)
-	agreed := z.catalog.Agreed(was.Network.Name)
+// applyNADChange changes the NAD index and enqueues the affected networks. It
+// restores the addresses of the namespace's initial pods, which the NAD may have
+// blocked, before they are allocated to other pods.
+func (z *Zone) applyNADChange(key string, change func() []string) {
+	was, _ := z.nadIndex.NAD(key)
+	agreed := z.nadIndex.Fingerprint(was.Network.Name)
 	names := change()
-	if !z.started {
+	if !z.synced {
 		return
 	}
-	nad, there := z.catalog.NAD(key)
+	nad, exists := z.nadIndex.NAD(key)
 	for _, name := range names {
-		z.dirty(name, AllParts...)
-		if name == was.Network.Name && z.catalog.Agreed(name) != agreed {
-			// Others of its NADs, which were refused, may now be usable.
-			for _, namespace := range z.catalog.Namespaces(name) {
+		z.markDirty(name, AllParts...)
+		if name == was.Network.Name && z.nadIndex.Fingerprint(name) != agreed {
+			// Refused NADs of the network may have become usable.
+			for _, namespace := range z.nadIndex.Namespaces(name) {
 				z.enqueuePods(namespace)
 			}
-			if len(z.refused) > 0 {
+			if len(z.refusedNADs) > 0 {
 				z.netQueue.Add(keyFailures)
 			}
 		}
 	}
-	if !there || !z.begun {
+	if !exists || !z.restored {
 		return
 	}
 	if objs, err := z.podStore.ByIndex(cache.NamespaceIndex, nad.Namespace); err == nil {
@@ -234,13 +204,13 @@ func (z *Zone) podChanged(old, obj any) {
 	if !ok {
 		return
 	}
-	if o, ok := old.(*corev1.Pod); ok && o.UID == pod.UID && o.Status.Phase == pod.Status.Phase && runs(o) == runs(pod) && reflect.DeepEqual(o.Annotations, pod.Annotations) {
+	if o, ok := old.(*corev1.Pod); ok && o.UID == pod.UID && o.Status.Phase == pod.Status.Phase && hasInterfaces(o) == hasInterfaces(pod) && reflect.DeepEqual(o.Annotations, pod.Annotations) {
 		return
 	}
 	z.podQueue.Add(pod.Namespace + "/" + pod.Name)
 }
 
-// What the zone keeps of objects: nothing that it does not read.
+// The informers' transforms keep only the fields that the zone reads.
 
 func trimNamespace(obj any) (any, error) {
 	if ns, ok := obj.(*corev1.Namespace); ok {
@@ -278,7 +248,7 @@ func trimPod(obj any) (any, error) {
 	if p, ok := obj.(*corev1.Pod); ok {
 		annotations := keep(p.Annotations, network.AnnotationPodNetworks)
 		if p.Annotations != nil && annotations == nil {
-			annotations = map[string]string{} // a patch must know that the map is there
+			annotations = map[string]string{} // kube.PodNetworksPatch must see that the map exists
 		}
 		return &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{
@@ -292,7 +262,7 @@ func trimPod(obj any) (any, error) {
 	return obj, nil
 }
 
-// keep is the map with only those keys, nil when none is there.
+// keep returns the map with only those keys, nil if there are none.
 func keep(m map[string]string, keys ...string) map[string]string {
 	var out map[string]string
 	for _, k := range keys {

@@ -27,27 +27,27 @@ import (
 )
 
 const (
-	// lasting is how long a network must fail before the cluster is told: most of
-	// what fails is done a moment later.
-	lasting = 10 * time.Second
-	// tellTimeout is how long one write of what fails may take.
-	tellTimeout = 10 * time.Second
+	// reportAfter is how long a network must fail before the zone reports it: most
+	// retries succeed within a moment.
+	reportAfter = 10 * time.Second
+	// writeTimeout limits one write of the annotation.
+	writeTimeout = 10 * time.Second
 
-	deletedButThere = "deleted, and still there: "
+	deletedPrefix = "deleted, but not yet removed: "
 )
 
-// failure is what is wrong with a network on this node.
+// failure is the failure of a network on this node.
 type failure struct {
-	id    int // 0: unknown, but for the cluster default network
-	why   string
-	since time.Time
+	id     int // 0: unknown, or the cluster default network
+	reason string
+	since  time.Time
 }
 
-// noteFailure notes that a network is not as it should be, for whom the cluster
-// role tells. It fails since it was last right, whatever the reason.
-func (z *Zone) noteFailure(name string, id int, why string) {
+// recordFailure records that a network fails, for this Node's annotation, which
+// the cluster role reads. since stays the same while the reason changes.
+func (z *Zone) recordFailure(name string, id int, reason string) {
 	was, ok := z.failures[name]
-	f := failure{id: id, why: why, since: time.Now()}
+	f := failure{id: id, reason: reason, since: time.Now()}
 	if ok {
 		f.id, f.since = cmp.Or(id, was.id), was.since
 	}
@@ -57,40 +57,40 @@ func (z *Zone) noteFailure(name string, id int, why string) {
 	}
 }
 
-func (z *Zone) forgetFailure(name string) {
+func (z *Zone) clearFailure(name string) {
 	if _, ok := z.failures[name]; ok {
 		delete(z.failures, name)
 		z.netQueue.Add(keyFailures)
 	}
 }
 
-// noteNAD notes whether a NAD is refused.
-func (z *Zone) noteNAD(key string, refused bool) {
-	_, was := z.refused[key]
+// recordNAD records whether a NAD is refused.
+func (z *Zone) recordNAD(key string, refused bool) {
+	_, was := z.refusedNADs[key]
 	switch {
 	case refused && !was:
-		z.refused[key] = time.Now()
+		z.refusedNADs[key] = time.Now()
 	case !refused:
-		delete(z.refused, key)
+		delete(z.refusedNADs, key)
 	}
 	if refused || was {
 		z.netQueue.Add(keyFailures)
 	}
 }
 
-// noteSaid notes what this Node's annotation says, whoever wrote it.
-func (z *Zone) noteSaid(n *corev1.Node) {
-	if said := n.Annotations[network.AnnotationZoneFailures]; said != z.said {
-		z.said = said
+// recordAnnotation records this Node's failures annotation.
+func (z *Zone) recordAnnotation(n *corev1.Node) {
+	if said := n.Annotations[network.AnnotationZoneFailures]; said != z.failuresAnnotation {
+		z.failuresAnnotation = said
 		z.netQueue.Add(keyFailures)
 	}
 }
 
-// everyTried tells whether all there was at the start has been tried. The
-// cluster default network counts as tried only when it is built: without it the
-// node is not ready, which must not keep anybody from being told so.
-func (z *Zone) everyTried() bool {
-	if !z.begun || len(z.pending) > 1 {
+// allTried reports whether every network known at the start has been tried. For
+// the cluster default network a failure suffices, though it stays pending until
+// it is built: the failure that keeps the node from being ready must be reported.
+func (z *Zone) allTried() bool {
+	if !z.restored || len(z.pending) > 1 {
 		return false
 	}
 	for name := range z.pending {
@@ -101,73 +101,73 @@ func (z *Zone) everyTried() bool {
 	return true
 }
 
-// networkFailures are the networks that are not as they should be and have not
-// been for a while, and when the next of them will have been; 0 for never. One
-// that is told already stays told while it fails: its zone may have started anew.
+// networkFailures returns the networks that have failed for at least reportAfter,
+// and the time until the next one has, 0 for none. A failing network that the
+// annotation already reports stays reported: the zone may have restarted.
 func (z *Zone) networkFailures(now time.Time) (out network.Failures, next time.Duration) {
-	told, err := network.ParseFailures(z.said)
+	reported, err := network.ParseFailures(z.failuresAnnotation)
 	if err != nil {
-		z.log.Warn("what this node says of its networks is unreadable, and is written anew", "annotation", network.AnnotationZoneFailures, "error", err)
+		z.log.Warn("this node's annotation is malformed and will be overwritten", "annotation", network.AnnotationZoneFailures, "error", err)
 	}
 	out = network.Failures{}
-	add := func(name string, id int, since time.Time, why string) {
-		// One id that cannot be makes the whole annotation unreadable.
+	add := func(name string, id int, since time.Time, reason string) {
+		// One invalid id makes the whole annotation invalid.
 		if id < network.DefaultID || id > network.MaxID || id == network.DefaultID && name != network.DefaultName {
 			return
 		}
-		if wait := lasting - now.Sub(since); told[id] == "" && wait > 0 {
+		if wait := reportAfter - now.Sub(since); reported[id] == "" && wait > 0 {
 			if next == 0 || wait < next {
 				next = wait
 			}
 			return
 		}
 		if out[id] != "" {
-			why = out[id] + "; " + why
+			reason = out[id] + "; " + reason
 		}
-		out[id] = why
+		out[id] = reason
 	}
 	for name, f := range z.failures {
-		add(name, f.id, f.since, f.why)
+		add(name, f.id, f.since, f.reason)
 	}
 	byNetwork := map[string][]network.NAD{}
-	for _, key := range slices.Sorted(maps.Keys(z.refused)) {
-		nad, ok := z.catalog.NAD(key)
+	for _, key := range slices.Sorted(maps.Keys(z.refusedNADs)) {
+		nad, ok := z.nadIndex.NAD(key)
 		if !ok || nad.Err == nil {
-			delete(z.refused, key) // others of its network have come to say the same
+			delete(z.refusedNADs, key) // the other NADs of its network have come to agree
 			continue
 		}
 		byNetwork[nad.Network.Name] = append(byNetwork[nad.Network.Name], nad)
 	}
-	delete(byNetwork, "") // these name none
+	delete(byNetwork, "") // these NADs name no network
 	for name, nads := range byNetwork {
-		since := z.refused[nads[0].Key()]
+		since := z.refusedNADs[nads[0].Key()]
 		for _, nad := range nads[1:] {
-			if s := z.refused[nad.Key()]; s.Before(since) {
+			if s := z.refusedNADs[nad.Key()]; s.Before(since) {
 				since = s
 			}
 		}
-		id, why := nads[0].Network.ID, z.because(name, nads[0].Err)
+		id, reason := nads[0].Network.ID, z.failureReason(name, nads[0].Err)
 		if st, ok := z.nets[name]; ok {
 			id = cmp.Or(st.net.ID, id)
 		}
-		if n, ok := z.catalog.Network(name); ok {
-			// The network is there by others: it matters which one is not used.
-			id, why = n.ID, "NetworkAttachmentDefinition "+nads[0].Key()+andMore(len(nads)-1)+" is not used: "+why
+		if n, ok := z.nadIndex.Network(name); ok {
+			// Other NADs describe the network: name the unused one.
+			id, reason = n.ID, "NetworkAttachmentDefinition "+nads[0].Key()+andMore(len(nads)-1)+" is not used: "+reason
 		}
-		add("", id, since, why)
+		add("", id, since, reason)
 	}
 	return out, next
 }
 
-// tellFailures writes what fails on this Node, where that says something else.
-func (z *Zone) tellFailures(ctx context.Context) error {
+// writeFailures updates this Node's failures annotation.
+func (z *Zone) writeFailures(ctx context.Context) error {
 	z.mu.Lock()
-	if !z.everyTried() {
+	if !z.allTried() {
 		z.mu.Unlock()
-		return nil // what an earlier zone said is the best that is known
+		return nil // until then the previous zone's annotation is the best information
 	}
 	failures, next := z.networkFailures(time.Now())
-	said := z.said
+	old := z.failuresAnnotation
 	z.mu.Unlock()
 	if next > 0 {
 		z.netQueue.AddAfter(keyFailures, next)
@@ -176,55 +176,55 @@ func (z *Zone) tellFailures(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("render annotation %s: %w", network.AnnotationZoneFailures, err)
 	}
-	if value == said {
+	if value == old {
 		return nil
 	}
 	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{network.AnnotationZoneFailures: value}}})
 	if err != nil {
 		return fmt.Errorf("render annotation %s: %w", network.AnnotationZoneFailures, err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, tellTimeout)
+	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
 	if _, err := z.kube.CoreV1().Nodes().Patch(ctx, z.cfg.Kubernetes.NodeName, types.MergePatchType, patch, metav1.PatchOptions{}); apierrors.IsNotFound(err) {
-		return nil // a Node that comes back comes without the annotation, and is written then
+		return nil // a recreated Node lacks the annotation; its event enqueues this key
 	} else if err != nil {
-		return fmt.Errorf("tell which networks fail: %w", err)
+		return fmt.Errorf("write annotation %s of node %s: %w", network.AnnotationZoneFailures, z.cfg.Kubernetes.NodeName, err)
 	}
-	z.log.Info("told which networks fail", "networks", len(failures))
+	z.log.Info("updated this node's failures annotation", "networks", len(failures))
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	if z.said == said {
-		z.said = value
+	if z.failuresAnnotation == old {
+		z.failuresAnnotation = value
 	}
 	return nil
 }
 
-var aUUID = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`)
+var uuidPattern = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}`)
 
-// because is why a network fails, without what is its own or changes with each
-// try: the reader knows the network, and many that fail for one reason are told
-// as one.
-func (z *Zone) because(name string, err error) string {
-	if errors.Is(err, errHangs) {
-		return errHangs.Error()
+// failureReason returns the text of a network's error without the network's name
+// and what changes with each retry: networks that fail for one reason are
+// reported as one group.
+func (z *Zone) failureReason(name string, err error) string {
+	if errors.Is(err, errUnresponsive) {
+		return errUnresponsive.Error()
 	}
-	text, more := cause(err)
+	text, more := firstError(err)
 	text = strings.TrimPrefix(text, "node "+z.cfg.Kubernetes.NodeName+": ")
 	text = strings.NewReplacer("network "+name+": ", "", "network "+name+" ", "the network ").Replace(text)
-	text = aUUID.ReplaceAllLiteralString(text, "…")
+	text = uuidPattern.ReplaceAllLiteralString(text, "…")
 	if more {
-		text += "; more has failed, which the log of this node's zone names"
+		text += "; see the log of this node's zone for further errors"
 	}
 	return text
 }
 
-// cause is the first of the errors that err joins: what failed after it mostly
-// needs what failed before. Of an operation it says the kind, not the row.
-func cause(err error) (text string, more bool) {
+// firstError returns the first of the errors that err joins: later ones mostly
+// follow from it. Of an operation it names the verb and table, not the row.
+func firstError(err error) (text string, more bool) {
 	switch e := err.(type) {
 	case interface{ Unwrap() []error }:
 		all := e.Unwrap()
-		text, more = cause(all[0])
+		text, more = firstError(all[0])
 		return text, more || len(all) > 1
 	case *batch.Error[Op]:
 		verb, _, _ := strings.Cut(e.Op.String(), " ")
@@ -241,9 +241,9 @@ func andMore(n int) string {
 	return fmt.Sprintf(" and %d more", n)
 }
 
-// idOfRows is the id of the network whose rows these are, 0 where they do not
-// tell: of one that nobody describes since before we started, only they do.
-func idOfRows(rows State) int {
+// networkIDOfRows returns the id of the network that has the rows, 0 if the rows
+// do not tell. Of a network deleted before the start only the rows tell its id.
+func networkIDOfRows(rows State) int {
 	for _, r := range rows {
 		if sw, ok := r.Model.(*nbdb.LogicalSwitch); ok {
 			if key, err := strconv.Atoi(sw.OtherConfig["requested-tnl-key"]); err == nil {
@@ -254,9 +254,9 @@ func idOfRows(rows State) int {
 	return 0
 }
 
-// idOfUnusable is the id that the cluster role gave to what an unusable NAD is
-// of, 0 where it does not tell.
-func idOfUnusable(o *nadv1.NetworkAttachmentDefinition) int {
+// annotatedID returns the network id that the cluster role wrote on the NAD, 0 if
+// there is none.
+func annotatedID(o *nadv1.NetworkAttachmentDefinition) int {
 	id, err := strconv.Atoi(o.Annotations[network.AnnotationNetworkID])
 	if err != nil {
 		return 0

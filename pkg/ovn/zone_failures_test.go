@@ -74,7 +74,7 @@ func TestZoneTellsWhatFails(t *testing.T) {
 		w.fail("bad")
 		w.run()
 		w.wait("ready", w.zone.Ready)
-		time.Sleep(lasting - time.Second)
+		time.Sleep(reportAfter - time.Second)
 		synctest.Wait()
 		if said := w.says(); said != "" || w.writes() != 0 {
 			t.Errorf("told %q at once", said)
@@ -159,12 +159,12 @@ func TestZoneTellsWhatItRefuses(t *testing.T) {
 				w.sharedNAD(ns)
 			}
 			w.editNAD("red", "net", resubnetted("10.99.0.0/16/24"))
-		}, `[{"ids":"1","why":"NetworkAttachmentDefinition red/net is not used: the network is described in another way than by NetworkAttachmentDefinition amber/net: `},
+		}, `[{"ids":"1","why":"NetworkAttachmentDefinition red/net is not used: its settings for the network differ from NetworkAttachmentDefinition amber/net: `},
 		"default network": {func(w *world) { w.fail("join") }, `[{"ids":"0","why":"insert `},
 		"database that hangs": {func(w *world) {
 			w.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
-			w.nb.Fail = func(Op) error { return fmt.Errorf("transaction: %w", errHangs) }
-		}, `[{"ids":"0-1","why":"` + errHangs.Error() + `"}]`},
+			w.nb.Fail = func(Op) error { return fmt.Errorf("transaction: %w", errUnresponsive) }
+		}, `[{"ids":"0-1","why":"` + errUnresponsive.Error() + `"}]`},
 		"NAD without an id": {func(w *world) {
 			w.nad("red", "net", redNet, 3, "10.10.0.0/16/24")
 			w.editNAD("red", "net", func(n *nadv1.NetworkAttachmentDefinition) { delete(n.Annotations, network.AnnotationNetworkID) })
@@ -231,7 +231,7 @@ func TestZoneTakesRefusedNADsBack(t *testing.T) {
 
 // A network that nobody describes any more is told while its rows are there.
 func TestZoneTellsWhatIsStillThere(t *testing.T) {
-	const pods = `[{"ids":"3","why":"deleted, and still there: pods run on it"}]`
+	const pods = `[{"ids":"3","why":"deleted, but not yet removed: pods still use it"}]`
 	for _, restart := range []bool{false, true} {
 		t.Run(fmt.Sprintf("restart=%v", restart), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -261,7 +261,7 @@ func TestZoneTellsWhatIsStillThere(t *testing.T) {
 				w.fail(redNet)
 				w.deletePod("red", "a")
 				w.wait("deletion fails", func() bool {
-					return strings.HasPrefix(w.says(), `[{"ids":"3","why":"deleted, and still there: delete `)
+					return strings.HasPrefix(w.says(), `[{"ids":"3","why":"deleted, but not yet removed: delete `)
 				})
 				w.fail("")
 				w.waitSays("")
@@ -298,7 +298,7 @@ func TestZoneRestartCorrectsWhatWasTold(t *testing.T) {
 		}
 		w.fail("blue_net")
 		w.nb.down.Store(false)
-		w.zone.found()
+		w.zone.onConnect()
 		w.wait("corrected", func() bool { return w.says() != before })
 		if said := w.says(); !strings.HasPrefix(said, `[{"ids":"2",`) || strings.Contains(said, `"ids":"3"`) {
 			t.Errorf("said %s", said)

@@ -15,9 +15,9 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// self is this node; not Ready until cluster role and agent have said enough.
-// The agent tells of the gateway with the rest: where it cannot be read, what
-// an earlier zone built stays.
+// self returns this node. It is not Ready until the cluster role and the agent
+// have annotated it. The agent writes the gateway with its other annotations:
+// while the gateway cannot be read, the rows of an earlier zone stay.
 func (z *Zone) self() network.Node {
 	n := z.nodes.node(z.cfg.Kubernetes.NodeName)
 	if !hasGatewayFacts(n) {
@@ -26,16 +26,16 @@ func (z *Zone) self() network.Node {
 	return n
 }
 
-// describe is the network with that name, if it is one that we build.
-func (z *Zone) describe(name string) (network.Network, bool) {
+// desiredNetwork returns the network with that name, and whether nodes build it.
+func (z *Zone) desiredNetwork(name string) (network.Network, bool) {
 	if name == network.DefaultName {
 		return z.cfg.DefaultNetwork, true
 	}
-	n, ok := z.catalog.Network(name)
-	return n, ok && n.Carried() == nil
+	n, ok := z.nadIndex.Network(name)
+	return n, ok && n.CheckSupported() == nil
 }
 
-// state is what is known of a network.
+// state returns the state of a network, creating it if needed.
 func (z *Zone) state(name string) *netState {
 	st, ok := z.nets[name]
 	if !ok {
@@ -45,8 +45,8 @@ func (z *Zone) state(name string) *netState {
 	return st
 }
 
-// dirty lets parts of a network be compared again.
-func (z *Zone) dirty(name string, parts ...Part) {
+// markDirty enqueues a network to have those parts compared.
+func (z *Zone) markDirty(name string, parts ...Part) {
 	st := z.state(name)
 	for _, p := range parts {
 		st.dirty[p] = struct{}{}
@@ -54,58 +54,57 @@ func (z *Zone) dirty(name string, parts ...Part) {
 	z.netQueue.Add(name)
 }
 
-func (z *Zone) dirtyAll(parts ...Part) {
-	z.dirty(network.DefaultName, parts...)
-	for _, name := range z.catalog.Networks() {
-		z.dirty(name, parts...)
+func (z *Zone) markAllDirty(parts ...Part) {
+	z.markDirty(network.DefaultName, parts...)
+	for _, name := range z.nadIndex.Networks() {
+		z.markDirty(name, parts...)
 	}
 	for name := range z.nets {
-		z.dirty(name, parts...)
+		z.markDirty(name, parts...)
 	}
 }
 
-// job is one reconcile of a network: everything that its rows follow from.
+// job is one reconcile of a network: the inputs of its rows.
 type job struct {
-	known   bool
-	deleted bool // nobody describes it any more
+	known   bool // the network is to be built
+	deleted bool // no NAD describes the network
 	net     network.Network
 	node    network.Node
 	in      Inputs
 	parts   []Part
-	// unknown are peers whose rows stay as they are.
+	// unknown are the peers whose rows are kept unchanged.
 	unknown map[string]struct{}
 }
 
-// take is the next job of a network; ok is false when there is nothing to do
-// now, and an event will come.
-func (z *Zone) take(name string) (j job, ok bool) {
+// nextJob returns the next job of a network. ok is false if there is nothing to
+// do until the next event.
+func (z *Zone) nextJob(name string) (j job, ok bool) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	st := z.state(name)
-	if !z.begun || !z.self().Ready() {
+	if !z.restored || !z.self().Ready() {
 		return j, false
 	}
-	j.net, j.known = z.describe(name)
+	j.net, j.known = z.desiredNetwork(name)
 	switch {
 	case j.known:
 		st.net = j.net
 	case len(st.pods) > 0:
-		// Its description is gone, pods still use it: it stays as it was.
-		j.net, j.known, j.deleted = st.net, true, !z.catalog.Names(name)
-	case z.catalog.Names(name):
-		// It cannot be used now; what is there stays, as a typing mistake
-		// must not cut off pods.
+		// The description is gone but pods use the network: keep it.
+		j.net, j.known, j.deleted = st.net, true, !z.nadIndex.HasNADs(name)
+	case z.nadIndex.HasNADs(name):
+		// Its NADs are unusable. Keep its rows: a typo must not cut off pods.
 		st.dirty = map[Part]struct{}{}
-		z.works(name)
-		z.forgetFailure(name) // what is wrong is the NAD, which is told by itself
-		z.tried(name)
+		z.clearError(name)
+		z.clearFailure(name) // the refused NAD is reported instead
+		z.markTried(name)
 		return j, false
 	default:
 		j.net, j.deleted = st.net, true
 	}
-	// What nobody describes goes at once: begun says that every description
-	// there is has been read, and that others are not built yet, or cannot be,
-	// is their own affair. Two may even want one port's name.
+	// A network that no NAD describes is deleted at once: every NAD has been read
+	// by now. The deletion does not wait for other networks to be built: one of
+	// them may need a port name that this one has.
 	if len(st.dirty) == 0 {
 		return j, false
 	}
@@ -126,88 +125,88 @@ func (z *Zone) take(name string) (j job, ok bool) {
 	return j, true
 }
 
-// syncNetwork brings a network's rows in line, in one transaction.
+// syncNetwork reconciles a network's rows in one transaction.
 func (z *Zone) syncNetwork(ctx context.Context, name string) error {
-	j, ok := z.take(name)
+	j, ok := z.nextJob(name)
 	if !ok {
 		return nil
 	}
 	defer prometheus.NewTimer(z.metrics.networks).ObserveDuration()
 	var err error
-	id, stays := j.net.ID, j.deleted
+	id, inUse := j.net.ID, j.deleted
 	if j.known {
 		err = z.build(ctx, name, j)
 	} else {
-		var was int
-		was, stays, err = z.remove(ctx, name)
-		id = cmp.Or(id, was)
+		var rowsID int
+		rowsID, inUse, err = z.remove(ctx, name)
+		id = cmp.Or(id, rowsID)
 	}
 	var prefix string
 	if j.deleted {
-		prefix = deletedButThere
+		prefix = deletedPrefix
 	}
 	connected := z.nb.Connected()
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	var no refusal
+	var permanent permanentError
 	switch {
-	case errors.As(err, &no):
-		if z.fails(name, no.error) {
-			z.log.Warn("network is not built on this node", "network", name, "error", no.error)
+	case errors.As(err, &permanent):
+		if z.setError(name, permanent.error) {
+			z.log.Warn("network is not built on this node", "network", name, "error", permanent.error)
 		}
-		z.noteFailure(name, id, prefix+z.because(name, no.error))
-		z.tried(name)
-		return nil // an event that can help will come
+		z.recordFailure(name, id, prefix+z.failureReason(name, permanent.error))
+		z.markTried(name)
+		return nil // an event follows any change that can help
 	case err != nil:
 		st := z.state(name)
 		for _, p := range AllParts {
 			st.dirty[p] = struct{}{}
 		}
 		if connected && !errors.Is(err, errNotConnected) && ctx.Err() == nil {
-			z.fails(name, err)
-			z.noteFailure(name, id, prefix+z.because(name, err))
-			if name != network.DefaultName { // which every pod is on: without it the node is not ready
-				z.tried(name)
+			z.setError(name, err)
+			z.recordFailure(name, id, prefix+z.failureReason(name, err))
+			if name != network.DefaultName { // without it the node is not ready
+				z.markTried(name)
 			}
-		} // else it was not the network that failed
+		} // else the connection failed, not the network
 		return fmt.Errorf("network %s: %w", name, err)
 	}
-	z.works(name)
-	if stays {
-		z.noteFailure(name, id, deletedButThere+"pods run on it")
+	z.clearError(name)
+	if inUse {
+		z.recordFailure(name, id, deletedPrefix+"pods still use it")
 	} else {
-		z.forgetFailure(name)
+		z.clearFailure(name)
 	}
-	z.tried(name)
+	z.markTried(name)
 	return nil
 }
 
-// refusal says why a network cannot be built: trying again would not help.
-type refusal struct{ error }
+// permanentError is a reason not to build a network that retries do not change.
+type permanentError struct{ error }
 
-// fails notes why a network is not as it should be; true for a new reason.
-func (z *Zone) fails(name string, err error) bool {
+// setError records the error of a network and reports whether it is new.
+func (z *Zone) setError(name string, err error) bool {
 	was, text := z.lastErr[name], err.Error()
 	z.lastErr[name] = text
 	z.metrics.failing.Set(float64(len(z.lastErr)))
 	return was != text
 }
 
-func (z *Zone) works(name string) {
+func (z *Zone) clearError(name string) {
 	delete(z.lastErr, name)
 	z.metrics.failing.Set(float64(len(z.lastErr)))
 }
 
-// tried notes that a network known at the start has had its turn: one that
-// fails holds up no other.
-func (z *Zone) tried(name string) {
+// markTried records that a network known at the start has been tried, even if
+// it failed: a failing network does not keep the zone from being ready.
+func (z *Zone) markTried(name string) {
 	_, first := z.pending[name]
 	delete(z.pending, name)
-	if first && z.everyTried() {
+	if first && z.allTried() {
 		z.netQueue.Add(keyFailures)
 	}
 	if len(z.pending) == 0 && !z.ready.Swap(true) {
-		z.log.Info("every known network has been tried", "failing", slices.Sorted(maps.Keys(z.lastErr)))
+		z.log.Info("all networks known at the start have been tried", "failing", slices.Sorted(maps.Keys(z.lastErr)))
 	}
 }
 
@@ -221,25 +220,25 @@ func (z *Zone) build(ctx context.Context, name string, j job) error {
 	if err != nil {
 		return fmt.Errorf("read rows: %w", err)
 	}
-	j.in.Pods = asLocked(j.in.Pods, have)
+	j.in.Pods = keepLocks(j.in.Pods, have)
 	want, err := BuildParts(j.net, j.node, j.in, j.parts)
 	if err != nil {
-		return refusal{err}
+		return permanentError{err}
 	}
-	want = slices.Concat(want, z.alive(name, want, have), asTheyWere(j.node, want, have, j.unknown))
+	want = slices.Concat(want, z.runningPodPorts(name, want, have), unknownPeerRows(j.node, want, have, j.unknown))
 	return z.apply(ctx, name, Diff(want, have))
 }
 
-// remove deletes a network that nobody describes, unless pods still run on it:
-// then stays is true. id is the network's, as far as its rows tell.
-func (z *Zone) remove(ctx context.Context, name string) (id int, stays bool, err error) {
+// remove deletes a network that no NAD describes, unless pods still use it. id is
+// the network's id if its rows tell it.
+func (z *Zone) remove(ctx context.Context, name string) (id int, inUse bool, err error) {
 	have, err := z.nb.Read(ctx, Owner{Network: name, Node: z.cfg.Kubernetes.NodeName, Parts: AllParts})
 	if err != nil {
 		return 0, false, fmt.Errorf("read rows: %w", err)
 	}
-	id = idOfRows(have)
-	if alive := z.alive(name, nil, have); len(alive) > 0 {
-		z.log.Info("network stays while its pods run", "network", name, "ports", len(alive))
+	id = networkIDOfRows(have)
+	if ports := z.runningPodPorts(name, nil, have); len(ports) > 0 {
+		z.log.Info("deleted network is kept until its pods are gone", "network", name, "ports", len(ports))
 		return id, true, nil
 	}
 	if err := z.apply(ctx, name, Diff(nil, have)); err != nil {
@@ -263,16 +262,16 @@ func (z *Zone) apply(ctx context.Context, name string, ops []Op) error {
 	if err := z.nb.Apply(ctx, ops); err != nil {
 		return err
 	}
-	z.log.Info("network changed", "network", name, "operations", len(ops))
+	z.log.Info("updated the network's OVN rows", "network", name, "operations", len(ops))
 	return nil
 }
 
-// cleanup looks for networks in the database that nobody describes.
+// cleanup enqueues networks in the database that no NAD describes.
 func (z *Zone) cleanup(ctx context.Context) error {
 	z.mu.Lock()
-	begun := z.begun
+	restored := z.restored
 	z.mu.Unlock()
-	if !begun {
+	if !restored {
 		return nil
 	}
 	names, err := z.nb.Networks(ctx)
@@ -283,13 +282,13 @@ func (z *Zone) cleanup(ctx context.Context) error {
 	defer z.mu.Unlock()
 	_, first := z.pending[keyCleanup]
 	for _, name := range names {
-		if _, ok := z.describe(name); !ok && !z.catalog.Names(name) {
+		if _, ok := z.desiredNetwork(name); !ok && !z.nadIndex.HasNADs(name) {
 			if first {
 				z.pending[name] = struct{}{}
 			}
-			z.dirty(name, AllParts...)
+			z.markDirty(name, AllParts...)
 		}
 	}
-	z.tried(keyCleanup)
+	z.markTried(keyCleanup)
 	return nil
 }

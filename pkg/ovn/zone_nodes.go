@@ -8,8 +8,8 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// reasonNodeAnnotations is the reason of Events on a Node whose annotations are
-// wrong. Its own zone alone makes them: the others' would say the same.
+// reasonNodeAnnotations is the reason of events on a Node with wrong annotations.
+// Only the node's own zone emits them; other zones would repeat them.
 const reasonNodeAnnotations = "WrongNodeAnnotations"
 
 func (z *Zone) nodeChanged(_, obj any) {
@@ -17,20 +17,20 @@ func (z *Zone) nodeChanged(_, obj any) {
 	if !ok {
 		return
 	}
-	said, err := network.ParseNode(n.Name, n.Annotations)
+	annotated, err := network.ParseNode(n.Name, n.Annotations)
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	if n.Name == z.cfg.Kubernetes.NodeName {
 		z.ownUID = n.UID
-		z.noteSaid(n)
-		if z.started {
+		z.recordAnnotation(n)
+		if z.synced {
 			z.nodes.podIDs = z.podIDs()
 		}
 	}
-	z.nodesChanged(z.nodes.set(n.Name, string(n.UID), said, err))
+	z.nodesChanged(z.nodes.set(n.Name, string(n.UID), annotated, err))
 }
 
-func (z *Zone) nodeGone(obj any) {
+func (z *Zone) nodeDeleted(obj any) {
 	n, ok := obj.(*corev1.Node)
 	if !ok {
 		return
@@ -40,75 +40,75 @@ func (z *Zone) nodeGone(obj any) {
 	z.nodesChanged(z.nodes.remove(n.Name))
 }
 
-// nodesChanged says what is wrong with nodes' annotations, and lets what
-// follows from their facts be looked at again.
+// nodesChanged reports wrong annotations of nodes and enqueues what depends on
+// the nodes' facts.
 func (z *Zone) nodesChanged(changes []nodeChange) {
-	if !z.started {
+	if !z.synced {
 		return
 	}
 	peers, self := false, false
 	for _, c := range changes {
 		own := c.name == z.cfg.Kubernetes.NodeName
-		if c.wrong {
-			z.sayWrong(c.name, own)
+		if c.problemChanged {
+			z.reportNodeProblem(c.name, own)
 		}
-		// What is unknown of a peer decides what becomes of its rows too.
+		// A peer with unknown facts also decides which of its rows are kept.
 		peers = peers || !own
-		self = self || own && c.facts
+		self = self || own && c.factsChanged
 	}
 	if self {
-		z.begin()
-	} else if peers && z.begun {
-		z.dirtyAll(PartPeers)
+		z.enqueueAll()
+	} else if peers && z.restored {
+		z.markAllDirty(PartPeers)
 		z.netQueue.Add(keyChassis)
 	}
 }
 
-func (z *Zone) sayWrong(name string, own bool) {
-	err := z.nodes.wrong(name)
+func (z *Zone) reportNodeProblem(name string, own bool) {
+	err := z.nodes.problem(name)
 	if err == nil {
-		z.log.Info("node's annotations are right again", "peer", name)
+		z.log.Info("node's annotations are correct again", "peer", name)
 		return
 	}
-	z.log.Warn("node's annotations are wrong: of these, what was right before counts", "peer", name, "error", err)
+	z.log.Warn("node's annotations are wrong, their last correct values stay in effect", "peer", name, "error", err)
 	if own {
 		z.events.Event(&corev1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: name, UID: z.ownUID}, corev1.EventTypeWarning, reasonNodeAnnotations,
-			err.Error()+": what was right before counts, and what is built stays as it is; the annotations are Bulkhead's own, leave them to it")
+			err.Error()+": the last correct values stay in effect and nothing built is torn down; only Bulkhead may write these annotations, undo the change")
 	}
 }
 
-// reconsiderSelf judges this node's annotations anew when they are wrong: its
-// pods may no longer speak against them.
-func (z *Zone) reconsiderSelf() {
+// revalidateSelf evaluates this node's annotations again if they are wrong: its
+// remaining pods may no longer contradict them.
+func (z *Zone) revalidateSelf() {
 	own := z.cfg.Kubernetes.NodeName
-	if !z.started || z.nodes.wrong(own) == nil {
+	if !z.synced || z.nodes.problem(own) == nil {
 		return
 	}
 	z.nodes.podIDs = z.podIDs()
-	z.nodesChanged(z.nodes.look([]string{own}))
+	z.nodesChanged(z.nodes.evaluate([]string{own}))
 }
 
-// podIDs are the ids of this node that its pods' addresses on the cluster
-// default network tell: an id is a node's for life, its pods' for theirs.
+// podIDs returns the node ids that the addresses of this node's pods on the
+// cluster default network imply. A node's id does not change while its pods live.
 func (z *Zone) podIDs() map[int]struct{} {
 	out := map[int]struct{}{}
-	if z.begun {
+	if z.restored {
 		for _, p := range z.state(network.DefaultName).pods {
 			if id := z.cfg.DefaultNetwork.NodeOf(p.IPs[0].Addr()); id != 0 {
 				out[id] = struct{}{}
-				break // all of them have addresses of the one subnet
+				break // all have addresses of one subnet
 			}
 		}
 		return out
 	}
 	for _, obj := range z.podStore.List() {
 		pod, ok := obj.(*corev1.Pod)
-		if !ok || done(pod) {
+		if !ok || needsNoNetwork(pod) {
 			continue
 		}
 		nets, err := network.ParsePodNetworks(pod.Annotations[network.AnnotationPodNetworks])
 		if err != nil {
-			continue // its place says so
+			continue // assignNetworks logs it
 		}
 		for _, ip := range nets[network.DefaultName].IPs {
 			if id := z.cfg.DefaultNetwork.NodeOf(ip.Addr()); id != 0 {

@@ -12,53 +12,53 @@ import (
 	"bulkhead/pkg/ovn/nbdb"
 )
 
-// A namespace whose pods are to have a primary network may have pods from
-// before that was so: its label came late. Those stay as they are, and no
-// other pod of the namespace gets a network on this node until they are gone.
+// A namespace may get the primary network label after its first pods. These pods
+// keep the cluster default network alone, and no other pod of the namespace gets
+// a network on this node until they are gone.
 
-// runs tells whether a pod has interfaces, whoever made them.
-func runs(pod *corev1.Pod) bool {
+// hasInterfaces reports whether a pod has interfaces, created by us or others.
+func hasInterfaces(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodRunning || len(pod.Status.PodIPs) > 0
 }
 
-// isAlone notes a pod on the cluster default network without a primary one.
-func (z *Zone) isAlone(pod *corev1.Pod) {
-	if z.alone[pod.Namespace] == nil {
-		z.alone[pod.Namespace] = map[string]string{}
+// addDefaultOnly records a pod without a primary network.
+func (z *Zone) addDefaultOnly(pod *corev1.Pod) {
+	if z.defaultOnly[pod.Namespace] == nil {
+		z.defaultOnly[pod.Namespace] = map[string]string{}
 	}
-	z.alone[pod.Namespace][pod.Namespace+"/"+pod.Name] = string(pod.UID)
+	z.defaultOnly[pod.Namespace][pod.Namespace+"/"+pod.Name] = string(pod.UID)
 }
 
-// notAlone forgets such a pod. After the last of a namespace, the others are
-// looked at again.
-func (z *Zone) notAlone(key string) {
+// removeDefaultOnly forgets a pod without a primary network. After the last one
+// of a namespace it enqueues the namespace's other pods.
+func (z *Zone) removeDefaultOnly(key string) {
 	namespace, _, _ := strings.Cut(key, "/")
-	if _, ok := z.alone[namespace][key]; !ok {
+	if _, ok := z.defaultOnly[namespace][key]; !ok {
 		return
 	}
-	delete(z.alone[namespace], key)
-	if len(z.alone[namespace]) == 0 {
-		delete(z.alone, namespace)
+	delete(z.defaultOnly[namespace], key)
+	if len(z.defaultOnly[namespace]) == 0 {
+		delete(z.defaultOnly, namespace)
 		z.enqueuePods(namespace)
 	}
 }
 
-// olderPods says which pods keep new ones of a labelled namespace from getting
-// networks, nil for none.
+// olderPods returns an error that names the pods without a primary network that
+// block new pods of a labelled namespace, nil for none.
 func (z *Zone) olderPods(namespace string) error {
 	var names []string
-	for key := range z.alone[namespace] {
+	for key := range z.defaultOnly[namespace] {
 		names = append(names, strings.TrimPrefix(key, namespace+"/"))
 	}
 	return network.OlderPods(namespace, names)
 }
 
-// asLocked are pods with the locks that their ports have besides: while a pod
-// lives, what its annotation came to say opens no port.
-func asLocked(pods []PodPort, have State) []PodPort {
+// keepLocks returns pods, locked also where their existing port is: a changed
+// annotation must not unlock the port of a living pod.
+func keepLocks(pods []PodPort, have State) []PodPort {
 	locked := map[string]string{} // UID by port
 	for _, r := range have {
-		if r.Table == nbdb.LogicalSwitchPortTable && slices.ContainsFunc(r.In, weak) {
+		if r.Table == nbdb.LogicalSwitchPortTable && slices.ContainsFunc(r.In, isWeak) {
 			locked[r.ID] = externalIDs(r.Model)[markPodUID]
 		}
 	}

@@ -32,7 +32,7 @@ func (w *world) label(namespace string, labelled bool) {
 // locked tells whether the pod's port on the cluster default network is closed.
 func (w *world) locked(namespace, name string) bool {
 	r := w.waitFor(network.PodLSP(network.DefaultName, namespace, name))
-	return slices.ContainsFunc(r.In, weak)
+	return slices.ContainsFunc(r.In, isWeak)
 }
 
 // A namespace that gets its label late: its running pods stay as they are, also
@@ -78,7 +78,7 @@ func TestZoneLateLabel(t *testing.T) {
 				w.pod("late", "new", nil)
 				w.settled()
 				asBefore("with a late label")
-				if e := w.warnings(reasonAllocation); len(e) == 0 || !strings.Contains(e[0], "(old): delete them, or create the namespace anew with the label") {
+				if e := w.warnings(reasonAllocation); len(e) == 0 || !strings.Contains(e[0], "(old): delete them, or recreate the namespace with the label") {
 					t.Errorf("events %q", e)
 				}
 				w.stop()
@@ -246,7 +246,7 @@ func TestZoneLockComesBackWithItsPorts(t *testing.T) {
 		before := w.nb.Rows().Dump()
 		group, _ := w.row(LockedPortGroup)
 		w.must(w.nb.Apply(context.Background(), []Op{{Verb: Delete, Row: group}}))
-		w.zone.lost(network.DefaultName, PartTopology)
+		w.zone.onRowDeleted(network.DefaultName, PartTopology)
 		w.settled()
 		if got := w.nb.Rows().Dump(); got != before {
 			t.Errorf("rows were\n%s\nare\n%s", before, got)

@@ -18,13 +18,14 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// reasonAllocation is the reason of Events on pods that got no addresses.
+// reasonAllocation is the reason of events on pods without addresses.
 const reasonAllocation = "ErrorAllocatingPod"
 
-// errWait says that a pod cannot be served before an event that will come.
+// errWait means that a pod waits for an event that will enqueue it again.
 var errWait = errors.New("not yet")
 
-// addresses are a node's pod addresses on a network, one subnet a family.
+// addresses allocates a node's pod addresses on a network, from one subnet per IP
+// family.
 type addresses struct {
 	hosts []netip.Prefix
 	pools []*ipam.Addresses
@@ -39,7 +40,7 @@ func newAddresses(hosts []netip.Prefix) *addresses {
 	return a
 }
 
-// allocate gives owner an address of each family, or none.
+// allocate allocates one address per IP family to owner, or none.
 func (a *addresses) allocate(owner string) ([]netip.Prefix, error) {
 	var out []netip.Prefix
 	for _, p := range a.pools {
@@ -53,10 +54,10 @@ func (a *addresses) allocate(owner string) ([]netip.Prefix, error) {
 	return out, nil
 }
 
-// reserve gives owner the addresses it had: one of each family, or none.
+// reserve allocates these addresses, one per IP family, to owner, or none.
 func (a *addresses) reserve(owner string, ips []netip.Prefix) ([]netip.Prefix, error) {
 	if len(ips) != len(a.pools) {
-		return nil, fmt.Errorf("%v is not one address of each of %v", ips, a.hosts)
+		return nil, fmt.Errorf("%v are not one address per subnet of %v", ips, a.hosts)
 	}
 	var out []netip.Prefix
 	for _, p := range a.pools {
@@ -82,42 +83,41 @@ func (a *addresses) release(owner string, ips []netip.Prefix) {
 	}
 }
 
-// done tells whether a pod needs no network any more, or never did.
-func done(pod *corev1.Pod) bool {
+// needsNoNetwork reports whether a pod has completed or uses the host's network.
+func needsNoNetwork(pod *corev1.Pod) bool {
 	return pod.Spec.HostNetwork || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// syncPod gives a pod its addresses. Its ports and its annotation follow from
-// them and are written at the same time.
+// syncPod assigns a pod's addresses. The pod's ports (by netQueue) and annotation
+// are written concurrently.
 func (z *Zone) syncPod(ctx context.Context, key string) error {
 	obj, ok, err := z.podStore.GetByKey(key)
 	if err != nil {
 		return fmt.Errorf("read pod %s: %w", key, err)
 	}
 	pod, isPod := obj.(*corev1.Pod)
-	if !ok || !isPod || done(pod) {
+	if !ok || !isPod || needsNoNetwork(pod) {
 		z.mu.Lock()
 		defer z.mu.Unlock()
-		z.release(key)
+		z.releasePod(key)
 		return nil
 	}
 	defer prometheus.NewTimer(z.metrics.pods).ObserveDuration()
 	z.mu.Lock()
 	_, known := z.pods[key]
-	if _, before := z.initial[string(pod.UID)]; before {
+	if _, initial := z.initial[string(pod.UID)]; initial {
 		known = true
 	}
-	nets, err := z.place(pod, false)
+	nets, err := z.assignNetworks(pod, false)
 	foreign := z.foreignEntries(pod, known)
 	z.mu.Unlock()
 	if errors.Is(err, errWait) {
 		return nil
 	}
 	if err != nil {
-		// Every reason has an event that ends it: a NAD, a node, an address
-		// given back.
+		// No retry: a change of a NAD, a node or a free address enqueues the pod.
 		z.metrics.refused.Inc()
-		z.log.Warn("pod got no network", "pod", key, "error", err)
+		z.log.Warn("cannot assign the pod's networks", "pod", key, "error", err)
 		z.events.Event(reference(pod), corev1.EventTypeWarning, reasonAllocation, err.Error())
 		return nil
 	}
@@ -135,27 +135,27 @@ func (z *Zone) syncPod(ctx context.Context, key string) error {
 	return nil
 }
 
-// place decides a pod's networks and addresses. With restoring, only what the
-// pod already had is given back. What it returns is what the pod is to be told.
-func (z *Zone) place(pod *corev1.Pod, restoring bool) (network.PodNetworks, error) {
+// assignNetworks assigns a pod's networks and addresses and returns the pod's
+// annotation. With restoring it only restores the addresses that the pod had.
+func (z *Zone) assignNetworks(pod *corev1.Pod, restoring bool) (network.PodNetworks, error) {
 	key := pod.Namespace + "/" + pod.Name
-	if done(pod) {
+	if needsNoNetwork(pod) {
 		return nil, nil
 	}
 	ns, err := z.nsLister.Get(pod.Namespace)
-	if err != nil || !z.begun || !z.self().Ready() {
-		return nil, errWait // its namespace, or the node's facts, will come
+	if err != nil || !z.restored || !z.self().Ready() {
+		return nil, errWait // for the namespace or this node's annotations
 	}
 	st := z.pods[key]
-	if z.another(key, string(pod.UID)) {
-		z.release(key)
+	if z.podReplaced(key, string(pod.UID)) {
+		z.releasePod(key)
 		st = nil
 	}
 	if st == nil {
-		st = &podState{uid: string(pod.UID), ports: map[string]given{}}
+		st = &podState{uid: string(pod.UID), ports: map[string]attachment{}}
 	}
-	// The annotation of a pod that was there before us was ours. Of a new pod
-	// it is what its creator wrote, which decides nothing.
+	// An earlier zone wrote the annotation of an initial pod. The annotation of a
+	// new pod is its creator's and is ignored.
 	var had network.PodNetworks
 	if _, ok := z.initial[st.uid]; ok {
 		if had, err = network.ParsePodNetworks(pod.Annotations[network.AnnotationPodNetworks]); err != nil {
@@ -163,32 +163,32 @@ func (z *Zone) place(pod *corev1.Pod, restoring bool) (network.PodNetworks, erro
 		}
 	}
 	_, labelled := ns.Labels[network.LabelPrimaryUDN]
-	wanted, err := z.wanted(pod, st, had, labelled, restoring)
+	wanted, err := z.wantedNetworks(pod, st, had, labelled, restoring)
 	if err != nil || len(wanted) == 0 {
 		return nil, err
 	}
-	out, fresh := network.PodNetworks{}, map[string]given{}
+	out, fresh := network.PodNetworks{}, map[string]attachment{}
 	for _, w := range wanted {
 		g, ok := st.ports[w.key]
 		if !ok {
-			g, err = given{}, z.checkPort(pod, w)
+			g, err = attachment{}, z.checkPort(pod, w)
 			if err == nil {
-				g, err = z.give(pod, w, had, restoring)
+				g, err = z.assign(pod, w, had, restoring)
 			}
 			if err != nil {
 				for _, f := range fresh {
-					z.free(st.uid, f)
+					z.releaseAddresses(st.uid, f)
 				}
-				z.hold(pod) // what it runs with is not for others
+				z.reserveAnnotated(pod) // the pod may run with these addresses
 				return nil, err
 			}
 			if g.network == "" {
-				continue // only what it had, and it had none
+				continue // restored only, and the pod had no addresses
 			}
-			g.port.Locked = !st.alone && w.net.IsDefault()
+			g.port.Locked = !st.defaultOnly && w.net.IsDefault()
 			fresh[w.key] = g
 		}
-		out[w.key] = network.NewPodNetwork(w.net, z.cfg.Plan, g.port.IPs, !st.alone)
+		out[w.key] = network.NewPodNetwork(w.net, z.cfg.Plan, g.port.IPs, !st.defaultOnly)
 	}
 	for k, entry := range had {
 		if _, ok := out[k]; !ok {
@@ -198,71 +198,71 @@ func (z *Zone) place(pod *corev1.Pod, restoring bool) (network.PodNetworks, erro
 	for k, g := range fresh {
 		st.ports[k] = g
 		z.state(g.network).pods[key+" "+k] = g.port
-		z.dirty(g.network, PartPods)
+		z.markDirty(g.network, PartPods)
 	}
 	if len(st.ports) > 0 {
 		z.pods[key] = st
-		if st.alone {
-			z.isAlone(pod)
+		if st.defaultOnly {
+			z.addDefaultOnly(pod)
 		}
 	}
-	z.restored(key)
+	z.dropReservations(key)
 	return out, nil
 }
 
-// wanted are the networks that a pod is to have; none where it is left as it
-// is. What has been decided once stays so for the pod's life.
-func (z *Zone) wanted(pod *corev1.Pod, st *podState, had network.PodNetworks, labelled, restoring bool) ([]entry, error) {
-	_, given := st.ports[network.DefaultName]
+// wantedNetworks returns the networks of a pod, none if the pod is left as it is.
+// The choice is made once in the pod's life.
+func (z *Zone) wantedNetworks(pod *corev1.Pod, st *podState, had network.PodNetworks, labelled, restoring bool) ([]wantedNetwork, error) {
+	_, assigned := st.ports[network.DefaultName]
 	before, hadDefault := had[network.DefaultName]
-	out := []entry{{key: network.DefaultName, net: z.cfg.DefaultNetwork}}
+	out := []wantedNetwork{{key: network.DefaultName, net: z.cfg.DefaultNetwork}}
 	switch {
-	case given:
+	case assigned:
 	case hadDefault:
-		if st.alone = before.Role != network.RoleInfrastructureLocked; st.alone {
-			z.isAlone(pod)
+		if st.defaultOnly = before.Role != network.RoleInfrastructureLocked; st.defaultOnly {
+			z.addDefaultOnly(pod)
 		}
-		if st.alone && labelled && !runs(pod) {
-			// If it was connected, its port is there and stays; if its creator
-			// wrote the annotation while we were away, it gets none.
-			z.hold(pod)
+		if st.defaultOnly && labelled && !hasInterfaces(pod) {
+			// If the pod was connected, its port exists and stays. If the pod's
+			// creator wrote the annotation while no zone ran, it gets no port.
+			z.reserveAnnotated(pod)
 			return nil, nil
 		}
-	case labelled && runs(pod):
-		z.isAlone(pod) // whoever connected it, it was not to a primary network
+	case labelled && hasInterfaces(pod):
+		z.addDefaultOnly(pod) // it runs, but was not connected to a primary network
 		return nil, nil
 	default:
-		// Whether it is locked is the namespace's to say, never the annotation's.
-		st.alone = !labelled
+		// The namespace decides whether the pod is locked, never the annotation.
+		st.defaultOnly = !labelled
 		primary, err := z.newPrimary(pod.Namespace, labelled, restoring)
 		if err != nil {
 			return nil, err
 		}
 		if primary != nil {
-			out = append(out, entry{key: primary.Key(), net: primary.Network})
+			out = append(out, wantedNetwork{key: primary.Key(), net: primary.Network})
 		}
 	}
-	// What a pod has it keeps, whatever became of the network's description or
-	// of the namespace's primary network.
-	has := func(k string) bool { return slices.ContainsFunc(out, func(e entry) bool { return e.key == k }) }
+	// A pod keeps its networks even if their NADs or the namespace's primary
+	// network have changed.
+	has := func(k string) bool { return slices.ContainsFunc(out, func(e wantedNetwork) bool { return e.key == k }) }
 	for k, g := range st.ports {
 		if !has(k) {
-			n, ok := z.describe(g.network)
+			n, ok := z.desiredNetwork(g.network)
 			if !ok {
 				n = z.state(g.network).net
 			}
-			out = append(out, entry{key: k, net: n})
+			out = append(out, wantedNetwork{key: k, net: n})
 		}
 	}
 	for k := range had {
-		if nad, ok := z.catalog.NAD(k); ok && nad.Namespace == pod.Namespace && nad.Err == nil && nad.Network.Carried() == nil && !has(k) {
-			out = append(out, entry{key: k, net: nad.Network, kept: true})
+		if nad, ok := z.nadIndex.NAD(k); ok && nad.Namespace == pod.Namespace && nad.Err == nil && nad.Network.CheckSupported() == nil && !has(k) {
+			out = append(out, wantedNetwork{key: k, net: nad.Network, restoreOnly: true})
 		}
 	}
 	return out, nil
 }
 
-// newPrimary is the primary network of a namespace's new pods, nil where they
+// newPrimary returns the primary network of a namespace's new pods, nil if they
 // have none.
 func (z *Zone) newPrimary(namespace string, labelled, restoring bool) (*network.NAD, error) {
 	if labelled && !restoring {
@@ -270,42 +270,42 @@ func (z *Zone) newPrimary(namespace string, labelled, restoring bool) (*network.
 			return nil, err
 		}
 	}
-	primary, err := z.catalog.Primary(namespace, labelled)
+	primary, err := z.nadIndex.Primary(namespace, labelled)
 	if err != nil || primary == nil {
 		return nil, err
 	}
-	return primary, primary.Network.Carried()
+	return primary, primary.Network.CheckSupported()
 }
 
-// another tells whether what is known of a pod is of another one of that name.
-func (z *Zone) another(key, uid string) bool {
-	st, h, s := z.pods[key], z.held[key], z.staying[key]
+// podReplaced reports whether the zone's state is of an earlier pod of that name.
+func (z *Zone) podReplaced(key, uid string) bool {
+	st, h, s := z.pods[key], z.reservations[key], z.keptPorts[key]
 	namespace, _, _ := strings.Cut(key, "/")
-	a := z.alone[namespace][key]
+	a := z.defaultOnly[namespace][key]
 	return st != nil && st.uid != uid || h.uid != "" && h.uid != uid || s.uid != "" && s.uid != uid || a != "" && a != uid
 }
 
-// checkPort tells whether a pod's port would take another's name.
-func (z *Zone) checkPort(pod *corev1.Pod, e entry) error {
+// checkPort returns an error if the pod's port would have another port's name.
+func (z *Zone) checkPort(pod *corev1.Pod, e wantedNetwork) error {
 	if !e.net.IsDefault() {
 		return nil
 	}
 	isNode := func(name string) bool { _, ok := z.nodes.nodes[name]; return ok }
-	return network.CheckPodPort(pod.Namespace, pod.Name, z.cfg.OVS.ExternalBridge, z.catalog.Names, isNode)
+	return network.CheckPodPort(pod.Namespace, pod.Name, z.cfg.OVS.ExternalBridge, z.nadIndex.HasNADs, isNode)
 }
 
-// entry is a network that a pod is to have, and its key in the annotation.
-type entry struct {
-	key  string
-	net  network.Network
-	kept bool // only the addresses that the pod had, no new ones
+// wantedNetwork is a network of a pod and its key in the annotation.
+type wantedNetwork struct {
+	key         string
+	net         network.Network
+	restoreOnly bool // do not allocate new addresses
 }
 
-// give finds a pod's addresses on one network.
-func (z *Zone) give(pod *corev1.Pod, e entry, had network.PodNetworks, restoring bool) (given, error) {
+// assign restores or allocates a pod's addresses on one network.
+func (z *Zone) assign(pod *corev1.Pod, e wantedNetwork, had network.PodNetworks, restoring bool) (attachment, error) {
 	hosts, err := e.net.HostSubnets(z.self().ID)
 	if err != nil {
-		return given{}, fmt.Errorf("network %s on node %s: %w", e.net.Name, z.cfg.Kubernetes.NodeName, err)
+		return attachment{}, fmt.Errorf("network %s on node %s: %w", e.net.Name, z.cfg.Kubernetes.NodeName, err)
 	}
 	st := z.state(e.net.Name)
 	st.net = e.net
@@ -316,56 +316,56 @@ func (z *Zone) give(pod *corev1.Pod, e entry, had network.PodNetworks, restoring
 				z.log.Warn("pod's addresses no longer belong to the node's subnet", "network", e.net.Name, "pod", p.Namespace+"/"+p.Pod, "error", err)
 			}
 		}
-		z.holdIn(e.net.Name, st.addrs)
+		z.reserveIn(e.net.Name, st.addrs)
 	}
 	uid := string(pod.UID)
-	g := given{network: e.net.Name, port: PodPort{NADKey: e.key, Namespace: pod.Namespace, Pod: pod.Name, UID: uid}}
+	g := attachment{network: e.net.Name, port: PodPort{NADKey: e.key, Namespace: pod.Namespace, Pod: pod.Name, UID: uid}}
 	if before, ok := had[e.key]; ok {
 		if g.port.IPs, err = st.addrs.reserve(uid, before.IPs); err == nil {
 			return g, nil
 		}
 		if pod.Status.Phase != corev1.PodPending {
-			return given{}, fmt.Errorf("the running pod's addresses on network %s cannot be given back, recreate the pod: %w", e.net.Name, err)
+			return attachment{}, fmt.Errorf("cannot restore the running pod's addresses on network %s, recreate the pod: %w", e.net.Name, err)
 		}
 	}
-	if restoring || e.kept {
-		return given{}, nil
+	if restoring || e.restoreOnly {
+		return attachment{}, nil
 	}
 	if g.port.IPs, err = st.addrs.allocate(uid); err != nil {
 		st.waiting[pod.Namespace+"/"+pod.Name] = struct{}{}
-		return given{}, fmt.Errorf("network %s on node %s: %w", e.net.Name, z.cfg.Kubernetes.NodeName, err)
+		return attachment{}, fmt.Errorf("network %s on node %s: %w", e.net.Name, z.cfg.Kubernetes.NodeName, err)
 	}
 	return g, nil
 }
 
-// free takes a pod's addresses on one network back and lets the pods that
-// wait for one be looked at again.
-func (z *Zone) free(uid string, g given) {
+// releaseAddresses releases a pod's addresses on one network and enqueues the
+// pods that wait for one.
+func (z *Zone) releaseAddresses(uid string, g attachment) {
 	st := z.state(g.network)
 	if st.addrs != nil {
 		st.addrs.release(uid, g.port.IPs)
 	}
-	z.wake(st)
+	z.enqueueWaiting(st)
 }
 
-// wake lets the pods that wait for an address on a network be looked at again.
-func (z *Zone) wake(st *netState) {
+// enqueueWaiting enqueues the pods that wait for an address on a network.
+func (z *Zone) enqueueWaiting(st *netState) {
 	for key := range st.waiting {
 		z.podQueue.Add(key)
 	}
 	clear(st.waiting)
 }
 
-// release forgets a pod: its addresses, its ports and, with the last pod of a
-// network that nobody describes any more, the network.
-func (z *Zone) release(key string) {
-	z.letGo(key)
-	for name := range z.staying[key].networks {
-		z.dirty(name, AllParts...)
+// releasePod releases a pod's addresses and ports and, with the last pod of a
+// network that no NAD describes, the network.
+func (z *Zone) releasePod(key string) {
+	z.releaseReservation(key)
+	for name := range z.keptPorts[key].networks {
+		z.markDirty(name, AllParts...)
 	}
-	delete(z.staying, key)
-	z.notAlone(key)
-	defer z.reconsiderSelf() // it may have been the last pod that spoke against the node's id
+	delete(z.keptPorts, key)
+	z.removeDefaultOnly(key)
+	defer z.revalidateSelf() // the pod's address may have contradicted the node's id
 	p, ok := z.pods[key]
 	if !ok {
 		return
@@ -375,19 +375,19 @@ func (z *Zone) release(key string) {
 	for k, g := range p.ports {
 		st := z.state(g.network)
 		delete(st.pods, key+" "+k)
-		z.free(p.uid, g)
+		z.releaseAddresses(p.uid, g)
 		parts := []Part{PartPods}
-		if _, described := z.describe(g.network); !described {
+		if _, described := z.desiredNetwork(g.network); !described {
 			parts = AllParts
 		}
-		z.dirty(g.network, parts...)
+		z.markDirty(g.network, parts...)
 	}
 }
 
-// foreignEntries are those of the pod's annotation that another writes: all
-// but the cluster default network's and those of Layer 3 networks. An entry of
-// a NAD that does not exist is dropped from a pod that is not known yet, whose
-// creator wrote it; later it is another writer's, whose NAD is gone.
+// foreignEntries returns the entries of the pod's annotation that the cluster
+// role writes: all but those of the cluster default network and Layer 3 networks.
+// An entry without a NAD is dropped from a new pod, whose creator wrote it. In a
+// known pod's annotation it is the cluster role's, and its NAD was deleted.
 func (z *Zone) foreignEntries(pod *corev1.Pod, known bool) network.PodNetworks {
 	had, err := network.ParsePodNetworks(pod.Annotations[network.AnnotationPodNetworks])
 	if err != nil {
@@ -398,7 +398,7 @@ func (z *Zone) foreignEntries(pod *corev1.Pod, known bool) network.PodNetworks {
 		if !strings.Contains(key, "/") {
 			continue
 		}
-		nad, ok := z.catalog.NAD(nadKey(key))
+		nad, ok := z.nadIndex.NAD(nadKey(key))
 		if layer3 := ok && nad.Err == nil && nad.Network.Topology == network.Layer3; !layer3 && (ok || known) {
 			out[key] = n
 		}

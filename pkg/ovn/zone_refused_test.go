@@ -58,7 +58,7 @@ func TestZoneIgnoresPresetAnnotation(t *testing.T) {
 		w.wait("ready", w.zone.Ready)
 		w.pod("red", "evil", map[string]string{network.AnnotationPodNetworks: `{"default":{"ip_addresses":["10.244.0.77/24"],"mac_address":"0a:58:00:00:00:01","role":"primary"},"blue/net":{"ip_addresses":["10.10.0.9/24"],"mac_address":""}}`})
 		cdn := w.waitFor("red_evil")
-		if !slices.ContainsFunc(cdn.In, weak) {
+		if !slices.ContainsFunc(cdn.In, isWeak) {
 			t.Error("not locked")
 		}
 		w.wait("annotation", func() bool {
@@ -191,7 +191,7 @@ func TestZoneNetworkGoesBeforeItsFirstTry(t *testing.T) {
 		w.deleteNAD("red", "net")
 		w.settled()
 		w.nb.down.Store(false)
-		w.zone.found()
+		w.zone.onConnect()
 		w.wait("ready", w.zone.Ready)
 	})
 }

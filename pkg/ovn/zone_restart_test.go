@@ -173,7 +173,7 @@ func TestZoneHeldAddressComesBack(t *testing.T) {
 		w.settled()
 		w.zone.mu.Lock()
 		_, port := w.zone.pods["red/a"].ports["red/net"]
-		held := len(w.zone.held)
+		held := len(w.zone.reservations)
 		w.zone.mu.Unlock()
 		if !port || held != 0 {
 			t.Errorf("port %v, %d pods' addresses held", port, held)
@@ -196,8 +196,8 @@ func TestZoneHoldsNothingOfOtherNetworks(t *testing.T) {
 			w.wait("annotation", func() bool { return len(w.networks("plain", "p")) == 2 })
 			w.settled()
 			w.zone.mu.Lock()
-			if len(w.zone.held) > 0 {
-				t.Errorf("held: %v", w.zone.held)
+			if len(w.zone.reservations) > 0 {
+				t.Errorf("held: %v", w.zone.reservations)
 			}
 			w.zone.mu.Unlock()
 			w.stop()

@@ -14,9 +14,9 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// restore gives pods back what their annotations say, the oldest first, as of
-// two that name one address the older had it first. What cannot be given back
-// is held, so that no other pod gets it.
+// restore restores the addresses in pods' annotations, oldest pod first: if two
+// pods name one address, the older pod had it first. Addresses that cannot be
+// restored are reserved, so that no other pod gets them.
 func (z *Zone) restore(objs []any) {
 	pods := make([]*corev1.Pod, 0, len(objs))
 	for _, obj := range objs {
@@ -28,54 +28,54 @@ func (z *Zone) restore(objs []any) {
 		return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), cmp.Compare(a.UID, b.UID))
 	})
 	for _, pod := range pods {
-		if _, err := z.place(pod, true); err != nil {
+		if _, err := z.assignNetworks(pod, true); err != nil {
 			z.log.Warn("cannot restore the pod's addresses", "pod", pod.Namespace+"/"+pod.Name, "error", err)
 		}
 	}
 	for _, pod := range pods {
-		z.hold(pod)
+		z.reserveAnnotated(pod)
 	}
 }
 
-// holding is what a pod that was there before us has by its annotation, and
-// was not given back to it: its NAD is broken or gone, or another has the
-// address. The pod may use it all the same.
-type holding struct {
+// reservation is the annotated addresses of an initial pod that could not be
+// restored: the NAD is broken or deleted, or another pod has the address. The pod
+// may still use them.
+type reservation struct {
 	uid     string
-	entries map[string]held // by key in the annotation
+	entries map[string]reservedIPs // by key in the annotation
 }
 
-type held struct {
-	network string // "" when no NAD tells: then every network whose addresses these can be
+type reservedIPs struct {
+	network string // "" if no NAD tells: then every network with a matching subnet
 	ips     []netip.Prefix
 	in      map[string]struct{} // networks in which they are reserved
 }
 
-// hold reserves what the pod's annotation says and the pod was not given back.
-func (z *Zone) hold(pod *corev1.Pod) {
+// reserveAnnotated reserves the pod's annotated addresses that are not restored.
+func (z *Zone) reserveAnnotated(pod *corev1.Pod) {
 	key, uid := pod.Namespace+"/"+pod.Name, string(pod.UID)
-	_, already := z.held[key]
-	z.letGo(key)
-	if _, before := z.initial[uid]; !before || done(pod) {
+	_, already := z.reservations[key]
+	z.releaseReservation(key)
+	if _, before := z.initial[uid]; !before || needsNoNetwork(pod) {
 		return
 	}
 	nets, err := network.ParsePodNetworks(pod.Annotations[network.AnnotationPodNetworks])
 	if err != nil {
-		nets = nil // place has said so
+		nets = nil // assignNetworks has logged it
 	}
 	if _, ok := nets[network.DefaultName]; !ok && len(pod.Status.PodIPs) > 0 {
-		nets = maps.Clone(nets) // what kubelet was told says it as well
+		nets = maps.Clone(nets) // use the addresses in the pod's status
 		if nets == nil {
 			nets = network.PodNetworks{}
 		}
 		nets[network.DefaultName] = network.PodNetwork{IPs: podIPs(pod)}
 	}
-	h := holding{uid: uid, entries: map[string]held{}}
+	h := reservation{uid: uid, entries: map[string]reservedIPs{}}
 	for k, n := range nets {
-		if nad, ok := z.catalog.NAD(nadKey(k)); z.hasPort(key, k) || ok && nad.Err == nil && nad.Network.Carried() != nil {
-			continue // given back, or not of the networks whose addresses zones give
+		if nad, ok := z.nadIndex.NAD(nadKey(k)); z.hasPort(key, k) || ok && nad.Err == nil && nad.Network.CheckSupported() != nil {
+			continue // restored, or of a network whose addresses the zone does not allocate
 		}
-		e := held{network: z.networkOf(k), ips: n.IPs, in: map[string]struct{}{}}
+		e := reservedIPs{network: z.networkOf(k), ips: n.IPs, in: map[string]struct{}{}}
 		h.entries[k] = e
 		if e.network != "" {
 			if st, ok := z.nets[e.network]; ok && st.addrs != nil {
@@ -92,16 +92,16 @@ func (z *Zone) hold(pod *corev1.Pod) {
 	if len(h.entries) == 0 {
 		return
 	}
-	z.held[key] = h
+	z.reservations[key] = h
 	if !already {
-		z.log.Warn("addresses of a pod are kept from others, though its networks cannot be told or used", "pod", key, "networks", len(h.entries))
+		z.log.Warn("cannot restore the pod's networks, its addresses stay reserved", "pod", key, "networks", len(h.entries))
 	}
 }
 
-// hasPort tells whether the pod was given what that key stands for.
+// hasPort reports whether the pod has a port for that key of its annotation.
 func (z *Zone) hasPort(pod, key string) bool { _, ok := z.podPorts(pod)[key]; return ok }
 
-// podIPs are the addresses that kubelet knows of a pod.
+// podIPs returns the addresses in a pod's status.
 func podIPs(pod *corev1.Pod) []netip.Prefix {
 	var out []netip.Prefix
 	for _, ip := range pod.Status.PodIPs {
@@ -112,17 +112,17 @@ func podIPs(pod *corev1.Pod) []netip.Prefix {
 	return out
 }
 
-// networkOf is the network that a key of the pod-networks annotation stands
-// for, "" when no NAD tells.
+// networkOf returns the network of a key of the pod-networks annotation, "" if
+// there is no such NAD.
 func (z *Zone) networkOf(key string) string {
 	if key == network.DefaultName {
 		return network.DefaultName
 	}
-	nad, _ := z.catalog.NAD(nadKey(key))
+	nad, _ := z.nadIndex.NAD(nadKey(key))
 	return nad.Network.Name
 }
 
-// nadKey is the key of the NAD that a key of the annotation names: a second
+// nadKey returns the NAD of a key of the annotation. The key of a second
 // attachment is <namespace>/<name>/<index>.
 func nadKey(key string) string {
 	if parts := strings.SplitN(key, "/", 3); len(parts) == 3 {
@@ -131,8 +131,8 @@ func nadKey(key string) string {
 	return key
 }
 
-// reserve keeps the addresses from others. Who has one already keeps it.
-func (e held) reserve(uid, name string, a *addresses) {
+// reserve reserves the addresses that no other pod has.
+func (e reservedIPs) reserve(uid, name string, a *addresses) {
 	for _, ip := range e.ips {
 		for _, p := range a.pools {
 			if p.Subnet().Contains(ip.Addr()) && p.Reserve(uid, ip.Addr()) == nil {
@@ -142,11 +142,11 @@ func (e held) reserve(uid, name string, a *addresses) {
 	}
 }
 
-// holdIn reserves in a network's new addresses what pods hold there: what is
-// known to be the network's before what merely can be.
-func (z *Zone) holdIn(name string, a *addresses) {
+// reserveIn repeats the reservations in a network's new address pools: first the
+// addresses known to be of the network, then those that may be.
+func (z *Zone) reserveIn(name string, a *addresses) {
 	for _, of := range []string{name, ""} {
-		for _, h := range z.held {
+		for _, h := range z.reservations {
 			for _, e := range h.entries {
 				if e.network == of {
 					e.reserve(h.uid, name, a)
@@ -156,34 +156,34 @@ func (z *Zone) holdIn(name string, a *addresses) {
 	}
 }
 
-// restored ends the holding of what the pod has been given back meanwhile.
-func (z *Zone) restored(key string) {
-	h, ok := z.held[key]
+// dropReservations drops the reservations of addresses that are now restored.
+func (z *Zone) dropReservations(key string) {
+	h, ok := z.reservations[key]
 	if !ok {
 		return
 	}
 	for k, e := range h.entries {
 		if z.hasPort(key, k) {
-			z.unreserve(key, h.uid, e)
+			z.releaseReserved(key, h.uid, e)
 			delete(h.entries, k)
 		}
 	}
 	if len(h.entries) == 0 {
-		delete(z.held, key)
+		delete(z.reservations, key)
 	}
 }
 
-// letGo ends a pod's holding.
-func (z *Zone) letGo(key string) {
-	h := z.held[key]
-	delete(z.held, key)
+// releaseReservation releases a pod's reserved addresses.
+func (z *Zone) releaseReservation(key string) {
+	h := z.reservations[key]
+	delete(z.reservations, key)
 	for _, e := range h.entries {
-		z.unreserve(key, h.uid, e)
+		z.releaseReserved(key, h.uid, e)
 	}
 }
 
-// unreserve frees held addresses, but for those that the pod itself was given.
-func (z *Zone) unreserve(key, uid string, e held) {
+// releaseReserved releases reserved addresses that the pod has not been assigned.
+func (z *Zone) releaseReserved(key, uid string, e reservedIPs) {
 	for name := range e.in {
 		st := z.state(name)
 		own := func(ip netip.Prefix) bool {
@@ -196,21 +196,21 @@ func (z *Zone) unreserve(key, uid string, e held) {
 		}
 		if free := slices.DeleteFunc(slices.Clone(e.ips), own); st.addrs != nil && len(free) > 0 {
 			st.addrs.release(uid, free)
-			z.wake(st)
+			z.enqueueWaiting(st)
 		}
 	}
 }
 
-func (z *Zone) podPorts(key string) map[string]given {
+func (z *Zone) podPorts(key string) map[string]attachment {
 	if st, ok := z.pods[key]; ok {
 		return st.ports
 	}
 	return nil
 }
 
-// alive are the rows of have, not in want, that are ports of pods that still
-// run: whatever became of a description, a running pod keeps its port.
-func (z *Zone) alive(name string, want, have State) State {
+// runningPodPorts returns the rows of have, not in want, that are ports of running
+// pods: a running pod keeps its port even if its network's NADs are gone.
+func (z *Zone) runningPodPorts(name string, want, have State) State {
 	known := map[string]struct{}{}
 	for _, r := range want {
 		known[r.ID] = struct{}{}
@@ -226,30 +226,30 @@ func (z *Zone) alive(name string, want, have State) State {
 		}
 		key := ids[markNamespace] + "/" + ids[markPod]
 		obj, ok, err := z.podStore.GetByKey(key)
-		if pod, isPod := obj.(*corev1.Pod); err == nil && ok && isPod && string(pod.UID) == ids[markPodUID] && !done(pod) {
+		if pod, isPod := obj.(*corev1.Pod); err == nil && ok && isPod && string(pod.UID) == ids[markPodUID] && !needsNoNetwork(pod) {
 			out = append(out, r)
-			z.stays(key, ids[markPodUID], name)
+			z.recordKeptPort(key, ids[markPodUID], name)
 		}
 	}
 	return out
 }
 
-// staying is a pod with ports that stay only because it runs, and the networks
-// they are on, which are looked at again when it goes.
-type staying struct {
+// keptPorts is the networks of a running pod's undesired ports. When the pod is
+// deleted, these networks are enqueued.
+type keptPorts struct {
 	uid      string
 	networks map[string]struct{}
 }
 
-func (z *Zone) stays(pod, uid, name string) {
+func (z *Zone) recordKeptPort(pod, uid, name string) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	s := z.staying[pod]
+	s := z.keptPorts[pod]
 	if s.uid != uid {
-		s = staying{uid: uid, networks: map[string]struct{}{}}
-		z.staying[pod] = s
+		s = keptPorts{uid: uid, networks: map[string]struct{}{}}
+		z.keptPorts[pod] = s
 	}
 	s.networks[name] = struct{}{}
-	// The pod may have gone between the look and now: then nobody else comes back.
+	// The pod may have been deleted since podStore was read: reconcile it again.
 	z.podQueue.Add(pod)
 }

@@ -298,10 +298,10 @@ func TestZoneLifeOfAPod(t *testing.T) {
 
 		w.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
 		udn, cdn := w.waitFor("red.net_red_a"), w.waitFor("red_a")
-		if !slices.ContainsFunc(cdn.In, weak) {
+		if !slices.ContainsFunc(cdn.In, isWeak) {
 			t.Errorf("default-network port is not locked: %v", cdn.In)
 		}
-		if slices.ContainsFunc(udn.In, weak) {
+		if slices.ContainsFunc(udn.In, isWeak) {
 			t.Errorf("the tenant's own port is locked: %v", udn.In)
 		}
 		w.wait("annotation", func() bool { return len(w.networks("red", "a")) == 2 })
@@ -400,7 +400,7 @@ func TestZoneDatabaseLost(t *testing.T) {
 			t.Error("ready without a database")
 		}
 		w.nb.down.Store(false)
-		w.zone.found()
+		w.zone.onConnect()
 		w.settled()
 		if got := w.nb.Rows().Dump(); got != before {
 			t.Errorf("rows were\n%s\nare\n%s", before, got)

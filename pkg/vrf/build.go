@@ -90,7 +90,7 @@ func Build(net network.Network, node network.Node, in Inputs) (State, error) {
 		for _, c := range podCIDRs(net, node) {
 			// If the whole CIDR is this node's, the kernel adds the route with
 			// the address.
-			if c.Addr().Is4() == gw.Is4() && c != h.Masked() {
+			if network.SameFamily(c, gw) && c != h.Masked() {
 				st.Routes = append(st.Routes, Route{Table: table, Dst: c, Via: gw, Dev: st.Port.Name, Metric: RouteMetric})
 			}
 		}
@@ -98,7 +98,7 @@ func Build(net network.Network, node network.Node, in Inputs) (State, error) {
 			continue
 		}
 		for _, m := range in.Plan.MasqueradeManagement(net) {
-			if m.Addr().Is4() == gw.Is4() {
+			if network.SameFamily(m, gw) {
 				st.Routes = append(st.Routes, Route{Table: table, Dst: hostPrefix(m.Addr()), Via: gw, Dev: st.Port.Name, Metric: RouteMetric})
 			}
 		}
@@ -146,10 +146,8 @@ func rules(net network.Network, in Inputs, table int) []Rule {
 		out = append(out, Rule{IPv6: true, Priority: MarkPriority, Mark: net.PacketMark(), Table: table})
 	}
 	v4, v6 := net.Families()
-	for _, m := range in.Plan.MasqueradeManagement(net) {
-		if is4 := m.Addr().Is4(); is4 && v4 || !is4 && v6 {
-			out = append(out, Rule{IPv6: !is4, Priority: ToPriority, To: hostPrefix(m.Addr()), Table: table})
-		}
+	for _, m := range network.FilterFamilies(in.Plan.MasqueradeManagement(net), v4, v6) {
+		out = append(out, Rule{IPv6: m.Addr().Is6(), Priority: ToPriority, To: hostPrefix(m.Addr()), Table: table})
 	}
 	return out
 }
@@ -186,15 +184,13 @@ func defaultRoutes(net network.Network, node network.Node, table int) []Route {
 	v4, v6 := net.Families()
 	var out []Route
 	var count [2]int // per IP family
-	for _, hop := range node.NextHops {
+	for _, hop := range network.FilterFamilies(node.NextHops, v4, v6) {
 		dst, i := netip.PrefixFrom(netip.IPv4Unspecified(), 0), 0
 		if hop.Is6() {
 			dst, i = netip.PrefixFrom(netip.IPv6Unspecified(), 0), 1
 		}
-		if hop.Is4() && v4 || hop.Is6() && v6 {
-			out = append(out, Route{Table: table, Dst: dst, Via: hop.WithZone(""), Dev: node.Bridge, Metric: RouteMetric + count[i]})
-			count[i]++
-		}
+		out = append(out, Route{Table: table, Dst: dst, Via: hop.WithZone(""), Dev: node.Bridge, Metric: RouteMetric + count[i]})
+		count[i]++
 	}
 	return out
 }
@@ -203,7 +199,7 @@ func defaultRoutes(net network.Network, node network.Node, table int) []Route {
 // no-overlay network in local gateway mode has none: the fabric's routes lead
 // to other nodes' pods.
 func podCIDRs(net network.Network, node network.Node) []netip.Prefix {
-	if net.Transport == "no-overlay" && node.Mode == network.LocalGateway {
+	if net.Transport == network.TransportNoOverlay && node.Mode == network.LocalGateway {
 		return nil
 	}
 	return net.CIDRs()

@@ -52,7 +52,7 @@ func TestBuildGolden(t *testing.T) {
 	local := testNode()
 	local.Mode = network.LocalGateway
 	noOverlay := testNet(9, "cluster_udn_flat", "10.40.0.0/16/24")
-	noOverlay.Transport = "no-overlay"
+	noOverlay.Transport = network.TransportNoOverlay
 	for name, tc := range map[string]struct {
 		net  network.Network
 		node network.Node

@@ -354,11 +354,9 @@ func frame(dev, from, next string, src, to netip.Addr, how ...string) way.Attemp
 	return way.Attempt{Socket: "packet", To: to.String(), Src: src.String(), Port: port, Device: dev, SrcMAC: from, DstMAC: next, How: how}
 }
 
+// sameFamily returns the first address of list that has the IP family of like,
+// the zero address if there is none.
 func sameFamily(list []netip.Addr, like netip.Addr) netip.Addr {
-	for _, a := range list {
-		if a.Is4() == like.Is4() {
-			return a
-		}
-	}
-	return netip.Addr{}
+	a, _ := network.FirstOfFamily(list, like)
+	return a
 }

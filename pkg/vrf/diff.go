@@ -7,8 +7,9 @@ import (
 	"strings"
 )
 
-// Diff returns the operations that turn have into want. After any of them, a
-// network is never less isolated than before and after:
+// Diff returns the operations that turn have into want. Between two operations
+// the network may be less reachable, but never less isolated, than in have and
+// want:
 //
 //  1. remove unwanted reachability: routes, addresses, the port;
 //  2. add isolation: unreachable routes, VRF device, rules;

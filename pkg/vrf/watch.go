@@ -49,7 +49,7 @@ func subscribe() (*nl.NetlinkSocket, error) {
 // Watch calls notify for changes until ctx ends. One watch covers all networks
 // and the routes of all tables. The kernel sends no event for IPv4 routes that
 // it deletes when a link goes down: the link's event covers them.
-func (k *Kernel) Watch(ctx context.Context, w TableRange, notify func(Change)) error {
+func (k *Kernel) Watch(ctx context.Context, tables TableRange, notify func(Change)) error {
 	stop := context.AfterFunc(ctx, k.events.Close)
 	defer stop()
 	for {
@@ -75,7 +75,7 @@ func (k *Kernel) Watch(ctx context.Context, w TableRange, notify func(Change)) e
 		}
 		var seen []Change
 		for _, m := range msgs {
-			if c, ok := k.event(m, w); ok && !slices.Contains(seen, c) {
+			if c, ok := k.event(m, tables); ok && !slices.Contains(seen, c) {
 				seen = append(seen, c)
 				notify(c)
 			}
@@ -104,7 +104,7 @@ func (k *Kernel) drain(ctx context.Context) error {
 }
 
 // event updates the cache and returns the change that a message means, if any.
-func (k *Kernel) event(m syscall.NetlinkMessage, w TableRange) (Change, bool) {
+func (k *Kernel) event(m syscall.NetlinkMessage, tables TableRange) (Change, bool) {
 	switch m.Header.Type {
 	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
 		hdr := unix.NlMsghdr{Len: m.Header.Len, Type: m.Header.Type, Flags: m.Header.Flags, Seq: m.Header.Seq, Pid: m.Header.Pid}
@@ -112,7 +112,7 @@ func (k *Kernel) event(m syscall.NetlinkMessage, w TableRange) (Change, bool) {
 		if err != nil {
 			return Change{}, false
 		}
-		return k.linkEvent(l, m.Header.Type == unix.RTM_DELLINK, w)
+		return k.linkEvent(l, m.Header.Type == unix.RTM_DELLINK, tables)
 	case unix.RTM_NEWADDR, unix.RTM_DELADDR:
 		_, index, ok := parseAddress(m.Data)
 		if !ok {
@@ -121,7 +121,7 @@ func (k *Kernel) event(m syscall.NetlinkMessage, w TableRange) (Change, bool) {
 		k.mu.Lock()
 		name := k.cache.links[index]
 		k.mu.Unlock()
-		return k.changeOfLink(name, w)
+		return k.changeOfLink(name, tables)
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
 		table, protocol, dflt := parseRoute(m.Data)
 		if table == MainTable && dflt && protocol != Protocol {
@@ -130,7 +130,7 @@ func (k *Kernel) event(m syscall.NetlinkMessage, w TableRange) (Change, bool) {
 		if protocol != Protocol || m.Header.Type == unix.RTM_NEWROUTE {
 			return Change{}, false // a new route of ours: the agent added it
 		}
-		return changeOfTable(table, w)
+		return changeOfTable(table, tables)
 	case unix.RTM_NEWRULE, unix.RTM_DELRULE:
 		r, ok := parseRule(m.Data)
 		if !ok {
@@ -143,18 +143,18 @@ func (k *Kernel) event(m syscall.NetlinkMessage, w TableRange) (Change, bool) {
 			return Change{}, false
 		}
 		k.cache.delRule(r)
-		return changeOfTable(r.Table, w)
+		return changeOfTable(r.Table, tables)
 	}
 	return Change{}, false
 }
 
-func (k *Kernel) linkEvent(l netlink.Link, gone bool, w TableRange) (Change, bool) {
+func (k *Kernel) linkEvent(l netlink.Link, deleted bool, tables TableRange) (Change, bool) {
 	a := l.Attrs()
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	_, seen := k.cache.all[a.Index]
 	device, known := k.cache.devices[a.Index]
-	if gone {
+	if deleted {
 		delete(k.cache.all, a.Index)
 		delete(k.cache.links, a.Index)
 	} else {
@@ -166,30 +166,30 @@ func (k *Kernel) linkEvent(l netlink.Link, gone bool, w TableRange) (Change, boo
 	v, isVRF := l.(*netlink.Vrf)
 	isOurs := isVRF && ours(l)
 	switch {
-	case known && (gone || !isOurs):
+	case known && (deleted || !isOurs):
 		k.cache.delDevice(a.Index)
-		return changeOfTable(device.table, w)
-	case isOurs && gone: // delDevice has removed it from the cache
-		return changeOfTable(int(v.Table), w)
+		return changeOfTable(device.table, tables)
+	case isOurs && deleted: // delDevice has removed it from the cache
+		return changeOfTable(int(v.Table), tables)
 	case isOurs:
 		k.cache.setDevice(a.Index, a.Name, int(v.Table))
-		return changeOfTable(int(v.Table), w)
+		return changeOfTable(int(v.Table), tables)
 	}
-	if c, ok := k.changeOfLink(a.Name, w); ok {
+	if c, ok := k.changeOfLink(a.Name, tables); ok {
 		return c, true
 	}
-	return Change{Links: true}, seen == gone
+	return Change{Links: true}, seen == deleted
 }
 
-func changeOfTable(table int, w TableRange) (Change, bool) {
+func changeOfTable(table int, tables TableRange) (Change, bool) {
 	if table == MainTable {
 		return Change{}, true // the cluster default network, id 0
 	}
-	id := table - w.TableBase
-	return Change{ID: id}, id >= 1 && id <= w.MaxID
+	id := table - tables.TableBase
+	return Change{ID: id}, id >= 1 && id <= tables.MaxID
 }
 
-func (k *Kernel) changeOfLink(name string, w TableRange) (Change, bool) {
+func (k *Kernel) changeOfLink(name string, tables TableRange) (Change, bool) {
 	if name == "" {
 		return Change{}, false
 	}
@@ -201,7 +201,7 @@ func (k *Kernel) changeOfLink(name string, w TableRange) (Change, bool) {
 		return Change{}, false
 	}
 	id, err := strconv.Atoi(rest)
-	return Change{ID: id}, err == nil && id >= 0 && id <= w.MaxID
+	return Change{ID: id}, err == nil && id >= 0 && id <= tables.MaxID
 }
 
 // parseAddress parses an address message. ok is false for link-local addresses,

@@ -31,8 +31,8 @@ image: ## the container image, amd64 and arm64: the OCI archive bin/bulkhead-VER
 	go run ./hack/image $(if $(VERSION),-version=$(VERSION)) $(if $(REFRESH),-refresh)
 
 .PHONY: demo
-demo: lab-deps ## the lab, and the product's story in it as a table of checks
-	go run ./test/e2e/cmd/demo
+demo: lab-deps ## the lab, and the story in it as a table of checks (RUN=5 or RUN='pattern', ATTACH=1: on the lab that runs, FULL=1, SEED=)
+	BULKHEAD_SEED=$(SEED) go run ./test/e2e/cmd/demo $(if $(RUN),-run '$(RUN)') $(if $(ATTACH),-attach) $(if $(FULL),-full)
 
 # What the tests and the linters need besides Go and the lab.
 TEST_DEPS := gcc:gcc /usr/include/stdio.h:libc6-dev nft:nftables ip:iproute2 \
@@ -43,8 +43,12 @@ test-deps: ## install the Debian packages that the tests and linters need
 	@$(call install_missing,$(TEST_DEPS))
 
 .PHONY: test
-test: lab-deps test-deps lab-bin ## every test; the last line counts them
-	env $$(bin/lab env) go run ./hack/runtests
+test: lab-deps test-deps lab-bin ## every test, and a sample of those that take long (SEED=); the last line counts them
+	env $$(bin/lab env) go run ./hack/runtests -seed "$(SEED)"
+
+.PHONY: test-full
+test-full: lab-deps test-deps lab-bin ## everything that make test samples, on every pair of the lab's options; resumes
+	env $$(bin/lab env) go run ./hack/runtests -full -seed "$(SEED)"
 
 .PHONY: unit
 unit: ## the inner loop: no root, no lab

@@ -5,6 +5,7 @@ package e2e
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"os"
 	"strings"
@@ -25,6 +26,11 @@ func (progress) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
+var (
+	nodes    = flag.Int("nodes", 2, "the lab's nodes")
+	families = flag.String("families", "dual", "the lab's IP families: ipv4 or dual")
+)
+
 func TestStory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("the story needs a lab: it is not for -short")
@@ -32,7 +38,7 @@ func TestStory(t *testing.T) {
 	ctx, stop := story.Interruptible()
 	t.Cleanup(stop) // after the lab's end
 	start := time.Now()
-	l, err := lab.Up(ctx, lab.Options{Nodes: 2, Families: "dual", Install: true}, progress{})
+	l, err := lab.Up(ctx, lab.Options{Nodes: *nodes, Families: *families, Install: true}, progress{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+)
+
+type counts struct{ Passed, Failed, Skipped int }
+
+func (c *counts) add(d counts) {
+	c.Passed, c.Failed, c.Skipped = c.Passed+d.Passed, c.Failed+d.Failed, c.Skipped+d.Skipped
+}
+
+// event is one line of `go test -json`.
+type event struct {
+	Action, Package, Test, Output string
+	Elapsed                       float64
+	FailedBuild                   string
+}
+
+// counter counts the events of a stage. A test counts unless it has subtests,
+// which count themselves.
+type counter struct {
+	counts
+	out     io.Writer
+	output  map[string]*strings.Builder // by package and test
+	parents map[string]bool
+}
+
+// count reads events and prints the output of tests that failed or were skipped.
+// A skip that allowedSkips does not list is a failure, and so is a stream in
+// which no test passed.
+func count(in io.Reader, out io.Writer) counts {
+	c := counter{out: out, output: map[string]*strings.Builder{}, parents: map[string]bool{}}
+	lines := bufio.NewReader(in)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if len(line) > 0 {
+			var e event
+			if json.Unmarshal(line, &e) != nil {
+				fmt.Fprintf(out, "%s", line)
+			} else {
+				c.event(e)
+			}
+		}
+		if err != nil {
+			break
+		}
+	}
+	if c.Passed == 0 && c.Failed == 0 {
+		fmt.Fprintln(out, "--- FAIL: no test ran")
+		c.Failed++
+	}
+	return c.counts
+}
+
+func (c *counter) event(e event) {
+	key := e.Package + " " + e.Test
+	switch e.Action {
+	case "run":
+		if i := strings.LastIndex(e.Test, "/"); i > 0 {
+			c.parents[e.Package+" "+e.Test[:i]] = true
+		}
+	case "output", "build-output":
+		if c.output[key] == nil {
+			c.output[key] = &strings.Builder{}
+		}
+		c.output[key].WriteString(e.Output)
+		if strings.HasPrefix(e.Output, "###") { // progress of a long test
+			fmt.Fprint(c.out, strings.TrimPrefix(e.Output, "### "))
+		}
+	case "pass", "fail", "skip":
+		c.end(e, key)
+	}
+}
+
+// end counts a test or a package that has ended.
+func (c *counter) end(e event, key string) {
+	if e.Action != "pass" && c.output[key] != nil {
+		fmt.Fprintf(c.out, "%s %s\n%s", e.Package, e.Action, c.output[key])
+	}
+	delete(c.output, key)
+	switch {
+	case e.Test == "":
+		fmt.Fprintf(c.out, "%-5s %s (%.1fs)\n", e.Action, e.Package, e.Elapsed)
+		if e.Action == "fail" && c.Failed == 0 { // else its tests were counted
+			c.Failed++
+		}
+	case c.parents[key]:
+		// A parent that fails by itself fails its package, which counts.
+	case e.Action == "pass":
+		c.Passed++
+	case e.Action == "skip" && allowedSkips[key] != "":
+		c.Skipped++
+	case e.Action == "skip":
+		fmt.Fprintf(c.out, "--- FAIL: %s was skipped, and allowedSkips does not list it\n", key)
+		c.Failed++
+	default:
+		c.Failed++
+	}
+}

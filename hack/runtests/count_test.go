@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"strings"
+	"testing"
+)
+
+func TestCount(t *testing.T) {
+	events := `{"Action":"run","Package":"p","Test":"A"}
+{"Action":"run","Package":"p","Test":"A/x"}
+{"Action":"pass","Package":"p","Test":"A/x"}
+{"Action":"output","Package":"p","Test":"A/y","Output":"why it failed\n"}
+{"Action":"run","Package":"p","Test":"A/y"}
+{"Action":"fail","Package":"p","Test":"A/y"}
+{"Action":"fail","Package":"p","Test":"A"}
+{"Action":"run","Package":"bulkhead/pkg/loader","Test":"TestRootLSM"}
+{"Action":"skip","Package":"bulkhead/pkg/loader","Test":"TestRootLSM"}
+{"Action":"fail","Package":"p"}
+`
+	var out strings.Builder
+	if got, want := count(strings.NewReader(events), &out), (counts{1, 1, 1}); got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	if !strings.Contains(out.String(), "why it failed") {
+		t.Errorf("the reason is missing from %q", out.String())
+	}
+	for name, events := range map[string]string{
+		"a package that does not build": `{"Action":"fail","Package":"p","FailedBuild":"p"}`,
+		"a skip that is not allowed":    `{"Action":"skip","Package":"p","Test":"B"}`,
+		"a pattern that matches no test": `{"Action":"output","Package":"p","Output":"testing: warning: no tests to run\n"}
+{"Action":"pass","Package":"p"}`,
+		"no event": ``,
+	} {
+		if got := count(strings.NewReader(events+"\n"), &out); got != (counts{Failed: 1}) {
+			t.Errorf("%s: %+v, want one failure", name, got)
+		}
+	}
+}

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// passedStages remembers which stages of `make test-full` have passed for the
+// checked-out tree, so that an interrupted run resumes. With changes that are
+// not committed it remembers nothing.
+type passedStages struct{ dir string }
+
+func openPassed() (passedStages, error) {
+	changes, err := exec.Command("git", "status", "--porcelain").Output()
+	if err != nil {
+		return passedStages{}, fmt.Errorf("read the state of the checkout: %w", err)
+	}
+	if len(changes) > 0 {
+		return passedStages{}, nil
+	}
+	tree, err := exec.Command("git", "rev-parse", "HEAD^{tree}").Output()
+	if err != nil {
+		return passedStages{}, fmt.Errorf("read the checked-out tree: %w", err)
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return passedStages{}, fmt.Errorf("find the user's cache directory: %w", err)
+	}
+	p := passedStages{dir: filepath.Join(cache, "bulkhead", "test-full", strings.TrimSpace(string(tree)))}
+	return p, os.MkdirAll(p.dir, 0o755)
+}
+
+// get returns the counts of a stage that has passed.
+func (p passedStages) get(stage string) (c counts, ok bool, err error) {
+	if p.dir == "" {
+		return c, false, nil
+	}
+	raw, err := os.ReadFile(filepath.Join(p.dir, stage))
+	if errors.Is(err, fs.ErrNotExist) {
+		return c, false, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(raw, &c)
+	}
+	if err != nil {
+		return c, false, fmt.Errorf("read the result of stage %s: %w", stage, err)
+	}
+	return c, true, nil
+}
+
+// put records a stage that has passed.
+func (p passedStages) put(stage string, c counts) error {
+	if p.dir == "" || c.Failed > 0 {
+		return nil
+	}
+	raw, err := json.Marshal(c)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(p.dir, stage), raw, 0o644)
+	}
+	if err != nil {
+		return fmt.Errorf("record the result of stage %s: %w", stage, err)
+	}
+	return nil
+}

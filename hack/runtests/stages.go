@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// stage is one command. goTest commands print go test's JSON events, of which
+// each test without subtests counts; any other command counts as one.
+type stage struct {
+	name   string
+	args   []string
+	env    []string
+	goTest bool
+}
+
+// labPackage needs a lab; all other packages run on the test machine.
+const labPackage = "bulkhead/test/e2e"
+
+// stages are those of `make test` or, with full, of `make test-full`.
+func stages(full bool, seed string) ([]stage, error) {
+	out, err := exec.Command("go", "list", "./...").Output()
+	if err != nil {
+		return nil, fmt.Errorf("list the packages: %w", err)
+	}
+	packages := slices.DeleteFunc(strings.Fields(string(out)), func(p string) bool { return p == labPackage })
+	env := []string{"BULKHEAD_SEED=" + seed}
+	test := func(name, timeout string, args ...string) stage {
+		return stage{name: name, goTest: true, env: env, args: append([]string{"go", "test", "-json", "-timeout=" + timeout}, args...)}
+	}
+	lint := stage{name: "lint", args: []string{"make", "--no-print-directory", "lint"}}
+	if !full {
+		return []stage{
+			lint,
+			test("packages", "25m", append([]string{"-race"}, packages...)...),
+			test("lab", "60m", "-count=1", labPackage),
+		}, nil
+	}
+	env = append(env, "BULKHEAD_FULL=1")
+	list := []stage{lint, test("packages", "90m", append([]string{"-race"}, packages...)...)}
+	// Every pair of the lab's options.
+	for _, o := range []struct{ families, nodes string }{{"dual", "2"}, {"ipv4", "3"}, {"dual", "3"}, {"ipv4", "2"}} {
+		list = append(list, test("lab-"+o.families+"-"+o.nodes, "90m", "-count=1", labPackage, "-families="+o.families, "-nodes="+o.nodes))
+	}
+	return append(list, stage{name: "fuzz", args: []string{"make", "--no-print-directory", "fuzz", "FUZZTIME=20s"}}), nil
+}
+
+// run runs the stage and counts.
+func (s stage) run(ctx context.Context) counts {
+	cmd := exec.CommandContext(ctx, s.args[0], s.args[1:]...)
+	cmd.Env = append(os.Environ(), s.env...)
+	// Interrupt the whole process group: go test waits for a test that deletes its
+	// lab, and would leave the lab behind if it ended first.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) }
+	cmd.WaitDelay = time.Minute
+	cmd.Stderr = os.Stdout
+	if !s.goTest {
+		cmd.Stdout = os.Stdout
+		if err := cmd.Run(); err != nil {
+			fmt.Printf("--- FAIL: %s: %v\n", s.name, err)
+			return counts{Failed: 1}
+		}
+		return counts{Passed: 1}
+	}
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		fmt.Printf("--- FAIL: %s: %v\n", s.name, err)
+		return counts{Failed: 1}
+	}
+	c := count(out, os.Stdout)
+	if err := cmd.Wait(); err != nil && c.Failed == 0 {
+		fmt.Printf("--- FAIL: %s: %v\n", s.name, err)
+		c.Failed++
+	}
+	return c
+}

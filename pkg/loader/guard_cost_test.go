@@ -11,11 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What the guard and the root's hooks cost who has nothing to do with them, and
-// a network's own: told, not judged, as the machine is shared.
+// Logs the cost of the guard and of the root cgroup's programs, for a network's own
+// pods and for others. There is no limit to check, because the machine is shared.
 func TestRootGuardCost(t *testing.T) {
-	w := newGuardWorld(t, false)
-	must(t, w.ns.do(func() error { // a neighbour that is never asked for
+	w := newGuardSandbox(t, false)
+	must(t, w.ns.do(func() error { // a permanent neighbour, which needs no ARP
 		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 		if err != nil {
 			return err
@@ -24,16 +24,16 @@ func TestRootGuardCost(t *testing.T) {
 		mac, _ := net.ParseMAC(w.mac["mp1"])
 		return h.NeighSet(&netlink.Neigh{LinkIndex: w.index["mp1"], IP: net.ParseIP("10.1.0.3"), HardwareAddr: mac, State: netlink.NUD_PERMANENT})
 	}))
-	measures := []struct{ what, who, op string }{
-		{"a datagram of a network's own pod into it", "kubepods/podred", "loop send 10.1.0.3:9"},
-		{"a datagram over loopback, sent and heard, by a pod outside", "kubepods/podplain", "loop self 127.0.0.1:9999"},
-		{"the same by a process outside all pods", "system/daemon", "loop self 127.0.0.1:9999"},
-		{"setting a common option, by a pod outside", "kubepods/podplain", "loop option 127.0.0.1:9"},
+	measurements := []struct{ what, cgroup, op string }{
+		{"a datagram of a network's own pod into it", "kubepods/podred", "bench send 10.1.0.3:9"},
+		{"a datagram over loopback, sent and received by a pod outside tenants", "kubepods/podplain", "bench self 127.0.0.1:9999"},
+		{"a datagram over loopback, sent and received outside all pods", "system/daemon", "bench self 127.0.0.1:9999"},
+		{"setting a common option, by a pod outside tenants", "kubepods/podplain", "bench option 127.0.0.1:9"},
 	}
 	run := func() []int {
 		var out []int
-		for _, m := range measures {
-			p := w.start(w.cg(m.who), 0, m.op)
+		for _, m := range measurements {
+			p := w.start(w.cg(m.cgroup), 0, m.op)
 			got := p.next()
 			p.stop()
 			n, err := strconv.Atoi(got)
@@ -44,7 +44,7 @@ func TestRootGuardCost(t *testing.T) {
 		}
 		return out
 	}
-	w.guard()
+	w.attachGuard()
 	with := run()
 	must(t, w.l.DetachRoot())
 	for name := range w.index {
@@ -52,7 +52,7 @@ func TestRootGuardCost(t *testing.T) {
 	}
 	must(t, w.l.DetachDoor(1))
 	without := run()
-	for i, m := range measures {
+	for i, m := range measurements {
 		t.Logf("%s: %d ns, %d ns without: %d ns", m.what, with[i], without[i], with[i]-without[i])
 	}
 }

@@ -19,23 +19,23 @@ import (
 	"bulkhead/test/adversary/way"
 )
 
-// Every way into a network that a root process of another pod has, with all
-// capabilities: none is heard while the guard stands, all without it, and the
-// network's own pods and the node's administrator are heard all the while.
-// Packet sockets' own wall (BPF LSM) is not attached here.
+// Packets that a root process of another pod, with all capabilities, sends into a
+// network in every possible way arrive without the guard and not with it. Those of
+// the network's own pods and of the node's administrator always arrive. The LSM
+// programs for packet sockets are not attached here.
 func TestRootGuardPort(t *testing.T) {
 	for name, noTCX := range map[string]bool{"tcx": false, "clsact": true} {
 		t.Run(name, func(t *testing.T) {
-			w := newGuardWorld(t, noTCX)
-			w.dropLSM()
-			ways := func() []way.Attempt { return w.waysIn("mp1", "10.1.0.3", "fd01::3", "10.1.0.2", "fd01::2") }
-			w.expectWays("without the guard", "kubepods/podblue", "mp1", ways(), true, "xdp")
-			w.guard()
-			for _, who := range []string{"kubepods/podblue", "kubepods/podplain", "kubepods/podnew", "kubepods/podblue/container"} {
-				w.expectWays("another pod", who, "mp1", ways(), false)
+			w := newGuardSandbox(t, noTCX)
+			w.detachLSM()
+			attempts := func() []way.Attempt { return w.attemptsInto("mp1", "10.1.0.3", "fd01::3", "10.1.0.2", "fd01::2") }
+			w.expectAttempts("without the guard", "kubepods/podblue", "mp1", attempts(), true, "xdp")
+			w.attachGuard()
+			for _, cgroup := range []string{"kubepods/podblue", "kubepods/podplain", "kubepods/podnew", "kubepods/podblue/container"} {
+				w.expectAttempts("another pod", cgroup, "mp1", attempts(), false)
 			}
-			w.expectWays("its own pod", "kubepods/podred", "mp1", ways(), true, "xdp")
-			w.expectWays("the administrator", "system/admin", "mp1", ways(), true)
+			w.expectAttempts("its own pod", "kubepods/podred", "mp1", attempts(), true, "xdp")
+			w.expectAttempts("the administrator", "system/admin", "mp1", attempts(), true)
 			if c := counts(t, w.l); c[ReasonGuardForeign] == 0 || c[ReasonGuardUnknown] == 0 || c[ReasonBypass] == 0 {
 				t.Errorf("counters: %v", c)
 			}
@@ -43,16 +43,17 @@ func TestRootGuardPort(t *testing.T) {
 	}
 }
 
-// The default network's port: pods outside the tenants reach its pods, but not
-// locked ones; tenants' pods reach nobody there; kubelet reaches locked ones.
+// On the default network's port, host-network pods outside the tenants reach pods
+// but no locked addresses, tenants' pods reach no pod, and kubelet reaches locked
+// addresses.
 func TestRootGuardDefault(t *testing.T) {
-	w := newGuardWorld(t, false)
-	w.dropLSM()
-	w.guard()
+	w := newGuardSandbox(t, false)
+	w.detachLSM()
+	w.attachGuard()
 	open := func() []way.Attempt {
 		return []way.Attempt{{Socket: "udp", To: "10.0.0.77", Port: way.Port}, {Socket: "raw-icmp", To: "10.0.0.77"}, {Socket: "hdrincl", To: "10.0.0.77", Src: "10.0.0.2", Port: way.Port}}
 	}
-	must(t, w.ns.do(func() error { // it answers no ARP
+	must(t, w.ns.do(func() error { // nothing answers ARP for 10.0.0.77
 		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 		if err != nil {
 			return err
@@ -61,29 +62,30 @@ func TestRootGuardDefault(t *testing.T) {
 		mac, _ := net.ParseMAC(w.mac["mp0"])
 		return h.NeighSet(&netlink.Neigh{LinkIndex: w.index["mp0"], IP: net.ParseIP("10.0.0.77"), HardwareAddr: mac, State: netlink.NUD_PERMANENT})
 	}))
-	w.expectWays("a pod outside the tenants", "kubepods/podplain", "mp0", open(), true)
-	w.expectWays("a pod that is not known", "kubepods/podnew", "mp0", open(), true)
-	w.expectWays("a tenant's pod", "kubepods/podred", "mp0", open(), false)
-	ways := func() []way.Attempt {
-		return append(w.waysIn("mp0", "10.0.0.3", "fd00::3", "10.0.0.2", "fd00::2"),
+	w.expectAttempts("a pod outside the tenants", "kubepods/podplain", "mp0", open(), true)
+	w.expectAttempts("an unknown pod", "kubepods/podnew", "mp0", open(), true)
+	w.expectAttempts("a tenant's pod", "kubepods/podred", "mp0", open(), false)
+	attempts := func() []way.Attempt {
+		return append(w.attemptsInto("mp0", "10.0.0.3", "fd00::3", "10.0.0.2", "fd00::2"),
 			way.Attempt{Socket: "raw-icmp", To: "10.0.0.3", How: []string{fmt.Sprintf("cmsg-mark=%#x", KubeletMark)}},
 			way.Attempt{Socket: "raw-icmp", To: "10.0.0.3", How: []string{fmt.Sprintf("mark=%#x", KubeletMark)}},
 			way.Attempt{Socket: "hdrincl", To: "10.0.0.3", Src: "10.0.0.2", Port: way.Port, How: []string{fmt.Sprintf("mark=%#x", KubeletMark)}})
 	}
-	for _, who := range []string{"kubepods/podplain", "kubepods/podnew"} {
-		// Multicast is to no locked address: pods outside the tenants may send it.
-		w.expectWays("to a locked address", who, "mp0", slices.DeleteFunc(ways(), toGroup), false)
-		w.expectWays("to all", who, "mp0", slices.DeleteFunc(ways(), func(a way.Attempt) bool { return !toGroup(a) }), true)
+	for _, cgroup := range []string{"kubepods/podplain", "kubepods/podnew"} {
+		// Multicast addresses are not locked: pods outside the tenants may send to them.
+		w.expectAttempts("to a locked address", cgroup, "mp0", slices.DeleteFunc(attempts(), isMulticast), false)
+		w.expectAttempts("to multicast", cgroup, "mp0", slices.DeleteFunc(attempts(), func(a way.Attempt) bool { return !isMulticast(a) }), true)
 	}
-	w.expectWays("to a locked address", "kubepods/podred", "mp0", ways(), false)
-	w.expectWays("kubelet", "system/kubelet", "mp0", []way.Attempt{{Socket: "tcp", To: "10.0.0.3", Port: way.Port}, {Socket: "raw-icmp", To: "fd00::3"}}, true)
-	w.expectWays("root outside all pods", "system/admin", "mp0", []way.Attempt{{Socket: "tcp", To: "10.0.0.3", Port: way.Port}, {Socket: "raw-icmp", To: "10.0.0.3"}}, false)
+	w.expectAttempts("to a locked address", "kubepods/podred", "mp0", attempts(), false)
+	w.expectAttempts("kubelet", "system/kubelet", "mp0", []way.Attempt{{Socket: "tcp", To: "10.0.0.3", Port: way.Port}, {Socket: "raw-icmp", To: "fd00::3"}}, true)
+	w.expectAttempts("root outside all pods", "system/admin", "mp0", []way.Attempt{{Socket: "tcp", To: "10.0.0.3", Port: way.Port}, {Socket: "raw-icmp", To: "10.0.0.3"}}, false)
 }
 
-// Frames on the host ends of pods' interfaces, and what pods may not say.
+// Other pods cannot send frames on the host end of a pod's interface, and a locked
+// interface receives frames only from the node's management port.
 func TestRootGuardPods(t *testing.T) {
-	w := newGuardWorld(t, false)
-	w.dropLSM()
+	w := newGuardSandbox(t, false)
+	w.detachLSM()
 	frames := func(dev string) []way.Attempt {
 		var out []way.Attempt
 		for _, how := range [][]string{nil, {"etype=0x88cc"}, {"ring"}} {
@@ -91,52 +93,51 @@ func TestRootGuardPods(t *testing.T) {
 		}
 		return append(out, way.Attempt{Socket: "udp", To: "224.0.0.1", Port: way.Port, Device: dev, How: []string{"multicastif"}})
 	}
-	w.expectWays("without the guard", "kubepods/podblue", "pod", frames("pod"), true)
-	w.guard()
-	for _, who := range []string{"kubepods/podblue", "kubepods/podplain", "kubepods/podnew"} {
-		w.expectWays("another pod", who, "pod", frames("pod"), false)
-		w.expectWays("another pod, locked", who, "locked", frames("locked"), false)
+	w.expectAttempts("without the guard", "kubepods/podblue", "pod", frames("pod"), true)
+	w.attachGuard()
+	for _, cgroup := range []string{"kubepods/podblue", "kubepods/podplain", "kubepods/podnew"} {
+		w.expectAttempts("another pod", cgroup, "pod", frames("pod"), false)
+		w.expectAttempts("another pod, locked", cgroup, "locked", frames("locked"), false)
 	}
-	w.expectWays("the administrator", "system/admin", "pod", frames("pod"), true)
-	// A locked interface hears only the node's management port.
-	stranger := way.Attempt{Socket: "packet", To: "10.0.0.4", Src: "10.0.0.9", Port: way.Port, Device: "locked", SrcMAC: "0a:58:0a:00:00:09", DstMAC: w.mac["locked"]}
-	w.expectWays("a frame of somebody else", "system/admin", "locked", []way.Attempt{stranger}, false)
-	stranger.SrcMAC = w.own["mp0"]
-	w.expectWays("a frame of the node", "system/admin", "locked", []way.Attempt{stranger}, true)
+	w.expectAttempts("the administrator", "system/admin", "pod", frames("pod"), true)
+	frame := way.Attempt{Socket: "packet", To: "10.0.0.4", Src: "10.0.0.9", Port: way.Port, Device: "locked", SrcMAC: "0a:58:0a:00:00:09", DstMAC: w.mac["locked"]}
+	w.expectAttempts("a frame of another peer", "system/admin", "locked", []way.Attempt{frame}, false)
+	frame.SrcMAC = w.own["mp0"]
+	w.expectAttempts("a frame of the node", "system/admin", "locked", []way.Attempt{frame}, true)
 }
 
-// What pods send: heard by a packet socket of the node behind the interface,
-// which the program comes before.
-func TestRootGuardFrom(t *testing.T) {
-	w := newGuardWorld(t, false)
-	w.guard()
-	say := func(dev, frame, src, dst, dstMAC string, how ...string) way.Attempt {
+// The guard drops forbidden frames that pods send and passes the others: a receiver
+// behind a bridge that the interface is a port of gets only those.
+func TestRootGuardIngress(t *testing.T) {
+	w := newGuardSandbox(t, false)
+	w.attachGuard()
+	frame := func(dev, frame, src, dst, dstMAC string, how ...string) way.Attempt {
 		return way.Attempt{Socket: "packet", Device: "eth0", Frame: frame, Src: src, To: dst, SrcMAC: w.mac[dev], DstMAC: dstMAC, Port: way.Port, How: how}
 	}
-	const all6 = "33:33:00:00:00:01"
+	const allNodes = "33:33:00:00:00:01"
 	node := w.own["mp0"]
 	for dev, cases := range map[string]map[bool][]way.Attempt{
 		"pod": {
-			false: {say("pod", "router-advertisement", "fe80::9", "ff02::1", all6), say("pod", "router-advertisement-hidden", "fe80::9", "ff02::1", all6),
-				say("pod", "redirect", "fe80::9", "fd01::3", all6), say("pod", "dhcp-answer", "10.1.0.4", "255.255.255.255", "ff:ff:ff:ff:ff:ff"),
-				say("pod", "dhcp-answer", "fe80::9", "ff02::1", all6), tunnel(say("pod", "udp", "10.1.0.4", "192.0.2.9", node))},
-			true: {say("pod", "neighbour-solicitation", "fe80::9", "ff02::1", all6), say("pod", "neighbour-advertisement", "fe80::9", "ff02::1", all6),
-				say("pod", "router-solicitation", "fe80::9", "ff02::2", all6), say("pod", "udp", "10.1.0.4", "192.0.2.9", node),
-				tunnel(say("pod", "udp", "10.1.0.4", "10.1.0.9", node))}, // to its own network: none of the overlay's
+			false: {frame("pod", "router-advertisement", "fe80::9", "ff02::1", allNodes), frame("pod", "router-advertisement-hidden", "fe80::9", "ff02::1", allNodes),
+				frame("pod", "redirect", "fe80::9", "fd01::3", allNodes), frame("pod", "dhcp-answer", "10.1.0.4", "255.255.255.255", "ff:ff:ff:ff:ff:ff"),
+				frame("pod", "dhcp-answer", "fe80::9", "ff02::1", allNodes), tunnel(frame("pod", "udp", "10.1.0.4", "192.0.2.9", node))},
+			true: {frame("pod", "neighbour-solicitation", "fe80::9", "ff02::1", allNodes), frame("pod", "neighbour-advertisement", "fe80::9", "ff02::1", allNodes),
+				frame("pod", "router-solicitation", "fe80::9", "ff02::2", allNodes), frame("pod", "udp", "10.1.0.4", "192.0.2.9", node),
+				tunnel(frame("pod", "udp", "10.1.0.4", "10.1.0.9", node))}, // inside the pod's own network, the port is a port like any other
 		},
 		"locked": {
-			false: {say("locked", "router-advertisement", "fe80::9", "ff02::1", all6), say("locked", "neighbour-advertisement", "fe80::9", "ff02::1", all6),
-				say("locked", "neighbour-solicitation", "fe80::9", "ff02::1", all6, "target=fd00::77"), say("locked", "router-solicitation", "fe80::9", "ff02::2", all6),
-				say("locked", "listener-report", "fe80::9", "ff02::16", "33:33:00:00:00:16"), say("locked", "udp", "10.0.0.4", "10.0.0.9", "0a:58:0a:00:00:09"),
-				say("locked", "udp", "fe80::9", "ff02::1", all6)},
-			true: {say("locked", "neighbour-solicitation", "fe80::9", "ff02::1", all6, "target=fd00::2"), say("locked", "neighbour-advertisement", "fd00::4", "fd00::2", node),
-				say("locked", "udp", "10.0.0.4", "10.0.0.2", node)},
+			false: {frame("locked", "router-advertisement", "fe80::9", "ff02::1", allNodes), frame("locked", "neighbour-advertisement", "fe80::9", "ff02::1", allNodes),
+				frame("locked", "neighbour-solicitation", "fe80::9", "ff02::1", allNodes, "target=fd00::77"), frame("locked", "router-solicitation", "fe80::9", "ff02::2", allNodes),
+				frame("locked", "listener-report", "fe80::9", "ff02::16", "33:33:00:00:00:16"), frame("locked", "udp", "10.0.0.4", "10.0.0.9", "0a:58:0a:00:00:09"),
+				frame("locked", "udp", "fe80::9", "ff02::1", allNodes)},
+			true: {frame("locked", "neighbour-solicitation", "fe80::9", "ff02::1", allNodes, "target=fd00::2"), frame("locked", "neighbour-advertisement", "fd00::4", "fd00::2", node),
+				frame("locked", "udp", "10.0.0.4", "10.0.0.2", node)},
 		},
 	} {
 		for want, attempts := range cases {
-			for i, got := range w.say(dev, attempts) {
+			for i, got := range w.sendFrames(dev, attempts) {
 				if got != want {
-					t.Errorf("%s by %s to %s %v port %d: passes %t, want %t", attempts[i].Frame, dev, attempts[i].To, attempts[i].How, attempts[i].Port, got, want)
+					t.Errorf("%s on %s to %s %v port %d: passes %t, want %t", attempts[i].Frame, dev, attempts[i].To, attempts[i].How, attempts[i].Port, got, want)
 				}
 			}
 		}
@@ -145,9 +146,10 @@ func TestRootGuardFrom(t *testing.T) {
 
 func tunnel(a way.Attempt) way.Attempt { a.Port = guardTunnelPort; return a }
 
-// say sends frames from behind an interface and tells which come out of it: the
-// interface is a port of a bridge whose other port is heard.
-func (w *guardWorld) say(dev string, attempts []way.Attempt) []bool {
+// sendFrames sends frames from the other end of an interface and returns for each
+// whether it passed the interface: the interface is a port of a bridge, and a
+// receiver listens behind the bridge's other port.
+func (w *guardSandbox) sendFrames(dev string, attempts []way.Attempt) []bool {
 	w.t.Helper()
 	out := newNetNS(w.t)
 	must(w.t, w.ns.do(func() error {
@@ -167,7 +169,7 @@ func (w *guardWorld) say(dev string, attempts []way.Attempt) []bool {
 			return err
 		}
 		attrs = netlink.NewLinkAttrs()
-		attrs.Name = fmt.Sprintf("out%d", w.id)
+		attrs.Name = fmt.Sprintf("out%d", w.attemptID)
 		if err := h.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(out.f.Fd()))}); err != nil {
 			return err
 		}
@@ -185,7 +187,7 @@ func (w *guardWorld) say(dev string, attempts []way.Attempt) []bool {
 		}
 		return h.LinkSetUp(br)
 	}))
-	v := &victim{heard: map[int]bool{}, ready: make(chan struct{})}
+	v := newReceiver()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
@@ -203,7 +205,7 @@ func (w *guardWorld) say(dev string, attempts []way.Attempt) []bool {
 			if err != nil {
 				return err
 			}
-			return way.Listener{Kind: "sniff"}.Listen(ctx, func() { close(v.ready) }, v.hear)
+			return way.Listener{Kind: "sniff"}.Listen(ctx, func() { close(v.ready) }, v.record)
 		})
 	}()
 	w.t.Cleanup(func() { cancel(); <-done })
@@ -214,38 +216,39 @@ func (w *guardWorld) say(dev string, attempts []way.Attempt) []bool {
 			w.t.Errorf("frame %s: %v", a.Frame, err)
 		}
 	}
-	// A frame that always passes: the bridge's new port begins to forward some
-	// time after it is up, and frames are heard in their order.
-	passes := func() {
-		w.id++
-		a := way.Attempt{ID: w.id, Socket: "packet", Device: "eth0", Frame: "udp", Src: "10.0.0.4", To: "10.0.0.2", SrcMAC: w.mac[dev], DstMAC: w.own["mp0"], Port: way.Port}
+	// Sends a frame that always passes until it is received: the bridge's new port
+	// forwards only some time after it is up. Frames arrive in order.
+	sync := func() {
+		w.attemptID++
+		a := way.Attempt{ID: w.attemptID, Socket: "packet", Device: "eth0", Frame: "udp", Src: "10.0.0.4", To: "10.0.0.2", SrcMAC: w.mac[dev], DstMAC: w.own["mp0"], Port: way.Port}
 		for deadline := time.Now().Add(time.Minute); !v.has(a.ID); time.Sleep(10 * time.Millisecond) {
 			if time.Now().After(deadline) {
-				w.t.Fatalf("nothing that is said behind %s comes out", dev)
+				w.t.Fatalf("no frame sent behind %s is received", dev)
 			}
 			send(a)
 		}
 	}
-	passes()
+	sync()
 	for i := range attempts {
-		w.id++
-		attempts[i].ID = w.id
+		w.attemptID++
+		attempts[i].ID = w.attemptID
 		send(attempts[i])
 	}
-	passes()
-	heard := make([]bool, len(attempts))
+	sync()
+	passed := make([]bool, len(attempts))
 	for i, a := range attempts {
-		heard[i] = v.has(a.ID)
+		passed[i] = v.has(a.ID)
 	}
-	return heard
+	return passed
 }
 
-// A datagram to the overlay's port, made by a pod: by any socket, on the wire or
-// not, whole or in fragments, tagged or not. The kernel's own passes.
+// The guard drops a pod's datagrams to the overlay's port: from any kind of socket,
+// whole or in fragments, with or without VLAN tag. The administrator's datagrams
+// pass.
 func TestRootGuardTunnel(t *testing.T) {
-	w := newGuardWorld(t, false)
-	w.dropLSM()
-	ways := func(port uint16) []way.Attempt {
+	w := newGuardSandbox(t, false)
+	w.detachLSM()
+	attempts := func(port uint16) []way.Attempt {
 		frame := func(to, src string, how ...string) way.Attempt {
 			return way.Attempt{Socket: "packet", To: to, Src: src, Port: port, Device: "eth0", SrcMAC: w.own["eth0"], DstMAC: w.mac["eth0"], How: how}
 		}
@@ -258,28 +261,28 @@ func TestRootGuardTunnel(t *testing.T) {
 			frame("192.0.2.9", "192.0.2.1"), frame("2001:db8::9", "2001:db8::1"), frame("192.0.2.9", "192.0.2.1", "tagged"), frame("192.0.2.9", "192.0.2.1", "etype=0x88cc"),
 		}
 	}
-	w.guard()
-	for _, who := range []string{"kubepods/podred", "kubepods/podplain", "kubepods/podnew"} {
-		// In fragments only the second half carries the token, and is nothing by
-		// itself: what counts is what is put together.
-		w.expectWays("to the overlay's port", who, "eth0", withoutFragments(ways(guardTunnelPort)), false)
-		w.expectWays("to another port", who, "eth0", withoutFragments(ways(9)), true)
-		for _, a := range onlyFragments(ways(guardTunnelPort)) {
-			if got := w.reassembled(who, a); got {
-				t.Errorf("%s: fragments to the overlay's port of %s arrive", who, a.To)
+	w.attachGuard()
+	for _, cgroup := range []string{"kubepods/podred", "kubepods/podplain", "kubepods/podnew"} {
+		// Of a fragmented datagram only the second fragment carries the token, but it
+		// is harmless alone: check the reassembled datagram.
+		w.expectAttempts("to the overlay's port", cgroup, "eth0", withoutFragments(attempts(guardTunnelPort)), false)
+		w.expectAttempts("to another port", cgroup, "eth0", withoutFragments(attempts(9)), true)
+		for _, a := range onlyFragments(attempts(guardTunnelPort)) {
+			if got := w.reassembled(cgroup, a); got {
+				t.Errorf("%s: fragments to the overlay's port of %s arrive", cgroup, a.To)
 			}
 			a.Port = 9
-			if got := w.reassembled(who, a); !got {
-				t.Errorf("%s: fragments to another port of %s do not arrive", who, a.To)
+			if got := w.reassembled(cgroup, a); !got {
+				t.Errorf("%s: fragments to another port of %s do not arrive", cgroup, a.To)
 			}
 		}
 	}
-	w.expectWays("the administrator", "system/admin", "eth0", withoutFragments(ways(guardTunnelPort)), true)
+	w.expectAttempts("the administrator", "system/admin", "eth0", withoutFragments(attempts(guardTunnelPort)), true)
 }
 
 func withoutFragments(list []way.Attempt) (out []way.Attempt) {
 	for _, a := range list {
-		if _, is := optionOf(a, "fragments"); !is {
+		if !hasOption(a, "fragments") {
 			out = append(out, a)
 		}
 	}
@@ -288,51 +291,52 @@ func withoutFragments(list []way.Attempt) (out []way.Attempt) {
 
 func onlyFragments(list []way.Attempt) (out []way.Attempt) {
 	for _, a := range list {
-		if _, is := optionOf(a, "fragments"); is {
+		if hasOption(a, "fragments") {
 			out = append(out, a)
 		}
 	}
 	return out
 }
 
-// reassembled tells whether a server at the other end of eth0 gets the datagram.
-func (w *guardWorld) reassembled(who string, a way.Attempt) bool {
+// reassembled reports whether a server at the other end of eth0 receives the datagram.
+func (w *guardSandbox) reassembled(cgroup string, a way.Attempt) bool {
 	w.t.Helper()
-	v := &victim{heard: map[int]bool{}, ready: make(chan struct{})}
+	v := newReceiver()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		e := way.Listener{Kind: "udp", IPv6: netip.MustParseAddr(a.To).Is6(), At: netip.AddrPortFrom(netip.MustParseAddr(a.To), a.Port).String()}
-		if err := w.peers["eth0"].do(func() error { return e.Listen(ctx, func() { close(v.ready) }, v.hear) }); err != nil {
+		if err := w.peers["eth0"].do(func() error { return e.Listen(ctx, func() { close(v.ready) }, v.record) }); err != nil {
 			w.t.Errorf("serve %s: %v", e.At, err)
 			close(v.ready)
 		}
 	}()
 	defer func() { cancel(); <-done }()
 	<-v.ready
-	w.try(who, 0, "eth0", a)
-	// The sentinel is the same socket's, by the administrator: heard after it.
-	w.id++
+	w.attempt(cgroup, 0, "eth0", a)
+	// The administrator's datagram from the same kind of socket arrives after it.
+	w.attemptID++
 	end := a
-	end.ID, end.How = w.id, nil
+	end.ID, end.How = w.attemptID, nil
 	raw, _ := json.Marshal(end)
 	for deadline := time.Now().Add(time.Minute); !v.has(end.ID); {
 		if time.Now().After(deadline) {
-			w.t.Fatalf("the server at %s hears nobody", a.To)
+			w.t.Fatalf("the server at %s receives no datagram", a.To)
 		}
-		p := w.start(w.cg("system/admin"), 0, "way "+string(raw))
+		p := w.start(w.cg("system/admin"), 0, "attempt "+string(raw))
 		p.next()
 		p.stop()
 	}
-	return v.has(w.id - 2)
+	return v.has(w.attemptID - 2)
 }
 
-// Loopback: a frame put there would be routed on, with a mark of its maker's
-// choice; one tenant's process does not reach another's.
+// The guard drops pods' frames on loopback, because the kernel would route them by
+// a mark that the sender chose; and a tenant's process does not reach another
+// tenant's server on loopback.
 func TestRootGuardLoopback(t *testing.T) {
-	w := newGuardWorld(t, false)
-	w.dropLSM()
+	w := newGuardSandbox(t, false)
+	w.detachLSM()
 	frame := func() []way.Attempt {
 		return []way.Attempt{{Socket: "packet", To: "10.1.0.3", Src: "192.0.2.9", Port: way.Port, Device: "lo", SrcMAC: "00:00:00:00:00:00", DstMAC: "00:00:00:00:00:00", How: []string{"mark=5"}}}
 	}
@@ -344,12 +348,12 @@ func TestRootGuardLoopback(t *testing.T) {
 		}
 		return nil
 	}))
-	w.expectWays("without the guard", "kubepods/podplain", "mp1", frame(), true)
-	w.guard()
-	w.expectWays("by a pod", "kubepods/podplain", "mp1", frame(), false)
-	w.expectWays("by the administrator, forwarded", "system/admin", "mp1", frame(), false)
+	w.expectAttempts("without the guard", "kubepods/podplain", "mp1", frame(), true)
+	w.attachGuard()
+	w.expectAttempts("by a pod", "kubepods/podplain", "mp1", frame(), false)
+	w.expectAttempts("by the administrator, forwarded", "system/admin", "mp1", frame(), false)
 
-	// Servers of red and of a pod outside the tenants on loopback.
+	// Connections over loopback to servers of network 1 and of a pod outside the tenants.
 	for _, c := range []struct {
 		server, client string
 		how            []string
@@ -362,68 +366,68 @@ func TestRootGuardLoopback(t *testing.T) {
 		for _, cg := range []string{"red", "blue"} {
 			must(t, w.l.AttachPod(w.cg("kubepods/pod"+cg), cg, PodRow{NetworkID: map[string]uint32{"red": 1, "blue": 2}[cg], Mark: map[string]uint32{"red": 0x1001, "blue": 0x1002}[cg]}))
 		}
-		server := w.start(w.cg(c.server), 0, `hear {"kind":"udp","at":"127.0.0.1:7000"}`)
+		server := w.start(w.cg(c.server), 0, `receive {"kind":"udp","at":"127.0.0.1:7000"}`)
 		if got := server.next(); got != "ready" {
 			t.Fatalf("server of %s: %s", c.server, got)
 		}
-		w.id += 2
-		a, _ := json.Marshal(way.Attempt{ID: w.id - 1, Socket: "udp", To: "127.0.0.1", Port: 7000, How: c.how})
-		end, _ := json.Marshal(way.Attempt{ID: w.id, Socket: "udp", To: "127.0.0.1", Port: 7000})
-		client := w.start(w.cg(c.client), 0, "way "+string(a))
-		said := client.next()
+		w.attemptID += 2
+		a, _ := json.Marshal(way.Attempt{ID: w.attemptID - 1, Socket: "udp", To: "127.0.0.1", Port: 7000, How: c.how})
+		end, _ := json.Marshal(way.Attempt{ID: w.attemptID, Socket: "udp", To: "127.0.0.1", Port: 7000})
+		client := w.start(w.cg(c.client), 0, "attempt "+string(a))
+		result := client.next()
 		client.stop()
-		admin := w.start(w.cg("system/admin"), 0, "way "+string(end))
+		admin := w.start(w.cg("system/admin"), 0, "attempt "+string(end))
 		admin.next()
 		admin.stop()
 		server.proceed()
 		got := server.next()
 		server.stop()
-		want := fmt.Sprintf("[%d]", w.id)
+		want := fmt.Sprintf("[%d]", w.attemptID)
 		if c.want {
-			want = fmt.Sprintf("[%d %d]", w.id-1, w.id)
+			want = fmt.Sprintf("[%d %d]", w.attemptID-1, w.attemptID)
 		}
 		if got != want {
-			t.Errorf("%s to a server of %s on loopback %v: heard %s, want %s (the client was told %s)", c.client, c.server, c.how, got, want, said)
+			t.Errorf("%s to a server of %s on loopback %v: received %s, want %s (the client got %s)", c.client, c.server, c.how, got, want, result)
 		}
 	}
 }
 
-// What a pod's socket hears of a network that is not its own: raw sockets, and
-// those bound to the network's device.
-func TestRootGuardHeard(t *testing.T) {
-	w := newGuardWorld(t, false)
-	ears := []way.Listener{
+// Raw sockets, and sockets bound to a network's device, receive packets of the
+// network only if they belong to the network's pods or to the administrator.
+func TestRootGuardReceive(t *testing.T) {
+	w := newGuardSandbox(t, false)
+	listeners := []way.Listener{
 		{Kind: "raw-icmp"}, {Kind: "raw-icmp", IPv6: true}, {Kind: "raw-udp"}, {Kind: "raw-udp", IPv6: true},
 		{Kind: "udp", At: fmt.Sprintf("0.0.0.0:%d", way.Port), Device: "mp1", How: []string{"bindtodevice"}}, {Kind: "udp", IPv6: true, At: fmt.Sprintf("[::]:%d", way.Port), Device: "mp1", How: []string{"bindtoifindex"}},
 	}
-	said := []way.Attempt{{Socket: "udp", To: "10.1.0.2", Port: way.Port}, {Socket: "udp", To: "fd01::2", Port: way.Port}, {Socket: "raw-icmp", To: "10.1.0.2"}, {Socket: "raw-icmp", To: "fd01::2"}}
-	hears := func(who string, e way.Listener) bool {
+	packets := []way.Attempt{{Socket: "udp", To: "10.1.0.2", Port: way.Port}, {Socket: "udp", To: "fd01::2", Port: way.Port}, {Socket: "raw-icmp", To: "10.1.0.2"}, {Socket: "raw-icmp", To: "fd01::2"}}
+	receives := func(cgroup string, l way.Listener) bool {
 		t.Helper()
-		raw, _ := json.Marshal(e)
-		p := w.start(w.cg(who), 0, "hear "+string(raw))
+		raw, _ := json.Marshal(l)
+		p := w.start(w.cg(cgroup), 0, "receive "+string(raw))
 		defer p.stop()
 		if got := p.next(); got != "ready" {
-			t.Logf("%s %+v: %s", who, e, got)
+			t.Logf("%s %+v: %s", cgroup, l, got)
 			return false
 		}
-		for _, a := range said {
-			w.id++
-			a.ID = w.id
+		for _, a := range packets {
+			w.attemptID++
+			a.ID = w.attemptID
 			must(t, w.peers["mp1"].do(a.Do))
 		}
 		p.proceed()
 		return p.next() != "[]"
 	}
-	for _, e := range ears {
-		if !hears("kubepods/podblue", e) {
-			t.Errorf("without the guard %+v hears nothing: the check would prove nothing", e)
+	for _, l := range listeners {
+		if !receives("kubepods/podblue", l) {
+			t.Errorf("without the guard %+v receives nothing: the test would prove nothing", l)
 		}
 	}
-	w.guard()
-	for _, e := range ears {
-		for who, want := range map[string]bool{"kubepods/podred": true, "kubepods/podblue": false, "kubepods/podplain": false, "kubepods/podnew": false, "system/admin": true} {
-			if got := hears(who, e); got != want {
-				t.Errorf("%s with %+v: hears %t, want %t", who, e, got, want)
+	w.attachGuard()
+	for _, l := range listeners {
+		for cgroup, want := range map[string]bool{"kubepods/podred": true, "kubepods/podblue": false, "kubepods/podplain": false, "kubepods/podnew": false, "system/admin": true} {
+			if got := receives(cgroup, l); got != want {
+				t.Errorf("%s with %+v: receives %t, want %t", cgroup, l, got, want)
 			}
 		}
 	}

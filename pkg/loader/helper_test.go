@@ -28,9 +28,10 @@ import (
 	"bulkhead/test/adversary/way"
 )
 
-// The tests run processes in cgroups and namespaces of their own: the test
-// binary again, told by the environment to execute a script, one operation a
-// line, one answer a line. Few execs, because they are dear in an emulated VM.
+// The tests run helper processes in their own cgroups and namespaces. A helper is
+// the test binary itself, which executes a script from an environment variable, with
+// one operation per line, and writes one line of output for each. A test uses few
+// helpers, because exec is slow in an emulated VM.
 
 const helperEnv = "BULKHEAD_TEST_SCRIPT"
 
@@ -38,7 +39,7 @@ var helperBinary string
 
 func TestMain(m *testing.M) {
 	if script, ok := os.LookupEnv(helperEnv); ok {
-		runtime.LockOSThread() // "netns" is for what comes after it, on this thread
+		runtime.LockOSThread() // "unshare" changes the namespace of this thread only
 		for _, op := range strings.Split(script, "\n") {
 			fmt.Println(helperOp(op))
 		}
@@ -48,7 +49,8 @@ func TestMain(m *testing.M) {
 }
 
 func run(m *testing.M) int {
-	// A copy that a user without rights can execute: go test's own lies in a 0700 directory.
+	// An unprivileged user must be able to execute the binary: go test's directory has
+	// mode 0700, so copy it.
 	dir, err := os.MkdirTemp("", "bh-helper-")
 	if err == nil {
 		defer os.RemoveAll(dir)
@@ -56,7 +58,7 @@ func run(m *testing.M) int {
 		err = errors.Join(os.Chmod(dir, 0o755), copyFile("/proc/self/exe", helperBinary))
 	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "no helper binary:", err)
+		fmt.Fprintln(os.Stderr, "create the helper binary:", err)
 		return 1
 	}
 	return m.Run()
@@ -70,22 +72,22 @@ func copyFile(from, to string) error {
 	return os.WriteFile(to, raw, 0o755)
 }
 
-func verdict(err error) string {
+func result(err error) string {
 	if err == nil {
 		return "ok"
 	}
-	var no syscall.Errno
-	if errors.As(err, &no) {
-		return unix.ErrnoName(no)
+	var errno syscall.Errno
+	if errors.As(err, &errno) {
+		return unix.ErrnoName(errno)
 	}
-	var late net.Error
-	if errors.As(err, &late) && late.Timeout() {
+	var netErr net.Error
+	if errors.As(err, &netErr) && netErr.Timeout() {
 		return "timeout"
 	}
 	return err.Error()
 }
 
-const patience = 3 * time.Second
+const timeout = 3 * time.Second
 
 func helperOp(op string) string {
 	f := strings.Fields(op)
@@ -97,38 +99,38 @@ func helperOp(op string) string {
 	}
 	switch arg(0) {
 	case "tcp": // connect and read the server's greeting
-		return verdict(tcp(arg(1)))
-	case "udp": // one unconnected datagram from an unbound socket, and its answer
-		return verdict(udp(arg(1), false, ""))
-	case "udpc": // the same, connected
-		return verdict(udp(arg(1), true, ""))
+		return result(tcp(arg(1)))
+	case "udp": // send one unconnected datagram from an unbound socket, and receive the reply
+		return result(udp(arg(1), false))
+	case "udpc": // the same with a connected socket
+		return result(udp(arg(1), true))
 	case "ping":
-		return verdict(ping(arg(1)))
-	case "state": // mark and device of a socket after connecting it to an address
+		return result(ping(arg(1)))
+	case "state": // mark and device of a socket after it connected to an address
 		return state(arg(1))
-	case "born":
-		return born(arg(1))
-	case "set":
-		return verdict(set(arg(1)))
-	case "bigopt": // an option longer than a page must not be broken by the hook
+	case "create": // mark and device of a new socket of a kind
+		return createSocket(arg(1))
+	case "set": // set a socket option
+		return result(set(arg(1)))
+	case "bigopt": // set an option longer than a page, which the hook must not break
 		fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
 		if err == nil {
 			err = unix.SetsockoptString(fd, unix.SOL_IP, 64 /* IPT_SO_SET_REPLACE */, strings.Repeat("x", 8192))
 		}
-		return verdict(err)
-	case "listen": // serve until told to stop
+		return result(err)
+	case "listen": // serve over TCP until a line of input
 		ln, err := net.Listen("tcp", arg(1))
 		if err != nil {
-			return verdict(err)
+			return result(err)
 		}
-		go greet(ln)
+		go serveGreeting(ln)
 		fmt.Println("ok")
 		bufio.NewReader(os.Stdin).ReadString('\n')
 		return "stopped"
-	case "echo": // the same over UDP, with one socket
+	case "echo": // serve over UDP with one socket, until a line of input
 		pc, err := net.ListenPacket("udp", arg(1))
 		if err != nil {
-			return verdict(err)
+			return result(err)
 		}
 		go func() {
 			b := make([]byte, 64)
@@ -143,10 +145,10 @@ func helperOp(op string) string {
 		fmt.Println("ok")
 		bufio.NewReader(os.Stdin).ReadString('\n')
 		return "stopped"
-	case "peer": // whom the other end of a connection shows as
-		c, err := net.DialTimeout(arg(1), arg(2), patience)
+	case "peer": // getpeername of a connection
+		c, err := net.DialTimeout(arg(1), arg(2), timeout)
 		if err != nil {
-			return verdict(err)
+			return result(err)
 		}
 		defer c.Close()
 		raw, err := c.(syscall.Conn).SyscallConn()
@@ -156,46 +158,46 @@ func helperOp(op string) string {
 				sa, e := unix.Getpeername(int(fd))
 				name = addrOf(sa)
 				if e != nil {
-					name = verdict(e)
+					name = result(e)
 				}
 			})
 		}
 		if err != nil {
-			return verdict(err)
+			return result(err)
 		}
 		return name
-	case "answered": // from whom the answer to an unconnected datagram comes
+	case "replyfrom": // source address of the reply to an unconnected datagram
 		fam, sa := sockaddr(arg(1))
 		fd, err := unix.Socket(fam, unix.SOCK_DGRAM, 0)
 		if err != nil {
-			return verdict(err)
+			return result(err)
 		}
 		defer unix.Close(fd)
-		tv := unix.NsecToTimeval(int64(patience))
+		tv := unix.NsecToTimeval(int64(timeout))
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv)
 		if err := unix.Sendto(fd, []byte("x"), 0, sa); err != nil {
-			return verdict(err)
+			return result(err)
 		}
 		_, from, err := unix.Recvfrom(fd, make([]byte, 16), 0)
 		if err != nil {
-			return verdict(err)
+			return result(err)
 		}
 		return addrOf(from)
-	case "packet": // a packet socket: its protocol, then the device it is bound to
-		return verdict(packet(arg(1), arg(2)))
-	case "loop": // nanoseconds of one of "connect", "send", "self" and "option", the best of many rounds
-		return loop(arg(1), arg(2))
-	case "way": // an attempt in JSON
+	case "packet": // create a packet socket of a protocol and bind it to a device
+		return result(packet(arg(1), arg(2)))
+	case "bench": // nanoseconds for "connect", "send", "self" or "option"
+		return bench(arg(1), arg(2))
+	case "attempt": // make an attempt, in JSON
 		var a way.Attempt
-		if err := json.Unmarshal([]byte(strings.TrimPrefix(op, "way ")), &a); err != nil {
+		if err := json.Unmarshal([]byte(strings.TrimPrefix(op, "attempt ")), &a); err != nil {
 			return err.Error()
 		}
-		return verdict(a.Do())
-	case "hear": // an ear in JSON: "ready", and after a line of input the ids it heard
-		return hear(strings.TrimPrefix(op, "hear "))
-	case "netns":
-		return verdict(unix.Unshare(unix.CLONE_NEWNET))
-	case "wait":
+		return result(a.Do())
+	case "receive": // run a listener, in JSON: "ready", and after a line of input the received ids
+		return receive(strings.TrimPrefix(op, "receive "))
+	case "unshare": // enter a new network namespace
+		return result(unix.Unshare(unix.CLONE_NEWNET))
+	case "wait": // wait for a line of input
 		fmt.Println("ready")
 		bufio.NewReader(os.Stdin).ReadString('\n')
 		return "go"
@@ -203,14 +205,15 @@ func helperOp(op string) string {
 	return "unknown operation " + op
 }
 
-// loop does one thing with a UDP socket many times: it connects to an address,
-// sends to it, sends to itself there and hears it, or sets a common option.
-func loop(what, addr string) string {
+// bench measures an operation of a UDP socket, in nanoseconds, as the best of many
+// rounds: connect to an address, send to it, send to itself and receive, or set a
+// common option.
+func bench(what, addr string) string {
 	const times, rounds = 100, 300
 	fam, sa := sockaddr(addr)
 	fd, err := unix.Socket(fam, unix.SOCK_DGRAM, 0)
 	if err != nil {
-		return verdict(err)
+		return result(err)
 	}
 	defer unix.Close(fd)
 	connect := func() error { return unix.Connect(fd, sa) }
@@ -227,7 +230,7 @@ func loop(what, addr string) string {
 			return err
 		}
 	case "send":
-		do = func() error { // nobody listens there
+		do = func() error { // nothing listens there
 			if _, err := unix.Write(fd, buf); err != nil && !errors.Is(err, unix.ECONNREFUSED) {
 				return err
 			}
@@ -250,7 +253,7 @@ func loop(what, addr string) string {
 		best = min(best, time.Since(start)/times)
 	}
 	if err != nil {
-		return verdict(err)
+		return result(err)
 	}
 	return strconv.Itoa(int(best))
 }
@@ -289,9 +292,9 @@ func packet(protocol, device string) error {
 	return unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: 0x0300, Ifindex: index})
 }
 
-func hear(spec string) string {
-	var e way.Listener
-	if err := json.Unmarshal([]byte(spec), &e); err != nil {
+func receive(spec string) string {
+	var l way.Listener
+	if err := json.Unmarshal([]byte(spec), &l); err != nil {
 		return err.Error()
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -299,18 +302,18 @@ func hear(spec string) string {
 	ids := map[int]bool{}
 	done := make(chan error, 1)
 	go func() {
-		done <- e.Listen(ctx, func() { fmt.Println("ready") }, func(id int) { mu.Lock(); ids[id] = true; mu.Unlock() })
+		done <- l.Listen(ctx, func() { fmt.Println("ready") }, func(id int) { mu.Lock(); ids[id] = true; mu.Unlock() })
 	}()
 	go func() { bufio.NewReader(os.Stdin).ReadString('\n'); cancel() }()
 	if err := <-done; err != nil {
-		return verdict(err)
+		return result(err)
 	}
 	mu.Lock()
 	defer mu.Unlock()
 	return fmt.Sprint(slices.Sorted(maps.Keys(ids)))
 }
 
-func greet(ln net.Listener) {
+func serveGreeting(ln net.Listener) {
 	for {
 		c, err := ln.Accept()
 		if err != nil {
@@ -322,15 +325,15 @@ func greet(ln net.Listener) {
 }
 
 func tcp(addr string) error {
-	c, err := net.DialTimeout("tcp", addr, patience)
+	c, err := net.DialTimeout("tcp", addr, timeout)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	c.SetDeadline(time.Now().Add(patience))
+	c.SetDeadline(time.Now().Add(timeout))
 	s, err := bufio.NewReader(c).ReadString('\n')
 	if err == nil && s != "hello\n" {
-		return fmt.Errorf("greeted with %q", s)
+		return fmt.Errorf("unexpected greeting %q", s)
 	}
 	return err
 }
@@ -343,14 +346,14 @@ func sockaddr(addr string) (int, unix.Sockaddr) {
 	return unix.AF_INET6, &unix.SockaddrInet6{Port: int(ap.Port()), Addr: ap.Addr().As16()}
 }
 
-func udp(addr string, connect bool, _ string) error {
+func udp(addr string, connect bool) error {
 	fam, sa := sockaddr(addr)
 	fd, err := unix.Socket(fam, unix.SOCK_DGRAM, 0)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
-	tv := unix.NsecToTimeval(int64(patience))
+	tv := unix.NsecToTimeval(int64(timeout))
 	if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
 		return err
 	}
@@ -369,7 +372,7 @@ func udp(addr string, connect bool, _ string) error {
 	return err
 }
 
-// ping uses the ping socket, which needs no capability, and no hook sees its destination.
+// ping uses a ping socket, which needs no capability and whose destination no hook sees.
 func ping(addr string) error {
 	fam, sa := sockaddr(net.JoinHostPort(addr, "0"))
 	proto, req := unix.IPPROTO_ICMP, byte(8)
@@ -381,7 +384,7 @@ func ping(addr string) error {
 		return err
 	}
 	defer unix.Close(fd)
-	tv := unix.NsecToTimeval(int64(patience))
+	tv := unix.NsecToTimeval(int64(timeout))
 	unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv)
 	msg := []byte{req, 0, 0, 0, 0, 0, 0, 1}
 	if err := unix.Sendto(fd, msg, 0, sa); err != nil {
@@ -395,16 +398,16 @@ func state(addr string) string {
 	fam, sa := sockaddr(addr)
 	fd, err := unix.Socket(fam, unix.SOCK_DGRAM, 0)
 	if err != nil {
-		return verdict(err)
+		return result(err)
 	}
 	defer unix.Close(fd)
 	err = unix.Connect(fd, sa)
 	mark, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK)
 	dev, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX)
-	return fmt.Sprintf("%s mark=%#x dev=%d", verdict(err), mark, dev)
+	return fmt.Sprintf("%s mark=%#x dev=%d", result(err), mark, dev)
 }
 
-func born(kind string) string {
+func createSocket(kind string) string {
 	k := map[string][3]int{
 		"tcp4": {unix.AF_INET, unix.SOCK_STREAM, 0}, "tcp6": {unix.AF_INET6, unix.SOCK_STREAM, 0},
 		"udp4": {unix.AF_INET, unix.SOCK_DGRAM, 0}, "udp6": {unix.AF_INET6, unix.SOCK_DGRAM, 0},
@@ -413,7 +416,7 @@ func born(kind string) string {
 	}[kind]
 	fd, err := unix.Socket(k[0], k[1], k[2])
 	if err != nil {
-		return verdict(err)
+		return result(err)
 	}
 	defer unix.Close(fd)
 	mark, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK)

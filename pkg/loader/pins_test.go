@@ -18,8 +18,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pinned is a sandbox where an agent ran: a locked address, a pod of a network
-// and a guarded interface.
+// pinned is a sandbox with the pins of a former agent, which locked an address,
+// attached a pod and guarded an interface.
 type pinned struct {
 	*sandbox
 	pod string
@@ -37,8 +37,8 @@ func newPinned(t *testing.T) *pinned {
 	return p
 }
 
-// load is the agent's next start: that nothing at all can be loaded is no reason
-// to skip then.
+// load restarts the agent. Unlike sandbox.load it never skips the test, because the
+// former agent did load.
 func (p *pinned) load() *Loader {
 	p.t.Helper()
 	l, err := Load(p.options())
@@ -47,7 +47,7 @@ func (p *pinned) load() *Loader {
 	return l
 }
 
-// reconcile does what pkg/hostnet does, in its order.
+// reconcile does what pkg/hostnet does, in the same order.
 func (p *pinned) reconcile(l *Loader) {
 	p.t.Helper()
 	must(p.t, l.SetConfig(p.cfg))
@@ -58,14 +58,14 @@ func (p *pinned) reconcile(l *Loader) {
 	must(p.t, l.Settle())
 }
 
-// enforced checks that the address is locked and the pod's sockets are marked.
-func (p *pinned) enforced(when string) {
+// checkEnforced checks that the address is locked and the pod's sockets are marked.
+func (p *pinned) checkEnforced(when string) {
 	p.t.Helper()
 	p.expect(when, p.cg("other"), 0, [2]string{"udpc 127.0.0.5:9", "EPERM"})
-	p.expect(when, p.pod, 0, [2]string{"born tcp4", "mark=0x1001 dev=0"})
+	p.expect(when, p.pod, 0, [2]string{"create tcp4", "mark=0x1001 dev=0"})
 }
 
-// missing are the programs that Attachments wants attached again.
+// missing lists the programs that Attachments reports as not attached.
 func (p *pinned) missing(l *Loader) []string {
 	p.t.Helper()
 	as, err := l.Attachments()
@@ -93,8 +93,8 @@ func (p *pinned) newMap(spec *ebpf.MapSpec) *ebpf.Map {
 	return m
 }
 
-// spoil puts something of no use in a pin's place; what was pinned there is gone.
-func (p *pinned) spoil(path, how string) {
+// breakPin removes a pin and what it held, and puts something unusable in its place.
+func (p *pinned) breakPin(path, how string) {
 	p.t.Helper()
 	must(p.t, unpinLink(path))
 	junk := p.newMap(&ebpf.MapSpec{Name: "junk", Type: ebpf.Hash, KeySize: 4, ValueSize: 4, MaxEntries: 1})
@@ -111,14 +111,14 @@ func (p *pinned) spoil(path, how string) {
 		defer prog.Close()
 		must(p.t, prog.Pin(path))
 	case "another hook's link":
-		p.linkTo(p.cgroup, path)
+		p.pinLink(p.cgroup, path)
 	}
 }
 
-// linkTo pins a link of a program that lets everything pass, as another version
-// or somebody else may have left it. It is held open, so that a pin that is
-// merely removed leaves it attached.
-func (p *pinned) linkTo(cgroup, path string) link.Link {
+// pinLink pins a link of a program that passes everything, as another version or
+// another product may leave it. The test keeps the link open, so that removing the
+// pin alone does not detach it.
+func (p *pinned) pinLink(cgroup, path string) link.Link {
 	p.t.Helper()
 	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.CGroupSKB, AttachType: ebpf.AttachCGroupInetEgress, License: "GPL", Instructions: passAll()})
 	must(p.t, err)
@@ -130,15 +130,15 @@ func (p *pinned) linkTo(cgroup, path string) link.Link {
 	return lnk
 }
 
-func onCgroup(t *testing.T, l link.Link) bool {
+func isAttached(t *testing.T, l link.Link) bool {
 	t.Helper()
 	info, err := l.Info()
 	must(t, err)
 	return info.Cgroup().CgroupId != 0
 }
 
-// A pinned link that is no use holds up nothing else: the others are moved to new
-// programs at once, and it is put right when it is attached again.
+// An unusable pinned link blocks nothing else: the other links get the new programs
+// at once, and the next attachment repairs the unusable one.
 func TestRootBrokenLinks(t *testing.T) {
 	for _, how := range []string{"nothing", "a map", "a directory", "a program", "another hook's link"} {
 		t.Run(how, func(t *testing.T) {
@@ -146,13 +146,13 @@ func TestRootBrokenLinks(t *testing.T) {
 			links := []string{"root/bh_prb_conn4", "pod_A/bh_vrf_create", "if_1/bh_grd_own"}
 			var want []string
 			for _, l := range links {
-				p.spoil(filepath.Join(p.pinRoot, "links", l), how)
+				p.breakPin(filepath.Join(p.pinRoot, "links", l), how)
 				want = append(want, filepath.Base(l))
 			}
 			must(t, os.RemoveAll(filepath.Join(p.pinRoot, "progs"))) // another version: all programs are new
 			l := p.load()
 			for name := range l.programs {
-				if l.isLSM(name) { // such links cannot be updated
+				if l.isLSM(name) { // the kernel cannot update LSM links
 					want = append(want, name)
 				}
 			}
@@ -162,9 +162,9 @@ func TestRootBrokenLinks(t *testing.T) {
 			}
 			p.reconcile(l)
 			if got := p.missing(l); len(got) != 0 {
-				t.Errorf("missing after all was attached again: %v", got)
+				t.Errorf("missing after the reconcile: %v", got)
 			}
-			p.enforced("attached again")
+			p.checkEnforced("after the reconcile")
 			for _, link := range links {
 				if _, err := readLink(l.pin("links", link)); err != nil {
 					t.Error(err)
@@ -174,12 +174,12 @@ func TestRootBrokenLinks(t *testing.T) {
 	}
 }
 
-// A pin that cannot even be replaced is named, with what to do, and is all that
-// fails: its hook is attached by another, and no more often than once.
+// For a pin that cannot be replaced, the error names the pin and the remedy, and
+// nothing else fails: the program is attached by another link, and only once.
 func TestRootBlockedPins(t *testing.T) {
 	p := newPinned(t)
 	path := filepath.Join(p.pinRoot, "links/root/bh_prb_conn4")
-	p.spoil(path, "a map")
+	p.breakPin(path, "a map")
 	file := filepath.Join(t.TempDir(), "file")
 	must(t, os.WriteFile(file, nil, 0o600))
 	blocked := []string{path, filepath.Join(p.pinRoot, "maps/bh_locked")}
@@ -192,22 +192,22 @@ func TestRootBlockedPins(t *testing.T) {
 	for range 3 {
 		l := p.load()
 		if f := l.Missing(); !strings.Contains(f, blocked[1]) || !strings.Contains(f, "by hand") || strings.Contains(f, "maps/bh_pods") {
-			t.Errorf("the map's pin and what to do are not told, or more failed: %s", f)
+			t.Errorf("Missing does not name the map's pin and the remedy, or more failed: %s", f)
 		}
 		err := l.AttachRoot()
 		if err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "by hand") || strings.Contains(err.Error(), "conn6") {
-			t.Errorf("the pin and what to do are not told, or more failed: %v", err)
+			t.Errorf("the error does not name the pin and the remedy, or more failed: %v", err)
 		}
 		if got := p.missing(l); !slices.Equal(got, []string{"bh_prb_conn4"}) {
 			t.Errorf("missing: %v", got)
 		}
-		p.enforced("beside the pin")
-		beside, err := readLink(path + newSuffix)
+		p.checkEnforced("while the pin cannot be replaced")
+		temporary, err := readLink(path + newSuffix)
 		must(t, err)
-		if id != 0 && beside.program != id {
-			t.Errorf("it was attached once more")
+		if id != 0 && temporary.program != id {
+			t.Errorf("the program was attached again")
 		}
-		id = beside.program
+		id = temporary.program
 		l.Close()
 	}
 	for _, path := range blocked {
@@ -215,14 +215,14 @@ func TestRootBlockedPins(t *testing.T) {
 	}
 	l := p.load()
 	p.reconcile(l)
-	p.enforced("after somebody took it away")
+	p.checkEnforced("after the pin can be replaced")
 	if got := l.names("links", rootDir); slices.Contains(got, "bh_prb_conn4"+newSuffix) || len(p.missing(l)) != 0 {
-		t.Errorf("left: %v, missing: %v", got, p.missing(l))
+		t.Errorf("remaining pins: %v, missing: %v", got, p.missing(l))
 	}
 }
 
-// The map whose pin is gone or no use is found by the programs that use it:
-// nothing is open, not even until the rows are written again.
+// A map whose pin is missing or unusable is found through the programs that use it:
+// enforcement has no gap, not even until the rows are written again.
 func TestRootBrokenMaps(t *testing.T) {
 	for _, how := range []string{"nothing", "a program", "a directory"} {
 		t.Run(how, func(t *testing.T) {
@@ -231,13 +231,13 @@ func TestRootBrokenMaps(t *testing.T) {
 			before, err := l.Rows()
 			must(t, err)
 			for name := range l.maps {
-				p.spoil(l.pin("maps", name), how)
+				p.breakPin(l.pin("maps", name), how)
 			}
 			ids, err := l.ProgramIDs()
 			must(t, err)
 			l.Close()
 			l = p.load()
-			p.enforced("right after the start")
+			p.checkEnforced("right after the start")
 			if after, err := l.Rows(); err != nil || len(after) != len(before) {
 				t.Errorf("rows %v became %v (%v)", before, after, err)
 			}
@@ -245,7 +245,7 @@ func TestRootBrokenMaps(t *testing.T) {
 				t.Errorf("missing: %v", got)
 			}
 			if now, _ := l.ProgramIDs(); !maps.Equal(ids, now) {
-				t.Errorf("programs were made anew: %v, then %v", ids, now)
+				t.Errorf("programs were loaded again: %v, then %v", ids, now)
 			}
 			for name := range l.maps {
 				m, err := ebpf.LoadPinnedMap(l.pin("maps", name), nil)
@@ -256,9 +256,9 @@ func TestRootBrokenMaps(t *testing.T) {
 	}
 }
 
-// Taken back from a later version whose maps cannot be read by this one: what is
-// attached goes on with its rows until this version's are written, even if the
-// agent is killed before that, and then gives way.
+// A downgrade from a version whose maps this version cannot read: the attached
+// programs keep their rows until this version's rows are written, even if the agent
+// is killed before that, and are then replaced.
 func TestRootDowngrade(t *testing.T) {
 	for name, later := range map[string]*ebpf.MapSpec{
 		"bh_locked": {Type: ebpf.Hash, KeySize: 24, ValueSize: 4, MaxEntries: 8},
@@ -279,18 +279,18 @@ func TestRootDowngrade(t *testing.T) {
 			must(t, os.Remove(path))
 			must(t, m.Pin(path))
 			var l *Loader
-			for i := range 2 { // killed in between
+			for i := range 2 { // the agent is killed in between
 				l = p.load()
-				p.enforced(fmt.Sprintf("start %d", i))
+				p.checkEnforced(fmt.Sprintf("start %d", i))
 				if len(p.missing(l)) == 0 {
-					t.Error("no program is to be attached again, though a map has no rows")
+					t.Error("all programs are attached although a map lacks rows")
 				}
 				if i == 0 {
 					l.Close()
 				}
 			}
 			p.reconcile(l)
-			p.enforced("taken over")
+			p.checkEnforced("after the reconcile")
 			if got := p.missing(l); len(got) != 0 {
 				t.Errorf("missing: %v", got)
 			}
@@ -298,43 +298,43 @@ func TestRootDowngrade(t *testing.T) {
 			l.Close()
 			l = p.load()
 			if again, _ := l.ProgramIDs(); !maps.Equal(ids, again) || len(p.missing(l)) != 0 {
-				t.Errorf("not settled: %v, then %v; missing %v", ids, again, p.missing(l))
+				t.Errorf("a restart changed the program ids: %v, then %v; missing %v", ids, again, p.missing(l))
 			}
 		})
 	}
 }
 
-// What a later version attached and this one does not know goes when all that
-// this one attaches is there; what is not ours stays.
+// Settle detaches programs of a later version that this version does not know, after
+// this version's programs are attached. It leaves pins that are not Bulkhead's.
 func TestRootUnknownPins(t *testing.T) {
 	p := newPinned(t)
 	links := filepath.Join(p.pinRoot, "links")
 	must(t, os.Mkdir(filepath.Join(links, "ns_5"), 0o700))
-	ours := []link.Link{p.linkTo(p.cgroup, filepath.Join(links, "root/bh_prb_later")), p.linkTo(p.cgroup, filepath.Join(links, "ns_5/bh_later")),
-		p.linkTo(p.cgroup, filepath.Join(links, "root/bh_prb_conn4_new")), p.linkTo(p.pod, filepath.Join(links, "pod_A/bh_vrf_later"))}
-	others := p.linkTo(p.cgroup, filepath.Join(links, "root/somebodys"))
-	for _, name := range []string{"maps/bh_later", "maps/somebodys", "progs/somebodys"} {
-		p.spoil(filepath.Join(p.pinRoot, name), "a map")
+	ours := []link.Link{p.pinLink(p.cgroup, filepath.Join(links, "root/bh_prb_later")), p.pinLink(p.cgroup, filepath.Join(links, "ns_5/bh_later")),
+		p.pinLink(p.cgroup, filepath.Join(links, "root/bh_prb_conn4_new")), p.pinLink(p.pod, filepath.Join(links, "pod_A/bh_vrf_later"))}
+	foreign := p.pinLink(p.cgroup, filepath.Join(links, "root/foreign"))
+	for _, name := range []string{"maps/bh_later", "maps/foreign", "progs/foreign"} {
+		p.breakPin(filepath.Join(p.pinRoot, name), "a map")
 	}
-	p.spoil(filepath.Join(p.pinRoot, "progs/bh_later"), "a directory")
+	p.breakPin(filepath.Join(p.pinRoot, "progs/bh_later"), "a directory")
 	l := p.load()
 	for i, lnk := range ours {
-		if !onCgroup(t, lnk) {
-			t.Errorf("link %d was detached before all was attached", i)
+		if !isAttached(t, lnk) {
+			t.Errorf("link %d was detached before the reconcile", i)
 		}
 	}
 	p.reconcile(l)
-	p.enforced("settled")
+	p.checkEnforced("after the reconcile")
 	for i, lnk := range ours {
-		if onCgroup(t, lnk) {
-			t.Errorf("link %d of a version that is gone is still attached", i)
+		if isAttached(t, lnk) {
+			t.Errorf("link %d of the later version is still attached", i)
 		}
 	}
-	if !onCgroup(t, others) {
-		t.Error("somebody else's link was detached")
+	if !isAttached(t, foreign) {
+		t.Error("a foreign link was detached")
 	}
 	for name, want := range map[string]bool{"links/ns_5": false, "links/root/bh_prb_later": false, "links/pod_A/bh_vrf_later": false, "links/root/bh_prb_conn4_new": false,
-		"links/root/somebodys": true, "maps/bh_later": false, "maps/somebodys": true, "progs/bh_later": false, "progs/somebodys": true} {
+		"links/root/foreign": true, "maps/bh_later": false, "maps/foreign": true, "progs/bh_later": false, "progs/foreign": true} {
 		if _, err := os.Lstat(filepath.Join(p.pinRoot, name)); (err == nil) != want {
 			t.Errorf("%s: %v", name, err)
 		}

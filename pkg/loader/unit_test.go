@@ -19,7 +19,7 @@ import (
 func TestReasonsAreUpToDate(t *testing.T) {
 	header, err := os.ReadFile("../../bpf/bh_reasons.h")
 	if os.IsNotExist(err) {
-		t.Skip("source tree not here (test binary run elsewhere)")
+		t.Skip("no source tree (the test binary runs elsewhere)")
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -37,8 +37,9 @@ func TestReasonsAreUpToDate(t *testing.T) {
 	}
 }
 
-// The limit of a kernel object's name is 15; what is pinned is what bpftool shows.
-func TestNames(t *testing.T) {
+// Kernel object names have at most 15 characters; longer ones would be truncated in
+// bpftool's output.
+func TestObjectNames(t *testing.T) {
 	specs, err := loadSpecs()
 	if err != nil {
 		t.Fatal(err)
@@ -57,12 +58,12 @@ func TestNames(t *testing.T) {
 				}
 			}
 			if sets != 1 {
-				t.Errorf("program %s belongs to %d attachments", n, sets)
+				t.Errorf("program %s belongs to %d attachments, want 1", n, sets)
 			}
 		}
 		for _, n := range names {
 			if !strings.HasPrefix(n, "bh_") || len(n) > 15 {
-				t.Errorf("%s: names are bh_* and at most 15 characters", n)
+				t.Errorf("%s: a name must start with bh_ and have at most 15 characters", n)
 			}
 		}
 	}
@@ -101,7 +102,7 @@ func TestInstructionCounts(t *testing.T) {
 	}
 	raw, err := os.ReadFile(instructionsFile)
 	if os.IsNotExist(err) {
-		t.Skip("source tree not here (test binary run elsewhere)")
+		t.Skip("no source tree (the test binary runs elsewhere)")
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -113,14 +114,14 @@ func TestInstructionCounts(t *testing.T) {
 			t.Fatalf("%s: %q", instructionsFile, line)
 		}
 		if got, ok := have[n]; !ok {
-			t.Errorf("program %s is recorded but gone: make bpf-generate", n)
+			t.Errorf("program %s is recorded but does not exist: run make bpf-generate", n)
 		} else if got > max {
-			t.Errorf("program %s grew from %d to %d instructions: if it is worth it, make bpf-generate", n, max, got)
+			t.Errorf("program %s grew from %d to %d instructions: if that is justified, run make bpf-generate", n, max, got)
 		}
 		delete(have, n)
 	}
 	for n := range have {
-		t.Errorf("program %s is not recorded: make bpf-generate", n)
+		t.Errorf("program %s is not recorded: run make bpf-generate", n)
 	}
 }
 
@@ -139,13 +140,13 @@ func TestRowEncoding(t *testing.T) {
 	}
 	for _, bad := range []Row{PodRow{}, DestRow{}, DestRow{1, netip.MustParsePrefix("::ffff:1.2.3.4/120")}, LockedRow{}, LockedRow{Addr: netip.MustParseAddr("fe80::1%eth0")}, KubeletRow{}, KubeletRow{1, 1}} {
 		if _, _, err := bad.encode(); err == nil {
-			t.Errorf("%#v encodes", bad)
+			t.Errorf("%#v is encoded without error", bad)
 		}
 	}
 	for _, a := range []string{"1.2.3.4", "::1", "fd00::1"} {
 		addr := netip.MustParseAddr(a)
 		if got := wordsAddr(addrWords(addr.As16())); got != addr {
-			t.Errorf("%s comes back as %s", addr, got)
+			t.Errorf("%s is decoded as %s", addr, got)
 		}
 	}
 }
@@ -156,7 +157,7 @@ func FuzzDecodeEvent(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		ev, err := decodeEvent(b)
 		if err == nil && ev.Reason.String() == "" {
-			t.Error("no label")
+			t.Error("an event's reason has no label")
 		}
 	})
 }

@@ -20,19 +20,19 @@ const (
 	vrfMark  = 0x1005
 )
 
-// vrfWorld is a node with one tenant's VRF, a peer inside it, and a neighbour
-// in the default VRF, each in a namespace.
+// vrfSandbox is a node with one tenant's VRF, a peer inside the VRF and a neighbour
+// in the default VRF, each in its own network namespace.
 //
 //	peer 10.77.0.2 ── 10.77.0.1 [VRF t5] node 192.0.2.1 ── 192.0.2.2 outside
-type vrfWorld struct {
+type vrfSandbox struct {
 	*sandbox
 	peer, outside *netNS
 	vrf           int
 }
 
-func newVRFWorld(t *testing.T) *vrfWorld {
+func newVRFSandbox(t *testing.T) *vrfSandbox {
 	t.Helper()
-	w := &vrfWorld{sandbox: newSandbox(t)}
+	w := &vrfSandbox{sandbox: newSandbox(t)}
 	w.peer, w.outside = newNetNS(t), newNetNS(t)
 	err := w.ns.do(func() error {
 		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
@@ -127,7 +127,7 @@ func addrsUp(h *netlink.Handle, l netlink.Link, addrs ...string) error {
 		if err != nil {
 			return err
 		}
-		addr.Flags = unix.IFA_F_NODAD // usable at once
+		addr.Flags = unix.IFA_F_NODAD // makes the address usable at once
 		if err := h.AddrAdd(l, addr); err != nil {
 			return fmt.Errorf("add %s: %w", a, err)
 		}
@@ -135,11 +135,10 @@ func addrsUp(h *netlink.Handle, l netlink.Link, addrs ...string) error {
 	return h.LinkSetUp(l)
 }
 
-// The whole promise: root and a user without any capability live in the
-// tenant's VRF without knowing it, in both families, and loopback and the
-// node's own addresses go on working.
+// Unmodified programs, as root and as a user without capabilities, use the tenant's
+// VRF in both IP families, and loopback and the node's own addresses keep working.
 func TestRootVRFBinding(t *testing.T) {
-	w := newVRFWorld(t)
+	w := newVRFSandbox(t)
 	l := w.load()
 	pod, ctr := w.cg("kubepods/podV"), w.cg("kubepods/podV/ctr")
 	for _, a := range []string{"10.77.0.2:80", "[fd77::2]:80"} {
@@ -159,20 +158,20 @@ func TestRootVRFBinding(t *testing.T) {
 	unbound := fmt.Sprintf("ok mark=%#x dev=0", vrfMark)
 	for _, uid := range []int{0, 65534} {
 		w.expect(fmt.Sprintf("uid %d in the pod", uid), ctr, uid,
-			// a peer in the VRF: by TCP, by the first datagram of an unbound socket, connected, by ping
+			// a peer in the VRF: TCP, unconnected and connected UDP, ping
 			[2]string{"tcp 10.77.0.2:80", "ok"}, [2]string{"tcp [fd77::2]:80", "ok"},
 			[2]string{"udp 10.77.0.2:80", "ok"}, [2]string{"udp [fd77::2]:80", "ok"},
 			[2]string{"udpc 10.77.0.2:80", "ok"}, [2]string{"udpc [fd77::2]:80", "ok"},
 			[2]string{"ping 10.77.0.2", "ok"}, [2]string{"ping fd77::2", "ok"},
-			// loopback, from the same process
+			// loopback
 			[2]string{"tcp 127.0.0.1:80", "ok"}, [2]string{"tcp [::1]:80", "ok"}, [2]string{"udp 127.0.0.1:80", "ok"}, [2]string{"udp [::1]:80", "ok"},
 			[2]string{"udpc 127.0.0.1:80", "ok"}, [2]string{"ping 127.0.0.1", "ok"}, [2]string{"ping ::1", "ok"},
 			// the node's own addresses
 			[2]string{"tcp 192.0.2.1:80", "ok"}, [2]string{"tcp [2001:db8::1]:80", "ok"}, [2]string{"udp 192.0.2.1:80", "ok"},
-			// what is bound to what
+			// the device that sockets are bound to
 			[2]string{"state 10.77.0.2:80", bound}, [2]string{"state [fd77::2]:80", bound}, [2]string{"state [::ffff:10.77.0.2]:80", bound},
 			[2]string{"udp [::ffff:10.77.0.2]:80", "ok"}, [2]string{"state 127.0.0.1:80", unbound}, [2]string{"state [::1]:80", unbound},
-			// beyond the VRF nothing is routed: not the default VRF's neighbour
+			// destinations outside the VRF have no route
 			[2]string{"udp 192.0.2.2:80", "EHOSTUNREACH"}, [2]string{"udp [2001:db8::2]:80", "EHOSTUNREACH"}, [2]string{"tcp 192.0.2.2:80", "EHOSTUNREACH"},
 			[2]string{"set mark", "EPERM"}, [2]string{"set device", "EPERM"}, [2]string{"set ifindex", "EPERM"},
 		)
@@ -180,11 +179,11 @@ func TestRootVRFBinding(t *testing.T) {
 	if fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_SCTP); err == nil {
 		unix.Close(fd)
 		born := fmt.Sprintf("mark=%#x dev=%d", vrfMark, w.vrf)
-		w.expect("SCTP", ctr, 65534, [2]string{"born sctp4", born}, [2]string{"born sctp6", born})
+		w.expect("SCTP", ctr, 65534, [2]string{"create sctp4", born}, [2]string{"create sctp6", born})
 	} else {
 		t.Logf("SCTP not tested: %v", err)
 	}
-	// Outside the pod the VRF is out of reach.
+	// Processes outside the pod do not reach the VRF.
 	w.expect("another cgroup", w.cg("kubepods/podW"), 0, [2]string{"tcp 10.77.0.2:80", "ENETUNREACH"}, [2]string{"udp [fd77::2]:80", "ENETUNREACH"})
 	early.proceed()
 	if early.next(); early.next() != "ok" {
@@ -194,9 +193,9 @@ func TestRootVRFBinding(t *testing.T) {
 	checkVRFGone(t, w, l, ctr)
 }
 
-// A wildcard listener is reached in the VRF and refused in the default VRF; one
-// on loopback stays where it was.
-func checkListeners(t *testing.T, w *vrfWorld, ctr string) {
+// A pod's wildcard listener is reachable in the VRF and not in the default VRF; a
+// listener on loopback is reachable on loopback.
+func checkListeners(t *testing.T, w *vrfSandbox, ctr string) {
 	for i, uid := range []int{0, 65534} {
 		port := 8080 + 10*i
 		for j, addr := range []string{"0.0.0.0", "[::]"} {
@@ -207,7 +206,7 @@ func checkListeners(t *testing.T, w *vrfWorld, ctr string) {
 		}
 		at := func(ns *netNS, host string, port int) string {
 			var got string
-			must(t, ns.do(func() error { got = verdict(tcp(net.JoinHostPort(host, fmt.Sprint(port)))); return nil }))
+			must(t, ns.do(func() error { got = result(tcp(net.JoinHostPort(host, fmt.Sprint(port)))); return nil }))
 			return got
 		}
 		for _, c := range []struct {
@@ -218,7 +217,7 @@ func checkListeners(t *testing.T, w *vrfWorld, ctr string) {
 		}{
 			{w.peer, "10.77.0.1", port, "ok"}, {w.peer, "10.77.0.1", port + 1, "ok"}, {w.peer, "fd77::1", port + 1, "ok"},
 			{w.outside, "192.0.2.1", port, "ECONNREFUSED"}, {w.outside, "192.0.2.1", port + 1, "ECONNREFUSED"}, {w.outside, "2001:db8::1", port + 1, "ECONNREFUSED"},
-			{w.outside, "192.0.2.1", 80, "ok"}, // the node's own listener is not disturbed
+			{w.outside, "192.0.2.1", 80, "ok"}, // the node's own listener still works
 			{w.peer, "10.77.0.1", 80, "ECONNREFUSED"},
 		} {
 			if got := at(c.from, c.host, c.port); got != c.want {
@@ -233,8 +232,8 @@ func checkListeners(t *testing.T, w *vrfWorld, ctr string) {
 	}
 }
 
-// The VRF device goes: closed, not open.
-func checkVRFGone(t *testing.T, w *vrfWorld, l *Loader, ctr string) {
+// Without the VRF device, calls that would bind a socket to it are refused.
+func checkVRFGone(t *testing.T, w *vrfSandbox, l *Loader, ctr string) {
 	must(t, w.ns.do(func() error {
 		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 		if err != nil {
@@ -247,14 +246,14 @@ func checkVRFGone(t *testing.T, w *vrfWorld, l *Loader, ctr string) {
 		}
 		return h.LinkDel(link)
 	}))
-	// Until the agent notices, sockets are bound to a number nobody has any more
-	// (the kernel does not check it); the number is not given out again soon.
-	w.expect("device just gone", ctr, 65534, [2]string{"state 10.77.0.2:80", fmt.Sprintf("ENODEV mark=%#x dev=%d", vrfMark, w.vrf)})
+	// Until the agent notices, sockets are bound to the index of the deleted device,
+	// which the kernel does not check. The kernel does not reuse the index soon.
+	w.expect("device just deleted", ctr, 65534, [2]string{"state 10.77.0.2:80", fmt.Sprintf("ENODEV mark=%#x dev=%d", vrfMark, w.vrf)})
 	lost := w.start(ctr, 65534, "listen 0.0.0.0:9090")
 	if got := lost.next(); got == "ok" {
 		must(t, w.outside.do(func() error {
-			if got := verdict(tcp("192.0.2.1:9090")); got != "ECONNREFUSED" {
-				t.Errorf("a listener without its VRF answers the default VRF: %s", got)
+			if got := result(tcp("192.0.2.1:9090")); got != "ECONNREFUSED" {
+				t.Errorf("a listener without its VRF is reachable in the default VRF: %s", got)
 			}
 			return nil
 		}))
@@ -267,17 +266,17 @@ func checkVRFGone(t *testing.T, w *vrfWorld, l *Loader, ctr string) {
 	c := counts(t, l)
 	for _, r := range []Reason{ReasonSockMarked, ReasonBindWildcard, ReasonConnectInside, ReasonSendInside, ReasonVRFMissing, ReasonSetMark, ReasonSetDevice} {
 		if c[r] == 0 {
-			t.Errorf("%s was never counted: %v", r, c)
+			t.Errorf("counter %s is 0: %v", r, c)
 		}
 	}
 }
 
-// A server of the network that listens on all addresses is in the VRF alone.
-// Its own pods reach it by loopback and by the node's address all the same, and
-// kubelet does on the ports that it probes; nobody else does, and what somebody
-// outside holds is led away from nobody.
-func TestRootVRFLed(t *testing.T) {
-	w := newVRFWorld(t)
+// A network's server that listens on all addresses is bound to the VRF. The network's
+// own pods still reach it by loopback and by the node's addresses, and kubelet does
+// on the ports that it probes; other processes do not. Connections to a server
+// outside the network are not led.
+func TestRootVRFLeading(t *testing.T) {
+	w := newVRFSandbox(t)
 	l := w.load()
 	pod, own, kubelet := w.cg("kubepods/podV"), w.cg("kubepods/podV/ctr"), w.cg("system/kubelet")
 	other := w.cg("kubepods/podW")
@@ -307,8 +306,8 @@ func TestRootVRFLed(t *testing.T) {
 			[2]string{"tcp [::ffff:127.0.0.1]:8080", "ok"},
 			[2]string{"udp 127.0.0.1:8081", "ok"}, [2]string{"udp [::1]:8081", "ok"}, [2]string{"udpc 127.0.0.1:8081", "ok"}, [2]string{"udpc [2001:db8::1]:8081", "ok"},
 			[2]string{"peer tcp4 127.0.0.1:8080", "127.0.0.1:8080"}, [2]string{"peer tcp6 [::1]:8080", "[::1]:8080"},
-			[2]string{"answered 127.0.0.1:8081", "127.0.0.1:8081"}, [2]string{"answered [::1]:8081", "[::1]:8081"},
-			[2]string{"tcp 127.0.0.1:8089", "ECONNREFUSED"}) // nobody there
+			[2]string{"replyfrom 127.0.0.1:8081", "127.0.0.1:8081"}, [2]string{"replyfrom [::1]:8081", "[::1]:8081"},
+			[2]string{"tcp 127.0.0.1:8089", "ECONNREFUSED"}) // nothing listens there
 	}
 	probes := [][2]string{{"tcp 192.0.2.1:8080", "ok"}, {"tcp [2001:db8::1]:8080", "ok"}, {"tcp 127.0.0.1:8080", "ok"}, {"tcp [::1]:8080", "ok"}}
 	w.expect("kubelet", kubelet, 0, probes...)
@@ -324,28 +323,28 @@ func TestRootVRFLed(t *testing.T) {
 	w.expect("root", w.cg("system/admin"), 0, refused(probes)...)
 	w.expect("kubelet on a port of no probe", kubelet, 0, [2]string{"tcp 127.0.0.1:8085", "ECONNREFUSED"}, [2]string{"udpc 127.0.0.1:8081", "ECONNREFUSED"})
 
-	// Somebody outside holds the port at one address: connections to it are
-	// theirs, and kubelet's are never led again.
+	// A process outside the network listens on the port at one address: connections
+	// to it are not led, and kubelet's are not led from then on.
 	w.ns.serve(t, "192.0.2.1:8080")
 	outside := w.start(w.cg("system/daemon"), 0, "listen 127.0.0.1:8081")
 	if got := outside.next(); got != "ok" {
 		t.Fatalf("daemon: %s", got)
 	}
-	w.expect("its own pod, to who holds it", own, 0, [2]string{"tcp 192.0.2.1:8080", "ok"}, [2]string{"tcp 127.0.0.1:8081", "ok"})
+	w.expect("its own pod, to a listener outside", own, 0, [2]string{"tcp 192.0.2.1:8080", "ok"}, [2]string{"tcp 127.0.0.1:8081", "ok"})
 	if ports, err := l.HeldProbes(); err != nil || len(ports) != 0 {
-		t.Errorf("held before kubelet met it: %v %v", ports, err)
+		t.Errorf("held before kubelet connected: %v %v", ports, err)
 	}
 	before := counts(t, l)[ReasonProbeLed]
-	w.expect("kubelet, to who holds it", kubelet, 0, [2]string{"tcp 192.0.2.1:8080", "ok"}, [2]string{"tcp [2001:db8::1]:8080", "ECONNREFUSED"})
+	w.expect("kubelet, to a listener outside", kubelet, 0, [2]string{"tcp 192.0.2.1:8080", "ok"}, [2]string{"tcp [2001:db8::1]:8080", "ECONNREFUSED"})
 	if c := counts(t, l); c[ReasonProbeLed] != before || c[ReasonProbePortHeld] != 2 {
 		t.Errorf("counters: %v, %d probes led before", c, before)
 	}
 	if ports, err := l.HeldProbes(); err != nil || len(ports) != 1 || ports[0] != 8080 {
 		t.Errorf("held: %v %v", ports, err)
 	}
-	// Servers on loopback itself. Another tenant's connection is refused by the
-	// guard, packet by packet: whose a listener of MPTCP is, as Go makes them, the
-	// hook of connect cannot tell.
+	// Servers that listen on loopback. The guard drops the packets of another tenant's
+	// connection: the connect hook does not find the owner of an MPTCP listener, which
+	// is what Go creates.
 	local := w.start(own, 0, "listen 127.0.0.1:8090")
 	if got := local.next(); got != "ok" {
 		t.Fatalf("server on loopback: %s", got)
@@ -360,7 +359,7 @@ func TestRootVRFLed(t *testing.T) {
 	w.expect("another tenant's pod", other, 0, [2]string{"udp 127.0.0.1:8091", "EPERM"}, [2]string{"udpc 127.0.0.1:8091", "EPERM"})
 }
 
-// Packet sockets of pods in the host's network namespace.
+// The LSM programs limit host-network pods' packet sockets.
 func TestRootLSM(t *testing.T) {
 	s := newSandbox(t)
 	l := s.load()
@@ -405,12 +404,12 @@ func TestRootLSM(t *testing.T) {
 	all := [][2]string{{"packet 0", "ok"}, {"packet 768", "ok"}, {"packet 0 eth0", "ok"}, {"packet 0 mp5", "ok"}, {"packet 0 new", "ok"}, {"packet 0 lo", "ok"}, {"packet 0 all", "ok"}}
 	s.expect("the administrator", s.cg("system/admin"), 0, all...)
 	s.expect("a trusted pod", trusted, 0, all...)
-	for who, cg := range map[string]string{"a tenant's pod": tenant, "a pod that is not known": s.cg("kubepods/podU")} {
-		s.expect(who, cg, 0, [2]string{"packet 0", "EPERM"}, [2]string{"packet 768", "EPERM"}, [2]string{"packet 0 eth0", "EPERM"}, [2]string{"tcp 127.0.0.1:9", "ECONNREFUSED"}, [2]string{"ping 127.0.0.1", "ok"})
+	for what, cg := range map[string]string{"a tenant's pod": tenant, "an unknown pod": s.cg("kubepods/podU")} {
+		s.expect(what, cg, 0, [2]string{"packet 0", "EPERM"}, [2]string{"packet 768", "EPERM"}, [2]string{"packet 0 eth0", "EPERM"}, [2]string{"tcp 127.0.0.1:9", "ECONNREFUSED"}, [2]string{"ping 127.0.0.1", "ok"})
 	}
 	s.expect("a pod outside the tenants", plain, 0, [2]string{"packet 0", "ok"}, [2]string{"packet 0 eth0", "ok"}, [2]string{"packet 768", "EPERM"},
 		[2]string{"packet 0 mp5", "EPERM"}, [2]string{"packet 0 new", "EPERM"}, [2]string{"packet 0 lo", "EPERM"}, [2]string{"packet 0 all", "EPERM"})
-	s.expect("a tenant's pod in a namespace of its own", tenant, 0, [2]string{"netns", "ok"}, [2]string{"packet 0", "ok"}, [2]string{"packet 768", "ok"}, [2]string{"packet 0 lo", "ok"})
+	s.expect("a tenant's pod in its own network namespace", tenant, 0, [2]string{"unshare", "ok"}, [2]string{"packet 0", "ok"}, [2]string{"packet 768", "ok"}, [2]string{"packet 0 lo", "ok"})
 	before, err := l.ProgramIDs()
 	must(t, err)
 	l.Close()

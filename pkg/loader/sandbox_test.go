@@ -21,13 +21,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// sandbox is a bpffs, a cgroup tree and a network namespace of the test's own;
-// the programs act in that namespace only, so the rest of the machine is safe.
+// sandbox is a bpffs, a cgroup tree and a network namespace for one test. The
+// programs act in that namespace only, so the test does not affect the machine.
 type sandbox struct {
 	t       *testing.T
 	pinRoot string
 	cgroup  string
-	lsm     string // the list of active security modules
+	lsm     string // file that lists the active security modules
 	noTCX   bool
 	ns      *netNS
 }
@@ -84,7 +84,7 @@ func (s *sandbox) load() *Loader {
 		s.t.Fatal(err)
 	}
 	for _, f := range l.Features() {
-		if !f.OK && !strings.Contains(f.Name, "bh_lsm_") { // the test of those skips without them
+		if !f.OK && !strings.Contains(f.Name, "bh_lsm_") { // TestRootLSM skips without them
 			s.t.Errorf("missing feature %s: %s", f.Name, f.Reason)
 		}
 	}
@@ -96,7 +96,7 @@ func (s *sandbox) options() Options {
 	return Options{PinRoot: s.pinRoot, CgroupRoot: s.cgroup, HostNetns: s.ns.path(), LSMPath: s.lsm, Log: slog.New(slog.DiscardHandler), noTCX: s.noTCX}
 }
 
-// cg makes a cgroup and returns its path.
+// cg creates a cgroup and returns its path.
 func (s *sandbox) cg(name string) string {
 	s.t.Helper()
 	p := filepath.Join(s.cgroup, name)
@@ -124,7 +124,7 @@ func levelMask(t *testing.T, path string) uint32 {
 	return 1 << n
 }
 
-// proc is a helper process whose script waits or serves.
+// proc is a running helper process.
 type proc struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
@@ -160,15 +160,17 @@ func (s *sandbox) startIn(ns *netNS, cgroup string, uid int, ops ...string) *pro
 	return p
 }
 
-// next is the process's next answer. One that hangs is ended, not waited for.
+// next returns the next line of output. It kills a process that does not answer in
+// time.
 func (p *proc) next() string {
 	defer time.AfterFunc(60*time.Second, func() { p.cmd.Process.Kill() }).Stop()
 	if !p.out.Scan() {
-		return "no answer"
+		return "no output"
 	}
 	return p.out.Text()
 }
 
+// proceed sends the process a line of input.
 func (p *proc) proceed() { fmt.Fprintln(p.in) }
 
 func (p *proc) stop() {
@@ -177,8 +179,9 @@ func (p *proc) stop() {
 	p.cmd.Wait()
 }
 
-// expect runs pairs of operation and wanted answer as one process.
-func (s *sandbox) expect(who, cgroup string, uid int, pairs ...[2]string) {
+// expect runs operations in one process and compares their output; each pair is an
+// operation and its expected output.
+func (s *sandbox) expect(what, cgroup string, uid int, pairs ...[2]string) {
 	s.t.Helper()
 	var ops []string
 	for _, p := range pairs {
@@ -188,12 +191,12 @@ func (s *sandbox) expect(who, cgroup string, uid int, pairs ...[2]string) {
 	defer pr.stop()
 	for _, p := range pairs {
 		if got := pr.next(); got != p[1] {
-			s.t.Errorf("%s: %s: %s, want %s", who, p[0], got, p[1])
+			s.t.Errorf("%s: %s: %s, want %s", what, p[0], got, p[1])
 		}
 	}
 }
 
-// netNS is a network namespace held open by a descriptor.
+// netNS is a network namespace, kept by an open file descriptor.
 type netNS struct{ f *os.File }
 
 func newNetNS(t *testing.T) *netNS {
@@ -204,14 +207,14 @@ func newNetNS(t *testing.T) *netNS {
 	}
 	ch := make(chan result)
 	go func() {
-		runtime.LockOSThread() // the thread dies with the goroutine
+		runtime.LockOSThread() // the thread ends with the goroutine
 		err := unix.Unshare(unix.CLONE_NEWNET)
 		if err != nil {
 			ch <- result{nil, err}
 			return
 		}
 		err = loopbackUp()
-		// Link-local addresses are usable at once.
+		// Without duplicate address detection, link-local addresses are usable at once.
 		_ = os.WriteFile("/proc/sys/net/ipv6/conf/default/accept_dad", []byte("0"), 0o644)
 		f, err2 := os.Open("/proc/thread-self/ns/net")
 		ch <- result{f, errors.Join(err, err2)}
@@ -226,7 +229,7 @@ func newNetNS(t *testing.T) *netNS {
 
 func (n *netNS) path() string { return fmt.Sprintf("/proc/self/fd/%d", n.f.Fd()) }
 
-// do runs f on a thread inside the namespace.
+// do runs f on a thread in the namespace.
 func (n *netNS) do(f func() error) error {
 	ch := make(chan error)
 	go func() {
@@ -254,7 +257,8 @@ func loopbackUp() error {
 	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, ifr)
 }
 
-// serve greets over TCP and echoes over UDP on an address in the namespace.
+// serve runs a TCP server that sends a greeting and a UDP echo server on an address
+// in the namespace.
 func (n *netNS) serve(t *testing.T, addr string) {
 	t.Helper()
 	err := n.do(func() error {
@@ -268,7 +272,7 @@ func (n *netNS) serve(t *testing.T, addr string) {
 			return err
 		}
 		t.Cleanup(func() { ln.Close(); pc.Close() })
-		go greet(ln)
+		go serveGreeting(ln)
 		go func() {
 			b := make([]byte, 64)
 			for {

@@ -17,13 +17,13 @@ import (
 	"bulkhead/test/adversary/way"
 )
 
-// What pods send by interfaces of their own keeps its socket on its way across
-// the host, through the switch and a tunnel, and is no business of the guard's: to
-// another pod, and to another node.
-func TestRootForwarded(t *testing.T) {
-	w := newGuardWorld(t, false)
-	w.dropLSM()
-	w.guard()
+// The guard passes what pods send on their own interfaces, to another pod and to
+// another node, although the packets keep their socket on the path across the host,
+// through the switch and a tunnel.
+func TestRootGuardForwarded(t *testing.T) {
+	w := newGuardSandbox(t, false)
+	w.detachLSM()
+	w.attachGuard()
 	w.link("near", nil, []string{"10.1.0.5/24"})
 	must(t, w.ns.do(func() error {
 		return w.l.AttachDoor(DoorRow{Ifindex: w.index["near"], Kind: DoorPod, NetworkID: 1})
@@ -35,30 +35,30 @@ func TestRootForwarded(t *testing.T) {
 		out := []way.Attempt{frame, {Socket: "udp", To: "10.1.0.4", Port: way.Port}, {Socket: "raw-icmp", To: "10.1.0.4"}, {Socket: "tcp", To: "10.1.0.4", Port: way.Port}}
 		return out
 	}
-	hears := func(what, behind string, list []way.Attempt) {
+	expectReceived := func(what, dev string, list []way.Attempt) {
 		t.Helper()
 		for _, a := range list {
 			for deadline := time.Now().Add(10 * time.Second); ; {
-				w.id++
-				a.ID, a.Patience = w.id, 150
+				w.attemptID++
+				a.ID, a.Patience = w.attemptID, 150
 				raw, err := json.Marshal(a)
 				must(t, err)
-				p := w.startIn(w.peers["near"], w.cg("kubepods/podnear"), 0, "way "+string(raw))
+				p := w.startIn(w.peers["near"], w.cg("kubepods/podnear"), 0, "attempt "+string(raw))
 				p.next()
 				p.stop()
-				if w.victims[behind].has(a.ID) {
+				if w.receivers[dev].has(a.ID) {
 					break
 				}
 				if time.Now().After(deadline) {
-					t.Errorf("%s: %s is not heard; counters %v", what, a.Socket, counts(t, w.l))
+					t.Errorf("%s: %s is not received; counters %v", what, a.Socket, counts(t, w.l))
 					break
 				}
 			}
 		}
 	}
-	hears("to a pod on this node", "pod", attempts(w.mac["pod"]))
+	expectReceived("to a pod on this node", "pod", attempts(w.mac["pod"]))
 	t.Run("tunnel", func(t *testing.T) {
-		const far = "02:00:00:00:00:99"
+		const otherNode = "02:00:00:00:00:99"
 		tunnel := 0
 		err := w.ns.do(func() error {
 			h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
@@ -83,7 +83,7 @@ func TestRootForwarded(t *testing.T) {
 		}
 		must(t, err)
 		w.redirect("near", tunnel)
-		// Neighbours are known: nothing but the packets themselves is tried.
+		// A permanent neighbour, so that only the packets themselves are tested.
 		must(t, w.peers["near"].do(func() error {
 			h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 			if err != nil {
@@ -94,20 +94,20 @@ func TestRootForwarded(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			mac, _ := net.ParseMAC(far)
+			mac, _ := net.ParseMAC(otherNode)
 			return h.NeighSet(&netlink.Neigh{LinkIndex: l.Attrs().Index, IP: net.ParseIP("10.1.0.9"), HardwareAddr: mac, State: netlink.NUD_PERMANENT})
 		}))
-		list := attempts(far)
+		list := attempts(otherNode)
 		for i := range list {
 			list[i].To = "10.1.0.9"
 		}
-		hears("to another node", "eth0", list[:3])
+		expectReceived("to another node", "eth0", list[:3])
 	})
 }
 
-// redirect sends what comes in by an interface out by another, as Open vSwitch
-// does, behind the guard's own programs.
-func (w *guardWorld) redirect(from string, to int) {
+// redirect forwards the packets that arrive on an interface to another, after the
+// guard's programs, as Open vSwitch does.
+func (w *guardSandbox) redirect(from string, to int) {
 	w.t.Helper()
 	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
 		asm.Mov.Imm(asm.R1, int32(to)), asm.Mov.Imm(asm.R2, 0), asm.FnRedirect.Call(), asm.Return(),

@@ -59,18 +59,18 @@ func TestRootRows(t *testing.T) {
 	}
 	for _, r := range want {
 		if !slices.Contains(have, r) {
-			t.Errorf("%s is not read back", r)
+			t.Errorf("Rows lacks %s", r)
 		}
 		must(t, l.Delete(r))
-		must(t, l.Delete(r)) // twice is no error
+		must(t, l.Delete(r)) // deleting a missing row is no error
 	}
 	if have, _ = l.Rows(); len(have) != 0 {
-		t.Errorf("left: %v", have)
+		t.Errorf("remaining rows: %v", have)
 	}
 }
 
-// Kubelet, and nobody else, reaches a locked address; in both families, by TCP
-// and UDP, mapped addresses included, and only in the host's network namespace.
+// Only kubelet reaches a locked address: in both IP families, by TCP and UDP, and by
+// IPv4-mapped addresses. Other network namespaces are not affected.
 func TestRootProbeAllowance(t *testing.T) {
 	s := newSandbox(t)
 	l := s.load()
@@ -90,16 +90,16 @@ func TestRootProbeAllowance(t *testing.T) {
 
 	s.expect("kubelet", s.cg("system/kubelet/child"), 0,
 		[2]string{"tcp 127.0.0.5:80", "ok"}, [2]string{"udp 127.0.0.5:80", "ok"}, [2]string{"tcp [::1]:80", "ok"}, [2]string{"udpc [::1]:80", "ok"},
-		[2]string{"born tcp4", fmt.Sprintf("mark=%#x dev=0", KubeletMark)}, [2]string{"born udp6", fmt.Sprintf("mark=%#x dev=0", KubeletMark)})
+		[2]string{"create tcp4", fmt.Sprintf("mark=%#x dev=0", KubeletMark)}, [2]string{"create udp6", fmt.Sprintf("mark=%#x dev=0", KubeletMark)})
 	c := counts(t, l)
 	if c[ReasonProbeAllowed] != 4 || c[ReasonProbeRefused] != 0 || c[ReasonKubeletMarked] < 6 {
 		t.Errorf("counters after kubelet: %v", c)
 	}
-	s.expect("root elsewhere", other, 0,
+	s.expect("root outside kubelet", other, 0,
 		[2]string{"tcp 127.0.0.5:80", "EPERM"}, [2]string{"udp 127.0.0.5:80", "EPERM"}, [2]string{"udpc 127.0.0.5:80", "EPERM"},
 		[2]string{"tcp [::1]:80", "EPERM"}, [2]string{"udp [::1]:80", "EPERM"}, [2]string{"state [::ffff:127.0.0.5]:80", "EPERM mark=0x0 dev=0"},
 		[2]string{"udp [::ffff:127.0.0.5]:80", "EPERM"},
-		[2]string{"tcp 127.0.0.6:80", "ok"}, [2]string{"born tcp4", "mark=0x0 dev=0"})
+		[2]string{"tcp 127.0.0.6:80", "ok"}, [2]string{"create tcp4", "mark=0x0 dev=0"})
 	if c = counts(t, l); c[ReasonProbeRefused] != 7 {
 		t.Errorf("%d refusals counted, want 7", c[ReasonProbeRefused])
 	}
@@ -110,28 +110,29 @@ func TestRootProbeAllowance(t *testing.T) {
 		t.Errorf("event %+v", ev)
 	}
 
-	// In a network namespace of its own, a process meets no lock (there: no route or listener).
-	s.expect("another namespace", other, 0, [2]string{"netns", "ok"}, [2]string{"tcp 127.0.0.5:80", "ENETUNREACH"})
+	// A process in its own network namespace is not refused; it has no route there.
+	s.expect("another namespace", other, 0, [2]string{"unshare", "ok"}, [2]string{"tcp 127.0.0.5:80", "ENETUNREACH"})
 
-	// kubelet restarts in a cgroup of another id.
-	again := s.cg("system/kubelet-2")
-	must(t, l.Put(KubeletRow{CgroupID: s.id(again)}))
-	s.expect("restarted kubelet", again, 0, [2]string{"tcp 127.0.0.5:80", "ok"})
-	must(t, l.Delete(KubeletRow{CgroupID: s.id(again)}))
-	s.expect("after the row went", again, 0, [2]string{"tcp 127.0.0.5:80", "EPERM"})
+	// Kubelet restarts in a cgroup with another id.
+	restarted := s.cg("system/kubelet-2")
+	must(t, l.Put(KubeletRow{CgroupID: s.id(restarted)}))
+	s.expect("restarted kubelet", restarted, 0, [2]string{"tcp 127.0.0.5:80", "ok"})
+	must(t, l.Delete(KubeletRow{CgroupID: s.id(restarted)}))
+	s.expect("after the row is deleted", restarted, 0, [2]string{"tcp 127.0.0.5:80", "EPERM"})
 
-	// A kubelet whose cgroup is everybody's is known by its process.
+	// A kubelet that shares its cgroup is identified by its process id.
 	p := s.start(other, 0, "wait", "tcp 127.0.0.5:80")
 	defer p.stop()
 	p.next()
 	must(t, l.Put(KubeletRow{TGID: uint32(p.cmd.Process.Pid)}))
 	p.proceed()
 	if p.next(); p.next() != "ok" {
-		t.Error("kubelet by process id is refused")
+		t.Error("kubelet identified by its process id is refused")
 	}
 }
 
-// What needs no VRF device: marks, refusals of setsockopt, other namespaces.
+// VRF binding without a VRF device: sockets are marked, setsockopt is refused, and
+// other network namespaces are not affected.
 func TestRootPodMarks(t *testing.T) {
 	s := newSandbox(t)
 	l := s.load()
@@ -146,39 +147,39 @@ func TestRootPodMarks(t *testing.T) {
 
 	for _, uid := range []int{0, 65534} {
 		pairs := [][2]string{
-			{"born tcp4", "mark=0x1005 dev=0"}, {"born tcp6", "mark=0x1005 dev=0"}, {"born udp4", "mark=0x1005 dev=0"}, {"born udp6", "mark=0x1005 dev=0"},
+			{"create tcp4", "mark=0x1005 dev=0"}, {"create tcp6", "mark=0x1005 dev=0"}, {"create udp4", "mark=0x1005 dev=0"}, {"create udp6", "mark=0x1005 dev=0"},
 			{"set mark", "EPERM"}, {"set device", "EPERM"}, {"set ifindex", "EPERM"}, {"set ifindex6", "EPERM"}, {"set unicast", "EPERM"},
 			{"set unicast6", "EPERM"}, {"set pktinfo6", "EPERM"}, {"set harmless", "ok"},
 			{"tcp 127.0.0.1:80", "ok"}, {"udp 127.0.0.1:80", "ok"}, {"tcp [::1]:80", "ok"}, {"udpc [::1]:80", "ok"},
-			// No VRF yet: closed rather than in the default VRF.
+			// Without a VRF device these calls are refused: nothing uses the default VRF.
 			{"listen 0.0.0.0:8080", "EPERM"}, {"listen [::]:8080", "EPERM"}, {"state 10.5.0.1:9", "EPERM mark=0x1005 dev=0"},
 			{"state [::ffff:10.5.0.1]:9", "EPERM mark=0x1005 dev=0"},
 		}
 		if uid == 0 {
-			pairs = append(pairs, [2]string{"born raw4", "mark=0x1005 dev=0"}, [2]string{"born raw6", "mark=0x1005 dev=0"})
+			pairs = append(pairs, [2]string{"create raw4", "mark=0x1005 dev=0"}, [2]string{"create raw6", "mark=0x1005 dev=0"})
 		}
 		s.expect(fmt.Sprintf("uid %d", uid), ctr, uid, pairs...)
 	}
-	s.expect("own namespace", ctr, 0, [2]string{"netns", "ok"}, [2]string{"born tcp4", "mark=0x0 dev=0"}, [2]string{"set mark", "ok"})
-	s.expect("outside the pod", s.cg("kubepods/burstable/podU-2"), 0, [2]string{"born tcp4", "mark=0x0 dev=0"}, [2]string{"set mark", "ok"})
+	s.expect("own namespace", ctr, 0, [2]string{"unshare", "ok"}, [2]string{"create tcp4", "mark=0x0 dev=0"}, [2]string{"set mark", "ok"})
+	s.expect("outside the pod", s.cg("kubepods/burstable/podU-2"), 0, [2]string{"create tcp4", "mark=0x0 dev=0"}, [2]string{"set mark", "ok"})
 	big := s.start(ctr, 0, "bigopt")
 	if got := big.next(); got == "EFAULT" {
 		t.Error("an option longer than a page fails with EFAULT through the hook")
 	}
 	early.proceed()
 	if early.next(); early.next() != "ok" {
-		t.Error("a process older than the attachment lost loopback")
+		t.Error("a process older than the attachment cannot reach loopback")
 	}
-	// Go's listeners try MPTCP first, so a refused one is refused twice.
+	// Go's listeners try MPTCP first, so each refused listen counts twice.
 	if c := counts(t, l); c[ReasonSetMark] != 2 || c[ReasonSetDevice] != 12 || c[ReasonVRFMissing] < 8 || c[ReasonPodUnknown] != 0 {
 		t.Errorf("counters: %v", c)
 	}
 	must(t, l.DetachPod("U-1"))
 	must(t, l.DetachPod("U-1"))
-	s.expect("detached", ctr, 0, [2]string{"born tcp4", "mark=0x0 dev=0"})
+	s.expect("detached", ctr, 0, [2]string{"create tcp4", "mark=0x0 dev=0"})
 }
 
-// A restarted agent finds everything attached, and no program id changes.
+// After a restart of the agent everything is attached, and no program id changes.
 func TestRootRestartKeepsIDs(t *testing.T) {
 	s := newSandbox(t)
 	pod := s.cg("podA")
@@ -188,9 +189,9 @@ func TestRootRestartKeepsIDs(t *testing.T) {
 	must(t, l.SetConfig(Config{PodLevels: levelMask(t, pod)}))
 	before, err := l.ProgramIDs()
 	must(t, err)
-	l.Close() // what kill -9 leaves: the pins
+	l.Close() // like kill -9, leaves the pins
 
-	s.expect("no agent", pod, 0, [2]string{"born tcp4", "mark=0x1001 dev=0"})
+	s.expect("no agent", pod, 0, [2]string{"create tcp4", "mark=0x1001 dev=0"})
 	l = s.load()
 	after, err := l.ProgramIDs()
 	must(t, err)
@@ -206,25 +207,26 @@ func TestRootRestartKeepsIDs(t *testing.T) {
 		t.Errorf("configuration lost: %+v, %v", cfg, err)
 	}
 
-	// A link removed by hand is made again; the others stay.
+	// AttachPod recreates a link that was removed by hand.
 	must(t, unpinLink(l.pin("links", "pod_A", "bh_vrf_create")))
 	as, _ = l.Attachments()
 	if !slices.Equal(as[0].Missing, []string{"bh_vrf_create"}) {
 		t.Errorf("missing after removing one: %+v", as[0])
 	}
 	must(t, l.AttachPod(pod, "A", PodRow{NetworkID: 1, Mark: 0x1001}))
-	s.expect("repaired", pod, 0, [2]string{"born tcp4", "mark=0x1001 dev=0"})
+	s.expect("repaired", pod, 0, [2]string{"create tcp4", "mark=0x1001 dev=0"})
 
-	// The pod goes; its links are dead; a pod of the same UID comes back elsewhere.
+	// The pod's cgroup is deleted and its links are dead; a pod with the same UID gets
+	// another cgroup.
 	removeTree(pod)
 	waitFor(t, func() bool { as, _ = l.Attachments(); return as[0].CgroupID == 0 })
 	pod = s.cg("podA-again")
 	must(t, l.AttachPod(pod, "A", PodRow{NetworkID: 1, Mark: 0x1001}))
-	s.expect("recreated", pod, 0, [2]string{"born tcp4", "mark=0x1001 dev=0"})
+	s.expect("recreated", pod, 0, [2]string{"create tcp4", "mark=0x1001 dev=0"})
 	must(t, Purge(s.pinRoot))
-	s.expect("purged", pod, 0, [2]string{"born tcp4", "mark=0x0 dev=0"})
+	s.expect("purged", pod, 0, [2]string{"create tcp4", "mark=0x0 dev=0"})
 	if _, err := os.Stat(s.pinRoot); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("pins left after Purge: %v", err)
+		t.Errorf("pins remain after Purge: %v", err)
 	}
 }
 
@@ -235,11 +237,11 @@ func waitFor(t *testing.T, ok func() bool) {
 			return
 		}
 	}
-	t.Fatal("did not happen within a minute")
+	t.Fatal("condition not met within a minute")
 }
 
-// A map whose layout changes is replaced, its rows carried over, its programs
-// swapped by link update, with no socket born unmarked in between.
+// A map with an old layout is replaced and its rows are copied. The new programs
+// replace the old ones by link update: the links exist all the time.
 func TestRootNewMapLayout(t *testing.T) {
 	s := newSandbox(t)
 	pod := s.cg("podA")
@@ -249,14 +251,14 @@ func TestRootNewMapLayout(t *testing.T) {
 	must(t, l.SetConfig(Config{PodLevels: levelMask(t, pod)}))
 	l.Close()
 
-	// Put an older layout in the pin's place: one field fewer, another size.
+	// Replace the pinned map by one with an older layout: one field fewer, fewer entries.
 	spec := &ebpf.MapSpec{Name: "bh_pods", Type: ebpf.Hash, KeySize: 8, ValueSize: 12, MaxEntries: 128}
 	old, err := ebpf.NewMap(spec)
 	must(t, err)
 	must(t, old.Put(s.id(pod), []byte{1, 0, 0, 0, 1, 0x10, 0, 0, 3, 0, 0, 0}))
 	must(t, replacePin(l.pin("maps", "bh_pods"), old.Pin))
 	old.Close()
-	// And a left-over of a crash in the middle.
+	// Add a leftover pin of a crashed agent.
 	junk, err := ebpf.NewMap(spec)
 	must(t, err)
 	must(t, junk.Pin(l.pin("maps", "bh_pods_new")))
@@ -289,19 +291,19 @@ func TestRootNewMapLayout(t *testing.T) {
 	if len(rows) != 2 || !slices.Contains(rows, Row(PodRow{CgroupID: s.id(pod), NetworkID: 1, Mark: 0x1001, VRFIfindex: 3})) {
 		t.Errorf("rows after the change: %v", rows)
 	}
-	s.expect("after the change", pod, 0, [2]string{"born tcp4", "mark=0x1001 dev=0"})
+	s.expect("after the change", pod, 0, [2]string{"create tcp4", "mark=0x1001 dev=0"})
 	ids, _ := l2.ProgramIDs()
 	l2.Close()
 	l3 := s.load()
 	if again, _ := l3.ProgramIDs(); !maps.Equal(ids, again) {
-		t.Errorf("not settled: %v, then %v", ids, again)
+		t.Errorf("a restart changed the program ids: %v, then %v", ids, again)
 	}
 	if entries, _ := os.ReadDir(l3.pin("maps")); len(entries) != len(l3.maps) {
 		t.Errorf("pins: %v", entries)
 	}
 }
 
-// The gapless upgrade: links are updated again and again while sockets are born.
+// An upgrade has no gap: connects are refused while links are updated repeatedly.
 func TestRootUpdateWithoutGap(t *testing.T) {
 	s := newSandbox(t)
 	l := s.load()
@@ -318,31 +320,31 @@ func TestRootUpdateWithoutGap(t *testing.T) {
 		s.expect("during updates", s.cg("other"), 0, ops...)
 	}()
 	n := 0
-	for alive := true; alive; n++ {
+	for running := true; running; n++ {
 		must(t, os.Remove(l.pin("progs", "bh_prb_conn4"))) // forces a new program
 		next := s.load()
 		next.Close()
 		select {
 		case <-done:
-			alive = false
+			running = false
 		default:
 		}
 	}
-	t.Logf("%d program generations during 300 connects, none let through", n)
+	t.Logf("%d program updates during %d connects", n, len(ops))
 }
 
-// What the hooks cost a connect, by wall clock: the best of 200 rounds with
-// nothing attached, against the same with both sets attached, 10,000 locked
-// addresses, and the destination outside the network (the common case: inside,
-// only a socket's first connect asks). Reported always, judged only where
-// asked: an emulated or busy machine says nothing about it.
+// Logs the cost of the hooks for a connect: with nothing attached, and with each set
+// of programs attached and 10,000 locked addresses. The destination is outside the
+// network, which is the expensive case: inside, only a socket's first connect does
+// the lookups. There is no limit to check, because an emulated or busy machine gives
+// no useful figures.
 func TestRootHookCost(t *testing.T) {
 	s := newSandbox(t)
 	l := s.load()
 	pod := s.cg("kubepods/burstable/podA")
-	loop := func() int {
+	measure := func() int {
 		t.Helper()
-		p := s.start(pod, 0, "loop connect 127.0.0.1:9")
+		p := s.start(pod, 0, "bench connect 127.0.0.1:9")
 		defer p.stop()
 		n, err := strconv.Atoi(p.next())
 		must(t, err)
@@ -356,20 +358,20 @@ func TestRootHookCost(t *testing.T) {
 		must(t, l.Put(DestRow{uint32(i), netip.PrefixFrom(netip.AddrFrom16([16]byte{0: 0xfd, 7: byte(i)}), 64)}))
 	}
 	must(t, l.SetConfig(Config{PodLevels: levelMask(t, pod), KubeletLevels: 4, ProbeLock: true}))
-	judge := func(what string, base, with int) {
-		t.Logf("%s: %d ns a connect, %d ns without: %d ns", what, with, base, with-base)
+	report := func(what string, base, with int) {
+		t.Logf("%s: %d ns per connect, %d ns without: %d ns", what, with, base, with-base)
 	}
-	base := loop()
+	base := measure()
 	cfg, err := l.readConfig()
 	must(t, err)
 	must(t, l.writeConfig(vrfbindBhConfig{}))
 	must(t, l.AttachRoot())
-	t.Logf("a hook that does nothing: %d ns", loop()-base)
+	t.Logf("an empty hook: %d ns", measure()-base)
 	must(t, l.writeConfig(cfg))
-	judge("probe allowance", base, loop())
+	report("probe allowance", base, measure())
 	must(t, l.DetachRoot())
 	must(t, l.AttachPod(pod, "A", PodRow{NetworkID: 1, Mark: 0x1001}))
-	judge("VRF binding", base, loop())
+	report("VRF binding", base, measure())
 	must(t, l.AttachRoot())
-	judge("both", base, loop())
+	report("both", base, measure())
 }

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -19,32 +20,33 @@ import (
 	"bulkhead/test/adversary/way"
 )
 
-// guardWorld is a node without VRFs, so that every kernel has it: what the
-// programs judge are interfaces, sockets and cgroups. Each interface of the node
-// has somebody at its other end who hears everything.
+// guardSandbox is a node without VRF devices, so that the tests run on every kernel:
+// the programs check only interfaces, sockets and cgroups. At the other end of each
+// interface of the node, a receiver records all frames.
 //
-//	mp1   10.1.0.2 fd01::2   green, a tenant's pod 10.1.0.3 fd01::3
-//	mp0   10.0.0.2 fd00::2   plain, a pod of the default network 10.0.0.3
-//	pod   (no address)       the pod behind that interface
-//	locked                   a locked default-network interface
-//	eth0  192.0.2.1          the wire, another node at 192.0.2.9
-type guardWorld struct {
+//	interface                other end
+//	mp1   10.1.0.2 fd01::2   pod of network 1, 10.1.0.3 fd01::3
+//	mp0   10.0.0.2 fd00::2   pod of the default network, locked, 10.0.0.3 fd00::3
+//	pod   (no address)       pod of network 1, 10.1.0.4
+//	locked (no address)      pod's locked default-network interface, 10.0.0.4
+//	eth0  192.0.2.1          another node, 192.0.2.9
+type guardSandbox struct {
 	*sandbox
-	t       *testing.T
-	l       *Loader
-	index   map[string]int
-	mac     map[string]string // of the other end
-	own     map[string]string // of the node's end
-	victims map[string]*victim
-	peers   map[string]*netNS
-	id      int
+	t         *testing.T
+	l         *Loader
+	index     map[string]int
+	mac       map[string]string // of the other end
+	own       map[string]string // of the node's end
+	receivers map[string]*receiver
+	peers     map[string]*netNS
+	attemptID int // id of the last attempt
 }
 
 const guardTunnelPort = 6081
 
-func newGuardWorld(t *testing.T, noTCX bool) *guardWorld {
+func newGuardSandbox(t *testing.T, noTCX bool) *guardSandbox {
 	t.Helper()
-	w := &guardWorld{sandbox: newSandbox(t), t: t, index: map[string]int{}, mac: map[string]string{}, own: map[string]string{}, victims: map[string]*victim{}, peers: map[string]*netNS{}}
+	w := &guardSandbox{sandbox: newSandbox(t), t: t, index: map[string]int{}, mac: map[string]string{}, own: map[string]string{}, receivers: map[string]*receiver{}, peers: map[string]*netNS{}}
 	w.noTCX = noTCX
 	w.l = w.load()
 	must(t, w.ns.do(func() error {
@@ -60,9 +62,9 @@ func newGuardWorld(t *testing.T, noTCX bool) *guardWorld {
 	red, plain := w.cg("kubepods/podred"), w.cg("kubepods/podplain")
 	blue, trusted := w.cg("kubepods/podblue"), w.cg("kubepods/podtrusted")
 	for _, r := range []Row{
-		PodRootRow{w.id_(pods)}, PodRow{CgroupID: w.id_(red), NetworkID: 1, Mark: 0x1001}, PodRow{CgroupID: w.id_(blue), NetworkID: 2, Mark: 0x1002},
-		PodRow{CgroupID: w.id_(plain)}, PodRow{CgroupID: w.id_(trusted), Trusted: true},
-		KubeletRow{CgroupID: w.id_(w.cg("system/kubelet"))}, LockedRow{netip.MustParseAddr("10.0.0.3"), 1}, LockedRow{netip.MustParseAddr("fd00::3"), 1},
+		PodRootRow{w.id(pods)}, PodRow{CgroupID: w.id(red), NetworkID: 1, Mark: 0x1001}, PodRow{CgroupID: w.id(blue), NetworkID: 2, Mark: 0x1002},
+		PodRow{CgroupID: w.id(plain)}, PodRow{CgroupID: w.id(trusted), Trusted: true},
+		KubeletRow{CgroupID: w.id(w.cg("system/kubelet"))}, LockedRow{netip.MustParseAddr("10.0.0.3"), 1}, LockedRow{netip.MustParseAddr("fd00::3"), 1},
 		DestRow{1, netip.MustParsePrefix("10.1.0.0/24")}, DestRow{1, netip.MustParsePrefix("fd01::/64")},
 	} {
 		must(t, w.l.Put(r))
@@ -73,10 +75,8 @@ func newGuardWorld(t *testing.T, noTCX bool) *guardWorld {
 	return w
 }
 
-func (w *guardWorld) id_(path string) uint64 { return w.sandbox.id(path) }
-
-// guard attaches the programs to the interfaces.
-func (w *guardWorld) guard() {
+// attachGuard attaches the guard's programs to the interfaces.
+func (w *guardSandbox) attachGuard() {
 	w.t.Helper()
 	mac, err := net.ParseMAC(w.own["mp0"])
 	must(w.t, err)
@@ -92,7 +92,9 @@ func (w *guardWorld) guard() {
 	}
 }
 
-func (w *guardWorld) link(name string, here, there []string) {
+// link creates an interface of the node, with the addresses nodeAddrs, and a network
+// namespace with a receiver at its other end.
+func (w *guardSandbox) link(name string, nodeAddrs, peerAddrs []string) {
 	w.t.Helper()
 	other := newNetNS(w.t)
 	must(w.t, w.ns.do(func() error {
@@ -111,9 +113,9 @@ func (w *guardWorld) link(name string, here, there []string) {
 			return err
 		}
 		w.index[name], w.own[name] = l.Attrs().Index, l.Attrs().HardwareAddr.String()
-		return addrsUp(h, l, here...)
+		return addrsUp(h, l, nodeAddrs...)
 	}))
-	v := &victim{heard: map[int]bool{}, ready: make(chan struct{})}
+	v := newReceiver()
 	must(w.t, other.do(func() error {
 		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 		if err != nil {
@@ -125,85 +127,91 @@ func (w *guardWorld) link(name string, here, there []string) {
 			return err
 		}
 		w.mac[name] = l.Attrs().HardwareAddr.String()
-		return addrsUp(h, l, there...)
+		return addrsUp(h, l, peerAddrs...)
 	}))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		_ = other.do(func() error {
-			return way.Listener{Kind: "sniff"}.Listen(ctx, func() { close(v.ready) }, v.hear)
+			return way.Listener{Kind: "sniff"}.Listen(ctx, func() { close(v.ready) }, v.record)
 		})
 	}()
 	w.t.Cleanup(func() { cancel(); <-done })
 	<-v.ready
-	w.victims[name], w.peers[name] = v, other
-	// Until the kernel has seen the carrier, IPv6 does not speak.
-	must(w.t, w.ns.do(func() error { return carrier(name) }))
-	must(w.t, other.do(func() error { return carrier("eth0") }))
+	w.receivers[name], w.peers[name] = v, other
+	// The kernel sends no IPv6 packets before it has seen the carrier.
+	must(w.t, w.ns.do(func() error { return waitForCarrier(name) }))
+	must(w.t, other.do(func() error { return waitForCarrier("eth0") }))
 }
 
-// victim is who hears at the other end of an interface.
-type victim struct {
-	mu    sync.Mutex
-	heard map[int]bool
-	ready chan struct{}
+// receiver records the ids of the attempts received at the other end of an interface.
+type receiver struct {
+	mu       sync.Mutex
+	received map[int]bool
+	ready    chan struct{} // closed once the receiver's socket is open
 }
 
-func (v *victim) hear(id int) {
+func newReceiver() *receiver {
+	return &receiver{received: map[int]bool{}, ready: make(chan struct{})}
+}
+
+func (v *receiver) record(id int) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	v.heard[id] = true
+	v.received[id] = true
 }
 
-func (v *victim) has(id int) bool {
+func (v *receiver) has(id int) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return v.heard[id]
+	return v.received[id]
 }
 
-// try makes attempts from a cgroup and tells which of them were heard behind
-// the interface. Each try ends with an attempt that everybody may make, to a
-// sentinel that is heard after them all, so that silence is no matter of time.
-func (w *guardWorld) try(cgroup string, uid int, behind string, attempts ...way.Attempt) []bool {
+// attempt makes attempts from a cgroup and returns for each whether the receiver
+// at the other end of the interface received it. It then sends a sentinel frame
+// that the guard passes and waits for it: an attempt that has not arrived by then
+// is lost, so the result does not depend on a timeout.
+func (w *guardSandbox) attempt(cgroup string, uid int, dev string, attempts ...way.Attempt) []bool {
 	w.t.Helper()
 	var ops []string
 	for i := range attempts {
-		w.id++
-		attempts[i].ID, attempts[i].Patience = w.id, 150
+		w.attemptID++
+		attempts[i].ID, attempts[i].Patience = w.attemptID, 150
 		raw, err := json.Marshal(attempts[i])
 		must(w.t, err)
-		ops = append(ops, "way "+string(raw))
+		ops = append(ops, "attempt "+string(raw))
 	}
 	p := w.start(w.cg(cgroup), uid, ops...)
 	for _, a := range attempts {
 		w.t.Logf("%s uid %d: %s %v to %s by %s: %s", cgroup, uid, a.Socket, a.How, a.To, a.Device, p.next())
 	}
 	p.stop()
-	w.id++
-	end := way.Attempt{ID: w.id, Socket: "packet", Device: behind, To: "10.1.0.3", Src: "10.1.0.2", Port: way.Port, SrcMAC: w.own[behind], DstMAC: w.mac[behind]}
-	if behind == "locked" {
+	w.attemptID++
+	end := way.Attempt{ID: w.attemptID, Socket: "packet", Device: dev, To: "10.1.0.3", Src: "10.1.0.2", Port: way.Port, SrcMAC: w.own[dev], DstMAC: w.mac[dev]}
+	if dev == "locked" {
 		end.SrcMAC = w.own["mp0"]
 	}
 	raw, err := json.Marshal(end)
 	must(w.t, err)
-	for deadline := time.Now().Add(time.Minute); !w.victims[behind].has(end.ID); {
+	for deadline := time.Now().Add(time.Minute); !w.receivers[dev].has(end.ID); {
 		if time.Now().After(deadline) {
-			w.t.Fatalf("the administrator's own frame is not heard behind %s", behind)
+			w.t.Fatalf("the administrator's sentinel frame is not received behind %s", dev)
 		}
-		p := w.start(w.cg("system/admin"), 0, "way "+string(raw))
+		p := w.start(w.cg("system/admin"), 0, "attempt "+string(raw))
 		p.next()
 		p.stop()
 	}
 	out := make([]bool, len(attempts))
 	for i, a := range attempts {
-		out[i] = w.victims[behind].has(a.ID)
+		out[i] = w.receivers[dev].has(a.ID)
 	}
 	return out
 }
 
-// waysIn are the ways into a network by its interface.
-func (w *guardWorld) waysIn(dev, v4, v6, src4, src6 string) []way.Attempt {
+// attemptsInto lists attempts of every kind to send into a network through its
+// interface.
+func (w *guardSandbox) attemptsInto(dev, v4, v6, src4, src6 string) []way.Attempt {
 	frame := func(socket, to, src string, how ...string) way.Attempt {
 		return way.Attempt{Socket: socket, To: to, Src: src, Port: way.Port, Device: dev, SrcMAC: w.own[dev], DstMAC: w.mac[dev], How: how}
 	}
@@ -221,44 +229,38 @@ func (w *guardWorld) waysIn(dev, v4, v6, src4, src6 string) []way.Attempt {
 	}
 }
 
-// dropLSM detaches the programs of packet sockets, where there are any: another
-// wall, which has its own test.
-func (w *guardWorld) dropLSM() {
+// detachLSM detaches the LSM programs for packet sockets, if there are any, so that
+// the guard alone is tested. TestRootLSM tests them.
+func (w *guardSandbox) detachLSM() {
 	for _, name := range []string{"bh_lsm_create", "bh_lsm_bind"} {
 		must(w.t, unpinLink(w.l.pin("links", rootDir, name)))
 	}
 }
 
-// expectWays tries ways and judges them; those with one of the words in except
-// are expected the other way round.
-func (w *guardWorld) expectWays(what, who, behind string, ways []way.Attempt, want bool, except ...string) {
+// expectAttempts makes attempts as root and checks that each is received if and only
+// if want is true. For attempts with a socket or option in except, it checks the
+// opposite.
+func (w *guardSandbox) expectAttempts(what, cgroup, dev string, attempts []way.Attempt, want bool, except ...string) {
 	w.t.Helper()
-	got := w.try(who, 0, behind, ways...)
-	for i, a := range ways {
+	got := w.attempt(cgroup, 0, dev, attempts...)
+	for i, a := range attempts {
 		expected := want
 		for _, e := range except {
-			if _, has := optionOf(a, e); has || a.Socket == e {
+			if hasOption(a, e) || a.Socket == e {
 				expected = !want
 			}
 		}
 		if got[i] != expected {
-			w.t.Errorf("%s (%s): %s %v to %s by %q: heard %t, want %t", what, who, a.Socket, a.How, a.To, a.Device, got[i], expected)
+			w.t.Errorf("%s (%s): %s %v to %s by %q: received %t, want %t", what, cgroup, a.Socket, a.How, a.To, a.Device, got[i], expected)
 		}
 	}
 }
 
-func optionOf(a way.Attempt, name string) (string, bool) {
-	for _, h := range a.How {
-		if h == name {
-			return h, true
-		}
-	}
-	return "", false
-}
+func hasOption(a way.Attempt, name string) bool { return slices.Contains(a.How, name) }
 
-func toGroup(a way.Attempt) bool { return netip.MustParseAddr(a.To).IsMulticast() }
+func isMulticast(a way.Attempt) bool { return netip.MustParseAddr(a.To).IsMulticast() }
 
-func carrier(name string) error {
+func waitForCarrier(name string) error {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return err

@@ -112,9 +112,9 @@ func (r *Reconciler) swapProblem(key Key, want State) (last string) {
 	return last
 }
 
-// cleanUp releases what a deleted NAD held: its claim on the namespace, and its
-// network id. The id is kept while pods use a NAD whose finalizer somebody else
-// removed.
+// cleanUp releases what a NAD held that is deleted or not ours any more: its claim on
+// the namespace, and its network id. The id is kept while pods use a deleted NAD
+// whose finalizer somebody else removed.
 func (r *Reconciler) cleanUp(ctx context.Context, key Key) (reconcile.Result, error) {
 	r.networkIDs.ReleaseClaims(key.holder(), func(string) bool { return false })
 	r.mu.Lock()

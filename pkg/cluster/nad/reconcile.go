@@ -192,17 +192,17 @@ func (r *Reconciler) inputs(ctx context.Context, key Key) (Inputs, error) {
 		in.Error = err.Error()
 		return in, nil
 	}
-	domain, err := Check(key, in.Conf, r.cfg.Plan)
+	nw, err := Check(key, in.Conf, r.cfg.Plan)
 	if err != nil {
 		in.Error = err.Error()
 		return in, nil
 	}
-	return in, r.claim(ctx, &in, domain)
+	return in, r.claim(ctx, &in, nw)
 }
 
 // claim validates the NAD against other objects, then allocates its id and claims
 // its namespace.
-func (r *Reconciler) claim(ctx context.Context, in *Inputs, domain network.Network) error {
+func (r *Reconciler) claim(ctx context.Context, in *Inputs, nw network.Network) error {
 	key, has := in.NAD.Key, in.NAD.ID != "" && in.NAD.ID == idText(in.ID)
 	if has && in.NAD.Network != in.Conf.Name {
 		r.waiters.Add(key.String(), key) // before List, as in cleanUp
@@ -238,7 +238,7 @@ func (r *Reconciler) claim(ctx context.Context, in *Inputs, domain network.Netwo
 			return nil
 		}
 	}
-	if !domain.IsPrimary() {
+	if !nw.IsPrimary() {
 		r.networkIDs.ReleaseClaims(key.holder(), func(string) bool { return false })
 	} else {
 		labeled, err := r.hasPrimaryLabel(ctx, key.Namespace)
@@ -272,7 +272,7 @@ func (r *Reconciler) claim(ctx context.Context, in *Inputs, domain network.Netwo
 	if err != nil {
 		return err
 	}
-	if !domain.IsPrimary() {
+	if !nw.IsPrimary() {
 		return nil
 	}
 	if holder, ok := r.networkIDs.Claim(key.Namespace, key.holder()); !ok {

@@ -44,7 +44,7 @@ func TestAllocate(t *testing.T) {
 		nodes, freed, last := map[string]int{}, map[int]time.Time{}, map[int]string{}
 		for range rapid.IntRange(1, 40).Draw(t, "steps") {
 			name := rapid.SampledFrom([]string{"a", "b", "c", "d", "e", "f"}).Draw(t, "node")
-			if rapid.IntRange(0, 3).Draw(t, "gone") == 0 {
+			if rapid.IntRange(0, 3).Draw(t, "deleted") == 0 {
 				r.release(name)
 				if id := nodes[name]; id != 0 {
 					freed[id], last[id] = now, name

@@ -18,9 +18,9 @@ import (
 // network whose request became invalid keeps its NADs, because pods use them.
 func Build(in Inputs, have State) (State, []Problem) {
 	b := builder{in: in, have: have, want: State{Owner: in.Owner, NADs: map[string]NAD{}}}
-	gone := in.Request == nil || in.Request.Deleting
+	ownerDeleted := in.Request == nil || in.Request.Deleting
 	selected := map[string]bool{}
-	if !gone {
+	if !ownerDeleted {
 		for _, ns := range in.Namespaces {
 			selected[ns.Name] = b.namespace(ns)
 		}
@@ -30,11 +30,11 @@ func Build(in Inputs, have State) (State, []Problem) {
 	}
 	for _, ns := range sortedKeys(have.NADs) {
 		if nad := have.NADs[ns]; !selected[ns] {
-			keep := !gone && in.Invalid != "" && nad.OwnerUID == in.Request.UID && nad.Phase == Present
+			keep := !ownerDeleted && in.Invalid != "" && nad.OwnerUID == in.Request.UID && nad.Phase == Present
 			if keep {
 				b.want.NADs[ns] = nad
 			} else {
-				b.remove(nad, gone)
+				b.remove(nad, ownerDeleted)
 			}
 		}
 	}
@@ -120,9 +120,9 @@ func (b *builder) render(namespace string) NAD {
 }
 
 // remove adds the next step of removing a NAD.
-func (b *builder) remove(nad NAD, gone bool) {
+func (b *builder) remove(nad NAD, ownerDeleted bool) {
 	users := b.in.Users[nad.Namespace]
-	if len(users) > 0 && nad.Phase == Present && !gone && b.in.Invalid == "" && b.in.ID != 0 && nad.OwnerUID == b.in.Request.UID {
+	if len(users) > 0 && nad.Phase == Present && !ownerDeleted && b.in.Invalid == "" && b.in.ID != 0 && nad.OwnerUID == b.in.Request.UID {
 		// Nodes apply a changed configuration only when all NADs of the network
 		// have it, so this one is updated too.
 		nad.Config = b.render(nad.Namespace).Config
@@ -138,7 +138,7 @@ func (b *builder) remove(nad NAD, gone bool) {
 		// Somebody removed the finalizer: without it, deletion would not wait.
 		nad.Finalizer = true
 		b.want.NADs[nad.Namespace] = nad
-	case nad.Phase == Present && (gone || len(users) == 0):
+	case nad.Phase == Present && (ownerDeleted || len(users) == 0):
 		// A namespace that is only deselected keeps the NAD while pods use it, so
 		// that they keep their network if the label is set again.
 		nad.Phase = Terminating

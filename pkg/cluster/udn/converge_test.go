@@ -31,7 +31,7 @@ func drawInputs(t *rapid.T) (Inputs, *Fake) {
 		t.Fatal(err)
 	}
 	in := Inputs{Owner: r.Owner, Request: r, Conf: conf, ID: rapid.IntRange(0, 5).Draw(t, "id"), Users: map[string][]string{}}
-	if rapid.IntRange(0, 4).Draw(t, "gone") == 0 {
+	if rapid.IntRange(0, 4).Draw(t, "no owner") == 0 {
 		in.Request = nil
 	}
 	if rapid.IntRange(0, 4).Draw(t, "invalid") == 0 {

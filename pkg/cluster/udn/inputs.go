@@ -40,8 +40,8 @@ func (r *Reconciler) inputs(ctx context.Context, o Owner, have State) (Inputs, e
 		selected[ns.Name] = req.admits(ns)
 	}
 	for ns, nad := range have.NADs {
-		stays := selected[ns] && nad.Phase == Present && (req == nil || nad.OwnerUID == req.UID)
-		if stays {
+		keep := selected[ns] && nad.Phase == Present && (req == nil || nad.OwnerUID == req.UID)
+		if keep {
 			r.waiters.Remove(nad.Key())
 			continue
 		}
@@ -75,7 +75,7 @@ func (r *Reconciler) request(ctx context.Context, o Owner) (*Request, error) {
 // configuration and namespaces. It claims the namespaces and allocates the id.
 func (r *Reconciler) network(ctx context.Context, in *Inputs, have State) error {
 	req := in.Request
-	conf, domain, err := req.NetConf(r.cfg.Plan)
+	conf, nw, err := req.NetConf(r.cfg.Plan)
 	if err != nil {
 		in.Invalid = err.Error()
 	}
@@ -108,7 +108,7 @@ func (r *Reconciler) network(ctx context.Context, in *Inputs, have State) error 
 		}
 	}
 	if in.ID != 0 {
-		if in.WithoutSubnet, err = r.nodes.withoutSubnet(ctx, r.cache, domain.HostCapacity()); err != nil {
+		if in.WithoutSubnet, err = r.nodes.withoutSubnet(ctx, r.cache, nw.HostCapacity()); err != nil {
 			return err
 		}
 		in.Failing = r.failures.nodesOf(in.ID)
@@ -119,12 +119,12 @@ func (r *Reconciler) network(ctx context.Context, in *Inputs, have State) error 
 // claim allocates what a network needs before its NADs are created: an id and, for
 // a primary network, the claim on each namespace.
 func (r *Reconciler) claim(ctx context.Context, in *Inputs, have State) error {
-	free := func(ns *Namespace) bool {
+	admissible := func(ns *Namespace) bool {
 		_, exists := have.NADs[ns.Name]
 		return in.Request.admits(*ns) && ns.Foreign == "" && ns.Primary == "" && (exists || !ns.Full && ns.WithoutPrimary == nil)
 	}
-	fresh := false
-	if in.ID == 0 && slices.ContainsFunc(in.Namespaces, func(ns Namespace) bool { return free(&ns) }) {
+	allocated := false
+	if in.ID == 0 && slices.ContainsFunc(in.Namespaces, func(ns Namespace) bool { return admissible(&ns) }) {
 		var err error
 		in.ID, err = r.networkIDs.AllocateID(ctx, in.Owner.Network(), func() { r.enqueue(in.Owner) })
 		if errors.Is(err, netid.ErrFull) {
@@ -134,12 +134,12 @@ func (r *Reconciler) claim(ctx context.Context, in *Inputs, have State) error {
 		if err != nil {
 			return err
 		}
-		fresh = true
+		allocated = true
 	}
 	claimed := false
 	for i := range in.Namespaces {
 		ns := &in.Namespaces[i]
-		if !free(ns) {
+		if !admissible(ns) {
 			continue
 		}
 		if in.Request.Primary() {
@@ -152,7 +152,7 @@ func (r *Reconciler) claim(ctx context.Context, in *Inputs, have State) error {
 	}
 	switch {
 	case claimed:
-	case fresh:
+	case allocated:
 		r.networkIDs.CancelID(in.Owner.Network()) // no namespace admits the network
 		in.ID = 0
 	case in.ID != 0 && len(have.NADs) == 0:

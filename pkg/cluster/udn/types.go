@@ -71,7 +71,7 @@ type Request struct {
 type Namespace struct {
 	Name    string
 	Labeled bool // has the label of namespaces with a primary network
-	// Foreign is the problem of another NAD with the name of the owner's; "" for
+	// Foreign is the problem of a foreign NAD with the name of ours, "" for
 	// none. Primary is the holder of the namespace's primary network if the owner
 	// requests one and another has it; "" for none.
 	Foreign, Primary string

@@ -25,8 +25,7 @@ import (
 	"bulkhead/test/api"
 )
 
-// TestZoneOnRealServers runs the zone against a real API server and real
-// databases: patches, watches and transactions as they are.
+// TestZoneOnRealServers runs the zone against a real API server and real databases.
 func TestZoneOnRealServers(t *testing.T) {
 	h := newHost(t, debianTree(t), "db", "")
 	if os.Getenv(api.BinEnv) == "" {
@@ -46,7 +45,7 @@ func TestZoneOnRealServers(t *testing.T) {
 		}
 	}
 	must(env.Install(ctx, filepath.Join(api.Root(), "deploy/crds")))
-	h.central()
+	h.startCentral()
 	k, nads := kubernetes.NewForConfigOrDie(env.Admin), nadclient.NewForConfigOrDie(env.Admin)
 
 	n1 := testNode(1, "node1", network.SharedGateway)
@@ -84,7 +83,7 @@ func TestZoneOnRealServers(t *testing.T) {
 			}
 		}
 	}
-	begun := time.Now()
+	started := time.Now()
 	z, stop := start()
 	eventually(t, "ready", func() error {
 		if !z.Ready() {
@@ -92,7 +91,7 @@ func TestZoneOnRealServers(t *testing.T) {
 		}
 		return nil
 	})
-	t.Logf("%d networks built %v after start", networks, time.Since(begun))
+	t.Logf("%d networks built %v after start", networks, time.Since(started))
 
 	pod := func(ns, name string, a map[string]string) *corev1.Pod {
 		p, err := k.CoreV1().Pods(ns).Create(ctx, &corev1.Pod{
@@ -102,7 +101,7 @@ func TestZoneOnRealServers(t *testing.T) {
 		must(err)
 		return p
 	}
-	told := func(ns, name string) network.PodNetworks {
+	networksOf := func(ns, name string) network.PodNetworks {
 		p, err := k.CoreV1().Pods(ns).Get(ctx, name, metav1.GetOptions{})
 		must(err)
 		out, err := network.ParsePodNetworks(p.Annotations[network.AnnotationPodNetworks])
@@ -112,12 +111,12 @@ func TestZoneOnRealServers(t *testing.T) {
 	var latency []time.Duration
 	const pods = 30
 	podName := func(i int) (namespace, name string) { return fmt.Sprintf("t%d", 1+i%networks), fmt.Sprintf("p%d", i) }
-	for i := range pods { // without annotations, with others, with a preset one
+	for i := range pods { // without annotations, with another one, with a preset one
 		ns, name := podName(i)
 		a := []map[string]string{nil, {"other": "x"}, {network.AnnotationPodNetworks: "{}"}}[i%3]
 		at := time.Now()
 		pod(ns, name, a)
-		for len(told(ns, name)) != 2 {
+		for len(networksOf(ns, name)) != 2 {
 			if time.Since(at) > time.Minute {
 				t.Fatalf("pod %s/%s got no annotation", ns, name)
 			}
@@ -125,7 +124,7 @@ func TestZoneOnRealServers(t *testing.T) {
 		}
 		latency = append(latency, time.Since(at))
 		out := h.must("ovn-nbctl", "--no-leader-only", "--bare", "--columns=addresses", "find", "Logical_Switch_Port", "name="+network.PodLSP(ns+"/net", ns, name))
-		if !strings.Contains(out, told(ns, name)[ns+"/net"].IPs[0].Addr().String()) {
+		if !strings.Contains(out, networksOf(ns, name)[ns+"/net"].IPs[0].Addr().String()) {
 			eventually(t, "port of "+name, func() error {
 				out, err := h.run("ovn-nbctl", "--no-leader-only", "--bare", "--columns=addresses", "find", "Logical_Switch_Port", "name="+network.PodLSP(ns+"/net", ns, name))
 				if err == nil && !strings.Contains(out, "10.10.0.") {
@@ -137,13 +136,13 @@ func TestZoneOnRealServers(t *testing.T) {
 	}
 	slices.Sort(latency)
 	t.Logf("pod created to annotated: median %v, worst %v", latency[len(latency)/2], latency[len(latency)-1])
-	if got := told("t1", "p20")["t1/net"].IPs[0]; got != netip.MustParsePrefix("10.10.0.4/24") {
+	if got := networksOf("t1", "p20")["t1/net"].IPs[0]; got != netip.MustParsePrefix("10.10.0.4/24") {
 		t.Errorf("t1's second pod got %v", got)
 	}
 
 	// Restart with nothing changed: no transaction.
 	rows := func() string { return h.must("ovsdb-client", "dump", h.sock("nb"), "OVN_Northbound") }
-	ported := func(namespace, name string) func() error {
+	hasPorts := func(namespace, name string) func() error {
 		return func() error {
 			out, err := h.run("ovn-nbctl", "--no-leader-only", "--bare", "--columns=name", "find", "Logical_Switch_Port", "addresses!=[]")
 			have := strings.Fields(out)
@@ -157,7 +156,7 @@ func TestZoneOnRealServers(t *testing.T) {
 	}
 	for i := range pods {
 		ns, name := podName(i)
-		eventually(t, "ports of "+name, ported(ns, name))
+		eventually(t, "ports of "+name, hasPorts(ns, name))
 	}
 	before := rows()
 	stop()
@@ -172,10 +171,10 @@ func TestZoneOnRealServers(t *testing.T) {
 	if rows() != before {
 		t.Error("a restart changed rows")
 	}
-	// Whatever the restart still had to do is done before a pod that comes now,
-	// which takes one transaction in each of its two networks.
-	pod("t1", "late", nil)
-	eventually(t, "ports of late", ported("t1", "late"))
+	// A new pod takes one transaction in each of its two networks. Anything that the
+	// restart still had to do is done before.
+	pod("t1", "extra", nil)
+	eventually(t, "ports of extra", hasPorts("t1", "extra"))
 	eventually(t, "its transactions are counted", func() error {
 		if n := z.nb.(*NB).Transactions(); n < 2 {
 			return fmt.Errorf("%d so far", n)

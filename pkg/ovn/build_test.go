@@ -68,12 +68,12 @@ func golden(t *testing.T, name string, n network.Network, dual bool, peers int, 
 		t.Fatal(err)
 	}
 	if got != string(want) {
-		t.Errorf("rows differ from %s (run with -update and look at the difference):\n%s", file, got)
+		t.Errorf("rows differ from %s (if intended, run with -update):\n%s", file, got)
 	}
 }
 
-// Every column that we own must exist, and an id must be unique: the client's
-// indexes and Diff rely on it.
+// Our columns must exist and ids must be unique: the client's indexes and Diff rely
+// on it.
 func TestRowsAreWellFormed(t *testing.T) {
 	for name, tab := range tables {
 		m := newModel(name)
@@ -100,14 +100,14 @@ func TestRowsAreWellFormed(t *testing.T) {
 			}
 			for _, ref := range r.In {
 				if !slices.Contains(tables[ref.Table].contains, ref.Column) {
-					t.Errorf("%s is in %s, which is not read back", r, ref)
+					t.Errorf("%s is in %s, which Read does not read", r, ref)
 				}
 			}
 		}
 	}
 }
 
-func TestRefusals(t *testing.T) {
+func TestBuildErrors(t *testing.T) {
 	n := testTenant(1, "red_net", false)
 	n.Subnets[0].HostLen = 17 // two nodes
 	if _, err := Build(n, testNode(3, "node3", network.SharedGateway), Inputs{Plan: testPlan(false)}); err == nil || !strings.Contains(err.Error(), "append a CIDR") {
@@ -122,7 +122,7 @@ func TestRefusals(t *testing.T) {
 	}
 	n.Topology = network.Layer2
 	if _, err := Build(n, testNode(1, "node1", network.SharedGateway), Inputs{}); err == nil {
-		t.Error("layer2 is built")
+		t.Error("no error for a layer2 network")
 	}
 	node := testNode(1, "node1", network.SharedGateway)
 	node.Addresses, node.BridgeMAC = nil, ""
@@ -131,9 +131,9 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// genWorld draws one network's rows; pods of one name may be locked or not,
-// nodes may be in either mode.
-func genWorld(t *rapid.T, label string) (network.Network, State) {
+// genRows draws the rows of the cluster default network. Pods may be locked, and the
+// node may have either gateway mode.
+func genRows(t *rapid.T, label string) (network.Network, State) {
 	dual := rapid.Bool().Draw(t, label+" dual")
 	n := testDefault(dual)
 	node := testNode(1, "node1", rapid.SampledFrom([]network.GatewayMode{network.SharedGateway, network.LocalGateway}).Draw(t, label+" mode"))
@@ -154,9 +154,9 @@ func genWorld(t *rapid.T, label string) (network.Network, State) {
 	return n, s
 }
 
-// TestConverge: from any state, whatever fails on the way, Apply(Diff) ends at
-// what is wanted; then there is nothing to do; other's rows are untouched; and
-// no port that is to be locked is ever there unlocked.
+// TestConverge checks that from any state and after any failures Apply(Diff) reaches
+// the desired state, that a second run is a no-op, that rows of others are unchanged,
+// and that a port to be locked never exists unlocked.
 func TestConverge(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		ctx := context.Background()
@@ -164,7 +164,7 @@ func TestConverge(t *testing.T) {
 		foreign := Row{Table: nbdb.LogicalSwitchTable, ID: "theirs", Model: &nbdb.LogicalSwitch{Name: "theirs"}}
 		f.Add(foreign)
 		for i := range rapid.IntRange(1, 3).Draw(t, "steps") {
-			n, want := genWorld(t, fmt.Sprint(i))
+			n, want := genRows(t, fmt.Sprint(i))
 			if rapid.Bool().Draw(t, "gone") {
 				want = nil
 			}
@@ -180,7 +180,7 @@ func TestConverge(t *testing.T) {
 			f.Fail = func(Op) error {
 				checkLocked(t, f.rows, locked, open)
 				if rapid.IntRange(0, 9).Draw(t, "fails") == 0 {
-					return errors.New("out of luck")
+					return errors.New("injected failure")
 				}
 				return nil
 			}
@@ -200,22 +200,22 @@ func TestConverge(t *testing.T) {
 			}
 		}
 		if !slices.ContainsFunc(f.Rows(), func(r Row) bool { return r.ID == foreign.ID }) {
-			t.Fatal("a row of somebody else is gone")
+			t.Fatal("another client's row was deleted")
 		}
 	})
 }
 
-// checkLocked fails when a port that is to be locked is there and open,
-// unless it was open when the step began.
+// checkLocked fails if a port to be locked exists unlocked, unless it was unlocked
+// when the step began.
 func checkLocked(t *rapid.T, rows State, locked, open map[string]bool) {
 	for _, r := range rows {
 		if r.Table == nbdb.LogicalSwitchPortTable && locked[r.ID] && !open[r.UUID] && !slices.ContainsFunc(r.In, isWeak) {
-			t.Fatalf("%s is open", r)
+			t.Fatalf("%s is unlocked", r)
 		}
 	}
 }
 
-func TestDuplicateRowsGo(t *testing.T) {
+func TestDuplicateRowsAreDeleted(t *testing.T) {
 	n := testDefault(false)
 	want, err := Build(n, testNode(1, "node1", network.SharedGateway), Inputs{Plan: testPlan(false)})
 	if err != nil {
@@ -226,15 +226,15 @@ func TestDuplicateRowsGo(t *testing.T) {
 		have[i].Model = model.Clone(have[i].Model)
 		have[i].UUID = fmt.Sprint(i)
 	}
-	twin := have[0].clone()
-	twin.UUID = "twin"
-	ops := Diff(want, append(have, twin))
-	if len(ops) != 1 || ops[0].Verb != Delete || ops[0].Row.UUID != "twin" {
+	duplicate := have[0].clone()
+	duplicate.UUID = "duplicate"
+	ops := Diff(want, append(have, duplicate))
+	if len(ops) != 1 || ops[0].Verb != Delete || ops[0].Row.UUID != "duplicate" {
 		t.Errorf("operations: %v", ops)
 	}
 }
 
-func TestOpsReadWell(t *testing.T) {
+func TestOpStrings(t *testing.T) {
 	n := testDefault(false)
 	node := testNode(1, "node1", network.SharedGateway)
 	want, err := Build(n, node, Inputs{Plan: testPlan(false), Pods: []PodPort{testPod(n, node, "default", "blue", "p", 4, true)}})
@@ -245,11 +245,11 @@ func TestOpsReadWell(t *testing.T) {
 	for _, op := range Diff(want, nil) {
 		lines = append(lines, op.String())
 		if strings.Contains(op.String(), "\n") {
-			t.Errorf("more than a line: %s", op)
+			t.Errorf("several lines: %s", op)
 		}
 	}
 	if !strings.HasPrefix(lines[0], "insert Port_Group "+LockedPortGroup) {
-		t.Errorf("does not begin with isolation: %s", lines[0])
+		t.Errorf("the first operation is not isolation: %s", lines[0])
 	}
 	if want := "insert Logical_Switch_Port blue_p into Port_Group bulkhead_locked ports and Logical_Switch node1 ports"; !slices.Contains(lines, want) {
 		t.Errorf("no line %q in\n%s", want, strings.Join(lines, "\n"))

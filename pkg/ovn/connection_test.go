@@ -19,23 +19,23 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// A connection that is lost before anybody waits for that is found again: once,
-// the zone waited for ever.
-func TestLossBeforeTheWait(t *testing.T) {
+// A connection that is lost before waitForLoss is called is noticed, and the client
+// reconnects.
+func TestConnectionLostBeforeWait(t *testing.T) {
 	h := newHost(t, debianTree(t), "db", "")
 	server := h.database("nb", "usr/share/ovn/ovn-nb.ovsschema")
-	var found atomic.Int32
+	var connects atomic.Int32
 	lost, again := make(chan struct{}), make(chan struct{})
 	nb := NewNB(h.sock("nb"), quietLog(), func() {}, func(string, Part) {})
 	inner := nb.conn.onConnect
 	nb.conn.onConnect = func(c client.Client) {
-		if found.Add(1) == 1 {
+		if connects.Add(1) == 1 {
 			close(lost)
 			<-again
 			for c.Cache() != nil {
 				time.Sleep(time.Millisecond)
 			}
-			inner(c) // with nothing left of its cache
+			inner(c) // its cache is gone
 			return
 		}
 		inner(c)
@@ -49,17 +49,17 @@ func TestLossBeforeTheWait(t *testing.T) {
 	h.serveDatabase("nb")
 	close(again)
 	eventually(t, "connected again", func() error {
-		if found.Load() < 2 || !nb.Connected() {
-			return fmt.Errorf("found %d times, connected %t", found.Load(), nb.Connected())
+		if connects.Load() < 2 || !nb.Connected() {
+			return fmt.Errorf("connected %d times, connected now: %t", connects.Load(), nb.Connected())
 		}
 		return nil
 	})
 }
 
-// A database that hangs fails transactions in their time, whatever the caller's
-// context, also when it takes nothing more from the socket; when it goes on, so
-// does the zone.
-func TestTransactionOfDatabaseThatHangs(t *testing.T) {
+// Transactions with a hanging database fail within their timeout, for any caller's
+// context and also when the socket's buffer is full. When the database continues, so
+// does the client.
+func TestTransactionWithHangingDatabase(t *testing.T) {
 	h := newHost(t, debianTree(t), "db", "")
 	servers := []*exec.Cmd{h.database("nb", "usr/share/ovn/ovn-nb.ovsschema"), h.database("sb", "usr/share/ovn/ovn-sb.ovsschema")}
 	all := func(sig syscall.Signal) {
@@ -86,7 +86,7 @@ func TestTransactionOfDatabaseThatHangs(t *testing.T) {
 	})
 	node := testNode(1, "node1", network.SharedGateway)
 	in := Inputs{Plan: testPlan(false), PhysicalNetwork: "physnet"}
-	var ops []Op // more than a transaction's, each of which is more than a socket holds
+	var ops []Op // several transactions, each larger than a socket's buffer
 	for id := 1; len(ops) <= 2*maxOps; id++ {
 		want, err := Build(testTenant(id, fmt.Sprintf("net%d", id), false), node, in)
 		if err != nil {
@@ -98,10 +98,10 @@ func TestTransactionOfDatabaseThatHangs(t *testing.T) {
 	chassis := DiffChassis(BuildChassis(node, []network.Node{peer(2), peer(3), peer(4)}), nil)
 	defer all(syscall.SIGCONT)
 	all(syscall.SIGSTOP)
-	for range maxInFlight + 2 { // also with as many left behind as there may be
-		for what, c := range map[string]struct {
+	for range maxInFlight + 2 { // also with maxInFlight blocked transactions
+		for name, c := range map[string]struct {
 			apply func() error
-			left  string
+			text  string
 		}{
 			"rows":                  {func() error { return nb.Apply(context.Background(), ops) }, fmt.Sprintf("%d operations not tried", len(ops)-maxOps)},
 			"a row":                 {func() error { return nb.Apply(context.Background(), ops[:1]) }, ""},
@@ -114,10 +114,10 @@ func TestTransactionOfDatabaseThatHangs(t *testing.T) {
 			select {
 			case err = <-result:
 			case <-time.After(10 * time.Second):
-				t.Fatalf("%s of a database that hangs: no end", what)
+				t.Fatalf("%s with a hanging database: no end", name)
 			}
-			if !errors.Is(err, errUnresponsive) || !strings.Contains(err.Error(), c.left) {
-				t.Fatalf("%s of a database that hangs: %.500v, want %q in it", what, err, c.left)
+			if !errors.Is(err, errUnresponsive) || !strings.Contains(err.Error(), c.text) {
+				t.Fatalf("%s with a hanging database: %.500v, want %q in it", name, err, c.text)
 			}
 		}
 	}
@@ -127,7 +127,7 @@ func TestTransactionOfDatabaseThatHangs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the zone goes on", func() error {
+	eventually(t, "the client continues", func() error {
 		have, err := nb.Read(ctx, Owner{Network: n.Name, Node: node.Name, Parts: AllParts})
 		if err == nil {
 			err = nb.Apply(ctx, Diff(want, have))
@@ -135,9 +135,9 @@ func TestTransactionOfDatabaseThatHangs(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		there, err := sb.ReadChassis(ctx)
+		remote, err := sb.ReadChassis(ctx)
 		if err == nil {
-			err = sb.ApplyChassis(ctx, DiffChassis(BuildChassis(node, []network.Node{peer(2)}), there))
+			err = sb.ApplyChassis(ctx, DiffChassis(BuildChassis(node, []network.Node{peer(2)}), remote))
 		}
 		return err
 	})

@@ -15,7 +15,7 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Tests against a real ovsdb-server with OVN's schema; no root, no northd.
+// Tests against a real ovsdb-server with OVN's schemas, without root or northd.
 
 func TestDatabase(t *testing.T) {
 	h := newHost(t, debianTree(t), "db", "")
@@ -37,7 +37,7 @@ func TestDatabase(t *testing.T) {
 	if n := nb.Transactions() - before; n != 1 {
 		t.Errorf("a new network took %d transactions", n)
 	}
-	// An open port becomes locked, a peer goes, a pod goes, the mode changes.
+	// A port gets locked, a peer and a pod are deleted, the gateway mode changes.
 	converge(t, nb, cdn, node, withPods(testPod(cdn, node, "default", "red", "p", 3, false), testPod(cdn, node, "default", "red", "q", 4, true)))
 	in.Peers = peers[:1]
 	converge(t, nb, cdn, node, withPods(testPod(cdn, node, "default", "red", "p", 3, true)))
@@ -45,8 +45,8 @@ func TestDatabase(t *testing.T) {
 	local.Mode = network.LocalGateway
 	converge(t, nb, red, local, in)
 
-	// A name that somebody else has: that row fails and is named, the others
-	// are there.
+	// A port name is taken by another client: the insert of that row fails with an
+	// error that names the row, the other rows are inserted.
 	want, err := Build(blue, node, withPods(testPod(blue, node, "blue/net", "blue", "p", 3, false), testPod(blue, node, "blue/net", "blue", "q", 4, false)))
 	if err != nil {
 		t.Fatal(err)
@@ -77,12 +77,12 @@ func TestDatabase(t *testing.T) {
 	}
 	for _, table := range []string{"Logical_Switch", "Logical_Router", "Logical_Switch_Port"} {
 		if out := strings.Fields(h.must("ovn-nbctl", "--no-leader-only", "--bare", "--columns=name", "list", table)); len(out) != 1 {
-			t.Errorf("%s: %v is left, want what was theirs", table, out)
+			t.Errorf("%s: %v remain, want only the other client's", table, out)
 		}
 	}
 	for table := range tables {
 		if out := strings.TrimSpace(h.must("ovn-nbctl", "--no-leader-only", "--bare", "--columns=_uuid", "find", table)); out != "" && !strings.HasPrefix(table, "Logical_Switch") && table != "Logical_Router" {
-			t.Errorf("%s: left behind: %s", table, out)
+			t.Errorf("%s: leftover rows %s", table, out)
 		}
 	}
 	if err := nb.SetName(ctx, "node1"); err != nil {
@@ -115,13 +115,13 @@ func testChassis(t *testing.T, sb *SB, node network.Node, peers []network.Node) 
 	}
 }
 
-// TestDatabaseRestart: the zone finds its database again, whether it kept its
-// rows or lost them.
+// TestDatabaseRestart checks that the client reconnects to a restarted database,
+// whether the database kept its rows or lost them.
 func TestDatabaseRestart(t *testing.T) {
 	h := newHost(t, debianTree(t), "db", "")
 	server := h.database("nb", "usr/share/ovn/ovn-nb.ovsschema")
-	var found atomic.Int32
-	nb := NewNB(h.sock("nb"), quietLog(), func() { found.Add(1) }, func(string, Part) {})
+	var connects atomic.Int32
+	nb := NewNB(h.sock("nb"), quietLog(), func() { connects.Add(1) }, func(string, Part) {})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() { nb.Run(ctx); close(ended) }()
@@ -129,8 +129,8 @@ func TestDatabaseRestart(t *testing.T) {
 	connected := func(n int32) {
 		t.Helper()
 		eventually(t, "connected", func() error {
-			if found.Load() != n || !nb.Connected() {
-				return fmt.Errorf("found %d times", found.Load())
+			if connects.Load() != n || !nb.Connected() {
+				return fmt.Errorf("connected %d times", connects.Load())
 			}
 			return nil
 		})
@@ -139,7 +139,7 @@ func TestDatabaseRestart(t *testing.T) {
 	node, n := testNode(1, "node1", network.SharedGateway), testTenant(1, "red_net", false)
 	in := Inputs{Plan: testPlan(false), PhysicalNetwork: "physnet"}
 	converge(t, nb, n, node, in)
-	made := nb.Transactions()
+	before := nb.Transactions()
 
 	stop(server)
 	eventually(t, "loss noticed", func() error {
@@ -154,8 +154,8 @@ func TestDatabaseRestart(t *testing.T) {
 	server = h.serveDatabase("nb")
 	connected(2)
 	converge(t, nb, n, node, in)
-	if nb.Transactions() != made {
-		t.Errorf("%d transactions after a restart that lost nothing", nb.Transactions()-made)
+	if nb.Transactions() != before {
+		t.Errorf("%d transactions after a restart that lost nothing", nb.Transactions()-before)
 	}
 	stop(server)
 	_ = os.Remove(filepath.Join(h.dir, "nb.db"))
@@ -164,8 +164,8 @@ func TestDatabaseRestart(t *testing.T) {
 	converge(t, nb, n, node, in)
 }
 
-// BenchmarkNetworks is the cost of one more network, two pods on it and their
-// removal, with N networks there; northd does not run.
+// BenchmarkNetworks measures adding one network, two pods on it and deleting all of
+// them, with N existing networks and without northd.
 func BenchmarkNetworks(b *testing.B) {
 	for _, have := range []int{1, 500} {
 		b.Run(fmt.Sprint(have), func(b *testing.B) {

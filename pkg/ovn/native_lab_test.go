@@ -20,8 +20,8 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// The native lab: OVN and Open vSwitch of a Debian 13 tree, run on this
-// machine in network namespaces with the userspace datapath.
+// The native lab runs OVN and Open vSwitch from a Debian 13 tree on this machine, in
+// network namespaces and with the userspace datapath.
 
 // tree is the root of the Debian 13 tree that BULKHEAD_ROOTFS names.
 type tree string
@@ -40,10 +40,11 @@ func debianTree(t testing.TB) tree {
 
 func (r tree) path(p string) string { return filepath.Join(string(r), p) }
 
-// argv runs a program of the tree with the tree's own libraries.
+// argv returns the command line that runs a program of the tree with the tree's own
+// libraries.
 func (r tree) argv(program string, args ...string) []string {
 	bin := ""
-	// ovs-vswitchd is a link through /etc/alternatives, which is another tree's.
+	// ovs-vswitchd in usr/sbin is a symlink through this machine's /etc/alternatives.
 	for _, dir := range []string{"usr/lib/openvswitch-switch/", "usr/bin/", "usr/sbin/"} {
 		if bin = r.path(dir + program); exists(bin) {
 			break
@@ -54,8 +55,8 @@ func (r tree) argv(program string, args ...string) []string {
 
 func exists(path string) bool { _, err := os.Stat(path); return err == nil }
 
-// host is one node: its databases and daemons, in a network namespace of its
-// own when ns is set.
+// host is one node with its databases and daemons, in the network namespace ns if
+// that is set.
 type host struct {
 	t    testing.TB
 	tree tree
@@ -92,18 +93,18 @@ func (h *host) env() []string {
 
 func (h *host) sock(db string) string { return "unix:" + filepath.Join(h.dir, db+".sock") }
 
-// within is argv inside the host's namespace.
-func (h *host) within(argv []string) []string {
+// inNamespace returns argv prefixed to run in the host's namespace.
+func (h *host) inNamespace(argv []string) []string {
 	if h.ns == "" {
 		return argv
 	}
 	return append([]string{"ip", "netns", "exec", h.ns}, argv...)
 }
 
-// daemon starts a program and stops it when the test ends.
+// daemon starts a program that is killed when the test ends.
 func (h *host) daemon(program string, args ...string) *exec.Cmd {
 	h.t.Helper()
-	argv := h.within(h.tree.argv(program, args...))
+	argv := h.inNamespace(h.tree.argv(program, args...))
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Env = h.env()
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
@@ -127,9 +128,9 @@ func stop(cmd *exec.Cmd) {
 	}
 }
 
-// run runs a program of the tree to its end.
+// run runs a program of the tree and returns its output.
 func (h *host) run(program string, args ...string) (string, error) {
-	return run(h.env(), h.within(h.tree.argv(program, args...))...)
+	return run(h.env(), h.inNamespace(h.tree.argv(program, args...))...)
 }
 
 func (h *host) must(program string, args ...string) string {
@@ -164,7 +165,7 @@ func mustRun(t testing.TB, argv ...string) string {
 	return out
 }
 
-// database starts an ovsdb-server on a fresh database of a schema.
+// database creates a database and starts its ovsdb-server.
 func (h *host) database(db, schema string) *exec.Cmd {
 	h.t.Helper()
 	file := filepath.Join(h.dir, db+".db")
@@ -182,8 +183,8 @@ func (h *host) serveDatabase(db string) *exec.Cmd {
 	return cmd
 }
 
-// central starts the zone's databases and northd.
-func (h *host) central() {
+// startCentral starts the zone's databases and northd.
+func (h *host) startCentral() {
 	h.t.Helper()
 	h.database("nb", "usr/share/ovn/ovn-nb.ovsschema")
 	h.database("sb", "usr/share/ovn/ovn-sb.ovsschema")
@@ -192,7 +193,7 @@ func (h *host) central() {
 	h.must("ovn-sbctl", "--no-leader-only", "init")
 }
 
-// databases are clients of the zone's databases.
+// databases returns connected clients of the zone's databases.
 func (h *host) databases() (*NB, *SB) {
 	h.t.Helper()
 	log := quietLog()
@@ -212,7 +213,7 @@ func (h *host) databases() (*NB, *SB) {
 	return nb, sb
 }
 
-// logs shows the end of what the host's daemons said.
+// logs logs the end of the daemons' output.
 func (h *host) logs() {
 	files, _ := filepath.Glob(filepath.Join(h.dir, "*.[lo][ou][gt]"))
 	for _, f := range files {
@@ -222,7 +223,7 @@ func (h *host) logs() {
 	}
 }
 
-// warnings are what northd complained about: rows that contradict each other.
+// warnings returns northd's warnings and errors: rows that contradict each other.
 func (h *host) warnings() []string {
 	var out []string
 	b, err := os.ReadFile(filepath.Join(h.dir, "northd.log"))
@@ -231,7 +232,7 @@ func (h *host) warnings() []string {
 	}
 	for line := range strings.Lines(string(b)) {
 		if strings.Contains(line, "|timeval|") || strings.Contains(line, "|poll_loop|") || strings.Contains(line, "|reconnect|") || strings.Contains(line, "|jsonrpc|") {
-			continue // of the machine's load, not of rows
+			continue // caused by load, not by rows
 		}
 		if strings.Contains(line, "|WARN|") || strings.Contains(line, "|ERR|") || strings.Contains(line, "|EMER|") {
 			out = append(out, strings.TrimSpace(line))
@@ -242,7 +243,7 @@ func (h *host) warnings() []string {
 
 func quietLog() *slog.Logger { return slog.New(slog.NewTextHandler(io.Discard, nil)) }
 
-func eventually(t testing.TB, what string, f func() error) {
+func eventually(t testing.TB, desc string, f func() error) {
 	t.Helper()
 	deadline := time.Now().Add(time.Minute)
 	var err error
@@ -251,15 +252,15 @@ func eventually(t testing.TB, what string, f func() error) {
 			return
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("not within a minute: %s: %v", what, err)
+			t.Fatalf("timeout after a minute: %s: %v", desc, err)
 		}
 		time.Sleep(50 * time.Millisecond)
 	}
 }
 
-// switching starts Open vSwitch and ovn-controller in the host's namespace,
+// startOVS starts Open vSwitch and ovn-controller in the host's namespace,
 // with its end of the underlay and the external bridge.
-func (h *host) switching(node network.Node, underlay, cidr string) {
+func (h *host) startOVS(node network.Node, underlay, cidr string) {
 	h.t.Helper()
 	h.database("ovs", "usr/share/openvswitch/vswitch.ovsschema")
 	db := "--db=" + h.sock("ovs")
@@ -285,11 +286,11 @@ func (h *host) switching(node network.Node, underlay, cidr string) {
 	})
 }
 
-// plug binds a namespace to a logical port as CNI ADD would.
+// plug connects a namespace to a logical port, as CNI ADD does.
 func (h *host) plug(lsp, uid, ns string, link string, mac string, ips []netip.Prefix, routes ...string) {
 	h.t.Helper()
 	mustRun(h.t, "ip", "link", "add", link, "netns", h.ns, "type", "veth", "peer", "name", link, "netns", ns)
-	// The userspace datapath does not finish checksums that the kernel left.
+	// The userspace datapath does not complete offloaded checksums.
 	mustRun(h.t, append([]string{"ip", "netns", "exec", ns}, h.tree.argv("ethtool", "-K", link, "tx", "off")...)...)
 	mustRun(h.t, "ip", "-n", ns, "link", "set", link, "address", mac, "mtu", "1400", "up")
 	for _, ip := range ips {
@@ -310,7 +311,7 @@ func (h *host) plug(lsp, uid, ns string, link string, mac string, ips []netip.Pr
 	h.must("ovs-vsctl", args...)
 }
 
-// namespace makes a network namespace that goes with the test.
+// namespace creates a network namespace that is deleted when the test ends.
 func namespace(t testing.TB, name string) string {
 	t.Helper()
 	name = fmt.Sprintf("bho%d-%s", os.Getpid(), name)
@@ -320,7 +321,7 @@ func namespace(t testing.TB, name string) string {
 	return name
 }
 
-// ping tells whether to answers from inside ns.
+// ping pings to from ns.
 func (r tree) ping(ns, to string, count int) error {
 	_, err := run(nil, append([]string{"ip", "netns", "exec", ns}, r.argv("ping", "-n", "-q", "-c", fmt.Sprint(count), "-i", "0.2", "-W", "1", to)...)...)
 	return err

@@ -12,7 +12,7 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// zoneUnderTest is a host with what has been built on it.
+// zoneUnderTest is a host with its node and database clients.
 type zoneUnderTest struct {
 	*host
 	node network.Node
@@ -20,8 +20,8 @@ type zoneUnderTest struct {
 	sb   *SB
 }
 
-// TestNative joins two zones of real OVN with the rows that Build makes, and
-// sends packets between pods in network namespaces.
+// TestNative connects two zones of real OVN with the rows that Build returns and
+// pings between pods in network namespaces.
 func TestNative(t *testing.T) {
 	r := debianTree(t)
 	if os.Getuid() != 0 {
@@ -47,8 +47,8 @@ func testNative(t *testing.T, r tree, dual bool) {
 	for i, z := range zones {
 		mustRun(t, append([]string{"ip", "netns", "exec", z.ns}, r.argv("ethtool", "-K", "under", "tx", "off")...)...)
 		mustRun(t, "ip", "-n", z.ns, "link", "set", "under", "up")
-		z.central()
-		z.switching(z.node, "under", z.node.EncapIPs[0].String()+"/24")
+		z.startCentral()
+		z.startOVS(z.node, "under", z.node.EncapIPs[0].String()+"/24")
 		z.nb, z.sb = z.databases()
 		peer := []network.Node{zones[1-i].node}
 		for {
@@ -74,7 +74,7 @@ func testNative(t *testing.T, r tree, dual bool) {
 			} else {
 				ns := strings.TrimSuffix(n.Name, "_net")
 				in.Pods = append(in.Pods, testPod(n, z.node, ns+"/net", ns, "p", 3, false))
-				if n.ID == 1 && i == 1 { // one that only red has
+				if n.ID == 1 && i == 1 { // an address that no blue pod has
 					in.Pods = append(in.Pods, testPod(n, z.node, ns+"/net", ns, "only", 4, false))
 				}
 			}
@@ -83,7 +83,7 @@ func testNative(t *testing.T, r tree, dual bool) {
 				z.plugPod(n, p)
 			}
 		}
-		// The node's own port on the cluster default network.
+		// The management port on the cluster default network.
 		hosts, err := nets[0].HostSubnets(z.node.ID)
 		if err != nil {
 			t.Fatal(err)
@@ -94,10 +94,10 @@ func testNative(t *testing.T, r tree, dual bool) {
 	t.Logf("%s", a.must("ovn-nbctl", "--no-leader-only", "show"))
 
 	for _, z := range zones {
-		eventually(t, "remote ports of "+z.name+" have their chassis", func() error {
+		eventually(t, "remote ports of "+z.name+" have a chassis", func() error {
 			out, err := z.run("ovn-sbctl", "--no-leader-only", "--bare", "--columns=logical_port", "find", "Port_Binding", "type=remote", "chassis=[]")
 			if err == nil && strings.TrimSpace(out) != "" {
-				err = fmt.Errorf("without: %s", strings.Fields(out))
+				err = fmt.Errorf("ports without: %s", strings.Fields(out))
 			}
 			return err
 		})
@@ -106,8 +106,8 @@ func testNative(t *testing.T, r tree, dual bool) {
 	address := func(n network.Network, z *zoneUnderTest, i, family int) string {
 		return testPod(n, z.node, "", "", "", i, false).IPs[family].Addr().String()
 	}
-	nsOf := func(z *zoneUnderTest, what string) string {
-		return fmt.Sprintf("bho%d-%s%s", os.Getpid(), z.name, what)
+	nsOf := func(z *zoneUnderTest, desc string) string {
+		return fmt.Sprintf("bho%d-%s%s", os.Getpid(), z.name, desc)
 	}
 	families := 1
 	if dual {
@@ -115,7 +115,7 @@ func testNative(t *testing.T, r tree, dual bool) {
 	}
 	for f := range families {
 		cdn, red, blue := nets[0], nets[1], nets[2]
-		reach := []struct{ what, from, to string }{
+		reach := []struct{ desc, from, to string }{
 			{"plain pods across zones", nsOf(a, "plainp"), address(cdn, b, 3, f)},
 			{"red pods across zones", nsOf(a, "redp"), address(red, b, 3, f)},
 			{"red's only pod", nsOf(a, "redp"), address(red, b, 4, f)},
@@ -124,9 +124,9 @@ func testNative(t *testing.T, r tree, dual bool) {
 			{"the node to its plain pod", nsOf(b, "m"), address(cdn, b, 3, f)},
 		}
 		for _, c := range reach {
-			eventually(t, c.what, func() error { return r.ping(c.from, c.to, 1) })
+			eventually(t, c.desc, func() error { return r.ping(c.from, c.to, 1) })
 		}
-		for _, c := range []struct{ what, from, to string }{
+		for _, c := range []struct{ desc, from, to string }{
 			{"blue reaches red's only pod", nsOf(a, "bluep"), address(red, b, 4, f)},
 			{"a plain pod reaches a locked port on its node", nsOf(a, "plainp"), address(cdn, a, 4, f)},
 			{"a plain pod reaches a locked port across zones", nsOf(a, "plainp"), address(cdn, b, 4, f)},
@@ -135,7 +135,7 @@ func testNative(t *testing.T, r tree, dual bool) {
 			{"the node reaches a locked port on another node", nsOf(a, "m"), address(cdn, b, 4, f)},
 		} {
 			if r.ping(c.from, c.to, 2) == nil {
-				t.Errorf("%s (%s)", c.what, c.to)
+				t.Errorf("%s (%s)", c.desc, c.to)
 			}
 		}
 	}
@@ -146,7 +146,7 @@ func testNative(t *testing.T, r tree, dual bool) {
 	}
 }
 
-// plugPod makes a pod's namespace, once, and one interface in it.
+// plugPod adds an interface to a pod's namespace, which it creates if needed.
 func (z *zoneUnderTest) plugPod(n network.Network, p PodPort) {
 	z.t.Helper()
 	label := z.name + p.Namespace + p.Pod
@@ -166,8 +166,7 @@ func (z *zoneUnderTest) plugPod(n network.Network, p PodPort) {
 	z.plug(network.PodLSP(p.NADKey, p.Namespace, p.Pod), p.UID, ns, link, pn.MAC, p.IPs, routes...)
 }
 
-// converge brings a network's rows about and checks that a second run finds
-// nothing to do.
+// converge applies a network's desired rows and checks that a second run is a no-op.
 func converge(t testing.TB, nb Target, n network.Network, node network.Node, in Inputs) {
 	t.Helper()
 	want, err := Build(n, node, in)

@@ -14,15 +14,15 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Whatever nodes say, in whatever order, no two are believed to have one id,
-// chassis or tunnel address, and nothing that was believed is lost; once all
-// say what is true, all are believed.
-func TestNodeBook(t *testing.T) {
+// For any annotations in any order, no two nodes have the same accepted id, chassis
+// or tunnel address, and no accepted fact is lost. Once all annotations are correct,
+// all are accepted.
+func TestNodeIndex(t *testing.T) {
 	const nodes = 4
 	name := func(i int) string { return fmt.Sprintf("node%d", i) }
 	rapid.Check(t, func(t *rapid.T) {
 		b := newNodeIndex(name(1))
-		settleAfter := rapid.IntRange(0, 20).Draw(t, "settle after")
+		syncAfter := rapid.IntRange(0, 20).Draw(t, "sync after")
 		last := map[string]network.Node{}
 		check := func() {
 			t.Helper()
@@ -31,7 +31,7 @@ func TestNodeBook(t *testing.T) {
 			for i, x := range ready {
 				for _, y := range ready[i+1:] {
 					if x.ID != 0 && x.ID == y.ID || x.Chassis != "" && x.Chassis == y.Chassis || len(x.EncapIPs) > 0 && reflect.DeepEqual(x.EncapIPs, y.EncapIPs) {
-						t.Fatalf("%+v and %+v are both believed", x, y)
+						t.Fatalf("%+v and %+v are both accepted", x, y)
 					}
 				}
 			}
@@ -43,7 +43,7 @@ func TestNodeBook(t *testing.T) {
 			}
 		}
 		for step := range rapid.IntRange(0, 40).Draw(t, "steps") {
-			if step == settleAfter {
+			if step == syncAfter {
 				b.markSynced()
 				check()
 			}
@@ -55,7 +55,7 @@ func TestNodeBook(t *testing.T) {
 				continue
 			}
 			annotated, err := network.Node{Name: name(i)}, error(nil)
-			part := func(what string) int { return rapid.IntRange(0, nodes).Draw(t, what) }
+			part := func(label string) int { return rapid.IntRange(0, nodes).Draw(t, label) }
 			annotated.ID = part("id")
 			if of := part("chassis"); of > 0 {
 				annotated.Chassis = fmt.Sprintf("chassis-%d", of)
@@ -79,14 +79,14 @@ func TestNodeBook(t *testing.T) {
 		}
 		for c := range b.claims {
 			if len(b.claims[c]) != 1 || b.holder[c] == "" {
-				t.Errorf("%s: claimed by %v, held by %q", c, b.claims[c], b.holder[c])
+				t.Errorf("%s: claimed by %v, holder %q", c, b.claims[c], b.holder[c])
 			}
 		}
 		for i := 1; i <= nodes; i++ {
 			b.remove(name(i))
 		}
 		if len(b.claims)+len(b.holder)+len(b.nodes) > 0 {
-			t.Errorf("left behind: %v %v %v", b.claims, b.holder, b.nodes)
+			t.Errorf("leftover entries: %v %v %v", b.claims, b.holder, b.nodes)
 		}
 	})
 }

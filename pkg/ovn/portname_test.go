@@ -13,9 +13,9 @@ import (
 	"bulkhead/pkg/ovn/nbdb"
 )
 
-// Whatever port a network has on a node, no pod gets a port of that name: of
-// every port's name that could be a pod's, CheckPodPort says so.
-func TestNoPodHasTheNameOfANetworksPort(t *testing.T) {
+// No pod gets a port with the name of a network's own port: CheckPodPort refuses
+// every such name that a pod's port could have.
+func TestPodPortNamesDoNotCollide(t *testing.T) {
 	nodes := []string{"node1", "node2"}
 	nets := []network.Network{testDefault(true), testTenant(1, "a", true), testTenant(2, "k8s-a", true), testTenant(3, "stor-a", true),
 		testTenant(4, "blue_net", true), testTenant(5, "cluster_udn_red", true)}
@@ -37,7 +37,7 @@ func TestNoPodHasTheNameOfANetworksPort(t *testing.T) {
 			}
 			namespace, pod, _ := strings.Cut(port.Name, "_")
 			if validation.IsDNS1123Label(namespace) != nil || validation.IsDNS1123Subdomain(pod) != nil {
-				continue // nobody's pod can be called so
+				continue // not a valid pod name
 			}
 			refused++
 			if err := network.CheckPodPort(namespace, pod, "br-ex", isNetwork, isNode); err == nil {
@@ -46,11 +46,11 @@ func TestNoPodHasTheNameOfANetworksPort(t *testing.T) {
 		}
 	}
 	if refused < 5 {
-		t.Errorf("%d names of ports could be pods': the test is about none", refused)
+		t.Errorf("only %d ports have names that a pod's port could have", refused)
 	}
 	for _, p := range [][2]string{{"a", "node1"}, {"k8s-b", "node1"}, {"br-ex", "node3"}, {"b", "tstor-node1"}, {"k8s-a", "web-0"}, {"a", "tstor-web"}} {
 		if err := network.CheckPodPort(p[0], p[1], "br-ex", isNetwork, isNode); err != nil {
-			t.Errorf("a pod that is in nobody's way: %v", err)
+			t.Errorf("a pod without a collision: %v", err)
 		}
 	}
 }

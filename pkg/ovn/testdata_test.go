@@ -9,7 +9,7 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Networks and nodes that the tests share.
+// Networks and nodes shared by the tests.
 
 func prefixes(list ...string) []netip.Prefix {
 	out := make([]netip.Prefix, len(list))
@@ -49,7 +49,7 @@ func testDefault(dual bool) network.Network {
 	}
 }
 
-// testTenant is a primary network; all of them have the same addresses.
+// testTenant returns a primary network. All of them have the same addresses.
 func testTenant(id int, name string, dual bool) network.Network {
 	p := testPlan(dual)
 	n := network.Network{
@@ -72,7 +72,7 @@ func testNode(id int, name string, mode network.GatewayMode) network.Node {
 	}
 }
 
-// testPod is the i-th pod of a network on a node.
+// testPod returns the i-th pod of a network on a node.
 func testPod(n network.Network, node network.Node, nadKey, namespace, name string, i int, locked bool) PodPort {
 	hosts, err := n.HostSubnets(node.ID)
 	if err != nil {

@@ -12,8 +12,8 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// resubnetted has a NAD describe its network with other subnets.
-func resubnetted(subnets string) func(*nadv1.NetworkAttachmentDefinition) {
+// withSubnets returns an edit that changes the subnets in a NAD.
+func withSubnets(subnets string) func(*nadv1.NetworkAttachmentDefinition) {
 	return func(n *nadv1.NetworkAttachmentDefinition) {
 		c, err := network.ParseNetConf(n.Spec.Config)
 		if err != nil {
@@ -24,94 +24,94 @@ func resubnetted(subnets string) func(*nadv1.NetworkAttachmentDefinition) {
 	}
 }
 
-// A NAD in one namespace that is altered changes nothing of the network that
-// others have by theirs: its own namespace's new pods wait, what runs goes on.
-func TestZoneAlteredNADChangesNothingElsewhere(t *testing.T) {
+// Editing a shared network's NAD in one namespace does not affect other namespaces.
+// New pods of its own namespace wait, and running pods are unchanged.
+func TestZoneEditedNADAffectsOnlyItsNamespace(t *testing.T) {
 	for _, restart := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
-			w := newWorld(t)
-			w.node(1, true)
+			env := newZoneEnv(t)
+			env.node(1, true)
 			for _, ns := range []string{"amber", "blue"} {
-				w.namespace(ns, true)
+				env.namespace(ns, true)
 			}
 			for _, ns := range []string{"amber", "blue", "red"} {
-				w.sharedNAD(ns)
-				w.pod(ns, "a", nil)
+				env.sharedNAD(ns)
+				env.pod(ns, "a", nil)
 			}
-			w.run()
-			told := map[string]string{}
+			env.run()
+			annotations := map[string]string{}
 			for _, ns := range []string{"amber", "blue", "red"} {
-				w.wait("annotation", func() bool { return len(w.networks(ns, "a")) == 2 })
-				w.running(ns, "a")
-				told[ns] = w.told(ns, "a")
+				env.waitUntil("annotation", func() bool { return len(env.networks(ns, "a")) == 2 })
+				env.setRunning(ns, "a")
+				annotations[ns] = env.annotation(ns, "a")
 			}
-			w.settled()
-			before := w.nb.Rows().Dump()
-			asBefore := func(when string) {
+			env.settle()
+			before := env.nb.Rows().Dump()
+			checkUnchanged := func(when string) {
 				t.Helper()
-				if got := w.nb.Rows().Dump(); got != before {
+				if got := env.nb.Rows().Dump(); got != before {
 					t.Errorf("restart=%v, %s: rows were\n%s\nare\n%s", restart, when, before, got)
 				}
-				for ns, was := range told {
-					if got := w.told(ns, "a"); got != was {
+				for ns, was := range annotations {
+					if got := env.annotation(ns, "a"); got != was {
 						t.Errorf("restart=%v, %s: annotation of %s/a was %s, is %s", restart, when, ns, was, got)
 					}
 				}
 			}
 			if restart {
-				w.stop()
+				env.stop()
 			}
-			w.editNAD("amber", "net", resubnetted("10.99.0.0/16/24")) // its key sorts first
+			env.editNAD("amber", "net", withSubnets("10.99.0.0/16/24")) // its key sorts first
 			if restart {
-				w.run()
+				env.run()
 			}
-			w.settled()
-			asBefore("altered")
+			env.settle()
+			checkUnchanged("edited")
 
-			w.warnings("")
-			w.pod("amber", "b", nil)
-			w.pod("red", "b", nil)
-			w.wait("annotation of a pod elsewhere", func() bool { return len(w.networks("red", "b")) == 2 })
-			w.settled()
-			if w.told("amber", "b") != "" {
-				t.Errorf("restart=%v: a pod of the altered NAD got %s", restart, w.told("amber", "b"))
+			env.warningEvents("")
+			env.pod("amber", "b", nil)
+			env.pod("red", "b", nil)
+			env.waitUntil("annotation of a pod in another namespace", func() bool { return len(env.networks("red", "b")) == 2 })
+			env.settle()
+			if env.annotation("amber", "b") != "" {
+				t.Errorf("restart=%v: a pod of the edited NAD got %s", restart, env.annotation("amber", "b"))
 			}
 			const want = `subnets is "10.99.0.0/16/24", not "10.10.0.0/16/24"`
-			if e := w.warnings(reasonAllocation); len(e) == 0 || !strings.Contains(e[0], want) {
+			if e := env.warningEvents(reasonAllocation); len(e) == 0 || !strings.Contains(e[0], want) {
 				t.Errorf("restart=%v: events %q, want %q", restart, e, want)
 			}
 
-			w.editNAD("amber", "net", resubnetted(sharedSubnets))
-			w.wait("annotation of the pod that waited", func() bool { return len(w.networks("amber", "b")) == 2 })
-			w.deletePod("amber", "b")
-			w.deletePod("red", "b")
-			w.settled()
-			asBefore("mended")
+			env.editNAD("amber", "net", withSubnets(sharedSubnets))
+			env.waitUntil("annotation of the waiting pod", func() bool { return len(env.networks("amber", "b")) == 2 })
+			env.deletePod("amber", "b")
+			env.deletePod("red", "b")
+			env.settle()
+			checkUnchanged("restored")
 		})
 	}
 }
 
-// A change that all of a network's NADs come to say is made when the last does.
+// A change of a shared network is applied when all its NADs have it.
 func TestZoneNADsAgreeOnAChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		w.node(1, true)
-		w.namespace("blue", true)
-		w.sharedNAD("blue")
-		w.sharedNAD("red")
-		w.run()
-		w.waitFor(sharedNet + "_ovn_cluster_router")
-		w.settled()
-		before := w.nb.Rows().Dump()
+		env := newZoneEnv(t)
+		env.node(1, true)
+		env.namespace("blue", true)
+		env.sharedNAD("blue")
+		env.sharedNAD("red")
+		env.run()
+		env.waitForRow(sharedNet + "_ovn_cluster_router")
+		env.settle()
+		before := env.nb.Rows().Dump()
 		const wider = sharedSubnets + ",10.11.0.0/16/24"
-		w.editNAD("blue", "net", resubnetted(wider))
-		w.pod("blue", "a", nil) // refused until red's says so too
-		w.settled()
-		if got := w.nb.Rows().Dump(); got != before {
+		env.editNAD("blue", "net", withSubnets(wider))
+		env.pod("blue", "a", nil) // refused until red's NAD has the same subnets
+		env.settle()
+		if got := env.nb.Rows().Dump(); got != before {
 			t.Errorf("rows were\n%s\nare\n%s", before, got)
 		}
-		w.editNAD("red", "net", resubnetted(wider))
-		w.wait("annotation", func() bool { return len(w.networks("blue", "a")) == 2 })
-		w.wait("rows of the change", func() bool { return strings.Contains(w.nb.Rows().Dump(), "10.11.0.0/16") })
+		env.editNAD("red", "net", withSubnets(wider))
+		env.waitUntil("annotation", func() bool { return len(env.networks("blue", "a")) == 2 })
+		env.waitUntil("rows of the change", func() bool { return strings.Contains(env.nb.Rows().Dump(), "10.11.0.0/16") })
 	})
 }

@@ -20,38 +20,38 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// says is what the Node's annotation says of failing networks.
-func (w *world) says() string {
-	n, err := w.kube.CoreV1().Nodes().Get(context.Background(), "node1", metav1.GetOptions{})
-	w.must(err)
+// failuresAnnotation returns the Node's failures annotation.
+func (env *zoneEnv) failuresAnnotation() string {
+	n, err := env.kube.CoreV1().Nodes().Get(context.Background(), "node1", metav1.GetOptions{})
+	env.must(err)
 	return n.Annotations[network.AnnotationZoneFailures]
 }
 
-// said sets the annotation, as an earlier zone would have.
-func (w *world) said(value string) {
-	ctx, api := context.Background(), w.kube.CoreV1().Nodes()
+// setFailuresAnnotation sets the annotation, as an earlier zone would.
+func (env *zoneEnv) setFailuresAnnotation(value string) {
+	ctx, api := context.Background(), env.kube.CoreV1().Nodes()
 	n, err := api.Get(ctx, "node1", metav1.GetOptions{})
-	w.must(err)
+	env.must(err)
 	n.Annotations[network.AnnotationZoneFailures] = value
 	_, err = api.Update(ctx, n, metav1.UpdateOptions{})
-	w.must(err)
+	env.must(err)
 }
 
-func (w *world) waitSays(want string) {
-	w.t.Helper()
+func (env *zoneEnv) waitFailures(want string) {
+	env.t.Helper()
 	var got string
 	defer func() {
-		if w.t.Failed() {
-			w.t.Logf("said %s", got)
+		if env.t.Failed() {
+			env.t.Logf("failures annotation %s", got)
 		}
 	}()
-	w.wait("said "+want, func() bool { got = w.says(); return got == want })
+	env.waitUntil("failures annotation "+want, func() bool { got = env.failuresAnnotation(); return got == want })
 }
 
-// writes is how often the annotation was written.
-func (w *world) writes() int {
+// nodePatches returns the number of patches of Nodes.
+func (env *zoneEnv) nodePatches() int {
 	n := 0
-	for _, a := range w.kube.Actions() {
+	for _, a := range env.kube.Actions() {
 		if a.Matches("patch", "nodes") {
 			n++
 		}
@@ -59,132 +59,132 @@ func (w *world) writes() int {
 	return n
 }
 
-// A network that fails for a while is told on the Node, once, and taken back
-// when it works; many that fail for one reason are one group.
-func TestZoneTellsWhatFails(t *testing.T) {
+// A network that fails for a while is reported on the Node, once, and removed when
+// it works. Networks that fail for one reason are one group.
+func TestZoneReportsFailures(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		w.node(1, true)
-		w.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
+		env := newZoneEnv(t)
+		env.node(1, true)
+		env.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
 		for id := 2; id <= 9; id++ {
 			ns := fmt.Sprintf("bad%d", id)
-			w.namespace(ns, true)
-			w.nad(ns, "net", ns+"_net", id, "10.10.0.0/16/24")
+			env.namespace(ns, true)
+			env.nad(ns, "net", ns+"_net", id, "10.10.0.0/16/24")
 		}
-		w.fail("bad")
-		w.run()
-		w.wait("ready", w.zone.Ready)
+		env.failRows("bad")
+		env.run()
+		env.waitUntil("ready", env.zone.Ready)
 		time.Sleep(reportAfter - time.Second)
 		synctest.Wait()
-		if said := w.says(); said != "" || w.writes() != 0 {
-			t.Errorf("told %q at once", said)
+		if got := env.failuresAnnotation(); got != "" || env.nodePatches() != 0 {
+			t.Errorf("reported %q immediately", got)
 		}
-		w.wait("told", func() bool { return w.says() != "" })
-		if said := w.says(); !strings.HasPrefix(said, `[{"ids":"2-9","why":"insert `) || strings.Contains(said, "bad") {
-			t.Errorf("said %s", said)
+		env.waitUntil("report", func() bool { return env.failuresAnnotation() != "" })
+		if got := env.failuresAnnotation(); !strings.HasPrefix(got, `[{"ids":"2-9","why":"insert `) || strings.Contains(got, "bad") {
+			t.Errorf("annotation %s", got)
 		}
-		w.settled() // they are tried again all the time
-		if n := w.writes(); n != 1 {
-			t.Errorf("written %d times", n)
+		env.settle() // the zone keeps retrying
+		if n := env.nodePatches(); n != 1 {
+			t.Errorf("patched %d times", n)
 		}
-		w.fail("bad7")
-		w.wait("most are taken back", func() bool { return strings.HasPrefix(w.says(), `[{"ids":"7","why":"insert `) })
-		w.fail("")
-		w.waitSays("")
+		env.failRows("bad7")
+		env.waitUntil("most are removed", func() bool { return strings.HasPrefix(env.failuresAnnotation(), `[{"ids":"7","why":"insert `) })
+		env.failRows("")
+		env.waitFailures("")
 	})
 }
 
-// A network that fails for a moment is not told.
-func TestZoneTellsNothingOfAMoment(t *testing.T) {
+// A network that fails for a moment is not reported.
+func TestZoneReportsNoTransientFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		w.node(1, true)
-		w.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
-		w.fail(redNet)
-		w.run()
-		w.wait("ready", w.zone.Ready)
-		w.fail("")
-		w.waitFor(redNet + "_ovn_cluster_router")
-		w.settled()
-		if n := w.writes(); n != 0 {
-			t.Errorf("written %d times: %s", n, w.says())
+		env := newZoneEnv(t)
+		env.node(1, true)
+		env.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
+		env.failRows(redNet)
+		env.run()
+		env.waitUntil("ready", env.zone.Ready)
+		env.failRows("")
+		env.waitForRow(redNet + "_ovn_cluster_router")
+		env.settle()
+		if n := env.nodePatches(); n != 0 {
+			t.Errorf("patched %d times: %s", n, env.failuresAnnotation())
 		}
 	})
 }
 
-// A write that fails is tried again.
-func TestZoneTellsUntilItIsHeard(t *testing.T) {
+// A failed write of the annotation is retried.
+func TestZoneRetriesReport(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		w.node(1, true)
-		w.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
-		w.fail(redNet)
+		env := newZoneEnv(t)
+		env.node(1, true)
+		env.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
+		env.failRows(redNet)
 		var left atomic.Int32
 		left.Store(3)
-		w.kube.PrependReactor("patch", "nodes", func(kubetesting.Action) (bool, runtime.Object, error) {
+		env.kube.PrependReactor("patch", "nodes", func(kubetesting.Action) (bool, runtime.Object, error) {
 			if left.Add(-1) >= 0 {
 				return true, nil, errors.New("no answer")
 			}
 			return false, nil, nil
 		})
-		w.run()
-		w.wait("told", func() bool { return strings.HasPrefix(w.says(), `[{"ids":"1"`) })
-		// What somebody else writes there is mended.
-		before := w.says()
-		w.said("nonsense")
-		w.waitSays(before)
+		env.run()
+		env.waitUntil("report", func() bool { return strings.HasPrefix(env.failuresAnnotation(), `[{"ids":"1"`) })
+		// Values of other writers are overwritten.
+		before := env.failuresAnnotation()
+		env.setFailuresAnnotation("nonsense")
+		env.waitFailures(before)
 	})
 }
 
-// What cannot be built, and why, is said of each network by itself, of the
-// cluster default network too.
-func TestZoneTellsWhatItRefuses(t *testing.T) {
-	for what, c := range map[string]struct {
-		spoil func(*world)
-		want  string
+// Each network that cannot be built is reported with its reason, including the
+// cluster default network.
+func TestZoneReportsReasons(t *testing.T) {
+	for name, c := range map[string]struct {
+		breakNetwork func(*zoneEnv)
+		want         string
 	}{
-		"no subnet for the node": {func(w *world) { w.nad("red", "net", redNet, 3, "10.10.0.0/24/24"); w.node(2, true) },
+		"no subnet for the node": {func(env *zoneEnv) { env.nad("red", "net", redNet, 3, "10.10.0.0/24/24"); env.node(2, true) },
 			`[{"ids":"3","why":"subnets [10.10.0.0/24/24] of the network hold no host subnet for node id 2: append a CIDR to subnets or remove nodes"}]`},
-		"NAD that overlaps": {func(w *world) { w.nad("red", "net", redNet, 3, "10.96.0.0/16/24") },
+		"overlapping NAD": {func(env *zoneEnv) { env.nad("red", "net", redNet, 3, "10.96.0.0/16/24") },
 			`of the network overlaps the cluster's service-cidrs`},
-		"unreadable NAD": {func(w *world) {
-			w.nad("red", "net", redNet, 3, "10.10.0.0/16/24")
-			w.editNAD("red", "net", func(n *nadv1.NetworkAttachmentDefinition) {
+		"unreadable NAD": {func(env *zoneEnv) {
+			env.nad("red", "net", redNet, 3, "10.10.0.0/16/24")
+			env.editNAD("red", "net", func(n *nadv1.NetworkAttachmentDefinition) {
 				n.Annotations[network.AnnotationNetworkName] = redNet
 				n.Spec.Config = "{"
 			})
 		}, `[{"ids":"3","why":"`},
-		"one NAD of several": {func(w *world) {
+		"one of several NADs": {func(env *zoneEnv) {
 			for _, ns := range []string{"amber", "blue", "red"} {
-				w.sharedNAD(ns)
+				env.sharedNAD(ns)
 			}
-			w.editNAD("red", "net", resubnetted("10.99.0.0/16/24"))
+			env.editNAD("red", "net", withSubnets("10.99.0.0/16/24"))
 		}, `[{"ids":"1","why":"NetworkAttachmentDefinition red/net is not used: its settings for the network differ from NetworkAttachmentDefinition amber/net: `},
-		"default network": {func(w *world) { w.fail("join") }, `[{"ids":"0","why":"insert `},
-		"database that hangs": {func(w *world) {
-			w.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
-			w.nb.Fail = func(Op) error { return fmt.Errorf("transaction: %w", errUnresponsive) }
+		"default network": {func(env *zoneEnv) { env.failRows("join") }, `[{"ids":"0","why":"insert `},
+		"hanging database": {func(env *zoneEnv) {
+			env.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
+			env.nb.Fail = func(Op) error { return fmt.Errorf("transaction: %w", errUnresponsive) }
 		}, `[{"ids":"0-1","why":"` + errUnresponsive.Error() + `"}]`},
-		"NAD without an id": {func(w *world) {
-			w.nad("red", "net", redNet, 3, "10.10.0.0/16/24")
-			w.editNAD("red", "net", func(n *nadv1.NetworkAttachmentDefinition) { delete(n.Annotations, network.AnnotationNetworkID) })
+		"NAD without an id": {func(env *zoneEnv) {
+			env.nad("red", "net", redNet, 3, "10.10.0.0/16/24")
+			env.editNAD("red", "net", func(n *nadv1.NetworkAttachmentDefinition) { delete(n.Annotations, network.AnnotationNetworkID) })
 		}, ""},
 	} {
-		t.Run(what, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t)
-				w.node(1, true)
-				if what == "no subnet for the node" {
-					w.renumber(2)
+				env := newZoneEnv(t)
+				env.node(1, true)
+				if name == "no subnet for the node" {
+					env.setNodeID(2)
 				}
-				c.spoil(w)
-				w.run()
-				w.settled()
-				said := w.says()
-				if !strings.Contains(said, c.want) || c.want == "" && said != "" {
-					t.Errorf("said %s, want %s", said, c.want)
+				c.breakNetwork(env)
+				env.run()
+				env.settle()
+				got := env.failuresAnnotation()
+				if !strings.Contains(got, c.want) || c.want == "" && got != "" {
+					t.Errorf("annotation %s, want %s", got, c.want)
 				}
-				if _, err := network.ParseFailures(said); err != nil {
+				if _, err := network.ParseFailures(got); err != nil {
 					t.Error(err)
 				}
 			})
@@ -192,120 +192,121 @@ func TestZoneTellsWhatItRefuses(t *testing.T) {
 	}
 }
 
-// renumber gives this node another id.
-func (w *world) renumber(id int) {
-	ctx, api := context.Background(), w.kube.CoreV1().Nodes()
+// setNodeID changes this node's id.
+func (env *zoneEnv) setNodeID(id int) {
+	ctx, api := context.Background(), env.kube.CoreV1().Nodes()
 	n, err := api.Get(ctx, "node1", metav1.GetOptions{})
-	w.must(err)
+	env.must(err)
 	n.Annotations[network.AnnotationNodeID] = fmt.Sprint(id)
 	_, err = api.Update(ctx, n, metav1.UpdateOptions{})
-	w.must(err)
+	env.must(err)
 }
 
-// A NAD that is mended, agreed with or deleted is no longer told.
-func TestZoneTakesRefusedNADsBack(t *testing.T) {
-	for what, mend := range map[string]func(*world){
-		"mended":      func(w *world) { w.editNAD("red", "net", resubnetted(sharedSubnets)) },
-		"agreed with": func(w *world) { w.editNAD("blue", "net", resubnetted("10.99.0.0/16/24")) },
-		"deleted":     func(w *world) { w.deleteNAD("red", "net") },
+// A refused NAD is no longer reported after it is corrected, deleted, or another
+// NAD is changed to agree with it.
+func TestZoneStopsReportingRefusedNADs(t *testing.T) {
+	for name, fix := range map[string]func(*zoneEnv){
+		"corrected":   func(env *zoneEnv) { env.editNAD("red", "net", withSubnets(sharedSubnets)) },
+		"agreed with": func(env *zoneEnv) { env.editNAD("blue", "net", withSubnets("10.99.0.0/16/24")) },
+		"deleted":     func(env *zoneEnv) { env.deleteNAD("red", "net") },
 	} {
-		t.Run(what, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t)
-				w.node(1, true)
-				w.namespace("blue", true)
-				w.sharedNAD("blue")
-				w.sharedNAD("red")
-				w.run()
-				w.wait("ready", w.zone.Ready)
-				w.editNAD("red", "net", resubnetted("10.99.0.0/16/24"))
-				w.wait("told", func() bool {
-					return strings.HasPrefix(w.says(), `[{"ids":"1","why":"NetworkAttachmentDefinition red/net `)
+				env := newZoneEnv(t)
+				env.node(1, true)
+				env.namespace("blue", true)
+				env.sharedNAD("blue")
+				env.sharedNAD("red")
+				env.run()
+				env.waitUntil("ready", env.zone.Ready)
+				env.editNAD("red", "net", withSubnets("10.99.0.0/16/24"))
+				env.waitUntil("report", func() bool {
+					return strings.HasPrefix(env.failuresAnnotation(), `[{"ids":"1","why":"NetworkAttachmentDefinition red/net `)
 				})
-				mend(w)
-				w.waitSays("")
+				fix(env)
+				env.waitFailures("")
 			})
 		})
 	}
 }
 
-// A network that nobody describes any more is told while its rows are there.
-func TestZoneTellsWhatIsStillThere(t *testing.T) {
+// A deleted network is reported while its rows exist.
+func TestZoneReportsDeletedNetworks(t *testing.T) {
 	const pods = `[{"ids":"3","why":"deleted, but not yet removed: pods still use it"}]`
 	for _, restart := range []bool{false, true} {
 		t.Run(fmt.Sprintf("restart=%v", restart), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t)
-				w.node(1, true)
-				w.nad("red", "net", redNet, 3, "10.10.0.0/16/24")
-				w.pod("red", "a", nil)
-				w.run()
-				w.wait("annotation", func() bool { return len(w.networks("red", "a")) == 2 })
-				w.running("red", "a")
-				w.settled()
+				env := newZoneEnv(t)
+				env.node(1, true)
+				env.nad("red", "net", redNet, 3, "10.10.0.0/16/24")
+				env.pod("red", "a", nil)
+				env.run()
+				env.waitUntil("annotation", func() bool { return len(env.networks("red", "a")) == 2 })
+				env.setRunning("red", "a")
+				env.settle()
 				if restart {
-					w.stop()
+					env.stop()
 				}
-				w.deleteNAD("red", "net")
+				env.deleteNAD("red", "net")
 				if restart {
-					w.run()
+					env.run()
 				}
-				w.waitSays(pods)
+				env.waitFailures(pods)
 				if restart {
-					w.run()
-					w.settled()
-					if n := w.writes(); n != 1 {
-						t.Errorf("written %d times", n)
+					env.run()
+					env.settle()
+					if n := env.nodePatches(); n != 1 {
+						t.Errorf("patched %d times", n)
 					}
 				}
-				w.fail(redNet)
-				w.deletePod("red", "a")
-				w.wait("deletion fails", func() bool {
-					return strings.HasPrefix(w.says(), `[{"ids":"3","why":"deleted, but not yet removed: delete `)
+				env.failRows(redNet)
+				env.deletePod("red", "a")
+				env.waitUntil("deletion fails", func() bool {
+					return strings.HasPrefix(env.failuresAnnotation(), `[{"ids":"3","why":"deleted, but not yet removed: delete `)
 				})
-				w.fail("")
-				w.waitSays("")
-				if w.has(redNet + "_ovn_cluster_router") {
-					t.Error("the network is there")
+				env.failRows("")
+				env.waitFailures("")
+				if env.has(redNet + "_ovn_cluster_router") {
+					t.Error("the network still exists")
 				}
 			})
 		})
 	}
 }
 
-// What an earlier zone said stands until everything has been tried: then what
-// still fails stays told, and the rest is taken back.
-func TestZoneRestartCorrectsWhatWasTold(t *testing.T) {
+// The annotation of an earlier zone stays until all networks have been tried. Then
+// networks that still fail stay reported and the others are removed.
+func TestZoneRestartCorrectsReport(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		w.node(1, true)
-		w.namespace("blue", true)
-		w.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
-		w.nad("blue", "net", "blue_net", 2, "10.10.0.0/16/24")
-		w.oldNetwork(3, "old_net")
-		w.fail("_net_")
-		w.run()
-		w.wait("told", func() bool {
-			return strings.Contains(w.says(), `"ids":"1-2"`) && strings.Contains(w.says(), `"ids":"3"`)
+		env := newZoneEnv(t)
+		env.node(1, true)
+		env.namespace("blue", true)
+		env.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
+		env.nad("blue", "net", "blue_net", 2, "10.10.0.0/16/24")
+		env.addLeftoverNetwork(3, "old_net")
+		env.failRows("_net_")
+		env.run()
+		env.waitUntil("report", func() bool {
+			return strings.Contains(env.failuresAnnotation(), `"ids":"1-2"`) && strings.Contains(env.failuresAnnotation(), `"ids":"3"`)
 		})
-		before, writes := w.says(), w.writes()
-		w.stop()
-		w.nb.down.Store(true)
-		w.run()
-		w.settled()
-		if said := w.says(); said != before {
-			t.Errorf("without a database: said %s, was %s", said, before)
+		before, writes := env.failuresAnnotation(), env.nodePatches()
+		env.stop()
+		env.nb.down.Store(true)
+		env.run()
+		env.settle()
+		if got := env.failuresAnnotation(); got != before {
+			t.Errorf("without a database: annotation %s, was %s", got, before)
 		}
-		w.fail("blue_net")
-		w.nb.down.Store(false)
-		w.zone.onConnect()
-		w.wait("corrected", func() bool { return w.says() != before })
-		if said := w.says(); !strings.HasPrefix(said, `[{"ids":"2",`) || strings.Contains(said, `"ids":"3"`) {
-			t.Errorf("said %s", said)
+		env.failRows("blue_net")
+		env.nb.down.Store(false)
+		env.zone.onConnect()
+		env.waitUntil("corrected", func() bool { return env.failuresAnnotation() != before })
+		if got := env.failuresAnnotation(); !strings.HasPrefix(got, `[{"ids":"2",`) || strings.Contains(got, `"ids":"3"`) {
+			t.Errorf("annotation %s", got)
 		}
-		w.settled()
-		if n := w.writes() - writes; n != 1 {
-			t.Errorf("written %d times after the restart", n)
+		env.settle()
+		if n := env.nodePatches() - writes; n != 1 {
+			t.Errorf("patched %d times after the restart", n)
 		}
 	})
 }

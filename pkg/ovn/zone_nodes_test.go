@@ -16,12 +16,12 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// annotate changes a Node's annotations as somebody whom no admission policy
-// stops; an empty value takes one off. What there was comes back.
-func (w *world) annotate(node string, changes map[string]string) (before map[string]string) {
-	ctx, api := context.Background(), w.kube.CoreV1().Nodes()
+// annotateNode changes a Node's annotations, bypassing the admission policy, and
+// returns the previous ones. An empty value deletes an annotation.
+func (env *zoneEnv) annotateNode(node string, changes map[string]string) (before map[string]string) {
+	ctx, api := context.Background(), env.kube.CoreV1().Nodes()
 	n, err := api.Get(ctx, node, metav1.GetOptions{})
-	w.must(err)
+	env.must(err)
 	before = maps.Clone(n.Annotations)
 	for k, v := range changes {
 		if v == "" {
@@ -31,37 +31,38 @@ func (w *world) annotate(node string, changes map[string]string) (before map[str
 		}
 	}
 	_, err = api.Update(ctx, n, metav1.UpdateOptions{})
-	w.must(err)
+	env.must(err)
 	return before
 }
 
-// built is everything that the zone has built, in both databases.
-func (w *world) built() string {
-	chassis, err := w.sb.ReadChassis(context.Background())
-	w.must(err)
+// dump returns the rows and chassis in both databases as text.
+func (env *zoneEnv) dump() string {
+	chassis, err := env.sb.ReadChassis(context.Background())
+	env.must(err)
 	lines := make([]string, len(chassis))
 	for i, c := range chassis {
 		lines[i] = fmt.Sprintf("chassis %s of %s at %v", c.Name, c.Node, c.EncapIPs)
 	}
 	slices.Sort(lines)
-	return w.nb.Rows().Dump() + strings.Join(lines, "\n")
+	return env.nb.Rows().Dump() + strings.Join(lines, "\n")
 }
 
-// threeNodes is a zone of node1 with two peers, a tenant's network and a pod.
-func threeNodes(t *testing.T) *world {
-	w := newWorld(t)
+// threeNodes returns the zone of node1 with two peers, a tenant's network and a
+// pod.
+func threeNodes(t *testing.T) *zoneEnv {
+	env := newZoneEnv(t)
 	for id := 1; id <= 3; id++ {
-		w.node(id, true)
+		env.node(id, true)
 	}
-	w.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
-	w.pod("red", "a", nil)
-	w.run()
-	w.waitFor("red.net_red_a")
-	w.wait("annotation", func() bool { return len(w.networks("red", "a")) == 2 })
-	w.running("red", "a")
-	w.waitFor("red_net_tstor-node3")
-	w.settled()
-	return w
+	env.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
+	env.pod("red", "a", nil)
+	env.run()
+	env.waitForRow("red.net_red_a")
+	env.waitUntil("annotation", func() bool { return len(env.networks("red", "a")) == 2 })
+	env.setRunning("red", "a")
+	env.waitForRow("red_net_tstor-node3")
+	env.settle()
+	return env
 }
 
 func gatewayConfig(t *testing.T, change func(*network.Node)) string {
@@ -75,7 +76,7 @@ func gatewayConfig(t *testing.T, change func(*network.Node)) string {
 	return a[network.AnnotationGatewayConfig]
 }
 
-// wrongAnnotations are wrong of any node, by what is wrong.
+// wrongAnnotations returns annotations that are wrong on any node, by problem.
 func wrongAnnotations(t *testing.T) map[string]map[string]string {
 	gateway := func(value string) map[string]string {
 		return map[string]string{network.AnnotationGatewayConfig: value}
@@ -104,71 +105,71 @@ func wrongAnnotations(t *testing.T) map[string]map[string]string {
 	}
 }
 
-// A node's wrong annotations, this one's or a peer's, tear nothing down, neither
-// when they come nor when the zone starts with them; this one's are told once.
-func TestZoneWrongNodeAnnotationsTearNothingDown(t *testing.T) {
-	cases := map[string]map[string]map[string]string{} // by what and node
-	for what, a := range wrongAnnotations(t) {
-		cases[what] = map[string]map[string]string{"node1": a, "node2": a}
+// Wrong annotations of this node or a peer tear nothing down, neither when they
+// appear nor when the zone starts with them. For this node there is one event.
+func TestZoneWrongNodeAnnotationsTearDownNothing(t *testing.T) {
+	cases := map[string]map[string]map[string]string{} // by name and node
+	for name, a := range wrongAnnotations(t) {
+		cases[name] = map[string]map[string]string{"node1": a, "node2": a}
 	}
 	peer := testNode(2, "node2", network.SharedGateway)
-	theirs, err := peer.AgentAnnotations()
+	peerAnnotations, err := peer.AgentAnnotations()
 	if err != nil {
 		t.Fatal(err)
 	}
-	// What is node2's, said of others.
+	// node2's values on other nodes.
 	cases["id is a peer's"] = map[string]map[string]string{"node1": {network.AnnotationNodeID: "2"}, "node3": {network.AnnotationNodeID: "2"}}
 	for _, k := range []string{network.AnnotationChassisID, network.AnnotationEncapIPs, network.AnnotationGatewayConfig} {
-		cases[k+" is a peer's"] = map[string]map[string]string{"node1": {k: theirs[k]}, "node3": {k: theirs[k]}}
+		cases[k+" is a peer's"] = map[string]map[string]string{"node1": {k: peerAnnotations[k]}, "node3": {k: peerAnnotations[k]}}
 	}
 	own := testNode(1, "node1", network.SharedGateway)
-	mine, err := own.AgentAnnotations()
+	ownAnnotations, err := own.AgentAnnotations()
 	if err != nil {
 		t.Fatal(err)
 	}
-	mine[network.AnnotationNodeID] = "1"
-	for k, v := range mine {
+	ownAnnotations[network.AnnotationNodeID] = "1"
+	for k, v := range ownAnnotations {
 		cases[k+" is this node's"] = map[string]map[string]string{"node3": {k: v}}
 	}
 	cases["id is free, but not its pods'"] = map[string]map[string]string{"node1": {network.AnnotationNodeID: "7"}}
 
-	for what, nodes := range cases {
+	for name, nodes := range cases {
 		for node, changes := range nodes {
 			for _, restart := range []bool{false, true} {
-				if restart && node == "node1" && strings.HasSuffix(what, " is a peer's") && !strings.HasPrefix(what, "id") {
-					continue // this node's agent, which wrote it, is believed before a peer's
+				if restart && node == "node1" && strings.HasSuffix(name, " is a peer's") && !strings.HasPrefix(name, "id") {
+					continue // at the start, this node's annotation takes precedence over a peer's
 				}
-				t.Run(fmt.Sprintf("%s of %s, restart=%v", what, node, restart), func(t *testing.T) {
+				t.Run(fmt.Sprintf("%s of %s, restart=%v", name, node, restart), func(t *testing.T) {
 					synctest.Test(t, func(t *testing.T) {
-						w := threeNodes(t)
-						before := w.built()
+						env := threeNodes(t)
+						before := env.dump()
 						if restart {
-							w.stop()
+							env.stop()
 						}
-						right := w.annotate(node, changes)
+						previous := env.annotateNode(node, changes)
 						if restart {
-							w.run()
+							env.run()
 						}
-						w.settled()
-						if got := w.built(); got != before {
-							t.Errorf("built was\n%s\nis\n%s", before, got)
+						env.settle()
+						if got := env.dump(); got != before {
+							t.Errorf("databases were\n%s\nare\n%s", before, got)
 						}
-						events := w.warnings("WrongNodeAnnotations")
+						events := env.warningEvents("WrongNodeAnnotations")
 						want := 0
-						if node == "node1" && !(restart && strings.HasSuffix(what, " gone")) { // one that never was is not wrong
+						if node == "node1" && !(restart && strings.HasSuffix(name, " gone")) { // after a restart a missing annotation is not wrong
 							want = 1
 						}
 						if len(events) != want {
 							t.Errorf("events %q, want %d", events, want)
 						}
-						w.annotate(node, right)
-						w.settled()
-						if got := w.built(); got != before {
-							t.Errorf("with right annotations again, built was\n%s\nis\n%s", before, got)
+						env.annotateNode(node, previous)
+						env.settle()
+						if got := env.dump(); got != before {
+							t.Errorf("with correct annotations again, databases were\n%s\nare\n%s", before, got)
 						}
-						w.wait("ready", w.zone.Ready)
-						if more := w.warnings("WrongNodeAnnotations"); len(more) > 0 {
-							t.Errorf("events %q of right annotations", more)
+						env.waitUntil("ready", env.zone.Ready)
+						if more := env.warningEvents("WrongNodeAnnotations"); len(more) > 0 {
+							t.Errorf("events %q for correct annotations", more)
 						}
 					})
 				})
@@ -177,12 +178,12 @@ func TestZoneWrongNodeAnnotationsTearNothingDown(t *testing.T) {
 	}
 }
 
-// warnings are the Events with that reason since the last look.
-func (w *world) warnings(reason string) []string {
+// warningEvents returns the warning events with that reason since the last call.
+func (env *zoneEnv) warningEvents(reason string) []string {
 	var out []string
 	for {
 		select {
-		case e := <-w.events.Events:
+		case e := <-env.events.Events:
 			if strings.Contains(e, "Warning "+reason) {
 				out = append(out, e)
 			}
@@ -192,37 +193,37 @@ func (w *world) warnings(reason string) []string {
 	}
 }
 
-// A new node that says it is another gets nothing, though its name sorts first; when the other is gone, what
-// it says is true.
-func TestZoneNewNodeTakesNothingOver(t *testing.T) {
+// A new node that claims an existing node's values gets nothing, though its name
+// sorts first. When the other node is deleted, the claims are accepted.
+func TestZoneNewNodeCannotTakeOverClaims(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := threeNodes(t)
-		before := w.built()
-		four := testNode(10, "node10", network.SharedGateway)
-		a, err := four.AgentAnnotations()
-		w.must(err)
-		w.node(10, false)
+		env := threeNodes(t)
+		before := env.dump()
+		node10 := testNode(10, "node10", network.SharedGateway)
+		a, err := node10.AgentAnnotations()
+		env.must(err)
+		env.node(10, false)
 		a[network.AnnotationNodeID] = "2"
-		w.annotate("node10", a)
-		w.settled()
-		if got := w.built(); got != before {
-			t.Errorf("built was\n%s\nis\n%s", before, got)
+		env.annotateNode("node10", a)
+		env.settle()
+		if got := env.dump(); got != before {
+			t.Errorf("databases were\n%s\nare\n%s", before, got)
 		}
-		w.must(w.kube.CoreV1().Nodes().Delete(context.Background(), "node10", metav1.DeleteOptions{}))
-		w.node(11, false)
-		five := testNode(2, "node2", network.SharedGateway)
-		a, err = five.AgentAnnotations()
-		w.must(err)
+		env.must(env.kube.CoreV1().Nodes().Delete(context.Background(), "node10", metav1.DeleteOptions{}))
+		env.node(11, false)
+		node2 := testNode(2, "node2", network.SharedGateway)
+		a, err = node2.AgentAnnotations()
+		env.must(err)
 		a[network.AnnotationNodeID] = "2"
-		w.annotate("node11", a) // everything that node2 is
-		w.settled()
-		if got := w.built(); got != before {
-			t.Errorf("built was\n%s\nis\n%s", before, got)
+		env.annotateNode("node11", a) // all of node2's values
+		env.settle()
+		if got := env.dump(); got != before {
+			t.Errorf("databases were\n%s\nare\n%s", before, got)
 		}
-		w.must(w.kube.CoreV1().Nodes().Delete(context.Background(), "node2", metav1.DeleteOptions{}))
-		w.waitFor("red_net_tstor-node11")
-		if w.has("red_net_tstor-node2") {
-			t.Error("the node that is gone still has rows")
+		env.must(env.kube.CoreV1().Nodes().Delete(context.Background(), "node2", metav1.DeleteOptions{}))
+		env.waitForRow("red_net_tstor-node11")
+		if env.has("red_net_tstor-node2") {
+			t.Error("the deleted node still has rows")
 		}
 	})
 }

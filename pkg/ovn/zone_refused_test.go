@@ -16,31 +16,31 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// A pod whose primary network nodes cannot carry is told so, and gets nothing:
-// least of all the default network alone.
-func TestZonePodOfANetworkNotCarried(t *testing.T) {
-	for what, c := range map[string]network.NetConf{
+// A pod with an unsupported primary network gets an event and no network, in
+// particular not the cluster default network alone.
+func TestZonePodOfUnsupportedNetwork(t *testing.T) {
+	for name, c := range map[string]network.NetConf{
 		"topology layer2":      {Name: redNet, Topology: "layer2", Role: "primary", Subnets: "10.10.0.0/16"},
 		"transport no-overlay": {Name: redNet, Topology: "layer3", Role: "primary", Subnets: "10.10.0.0/16/24", Transport: network.TransportNoOverlay, OutboundSNAT: "enabled"},
 	} {
-		t.Run(what, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t)
-				w.node(1, true)
-				w.nadOf("red", "net", 1, c)
-				w.pod("red", "a", nil)
-				w.pod("plain", "p", nil)
-				w.run()
-				w.waitFor("plain_p")
-				w.wait("warning", func() bool {
+				env := newZoneEnv(t)
+				env.node(1, true)
+				env.nadOf("red", "net", 1, c)
+				env.pod("red", "a", nil)
+				env.pod("plain", "p", nil)
+				env.run()
+				env.waitForRow("plain_p")
+				env.waitUntil("warning", func() bool {
 					select {
-					case e := <-w.events.Events:
-						return strings.Contains(e, "Warning ErrorAllocatingPod") && strings.Contains(e, what)
+					case e := <-env.events.Events:
+						return strings.Contains(e, "Warning ErrorAllocatingPod") && strings.Contains(e, name)
 					default:
 						return false
 					}
 				})
-				if w.has("red_a") || len(w.networks("red", "a")) != 0 {
+				if env.has("red_a") || len(env.networks("red", "a")) != 0 {
 					t.Error("the pod has a port or addresses")
 				}
 			})
@@ -48,45 +48,45 @@ func TestZonePodOfANetworkNotCarried(t *testing.T) {
 	}
 }
 
-// What a pod's creator writes into the annotation decides nothing.
+// An annotation written by the pod's creator is ignored.
 func TestZoneIgnoresPresetAnnotation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		w.node(1, true)
-		w.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
-		w.run()
-		w.wait("ready", w.zone.Ready)
-		w.pod("red", "evil", map[string]string{network.AnnotationPodNetworks: `{"default":{"ip_addresses":["10.244.0.77/24"],"mac_address":"0a:58:00:00:00:01","role":"primary"},"blue/net":{"ip_addresses":["10.10.0.9/24"],"mac_address":""}}`})
-		cdn := w.waitFor("red_evil")
+		env := newZoneEnv(t)
+		env.node(1, true)
+		env.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
+		env.run()
+		env.waitUntil("ready", env.zone.Ready)
+		env.pod("red", "evil", map[string]string{network.AnnotationPodNetworks: `{"default":{"ip_addresses":["10.244.0.77/24"],"mac_address":"0a:58:00:00:00:01","role":"primary"},"blue/net":{"ip_addresses":["10.10.0.9/24"],"mac_address":""}}`})
+		cdn := env.waitForRow("red_evil")
 		if !slices.ContainsFunc(cdn.In, isWeak) {
 			t.Error("not locked")
 		}
-		w.wait("annotation", func() bool {
-			n := w.networks("red", "evil")
+		env.waitUntil("annotation", func() bool {
+			n := env.networks("red", "evil")
 			_, foreign := n["blue/net"]
 			return n["default"].Role == network.RoleInfrastructureLocked && !foreign && len(n) == 2 && n["default"].IPs[0] != netip.MustParsePrefix("10.244.0.77/24")
 		})
 	})
 }
 
-// oldNetwork puts rows into the database of a network that nobody describes,
-// as an earlier zone would have left them.
-func (w *world) oldNetwork(id int, name string) {
+// addLeftoverNetwork adds the rows of a network without a NAD, as an earlier zone
+// would have left them.
+func (env *zoneEnv) addLeftoverNetwork(id int, name string) {
 	in := Inputs{Plan: testPlan(false), PhysicalNetwork: "physnet"}
 	rows, err := Build(testTenant(id, name, false), testNode(1, "node1", network.SharedGateway), in)
-	w.must(err)
+	env.must(err)
 	for _, r := range rows {
-		w.nb.Add(r)
+		env.nb.Add(r)
 	}
 }
 
-// fail has the database refuse every row that has this in its name.
-func (w *world) fail(part string) {
-	w.nb.mu.Lock()
-	defer w.nb.mu.Unlock()
-	w.nb.Fail = nil
+// failRows makes operations fail on rows whose id contains part; "" ends that.
+func (env *zoneEnv) failRows(part string) {
+	env.nb.mu.Lock()
+	defer env.nb.mu.Unlock()
+	env.nb.Fail = nil
 	if part != "" {
-		w.nb.Fail = func(op Op) error {
+		env.nb.Fail = func(op Op) error {
 			if strings.Contains(op.Row.ID, part) {
 				return errors.New("constraint violation")
 			}
@@ -95,108 +95,108 @@ func (w *world) fail(part string) {
 	}
 }
 
-// A network whose transactions keep failing holds up itself alone: the zone
-// gets ready, what nobody describes goes, and it is tried until it works.
-func TestZoneFailingNetworkHoldsUpItselfAlone(t *testing.T) {
+// A network whose transactions fail does not affect others: the zone becomes ready,
+// leftover networks are deleted, and the failing network is retried.
+func TestZoneFailingNetworkBlocksNoOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		w.node(1, true)
-		w.namespace("blue", true)
-		w.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
-		w.nad("blue", "net", "blue_net", 2, "10.10.0.0/16/24")
-		w.oldNetwork(3, "old_net")
-		w.fail("blue_net")
+		env := newZoneEnv(t)
+		env.node(1, true)
+		env.namespace("blue", true)
+		env.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
+		env.nad("blue", "net", "blue_net", 2, "10.10.0.0/16/24")
+		env.addLeftoverNetwork(3, "old_net")
+		env.failRows("blue_net")
 		registry := prometheus.NewRegistry()
-		w.registry = registry
-		w.run()
-		w.waitFor("red_net_ovn_cluster_router")
-		w.wait("ready", w.zone.Ready)
-		w.wait("the old network gone", func() bool { return !w.has("old_net_ovn_cluster_router") })
+		env.registry = registry
+		env.run()
+		env.waitForRow("red_net_ovn_cluster_router")
+		env.waitUntil("ready", env.zone.Ready)
+		env.waitUntil("leftover network deleted", func() bool { return !env.has("old_net_ovn_cluster_router") })
 		if n := gauge(t, registry, "bulkhead_zone_networks_failing"); n != 1 {
-			t.Errorf("%v networks are said to fail, want 1", n)
+			t.Errorf("%v failing networks, want 1", n)
 		}
-		// One that goes while another fails goes too.
-		w.deleteNAD("red", "net")
-		w.wait("red's network gone", func() bool { return !w.has("red_net_ovn_cluster_router") })
-		w.fail("")
-		w.waitFor("blue_net_ovn_cluster_router")
-		w.settled()
+		// A network can be deleted while another one fails.
+		env.deleteNAD("red", "net")
+		env.waitUntil("red's network deleted", func() bool { return !env.has("red_net_ovn_cluster_router") })
+		env.failRows("")
+		env.waitForRow("blue_net_ovn_cluster_router")
+		env.settle()
 		if n := gauge(t, registry, "bulkhead_zone_networks_failing"); n != 0 {
-			t.Errorf("%v networks are said to fail, want none", n)
+			t.Errorf("%v failing networks, want none", n)
 		}
 	})
 }
 
-// A network whose NAD is broken at the start, or that fails, keeps its rows: it
-// is not one that nobody describes.
+// A network whose NAD is unusable at the start, or whose transactions fail, keeps
+// its rows.
 func TestZoneFailedNetworkIsNotDeleted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		w.node(1, true)
-		w.namespace("blue", true)
-		w.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
-		w.nad("blue", "net", "blue_net", 2, "10.10.0.0/16/24")
-		w.run()
-		w.waitFor("red_net_ovn_cluster_router")
-		w.waitFor("blue_net_ovn_cluster_router")
-		w.settled()
-		w.stop()
-		w.editNAD("red", "net", func(n *nadv1.NetworkAttachmentDefinition) {
+		env := newZoneEnv(t)
+		env.node(1, true)
+		env.namespace("blue", true)
+		env.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
+		env.nad("blue", "net", "blue_net", 2, "10.10.0.0/16/24")
+		env.run()
+		env.waitForRow("red_net_ovn_cluster_router")
+		env.waitForRow("blue_net_ovn_cluster_router")
+		env.settle()
+		env.stop()
+		env.editNAD("red", "net", func(n *nadv1.NetworkAttachmentDefinition) {
 			n.Annotations[network.AnnotationNetworkName] = redNet
 			n.Spec.Config = "{"
 		})
-		w.nad("blue", "net", "blue_net", 2, "10.20.0.0/16/24") // every change of it is refused
-		w.fail("blue_net")
-		before := w.nb.Rows().Dump()
-		w.run()
-		w.wait("ready", w.zone.Ready)
-		w.settled()
-		if got := w.nb.Rows().Dump(); got != before {
+		env.nad("blue", "net", "blue_net", 2, "10.20.0.0/16/24") // its operations fail
+		env.failRows("blue_net")
+		before := env.nb.Rows().Dump()
+		env.run()
+		env.waitUntil("ready", env.zone.Ready)
+		env.settle()
+		if got := env.nb.Rows().Dump(); got != before {
 			t.Errorf("rows were\n%s\nare\n%s", before, got)
 		}
 	})
 }
 
-// A NAD that cannot be read any more stands for the network that it named.
+// A NAD that becomes unreadable counts for the network that it named before.
 func TestZoneUnreadableNADKeepsItsNetwork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		w.node(1, true)
-		w.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
-		w.run()
-		w.waitFor("red_net_ovn_cluster_router")
-		w.settled()
-		w.editNAD("red", "net", func(n *nadv1.NetworkAttachmentDefinition) { n.Spec.Config = "{" })
-		w.settled()
-		if !w.has("red_net_ovn_cluster_router") {
-			t.Error("the network is gone")
+		env := newZoneEnv(t)
+		env.node(1, true)
+		env.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
+		env.run()
+		env.waitForRow("red_net_ovn_cluster_router")
+		env.settle()
+		env.editNAD("red", "net", func(n *nadv1.NetworkAttachmentDefinition) { n.Spec.Config = "{" })
+		env.settle()
+		if !env.has("red_net_ovn_cluster_router") {
+			t.Error("the network was deleted")
 		}
-		w.deleteNAD("red", "net")
-		w.wait("network gone", func() bool { return !w.has("red_net_ovn_cluster_router") })
+		env.deleteNAD("red", "net")
+		env.waitUntil("network gone", func() bool { return !env.has("red_net_ovn_cluster_router") })
 	})
 }
 
-// A network that goes before it could be tried holds up nothing.
-func TestZoneNetworkGoesBeforeItsFirstTry(t *testing.T) {
+// A network that is deleted before its first try does not block readiness.
+func TestZoneNetworkDeletedBeforeFirstTry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		w.node(1, true)
-		w.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
-		w.nb.down.Store(true)
-		w.run()
-		w.settled()
-		if w.zone.ready.Load() {
+		env := newZoneEnv(t)
+		env.node(1, true)
+		env.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
+		env.nb.down.Store(true)
+		env.run()
+		env.settle()
+		if env.zone.ready.Load() {
 			t.Error("networks count as tried without a database")
 		}
-		w.deleteNAD("red", "net")
-		w.settled()
-		w.nb.down.Store(false)
-		w.zone.onConnect()
-		w.wait("ready", w.zone.Ready)
+		env.deleteNAD("red", "net")
+		env.settle()
+		env.nb.down.Store(false)
+		env.zone.onConnect()
+		env.waitUntil("ready", env.zone.Ready)
 	})
 }
 
-// gauge is a metric's value.
+// gauge returns the value of a gauge.
 func gauge(t *testing.T, from prometheus.Gatherer, name string) float64 {
 	t.Helper()
 	all, err := from.Gather()

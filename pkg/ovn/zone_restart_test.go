@@ -14,30 +14,30 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// running sets what kubelet writes of a pod that runs.
-func (w *world) running(namespace, name string) {
-	ctx, api := context.Background(), w.kube.CoreV1().Pods(namespace)
+// setRunning sets a pod's phase to Running, as kubelet does.
+func (env *zoneEnv) setRunning(namespace, name string) {
+	ctx, api := context.Background(), env.kube.CoreV1().Pods(namespace)
 	pod, err := api.Get(ctx, name, metav1.GetOptions{})
-	w.must(err)
+	env.must(err)
 	pod.Status.Phase = corev1.PodRunning
 	_, err = api.UpdateStatus(ctx, pod, metav1.UpdateOptions{})
-	w.must(err)
+	env.must(err)
 }
 
-// editNAD changes a NAD as somebody whom no admission policy stops.
-func (w *world) editNAD(namespace, name string, edit func(*nadv1.NetworkAttachmentDefinition)) {
-	ctx, api := context.Background(), w.nads.K8sCniCncfIoV1().NetworkAttachmentDefinitions(namespace)
+// editNAD changes a NAD, bypassing the admission policy.
+func (env *zoneEnv) editNAD(namespace, name string, edit func(*nadv1.NetworkAttachmentDefinition)) {
+	ctx, api := context.Background(), env.nads.K8sCniCncfIoV1().NetworkAttachmentDefinitions(namespace)
 	nad, err := api.Get(ctx, name, metav1.GetOptions{})
-	w.must(err)
+	env.must(err)
 	edit(nad)
 	_, err = api.Update(ctx, nad, metav1.UpdateOptions{})
-	w.must(err)
+	env.must(err)
 }
 
-// told is the pod's annotation as it stands.
-func (w *world) told(namespace, name string) string {
-	pod, err := w.kube.CoreV1().Pods(namespace).Get(context.Background(), name, metav1.GetOptions{})
-	w.must(err)
+// annotation returns the pod's pod-networks annotation.
+func (env *zoneEnv) annotation(namespace, name string) string {
+	pod, err := env.kube.CoreV1().Pods(namespace).Get(context.Background(), name, metav1.GetOptions{})
+	env.must(err)
 	return pod.Annotations[network.AnnotationPodNetworks]
 }
 
@@ -46,72 +46,72 @@ const (
 	sharedSubnets = "10.10.0.0/16/24"
 )
 
-// sharedNAD is the NAD of one network in one more namespace.
-func (w *world) sharedNAD(namespace string) {
-	w.nad(namespace, "net", sharedNet, 1, sharedSubnets)
-	w.editNAD(namespace, "net", func(n *nadv1.NetworkAttachmentDefinition) {
+// sharedNAD creates or resets a namespace's NAD of the shared network.
+func (env *zoneEnv) sharedNAD(namespace string) {
+	env.nad(namespace, "net", sharedNet, 1, sharedSubnets)
+	env.editNAD(namespace, "net", func(n *nadv1.NetworkAttachmentDefinition) {
 		n.Annotations[network.AnnotationNetworkName] = sharedNet
 	})
 }
 
-// A running pod keeps its addresses to itself over a restart, whatever became
-// of the NAD that its annotation names.
-func TestZoneRestartReservesWhatRunningPodsHave(t *testing.T) {
-	edit := func(f func(*nadv1.NetworkAttachmentDefinition)) func(*world) {
-		return func(w *world) { w.editNAD("red", "net", f) }
+// After a restart a running pod's addresses stay reserved, even if the NAD that its
+// annotation names is broken or deleted.
+func TestZoneRestartReservesAddresses(t *testing.T) {
+	edit := func(f func(*nadv1.NetworkAttachmentDefinition)) func(*zoneEnv) {
+		return func(env *zoneEnv) { env.editNAD("red", "net", f) }
 	}
-	for what, broken := range map[string]func(*world){
-		"id is no number":         edit(func(n *nadv1.NetworkAttachmentDefinition) { n.Annotations[network.AnnotationNetworkID] = "x" }),
-		"id taken off":            edit(func(n *nadv1.NetworkAttachmentDefinition) { delete(n.Annotations, network.AnnotationNetworkID) }),
-		"config is no JSON":       edit(func(n *nadv1.NetworkAttachmentDefinition) { n.Spec.Config = "{" }),
-		"config is foreign":       edit(func(n *nadv1.NetworkAttachmentDefinition) { n.Spec.Config = `{"name":"x","type":"macvlan"}` }),
-		"names another":           func(w *world) { w.editNAD("red", "net", renamed("blue_other")) },
-		"NAD deleted":             func(w *world) { w.deleteNAD("red", "net") },
-		"two primaries":           func(w *world) { w.nad("red", "other", "red_other", 2, "10.20.0.0/16/24") },
-		"no JSON, no annotations": edit(func(n *nadv1.NetworkAttachmentDefinition) { n.Spec.Config, n.Annotations = "{", nil }),
+	for name, breakNAD := range map[string]func(*zoneEnv){
+		"id is not a number":         edit(func(n *nadv1.NetworkAttachmentDefinition) { n.Annotations[network.AnnotationNetworkID] = "x" }),
+		"id deleted":                 edit(func(n *nadv1.NetworkAttachmentDefinition) { delete(n.Annotations, network.AnnotationNetworkID) }),
+		"config is not JSON":         edit(func(n *nadv1.NetworkAttachmentDefinition) { n.Spec.Config = "{" }),
+		"config is foreign":          edit(func(n *nadv1.NetworkAttachmentDefinition) { n.Spec.Config = `{"name":"x","type":"macvlan"}` }),
+		"names another network":      func(env *zoneEnv) { env.editNAD("red", "net", renamed("blue_other")) },
+		"NAD deleted":                func(env *zoneEnv) { env.deleteNAD("red", "net") },
+		"two primary networks":       func(env *zoneEnv) { env.nad("red", "other", "red_other", 2, "10.20.0.0/16/24") },
+		"no JSON and no annotations": edit(func(n *nadv1.NetworkAttachmentDefinition) { n.Spec.Config, n.Annotations = "{", nil }),
 	} {
-		t.Run(what, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				w := newWorld(t)
-				w.node(1, true)
-				w.namespace("blue", true)
-				w.sharedNAD("red")
-				w.sharedNAD("blue")
-				w.pod("red", "a", nil)
-				w.run()
-				w.wait("annotation", func() bool { return len(w.networks("red", "a")) == 2 })
-				w.running("red", "a")
-				w.settled()
-				told, has := w.told("red", "a"), w.networks("red", "a")["red/net"].IPs[0]
-				w.stop()
-				broken(w)
-				w.pod("blue", "b", nil)
-				w.run()
-				w.wait("annotation of the new pod", func() bool { return len(w.networks("blue", "b")) == 2 })
-				w.settled()
-				if got := w.networks("blue", "b")["blue/net"].IPs[0]; got == has {
+				env := newZoneEnv(t)
+				env.node(1, true)
+				env.namespace("blue", true)
+				env.sharedNAD("red")
+				env.sharedNAD("blue")
+				env.pod("red", "a", nil)
+				env.run()
+				env.waitUntil("annotation", func() bool { return len(env.networks("red", "a")) == 2 })
+				env.setRunning("red", "a")
+				env.settle()
+				annotation, ip := env.annotation("red", "a"), env.networks("red", "a")["red/net"].IPs[0]
+				env.stop()
+				breakNAD(env)
+				env.pod("blue", "b", nil)
+				env.run()
+				env.waitUntil("annotation of the new pod", func() bool { return len(env.networks("blue", "b")) == 2 })
+				env.settle()
+				if got := env.networks("blue", "b")["blue/net"].IPs[0]; got == ip {
 					t.Errorf("the new pod got %v, which the running pod has", got)
 				}
-				if got := w.told("red", "a"); got != told {
-					t.Errorf("the running pod's annotation was %s, is %s", told, got)
+				if got := env.annotation("red", "a"); got != annotation {
+					t.Errorf("the running pod's annotation was %s, is %s", annotation, got)
 				}
-				if !w.has("red.net_red_a") {
+				if !env.has("red.net_red_a") {
 					t.Error("the running pod's port is gone")
 				}
-				// With the pod its addresses are free again.
-				w.deletePod("red", "a")
-				w.wait("port gone", func() bool { return !w.has("red.net_red_a") })
-				w.zone.mu.Lock()
-				defer w.zone.mu.Unlock()
-				if _, taken := w.zone.nets[sharedNet].addrs.pools[0].Owner(has.Addr()); taken {
-					t.Errorf("%v is kept for a pod that is gone", has)
+				// Deleting the pod releases its addresses.
+				env.deletePod("red", "a")
+				env.waitUntil("port gone", func() bool { return !env.has("red.net_red_a") })
+				env.zone.mu.Lock()
+				defer env.zone.mu.Unlock()
+				if _, taken := env.zone.nets[sharedNet].addrs.pools[0].Owner(ip.Addr()); taken {
+					t.Errorf("%v is still reserved for a deleted pod", ip)
 				}
 			})
 		})
 	}
 }
 
-// renamed has a NAD name another network.
+// renamed returns an edit that changes the network name in a NAD.
 func renamed(to string) func(*nadv1.NetworkAttachmentDefinition) {
 	return func(n *nadv1.NetworkAttachmentDefinition) {
 		c, err := network.ParseNetConf(n.Spec.Config)
@@ -123,84 +123,83 @@ func renamed(to string) func(*nadv1.NetworkAttachmentDefinition) {
 	}
 }
 
-func (w *world) deleteNAD(namespace, name string) {
-	w.must(w.nads.K8sCniCncfIoV1().NetworkAttachmentDefinitions(namespace).Delete(context.Background(), name, metav1.DeleteOptions{}))
+func (env *zoneEnv) deleteNAD(namespace, name string) {
+	env.must(env.nads.K8sCniCncfIoV1().NetworkAttachmentDefinitions(namespace).Delete(context.Background(), name, metav1.DeleteOptions{}))
 }
 
-// When one of a running pod's addresses cannot be given back, the others are
-// still its own.
-func TestZoneRestartReservesBesideWhatCannotBeGivenBack(t *testing.T) {
+// If one of a running pod's addresses cannot be restored, the others stay reserved.
+func TestZoneRestartReservesOtherAddresses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		w.node(1, true)
-		w.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
-		w.pod("red", "a", nil)
-		w.run()
-		w.wait("annotation", func() bool { return len(w.networks("red", "a")) == 2 })
-		w.running("red", "a")
-		w.settled()
-		has := w.networks("red", "a")[network.DefaultName].IPs[0]
-		w.stop()
-		w.nad("red", "net", redNet, 1, "10.20.0.0/16/24") // its addresses are no longer the network's
-		w.pod("plain", "p", nil)
-		w.run()
-		w.wait("annotation of the new pod", func() bool { return len(w.networks("plain", "p")) == 1 })
-		if got := w.networks("plain", "p")[network.DefaultName].IPs[0]; got == has {
+		env := newZoneEnv(t)
+		env.node(1, true)
+		env.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
+		env.pod("red", "a", nil)
+		env.run()
+		env.waitUntil("annotation", func() bool { return len(env.networks("red", "a")) == 2 })
+		env.setRunning("red", "a")
+		env.settle()
+		ip := env.networks("red", "a")[network.DefaultName].IPs[0]
+		env.stop()
+		env.nad("red", "net", redNet, 1, "10.20.0.0/16/24") // the pod's address is outside the new subnet
+		env.pod("plain", "p", nil)
+		env.run()
+		env.waitUntil("annotation of the new pod", func() bool { return len(env.networks("plain", "p")) == 1 })
+		if got := env.networks("plain", "p")[network.DefaultName].IPs[0]; got == ip {
 			t.Errorf("the new pod got %v, which the running pod has", got)
 		}
 	})
 }
 
-// A broken NAD that is mended gives a held address back to its pod.
-func TestZoneHeldAddressComesBack(t *testing.T) {
+// When a broken NAD is corrected, the pod's reserved address is restored.
+func TestZoneRestoresReservedAddress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		w.node(1, true)
-		w.namespace("blue", true)
-		w.sharedNAD("red")
-		w.sharedNAD("blue")
-		w.pod("red", "a", nil)
-		w.run()
-		w.wait("annotation", func() bool { return len(w.networks("red", "a")) == 2 })
-		w.running("red", "a")
-		w.settled()
-		told := w.told("red", "a")
-		w.stop()
-		w.editNAD("red", "net", func(n *nadv1.NetworkAttachmentDefinition) { n.Spec.Config = "{" })
-		w.run()
-		w.wait("ready", w.zone.Ready)
-		w.sharedNAD("red")
-		w.settled()
-		w.zone.mu.Lock()
-		_, port := w.zone.pods["red/a"].ports["red/net"]
-		held := len(w.zone.reservations)
-		w.zone.mu.Unlock()
-		if !port || held != 0 {
-			t.Errorf("port %v, %d pods' addresses held", port, held)
+		env := newZoneEnv(t)
+		env.node(1, true)
+		env.namespace("blue", true)
+		env.sharedNAD("red")
+		env.sharedNAD("blue")
+		env.pod("red", "a", nil)
+		env.run()
+		env.waitUntil("annotation", func() bool { return len(env.networks("red", "a")) == 2 })
+		env.setRunning("red", "a")
+		env.settle()
+		annotation := env.annotation("red", "a")
+		env.stop()
+		env.editNAD("red", "net", func(n *nadv1.NetworkAttachmentDefinition) { n.Spec.Config = "{" })
+		env.run()
+		env.waitUntil("ready", env.zone.Ready)
+		env.sharedNAD("red")
+		env.settle()
+		env.zone.mu.Lock()
+		_, port := env.zone.pods["red/a"].ports["red/net"]
+		reserved := len(env.zone.reservations)
+		env.zone.mu.Unlock()
+		if !port || reserved != 0 {
+			t.Errorf("port %v, %d reservations", port, reserved)
 		}
-		if got := w.told("red", "a"); got != told {
-			t.Errorf("annotation was %s, is %s", told, got)
+		if got := env.annotation("red", "a"); got != annotation {
+			t.Errorf("annotation was %s, is %s", annotation, got)
 		}
 	})
 }
 
-// What the cluster role gave a pod on other networks is none of the zone's.
-func TestZoneHoldsNothingOfOtherNetworks(t *testing.T) {
+// The zone does not reserve addresses that the cluster role allocated.
+func TestZoneReservesNothingOfOtherNetworks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		w.node(1, true)
-		w.nadOf("plain", "l2", 5, network.NetConf{Name: "plain_l2", Topology: "layer2", Role: "secondary", Subnets: "10.50.0.0/16"})
-		w.pod("plain", "p", map[string]string{network.AnnotationPodNetworks: `{"plain/l2":{"ip_addresses":["10.50.0.3/16"],"mac_address":"0a:58:0a:32:00:03","role":"secondary"}}`})
+		env := newZoneEnv(t)
+		env.node(1, true)
+		env.nadOf("plain", "l2", 5, network.NetConf{Name: "plain_l2", Topology: "layer2", Role: "secondary", Subnets: "10.50.0.0/16"})
+		env.pod("plain", "p", map[string]string{network.AnnotationPodNetworks: `{"plain/l2":{"ip_addresses":["10.50.0.3/16"],"mac_address":"0a:58:0a:32:00:03","role":"secondary"}}`})
 		for range 2 {
-			w.run()
-			w.wait("annotation", func() bool { return len(w.networks("plain", "p")) == 2 })
-			w.settled()
-			w.zone.mu.Lock()
-			if len(w.zone.reservations) > 0 {
-				t.Errorf("held: %v", w.zone.reservations)
+			env.run()
+			env.waitUntil("annotation", func() bool { return len(env.networks("plain", "p")) == 2 })
+			env.settle()
+			env.zone.mu.Lock()
+			if len(env.zone.reservations) > 0 {
+				t.Errorf("reservations: %v", env.zone.reservations)
 			}
-			w.zone.mu.Unlock()
-			w.stop()
+			env.zone.mu.Unlock()
+			env.stop()
 		}
 	})
 }

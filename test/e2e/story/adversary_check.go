@@ -28,14 +28,14 @@ func adversaryChecks() []Check {
 		check("adversary: a tenant that listens on the node's ports, and probes them, captures no other's calls", 10*time.Minute, (*arena).capture),
 		check("adversary: host-network pods that the agent does not know yet enter no tenant's network", 10*time.Minute, (*arena).early),
 		check("adversary: each wall holds alone, and with it gone the same attempts arrive", 15*time.Minute, (*arena).wallsAlone),
-		// The last one: its attacker's network ends.
+		// Last, because it ends the attacker's network.
 		check("adversary: whatever a tenant or a node's token writes to the API, no id, address or network moves", 20*time.Minute, (*arena).writes),
 	}
 }
 
 const tunnelPort = 6081
 
-// attackers are those on the attackers' node that are not green's.
+// attackers are the containers on the attackers' node that are not green's.
 func (a *arena) attackers() []player {
 	return []player{{pod: a.pods["amber-host"], container: "root"}, {pod: a.pods["amber-host"], container: "nobody"},
 		{pod: a.pods["grey-host"], container: "root"}, {pod: a.pods["grey-host"], container: "nobody"}}
@@ -43,7 +43,7 @@ func (a *arena) attackers() []player {
 
 func (a *arena) admin() player { return player{machine: a.near} }
 
-// trials are all attempts by all players.
+// trials combines all players with all attempts.
 func trials(players []player, attempts []way.Attempt) []trial {
 	var out []trial
 	for _, p := range players {
@@ -54,7 +54,7 @@ func trials(players []player, attempts []way.Attempt) []trial {
 	return out
 }
 
-// table plays the whole table and returns its figures.
+// table plays the table of attempts and returns its figures.
 func (a *arena) table(ctx context.Context) (string, error) {
 	m := newMatch(a.w)
 	host := player{pod: a.pods["green-host"], container: "root"}
@@ -86,8 +86,8 @@ func (a *arena) table(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%d attempts, none heard, each way with a control that was", total+n), errors.Join(errs...)
 }
 
-// parts are the parts of the table: everybody that is not green's own attacks
-// it, and tenants attack the cluster default network.
+// parts are the parts of the table: all other players attack green, and tenants
+// attack the cluster default network.
 func (a *arena) parts(host player) []part {
 	all := func(what string, attackers, controls []player, ways []way.Attempt, victim string) part {
 		return part{what, trials(attackers, ways), trials(controls, ways), []string{victim}}
@@ -101,7 +101,7 @@ func (a *arena) parts(host player) []part {
 		all("into green, on another node", attackers, append(admin, host), adversary.IntoNetwork(a.green, a.victim("green-2", false)), "green-2"),
 		all("from a tenant into the default network", tenants, append(admin, player{pod: a.pods["grey-host"], container: "root"}), withoutUDPLite(adversary.IntoNetwork(a.plain, a.victim("grey-1", false))), "grey-1"),
 		all("to a locked address", append(attackers, host), kubelet, locked, "green-1"),
-		// Root outside all pods can take kubelet's mark, and put frames where it likes, as it can do everything else.
+		// Root outside all pods can use kubelet's mark and send frames on any interface.
 		all("to a locked address, root outside all pods", admin, kubelet, withoutMark(withoutFrames(locked)), "green-1"),
 		all("to the overlay's port", attackers, admin, a.tunnelWays(), "green-2"),
 		all("to another tenant's server on loopback", tenants, append(admin, host), adversary.Loopback(loopback, loopbackPort), host.String()),
@@ -110,7 +110,7 @@ func (a *arena) parts(host player) []part {
 }
 
 // loopbackEars are servers of green's host-network pod: on loopback, and on all
-// addresses, which puts them into the VRF.
+// addresses, which binds them to the VRF.
 func loopbackEars() []way.Listener {
 	var out []way.Listener
 	for _, kind := range []string{"udp", "tcp"} {
@@ -120,15 +120,16 @@ func loopbackEars() []way.Listener {
 	return out
 }
 
-// plainOnly leaves out what chooses a device or a mark: only who is led needs to arrive.
+// plainOnly keeps the attempts that choose neither a device nor a mark: controls of
+// the others need not arrive, because only plain connections are led.
 func plainOnly(list []way.Attempt) []way.Attempt {
 	return slices.DeleteFunc(slices.Clone(list), func(x way.Attempt) bool {
 		return x.Socket == "mptcp" || len(x.How) > 0 && x.How[0] != "connect"
 	})
 }
 
-// withoutUDPLite: OVN's connection tracking, which the default network's switches
-// have, passes none of it to anybody.
+// withoutUDPLite drops UDP-Lite attempts: the connection tracking of the default
+// network's switches drops them, whoever sends.
 func withoutUDPLite(list []way.Attempt) []way.Attempt {
 	return slices.DeleteFunc(slices.Clone(list), func(x way.Attempt) bool { return x.Socket == "udplite" })
 }
@@ -145,8 +146,8 @@ func withoutFrames(list []way.Attempt) []way.Attempt {
 	return slices.DeleteFunc(slices.Clone(list), isFrame)
 }
 
-// tunnelWays forge the overlay's datagrams from this node to the other, for
-// green-2: all numbers in them follow from ids.
+// tunnelWays forge overlay datagrams from this node to the other, for green-2. All
+// numbers in them are derived from ids.
 func (a *arena) tunnelWays() []way.Attempt {
 	near, far := a.nodes[a.near.Name], a.nodes[a.far.Name]
 	net := network.Network{ID: a.greenID, Transit: []netip.Prefix{netip.MustParsePrefix("100.88.0.0/16"), netip.MustParsePrefix("fd97::/64")}}
@@ -157,7 +158,7 @@ func (a *arena) tunnelWays() []way.Attempt {
 	return adversary.Tunnel(a.encap[a.near.Name], a.encap[a.far.Name], links, far.mac["br-ex"], g, tunnelPort)
 }
 
-// hearing has everybody listen on the node while green talks to its own.
+// hearing makes all players listen on the node while green's pods talk to each other.
 func (a *arena) hearing(ctx context.Context) (int, error) {
 	m := newMatch(a.w)
 	players := append(a.attackers(), a.admin(), player{pod: a.pods["green-host"], container: "root"})
@@ -188,7 +189,7 @@ func (a *arena) hearing(ctx context.Context) (int, error) {
 	if err := each(players, func(p player) error { return m.listen(ctx, p, ears[p.String()]...) }); err != nil {
 		return 0, err
 	}
-	for _, x := range to { // for raw sockets, which hear all of a protocol
+	for _, x := range to { // for raw sockets, which receive all packets of a protocol
 		said = append(said, way.Attempt{Socket: "raw-icmp", To: x.String()}, way.Attempt{Socket: "udp", To: x.String(), Port: 7999}, way.Attempt{Socket: "tcp", To: x.String(), Port: 7999})
 	}
 	says := trials([]player{{pod: a.pods["green-1"]}}, said)

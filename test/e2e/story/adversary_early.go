@@ -16,16 +16,16 @@ import (
 	"bulkhead/test/adversary/way"
 )
 
-// A labelled namespace that nobody has given a network.
+// slateNamespace is labelled and has no network.
 const slateNamespace = `
 apiVersion: v1
 kind: Namespace
 metadata: {name: slate, labels: {k8s.ovn.org/primary-user-defined-network: ""}}
 ---`
 
-// early has host-network pods attack that the agent has told nobody about: one
-// that starts while the agent is down, one whose namespace has no network. What
-// is pinned in the kernel knows neither, and lets them into no tenant's network.
+// early attacks from host-network pods that the agent has not configured: one that
+// starts while the agent is stopped, and one whose namespace has no network. The
+// pinned programs know neither and must keep them out of all tenants' networks.
 func (a *arena) early(ctx context.Context) (string, error) {
 	agents, err := processes(ctx, a.near, "/usr/bin/agent")
 	if err != nil || len(agents) == 0 {
@@ -68,11 +68,11 @@ func (a *arena) early(ctx context.Context) (string, error) {
 	tunnel := a.tunnelWays()
 	controls := []player{a.admin(), {pod: a.pods["green-host"], container: "root"}}
 	errs := []error{m.judge(ctx,
-		part{"of pods that the agent does not know, into green", trials(players, ways), trials(controls, ways), []string{"green-1"}},
-		part{"of pods that the agent does not know, to the overlay's port", trials(players, tunnel), trials(controls[:1], tunnel), []string{"green-2"}})}
+		part{"of unknown pods, into green", trials(players, ways), trials(controls, ways), []string{"green-1"}},
+		part{"of unknown pods, to the overlay's port", trials(players, tunnel), trials(controls[:1], tunnel), []string{"green-2"}})}
 	_, err = m.end(ctx)
 	errs = append(errs, err)
-	// Nor into its own: there is nothing yet that would keep it in there.
+	// Nor may they enter their own network: nothing confines them to it yet.
 	own := dropICMP(targets(a.pods["amber-1"].Primary...))
 	got, err := a.w.check(ctx, early, "nobody", probeTime, own...)
 	errs = append(errs, err)

@@ -18,8 +18,8 @@ import (
 	"bulkhead/test/lab"
 )
 
-// player is who makes attempts or listens: a container of a pod, or a process
-// on a machine itself, outside all pods or in kubelet's cgroup.
+// player makes attempts or listens: a container of a pod, or a process on a machine
+// outside all pods, in kubelet's cgroup or not.
 type player struct {
 	pod       *pod
 	container string
@@ -39,7 +39,7 @@ func (p player) String() string {
 	return p.machine.Name
 }
 
-// conversation is a program of a player that is spoken to while it runs.
+// conversation is a running program of a player, with its standard input and output.
 type conversation interface {
 	Write([]byte) (int, error)
 	output() string
@@ -92,12 +92,12 @@ func (t trial) key() string {
 	return string(raw)
 }
 
-// match is a table that is played: attempts with ids, and victims that listen.
+// match is one run of attempts, which get ids, while victims listen.
 type match struct {
 	w    *World
 	next int
-	ears map[string]conversation // of victims, by player
-	told map[int]string          // what senders were told, by id
+	ears map[string]conversation // the listening programs, by player
+	told map[int]string          // the senders' errors, by id
 	mu   sync.Mutex
 }
 
@@ -105,7 +105,7 @@ func newMatch(w *World) *match {
 	return &match{w: w, ears: map[string]conversation{}, told: map[int]string{}}
 }
 
-// listen starts a victim's ears and returns once they hear.
+// listen starts a victim's listening program and waits until it is ready.
 func (m *match) listen(ctx context.Context, p player, ears ...way.Listener) error {
 	c, err := m.w.talk(ctx, p, "listen")
 	if err != nil {
@@ -126,7 +126,7 @@ func (m *match) listen(ctx context.Context, p player, ears ...way.Listener) erro
 	})
 }
 
-// end ends all ears and returns what each heard.
+// end stops all listening programs and returns what each heard.
 func (m *match) end(ctx context.Context) (map[string][]adversary.Received, error) {
 	out := map[string][]adversary.Received{}
 	var mu sync.Mutex
@@ -145,7 +145,7 @@ func (m *match) end(ctx context.Context) (map[string][]adversary.Received, error
 	return out, err
 }
 
-// heardSoFar asks an ear.
+// heardSoFar asks a listening program for the ids that it has heard.
 func (m *match) heardSoFar(ctx context.Context, name string) (map[int]bool, error) {
 	c := m.ears[name]
 	before := strings.Count(c.output(), "\n")
@@ -181,8 +181,8 @@ func lastHeard(text string) ([]adversary.Received, error) {
 	return heard, nil
 }
 
-// play makes trials, those of one player one after the other, and gives each
-// its id.
+// play assigns ids and makes the attempts: one player's in sequence, those of
+// different players side by side.
 func (m *match) play(ctx context.Context, trials []*trial) error {
 	by := map[string][]int{}
 	for i := range trials {
@@ -234,12 +234,13 @@ func (m *match) play(ctx context.Context, trials []*trial) error {
 type part struct {
 	what              string
 	attacks, controls []trial
-	victims           []string // the ears that count
+	victims           []string // the players whose hearing counts
 }
 
-// judge plays the attacks of all parts, then their controls, and says which
-// attack was heard and which way has no control that was heard. All together,
-// because starting a program in a pod takes longer than a hundred attempts.
+// judge plays the attacks of all parts, then their controls. It returns an error
+// for each attack that was heard, and for each way without a control that was
+// heard. It plays all parts at once, because starting a program in a pod takes
+// longer than a hundred attempts.
 func (m *match) judge(ctx context.Context, parts ...part) error {
 	var attacks, controls []*trial
 	for i := range parts {
@@ -277,12 +278,12 @@ func (m *match) judge(ctx context.Context, parts ...part) error {
 	return errors.Join(errs...)
 }
 
-// heard tells whether one of the part's victims heard a trial.
+// heard reports whether one of the part's victims heard the trial.
 func (p part) heard(by map[string]map[int]bool, t trial) bool {
 	return slices.ContainsFunc(p.victims, func(v string) bool { return by[v][t.attempt.ID] })
 }
 
-// unheard are the ways whose controls were all unheard, with what they were told.
+// unheard are the ways none of whose controls was heard, with the senders' errors.
 func (p part) unheard(by map[string]map[int]bool, told map[int]string) map[string]string {
 	out := map[string]string{}
 	reached := map[string]bool{}
@@ -299,8 +300,8 @@ func (p part) unheard(by map[string]map[int]bool, told map[int]string) map[strin
 	return out
 }
 
-// playControls plays controls until each way was heard by one of them, a few
-// times at most: on a busy machine a connection gives up before it is answered.
+// playControls plays the controls, and repeats those of ways that were not heard, up
+// to three times: on a busy machine a connection times out before it is answered.
 func (m *match) playControls(ctx context.Context, parts []part, controls []*trial) (map[string]map[int]bool, error) {
 	heard := map[string]map[int]bool{}
 	for range 4 {

@@ -18,11 +18,11 @@ import (
 
 const (
 	kubeletPort = 10250 // kubelet listens there on every node
-	etcdPort    = 2379  // a server of the node's own, that the check starts and ends
-	freePort    = 6443  // nobody on this node
+	etcdPort    = 2379  // a server on the node, which the check starts and stops
+	freePort    = 6443  // no server on this node
 )
 
-// thief is a host-network pod of amber whose probes name ports of the node's own.
+// thief is a host-network pod of amber whose probes name ports of the node's servers.
 func (a *arena) thief() (*pod, string) {
 	p := &pod{Namespace: "amber", Name: "amber-thief", Node: a.near.Name, Tenant: "amber", HostNetwork: true}
 	manifest := fmt.Sprintf(`
@@ -49,8 +49,8 @@ spec:
 	return p, manifest
 }
 
-// ordinary has everybody reach a server as anybody writes it, in a host-network
-// pod of a tenant, who may: kubelet, the pod's own containers, the tenant's pods.
+// ordinary checks that an ordinary server in a tenant's host-network pod is reached
+// by kubelet, the pod's other containers and the tenant's pods.
 func (a *arena) ordinary(ctx context.Context) (string, error) {
 	host := a.pods["green-host"]
 	obj, err := a.w.Lab.Client().CoreV1().Pods(host.Namespace).Get(ctx, host.Name, metav1.GetOptions{})
@@ -58,7 +58,7 @@ func (a *arena) ordinary(ctx context.Context) (string, error) {
 		return "", err
 	}
 	for _, s := range obj.Status.ContainerStatuses {
-		// Ready says HTTP, Started gRPC, no restart TCP.
+		// Ready: the HTTP probe passes; Started: gRPC; no restart: TCP.
 		if !s.Ready || s.Started == nil || !*s.Started || s.RestartCount > 0 {
 			return "", fmt.Errorf("container %s of %s is ready %t, started %v, restarted %d times%s", s.Name, host.Name, s.Ready, s.Started, s.RestartCount, a.w.podEvents(ctx, host))
 		}
@@ -90,7 +90,7 @@ func (a *arena) ordinary(ctx context.Context) (string, error) {
 	return fmt.Sprintf("kubelet's HTTP, TCP and gRPC probes, %d targets", n), err
 }
 
-// localAddrs are loopback's and the node's own, outside all networks.
+// localAddrs are loopback addresses and the node's, outside all networks.
 func (a *arena) localAddrs() []netip.Addr {
 	out := []netip.Addr{netip.MustParseAddr("127.0.0.1")}
 	if a.w.Lab.Dual() {
@@ -99,15 +99,15 @@ func (a *arena) localAddrs() []netip.Addr {
 	return append(out, addrs(a.near)...)
 }
 
-// capture has a tenant's host-network pod listen on ports of the node's own and
-// name them in its probes. It hears its own network and nobody else.
+// capture checks a tenant's host-network pod that listens on ports of the node's
+// servers and names them in its probes: only its own network reaches it.
 func (a *arena) capture(ctx context.Context) (string, error) {
 	etcd, err := a.near.Start(ctx, fmt.Sprintf("exec %s/netprobe serve --name etcd --listen :%d", toolsDir, etcdPort))
 	if err != nil {
 		return "", err
 	}
 	defer etcd.Kill()
-	err = a.w.Lab.Wait(ctx, "the node's own server to listen", func(ctx context.Context) (bool, string, error) {
+	err = a.w.Lab.Wait(ctx, "the node's server to listen", func(ctx context.Context) (bool, string, error) {
 		got, err := nodeProbe(ctx, a.near, probeTime, fmt.Sprintf("tcp:127.0.0.1:%d", etcdPort))
 		if err != nil {
 			return false, "", err
@@ -122,7 +122,7 @@ func (a *arena) capture(ctx context.Context) (string, error) {
 		return "", err
 	}
 	a.pods[p.Name] = p
-	// Its probes go where those of a pod without a network go: to who listens there.
+	// Its probes reach the node's servers, as those of a pod without a network do.
 	if err := a.w.ready(ctx, p); err != nil {
 		return "", err
 	}
@@ -130,7 +130,7 @@ func (a *arena) capture(ctx context.Context) (string, error) {
 	m := newMatch(a.w)
 	ports := []int{kubeletPort, etcdPort, freePort}
 	var ears []way.Listener
-	// A UDP port is one for the whole node, unless all that hold it are bound to devices.
+	// Two sockets share a UDP port of the node only if both are bound to devices.
 	kinds := func(port int) []string {
 		if port == etcdPort {
 			return []string{"tcp"}
@@ -172,13 +172,13 @@ func (a *arena) capture(ctx context.Context) (string, error) {
 	others := []player{a.admin(), {machine: a.near, kubelet: true}, {pod: a.pods["grey-host"], container: "root"},
 		{pod: a.pods["green-host"], container: "root"}, {pod: a.pods["green-1"]}, {pod: a.pods["grey-1"]}, {machine: a.far}}
 	attempts := trials(others, to(append(a.localAddrs(), a.nodes[a.near.Name].addrs[a.amber.Name]...), ports...))
-	// The node's administrator may enter a network, by its addresses too.
+	// The administrator may enter a network, also by the node's address in it.
 	if err := m.play(ctx, pointers(attempts)); err != nil {
 		return "", err
 	}
-	// Who held a port may come back to it: once held, it stays so.
+	// A server that held a port may return: the port stays reserved for it.
 	etcd.Kill()
-	err = a.w.Lab.Wait(ctx, "the node's own server to be gone", func(ctx context.Context) (bool, string, error) {
+	err = a.w.Lab.Wait(ctx, "the node's server to be gone", func(ctx context.Context) (bool, string, error) {
 		res, err := a.near.Run(ctx, fmt.Sprintf("ss -Hltn 'sport = :%d' | grep -v udn-vrf | wc -l", etcdPort))
 		return err == nil && strings.TrimSpace(res.Stdout) == "0", res.Stdout, err
 	})
@@ -190,7 +190,8 @@ func (a *arena) capture(ctx context.Context) (string, error) {
 		return "", err
 	}
 	attempts = append(attempts, later...)
-	// Its own network reaches it on all these ports; what is heard after this was said after all that.
+	// Its own network reaches it on all these ports. These calls come last, so that
+	// hearing them shows that all earlier ones have arrived or never will.
 	own := trials([]player{{pod: a.pods["amber-1"]}}, to(a.nodes[a.near.Name].addrs[a.amber.Name], ports...))
 	var heard map[int]bool
 	for range 4 {

@@ -16,18 +16,18 @@ import (
 	"bulkhead/test/adversary/way"
 )
 
-// wall is one thing that stops attacks by itself.
+// wall is a mechanism that stops attacks by itself.
 type wall string
 
 const (
-	guardWall wall = "guard" // eBPF programs on interfaces, and on what sockets send and hear
+	guardWall wall = "guard" // eBPF programs on interfaces, and on the packets of sockets
 	nftWall   wall = "nftables"
 	hookWall  wall = "socket hooks"
 	lsmWall   wall = "BPF LSM"
 )
 
-// removeWall is what the node's root does to be rid of a wall. The agent is
-// stopped meanwhile, or it would put it back.
+// removeWall are the commands that remove a wall. The agent is stopped meanwhile,
+// because it would restore the wall.
 var removeWall = map[wall]string{
 	guardWall: `for l in $P/links/if_*/* $P/links/root/bh_grd_*; do bpftool link detach pinned $l || exit 1; done`,
 	hookWall:  `for l in $P/links/pod_*/* $P/links/root/bh_prb_*; do bpftool link detach pinned $l || exit 1; done`,
@@ -35,17 +35,17 @@ var removeWall = map[wall]string{
 	nftWall:   `nft delete table inet bulkhead`,
 }
 
-// sample is a few attacks, and the walls that stop them: any of these alone.
+// sample is a few attacks and the walls any of which stops them.
 type sample struct {
 	what    string
 	by      []player
 	ways    []way.Attempt
 	victims []string
 	stops   []wall
-	// and tells that it takes both of these together.
+	// and lists walls that stop them only together.
 	and []wall
-	// unless is a wall that stops some of it, which depends on what Open vSwitch
-	// has cached: where it stands, only that something is stopped is judged.
+	// unless is a wall that stops some of the attacks, depending on Open vSwitch's
+	// flow cache. While it stands, attacks that arrive are not judged.
 	unless wall
 }
 
@@ -57,11 +57,11 @@ func (s sample) stopped(walls []wall) bool {
 	return len(s.and) > 0 && !slices.ContainsFunc(s.and, func(w wall) bool { return !has(w) })
 }
 
-// wallsAlone takes the walls away one after the other: while one stands that
-// stops an attack, nothing of it is heard; without, the same program is.
+// wallsAlone removes the walls one after the other. An attack must not be heard while
+// a wall stands that stops it, and must be heard without.
 func (a *arena) wallsAlone(ctx context.Context) (string, error) {
-	// Whatever routes a VRF has, nothing is forwarded out of it: here one that
-	// leads straight to the external host.
+	// Nothing is forwarded out of a VRF, whatever its routes: this one leads to the
+	// external host.
 	if err := a.routesOut(ctx, "replace"); err != nil {
 		return "", err
 	}
@@ -89,7 +89,7 @@ func (a *arena) takeWallsAway(ctx context.Context) (string, error) {
 	}
 	agent := strings.Join(slices.Sorted(maps.Keys(agents)), " ")
 	total := 0
-	series := [][][]wall{ // what is left standing
+	series := [][][]wall{ // the remaining walls, step by step
 		{{guardWall, hookWall}, {guardWall}, {}},
 		{{nftWall}, {}},
 		{{lsmWall}, {}},
@@ -116,7 +116,7 @@ func (a *arena) takeWallsAway(ctx context.Context) (string, error) {
 				total += n
 			}
 		}
-		// The agent goes on, and is told that something changed.
+		// Continue the agent, and cause an event for it.
 		err = errors.Join(err, a.script(ctx, "kill -CONT "+agent+"; mkdir -p /sys/fs/cgroup/kubepods/podnudge; rmdir /sys/fs/cgroup/kubepods/podnudge"))
 		if err == nil {
 			err = a.w.Lab.Wait(ctx, "the agent to have put the walls back", func(ctx context.Context) (bool, string, error) {
@@ -143,7 +143,7 @@ func (a *arena) script(ctx context.Context, script string) error {
 	return err
 }
 
-// samples are attacks by everybody, of every sort.
+// samples are attacks of every kind, by all players.
 func (a *arena) samples() []sample {
 	tenant, nobody := player{pod: a.pods["amber-host"], container: "root"}, player{pod: a.pods["amber-host"], container: "nobody"}
 	outside := player{pod: a.pods["grey-host"], container: "root"}
@@ -186,8 +186,8 @@ func (a *arena) samples() []sample {
 		{what: "frames on the network's port and the pod's interface", by: []player{tenant}, victims: []string{"green-1"}, stops: []wall{guardWall, lsmWall}, ways: slices.Concat(frames(a.green.Port.Name, ""), frames(v.Link.Name, ""))},
 		{what: "frames past the queueing discipline", by: []player{tenant}, victims: []string{"green-1"}, stops: []wall{lsmWall}, and: []wall{guardWall, hookWall}, unless: guardWall, ways: frames(a.green.Port.Name, "bypass")},
 		{what: "frames on loopback with the network's mark", by: []player{tenant}, victims: []string{"green-1"}, stops: []wall{guardWall, nftWall, lsmWall}, ways: loopback},
-		// Other pods may have packet sockets, and one that is never bound to a
-		// device can still be told one in each sendto.
+		// Pods outside the tenants may open packet sockets, and sendto names a device
+		// even on one that is not bound to any.
 		{what: "frames on loopback with the network's mark, from outside the tenants", by: []player{outside}, victims: []string{"green-1"}, stops: []wall{guardWall, nftWall}, ways: loopback},
 		{what: "kubelet's mark on packets to a locked address", by: []player{tenant, outside}, victims: []string{"green-1"}, stops: []wall{guardWall, nftWall}, ways: byMark},
 		{what: "the overlay's datagrams by socket", by: []player{nobody, outside}, victims: []string{"green-2"}, stops: []wall{guardWall}, ways: tunnel("geneve")},
@@ -200,13 +200,13 @@ func (a *arena) samples() []sample {
 	}
 }
 
-// discovery are the frames that OVN's own rules let past every access list.
+// discovery keeps the frames that OVN's built-in flows pass before any ACL.
 func discovery(list []way.Attempt) []way.Attempt {
 	kinds := []string{"router-advertisement", "redirect", "neighbour-solicitation", "neighbour-advertisement", "router-solicitation", "listener-report"}
 	return slices.DeleteFunc(list, func(x way.Attempt) bool { return !slices.Contains(kinds, x.Frame) || x.Frame == "redirect" })
 }
 
-// withWalls plays all samples while only these walls stand.
+// withWalls plays all samples while only the given walls stand.
 func (a *arena) withWalls(ctx context.Context, standing []wall) (int, error) {
 	m := newMatch(a.w)
 	for _, v := range []string{"green-1", "green-2"} {
@@ -229,14 +229,15 @@ func (a *arena) withWalls(ctx context.Context, standing []wall) (int, error) {
 	var all []*trial
 	for i, s := range samples {
 		if len(s.ways) == 0 {
-			return 0, fmt.Errorf("%s: no way is left in the sample", s.what)
+			return 0, fmt.Errorf("%s: the sample is empty", s.what)
 		}
 		plays[i] = trials(s.by, s.ways)
 		all = append(all, pointers(plays[i])...)
 	}
-	// What green says to its own node, for who listens there.
+	// Green talks to its node, for the programs that listen there.
 	said := trials([]player{{pod: a.pods["green-1"]}}, pings(a.green.Nodes))
-	// Last of all an attempt that is heard whatever stands: what came before it was, or never will be.
+	// These arrive whatever walls stand. They come last, so that hearing them shows
+	// that all earlier packets have arrived or never will.
 	end := trials([]player{a.admin()}, pings(slices.Concat(a.victim("green-1", false).Addrs, a.victim("green-2", false).Addrs)))
 	for i := range end {
 		end[i].attempt.Device, end[i].attempt.How = a.green.Port.Name, []string{"bindtodevice"}
@@ -290,7 +291,7 @@ func (a *arena) withWalls(ctx context.Context, standing []wall) (int, error) {
 	for _, p := range spies {
 		for i, h := range heard[p.String()] {
 			by := []wall{guardWall, guardWall, lsmWall}[i]
-			// What it hears of others, of its own network's pods for one, is its right.
+			// Packets of its own network it may hear; only green's count.
 			green := slices.ContainsFunc(said, func(t trial) bool { return slices.Contains(h.IDs, t.attempt.ID) })
 			if got, want := green, !slices.Contains(standing, by); got != want {
 				errs = append(errs, fmt.Errorf("with %v standing: %s hears green by %s: %t, want %t (%s)", standing, p, []string{"a raw socket", "a raw IPv6 socket", "a packet socket"}[i], got, want, h.Refused))

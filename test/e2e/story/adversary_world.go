@@ -18,11 +18,11 @@ import (
 	"bulkhead/test/lab"
 )
 
-// arena is where the adversary's table is tried: two tenants, green that is
-// attacked and amber that attacks, and pods of neither, made for it alone.
+// arena is the adversary's fixture: the tenant green, which is attacked, the tenant
+// amber, which attacks, and pods of the default network (grey).
 type arena struct {
 	w           *World
-	near, far   *lab.Node // of the attackers, and another
+	near, far   *lab.Node // the attackers' node, and another
 	green       adversary.Network
 	greenID     int
 	plain       adversary.Network   // the cluster default network
@@ -35,7 +35,7 @@ type arena struct {
 	encap       map[string][]netip.Addr // the nodes' tunnel addresses
 }
 
-// nodeLinks are what is known of a node's interfaces.
+// nodeLinks describes a node's interfaces, by name.
 type nodeLinks struct {
 	mac    map[string]string
 	master map[string]string
@@ -62,8 +62,8 @@ kind: Namespace
 metadata: {name: grey}
 `
 
-// arenaNetworks have addresses of their own, so that a packet that arrives
-// cannot have been meant for somebody else.
+// arenaNetworks do not overlap, so that a packet that arrives cannot have been sent
+// to another pod with the same address.
 func arenaNetworks(dual bool) string {
 	var out []string
 	for ns, n := range map[string]int{"green": 30, "amber": 31} {
@@ -83,8 +83,8 @@ spec:
 	return strings.Join(out, "---")
 }
 
-// arenaHost is a host-network pod with a container of root, with the
-// capabilities that containers have by default, and one of a user without any.
+// arenaHost is a host-network pod with two containers: one of root with the default
+// capabilities of containers, and one of a user without capabilities.
 func arenaHost(namespace, name, node, tenant, server string) (*pod, string) {
 	p := &pod{Namespace: namespace, Name: name, Node: node, Tenant: tenant, HostNetwork: true}
 	container := func(name, extra string) string {
@@ -116,7 +116,7 @@ spec:
 `) + server
 }
 
-// ordinaryServer is a server as anybody writes it, with every kind of probe.
+// ordinaryServer is an ordinary server with every kind of probe.
 var ordinaryServer = fmt.Sprintf(`
   - name: server
     image: docker.io/lab/busybox:1
@@ -185,7 +185,7 @@ func allowPings(ctx context.Context, node *lab.Node, groups string) error {
 	return err
 }
 
-// learn reads what attackers are given: every name, address and number there is.
+// learn reads all names, addresses and ids, which attackers are assumed to know.
 func (a *arena) learn(ctx context.Context) error {
 	for _, n := range []*lab.Node{a.near, a.far} {
 		links, err := readLinks(ctx, n)
@@ -258,7 +258,7 @@ func readLinks(ctx context.Context, n *lab.Node) (nodeLinks, error) {
 	return out, nil
 }
 
-// readPorts finds the host ends of pods' interfaces.
+// readPorts reads the host ends of pods' interfaces.
 func (a *arena) readPorts(ctx context.Context, n *lab.Node) error {
 	var table struct{ Data [][]any }
 	if err := nodeJSON(ctx, n, "ovs-vsctl --format=json --columns=name,external_ids list Interface", &table); err != nil {
@@ -285,8 +285,8 @@ func (a *arena) readPorts(ctx context.Context, n *lab.Node) error {
 	return nil
 }
 
-// victim is a pod by its interface on its primary network or, locked, on the
-// cluster default network.
+// victim describes a pod by its interface on its primary network or, if locked, on
+// the cluster default network.
 func (a *arena) victim(name string, locked bool) adversary.Victim {
 	v := adversary.Victim{Name: name}
 	ifname := "ovn-udn1"
@@ -306,13 +306,13 @@ func (a *arena) victim(name string, locked bool) adversary.Victim {
 	v.NextMAC = v.MAC
 	if a.pods[name].Node == a.near.Name {
 		v.Link = a.interfaces[name][ifname]
-	} else { // by the network's router on the attackers' node
+	} else { // through the network's router on the attackers' node
 		v.NextMAC = network.MACOf(gatewaysOf(a.green.Nodes))
 	}
 	return v
 }
 
-// gatewaysOf are the router's addresses in the subnets of the node's.
+// gatewaysOf are the router's addresses in the subnets of the node's addresses.
 func gatewaysOf(nodes []netip.Addr) []netip.Prefix {
 	var out []netip.Prefix
 	for _, n := range nodes {

@@ -18,8 +18,7 @@ import (
 	"bulkhead/test/adversary/writes"
 )
 
-// Who may do everything in amber. Of what an author makes there, the pods say
-// what their network is.
+// amberAuthor may do everything in the namespace amber.
 const amberAuthor = `
 apiVersion: rbac.authorization.k8s.io/v1
 kind: Role
@@ -33,7 +32,7 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: author}
 subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: amber-author}]
 `
 
-// teal is the tenant that comes when amber's network ends under its pods.
+// teal is a tenant that is created after amber's network was deleted under its pods.
 const teal = `
 apiVersion: v1
 kind: Namespace
@@ -47,7 +46,7 @@ spec:
   layer3: {role: Primary, subnets: %s}
 ---`
 
-// author is a client of somebody else.
+// author is a client that impersonates another user.
 func (a *arena) author(c rest.ImpersonationConfig) (client.Client, error) {
 	config := a.w.Lab.RESTConfig()
 	config.Impersonate = c
@@ -71,8 +70,8 @@ func (a *arena) stage(ctx context.Context) (writes.Scenario, error) {
 	return s, nil
 }
 
-// writes plays the table of API writes against running nodes. What counts is
-// what NADs, pods and nodes say, the rows on the nodes, and whom pods reach.
+// writes plays the table of API writes against running nodes. It compares NADs, pods
+// and Nodes, the nodes' states, and which pods reach each other.
 func (a *arena) writes(ctx context.Context) (string, error) {
 	if err := a.w.Lab.Apply(ctx, amberAuthor); err != nil {
 		return "", err
@@ -134,7 +133,7 @@ func (a *arena) writes(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%d writes, %d refused, nothing moved", total.Refused+total.Accepted, total.Refused), errors.Join(errs...)
 }
 
-// unmoved waits until what could be written is mended.
+// unmoved waits until all accepted writes are repaired.
 func (a *arena) unmoved(ctx context.Context, admin client.Client, s writes.Scenario, before writes.Facts, what string) error {
 	mine := func(fact string) bool {
 		return slices.ContainsFunc([]string{"Pod amber/made", "Pod amber/bound", "NetworkAttachmentDefinition amber/third"}, func(own string) bool {
@@ -151,7 +150,7 @@ func (a *arena) unmoved(ctx context.Context, admin client.Client, s writes.Scena
 	})
 }
 
-// strangers checks that pods reach none of others, which reach each other.
+// strangers checks that pods do not reach the others, which reach each other.
 func (a *arena) strangers(ctx context.Context, from []string, others ...string) error {
 	var errs []error
 	for _, to := range others {
@@ -179,8 +178,8 @@ func (a *arena) strangers(ctx context.Context, from []string, others ...string) 
 	return errors.Join(errs...)
 }
 
-// madeReachNobody has the pods that the author has made, and that run, ping the
-// victim: whatever their annotations asked for.
+// madeReachNobody pings the victim from all running pods that the author has
+// created, whatever networks their annotations request.
 func (a *arena) madeReachNobody(ctx context.Context, s writes.Scenario) error {
 	pods, err := a.w.Lab.Client().CoreV1().Pods(s.Attacker).List(ctx, metav1.ListOptions{FieldSelector: "status.phase=Running"})
 	if err != nil {
@@ -201,7 +200,7 @@ func (a *arena) madeReachNobody(ctx context.Context, s writes.Scenario) error {
 	return errors.Join(errs...)
 }
 
-// clear removes what the author has made.
+// clear deletes what the author has created.
 func (a *arena) clear(ctx context.Context, admin client.Client, s writes.Scenario) error {
 	var errs []error
 	bare := `{"metadata":{"finalizers":null}}`
@@ -224,8 +223,8 @@ func (a *arena) clear(ctx context.Context, admin client.Client, s writes.Scenari
 	return errors.Join(errs...)
 }
 
-// ending has amber's author end amber's network under amber-1, and a new tenant
-// come: it does not get what amber-1 is on.
+// ending deletes amber's network under amber-1 and creates a new tenant, which must
+// not get the network id that amber-1 still uses.
 func (a *arena) ending(ctx context.Context, tenant, admin client.Client, s writes.Scenario, before writes.Facts) error {
 	if _, err := writes.Run(ctx, tenant, admin, s.Deletions()); err != nil {
 		return err

@@ -169,7 +169,7 @@ func malformedNAD(ctx context.Context, w *World) (string, error) {
 		w.refused(ctx, "inputs", "broken", "subnetz"), w.refused(ctx, "inputs", "garbage", "not valid JSON"))
 }
 
-// setUpOthers creates all networks and NADs of the checks of kubectl and of bad
+// setUpOthers creates the networks and NADs of the checks of kubectl and of bad
 // input: the broken NADs before the network that they must not delay.
 func setUpOthers(ctx context.Context, w *World) error {
 	return w.Lab.Apply(ctx, strings.Join([]string{inputsNamespace, otherTopologies, badNetworks, brokenNADs, beside}, "---"))

@@ -115,10 +115,9 @@ func holds(p *pod, target string) bool {
 	return false
 }
 
-// leaks tells whether an answer came from where none may come. An address
-// that the source's own network holds too is answered by its own: then the
-// server's name tells, and for ICMP, which names nobody, such an address says
-// nothing.
+// leaks reports whether the answer came from a pod of another network. A pod of the
+// source's own network may have the same address: the server's name distinguishes
+// them. A ping names no server, so it proves nothing for such an address.
 func (w *World) leaks(source *pod, g probe, to *pod, groups map[string][]*pod) bool {
 	if !g.OK {
 		return false

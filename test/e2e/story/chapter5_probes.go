@@ -33,8 +33,7 @@ func othersRefused(ctx context.Context, w *World) (string, error) {
 			return "", err
 		}
 		list := dropICMP(targets(p.Default...))
-		// A refusal that waits for a time-out is slow each time; one that the
-		// machine held up is not.
+		// A refusal by timeout is slow at every try; one delayed by a busy machine is not.
 		tried := 0
 		for slow, try := list, 1; len(slow) > 0; try++ {
 			got, err := nodeProbe(ctx, node, 5*time.Second, slow...)
@@ -66,7 +65,7 @@ func othersRefused(ctx context.Context, w *World) (string, error) {
 		}
 		refused += tried
 	}
-	// The check can fail: the same process reaches a pod of the default network.
+	// Control: the same process reaches a pod of the default network.
 	plain := w.pod("plain-1")
 	want := map[string]string{}
 	for _, t := range dropICMP(targets(plain.Default...)) {
@@ -80,7 +79,7 @@ func othersRefused(ctx context.Context, w *World) (string, error) {
 
 func rawRefused(ctx context.Context, w *World) (string, error) {
 	pods := append(w.tenant("red"), w.tenant("blue")...)
-	// The check can fail: the same ping reaches a pod of the default network.
+	// Control: the same ping reaches a pod of the default network.
 	plain := w.pod("plain-1")
 	want := map[string]string{}
 	for _, t := range addrTargets("icmp", plain.Default, 0) {

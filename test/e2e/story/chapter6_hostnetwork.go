@@ -150,7 +150,7 @@ func hostServerConfined(ctx context.Context, w *World) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// From the node itself, from the other node and from outside, at the default address.
+	// From all nodes, at the node's default address.
 	list = serverTargets(addrs(node))
 	for _, n := range w.Lab.Nodes() {
 		got, err := nodeProbe(ctx, n, 2*time.Second, list...)
@@ -173,7 +173,7 @@ func hostClient(ctx context.Context, w *World, container string, nodePort uint16
 	for _, to := range w.tenant("red") {
 		for _, t := range targets(to.Primary...) {
 			if container == "nobody" && strings.HasPrefix(t, "icmp:") {
-				continue // neither raw nor, by the default ping_group_range, ping sockets
+				continue // may open neither raw sockets nor, by the default ping_group_range, ping sockets
 			}
 			want[t] = ""
 			if !strings.HasPrefix(t, "icmp:") {

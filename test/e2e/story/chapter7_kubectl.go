@@ -15,7 +15,7 @@ func kubectlChecks() []Check {
 	}
 }
 
-// otherTopologies are networks of the topologies and roles that nodes do not carry.
+// otherTopologies are networks of topologies and roles that nodes do not build yet.
 const otherTopologies = `
 apiVersion: k8s.ovn.org/v1
 kind: UserDefinedNetwork
@@ -76,7 +76,7 @@ func kubectlReadable(ctx context.Context, w *World) (string, error) {
 	return "", nil
 }
 
-// lineHas tells whether the table's line with that name has all the words.
+// lineHas returns an error unless the table's line with that name has all the words.
 func lineHas(table, name string, words []string) error {
 	for line := range strings.Lines(table) {
 		if !strings.Contains(line, name) {

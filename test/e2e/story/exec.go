@@ -65,7 +65,7 @@ type stream struct {
 	what  string
 	stdin *io.PipeWriter
 	out   output
-	err   bytes.Buffer // read once it has ended
+	err   bytes.Buffer // read after the command has ended
 	done  chan error
 	kill  context.CancelFunc
 }
@@ -86,13 +86,13 @@ func (w *World) start(ctx context.Context, p *pod, container string, command ...
 	go func() {
 		defer cancel()
 		err := executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: in, Stdout: &s.out, Stderr: &s.err})
-		in.CloseWithError(io.ErrClosedPipe) // nobody reads any more: who writes must not wait
+		in.CloseWithError(io.ErrClosedPipe) // unblock writers: nothing reads the pipe any more
 		s.done <- err
 	}()
 	return s, nil
 }
 
-// executor streams over a connection that is dialled inside the lab.
+// executor streams over a connection that is opened inside the lab.
 func (w *World) executor(url *url.URL) (remotecommand.Executor, error) {
 	config := w.Lab.RESTConfig()
 	tls, err := rest.TLSConfigFor(config)
@@ -142,8 +142,8 @@ func (o *output) String() string {
 	return o.text.String()
 }
 
-// firstLine waits until the command has printed a line, and returns it, also
-// where the command has ended since. One that ends without a line has failed.
+// firstLine waits until the command has printed a line, and returns it, even if the
+// command has ended since. Ending without a line is an error.
 func (s *stream) firstLine(ctx context.Context) (string, error) {
 	select {
 	case <-s.out.line:

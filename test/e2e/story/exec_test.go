@@ -36,7 +36,7 @@ func TestStreamFirstLine(t *testing.T) {
 			if c.ends {
 				s.done <- c.with
 			}
-			for range 2 { // it does not take what it waits for away
+			for range 2 { // a second call returns the same
 				line, err := s.firstLine(t.Context())
 				if c.err != "" {
 					if err == nil || !strings.Contains(err.Error(), c.err) || strings.Contains(err.Error(), "%!") {

@@ -31,8 +31,8 @@ type pod struct {
 const port = "8080"
 
 // spec is the pod's manifest: netprobe serving on all addresses, with one
-// probe of each kind by the real kubelet. Liveness has a minute, because an
-// emulated node on a busy machine stands still for seconds at a time.
+// probe of each kind by the real kubelet. Liveness allows a minute, because an
+// emulated node on a busy machine pauses for seconds at a time.
 func (p *pod) spec() string {
 	return fmt.Sprintf(`
 apiVersion: v1
@@ -79,7 +79,7 @@ kind: Namespace
 metadata: {name: blue, labels: {k8s.ovn.org/primary-user-defined-network: ""}}
 `
 
-// networks are the two tenants', with one address plan.
+// networks are the two tenants' networks, with the same address plan.
 func (w *World) networks() string {
 	subnets := `[{cidr: 10.20.0.0/16, hostSubnet: 24}]`
 	if len(w.Families) == 2 {

@@ -51,7 +51,7 @@ func TestReach(t *testing.T) {
 	}
 }
 
-// who answers at a target when all is well; a ping does not say.
+// who is the server that answers at a target; a ping names none.
 func who(target string) string {
 	if strings.HasPrefix(target, "icmp") {
 		return ""

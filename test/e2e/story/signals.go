@@ -9,12 +9,11 @@ import (
 	"syscall"
 )
 
-// Interruptible returns a context that SIGINT and SIGTERM end, for a program
-// that must live to take its lab away.
+// Interruptible returns a context that SIGINT and SIGTERM cancel, for a program that
+// must shut its lab down before it exits.
 func Interruptible() (context.Context, context.CancelFunc) {
-	// A write to a reader that has gone gets an error and does not end the program.
-	// Nobody listens, as each connection that breaks tells it too; signal.Ignore
-	// would be inherited by the programs that are started.
+	// A write to a closed pipe must return an error, not end the program. The channel
+	// is not read. signal.Ignore would be inherited by child processes.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	return signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 }

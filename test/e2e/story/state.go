@@ -13,16 +13,16 @@ import (
 	"bulkhead/test/lab"
 )
 
-// snapshot is everything on a node that a tenant may leave traces in, one
-// line a thing.
+// snapshot is the state of a node in which a tenant may leave traces, one line per
+// object.
 type snapshot []string
 
 // stateScript prints every link, address, rule, route, nft rule, OVS port, OVN
-// row, program, map row and pin. With IDS=1 each line carries the number that
-// the kernel, OVS or OVN gave the thing, so that one made anew shows.
+// row, program, map row and pin. With IDS=1 each line includes the object's id in
+// the kernel, OVS or OVN, so that a recreated object differs.
 //
-// Left out is only what changes by itself: timers, counters, and the kernel's
-// l3mdev rule, which it makes with the first VRF and keeps for good.
+// It omits only what changes by itself: timers, counters, and the l3mdev rule, which
+// the kernel creates with the first VRF and never deletes.
 const stateScript = `
 set -u
 section() { sed "s|^|$1: |"; }
@@ -101,8 +101,7 @@ func bpfPrograms(ctx context.Context, node *lab.Node) (map[string]int, error) {
 	return out, nil
 }
 
-// bpfRows are the rows of the keyed bh_ maps: what says who is whose. What only
-// remembers for a while (LRU) is left out.
+// bpfRows are the rows of the keyed bh_ maps, without the LRU maps, which are caches.
 func bpfRows(ctx context.Context, node *lab.Node) ([]string, error) {
 	var maps []struct {
 		ID   int
@@ -122,7 +121,7 @@ func bpfRows(ctx context.Context, node *lab.Node) ([]string, error) {
 	if len(names) == 0 {
 		return nil, nil
 	}
-	res, err := node.Run(ctx, strings.Join(dumps, " && ")) // one command: each costs more than what it does
+	res, err := node.Run(ctx, strings.Join(dumps, " && ")) // one command: starting a process costs most
 	if err == nil && res.ExitCode != 0 {
 		err = fmt.Errorf("dump the maps of %s: exit %d: %s", node.Name, res.ExitCode, res.Stderr)
 	}
@@ -157,7 +156,7 @@ func nodeJSON(ctx context.Context, node *lab.Node, command string, into any) err
 	return nil
 }
 
-// difference lists what is only in one of two snapshots.
+// difference lists the lines that are in only one of two snapshots.
 func difference(before, after snapshot) []string {
 	var out []string
 	for _, l := range before {
@@ -186,7 +185,7 @@ func (w *World) states(ctx context.Context, ids bool) (map[string]snapshot, erro
 	})
 }
 
-// asBefore waits until every node is as it was.
+// asBefore waits until every node has its earlier state.
 func (w *World) asBefore(ctx context.Context, before map[string]snapshot) error {
 	return each(w.Lab.Nodes(), func(n *lab.Node) error {
 		return w.Lab.Wait(ctx, "node "+n.Name+" to be as before", func(ctx context.Context) (bool, string, error) {

@@ -76,8 +76,8 @@ func Checks() []Check {
 	return all
 }
 
-// World is what checks share: the lab and what is known of it. Each check has a
-// copy with an Out of its own.
+// World is what checks share: the lab and its fixtures. Each check has a copy with
+// an Out of its own.
 type World struct {
 	Lab      *lab.Lab
 	Out      io.Writer // progress and tables
@@ -149,12 +149,10 @@ func Table(out io.Writer, results []Result) bool {
 	return ok
 }
 
-// atATime is how many commands run in the lab at once: as many as it has
-// emulated processors.
+// atATime is how many commands run in the lab at once: one per emulated processor.
 const atATime = 4
 
-// each runs f for every item, a few at a time, and joins the errors, so that
-// one report names all failures.
+// each runs f for every item, a few at a time, and joins the errors.
 func each[T any](items []T, f func(T) error) error {
 	errs := make([]error, len(items))
 	slots := make(chan struct{}, atATime)

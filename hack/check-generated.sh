@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Generates the API's code, the CRDs and the OVSDB models into a copy of the
-# tree, and fails where the tree's own differ.
+# Generates the API code, the CRDs and the OVSDB models in a copy of the tree and
+# fails if they differ from the tree's.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 copy=$(mktemp -d)

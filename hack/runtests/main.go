@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command runtests runs the project's tests, stage by stage, and ends with one
-// line that counts them. After a failed stage it goes on, so that the line counts
-// all of them. It exits 1 when a test failed, or was skipped and may not be.
+// Command runtests runs the project's tests in stages and prints the number of
+// passed, failed and skipped tests. It runs the remaining stages after a failed one.
+// It exits 1 if a test failed, or was skipped and is not in allowedSkips.
 //
 //	runtests [-full] [-seed SEED] [STAGE...]
 package main
@@ -83,7 +83,7 @@ func runStages(ctx context.Context, full bool, seed string, only []string) (tota
 	return total, nil
 }
 
-// short is a command without its list of packages.
+// short returns a command line without its list of packages.
 func short(args []string) string {
 	line := strings.Join(args, " ")
 	if i := strings.Index(line, " bulkhead/"); i > 0 && len(line) > 200 {
@@ -92,7 +92,7 @@ func short(args []string) string {
 	return line
 }
 
-// commit is the commit that is checked out, "" outside a checkout.
+// commit returns the checked-out commit, "" outside a checkout.
 func commit() string {
 	out, err := exec.Command("git", "rev-parse", "HEAD").Output()
 	if err != nil {

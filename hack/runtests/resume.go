@@ -13,9 +13,9 @@ import (
 	"strings"
 )
 
-// passedStages remembers which stages of `make test-full` have passed for the
-// checked-out tree, so that an interrupted run resumes. With changes that are
-// not committed it remembers nothing.
+// passedStages records which stages of `make test-full` have passed for the
+// checked-out tree, so that an interrupted run resumes. With uncommitted changes
+// it records nothing.
 type passedStages struct{ dir string }
 
 func openPassed() (passedStages, error) {

@@ -25,7 +25,7 @@ type stage struct {
 // labPackage needs a lab; all other packages run on the test machine.
 const labPackage = "bulkhead/test/e2e"
 
-// stages are those of `make test` or, with full, of `make test-full`.
+// stages returns the stages of `make test` or, with full, of `make test-full`.
 func stages(full bool, seed string) ([]stage, error) {
 	out, err := exec.Command("go", "list", "./...").Output()
 	if err != nil {
@@ -53,7 +53,7 @@ func stages(full bool, seed string) ([]stage, error) {
 	return append(list, stage{name: "fuzz", args: []string{"make", "--no-print-directory", "fuzz", "FUZZTIME=20s"}}), nil
 }
 
-// run runs the stage and counts.
+// run runs the stage and counts its tests.
 func (s stage) run(ctx context.Context) counts {
 	cmd := exec.CommandContext(ctx, s.args[0], s.args[1:]...)
 	cmd.Env = append(os.Environ(), s.env...)

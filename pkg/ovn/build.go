@@ -29,7 +29,7 @@ type PodPort struct {
 	UID            string
 	IPs            []netip.Prefix
 	// Locked means that the pod's primary network is another one: on this network
-	// the pod reaches only the node's own address.
+	// only the node's own address reaches the pod.
 	Locked bool
 }
 

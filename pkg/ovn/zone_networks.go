@@ -184,7 +184,7 @@ func (z *Zone) syncNetwork(ctx context.Context, name string) error {
 // permanentError is a reason not to build a network that retries do not change.
 type permanentError struct{ error }
 
-// setError records the error of a network and reports whether it is new.
+// setError records the error of a network and reports whether its text changed.
 func (z *Zone) setError(name string, err error) bool {
 	was, text := z.lastErr[name], err.Error()
 	z.lastErr[name] = text

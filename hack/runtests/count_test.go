@@ -3,6 +3,8 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -35,6 +37,29 @@ func TestCount(t *testing.T) {
 	} {
 		if got := count(strings.NewReader(events+"\n"), &out); got != (counts{Failed: 1}) {
 			t.Errorf("%s: %+v, want one failure", name, got)
+		}
+	}
+}
+
+// A renamed test keeps its entry in allowedSkips only if the entry is renamed too.
+func TestAllowedSkipsExist(t *testing.T) {
+	for key := range allowedSkips {
+		pkg, test, _ := strings.Cut(key, " ")
+		test, _, _ = strings.Cut(test, "/")
+		files, err := filepath.Glob(filepath.Join("../..", strings.TrimPrefix(pkg, "bulkhead/"), "*_test.go"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := false
+		for _, file := range files {
+			text, err := os.ReadFile(file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			found = found || strings.Contains(string(text), "\nfunc "+test+"(")
+		}
+		if !found {
+			t.Errorf("package %s has no test %s", pkg, test)
 		}
 	}
 }

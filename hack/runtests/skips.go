@@ -5,12 +5,12 @@ package main
 // allowedSkips are the tests that may be skipped, by package and name, each with
 // the reason. Any other skip is a failure: `make test` installs what tests need.
 var allowedSkips = map[string]string{
-	"bulkhead/pkg/vrf TestKernelVRF":               onNode,
-	"bulkhead/pkg/vrf TestKernelWithoutDevice":     "tests kernels without VRF devices; this one has them",
-	"bulkhead/pkg/loader TestRootVRFBinding":       onNode,
-	"bulkhead/pkg/loader TestRootVRFLed":           onNode,
-	"bulkhead/pkg/loader TestRootLSM":              onNode,
-	"bulkhead/pkg/loader TestRootForwarded/tunnel": "the test machine's kernel may lack vxlan; test-full runs it on a node",
+	"bulkhead/pkg/vrf TestKernelVRF":                    onNode,
+	"bulkhead/pkg/vrf TestKernelWithoutVRF":             "tests kernels without VRF devices; this one has them",
+	"bulkhead/pkg/loader TestRootVRFBinding":            onNode,
+	"bulkhead/pkg/loader TestRootVRFLeading":            onNode,
+	"bulkhead/pkg/loader TestRootLSM":                   onNode,
+	"bulkhead/pkg/loader TestRootGuardForwarded/tunnel": "the test machine's kernel may lack vxlan; test-full runs it on a node",
 }
 
 const onNode = "the test machine's kernel may lack VRF devices or BPF LSM; the lab stage runs it on a node, where a skip is a failure"

@@ -23,13 +23,13 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// FieldManager owns the status of IPAMClaims in server-side apply.
+// FieldManager is the field manager of IPAMClaims' status in server-side apply.
 const FieldManager = "bulkhead-pod-addresses"
 
-// Target is where pods and claims are told.
+// Target is where operations are applied.
 type Target interface {
-	// Apply runs the operations in order, up to the first that fails: a pod is
-	// not told of addresses that its claim does not keep.
+	// Apply applies the operations in order and stops at the first failure, so
+	// that a pod never gets addresses that its claim does not hold.
 	Apply(ctx context.Context, ops []Op) error
 }
 
@@ -55,13 +55,13 @@ func (k *Kube) Apply(ctx context.Context, ops []Op) error {
 	return nil
 }
 
-// attempts bounds the rounds of one write against the zone's.
+// attempts limits the retries after conflicts with the zone's writes.
 const attempts = 5
 
-// annotate writes entries in one patch. The annotation has a second writer,
-// the zone of the pod's node, so the patch names what it replaces and is
-// refused when that has changed; and it names the pod's uid, as the name may
-// be another pod's by now.
+// annotate writes entries in one patch. The annotation has a second writer, the
+// zone of the pod's node, so the patch contains the old value, and the API
+// server refuses it if that has changed. The patch also contains the pod's uid,
+// because the pod may have been recreated with the same name.
 func (k *Kube) annotate(ctx context.Context, op Op) error {
 	key := types.NamespacedName{Namespace: op.Pod.Namespace, Name: op.Pod.Name}
 	from := k.Cache
@@ -70,7 +70,7 @@ func (k *Kube) annotate(ctx context.Context, op Op) error {
 		pod := &corev1.Pod{}
 		err := from.Get(ctx, key, pod)
 		if apierrors.IsNotFound(err) || err == nil && pod.UID != op.Pod.UID {
-			return nil // its end is an event of its own
+			return nil // the delete event enqueues it
 		}
 		if err != nil {
 			return fmt.Errorf("get the pod: %w", err)
@@ -86,12 +86,12 @@ func (k *Kube) annotate(ctx context.Context, op Op) error {
 		case !apierrors.IsInvalid(last) && !apierrors.IsConflict(last):
 			return last
 		}
-		from = k.Live // the cache is behind
+		from = k.Live // the cache is stale
 	}
 	return last
 }
 
-// annotationPatch is nil where there is nothing to change.
+// annotationPatch returns the patch for op, nil if nothing changes.
 func annotationPatch(pod *corev1.Pod, op Op) ([]byte, error) {
 	old, had := pod.Annotations[network.AnnotationPodNetworks]
 	value, err := merge(old, op)
@@ -101,12 +101,12 @@ func annotationPatch(pod *corev1.Pod, op Op) ([]byte, error) {
 	return kube.PodNetworksPatch(pod, value)
 }
 
-// merge is the annotation with the operation done. What it does not name stays
-// as it was written, whatever it is.
+// merge returns the annotation with op applied. Other entries stay unchanged,
+// even malformed ones.
 func merge(old string, op Op) (string, error) {
 	entries := map[string]json.RawMessage{}
 	if old != "" && json.Unmarshal([]byte(old), &entries) != nil || entries == nil {
-		entries = map[string]json.RawMessage{} // the zone, too, writes it anew
+		entries = map[string]json.RawMessage{} // the zone rewrites a malformed annotation, too
 	}
 	for _, key := range op.Remove {
 		delete(entries, key)
@@ -125,8 +125,8 @@ func merge(old string, op Op) (string, error) {
 	return string(out), nil
 }
 
-// setClaim writes a claim's status. A claim of that name with another uid is
-// refused by the API server.
+// setClaim writes a claim's status. The API server refuses the write if the
+// claim's uid has changed.
 func (k *Kube) setClaim(ctx context.Context, op Op) error {
 	cached := &ipamclaimv1.IPAMClaim{}
 	err := k.Cache.Get(ctx, types.NamespacedName{Namespace: op.Claim.Namespace, Name: op.Claim.Name}, cached)
@@ -141,8 +141,8 @@ func (k *Kube) setClaim(ctx context.Context, op Op) error {
 		status["ownerPod"] = ipamclaimv1.OwnerPod{Name: op.Status.OwnerPod}
 	}
 	if c := op.Status.condition(metav1.NewTime(k.Now()).Rfc3339Copy()); c != nil {
-		if was := meta.FindStatusCondition(cached.Status.Conditions, c.Type); was != nil && was.Status == c.Status {
-			c.LastTransitionTime = was.LastTransitionTime
+		if old := meta.FindStatusCondition(cached.Status.Conditions, c.Type); old != nil && old.Status == c.Status {
+			c.LastTransitionTime = old.LastTransitionTime
 		}
 		status["conditions"] = []metav1.Condition{*c}
 	}
@@ -157,12 +157,12 @@ func (k *Kube) setClaim(ctx context.Context, op Op) error {
 	obj := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Namespace: op.Claim.Namespace, Name: op.Claim.Name}}
 	obj.SetGroupVersionKind(ipamclaimv1.SchemeGroupVersion.WithKind("IPAMClaim"))
 	err = k.Client.Status().Patch(ctx, obj, client.RawPatch(types.ApplyPatchType, body), client.FieldOwner(FieldManager), client.ForceOwnership)
-	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) { // none of that uid
+	if apierrors.IsNotFound(err) || apierrors.IsConflict(err) { // deleted or recreated
 		return fmt.Errorf("%w: %w", errClaimGone, err)
 	}
 	return err
 }
 
-// errClaimGone says that a claim was deleted while a pod was given its
-// addresses.
+// errClaimGone is returned if a claim was deleted before its addresses were
+// written to its status.
 var errClaimGone = errors.New("the claim was deleted")

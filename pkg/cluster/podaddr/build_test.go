@@ -21,7 +21,7 @@ import (
 
 var update = flag.Bool("update", false, "write golden files")
 
-// testNetwork is a network out of its NAD's JSON.
+// testNetwork returns the network of NAD JSON without type and name.
 func testNetwork(t testing.TB, id int, conf string) network.Network {
 	t.Helper()
 	c, err := network.ParseNetConf(fmt.Sprintf(`{"type":"ovn-k8s-cni-overlay","name":"net%d",%s}`, id, conf))
@@ -43,7 +43,7 @@ func prefixes(raw ...string) []netip.Prefix {
 	return out
 }
 
-// Networks that the tests have.
+// NAD JSON of networks, without type and name.
 const (
 	secondaryL2 = `"topology":"layer2","role":"secondary","subnets":"10.30.0.0/24"`
 	dualL2      = `"topology":"layer2","role":"primary","subnets":"10.20.0.0/24,fd20::/64"`
@@ -56,7 +56,7 @@ const (
 	noIPAML2   = `"topology":"layer2"`
 )
 
-// A pod's first network, with others already in it.
+// One attachment, on a network in which another pod holds addresses and MACs.
 func TestBuild(t *testing.T) {
 	other := Holder{Namespace: "b", Name: "other", UID: "o", Key: "b/net"}
 	claim := func(network string, ips ...string) *Claim {
@@ -69,107 +69,107 @@ func TestBuild(t *testing.T) {
 		request    Request
 		claim      *Claim
 		want       string // ips mac tunnel
-		refused    string // in the problem
+		refused    string // part of the problem's text
 		wait       topic
 	}{
 		{name: "primary", conf: primaryL2, want: "10.20.0.3/24 0a:58:0a:14:00:03 10"},
-		{name: "next", conf: primaryL2, held: []string{"10.20.0.3/24", "10.20.0.4/24"}, want: "10.20.0.5/24 0a:58:0a:14:00:05 10"},
-		{name: "secondary has neither gateway nor node", conf: secondaryL2, want: "10.30.0.1/24 0a:58:0a:1e:00:01 10"},
+		{name: "next addresses held", conf: primaryL2, held: []string{"10.20.0.3/24", "10.20.0.4/24"}, want: "10.20.0.5/24 0a:58:0a:14:00:05 10"},
+		{name: "secondary network without gateway and management port", conf: secondaryL2, want: "10.30.0.1/24 0a:58:0a:1e:00:01 10"},
 		{name: "dual stack", conf: dualL2, want: "10.20.0.3/24, fd20::3/64 0a:58:0a:14:00:03 10"},
-		{name: "IPv6 alone", conf: ipv6L2, want: "fd20::3/64 " + network.MAC(netip.MustParseAddr("fd20::3")) + " 10"},
-		{name: "reserved and infrastructure", conf: plannedL2, want: "10.20.0.12/24 0a:58:0a:14:00:0c 10"},
-		{name: "excluded", conf: excludedLN, want: "10.40.0.4/29 0a:58:0a:28:00:04 0"},
+		{name: "IPv6 only", conf: ipv6L2, want: "fd20::3/64 " + network.MAC(netip.MustParseAddr("fd20::3")) + " 10"},
+		{name: "reserved and infrastructure subnets", conf: plannedL2, want: "10.20.0.12/24 0a:58:0a:14:00:0c 10"},
+		{name: "excluded subnets", conf: excludedLN, want: "10.40.0.4/29 0a:58:0a:28:00:04 0"},
 		{name: "no addresses", conf: noIPAM, want: " 0a:58:f4:00:50:92 0"},
-		{name: "no addresses, a port key", conf: noIPAML2, want: " 0a:58:f4:00:50:92 10"},
+		{name: "no addresses, tunnel id", conf: noIPAML2, want: " 0a:58:f4:00:50:92 10"},
 		{
-			name: "used up", conf: excludedLN, held: []string{"10.40.0.4/29", "10.40.0.5/29", "10.40.0.6/29"},
-			refused: "no address of 10.40.0.0/29 is free", wait: onRoom("net7"),
+			name: "exhausted", conf: excludedLN, held: []string{"10.40.0.4/29", "10.40.0.5/29", "10.40.0.6/29"},
+			refused: "no address of 10.40.0.0/29 is free", wait: topicCapacity("net7"),
 		},
 		{
-			name: "one family used up", conf: `"topology":"layer2","subnets":"10.30.0.0/30,fd30::/64"`, held: []string{"10.30.0.1/30", "10.30.0.2/30"},
-			refused: "no address of 10.30.0.0/30 is free", wait: onRoom("net7"),
+			name: "one IP family exhausted", conf: `"topology":"layer2","subnets":"10.30.0.0/30,fd30::/64"`, held: []string{"10.30.0.1/30", "10.30.0.2/30"},
+			refused: "no address of 10.30.0.0/30 is free", wait: topicCapacity("net7"),
 		},
-		{name: "another has its MAC", conf: primaryL2, macs: []string{"0a:58:0a:14:00:03"}, want: "10.20.0.4/24 0a:58:0a:14:00:04 10"},
+		{name: "derived MAC taken", conf: primaryL2, macs: []string{"0a:58:0a:14:00:03"}, want: "10.20.0.4/24 0a:58:0a:14:00:04 10"},
 
-		{name: "asks", conf: primaryL2, request: Request{IPs: prefixes("10.20.0.77/32")}, want: "10.20.0.77/24 0a:58:0a:14:00:4d 10"},
-		{name: "asks with length", conf: primaryL2, request: Request{IPs: prefixes("10.20.0.77/24")}, want: "10.20.0.77/24 0a:58:0a:14:00:4d 10"},
-		{name: "asks with another length", conf: primaryL2, request: Request{IPs: prefixes("10.20.0.77/16")}, refused: "write 10.20.0.77/24"},
-		{name: "asks of one family", conf: dualL2, request: Request{IPs: prefixes("fd20::77/128")}, want: "10.20.0.3/24, fd20::77/64 0a:58:0a:14:00:03 10"},
-		{name: "asks two of one", conf: dualL2, request: Request{IPs: prefixes("10.20.0.5/32", "10.20.0.6/32")}, refused: "both of 10.20.0.0/24: ask for one"},
-		{name: "asks outside", conf: dualL2, request: Request{IPs: prefixes("10.21.0.5/32")}, refused: "outside the network's subnets 10.20.0.0/24, fd20::/64"},
-		{name: "asks for the gateway's", conf: primaryL2, request: Request{IPs: prefixes("10.20.0.1/32")}, refused: "10.20.0.1 belongs to the network itself"},
-		{name: "asks for the node's", conf: primaryL2, request: Request{IPs: prefixes("10.20.0.2/32")}, refused: "10.20.0.2 belongs to the network itself"},
-		{name: "asks for infrastructure", conf: plannedL2, request: Request{IPs: prefixes("10.20.0.10/32")}, refused: "10.20.0.10 belongs to the network itself"},
-		{name: "asks for reserved", conf: plannedL2, request: Request{IPs: prefixes("10.20.0.4/32")}, want: "10.20.0.4/24 0a:58:0a:14:00:04 10"},
-		{name: "asks for excluded", conf: excludedLN, request: Request{IPs: prefixes("10.40.0.2/32")}, refused: "excludeSubnets 10.40.0.0/30 keeps from pods"},
-		{name: "asks for the subnet's own", conf: primaryL2, request: Request{IPs: prefixes("10.20.0.0/32")}, refused: "network or broadcast address"},
-		{name: "asks for everybody's", conf: primaryL2, request: Request{IPs: prefixes("10.20.0.255/32")}, refused: "network or broadcast address"},
-		{name: "asks where there are none", conf: noIPAM, request: Request{IPs: prefixes("10.20.0.9/32")}, refused: "has no subnets: remove ips"},
+		{name: "requests an address", conf: primaryL2, request: Request{IPs: prefixes("10.20.0.77/32")}, want: "10.20.0.77/24 0a:58:0a:14:00:4d 10"},
+		{name: "requests with prefix length", conf: primaryL2, request: Request{IPs: prefixes("10.20.0.77/24")}, want: "10.20.0.77/24 0a:58:0a:14:00:4d 10"},
+		{name: "requests with wrong prefix length", conf: primaryL2, request: Request{IPs: prefixes("10.20.0.77/16")}, refused: "write 10.20.0.77/24"},
+		{name: "requests for one IP family", conf: dualL2, request: Request{IPs: prefixes("fd20::77/128")}, want: "10.20.0.3/24, fd20::77/64 0a:58:0a:14:00:03 10"},
+		{name: "requests two of one IP family", conf: dualL2, request: Request{IPs: prefixes("10.20.0.5/32", "10.20.0.6/32")}, refused: "both of 10.20.0.0/24: request one"},
+		{name: "requests outside the subnets", conf: dualL2, request: Request{IPs: prefixes("10.21.0.5/32")}, refused: "outside the network's subnets 10.20.0.0/24, fd20::/64"},
+		{name: "requests the gateway", conf: primaryL2, request: Request{IPs: prefixes("10.20.0.1/32")}, refused: "10.20.0.1 belongs to the network itself"},
+		{name: "requests the management port", conf: primaryL2, request: Request{IPs: prefixes("10.20.0.2/32")}, refused: "10.20.0.2 belongs to the network itself"},
+		{name: "requests from infrastructure subnet", conf: plannedL2, request: Request{IPs: prefixes("10.20.0.10/32")}, refused: "10.20.0.10 belongs to the network itself"},
+		{name: "requests from reserved subnet", conf: plannedL2, request: Request{IPs: prefixes("10.20.0.4/32")}, want: "10.20.0.4/24 0a:58:0a:14:00:04 10"},
+		{name: "requests from excluded subnet", conf: excludedLN, request: Request{IPs: prefixes("10.40.0.2/32")}, refused: "excludeSubnets 10.40.0.0/30 excludes"},
+		{name: "requests the network address", conf: primaryL2, request: Request{IPs: prefixes("10.20.0.0/32")}, refused: "network or broadcast address"},
+		{name: "requests the broadcast address", conf: primaryL2, request: Request{IPs: prefixes("10.20.0.255/32")}, refused: "network or broadcast address"},
+		{name: "requests on a network without subnets", conf: noIPAM, request: Request{IPs: prefixes("10.20.0.9/32")}, refused: "has no subnets: remove ips"},
 		{
-			name: "asks for another's", conf: primaryL2, held: []string{"10.20.0.77/24"}, request: Request{IPs: prefixes("10.20.0.77/32")},
-			refused: "10.20.0.77 is held by pod b/other: ask for another", wait: onRelease("net7", "10.20.0.77"),
+			name: "requests a taken address", conf: primaryL2, held: []string{"10.20.0.77/24"}, request: Request{IPs: prefixes("10.20.0.77/32")},
+			refused: "10.20.0.77 is held by pod b/other: request another", wait: topicRelease("net7", "10.20.0.77"),
 		},
-		{name: "asks for a MAC", conf: primaryL2, request: Request{MAC: "02:00:00:00:00:05"}, want: "10.20.0.3/24 02:00:00:00:00:05 10"},
-		{name: "asks for a MAC alone", conf: noIPAM, request: Request{MAC: "02:00:00:00:00:05"}, want: " 02:00:00:00:00:05 0"},
+		{name: "requests a MAC", conf: primaryL2, request: Request{MAC: "02:00:00:00:00:05"}, want: "10.20.0.3/24 02:00:00:00:00:05 10"},
+		{name: "requests a MAC on a network without subnets", conf: noIPAM, request: Request{MAC: "02:00:00:00:00:05"}, want: " 02:00:00:00:00:05 0"},
 		{
-			name: "asks for another's MAC", conf: primaryL2, macs: []string{"02:00:00:00:00:05"}, request: Request{MAC: "02:00:00:00:00:05"},
-			refused: "02:00:00:00:00:05 is held by pod b/other", wait: onRelease("net7", "02:00:00:00:00:05"),
+			name: "requests a taken MAC", conf: primaryL2, macs: []string{"02:00:00:00:00:05"}, request: Request{MAC: "02:00:00:00:00:05"},
+			refused: "02:00:00:00:00:05 is held by pod b/other", wait: topicRelease("net7", "02:00:00:00:00:05"),
 		},
-		{name: "asks for the gateway's MAC", conf: primaryL2, request: Request{MAC: "0a:58:0a:14:00:01"}, refused: "that of 10.20.0.1, an address of the network itself"},
-		{name: "asks for the node's MAC", conf: primaryL2, request: Request{MAC: "0a:58:0a:14:00:02"}, refused: "that of 10.20.0.2, an address of the network itself"},
+		{name: "requests the MAC of the gateway", conf: primaryL2, request: Request{MAC: "0a:58:0a:14:00:01"}, refused: "that of 10.20.0.1, an address of the network itself"},
+		{name: "requests the MAC of the management port", conf: primaryL2, request: Request{MAC: "0a:58:0a:14:00:02"}, refused: "that of 10.20.0.2, an address of the network itself"},
 		{
-			name: "another has the MAC of what it asks for", conf: primaryL2, macs: []string{"0a:58:0a:14:00:4d"}, request: Request{IPs: prefixes("10.20.0.77/32")},
-			refused: "0a:58:0a:14:00:4d is held by pod b/other", wait: onRelease("net7", "0a:58:0a:14:00:4d"),
+			name: "derived MAC of requested address taken", conf: primaryL2, macs: []string{"0a:58:0a:14:00:4d"}, request: Request{IPs: prefixes("10.20.0.77/32")},
+			refused: "0a:58:0a:14:00:4d is held by pod b/other", wait: topicRelease("net7", "0a:58:0a:14:00:4d"),
 		},
 		{name: "default route outside", conf: secondaryL2, request: Request{Gateways: []netip.Addr{netip.MustParseAddr("10.31.0.1")}}, refused: "default-route 10.31.0.1 is outside"},
 
 		{name: "claim", conf: claimL2, request: Request{Claim: "vm"}, claim: claim("net7"), want: "10.20.0.3/24 0a:58:0a:14:00:03 10"},
-		{name: "claim that has", conf: claimL2, request: Request{Claim: "vm"}, claim: claim("net7", "10.20.0.99/24"), want: "10.20.0.99/24 0a:58:0a:14:00:63 10"},
-		{name: "claim that asks", conf: claimL2, request: Request{Claim: "vm", IPs: prefixes("10.20.0.9/32")}, claim: claim("net7"), want: "10.20.0.9/24 0a:58:0a:14:00:09 10"},
+		{name: "claim with addresses", conf: claimL2, request: Request{Claim: "vm"}, claim: claim("net7", "10.20.0.99/24"), want: "10.20.0.99/24 0a:58:0a:14:00:63 10"},
+		{name: "new claim, pod requests address", conf: claimL2, request: Request{Claim: "vm", IPs: prefixes("10.20.0.9/32")}, claim: claim("net7"), want: "10.20.0.9/24 0a:58:0a:14:00:09 10"},
 		{
-			name: "claim that has another", conf: claimL2, request: Request{Claim: "vm", IPs: prefixes("10.20.0.9/32")}, claim: claim("net7", "10.20.0.99/24"),
-			refused: "asks for 10.20.0.9, but IPAMClaim vm holds 10.20.0.99/24", wait: onClaim("a/vm"),
+			name: "claim with another address than requested", conf: claimL2, request: Request{Claim: "vm", IPs: prefixes("10.20.0.9/32")}, claim: claim("net7", "10.20.0.99/24"),
+			refused: "requests 10.20.0.9, but IPAMClaim vm holds 10.20.0.99/24", wait: topicClaim("a/vm"),
 		},
-		{name: "no claim", conf: claimL2, request: Request{Claim: "vm"}, refused: "does not exist in namespace a: create it with spec.network net7", wait: onClaim("a/vm")},
-		{name: "claim of another network", conf: claimL2, request: Request{Claim: "vm"}, claim: claim("net8"), refused: "IPAMClaim vm is for network net8", wait: onClaim("a/vm")},
-		{name: "claim, but nothing is kept", conf: primaryL2, request: Request{Claim: "vm"}, claim: claim("net7"), refused: "the network keeps no addresses"},
-		{name: "claim of one family", conf: dualL2 + `,"allowPersistentIPs":true`, request: Request{Claim: "vm"}, claim: claim("net7", "10.20.0.9/24"), refused: "no address of the subnet fd20::/64"},
-		{name: "claim outside", conf: claimL2, request: Request{Claim: "vm"}, claim: claim("net7", "10.20.0.9/24", "fd20::9/64"), refused: "fd20::9, which is outside"},
-		{name: "claim of the gateway", conf: claimL2, request: Request{Claim: "vm"}, claim: claim("net7", "10.20.0.1/24"), refused: "10.20.0.1 belongs to the network itself"},
+		{name: "no claim", conf: claimL2, request: Request{Claim: "vm"}, refused: "does not exist in namespace a: create it with spec.network net7", wait: topicClaim("a/vm")},
+		{name: "claim of another network", conf: claimL2, request: Request{Claim: "vm"}, claim: claim("net8"), refused: "IPAMClaim vm is for network net8", wait: topicClaim("a/vm")},
+		{name: "claim on a network without persistent addresses", conf: primaryL2, request: Request{Claim: "vm"}, claim: claim("net7"), refused: "the network has no persistent addresses"},
+		{name: "claim with one IP family", conf: dualL2 + `,"allowPersistentIPs":true`, request: Request{Claim: "vm"}, claim: claim("net7", "10.20.0.9/24"), refused: "no address in the subnet fd20::/64"},
+		{name: "claim with address outside the subnets", conf: claimL2, request: Request{Claim: "vm"}, claim: claim("net7", "10.20.0.9/24", "fd20::9/64"), refused: "fd20::9, which is outside"},
+		{name: "claim with the gateway address", conf: claimL2, request: Request{Claim: "vm"}, claim: claim("net7", "10.20.0.1/24"), refused: "10.20.0.1 belongs to the network itself"},
 		{
-			name: "claim that another was before", conf: claimL2, request: Request{Claim: "vm"},
-			claim:   &Claim{Holder: claim("").Holder, Network: "net7", Refused: "10.20.0.9 is held by pod b/other", Wanted: "10.20.0.9"},
-			refused: "IPAMClaim a/vm: 10.20.0.9 is held by pod b/other", wait: onRelease("net7", "10.20.0.9"),
+			name: "claim with a taken address", conf: claimL2, request: Request{Claim: "vm"},
+			claim:   &Claim{Holder: claim("").Holder, Network: "net7", Refused: "10.20.0.9 is held by pod b/other", TakenAddress: "10.20.0.9"},
+			refused: "IPAMClaim a/vm: 10.20.0.9 is held by pod b/other", wait: topicRelease("net7", "10.20.0.9"),
 		},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			n := testNetwork(t, 7, tt.conf)
 			alloc := NewAllocator(n.Name, time.Hour)
-			if err := alloc.Hold(other, prefixes(tt.held...)); err != nil {
+			if err := alloc.Reserve(other, prefixes(tt.held...)); err != nil {
 				t.Fatal(err)
 			}
 			for _, mac := range tt.macs {
-				if err := alloc.TakeMAC(other, mac); err != nil {
+				if err := alloc.ReserveMAC(other, mac); err != nil {
 					t.Fatal(err)
 				}
 			}
 			if tt.claim != nil {
-				_ = alloc.Hold(tt.claim.Holder, tt.claim.IPs)
+				_ = alloc.Reserve(tt.claim.Holder, tt.claim.IPs)
 			}
 			before := len(alloc.held) + len(alloc.macs) + alloc.tunnels.Len()
-			want, given, problems := Build(Inputs{
+			want, allocated, problems := Build(Inputs{
 				Plan: testPlan(t), Pod: Pod{Namespace: "a", Name: "p", UID: "u"},
 				Attachments: []Attachment{{Key: "a/net", NAD: "a/net", Source: "A", Network: n, Request: tt.request, Claim: tt.claim, Alloc: alloc}},
 			})
 			if tt.refused != "" {
-				if len(problems) != 1 || !strings.Contains(problems[0].Text, tt.refused) || len(given) > 0 || len(want.Entries) > 0 {
+				if len(problems) != 1 || !strings.Contains(problems[0].Text, tt.refused) || len(allocated) > 0 || len(want.Entries) > 0 {
 					t.Fatalf("got %+v, problems %+v", want.Entries, problems)
 				}
-				if !slices.Contains(problems[0].Wait, onNAD("a/net")) || tt.wait != (topic{}) && !slices.Contains(problems[0].Wait, tt.wait) {
+				if !slices.Contains(problems[0].Wait, topicNAD("a/net")) || tt.wait != (topic{}) && !slices.Contains(problems[0].Wait, tt.wait) {
 					t.Errorf("waits for %v", problems[0].Wait)
 				}
 				if after := len(alloc.held) + len(alloc.macs) + alloc.tunnels.Len(); after != before {
-					t.Errorf("a refused pod holds something: %d before, %d after", before, after)
+					t.Errorf("allocations of a refused pod: %d before, %d after", before, after)
 				}
 				return
 			}
@@ -184,22 +184,22 @@ func TestBuild(t *testing.T) {
 	}
 }
 
-// What annotations say, of all kinds of networks at once.
+// Annotations of all kinds of networks.
 func TestBuildGolden(t *testing.T) {
 	a := func(key string, id int, conf string, r Request) Attachment {
 		n := testNetwork(t, id, conf)
 		return Attachment{Key: key, NAD: key, Source: "A", Network: n, Request: r, Alloc: NewAllocator(n.Name, time.Hour)}
 	}
 	gw := func(s string) []netip.Addr { return []netip.Addr{netip.MustParseAddr(s)} }
-	twice := a("a/net", 7, secondaryL2, Request{})
-	again := twice
-	again.Key = "a/net/1"
+	first := a("a/net", 7, secondaryL2, Request{})
+	second := first
+	second.Key = "a/net/1"
 	for name, attachments := range map[string][]Attachment{
-		"primary":            {a("a/net", 7, dualL2, Request{})},
-		"primary-planned":    {a("a/net", 7, plannedL2, Request{IPs: prefixes("10.20.0.5/32"), MAC: "02:00:00:00:00:05"})},
-		"secondary":          {twice, again},
-		"localnet":           {a("a/phys", 7, excludedLN, Request{}), a("a/free", 8, noIPAM, Request{})},
-		"default-route-away": {a("a/net", 7, dualL2, Request{}), a("a/out", 8, secondaryL2, Request{Gateways: gw("10.30.0.254")})},
+		"primary":                    {a("a/net", 7, dualL2, Request{})},
+		"primary-planned":            {a("a/net", 7, plannedL2, Request{IPs: prefixes("10.20.0.5/32"), MAC: "02:00:00:00:00:05"})},
+		"secondary":                  {first, second},
+		"localnet":                   {a("a/phys", 7, excludedLN, Request{}), a("a/free", 8, noIPAM, Request{})},
+		"default-route-on-secondary": {a("a/net", 7, dualL2, Request{}), a("a/out", 8, secondaryL2, Request{Gateways: gw("10.30.0.254")})},
 	} {
 		t.Run(name, func(t *testing.T) {
 			want, _, problems := Build(Inputs{Plan: testPlan(t), Pod: Pod{Namespace: "a", Name: "p", UID: "u"}, Attachments: attachments})
@@ -236,43 +236,43 @@ func TestBuildGolden(t *testing.T) {
 	}
 }
 
-// What a former leader gave, a pod gets back; what only its creator wrote, not.
-func TestResume(t *testing.T) {
-	had := network.PodNetwork{IPs: prefixes("10.20.0.50/24"), MAC: "0a:58:0a:14:00:32", TunnelID: 40, Role: network.RolePrimary}
+// A pod's previous entries are restored if they are valid and still free.
+func TestRestorePrevious(t *testing.T) {
+	previous := network.PodNetwork{IPs: prefixes("10.20.0.50/24"), MAC: "0a:58:0a:14:00:32", TunnelID: 40, Role: network.RolePrimary}
 	with := func(change func(*network.PodNetwork)) network.PodNetwork {
-		n := had
+		n := previous
 		change(&n)
 		return n
 	}
 	other := Holder{Namespace: "b", Name: "other", UID: "o", Key: "b/net"}
 	for _, tt := range []struct {
-		name    string
-		had     network.PodNetwork
-		started bool
-		taken   bool // by another
-		want    string
-		refused string
+		name     string
+		previous network.PodNetwork
+		started  bool
+		taken    bool // by another pod
+		want     string
+		refused  string
 	}{
-		{name: "running", had: had, started: true, want: "10.20.0.50/24 0a:58:0a:14:00:32 40"},
-		{name: "pending", had: had, want: "10.20.0.50/24 0a:58:0a:14:00:32 40"},
-		{name: "running, taken", had: had, started: true, taken: true, refused: "10.20.0.50 is held by pod b/other: recreate the pod"},
-		{name: "pending, taken", had: had, taken: true, want: "10.20.0.3/24 0a:58:0a:14:00:03 10"},
-		{name: "no tunnel id", had: with(func(n *network.PodNetwork) { n.TunnelID = 0 }), started: true, want: "10.20.0.50/24 0a:58:0a:14:00:32 10"},
-		{name: "a platform port's tunnel id", had: with(func(n *network.PodNetwork) { n.TunnelID = 3 }), started: true, want: "10.20.0.50/24 0a:58:0a:14:00:32 10"},
-		{name: "gateway's address", had: with(func(n *network.PodNetwork) { n.IPs = prefixes("10.20.0.1/24") }), want: "10.20.0.3/24 0a:58:0a:14:00:03 10"},
-		{name: "other subnet", had: with(func(n *network.PodNetwork) { n.IPs = prefixes("10.9.0.1/24") }), want: "10.20.0.3/24 0a:58:0a:14:00:03 10"},
-		{name: "no MAC", had: with(func(n *network.PodNetwork) { n.MAC = "x" }), want: "10.20.0.3/24 0a:58:0a:14:00:03 10"},
+		{name: "running", previous: previous, started: true, want: "10.20.0.50/24 0a:58:0a:14:00:32 40"},
+		{name: "pending", previous: previous, want: "10.20.0.50/24 0a:58:0a:14:00:32 40"},
+		{name: "running, taken", previous: previous, started: true, taken: true, refused: "10.20.0.50 is held by pod b/other: recreate the pod"},
+		{name: "pending, taken", previous: previous, taken: true, want: "10.20.0.3/24 0a:58:0a:14:00:03 10"},
+		{name: "no tunnel id", previous: with(func(n *network.PodNetwork) { n.TunnelID = 0 }), started: true, want: "10.20.0.50/24 0a:58:0a:14:00:32 10"},
+		{name: "reserved tunnel id", previous: with(func(n *network.PodNetwork) { n.TunnelID = 3 }), started: true, want: "10.20.0.50/24 0a:58:0a:14:00:32 10"},
+		{name: "gateway's address", previous: with(func(n *network.PodNetwork) { n.IPs = prefixes("10.20.0.1/24") }), want: "10.20.0.3/24 0a:58:0a:14:00:03 10"},
+		{name: "another subnet", previous: with(func(n *network.PodNetwork) { n.IPs = prefixes("10.9.0.1/24") }), want: "10.20.0.3/24 0a:58:0a:14:00:03 10"},
+		{name: "no MAC", previous: with(func(n *network.PodNetwork) { n.MAC = "x" }), want: "10.20.0.3/24 0a:58:0a:14:00:03 10"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			n := testNetwork(t, 7, primaryL2)
 			alloc := NewAllocator(n.Name, time.Hour)
 			if tt.taken {
-				if err := alloc.Hold(other, tt.had.IPs); err != nil {
+				if err := alloc.Reserve(other, tt.previous.IPs); err != nil {
 					t.Fatal(err)
 				}
 			}
 			want, _, problems := Build(Inputs{
-				Plan: testPlan(t), Pod: Pod{Namespace: "a", Name: "p", UID: "u", Started: tt.started}, Had: network.PodNetworks{"a/net": tt.had},
+				Plan: testPlan(t), Pod: Pod{Namespace: "a", Name: "p", UID: "u", Started: tt.started}, Previous: network.PodNetworks{"a/net": tt.previous},
 				Attachments: []Attachment{{Key: "a/net", NAD: "a/net", Source: "A", Network: n, Alloc: alloc}},
 			})
 			e := want.Entries["a/net"]
@@ -280,7 +280,7 @@ func TestResume(t *testing.T) {
 				if len(problems) != 1 || !strings.Contains(problems[0].Text, tt.refused) {
 					t.Errorf("problems %+v", problems)
 				}
-				if !sameEntry(e, tt.had) {
+				if !sameEntry(e, tt.previous) {
 					t.Errorf("the running pod's entry became %+v", e)
 				}
 				return
@@ -292,7 +292,7 @@ func TestResume(t *testing.T) {
 	}
 }
 
-// Two attachments of a pod never share an address, and a claim serves one.
+// Two attachments of a pod never share an address or a claim.
 func TestTwoAttachments(t *testing.T) {
 	n := testNetwork(t, 7, claimL2)
 	alloc := NewAllocator(n.Name, time.Hour)
@@ -301,7 +301,7 @@ func TestTwoAttachments(t *testing.T) {
 	two := one
 	two.Key = "a/net/1"
 	want, _, problems := Build(Inputs{Plan: testPlan(t), Pod: Pod{Namespace: "a", Name: "p", UID: "u"}, Attachments: []Attachment{one, two}})
-	if len(problems) != 1 || !strings.Contains(problems[0].Text, "used by the pod's attachment a/net: name another one") || len(want.Entries) != 1 {
+	if len(problems) != 1 || !strings.Contains(problems[0].Text, "used by the pod's attachment a/net: name another claim") || len(want.Entries) != 1 {
 		t.Errorf("entries %v, problems %+v", want.Entries, problems)
 	}
 	two.Request, two.Claim = Request{}, nil
@@ -311,13 +311,13 @@ func TestTwoAttachments(t *testing.T) {
 	}
 }
 
-// What a pod costs does not depend on how many there are.
+// The cost per pod does not depend on the number of pods.
 func BenchmarkBuild(b *testing.B) {
 	n := testNetwork(b, 7, `"topology":"layer2","role":"primary","subnets":"10.0.0.0/8,fd20::/64"`)
 	plan := testPlan(b)
 	for _, pods := range []int{100, 10000, 30000} {
 		b.Run(fmt.Sprint(pods), func(b *testing.B) {
-			book := newBook(time.Hour, time.Now)
+			tr := newTracker(time.Hour, time.Now)
 			in := func(i int) Inputs {
 				return Inputs{
 					Plan: plan, Pod: Pod{Namespace: "a", Name: fmt.Sprint("p", i), UID: types.UID(fmt.Sprint("u", i))},
@@ -325,13 +325,13 @@ func BenchmarkBuild(b *testing.B) {
 				}
 			}
 			for i := range pods {
-				book.build(in(i))
+				tr.build(in(i))
 			}
 			for b.Loop() {
-				if want := book.build(in(pods)); len(want.Entries) != 1 {
+				if want := tr.build(in(pods)); len(want.Entries) != 1 {
 					b.Fatalf("%+v", want)
 				}
-				book.release(fmt.Sprint("a/p", pods))
+				tr.releasePod(fmt.Sprint("a/p", pods))
 			}
 		})
 	}

@@ -15,23 +15,23 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// A claim keeps its addresses from pod to pod, serves two while a virtual
-// machine migrates, and gives them back when it is deleted and nobody has them.
+// A claim keeps its addresses across pods, serves two pods during a live
+// migration, and releases the addresses when it is deleted and no pod uses it.
 func TestClaim(t *testing.T) {
 	s := newSim(t)
 	s.namespace("red", true)
 	s.nad("red", "net", 7, "red_net", claimL2)
-	with := asks(`"ipam-claim-reference":"vm"`)
-	one := s.pod("red", "one", with)
-	s.event("IPAMClaim vm, which annotation v1.multus-cni.io/default-network names, does not exist", "spec.network red_net")
+	request := primaryRequest(`"ipam-claim-reference":"vm"`)
+	one := s.pod("red", "one", request)
+	s.wantEvent("IPAMClaim vm, which annotation v1.multus-cni.io/default-network names, does not exist", "spec.network red_net")
 	claim := s.claim("red", "vm", "red_net")
 	s.wantIPs("red", "one", "red/net", "10.20.0.3/24")
 	st := s.status("red", "vm")
 	if !slices.Equal(st.IPs, []string{"10.20.0.3/24"}) || st.OwnerPod == nil || st.OwnerPod.Name != "one" || len(st.Conditions) != 1 || st.Conditions[0].Reason != ReasonAllocated {
 		t.Errorf("status %+v", st)
 	}
-	s.run("red", "one")
-	two := s.pod("red", "two", with)
+	s.markRunning("red", "one")
+	two := s.pod("red", "two", request)
 	s.wantIPs("red", "two", "red/net", "10.20.0.3/24")
 	x, _ := s.entry("red", "one", "red/net")
 	y, _ := s.entry("red", "two", "red/net")
@@ -39,10 +39,10 @@ func TestClaim(t *testing.T) {
 		t.Errorf("source %+v, target %+v", x, y)
 	}
 	if st = s.status("red", "vm"); st.OwnerPod.Name != "two" {
-		t.Errorf("owner %s while it migrates", st.OwnerPod.Name)
+		t.Errorf("owner %s during the migration", st.OwnerPod.Name)
 	}
 	s.restart(s.r.lookup.Plan)
-	s.settle()
+	s.drain()
 	if s.target.writes > 0 {
 		t.Errorf("%d writes after a restart", s.target.writes)
 	}
@@ -51,113 +51,113 @@ func TestClaim(t *testing.T) {
 	if st = s.status("red", "vm"); !slices.Equal(st.IPs, []string{"10.20.0.3/24"}) || st.OwnerPod != nil {
 		t.Errorf("status without a pod %+v", st)
 	}
-	other := s.pod("red", "other", asks(`"ips":["10.20.0.3"]`))
-	s.event("10.20.0.3 is held by IPAMClaim red/vm")
+	other := s.pod("red", "other", primaryRequest(`"ips":["10.20.0.3"]`))
+	s.wantEvent("10.20.0.3 is held by IPAMClaim red/vm")
 	s.restart(s.r.lookup.Plan)
-	s.settle()
-	s.event("10.20.0.3 is held by IPAMClaim red/vm")
-	three := s.pod("red", "three", with)
+	s.drain()
+	s.wantEvent("10.20.0.3 is held by IPAMClaim red/vm")
+	three := s.pod("red", "three", request)
 	s.wantIPs("red", "three", "red/net", "10.20.0.3/24")
 	s.remove(claim)
 	s.wantIPs("red", "other", "red/net", "")
 	s.remove(three)
 	s.wantIPs("red", "other", "red/net", "10.20.0.3/24")
 	s.remove(other)
-	s.wantFree()
-	if len(s.r.book.claims) > 0 {
-		t.Error("a claim that is gone is remembered")
+	s.wantNothingHeld()
+	if len(s.r.tracker.claims) > 0 {
+		t.Error("a deleted claim is still tracked")
 	}
 }
 
-// A claim of the same name is another claim: it gets other addresses while a
-// pod runs with the former's.
-func TestClaimAgain(t *testing.T) {
+// A recreated claim gets other addresses while a pod runs with those of the
+// deleted one.
+func TestClaimRecreated(t *testing.T) {
 	s := newSim(t)
 	s.namespace("red", true)
 	s.nad("red", "net", 7, "red_net", claimL2)
 	s.remove(s.claim("red", "unused", "red_net"))
 	claim := s.claim("red", "vm", "red_net")
-	with := asks(`"ipam-claim-reference":"vm"`)
-	old := s.pod("red", "old", with)
-	s.run("red", "old")
+	request := primaryRequest(`"ipam-claim-reference":"vm"`)
+	old := s.pod("red", "old", request)
+	s.markRunning("red", "old")
 	s.remove(claim)
 	claim = s.claim("red", "vm", "red_net")
-	s.pod("red", "new", with)
+	s.pod("red", "new", request)
 	s.wantIPs("red", "old", "red/net", "10.20.0.3/24")
 	s.wantIPs("red", "new", "red/net", "10.20.0.4/24")
 	s.restart(s.r.lookup.Plan)
-	s.settle()
+	s.drain()
 	s.wantIPs("red", "old", "red/net", "10.20.0.3/24")
 	s.wantIPs("red", "new", "red/net", "10.20.0.4/24")
 	s.remove(old)
-	if _, held := s.r.book.allocators["red_net"].held[prefixes("10.20.0.3/24")[0].Addr()]; held {
-		t.Error("the former claim's address is held")
+	if _, held := s.r.tracker.allocators["red_net"].held[prefixes("10.20.0.3/24")[0].Addr()]; held {
+		t.Error("the deleted claim's address is held")
 	}
 	s.remove(claim)
 }
 
-// A claim that is made one of another network holds nothing of the first.
-func TestClaimMoves(t *testing.T) {
+// A claim whose spec.network changes releases its addresses if no pod uses it.
+func TestClaimNetworkChanges(t *testing.T) {
 	s := newSim(t)
 	s.namespace("red", true)
 	s.nad("red", "net", 7, "red_net", claimL2)
 	s.nad("red", "more", 8, "red_more", `"topology":"layer2","subnets":"10.20.0.0/28","allowPersistentIPs":true`)
 	s.claim("red", "vm", "red_net")
-	p := s.pod("red", "p", asks(`"ipam-claim-reference":"vm"`))
+	p := s.pod("red", "p", primaryRequest(`"ipam-claim-reference":"vm"`))
 	s.remove(p)
 	claim := &ipamclaimv1.IPAMClaim{}
 	s.must(s.api.Get(s.ctx, Key{Namespace: "red", Name: "vm"}.name(), claim))
 	claim.Spec.Network = "red_more"
 	s.must(s.api.Update(s.ctx, claim))
-	s.claimSeen(claim)
-	if st := s.status("red", "vm"); len(st.IPs)+len(st.Conditions) > 0 || !s.r.book.allocators["red_net"].Empty() {
+	s.notifyClaim(claim)
+	if st := s.status("red", "vm"); len(st.IPs)+len(st.Conditions) > 0 || !s.r.tracker.allocators["red_net"].Empty() {
 		t.Errorf("status %+v", st)
 	}
-	claim.Status.IPs = []string{"10.20.0.3/24"} // as a cache that is behind would say
-	if c := s.r.book.claim(claim); len(c.IPs) > 0 {
-		t.Errorf("the claim has %v back", c.IPs)
+	claim.Status.IPs = []string{"10.20.0.3/24"} // as in a stale cache
+	if c := s.r.tracker.syncClaim(claim); len(c.IPs) > 0 {
+		t.Errorf("the claim holds %v again", c.IPs)
 	}
-	s.pod("red", "q", selects(`[{"name":"more","ipam-claim-reference":"vm"}]`))
+	s.pod("red", "q", secondaryRequest(`[{"name":"more","ipam-claim-reference":"vm"}]`))
 	s.wantIPs("red", "q", "red/more", "10.20.0.1/28")
 	if st := s.status("red", "vm"); !slices.Equal(st.IPs, []string{"10.20.0.1/28"}) {
 		t.Errorf("status %+v", st)
 	}
-	// With a pod it stays what it is.
+	// While a pod uses the claim, the change has no effect.
 	s.must(s.api.Get(s.ctx, Key{Namespace: "red", Name: "vm"}.name(), claim))
 	claim.Spec.Network = "red_net"
 	s.must(s.api.Update(s.ctx, claim))
-	s.claimSeen(claim)
-	s.pod("red", "r", asks(`"ipam-claim-reference":"vm"`))
-	s.event("IPAMClaim vm is for network red_more")
+	s.notifyClaim(claim)
+	s.pod("red", "r", primaryRequest(`"ipam-claim-reference":"vm"`))
+	s.wantEvent("IPAMClaim vm is for network red_more")
 }
 
-// A claim may be deleted at the very moment in which its first pod is served.
-func TestClaimVanishes(t *testing.T) {
+// A claim is deleted while its first pod is reconciled.
+func TestClaimDeletedMeanwhile(t *testing.T) {
 	s := newSim(t)
 	s.namespace("red", true)
 	s.nad("red", "net", 7, "red_net", claimL2)
 	claim := s.claim("red", "vm", "red_net")
-	s.r.target = vanishing{s.target, func() { s.must(s.api.Delete(s.ctx, claim)) }}
-	p := &corev1.Pod{ObjectMeta: s.meta("red", "p", asks(`"ipam-claim-reference":"vm"`)), Spec: corev1.PodSpec{NodeName: "node"}}
+	s.r.target = hookTarget{s.target, func() { s.must(s.api.Delete(s.ctx, claim)) }}
+	p := &corev1.Pod{ObjectMeta: s.meta("red", "p", primaryRequest(`"ipam-claim-reference":"vm"`)), Spec: corev1.PodSpec{NodeName: "node"}}
 	s.must(s.api.Create(s.ctx, p))
 	if _, err := s.r.Reconcile(s.ctx, Key{Namespace: "red", Name: "p"}); !errors.Is(err, errClaimGone) {
 		t.Fatalf("got %v", err)
 	}
 	s.r.target = s.target
-	s.queue = append(s.queue, Key{Namespace: "red", Name: "p"}) // the caller tries again
-	s.claimSeen(claim)
-	s.event("does not exist")
+	s.queue = append(s.queue, Key{Namespace: "red", Name: "p"}) // the caller retries
+	s.notifyClaim(claim)
+	s.wantEvent("does not exist")
 	s.wantIPs("red", "p", "red/net", "")
-	if !s.r.book.allocators["red_net"].Empty() || len(s.r.book.claims) > 0 {
-		t.Errorf("held %v, claims %v", s.r.book.allocators["red_net"].held, s.r.book.claims)
+	if !s.r.tracker.allocators["red_net"].Empty() || len(s.r.tracker.claims) > 0 {
+		t.Errorf("held %v, claims %v", s.r.tracker.allocators["red_net"].held, s.r.tracker.claims)
 	}
 	s.claim("red", "vm", "red_net")
 	s.wantIPs("red", "p", "red/net", "10.20.0.4/24")
 }
 
-// What a pod has not got yet is not given before everybody has back what was
-// theirs, however old the pod is.
-func TestRestoreGivesNothingNew(t *testing.T) {
+// Restore restores the addresses of all pods before any new allocation, even for
+// an older pod.
+func TestRestoreAllocatesNothingNew(t *testing.T) {
 	s := newSim(t)
 	s.namespace("red", true)
 	s.nad("red", "net", 7, "red_net", primaryL2)
@@ -177,29 +177,28 @@ func TestRestoreGivesNothingNew(t *testing.T) {
 		s.must(s.api.Create(s.ctx, p))
 	}
 	s.restart(s.r.lookup.Plan)
-	s.settle()
+	s.drain()
 	s.wantIPs("red", "b-younger", "red/net", "10.20.0.3/24")
 	s.wantIPs("red", "a-older", "red/net", "10.20.0.4/24")
-	s.noEvent()
+	s.wantNoEvent()
 }
 
-// Two pods of a claim that was deleted go on sharing its addresses, also after
-// a restart.
-func TestClaimGoneWhileMigrating(t *testing.T) {
+// Two pods of a deleted claim keep sharing its addresses, also after a restart.
+func TestClaimDeletedDuringMigration(t *testing.T) {
 	s := newSim(t)
 	s.namespace("red", true)
 	s.nad("red", "net", 7, "red_net", claimL2)
 	claim := s.claim("red", "vm", "red_net")
-	with := asks(`"ipam-claim-reference":"vm"`)
-	pods := []*corev1.Pod{s.pod("red", "source", with), s.pod("red", "target", with)}
-	s.run("red", "source")
+	request := primaryRequest(`"ipam-claim-reference":"vm"`)
+	pods := []*corev1.Pod{s.pod("red", "source", request), s.pod("red", "target", request)}
+	s.markRunning("red", "source")
 	s.remove(claim)
 	s.restart(s.r.lookup.Plan)
-	s.settle()
+	s.drain()
 	if s.target.writes > 0 {
 		t.Errorf("%d writes after a restart", s.target.writes)
 	}
-	s.noEvent()
+	s.wantNoEvent()
 	s.pod("red", "other", nil)
 	x, _ := s.entry("red", "target", "red/net")
 	if y, _ := s.entry("red", "other", "red/net"); join(x.IPs) != "10.20.0.3/24" || join(y.IPs) != "10.20.0.4/24" || x.TunnelID == y.TunnelID {
@@ -208,56 +207,56 @@ func TestClaimGoneWhileMigrating(t *testing.T) {
 	for _, p := range pods {
 		s.remove(p)
 	}
-	if len(s.r.book.claims) > 0 || len(s.r.book.allocators["red_net"].held) != 1 {
-		t.Errorf("claims %v, held %v", s.r.book.claims, s.r.book.allocators["red_net"].held)
+	if len(s.r.tracker.claims) > 0 || len(s.r.tracker.allocators["red_net"].held) != 1 {
+		t.Errorf("claims %v, held %v", s.r.tracker.claims, s.r.tracker.allocators["red_net"].held)
 	}
 }
 
-// Addresses that cannot be given back leave nothing behind, not even if two
-// attachments say that they are theirs.
-func TestFormerClaimInVain(t *testing.T) {
+// Previous addresses that another pod holds are not restored, and leave no
+// claim behind, even if two attachments have them.
+func TestFormerClaimConflict(t *testing.T) {
 	s := newSim(t)
 	s.namespace("red", false)
 	s.nad("red", "net", 7, "red_net", `"topology":"layer2","subnets":"10.20.0.0/24","allowPersistentIPs":true`)
-	holder := s.pod("red", "holder", selects(`[{"name":"net","ips":["10.20.0.9"]}]`))
+	holder := s.pod("red", "holder", secondaryRequest(`[{"name":"net","ips":["10.20.0.9"]}]`))
 	entry := `{"ip_addresses":["10.20.0.9/24"],"mac_address":"0a:58:0a:14:00:09","tunnel_id":12,"role":"secondary"}`
 	for _, phase := range []corev1.PodPhase{corev1.PodPending, corev1.PodRunning} {
-		annotations := selects(`[{"name":"net","ipam-claim-reference":"vm"},{"name":"net","ipam-claim-reference":"vm"}]`)
+		annotations := secondaryRequest(`[{"name":"net","ipam-claim-reference":"vm"},{"name":"net","ipam-claim-reference":"vm"}]`)
 		annotations[network.AnnotationPodNetworks] = `{"red/net":` + entry + `,"red/net/1":` + entry + `}`
 		p := &corev1.Pod{ObjectMeta: s.meta("red", "p-"+strings.ToLower(string(phase)), annotations), Spec: corev1.PodSpec{NodeName: "n"}, Status: corev1.PodStatus{Phase: phase}}
 		s.must(s.api.Create(s.ctx, p))
 		s.restart(s.r.lookup.Plan)
-		s.settle()
-		s.event("red/net")
-		if len(s.r.book.claims) > 0 || len(s.r.book.allocators["red_net"].held) != 1 {
-			t.Errorf("%s: claims %v, held %v", phase, s.r.book.claims, s.r.book.allocators["red_net"].held)
+		s.drain()
+		s.wantEvent("red/net")
+		if len(s.r.tracker.claims) > 0 || len(s.r.tracker.allocators["red_net"].held) != 1 {
+			t.Errorf("%s: claims %v, held %v", phase, s.r.tracker.claims, s.r.tracker.allocators["red_net"].held)
 		}
 		s.remove(p)
 	}
 	s.remove(holder)
-	s.wantFree()
+	s.wantNothingHeld()
 }
 
-// A cache that is behind may show a claim that is gone in place of the one of
-// its name that was restored.
-func TestClaimCacheBehind(t *testing.T) {
+// A stale cache may have a deleted claim instead of the recreated one that was
+// restored.
+func TestClaimCacheStale(t *testing.T) {
 	s := newSim(t)
 	s.namespace("red", true)
 	s.nad("red", "net", 7, "red_net", claimL2)
-	gone := s.claim("red", "vm", "red_net")
-	s.remove(gone)
+	deleted := s.claim("red", "vm", "red_net")
+	s.remove(deleted)
 	s.claim("red", "vm", "red_net")
-	p := s.pod("red", "a", asks(`"ipam-claim-reference":"vm"`))
+	p := s.pod("red", "a", primaryRequest(`"ipam-claim-reference":"vm"`))
 	s.remove(p)
 	s.restart(s.r.lookup.Plan)
-	s.r.cache = shows{s.api, gone}
-	s.settle()
-	if a := s.r.book.allocators["red_net"]; a == nil || len(a.held) != 1 {
+	s.r.cache = cacheShowing{s.api, deleted}
+	s.drain()
+	if a := s.r.tracker.allocators["red_net"]; a == nil || len(a.held) != 1 {
 		t.Errorf("held %+v", a)
 	}
 }
 
-// Of claims and pods that say they have one address, the older has it.
+// If claims and pods have the same address, the oldest one holds it.
 func TestOlderHolds(t *testing.T) {
 	s := newSim(t)
 	s.namespace("red", true)
@@ -275,18 +274,18 @@ func TestOlderHolds(t *testing.T) {
 	s.must(s.api.Status().Update(s.ctx, claim))
 	running("younger")
 	s.restart(s.r.lookup.Plan)
-	s.settle()
-	s.event("the pod runs with addresses that it cannot have: 10.20.0.9 is held by pod red/older", "recreate the pod")
-	s.wantIPs("red", "younger", "red/net", "10.20.0.9/24") // what it runs with cannot be changed
+	s.drain()
+	s.wantEvent("the running pod has addresses that it must not have: 10.20.0.9 is held by pod red/older", "recreate the pod")
+	s.wantIPs("red", "younger", "red/net", "10.20.0.9/24") // a running pod's addresses cannot change
 	st := s.status("red", "vm")
 	if len(st.Conditions) != 1 || st.Conditions[0].Reason != ReasonConflict || !slices.Equal(st.IPs, []string{"10.20.0.9/24"}) {
 		t.Errorf("status %+v", st)
 	}
-	s.pod("red", "uses", asks(`"ipam-claim-reference":"vm"`))
-	s.event("IPAMClaim red/vm: 10.20.0.9 is held by pod red/older")
+	s.pod("red", "uses", primaryRequest(`"ipam-claim-reference":"vm"`))
+	s.wantEvent("IPAMClaim red/vm: 10.20.0.9 is held by pod red/older")
 	s.remove(older)
-	h := s.r.book.allocators["red_net"].held[prefixes("10.20.0.9/24")[0].Addr()]
+	h := s.r.tracker.allocators["red_net"].held[prefixes("10.20.0.9/24")[0].Addr()]
 	if h.Name != "younger" && !h.Claim {
-		t.Errorf("who waited did not get it: %+v", h)
+		t.Errorf("the address was not assigned to a waiting holder: %+v", h)
 	}
 }

@@ -12,10 +12,10 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// OpKind is what an Op does.
+// OpKind is the kind of an Op.
 type OpKind string
 
-// The operations, in the order in which they are done.
+// The kinds of operations, in the order in which they are applied.
 const (
 	SetClaim OpKind = "set status of"
 	Annotate OpKind = "annotate"
@@ -35,18 +35,18 @@ func (o Op) String() string {
 	if o.Kind == SetClaim {
 		return fmt.Sprintf("set status of %s to %s", o.Claim, strings.Join(o.Status.IPs, ","))
 	}
-	var what []string
+	var changes []string
 	for _, k := range slices.Sorted(maps.Keys(o.Set)) {
-		what = append(what, fmt.Sprintf("%s=%s", k, join(o.Set[k].IPs)))
+		changes = append(changes, fmt.Sprintf("%s=%s", k, join(o.Set[k].IPs)))
 	}
 	for _, k := range o.Remove {
-		what = append(what, "-"+k)
+		changes = append(changes, "-"+k)
 	}
-	return fmt.Sprintf("annotate pod %s with %s", network.NADKey(o.Pod.Namespace, o.Pod.Name), strings.Join(what, " "))
+	return fmt.Sprintf("annotate pod %s with %s", network.NADKey(o.Pod.Namespace, o.Pod.Name), strings.Join(changes, " "))
 }
 
-// Diff lists what to do to get from have to want: a claim says what it holds
-// before a pod has it.
+// Diff returns the operations that lead from have to want. A claim's status
+// shows addresses before a pod has them.
 func Diff(want, have State) []Op {
 	var ops []Op
 	for _, name := range slices.Sorted(maps.Keys(want.Claims)) {
@@ -74,7 +74,7 @@ func Diff(want, have State) []Op {
 
 func sameEntry(a, b network.PodNetwork) bool {
 	a, b = a.WithLegacyFields(), b.WithLegacyFields()
-	for _, n := range []*network.PodNetwork{&a, &b} { // empty or absent is one
+	for _, n := range []*network.PodNetwork{&a, &b} { // empty and nil are equal
 		if len(n.IPs) == 0 {
 			n.IPs = nil
 		}

@@ -18,26 +18,26 @@ func nadCreated(n *nadv1.NetworkAttachmentDefinition) event.TypedCreateEvent[*na
 	return event.TypedCreateEvent[*nadv1.NetworkAttachmentDefinition]{Object: n}
 }
 
-// without is a cache that lacks objects.
-type without struct {
+// cacheWithout is a cache that lacks objects.
+type cacheWithout struct {
 	client.Reader
 	names []string
 }
 
-func (w without) Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
-	if slices.Contains(w.names, key.Name) {
+func (c cacheWithout) Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+	if slices.Contains(c.names, key.Name) {
 		return apierrors.NewNotFound(schema.GroupResource{}, key.Name)
 	}
-	return w.Reader.Get(ctx, key, obj, opts...)
+	return c.Reader.Get(ctx, key, obj, opts...)
 }
 
-// shows is a cache in which a claim is another one.
-type shows struct {
+// cacheShowing is a cache in which every claim is the given one.
+type cacheShowing struct {
 	client.Reader
 	claim *ipamclaimv1.IPAMClaim
 }
 
-func (c shows) Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
+func (c cacheShowing) Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
 	if claim, ok := obj.(*ipamclaimv1.IPAMClaim); ok {
 		c.claim.DeepCopyInto(claim)
 		return nil
@@ -45,13 +45,13 @@ func (c shows) Get(ctx context.Context, key client.ObjectKey, obj client.Object,
 	return c.Reader.Get(ctx, key, obj, opts...)
 }
 
-// vanishing runs something before the first operation.
-type vanishing struct {
+// hookTarget calls a function before it applies operations.
+type hookTarget struct {
 	Target
-	first func()
+	before func()
 }
 
-func (v vanishing) Apply(ctx context.Context, ops []Op) error {
-	v.first()
-	return v.Target.Apply(ctx, ops)
+func (h hookTarget) Apply(ctx context.Context, ops []Op) error {
+	h.before()
+	return h.Target.Apply(ctx, ops)
 }

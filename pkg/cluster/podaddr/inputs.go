@@ -19,8 +19,8 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// wishes are what a pod's annotations ask for.
-type wishes struct {
+// requests are the requests in a pod's annotations.
+type requests struct {
 	namespace  string
 	selections []Selection
 	primary    Request
@@ -28,45 +28,45 @@ type wishes struct {
 	err        error
 }
 
-func wishesOf(obj *corev1.Pod) wishes {
-	w := wishes{namespace: obj.Namespace}
+func requestsOf(obj *corev1.Pod) requests {
+	w := requests{namespace: obj.Namespace}
 	w.selections, w.err = ParseSelections(obj.Namespace, obj.Annotations[network.AnnotationNetworks])
 	w.primary, w.primaryErr = ParseDefault(obj.Annotations[network.AnnotationDefaultNetwork])
 	return w
 }
 
-// topics are what may change while the wishes are looked at.
-func (w wishes) topics() []topic {
-	out := []topic{onPrimary(w.namespace)}
-	requests := []Request{w.primary}
+// topics returns the topics of everything that the requests depend on.
+func (w requests) topics() []topic {
+	out := []topic{topicPrimary(w.namespace)}
+	all := []Request{w.primary}
 	for _, s := range w.selections {
-		out = append(out, onNAD(network.NADKey(s.Namespace, s.Name)))
-		requests = append(requests, s.Request)
+		out = append(out, topicNAD(network.NADKey(s.Namespace, s.Name)))
+		all = append(all, s.Request)
 	}
-	for _, r := range requests {
+	for _, r := range all {
 		if r.Claim != "" {
-			out = append(out, onClaim(network.NADKey(w.namespace, r.Claim)))
+			out = append(out, topicClaim(network.NADKey(w.namespace, r.Claim)))
 		}
 	}
 	return out
 }
 
-// inputs gathers what Build decides by, and what the annotation says of it.
-// ours are keys of entries that are known to be written here.
-func (r *Reconciler) inputs(ctx context.Context, obj *corev1.Pod, w wishes, ours []string) (Inputs, State, error) {
+// inputs reads the inputs of Build and the actual state of the annotation. ours
+// are the keys of entries that this package is known to have written.
+func (r *Reconciler) inputs(ctx context.Context, obj *corev1.Pod, w requests, ours []string) (Inputs, State, error) {
 	in := Inputs{Plan: r.lookup.Plan, Pod: Pod{
-		Namespace: obj.Namespace, Name: obj.Name, UID: obj.UID, Leaving: obj.DeletionTimestamp != nil,
+		Namespace: obj.Namespace, Name: obj.Name, UID: obj.UID, Deleting: obj.DeletionTimestamp != nil,
 		Started: obj.Status.Phase != corev1.PodPending && obj.Status.Phase != "",
 	}}
 	have := State{Pod: in.Pod, Entries: network.PodNetworks{}}
-	if err := r.primary(ctx, &in, w); err != nil {
+	if err := r.addPrimary(ctx, &in, w); err != nil {
 		return in, have, err
 	}
 	if w.err != nil {
-		in.Problems = append(in.Problems, Problem{Text: w.err.Error()}) // until the annotation changes
+		in.Problems = append(in.Problems, Problem{Text: w.err.Error()}) // the pod's update event resolves it
 	}
 	for _, s := range w.selections {
-		if err := r.selected(ctx, &in, s); err != nil {
+		if err := r.addSelected(ctx, &in, s); err != nil {
 			return in, have, err
 		}
 	}
@@ -77,7 +77,7 @@ func (r *Reconciler) inputs(ctx context.Context, obj *corev1.Pod, w wishes, ours
 			if err != nil {
 				return in, have, err
 			}
-			mine = ok && nad.Err == nil && shared(nad.Network)
+			mine = ok && nad.Err == nil && managed(nad.Network)
 		}
 		if mine {
 			have.Entries[key] = entry
@@ -86,13 +86,13 @@ func (r *Reconciler) inputs(ctx context.Context, obj *corev1.Pod, w wishes, ours
 	return in, have, nil
 }
 
-// shared tells networks whose subnets no zone has a part of.
-func shared(n network.Network) bool {
+// managed reports whether this package allocates the network's addresses.
+func managed(n network.Network) bool {
 	return n.Topology == network.Layer2 || n.Topology == network.Localnet
 }
 
-// entriesOf are the entries of networks other than the cluster default one. An
-// entry that cannot be read is an empty one.
+// entriesOf returns the annotation's entries except that of the cluster default
+// network. A malformed entry is returned as an empty one.
 func entriesOf(annotation string) network.PodNetworks {
 	var raw map[string]json.RawMessage
 	if annotation == "" || json.Unmarshal([]byte(annotation), &raw) != nil {
@@ -112,8 +112,8 @@ func entriesOf(annotation string) network.PodNetworks {
 	return out
 }
 
-// splitKey takes the NAD out of an entry's key, <namespace>/<name> or, of a
-// second attachment, <namespace>/<name>/<index>.
+// splitKey returns the NAD of an entry's key: <namespace>/<name> or, for a second
+// attachment, <namespace>/<name>/<index>.
 func splitKey(key string) (namespace, name string, ok bool) {
 	parts := strings.Split(key, "/")
 	if len(parts) < 2 || parts[0] == "" || parts[1] == "" {
@@ -122,12 +122,12 @@ func splitKey(key string) (namespace, name string, ok bool) {
 	return parts[0], parts[1], true
 }
 
-// primary adds the namespace's primary network.
-func (r *Reconciler) primary(ctx context.Context, in *Inputs, w wishes) error {
+// addPrimary adds the namespace's primary network.
+func (r *Reconciler) addPrimary(ctx context.Context, in *Inputs, w requests) error {
 	nad, err := r.lookup.Primary(ctx, in.Pod.Namespace)
 	if err != nil {
-		// The zone waits for the same, and says so.
-		in.Problems = append(in.Problems, Problem{Wait: []topic{onPrimary(in.Pod.Namespace)}})
+		// The zone waits for the same change, and reports it.
+		in.Problems = append(in.Problems, Problem{Wait: []topic{topicPrimary(in.Pod.Namespace)}})
 		return nil
 	}
 	if nad == nil || nad.Network.Topology != network.Layer2 {
@@ -137,13 +137,13 @@ func (r *Reconciler) primary(ctx context.Context, in *Inputs, w wishes) error {
 		in.Problems = append(in.Problems, Problem{Key: nad.Key(), Text: w.primaryErr.Error()})
 		return nil
 	}
-	obj, err := r.nad(ctx, nad.Namespace, nad.Name)
+	obj, err := r.getNAD(ctx, nad.Namespace, nad.Name)
 	if err != nil {
 		return err
 	}
 	if obj == nil || obj.DeletionTimestamp != nil {
 		in.Problems = append(in.Problems, Problem{Key: nad.Key(), Text: "network " + nad.Network.Name + " is being deleted",
-			Wait: []topic{onPrimary(in.Pod.Namespace)}})
+			Wait: []topic{topicPrimary(in.Pod.Namespace)}})
 		return nil
 	}
 	in.Attachments = append(in.Attachments, Attachment{
@@ -152,13 +152,13 @@ func (r *Reconciler) primary(ctx context.Context, in *Inputs, w wishes) error {
 	return nil
 }
 
-// selected adds a network that the pod names, if its addresses are given here.
-func (r *Reconciler) selected(ctx context.Context, in *Inputs, s Selection) error {
+// addSelected adds a network that the pod requests, if managed.
+func (r *Reconciler) addSelected(ctx context.Context, in *Inputs, s Selection) error {
 	key := network.NADKey(s.Namespace, s.Name)
 	problem := func(format string, args ...any) {
-		in.Problems = append(in.Problems, Problem{Key: s.Key, Text: fmt.Sprintf(format, args...), Wait: []topic{onNAD(key)}})
+		in.Problems = append(in.Problems, Problem{Key: s.Key, Text: fmt.Sprintf(format, args...), Wait: []topic{topicNAD(key)}})
 	}
-	obj, err := r.nad(ctx, s.Namespace, s.Name)
+	obj, err := r.getNAD(ctx, s.Namespace, s.Name)
 	if err != nil {
 		return err
 	}
@@ -169,18 +169,18 @@ func (r *Reconciler) selected(ctx context.Context, in *Inputs, s Selection) erro
 	nad, ok := kube.ParseNAD(obj, r.lookup.Plan)
 	switch {
 	case !ok:
-		return nil // another CNI plugin's
+		return nil // of another CNI plugin
 	case nad.Err != nil && obj.Annotations[network.AnnotationNetworkID] == "":
-		problem("") // it is being given one
+		problem("") // the id will be assigned soon
 	case nad.Err != nil:
 		problem("NetworkAttachmentDefinition %s: %v", key, nad.Err)
 	case nad.Network.IsPrimary():
-		problem("NetworkAttachmentDefinition %s is a primary network, which the pods of its namespace have without asking: remove it from annotation %s", key, network.AnnotationNetworks)
-		in.Problems[len(in.Problems)-1].Key = "" // even where they have it
-	case !shared(nad.Network):
-		return nil // the zone's
+		problem("NetworkAttachmentDefinition %s is a primary network, which all pods of its namespace have without a request: remove it from annotation %s", key, network.AnnotationNetworks)
+		in.Problems[len(in.Problems)-1].Key = "" // report it even if the pod has the network
+	case !managed(nad.Network):
+		return nil // the zone allocates its addresses
 	case s.Namespace != in.Pod.Namespace && network.IsUDNName(nad.Network.Name):
-		problem("NetworkAttachmentDefinition %s is of another namespace, whose network it is: remove it from annotation %s, or have the network in namespace %s",
+		problem("NetworkAttachmentDefinition %s belongs to another namespace's network: remove it from annotation %s, or extend the network to namespace %s",
 			key, network.AnnotationNetworks, in.Pod.Namespace)
 	case obj.DeletionTimestamp != nil:
 		problem("network %s (%s) is being deleted", nad.Network.Name, key)
@@ -194,12 +194,12 @@ func (r *Reconciler) selected(ctx context.Context, in *Inputs, s Selection) erro
 	return nil
 }
 
-// nad is a NetworkAttachmentDefinition, nil where there is none.
-func (r *Reconciler) nad(ctx context.Context, namespace, name string) (*nadv1.NetworkAttachmentDefinition, error) {
+// getNAD returns a NetworkAttachmentDefinition, nil if it does not exist.
+func (r *Reconciler) getNAD(ctx context.Context, namespace, name string) (*nadv1.NetworkAttachmentDefinition, error) {
 	obj := &nadv1.NetworkAttachmentDefinition{}
 	err := r.cache.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, obj)
 	if apierrors.IsNotFound(err) {
-		return nil, nil //nolint:nilnil // nil is an answer
+		return nil, nil //nolint:nilnil // nil means that it does not exist
 	}
 	if err != nil {
 		return nil, fmt.Errorf("get NetworkAttachmentDefinition %s: %w", network.NADKey(namespace, name), err)
@@ -207,14 +207,14 @@ func (r *Reconciler) nad(ctx context.Context, namespace, name string) (*nadv1.Ne
 	return obj, nil
 }
 
-// claimsOf are the claims that the attachments name, by name.
-func (r *Reconciler) claimsOf(ctx context.Context, in Inputs) (map[string]*ipamclaimv1.IPAMClaim, error) {
+// getClaims returns the existing claims that the attachments name, by name.
+func (r *Reconciler) getClaims(ctx context.Context, in Inputs) (map[string]*ipamclaimv1.IPAMClaim, error) {
 	out := map[string]*ipamclaimv1.IPAMClaim{}
 	for _, a := range in.Attachments {
 		if a.Request.Claim == "" {
 			continue
 		}
-		obj, _, err := r.claimNow(ctx, Key{Claim: true, Namespace: in.Pod.Namespace, Name: a.Request.Claim})
+		obj, _, err := r.getClaim(ctx, Key{Claim: true, Namespace: in.Pod.Namespace, Name: a.Request.Claim})
 		if err != nil {
 			return nil, err
 		}
@@ -225,11 +225,11 @@ func (r *Reconciler) claimsOf(ctx context.Context, in Inputs) (map[string]*ipamc
 	return out, nil
 }
 
-// attachClaims adds to attachments what is known of the claims that they name.
-func (b *book) attachClaims(in *Inputs, claims map[string]*ipamclaimv1.IPAMClaim) {
+// attachClaims sets Claim in attachments that name one of claims.
+func (t *tracker) attachClaims(in *Inputs, claims map[string]*ipamclaimv1.IPAMClaim) {
 	for i := range in.Attachments {
 		if obj := claims[in.Attachments[i].Request.Claim]; obj != nil {
-			c := b.claim(obj).Claim
+			c := t.syncClaim(obj).Claim
 			in.Attachments[i].Claim = &c
 		}
 	}

@@ -16,10 +16,10 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Whatever comes and goes, and whenever the process is killed: no address, MAC
-// or tunnel id is with two, but of one claim; who can have what it asks for has
-// it; and when all have gone, all is free.
-func TestProperty(t *testing.T) {
+// After any sequence of changes and crashes, no two pods share an address, MAC or
+// tunnel id, except pods of one claim; every pod whose request can be fulfilled
+// has an entry; and when everything is deleted, nothing is allocated.
+func TestInvariants(t *testing.T) {
 	plan := testPlan(t)
 	rapid.Check(t, func(t *rapid.T) {
 		s := newSimFor(t, plan)
@@ -36,12 +36,12 @@ func TestProperty(t *testing.T) {
 			"pod": func(t *rapid.T) {
 				last++
 				if len(s.pods()) < 14 {
-					s.pod(namespace.Draw(t, "namespace"), fmt.Sprintf("p%d", last), wish(t))
+					s.pod(namespace.Draw(t, "namespace"), fmt.Sprintf("p%d", last), randomRequest(t))
 				}
 			},
 			"start": func(t *rapid.T) {
 				if p := s.anyPod(t); p != nil && p.Annotations[network.AnnotationPodNetworks] != "" {
-					s.run(p.Namespace, p.Name)
+					s.markRunning(p.Namespace, p.Name)
 				}
 			},
 			"delete pod": func(t *rapid.T) {
@@ -51,23 +51,23 @@ func TestProperty(t *testing.T) {
 			},
 			"claim": func(t *rapid.T) {
 				ns, name := namespace.Draw(t, "namespace"), rapid.SampledFrom([]string{"vm", "vm2"}).Draw(t, "claim")
-				if s.gone(&ipamclaimv1.IPAMClaim{ObjectMeta: s.meta(ns, name, nil)}) {
+				if s.missing(&ipamclaimv1.IPAMClaim{ObjectMeta: s.meta(ns, name, nil)}) {
 					s.claim(ns, name, "shared")
 				}
 			},
 			"delete claim": func(t *rapid.T) {
 				if c := s.claims(); len(c) > 0 {
-					s.remove(&c[rapid.IntRange(0, len(c)-1).Draw(t, "which")])
+					s.remove(&c[rapid.IntRange(0, len(c)-1).Draw(t, "index")])
 				}
 			},
 			"restart": func(*rapid.T) {
 				s.restart(plan)
-				s.settle()
+				s.drain()
 			},
 			"kill": func(t *rapid.T) {
 				s.target.failAt, s.target.after = s.target.writes+rapid.IntRange(1, 2).Draw(t, "write"), rapid.Bool().Draw(t, "after")
 			},
-			"": func(t *rapid.T) { s.check(t) },
+			"": func(t *rapid.T) { s.checkInvariants(t) },
 		})
 		for _, p := range s.pods() {
 			s.remove(&p)
@@ -75,19 +75,20 @@ func TestProperty(t *testing.T) {
 		for _, c := range s.claims() {
 			s.remove(&c)
 		}
-		s.wantFree()
+		s.wantNothingHeld()
 	})
 }
 
-// wish is what a pod asks for: mostly nothing, else what others may have.
-func wish(t *rapid.T) map[string]string {
+// randomRequest returns the annotations of a pod: mostly no request, else one that
+// may conflict with other pods.
+func randomRequest(t *rapid.T) map[string]string {
 	out := map[string]string{}
 	raw := rapid.SampledFrom([]string{
 		"", "", "", `"ips":["10.20.0.9"]`, `"ips":["10.20.0.3","fd20::3"]`, `"ips":["fd20::9"]`, `"mac":"02:00:00:00:00:01"`, `"mac":"0a:58:0a:14:00:03"`,
 		`"ipam-claim-reference":"vm"`, `"ipam-claim-reference":"vm2"`, `"ipam-claim-reference":"vm","mac":"02:00:00:00:00:01"`, `"ips":["10.20.0.1"]`,
 	}).Draw(t, "primary")
 	if raw != "" {
-		out = asks(raw)
+		out = primaryRequest(raw)
 	}
 	if raw := rapid.SampledFrom([]string{"", "phys", "phys,phys"}).Draw(t, "secondary"); raw != "" {
 		out[network.AnnotationNetworks] = raw
@@ -111,15 +112,15 @@ func (s *sim) claims() []ipamclaimv1.IPAMClaim {
 
 func (s *sim) anyPod(t *rapid.T) *corev1.Pod {
 	if all := s.pods(); len(all) > 0 {
-		return &all[rapid.IntRange(0, len(all)-1).Draw(t, "which")]
+		return &all[rapid.IntRange(0, len(all)-1).Draw(t, "index")]
 	}
 	return nil
 }
 
-// check looks at the API alone.
-func (s *sim) check(t *rapid.T) {
+// checkInvariants checks the invariants in the API.
+func (s *sim) checkInvariants(t *rapid.T) {
 	type use struct{ pod, claim string }
-	held := map[string][]use{} // by network and what
+	held := map[string][]use{} // by network and resource
 	entries := map[string]network.PodNetworks{}
 	for _, p := range s.pods() {
 		nets, err := network.ParsePodNetworks(p.Annotations[network.AnnotationPodNetworks])
@@ -152,22 +153,22 @@ func (s *sim) check(t *rapid.T) {
 	kept := map[string]string{}
 	for _, c := range s.claims() {
 		for _, ip := range c.Status.IPs {
-			what := "net " + netip.MustParsePrefix(ip).Addr().String()
-			if other := kept[what]; other != "" {
-				t.Fatalf("claims %s and %s have %s", other, c.Name, what)
+			resource := "net " + netip.MustParsePrefix(ip).Addr().String()
+			if other := kept[resource]; other != "" {
+				t.Fatalf("claims %s and %s have %s", other, c.Name, resource)
 			}
-			kept[what] = c.Namespace + "/" + c.Name
-			for _, u := range held[what] {
-				if u.claim != kept[what] {
-					t.Fatalf("%s has %s of claim %s", u.pod, what, kept[what])
+			kept[resource] = c.Namespace + "/" + c.Name
+			for _, u := range held[resource] {
+				if u.claim != kept[resource] {
+					t.Fatalf("%s has %s of claim %s", u.pod, resource, kept[resource])
 				}
 			}
 		}
 	}
-	for what, users := range held {
+	for resource, users := range held {
 		for _, u := range users[1:] {
-			if u.claim == "" || u.claim != users[0].claim || strings.HasPrefix(what, "tunnel") {
-				t.Fatalf("%s is with %v", what, users)
+			if u.claim == "" || u.claim != users[0].claim || strings.HasPrefix(resource, "tunnel") {
+				t.Fatalf("%s is assigned to %v", resource, users)
 			}
 		}
 	}
@@ -188,15 +189,15 @@ func (s *sim) check(t *rapid.T) {
 		case len(r.IPs) == 0 && r.MAC == "" && r.Claim == "" && free > 0:
 			t.Fatalf("pod %s/%s has no address although %d are free", p.Namespace, p.Name, free)
 		case r.MAC != "" && r.Claim == "" && len(held["net "+r.MAC]) == 0 && free > 0:
-			t.Fatalf("pod %s/%s has no address although nobody has its MAC", p.Namespace, p.Name)
+			t.Fatalf("pod %s/%s has no address although its MAC is free", p.Namespace, p.Name)
 		case len(r.IPs) > 0 && r.IPs[0].Addr().String() == "10.20.0.9" && len(held["net 10.20.0.9"]) == 0 && len(held["net "+network.MAC(r.IPs[0].Addr())]) == 0:
-			t.Fatalf("pod %s/%s has not got what nobody has", p.Namespace, p.Name)
+			t.Fatalf("pod %s/%s has no address although 10.20.0.9 and its MAC are free", p.Namespace, p.Name)
 		}
 	}
 }
 
-// What Diff lists, Apply does: the second time there is nothing to do, and what
-// is not ours stays.
+// Applying Diff reaches the desired state: a second Diff is empty, and entries of
+// other writers stay unchanged.
 func TestDiffApply(t *testing.T) {
 	entry := rapid.Custom(func(t *rapid.T) network.PodNetwork {
 		n := network.PodNetwork{MAC: "02:00:00:00:00:01", TunnelID: rapid.IntRange(0, 3).Draw(t, "tunnel")}
@@ -221,16 +222,16 @@ func TestDiffApply(t *testing.T) {
 		got := entriesOf(value)
 		delete(got, "b/z")
 		if ops := Diff(want, State{Entries: got}); len(ops) > 0 {
-			t.Fatalf("%s is left to do: %s", ops[0], value)
+			t.Fatalf("remaining operation %s: %s", ops[0], value)
 		}
 		var raw map[string]json.RawMessage
 		if err := json.Unmarshal([]byte(value), &raw); err != nil || string(raw["default"]) != `{"a":1}` || string(raw["b/z"]) != "[]" {
-			t.Fatalf("others' entries became %s", value)
+			t.Fatalf("entries of other writers changed: %s", value)
 		}
 	})
 }
 
-// The patch names what it replaces.
+// The patch contains the old value and the pod's uid.
 func TestAnnotationPatch(t *testing.T) {
 	op := Op{Set: network.PodNetworks{"a/net": {IPs: prefixes("10.20.0.9/24"), MAC: "02:00:00:00:00:01"}}}
 	const entry = `"a/net":{"ip_addresses":["10.20.0.9/24"],"mac_address":"02:00:00:00:00:01","ip_address":"10.20.0.9/24"}`
@@ -240,13 +241,13 @@ func TestAnnotationPatch(t *testing.T) {
 		want        []string
 	}{
 		{"no annotations", nil, []string{`{"op":"test","path":"/metadata/annotations","value":null}`, `{"op":"add","path":"/metadata/annotations","value":{"k8s.ovn.org/pod-networks":`}},
-		{"others", map[string]string{"x": "y"}, []string{
+		{"other annotations", map[string]string{"x": "y"}, []string{
 			`{"op":"test","path":"/metadata/annotations/k8s.ovn.org~1pod-networks","value":null}`, `{"op":"add","path":"/metadata/annotations/k8s.ovn.org~1pod-networks"`,
 		}},
-		{"the zone's", map[string]string{network.AnnotationPodNetworks: `{"default":{"a":1}}`}, []string{
+		{"entry of the zone", map[string]string{network.AnnotationPodNetworks: `{"default":{"a":1}}`}, []string{
 			`{"op":"test","path":"/metadata/annotations/k8s.ovn.org~1pod-networks","value":"{\"default\":{\"a\":1}}"}`, `\"default\":{\"a\":1}`,
 		}},
-		{"broken", map[string]string{network.AnnotationPodNetworks: `{`}, []string{`"value":"{"}`, `"op":"replace"`}},
+		{"malformed", map[string]string{network.AnnotationPodNetworks: `{`}, []string{`"value":"{"}`, `"op":"replace"`}},
 		{"null", map[string]string{network.AnnotationPodNetworks: `null`}, []string{`"value":"null"}`, `"op":"replace"`}},
 	} {
 		pod := &corev1.Pod{}
@@ -257,13 +258,13 @@ func TestAnnotationPatch(t *testing.T) {
 		}
 		for _, part := range append(tt.want, `{"op":"test","path":"/metadata/uid","value":"u"}`, strings.ReplaceAll(entry, `"`, `\"`)) {
 			if !strings.Contains(string(got), part) {
-				t.Errorf("%s: %s has no %s", tt.name, got, part)
+				t.Errorf("%s: %s does not contain %s", tt.name, got, part)
 			}
 		}
 	}
 	pod := &corev1.Pod{}
 	pod.Annotations = map[string]string{network.AnnotationPodNetworks: "{" + entry + "}"}
 	if got, err := annotationPatch(pod, op); got != nil || err != nil {
-		t.Errorf("nothing to change, but %s, %v", got, err)
+		t.Errorf("no change: patch %s, %v, want none", got, err)
 	}
 }

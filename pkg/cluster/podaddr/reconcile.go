@@ -25,10 +25,10 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// reasonAllocation is the reason of Events on pods that got no addresses.
+// reasonAllocation is the reason of Events on pods without addresses.
 const reasonAllocation = "ErrorAllocatingPod"
 
-// Key is what is looked at: a pod or, for its status, an IPAMClaim.
+// Key is a key of the queue: a pod or, for its status, an IPAMClaim.
 type Key struct {
 	Claim           bool
 	Namespace, Name string
@@ -40,8 +40,8 @@ func (k Key) name() types.NamespacedName {
 	return types.NamespacedName{Namespace: k.Namespace, Name: k.Name}
 }
 
-// Reconciler brings one pod's annotation, or one claim's status, to what it
-// should be. It is level-driven: a key is all it is told.
+// Reconciler reconciles pods' annotations and claims' statuses. It is
+// level-driven.
 type Reconciler struct {
 	cache  client.Reader
 	live   client.Reader // the API server itself
@@ -51,12 +51,12 @@ type Reconciler struct {
 	events events.EventRecorder
 	log    *slog.Logger
 
-	hasClaims atomic.Bool // the cluster has the kind
+	hasClaims atomic.Bool // the CRD of IPAMClaims is installed
 
-	mu   sync.Mutex
-	base int64 // the mark of networks that have none of their own
-	book *book
-	told map[string]string // what was said last about each pod that lacks something
+	mu       sync.Mutex
+	base     int64 // high-water mark of networks without a mark of their own
+	tracker  *tracker
+	reported map[string]string // last event of each pod with problems
 
 	restore struct {
 		sync.Mutex
@@ -64,37 +64,37 @@ type Reconciler struct {
 	}
 }
 
-// backstop is how often a pod is looked at that the API server has and the
-// cache does not show.
-const backstop = time.Minute
+// cachePollInterval is the interval of reconciles of an object that the API
+// server has and the cache lacks.
+const cachePollInterval = time.Minute
 
-// portsAhead is how many tunnel ids of a network may be given before its mark is
-// written again.
+// portsAhead is how many tunnel ids of a network are allocated between two writes
+// of its high-water mark.
 const portsAhead = 1024
 
-// NewReconciler makes a reconciler. age is how old a tunnel id must be that is
-// given again.
+// NewReconciler returns a reconciler. age is the minimum age of a released tunnel
+// id before it is allocated again.
 func NewReconciler(plan network.Plan, age time.Duration, cache, live client.Reader, target Target, m idlease.HighWater, now func() time.Time, recorder events.EventRecorder, log *slog.Logger) *Reconciler {
 	return &Reconciler{
 		cache: cache, live: live, lookup: kube.Lookup{Cache: cache, Plan: plan}, target: target, marks: m, events: recorder, log: log,
-		book: newBook(age, now), told: map[string]string{},
+		tracker: newTracker(age, now), reported: map[string]string{},
 	}
 }
 
-// Usage is how much of each network is held. It is safe for concurrent use.
+// Usage returns the usage of all networks. It is safe for concurrent use.
 func (r *Reconciler) Usage() []Usage {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.book.usage()
+	return r.tracker.usage()
 }
 
-// Reconcile brings k to what it should be.
+// Reconcile reconciles one key.
 func (r *Reconciler) Reconcile(ctx context.Context, k Key) (reconcile.Result, error) {
 	if err := r.Restore(ctx); err != nil {
 		return reconcile.Result{}, err
 	}
 	if k.Claim {
-		return r.claim(ctx, k)
+		return r.reconcileClaim(ctx, k)
 	}
 	obj := &corev1.Pod{}
 	err := r.cache.Get(ctx, k.name(), obj)
@@ -102,31 +102,31 @@ func (r *Reconciler) Reconcile(ctx context.Context, k Key) (reconcile.Result, er
 		return reconcile.Result{}, fmt.Errorf("get pod %s: %w", k, err)
 	}
 	found := err == nil && !ended(obj)
-	if wait, err := r.unseen(ctx, k, obj, found); err != nil || wait {
-		return reconcile.Result{RequeueAfter: backstop}, err
+	if wait, err := r.missingInCache(ctx, k, obj, found); err != nil || wait {
+		return reconcile.Result{RequeueAfter: cachePollInterval}, err
 	}
 	if !found || obj.Spec.HostNetwork {
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		r.book.release(k.String())
-		delete(r.told, k.String())
+		r.tracker.releasePod(k.String())
+		delete(r.reported, k.String())
 		return reconcile.Result{}, nil
 	}
-	return reconcile.Result{}, r.pod(ctx, k, obj)
+	return reconcile.Result{}, r.reconcilePod(ctx, k, obj)
 }
 
 func ended(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// unseen tells whether a pod that was restored from the API server is there
-// although the cache does not show it yet: then what it holds is not free.
-func (r *Reconciler) unseen(ctx context.Context, k Key, cached *corev1.Pod, found bool) (bool, error) {
+// missingInCache reports whether a pod that was restored from the API server
+// still exists, although the cache lacks it. Its addresses are not free then.
+func (r *Reconciler) missingInCache(ctx context.Context, k Key, cached *corev1.Pod, found bool) (bool, error) {
 	r.mu.Lock()
-	st := r.book.pods[k.String()]
-	if st == nil || st.seen || found && cached.UID == st.uid {
+	st := r.tracker.pods[k.String()]
+	if st == nil || st.cached || found && cached.UID == st.uid {
 		if st != nil {
-			st.seen = true
+			st.cached = true
 		}
 		r.mu.Unlock()
 		return false, nil
@@ -143,13 +143,13 @@ func (r *Reconciler) unseen(ctx context.Context, k Key, cached *corev1.Pod, foun
 	return obj.UID == st.uid && !ended(obj), nil
 }
 
-func (r *Reconciler) pod(ctx context.Context, k Key, obj *corev1.Pod) error {
-	w := wishesOf(obj)
+func (r *Reconciler) reconcilePod(ctx context.Context, k Key, obj *corev1.Pod) error {
+	w := requestsOf(obj)
 	r.mu.Lock()
-	st := r.book.pod(k.String(), obj.UID)
-	ours := slices.Concat(slices.Collect(maps.Keys(st.grants)), slices.Collect(maps.Keys(st.had)))
-	if obj.Spec.NodeName != "" { // a pod that has no node yet uses no network
-		r.book.waits.expect(k.String(), w.topics()...)
+	st := r.tracker.pod(k.String(), obj.UID)
+	ours := slices.Concat(slices.Collect(maps.Keys(st.allocations)), slices.Collect(maps.Keys(st.previous)))
+	if obj.Spec.NodeName != "" { // an unscheduled pod needs no network yet
+		r.tracker.waiting.add(k.String(), w.topics()...)
 	}
 	r.mu.Unlock()
 	if obj.Spec.NodeName == "" {
@@ -159,22 +159,22 @@ func (r *Reconciler) pod(ctx context.Context, k Key, obj *corev1.Pod) error {
 	if err != nil {
 		return err
 	}
-	claims, err := r.claimsOf(ctx, in)
+	claims, err := r.getClaims(ctx, in)
 	if err != nil {
 		return err
 	}
 	r.mu.Lock()
-	r.book.attachClaims(&in, claims)
-	want := r.book.build(in)
-	given := r.book.given(in)
+	r.tracker.attachClaims(&in, claims)
+	want := r.tracker.build(in)
+	marks := r.tracker.tunnelMarks(in)
 	r.mu.Unlock()
-	for name, mark := range given {
+	for name, mark := range marks {
 		kind, ahead := idlease.AllPorts, r.base+portsAhead-mark
 		if ahead < 0 {
 			kind, ahead = idlease.Ports(name), portsAhead
 		}
 		if err := r.marks.Raise(ctx, kind, mark, ahead); err != nil {
-			return fmt.Errorf("note how many tunnel ids network %s has given: %w", name, err)
+			return fmt.Errorf("write the high-water mark of tunnel ids of network %s: %w", name, err)
 		}
 	}
 	r.report(obj, want.Problems)
@@ -184,24 +184,24 @@ func (r *Reconciler) pod(ctx context.Context, k Key, obj *corev1.Pod) error {
 	}
 	if ops := Diff(want, have); len(ops) > 0 {
 		if err := r.target.Apply(ctx, ops); err != nil {
-			return err // logged and tried again by the caller
+			return err // the caller logs it and retries
 		}
-		r.log.Info("pod has its addresses", "pod", k.String(), "networks", len(want.Entries))
+		r.log.Info("pod addresses assigned", "pod", k.String(), "networks", len(want.Entries))
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if st := r.book.pods[k.String()]; st != nil && st.uid == obj.UID {
-		st.seen = true
+	if st := r.tracker.pods[k.String()]; st != nil && st.uid == obj.UID {
+		st.cached = true
 		for key := range want.Entries {
-			if _, ok := st.grants[key]; ok {
-				st.settled[key] = true
+			if _, ok := st.allocations[key]; ok {
+				st.published[key] = true
 			}
 		}
 	}
 	return nil
 }
 
-// report tells what a pod lacks, and why, when that has changed.
+// report sends an event with the problems of a pod when they have changed.
 func (r *Reconciler) report(obj *corev1.Pod, problems []Problem) {
 	key, text := network.NADKey(obj.Namespace, obj.Name), ""
 	for _, p := range problems {
@@ -214,54 +214,54 @@ func (r *Reconciler) report(obj *corev1.Pod, problems []Problem) {
 		text += p.Text
 	}
 	r.mu.Lock()
-	said := r.told[key]
+	last := r.reported[key]
 	if text == "" {
-		delete(r.told, key)
+		delete(r.reported, key)
 	} else {
-		r.told[key] = string(obj.UID) + text
+		r.reported[key] = string(obj.UID) + text
 	}
 	r.mu.Unlock()
-	if text == "" || said == string(obj.UID)+text || obj.DeletionTimestamp != nil {
+	if text == "" || last == string(obj.UID)+text || obj.DeletionTimestamp != nil {
 		return
 	}
-	r.log.Warn("pod lacks a network", "pod", key, "why", text)
-	const limit = 1000 // of the API, in bytes, less what cutting costs
+	r.log.Warn("pod lacks a network", "pod", key, "error", text)
+	const limit = 1000 // of the API (1024 bytes), with room for the ellipsis
 	if len(text) > limit {
 		text = text[:limit] + "…"
 	}
 	r.events.Eventf(obj, nil, corev1.EventTypeWarning, reasonAllocation, "Allocate", "%s", text)
 }
 
-// claim brings an IPAMClaim's status to what it should be, or takes back what
-// it held.
-func (r *Reconciler) claim(ctx context.Context, k Key) (reconcile.Result, error) {
-	obj, behind, err := r.claimNow(ctx, k)
+// reconcileClaim reconciles an IPAMClaim's status. If the claim was deleted, its
+// addresses are released.
+func (r *Reconciler) reconcileClaim(ctx context.Context, k Key) (reconcile.Result, error) {
+	obj, behind, err := r.getClaim(ctx, k)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	var again reconcile.Result
+	var result reconcile.Result
 	if behind {
-		again.RequeueAfter = backstop
+		result.RequeueAfter = cachePollInterval
 	}
 	r.mu.Lock()
 	if obj == nil {
-		r.book.claimGone(k.String(), "")
+		r.tracker.claimDeleted(k.String(), "")
 		r.mu.Unlock()
-		return again, nil
+		return result, nil
 	}
-	c := r.book.claim(obj)
-	c.seen = c.seen || !behind
+	c := r.tracker.syncClaim(obj)
+	c.cached = c.cached || !behind
 	want := c.Status()
 	r.mu.Unlock()
-	of := Pod{Namespace: k.Namespace}
-	ops := Diff(State{Pod: of, Claims: map[string]Status{k.Name: want}}, State{Pod: of, Claims: map[string]Status{k.Name: StatusOf(obj)}})
-	return again, r.target.Apply(ctx, ops)
+	pod := Pod{Namespace: k.Namespace}
+	ops := Diff(State{Pod: pod, Claims: map[string]Status{k.Name: want}}, State{Pod: pod, Claims: map[string]Status{k.Name: StatusOf(obj)}})
+	return result, r.target.Apply(ctx, ops)
 }
 
-// claimNow is an IPAMClaim, nil where there is none. behind tells that the
-// cache does not have yet what the API server had when this process became the
-// leader: then the API server is asked.
-func (r *Reconciler) claimNow(ctx context.Context, k Key) (obj *ipamclaimv1.IPAMClaim, behind bool, err error) {
+// getClaim returns an IPAMClaim, nil if it does not exist. behind tells that the
+// cache lacks a claim that Restore has read; the claim is then read from the API
+// server.
+func (r *Reconciler) getClaim(ctx context.Context, k Key) (obj *ipamclaimv1.IPAMClaim, behind bool, err error) {
 	if !r.hasClaims.Load() {
 		return nil, false, nil
 	}
@@ -274,9 +274,9 @@ func (r *Reconciler) claimNow(ctx context.Context, k Key) (obj *ipamclaimv1.IPAM
 		obj = nil
 	}
 	r.mu.Lock()
-	uid, known := r.book.claimUIDs[k.String()]
-	c := r.book.claims[uid]
-	behind = known && c != nil && !c.seen && (obj == nil || obj.UID != uid)
+	uid, known := r.tracker.claimUIDs[k.String()]
+	c := r.tracker.claims[uid]
+	behind = known && c != nil && !c.cached && (obj == nil || obj.UID != uid)
 	r.mu.Unlock()
 	if !behind {
 		return obj, false, nil

@@ -19,10 +19,9 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Restore reads, once after this process has become the leader, who holds
-// what. It asks the API server: the cache of a process that has just become
-// the leader may lack its predecessor's last writes. Nothing is handed out
-// before it is through.
+// Restore reads all allocations once, after this process has become the leader.
+// It reads from the API server, because the cache of a new leader may lack the
+// last writes of the previous one. Nothing is allocated before Restore is done.
 func (r *Reconciler) Restore(ctx context.Context) error {
 	r.restore.Lock()
 	defer r.restore.Unlock()
@@ -49,7 +48,7 @@ func (r *Reconciler) Restore(ctx context.Context) error {
 	for _, p := range pods {
 		all = append(all, p)
 	}
-	// Where two claim the same, the older has it.
+	// If two objects have the same address, the older one holds it.
 	slices.SortFunc(all, func(a, b metav1.Object) int {
 		x, y := a.GetCreationTimestamp(), b.GetCreationTimestamp()
 		return cmp.Or(x.Compare(y.Time), cmp.Compare(a.GetUID(), b.GetUID()))
@@ -58,7 +57,7 @@ func (r *Reconciler) Restore(ctx context.Context) error {
 		switch o := o.(type) {
 		case *ipamclaimv1.IPAMClaim:
 			r.mu.Lock()
-			r.book.claim(o)
+			r.tracker.syncClaim(o)
 			r.mu.Unlock()
 		case *corev1.Pod:
 			if err := r.restorePod(ctx, o, byKey); err != nil {
@@ -68,36 +67,36 @@ func (r *Reconciler) Restore(ctx context.Context) error {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for key := range r.book.pods { // those that are gone meanwhile included
-		r.book.waits.enqueue(key)
+	for key := range r.tracker.pods { // including those that were deleted meanwhile
+		r.tracker.waiting.enqueue(key)
 	}
-	for key := range r.book.claimUIDs {
-		r.book.claimChanged(key)
+	for key := range r.tracker.claimUIDs {
+		r.tracker.enqueueClaim(key)
 	}
 	r.restore.done = true
-	r.log.Info("pod addresses restored", "pods", len(r.book.pods), "claims", len(claims), "networks", len(r.book.allocators))
+	r.log.Info("pod addresses restored", "pods", len(r.tracker.pods), "claims", len(claims), "networks", len(r.tracker.allocators))
 	return nil
 }
 
-// restoreMarks takes over how far tunnel ids have been given out. Of a network
-// without a mark of its own, a leader gives at most portsAhead: the next one
-// goes on after them.
+// restoreMarks reads the high-water marks of tunnel ids. A leader allocates at
+// most portsAhead ids in a network without a mark of its own; the next leader
+// continues after them.
 func (r *Reconciler) restoreMarks(ctx context.Context) error {
 	base, err := r.marks.Get(ctx, idlease.AllPorts)
 	if err != nil {
-		return fmt.Errorf("read how many tunnel ids were given: %w", err)
+		return fmt.Errorf("read the high-water mark of tunnel ids: %w", err)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.base = base
-	r.book.mark = func(name string) int64 {
+	r.tracker.mark = func(name string) int64 {
 		own, err := r.marks.Get(ctx, idlease.Ports(name))
-		if err != nil { // it was read above
+		if err != nil { // cannot fail, as the read above succeeded
 			return base
 		}
 		return max(base, own)
 	}
-	r.book.forgotten = func(name string) { r.marks.Drop(idlease.Ports(name)) }
+	r.tracker.onNetworkRemoved = func(name string) { r.marks.Drop(idlease.Ports(name)) }
 	return nil
 }
 
@@ -109,12 +108,13 @@ func (r *Reconciler) listClaims(ctx context.Context) ([]ipamclaimv1.IPAMClaim, e
 	if err := kube.EachPage(ctx, r.live, &ipamclaimv1.IPAMClaimList{}, func(page *ipamclaimv1.IPAMClaimList) {
 		all = append(all, page.Items...)
 	}); err != nil {
-		return nil, fmt.Errorf("read what IPAMClaims hold: %w", err)
+		return nil, fmt.Errorf("list IPAMClaims: %w", err)
 	}
 	return all, nil
 }
 
-// listPods are those that have more than the cluster default network.
+// listPods lists the pods that have networks other than the cluster default
+// network.
 func (r *Reconciler) listPods(ctx context.Context) ([]*corev1.Pod, error) {
 	var all []*corev1.Pod
 	live := client.MatchingFieldsSelector{Selector: fields.ParseSelectorOrDie("status.phase!=Succeeded,status.phase!=Failed")}
@@ -124,7 +124,7 @@ func (r *Reconciler) listPods(ctx context.Context) ([]*corev1.Pod, error) {
 			if p.Spec.HostNetwork || ended(p) || network.PodNADs(p.Annotations[network.AnnotationPodNetworks]) == nil {
 				continue
 			}
-			// No more of it than is needed, as there may be very many.
+			// There may be very many pods, so keep only what is needed.
 			all = append(all, &corev1.Pod{
 				ObjectMeta: metav1.ObjectMeta{
 					Namespace: p.Namespace, Name: p.Name, UID: p.UID, CreationTimestamp: p.CreationTimestamp, DeletionTimestamp: p.DeletionTimestamp,
@@ -134,26 +134,27 @@ func (r *Reconciler) listPods(ctx context.Context) ([]*corev1.Pod, error) {
 			})
 		}
 	}, live); err != nil {
-		return nil, fmt.Errorf("read what pods hold: %w", err)
+		return nil, fmt.Errorf("list pods: %w", err)
 	}
 	return all, nil
 }
 
-// restorePod gives a pod back what its annotation says. Of a pod that has not
-// started, only what it asks for counts: the rest may be its creator's words.
+// restorePod restores a pod's allocations from its annotation. If the pod has
+// not started, entries that it does not request are ignored: the pod's author
+// may have written them.
 func (r *Reconciler) restorePod(ctx context.Context, obj *corev1.Pod, claims map[string]*ipamclaimv1.IPAMClaim) error {
 	had := entriesOf(obj.Annotations[network.AnnotationPodNetworks])
-	in, _, err := r.inputs(ctx, obj, wishesOf(obj), nil)
+	in, _, err := r.inputs(ctx, obj, requestsOf(obj), nil)
 	if err != nil {
 		return err
 	}
-	in.Restoring, in.Pod.Leaving = true, false
-	blind := map[string]string{} // names of networks whose NADs are broken, by key
+	in.Restoring, in.Pod.Deleting = true, false
+	withoutNAD := map[string]string{} // names of networks with unusable NADs, by key
 	for key, entry := range had {
 		if slices.ContainsFunc(in.Attachments, func(a Attachment) bool { return a.Key == key }) {
 			continue
 		}
-		keep, err := r.restoreEntry(ctx, &in, key, entry, blind)
+		keep, err := r.restoreEntry(ctx, &in, key, entry, withoutNAD)
 		if err != nil {
 			return err
 		}
@@ -170,43 +171,43 @@ func (r *Reconciler) restorePod(ctx context.Context, obj *corev1.Pod, claims map
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	key := network.NADKey(obj.Namespace, obj.Name)
-	st := r.book.pod(key, obj.UID)
-	st.had = had
-	r.book.pods[key] = st
-	r.book.attachClaims(&in, named)
-	r.book.build(in)
-	for k, networkName := range blind {
-		r.book.holdBlind(key, k, networkName)
+	st := r.tracker.pod(key, obj.UID)
+	st.previous = had
+	r.tracker.pods[key] = st
+	r.tracker.attachClaims(&in, named)
+	r.tracker.build(in)
+	for k, networkName := range withoutNAD {
+		r.tracker.restoreWithoutNAD(key, k, networkName)
 	}
 	return nil
 }
 
-// restoreEntry finds the network of an entry that the pod does not ask for
-// (any more), or whose network is not as it was. keep tells whether the entry
-// is, or may be, of those given here.
-func (r *Reconciler) restoreEntry(ctx context.Context, in *Inputs, key string, entry network.PodNetwork, blind map[string]string) (keep bool, err error) {
+// restoreEntry finds the network of an entry that the pod does not request any
+// more, or whose NAD has changed. keep is false for entries that this package
+// certainly did not write.
+func (r *Reconciler) restoreEntry(ctx context.Context, in *Inputs, key string, entry network.PodNetwork, withoutNAD map[string]string) (keep bool, err error) {
 	namespace, name, ok := splitKey(key)
 	if !ok || !in.Pod.Started {
 		return false, nil
 	}
-	obj, err := r.nad(ctx, namespace, name)
+	obj, err := r.getNAD(ctx, namespace, name)
 	if err != nil || obj == nil {
-		return err == nil, err // it may come back
+		return err == nil, err // the NAD may be recreated
 	}
 	nad, ours := kube.ParseNAD(obj, r.lookup.Plan)
 	switch {
 	case !ours:
 		return false, nil
-	case nad.Err == nil && shared(nad.Network):
+	case nad.Err == nil && managed(nad.Network):
 		in.Attachments = append(in.Attachments, Attachment{Key: key, NAD: nad.Key(), Source: network.AnnotationPodNetworks, Network: nad.Network})
 		return true, nil
 	case nad.Err == nil:
-		return false, nil // the zone's
+		return false, nil // written by the zone
 	}
 	conf, err := network.ParseNetConf(obj.Spec.Config)
 	if networkName := cmp.Or(obj.Annotations[network.AnnotationNetworkName], conf.Name); networkName != "" {
-		if shared(network.Network{Topology: network.Topology(conf.Topology)}) || err != nil && entry.TunnelID != 0 {
-			blind[key] = networkName
+		if managed(network.Network{Topology: network.Topology(conf.Topology)}) || err != nil && entry.TunnelID != 0 {
+			withoutNAD[key] = networkName
 		}
 	}
 	return true, nil

@@ -16,25 +16,25 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Request is what a pod asks for on one network.
+// Request is a pod's request for one network.
 type Request struct {
-	IPs      []netip.Prefix // a single address where the pod gave no length
+	IPs      []netip.Prefix // /32 or /128 if the pod specifies no prefix length
 	MAC      string         // normalised
-	Gateways []netip.Addr   // the pod's default route is to go by these
+	Gateways []netip.Addr   // for the pod's default routes
 	Claim    string         // name of the IPAMClaim, in the pod's namespace
 }
 
-// Selection is one network attachment that a pod asks for.
+// Selection is one network attachment that a pod requests.
 type Selection struct {
 	Namespace, Name string // of the NetworkAttachmentDefinition
 	Key             string // in the pod-networks annotation
 	Request         Request
-	Err             error // why the request cannot be read
+	Err             error // the request is malformed
 }
 
-// ParseSelections reads the networks annotation of a pod of that namespace, in
-// either of its syntaxes: a JSON list, or <namespace>/<name>@<interface>
-// separated by commas.
+// ParseSelections parses the networks annotation of a pod in the given namespace.
+// Its format is a JSON list, or a comma-separated list of
+// <namespace>/<name>@<interface>.
 func ParseSelections(namespace, annotation string) ([]Selection, error) {
 	elements, err := parseElements(annotation)
 	if err != nil {
@@ -47,11 +47,11 @@ func ParseSelections(namespace, annotation string) ([]Selection, error) {
 			e.Namespace = namespace
 		}
 		if len(validation.IsDNS1123Label(e.Namespace)) > 0 || len(validation.IsDNS1123Subdomain(e.Name)) > 0 {
-			return nil, fmt.Errorf("annotation %s: element %d names %q, which no NetworkAttachmentDefinition can be called: write <namespace>/<name>",
+			return nil, fmt.Errorf("annotation %s: element %d names %q, which is not a valid NetworkAttachmentDefinition name: write <namespace>/<name>",
 				network.AnnotationNetworks, i+1, network.NADKey(e.Namespace, e.Name))
 		}
 		s := Selection{Namespace: e.Namespace, Name: e.Name, Key: network.NADKey(e.Namespace, e.Name)}
-		// The same network again is another interface of the pod.
+		// A repeated network is another interface of the pod.
 		if n := seen[s.Key]; n > 0 {
 			seen[s.Key]++
 			s.Key += "/" + strconv.Itoa(n)
@@ -66,14 +66,14 @@ func ParseSelections(namespace, annotation string) ([]Selection, error) {
 	return out, nil
 }
 
-// ParseDefault reads what a pod asks for on its primary network: one element,
-// in a list or by itself. Which network it names is a meta plugin's matter.
+// ParseDefault parses a pod's request for its primary network: one element, in a
+// list or on its own. The name of the network is ignored: the meta plugin uses it.
 func ParseDefault(annotation string) (Request, error) {
 	if annotation = strings.TrimSpace(annotation); annotation == "" {
 		return Request{}, nil
 	}
 	if !strings.ContainsAny(annotation, `[{"`) {
-		return Request{}, nil // a name alone asks for nothing
+		return Request{}, nil // only a name
 	}
 	if annotation[0] == '{' {
 		annotation = "[" + annotation + "]"
@@ -84,7 +84,7 @@ func ParseDefault(annotation string) (Request, error) {
 	}
 	var r Request
 	if err == nil && len(elements) == 1 {
-		elements[0].GatewayRequest = nil // the primary network decides that
+		elements[0].GatewayRequest = nil // a primary network has its own gateways
 		r, err = parseRequest(elements[0])
 	}
 	if err != nil {
@@ -138,7 +138,7 @@ func parseRequest(e *nadv1.NetworkSelectionElement) (r Request, err error) {
 			p = netip.PrefixFrom(a, a.BitLen())
 		}
 		if p.Addr().Is4In6() {
-			return r, fmt.Errorf("ips: %q is an IPv4 address in IPv6: write it as IPv4", raw)
+			return r, fmt.Errorf("ips: %q is an IPv4-mapped IPv6 address: write it as IPv4", raw)
 		}
 		r.IPs = append(r.IPs, p)
 	}
@@ -148,7 +148,7 @@ func parseRequest(e *nadv1.NetworkSelectionElement) (r Request, err error) {
 			return r, fmt.Errorf("mac: %q is not an Ethernet address such as 02:00:00:00:00:05", e.MacRequest)
 		}
 		if hw[0]&1 != 0 || hw.String() == "00:00:00:00:00:00" {
-			return r, fmt.Errorf("mac: %s is no single interface's address: choose another", hw)
+			return r, fmt.Errorf("mac: %s is not a usable unicast address: choose another", hw)
 		}
 		r.MAC = hw.String()
 	}

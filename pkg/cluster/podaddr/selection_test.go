@@ -34,21 +34,21 @@ func TestParseSelections(t *testing.T) {
 		{in: `[{"name":"net"}]]`, err: "not a JSON list"},
 		{in: `[{"name":""}]`, err: "names"},
 		{in: `[{"name":"a,b"}]`, err: "names"},
-		{in: `[{"name":"net","ips":["::ffff:10.0.0.1"]}]`, want: `a/net!ips: "::ffff:10.0.0.1" is an IPv4 address in IPv6`},
+		{in: `[{"name":"net","ips":["::ffff:10.0.0.1"]}]`, want: `a/net!ips: "::ffff:10.0.0.1" is an IPv4-mapped IPv6 address`},
 		{in: `[{"name":"net","ips":["10.0.0.300"]}]`, want: `a/net!ips: "10.0.0.300" is not an IP address`},
 		{in: `[{"name":"net","ips":["fe80::1%eth0"]}]`, want: `a/net!ips: "fe80::1%eth0" is not an IP address`},
 		{in: `[{"name":"net","mac":"02:00:00:00:00:00:00:01"}]`, want: `a/net!mac: "02:00:00:00:00:00:00:01" is not an Ethernet address`},
-		{in: `[{"name":"net","mac":"ff:ff:ff:ff:ff:ff"}]`, want: "a/net!mac: ff:ff:ff:ff:ff:ff is no single interface's address"},
-		{in: `[{"name":"net","mac":"00:00:00:00:00:00"}]`, want: "a/net!mac: 00:00:00:00:00:00 is no single interface's address"},
+		{in: `[{"name":"net","mac":"ff:ff:ff:ff:ff:ff"}]`, want: "a/net!mac: ff:ff:ff:ff:ff:ff is not a usable unicast address"},
+		{in: `[{"name":"net","mac":"00:00:00:00:00:00"}]`, want: "a/net!mac: 00:00:00:00:00:00 is not a usable unicast address"},
 		{in: `[{"name":"net","ipam-claim-reference":"a/b"}]`, want: `a/net!ipam-claim-reference: "a/b" is not the name of an IPAMClaim`},
 	} {
 		got, err := ParseSelections("a", tt.in)
 		if (err != nil) != (tt.err != "") || err != nil && (!strings.Contains(err.Error(), tt.err) || !strings.Contains(err.Error(), network.AnnotationNetworks)) {
 			t.Errorf("%s: error %v, want %q", tt.in, err, tt.err)
 		}
-		var words []string
+		var parts []string
 		for _, s := range got {
-			w := s.Key
+			part := s.Key
 			var inner []string
 			for _, ip := range s.Request.IPs {
 				inner = append(inner, ip.String())
@@ -63,15 +63,15 @@ func TestParseSelections(t *testing.T) {
 				inner = append(inner, "claim", s.Request.Claim)
 			}
 			if len(inner) > 0 && s.Err == nil {
-				w += fmt.Sprint(inner)
+				part += fmt.Sprint(inner)
 			}
 			if s.Err != nil {
 				_, text, _ := strings.Cut(s.Err.Error(), "): ")
-				w += "!" + text
+				part += "!" + text
 			}
-			words = append(words, w)
+			parts = append(parts, part)
 		}
-		if text := strings.Join(words, " "); tt.err == "" && !strings.HasPrefix(text, tt.want) || tt.want == "" && text != "" {
+		if text := strings.Join(parts, " "); tt.err == "" && !strings.HasPrefix(text, tt.want) || tt.want == "" && text != "" {
 			t.Errorf("%s: %s, want %s", tt.in, text, tt.want)
 		}
 	}
@@ -99,8 +99,8 @@ func TestParseDefault(t *testing.T) {
 	}
 }
 
-// Whatever somebody writes into an annotation: no panic, no two attachments
-// with one key, and no key that is not of a NAD.
+// For any annotation there is no panic, keys are unique, and each key contains a
+// valid NAD name.
 func FuzzSelections(f *testing.F) {
 	for _, seed := range []string{
 		"net", "b/net@eth1,net", `[{"name":"net","ips":["10.0.0.5/24"],"mac":"02:00:00:00:00:aa"}]`, "[null]", `[{"name":"net","default-route":["10.0.0.1"]}]`,
@@ -112,12 +112,12 @@ func FuzzSelections(f *testing.F) {
 		_, _ = ParseDefault(in)
 		selections, err := ParseSelections("a", in)
 		if err != nil && len(selections) > 0 {
-			t.Fatal("half an annotation was read")
+			t.Fatal("an annotation with an error was parsed in part")
 		}
 		seen := map[string]bool{}
 		for _, s := range selections {
 			if seen[s.Key] {
-				t.Fatalf("key %s twice", s.Key)
+				t.Fatalf("duplicate key %s", s.Key)
 			}
 			seen[s.Key] = true
 			ns, name, ok := splitKey(s.Key)
@@ -133,7 +133,7 @@ func FuzzSelections(f *testing.F) {
 	})
 }
 
-// Annotations that others wrote: no panic, and what is there stays.
+// merge does not panic on any annotation, and keeps its entries.
 func FuzzEntries(f *testing.F) {
 	f.Add(`{"default":{},"red/net":{"ip_addresses":["10.0.0.1/24"]},"red/net/1":{"routes":[{}]}}`)
 	f.Add(`{"red/net":7}`)

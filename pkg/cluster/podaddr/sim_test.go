@@ -28,13 +28,13 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// sim is a cluster in memory with the reconciler on top: its API server is
-// cache and live at once, and its queue a list that the test empties.
+// sim is a cluster in memory with the reconciler. Its API server is also the
+// cache, and its queue is a list that drain processes.
 type sim struct {
 	t      reporter
 	ctx    context.Context
 	api    client.Client
-	target *faulty
+	target *faultyTarget
 	r      *Reconciler
 	events *events.FakeRecorder
 	queue  []Key
@@ -43,25 +43,25 @@ type sim struct {
 	marks  idlease.Memory
 }
 
-// reporter is a test of testing's or of rapid's.
+// reporter is a *testing.T or a *rapid.T.
 type reporter interface {
 	Helper()
 	Fatalf(format string, args ...any)
 	Errorf(format string, args ...any)
 }
 
-// faulty stops before or after a write.
-type faulty struct {
+// faultyTarget fails before or after a write.
+type faultyTarget struct {
 	Target
 	writes int
-	// At that write it fails: before it is done, or after.
+	// The number of the write that fails, and whether it takes effect.
 	failAt int
 	after  bool
 }
 
 var errFault = errors.New("the process was killed")
 
-func (f *faulty) Apply(ctx context.Context, ops []Op) error {
+func (f *faultyTarget) Apply(ctx context.Context, ops []Op) error {
 	for _, op := range ops {
 		f.writes++
 		if f.writes == f.failAt && !f.after {
@@ -77,8 +77,8 @@ func (f *faulty) Apply(ctx context.Context, ops []Op) error {
 	return nil
 }
 
-// everyPhase lists without field selectors, of which the fake API server knows
-// only the simplest.
+// everyPhase ignores field selectors, because the fake API server does not
+// support the one for phases.
 type everyPhase struct{ client.Reader }
 
 func (e everyPhase) List(ctx context.Context, l client.ObjectList, opts ...client.ListOption) error {
@@ -114,20 +114,20 @@ func newSimFor(t reporter, plan network.Plan) *sim {
 	return s
 }
 
-// restart is another process becoming the leader.
+// restart replaces the reconciler, as when another process becomes the leader.
 func (s *sim) restart(plan network.Plan) {
 	s.events = events.NewFakeRecorder(1000)
 	live := everyPhase{s.api}
-	s.target = &faulty{Target: &Kube{Cache: s.api, Live: live, Client: s.api, Now: func() time.Time { return s.clock }}}
+	s.target = &faultyTarget{Target: &Kube{Cache: s.api, Live: live, Client: s.api, Now: func() time.Time { return s.clock }}}
 	s.r = NewReconciler(plan, time.Hour, s.api, live, s.target, &s.marks, func() time.Time { return s.clock }, s.events, slog.New(slog.DiscardHandler))
 	s.r.hasClaims.Store(true)
 	s.queue = nil
-	s.r.wakeThrough(func(k Key) { s.queue = append(s.queue, k) })
+	s.r.setEnqueue(func(k Key) { s.queue = append(s.queue, k) })
 	s.must(s.r.Restore(s.ctx))
 	var nads nadv1.NetworkAttachmentDefinitionList
 	s.must(s.api.List(s.ctx, &nads))
 	for i := range nads.Items {
-		s.nadSeen(&nads.Items[i])
+		s.notifyNAD(&nads.Items[i])
 	}
 	var pods corev1.PodList
 	s.must(s.api.List(s.ctx, &pods))
@@ -164,7 +164,7 @@ func (s *sim) namespace(name string, primary bool) {
 	s.must(s.api.Create(s.ctx, ns))
 }
 
-// nad makes a NAD with that id; conf lacks what every one has.
+// nad creates a NAD with the given id. conf is its JSON without the common keys.
 func (s *sim) nad(namespace, name string, id int, networkName, conf string) *nadv1.NetworkAttachmentDefinition {
 	s.t.Helper()
 	n := &nadv1.NetworkAttachmentDefinition{ObjectMeta: s.meta(namespace, name, map[string]string{
@@ -172,25 +172,25 @@ func (s *sim) nad(namespace, name string, id int, networkName, conf string) *nad
 	})}
 	n.Spec.Config = fmt.Sprintf(`{"cniVersion":"1.1.0","type":"ovn-k8s-cni-overlay","name":%q,"netAttachDefName":"%s/%s",%s}`, networkName, namespace, name, conf)
 	s.must(s.api.Create(s.ctx, n))
-	s.nadSeen(n)
+	s.notifyNAD(n)
 	return n
 }
 
-func (s *sim) nadSeen(n *nadv1.NetworkAttachmentDefinition) {
+func (s *sim) notifyNAD(n *nadv1.NetworkAttachmentDefinition) {
 	s.r.nadEvents().CreateFunc(s.ctx, nadCreated(n), nil)
 }
 
-// pod makes a pod and looks at it.
+// pod creates a pod and drains the queue.
 func (s *sim) pod(namespace, name string, annotations map[string]string) *corev1.Pod {
 	s.t.Helper()
 	p := &corev1.Pod{ObjectMeta: s.meta(namespace, name, annotations), Spec: corev1.PodSpec{NodeName: "node"}, Status: corev1.PodStatus{Phase: corev1.PodPending}}
 	s.must(s.api.Create(s.ctx, p))
 	s.queue = append(s.queue, Key{Namespace: namespace, Name: name})
-	s.settle()
+	s.drain()
 	return p
 }
 
-func (s *sim) run(namespace, name string) {
+func (s *sim) markRunning(namespace, name string) {
 	s.t.Helper()
 	p := &corev1.Pod{}
 	s.must(s.api.Get(s.ctx, types.NamespacedName{Namespace: namespace, Name: name}, p))
@@ -203,32 +203,32 @@ func (s *sim) remove(o client.Object) {
 	s.must(client.IgnoreNotFound(s.api.Delete(s.ctx, o)))
 	k := Key{Namespace: o.GetNamespace(), Name: o.GetName()}
 	if c, ok := o.(*ipamclaimv1.IPAMClaim); ok {
-		s.claimSeen(c)
+		s.notifyClaim(c)
 		return
 	}
 	s.queue = append(s.queue, k)
-	s.settle()
+	s.drain()
 }
 
 func (s *sim) claim(namespace, name, networkName string) *ipamclaimv1.IPAMClaim {
 	s.t.Helper()
 	c := &ipamclaimv1.IPAMClaim{ObjectMeta: s.meta(namespace, name, nil), Spec: ipamclaimv1.IPAMClaimSpec{Network: networkName, Interface: "ovn-udn1"}}
 	s.must(s.api.Create(s.ctx, c))
-	s.claimSeen(c)
+	s.notifyClaim(c)
 	return c
 }
 
-func (s *sim) claimSeen(c *ipamclaimv1.IPAMClaim) {
+func (s *sim) notifyClaim(c *ipamclaimv1.IPAMClaim) {
 	s.t.Helper()
 	s.queue = append(s.queue, Key{Claim: true, Namespace: c.Namespace, Name: c.Name})
 	s.r.mu.Lock()
-	s.r.book.waits.wake(onClaim(c.Namespace + "/" + c.Name))
+	s.r.tracker.waiting.notifyAll(topicClaim(c.Namespace + "/" + c.Name))
 	s.r.mu.Unlock()
-	s.settle()
+	s.drain()
 }
 
-// settle empties the queue. A failure is tried again once the rest is done.
-func (s *sim) settle() {
+// drain reconciles until the queue is empty. After a fault it restarts.
+func (s *sim) drain() {
 	s.t.Helper()
 	for n := 0; len(s.queue) > 0; n++ {
 		if n > 10000 {
@@ -244,7 +244,7 @@ func (s *sim) settle() {
 	}
 }
 
-// entry is what the pod's annotation says under key.
+// entry returns the entry of the pod's annotation with the given key.
 func (s *sim) entry(namespace, name, key string) (network.PodNetwork, bool) {
 	s.t.Helper()
 	p := &corev1.Pod{}
@@ -255,7 +255,8 @@ func (s *sim) entry(namespace, name, key string) (network.PodNetwork, bool) {
 	return n, ok
 }
 
-// ips is what the pod has under key, in one word; "" for nothing.
+// ips returns the addresses of a pod's entry: "" for no entry, "none" for no
+// addresses.
 func (s *sim) ips(namespace, name, key string) string {
 	s.t.Helper()
 	n, ok := s.entry(namespace, name, key)
@@ -268,13 +269,13 @@ func (s *sim) ips(namespace, name, key string) string {
 	return join(n.IPs)
 }
 
-func (s *sim) event(parts ...string) {
+func (s *sim) wantEvent(parts ...string) {
 	s.t.Helper()
 	select {
 	case e := <-s.events.Events:
 		for _, p := range append(parts, "Warning ErrorAllocatingPod") {
 			if !strings.Contains(e, p) {
-				s.t.Errorf("event %q has no %q", e, p)
+				s.t.Errorf("event %q does not contain %q", e, p)
 			}
 		}
 	default:
@@ -282,7 +283,7 @@ func (s *sim) event(parts ...string) {
 	}
 }
 
-func (s *sim) noEvent() {
+func (s *sim) wantNoEvent() {
 	s.t.Helper()
 	select {
 	case e := <-s.events.Events:
@@ -298,15 +299,15 @@ func (s *sim) status(namespace, name string) ipamclaimv1.IPAMClaimStatus {
 	return c.Status
 }
 
-func (s *sim) gone(o client.Object) bool {
+func (s *sim) missing(o client.Object) bool {
 	return apierrors.IsNotFound(s.api.Get(s.ctx, client.ObjectKeyFromObject(o), o))
 }
 
 const primaryL2 = `"topology":"layer2","role":"primary","subnets":"10.20.0.0/24"`
 
-// The whole way: a pod gets addresses, beside what the zone writes, keeps them
-// over a restart that writes nothing, and gives them back.
-func TestPodComesAndGoes(t *testing.T) {
+// A pod gets addresses beside the zone's entry, keeps them across a restart, which
+// writes nothing, and releases them when it is deleted.
+func TestPodLifecycle(t *testing.T) {
 	s := newSim(t)
 	s.namespace("red", true)
 	s.nad("red", "net", 7, "red_net", primaryL2)
@@ -320,9 +321,9 @@ func TestPodComesAndGoes(t *testing.T) {
 	if got, want := s.r.Usage(), []Usage{{"red_net", "ipv4", 1, 256}}; !slices.Equal(got, want) {
 		t.Errorf("usage %v, want %v", got, want)
 	}
-	s.noEvent()
+	s.wantNoEvent()
 	s.restart(s.r.lookup.Plan)
-	s.settle()
+	s.drain()
 	if s.target.writes != 0 {
 		t.Errorf("%d writes after a restart", s.target.writes)
 	}
@@ -330,7 +331,7 @@ func TestPodComesAndGoes(t *testing.T) {
 		t.Errorf("after a restart the pod has %q", got)
 	}
 	s.remove(p)
-	if a := s.r.book.allocators["red_net"]; a == nil || !a.Empty() {
-		t.Error("something is held although nobody is there")
+	if a := s.r.tracker.allocators["red_net"]; a == nil || !a.Empty() {
+		t.Error("addresses are still allocated after all pods were deleted")
 	}
 }

@@ -14,28 +14,28 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// The condition of IPAMClaims and its reasons.
+// The condition type of IPAMClaims and its reasons.
 const (
 	ConditionAllocated = "IPsAllocated"
 	ReasonAllocated    = "SuccessfulAllocation"
 	ReasonConflict     = "IPAddressConflict"
 )
 
-// Status is what an IPAMClaim says.
+// Status is the status of an IPAMClaim.
 type Status struct {
 	UID      types.UID
 	IPs      []string
 	OwnerPod string
-	Reason   string // of the condition; "" where there is none
+	Reason   string // of the condition; "" for no condition
 	Message  string
 }
 
-// Equal tells whether s and o say the same.
+// Equal reports whether s and o are equal.
 func (s Status) Equal(o Status) bool {
 	return s.UID == o.UID && slices.Equal(s.IPs, o.IPs) && s.OwnerPod == o.OwnerPod && s.Reason == o.Reason && s.Message == o.Message
 }
 
-// Status is what c should say.
+// Status returns the desired status of c.
 func (c Claim) Status() Status {
 	s := Status{UID: c.Holder.UID, OwnerPod: c.Owner, IPs: []string{}}
 	for _, ip := range c.IPs {
@@ -43,14 +43,14 @@ func (c Claim) Status() Status {
 	}
 	switch {
 	case c.Refused != "":
-		s.IPs, s.Reason, s.Message = c.Said, ReasonConflict, c.Refused
+		s.IPs, s.Reason, s.Message = c.Reported, ReasonConflict, c.Refused
 	case len(c.IPs) > 0:
 		s.Reason, s.Message = ReasonAllocated, "the addresses are kept until the claim is deleted"
 	}
 	return s
 }
 
-// StatusOf is what an IPAMClaim says now.
+// StatusOf returns the actual status of an IPAMClaim.
 func StatusOf(obj *ipamclaimv1.IPAMClaim) Status {
 	s := Status{UID: obj.UID, IPs: obj.Status.IPs}
 	if obj.Status.OwnerPod != nil {
@@ -62,7 +62,7 @@ func StatusOf(obj *ipamclaimv1.IPAMClaim) Status {
 	return s
 }
 
-// condition is s's, in words of the API; nil where there is none.
+// condition returns the condition of s, nil for none.
 func (s Status) condition(now metav1.Time) *metav1.Condition {
 	if s.Reason == "" {
 		return nil
@@ -74,12 +74,12 @@ func (s Status) condition(now metav1.Time) *metav1.Condition {
 	return c
 }
 
-// claimOf reads an IPAMClaim. The addresses of its status are what it asks to
-// hold; bad is one that cannot be read.
-func claimOf(obj *ipamclaimv1.IPAMClaim) (c Claim, ips []netip.Prefix, bad string) {
+// parseClaim parses an IPAMClaim. ips are the addresses in its status; malformed
+// is one that cannot be parsed.
+func parseClaim(obj *ipamclaimv1.IPAMClaim) (c Claim, ips []netip.Prefix, malformed string) {
 	c = Claim{
 		Holder:  Holder{Claim: true, Namespace: obj.Namespace, Name: obj.Name, UID: obj.UID},
-		Network: obj.Spec.Network, Said: obj.Status.IPs, Leaving: obj.DeletionTimestamp != nil,
+		Network: obj.Spec.Network, Reported: obj.Status.IPs, Deleting: obj.DeletionTimestamp != nil,
 	}
 	for _, raw := range obj.Status.IPs {
 		ip, err := netip.ParsePrefix(raw)

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package podaddr gives pods their addresses on networks whose subnets are
-// whole in every zone: Layer2 and Localnet. A pod gets them in its
-// pod-networks annotation, beside the entries that the zone of its node
-// writes; an IPAMClaim keeps them from one pod to the next.
+// Package podaddr allocates pod addresses on Layer2 and Localnet networks, whose
+// subnets are not divided among nodes. It writes them to the pod-networks
+// annotation, in which the zone of the pod's node writes entries too. With an
+// IPAMClaim they outlive the pod.
 package podaddr
 
 import (
@@ -14,13 +14,13 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Holder is who holds addresses: one attachment of a pod, or an IPAMClaim for
-// all pods that name it.
+// Holder is the holder of addresses: one attachment of a pod, or an IPAMClaim
+// for all pods that name it.
 type Holder struct {
 	Claim           bool
 	Namespace, Name string
 	UID             types.UID
-	Key             string // of the pod's attachment
+	Key             string // of the attachment, if the holder is a pod
 }
 
 func (h Holder) String() string {
@@ -30,82 +30,82 @@ func (h Holder) String() string {
 	return "pod " + network.NADKey(h.Namespace, h.Name)
 }
 
-// id tells holders apart where names would not.
+// id identifies a holder: names can be reused.
 func (h Holder) id() string { return string(h.UID) + " " + h.Key }
 
-// Pod is what of a pod matters here.
+// Pod is the relevant state of a pod.
 type Pod struct {
 	Namespace, Name string
 	UID             types.UID
-	Started         bool // what it has in its network namespace does not change any more
-	Leaving         bool // it gets nothing new
+	Started         bool // its interfaces exist and do not change any more
+	Deleting        bool // it gets no new addresses
 }
 
-// Attachment is a pod's wish for one network, which is Layer2 or Localnet.
+// Attachment is a pod's request for one Layer2 or Localnet network.
 type Attachment struct {
-	Key     string // in the annotation
-	NAD     string // key of the NetworkAttachmentDefinition
-	Source  string // the annotation that asks for it, for messages
-	Network network.Network
-	Request Request
-	Claim   *Claim // that Request names; nil: there is none
-	Former  *Claim // that the pod's addresses were of, if not of Claim
-	Alloc   *Allocator
-	Awaited func(netip.Addr) bool // tells addresses that pods wait for by name; nil: none
+	Key       string // in the pod-networks annotation
+	NAD       string // key of the NetworkAttachmentDefinition
+	Source    string // the annotation with the request, for messages
+	Network   network.Network
+	Request   Request
+	Claim     *Claim // that Request names, nil if it does not exist
+	Former    *Claim // a deleted claim that the pod's addresses belong to
+	Alloc     *Allocator
+	Requested func(netip.Addr) bool // reports whether a pod waits for this very address; may be nil
 }
 
 // Claim is an IPAMClaim.
 type Claim struct {
-	Holder  Holder
-	Network string         // its network's name
-	IPs     []netip.Prefix // what it holds
-	Said    []string       // what its status says
-	Refused string         // why it cannot hold that
-	Wanted  string         // Refused: the address that another holds
-	Leaving bool           // it gets no new pods
-	Owner   string         // the pod that uses it: the last, while a virtual machine migrates
+	Holder       Holder
+	Network      string         // name of its network
+	IPs          []netip.Prefix // the addresses that it holds
+	Reported     []string       // status.ips
+	Refused      string         // why it cannot hold the addresses of its status
+	TakenAddress string         // the address, if Refused because another holder has it
+	Deleting     bool           // new pods cannot use it
+	Owner        string         // the pod that uses it; during a live migration, the newest
 }
 
-// Grant is what a pod holds on one network, for life.
-type Grant struct {
+// Allocation is a pod's allocation on one network, for the pod's lifetime.
+type Allocation struct {
 	Network  string
 	Holder   Holder // of the addresses
 	Entry    network.PodNetwork
 	HasClaim bool
 }
 
-// State is what the API says, or should say, about one pod.
+// State is the actual or desired state of one pod in the API.
 type State struct {
 	Pod     Pod
-	Entries network.PodNetworks // ours alone
+	Entries network.PodNetworks // written by this package
 	Claims  map[string]Status   // by name
-	// Problems are why something is missing; nothing in the API.
+	// Problems explain missing entries. They are not part of the API.
 	Problems []Problem
 }
 
-// Inputs is what Build decides by.
+// Inputs are the inputs of Build.
 type Inputs struct {
 	Plan        network.Plan
 	Pod         Pod
 	Attachments []Attachment
-	Held        map[string]Grant    // what the pod holds, by key
-	Had         network.PodNetworks // what it had before this process was the leader and does not hold
-	Problems    []Problem           // found on the way
-	Restoring   bool                // nothing is given that it did not have
+	Held        map[string]Allocation // the pod's allocations, by key
+	Previous    network.PodNetworks   // entries by a previous leader that are not restored yet
+	Problems    []Problem             // found while reading the inputs
+	Restoring   bool                  // restore previous entries, allocate nothing new
 }
 
-// Problem is why a pod has not got something.
+// Problem is why a pod lacks an entry.
 type Problem struct {
-	Key  string
-	Text string  // "" where another says it, or waiting mends it
-	Wait []topic // what may mend it
+	Key  string  // of the entry; "" if it concerns the whole pod
+	Text string  // "" if the zone reports it, or if it resolves by itself
+	Wait []topic // changes that may resolve it
 }
 
-// topic is something that pods wait for.
-type topic struct{ kind, name, what string }
+// topic is a change that pods wait for.
+type topic struct{ kind, name, value string }
 
-func onNAD(key string) topic                   { return topic{"nad", key, ""} }
-func onPrimary(namespace string) topic         { return topic{"primary", namespace, ""} }
-func onClaim(key string) topic                 { return topic{"claim", key, ""} }
-func onRoom(networkName string) topic          { return topic{"room", networkName, ""} } // any address
-func onRelease(networkName, what string) topic { return topic{"release", networkName, what} }
+func topicNAD(key string) topic                    { return topic{"nad", key, ""} }
+func topicPrimary(namespace string) topic          { return topic{"primary", namespace, ""} }
+func topicClaim(key string) topic                  { return topic{"claim", key, ""} }
+func topicCapacity(networkName string) topic       { return topic{"capacity", networkName, ""} } // any address or tunnel id
+func topicRelease(networkName, value string) topic { return topic{"release", networkName, value} }

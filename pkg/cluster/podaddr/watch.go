@@ -26,13 +26,13 @@ import (
 
 type queue = workqueue.TypedRateLimitingInterface[Key]
 
-// Watch makes events of the cache into keys of c's queue.
+// Watch adds the watches of c. Their events enqueue keys.
 func (r *Reconciler) Watch(c controller.TypedController[Key], from cache.Cache) error {
 	namespace := &metav1.PartialObjectMetadata{}
 	namespace.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Namespace"))
 	for _, s := range []source.TypedSource[Key]{
 		source.TypedFunc[Key](func(_ context.Context, q queue) error {
-			r.wakeThrough(q.Add)
+			r.setEnqueue(q.Add)
 			return nil
 		}),
 		source.TypedKind(from, &corev1.Pod{}, podEvents()),
@@ -46,8 +46,8 @@ func (r *Reconciler) Watch(c controller.TypedController[Key], from cache.Cache) 
 	return nil
 }
 
-// WatchClaims makes events of IPAMClaims into keys. They are another project's
-// kind: before the cluster has it, there are no claims.
+// WatchClaims adds the watch of IPAMClaims. Their CRD belongs to another project;
+// the caller calls WatchClaims when it is installed.
 func (r *Reconciler) WatchClaims(c controller.TypedController[Key], from cache.Cache) error {
 	if err := c.Watch(source.TypedKind(from, &ipamclaimv1.IPAMClaim{}, r.claimEvents())); err != nil {
 		return fmt.Errorf("watch IPAMClaims: %w", err)
@@ -56,8 +56,8 @@ func (r *Reconciler) WatchClaims(c controller.TypedController[Key], from cache.C
 	return nil
 }
 
-// wakeThrough says how pods and claims are looked at again.
-func (r *Reconciler) wakeThrough(add func(Key)) {
+// setEnqueue sets the function that enqueues waiting pods and changed claims.
+func (r *Reconciler) setEnqueue(add func(Key)) {
 	key := func(claim bool) func(string) {
 		return func(s string) {
 			namespace, name, _ := strings.Cut(s, "/")
@@ -66,42 +66,42 @@ func (r *Reconciler) wakeThrough(add func(Key)) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.book.waits.enqueue, r.book.claimChanged = key(false), key(true)
+	r.tracker.waiting.enqueue, r.tracker.enqueueClaim = key(false), key(true)
 }
 
-// podEvents: of a pod matters what it asks for and has, and whether it is
-// there.
+// podEvents enqueues a pod when it is created, deleted or scheduled, or when its
+// annotations change.
 func podEvents() handler.TypedFuncs[*corev1.Pod, Key] {
 	add := func(p *corev1.Pod, q queue) { q.Add(Key{Namespace: p.Namespace, Name: p.Name}) }
 	return handler.TypedFuncs[*corev1.Pod, Key]{
 		CreateFunc: func(_ context.Context, e event.TypedCreateEvent[*corev1.Pod], q queue) { add(e.Object, q) },
 		UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[*corev1.Pod], q queue) {
-			was, is := e.ObjectOld, e.ObjectNew
-			if was.UID != is.UID || was.Spec.NodeName != is.Spec.NodeName || was.Spec.HostNetwork != is.Spec.HostNetwork ||
-				!maps.Equal(was.Annotations, is.Annotations) {
-				add(is, q)
+			old, new := e.ObjectOld, e.ObjectNew
+			if old.UID != new.UID || old.Spec.NodeName != new.Spec.NodeName || old.Spec.HostNetwork != new.Spec.HostNetwork ||
+				!maps.Equal(old.Annotations, new.Annotations) {
+				add(new, q)
 			}
 		},
 		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[*corev1.Pod], q queue) { add(e.Object, q) },
 	}
 }
 
-// nadEvents: a NAD concerns the pods that wait for it, for the primary network
-// of its namespace, or for room in its network.
+// nadEvents notifies the pods that wait for the NAD, for its namespace's primary
+// network, or for capacity in its network.
 func (r *Reconciler) nadEvents() handler.TypedFuncs[*nadv1.NetworkAttachmentDefinition, Key] {
 	type nad = *nadv1.NetworkAttachmentDefinition
-	changed := func(n nad, there bool) {
+	changed := func(n nad, exists bool) {
 		key, networkName := network.NADKey(n.Namespace, n.Name), ""
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		if there {
-			networkName = sharedName(n, r.book.nads[key])
+		if exists {
+			networkName = managedName(n, r.tracker.nads[key])
 		}
-		r.book.describe(key, networkName)
-		r.book.waits.wake(onNAD(key))
-		r.book.waits.wake(onPrimary(n.Namespace))
+		r.tracker.setNAD(key, networkName)
+		r.tracker.waiting.notifyAll(topicNAD(key))
+		r.tracker.waiting.notifyAll(topicPrimary(n.Namespace))
 		if networkName != "" {
-			r.book.waits.wakeNext(onRoom(networkName))
+			r.tracker.waiting.notifyNext(topicCapacity(networkName))
 		}
 	}
 	return handler.TypedFuncs[nad, Key]{
@@ -116,29 +116,29 @@ func (r *Reconciler) nadEvents() handler.TypedFuncs[*nadv1.NetworkAttachmentDefi
 	}
 }
 
-// sharedName is the name of a NAD's network if its addresses are given here;
-// of one that cannot be read, what it was.
-func sharedName(n *nadv1.NetworkAttachmentDefinition, was string) string {
+// managedName returns the name of a NAD's network if managed, "" otherwise. For
+// an unusable NAD it returns old, the name before.
+func managedName(n *nadv1.NetworkAttachmentDefinition, old string) string {
 	conf, err := network.ParseNetConf(n.Spec.Config)
 	switch {
 	case errors.Is(err, network.ErrForeign):
 		return ""
 	case err != nil:
-		return was
-	case !shared(network.Network{Topology: network.Topology(conf.Topology)}):
+		return old
+	case !managed(network.Network{Topology: network.Topology(conf.Topology)}):
 		return ""
 	}
 	return conf.Name
 }
 
-// namespaceEvents: whether its pods have a primary network is the namespace's
-// to say.
+// namespaceEvents enqueues a namespace's pods when its label for primary networks
+// changes.
 func (r *Reconciler) namespaceEvents() handler.TypedFuncs[*metav1.PartialObjectMetadata, Key] {
 	type meta = *metav1.PartialObjectMetadata
 	enqueue := func(ctx context.Context, namespace string, q queue) {
 		var pods corev1.PodList
 		if err := r.cache.List(ctx, &pods, client.InNamespace(namespace), client.UnsafeDisableDeepCopy); err != nil {
-			r.log.Warn("read of the cache failed; waiting for the next event", "err", err)
+			r.log.Warn("cannot list pods in the cache; their next events enqueue them", "namespace", namespace, "error", err)
 			return
 		}
 		for i := range pods.Items {
@@ -152,23 +152,22 @@ func (r *Reconciler) namespaceEvents() handler.TypedFuncs[*metav1.PartialObjectM
 			}
 		},
 		UpdateFunc: func(ctx context.Context, e event.TypedUpdateEvent[meta], q queue) {
-			_, was := e.ObjectOld.Labels[network.LabelPrimaryUDN]
-			_, is := e.ObjectNew.Labels[network.LabelPrimaryUDN]
-			if was != is {
+			_, had := e.ObjectOld.Labels[network.LabelPrimaryUDN]
+			_, has := e.ObjectNew.Labels[network.LabelPrimaryUDN]
+			if had != has {
 				enqueue(ctx, e.ObjectNew.Name, q)
 			}
 		},
 	}
 }
 
-// claimEvents: a claim concerns itself, for its status, and the pods that wait
-// for it.
+// claimEvents enqueues a claim and notifies the pods that wait for it.
 func (r *Reconciler) claimEvents() handler.TypedFuncs[*ipamclaimv1.IPAMClaim, Key] {
 	changed := func(c *ipamclaimv1.IPAMClaim, q queue) {
 		q.Add(Key{Claim: true, Namespace: c.Namespace, Name: c.Name})
 		r.mu.Lock()
 		defer r.mu.Unlock()
-		r.book.waits.wake(onClaim(network.NADKey(c.Namespace, c.Name)))
+		r.tracker.waiting.notifyAll(topicClaim(network.NADKey(c.Namespace, c.Name)))
 	}
 	return handler.TypedFuncs[*ipamclaimv1.IPAMClaim, Key]{
 		CreateFunc: func(_ context.Context, e event.TypedCreateEvent[*ipamclaimv1.IPAMClaim], q queue) {

@@ -109,6 +109,20 @@ func assemble(tree debian.Tree, dir, arch, version string) (oci.Image, error) {
 	if err != nil {
 		return oci.Image{}, fmt.Errorf("find the Debian release: %w", err)
 	}
+	// The packages' licenses refer to these texts.
+	const licenses = "/usr/share/common-licenses"
+	texts, err := os.ReadDir(filepath.Join(tree.Root, licenses))
+	if err != nil {
+		return oci.Image{}, fmt.Errorf("list the license texts: %w", err)
+	}
+	for _, e := range texts {
+		text := path.Join(licenses, e.Name())
+		source, err := debian.Resolve(tree.Root, text)
+		if err != nil {
+			return oci.Image{}, fmt.Errorf("find the license text %s: %w", text, err)
+		}
+		base = append(base, oci.File{Path: text, Source: source, Mode: 0o644})
+	}
 	base = append(base,
 		oci.File{Path: "/etc/os-release", Source: release, Mode: 0o644},
 		oci.File{Path: "/etc/passwd", Data: []byte("root:x:0:0:root:/:/sbin/nologin\nnonroot:x:65532:65532:nonroot:/:/sbin/nologin\n"), Mode: 0o644},
@@ -128,7 +142,7 @@ func assemble(tree debian.Tree, dir, arch, version string) (oci.Image, error) {
 				"org.opencontainers.image.title":       "bulkhead",
 				"org.opencontainers.image.description": "Kubernetes CNI plugin: user defined networks with OVN, VRF and eBPF",
 				"org.opencontainers.image.version":     version,
-				"org.opencontainers.image.licenses":    "Apache-2.0", // of the product; those of the tools are in /usr/share/doc
+				"org.opencontainers.image.licenses":    "Apache-2.0", // of the product; the image has those of the tools in /usr/share/doc
 			},
 		},
 	}, nil
@@ -137,7 +151,7 @@ func assemble(tree debian.Tree, dir, arch, version string) (oci.Image, error) {
 // Version returns the version that git gives a checkout: a tag, or a commit, or
 // "unknown" without git.
 func Version(ctx context.Context, repo string) string {
-	cmd := exec.CommandContext(ctx, "git", "describe", "--tags", "--always", "--dirty")
+	cmd := exec.CommandContext(ctx, "git", "--no-optional-locks", "describe", "--tags", "--always", "--dirty")
 	cmd.Dir = repo
 	out, err := cmd.Output()
 	if version := strings.TrimSpace(string(out)); err == nil && version != "" {

@@ -41,6 +41,7 @@ func fakeImages(t *testing.T) []oci.Image {
 			write("tree/root"+tool, elf)
 		}
 		write("tree/root/etc/os-release", []byte("ID=debian\n"))
+		write("tree/root/usr/share/common-licenses/GPL-2", []byte("GNU GENERAL PUBLIC LICENSE\n"))
 		write("tree/root/usr/share/doc/tools/copyright", []byte("GPL-2.0\n"))
 		write("tree/control/tools.control", []byte("Package: tools\n"))
 		write("tree/control/tools.list", []byte(strings.Join(tools, "\n")+"\n"))
@@ -102,6 +103,7 @@ func TestImage(t *testing.T) {
 		for name, mode := range map[string]int64{
 			"/usr/bin/ovs-ofctl": 0o755, "/usr/sbin/nft": 0o755, "/etc/passwd": 0o644, "/etc/os-release": 0o644,
 			"/usr/share/doc/tools/copyright": 0o644, "/var/lib/dpkg/status.d/tools": 0o644,
+			"/usr/share/common-licenses/GPL-2": 0o644,
 		} {
 			if f, ok := files[name]; !ok || f.Mode != mode {
 				t.Errorf("%s: %s is in the image: %v, mode %o, want %o", arch, name, ok, f.Mode, mode)

@@ -5,8 +5,11 @@ package image
 import (
 	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"path"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -123,5 +126,36 @@ func TestInstallFitsTheImage(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestToolsAreInTheImage checks that the image has every program that the
+// product executes. The firewall executes nft in knftables.
+func TestToolsAreInTheImage(t *testing.T) {
+	inImage := map[string]bool{}
+	for _, tool := range tools {
+		inImage[path.Base(tool)] = true
+	}
+	executed := regexp.MustCompile(`exec\.(?:LookPath|Command(?:Context)?)\((?:ctx, )?("[^"]*")?`)
+	found := 0
+	for _, dir := range []string{"../../cmd", "../../pkg"} {
+		if err := filepath.WalkDir(dir, func(file string, d fs.DirEntry, err error) error {
+			if err != nil || d.IsDir() || !strings.HasSuffix(file, ".go") || strings.HasSuffix(file, "_test.go") {
+				return err
+			}
+			source, err := os.ReadFile(file)
+			for _, m := range executed.FindAllStringSubmatch(string(source), -1) {
+				found++
+				if !inImage[strings.Trim(m[1], `"`)] {
+					t.Errorf("%s executes %s), which is not in the image", file, m[0])
+				}
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if found == 0 || !inImage["nft"] {
+		t.Errorf("%d programs executed, nft in the image: %v", found, inImage["nft"])
 	}
 }

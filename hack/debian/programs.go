@@ -16,11 +16,10 @@ import (
 	"bulkhead/hack/oci"
 )
 
-// libraryDirs are the directories that Debian's dynamic loader searches, and
-// those of libraries that programs find by an rpath.
+// libraryDirs are the directories that Debian's dynamic loader searches.
 var libraryDirs = map[elf.Machine][]string{
-	elf.EM_X86_64:  {"/usr/lib/x86_64-linux-gnu", "/usr/lib", "/usr/lib/x86_64-linux-gnu/openvswitch"},
-	elf.EM_AARCH64: {"/usr/lib/aarch64-linux-gnu", "/usr/lib", "/usr/lib/aarch64-linux-gnu/openvswitch"},
+	elf.EM_X86_64:  {"/usr/lib/x86_64-linux-gnu", "/usr/lib"},
+	elf.EM_AARCH64: {"/usr/lib/aarch64-linux-gnu", "/usr/lib"},
 }
 
 // Programs returns programs of the tree as files of an image: the programs,

@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"sort"
 	"strings"
+	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
@@ -128,10 +129,13 @@ func pack(dir, archive string) error {
 	return f.Close()
 }
 
+// epoch is the creation time of every image: the real one would change the digest.
+var epoch = v1.Time{Time: time.Unix(0, 0).UTC()}
+
 func (i Image) build() (v1.Image, error) {
 	image := mutate.ConfigMediaType(mutate.MediaType(empty.Image, types.OCIManifestSchema1), types.OCIConfigJSON)
 	image, err := mutate.ConfigFile(image, &v1.ConfigFile{
-		Architecture: i.Arch, OS: "linux", Config: i.Config, RootFS: v1.RootFS{Type: "layers"},
+		Created: epoch, Architecture: i.Arch, OS: "linux", Config: i.Config, RootFS: v1.RootFS{Type: "layers"},
 	})
 	if err != nil {
 		return nil, fmt.Errorf("configure the image for %s: %w", i.Arch, err)
@@ -141,7 +145,7 @@ func (i Image) build() (v1.Image, error) {
 		if err != nil {
 			return nil, fmt.Errorf("build layer %d for %s: %w", n, i.Arch, err)
 		}
-		if image, err = mutate.Append(image, mutate.Addendum{Layer: l}); err != nil {
+		if image, err = mutate.Append(image, mutate.Addendum{Layer: l, History: v1.History{Created: epoch}}); err != nil {
 			return nil, fmt.Errorf("append layer %d for %s: %w", n, i.Arch, err)
 		}
 	}

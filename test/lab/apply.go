@@ -34,8 +34,8 @@ func (l *Lab) Apply(ctx context.Context, manifest string) error {
 	})
 }
 
-// Delete deletes the objects of a YAML text, the last first; what is not there
-// is no error. It does not wait for finalizers.
+// Delete deletes the objects of a YAML text in reverse order and ignores those that
+// do not exist. It does not wait for finalizers.
 func (l *Lab) Delete(ctx context.Context, manifest string) error {
 	objects, err := parseManifest(manifest)
 	if err != nil {
@@ -54,7 +54,7 @@ func (l *Lab) Delete(ctx context.Context, manifest string) error {
 	})
 }
 
-// each finds the API of every object and calls do; errors name the object.
+// each finds the API resource of every object and calls do; errors name the object.
 func (l *Lab) each(objects []*unstructured.Unstructured, verb string, do func(dynamic.ResourceInterface, *unstructured.Unstructured) error) error {
 	mapper, err := l.mapper()
 	if err != nil {
@@ -65,7 +65,7 @@ func (l *Lab) each(objects []*unstructured.Unstructured, verb string, do func(dy
 		name := fmt.Sprintf("%s %s %s/%s", verb, kind.Kind, o.GetNamespace(), o.GetName())
 		mapping, err := mapper.RESTMapping(kind.GroupKind(), kind.Version)
 		if meta.IsNoMatchError(err) {
-			// An earlier object of the list may have defined it.
+			// An earlier object of the list may be its CRD.
 			if mapper, err = l.mapper(); err == nil {
 				mapping, err = mapper.RESTMapping(kind.GroupKind(), kind.Version)
 			}
@@ -90,16 +90,16 @@ func (l *Lab) each(objects []*unstructured.Unstructured, verb string, do func(dy
 func (l *Lab) mapper() (meta.RESTMapper, error) {
 	d, err := discovery.NewDiscoveryClientForConfig(l.config)
 	if err != nil {
-		return nil, fmt.Errorf("ask for the cluster's APIs: %w", err)
+		return nil, fmt.Errorf("discover the cluster's APIs: %w", err)
 	}
 	groups, err := restmapper.GetAPIGroupResources(d)
 	if err != nil {
-		return nil, fmt.Errorf("ask for the cluster's APIs: %w", err)
+		return nil, fmt.Errorf("discover the cluster's APIs: %w", err)
 	}
 	return restmapper.NewDiscoveryRESTMapper(groups), nil
 }
 
-// parseManifest reads the documents of a YAML text; lists are taken apart.
+// parseManifest returns the objects of a YAML text, and the items of lists in it.
 func parseManifest(text string) ([]*unstructured.Unstructured, error) {
 	var objects []*unstructured.Unstructured
 	documents := yaml.NewYAMLReader(bufio.NewReader(strings.NewReader(text)))
@@ -131,7 +131,7 @@ func parseManifest(text string) ([]*unstructured.Unstructured, error) {
 			}
 			return nil
 		}); err != nil {
-			return nil, fmt.Errorf("take document %d of the manifest apart: %w", n, err)
+			return nil, fmt.Errorf("read the list in document %d of the manifest: %w", n, err)
 		}
 	}
 }

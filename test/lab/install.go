@@ -20,17 +20,13 @@ import (
 	"k8s.io/client-go/dynamic"
 )
 
-// installFile holds everything of the product but its CRDs.
+// installFile holds the product's manifests, except its CRDs and admission policies.
 const installFile = "deploy/install.yaml"
 
-// install applies the product's manifests and waits until every node is Ready,
-// which a node is once the product's CNI is there.
-func (l *Lab) install(ctx context.Context, repo string, say func(string, ...any)) error {
+// install applies the product's manifests and waits until every node is Ready, which
+// requires the product's CNI.
+func (l *Lab) install(ctx context.Context, repo string, report func(string, ...any)) error {
 	manifest, err := os.ReadFile(filepath.Join(repo, installFile))
-	if errors.Is(err, os.ErrNotExist) {
-		say("no %s in this checkout: nodes stay without a pod network", installFile)
-		return nil
-	}
 	if err != nil {
 		return fmt.Errorf("read the product's manifests: %w", err)
 	}
@@ -45,7 +41,9 @@ func (l *Lab) install(ctx context.Context, repo string, say func(string, ...any)
 		return fmt.Errorf("%s: %w", installFile, err)
 	}
 	for _, o := range objects {
-		adapt(o, l.Dual())
+		if err := adapt(o, l.Dual()); err != nil {
+			return fmt.Errorf("%s: %w", installFile, err)
+		}
 	}
 	if err := l.each(objects, "apply", func(r dynamic.ResourceInterface, o *unstructured.Unstructured) error {
 		_, err := r.Apply(ctx, o.GetName(), o, metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
@@ -53,7 +51,7 @@ func (l *Lab) install(ctx context.Context, repo string, say func(string, ...any)
 	}); err != nil {
 		return fmt.Errorf("%s: %w", installFile, err)
 	}
-	say("product is applied")
+	report("the product's manifests are applied")
 	for _, n := range l.Nodes() {
 		if err := l.Wait(ctx, n.Name+" to be Ready", func(ctx context.Context) (bool, string, error) {
 			node, err := l.Client().CoreV1().Nodes().Get(ctx, n.Name, getOptions)
@@ -65,16 +63,19 @@ func (l *Lab) install(ctx context.Context, repo string, say func(string, ...any)
 		}); err != nil {
 			return err
 		}
-		say("%s is Ready", n.Name)
+		report("%s is Ready", n.Name)
 	}
 	return nil
 }
 
-// applyDir hands each manifest of a directory, in order of names, to apply.
+// applyDir calls apply for each manifest of a directory, ordered by file name.
 func applyDir(dir string, apply func(manifest string) error) error {
 	files, err := filepath.Glob(filepath.Join(dir, "*.yaml"))
 	if err != nil {
-		return fmt.Errorf("look for manifests in %s: %w", dir, err)
+		return fmt.Errorf("list the manifests in %s: %w", dir, err)
+	}
+	if len(files) == 0 {
+		return fmt.Errorf("%s has no manifests", dir)
 	}
 	sort.Strings(files)
 	for _, path := range files {
@@ -115,17 +116,16 @@ func (l *Lab) applyCRD(ctx context.Context, manifest string) error {
 	})
 }
 
-// adapt changes the manifests of a real cluster for the lab: the address ranges
-// are the lab's, and host-network pods reach the API server at its own address,
-// because without kube-proxy nothing serves ClusterIPs to them before the product does.
-func adapt(o *unstructured.Unstructured, dual bool) {
+// adapt changes the product's manifests for the lab: it sets the lab's address ranges,
+// and the API server's own address for host-network pods, because there is no
+// kube-proxy that would serve ClusterIPs before the product does.
+func adapt(o *unstructured.Unstructured, dual bool) error {
 	if o.GetKind() == "ConfigMap" && o.GetName() == "bulkhead-config" {
-		adaptConfig(o, dual)
-		return
+		return adaptConfig(o, dual)
 	}
 	spec, ok, _ := unstructured.NestedMap(o.Object, "spec", "template", "spec")
 	if !ok {
-		return
+		return nil
 	}
 	for _, list := range []string{"initContainers", "containers"} {
 		containers, _ := spec[list].([]any)
@@ -135,23 +135,29 @@ func adapt(o *unstructured.Unstructured, dual bool) {
 			}
 		}
 	}
-	// The map came from this object, so it fits back.
-	_ = unstructured.SetNestedMap(o.Object, spec, "spec", "template", "spec")
+	return unstructured.SetNestedMap(o.Object, spec, "spec", "template", "spec")
 }
 
-// adaptConfig gives the product the lab's address ranges.
-func adaptConfig(o *unstructured.Unstructured, dual bool) {
+// adaptConfig sets the lab's address ranges in the product's configuration.
+func adaptConfig(o *unstructured.Unstructured, dual bool) error {
 	subnets, services := host.ClusterCIDRs[0]+"/24", host.ServiceCIDRs[0]
 	if dual {
 		subnets, services = subnets+","+host.ClusterCIDRs[1]+"/64", services+","+host.ServiceCIDRs[1]
 	}
-	data, _, _ := unstructured.NestedStringMap(o.Object, "data")
+	data, _, err := unstructured.NestedStringMap(o.Object, "data")
+	if err != nil {
+		return fmt.Errorf("read the data of ConfigMap %s: %w", o.GetName(), err)
+	}
+	found := false
 	for name, text := range data {
+		found = found || clusterSubnets.MatchString(text) && serviceCIDRs.MatchString(text)
 		text = clusterSubnets.ReplaceAllString(text, "${1}"+subnets)
 		data[name] = serviceCIDRs.ReplaceAllString(text, "${1}"+services)
 	}
-	// The map came from this object, so it fits back.
-	_ = unstructured.SetNestedStringMap(o.Object, data, "data")
+	if !found {
+		return fmt.Errorf("ConfigMap %s does not set cluster-subnets and service-cidrs, which the lab must replace", o.GetName())
+	}
+	return unstructured.SetNestedStringMap(o.Object, data, "data")
 }
 
 var (
@@ -159,7 +165,8 @@ var (
 	serviceCIDRs   = regexp.MustCompile(`(?m)^(\s*service-cidrs\s*=\s*).*$`)
 )
 
-// setAPIServer sets the variables that client-go reads the API server's address from.
+// setAPIServer sets the environment variables from which client-go reads the API
+// server's address.
 func setAPIServer(c map[string]any) {
 	override := map[string]string{"KUBERNETES_SERVICE_HOST": host.APIHost(), "KUBERNETES_SERVICE_PORT": strconv.Itoa(host.APIPort())}
 	var env []any
@@ -178,7 +185,7 @@ func setAPIServer(c map[string]any) {
 	c["env"] = env
 }
 
-// unready describes the pods that are not ready, as an error; nil if there are none.
+// unready returns an error that describes the pods that are not ready.
 func (l *Lab) unready(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -206,12 +213,12 @@ func describe(c corev1.ContainerStatus) string {
 	case s.Waiting != nil:
 		why = s.Waiting.Reason + " " + s.Waiting.Message
 	case s.Terminated != nil && s.Terminated.ExitCode != 0:
-		why = fmt.Sprintf("ended with %d", s.Terminated.ExitCode)
+		why = fmt.Sprintf("exited with %d", s.Terminated.ExitCode)
 	case s.Running != nil && !c.Ready:
 		why = "running, not ready"
 	}
 	if last := c.LastTerminationState.Terminated; last != nil && why != "" {
-		why += fmt.Sprintf("; before that it ended with %d %s", last.ExitCode, last.Message)
+		why += fmt.Sprintf("; the previous instance exited with %d %s", last.ExitCode, last.Message)
 	}
 	return strings.TrimSpace(why)
 }

@@ -34,7 +34,7 @@ type Lab struct {
 	err     error // why there are no clients
 }
 
-// Attach returns the lab that runs in this user's run directory.
+// Attach returns the running lab of the run directory.
 func Attach() (*Lab, error) {
 	state, err := host.ReadState(runDir())
 	if err != nil {
@@ -70,10 +70,10 @@ func newLab(state host.State) *Lab {
 	return l
 }
 
-// Nodes returns the cluster's nodes in order of their names.
+// Nodes returns the cluster's nodes, ordered by name.
 func (l *Lab) Nodes() []*Node { return l.nodes }
 
-// Node returns a node, or the external host, by its name; nil if there is none.
+// Node returns the node or external host of that name, or nil.
 func (l *Lab) Node(name string) *Node {
 	for _, n := range l.machines() {
 		if n.Name == name {
@@ -83,22 +83,23 @@ func (l *Lab) Node(name string) *Node {
 	return nil
 }
 
-// External returns the external host: on the underlay, no part of the cluster.
+// External returns the external host, which is on the underlay and not in the cluster.
 func (l *Lab) External() *Node { return l.external }
 
-// RESTConfig reaches the API server, as its administrator, from this machine.
+// RESTConfig returns an administrator's client configuration that works from outside
+// the lab's network.
 func (l *Lab) RESTConfig() *rest.Config { return rest.CopyConfig(l.config) }
 
-// Client is a client made of RESTConfig.
+// Client returns a client with RESTConfig.
 func (l *Lab) Client() kubernetes.Interface { return l.client }
 
-// Dual tells whether the lab has IPv6 beside IPv4.
+// Dual reports whether the lab is dual-stack.
 func (l *Lab) Dual() bool { return l.state.Dual }
 
-// LogDir holds the logs of every daemon and the consoles of the nodes.
+// LogDir returns the directory of the daemons' logs and the nodes' consoles.
 func (l *Lab) LogDir() string { return host.LogDir(l.state.Run) }
 
-// Down ends the lab and everything in it. The logs stay.
+// Down stops the lab and keeps its logs.
 func (l *Lab) Down(ctx context.Context) error {
 	if err := stop(ctx, l.state); err != nil {
 		return err
@@ -106,14 +107,15 @@ func (l *Lab) Down(ctx context.Context) error {
 	return keepLogs(l.state.Run)
 }
 
-// Wait calls cond until it holds; detail says what it still lacks. The error at
-// the end of ctx names what was waited for and the last detail. An error of
-// cond ends the wait at once.
+// Wait calls cond until it returns true. When ctx ends, Wait returns an error with what
+// and the last detail, by which cond says what is missing. An error of cond ends the
+// wait at once.
 func (l *Lab) Wait(ctx context.Context, what string, cond func(context.Context) (ok bool, detail string, err error)) error {
-	detail := "not looked at yet"
+	const unchecked = "not checked yet"
+	detail := unchecked
 	for {
 		ok, now, err := cond(ctx)
-		if err != nil && ctx.Err() != nil && detail != "not looked at yet" {
+		if err != nil && ctx.Err() != nil && detail != unchecked {
 			return fmt.Errorf("wait for %s: %w: %s", what, context.Cause(ctx), detail)
 		}
 		if err != nil {
@@ -122,8 +124,8 @@ func (l *Lab) Wait(ctx context.Context, what string, cond func(context.Context) 
 		if ok {
 			return nil
 		}
-		if ctx.Err() == nil || detail == "not looked at yet" {
-			detail = now // and not that the last look was cut short
+		if ctx.Err() == nil || detail == unchecked {
+			detail = now // not the detail of a check that ctx interrupted
 		}
 		select {
 		case <-ctx.Done():
@@ -133,25 +135,18 @@ func (l *Lab) Wait(ctx context.Context, what string, cond func(context.Context) 
 	}
 }
 
-// Pause stops a process of the lab (kube-apiserver, etcd, kube-scheduler,
-// kube-controller-manager, or a node) without ending it; Resume lets it go on.
-func (l *Lab) Pause(name string) error {
-	return host.Command(l.state.Run, host.Order{Do: "pause", Name: name})
-}
+// Pause stops a process of the lab until Resume: kube-apiserver, etcd, kube-scheduler,
+// kube-controller-manager or a node.
+func (l *Lab) Pause(name string) error { return host.Signal(l.state.Run, "pause", name) }
 
-// Resume lets a paused process go on.
-func (l *Lab) Resume(name string) error {
-	return host.Command(l.state.Run, host.Order{Do: "resume", Name: name})
-}
+// Resume continues a paused process.
+func (l *Lab) Resume(name string) error { return host.Signal(l.state.Run, "resume", name) }
 
-// Kill ends a process of the lab as Pause names it; the lab starts it again: of
-// a node, that is a power failure.
-func (l *Lab) Kill(name string) error {
-	return host.Command(l.state.Run, host.Order{Do: "kill", Name: name})
-}
+// Kill kills a process of the lab, see Pause for the names. The lab restarts it. For a
+// node this is a power failure.
+func (l *Lab) Kill(name string) error { return host.Signal(l.state.Run, "kill", name) }
 
-// CollectLogs copies the logs inside the machines, those of pods included, to
-// LogDir/<machine>.
+// CollectLogs copies the machines' logs, including those of pods, to LogDir/<machine>.
 func (l *Lab) CollectLogs(ctx context.Context) error {
 	var failed []string
 	for _, n := range l.machines() {
@@ -168,14 +163,14 @@ func (l *Lab) CollectLogs(ctx context.Context) error {
 // machines are the nodes and the external host.
 func (l *Lab) machines() []*Node { return append(l.nodes[:len(l.nodes):len(l.nodes)], l.external) }
 
-// Kubectl returns the kubectl of the cluster's version with the environment it
-// needs; it runs only where InNetwork has led.
+// Kubectl returns the path of a kubectl of the cluster's version and its environment.
+// It must run inside InNetwork.
 func (l *Lab) Kubectl() (program string, env []string) {
 	return filepath.Join(l.state.Artifacts.Kubernetes, "kubectl"), append(os.Environ(), "KUBECONFIG="+host.KubeconfigPath(l.state.Run),
-		// Every lab has the same address: another's kinds of objects are not this one's.
+		// All labs have the same address, so that they must not share a discovery cache.
 		"KUBECACHEDIR="+filepath.Join(l.state.Run, "kubectl"))
 }
 
-// InNetwork calls do on a thread inside the lab's network namespace: processes
-// it starts, or becomes, see the underlay and the API server.
+// InNetwork calls do on a thread in the lab's network namespace. Processes that do
+// starts or executes reach the underlay and the API server.
 func (l *Lab) InNetwork(do func() error) error { return host.InNetwork(l.state.PID, do) }

@@ -15,24 +15,23 @@ lab-bin:
 	@mkdir -p bin
 	@CGO_ENABLED=0 go build -buildvcs=false -o $(LAB) ./test/lab/cmd/lab
 
-lab: lab-deps lab-bin ## bring the lab up with the product in it (NODES=1..4 FAMILIES=ipv4|dual KVM=auto|on|off)
+lab: lab-deps lab-bin ## start the lab and install the product (NODES=1..4 FAMILIES=ipv4|dual KVM=auto|on|off)
 	@$(LAB) up --nodes=$(NODES) --families=$(FAMILIES) --kvm=$(KVM)
 
-lab-down: lab-bin ## end the lab
+lab-down: lab-bin ## stop the lab
 	@$(LAB) down
 
-lab-status: lab-bin ## what runs
+lab-status: lab-bin ## show the lab's nodes
 	@$(LAB) status
 
-lab-shell: lab-bin ## a terminal on a node (NODE=node1, or external)
+lab-shell: lab-bin ## open a terminal on a node (NODE=node1, or external)
 	@$(LAB) shell $(or $(NODE),node1)
 
 lab-build: lab-deps lab-bin ## fill the caches (root file system, Kubernetes, images)
 	@$(LAB) build
 
-# Installs what is missing, and asks for new package lists only if the ones
-# that are there do not do. Its argument is a list of command:package and of
-# /file:package.
+# Installs the missing packages of a list of command:package and /file:package. It
+# updates the package lists only if the installation fails with the present ones.
 define install_missing
 	missing=; \
 	for d in $(1); do case $$d in \

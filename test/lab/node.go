@@ -19,9 +19,8 @@ import (
 	"bulkhead/test/lab/internal/remote"
 )
 
-// Node is a machine of the lab that runs commands: a cluster node, or the
-// external host. Commands travel beside the node's network, so they arrive
-// whatever a test does to that.
+// Node is a machine of the lab that runs commands: a cluster node or the external host.
+// Commands do not use the node's network, so that they work whatever a test does to it.
 type Node struct {
 	Name string
 
@@ -33,7 +32,7 @@ type Node struct {
 // IPv4 is the machine's address on the underlay.
 func (n *Node) IPv4() netip.Addr { return n.machine.Addresses[0].Addr() }
 
-// IPv6 is the machine's second address; invalid in a single-family lab.
+// IPv6 is the machine's IPv6 address on the underlay; invalid in an IPv4 lab.
 func (n *Node) IPv6() netip.Addr {
 	if len(n.machine.Addresses) < 2 {
 		return netip.Addr{}
@@ -41,14 +40,14 @@ func (n *Node) IPv6() netip.Addr {
 	return n.machine.Addresses[1].Addr()
 }
 
-// Result is what a command said and how it ended.
+// Result is a command's output and exit code.
 type Result struct {
 	Stdout, Stderr string
 	ExitCode       int
 }
 
-// Run runs a shell script as root and waits for it. The error is about the
-// lab; a script that fails is an ExitCode.
+// Run runs a shell script as root and waits for it. It returns an error if the script
+// could not run; if the script fails, Result.ExitCode is not 0.
 func (n *Node) Run(ctx context.Context, script string) (Result, error) {
 	p, err := n.Start(ctx, script)
 	if err != nil {
@@ -58,8 +57,8 @@ func (n *Node) Run(ctx context.Context, script string) (Result, error) {
 	return p.Wait()
 }
 
-// Start starts a shell script and returns while it runs. It is killed when ctx
-// ends or this process does.
+// Start starts a shell script as root. The script is killed when ctx or this process
+// ends.
 func (n *Node) Start(ctx context.Context, script string) (*Process, error) {
 	p := &Process{node: n.Name}
 	var err error
@@ -70,7 +69,7 @@ func (n *Node) Start(ctx context.Context, script string) (*Process, error) {
 	return p, nil
 }
 
-// Put writes a file on the node, in place of one that may be in use.
+// Put writes a file on the node. It replaces an existing file, which may be in use.
 func (n *Node) Put(ctx context.Context, path string, data []byte, mode os.FileMode) error {
 	p, err := n.Start(ctx, fmt.Sprintf("mkdir -p %[1]s && cat >%[2]s.new && chmod %[3]o %[2]s.new && mv %[2]s.new %[2]s", quote(filepath.Dir(path)), quote(path), mode.Perm()))
 	if err != nil {
@@ -87,7 +86,7 @@ func (n *Node) Put(ctx context.Context, path string, data []byte, mode os.FileMo
 	return err
 }
 
-// Exec runs a program with the given streams, for the command line.
+// Exec runs a program with the streams.
 func (n *Node) Exec(ctx context.Context, argv []string, stdin io.Reader, stdout, stderr io.Writer) (int, error) {
 	p, err := n.start(ctx, remote.Request{Argv: argv}, stdout, stderr)
 	if err != nil {
@@ -109,15 +108,15 @@ func (n *Node) start(ctx context.Context, req remote.Request, stdout, stderr io.
 	return p, nil
 }
 
-// Process is a script that runs on a node. It takes bytes for its standard
-// input, see Write, CloseStdin and Signal.
+// Process is a script that runs on a node. See Write and CloseStdin for its standard
+// input.
 type Process struct {
 	*remote.Process
 	node           string
 	stdout, stderr buffer
 }
 
-// Wait waits for the script to end.
+// Wait waits until the script exits.
 func (p *Process) Wait() (Result, error) {
 	code, err := p.Process.Wait()
 	if err != nil {
@@ -126,16 +125,16 @@ func (p *Process) Wait() (Result, error) {
 	return Result{Stdout: p.stdout.String(), Stderr: p.stderr.String(), ExitCode: code}, err
 }
 
-// Kill ends the script and what it started.
+// Kill kills the script and the processes that it started.
 func (p *Process) Kill() error { return p.Signal(syscall.SIGKILL) }
 
-// Stdout is what the script has written so far.
+// Stdout is the script's standard output so far.
 func (p *Process) Stdout() string { return p.stdout.String() }
 
-// Stderr is what the script has complained about so far.
+// Stderr is the script's standard error so far.
 func (p *Process) Stderr() string { return p.stderr.String() }
 
-// buffer is read while it is written.
+// buffer is a bytes.Buffer that can be read while it is written.
 type buffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -159,10 +158,13 @@ func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + 
 func (l *Lab) collect(ctx context.Context, n *Node) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	// A log that grows meanwhile makes tar complain; what it sent is still good.
+	// tar fails if a log grows meanwhile; its output is still complete.
 	r, err := n.Run(ctx, "cd /var/log && tar --exclude=./containers -cf - . 2>/dev/null")
 	if err != nil {
 		return err
+	}
+	if r.Stdout == "" {
+		return fmt.Errorf("tar printed no logs of %s: exit code %d", n.Name, r.ExitCode)
 	}
 	in := tar.NewReader(strings.NewReader(r.Stdout))
 	for {

@@ -10,23 +10,24 @@ import (
 	"path/filepath"
 )
 
-// Options describe a lab. The zero value is two IPv4 nodes without the product.
+// Options describes a lab. The zero value is two IPv4 nodes without the product.
 type Options struct {
 	// Nodes is the number of virtual machines, 1 to 4; 0 means 2.
 	Nodes int
 	// Families is "ipv4" (also "") or "dual".
 	Families string
-	// KVM is "auto" (also ""): probe it and fall back to emulation; "on" or "off".
+	// KVM is "on", "off" or "auto" (also ""), which falls back to emulation if KVM does
+	// not work.
 	KVM string
 	// Install applies the manifests below deploy/ and waits until the nodes are Ready.
 	Install bool
-	// Keep leaves a lab whose nodes or product do not become ready, to look into.
+	// Keep keeps a lab whose nodes or product do not become ready, for debugging.
 	Keep bool
-	// Repo is the checkout to build from; "" is the one around the working directory.
+	// Repo is the checkout to build from; "" is that of the working directory.
 	Repo string
 }
 
-// complete fills in defaults and refuses what makes no sense.
+// complete sets the defaults and validates the options.
 func (o Options) complete() (Options, error) {
 	if o.Nodes == 0 {
 		o.Nodes = 2
@@ -58,7 +59,7 @@ func (o Options) complete() (Options, error) {
 	return o, nil
 }
 
-// findRepo walks up to the checkout that holds this package.
+// findRepo returns the checkout that contains the working directory.
 func findRepo() (string, error) {
 	dir, err := os.Getwd()
 	if err != nil {
@@ -74,8 +75,9 @@ func findRepo() (string, error) {
 	}
 }
 
-// RunVariable names the directory of the running lab: its state, sockets,
-// certificates and logs. Labs with different directories do not meet.
+// RunVariable is the environment variable that names the directory of the running lab,
+// with its state, sockets, certificates and logs. Labs with different directories are
+// independent.
 const RunVariable = "BULKHEAD_LAB_DIR"
 
 func runDir() string {

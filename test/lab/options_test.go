@@ -12,12 +12,12 @@ func TestOptions(t *testing.T) {
 		in   Options
 		want string // part of the error
 	}{
-		"defaults":      {Options{}, ""},
-		"four, dual":    {Options{Nodes: 4, Families: "dual", KVM: "off"}, ""},
-		"too many":      {Options{Nodes: 5}, "1 to 4 nodes, not 5"},
-		"negative":      {Options{Nodes: -1}, "1 to 4 nodes, not -1"},
-		"one IPv6":      {Options{Families: "ipv6"}, `ipv4 or dual, not "ipv6"`},
-		"what is maybe": {Options{KVM: "maybe"}, `auto, on or off, not "maybe"`},
+		"defaults":    {Options{}, ""},
+		"four, dual":  {Options{Nodes: 4, Families: "dual", KVM: "off"}, ""},
+		"too many":    {Options{Nodes: 5}, "1 to 4 nodes, not 5"},
+		"negative":    {Options{Nodes: -1}, "1 to 4 nodes, not -1"},
+		"IPv6 only":   {Options{Families: "ipv6"}, `ipv4 or dual, not "ipv6"`},
+		"unknown KVM": {Options{KVM: "maybe"}, `auto, on or off, not "maybe"`},
 	} {
 		o, err := c.in.complete()
 		if c.want == "" {
@@ -81,7 +81,9 @@ spec:
 	if err != nil {
 		t.Fatal(err)
 	}
-	adapt(objects[0], false)
+	if err := adapt(objects[0], false); err != nil {
+		t.Fatal(err)
+	}
 	read := func(list string, n int) map[string]any {
 		l, _, _ := unstructured.NestedSlice(objects[0].Object, "spec", "template", "spec", list)
 		return l[n].(map[string]any)
@@ -112,9 +114,25 @@ func TestAdaptConfig(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		adapt(objects[0], dual)
+		if err := adapt(objects[0], dual); err != nil {
+			t.Fatal(err)
+		}
 		if got, _, _ := unstructured.NestedString(objects[0].Object, "data", "c"); got != want {
 			t.Errorf("dual %v: %q, want %q", dual, got, want)
 		}
+	}
+}
+
+// Manifests that the lab cannot adapt or find are errors, not left out.
+func TestIncompleteManifests(t *testing.T) {
+	objects, err := parseManifest("{apiVersion: v1, kind: ConfigMap, metadata: {name: bulkhead-config}, data: {c: \"[default]\\ncluster-subnets = 10.1.0.0/16/24\\n\"}}")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := adapt(objects[0], true); err == nil || !strings.Contains(err.Error(), "service-cidrs") {
+		t.Errorf("adapt a configuration without service-cidrs: %v", err)
+	}
+	if err := applyDir(t.TempDir(), func(string) error { return nil }); err == nil {
+		t.Error("apply an empty directory: no error")
 	}
 }

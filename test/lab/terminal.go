@@ -13,8 +13,7 @@ import (
 	"golang.org/x/term"
 )
 
-// Shell connects this process's terminal with a shell on the node and returns
-// the shell's exit code.
+// Shell runs a shell on the node in this process's terminal and returns its exit code.
 func (n *Node) Shell(ctx context.Context) (int, error) {
 	fd := int(os.Stdin.Fd())
 	if !term.IsTerminal(fd) {
@@ -22,12 +21,12 @@ func (n *Node) Shell(ctx context.Context) (int, error) {
 	}
 	cols, rows, err := term.GetSize(fd)
 	if err != nil {
-		return -1, fmt.Errorf("find the terminal's size: %w", err)
+		return -1, fmt.Errorf("read the terminal's size: %w", err)
 	}
 	req := remote.Request{Argv: []string{"/bin/bash", "-l"}, Env: []string{"PS1=" + n.Name + ":\\w# ", "TERM=" + os.Getenv("TERM")}, Dir: "/root", PTY: true, Rows: uint16(rows), Cols: uint16(cols)}
 	before, err := term.MakeRaw(fd)
 	if err != nil {
-		return -1, fmt.Errorf("set the terminal up: %w", err)
+		return -1, fmt.Errorf("set the terminal to raw mode: %w", err)
 	}
 	defer term.Restore(fd, before)
 	p, err := n.start(ctx, req, os.Stdout, os.Stderr)

@@ -2,5 +2,5 @@
 
 package lab
 
-// Programs that the lab builds from other modules.
+// Programs of other modules that the lab builds.
 import _ "github.com/containernetworking/plugins/plugins/main/loopback"

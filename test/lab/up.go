@@ -23,28 +23,27 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// nodesDeadline is generous: two emulated nodes on cores that others use too.
+// nodesDeadline is long enough for two emulated nodes on busy cores.
 const nodesDeadline = 10 * time.Minute
 
-// Up builds what is missing, replaces a lab that runs in the same directory and
-// returns when the new one is ready. The lab then stays, whatever becomes of
-// this process; if ctx or this process ends before, nothing is left of it.
-// Progress gets a line for each step.
+// Up builds what is missing, stops a lab that runs in the same directory, and returns
+// when the new lab is ready. The lab then outlives this process; if ctx or this process
+// ends before, the lab is stopped and removed. Up writes one line per step to progress.
 func Up(ctx context.Context, o Options, progress io.Writer) (*Lab, error) {
 	o, err := o.complete()
 	if err != nil {
 		return nil, err
 	}
 	if os.Geteuid() != 0 {
-		return nil, errors.New("the lab makes network namespaces and mounts, which needs root")
+		return nil, errors.New("the lab creates network namespaces and mounts, which needs root")
 	}
-	run, say := runDir(), sayer(progress)
-	unlock, err := prepareRun(ctx, run, say)
+	run, report := runDir(), newReporter(progress)
+	unlock, err := prepareRun(ctx, run, report)
 	if err != nil {
 		return nil, err
 	}
 	defer unlock()
-	artifacts, program, err := buildAll(ctx, o, run, say)
+	artifacts, program, err := buildAll(ctx, o, run, report)
 	if err != nil {
 		return nil, err
 	}
@@ -53,22 +52,22 @@ func Up(ctx context.Context, o Options, progress io.Writer) (*Lab, error) {
 		if kvm, err = host.ProbeKVM(ctx, artifacts.Kernel); err != nil {
 			return nil, err
 		}
-		say("processor: %s", map[bool]string{true: "KVM", false: "software emulation (no working KVM here)"}[kvm])
+		report("processor: %s", map[bool]string{true: "KVM", false: "software emulation (no working KVM here)"}[kvm])
 	}
 	token := make([]byte, 16)
 	if _, err := rand.Read(token); err != nil {
-		return nil, fmt.Errorf("make the lab's token: %w", err)
+		return nil, fmt.Errorf("generate the lab's token: %w", err)
 	}
 	spec := host.Spec{Run: run, Dual: o.Families == "dual", KVM: kvm, Token: hex.EncodeToString(token), Artifacts: artifacts}
 	spec.Nodes, spec.External = host.Plan(o.Nodes, spec.Dual)
-	return start(ctx, o, spec, program, say)
+	return start(ctx, o, spec, program, report)
 }
 
-// start starts the supervisor, waits for the nodes and installs the product.
-// Until consent is given at its end, every way out of here ends the lab.
-func start(outer context.Context, o Options, spec host.Spec, program string, say func(string, ...any)) (l *Lab, err error) {
+// start starts the supervisor, waits for the nodes and installs the product. If it
+// fails before detach, it stops the lab.
+func start(outer context.Context, o Options, spec host.Spec, program string, report func(string, ...any)) (l *Lab, err error) {
 	ctx := outer
-	server, lines, consent, err := host.Start(program, spec)
+	server, lines, detach, err := host.Start(program, spec)
 	if err != nil {
 		return nil, err
 	}
@@ -79,46 +78,45 @@ func start(outer context.Context, o Options, spec host.Spec, program string, say
 		if err != nil {
 			if l != nil && outer.Err() == nil {
 				err = errors.Join(err, l.unready(outer), l.CollectLogs(outer))
-				if o.Keep && consent() == nil {
-					err = fmt.Errorf("%w\nthe lab is kept as it is; logs are in %s", err, l.LogDir())
+				if o.Keep && detach() == nil {
+					err = fmt.Errorf("%w\nthe lab is kept; logs are in %s", err, l.LogDir())
 					return
 				}
 			}
 			server.Process.Kill()
 			<-ended
-			// Everything but the logs.
 			err = errors.Join(fmt.Errorf("%w\nlogs are in %s", err, host.LogDir(spec.Run)), keepLogs(spec.Run))
 			l = nil
 		}
 	}()
 	started, err := host.StartTime(server.Process.Pid)
 	if err != nil {
-		return nil, fmt.Errorf("the lab's supervisor ended at once: %w", err)
+		return nil, fmt.Errorf("the lab's supervisor exited at once: %w", err)
 	}
 	state := host.State{Spec: spec, PID: server.Process.Pid, Started: started}
 	if err := host.WriteState(state); err != nil {
 		return nil, err
 	}
-	if err := follow(ctx, lines, say); err != nil {
+	if err := follow(ctx, lines, report); err != nil {
 		return nil, err
 	}
 	l = newLab(state)
-	// From here on a lab without its supervisor fails soon.
+	// From here on, the context ends when the supervisor exits.
 	ctx, cancel := context.WithTimeoutCause(ctx, nodesDeadline, fmt.Errorf("not within %s", nodesDeadline))
 	defer cancel()
 	ctx, fail := context.WithCancelCause(ctx)
 	go func() {
 		select {
 		case <-ended:
-			fail(errors.New("the lab's supervisor ended"))
+			fail(errors.New("the lab's supervisor exited"))
 		case <-ctx.Done():
 		}
 	}()
-	if err := l.waitNodes(ctx, say); err != nil {
+	if err := l.waitNodes(ctx, report); err != nil {
 		return l, err
 	}
 	if o.Install {
-		if err := l.install(ctx, o.Repo, say); err != nil {
+		if err := l.install(ctx, o.Repo, report); err != nil {
 			return l, err
 		}
 	}
@@ -126,18 +124,18 @@ func start(outer context.Context, o Options, spec host.Spec, program string, say
 	if err := host.WriteState(state); err != nil {
 		return l, err
 	}
-	if err := consent(); err != nil {
-		return l, fmt.Errorf("let the lab stay: %w", err)
+	if err := detach(); err != nil {
+		return l, fmt.Errorf("detach the lab from this process: %w", err)
 	}
-	say("lab is up; logs are in %s", l.LogDir())
+	report("lab is up; logs are in %s", l.LogDir())
 	return l, nil
 }
 
-// follow prints the supervisor's progress until it is ready.
-func follow(ctx context.Context, lines io.ReadCloser, say func(string, ...any)) error {
+// follow reports the supervisor's progress until it is ready.
+func follow(ctx context.Context, lines io.ReadCloser, report func(string, ...any)) error {
 	stop := context.AfterFunc(ctx, func() { lines.Close() })
 	defer stop()
-	failure := "the lab's supervisor ended"
+	failure := "the lab's supervisor exited"
 	for scan := bufio.NewScanner(lines); scan.Scan(); {
 		line := scan.Text()
 		if host.IsReady(line) {
@@ -147,7 +145,7 @@ func follow(ctx context.Context, lines io.ReadCloser, say func(string, ...any)) 
 			failure = reason
 			continue
 		}
-		say("%s", line)
+		report("%s", line)
 	}
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
@@ -155,9 +153,9 @@ func follow(ctx context.Context, lines io.ReadCloser, say func(string, ...any)) 
 	return errors.New(failure)
 }
 
-// waitNodes waits until each node accepts commands and is registered. A node
-// is Ready only with the product's pod network.
-func (l *Lab) waitNodes(ctx context.Context, say func(string, ...any)) error {
+// waitNodes waits until each node is registered. Nodes become Ready only with the
+// product's pod network.
+func (l *Lab) waitNodes(ctx context.Context, report func(string, ...any)) error {
 	for _, n := range l.Nodes() {
 		if err := l.Wait(ctx, n.Name+" to be registered", func(ctx context.Context) (bool, string, error) {
 			_, err := l.Client().CoreV1().Nodes().Get(ctx, n.Name, getOptions)
@@ -168,7 +166,7 @@ func (l *Lab) waitNodes(ctx context.Context, say func(string, ...any)) error {
 		}); err != nil {
 			return err
 		}
-		say("%s is registered", n.Name)
+		report("%s is registered", n.Name)
 	}
 	return nil
 }
@@ -182,13 +180,13 @@ func ready(n *corev1.Node) (bool, string) {
 	return false, "no Ready condition yet"
 }
 
-// Caches are what Build built, in the user's cache directory.
+// Caches are the directories that Build filled, in the user's cache directory.
 type Caches struct {
 	Kubernetes string // directory of the control plane's and kubelet's programs
-	RootFS     string // the nodes' Debian tree: look, do not write
+	RootFS     string // the nodes' root file system, read-only
 }
 
-// Build fills the caches, and nothing else.
+// Build fills the caches.
 func Build(ctx context.Context, o Options, progress io.Writer) (Caches, error) {
 	o, err := o.complete()
 	if err != nil {
@@ -196,17 +194,17 @@ func Build(ctx context.Context, o Options, progress io.Writer) (Caches, error) {
 	}
 	work, err := os.MkdirTemp("", "lab-build-")
 	if err != nil {
-		return Caches{}, fmt.Errorf("make a place to build in: %w", err)
+		return Caches{}, fmt.Errorf("create a directory to build in: %w", err)
 	}
 	defer os.RemoveAll(work)
 	if err := os.Mkdir(filepath.Join(work, "log"), 0o755); err != nil {
-		return Caches{}, fmt.Errorf("make a place for logs: %w", err)
+		return Caches{}, fmt.Errorf("create a directory for logs: %w", err)
 	}
-	a, _, err := buildAll(ctx, o, work, sayer(progress))
+	a, _, err := buildAll(ctx, o, work, newReporter(progress))
 	return Caches{Kubernetes: a.Kubernetes, RootFS: a.RootFS}, err
 }
 
-func buildAll(ctx context.Context, o Options, run string, say func(string, ...any)) (build.Artifacts, string, error) {
+func buildAll(ctx context.Context, o Options, run string, report func(string, ...any)) (build.Artifacts, string, error) {
 	if err := build.CheckTools(); err != nil {
 		return build.Artifacts{}, "", err
 	}
@@ -215,12 +213,12 @@ func buildAll(ctx context.Context, o Options, run string, say func(string, ...an
 		return build.Artifacts{}, "", fmt.Errorf("open the build's log: %w", err)
 	}
 	defer log.Close()
-	// The supervisor is a program of its own, whoever calls this package.
+	// The supervisor is a separate program, because tests also call this package.
 	program := filepath.Join(run, "lab")
 	if err := build.Go(ctx, o.Repo, program, "./test/lab/cmd/lab", log); err != nil {
 		return build.Artifacts{}, "", err
 	}
-	a, err := build.All(ctx, build.Options{Repo: o.Repo, Work: run, Lab: program, Product: o.Install, Log: log, Progress: say})
+	a, err := build.All(ctx, build.Options{Repo: o.Repo, Work: run, Lab: program, Product: o.Install, Log: log, Progress: report})
 	if err != nil {
 		tail, _ := os.ReadFile(log.Name())
 		return a, program, fmt.Errorf("%w\n%s", err, lastLines(tail, 15))
@@ -233,11 +231,11 @@ func lastLines(text []byte, n int) []byte {
 	return bytes.Join(lines[max(0, len(lines)-n):], []byte("\n"))
 }
 
-// prepareRun takes down what an earlier lab left in the run directory and
-// empties it. The lock keeps two at once from mixing.
-func prepareRun(ctx context.Context, run string, say func(string, ...any)) (unlock func(), err error) {
+// prepareRun stops a lab that runs in the run directory and removes its files. A lock
+// prevents two processes from using the directory at once.
+func prepareRun(ctx context.Context, run string, report func(string, ...any)) (unlock func(), err error) {
 	if err := os.MkdirAll(filepath.Dir(run), 0o755); err != nil {
-		return nil, fmt.Errorf("make the run directory: %w", err)
+		return nil, fmt.Errorf("create the run directory: %w", err)
 	}
 	lock, err := os.OpenFile(run+".lock", os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
@@ -245,11 +243,11 @@ func prepareRun(ctx context.Context, run string, say func(string, ...any)) (unlo
 	}
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		lock.Close()
-		return nil, fmt.Errorf("another lab is being brought up in %s (set %s for one beside it)", run, RunVariable)
+		return nil, fmt.Errorf("another process is starting a lab in %s; set %s to use another directory", run, RunVariable)
 	}
 	unlock = func() { lock.Close() }
 	if state, err := host.ReadState(run); err == nil {
-		say("taking down the lab that runs (process %d)", state.PID)
+		report("stopping the running lab (process %d)", state.PID)
 		if err := stop(ctx, state); err != nil {
 			unlock()
 			return nil, err
@@ -261,19 +259,19 @@ func prepareRun(ctx context.Context, run string, say func(string, ...any)) (unlo
 	}
 	if err := os.MkdirAll(host.LogDir(run), 0o700); err != nil {
 		unlock()
-		return nil, fmt.Errorf("make the log directory: %w", err)
+		return nil, fmt.Errorf("create the log directory: %w", err)
 	}
 	return unlock, nil
 }
 
-// ours are the entries of a run directory; nothing else in it is ever removed.
-var ours = []string{"state.json", "spec.json", "share", "share.img", "pki", "etcd", "tools", "product", "lab", "*.sock", "log", "*.new"}
+// runFiles are the entries of a run directory that clean removes; it keeps all others.
+var runFiles = []string{"state.json", "spec.json", "share", "share.img", "pki", "etcd", "tools", "product", "lab", "*.sock", "log", "*.new"}
 
 func clean(run string) error {
-	for _, pattern := range ours {
+	for _, pattern := range runFiles {
 		found, err := filepath.Glob(filepath.Join(run, pattern))
 		if err != nil {
-			return fmt.Errorf("look for an earlier lab's files: %w", err)
+			return fmt.Errorf("list an earlier lab's files: %w", err)
 		}
 		for _, path := range found {
 			if err := os.RemoveAll(path); err != nil {
@@ -284,7 +282,7 @@ func clean(run string) error {
 	return nil
 }
 
-// keepLogs removes what a lab that has ended leaves, but for its logs.
+// keepLogs removes the files of a stopped lab, except its logs.
 func keepLogs(run string) error {
 	logs, aside := host.LogDir(run), host.LogDir(run)+".kept"
 	if err := os.RemoveAll(aside); err != nil {
@@ -299,11 +297,11 @@ func keepLogs(run string) error {
 	return os.Rename(aside, logs)
 }
 
-// stop ends a supervisor: politely, then not.
+// stop stops a supervisor by SIGTERM, or by SIGKILL if it does not exit.
 func stop(ctx context.Context, state host.State) error {
 	for _, s := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
 		if err := syscall.Kill(state.PID, s); err != nil && !errors.Is(err, syscall.ESRCH) {
-			return fmt.Errorf("end the lab's supervisor %d: %w", state.PID, err)
+			return fmt.Errorf("stop the lab's supervisor (process %d): %w", state.PID, err)
 		}
 		for range 100 {
 			if host.Gone(state) {
@@ -316,11 +314,12 @@ func stop(ctx context.Context, state host.State) error {
 			}
 		}
 	}
-	return fmt.Errorf("the lab's supervisor %d does not end", state.PID)
+	return fmt.Errorf("the lab's supervisor (process %d) does not exit", state.PID)
 }
 
-// sayer prints lines with the seconds since it was made; steps run side by side.
-func sayer(w io.Writer) func(string, ...any) {
+// newReporter returns a function that prints lines with the seconds since its creation.
+// Concurrent steps may call it.
+func newReporter(w io.Writer) func(string, ...any) {
 	if w == nil {
 		w = io.Discard
 	}

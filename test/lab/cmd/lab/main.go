@@ -1,4 +1,4 @@
-// Command lab brings the lab up and down and reaches into it.
+// Command lab starts, stops and accesses the lab.
 package main
 
 import (
@@ -27,16 +27,16 @@ import (
 const usage = `usage: lab COMMAND
 
   up [--nodes=2] [--families=ipv4|dual] [--kvm=auto|on|off] [--install=true] [--keep]
-                        build what is missing, start a lab, return when it is ready
-  down                  end it
-  status                show machines and nodes
-  shell NODE            a terminal on a node, or on "external"
-  run NODE -- CMD ...   run a command there
-  kubectl ARGS ...      the cluster's kubectl
-  logs                  fetch the logs inside the machines, print where all logs are
+                        build what is missing, start a lab, wait until it is ready
+  down                  stop the lab
+  status                show the nodes and the external host
+  shell NODE            open a terminal on a node, or on "external"
+  run NODE -- CMD ...   run a command on a node, or on "external"
+  kubectl ARGS ...      run the cluster's kubectl
+  logs                  fetch the machines' logs, print the log directory
   pause|resume|kill X   stop, continue or kill a process of the lab (kube-apiserver, node1 ...)
   build                 only fill the caches
-  env                   the same without the product; print where tests find them
+  env                   fill the caches without the product, print their paths as environment variables for tests
 `
 
 func main() {
@@ -79,18 +79,18 @@ func run(ctx context.Context, args []string) (int, error) {
 		fmt.Print(usage)
 		return 0, nil
 
-	// What the lab calls itself with.
+	// Commands by which the lab runs itself.
 	case "serve":
 		slog.SetDefault(slog.New(slog.NewTextHandler(os.Stderr, nil)))
-		return 0, host.Serve(one(args))
+		return 0, host.Serve(first(args))
 	case "external":
 		var e guest.External
-		if err := json.Unmarshal([]byte(one(args)), &e); err != nil {
+		if err := json.Unmarshal([]byte(first(args)), &e); err != nil {
 			return 1, fmt.Errorf("read the external host's configuration: %w", err)
 		}
 		return 0, guest.ExternalInit(e, "/proc/self/exe")
 	case "external-server":
-		return 0, guest.ExternalServer(one(args))
+		return 0, guest.ExternalServer(first(args))
 	case "store":
 		if len(args) < 3 {
 			return 2, errors.New("lab store takes ROOTFS WORK OUT and at least one IMAGE")
@@ -121,11 +121,11 @@ func run(ctx context.Context, args []string) (int, error) {
 		fmt.Println(l.LogDir())
 		return 0, err
 	case "pause":
-		return 0, l.Pause(one(args))
+		return 0, l.Pause(first(args))
 	case "resume":
-		return 0, l.Resume(one(args))
+		return 0, l.Resume(first(args))
 	case "kill":
-		return 0, l.Kill(one(args))
+		return 0, l.Kill(first(args))
 	}
 	return 2, fmt.Errorf("unknown command %q\n\n%s", command, usage)
 }
@@ -137,20 +137,21 @@ func options(command string, args []string) (lab.Options, error) {
 	flags.StringVar(&o.Families, "families", "ipv4", "ipv4 or dual")
 	flags.StringVar(&o.KVM, "kvm", "auto", "auto, on or off")
 	flags.BoolVar(&o.Install, "install", true, "install the product from deploy/")
-	flags.BoolVar(&o.Keep, "keep", false, "keep a lab that does not become ready")
+	flags.BoolVar(&o.Keep, "keep", false, "keep a lab that does not become ready, for debugging")
 	if err := flags.Parse(args); err != nil {
 		return o, err
 	}
 	if flags.NArg() > 0 {
 		return o, fmt.Errorf("lab %s: unexpected %q", command, flags.Arg(0))
 	}
-	if o.Nodes == 0 { // 0 is only the API's way to say: as usual
-		return o, errors.New("a lab has 1 to 4 nodes, not 0")
+	if o.Nodes == 0 { // lab.Options takes 0 for the default
+		return o, errors.New("--nodes is 1 to 4, not 0")
 	}
 	return o, nil
 }
 
-func one(args []string) string {
+// first returns the first argument, or "".
+func first(args []string) string {
 	if len(args) == 0 {
 		return ""
 	}
@@ -158,9 +159,9 @@ func one(args []string) string {
 }
 
 func onNode(ctx context.Context, l *lab.Lab, command string, args []string) (int, error) {
-	n := l.Node(one(args))
+	n := l.Node(first(args))
 	if n == nil {
-		return 2, fmt.Errorf("lab %s: the lab has no machine %q; see lab status", command, one(args))
+		return 2, fmt.Errorf("lab %s: the lab has no machine %q; see lab status", command, first(args))
 	}
 	if command == "shell" {
 		return n.Shell(ctx)
@@ -195,7 +196,7 @@ func status(ctx context.Context, l *lab.Lab) error {
 	for _, n := range append(l.Nodes(), l.External()) {
 		s := state[n.Name]
 		if n == l.External() {
-			s = "outside the cluster"
+			s = "not in the cluster"
 		} else if s == "" {
 			s = "not registered"
 		}

@@ -1,5 +1,5 @@
-// Command labinit is process 1 of the lab's node VMs, and the child of it that
-// brings the node up.
+// Command labinit is process 1 of the lab's node VMs, and its child process that
+// sets the node up.
 package main
 
 import (
@@ -11,10 +11,10 @@ import (
 )
 
 func main() {
-	// The serial console is the log.
+	// Log to the serial console.
 	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stdout, nil)))
 	err := run(os.Args[1:])
-	slog.Error("lab node failed", "err", err)
+	slog.Error("Lab node failed", "error", err)
 	if os.Getpid() == 1 {
 		guest.PowerOff()
 	}

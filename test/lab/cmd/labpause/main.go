@@ -1,5 +1,5 @@
-// Command labpause is the process that holds a pod's namespaces: it waits to
-// be told to go, and collects what dies in a shared process namespace.
+// Command labpause holds a pod's namespaces: it reaps orphaned processes of a shared
+// process namespace and exits on SIGTERM.
 package main
 
 import (

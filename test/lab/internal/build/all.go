@@ -1,3 +1,6 @@
+// Package build builds the files that a lab starts from: the Kubernetes binaries,
+// the nodes' root file system, the guest tools and the container images. It
+// caches what is slow to build.
 package build
 
 import (
@@ -15,7 +18,7 @@ import (
 	"bulkhead/hack/oci"
 )
 
-// Artifacts are everything a lab is started from.
+// Artifacts are the files that a lab starts from.
 type Artifacts struct {
 	// Directories.
 	Kubernetes, RootFS, Tools string
@@ -36,7 +39,7 @@ type Options struct {
 	Progress func(format string, args ...any)
 }
 
-// All builds what is not in the cache yet.
+// All builds the artifacts that are not in the cache.
 func All(ctx context.Context, o Options) (Artifacts, error) {
 	a := Artifacts{Tools: filepath.Join(o.Work, "tools")}
 	if err := os.MkdirAll(a.Tools, 0o755); err != nil {
@@ -86,7 +89,7 @@ func All(ctx context.Context, o Options) (Artifacts, error) {
 	return a, images()
 }
 
-// CheckTools returns an error that names what is missing on this machine.
+// CheckTools returns an error that names the programs missing on this machine.
 func CheckTools() error {
 	var missing []string
 	for _, tool := range []string{"qemu-system-x86_64", "mmdebstrap", "mke2fs", "go"} {

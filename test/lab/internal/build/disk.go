@@ -16,9 +16,9 @@ import (
 //go:embed disk.go
 var diskSource string
 
-// Disk writes a directory tree to a disk image that is only ever read: without
-// a journal, and without checksums, which cost an emulated processor time.
-// Owners, modes and extended attributes are kept.
+// Disk writes a directory tree to a disk image for read-only use. The image has
+// no journal, and no checksums, which are slow under emulation. It keeps owners,
+// modes and extended attributes.
 func Disk(ctx context.Context, tree, file string, log io.Writer) error {
 	const block = 4096
 	files, blocks := 0, int64(0)
@@ -34,21 +34,21 @@ func Disk(ctx context.Context, tree, file string, log io.Writer) error {
 		blocks += info.Size()/block + 1
 		return nil
 	}); err != nil {
-		return fmt.Errorf("measure %s for a disk: %w", tree, err)
+		return fmt.Errorf("compute the size of %s: %w", tree, err)
 	}
-	// Beside the files: inodes of 256 bytes, the extents of large files, and the
-	// groups' own tables. What is not needed takes no place in a sparse file.
+	// Add space for inodes of 256 bytes, the extents of large files and the block
+	// groups' tables. Unused blocks take no space: the file is sparse.
 	blocks += blocks/20 + int64(files)/16 + 16<<20/block
 	cmd := exec.CommandContext(ctx, "mke2fs", "-q", "-F", "-t", sys.DiskKind, "-b", fmt.Sprint(block), "-m", "0", "-N", fmt.Sprint(files+64),
 		"-O", "^has_journal,^metadata_csum,^resize_inode", "-d", tree, file, fmt.Sprint(blocks))
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("make a disk of %s with mke2fs: %w", tree, err)
+		return fmt.Errorf("write %s to a disk image with mke2fs: %w", tree, err)
 	}
 	return nil
 }
 
-// RootDisk returns the disk of a root file system.
+// RootDisk returns the disk image of a root file system.
 func RootDisk(ctx context.Context, rootfs string, log io.Writer) (string, error) {
 	const name = "root.img"
 	dir, err := cache.Entry("rootdisk", cache.Key(diskSource, filepath.Base(rootfs)), 2, func(dir string) error {

@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-func TestDiskHoldsTheTree(t *testing.T) {
+func TestDiskContainsTheTree(t *testing.T) {
 	t.Setenv("PATH", os.Getenv("PATH")+":/usr/sbin:/sbin") // a user's may lack them
 	tree, image := t.TempDir(), filepath.Join(t.TempDir(), "disk.img")
 	large := bytes.Repeat([]byte("0123456789abcdef"), 3<<20/16)
@@ -28,7 +28,7 @@ func TestDiskHoldsTheTree(t *testing.T) {
 	if err := os.Symlink("b/large", filepath.Join(tree, "a/link")); err != nil {
 		t.Fatal(err)
 	}
-	// Many small files are what runs a file system out of inodes.
+	// Many small files could use up the inodes.
 	for range 300 {
 		f, err := os.CreateTemp(filepath.Join(tree, "a"), "x")
 		if err != nil {
@@ -40,30 +40,30 @@ func TestDiskHoldsTheTree(t *testing.T) {
 		t.Fatal(err)
 	}
 	if out, err := exec.Command("e2fsck", "-f", "-n", image).CombinedOutput(); err != nil {
-		t.Fatalf("the disk is not sound: %v\n%s", err, out)
+		t.Fatalf("e2fsck found errors: %v\n%s", err, out)
 	}
-	ask := func(request string) string {
+	debugfs := func(request string) string {
 		out, err := exec.Command("debugfs", "-R", request, image).Output()
 		if err != nil {
 			t.Fatalf("%s: %v", request, err)
 		}
 		return string(out)
 	}
-	if got := ask("cat /a/b/large"); got != string(large) {
-		t.Errorf("a file of %d bytes came back as %d bytes, or others", len(large), len(got))
+	if got := debugfs("cat /a/b/large"); got != string(large) {
+		t.Errorf("a file of %d bytes is %d other bytes in the image", len(large), len(got))
 	}
-	if got := ask("stat /a/program"); !strings.Contains(got, "Mode:  04755") {
+	if got := debugfs("stat /a/program"); !strings.Contains(got, "Mode:  04755") {
 		t.Errorf("the mode was not kept:\n%s", got)
 	}
-	if got := ask("stat /a/link"); !strings.Contains(got, `Fast link dest: "b/large"`) {
+	if got := debugfs("stat /a/link"); !strings.Contains(got, `Fast link dest: "b/large"`) {
 		t.Errorf("the link was not kept:\n%s", got)
 	}
-	if got := strings.Count(ask("ls -p /a"), "/x"); got != 300 {
-		t.Errorf("%d of 300 files are there", got)
+	if got := strings.Count(debugfs("ls -p /a"), "/x"); got != 300 {
+		t.Errorf("the image has %d of 300 files", got)
 	}
 }
 
-func TestDiskSaysWhatFailed(t *testing.T) {
+func TestDiskErrorNamesTheTree(t *testing.T) {
 	missing := filepath.Join(t.TempDir(), "missing")
 	if err := Disk(context.Background(), missing, missing+".img", os.Stderr); err == nil || !strings.Contains(err.Error(), missing) {
 		t.Errorf("error %v does not name the tree", err)

@@ -13,8 +13,8 @@ import (
 	"bulkhead/hack/cache"
 )
 
-// kubernetesFlags are also part of the cache's key. Without a version the API
-// server would call itself v0.0.0 and refuse nodes that are newer.
+// kubernetesFlags returns the build flags, which are part of the cache's key.
+// Without a version the API server would report v0.0.0 and refuse newer nodes.
 func kubernetesFlags(version string) []string {
 	v := "k8s.io/component-base/version."
 	parts := strings.SplitN(strings.TrimPrefix(version, "v"), ".", 3)
@@ -23,8 +23,8 @@ func kubernetesFlags(version string) []string {
 
 var kubernetesPrograms = []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kubelet"}
 
-// Kubernetes returns the directory of the control plane's programs, kubelet,
-// kubectl and etcd, built from the module in test/lab/k8s.
+// Kubernetes builds the control plane's programs, kubelet, kubectl and etcd from
+// the module in test/lab/k8s and returns their directory.
 func Kubernetes(ctx context.Context, repo string, log io.Writer) (string, error) {
 	module := filepath.Join(repo, "test/lab/k8s")
 	inputs := []string{}
@@ -37,11 +37,11 @@ func Kubernetes(ctx context.Context, repo string, log io.Writer) (string, error)
 	}
 	version := requiredVersion(inputs[0], "k8s.io/kubernetes")
 	if strings.Count(version, ".") < 2 {
-		return "", fmt.Errorf("no version of k8s.io/kubernetes in %s/go.mod", module)
+		return "", fmt.Errorf("%s/go.mod does not require k8s.io/kubernetes", module)
 	}
 	goVersion, err := exec.CommandContext(ctx, "go", "env", "GOVERSION", "GOARCH").Output()
 	if err != nil {
-		return "", fmt.Errorf("ask for Go's version: %w", err)
+		return "", fmt.Errorf("read Go's version: %w", err)
 	}
 	flags := kubernetesFlags(version)
 	key := cache.Key(append(append(inputs, flags...), string(goVersion))...)
@@ -57,7 +57,7 @@ func Kubernetes(ctx context.Context, repo string, log io.Writer) (string, error)
 	})
 }
 
-// requiredVersion finds a requirement in a go.mod file.
+// requiredVersion returns the version of a module that a go.mod file requires, or "".
 func requiredVersion(gomod, module string) string {
 	for line := range strings.Lines(gomod) {
 		f := strings.Fields(strings.TrimPrefix(strings.TrimSpace(line), "require "))
@@ -81,10 +81,10 @@ func goBuild(ctx context.Context, dir string, log io.Writer, args ...string) err
 	return nil
 }
 
-// guestTools are built anew each time; Go's own cache makes that quick.
+// guestTools are rebuilt for each lab, which is quick because Go caches builds.
 var guestTools = []string{"./test/lab/cmd/labinit", "./test/lab/cmd/labpause", "github.com/containernetworking/plugins/plugins/main/loopback"}
 
-// Tools builds the programs of the machines into dir.
+// Tools builds the programs that run in the virtual machines into dir.
 func Tools(ctx context.Context, repo, dir string, log io.Writer) error {
 	return goBuild(ctx, repo, log, append([]string{"-o", dir + "/", "-trimpath", "-ldflags", "-s -w"}, guestTools...)...)
 }

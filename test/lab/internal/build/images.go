@@ -77,7 +77,7 @@ func ImagesDisk(ctx context.Context, lab, rootfs, tools string, product *oci.Ima
 		}
 		cmd := exec.CommandContext(ctx, lab, args...)
 		cmd.Stdout, cmd.Stderr = log, log
-		cmd.SysProcAttr = apart()
+		cmd.SysProcAttr = ownNamespaces()
 		if err := cmd.Run(); err != nil {
 			return fmt.Errorf("load images into a containerd store: %w", err)
 		}

@@ -23,8 +23,8 @@ var packages = []string{
 	"busybox-static", "procps", "ethtool", "curl", "ncat",
 }
 
-// stage0 is the first program of a VM: it reaches the lab's share, where
-// everything that changes from day to day is, once the kernel has found it.
+// stage0 is the first program of a VM. It waits for the disk with this lab's own
+// files, mounts it and runs labinit from it.
 const stage0 = `#!/bin/busybox sh
 b=/bin/busybox
 $b mount -t devtmpfs dev /dev
@@ -37,8 +37,8 @@ $b mount -t proc proc /proc && echo o >/proc/sysrq-trigger
 //go:embed rootfs.go
 var rootfsSource string
 
-// RootFS returns the nodes' root file system as a directory: what their disk is
-// made of, and the external host's lower layer. Nothing may ever be written to it.
+// RootFS returns the directory of the nodes' root file system. The nodes' disk is
+// built from it, and the external host overlays it, so nothing may write to it.
 func RootFS(ctx context.Context, log io.Writer) (string, error) {
 	key := cache.Key(rootfsSource, debian.Suite, stage0, runtime.GOARCH)
 	return cache.Entry("rootfs", key, 2, func(dir string) error { return makeRootFS(ctx, dir, log) })
@@ -46,7 +46,7 @@ func RootFS(ctx context.Context, log io.Writer) (string, error) {
 
 func makeRootFS(ctx context.Context, dir string, log io.Writer) error {
 	if err := debian.Mmdebstrap(ctx, dir, log, "--variant=minbase", "--include="+strings.Join(packages, ","),
-		// Documentation and translations only make the tree slower to copy.
+		// Without documentation and translations the tree is faster to copy.
 		`--dpkgopt=path-exclude=/usr/share/doc/*`, `--dpkgopt=path-exclude=/usr/share/man/*`, `--dpkgopt=path-exclude=/usr/share/locale/*`); err != nil {
 		return fmt.Errorf("build the nodes' root file system: %w", err)
 	}
@@ -56,7 +56,7 @@ func makeRootFS(ctx context.Context, dir string, log io.Writer) error {
 		}
 	}
 	if err := os.WriteFile(filepath.Join(dir, "usr/sbin/lab-stage0"), []byte(stage0), 0o755); err != nil {
-		return fmt.Errorf("install the first program: %w", err)
+		return fmt.Errorf("write lab-stage0: %w", err)
 	}
 	for name, schema := range map[string]string{
 		"conf.db": "openvswitch/vswitch", "ovnnb_db.db": "ovn/ovn-nb", "ovnsb_db.db": "ovn/ovn-sb",
@@ -64,24 +64,24 @@ func makeRootFS(ctx context.Context, dir string, log io.Writer) error {
 		make := exec.CommandContext(ctx, "chroot", dir, "ovsdb-tool", "create", "/usr/share/bulkhead-lab/"+name, "/usr/share/"+schema+".ovsschema")
 		make.Stdout, make.Stderr = log, log
 		if err := make.Run(); err != nil {
-			return fmt.Errorf("make an empty database %s: %w", name, err)
+			return fmt.Errorf("create the empty database %s: %w", name, err)
 		}
 	}
 	for _, pattern := range []string{"boot/initrd*", "boot/System.map*", "var/cache/*", "var/lib/apt/lists/*", "var/lib/openvswitch/*", "etc/openvswitch/conf.db", "var/lib/ovn/*", "var/log/*"} {
 		files, err := filepath.Glob(filepath.Join(dir, pattern))
 		if err != nil {
-			return fmt.Errorf("tidy %s: %w", pattern, err)
+			return fmt.Errorf("list the files %s: %w", pattern, err)
 		}
 		for _, f := range files {
 			if err := os.RemoveAll(f); err != nil {
-				return fmt.Errorf("tidy the root file system: %w", err)
+				return fmt.Errorf("remove files from the root file system: %w", err)
 			}
 		}
 	}
 	return nil
 }
 
-// Kernel returns the kernel of a root file system.
+// Kernel returns the path of a root file system's kernel.
 func Kernel(rootfs string) (string, error) {
 	found, err := filepath.Glob(filepath.Join(rootfs, "boot/vmlinuz-*"))
 	if err != nil || len(found) != 1 {

@@ -12,9 +12,9 @@ import (
 	"bulkhead/test/lab/internal/sys"
 )
 
-// apart is how a program is run that mounts and starts daemons: in namespaces
-// which end with it.
-func apart() *syscall.SysProcAttr {
+// ownNamespaces are the attributes of a program that mounts file systems and
+// starts daemons: its namespaces, and so its mounts and daemons, end with it.
+func ownNamespaces() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC,
 		Pdeathsig:  syscall.SIGKILL,
@@ -25,9 +25,9 @@ const storeConfig = `version = 2
 disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.devmapper"]
 `
 
-// Store runs the root file system's own containerd in a chroot, imports the
-// archives 0.tar, 1.tar … of work, and writes what containerd keeps to the disk
-// image out. It runs as a process of its own, in namespaces of its own.
+// Store runs the root file system's containerd in a chroot, imports the archives
+// 0.tar, 1.tar … in work, and writes containerd's store to the disk image out. It
+// must run in a process of its own, started with ownNamespaces.
 func Store(ctx context.Context, rootfs, work, out string, names []string) error {
 	if err := sys.Private(); err != nil {
 		return err
@@ -81,7 +81,7 @@ func importAll(root string, names []string) error {
 	for n, name := range names {
 		steps := [][]string{
 			{"images", "import", "--local", "--snapshotter", "overlayfs", fmt.Sprintf("/lab/%d.tar", n)},
-			// So labelled, the image belongs to kubelet's view from the start.
+			// With this label containerd's CRI plugin lists the image from its start.
 			{"images", "label", name, "io.cri-containerd.image=managed"},
 		}
 		if name == PauseImage {

@@ -1,7 +1,7 @@
-// Package guest is what runs inside the lab's machines: the init of a node VM,
-// which brings up OVS, OVN, containerd and kubelet, and the external host, a
-// container-like place beside the VMs. Starting a process under emulation costs
-// forty times its native price, so what Go can do itself is not left to a tool.
+// Package guest runs inside the lab's machines: the init of a node VM, which starts
+// OVS, OVN, containerd and kubelet, and the external host, a container beside the
+// VMs. Starting a process takes forty times as long under emulation as natively, so
+// this package calls the kernel itself rather than command line tools.
 package guest
 
 import (
@@ -13,26 +13,25 @@ import (
 	"path/filepath"
 )
 
-// Where a machine finds the share that the supervisor fills, and a node
-// containerd's store with the images; both are read-only.
+// Mount points of the share, which the supervisor fills, and of containerd's store
+// with the images; both are read-only.
 const (
 	ShareDir  = "/lab"
 	ImagesDir = ShareDir + "/images"
 )
 
-// ExecPort is where a machine's command server listens, on the management
-// network that the node's own network stack does not see.
+// ExecPort is the port of a machine's command server on the management network,
+// which is not in the node's own network namespace.
 const ExecPort = 7000
 
-// Config is everything a machine has to know about itself: one JSON file in
-// the share, nodes/<name>.json.
+// Config is a machine's configuration: the file nodes/<name>.json in the share.
 type Config struct {
 	Name  string `json:"name"`
 	Token string `json:"token"`
-	// Addresses and Gateways are the underlay's, one for each family.
+	// Addresses and Gateways are on the underlay, one per IP family.
 	Addresses []netip.Prefix `json:"addresses"`
 	Gateways  []netip.Addr   `json:"gateways"`
-	// Management is the address of the command channel, on the second card.
+	// Management is the address of the command server, on the second network card.
 	Management netip.Prefix `json:"management"`
 	// Hosts are the lines of /etc/hosts.
 	Hosts []Host `json:"hosts"`
@@ -44,7 +43,7 @@ type Host struct {
 	Address netip.Addr `json:"address"`
 }
 
-// MAC is derived from the underlay's IPv4 address, so that a node keeps it.
+// MAC derives a stable MAC address from the underlay's IPv4 address.
 func MAC(prefix byte, a netip.Addr) net.HardwareAddr {
 	b := a.As4()
 	return net.HardwareAddr{0x52, prefix, b[0], b[1], b[2], b[3]}

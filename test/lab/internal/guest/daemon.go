@@ -12,24 +12,23 @@ import (
 
 const cgroupRoot = "/sys/fs/cgroup"
 
-// daemon is a program that is started again whenever it ends, so that a test
-// can kill it and see what happens.
+// daemon is a program that is restarted when it exits, so that tests can kill it.
 type daemon struct {
 	name string
 	argv []string
-	// cgroup, below /sys/fs/cgroup; default lab/<name>.
+	// cgroup is relative to /sys/fs/cgroup; default lab/<name>.
 	cgroup string
 }
 
-// keep runs the daemon for ever.
-func (d daemon) keep() {
+// keepRunning runs the daemon and restarts it forever.
+func (d daemon) keepRunning() {
 	if d.cgroup == "" {
 		d.cgroup = "lab/" + d.name
 	}
 	for {
 		begun := time.Now()
 		err := d.once()
-		slog.Warn("daemon ended", "name", d.name, "err", err, "after", time.Since(begun).Round(time.Millisecond))
+		slog.Warn("Daemon exited", "name", d.name, "error", err, "after", time.Since(begun).Round(time.Millisecond))
 		if time.Since(begun) < 5*time.Second {
 			time.Sleep(time.Second)
 		}
@@ -44,7 +43,7 @@ func (d daemon) once() error {
 	defer log.Close()
 	cmd := exec.Command(d.argv[0], d.argv[1:]...)
 	cmd.Stdout, cmd.Stderr = log, log
-	// Memory is there, processor time is not: let Go programs collect less often.
+	// Memory suffices, CPU time is scarce: Go programs collect garbage less often.
 	cmd.Env = append(Environment(), "GOGC=400")
 	group, err := openCgroup(d.cgroup)
 	if err != nil {
@@ -55,12 +54,12 @@ func (d daemon) once() error {
 	return cmd.Run()
 }
 
-// openCgroup makes a cgroup and opens it, for a process to start in: each below
-// the root, so that a hook on a cgroup sees exactly what a test means.
+// openCgroup creates a cgroup and opens it, for a process to start in. Each daemon has
+// its own, so that a test's cgroup hook applies to one daemon only.
 func openCgroup(name string) (*os.File, error) {
 	dir := filepath.Join(cgroupRoot, name)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, fmt.Errorf("make the cgroup %s: %w", name, err)
+		return nil, fmt.Errorf("create the cgroup %s: %w", name, err)
 	}
 	f, err := os.Open(dir)
 	if err != nil {
@@ -69,7 +68,7 @@ func openCgroup(name string) (*os.File, error) {
 	return f, nil
 }
 
-// Environment is what every process in a machine starts with.
+// Environment is the environment of every process in a machine.
 func Environment() []string {
 	return []string{
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:" + ShareDir + "/bin",

@@ -12,18 +12,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// External is what the external host is started with, as JSON.
+// External is the external host's argument, as JSON.
 type External struct {
 	Config
-	// Root is the nodes' root file system, Share the nodes' share and Socket
-	// where commands are accepted, as paths of the host.
+	// Root is the nodes' root file system, Share the nodes' share and Socket the
+	// command server's socket, as paths on the host.
 	Root, Share, Socket string
 }
 
-// ExternalInit is process 1 of the external host: a client and router on the
-// underlay that is no Kubernetes node. It is no VM but a set of namespaces on
-// the same root file system as the nodes, so that it has the same tools. Its
-// card, eth0, is put into its network namespace by the supervisor.
+// ExternalInit is process 1 of the external host: a client and router on the underlay
+// that is not a Kubernetes node. It is not a VM but a set of namespaces with the nodes'
+// root file system, so that it has the same tools. The supervisor moves its network
+// card, eth0, into its network namespace.
 func ExternalInit(e External, exe string) error {
 	os.Remove(e.Socket)
 	l, err := net.Listen("unix", e.Socket)
@@ -32,9 +32,9 @@ func ExternalInit(e External, exe string) error {
 	}
 	socket, err := l.(*net.UnixListener).File()
 	if err != nil {
-		return fmt.Errorf("keep the external host's socket: %w", err)
+		return fmt.Errorf("get the file of the external host's socket: %w", err)
 	}
-	// Still on the host's root: the executable is opened before it goes away.
+	// Open the executable before the host's root file system is detached.
 	self, err := os.Open(exe)
 	if err != nil {
 		return fmt.Errorf("open this program: %w", err)
@@ -42,7 +42,7 @@ func ExternalInit(e External, exe string) error {
 	if err := externalRoot(e); err != nil {
 		return err
 	}
-	if err := identity(e.Config); err != nil {
+	if err := setIdentity(e.Config); err != nil {
 		return err
 	}
 	if err := Configure("lo", nil, nil); err != nil {
@@ -57,18 +57,18 @@ func ExternalInit(e External, exe string) error {
 	return Reap(cmd)
 }
 
-// ExternalServer runs commands for the external host on the socket it is given
-// as file descriptor 3.
+// ExternalServer runs the external host's command server on the socket that it
+// inherits as file descriptor 3.
 func ExternalServer(token string) error {
 	l, err := net.FileListener(os.NewFile(3, "commands"))
 	if err != nil {
-		return fmt.Errorf("take over the external host's socket: %w", err)
+		return fmt.Errorf("inherit the external host's socket: %w", err)
 	}
 	return (&remote.Server{Token: token, Env: Environment()}).Serve(l)
 }
 
-// externalRoot builds the external host's root: an overlay in memory on the
-// nodes' root file system, with the host's devices.
+// externalRoot sets up the external host's root file system: an overlay in memory on
+// the nodes' root file system, with the host's devices.
 func externalRoot(e External) error {
 	if err := sys.Private(); err != nil {
 		return err

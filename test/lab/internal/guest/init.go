@@ -15,10 +15,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Init is process 1 of a node VM. The root it starts on is shared with other
-// machines and read-only; it moves to an overlay of its own, starts the real
-// work as a child and then only collects what has died: in one process the
-// two would take each other's exit statuses.
+// Init is process 1 of a node VM. Its first root file system is read-only and shared
+// with other machines: it switches to an overlay, starts Node in a child process, and
+// then only reaps processes. In one process, reaping would take the exit statuses that
+// Node waits for.
 func Init() error {
 	if err := ownRoot(); err != nil {
 		return err
@@ -30,8 +30,7 @@ func Init() error {
 	return Reap(exec.Command(ShareDir+"/bin/labinit", "node", name))
 }
 
-// Reap starts cmd as process 1's one child of interest, waits for every process
-// that dies, and returns when cmd itself does.
+// Reap starts cmd, reaps every process that exits, and returns when cmd has exited.
 func Reap(cmd *exec.Cmd) error {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = nil, os.Stdout, os.Stderr
 	if err := cmd.Start(); err != nil {
@@ -45,19 +44,19 @@ func Reap(cmd *exec.Cmd) error {
 		case err != nil:
 			return fmt.Errorf("wait for children: %w", err)
 		case pid == cmd.Process.Pid:
-			return fmt.Errorf("%s ended with status %#x", cmd.Path, uint32(status))
+			return fmt.Errorf("%s exited with status %#x", cmd.Path, uint32(status))
 		}
 	}
 }
 
-// PowerOff ends the VM at once; the root is read-only and the rest is memory.
+// PowerOff powers the VM off without a shutdown: it writes to memory only.
 func PowerOff() {
 	time.Sleep(200 * time.Millisecond) // let the serial line drain
 	unix.Reboot(unix.LINUX_REBOOT_CMD_POWER_OFF)
 }
 
-// ownRoot lays a writable overlay in memory over the shared root and makes it
-// the root of every process, kernel threads' helpers (modprobe) included.
+// ownRoot mounts a writable overlay in memory over the shared root file system and
+// makes it the root of every process, including the kernel's helpers (modprobe).
 func ownRoot() error {
 	for _, m := range []sys.Mount{
 		{Kind: "proc", Target: "/proc"}, {Kind: "sysfs", Target: "/sys"}, {Kind: "devtmpfs", Target: "/dev"}, {Kind: "tmpfs", Target: "/mnt", Options: "mode=755"},
@@ -86,7 +85,7 @@ func ownRoot() error {
 		{Kind: "tmpfs", Target: "/run", Options: "mode=755"}, {Kind: "tmpfs", Target: "/tmp", Options: "mode=1777"},
 		{Kind: "cgroup2", Target: "/sys/fs/cgroup", Options: "nsdelegate"}, {Kind: "bpf", Target: "/sys/fs/bpf", Options: "mode=700"},
 		{Kind: "tracefs", Target: "/sys/kernel/tracing"}, {Kind: "debugfs", Target: "/sys/kernel/debug"}, {Kind: "securityfs", Target: "/sys/kernel/security"},
-		// Pods' overlays need an upper directory that is no overlay itself.
+		// Pods' overlays need an upper directory that is not on an overlay.
 		{Kind: "tmpfs", Target: "/var/lib/containerd"}, {Kind: "tmpfs", Target: "/var/lib/kubelet"},
 		{Kind: "tmpfs", Target: "/var/log", Options: "mode=755"},
 	} {
@@ -125,12 +124,12 @@ func kernelArgument(key string) (string, error) {
 	return "", fmt.Errorf("the kernel was started without %s=", key)
 }
 
-// sysctls sets kernel parameters and goes on past those this kernel lacks.
+// sysctls sets kernel parameters and logs those that it cannot set.
 func sysctls(values map[string]string) {
 	for key, value := range values {
 		path := "/proc/sys/" + strings.ReplaceAll(key, ".", "/")
 		if err := os.WriteFile(path, []byte(value), 0o644); err != nil {
-			slog.Warn("set a kernel parameter", "key", key, "err", err)
+			slog.Warn("Failed to set a kernel parameter", "key", key, "error", err)
 		}
 	}
 }

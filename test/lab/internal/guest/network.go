@@ -16,35 +16,34 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// managementListener moves the management card into a network namespace that
-// no name and no file shows, and listens there: whatever a test or the product
-// does to the node's network, commands still reach it, and nothing on the node
-// sees a second card.
+// managementListener moves the management card into an unnamed network namespace and
+// listens there. The lab can thus run commands whatever a test or the product does to
+// the node's network, and the node's own network namespace has no second card.
 func managementListener(card string, address netip.Prefix) (net.Listener, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	home, err := netns.Get()
+	nodeNS, err := netns.Get()
 	if err != nil {
-		return nil, fmt.Errorf("find this network namespace: %w", err)
+		return nil, fmt.Errorf("open the current network namespace: %w", err)
 	}
-	defer home.Close()
+	defer nodeNS.Close()
 	link, err := waitLink(card)
 	if err != nil {
 		return nil, err
 	}
-	apart, err := netns.New() // and enters it
+	managementNS, err := netns.New() // also enters it
 	if err != nil {
-		return nil, fmt.Errorf("make the management namespace: %w", err)
+		return nil, fmt.Errorf("create the management namespace: %w", err)
 	}
-	defer netns.Set(home)
-	// The socket below keeps the namespace alive.
-	defer apart.Close()
-	outside, err := netlink.NewHandleAt(home)
+	defer netns.Set(nodeNS)
+	// The listener keeps the namespace alive.
+	defer managementNS.Close()
+	node, err := netlink.NewHandleAt(nodeNS)
 	if err != nil {
-		return nil, fmt.Errorf("reach the node's namespace: %w", err)
+		return nil, fmt.Errorf("open netlink in the node's namespace: %w", err)
 	}
-	defer outside.Close()
-	if err := outside.LinkSetNsFd(link, int(apart)); err != nil {
+	defer node.Close()
+	if err := node.LinkSetNsFd(link, int(managementNS)); err != nil {
 		return nil, fmt.Errorf("move %s to the management namespace: %w", card, err)
 	}
 	if err := Configure(card, []netip.Prefix{address}, nil); err != nil {
@@ -79,7 +78,7 @@ func Configure(name string, addresses []netip.Prefix, gateways []netip.Addr) err
 	for _, gw := range gateways {
 		route := &netlink.Route{LinkIndex: link.Attrs().Index, Gw: gw.AsSlice(), Family: family(gw)}
 		if err := netlink.RouteReplace(route); err != nil {
-			return fmt.Errorf("add the default route by %s on %s: %w", gw, name, err)
+			return fmt.Errorf("add the default route via %s on %s: %w", gw, name, err)
 		}
 	}
 	return nil
@@ -92,8 +91,8 @@ func family(a netip.Addr) int {
 	return unix.AF_INET
 }
 
-// moveAddresses gives the underlay's addresses and default routes of one link
-// to another that has the same MAC address, so open connections go on.
+// moveAddresses moves the underlay's addresses and default routes from one link to
+// another with the same MAC address, so that open connections survive.
 func moveAddresses(from, to string, addresses []netip.Prefix, gateways []netip.Addr) error {
 	link, err := netlink.LinkByName(from)
 	if err != nil {
@@ -102,13 +101,13 @@ func moveAddresses(from, to string, addresses []netip.Prefix, gateways []netip.A
 	for _, a := range addresses {
 		addr := &netlink.Addr{IPNet: &net.IPNet{IP: a.Addr().AsSlice(), Mask: net.CIDRMask(a.Bits(), a.Addr().BitLen())}}
 		if err := netlink.AddrDel(link, addr); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
-			return fmt.Errorf("take %s from %s: %w", a, from, err)
+			return fmt.Errorf("remove %s from %s: %w", a, from, err)
 		}
 	}
 	return Configure(to, addresses, gateways)
 }
 
-// waitLink waits for a link that another process or a driver is about to make.
+// waitLink waits for a link that another process or a driver creates.
 func waitLink(name string) (netlink.Link, error) {
 	return sys.Poll(30*time.Second, "link "+name, func() (netlink.Link, error) { return netlink.LinkByName(name) })
 }

@@ -21,14 +21,14 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Modules the product or a test may need. What the kernel loads on demand
-// (nftables expressions, for one) is not waited for here.
+// modules are the kernel modules that the product or a test needs, except those that
+// the kernel loads on demand, such as other nftables expressions.
 var modules = []string{"virtio_net", "openvswitch", "geneve", "vrf", "veth", "nf_tables", "nft_socket", "nft_ct", "nft_fib_inet", "nft_reject_inet", "nft_nat", "nft_masq"}
 
-// Node is the node VM's real work: the command channel, the network, and the
-// daemons in the order in which they need each other.
+// Node sets a node VM up: the command server, the network, and the daemons in the order
+// of their dependencies. It returns only on an error.
 func Node(name string) error {
-	slog.Info("lab node starts", "name", name, "uptime", uptime())
+	slog.Info("Starting lab node", "node", name, "uptime", uptime())
 	c, err := readConfig(name)
 	if err != nil {
 		return err
@@ -36,8 +36,8 @@ func Node(name string) error {
 	if err := modprobe(modules...); err != nil {
 		return err
 	}
-	slog.Info("modules are loaded", "uptime", uptime())
-	if err := identity(c); err != nil {
+	slog.Info("Loaded kernel modules", "uptime", uptime())
+	if err := setIdentity(c); err != nil {
 		return err
 	}
 	if err := Configure("lo", nil, nil); err != nil {
@@ -47,7 +47,7 @@ func Node(name string) error {
 	if err != nil {
 		return err
 	}
-	// Commands get a cgroup of their own; opened once, for every command.
+	// All commands run in one cgroup.
 	commands, err := openCgroup("lab/exec")
 	if err != nil {
 		return err
@@ -56,11 +56,11 @@ func Node(name string) error {
 		cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(commands.Fd())}
 	}}
 	go server.Serve(l)
-	// On the card first, so that kubelet and containerd need not wait for OVS.
+	// Configure the card first, so that kubelet and containerd need not wait for OVS.
 	if err := Configure("eth0", c.Addresses, c.Gateways); err != nil {
 		return err
 	}
-	slog.Info("network is up", "uptime", uptime())
+	slog.Info("Network is up", "uptime", uptime())
 
 	var group errgroup.Group
 	group.Go(func() error { return startRuntime(c) })
@@ -68,11 +68,12 @@ func Node(name string) error {
 	if err := group.Wait(); err != nil {
 		return err
 	}
-	slog.Info("lab node is up", "name", c.Name, "uptime", uptime())
+	slog.Info("Lab node is up", "node", c.Name, "uptime", uptime())
 	select {}
 }
 
-func identity(c Config) error {
+// setIdentity sets the machine's name, hosts file and basic kernel parameters.
+func setIdentity(c Config) error {
 	if err := syscall.Sethostname([]byte(c.Name)); err != nil {
 		return fmt.Errorf("set the host name: %w", err)
 	}
@@ -83,7 +84,7 @@ func identity(c Config) error {
 	}
 	files := map[string]string{
 		"/etc/hosts": hosts.String(), "/etc/hostname": c.Name + "\n",
-		"/etc/resolv.conf": "", // no name server here: an empty file keeps daemons from waiting for one
+		"/etc/resolv.conf": "", // there is no name server: an empty file keeps daemons from waiting for one
 		"/etc/machine-id":  machineID(c.Name),
 	}
 	for path, content := range files {
@@ -99,7 +100,7 @@ func identity(c Config) error {
 	return nil
 }
 
-// machineID is a node's identity to Kubernetes: the same after a reboot.
+// machineID returns a machine id that a node keeps across reboots.
 func machineID(name string) string {
 	sum := sha256.Sum256([]byte(name))
 	return hex.EncodeToString(sum[:16]) + "\n"
@@ -107,7 +108,7 @@ func machineID(name string) string {
 
 // startRuntime starts containerd on the prepared image store, and kubelet.
 func startRuntime(c Config) error {
-	if err := mirror(ImagesDir, "/var/lib/containerd"); err != nil {
+	if err := copyStore(ImagesDir, "/var/lib/containerd"); err != nil {
 		return err
 	}
 	for _, d := range []string{"/opt/cni/bin", "/etc/cni/net.d", "/etc/kubernetes/manifests", "/var/log/pods"} {
@@ -119,11 +120,11 @@ func startRuntime(c Config) error {
 	if err := os.Symlink(ShareDir+"/bin/loopback", "/opt/cni/bin/loopback"); err != nil && !errors.Is(err, fs.ErrExist) {
 		return fmt.Errorf("install the loopback plugin: %w", err)
 	}
-	go daemon{name: "containerd", argv: []string{"/usr/bin/containerd", "--config", ShareDir + "/config/containerd.toml"}}.keep()
+	go daemon{name: "containerd", argv: []string{"/usr/bin/containerd", "--config", ShareDir + "/config/containerd.toml"}}.keepRunning()
 	if err := sys.WaitFile("/run/containerd/containerd.sock", time.Minute); err != nil {
 		return err
 	}
-	slog.Info("containerd is up", "uptime", uptime())
+	slog.Info("Containerd is up", "uptime", uptime())
 	var ips []string
 	for _, a := range c.Addresses {
 		ips = append(ips, a.Addr().String())
@@ -132,14 +133,14 @@ func startRuntime(c Config) error {
 	go daemon{name: "kubelet", cgroup: "kubelet", argv: []string{ShareDir + "/bin/kubelet",
 		"--config=" + dir + "/kubelet.yaml", "--kubeconfig=" + dir + "/kubeconfig",
 		"--hostname-override=" + c.Name, "--node-ip=" + strings.Join(ips, ","), "--v=1",
-	}}.keep()
+	}}.keepRunning()
 	return nil
 }
 
-// mirror makes a private copy of the image store: small files are copied, for
-// they are databases; snapshots and blobs, which never change, are links to
-// the share. containerd deletes a link like a directory.
-func mirror(from, to string) error {
+// copyStore makes a writable copy of the image store. It copies small files, which are
+// databases, and links to snapshots and blobs, which never change. containerd can
+// delete a link like a directory.
+func copyStore(from, to string) error {
 	return filepath.WalkDir(from, func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return fmt.Errorf("walk the image store: %w", err)
@@ -158,7 +159,7 @@ func mirror(from, to string) error {
 			return filepath.SkipDir
 		case d.IsDir():
 			if err := os.MkdirAll(target, 0o711); err != nil {
-				return fmt.Errorf("make the image store: %w", err)
+				return fmt.Errorf("create the image store: %w", err)
 			}
 			return nil
 		case shared == "sha256":
@@ -174,9 +175,9 @@ func mirror(from, to string) error {
 	})
 }
 
-// startSwitch starts OVS, puts the card into br-ex, gives br-ex the node's
-// addresses, and starts the node's own OVN zone. What makes ovn-controller do
-// anything (external_ids of the Open_vSwitch row) is the product's to set.
+// startSwitch starts OVS, adds the card to br-ex, moves the node's addresses to br-ex,
+// and starts the node's OVN zone. ovn-controller stays idle until the product sets the
+// external_ids of the Open_vSwitch row.
 func startSwitch(c Config) error {
 	const ovs, ovn = "/var/run/openvswitch", "/var/run/ovn"
 	for _, d := range []string{ovs, ovn, "/var/log/openvswitch", "/var/log/ovn", "/etc/openvswitch", "/var/lib/ovn"} {
@@ -184,7 +185,7 @@ func startSwitch(c Config) error {
 			return fmt.Errorf("make %s: %w", d, err)
 		}
 	}
-	// Empty databases come with the root file system; making one takes a process.
+	// The root file system has empty databases: creating one would take a process.
 	for from, to := range map[string]string{
 		"conf.db": "/etc/openvswitch/conf.db", "ovnnb_db.db": "/var/lib/ovn/ovnnb_db.db", "ovnsb_db.db": "/var/lib/ovn/ovnsb_db.db",
 	} {
@@ -193,19 +194,19 @@ func startSwitch(c Config) error {
 			return fmt.Errorf("read an empty database: %w", err)
 		}
 		if err := os.WriteFile(to, data, 0o640); err != nil {
-			return fmt.Errorf("place an empty database: %w", err)
+			return fmt.Errorf("write an empty database: %w", err)
 		}
 	}
 	go daemon{name: "ovsdb-server", argv: []string{"/usr/sbin/ovsdb-server", "/etc/openvswitch/conf.db",
 		"--remote=punix:" + ovs + "/db.sock", "--remote=db:Open_vSwitch,Open_vSwitch,manager_options",
-		"--pidfile=" + ovs + "/ovsdb-server.pid", "--log-file=/var/log/openvswitch/ovsdb-server.log", "-vconsole:off"}}.keep()
+		"--pidfile=" + ovs + "/ovsdb-server.pid", "--log-file=/var/log/openvswitch/ovsdb-server.log", "-vconsole:off"}}.keepRunning()
 	for _, db := range []struct{ short, file, schema, table string }{
 		{"nb", "ovnnb_db", "OVN_Northbound", "NB_Global"}, {"sb", "ovnsb_db", "OVN_Southbound", "SB_Global"},
 	} {
 		go daemon{name: "ovn-" + db.short, argv: []string{"/usr/sbin/ovsdb-server", "/var/lib/ovn/" + db.file + ".db",
 			"--remote=punix:" + ovn + "/" + db.file + ".sock", "--remote=db:" + db.schema + "," + db.table + ",connections",
 			"--pidfile=" + ovn + "/" + db.file + ".pid", "--unixctl=" + ovn + "/" + db.file + ".ctl",
-			"--log-file=/var/log/ovn/ovsdb-server-" + db.short + ".log", "-vconsole:off"}}.keep()
+			"--log-file=/var/log/ovn/ovsdb-server-" + db.short + ".log", "-vconsole:off"}}.keepRunning()
 	}
 	if err := sys.WaitFile(ovs+"/db.sock", time.Minute); err != nil {
 		return err
@@ -216,9 +217,9 @@ func startSwitch(c Config) error {
 		"--", "--may-exist", "add-port", "br-ex", "eth0"); err != nil {
 		return err
 	}
-	slog.Info("databases are up", "uptime", uptime())
+	slog.Info("OVSDB servers are up", "uptime", uptime())
 	go daemon{name: "ovs-vswitchd", argv: []string{"/usr/sbin/ovs-vswitchd", "unix:" + ovs + "/db.sock",
-		"--pidfile=" + ovs + "/ovs-vswitchd.pid", "--log-file=/var/log/openvswitch/ovs-vswitchd.log", "-vconsole:off"}}.keep()
+		"--pidfile=" + ovs + "/ovs-vswitchd.pid", "--log-file=/var/log/openvswitch/ovs-vswitchd.log", "-vconsole:off"}}.keepRunning()
 	for _, db := range []string{"ovnnb_db", "ovnsb_db"} {
 		if err := sys.WaitFile(ovn+"/"+db+".sock", time.Minute); err != nil {
 			return err
@@ -226,9 +227,9 @@ func startSwitch(c Config) error {
 	}
 	go daemon{name: "ovn-northd", argv: []string{"/usr/bin/ovn-northd", "--ovnnb-db=unix:" + ovn + "/ovnnb_db.sock",
 		"--ovnsb-db=unix:" + ovn + "/ovnsb_db.sock", "--pidfile=" + ovn + "/ovn-northd.pid",
-		"--log-file=/var/log/ovn/ovn-northd.log", "-vconsole:off"}}.keep()
+		"--log-file=/var/log/ovn/ovn-northd.log", "-vconsole:off"}}.keepRunning()
 	go daemon{name: "ovn-controller", argv: []string{"/usr/bin/ovn-controller", "unix:" + ovs + "/db.sock",
-		"--pidfile=" + ovn + "/ovn-controller.pid", "--log-file=/var/log/ovn/ovn-controller.log", "-vconsole:off"}}.keep()
+		"--pidfile=" + ovn + "/ovn-controller.pid", "--log-file=/var/log/ovn/ovn-controller.log", "-vconsole:off"}}.keepRunning()
 	if _, err := waitLink("br-ex"); err != nil {
 		return err
 	}
@@ -244,7 +245,7 @@ func firstIPv4(prefixes []netip.Prefix) netip.Addr {
 	return netip.AddrFrom4([4]byte{})
 }
 
-// uptime is the seconds since the kernel started, for the log.
+// uptime returns the seconds since the kernel started, for the log.
 func uptime() string {
 	data, err := os.ReadFile("/proc/uptime")
 	if err != nil {

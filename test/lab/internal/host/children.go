@@ -11,15 +11,15 @@ import (
 	"time"
 )
 
-// children are the supervisor's processes by name. Each belongs to a loop that
-// starts it again when it ends, so that a test may kill or reboot anything.
+// children are the supervisor's processes by name. A loop restarts each process that
+// exits, so that a test can kill or reboot it.
 type children struct {
 	log     string
 	mu      sync.Mutex
 	running map[string]*os.Process
 }
 
-// start runs a program with its output in a log file of its name.
+// start starts a program with its output in the log file <name>.log.
 func (c *children) start(name string, attr *syscall.SysProcAttr, argv ...string) (*exec.Cmd, error) {
 	log, err := os.OpenFile(filepath.Join(c.log, name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -37,8 +37,9 @@ func (c *children) start(name string, attr *syscall.SysProcAttr, argv ...string)
 	return cmd, nil
 }
 
-// keep runs a program for ever. It returns when the first instance has started.
-func (c *children) keep(name string, argv ...string) error {
+// keepRunning starts a program and restarts it forever. It returns when the first
+// instance has started.
+func (c *children) keepRunning(name string, argv ...string) error {
 	cmd, err := c.start(name, nil, argv...)
 	if err != nil {
 		return err
@@ -46,10 +47,10 @@ func (c *children) keep(name string, argv ...string) error {
 	go func() {
 		for {
 			err := cmd.Wait()
-			slog.Warn("ended and is started again", "name", name, "err", err)
+			slog.Warn("Process exited, restarting it", "name", name, "error", err)
 			time.Sleep(time.Second)
 			if cmd, err = c.start(name, nil, argv...); err != nil {
-				slog.Error("cannot be started again", "name", name, "err", err)
+				slog.Error("Failed to restart process", "name", name, "error", err)
 				return
 			}
 		}

@@ -11,72 +11,73 @@ import (
 	"time"
 )
 
-// Order is what a test can ask the supervisor to do to one of its processes:
-// kube-apiserver, etcd, kube-controller-manager, kube-scheduler or a node.
-type Order struct {
-	Do   string `json:"do"`
-	Name string `json:"name"`
+// signalRequest asks the supervisor to signal one of its processes: kube-apiserver,
+// etcd, kube-controller-manager, kube-scheduler or a node.
+type signalRequest struct {
+	Action  string `json:"action"` // a key of signals
+	Process string `json:"process"`
 }
 
-// signals by order. Whatever is killed is started again.
+// signals by action. The supervisor restarts what is killed.
 var signals = map[string]syscall.Signal{"pause": syscall.SIGSTOP, "resume": syscall.SIGCONT, "kill": syscall.SIGKILL}
 
-// control listens for orders, one to a connection.
+// control listens for signal requests, one per connection.
 func control(socket string, c *children) error {
 	os.Remove(socket)
 	l, err := net.Listen("unix", socket)
 	if err != nil {
-		return fmt.Errorf("listen for orders: %w", err)
+		return fmt.Errorf("listen on the control socket: %w", err)
 	}
 	go func() {
 		for {
 			conn, err := l.Accept()
 			if err != nil {
-				slog.Error("accept an order", "err", err)
+				slog.Error("Failed to accept a control connection", "error", err)
 				return
 			}
-			obey(conn, c)
+			handle(conn, c)
 		}
 	}()
 	return nil
 }
 
-func obey(conn net.Conn, c *children) {
+func handle(conn net.Conn, c *children) {
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(5 * time.Second))
-	var o Order
-	err := json.NewDecoder(conn).Decode(&o)
+	var r signalRequest
+	err := json.NewDecoder(conn).Decode(&r)
 	if err == nil {
-		s, known := signals[o.Do]
-		if err = fmt.Errorf("unknown order %q", o.Do); known {
-			err = c.signal(o.Name, s)
+		s, known := signals[r.Action]
+		if err = fmt.Errorf("unknown action %q", r.Action); known {
+			err = c.signal(r.Process, s)
 		}
 	}
-	answer := ""
+	response := ""
 	if err != nil {
-		answer = err.Error()
+		response = err.Error()
 	}
-	slog.Info("order", "do", o.Do, "name", o.Name, "refused", answer)
-	json.NewEncoder(conn).Encode(answer)
+	slog.Info("Signal request", "action", r.Action, "process", r.Process, "error", response)
+	json.NewEncoder(conn).Encode(response)
 }
 
-// Command sends an order to the supervisor of a run directory.
-func Command(run string, o Order) error {
+// Signal asks the supervisor of a run directory to pause, resume or kill one of its
+// processes.
+func Signal(run, action, process string) error {
 	conn, err := net.DialTimeout("unix", filepath.Join(run, "control.sock"), 5*time.Second)
 	if err != nil {
-		return fmt.Errorf("reach the lab's supervisor: %w", err)
+		return fmt.Errorf("connect to the lab's supervisor: %w", err)
 	}
 	defer conn.Close()
 	conn.SetDeadline(time.Now().Add(5 * time.Second))
-	if err := json.NewEncoder(conn).Encode(o); err != nil {
-		return fmt.Errorf("%s %s: %w", o.Do, o.Name, err)
+	if err := json.NewEncoder(conn).Encode(signalRequest{action, process}); err != nil {
+		return fmt.Errorf("%s %s: %w", action, process, err)
 	}
-	var answer string
-	if err := json.NewDecoder(conn).Decode(&answer); err != nil {
-		return fmt.Errorf("%s %s: %w", o.Do, o.Name, err)
+	var response string
+	if err := json.NewDecoder(conn).Decode(&response); err != nil {
+		return fmt.Errorf("%s %s: %w", action, process, err)
 	}
-	if answer != "" {
-		return fmt.Errorf("%s %s: %s", o.Do, o.Name, answer)
+	if response != "" {
+		return fmt.Errorf("%s %s: %s", action, process, response)
 	}
 	return nil
 }

@@ -13,10 +13,10 @@ import (
 	"github.com/vishvananda/netns"
 )
 
-// makeNetwork builds the lab's networks in this process's network namespace:
-// the bridge `underlay` with the nodes' first cards, and the bridge
-// `management` with their second.
-func (s Spec) makeNetwork() error {
+// createNetwork creates the lab's networks in this process's network namespace: the
+// bridge `underlay` with the nodes' first cards, and the bridge `management` with
+// their second cards.
+func (s Spec) createNetwork() error {
 	if err := guest.Configure("lo", nil, nil); err != nil {
 		return err
 	}
@@ -29,7 +29,7 @@ func (s Spec) makeNetwork() error {
 		off := false
 		bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: b.name}, MulticastSnooping: &off}
 		if err := netlink.LinkAdd(bridge); err != nil {
-			return fmt.Errorf("make the bridge %s: %w", b.name, err)
+			return fmt.Errorf("create the bridge %s: %w", b.name, err)
 		}
 		if err := guest.Configure(b.name, b.addresses, nil); err != nil {
 			return err
@@ -39,7 +39,7 @@ func (s Spec) makeNetwork() error {
 		for tap, bridge := range map[string]string{n.Name: "underlay", n.Name + "-m": "management"} {
 			link := &netlink.Tuntap{LinkAttrs: netlink.LinkAttrs{Name: tap}, Mode: netlink.TUNTAP_MODE_TAP}
 			if err := netlink.LinkAdd(link); err != nil {
-				return fmt.Errorf("make the tap device %s: %w", tap, err)
+				return fmt.Errorf("create the tap device %s: %w", tap, err)
 			}
 			if err := join(link, bridge); err != nil {
 				return err
@@ -49,12 +49,12 @@ func (s Spec) makeNetwork() error {
 	return nil
 }
 
-// connectExternal gives the external host its card: the other end of a veth
-// pair on the underlay.
+// connectExternal creates the external host's card, the peer of a veth device on the
+// underlay.
 func connectExternal(pid int) error {
 	veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "external"}, PeerName: "eth0", PeerNamespace: netlink.NsPid(pid)}
 	if err := netlink.LinkAdd(veth); err != nil {
-		return fmt.Errorf("make the external host's card: %w", err)
+		return fmt.Errorf("create the external host's card: %w", err)
 	}
 	return join(veth, "underlay")
 }
@@ -73,8 +73,8 @@ func join(link netlink.Link, bridge string) error {
 	return nil
 }
 
-// Dial connects from inside the network namespace of the process pid: the only
-// place from which the lab's networks are reached.
+// Dial connects from the network namespace of the process pid. Only from there are the
+// lab's networks reachable.
 func Dial(ctx context.Context, pid int, network, address string) (net.Conn, error) {
 	type result struct {
 		conn net.Conn
@@ -99,21 +99,20 @@ func Dial(ctx context.Context, pid int, network, address string) (net.Conn, erro
 	return r.conn, nil
 }
 
-// InNetwork calls do on a thread that has entered the network namespace of the
-// process pid. Addresses must be given as numbers: looking a name up would move
-// to another thread.
+// InNetwork calls do on a thread in the network namespace of the process pid. do must
+// not resolve names: Go would resolve them on another thread.
 func InNetwork(pid int, do func() error) error {
 	runtime.LockOSThread()
-	home, err := netns.Get()
+	original, err := netns.Get()
 	if err != nil {
 		runtime.UnlockOSThread()
-		return fmt.Errorf("find this network namespace: %w", err)
+		return fmt.Errorf("open the current network namespace: %w", err)
 	}
-	defer home.Close()
+	defer original.Close()
 	lab, err := netns.GetFromPid(pid)
 	if err != nil {
 		runtime.UnlockOSThread()
-		return fmt.Errorf("find the lab's network namespace: %w", err)
+		return fmt.Errorf("open the lab's network namespace: %w", err)
 	}
 	defer lab.Close()
 	if err := netns.Set(lab); err != nil {
@@ -121,8 +120,9 @@ func InNetwork(pid int, do func() error) error {
 		return fmt.Errorf("enter the lab's network namespace: %w", err)
 	}
 	err = do()
-	// A thread that cannot go home stays locked and ends with its goroutine.
-	if netns.Set(home) == nil {
+	// A thread that cannot return to its namespace stays locked and ends with its
+	// goroutine.
+	if netns.Set(original) == nil {
 		runtime.UnlockOSThread()
 	}
 	return err

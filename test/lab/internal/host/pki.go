@@ -20,7 +20,7 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// authority is the lab's one certificate authority, made anew for each lab.
+// authority is the lab's certificate authority, created for each lab.
 type authority struct {
 	key     *ecdsa.PrivateKey
 	cert    *x509.Certificate
@@ -30,7 +30,7 @@ type authority struct {
 func newAuthority() (*authority, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return nil, fmt.Errorf("make the certificate authority's key: %w", err)
+		return nil, fmt.Errorf("generate the certificate authority's key: %w", err)
 	}
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "bulkhead lab"},
@@ -39,11 +39,11 @@ func newAuthority() (*authority, error) {
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
-		return nil, fmt.Errorf("make the certificate authority: %w", err)
+		return nil, fmt.Errorf("create the certificate authority: %w", err)
 	}
 	cert, err := x509.ParseCertificate(der)
 	if err != nil {
-		return nil, fmt.Errorf("read the certificate authority back: %w", err)
+		return nil, fmt.Errorf("parse the certificate authority: %w", err)
 	}
 	return &authority{key: key, cert: cert, certPEM: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})}, nil
 }
@@ -51,15 +51,15 @@ func newAuthority() (*authority, error) {
 // identity is a certificate and its key, as PEM.
 type identity struct{ cert, key []byte }
 
-// issue makes a certificate that serves for clients and servers alike.
+// issue issues a certificate for clients and servers.
 func (a *authority) issue(name, group string, dns []string, ips ...netip.Addr) (identity, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return identity{}, fmt.Errorf("make the key of %s: %w", name, err)
+		return identity{}, fmt.Errorf("generate the key of %s: %w", name, err)
 	}
 	serial, err := rand.Int(rand.Reader, big.NewInt(1<<62))
 	if err != nil {
-		return identity{}, fmt.Errorf("make the serial number of %s: %w", name, err)
+		return identity{}, fmt.Errorf("generate the serial number of %s: %w", name, err)
 	}
 	template := &x509.Certificate{
 		SerialNumber: serial, Subject: pkix.Name{CommonName: name},
@@ -92,7 +92,7 @@ func keyToPEM(key *ecdsa.PrivateKey) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: "EC PRIVATE KEY", Bytes: der}), nil
 }
 
-// kubeconfig renders a kubeconfig that holds its certificates itself.
+// kubeconfig returns a kubeconfig with embedded certificates.
 func (a *authority) kubeconfig(id identity) ([]byte, error) {
 	c := clientcmdapi.NewConfig()
 	c.Clusters["lab"] = &clientcmdapi.Cluster{
@@ -105,8 +105,8 @@ func (a *authority) kubeconfig(id identity) ([]byte, error) {
 	return clientcmd.Write(*c)
 }
 
-// writePKI makes every certificate and kubeconfig of the lab below pki and, for
-// each node, below the share.
+// writePKI writes the lab's certificates and kubeconfigs to pki and, for each node, to
+// the share.
 func (s Spec) writePKI() error {
 	ca, err := newAuthority()
 	if err != nil {
@@ -142,7 +142,7 @@ func (s Spec) writePKI() error {
 	}
 	accounts, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return fmt.Errorf("make the key for service account tokens: %w", err)
+		return fmt.Errorf("generate the key for service account tokens: %w", err)
 	}
 	if files[s.path("pki/service-accounts.key")], err = keyToPEM(accounts); err != nil {
 		return err
@@ -153,7 +153,7 @@ func (s Spec) writePKI() error {
 		for _, a := range n.Addresses {
 			ips = append(ips, a.Addr())
 		}
-		// One certificate for both ends: kubelet's own would cost seconds to make under emulation.
+		// One certificate for client and server: kubelet would need seconds to create its own under emulation.
 		id, err := ca.issue("system:node:"+n.Name, "system:nodes", []string{n.Name}, ips...)
 		if err != nil {
 			return err
@@ -168,7 +168,7 @@ func (s Spec) writePKI() error {
 	}
 	for path, data := range files {
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			return fmt.Errorf("make the directory of %s: %w", path, err)
+			return fmt.Errorf("create the directory of %s: %w", path, err)
 		}
 		if err := os.WriteFile(path, data, 0o600); err != nil {
 			return fmt.Errorf("write %s: %w", path, err)

@@ -20,22 +20,22 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// File descriptors that the supervisor inherits from the one who brings it up.
+// File descriptors that the supervisor inherits from `lab up`.
 const (
-	// consentFD: reads "ok" once the lab is to stay; if it ends before, whoever
-	// brought the lab up is gone, and so is the lab.
-	consentFD = 3
-	// progressFD: one line for each thing that is done, the last "ready".
+	// detachFD delivers "ok" when the lab shall outlive `lab up`. If it is closed
+	// before, `lab up` has exited, and the supervisor exits too.
+	detachFD = 3
+	// progressFD receives one line per finished step; the last one is readyLine.
 	progressFD = 4
 	readyLine  = "ready"
 )
 
-// Start starts the supervisor of a lab. The caller reads its progress until
-// the line that IsReady knows, and then calls consent to let the lab stay.
-func Start(lab string, s Spec) (cmd *exec.Cmd, progress io.ReadCloser, consent func() error, err error) {
+// Start starts the supervisor of a lab. The caller reads progress until a line for
+// which IsReady returns true, and then calls detach to let the lab outlive the caller.
+func Start(lab string, s Spec) (cmd *exec.Cmd, progress io.ReadCloser, detach func() error, err error) {
 	for _, d := range []string{"log", "share", "pki"} {
 		if err := os.MkdirAll(s.path(d), 0o755); err != nil {
-			return nil, nil, nil, fmt.Errorf("make the run directory: %w", err)
+			return nil, nil, nil, fmt.Errorf("create the run directory: %w", err)
 		}
 	}
 	if err := writeJSON(s.path("spec.json"), s); err != nil {
@@ -46,40 +46,40 @@ func Start(lab string, s Spec) (cmd *exec.Cmd, progress io.ReadCloser, consent f
 		return nil, nil, nil, fmt.Errorf("open the supervisor's log: %w", err)
 	}
 	defer log.Close()
-	consentR, consentW, err := os.Pipe()
+	detachR, detachW, err := os.Pipe()
 	if err != nil {
-		return nil, nil, nil, fmt.Errorf("make a pipe: %w", err)
+		return nil, nil, nil, fmt.Errorf("create a pipe: %w", err)
 	}
-	defer consentR.Close()
+	defer detachR.Close()
 	progressR, progressW, err := os.Pipe()
 	if err != nil {
-		return nil, nil, nil, fmt.Errorf("make a pipe: %w", err)
+		return nil, nil, nil, fmt.Errorf("create a pipe: %w", err)
 	}
 	defer progressW.Close()
 	cmd = exec.Command(lab, "serve", s.Run)
 	cmd.Stdout, cmd.Stderr = log, log
-	cmd.ExtraFiles = []*os.File{consentR, progressW}
+	cmd.ExtraFiles = []*os.File{detachR, progressW}
 	cmd.Dir = s.Run
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Setsid: true,
-		// Process 1 of a namespace: when it dies, the kernel kills the rest.
+		// Process 1 of a process namespace: when it exits, the kernel kills all others.
 		Cloneflags: syscall.CLONE_NEWNET | syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWIPC,
 	}
 	if err := cmd.Start(); err != nil {
 		return nil, nil, nil, fmt.Errorf("start the lab's supervisor: %w", err)
 	}
-	consent = func() error {
-		_, err := consentW.Write([]byte("ok"))
-		return errors.Join(err, consentW.Close())
+	detach = func() error {
+		_, err := detachW.Write([]byte("ok"))
+		return errors.Join(err, detachW.Close())
 	}
-	return cmd, progressR, consent, nil
+	return cmd, progressR, detach, nil
 }
 
-// IsReady tells whether a line of progress is the last one.
+// IsReady reports whether a line of progress is the last one.
 func IsReady(line string) bool { return line == readyLine }
 
-// Serve is the supervisor. It returns when it is told to end; its process must
-// then exit, which ends everything it started.
+// Serve runs the supervisor until SIGTERM. The process must then exit, upon which the
+// kernel kills everything that it started.
 func Serve(run string) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
@@ -88,41 +88,40 @@ func Serve(run string) error {
 
 	data, err := os.ReadFile(filepath.Join(run, "spec.json"))
 	if err != nil {
-		return fmt.Errorf("read the lab's description: %w", err)
+		return fmt.Errorf("read the lab's spec: %w", err)
 	}
 	var s Spec
 	if err := json.Unmarshal(data, &s); err != nil {
-		return fmt.Errorf("parse the lab's description: %w", err)
+		return fmt.Errorf("parse the lab's spec: %w", err)
 	}
 	go func() {
-		consent := os.NewFile(consentFD, "consent")
-		said, _ := io.ReadAll(consent)
-		if string(said) != "ok" {
-			cancel(errors.New("the process that was bringing the lab up has ended"))
+		message, _ := io.ReadAll(os.NewFile(detachFD, "detach"))
+		if string(message) != "ok" {
+			cancel(errors.New("lab up exited before the lab was ready"))
 		}
 	}()
 	progress := os.NewFile(progressFD, "progress")
-	say := func(format string, args ...any) {
+	report := func(format string, args ...any) {
 		slog.Info(fmt.Sprintf(format, args...))
 		fmt.Fprintf(progress, format+"\n", args...)
 	}
-	if err := s.bringUp(ctx, say); err != nil {
-		say("error: %v", err)
+	if err := s.bringUp(ctx, report); err != nil {
+		report("error: %v", err)
 		return err
 	}
-	say(readyLine)
+	report(readyLine)
 	progress.Close()
 	<-ctx.Done()
-	slog.Info("lab ends", "why", context.Cause(ctx))
+	slog.Info("Stopping the lab", "reason", context.Cause(ctx))
 	return nil
 }
 
-func (s Spec) bringUp(ctx context.Context, say func(string, ...any)) error {
+func (s Spec) bringUp(ctx context.Context, report func(string, ...any)) error {
 	if err := sys.Private(); err != nil {
 		return err
 	}
 	c := &children{log: LogDir(s.Run), running: map[string]*os.Process{}}
-	if err := s.makeNetwork(); err != nil {
+	if err := s.createNetwork(); err != nil {
 		return err
 	}
 	if err := s.writePKI(); err != nil {
@@ -134,10 +133,10 @@ func (s Spec) bringUp(ctx context.Context, say func(string, ...any)) error {
 	if err := control(s.path("control.sock"), c); err != nil {
 		return err
 	}
-	say("networks and certificates")
+	report("networks and certificates")
 	group, ctx := errgroup.WithContext(ctx)
 	begun := time.Now()
-	// Machines first: they take longest.
+	// Nodes first: they take longest.
 	for _, n := range s.Nodes {
 		group.Go(func() error { return s.keepVM(c, n) })
 	}
@@ -146,7 +145,7 @@ func (s Spec) bringUp(ctx context.Context, say func(string, ...any)) error {
 		if err := s.startControlPlane(ctx, c); err != nil {
 			return err
 		}
-		say("control plane (%.1f s)", time.Since(begun).Seconds())
+		report("control plane (%.1f s)", time.Since(begun).Seconds())
 		return nil
 	})
 	return group.Wait()
@@ -158,7 +157,7 @@ func (s Spec) startExternal(c *children) error {
 		Config: s.machineConfig(s.External), Root: s.Artifacts.RootFS, Share: s.path("share"), Socket: ExternalSocket(s.Run),
 	})
 	if err != nil {
-		return fmt.Errorf("describe the external host: %w", err)
+		return fmt.Errorf("encode the external host's configuration: %w", err)
 	}
 	exe, err := os.Executable()
 	if err != nil {
@@ -170,7 +169,7 @@ func (s Spec) startExternal(c *children) error {
 	if err != nil {
 		return err
 	}
-	go func() { slog.Warn("external host ended", "err", cmd.Wait()) }()
+	go func() { slog.Warn("External host exited", "error", cmd.Wait()) }()
 	if err := connectExternal(cmd.Process.Pid); err != nil {
 		return err
 	}

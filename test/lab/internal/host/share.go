@@ -12,22 +12,22 @@ import (
 	"bulkhead/test/lab/internal/guest"
 )
 
-// fillShare puts into the share what the machines need, programs and their
-// configuration, and makes the nodes' disk of it.
+// fillShare writes the machines' programs and configuration to the share and builds
+// the nodes' disk of it.
 func (s Spec) fillShare(ctx context.Context) error {
 	bin := s.path("share/bin")
 	if err := os.MkdirAll(bin, 0o755); err != nil {
-		return fmt.Errorf("make the share: %w", err)
+		return fmt.Errorf("create the share: %w", err)
 	}
 	for _, program := range []string{
 		filepath.Join(s.Artifacts.Tools, "labinit"), filepath.Join(s.Artifacts.Tools, "loopback"), filepath.Join(s.Artifacts.Kubernetes, "kubelet"),
 	} {
-		if err := place(program, filepath.Join(bin, filepath.Base(program))); err != nil {
+		if err := linkOrCopy(program, filepath.Join(bin, filepath.Base(program))); err != nil {
 			return err
 		}
 	}
 	if err := os.Mkdir(s.path("share", filepath.Base(guest.ImagesDir)), 0o755); err != nil {
-		return fmt.Errorf("make the images' mount point: %w", err)
+		return fmt.Errorf("create the images' mount point: %w", err)
 	}
 	files := map[string]string{"config/containerd.toml": containerdConfig()}
 	for _, n := range s.Nodes {
@@ -36,7 +36,7 @@ func (s Spec) fillShare(ctx context.Context) error {
 	for name, content := range files {
 		path := s.path("share", name)
 		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			return fmt.Errorf("make the directory of %s: %w", path, err)
+			return fmt.Errorf("create the directory of %s: %w", path, err)
 		}
 		if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
 			return fmt.Errorf("write %s: %w", path, err)
@@ -50,7 +50,7 @@ func (s Spec) fillShare(ctx context.Context) error {
 	return build.Disk(ctx, s.path("share"), s.shareDisk(), os.Stderr)
 }
 
-// shareDisk is the share as the nodes see it.
+// shareDisk is the disk image of the share, which the nodes mount.
 func (s Spec) shareDisk() string { return s.path("share.img") }
 
 func (s Spec) machineConfig(m Machine) guest.Config {
@@ -63,8 +63,8 @@ func (s Spec) machineConfig(m Machine) guest.Config {
 	return c
 }
 
-// place links a program into the share, or copies it from another file system.
-func place(from, to string) error {
+// linkOrCopy hard-links a program into the share, or copies it from another file system.
+func linkOrCopy(from, to string) error {
 	if os.Link(from, to) == nil {
 		return nil
 	}
@@ -84,8 +84,8 @@ func place(from, to string) error {
 	return out.Close()
 }
 
-// containerdConfig has containers started by crun: with runc, which starts
-// itself twice for each, an emulated node takes half as long again for a pod.
+// containerdConfig uses crun: runc re-executes itself twice per container, which makes a
+// pod's start 50 % slower on an emulated node.
 func containerdConfig() string {
 	return strings.ReplaceAll(`version = 2
 disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs", "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.blockfile", "io.containerd.tracing.processor.v1.otlp", "io.containerd.nri.v1.nri"]
@@ -127,7 +127,7 @@ readOnlyPort: 0
 nodeStatusUpdateFrequency: 10s
 nodeStatusReportFrequency: 60s
 volumeStatsAggPeriod: 10m
-# Nothing here has a disk: images and pods are in memory.
+# Images and pods are in memory, not on a disk.
 imageGCHighThresholdPercent: 100
 imageGCLowThresholdPercent: 99
 evictionHard: {memory.available: 50Mi}

@@ -1,7 +1,7 @@
-// Package host is the part of the lab that runs on the developer's machine: a
-// supervisor in namespaces of its own, with the underlay network, the control
-// plane, the virtual machines and the external host as its children. When it
-// dies, by whatever, its process namespace ends and everything with it.
+// Package host is the part of the lab that runs on the developer's machine: a supervisor
+// in its own namespaces, with the underlay network, and with the control plane, the
+// virtual machines and the external host as child processes. When it exits for any
+// reason, the kernel kills all processes in its process namespace.
 package host
 
 import (
@@ -16,7 +16,7 @@ import (
 	"bulkhead/test/lab/internal/build"
 )
 
-// Spec is what one lab is started from; it stands in spec.json of its run directory.
+// Spec describes a lab; the supervisor reads it from spec.json in the run directory.
 type Spec struct {
 	Run       string          `json:"run"`
 	Nodes     []Machine       `json:"nodes"`
@@ -32,18 +32,18 @@ type Machine struct {
 	Name string `json:"name"`
 	// Addresses are the underlay's, IPv4 first.
 	Addresses []netip.Prefix `json:"addresses"`
-	// Management is where commands are accepted; the external host has none.
+	// Management is the command server's address; the external host has none.
 	Management netip.Prefix `json:"management,omitzero"`
 }
 
-// The lab's networks. All of them exist only in the supervisor's namespace.
+// The lab's networks, which exist only in the supervisor's network namespace.
 var (
 	underlay4  = netip.MustParsePrefix("172.30.0.0/24")
 	underlay6  = netip.MustParsePrefix("fd00:172:30::/64")
 	management = netip.MustParsePrefix("172.31.255.0/24")
 )
 
-// Cluster-wide address ranges, the second of each only in a dual-stack lab.
+// Address ranges of the cluster. Only a dual-stack lab uses the second of each.
 var (
 	ClusterCIDRs = []string{"10.244.0.0/16", "fd10:244::/48"}
 	ServiceCIDRs = []string{"10.96.0.0/16", "fd10:96::/112"}
@@ -56,7 +56,7 @@ const (
 	apiPort        = 6443
 )
 
-// Plan names the machines of a lab with so many nodes and gives them addresses.
+// Plan returns the machines of a lab with their names and addresses.
 func Plan(nodes int, dual bool) (list []Machine, external Machine) {
 	for n := range nodes {
 		list = append(list, Machine{
@@ -75,7 +75,7 @@ func underlay(n int, dual bool) []netip.Prefix {
 	return list
 }
 
-// nth is the n-th address of a subnet, with the subnet's length.
+// nth returns the n-th address of a subnet, with the subnet's prefix length.
 func nth(subnet netip.Prefix, n int) netip.Prefix {
 	b := subnet.Addr().AsSlice()
 	b[len(b)-1] += byte(n)
@@ -91,32 +91,32 @@ func gateways(dual bool) []netip.Addr {
 	return list
 }
 
-// APIHost and APIPort are where nodes reach the API server.
+// APIHost is the API server's address for nodes.
 func APIHost() string { return nth(underlay4, hostNumber).Addr().String() }
 
 // APIPort is the API server's port.
 func APIPort() int { return apiPort }
 
-// Files of the run directory.
+// path returns the path of a file in the run directory.
 func (s Spec) path(parts ...string) string {
 	return filepath.Join(append([]string{s.Run}, parts...)...)
 }
 
-// LogDir holds every daemon's log and each VM's console.
+// LogDir is the directory of the daemons' logs and the VMs' consoles.
 func LogDir(run string) string { return filepath.Join(run, "log") }
 
 // KubeconfigPath is the administrator's kubeconfig.
 func KubeconfigPath(run string) string { return filepath.Join(run, "pki/admin.kubeconfig") }
 
-// ExternalSocket is where the external host accepts commands.
+// ExternalSocket is the socket of the external host's command server.
 func ExternalSocket(run string) string { return filepath.Join(run, "external.sock") }
 
-// State is what a running lab is found by: state.json of its run directory.
+// State describes a running lab: state.json in its run directory.
 type State struct {
 	Spec
 	PID int `json:"pid"`
-	// Started is the supervisor's start time in clock ticks since boot: with
-	// it a reused process number is told from ours.
+	// Started is the supervisor's start time in clock ticks since boot. It detects a
+	// reused PID.
 	Started string `json:"started"`
 	Ready   bool   `json:"ready"`
 }
@@ -124,8 +124,8 @@ type State struct {
 // ErrNoLab is returned when no lab runs in a run directory.
 var ErrNoLab = errors.New("no lab is running")
 
-// ReadState returns the state of a run directory, and ErrNoLab when its
-// supervisor is gone.
+// ReadState returns the state of a run directory, and ErrNoLab if its supervisor does
+// not run.
 func ReadState(run string) (State, error) {
 	var s State
 	data, err := os.ReadFile(filepath.Join(run, "state.json"))
@@ -144,9 +144,9 @@ func ReadState(run string) (State, error) {
 	return s, nil
 }
 
-// Gone tells whether a lab's supervisor and everything it started have ended.
-// A supervisor that is a zombie may have children that are still ending; it is
-// gone when the kernel has only its exit status left.
+// Gone reports whether a lab's supervisor and everything that it started have exited. A
+// supervisor that is a zombie may have children that are still exiting; it is gone when
+// it has at most one task left.
 func Gone(s State) bool {
 	if started, err := StartTime(s.PID); err == nil && started == s.Started {
 		return false
@@ -163,7 +163,7 @@ func writeJSON(path string, v any) error {
 	if err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
-	// Renamed into place, so that a reader never sees half of it.
+	// Rename, so that a reader never reads a partial file.
 	if err := os.WriteFile(path+".new", data, 0o600); err != nil {
 		return fmt.Errorf("write %s: %w", path, err)
 	}
@@ -179,7 +179,7 @@ func StartTime(pid int) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// The program's name stands in brackets and may hold anything.
+	// The program's name is in parentheses and may contain any character.
 	_, rest, ok := strings.Cut(string(data), ") ")
 	f := strings.Fields(rest)
 	if !ok || len(f) < 20 || f[0] == "Z" {

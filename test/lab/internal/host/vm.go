@@ -17,13 +17,13 @@ const (
 	cpus     = 2
 )
 
-// frugal turns off what costs an emulated processor most and a throw-away
-// machine needs least: hardening, clearing of fresh memory, watchdogs.
-const frugal = "mitigations=off apparmor=0 audit=0 init_on_alloc=0 hardened_usercopy=off randomize_kstack_offset=off " +
+// guestArgs are kernel arguments that disable what is slow under emulation and what a
+// test machine does not need: hardening, clearing of allocated memory, watchdogs.
+const guestArgs = "mitigations=off apparmor=0 audit=0 init_on_alloc=0 hardened_usercopy=off randomize_kstack_offset=off " +
 	"nowatchdog tsc=reliable no_timer_check preempt=none random.trust_cpu=on"
 
 // accelerator returns QEMU's options for KVM or for emulation. cx16=off: QEMU 7.2
-// mis-executes cmpxchg16b under emulation, and kernels die of it at random.
+// emulates cmpxchg16b incorrectly, which crashes kernels at random.
 func accelerator(kvm bool) []string {
 	if kvm {
 		return []string{"-accel", "kvm", "-cpu", "host"}
@@ -31,8 +31,8 @@ func accelerator(kvm bool) []string {
 	return []string{"-accel", "tcg,thread=multi", "-cpu", "max,cx16=off"}
 }
 
-// keepVM runs a node for ever: a guest that reboots or powers off is started
-// again, as a machine would be.
+// keepVM starts a node and restarts it forever: a guest that reboots or powers off
+// starts again.
 func (s Spec) keepVM(c *children, n Machine) error {
 	vm, err := s.startVM(c, n)
 	if err != nil {
@@ -41,10 +41,10 @@ func (s Spec) keepVM(c *children, n Machine) error {
 	go func() {
 		for {
 			err := vm.Wait()
-			slog.Warn("node ended and is started again", "name", n.Name, "err", err)
+			slog.Warn("Node exited, restarting it", "node", n.Name, "error", err)
 			time.Sleep(time.Second)
 			if vm, err = s.startVM(c, n); err != nil {
-				slog.Error("node cannot be started again", "name", n.Name, "err", err)
+				slog.Error("Failed to restart node", "node", n.Name, "error", err)
 				return
 			}
 		}
@@ -52,8 +52,8 @@ func (s Spec) keepVM(c *children, n Machine) error {
 	return nil
 }
 
-// startVM starts a node's QEMU. Its disks are of one NVMe controller, because
-// namespaces keep their order where controllers are found in any (sys.RootDisk).
+// startVM starts a node's QEMU. Its disks are namespaces of one NVMe controller: their
+// order is fixed, unlike the order in which the kernel finds controllers (sys.RootDisk).
 func (s Spec) startVM(c *children, n Machine) (*exec.Cmd, error) {
 	args := append([]string{"qemu-system-x86_64", "-M", "q35"}, accelerator(s.KVM)...)
 	args = append(args, "-smp", fmt.Sprint(cpus), "-m", fmt.Sprint(memoryMB), "-nographic", "-no-reboot", "-nodefaults",
@@ -73,6 +73,6 @@ func (s Spec) startVM(c *children, n Machine) (*exec.Cmd, error) {
 			"-device", fmt.Sprintf("virtio-net-pci,netdev=net%d,mac=%s,romfile=", i, card.mac))
 	}
 	args = append(args, "-kernel", s.Artifacts.Kernel, "-append",
-		"console=ttyS0 panic=-1 quiet "+frugal+" root="+sys.RootDisk+" rootfstype="+sys.DiskKind+" ro rootwait init=/usr/sbin/lab-stage0 lab.node="+n.Name)
+		"console=ttyS0 panic=-1 quiet "+guestArgs+" root="+sys.RootDisk+" rootfstype="+sys.DiskKind+" ro rootwait init=/usr/sbin/lab-stage0 lab.node="+n.Name)
 	return c.start(n.Name, nil, args...)
 }

@@ -11,9 +11,9 @@ import (
 	"syscall"
 )
 
-// Process is a command that runs on another machine of the lab.
+// Process is a command that runs on a machine of the lab.
 type Process struct {
-	what string
+	name string
 	conn net.Conn
 	out  *frameWriter
 
@@ -28,21 +28,21 @@ type Process struct {
 // Dialer connects to one machine's Server.
 type Dialer func(ctx context.Context) (net.Conn, error)
 
-// Start runs the request's command; its output goes to stdout and stderr as it
-// comes. The command is killed when ctx ends or the connection is lost.
+// Start starts the request's command and copies its output to stdout and stderr. The
+// server kills the command when ctx ends or the connection is lost.
 func Start(ctx context.Context, dial Dialer, req Request, stdout, stderr io.Writer) (*Process, error) {
-	what := "an empty command"
+	name := "an empty command"
 	if len(req.Argv) > 0 {
-		what = req.Argv[0]
+		name = req.Argv[0]
 	}
 	conn, err := dial(ctx)
 	if err != nil {
 		return nil, err
 	}
-	p := &Process{what: what, conn: conn, out: &frameWriter{w: conn}, done: make(chan struct{})}
+	p := &Process{name: name, conn: conn, out: &frameWriter{w: conn}, done: make(chan struct{})}
 	if err := p.out.writeJSON(frameRequest, req); err != nil {
 		conn.Close()
-		return nil, fmt.Errorf("ask for %s: %w", what, err)
+		return nil, fmt.Errorf("request %s: %w", name, err)
 	}
 	p.stop = context.AfterFunc(ctx, func() { conn.Close() })
 	go p.receive(ctx, stdout, stderr)
@@ -60,7 +60,7 @@ func (p *Process) receive(ctx context.Context, stdout, stderr io.Writer) {
 			if ctx.Err() != nil {
 				err = context.Cause(ctx)
 			}
-			p.code, p.err = -1, fmt.Errorf("%s: connection ended before the command did: %w", p.what, err)
+			p.code, p.err = -1, fmt.Errorf("%s: the connection was closed before the command exited: %w", p.name, err)
 			return
 		}
 		switch kind {
@@ -75,27 +75,27 @@ func (p *Process) receive(ctx context.Context, stdout, stderr io.Writer) {
 			}
 			p.code = status.Code
 			if status.Error != "" {
-				p.err = fmt.Errorf("%s: %s", p.what, status.Error)
+				p.err = fmt.Errorf("%s: %s", p.name, status.Error)
 			}
 			return
 		}
 	}
 }
 
-// Wait returns the exit code; an error means that there is none: the command
-// could not be started, or its machine went away.
+// Wait waits until the command exits and returns its exit code. It returns an error if
+// the command could not be started or the connection was lost.
 func (p *Process) Wait() (int, error) {
 	<-p.done
 	return p.code, p.err
 }
 
-// Done is closed when the command has ended.
+// Done is closed when the command has exited.
 func (p *Process) Done() <-chan struct{} { return p.done }
 
 // Write sends bytes to the command's standard input.
 func (p *Process) Write(b []byte) (int, error) { return stream{p.out, frameStdin}.Write(b) }
 
-// CloseStdin tells the command that its standard input has ended.
+// CloseStdin closes the command's standard input.
 func (p *Process) CloseStdin() error {
 	var err error
 	p.closeStdin.Do(func() { err = p.out.write(frameStdinEOF, nil) })
@@ -105,7 +105,7 @@ func (p *Process) CloseStdin() error {
 // Signal sends a signal to the command's process group.
 func (p *Process) Signal(s syscall.Signal) error { return p.out.write(frameSignal, []byte{byte(s)}) }
 
-// Resize tells the command's terminal its new size.
+// Resize sets the size of the command's terminal.
 func (p *Process) Resize(rows, cols uint16) error {
 	return p.out.writeJSON(frameWindow, windowSize{Rows: rows, Cols: cols})
 }

@@ -1,7 +1,6 @@
-// Package remote runs commands on another machine of the lab over one TCP or
-// unix connection each: a node VM or the external host. It is a lab tool with
-// a shared token and no encryption; it listens only on networks that exist
-// inside the lab's own network namespace.
+// Package remote runs commands on a machine of the lab, a node VM or the external host,
+// with one TCP or unix connection per command. It uses a shared token and no encryption:
+// it listens only on networks inside the lab's own network namespace.
 package remote
 
 import (
@@ -12,23 +11,23 @@ import (
 	"sync"
 )
 
-// Request opens a connection: one JSON object, sent as a frame of kind
-// frameRequest. Everything after it is frames in both directions.
+// Request is the first message of a connection, a JSON object in a frame of kind
+// frameRequest. Further frames follow in both directions.
 type Request struct {
 	Token string   `json:"token"`
 	Argv  []string `json:"argv"`
 	Dir   string   `json:"dir,omitempty"`
 	Env   []string `json:"env,omitempty"`
-	// PTY asks for a terminal of Rows × Cols; output then comes as stdout.
+	// PTY requests a terminal of Rows × Cols; all output is then stdout.
 	PTY  bool   `json:"pty,omitempty"`
 	Rows uint16 `json:"rows,omitempty"`
 	Cols uint16 `json:"cols,omitempty"`
 }
 
-// exitStatus is the last frame a server sends.
+// exitStatus is the content of the server's last frame.
 type exitStatus struct {
 	Code int `json:"code"`
-	// Error says why the command could not be started at all.
+	// Error says why the command could not be started.
 	Error string `json:"error,omitempty"`
 }
 
@@ -37,7 +36,7 @@ type windowSize struct {
 	Cols uint16 `json:"cols"`
 }
 
-// Kinds of frame. The first block goes to the server, the second comes back.
+// Kinds of frames: first the client's, then the server's.
 const (
 	frameRequest  byte = 'R'
 	frameStdin    byte = 'i'
@@ -50,10 +49,10 @@ const (
 	frameExit   byte = 'x'
 )
 
-// maxFrame bounds what a peer can make us allocate.
+// maxFrame limits the memory that a peer's frame can take.
 const maxFrame = 1 << 20
 
-// frameWriter writes frames from several goroutines.
+// frameWriter writes frames; several goroutines may use it.
 type frameWriter struct {
 	mu sync.Mutex
 	w  io.Writer
@@ -78,7 +77,7 @@ func (f *frameWriter) writeJSON(kind byte, v any) error {
 	return f.write(kind, payload)
 }
 
-// stream is an io.Writer that sends everything as frames of one kind.
+// stream is an io.Writer that sends frames of one kind.
 type stream struct {
 	f    *frameWriter
 	kind byte

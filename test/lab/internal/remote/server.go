@@ -19,13 +19,12 @@ import (
 	"github.com/creack/pty"
 )
 
-// Server runs the commands that clients with the right token ask for.
+// Server runs commands for clients that have the token.
 type Server struct {
 	Token string
-	// Env is the environment every command starts with.
+	// Env is the environment of every command.
 	Env []string
-	// Prepare, when set, adjusts a command before it starts, such as to put it
-	// into a cgroup of its own.
+	// Prepare, if set, changes a command before it starts, for example its cgroup.
 	Prepare func(*exec.Cmd)
 }
 
@@ -37,7 +36,7 @@ func (s *Server) Serve(l net.Listener) error {
 			return nil
 		}
 		if err != nil {
-			slog.Error("accept a lab command", "err", err)
+			slog.Error("Failed to accept a command connection", "error", err)
 			time.Sleep(100 * time.Millisecond)
 			continue
 		}
@@ -58,7 +57,7 @@ func (s *Server) handle(conn net.Conn) {
 		return
 	}
 	if subtle.ConstantTimeCompare([]byte(req.Token), []byte(s.Token)) != 1 {
-		out.writeJSON(frameExit, exitStatus{Code: -1, Error: "wrong token: this is another lab"})
+		out.writeJSON(frameExit, exitStatus{Code: -1, Error: "wrong token: the machine belongs to another lab"})
 		return
 	}
 	if len(req.Argv) == 0 {
@@ -73,9 +72,9 @@ func (s *Server) handle(conn net.Conn) {
 	out.writeJSON(frameExit, status)
 }
 
-// run starts the command, copies its streams and returns its exit code. The
-// command's process group is killed when the client goes away before the
-// command has ended, so that a test that dies leaves nothing running behind it.
+// run runs the command, copies its streams and returns its exit code. It kills the
+// command's process group if the client disconnects before the command exits, so that
+// an aborted test leaves nothing running.
 func (s *Server) run(req Request, in io.Reader, out *frameWriter) (int, error) {
 	cmd := exec.Command(req.Argv[0], req.Argv[1:]...)
 	cmd.Dir = req.Dir
@@ -83,7 +82,7 @@ func (s *Server) run(req Request, in io.Reader, out *frameWriter) (int, error) {
 	if s.Prepare != nil {
 		s.Prepare(cmd)
 	}
-	// A background child that keeps stdout open must not hold the answer back.
+	// A background child that keeps stdout open must not delay the exit status.
 	cmd.WaitDelay = time.Second
 
 	var stdin io.WriteCloser
@@ -100,7 +99,7 @@ func (s *Server) run(req Request, in io.Reader, out *frameWriter) (int, error) {
 	} else {
 		pipe, err := cmd.StdinPipe()
 		if err != nil {
-			return -1, fmt.Errorf("make stdin of %s: %w", req.Argv[0], err)
+			return -1, fmt.Errorf("create stdin of %s: %w", req.Argv[0], err)
 		}
 		stdin = pipe
 		cmd.Stdout, cmd.Stderr = stream{out, frameStdout}, stream{out, frameStderr}
@@ -118,7 +117,7 @@ func (s *Server) run(req Request, in io.Reader, out *frameWriter) (int, error) {
 	err := cmd.Wait()
 	ended.Store(true)
 	if req.PTY {
-		// The copy ends with EIO once the last process has closed the terminal.
+		// The copy ends with EIO when the last process has closed the terminal.
 		finished := make(chan struct{})
 		go func() { copying.Wait(); close(finished) }()
 		select {
@@ -140,7 +139,7 @@ func (s *Server) run(req Request, in io.Reader, out *frameWriter) (int, error) {
 	}
 }
 
-// control feeds what the client sends to the command, until the client leaves.
+// control forwards the client's frames to the command until the client disconnects.
 func control(p *os.Process, ended *atomic.Bool, stdin io.WriteCloser, terminal *os.File, in io.Reader) {
 	defer stdin.Close()
 	for {

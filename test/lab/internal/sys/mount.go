@@ -9,13 +9,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Mount is a file system without a device; the options are the kernel's.
+// Mount is a mount of a file system without a device.
 type Mount struct{ Kind, Target, Options string }
 
-// Do makes the mount point and mounts; what is mounted already stays.
+// Do creates the mount point and mounts the file system, unless it is mounted.
 func (m Mount) Do() error {
 	if err := os.MkdirAll(m.Target, 0o755); err != nil {
-		return fmt.Errorf("make the mount point %s: %w", m.Target, err)
+		return fmt.Errorf("create the mount point %s: %w", m.Target, err)
 	}
 	if err := unix.Mount(m.Kind, m.Target, m.Kind, 0, m.Options); err != nil && !errors.Is(err, unix.EBUSY) {
 		return fmt.Errorf("mount %s on %s: %w", m.Kind, m.Target, err)
@@ -23,7 +23,8 @@ func (m Mount) Do() error {
 	return nil
 }
 
-// Private keeps the mounts of this mount namespace out of every other.
+// Private makes all mounts of this mount namespace private: later mounts do not
+// propagate to other namespaces.
 func Private() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
@@ -31,10 +32,10 @@ func Private() error {
 	return nil
 }
 
-// Bind shows the directory from at to as well.
+// Bind bind-mounts the directory from on to.
 func Bind(from, to string) error {
 	if err := os.MkdirAll(to, 0o755); err != nil {
-		return fmt.Errorf("make the mount point %s: %w", to, err)
+		return fmt.Errorf("create the mount point %s: %w", to, err)
 	}
 	if err := unix.Mount(from, to, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
 		return fmt.Errorf("bind %s to %s: %w", from, to, err)
@@ -42,7 +43,7 @@ func Bind(from, to string) error {
 	return nil
 }
 
-// Overlay mounts lower with an upper directory below rw on target.
+// Overlay mounts an overlay of lower on target, with its upper directory below rw.
 func Overlay(lower, rw, target string) error {
 	for _, d := range []string{rw + "/upper", rw + "/work", target} {
 		if err := os.MkdirAll(d, 0o755); err != nil {
@@ -56,7 +57,7 @@ func Overlay(lower, rw, target string) error {
 	return nil
 }
 
-// EnterRoot makes root the root file system and drops the old one.
+// EnterRoot makes root the root file system and unmounts the old one.
 func EnterRoot(root string) error {
 	if err := os.Chdir(root); err != nil {
 		return fmt.Errorf("enter the new root: %w", err)
@@ -65,7 +66,7 @@ func EnterRoot(root string) error {
 		return fmt.Errorf("pivot to %s: %w", root, err)
 	}
 	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
-		return fmt.Errorf("drop the old root: %w", err)
+		return fmt.Errorf("unmount the old root: %w", err)
 	}
 	if err := os.Chdir("/"); err != nil {
 		return fmt.Errorf("enter the new root: %w", err)

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// WaitFile waits for a file or socket that a daemon makes when it is ready.
+// WaitFile waits for a file or socket that a daemon creates when it is ready.
 func WaitFile(path string, limit time.Duration) error {
 	_, err := Poll(limit, path, func() (os.FileInfo, error) { return os.Stat(path) })
 	return err
@@ -24,7 +24,7 @@ func Poll[T any](limit time.Duration, what string, get func() (T, error)) (T, er
 		}
 		select {
 		case <-ctx.Done():
-			return v, fmt.Errorf("%s was not there within %s: %w", what, limit, err)
+			return v, fmt.Errorf("wait for %s: not within %s: %w", what, limit, err)
 		case <-time.After(50 * time.Millisecond):
 		}
 	}

@@ -19,28 +19,28 @@ import (
 	adversary "bulkhead/test/adversary/writes"
 )
 
-// Whatever a tenant who may do everything in a namespace, or a node with its
-// token, writes: no id, address or network of anybody else's moves.
+// No write of a namespace's administrator or of a node's token changes another
+// tenant's id, address or network.
 func TestAdversaryWrites(t *testing.T) {
 	needAPI(t)
-	w := newPodWorld(t)
+	w := newPodFixture(t)
 	startController(t, testConfig(t))
 	s := adversary.Scenario{Attacker: "adv-amber", Victim: "adv-green", Network: "net", Pod: "attacker", VictimPod: "victim", Node: "adv-near", OtherNode: "adv-far"}
 	for i, ns := range []string{s.Attacker, s.Victim} {
 		defer w.remove(w.namespace(ns, true))
 		u := newUDN(ns, s.Network, udnv1.CIDR(fmt.Sprintf("10.%d.0.0/16", 150+i)))
 		w.create(u)
-		w.created(u)
+		w.waitCreated(u)
 	}
 	for _, n := range []string{s.Node, s.OtherNode} {
-		w.nodeWithID(n)
+		w.createNode(n)
 	}
 	pods := map[string]string{s.Attacker: s.Pod, s.Victim: s.VictimPod}
 	third := map[string]int{s.Attacker: 150, s.Victim: 151}
 	for ns, name := range pods {
 		key := network.NADKey(ns, s.Network)
 		entry := `"default":{"ip_addresses":["10.244.0.3/24"],"mac_address":"0a:58:0a:f4:00:03","role":"infrastructure-locked"}`
-		p := w.scheduledOn(map[string]string{s.Attacker: s.Node, s.Victim: s.OtherNode}[ns], ns, name,
+		p := w.createPodOn(map[string]string{s.Attacker: s.Node, s.Victim: s.OtherNode}[ns], ns, name,
 			map[string]string{network.AnnotationPodNetworks: fmt.Sprintf(`{%s,%q:{"ip_addresses":["10.%d.0.3/24"],"mac_address":"0a:58:0a:97:00:03","role":"primary"}}`, entry, key, third[ns])})
 		if ns == s.Victim {
 			n, err := w.entry(p, key)
@@ -52,12 +52,20 @@ func TestAdversaryWrites(t *testing.T) {
 	}
 	s.AttackerID, s.VictimID = w.nad(s.Attacker, "net").Annotations[network.AnnotationNetworkID], w.nad(s.Victim, "net").Annotations[network.AnnotationNetworkID]
 	grantEverything(t, w, s.Attacker, "adversary")
-	tenant, node := nadClient(t, as("adversary")), nodeClient(t, s.Node)
+	tenant, node := nadClient(t, impersonate("adversary")), nodeClient(t, s.Node)
 
-	t.Cleanup(func() { w.takeAway(s.Attacker) })
+	t.Cleanup(func() { w.forceDeleteAll(s.Attacker) })
 	before, err := adversary.Read(w.ctx, w)
 	if err != nil {
 		t.Fatal(err)
+	}
+	for _, ns := range []string{s.Attacker, s.Victim} {
+		if key := "NetworkAttachmentDefinition " + ns + "/" + s.Network + " id"; before[key] == "" {
+			t.Fatalf("no fact %q among %d", key, len(before))
+		}
+	}
+	if len(s.VictimEntry.IPs) == 0 {
+		t.Fatal("the victim has no address to steal")
 	}
 	mine := func(fact string) bool {
 		for _, own := range []string{"Pod " + s.Attacker + "/made", "Pod " + s.Attacker + "/bound", "NetworkAttachmentDefinition " + s.Attacker + "/third"} {
@@ -67,9 +75,9 @@ func TestAdversaryWrites(t *testing.T) {
 		}
 		return false
 	}
-	unmoved := func(what string) {
+	waitUnchanged := func(what string) {
 		t.Helper()
-		Eventually(t, func() error { // what a tenant may write is mended a moment later
+		Eventually(t, func() error { // the controller repairs what a tenant may write
 			now, err := adversary.Read(w.ctx, w)
 			if err != nil {
 				return err
@@ -81,51 +89,57 @@ func TestAdversaryWrites(t *testing.T) {
 		})
 	}
 	for _, part := range []struct {
-		what string
-		who  client.Client
-		all  []adversary.Write
+		attacker string
+		client   client.Client
+		all      []adversary.Write
 	}{
-		{"who writes NADs", tenant, s.NADAuthor()}, {"who writes UserDefinedNetworks", tenant, s.UDNAuthor()},
-		{"who writes pods", tenant, s.PodAuthor()}, {"who has a node's token", node, s.NodeToken()},
+		{"an author of NADs", tenant, s.NADAuthor()}, {"an author of UserDefinedNetworks", tenant, s.UDNAuthor()},
+		{"an author of pods", tenant, s.PodAuthor()}, {"the holder of a node's token", node, s.NodeToken()},
 	} {
-		r, err := adversary.Run(w.ctx, part.who, w, part.all)
+		r, err := adversary.Run(w.ctx, part.client, w, part.all)
 		if err != nil {
-			t.Errorf("%s: %v", part.what, err)
+			t.Errorf("%s: %v", part.attacker, err)
 		}
-		t.Logf("%s: %d writes, %d refused", part.what, len(part.all), r.Refused)
-		unmoved(part.what)
+		t.Logf("%s: %d writes, %d refused", part.attacker, len(part.all), r.Refused)
+		waitUnchanged(part.attacker)
 	}
 	r, err := adversary.Run(w.ctx, tenant, w, s.Deletions())
 	if err != nil {
-		t.Errorf("a network's end: %v", err)
+		t.Errorf("deletions: %v", err)
 	}
-	t.Logf("a network's end: %d writes, %d refused", len(s.Deletions()), r.Refused)
-	// The next network is not what the attacker's pod is on.
+	t.Logf("deletions: %d writes, %d refused", len(s.Deletions()), r.Refused)
+	// New networks do not get an id that the attacker's pod still uses.
 	for i := range 3 {
 		ns := fmt.Sprintf("adv-next-%d", i)
 		defer w.remove(w.namespace(ns, true))
 		u := newUDN(ns, "net", "10.152.0.0/16")
 		w.create(u)
 		defer w.remove(u)
-		w.created(u)
+		w.waitCreated(u)
 		id := w.nad(ns, "net").Annotations[network.AnnotationNetworkID]
 		for fact, value := range before {
 			if strings.HasPrefix(fact, "NetworkAttachmentDefinition ") && strings.HasSuffix(fact, " id") && value == id {
-				t.Errorf("the next network has the id %s, as %s", id, fact)
+				t.Errorf("a new network has the id %s, as %s", id, fact)
 			}
 		}
 	}
-	unmovedEnd, err := adversary.Read(w.ctx, w)
+	// The controller has created networks since the last attempt, so that it has
+	// also reconciled the attempts.
+	after, err := adversary.Read(w.ctx, w)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if d := append(unmovedEnd.SharedIDs(), unmovedEnd.Stolen(s)...); len(d) > 0 {
+	attackersOrNew := func(fact string) bool {
+		return strings.Contains(fact, " "+s.Attacker+"/") || strings.Contains(fact, "/adv-next-")
+	}
+	if d := append(append(after.Differences(before, attackersOrNew), after.SharedIDs()...), after.Stolen(s)...); len(d) > 0 {
 		t.Errorf("at the end: %s", strings.Join(d, "\n"))
 	}
 }
 
-// takeAway removes what an author may have made that does not go by itself.
-func (w world) takeAway(ns string) {
+// forceDeleteAll deletes the pods and networks of a namespace and removes their
+// finalizers.
+func (w fixture) forceDeleteAll(ns string) {
 	w.t.Helper()
 	for _, l := range []client.ObjectList{&corev1.PodList{}, &udnv1.UserDefinedNetworkList{}} {
 		if err := w.List(w.ctx, l, client.InNamespace(ns)); err != nil {

@@ -16,8 +16,8 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// parallel creates n objects, several at a time.
-func (w world) parallel(n int, object func(i int) client.Object) {
+// createParallel creates n objects, several at a time.
+func (w fixture) createParallel(n int, object func(i int) client.Object) {
 	w.t.Helper()
 	var wg sync.WaitGroup
 	for k := range 8 {
@@ -35,15 +35,15 @@ func (w world) parallel(n int, object func(i int) client.Object) {
 	}
 }
 
-// Networks come and go, each under a name of its own: ids are used again, and
-// nothing of a network stays in memory.
+// Networks with different names are created and deleted: their ids are released,
+// and the controller keeps nothing of them in memory.
 func TestChurn(t *testing.T) {
 	needAPI(t)
-	w := newWorld(t)
-	w.settle()
+	w := newFixture(t)
+	w.waitClean()
 	const lanes, cycles = 10, 30
-	// Twice as many as there are at a time: with fewer than networks in all, an
-	// id that is not given back ends the test.
+	// Twice as many as exist at a time, but fewer than in total: the test fails
+	// if ids are not released.
 	cfg, err := config.Parse(fmt.Sprintf("[default]\nmax-networks = %d\n[kubernetes]\nlease-duration = 2s\nlease-renew-deadline = 1s\n", 2*lanes))
 	if err != nil {
 		t.Fatal(err)
@@ -52,10 +52,10 @@ func TestChurn(t *testing.T) {
 		team := fmt.Sprintf("churn-%d", i)
 		defer w.remove(w.namespace(team, true, "team="+team))
 	}
-	m := startMortal(cfg, 0, false) // which remembers no writes
+	m := startCrashController(cfg, 0, false) // records no writes, unlike startController
 	defer m.stop(t)
-	had := map[string]string{}
-	turn := func(cycle int) {
+	previous := map[string]string{}
+	runCycle := func(cycle int) {
 		var cudns []*udnv1.ClusterUserDefinedNetwork
 		for i := range lanes {
 			c := newCUDN(fmt.Sprintf("churn-%d-%d", i, cycle), fmt.Sprintf("churn-%d", i), "10.121.0.0/16")
@@ -63,12 +63,12 @@ func TestChurn(t *testing.T) {
 			cudns = append(cudns, c)
 		}
 		for i, c := range cudns {
-			w.created(c)
+			w.waitCreated(c)
 			id := w.nad(fmt.Sprintf("churn-%d", i), c.Name).Annotations[network.AnnotationNetworkID]
-			if id == "" || had[id] != "" {
-				t.Errorf("%s has the id %q, which %s had", c.Name, id, had[id])
+			if id == "" || previous[id] != "" {
+				t.Errorf("network %s has id %q, which network %s had", c.Name, id, previous[id])
 			}
-			had[id] = c.Name
+			previous[id] = c.Name
 			w.remove(c)
 		}
 		for _, c := range cudns {
@@ -77,24 +77,24 @@ func TestChurn(t *testing.T) {
 	}
 	memory := func() (bytes uint64, goroutines int) {
 		var m runtime.MemStats
-		for range 3 { // what finalizers and pools hold goes after the first
+		for range 3 { // finalizers and pools release memory only after the first
 			runtime.GC()
 		}
 		runtime.ReadMemStats(&m)
 		return m.HeapAlloc, runtime.NumGoroutine()
 	}
 	for cycle := range cycles / 3 {
-		turn(cycle)
+		runCycle(cycle)
 	}
 	before, goroutines := memory()
 	for cycle := cycles / 3; cycle < cycles; cycle++ {
-		turn(cycle)
+		runCycle(cycle)
 	}
 	after, goroutinesAfter := memory()
-	t.Logf("%d networks made and deleted, %d at a time: heap %d KiB after a third, %d KiB at the end; goroutines %d, %d",
+	t.Logf("%d networks created and deleted, %d at a time: heap %d KiB after a third, %d KiB at the end; goroutines %d, %d",
 		lanes*cycles, lanes, before>>10, after>>10, goroutines, goroutinesAfter)
-	// A network's objects take several KiB: this is less than a tenth of what
-	// 200 forgotten ones would.
+	// A network's objects take several KiB: the limit is less than a tenth of
+	// what 200 leaked networks would take.
 	if after > before+64<<10 {
 		t.Errorf("the heap grew from %d to %d bytes", before, after)
 	}
@@ -103,25 +103,25 @@ func TestChurn(t *testing.T) {
 	}
 }
 
-// Nothing runs on after the cluster role has ended.
-func TestNoGoroutineLeft(t *testing.T) {
+// No goroutine remains after the cluster role has stopped.
+func TestNoGoroutineLeak(t *testing.T) {
 	needAPI(t)
-	w := newWorld(t)
-	w.settle() // leaves the connections that this process keeps to the API server
+	w := newFixture(t)
+	w.waitClean() // opens the connections that this process keeps to the API server
 	team := "leak"
 	defer w.remove(w.namespace(team, true, "team="+team))
 	before := goleak.IgnoreCurrent()
 	c := startController(t, testConfig(t))
 	n := newCUDN(team, team, "10.122.0.0/16")
 	w.create(n)
-	w.created(n)
+	w.waitCreated(n)
 	w.remove(n)
 	w.waitGone(n)
 	c.stop()
-	// controller-runtime's watch of metadata, stopped with an event in hand, offers
-	// that for ever: one for each watch that this process ever stopped.
-	offering := goleak.IgnoreTopFunction("k8s.io/apimachinery/pkg/watch.(*filteredWatch).loop")
-	if err := goleak.Find(before, offering); err != nil {
+	// controller-runtime's metadata watch leaks a goroutine per stopped watch: it
+	// blocks on sending its last event.
+	filteredWatch := goleak.IgnoreTopFunction("k8s.io/apimachinery/pkg/watch.(*filteredWatch).loop")
+	if err := goleak.Find(before, filteredWatch); err != nil {
 		t.Error(err)
 	}
 }

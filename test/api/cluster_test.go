@@ -18,18 +18,18 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// The four cases of the namespace label.
+// A primary network needs the namespace label.
 func TestNamespaceLabel(t *testing.T) {
 	needAPI(t)
-	w := newWorld(t)
+	w := newFixture(t)
 	startController(t, testConfig(t))
 
 	plain, labelled := w.namespace("label-plain", false), w.namespace("label-primary", true)
 	defer w.remove(plain)
 	defer w.remove(labelled)
 
-	// Missing label and a primary network: an error, and no NAD; pods of the
-	// namespace stay on the default network.
+	// Without the label: an error and no NAD; the namespace's pods stay on the
+	// default network.
 	u := newUDN("label-plain", "net", "10.100.0.0/16")
 	w.create(u)
 	w.waitCondition(u, udnv1.ConditionNetworkCreated, metav1.ConditionFalse, "SyncError", "invalid primary network state", network.LabelPrimaryUDN)
@@ -47,17 +47,17 @@ func TestNamespaceLabel(t *testing.T) {
 				return nil
 			}
 		}
-		return fmt.Errorf("no event about the failure among %d", len(l.Items))
+		return fmt.Errorf("no SyncError event among %d events", len(l.Items))
 	})
 
-	// Label and a primary network: a NAD with its id from the start.
+	// With the label: a NAD that has its id from its creation.
 	u = newUDN("label-primary", "net", "10.100.0.0/16", "fd10::/48")
 	w.create(u)
-	w.created(u)
+	w.waitCreated(u)
 	w.waitCondition(u, udnv1.ConditionNetworkAllocationSucceeded, metav1.ConditionTrue, "Network allocation succeeded for all synced nodes.")
 	nad := w.nad("label-primary", "net")
 	if nad.Generation != 1 || nad.Annotations[network.AnnotationNetworkID] == "" || nad.Annotations[network.AnnotationNetworkName] != "label-primary_net" {
-		t.Errorf("NAD generation %d annotations %v: want the id and name in the write that created it", nad.Generation, nad.Annotations)
+		t.Errorf("NAD generation %d annotations %v: want generation 1 with the id and the name", nad.Generation, nad.Annotations)
 	}
 	conf, err := network.ParseNetConf(nad.Spec.Config)
 	if err != nil || conf.Subnets != "10.100.0.0/16/24,fd10::/48/64" || conf.JoinSubnet != "100.65.0.0/16,fd99::/64" || conf.NetAttachDefName != "label-primary/net" {
@@ -69,11 +69,11 @@ func TestNamespaceLabel(t *testing.T) {
 	}
 }
 
-// Two networks want one namespace: the second reports, and has it once the
-// first is gone.
+// Two primary networks select one namespace: the second reports a conflict, and
+// gets the namespace when the first is deleted.
 func TestOnePrimaryNetwork(t *testing.T) {
 	needAPI(t)
-	w := newWorld(t)
+	w := newFixture(t)
 	startController(t, testConfig(t))
 	for _, n := range []string{"a", "b", "c", "d", "e"} {
 		labels := []string{"net1=" + fmt.Sprint(n <= "c"), "net2=" + fmt.Sprint(n >= "c")}
@@ -84,7 +84,7 @@ func TestOnePrimaryNetwork(t *testing.T) {
 	net1.Spec.NamespaceSelector = metav1.LabelSelector{MatchLabels: map[string]string{"net1": "true"}}
 	net2.Spec.NamespaceSelector = metav1.LabelSelector{MatchLabels: map[string]string{"net2": "true"}}
 	w.create(net1)
-	w.created(net1, "[one-a, one-b, one-c]")
+	w.waitCreated(net1, "[one-a, one-b, one-c]")
 	w.waitCondition(net1, udnv1.ConditionTransportAccepted, metav1.ConditionTrue, "GeneveTransportAccepted")
 	w.create(net2)
 	defer w.remove(net2)
@@ -95,28 +95,28 @@ func TestOnePrimaryNetwork(t *testing.T) {
 		ids[w.nad("one-"+n, "one-net1").Annotations[network.AnnotationNetworkID]] = true
 	}
 	if len(ids) != 1 {
-		t.Errorf("one network has the ids %v", ids)
+		t.Errorf("network one-net1 has ids %v, want one", ids)
 	}
 	if id := w.nad("one-d", "one-net2").Annotations[network.AnnotationNetworkID]; ids[id] {
-		t.Errorf("two networks have the id %s", id)
+		t.Errorf("two networks share id %s", id)
 	}
 	w.remove(net1)
 	w.waitGone(net1)
-	w.created(net2, "[one-c, one-d, one-e]")
+	w.waitCreated(net2, "[one-c, one-d, one-e]")
 }
 
-// Namespaces come and go with their labels and with the selector.
+// NADs follow the namespaces' labels and the network's selector.
 func TestSelector(t *testing.T) {
 	needAPI(t)
-	w := newWorld(t)
+	w := newFixture(t)
 	startController(t, testConfig(t))
 	c := newCUDN("sel-net", "sel", "10.103.0.0/16")
 	w.create(c)
 	defer w.remove(c)
-	w.created(c, "[]")
+	w.waitCreated(c, "[]")
 	one := w.namespace("sel-one", true, "team=sel")
 	defer w.remove(one)
-	w.created(c, "[sel-one]")
+	w.waitCreated(c, "[sel-one]")
 	two := w.namespace("sel-two", true, "team=other")
 	defer w.remove(two)
 	patch := func(o client.Object, body string) {
@@ -126,27 +126,27 @@ func TestSelector(t *testing.T) {
 		}
 	}
 	patch(two, `{"metadata":{"labels":{"team":"sel"}}}`)
-	w.created(c, "[sel-one, sel-two]")
-	pod := w.pod("sel-one", "p", "sel-one/sel-net")
+	w.waitCreated(c, "[sel-one, sel-two]")
+	pod := w.createPodUsing("sel-one", "p", "sel-one/sel-net")
 	patch(one, `{"metadata":{"labels":{"team":"other"}}}`)
 	w.waitCondition(c, udnv1.ConditionNetworkCreated, metav1.ConditionFalse, "network in use by the following pods: [sel-one/p]")
 	patch(one, `{"metadata":{"labels":{"team":"sel"}}}`)
-	w.created(c, "[sel-one, sel-two]") // nothing was lost
+	w.waitCreated(c, "[sel-one, sel-two]") // sel-one's NAD still exists
 	patch(one, `{"metadata":{"labels":{"team":"other"}}}`)
 	w.waitCondition(c, udnv1.ConditionNetworkCreated, metav1.ConditionFalse, "network in use")
 	w.remove(pod)
-	w.created(c, "[sel-two]")
+	w.waitCreated(c, "[sel-two]")
 	w.waitGone(&nadv1.NetworkAttachmentDefinition{ObjectMeta: metav1.ObjectMeta{Namespace: "sel-one", Name: "sel-net"}})
 	patch(c, `{"spec":{"namespaceSelector":{"matchLabels":null,"matchExpressions":[{"key":"kubernetes.io/metadata.name","operator":"In","values":["sel-one"]}]}}}`)
-	w.created(c, "[sel-one]")
+	w.waitCreated(c, "[sel-one]")
 	patch(c, `{"spec":{"namespaceSelector":{"matchExpressions":[{"key":"a","operator":"Near","values":["b"]}]}}}`)
 	w.waitCondition(c, udnv1.ConditionNetworkCreated, metav1.ConditionFalse, "namespaceSelector is invalid", "[sel-one]")
 }
 
-// NADs that are not ours are left alone; ours are repaired.
+// The controller leaves foreign NADs alone and repairs its own.
 func TestForeignAndMalformedNAD(t *testing.T) {
 	needAPI(t)
-	w := newWorld(t)
+	w := newFixture(t)
 	startController(t, testConfig(t))
 	ns := w.namespace("foreign", true)
 	defer w.remove(ns)
@@ -157,10 +157,10 @@ func TestForeignAndMalformedNAD(t *testing.T) {
 	w.create(u)
 	w.waitCondition(u, udnv1.ConditionNetworkCreated, metav1.ConditionFalse, "foreign NetworkAttachmentDefinition with the desired name already exist [foreign/net]")
 	if got := w.nad("foreign", "net"); got.ResourceVersion != foreign.ResourceVersion {
-		t.Errorf("the foreign NAD was changed: %+v", got)
+		t.Errorf("the controller changed the foreign NAD: %+v", got)
 	}
 	w.remove(foreign)
-	w.created(u)
+	w.waitCreated(u)
 
 	good := w.nad("foreign", "net")
 	for _, body := range []string{
@@ -171,7 +171,7 @@ func TestForeignAndMalformedNAD(t *testing.T) {
 		`{"metadata":{"annotations":null}}`,
 		`{"metadata":{"annotations":null,"labels":null,"ownerReferences":null,"finalizers":null},"spec":{"config":"{}"}}`,
 		`{"metadata":{"annotations":{"k8s.ovn.org/network-id":"77","k8s.ovn.org/network-name":"another"}}}`,
-		// Once, this freed the network's id under its pods.
+		// This must not release the network's id while pods use it.
 		`{"metadata":{"ownerReferences":null,"finalizers":null}}`,
 		`{"metadata":{"ownerReferences":null,"finalizers":null},"spec":{"config":"{\"cniVersion\":\"1.1.0\",\"name\":\"cluster_udn_other\",\"type\":\"ovn-k8s-cni-overlay\",\"topology\":\"layer3\",\"role\":\"primary\",\"subnets\":\"10.9.0.0/16/24\"}"}}`,
 		`{"metadata":{"finalizers":["example.com/mine"]}}`,
@@ -184,8 +184,8 @@ func TestForeignAndMalformedNAD(t *testing.T) {
 			ref := metav1.GetControllerOf(n)
 			_, labelled := n.Labels[network.LabelUDN]
 			if n.Spec.Config != good.Spec.Config || n.Annotations[network.AnnotationNetworkID] != good.Annotations[network.AnnotationNetworkID] ||
-				ref == nil || ref.UID != u.UID || !labelled || len(n.Finalizers) == 0 || n.Finalizers[len(n.Finalizers)-1] != network.FinalizerUDN {
-				return fmt.Errorf("after %s not repaired: %+v %s", body, n.ObjectMeta, n.Spec.Config)
+				n.Annotations[network.AnnotationNetworkName] != good.Annotations[network.AnnotationNetworkName] || ref == nil || ref.UID != u.UID || !labelled || len(n.Finalizers) == 0 || n.Finalizers[len(n.Finalizers)-1] != network.FinalizerUDN {
+				return fmt.Errorf("not repaired after patch %s: %+v %s", body, n.ObjectMeta, n.Spec.Config)
 			}
 			return nil
 		})
@@ -195,15 +195,15 @@ func TestForeignAndMalformedNAD(t *testing.T) {
 		t.Fatal(err)
 	}
 
-	// A primary NAD made by hand conflicts, and nothing of either is removed.
+	// A hand-written primary NAD conflicts; both NADs stay.
 	w.create(&nadv1.NetworkAttachmentDefinition{ObjectMeta: metav1.ObjectMeta{Namespace: "foreign", Name: "hand"},
 		Spec: nadv1.NetworkAttachmentDefinitionSpec{Config: `{"cniVersion":"1.1.0","name":"hand","type":"ovn-k8s-cni-overlay","topology":"layer3","role":"primary","subnets":"10.9.0.0/16/24"}`}})
 	w.waitCondition(u, udnv1.ConditionNetworkCreated, metav1.ConditionFalse, "primary network already exist", "foreign/hand")
 	w.nad("foreign", "net")
 	w.remove(w.nad("foreign", "hand"))
-	w.created(u)
+	w.waitCreated(u)
 
-	// A NAD deleted by hand comes back with the same id.
+	// A NAD deleted by hand is recreated with the same id.
 	uid := good.UID
 	w.remove(w.nad("foreign", "net"))
 	Eventually(t, func() error {
@@ -216,13 +216,13 @@ func TestForeignAndMalformedNAD(t *testing.T) {
 		}
 		return nil
 	})
-	w.created(u)
+	w.waitCreated(u)
 }
 
-// What is refused in status, and heals when the cause goes.
-func TestRefused(t *testing.T) {
+// Networks that the API accepts and the controller refuses: the status says why.
+func TestRefusedNetworks(t *testing.T) {
 	needAPI(t)
-	w := newWorld(t)
+	w := newFixture(t)
 	startController(t, testConfig(t))
 	for i, c := range []struct{ cidr, join, want string }{
 		{"10.244.128.0/20", "", "cluster-subnets"},

@@ -34,8 +34,8 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// writes counts what a controller writes, lease and events aside, by verb and
-// resource.
+// writes counts a controller's write requests, except leases and events, by
+// method and path.
 type writes struct {
 	mu sync.Mutex
 	by map[string]int
@@ -71,7 +71,7 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// controller is a running cluster role.
+// testController is a running cluster role.
 type testController struct {
 	*writes
 	stop func()
@@ -87,7 +87,7 @@ func testConfig(t testing.TB) config.Config {
 }
 
 // startController runs the cluster role until the test ends or stop is called.
-// wraps stand between it and the API server.
+// wraps intercept its requests to the API server.
 func startController(t testing.TB, cfg config.Config, wraps ...transport.WrapperFunc) *testController {
 	t.Helper()
 	c := &testController{writes: &writes{by: map[string]int{}}}
@@ -101,14 +101,14 @@ func startController(t testing.TB, cfg config.Config, wraps ...transport.Wrapper
 		logs = os.Stderr
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	ended := make(chan error, 1)
-	go func() { ended <- cluster.Run(ctx, cfg, restConfig, slog.New(slog.NewTextHandler(logs, nil))) }()
+	exited := make(chan error, 1)
+	go func() { exited <- cluster.Run(ctx, cfg, restConfig, slog.New(slog.NewTextHandler(logs, nil))) }()
 	var once sync.Once
 	c.stop = func() {
 		once.Do(func() {
 			cancel()
-			if err := <-ended; err != nil {
-				t.Errorf("controller ended with: %v", err)
+			if err := <-exited; err != nil {
+				t.Errorf("controller failed: %v", err)
 			}
 		})
 	}
@@ -118,8 +118,8 @@ func startController(t testing.TB, cfg config.Config, wraps ...transport.Wrapper
 
 const controllerProcessEnv = "BULKHEAD_TEST_CONTROLLER_KUBECONFIG"
 
-// controllerProcess is the cluster role as a process of its own, that a test
-// can kill.
+// controllerProcess runs the cluster role in this process, which a test started
+// and can kill.
 func controllerProcess() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()
@@ -154,14 +154,14 @@ func startControllerProcess(t *testing.T) *exec.Cmd {
 	return cmd
 }
 
-// world is a client for the admin's side of a test.
-type world struct {
+// fixture is an administrator's client with helpers that fail the test.
+type fixture struct {
 	client.WithWatch
 	t   testing.TB
 	ctx context.Context
 }
 
-func newWorld(t testing.TB) world {
+func newFixture(t testing.TB) fixture {
 	t.Helper()
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, udnv1.AddToScheme, nadv1.AddToScheme} {
@@ -173,26 +173,26 @@ func newWorld(t testing.TB) world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return world{c, t, context.Background()}
+	return fixture{c, t, context.Background()}
 }
 
-func (w world) create(o client.Object) {
+func (w fixture) create(o client.Object) {
 	w.t.Helper()
 	if err := w.Create(w.ctx, o); err != nil {
 		w.t.Fatalf("create %T %s: %v", o, o.GetName(), err)
 	}
 }
 
-// remove deletes o, whatever has become of it, at the end of the test.
-func (w world) remove(o client.Object) {
+// remove deletes o, and succeeds if it does not exist.
+func (w fixture) remove(o client.Object) {
 	w.t.Helper()
 	if err := client.IgnoreNotFound(w.Delete(w.ctx, o)); err != nil {
 		w.t.Fatalf("delete %T %s: %v", o, o.GetName(), err)
 	}
 }
 
-// namespace makes one for the test; primary gives it the label.
-func (w world) namespace(name string, primary bool, labels ...string) *corev1.Namespace {
+// namespace creates a namespace; primary adds the label of primary networks.
+func (w fixture) namespace(name string, primary bool, labels ...string) *corev1.Namespace {
 	w.t.Helper()
 	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{}}}
 	if primary {
@@ -227,9 +227,9 @@ func newCUDN(name, team string, cidrs ...udnv1.CIDR) *udnv1.ClusterUserDefinedNe
 	}}
 }
 
-// waitCondition waits until the owner's condition has that status and its
-// reason and message contain text.
-func (w world) waitCondition(o client.Object, kind string, status metav1.ConditionStatus, text ...string) {
+// waitCondition waits until o's condition has the status and its reason or message
+// contains each text.
+func (w fixture) waitCondition(o client.Object, kind string, status metav1.ConditionStatus, text ...string) {
 	w.t.Helper()
 	Eventually(w.t, func() error {
 		if err := w.Get(w.ctx, client.ObjectKeyFromObject(o), o); err != nil {
@@ -261,12 +261,12 @@ func conditionsOf(o client.Object) []metav1.Condition {
 	return nil
 }
 
-func (w world) created(o client.Object, text ...string) {
+func (w fixture) waitCreated(o client.Object, text ...string) {
 	w.t.Helper()
 	w.waitCondition(o, udnv1.ConditionNetworkCreated, metav1.ConditionTrue, append([]string{udnv1.ReasonNADCreated}, text...)...)
 }
 
-func (w world) nad(ns, name string) *nadv1.NetworkAttachmentDefinition {
+func (w fixture) nad(ns, name string) *nadv1.NetworkAttachmentDefinition {
 	w.t.Helper()
 	n := &nadv1.NetworkAttachmentDefinition{}
 	if err := w.Get(w.ctx, client.ObjectKey{Namespace: ns, Name: name}, n); err != nil {
@@ -275,19 +275,19 @@ func (w world) nad(ns, name string) *nadv1.NetworkAttachmentDefinition {
 	return n
 }
 
-func (w world) waitGone(o client.Object) {
+func (w fixture) waitGone(o client.Object) {
 	w.t.Helper()
 	Eventually(w.t, func() error {
 		err := w.Get(w.ctx, client.ObjectKeyFromObject(o), o)
 		if apierrors.IsNotFound(err) {
 			return nil
 		}
-		return fmt.Errorf("%T %s is still there: %v, finalizers %v, deleted %v", o, o.GetName(), err, o.GetFinalizers(), o.GetDeletionTimestamp())
+		return fmt.Errorf("%T %s still exists: %v, finalizers %v, deleted %v", o, o.GetName(), err, o.GetFinalizers(), o.GetDeletionTimestamp())
 	})
 }
 
-// pod makes a pod that uses the NADs.
-func (w world) pod(ns, name string, nads ...string) *corev1.Pod {
+// createPodUsing creates a pod with an annotation that uses the NADs.
+func (w fixture) createPodUsing(ns, name string, nads ...string) *corev1.Pod {
 	w.t.Helper()
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name, Annotations: map[string]string{}},

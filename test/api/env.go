@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package api runs a real kube-apiserver on a real etcd, as child processes on
-// the loopback interface, for tests of what only a real API server decides:
-// schemas, CEL rules, admission, server-side apply, watches, leases.
+// Package api runs a real kube-apiserver and etcd, as child processes on the
+// loopback interface, for tests of what only a real API server does: schemas, CEL
+// rules, admission, server-side apply, watches, leases.
 package api
 
 import (
@@ -32,32 +32,30 @@ import (
 // kube-controller-manager.
 const BinEnv = "BULKHEAD_K8S_BIN"
 
-// Tokens of the users that the server knows.
 const (
 	adminToken = "bulkhead-test-admin"
-	// ControllerToken is the cluster role's: it may do what
-	// deploy/install.yaml allows.
+	// controllerToken is the cluster role's.
 	controllerToken = "bulkhead-test-controller"
-	// ControllerUser is the user behind Env.Controller: the service account
-	// that deploy/ gives permissions and names in admission policies.
+	// ControllerUser is the user of Env.Controller: the service account to which
+	// deploy/ grants permissions and which its admission policies name.
 	ControllerUser = "system:serviceaccount:bulkhead-system:bulkhead-cluster"
 )
 
-// Options are what a test needs beyond an API server.
+// Options are a test's needs beyond an API server.
 type Options struct {
 	// ControllerManager runs Kubernetes' own controllers of namespaces, garbage
 	// collection and aggregated roles.
 	ControllerManager bool
-	// Fairness leaves the server's priority and fairness on, as clusters have
-	// it; without it the server takes what comes.
+	// Fairness enables the server's priority and fairness, as in a cluster;
+	// without it the server does not throttle requests.
 	Fairness bool
-	Log      io.Writer // of the children; nil: a file in Dir
+	Log      io.Writer // output of the child processes; nil for a file in Dir
 }
 
 // Env is a running API server.
 type Env struct {
-	Admin      *rest.Config // may do everything
-	Controller *rest.Config // may do what the shipped RBAC rules allow
+	Admin      *rest.Config // has all permissions
+	Controller *rest.Config // has the permissions of the shipped RBAC rules
 	Dir        string
 
 	procs []*exec.Cmd
@@ -70,11 +68,11 @@ type Env struct {
 func Start(ctx context.Context, o Options) (*Env, error) {
 	e := &Env{bin: os.Getenv(BinEnv), log: o.Log}
 	if e.bin == "" {
-		return nil, fmt.Errorf("%s is not set: name the directory with etcd, kube-apiserver and kube-controller-manager, or run go test -short", BinEnv)
+		return nil, fmt.Errorf("%s is not set: set it to the directory with etcd, kube-apiserver and kube-controller-manager, or run go test -short", BinEnv)
 	}
 	var err error
 	if e.Dir, err = os.MkdirTemp("", "bulkhead-api-"); err != nil {
-		return nil, fmt.Errorf("make a directory for the API server: %w", err)
+		return nil, fmt.Errorf("create a directory for the API server: %w", err)
 	}
 	if err := e.start(ctx, o); err != nil {
 		return nil, errors.Join(err, e.Stop())
@@ -135,7 +133,7 @@ func (e *Env) start(ctx context.Context, o Options) error {
 		"--controllers=namespace-controller,garbage-collector-controller,clusterrole-aggregation-controller", "--service-account-private-key-file="+key)
 }
 
-// Kubeconfig is a kubeconfig file for c.
+// Kubeconfig returns the text of a kubeconfig file for c.
 func Kubeconfig(c *rest.Config) string {
 	return fmt.Sprintf(`apiVersion: v1
 kind: Config
@@ -146,16 +144,15 @@ users: [{name: test, user: {token: %q}}]
 `, c.Host, c.BearerToken)
 }
 
-// Stop ends the child processes and removes their files.
+// Stop kills the child processes and removes their files.
 func (e *Env) Stop() error { return errors.Join(e.Halt(), os.RemoveAll(e.Dir)) }
 
-// Halt ends the child processes and leaves their files, for whoever wants to
-// read the logs.
+// Halt kills the child processes and keeps their files, with the logs.
 func (e *Env) Halt() error {
 	var errs []error
 	for i := len(e.procs) - 1; i >= 0; i-- { // the API server before etcd
 		p := e.procs[i]
-		_ = p.Process.Signal(syscall.SIGKILL) // nothing is worth a graceful end
+		_ = p.Process.Signal(syscall.SIGKILL) // nothing is worth a graceful shutdown
 		_ = p.Wait()
 	}
 	for _, l := range e.logs {
@@ -165,7 +162,7 @@ func (e *Env) Halt() error {
 	return errors.Join(errs...)
 }
 
-// PID is the process id of the child of that name, 0 where there is none.
+// PID returns the process id of the named child, or 0.
 func (e *Env) PID(name string) int {
 	if i := e.index(name); i >= 0 {
 		return e.procs[i].Process.Pid
@@ -173,7 +170,7 @@ func (e *Env) PID(name string) int {
 	return 0
 }
 
-// Kill ends the child of that name as a crash would.
+// Kill kills the named child, as a crash would.
 func (e *Env) Kill(name string) error {
 	i := e.index(name)
 	if i < 0 {
@@ -186,8 +183,8 @@ func (e *Env) Kill(name string) error {
 	return nil
 }
 
-// Restart starts a child that was killed as it was, on its old ports and
-// files, and waits until the API is ready.
+// Restart starts a killed child with its old arguments, ports and files, and waits
+// until the API is ready.
 func (e *Env) Restart(ctx context.Context, name string) error {
 	i := e.index(name)
 	if i < 0 {
@@ -212,7 +209,7 @@ func (e *Env) run(name string, args ...string) error {
 	if log == nil {
 		f, err := os.Create(filepath.Join(e.Dir, name+".log"))
 		if err != nil {
-			return fmt.Errorf("make the log of %s: %w", name, err)
+			return fmt.Errorf("create the log of %s: %w", name, err)
 		}
 		e.logs = append(e.logs, f)
 		log = f
@@ -226,16 +223,15 @@ func (e *Env) run(name string, args ...string) error {
 	return nil
 }
 
-// StartChild starts cmd so that it does not outlive this process, however that
-// ends.
+// StartChild starts cmd such that the kernel kills it when this process ends.
 func StartChild(cmd *exec.Cmd) error {
 	if runtime.GOOS == "linux" {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	}
-	// Pdeathsig follows the thread that starts the child, not the process.
+	// Pdeathsig is sent when the thread that started the child ends, not the process.
 	started := make(chan error)
 	go func() {
-		runtime.LockOSThread() // never unlocked: the thread lives as long as the process
+		runtime.LockOSThread() // never unlocked, so that the thread lives as long as the process
 		started <- cmd.Start()
 		select {}
 	}()
@@ -268,7 +264,7 @@ func (e *Env) waitReady(ctx context.Context) error {
 		case <-tick.C:
 		case <-ctx.Done():
 			tail, _ := os.ReadFile(filepath.Join(e.Dir, "kube-apiserver.log"))
-			return fmt.Errorf("wait for the API server: %w\n%s", err, tail[max(0, len(tail)-2000):])
+			return fmt.Errorf("wait for the API server: %w: %w\n%s", context.Cause(ctx), err, tail[max(0, len(tail)-2000):])
 		}
 	}
 }
@@ -286,8 +282,8 @@ func (e *Env) serviceAccountKey() (string, error) {
 	return file, nil
 }
 
-// freePorts finds TCP ports that are free now; all are held open until the
-// last is found, so that they differ.
+// freePorts returns n free TCP ports. It keeps all listeners open until the last
+// is found, so that the ports differ.
 func freePorts(n int) ([]int, error) {
 	var out []int
 	for range n {

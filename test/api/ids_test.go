@@ -13,25 +13,25 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// What a network, a node or a port gave back is not another's at once: not in
-// this leader's time, and not in the next one's.
-func TestIDsAreNotGivenAgain(t *testing.T) {
+// A released id of a network, node or port is not allocated again at once,
+// neither by the same leader nor by the next ones.
+func TestIDsAreNotReused(t *testing.T) {
 	needAPI(t)
-	w := newWorld(t)
-	w.settle()
+	w := newFixture(t)
+	w.waitClean()
 	cfg := testConfig(t)
 	ns := w.namespace("ids", true)
 	defer w.remove(ns)
 	plain := w.namespace("ids-ports", false)
 	defer w.remove(plain)
-	w.sharedNAD("ids-ports", "l2", "idsl2", `"topology":"layer2","subnets":"10.141.0.0/24"`)
+	w.createNADOf("ids-ports", "l2", "idsl2", `"topology":"layer2","subnets":"10.141.0.0/24"`)
 	had := map[string]string{}
-	fresh := func(kind, id, of string) {
+	checkNew := func(kind, id, owner string) {
 		t.Helper()
 		if was := had[kind+id]; was != "" || id == "" {
-			t.Errorf("%s has the %s id %q, which %s had", of, kind, id, was)
+			t.Errorf("%s has the %s id %q, which %s had", owner, kind, id, was)
 		}
-		had[kind+id] = of
+		had[kind+id] = owner
 	}
 	for leader := range 3 {
 		c := startController(t, cfg)
@@ -39,51 +39,51 @@ func TestIDsAreNotGivenAgain(t *testing.T) {
 			name := fmt.Sprintf("net-%d-%d", leader, i)
 			u := newUDN("ids", name, "10.100.0.0/16")
 			w.create(u)
-			w.created(u)
-			fresh("network", w.nad("ids", name).Annotations[network.AnnotationNetworkID], name)
+			w.waitCreated(u)
+			checkNew("network", w.nad("ids", name).Annotations[network.AnnotationNetworkID], name)
 			w.remove(u)
 			w.waitGone(u)
 
 			node := fmt.Sprintf("ids-%d-%d", leader, i)
-			n, id := w.nodeWithID(node)
-			fresh("node", id, node)
+			n, id := w.createNode(node)
+			checkNew("node", id, node)
 			w.remove(n)
 			w.waitGone(n)
-			// Registered anew, it still runs its pods.
-			if n, again := w.nodeWithID(node); again != id {
-				t.Errorf("node %s had the id %s and has %s", node, id, again)
+			// A node that registers again still runs its pods: it keeps its id.
+			if n, again := w.createNode(node); again != id {
+				t.Errorf("node %s had id %s and now has %s", node, id, again)
 			} else {
 				w.remove(n)
 			}
 
-			p := w.scheduled("ids-ports", name, map[string]string{"k8s.v1.cni.cncf.io/networks": "l2"})
-			fresh("port", fmt.Sprint(w.given(p, "ids-ports/l2").TunnelID), name)
-			w.removeNow(p)
+			p := w.createPod("ids-ports", name, map[string]string{"k8s.v1.cni.cncf.io/networks": "l2"})
+			checkNew("port", fmt.Sprint(w.waitEntry(p, "ids-ports/l2").TunnelID), name)
+			w.deletePodNow(p)
 			w.waitGone(p)
 		}
 		c.stop()
 	}
 }
 
-// A NAD that somebody takes away by force takes nothing from the pods on it:
-// the network's id stays theirs until the last is gone.
-func TestIDIsKeptForPods(t *testing.T) {
+// When a NAD is deleted by removing its finalizers, the network's id stays
+// allocated until the last pod on the network is gone.
+func TestIDHeldWhilePodsUseNetwork(t *testing.T) {
 	needAPI(t)
-	w := newWorld(t)
-	w.settle()
+	w := newFixture(t)
+	w.waitClean()
 	startController(t, testConfig(t))
 	ns, other := w.namespace("kept", true), w.namespace("kept-hand", true)
 	defer w.remove(ns)
 	defer w.remove(other)
 	u := newUDN("kept", "net", "10.100.0.0/16")
 	w.create(u)
-	w.created(u)
-	hand := w.handWritten("kept-hand", "hand", `{"cniVersion":"1.1.0","name":"kepthand","type":"ovn-k8s-cni-overlay","topology":"layer3","role":"primary","subnets":"10.9.0.0/16/24","netAttachDefName":"kept-hand/hand"}`)
+	w.waitCreated(u)
+	hand := w.createNAD("kept-hand", "hand", `{"cniVersion":"1.1.0","name":"kepthand","type":"ovn-k8s-cni-overlay","topology":"layer3","role":"primary","subnets":"10.9.0.0/16/24","netAttachDefName":"kept-hand/hand"}`)
 	w.waitID("kept-hand", "hand", "kepthand")
 	used := func() float64 { return metric(t, "bulkhead_allocator_used", "allocator", "network-ids") }
-	pods := []*corev1.Pod{w.pod("kept", "p", "kept/net"), w.pod("kept-hand", "p", "kept-hand/hand")}
+	pods := []*corev1.Pod{w.createPodUsing("kept", "p", "kept/net"), w.createPodUsing("kept-hand", "p", "kept-hand/hand")}
 	for _, p := range pods {
-		defer w.removeNow(p)
+		defer w.deletePodNow(p)
 	}
 	nad := w.nad("kept", "net")
 	w.remove(u)
@@ -96,7 +96,7 @@ func TestIDIsKeptForPods(t *testing.T) {
 		if o != u {
 			w.remove(o)
 		}
-		// Somebody puts it back while the object is there: it is taken off again.
+		// The controller restores the finalizer while the object exists: retry.
 		Eventually(t, func() error {
 			if err := client.IgnoreNotFound(w.Patch(w.ctx, o.DeepCopyObject().(client.Object), client.RawPatch("application/merge-patch+json", force))); err != nil {
 				return err
@@ -104,30 +104,31 @@ func TestIDIsKeptForPods(t *testing.T) {
 			if err := w.Get(w.ctx, client.ObjectKeyFromObject(o), o); client.IgnoreNotFound(err) != nil {
 				return err
 			} else if err == nil {
-				return fmt.Errorf("%s/%s is still there", o.GetNamespace(), o.GetName())
+				return fmt.Errorf("%s/%s still exists", o.GetNamespace(), o.GetName())
 			}
 			return nil
 		})
 	}
-	// Another network comes and goes: what was to be given back would be by now.
+	// Once another network was created and deleted, the controller has also
+	// reconciled the deletions above.
 	third := w.namespace("kept-third", true)
 	defer w.remove(third)
 	v := newUDN("kept-third", "net", "10.100.0.0/16")
 	w.create(v)
-	w.created(v)
+	w.waitCreated(v)
 	w.remove(v)
 	w.waitGone(v)
 	Eventually(t, func() error {
 		if n := used(); n != 2 {
-			return fmt.Errorf("%v network ids are in use, want the 2 whose pods are there", n)
+			return fmt.Errorf("%v network ids are in use, want the 2 of networks with pods", n)
 		}
 		return nil
 	})
 	for i, p := range pods {
-		w.removeNow(p)
+		w.deletePodNow(p)
 		Eventually(t, func() error {
 			if n := used(); n != float64(1-i) {
-				return fmt.Errorf("%v network ids are in use after the pods of %d networks are gone", n, i+1)
+				return fmt.Errorf("%v network ids are in use after the pods of %d networks were deleted", n, i+1)
 			}
 			return nil
 		})

@@ -25,8 +25,8 @@ func Root() string {
 	return filepath.Join(filepath.Dir(file), "..", "..")
 }
 
-// Install applies every object of the YAML files (or of the files in the
-// directories) named, and waits until the CRDs among them are served.
+// Install applies every object of the YAML files, or of the files in the
+// directories, and waits until the API server serves the CRDs among them.
 func (e *Env) Install(ctx context.Context, paths ...string) error {
 	c, err := client.New(e.Admin, client.Options{})
 	if err != nil {
@@ -40,7 +40,7 @@ func (e *Env) Install(ctx context.Context, paths ...string) error {
 		}
 		for _, o := range objs {
 			if o.GroupVersionKind().Group == "apps" {
-				continue // there are no nodes to run it on
+				continue // there are no nodes to run its pods
 			}
 			if o.GetKind() == "CustomResourceDefinition" {
 				crds = append(crds, o)
@@ -99,6 +99,9 @@ func readObjects(path string) ([]*unstructured.Unstructured, error) {
 				out = append(out, o)
 			}
 		}
+	}
+	if len(out) == 0 {
+		return nil, fmt.Errorf("%s has no objects", path)
 	}
 	return out, nil
 }

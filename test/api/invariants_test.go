@@ -17,15 +17,16 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// observer watches the ids of NADs for as long as a test takes: a clash that
-// lasts a moment is one.
+// observer watches the ids of NADs during a test: it also finds conflicts that
+// last only a moment.
 type observer struct {
 	mu       sync.Mutex
 	live     map[types.NamespacedName][2]string // network and id
+	events   int
 	problems []string
 }
 
-func (w world) observe() *observer {
+func (w fixture) observe() *observer {
 	w.t.Helper()
 	o := &observer{live: map[types.NamespacedName][2]string{}}
 	events, err := w.Watch(w.ctx, &nadv1.NetworkAttachmentDefinitionList{})
@@ -36,16 +37,26 @@ func (w world) observe() *observer {
 	go func() {
 		for e := range events.ResultChan() {
 			if nad, ok := e.Object.(*nadv1.NetworkAttachmentDefinition); ok {
-				o.see(e.Type, nad)
+				o.handle(e.Type, nad)
+			} else {
+				o.fail(fmt.Sprintf("watch NADs: %v", e.Object))
 			}
 		}
+		o.fail("the watch of NADs was closed") // after the test, nothing reads this
 	}()
 	return o
 }
 
-func (o *observer) see(kind watch.EventType, nad *nadv1.NetworkAttachmentDefinition) {
+func (o *observer) fail(problem string) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	o.problems = append(o.problems, problem)
+}
+
+func (o *observer) handle(kind watch.EventType, nad *nadv1.NetworkAttachmentDefinition) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.events++
 	key := types.NamespacedName{Namespace: nad.Namespace, Name: nad.Name}
 	if kind == watch.Deleted {
 		delete(o.live, key)
@@ -71,23 +82,26 @@ func (o *observer) check(t *testing.T) {
 	for _, p := range o.problems {
 		t.Error(p)
 	}
-	o.problems = nil
+	if o.events == 0 {
+		t.Error("the watch of NADs had no events")
+	}
+	o.problems, o.events = nil, 0
 }
 
-// sound fails for a NAD whose owner is gone, and for a condition that is not
-// True.
-func (w world) sound() {
+// checkState fails the test for a NAD without an owner, for ids that are missing
+// or shared, and for a condition that is not True.
+func (w fixture) checkState() {
 	w.t.Helper()
 	owners := map[types.UID]bool{}
 	var udns udnv1.UserDefinedNetworkList
 	var cudns udnv1.ClusterUserDefinedNetworkList
 	var nads nadv1.NetworkAttachmentDefinitionList
-	for _, l := range []client.ObjectList{&nads, &udns, &cudns} { // owners are made before their NADs
+	for _, l := range []client.ObjectList{&nads, &udns, &cudns} { // NADs first: owners are older than their NADs
 		if err := w.List(w.ctx, l); err != nil {
 			w.t.Fatal(err)
 		}
 	}
-	look := func(o client.Object, conditions []metav1.Condition, want int) {
+	check := func(o client.Object, conditions []metav1.Condition, want int) {
 		owners[o.GetUID()] = true
 		if len(conditions) != want {
 			w.t.Errorf("%s has %d conditions, want %d", o.GetName(), len(conditions), want)
@@ -99,24 +113,27 @@ func (w world) sound() {
 		}
 	}
 	for i := range udns.Items {
-		look(&udns.Items[i], udns.Items[i].Status.Conditions, 2)
+		check(&udns.Items[i], udns.Items[i].Status.Conditions, 2)
 	}
 	for i := range cudns.Items {
-		look(&cudns.Items[i], cudns.Items[i].Status.Conditions, 3)
+		check(&cudns.Items[i], cudns.Items[i].Status.Conditions, 3)
 	}
 	ids, names := map[string]string{}, map[string]string{}
 	for i := range nads.Items {
 		nad := &nads.Items[i]
 		ref := metav1.GetControllerOf(nad)
 		if ref == nil || !owners[ref.UID] {
-			w.t.Errorf("NAD %s/%s is an orphan: its owner is %+v", nad.Namespace, nad.Name, ref)
+			w.t.Errorf("NAD %s/%s is orphaned: its owner is %+v", nad.Namespace, nad.Name, ref)
 		}
 		name, id := nad.Annotations[network.AnnotationNetworkName], nad.Annotations[network.AnnotationNetworkID]
+		if name == "" || id == "" {
+			w.t.Errorf("NAD %s/%s has network name %q and id %q", nad.Namespace, nad.Name, name, id)
+		}
 		if other, taken := ids[id]; taken && other != name {
-			w.t.Errorf("networks %s and %s have the id %s", name, other, id)
+			w.t.Errorf("networks %s and %s share id %s", name, other, id)
 		}
 		if other, has := names[name]; has && other != id {
-			w.t.Errorf("network %s has the ids %s and %s", name, id, other)
+			w.t.Errorf("network %s has ids %s and %s", name, id, other)
 		}
 		ids[id], names[name] = name, id
 	}

@@ -10,15 +10,16 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/metrics"
 
+	nadctl "bulkhead/pkg/cluster/nad"
 	"bulkhead/pkg/network"
 )
 
-// A primary network written by hand that is refused for want of an id waits for
-// one. Once, it gave its namespace back and was woken by that, for ever.
+// A hand-written primary NAD without a free id waits for one. Releasing its
+// namespace while it waits must not requeue it endlessly.
 func TestRefusedNADWaits(t *testing.T) {
 	needAPI(t)
-	w := newWorld(t)
-	w.settle()
+	w := newFixture(t)
+	w.waitClean()
 	cfg := testConfig(t)
 	cfg.MaxNetworks = 1
 	startController(t, cfg)
@@ -27,45 +28,41 @@ func TestRefusedNADWaits(t *testing.T) {
 	defer w.remove(other)
 	u := newUDN("refused-other", "net", "10.140.0.0/16")
 	w.create(u)
-	w.created(u)
+	w.waitCreated(u)
 	nad := &nadv1.NetworkAttachmentDefinition{ObjectMeta: metav1.ObjectMeta{Namespace: "refused-wait", Name: "hand"},
 		Spec: nadv1.NetworkAttachmentDefinitionSpec{Config: `{"cniVersion":"1.1.0","name":"hand","type":"ovn-k8s-cni-overlay","topology":"layer3","role":"primary","subnets":"10.9.0.0/16/24"}`}}
 	before := reconciles(t, "nad")
 	w.create(nad)
 	defer w.remove(nad)
-	eventually(t, func() error {
-		if reconciles(t, "nad") == before {
-			return errors.New("not looked at yet")
-		}
-		return nil
-	})
+	w.waitEvent("refused-wait", "hand", nadctl.ReasonInvalid, "raise max-networks")
 	w.remove(u)
 	w.waitGone(u)
-	eventually(t, func() error {
+	Eventually(t, func() error {
 		if id := w.nad("refused-wait", "hand").Annotations[network.AnnotationNetworkID]; id == "" {
-			return errors.New("no id, though one is free")
+			return errors.New("the NAD has no id though one is free")
 		}
 		return nil
 	})
 	if n := reconciles(t, "nad") - before; n > 30 {
-		t.Errorf("it was looked at %v times until it had an id", n)
+		t.Errorf("%v reconciliations until the NAD had an id, want at most 30", n)
 	}
 }
 
-// reconciles is how often a controller has looked at anything.
+// reconciles returns the number of a controller's reconciliations.
 func reconciles(t *testing.T, controller string) float64 {
 	t.Helper()
 	return metric(t, "controller_runtime_reconcile_total", "controller", controller)
 }
 
-// metric is the sum of a metric's series that have the label.
+// metric returns the sum of a metric's series with the label, of which there must
+// be one.
 func metric(t *testing.T, name, label, value string) float64 {
 	t.Helper()
 	families, err := metrics.Registry.Gather()
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := 0.0
+	n, found := 0.0, false
 	for _, f := range families {
 		if f.GetName() != name {
 			continue
@@ -74,9 +71,13 @@ func metric(t *testing.T, name, label, value string) float64 {
 			for _, l := range m.GetLabel() {
 				if l.GetName() == label && l.GetValue() == value {
 					n += m.GetCounter().GetValue() + m.GetGauge().GetValue()
+					found = true
 				}
 			}
 		}
+	}
+	if !found {
+		t.Fatalf("no metric %s with %s=%q", name, label, value)
 	}
 	return n
 }

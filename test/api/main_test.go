@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-var env *Env // of the package; nil with -short
+var env *Env // shared by the package's tests; nil with -short
 
 func TestMain(m *testing.M) {
 	if os.Getenv(controllerProcessEnv) != "" {
@@ -20,7 +20,7 @@ func TestMain(m *testing.M) {
 	flag.Parse()
 	os.Exit(func() int {
 		if testing.Short() {
-			return m.Run() // tests that need the API server skip
+			return m.Run() // skips tests that need the API server
 		}
 		ctx := context.Background()
 		var err error
@@ -32,7 +32,11 @@ func TestMain(m *testing.M) {
 		deploy := filepath.Join(Root(), "deploy")
 		if err := env.Install(ctx, filepath.Join(deploy, "crds"), filepath.Join(deploy, "admission"),
 			filepath.Join(deploy, "install.yaml")); err != nil {
-			fmt.Fprintln(os.Stderr, "install the CRDs:", err)
+			fmt.Fprintln(os.Stderr, "install the manifests:", err)
+			return 1
+		}
+		if err := waitPolicies(ctx, env); err != nil {
+			fmt.Fprintln(os.Stderr, "wait for the admission policies:", err)
 			return 1
 		}
 		return m.Run()

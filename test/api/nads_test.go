@@ -18,8 +18,8 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// handWritten creates a NAD as an administrator would.
-func (w world) handWritten(ns, name, config string) *nadv1.NetworkAttachmentDefinition {
+// createNAD creates a NAD as an administrator would.
+func (w fixture) createNAD(ns, name, config string) *nadv1.NetworkAttachmentDefinition {
 	w.t.Helper()
 	n := &nadv1.NetworkAttachmentDefinition{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name},
 		Spec: nadv1.NetworkAttachmentDefinitionSpec{Config: config}}
@@ -27,8 +27,8 @@ func (w world) handWritten(ns, name, config string) *nadv1.NetworkAttachmentDefi
 	return n
 }
 
-// waitID waits until the NAD has the network's name and an id, which it returns.
-func (w world) waitID(ns, name, of string) string {
+// waitID waits until the NAD has the network's name and an id, and returns the id.
+func (w fixture) waitID(ns, name, of string) string {
 	w.t.Helper()
 	var id string
 	Eventually(w.t, func() error {
@@ -43,7 +43,7 @@ func (w world) waitID(ns, name, of string) string {
 }
 
 // waitEvent waits for an event about the NAD.
-func (w world) waitEvent(ns, name, reason, text string) {
+func (w fixture) waitEvent(ns, name, reason, text string) {
 	w.t.Helper()
 	Eventually(w.t, func() error {
 		var l eventsv1.EventList
@@ -60,25 +60,25 @@ func (w world) waitEvent(ns, name, reason, text string) {
 		return fmt.Errorf("no event %s of %s/%s with %q among %q", reason, ns, name, text, seen)
 	})
 	if id := w.nad(ns, name).Annotations[network.AnnotationNetworkID]; id != "" && reason == nad.ReasonInvalid {
-		w.t.Errorf("NAD %s/%s was refused and has id %s", ns, name, id)
+		w.t.Errorf("NAD %s/%s was refused but has id %s", ns, name, id)
 	}
 }
 
-// NADs that an administrator writes get ids, one a network, and are checked.
+// Hand-written NADs are validated and get ids, one per network.
 func TestHandWrittenNADs(t *testing.T) {
 	needAPI(t)
-	w := newWorld(t)
+	w := newFixture(t)
 	c := startController(t, testConfig(t))
 	for _, n := range []string{"nad-a", "nad-b"} {
 		defer w.remove(w.namespace(n, true))
 	}
 	defer w.remove(w.namespace("nad-plain", false))
 	const config = `{"cniVersion":"1.1.0","name":"hand","type":"ovn-k8s-cni-overlay","topology":"layer2","role":"secondary","subnets":"10.140.0.0/16","netAttachDefName":"%s"}`
-	w.handWritten("nad-a", "net", fmt.Sprintf(config, "nad-a/net"))
+	w.createNAD("nad-a", "net", fmt.Sprintf(config, "nad-a/net"))
 	id := w.waitID("nad-a", "net", "hand")
-	w.handWritten("nad-b", "net", fmt.Sprintf(config, "nad-b/net"))
+	w.createNAD("nad-b", "net", fmt.Sprintf(config, "nad-b/net"))
 	if other := w.waitID("nad-b", "net", "hand"); other != id {
-		t.Errorf("one network has the ids %s and %s", id, other)
+		t.Errorf("one network has ids %s and %s", id, other)
 	}
 
 	for name, bad := range map[string]struct{ ns, config, want string }{
@@ -89,57 +89,57 @@ func TestHandWrittenNADs(t *testing.T) {
 		"overlap":      {"nad-a", `{"type":"ovn-k8s-cni-overlay","name":"over","topology":"layer2","subnets":"10.96.0.0/24"}`, "service-cidrs"},
 		"label":        {"nad-plain", `{"type":"ovn-k8s-cni-overlay","name":"nolabel","topology":"layer2","role":"primary","subnets":"10.142.0.0/24"}`, network.LabelPrimaryUDN},
 	} {
-		w.handWritten(bad.ns, name, bad.config)
+		w.createNAD(bad.ns, name, bad.config)
 		w.waitEvent(bad.ns, name, nad.ReasonInvalid, strings.ReplaceAll(bad.want, `\"`, `"`))
 	}
-	// Mended, it is usable.
+	// A corrected NAD gets an id.
 	w.patch(w.nad("nad-a", "overlap"), `{"spec":{"config":"{\"type\":\"ovn-k8s-cni-overlay\",\"name\":\"over\",\"topology\":\"layer2\",\"subnets\":\"10.143.0.0/24\"}"}}`)
 	if got := w.waitID("nad-a", "overlap", "over"); got == id {
-		t.Errorf("two networks have the id %s", got)
+		t.Errorf("two networks share id %s", got)
 	}
 
-	// The one primary network of a namespace, whoever comes first.
+	// A namespace has one primary network: the first, whether NAD or UDN.
 	primary := `{"type":"ovn-k8s-cni-overlay","name":"handprimary","topology":"layer3","role":"primary","subnets":"10.144.0.0/16/24"}`
-	w.handWritten("nad-a", "primary", primary)
+	w.createNAD("nad-a", "primary", primary)
 	w.waitID("nad-a", "primary", "handprimary")
 	u := newUDN("nad-a", "udn", "10.145.0.0/16")
 	w.create(u)
 	w.waitCondition(u, udnv1.ConditionNetworkCreated, metav1.ConditionFalse, "primary network already exist in namespace nad-a", "NetworkAttachmentDefinition nad-a/primary")
 	second := newUDN("nad-b", "udn", "10.145.0.0/16")
 	w.create(second)
-	w.created(second)
-	w.handWritten("nad-b", "late", strings.Replace(primary, "handprimary", "late", 1))
+	w.waitCreated(second)
+	w.createNAD("nad-b", "late", strings.Replace(primary, "handprimary", "late", 1))
 	w.waitEvent("nad-b", "late", nad.ReasonInvalid, "primary network already exist in namespace nad-b: UserDefinedNetwork nad-b/udn")
 	w.waitCondition(second, udnv1.ConditionNetworkCreated, metav1.ConditionFalse, "nad-b/late")
 
-	// In use, it stays and says so; so does its id.
-	pod := w.pod("nad-a", "p", "nad-a/primary")
+	// A NAD in use stays, with its id, and has an event.
+	pod := w.createPodUsing("nad-a", "p", "nad-a/primary")
 	w.remove(w.nad("nad-a", "primary"))
 	w.waitEvent("nad-a", "primary", nad.ReasonInUse, "nad-a/p")
 	w.nad("nad-a", "primary")
 	w.remove(pod)
 	w.waitGone(&nadv1.NetworkAttachmentDefinition{ObjectMeta: metav1.ObjectMeta{Namespace: "nad-a", Name: "primary"}})
-	w.created(u) // the namespace is free
+	w.waitCreated(u) // the namespace is free
 
-	// A restart writes nothing and changes no id.
+	// After a restart the controller writes nothing and changes no id.
 	c.stop()
 	c = startController(t, testConfig(t))
 	probe := newUDN("nad-plain", "probe", "10.146.0.0/16")
 	probe.Spec.Layer3.Role = udnv1.NetworkRoleSecondary
 	w.create(probe)
-	w.created(probe)
+	w.waitCreated(probe)
 	if n, list := c.total(); n > 3 {
 		t.Errorf("%d writes after a restart, want the 3 of a new network:%s", n, list)
 	}
 	if got := w.waitID("nad-a", "net", "hand"); got != id {
-		t.Errorf("id %s became %s", id, got)
+		t.Errorf("the network had id %s and now has %s", id, got)
 	}
-	// The id goes back only with the network's last NAD.
+	// The id is released only with the network's last NAD.
 	w.remove(w.nad("nad-a", "net"))
 	w.waitGone(&nadv1.NetworkAttachmentDefinition{ObjectMeta: metav1.ObjectMeta{Namespace: "nad-a", Name: "net"}})
-	w.handWritten("nad-a", "next", strings.Replace(fmt.Sprintf(config, "nad-a/next"), `"hand"`, `"next"`, 1))
+	w.createNAD("nad-a", "next", strings.Replace(fmt.Sprintf(config, "nad-a/next"), `"hand"`, `"next"`, 1))
 	if got := w.waitID("nad-a", "next", "next"); got == id {
-		t.Errorf("id %s was given away while nad-b/net has it", id)
+		t.Errorf("id %s was allocated again while nad-b/net has it", id)
 	}
 	for _, o := range []client.Object{u, second, probe} {
 		w.remove(o)

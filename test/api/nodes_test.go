@@ -4,6 +4,7 @@ package api
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -14,8 +15,8 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// nodeWithID makes a node and waits for its id.
-func (w world) nodeWithID(name string) (*corev1.Node, string) {
+// createNode creates a node and waits for its id.
+func (w fixture) createNode(name string) (*corev1.Node, string) {
 	w.t.Helper()
 	n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	w.create(n)
@@ -32,25 +33,26 @@ func (w world) nodeWithID(name string) (*corev1.Node, string) {
 	return n, n.Annotations[network.AnnotationNodeID]
 }
 
-// Nodes get the lowest free ids; a network too small for them says for which.
+// Nodes get the lowest free ids; the status of a network without enough subnets
+// names the nodes that have none.
 func TestNodes(t *testing.T) {
 	needAPI(t)
-	w := newWorld(t)
+	w := newFixture(t)
 	cfg := testConfig(t)
-	cfg.IDAge = 0 // whatever other tests gave back
+	cfg.IDAge = 0 // ids that other tests released are free at once
 	startController(t, cfg)
 	ns := w.namespace("nodes", true)
 	defer w.remove(ns)
 	u := newUDN("nodes", "net", "10.107.0.0/23")
 	w.create(u)
 	w.waitCondition(u, udnv1.ConditionNetworkAllocationSucceeded, metav1.ConditionTrue)
-	// Its switches would have the names of join switches.
+	// A node named join gets no id: its switches would have the join switches' names.
 	join := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "join"}}
 	w.create(join)
 	defer w.remove(join)
 	var nodes []*corev1.Node
 	for i := 1; i <= 3; i++ {
-		n, got := w.nodeWithID(fmt.Sprintf("node-%d", i))
+		n, got := w.createNode(fmt.Sprintf("node-%d", i))
 		nodes = append(nodes, n)
 		if got != fmt.Sprint(i) {
 			t.Errorf("node %d has id %s", i, got)
@@ -61,7 +63,7 @@ func TestNodes(t *testing.T) {
 		t.Errorf("node join: %v, %v", join.Annotations, err)
 	}
 	w.remove(nodes[1])
-	if _, got := w.nodeWithID("node-x"); got != "2" && got != "4" { // 4: before the deletion was seen
+	if _, got := w.createNode("node-x"); got != "2" && got != "4" { // 4: before the deletion was seen
 		t.Errorf("node-x has id %s, want 2 or 4", got)
 	}
 	Eventually(t, func() error {
@@ -72,23 +74,23 @@ func TestNodes(t *testing.T) {
 		return w.Update(w.ctx, u)
 	})
 	w.waitCondition(u, udnv1.ConditionNetworkAllocationSucceeded, metav1.ConditionTrue)
-	if conf := w.nad("nodes", "net").Spec.Config; conf == "" {
-		t.Error("no config")
+	if conf := w.nad("nodes", "net").Spec.Config; !strings.Contains(conf, "10.107.0.0/23/24,10.108.0.0/16/24") {
+		t.Errorf("the NAD's config has not the new subnet: %s", conf)
 	}
 }
 
-// A node that goes while nobody leads keeps its id until its pods are gone:
-// their addresses are the only thing that still tells it.
-func TestNodeGoneWhileNobodyLeads(t *testing.T) {
+// The id of a node that is deleted while no controller leads stays allocated until
+// the node's pods are gone. The new leader learns it from their addresses.
+func TestNodeDeletedWithoutLeader(t *testing.T) {
 	needAPI(t)
-	w := newWorld(t)
+	w := newFixture(t)
 	ns := w.namespace("gone-node", false)
 	defer w.remove(ns)
 	cfg := testConfig(t)
 	cfg.IDAge = 0
 	first := startController(t, cfg)
-	node, id := w.nodeWithID("gone-1")
-	_, second := w.nodeWithID("gone-2")
+	node, id := w.createNode("gone-1")
+	_, second := w.createNode("gone-2")
 	var number int
 	if _, err := fmt.Sscan(id, &number); err != nil {
 		t.Fatal(err)
@@ -105,21 +107,21 @@ func TestNodeGoneWhileNobodyLeads(t *testing.T) {
 		Spec: corev1.PodSpec{NodeName: node.Name, Containers: []corev1.Container{{Name: "c", Image: "none"}}},
 	}
 	w.create(pod)
-	t.Cleanup(func() { w.removeNow(pod) })
+	t.Cleanup(func() { w.deletePodNow(pod) })
 	first.stop()
 	w.remove(node)
 
 	startController(t, cfg)
-	_, third := w.nodeWithID("gone-3")
+	_, third := w.createNode("gone-3")
 	if third == id || third == second {
-		t.Fatalf("the new node has the id %s; %s is held by the pod of a node that is gone, %s by another node", third, id, second)
+		t.Fatalf("the new node has id %s, but a pod of the deleted node holds %s and another node has %s", third, id, second)
 	}
-	w.removeNow(pod)
+	w.deletePodNow(pod)
 	tries := 3
 	Eventually(t, func() error {
 		tries++
-		if _, got := w.nodeWithID(fmt.Sprintf("gone-%d", tries)); got != id {
-			return fmt.Errorf("id %s is not given again: the node has %s", id, got)
+		if _, got := w.createNode(fmt.Sprintf("gone-%d", tries)); got != id {
+			return fmt.Errorf("id %s is not allocated again: the node has %s", id, got)
 		}
 		return nil
 	})

@@ -23,18 +23,18 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// newPodWorld is a world that has claims, too.
-func newPodWorld(t testing.TB) world {
+// newPodFixture is newFixture with IPAMClaims.
+func newPodFixture(t testing.TB) fixture {
 	t.Helper()
-	w := newWorld(t)
+	w := newFixture(t)
 	if err := ipamclaimv1.AddToScheme(w.Scheme()); err != nil {
 		t.Fatal(err)
 	}
 	return w
 }
 
-// paths are the writes to paths that contain part.
-func (w *writes) paths(part string) map[string]int {
+// matching returns the writes to paths that contain part.
+func (w *writes) matching(part string) map[string]int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	out := map[string]int{}
@@ -46,33 +46,34 @@ func (w *writes) paths(part string) map[string]int {
 	return out
 }
 
-// sharedNAD makes a hand-written NAD; conf lacks what every one has.
-func (w world) sharedNAD(ns, name, networkName, conf string) {
+// createNADOf creates a hand-written NAD of a network; conf is its configuration
+// without the common fields.
+func (w fixture) createNADOf(ns, name, networkName, conf string) {
 	w.t.Helper()
 	n := &nadv1.NetworkAttachmentDefinition{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}}
 	n.Spec.Config = fmt.Sprintf(`{"cniVersion":"1.1.0","type":"ovn-k8s-cni-overlay","name":%q,"netAttachDefName":"%s/%s",%s}`, networkName, ns, name, conf)
 	w.create(n)
 }
 
-// scheduled makes a pod that has a node, and asks for what the annotations say.
-func (w world) scheduled(ns, name string, annotations map[string]string) *corev1.Pod {
+// createPod creates a pod with the annotations, bound to a node.
+func (w fixture) createPod(ns, name string, annotations map[string]string) *corev1.Pod {
 	w.t.Helper()
-	return w.scheduledOn("nowhere", ns, name, annotations)
+	return w.createPodOn("nowhere", ns, name, annotations)
 }
 
-func (w world) scheduledOn(node, ns, name string, annotations map[string]string) *corev1.Pod {
+func (w fixture) createPodOn(node, ns, name string, annotations map[string]string) *corev1.Pod {
 	w.t.Helper()
 	p := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name, Annotations: annotations},
 		Spec:       corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "c", Image: "none"}}},
 	}
 	w.create(p)
-	w.t.Cleanup(func() { w.removeNow(p) }) // there is no kubelet to end it, and its namespace waits for it
+	w.t.Cleanup(func() { w.deletePodNow(p) }) // there is no kubelet to delete it, and its namespace waits for it
 	return p
 }
 
-// removeNow deletes a pod as its kubelet would, of which there is none.
-func (w world) removeNow(p *corev1.Pod) {
+// deletePodNow deletes a pod without a grace period: there is no kubelet.
+func (w fixture) deletePodNow(p *corev1.Pod) {
 	w.t.Helper()
 	if err := client.IgnoreNotFound(w.Delete(w.ctx, p, client.GracePeriodSeconds(0))); err != nil {
 		w.t.Fatal(err)
@@ -83,8 +84,8 @@ func primaryRequest(raw string) map[string]string {
 	return map[string]string{network.AnnotationDefaultNetwork: `[{"name":"default","namespace":"bulkhead-system",` + raw + `}]`}
 }
 
-// entry is what the pod's annotation says under key.
-func (w world) entry(p *corev1.Pod, key string) (network.PodNetwork, error) {
+// entry returns the entry of the pod's annotation under key.
+func (w fixture) entry(p *corev1.Pod, key string) (network.PodNetwork, error) {
 	if err := w.Get(w.ctx, client.ObjectKeyFromObject(p), p); err != nil {
 		return network.PodNetwork{}, err
 	}
@@ -94,17 +95,17 @@ func (w world) entry(p *corev1.Pod, key string) (network.PodNetwork, error) {
 	}
 	n, ok := nets[key]
 	if !ok {
-		return n, fmt.Errorf("pod %s/%s has nothing on %s: %q", p.Namespace, p.Name, key, p.Annotations[network.AnnotationPodNetworks])
+		return n, fmt.Errorf("pod %s/%s has no entry for %s: %q", p.Namespace, p.Name, key, p.Annotations[network.AnnotationPodNetworks])
 	}
 	return n, nil
 }
 
-// given waits until the pod has an entry, and checks its addresses if any are
-// named.
-func (w world) given(p *corev1.Pod, key string, ips ...string) network.PodNetwork {
+// waitEntry waits until the pod has an entry, and checks its addresses if the
+// caller gives any.
+func (w fixture) waitEntry(p *corev1.Pod, key string, ips ...string) network.PodNetwork {
 	w.t.Helper()
 	var n network.PodNetwork
-	eventually(w.t, func() (err error) {
+	Eventually(w.t, func() (err error) {
 		n, err = w.entry(p, key)
 		return err
 	})
@@ -114,24 +115,24 @@ func (w world) given(p *corev1.Pod, key string, ips ...string) network.PodNetwor
 	return n
 }
 
-// refused waits for the event that says why a pod has no addresses.
-func (w world) refused(p *corev1.Pod, text ...string) {
+// waitRefused waits for the event that says why a pod has no addresses.
+func (w fixture) waitRefused(p *corev1.Pod, text ...string) {
 	w.t.Helper()
-	eventually(w.t, func() error {
+	Eventually(w.t, func() error {
 		var l corev1.EventList
 		if err := w.List(w.ctx, &l, client.InNamespace(p.Namespace)); err != nil {
 			return err
 		}
-		said := "none"
+		last := "none"
 		for _, e := range l.Items {
 			if e.InvolvedObject.UID != p.UID || e.Reason != "ErrorAllocatingPod" || e.Type != corev1.EventTypeWarning {
 				continue
 			}
-			if said = e.Message; !slices.ContainsFunc(text, func(s string) bool { return !strings.Contains(said, s) }) {
+			if last = e.Message; !slices.ContainsFunc(text, func(s string) bool { return !strings.Contains(last, s) }) {
 				return nil
 			}
 		}
-		return fmt.Errorf("pod %s/%s has no event with %q; the last: %s", p.Namespace, p.Name, text, said)
+		return fmt.Errorf("pod %s/%s has no event with %q; the last: %s", p.Namespace, p.Name, text, last)
 	})
 }
 
@@ -139,36 +140,36 @@ func newClaim(ns, name, networkName string) *ipamclaimv1.IPAMClaim {
 	return &ipamclaimv1.IPAMClaim{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: name}, Spec: ipamclaimv1.IPAMClaimSpec{Network: networkName, Interface: "ovn-udn1"}}
 }
 
-// Pods get addresses on a primary and a secondary network, beside what the
-// zone writes at the same moment; a restart changes nothing.
+// Pods get addresses on a primary and a secondary network while the zone writes
+// its own entry; a restart of the controller changes nothing.
 func TestPodAddresses(t *testing.T) {
 	needAPI(t)
-	w := newPodWorld(t)
+	w := newPodFixture(t)
 	c := startController(t, testConfig(t))
 	defer w.remove(w.namespace("padr", true))
-	w.sharedNAD("padr", "net", "padr-net", `"topology":"layer2","role":"primary","subnets":"10.120.0.0/24,fd20:120::/64","reservedSubnets":"10.120.0.64/28"`)
-	w.sharedNAD("padr", "phys", "padr-phys", `"topology":"localnet","role":"secondary","physicalNetworkName":"phys","subnets":"192.168.7.0/24","excludeSubnets":"192.168.7.0/28"`)
+	w.createNADOf("padr", "net", "padr-net", `"topology":"layer2","role":"primary","subnets":"10.120.0.0/24,fd20:120::/64","reservedSubnets":"10.120.0.64/28"`)
+	w.createNADOf("padr", "phys", "padr-phys", `"topology":"localnet","role":"secondary","physicalNetworkName":"phys","subnets":"192.168.7.0/24","excludeSubnets":"192.168.7.0/28"`)
 	var pods []*corev1.Pod
 	for i := range 10 {
-		p := w.scheduled("padr", fmt.Sprintf("p%d", i), map[string]string{network.AnnotationNetworks: "phys@eth1"})
+		p := w.createPod("padr", fmt.Sprintf("p%d", i), map[string]string{network.AnnotationNetworks: "phys@eth1"})
 		pods = append(pods, p)
-		w.zoneWrites(p)
+		w.writeZoneEntry(p)
 	}
 	seen := map[string]string{}
 	before := map[string]string{}
 	for _, p := range pods {
-		primary, secondary := w.given(p, "padr/net"), w.given(p, "padr/phys")
+		primary, secondary := w.waitEntry(p, "padr/net"), w.waitEntry(p, "padr/phys")
 		if len(primary.IPs) != 2 || len(primary.Gateways) != 2 || primary.Role != network.RolePrimary || primary.TunnelID < 10 {
 			t.Errorf("primary %+v", primary)
 		}
 		if len(secondary.IPs) != 1 || len(secondary.Gateways)+len(secondary.Routes)+secondary.TunnelID != 0 || secondary.IPs[0].Addr().As4()[3] < 16 {
 			t.Errorf("secondary %+v", secondary)
 		}
-		for _, what := range []string{primary.IPs[0].String(), primary.IPs[1].String(), primary.MAC, fmt.Sprint(primary.TunnelID), secondary.IPs[0].String(), secondary.MAC} {
-			if other, taken := seen[what]; taken {
-				t.Errorf("%s and %s have %s", other, p.Name, what)
+		for _, value := range []string{primary.IPs[0].String(), primary.IPs[1].String(), primary.MAC, fmt.Sprint(primary.TunnelID), secondary.IPs[0].String(), secondary.MAC} {
+			if other, taken := seen[value]; taken {
+				t.Errorf("pods %s and %s share %s", other, p.Name, value)
 			}
-			seen[what] = p.Name
+			seen[value] = p.Name
 		}
 		if n, err := w.entry(p, network.DefaultName); err != nil || n.Role != network.RoleInfrastructureLocked {
 			t.Errorf("the zone's entry: %+v, %v", n, err)
@@ -177,12 +178,12 @@ func TestPodAddresses(t *testing.T) {
 	}
 	c.stop()
 	second := startController(t, testConfig(t))
-	probe := w.scheduled("padr", "probe", primaryRequest(`"ips":["10.120.0.70"],"mac":"02:00:00:00:00:70"`))
-	if n := w.given(probe, "padr/net"); n.IPs[0].String() != "10.120.0.70/24" || n.MAC != "02:00:00:00:00:70" {
-		t.Errorf("asked for an address and a MAC, got %+v", n)
+	probe := w.createPod("padr", "probe", primaryRequest(`"ips":["10.120.0.70"],"mac":"02:00:00:00:00:70"`))
+	if n := w.waitEntry(probe, "padr/net"); n.IPs[0].String() != "10.120.0.70/24" || n.MAC != "02:00:00:00:00:70" {
+		t.Errorf("requested an address and a MAC, got %+v", n)
 	}
 	second.stop()
-	for path, n := range second.paths("/pods/") {
+	for path, n := range second.matching("/pods/") {
 		if !strings.HasSuffix(path, "/padr/pods/probe") {
 			t.Errorf("%d writes to %s after a restart", n, path)
 		}
@@ -194,13 +195,13 @@ func TestPodAddresses(t *testing.T) {
 	}
 }
 
-// zoneWrites adds the cluster default network's entry as a zone does: with a
-// patch that names what it replaces, again until nobody was in between.
-func (w world) zoneWrites(p *corev1.Pod) {
+// writeZoneEntry adds the cluster default network's entry as a zone does: with a
+// patch that tests the old value, retried on a conflict.
+func (w fixture) writeZoneEntry(p *corev1.Pod) {
 	w.t.Helper()
 	path := "/metadata/annotations/" + strings.ReplaceAll(network.AnnotationPodNetworks, "/", "~1")
 	const entry = `"default":{"ip_addresses":["10.244.0.3/24"],"mac_address":"0a:58:0a:f4:00:03","role":"infrastructure-locked"}`
-	eventually(w.t, func() error {
+	Eventually(w.t, func() error {
 		if err := w.Get(w.ctx, client.ObjectKeyFromObject(p), p); err != nil {
 			return err
 		}
@@ -215,29 +216,29 @@ func (w world) zoneWrites(p *corev1.Pod) {
 	})
 }
 
-// stale is a cache that has not seen the last writes to a pod.
-type stale struct{ *corev1.Pod }
+// staleCache is a cache without the last writes to a pod.
+type staleCache struct{ *corev1.Pod }
 
-func (s stale) Get(_ context.Context, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
+func (s staleCache) Get(_ context.Context, _ client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
 	s.DeepCopyInto(obj.(*corev1.Pod))
 	return nil
 }
 
-func (s stale) List(context.Context, client.ObjectList, ...client.ListOption) error {
-	return errors.New("nobody lists")
+func (s staleCache) List(context.Context, client.ObjectList, ...client.ListOption) error {
+	return errors.New("unexpected List")
 }
 
-// What the zone wrote a moment ago is not lost, whatever the cache says; and a
-// pod of the same name is not annotated for another.
+// The controller keeps an entry that the zone wrote and its cache lacks, and does
+// not annotate a new pod of the same name.
 func TestPodAnnotationRace(t *testing.T) {
 	needAPI(t)
-	w := newPodWorld(t)
+	w := newPodFixture(t)
 	defer w.remove(w.namespace("padr-race", false))
 	for name, old := range map[string]map[string]string{"none": nil, "some": {"x": "y"}, "entry": {network.AnnotationPodNetworks: `{"a/b":{}}`}} {
-		p := w.scheduled("padr-race", name, old)
+		p := w.createPod("padr-race", name, old)
 		before := p.DeepCopy()
-		w.zoneWrites(p)
-		kube := &podaddr.Kube{Cache: stale{before}, Live: w, Client: w, Now: time.Now}
+		w.writeZoneEntry(p)
+		kube := &podaddr.Kube{Cache: staleCache{before}, Live: w, Client: w, Now: time.Now}
 		op := podaddr.Op{Kind: podaddr.Annotate, Pod: podaddr.Pod{Namespace: p.Namespace, Name: p.Name, UID: p.UID},
 			Set: network.PodNetworks{"padr-race/net": {MAC: "02:00:00:00:00:01"}}}
 		if err := kube.Apply(w.ctx, []podaddr.Op{op}); err != nil {
@@ -248,72 +249,72 @@ func TestPodAnnotationRace(t *testing.T) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
-		w.removeNow(p)
-		again := w.scheduled("padr-race", name, nil)
+		w.deletePodNow(p)
+		again := w.createPod("padr-race", name, nil)
 		if err := kube.Apply(w.ctx, []podaddr.Op{op}); err != nil {
-			t.Errorf("%s: another pod of the name: %v", name, err)
+			t.Errorf("%s: apply for a pod that was recreated: %v", name, err)
 		}
-		if _, err := w.entry(again, "padr-race/net"); err == nil {
-			t.Errorf("%s: another pod got the entry", name)
+		if err := w.Get(w.ctx, client.ObjectKeyFromObject(again), again); err != nil || len(again.Annotations) > 0 {
+			t.Errorf("%s: the recreated pod has annotations %v, %v", name, again.Annotations, err)
 		}
 	}
 }
 
-// An address that another pod holds is refused with an event, and given when
-// that pod goes; so is the last of a subnet.
+// A pod that requests another pod's address gets an event, and the address when
+// the other pod is deleted; the same holds for the last address of a subnet.
 func TestPodAddressConflicts(t *testing.T) {
 	needAPI(t)
-	w := newPodWorld(t)
+	w := newPodFixture(t)
 	startController(t, testConfig(t))
 	defer w.remove(w.namespace("padr-dup", true))
-	w.sharedNAD("padr-dup", "net", "padr-dup-net", `"topology":"layer2","role":"primary","subnets":"10.121.0.0/29"`)
+	w.createNADOf("padr-dup", "net", "padr-dup-net", `"topology":"layer2","role":"primary","subnets":"10.121.0.0/29"`)
 	const key = "padr-dup/net"
-	holder := w.scheduled("padr-dup", "holder", primaryRequest(`"ips":["10.121.0.5"],"mac":"02:00:00:00:00:05"`))
-	w.given(holder, key, "10.121.0.5/29")
-	sameIP := w.scheduled("padr-dup", "same-ip", primaryRequest(`"ips":["10.121.0.5"]`))
-	w.refused(sameIP, "10.121.0.5 is held by pod padr-dup/holder", network.AnnotationDefaultNetwork)
-	sameMAC := w.scheduled("padr-dup", "same-mac", primaryRequest(`"mac":"02:00:00:00:00:05"`))
-	w.refused(sameMAC, "02:00:00:00:00:05 is held by pod padr-dup/holder")
-	gateway := w.scheduled("padr-dup", "gateway", primaryRequest(`"ips":["10.121.0.1"]`))
-	w.refused(gateway, "10.121.0.1 belongs to the network itself")
-	malformed := w.scheduled("padr-dup", "malformed", map[string]string{network.AnnotationNetworks: `[{"name":`})
-	w.refused(malformed, network.AnnotationNetworks, "not a JSON list")
-	w.given(malformed, key) // what it did not garble it has
-	w.removeNow(holder)
-	w.given(sameIP, key, "10.121.0.5/29")
-	if n := w.given(sameMAC, key); n.MAC != "02:00:00:00:00:05" {
-		t.Errorf("the MAC went nowhere: %+v", n)
+	holder := w.createPod("padr-dup", "holder", primaryRequest(`"ips":["10.121.0.5"],"mac":"02:00:00:00:00:05"`))
+	w.waitEntry(holder, key, "10.121.0.5/29")
+	sameIP := w.createPod("padr-dup", "same-ip", primaryRequest(`"ips":["10.121.0.5"]`))
+	w.waitRefused(sameIP, "10.121.0.5 is held by pod padr-dup/holder", network.AnnotationDefaultNetwork)
+	sameMAC := w.createPod("padr-dup", "same-mac", primaryRequest(`"mac":"02:00:00:00:00:05"`))
+	w.waitRefused(sameMAC, "02:00:00:00:00:05 is held by pod padr-dup/holder")
+	gateway := w.createPod("padr-dup", "gateway", primaryRequest(`"ips":["10.121.0.1"]`))
+	w.waitRefused(gateway, "10.121.0.1 belongs to the network itself")
+	malformed := w.createPod("padr-dup", "malformed", map[string]string{network.AnnotationNetworks: `[{"name":`})
+	w.waitRefused(malformed, network.AnnotationNetworks, "not a JSON list")
+	w.waitEntry(malformed, key) // the primary network does not depend on the malformed annotation
+	w.deletePodNow(holder)
+	w.waitEntry(sameIP, key, "10.121.0.5/29")
+	if n := w.waitEntry(sameMAC, key); n.MAC != "02:00:00:00:00:05" {
+		t.Errorf("the pod did not get the released MAC: %+v", n)
 	}
-	w.given(w.scheduled("padr-dup", "last", nil), key)
-	more := w.scheduled("padr-dup", "more", nil)
-	w.refused(more, "no address of 10.121.0.0/29 is free")
-	// A pod that has ended uses nothing any more.
+	w.waitEntry(w.createPod("padr-dup", "last", nil), key)
+	more := w.createPod("padr-dup", "more", nil)
+	w.waitRefused(more, "no address of 10.121.0.0/29 is free")
+	// A completed pod releases its address.
 	if err := w.Status().Patch(w.ctx, sameIP, client.RawPatch(types.MergePatchType, []byte(`{"status":{"phase":"Succeeded"}}`))); err != nil {
 		t.Fatal(err)
 	}
-	w.given(more, key, "10.121.0.5/29")
+	w.waitEntry(more, key, "10.121.0.5/29")
 }
 
-// A claim's addresses outlive its pods, serve two while a virtual machine
-// migrates, and are free when it is deleted.
+// A claim's addresses outlive its pods, are shared by two pods while a virtual
+// machine migrates, and are released when the claim is deleted.
 func TestIPAMClaim(t *testing.T) {
 	needAPI(t)
-	w := newPodWorld(t)
+	w := newPodFixture(t)
 	first := startController(t, testConfig(t))
 	defer w.remove(w.namespace("padr-vm", true))
-	w.sharedNAD("padr-vm", "net", "padr-vm-net", `"topology":"layer2","role":"primary","subnets":"10.122.0.0/24,fd20:122::/64","allowPersistentIPs":true`)
-	w.sharedNAD("padr-vm", "none", "padr-vm-none", `"topology":"layer2","role":"secondary","subnets":"10.123.0.0/24"`)
+	w.createNADOf("padr-vm", "net", "padr-vm-net", `"topology":"layer2","role":"primary","subnets":"10.122.0.0/24,fd20:122::/64","allowPersistentIPs":true`)
+	w.createNADOf("padr-vm", "none", "padr-vm-none", `"topology":"layer2","role":"secondary","subnets":"10.123.0.0/24"`)
 	const key = "padr-vm/net"
 	ips := []string{"10.122.0.3/24", "fd20:122::3/64"}
 	names := primaryRequest(`"ipam-claim-reference":"vm"`)
-	source := w.scheduled("padr-vm", "source", names)
-	w.refused(source, "IPAMClaim vm", "does not exist in namespace padr-vm: create it with spec.network padr-vm-net")
+	source := w.createPod("padr-vm", "source", names)
+	w.waitRefused(source, "IPAMClaim vm", "does not exist in namespace padr-vm: create it with spec.network padr-vm-net")
 	claim := newClaim("padr-vm", "vm", "padr-vm-net")
 	w.create(claim)
-	w.given(source, key, ips...)
+	w.waitEntry(source, key, ips...)
 	status := func(owner string) {
 		t.Helper()
-		eventually(t, func() error {
+		Eventually(t, func() error {
 			if err := w.Get(w.ctx, client.ObjectKeyFromObject(claim), claim); err != nil {
 				return err
 			}
@@ -328,43 +329,43 @@ func TestIPAMClaim(t *testing.T) {
 		})
 	}
 	status("source")
-	target := w.scheduled("padr-vm", "target", names)
-	n := w.given(target, key, ips...)
-	if m := w.given(source, key, ips...); m.MAC != n.MAC || m.TunnelID == n.TunnelID {
+	target := w.createPod("padr-vm", "target", names)
+	n := w.waitEntry(target, key, ips...)
+	if m := w.waitEntry(source, key, ips...); m.MAC != n.MAC || m.TunnelID == n.TunnelID {
 		t.Errorf("source %+v, target %+v", m, n)
 	}
 	status("target")
-	w.removeNow(source)
-	w.removeNow(target)
+	w.deletePodNow(source)
+	w.deletePodNow(target)
 	status("")
-	// Nobody gets them meanwhile, nor from the next leader.
+	// No other pod gets the claim's addresses, not from the next leader either.
 	first.stop()
 	second := startController(t, testConfig(t))
-	other := w.scheduled("padr-vm", "other", primaryRequest(`"ips":["10.122.0.3"]`))
-	w.refused(other, "10.122.0.3 is held by IPAMClaim padr-vm/vm")
-	again := w.scheduled("padr-vm", "again", names)
-	w.given(again, key, ips...)
+	other := w.createPod("padr-vm", "other", primaryRequest(`"ips":["10.122.0.3"]`))
+	w.waitRefused(other, "10.122.0.3 is held by IPAMClaim padr-vm/vm")
+	again := w.createPod("padr-vm", "again", names)
+	w.waitEntry(again, key, ips...)
 	status("again")
-	if n := second.paths("/ipamclaims/"); len(n) != 1 {
+	if n := second.matching("/ipamclaims/"); len(n) != 1 {
 		t.Errorf("writes to claims: %v", n)
 	}
-	// Where nothing is kept, a claim is refused.
+	// A network without persistent addresses refuses claims.
 	w.create(newClaim("padr-vm", "no", "padr-vm_none"))
-	refused := w.scheduled("padr-vm", "refused", map[string]string{network.AnnotationNetworks: `[{"name":"none","ipam-claim-reference":"no"}]`})
-	w.refused(refused, "the network keeps no addresses", "remove ipam-claim-reference")
-	w.given(refused, key)
-	// The claim goes before its pod.
+	refused := w.createPod("padr-vm", "refused", map[string]string{network.AnnotationNetworks: `[{"name":"none","ipam-claim-reference":"no"}]`})
+	w.waitRefused(refused, "the network has no persistent addresses", "remove ipam-claim-reference")
+	w.waitEntry(refused, key)
+	// The claim is deleted before its pod.
 	w.remove(claim)
-	eventually(t, func() error {
+	Eventually(t, func() error {
 		err := w.Get(w.ctx, client.ObjectKeyFromObject(claim), claim)
 		if !apierrors.IsNotFound(err) {
-			return fmt.Errorf("the claim is still there: %w", err)
+			return fmt.Errorf("the claim still exists: %w", err)
 		}
 		return nil
 	})
-	w.removeNow(again)
-	w.given(other, key)
+	w.deletePodNow(again)
+	w.waitEntry(other, key)
 	if n, err := w.entry(other, key); err != nil || n.IPs[0].String() != ips[0] {
-		t.Errorf("who waited has %+v, %v", n, err)
+		t.Errorf("the waiting pod has %+v, %v", n, err)
 	}
 }

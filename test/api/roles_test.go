@@ -3,7 +3,6 @@
 package api
 
 import (
-	"fmt"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -15,11 +14,11 @@ import (
 	udnv1 "bulkhead/api/v1"
 )
 
-// A tenant who may edit a namespace, by Kubernetes' own role, makes its networks
-// there and nowhere else; one who may view it sees them.
+// With Kubernetes' role edit in a namespace, a tenant creates networks there and
+// nowhere else; with the role view, a tenant lists them.
 func TestTenantRoles(t *testing.T) {
 	needAPI(t)
-	w := newWorld(t)
+	w := newFixture(t)
 	admin := nadClient(t, env.Admin)
 	home, elsewhere := &corev1.Namespace{}, &corev1.Namespace{}
 	for _, ns := range []*corev1.Namespace{home, elsewhere} {
@@ -35,8 +34,8 @@ func TestTenantRoles(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	as := func(user string) client.Client {
-		c, err := client.New(as("roles-"+user), client.Options{Scheme: w.Scheme()})
+	clientOf := func(user string) client.Client {
+		c, err := client.New(impersonate("roles-"+user), client.Options{Scheme: w.Scheme()})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -48,16 +47,16 @@ func TestTenantRoles(t *testing.T) {
 	list := func(c client.Client, ns string) error {
 		return c.List(t.Context(), &udnv1.UserDefinedNetworkList{}, client.InNamespace(ns))
 	}
-	// The roles are put together some time after they are installed.
-	eventually(t, func() error { return create(as("edit"), home.Name) })
-	eventually(t, func() error { return list(as("view"), home.Name) })
-	for what, err := range map[string]error{
-		"a viewer makes one": create(as("view"), home.Name), "an editor makes one elsewhere": create(as("edit"), elsewhere.Name),
-		"an editor sees those elsewhere":     list(as("edit"), elsewhere.Name),
-		"an editor makes a cluster-wide one": as("edit").Create(t.Context(), &udnv1.ClusterUserDefinedNetwork{ObjectMeta: metav1.ObjectMeta{GenerateName: "x-"}}, client.DryRunAll),
+	// Kubernetes aggregates the roles some time after they are installed.
+	Eventually(t, func() error { return create(clientOf("edit"), home.Name) })
+	Eventually(t, func() error { return list(clientOf("view"), home.Name) })
+	for write, err := range map[string]error{
+		"a viewer creates a network": create(clientOf("view"), home.Name), "an editor creates a network elsewhere": create(clientOf("edit"), elsewhere.Name),
+		"an editor lists networks elsewhere":       list(clientOf("edit"), elsewhere.Name),
+		"an editor creates a cluster-wide network": clientOf("edit").Create(t.Context(), &udnv1.ClusterUserDefinedNetwork{ObjectMeta: metav1.ObjectMeta{GenerateName: "x-"}}, client.DryRunAll),
 	} {
 		if !apierrors.IsForbidden(err) {
-			t.Errorf("%s: %v", what, fmt.Sprint(err))
+			t.Errorf("%s: got %v, want forbidden", write, err)
 		}
 	}
 }

@@ -4,8 +4,8 @@ package api
 
 import "strings"
 
-// of gives every case its kind.
-func of(kind string, cases []schemaCase) []schemaCase {
+// withKind sets the kind of every case.
+func withKind(kind string, cases []schemaCase) []schemaCase {
 	for i := range cases {
 		cases[i].kind = kind
 	}
@@ -20,7 +20,7 @@ func localnetCases() []schemaCase {
 	vlan := ", vlan: {mode: Access, access: {id: 200}}"
 	off := base + ", ipam: {mode: Disabled}"
 	const subnetsIff = "Subnets is required with ipam.mode is Enabled or unset, and forbidden otherwise"
-	return of(kindNetwork, []schemaCase{
+	return withKind(kindNetwork, []schemaCase{
 		{name: "minimal", spec: localnet(ok)},
 		{name: "without addresses", spec: localnet(off)},
 		{name: "without addresses, mtu and vlan", spec: localnet(off + ", mtu: 9000" + vlan)},
@@ -57,7 +57,7 @@ func localnetCases() []schemaCase {
 		{name: "excludes without subnets", spec: localnet(off + excludes), want: "excludeSubnets must be unset when subnets is unset"},
 		{name: "excludes outside", spec: localnet(ok + ", excludeSubnets: [192.169.0.0/30]"), want: "excludeSubnets must be subnetworks of the networks specified in the subnets field"},
 		{name: "excludes of the other family", spec: localnet(ok + ", excludeSubnets: ['fd10::/126']"), want: "excludeSubnets must be subnetworks of the networks specified in the subnets field"},
-		{name: "excludes around", spec: localnet(ok + ", excludeSubnets: [192.0.0.0/8]"), want: "excludeSubnets must be subnetworks of the networks specified in the subnets field"},
+		{name: "excludes containing the subnet", spec: localnet(ok + ", excludeSubnets: [192.0.0.0/8]"), want: "excludeSubnets must be subnetworks of the networks specified in the subnets field"},
 		{name: "excludes invalid", spec: localnet(ok + ", excludeSubnets: [192.168.0.0/300]"), want: "CIDR is invalid"},
 		{name: "excludes too long", spec: localnet(ok + ", excludeSubnets: ['" + strings.Repeat("1", 44) + "']"), want: "Too long"},
 		{name: "excludes empty", spec: localnet(ok + ", excludeSubnets: []"), want: "should have at least 1 items"},
@@ -90,7 +90,7 @@ func localnetCases() []schemaCase {
 		{name: "physical name changes", spec: localnet(ok), update: localnet("role: Secondary, physicalNetworkName: other, subnets: [192.168.0.0/16]")},
 		{name: "physical name changes to a bad one", spec: localnet(ok), update: localnet("role: Secondary, physicalNetworkName: 'a,b', subnets: [192.168.0.0/16]"), want: "physicalNetworkName cannot contain `,` or `:` characters"},
 		{name: "subnets change", spec: localnet(ok), update: localnet(base + ", subnets: [192.169.0.0/16]"), want: "subnets is immutable"},
-		{name: "subnet is added", spec: localnet(ok), update: localnet(both), want: "subnets is immutable"},
+		{name: "subnet added", spec: localnet(ok), update: localnet(both), want: "subnets is immutable"},
 		{name: "subnets set later", spec: localnet(off), update: localnet(ok), want: "subnets is immutable"},
 		{name: "subnets unset later", spec: localnet(ok), update: localnet(off), want: "subnets is immutable"},
 		{name: "ipam set later", spec: localnet(ok), update: localnet(ok + ", ipam: {lifecycle: Persistent}"), want: "ipam is immutable"},
@@ -107,7 +107,7 @@ func transportCases() []schemaCase {
 	none := "\ntransport: NoOverlay" + options
 	const only = "transport 'NoOverlay' is only supported for Layer3 primary networks"
 	const iff = "noOverlayOptions is required if and only if transport is 'NoOverlay'"
-	return of(kindNetwork, []schemaCase{
+	return withKind(kindNetwork, []schemaCase{
 		{name: "geneve", spec: ok + "\ntransport: Geneve"},
 		{name: "geneve on layer2", spec: l2ok + "\ntransport: Geneve"},
 		{name: "no overlay", spec: ok + none},
@@ -126,8 +126,8 @@ func transportCases() []schemaCase {
 
 		{name: "nothing changes", spec: ok + none, update: ok + none},
 		{name: "no overlay appends", spec: ok + none, update: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16}, {cidr: 10.101.0.0/16}]") + none},
-		{name: "geneve named later", spec: ok, update: ok + "\ntransport: Geneve"},
-		{name: "geneve no longer named", spec: ok + "\ntransport: Geneve", update: ok},
+		{name: "geneve set later", spec: ok, update: ok + "\ntransport: Geneve"},
+		{name: "geneve unset later", spec: ok + "\ntransport: Geneve", update: ok},
 		{name: "no overlay set later", spec: ok, update: ok + none, want: "transport is immutable"},
 		{name: "no overlay unset later", spec: ok + none, update: ok, want: "transport is immutable"},
 		{name: "geneve becomes no overlay", spec: ok + "\ntransport: Geneve", update: ok + none, want: "transport is immutable"},
@@ -137,7 +137,7 @@ func transportCases() []schemaCase {
 }
 
 func udnOnlyCases() []schemaCase {
-	return of(kindUDN, []schemaCase{
+	return withKind(kindUDN, []schemaCase{
 		{name: "localnet in a UDN", spec: "topology: Localnet", want: "Unsupported value: \"Localnet\""},
 	})
 }
@@ -145,7 +145,7 @@ func udnOnlyCases() []schemaCase {
 func cudnCases() []schemaCase {
 	network := "\nnetwork: {topology: Layer3, layer3: {role: Primary, subnets: [{cidr: 10.100.0.0/16}]}}"
 	selector := "namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: red}}"
-	return of(kindCUDN, []schemaCase{
+	return withKind(kindCUDN, []schemaCase{
 		{name: "every namespace", spec: "namespaceSelector: {}" + network},
 		{name: "selector missing", spec: network, want: "namespaceSelector: Required value"},
 		{name: "network missing", spec: selector, want: "network: Required value"},
@@ -160,7 +160,7 @@ func routeAdvertisementsCases() []schemaCase {
 	}
 	const nodes = "a 'nodeSelector' can't be specified with 'PodNetwork'"
 	const inconsistent = "Inconsistent selector"
-	return of(kindRA, []schemaCase{
+	return withKind(kindRA, []schemaCase{
 		{name: "cluster user defined networks", spec: spec(cudns, "{}", "PodNetwork")},
 		{name: "default network", spec: spec("{networkSelectionType: DefaultNetwork}", "{}", "PodNetwork")},
 		{name: "both networks, both advertisements", spec: spec(cudns+", {networkSelectionType: DefaultNetwork}", "{}", "PodNetwork, EgressIP")},
@@ -173,9 +173,9 @@ func routeAdvertisementsCases() []schemaCase {
 		{name: "networks missing", spec: "nodeSelector: {}\nfrrConfigurationSelector: {}\nadvertisements: [PodNetwork]", want: "networkSelectors: Required value"},
 		{name: "networks empty", spec: spec("", "{}", "PodNetwork"), want: "should have at least 1 items"},
 		{name: "three selectors", spec: spec(cudns+", {networkSelectionType: DefaultNetwork}, {networkSelectionType: DefaultNetwork}", "{}", "PodNetwork"), want: "must have at most 2 items"},
-		{name: "one kind twice", spec: spec(cudns+", "+cudns, "{}", "PodNetwork"), want: "Duplicate value"},
+		{name: "selector twice", spec: spec(cudns+", "+cudns, "{}", "PodNetwork"), want: "Duplicate value"},
 		{name: "selection type missing", spec: spec("{}", "{}", "PodNetwork"), want: "networkSelectionType: Required value"},
-		{name: "selection type that is not advertised", spec: spec("{networkSelectionType: PrimaryUserDefinedNetworks}", "{}", "PodNetwork"), want: "supported values: \"DefaultNetwork\", \"ClusterUserDefinedNetworks\""},
+		{name: "selection type not advertised", spec: spec("{networkSelectionType: PrimaryUserDefinedNetworks}", "{}", "PodNetwork"), want: "supported values: \"DefaultNetwork\", \"ClusterUserDefinedNetworks\""},
 		{name: "selector missing", spec: spec("{networkSelectionType: ClusterUserDefinedNetworks}", "{}", "PodNetwork"), want: inconsistent},
 		{name: "selector with the default network", spec: spec("{networkSelectionType: DefaultNetwork, clusterUserDefinedNetworkSelector: {networkSelector: {}}}", "{}", "PodNetwork"), want: inconsistent},
 		{name: "network selector missing", spec: spec("{networkSelectionType: ClusterUserDefinedNetworks, clusterUserDefinedNetworkSelector: {}}", "{}", "PodNetwork"), want: "networkSelector: Required value"},
@@ -187,9 +187,9 @@ func routeAdvertisementsCases() []schemaCase {
 		{name: "advertisement twice", spec: spec(cudns, "{}", "EgressIP, EgressIP"), want: "Duplicate value"},
 		{name: "advertisement unknown", spec: spec(cudns, "{}", "Service"), want: "supported values: \"PodNetwork\", \"EgressIP\""},
 		{name: "pod network from labelled nodes", spec: spec(cudns, "{matchLabels: {rack: a}}", "PodNetwork"), want: nodes},
-		{name: "pod network from chosen nodes", spec: spec(cudns, "{matchExpressions: [{key: rack, operator: Exists}]}", "EgressIP, PodNetwork"), want: nodes},
+		{name: "pod network from selected nodes", spec: spec(cudns, "{matchExpressions: [{key: rack, operator: Exists}]}", "EgressIP, PodNetwork"), want: nodes},
 
 		{name: "everything changes", spec: spec(cudns, "{}", "PodNetwork"), update: spec("{networkSelectionType: DefaultNetwork}", "{matchLabels: {rack: a}}", "EgressIP") + "\ntargetVRF: blue"},
-		{name: "pod network is added to chosen nodes", spec: spec(cudns, "{matchLabels: {rack: a}}", "EgressIP"), update: spec(cudns, "{matchLabels: {rack: a}}", "EgressIP, PodNetwork"), want: nodes},
+		{name: "pod network added for selected nodes", spec: spec(cudns, "{matchLabels: {rack: a}}", "EgressIP"), update: spec(cudns, "{matchLabels: {rack: a}}", "EgressIP, PodNetwork"), want: nodes},
 	})
 }

@@ -14,12 +14,12 @@ func l2(fields string) string { return "topology: Layer2\nlayer2: {" + fields + 
 
 func localnet(fields string) string { return "topology: Localnet\nlocalnet: {" + fields + "}" }
 
-// manySubnets is a Layer3 subnets list of n distinct CIDRs: IPv4 ones, then
-// (from share on) IPv6 ones, written as long as can be.
-func manySubnets(n, share int, more ...string) string {
+// manySubnets is a Layer3 subnets list of n distinct CIDRs, followed by more: v4
+// IPv4 CIDRs, then IPv6 CIDRs in their longest spelling.
+func manySubnets(n, v4 int, more ...string) string {
 	out := make([]string, n)
 	for i := range out {
-		if i < share {
+		if i < v4 {
 			out[i] = fmt.Sprintf("{cidr: 10.%d.%d.0/24, hostSubnet: 26}", i/256, i%256)
 		} else {
 			out[i] = fmt.Sprintf("{cidr: 'fd10:aaaa:bbbb:cccc:dddd:eeee:%04x:0000/112', hostSubnet: 127}", i)
@@ -28,9 +28,9 @@ func manySubnets(n, share int, more ...string) string {
 	return "subnets: [" + strings.Join(append(out, more...), ", ") + "]"
 }
 
-// forBoth makes every case two: of a UserDefinedNetwork, and of a
-// ClusterUserDefinedNetwork with the same network.
-func forBoth(cases []schemaCase) []schemaCase {
+// forBothKinds returns each case twice: for a UserDefinedNetwork and for a
+// ClusterUserDefinedNetwork.
+func forBothKinds(cases []schemaCase) []schemaCase {
 	var out []schemaCase
 	for _, c := range cases {
 		c.kind = kindUDN
@@ -47,7 +47,7 @@ func layer3Cases() []schemaCase {
 	join := ", joinSubnets: [100.70.0.0/16]"
 	secondary := "role: Secondary, subnets: [{cidr: 10.100.0.0/16}]"
 	full := "role: Primary, " + manySubnets(400, 400)
-	return forBoth([]schemaCase{
+	return forBothKinds([]schemaCase{
 		{name: "minimal", spec: l3(ok)},
 		{name: "dual stack", spec: l3(both)},
 		{name: "IPv6", spec: l3("role: Primary, subnets: [{cidr: 'fd10::/48'}]")},
@@ -84,11 +84,11 @@ func layer3Cases() []schemaCase {
 		{name: "host subnet 32 for IPv4", spec: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16, hostSubnet: 32}]"), want: "HostSubnet must < 32 for ipv4 CIDR"},
 		{name: "host subnet 128", spec: l3("role: Primary, subnets: [{cidr: 'fd10::/48', hostSubnet: 128}]"), want: "should be less than or equal to 127"},
 		{name: "subnet in another", spec: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16}, {cidr: 10.100.1.0/24}]"), want: "Subnets must not overlap or contain each other"},
-		{name: "subnet around another", spec: l3("role: Primary, subnets: [{cidr: 'fd10::/64'}, {cidr: 'fd10::/48'}]"), want: "Subnets must not overlap or contain each other"},
+		{name: "subnet containing another", spec: l3("role: Primary, subnets: [{cidr: 'fd10::/64'}, {cidr: 'fd10::/48'}]"), want: "Subnets must not overlap or contain each other"},
 		{name: "subnet twice", spec: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16}, {cidr: 10.100.0.0/16}]"), want: "Subnets with same CIDR are not allowed"},
 		{name: "subnet twice in two spellings", spec: l3("role: Primary, subnets: [{cidr: 'fd10::/48'}, {cidr: 'fd10:0:0::/48'}]"), want: "Subnets with same CIDR are not allowed"},
-		{name: "the 400th in the first", spec: l3("role: Primary, " + manySubnets(399, 399, "{cidr: 10.0.0.64/26}")), want: "Subnets must not overlap or contain each other"},
-		{name: "the first in the 400th", spec: l3("role: Primary, " + manySubnets(399, 399, "{cidr: 10.0.0.0/23, hostSubnet: 26}")), want: "remove the one that is 201st or later in the list"},
+		{name: "the 400th within the first", spec: l3("role: Primary, " + manySubnets(399, 399, "{cidr: 10.0.0.64/26}")), want: "Subnets must not overlap or contain each other"},
+		{name: "the first within the 400th", spec: l3("role: Primary, " + manySubnets(399, 399, "{cidr: 10.0.0.0/23, hostSubnet: 26}")), want: "remove the one that is 201st or later in the list"},
 		{name: "unequal host subnets", spec: l3("role: Primary, subnets: [{cidr: 10.1.0.0/16, hostSubnet: 24}, {cidr: 10.2.0.0/16, hostSubnet: 25}]"), want: "Subnets from the same IP family must use the same hostSubnet value"},
 		{name: "unequal IPv6 host subnets", spec: l3("role: Primary, subnets: [{cidr: 10.1.0.0/16, hostSubnet: 24}, {cidr: 'fd10::/48', hostSubnet: 64}, {cidr: 'fd11::/48', hostSubnet: 65}]"), want: "Subnets from the same IP family must use the same hostSubnet value"},
 		{name: "host subnet for one of two", spec: l3("role: Primary, subnets: [{cidr: 10.1.0.0/16, hostSubnet: 24}, {cidr: 10.2.0.0/16}]"), want: "Subnets from the same IP family must use the same hostSubnet value"},
@@ -110,7 +110,7 @@ func layer3Cases() []schemaCase {
 		{name: "append the other family", spec: l3(ok), update: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16}, {cidr: 'fd10::/48', hostSubnet: 64}]")},
 		{name: "append one to 399", spec: l3("role: Primary, " + manySubnets(399, 399)), update: l3(full)},
 		{name: "append an overlap", spec: l3(ok), update: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16}, {cidr: 10.100.0.0/20}]"), want: "Subnets must not overlap or contain each other"},
-		{name: "append around", spec: l3(ok), update: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16}, {cidr: 10.0.0.0/8}]"), want: "Subnets must not overlap or contain each other"},
+		{name: "append one that contains another", spec: l3(ok), update: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16}, {cidr: 10.0.0.0/8}]"), want: "Subnets must not overlap or contain each other"},
 		{name: "append another host subnet", spec: l3(ok), update: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16}, {cidr: 10.101.0.0/16, hostSubnet: 25}]"), want: "Subnets from the same IP family must use the same hostSubnet value"},
 		{name: "remove", spec: l3(both), update: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16, hostSubnet: 24}]"), want: "Removing existing subnets is not allowed"},
 		{name: "replace", spec: l3(ok), update: l3("role: Primary, subnets: [{cidr: 10.101.0.0/16}]"), want: "Removing existing subnets is not allowed"},
@@ -141,7 +141,7 @@ func layer2Cases() []schemaCase {
 	join := ", joinSubnets: [100.70.0.0/16]"
 	everything := both + ", mtu: 1300, joinSubnets: [100.70.0.0/16, 'fd70::/64'], reservedSubnets: [10.100.1.0/24, 'fd10::1:0/112'], infrastructureSubnets: [10.100.0.0/24, 'fd10::/112'], defaultGatewayIPs: [10.100.0.9, 'fd10::9'], ipam: {mode: Enabled, lifecycle: Persistent}"
 	const immutable = "Layer2 is immutable"
-	return forBoth([]schemaCase{
+	return forBothKinds([]schemaCase{
 		{name: "minimal", spec: l2(ok)},
 		{name: "secondary", spec: l2(sec)},
 		{name: "IPAM on", spec: l2(ok + ", ipam: {mode: Enabled}")},
@@ -200,7 +200,7 @@ func layer2Cases() []schemaCase {
 		{name: "reserved too long", spec: l2(ok + ", reservedSubnets: ['" + strings.Repeat("1", 44) + "']"), want: "Too long"},
 		{name: "reserved empty", spec: l2(ok + ", reservedSubnets: []"), want: "should have at least 1 items"},
 		{name: "reserved outside", spec: l2(ok + ", reservedSubnets: [10.101.0.0/24]"), want: "reservedSubnets must be subnetworks of the networks specified in the subnets field"},
-		{name: "reserved around", spec: l2(ok + ", reservedSubnets: [10.0.0.0/8]"), want: "reservedSubnets must be subnetworks of the networks specified in the subnets field"},
+		{name: "reserved containing the subnet", spec: l2(ok + ", reservedSubnets: [10.0.0.0/8]"), want: "reservedSubnets must be subnetworks of the networks specified in the subnets field"},
 		{name: "reserved with host bits", spec: l2(ok + ", reservedSubnets: [10.100.1.1/24]"), want: "reservedSubnets must be a masked network address"},
 		{name: "reserved without subnets", spec: l2("role: Secondary, ipam: {mode: Disabled}, reservedSubnets: [10.100.1.0/24]"), want: "reservedSubnets must be unset when subnets is unset"},
 		{name: "infrastructure invalid", spec: l2(ok + ", infrastructureSubnets: [10.100.1.0]"), want: "CIDR is invalid"},
@@ -217,7 +217,7 @@ func layer2Cases() []schemaCase {
 		{name: "mtu unset later", spec: l2(ok + ", mtu: 1300"), update: l2(ok), want: immutable},
 		{name: "role changes", spec: l2(ok), update: l2(sec), want: immutable},
 		{name: "subnets change", spec: l2(ok), update: l2("role: Primary, subnets: [10.101.0.0/16]"), want: immutable},
-		{name: "subnet is added", spec: l2(ok), update: l2(both), want: immutable},
+		{name: "subnet added", spec: l2(ok), update: l2(both), want: immutable},
 		{name: "join set later", spec: l2(ok), update: l2(ok + join), want: immutable},
 		{name: "join unset later", spec: l2(ok + join), update: l2(ok), want: immutable},
 		{name: "reserved set later", spec: l2(ok), update: l2(ok + ", reservedSubnets: [10.100.1.0/24]"), want: immutable},
@@ -229,7 +229,7 @@ func layer2Cases() []schemaCase {
 	})
 }
 
-// blocks is a list of n CIDRs, numbered from 1.
+// blocks is a YAML list of n CIDRs, numbered from 1.
 func blocks(format string, n int) string {
 	out := make([]string, n)
 	for i := range out {

@@ -19,7 +19,7 @@ import (
 
 var trusted = map[string]string{hostnet.TrustLabel: hostnet.TrustValue}
 
-// hostPodsCase is a policyCase in a namespace with the labels given.
+// hostPodsCase returns a policyCase in a namespace with the labels.
 func hostPodsCase(t *testing.T, labels map[string]string) policyCase {
 	t.Helper()
 	p := newPolicyCase(t)
@@ -44,8 +44,8 @@ func adding(caps ...corev1.Capability) *corev1.SecurityContext {
 	return &corev1.SecurityContext{Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}, Add: caps}}
 }
 
-// What a host-network pod of a tenant may be is limited: in a namespace with a
-// primary network, unless an administrator trusts the namespace or is the author.
+// In a namespace with a primary network, host-network pods are restricted, unless
+// an administrator trusts the namespace or creates the pod.
 func TestHostNetworkPodsPolicy(t *testing.T) {
 	with := func(host bool, contexts ...*corev1.SecurityContext) corev1.PodSpec {
 		spec := corev1.PodSpec{HostNetwork: host}
@@ -111,10 +111,10 @@ func TestHostNetworkPodsPolicy(t *testing.T) {
 			context *corev1.SecurityContext
 			want    string
 		}{
-			"as runtimes make them": {nil, netRaw},
-			"privileged":            {rooted, privileged},
-			"with NET_ADMIN":        {adding("NET_ADMIN"), capability},
-			"without NET_RAW":       {dropping("NET_RAW"), ""},
+			"with the defaults": {nil, netRaw},
+			"privileged":        {rooted, privileged},
+			"with NET_ADMIN":    {adding("NET_ADMIN"), capability},
+			"without NET_RAW":   {dropping("NET_RAW"), ""},
 		} {
 			t.Run(name, func(t *testing.T) {
 				p.verdict(t, c.want, func(cl client.Client) error {
@@ -129,8 +129,8 @@ func TestHostNetworkPodsPolicy(t *testing.T) {
 	})
 }
 
-// The label that lifts the limits is an administrator's, by whatever way it is
-// written: who may write namespaces may not.
+// Only administrators may write the label that lifts the restrictions, through any
+// subresource: permission to write namespaces does not suffice.
 func TestTrustedNamespacePolicy(t *testing.T) {
 	p := newPolicyCase(t)
 	grantNamespaces(t, p.admin)
@@ -174,15 +174,15 @@ func TestTrustedNamespacePolicy(t *testing.T) {
 			})
 		}
 	}
-	t.Run("created with it", func(t *testing.T) {
+	t.Run("created with the label", func(t *testing.T) {
 		p.verdict(t, refusal, func(cl client.Client) error {
 			return cl.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{GenerateName: "trust-", Labels: trusted}}, client.DryRunAll)
 		}, superUser, administrator)
 	})
 }
 
-// grantNamespaces lets the user "tenant" write namespaces, for the test's time,
-// as tools that make namespaces for teams may.
+// grantNamespaces lets the user "tenant" write namespaces during the test, as tools
+// that create namespaces for teams may.
 func grantNamespaces(t *testing.T, admin client.Client) {
 	t.Helper()
 	role := &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{GenerateName: "policy-"}, Rules: []rbacv1.PolicyRule{{APIGroups: []string{""},
@@ -198,11 +198,11 @@ func grantNamespaces(t *testing.T, admin client.Client) {
 	grantClusterRole(t, admin, role.Name, "tenant")
 }
 
-// The annotation that turns the binding off is heeded in trusted namespaces
-// only, and refused elsewhere: in a new pod, in an existing one, and in the
-// binding to a node, whose annotations become the pod's.
+// The annotation that opts a pod out of the socket binding is accepted in trusted
+// namespaces only: in a new pod, in an existing pod, and in the binding to a node,
+// whose annotations the API server copies to the pod.
 func TestHostBindingAnnotationPolicy(t *testing.T) {
-	const refusal = "leave it out, or ask for the label"
+	const refusal = "remove it, or ask an administrator for the label"
 	off := map[string]string{hostnet.OptOutAnnotation: "off"}
 	for name, c := range map[string]struct {
 		labels map[string]string
@@ -213,7 +213,7 @@ func TestHostBindingAnnotationPolicy(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := hostPodsCase(t, c.labels)
-			var allowed []string // nobody: the agent would not heed it
+			var allowed []string // no one: the agent ignores the annotation there
 			if c.want == "" {
 				allowed = []string{superUser, administrator}
 			}
@@ -247,7 +247,7 @@ func TestHostBindingAnnotationPolicy(t *testing.T) {
 	}
 }
 
-// A probe or hook connects kubelet to the pod and to nobody else.
+// A probe or lifecycle hook may connect kubelet to its own pod only.
 func TestProbeHostsPolicy(t *testing.T) {
 	http := func(host string) corev1.ProbeHandler {
 		return corev1.ProbeHandler{HTTPGet: &corev1.HTTPGetAction{Host: host, Port: intstr.FromInt32(80)}}
@@ -266,15 +266,15 @@ func TestProbeHostsPolicy(t *testing.T) {
 		labels    map[string]string
 		want      string
 	}{
-		"liveness over HTTP":         {container: corev1.Container{LivenessProbe: &corev1.Probe{ProbeHandler: http("10.244.0.3")}}, want: refusal},
-		"readiness over TCP":         {container: corev1.Container{ReadinessProbe: &corev1.Probe{ProbeHandler: tcp("fd30::3")}}, want: refusal},
-		"startup":                    {container: corev1.Container{StartupProbe: &corev1.Probe{ProbeHandler: http("victim.green.svc")}}, want: refusal},
-		"after the start":            {container: corev1.Container{Lifecycle: &corev1.Lifecycle{PostStart: hook(http("10.244.0.3"))}}, want: refusal},
-		"before the stop":            {container: corev1.Container{Lifecycle: &corev1.Lifecycle{PreStop: hook(tcp("10.244.0.3"))}}, want: refusal},
-		"in a sidecar":               {initial: true, container: corev1.Container{RestartPolicy: &always, LivenessProbe: &corev1.Probe{ProbeHandler: http("10.244.0.3")}}, want: refusal},
-		"a name that looks like one": {container: corev1.Container{LivenessProbe: &corev1.Probe{ProbeHandler: http("127.0.0.1.example.org")}}, want: refusal},
-		"a mapped address":           {container: corev1.Container{LivenessProbe: &corev1.Probe{ProbeHandler: http("::ffff:10.244.0.3")}}, want: refusal},
-		"no host":                    {container: corev1.Container{LivenessProbe: &corev1.Probe{ProbeHandler: http("")}, ReadinessProbe: &corev1.Probe{ProbeHandler: tcp("")}}},
+		"liveness over HTTP":   {container: corev1.Container{LivenessProbe: &corev1.Probe{ProbeHandler: http("10.244.0.3")}}, want: refusal},
+		"readiness over TCP":   {container: corev1.Container{ReadinessProbe: &corev1.Probe{ProbeHandler: tcp("fd30::3")}}, want: refusal},
+		"startup":              {container: corev1.Container{StartupProbe: &corev1.Probe{ProbeHandler: http("victim.green.svc")}}, want: refusal},
+		"postStart hook":       {container: corev1.Container{Lifecycle: &corev1.Lifecycle{PostStart: hook(http("10.244.0.3"))}}, want: refusal},
+		"preStop hook":         {container: corev1.Container{Lifecycle: &corev1.Lifecycle{PreStop: hook(tcp("10.244.0.3"))}}, want: refusal},
+		"in a sidecar":         {initial: true, container: corev1.Container{RestartPolicy: &always, LivenessProbe: &corev1.Probe{ProbeHandler: http("10.244.0.3")}}, want: refusal},
+		"name like an address": {container: corev1.Container{LivenessProbe: &corev1.Probe{ProbeHandler: http("127.0.0.1.example.org")}}, want: refusal},
+		"a mapped address":     {container: corev1.Container{LivenessProbe: &corev1.Probe{ProbeHandler: http("::ffff:10.244.0.3")}}, want: refusal},
+		"no host":              {container: corev1.Container{LivenessProbe: &corev1.Probe{ProbeHandler: http("")}, ReadinessProbe: &corev1.Probe{ProbeHandler: tcp("")}}},
 		"loopback": {container: corev1.Container{LivenessProbe: &corev1.Probe{ProbeHandler: http("127.0.0.1")},
 			ReadinessProbe: &corev1.Probe{ProbeHandler: tcp("::1")}, StartupProbe: &corev1.Probe{ProbeHandler: http("localhost")}}},
 		"a command": {container: corev1.Container{LivenessProbe: &corev1.Probe{ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"true"}}}}}},
@@ -297,14 +297,14 @@ func TestProbeHostsPolicy(t *testing.T) {
 				o.Annotations, o.Spec.NodeName = map[string]string{corev1.MirrorPodAnnotationKey: "x"}, "n1"
 				return cl.Create(t.Context(), o, client.DryRunAll)
 			}
-			// The annotation alone makes nobody a node.
+			// The annotation without a node's identity exempts no one.
 			p.verdict(t, c.want, mirror)
 		})
 	}
-	t.Run("a node's own", func(t *testing.T) {
+	t.Run("a node's mirror pod", func(t *testing.T) {
 		p := hostPodsCase(t, nil)
 		grantEverything(t, p.admin, p.namespace, "system:node:n1")
-		c := as("system:node:n1")
+		c := impersonate("system:node:n1")
 		c.Impersonate.Groups = []string{"system:nodes", "system:authenticated"}
 		node := nadClient(t, c)
 		spec := corev1.PodSpec{NodeName: "n1", Containers: []corev1.Container{{Name: "c", Image: "none", LivenessProbe: &corev1.Probe{ProbeHandler: http("10.0.0.9")}}}}
@@ -313,7 +313,7 @@ func TestProbeHostsPolicy(t *testing.T) {
 			o.Annotations = annotations
 			return node.Create(t.Context(), o, client.DryRunAll)
 		}
-		eventuallyVerdict(t, refusal, func() error { return create(nil) })
-		eventuallyVerdict(t, "", func() error { return create(map[string]string{corev1.MirrorPodAnnotationKey: "x"}) })
+		waitVerdict(t, refusal, func() error { return create(nil) })
+		waitVerdict(t, "", func() error { return create(map[string]string{corev1.MirrorPodAnnotationKey: "x"}) })
 	})
 }

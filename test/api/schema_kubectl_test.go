@@ -17,11 +17,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// What `kubectl get` shows of every topology, before and after the cluster role
-// has said something.
+// The columns of `kubectl get` for every topology, with and without a status.
 func TestPrinterColumns(t *testing.T) {
 	needAPI(t)
-	w := newWorld(t)
+	w := newFixture(t)
 	condition := func(kind, status, reason string) string {
 		return fmt.Sprintf(`{"type":%q,"status":%q,"reason":%q,"message":"","lastTransitionTime":"2026-01-01T00:00:00Z"}`, kind, status, reason)
 	}
@@ -32,7 +31,7 @@ func TestPrinterColumns(t *testing.T) {
 		schemaCase
 		resource string
 		status   string
-		want     string // the cells but the name and the age; <none> for an empty one
+		want     string // the cells except name and age; <none> for an empty one
 	}{
 		{schemaCase{name: "col-l3", kind: kindUDN, spec: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16}]")}, udns, "", "Layer3 Primary <none> <none> <none>"},
 		{schemaCase{name: "col-l2", kind: kindUDN, spec: l2("role: Secondary, subnets: [10.100.0.0/16]")}, udns, `{"conditions":[` + created + `]}`, "Layer2 Secondary True True NetworkAttachmentDefinitionCreated"},
@@ -69,7 +68,7 @@ func TestPrinterColumns(t *testing.T) {
 	}
 }
 
-// tableRow is what kubectl is given to show of one object, but its name and age.
+// tableRow returns the cells that kubectl shows of one object, except name and age.
 func tableRow(t *testing.T, path string) string {
 	t.Helper()
 	cl, err := rest.HTTPClientFor(env.Admin)
@@ -107,14 +106,14 @@ func tableRow(t *testing.T, path string) string {
 	return strings.Join(cells, " ")
 }
 
-// Every field of ours says in `kubectl explain` what it is, and begins with its
-// name; none goes on for longer than a screen is high.
+// Every field of our CRDs has a description for `kubectl explain` that starts with
+// the field's name and fits on a screen.
 func TestExplain(t *testing.T) {
 	crds, err := readObjects(filepath.Join(Root(), "deploy", "crds"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	fields := 0
+	kinds := 0
 	for _, crd := range crds {
 		if group, _, _ := unstructured.NestedString(crd.Object, "spec", "group"); group != "k8s.ovn.org" {
 			continue
@@ -125,12 +124,20 @@ func TestExplain(t *testing.T) {
 		if d, _ := schema["description"].(string); d == "" {
 			t.Errorf("%s has no description", kind)
 		}
-		fields += explained(t, kind, schema)
+		fields := checkDescriptions(t, kind, schema)
+		if fields < 10 {
+			t.Errorf("%s: %d fields checked, want at least 10", kind, fields)
+		}
+		t.Logf("%s: %d fields", kind, fields)
+		kinds++
 	}
-	t.Logf("%d fields", fields)
+	if kinds < 3 {
+		t.Errorf("%d CRDs checked, want at least 3", kinds)
+	}
 }
 
-func explained(t *testing.T, path string, s map[string]any) (n int) {
+// checkDescriptions checks the fields below path and returns their number.
+func checkDescriptions(t *testing.T, path string, s map[string]any) (n int) {
 	t.Helper()
 	properties, _ := s["properties"].(map[string]any)
 	for name, v := range properties {
@@ -142,15 +149,15 @@ func explained(t *testing.T, path string, s map[string]any) (n int) {
 		n++
 		d, _ := p["description"].(string)
 		if !strings.HasPrefix(d, name+" ") && !strings.HasPrefix(d, name+": ") {
-			t.Errorf("%s.%s is described as %q, want its name first", path, name, d)
+			t.Errorf("%s.%s: the description %q does not start with the name", path, name, d)
 		}
 		if lines := strings.Count(d, "\n") + len(d)/80; lines > 24 {
 			t.Errorf("%s.%s: the description has %d lines", path, name, lines)
 		}
-		n += explained(t, path+"."+name, p)
+		n += checkDescriptions(t, path+"."+name, p)
 	}
 	if items, ok := s["items"].(map[string]any); ok {
-		n += explained(t, path, items)
+		n += checkDescriptions(t, path, items)
 	}
 	return n
 }

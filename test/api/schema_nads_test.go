@@ -15,10 +15,10 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// NADs of our type are made by administrators, and those that have an id are
-// left as they are: by a tenant who may do everything in a namespace. Other
-// plugins' NADs, labels and annotations of others are the tenant's.
-func TestNetworksByHandPolicy(t *testing.T) {
+// A tenant with all permissions in a namespace may not create NADs of our type, nor
+// change those that have an id, except their labels and other annotations. The
+// tenant may write other plugins' NADs.
+func TestHandWrittenNADsPolicy(t *testing.T) {
 	p := newPolicyCase(t)
 	ctx := t.Context()
 	const (
@@ -38,30 +38,30 @@ func TestNetworksByHandPolicy(t *testing.T) {
 	if err := p.admin.Get(ctx, client.ObjectKey{Name: p.namespace}, ns); err != nil {
 		t.Fatal(err)
 	}
-	// An owner that is there: else the garbage collector would delete it.
+	// An existing owner, so that the garbage collector does not delete the NAD.
 	ref := []metav1.OwnerReference{{APIVersion: "v1", Kind: "Namespace", Name: ns.Name, UID: ns.UID, Controller: &yes}}
-	everybody := []string{superUser, administrator, clusterRole}
+	allowed := []string{superUser, administrator, clusterRole}
 
 	for name, c := range map[string]struct{ spec, want string }{
 		"of our type": {ours, byHand}, "in a list of plugins": {`{"name":"x","plugins":[` + ours + `]}`, byHand}, "with another key": {`{"TYPE":"ovn-k8s-cni-overlay"}`, byHand},
 		"of another": {other, ""}, "empty": {"", ""},
-		// Nobody takes it for ours: network.ParseNetConf does not.
+		// network.ParseNetConf does not accept this spelling of the type either.
 		"escaped": {`{"name":"x","type":"ovn\u002dk8s-cni-overlay"}`, ""},
 	} {
 		t.Run("create "+name, func(t *testing.T) {
-			p.verdict(t, c.want, func(cl client.Client) error { return cl.Create(ctx, nad(c.spec), client.DryRunAll) }, everybody...)
+			p.verdict(t, c.want, func(cl client.Client) error { return cl.Create(ctx, nad(c.spec), client.DryRunAll) }, allowed...)
 		})
 	}
 	written := nad(ours)
 	written.OwnerReferences, written.Finalizers = ref, []string{finalizer}
 	written.Annotations = map[string]string{network.AnnotationNetworkID: "7", network.AnnotationNetworkName: "blue"}
-	emptied := nad("") // somebody with the right emptied it: it is a network's all the same
+	emptied := nad("") // an administrator emptied it: it still belongs to a network
 	emptied.Annotations, emptied.Finalizers = written.Annotations, written.Finalizers
 	foreign := nad(other)
 	foreign.Finalizers = []string{"example.com/mine"}
 	for _, o := range []*nadv1.NetworkAttachmentDefinition{written, emptied, foreign} {
 		p.create(t, o)
-		t.Cleanup(func() { // the finalizers would keep it
+		t.Cleanup(func() { // the finalizers would block its deletion
 			off := client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))
 			if err := p.admin.Patch(context.Background(), o, off); err != nil {
 				t.Error(err)
@@ -73,18 +73,18 @@ func TestNetworksByHandPolicy(t *testing.T) {
 		edit func(*nadv1.NetworkAttachmentDefinition)
 		want string
 	}{
-		"config":                  {written, func(n *nadv1.NetworkAttachmentDefinition) { n.Spec.Config = other }, config},
-		"config, emptied":         {written, func(n *nadv1.NetworkAttachmentDefinition) { n.Spec.Config = "" }, config},
-		"config of one with id":   {emptied, func(n *nadv1.NetworkAttachmentDefinition) { n.Spec.Config = other }, config},
-		"another's made ours":     {foreign, func(n *nadv1.NetworkAttachmentDefinition) { n.Spec.Config = ours }, config},
-		"owner taken off":         {written, func(n *nadv1.NetworkAttachmentDefinition) { n.OwnerReferences = nil }, owner},
-		"another owner":           {written, func(n *nadv1.NetworkAttachmentDefinition) { n.OwnerReferences[0].UID = "5678" }, owner},
-		"finalizers taken off":    {written, func(n *nadv1.NetworkAttachmentDefinition) { n.Finalizers = nil }, owner},
-		"finalizer added":         {written, func(n *nadv1.NetworkAttachmentDefinition) { n.Finalizers = append(n.Finalizers, "a.b/c") }, owner},
-		"both taken off":          {written, func(n *nadv1.NetworkAttachmentDefinition) { n.OwnerReferences, n.Finalizers = nil, nil }, owner},
-		"label":                   {written, func(n *nadv1.NetworkAttachmentDefinition) { n.Labels = map[string]string{"team": "red"} }, ""},
-		"another's finalizers":    {foreign, func(n *nadv1.NetworkAttachmentDefinition) { n.Finalizers = nil }, ""},
-		"another's configuration": {foreign, func(n *nadv1.NetworkAttachmentDefinition) { n.Spec.Config = `{"type":"bridge"}` }, ""},
+		"config":                        {written, func(n *nadv1.NetworkAttachmentDefinition) { n.Spec.Config = other }, config},
+		"config, emptied":               {written, func(n *nadv1.NetworkAttachmentDefinition) { n.Spec.Config = "" }, config},
+		"config of one with id":         {emptied, func(n *nadv1.NetworkAttachmentDefinition) { n.Spec.Config = other }, config},
+		"another's changed to our type": {foreign, func(n *nadv1.NetworkAttachmentDefinition) { n.Spec.Config = ours }, config},
+		"owner removed":                 {written, func(n *nadv1.NetworkAttachmentDefinition) { n.OwnerReferences = nil }, owner},
+		"another owner":                 {written, func(n *nadv1.NetworkAttachmentDefinition) { n.OwnerReferences[0].UID = "5678" }, owner},
+		"finalizers removed":            {written, func(n *nadv1.NetworkAttachmentDefinition) { n.Finalizers = nil }, owner},
+		"finalizer added":               {written, func(n *nadv1.NetworkAttachmentDefinition) { n.Finalizers = append(n.Finalizers, "a.b/c") }, owner},
+		"both removed":                  {written, func(n *nadv1.NetworkAttachmentDefinition) { n.OwnerReferences, n.Finalizers = nil, nil }, owner},
+		"label":                         {written, func(n *nadv1.NetworkAttachmentDefinition) { n.Labels = map[string]string{"team": "red"} }, ""},
+		"another's finalizers":          {foreign, func(n *nadv1.NetworkAttachmentDefinition) { n.Finalizers = nil }, ""},
+		"another's configuration":       {foreign, func(n *nadv1.NetworkAttachmentDefinition) { n.Spec.Config = `{"type":"bridge"}` }, ""},
 	} {
 		t.Run("update "+name, func(t *testing.T) {
 			p.verdict(t, c.want, func(cl client.Client) error {
@@ -95,7 +95,7 @@ func TestNetworksByHandPolicy(t *testing.T) {
 				before := client.MergeFrom(next.DeepCopy())
 				c.edit(next)
 				return cl.Patch(ctx, next, before, client.DryRunAll)
-			}, everybody...)
+			}, allowed...)
 		})
 	}
 }

@@ -8,13 +8,16 @@ import (
 	"maps"
 	"strings"
 	"testing"
+	"time"
 
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -22,8 +25,8 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// A namespace gets the label of primary networks when it is created, or never,
-// by whatever way it is written.
+// The label of primary networks can be set only when a namespace is created,
+// through any subresource.
 func TestNamespaceLabelPolicy(t *testing.T) {
 	needAPI(t)
 	cl, err := client.New(env.Admin, client.Options{})
@@ -32,7 +35,7 @@ func TestNamespaceLabelPolicy(t *testing.T) {
 	}
 	ctx := context.Background()
 	const label = "k8s.ovn.org/primary-user-defined-network"
-	const fixed = "cannot be added/removed after the namespace was created: delete the namespace and create it anew"
+	const fixed = "cannot be added/removed after the namespace was created: delete and recreate the namespace"
 	has := map[string]string{label: ""}
 	for _, c := range []struct {
 		name   string
@@ -59,12 +62,12 @@ func TestNamespaceLabelPolicy(t *testing.T) {
 			"finalize": func(o *corev1.Namespace) error { return cl.SubResource("finalize").Update(ctx, o, client.DryRunAll) },
 		} {
 			t.Run(c.name+" by "+way, func(t *testing.T) {
-				eventuallyVerdict(t, c.want, func() error {
+				waitVerdict(t, c.want, func() error {
 					next := &corev1.Namespace{}
 					if err := cl.Get(ctx, client.ObjectKeyFromObject(ns), next); err != nil {
 						return err
 					}
-					// Every namespace has this one, from the API server.
+					// The API server adds this label to every namespace.
 					next.Labels = map[string]string{corev1.LabelMetadataName: ns.Name}
 					maps.Copy(next.Labels, c.after)
 					return write(next)
@@ -74,11 +77,42 @@ func TestNamespaceLabelPolicy(t *testing.T) {
 	}
 }
 
-// eventuallyVerdict waits for a verdict: a policy takes a moment to be in force
-// after it was installed.
-func eventuallyVerdict(t *testing.T, want string, try func() error) {
+// waitPolicies waits until all installed admission policies are in force, so that
+// an accepted write is a verdict. It adds a policy after them: the API server loads
+// policies in order.
+func waitPolicies(ctx context.Context, e *Env) error {
+	cl, err := client.New(e.Admin, client.Options{})
+	if err != nil {
+		return err
+	}
+	const name, refusal = "bulkhead-test-last", "refused by the last policy"
+	policy := &admissionv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: admissionv1.ValidatingAdmissionPolicySpec{
+		MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{ResourceNames: []string{name}, RuleWithOperations: admissionv1.RuleWithOperations{
+			Operations: []admissionv1.OperationType{admissionv1.Create},
+			Rule:       admissionv1.Rule{APIGroups: []string{""}, APIVersions: []string{"v1"}, Resources: []string{"configmaps"}}}}}},
+		Validations: []admissionv1.Validation{{Expression: "false", Message: refusal}},
+	}}
+	binding := &admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: name, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}}}
+	for _, o := range []client.Object{policy, binding} {
+		if err := cl.Create(ctx, o); err != nil {
+			return err
+		}
+	}
+	return wait.PollUntilContextTimeout(ctx, 50*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+		err := cl.Create(ctx, &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}}, client.DryRunAll)
+		if err == nil || strings.Contains(err.Error(), refusal) {
+			return err != nil, nil
+		}
+		return false, err
+	})
+}
+
+// waitVerdict waits for a verdict: the API server needs a moment to load the
+// roles that a test grants.
+func waitVerdict(t *testing.T, want string, try func() error) {
 	t.Helper()
-	eventually(t, func() error {
+	Eventually(t, func() error {
 		err := try()
 		if want == "" {
 			return err
@@ -90,22 +124,22 @@ func eventuallyVerdict(t *testing.T, want string, try func() error) {
 	})
 }
 
-// policyCase is who writes in a namespace that has an owner of its own.
+// policyCase is a namespace and the clients that write in it.
 type policyCase struct {
 	namespace string
 	admin     client.Client
-	// tenant may do everything in the namespace, and nothing outside.
+	// tenant has all permissions in the namespace, and none outside.
 	tenant client.Client
-	// allowed are those whom no policy of ours stops.
+	// allowed are the users whom our policies exempt.
 	allowed map[string]client.Client
 }
 
 const (
 	superUser     = "super user"
-	administrator = "administrator" // no super user, as most are
+	administrator = "administrator" // cluster-admin, but not in system:masters
 	clusterRole   = "cluster role"
 	nodeRole      = "node role"   // on policyNode
-	policyNode    = "policy-node" // nothing but a name
+	policyNode    = "policy-node" // there is no Node of this name
 )
 
 func newPolicyCase(t *testing.T) policyCase {
@@ -118,25 +152,25 @@ func newPolicyCase(t *testing.T) policyCase {
 	}
 	grantEverything(t, admin, ns.Name, "tenant")
 	grantClusterRole(t, admin, "cluster-admin", "administrator")
-	return policyCase{namespace: ns.Name, admin: admin, tenant: nadClient(t, as("tenant")), allowed: map[string]client.Client{
-		superUser: admin, administrator: nadClient(t, as("administrator")),
+	return policyCase{namespace: ns.Name, admin: admin, tenant: nadClient(t, impersonate("tenant")), allowed: map[string]client.Client{
+		superUser: admin, administrator: nadClient(t, impersonate("administrator")),
 		clusterRole: nadClient(t, env.Controller), nodeRole: nodeClient(t, policyNode),
 	}}
 }
 
-// verdict tries a write, which must change nothing, as the tenant, who gets the
-// verdict wanted, and as those named, who may.
+// verdict makes a dry-run write as the tenant, who must get the verdict, and as the
+// allowed users, for whom it must succeed.
 func (p policyCase) verdict(t *testing.T, want string, write func(client.Client) error, allowed ...string) {
 	t.Helper()
-	eventuallyVerdict(t, want, func() error { return write(p.tenant) })
-	for _, who := range allowed {
-		if err := write(p.allowed[who]); err != nil {
-			t.Errorf("%s: %v", who, err)
+	waitVerdict(t, want, func() error { return write(p.tenant) })
+	for _, user := range allowed {
+		if err := write(p.allowed[user]); err != nil {
+			t.Errorf("%s: %v", user, err)
 		}
 	}
 }
 
-// create makes an object for the time of the test.
+// create creates an object that is deleted after the test.
 func (p policyCase) create(t *testing.T, o client.Object) {
 	t.Helper()
 	if err := p.admin.Create(t.Context(), o); err != nil {
@@ -149,15 +183,15 @@ func (p policyCase) create(t *testing.T, o client.Object) {
 	})
 }
 
-// The annotations that put a NAD into a network are the cluster role's: a
-// tenant who may do everything in a namespace may not write them.
+// A tenant with all permissions in a namespace may not write the annotations that
+// assign a NAD to a network: only the cluster role does.
 func TestNetworkAnnotationsPolicy(t *testing.T) {
 	p := newPolicyCase(t)
 	ctx := t.Context()
-	const refusal = "leave them out of a new one, and as they are in an existing one"
+	const refusal = "omit them from a new NetworkAttachmentDefinition, and do not change them in an existing one"
 	both := map[string]string{network.AnnotationNetworkID: "7", network.AnnotationNetworkName: "cluster_udn_red"}
 	nad := func(annotations map[string]string) *nadv1.NetworkAttachmentDefinition {
-		// Of a type that no controller of ours looks at.
+		// Of a type that our controllers ignore.
 		return &nadv1.NetworkAttachmentDefinition{ObjectMeta: metav1.ObjectMeta{Namespace: p.namespace, GenerateName: "x-", Annotations: annotations},
 			Spec: nadv1.NetworkAttachmentDefinitionSpec{Config: `{"cniVersion":"1.1.0","name":"x","type":"macvlan"}`}}
 	}
@@ -193,7 +227,7 @@ func TestNetworkAnnotationsPolicy(t *testing.T) {
 		{"remove the id", owned, `{"metadata":{"annotations":{"k8s.ovn.org/network-id":null}}}`, refusal},
 		{"remove all", owned, `{"metadata":{"annotations":null}}`, refusal},
 		{"add another", bare, `{"metadata":{"annotations":{"team":"red"}}}`, ""},
-		{"add another beside", owned, `{"metadata":{"annotations":{"team":"red"}}}`, ""},
+		{"add another to both", owned, `{"metadata":{"annotations":{"team":"red"}}}`, ""},
 		{"change the config", bare, `{"spec":{"config":"{}"}}`, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -207,7 +241,7 @@ func TestNetworkAnnotationsPolicy(t *testing.T) {
 	}
 }
 
-// grantEverything lets a user do everything in a namespace.
+// grantEverything grants a user all permissions in a namespace.
 func grantEverything(t *testing.T, admin client.Client, namespace, user string) {
 	t.Helper()
 	role := &rbacv1.Role{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: user},
@@ -222,7 +256,7 @@ func grantEverything(t *testing.T, admin client.Client, namespace, user string) 
 	}
 }
 
-// grantClusterRole gives a user a cluster role, for the test's time.
+// grantClusterRole grants a user a ClusterRole during the test.
 func grantClusterRole(t *testing.T, admin client.Client, role, user string) {
 	t.Helper()
 	binding := &rbacv1.ClusterRoleBinding{ObjectMeta: metav1.ObjectMeta{GenerateName: "policy-"},
@@ -238,14 +272,14 @@ func grantClusterRole(t *testing.T, admin client.Client, role, user string) {
 	})
 }
 
-func as(user string) *rest.Config {
+func impersonate(user string) *rest.Config {
 	c := rest.CopyConfig(env.Admin)
 	c.Impersonate = rest.ImpersonationConfig{UserName: user}
 	return c
 }
 
-// A pod's addresses are written by who allocates them: not by a tenant who may
-// do everything in a namespace, in a new pod or later, by its status or its binding either.
+// A tenant with all permissions in a namespace may not write the annotation with a
+// pod's addresses: not in a new pod, not later, not through its status or binding.
 func TestPodNetworksPolicy(t *testing.T) {
 	p := newPolicyCase(t)
 	ctx := t.Context()
@@ -254,14 +288,14 @@ func TestPodNetworksPolicy(t *testing.T) {
 		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.namespace, GenerateName: "p-", Annotations: annotations},
 			Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "none"}}}}
 	}
-	const refusal = "leave it out of a new pod, and as it is in an existing one; ask for addresses in"
-	given := map[string]string{network.AnnotationPodNetworks: addresses}
+	const refusal = "omit it from a new pod, and do not change it in an existing one; request addresses in"
+	annotated := map[string]string{network.AnnotationPodNetworks: addresses}
 	for _, c := range []struct {
 		name        string
 		annotations map[string]string
 		want        string
 	}{
-		{"addresses", given, refusal},
+		{"addresses", annotated, refusal},
 		{"a request", primaryRequest(`"ips":["10.0.0.9/24"]`), ""},
 		{"nothing", nil, ""},
 	} {
@@ -286,7 +320,7 @@ func TestPodNetworksPolicy(t *testing.T) {
 			}
 		})
 	}
-	bare, addressed := pod(nil), pod(given)
+	bare, addressed := pod(nil), pod(annotated)
 	bare.Spec.NodeName, addressed.Spec.NodeName = policyNode, policyNode
 	node := []string{nodeRole}
 	p.create(t, bare)
@@ -296,15 +330,15 @@ func TestPodNetworksPolicy(t *testing.T) {
 		on    *corev1.Pod
 		patch string
 		want  string
-		also  []string
+		also  []string // further allowed users
 	}{
 		{"add", bare, `{"metadata":{"annotations":{"k8s.ovn.org/pod-networks":"{}"}}}`, refusal, node},
 		{"change", addressed, `{"metadata":{"annotations":{"k8s.ovn.org/pod-networks":"{}"}}}`, refusal, node},
 		{"remove", addressed, `{"metadata":{"annotations":{"k8s.ovn.org/pod-networks":null}}}`, refusal, node},
 		{"remove all", addressed, `{"metadata":{"annotations":null}}`, refusal, node},
 		{"add another", bare, `{"metadata":{"annotations":{"team":"red"}}}`, "", nil},
-		{"add another beside", addressed, `{"metadata":{"annotations":{"team":"red"}}}`, "", nil},
-		{"write it as it is", addressed, fmt.Sprintf(`{"metadata":{"annotations":{"k8s.ovn.org/pod-networks":%q}}}`, addresses), "", node},
+		{"add another to addresses", addressed, `{"metadata":{"annotations":{"team":"red"}}}`, "", nil},
+		{"write the same value", addressed, fmt.Sprintf(`{"metadata":{"annotations":{"k8s.ovn.org/pod-networks":%q}}}`, addresses), "", node},
 	} {
 		patch := client.RawPatch(types.MergePatchType, []byte(c.patch))
 		for _, way := range []struct {
@@ -314,7 +348,7 @@ func TestPodNetworksPolicy(t *testing.T) {
 		}{
 			{"pod", func(cl client.Client) error { return cl.Patch(ctx, c.on.DeepCopy(), patch, client.DryRunAll) },
 				append([]string{superUser, administrator, clusterRole}, c.also...)},
-			// Where our roles have nothing to write, they may not.
+			// Our roles do not write the status, and have no permission to.
 			{"status", func(cl client.Client) error { return cl.Status().Patch(ctx, c.on.DeepCopy(), patch, client.DryRunAll) },
 				[]string{superUser, administrator}},
 		} {

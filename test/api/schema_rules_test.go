@@ -12,8 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// A constraint is one thing that a CRD's schema refuses, and how the API
-// server says so.
+// A constraint is one rule of a CRD's schema and the text of its refusal.
 type constraint struct {
 	kind string // of the object
 	path string // "spec.layer3.subnets[].cidr"
@@ -23,23 +22,23 @@ type constraint struct {
 
 func (c constraint) String() string { return fmt.Sprintf("%s %s: %s", c.kind, c.path, c.text) }
 
-// A refusal is what the API server had against one case.
+// A refusal is the API server's response to one refused case.
 type refusal struct {
 	kind   string
 	causes []metav1.StatusCause
 }
 
-// refusedWithOthers are CEL rules that never are the only one to refuse: they
-// are there to say what to do.
+// refusedWithOthers are CEL rules that never refuse alone: they exist for their
+// messages.
 var refusedWithOthers = []string{
-	// No subnets means IPAM off, which is for Secondary networks, and these fields are for Primary ones.
+	// Without subnets IPAM is disabled, which requires role Secondary; these fields require role Primary.
 	"reservedSubnets must be unset when subnets is unset",
 	"infrastructureSubnets must be unset when subnets is unset",
 }
 
-// unproven are the constraints that no refusal shows to be alive: a CEL rule
-// must have refused something that nothing else would have.
-func unproven(constraints []constraint, refusals []refusal) []string {
+// untested returns the constraints that no refusal proves effective. A CEL rule must
+// have refused a case that no other rule refuses.
+func untested(constraints []constraint, refusals []refusal) []string {
 	var out []string
 	for _, c := range constraints {
 		shown, alone := false, false
@@ -55,11 +54,11 @@ func unproven(constraints []constraint, refusals []refusal) []string {
 		together := slices.ContainsFunc(refusedWithOthers, func(s string) bool { return strings.HasPrefix(c.text, s) })
 		switch {
 		case !shown:
-			out = append(out, fmt.Sprintf("%s: no case is refused by it", c))
+			out = append(out, fmt.Sprintf("%s: refuses no case", c))
 		case c.cel && !alone && !together:
-			out = append(out, fmt.Sprintf("%s: no case is refused by it alone", c))
+			out = append(out, fmt.Sprintf("%s: refuses no case alone", c))
 		case alone && together:
-			out = append(out, fmt.Sprintf("%s: is in refusedWithOthers, and refuses alone", c))
+			out = append(out, fmt.Sprintf("%s: refuses a case alone: remove it from refusedWithOthers", c))
 		}
 	}
 	return out
@@ -67,7 +66,7 @@ func unproven(constraints []constraint, refusals []refusal) []string {
 
 var index = regexp.MustCompile(`\[[^\]]*\]`)
 
-// constraintsOf lists what the spec of a CRD's schema refuses.
+// constraintsOf lists the rules of a CRD's schema for spec.
 func constraintsOf(crd *unstructured.Unstructured) ([]constraint, error) {
 	kind, _, _ := unstructured.NestedString(crd.Object, "spec", "names", "kind")
 	versions, _, err := unstructured.NestedSlice(crd.Object, "spec", "versions")
@@ -84,8 +83,11 @@ func constraintsOf(crd *unstructured.Unstructured) ([]constraint, error) {
 	})
 	for i, c := range out {
 		if slices.Contains(out[:i], c) {
-			return nil, fmt.Errorf("two rules say the same: %s", c)
+			return nil, fmt.Errorf("two rules have the same message: %s", c)
 		}
+	}
+	if len(out) == 0 {
+		return nil, fmt.Errorf("the schema of CRD %s has no rules for spec", crd.GetName())
 	}
 	return out, nil
 }
@@ -118,7 +120,7 @@ func walkSchema(path string, s map[string]any, visit func(path, text string, cel
 	properties, _ := s["properties"].(map[string]any)
 	for name, p := range properties {
 		if name == "matchExpressions" || name == "matchLabels" {
-			continue // a label selector is Kubernetes' own
+			continue // a label selector: Kubernetes' own type
 		}
 		walkSchema(path+"."+name, p.(map[string]any), visit)
 	}

@@ -13,8 +13,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// largestCases are specs of the largest sizes that the schema takes, with
-// strings as long as they can be, and updates that all rules have to look at.
+// largestCases are the largest specs that the schema accepts, with the longest
+// strings, and updates that all rules must evaluate.
 func largestCases() []schemaCase {
 	v6 := func(format string, n int) string { return blocks("fd10:aaaa:bbbb:cccc:"+format, n) }
 	l2Full := l2("role: Primary, mtu: 1280, subnets: [10.100.0.0/16, 'fd10:aaaa:bbbb:cccc:0000:0000:0000:0000/64'], " +
@@ -27,20 +27,20 @@ func largestCases() []schemaCase {
 			", subnets: [192.168.0.0/16, 'fd10:aaaa:bbbb:cccc:0000:0000:0000:0000/64'], excludeSubnets: " + v6(format, 25) +
 			", vlan: {mode: Access, access: {id: 4094}}, ipam: {mode: Enabled, lifecycle: Persistent}")
 	}
-	return append(forBoth([]schemaCase{
+	return append(forBothKinds([]schemaCase{
 		{name: "400 IPv4 subnets", spec: l3("role: Primary, " + manySubnets(399, 399)), update: l3("role: Primary, " + manySubnets(400, 400))},
 		{name: "400 IPv6 subnets", spec: l3("role: Primary, mtu: 1280, " + manySubnets(399, 0)), update: l3("role: Primary, mtu: 1280, " + manySubnets(400, 0))},
 		{name: "200 subnets of each family", spec: l3("role: Primary, mtu: 1280, " + manySubnets(399, 200)), update: l3("role: Primary, mtu: 1280, " + manySubnets(400, 200))},
 		{name: "layer2", spec: l2Full, update: l2Full},
-	}), of(kindNetwork, []schemaCase{
+	}), withKind(kindNetwork, []schemaCase{
 		{name: "localnet", spec: local("ffff:0000:%04x:0000/112"), update: local("eeee:0000:%04x:0000/112")},
 	})...)
 }
 
-// The API server gives the rules of one object a budget, and each of them a
-// tenth: what the schema takes must fit when it is made, changed, and (as
-// every write to status is validated) when its status is written.
-func TestSchemaLargest(t *testing.T) {
+// The API server limits the cost of an object's CEL rules, in total and per rule.
+// The largest objects must stay below the limits when they are created, updated and,
+// as status writes are validated too, when their status is written.
+func TestLargestObjects(t *testing.T) {
 	needAPI(t)
 	cl, err := client.New(env.Admin, client.Options{})
 	if err != nil {
@@ -53,12 +53,12 @@ func TestSchemaLargest(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			step := func(what string, f func() error) {
+			step := func(name string, f func() error) {
 				start := time.Now()
 				if err := f(); err != nil {
-					t.Fatalf("%s: %v", what, err)
+					t.Fatalf("%s: %v", name, err)
 				}
-				t.Logf("%s: %s", what, time.Since(start).Round(time.Millisecond))
+				t.Logf("%s: %s", name, time.Since(start).Round(time.Millisecond))
 			}
 			step("create", func() error { return cl.Create(ctx, o) })
 			defer func() { _ = cl.Delete(ctx, o) }()

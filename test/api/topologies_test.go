@@ -16,15 +16,15 @@ import (
 	"bulkhead/pkg/network"
 )
 
-func (w world) patch(o client.Object, body string) {
+func (w fixture) patch(o client.Object, body string) {
 	w.t.Helper()
 	if err := w.Patch(w.ctx, o, client.RawPatch(types.MergePatchType, []byte(body))); err != nil {
 		w.t.Fatalf("patch %T %s: %v", o, o.GetName(), err)
 	}
 }
 
-// conf waits until the NAD's configuration is as f wants it.
-func (w world) conf(ns, name string, f func(network.NetConf) bool) network.NetConf {
+// waitConf waits until f returns true for the NAD's configuration.
+func (w fixture) waitConf(ns, name string, f func(network.NetConf) bool) network.NetConf {
 	w.t.Helper()
 	var out network.NetConf
 	Eventually(w.t, func() error {
@@ -40,11 +40,11 @@ func (w world) conf(ns, name string, f func(network.NetConf) bool) network.NetCo
 	return out
 }
 
-// Every topology and role becomes a NAD; secondary networks need no label, and
-// a namespace may have several.
+// The controller creates NADs for every topology and role; secondary networks need
+// no namespace label, and a namespace may have several.
 func TestTopologies(t *testing.T) {
 	needAPI(t)
-	w := newWorld(t)
+	w := newFixture(t)
 	startController(t, testConfig(t))
 	plain, tenant := w.namespace("topo-plain", false, "team=topo"), w.namespace("topo-tenant", true, "team=topo")
 	defer w.remove(plain)
@@ -55,9 +55,9 @@ func TestTopologies(t *testing.T) {
 			IPAM: &udnv1.IPAMConfig{Lifecycle: udnv1.IPAMLifecyclePersistent}}}}
 	w.create(primary)
 	defer w.remove(primary)
-	w.created(primary)
+	w.waitCreated(primary)
 	w.waitCondition(primary, udnv1.ConditionNetworkAllocationSucceeded, metav1.ConditionTrue)
-	got := w.conf("topo-tenant", "l2", func(network.NetConf) bool { return true })
+	got := w.waitConf("topo-tenant", "l2", func(network.NetConf) bool { return true })
 	if got.Topology != "layer2" || got.Role != "primary" || got.Subnets != "10.130.0.0/16,fd13::/64" || !got.AllowPersistentIPs || got.TransitSubnet == "" || got.JoinSubnet == "" {
 		t.Errorf("Layer2 primary: %+v", got)
 	}
@@ -66,12 +66,12 @@ func TestTopologies(t *testing.T) {
 	l3.Spec.Layer3.Role = udnv1.NetworkRoleSecondary
 	w.create(l3)
 	defer w.remove(l3)
-	w.created(l3)
+	w.waitCreated(l3)
 	noIPAM := &udnv1.UserDefinedNetwork{ObjectMeta: metav1.ObjectMeta{Namespace: "topo-plain", Name: "bare"}, Spec: udnv1.UserDefinedNetworkSpec{
 		Topology: udnv1.NetworkTopologyLayer2, Layer2: &udnv1.Layer2Config{Role: udnv1.NetworkRoleSecondary, IPAM: &udnv1.IPAMConfig{Mode: udnv1.IPAMDisabled}}}}
 	w.create(noIPAM)
 	defer w.remove(noIPAM)
-	w.created(noIPAM)
+	w.waitCreated(noIPAM)
 
 	blue := &udnv1.ClusterUserDefinedNetwork{ObjectMeta: metav1.ObjectMeta{Name: "topo-blue"}, Spec: udnv1.ClusterUserDefinedNetworkSpec{
 		NamespaceSelector: metav1.LabelSelector{MatchLabels: map[string]string{"team": "topo"}},
@@ -80,39 +80,40 @@ func TestTopologies(t *testing.T) {
 	}}
 	w.create(blue)
 	defer w.remove(blue)
-	w.created(blue, "[topo-plain, topo-tenant]")
+	w.waitCreated(blue, "[topo-plain, topo-tenant]")
 	ids := map[string]bool{}
 	for _, k := range []string{"topo-tenant/l2", "topo-plain/l3", "topo-plain/bare", "topo-plain/topo-blue", "topo-tenant/topo-blue"} {
 		ns, name, _ := strings.Cut(k, "/")
 		ids[w.nad(ns, name).Annotations[network.AnnotationNetworkID]] = true
 	}
 	if len(ids) != 4 {
-		t.Errorf("4 networks have the ids %v", ids)
+		t.Errorf("4 networks have ids %v", ids)
 	}
 
-	// What of a Localnet may change is rendered anew, in the NADs that are there.
+	// The controller updates the existing NADs when a Localnet network's mutable
+	// fields change.
 	before := w.nad("topo-plain", "topo-blue")
-	if c := w.conf("topo-plain", "topo-blue", func(network.NetConf) bool { return true }); c.MTU != 1500 || c.VLANID != 0 || c.PhysicalNetworkName != "tenantblue" {
+	if c := w.waitConf("topo-plain", "topo-blue", func(network.NetConf) bool { return true }); c.MTU != 1500 || c.VLANID != 0 || c.PhysicalNetworkName != "tenantblue" {
 		t.Errorf("Localnet: %+v", c)
 	}
 	w.patch(blue, `{"spec":{"network":{"localnet":{"mtu":9000,"vlan":{"mode":"Access","access":{"id":200}},"physicalNetworkName":"green","excludeSubnets":["192.168.60.0/24","2001:dbb::1/128"]}}}}`)
 	for _, ns := range []string{"topo-plain", "topo-tenant"} {
-		w.conf(ns, "topo-blue", func(c network.NetConf) bool {
+		w.waitConf(ns, "topo-blue", func(c network.NetConf) bool {
 			return c.MTU == 9000 && c.VLANID == 200 && c.PhysicalNetworkName == "green" && c.ExcludeSubnets == "192.168.60.0/24,2001:dbb::1/128" && c.Subnets == "192.168.0.0/16,2001:dbb::/64"
 		})
 	}
 	w.patch(blue, `{"spec":{"network":{"localnet":{"mtu":null,"vlan":null,"excludeSubnets":null}}}}`)
-	w.conf("topo-plain", "topo-blue", func(c network.NetConf) bool { return c.MTU == 1500 && c.VLANID == 0 && c.ExcludeSubnets == "" })
+	w.waitConf("topo-plain", "topo-blue", func(c network.NetConf) bool { return c.MTU == 1500 && c.VLANID == 0 && c.ExcludeSubnets == "" })
 	if after := w.nad("topo-plain", "topo-blue"); after.UID != before.UID || after.Annotations[network.AnnotationNetworkID] != before.Annotations[network.AnnotationNetworkID] {
-		t.Error("the NAD was made anew")
+		t.Error("the NAD was recreated")
 	}
-	w.created(blue, "[topo-plain, topo-tenant]")
+	w.waitCreated(blue, "[topo-plain, topo-tenant]")
 }
 
 // TransportAccepted follows the RouteAdvertisements that select the network.
 func TestTransport(t *testing.T) {
 	needAPI(t)
-	w := newWorld(t)
+	w := newFixture(t)
 	startController(t, testConfig(t))
 	c := newCUDN("transport", "transport", "10.132.0.0/16")
 	c.Labels = map[string]string{"advertise": "yes"}
@@ -122,9 +123,9 @@ func TestTransport(t *testing.T) {
 	defer w.remove(ns)
 	w.create(c)
 	defer w.remove(c)
-	w.created(c, "[transport]")
+	w.waitCreated(c, "[transport]")
 	w.waitCondition(c, udnv1.ConditionTransportAccepted, metav1.ConditionFalse, "NoOverlayRouteAdvertisementsIsMissing", "No RouteAdvertisements CR is advertising the pod networks.")
-	if got := w.conf("transport", "transport", func(network.NetConf) bool { return true }); got.Transport != "no-overlay" || got.OutboundSNAT != "enabled" {
+	if got := w.waitConf("transport", "transport", func(network.NetConf) bool { return true }); got.Transport != "no-overlay" || got.OutboundSNAT != "enabled" {
 		t.Errorf("NAD: %+v", got)
 	}
 	ra := &udnv1.RouteAdvertisements{ObjectMeta: metav1.ObjectMeta{Name: "ra-transport"}, Spec: udnv1.RouteAdvertisementsSpec{
@@ -144,20 +145,21 @@ func TestTransport(t *testing.T) {
 	w.waitCondition(c, udnv1.ConditionTransportAccepted, metav1.ConditionFalse, "NoOverlayRouteAdvertisementsIsMissing")
 	w.patch(c, `{"metadata":{"labels":{"advertise":"yes"}}}`)
 	w.waitCondition(c, udnv1.ConditionTransportAccepted, metav1.ConditionTrue)
-	// What was accepted was something else.
+	// A change of the spec makes the acceptance outdated.
 	w.patch(ra, `{"spec":{"targetVRF":"auto"}}`)
 	w.waitCondition(c, udnv1.ConditionTransportAccepted, metav1.ConditionFalse, "NoOverlayRouteAdvertisementsNotAccepted")
 	w.patch(ra, `{"spec":{"targetVRF":null}}`)
 	w.remove(ra)
 	w.waitCondition(c, udnv1.ConditionTransportAccepted, metav1.ConditionFalse, "NoOverlayRouteAdvertisementsIsMissing")
-	w.created(c, "[transport]")
+	w.waitCreated(c, "[transport]")
 }
 
-// Limits are refused with a reason, and healed when there is room.
+// Networks above a limit are refused with a reason, and created when others are
+// deleted.
 func TestLimits(t *testing.T) {
 	needAPI(t)
-	w := newWorld(t)
-	w.settle()
+	w := newFixture(t)
+	w.waitClean()
 	cfg := testConfig(t)
 	cfg.MaxNetworks, cfg.MaxNetworksPerNS = 3, 2
 	startController(t, cfg)
@@ -165,27 +167,27 @@ func TestLimits(t *testing.T) {
 	defer w.remove(ns)
 	other := w.namespace("limits-other", false)
 	defer w.remove(other)
-	make := func(ns, name string) *udnv1.UserDefinedNetwork {
+	create := func(ns, name string) *udnv1.UserDefinedNetwork {
 		u := newUDN(ns, name, "10.133.0.0/16")
 		u.Spec.Layer3.Role = udnv1.NetworkRoleSecondary
 		w.create(u)
 		return u
 	}
-	a, b := make("limits", "a"), make("limits", "b")
-	w.created(a)
-	w.created(b)
-	c := make("limits", "c")
+	a, b := create("limits", "a"), create("limits", "b")
+	w.waitCreated(a)
+	w.waitCreated(b)
+	c := create("limits", "c")
 	w.waitCondition(c, udnv1.ConditionNetworkCreated, metav1.ConditionFalse, "maximum number of networks", "raise max-networks-per-namespace")
-	x := make("limits-other", "x")
-	w.created(x)
-	y := make("limits-other", "y")
+	x := create("limits-other", "x")
+	w.waitCreated(x)
+	y := create("limits-other", "y")
 	w.waitCondition(y, udnv1.ConditionNetworkCreated, metav1.ConditionFalse, "the cluster has 3 networks", "raise max-networks")
 	w.remove(x)
-	w.created(y)
+	w.waitCreated(y)
 	w.remove(y)
 	w.waitGone(y)
 	w.remove(a)
-	w.created(c)
+	w.waitCreated(c)
 	w.remove(b)
 	w.remove(c)
 }

@@ -7,16 +7,14 @@ import (
 	"time"
 )
 
-// Deadline of every wait for a condition.
+// Deadline is Eventually's deadline.
 const Deadline = 2 * time.Minute
 
-func eventually(t testing.TB, f func() error) { t.Helper(); Eventually(t, f) }
-
-// Eventually calls f until it returns nil, and fails with its last error at
-// the deadline.
+// Eventually calls f until it returns nil, and fails the test with f's last error
+// at the deadline.
 func Eventually(t testing.TB, f func() error) { t.Helper(); EventuallyWithin(t, Deadline, f) }
 
-// EventuallyWithin is Eventually with a deadline of the caller's.
+// EventuallyWithin is Eventually with the caller's deadline.
 func EventuallyWithin(t testing.TB, deadline time.Duration, f func() error) {
 	t.Helper()
 	tick := time.NewTicker(20 * time.Millisecond)

@@ -29,16 +29,16 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Another's write that came between is nobody's business: the next look mends
-// it, and neither the status nor an event tells of it.
-func TestConflictIsNoCondition(t *testing.T) {
+// The controller retries after a write conflict, and reports it neither in the
+// status nor in an event.
+func TestConflictIsNotReported(t *testing.T) {
 	needAPI(t)
-	w := newWorld(t)
-	w.settle()
-	var left atomic.Int32
+	w := newFixture(t)
+	w.waitClean()
+	var conflicts atomic.Int32 // still to be injected
 	startController(t, testConfig(t), func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(req *http.Request) (*http.Response, error) {
-			if req.Method != http.MethodPatch || !strings.Contains(req.URL.Path, "/network-attachment-definitions/") || left.Add(-1) < 0 {
+			if req.Method != http.MethodPatch || !strings.Contains(req.URL.Path, "/network-attachment-definitions/") || conflicts.Add(-1) < 0 {
 				return next.RoundTrip(req)
 			}
 			status := apierrors.NewConflict(schema.GroupResource{Resource: "network-attachment-definitions"}, "net", nil).Status()
@@ -55,13 +55,13 @@ func TestConflictIsNoCondition(t *testing.T) {
 	u := newUDN("conflict", "net", "10.100.0.0/16")
 	w.create(u)
 	defer w.remove(u)
-	w.created(u)
+	w.waitCreated(u)
 	before := u.DeepCopy()
 	seen, err := w.Watch(w.ctx, &udnv1.UserDefinedNetworkList{}, client.InNamespace("conflict"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	left.Store(5)
+	conflicts.Store(5)
 	w.patch(w.nad("conflict", "net"), `{"metadata":{"labels":{"k8s.ovn.org/user-defined-network":null}}}`)
 	Eventually(t, func() error {
 		if _, ok := w.nad("conflict", "net").Labels["k8s.ovn.org/user-defined-network"]; !ok {
@@ -69,11 +69,12 @@ func TestConflictIsNoCondition(t *testing.T) {
 		}
 		return nil
 	})
-	if left.Load() >= 0 {
-		t.Errorf("%d conflicts were left over: the repair met none", left.Load())
+	if conflicts.Load() >= 0 {
+		t.Errorf("%d conflicts remain: the repair did not meet them all", conflicts.Load())
 	}
-	// A write of ours, seen by the watch, ends what is looked at.
+	// The test's own write marks the end of the events to check.
 	w.patch(u, `{"metadata":{"labels":{"end":"yes"}}}`)
+	ended := false
 	for e := range seen.ResultChan() {
 		now, ok := e.Object.(*udnv1.UserDefinedNetwork)
 		if !ok {
@@ -88,10 +89,14 @@ func TestConflictIsNoCondition(t *testing.T) {
 			if now.UID != before.UID {
 				t.Errorf("uid %s, was %s", now.UID, before.UID)
 			}
+			ended = true
 			break
 		}
 	}
 	seen.Stop()
+	if !ended {
+		t.Error("the watch was closed before the last event")
+	}
 	var events corev1.EventList
 	if err := w.List(w.ctx, &events, client.InNamespace("conflict")); err != nil {
 		t.Fatal(err)
@@ -103,11 +108,11 @@ func TestConflictIsNoCondition(t *testing.T) {
 	}
 }
 
-// IPAMClaims are another project's kind. A cluster without it has networks all
-// the same, and claims once it is installed.
+// IPAMClaim is another project's CRD. The controller works without it, and uses
+// claims once it is installed.
 func TestWithoutIPAMClaims(t *testing.T) {
 	needAPI(t)
-	w := newPodWorld(t)
+	w := newPodFixture(t)
 	const file = "deploy/crds/k8s.cni.cncf.io_ipamclaims.yaml"
 	install := func() {
 		t.Helper()
@@ -123,25 +128,25 @@ func TestWithoutIPAMClaims(t *testing.T) {
 	t.Cleanup(install)
 	startController(t, testConfig(t))
 	defer w.remove(w.namespace("claimless", true))
-	w.sharedNAD("claimless", "net", "claimless-net", `"topology":"layer2","role":"primary","subnets":"10.142.0.0/24","allowPersistentIPs":true`)
-	w.given(w.scheduled("claimless", "plain", nil), "claimless/net", "10.142.0.3/24")
-	p := w.scheduled("claimless", "vm", primaryRequest(`"ipam-claim-reference":"vm"`))
-	w.refused(p, "IPAMClaim vm", "does not exist")
+	w.createNADOf("claimless", "net", "claimless-net", `"topology":"layer2","role":"primary","subnets":"10.142.0.0/24","allowPersistentIPs":true`)
+	w.waitEntry(w.createPod("claimless", "plain", nil), "claimless/net", "10.142.0.3/24")
+	p := w.createPod("claimless", "vm", primaryRequest(`"ipam-claim-reference":"vm"`))
+	w.waitRefused(p, "IPAMClaim vm", "does not exist")
 	install()
 	claim := newClaim("claimless", "vm", "claimless-net")
 	Eventually(t, func() error { return client.IgnoreAlreadyExists(w.Create(w.ctx, claim)) })
-	w.given(p, "claimless/net", "10.142.0.4/24")
+	w.waitEntry(p, "claimless/net", "10.142.0.4/24")
 	w.remove(claim)
 }
 
-// What a node has not built is said in the network's status, and no longer
-// once it has.
-func TestFailuresOfNodes(t *testing.T) {
+// The network's status reports a node's failure to build it, until the node
+// succeeds.
+func TestNodeFailuresInStatus(t *testing.T) {
 	needAPI(t)
-	w := newWorld(t)
-	w.settle()
+	w := newFixture(t)
+	w.waitClean()
 	cfg := testConfig(t)
-	cfg.IDAge = 0 // other tests' nodes have had as many ids as the subnets hold
+	cfg.IDAge = 0 // the subnets have no more host subnets than ids that other tests used
 	startController(t, cfg)
 	defer w.remove(w.namespace("failing", true))
 	defer w.remove(w.namespace("failing-not", true))
@@ -152,24 +157,32 @@ func TestFailuresOfNodes(t *testing.T) {
 		w.waitCondition(o, udnv1.ConditionNetworkAllocationSucceeded, metav1.ConditionTrue)
 	}
 	id := w.nad("failing", "net").Annotations[network.AnnotationNetworkID]
-	node, _ := w.nodeWithID("failing-1")
-	said := func(raw string) string {
+	node, _ := w.createNode("failing-1")
+	if err := w.Get(w.ctx, client.ObjectKeyFromObject(other), other); err != nil {
+		t.Fatal(err)
+	}
+	before := other.ResourceVersion
+	failures := func(raw string) string {
 		body, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]any{network.AnnotationAgentFailures: raw}}})
 		if err != nil {
 			t.Fatal(err)
 		}
 		return string(body)
 	}
-	w.patch(node, said(`[{"ids":"`+id+`","why":"the kernel has no VRF"}]`))
+	w.patch(node, failures(`[{"ids":"`+id+`","why":"the kernel has no VRF"}]`))
 	w.waitCondition(u, udnv1.ConditionNetworkAllocationSucceeded, metav1.ConditionFalse, "[failing-1]", "the kernel has no VRF")
 	w.waitCondition(other, udnv1.ConditionNetworkAllocationSucceeded, metav1.ConditionTrue)
-	w.patch(node, said(""))
+	w.patch(node, failures(""))
 	w.waitCondition(u, udnv1.ConditionNetworkAllocationSucceeded, metav1.ConditionTrue)
+	w.waitCondition(other, udnv1.ConditionNetworkAllocationSucceeded, metav1.ConditionTrue)
+	if other.ResourceVersion != before {
+		t.Error("the controller wrote the status of a network that did not fail")
+	}
 }
 
-// The leader's lease is not behind what else is asked of the API server: what
-// is asked for with the role's rights says by which flow schema it was served.
-func TestLeaseComesFirst(t *testing.T) {
+// The API server handles the leader's lease by a flow schema of its own, before
+// the role's other requests. A response header names the flow schema.
+func TestLeasePriority(t *testing.T) {
 	needAPI(t)
 	ctx := t.Context()
 	fair, err := Start(ctx, Options{Fairness: true})
@@ -204,32 +217,31 @@ func TestLeaseComesFirst(t *testing.T) {
 		t.Fatal(err)
 	}
 	lease, nodes := &coordinationv1.Lease{}, &corev1.NodeList{}
-	Eventually(t, func() error { // the server takes a moment to learn of a flow schema
+	Eventually(t, func() error { // the server needs a moment to load a flow schema
 		err := role.Get(ctx, client.ObjectKey{Namespace: "bulkhead-system", Name: "bulkhead-cluster"}, lease)
 		if client.IgnoreNotFound(err) != nil || by != string(schema.UID) {
-			return fmt.Errorf("the lease was served by flow schema %s, want %s: %v", by, schema.UID, err)
+			return fmt.Errorf("flow schema %s handled the lease, want %s: %v", by, schema.UID, err)
 		}
 		return nil
 	})
 	if err := role.List(ctx, nodes); err != nil || by == "" || by == string(schema.UID) {
-		t.Errorf("nodes were served by flow schema %q: %v", by, err)
+		t.Errorf("flow schema %q handled the list of nodes, want another than the lease's: %v", by, err)
 	}
 }
 
-// Pods that run in a labelled namespace without a primary network, as they were
-// there before the label: the network is not made, which keeps further pods
-// off too, until they are gone.
-func TestOlderPods(t *testing.T) {
+// A labelled namespace has running pods on the default network only: the
+// controller does not create the primary network until they are gone.
+func TestRunningPodsBlockPrimaryNetwork(t *testing.T) {
 	needAPI(t)
-	w := newWorld(t)
-	w.settle()
+	w := newFixture(t)
+	w.waitClean()
 	startController(t, testConfig(t))
 	for _, ns := range []string{"older", "older-hand"} {
 		defer w.remove(w.namespace(ns, true))
 	}
 	var pods []*corev1.Pod
 	for i, ns := range []string{"older", "older", "older-hand"} {
-		p := w.scheduled(ns, fmt.Sprintf("p%d", i), map[string]string{network.AnnotationPodNetworks: `{"default":{"ip_addresses":["10.244.0.9/24"],"mac_address":"0a:58:0a:f4:00:09","role":"primary"}}`})
+		p := w.createPod(ns, fmt.Sprintf("p%d", i), map[string]string{network.AnnotationPodNetworks: `{"default":{"ip_addresses":["10.244.0.9/24"],"mac_address":"0a:58:0a:f4:00:09","role":"primary"}}`})
 		p.Status.Phase = corev1.PodRunning
 		if err := w.Status().Update(w.ctx, p); err != nil {
 			t.Fatal(err)
@@ -240,17 +252,17 @@ func TestOlderPods(t *testing.T) {
 	w.create(u)
 	defer w.remove(u)
 	w.waitCondition(u, udnv1.ConditionNetworkCreated, metav1.ConditionFalse, "p0, p1", "delete them")
-	hand := w.handWritten("older-hand", "hand", `{"cniVersion":"1.1.0","name":"olderhand","type":"ovn-k8s-cni-overlay","topology":"layer3","role":"primary","subnets":"10.9.0.0/16/24","netAttachDefName":"older-hand/hand"}`)
+	hand := w.createNAD("older-hand", "hand", `{"cniVersion":"1.1.0","name":"olderhand","type":"ovn-k8s-cni-overlay","topology":"layer3","role":"primary","subnets":"10.9.0.0/16/24","netAttachDefName":"older-hand/hand"}`)
 	defer w.remove(hand)
 	w.waitEvent("older-hand", "hand", nad.ReasonInvalid, "p2")
 	var nads nadv1.NetworkAttachmentDefinitionList
 	if err := w.List(w.ctx, &nads, client.InNamespace("older")); err != nil || len(nads.Items) > 0 {
 		t.Errorf("%d NADs, %v", len(nads.Items), err)
 	}
-	w.removeNow(pods[0])
+	w.deletePodNow(pods[0])
 	w.waitCondition(u, udnv1.ConditionNetworkCreated, metav1.ConditionFalse, "(p1)")
-	w.removeNow(pods[1])
-	w.created(u)
-	w.removeNow(pods[2])
+	w.deletePodNow(pods[1])
+	w.waitCreated(u)
+	w.deletePodNow(pods[2])
 	w.waitID("older-hand", "hand", "olderhand")
 }

@@ -11,41 +11,49 @@ import (
 	"bulkhead/pkg/cni"
 	"bulkhead/pkg/config"
 	"bulkhead/pkg/kube"
-	"bulkhead/pkg/ovs"
 )
 
-// setUpCNI makes the server that attaches pods. The container runtime is told
-// of it, and calls the node ready, once the agent's first full run is done.
-func setUpCNI(cfg config.Config, a *agent.Agent, watches *agent.Watches, switches *ovs.Client, clients *kube.Clients, log *slog.Logger) (*cni.Server, error) {
-	pods, err := cni.NewInformerPods(watches.Pods())
+// newCNIServer makes the server that connects pods.
+func newCNIServer(cfg config.Config, a *agent.Agent, n *node, informers *agent.Informers, clients *kube.Clients, log *slog.Logger) (*cni.Server, error) {
+	pods, err := cni.NewInformerPods(informers.Pods())
 	if err != nil {
 		return nil, err
 	}
-	ports := agent.PodPorts{OVS: switches, Agent: a, Pod: pods.Get}
-	server := cni.NewServer(cni.Config{Default: cfg.DefaultNetwork, Log: log}, pods, a.Store, ports, cni.Kernel{}, cni.APIStatus{Client: clients.Kube})
-	a.OnNetworks = server.NetworksChanged
-	a.OnReady = func() {
-		// The plugin first: the configuration makes the runtime call it.
-		for {
-			err := cni.InstallPlugin(cfg.CNI.Plugin, cfg.CNI.BinDir)
-			if err == nil {
-				err = cni.WriteConflist(cfg.CNI.ConfDir, cfg.CNI.Socket)
-			}
-			if err == nil {
-				break
-			}
-			log.Error("the container runtime cannot be told how to attach pods; trying again", "error", err)
-			server.SetReady(err.Error())
-			time.Sleep(5 * time.Second)
-		}
-		server.SetReady("")
-		log.Info("ready to attach pods", "socket", cfg.CNI.Socket)
-	}
-	return server, nil
+	return cni.NewServer(cni.Config{Default: cfg.DefaultNetwork, Log: log}, pods, n.parts.Cache, a.PodPorts(n.ovs, pods.Get), cni.Kernel{}, cni.APIStatus{Client: clients.Kube}), nil
 }
 
-// collect removes ports of pods that went while nobody called the plugin.
-func collect(ctx context.Context, server *cni.Server, log *slog.Logger) error {
+// installCNI installs the plugin and its configuration, with which the
+// container runtime reports the node ready, once the agent is synced.
+func installCNI(ctx context.Context, paths config.CNI, a *agent.Agent, server *cni.Server, log *slog.Logger) error {
+	select {
+	case <-a.Synced():
+	case <-ctx.Done():
+		return nil
+	}
+	for {
+		// The plugin first: with the configuration the runtime calls it.
+		err := cni.InstallPlugin(paths.Plugin, paths.BinDir)
+		if err == nil {
+			err = cni.WriteConflist(paths.ConfDir, paths.Socket)
+		}
+		if err == nil {
+			server.SetReady("")
+			log.Info("ready to connect pods", "socket", paths.Socket)
+			return nil
+		}
+		log.Error("cannot install the CNI plugin, will retry", "error", err)
+		server.SetReady(err.Error())
+		select {
+		case <-time.After(5 * time.Second):
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// collectPorts periodically deletes ports of pods that were deleted without a
+// call of the plugin.
+func collectPorts(ctx context.Context, server *cni.Server, log *slog.Logger) error {
 	tick := time.NewTicker(time.Minute)
 	defer tick.Stop()
 	for {
@@ -54,7 +62,7 @@ func collect(ctx context.Context, server *cni.Server, log *slog.Logger) error {
 			return nil
 		case <-tick.C:
 			if err := server.Collect(ctx); err != nil && ctx.Err() == nil {
-				log.Warn("ports of pods that are gone", "error", err)
+				log.Warn("cannot delete ports of deleted pods", "error", err)
 			}
 		}
 	}

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command agent runs on every node: it gives each network its VRF, management
+// Command agent runs on every node. It gives each network its VRF, management
 // port, routes and rules, binds tenants' host-network processes to their
-// network, lets kubelet's probes pass and nothing else, and attaches pods.
+// network, lets only kubelet's probes through to locked addresses, and connects
+// pods.
 package main
 
 import (
@@ -10,8 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
-	"syscall"
 
 	"github.com/spf13/pflag"
 	"github.com/vishvananda/netlink/nl"
@@ -22,23 +21,11 @@ import (
 	"bulkhead/pkg/firewall"
 	"bulkhead/pkg/kube"
 	"bulkhead/pkg/network"
-	"bulkhead/pkg/ovs"
-	"bulkhead/pkg/ovs/flows"
+	"bulkhead/pkg/process"
 	"bulkhead/pkg/vrf"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	defer stop()
-	err := run(ctx, os.Args[1:])
-	if errors.Is(err, config.ErrHelp) {
-		return
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "agent:", err)
-		os.Exit(1)
-	}
-}
+func main() { process.Main("agent", run) }
 
 // options are flags that only the agent has.
 type options struct {
@@ -46,99 +33,85 @@ type options struct {
 	stateSocket string
 }
 
-// run is the whole process, until ctx ends. What it made stays then: the data
-// path goes on without it.
+// run runs the agent until ctx ends. It leaves the data path as it is then.
 func run(ctx context.Context, args []string) error {
-	opts := options{sysctlPath: "/proc/sys", stateSocket: "/var/run/bulkhead/agent.sock"}
-	cfg, err := config.Load("agent", args, func(fs *pflag.FlagSet) {
-		fs.StringVar(&opts.sysctlPath, "sysctl-path", opts.sysctlPath, "where the node's /proc/sys can be written")
-		fs.StringVar(&opts.stateSocket, "state-socket", opts.stateSocket, "unix socket that tells bulkheadctl the agent's state; empty: none")
-	})
+	cfg, opts, err := parse(args)
 	if err != nil {
 		return err
 	}
-	if cfg.Kubernetes.NodeName == "" {
-		if cfg.Kubernetes.NodeName, err = os.Hostname(); err != nil {
-			return fmt.Errorf("--node-name is empty, and the host has no name: %w", err)
-		}
-	}
-	log := kube.SetLog(ctx, os.Stderr, cfg.LogLevel, "node", cfg.Kubernetes.NodeName)
-	nl.EnableErrorMessageReporting = true // the kernel's own words in errors
+	log := process.SetLog(ctx, os.Stderr, cfg.LogLevel, "node", cfg.Kubernetes.NodeName)
+	nl.EnableErrorMessageReporting = true // adds the kernel's message to errors
 
 	clients, err := kube.NewClients(cfg.Kubernetes, "bulkhead-agent")
 	if err != nil {
 		return fmt.Errorf("find the API server: %w", err)
 	}
-	kernel, err := vrf.Open(opts.sysctlPath, cfg.OVS.ExternalBridge)
-	if err != nil {
-		return fmt.Errorf("reach the kernel: %w", err)
-	}
-	defer kernel.Close()
-
-	// What the kernel lacks degrades the node; it does not stop the agent.
-	parts := agent.Parts{Config: cfg, Store: agent.NewCache(), Kernel: kernel, Log: log,
-		API: agent.NewKubeAPI(ctx, clients.Kube, cfg.Kubernetes.NodeName)}
-	var kicks kicks
-	manager, refusals, closeBPF := setUpKernel(ctx, cfg, opts, kernel, &parts, &kicks, log)
-	defer closeBPF()
-	agent.LogFeatures(log, parts.Features)
-
-	switches, err := ovs.Connect(ctx, cfg.OVS.DBAddress, log)
+	node, err := openNode(ctx, cfg, opts, log)
 	if err != nil {
 		return err
 	}
-	defer switches.Close()
-	bridge := &ovs.FlowKeeper{Client: switches, Switch: flows.OFCtl{}, Bridge: cfg.OVS.ExternalBridge, RunDir: ovs.RunDir(cfg.OVS.DBAddress), Log: log}
-	parts.OVS, parts.Flows = switches, bridge
+	defer node.close()
+	node.parts.API = agent.NewKubeAPI(ctx, clients.Kube, cfg.Kubernetes.NodeName)
+	agent.LogFeatures(log, node.parts.Features)
 
-	a := agent.New(parts)
-	kicks.set(a.ReportChanged)
-	kernel.Guard = a.GuardLink
-	bridge.Report = func(err error) { a.Outcome("external bridge", err) }
+	a := agent.New(node.parts)
 	if err := a.Serve(ctx, cfg.Listen, opts.stateSocket); err != nil {
 		return err
 	}
+	informers, err := agent.NewInformers(clients, cfg.Kubernetes.NodeName)
+	if err != nil {
+		return err
+	}
+	pods, err := newCNIServer(cfg, a, node, informers, clients, log)
+	if err != nil {
+		return err
+	}
+
 	group, ctx := errgroup.WithContext(ctx)
-	watches, err := a.NewWatches(clients)
-	if err != nil {
-		return err
+	start := func(task string, f func() error) {
+		group.Go(func() error { return describe(task, f()) })
 	}
-	pods, err := setUpCNI(cfg, a, watches, switches, clients, log)
-	if err != nil {
-		return err
-	}
-	group.Go(func() error {
-		return ended("follow the kernel", kernel.Watch(ctx, vrf.Watched{TableBase: cfg.Plan.VRFTableBase, MaxID: network.MaxID}, a.KernelChanged))
+	start("watch the kernel", func() error {
+		return node.kernel.Watch(ctx, vrf.TableRange{TableBase: cfg.Plan.VRFTableBase, MaxID: network.MaxID}, a.KernelChanged)
 	})
-	if manager != nil {
-		group.Go(func() error { return ended("follow pods and kubelet", manager.Run(ctx)) })
+	if node.hostNet != nil {
+		start("watch pods' cgroups and kubelet", func() error { return node.hostNet.Run(ctx) })
 	}
-	if parts.Firewall != nil {
-		group.Go(func() error { return ended("follow nftables", firewall.Watch(ctx, a.FirewallChanged)) })
+	if node.parts.Firewall != nil {
+		start("watch nftables", func() error { return firewall.Watch(ctx, a.FirewallChanged) })
 	}
-	if refusals != nil {
-		group.Go(func() error { return ended("tell refusals", a.TellRefusals(ctx, refusals)) })
+	if node.refusals != nil {
+		start("report refusals", func() error { return a.ReportRefusals(ctx, node.refusals) })
 	}
-	group.Go(func() error { bridge.Run(ctx); return nil })
-	group.Go(func() error { return ended("reconcile", a.Run(ctx)) })
-	group.Go(func() error { return ended("attach pods", pods.Serve(ctx, cfg.CNI.Socket)) })
-	group.Go(func() error { return ended("collect what pods left", collect(ctx, pods, log)) })
-	group.Go(func() error {
-		// Only when the lists are complete does the agent know what is not
-		// wanted any more. It waits as long as the API server is away.
-		if err := watches.Run(ctx); err != nil {
-			return ended("read the API", err)
-		}
-		a.Start()
-		return nil
-	})
+	start("reconcile the external bridge", func() error { node.bridge.Run(ctx); return nil })
+	start("reconcile", func() error { return a.Run(ctx) })
+	start("serve CNI", func() error { return pods.Serve(ctx, cfg.CNI.Socket) })
+	start("install the CNI plugin", func() error { return installCNI(ctx, cfg.CNI, a, pods, log) })
+	start("collect ports of deleted pods", func() error { return collectPorts(ctx, pods, log) })
+	start("watch the API", func() error { return a.Watch(ctx, informers, pods.NetworksChanged) })
 	return group.Wait()
 }
 
-// ended names the part of the process that ended; being told to end is no error.
-func ended(part string, err error) error {
+// parse reads the configuration and the flags.
+func parse(args []string) (cfg config.Config, opts options, err error) {
+	opts = options{sysctlPath: "/proc/sys", stateSocket: "/var/run/bulkhead/agent.sock"}
+	cfg, err = config.Load("agent", args, func(fs *pflag.FlagSet) {
+		fs.StringVar(&opts.sysctlPath, "sysctl-path", opts.sysctlPath, "a writable mount of the node's /proc/sys")
+		fs.StringVar(&opts.stateSocket, "state-socket", opts.stateSocket, "unix socket from which bulkheadctl reads the agent's state; empty: none")
+	})
+	if err != nil || cfg.Kubernetes.NodeName != "" {
+		return cfg, opts, err
+	}
+	if cfg.Kubernetes.NodeName, err = os.Hostname(); err != nil {
+		return cfg, opts, fmt.Errorf("--node-name is empty, and the host has no name: %w", err)
+	}
+	return cfg, opts, nil
+}
+
+// describe adds the task that failed to its error. The end of ctx is no error.
+func describe(task string, err error) error {
 	if err == nil || errors.Is(err, context.Canceled) {
 		return nil
 	}
-	return fmt.Errorf("%s: %w", part, err)
+	return fmt.Errorf("%s: %w", task, err)
 }

@@ -1,38 +1,30 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command controller turns what is asked for in the Kubernetes API into
-// networks. --role=cluster runs once in a cluster, against the API alone;
-// --role=zone runs on every node, beside its OVN northbound database.
+// Command controller turns UserDefinedNetworks, ClusterUserDefinedNetworks and
+// NetworkAttachmentDefinitions into networks. --role=cluster runs once per
+// cluster and uses the Kubernetes API alone; --role=zone runs on every node,
+// beside the node's OVN northbound database.
 package main
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
-	"os/signal"
-	"syscall"
 
 	"github.com/spf13/pflag"
 
+	"bulkhead/pkg/cluster"
 	"bulkhead/pkg/config"
 	"bulkhead/pkg/kube"
+	"bulkhead/pkg/ovn"
+	"bulkhead/pkg/process"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	defer stop()
-	err := run(ctx, os.Args[1:])
-	if errors.Is(err, config.ErrHelp) {
-		return
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, "controller:", err)
-		os.Exit(1)
-	}
-}
+func main() { process.Main("controller", run) }
 
-// run is the whole process: configuration, then the role, until ctx ends.
+// run reads the configuration and runs the role until ctx ends.
 func run(ctx context.Context, args []string) error {
 	role := ""
 	cfg, err := config.Load("controller", args, func(fs *pflag.FlagSet) {
@@ -41,7 +33,7 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	log := kube.SetLog(ctx, os.Stderr, cfg.LogLevel)
+	log := process.SetLog(ctx, os.Stderr, cfg.LogLevel)
 
 	switch role {
 	case "cluster":
@@ -51,4 +43,37 @@ func run(ctx context.Context, args []string) error {
 	default:
 		return fmt.Errorf("--role is %q: use cluster or zone", role)
 	}
+}
+
+// runCluster is --role=cluster. The leader alone reconciles.
+func runCluster(ctx context.Context, cfg config.Config, log *slog.Logger) error {
+	rest, err := kube.RESTConfig(cfg.Kubernetes, "bulkhead-cluster")
+	if err != nil {
+		return fmt.Errorf("find the API server: %w", err)
+	}
+	return cluster.Run(ctx, cfg, rest, log)
+}
+
+// runZone is --role=zone. It is ready when every network that existed at the
+// start is built.
+func runZone(ctx context.Context, cfg config.Config, log *slog.Logger) error {
+	clients, err := kube.NewClients(cfg.Kubernetes, "bulkhead-zone")
+	if err != nil {
+		return fmt.Errorf("find the API server: %w", err)
+	}
+	metrics := process.NewRegistry()
+	zone, err := ovn.NewZone(cfg, clients.Kube, clients.NAD, metrics, log)
+	if err != nil {
+		return err
+	}
+	ready := func() error {
+		if !zone.Ready() {
+			return errors.New("not every known network is built")
+		}
+		return nil
+	}
+	if err := process.ServeTCP(ctx, cfg.Listen, process.NewMux(ready, metrics), log); err != nil {
+		return err
+	}
+	return zone.Run(ctx)
 }

@@ -4,6 +4,7 @@ package agent
 
 import (
 	"context"
+	"log/slog"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -11,65 +12,66 @@ import (
 	"bulkhead/pkg/ovs"
 )
 
-// PodPorts is cni.Ports over Open vSwitch. Before it makes a pod's ports, it
-// has the pod locked and their interfaces guarded: closed comes before
-// reachable.
-type PodPorts struct {
-	OVS   *ovs.Client
-	Agent *Agent
-	// Pod is the pod as the API server has it now.
-	Pod func(namespace, name string) (*corev1.Pod, bool)
+// podPortManager is cni.Ports over Open vSwitch. Before it creates a pod's
+// ports, it locks the pod and guards the ports' interfaces, so that a pod is
+// closed before it is reachable.
+type podPortManager struct {
+	ovs   *ovs.Client
+	hosts *hostReconciler
+	doors *doorReader
+	pod   func(namespace, name string) (*corev1.Pod, bool) // from the informer
+	log   *slog.Logger
 }
 
-var _ cni.Ports = PodPorts{}
+var _ cni.Ports = podPortManager{}
 
-// Ensure implements cni.Ports.
-func (p PodPorts) Ensure(ctx context.Context, ports []cni.Port) error {
-	if len(ports) > 0 { // all of them are one pod's
-		if o, ok := p.Pod(ports[0].Namespace, ports[0].Pod); ok {
-			if pod, live := podOf(o, p.Agent.Log); live {
-				if err := p.Agent.Lock(ctx, pod); err != nil {
+// Ensure implements cni.Ports. All ports are of one pod.
+func (m podPortManager) Ensure(ctx context.Context, ports []cni.Port) error {
+	if len(ports) > 0 {
+		if o, ok := m.pod(ports[0].Namespace, ports[0].Pod); ok {
+			if pod, running := parsePod(o, m.log); running {
+				if err := m.hosts.lock(ctx, pod); err != nil {
 					return err
 				}
 			}
 		}
 	}
-	defer p.Agent.Connected(ports)
-	if err := p.Agent.GuardPorts(ctx, ports); err != nil {
+	defer m.doors.connected(ports)
+	if err := m.doors.guardPorts(ctx, ports); err != nil {
 		return err
 	}
-	return p.OVS.EnsurePods(ctx, toOVS(ports))
+	return m.ovs.EnsurePods(ctx, toOVS(ports))
 }
 
 // Delete implements cni.Ports.
-func (p PodPorts) Delete(ctx context.Context, sandbox, attachment string) error {
-	return p.OVS.DeletePods(ctx, sandbox, attachment)
+func (m podPortManager) Delete(ctx context.Context, sandbox, attachment string) error {
+	return m.ovs.DeletePods(ctx, sandbox, attachment)
 }
 
 // DeleteNames implements cni.Ports.
-func (p PodPorts) DeleteNames(ctx context.Context, names []string) error {
-	return p.OVS.DeletePodPorts(ctx, names)
+func (m podPortManager) DeleteNames(ctx context.Context, names []string) error {
+	return m.ovs.DeletePodPorts(ctx, names)
 }
 
 // List implements cni.Ports.
-func (p PodPorts) List(ctx context.Context) ([]cni.Port, error) {
-	list, err := p.OVS.ListPods(ctx)
+func (m podPortManager) List(ctx context.Context) ([]cni.Port, error) {
+	list, err := m.ovs.ListPods(ctx)
 	out := make([]cni.Port, len(list))
-	for i, x := range list {
-		out[i] = cni.Port(x)
+	for i, p := range list {
+		out[i] = cni.Port(p)
 	}
 	return out, err
 }
 
 // WaitInstalled implements cni.Ports.
-func (p PodPorts) WaitInstalled(ctx context.Context, ports []cni.Port) error {
-	return p.OVS.WaitInstalled(ctx, toOVS(ports))
+func (m podPortManager) WaitInstalled(ctx context.Context, ports []cni.Port) error {
+	return m.ovs.WaitInstalled(ctx, toOVS(ports))
 }
 
 func toOVS(ports []cni.Port) []ovs.PodPort {
 	out := make([]ovs.PodPort, len(ports))
-	for i, x := range ports {
-		out[i] = ovs.PodPort(x)
+	for i, p := range ports {
+		out[i] = ovs.PodPort(p)
 	}
 	return out
 }

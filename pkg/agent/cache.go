@@ -14,33 +14,34 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Cache is what the API server says, indexed so that an event costs the same
-// however many networks there are. What it answers are copies or values.
+// Cache holds the objects of the API server that the agent reads, indexed so
+// that an event costs the same however many networks there are. It returns
+// copies and values.
 type Cache struct {
-	mu         sync.Mutex
-	catalog    *network.NADIndex
-	ids        map[string]int                     // network name → id, from its last usable NAD
-	networks   map[int]map[string]network.Network // id → name → network: two only while one id changes hands
-	namespaces map[string]Namespace               // those with a label that matters
-	pods       map[string]Pod                     // of this node, by namespace/name
-	byNS       map[string]map[string]struct{}     // namespace → pods' keys
-	leaving    map[int]bool                       // networks that went and whose kernel state is still there
-	nodeID     int
-	annotated  map[string]string // this Node's annotations
+	mu          sync.Mutex
+	nads        *network.NADIndex
+	ids         map[string]int                     // network name → id, from its last usable NAD
+	networks    map[int]map[string]network.Network // id → name → network; two while an id moves between networks
+	namespaces  map[string]Namespace               // those with a relevant label
+	pods        map[string]Pod                     // of this node, by namespace/name
+	podsByNS    map[string]map[string]struct{}     // namespace → keys of pods
+	removing    map[int]bool                       // deleted networks whose kernel state remains
+	nodeID      int
+	annotations map[string]string // of this Node
 }
 
-// Pod is a pod of this node, as far as the agent needs it.
+// Pod is what the agent reads of a pod of this node.
 type Pod struct {
 	UID, Namespace, Name string
 	HostNetwork          bool
-	OptOut               bool // asks for hostnet.OptOutAnnotation
+	OptOut               bool // has hostnet.OptOutAnnotation
 	Networks             network.PodNetworks
-	// Of a host-network pod: the TCP ports that kubelet probes, and those that
+	// The TCP ports of a host-network pod that kubelet probes, and those that
 	// its containers declare.
 	ProbePorts, Ports []uint16
 }
 
-// Namespace is what the labels of a namespace say.
+// Namespace is what the agent reads of a namespace's labels.
 type Namespace struct {
 	Labelled bool // its pods have a primary network
 	Trusted  bool // the administrator trusts its host-network pods
@@ -49,59 +50,68 @@ type Namespace struct {
 // Key is namespace/name.
 func (p Pod) Key() string { return p.Namespace + "/" + p.Name }
 
-// NewCache is empty.
+// lockedAddresses are the pod's addresses on the cluster default network, if
+// its primary network is another one.
+func (p Pod) lockedAddresses() []netip.Prefix {
+	if n, ok := p.Networks[network.DefaultName]; ok && n.Role == network.RoleInfrastructureLocked {
+		return n.IPs
+	}
+	return nil
+}
+
+// NewCache is an empty cache.
 func NewCache() *Cache {
 	return &Cache{
-		catalog: network.NewNADIndex(), ids: map[string]int{}, networks: map[int]map[string]network.Network{},
-		namespaces: map[string]Namespace{}, pods: map[string]Pod{}, byNS: map[string]map[string]struct{}{}, leaving: map[int]bool{},
+		nads: network.NewNADIndex(), ids: map[string]int{}, networks: map[int]map[string]network.Network{},
+		namespaces: map[string]Namespace{}, pods: map[string]Pod{}, podsByNS: map[string]map[string]struct{}{}, removing: map[int]bool{},
 	}
 }
 
-// carried tells whether the node's kernel holds anything for n.
-func carried(n network.Network) bool { return !n.IsDefault() && n.Carried() == nil }
+// hasKernelState reports whether the agent configures the kernel for n.
+func hasKernelState(n network.Network) bool { return !n.IsDefault() && n.CheckSupported() == nil }
 
-// SetNAD records a NAD and returns the ids of networks to look at, and whether
-// pods of its namespace may now belong to another network.
-func (s *Cache) SetNAD(nad network.NAD) (ids []int, hosts bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if old, ok := s.catalog.NAD(nad.Key()); ok && nad.Err != nil && nad.Network.Name == "" {
-		nad.Network.Name = old.Network.Name // unreadable now: it still stands for what it named
+// SetNAD stores a NAD. It returns the ids of networks to reconcile, and whether
+// the primary network of pods in the NAD's namespace may have changed.
+func (c *Cache) SetNAD(nad network.NAD) (ids []int, podsAffected bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if old, ok := c.nads.NAD(nad.Key()); ok && nad.Err != nil && nad.Network.Name == "" {
+		nad.Network.Name = old.Network.Name // an unreadable NAD still counts for the network that it named
 	}
-	return s.touch(s.catalog.Set(nad)), len(s.byNS[nad.Namespace]) > 0
+	return c.updateNetworks(c.nads.Set(nad)), len(c.podsByNS[nad.Namespace]) > 0
 }
 
-// DeleteNAD forgets a NAD.
-func (s *Cache) DeleteNAD(key string) (ids []int, hosts bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	nad, _ := s.catalog.NAD(key)
-	return s.touch(s.catalog.Delete(key)), len(s.byNS[nad.Namespace]) > 0
+// DeleteNAD deletes a NAD and returns the same as SetNAD.
+func (c *Cache) DeleteNAD(key string) (ids []int, podsAffected bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	nad, _ := c.nads.NAD(key)
+	return c.updateNetworks(c.nads.Delete(key)), len(c.podsByNS[nad.Namespace]) > 0
 }
 
-// touch follows networks by name to their ids. A network whose NADs are all
-// malformed is not gone: what is in the kernel stays as it is until a NAD is
-// usable again, or none names the network any more.
-func (s *Cache) touch(names []string) []int {
+// updateNetworks updates networks whose NADs changed, and returns their ids. A
+// network whose NADs are all malformed is not deleted: its kernel state stays
+// until a NAD is usable again, or no NAD names the network.
+func (c *Cache) updateNetworks(names []string) []int {
 	var ids []int
 	for _, name := range names {
-		old, had := s.ids[name]
-		n, ok := s.catalog.Network(name)
+		old, had := c.ids[name]
+		n, ok := c.nads.Network(name)
 		switch {
-		case ok && carried(n):
+		case ok && hasKernelState(n):
 			if had && old != n.ID {
-				s.drop(old, name)
+				c.deleteNetwork(old, name)
 				ids = append(ids, old)
 			}
-			s.ids[name] = n.ID
-			delete(s.leaving, n.ID)
-			if s.networks[n.ID] == nil {
-				s.networks[n.ID] = map[string]network.Network{}
+			c.ids[name] = n.ID
+			delete(c.removing, n.ID)
+			if c.networks[n.ID] == nil {
+				c.networks[n.ID] = map[string]network.Network{}
 			}
-			s.networks[n.ID][name] = n
+			c.networks[n.ID][name] = n
 			ids = append(ids, n.ID)
-		case had && (ok || !s.catalog.Names(name)):
-			s.drop(old, name)
+		case had && (ok || !c.nads.HasNADs(name)):
+			c.deleteNetwork(old, name)
 			ids = append(ids, old)
 		}
 	}
@@ -109,205 +119,198 @@ func (s *Cache) touch(names []string) []int {
 	return slices.Compact(ids)
 }
 
-func (s *Cache) drop(id int, name string) {
-	delete(s.networks[id], name)
-	delete(s.ids, name)
-	if len(s.networks[id]) == 0 {
-		delete(s.networks, id)
-		s.leaving[id] = true
+func (c *Cache) deleteNetwork(id int, name string) {
+	delete(c.networks[id], name)
+	delete(c.ids, name)
+	if len(c.networks[id]) == 0 {
+		delete(c.networks, id)
+		c.removing[id] = true
 	}
 }
 
-// SetNamespace records what a namespace's labels say.
-func (s *Cache) SetNamespace(name string, n Namespace) (hosts bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	changed := s.namespaces[name] != n
+// SetNamespace stores a namespace and returns whether it changed for pods of
+// this node.
+func (c *Cache) SetNamespace(name string, n Namespace) (podsAffected bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	changed := c.namespaces[name] != n
 	if n != (Namespace{}) {
-		s.namespaces[name] = n
+		c.namespaces[name] = n
 	} else {
-		delete(s.namespaces, name)
+		delete(c.namespaces, name)
 	}
-	return changed && len(s.byNS[name]) > 0
+	return changed && len(c.podsByNS[name]) > 0
 }
 
-// SetPod records a pod of this node; hosts tells whether what the node's
-// programs know may change.
-func (s *Cache) SetPod(p Pod) (hosts bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	old, had := s.pods[p.Key()]
-	s.pods[p.Key()] = p
-	if s.byNS[p.Namespace] == nil {
-		s.byNS[p.Namespace] = map[string]struct{}{}
+// SetPod stores a pod of this node and returns whether it changed for the host
+// network reconciler.
+func (c *Cache) SetPod(p Pod) (changed bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	old, had := c.pods[p.Key()]
+	c.pods[p.Key()] = p
+	if c.podsByNS[p.Namespace] == nil {
+		c.podsByNS[p.Namespace] = map[string]struct{}{}
 	}
-	s.byNS[p.Namespace][p.Key()] = struct{}{}
-	return !had || old.UID != p.UID || old.HostNetwork != p.HostNetwork || old.OptOut != p.OptOut || !slices.Equal(lockedOf(old), lockedOf(p)) ||
+	c.podsByNS[p.Namespace][p.Key()] = struct{}{}
+	return !had || old.UID != p.UID || old.HostNetwork != p.HostNetwork || old.OptOut != p.OptOut || !slices.Equal(old.lockedAddresses(), p.lockedAddresses()) ||
 		!slices.Equal(old.ProbePorts, p.ProbePorts) || !slices.Equal(old.Ports, p.Ports)
 }
 
-// DeletePod forgets a pod.
-func (s *Cache) DeletePod(key string) (hosts bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	p, ok := s.pods[key]
+// DeletePod deletes a pod and returns the same as SetPod.
+func (c *Cache) DeletePod(key string) (changed bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p, ok := c.pods[key]
 	if !ok {
 		return false
 	}
-	delete(s.pods, key)
-	delete(s.byNS[p.Namespace], key)
-	if len(s.byNS[p.Namespace]) == 0 {
-		delete(s.byNS, p.Namespace)
+	delete(c.pods, key)
+	delete(c.podsByNS[p.Namespace], key)
+	if len(c.podsByNS[p.Namespace]) == 0 {
+		delete(c.podsByNS, p.Namespace)
 	}
-	return p.HostNetwork || len(lockedOf(p)) > 0
+	return p.HostNetwork || len(p.lockedAddresses()) > 0
 }
 
-// lockedOf are the pod's addresses on the cluster default network, if another
-// network is its primary one.
-func lockedOf(p Pod) []netip.Prefix {
-	if n, ok := p.Networks[network.DefaultName]; ok && n.Role == network.RoleInfrastructureLocked {
-		return n.IPs
-	}
-	return nil
-}
-
-// SetNode records this Node's annotations; changed tells whether its id did.
-func (s *Cache) SetNode(n network.Node, annotations map[string]string) (changed bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.annotated = annotations
-	if n.ID == 0 || n.ID == s.nodeID { // an id that goes missing does not unmake the node
+// SetNode stores this Node's id and annotations, and returns whether the id
+// changed.
+func (c *Cache) SetNode(n network.Node, annotations map[string]string) (idChanged bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.annotations = annotations
+	if n.ID == 0 || n.ID == c.nodeID { // if the annotation disappears, the node keeps its id
 		return false
 	}
-	s.nodeID = n.ID
+	c.nodeID = n.ID
 	return true
 }
 
 // NodeID is this node's id, 0 while it has none.
-func (s *Cache) NodeID() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.nodeID
+func (c *Cache) NodeID() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.nodeID
 }
 
-// Settle tells that every NAD that there is has been set: what a network's NADs
-// agree on is that network. It returns those that say another thing and are
-// refused for it.
-func (s *Cache) Settle() []network.NAD {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.catalog.Settle()
+// MarkSynced says that the cache holds every NAD, so that the definition on
+// which the NADs of a network agree is the network's. It returns the NADs that
+// are refused because they differ from it.
+func (c *Cache) MarkSynced() []network.NAD {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.nads.MarkSynced()
 }
 
-// Annotations are this Node's, as the API server has them.
-func (s *Cache) Annotations() map[string]string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.annotated
+// Annotations are this Node's annotations.
+func (c *Cache) Annotations() map[string]string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.annotations
 }
 
-// Annotated records what was just written, so that it is not written again
-// before the API server tells of it.
-func (s *Cache) Annotated(written map[string]string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	merged := maps.Clone(s.annotated)
+// SetWrittenAnnotations stores annotations that the agent has written, so that
+// the agent does not write them again before their watch event arrives.
+func (c *Cache) SetWrittenAnnotations(written map[string]string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	merged := maps.Clone(c.annotations)
 	if merged == nil {
 		merged = map[string]string{}
 	}
 	maps.Copy(merged, written)
-	s.annotated = merged
+	c.annotations = merged
 }
 
-// Network is the network with that id. Should two claim it while the id
-// changes hands, the name that sorts first has it.
-func (s *Cache) Network(id int) (network.Network, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.network(id)
+// Network is the network with that id. While an id moves between two networks,
+// it is the first by name.
+func (c *Cache) Network(id int) (network.Network, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.networkByID(id)
 }
 
-func (s *Cache) network(id int) (n network.Network, ok bool) {
-	best := ""
-	for name, x := range s.networks[id] {
-		if best == "" || name < best {
-			best, n = name, x
+func (c *Cache) networkByID(id int) (n network.Network, ok bool) {
+	first := ""
+	for name, x := range c.networks[id] {
+		if first == "" || name < first {
+			first, n = name, x
 		}
 	}
-	return n, best != ""
+	return n, first != ""
 }
 
-// Networks are those this node carries, by id.
-func (s *Cache) Networks() []network.Network {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	out := make([]network.Network, 0, len(s.networks))
-	for _, id := range slices.Sorted(maps.Keys(s.networks)) {
-		n, _ := s.network(id)
+// Networks are the networks that the agent configures the kernel for, by id.
+func (c *Cache) Networks() []network.Network {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	out := make([]network.Network, 0, len(c.networks))
+	for _, id := range slices.Sorted(maps.Keys(c.networks)) {
+		n, _ := c.networkByID(id)
 		out = append(out, n)
 	}
 	return out
 }
 
-// Named tells whether any NAD, usable or not, names the network.
-func (s *Cache) Named(name string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.catalog.Names(name)
+// HasNADs reports whether any NAD, usable or not, names the network.
+func (c *Cache) HasNADs(name string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.nads.HasNADs(name)
 }
 
-// Leaving are ids of networks that went and are not undone yet.
-func (s *Cache) Leaving() []int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Sorted(maps.Keys(s.leaving))
+// Removing are the ids of deleted networks whose kernel state remains.
+func (c *Cache) Removing() []int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Sorted(maps.Keys(c.removing))
 }
 
-// Gone says that nothing is left of a network that went.
-func (s *Cache) Gone(id int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.leaving, id)
+// MarkRemoved says that the kernel state of a deleted network is removed.
+func (c *Cache) MarkRemoved(id int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.removing, id)
 }
 
-// Primary is the NAD of the primary network of a namespace's pods; nil when it
-// has none.
-func (s *Cache) Primary(namespace string) (*network.NAD, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.catalog.Primary(namespace, s.namespaces[namespace].Labelled)
+// Primary is the NAD of the primary network of a namespace's pods; nil if they
+// have none.
+func (c *Cache) Primary(namespace string) (*network.NAD, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.nads.Primary(namespace, c.namespaces[namespace].Labelled)
 }
 
 // NAD is the NAD with that key.
-func (s *Cache) NAD(key string) (network.NAD, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.catalog.NAD(key)
+func (c *Cache) NAD(key string) (network.NAD, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.nads.NAD(key)
 }
 
-// primary is the id of the primary network of a namespace's pods. 0: none, or it
-// cannot be told.
-func (s *Cache) primary(namespace string) int {
-	nad, err := s.catalog.Primary(namespace, s.namespaces[namespace].Labelled)
+// primaryID is the id of the primary network of a namespace's pods; 0 if there
+// is none or it is unknown.
+func (c *Cache) primaryID(namespace string) int {
+	nad, err := c.nads.Primary(namespace, c.namespaces[namespace].Labelled)
 	if err != nil || nad == nil {
 		return 0
 	}
 	return nad.Network.ID
 }
 
-// HostPods are the host-network pods of this node, in order of their names.
-func (s *Cache) HostPods() []hostnet.Pod {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// HostPods are the host-network pods of this node, by name.
+func (c *Cache) HostPods() []hostnet.Pod {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	var out []hostnet.Pod
-	for ns, keys := range s.byNS {
-		labels := s.namespaces[ns]
-		id := s.primary(ns)
+	for ns, keys := range c.podsByNS {
+		labels := c.namespaces[ns]
+		id := c.primaryID(ns)
 		if labels.Labelled && id == 0 {
 			id = hostnet.NetworkUnknown
 		}
 		for key := range keys {
-			if p := s.pods[key]; p.HostNetwork {
+			if p := c.pods[key]; p.HostNetwork {
 				out = append(out, hostnet.Pod{UID: p.UID, Namespace: p.Namespace, Name: p.Name, NetworkID: id,
 					Unbound: p.OptOut && labels.Trusted, Trusted: labels.Trusted, ProbePorts: p.ProbePorts, Ports: p.Ports})
 			}
@@ -319,41 +322,39 @@ func (s *Cache) HostPods() []hostnet.Pod {
 	return out
 }
 
-// IsLocked tells whether the default-network interface of a pod of this node is
-// locked. Of one that is not known its namespace's label decides.
-func (s *Cache) IsLocked(key string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if p, ok := s.pods[key]; ok {
-		n, told := p.Networks[network.DefaultName]
-		if told {
-			return n.Role == network.RoleInfrastructureLocked
-		}
+// IsLocked reports whether the default-network interface of a pod of this node
+// is locked. For an unknown pod the namespace's label decides.
+func (c *Cache) IsLocked(key string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if n, ok := c.pods[key].Networks[network.DefaultName]; ok {
+		return n.Role == network.RoleInfrastructureLocked
 	}
 	ns, _, _ := strings.Cut(key, "/")
-	return s.namespaces[ns].Labelled
+	return c.namespaces[ns].Labelled
 }
 
-// NetworkID is the id of the network with that name; 0: it has none here.
-func (s *Cache) NetworkID(name string) int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.ids[name]
+// NetworkID is the id of the network with that name; 0 if the agent does not
+// configure the kernel for it.
+func (c *Cache) NetworkID(name string) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.ids[name]
 }
 
-// Pod is a pod of this node, by namespace/name.
-func (s *Cache) Pod(key string) (Pod, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	p, ok := s.pods[key]
+// Pod is the pod of this node with that key.
+func (c *Cache) Pod(key string) (Pod, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p, ok := c.pods[key]
 	return p, ok
 }
 
-// PodByUID is a pod of this node.
-func (s *Cache) PodByUID(uid string) (Pod, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, p := range s.pods {
+// PodByUID is the pod of this node with that UID.
+func (c *Cache) PodByUID(uid string) (Pod, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, p := range c.pods {
 		if uid != "" && p.UID == uid {
 			return p, true
 		}
@@ -362,44 +363,44 @@ func (s *Cache) PodByUID(uid string) (Pod, bool) {
 }
 
 // Locked are the default-network addresses that only kubelet may reach. The
-// pod's own annotation decides: it outlives the NAD, and so does the lock.
-func (s *Cache) Locked() []hostnet.LockedAddr {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// pod's annotation decides, not the NAD: the annotation lives as long as the pod.
+func (c *Cache) Locked() []hostnet.LockedAddr {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	var out []hostnet.LockedAddr
-	for _, p := range s.pods {
-		for _, ip := range lockedOf(p) {
-			out = append(out, hostnet.LockedAddr{Addr: ip.Addr().Unmap(), NetworkID: s.networkOf(p)})
+	for _, p := range c.pods {
+		for _, ip := range p.lockedAddresses() {
+			out = append(out, hostnet.LockedAddr{Addr: ip.Addr().Unmap(), NetworkID: c.primaryIDOfPod(p)})
 		}
 	}
 	slices.SortFunc(out, func(a, b hostnet.LockedAddr) int { return a.Addr.Compare(b.Addr) })
 	return out
 }
 
-// networkOf is the id of the pod's primary network.
-func (s *Cache) networkOf(p Pod) int {
+// primaryIDOfPod is the id of the pod's primary network.
+func (c *Cache) primaryIDOfPod(p Pod) int {
 	for key, n := range p.Networks {
 		if n.Role == network.RolePrimary && key != network.DefaultName {
-			if nad, ok := s.catalog.NAD(key); ok && nad.Err == nil {
+			if nad, ok := c.nads.NAD(key); ok && nad.Err == nil {
 				return nad.Network.ID
 			}
 		}
 	}
-	return s.primary(p.Namespace)
+	return c.primaryID(p.Namespace)
 }
 
-// PodsByNetwork are the keys of this node's pods, by the id of their primary
-// network: those with an interface on it, and those in the host's network.
-func (s *Cache) PodsByNetwork() (pods, hostPods map[int][]string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+// PodsByNetwork are the keys of this node's pods by the id of their primary
+// network: pods with an interface on it, and host-network pods.
+func (c *Cache) PodsByNetwork() (pods, hostPods map[int][]string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	pods, hostPods = map[int][]string{}, map[int][]string{}
-	for _, key := range slices.Sorted(maps.Keys(s.pods)) {
-		p := s.pods[key]
-		id := s.networkOf(p)
+	for _, key := range slices.Sorted(maps.Keys(c.pods)) {
+		p := c.pods[key]
+		id := c.primaryIDOfPod(p)
 		switch {
 		case id == network.DefaultID && (p.HostNetwork || len(p.Networks) == 0):
-			// Of no network of ours, or not told yet which.
+			// The pod has no network, or its annotation is not written yet.
 		case p.HostNetwork:
 			hostPods[id] = append(hostPods[id], key)
 		default:
@@ -409,9 +410,9 @@ func (s *Cache) PodsByNetwork() (pods, hostPods map[int][]string) {
 	return pods, hostPods
 }
 
-// Namespaces are those with a NAD of the network.
-func (s *Cache) Namespaces(name string) []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.catalog.Namespaces(name)
+// Namespaces are the namespaces with a NAD of the network.
+func (c *Cache) Namespaces(name string) []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.nads.Namespaces(name)
 }

@@ -10,38 +10,40 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 
 	"bulkhead/pkg/cni"
+	"bulkhead/pkg/config"
 	"bulkhead/pkg/loader"
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovs"
 	"bulkhead/pkg/vrf"
 )
 
-// noNetwork is the network of an interface whose network cannot be told: no
-// pod's own.
-const noNetwork = ^uint32(0)
+// unknownNetwork is the network id of a pod's interface whose network is
+// unknown. No pod has this network.
+const unknownNetwork = ^uint32(0)
 
-// podDoor is what the host end of a pod's interface leads to.
+// podDoor is the network behind the host end of a pod's interface.
 type podDoor struct {
 	network uint32
 	locked  bool
 }
 
-// doorInputs are the facts that say what an interface leads to.
+// doorInputs are the inputs of buildDoors.
 type doorInputs struct {
 	mode      network.GatewayMode
 	bridge    string             // the external bridge
-	internal  []string           // interfaces of Open vSwitch that lead nowhere by themselves
+	internal  []string           // interfaces of Open vSwitch that lead to no network
 	node      []netip.Prefix     // the node's addresses on the cluster default network
 	pods      map[string]podDoor // by interface name
 	tableBase int
 }
 
-// doors says what each interface of the host leads to. One that is left out is
-// no pod's to use for packet sockets, and is not guarded: a tunnel device, the
-// host end of somebody else's container.
-func doors(links []vrf.Link, in doorInputs) []loader.DoorRow {
+// buildDoors returns the doors among the host's interfaces. The other
+// interfaces, e.g. tunnel devices and the host ends of other CNIs' containers,
+// are not guarded, and pods cannot use packet sockets on them.
+func buildDoors(links []vrf.Link, in doorInputs) []loader.DoorRow {
 	var peer [6]byte
 	var peer6 netip.Addr
 	if mac, err := net.ParseMAC(network.MACOf(in.node)); err == nil && len(mac) == 6 {
@@ -62,7 +64,7 @@ func doors(links []vrf.Link, in doorInputs) []loader.DoorRow {
 	for _, l := range links {
 		row := loader.DoorRow{Ifindex: l.Index}
 		pod, isPod := in.pods[l.Name]
-		id, isPort := managementID(l.Name)
+		id, isPort := networkOfManagementPort(l.Name)
 		switch {
 		case l.Name == "lo":
 			row.Kind = loader.DoorLoopback
@@ -86,132 +88,150 @@ func doors(links []vrf.Link, in doorInputs) []loader.DoorRow {
 	return out
 }
 
-// managementID is the id of the network whose management port has that name.
-func managementID(name string) (int, bool) {
+// networkOfManagementPort is the id of the network whose management port has
+// that name.
+func networkOfManagementPort(name string) (id int, ok bool) {
 	rest, ok := strings.CutPrefix(name, "ovn-k8s-mp")
 	id, err := strconv.Atoi(rest)
 	return id, ok && err == nil && id >= 0 && id <= network.MaxID
 }
 
-// doorFacts gathers the facts; ports are pods' ports as Open vSwitch has them.
-func (a *Agent) doorFacts(ports []ovs.PodPort) doorInputs {
-	in := doorInputs{mode: a.Config.OVS.GatewayMode, bridge: a.Config.OVS.ExternalBridge,
-		internal: []string{ovs.DefaultIntegrationBridge, "ovs-system", "ovs-netdev"}, pods: map[string]podDoor{}, tableBase: a.Config.Plan.VRFTableBase}
-	if hosts, err := a.Config.DefaultNetwork.HostSubnets(a.Store.NodeID()); err == nil {
+// doorFacts gathers the inputs of buildDoors that the cache holds.
+type doorFacts struct {
+	config config.Config
+	cache  *Cache
+}
+
+// inputs adds the facts of pods' ports in Open vSwitch.
+func (f doorFacts) inputs(ports []ovs.PodPort) doorInputs {
+	in := doorInputs{mode: f.config.OVS.GatewayMode, bridge: f.config.OVS.ExternalBridge,
+		internal: []string{ovs.DefaultIntegrationBridge, "ovs-system", "ovs-netdev"}, pods: map[string]podDoor{}, tableBase: f.config.Plan.VRFTableBase}
+	if hosts, err := f.config.DefaultNetwork.HostSubnets(f.cache.NodeID()); err == nil {
 		for _, h := range hosts {
 			in.node = append(in.node, network.Management(h))
 		}
 	}
 	for _, p := range ports {
-		in.pods[p.Name] = a.podDoor(p.NAD, p.Network, p.Namespace+"/"+p.Pod)
+		in.pods[p.Name] = f.podDoor(p.NAD, p.Network, p.Namespace+"/"+p.Pod)
 	}
 	return in
 }
 
-func (a *Agent) podDoor(nad, net, pod string) podDoor {
+func (f doorFacts) podDoor(nad, net, pod string) podDoor {
 	if nad == network.DefaultName {
-		return podDoor{locked: a.Store.IsLocked(pod)}
+		return podDoor{locked: f.cache.IsLocked(pod)}
 	}
-	if id := a.Store.NetworkID(net); id != 0 {
+	if id := f.cache.NetworkID(net); id != 0 {
 		return podDoor{network: uint32(id)}
 	}
-	return podDoor{network: noNetwork}
+	return podDoor{network: unknownNetwork}
 }
 
-// doorRows are the rows of all interfaces now: those of pods that are being
-// connected included, which Open vSwitch does not have yet.
-func (a *Agent) doorRows(ctx context.Context) ([]loader.DoorRow, error) {
-	links, err := a.Kernel.Links(ctx)
+// LinkGuard guards VRF devices and management ports when they are created.
+type LinkGuard struct {
+	facts   doorFacts
+	hostNet HostNet
+	queue   *Queue
+}
+
+// NewLinkGuard guards links with hostNet, which is nil without eBPF.
+func NewLinkGuard(conf config.Config, cache *Cache, hostNet HostNet, queue *Queue) *LinkGuard {
+	return &LinkGuard{facts: doorFacts{conf, cache}, hostNet: hostNet, queue: queue}
+}
+
+// Guard guards a link before it is set up.
+func (g *LinkGuard) Guard(l vrf.Link) error {
+	if g.hostNet == nil {
+		return nil
+	}
+	rows := buildDoors([]vrf.Link{l}, g.facts.inputs(nil))
+	if len(rows) != 1 {
+		return fmt.Errorf("interface %s leads to no known network", l.Name)
+	}
+	if g.facts.config.OVS.GatewayMode == network.LocalGateway {
+		g.queue.Hosts() // a single link has no forwarding interface yet
+	}
+	return g.hostNet.Guard(rows[0])
+}
+
+// doorReader reads the host's doors, and guards those of pods' new interfaces.
+type doorReader struct {
+	facts   doorFacts
+	kernel  Kernel
+	ovs     OVS
+	hostNet HostNet // nil: no eBPF
+
+	mu         sync.Mutex
+	connecting map[string]podDoor // by name: pods' interfaces that Open vSwitch does not have yet
+}
+
+// rows are the doors among all interfaces, including those of pods that are
+// being connected.
+func (r *doorReader) rows(ctx context.Context) ([]loader.DoorRow, error) {
+	links, err := r.kernel.Links(ctx)
 	if err != nil {
 		return nil, err
 	}
-	ports, err := a.OVS.ListPods(ctx)
+	return r.rowsOf(ctx, links)
+}
+
+func (r *doorReader) rowsOf(ctx context.Context, links []vrf.Link) ([]loader.DoorRow, error) {
+	ports, err := r.ovs.ListPods(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list pods' ports: %w", err)
 	}
-	in := a.doorFacts(ports)
-	a.mu.Lock()
-	for name, d := range a.connecting {
+	in := r.facts.inputs(ports)
+	r.mu.Lock()
+	for name, d := range r.connecting {
 		if _, ok := in.pods[name]; !ok {
 			in.pods[name] = d
 		}
 	}
-	a.mu.Unlock()
-	return doors(links, in), nil
+	r.mu.Unlock()
+	return buildDoors(links, in), nil
 }
 
-// GuardPorts guards the host ends of interfaces that a pod is about to be
-// connected by. The caller ends with Connected, whatever comes of it.
-func (a *Agent) GuardPorts(ctx context.Context, ports []cni.Port) error {
-	if a.HostNet == nil {
+// guardPorts guards the host ends of interfaces before they connect a pod. The
+// caller calls connected afterwards, also if guardPorts fails.
+func (r *doorReader) guardPorts(ctx context.Context, ports []cni.Port) error {
+	if r.hostNet == nil {
 		return nil
 	}
-	a.mu.Lock()
+	r.mu.Lock()
 	for _, p := range ports {
-		a.connecting[p.Name] = a.podDoor(p.NAD, p.Network, p.Namespace+"/"+p.Pod)
+		r.connecting[p.Name] = r.facts.podDoor(p.NAD, p.Network, p.Namespace+"/"+p.Pod)
 	}
-	a.mu.Unlock()
-	rows, err := a.doorRows(ctx)
+	r.mu.Unlock()
+	links, err := r.kernel.Links(ctx)
 	if err != nil {
 		return err
 	}
-	links, err := a.Kernel.Links(ctx)
+	rows, err := r.rowsOf(ctx, links)
 	if err != nil {
 		return err
 	}
 	for _, p := range ports {
 		i := slices.IndexFunc(links, func(l vrf.Link) bool { return l.Name == p.Name })
 		if i < 0 {
-			return fmt.Errorf("interface %s of pod %s/%s is not there", p.Name, p.Namespace, p.Pod)
+			return fmt.Errorf("interface %s of pod %s/%s does not exist", p.Name, p.Namespace, p.Pod)
 		}
 		j := slices.IndexFunc(rows, func(r loader.DoorRow) bool { return r.Ifindex == links[i].Index })
 		if j < 0 {
-			return fmt.Errorf("interface %s of pod %s/%s leads nowhere that is known", p.Name, p.Namespace, p.Pod)
+			return fmt.Errorf("interface %s of pod %s/%s leads to no known network", p.Name, p.Namespace, p.Pod)
 		}
-		if err := a.HostNet.Guard(rows[j]); err != nil {
+		if err := r.hostNet.Guard(rows[j]); err != nil {
 			return fmt.Errorf("guard interface %s of pod %s/%s: %w", p.Name, p.Namespace, p.Pod, err)
 		}
 	}
 	return nil
 }
 
-// Connected tells that Open vSwitch has these ports now, or never will.
-func (a *Agent) Connected(ports []cni.Port) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+// connected says that Open vSwitch has these ports, or that connecting the pod
+// has failed.
+func (r *doorReader) connected(ports []cni.Port) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	for _, p := range ports {
-		delete(a.connecting, p.Name)
+		delete(r.connecting, p.Name)
 	}
-}
-
-// GuardLink guards a VRF device or management port before it is set up.
-func (a *Agent) GuardLink(l vrf.Link) error {
-	if a.HostNet == nil {
-		return nil
-	}
-	rows := doors([]vrf.Link{l}, a.doorFacts(nil))
-	if len(rows) != 1 {
-		return fmt.Errorf("interface %s leads nowhere that is known", l.Name)
-	}
-	if a.Config.OVS.GatewayMode == network.LocalGateway {
-		// Where it may be forwarded from is told with all the others.
-		a.Hosts()
-	}
-	return a.HostNet.Guard(rows[0])
-}
-
-// hostAddrs are the node's addresses on a network, one a family.
-func hostAddrs(n network.Network, nodeID int) (v4, v6 netip.Addr) {
-	hosts, err := n.HostSubnets(nodeID)
-	if err != nil {
-		return v4, v6
-	}
-	for _, h := range hosts {
-		if a := network.Management(h).Addr(); a.Is4() {
-			v4 = a
-		} else {
-			v6 = a
-		}
-	}
-	return v4, v6
 }

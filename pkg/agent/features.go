@@ -13,8 +13,8 @@ import (
 	"bulkhead/pkg/loader"
 )
 
-// FeatureOf tells whether something the agent tried works here.
-func FeatureOf(name string, err error, costs string) Feature {
+// NewFeature tells whether something the agent tried works here.
+func NewFeature(name string, err error, costs string) Feature {
 	if err == nil {
 		return Feature{Name: name, OK: true}
 	}
@@ -39,7 +39,7 @@ func SysctlFeatures(root string) []Feature {
 		if err == nil && strings.TrimSpace(string(b)) != s.want {
 			err = fmt.Errorf("it is %s", strings.TrimSpace(string(b)))
 		}
-		out = append(out, FeatureOf(name, err, s.costs))
+		out = append(out, NewFeature(name, err, s.costs))
 	}
 	return out
 }
@@ -47,7 +47,7 @@ func SysctlFeatures(root string) []Feature {
 // EBPFFeatures are those of the loader, or that nothing could be loaded.
 func EBPFFeatures(l *loader.Loader, err error) []Feature {
 	if err != nil {
-		return []Feature{FeatureOf("eBPF", err, "tenants' host-network processes stay outside their network; kubelet is told by its cgroup")}
+		return []Feature{NewFeature("eBPF", err, "tenants' host-network processes stay outside their network; kubelet is told by its cgroup")}
 	}
 	var out []Feature
 	for _, f := range l.Features() {

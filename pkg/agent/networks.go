@@ -6,40 +6,75 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"maps"
 	"strings"
+	"sync"
+	"time"
 
+	"bulkhead/pkg/config"
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/vrf"
 )
 
-// reconcileNetwork makes the kernel's part of one network what it should be,
-// or takes it away when the network is gone.
-func (a *Agent) reconcileNetwork(ctx context.Context, id int) error {
-	if !a.started.Load() {
-		return nil
-	}
-	node := a.Node()
-	net, ok := a.Store.Network(id)
+// networkReconciler reconciles the kernel's part of each network.
+type networkReconciler struct {
+	config config.Config
+	cache  *Cache
+	queue  *Queue
+	kernel Kernel
+	node   *nodeReconciler
+	log    *slog.Logger
+
+	mu   sync.Mutex
+	last map[int]networkResult // by id
+}
+
+// networkResult is the result of a network's last reconcile.
+type networkResult struct {
+	network network.Network
+	kernel  vrf.Result
+	err     error
+	at      time.Time
+}
+
+// waitingTooLong reports whether the network has waited for a link for so long
+// that it is a problem.
+func (r networkResult) waitingTooLong(now time.Time) bool {
+	return len(r.kernel.Waiting) > 0 && now.Sub(r.at) > 30*time.Second
+}
+
+// results returns a copy of the results by network id.
+func (r *networkReconciler) results() map[int]networkResult {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return maps.Clone(r.last)
+}
+
+// reconcile reconciles the network with that id, or removes it if it is deleted.
+func (r *networkReconciler) reconcile(ctx context.Context, id int) error {
+	node := r.node.Node()
+	net, ok := r.cache.Network(id)
 	if id == network.DefaultID {
-		net, ok = a.Config.DefaultNetwork, true
+		net, ok = r.config.DefaultNetwork, true
 	}
 	if !ok {
-		return a.removeNetwork(ctx, id, node)
+		return r.remove(ctx, id, node)
 	}
 	if node.ID == 0 {
-		return nil // its coming asks for a look at everything
+		return nil // the id's event enqueues everything
 	}
-	r, err := vrf.Reconcile(ctx, a.Kernel, net, node, vrf.Inputs{Plan: a.Config.Plan, IPv6: a.Kernel.HasIPv6()})
-	a.logOps(net.Name, r)
-	a.mu.Lock()
-	a.nets[id] = netStatus{net: net, result: r, err: err, at: a.Now()}
-	a.mu.Unlock()
-	if len(r.Ops) > 0 {
-		a.queue.AddAfter(key{kind: theHosts}, settle) // the VRF device may have another index
+	result, err := vrf.Reconcile(ctx, r.kernel, net, node, vrf.Inputs{Plan: r.config.Plan, IPv6: r.kernel.HasIPv6()})
+	r.logOperations(net.Name, result)
+	r.mu.Lock()
+	r.last[id] = networkResult{network: net, kernel: result, err: err, at: time.Now()}
+	r.mu.Unlock()
+	if len(result.Ops) > 0 {
+		r.queue.batched(kindHosts) // the VRF device may have another index
 	}
-	for _, w := range r.Waiting {
-		if w == net.ManagementPort() {
-			a.queue.AddAfter(key{kind: thePorts}, settle) // in case somebody deleted it
+	for _, link := range result.Waiting {
+		if link == net.ManagementPort() {
+			r.queue.batched(kindPorts) // somebody may have deleted it
 		}
 	}
 	if err != nil {
@@ -48,106 +83,75 @@ func (a *Agent) reconcileNetwork(ctx context.Context, id int) error {
 	return nil
 }
 
-// removeNetwork takes everything away: the kernel's part first, which has the
-// order inside it, then the management port, then the rows of the programs.
-func (a *Agent) removeNetwork(ctx context.Context, id int, node network.Node) error {
-	r, err := vrf.Remove(ctx, a.Kernel, id, node, a.Config.Plan)
-	a.logOps(r.Have.Network, r)
+// remove removes a network: first its kernel state, then its management port
+// and the eBPF programs' rows.
+func (r *networkReconciler) remove(ctx context.Context, id int, node network.Node) error {
+	result, err := vrf.Remove(ctx, r.kernel, id, node, r.config.Plan)
+	r.logOperations(result.Have.Network, result)
 	if err != nil {
 		return fmt.Errorf("remove network id %d: %w", id, err)
 	}
-	a.Store.Gone(id)
-	a.mu.Lock()
-	delete(a.nets, id)
-	a.mu.Unlock()
-	a.queue.AddAfter(key{kind: thePorts}, settle)
-	a.queue.AddAfter(key{kind: theHosts}, settle)
+	r.cache.MarkRemoved(id)
+	r.mu.Lock()
+	delete(r.last, id)
+	r.mu.Unlock()
+	r.queue.batched(kindPorts, kindHosts)
 	return nil
 }
 
-func (a *Agent) logOps(name string, r vrf.Result) {
-	for _, op := range r.Ops {
-		a.Log.Debug("kernel", "network", name, "op", op.String())
+func (r *networkReconciler) logOperations(name string, result vrf.Result) {
+	for _, op := range result.Ops {
+		r.log.Debug("kernel operation", "network", name, "operation", op.String())
 	}
-	if len(r.Ops) > 0 {
-		a.Log.Info("network changed in the kernel", "network", name, "operations", len(r.Ops), "waiting", strings.Join(r.Waiting, ","))
+	if len(result.Ops) > 0 {
+		r.log.Info("network changed in the kernel", "network", name, "operations", len(result.Ops), "waiting", strings.Join(result.Waiting, ","))
 	}
 }
 
-// reconcilePorts makes exactly the management ports that networks need. One
-// that is leaving keeps its port until nothing in the kernel uses it.
-func (a *Agent) reconcilePorts(ctx context.Context) error {
-	node := a.Node()
-	if node.ID == 0 {
-		return nil
-	}
-	nets := append([]network.Network{a.Config.DefaultNetwork}, a.Store.Networks()...)
-	leaving := a.Store.Leaving()
-	a.mu.Lock()
-	for _, id := range leaving {
-		if st, ok := a.nets[id]; ok {
-			nets = append(nets, st.net)
-		}
-	}
-	a.mu.Unlock()
-	if a.Flows != nil {
-		a.Flows.SetNetworks(nets)
-	}
-	if err := a.OVS.SyncManagement(ctx, node, nets); err != nil {
-		return fmt.Errorf("management ports: %w", err)
-	}
-	return nil
-}
-
-// lookAtAll asks for a look at everything there should be, and at what there
-// is and should not be: networks that went while no agent ran.
-func (a *Agent) lookAtAll(ctx context.Context) error {
-	if !a.started.Load() {
-		return nil
-	}
+// reconcileAll enqueues everything: what should exist, and orphaned networks,
+// which were deleted while no agent ran.
+func (r *networkReconciler) reconcileAll(ctx context.Context) error {
 	wanted := map[int]bool{network.DefaultID: true}
-	a.queue.Add(key{aNetwork, network.DefaultID})
-	for _, n := range a.Store.Networks() {
+	r.queue.keys.Add(key{kindNetwork, network.DefaultID})
+	for _, n := range r.cache.Networks() {
 		wanted[n.ID] = true
-		a.queue.Add(key{aNetwork, n.ID})
+		r.queue.keys.Add(key{kindNetwork, n.ID})
 	}
-	for _, k := range []kind{thePorts, theHosts, theNode} {
-		a.queue.AddAfter(key{kind: k}, settle)
-	}
-	ids, tables, err := vrf.Leftovers(ctx, a.Kernel, a.Config.Plan, func(id int) bool { return wanted[id] })
+	r.queue.batched(kindPorts, kindHosts, kindNode)
+	ids, tables, err := vrf.Leftovers(ctx, r.kernel, r.config.Plan, func(id int) bool { return wanted[id] })
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, id := range ids {
-		spared, err := a.spared(ctx, id)
+		name, err := r.orphanWithNAD(ctx, id)
 		switch {
 		case err != nil:
 			errs = append(errs, err)
-		case spared != "":
-			a.Log.Warn("network is left as it is: its definition cannot be read", "network", spared)
+		case name != "":
+			r.log.Warn("network is kept as it is: no NetworkAttachmentDefinition of it is usable", "network", name)
 		default:
-			a.queue.Add(key{aNetwork, id})
+			r.queue.keys.Add(key{kindNetwork, id})
 		}
 	}
 	for _, t := range tables {
-		r, err := vrf.RemoveTable(ctx, a.Kernel, t)
-		a.logOps(fmt.Sprintf("table %d", t), r)
+		result, err := vrf.RemoveTable(ctx, r.kernel, t)
+		r.logOperations(fmt.Sprintf("table %d", t), result)
 		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
 
-// spared is the name of a leftover's network if a NAD still names it, though
-// one that cannot be used now. Bad input withdraws nothing.
-func (a *Agent) spared(ctx context.Context, id int) (string, error) {
-	owner := vrf.OwnerOf(network.Network{ID: id}, a.Node(), a.Config.Plan)
-	st, err := a.Kernel.Read(ctx, owner)
+// orphanWithNAD returns the name of an orphaned network if a NAD, even if
+// unusable, names it: invalid input must not remove a network.
+func (r *networkReconciler) orphanWithNAD(ctx context.Context, id int) (string, error) {
+	owner := vrf.OwnerOf(network.Network{ID: id}, r.node.Node(), r.config.Plan)
+	st, err := r.kernel.Read(ctx, owner)
 	if err != nil {
-		return "", fmt.Errorf("read leftover network id %d: %w", id, err)
+		return "", fmt.Errorf("read orphaned network id %d: %w", id, err)
 	}
 	for _, d := range st.Devices {
-		if name, ok := strings.CutPrefix(d.Alias, vrf.AliasPrefix); ok && a.Store.Named(name) {
+		if name, ok := strings.CutPrefix(d.Alias, vrf.AliasPrefix); ok && r.cache.HasNADs(name) {
 			return name, nil
 		}
 	}

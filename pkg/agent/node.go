@@ -5,45 +5,72 @@ package agent
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"reflect"
+	"sync"
 
+	"bulkhead/pkg/config"
+	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovs"
 )
 
-// reconcileNode makes this node a chassis and tells the API server the facts
-// that other nodes and this node's zone need. It writes only what differs.
-func (a *Agent) reconcileNode(ctx context.Context) error {
-	node, err := a.OVS.NodeFacts(ctx, a.Config.Kubernetes.NodeName, a.Config.OVS, a.Config.Plan)
+// nodeReconciler makes this node a chassis and publishes the node's facts.
+type nodeReconciler struct {
+	config config.Config
+	cache  *Cache
+	queue  *Queue
+	ovs    OVS
+	flows  Flows // may be nil
+	api    API
+	log    *slog.Logger
+
+	mu    sync.Mutex
+	facts network.Node // of the last reconcile
+}
+
+// Node is this node as far as it is known.
+func (r *nodeReconciler) Node() network.Node {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n := r.facts
+	n.ID = r.cache.NodeID()
+	return n
+}
+
+// reconcile configures the chassis and writes the annotations that other nodes
+// and this node's zone read, where they differ.
+func (r *nodeReconciler) reconcile(ctx context.Context) error {
+	name := r.config.Kubernetes.NodeName
+	node, err := r.ovs.ReadNode(ctx, name, r.config.OVS, r.config.Plan)
 	if err != nil {
 		return err
 	}
-	if a.Flows != nil {
-		if err := a.Flows.Close(ctx); err != nil {
-			return fmt.Errorf("close the external bridge before networks lead to it: %w", err)
+	if r.flows != nil {
+		if err := r.flows.Isolate(ctx); err != nil {
+			return fmt.Errorf("close the external bridge before networks are connected to it: %w", err)
 		}
 	}
-	in := ovs.Inputs{SBAddress: a.Config.SBAddress, ExternalBridge: a.Config.OVS.ExternalBridge, PhysicalNetwork: a.Config.OVS.PhysicalNetwork}
-	if err := a.OVS.SyncChassis(ctx, node, in); err != nil {
+	in := ovs.Inputs{SBAddress: r.config.SBAddress, ExternalBridge: r.config.OVS.ExternalBridge, PhysicalNetwork: r.config.OVS.PhysicalNetwork}
+	if err := r.ovs.SyncChassis(ctx, node, in); err != nil {
 		return err
 	}
-	a.mu.Lock()
-	changed := !reflect.DeepEqual(a.node, node)
-	a.node = node
-	a.mu.Unlock()
+	r.mu.Lock()
+	changed := !reflect.DeepEqual(r.facts, node)
+	r.facts = node
+	r.mu.Unlock()
 	if changed {
-		a.Log.Info("node facts", "addresses", node.Addresses, "nextHops", node.NextHops, "encap", node.EncapIPs, "chassis", node.Chassis)
-		if a.started.Load() {
-			a.queue.Add(key{kind: everything}) // routes lead by the node's next hops
-		}
+		r.log.Info("node facts changed", "addresses", node.Addresses, "nextHops", node.NextHops, "encap", node.EncapIPs, "chassis", node.Chassis)
+		r.queue.All() // networks' routes use the node's next hops
 	}
-	if !a.started.Load() {
-		return nil // what the API server has is not known yet
-	}
+	return r.annotate(ctx, node)
+}
+
+func (r *nodeReconciler) annotate(ctx context.Context, node network.Node) error {
 	want, err := node.AgentAnnotations()
 	if err != nil {
 		return err
 	}
-	have := a.Store.Annotations()
+	have := r.cache.Annotations()
 	differ := map[string]string{}
 	for k, v := range want {
 		if have[k] != v {
@@ -53,9 +80,19 @@ func (a *Agent) reconcileNode(ctx context.Context) error {
 	if len(differ) == 0 {
 		return nil
 	}
-	if err := a.API.Annotate(ctx, differ); err != nil {
+	if err := r.api.Annotate(ctx, differ); err != nil {
 		return fmt.Errorf("annotate node %s: %w", node.Name, err)
 	}
-	a.Store.Annotated(differ)
+	r.cache.SetWrittenAnnotations(differ)
 	return nil
+}
+
+// checkAnnotations enqueues the node if somebody else changed the agent's
+// annotations.
+func (r *nodeReconciler) checkAnnotations(have network.Node) {
+	want := r.Node()
+	want.ID = have.ID
+	if !reflect.DeepEqual(want, have) {
+		r.queue.Node()
+	}
 }

@@ -6,81 +6,89 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"time"
 
 	"bulkhead/pkg/loader"
 )
 
-// tellAgain is how long a refusal is not told again of the same pod for the
-// same reason. All are counted.
-const tellAgain = 5 * time.Minute
+// repeatAfter is how long further refusals of a pod for the same reason are
+// counted, but not reported.
+const repeatAfter = 5 * time.Minute
 
-// Refusals is where the eBPF programs tell what they refused.
+// Refusals is the ring buffer of what the eBPF programs refused.
 type Refusals interface {
 	Next(deadline time.Time) (loader.Event, error)
 	Close() error
 }
 
-// TellRefusals logs what the programs refuse, with pod and reason, and makes it
-// an event of the pod, until ctx ends.
-func (a *Agent) TellRefusals(ctx context.Context, r Refusals) error {
-	stop := context.AfterFunc(ctx, func() { _ = r.Close() })
+// refusalReporter reports refusals in the log and as events of pods.
+type refusalReporter struct {
+	cache   *Cache
+	hostNet HostNet // nil: no eBPF
+	api     API
+	log     *slog.Logger
+}
+
+// run reports refusals until ctx ends.
+func (r refusalReporter) run(ctx context.Context, refusals Refusals) error {
+	stop := context.AfterFunc(ctx, func() { _ = refusals.Close() })
 	defer stop()
-	told := map[string]time.Time{}
+	reported := map[string]time.Time{}
 	for {
-		ev, err := r.Next(time.Time{})
+		ev, err := refusals.Next(time.Time{})
 		switch {
 		case ctx.Err() != nil:
 			return nil
 		case errors.Is(err, os.ErrClosed):
 			return errors.New("the ring buffer of refusals was closed")
 		case err != nil:
-			a.Log.Warn("refusal cannot be read", "error", err)
+			r.log.Warn("refusal cannot be read", "error", err)
 			continue
 		}
-		a.tell(ev, told)
+		r.report(ev, reported)
 	}
 }
 
-func (a *Agent) tell(ev loader.Event, told map[string]time.Time) {
-	uid, name := "", ""
-	if a.HostNet != nil {
-		uid, _ = a.HostNet.PodOf(ev.CgroupID)
+// report reports a refusal unless reported, which holds the time of the last
+// report by pod and reason, has a recent one.
+func (r refusalReporter) report(ev loader.Event, reported map[string]time.Time) {
+	uid := ""
+	if r.hostNet != nil {
+		uid, _ = r.hostNet.PodOf(ev.CgroupID)
 	}
-	pod, known := a.Store.PodByUID(uid)
+	now := time.Now()
+	for k, t := range reported {
+		if now.Sub(t) >= repeatAfter {
+			delete(reported, k)
+		}
+	}
+	key := fmt.Sprintf("%s %d", uid, ev.Reason)
+	if uid == "" {
+		key = fmt.Sprintf("%d %d", ev.CgroupID, ev.Reason)
+	}
+	if _, ok := reported[key]; ok {
+		return
+	}
+	reported[key] = now
+	pod, known := r.cache.PodByUID(uid)
+	name, message := "", ev.Reason.Text()
 	if known {
 		name = pod.Key()
 	}
-	now := a.Now()
-	for k, t := range told {
-		if now.Sub(t) >= tellAgain {
-			delete(told, k)
-		}
-	}
-	key := fmt.Sprintf("%s %d %d", uid, ev.Reason, ev.CgroupID)
-	if uid != "" {
-		key = fmt.Sprintf("%s %d", uid, ev.Reason)
-	}
-	if _, ok := told[key]; ok {
-		return
-	}
-	told[key] = now
-	args := []any{"pod", name, "reason", ev.Reason.String(), "what", ev.Reason.Text(), "cgroup", ev.CgroupID}
+	args := []any{"pod", name, "reason", ev.Reason.String(), "what", message, "cgroup", ev.CgroupID}
 	if ev.NetworkID != 0 {
-		if n, ok := a.Store.Network(int(ev.NetworkID)); ok {
+		if n, ok := r.cache.Network(int(ev.NetworkID)); ok {
 			args = append(args, "network", n.Name)
 		}
 	}
 	if ev.Addr.IsValid() {
 		args = append(args, "to", ev.Addr.String())
+		message += ": to " + ev.Addr.String()
 	}
-	a.Log.Warn("refused", args...)
+	r.log.Warn("refused", args...)
 	if known {
-		msg := ev.Reason.Text()
-		if ev.Addr.IsValid() {
-			msg += ": to " + ev.Addr.String()
-		}
-		a.API.PodEvent(pod, "Refused", fmt.Sprintf("%s (%s; counted in bulkhead_ebpf_decisions_total)", msg, ev.Reason))
+		r.api.PodEvent(pod, "Refused", fmt.Sprintf("%s (%s; counted in bulkhead_ebpf_decisions_total)", message, ev.Reason))
 	}
 }

@@ -8,42 +8,69 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/vrf"
 )
 
-// ConditionDegraded is on the Node while something of Bulkhead does not work
-// there as it should.
+// ConditionDegraded is the Node condition that is true while something of
+// Bulkhead does not work on the node.
 const ConditionDegraded = "BulkheadDegraded"
 
 // Condition is a Node condition.
 type Condition struct {
 	Type    string    `json:"type"`
-	Status  string    `json:"status"` // True or False, as everywhere in Kubernetes
+	Status  string    `json:"status"` // True or False, as in Kubernetes
 	Reason  string    `json:"reason"`
 	Message string    `json:"message"`
 	Since   time.Time `json:"since,omitzero"`
 }
 
-// True tells whether the condition holds.
+// True reports whether the condition's status is True.
 func (c Condition) True() bool { return c.Status == conditionTrue }
 
 const conditionTrue, conditionFalse = "True", "False"
 
-// Problem is something an operator should know.
+// Problem is something that an operator should know.
 type Problem struct {
 	Reason  string `json:"reason"` // CamelCase
 	Message string `json:"message"`
-	pod     string // whose author can mend it: it is told there
+	pod     string // set if the pod's author can fix it: the event is the pod's
 }
 
-// Problems are what does not work as it should, in a fixed order. What is only
-// a matter of waiting, such as a node without an id, is among them.
-func (a *Agent) Problems() []Problem {
+// persistent is how long a network must fail before the agent reports it to the
+// cluster: most failures are gone a moment later.
+const persistent = 10 * time.Second
+
+// informational reasons are reported, but do not degrade the node.
+var informational = []string{"KubeletByProcess", "CgroupMissing", "EarlySockets"}
+
+// podReasons are reasons that a pod's author causes and can fix. They are
+// events of the pod, and do not degrade the node: a tenant must not be able to.
+var podReasons = []string{"ProbePortShared", "ProbePortHeld", "NetworkUnknown"}
+
+// reporter reports problems: as the Node condition, as events, and as the
+// annotation that holds the node's failed networks.
+type reporter struct {
+	features []Feature
+	cache    *Cache
+	queue    *Queue
+	failures *Failures
+	networks *networkReconciler
+	hostNet  HostNet // nil: no eBPF
+	api      API
+
+	mu       sync.Mutex
+	reported map[Problem]bool // as events, of the last report
+}
+
+// problems returns everything that does not work, in a fixed order, including
+// what only waits, e.g. a node without an id.
+func (r *reporter) problems() []Problem {
 	var out []Problem
-	for _, f := range a.Features {
+	for _, f := range r.features {
 		if !f.OK {
 			m := f.Name + ": " + f.Reason
 			if f.Costs != "" {
@@ -52,135 +79,78 @@ func (a *Agent) Problems() []Problem {
 			out = append(out, Problem{Reason: "FeatureMissing", Message: m})
 		}
 	}
-	if a.started.Load() && a.Store.NodeID() == 0 {
-		out = append(out, Problem{Reason: "NodeIDMissing", Message: "this node has no id yet: the cluster controller gives it (annotation " + network.AnnotationNodeID + ")"})
+	if r.queue.synced.Load() && r.cache.NodeID() == 0 {
+		out = append(out, Problem{Reason: "NodeIDMissing", Message: "this node has no id yet: the cluster controller assigns it (annotation " + network.AnnotationNodeID + ")"})
 	}
-	a.mu.Lock()
-	for k, msg := range a.failing {
-		if k.kind != theReport {
-			out = append(out, Problem{Reason: reasonOf(a.nets[k.id].err, k), Message: msg})
+	networks := r.networks.results()
+	keys, components := r.failures.current()
+	for k, f := range keys {
+		if k.kind != kindReport {
+			out = append(out, Problem{Reason: reasonOf(networks[k.id].err, k), Message: f.message})
 		}
 	}
-	for _, msg := range a.outside {
-		if msg != "" {
-			out = append(out, Problem{Reason: "NodeNotConfigured", Message: msg})
-		}
+	for _, message := range components {
+		out = append(out, Problem{Reason: "NodeNotConfigured", Message: message})
 	}
-	for id, st := range a.nets {
-		for _, w := range st.result.Waiting {
-			if a.Now().Sub(st.at) > waitTooLong {
-				out = append(out, Problem{Reason: "LinkMissing", Message: fmt.Sprintf("network %s (id %d) waits for link %s", st.net.Name, id, w)})
+	for id, n := range networks {
+		if n.waitingTooLong(time.Now()) {
+			for _, link := range n.kernel.Waiting {
+				out = append(out, Problem{Reason: "LinkMissing", Message: fmt.Sprintf("network %s (id %d) waits for link %s", n.network.Name, id, link)})
 			}
 		}
 	}
-	a.mu.Unlock()
-	if a.HostNet != nil {
-		st := a.HostNet.Status()
-		for _, p := range st.Problems {
-			m := p.Message
-			if p.Pod != "" {
-				m = "pod " + p.Pod + ": " + m
-			}
-			problem := Problem{Reason: p.Reason, Message: m}
-			if slices.Contains(ofThePod, p.Reason) {
-				problem.pod = p.Pod
-			}
-			out = append(out, problem)
-		}
-		for uid, n := range st.EarlySockets {
-			out = append(out, Problem{Reason: "EarlySockets", Message: fmt.Sprintf("pod with uid %s had %d sockets before it was bound to its network: restart it", uid, n)})
-		}
-	}
+	out = append(out, r.hostNetworkProblems()...)
 	slices.SortFunc(out, func(a, b Problem) int {
 		return strings.Compare(a.Reason+a.Message, b.Reason+b.Message)
 	})
 	return slices.Compact(out)
 }
 
-// waitTooLong is when a link that is waited for becomes worth telling.
-const waitTooLong = 30 * time.Second
+func (r *reporter) hostNetworkProblems() []Problem {
+	if r.hostNet == nil {
+		return nil
+	}
+	var out []Problem
+	st := r.hostNet.Status()
+	for _, p := range st.Problems {
+		problem := Problem{Reason: p.Reason, Message: p.Message}
+		if p.Pod != "" {
+			problem.Message = "pod " + p.Pod + ": " + p.Message
+		}
+		if slices.Contains(podReasons, p.Reason) {
+			problem.pod = p.Pod
+		}
+		out = append(out, problem)
+	}
+	for uid, n := range st.EarlySockets {
+		out = append(out, Problem{Reason: "EarlySockets", Message: fmt.Sprintf("pod with uid %s had %d sockets before it was bound to its network: restart it", uid, n)})
+	}
+	return out
+}
 
 func reasonOf(err error, k key) string {
 	switch {
-	case k.kind == aNetwork && errors.Is(err, vrf.ErrNoVRF):
+	case k.kind == kindNetwork && errors.Is(err, vrf.ErrNoVRF):
 		return "VRFUnavailable"
-	case k.kind == aNetwork:
+	case k.kind == kindNetwork:
 		return "NetworkNotConfigured"
-	case k.kind == thePorts:
+	case k.kind == kindPorts:
 		return "ManagementPortsNotConfigured"
-	case k.kind == theHosts:
+	case k.kind == kindHosts:
 		return "HostNetworkNotConfigured"
-	case k.kind == theNode:
+	case k.kind == kindNode:
 		return "NodeNotConfigured"
 	default:
 		return "Failed"
 	}
 }
 
-// lasting is how long a network must fail before the cluster is told: most of
-// what fails is done a moment later.
-const lasting = 10 * time.Second
-
-// NetworkFailures are the networks that have not been built, or not been
-// removed, for a while, and why.
-func (a *Agent) NetworkFailures() network.Failures {
-	now, out := a.Now(), network.Failures{}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for k, msg := range a.failing {
-		if k.kind != aNetwork || now.Sub(a.since[k]) < lasting {
-			continue
-		}
-		// The reader knows the network; without its name, many fail for one reason.
-		switch st, ok := a.nets[k.id]; {
-		case ok && errors.Is(st.err, vrf.ErrNoVRF):
-			msg = vrf.ErrNoVRF.Error()
-		case ok && st.err != nil:
-			msg = st.err.Error()
-		}
-		out[k.id] = msg
-	}
-	for id, st := range a.nets {
-		if _, ok := out[id]; !ok && len(st.result.Waiting) > 0 && now.Sub(st.at) > waitTooLong {
-			out[id] = "a link that it needs is missing: its management port, or the external bridge"
-		}
-	}
-	return out
-}
-
-// tellFailures writes them on the Node, where that says something else.
-func (a *Agent) tellFailures(ctx context.Context) error {
-	if !a.started.Load() {
-		return nil // what the API server has is not known yet
-	}
-	value, err := a.NetworkFailures().Render()
-	if err != nil {
-		return fmt.Errorf("render annotation %s: %w", network.AnnotationAgentFailures, err)
-	}
-	if a.Store.Annotations()[network.AnnotationAgentFailures] == value {
-		return nil
-	}
-	said := map[string]string{network.AnnotationAgentFailures: value}
-	if err := a.API.Annotate(ctx, said); err != nil {
-		return fmt.Errorf("tell which networks fail: %w", err)
-	}
-	a.Store.Annotated(said)
-	return nil
-}
-
-// informational reasons are told, but do not make the node degraded.
-var informational = []string{"KubeletByProcess", "CgroupMissing", "EarlySockets"}
-
-// ofThePod are reasons that a pod's author makes and can mend: events of the
-// pod, and no state of the node that a tenant could bring about.
-var ofThePod = []string{"ProbePortShared", "ProbePortHeld", "NetworkUnknown"}
-
-// conditionOf sums problems up.
-func conditionOf(problems []Problem) Condition {
+// condition summarises problems.
+func condition(problems []Problem) Condition {
 	c := Condition{Type: ConditionDegraded, Status: conditionFalse, Reason: "AllWell", Message: "Everything works as it should."}
 	var lines []string
 	for _, p := range problems {
-		if slices.Contains(informational, p.Reason) || slices.Contains(ofThePod, p.Reason) {
+		if !p.degrades() {
 			continue
 		}
 		if !c.True() {
@@ -204,32 +174,99 @@ func conditionOf(problems []Problem) Condition {
 	return c
 }
 
-// report writes the Node condition when it changes, and an event for each
-// problem that is new.
-func (a *Agent) report(ctx context.Context) error {
-	problems := a.Problems()
-	c := conditionOf(problems)
-	if err := a.API.SetCondition(ctx, c); err != nil {
+func (p Problem) degrades() bool {
+	return !slices.Contains(informational, p.Reason) && !slices.Contains(podReasons, p.Reason)
+}
+
+// reconcile writes the Node condition and the failures if they changed, and an
+// event for each new problem.
+func (r *reporter) reconcile(ctx context.Context) error {
+	problems := r.problems()
+	c := condition(problems)
+	if err := r.api.SetCondition(ctx, c); err != nil {
 		return fmt.Errorf("set condition %s: %w", c.Type, err)
 	}
-	a.mu.Lock()
-	seen := map[string]string{}
-	var fresh []Problem
+	for _, p := range r.markReported(problems) {
+		if pod, ok := r.cache.Pod(p.pod); ok {
+			r.api.PodEvent(pod, p.Reason, p.Message)
+			continue
+		}
+		r.api.Event(p.degrades(), p.Reason, p.Message)
+	}
+	return r.writeFailures(ctx)
+}
+
+// markReported returns the problems that the last report did not have.
+func (r *reporter) markReported(problems []Problem) (fresh []Problem) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	reported := map[Problem]bool{}
 	for _, p := range problems {
-		id := p.Reason + "\x00" + p.Message
-		seen[id] = p.Message
-		if _, ok := a.reported[id]; !ok {
+		reported[p] = true
+		if !r.reported[p] {
 			fresh = append(fresh, p)
 		}
 	}
-	a.reported = seen
-	a.mu.Unlock()
-	for _, p := range fresh {
-		if pod, ok := a.Store.Pod(p.pod); ok {
-			a.API.PodEvent(pod, p.Reason, p.Message)
+	r.reported = reported
+	return fresh
+}
+
+// networkFailures are the networks that have failed to be configured, or to be
+// removed, for a while, and why. next is when the next failure is persistent; 0:
+// there is none.
+func (r *reporter) networkFailures() (out network.Failures, next time.Duration) {
+	now, out := time.Now(), network.Failures{}
+	networks := r.networks.results()
+	keys, _ := r.failures.current()
+	for k, f := range keys {
+		if k.kind != kindNetwork {
 			continue
 		}
-		a.API.Event(!slices.Contains(slices.Concat(informational, ofThePod), p.Reason), p.Reason, p.Message)
+		if wait := persistent - now.Sub(f.since); wait > 0 {
+			if next == 0 || wait < next {
+				next = wait
+			}
+			continue
+		}
+		// The message leaves out the network's name: the reader knows the network,
+		// and networks that fail for the same reason share one message.
+		message := f.message
+		switch n, ok := networks[k.id]; {
+		case ok && errors.Is(n.err, vrf.ErrNoVRF):
+			message = vrf.ErrNoVRF.Error()
+		case ok && n.err != nil:
+			message = n.err.Error()
+		}
+		out[k.id] = message
 	}
-	return a.tellFailures(ctx)
+	for id, n := range networks {
+		if _, ok := out[id]; !ok && n.waitingTooLong(now) {
+			out[id] = "a link that it needs is missing: its management port, or the external bridge"
+		}
+	}
+	return out, next
+}
+
+// writeFailures writes the failed networks to the Node if they changed.
+func (r *reporter) writeFailures(ctx context.Context) error {
+	if !r.queue.synced.Load() {
+		return nil // the Node's annotations are unknown
+	}
+	failures, next := r.networkFailures()
+	if next > 0 {
+		r.queue.keys.AddAfter(key{kind: kindReport}, next)
+	}
+	value, err := failures.Render()
+	if err != nil {
+		return fmt.Errorf("render annotation %s: %w", network.AnnotationAgentFailures, err)
+	}
+	if r.cache.Annotations()[network.AnnotationAgentFailures] == value {
+		return nil
+	}
+	written := map[string]string{network.AnnotationAgentFailures: value}
+	if err := r.api.Annotate(ctx, written); err != nil {
+		return fmt.Errorf("write annotation %s: %w", network.AnnotationAgentFailures, err)
+	}
+	r.cache.SetWrittenAnnotations(written)
+	return nil
 }

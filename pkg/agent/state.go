@@ -5,19 +5,19 @@ package agent
 import (
 	"context"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"time"
 
+	"bulkhead/pkg/config"
+	"bulkhead/pkg/firewall"
 	"bulkhead/pkg/hostnet"
-	"bulkhead/pkg/loader"
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/vrf"
 )
 
-// State is what /debug/state serves and bulkheadctl shows: desired against
-// actual, as of the last run of each part.
+// State is what /debug/state serves and bulkheadctl shows: desired and actual
+// state as of the last reconcile of each part.
 type State struct {
 	Node       NodeState         `json:"node"`
 	Networks   []NetworkState    `json:"networks"`
@@ -33,7 +33,7 @@ type State struct {
 	NotReady   string            `json:"notReady,omitempty"`
 }
 
-// NodeState is the node itself.
+// NodeState is the state of the node.
 type NodeState struct {
 	Name        string              `json:"name"`
 	ID          int                 `json:"id"`
@@ -53,7 +53,7 @@ const (
 	StateError   = "Error"
 )
 
-// NetworkState is one network on this node.
+// NetworkState is the state of a network on this node.
 type NetworkState struct {
 	ID                int              `json:"id"`
 	Name              string           `json:"name"`
@@ -73,17 +73,17 @@ type NetworkState struct {
 	MasqueradeGateway []netip.Addr     `json:"masqueradeGateway"` // of the gateway router
 	Namespaces        []string         `json:"namespaces"`
 	Pods              []string         `json:"pods"`     // namespace/name, on this node
-	HostPods          []string         `json:"hostPods"` // in the host's network
+	HostPods          []string         `json:"hostPods"` // host-network pods
 	State             string           `json:"state"`
-	Waiting           []string         `json:"waiting,omitempty"` // links that must appear
+	Waiting           []string         `json:"waiting,omitempty"` // links that do not exist yet
 	Error             string           `json:"error,omitempty"`
-	Want              string           `json:"want,omitempty"`    // the kernel's part, one thing a line
-	Have              string           `json:"have,omitempty"`    // read when asked
-	Pending           []string         `json:"pending,omitempty"` // operations that would turn have into want
+	Want              string           `json:"want,omitempty"`    // desired kernel state, one object per line
+	Have              string           `json:"have,omitempty"`    // actual kernel state, read for the request
+	Pending           []string         `json:"pending,omitempty"` // operations from have to want
 	LastRun           time.Time        `json:"lastRun,omitzero"`
 }
 
-// KubeletState is how kubelet is told from others.
+// KubeletState is how the node recognises kubelet.
 type KubeletState struct {
 	By      string   `json:"by"` // eBPF, cgroup or nothing
 	Mark    string   `json:"mark,omitempty"`
@@ -92,68 +92,81 @@ type KubeletState struct {
 	Message string   `json:"message,omitempty"`
 }
 
-// LockedState is one address that only kubelet may reach.
+// LockedState is an address that only kubelet may reach.
 type LockedState struct {
 	Address   netip.Addr `json:"address"`
 	NetworkID int        `json:"networkID"`
 }
 
-// HostPodState is a tenant's host-network pod. Its network is
-// hostnet.NetworkUnknown while it cannot be told.
+// HostPodState is a tenant's host-network pod. NetworkID is
+// hostnet.NetworkUnknown while the network is unknown.
 type HostPodState struct {
 	Pod       string `json:"pod"`
 	UID       string `json:"uid"`
 	NetworkID int    `json:"networkID"`
 	OptOut    bool   `json:"optOut,omitempty"`
-	// EarlySockets were there before the pod was bound to its network.
+	// EarlySockets are sockets older than the pod's binding to its network.
 	EarlySockets int `json:"earlySockets,omitempty"`
 }
 
-// State gathers it. deep reads the kernel for each network; else the last
-// run's view is given.
-func (a *Agent) State(ctx context.Context, deep bool) State {
-	node := a.Node()
-	pods, hostPods := a.Store.PodsByNetwork()
+// stateReader reads the agent's state.
+type stateReader struct {
+	config        config.Config
+	cache         *Cache
+	kernel        Kernel
+	hostNet       HostNet // nil: no eBPF
+	node          *nodeReconciler
+	networks      *networkReconciler
+	reporter      *reporter
+	counters      *counters
+	firstSync     *firstSync
+	kubeletMark   uint32
+	kubeletCgroup func() firewall.Cgroup
+}
+
+// read reads the state. deep also reads the kernel for each network; otherwise
+// the networks' states are those of their last reconcile.
+func (r *stateReader) read(ctx context.Context, deep bool) State {
+	node := r.node.Node()
+	pods, hostPods := r.cache.PodsByNetwork()
 	st := State{
-		Node: NodeState{Name: a.Config.Kubernetes.NodeName, ID: node.ID, Chassis: node.Chassis, EncapIPs: node.EncapIPs, Addresses: node.Addresses,
+		Node: NodeState{Name: r.config.Kubernetes.NodeName, ID: node.ID, Chassis: node.Chassis, EncapIPs: node.EncapIPs, Addresses: node.Addresses,
 			NextHops: node.NextHops, Bridge: node.Bridge, BridgeMAC: node.BridgeMAC, GatewayMode: node.Mode},
-		Networks: a.networkStates(pods, hostPods), Features: a.Features, Counters: map[string]uint64{}, NFT: a.nftCounters(),
-		Problems: a.Problems(),
+		Networks: r.networkStates(pods, hostPods), Features: r.reporter.features, Counters: map[string]uint64{}, NFT: r.counters.nftCounters(),
+		Problems: r.reporter.problems(),
 	}
-	st.Conditions = []Condition{conditionOf(st.Problems)}
-	for _, c := range a.ebpfCounters() {
+	st.Conditions = []Condition{condition(st.Problems)}
+	for _, c := range r.counters.ebpfCounters() {
 		st.Counters[c.Reason.String()] = c.Count
 	}
-	for _, l := range a.Store.Locked() {
+	for _, l := range r.cache.Locked() {
 		st.Locked = append(st.Locked, LockedState{l.Addr, l.NetworkID})
 	}
-	early := map[string]int{}
-	var kubelet hostnet.Kubelet
-	if a.HostNet != nil {
-		s := a.HostNet.Status()
-		early, kubelet = s.EarlySockets, s.Kubelet
+	var host hostnet.Status
+	if r.hostNet != nil {
+		host = r.hostNet.Status()
 	}
-	for _, p := range a.Store.HostPods() {
+	for _, p := range r.cache.HostPods() {
 		if p.NetworkID == network.DefaultID {
-			continue // no tenant's
+			continue // not a tenant's
 		}
-		st.HostPods = append(st.HostPods, HostPodState{Pod: p.Namespace + "/" + p.Name, UID: p.UID, NetworkID: p.NetworkID, OptOut: p.Unbound, EarlySockets: early[p.UID]})
+		st.HostPods = append(st.HostPods, HostPodState{Pod: p.Namespace + "/" + p.Name, UID: p.UID, NetworkID: p.NetworkID, OptOut: p.Unbound, EarlySockets: host.EarlySockets[p.UID]})
 	}
-	st.Kubelet = a.kubeletState(kubelet)
-	if err := a.Ready(); err != nil {
+	st.Kubelet = r.kubeletState(host.Kubelet)
+	if err := r.firstSync.Ready(); err != nil {
 		st.NotReady = err.Error()
 	} else {
 		st.Ready = true
 	}
 	if deep {
 		for i := range st.Networks {
-			a.deepen(ctx, &st.Networks[i], node)
+			r.readKernel(ctx, &st.Networks[i], node)
 		}
 	}
 	return st
 }
 
-func (a *Agent) kubeletState(k hostnet.Kubelet) KubeletState {
+func (r *stateReader) kubeletState(k hostnet.Kubelet) KubeletState {
 	out := KubeletState{By: "nothing", Message: k.Message}
 	for _, p := range k.Procs {
 		out.PIDs = append(out.PIDs, p.PID)
@@ -162,46 +175,44 @@ func (a *Agent) kubeletState(k hostnet.Kubelet) KubeletState {
 		}
 	}
 	switch {
-	case a.KubeletMark != 0:
-		out.By, out.Mark = "eBPF", fmt.Sprintf("%#x", a.KubeletMark)
-	case a.KubeletCgroup != nil:
-		if g := a.KubeletCgroup(); g.Path != "" {
+	case r.kubeletMark != 0:
+		out.By, out.Mark = "eBPF", fmt.Sprintf("%#x", r.kubeletMark)
+	case r.kubeletCgroup != nil:
+		if g := r.kubeletCgroup(); g.Path != "" {
 			out.By, out.Cgroups = "cgroup", []string{g.Path}
 		}
 	}
 	return out
 }
 
-func (a *Agent) networkStates(pods, hostPods map[int][]string) []NetworkState {
-	node := a.Node()
-	plan := a.Config.Plan
-	nets := append([]network.Network{a.Config.DefaultNetwork}, a.Store.Networks()...)
-	a.mu.Lock()
-	runs := maps.Clone(a.nets)
-	a.mu.Unlock()
+func (r *stateReader) networkStates(pods, hostPods map[int][]string) []NetworkState {
+	node := r.node.Node()
+	plan := r.config.Plan
+	nets := append([]network.Network{r.config.DefaultNetwork}, r.cache.Networks()...)
+	last := r.networks.results()
 	out := make([]NetworkState, 0, len(nets))
 	for _, n := range nets {
 		s := NetworkState{ID: n.ID, Name: n.Name, Topology: n.Topology, Role: n.Role, Transport: n.Transport, MTU: n.MTU, ManagementPort: n.ManagementPort(),
-			Table: vrf.MainTable, Namespaces: a.Store.Namespaces(n.Name), Pods: pods[n.ID], HostPods: hostPods[n.ID], State: StateWaiting}
+			Table: vrf.MainTable, Namespaces: r.cache.Namespaces(n.Name), Pods: pods[n.ID], HostPods: hostPods[n.ID], State: StateWaiting}
 		for _, x := range n.Subnets {
 			s.Subnets = append(s.Subnets, x.String())
 		}
-		s.HostSubnets, _ = n.HostSubnets(node.ID) // why not, the run's error says
+		s.HostSubnets, _ = n.HostSubnets(node.ID) // the reconcile reports this error
 		if !n.IsDefault() {
 			s.Table, s.Mark = plan.VRFTable(n), fmt.Sprintf("%#x", n.PacketMark())
-			s.VRFIfindex = a.Kernel.DeviceIndex(s.Table)
+			s.VRFIfindex = r.kernel.DeviceIndex(s.Table)
 			s.VRF = n.VRF()
 			s.Masquerade = ofFamilies(n, plan.MasqueradeManagement(n))
 			s.MasqueradeGateway = ofFamilies(n, plan.MasqueradeGateway(n))
 		}
-		if run, ok := runs[n.ID]; ok {
-			s.LastRun, s.Waiting, s.ManagementAddrs = run.at, run.result.Waiting, run.result.Want.Port.Addrs
-			if len(run.result.Want.Devices) > 0 {
-				s.VRF = run.result.Want.Devices[0].Name // the fallback, where the name was taken
+		if result, ok := last[n.ID]; ok {
+			s.LastRun, s.Waiting, s.ManagementAddrs = result.at, result.kernel.Waiting, result.kernel.Want.Port.Addrs
+			if len(result.kernel.Want.Devices) > 0 {
+				s.VRF = result.kernel.Want.Devices[0].Name // the fallback name if the other is taken
 			}
 			switch {
-			case run.err != nil:
-				s.State, s.Error = StateError, run.err.Error()
+			case result.err != nil:
+				s.State, s.Error = StateError, result.err.Error()
 			case len(s.Waiting) == 0:
 				s.State = StateReady
 			}
@@ -213,66 +224,30 @@ func (a *Agent) networkStates(pods, hostPods map[int][]string) []NetworkState {
 	return out
 }
 
-// deepen compares one network with the kernel now.
-func (a *Agent) deepen(ctx context.Context, s *NetworkState, node network.Node) {
-	a.mu.Lock()
-	run, ok := a.nets[s.ID]
-	a.mu.Unlock()
+// readKernel compares a network's desired state with the kernel.
+func (r *stateReader) readKernel(ctx context.Context, s *NetworkState, node network.Node) {
+	result, ok := r.networks.results()[s.ID]
 	if !ok {
 		return
 	}
-	have, err := a.Kernel.Read(ctx, vrf.OwnerOf(run.net, node, a.Config.Plan))
+	have, err := r.kernel.Read(ctx, vrf.OwnerOf(result.network, node, r.config.Plan))
 	if err != nil {
 		s.Have = "cannot be read: " + err.Error()
 		return
 	}
-	want := run.result.Want
+	want := result.kernel.Want
 	s.Want, s.Have = want.String(), have.String()
 	for _, op := range vrf.Diff(want, have) {
 		s.Pending = append(s.Pending, op.String())
 	}
 }
 
+// ofFamilies are the addresses whose IP family the network has.
 func ofFamilies(n network.Network, ps []netip.Prefix) []netip.Addr {
 	v4, v6 := n.Families()
 	var out []netip.Addr
-	for _, p := range ps {
-		if p.Addr().Is4() && v4 || p.Addr().Is6() && v6 {
-			out = append(out, p.Addr())
-		}
+	for _, p := range network.FilterFamilies(ps, v4, v6) {
+		out = append(out, p.Addr())
 	}
 	return slices.Clip(out)
-}
-
-// ebpfCounters are empty where there is no eBPF.
-func (a *Agent) ebpfCounters() []loader.Counter {
-	if a.Counters == nil {
-		return nil
-	}
-	c, err := a.Counters()
-	if err != nil {
-		a.Log.Debug("eBPF counters", "error", err)
-	}
-	return c
-}
-
-// nftCounters costs a run of nft, so that what was read is given again for a while.
-func (a *Agent) nftCounters() map[string]uint64 {
-	if a.Firewall == nil || !a.nft.made.Load() {
-		return map[string]uint64{}
-	}
-	a.nft.Lock()
-	defer a.nft.Unlock()
-	if a.Now().Sub(a.nft.at) < 10*time.Second && a.nft.counters != nil {
-		return maps.Clone(a.nft.counters)
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
-	c, err := a.Firewall.Counters(ctx)
-	if err != nil {
-		a.Log.Debug("nft counters", "error", err)
-		return map[string]uint64{}
-	}
-	a.nft.counters, a.nft.at = c, a.Now()
-	return maps.Clone(c)
 }

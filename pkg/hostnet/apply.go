@@ -13,7 +13,7 @@ import (
 	"bulkhead/pkg/loader"
 )
 
-// Kernel is the boundary: *loader.Loader, or the fake of the tests.
+// Kernel is the interface to the eBPF programs: *loader.Loader, or a fake in tests.
 type Kernel interface {
 	Rows() ([]loader.Row, error)
 	Put(loader.Row) error
@@ -33,12 +33,12 @@ type Kernel interface {
 
 var _ Kernel = (*loader.Loader)(nil)
 
-// Target reads and changes what the kernel holds. Everything below our pins is
-// ours; nothing else is looked at.
+// Target reads and changes the kernel's state. It covers everything below
+// Bulkhead's pins and nothing else.
 type Target struct{ Kernel }
 
-// Read returns what is there. An attachment that is dead or incomplete reads
-// as one to cgroup 0, which no pod wants, so that Diff repairs or removes it.
+// Read returns the actual state. A dead or incomplete attachment is returned with
+// cgroup id 0, which no pod has, so that Diff repairs or removes it.
 func (t *Target) Read(ctx context.Context) (State, error) {
 	s := NewState()
 	rows, err := t.Rows()
@@ -53,14 +53,14 @@ func (t *Target) Read(ctx context.Context) (State, error) {
 		return s, fmt.Errorf("read attachments: %w", err)
 	}
 	for _, a := range as {
-		whole := a.CgroupID != 0 && len(a.Missing) == 0
+		complete := a.CgroupID != 0 && len(a.Missing) == 0
 		switch {
 		case a.Ifindex != 0:
 			row, _ := s.Rows[loader.DoorRow{Ifindex: a.Ifindex}.Key()].(loader.DoorRow)
 			s.Doors[a.Ifindex] = !a.Gone && slices.Equal(slices.Sorted(slices.Values(a.Programs)), t.DoorPrograms(row.Kind))
 		case a.Root():
-			s.Root = whole
-		case whole:
+			s.Root = complete
+		case complete:
 			s.Pods[a.PodUID] = Cgroup{ID: a.CgroupID}
 		default:
 			s.Pods[a.PodUID] = Cgroup{}
@@ -70,19 +70,20 @@ func (t *Target) Read(ctx context.Context) (State, error) {
 	return s, err
 }
 
-// ErrNotClosed is wrapped by the error of an operation that closes something.
-var ErrNotClosed = errors.New("not closed")
+// ErrNotEnforced is wrapped by Apply's error if an operation failed without which
+// pods are restricted too little.
+var ErrNotEnforced = errors.New("a restriction is not enforced")
 
-// Apply runs all operations, past those that fail.
+// Apply runs all operations, also after one fails.
 func (t *Target) Apply(ctx context.Context, ops []Op) error {
 	var errs []error
 	for _, o := range ops {
 		if err := ctx.Err(); err != nil {
-			return errors.Join(append(errs, fmt.Errorf("stopped before %s: %w", o, err))...)
+			return errors.Join(append(errs, fmt.Errorf("cancelled before %s: %w", o, err))...)
 		}
-		if err := t.run(o); err != nil {
-			if o.Closes() {
-				err = errors.Join(ErrNotClosed, err)
+		if err := t.apply(o); err != nil {
+			if o.Enforces() {
+				err = errors.Join(ErrNotEnforced, err)
 			}
 			errs = append(errs, fmt.Errorf("%s: %w", o, err))
 		}
@@ -90,7 +91,7 @@ func (t *Target) Apply(ctx context.Context, ops []Op) error {
 	return errors.Join(errs...)
 }
 
-func (t *Target) run(o Op) error {
+func (t *Target) apply(o Op) error {
 	switch o.Kind {
 	case PutRow:
 		return t.Put(o.Row)
@@ -115,7 +116,7 @@ func (t *Target) run(o Op) error {
 		}
 		err := t.AttachDoor(row)
 		if errors.Is(err, unix.ENODEV) {
-			// It went since the list was made; of what leads nowhere nothing stays.
+			// The interface was deleted meanwhile: remove its row and programs.
 			return errors.Join(t.DetachDoor(row.Ifindex), t.Delete(row))
 		}
 		return err

@@ -9,27 +9,27 @@ import (
 	"bulkhead/pkg/loader"
 )
 
-// State is what the kernel should hold, or holds.
+// State is the desired or the actual state of the kernel.
 type State struct {
 	Rows   map[loader.Key]loader.Row
-	Pods   map[string]Cgroup // attachments by pod UID; Path is empty in what was read back
-	Doors  map[int]bool      // guarded interfaces; false: read back, and not complete
-	Root   bool              // the programs at the root cgroup
+	Pods   map[string]Cgroup // attachments by pod UID; Path is empty in the actual state
+	Doors  map[int]bool      // guarded interfaces by index; false in the actual state: incomplete
+	Root   bool              // the programs are attached to the root cgroup
 	Config loader.Config
-	// Keep are pods, by UID, whose row and attachment stay as they are. Only in
-	// what is wanted.
+	// Keep holds, in the desired state, the pods by UID whose row and attachment
+	// stay unchanged.
 	Keep map[string]Cgroup
 }
 
-// NewState is empty.
+// NewState returns an empty State.
 func NewState() State {
 	return State{Rows: map[loader.Key]loader.Row{}, Pods: map[string]Cgroup{}, Doors: map[int]bool{}, Keep: map[string]Cgroup{}}
 }
 
-// Problem is something of the inputs that could not be served, for a human.
+// Problem is an input that could not be applied, described for operators.
 type Problem struct {
-	Pod     string // namespace/name, where it concerns one
-	Reason  string // one CamelCase word for conditions and metrics
+	Pod     string // namespace/name, if it concerns a pod
+	Reason  string // CamelCase reason for conditions and metrics
 	Message string
 }
 
@@ -40,8 +40,8 @@ func (p Problem) String() string {
 	return p.Reason + ": pod " + p.Pod + ": " + p.Message
 }
 
-// Build says what should be. A pod whose cgroup is not there yet is no problem
-// of the inputs but is named, as its sockets are not confined until it is.
+// Build returns the desired state. A pod without a cgroup is reported too, because
+// its sockets are not confined until kubelet creates the cgroup.
 func Build(in Inputs, layout Layout, kubelet Kubelet) (State, []Problem) {
 	b := builder{State: NewState(), in: in, layout: layout, nets: map[int]Network{}}
 	b.Root = true
@@ -54,11 +54,11 @@ func Build(in Inputs, layout Layout, kubelet Kubelet) (State, []Problem) {
 		b.put(loader.PodRootRow{CgroupID: r.ID})
 	}
 	for _, p := range in.Pods {
-		b.pod(p)
+		b.addPod(p)
 	}
-	b.networks()
-	b.probes()
-	b.locked()
+	b.addNetworks()
+	b.addProbes()
+	b.addLocked()
 	for _, d := range in.Doors {
 		b.put(d)
 		b.Doors[d.Ifindex] = true
@@ -72,7 +72,7 @@ func Build(in Inputs, layout Layout, kubelet Kubelet) (State, []Problem) {
 		b.put(r)
 	}
 	if kubelet.Reason != "" {
-		b.problem("", kubelet.Reason, "%s", kubelet.Message)
+		b.addProblem("", kubelet.Reason, "%s", kubelet.Message)
 	}
 	return b.State, b.problems
 }
@@ -85,27 +85,27 @@ type builder struct {
 	problems []Problem
 }
 
-func (b *builder) problem(pod, reason, format string, args ...any) {
+func (b *builder) addProblem(pod, reason, format string, args ...any) {
 	b.problems = append(b.problems, Problem{pod, reason, fmt.Sprintf(format, args...)})
 }
 
-// pod makes the row of a host-network pod, and has it attached if it is a tenant's.
-func (b *builder) pod(p Pod) {
-	cg, there := b.layout.Pods[p.UID]
+// addPod adds the row of a host-network pod, and the attachment of a tenant's pod.
+func (b *builder) addPod(p Pod) {
+	cg, exists := b.layout.Pods[p.UID]
 	n, known := b.nets[p.NetworkID]
 	known = known && n.ID > 0
 	tenant := p.NetworkID != 0
 	switch {
-	case tenant && !known && !there:
-		b.problem(p.name(), "NetworkUnknown", "its namespace has no network on this node yet")
+	case tenant && !known && !exists:
+		b.addProblem(p.name(), "NetworkUnknown", "the network of the pod's namespace is not on this node yet")
 		return
-	case !there:
+	case !exists:
 		if tenant && !p.Unbound {
-			b.problem(p.name(), "CgroupMissing", "kubelet has not made the pod's cgroup yet")
+			b.addProblem(p.name(), "CgroupMissing", "kubelet has not created the pod's cgroup yet")
 		}
 		return
 	case tenant && !known:
-		b.problem(p.name(), "NetworkUnknown", "its namespace has no network on this node yet: it reaches no network, or keeps the one it had")
+		b.addProblem(p.name(), "NetworkUnknown", "the network of the pod's namespace is not on this node yet: the pod keeps the network that it had, or reaches none")
 		b.Keep[p.UID] = cg
 		return
 	}
@@ -114,13 +114,13 @@ func (b *builder) pod(p Pod) {
 		return
 	}
 	if n.VRFIfindex <= 0 {
-		b.problem(p.name(), "VRFMissing", "network %s has no VRF device: its wildcard binds are refused", n.Name)
+		b.addProblem(p.name(), "VRFMissing", "network %s has no VRF device: the pod's wildcard binds are refused", n.Name)
 	}
 	b.Pods[p.UID] = cg
 }
 
-// networks make the rows of what lies inside a VRF and where it is entered.
-func (b *builder) networks() {
+// addNetworks adds the rows of networks and of their subnets.
+func (b *builder) addNetworks() {
 	for _, n := range b.nets {
 		if n.ID <= 0 {
 			continue
@@ -128,7 +128,7 @@ func (b *builder) networks() {
 		b.put(loader.NetRow{NetworkID: uint32(n.ID), VRFIfindex: uint32(max(n.VRFIfindex, 0)), Mark: n.Mark, Host4: n.Host4, Host6: n.Host6})
 		for _, prefix := range n.Subnets {
 			if !prefix.IsValid() || prefix.Addr().Is4In6() {
-				b.problem("", "SubnetInvalid", "network %s: %s is not a usable subnet", n.Name, prefix)
+				b.addProblem("", "SubnetInvalid", "network %s: %s is not a usable subnet", n.Name, prefix)
 				continue
 			}
 			b.put(loader.DestRow{NetworkID: uint32(n.ID), Prefix: prefix.Masked()})
@@ -136,10 +136,10 @@ func (b *builder) networks() {
 	}
 }
 
-// probes are the ports on which kubelet looks for servers of a network. A port
-// that pods of different networks, or of none, name is nobody's: kubelet does
-// not say which pod it means.
-func (b *builder) probes() {
+// addProbes adds the rows of the ports on which kubelet probes pods of a network. If
+// pods of different networks, or a pod outside networks, use a port, its probes are
+// not led: kubelet's connection does not tell which pod it is for.
+func (b *builder) addProbes() {
 	users := map[uint16]map[int]bool{}
 	for _, p := range b.in.Pods {
 		for _, port := range slices.Concat(p.ProbePorts, p.Ports) {
@@ -148,7 +148,7 @@ func (b *builder) probes() {
 			}
 			id := p.NetworkID
 			if p.Unbound {
-				id = 0 // it listens outside its network
+				id = 0 // the pod listens outside its network
 			}
 			users[port][id] = true
 		}
@@ -159,7 +159,7 @@ func (b *builder) probes() {
 		}
 		for _, port := range p.ProbePorts {
 			if len(users[port]) > 1 {
-				b.problem(p.name(), "ProbePortShared", "its probes and hooks on port %d are not led into its network, because a host-network pod outside the network names the same port: choose another", port)
+				b.addProblem(p.name(), "ProbePortShared", "probes and hooks on port %d are not led into the pod's network, because a host-network pod outside the network uses the same port: choose another port", port)
 				continue
 			}
 			if _, ok := b.nets[p.NetworkID]; ok && port != 0 {
@@ -169,13 +169,15 @@ func (b *builder) probes() {
 	}
 }
 
-func (b *builder) locked() {
+// addLocked adds the rows of locked addresses.
+func (b *builder) addLocked() {
 	locked := slices.Clone(b.in.Locked)
-	// An address held twice is locked either way; the lower id only settles who is named.
+	// An address that two networks name is locked either way. The last row wins: sort
+	// it to be the lowest id's.
 	slices.SortStableFunc(locked, func(a, b LockedAddr) int { return b.NetworkID - a.NetworkID })
 	for _, a := range locked {
 		if !a.Addr.IsValid() || a.Addr.Zone() != "" || a.Addr.IsUnspecified() {
-			b.problem("", "AddressInvalid", "%s cannot be locked", a.Addr)
+			b.addProblem("", "AddressInvalid", "%s is no address that can be locked", a.Addr)
 			continue
 		}
 		b.put(loader.LockedRow{Addr: a.Addr.Unmap(), NetworkID: uint32(a.NetworkID)})

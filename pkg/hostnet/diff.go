@@ -10,7 +10,7 @@ import (
 	"bulkhead/pkg/loader"
 )
 
-// Kind is what an operation does.
+// Kind is the kind of an operation.
 type Kind int
 
 const (
@@ -24,7 +24,7 @@ const (
 	DetachDoor
 )
 
-// Op is one operation; it prints as one line.
+// Op is one operation. String describes it in one line.
 type Op struct {
 	Kind   Kind
 	Row    loader.Row // PutRow, DeleteRow, AttachPod, AttachDoor
@@ -57,21 +57,22 @@ func (o Op) String() string {
 	return fmt.Sprintf("operation %d", o.Kind)
 }
 
-// The order that makes every half-applied change too closed, never too open.
+// The phases are ordered so that a partially applied change restricts too much,
+// never too little.
 const (
-	removeReach = iota
+	revokeAccess = iota
 	configure
-	addIsolation
+	addRestrictions
 	attach
-	addReach
+	grantAccess
 	detach
-	removeIsolation
+	removeRestrictions
 )
 
-// reach is true for rows that open something: a destination is bound to its
-// VRF, kubelet is let through, a connection is led into a network, packet
-// sockets may be had on an interface. The rest closes.
-func reach(r loader.Row) bool {
+// grantsAccess reports whether a row allows something: binding sockets for a
+// destination to the VRF, kubelet's probes, leading a connection into a network, or
+// packet sockets on an interface. All other rows restrict.
+func grantsAccess(r loader.Row) bool {
 	switch r := r.(type) {
 	case loader.DestRow, loader.KubeletRow, loader.NetRow, loader.LocalRow, loader.ProbeRow:
 		return true
@@ -81,9 +82,9 @@ func reach(r loader.Row) bool {
 	return false
 }
 
-// Closes tells whether pods are less closed than they should be while the
-// operation is not done.
-func (o Op) Closes() bool {
+// Enforces reports whether pods are restricted too little until the operation is
+// done.
+func (o Op) Enforces() bool {
 	switch o.Kind {
 	case SetConfig, AttachRoot, AttachDoor:
 		return true
@@ -94,7 +95,8 @@ func (o Op) Closes() bool {
 	return false
 }
 
-// Diff returns the operations that turn have into want.
+// Diff returns the operations that change the actual state have to the desired state
+// want.
 func Diff(want, have State) []Op {
 	var ops []Op
 	kept := map[uint64]bool{}
@@ -106,7 +108,7 @@ func Diff(want, have State) []Op {
 			continue
 		}
 		if _, ok := want.Rows[k]; !ok {
-			ops = append(ops, Op{Kind: DeleteRow, Row: r, phase: pick(reach(r), removeReach, removeIsolation)})
+			ops = append(ops, Op{Kind: DeleteRow, Row: r, phase: pick(grantsAccess(r), revokeAccess, removeRestrictions)})
 		}
 	}
 	for k, r := range want.Rows {
@@ -117,7 +119,7 @@ func Diff(want, have State) []Op {
 			continue
 		}
 		if have.Rows[k] != r {
-			ops = append(ops, Op{Kind: PutRow, Row: r, phase: pick(reach(r), addReach, addIsolation)})
+			ops = append(ops, Op{Kind: PutRow, Row: r, phase: pick(grantsAccess(r), grantAccess, addRestrictions)})
 		}
 	}
 	if want.Config != have.Config {
@@ -151,6 +153,7 @@ func Diff(want, have State) []Op {
 	return ops
 }
 
+// pick returns a if c is true, else b.
 func pick(c bool, a, b int) int {
 	if c {
 		return a

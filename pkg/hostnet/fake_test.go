@@ -14,39 +14,41 @@ import (
 	"bulkhead/pkg/loader"
 )
 
-// fakeKernel executes the same operations in memory; fail, when set, may refuse
-// the n-th change.
+// fakeKernel implements Kernel in memory. If fail is set and returns true for n, the
+// n-th change fails.
 type fakeKernel struct {
-	mu     sync.Mutex
-	rows   map[loader.Key]loader.Row
-	pods   map[string]loader.Attachment
-	root   bool
-	doors  map[int]bool
-	held   []uint16
-	gone   map[int]bool // interfaces that went; what is half attached there stays
-	config loader.Config
-	n      int
-	fail   func(n int) bool
-	after  func()
-	ids    map[string]uint64 // cgroup ids by path
+	mu    sync.Mutex
+	rows  map[loader.Key]loader.Row
+	pods  map[string]loader.Attachment
+	root  bool
+	doors map[int]bool
+	held  []uint16
+	// deleted holds interfaces on which AttachDoor fails with ENODEV after it wrote
+	// the row and attached a part of the programs.
+	deleted map[int]bool
+	config  loader.Config
+	changes int
+	fail    func(n int) bool
+	after   func()            // called after each change
+	ids     map[string]uint64 // cgroup ids by path
 
 	settled int
 }
 
-func newFake() *fakeKernel {
+func newFakeKernel() *fakeKernel {
 	return &fakeKernel{rows: map[loader.Key]loader.Row{}, pods: map[string]loader.Attachment{}, doors: map[int]bool{}, ids: map[string]uint64{}}
 }
 
 var errInjected = errors.New("injected")
 
-func (f *fakeKernel) change(what func()) error {
+func (f *fakeKernel) change(apply func()) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.n++
-	if f.fail != nil && f.fail(f.n) {
+	f.changes++
+	if f.fail != nil && f.fail(f.changes) {
 		return errInjected
 	}
-	what()
+	apply()
 	if f.after != nil {
 		f.after()
 	}
@@ -99,7 +101,7 @@ func (f *fakeKernel) AttachRoot() error { return f.change(func() { f.root = true
 
 func (f *fakeKernel) AttachDoor(row loader.DoorRow) error {
 	err := f.change(func() { f.rows[row.Key()] = row; f.doors[row.Ifindex] = true })
-	if err == nil && f.gone[row.Ifindex] {
+	if err == nil && f.deleted[row.Ifindex] {
 		err = fmt.Errorf("attach: %w", unix.ENODEV)
 	}
 	return err

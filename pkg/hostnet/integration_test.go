@@ -17,9 +17,9 @@ import (
 	"bulkhead/pkg/loader"
 )
 
-// The whole of it on the real kernel: a second reconcile, and the first of a
-// restarted agent, change nothing; an agent that takes over knows what is no
-// longer wanted; and program ids stay.
+// On the real kernel, a second reconcile and the first one of a restarted agent are
+// no-ops, the restarted agent removes what is no longer desired, and program ids do
+// not change.
 func TestRootRestartedAgent(t *testing.T) {
 	root := cgroupTree(t)
 	bpffs := t.TempDir()
@@ -74,7 +74,7 @@ func TestRootRestartedAgent(t *testing.T) {
 		t.Errorf("second run: %v", ops)
 	}
 	before, _ := l.ProgramIDs()
-	l.Close() // kill -9 leaves as much
+	l.Close() // like kill -9, leaves the pins
 	l, m = start()
 	defer l.Close()
 	if ops := pending(m, in); len(ops) != 0 {
@@ -88,11 +88,11 @@ func TestRootRestartedAgent(t *testing.T) {
 	}
 	as, err := l.Attachments()
 	if err != nil || len(as) != 1 || as[0].PodUID != "" {
-		t.Errorf("attachments left: %+v, %v", as, err)
+		t.Errorf("remaining attachments: %+v, %v", as, err)
 	}
 	rows, err := l.Rows()
-	rows = slices.DeleteFunc(rows, func(r loader.Row) bool { _, is := r.(loader.PodRootRow); return is }) // it is still there
+	rows = slices.DeleteFunc(rows, func(r loader.Row) bool { _, is := r.(loader.PodRootRow); return is }) // its cgroup still exists
 	if err != nil || len(rows) != 0 {
-		t.Errorf("rows left: %v, %v", rows, err)
+		t.Errorf("remaining rows: %v, %v", rows, err)
 	}
 }

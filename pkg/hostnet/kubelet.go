@@ -17,12 +17,12 @@ import (
 	"bulkhead/pkg/loader"
 )
 
-// KubeletNames are the executables kubelet comes in: itself, or inside the
-// single binaries of k3s and MicroK8s. k0s and RKE2 start a real kubelet.
+// KubeletNames are the executables that run kubelet: kubelet itself, or the single
+// binaries of k3s and MicroK8s. k0s and RKE2 start a separate kubelet.
 var KubeletNames = []string{"kubelet", "hyperkube", "kubelite", "k3s", "k3s-server", "k3s-agent"}
 
-// Kubelet is how the programs know kubelet. Reason is set when something about
-// it is worth telling an operator.
+// Kubelet describes how the eBPF programs identify kubelet. Reason and Message are
+// set if operators should know something about it.
 type Kubelet struct {
 	Rows    []loader.KubeletRow
 	Levels  uint32
@@ -31,28 +31,28 @@ type Kubelet struct {
 	Message string
 }
 
-// KubeletProc is one process taken for kubelet.
+// KubeletProc is one process identified as kubelet.
 type KubeletProc struct {
 	PID    int
-	Cgroup string // directory; empty when it could not be found
-	Shared bool   // the cgroup holds pods too, so the process id must do
+	Cgroup string // directory; empty if it was not found
+	Shared bool   // the cgroup contains pods too, so only the process id identifies kubelet
 }
 
-// initPIDNS is the inode of the initial pid namespace (PROC_PID_INIT_INO).
+// initPIDNS names the initial pid namespace by its inode (PROC_PID_INIT_INO).
 const initPIDNS = "pid:[4026531836]"
 
-// kubeletFinder looks for kubelet in /proc. A kernel fact decides, not the name
-// of a unit: the executable, root in the host's pid and user namespaces, and a
-// cgroup that belongs to no pod.
+// kubeletFinder searches /proc for kubelet. It does not rely on unit names: kubelet
+// has one of the executable names, runs as root in the host's pid and user
+// namespaces, and is in no pod's cgroup.
 type kubeletFinder struct {
 	proc, cgroupRoot string
 	names            []string
-	// known are the cgroups kubelet was last seen in. They stay allowed while no
-	// kubelet runs, so that a restarted one is let through before it is found:
-	// systemd makes the directory anew, by the same name, with another id.
-	known []string
-	seen  bool // there was a kubelet once
-	idOf  func(string) (uint64, error)
+	// cgroups are the cgroups in which kubelet last ran. They stay allowed while no
+	// kubelet runs, so that a restarted kubelet is allowed before it is found: systemd
+	// recreates the directory with the same name and another id.
+	cgroups []string
+	found   bool // a kubelet was found once
+	idOf    func(string) (uint64, error)
 }
 
 func (k *kubeletFinder) find() (Kubelet, error) {
@@ -63,28 +63,28 @@ func (k *kubeletFinder) find() (Kubelet, error) {
 	}
 	out.Procs = procs
 	if len(procs) > 0 {
-		k.known, k.seen = nil, true
+		k.cgroups, k.found = nil, true
 	}
-	hostPIDs := k.link("self", "ns/pid") == initPIDNS
+	hostPIDs := k.readLink("self", "ns/pid") == initPIDNS
 	for _, p := range procs {
 		if !p.Shared && p.Cgroup != "" {
-			if !slices.Contains(k.known, p.Cgroup) {
-				k.known = append(k.known, p.Cgroup)
+			if !slices.Contains(k.cgroups, p.Cgroup) {
+				k.cgroups = append(k.cgroups, p.Cgroup)
 			}
 			continue
 		}
 		if !hostPIDs {
 			out.Reason = "KubeletCgroupShared"
-			out.Message = fmt.Sprintf("kubelet (process %d) has no cgroup of its own and the agent does not see the host's process ids: probes of locked addresses fail; give kubelet a cgroup (--kubelet-cgroups, or a service unit)", p.PID)
+			out.Message = fmt.Sprintf("kubelet (process %d) has no cgroup of its own and the agent does not see the host's process ids: probes of locked addresses fail; run kubelet in its own cgroup (--kubelet-cgroups, or a service unit)", p.PID)
 			continue
 		}
 		out.Rows = append(out.Rows, loader.KubeletRow{TGID: uint32(p.PID)})
 		if out.Reason == "" {
 			out.Reason = "KubeletByProcess"
-			out.Message = fmt.Sprintf("kubelet (process %d) shares its cgroup with others and is known by its process id: after its restart probes wait for the agent to notice", p.PID)
+			out.Message = fmt.Sprintf("kubelet (process %d) shares its cgroup with other processes and is identified by its process id: after a restart of kubelet, probes fail until the agent finds the new process", p.PID)
 		}
 	}
-	for _, path := range k.known {
+	for _, path := range k.cgroups {
 		id, err := k.idOf(path)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
@@ -101,56 +101,59 @@ func (k *kubeletFinder) find() (Kubelet, error) {
 	}
 	if len(procs) == 0 {
 		out.Reason = "KubeletNotFound"
-		out.Message = "no kubelet process is visible: probes of locked addresses fail until there is one; the agent needs hostPID: true"
+		out.Message = "no kubelet process is visible: probes of locked addresses fail; the agent needs hostPID: true"
 		if len(out.Rows) > 0 {
-			out.Message = "kubelet is not running; its cgroup stays allowed for its return"
+			out.Message = "kubelet is not running; its cgroup stays allowed until it restarts"
 		}
 	}
 	return out, nil
 }
 
-func (k *kubeletFinder) link(pid, name string) string {
+func (k *kubeletFinder) readLink(pid, name string) string {
 	s, _ := os.Readlink(filepath.Join(k.proc, pid, name))
 	return s
 }
 
+// processes lists the kubelet processes.
 func (k *kubeletFinder) processes() ([]KubeletProc, error) {
 	entries, err := os.ReadDir(k.proc)
 	if err != nil {
-		return nil, fmt.Errorf("look for kubelet in %s: %w", k.proc, err)
+		return nil, fmt.Errorf("search for kubelet in %s: %w", k.proc, err)
 	}
 	var out []KubeletProc
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
-		if err != nil || !k.named(e.Name()) {
+		if err != nil || !k.hasName(e.Name()) {
 			continue
 		}
-		if !k.root(e.Name()) {
+		if !k.isRoot(e.Name()) {
 			continue
 		}
 		rel, err := k.cgroup(e.Name())
 		if err != nil {
-			continue // gone meanwhile
+			continue // the process exited meanwhile
 		}
 		if slices.ContainsFunc(strings.Split(rel, "/"), isKubepods) {
-			continue // a container that calls itself kubelet
+			continue // a container's process with kubelet's name
 		}
 		p := KubeletProc{PID: pid}
 		p.Cgroup = filepath.Join(k.cgroupRoot, rel)
 		if _, err := os.Stat(p.Cgroup); err != nil || strings.HasPrefix(rel, "/..") {
-			// Seen through our own cgroup namespace: look for the process instead.
-			p.Cgroup = k.search(k.cgroupRoot, e.Name(), 8)
+			// The path is relative to the agent's cgroup namespace: search the tree for
+			// the process instead.
+			p.Cgroup = k.findCgroup(k.cgroupRoot, e.Name(), 8)
 		}
 		p.Shared = p.Cgroup == filepath.Clean(k.cgroupRoot) || k.holdsPods(p.Cgroup)
-		if !k.root(e.Name()) {
-			continue // ended meanwhile: what ends is last seen in no cgroup, or in the root of all
+		if !k.isRoot(e.Name()) {
+			continue // exited meanwhile: an exiting process shows no cgroup or the root cgroup
 		}
 		out = append(out, p)
 	}
 	return out, nil
 }
 
-func (k *kubeletFinder) named(pid string) bool {
+// hasName reports whether a process has one of kubelet's names.
+func (k *kubeletFinder) hasName(pid string) bool {
 	comm, err := os.ReadFile(filepath.Join(k.proc, pid, "comm"))
 	if err != nil {
 		return false
@@ -158,14 +161,15 @@ func (k *kubeletFinder) named(pid string) bool {
 	if slices.Contains(k.names, strings.TrimSpace(string(comm))) {
 		return true
 	}
-	// "(deleted)" follows the name of a binary that was upgraded under way.
-	exe := strings.TrimSuffix(k.link(pid, "exe"), " (deleted)")
+	// The kernel appends "(deleted)" to the name if an upgrade replaced the binary.
+	exe := strings.TrimSuffix(k.readLink(pid, "exe"), " (deleted)")
 	return slices.Contains(k.names, filepath.Base(exe))
 }
 
-// root is true for uid 0 of our user namespace and pid namespace. It reads what
-// everyone may read: the links below ns/ ask for CAP_SYS_PTRACE.
-func (k *kubeletFinder) root(pid string) bool {
+// isRoot reports whether a process has uid 0 in the agent's user namespace and is in
+// the agent's pid namespace. It reads only world-readable files: the links below ns/
+// need CAP_SYS_PTRACE.
+func (k *kubeletFinder) isRoot(pid string) bool {
 	raw, err := os.ReadFile(filepath.Join(k.proc, pid, "status"))
 	if err != nil {
 		return false
@@ -175,22 +179,23 @@ func (k *kubeletFinder) root(pid string) bool {
 		f := strings.Fields(line)
 		switch {
 		case len(f) > 1 && f[0] == "State:" && (f[1] == "Z" || f[1] == "X"):
-			return false // ended, not yet reaped: its end was told already and will not be told again
+			return false // exited, not yet reaped: its exit was reported and will not be again
 		case len(f) > 2 && f[0] == "Uid:":
 			uid0 = f[1] == "0" && f[2] == "0"
 		case len(f) > 1 && f[0] == "NSpid:":
-			samePIDs = len(f) == 2 // one number for each namespace between it and us
+			samePIDs = len(f) == 2 // one id per pid namespace from the agent's to the process's
 		}
 	}
-	return uid0 && samePIDs && k.read(pid, "uid_map") == k.read("self", "uid_map")
+	return uid0 && samePIDs && k.readFile(pid, "uid_map") == k.readFile("self", "uid_map")
 }
 
-func (k *kubeletFinder) read(pid, name string) string {
+func (k *kubeletFinder) readFile(pid, name string) string {
 	raw, _ := os.ReadFile(filepath.Join(k.proc, pid, name))
 	return string(raw)
 }
 
-// cgroup is the v2 path of a process, relative to the cgroup namespace we are in.
+// cgroup returns the cgroup v2 path of a process, relative to the agent's cgroup
+// namespace.
 func (k *kubeletFinder) cgroup(pid string) (string, error) {
 	raw, err := os.ReadFile(filepath.Join(k.proc, pid, "cgroup"))
 	if err != nil {
@@ -204,8 +209,9 @@ func (k *kubeletFinder) cgroup(pid string) (string, error) {
 	return "", fmt.Errorf("process %s is in no cgroup v2", pid)
 }
 
-// search finds the cgroup a process is listed in. Pods are left out: they are many, and no kubelet.
-func (k *kubeletFinder) search(dir, pid string, depth int) string {
+// findCgroup searches the tree for the cgroup of a process. It skips the cgroups of
+// pods, which are many and do not contain kubelet.
+func (k *kubeletFinder) findCgroup(dir, pid string, depth int) string {
 	raw, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
 	if err == nil && slices.Contains(strings.Fields(string(raw)), pid) {
 		return dir
@@ -218,7 +224,7 @@ func (k *kubeletFinder) search(dir, pid string, depth int) string {
 		if isKubepods(e) {
 			continue
 		}
-		if p := k.search(filepath.Join(dir, e), pid, depth-1); p != "" {
+		if p := k.findCgroup(filepath.Join(dir, e), pid, depth-1); p != "" {
 			return p
 		}
 	}
@@ -233,14 +239,14 @@ func (k *kubeletFinder) holdsPods(dir string) bool {
 	return err == nil && len(below) > 0
 }
 
-// whenGone calls f once the process has ended, or its end cannot be watched.
-// The returned function stops the watch.
-func whenGone(pid int, f func()) (stop func(), err error) {
+// watchExit calls f when the process exits, or if the watch fails. The returned
+// function stops the watch.
+func watchExit(pid int, f func()) (stop func(), err error) {
 	fd, err := unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK)
 	if err != nil {
 		return nil, fmt.Errorf("watch process %d: %w", pid, err)
 	}
-	file := os.NewFile(uintptr(fd), "pidfd") // non-blocking, so the runtime's poller waits, not a thread
+	file := os.NewFile(uintptr(fd), "pidfd") // non-blocking, so the runtime's poller waits and no thread does
 	conn, err := file.SyscallConn()
 	if err != nil {
 		file.Close()

@@ -19,49 +19,50 @@ type Cgroup struct {
 	ID   uint64
 }
 
-// Layout is where kubelet puts pods on this node.
+// Layout describes where the cgroups of pods are on this node.
 type Layout struct {
-	Parents []string          // directories pod cgroups appear in: to be watched
+	Parents []string          // directories in which kubelet creates pod cgroups; to be watched
 	Pods    map[string]Cgroup // by pod UID
-	Levels  uint32            // levels of the tree at which pods live, as loader.Config has it
-	// Roots are the directories that hold all pods, RootLevels their levels.
+	Levels  uint32            // levels of pod cgroups, see loader.Config.PodLevels
+	// Roots are the directories that hold all pods; see loader.Config.PodRootLevels
+	// for RootLevels.
 	Roots      []Cgroup
 	RootLevels uint32
 }
 
-// kubepodsDepth is how far below the root kubepods is looked for: kubelet's
-// --cgroup-root can put it below another slice or two.
+// kubepodsDepth is the depth to which kubepods is searched: kubelet's --cgroup-root
+// can place it below one or two other slices.
 const kubepodsDepth = 4
 
-// ReadLayout finds the pods' cgroups of both cgroup drivers, below any prefix.
+// ReadLayout finds the pods' cgroups, for both cgroup drivers and below any prefix.
 func ReadLayout(root string) (Layout, error) { return readLayout(root, loader.CgroupID) }
 
 func readLayout(root string, idOf func(string) (uint64, error)) (Layout, error) {
 	l := Layout{Pods: map[string]Cgroup{}}
-	tops, err := findKubepods(root, kubepodsDepth)
+	roots, err := findKubepods(root, kubepodsDepth)
 	if err != nil {
 		return l, err
 	}
-	for _, top := range tops {
-		id, err := idOf(top)
+	for _, root := range roots {
+		id, err := idOf(root)
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // gone between listing and looking
+			continue // deleted since it was listed
 		}
 		if err != nil {
 			return l, err
 		}
-		l.Roots = append(l.Roots, Cgroup{Path: top, ID: id})
-		l.RootLevels |= levelBit(top, 0)
-		l.addParent(top)
-		entries, err := readDirs(top)
+		l.Roots = append(l.Roots, Cgroup{Path: root, ID: id})
+		l.RootLevels |= levelBit(root, 0)
+		l.addParent(root)
+		entries, err := readDirs(root)
 		if err != nil {
 			return l, err
 		}
-		base := strings.TrimSuffix(filepath.Base(top), ".slice")
+		base := strings.TrimSuffix(filepath.Base(root), ".slice")
 		for _, e := range entries {
 			switch e {
 			case "burstable", "besteffort", base + "-burstable.slice", base + "-besteffort.slice":
-				l.addParent(filepath.Join(top, e))
+				l.addParent(filepath.Join(root, e))
 			}
 		}
 	}
@@ -78,7 +79,7 @@ func readLayout(root string, idOf func(string) (uint64, error)) (Layout, error) 
 			path := filepath.Join(p, e)
 			id, err := idOf(path)
 			if errors.Is(err, fs.ErrNotExist) {
-				continue // gone between listing and looking
+				continue // deleted since it was listed
 			}
 			if err != nil {
 				return l, err
@@ -94,8 +95,8 @@ func (l *Layout) addParent(path string) {
 	l.Levels |= levelBit(path, 1)
 }
 
-// levelBit is the bit of the level so many below path; all where the level
-// cannot be told.
+// levelBit returns the bit of the level that is below levels under path, or all bits
+// if the level is unknown.
 func levelBit(path string, below int) uint32 {
 	n, ok := loader.CgroupLevel(path)
 	if !ok || n+below > loader.MaxLevel {
@@ -108,8 +109,8 @@ func isKubepods(name string) bool {
 	return name == "kubepods" || name == "kubepods.slice" || strings.HasSuffix(name, "-kubepods.slice")
 }
 
-// findKubepods never looks below a kubepods directory, so that no container
-// with a cgroup tree of its own can present one.
+// findKubepods finds the kubepods directories. It does not search below them, because
+// a container with its own cgroup tree could create a fake one.
 func findKubepods(dir string, depth int) ([]string, error) {
 	entries, err := readDirs(dir)
 	if err != nil {
@@ -131,7 +132,7 @@ func findKubepods(dir string, depth int) ([]string, error) {
 	return out, nil
 }
 
-// podUID reads the UID out of a directory's name: pod<uid> (cgroupfs), or
+// podUID parses the UID from a directory's name: pod<uid> (cgroupfs), or
 // <parent>-pod<uid with _>.slice (systemd, where - separates levels).
 func podUID(parent, name string) (string, bool) {
 	if prefix, ok := strings.CutSuffix(parent, ".slice"); ok {
@@ -146,7 +147,7 @@ func podUID(parent, name string) (string, bool) {
 	return uid, ok && uid != ""
 }
 
-// readDirs lists subdirectories; a directory that is gone has none.
+// readDirs lists subdirectories. A missing directory has none.
 func readDirs(dir string) ([]string, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {

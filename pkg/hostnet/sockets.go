@@ -16,12 +16,12 @@ import (
 	"bulkhead/pkg/loader"
 )
 
-// earlySockets counts the IP sockets of a pod, in the network namespace we are
-// in, that do not carry its network's mark: made before the programs were
-// attached. They are marked and bound at their next bind, connect or
-// unconnected send; listening and connected ones stay as they are, which is why
-// they are reported. The kernel is asked by socket (cgroup and mark, both kept
-// since birth), so processes need not be looked into, nor CAP_SYS_PTRACE had.
+// earlySockets counts the IP sockets of a pod in the agent's network namespace that
+// do not have its network's mark, because they are older than the attachment. They
+// are marked and bound at their next bind, connect or unconnected send; listening
+// and connected sockets do neither, so the Manager reports the count. sock_diag
+// shows a socket's cgroup and mark, so this needs neither /proc/<pid>/fd nor
+// CAP_SYS_PTRACE.
 func earlySockets(cgroupPath string, mark uint32) (int, error) {
 	ids := map[uint64]bool{}
 	if err := subtreeIDs(cgroupPath, ids); err != nil {
@@ -37,7 +37,7 @@ func earlySockets(cgroupPath string, mark uint32) (int, error) {
 				}
 			})
 			if proto == unix.IPPROTO_RAW && errors.Is(err, unix.ENOENT) {
-				continue // raw_diag is left out of some kernels
+				continue // some kernels lack raw_diag
 			}
 			if err != nil {
 				errs = append(errs, fmt.Errorf("list sockets of family %d, protocol %d: %w", family, proto, err))
@@ -47,6 +47,7 @@ func earlySockets(cgroupPath string, mark uint32) (int, error) {
 	return n, errors.Join(errs...)
 }
 
+// subtreeIDs adds the ids of a cgroup and of all cgroups below it to ids.
 func subtreeIDs(dir string, ids map[uint64]bool) error {
 	id, err := loader.CgroupID(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -68,7 +69,7 @@ func subtreeIDs(dir string, ids map[uint64]bool) error {
 	return nil
 }
 
-// diagRequest is struct inet_diag_req_v2 with an empty socket id: all of them.
+// diagRequest is struct inet_diag_req_v2; the empty socket id matches all sockets.
 type diagRequest struct {
 	family, protocol, ext, pad uint8
 	states                     uint32
@@ -84,15 +85,17 @@ func (r *diagRequest) Serialize() []byte {
 }
 
 const (
-	diagMsgLen  = 72 // struct inet_diag_msg
-	attrMark    = 15 // INET_DIAG_MARK, shown to CAP_NET_ADMIN
-	attrCgroup  = 21 // INET_DIAG_CGROUP_ID, kernel 5.9
-	everyStates = 0xffffffff
+	diagMsgLen = 72 // struct inet_diag_msg
+	attrMark   = 15 // INET_DIAG_MARK, needs CAP_NET_ADMIN
+	attrCgroup = 21 // INET_DIAG_CGROUP_ID, since Linux 5.9
+	allStates  = 0xffffffff
 )
 
+// diagSockets calls each with the cgroup and mark of every socket of a family and
+// protocol.
 func diagSockets(family, proto uint8, each func(cgroup uint64, mark uint32)) error {
 	req := nl.NewNetlinkRequest(nl.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP)
-	req.AddData(&diagRequest{family: family, protocol: proto, states: everyStates})
+	req.AddData(&diagRequest{family: family, protocol: proto, states: allStates})
 	msgs, err := req.Execute(unix.NETLINK_INET_DIAG, 0)
 	if err != nil {
 		return err

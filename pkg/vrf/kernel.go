@@ -36,10 +36,9 @@ type Kernel struct {
 	events *nl.NetlinkSocket
 	sysctl string
 	bridge string
-
-	// Guard, if set, is called before a VRF device or management port is set up.
-	// If it fails, the link stays down.
-	Guard func(Link) error
+	// guardLink is called before a VRF device or management port is set up. If it
+	// fails, the link stays down. It may be nil.
+	guardLink func(Link) error
 
 	mu    sync.Mutex
 	cache cache
@@ -47,9 +46,10 @@ type Kernel struct {
 
 // Open fills the cache and subscribes to events, which Watch receives.
 // sysctlRoot is /proc/sys or a writable mount of it; bridge is the external
-// bridge's name.
-func Open(sysctlRoot, bridge string) (*Kernel, error) {
-	k := &Kernel{sysctl: sysctlRoot, bridge: bridge, cache: newCache()}
+// bridge's name. guard, which may be nil, is called before a VRF device or
+// management port is set up; if it fails, the link stays down.
+func Open(sysctlRoot, bridge string, guard func(Link) error) (*Kernel, error) {
+	k := &Kernel{sysctl: sysctlRoot, bridge: bridge, guardLink: guard, cache: newCache()}
 	var err error
 	if k.h, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
 		return nil, fmt.Errorf("open netlink socket: %w", err)

@@ -97,7 +97,7 @@ func addBridge(t *testing.T) {
 
 func openKernel(t *testing.T) *Kernel {
 	t.Helper()
-	k, err := Open("/proc/sys", "br-ex") // shows the namespace of the reading thread
+	k, err := Open("/proc/sys", "br-ex", nil) // shows the namespace of the reading thread
 	if err != nil {
 		t.Fatal(err)
 	}

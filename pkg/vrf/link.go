@@ -47,12 +47,12 @@ func linkOf(l netlink.Link) Link {
 	return out
 }
 
-// guard calls Guard for a link that is about to be set up.
+// guard calls guardLink for a link that is about to be set up.
 func (k *Kernel) guard(l netlink.Link) error {
-	if k.Guard == nil {
+	if k.guardLink == nil {
 		return nil
 	}
-	if err := k.Guard(linkOf(l)); err != nil {
+	if err := k.guardLink(linkOf(l)); err != nil {
 		return fmt.Errorf("the link stays down: cannot guard it: %w", err)
 	}
 	return nil

@@ -30,7 +30,7 @@ type Target interface {
 }
 
 // run is Apply for any target.
-func run(ops []Op, do func(Op) error) error {
+func applyAll(ops []Op, do func(Op) error) error {
 	var errs []error
 	for _, op := range ops {
 		if err := do(op); err != nil {
@@ -48,7 +48,7 @@ type Kube struct {
 	Client client.Client
 	Now    func() time.Time
 	Log    *slog.Logger
-	recent recent
+	writes writeCache
 }
 
 // Read implements Target.
@@ -62,7 +62,7 @@ func (k *Kube) Read(ctx context.Context, s Source) (State, error) {
 		m := mirrorOf(&l.Items[i])
 		state.Mirrors[m.Name] = m
 	}
-	k.recent.merge(s, state.Mirrors, k.Now())
+	k.writes.overlay(s, state.Mirrors, k.Now())
 	return state, nil
 }
 
@@ -83,7 +83,7 @@ func mirrorOf(s *discoveryv1.EndpointSlice) Mirror {
 
 // Apply implements Target.
 func (k *Kube) Apply(ctx context.Context, ops []Op) error {
-	return run(ops, func(op Op) error {
+	return applyAll(ops, func(op Op) error {
 		if err := k.do(ctx, op); err != nil {
 			return err
 		}
@@ -98,13 +98,13 @@ func (k *Kube) do(ctx context.Context, op Op) error {
 		return k.create(ctx, op)
 	case Update:
 		return k.update(ctx, op)
-	case Remove:
+	case Delete:
 		m := op.Mirror
 		err := k.Client.Delete(ctx, metadata(m), client.Preconditions{UID: &m.UID})
 		if client.IgnoreNotFound(err) != nil {
 			return err
 		}
-		k.recent.removed(op.Source, m, k.Now())
+		k.writes.deleted(op.Source, m, k.Now())
 		return nil
 	}
 	return fmt.Errorf("unknown operation %q", op.Kind)
@@ -131,7 +131,7 @@ func (k *Kube) create(ctx context.Context, op Op) error {
 		return err
 	}
 	m.UID, m.ResourceVersion = obj.UID, obj.ResourceVersion
-	k.recent.written(op.Source, m, k.Now())
+	k.writes.written(op.Source, m, k.Now())
 	return nil
 }
 
@@ -156,7 +156,7 @@ func (k *Kube) update(ctx context.Context, op Op) error {
 		return client.IgnoreNotFound(err) // its own event brings it back
 	}
 	m.ResourceVersion = obj.ResourceVersion
-	k.recent.written(op.Source, m, k.Now())
+	k.writes.written(op.Source, m, k.Now())
 	return nil
 }
 

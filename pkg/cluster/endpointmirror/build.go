@@ -20,11 +20,11 @@ import (
 func Build(in Inputs, have State) State {
 	want := State{Source: in.Source, Mirrors: map[string]Mirror{}}
 	switch {
-	case in.Ending:
+	case in.NamespaceDeleting:
 		return have
 	case in.Slice == nil:
 		return want
-	case in.Unsettled != "":
+	case in.NetworkUnknown != "":
 		return have
 	case in.Network == nil:
 		return want
@@ -83,7 +83,7 @@ func (in Inputs) addresses(e *discoveryv1.Endpoint, is4 bool) []string {
 			return nil // gone, or not seen yet: its event completes the mirror
 		}
 		if !pod.HostNetwork {
-			return in.ofPod(pod, is4)
+			return in.podAddress(pod, is4)
 		}
 	}
 	var out []string
@@ -92,7 +92,7 @@ func (in Inputs) addresses(e *discoveryv1.Endpoint, is4 bool) []string {
 		if err != nil || a.Is4() != is4 {
 			continue
 		}
-		for _, s := range in.byAddress(a, is4) {
+		for _, s := range in.resolve(a, is4) {
 			if !slices.Contains(out, s) {
 				out = append(out, s)
 			}
@@ -104,7 +104,7 @@ func (in Inputs) addresses(e *discoveryv1.Endpoint, is4 bool) []string {
 // ofPod is the pod's address on the network, of the slice's family. Readers
 // use an endpoint's first address alone, and so is there one. An address that
 // is not the network's own is never passed on, whatever the pod says.
-func (in Inputs) ofPod(pod Pod, is4 bool) []string {
+func (in Inputs) podAddress(pod Pod, is4 bool) []string {
 	for _, a := range pod.Addresses {
 		if a.Is4() == is4 && in.Network.Contains(a) {
 			return []string{a.String()}
@@ -118,12 +118,12 @@ func (in Inputs) ofPod(pod Pod, is4 bool) []string {
 // them), a pod's on the cluster default network by its address on this one.
 // What else belongs to the cluster cannot be reached from the network, and
 // must not be.
-func (in Inputs) byAddress(a netip.Addr, is4 bool) []string {
+func (in Inputs) resolve(a netip.Addr, is4 bool) []string {
 	if in.Network.Contains(a) {
 		return []string{a.String()}
 	}
-	if pod, ok := in.Behind[a]; ok {
-		return in.ofPod(pod, is4)
+	if pod, ok := in.ByAddress[a]; ok {
+		return in.podAddress(pod, is4)
 	}
 	if inCluster(*in.Network, in.Plan, a) {
 		return nil

@@ -84,7 +84,7 @@ func pods() map[PodRef]Pod {
 func inputs(s *discoveryv1.EndpointSlice, n *network.Network) Inputs {
 	return Inputs{
 		Source: Source{"red", "web-x7k2p"}, Slice: s, Network: n, Plan: testPlan, Pods: pods(),
-		Behind: map[netip.Addr]Pod{netip.MustParseAddr("10.244.1.5"): pods()[PodRef{"red", "a"}]},
+		ByAddress: map[netip.Addr]Pod{netip.MustParseAddr("10.244.1.5"): pods()[PodRef{"red", "a"}]},
 	}
 }
 
@@ -191,15 +191,15 @@ func TestWhetherMirrored(t *testing.T) {
 		}
 	}
 	// In two cases all stays as it is, whatever that is.
-	ending, unsettled := inputs(nil, n), inputs(sourceSlice(discoveryv1.AddressTypeIPv4), nil)
-	ending.Ending, unsettled.Unsettled = true, "two primary networks"
-	for what, in := range map[string]Inputs{"ending namespace": ending, "unsettled": unsettled} {
+	deleting, networkUnknown := inputs(nil, n), inputs(sourceSlice(discoveryv1.AddressTypeIPv4), nil)
+	deleting.NamespaceDeleting, networkUnknown.NetworkUnknown = true, "two primary networks"
+	for what, in := range map[string]Inputs{"ending namespace": deleting, "unsettled": networkUnknown} {
 		if ops := Diff(Build(in, have()), have()); len(ops) > 0 {
 			t.Errorf("%s: %v", what, ops)
 		}
 	}
-	unsettled.Slice = nil
-	if ops := Diff(Build(unsettled, have()), have()); len(ops) != 1 {
+	networkUnknown.Slice = nil
+	if ops := Diff(Build(networkUnknown, have()), have()); len(ops) != 1 {
 		t.Errorf("the mirror of a slice that is gone stays while the network is unsettled: %v", ops)
 	}
 }
@@ -217,7 +217,7 @@ func TestMirrorGolden(t *testing.T) {
 		"ipv4": inputs(sourceSlice(discoveryv1.AddressTypeIPv4, ready(endpoint("b", "10.244.2.5"), false), ready(endpoint("a", "10.244.1.5"), true),
 			endpoint("waiting", "10.244.1.8"), endpoint("host", "192.168.7.1")), dual),
 		"ipv6": inputs(sourceSlice(discoveryv1.AddressTypeIPv6, ready(endpoint("a", "fd10:244:0:1::5"), true)), dual),
-		"by-hand": inputs(sourceSlice(discoveryv1.AddressTypeIPv4, endpoint("", "203.0.113.9"), endpoint("", "10.244.1.5"), endpoint("", "10.20.9.9"),
+		"custom": inputs(sourceSlice(discoveryv1.AddressTypeIPv4, endpoint("", "203.0.113.9"), endpoint("", "10.244.1.5"), endpoint("", "10.20.9.9"),
 			endpoint("", "10.244.66.6")), dual),
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -13,7 +13,7 @@ type OpKind string
 
 // The operations, in the order in which they are done.
 const (
-	Remove OpKind = "remove"
+	Delete OpKind = "remove"
 	Create OpKind = "create"
 	Update OpKind = "update"
 )
@@ -27,7 +27,7 @@ type Op struct {
 
 func (o Op) String() string {
 	m := o.Mirror
-	if o.Kind == Remove {
+	if o.Kind == Delete {
 		return fmt.Sprintf("remove EndpointSlice %s/%s, mirror of %s", m.Namespace, m.Name, o.Source.Name)
 	}
 	return fmt.Sprintf("%s EndpointSlice %s/%s, mirror of %s: %d endpoints of Service %s on network %s",
@@ -44,16 +44,16 @@ func Diff(want, have State) []Op {
 		case !exists:
 			create = append(create, Op{Kind: Create, Source: want.Source, Mirror: w})
 		case w.AddressType != h.AddressType: // which never changes
-			remove = append(remove, Op{Kind: Remove, Source: want.Source, Mirror: h})
+			remove = append(remove, Op{Kind: Delete, Source: want.Source, Mirror: h})
 			create = append(create, Op{Kind: Create, Source: want.Source, Mirror: w})
-		case !w.Serves(h):
+		case !w.Matches(h):
 			w.UID, w.ResourceVersion = h.UID, h.ResourceVersion
 			update = append(update, Op{Kind: Update, Source: want.Source, Mirror: w})
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(have.Mirrors)) {
 		if _, wanted := want.Mirrors[name]; !wanted {
-			remove = append(remove, Op{Kind: Remove, Source: want.Source, Mirror: have.Mirrors[name]})
+			remove = append(remove, Op{Kind: Delete, Source: want.Source, Mirror: have.Mirrors[name]})
 		}
 	}
 	return slices.Concat(remove, create, update)

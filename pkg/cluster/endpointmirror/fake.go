@@ -19,7 +19,7 @@ type Fake struct {
 
 // FakeSlice is a slice, and whose mirror its mark says it is.
 type FakeSlice struct {
-	Of Source // the zero value: somebody else's
+	MirrorOf Source // the zero value: somebody else's
 	Mirror
 }
 
@@ -30,7 +30,7 @@ func NewFake() *Fake { return &Fake{Slices: map[string]FakeSlice{}} }
 func (f *Fake) Read(_ context.Context, s Source) (State, error) {
 	state := State{Source: s, Mirrors: map[string]Mirror{}}
 	for _, x := range f.Slices {
-		if x.Of == s {
+		if x.MirrorOf == s {
 			state.Mirrors[x.Name] = x.Mirror
 		}
 	}
@@ -39,7 +39,7 @@ func (f *Fake) Read(_ context.Context, s Source) (State, error) {
 
 // Apply implements Target.
 func (f *Fake) Apply(_ context.Context, ops []Op) error {
-	return run(ops, func(op Op) error {
+	return applyAll(ops, func(op Op) error {
 		if f.Fail != nil {
 			if err := f.Fail(op); err != nil {
 				return err
@@ -69,7 +69,7 @@ func (f *Fake) do(op Op) error {
 			return fmt.Errorf("%s: addressType is immutable", key)
 		}
 		f.Slices[key] = FakeSlice{op.Source, m}
-	case Remove:
+	case Delete:
 		if exists && have.UID == m.UID {
 			delete(f.Slices, key)
 		}

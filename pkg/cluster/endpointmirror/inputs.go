@@ -35,18 +35,18 @@ func (r *Reconciler) inputs(ctx context.Context, s Source) (Inputs, error) {
 	if err != nil {
 		return in, err
 	}
-	in.Ending = ns != nil && ns.DeletionTimestamp != nil
-	primary, unsettled, err := r.primary(ctx, s.Namespace)
+	in.NamespaceDeleting = ns != nil && ns.DeletionTimestamp != nil
+	primary, unknown, err := r.primary(ctx, s.Namespace)
 	if err != nil {
 		return in, err
 	}
-	in.Unsettled = unsettled
+	in.NetworkUnknown = unknown
 	switch {
-	case in.Slice != nil && unsettled != "":
-		r.interest.set(s, []subject{namespaceOf(s)})
+	case in.Slice != nil && unknown != "":
+		r.deps.set(s, []dependency{namespaceDependency(s)})
 		return in, nil
-	case in.Slice == nil || in.Ending || primary == nil:
-		r.interest.set(s, nil)
+	case in.Slice == nil || in.NamespaceDeleting || primary == nil:
+		r.deps.set(s, nil)
 		return in, nil
 	}
 	in.Network = &primary.Network
@@ -68,7 +68,7 @@ func (r *Reconciler) namespace(ctx context.Context, name string) (*metav1.Partia
 // primary is the NAD of the namespace's primary network, nil where there is
 // none. unsettled says why that cannot be told: there are several, or there is
 // one that cannot be read, which its owner mends.
-func (r *Reconciler) primary(ctx context.Context, namespace string) (nad *network.NAD, unsettled string, err error) {
+func (r *Reconciler) primary(ctx context.Context, namespace string) (nad *network.NAD, unknown string, err error) {
 	nad, err = r.lookup.Primary(ctx, namespace)
 	if err == nil {
 		return nad, "", nil
@@ -91,11 +91,11 @@ func (r *Reconciler) primary(ctx context.Context, namespace string) (nad *networ
 // pods gathers the pods that the slice's endpoints name, or whose address they
 // have.
 func (r *Reconciler) pods(ctx context.Context, in *Inputs, primary *network.NAD) error {
-	subjects := subjectsOf(in.Slice, in.Plan)
-	r.interest.set(in.Source, subjects)
-	g := gathering{r: r, in: in, keys: map[string]string{in.Source.Namespace: primary.Key()}}
-	in.Pods, in.Behind = map[PodRef]Pod{}, map[netip.Addr]Pod{}
-	for _, x := range subjects[1:] {
+	deps := dependenciesOf(in.Slice, in.Plan)
+	r.deps.set(in.Source, deps)
+	g := podReader{r: r, in: in, keys: map[string]string{in.Source.Namespace: primary.Key()}}
+	in.Pods, in.ByAddress = map[PodRef]Pod{}, map[netip.Addr]Pod{}
+	for _, x := range deps[1:] {
 		if !x.addr.IsValid() {
 			pod, ok, err := g.pod(ctx, x.PodRef)
 			if err != nil {
@@ -106,13 +106,13 @@ func (r *Reconciler) pods(ctx context.Context, in *Inputs, primary *network.NAD)
 			}
 			continue
 		}
-		for _, ref := range r.interest.behind(x.addr, in.Source.Namespace) {
+		for _, ref := range r.deps.podsAt(x.addr, in.Source.Namespace) {
 			pod, ok, err := g.pod(ctx, ref)
 			if err != nil {
 				return err
 			}
 			if ok && len(pod.Addresses) > 0 {
-				in.Behind[x.addr] = pod
+				in.ByAddress[x.addr] = pod
 				break
 			}
 		}
@@ -123,34 +123,36 @@ func (r *Reconciler) pods(ctx context.Context, in *Inputs, primary *network.NAD)
 // subjectsOf is what a slice's mirror depends on: its namespace, the pods that
 // endpoints refer to, and the addresses on the cluster default network that
 // others have.
-func subjectsOf(s *discoveryv1.EndpointSlice, plan network.Plan) []subject {
-	out := make([]subject, 1, 1+len(s.Endpoints))
-	out[0] = namespaceOf(Source{s.Namespace, s.Name})
+func dependenciesOf(s *discoveryv1.EndpointSlice, plan network.Plan) []dependency {
+	out := make([]dependency, 1, 1+len(s.Endpoints))
+	out[0] = namespaceDependency(Source{s.Namespace, s.Name})
 	for i := range s.Endpoints {
 		e := &s.Endpoints[i]
 		if ref, ok := podOf(s.Namespace, e); ok {
-			out = append(out, subject{PodRef: ref})
+			out = append(out, dependency{PodRef: ref})
 			continue
 		}
 		for _, raw := range e.Addresses {
 			if a, err := netip.ParseAddr(raw); err == nil && isDefault(plan, a) {
-				out = append(out, subject{addr: a})
+				out = append(out, dependency{addr: a})
 			}
 		}
 	}
 	return out
 }
 
-func namespaceOf(s Source) subject { return subject{PodRef: PodRef{Namespace: s.Namespace}} }
+func namespaceDependency(s Source) dependency {
+	return dependency{PodRef: PodRef{Namespace: s.Namespace}}
+}
 
 // gathering is one reading of the pods of a source.
-type gathering struct {
+type podReader struct {
 	r    *Reconciler
 	in   *Inputs
 	keys map[string]string // by namespace: the NAD key under which its pods have the network; "" for none
 }
 
-func (g *gathering) pod(ctx context.Context, ref PodRef) (Pod, bool, error) {
+func (g *podReader) pod(ctx context.Context, ref PodRef) (Pod, bool, error) {
 	p := &corev1.Pod{}
 	err := g.r.cache.Get(ctx, client.ObjectKey{Namespace: ref.Namespace, Name: ref.Name}, p)
 	if apierrors.IsNotFound(err) {
@@ -176,11 +178,11 @@ func (g *gathering) pod(ctx context.Context, ref PodRef) (Pod, bool, error) {
 
 // key is the NAD key under which pods of a namespace have the network: also
 // those of other namespaces, where that is their primary network too.
-func (g *gathering) key(ctx context.Context, namespace string) (string, error) {
+func (g *podReader) key(ctx context.Context, namespace string) (string, error) {
 	if key, ok := g.keys[namespace]; ok {
 		return key, nil
 	}
-	g.r.interest.add(g.in.Source, subject{PodRef: PodRef{Namespace: namespace}})
+	g.r.deps.add(g.in.Source, dependency{PodRef: PodRef{Namespace: namespace}})
 	nad, _, err := g.r.primary(ctx, namespace)
 	if err != nil {
 		return "", err

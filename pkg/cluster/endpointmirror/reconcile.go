@@ -16,11 +16,11 @@ import (
 // Reconciler brings the mirror of one source to what it should be. It is
 // level-driven: a key is all it is told.
 type Reconciler struct {
-	cache    client.Reader // with the index of AddIndexes
-	lookup   kube.Lookup
-	target   *Kube
-	log      *slog.Logger
-	interest interest
+	cache  client.Reader // with the index of AddIndexes
+	lookup kube.Lookup
+	target *Kube
+	log    *slog.Logger
+	deps   dependencyIndex
 }
 
 // NewReconciler makes a reconciler.
@@ -39,8 +39,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, s Source) (reconcile.Result,
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	if in.Unsettled != "" && in.Slice != nil {
-		r.log.Warn("the mirror is left as it is", "endpointslice", s.String(), "reason", in.Unsettled)
+	if in.NetworkUnknown != "" && in.Slice != nil {
+		r.log.Warn("the mirror is left as it is", "endpointslice", s.String(), "reason", in.NetworkUnknown)
 	}
 	return reconcile.Result{}, r.target.Apply(ctx, Diff(Build(in, have), have))
 }

@@ -38,14 +38,14 @@ type Pod struct {
 
 // Inputs is everything that decides what a source's mirror should be.
 type Inputs struct {
-	Source    Source
-	Slice     *discoveryv1.EndpointSlice // nil: gone. Never modified, nor is what it points to
-	Ending    bool                       // the namespace is being deleted
-	Unsettled string                     // why it is not known which network is the namespace's; "" for known
-	Network   *network.Network           // the namespace's primary one; nil: the cluster default network
-	Plan      network.Plan
-	Pods      map[PodRef]Pod     // that endpoints refer to
-	Behind    map[netip.Addr]Pod // pods by their address on the cluster default network, where an endpoint has it
+	Source            Source
+	Slice             *discoveryv1.EndpointSlice // nil: gone. Never modified, nor is what it points to
+	NamespaceDeleting bool                       // the namespace is being deleted
+	NetworkUnknown    string                     // why it is not known which network is the namespace's; "" for known
+	Network           *network.Network           // the namespace's primary one; nil: the cluster default network
+	Plan              network.Plan
+	Pods              map[PodRef]Pod     // that endpoints refer to
+	ByAddress         map[netip.Addr]Pod // pods by their address on the cluster default network, where an endpoint has it
 }
 
 // Mirror is one mirrored EndpointSlice as far as it is ours.
@@ -67,7 +67,7 @@ type Mirror struct {
 }
 
 // Serves tells whether the mirror have is as m wants it.
-func (m Mirror) Serves(have Mirror) bool {
+func (m Mirror) Matches(have Mirror) bool {
 	return m.Source == have.Source && m.Service == have.Service && m.Network == have.Network && m.Managed == have.Managed &&
 		m.Exposed == have.Exposed && m.OwnerUID == have.OwnerUID && m.AddressType == have.AddressType &&
 		equality.Semantic.DeepEqual(m.Endpoints, have.Endpoints) && equality.Semantic.DeepEqual(m.Ports, have.Ports)

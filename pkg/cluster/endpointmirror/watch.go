@@ -68,19 +68,19 @@ func (r *Reconciler) Watch(c controller.TypedController[Source], from cache.Cach
 func (r *Reconciler) sliceEvents() handler.TypedFuncs[slice, Source] {
 	return handler.TypedFuncs[slice, Source]{
 		CreateFunc: func(ctx context.Context, e event.TypedCreateEvent[slice], q queue) {
-			if s, mirror := SourceOf(e.Object); !mirror || !r.target.recent.seen(s, e.Object.Name, e.Object.ResourceVersion) {
+			if s, mirror := SourceOf(e.Object); !mirror || !r.target.writes.observe(s, e.Object.Name, e.Object.ResourceVersion) {
 				r.enqueue(ctx, e.Object, q)
 			}
 		},
 		UpdateFunc: func(ctx context.Context, e event.TypedUpdateEvent[slice], q queue) {
-			if s, mirror := SourceOf(e.ObjectNew); mirror && r.target.recent.seen(s, e.ObjectNew.Name, e.ObjectNew.ResourceVersion) {
+			if s, mirror := SourceOf(e.ObjectNew); mirror && r.target.writes.observe(s, e.ObjectNew.Name, e.ObjectNew.ResourceVersion) {
 				return
 			}
 			r.enqueue(ctx, e.ObjectOld, q)
 			r.enqueue(ctx, e.ObjectNew, q)
 		},
 		DeleteFunc: func(ctx context.Context, e event.TypedDeleteEvent[slice], q queue) {
-			if s, mirror := SourceOf(e.Object); !mirror || !r.target.recent.gone(s, mirrorOf(e.Object)) {
+			if s, mirror := SourceOf(e.Object); !mirror || !r.target.writes.observeDelete(s, mirrorOf(e.Object)) {
 				r.enqueue(ctx, e.Object, q)
 			}
 		},
@@ -90,7 +90,7 @@ func (r *Reconciler) sliceEvents() handler.TypedFuncs[slice, Source] {
 func (r *Reconciler) enqueue(ctx context.Context, s slice, q queue) {
 	of, mirror := SourceOf(s)
 	if !mirror {
-		if of = (Source{s.Namespace, s.Name}); !r.interest.has(of) && (ServiceOf(s) == "" || !r.tenant(ctx, s.Namespace)) {
+		if of = (Source{s.Namespace, s.Name}); !r.deps.has(of) && (ServiceOf(s) == "" || !r.hasPrimaryLabel(ctx, s.Namespace)) {
 			return
 		}
 	}
@@ -99,9 +99,9 @@ func (r *Reconciler) enqueue(ctx context.Context, s slice, q queue) {
 
 // tenant tells whether a namespace has a network of its own, or should. One
 // that the cache does not have yet brings its slices along when it comes.
-func (r *Reconciler) tenant(ctx context.Context, namespace string) bool {
+func (r *Reconciler) hasPrimaryLabel(ctx context.Context, namespace string) bool {
 	ns, err := r.namespace(ctx, namespace)
-	return r.logged(err) && ns != nil && labelled(ns)
+	return r.checkRead(err) && ns != nil && labelled(ns)
 }
 
 func labelled(ns meta) bool {
@@ -112,33 +112,33 @@ func labelled(ns meta) bool {
 // podEvents: a pod concerns the sources that name it or its address. Most
 // events of pods change nothing that is read here.
 func (r *Reconciler) podEvents() handler.TypedFuncs[*corev1.Pod, Source] {
-	concern := func(p *corev1.Pod, note func(PodRef, []netip.Addr), q queue) {
+	changed := func(p *corev1.Pod, updateIndex func(PodRef, []netip.Addr), q queue) {
 		ref, addrs := PodRef{p.Namespace, p.Name}, defaultAddresses(p)
-		note(ref, addrs)
-		r.enqueueInterested(q, subject{PodRef: ref})
+		updateIndex(ref, addrs)
+		r.enqueueDependents(q, dependency{PodRef: ref})
 		for _, a := range addrs {
-			r.enqueueInterested(q, subject{addr: a})
+			r.enqueueDependents(q, dependency{addr: a})
 		}
 	}
 	return handler.TypedFuncs[*corev1.Pod, Source]{
 		CreateFunc: func(_ context.Context, e event.TypedCreateEvent[*corev1.Pod], q queue) {
-			concern(e.Object, r.interest.learn, q)
+			changed(e.Object, r.deps.addPod, q)
 		},
 		UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[*corev1.Pod], q queue) {
 			const key = network.AnnotationPodNetworks
 			if e.ObjectOld.UID != e.ObjectNew.UID || e.ObjectOld.Annotations[key] != e.ObjectNew.Annotations[key] {
-				concern(e.ObjectOld, r.interest.forget, q)
-				concern(e.ObjectNew, r.interest.learn, q)
+				changed(e.ObjectOld, r.deps.removePod, q)
+				changed(e.ObjectNew, r.deps.addPod, q)
 			}
 		},
 		DeleteFunc: func(_ context.Context, e event.TypedDeleteEvent[*corev1.Pod], q queue) {
-			concern(e.Object, r.interest.forget, q)
+			changed(e.Object, r.deps.removePod, q)
 		},
 	}
 }
 
-func (r *Reconciler) enqueueInterested(q queue, x subject) {
-	for _, s := range r.interest.in(x) {
+func (r *Reconciler) enqueueDependents(q queue, x dependency) {
+	for _, s := range r.deps.sources(x) {
 		q.Add(s)
 	}
 }
@@ -185,9 +185,9 @@ func (r *Reconciler) namespaceEvents() handler.TypedFuncs[meta, Source] {
 // enqueueNamespace enqueues the sources of a namespace, those of the mirrors
 // in it, and those with endpoints in it.
 func (r *Reconciler) enqueueNamespace(ctx context.Context, namespace string, q queue) {
-	r.enqueueInterested(q, subject{PodRef: PodRef{Namespace: namespace}})
+	r.enqueueDependents(q, dependency{PodRef: PodRef{Namespace: namespace}})
 	var l discoveryv1.EndpointSliceList
-	if !r.logged(r.cache.List(ctx, &l, client.InNamespace(namespace), client.UnsafeDisableDeepCopy)) {
+	if !r.checkRead(r.cache.List(ctx, &l, client.InNamespace(namespace), client.UnsafeDisableDeepCopy)) {
 		return
 	}
 	for i := range l.Items {
@@ -197,7 +197,7 @@ func (r *Reconciler) enqueueNamespace(ctx context.Context, namespace string, q q
 
 // logged tells whether a read of the cache went well. It fails only while the
 // process ends.
-func (r *Reconciler) logged(err error) bool {
+func (r *Reconciler) checkRead(err error) bool {
 	if err != nil {
 		r.log.Warn("read of the cache failed; waiting for the next event", "err", err)
 	}

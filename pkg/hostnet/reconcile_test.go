@@ -80,11 +80,11 @@ func TestBuild(t *testing.T) {
 	}
 }
 
-func TestOperationsInOrder(t *testing.T) {
+func TestDiffOrder(t *testing.T) {
 	want, _ := Build(example())
 	have := NewState()
 	have.Pods["old"] = Cgroup{ID: 55}
-	have.Pods["u5"] = Cgroup{ID: 105} // its network cannot be told now
+	have.Pods["u5"] = Cgroup{ID: 105} // its network is unknown now
 	have.Doors[22], have.Doors[2] = true, true
 	for _, r := range []loader.Row{
 		loader.PodRow{CgroupID: 55, NetworkID: 3, Mark: 0x1003}, loader.DestRow{NetworkID: 3, Prefix: netip.MustParsePrefix("10.3.0.0/16")},
@@ -131,7 +131,7 @@ delete pod cgroup 55 → network 3 mark 0x1003 vrf ifindex 0`
 	}
 }
 
-func drawWorld(t *rapid.T, label string) (Inputs, Layout, Kubelet, map[string]uint64) {
+func drawInputs(t *rapid.T, label string) (Inputs, Layout, Kubelet, map[string]uint64) {
 	var in Inputs
 	layout := Layout{Pods: map[string]Cgroup{}, Levels: rapid.SampledFrom([]uint32{4, 8, 12}).Draw(t, label+"levels")}
 	ids := map[string]uint64{}
@@ -182,16 +182,16 @@ func sameState(a, b State) bool {
 	return reflect.DeepEqual(a, b)
 }
 
-// Apply(Diff(want, have)) == want; a second run is empty; a crash after any
-// operation and a restart converge; what is locked before and after is locked
-// throughout, and nobody is ever taken for kubelet who is not, before or after.
-func TestConverges(t *testing.T) {
+// Diff and Apply reach the desired state, also after a crash between two operations,
+// and a second Diff is empty. An address that is locked before and after stays locked
+// in between, and at no time is a KubeletRow present that neither state has.
+func TestConvergence(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		f := newFake()
+		f := newFakeKernel()
 		target := &Target{f}
 		var last State
 		for round := range 2 {
-			in, layout, k, ids := drawWorld(t, fmt.Sprint("r", round))
+			in, layout, k, ids := drawInputs(t, fmt.Sprint("r", round))
 			for p, id := range ids {
 				f.ids[p] = id
 			}
@@ -200,7 +200,7 @@ func TestConverges(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			for uid, cg := range want.Keep { // what it had is part of what is wanted
+			for uid, cg := range want.Keep { // their rows and attachments are part of the desired state
 				if r, ok := have.Rows[loader.PodRow{CgroupID: cg.ID}.Key()]; ok {
 					want.put(r)
 				}
@@ -212,12 +212,12 @@ func TestConverges(t *testing.T) {
 				for key, r := range last.Rows {
 					_, stays := want.Rows[key]
 					if _, locked := r.(loader.LockedRow); locked && stays && f.rows[key] == nil {
-						t.Fatalf("%s was open for a moment", r)
+						t.Fatalf("%s was missing for a moment", r)
 					}
 				}
 				for key, r := range f.rows {
 					if _, is := r.(loader.KubeletRow); is && want.Rows[key] == nil && last.Rows[key] == nil {
-						t.Fatalf("%s is kubelet in neither state", r)
+						t.Fatalf("%s is in neither the old nor the desired state", r)
 					}
 				}
 			}
@@ -242,30 +242,30 @@ func TestConverges(t *testing.T) {
 	})
 }
 
-// One failing operation is named and the others are done.
-func TestApplyGoesOn(t *testing.T) {
+// Apply names a failing operation and runs the others.
+func TestApplyContinuesAfterFailure(t *testing.T) {
 	want, _ := Build(example())
 	ops := Diff(want, NewState())
 	for i := range ops {
-		f := newFake()
+		f := newFakeKernel()
 		f.ids["/cg/podu1"] = 101
 		f.fail = func(n int) bool { return n == i+1 }
 		target := &Target{f}
 		err := target.Apply(ctx, ops)
 		if !errors.Is(err, errInjected) || !strings.Contains(err.Error(), ops[i].String()) {
-			t.Errorf("failing %s: %v", ops[i], err)
+			t.Errorf("error when %s fails: %v", ops[i], err)
 		}
 		f.fail = nil
 		have, _ := target.Read(ctx)
 		if rest := Diff(want, have); len(rest) > 2 {
-			t.Errorf("after failing %s: left %v", ops[i], rest)
+			t.Errorf("after %s failed: remaining operations %v", ops[i], rest)
 		}
 	}
 }
 
-// A dead or half-made attachment is repaired.
-func TestReadSeesBrokenAttachments(t *testing.T) {
-	f := newFake()
+// Incomplete attachments are repaired and dead ones removed.
+func TestBrokenAttachments(t *testing.T) {
+	f := newFakeKernel()
 	f.pods["u1"] = loader.Attachment{PodUID: "u1", CgroupID: 101, Missing: []string{"bh_vrf_conn4"}}
 	f.pods["u9"] = loader.Attachment{PodUID: "u9"}
 	have, err := (&Target{f}).Read(ctx)
@@ -284,11 +284,11 @@ func TestReadSeesBrokenAttachments(t *testing.T) {
 	}
 }
 
-// An interface that went between the list and its turn is no failure, and
-// nothing of it stays; one that cannot be guarded for another reason is.
-func TestInterfaceWentMeanwhile(t *testing.T) {
-	k := newFake()
-	k.gone = map[int]bool{7: true}
+// If an interface was deleted since it was listed, Apply removes its row and programs
+// and returns no error. Any other failure to guard an interface is an error.
+func TestInterfaceDeletedMeanwhile(t *testing.T) {
+	k := newFakeKernel()
+	k.deleted = map[int]bool{7: true}
 	target := &Target{k}
 	ops := []Op{{Kind: AttachDoor, Row: loader.DoorRow{Ifindex: 7, Kind: loader.DoorPod}}, {Kind: AttachDoor, Row: loader.DoorRow{Ifindex: 8, Kind: loader.DoorPod}}}
 	if err := target.Apply(t.Context(), ops); err != nil {
@@ -298,7 +298,12 @@ func TestInterfaceWentMeanwhile(t *testing.T) {
 		t.Errorf("doors %v, rows %v", k.doors, k.rows)
 	}
 	k.fail = func(int) bool { return true }
-	if err := target.Apply(t.Context(), ops[:1]); !errors.Is(err, ErrNotClosed) {
-		t.Errorf("one that cannot be guarded: %v", err)
+	if err := target.Apply(t.Context(), ops[:1]); !errors.Is(err, ErrNotEnforced) {
+		t.Errorf("error for an interface that cannot be guarded: %v", err)
 	}
+}
+
+func ExampleProblem() {
+	fmt.Println(Problem{"red/a", "CgroupMissing", "kubelet has not created the pod's cgroup yet"})
+	// Output: CgroupMissing: pod red/a: kubelet has not created the pod's cgroup yet
 }

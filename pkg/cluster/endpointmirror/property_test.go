@@ -43,7 +43,7 @@ func drawSlice(t *rapid.T) *discoveryv1.EndpointSlice {
 }
 
 // drawWorld draws a source, and what there is already.
-func drawWorld(t *rapid.T) (Inputs, *Fake) {
+func drawState(t *rapid.T) (Inputs, *Fake) {
 	in := inputs(drawSlice(t), rapid.SampledFrom(drawnNetworks).Draw(t, "network"))
 	if rapid.IntRange(0, 4).Draw(t, "gone") == 0 {
 		in.Slice = nil
@@ -51,7 +51,7 @@ func drawWorld(t *rapid.T) (Inputs, *Fake) {
 	fake := NewFake()
 	// Slices of somebody else, which nothing may touch.
 	fake.Slices["red/theirs"] = FakeSlice{Mirror: Mirror{Namespace: "red", Name: "theirs", Managed: true, UID: "1"}}
-	fake.Slices["red/others"] = FakeSlice{Of: Source{"red", "db"}, Mirror: Mirror{Namespace: "red", Name: "others", Managed: true, UID: "2"}}
+	fake.Slices["red/others"] = FakeSlice{MirrorOf: Source{"red", "db"}, Mirror: Mirror{Namespace: "red", Name: "others", Managed: true, UID: "2"}}
 	if rapid.Bool().Draw(t, "exists") {
 		before := inputs(drawSlice(t), rapid.SampledFrom(drawnNetworks).Draw(t, "network before"))
 		for name, m := range Build(before, State{}).Mirrors {
@@ -75,7 +75,7 @@ func drawWorld(t *rapid.T) (Inputs, *Fake) {
 func TestApplyReachesWant(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		ctx := context.Background()
-		in, fake := drawWorld(t)
+		in, fake := drawState(t)
 		others := map[string]FakeSlice{"red/theirs": fake.Slices["red/theirs"], "red/others": fake.Slices["red/others"]}
 		round := func() (State, []Op, error) {
 			have, _ := fake.Read(ctx, in.Source)

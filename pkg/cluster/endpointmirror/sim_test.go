@@ -31,14 +31,14 @@ import (
 type sim struct {
 	t             rapid.TB
 	ctx           context.Context
-	server, cache *store
+	server, cache *fakeAPI
 	r             *Reconciler
 	queue         workqueue.TypedRateLimitingInterface[Source]
 	errors        int
 }
 
 func newSim(t rapid.TB) *sim {
-	s := &sim{t: t, ctx: context.Background(), server: newStore(), cache: newStore()}
+	s := &sim{t: t, ctx: context.Background(), server: newFakeAPI(), cache: newFakeAPI()}
 	s.restart()
 	return s
 }
@@ -49,16 +49,16 @@ func (s *sim) restart() {
 	target := &Kube{Cache: s.cache, Client: s.server, Now: func() time.Time { return time.Unix(0, 0) }, Log: slog.New(slog.DiscardHandler)}
 	s.r = NewReconciler(s.cache, testPlan, target, slog.New(slog.DiscardHandler))
 	for _, key := range s.cache.keys() {
-		s.event(nil, s.cache.objects[key], true)
+		s.notify(nil, s.cache.objects[key], true)
 	}
 }
 
 // event tells the reconciler what has become of an object in the cache.
-func (s *sim) event(was, is client.Object, initial bool) {
-	tell[slice](s, s.r.sliceEvents(), was, is, initial)
-	tell[*corev1.Pod](s, s.r.podEvents(), was, is, initial)
-	tell[nad](s, s.r.nadEvents(), was, is, initial)
-	tell[meta](s, s.r.namespaceEvents(), was, is, initial)
+func (s *sim) notify(old, current client.Object, initial bool) {
+	dispatch[slice](s, s.r.sliceEvents(), old, current, initial)
+	dispatch[*corev1.Pod](s, s.r.podEvents(), old, current, initial)
+	dispatch[nad](s, s.r.nadEvents(), old, current, initial)
+	dispatch[meta](s, s.r.namespaceEvents(), old, current, initial)
 }
 
 type events[T client.Object] interface {
@@ -67,9 +67,9 @@ type events[T client.Object] interface {
 	Delete(context.Context, event.TypedDeleteEvent[T], queue)
 }
 
-func tell[T client.Object](s *sim, h events[T], was, is client.Object, initial bool) {
-	o, existed := was.(T)
-	n, exists := is.(T)
+func dispatch[T client.Object](s *sim, h events[T], old, current client.Object, initial bool) {
+	o, existed := old.(T)
+	n, exists := current.(T)
 	switch {
 	case existed && exists:
 		h.Update(s.ctx, event.TypedUpdateEvent[T]{ObjectOld: o, ObjectNew: n}, s.queue)
@@ -81,9 +81,9 @@ func tell[T client.Object](s *sim, h events[T], was, is client.Object, initial b
 }
 
 // lag is the kinds of which the cache lacks changes.
-func (s *sim) lag() []string {
+func (s *sim) undelivered() []string {
 	var out []string
-	for kind, changes := range s.server.watch {
+	for kind, changes := range s.server.pending {
 		if len(changes) > 0 {
 			out = append(out, kind)
 		}
@@ -94,15 +94,15 @@ func (s *sim) lag() []string {
 
 // deliver brings the next change of a kind to the cache.
 func (s *sim) deliver(kind string) {
-	next := s.server.watch[kind][0]
-	s.server.watch[kind] = s.server.watch[kind][1:]
-	was := s.cache.objects[next.key]
-	if next.is == nil {
+	next := s.server.pending[kind][0]
+	s.server.pending[kind] = s.server.pending[kind][1:]
+	old := s.cache.objects[next.key]
+	if next.object == nil {
 		delete(s.cache.objects, next.key)
 	} else {
-		s.cache.objects[next.key] = next.is
+		s.cache.objects[next.key] = next.object
 	}
-	s.event(was, next.is, false)
+	s.notify(old, next.object, false)
 }
 
 // reconcile works on one key of the queue.
@@ -116,23 +116,23 @@ func (s *sim) reconcile() {
 }
 
 // settle lets everything happen that is under way.
-func (s *sim) settle() {
-	for n := 0; s.queue.Len() > 0 || len(s.lag()) > 0; n++ {
-		for _, key := range s.lag() {
+func (s *sim) drain() {
+	for n := 0; s.queue.Len() > 0 || len(s.undelivered()) > 0; n++ {
+		for _, key := range s.undelivered() {
 			s.deliver(key)
 		}
-		for left := s.queue.Len(); left > 0; left-- {
+		for remaining := s.queue.Len(); remaining > 0; remaining-- {
 			s.reconcile()
 		}
 		if n > 500 {
-			s.t.Fatalf("does not come to rest: lag %v, %d keys, %d errors", s.lag(), s.queue.Len(), s.errors)
+			s.t.Fatalf("does not come to rest: lag %v, %d keys, %d errors", s.undelivered(), s.queue.Len(), s.errors)
 		}
 	}
 }
 
 // check compares the mirrors on the server with what follows from everything
 // else there, found by looking at all of it.
-func (s *sim) check() {
+func (s *sim) checkMirrors() {
 	s.t.Helper()
 	want, got := map[string]Mirror{}, map[string]Mirror{}
 	for _, key := range s.server.keys() {
@@ -145,7 +145,7 @@ func (s *sim) check() {
 			got[x.Namespace+"/"+x.Name] = m
 			continue
 		}
-		for name, m := range Build(s.oracle(x), State{}).Mirrors {
+		for name, m := range Build(s.expectedInputs(x), State{}).Mirrors {
 			want[x.Namespace+"/"+name] = m
 		}
 	}
@@ -154,8 +154,8 @@ func (s *sim) check() {
 	}
 }
 
-func (s *sim) oracle(x slice) Inputs {
-	in := Inputs{Source: Source{x.Namespace, x.Name}, Slice: x, Plan: testPlan, Pods: map[PodRef]Pod{}, Behind: map[netip.Addr]Pod{}}
+func (s *sim) expectedInputs(x slice) Inputs {
+	in := Inputs{Source: Source{x.Namespace, x.Name}, Slice: x, Plan: testPlan, Pods: map[PodRef]Pod{}, ByAddress: map[netip.Addr]Pod{}}
 	lookup := kube.Lookup{Cache: s.server, Plan: testPlan}
 	primary, err := lookup.Primary(s.ctx, x.Namespace)
 	if err != nil || primary == nil {
@@ -177,8 +177,8 @@ func (s *sim) oracle(x slice) Inputs {
 		}
 		in.Pods[PodRef{p.Namespace, p.Name}] = pod
 		for _, ip := range nets["default"].IPs {
-			if _, found := in.Behind[ip.Addr()]; len(pod.Addresses) > 0 && (!found || p.Namespace == x.Namespace && p.Namespace != behind[ip.Addr()]) {
-				in.Behind[ip.Addr()], behind[ip.Addr()] = pod, p.Namespace
+			if _, found := in.ByAddress[ip.Addr()]; len(pod.Addresses) > 0 && (!found || p.Namespace == x.Namespace && p.Namespace != behind[ip.Addr()]) {
+				in.ByAddress[ip.Addr()], behind[ip.Addr()] = pod, p.Namespace
 			}
 		}
 	}
@@ -231,36 +231,36 @@ func TestFollowsEverything(t *testing.T) {
 				s.server.put(namespaceObject(ns, ns != "plain"))
 				s.server.put(nadObject(ns, "net", "shared", "10.20.0.0/16/24"))
 			}
-			s.settle()
+			s.drain()
 		}
 		for step := range rapid.IntRange(1, 60).Draw(t, "steps") {
-			if lag := s.lag(); len(lag) > 0 && rapid.Bool().Draw(t, "deliver") {
-				s.deliver(rapid.SampledFrom(lag).Draw(t, "kind"))
+			if kinds := s.undelivered(); len(kinds) > 0 && rapid.Bool().Draw(t, "deliver") {
+				s.deliver(rapid.SampledFrom(kinds).Draw(t, "kind"))
 				continue
 			}
 			if s.queue.Len() > 0 && rapid.Bool().Draw(t, "work") {
 				s.reconcile()
 				continue
 			}
-			s.act(t, rapid.SampledFrom(namespaces).Draw(t, "namespace"), step)
+			s.randomChange(t, rapid.SampledFrom(namespaces).Draw(t, "namespace"), step)
 		}
-		s.settle()
-		s.check()
-		if s.errors > 0 || s.server.useless > 0 {
-			t.Fatalf("%d reconciles failed, %d writes were useless", s.errors, s.server.useless)
+		s.drain()
+		s.checkMirrors()
+		if s.errors > 0 || s.server.redundant > 0 {
+			t.Fatalf("%d reconciles failed, %d writes were useless", s.errors, s.server.redundant)
 		}
 		writes := s.server.writes
 		s.restart()
-		s.settle()
+		s.drain()
 		if s.server.writes != writes {
 			t.Fatalf("a restart writes %d times", s.server.writes-writes)
 		}
 		for _, key := range s.server.keys() {
-			s.server.drop(key)
+			s.server.remove(key)
 		}
-		s.settle()
-		if i := &s.r.interest; len(i.by)+len(i.of)+len(i.pods)+len(s.r.target.recent.by) > 0 {
-			t.Fatalf("nothing is left and it remembers %v %v %v %v", i.by, i.of, i.pods, s.r.target.recent.by)
+		s.drain()
+		if i := &s.r.deps; len(i.byDependency)+len(i.bySource)+len(i.podsByAddr)+len(s.r.target.writes.bySource) > 0 {
+			t.Fatalf("nothing is left and it remembers %v %v %v %v", i.byDependency, i.bySource, i.podsByAddr, s.r.target.writes.bySource)
 		}
 	})
 }
@@ -278,30 +278,30 @@ func sliceObject(namespace, name string, addresses ...string) *discoveryv1.Endpo
 // While it is not known which network is the namespace's, and while the
 // namespace ends, mirrors stay as they are; afterwards they follow.
 func TestLeftAsItIs(t *testing.T) {
-	good := nadObject("alpha", "net", "shared", "10.20.0.0/16/24")
-	ending := namespaceObject("alpha", true)
-	ending.DeletionTimestamp = ptr(metav1.Now())
+	valid := nadObject("alpha", "net", "shared", "10.20.0.0/16/24")
+	deleting := namespaceObject("alpha", true)
+	deleting.DeletionTimestamp = ptr(metav1.Now())
 	for what, tt := range map[string]struct{ during, after []client.Object }{
-		"malformed": {[]client.Object{nadObject("alpha", "net", "shared", "10.20.0.0/16/99")}, []client.Object{good.DeepCopy()}},
+		"malformed": {[]client.Object{nadObject("alpha", "net", "shared", "10.20.0.0/16/99")}, []client.Object{valid.DeepCopy()}},
 		"two":       {[]client.Object{nadObject("alpha", "second", "other", "10.30.0.0/16/24")}, nil},
-		"ending":    {[]client.Object{ending}, []client.Object{namespaceObject("alpha", true)}},
+		"ending":    {[]client.Object{deleting}, []client.Object{namespaceObject("alpha", true)}},
 	} {
 		t.Run(what, func(t *testing.T) {
 			s := newSim(t)
 			s.server.put(namespaceObject("alpha", true))
-			s.server.put(good.DeepCopy())
+			s.server.put(valid.DeepCopy())
 			s.server.put(sliceObject("alpha", "svc-0", "203.0.113.9"))
 			s.server.put(sliceObject("alpha", "svc-1", "203.0.113.9"))
-			s.settle()
-			s.check()
+			s.drain()
+			s.checkMirrors()
 			for _, o := range tt.during {
 				s.server.put(o)
 			}
-			s.settle()
+			s.drain()
 			writes := s.server.writes
 			s.server.put(sliceObject("alpha", "svc-0", "203.0.113.10"))
 			s.server.put(sliceObject("alpha", "svc-2", "203.0.113.11"))
-			s.settle()
+			s.drain()
 			if s.server.writes != writes {
 				t.Errorf("writes %d times", s.server.writes-writes)
 			}
@@ -309,10 +309,10 @@ func TestLeftAsItIs(t *testing.T) {
 				s.server.put(o)
 			}
 			if tt.after == nil {
-				s.server.drop(keyOf(tt.during[0]))
+				s.server.remove(keyOf(tt.during[0]))
 			}
-			s.settle()
-			s.check()
+			s.drain()
+			s.checkMirrors()
 		})
 	}
 }
@@ -322,7 +322,7 @@ func TestLeftAsItIs(t *testing.T) {
 func TestDefaultNetworkCostsNothing(t *testing.T) {
 	s := newSim(t)
 	s.server.put(namespaceObject("plain", false))
-	s.settle()
+	s.drain()
 	const n = 10000
 	start := time.Now()
 	for i := range n {
@@ -333,16 +333,16 @@ func TestDefaultNetworkCostsNothing(t *testing.T) {
 		s.deliver("Pod")
 	}
 	t.Logf("%s an event", time.Since(start)/(2*n))
-	if s.queue.Len() > 0 || s.server.writes > 0 || len(s.r.interest.of)+len(s.r.interest.pods) > 0 {
-		t.Errorf("%d keys, %d writes, %d and %d remembered", s.queue.Len(), s.server.writes, len(s.r.interest.of), len(s.r.interest.pods))
+	if s.queue.Len() > 0 || s.server.writes > 0 || len(s.r.deps.bySource)+len(s.r.deps.podsByAddr) > 0 {
+		t.Errorf("%d keys, %d writes, %d and %d remembered", s.queue.Len(), s.server.writes, len(s.r.deps.bySource), len(s.r.deps.podsByAddr))
 	}
 }
 
 // act lets somebody do something.
-func (s *sim) act(t *rapid.T, ns string, step int) {
+func (s *sim) randomChange(t *rapid.T, ns string, step int) {
 	n := rapid.IntRange(0, 2).Draw(t, "number")
 	net := rapid.SampledFrom([]string{"shared", "own-" + ns}).Draw(t, "network")
-	remove := func(o client.Object) { s.server.drop(keyOf(o)) }
+	remove := func(o client.Object) { s.server.remove(keyOf(o)) }
 	src := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: ns, Name: fmt.Sprint("svc-", n)}}
 	if home := namespaceObject(ns, ns != "plain"); s.server.objects[keyOf(home)] == nil {
 		s.server.put(home)
@@ -354,10 +354,10 @@ func (s *sim) act(t *rapid.T, ns string, step int) {
 	case "new slice", "slice":
 		src.Labels = map[string]string{discoveryv1.LabelServiceName: "svc"}
 		src.AddressType = rapid.SampledFrom([]discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6}).Draw(t, "family")
-		if was, ok := s.server.objects[keyOf(src)]; ok && what == "new slice" {
+		if old, ok := s.server.objects[keyOf(src)]; ok && what == "new slice" {
 			remove(src)
 		} else if ok {
-			src.AddressType = was.(slice).AddressType
+			src.AddressType = old.(slice).AddressType
 		}
 		for range rapid.IntRange(0, 3).Draw(t, "endpoints") {
 			of, k := rapid.SampledFrom([]string{"alpha", "beta"}).Draw(t, "pod's namespace"), rapid.IntRange(0, 2).Draw(t, "pod")
@@ -389,19 +389,19 @@ func (s *sim) act(t *rapid.T, ns string, step int) {
 	case "no namespace": // goes when nothing is left in it
 		for _, key := range s.server.keys() {
 			if s.server.objects[key].GetNamespace() == ns {
-				s.server.drop(key)
+				s.server.remove(key)
 			}
 		}
 		remove(namespaceObject(ns, false))
 	case "meddle":
-		s.meddle(t, src, step)
+		s.tamper(t, src, step)
 	case "collect":
 		s.collectGarbage()
 	}
 }
 
 // meddle does something to a mirror that nobody should do.
-func (s *sim) meddle(t *rapid.T, src *discoveryv1.EndpointSlice, step int) {
+func (s *sim) tamper(t *rapid.T, src *discoveryv1.EndpointSlice, step int) {
 	src.Name = MirrorName(src.Name)
 	have, ok := s.server.objects[keyOf(src)].(slice)
 	if !ok {
@@ -410,7 +410,7 @@ func (s *sim) meddle(t *rapid.T, src *discoveryv1.EndpointSlice, step int) {
 	m := have.DeepCopy()
 	switch rapid.SampledFrom([]string{"delete", "label", "reference", "endpoints", "expose", "copy"}).Draw(t, "how") {
 	case "delete":
-		s.server.drop(keyOf(src))
+		s.server.remove(keyOf(src))
 		return
 	case "label":
 		m.Labels = nil
@@ -440,7 +440,7 @@ func (s *sim) collectGarbage() {
 	}
 	for _, key := range s.server.keys() {
 		if refs := s.server.objects[key].GetOwnerReferences(); len(refs) > 0 && !uids[refs[0].UID] {
-			s.server.drop(key)
+			s.server.remove(key)
 		}
 	}
 }

@@ -25,24 +25,24 @@ import (
 // store is objects in memory, with the API server's versions and identities:
 // once as the API server, and once as the cache that lags behind it. Objects
 // in it are replaced, never modified.
-type store struct {
+type fakeAPI struct {
 	client.Client // what is not below is not called
 	objects       map[string]client.Object
-	watch         map[string][]change // by kind, in order: what the cache has not seen yet
+	pending       map[string][]change // by kind, in order: what the cache has not seen yet
 	version       int
 	writes        int // of the code under test
-	useless       int // writes to what it had removed itself
-	removed       map[types.UID]bool
+	redundant     int // writes to what it had removed itself
+	deleted       map[types.UID]bool
 }
 
 // change is an object's next state; nil: it was deleted.
 type change struct {
-	key string
-	is  client.Object
+	key    string
+	object client.Object
 }
 
-func newStore() *store {
-	return &store{objects: map[string]client.Object{}, watch: map[string][]change{}, removed: map[types.UID]bool{}}
+func newFakeAPI() *fakeAPI {
+	return &fakeAPI{objects: map[string]client.Object{}, pending: map[string][]change{}, deleted: map[types.UID]bool{}}
 }
 
 func kindOf(o client.Object) string {
@@ -63,22 +63,22 @@ func keyOf(o client.Object) string { return kindOf(o) + "/" + o.GetNamespace() +
 
 // put is a write of somebody's; it gives the object a version, and an identity
 // where it is new.
-func (s *store) put(o client.Object) {
+func (s *fakeAPI) put(o client.Object) {
 	s.version++
 	o.SetResourceVersion(strconv.Itoa(s.version))
-	if was, ok := s.objects[keyOf(o)]; ok {
-		o.SetUID(was.GetUID())
+	if old, ok := s.objects[keyOf(o)]; ok {
+		o.SetUID(old.GetUID())
 	} else if o.GetUID() == "" {
 		o.SetUID(types.UID("uid-" + strconv.Itoa(s.version)))
 	}
 	s.objects[keyOf(o)] = o
-	s.watch[kindOf(o)] = append(s.watch[kindOf(o)], change{keyOf(o), o})
+	s.pending[kindOf(o)] = append(s.pending[kindOf(o)], change{keyOf(o), o})
 }
 
-func (s *store) drop(key string) {
+func (s *fakeAPI) remove(key string) {
 	if o, ok := s.objects[key]; ok {
 		delete(s.objects, key)
-		s.watch[kindOf(o)] = append(s.watch[kindOf(o)], change{key, nil})
+		s.pending[kindOf(o)] = append(s.pending[kindOf(o)], change{key, nil})
 	}
 }
 
@@ -86,7 +86,7 @@ func notFound(o client.Object) error {
 	return apierrors.NewNotFound(schema.GroupResource{Resource: kindOf(o)}, o.GetName())
 }
 
-func (s *store) Get(_ context.Context, key client.ObjectKey, out client.Object, _ ...client.GetOption) error {
+func (s *fakeAPI) Get(_ context.Context, key client.ObjectKey, out client.Object, _ ...client.GetOption) error {
 	have, ok := s.objects[kindOf(out)+"/"+key.Namespace+"/"+key.Name]
 	if !ok {
 		out.SetName(key.Name)
@@ -96,7 +96,7 @@ func (s *store) Get(_ context.Context, key client.ObjectKey, out client.Object, 
 	return nil
 }
 
-func (s *store) List(_ context.Context, out client.ObjectList, opts ...client.ListOption) error {
+func (s *fakeAPI) List(_ context.Context, out client.ObjectList, opts ...client.ListOption) error {
 	var o client.ListOptions
 	o.ApplyOptions(opts)
 	want := func(x client.Object) bool {
@@ -124,7 +124,7 @@ func (s *store) List(_ context.Context, out client.ObjectList, opts ...client.Li
 	return nil
 }
 
-func (s *store) keys() []string {
+func (s *fakeAPI) keys() []string {
 	var out []string
 	for k := range s.objects {
 		out = append(out, k)
@@ -133,7 +133,7 @@ func (s *store) keys() []string {
 	return out
 }
 
-func (s *store) Create(_ context.Context, o client.Object, _ ...client.CreateOption) error {
+func (s *fakeAPI) Create(_ context.Context, o client.Object, _ ...client.CreateOption) error {
 	s.writes++
 	if _, ok := s.objects["Namespace//"+o.GetNamespace()]; !ok {
 		return apierrors.NewNotFound(schema.GroupResource{Resource: "namespaces"}, o.GetNamespace())
@@ -148,13 +148,13 @@ func (s *store) Create(_ context.Context, o client.Object, _ ...client.CreateOpt
 	return nil
 }
 
-func (s *store) Delete(_ context.Context, o client.Object, opts ...client.DeleteOption) error {
+func (s *fakeAPI) Delete(_ context.Context, o client.Object, opts ...client.DeleteOption) error {
 	s.writes++
 	var do client.DeleteOptions
 	do.ApplyOptions(opts)
 	have, ok := s.objects[keyOf(o)]
-	if s.removed[*do.Preconditions.UID] {
-		s.useless++
+	if s.deleted[*do.Preconditions.UID] {
+		s.redundant++
 	}
 	if !ok {
 		return notFound(o)
@@ -162,24 +162,24 @@ func (s *store) Delete(_ context.Context, o client.Object, opts ...client.Delete
 	if *do.Preconditions.UID != have.GetUID() {
 		return apierrors.NewConflict(schema.GroupResource{Resource: kindOf(o)}, o.GetName(), fmt.Errorf("it is another"))
 	}
-	s.removed[have.GetUID()] = true
-	s.drop(keyOf(o))
+	s.deleted[have.GetUID()] = true
+	s.remove(keyOf(o))
 	return nil
 }
 
-func (s *store) Patch(_ context.Context, o client.Object, patch client.Patch, _ ...client.PatchOption) error {
+func (s *fakeAPI) Patch(_ context.Context, o client.Object, patch client.Patch, _ ...client.PatchOption) error {
 	s.writes++
 	body, err := patch.Data(o)
 	if err != nil {
 		return err
 	}
-	var is, change map[string]any
+	var current, change map[string]any
 	if err := json.Unmarshal(body, &change); err != nil {
 		return err
 	}
 	uid := change["metadata"].(map[string]any)["uid"]
-	if s.removed[types.UID(uid.(string))] {
-		s.useless++
+	if s.deleted[types.UID(uid.(string))] {
+		s.redundant++
 	}
 	have, ok := s.objects[keyOf(o)].(*discoveryv1.EndpointSlice)
 	if !ok {
@@ -189,13 +189,13 @@ func (s *store) Patch(_ context.Context, o client.Object, patch client.Patch, _ 
 	if err != nil {
 		return err
 	}
-	if err := json.Unmarshal(raw, &is); err != nil {
+	if err := json.Unmarshal(raw, &current); err != nil {
 		return err
 	}
 	if uid != string(have.UID) {
 		return apierrors.NewConflict(schema.GroupResource{Resource: kindOf(o)}, o.GetName(), fmt.Errorf("uid is %s", have.UID))
 	}
-	if raw, err = json.Marshal(mergePatch(is, change)); err != nil {
+	if raw, err = json.Marshal(mergePatch(current, change)); err != nil {
 		return err
 	}
 	next := &discoveryv1.EndpointSlice{}
@@ -214,19 +214,19 @@ func (s *store) Patch(_ context.Context, o client.Object, patch client.Patch, _ 
 	return nil
 }
 
-func mergePatch(is, change map[string]any) map[string]any {
+func mergePatch(current, change map[string]any) map[string]any {
 	out := map[string]any{}
-	for k, v := range is {
+	for k, v := range current {
 		out[k] = v
 	}
 	for k, v := range change {
 		sub, ok := v.(map[string]any)
-		was, _ := out[k].(map[string]any)
+		old, _ := out[k].(map[string]any)
 		switch {
 		case v == nil:
 			delete(out, k)
 		case ok:
-			out[k] = mergePatch(was, sub)
+			out[k] = mergePatch(old, sub)
 		default:
 			out[k] = v
 		}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package kube
+package process
 
 import (
 	"bytes"
@@ -15,8 +15,8 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// A stop that was asked for causes no errors; what comes otherwise is told.
-func TestStopLog(t *testing.T) {
+// TestSetLogStop: errors that a stop causes are dropped after the stop, and logged before it.
+func TestSetLogStop(t *testing.T) {
 	before := slog.Default()
 	t.Cleanup(func() { slog.SetDefault(before); klog.ClearLogger() })
 	lost, cut, other := errors.New("leader election lost"), fmt.Errorf("patch: %w", context.Canceled), errors.New("disk full")
@@ -25,8 +25,8 @@ func TestStopLog(t *testing.T) {
 		stopped bool
 		want    []string
 	}{
-		{"asked for", true, []string{"disk full", "by name"}},
-		{"not asked for", false, []string{"leader election lost", "patch: context canceled", "Failed to release lease", "disk full", "by name"}},
+		{"stopped", true, []string{"disk full", "by name"}},
+		{"running", false, []string{"leader election lost", "patch: context canceled", "Failed to release lease", "disk full", "by name"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ctx, stop := context.WithCancel(t.Context())
@@ -41,9 +41,9 @@ func TestStopLog(t *testing.T) {
 			manager.Error(cut, "Reconciler error")
 			klog.ErrorS(cut, "Failed to release lease")
 			klog.Flush()
-			log.Error("write", "err", other)
+			log.Error("write", "error", other)
 			log.Debug("below the level")
-			slog.Info("by name", "err", lost.Error())
+			slog.Info("by name", "error", lost.Error())
 			lines := strings.Split(strings.TrimSpace(out.String()), "\n")
 			if len(lines) != len(c.want) {
 				t.Fatalf("got %q, want %q", lines, c.want)

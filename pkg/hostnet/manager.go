@@ -25,41 +25,41 @@ type Options struct {
 	KubeletNames []string
 	Resync       time.Duration // default 30 s
 	Log          *slog.Logger
-	// OnChange is called after the node, not the caller, changed something:
-	// Status may say something new. It must not block.
+	// OnChange is called after every reconcile that Run started, because Status may
+	// have changed. It must not block.
 	OnChange func()
 }
 
-// Manager keeps the kernel in step with the last Inputs and with the node's
+// Manager reconciles the kernel's state with the last Inputs and with the node's
 // cgroups and kubelet.
 type Manager struct {
 	opts   Options
 	log    *slog.Logger
 	target Target
-	watch  *fsnotify.Watcher // nil: inotify is not available, resync alone
+	watch  *fsnotify.Watcher // nil: no inotify, only the resync notices changes
 
-	readLayout func(root string) (Layout, error) // ReadLayout, but for tests
+	readLayout func(root string) (Layout, error) // ReadLayout; tests replace it
 
-	mu       sync.Mutex // one reconcile at a time
-	inputs   Inputs
-	started  bool // inputs were given once: before that nothing may be removed
-	kubelet  kubeletFinder
-	gone     map[int]func() // watched kubelet processes
-	attached map[string]uint64
-	pods     map[string]Cgroup // of the last look: every pod of the node
-	status   Status
-	kick     chan struct{}
+	mu           sync.Mutex // serialises reconciles
+	inputs       Inputs
+	started      bool // Reconcile was called: before that nothing may be removed
+	kubelet      kubeletFinder
+	kubeletExits map[int]func()    // stops the exit watch of a kubelet process, by process id
+	attached     map[string]uint64 // cgroup ids of attached pods, by pod UID
+	pods         map[string]Cgroup // all pods of the node, from the last layout
+	status       Status
+	trigger      chan struct{}
 }
 
-// Status is what there is to report.
+// Status is the outcome of the last reconcile.
 type Status struct {
 	Problems     []Problem
-	EarlySockets map[string]int // by pod UID: sockets older than the attachment
+	EarlySockets map[string]int // number of sockets older than the attachment, by pod UID
 	Kubelet      Kubelet
-	Attached     int // pods confined
+	Attached     int // number of pods with VRF binding
 }
 
-// New makes a Manager. kernel is a *loader.Loader.
+// New creates a Manager. kernel is a *loader.Loader.
 func New(kernel Kernel, opts Options) (*Manager, error) {
 	if opts.CgroupRoot == "" {
 		root, err := loader.CgroupMount()
@@ -82,22 +82,22 @@ func New(kernel Kernel, opts Options) (*Manager, error) {
 	}
 	m := &Manager{
 		opts: opts, log: opts.Log, target: Target{kernel}, readLayout: ReadLayout,
-		kubelet: kubeletFinder{proc: opts.ProcRoot, cgroupRoot: opts.CgroupRoot, names: opts.KubeletNames, idOf: loader.CgroupID},
-		gone:    map[int]func(){}, attached: map[string]uint64{}, kick: make(chan struct{}, 1),
+		kubelet:      kubeletFinder{proc: opts.ProcRoot, cgroupRoot: opts.CgroupRoot, names: opts.KubeletNames, idOf: loader.CgroupID},
+		kubeletExits: map[int]func(){}, attached: map[string]uint64{}, trigger: make(chan struct{}, 1),
 	}
 	m.status.EarlySockets = map[string]int{}
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
-		m.log.Warn("cgroups cannot be watched; they are looked at periodically", "err", err, "period", opts.Resync)
+		m.log.Warn("cannot watch cgroups; the periodic resync finds changes", "error", err, "resync", opts.Resync)
 	} else {
 		m.watch = w
 	}
 	return m, nil
 }
 
-// Reconcile makes the kernel hold what in asks for. It is idempotent, and the
-// inputs stay in force for what the watch notices later. The error names each
-// operation that failed; what is merely not there yet is in Status.
+// Reconcile applies the inputs to the kernel. It is idempotent. Run uses the inputs
+// for later reconciles. The error names each operation that failed; inputs that
+// cannot be applied yet are reported by Status.
 func (m *Manager) Reconcile(ctx context.Context, in Inputs) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -105,7 +105,7 @@ func (m *Manager) Reconcile(ctx context.Context, in Inputs) error {
 	return m.reconcile(ctx)
 }
 
-// Status reports the outcome of the last reconcile.
+// Status returns the outcome of the last reconcile.
 func (m *Manager) Status() Status {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -119,25 +119,25 @@ func (m *Manager) Status() Status {
 }
 
 func (m *Manager) reconcile(ctx context.Context) error {
-	layout, kubelet, err := m.look()
+	layout, kubelet, err := m.readNode()
 	if err != nil {
 		return err
 	}
 	m.watchKubelet(kubelet)
 	want, problems := Build(m.inputs, layout, kubelet)
 	if len(m.target.DoorPrograms(loader.DoorPort)) == 0 {
-		clear(want.Doors) // their rows still serve the other programs
+		clear(want.Doors) // nothing to attach, but other programs use the rows
 	}
 	have, err := m.target.Read(ctx)
 	if err != nil {
-		return fmt.Errorf("read what the kernel holds: %w", err)
+		return fmt.Errorf("read the eBPF state: %w", err)
 	}
 	ops := Diff(want, have)
 	for _, o := range ops {
-		m.log.Debug("host network", "op", o.String())
+		m.log.Debug("reconciling the host network", "operation", o.String())
 	}
 	if err = m.target.Apply(ctx, ops); err == nil {
-		err = m.target.Settle() // what another version left is needed no more
+		err = m.target.Settle() // everything is in place: remove what another version left
 	}
 
 	m.pods = layout.Pods
@@ -150,7 +150,7 @@ func (m *Manager) reconcile(ctx context.Context) error {
 	}
 	for _, o := range ops {
 		if o.Kind == AttachPod {
-			m.noteAttached(o.PodUID, want.Pods[o.PodUID], o.Row)
+			m.recordAttached(o.PodUID, want.Pods[o.PodUID], o.Row)
 		}
 	}
 	for uid, cg := range want.Pods {
@@ -159,11 +159,10 @@ func (m *Manager) reconcile(ctx context.Context) error {
 	return err
 }
 
-// look reads the node until every directory that matters was watched before it
-// was read: what appears in between is then seen twice, not never. A directory
-// below one that has just been watched may have come before the watch did, so
-// once more is not always enough.
-func (m *Manager) look() (Layout, Kubelet, error) {
+// readNode reads the layout and kubelet. It repeats until it adds no watch, so that
+// every directory was watched before it was read and no event is missed. A second
+// read may not be enough: it can find new directories, which then need a watch.
+func (m *Manager) readNode() (Layout, Kubelet, error) {
 	for {
 		kubelet, err := m.kubelet.find()
 		if err != nil {
@@ -179,9 +178,10 @@ func (m *Manager) look() (Layout, Kubelet, error) {
 	}
 }
 
-func (m *Manager) noteAttached(uid string, cg Cgroup, row loader.Row) {
+// recordAttached records an attachment and counts the pod's early sockets.
+func (m *Manager) recordAttached(uid string, cg Cgroup, row loader.Row) {
 	if m.attached[uid] == cg.ID {
-		return // a repair, not the first time
+		return // the attachment was repaired, not new
 	}
 	m.attached[uid] = cg.ID
 	delete(m.status.EarlySockets, uid)
@@ -191,17 +191,18 @@ func (m *Manager) noteAttached(uid string, cg Cgroup, row loader.Row) {
 	}
 	n, err := earlySockets(cg.Path, pod.Mark)
 	if err != nil {
-		m.log.Debug("sockets older than the attachment could not all be counted", "pod", uid, "err", err)
+		m.log.Debug("cannot count all sockets older than the attachment", "pod", uid, "error", err)
 	}
 	if n > 0 {
 		m.status.EarlySockets[uid] = n
-		m.log.Warn("pod had sockets before it was attached to its network; restart it to confine them", "pod", uid, "sockets", n)
+		m.log.Warn("pod has sockets that are older than its attachment to its network; restart the pod to confine them", "pod", uid, "sockets", n)
 	}
 }
 
-// attachNow is the short way for a cgroup that just appeared: no reading back,
-// so that the programs are there before the pod's first container starts.
-func (m *Manager) attachNow(uid, path string) {
+// attachNewPod attaches a pod when its cgroup is created. It does not read the actual
+// state first, so that the programs are attached before the pod's first container
+// starts.
+func (m *Manager) attachNewPod(uid, path string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	i := slices.IndexFunc(m.inputs.Pods, func(p Pod) bool { return p.UID == uid && !p.Unbound && p.NetworkID > 0 })
@@ -220,22 +221,23 @@ func (m *Manager) attachNow(uid, path string) {
 	cg := Cgroup{Path: path, ID: id}
 	row := podRow(p, m.inputs.Networks[j], cg)
 	if err := m.target.AttachPod(path, uid, row); err != nil {
-		m.log.Warn("pod not attached at the birth of its cgroup; trying again", "pod", p.Namespace+"/"+p.Name, "err", err)
+		m.log.Warn("pod not attached when its cgroup was created; retrying", "pod", p.Namespace+"/"+p.Name, "error", err)
 		return
 	}
-	m.noteAttached(uid, cg, row)
+	m.recordAttached(uid, cg, row)
 }
 
-// Guard attaches the guard to an interface at once, before it carries traffic.
-// The next Reconcile must name it too. On a kernel that cannot it does nothing.
+// Guard attaches the guard to an interface at once, before the interface carries
+// traffic. The next Reconcile's inputs must contain the interface too. On a kernel
+// that lacks the guard's programs it only writes the row.
 func (m *Manager) Guard(row loader.DoorRow) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.target.AttachDoor(row)
 }
 
-// PodOf is the UID of the pod that a cgroup belongs to: the pod's own cgroup,
-// or one below it.
+// PodOf returns the UID of the pod to which a cgroup belongs: the pod's own cgroup or
+// one below it.
 func (m *Manager) PodOf(cgroup uint64) (uid string, ok bool) {
 	m.mu.Lock()
 	pods := m.pods
@@ -249,26 +251,27 @@ func (m *Manager) PodOf(cgroup uint64) (uid string, ok bool) {
 	return "", false
 }
 
-// heldProbes names pods whose probes are not led, because somebody else listens.
+// heldProbes reports the pods whose probes are not led because a process outside the
+// network listens on the port.
 func (m *Manager) heldProbes() []Problem {
 	ports, err := m.target.HeldProbes()
 	if err != nil {
-		m.log.Warn("ports of probes cannot be read", "error", err)
+		m.log.Warn("cannot read the ports of probes", "error", err)
 		return nil
 	}
 	var out []Problem
 	for _, p := range m.inputs.Pods {
 		for _, port := range p.ProbePorts {
 			if p.NetworkID > 0 && !p.Unbound && slices.Contains(ports, port) {
-				out = append(out, Problem{p.name(), "ProbePortHeld", fmt.Sprintf("its probes and hooks on port %d are not led into its network, because a process outside the network listens on that port of the node: choose another", port)})
+				out = append(out, Problem{p.name(), "ProbePortHeld", fmt.Sprintf("probes and hooks on port %d are not led into the pod's network, because a process outside the network listens on that port of the node: choose another port", port)})
 			}
 		}
 	}
 	return out
 }
 
-// Run follows the node until ctx ends: new pod cgroups, kubelet's comings and
-// goings, and, slowly, everything, in case an event was lost.
+// Run reconciles when pod cgroups appear, when kubelet starts or exits, and
+// periodically in case an event was lost. It returns when ctx ends.
 func (m *Manager) Run(ctx context.Context) error {
 	var events chan fsnotify.Event
 	var failures chan error
@@ -279,24 +282,24 @@ func (m *Manager) Run(ctx context.Context) error {
 	defer m.stopWatchingKubelet()
 	tick := time.NewTicker(m.opts.Resync)
 	defer tick.Stop()
-	// While kubelet is away it is looked for often: probes wait for it.
-	hurry := time.NewTicker(200 * time.Millisecond)
-	defer hurry.Stop()
+	// While no kubelet runs, check for it often: its probes fail until it is found.
+	kubeletTick := time.NewTicker(200 * time.Millisecond)
+	defer kubeletTick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case ev := <-events:
-			if !m.relevant(ev) {
+			if !m.handleEvent(ev) {
 				continue
 			}
 		case err := <-failures:
-			m.log.Warn("cgroup watch", "err", err) // an overflow: look at everything
-		case <-hurry.C:
-			if !m.kubeletBack() {
+			m.log.Warn("cgroup watch failed; reconciling everything", "error", err) // such as an overflow
+		case <-kubeletTick.C:
+			if !m.kubeletReturned() {
 				continue
 			}
-		case <-m.kick:
+		case <-m.trigger:
 		case <-tick.C:
 		}
 		m.mu.Lock()
@@ -306,7 +309,7 @@ func (m *Manager) Run(ctx context.Context) error {
 		}
 		m.mu.Unlock()
 		if err != nil && !errors.Is(err, context.Canceled) {
-			m.log.Error("host network out of step; trying again", "err", err)
+			m.log.Error("reconciling the host network failed; retrying", "error", err)
 		}
 		if m.opts.OnChange != nil {
 			m.opts.OnChange()
@@ -314,43 +317,46 @@ func (m *Manager) Run(ctx context.Context) error {
 	}
 }
 
-// relevant filters the node's many cgroup events, and takes the short way for a pod.
-func (m *Manager) relevant(ev fsnotify.Event) bool {
+// handleEvent reports whether a cgroup event needs a reconcile: most events of a node
+// do not. It attaches a new pod at once.
+func (m *Manager) handleEvent(ev fsnotify.Event) bool {
 	name := filepath.Base(ev.Name)
 	if uid, ok := podUID(filepath.Base(filepath.Dir(ev.Name)), name); ok {
 		if ev.Has(fsnotify.Create) {
-			m.attachNow(uid, ev.Name)
+			m.attachNewPod(uid, ev.Name)
 		}
-		return m.wants(uid)
+		return m.manages(uid)
 	}
 	if isKubepods(name) || ev.Has(fsnotify.Create) && (name == "burstable" || name == "besteffort" || isKubepods(filepath.Base(filepath.Dir(ev.Name)))) {
 		return true
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return slices.Contains(m.kubelet.known, ev.Name)
+	return slices.Contains(m.kubelet.cgroups, ev.Name)
 }
 
-func (m *Manager) wants(uid string) bool {
+// manages reports whether a pod is attached or in the inputs.
+func (m *Manager) manages(uid string) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	_, attached := m.attached[uid]
 	return attached || slices.ContainsFunc(m.inputs.Pods, func(p Pod) bool { return p.UID == uid })
 }
 
-// kubeletBack is true when a kubelet that had gone is there again. An agent
-// that never saw one leaves the looking to the resync.
-func (m *Manager) kubeletBack() bool {
+// kubeletReturned reports whether kubelet runs again after it exited. If the agent
+// never found a kubelet, only the resync searches for it.
+func (m *Manager) kubeletReturned() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !m.started || !m.kubelet.seen || len(m.status.Kubelet.Procs) > 0 {
+	if !m.started || !m.kubelet.found || len(m.status.Kubelet.Procs) > 0 {
 		return false
 	}
 	procs, err := m.kubelet.processes()
 	return err == nil && len(procs) > 0
 }
 
-// watchDirs follows the directories pods and kubelet appear in; true when one is new.
+// watchDirs watches the directories in which cgroups of pods and of kubelet appear.
+// It reports whether it added a watch.
 func (m *Manager) watchDirs(layout Layout) bool {
 	if m.watch == nil {
 		return false
@@ -359,7 +365,7 @@ func (m *Manager) watchDirs(layout Layout) bool {
 	for _, p := range layout.Parents {
 		dirs = append(dirs, filepath.Dir(p))
 	}
-	for _, p := range m.kubelet.known {
+	for _, p := range m.kubelet.cgroups {
 		dirs = append(dirs, filepath.Dir(p))
 	}
 	dirs = append(dirs, m.opts.CgroupRoot)
@@ -370,7 +376,7 @@ func (m *Manager) watchDirs(layout Layout) bool {
 			continue
 		}
 		if err := m.watch.Add(d); err != nil {
-			m.log.Warn("cgroup cannot be watched; it is looked at periodically", "path", d, "err", err)
+			m.log.Warn("cannot watch the cgroup; the periodic resync finds changes", "path", d, "error", err)
 			continue
 		}
 		have, added = append(have, d), true
@@ -378,25 +384,25 @@ func (m *Manager) watchDirs(layout Layout) bool {
 	return added
 }
 
-// watchKubelet asks the kernel to tell when a kubelet ends.
+// watchKubelet watches for the exit of kubelet's processes.
 func (m *Manager) watchKubelet(k Kubelet) {
 	running := map[int]bool{}
 	for _, p := range k.Procs {
 		running[p.PID] = true
-		if m.gone[p.PID] != nil {
+		if m.kubeletExits[p.PID] != nil {
 			continue
 		}
-		stop, err := whenGone(p.PID, m.Resync)
+		stop, err := watchExit(p.PID, m.Resync)
 		if err != nil {
-			m.log.Debug("kubelet's end cannot be watched; it is looked at periodically", "err", err)
+			m.log.Debug("cannot watch for kubelet's exit; the periodic resync finds it", "error", err)
 			continue
 		}
-		m.gone[p.PID] = stop
+		m.kubeletExits[p.PID] = stop
 	}
-	for pid, stop := range m.gone {
+	for pid, stop := range m.kubeletExits {
 		if !running[pid] {
 			stop()
-			delete(m.gone, pid)
+			delete(m.kubeletExits, pid)
 		}
 	}
 }
@@ -407,10 +413,10 @@ func (m *Manager) stopWatchingKubelet() {
 	m.watchKubelet(Kubelet{})
 }
 
-// Resync asks Run for a reconcile soon.
+// Resync makes Run reconcile soon.
 func (m *Manager) Resync() {
 	select {
-	case m.kick <- struct{}{}:
+	case m.trigger <- struct{}{}:
 	default:
 	}
 }

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+
+	"bulkhead/pkg/agent"
+	"bulkhead/pkg/config"
+	"bulkhead/pkg/firewall"
+	"bulkhead/pkg/hostnet"
+	"bulkhead/pkg/loader"
+	"bulkhead/pkg/ovs"
+	"bulkhead/pkg/ovs/flows"
+	"bulkhead/pkg/vrf"
+)
+
+// node is what the agent configures: the kernel and Open vSwitch.
+type node struct {
+	parts    agent.Parts
+	kernel   *vrf.Kernel
+	ovs      *ovs.Client
+	bridge   *ovs.FlowReconciler
+	hostNet  *hostnet.Manager // nil: no eBPF
+	refusals agent.Refusals   // nil: refusals are only counted
+	closers  []func()
+}
+
+// openNode opens the kernel and Open vSwitch. A missing kernel feature degrades
+// the node, but does not stop the agent.
+func openNode(ctx context.Context, cfg config.Config, opts options, log *slog.Logger) (_ *node, err error) {
+	cache, queue := agent.NewCache(), agent.NewQueue()
+	failures := agent.NewFailures(queue)
+	n := &node{parts: agent.Parts{Config: cfg, Cache: cache, Queue: queue, Failures: failures, Log: log}}
+	defer func() {
+		if err != nil {
+			n.close()
+		}
+	}()
+
+	nftFeatures := n.openNFT(ctx)
+	ebpfFeatures := n.openEBPF(queue.Report)
+	guard := agent.NewLinkGuard(cfg, cache, n.parts.HostNet, queue)
+	if n.kernel, err = vrf.Open(opts.sysctlPath, cfg.OVS.ExternalBridge, guard.Guard); err != nil {
+		return nil, fmt.Errorf("open the kernel's routing tables: %w", err)
+	}
+	n.closers = append(n.closers, n.kernel.Close)
+	vrfFeature := agent.NewFeature("VRF devices", n.kernel.Probe(ctx, cfg.Plan.VRFTableBase), "no network is kept apart in this node's kernel: networks are not configured")
+	n.parts.Features = slices.Concat([]agent.Feature{vrfFeature}, agent.SysctlFeatures(opts.sysctlPath), nftFeatures, ebpfFeatures)
+
+	if n.ovs, err = ovs.Connect(ctx, cfg.OVS.DBAddress, log); err != nil {
+		return nil, err
+	}
+	n.closers = append(n.closers, n.ovs.Close)
+	n.bridge = &ovs.FlowReconciler{Client: n.ovs, Switch: flows.OFCtl{}, Bridge: cfg.OVS.ExternalBridge, RunDir: ovs.RunDir(cfg.OVS.DBAddress), Log: log,
+		Report: func(err error) { failures.RecordComponent("external bridge", err) }}
+	n.parts.Kernel, n.parts.OVS, n.parts.Flows = n.kernel, n.ovs, n.bridge
+	return n, nil
+}
+
+// close releases what openNode opened. The node's configuration stays.
+func (n *node) close() {
+	for _, f := range slices.Backward(n.closers) {
+		f()
+	}
+}
+
+func (n *node) openNFT(ctx context.Context) []agent.Feature {
+	nft, err := firewall.Open()
+	if err == nil {
+		_, err = nft.Read(ctx)
+	}
+	features := []agent.Feature{agent.NewFeature("nftables", err, "raw sockets of the node's processes reach locked addresses")}
+	if err != nil {
+		return features
+	}
+	n.parts.Firewall = nft
+	err = nft.MatchesSockets(ctx)
+	if err == nil {
+		root := n.parts.Config.CgroupRoot
+		n.parts.PodRoots = func() []firewall.Cgroup { return agent.FindPodRoots(root) }
+	}
+	return append(features, agent.NewFeature("nftables socket match", err, "there is no wall behind the eBPF programs for packets into networks"))
+}
+
+// openEBPF loads the eBPF programs. changed is called when the state of
+// host-network processes changes without a reconcile.
+func (n *node) openEBPF(changed func()) []agent.Feature {
+	cfg, log := n.parts.Config, n.parts.Log
+	n.parts.KubeletCgroup = func() firewall.Cgroup { return agent.FindKubeletCgroup(cfg.CgroupRoot) }
+	l, err := loader.Load(loader.Options{PinRoot: cfg.BPFPinPath, CgroupRoot: cfg.CgroupRoot, Log: log})
+	features := agent.EBPFFeatures(l, err)
+	if err != nil {
+		return features
+	}
+	n.closers = append(n.closers, l.Close)
+	if agent.MarksKubelet(features) {
+		n.parts.KubeletMark = loader.KubeletMark
+	}
+	n.parts.Counters = l.Counters
+	manager, err := hostnet.New(l, hostnet.Options{CgroupRoot: cfg.CgroupRoot, Log: log, OnChange: changed})
+	if err != nil {
+		return append(features, agent.NewFeature("host-network processes", err, "tenants' host-network processes stay outside their network"))
+	}
+	n.hostNet, n.parts.HostNet = manager, manager
+	refusals, err := l.Events()
+	if err != nil {
+		log.Warn("refusals are only counted", "error", err)
+		return features
+	}
+	n.refusals = refusals
+	return features
+}

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"bulkhead/pkg/cni"
+	"bulkhead/pkg/loader"
+	"bulkhead/pkg/network"
+	"bulkhead/pkg/vrf"
+)
+
+func TestBuildDoors(t *testing.T) {
+	links := []vrf.Link{
+		{Index: 1, Name: "lo", Type: "device"}, {Index: 2, Name: "eth0", Type: "device"}, {Index: 3, Name: "br-ex", Type: "openvswitch"},
+		{Index: 4, Name: "br-int", Type: "openvswitch"}, {Index: 5, Name: "genev_sys_6081", Type: "geneve"},
+		{Index: 6, Name: "ovn-k8s-mp0", Type: "openvswitch"}, {Index: 7, Name: "ovn-k8s-mp7", Type: "openvswitch"},
+		{Index: 8, Name: "mp7-udn-vrf", Type: "vrf", Table: 100007},
+		{Index: 9, Name: "abc_0", Type: "veth", PeerInOtherNetns: true}, {Index: 10, Name: "abc_3", Type: "veth", PeerInOtherNetns: true},
+		{Index: 11, Name: "def_0", Type: "veth", PeerInOtherNetns: true}, {Index: 12, Name: "ghi_3", Type: "veth", PeerInOtherNetns: true},
+		{Index: 13, Name: "docker1", Type: "veth", PeerInOtherNetns: true}, {Index: 14, Name: "ovn-k8s-mp99999", Type: "device"},
+	}
+	in := doorInputs{bridge: "br-ex", internal: []string{"br-int"}, tableBase: 100000,
+		node: []netip.Prefix{netip.MustParsePrefix("10.244.2.2/24"), netip.MustParsePrefix("fd00:10:244:2::2/64")},
+		pods: map[string]podDoor{"abc_0": {locked: true}, "abc_3": {network: 7}, "def_0": {}, "ghi_3": {network: unknownNetwork}}}
+	mac := [6]byte{0x0a, 0x58, 0x0a, 0xf4, 0x02, 0x02}
+	peer6 := netip.MustParseAddr("fd00:10:244:2::2")
+	want := []loader.DoorRow{
+		{Ifindex: 1, Kind: loader.DoorLoopback}, {Ifindex: 2, Kind: loader.DoorOwn}, {Ifindex: 3, Kind: loader.DoorOwn},
+		{Ifindex: 6, Kind: loader.DoorDefault}, {Ifindex: 7, Kind: loader.DoorPort, NetworkID: 7}, {Ifindex: 8, Kind: loader.DoorVRF, NetworkID: 7},
+		{Ifindex: 9, Kind: loader.DoorLocked, PeerMAC: mac, Peer6: peer6}, {Ifindex: 10, Kind: loader.DoorPod, NetworkID: 7},
+		{Ifindex: 11, Kind: loader.DoorPod}, {Ifindex: 12, Kind: loader.DoorPod, NetworkID: unknownNetwork}, {Ifindex: 14, Kind: loader.DoorOwn},
+	}
+	if got := buildDoors(links, in); !reflect.DeepEqual(got, want) {
+		t.Errorf("shared mode:\n got %+v\nwant %+v", got, want)
+	}
+	in.mode = network.LocalGateway
+	for i := range want {
+		if k := want[i].Kind; k == loader.DoorPort || k == loader.DoorVRF {
+			want[i].ForwardFrom = 3
+		}
+	}
+	if got := buildDoors(links, in); !reflect.DeepEqual(got, want) {
+		t.Errorf("local mode:\n got %+v\nwant %+v", got, want)
+	}
+}
+
+// TestGuardPorts: an interface that is missing or cannot be guarded fails CNI ADD.
+func TestGuardPorts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeNode(t)
+		f.agent.start()
+		f.setNodeID(3)
+		eventually(t, "ready", func() bool { return f.agent.Ready() == nil })
+		f.agent.cache.SetNamespace("shop", Namespace{Labelled: true})
+		f.setNAD(nad(f.agent.config, "shop", "net", 7))
+		ports := []cni.Port{{Name: "abc_0", Namespace: "shop", Pod: "web", NAD: network.DefaultName, Network: network.DefaultName},
+			{Name: "abc_3", Namespace: "shop", Pod: "web", NAD: "shop/net", Network: network.UDNName("shop", "net")},
+			{Name: "abc_4", Namespace: "shop", Pod: "web", NAD: "shop/other", Network: network.UDNName("shop", "other")}}
+		doors := f.agent.hosts.doors
+		if err := doors.guardPorts(t.Context(), ports); err == nil || !strings.Contains(err.Error(), "abc_0") {
+			t.Errorf("without the interface: %v", err)
+		}
+		f.kernel.mu.Lock()
+		for _, p := range ports {
+			f.kernel.AddLink(p.Name)
+		}
+		f.kernel.mu.Unlock()
+		f.set(func() { f.guardErr = errors.New("no such program") })
+		if err := doors.guardPorts(t.Context(), ports); err == nil || !strings.Contains(err.Error(), "shop/web") {
+			t.Errorf("Guard fails: %v", err)
+		}
+		f.set(func() { f.guardErr, f.guarded = nil, nil })
+		if err := doors.guardPorts(t.Context(), ports); err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		f.set(func() {
+			for _, r := range f.guarded {
+				got = append(got, fmt.Sprintf("%v %d", r.Kind, r.NetworkID))
+			}
+		})
+		want := []string{fmt.Sprintf("%v 0", loader.DoorLocked), fmt.Sprintf("%v 7", loader.DoorPod), fmt.Sprintf("%v %d", loader.DoorPod, uint32(unknownNetwork))}
+		if !slices.Equal(got, want) {
+			t.Errorf("guarded %q, want %q", got, want)
+		}
+		// A reconcile keeps them until Open vSwitch has the ports.
+		f.agent.queue.Hosts()
+		kept := func() int {
+			n := 0
+			for _, d := range f.hosts().Doors {
+				if d.Kind == loader.DoorLocked || d.Kind == loader.DoorPod {
+					n++
+				}
+			}
+			return n
+		}
+		eventually(t, "kept while the pod is connected", func() bool { return kept() == len(ports) })
+		doors.connected(ports)
+		if len(doors.connecting) > 0 {
+			t.Errorf("still being connected: %v", doors.connecting)
+		}
+	})
+}

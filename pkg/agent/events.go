@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+
+	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"bulkhead/pkg/config"
+	"bulkhead/pkg/hostnet"
+	"bulkhead/pkg/kube"
+	"bulkhead/pkg/network"
+	"bulkhead/pkg/process"
+)
+
+// eventHandlers update the cache with the informers' events and enqueue what
+// changed.
+type eventHandlers struct {
+	config          config.Config
+	cache           *Cache
+	queue           *Queue
+	node            *nodeReconciler
+	networksChanged func() // called when NADs or namespaces' labels changed
+	log             *slog.Logger
+}
+
+// run runs the informers and returns when the cache is synced.
+func (h eventHandlers) run(ctx context.Context, i *Informers) error {
+	return process.RunInformers(ctx,
+		process.Informer{SharedIndexInformer: i.nads, Transform: trimObject, OnChange: onChange(h.setNAD), OnDelete: onDelete(h.deleteNAD)},
+		process.Informer{SharedIndexInformer: i.namespaces, Transform: trimObject, OnChange: onChange(h.setNamespace), OnDelete: onDelete(h.deleteNamespace)},
+		process.Informer{SharedIndexInformer: i.node, Transform: trimObject, OnChange: onChange(h.setNode)},
+		process.Informer{SharedIndexInformer: i.pods, Transform: trimPod, OnChange: onChange(h.setPod), OnDelete: onDelete(h.deletePod)},
+	)
+}
+
+// onChange calls set with objects of its type.
+func onChange[T any](set func(T)) func(old, obj any) {
+	return func(_, obj any) {
+		if o, ok := obj.(T); ok {
+			set(o)
+		}
+	}
+}
+
+// onDelete calls unset with the key of the object: namespace/name, or the name
+// alone.
+func onDelete(unset func(key string)) func(obj any) {
+	return func(obj any) {
+		if o, ok := obj.(metav1.Object); ok {
+			key := o.GetName()
+			if o.GetNamespace() != "" {
+				key = o.GetNamespace() + "/" + key
+			}
+			unset(key)
+		}
+	}
+}
+
+func (h eventHandlers) setNAD(o *nadv1.NetworkAttachmentDefinition) {
+	nad, ours := kube.ParseNAD(o, h.config.Plan)
+	if !ours {
+		h.deleteNAD(network.NADKey(o.Namespace, o.Name))
+		return
+	}
+	if nad.Err != nil {
+		h.log.Warn("NetworkAttachmentDefinition cannot be used", "nad", nad.Key(), "error", nad.Err)
+	}
+	h.enqueueNAD(h.cache.SetNAD(nad))
+}
+
+func (h eventHandlers) deleteNAD(key string) { h.enqueueNAD(h.cache.DeleteNAD(key)) }
+
+// enqueueNAD enqueues what Cache.SetNAD or Cache.DeleteNAD returned.
+func (h eventHandlers) enqueueNAD(ids []int, podsAffected bool) {
+	h.networksChanged()
+	h.queue.Network(ids...)
+	if podsAffected {
+		h.queue.Hosts()
+	}
+}
+
+func (h eventHandlers) setNamespace(o *metav1.PartialObjectMetadata) {
+	_, labelled := o.Labels[network.LabelPrimaryUDN]
+	podsAffected := h.cache.SetNamespace(o.Name, Namespace{Labelled: labelled, Trusted: o.Labels[hostnet.TrustLabel] == hostnet.TrustValue})
+	h.networksChanged()
+	if podsAffected {
+		h.queue.Hosts()
+	}
+}
+
+func (h eventHandlers) deleteNamespace(name string) {
+	if h.cache.SetNamespace(name, Namespace{}) {
+		h.queue.Hosts()
+	}
+}
+
+func (h eventHandlers) setNode(o *corev1.Node) {
+	if o.Name != h.config.Kubernetes.NodeName {
+		return
+	}
+	n, err := network.ParseNode(o.Name, o.Annotations)
+	if err != nil {
+		h.log.Warn("annotations of this node are malformed", "error", err)
+	}
+	if h.cache.SetNode(n, maps.Clone(o.Annotations)) {
+		h.log.Info("the node has an id", "id", n.ID)
+		h.queue.All()
+		return
+	}
+	h.node.checkAnnotations(n)
+}
+
+func (h eventHandlers) setPod(o *corev1.Pod) {
+	p, running := parsePod(o, h.log)
+	if !running {
+		h.deletePod(p.Key())
+		return
+	}
+	if h.cache.SetPod(p) {
+		h.queue.Hosts()
+	}
+}
+
+func (h eventHandlers) deletePod(key string) {
+	if h.cache.DeletePod(key) {
+		h.queue.Hosts()
+	}
+}
+
+// parsePod reads what the agent needs of a pod. running is false for a pod that
+// has ended, whose addresses may already be another pod's.
+func parsePod(o *corev1.Pod, log *slog.Logger) (p Pod, running bool) {
+	p = Pod{UID: string(o.UID), Namespace: o.Namespace, Name: o.Name, HostNetwork: o.Spec.HostNetwork,
+		OptOut: o.Annotations[hostnet.OptOutAnnotation] == hostnet.OptOutValue}
+	if p.HostNetwork {
+		p.ProbePorts, p.Ports = podPorts(o.Spec)
+	}
+	if o.Status.Phase == corev1.PodSucceeded || o.Status.Phase == corev1.PodFailed {
+		return p, false
+	}
+	var err error
+	if p.Networks, err = network.ParsePodNetworks(o.Annotations[network.AnnotationPodNetworks]); err != nil {
+		log.Warn("annotation of a pod cannot be read", "annotation", network.AnnotationPodNetworks, "pod", p.Key(), "error", err)
+	}
+	return p, true
+}

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"maps"
+	"sync"
+	"time"
+)
+
+// Failures holds what fails now: keys of the queue, and components that run
+// beside the queue. A change enqueues the report.
+type Failures struct {
+	queue *Queue
+
+	mu         sync.Mutex
+	keys       map[key]failure
+	components map[string]string // component → last error
+}
+
+// failure is the last error of a key, which fails since then.
+type failure struct {
+	message string
+	since   time.Time
+}
+
+// NewFailures is empty.
+func NewFailures(queue *Queue) *Failures {
+	return &Failures{queue: queue, keys: map[key]failure{}, components: map[string]string{}}
+}
+
+// RecordComponent records the outcome of a component that runs beside the
+// queue; a nil error is success.
+func (f *Failures) RecordComponent(component string, err error) {
+	message := ""
+	if err != nil {
+		message = component + ": " + err.Error()
+	}
+	f.mu.Lock()
+	changed := f.components[component] != message
+	f.components[component] = message
+	f.mu.Unlock()
+	if changed {
+		f.queue.Report()
+	}
+}
+
+// record records the outcome of a reconcile.
+func (f *Failures) record(k key, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	old := f.keys[k]
+	if err != nil {
+		now := failure{err.Error(), old.since}
+		if old.message == "" {
+			now.since = time.Now()
+		}
+		f.keys[k] = now
+	} else {
+		delete(f.keys, k)
+	}
+	if (old.message != f.keys[k].message || k.kind == kindAll) && k.kind != kindReport {
+		f.queue.batched(kindReport)
+	}
+}
+
+// current returns a copy of what fails.
+func (f *Failures) current() (keys map[key]failure, components []string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, message := range f.components {
+		if message != "" {
+			components = append(components, message)
+		}
+	}
+	return maps.Clone(f.keys), components
+}

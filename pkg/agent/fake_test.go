@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"bulkhead/pkg/config"
+	"bulkhead/pkg/firewall"
+	"bulkhead/pkg/hostnet"
+	"bulkhead/pkg/loader"
+	"bulkhead/pkg/network"
+	"bulkhead/pkg/ovs"
+	"bulkhead/pkg/vrf"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// fakeKernel is a vrf.Fake that workers can use concurrently.
+type fakeKernel struct {
+	mu sync.Mutex
+	*vrf.Fake
+}
+
+func (k *fakeKernel) Read(ctx context.Context, o vrf.Owner) (vrf.State, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.Fake.Read(ctx, o)
+}
+
+func (k *fakeKernel) Tables(ctx context.Context) ([]int, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.Fake.Tables(ctx)
+}
+
+func (k *fakeKernel) Do(ctx context.Context, op vrf.Op) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.Fake.Do(ctx, op)
+}
+
+func (k *fakeKernel) Links(ctx context.Context) ([]vrf.Link, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.Fake.List(ctx)
+}
+
+func (k *fakeKernel) DeviceIndex(table int) int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.Fake.DeviceIndex(table)
+}
+
+// fakeNode fakes the agent's dependencies. Ports that it creates appear in the
+// fake kernel, with an event.
+type fakeNode struct {
+	mu             sync.Mutex
+	kernel         *fakeKernel
+	agent          *Agent
+	ports          map[string]network.Network // by name: management ports
+	portSyncs      int
+	annotations    map[string]string // written by the agent
+	writes         int               // of annotations
+	condition      Condition
+	recorded       []string // events
+	hostInputs     hostnet.Inputs
+	hostReconciles int
+	hostErr        error
+	hostProblems   []hostnet.Problem
+	guarded        []loader.DoorRow
+	guardErr       error
+}
+
+func (f *fakeNode) ReadNode(_ context.Context, name string, c config.OVS, _ network.Plan) (network.Node, error) {
+	return network.Node{Name: name, Chassis: "c1", Bridge: c.ExternalBridge, BridgeMAC: "02:00:00:00:00:01", Mode: c.GatewayMode,
+		EncapIPs:  []netip.Addr{netip.MustParseAddr("192.0.2.10")},
+		Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.10/24")}, NextHops: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}, nil
+}
+
+func (f *fakeNode) SyncChassis(context.Context, network.Node, ovs.Inputs) error {
+	return nil
+}
+
+func (f *fakeNode) SyncManagement(_ context.Context, _ network.Node, nets []network.Network) error {
+	f.mu.Lock()
+	f.portSyncs++
+	want := map[string]network.Network{}
+	for _, n := range nets {
+		want[n.ManagementPort()] = n
+	}
+	var changed []int
+	f.kernel.mu.Lock()
+	for name, n := range want {
+		if _, ok := f.ports[name]; !ok {
+			f.kernel.AddLink(name)
+			changed = append(changed, n.ID)
+		}
+	}
+	for name, n := range f.ports {
+		if _, ok := want[name]; !ok {
+			f.kernel.DelLink(name)
+			changed = append(changed, n.ID)
+		}
+	}
+	f.kernel.mu.Unlock()
+	f.ports = want
+	f.mu.Unlock()
+	for _, id := range changed {
+		f.agent.KernelChanged(vrf.Change{ID: id})
+	}
+	return nil
+}
+
+func (f *fakeNode) Annotate(_ context.Context, a map[string]string) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.writes++
+	for k, v := range a {
+		f.annotations[k] = v
+	}
+	return nil
+}
+
+func (f *fakeNode) SetCondition(_ context.Context, c Condition) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.condition = c
+	return nil
+}
+
+func (f *fakeNode) Event(_ bool, reason, message string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.recorded = append(f.recorded, reason+" "+message)
+}
+
+func (f *fakeNode) PodEvent(p Pod, reason, message string) {
+	f.Event(true, p.Key()+" "+reason, message)
+}
+
+func (f *fakeNode) Reconcile(_ context.Context, in hostnet.Inputs) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.hostInputs = in
+	f.hostReconciles++
+	return f.hostErr
+}
+
+func (f *fakeNode) Status() hostnet.Status {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return hostnet.Status{Problems: f.hostProblems}
+}
+
+func (f *fakeNode) Guard(row loader.DoorRow) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.guarded = append(f.guarded, row)
+	return f.guardErr
+}
+
+func (f *fakeNode) PodOf(cgroup uint64) (string, bool) {
+	return "uid-" + strconv.FormatUint(cgroup, 10), true
+}
+
+func (f *fakeNode) ListPods(context.Context) ([]ovs.PodPort, error) { return nil, nil }
+
+// hosts returns the inputs of the last reconcile of the host network.
+func (f *fakeNode) hosts() hostnet.Inputs {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.hostInputs
+}
+
+// conditionNow returns the Node condition as written last.
+func (f *fakeNode) conditionNow() Condition {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.condition
+}
+
+// eventsNow returns the recorded events.
+func (f *fakeNode) eventsNow() []string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.recorded)
+}
+
+// set changes the fake's behaviour.
+func (f *fakeNode) set(change func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	change()
+}
+
+// setVRFSupport makes the fake kernel support VRF devices or not.
+func (f *fakeNode) setVRFSupport(ok bool) {
+	f.kernel.mu.Lock()
+	defer f.kernel.mu.Unlock()
+	f.kernel.NoVRF = !ok
+}
+
+func testConfig(t *testing.T) config.Config {
+	t.Helper()
+	cfg, err := config.Load("agent", []string{"--node-name=n1", "--cluster-subnets=10.244.0.0/16/24"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return cfg
+}
+
+func nad(cfg config.Config, ns, name string, id int) network.NAD {
+	conf := network.NetConf{Name: network.UDNName(ns, name), Topology: "layer3", Role: "primary", Subnets: "10.20.0.0/16/24"}
+	n, err := conf.Network(id, cfg.Plan)
+	return network.NAD{Namespace: ns, Name: name, Network: n, Err: err}
+}
+
+// newFakeNode is a fakeNode with a running agent, whose cache is not synced.
+func newFakeNode(t *testing.T, options ...func(*Parts)) *fakeNode {
+	t.Helper()
+	f := &fakeNode{kernel: &fakeKernel{Fake: vrf.NewFake("br-ex")}, ports: map[string]network.Network{}, annotations: map[string]string{}}
+	f.kernel.Fake.Links["br-ex"].Up = true
+	f.run(t, options...)
+	return f
+}
+
+// run runs a new agent on the node.
+func (f *fakeNode) run(t *testing.T, options ...func(*Parts)) {
+	t.Helper()
+	nft, _ := firewall.NewFake()
+	queue := NewQueue()
+	parts := Parts{Config: testConfig(t), Cache: NewCache(), Queue: queue, Failures: NewFailures(queue), OVS: f, Kernel: f.kernel, Firewall: nft, HostNet: f, API: f, KubeletMark: 0x2b1d0000,
+		Log: slog.New(slog.NewTextHandler(io.Discard, nil))}
+	for _, o := range options {
+		o(&parts)
+	}
+	a := New(parts)
+	f.mu.Lock()
+	f.agent = a
+	f.mu.Unlock()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); _ = a.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
+}
+
+// events are the handlers of the agent's informers.
+func (f *fakeNode) events() eventHandlers {
+	a := f.agent
+	return eventHandlers{config: a.config, cache: a.cache, queue: a.queue, node: a.node, networksChanged: func() {}, log: a.log}
+}
+
+// setNodeID is the event of the node's id.
+func (f *fakeNode) setNodeID(id int) {
+	if f.agent.cache.SetNode(network.Node{Name: "n1", ID: id}, nil) {
+		f.agent.queue.All()
+	}
+}
+
+func (f *fakeNode) setPod(p Pod) {
+	if f.agent.cache.SetPod(p) {
+		f.agent.queue.Hosts()
+	}
+}
+
+func (f *fakeNode) setNAD(nad network.NAD) {
+	f.events().enqueueNAD(f.agent.cache.SetNAD(nad))
+}
+
+// eventually waits for a condition. In a synctest bubble, time passes only while
+// all goroutines wait.
+func eventually(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {
+		if condition() {
+			return
+		}
+	}
+	t.Fatalf("timed out: %s", what)
+}
+
+// state is the state of a network.
+func (f *fakeNode) state(id int) NetworkState {
+	for _, n := range f.agent.State(context.Background(), true).Networks {
+		if n.ID == id {
+			return n
+		}
+	}
+	return NetworkState{}
+}
+
+// dumpKernel renders the fake kernel's links, routes and rules.
+func (f *fakeNode) dumpKernel() string {
+	f.kernel.mu.Lock()
+	defer f.kernel.mu.Unlock()
+	var out []string
+	for r := range f.kernel.Routes {
+		out = append(out, r.String())
+	}
+	for r := range f.kernel.Rules {
+		out = append(out, r.String())
+	}
+	for n, l := range f.kernel.Fake.Links {
+		out = append(out, fmt.Sprintf("%s table %d", n, l.Table))
+	}
+	slices.Sort(out)
+	return strings.Join(out, "\n")
+}

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+)
+
+// firstSync tracks the first reconcile of everything that existed when the
+// cache was synced. The agent is ready when it is complete.
+type firstSync struct {
+	cache *Cache
+	log   *slog.Logger
+
+	mu      sync.Mutex
+	started bool
+	pending map[key]struct{}
+	done    chan struct{} // closed when complete
+}
+
+func newFirstSync(cache *Cache, log *slog.Logger) *firstSync {
+	return &firstSync{cache: cache, log: log, done: make(chan struct{})}
+}
+
+// start sets the keys to wait for.
+func (f *firstSync) start(keys []key) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.started, f.pending = true, map[key]struct{}{}
+	for _, k := range keys {
+		f.pending[k] = struct{}{}
+	}
+}
+
+// reconciled says that a key was reconciled, with or without success: a network
+// that fails does not block the node. Without a node id nothing counts.
+func (f *firstSync) reconciled(k key) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.started || f.complete() || f.cache.NodeID() == 0 {
+		return
+	}
+	delete(f.pending, k)
+	if len(f.pending) == 0 {
+		f.log.Info("first sync complete")
+		close(f.done)
+	}
+}
+
+func (f *firstSync) complete() bool {
+	select {
+	case <-f.done:
+		return true
+	default:
+		return false
+	}
+}
+
+// Ready returns why the first sync is not complete, or nil.
+func (f *firstSync) Ready() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	switch {
+	case f.complete():
+		return nil
+	case !f.started:
+		return errors.New("waiting for the API server")
+	case f.cache.NodeID() == 0:
+		return errors.New("waiting for the node's id from the cluster controller")
+	default:
+		return fmt.Errorf("first sync: %d keys pending", len(f.pending))
+	}
+}

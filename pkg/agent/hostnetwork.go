@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+
+	"bulkhead/pkg/config"
+	"bulkhead/pkg/firewall"
+	"bulkhead/pkg/hostnet"
+	"bulkhead/pkg/network"
+)
+
+// tunnelPort is the port of OVN's geneve tunnels.
+const tunnelPort = 6081
+
+// hostReconciler configures nft and eBPF: which of the host network's processes
+// reach which networks and locked addresses.
+type hostReconciler struct {
+	config        config.Config
+	cache         *Cache
+	queue         *Queue
+	kernel        Kernel
+	firewall      *firewall.Reconciler // nil: no nft
+	hostNet       HostNet              // nil: no eBPF
+	doors         *doorReader
+	node          *nodeReconciler
+	kubeletMark   uint32
+	kubeletCgroup func() firewall.Cgroup
+	podRoots      func() []firewall.Cgroup
+	log           *slog.Logger
+
+	recheck     atomic.Bool // the next reconcile reads the nft table
+	tableExists atomic.Bool // a reconcile of the nft table has succeeded
+	runs        *runs
+}
+
+func newHostReconciler(p Parts, node *nodeReconciler, doors *doorReader) *hostReconciler {
+	r := &hostReconciler{config: p.Config, cache: p.Cache, queue: p.Queue, kernel: p.Kernel, hostNet: p.HostNet, doors: doors, node: node,
+		kubeletMark: p.KubeletMark, kubeletCgroup: p.KubeletCgroup, podRoots: p.PodRoots, log: p.Log, runs: newRuns()}
+	if p.Firewall != nil {
+		r.firewall = &firewall.Reconciler{Target: p.Firewall}
+	}
+	return r
+}
+
+// reconcile configures nft before eBPF: nft only closes, and depends on nothing
+// that eBPF opens.
+func (r *hostReconciler) reconcile(ctx context.Context) error {
+	run := r.runs.begin()
+	notClosed, err := r.closeAndOpen(ctx)
+	r.runs.end(run, notClosed)
+	return err
+}
+
+// closeAndOpen is one reconcile. notClosed is the part of err that leaves
+// something reachable that should not be.
+func (r *hostReconciler) closeAndOpen(ctx context.Context) (notClosed, err error) {
+	locked := r.cache.Locked()
+	var errs, open []error
+	if r.firewall != nil {
+		ops, err := r.firewall.Reconcile(ctx, r.firewallInputs(locked), r.recheck.Swap(false))
+		for _, op := range ops {
+			r.log.Debug("nft operation", "operation", op.String())
+		}
+		if err != nil {
+			err = fmt.Errorf("nftables: %w", err)
+			errs, open = append(errs, err), append(open, err)
+		} else {
+			r.tableExists.Store(true)
+		}
+	}
+	if r.hostNet != nil {
+		rows, err := r.doors.rows(ctx)
+		if err != nil {
+			return errors.Join(append(open, err)...), errors.Join(append(errs, err)...)
+		}
+		in := hostnet.Inputs{Pods: r.cache.HostPods(), Networks: r.hostNetworks(), Locked: locked, Doors: rows, TunnelPort: tunnelPort,
+			MarkFirst: network.PacketMark(1), MarkLast: network.PacketMark(network.MaxID)}
+		for _, p := range r.node.Node().Addresses {
+			in.Locals = append(in.Locals, p.Addr())
+		}
+		if err := r.hostNet.Reconcile(ctx, in); err != nil {
+			err = fmt.Errorf("host network: %w", err)
+			errs = append(errs, err)
+			if errors.Is(err, hostnet.ErrNotEnforced) {
+				open = append(open, err)
+			}
+		}
+		r.queue.batched(kindReport)
+	}
+	if r.firewall == nil && r.hostNet == nil {
+		open = append(open, errors.New("this node has neither nftables nor eBPF"))
+	}
+	return errors.Join(open...), errors.Join(errs...)
+}
+
+// firewallChanged is called for each transaction on the nft table. It enqueues
+// the host network if somebody else made the transaction.
+func (r *hostReconciler) firewallChanged(generation uint32) {
+	if r.firewall != nil && r.firewall.Changed(generation) {
+		r.queue.Hosts()
+	}
+}
+
+// lock returns once the default-network address of a pod is locked, if it is to
+// be, so that a pod is closed before it is reachable. Concurrent calls share a
+// reconcile. The error says what could not be closed. A failure to open
+// something does not block the pod; the node condition reports it.
+func (r *hostReconciler) lock(ctx context.Context, p Pod) error {
+	if len(p.lockedAddresses()) == 0 && !p.HostNetwork {
+		return nil
+	}
+	r.cache.SetPod(p)
+	run := r.runs.next()
+	r.queue.keys.Add(key{kind: kindHosts})
+	notClosed, err := r.runs.wait(ctx, run)
+	switch {
+	case err != nil:
+		return fmt.Errorf("pod %s: its default-network address is not locked yet: %w", p.Key(), err)
+	case notClosed != nil:
+		return fmt.Errorf("pod %s: its default-network address cannot be locked: %w", p.Key(), notClosed)
+	default:
+		return nil
+	}
+}
+
+func (r *hostReconciler) firewallInputs(locked []hostnet.LockedAddr) firewall.Inputs {
+	in := firewall.Inputs{Locked: make([]netip.Addr, 0, len(locked)), Networks: r.cache.Networks(), DefaultPort: r.config.DefaultNetwork.ManagementPort(),
+		Mode: r.config.OVS.GatewayMode, TunnelPort: tunnelPort}
+	for _, l := range locked {
+		in.Locked = append(in.Locked, l.Addr)
+	}
+	if r.podRoots != nil {
+		in.PodRoots = r.podRoots()
+	}
+	in.Mark = r.kubeletMark
+	if in.Mark == 0 && r.kubeletCgroup != nil {
+		in.Kubelet.Cgroup = r.kubeletCgroup()
+	}
+	return in
+}
+
+// hostNetworks are the networks as eBPF needs them.
+func (r *hostReconciler) hostNetworks() []hostnet.Network {
+	nets := r.cache.Networks()
+	out := make([]hostnet.Network, 0, len(nets))
+	for _, n := range nets {
+		x := hostnet.Network{ID: n.ID, Name: n.Name, VRFIfindex: r.kernel.DeviceIndex(r.config.Plan.VRFTable(n)), Mark: n.PacketMark(), Subnets: n.CIDRs()}
+		x.Host4, x.Host6 = nodeAddresses(n, r.cache.NodeID())
+		out = append(out, x)
+	}
+	return out
+}
+
+// nodeAddresses are a node's addresses on a network, per IP family.
+func nodeAddresses(n network.Network, nodeID int) (v4, v6 netip.Addr) {
+	hosts, err := n.HostSubnets(nodeID)
+	if err != nil {
+		return v4, v6
+	}
+	for _, h := range hosts {
+		if a := network.Management(h).Addr(); a.Is4() {
+			v4 = a
+		} else {
+			v6 = a
+		}
+	}
+	return v4, v6
+}
+
+// runs counts the runs of a reconcile of which there is at most one at a time,
+// so that callers can wait for one that begins after their change.
+type runs struct {
+	mu           sync.Mutex
+	begun, ended int
+	err          error         // of the last run that ended
+	changed      chan struct{} // closed and replaced when a run ends
+}
+
+func newRuns() *runs { return &runs{changed: make(chan struct{})} }
+
+// next is the number of the next run.
+func (r *runs) next() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.begun + 1
+}
+
+func (r *runs) begin() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.begun++
+	return r.begun
+}
+
+func (r *runs) end(run int, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ended, r.err = run, err
+	close(r.changed)
+	r.changed = make(chan struct{})
+}
+
+// wait waits until a run has ended and returns the error of the last run; err
+// is ctx's.
+func (r *runs) wait(ctx context.Context, run int) (failed, err error) {
+	for {
+		r.mu.Lock()
+		done, failed, changed := r.ended >= run, r.err, r.changed
+		r.mu.Unlock()
+		if done {
+			return failed, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+}

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"fmt"
+
+	"bulkhead/pkg/config"
+	"bulkhead/pkg/network"
+)
+
+// portReconciler reconciles the management ports of all networks.
+type portReconciler struct {
+	config   config.Config
+	cache    *Cache
+	ovs      OVS
+	flows    Flows // may be nil
+	node     *nodeReconciler
+	networks *networkReconciler
+}
+
+// reconcile creates the networks' management ports and deletes all others. A
+// deleted network keeps its port until the network's kernel state is removed.
+func (r *portReconciler) reconcile(ctx context.Context) error {
+	node := r.node.Node()
+	if node.ID == 0 {
+		return nil
+	}
+	nets := append([]network.Network{r.config.DefaultNetwork}, r.cache.Networks()...)
+	removing, last := r.cache.Removing(), r.networks.results()
+	for _, id := range removing {
+		if result, ok := last[id]; ok {
+			nets = append(nets, result.network)
+		}
+	}
+	if r.flows != nil {
+		r.flows.SetNetworks(nets)
+	}
+	if err := r.ovs.SyncManagement(ctx, node, nets); err != nil {
+		return fmt.Errorf("management ports: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"bulkhead/pkg/process"
+)
+
+// kind is what a key stands for.
+type kind int
+
+const (
+	kindNetwork kind = iota // VRF, routes and rules of the network with the key's id
+	kindPorts               // management ports of all networks
+	kindHosts               // eBPF and nft: host-network processes and kubelet
+	kindNode                // chassis, facts, annotations
+	kindReport              // condition, events, failures
+	kindAll
+)
+
+type key struct {
+	kind kind
+	id   int
+}
+
+func (k key) String() string {
+	switch k.kind {
+	case kindNetwork:
+		return fmt.Sprintf("network id %d", k.id)
+	case kindPorts:
+		return "management ports"
+	case kindHosts:
+		return "host network"
+	case kindNode:
+		return "node"
+	case kindReport:
+		return "node condition"
+	default:
+		return "everything"
+	}
+}
+
+// batchDelay is how long events of the node-wide kinds are batched, so that a
+// start with hundreds of networks makes few transactions.
+const batchDelay = 20 * time.Millisecond
+
+// Queue is the agent's one work queue. Its exported methods enqueue nothing
+// until the cache is synced: the agent then enqueues everything.
+type Queue struct {
+	keys   process.Queue[key]
+	synced atomic.Bool // before that, nothing may be removed
+}
+
+// NewQueue is an empty queue.
+func NewQueue() *Queue { return &Queue{keys: process.NewQueue[key]()} }
+
+// Network enqueues networks by id, and the parts that depend on all networks.
+func (q *Queue) Network(ids ...int) {
+	if len(ids) == 0 || !q.synced.Load() {
+		return
+	}
+	for _, id := range ids {
+		q.keys.Add(key{kindNetwork, id})
+	}
+	q.batched(kindPorts, kindHosts)
+}
+
+// networkBatched enqueues a network whose kernel state changed. The agent's own
+// changes cause events too.
+func (q *Queue) networkBatched(id int) {
+	if q.synced.Load() {
+		q.keys.AddAfter(key{kindNetwork, id}, batchDelay)
+	}
+}
+
+// Hosts enqueues the host network: processes, locked addresses, interfaces.
+func (q *Queue) Hosts() { q.ifSynced(kindHosts) }
+
+// Node enqueues the node: chassis, facts and annotations.
+func (q *Queue) Node() { q.ifSynced(kindNode) }
+
+// Report enqueues the report of the node's condition, events and failures.
+func (q *Queue) Report() { q.ifSynced(kindReport) }
+
+// All enqueues everything.
+func (q *Queue) All() {
+	if q.synced.Load() {
+		q.keys.Add(key{kind: kindAll})
+	}
+}
+
+func (q *Queue) ifSynced(k kind) {
+	if q.synced.Load() {
+		q.batched(k)
+	}
+}
+
+// batched enqueues kinds of which there is one key.
+func (q *Queue) batched(kinds ...kind) {
+	for _, k := range kinds {
+		q.keys.AddAfter(key{kind: k}, batchDelay)
+	}
+}

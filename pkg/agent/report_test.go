@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"bulkhead/pkg/hostnet"
+	"bulkhead/pkg/network"
+)
+
+// TestDegraded: a failure sets the condition and records one event; the
+// condition is reset after a success.
+func TestDegraded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeNode(t)
+		f.kernel.NoVRF = true
+		f.agent.start()
+		f.setNodeID(3)
+		f.setNAD(nad(f.agent.config, "shop", "net", 7))
+		eventually(t, "degraded", func() bool { c := f.conditionNow(); return c.True() && c.Reason == "VRFUnavailable" })
+		if s := f.state(7); s.State != StateError || !strings.Contains(s.Error, "VRF") {
+			t.Errorf("%+v", s)
+		}
+		f.setVRFSupport(true)
+		eventually(t, "not degraded", func() bool { c := f.conditionNow(); return !c.True() && c.Reason == "AllWell" })
+		if n := countPrefix(f.eventsNow(), "VRFUnavailable"); n != 1 {
+			t.Errorf("%d events: %q", n, f.eventsNow())
+		}
+	})
+}
+
+func countPrefix(list []string, prefix string) int {
+	n := 0
+	for _, s := range list {
+		if strings.HasPrefix(s, prefix) {
+			n++
+		}
+	}
+	return n
+}
+
+// TestFailuresAnnotation: networks that fail for a while are in the Node's
+// annotation, from which the networks' status is made; brief failures are not.
+func TestFailuresAnnotation(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeNode(t)
+		f.kernel.NoVRF = true
+		f.agent.start()
+		f.setNodeID(3)
+		annotation := func() string {
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			return f.annotations[network.AnnotationAgentFailures]
+		}
+		start := time.Now()
+		for id, name := range map[int]string{7: "net", 8: "other"} {
+			f.setNAD(nad(f.agent.config, "shop", name, id))
+		}
+		eventually(t, "annotation", func() bool {
+			return strings.Contains(annotation(), `"ids":"7-8"`) && strings.Contains(annotation(), "VRF")
+		})
+		if took := time.Since(start); took < persistent {
+			t.Errorf("written after %s", took)
+		}
+		f.setVRFSupport(true)
+		eventually(t, "annotation empty", func() bool { return annotation() == "" })
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if _, ok := f.annotations[network.AnnotationAgentFailures]; !ok || f.writes > 5 {
+			t.Errorf("%d writes: %v", f.writes, f.annotations)
+		}
+	})
+}
+
+// TestPodProblems: a problem that a pod's author causes is an event of the pod
+// and does not degrade the node; a problem of the node does.
+func TestPodProblems(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeNode(t)
+		f.agent.start()
+		f.setNodeID(3)
+		eventually(t, "ready", func() bool { return f.agent.Ready() == nil })
+		f.setPod(Pod{UID: "u1", Namespace: "shop", Name: "host", HostNetwork: true})
+		f.set(func() {
+			f.hostProblems = []hostnet.Problem{{Pod: "shop/host", Reason: "ProbePortHeld", Message: "port 10250 is held"}}
+		})
+		f.agent.queue.Report()
+		eventually(t, "event of the pod", func() bool { return countPrefix(f.eventsNow(), "shop/host ProbePortHeld") > 0 })
+		if c := f.conditionNow(); c.True() {
+			t.Errorf("a pod degraded its node: %+v", c)
+		}
+		f.set(func() {
+			f.hostProblems = append(f.hostProblems, hostnet.Problem{Pod: "shop/host", Reason: "VRFMissing", Message: "no VRF"})
+		})
+		f.agent.queue.Report()
+		eventually(t, "condition", func() bool { c := f.conditionNow(); return c.True() && c.Reason == "VRFMissing" })
+		if n := countPrefix(f.eventsNow(), "shop/host ProbePortHeld"); n != 1 {
+			t.Errorf("%d events: %q", n, f.eventsNow())
+		}
+	})
+}

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostnet
+
+import (
+	"context"
+	"log/slog"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"bulkhead/pkg/loader"
+)
+
+func cgroupTree(t *testing.T) string {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("skip: no-root: making cgroups needs root")
+	}
+	mount, err := loader.CgroupMount()
+	if err != nil {
+		t.Skip("skip: no-cgroup2:", err)
+	}
+	root, err := os.MkdirTemp(mount, "bh-hostnet-")
+	if err != nil {
+		t.Skip("skip: cgroup2-read-only:", err)
+	}
+	t.Cleanup(func() { removeTree(root) })
+	return root
+}
+
+func removeTree(dir string) {
+	dirs, _ := readDirs(dir)
+	for _, d := range dirs {
+		removeTree(filepath.Join(dir, d))
+	}
+	os.Remove(dir)
+}
+
+func eventually(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		if ok() {
+			return
+		}
+	}
+	t.Fatalf("condition not met within a minute: %s", what)
+}
+
+// A directory that is created after its parent was read and before the parent was
+// watched causes no event; readNode must find and watch it nevertheless. The first
+// reconcile must also watch the directory in which kubelet's cgroup is recreated.
+func TestWatchDirsCreatedMeanwhile(t *testing.T) {
+	root, procs := t.TempDir(), t.TempDir()
+	if err := os.MkdirAll(filepath.Join(root, "system.slice/kubelet.service"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	writeProc(t, procs, "self", "agent", "/agent", "/", "0", "1")
+	writeProc(t, procs, "20", "kubelet", "/usr/bin/kubelet", "/system.slice/kubelet.service", "0", "20")
+	m, err := New(newFakeKernel(), Options{CgroupRoot: root, ProcRoot: procs, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.kubelet.idOf = func(string) (uint64, error) { return 7, nil }
+	if m.watch == nil {
+		t.Fatal("inotify is not available")
+	}
+	defer m.watch.Close()
+	dirs := []string{filepath.Join(root, "kubepods"), filepath.Join(root, "kubepods/burstable")}
+	toCreate := slices.Clone(dirs)
+	m.readLayout = func(root string) (Layout, error) {
+		l, err := ReadLayout(root)
+		if len(toCreate) > 0 && err == nil {
+			err = os.Mkdir(toCreate[0], 0o755)
+			toCreate = toCreate[1:]
+		}
+		return l, err
+	}
+	if err := m.Reconcile(ctx, Inputs{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range append(dirs, filepath.Join(root, "system.slice")) {
+		if !slices.Contains(m.watch.WatchList(), dir) {
+			t.Errorf("%s is not watched: %v", dir, m.watch.WatchList())
+		}
+	}
+}
+
+// The Manager calls Settle, which removes what another version left, only after a
+// reconcile without failures.
+func TestRootSettle(t *testing.T) {
+	f := newFakeKernel()
+	m, err := New(f, Options{CgroupRoot: cgroupTree(t), KubeletNames: []string{"no-such-kubelet"}, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, failing := range []bool{true, false} {
+		f.fail = func(int) bool { return failing }
+		if err := m.Reconcile(ctx, Inputs{}); (err != nil) != failing || (f.settled == 0) != failing {
+			t.Errorf("operations fail %t: %v, settled %d times", failing, err, f.settled)
+		}
+	}
+}
+
+// The Manager notices a new pod cgroup and kubelet's restart in another cgroup from
+// the kernel's events, without the resync.
+func TestRootWatch(t *testing.T) {
+	if beKubelet() {
+		return
+	}
+	root := cgroupTree(t)
+	f := newFakeKernel()
+	qos := filepath.Join(root, "kubepods/burstable")
+	path := filepath.Join(qos, "pod"+uid)
+	m, err := New(&cgroupKernel{fakeKernel: f}, Options{CgroupRoot: root, Resync: time.Hour, KubeletNames: []string{"bh-fake-kubelet"}, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	kubelet := func(dir string) *exec.Cmd {
+		t.Helper()
+		return startKubelet(t, "TestRootWatch", filepath.Join(root, dir))
+	}
+	k := kubelet("kubelet-a")
+	in := Inputs{Pods: []Pod{{UID: uid, Namespace: "red", Name: "a", NetworkID: 1}}, Networks: []Network{{ID: 1, Name: "red", VRFIfindex: 3, Mark: 0x1001, Subnets: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}}}
+	if err := m.Reconcile(ctx, in); err != nil {
+		t.Fatal(err)
+	}
+	run, stop := context.WithCancel(ctx)
+	done := make(chan error)
+	go func() { done <- m.Run(run) }()
+	has := func(r loader.Row) bool {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return f.rows[r.Key()] == r
+	}
+	cg := func(dir string) uint64 {
+		id, err := loader.CgroupID(filepath.Join(root, dir))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return id
+	}
+	if !has(loader.KubeletRow{CgroupID: cg("kubelet-a")}) {
+		t.Fatal("kubelet not found")
+	}
+	if p := m.Status().Problems; len(p) != 1 || p[0].Reason != "CgroupMissing" {
+		t.Errorf("problems %v", p)
+	}
+
+	// The kubepods directory does not exist yet.
+	for _, d := range []string{filepath.Dir(qos), qos} {
+		if err := os.Mkdir(d, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "burstable watched", func() bool { return slices.Contains(m.watch.WatchList(), qos) })
+	if err := os.Mkdir(path, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	id := cg("kubepods/burstable/pod" + uid)
+	eventually(t, "pod attached", func() bool {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return f.pods[uid].CgroupID == id
+	})
+	t.Logf("attached %v after the cgroup was created", time.Since(start))
+	eventually(t, "no problem reported", func() bool { return len(m.Status().Problems) == 0 })
+
+	// Kubelet restarts in another cgroup; its pidfd reports the exit.
+	old := cg("kubelet-a")
+	k.Process.Kill()
+	k.Wait()
+	k = kubelet("kubelet-b")
+	eventually(t, "kubelet found in its new cgroup", func() bool { return has(loader.KubeletRow{CgroupID: cg("kubelet-b")}) })
+	eventually(t, "row of the old cgroup deleted", func() bool { return !has(loader.KubeletRow{CgroupID: old}) })
+
+	// The cgroup is recreated with another id: it is allowed before the process starts.
+	k.Process.Kill()
+	k.Wait()
+	eventually(t, "kubelet gone", func() bool { return len(m.Status().Kubelet.Procs) == 0 })
+	removeTree(filepath.Join(root, "kubelet-b"))
+	os.Mkdir(filepath.Join(root, "kubelet-b"), 0o755)
+	eventually(t, "new id allowed", func() bool { return has(loader.KubeletRow{CgroupID: cg("kubelet-b")}) })
+
+	// The pod is deleted.
+	removeTree(path)
+	if err := m.Reconcile(ctx, Inputs{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "pod's row and attachment deleted", func() bool {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return len(f.pods) == 0 && f.rows[loader.PodRow{CgroupID: id}.Key()] == nil
+	})
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// cgroupKernel is a fakeKernel that reads the ids of real cgroups.
+type cgroupKernel struct{ *fakeKernel }
+
+func (r *cgroupKernel) AttachPod(path, uid string, row loader.PodRow) error {
+	id, err := loader.CgroupID(path)
+	if err != nil {
+		return err
+	}
+	r.mu.Lock()
+	r.ids[path] = id
+	r.mu.Unlock()
+	return r.fakeKernel.AttachPod(path, uid, row)
+}

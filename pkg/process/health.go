@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// HealthHandlers are the endpoints that kubelet probes, by path: /healthz
+// answers while the process lives, /readyz fails while ready returns an error.
+func HealthHandlers(ready func() error) map[string]http.Handler {
+	return map[string]http.Handler{
+		"/healthz": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) }),
+		"/readyz": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			if err := ready(); err != nil {
+				http.Error(w, err.Error(), http.StatusServiceUnavailable)
+				return
+			}
+			_, _ = w.Write([]byte("ok\n"))
+		}),
+	}
+}
+
+// NewRegistry is a registry with the metrics of the Go runtime and the process.
+func NewRegistry() *prometheus.Registry {
+	r := prometheus.NewRegistry()
+	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	return r
+}
+
+// NewMux serves HealthHandlers and /metrics.
+func NewMux(ready func() error, metrics prometheus.Gatherer) *http.ServeMux {
+	mux := http.NewServeMux()
+	for path, handler := range HealthHandlers(ready) {
+		mux.Handle(path, handler)
+	}
+	mux.Handle("/metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
+	return mux
+}
+
+// ServeTCP listens on address and serves h there in the background until ctx
+// ends. An empty address serves nothing.
+func ServeTCP(ctx context.Context, address string, h http.Handler, log *slog.Logger) error {
+	if address == "" {
+		return nil
+	}
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		return fmt.Errorf("listen on %s: %w", address, err)
+	}
+	serve(ctx, l, h, log)
+	return nil
+}
+
+// ServeUnix listens on a unix socket, as ListenUnix does, and serves h there in
+// the background until ctx ends. An empty path serves nothing.
+func ServeUnix(ctx context.Context, path string, h http.Handler, log *slog.Logger) error {
+	if path == "" {
+		return nil
+	}
+	l, err := ListenUnix(path)
+	if err != nil {
+		return err
+	}
+	serve(ctx, l, h, log)
+	return nil
+}
+
+func serve(ctx context.Context, l net.Listener, h http.Handler, log *slog.Logger) {
+	s := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug)}
+	context.AfterFunc(ctx, func() { _ = s.Close() })
+	go func() {
+		if err := s.Serve(l); err != nil && !errors.Is(err, http.ErrServerClosed) {
+			log.Error("stopped serving HTTP", "address", l.Addr().String(), "error", err)
+		}
+	}()
+}

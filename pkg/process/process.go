@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package process holds what every process repeats: main, the log, health
+// endpoints, listeners, the start of informers, and work queues.
+package process
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"bulkhead/pkg/config"
+)
+
+// Main calls run with the command line and a context that ends with SIGINT or
+// SIGTERM. If run fails, Main prints the error and exits with status 1.
+func Main(name string, run func(ctx context.Context, args []string) error) {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	err := run(ctx, os.Args[1:])
+	if err == nil || errors.Is(err, config.ErrHelp) {
+		return
+	}
+	fmt.Fprintln(os.Stderr, name+":", err)
+	os.Exit(1)
+}

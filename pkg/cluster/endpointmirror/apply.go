@@ -20,16 +20,16 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Target is where mirrors live.
+// Target is where mirrors are stored.
 type Target interface {
-	// Read finds every mirror of the source that carries our mark.
+	// Read returns every mirror of the source (see SourceOf).
 	Read(ctx context.Context, s Source) (State, error)
-	// Apply runs the operations in order. What fails is reported, each error
-	// naming its Op, and the others still run.
+	// Apply applies the operations in order. It continues after failures and
+	// joins the errors, which name their operations.
 	Apply(ctx context.Context, ops []Op) error
 }
 
-// run is Apply for any target.
+// applyAll implements Apply with a function for one operation.
 func applyAll(ops []Op, do func(Op) error) error {
 	var errs []error
 	for _, op := range ops {
@@ -40,9 +40,9 @@ func applyAll(ops []Op, do func(Op) error) error {
 	return errors.Join(errs...)
 }
 
-// Kube is the Kubernetes API. Reads come from the cache, corrected by what was
-// written and has not come back yet: else a source that changes faster than
-// its mirror comes back would have each write followed by a second one.
+// Kube is the Kubernetes API. It reads from the cache, overlaid with the writes
+// that the cache does not show yet. Without the overlay, a source that changes
+// again before the cache shows its mirror would cause redundant writes.
 type Kube struct {
 	Cache  client.Reader // with the index of AddIndexes
 	Client client.Client
@@ -66,7 +66,7 @@ func (k *Kube) Read(ctx context.Context, s Source) (State, error) {
 	return state, nil
 }
 
-// mirrorOf is what of a mirror matters here. It shares the object's endpoints.
+// mirrorOf converts a mirror. The result shares the object's endpoints.
 func mirrorOf(s *discoveryv1.EndpointSlice) Mirror {
 	_, exposed := s.Labels[discoveryv1.LabelServiceName]
 	m := Mirror{
@@ -119,14 +119,15 @@ func (k *Kube) create(ctx context.Context, op Op) error {
 		},
 		AddressType: m.AddressType, Endpoints: m.Endpoints, Ports: m.Ports,
 	}
-	// The answer is read into the object, and its endpoints are the cache's.
+	// Create decodes the response into the object, whose endpoints are shared
+	// with the cache.
 	obj = obj.DeepCopy()
 	err := k.Client.Create(ctx, obj)
 	switch {
 	case apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause), apierrors.IsNotFound(err):
-		return nil // the namespace ends or is gone: nothing is wanted any more once the cache knows
+		return nil // the namespace is being deleted or deleted, which the cache does not show yet
 	case apierrors.IsAlreadyExists(err):
-		return fmt.Errorf("%w: if it is no mirror, delete or rename it", err)
+		return fmt.Errorf("%w: if it is not a mirror, delete or rename it", err)
 	case err != nil:
 		return err
 	}
@@ -141,10 +142,10 @@ func (k *Kube) update(ctx context.Context, op Op) error {
 	for key, v := range labels(m) {
 		set[key] = v
 	}
-	// All of it, whatever has changed: what somebody else did in the meantime
-	// is undone, and what is noted as written is what is there.
+	// The patch contains all fields, so that it reverts concurrent changes by
+	// others and the write cache holds the actual state.
 	meta := map[string]any{
-		"uid":    m.UID, // a slice of the same name that came after is not meant
+		"uid":    m.UID, // the API server refuses the patch if the slice was recreated
 		"labels": set, "annotations": annotations(m), "ownerReferences": []metav1.OwnerReference{ownerRef(m)},
 	}
 	body, err := json.Marshal(map[string]any{"metadata": meta, "endpoints": m.Endpoints, "ports": m.Ports})
@@ -153,7 +154,7 @@ func (k *Kube) update(ctx context.Context, op Op) error {
 	}
 	obj := metadata(m)
 	if err := k.Client.Patch(ctx, obj, client.RawPatch(types.MergePatchType, body)); err != nil {
-		return client.IgnoreNotFound(err) // its own event brings it back
+		return client.IgnoreNotFound(err) // the delete event enqueues the source
 	}
 	m.ResourceVersion = obj.ResourceVersion
 	k.writes.written(op.Source, m, k.Now())
@@ -168,9 +169,9 @@ func annotations(m Mirror) map[string]string {
 	return map[string]string{network.AnnotationSource: m.Source, network.AnnotationMirrorOn: m.Network}
 }
 
-// ownerRef makes the mirror go with its source. It does not block the owner's
-// deletion: nothing ever waits for a mirror, and no permission on the owner's
-// finalizers is needed.
+// ownerRef makes the garbage collector delete the mirror after its source. It
+// does not block the source's deletion, which would need permission on the
+// source's finalizers.
 func ownerRef(m Mirror) metav1.OwnerReference {
 	yes := true
 	return metav1.OwnerReference{

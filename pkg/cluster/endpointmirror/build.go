@@ -13,10 +13,10 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Build says what a source's mirror should be. It does not depend on what
-// there is, but in two cases in which nothing is touched: a namespace that
-// ends takes its slices along, and while it is not known which network is the
-// namespace's, services go on with the endpoints they have.
+// Build returns the desired state of a source's mirror. It is the actual state in
+// two cases: while the namespace is being deleted, because its slices are deleted
+// with it, and while the primary network is unknown, so that Services keep their
+// endpoints.
 func Build(in Inputs, have State) State {
 	want := State{Source: in.Source, Mirrors: map[string]Mirror{}}
 	switch {
@@ -35,7 +35,7 @@ func Build(in Inputs, have State) State {
 	}
 	endpoints := in.endpoints()
 	if len(endpoints) == 0 {
-		return want // whether there was one before or not
+		return want // no mirror without endpoints
 	}
 	name := MirrorName(in.Source.Name)
 	want.Mirrors[name] = Mirror{
@@ -45,9 +45,8 @@ func Build(in Inputs, have State) State {
 	return want
 }
 
-// endpoints are the source's, with their addresses on the network. They are
-// sorted: the order of the source's says nothing, and a change of it must not
-// cost a write.
+// endpoints returns the source's endpoints with their addresses on the network.
+// They are sorted, so that a change of the source's order causes no write.
 func (in Inputs) endpoints() []discoveryv1.Endpoint {
 	v4, v6 := in.Network.Families()
 	is4 := in.Slice.AddressType == discoveryv1.AddressTypeIPv4
@@ -56,7 +55,7 @@ func (in Inputs) endpoints() []discoveryv1.Endpoint {
 	}
 	var out []discoveryv1.Endpoint
 	for i := range in.Slice.Endpoints {
-		e := in.Slice.Endpoints[i] // what it points to is shared with the cache
+		e := in.Slice.Endpoints[i] // its pointers are shared with the cache
 		if e.Addresses = in.addresses(&e, is4); len(e.Addresses) > 0 {
 			out = append(out, e)
 		}
@@ -74,13 +73,13 @@ func target(e discoveryv1.Endpoint) string {
 	return e.TargetRef.Kind + "/" + e.TargetRef.Namespace + "/" + e.TargetRef.Name
 }
 
-// addresses are where one endpoint is reached on the network; none leaves the
-// endpoint out.
+// addresses returns the addresses of one endpoint on the network. An endpoint
+// without any is omitted.
 func (in Inputs) addresses(e *discoveryv1.Endpoint, is4 bool) []string {
 	if ref, ok := podOf(in.Source.Namespace, e); ok {
 		pod, known := in.Pods[ref]
 		if !known || e.TargetRef.UID != "" && e.TargetRef.UID != pod.UID {
-			return nil // gone, or not seen yet: its event completes the mirror
+			return nil // deleted, or not in the cache yet: its event enqueues the source
 		}
 		if !pod.HostNetwork {
 			return in.podAddress(pod, is4)
@@ -101,9 +100,9 @@ func (in Inputs) addresses(e *discoveryv1.Endpoint, is4 bool) []string {
 	return out
 }
 
-// ofPod is the pod's address on the network, of the slice's family. Readers
-// use an endpoint's first address alone, and so is there one. An address that
-// is not the network's own is never passed on, whatever the pod says.
+// podAddress returns the pod's address on the network, of the slice's IP family.
+// Consumers of EndpointSlices use only an endpoint's first address. Addresses
+// outside the network are ignored, because the pod's annotation is not trusted.
 func (in Inputs) podAddress(pod Pod, is4 bool) []string {
 	for _, a := range pod.Addresses {
 		if a.Is4() == is4 && in.Network.Contains(a) {
@@ -113,11 +112,10 @@ func (in Inputs) podAddress(pod Pod, is4 bool) []string {
 	return nil
 }
 
-// byAddress is where an address that no pod explains is reached: those on the
-// network itself and those outside the cluster as they are (a node's is one of
-// them), a pod's on the cluster default network by its address on this one.
-// What else belongs to the cluster cannot be reached from the network, and
-// must not be.
+// resolve maps the address of an endpoint without a pod reference. Addresses on
+// the network, and those outside the cluster, including nodes', are unchanged. A
+// pod's address on the cluster default network becomes that pod's address on the
+// network. Other addresses of the cluster must not be reachable from the network.
 func (in Inputs) resolve(a netip.Addr, is4 bool) []string {
 	if in.Network.Contains(a) {
 		return []string{a.String()}
@@ -131,8 +129,8 @@ func (in Inputs) resolve(a netip.Addr, is4 bool) []string {
 	return []string{a.String()}
 }
 
-// inCluster tells whether an address belongs to the cluster or to the
-// network's own routers.
+// inCluster reports whether an address belongs to the cluster or to the network's
+// routers.
 func inCluster(n network.Network, plan network.Plan, a netip.Addr) bool {
 	for _, ranges := range [][]netip.Prefix{
 		plan.ServiceCIDRs, plan.Join, plan.Transit, plan.Masquerade, plan.UDNJoin, n.JoinSubnets, n.Transit,

@@ -23,7 +23,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the golden files")
 
-// A dual-stack cluster, whatever the tenants are.
+// testPlan is that of a dual-stack cluster.
 var testPlan = func() network.Plan {
 	cfg, err := config.Parse("[default]\ncluster-subnets = 10.244.0.0/16/24,fd10:244::/48/64\nservice-cidrs = 10.96.0.0/16,fd10:96::/112\n")
 	if err != nil {
@@ -60,7 +60,7 @@ func endpoint(pod string, addresses ...string) discoveryv1.Endpoint {
 
 func ptr[T any](v T) *T { return &v }
 
-// sourceSlice is a slice of Service red/web, as Kubernetes makes it.
+// sourceSlice returns a slice of Service red/web as Kubernetes creates it.
 func sourceSlice(family discoveryv1.AddressType, endpoints ...discoveryv1.Endpoint) *discoveryv1.EndpointSlice {
 	return &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "red", Name: "web-x7k2p", UID: "uid-source", Labels: map[string]string{
@@ -77,7 +77,7 @@ func pods() map[PodRef]Pod {
 		{"red", "b"}:       {UID: "uid-b", Addresses: addrs("10.20.2.5", "fd20:0:0:2::5")},
 		{"red", "host"}:    {UID: "uid-host", HostNetwork: true},
 		{"red", "waiting"}: {UID: "uid-waiting"},
-		{"red", "liar"}:    {UID: "uid-liar", Addresses: addrs("10.244.9.9", "fd10:244::9")},
+		{"red", "forged"}:  {UID: "uid-forged", Addresses: addrs("10.244.9.9", "fd10:244::9")},
 	}
 }
 
@@ -88,17 +88,17 @@ func inputs(s *discoveryv1.EndpointSlice, n *network.Network) Inputs {
 	}
 }
 
-// have is a state in which something is there already.
+// have returns an actual state with another mirror.
 func have() State {
 	return State{Source: Source{"red", "web-x7k2p"}, Mirrors: map[string]Mirror{"old": {Namespace: "red", Name: "old"}}}
 }
 
-// Which addresses one endpoint has in the mirror.
+// The addresses of an endpoint in the mirror.
 func TestAddresses(t *testing.T) {
 	v4, v6 := discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6
 	dual, only4, only6 := tenant("n", "10.20.0.0/16", "fd20::/48"), tenant("n", "10.20.0.0/16"), tenant("n", "fd20::/48")
-	other := endpoint("a", "10.244.1.5")
-	other.TargetRef.UID = "uid-of-a-former-a"
+	deleted := endpoint("a", "10.244.1.5")
+	deleted.TargetRef.UID = "uid-of-deleted-a"
 	anyUID := endpoint("a", "10.244.1.5")
 	anyUID.TargetRef.UID = ""
 	noNamespace := endpoint("a", "10.244.1.5")
@@ -107,46 +107,46 @@ func TestAddresses(t *testing.T) {
 	elsewhere.TargetRef.Namespace = "blue"
 	node := endpoint("", "192.168.7.1")
 	node.TargetRef = &corev1.ObjectReference{Kind: "Node", Name: "n1"}
-	for what, tt := range map[string]struct {
+	for name, tt := range map[string]struct {
 		network  *network.Network
 		family   discoveryv1.AddressType
 		endpoint discoveryv1.Endpoint
-		want     string // addresses, by spaces
+		want     string // addresses, space-separated
 	}{
-		"pod":                            {dual, v4, endpoint("a", "10.244.1.5"), "10.20.1.5"},
-		"pod, IPv6":                      {dual, v6, endpoint("a", "fd10:244:0:1::5"), "fd20:0:0:1::5"},
-		"pod, network without IPv6":      {only4, v6, endpoint("a", "fd10:244:0:1::5"), ""},
-		"pod, network without IPv4":      {only6, v4, endpoint("a", "10.244.1.5"), ""},
-		"pod, IPv6 only":                 {only6, v6, endpoint("a", "fd10:244:0:1::5"), "fd20:0:0:1::5"},
-		"pod without addresses yet":      {dual, v4, endpoint("waiting", "10.244.1.8"), ""},
-		"pod that is not known":          {dual, v4, endpoint("unknown", "10.244.1.8"), ""},
-		"pod that came after":            {dual, v4, other, ""},
-		"pod without uid":                {dual, v4, anyUID, "10.20.1.5"},
-		"pod without namespace":          {dual, v4, noNamespace, "10.20.1.5"},
-		"pod of another namespace":       {dual, v4, elsewhere, ""},
-		"pod with an address not ours":   {dual, v4, endpoint("liar", "10.244.1.8"), ""},
-		"pod, two addresses":             {dual, v4, endpoint("a", "10.244.1.5", "10.244.1.6"), "10.20.1.5"},
-		"host network":                   {dual, v4, endpoint("host", "192.168.7.1"), "192.168.7.1"},
-		"host network, IPv6":             {dual, v6, endpoint("host", "2001:db8::1"), "2001:db8::1"},
-		"host network, network not dual": {only4, v6, endpoint("host", "2001:db8::1"), ""},
-		"host network with a pod's":      {dual, v4, endpoint("host", "10.244.3.3"), ""},
-		"by hand, on the network":        {dual, v4, endpoint("", "10.20.200.1"), "10.20.200.1"},
-		"by hand, outside":               {dual, v4, endpoint("", "203.0.113.9"), "203.0.113.9"},
-		"by hand, outside, IPv6":         {dual, v6, endpoint("", "2001:DB8:0::9"), "2001:db8::9"},
-		"by hand, a pod's":               {dual, v4, endpoint("", "10.244.1.5"), "10.20.1.5"},
-		"by hand, a stranger's":          {dual, v4, endpoint("", "10.244.77.5"), ""},
-		"by hand, a stranger's, IPv6":    {dual, v6, endpoint("", "fd10:244::77"), ""},
-		"by hand, a service":             {dual, v4, endpoint("", "10.96.0.1"), ""},
-		"by hand, join":                  {dual, v4, endpoint("", "100.64.0.2"), ""},
-		"by hand, the network's join":    {dual, v4, endpoint("", "172.30.0.2"), ""},
-		"by hand, transit":               {dual, v4, endpoint("", "100.88.0.2"), ""},
-		"by hand, masquerade":            {dual, v4, endpoint("", "169.254.0.2"), ""},
-		"by hand, some of them":          {dual, v4, endpoint("", "10.96.0.1", "10.20.1.5", "10.244.1.5", "203.0.113.9"), "10.20.1.5 203.0.113.9"},
-		"a node":                         {dual, v4, node, "192.168.7.1"},
-		"no address":                     {dual, v4, endpoint("", "example.org"), ""},
-		"the other family":               {dual, v4, endpoint("", "2001:db8::9"), ""},
+		"pod":                               {dual, v4, endpoint("a", "10.244.1.5"), "10.20.1.5"},
+		"pod, IPv6":                         {dual, v6, endpoint("a", "fd10:244:0:1::5"), "fd20:0:0:1::5"},
+		"pod, network without IPv6":         {only4, v6, endpoint("a", "fd10:244:0:1::5"), ""},
+		"pod, network without IPv4":         {only6, v4, endpoint("a", "10.244.1.5"), ""},
+		"pod, IPv6 only":                    {only6, v6, endpoint("a", "fd10:244:0:1::5"), "fd20:0:0:1::5"},
+		"pod without addresses yet":         {dual, v4, endpoint("waiting", "10.244.1.8"), ""},
+		"unknown pod":                       {dual, v4, endpoint("unknown", "10.244.1.8"), ""},
+		"deleted pod of the same name":      {dual, v4, deleted, ""},
+		"pod without uid":                   {dual, v4, anyUID, "10.20.1.5"},
+		"pod without namespace":             {dual, v4, noNamespace, "10.20.1.5"},
+		"pod of another namespace":          {dual, v4, elsewhere, ""},
+		"pod, address outside network":      {dual, v4, endpoint("forged", "10.244.1.8"), ""},
+		"pod, two addresses":                {dual, v4, endpoint("a", "10.244.1.5", "10.244.1.6"), "10.20.1.5"},
+		"host network":                      {dual, v4, endpoint("host", "192.168.7.1"), "192.168.7.1"},
+		"host network, IPv6":                {dual, v6, endpoint("host", "2001:db8::1"), "2001:db8::1"},
+		"host network, IPv4 network":        {only4, v6, endpoint("host", "2001:db8::1"), ""},
+		"host network, pod address":         {dual, v4, endpoint("host", "10.244.3.3"), ""},
+		"custom, on the network":            {dual, v4, endpoint("", "10.20.200.1"), "10.20.200.1"},
+		"custom, outside":                   {dual, v4, endpoint("", "203.0.113.9"), "203.0.113.9"},
+		"custom, outside, IPv6":             {dual, v6, endpoint("", "2001:DB8:0::9"), "2001:db8::9"},
+		"custom, pod address":               {dual, v4, endpoint("", "10.244.1.5"), "10.20.1.5"},
+		"custom, unknown pod address":       {dual, v4, endpoint("", "10.244.77.5"), ""},
+		"custom, unknown pod address, IPv6": {dual, v6, endpoint("", "fd10:244::77"), ""},
+		"custom, service":                   {dual, v4, endpoint("", "10.96.0.1"), ""},
+		"custom, join":                      {dual, v4, endpoint("", "100.64.0.2"), ""},
+		"custom, join of the network":       {dual, v4, endpoint("", "172.30.0.2"), ""},
+		"custom, transit":                   {dual, v4, endpoint("", "100.88.0.2"), ""},
+		"custom, masquerade":                {dual, v4, endpoint("", "169.254.0.2"), ""},
+		"custom, several":                   {dual, v4, endpoint("", "10.96.0.1", "10.20.1.5", "10.244.1.5", "203.0.113.9"), "10.20.1.5 203.0.113.9"},
+		"node reference":                    {dual, v4, node, "192.168.7.1"},
+		"host name":                         {dual, v4, endpoint("", "example.org"), ""},
+		"other IP family":                   {dual, v4, endpoint("", "2001:db8::9"), ""},
 	} {
-		t.Run(what, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			s := sourceSlice(tt.family, tt.endpoint)
 			var got string
 			for _, m := range Build(inputs(s, tt.network), have()).Mirrors {
@@ -159,52 +159,52 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// Whether there is a mirror at all.
-func TestWhetherMirrored(t *testing.T) {
+// Which slices have a mirror.
+func TestMirroredSlices(t *testing.T) {
 	n := tenant("n", "10.20.0.0/16")
 	slice := func(change func(*discoveryv1.EndpointSlice)) *discoveryv1.EndpointSlice {
 		s := sourceSlice(discoveryv1.AddressTypeIPv4, endpoint("a", "10.244.1.5"))
 		change(s)
 		return s
 	}
-	for what, tt := range map[string]struct {
+	for name, tt := range map[string]struct {
 		in   Inputs
 		want bool
 	}{
-		"as Kubernetes makes it": {inputs(slice(func(*discoveryv1.EndpointSlice) {}), n), true},
-		"of the mirroring controller": {inputs(slice(func(s *discoveryv1.EndpointSlice) {
+		"endpointslice controller": {inputs(slice(func(*discoveryv1.EndpointSlice) {}), n), true},
+		"endpointslicemirroring controller": {inputs(slice(func(s *discoveryv1.EndpointSlice) {
 			s.Labels[discoveryv1.LabelManagedBy] = "endpointslicemirroring-controller.k8s.io"
 		}), n), true},
-		"made by hand":    {inputs(slice(func(s *discoveryv1.EndpointSlice) { delete(s.Labels, discoveryv1.LabelManagedBy) }), n), true},
-		"of no service":   {inputs(slice(func(s *discoveryv1.EndpointSlice) { delete(s.Labels, discoveryv1.LabelServiceName) }), n), false},
-		"names":           {inputs(slice(func(s *discoveryv1.EndpointSlice) { s.AddressType = discoveryv1.AddressTypeFQDN }), n), false},
-		"empty":           {inputs(slice(func(s *discoveryv1.EndpointSlice) { s.Endpoints = nil }), n), false},
-		"ending":          {inputs(slice(func(s *discoveryv1.EndpointSlice) { s.DeletionTimestamp = ptr(metav1.Now()) }), n), false},
-		"gone":            {inputs(nil, n), false},
-		"default network": {inputs(slice(func(*discoveryv1.EndpointSlice) {}), nil), false},
-		"a mirror itself": {inputs(slice(func(s *discoveryv1.EndpointSlice) {
+		"custom":            {inputs(slice(func(s *discoveryv1.EndpointSlice) { delete(s.Labels, discoveryv1.LabelManagedBy) }), n), true},
+		"without service":   {inputs(slice(func(s *discoveryv1.EndpointSlice) { delete(s.Labels, discoveryv1.LabelServiceName) }), n), false},
+		"host names":        {inputs(slice(func(s *discoveryv1.EndpointSlice) { s.AddressType = discoveryv1.AddressTypeFQDN }), n), false},
+		"without endpoints": {inputs(slice(func(s *discoveryv1.EndpointSlice) { s.Endpoints = nil }), n), false},
+		"being deleted":     {inputs(slice(func(s *discoveryv1.EndpointSlice) { s.DeletionTimestamp = ptr(metav1.Now()) }), n), false},
+		"deleted":           {inputs(nil, n), false},
+		"default network":   {inputs(slice(func(*discoveryv1.EndpointSlice) {}), nil), false},
+		"mirror": {inputs(slice(func(s *discoveryv1.EndpointSlice) {
 			s.Labels[discoveryv1.LabelManagedBy] = network.EndpointSliceManager
 		}), n), false},
 	} {
 		if got := len(Build(tt.in, have()).Mirrors) > 0; got != tt.want {
-			t.Errorf("%s: mirrored %v, want %v", what, got, tt.want)
+			t.Errorf("%s: mirrored %v, want %v", name, got, tt.want)
 		}
 	}
-	// In two cases all stays as it is, whatever that is.
+	// In two cases mirrors stay unchanged.
 	deleting, networkUnknown := inputs(nil, n), inputs(sourceSlice(discoveryv1.AddressTypeIPv4), nil)
 	deleting.NamespaceDeleting, networkUnknown.NetworkUnknown = true, "two primary networks"
-	for what, in := range map[string]Inputs{"ending namespace": deleting, "unsettled": networkUnknown} {
+	for name, in := range map[string]Inputs{"namespace being deleted": deleting, "unknown network": networkUnknown} {
 		if ops := Diff(Build(in, have()), have()); len(ops) > 0 {
-			t.Errorf("%s: %v", what, ops)
+			t.Errorf("%s: %v", name, ops)
 		}
 	}
 	networkUnknown.Slice = nil
 	if ops := Diff(Build(networkUnknown, have()), have()); len(ops) != 1 {
-		t.Errorf("the mirror of a slice that is gone stays while the network is unsettled: %v", ops)
+		t.Errorf("operations for a deleted slice while the network is unknown: %v, want one", ops)
 	}
 }
 
-// The whole mirror, key for key.
+// Complete mirrors.
 func TestMirrorGolden(t *testing.T) {
 	ready := func(e discoveryv1.Endpoint, yes bool) discoveryv1.Endpoint {
 		e.Conditions = discoveryv1.EndpointConditions{Ready: &yes, Serving: &yes, Terminating: ptr(!yes)}
@@ -251,20 +251,20 @@ func TestMirrorGolden(t *testing.T) {
 	}
 }
 
-// What the source's order, or what no reader uses, says costs no write.
-func TestNoWriteWithoutReason(t *testing.T) {
+// Changes of the source's order or of unused fields cause no write.
+func TestNoRedundantWrites(t *testing.T) {
 	n := tenant("n", "10.20.0.0/16")
 	a, b := endpoint("a", "10.244.1.5"), endpoint("b", "10.244.2.5")
 	s := sourceSlice(discoveryv1.AddressTypeIPv4, a, b)
 	state := Build(inputs(s, n), State{})
-	turned := sourceSlice(discoveryv1.AddressTypeIPv4, b, a, endpoint("waiting", "10.244.1.8"))
-	turned.ResourceVersion, turned.Annotations = "99", map[string]string{corev1.EndpointsLastChangeTriggerTime: "now"}
-	if ops := Diff(Build(inputs(turned, n), state), state); len(ops) > 0 {
-		t.Errorf("writes %v", ops)
+	reordered := sourceSlice(discoveryv1.AddressTypeIPv4, b, a, endpoint("waiting", "10.244.1.8"))
+	reordered.ResourceVersion, reordered.Annotations = "99", map[string]string{corev1.EndpointsLastChangeTriggerTime: "now"}
+	if ops := Diff(Build(inputs(reordered, n), state), state); len(ops) > 0 {
+		t.Errorf("operations %v, want none", ops)
 	}
-	turned.Endpoints[0].Conditions.Ready = ptr(false)
-	if ops := Diff(Build(inputs(turned, n), state), state); len(ops) != 1 || ops[0].Kind != Update {
-		t.Errorf("readiness changed and writes are %v", ops)
+	reordered.Endpoints[0].Conditions.Ready = ptr(false)
+	if ops := Diff(Build(inputs(reordered, n), state), state); len(ops) != 1 || ops[0].Kind != Update {
+		t.Errorf("operations after a change of readiness: %v, want one update", ops)
 	}
 }
 
@@ -282,33 +282,32 @@ func TestSourceOf(t *testing.T) {
 	ref := ownerRef(Mirror{Source: "web"})
 	service := metav1.OwnerReference{APIVersion: "v1", Kind: "Service", Name: "web", Controller: ptr(true)}
 	name, ours := MirrorName("web"), network.EndpointSliceManager
-	for what, tt := range map[string]struct {
+	for name, tt := range map[string]struct {
 		slice *discoveryv1.EndpointSlice
 		want  bool
 	}{
-		"ours":                         {slice(name, ours, "web", ref), true},
-		"a copy":                       {slice("copy", ours, "web", ref), true},
-		"label gone":                   {slice(name, "", "web", ref), true},
-		"label and annotation gone":    {slice(name, "", "", ref), true},
-		"reference gone":               {slice(name, ours, "web"), true},
-		"reference and label gone":     {slice(name, "", "web"), true},
-		"Kubernetes' own":              {slice("web-x7k2p", "endpointslice-controller.k8s.io", "", service), false},
-		"another implementation's":     {slice("web-mirror", ours, "web", service), false},
-		"label alone":                  {slice("web-mirror", ours, ""), false},
-		"annotation alone":             {slice("web-mirror", "", "web"), false},
-		"label and annotation alone":   {slice("web-mirror", ours, "web"), false},
-		"somebody's, owned by a slice": {slice("theirs", "", "", ref), false},
-		"nothing":                      {slice(name, "", ""), false},
+		"mirror":                       {slice(name, ours, "web", ref), true},
+		"copy":                         {slice("copy", ours, "web", ref), true},
+		"label removed":                {slice(name, "", "web", ref), true},
+		"label and annotation removed": {slice(name, "", "", ref), true},
+		"reference removed":            {slice(name, ours, "web"), true},
+		"reference and label removed":  {slice(name, "", "web"), true},
+		"of Kubernetes":                {slice("web-x7k2p", "endpointslice-controller.k8s.io", "", service), false},
+		"of another implementation":    {slice("web-mirror", ours, "web", service), false},
+		"label only":                   {slice("web-mirror", ours, ""), false},
+		"annotation only":              {slice("web-mirror", "", "web"), false},
+		"label and annotation only":    {slice("web-mirror", ours, "web"), false},
+		"other slice owned by a slice": {slice("theirs", "", "", ref), false},
+		"no marks":                     {slice(name, "", ""), false},
 	} {
 		got, mirror := SourceOf(tt.slice)
 		if mirror != tt.want || mirror && got != (Source{"red", "web"}) {
-			t.Errorf("%s: %v %v, want %v", what, got, mirror, tt.want)
+			t.Errorf("%s: %v %v, want %v", name, got, mirror, tt.want)
 		}
 	}
 }
 
-// Names of mirrors are names of the API, differ where those of sources do, and
-// are no mirror's source's.
+// Names of mirrors are valid, unique per source, and differ from their sources'.
 func FuzzMirrorName(f *testing.F) {
 	f.Add("web-x7k2p", "web-x7k2q")
 	f.Add("a", "a-udn-0000000000")

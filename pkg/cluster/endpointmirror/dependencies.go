@@ -10,28 +10,28 @@ import (
 	"sync"
 )
 
-// interest knows which sources an event of a pod or of a network concerns, and
-// which pod is behind an address of the cluster default network. It is kept by
-// hand, as an index of the cache would hold the endpoints and pods of every
-// namespace, tenant's or not.
+// dependencyIndex is an index of sources by the pods, namespaces and addresses
+// that their mirrors depend on, and of pods by their address on the cluster
+// default network. An index of the cache would also hold the endpoints and pods
+// of namespaces without a primary network.
 //
-// Nothing is lost between an event and a reconcile that run at the same time:
-// the reconcile says what it is interested in before it reads, and the event
-// asks after the cache was changed.
+// A reconcile misses no concurrent event: the reconcile adds its dependencies
+// before it reads the cache, and the event handler reads the index after the
+// cache has changed.
 type dependencyIndex struct {
 	mu           sync.Mutex
 	byDependency map[dependency]map[Source]struct{}
 	bySource     map[Source][]dependency
-	podsByAddr   map[netip.Addr][]PodRef // one, or more while somebody claims another's address
+	podsByAddr   map[netip.Addr][]PodRef // normally one, as only a wrong annotation repeats an address
 }
 
-// subject is a pod, a namespace (without a pod's name), or an address.
+// dependency is a pod, a namespace (without a pod's name), or an address.
 type dependency struct {
 	PodRef
 	addr netip.Addr
 }
 
-// set replaces what s is interested in; nothing forgets s.
+// set replaces the dependencies of s. No dependencies removes s.
 func (i *dependencyIndex) set(s Source, deps []dependency) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -48,7 +48,7 @@ func (i *dependencyIndex) set(s Source, deps []dependency) {
 	i.addLocked(s, deps)
 }
 
-// add is set without forgetting.
+// add adds a dependency of s.
 func (i *dependencyIndex) add(s Source, x dependency) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -73,14 +73,14 @@ func (i *dependencyIndex) addLocked(s Source, deps []dependency) {
 	i.bySource[s] = append(i.bySource[s], deps...)
 }
 
-// has tells whether s is interested in anything.
+// has reports whether s has dependencies.
 func (i *dependencyIndex) has(s Source) bool {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return len(i.bySource[s]) > 0
 }
 
-// in are the sources that are interested in x.
+// sources returns the sources that depend on x.
 func (i *dependencyIndex) sources(x dependency) []Source {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -91,8 +91,7 @@ func (i *dependencyIndex) sources(x dependency) []Source {
 	return out
 }
 
-// learn notes that a pod has addresses on the cluster default network, and
-// forget that it has not any more.
+// addPod adds a pod with its addresses on the cluster default network.
 func (i *dependencyIndex) addPod(pod PodRef, addrs []netip.Addr) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -106,6 +105,7 @@ func (i *dependencyIndex) addPod(pod PodRef, addrs []netip.Addr) {
 	}
 }
 
+// removePod removes a pod with its addresses on the cluster default network.
 func (i *dependencyIndex) removePod(pod PodRef, addrs []netip.Addr) {
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -119,8 +119,8 @@ func (i *dependencyIndex) removePod(pod PodRef, addrs []netip.Addr) {
 	}
 }
 
-// behind are the pods that have the address: normally one. Where several claim
-// it, those of the namespace are believed first.
+// podsAt returns the pods with an address, normally one. If there are several,
+// those in the given namespace come first.
 func (i *dependencyIndex) podsAt(a netip.Addr, namespace string) []PodRef {
 	i.mu.Lock()
 	out := slices.Clone(i.podsByAddr[a])

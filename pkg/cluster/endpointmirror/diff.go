@@ -8,12 +8,12 @@ import (
 	"slices"
 )
 
-// OpKind is what an Op does.
+// OpKind is the kind of an Op.
 type OpKind string
 
-// The operations, in the order in which they are done.
+// The kinds of operations, in the order in which they are applied.
 const (
-	Delete OpKind = "remove"
+	Delete OpKind = "delete"
 	Create OpKind = "create"
 	Update OpKind = "update"
 )
@@ -22,19 +22,19 @@ const (
 type Op struct {
 	Kind   OpKind
 	Source Source
-	Mirror Mirror // as it should be; Remove and Update: with the actual identity
+	Mirror Mirror // desired state; Update: with the actual identity; Delete: actual state
 }
 
 func (o Op) String() string {
 	m := o.Mirror
 	if o.Kind == Delete {
-		return fmt.Sprintf("remove EndpointSlice %s/%s, mirror of %s", m.Namespace, m.Name, o.Source.Name)
+		return fmt.Sprintf("delete EndpointSlice %s/%s, mirror of %s", m.Namespace, m.Name, o.Source.Name)
 	}
 	return fmt.Sprintf("%s EndpointSlice %s/%s, mirror of %s: %d endpoints of Service %s on network %s",
 		o.Kind, m.Namespace, m.Name, o.Source.Name, len(m.Endpoints), m.Service, m.Network)
 }
 
-// Diff lists what to do to get from have to want.
+// Diff returns the operations that lead from have to want.
 func Diff(want, have State) []Op {
 	var remove, create, update []Op
 	for _, name := range slices.Sorted(maps.Keys(want.Mirrors)) {
@@ -43,7 +43,7 @@ func Diff(want, have State) []Op {
 		switch {
 		case !exists:
 			create = append(create, Op{Kind: Create, Source: want.Source, Mirror: w})
-		case w.AddressType != h.AddressType: // which never changes
+		case w.AddressType != h.AddressType: // which is immutable
 			remove = append(remove, Op{Kind: Delete, Source: want.Source, Mirror: h})
 			create = append(create, Op{Kind: Create, Source: want.Source, Mirror: w})
 		case !w.Matches(h):

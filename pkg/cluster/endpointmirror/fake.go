@@ -9,7 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Fake is a Target in memory that executes the same operations, with the API
+// Fake is a Target in memory that applies the same operations, with the API
 // server's rules.
 type Fake struct {
 	Slices map[string]FakeSlice // by namespace and name
@@ -17,13 +17,13 @@ type Fake struct {
 	Writes int
 }
 
-// FakeSlice is a slice, and whose mirror its mark says it is.
+// FakeSlice is a slice, and the source whose mirror it is.
 type FakeSlice struct {
-	MirrorOf Source // the zero value: somebody else's
+	MirrorOf Source // the zero value: not a mirror
 	Mirror
 }
 
-// NewFake makes an empty Fake.
+// NewFake returns an empty Fake.
 func NewFake() *Fake { return &Fake{Slices: map[string]FakeSlice{}} }
 
 // Read implements Target.
@@ -59,11 +59,11 @@ func (f *Fake) do(op Op) error {
 		if exists {
 			return fmt.Errorf("%s already exists", key)
 		}
-		m.UID = types.UID(fmt.Sprint("made-", f.Writes))
+		m.UID = types.UID(fmt.Sprint("created-", f.Writes))
 		f.Slices[key] = FakeSlice{op.Source, m}
 	case Update:
 		if !exists || have.UID != m.UID {
-			return fmt.Errorf("%s is not what was read", key)
+			return fmt.Errorf("%s was deleted or recreated", key)
 		}
 		if have.AddressType != m.AddressType {
 			return fmt.Errorf("%s: addressType is immutable", key)

@@ -22,20 +22,20 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// store is objects in memory, with the API server's versions and identities:
-// once as the API server, and once as the cache that lags behind it. Objects
-// in it are replaced, never modified.
+// fakeAPI holds objects in memory, with resource versions and uids. One instance
+// is the API server, another the cache that lags behind it. Objects are replaced,
+// never modified.
 type fakeAPI struct {
-	client.Client // what is not below is not called
+	client.Client // methods that are not implemented below are not called
 	objects       map[string]client.Object
-	pending       map[string][]change // by kind, in order: what the cache has not seen yet
+	pending       map[string][]change // changes by kind, in order, that the cache does not have yet
 	version       int
-	writes        int // of the code under test
-	redundant     int // writes to what it had removed itself
+	writes        int // by the code under test
+	redundant     int // writes to objects that it had deleted
 	deleted       map[types.UID]bool
 }
 
-// change is an object's next state; nil: it was deleted.
+// change is an object's next state, nil if it was deleted.
 type change struct {
 	key    string
 	object client.Object
@@ -61,8 +61,8 @@ func kindOf(o client.Object) string {
 
 func keyOf(o client.Object) string { return kindOf(o) + "/" + o.GetNamespace() + "/" + o.GetName() }
 
-// put is a write of somebody's; it gives the object a version, and an identity
-// where it is new.
+// put creates or replaces an object. It sets the resource version and, for a new
+// object, the uid.
 func (s *fakeAPI) put(o client.Object) {
 	s.version++
 	o.SetResourceVersion(strconv.Itoa(s.version))
@@ -160,7 +160,7 @@ func (s *fakeAPI) Delete(_ context.Context, o client.Object, opts ...client.Dele
 		return notFound(o)
 	}
 	if *do.Preconditions.UID != have.GetUID() {
-		return apierrors.NewConflict(schema.GroupResource{Resource: kindOf(o)}, o.GetName(), fmt.Errorf("it is another"))
+		return apierrors.NewConflict(schema.GroupResource{Resource: kindOf(o)}, o.GetName(), fmt.Errorf("uid is %s", have.GetUID()))
 	}
 	s.deleted[have.GetUID()] = true
 	s.remove(keyOf(o))
@@ -207,7 +207,7 @@ func (s *fakeAPI) Patch(_ context.Context, o client.Object, patch client.Patch, 
 	}
 	next.ResourceVersion = have.ResourceVersion
 	if equality.Semantic.DeepEqual(next, have) {
-		return fmt.Errorf("a write that changes nothing: %s", strings.TrimSpace(string(body)))
+		return fmt.Errorf("a write without changes: %s", strings.TrimSpace(string(body)))
 	}
 	s.put(next)
 	o.SetResourceVersion(next.ResourceVersion)

@@ -20,7 +20,7 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// inputs gathers what Build decides by.
+// inputs reads the inputs of Build.
 func (r *Reconciler) inputs(ctx context.Context, s Source) (Inputs, error) {
 	in := Inputs{Source: s, Plan: r.lookup.Plan}
 	slice := &discoveryv1.EndpointSlice{}
@@ -65,9 +65,9 @@ func (r *Reconciler) namespace(ctx context.Context, name string) (*metav1.Partia
 	return ns, nil
 }
 
-// primary is the NAD of the namespace's primary network, nil where there is
-// none. unsettled says why that cannot be told: there are several, or there is
-// one that cannot be read, which its owner mends.
+// primary returns the NAD of the namespace's primary network, nil if there is
+// none. unknown tells why it cannot be determined: there are several, or one of
+// the NADs is unusable.
 func (r *Reconciler) primary(ctx context.Context, namespace string) (nad *network.NAD, unknown string, err error) {
 	nad, err = r.lookup.Primary(ctx, namespace)
 	if err == nil {
@@ -88,8 +88,8 @@ func (r *Reconciler) primary(ctx context.Context, namespace string) (nad *networ
 	return nil, "", nil
 }
 
-// pods gathers the pods that the slice's endpoints name, or whose address they
-// have.
+// pods reads the pods that the slice's endpoints refer to, or whose addresses
+// they have.
 func (r *Reconciler) pods(ctx context.Context, in *Inputs, primary *network.NAD) error {
 	deps := dependenciesOf(in.Slice, in.Plan)
 	r.deps.set(in.Source, deps)
@@ -120,9 +120,9 @@ func (r *Reconciler) pods(ctx context.Context, in *Inputs, primary *network.NAD)
 	return nil
 }
 
-// subjectsOf is what a slice's mirror depends on: its namespace, the pods that
-// endpoints refer to, and the addresses on the cluster default network that
-// others have.
+// dependenciesOf returns what a slice's mirror depends on: its namespace, the
+// pods that endpoints refer to, and the addresses on the cluster default network
+// of endpoints without a pod reference.
 func dependenciesOf(s *discoveryv1.EndpointSlice, plan network.Plan) []dependency {
 	out := make([]dependency, 1, 1+len(s.Endpoints))
 	out[0] = namespaceDependency(Source{s.Namespace, s.Name})
@@ -145,11 +145,11 @@ func namespaceDependency(s Source) dependency {
 	return dependency{PodRef: PodRef{Namespace: s.Namespace}}
 }
 
-// gathering is one reading of the pods of a source.
+// podReader reads the pods of a source.
 type podReader struct {
 	r    *Reconciler
 	in   *Inputs
-	keys map[string]string // by namespace: the NAD key under which its pods have the network; "" for none
+	keys map[string]string // NAD key of the network by namespace, "" for namespaces without it
 }
 
 func (g *podReader) pod(ctx context.Context, ref PodRef) (Pod, bool, error) {
@@ -166,7 +166,7 @@ func (g *podReader) pod(ctx context.Context, ref PodRef) (Pod, bool, error) {
 	if err != nil || key == "" {
 		return out, true, err
 	}
-	// What cannot be read counts for nothing: its writer writes it again.
+	// A malformed annotation is ignored: its writers repair it.
 	nets, _ := network.ParsePodNetworks(p.Annotations[network.AnnotationPodNetworks])
 	if n := nets[key]; n.Role == network.RolePrimary {
 		for _, ip := range n.IPs {
@@ -176,8 +176,8 @@ func (g *podReader) pod(ctx context.Context, ref PodRef) (Pod, bool, error) {
 	return out, true, nil
 }
 
-// key is the NAD key under which pods of a namespace have the network: also
-// those of other namespaces, where that is their primary network too.
+// key returns the key of the network's entry in the annotations of a namespace's
+// pods. Other namespaces can have the same primary network.
 func (g *podReader) key(ctx context.Context, namespace string) (string, error) {
 	if key, ok := g.keys[namespace]; ok {
 		return key, nil
@@ -194,8 +194,7 @@ func (g *podReader) key(ctx context.Context, namespace string) (string, error) {
 	return g.keys[namespace], nil
 }
 
-// defaultAddresses are a pod's on the cluster default network, of pods that
-// have a tenant's as well.
+// defaultAddresses returns a pod's addresses on the cluster default network.
 func defaultAddresses(p *corev1.Pod) []netip.Addr {
 	raw := p.Annotations[network.AnnotationPodNetworks]
 	if raw == "" {

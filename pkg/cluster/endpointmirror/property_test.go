@@ -17,19 +17,19 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// comparable State: what only actual mirrors know does not count.
+// sameState ignores the fields that only actual mirrors have.
 var sameState = cmp.Options{cmpopts.IgnoreFields(Mirror{}, "UID", "ResourceVersion"), cmpopts.EquateEmpty()}
 
 var drawnNetworks = []*network.Network{
 	nil, tenant("one", "10.20.0.0/16"), tenant("one", "10.20.0.0/16", "fd20::/48"), tenant("two", "10.30.0.0/16"), tenant("six", "fd20::/48"),
 }
 
-// drawSlice draws a source's endpoints, some of them impossible ones.
+// drawSlice draws a source, with some invalid endpoints.
 func drawSlice(t *rapid.T) *discoveryv1.EndpointSlice {
 	family := rapid.SampledFrom([]discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6, discoveryv1.AddressTypeFQDN}).Draw(t, "family")
 	var es []discoveryv1.Endpoint
 	for range rapid.IntRange(0, 5).Draw(t, "endpoints") {
-		pod := rapid.SampledFrom([]string{"", "", "a", "b", "host", "waiting", "liar", "unknown"}).Draw(t, "pod")
+		pod := rapid.SampledFrom([]string{"", "", "a", "b", "host", "waiting", "forged", "unknown"}).Draw(t, "pod")
 		address := rapid.SampledFrom([]string{"10.244.1.5", "10.244.7.7", "10.20.3.3", "10.96.0.9", "203.0.113.9", "fd10:244::7", "fd20::3", "2001:db8::9", "x"})
 		e := endpoint(pod, address.Draw(t, "address"))
 		if rapid.Bool().Draw(t, "unready") {
@@ -38,18 +38,18 @@ func drawSlice(t *rapid.T) *discoveryv1.EndpointSlice {
 		es = append(es, e)
 	}
 	s := sourceSlice(family, es...)
-	s.UID = types.UID(rapid.SampledFrom([]string{"uid-source", "uid-former"}).Draw(t, "uid"))
+	s.UID = types.UID(rapid.SampledFrom([]string{"uid-source", "uid-previous"}).Draw(t, "uid"))
 	return s
 }
 
-// drawWorld draws a source, and what there is already.
+// drawState draws inputs, and a Fake with existing slices.
 func drawState(t *rapid.T) (Inputs, *Fake) {
 	in := inputs(drawSlice(t), rapid.SampledFrom(drawnNetworks).Draw(t, "network"))
-	if rapid.IntRange(0, 4).Draw(t, "gone") == 0 {
+	if rapid.IntRange(0, 4).Draw(t, "deleted") == 0 {
 		in.Slice = nil
 	}
 	fake := NewFake()
-	// Slices of somebody else, which nothing may touch.
+	// Slices of others must not change.
 	fake.Slices["red/theirs"] = FakeSlice{Mirror: Mirror{Namespace: "red", Name: "theirs", Managed: true, UID: "1"}}
 	fake.Slices["red/others"] = FakeSlice{MirrorOf: Source{"red", "db"}, Mirror: Mirror{Namespace: "red", Name: "others", Managed: true, UID: "2"}}
 	if rapid.Bool().Draw(t, "exists") {
@@ -69,9 +69,9 @@ func drawState(t *rapid.T) (Inputs, *Fake) {
 	return in, fake
 }
 
-// Apply(Diff(want, have)) is want, a second run has nothing to do, whatever
-// failed on the way; nothing of somebody else's is touched, and no address of
-// the cluster's is ever passed on.
+// Applying Diff reaches the desired state even after a failure, and a second run
+// is empty. Slices of others do not change, and no address of the cluster outside
+// the network appears in a mirror.
 func TestApplyReachesWant(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		ctx := context.Background()
@@ -98,7 +98,7 @@ func TestApplyReachesWant(t *testing.T) {
 		}
 		want, ops, _ := round()
 		if len(ops) > 0 {
-			t.Fatalf("another run would do %v", ops)
+			t.Fatalf("a second run has operations %v", ops)
 		}
 		got, _ := fake.Read(ctx, in.Source)
 		if d := cmp.Diff(want, got, sameState); d != "" {
@@ -106,7 +106,7 @@ func TestApplyReachesWant(t *testing.T) {
 		}
 		for key, before := range others {
 			if d := cmp.Diff(before, fake.Slices[key]); d != "" {
-				t.Fatalf("%s was touched:\n%s", key, d)
+				t.Fatalf("%s has changed:\n%s", key, d)
 			}
 		}
 		for _, m := range got.Mirrors {
@@ -114,7 +114,7 @@ func TestApplyReachesWant(t *testing.T) {
 				for _, raw := range e.Addresses {
 					a := netip.MustParseAddr(raw)
 					if !in.Network.Contains(a) && inCluster(*in.Network, testPlan, a) || a.Is4() != (m.AddressType == discoveryv1.AddressTypeIPv4) {
-						t.Fatalf("%s is in a mirror of %s on %s", a, m.AddressType, m.Network)
+						t.Fatalf("address %s in a mirror of type %s on network %s", a, m.AddressType, m.Network)
 					}
 				}
 			}

@@ -13,8 +13,7 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Reconciler brings the mirror of one source to what it should be. It is
-// level-driven: a key is all it is told.
+// Reconciler reconciles the mirrors of sources. It is level-driven.
 type Reconciler struct {
 	cache  client.Reader // with the index of AddIndexes
 	lookup kube.Lookup
@@ -23,13 +22,13 @@ type Reconciler struct {
 	deps   dependencyIndex
 }
 
-// NewReconciler makes a reconciler.
+// NewReconciler returns a reconciler.
 func NewReconciler(cache client.Reader, plan network.Plan, target *Kube, log *slog.Logger) *Reconciler {
 	return &Reconciler{cache: cache, lookup: kube.Lookup{Cache: cache, Plan: plan}, target: target, log: log}
 }
 
-// Reconcile brings the mirror of s to what it should be. What it waits for has
-// an event of its own: only failed writes are tried again.
+// Reconcile reconciles the mirror of s. Missing inputs need no retry, because
+// their events enqueue s.
 func (r *Reconciler) Reconcile(ctx context.Context, s Source) (reconcile.Result, error) {
 	in, err := r.inputs(ctx, s)
 	if err != nil {
@@ -40,7 +39,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, s Source) (reconcile.Result,
 		return reconcile.Result{}, err
 	}
 	if in.NetworkUnknown != "" && in.Slice != nil {
-		r.log.Warn("the mirror is left as it is", "endpointslice", s.String(), "reason", in.NetworkUnknown)
+		r.log.Warn("cannot determine the primary network; the mirror stays unchanged", "endpointslice", s.String(), "reason", in.NetworkUnknown)
 	}
 	return reconcile.Result{}, r.target.Apply(ctx, Diff(Build(in, have), have))
 }

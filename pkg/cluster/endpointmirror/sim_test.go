@@ -26,8 +26,7 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// sim is the reconciler with its events, between an API server and a cache
-// that lags behind it.
+// sim is the reconciler with an API server and a cache that lags behind it.
 type sim struct {
 	t             rapid.TB
 	ctx           context.Context
@@ -43,7 +42,8 @@ func newSim(t rapid.TB) *sim {
 	return s
 }
 
-// restart is another process, whose cache is filled but whose memory is not.
+// restart replaces the reconciler, as when another process becomes the leader
+// with a filled cache.
 func (s *sim) restart() {
 	s.queue = workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[Source](time.Hour, time.Hour))
 	target := &Kube{Cache: s.cache, Client: s.server, Now: func() time.Time { return time.Unix(0, 0) }, Log: slog.New(slog.DiscardHandler)}
@@ -53,7 +53,7 @@ func (s *sim) restart() {
 	}
 }
 
-// event tells the reconciler what has become of an object in the cache.
+// notify calls the event handlers for a change of an object in the cache.
 func (s *sim) notify(old, current client.Object, initial bool) {
 	dispatch[slice](s, s.r.sliceEvents(), old, current, initial)
 	dispatch[*corev1.Pod](s, s.r.podEvents(), old, current, initial)
@@ -80,7 +80,7 @@ func dispatch[T client.Object](s *sim, h events[T], old, current client.Object, 
 	}
 }
 
-// lag is the kinds of which the cache lacks changes.
+// undelivered returns the kinds of which the cache lacks changes.
 func (s *sim) undelivered() []string {
 	var out []string
 	for kind, changes := range s.server.pending {
@@ -92,7 +92,7 @@ func (s *sim) undelivered() []string {
 	return out
 }
 
-// deliver brings the next change of a kind to the cache.
+// deliver applies the next change of a kind to the cache.
 func (s *sim) deliver(kind string) {
 	next := s.server.pending[kind][0]
 	s.server.pending[kind] = s.server.pending[kind][1:]
@@ -105,7 +105,7 @@ func (s *sim) deliver(kind string) {
 	s.notify(old, next.object, false)
 }
 
-// reconcile works on one key of the queue.
+// reconcile reconciles the next key of the queue.
 func (s *sim) reconcile() {
 	key, _ := s.queue.Get()
 	if _, err := s.r.Reconcile(s.ctx, key); err != nil {
@@ -115,7 +115,7 @@ func (s *sim) reconcile() {
 	s.queue.Done(key)
 }
 
-// settle lets everything happen that is under way.
+// drain delivers all changes and reconciles all keys.
 func (s *sim) drain() {
 	for n := 0; s.queue.Len() > 0 || len(s.undelivered()) > 0; n++ {
 		for _, key := range s.undelivered() {
@@ -125,13 +125,13 @@ func (s *sim) drain() {
 			s.reconcile()
 		}
 		if n > 500 {
-			s.t.Fatalf("does not come to rest: lag %v, %d keys, %d errors", s.undelivered(), s.queue.Len(), s.errors)
+			s.t.Fatalf("does not converge: undelivered %v, %d keys, %d errors", s.undelivered(), s.queue.Len(), s.errors)
 		}
 	}
 }
 
-// check compares the mirrors on the server with what follows from everything
-// else there, found by looking at all of it.
+// checkMirrors compares the mirrors on the server with those that Build returns
+// for inputs from all objects there.
 func (s *sim) checkMirrors() {
 	s.t.Helper()
 	want, got := map[string]Mirror{}, map[string]Mirror{}
@@ -162,7 +162,7 @@ func (s *sim) expectedInputs(x slice) Inputs {
 		return in
 	}
 	in.Network = &primary.Network
-	behind := map[netip.Addr]string{} // whose namespace
+	behind := map[netip.Addr]string{} // namespace of the pod in ByAddress
 	for _, key := range s.server.keys() {
 		p, ok := s.server.objects[key].(*corev1.Pod)
 		if !ok {
@@ -202,8 +202,8 @@ func nadObject(namespace, name, net, subnets string) *nadv1.NetworkAttachmentDef
 	return n
 }
 
-// podObject is pod number n of a namespace, with addresses on the network of
-// that NAD, or without any.
+// podObject returns pod number n of a namespace, with addresses on the network of
+// a NAD, or without addresses.
 func podObject(namespace string, n int, nad string, address int) *corev1.Pod {
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: fmt.Sprint("pod-", n)}}
 	if nad != "" {
@@ -219,10 +219,10 @@ func defaultOf(namespace string, n int) string {
 	return fmt.Sprintf("10.244.%d.%d", namespace[0], 10+n)
 }
 
-// Whatever happens to slices, pods, networks, namespaces and mirrors, and
-// however late the cache learns of it: once all is quiet the mirrors are what
-// they should be, no write has failed on the way, and a restart writes nothing.
-func TestFollowsEverything(t *testing.T) {
+// After any sequence of changes to slices, pods, networks, namespaces and mirrors,
+// and with any delay of the cache, the mirrors reach the desired state, no
+// reconcile fails, and a restart writes nothing.
+func TestConvergence(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		s := newSim(t)
 		namespaces := []string{"alpha", "beta", "plain"}
@@ -247,25 +247,25 @@ func TestFollowsEverything(t *testing.T) {
 		s.drain()
 		s.checkMirrors()
 		if s.errors > 0 || s.server.redundant > 0 {
-			t.Fatalf("%d reconciles failed, %d writes were useless", s.errors, s.server.redundant)
+			t.Fatalf("%d reconciles failed, %d redundant writes", s.errors, s.server.redundant)
 		}
 		writes := s.server.writes
 		s.restart()
 		s.drain()
 		if s.server.writes != writes {
-			t.Fatalf("a restart writes %d times", s.server.writes-writes)
+			t.Fatalf("%d writes after a restart", s.server.writes-writes)
 		}
 		for _, key := range s.server.keys() {
 			s.server.remove(key)
 		}
 		s.drain()
 		if i := &s.r.deps; len(i.byDependency)+len(i.bySource)+len(i.podsByAddr)+len(s.r.target.writes.bySource) > 0 {
-			t.Fatalf("nothing is left and it remembers %v %v %v %v", i.byDependency, i.bySource, i.podsByAddr, s.r.target.writes.bySource)
+			t.Fatalf("all objects are deleted, but the indexes hold %v %v %v %v", i.byDependency, i.bySource, i.podsByAddr, s.r.target.writes.bySource)
 		}
 	})
 }
 
-// sliceObject is a slice by hand, whose endpoints are external.
+// sliceObject returns a custom slice with endpoints outside the cluster.
 func sliceObject(namespace, name string, addresses ...string) *discoveryv1.EndpointSlice {
 	s := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name,
 		Labels: map[string]string{discoveryv1.LabelServiceName: "svc"}}, AddressType: discoveryv1.AddressTypeIPv4}
@@ -275,18 +275,18 @@ func sliceObject(namespace, name string, addresses ...string) *discoveryv1.Endpo
 	return s
 }
 
-// While it is not known which network is the namespace's, and while the
-// namespace ends, mirrors stay as they are; afterwards they follow.
-func TestLeftAsItIs(t *testing.T) {
+// Mirrors stay unchanged while the primary network is unknown or the namespace is
+// being deleted, and are updated afterwards.
+func TestMirrorsStayUnchanged(t *testing.T) {
 	valid := nadObject("alpha", "net", "shared", "10.20.0.0/16/24")
 	deleting := namespaceObject("alpha", true)
 	deleting.DeletionTimestamp = ptr(metav1.Now())
-	for what, tt := range map[string]struct{ during, after []client.Object }{
-		"malformed": {[]client.Object{nadObject("alpha", "net", "shared", "10.20.0.0/16/99")}, []client.Object{valid.DeepCopy()}},
-		"two":       {[]client.Object{nadObject("alpha", "second", "other", "10.30.0.0/16/24")}, nil},
-		"ending":    {[]client.Object{deleting}, []client.Object{namespaceObject("alpha", true)}},
+	for name, tt := range map[string]struct{ during, after []client.Object }{
+		"malformed NAD":        {[]client.Object{nadObject("alpha", "net", "shared", "10.20.0.0/16/99")}, []client.Object{valid.DeepCopy()}},
+		"two primary networks": {[]client.Object{nadObject("alpha", "second", "other", "10.30.0.0/16/24")}, nil},
+		"deleting":             {[]client.Object{deleting}, []client.Object{namespaceObject("alpha", true)}},
 	} {
-		t.Run(what, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			s := newSim(t)
 			s.server.put(namespaceObject("alpha", true))
 			s.server.put(valid.DeepCopy())
@@ -303,7 +303,7 @@ func TestLeftAsItIs(t *testing.T) {
 			s.server.put(sliceObject("alpha", "svc-2", "203.0.113.11"))
 			s.drain()
 			if s.server.writes != writes {
-				t.Errorf("writes %d times", s.server.writes-writes)
+				t.Errorf("%d writes, want none", s.server.writes-writes)
 			}
 			for _, o := range tt.after {
 				s.server.put(o)
@@ -317,9 +317,9 @@ func TestLeftAsItIs(t *testing.T) {
 	}
 }
 
-// Slices of namespaces on the cluster default network end at a look at their
-// namespace.
-func TestDefaultNetworkCostsNothing(t *testing.T) {
+// Slices and pods of namespaces without a primary network are ignored and not
+// indexed.
+func TestDefaultNetworkIgnored(t *testing.T) {
 	s := newSim(t)
 	s.server.put(namespaceObject("plain", false))
 	s.drain()
@@ -332,13 +332,13 @@ func TestDefaultNetworkCostsNothing(t *testing.T) {
 		s.server.put(p)
 		s.deliver("Pod")
 	}
-	t.Logf("%s an event", time.Since(start)/(2*n))
+	t.Logf("%s per event", time.Since(start)/(2*n))
 	if s.queue.Len() > 0 || s.server.writes > 0 || len(s.r.deps.bySource)+len(s.r.deps.podsByAddr) > 0 {
-		t.Errorf("%d keys, %d writes, %d and %d remembered", s.queue.Len(), s.server.writes, len(s.r.deps.bySource), len(s.r.deps.podsByAddr))
+		t.Errorf("%d keys, %d writes, %d sources and %d addresses indexed", s.queue.Len(), s.server.writes, len(s.r.deps.bySource), len(s.r.deps.podsByAddr))
 	}
 }
 
-// act lets somebody do something.
+// randomChange makes one change to the objects on the server.
 func (s *sim) randomChange(t *rapid.T, ns string, step int) {
 	n := rapid.IntRange(0, 2).Draw(t, "number")
 	net := rapid.SampledFrom([]string{"shared", "own-" + ns}).Draw(t, "network")
@@ -348,13 +348,13 @@ func (s *sim) randomChange(t *rapid.T, ns string, step int) {
 		s.server.put(home)
 		return
 	}
-	what := rapid.SampledFrom([]string{"slice", "slice", "slice", "new slice", "no slice", "pod", "pod", "bare pod", "no pod", "nad", "nad", "no nad",
-		"namespace", "no namespace", "meddle", "collect"}).Draw(t, "what")
-	switch what {
+	action := rapid.SampledFrom([]string{"slice", "slice", "slice", "new slice", "no slice", "pod", "pod", "bare pod", "no pod", "nad", "nad", "no nad",
+		"namespace", "no namespace", "tamper", "collect"}).Draw(t, "action")
+	switch action {
 	case "new slice", "slice":
 		src.Labels = map[string]string{discoveryv1.LabelServiceName: "svc"}
 		src.AddressType = rapid.SampledFrom([]discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6}).Draw(t, "family")
-		if old, ok := s.server.objects[keyOf(src)]; ok && what == "new slice" {
+		if old, ok := s.server.objects[keyOf(src)]; ok && action == "new slice" {
 			remove(src)
 		} else if ok {
 			src.AddressType = old.(slice).AddressType
@@ -386,21 +386,21 @@ func (s *sim) randomChange(t *rapid.T, ns string, step int) {
 		remove(nadObject(ns, "net", net, ""))
 	case "namespace":
 		s.server.put(namespaceObject(ns, rapid.Bool().Draw(t, "label")))
-	case "no namespace": // goes when nothing is left in it
+	case "no namespace": // its contents are deleted first
 		for _, key := range s.server.keys() {
 			if s.server.objects[key].GetNamespace() == ns {
 				s.server.remove(key)
 			}
 		}
 		remove(namespaceObject(ns, false))
-	case "meddle":
+	case "tamper":
 		s.tamper(t, src, step)
 	case "collect":
 		s.collectGarbage()
 	}
 }
 
-// meddle does something to a mirror that nobody should do.
+// tamper changes a mirror as another writer.
 func (s *sim) tamper(t *rapid.T, src *discoveryv1.EndpointSlice, step int) {
 	src.Name = MirrorName(src.Name)
 	have, ok := s.server.objects[keyOf(src)].(slice)
@@ -408,7 +408,7 @@ func (s *sim) tamper(t *rapid.T, src *discoveryv1.EndpointSlice, step int) {
 		return
 	}
 	m := have.DeepCopy()
-	switch rapid.SampledFrom([]string{"delete", "label", "reference", "endpoints", "expose", "copy"}).Draw(t, "how") {
+	switch rapid.SampledFrom([]string{"delete", "label", "reference", "endpoints", "expose", "copy"}).Draw(t, "kind") {
 	case "delete":
 		s.server.remove(keyOf(src))
 		return
@@ -425,14 +425,14 @@ func (s *sim) tamper(t *rapid.T, src *discoveryv1.EndpointSlice, step int) {
 		m.Labels[discoveryv1.LabelServiceName] = "svc"
 	case "copy":
 		if m.OwnerReferences == nil || m.Labels[discoveryv1.LabelManagedBy] == "" {
-			return // the copy would be nobody's
+			return // the copy would not be a mirror
 		}
 		m.Name, m.UID = fmt.Sprint("copy-", step), ""
 	}
 	s.server.put(m)
 }
 
-// collectGarbage is Kubernetes' garbage collector.
+// collectGarbage deletes objects without owner, as Kubernetes does.
 func (s *sim) collectGarbage() {
 	uids := map[types.UID]bool{}
 	for _, o := range s.server.objects {

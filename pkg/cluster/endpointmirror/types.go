@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package endpointmirror repeats the EndpointSlices of Services in namespaces
-// with a primary network of their own, with the addresses that the endpoints
-// have on that network. Kubernetes' own slices carry the addresses on the
-// cluster default network, which a tenant does not reach.
+// Package endpointmirror mirrors the EndpointSlices of Services in namespaces
+// with a primary network, with the endpoints' addresses on that network.
+// Kubernetes' own slices have addresses on the cluster default network, which
+// the tenant's pods cannot reach.
 package endpointmirror
 
 import (
@@ -29,60 +29,59 @@ func (s Source) String() string { return s.Namespace + "/" + s.Name }
 // PodRef names a pod.
 type PodRef struct{ Namespace, Name string }
 
-// Pod is what of a pod decides its address in a mirror.
+// Pod is the relevant state of a pod.
 type Pod struct {
 	UID         types.UID
 	HostNetwork bool
-	Addresses   []netip.Addr // on the network; empty: not attached to it, or not yet
+	Addresses   []netip.Addr // on the network; empty if it is not attached (yet)
 }
 
-// Inputs is everything that decides what a source's mirror should be.
+// Inputs are the inputs of Build.
 type Inputs struct {
 	Source            Source
-	Slice             *discoveryv1.EndpointSlice // nil: gone. Never modified, nor is what it points to
-	NamespaceDeleting bool                       // the namespace is being deleted
-	NetworkUnknown    string                     // why it is not known which network is the namespace's; "" for known
-	Network           *network.Network           // the namespace's primary one; nil: the cluster default network
+	Slice             *discoveryv1.EndpointSlice // nil if deleted; shared with the cache, never modified
+	NamespaceDeleting bool
+	NetworkUnknown    string           // why the namespace's primary network cannot be determined; "" if it can
+	Network           *network.Network // the namespace's primary network, nil for the cluster default network
 	Plan              network.Plan
 	Pods              map[PodRef]Pod     // that endpoints refer to
-	ByAddress         map[netip.Addr]Pod // pods by their address on the cluster default network, where an endpoint has it
+	ByAddress         map[netip.Addr]Pod // pods by the address on the cluster default network that an endpoint has
 }
 
-// Mirror is one mirrored EndpointSlice as far as it is ours.
+// Mirror is a mirror, with the fields that this package writes.
 type Mirror struct {
 	Namespace, Name string
-	Source          string // the source's name
+	Source          string // name of the source
 	Service         string
 	Network         string
-	Managed         bool // carries our managed-by label
-	Exposed         bool // carries the label that kube-proxy and DNS go by, which is the source's alone
+	Managed         bool // has our managed-by label
+	Exposed         bool // has the label by which kube-proxy and DNS select slices, which a mirror must not have
 	OwnerUID        types.UID
 	AddressType     discoveryv1.AddressType
 	Endpoints       []discoveryv1.Endpoint
 	Ports           []discoveryv1.EndpointPort
 
-	// Known of actual mirrors only.
+	// Set for actual mirrors only.
 	UID             types.UID
 	ResourceVersion string
 }
 
-// Serves tells whether the mirror have is as m wants it.
+// Matches reports whether the actual mirror have is in the desired state m.
 func (m Mirror) Matches(have Mirror) bool {
 	return m.Source == have.Source && m.Service == have.Service && m.Network == have.Network && m.Managed == have.Managed &&
 		m.Exposed == have.Exposed && m.OwnerUID == have.OwnerUID && m.AddressType == have.AddressType &&
 		equality.Semantic.DeepEqual(m.Endpoints, have.Endpoints) && equality.Semantic.DeepEqual(m.Ports, have.Ports)
 }
 
-// State is a source's mirrors by name: one, or none; more where somebody
-// copied one.
+// State is a source's mirrors by name: at most one, unless a user copied it.
 type State struct {
 	Source  Source
 	Mirrors map[string]Mirror
 }
 
-// MirrorName is the name of a source's mirror. It follows from the source's
-// name, so that creating it twice fails; the hash keeps apart sources whose
-// names had to be cut, and mirrors from other slices.
+// MirrorName returns the name of a source's mirror. It is derived from the
+// source's name, so that creating it twice fails. The hash distinguishes sources
+// whose names are truncated, and mirrors from other slices.
 func MirrorName(source string) string {
 	sum := sha256.Sum256([]byte(source))
 	suffix := "-udn-" + strings.ToLower(base32.HexEncoding.EncodeToString(sum[:])[:10])
@@ -93,10 +92,9 @@ func MirrorName(source string) string {
 	return source + suffix
 }
 
-// SourceOf is whose mirror a slice is: its controller reference says so or,
-// where somebody has removed that, the annotation that we left. Both count
-// only beside another mark of ours, the label or the name: without, the slice
-// is somebody else's.
+// SourceOf returns the source of a mirror, by its controller reference or, if
+// that was removed, by its annotation. Without our label or a mirror's name the
+// slice belongs to another controller or user, and SourceOf returns false.
 func SourceOf(s *discoveryv1.EndpointSlice) (Source, bool) {
 	if ref := metav1.GetControllerOfNoCopy(s); ref != nil {
 		ours := ref.Kind == "EndpointSlice" && strings.HasPrefix(ref.APIVersion, discoveryv1.GroupName+"/") &&
@@ -107,9 +105,9 @@ func SourceOf(s *discoveryv1.EndpointSlice) (Source, bool) {
 	return Source{s.Namespace, source}, source != "" && s.Name == MirrorName(source)
 }
 
-// ServiceOf is the Service whose endpoints the slice lists; "" for slices that
-// have no mirror: of no Service, of names instead of addresses, ending, or
-// mirrors themselves.
+// ServiceOf returns the Service of a slice. It returns "" for slices that have no
+// mirror: slices without a Service, with names instead of addresses, being
+// deleted, or mirrors themselves.
 func ServiceOf(s *discoveryv1.EndpointSlice) string {
 	if s.AddressType != discoveryv1.AddressTypeIPv4 && s.AddressType != discoveryv1.AddressTypeIPv6 ||
 		s.DeletionTimestamp != nil || s.Labels[discoveryv1.LabelManagedBy] == network.EndpointSliceManager {
@@ -121,7 +119,7 @@ func ServiceOf(s *discoveryv1.EndpointSlice) string {
 	return s.Labels[discoveryv1.LabelServiceName]
 }
 
-// podOf is the pod that an endpoint refers to.
+// podOf returns the pod that an endpoint refers to.
 func podOf(namespace string, e *discoveryv1.Endpoint) (PodRef, bool) {
 	ref := e.TargetRef
 	if ref == nil || ref.Kind != "Pod" || ref.Name == "" {
@@ -133,8 +131,8 @@ func podOf(namespace string, e *discoveryv1.Endpoint) (PodRef, bool) {
 	return PodRef{namespace, ref.Name}, true
 }
 
-// isDefault tells whether an address is one of the cluster default network's
-// pods'.
+// isDefault reports whether an address is in the cluster default network's
+// subnets.
 func isDefault(plan network.Plan, a netip.Addr) bool {
 	for _, s := range plan.ClusterSubnets {
 		if s.CIDR.Contains(a) {

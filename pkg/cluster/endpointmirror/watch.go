@@ -29,7 +29,7 @@ type (
 	meta  = *metav1.PartialObjectMetadata
 )
 
-// indexMirror finds mirrors by the source's name. Nothing else is in it.
+// indexMirror is the index of mirrors by the source's name.
 const indexMirror = "mirror-of"
 
 // AddIndexes adds the indexes to a cache that has not been started.
@@ -47,7 +47,7 @@ func mirrorKeys(o client.Object) []string {
 	return nil
 }
 
-// Watch makes events of the cache into keys of c's queue.
+// Watch adds the watches of c. Their events enqueue sources.
 func (r *Reconciler) Watch(c controller.TypedController[Source], from cache.Cache) error {
 	for _, s := range []source.TypedSource[Source]{
 		source.TypedKind(from, &discoveryv1.EndpointSlice{}, r.sliceEvents()),
@@ -62,9 +62,8 @@ func (r *Reconciler) Watch(c controller.TypedController[Source], from cache.Cach
 	return nil
 }
 
-// sliceEvents: a mirror concerns its source, any other slice itself where its
-// namespace has a network of its own. For all others that is all there is to
-// do.
+// sliceEvents enqueues the source of a mirror, and any other slice if its
+// namespace has a primary network. Other slices cost nothing more.
 func (r *Reconciler) sliceEvents() handler.TypedFuncs[slice, Source] {
 	return handler.TypedFuncs[slice, Source]{
 		CreateFunc: func(ctx context.Context, e event.TypedCreateEvent[slice], q queue) {
@@ -88,17 +87,17 @@ func (r *Reconciler) sliceEvents() handler.TypedFuncs[slice, Source] {
 }
 
 func (r *Reconciler) enqueue(ctx context.Context, s slice, q queue) {
-	of, mirror := SourceOf(s)
+	key, mirror := SourceOf(s)
 	if !mirror {
-		if of = (Source{s.Namespace, s.Name}); !r.deps.has(of) && (ServiceOf(s) == "" || !r.hasPrimaryLabel(ctx, s.Namespace)) {
+		if key = (Source{s.Namespace, s.Name}); !r.deps.has(key) && (ServiceOf(s) == "" || !r.hasPrimaryLabel(ctx, s.Namespace)) {
 			return
 		}
 	}
-	q.Add(of)
+	q.Add(key)
 }
 
-// tenant tells whether a namespace has a network of its own, or should. One
-// that the cache does not have yet brings its slices along when it comes.
+// hasPrimaryLabel reports whether a namespace has the label for primary networks.
+// If the cache lacks the namespace, its create event enqueues its slices.
 func (r *Reconciler) hasPrimaryLabel(ctx context.Context, namespace string) bool {
 	ns, err := r.namespace(ctx, namespace)
 	return r.checkRead(err) && ns != nil && labelled(ns)
@@ -109,8 +108,8 @@ func labelled(ns meta) bool {
 	return ok
 }
 
-// podEvents: a pod concerns the sources that name it or its address. Most
-// events of pods change nothing that is read here.
+// podEvents enqueues the sources that depend on a pod or its addresses. Most pod
+// updates do not change them.
 func (r *Reconciler) podEvents() handler.TypedFuncs[*corev1.Pod, Source] {
 	changed := func(p *corev1.Pod, updateIndex func(PodRef, []netip.Addr), q queue) {
 		ref, addrs := PodRef{p.Namespace, p.Name}, defaultAddresses(p)
@@ -143,12 +142,12 @@ func (r *Reconciler) enqueueDependents(q queue, x dependency) {
 	}
 }
 
-// nadEvents: a network concerns the slices of its namespaces, and those of
-// other namespaces with endpoints there.
+// nadEvents enqueues the sources in a NAD's namespace, and those in other
+// namespaces with endpoints there.
 func (r *Reconciler) nadEvents() handler.TypedFuncs[nad, Source] {
 	return handler.TypedFuncs[nad, Source]{
 		CreateFunc: func(ctx context.Context, e event.TypedCreateEvent[nad], q queue) {
-			if !e.IsInInitialList { // every slice is looked at anyway, after this list is read
+			if !e.IsInInitialList { // all slices are enqueued initially anyway
 				r.enqueueNamespace(ctx, e.Object.Namespace, q)
 			}
 		},
@@ -164,8 +163,8 @@ func (r *Reconciler) nadEvents() handler.TypedFuncs[nad, Source] {
 	}
 }
 
-// namespaceEvents: a namespace matters by its label, which it normally has
-// from the start.
+// namespaceEvents enqueues the sources in a namespace when its label for primary
+// networks changes, or when it is created with that label.
 func (r *Reconciler) namespaceEvents() handler.TypedFuncs[meta, Source] {
 	return handler.TypedFuncs[meta, Source]{
 		CreateFunc: func(ctx context.Context, e event.TypedCreateEvent[meta], q queue) {
@@ -174,16 +173,16 @@ func (r *Reconciler) namespaceEvents() handler.TypedFuncs[meta, Source] {
 			}
 		},
 		UpdateFunc: func(ctx context.Context, e event.TypedUpdateEvent[meta], q queue) {
-			again := e.ObjectOld.DeletionTimestamp != nil && e.ObjectNew.DeletionTimestamp == nil // one of the same name
-			if labelled(e.ObjectOld) != labelled(e.ObjectNew) || labelled(e.ObjectNew) && again {
+			recreated := e.ObjectOld.DeletionTimestamp != nil && e.ObjectNew.DeletionTimestamp == nil
+			if labelled(e.ObjectOld) != labelled(e.ObjectNew) || labelled(e.ObjectNew) && recreated {
 				r.enqueueNamespace(ctx, e.ObjectNew.Name, q)
 			}
 		},
 	}
 }
 
-// enqueueNamespace enqueues the sources of a namespace, those of the mirrors
-// in it, and those with endpoints in it.
+// enqueueNamespace enqueues the sources in a namespace, including those of its
+// mirrors, and the sources with endpoints in it.
 func (r *Reconciler) enqueueNamespace(ctx context.Context, namespace string, q queue) {
 	r.enqueueDependents(q, dependency{PodRef: PodRef{Namespace: namespace}})
 	var l discoveryv1.EndpointSliceList
@@ -195,11 +194,11 @@ func (r *Reconciler) enqueueNamespace(ctx context.Context, namespace string, q q
 	}
 }
 
-// logged tells whether a read of the cache went well. It fails only while the
-// process ends.
+// checkRead logs a failed read of the cache and returns whether it succeeded.
+// Reads fail only while the process stops.
 func (r *Reconciler) checkRead(err error) bool {
 	if err != nil {
-		r.log.Warn("read of the cache failed; waiting for the next event", "err", err)
+		r.log.Warn("cannot read the cache; the next event enqueues the EndpointSlices", "error", err)
 	}
 	return err == nil
 }

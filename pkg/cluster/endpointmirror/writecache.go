@@ -9,26 +9,26 @@ import (
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 )
 
-// recent remembers what was written until the cache has caught up with it.
-// Entries live for as long as that takes, normally milliseconds.
+// writeCache holds our writes until the informer cache shows them, normally for
+// milliseconds.
 type writeCache struct {
 	mu       sync.Mutex
-	bySource map[Source]map[string]record // by mirror's name
+	bySource map[Source]map[string]record // by name of the mirror
 }
 
 type record struct {
 	mirror   Mirror
 	deleted  bool
-	uncached bool // removed before the cache had what was written: it comes and goes yet
+	uncached bool // deleted before the cache showed it: create and delete events follow
 	at       time.Time
 }
 
-// trust is how long a write is believed that the cache does not show: its
-// event may have been lost in a gap of the watch.
+// writeTTL limits the lifetime of a record whose event never arrives, because a
+// gap in the watch can lose it.
 const writeTTL = time.Minute
 
-// atLeast tells whether version a is b or a later one; a version that is no
-// number is taken for later, which costs at most a write.
+// atLeast reports whether resource version a is b or later. A version that cannot
+// be compared counts as later, which causes at most a redundant write.
 func atLeast(a, b string) bool {
 	c, err := resourceversion.CompareResourceVersion(a, b)
 	return err != nil || c >= 0
@@ -54,7 +54,7 @@ func (r *writeCache) set(s Source, rec record) {
 	r.bySource[s][rec.mirror.Name] = rec
 }
 
-// merge corrects the mirrors that the cache has of a source.
+// overlay applies our writes to the mirrors of a source in the informer cache.
 func (r *writeCache) overlay(s Source, cached map[string]Mirror, now time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -64,7 +64,7 @@ func (r *writeCache) overlay(s Source, cached map[string]Mirror, now time.Time) 
 		case now.Sub(rec.at) > writeTTL:
 			r.drop(s, name)
 		case rec.deleted && ok && (c.UID == rec.mirror.UID || atLeast(rec.mirror.ResourceVersion, c.ResourceVersion)):
-			delete(cached, name) // it, or one before it
+			delete(cached, name) // the deleted mirror, or an earlier one of that name
 		case rec.deleted && (ok || !rec.uncached), ok && atLeast(c.ResourceVersion, rec.mirror.ResourceVersion):
 			r.drop(s, name)
 		case rec.deleted:
@@ -81,8 +81,8 @@ func (r *writeCache) drop(s Source, name string) {
 	}
 }
 
-// seen is told what the cache now has; true means that it is our own write,
-// which needs no answer.
+// observe records that the informer cache shows a mirror. It returns true for our
+// own write, which needs no reconcile.
 func (r *writeCache) observe(s Source, name, version string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -94,7 +94,8 @@ func (r *writeCache) observe(s Source, name, version string) bool {
 	return version == rec.mirror.ResourceVersion
 }
 
-// gone is told that the mirror was deleted; true means that we did it.
+// observeDelete records that the informer cache shows a deletion. It returns true
+// if this process deleted the mirror.
 func (r *writeCache) observeDelete(s Source, m Mirror) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

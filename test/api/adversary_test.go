@@ -130,7 +130,7 @@ func TestAdversaryWrites(t *testing.T) {
 		t.Fatal(err)
 	}
 	attackersOrNew := func(fact string) bool {
-		return strings.Contains(fact, " "+s.Attacker+"/") || strings.Contains(fact, "/adv-next-")
+		return strings.Contains(fact, " "+s.Attacker+"/") || strings.Contains(fact, "adv-next-")
 	}
 	if d := append(append(after.Differences(before, attackersOrNew), after.SharedIDs()...), after.Stolen(s)...); len(d) > 0 {
 		t.Errorf("at the end: %s", strings.Join(d, "\n"))

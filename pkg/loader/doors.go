@@ -105,7 +105,7 @@ func (l *Loader) DoorPrograms(k DoorKind) []string { return l.hooks(doorHooks(k)
 
 // haveTCX reports whether the kernel has tcx links (Linux 6.6).
 func haveTCX() bool {
-	// The kernel rejects an unknown attach type. Loopback always exists.
+	// Query loopback, which always exists: the kernel rejects an unknown attach type.
 	_, err := link.QueryPrograms(link.QueryOptions{Target: 1, Attach: ebpf.AttachTCXEgress})
 	return err == nil
 }

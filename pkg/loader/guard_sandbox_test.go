@@ -24,12 +24,12 @@ import (
 // the programs check only interfaces, sockets and cgroups. At the other end of each
 // interface of the node, a receiver records all frames.
 //
-//	interface                other end
-//	mp1   10.1.0.2 fd01::2   pod of network 1, 10.1.0.3 fd01::3
-//	mp0   10.0.0.2 fd00::2   pod of the default network, locked, 10.0.0.3 fd00::3
-//	pod   (no address)       pod of network 1, 10.1.0.4
-//	locked (no address)      pod's locked default-network interface, 10.0.0.4
-//	eth0  192.0.2.1          another node, 192.0.2.9
+//	interface                 other end
+//	mp1    10.1.0.2 fd01::2   pod of network 1, 10.1.0.3 fd01::3
+//	mp0    10.0.0.2 fd00::2   pod of the default network, locked, 10.0.0.3 fd00::3
+//	pod    (no address)       pod of network 1, 10.1.0.4
+//	locked (no address)       pod's locked default-network interface, 10.0.0.4
+//	eth0   192.0.2.1          another node, 192.0.2.9
 type guardSandbox struct {
 	*sandbox
 	t         *testing.T

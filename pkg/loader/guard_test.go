@@ -123,7 +123,7 @@ func TestRootGuardIngress(t *testing.T) {
 				frame("pod", "dhcp-answer", "fe80::9", "ff02::1", allNodes), tunnel(frame("pod", "udp", "10.1.0.4", "192.0.2.9", node))},
 			true: {frame("pod", "neighbour-solicitation", "fe80::9", "ff02::1", allNodes), frame("pod", "neighbour-advertisement", "fe80::9", "ff02::1", allNodes),
 				frame("pod", "router-solicitation", "fe80::9", "ff02::2", allNodes), frame("pod", "udp", "10.1.0.4", "192.0.2.9", node),
-				tunnel(frame("pod", "udp", "10.1.0.4", "10.1.0.9", node))}, // inside the pod's own network, the port is a port like any other
+				tunnel(frame("pod", "udp", "10.1.0.4", "10.1.0.9", node))}, // allowed inside the pod's own network
 		},
 		"locked": {
 			false: {frame("locked", "router-advertisement", "fe80::9", "ff02::1", allNodes), frame("locked", "neighbour-advertisement", "fe80::9", "ff02::1", allNodes),

@@ -4,8 +4,8 @@ package v1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// ClusterUserDefinedNetwork is one network shared by the pods of several
-// namespaces. Administrators create it; tenants only use it.
+// ClusterUserDefinedNetwork is a network shared by the pods of several
+// namespaces. Administrators create it, and tenants use it.
 //
 // For a Primary network each namespace must have been created with the label
 // `k8s.ovn.org/primary-user-defined-network`.
@@ -24,19 +24,19 @@ type ClusterUserDefinedNetwork struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// spec is the network that is wanted.
+	// spec is the desired network.
 	// +required
 	Spec ClusterUserDefinedNetworkSpec `json:"spec"`
 
-	// status is what has become of it.
+	// status is the observed state of the network.
 	// +optional
 	Status ClusterUserDefinedNetworkStatus `json:"status,omitempty"`
 }
 
-// ClusterUserDefinedNetworkSpec describes the network and who has it.
+// ClusterUserDefinedNetworkSpec describes the network and selects its namespaces.
 type ClusterUserDefinedNetworkSpec struct {
-	// namespaceSelector selects the namespaces that have the network; it may change. The label
-	// `kubernetes.io/metadata.name` is the safest to select by, as nobody can give it to a namespace of their own.
+	// namespaceSelector selects the namespaces that have the network. It may change. The label
+	// `kubernetes.io/metadata.name` is the safest one to select by, because users cannot set it.
 	// +required
 	NamespaceSelector metav1.LabelSelector `json:"namespaceSelector"`
 
@@ -45,7 +45,7 @@ type ClusterUserDefinedNetworkSpec struct {
 	Network NetworkSpec `json:"network"`
 }
 
-// TransportOption is how packets travel between nodes.
+// TransportOption is how packets are transported between nodes.
 type TransportOption string
 
 // The transports.
@@ -54,7 +54,8 @@ const (
 	TransportOptionNoOverlay TransportOption = "NoOverlay"
 )
 
-// SNATOption is whether pods' addresses are hidden from the outside.
+// SNATOption is whether the source address of traffic that leaves the cluster is
+// translated.
 type SNATOption string
 
 // The SNAT options.
@@ -63,7 +64,7 @@ const (
 	SNATDisabled SNATOption = "Disabled"
 )
 
-// RoutingOption is who sees to it that nodes know the way to one another's pods.
+// RoutingOption is how nodes get the routes to the pods on other nodes.
 type RoutingOption string
 
 // The routing options.
@@ -74,15 +75,15 @@ const (
 
 // NoOverlayOptions are the settings of transport NoOverlay.
 type NoOverlayOptions struct {
-	// outboundSNAT is what happens to the source address of traffic that leaves the cluster.
-	// `Enabled`: it becomes the node's. `Disabled`: it stays the pod's, which the outside then must have a route to.
-	// Traffic between pods always keeps it.
+	// outboundSNAT is whether the source address of traffic that leaves the cluster is translated.
+	// `Enabled`: to the node's address. `Disabled`: it stays the pod's address, to which the outside needs a route.
+	// The source address of traffic between pods is never translated.
 	// +kubebuilder:validation:Enum=Enabled;Disabled
 	// +required
 	OutboundSNAT SNATOption `json:"outboundSNAT"`
 
-	// routing is who makes the nodes' routes known.
-	// `Managed`: the nodes peer with one another by BGP, without further configuration.
+	// routing is how nodes get the routes to the pods on other nodes.
+	// `Managed`: the nodes are BGP peers of one another, without further configuration.
 	// `Unmanaged`: the administrator creates RouteAdvertisements and FRRConfigurations.
 	// +kubebuilder:validation:Enum=Managed;Unmanaged
 	// +required
@@ -99,8 +100,8 @@ type NoOverlayOptions struct {
 // +union
 type NetworkSpec struct {
 	// topology is the shape of the network.
-	// `Layer3`: a subnet for each node and routing between nodes. Grows to many nodes and pods.
-	// `Layer2`: one switch across all nodes. Pods and virtual machines keep their address when they move.
+	// `Layer3`: a subnet per node and routing between nodes. Scales to many nodes and pods.
+	// `Layer2`: one switch across all nodes. Virtual machines keep their addresses when they migrate.
 	// `Localnet`: the nodes' physical network, with its own addresses and gateways.
 	// +kubebuilder:validation:Enum=Layer2;Layer3;Localnet
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="topology is immutable: create another network"
@@ -121,20 +122,20 @@ type NetworkSpec struct {
 	// +optional
 	Localnet *LocalnetConfig `json:"localnet,omitempty"`
 
-	// transport is how packets travel between nodes.
-	// `Geneve`: in an overlay. `NoOverlay`: as they are, by the routes of the physical network (Layer3 Primary only).
+	// transport is how packets are transported between nodes.
+	// `Geneve`: in an overlay. `NoOverlay`: routed by the physical network without encapsulation (Layer3 Primary only).
 	// Defaults to `Geneve`.
 	// +kubebuilder:validation:Enum=NoOverlay;Geneve
 	// +optional
 	Transport TransportOption `json:"transport,omitempty"`
 
-	// noOverlayOptions are the settings of transport `NoOverlay`, which needs them.
+	// noOverlayOptions are the settings of transport `NoOverlay`, which requires them.
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="noOverlayOptions is immutable: create another network"
 	// +optional
 	NoOverlayOptions *NoOverlayOptions `json:"noOverlayOptions,omitempty"`
 }
 
-// ClusterUserDefinedNetworkStatus is what has become of the network.
+// ClusterUserDefinedNetworkStatus is the observed state of the network.
 type ClusterUserDefinedNetworkStatus struct {
 	// conditions: NetworkCreated, NetworkAllocationSucceeded and TransportAccepted.
 	// +listType=map

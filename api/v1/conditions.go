@@ -5,10 +5,10 @@ package v1
 // Condition types of UserDefinedNetwork and ClusterUserDefinedNetwork.
 const (
 	// ConditionNetworkCreated: every namespace of the network has its
-	// NetworkAttachmentDefinition. The message names those that have not.
+	// NetworkAttachmentDefinition. The message lists the namespaces without one.
 	ConditionNetworkCreated = "NetworkCreated"
-	// ConditionNetworkAllocationSucceeded: the subnets hold every node. The
-	// message names the nodes that they do not hold.
+	// ConditionNetworkAllocationSucceeded: every node has a host subnet. The
+	// message lists the nodes without one.
 	ConditionNetworkAllocationSucceeded = "NetworkAllocationSucceeded"
 	// ConditionTransportAccepted: the transport is configured.
 	ConditionTransportAccepted = "TransportAccepted"
@@ -18,8 +18,8 @@ const (
 const (
 	ReasonNADCreated = "NetworkAttachmentDefinitionCreated"
 	ReasonNADDeleted = "NetworkAttachmentDefinitionDeleted"
-	// ReasonSyncError is a UserDefinedNetwork's, ReasonNADSyncError a
-	// ClusterUserDefinedNetwork's.
+	// ReasonSyncError is for UserDefinedNetworks, ReasonNADSyncError for
+	// ClusterUserDefinedNetworks.
 	ReasonSyncError       = "SyncError"
 	ReasonNADSyncError    = "NetworkAttachmentDefinitionSyncError"
 	ReasonNotYetSupported = "NotYetSupported"
@@ -37,12 +37,12 @@ const (
 	ReasonNoOverlayTransportAccepted = "NoOverlayTransportAccepted"
 	// ReasonNoOverlayRouteAdvertisementsIsMissing: no RouteAdvertisements advertises the network.
 	ReasonNoOverlayRouteAdvertisementsIsMissing = "NoOverlayRouteAdvertisementsIsMissing"
-	// ReasonNoOverlayRouteAdvertisementsNotAccepted: one does, but is not accepted itself.
+	// ReasonNoOverlayRouteAdvertisementsNotAccepted: the RouteAdvertisements of the network are not accepted.
 	ReasonNoOverlayRouteAdvertisementsNotAccepted = "NoOverlayRouteAdvertisementsNotAccepted"
 )
 
-// ConditionAccepted is the condition type of RouteAdvertisements: its routes
-// are advertised.
+// ConditionAccepted is the condition type of RouteAdvertisements: the routes are
+// advertised.
 const ConditionAccepted = "Accepted"
 
 // Reasons of ConditionAccepted.

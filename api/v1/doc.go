@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package v1 holds the k8s.ovn.org/v1 types: what tenants and administrators
-// write to ask for a network. Everything the API server can judge alone is a
-// validation marker here, so that a mistake is refused when it is made; what
-// needs a look at other objects is judged by the cluster role and reported in
-// status.
+// Package v1 holds the k8s.ovn.org/v1 types, with which tenants and administrators
+// request networks. Checks that need only the object itself are validation
+// markers, so that the API server refuses mistakes immediately. The cluster role
+// makes the checks that need other objects and reports them in status.
 //
 // +kubebuilder:object:generate=true
 // +groupName=k8s.ovn.org

@@ -4,10 +4,10 @@ package v1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// RouteAdvertisements makes pod networks and egress IPs known to BGP peers.
+// RouteAdvertisements advertises pod networks and egress IPs to BGP peers.
 //
-// Which peers is said by the FRRConfigurations that it selects: each of them is
-// copied for every node, with the node's prefixes added.
+// The selected FRRConfigurations define the peers. Each of them is copied for
+// every node, with the node's prefixes added.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:path=routeadvertisements,scope=Cluster,shortName=ra,singular=routeadvertisements
@@ -20,20 +20,21 @@ type RouteAdvertisements struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// spec is what to advertise, and where.
+	// spec selects what to advertise, and to which peers.
 	// +required
 	Spec RouteAdvertisementsSpec `json:"spec"`
 
-	// status is what has become of it.
+	// status is the observed state of the advertisement.
 	// +optional
 	Status RouteAdvertisementsStatus `json:"status,omitempty"`
 }
 
-// RouteAdvertisementsSpec is what to advertise, and where.
+// RouteAdvertisementsSpec selects what to advertise, and to which peers.
 // +kubebuilder:validation:XValidation:rule="!('PodNetwork' in self.advertisements) || (!has(self.nodeSelector.matchLabels) || size(self.nodeSelector.matchLabels) == 0) && (!has(self.nodeSelector.matchExpressions) || size(self.nodeSelector.matchExpressions) == 0)",message="a 'nodeSelector' can't be specified with 'PodNetwork', which is advertised on all nodes: set nodeSelector to {}"
 type RouteAdvertisementsSpec struct {
 	// targetVRF is the VRF whose BGP sessions advertise the routes.
-	// Empty: the node's default VRF. `auto`: each network's own VRF. Else the VRF of that name, at most 15 characters.
+	// Empty: the node's default VRF. `auto`: each network's own VRF. Otherwise the VRF with that name, at most 15
+	// characters.
 	// +kubebuilder:validation:MaxLength=15
 	// +optional
 	TargetVRF string `json:"targetVRF,omitempty"`
@@ -47,17 +48,17 @@ type RouteAdvertisementsSpec struct {
 	// +required
 	NetworkSelectors []NetworkSelector `json:"networkSelectors" patchStrategy:"merge" patchMergeKey:"networkSelectionType"`
 
-	// nodeSelector selects the nodes that advertise; `{}` is all of them, and the only choice for `PodNetwork`.
+	// nodeSelector selects the nodes that advertise. `{}` selects all of them and is required for `PodNetwork`.
 	// +required
 	NodeSelector metav1.LabelSelector `json:"nodeSelector"`
 
-	// frrConfigurationSelector selects the FRRConfigurations, which name the BGP peers; `{}` is all of them.
+	// frrConfigurationSelector selects the FRRConfigurations, which define the BGP peers. `{}` selects all of them.
 	// +required
 	FRRConfigurationSelector metav1.LabelSelector `json:"frrConfigurationSelector"`
 
 	// advertisements are what to advertise, each at most once.
-	// `PodNetwork`: the pods' addresses; each node its own part of the network.
-	// `EgressIP`: the egress IPs of the network, each from the node that has it.
+	// `PodNetwork`: the pod addresses. Each node advertises its own subnet of the network.
+	// `EgressIP`: the egress IPs of the network. Each is advertised by the node that has it.
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=2
 	// +listType=set
@@ -75,7 +76,7 @@ const (
 	EgressIP   AdvertisementType = "EgressIP"
 )
 
-// NetworkSelectionType is which kind of network is selected.
+// NetworkSelectionType is the kind of the selected networks.
 // +kubebuilder:validation:Enum=DefaultNetwork;ClusterUserDefinedNetworks
 type NetworkSelectionType string
 
@@ -88,7 +89,7 @@ const (
 )
 
 // NetworkSelector selects networks of one kind.
-// +kubebuilder:validation:XValidation:rule="has(self.clusterUserDefinedNetworkSelector) == (self.networkSelectionType == 'ClusterUserDefinedNetworks')",message="Inconsistent selector: networkSelectionType ClusterUserDefinedNetworks needs clusterUserDefinedNetworkSelector and no other takes it: set both or neither"
+// +kubebuilder:validation:XValidation:rule="has(self.clusterUserDefinedNetworkSelector) == (self.networkSelectionType == 'ClusterUserDefinedNetworks')",message="Inconsistent selector: networkSelectionType ClusterUserDefinedNetworks requires clusterUserDefinedNetworkSelector and other types forbid it: set both or neither"
 // +union
 type NetworkSelector struct {
 	// networkSelectionType is the kind of network.
@@ -105,14 +106,14 @@ type NetworkSelector struct {
 
 // ClusterUserDefinedNetworkSelector selects ClusterUserDefinedNetworks.
 type ClusterUserDefinedNetworkSelector struct {
-	// networkSelector selects them by their labels; `{}` is all of them.
+	// networkSelector selects them by their labels. `{}` selects all of them.
 	// +required
 	NetworkSelector metav1.LabelSelector `json:"networkSelector"`
 }
 
-// RouteAdvertisementsStatus is what has become of it.
+// RouteAdvertisementsStatus is the observed state of the advertisement.
 type RouteAdvertisementsStatus struct {
-	// status is the condition Accepted in a word or two: "Accepted", or "Not Accepted" and why.
+	// status summarises the condition Accepted: "Accepted", or "Not Accepted" and the reason.
 	// +optional
 	Status string `json:"status,omitempty"`
 

@@ -12,7 +12,7 @@ const (
 	NetworkTopologyLocalnet NetworkTopology = "Localnet"
 )
 
-// NetworkRole is what the network is to a pod.
+// NetworkRole is the role of a network for a pod.
 type NetworkRole string
 
 // The roles.
@@ -48,13 +48,13 @@ type CIDR string
 // +kubebuilder:validation:XValidation:rule="isIP(self)",message="IP is invalid: write it as 10.100.0.1 or fd10:1::1"
 type IP string
 
-// DualStackCIDRs is one CIDR, or one of each IP family.
+// DualStackCIDRs is one CIDR, or one per IP family.
 // +kubebuilder:validation:MinItems=1
 // +kubebuilder:validation:MaxItems=2
 // +kubebuilder:validation:XValidation:rule="size(self) != 2 || !isCIDR(self[0]) || !isCIDR(self[1]) || cidr(self[0]).ip().family() != cidr(self[1]).ip().family()",message="When 2 CIDRs are set, they must be from different IP families: keep one IPv4 and one IPv6 CIDR"
 type DualStackCIDRs []CIDR
 
-// DualStackIPs is one address, or one of each IP family.
+// DualStackIPs is one address, or one per IP family.
 // +kubebuilder:validation:MinItems=1
 // +kubebuilder:validation:MaxItems=2
 // +kubebuilder:validation:XValidation:rule="size(self) != 2 || !isIP(self[0]) || !isIP(self[1]) || ip(self[0]).family() != ip(self[1]).family()",message="When 2 IPs are set, they must be from different IP families: keep one IPv4 and one IPv6 address"
@@ -64,18 +64,18 @@ type DualStackIPs []IP
 // +kubebuilder:validation:MinProperties=1
 // +kubebuilder:validation:XValidation:rule="!has(self.lifecycle) || self.lifecycle != 'Persistent' || !has(self.mode) || self.mode == 'Enabled'",message="lifecycle Persistent is only supported when ipam.mode is Enabled: set mode to Enabled or remove lifecycle"
 type IPAMConfig struct {
-	// mode says whether addresses are assigned to pods.
-	// `Enabled`: each pod gets an address out of `subnets`.
-	// `Disabled`: pods get a MAC address only; what they use on top is their own business. Network policies,
-	// services and whatever else selects pods by address do not work then, and only MAC addresses are protected
-	// against spoofing. Possible on Secondary networks.
+	// mode is whether addresses are assigned to pods.
+	// `Enabled`: each pod gets an address in `subnets`.
+	// `Disabled`: pods get a MAC address only, and configure IP addresses themselves. Network policies, services and
+	// other features that select pods by address do not work then, and only MAC addresses are protected against
+	// spoofing. Secondary networks only.
 	// Defaults to `Enabled`.
 	// +optional
 	Mode IPAMMode `json:"mode,omitempty"`
 
-	// lifecycle says how long a workload keeps its addresses.
-	// `Persistent` keeps them in an `ipamclaims.k8s.cni.cncf.io` object, so that a virtual machine has them again
-	// after a restart or a migration. Needs mode `Enabled`.
+	// lifecycle is how long a workload keeps its addresses.
+	// `Persistent`: in an `ipamclaims.k8s.cni.cncf.io` object, so that a virtual machine keeps them after a restart or
+	// a migration. Requires mode `Enabled`.
 	// +optional
 	Lifecycle NetworkIPAMLifecycle `json:"lifecycle,omitempty"`
 }

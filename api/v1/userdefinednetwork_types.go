@@ -5,12 +5,12 @@ package v1
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 // UserDefinedNetwork is a network for the pods of one namespace. The namespace's
-// owner creates it, no administrator needed.
+// owner can create it without an administrator.
 //
 // A Primary network replaces the cluster default network for the namespace's
 // pods. The namespace must have been created with the label
-// `k8s.ovn.org/primary-user-defined-network`, and the network should be there
-// before the first pod: pods wait for it.
+// `k8s.ovn.org/primary-user-defined-network`. Create the network before the first
+// pod, because pods wait for it.
 //
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:path=userdefinednetworks,scope=Namespaced,shortName=udn,singular=userdefinednetwork
@@ -25,11 +25,11 @@ type UserDefinedNetwork struct {
 	metav1.TypeMeta   `json:",inline"`
 	metav1.ObjectMeta `json:"metadata,omitempty"`
 
-	// spec is the network that is wanted.
+	// spec is the desired network.
 	// +required
 	Spec UserDefinedNetworkSpec `json:"spec"`
 
-	// status is what has become of it.
+	// status is the observed state of the network.
 	// +optional
 	Status UserDefinedNetworkStatus `json:"status,omitempty"`
 }
@@ -40,8 +40,8 @@ type UserDefinedNetwork struct {
 // +union
 type UserDefinedNetworkSpec struct {
 	// topology is the shape of the network.
-	// `Layer3`: a subnet for each node and routing between nodes. Grows to many nodes and pods.
-	// `Layer2`: one switch across all nodes. Pods and virtual machines keep their address when they move.
+	// `Layer3`: a subnet per node and routing between nodes. Scales to many nodes and pods.
+	// `Layer2`: one switch across all nodes. Virtual machines keep their addresses when they migrate.
 	// +kubebuilder:validation:Enum=Layer2;Layer3
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="topology is immutable: create another network"
 	// +unionDiscriminator
@@ -58,7 +58,7 @@ type UserDefinedNetworkSpec struct {
 	Layer2 *Layer2Config `json:"layer2,omitempty"`
 }
 
-// UserDefinedNetworkStatus is what has become of the network.
+// UserDefinedNetworkStatus is the observed state of the network.
 type UserDefinedNetworkStatus struct {
 	// conditions: NetworkCreated and NetworkAllocationSucceeded.
 	// +listType=map

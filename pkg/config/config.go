@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package config turns an INI file and flags into one value, checked as a
-// whole, that main passes down. There is no global configuration.
+// Package config reads the configuration from an INI file and flags and checks
+// it. There is no global configuration: main passes it to the other packages.
 package config
 
 import (
@@ -19,8 +19,8 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Config is everything a process is told. Which fields matter depends on the
-// process; all of them are valid in all of them.
+// Config is the configuration of a process. Each process uses some of the fields;
+// all of them are checked.
 type Config struct {
 	Plan             network.Plan
 	MaxNetworks      int
@@ -39,7 +39,7 @@ type Config struct {
 	DefaultNetwork   network.Network // the cluster default network
 }
 
-// Kubernetes says how to reach the API and who this process is in it.
+// Kubernetes configures the API client, the node's name, and leader election.
 type Kubernetes struct {
 	Kubeconfig, APIServer string
 	QPS                   float32
@@ -50,7 +50,7 @@ type Kubernetes struct {
 	LeaseRenewDeadline    time.Duration
 }
 
-// OVS says how this node's Open vSwitch is to be set up.
+// OVS configures the node's Open vSwitch.
 type OVS struct {
 	DBAddress       string
 	EncapIPs        []netip.Addr
@@ -59,17 +59,17 @@ type OVS struct {
 	GatewayMode     network.GatewayMode
 }
 
-// CNI says where the CNI plugin and its configuration live.
+// CNI configures the paths of the CNI plugin and its configuration.
 type CNI struct {
 	Socket, ConfDir, BinDir, Plugin string
 }
 
-// ErrHelp is returned when the arguments asked for help, which was printed.
+// ErrHelp is returned after printing help for --help.
 var ErrHelp = pflag.ErrHelp
 
-// Load reads arguments (without the program's name), and the file that
-// --config names, into a Config. extra adds flags that only one process has.
-// Errors name the file's section and key, or the flag, and the remedy.
+// Load reads the configuration from arguments (without the program's name) and
+// from the file that --config names. extra adds the flags of one process. Errors
+// name the section and key, or the flag, and the remedy.
 func Load(program string, args []string, extra func(*pflag.FlagSet)) (Config, error) {
 	r := defaults()
 	file, err := configFile(args)
@@ -87,7 +87,7 @@ func Load(program string, args []string, extra func(*pflag.FlagSet)) (Config, er
 	}
 	fs := pflag.NewFlagSet(program, pflag.ContinueOnError)
 	fs.SortFlags = false
-	fs.String("config", file, "INI file; every flag below is a key in it")
+	fs.String("config", file, "INI file; each of the flags below is also a key in it")
 	if extra != nil {
 		extra(fs)
 	}
@@ -104,8 +104,8 @@ func Load(program string, args []string, extra func(*pflag.FlagSet)) (Config, er
 	return r.build()
 }
 
-// configFile finds --config before the other flags are parsed, as these take
-// their defaults from the file.
+// configFile finds --config before the other flags are parsed, because their
+// defaults come from the file.
 func configFile(args []string) (string, error) {
 	for i, a := range args {
 		if v, ok := strings.CutPrefix(a, "--config="); ok {
@@ -121,10 +121,10 @@ func configFile(args []string) (string, error) {
 	return "", nil
 }
 
-// readINI reads the file's text; unknown sections and keys are errors.
+// readINI parses INI text. Unknown sections and keys are errors.
 func (r *raw) readINI(text string) error { return gcfg.ReadStringInto(r, text) }
 
-// Parse reads INI text alone.
+// Parse reads the configuration from INI text.
 func Parse(text string) (Config, error) {
 	r := defaults()
 	if err := r.readINI(text); err != nil {
@@ -166,8 +166,8 @@ func (r *raw) build() (Config, error) {
 	} {
 		if *l.out, err = network.ParseCIDRs(l.raw); err != nil {
 			fail("default", l.key, err)
-		} else if err := onePerFamily(*l.out); err != nil {
-			fail("default", l.key, err)
+		} else if first, second, ok := network.DuplicateFamily(*l.out); ok {
+			fail("default", l.key, fmt.Errorf("%s and %s have the same IP family: keep one of them", first, second))
 		}
 	}
 	p.VRFTableBase, p.ClusterMTU = r.Default.VRFTableBase, r.Default.MTU
@@ -221,36 +221,12 @@ func (r *raw) build() (Config, error) {
 	return c, errors.Join(errs...)
 }
 
-func onePerFamily(ps []netip.Prefix) error {
-	var seen [2]bool
-	for _, p := range ps {
-		i := 0
-		if p.Addr().Is6() {
-			i = 1
-		}
-		if seen[i] {
-			return fmt.Errorf("%s is the second CIDR of its family: give one a family", p)
-		}
-		seen[i] = true
-	}
-	return nil
-}
-
 func defaultNetwork(p network.Plan) network.Network {
 	n := network.Network{
 		ID: network.DefaultID, Name: network.DefaultName, Topology: network.Layer3, Role: network.RolePrimary,
 		MTU: p.ClusterMTU, Subnets: p.ClusterSubnets,
 	}
 	v4, v6 := n.Families()
-	pick := func(ps []netip.Prefix) []netip.Prefix {
-		var out []netip.Prefix
-		for _, x := range ps {
-			if x.Addr().Is4() && v4 || x.Addr().Is6() && v6 {
-				out = append(out, x)
-			}
-		}
-		return out
-	}
-	n.JoinSubnets, n.Transit = pick(p.Join), pick(p.Transit)
+	n.JoinSubnets, n.Transit = network.FilterFamilies(p.Join, v4, v6), network.FilterFamilies(p.Transit, v4, v6)
 	return n
 }

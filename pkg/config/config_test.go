@@ -40,7 +40,7 @@ func TestDualStackDefaultNetwork(t *testing.T) {
 }
 
 func TestRefused(t *testing.T) {
-	for what, tt := range map[string]struct {
+	for name, tt := range map[string]struct {
 		ini  string
 		args []string
 		want string
@@ -50,7 +50,7 @@ func TestRefused(t *testing.T) {
 		"bad number":      {ini: "[default]\nmtu=big\n", want: "big"},
 		"bad CIDR":        {args: []string{"--service-cidrs=10.96.0.0"}, want: "service-cidrs"},
 		"overlap":         {args: []string{"--service-cidrs=10.244.0.0/20"}, want: "overlaps"},
-		"two of a family": {args: []string{"--join-subnets=100.64.0.0/16,100.66.0.0/16"}, want: "second CIDR"},
+		"two IPv4 CIDRs":  {args: []string{"--join-subnets=100.64.0.0/16,100.66.0.0/16"}, want: "100.64.0.0/16 and 100.66.0.0/16 have the same IP family"},
 		"unknown flag":    {args: []string{"--mtuu=1"}, want: "mtuu"},
 		"argument":        {args: []string{"start"}, want: `"start"`},
 		"mode":            {args: []string{"--gateway-mode=both"}, want: "gateway-mode"},
@@ -62,7 +62,7 @@ func TestRefused(t *testing.T) {
 		"no file":         {args: []string{"--config=/nonexistent/x.conf"}, want: "/nonexistent/x.conf"},
 		"no file name":    {args: []string{"--config"}, want: "--config"},
 	} {
-		t.Run(what, func(t *testing.T) {
+		t.Run(name, func(t *testing.T) {
 			args := tt.args
 			if tt.ini != "" {
 				file := filepath.Join(t.TempDir(), "x.conf")
@@ -78,7 +78,7 @@ func TestRefused(t *testing.T) {
 	}
 }
 
-// Every key of the file is a flag of the same name.
+// Every key of the file is also a flag with the same name.
 func TestEveryKeyIsAFlag(t *testing.T) {
 	fs := pflag.NewFlagSet("x", pflag.ContinueOnError)
 	r := defaults()
@@ -119,7 +119,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// The operators' page names every key, and no other.
+// docs/configuration.md lists every key.
 func TestDocumented(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/configuration.md")
 	if err != nil {

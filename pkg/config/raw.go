@@ -4,8 +4,8 @@ package config
 
 import "github.com/spf13/pflag"
 
-// raw is the configuration as text: the INI file's sections and keys. Every
-// key is also a flag of the same name, which wins over the file.
+// raw is the unparsed configuration: the sections and keys of the INI file. Every
+// key is also a flag of the same name, which takes precedence over the file.
 type raw struct {
 	Default struct {
 		ClusterSubnets    string `gcfg:"cluster-subnets"`
@@ -93,43 +93,43 @@ func defaults() *raw {
 	return r
 }
 
-// flags binds every key to a flag, with what the file said as its default.
+// flags adds a flag for every key, with the current value as its default.
 func (r *raw) flags(fs *pflag.FlagSet) {
 	str := func(p *string, name, usage string) { fs.StringVar(p, name, *p, usage) }
 	num := func(p *int, name, usage string) { fs.IntVar(p, name, *p, usage) }
-	str(&r.Default.ClusterSubnets, "cluster-subnets", "cluster default network: CIDR/host-length, comma-separated, one a family")
-	str(&r.Default.ServiceCIDRs, "service-cidrs", "Kubernetes' service CIDRs, as the API server has them")
-	str(&r.Default.JoinSubnets, "join-subnets", "gateway routers' addresses on the cluster default network")
-	str(&r.Default.UDNJoinSubnets, "udn-join-subnets", "gateway routers' addresses on primary networks that name none")
-	str(&r.Default.TransitSubnets, "transit-subnets", "router addresses between nodes, inside OVN only")
-	str(&r.Default.MasqueradeSubnets, "masquerade-subnets", "node-local addresses, two a network")
-	num(&r.Default.MTU, "mtu", "MTU of pod interfaces on overlay networks that name none: the underlay's less 100")
-	num(&r.Default.VRFTableBase, "vrf-table-base", "routing table of a network's VRF is this plus the network's id")
-	num(&r.Default.MaxNetworks, "max-networks", "networks in the cluster; more are refused")
-	num(&r.Default.MaxNetworksPerNS, "max-networks-per-namespace", "networks in one namespace; more are refused")
-	num(&r.Default.Workers, "workers", "reconcilers running at a time")
-	str(&r.Default.IDAge, "id-age", "how long an id that a network, node or port gave back is given to no other, while others are left")
+	str(&r.Default.ClusterSubnets, "cluster-subnets", "subnets of the cluster default network: CIDR/host subnet length, comma-separated")
+	str(&r.Default.ServiceCIDRs, "service-cidrs", "service CIDRs of the cluster, as configured in the API server")
+	str(&r.Default.JoinSubnets, "join-subnets", "addresses of gateway routers on the cluster default network")
+	str(&r.Default.UDNJoinSubnets, "udn-join-subnets", "default addresses of gateway routers on primary networks")
+	str(&r.Default.TransitSubnets, "transit-subnets", "addresses of routers between nodes, used inside OVN only")
+	str(&r.Default.MasqueradeSubnets, "masquerade-subnets", "node-local addresses, two per network")
+	num(&r.Default.MTU, "mtu", "default MTU of overlay networks: that of the underlay minus 100")
+	num(&r.Default.VRFTableBase, "vrf-table-base", "a network's id plus this is the routing table of its VRF")
+	num(&r.Default.MaxNetworks, "max-networks", "maximum number of networks in the cluster")
+	num(&r.Default.MaxNetworksPerNS, "max-networks-per-namespace", "maximum number of networks in one namespace")
+	num(&r.Default.Workers, "workers", "maximum number of concurrent reconciles per controller")
+	str(&r.Default.IDAge, "id-age", "minimum age of a released network, node or port id before it is allocated again, unless no other id is free")
 	str(&r.Kubernetes.Kubeconfig, "kubeconfig", "kubeconfig file; empty: the pod's service account")
-	str(&r.Kubernetes.APIServer, "apiserver", "URL of the API server, in place of the kubeconfig's or the service account's")
-	fs.Float64Var(&r.Kubernetes.QPS, "qps", r.Kubernetes.QPS, "requests a second to the API server at most")
-	num(&r.Kubernetes.Burst, "burst", "requests to the API server in a burst at most")
-	str(&r.Kubernetes.NodeName, "node-name", "this node's name in the API (agent and zone)")
-	str(&r.Kubernetes.LeaseNamespace, "lease-namespace", "namespace of the leader's lease")
-	str(&r.Kubernetes.LeaseDuration, "lease-duration", "how long a leader that is gone is waited for")
-	str(&r.Kubernetes.LeaseRenewDeadline, "lease-renew-deadline", "how long a leader tries to renew before it gives up")
+	str(&r.Kubernetes.APIServer, "apiserver", "URL of the API server; overrides the kubeconfig and the service account")
+	fs.Float64Var(&r.Kubernetes.QPS, "qps", r.Kubernetes.QPS, "maximum requests per second to the API server")
+	num(&r.Kubernetes.Burst, "burst", "maximum burst of requests to the API server")
+	str(&r.Kubernetes.NodeName, "node-name", "name of this node in the API (agent and zone)")
+	str(&r.Kubernetes.LeaseNamespace, "lease-namespace", "namespace of the leader election leases")
+	str(&r.Kubernetes.LeaseDuration, "lease-duration", "how long other replicas wait for a failed leader before they take over")
+	str(&r.Kubernetes.LeaseRenewDeadline, "lease-renew-deadline", "how long a leader retries to renew its lease before it stops")
 	str(&r.OVN.NB, "nb-address", "OVN northbound database of this node's zone")
 	str(&r.OVN.SB, "sb-address", "OVN southbound database of this node's zone")
 	str(&r.OVS.DB, "ovsdb-address", "Open vSwitch database of this node")
-	str(&r.OVS.EncapIPs, "encap-ips", "geneve addresses of this node, comma-separated; empty: its IPv4 address on the external bridge, or its IPv6 one")
-	str(&r.OVS.ExternalBridge, "external-bridge", "OVS bridge that holds the node's uplink and addresses")
-	str(&r.OVS.PhysicalName, "physical-network", "OVN's name of the network behind the external bridge")
-	str(&r.OVS.GatewayMode, "gateway-mode", "shared (OVN's gateway routers) or local (the kernel)")
+	str(&r.OVS.EncapIPs, "encap-ips", "Geneve tunnel addresses of this node, comma-separated; empty: its IPv4 address on the external bridge, or else its IPv6 address")
+	str(&r.OVS.ExternalBridge, "external-bridge", "OVS bridge with the node's uplink and addresses")
+	str(&r.OVS.PhysicalName, "physical-network", "name in OVN of the physical network behind the external bridge")
+	str(&r.OVS.GatewayMode, "gateway-mode", "how traffic leaves the node: shared (OVN's gateway routers) or local (the kernel)")
 	str(&r.CNI.Socket, "cni-socket", "unix socket that the CNI plugin calls")
-	str(&r.CNI.ConfDir, "cni-conf-dir", "where the container runtime reads CNI configurations")
-	str(&r.CNI.BinDir, "cni-bin-dir", "where the container runtime finds CNI plugins")
-	str(&r.CNI.Source, "cni-plugin", "CNI plugin to install into cni-bin-dir; empty: leave it alone")
-	str(&r.BPF.PinPath, "bpf-pin-path", "directory on a bpf file system for programs, links and maps")
-	str(&r.BPF.CgroupRoot, "cgroup-root", "where the host's cgroup v2 tree is mounted")
-	str(&r.Observe.Listen, "listen", "address of /metrics, /healthz and /readyz, such as :9409; empty: none")
-	str(&r.Observe.LogLevel, "log-level", "debug, info, warn or error")
+	str(&r.CNI.ConfDir, "cni-conf-dir", "directory in which the container runtime reads CNI configurations")
+	str(&r.CNI.BinDir, "cni-bin-dir", "directory in which the container runtime finds CNI plugins")
+	str(&r.CNI.Source, "cni-plugin", "CNI plugin to install into cni-bin-dir; empty: install none")
+	str(&r.BPF.PinPath, "bpf-pin-path", "directory in a bpf file system for pins of links and maps")
+	str(&r.BPF.CgroupRoot, "cgroup-root", "mount point of the host's cgroup v2 hierarchy")
+	str(&r.Observe.Listen, "listen", "listen address of /metrics, /healthz and /readyz, such as :9409; empty: none")
+	str(&r.Observe.LogLevel, "log-level", "log level: debug, info, warn or error")
 }

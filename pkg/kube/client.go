@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kube holds what every process needs of the Kubernetes API: clients
-// made from the configuration, and the informers that feed the network
-// catalog. There is one informer set a process, whatever the number of
-// networks.
+// Package kube provides what all processes need for the Kubernetes API: clients,
+// paged lists, the parser of NetworkAttachmentDefinitions, and the patch of the
+// pod-networks annotation.
 package kube
 
 import (
@@ -17,15 +16,15 @@ import (
 	"bulkhead/pkg/config"
 )
 
-// Clients reach the API.
+// Clients are the clients of the Kubernetes API.
 type Clients struct {
 	REST *rest.Config
 	Kube kubernetes.Interface
 	NAD  nadclient.Interface
 }
 
-// NewClients makes clients from the kubeconfig, or from the pod's service
-// account when none is named. agent is the User-Agent.
+// NewClients returns clients for the kubeconfig or, if there is none, for the
+// pod's service account. agent is the User-Agent.
 func NewClients(c config.Kubernetes, agent string) (*Clients, error) {
 	cfg, err := RESTConfig(c, agent)
 	if err != nil {
@@ -33,19 +32,19 @@ func NewClients(c config.Kubernetes, agent string) (*Clients, error) {
 	}
 	k, err := kubernetes.NewForConfig(cfg)
 	if err != nil {
-		return nil, fmt.Errorf("make Kubernetes client: %w", err)
+		return nil, fmt.Errorf("create Kubernetes client: %w", err)
 	}
-	// NADs are custom resources: the API server has them in JSON only.
+	// NADs are custom resources, which the API server serves in JSON only.
 	crd := rest.CopyConfig(cfg)
 	crd.ContentType, crd.AcceptContentTypes = "application/json", "application/json"
 	n, err := nadclient.NewForConfig(crd)
 	if err != nil {
-		return nil, fmt.Errorf("make NetworkAttachmentDefinition client: %w", err)
+		return nil, fmt.Errorf("create NetworkAttachmentDefinition client: %w", err)
 	}
 	return &Clients{REST: cfg, Kube: k, NAD: n}, nil
 }
 
-// RESTConfig is how to reach the API server.
+// RESTConfig returns the client configuration for the API server.
 func RESTConfig(c config.Kubernetes, agent string) (*rest.Config, error) {
 	var cfg *rest.Config
 	var err error
@@ -55,7 +54,7 @@ func RESTConfig(c config.Kubernetes, agent string) (*rest.Config, error) {
 		}
 	} else {
 		if cfg, err = rest.InClusterConfig(); err != nil {
-			return nil, fmt.Errorf("read the pod's service account (outside a cluster give --kubeconfig): %w", err)
+			return nil, fmt.Errorf("read the pod's service account (outside a cluster set --kubeconfig): %w", err)
 		}
 		if c.APIServer != "" {
 			cfg.Host = c.APIServer

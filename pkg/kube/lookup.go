@@ -13,16 +13,16 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Lookup finds networks through a cache of NetworkAttachmentDefinitions and of
-// the metadata of Namespaces. A look costs as much as the namespace has NADs,
-// however many networks the cluster has.
+// Lookup finds networks in a cache of NetworkAttachmentDefinitions and metadata
+// of Namespaces. The cost depends on the number of NADs in the namespace, not on
+// the number of networks.
 type Lookup struct {
 	Cache client.Reader
 	Plan  network.Plan
 }
 
-// NAD is what the NAD of that name says; ok is false where it is not there or
-// another CNI plugin's. One that cannot be used comes back with Err set.
+// NAD returns a parsed NAD. ok is false if it does not exist or belongs to another
+// CNI plugin. The Err of an unusable NAD is set.
 func (l Lookup) NAD(ctx context.Context, namespace, name string) (nad network.NAD, ok bool, err error) {
 	obj := &nadv1.NetworkAttachmentDefinition{}
 	err = l.Cache.Get(ctx, client.ObjectKey{Namespace: namespace, Name: name}, obj)
@@ -36,10 +36,10 @@ func (l Lookup) NAD(ctx context.Context, namespace, name string) (nad network.NA
 	return nad, ok, nil
 }
 
-// Primary is the NAD of the namespace's primary network: nil without an error
-// where its pods have the cluster default network. An error that wraps
-// network.ErrNoPrimary says that one is expected and not there yet; any other
-// names what has to be mended.
+// Primary returns the NAD of the namespace's primary network. It returns nil
+// without an error if that is the cluster default network, and an error that wraps
+// network.ErrNoPrimary if the primary network does not exist yet. Other errors
+// name the remedy.
 func (l Lookup) Primary(ctx context.Context, namespace string) (*network.NAD, error) {
 	ns := Metadata("Namespace")
 	err := l.Cache.Get(ctx, client.ObjectKey{Name: namespace}, ns)

@@ -7,7 +7,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Metadata is an object of the core group of which only the metadata is read.
+// Metadata returns an empty object of a kind of the core group, for reads of
+// metadata only.
 func Metadata(kind string) *metav1.PartialObjectMetadata {
 	m := &metav1.PartialObjectMetadata{}
 	m.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind(kind))

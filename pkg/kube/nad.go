@@ -12,9 +12,9 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// ParseNAD is what a NetworkAttachmentDefinition says about its network. ours
-// is false for NADs of other CNI plugins. A NAD that cannot be used comes back
-// with Err set, so that what depends on it can say why it waits.
+// ParseNAD parses a NetworkAttachmentDefinition. ours is false for NADs of other
+// CNI plugins. The Err of an unusable NAD is set, so that its pods' events can
+// report it.
 func ParseNAD(obj *nadv1.NetworkAttachmentDefinition, plan network.Plan) (nad network.NAD, ours bool) {
 	nad = network.NAD{Namespace: obj.Namespace, Name: obj.Name}
 	conf, err := network.ParseNetConf(obj.Spec.Config)
@@ -28,11 +28,11 @@ func ParseNAD(obj *nadv1.NetworkAttachmentDefinition, plan network.Plan) (nad ne
 	nad.Network.Name = conf.Name
 	raw, ok := obj.Annotations[network.AnnotationNetworkID]
 	if !ok {
-		nad.Err = errors.New("no network id yet: the cluster controller gives it")
+		nad.Err = errors.New("no network id yet: the cluster controller assigns one")
 		return nad, true
 	}
-	if of := obj.Annotations[network.AnnotationNetworkName]; of != "" && of != conf.Name {
-		nad.Err = fmt.Errorf("no network id yet: the one it has is of network %s", of)
+	if name := obj.Annotations[network.AnnotationNetworkName]; name != "" && name != conf.Name {
+		nad.Err = fmt.Errorf("no network id yet: its id is still that of network %s", name)
 		return nad, true
 	}
 	id, err := strconv.Atoi(raw)

@@ -19,7 +19,7 @@ func TestParseNAD(t *testing.T) {
 		t.Fatal(err)
 	}
 	const good = `{"name":"cluster_udn_red","type":"ovn-k8s-cni-overlay","topology":"layer3","role":"primary","subnets":"10.20.0.0/16"}`
-	for what, tt := range map[string]struct {
+	for name, tt := range map[string]struct {
 		config, id string
 		ours       bool
 		want       string // part of the error
@@ -29,7 +29,7 @@ func TestParseNAD(t *testing.T) {
 		"no id yet":      {good, "", true, "no network id yet"},
 		"id no number":   {good, "seven", true, "not a number"},
 		"id too large":   {good, "10001", true, "outside 1..10000"},
-		"renamed":        {good, "7", true, "of network former"},
+		"renamed":        {good, "7", true, "of network previous"},
 		"malformed":      {`{`, "7", true, "not valid JSON"},
 		"overlaps ours":  {strings.Replace(good, "10.20.0.0", "10.244.0.0", 1), "7", true, "cluster-subnets"},
 	} {
@@ -38,18 +38,18 @@ func TestParseNAD(t *testing.T) {
 		if tt.id != "" {
 			obj.Annotations = map[string]string{network.AnnotationNetworkID: tt.id}
 		}
-		if what == "renamed" {
-			obj.Annotations[network.AnnotationNetworkName] = "former"
+		if name == "renamed" {
+			obj.Annotations[network.AnnotationNetworkName] = "previous"
 		}
 		nad, ours := ParseNAD(obj, cfg.Plan)
 		if ours != tt.ours || nad.Key() != "a/red" {
-			t.Errorf("%s: ours %v, key %s", what, ours, nad.Key())
+			t.Errorf("%s: ours %v, key %s", name, ours, nad.Key())
 		}
 		if (nad.Err == nil) != (tt.want == "") || nad.Err != nil && !strings.Contains(nad.Err.Error(), tt.want) {
-			t.Errorf("%s: got %v, want an error with %q", what, nad.Err, tt.want)
+			t.Errorf("%s: got %v, want an error with %q", name, nad.Err, tt.want)
 		}
 		if tt.ours && tt.want == "" && nad.Network.ID != 7 {
-			t.Errorf("%s: id %d", what, nad.Network.ID)
+			t.Errorf("%s: id %d", name, nad.Network.ID)
 		}
 	}
 }

@@ -9,11 +9,11 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// pageSize is how many objects of a list one answer holds.
+// pageSize is the maximum number of objects in one response.
 const pageSize = 500
 
-// EachPage reads a list from the API server page by page, as all of it at once
-// may be very large. empty says of what kind.
+// EachPage lists objects page by page, because a response with all objects may be
+// very large. empty is an empty list of the kind.
 func EachPage[L client.ObjectList](ctx context.Context, live client.Reader, empty L, use func(page L), opts ...client.ListOption) error {
 	for token := ""; ; {
 		page := empty.DeepCopyObject().(L)

@@ -13,7 +13,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// pages answers with so many pages of one pod each, and fails at one of them.
+// pages is a reader with the given number of pages of one pod each. It fails at
+// page failAt.
 type pages struct {
 	client.Reader
 	count, failAt int
@@ -33,9 +34,9 @@ func (p pages) List(_ context.Context, l client.ObjectList, opts ...client.ListO
 	case page == p.failAt:
 		return errBroken
 	case o.Limit != pageSize || o.Namespace != "red":
-		return fmt.Errorf("page %d is asked for with %+v", page, o)
+		return fmt.Errorf("page %d is requested with %+v", page, o)
 	case l.(*corev1.PodList).Items != nil:
-		return fmt.Errorf("page %d is read into a list that has been used", page)
+		return fmt.Errorf("page %d is read into a list that is not empty", page)
 	}
 	l.(*corev1.PodList).Items = []corev1.Pod{{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("p", page)}}}
 	if page < p.count {

@@ -18,10 +18,10 @@ type patchOp struct {
 	Value any    `json:"value"`
 }
 
-// PodNetworksPatch is the JSON patch (RFC 6902) that replaces the pod-networks
-// annotation that pod has by value. The annotation has two writers, the zone
-// and the cluster role: the API server refuses the patch when the annotation
-// is another by then, or the pod is another one of that name.
+// PodNetworksPatch returns the JSON patch (RFC 6902) that sets pod's pod-networks
+// annotation to value. The annotation has two writers, the zone and the cluster
+// role, so the API server refuses the patch if the annotation has changed or the
+// pod was recreated.
 func PodNetworksPatch(pod *corev1.Pod, value string) ([]byte, error) {
 	const root = "/metadata/annotations"
 	path := root + "/" + strings.ReplaceAll(network.AnnotationPodNetworks, "/", "~1")

@@ -241,7 +241,7 @@ func StartChild(cmd *exec.Cmd) error {
 func (e *Env) waitReady(ctx context.Context) error {
 	client, err := rest.HTTPClientFor(e.Admin)
 	if err != nil {
-		return fmt.Errorf("make an HTTP client: %w", err)
+		return fmt.Errorf("create an HTTP client: %w", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
@@ -250,7 +250,7 @@ func (e *Env) waitReady(ctx context.Context) error {
 	for {
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, e.Admin.Host+"/readyz", nil)
 		if err != nil {
-			return fmt.Errorf("make a request: %w", err)
+			return fmt.Errorf("create a request: %w", err)
 		}
 		resp, err := client.Do(req)
 		if err == nil {
@@ -272,7 +272,7 @@ func (e *Env) waitReady(ctx context.Context) error {
 func (e *Env) serviceAccountKey() (string, error) {
 	k, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {
-		return "", fmt.Errorf("make a service account key: %w", err)
+		return "", fmt.Errorf("generate a service account key: %w", err)
 	}
 	file := filepath.Join(e.Dir, "sa.key")
 	b := pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(k)})

@@ -30,7 +30,7 @@ func Root() string {
 func (e *Env) Install(ctx context.Context, paths ...string) error {
 	c, err := client.New(e.Admin, client.Options{})
 	if err != nil {
-		return fmt.Errorf("make a client: %w", err)
+		return fmt.Errorf("create a client: %w", err)
 	}
 	var crds []*unstructured.Unstructured
 	for _, p := range paths {

@@ -148,7 +148,7 @@ func (s Scenario) PodAuthor() []Write {
 	for i, a := range annotations {
 		out = append(out, Write{Verb: Create, Of: Pod, Namespace: s.Attacker, Name: fmt.Sprintf("made-%d", i), Body: toJSON(m{"metadata": m{"annotations": a}, "spec": spec})})
 	}
-	unbound := m{"schedulerName": "nobody", "terminationGracePeriodSeconds": 0, "containers": spec["containers"]}
+	unbound := m{"schedulerName": "none", "terminationGracePeriodSeconds": 0, "containers": spec["containers"]}
 	return append(out,
 		Write{Verb: Create, Of: Pod, Namespace: s.Attacker, Name: "bound", Body: toJSON(m{"spec": unbound})},
 		Write{Verb: Create, Of: Binding, Namespace: s.Attacker, Name: "bound", Sub: "binding",

@@ -25,7 +25,7 @@ type rawClient struct {
 func newRawClient(c *rest.Config) (*rawClient, error) {
 	h, err := rest.HTTPClientFor(c)
 	if err != nil {
-		return nil, fmt.Errorf("make an HTTP client: %w", err)
+		return nil, fmt.Errorf("create an HTTP client: %w", err)
 	}
 	return &rawClient{h, c.Host}, nil
 }
@@ -39,7 +39,7 @@ const (
 func (c *rawClient) send(ctx context.Context, method, path, contentType string, body []byte) (*http.Response, error) {
 	req, err := http.NewRequestWithContext(ctx, method, c.host+path, bytes.NewReader(body))
 	if err != nil {
-		return nil, fmt.Errorf("make a request: %w", err)
+		return nil, fmt.Errorf("create a request: %w", err)
 	}
 	req.Header.Set("Accept", jsonType)
 	if contentType != "" {

@@ -145,7 +145,7 @@ func (c *cluster) peakMemory() (int64, error) {
 func (c *cluster) get(ctx context.Context, path string) (string, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+c.listen+path, nil)
 	if err != nil {
-		return "", fmt.Errorf("make a request: %w", err)
+		return "", fmt.Errorf("create a request: %w", err)
 	}
 	resp, err := http.DefaultClient.Do(req)
 	if err != nil {

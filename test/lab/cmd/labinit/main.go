@@ -14,7 +14,7 @@ func main() {
 	// Log to the serial console.
 	slog.SetDefault(slog.New(slog.NewTextHandler(os.Stdout, nil)))
 	err := run(os.Args[1:])
-	slog.Error("Lab node failed", "error", err)
+	slog.Error("lab node failed", "error", err)
 	if os.Getpid() == 1 {
 		guest.PowerOff()
 	}

@@ -28,7 +28,7 @@ func (d daemon) keepRunning() {
 	for {
 		begun := time.Now()
 		err := d.once()
-		slog.Warn("Daemon exited", "name", d.name, "error", err, "after", time.Since(begun).Round(time.Millisecond))
+		slog.Warn("daemon exited", "name", d.name, "error", err, "after", time.Since(begun).Round(time.Millisecond))
 		if time.Since(begun) < 5*time.Second {
 			time.Sleep(time.Second)
 		}

@@ -129,7 +129,7 @@ func sysctls(values map[string]string) {
 	for key, value := range values {
 		path := "/proc/sys/" + strings.ReplaceAll(key, ".", "/")
 		if err := os.WriteFile(path, []byte(value), 0o644); err != nil {
-			slog.Warn("Failed to set a kernel parameter", "key", key, "error", err)
+			slog.Warn("failed to set a kernel parameter", "key", key, "error", err)
 		}
 	}
 }

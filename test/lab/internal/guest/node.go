@@ -28,7 +28,7 @@ var modules = []string{"virtio_net", "openvswitch", "geneve", "vrf", "veth", "nf
 // Node sets a node VM up: the command server, the network, and the daemons in the order
 // of their dependencies. It returns only on an error.
 func Node(name string) error {
-	slog.Info("Starting lab node", "node", name, "uptime", uptime())
+	slog.Info("starting lab node", "node", name, "uptime", uptime())
 	c, err := readConfig(name)
 	if err != nil {
 		return err
@@ -36,7 +36,7 @@ func Node(name string) error {
 	if err := modprobe(modules...); err != nil {
 		return err
 	}
-	slog.Info("Loaded kernel modules", "uptime", uptime())
+	slog.Info("loaded kernel modules", "uptime", uptime())
 	if err := setIdentity(c); err != nil {
 		return err
 	}
@@ -60,7 +60,7 @@ func Node(name string) error {
 	if err := Configure("eth0", c.Addresses, c.Gateways); err != nil {
 		return err
 	}
-	slog.Info("Network is up", "uptime", uptime())
+	slog.Info("network is up", "uptime", uptime())
 
 	var group errgroup.Group
 	group.Go(func() error { return startRuntime(c) })
@@ -68,7 +68,7 @@ func Node(name string) error {
 	if err := group.Wait(); err != nil {
 		return err
 	}
-	slog.Info("Lab node is up", "node", c.Name, "uptime", uptime())
+	slog.Info("lab node is up", "node", c.Name, "uptime", uptime())
 	select {}
 }
 
@@ -113,7 +113,7 @@ func startRuntime(c Config) error {
 	}
 	for _, d := range []string{"/opt/cni/bin", "/etc/cni/net.d", "/etc/kubernetes/manifests", "/var/log/pods"} {
 		if err := os.MkdirAll(d, 0o755); err != nil {
-			return fmt.Errorf("make %s: %w", d, err)
+			return fmt.Errorf("create %s: %w", d, err)
 		}
 	}
 	// containerd 1.7 runs the loopback plugin for every pod.
@@ -124,7 +124,7 @@ func startRuntime(c Config) error {
 	if err := sys.WaitFile("/run/containerd/containerd.sock", time.Minute); err != nil {
 		return err
 	}
-	slog.Info("Containerd is up", "uptime", uptime())
+	slog.Info("containerd is up", "uptime", uptime())
 	var ips []string
 	for _, a := range c.Addresses {
 		ips = append(ips, a.Addr().String())
@@ -182,7 +182,7 @@ func startSwitch(c Config) error {
 	const ovs, ovn = "/var/run/openvswitch", "/var/run/ovn"
 	for _, d := range []string{ovs, ovn, "/var/log/openvswitch", "/var/log/ovn", "/etc/openvswitch", "/var/lib/ovn"} {
 		if err := os.MkdirAll(d, 0o755); err != nil {
-			return fmt.Errorf("make %s: %w", d, err)
+			return fmt.Errorf("create %s: %w", d, err)
 		}
 	}
 	// The root file system has empty databases: creating one would take a process.

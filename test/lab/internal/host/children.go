@@ -47,10 +47,10 @@ func (c *children) keepRunning(name string, argv ...string) error {
 	go func() {
 		for {
 			err := cmd.Wait()
-			slog.Warn("Process exited, restarting it", "name", name, "error", err)
+			slog.Warn("process exited, restarting it", "name", name, "error", err)
 			time.Sleep(time.Second)
 			if cmd, err = c.start(name, nil, argv...); err != nil {
-				slog.Error("Failed to restart process", "name", name, "error", err)
+				slog.Error("failed to restart process", "name", name, "error", err)
 				return
 			}
 		}

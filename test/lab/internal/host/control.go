@@ -32,7 +32,7 @@ func control(socket string, c *children) error {
 		for {
 			conn, err := l.Accept()
 			if err != nil {
-				slog.Error("Failed to accept a control connection", "error", err)
+				slog.Error("failed to accept a control connection", "error", err)
 				return
 			}
 			handle(conn, c)
@@ -56,7 +56,7 @@ func handle(conn net.Conn, c *children) {
 	if err != nil {
 		response = err.Error()
 	}
-	slog.Info("Signal request", "action", r.Action, "process", r.Process, "error", response)
+	slog.Info("signal request", "action", r.Action, "process", r.Process, "error", response)
 	json.NewEncoder(conn).Encode(response)
 }
 

@@ -112,7 +112,7 @@ func Serve(run string) error {
 	report(readyLine)
 	progress.Close()
 	<-ctx.Done()
-	slog.Info("Stopping the lab", "reason", context.Cause(ctx))
+	slog.Info("stopping the lab", "reason", context.Cause(ctx))
 	return nil
 }
 
@@ -169,7 +169,7 @@ func (s Spec) startExternal(c *children) error {
 	if err != nil {
 		return err
 	}
-	go func() { slog.Warn("External host exited", "error", cmd.Wait()) }()
+	go func() { slog.Warn("external host exited", "error", cmd.Wait()) }()
 	if err := connectExternal(cmd.Process.Pid); err != nil {
 		return err
 	}

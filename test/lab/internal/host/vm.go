@@ -41,10 +41,10 @@ func (s Spec) keepVM(c *children, n Machine) error {
 	go func() {
 		for {
 			err := vm.Wait()
-			slog.Warn("Node exited, restarting it", "node", n.Name, "error", err)
+			slog.Warn("node exited, restarting it", "node", n.Name, "error", err)
 			time.Sleep(time.Second)
 			if vm, err = s.startVM(c, n); err != nil {
-				slog.Error("Failed to restart node", "node", n.Name, "error", err)
+				slog.Error("failed to restart node", "node", n.Name, "error", err)
 				return
 			}
 		}

@@ -36,7 +36,7 @@ func (s *Server) Serve(l net.Listener) error {
 			return nil
 		}
 		if err != nil {
-			slog.Error("Failed to accept a command connection", "error", err)
+			slog.Error("failed to accept a command connection", "error", err)
 			time.Sleep(100 * time.Millisecond)
 			continue
 		}

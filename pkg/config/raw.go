@@ -97,7 +97,7 @@ func defaults() *raw {
 func (r *raw) flags(fs *pflag.FlagSet) {
 	str := func(p *string, name, usage string) { fs.StringVar(p, name, *p, usage) }
 	num := func(p *int, name, usage string) { fs.IntVar(p, name, *p, usage) }
-	str(&r.Default.ClusterSubnets, "cluster-subnets", "subnets of the cluster default network: CIDR/host subnet length, comma-separated")
+	str(&r.Default.ClusterSubnets, "cluster-subnets", "subnets of the cluster default network: CIDR/host subnet length, comma-separated, one per IP family")
 	str(&r.Default.ServiceCIDRs, "service-cidrs", "service CIDRs of the cluster, as configured in the API server")
 	str(&r.Default.JoinSubnets, "join-subnets", "addresses of gateway routers on the cluster default network")
 	str(&r.Default.UDNJoinSubnets, "udn-join-subnets", "default addresses of gateway routers on primary networks")

@@ -14,8 +14,7 @@ import (
 )
 
 // Plan is the cluster-wide address plan. Addresses and identifiers of networks
-// are derived from it. Each list except ClusterSubnets has at most one prefix
-// per IP family.
+// are derived from it. Each list has at most one prefix per IP family.
 type Plan struct {
 	ClusterSubnets []Subnet       // of the cluster default network
 	ServiceCIDRs   []netip.Prefix // of Kubernetes services
@@ -170,7 +169,8 @@ func (n Network) subnetsOf(is4 bool) []Subnet {
 }
 
 // HostCapacity is the number of nodes that n's subnets have a host subnet for,
-// the lower one of the two IP families. On Layer 2 and Localnet it is unlimited.
+// the lower one of the two IP families. On Layer 2 and Localnet, whose
+// subnets are not divided, it is MaxNodeID.
 func (n Network) HostCapacity() uint64 {
 	if n.Topology != Layer3 {
 		return MaxNodeID

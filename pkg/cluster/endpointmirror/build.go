@@ -104,8 +104,8 @@ func (in Inputs) addresses(e *discoveryv1.Endpoint, is4 bool) []string {
 // Consumers of EndpointSlices use only an endpoint's first address. Addresses
 // outside the network are ignored, because the pod's annotation is not trusted.
 func (in Inputs) podAddress(pod Pod, is4 bool) []string {
-	for _, a := range pod.Addresses {
-		if a.Is4() == is4 && in.Network.Contains(a) {
+	for _, a := range network.FilterFamilies(pod.Addresses, is4, !is4) {
+		if in.Network.Contains(a) {
 			return []string{a.String()}
 		}
 	}

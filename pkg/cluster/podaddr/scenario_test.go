@@ -19,10 +19,12 @@ import (
 	"bulkhead/pkg/network"
 )
 
+// primaryRequest returns annotations with settings for the primary network.
 func primaryRequest(raw string) map[string]string {
 	return map[string]string{network.AnnotationDefaultNetwork: `[{"name":"default","namespace":"bulkhead",` + raw + `}]`}
 }
 
+// secondaryRequest returns annotations that request networks.
 func secondaryRequest(raw string) map[string]string {
 	return map[string]string{network.AnnotationNetworks: raw}
 }
@@ -58,8 +60,8 @@ func (s *sim) wantNothingHeld() {
 			s.t.Errorf("network %s: held %v, MACs %v, %d tunnel ids", name, a.held, a.macs, a.tunnels.Len())
 		}
 	}
-	if b := s.r.tracker; len(b.pods)+len(b.waiting.byTopic)+len(b.waiting.byPod)+len(b.waiting.notified)+len(s.r.reported) > 0 {
-		s.t.Errorf("deleted pods are still tracked: pods %v, waiting %v, notified %v, reported %v", b.pods, b.waiting.byPod, b.waiting.notified, s.r.reported)
+	if tr := s.r.tracker; len(tr.pods)+len(tr.waiting.byTopic)+len(tr.waiting.byPod)+len(tr.waiting.notified)+len(s.r.reported) > 0 {
+		s.t.Errorf("deleted pods are still tracked: pods %v, waiting %v, notified %v, reported %v", tr.pods, tr.waiting.byPod, tr.waiting.notified, s.r.reported)
 	}
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command bulkheadctl shows what this node's agent made of the networks. It
-// only reads, from the agent's socket, so it needs root on the node and no
-// access to the API server; named kubectl-bulkhead it is a kubectl plugin.
+// Command bulkheadctl shows the networks and the agent of this node. It only
+// reads the agent's socket, so it needs root on the node and no access to the
+// API server. Installed as kubectl-bulkhead, it is a kubectl plugin.
 package main
 
 import (
@@ -18,7 +18,7 @@ import (
 	"time"
 )
 
-const usage = `bulkheadctl shows what this node's agent made of the networks.
+const usage = `bulkheadctl shows the networks and the agent of this node.
 
   bulkheadctl status     the node: facts, kernel features, kubelet, counters, problems
   bulkheadctl networks   every network: id, subnets, VRF, table, port, addresses, pods, state
@@ -72,7 +72,7 @@ func run(args []string, out io.Writer) error {
 	}
 	var st state
 	if err := json.Unmarshal(raw, &st); err != nil {
-		return fmt.Errorf("read the agent's state: %w", err)
+		return fmt.Errorf("parse the agent's state: %w", err)
 	}
 	switch {
 	case *format == "json" && command == "status":
@@ -87,7 +87,7 @@ func run(args []string, out io.Writer) error {
 	}
 }
 
-// fetch reads the agent's whole state.
+// fetch reads the agent's state.
 func fetch(socket string) ([]byte, error) {
 	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -98,29 +98,29 @@ func fetch(socket string) ([]byte, error) {
 	resp, err := client.Get("http://agent/debug/state")
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return nil, fmt.Errorf("no agent at %s: does it run on this node, and is this root? %w", socket, err)
+		return nil, fmt.Errorf("no agent serves %s: check that the agent runs on this node: %w", socket, err)
 	case err != nil:
-		return nil, fmt.Errorf("ask the agent: %w", err)
+		return nil, fmt.Errorf("read the agent's state: %w", err)
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
 	if err != nil {
-		return nil, fmt.Errorf("ask the agent: %w", err)
+		return nil, fmt.Errorf("read the agent's state: %w", err)
 	}
 	if resp.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("ask the agent: %s: %s", resp.Status, body)
+		return nil, fmt.Errorf("read the agent's state: %s: %s", resp.Status, body)
 	}
 	return body, nil
 }
 
-// writeNetworksJSON cuts the networks out of the state as they are.
+// writeNetworksJSON writes the state's networks unchanged.
 func writeNetworksJSON(out io.Writer, raw []byte) error {
-	var cut struct {
+	var st struct {
 		Networks json.RawMessage `json:"networks"`
 	}
-	if err := json.Unmarshal(raw, &cut); err != nil {
-		return fmt.Errorf("read the agent's state: %w", err)
+	if err := json.Unmarshal(raw, &st); err != nil {
+		return fmt.Errorf("parse the agent's state: %w", err)
 	}
-	_, err := fmt.Fprintf(out, "%s\n", cut.Networks)
+	_, err := fmt.Fprintf(out, "%s\n", st.Networks)
 	return err
 }

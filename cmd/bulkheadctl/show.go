@@ -11,8 +11,8 @@ import (
 	"text/tabwriter"
 )
 
-// state is what bulkheadctl shows of the agent's /debug/state. It is read
-// leniently: an older or newer agent is still worth looking at.
+// state is what bulkheadctl shows of agent.State. Fields that the agent lacks
+// are empty, so that bulkheadctl works with older and newer agents.
 type state struct {
 	Node struct {
 		Name, Chassis, Bridge, BridgeMAC, GatewayMode string
@@ -46,6 +46,7 @@ type state struct {
 	Problems   []struct{ Reason, Message string }
 }
 
+// list joins items; "-" if there are none.
 func list(items []string) string { return cmp.Or(strings.Join(items, ","), "-") }
 
 func writeNetworks(out io.Writer, st state) error {
@@ -111,7 +112,8 @@ func writeStatus(out io.Writer, st state) error {
 	return w.Flush()
 }
 
-func writeCounters(w io.Writer, from string, counters map[string]uint64) {
+// writeCounters writes the counters that are not zero.
+func writeCounters(w io.Writer, source string, counters map[string]uint64) {
 	names := make([]string, 0, len(counters))
 	for name, n := range counters {
 		if n > 0 {
@@ -120,10 +122,11 @@ func writeCounters(w io.Writer, from string, counters map[string]uint64) {
 	}
 	slices.Sort(names)
 	for _, name := range names {
-		fmt.Fprintf(w, "Counter\t%s %s: %d\n", from, name, counters[name])
+		fmt.Fprintf(w, "Counter\t%s %s: %d\n", source, name, counters[name])
 	}
 }
 
+// tally renders counts by name.
 func tally(counts map[string]int) string {
 	var parts []string
 	for name, n := range counts {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command cni is the CNI plugin that the container runtime calls, installed as
-// ovn-k8s-cni-overlay. It carries the call to the agent's socket and the
-// answer back; it decides nothing. It starts for every pod, so it imports
-// little and speaks HTTP/1.0 by hand.
+// ovn-k8s-cni-overlay. It forwards the call to the agent's socket and prints the
+// agent's response. It starts for every pod, so it imports little and implements
+// the HTTP/1.0 that it needs.
 package main
 
 import (
@@ -21,16 +21,17 @@ import (
 
 const (
 	defaultSocket = "/var/run/bulkhead/cni.sock"
-	// patience is longer than the agent's own limits and shorter than kubelet's.
-	patience = 150 * time.Second
-	// versions is what the agent supports; runtimes may ask before it runs.
+	// timeout is longer than the agent's timeouts and shorter than kubelet's.
+	timeout = 150 * time.Second
+	// versions is what the agent supports. Runtimes may call VERSION before the
+	// agent runs.
 	versions = `{"cniVersion":"1.1.0","supportedVersions":["0.3.0","0.3.1","0.4.0","1.0.0","1.1.0"]}`
-	// codeTryLater and codeUnavailable are the CNI specification's.
+	// codeTryLater and codeUnavailable are error codes of the CNI specification.
 	codeTryLater    = 11
 	codeUnavailable = 50
 )
 
-// variables are what the specification passes in the environment.
+// variables are the environment variables of the CNI specification.
 var variables = []string{"CNI_COMMAND", "CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_ARGS", "CNI_PATH"}
 
 func main() {
@@ -41,7 +42,7 @@ func main() {
 	}
 }
 
-// run gives what to print, and whether it is a success.
+// run returns what to print, and whether the call succeeded.
 func run(stdin io.Reader, getenv func(string) string) (out []byte, ok bool) {
 	if getenv("CNI_COMMAND") == "VERSION" {
 		return []byte(versions), true
@@ -54,7 +55,7 @@ func run(stdin io.Reader, getenv func(string) string) (out []byte, ok bool) {
 		CNIVersion string `json:"cniVersion"`
 		Socket     string `json:"socket"`
 	}
-	_ = json.Unmarshal(config, &conf) // the agent judges it
+	_ = json.Unmarshal(config, &conf) // the agent reports malformed configurations
 	if conf.Socket == "" {
 		conf.Socket = defaultSocket
 	}
@@ -80,14 +81,14 @@ func run(stdin io.Reader, getenv func(string) string) (out []byte, ok bool) {
 	return out, ok
 }
 
-// post sends body and gives the answer's, and whether its status is 200.
+// post sends body and returns the response's body, and whether its status is 200.
 func post(socket string, body []byte) ([]byte, bool, error) {
 	conn, err := net.DialTimeout("unix", socket, 5*time.Second)
 	if err != nil {
 		return nil, false, err
 	}
 	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(timeout)); err != nil {
 		return nil, false, err
 	}
 	head := fmt.Sprintf("POST / HTTP/1.0\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n", len(body))
@@ -97,7 +98,7 @@ func post(socket string, body []byte) ([]byte, bool, error) {
 	return parse(conn)
 }
 
-// parse reads an HTTP/1.0 answer: it ends with the connection.
+// parse reads an HTTP/1.0 response, which ends with the connection.
 func parse(r io.Reader) ([]byte, bool, error) {
 	raw, err := io.ReadAll(bufio.NewReader(r))
 	if err != nil {
@@ -106,7 +107,7 @@ func parse(r io.Reader) ([]byte, bool, error) {
 	head, body, found := bytes.Cut(raw, []byte("\r\n\r\n"))
 	fields := strings.Fields(string(head))
 	if !found || len(fields) < 2 || !strings.HasPrefix(fields[0], "HTTP/1.") {
-		return nil, false, errors.New("the connection ended before the answer: the agent may have restarted")
+		return nil, false, errors.New("the connection ended before the response: the agent may have restarted")
 	}
 	return body, fields[1] == "200", nil
 }

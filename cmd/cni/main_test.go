@@ -17,21 +17,21 @@ func FuzzParse(f *testing.F) {
 	f.Fuzz(func(t *testing.T, raw string) {
 		body, ok, err := parse(strings.NewReader(raw))
 		if err != nil && (ok || body != nil) {
-			t.Errorf("%q gives %q, %v with %v", raw, body, ok, err)
+			t.Errorf("%q: got %q, %v, %v", raw, body, ok, err)
 		}
 		if err == nil && ok && !strings.Contains(raw, "200") {
-			t.Errorf("%q counts as a success", raw)
+			t.Errorf("%q: parsed as a success", raw)
 		}
 	})
 }
 
-// FuzzRun: whatever the runtime writes, what is printed is JSON.
+// FuzzRun: the plugin prints JSON for any configuration.
 func FuzzRun(f *testing.F) {
 	f.Add(`{"cniVersion":"1.0.0","socket":"/nowhere"}`, "ADD")
 	f.Add(``, "STATUS")
 	f.Fuzz(func(t *testing.T, config, command string) {
 		if strings.Contains(config, "ocket") && !strings.Contains(config, "/nowhere") {
-			t.Skip("would call sockets at random")
+			t.Skip("the configuration names another socket")
 		}
 		out, _ := run(strings.NewReader(config), func(k string) string {
 			if k == "CNI_COMMAND" {

@@ -13,7 +13,7 @@ import (
 	"bulkhead/pkg/loader"
 )
 
-// NewFeature tells whether something the agent tried works here.
+// NewFeature is a feature that the agent has tried: err is why it is missing.
 func NewFeature(name string, err error, costs string) Feature {
 	if err == nil {
 		return Feature{Name: name, OK: true}
@@ -21,9 +21,9 @@ func NewFeature(name string, err error, costs string) Feature {
 	return Feature{Name: name, Reason: err.Error(), Costs: costs}
 }
 
-// SysctlFeatures are settings of the node that would undo what VRFs keep
-// apart, or that what runs in them needs. They are the operator's, so they
-// are told, not changed.
+// SysctlFeatures are sysctls that must have a value, or else sockets cross the
+// boundary of a VRF or do not work in a VRF. They are the operator's, so the
+// agent reports them and does not change them.
 func SysctlFeatures(root string) []Feature {
 	var out []Feature
 	for _, s := range []struct{ name, want, costs string }{
@@ -33,7 +33,7 @@ func SysctlFeatures(root string) []Feature {
 	} {
 		b, err := os.ReadFile(filepath.Join(root, s.name))
 		if errors.Is(err, os.ErrNotExist) {
-			continue // no VRF in this kernel, which is told apart
+			continue // the kernel has no VRF devices, which is a feature of its own
 		}
 		name := "sysctl " + strings.ReplaceAll(s.name, "/", ".") + "=" + s.want
 		if err == nil && strings.TrimSpace(string(b)) != s.want {
@@ -44,10 +44,10 @@ func SysctlFeatures(root string) []Feature {
 	return out
 }
 
-// EBPFFeatures are those of the loader, or that nothing could be loaded.
+// EBPFFeatures are the features of the loader. err is why nothing was loaded.
 func EBPFFeatures(l *loader.Loader, err error) []Feature {
 	if err != nil {
-		return []Feature{NewFeature("eBPF", err, "tenants' host-network processes stay outside their network; kubelet is told by its cgroup")}
+		return []Feature{NewFeature("eBPF", err, "tenants' host-network processes stay outside their network; kubelet is recognised by its cgroup")}
 	}
 	var out []Feature
 	for _, f := range l.Features() {
@@ -56,7 +56,7 @@ func EBPFFeatures(l *loader.Loader, err error) []Feature {
 	return out
 }
 
-// programCosts says what is lost without a program.
+// programCosts says what does not work without a program.
 func programCosts(feature string, ok bool) string {
 	if ok {
 		return ""
@@ -64,14 +64,14 @@ func programCosts(feature string, ok bool) string {
 	for prefix, costs := range map[string]string{
 		"program bh_vrf_":     "tenants' host-network processes are not all kept in their network",
 		"program bh_prb_":     "locked addresses and devices are refused late, by nftables",
-		"program bh_grd_port": "packets of pods in the host's network into networks of others are stopped by nftables alone, frames of packet sockets not at all",
-		"program bh_grd_pod":  "pods in the host's network put frames on pods' interfaces; locked interfaces hear other pods' neighbour discovery",
-		"program bh_grd_from": "pods send router advertisements and DHCP answers to each other",
-		"program bh_grd_own":  "pods in the host's network forge frames to the overlay's port, and on loopback",
+		"program bh_grd_port": "only nftables stops packets of host-network pods into other tenants' networks; nothing stops frames of their packet sockets",
+		"program bh_grd_pod":  "host-network pods can send frames on pods' interfaces; locked interfaces receive other pods' neighbour discovery",
+		"program bh_grd_from": "pods can send router advertisements and DHCP replies to each other",
+		"program bh_grd_own":  "host-network pods can forge frames to the overlay's port, and on loopback",
 		"program bh_grd_send": "pods' datagrams reach the overlay's port",
-		"program bh_grd_recv": "raw sockets of pods in the host's network hear every network",
-		"pins":                "the agent's next start has to find by other ways what is attached",
-		"program bh_lsm_":     "packet sockets of pods in the host's network hear every network: drop NET_RAW from such pods",
+		"program bh_grd_recv": "raw sockets of host-network pods receive packets of every network",
+		"pins":                "the agent's next start must find attached programs without pins",
+		"program bh_lsm_":     "packet sockets of host-network pods receive packets of every network: drop NET_RAW from such pods",
 	} {
 		if strings.HasPrefix(feature, prefix) {
 			return costs
@@ -80,7 +80,7 @@ func programCosts(feature string, ok bool) string {
 	return ""
 }
 
-// MarksKubelet tells whether the program that marks kubelet's sockets works.
+// MarksKubelet reports whether the program that marks kubelet's sockets works.
 func MarksKubelet(features []Feature) bool {
 	for _, f := range features {
 		if f.Name == "program bh_prb_create" {
@@ -90,7 +90,7 @@ func MarksKubelet(features []Feature) bool {
 	return false
 }
 
-// LogFeatures writes the table of features, one line each.
+// LogFeatures logs each feature.
 func LogFeatures(log *slog.Logger, features []Feature) {
 	for _, f := range features {
 		if f.OK {

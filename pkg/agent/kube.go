@@ -18,23 +18,25 @@ import (
 	"k8s.io/client-go/tools/record"
 )
 
-// FieldManager is the agent's name in what it writes.
+// FieldManager is the field manager of the agent's writes.
 const FieldManager = "bulkhead-agent"
 
-// callTimeout is how long one write to the API server may take.
+// callTimeout is the timeout of a request to the API server.
 const callTimeout = 10 * time.Second
 
-// KubeAPI writes to this Node. Everything else of the API is only read.
+// KubeAPI is API over the Kubernetes API. The agent writes only its Node and
+// events.
 type KubeAPI struct {
 	client kubernetes.Interface
 	node   string
 	events record.EventRecorder
 
 	mu   sync.Mutex
-	last *Condition // written by this process
+	last *Condition // as written or read last
 }
 
-// NewKubeAPI starts an event broadcaster, which ends with ctx.
+// NewKubeAPI makes a KubeAPI for the node of that name. Its event broadcaster
+// ends with ctx.
 func NewKubeAPI(ctx context.Context, client kubernetes.Interface, node string) *KubeAPI {
 	b := record.NewBroadcaster(record.WithContext(ctx))
 	b.StartRecordingToSink(&typedv1.EventSinkImpl{Interface: client.CoreV1().Events("")})
@@ -54,11 +56,11 @@ func (k *KubeAPI) Annotate(ctx context.Context, annotations map[string]string) e
 	return err
 }
 
-// SetCondition implements API. It writes when something else than the time changed.
+// SetCondition implements API. It writes if status, reason or message changed.
 func (k *KubeAPI) SetCondition(ctx context.Context, c Condition) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.last != nil && same(*k.last, c) {
+	if k.last != nil && equalConditions(*k.last, c) {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
@@ -75,7 +77,7 @@ func (k *KubeAPI) SetCondition(ctx context.Context, c Condition) error {
 				continue
 			}
 			before := Condition{Type: c.Type, Status: string(have.Status), Reason: have.Reason, Message: have.Message}
-			if same(before, c) {
+			if equalConditions(before, c) {
 				before.Since = have.LastTransitionTime.Time
 				k.last = &before
 				return nil
@@ -94,7 +96,7 @@ func (k *KubeAPI) SetCondition(ctx context.Context, c Condition) error {
 	if err != nil {
 		return err
 	}
-	// Strategic: the list of conditions is merged by type.
+	// A strategic merge patch merges the list of conditions by type.
 	if _, err := k.client.CoreV1().Nodes().Patch(ctx, k.node, types.StrategicMergePatchType, patch, metav1.PatchOptions{FieldManager: FieldManager}, "status"); err != nil {
 		return fmt.Errorf("patch status of node %s: %w", k.node, err)
 	}
@@ -103,7 +105,8 @@ func (k *KubeAPI) SetCondition(ctx context.Context, c Condition) error {
 	return nil
 }
 
-func same(a, b Condition) bool {
+// equalConditions compares everything but the time.
+func equalConditions(a, b Condition) bool {
 	return a.Status == b.Status && a.Reason == b.Reason && a.Message == b.Message
 }
 
@@ -113,8 +116,8 @@ func (k *KubeAPI) Event(warning bool, reason, message string) {
 	if warning {
 		kind = corev1.EventTypeWarning
 	}
-	// Events on Nodes carry the name as uid, as kubelet's do: kubectl describe
-	// finds them so.
+	// Events of Nodes have the name as UID, as kubelet's have: kubectl describe
+	// node selects events by it.
 	ref := &corev1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: k.node, UID: types.UID(k.node)}
 	k.events.Event(ref, kind, reason, message)
 }

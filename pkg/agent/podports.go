@@ -10,7 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// trimSpec keeps what podOf reads: of a host-network pod the ports of its
+// trimSpec keeps what parsePod reads: the ports of a host-network pod's
 // containers, probes and hooks.
 func trimSpec(spec corev1.PodSpec) corev1.PodSpec {
 	out := corev1.PodSpec{HostNetwork: spec.HostNetwork, NodeName: spec.NodeName}
@@ -29,10 +29,10 @@ func trimSpec(spec corev1.PodSpec) corev1.PodSpec {
 	return out
 }
 
-// podPorts are the TCP ports on which kubelet probes a pod's containers and
-// calls their hooks, and the TCP ports that they declare.
+// podPorts are the TCP ports of the probes and hooks of a pod's containers, and
+// the TCP ports that the containers declare.
 func podPorts(spec corev1.PodSpec) (probes, declared []uint16) {
-	probed, named := map[uint16]bool{}, map[uint16]bool{}
+	probed, declaredSet := map[uint16]bool{}, map[uint16]bool{}
 	for _, c := range slices.Concat(spec.InitContainers, spec.Containers) {
 		add := func(p intstr.IntOrString) {
 			n := p.IntValue()
@@ -72,9 +72,9 @@ func podPorts(spec corev1.PodSpec) (probes, declared []uint16) {
 		}
 		for _, x := range c.Ports {
 			if x.ContainerPort > 0 && x.ContainerPort < 1<<16 && (x.Protocol == "" || x.Protocol == corev1.ProtocolTCP) {
-				named[uint16(x.ContainerPort)] = true
+				declaredSet[uint16(x.ContainerPort)] = true
 			}
 		}
 	}
-	return slices.Sorted(maps.Keys(probed)), slices.Sorted(maps.Keys(named))
+	return slices.Sorted(maps.Keys(probed)), slices.Sorted(maps.Keys(declaredSet))
 }

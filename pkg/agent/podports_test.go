@@ -22,13 +22,13 @@ func TestPodPorts(t *testing.T) {
 			{LivenessProbe: http(intstr.FromInt32(8080)), ReadinessProbe: http(intstr.FromString("web")), Ports: []corev1.ContainerPort{
 				{Name: "web", ContainerPort: 80}, {Name: "dns", ContainerPort: 53, Protocol: corev1.ProtocolUDP}, {ContainerPort: 443, Protocol: corev1.ProtocolTCP}}},
 			{LivenessProbe: &corev1.Probe{ProbeHandler: corev1.ProbeHandler{TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromInt32(8081)}}},
-				ReadinessProbe: http(intstr.FromString("nobody")), StartupProbe: http(intstr.FromInt32(70000)),
+				ReadinessProbe: http(intstr.FromString("undeclared")), StartupProbe: http(intstr.FromInt32(70000)),
 				Lifecycle: &corev1.Lifecycle{PostStart: &corev1.LifecycleHandler{HTTPGet: &corev1.HTTPGetAction{Port: intstr.FromInt32(8082)}},
 					PreStop: &corev1.LifecycleHandler{TCPSocket: &corev1.TCPSocketAction{Port: intstr.FromInt32(8083)}}}},
 			{LivenessProbe: &corev1.Probe{ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{}}}, Lifecycle: &corev1.Lifecycle{PreStop: &corev1.LifecycleHandler{Exec: &corev1.ExecAction{}}}},
 		},
 	}
-	for what, s := range map[string]corev1.PodSpec{"whole": spec, "as the cache keeps it": trimSpec(spec)} {
+	for what, s := range map[string]corev1.PodSpec{"whole": spec, "trimmed": trimSpec(spec)} {
 		probes, declared := podPorts(s)
 		if want := []uint16{80, 8080, 8081, 8082, 8083, 9000}; !slices.Equal(probes, want) {
 			t.Errorf("%s: probes %v, want %v", what, probes, want)
@@ -39,6 +39,6 @@ func TestPodPorts(t *testing.T) {
 	}
 	spec.HostNetwork = false
 	if probes, declared := podPorts(trimSpec(spec)); len(probes)+len(declared) > 0 {
-		t.Errorf("of a pod with a network of its own: %v %v", probes, declared)
+		t.Errorf("pod that is not host-network: %v %v", probes, declared)
 	}
 }

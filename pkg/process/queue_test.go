@@ -38,6 +38,7 @@ func TestQueue(t *testing.T) {
 		}()
 		q.Add("a")
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		if want := []time.Duration{0, firstRetry, 3 * firstRetry, 7 * firstRetry}; !reflect.DeepEqual(reconciles, want) {
 			t.Errorf("reconciled after %v, want %v", reconciles, want)
 		}

@@ -132,7 +132,7 @@ func (r *Reconciler) cleanUp(ctx context.Context, key Key) (reconcile.Result, er
 			return reconcile.Result{RequeueAfter: usersResync}, nil
 		}
 	}
-	r.waiters.Remove(key.String())
+	r.waiters.Remove(key.String(), key)
 	r.mu.Lock()
 	delete(r.networks, key)
 	r.mu.Unlock()
@@ -215,7 +215,7 @@ func (r *Reconciler) claim(ctx context.Context, in *Inputs, nw network.Network) 
 			in.Error = fmt.Sprintf("name changed from %q to %q, but the network is in use by the following pods: %v: restore the former name, or delete the pods", in.NAD.Network, in.Conf.Name, users)
 			return nil
 		}
-		r.waiters.Remove(key.String())
+		r.waiters.Remove(key.String(), key)
 	}
 	others, err := r.siblings(ctx, key, in.Conf.Name)
 	if err != nil {
@@ -259,7 +259,7 @@ func (r *Reconciler) claim(ctx context.Context, in *Inputs, nw network.Network) 
 			in.Error = network.OlderPods(key.Namespace, pods).Error()
 			return nil
 		}
-		r.waiters.Remove(older)
+		r.waiters.Remove(older, key)
 	}
 	// The id before the namespace: a claim that is released because no id is free
 	// would enqueue all who want the namespace, this NAD included, in a loop.

@@ -129,36 +129,45 @@ func List(ctx context.Context, cache client.Reader, nadKey string) ([]string, er
 	return out, nil
 }
 
-// Waiters maps a NAD key to the object whose deletion waits for the NAD's pods, so
-// that a pod event enqueues only that object. The zero value is empty; it is safe
-// for concurrent use.
+// Waiters maps a NAD key to the objects that wait for the NAD's pods to be deleted,
+// so that a pod event enqueues only those. The zero value is empty; it is safe for
+// concurrent use.
 type Waiters[K comparable] struct {
 	mu    sync.Mutex
-	byNAD map[string]K
+	byNAD map[string]map[K]struct{}
 }
 
-// Add records that k waits for the NAD's pods to be deleted.
+// Add records that k waits for the NAD's pods to be deleted. The next such event
+// enqueues k and removes it: k adds itself again if it must still wait.
 func (w *Waiters[K]) Add(nadKey string, k K) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.byNAD == nil {
-		w.byNAD = map[string]K{}
+		w.byNAD = map[string]map[K]struct{}{}
 	}
-	w.byNAD[nadKey] = k
+	if w.byNAD[nadKey] == nil {
+		w.byNAD[nadKey] = map[K]struct{}{}
+	}
+	w.byNAD[nadKey][k] = struct{}{}
 }
 
-// Remove removes the NAD's waiter.
-func (w *Waiters[K]) Remove(nadKey string) {
+// Remove records that k does not wait any more.
+func (w *Waiters[K]) Remove(nadKey string, k K) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	delete(w.byNAD[nadKey], k)
+	if len(w.byNAD[nadKey]) == 0 {
+		delete(w.byNAD, nadKey)
+	}
+}
+
+// take returns and removes the NAD's waiters.
+func (w *Waiters[K]) take(nadKey string) map[K]struct{} {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	waiters := w.byNAD[nadKey]
 	delete(w.byNAD, nadKey)
-}
-
-func (w *Waiters[K]) get(nadKey string) (K, bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	k, ok := w.byNAD[nadKey]
-	return k, ok
+	return waiters
 }
 
 // PodEvents returns handlers that enqueue the waiters of the NADs that a pod stops
@@ -167,7 +176,7 @@ func (w *Waiters[K]) PodEvents() handler.TypedFuncs[*corev1.Pod, K] {
 	type queue = workqueue.TypedRateLimitingInterface[K]
 	enqueue := func(keys []string, q queue) {
 		for _, nadKey := range keys {
-			if k, ok := w.get(nadKey); ok {
+			for k := range w.take(nadKey) {
 				q.Add(k)
 			}
 		}

@@ -39,11 +39,12 @@ func TestList(t *testing.T) {
 	}
 }
 
-// A pod that stops using a NAD enqueues that NAD's waiter only.
+// A pod that stops using a NAD enqueues all waiters of that NAD, once.
 func TestPodEvents(t *testing.T) {
 	var w Waiters[string]
-	w.Add("red/net", "waiter")
-	w.Add("red/other", "another")
+	w.Add("red/net", "a")
+	w.Add("red/net", "b")
+	w.Add("red/other", "other")
 	q := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[string]())
 	defer q.ShutDown()
 	events, using, without := w.PodEvents(), pod("p", `{"red/net":{}}`), pod("p", `{"default":{}}`)
@@ -61,18 +62,33 @@ func TestPodEvents(t *testing.T) {
 			events.DeleteFunc(context.Background(), event.TypedDeleteEvent[*corev1.Pod]{Object: using}, q)
 		},
 	} {
+		w.Add("red/net", "a")
+		w.Add("red/net", "b")
 		stopUsing()
-		if q.Len() != 1 {
-			t.Fatalf("%s: %d keys are enqueued, want 1", name, q.Len())
+		if got := drain(q); !slices.Equal(got, []string{"a", "b"}) {
+			t.Fatalf("%s: %v are enqueued, want a and b", name, got)
 		}
-		if k, _ := q.Get(); k != "waiter" {
-			t.Errorf("%s: %s is enqueued, want waiter", name, k)
-		} else {
-			q.Done(k)
+		if stopUsing(); q.Len() != 0 {
+			t.Errorf("%s: waiters that did not add themselves again are enqueued", name)
 		}
 	}
-	w.Remove("red/net")
-	if update(using, without); q.Len() != 0 {
-		t.Error("a removed waiter is enqueued")
+	w.Add("red/net", "a")
+	w.Add("red/net", "b")
+	w.Remove("red/net", "a")
+	update(using, without)
+	if got := drain(q); !slices.Equal(got, []string{"b"}) {
+		t.Errorf("%v are enqueued after a was removed, want b", got)
 	}
+}
+
+// drain returns the enqueued keys, sorted.
+func drain(q workqueue.TypedRateLimitingInterface[string]) []string {
+	var out []string
+	for q.Len() > 0 {
+		k, _ := q.Get()
+		q.Done(k)
+		out = append(out, k)
+	}
+	slices.Sort(out)
+	return out
 }

@@ -42,7 +42,7 @@ func (r *Reconciler) inputs(ctx context.Context, o Owner, have State) (Inputs, e
 	for ns, nad := range have.NADs {
 		keep := selected[ns] && nad.Phase == Present && (req == nil || nad.OwnerUID == req.UID)
 		if keep {
-			r.waiters.Remove(nad.Key())
+			r.waiters.Remove(nad.Key(), o)
 			continue
 		}
 		// Before List, so that no pod's deletion is missed.
@@ -52,7 +52,7 @@ func (r *Reconciler) inputs(ctx context.Context, o Owner, have State) (Inputs, e
 			return in, err
 		}
 		if len(users) == 0 {
-			r.waiters.Remove(nad.Key())
+			r.waiters.Remove(nad.Key(), o)
 		}
 		in.Users[ns] = users
 	}
@@ -288,7 +288,7 @@ func (r *Reconciler) podsWithoutPrimary(ctx context.Context, o Owner, namespace 
 		pods, err = nadusers.ListWithoutPrimary(ctx, r.cache, namespace) // the last one may be deleted before Add
 	}
 	if len(pods) == 0 {
-		r.waiters.Remove(key)
+		r.waiters.Remove(key, o)
 	}
 	return pods, err
 }

@@ -71,6 +71,11 @@ spec:
     imagePullPolicy: Never
     volumeMounts: [{name: tools, mountPath: /tools, readOnly: true}]
     command: [/tools/netprobe, serve, --name, loopback, --listen, "127.0.0.1:8089"]
+  - name: loopback6
+    image: docker.io/lab/busybox:1
+    imagePullPolicy: Never
+    volumeMounts: [{name: tools, mountPath: /tools, readOnly: true}]
+    command: [/tools/netprobe, serve, --name, loopback, --listen, "[::1]:8089"]
   - name: root
     image: docker.io/lab/busybox:1
     imagePullPolicy: Never
@@ -170,6 +175,9 @@ func hostClient(ctx context.Context, w *World, container string, nodePort uint16
 	p := w.pod("red-host")
 	node := w.Lab.Node(p.Node)
 	want := map[string]string{"tcp:127.0.0.1:8089": "loopback", "udp:127.0.0.1:8089": "loopback", "icmp:127.0.0.1": ""}
+	if w.Lab.Dual() {
+		want["tcp:[::1]:8089"], want["udp:[::1]:8089"], want["icmp:::1"] = "loopback", "loopback", ""
+	}
 	for _, to := range w.tenant("red") {
 		for _, t := range targets(to.Primary...) {
 			if container == "nobody" && strings.HasPrefix(t, "icmp:") {
@@ -183,6 +191,7 @@ func hostClient(ctx context.Context, w *World, container string, nodePort uint16
 	}
 	if container == "nobody" {
 		delete(want, "icmp:127.0.0.1")
+		delete(want, "icmp:::1")
 	}
 	// A server on the node, outside the tenant, at the node's address.
 	srv, err := node.Start(ctx, fmt.Sprintf("%s/netprobe serve --name node --listen :%d", toolsDir, nodePort))

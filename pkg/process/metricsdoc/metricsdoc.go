@@ -57,8 +57,41 @@ func CheckRegistered(t testing.TB, section string, registered ...prometheus.Coll
 	}
 }
 
+// CheckRows fails the test unless the rows of the table in the page's section,
+// without its header, begin with these texts, in any order.
+func CheckRows(t testing.TB, section string, want []string) {
+	t.Helper()
+	rows := readRows(t, section)
+	for _, w := range want {
+		if !slices.ContainsFunc(rows, func(r string) bool { return strings.HasPrefix(r, w) }) {
+			t.Errorf("section %q of docs/metrics.md has no row %s", section, w)
+		}
+	}
+	for _, r := range rows {
+		if !slices.ContainsFunc(want, func(w string) bool { return strings.HasPrefix(r, w) }) {
+			t.Errorf("section %q of docs/metrics.md has a row of something that does not exist: %s", section, r)
+		}
+	}
+}
+
 // documentedMetrics returns the metrics in the table of a section of the page.
 func documentedMetrics(t testing.TB, section string) []string {
+	t.Helper()
+	var out []string
+	for _, r := range readRows(t, section) {
+		m := row.FindStringSubmatch(r)
+		if m == nil {
+			t.Errorf("section %q of docs/metrics.md has a row that does not begin with a metric: %s", section, r)
+			continue
+		}
+		out = append(out, m[1])
+	}
+	return out
+}
+
+// readRows returns the rows of the table in a section of the page whose first
+// cell is code, which leaves out the header.
+func readRows(t testing.TB, section string) []string {
 	t.Helper()
 	text, err := os.ReadFile(page)
 	if err != nil {
@@ -71,12 +104,12 @@ func documentedMetrics(t testing.TB, section string) []string {
 	body, _, _ = strings.Cut(body, "\n## ")
 	var out []string
 	for line := range strings.Lines(body) {
-		if m := row.FindStringSubmatch(line); m != nil {
-			out = append(out, m[1])
+		if strings.HasPrefix(line, "| `") {
+			out = append(out, strings.TrimSpace(line))
 		}
 	}
 	if len(out) == 0 {
-		t.Fatalf("section %q of docs/metrics.md lists no metric", section)
+		t.Fatalf("section %q of docs/metrics.md has no table", section)
 	}
 	return out
 }

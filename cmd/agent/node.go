@@ -83,7 +83,7 @@ func (n *node) openNFT(ctx context.Context) []agent.Feature {
 		root := n.parts.Config.CgroupRoot
 		n.parts.PodRoots = func() []firewall.Cgroup { return agent.FindPodRoots(root) }
 	}
-	return append(features, agent.NewFeature("nftables socket match", err, "there is no wall behind the eBPF programs for packets into networks"))
+	return append(features, agent.NewFeature("nftables socket match", err, "only eBPF, and not nftables too, stops packets into networks"))
 }
 
 // openEBPF loads the eBPF programs. changed is called when the state of

@@ -99,6 +99,8 @@ func fetch(socket string) ([]byte, error) {
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		return nil, fmt.Errorf("no agent serves %s: check that the agent runs on this node: %w", socket, err)
+	case errors.Is(err, os.ErrPermission):
+		return nil, fmt.Errorf("only root may open %s: run bulkheadctl as root: %w", socket, err)
 	case err != nil:
 		return nil, fmt.Errorf("read the agent's state: %w", err)
 	}

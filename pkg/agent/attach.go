@@ -13,8 +13,8 @@ import (
 )
 
 // podPortManager is cni.Ports over Open vSwitch. Before it creates a pod's
-// ports, it locks the pod and guards the ports' interfaces, so that a pod is
-// closed before it is reachable.
+// ports, it locks the pod's address and guards the ports' interfaces:
+// restrictions are in place before the pod is reachable.
 type podPortManager struct {
 	ovs   *ovs.Client
 	hosts *hostReconciler

@@ -50,20 +50,20 @@ func newHostReconciler(p Parts, node *nodeReconciler, doors *doorReader) *hostRe
 	return r
 }
 
-// reconcile configures nft before eBPF: nft only closes, and depends on nothing
-// that eBPF opens.
+// reconcile configures nft before eBPF: nft only restricts, and does not depend
+// on what eBPF permits.
 func (r *hostReconciler) reconcile(ctx context.Context) error {
 	run := r.runs.begin()
-	notClosed, err := r.closeAndOpen(ctx)
-	r.runs.end(run, notClosed)
+	notEnforced, err := r.configure(ctx)
+	r.runs.end(run, notEnforced)
 	return err
 }
 
-// closeAndOpen is one reconcile. notClosed is the part of err that leaves
-// something reachable that should not be.
-func (r *hostReconciler) closeAndOpen(ctx context.Context) (notClosed, err error) {
+// configure configures nft and eBPF. notEnforced says which restrictions are not
+// enforced.
+func (r *hostReconciler) configure(ctx context.Context) (notEnforced, err error) {
 	locked := r.cache.Locked()
-	var errs, open []error
+	var errs, unenforced []error
 	if r.firewall != nil {
 		ops, err := r.firewall.Reconcile(ctx, r.firewallInputs(locked), r.recheck.Swap(false))
 		for _, op := range ops {
@@ -71,7 +71,7 @@ func (r *hostReconciler) closeAndOpen(ctx context.Context) (notClosed, err error
 		}
 		if err != nil {
 			err = fmt.Errorf("nftables: %w", err)
-			errs, open = append(errs, err), append(open, err)
+			errs, unenforced = append(errs, err), append(unenforced, err)
 		} else {
 			r.tableExists.Store(true)
 		}
@@ -79,7 +79,7 @@ func (r *hostReconciler) closeAndOpen(ctx context.Context) (notClosed, err error
 	if r.hostNet != nil {
 		rows, err := r.doors.rows(ctx)
 		if err != nil {
-			return errors.Join(append(open, err)...), errors.Join(append(errs, err)...)
+			return errors.Join(append(unenforced, err)...), errors.Join(append(errs, err)...)
 		}
 		in := hostnet.Inputs{Pods: r.cache.HostPods(), Networks: r.hostNetworks(), Locked: locked, Doors: rows, TunnelPort: tunnelPort,
 			MarkFirst: network.PacketMark(1), MarkLast: network.PacketMark(network.MaxID)}
@@ -90,15 +90,15 @@ func (r *hostReconciler) closeAndOpen(ctx context.Context) (notClosed, err error
 			err = fmt.Errorf("host network: %w", err)
 			errs = append(errs, err)
 			if errors.Is(err, hostnet.ErrNotEnforced) {
-				open = append(open, err)
+				unenforced = append(unenforced, err)
 			}
 		}
 		r.queue.batched(kindReport)
 	}
 	if r.firewall == nil && r.hostNet == nil {
-		open = append(open, errors.New("this node has neither nftables nor eBPF"))
+		unenforced = append(unenforced, errors.New("this node has neither nftables nor eBPF"))
 	}
-	return errors.Join(open...), errors.Join(errs...)
+	return errors.Join(unenforced...), errors.Join(errs...)
 }
 
 // firewallChanged is called for each transaction on the nft table. It enqueues
@@ -109,9 +109,9 @@ func (r *hostReconciler) firewallChanged(generation uint32) {
 	}
 }
 
-// lock returns once the default-network address of a pod is locked, if it is to
-// be, so that a pod is closed before it is reachable. Concurrent calls share a
-// reconcile. The error says what could not be closed. A failure to open
+// lock returns once the default-network address of a pod is locked, if it must
+// be: restrictions are in place before the pod is reachable. Concurrent calls
+// share a reconcile. The error says what is not enforced. A failure to permit
 // something does not block the pod; the node condition reports it.
 func (r *hostReconciler) lock(ctx context.Context, p Pod) error {
 	if len(p.lockedAddresses()) == 0 && !p.HostNetwork {
@@ -120,12 +120,12 @@ func (r *hostReconciler) lock(ctx context.Context, p Pod) error {
 	r.cache.SetPod(p)
 	run := r.runs.next()
 	r.queue.keys.Add(key{kind: kindHosts})
-	notClosed, err := r.runs.wait(ctx, run)
+	notEnforced, err := r.runs.wait(ctx, run)
 	switch {
 	case err != nil:
 		return fmt.Errorf("pod %s: its default-network address is not locked yet: %w", p.Key(), err)
-	case notClosed != nil:
-		return fmt.Errorf("pod %s: its default-network address cannot be locked: %w", p.Key(), notClosed)
+	case notEnforced != nil:
+		return fmt.Errorf("pod %s: its default-network address cannot be locked: %w", p.Key(), notEnforced)
 	default:
 		return nil
 	}

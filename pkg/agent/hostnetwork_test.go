@@ -17,7 +17,7 @@ import (
 )
 
 // TestLockFailsClosed: lock returns once the pod's address is locked, and fails
-// if it could not be locked; a failure to open something does not matter.
+// if it could not be locked; a failure to permit something does not matter.
 func TestLockFailsClosed(t *testing.T) {
 	pod := Pod{UID: "u1", Namespace: "shop", Name: "web", Networks: network.PodNetworks{
 		"default": {IPs: []netip.Prefix{netip.MustParsePrefix("10.244.2.7/24")}, Role: network.RoleInfrastructureLocked}}}
@@ -36,8 +36,8 @@ func TestLockFailsClosed(t *testing.T) {
 			err  error
 			want bool
 		}{
-			{"eBPF does not close", fmt.Errorf("row: %w", hostnet.ErrNotEnforced), false},
-			{"eBPF does not open", errors.New("a host-network pod's row"), true},
+			{"a restriction is not enforced", fmt.Errorf("row: %w", hostnet.ErrNotEnforced), false},
+			{"a permission is not applied", errors.New("a host-network pod's row"), true},
 			{"no failure", nil, true},
 		} {
 			f.set(func() { f.hostErr = c.err })

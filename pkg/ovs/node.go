@@ -49,7 +49,7 @@ func BuildNode(name, chassis string, c config.OVS, plan network.Plan, link Bridg
 		}
 	}
 	if len(n.Addresses) == 0 {
-		return n, fmt.Errorf("external bridge %s has no isUsable address: move the node's address from the uplink to the bridge", c.ExternalBridge)
+		return n, fmt.Errorf("external bridge %s has no usable address: move the node's address from the uplink to the bridge", c.ExternalBridge)
 	}
 	return n, nil
 }

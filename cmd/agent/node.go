@@ -42,7 +42,7 @@ func openNode(ctx context.Context, cfg config.Config, opts options, log *slog.Lo
 	}()
 
 	nftFeatures := n.openNFT(ctx)
-	ebpfFeatures := n.openEBPF(queue.Report)
+	ebpfFeatures := n.openEBPF(queue.EnqueueReport)
 	guard := agent.NewLinkGuard(cfg, cache, n.parts.HostNet, queue)
 	if n.kernel, err = vrf.Open(opts.sysctlPath, cfg.OVS.ExternalBridge, guard.Guard); err != nil {
 		return nil, fmt.Errorf("open the kernel's routing tables: %w", err)

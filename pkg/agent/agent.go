@@ -243,11 +243,11 @@ func (a *Agent) KernelChanged(c vrf.Change) {
 			a.resync()
 		}
 	case c.Bridge:
-		a.queue.Node()
+		a.queue.EnqueueNode()
 	case c.Links:
-		a.queue.Hosts()
+		a.queue.EnqueueHosts()
 	default:
-		a.queue.networkBatched(c.ID)
+		a.queue.enqueueNetworkBatched(c.ID)
 	}
 }
 

@@ -149,7 +149,7 @@ func (g *LinkGuard) Guard(l vrf.Link) error {
 		return fmt.Errorf("interface %s leads to no known network", l.Name)
 	}
 	if g.facts.config.OVS.GatewayMode == network.LocalGateway {
-		g.queue.Hosts() // a single link has no forwarding interface yet
+		g.queue.EnqueueHosts() // the row lacks ForwardFrom, which needs all links
 	}
 	return g.hostNet.Guard(rows[0])
 }

@@ -93,7 +93,7 @@ func TestGuardPorts(t *testing.T) {
 			t.Errorf("guarded %q, want %q", got, want)
 		}
 		// A reconcile keeps them until Open vSwitch has the ports.
-		f.agent.queue.Hosts()
+		f.agent.queue.EnqueueHosts()
 		kept := func() int {
 			n := 0
 			for _, d := range f.hosts().Doors {

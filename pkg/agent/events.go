@@ -79,9 +79,9 @@ func (h eventHandlers) deleteNAD(key string) { h.enqueueNAD(h.cache.DeleteNAD(ke
 // enqueueNAD enqueues what Cache.SetNAD or Cache.DeleteNAD returned.
 func (h eventHandlers) enqueueNAD(ids []int, podsAffected bool) {
 	h.networksChanged()
-	h.queue.Network(ids...)
+	h.queue.EnqueueNetworks(ids...)
 	if podsAffected {
-		h.queue.Hosts()
+		h.queue.EnqueueHosts()
 	}
 }
 
@@ -90,13 +90,13 @@ func (h eventHandlers) setNamespace(o *metav1.PartialObjectMetadata) {
 	podsAffected := h.cache.SetNamespace(o.Name, Namespace{Labelled: labelled, Trusted: o.Labels[hostnet.TrustLabel] == hostnet.TrustValue})
 	h.networksChanged()
 	if podsAffected {
-		h.queue.Hosts()
+		h.queue.EnqueueHosts()
 	}
 }
 
 func (h eventHandlers) deleteNamespace(name string) {
 	if h.cache.SetNamespace(name, Namespace{}) {
-		h.queue.Hosts()
+		h.queue.EnqueueHosts()
 	}
 }
 
@@ -110,7 +110,7 @@ func (h eventHandlers) setNode(o *corev1.Node) {
 	}
 	if h.cache.SetNode(n, maps.Clone(o.Annotations)) {
 		h.log.Info("the node has an id", "id", n.ID)
-		h.queue.All()
+		h.queue.EnqueueAll()
 		return
 	}
 	h.node.checkAnnotations(n)
@@ -123,13 +123,13 @@ func (h eventHandlers) setPod(o *corev1.Pod) {
 		return
 	}
 	if h.cache.SetPod(p) {
-		h.queue.Hosts()
+		h.queue.EnqueueHosts()
 	}
 }
 
 func (h eventHandlers) deletePod(key string) {
 	if h.cache.DeletePod(key) {
-		h.queue.Hosts()
+		h.queue.EnqueueHosts()
 	}
 }
 

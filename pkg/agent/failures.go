@@ -41,7 +41,7 @@ func (f *Failures) RecordComponent(component string, err error) {
 	f.components[component] = message
 	f.mu.Unlock()
 	if changed {
-		f.queue.Report()
+		f.queue.EnqueueReport()
 	}
 }
 
@@ -60,7 +60,7 @@ func (f *Failures) record(k key, err error) {
 		delete(f.keys, k)
 	}
 	if (old.message != f.keys[k].message || k.kind == kindAll) && k.kind != kindReport {
-		f.queue.batched(kindReport)
+		f.queue.enqueueBatched(kindReport)
 	}
 }
 

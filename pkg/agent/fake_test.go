@@ -266,13 +266,13 @@ func (f *fakeNode) events() eventHandlers {
 // setNodeID is the event of the node's id.
 func (f *fakeNode) setNodeID(id int) {
 	if f.agent.cache.SetNode(network.Node{Name: "n1", ID: id}, nil) {
-		f.agent.queue.All()
+		f.agent.queue.EnqueueAll()
 	}
 }
 
 func (f *fakeNode) setPod(p Pod) {
 	if f.agent.cache.SetPod(p) {
-		f.agent.queue.Hosts()
+		f.agent.queue.EnqueueHosts()
 	}
 }
 

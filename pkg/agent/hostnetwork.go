@@ -93,7 +93,7 @@ func (r *hostReconciler) configure(ctx context.Context) (notEnforced, err error)
 				unenforced = append(unenforced, err)
 			}
 		}
-		r.queue.batched(kindReport)
+		r.queue.enqueueBatched(kindReport)
 	}
 	if r.firewall == nil && r.hostNet == nil {
 		unenforced = append(unenforced, errors.New("this node has neither nftables nor eBPF"))
@@ -105,7 +105,7 @@ func (r *hostReconciler) configure(ctx context.Context) (notEnforced, err error)
 // the host network if somebody else made the transaction.
 func (r *hostReconciler) firewallChanged(generation uint32) {
 	if r.firewall != nil && r.firewall.Changed(generation) {
-		r.queue.Hosts()
+		r.queue.EnqueueHosts()
 	}
 }
 

@@ -70,11 +70,11 @@ func (r *networkReconciler) reconcile(ctx context.Context, id int) error {
 	r.last[id] = networkResult{network: net, kernel: result, err: err, at: time.Now()}
 	r.mu.Unlock()
 	if len(result.Ops) > 0 {
-		r.queue.batched(kindHosts) // the VRF device may have another index
+		r.queue.enqueueBatched(kindHosts) // the VRF device may have another index
 	}
 	for _, link := range result.Waiting {
 		if link == net.ManagementPort() {
-			r.queue.batched(kindPorts) // somebody may have deleted it
+			r.queue.enqueueBatched(kindPorts) // somebody may have deleted it
 		}
 	}
 	if err != nil {
@@ -95,7 +95,7 @@ func (r *networkReconciler) remove(ctx context.Context, id int, node network.Nod
 	r.mu.Lock()
 	delete(r.last, id)
 	r.mu.Unlock()
-	r.queue.batched(kindPorts, kindHosts)
+	r.queue.enqueueBatched(kindPorts, kindHosts)
 	return nil
 }
 
@@ -117,7 +117,7 @@ func (r *networkReconciler) reconcileAll(ctx context.Context) error {
 		wanted[n.ID] = true
 		r.queue.keys.Add(key{kindNetwork, n.ID})
 	}
-	r.queue.batched(kindPorts, kindHosts, kindNode)
+	r.queue.enqueueBatched(kindPorts, kindHosts, kindNode)
 	ids, tables, err := vrf.Leftovers(ctx, r.kernel, r.config.Plan, func(id int) bool { return wanted[id] })
 	if err != nil {
 		return err

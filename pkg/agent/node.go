@@ -60,7 +60,7 @@ func (r *nodeReconciler) reconcile(ctx context.Context) error {
 	r.mu.Unlock()
 	if changed {
 		r.log.Info("node facts changed", "addresses", node.Addresses, "nextHops", node.NextHops, "encap", node.EncapIPs, "chassis", node.Chassis)
-		r.queue.All() // networks' routes use the node's next hops
+		r.queue.EnqueueAll() // networks' routes use the node's next hops
 	}
 	return r.annotate(ctx, node)
 }
@@ -93,6 +93,6 @@ func (r *nodeReconciler) checkAnnotations(have network.Node) {
 	want := r.Node()
 	want.ID = have.ID
 	if !reflect.DeepEqual(want, have) {
-		r.queue.Node()
+		r.queue.EnqueueNode()
 	}
 }

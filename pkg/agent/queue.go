@@ -58,49 +58,49 @@ type Queue struct {
 // NewQueue is an empty queue.
 func NewQueue() *Queue { return &Queue{keys: process.NewQueue[key]()} }
 
-// Network enqueues networks by id, and the parts that depend on all networks.
-func (q *Queue) Network(ids ...int) {
+// EnqueueNetworks enqueues networks by id, and the parts that depend on all networks.
+func (q *Queue) EnqueueNetworks(ids ...int) {
 	if len(ids) == 0 || !q.synced.Load() {
 		return
 	}
 	for _, id := range ids {
 		q.keys.Add(key{kindNetwork, id})
 	}
-	q.batched(kindPorts, kindHosts)
+	q.enqueueBatched(kindPorts, kindHosts)
 }
 
-// networkBatched enqueues a network whose kernel state changed. The agent's own
+// enqueueNetworkBatched enqueues a network whose kernel state changed. The agent's own
 // changes cause events too.
-func (q *Queue) networkBatched(id int) {
+func (q *Queue) enqueueNetworkBatched(id int) {
 	if q.synced.Load() {
 		q.keys.AddAfter(key{kindNetwork, id}, batchDelay)
 	}
 }
 
-// Hosts enqueues the host network: processes, locked addresses, interfaces.
-func (q *Queue) Hosts() { q.ifSynced(kindHosts) }
+// EnqueueHosts enqueues the host network: processes, locked addresses, interfaces.
+func (q *Queue) EnqueueHosts() { q.enqueueIfSynced(kindHosts) }
 
-// Node enqueues the node: chassis, facts and annotations.
-func (q *Queue) Node() { q.ifSynced(kindNode) }
+// EnqueueNode enqueues the node: chassis, facts and annotations.
+func (q *Queue) EnqueueNode() { q.enqueueIfSynced(kindNode) }
 
-// Report enqueues the report of the node's condition, events and failures.
-func (q *Queue) Report() { q.ifSynced(kindReport) }
+// EnqueueReport enqueues the report of the node's condition, events and failures.
+func (q *Queue) EnqueueReport() { q.enqueueIfSynced(kindReport) }
 
-// All enqueues everything.
-func (q *Queue) All() {
+// EnqueueAll enqueues everything.
+func (q *Queue) EnqueueAll() {
 	if q.synced.Load() {
 		q.keys.Add(key{kind: kindAll})
 	}
 }
 
-func (q *Queue) ifSynced(k kind) {
+func (q *Queue) enqueueIfSynced(k kind) {
 	if q.synced.Load() {
-		q.batched(k)
+		q.enqueueBatched(k)
 	}
 }
 
-// batched enqueues kinds of which there is one key.
-func (q *Queue) batched(kinds ...kind) {
+// enqueueBatched enqueues kinds of which there is one key.
+func (q *Queue) enqueueBatched(kinds ...kind) {
 	for _, k := range kinds {
 		q.keys.AddAfter(key{kind: k}, batchDelay)
 	}

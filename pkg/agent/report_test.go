@@ -88,7 +88,7 @@ func TestPodProblems(t *testing.T) {
 		f.set(func() {
 			f.hostProblems = []hostnet.Problem{{Pod: "shop/host", Reason: "ProbePortHeld", Message: "port 10250 is held"}}
 		})
-		f.agent.queue.Report()
+		f.agent.queue.EnqueueReport()
 		eventually(t, "event of the pod", func() bool { return countPrefix(f.eventsNow(), "shop/host ProbePortHeld") > 0 })
 		if c := f.conditionNow(); c.True() {
 			t.Errorf("a pod degraded its node: %+v", c)
@@ -96,7 +96,7 @@ func TestPodProblems(t *testing.T) {
 		f.set(func() {
 			f.hostProblems = append(f.hostProblems, hostnet.Problem{Pod: "shop/host", Reason: "VRFMissing", Message: "no VRF"})
 		})
-		f.agent.queue.Report()
+		f.agent.queue.EnqueueReport()
 		eventually(t, "condition", func() bool { c := f.conditionNow(); return c.True() && c.Reason == "VRFMissing" })
 		if n := countPrefix(f.eventsNow(), "shop/host ProbePortHeld"); n != 1 {
 			t.Errorf("%d events: %q", n, f.eventsNow())

@@ -61,6 +61,10 @@ func count(in io.Reader, out io.Writer) counts {
 
 func (c *counter) event(e event) {
 	key := e.Package + " " + e.Test
+	if e.Test == "" && e.Action == "skip" {
+		delete(c.output, key) // a package without test files
+		return
+	}
 	switch e.Action {
 	case "run":
 		if i := strings.LastIndex(e.Test, "/"); i > 0 {

@@ -178,7 +178,7 @@ func helperOp(op string) string {
 		if err := unix.Sendto(fd, []byte("x"), 0, sa); err != nil {
 			return result(err)
 		}
-		_, from, err := unix.Recvfrom(fd, make([]byte, 16), 0)
+		from, err := receiveFrom(fd)
 		if err != nil {
 			return result(err)
 		}
@@ -346,6 +346,17 @@ func sockaddr(addr string) (int, unix.Sockaddr) {
 	return unix.AF_INET6, &unix.SockaddrInet6{Port: int(ap.Port()), Addr: ap.Addr().As16()}
 }
 
+// receiveFrom receives a datagram. The Go runtime's signals interrupt a receive with
+// a timeout, which the kernel does not restart.
+func receiveFrom(fd int) (unix.Sockaddr, error) {
+	for {
+		_, from, err := unix.Recvfrom(fd, make([]byte, 64), 0)
+		if err != unix.EINTR {
+			return from, err
+		}
+	}
+}
+
 func udp(addr string, connect bool) error {
 	fam, sa := sockaddr(addr)
 	fd, err := unix.Socket(fam, unix.SOCK_DGRAM, 0)
@@ -368,7 +379,7 @@ func udp(addr string, connect bool) error {
 	if err != nil {
 		return err
 	}
-	_, _, err = unix.Recvfrom(fd, make([]byte, 16), 0)
+	_, err = receiveFrom(fd)
 	return err
 }
 
@@ -390,7 +401,7 @@ func ping(addr string) error {
 	if err := unix.Sendto(fd, msg, 0, sa); err != nil {
 		return err
 	}
-	_, _, err = unix.Recvfrom(fd, make([]byte, 64), 0)
+	_, err = receiveFrom(fd)
 	return err
 }
 

@@ -206,6 +206,7 @@ func nothingRemains(ctx context.Context, w *World) (string, error) {
 	}
 	w.setUps = map[*fixture]*setUp{}
 	w.mu.Unlock()
+	start := time.Now()
 	if err := w.deleteFixtures(ctx, made); err != nil {
 		return "", err
 	}
@@ -216,10 +217,11 @@ func nothingRemains(ctx context.Context, w *World) (string, error) {
 	if len(remaining.Items) > 0 {
 		return "", fmt.Errorf("%d NADs remain", len(remaining.Items))
 	}
+	deleted := time.Since(start)
 	if err := w.asBefore(ctx, w.baseline); err != nil {
 		return "", err
 	}
-	var figures []string
+	figures := []string{fmt.Sprintf("API objects gone after %.0f s", deleted.Seconds())}
 	for _, n := range w.Lab.Nodes() {
 		if len(w.baseline[n.Name]) == 0 {
 			return "", fmt.Errorf("node %s has no recorded state to compare with", n.Name)

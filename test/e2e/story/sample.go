@@ -3,11 +3,14 @@
 package story
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"hash/fnv"
+	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 )
 
@@ -40,8 +43,34 @@ func (w *World) sample(what string, n int) int {
 	return i
 }
 
+// costlyInSample is how many of the costly checks a sample has.
+const costlyInSample = 2
+
+// Sample leaves out all but some of the costly checks, chosen by the seed, and
+// prints what it leaves out.
+func Sample(checks []Check, seed string, out io.Writer) []Check {
+	var costly []string
+	for _, c := range checks {
+		if c.Costly {
+			costly = append(costly, c.Name())
+		}
+	}
+	slices.SortFunc(costly, func(a, b string) int { return cmp.Compare(hash(a+seed), hash(b+seed)) })
+	return slices.DeleteFunc(slices.Clone(checks), func(c Check) bool {
+		omit := slices.Index(costly, c.Name()) >= costlyInSample
+		if omit {
+			fmt.Fprintf(out, "not in the sample of SEED=%s: %s\n", seed, c.Name())
+		}
+		return omit
+	})
+}
+
 func partOf(what, seed string, n int) int {
+	return int(hash(what+seed) % uint32(n))
+}
+
+func hash(s string) uint32 {
 	h := fnv.New32a()
-	h.Write([]byte(what + seed))
-	return int(h.Sum32() % uint32(n))
+	h.Write([]byte(s))
+	return h.Sum32()
 }

@@ -29,6 +29,8 @@ type Check struct {
 	Run     func(ctx context.Context, w *World) (figures string, err error)
 	// Timeout bounds the check without its fixtures; 0 is six minutes.
 	Timeout time.Duration
+	// Costly checks take minutes: a sample of the checks has only some of them.
+	Costly bool
 }
 
 // Name is how the check is selected and printed.

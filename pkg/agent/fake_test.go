@@ -71,6 +71,7 @@ type fakeNode struct {
 	kernel         *fakeKernel
 	agent          *Agent
 	ports          map[string]network.Network // by name: management ports
+	noPorts        bool                       // Open vSwitch creates no management ports
 	portSyncs      int
 	annotations    map[string]string // written by the agent
 	writes         int               // of annotations
@@ -99,7 +100,9 @@ func (f *fakeNode) SyncManagement(_ context.Context, _ network.Node, nets []netw
 	f.portSyncs++
 	want := map[string]network.Network{}
 	for _, n := range nets {
-		want[n.ManagementPort()] = n
+		if !f.noPorts {
+			want[n.ManagementPort()] = n
+		}
 	}
 	var changed []int
 	f.kernel.mu.Lock()

@@ -36,12 +36,33 @@ type networkResult struct {
 	kernel  vrf.Result
 	err     error
 	at      time.Time
+	// waitingSince is when the first of consecutive reconciles found a link missing.
+	waitingSince time.Time
 }
 
-// waitingTooLong reports whether the network has waited for a link for so long
-// that it is a problem.
-func (r networkResult) waitingTooLong(now time.Time) bool {
-	return len(r.kernel.Waiting) > 0 && now.Sub(r.at) > 30*time.Second
+// linkGrace is how long a network may wait for a link before it is a problem.
+const linkGrace = 30 * time.Second
+
+// newResult returns the result of a reconcile at now, after the previous one.
+func newResult(previous networkResult, net network.Network, kernel vrf.Result, err error, now time.Time) networkResult {
+	r := networkResult{network: net, kernel: kernel, err: err, at: now}
+	if len(kernel.Waiting) > 0 {
+		r.waitingSince = previous.waitingSince
+		if r.waitingSince.IsZero() {
+			r.waitingSince = now
+		}
+	}
+	return r
+}
+
+// waitingTooLong reports whether the network has waited for a link for longer than
+// linkGrace; left is how long until then, if it waits.
+func (r networkResult) waitingTooLong(now time.Time) (tooLong bool, left time.Duration) {
+	if r.waitingSince.IsZero() {
+		return false, 0
+	}
+	left = linkGrace - now.Sub(r.waitingSince)
+	return left <= 0, max(left, 0)
 }
 
 // results returns a copy of the results by network id.
@@ -67,8 +88,12 @@ func (r *networkReconciler) reconcile(ctx context.Context, id int) error {
 	result, err := vrf.Reconcile(ctx, r.kernel, net, node, vrf.Inputs{Plan: r.config.Plan, IPv6: r.kernel.HasIPv6()})
 	r.logOperations(net.Name, result)
 	r.mu.Lock()
-	r.last[id] = networkResult{network: net, kernel: result, err: err, at: time.Now()}
+	waited := !r.last[id].waitingSince.IsZero()
+	r.last[id] = newResult(r.last[id], net, result, err, time.Now())
 	r.mu.Unlock()
+	if waited != (len(result.Waiting) > 0) {
+		r.queue.EnqueueReport()
+	}
 	if len(result.Ops) > 0 {
 		r.queue.enqueueBatched(kindHosts) // the VRF device may have another index
 	}

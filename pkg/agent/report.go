@@ -93,7 +93,7 @@ func (r *reporter) problems() []Problem {
 		out = append(out, Problem{Reason: "NodeNotConfigured", Message: message})
 	}
 	for id, n := range networks {
-		if n.waitingTooLong(time.Now()) {
+		if tooLong, _ := n.waitingTooLong(time.Now()); tooLong {
 			for _, link := range n.kernel.Waiting {
 				out = append(out, Problem{Reason: "LinkMissing", Message: fmt.Sprintf("network %s (id %d) waits for link %s", n.network.Name, id, link)})
 			}
@@ -212,7 +212,7 @@ func (r *reporter) markReported(problems []Problem) (fresh []Problem) {
 }
 
 // networkFailures are the networks that have failed to be configured, or to be
-// removed, for a while, and why. next is when the next failure is persistent; 0:
+// removed, for a while, and why. next is how long until the next failure counts; 0:
 // there is none.
 func (r *reporter) networkFailures() (out network.Failures, next time.Duration) {
 	now, out := time.Now(), network.Failures{}
@@ -240,8 +240,12 @@ func (r *reporter) networkFailures() (out network.Failures, next time.Duration) 
 		out[k.id] = message
 	}
 	for id, n := range networks {
-		if _, ok := out[id]; !ok && n.waitingTooLong(now) {
+		tooLong, left := n.waitingTooLong(now)
+		if _, ok := out[id]; !ok && tooLong {
 			out[id] = "a link that it needs is missing: its management port, or the external bridge"
+		}
+		if left > 0 && (next == 0 || left < next) {
+			next = left
 		}
 	}
 	return out, next

@@ -33,6 +33,33 @@ func TestDegraded(t *testing.T) {
 	})
 }
 
+// TestMissingLink: a network whose management port does not appear is a problem after
+// linkGrace, however often it is reconciled meanwhile, until the port exists.
+func TestMissingLink(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeNode(t)
+		f.set(func() { f.noPorts = true })
+		f.agent.start()
+		f.setNodeID(3)
+		f.setNAD(nad(f.agent.config, "shop", "net", 7))
+		start := time.Now()
+		for time.Since(start) < linkGrace-time.Second {
+			f.agent.resync()
+			time.Sleep(time.Second)
+			if c := f.conditionNow(); c.Reason == "LinkMissing" {
+				t.Fatalf("degraded after %s: %+v", time.Since(start), c)
+			}
+		}
+		eventually(t, "degraded", func() bool { c := f.conditionNow(); return c.True() && c.Reason == "LinkMissing" })
+		if took := time.Since(start); took > 2*linkGrace {
+			t.Errorf("reported after %s", took)
+		}
+		f.set(func() { f.noPorts = false })
+		f.agent.resync()
+		eventually(t, "not degraded", func() bool { c := f.conditionNow(); return !c.True() && c.Reason == "AllWell" })
+	})
+}
+
 func countPrefix(list []string, prefix string) int {
 	n := 0
 	for _, s := range list {

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"bulkhead/test/lab"
 )
 
 func TestReach(t *testing.T) {
@@ -48,6 +50,19 @@ func TestReach(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// TestNoTargets: a check whose list of targets is empty fails, and not only reach.
+func TestNoTargets(t *testing.T) {
+	if _, err := reach(func([]string) ([]probe, error) { return nil, nil }, nil); err == nil {
+		t.Error("reach passes without targets")
+	}
+	if _, err := (&World{}).check(t.Context(), &pod{Name: "a"}, "", time.Second); err == nil {
+		t.Error("a probe from a pod passes without targets")
+	}
+	if _, err := nodeProbe(t.Context(), &lab.Node{}, time.Second); err == nil {
+		t.Error("a probe from a node passes without targets")
 	}
 }
 

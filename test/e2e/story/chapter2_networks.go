@@ -28,8 +28,14 @@ func networkChecks() []Check {
 	}
 }
 
+// setUpNetworks creates red and blue, and waits until they are: another fixture
+// creates a second primary network in blue, which must come second.
 func setUpNetworks(ctx context.Context, w *World) error {
-	return w.Lab.Apply(ctx, tenantNamespaces+"---"+w.networks())
+	if err := w.Lab.Apply(ctx, tenantNamespaces+"---"+w.networks()); err != nil {
+		return err
+	}
+	_, err := networksAccepted(ctx, w)
+	return err
 }
 
 func networksAccepted(ctx context.Context, w *World) (string, error) {

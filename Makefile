@@ -9,6 +9,10 @@ SHELL := /bin/bash
 CONTROLLER_GEN := sigs.k8s.io/controller-tools/cmd/controller-gen@v0.22.0
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
+# Which samples the tests play: test/e2e/story/sample.go.
+export BULKHEAD_SEED ?= $(SEED)
+export BULKHEAD_FULL ?= $(FULL)
+
 include bpf/bpf.mk
 include test/lab/lab.mk
 include test/bench/cluster/bench.mk
@@ -32,7 +36,7 @@ image: ## the container image, amd64 and arm64: the OCI archive bin/bulkhead-VER
 
 .PHONY: demo
 demo: lab-deps ## the lab, and the story in it as a table of checks (RUN=5 or RUN='pattern', ATTACH=1: on the lab that runs, FULL=1, SEED=)
-	BULKHEAD_SEED=$(SEED) go run ./test/e2e/cmd/demo $(if $(RUN),-run '$(RUN)') $(if $(ATTACH),-attach) $(if $(FULL),-full)
+	go run ./test/e2e/cmd/demo $(if $(RUN),-run '$(RUN)') $(if $(ATTACH),-attach)
 
 # What the tests and the linters need besides Go and the lab.
 TEST_DEPS := gcc:gcc /usr/include/stdio.h:libc6-dev nft:nftables ip:iproute2 \
@@ -44,11 +48,11 @@ test-deps: ## install the Debian packages that the tests and linters need
 
 .PHONY: test
 test: lab-deps test-deps lab-bin ## every test, and a sample of those that take long (SEED=); the last line counts them
-	env $$(bin/lab env) go run ./hack/runtests -seed "$(SEED)"
+	env $$(bin/lab env) go run ./hack/runtests
 
 .PHONY: test-full
 test-full: lab-deps test-deps lab-bin ## everything that make test samples, on every pair of the lab's options; resumes
-	env $$(bin/lab env) go run ./hack/runtests -full -seed "$(SEED)"
+	env $$(bin/lab env) go run ./hack/runtests -full
 
 .PHONY: unit
 unit: ## the inner loop: no root, no lab

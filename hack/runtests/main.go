@@ -4,7 +4,7 @@
 // passed, failed and skipped tests. It runs the remaining stages after a failed one.
 // It exits 1 if a test failed, or was skipped and is not in allowedSkips.
 //
-//	runtests [-full] [-seed SEED] [STAGE...]
+//	runtests [-full] [STAGE...]
 package main
 
 import (
@@ -12,7 +12,6 @@ import (
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"os/signal"
 	"slices"
 	"strings"
@@ -22,10 +21,9 @@ import (
 
 func main() {
 	full := flag.Bool("full", false, "run everything, where samples run otherwise; resume a run of the same tree")
-	seed := flag.String("seed", "", "chooses the samples; the default is the commit")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-	total, err := runStages(ctx, *full, *seed, flag.Args())
+	total, err := runStages(ctx, *full, flag.Args())
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "runtests:", err)
@@ -37,11 +35,8 @@ func main() {
 	}
 }
 
-func runStages(ctx context.Context, full bool, seed string, only []string) (total counts, err error) {
-	if seed == "" {
-		seed = commit()
-	}
-	all, err := stages(full, seed)
+func runStages(ctx context.Context, full bool, only []string) (total counts, err error) {
+	all, err := stages(full)
 	if err != nil {
 		return total, err
 	}
@@ -55,8 +50,6 @@ func runStages(ctx context.Context, full bool, seed string, only []string) (tota
 		if passed, err = openPassed(); err != nil {
 			return total, err
 		}
-	} else {
-		fmt.Printf("samples are chosen by SEED=%s\n", seed)
 	}
 	for _, s := range all {
 		if len(only) > 0 && !slices.Contains(only, s.name) {
@@ -90,13 +83,4 @@ func short(args []string) string {
 		line = line[:i] + " bulkhead/..."
 	}
 	return line
-}
-
-// commit returns the checked-out commit, "" outside a checkout.
-func commit() string {
-	out, err := exec.Command("git", "rev-parse", "HEAD").Output()
-	if err != nil {
-		return ""
-	}
-	return strings.TrimSpace(string(out))
 }

@@ -18,8 +18,8 @@ import (
 type stage struct {
 	name   string
 	args   []string
-	env    []string
 	goTest bool
+	full   bool // tests play everything, and not samples
 }
 
 // labPackage needs a lab; all other packages run on the test machine. The race
@@ -31,15 +31,14 @@ const (
 )
 
 // stages returns the stages of `make test` or, with full, of `make test-full`.
-func stages(full bool, seed string) ([]stage, error) {
+func stages(full bool) ([]stage, error) {
 	out, err := exec.Command("go", "list", "./...").Output()
 	if err != nil {
 		return nil, fmt.Errorf("list the packages: %w", err)
 	}
 	packages := slices.DeleteFunc(strings.Fields(string(out)), func(p string) bool { return p == labPackage })
-	env := []string{"BULKHEAD_SEED=" + seed}
 	test := func(name, timeout string, args ...string) stage {
-		return stage{name: name, goTest: true, env: env, args: append([]string{"go", "test", "-json", "-timeout=" + timeout}, args...)}
+		return stage{name: name, goTest: true, full: full, args: append([]string{"go", "test", "-json", "-timeout=" + timeout}, args...)}
 	}
 	lint := stage{name: "lint", args: []string{"make", "--no-print-directory", "lint"}}
 	if !full {
@@ -50,7 +49,6 @@ func stages(full bool, seed string) ([]stage, error) {
 			test("lab", "60m", "-count=1", labPackage),
 		}, nil
 	}
-	env = append(env, "BULKHEAD_FULL=1")
 	list := []stage{lint, test("packages", "90m", append([]string{"-race"}, packages...)...)}
 	// Every pair of the lab's options.
 	for _, o := range []struct{ families, nodes string }{{"dual", "2"}, {"ipv4", "3"}, {"dual", "3"}, {"ipv4", "2"}} {
@@ -62,7 +60,9 @@ func stages(full bool, seed string) ([]stage, error) {
 // run runs the stage and counts its tests.
 func (s stage) run(ctx context.Context) counts {
 	cmd := exec.CommandContext(ctx, s.args[0], s.args[1:]...)
-	cmd.Env = append(os.Environ(), s.env...)
+	if s.full {
+		cmd.Env = append(os.Environ(), "BULKHEAD_FULL=1")
+	}
 	// Interrupt the whole process group: go test waits for a test that deletes its
 	// lab, and would leave the lab behind if it ended first.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}

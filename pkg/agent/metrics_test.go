@@ -8,7 +8,7 @@ import (
 
 	"bulkhead/pkg/firewall"
 	"bulkhead/pkg/loader"
-	"bulkhead/pkg/process/metricsdoc"
+	"bulkhead/test/metricsdoc"
 )
 
 // TestMetricsDocumented: docs/metrics.md lists the agent's metrics, and no others.

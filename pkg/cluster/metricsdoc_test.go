@@ -8,7 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
-	"bulkhead/pkg/process/metricsdoc"
+	"bulkhead/test/metricsdoc"
 )
 
 // TestMetricsDocumented: docs/metrics.md lists the cluster controller's metrics,

@@ -8,7 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"bulkhead/pkg/config"
-	"bulkhead/pkg/process/metricsdoc"
+	"bulkhead/test/metricsdoc"
 )
 
 // TestMetricsDocumented: docs/metrics.md lists the zone's metrics, and no others.

@@ -19,10 +19,8 @@ func ListenUnix(path string) (net.Listener, error) {
 	// The socket is bound under another name and renamed once its mode is set,
 	// so that path never exists with a wider mode.
 	next := path + ".new"
-	for _, p := range []string{next, path} {
-		if err := os.Remove(p); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return nil, fmt.Errorf("remove stale socket: %w", err)
-		}
+	if err := os.Remove(next); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("remove stale socket: %w", err)
 	}
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: next, Net: "unix"})
 	if err != nil {

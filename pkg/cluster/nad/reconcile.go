@@ -132,7 +132,7 @@ func (r *Reconciler) cleanUp(ctx context.Context, key Key) (reconcile.Result, er
 			return reconcile.Result{RequeueAfter: usersResync}, nil
 		}
 	}
-	r.waiters.Remove(key.String(), key)
+	r.waiters.Forget(key)
 	r.mu.Lock()
 	delete(r.networks, key)
 	r.mu.Unlock()

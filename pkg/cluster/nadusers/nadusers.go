@@ -161,6 +161,17 @@ func (w *Waiters[K]) Remove(nadKey string, k K) {
 	}
 }
 
+// Forget removes k from all NADs: it was deleted.
+func (w *Waiters[K]) Forget(k K) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for nadKey, waiters := range w.byNAD {
+		if delete(waiters, k); len(waiters) == 0 {
+			delete(w.byNAD, nadKey)
+		}
+	}
+}
+
 // take returns and removes the NAD's waiters.
 func (w *Waiters[K]) take(nadKey string) map[K]struct{} {
 	w.mu.Lock()

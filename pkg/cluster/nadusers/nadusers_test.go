@@ -79,6 +79,14 @@ func TestPodEvents(t *testing.T) {
 	if got := drain(q); !slices.Equal(got, []string{"b"}) {
 		t.Errorf("%v are enqueued after a was removed, want b", got)
 	}
+	w.Add("red/net", "a")
+	w.Add("red/net", "b")
+	w.Forget("a")
+	w.Forget("b")
+	w.Forget("other")
+	if update(using, without); q.Len() != 0 || len(w.byNAD) != 0 {
+		t.Errorf("after all waiters were deleted, %d are enqueued and %v remain", q.Len(), w.byNAD)
+	}
 }
 
 // drain returns the enqueued keys, sorted.

@@ -87,7 +87,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, o Owner) (reconcile.Result, 
 		return desired || actual
 	})
 	kept := false
-	if in.Idle || in.Request == nil && len(have.NADs) == 0 {
+	gone := in.Request == nil && len(have.NADs) == 0
+	if gone {
+		r.waiters.Forget(o)
+	}
+	if in.Idle || gone {
 		if kept, err = r.releaseID(ctx, o); err != nil {
 			return reconcile.Result{}, err
 		}

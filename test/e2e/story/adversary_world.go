@@ -48,40 +48,11 @@ const (
 	grpcPort     = 7003
 )
 
-const arenaNamespaces = `
-apiVersion: v1
-kind: Namespace
-metadata: {name: green, labels: {k8s.ovn.org/primary-user-defined-network: ""}}
----
-apiVersion: v1
-kind: Namespace
-metadata: {name: amber, labels: {k8s.ovn.org/primary-user-defined-network: ""}}
----
+const greyNamespace = `
 apiVersion: v1
 kind: Namespace
 metadata: {name: grey}
 `
-
-// arenaNetworks do not overlap, so that a packet that arrives cannot have been sent
-// to another pod with the same address.
-func arenaNetworks(dual bool) string {
-	var out []string
-	for ns, n := range map[string]int{"green": 30, "amber": 31} {
-		subnets := fmt.Sprintf(`[{cidr: 10.%d.0.0/16, hostSubnet: 24}]`, n)
-		if dual {
-			subnets = fmt.Sprintf(`[{cidr: 10.%[1]d.0.0/16, hostSubnet: 24}, {cidr: "fd%[1]d::/48", hostSubnet: 64}]`, n)
-		}
-		out = append(out, fmt.Sprintf(`
-apiVersion: k8s.ovn.org/v1
-kind: UserDefinedNetwork
-metadata: {name: net, namespace: %s}
-spec:
-  topology: Layer3
-  layer3: {role: Primary, subnets: %s}
-`, ns, subnets))
-	}
-	return strings.Join(out, "---")
-}
 
 // arenaHost is a host-network pod with two containers: one of root with the default
 // capabilities of containers, and one of a user without capabilities.
@@ -144,7 +115,9 @@ func newArena(ctx context.Context, w *World) (*arena, error) {
 	nodes := w.Lab.Nodes()
 	a := &arena{w: w, near: nodes[0], far: nodes[len(nodes)-1], pods: map[string]*pod{}, interfaces: map[string]map[string]adversary.Interface{},
 		annotations: map[string]network.PodNetworks{}, nodes: map[string]nodeLinks{}, nodeIDs: map[string]int{}, encap: map[string][]netip.Addr{}}
-	if err := w.Lab.Apply(ctx, arenaNamespaces+"---"+arenaNetworks(w.Lab.Dual())); err != nil {
+	// The address plans do not overlap, so that a packet that arrives cannot have been
+	// sent to another pod with the same address.
+	if err := w.Lab.Apply(ctx, strings.Join([]string{greyNamespace, w.tenantManifest("green", 30), w.tenantManifest("amber", 31)}, "---")); err != nil {
 		return a, err
 	}
 	near, far := a.near.Name, a.far.Name

@@ -32,20 +32,6 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: Role, name: author}
 subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: amber-author}]
 `
 
-// teal is a tenant that is created after amber's network was deleted under its pods.
-const teal = `
-apiVersion: v1
-kind: Namespace
-metadata: {name: teal, labels: {k8s.ovn.org/primary-user-defined-network: ""}}
----
-apiVersion: k8s.ovn.org/v1
-kind: UserDefinedNetwork
-metadata: {name: net, namespace: teal}
-spec:
-  topology: Layer3
-  layer3: {role: Primary, subnets: %s}
----`
-
 // author is a client that impersonates another user.
 func (a *arena) author(c rest.ImpersonationConfig) (client.Client, error) {
 	config := a.w.Lab.RESTConfig()
@@ -229,11 +215,8 @@ func (a *arena) ending(ctx context.Context, tenant, admin client.Client, s write
 	if _, err := writes.Run(ctx, tenant, admin, s.Deletions()); err != nil {
 		return err
 	}
-	subnets := `[{cidr: 10.32.0.0/16, hostSubnet: 24}]`
-	if a.w.Lab.Dual() {
-		subnets = `[{cidr: 10.32.0.0/16, hostSubnet: 24}, {cidr: "fd32::/48", hostSubnet: 64}]`
-	}
-	manifest := fmt.Sprintf(teal, subnets)
+	// teal is a tenant that is created after amber's network was deleted under its pods.
+	manifest := a.w.tenantManifest("teal", 32) + "---"
 	for i, n := range []string{a.near.Name, a.far.Name} {
 		p := &pod{Namespace: "teal", Name: fmt.Sprintf("teal-%d", i+1), Node: n, Tenant: "teal"}
 		a.pods[p.Name] = p

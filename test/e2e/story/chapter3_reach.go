@@ -62,7 +62,10 @@ func redReach(ctx context.Context, w *World) (string, error) {
 // networkStatus reads the annotation that the multi-network working group
 // defines, as the agent writes it.
 func networkStatus(ctx context.Context, w *World) (string, error) {
-	p := w.pod("red-a-1")
+	p, err := w.pod("red-a-1")
+	if err != nil {
+		return "", err
+	}
 	want := fmt.Sprintf("eth0 %v false, ovn-udn1 %v true", p.Default, p.Primary)
 	return want, w.Lab.Wait(ctx, "network-status of "+p.Name, func(ctx context.Context) (bool, string, error) {
 		obj, err := w.Lab.Client().CoreV1().Pods(p.Namespace).Get(ctx, p.Name, metav1.GetOptions{})
@@ -87,13 +90,21 @@ func networkStatus(ctx context.Context, w *World) (string, error) {
 }
 
 func sameAddress(ctx context.Context, w *World) (string, error) {
+	fromRed, err := w.pod("red-b-1")
+	if err != nil {
+		return "", err
+	}
+	fromBlue, err := w.pod("blue-3")
+	if err != nil {
+		return "", err
+	}
 	for _, r := range w.tenant("red") {
 		for _, b := range w.tenant("blue") {
 			shared := slices.DeleteFunc(slices.Clone(r.Primary), func(a netip.Addr) bool { return !slices.Contains(b.Primary, a) })
 			if len(shared) == 0 {
 				continue
 			}
-			for from, want := range map[*pod]*pod{w.pod("red-b-1"): r, w.pod("blue-3"): b} {
+			for from, want := range map[*pod]*pod{fromRed: r, fromBlue: b} {
 				if from == want {
 					continue
 				}

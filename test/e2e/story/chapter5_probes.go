@@ -66,7 +66,10 @@ func othersRefused(ctx context.Context, w *World) (string, error) {
 		refused += tried
 	}
 	// Control: the same process reaches a pod of the default network.
-	plain := w.pod("plain-1")
+	plain, err := w.pod("plain-1")
+	if err != nil {
+		return "", err
+	}
 	want := map[string]string{}
 	for _, t := range dropICMP(targets(plain.Default...)) {
 		want[t] = plain.Namespace + "/" + plain.Name
@@ -80,7 +83,10 @@ func othersRefused(ctx context.Context, w *World) (string, error) {
 func rawRefused(ctx context.Context, w *World) (string, error) {
 	pods := append(w.tenant("red"), w.tenant("blue")...)
 	// Control: the same ping reaches a pod of the default network.
-	plain := w.pod("plain-1")
+	plain, err := w.pod("plain-1")
+	if err != nil {
+		return "", err
+	}
 	want := map[string]string{}
 	for _, t := range addrTargets("icmp", plain.Default, 0) {
 		want[t] = plain.Namespace + "/" + plain.Name

@@ -122,7 +122,11 @@ func setUpRedHost(ctx context.Context, w *World) error {
 }
 
 func hostServerReached(ctx context.Context, w *World) (string, error) {
-	list := serverTargets(w.nodeRedAddrs(w.pod("red-host").Node))
+	p, err := w.pod("red-host")
+	if err != nil {
+		return "", err
+	}
+	list := serverTargets(w.nodeRedAddrs(p.Node))
 	return strings.Join(list, " "), each(w.tenant("red"), func(from *pod) error {
 		want := map[string]string{}
 		for _, t := range list {
@@ -136,11 +140,14 @@ func hostServerReached(ctx context.Context, w *World) (string, error) {
 }
 
 func hostServerConfined(ctx context.Context, w *World) (string, error) {
-	p := w.pod("red-host")
+	p, err := w.pod("red-host")
+	if err != nil {
+		return "", err
+	}
 	node := w.Lab.Node(p.Node)
 	list := serverTargets(append(w.nodeRedAddrs(p.Node), addrs(node)...))
 	others := append(w.tenant("blue"), w.tenant("")...)
-	err := each(others, func(from *pod) error {
+	err = each(others, func(from *pod) error {
 		got, err := w.check(ctx, from, "", 2*time.Second, list...)
 		if err != nil {
 			return err
@@ -172,7 +179,10 @@ func hostServerConfined(ctx context.Context, w *World) (string, error) {
 }
 
 func hostClient(ctx context.Context, w *World, container string, nodePort uint16) (string, error) {
-	p := w.pod("red-host")
+	p, err := w.pod("red-host")
+	if err != nil {
+		return "", err
+	}
 	node := w.Lab.Node(p.Node)
 	want := map[string]string{"tcp:127.0.0.1:8089": "loopback", "udp:127.0.0.1:8089": "loopback", "icmp:127.0.0.1": ""}
 	if w.Lab.Dual() {
@@ -219,6 +229,10 @@ func hostClient(ctx context.Context, w *World, container string, nodePort uint16
 }
 
 func hostClientConfined(ctx context.Context, w *World) (string, error) {
+	p, err := w.pod("red-host")
+	if err != nil {
+		return "", err
+	}
 	var list []string
 	for _, to := range append(w.tenant("blue"), w.tenant("red")...) {
 		list = append(list, dropICMP(targets(to.Default...))...)
@@ -237,7 +251,7 @@ func hostClientConfined(ctx context.Context, w *World) (string, error) {
 		}
 	}
 	for _, container := range []string{"root", "nobody"} {
-		got, err := w.check(ctx, w.pod("red-host"), container, 3*time.Second, list...)
+		got, err := w.check(ctx, p, container, 3*time.Second, list...)
 		if err != nil {
 			return "", err
 		}
@@ -251,7 +265,10 @@ func hostClientConfined(ctx context.Context, w *World) (string, error) {
 }
 
 func outsiderRefused(ctx context.Context, w *World) (string, error) {
-	p := w.pod("red-host")
+	p, err := w.pod("red-host")
+	if err != nil {
+		return "", err
+	}
 	var list []string
 	for _, to := range w.tenant("red") {
 		list = append(list, targets(to.Primary...)...)

@@ -42,7 +42,14 @@ type watchedResult struct {
 // killUnderTraffic kills a process on every node at once while red's pods talk
 // across nodes, waits until it is back and ready, and compares the nodes' states.
 func killUnderTraffic(ctx context.Context, w *World, pattern string, anywhere bool) (string, error) {
-	from, to := w.pod("red-a-1"), w.pod("red-a-2")
+	from, err := w.pod("red-a-1")
+	if err != nil {
+		return "", err
+	}
+	to, err := w.pod("red-a-2")
+	if err != nil {
+		return "", err
+	}
 	nodes := w.Lab.Nodes()
 	before, err := w.states(ctx, true)
 	if err != nil {

@@ -20,23 +20,7 @@ func removalChecks() []Check {
 
 // setUpBusy creates a network of a namespace of its own, with a pod on each node.
 func setUpBusy(ctx context.Context, w *World) error {
-	subnets := `[{cidr: 10.33.0.0/16, hostSubnet: 24}]`
-	if w.Lab.Dual() {
-		subnets = `[{cidr: 10.33.0.0/16, hostSubnet: 24}, {cidr: "fd33::/48", hostSubnet: 64}]`
-	}
-	err := w.Lab.Apply(ctx, fmt.Sprintf(`
-apiVersion: v1
-kind: Namespace
-metadata: {name: indigo, labels: {k8s.ovn.org/primary-user-defined-network: ""}}
----
-apiVersion: k8s.ovn.org/v1
-kind: UserDefinedNetwork
-metadata: {name: net, namespace: indigo}
-spec:
-  topology: Layer3
-  layer3: {role: Primary, subnets: %s}
-`, subnets))
-	if err != nil {
+	if err := w.Lab.Apply(ctx, w.tenantManifest("indigo", 33)); err != nil {
 		return err
 	}
 	nodes := w.Lab.Nodes()

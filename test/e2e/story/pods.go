@@ -79,12 +79,33 @@ kind: Namespace
 metadata: {name: blue, labels: {k8s.ovn.org/primary-user-defined-network: ""}}
 `
 
+// subnets is the n-th address plan of the story, in the lab's IP families.
+func (w *World) subnets(n int) string {
+	if len(w.Families) == 1 {
+		return fmt.Sprintf(`[{cidr: 10.%d.0.0/16, hostSubnet: 24}]`, n)
+	}
+	return fmt.Sprintf(`[{cidr: 10.%[1]d.0.0/16, hostSubnet: 24}, {cidr: "fd%[1]d::/48", hostSubnet: 64}]`, n)
+}
+
+// tenantManifest is a namespace with a UserDefinedNetwork, net, of the n-th address plan.
+func (w *World) tenantManifest(namespace string, n int) string {
+	return fmt.Sprintf(`
+apiVersion: v1
+kind: Namespace
+metadata: {name: %[1]s, labels: {k8s.ovn.org/primary-user-defined-network: ""}}
+---
+apiVersion: k8s.ovn.org/v1
+kind: UserDefinedNetwork
+metadata: {name: net, namespace: %[1]s}
+spec:
+  topology: Layer3
+  layer3: {role: Primary, subnets: %[2]s}
+`, namespace, w.subnets(n))
+}
+
 // networks are the two tenants' networks, with the same address plan.
 func (w *World) networks() string {
-	subnets := `[{cidr: 10.20.0.0/16, hostSubnet: 24}]`
-	if len(w.Families) == 2 {
-		subnets = `[{cidr: 10.20.0.0/16, hostSubnet: 24}, {cidr: "fd20::/48", hostSubnet: 64}]`
-	}
+	subnets := w.subnets(20)
 	return fmt.Sprintf(`
 apiVersion: k8s.ovn.org/v1
 kind: ClusterUserDefinedNetwork

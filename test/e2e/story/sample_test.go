@@ -41,7 +41,7 @@ func TestSample(t *testing.T) {
 	}
 }
 
-// Every check has a fixture for the objects that it uses, and a name of its own.
+// Every check is complete, has a name of its own, and needs only fixtures that Play deletes.
 func TestChecks(t *testing.T) {
 	names := map[string]bool{}
 	for _, c := range Checks() {

@@ -115,15 +115,16 @@ func NewWorld(ctx context.Context, l *lab.Lab, out io.Writer) (*World, error) {
 	return w, w.putTools(ctx)
 }
 
-// pod is a pod that a fixture has created; an unknown name is a bug in a check.
-func (w *World) pod(name string) *pod {
+// pod is a pod that a fixture has created. The error is a bug in a check that does
+// not need the fixture.
+func (w *World) pod(name string) (*pod, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	p := w.pods[name]
 	if p == nil {
-		panic(fmt.Sprintf("no fixture of this check creates pod %s", name))
+		return nil, fmt.Errorf("no fixture of this check creates pod %s", name)
 	}
-	return p
+	return p, nil
 }
 
 func (w *World) addPods(pods ...*pod) {

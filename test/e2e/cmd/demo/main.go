@@ -21,7 +21,6 @@ func main() {
 	keep := flag.Bool("keep", false, "leave the lab running")
 	attach := flag.Bool("attach", false, "use the lab that runs, and leave it running")
 	run := flag.String("run", "", "only the checks of this chapter (a number), or those whose name matches this regular expression")
-	full := flag.Bool("full", false, "play everything, where a sample is played otherwise")
 	list := flag.Bool("list", false, "print the checks' names and exit")
 	flag.Parse()
 	checks, err := story.Select(*run)
@@ -36,7 +35,7 @@ func main() {
 		return
 	}
 	ctx, stop := story.Interruptible()
-	ok, err := demo(ctx, lab.Options{Nodes: *nodes, Families: *families, Install: true}, checks, *attach, *keep, *full)
+	ok, err := demo(ctx, lab.Options{Nodes: *nodes, Families: *families, Install: true}, checks, *attach, *keep)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "demo:", err)
@@ -46,7 +45,7 @@ func main() {
 	}
 }
 
-func demo(ctx context.Context, options lab.Options, checks []story.Check, attach, keep, full bool) (ok bool, err error) {
+func demo(ctx context.Context, options lab.Options, checks []story.Check, attach, keep bool) (ok bool, err error) {
 	start := time.Now()
 	var l *lab.Lab
 	if attach {
@@ -65,7 +64,6 @@ func demo(ctx context.Context, options lab.Options, checks []story.Check, attach
 	if err != nil {
 		return false, err
 	}
-	w.Full = w.Full || full
 	ok = story.Table(os.Stdout, w.Play(ctx, checks))
 	if !ok {
 		l.CollectLogs(context.WithoutCancel(ctx))

@@ -45,15 +45,10 @@ type doorInputs struct {
 // are not guarded, and pods cannot use packet sockets on them.
 func buildDoors(links []vrf.Link, in doorInputs) []loader.DoorRow {
 	var peer [6]byte
-	var peer6 netip.Addr
 	if mac, err := net.ParseMAC(network.MACOf(in.node)); err == nil && len(mac) == 6 {
 		peer = [6]byte(mac)
 	}
-	for _, p := range in.node {
-		if p.Addr().Is6() {
-			peer6 = p.Addr()
-		}
-	}
+	peer6, _ := network.FirstOfFamily(in.node, netip.IPv6Unspecified())
 	forward := 0
 	if in.mode == network.LocalGateway {
 		if i := slices.IndexFunc(links, func(l vrf.Link) bool { return l.Name == in.bridge }); i >= 0 {
@@ -75,7 +70,7 @@ func buildDoors(links []vrf.Link, in doorInputs) []loader.DoorRow {
 		case l.Table != 0:
 			row.Kind, row.NetworkID, row.ForwardFrom = loader.DoorVRF, uint32(max(l.Table-in.tableBase, 0)), forward
 		case isPod && pod.locked:
-			row.Kind, row.NetworkID, row.PeerMAC, row.Peer6 = loader.DoorLocked, pod.network, peer, peer6
+			row.Kind, row.NetworkID, row.PeerMAC, row.Peer6 = loader.DoorLocked, pod.network, peer, peer6.Addr()
 		case isPod:
 			row.Kind, row.NetworkID = loader.DoorPod, pod.network
 		case l.PeerInOtherNetns, l.Type == "geneve", slices.Contains(in.internal, l.Name):
@@ -106,11 +101,7 @@ type doorFacts struct {
 func (f doorFacts) inputs(ports []ovs.PodPort) doorInputs {
 	in := doorInputs{mode: f.config.OVS.GatewayMode, bridge: f.config.OVS.ExternalBridge,
 		internal: []string{ovs.DefaultIntegrationBridge, "ovs-system", "ovs-netdev"}, pods: map[string]podDoor{}, tableBase: f.config.Plan.VRFTableBase}
-	if hosts, err := f.config.DefaultNetwork.HostSubnets(f.cache.NodeID()); err == nil {
-		for _, h := range hosts {
-			in.node = append(in.node, network.Management(h))
-		}
-	}
+	in.node = managementAddresses(f.config.DefaultNetwork, f.cache.NodeID())
 	for _, p := range ports {
 		in.pods[p.Name] = f.podDoor(p.NAD, p.Network, p.Namespace+"/"+p.Pod)
 	}

@@ -153,26 +153,27 @@ func (r *hostReconciler) hostNetworks() []hostnet.Network {
 	out := make([]hostnet.Network, 0, len(nets))
 	for _, n := range nets {
 		x := hostnet.Network{ID: n.ID, Name: n.Name, VRFIfindex: r.kernel.DeviceIndex(r.config.Plan.VRFTable(n)), Mark: n.PacketMark(), Subnets: n.CIDRs()}
-		x.Host4, x.Host6 = nodeAddresses(n, r.cache.NodeID())
+		own := managementAddresses(n, r.cache.NodeID())
+		v4, _ := network.FirstOfFamily(own, netip.IPv4Unspecified())
+		v6, _ := network.FirstOfFamily(own, netip.IPv6Unspecified())
+		x.Host4, x.Host6 = v4.Addr(), v6.Addr()
 		out = append(out, x)
 	}
 	return out
 }
 
-// nodeAddresses are a node's addresses on a network, per IP family.
-func nodeAddresses(n network.Network, nodeID int) (v4, v6 netip.Addr) {
+// managementAddresses are a node's addresses on a network; none without a node id
+// or a host subnet.
+func managementAddresses(n network.Network, nodeID int) []netip.Prefix {
 	hosts, err := n.HostSubnets(nodeID)
 	if err != nil {
-		return v4, v6
+		return nil
 	}
-	for _, h := range hosts {
-		if a := network.Management(h).Addr(); a.Is4() {
-			v4 = a
-		} else {
-			v6 = a
-		}
+	out := make([]netip.Prefix, len(hosts))
+	for i, h := range hosts {
+		out[i] = network.Management(h)
 	}
-	return v4, v6
+	return out
 }
 
 // runs counts the runs of a reconcile of which there is at most one at a time,

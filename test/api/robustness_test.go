@@ -235,7 +235,6 @@ func TestRunningPodsBlockPrimaryNetwork(t *testing.T) {
 	needAPI(t)
 	w := newFixture(t)
 	w.waitClean()
-	startController(t, testConfig(t))
 	for _, ns := range []string{"older", "older-hand"} {
 		defer w.remove(w.namespace(ns, true))
 	}
@@ -248,6 +247,9 @@ func TestRunningPodsBlockPrimaryNetwork(t *testing.T) {
 		}
 		pods = append(pods, p)
 	}
+	// Not earlier: its caches are filled by different watches, and it has to know of
+	// the running pods when it sees the network.
+	startController(t, testConfig(t))
 	u := newUDN("older", "net", "10.100.0.0/16")
 	w.create(u)
 	defer w.remove(u)

@@ -63,6 +63,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, key Key) (reconcile.Result, 
 		return reconcile.Result{}, err
 	}
 	if in.NAD == nil {
+		r.waiters.Forget(key)
 		return r.cleanUp(ctx, key)
 	}
 	have := Have(*in.NAD)
@@ -132,7 +133,7 @@ func (r *Reconciler) cleanUp(ctx context.Context, key Key) (reconcile.Result, er
 			return reconcile.Result{RequeueAfter: usersResync}, nil
 		}
 	}
-	r.waiters.Forget(key)
+	r.waiters.Remove(key.String(), key)
 	r.mu.Lock()
 	delete(r.networks, key)
 	r.mu.Unlock()

@@ -69,9 +69,10 @@ func (a *arena) table(ctx context.Context) (string, error) {
 	}
 	parts := a.parts(host)
 	if !a.w.Full {
-		half := a.w.sample("the adversary's table", 2)
+		const samples = 4
+		chosen := a.w.sample("the adversary's table", samples)
 		i := 0
-		parts = slices.DeleteFunc(parts, func(part) bool { i++; return i%2 != half })
+		parts = slices.DeleteFunc(parts, func(part) bool { i++; return i%samples != chosen })
 	}
 	total := 0
 	for _, p := range parts {

@@ -16,8 +16,8 @@ import (
 
 // Target is a northbound database, or Fake.
 type Target interface {
-	// Read returns the rows with the owner's marks.
-	Read(ctx context.Context, owner Owner) (State, error)
+	// Read returns the selected rows that have our marks.
+	Read(ctx context.Context, selection Selection) (State, error)
 	// Apply runs ops, in one transaction if it can. A failed op does not block
 	// the others; the error names each failed Op.
 	Apply(ctx context.Context, ops []Op) error
@@ -186,41 +186,44 @@ func byUUID(id string) []ovsdb.Condition {
 }
 
 // Read implements Target.
-func (n *NB) Read(ctx context.Context, owner Owner) (State, error) {
+func (n *NB) Read(ctx context.Context, selection Selection) (State, error) {
 	s := n.session()
 	if s == nil {
 		return nil, errNotConnected
 	}
-	refs, err := s.references(ctx, owner.Network)
-	if err != nil {
-		return nil, err
+	marks := []map[string]string{{markNetwork: selection.Network}}
+	if selection.Units != nil {
+		marks = nil
+		for _, u := range selection.Units {
+			marks = append(marks, map[string]string{markUnit: u.mark(selection.Network)})
+		}
 	}
 	var out State
-	for _, part := range owner.Parts {
-		marks := map[string]string{markNetwork: owner.Network, markPart: string(part)}
+	for _, m := range marks {
 		for name := range tables {
 			if name == nbdb.StaticMACBindingTable {
 				continue
 			}
-			rows, err := s.find(ctx, name, marks)
+			rows, err := s.find(ctx, name, m)
 			if err != nil {
-				return nil, fmt.Errorf("read %s of network %s: %w", name, owner.Network, err)
+				return nil, fmt.Errorf("read %s of network %s: %w", name, selection.Network, err)
 			}
 			for _, r := range rows {
-				if externalIDs(r.Model)[markOwner] != ownerValue {
-					continue
+				if externalIDs(r.Model)[markOwner] == ownerValue {
+					out = append(out, r)
 				}
-				r.In = refs[r.UUID]
-				out = append(out, r)
 			}
 		}
-		if part == PartTopology {
-			bindings, err := s.macBindings(ctx, owner.externalPort())
-			if err != nil {
-				return nil, err
-			}
-			out = append(out, bindings...)
+	}
+	if err := s.addReferences(ctx, selection.Network, out); err != nil {
+		return nil, err
+	}
+	if selection.has(topologyUnit) {
+		bindings, err := s.macBindings(ctx, selection.externalPort())
+		if err != nil {
+			return nil, err
 		}
+		out = append(out, bindings...)
 	}
 	return out, nil
 }

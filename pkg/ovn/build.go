@@ -33,15 +33,19 @@ type PodPort struct {
 	Locked bool
 }
 
-// Build returns the desired rows of all parts of net on node. The error says why
-// the node cannot have the network.
+// Key is the pod's namespace/name.
+func (p PodPort) Key() string { return p.Namespace + "/" + p.Pod }
+
+// Build returns the desired rows of net on node. The error says why the node cannot
+// have the network.
 func Build(net network.Network, node network.Node, in Inputs) (State, error) {
-	return BuildParts(net, node, in, AllParts)
+	return BuildUnits(net, node, in, nil)
 }
 
-// BuildParts is Build for some of the parts. Rows of one part may be referenced by
-// rows of another part, which must then exist.
-func BuildParts(net network.Network, node network.Node, in Inputs, parts []Part) (State, error) {
+// BuildUnits is Build for some of the units, or all for nil. Rows of one unit may be
+// in columns of another unit's rows, which must then exist. Of peers and pods, in
+// needs only those of the units.
+func BuildUnits(net network.Network, node network.Node, in Inputs, units []Unit) (State, error) {
 	if err := net.CheckSupported(); err != nil {
 		return nil, err
 	}
@@ -50,17 +54,20 @@ func BuildParts(net network.Network, node network.Node, in Inputs, parts []Part)
 		return nil, fmt.Errorf("node %s: %w", node.Name, err)
 	}
 	b := &builder{net: net, node: node, in: in, hosts: hosts}
-	for _, part := range parts {
-		b.part = part
-		switch part {
-		case PartTopology:
-			b.layer3()
-			b.gateway()
-			b.isolation()
-		case PartPeers:
-			b.peers()
-		case PartPods:
-			b.pods()
+	selected := Selection{Units: units}
+	if b.unit = topologyUnit; selected.has(b.unit) {
+		b.layer3()
+		b.gateway()
+		b.isolation()
+	}
+	for _, peer := range in.Peers {
+		if b.unit = peerUnit(peer.Name); selected.has(b.unit) {
+			b.peer(peer)
+		}
+	}
+	for _, pod := range in.Pods {
+		if b.unit = podUnit(pod.Key()); selected.has(b.unit) {
+			b.pod(pod)
 		}
 	}
 	return b.rows, nil
@@ -72,7 +79,7 @@ type builder struct {
 	node  network.Node
 	in    Inputs
 	hosts []netip.Prefix // of node, one per IP family
-	part  Part
+	unit  Unit           // of the rows that are added
 	rows  State
 }
 
@@ -84,7 +91,7 @@ func (b *builder) add(table, id string, m model.Model, in []Ref, extra ...string
 		if ids == nil {
 			ids = map[string]string{}
 		}
-		ids[markOwner], ids[markNetwork], ids[markPart], ids[markID] = ownerValue, b.net.Name, string(b.part), id
+		ids[markOwner], ids[markNetwork], ids[markUnit], ids[markID] = ownerValue, b.net.Name, b.unit.mark(b.net.Name), id
 		for i := 0; i+1 < len(extra); i += 2 {
 			ids[extra[i]] = extra[i+1]
 		}

@@ -75,52 +75,48 @@ func (b *builder) transit() {
 	})
 }
 
-// peers adds the other nodes: each a remote port on the transit switch, and routes
-// to its pods and its gateway router.
-func (b *builder) peers() {
+// peer adds another node: a remote port on the transit switch, and routes to its
+// pods and its gateway router.
+func (b *builder) peer(peer network.Node) {
 	if b.net.Transport == network.TransportNoOverlay {
 		return
 	}
-	for _, peer := range b.in.Peers {
-		hosts, err := b.net.HostSubnets(peer.ID)
-		if err != nil {
-			continue // the peer has no subnet to route to; the cluster role reports it
-		}
-		transit := b.net.TransitAddrs(peer.ID)
-		b.switchPort(b.net.TransitSwitch(), b.transitPort(peer.Name), &nbdb.LogicalSwitchPort{
-			Type:      "remote",
-			Addresses: []string{addressLine(network.MACOf(transit), transit)},
-			Options:   map[string]string{"requested-tnl-key": strconv.Itoa(peer.ID), "requested-chassis": peer.Chassis},
-		}, markNode, peer.Name)
-		dests := hosts
-		for _, join := range b.net.JoinGateway(peer.ID) {
-			dests = append(dests, single(join.Addr()))
-		}
-		for _, dest := range dests {
-			if via, ok := addrOfFamily(transit, dest.Addr()); ok {
-				b.route(b.net.ClusterRouter(), dstIP, dest, via, "", markPeer, peer.Name)
-			}
+	hosts, err := b.net.HostSubnets(peer.ID)
+	if err != nil {
+		return // the peer has no subnet to route to; the cluster role reports it
+	}
+	transit := b.net.TransitAddrs(peer.ID)
+	b.switchPort(b.net.TransitSwitch(), b.transitPort(peer.Name), &nbdb.LogicalSwitchPort{
+		Type:      "remote",
+		Addresses: []string{addressLine(network.MACOf(transit), transit)},
+		Options:   map[string]string{"requested-tnl-key": strconv.Itoa(peer.ID), "requested-chassis": peer.Chassis},
+	}, markNode, peer.Name)
+	dests := hosts
+	for _, join := range b.net.JoinGateway(peer.ID) {
+		dests = append(dests, single(join.Addr()))
+	}
+	for _, dest := range dests {
+		if via, ok := addrOfFamily(transit, dest.Addr()); ok {
+			b.route(b.net.ClusterRouter(), dstIP, dest, via, "", markPeer, peer.Name)
 		}
 	}
 }
 
-// pods adds the logical ports of this node's pods.
-func (b *builder) pods() {
-	for _, pod := range b.in.Pods {
-		name := network.PodLSP(pod.NADKey, pod.Namespace, pod.Pod)
-		line := addressLine(network.MACOf(pod.IPs), pod.IPs)
-		in := []Ref{{nbdb.LogicalSwitchTable, b.nodeSwitch(), "ports"}}
-		if pod.Locked {
-			// In one operation with the port, so that it never exists unlocked.
-			in = append([]Ref{{nbdb.PortGroupTable, LockedPortGroup, "ports"}}, in...)
-		}
-		b.add(nbdb.LogicalSwitchPortTable, name, &nbdb.LogicalSwitchPort{
-			Name: name, Addresses: []string{line}, PortSecurity: []string{line},
-			// Keeps ovn-controller from binding an interface of a deleted pod of the
-			// same name.
-			Options: map[string]string{"iface-id-ver": pod.UID},
-		}, in, markNamespace, pod.Namespace, markPod, pod.Pod, markPodUID, pod.UID, markNAD, pod.NADKey)
+// pod adds the logical port of a pod of this node.
+func (b *builder) pod(pod PodPort) {
+	name := network.PodLSP(pod.NADKey, pod.Namespace, pod.Pod)
+	line := addressLine(network.MACOf(pod.IPs), pod.IPs)
+	in := []Ref{{nbdb.LogicalSwitchTable, b.nodeSwitch(), "ports"}}
+	if pod.Locked {
+		// In one operation with the port, so that it never exists unlocked.
+		in = append([]Ref{{nbdb.PortGroupTable, LockedPortGroup, "ports"}}, in...)
 	}
+	b.add(nbdb.LogicalSwitchPortTable, name, &nbdb.LogicalSwitchPort{
+		Name: name, Addresses: []string{line}, PortSecurity: []string{line},
+		// Keeps ovn-controller from binding an interface of a deleted pod of the
+		// same name.
+		Options: map[string]string{"iface-id-ver": pod.UID},
+	}, in, markNamespace, pod.Namespace, markPod, pod.Pod, markPodUID, pod.UID, markNAD, pod.NADKey)
 }
 
 // router adds a logical router.

@@ -168,7 +168,7 @@ func TestConverge(t *testing.T) {
 			if rapid.Bool().Draw(t, "gone") {
 				want = nil
 			}
-			owner := Owner{Network: n.Name, Node: "node1", Parts: AllParts}
+			owner := Selection{Network: n.Name, Node: "node1"}
 			locked := map[string]bool{}
 			for _, r := range want {
 				locked[r.ID] = slices.ContainsFunc(r.In, isWeak)

@@ -171,9 +171,9 @@ type NB struct {
 }
 
 // NewNB returns a client of the database at address ("unix:PATH"). It calls
-// onConnect after each connect, and onDelete with the network and part of each of
+// onConnect after each connect, and onDelete with the network and unit of each of
 // our rows that is deleted.
-func NewNB(address string, log *slog.Logger, onConnect func(), onDelete func(network string, part Part)) *NB {
+func NewNB(address string, log *slog.Logger, onConnect func(), onDelete func(network string, u Unit)) *NB {
 	n := &NB{}
 	n.conn = connection{address: address, models: nbModel, log: log, inFlight: make(chan struct{}, maxInFlight)}
 	n.conn.watch = func(c client.Client) []client.MonitorOption {
@@ -186,7 +186,7 @@ func NewNB(address string, log *slog.Logger, onConnect func(), onDelete func(net
 	n.conn.onConnect = func(c client.Client) {
 		addEventHandler(c, &cache.EventHandlerFuncs{DeleteFunc: func(_ string, m model.Model) {
 			if ids := externalIDs(m); ids[markOwner] == ownerValue {
-				onDelete(ids[markNetwork], Part(ids[markPart]))
+				onDelete(parseUnitMark(ids[markUnit]))
 			}
 		}})
 		onConnect()
@@ -243,14 +243,10 @@ func nbModel() (model.ClientDBModel, error) {
 			indexes[name] = []model.ClientIndex{{Columns: []model.ColumnKey{{Column: "logical_port"}}}}
 			continue
 		}
-		mark := func(keys ...string) model.ClientIndex {
-			var i model.ClientIndex
-			for _, k := range keys {
-				i.Columns = append(i.Columns, model.ColumnKey{Column: "external_ids", Key: k})
-			}
-			return i
+		mark := func(key string) model.ClientIndex {
+			return model.ClientIndex{Columns: []model.ColumnKey{{Column: "external_ids", Key: key}}}
 		}
-		indexes[name] = []model.ClientIndex{mark(markID), mark(markNetwork, markPart), mark(markOwner)}
+		indexes[name] = []model.ClientIndex{mark(markID), mark(markUnit), mark(markNetwork), mark(markOwner)}
 	}
 	db, err := model.NewClientDBModel("OVN_Northbound", all)
 	if err != nil {
@@ -269,7 +265,7 @@ type session struct{ client client.Client }
 // get a value that no row has.
 func (s *session) find(ctx context.Context, table string, marks map[string]string) ([]Row, error) {
 	const unused = "\x00"
-	ids := map[string]string{markID: unused, markNetwork: unused, markPart: unused, markOwner: unused}
+	ids := map[string]string{markID: unused, markUnit: unused, markNetwork: unused, markOwner: unused}
 	for k, v := range marks {
 		ids[k] = v
 	}
@@ -306,29 +302,33 @@ func (s *session) lookup(ctx context.Context, table, id string) (string, error) 
 	return rows[0].UUID, nil
 }
 
-// references returns, by UUID of a referenced row, the columns of the network's
-// rows that reference it.
-func (s *session) references(ctx context.Context, network string) (map[string][]Ref, error) {
-	out := map[string][]Ref{}
-	marks := map[string]string{markNetwork: network, markPart: string(PartTopology)}
+// addReferences sets In of the network's rows: the columns of its topology that
+// reference them.
+func (s *session) addReferences(ctx context.Context, network string, rows State) error {
+	byUUID := make(map[string]*Row, len(rows))
+	for i := range rows {
+		byUUID[rows[i].UUID] = &rows[i]
+	}
 	for name, t := range tables {
-		if len(t.contains) == 0 {
+		if len(t.contains) == 0 || len(rows) == 0 {
 			continue
 		}
-		rows, err := s.find(ctx, name, marks)
+		containers, err := s.find(ctx, name, map[string]string{markUnit: topologyUnit.mark(network)})
 		if err != nil {
-			return nil, fmt.Errorf("read %s of network %s: %w", name, network, err)
+			return fmt.Errorf("read %s of network %s: %w", name, network, err)
 		}
-		for _, r := range rows {
+		for _, c := range containers {
 			for _, column := range t.contains {
-				members, _ := field(r.Model, column).Interface().([]string)
+				members, _ := field(c.Model, column).Interface().([]string)
 				for _, id := range members {
-					out[id] = append(out[id], Ref{name, r.ID, column})
+					if r := byUUID[id]; r != nil {
+						r.In = append(r.In, Ref{name, c.ID, column})
+					}
 				}
 			}
 		}
 	}
-	return out, nil
+	return nil
 }
 
 // macBindings returns the static MAC bindings of one of our ports.

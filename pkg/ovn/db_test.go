@@ -55,7 +55,7 @@ func TestDatabase(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "insert Logical_Switch_Port blue.net_blue_p") || strings.Contains(err.Error(), "blue_q") {
 		t.Errorf("taken name: %v", err)
 	}
-	owner := Owner{Network: blue.Name, Node: node.Name, Parts: AllParts}
+	owner := Selection{Network: blue.Name, Node: node.Name}
 	have, err := nb.Read(ctx, owner)
 	if err != nil {
 		t.Fatal(err)
@@ -67,7 +67,7 @@ func TestDatabase(t *testing.T) {
 		t.Errorf("networks: %v, %v", names, err)
 	}
 	for _, n := range []network.Network{red, blue, cdn} {
-		o := Owner{Network: n.Name, Node: node.Name, Parts: AllParts}
+		o := Selection{Network: n.Name, Node: node.Name}
 		if have, err = nb.Read(ctx, o); err != nil {
 			t.Fatal(err)
 		}
@@ -121,7 +121,7 @@ func TestDatabaseRestart(t *testing.T) {
 	h := newHost(t, debianTree(t), "db", "")
 	server := h.database("nb", "usr/share/ovn/ovn-nb.ovsschema")
 	var connects atomic.Int32
-	nb := NewNB(h.sock("nb"), quietLog(), func() { connects.Add(1) }, func(string, Part) {})
+	nb := NewNB(h.sock("nb"), quietLog(), func() { connects.Add(1) }, func(string, Unit) {})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() { nb.Run(ctx); close(ended) }()
@@ -186,7 +186,7 @@ func BenchmarkNetworks(b *testing.B) {
 			for b.Loop() {
 				apply(b, nb, n, node, in)
 				apply(b, nb, n, node, pods)
-				have, err := nb.Read(context.Background(), Owner{Network: n.Name, Node: node.Name, Parts: AllParts})
+				have, err := nb.Read(context.Background(), Selection{Network: n.Name, Node: node.Name})
 				if err != nil {
 					b.Fatal(err)
 				}
@@ -203,7 +203,7 @@ func apply(b *testing.B, nb *NB, n network.Network, node network.Node, in Inputs
 	if err != nil {
 		b.Fatal(err)
 	}
-	have, err := nb.Read(context.Background(), Owner{Network: n.Name, Node: node.Name, Parts: AllParts})
+	have, err := nb.Read(context.Background(), Selection{Network: n.Name, Node: node.Name})
 	if err != nil {
 		b.Fatal(err)
 	}

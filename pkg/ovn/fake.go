@@ -30,17 +30,18 @@ type Fake struct {
 }
 
 // Read implements Target.
-func (f *Fake) Read(_ context.Context, owner Owner) (State, error) {
+func (f *Fake) Read(_ context.Context, selection Selection) (State, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var out State
 	for _, r := range f.rows {
-		if ids := externalIDs(r.Model); ids[markOwner] == ownerValue && ids[markNetwork] == owner.Network && slices.Contains(owner.Parts, Part(ids[markPart])) {
+		ids := externalIDs(r.Model)
+		if network, u := parseUnitMark(ids[markUnit]); ids[markOwner] == ownerValue && network == selection.Network && selection.has(u) {
 			out = append(out, r.clone())
 		}
 	}
 	for _, r := range f.rows {
-		if b, ok := r.Model.(*nbdb.StaticMACBinding); ok && b.LogicalPort == owner.externalPort() && slices.Contains(owner.Parts, PartTopology) {
+		if b, ok := r.Model.(*nbdb.StaticMACBinding); ok && b.LogicalPort == selection.externalPort() && selection.has(topologyUnit) {
 			out = append(out, r.clone())
 		}
 	}

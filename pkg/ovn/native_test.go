@@ -174,7 +174,7 @@ func converge(t testing.TB, nb Target, n network.Network, node network.Node, in 
 		t.Fatal(err)
 	}
 	ctx := context.Background()
-	owner := Owner{Network: n.Name, Node: node.Name, Parts: AllParts}
+	owner := Selection{Network: n.Name, Node: node.Name}
 	have, err := nb.Read(ctx, owner)
 	if err != nil {
 		t.Fatal(err)

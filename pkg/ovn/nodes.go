@@ -357,29 +357,34 @@ func mergeChanges(changes, more []nodeChange) []nodeChange {
 	return changes
 }
 
-// unknownPeerRows returns the rows of have, not in want, of nodes that lack facts:
-// they are kept unless another node now has their tunnel key.
-func unknownPeerRows(self network.Node, want, have State, unknown map[string]struct{}) State {
-	if len(unknown) == 0 {
+// unknownPeerRows returns the rows of have, not in want, of peers that lack facts:
+// they are kept unless another node now has the peer's tunnel key.
+func unknownPeerRows(j job, want, have State) State {
+	if len(j.unknown) == 0 {
 		return nil
 	}
-	known, keys := map[string]struct{}{}, map[string]struct{}{strconv.Itoa(self.ID): {}}
+	wanted, keys := map[string]struct{}{}, map[string]struct{}{strconv.Itoa(j.node.ID): {}}
 	for _, r := range want {
-		known[r.ID] = struct{}{}
-		if key := tunnelKey(r); key != "" {
-			keys[key] = struct{}{}
-		}
+		wanted[r.ID] = struct{}{}
 	}
-	var out State
-	for _, r := range have {
-		ids := externalIDs(r.Model)
-		_, isUnknown := unknown[cmp.Or(ids[markNode], ids[markPeer])]
-		_, taken := keys[tunnelKey(r)]
-		if _, ok := known[r.ID]; isUnknown && !ok && !taken {
-			out = append(out, r)
-		}
+	for _, p := range j.in.Peers {
+		keys[strconv.Itoa(p.ID)] = struct{}{}
 	}
-	return out
+	taken := map[string]struct{}{} // peers
+	kept := slices.DeleteFunc(slices.Clone(have), func(r Row) bool {
+		_, u := parseUnitMark(externalIDs(r.Model)[markUnit])
+		if _, ok := keys[tunnelKey(r)]; ok {
+			taken[u.Name] = struct{}{}
+		}
+		_, isUnknown := j.unknown[u.Name]
+		_, isWanted := wanted[r.ID]
+		return u.Kind != KindPeer || !isUnknown || isWanted
+	})
+	return slices.DeleteFunc(kept, func(r Row) bool {
+		_, u := parseUnitMark(externalIDs(r.Model)[markUnit])
+		_, ok := taken[u.Name]
+		return ok
+	})
 }
 
 // unknownPeerChassis is unknownPeerRows for chassis: a chassis is kept unless

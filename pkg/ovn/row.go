@@ -19,8 +19,8 @@ import (
 const (
 	markOwner   = "k8s.ovn.org/owner"
 	markNetwork = "k8s.ovn.org/network"
-	markPart    = "k8s.ovn.org/part"
-	markID      = "k8s.ovn.org/id" // unique in its table
+	markUnit    = "k8s.ovn.org/unit" // network and unit
+	markID      = "k8s.ovn.org/id"   // unique in its table
 	ownerValue  = "bulkhead"
 
 	markTopology  = "k8s.ovn.org/topology"
@@ -33,34 +33,14 @@ const (
 	markPodUID    = "pod_uid"
 )
 
-// Part is the part of a network's rows that one kind of event changes. An event
-// causes only its part to be read and compared.
-type Part string
-
-const (
-	PartTopology Part = "topology" // routers, switches, the node's own ports, isolation
-	PartPeers    Part = "peers"    // remote ports of and routes to other nodes
-	PartPods     Part = "pods"     // logical ports of pods
-)
-
-// AllParts are the parts of a network.
-var AllParts = []Part{PartTopology, PartPeers, PartPods}
-
-// Owner selects rows: the parts of one network on one node.
-type Owner struct {
-	Network string
-	Node    string
-	Parts   []Part
-}
-
 // externalPort returns the name of the gateway router's external port. Static MAC
 // bindings have no marks: those with this port are ours, even if it does not exist.
-func (o Owner) externalPort() string {
-	n := network.Network{ID: network.MaxID, Name: o.Network}
-	if o.Network == network.DefaultName {
+func (s Selection) externalPort() string {
+	n := network.Network{ID: network.MaxID, Name: s.Network}
+	if s.Network == network.DefaultName {
 		n.ID = network.DefaultID
 	}
-	return "rtoe-" + n.GatewayRouter(o.Node)
+	return "rtoe-" + n.GatewayRouter(s.Node)
 }
 
 // Ref is a column of a row that references other rows.
@@ -221,7 +201,7 @@ func columnText(v reflect.Value) string {
 	case map[string]string:
 		pairs := make([]string, 0, len(x))
 		for k, val := range x {
-			if k != markOwner && k != markID { // the same in every row, or part of its heading
+			if k != markOwner && k != markNetwork && k != markID { // in every row, in the unit, or in the heading
 				pairs = append(pairs, k+"="+val)
 			}
 		}

@@ -89,7 +89,7 @@ type netState struct {
 	net   network.Network // as last described by a NAD
 	addrs *addresses      // nil until the node has subnets
 	pods  map[string]PodPort
-	dirty map[Part]struct{}
+	dirty unitSet // to be compared
 	// waiting are the pods that wait for a free address.
 	waiting map[string]struct{}
 }
@@ -219,21 +219,20 @@ func (z *Zone) onConnect() {
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	if z.synced {
-		z.markAllDirty(AllParts...)
+		z.markAllDirty()
 		z.netQueue.Add(keyCleanup)
 	}
 }
 
 // onRowDeleted is called when one of our rows was deleted, by the zone or others.
-func (z *Zone) onRowDeleted(name string, part Part) {
+func (z *Zone) onRowDeleted(name string, u Unit) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	if !z.synced {
-		return
+	switch {
+	case !z.synced:
+	case u.Kind == KindTopology:
+		z.markDirty(name) // the deleted row may have contained rows of other units
+	default:
+		z.markDirty(name, u)
 	}
-	if part == PartTopology {
-		z.markDirty(name, AllParts...) // the deleted row may have contained rows of the other parts
-		return
-	}
-	z.markDirty(name, part)
 }

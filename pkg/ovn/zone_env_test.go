@@ -42,11 +42,11 @@ func (f *fakeNB) err() error {
 	return nil
 }
 
-func (f *fakeNB) Read(ctx context.Context, o Owner) (State, error) {
+func (f *fakeNB) Read(ctx context.Context, s Selection) (State, error) {
 	if err := f.err(); err != nil {
 		return nil, err
 	}
-	return f.Fake.Read(ctx, o)
+	return f.Fake.Read(ctx, s)
 }
 
 func (f *fakeNB) Apply(ctx context.Context, ops []Op) error {

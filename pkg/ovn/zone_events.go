@@ -87,7 +87,7 @@ func (z *Zone) enqueueAll() {
 		}
 		z.restore(z.podStore.List())
 	}
-	z.markAllDirty(AllParts...)
+	z.markAllDirty()
 	for _, key := range z.podStore.ListKeys() {
 		z.podQueue.Add(key)
 	}
@@ -180,7 +180,7 @@ func (z *Zone) applyNADChange(key string, change func() []string) {
 	}
 	nad, exists := z.nadIndex.NAD(key)
 	for _, name := range names {
-		z.markDirty(name, AllParts...)
+		z.markDirty(name)
 		if name == was.Network.Name && z.nadIndex.Fingerprint(name) != agreed {
 			// Refused NADs of the network may have become usable.
 			for _, namespace := range z.nadIndex.Namespaces(name) {

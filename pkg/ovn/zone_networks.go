@@ -39,28 +39,26 @@ func (z *Zone) desiredNetwork(name string) (network.Network, bool) {
 func (z *Zone) state(name string) *netState {
 	st, ok := z.nets[name]
 	if !ok {
-		st = &netState{pods: map[string]PodPort{}, dirty: map[Part]struct{}{}, waiting: map[string]struct{}{}}
+		st = &netState{pods: map[string]PodPort{}, waiting: map[string]struct{}{}}
 		z.nets[name] = st
 	}
 	return st
 }
 
-// markDirty enqueues a network to have those parts compared.
-func (z *Zone) markDirty(name string, parts ...Part) {
-	st := z.state(name)
-	for _, p := range parts {
-		st.dirty[p] = struct{}{}
-	}
+// markDirty enqueues a network to have those units compared, or all for none.
+func (z *Zone) markDirty(name string, units ...Unit) {
+	z.state(name).dirty.add(units...)
 	z.netQueue.Add(name)
 }
 
-func (z *Zone) markAllDirty(parts ...Part) {
-	z.markDirty(network.DefaultName, parts...)
+// markAllDirty is markDirty for all networks.
+func (z *Zone) markAllDirty(units ...Unit) {
+	z.markDirty(network.DefaultName, units...)
 	for _, name := range z.nadIndex.Networks() {
-		z.markDirty(name, parts...)
+		z.markDirty(name, units...)
 	}
 	for name := range z.nets {
-		z.markDirty(name, parts...)
+		z.markDirty(name, units...)
 	}
 }
 
@@ -71,7 +69,7 @@ type job struct {
 	net     network.Network
 	node    network.Node
 	in      Inputs
-	parts   []Part
+	units   []Unit // nil: all
 	// unknown are the peers whose rows are kept unchanged.
 	unknown map[string]struct{}
 }
@@ -94,7 +92,7 @@ func (z *Zone) nextJob(name string) (j job, ok bool) {
 		j.net, j.known, j.deleted = st.net, true, !z.nadIndex.HasNADs(name)
 	case z.nadIndex.HasNADs(name):
 		// Its NADs are unusable. Keep its rows: a typo must not cut off pods.
-		st.dirty = map[Part]struct{}{}
+		st.dirty = unitSet{}
 		z.clearError(name)
 		z.clearFailure(name) // the refused NAD is reported instead
 		z.markTried(name)
@@ -105,24 +103,42 @@ func (z *Zone) nextJob(name string) (j job, ok bool) {
 	// A network that no NAD describes is deleted at once: every NAD has been read
 	// by now. The deletion does not wait for other networks to be built: one of
 	// them may need a port name that this one has.
-	if len(st.dirty) == 0 {
+	if st.dirty.empty() {
 		return j, false
 	}
-	for _, p := range AllParts {
-		if _, ok := st.dirty[p]; ok {
-			j.parts = append(j.parts, p)
-		}
-	}
-	st.dirty = map[Part]struct{}{}
+	j.units = st.dirty.take()
 	j.node = z.self()
 	j.in = Inputs{Plan: z.cfg.Plan, PhysicalNetwork: z.cfg.OVS.PhysicalNetwork}
-	if slices.Contains(j.parts, PartPeers) {
+	if j.units == nil {
 		j.in.Peers, j.unknown = z.nodes.peers()
+		for _, key := range slices.Sorted(maps.Keys(st.pods)) {
+			j.in.Pods = append(j.in.Pods, st.pods[key])
+		}
+		return j, true
 	}
-	for _, key := range slices.Sorted(maps.Keys(st.pods)) {
-		j.in.Pods = append(j.in.Pods, st.pods[key])
+	for _, u := range j.units {
+		switch u.Kind {
+		case KindPeer:
+			if j.in.Peers == nil {
+				j.in.Peers, j.unknown = z.nodes.peers()
+			}
+		case KindPod:
+			j.in.Pods = append(j.in.Pods, z.portsOn(name, u.Name)...)
+		}
 	}
 	return j, true
+}
+
+// portsOn returns a pod's ports on a network, sorted by NAD.
+func (z *Zone) portsOn(name, pod string) []PodPort {
+	var out []PodPort
+	ports := z.podPorts(pod)
+	for _, key := range slices.Sorted(maps.Keys(ports)) {
+		if ports[key].network == name {
+			out = append(out, ports[key].port)
+		}
+	}
+	return out
 }
 
 // syncNetwork reconciles a network's rows in one transaction.
@@ -158,10 +174,7 @@ func (z *Zone) syncNetwork(ctx context.Context, name string) error {
 		z.markTried(name)
 		return nil // an event follows any change that can help
 	case err != nil:
-		st := z.state(name)
-		for _, p := range AllParts {
-			st.dirty[p] = struct{}{}
-		}
+		z.state(name).dirty.add(j.units...)
 		if connected && !errors.Is(err, errNotConnected) && ctx.Err() == nil {
 			z.setError(name, err)
 			z.recordFailure(name, id, prefix+z.failureReason(name, err))
@@ -216,23 +229,23 @@ func (z *Zone) build(ctx context.Context, name string, j job) error {
 			return err
 		}
 	}
-	have, err := z.nb.Read(ctx, Owner{Network: name, Node: j.node.Name, Parts: j.parts})
+	have, err := z.nb.Read(ctx, Selection{Network: name, Node: j.node.Name, Units: j.units})
 	if err != nil {
 		return fmt.Errorf("read rows: %w", err)
 	}
 	j.in.Pods = keepLocks(j.in.Pods, have)
-	want, err := BuildParts(j.net, j.node, j.in, j.parts)
+	want, err := BuildUnits(j.net, j.node, j.in, j.units)
 	if err != nil {
 		return permanentError{err}
 	}
-	want = slices.Concat(want, z.runningPodPorts(name, want, have), unknownPeerRows(j.node, want, have, j.unknown))
+	want = slices.Concat(want, z.runningPodPorts(name, want, have), unknownPeerRows(j, want, have))
 	return z.apply(ctx, name, Diff(want, have))
 }
 
 // remove deletes a network that no NAD describes, unless pods still use it. id is
 // the network's id if its rows tell it.
 func (z *Zone) remove(ctx context.Context, name string) (id int, inUse bool, err error) {
-	have, err := z.nb.Read(ctx, Owner{Network: name, Node: z.cfg.Kubernetes.NodeName, Parts: AllParts})
+	have, err := z.nb.Read(ctx, Selection{Network: name, Node: z.cfg.Kubernetes.NodeName})
 	if err != nil {
 		return 0, false, fmt.Errorf("read rows: %w", err)
 	}
@@ -246,7 +259,7 @@ func (z *Zone) remove(ctx context.Context, name string) (id int, inUse bool, err
 	}
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	if st := z.state(name); len(st.pods) == 0 && len(st.dirty) == 0 {
+	if st := z.state(name); len(st.pods) == 0 && st.dirty.empty() {
 		delete(z.nets, name)
 	}
 	return id, false, nil
@@ -286,7 +299,7 @@ func (z *Zone) cleanup(ctx context.Context) error {
 			if first {
 				z.pending[name] = struct{}{}
 			}
-			z.markDirty(name, AllParts...)
+			z.markDirty(name)
 		}
 	}
 	z.markTried(keyCleanup)

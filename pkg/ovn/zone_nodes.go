@@ -46,20 +46,28 @@ func (z *Zone) nodesChanged(changes []nodeChange) {
 	if !z.synced {
 		return
 	}
-	peers, self := false, false
+	var peers []Unit
+	self := false
 	for _, c := range changes {
 		own := c.name == z.cfg.Kubernetes.NodeName
 		if c.problemChanged {
 			z.reportNodeProblem(c.name, own)
 		}
-		// A peer with unknown facts also decides which of its rows are kept.
-		peers = peers || !own
+		if !own {
+			peers = append(peers, peerUnit(c.name))
+		}
 		self = self || own && c.factsChanged
 	}
 	if self {
 		z.enqueueAll()
-	} else if peers && z.restored {
-		z.markAllDirty(PartPeers)
+	} else if len(peers) > 0 && z.restored {
+		// Kept rows of a node that lacks facts are deleted if another node now has
+		// its tunnel key.
+		_, unknown := z.nodes.peers()
+		for name := range unknown {
+			peers = append(peers, peerUnit(name))
+		}
+		z.markAllDirty(peers...)
 		z.netQueue.Add(keyChassis)
 	}
 }

@@ -247,7 +247,7 @@ func TestZoneRecreatesLockedPortGroup(t *testing.T) {
 		before := env.nb.Rows().Dump()
 		group, _ := env.row(LockedPortGroup)
 		env.must(env.nb.Apply(context.Background(), []Op{{Verb: Delete, Row: group}}))
-		env.zone.onRowDeleted(network.DefaultName, PartTopology)
+		env.zone.onRowDeleted(network.DefaultName, topologyUnit)
 		env.settle()
 		if got := env.nb.Rows().Dump(); got != before {
 			t.Errorf("rows were\n%s\nare\n%s", before, got)

@@ -198,7 +198,7 @@ func (z *Zone) assignNetworks(pod *corev1.Pod, restoring bool) (network.PodNetwo
 	for k, g := range fresh {
 		st.ports[k] = g
 		z.state(g.network).pods[key+" "+k] = g.port
-		z.markDirty(g.network, PartPods)
+		z.markDirty(g.network, podUnit(key))
 	}
 	if len(st.ports) > 0 {
 		z.pods[key] = st
@@ -361,7 +361,7 @@ func (z *Zone) enqueueWaiting(st *netState) {
 func (z *Zone) releasePod(key string) {
 	z.releaseReservation(key)
 	for name := range z.keptPorts[key].networks {
-		z.markDirty(name, AllParts...)
+		z.markDirty(name)
 	}
 	delete(z.keptPorts, key)
 	z.removeDefaultOnly(key)
@@ -376,11 +376,11 @@ func (z *Zone) releasePod(key string) {
 		st := z.state(g.network)
 		delete(st.pods, key+" "+k)
 		z.releaseAddresses(p.uid, g)
-		parts := []Part{PartPods}
-		if _, described := z.desiredNetwork(g.network); !described {
-			parts = AllParts
+		if _, described := z.desiredNetwork(g.network); described {
+			z.markDirty(g.network, podUnit(key))
+		} else {
+			z.markDirty(g.network)
 		}
-		z.markDirty(g.network, parts...)
 	}
 }
 

@@ -244,7 +244,7 @@ func TestZonePeersAddedAndDeleted(t *testing.T) {
 		env.waitForRow("tstor-node2")
 		env.must(env.kube.CoreV1().Nodes().Delete(context.Background(), "node2", metav1.DeleteOptions{}))
 		env.waitUntil("peer deleted", func() bool {
-			return !slices.ContainsFunc(env.nb.Rows(), func(r Row) bool { return externalIDs(r.Model)[markPart] == string(PartPeers) })
+			return !slices.ContainsFunc(env.nb.Rows(), func(r Row) bool { return strings.Contains(externalIDs(r.Model)[markUnit], "/"+string(KindPeer)+"/") })
 		})
 		env.waitUntil("chassis deleted", func() bool { c, _ := env.sb.ReadChassis(context.Background()); return len(c) == 0 })
 	})

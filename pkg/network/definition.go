@@ -127,6 +127,7 @@ var settings = []struct {
 	text func(Network) string
 }{
 	{AnnotationNetworkID, func(n Network) string { return strconv.Itoa(n.ID) }},
+	{"owner's uid", func(n Network) string { return n.OwnerUID }},
 	{"topology", func(n Network) string { return string(n.Topology) }},
 	{"role", func(n Network) string { return string(n.Role) }},
 	{"mtu", func(n Network) string { return strconv.Itoa(n.MTU) }},

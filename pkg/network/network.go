@@ -67,8 +67,11 @@ func (s Subnet) String() string {
 // Network is one network. Networks are compared and shared: never modify the
 // slices of a Network.
 type Network struct {
-	ID       int
-	Name     string
+	ID   int
+	Name string
+	// OwnerUID is the UID of the UserDefinedNetwork or ClusterUserDefinedNetwork;
+	// "" for hand-written NADs, and where it is not needed.
+	OwnerUID string
 	Topology Topology
 	Role     Role
 	MTU      int

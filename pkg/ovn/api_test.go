@@ -62,7 +62,7 @@ func TestZoneOnRealServers(t *testing.T) {
 		conf, err := json.Marshal(network.NetConf{CNIVersion: network.CNIVersion, Name: ns + "_net", Type: network.CNIType, NetAttachDefName: ns + "/net", Topology: "layer3", Role: "primary", Subnets: "10.10.0.0/16/24"})
 		must(err)
 		_, err = nads.K8sCniCncfIoV1().NetworkAttachmentDefinitions(ns).Create(ctx, &nadv1.NetworkAttachmentDefinition{
-			ObjectMeta: metav1.ObjectMeta{Name: "net", Namespace: ns, Annotations: map[string]string{network.AnnotationNetworkID: fmt.Sprint(i)}},
+			ObjectMeta: metav1.ObjectMeta{Name: "net", Namespace: ns, Annotations: map[string]string{network.AnnotationNetworkID: fmt.Sprint(i)}, OwnerReferences: ownedBy(ns + "_net")},
 			Spec:       nadv1.NetworkAttachmentDefinitionSpec{Config: string(conf)},
 		}, metav1.CreateOptions{})
 		must(err)

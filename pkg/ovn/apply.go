@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/google/uuid"
 	"github.com/ovn-kubernetes/libovsdb/ovsdb"
 
 	"bulkhead/pkg/batch"
@@ -58,9 +57,9 @@ func (n *NB) transact(ctx context.Context, ops []Op) error {
 	if s == nil {
 		return errNotConnected
 	}
-	t := transaction{session: s, uuids: map[Ref]string{}, members: map[member]*[]any{}}
+	t := transaction{session: s, inserted: map[string]struct{}{}, members: map[member]*[]any{}}
 	for _, op := range ops {
-		if err := t.add(ctx, op); err != nil {
+		if err := t.add(op); err != nil {
 			return err
 		}
 	}
@@ -93,32 +92,28 @@ type member struct {
 	mutator             ovsdb.Mutator
 }
 
-// transaction turns Ops into database operations. It generates the UUIDs of new
-// rows, so that other rows can reference them before they exist, and merges the
-// additions to one column into one mutation.
+// transaction turns Ops into database operations. It merges the additions to one
+// column into one mutation.
 type transaction struct {
-	session *session
-	uuids   map[Ref]string // of rows inserted here; Column is empty
-	ops     []ovsdb.Operation
-	members map[member]*[]any
-	order   []member
+	session  *session
+	ops      []ovsdb.Operation
+	inserted map[string]struct{} // UUIDs
+	members  map[member]*[]any
+	order    []member
 }
 
-func (t *transaction) add(ctx context.Context, op Op) error {
+func (t *transaction) add(op Op) error {
 	switch op.Verb {
 	case Insert:
-		id := uuid.NewString()
-		t.uuids[Ref{Table: op.Row.Table, ID: op.Row.ID}] = id
+		t.inserted[op.Row.UUID] = struct{}{}
 		insert, err := t.session.client.Create(op.Row.Model)
 		if err != nil {
 			return fmt.Errorf("encode %s: %w", op.Row, err)
 		}
-		insert[0].UUID, insert[0].UUIDName = id, ""
+		insert[0].UUID, insert[0].UUIDName = op.Row.UUID, ""
 		t.ops = append(t.ops, insert...)
 		for _, ref := range op.Row.In {
-			if err := t.list(ctx, ref, id, ovsdb.MutateOperationInsert); err != nil {
-				return err
-			}
+			t.list(ref, op.Row.UUID, ovsdb.MutateOperationInsert)
 		}
 	case Update:
 		row, err := t.session.encode(op.Row, op.Columns)
@@ -127,15 +122,13 @@ func (t *transaction) add(ctx context.Context, op Op) error {
 		}
 		t.ops = append(t.ops, ovsdb.Operation{Op: ovsdb.OperationUpdate, Table: op.Row.Table, Row: row, Where: byUUID(op.Row.UUID)})
 	case Attach:
-		return t.list(ctx, op.Ref, op.Row.UUID, ovsdb.MutateOperationInsert)
+		t.list(op.Ref, op.Row.UUID, ovsdb.MutateOperationInsert)
 	case Detach:
-		return t.list(ctx, op.Ref, op.Row.UUID, ovsdb.MutateOperationDelete)
+		t.list(op.Ref, op.Row.UUID, ovsdb.MutateOperationDelete)
 	case Delete:
 		// The database garbage-collects rows without references.
 		for _, ref := range op.Row.In {
-			if err := t.list(ctx, ref, op.Row.UUID, ovsdb.MutateOperationDelete); err != nil {
-				return err
-			}
+			t.list(ref, op.Row.UUID, ovsdb.MutateOperationDelete)
 		}
 		if isRoot(op.Row.Table) {
 			t.ops = append(t.ops, ovsdb.Operation{Op: ovsdb.OperationDelete, Table: op.Row.Table, Where: byUUID(op.Row.UUID)})
@@ -147,18 +140,8 @@ func (t *transaction) add(ctx context.Context, op Op) error {
 }
 
 // list adds a row to the column ref of another row, or removes it.
-func (t *transaction) list(ctx context.Context, ref Ref, rowUUID string, mutator ovsdb.Mutator) error {
-	container, ok := t.uuids[Ref{Table: ref.Table, ID: ref.ID}]
-	if !ok {
-		var err error
-		if container, err = t.session.lookup(ctx, ref.Table, ref.ID); err != nil {
-			if mutator == ovsdb.MutateOperationDelete {
-				return nil // the referencing row is gone, and the row with it
-			}
-			return fmt.Errorf("find %s %s: %w", ref.Table, ref.ID, err)
-		}
-	}
-	m := member{ref.Table, container, ref.Column, mutator}
+func (t *transaction) list(ref Ref, rowUUID string, mutator ovsdb.Mutator) {
+	m := member{ref.Table, ref.UUID, ref.Column, mutator}
 	set, ok := t.members[m]
 	if !ok {
 		set = &[]any{}
@@ -166,19 +149,32 @@ func (t *transaction) list(ctx context.Context, ref Ref, rowUUID string, mutator
 		t.order = append(t.order, m)
 	}
 	*set = append(*set, ovsdb.UUID{GoUUID: rowUUID})
-	return nil
 }
 
 // finish returns the transaction's operations: first the rows, then the columns
 // that reference them. No client sees the order within a transaction.
 func (t *transaction) finish() []ovsdb.Operation {
 	for _, m := range t.order {
+		if _, here := t.inserted[m.uuid]; !here && m.mutator == ovsdb.MutateOperationInsert {
+			t.ops = append(t.ops, waitForRow(m.table, m.uuid))
+			t.inserted[m.uuid] = struct{}{} // once
+		}
 		t.ops = append(t.ops, ovsdb.Operation{
 			Op: ovsdb.OperationMutate, Table: m.table, Where: byUUID(m.uuid),
 			Mutations: []ovsdb.Mutation{*ovsdb.NewMutation(m.column, m.mutator, ovsdb.OvsSet{GoSet: *t.members[m]})},
 		})
 	}
 	return t.ops
+}
+
+// waitForRow makes the transaction fail if the row does not exist. To change a missing
+// row is no error, and a port inserted into no port group would not be locked.
+func waitForRow(table, id string) ovsdb.Operation {
+	now := 0
+	return ovsdb.Operation{
+		Op: ovsdb.OperationWait, Table: table, Where: byUUID(id), Columns: []string{"_uuid"}, Timeout: &now,
+		Until: string(ovsdb.WaitConditionEqual), Rows: []ovsdb.Row{{"_uuid": ovsdb.UUID{GoUUID: id}}},
+	}
 }
 
 func byUUID(id string) []ovsdb.Condition {

@@ -5,7 +5,9 @@ package ovn
 import (
 	"fmt"
 	"net/netip"
+	"strconv"
 
+	"github.com/google/uuid"
 	"github.com/ovn-kubernetes/libovsdb/model"
 
 	"bulkhead/pkg/network"
@@ -53,7 +55,7 @@ func BuildUnits(net network.Network, node network.Node, in Inputs, units []Unit)
 	if err != nil {
 		return nil, fmt.Errorf("node %s: %w", node.Name, err)
 	}
-	b := &builder{net: net, node: node, in: in, hosts: hosts}
+	b := &builder{net: net, node: node, in: in, hosts: hosts, space: uuidSpace(net)}
 	selected := Selection{Units: units}
 	if b.unit = topologyUnit; selected.has(b.unit) {
 		b.layer3()
@@ -79,6 +81,7 @@ type builder struct {
 	node  network.Node
 	in    Inputs
 	hosts []netip.Prefix // of node, one per IP family
+	space uuid.UUID      // of the rows' UUIDs
 	unit  Unit           // of the rows that are added
 	rows  State
 }
@@ -97,8 +100,28 @@ func (b *builder) add(table, id string, m model.Model, in []Ref, extra ...string
 		}
 		setField(m, "external_ids", ids)
 	}
-	b.rows = append(b.rows, Row{Table: table, ID: id, Model: m, In: in})
+	b.rows = append(b.rows, Row{Table: table, ID: id, Model: m, In: in, UUID: b.uuid(table, id)})
 }
+
+// ref returns the column of one of the network's rows.
+func (b *builder) ref(table, id, column string) Ref {
+	return Ref{Table: table, ID: id, Column: column, UUID: b.uuid(table, id)}
+}
+
+// uuid returns the UUID of one of the network's rows.
+func (b *builder) uuid(table, id string) string {
+	return uuid.NewSHA1(b.space, []byte(table+"/"+id)).String()
+}
+
+// uuidSpace returns the name space of the UUIDs of a network's rows (RFC 9562 § 5.5).
+// A deleted network's successor of the same name has another one: northd keys
+// datapaths by these UUIDs, and the new network must not inherit MAC bindings.
+func uuidSpace(net network.Network) uuid.UUID {
+	return uuid.NewSHA1(bulkheadSpace, []byte(net.OwnerUID+"/"+strconv.Itoa(net.ID)+"/"+net.Name))
+}
+
+// bulkheadSpace is the name space of uuidSpace; random.
+var bulkheadSpace = uuid.MustParse("0e86b8e2-ac66-4237-9984-f70873f249fc")
 
 // masqueradeManagement returns the addresses that the network's pods are SNATed to
 // on the management port, of the network's IP families.

@@ -49,5 +49,5 @@ func (b *builder) acl(name, direction string, priority int, action, match string
 	id := "locked-" + name
 	b.add(nbdb.ACLTable, id, &nbdb.ACL{
 		Name: ptr(id), Direction: direction, Priority: priority, Action: action, Match: match,
-	}, []Ref{{nbdb.PortGroupTable, LockedPortGroup, "acls"}})
+	}, []Ref{b.ref(nbdb.PortGroupTable, LockedPortGroup, "acls")})
 }

@@ -48,7 +48,7 @@ func (b *builder) layer3() {
 	// NAT on a router that spans zones needs a gateway port bound to this chassis.
 	gc := b.toNodeSwitch() + "-" + b.node.Chassis
 	b.add(nbdb.GatewayChassisTable, gc, &nbdb.GatewayChassis{Name: gc, ChassisName: b.node.Chassis, Priority: 1},
-		[]Ref{{nbdb.LogicalRouterPortTable, b.toNodeSwitch(), "gateway_chassis"}})
+		[]Ref{b.ref(nbdb.LogicalRouterPortTable, b.toNodeSwitch(), "gateway_chassis")})
 
 	if b.net.IsDefault() || b.net.IsPrimary() {
 		mgmt := b.management()
@@ -106,10 +106,10 @@ func (b *builder) peer(peer network.Node) {
 func (b *builder) pod(pod PodPort) {
 	name := network.PodLSP(pod.NADKey, pod.Namespace, pod.Pod)
 	line := addressLine(network.MACOf(pod.IPs), pod.IPs)
-	in := []Ref{{nbdb.LogicalSwitchTable, b.nodeSwitch(), "ports"}}
+	in := []Ref{b.ref(nbdb.LogicalSwitchTable, b.nodeSwitch(), "ports")}
 	if pod.Locked {
 		// In one operation with the port, so that it never exists unlocked.
-		in = append([]Ref{{nbdb.PortGroupTable, LockedPortGroup, "ports"}}, in...)
+		in = append([]Ref{b.ref(nbdb.PortGroupTable, LockedPortGroup, "ports")}, in...)
 	}
 	b.add(nbdb.LogicalSwitchPortTable, name, &nbdb.LogicalSwitchPort{
 		Name: name, Addresses: []string{line}, PortSecurity: []string{line},
@@ -128,7 +128,7 @@ func (b *builder) router(name string, options map[string]string, extra ...string
 // switchPort adds m as a port with that name to a switch.
 func (b *builder) switchPort(sw, name string, m *nbdb.LogicalSwitchPort, extra ...string) {
 	m.Name = name
-	b.add(nbdb.LogicalSwitchPortTable, name, m, []Ref{{nbdb.LogicalSwitchTable, sw, "ports"}}, extra...)
+	b.add(nbdb.LogicalSwitchPortTable, name, m, []Ref{b.ref(nbdb.LogicalSwitchTable, sw, "ports")}, extra...)
 }
 
 // link is a connection of a router and a switch.
@@ -147,7 +147,7 @@ func (b *builder) connect(l link) {
 	}
 	b.add(nbdb.LogicalRouterPortTable, l.routerPort, &nbdb.LogicalRouterPort{
 		Name: l.routerPort, MAC: l.mac, Networks: prefixStrings(l.addrs),
-	}, []Ref{{nbdb.LogicalRouterTable, l.router, "ports"}})
+	}, []Ref{b.ref(nbdb.LogicalRouterTable, l.router, "ports")})
 	options := map[string]string{"router-port": l.routerPort}
 	for k, v := range l.options {
 		options[k] = v
@@ -171,7 +171,7 @@ func (b *builder) route(router, policy string, dest netip.Prefix, via netip.Addr
 	if port != "" {
 		r.OutputPort = ptr(port)
 	}
-	b.add(nbdb.LogicalRouterStaticRouteTable, id, r, []Ref{{nbdb.LogicalRouterTable, router, "static_routes"}}, extra...)
+	b.add(nbdb.LogicalRouterStaticRouteTable, id, r, []Ref{b.ref(nbdb.LogicalRouterTable, router, "static_routes")}, extra...)
 }
 
 // snat adds a source NAT to a router; match and port may be empty.
@@ -184,5 +184,5 @@ func (b *builder) snat(router string, inside netip.Prefix, outside netip.Addr, p
 	if port != "" {
 		n.LogicalPort = ptr(port)
 	}
-	b.add(nbdb.NATTable, id, n, []Ref{{nbdb.LogicalRouterTable, router, "nat"}})
+	b.add(nbdb.NATTable, id, n, []Ref{b.ref(nbdb.LogicalRouterTable, router, "nat")})
 }

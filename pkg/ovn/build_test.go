@@ -14,7 +14,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/ovn-kubernetes/libovsdb/model"
 	"pgregory.net/rapid"
 
 	"bulkhead/pkg/network"
@@ -102,6 +101,40 @@ func TestRowsAreWellFormed(t *testing.T) {
 				if !slices.Contains(tables[ref.Table].contains, ref.Column) {
 					t.Errorf("%s is in %s, which Read does not read", r, ref)
 				}
+			}
+		}
+	}
+}
+
+// A network keeps its rows' UUIDs, and its successor of the same name has others.
+func TestUUIDs(t *testing.T) {
+	uuids := func(edit func(*network.Network)) map[string]string {
+		n := testTenant(1, "red_net", true)
+		edit(&n)
+		s, err := Build(n, testNode(1, "node1", network.SharedGateway), Inputs{Plan: testPlan(true)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := map[string]string{}
+		for _, r := range s {
+			out[r.UUID] = r.String()
+		}
+		if len(out) != len(s) {
+			t.Errorf("%d UUIDs for %d rows", len(out), len(s))
+		}
+		return out
+	}
+	before := uuids(func(*network.Network) {})
+	if again := uuids(func(n *network.Network) { n.MTU = 1300 }); !reflect.DeepEqual(again, before) {
+		t.Errorf("rows were %v, are %v", before, again)
+	}
+	for what, edit := range map[string]func(*network.Network){
+		"owner": func(n *network.Network) { n.OwnerUID = "another" },
+		"id":    func(n *network.Network) { n.ID = 2 },
+	} {
+		for id, row := range uuids(edit) {
+			if before[id] != "" {
+				t.Errorf("with another %s, %s has the same UUID", what, row)
 			}
 		}
 	}
@@ -221,14 +254,9 @@ func TestDuplicateRowsAreDeleted(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	have := slices.Clone(want)
-	for i := range have {
-		have[i].Model = model.Clone(have[i].Model)
-		have[i].UUID = fmt.Sprint(i)
-	}
-	duplicate := have[0].clone()
+	duplicate := want[0].clone()
 	duplicate.UUID = "duplicate"
-	ops := Diff(want, append(have, duplicate))
+	ops := Diff(want, append(slices.Clone(want), duplicate))
 	if len(ops) != 1 || ops[0].Verb != Delete || ops[0].Row.UUID != "duplicate" {
 		t.Errorf("operations: %v", ops)
 	}

@@ -246,7 +246,7 @@ func nbModel() (model.ClientDBModel, error) {
 		mark := func(key string) model.ClientIndex {
 			return model.ClientIndex{Columns: []model.ColumnKey{{Column: "external_ids", Key: key}}}
 		}
-		indexes[name] = []model.ClientIndex{mark(markID), mark(markUnit), mark(markNetwork), mark(markOwner)}
+		indexes[name] = []model.ClientIndex{mark(markUnit), mark(markNetwork), mark(markOwner)}
 	}
 	db, err := model.NewClientDBModel("OVN_Northbound", all)
 	if err != nil {
@@ -265,7 +265,7 @@ type session struct{ client client.Client }
 // get a value that no row has.
 func (s *session) find(ctx context.Context, table string, marks map[string]string) ([]Row, error) {
 	const unused = "\x00"
-	ids := map[string]string{markID: unused, markUnit: unused, markNetwork: unused, markOwner: unused}
+	ids := map[string]string{markUnit: unused, markNetwork: unused, markOwner: unused}
 	for k, v := range marks {
 		ids[k] = v
 	}
@@ -290,18 +290,6 @@ func (s *session) list(ctx context.Context, table string, m model.Model) ([]Row,
 	return out, nil
 }
 
-// lookup returns the UUID of one of our rows.
-func (s *session) lookup(ctx context.Context, table, id string) (string, error) {
-	rows, err := s.find(ctx, table, map[string]string{markID: id})
-	if err != nil {
-		return "", err
-	}
-	if len(rows) == 0 {
-		return "", client.ErrNotFound
-	}
-	return rows[0].UUID, nil
-}
-
 // addReferences sets In of the network's rows: the columns of its topology that
 // reference them.
 func (s *session) addReferences(ctx context.Context, network string, rows State) error {
@@ -322,7 +310,7 @@ func (s *session) addReferences(ctx context.Context, network string, rows State)
 				members, _ := field(c.Model, column).Interface().([]string)
 				for _, id := range members {
 					if r := byUUID[id]; r != nil {
-						r.In = append(r.In, Ref{name, c.ID, column})
+						r.In = append(r.In, Ref{Table: name, ID: c.ID, Column: column, UUID: c.UUID})
 					}
 				}
 			}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -31,7 +32,20 @@ func TestDatabase(t *testing.T) {
 	in := Inputs{Plan: testPlan(true), PhysicalNetwork: "physnet", Peers: peers}
 	withPods := func(pods ...PodPort) Inputs { x := in; x.Pods = pods; return x }
 
-	converge(t, nb, cdn, node, withPods(testPod(cdn, node, "default", "red", "p", 3, true)))
+	// A locked pod whose port group does not exist gets no port.
+	locked := withPods(testPod(cdn, node, "default", "red", "p", 3, true))
+	rows, err := Build(cdn, node, locked)
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = nb.Apply(ctx, Diff(slices.DeleteFunc(rows, func(r Row) bool { return isDenyTable(r.Table) }), nil))
+	if err == nil || !strings.Contains(err.Error(), "insert Logical_Switch_Port red_p") {
+		t.Errorf("port of a locked pod without its port group: %v", err)
+	}
+	if out := strings.TrimSpace(h.must("ovn-nbctl", "--no-leader-only", "--bare", "--columns=name", "find", "Logical_Switch_Port", "name=red_p")); out != "" {
+		t.Errorf("port %s exists without its port group", out)
+	}
+	converge(t, nb, cdn, node, locked)
 	before := nb.Transactions()
 	converge(t, nb, red, node, withPods(testPod(red, node, "red/net", "red", "p", 3, false)))
 	if n := nb.Transactions() - before; n != 1 {

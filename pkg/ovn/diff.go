@@ -62,32 +62,28 @@ func (o Op) String() string {
 
 // Diff returns the operations that turn have into want. Deny comes before reach:
 // rows and port group memberships that deny are added first and removed last. In
-// between, containers are inserted before the rows that they contain. A duplicate
-// row is deleted.
+// between, containers are inserted before the rows that they contain. Rows are the
+// same if their UUIDs are: a copy of a row is deleted.
 func Diff(want, have State) []Op {
-	type key struct{ table, id string }
-	wanted := make(map[key]struct{}, len(want))
+	wanted := make(map[string]struct{}, len(want))
 	for _, r := range want {
-		wanted[key{r.Table, r.ID}] = struct{}{}
+		wanted[r.UUID] = struct{}{}
 	}
-	present := make(map[key]Row, len(have))
+	present := make(map[string]Row, len(have))
 	var ops []Op
 	for _, r := range have {
-		k := key{r.Table, r.ID}
-		_, keep := wanted[k]
-		if _, dup := present[k]; !keep || dup {
+		if _, keep := wanted[r.UUID]; !keep {
 			ops = append(ops, Op{Verb: Delete, Row: r})
 			continue
 		}
-		present[k] = r
+		present[r.UUID] = r
 	}
 	for _, r := range want {
-		h, ok := present[key{r.Table, r.ID}]
+		h, ok := present[r.UUID]
 		if !ok {
 			ops = append(ops, Op{Verb: Insert, Row: r})
 			continue
 		}
-		r.UUID = h.UUID
 		if cols := changed(r, h); len(cols) > 0 {
 			ops = append(ops, Op{Verb: Update, Row: r, Columns: cols})
 		}

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"sync"
 
 	"github.com/ovn-kubernetes/libovsdb/model"
@@ -22,7 +21,6 @@ import (
 type Fake struct {
 	mu   sync.Mutex
 	rows State
-	next int
 	// Fail, if set, is called before each Op, which fails with its error.
 	Fail func(Op) error
 	// Batches counts the calls of Apply with operations.
@@ -105,6 +103,9 @@ func (f *Fake) apply(op Op) error {
 				return fmt.Errorf("%s does not exist", ref)
 			}
 		}
+		if slices.ContainsFunc(f.rows, func(r Row) bool { return r.UUID == op.Row.UUID }) {
+			return errors.New("row exists")
+		}
 		f.insert(op.Row)
 	case Update, Attach, Detach:
 		i := slices.IndexFunc(f.rows, func(r Row) bool { return r.UUID == op.Row.UUID })
@@ -137,15 +138,10 @@ func (f *Fake) apply(op Op) error {
 	return nil
 }
 
-func (f *Fake) insert(r Row) {
-	f.next++
-	r = r.clone()
-	r.UUID = "row-" + strconv.Itoa(f.next)
-	f.rows = append(f.rows, r)
-}
+func (f *Fake) insert(r Row) { f.rows = append(f.rows, r.clone()) }
 
 func (f *Fake) has(ref Ref) bool {
-	return slices.ContainsFunc(f.rows, func(r Row) bool { return r.Table == ref.Table && r.ID == ref.ID })
+	return slices.ContainsFunc(f.rows, func(r Row) bool { return r.UUID == ref.UUID })
 }
 
 // collect removes references to deleted rows and unreferenced rows of non-root

@@ -46,6 +46,7 @@ func (s Selection) externalPort() string {
 // Ref is a column of a row that references other rows.
 type Ref struct {
 	Table, ID, Column string
+	UUID              string // of the row
 }
 
 func (r Ref) String() string { return fmt.Sprintf("%s %s %s", r.Table, r.ID, r.Column) }
@@ -57,7 +58,7 @@ type Row struct {
 	ID    string
 	In    []Ref
 	Model model.Model
-	UUID  string // set on rows that were read
+	UUID  string
 }
 
 func (r Row) String() string { return r.Table + " " + r.ID }

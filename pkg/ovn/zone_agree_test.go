@@ -3,6 +3,7 @@
 package ovn
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -91,6 +92,34 @@ func TestZoneEditedNADAffectsOnlyItsNamespace(t *testing.T) {
 	}
 }
 
+// The NAD of a UserDefinedNetwork without its owner reference changes nothing.
+func TestZoneNADWithoutOwner(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newZoneEnv(t)
+		env.node(1, true)
+		env.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
+		env.pod("red", "a", nil)
+		env.run()
+		env.waitForRow("red.net_red_a")
+		env.settle()
+		before := env.nb.Rows()
+		env.editNAD("red", "net", func(n *nadv1.NetworkAttachmentDefinition) { n.OwnerReferences = nil })
+		env.settle()
+		if after := env.nb.Rows(); after.Dump() != before.Dump() || !slices.EqualFunc(after, before, func(a, b Row) bool { return a.UUID == b.UUID }) {
+			t.Errorf("rows were\n%s\nare\n%s", before.Dump(), after.Dump())
+		}
+		env.stop()
+		env.run()
+		env.settle()
+		if after := env.nb.Rows(); after.Dump() != before.Dump() {
+			t.Errorf("after a restart, rows were\n%s\nare\n%s", before.Dump(), after.Dump())
+		}
+		env.editNAD("red", "net", func(n *nadv1.NetworkAttachmentDefinition) { n.OwnerReferences = ownedBy(redNet) })
+		env.pod("red", "b", nil)
+		env.waitForRow("red.net_red_b")
+	})
+}
+
 // A change of a shared network is applied when all its NADs have it.
 func TestZoneNADsAgreeOnAChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -105,6 +134,7 @@ func TestZoneNADsAgreeOnAChange(t *testing.T) {
 		before := env.nb.Rows().Dump()
 		const wider = sharedSubnets + ",10.11.0.0/16/24"
 		env.editNAD("blue", "net", withSubnets(wider))
+		env.settle()              // NADs and pods have different watches
 		env.pod("blue", "a", nil) // refused until red's NAD has the same subnets
 		env.settle()
 		if got := env.nb.Rows().Dump(); got != before {

@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/record"
 
+	udnv1 "bulkhead/api/v1"
 	"bulkhead/pkg/config"
 	"bulkhead/pkg/network"
 )
@@ -185,6 +186,9 @@ func (env *zoneEnv) nadOf(namespace, name string, id int, c network.NetConf) {
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Annotations: map[string]string{network.AnnotationNetworkID: fmt.Sprint(id)}},
 		Spec:       nadv1.NetworkAttachmentDefinitionSpec{Config: string(conf)},
 	}
+	if network.IsUDNName(c.Name) {
+		obj.OwnerReferences = ownedBy(c.Name)
+	}
 	ctx, api := context.Background(), env.nads.K8sCniCncfIoV1().NetworkAttachmentDefinitions(namespace)
 	if _, err := api.Get(ctx, name, metav1.GetOptions{}); err == nil {
 		_, err = api.Update(ctx, obj, metav1.UpdateOptions{})
@@ -193,6 +197,12 @@ func (env *zoneEnv) nadOf(namespace, name string, id int, c network.NetConf) {
 	}
 	_, err = api.Create(ctx, obj, metav1.CreateOptions{})
 	env.must(err)
+}
+
+// ownedBy returns the owner references of a NAD that the cluster role rendered.
+func ownedBy(networkName string) []metav1.OwnerReference {
+	owner := &metav1.ObjectMeta{Name: "net", UID: types.UID("uid-of-" + networkName)}
+	return []metav1.OwnerReference{*metav1.NewControllerRef(owner, udnv1.GroupVersion.WithKind("UserDefinedNetwork"))}
 }
 
 func (env *zoneEnv) pod(namespace, name string, annotations map[string]string) {

@@ -4,7 +4,9 @@ package ovn
 
 import (
 	"context"
+	"errors"
 	"reflect"
+	"strings"
 
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
 	nadinformers "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/client/informers/externalversions"
@@ -18,6 +20,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/record"
 
+	udnv1 "bulkhead/api/v1"
 	"bulkhead/pkg/kube"
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/process"
@@ -123,13 +126,18 @@ func (z *Zone) nadChanged(old, obj any) {
 	if !ok {
 		return
 	}
-	if was, ok := old.(*nadv1.NetworkAttachmentDefinition); ok && was.Spec == o.Spec && reflect.DeepEqual(was.Annotations, o.Annotations) {
+	if was, ok := old.(*nadv1.NetworkAttachmentDefinition); ok && was.Spec == o.Spec && reflect.DeepEqual(was.Annotations, o.Annotations) && reflect.DeepEqual(was.OwnerReferences, o.OwnerReferences) {
 		return
 	}
 	nad, ours := kube.ParseNAD(o, z.cfg.Plan)
 	if !ours {
 		z.nadDeleted(obj)
 		return
+	}
+	if nad.Err == nil && network.IsUDNName(nad.Network.Name) {
+		if nad.Network.OwnerUID = ownerUID(o); nad.Network.OwnerUID == "" {
+			nad.Err = errors.New("it has no owner reference: the cluster controller restores it")
+		}
 	}
 	// The cluster role writes the network's name on the NAD. An unusable NAD
 	// counts for that network: a mistyped or unreadable config must not make the
@@ -150,6 +158,15 @@ func (z *Zone) nadChanged(old, obj any) {
 	}
 	z.recordNAD(nad.Key(), unusable)
 	z.enqueuePods(nad.Namespace)
+}
+
+// ownerUID returns the UID of the UserDefinedNetwork or ClusterUserDefinedNetwork
+// that the NAD was rendered from, "" for none.
+func ownerUID(o *nadv1.NetworkAttachmentDefinition) string {
+	if ref := metav1.GetControllerOf(o); ref != nil && strings.HasPrefix(ref.APIVersion, udnv1.GroupVersion.Group+"/") {
+		return string(ref.UID)
+	}
+	return ""
 }
 
 func (z *Zone) logUnusable(nad network.NAD) {
@@ -238,7 +255,8 @@ func trimNAD(obj any) (any, error) {
 	if n, ok := obj.(*nadv1.NetworkAttachmentDefinition); ok {
 		return &nadv1.NetworkAttachmentDefinition{ObjectMeta: metav1.ObjectMeta{
 			Name: n.Name, Namespace: n.Namespace, UID: n.UID, ResourceVersion: n.ResourceVersion,
-			Annotations: keep(n.Annotations, network.AnnotationNetworkID, network.AnnotationNetworkName),
+			Annotations:     keep(n.Annotations, network.AnnotationNetworkID, network.AnnotationNetworkName),
+			OwnerReferences: n.OwnerReferences,
 		}, Spec: n.Spec}, nil
 	}
 	return obj, nil

@@ -5,12 +5,9 @@ package ovn
 import (
 	"context"
 	"errors"
-	"fmt"
-
-	"github.com/ovn-kubernetes/libovsdb/ovsdb"
+	"slices"
 
 	"bulkhead/pkg/batch"
-	"bulkhead/pkg/ovn/nbdb"
 )
 
 // Target is a northbound database, or Fake.
@@ -18,8 +15,11 @@ type Target interface {
 	// Read returns the selected rows that have our marks.
 	Read(ctx context.Context, selection Selection) (State, error)
 	// Apply runs ops, in one transaction if it can. A failed op does not block
-	// the others; the error names each failed Op.
+	// the others, except that a unit of which something cannot be closed opens
+	// nothing. The error names each failed Op.
 	Apply(ctx context.Context, ops []Op) error
+	// Lookup returns those of the rows that exist, whatever marks they have.
+	Lookup(ctx context.Context, rows State) (State, error)
 	// Networks returns the names of all networks that have rows.
 	Networks(ctx context.Context) ([]string, error)
 }
@@ -34,7 +34,55 @@ func (n *NB) Apply(ctx context.Context, ops []Op) error {
 }
 
 func (n *NB) apply(ctx context.Context, ops []Op, size int) error {
-	return batch.Apply(ops, size, func(ops []Op) error { return n.transact(ctx, ops) }, n.conn.fatal(ctx))
+	return applySteps(ops, size, func(ops []Op) error { return n.transact(ctx, ops) }, n.conn.fatal(ctx))
+}
+
+// step is an operation, or the operations of a unit that close: they are applied
+// together or not at all, so that e.g. a port group never lacks a rule.
+type step []Op
+
+func (s step) String() string { return s[0].String() }
+
+// steps splits ops, which are in Diff's order.
+func steps(ops []Op) []step {
+	var out []step
+	closing := map[string]int{} // by unit: its step
+	for _, op := range ops {
+		if !op.closes() {
+			out = append(out, step{op})
+			continue
+		}
+		i, ok := closing[op.Row.Unit]
+		if !ok {
+			i = len(out)
+			closing[op.Row.Unit] = i
+			out = append(out, nil)
+		}
+		out[i] = append(out[i], op)
+	}
+	return out
+}
+
+// errNotClosed is the error of operations that open something in a unit of which
+// another thing could not be closed.
+var errNotClosed = errors.New("not tried: an operation that restricts traffic failed")
+
+// applySteps applies ops with batch.Apply.
+func applySteps(ops []Op, size int, transact func([]Op) error, fatal func(error) error) error {
+	open := map[string]struct{}{} // units of which something could not be closed
+	return batch.Apply(steps(ops), size, func(part []step) error {
+		all := slices.Concat(part...)
+		for _, op := range all {
+			if _, ok := open[op.Row.Unit]; ok && op.opens() {
+				return errNotClosed // batch.Apply repeats the others one by one
+			}
+		}
+		err := transact(all)
+		if err != nil && len(part) == 1 && all[0].closes() {
+			open[all[0].Row.Unit] = struct{}{}
+		}
+		return err
+	}, fatal)
 }
 
 // fatal returns the function that tells batch.Apply when to stop: after a
@@ -49,179 +97,6 @@ func (c *connection) fatal(ctx context.Context) func(error) error {
 		}
 		return ctx.Err()
 	}
-}
-
-// transact runs ops as one transaction.
-func (n *NB) transact(ctx context.Context, ops []Op) error {
-	s := n.session()
-	if s == nil {
-		return errNotConnected
-	}
-	t := transaction{session: s, inserted: map[string]struct{}{}, members: map[member]*[]any{}}
-	for _, op := range ops {
-		if err := t.add(op); err != nil {
-			return err
-		}
-	}
-	all := t.finish()
-	if len(all) == 0 {
-		return nil
-	}
-	results, err := n.conn.transact(ctx, s.client, all...)
-	if err != nil {
-		return fmt.Errorf("transaction: %w", err)
-	}
-	n.transactions.Add(1)
-	if opErrs, err := ovsdb.CheckOperationResults(results, all); err != nil {
-		return errors.Join(append([]error{err}, asErrors(opErrs)...)...)
-	}
-	return nil
-}
-
-func asErrors(in []ovsdb.OperationError) []error {
-	out := make([]error, len(in))
-	for i, e := range in {
-		out[i] = e
-	}
-	return out
-}
-
-// member is one change of a column that references rows.
-type member struct {
-	table, uuid, column string
-	mutator             ovsdb.Mutator
-}
-
-// transaction turns Ops into database operations. It merges the additions to one
-// column into one mutation.
-type transaction struct {
-	session  *session
-	ops      []ovsdb.Operation
-	inserted map[string]struct{} // UUIDs
-	members  map[member]*[]any
-	order    []member
-}
-
-func (t *transaction) add(op Op) error {
-	switch op.Verb {
-	case Insert:
-		t.inserted[op.Row.UUID] = struct{}{}
-		insert, err := t.session.client.Create(op.Row.Model)
-		if err != nil {
-			return fmt.Errorf("encode %s: %w", op.Row, err)
-		}
-		insert[0].UUID, insert[0].UUIDName = op.Row.UUID, ""
-		t.ops = append(t.ops, insert...)
-		for _, ref := range op.Row.In {
-			t.list(ref, op.Row.UUID, ovsdb.MutateOperationInsert)
-		}
-	case Update:
-		row, err := t.session.encode(op.Row, op.Columns)
-		if err != nil {
-			return err
-		}
-		t.ops = append(t.ops, ovsdb.Operation{Op: ovsdb.OperationUpdate, Table: op.Row.Table, Row: row, Where: byUUID(op.Row.UUID)})
-	case Attach:
-		t.list(op.Ref, op.Row.UUID, ovsdb.MutateOperationInsert)
-	case Detach:
-		t.list(op.Ref, op.Row.UUID, ovsdb.MutateOperationDelete)
-	case Delete:
-		// The database garbage-collects rows without references.
-		for _, ref := range op.Row.In {
-			t.list(ref, op.Row.UUID, ovsdb.MutateOperationDelete)
-		}
-		if isRoot(op.Row.Table) {
-			t.ops = append(t.ops, ovsdb.Operation{Op: ovsdb.OperationDelete, Table: op.Row.Table, Where: byUUID(op.Row.UUID)})
-		}
-	default:
-		return fmt.Errorf("unknown verb %d", op.Verb)
-	}
-	return nil
-}
-
-// list adds a row to the column ref of another row, or removes it.
-func (t *transaction) list(ref Ref, rowUUID string, mutator ovsdb.Mutator) {
-	m := member{ref.Table, ref.UUID, ref.Column, mutator}
-	set, ok := t.members[m]
-	if !ok {
-		set = &[]any{}
-		t.members[m] = set
-		t.order = append(t.order, m)
-	}
-	*set = append(*set, ovsdb.UUID{GoUUID: rowUUID})
-}
-
-// finish returns the transaction's operations: first the rows, then the columns
-// that reference them. No client sees the order within a transaction.
-func (t *transaction) finish() []ovsdb.Operation {
-	for _, m := range t.order {
-		if _, here := t.inserted[m.uuid]; !here && m.mutator == ovsdb.MutateOperationInsert {
-			t.ops = append(t.ops, waitForRow(m.table, m.uuid))
-			t.inserted[m.uuid] = struct{}{} // once
-		}
-		t.ops = append(t.ops, ovsdb.Operation{
-			Op: ovsdb.OperationMutate, Table: m.table, Where: byUUID(m.uuid),
-			Mutations: []ovsdb.Mutation{*ovsdb.NewMutation(m.column, m.mutator, ovsdb.OvsSet{GoSet: *t.members[m]})},
-		})
-	}
-	return t.ops
-}
-
-// waitForRow makes the transaction fail if the row does not exist. To change a missing
-// row is no error, and a port inserted into no port group would not be locked.
-func waitForRow(table, id string) ovsdb.Operation {
-	now := 0
-	return ovsdb.Operation{
-		Op: ovsdb.OperationWait, Table: table, Where: byUUID(id), Columns: []string{"_uuid"}, Timeout: &now,
-		Until: string(ovsdb.WaitConditionEqual), Rows: []ovsdb.Row{{"_uuid": ovsdb.UUID{GoUUID: id}}},
-	}
-}
-
-func byUUID(id string) []ovsdb.Condition {
-	return []ovsdb.Condition{ovsdb.NewCondition("_uuid", ovsdb.ConditionEqual, ovsdb.UUID{GoUUID: id})}
-}
-
-// Read implements Target.
-func (n *NB) Read(ctx context.Context, selection Selection) (State, error) {
-	s := n.session()
-	if s == nil {
-		return nil, errNotConnected
-	}
-	marks := []map[string]string{{markNetwork: selection.Network}}
-	if selection.Units != nil {
-		marks = nil
-		for _, u := range selection.Units {
-			marks = append(marks, map[string]string{markUnit: u.mark(selection.Network)})
-		}
-	}
-	var out State
-	for _, m := range marks {
-		for name := range tables {
-			if name == nbdb.StaticMACBindingTable {
-				continue
-			}
-			rows, err := s.find(ctx, name, m)
-			if err != nil {
-				return nil, fmt.Errorf("read %s of network %s: %w", name, selection.Network, err)
-			}
-			for _, r := range rows {
-				if externalIDs(r.Model)[markOwner] == ownerValue {
-					out = append(out, r)
-				}
-			}
-		}
-	}
-	if err := s.addReferences(ctx, selection.Network, out); err != nil {
-		return nil, err
-	}
-	if selection.has(topologyUnit) {
-		bindings, err := s.macBindings(ctx, selection.externalPort())
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, bindings...)
-	}
-	return out, nil
 }
 
 var errNotConnected = errors.New("not connected to the database")

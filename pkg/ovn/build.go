@@ -88,19 +88,22 @@ type builder struct {
 
 // add adds a row. Its external_ids get our marks and extra, a list of key-value
 // pairs.
-func (b *builder) add(table, id string, m model.Model, in []Ref, extra ...string) {
+func (b *builder) add(effect Effect, table, id string, m model.Model, in []Ref, extra ...string) {
 	if f := field(m, "external_ids"); f.IsValid() {
 		ids := f.Interface().(map[string]string)
 		if ids == nil {
 			ids = map[string]string{}
 		}
 		ids[markOwner], ids[markNetwork], ids[markUnit], ids[markID] = ownerValue, b.net.Name, b.unit.mark(b.net.Name), id
+		if effect != Neutral {
+			ids[markEffect] = string(effect)
+		}
 		for i := 0; i+1 < len(extra); i += 2 {
 			ids[extra[i]] = extra[i+1]
 		}
 		setField(m, "external_ids", ids)
 	}
-	b.rows = append(b.rows, Row{Table: table, ID: id, Model: m, In: in, UUID: b.uuid(table, id)})
+	b.rows = append(b.rows, Row{Table: table, ID: id, Model: m, In: in, UUID: b.uuid(table, id), Unit: b.unit.mark(b.net.Name), Effect: effect})
 }
 
 // ref returns the column of one of the network's rows.

@@ -44,7 +44,7 @@ func (b *builder) gateway() {
 	}
 	b.router(gr, options)
 
-	b.add(nbdb.LogicalSwitchTable, join, &nbdb.LogicalSwitch{Name: join}, nil)
+	b.add(Neutral, nbdb.LogicalSwitchTable, join, &nbdb.LogicalSwitch{Name: join}, nil)
 	b.connect(link{router: cluster, routerPort: b.toJoin(cluster), addrs: b.net.JoinRouter(), sw: join, switchPort: "jtor-" + cluster})
 	b.connect(link{router: gr, routerPort: b.toJoin(gr), addrs: b.net.JoinGateway(b.node.ID), sw: join, switchPort: "jtor-" + gr})
 
@@ -55,7 +55,7 @@ func (b *builder) gateway() {
 			addrs = append(addrs, single(m.Addr()))
 		}
 	}
-	b.add(nbdb.LogicalSwitchTable, ext, &nbdb.LogicalSwitch{Name: ext}, nil)
+	b.add(Neutral, nbdb.LogicalSwitchTable, ext, &nbdb.LogicalSwitch{Name: ext}, nil)
 	l := link{router: gr, routerPort: external, addrs: addrs, mac: b.node.BridgeMAC, sw: ext, switchPort: "etor-" + gr}
 	if b.net.IsDefault() {
 		l.options = map[string]string{"nat-addresses": "router", "exclude-lb-vips-from-garp": "true"}
@@ -131,7 +131,7 @@ func (b *builder) gatewayRoutes(gr, external string) {
 	// bridge answers ARP for them.
 	for _, p := range append(hop, b.masqueradeHosts()...) {
 		ip := p.Addr().String()
-		b.add(nbdb.StaticMACBindingTable, macBindingID(external, ip), &nbdb.StaticMACBinding{
+		b.add(Neutral, nbdb.StaticMACBindingTable, macBindingID(external, ip), &nbdb.StaticMACBinding{
 			LogicalPort: external, IP: ip, MAC: b.node.BridgeMAC, OverrideDynamicMAC: true,
 		}, nil)
 	}

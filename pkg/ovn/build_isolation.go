@@ -24,7 +24,7 @@ func (b *builder) isolation() {
 	if !b.net.IsDefault() {
 		return
 	}
-	b.add(nbdb.PortGroupTable, LockedPortGroup, &nbdb.PortGroup{Name: LockedPortGroup}, nil)
+	b.add(Closes, nbdb.PortGroupTable, LockedPortGroup, &nbdb.PortGroup{Name: LockedPortGroup}, nil)
 	in, out := "outport == @"+LockedPortGroup, "inport == @"+LockedPortGroup
 	b.acl("deny-to", nbdb.ACLDirectionToLport, lockDeny, nbdb.ACLActionDrop, in)
 	b.acl("deny-from", nbdb.ACLDirectionFromLport, lockDeny, nbdb.ACLActionDrop, out)
@@ -47,7 +47,11 @@ func (b *builder) isolation() {
 // acl adds an ACL to the locked port group.
 func (b *builder) acl(name, direction string, priority int, action, match string) {
 	id := "locked-" + name
-	b.add(nbdb.ACLTable, id, &nbdb.ACL{
+	effect := Opens
+	if action == nbdb.ACLActionDrop {
+		effect = Closes
+	}
+	b.add(effect, nbdb.ACLTable, id, &nbdb.ACL{
 		Name: ptr(id), Direction: direction, Priority: priority, Action: action, Match: match,
 	}, []Ref{b.ref(nbdb.PortGroupTable, LockedPortGroup, "acls")})
 }

@@ -40,14 +40,14 @@ func (b *builder) layer3() {
 	}
 	b.router(router, options, "k8s-cluster-router", "yes")
 
-	b.add(nbdb.LogicalSwitchTable, sw, &nbdb.LogicalSwitch{Name: sw}, nil)
+	b.add(Neutral, nbdb.LogicalSwitchTable, sw, &nbdb.LogicalSwitch{Name: sw}, nil)
 	b.connect(link{
 		router: router, routerPort: b.toNodeSwitch(), addrs: mapPrefixes(b.hosts, network.Gateway),
 		sw: sw, switchPort: "stor-" + sw,
 	})
 	// NAT on a router that spans zones needs a gateway port bound to this chassis.
 	gc := b.toNodeSwitch() + "-" + b.node.Chassis
-	b.add(nbdb.GatewayChassisTable, gc, &nbdb.GatewayChassis{Name: gc, ChassisName: b.node.Chassis, Priority: 1},
+	b.add(Neutral, nbdb.GatewayChassisTable, gc, &nbdb.GatewayChassis{Name: gc, ChassisName: b.node.Chassis, Priority: 1},
 		[]Ref{b.ref(nbdb.LogicalRouterPortTable, b.toNodeSwitch(), "gateway_chassis")})
 
 	if b.net.IsDefault() || b.net.IsPrimary() {
@@ -66,7 +66,7 @@ func (b *builder) layer3() {
 // the same keys without an allocator.
 func (b *builder) transit() {
 	ts := b.net.TransitSwitch()
-	b.add(nbdb.LogicalSwitchTable, ts, &nbdb.LogicalSwitch{Name: ts, OtherConfig: map[string]string{
+	b.add(Neutral, nbdb.LogicalSwitchTable, ts, &nbdb.LogicalSwitch{Name: ts, OtherConfig: map[string]string{
 		"interconn-ts": ts, "requested-tnl-key": strconv.Itoa(b.net.TunnelKey()),
 	}}, nil)
 	b.connect(link{
@@ -109,9 +109,11 @@ func (b *builder) pod(pod PodPort) {
 	in := []Ref{b.ref(nbdb.LogicalSwitchTable, b.nodeSwitch(), "ports")}
 	if pod.Locked {
 		// In one operation with the port, so that it never exists unlocked.
-		in = append([]Ref{b.ref(nbdb.PortGroupTable, LockedPortGroup, "ports")}, in...)
+		locked := b.ref(nbdb.PortGroupTable, LockedPortGroup, "ports")
+		locked.Closes = true
+		in = append([]Ref{locked}, in...)
 	}
-	b.add(nbdb.LogicalSwitchPortTable, name, &nbdb.LogicalSwitchPort{
+	b.add(Opens, nbdb.LogicalSwitchPortTable, name, &nbdb.LogicalSwitchPort{
 		Name: name, Addresses: []string{line}, PortSecurity: []string{line},
 		// Keeps ovn-controller from binding an interface of a deleted pod of the
 		// same name.
@@ -122,13 +124,13 @@ func (b *builder) pod(pod PodPort) {
 // router adds a logical router.
 func (b *builder) router(name string, options map[string]string, extra ...string) {
 	extra = append(extra, markTopology, string(b.net.Topology), markRole, string(b.net.Role))
-	b.add(nbdb.LogicalRouterTable, name, &nbdb.LogicalRouter{Name: name, Options: options}, nil, extra...)
+	b.add(Neutral, nbdb.LogicalRouterTable, name, &nbdb.LogicalRouter{Name: name, Options: options}, nil, extra...)
 }
 
 // switchPort adds m as a port with that name to a switch.
 func (b *builder) switchPort(sw, name string, m *nbdb.LogicalSwitchPort, extra ...string) {
 	m.Name = name
-	b.add(nbdb.LogicalSwitchPortTable, name, m, []Ref{b.ref(nbdb.LogicalSwitchTable, sw, "ports")}, extra...)
+	b.add(Neutral, nbdb.LogicalSwitchPortTable, name, m, []Ref{b.ref(nbdb.LogicalSwitchTable, sw, "ports")}, extra...)
 }
 
 // link is a connection of a router and a switch.
@@ -145,7 +147,7 @@ func (b *builder) connect(l link) {
 	if l.mac == "" {
 		l.mac = network.MACOf(l.addrs)
 	}
-	b.add(nbdb.LogicalRouterPortTable, l.routerPort, &nbdb.LogicalRouterPort{
+	b.add(Neutral, nbdb.LogicalRouterPortTable, l.routerPort, &nbdb.LogicalRouterPort{
 		Name: l.routerPort, MAC: l.mac, Networks: prefixStrings(l.addrs),
 	}, []Ref{b.ref(nbdb.LogicalRouterTable, l.router, "ports")})
 	options := map[string]string{"router-port": l.routerPort}
@@ -171,7 +173,7 @@ func (b *builder) route(router, policy string, dest netip.Prefix, via netip.Addr
 	if port != "" {
 		r.OutputPort = ptr(port)
 	}
-	b.add(nbdb.LogicalRouterStaticRouteTable, id, r, []Ref{b.ref(nbdb.LogicalRouterTable, router, "static_routes")}, extra...)
+	b.add(Opens, nbdb.LogicalRouterStaticRouteTable, id, r, []Ref{b.ref(nbdb.LogicalRouterTable, router, "static_routes")}, extra...)
 }
 
 // snat adds a source NAT to a router; match and port may be empty.
@@ -184,5 +186,5 @@ func (b *builder) snat(router string, inside netip.Prefix, outside netip.Addr, p
 	if port != "" {
 		n.LogicalPort = ptr(port)
 	}
-	b.add(nbdb.NATTable, id, n, []Ref{b.ref(nbdb.LogicalRouterTable, router, "nat")})
+	b.add(Neutral, nbdb.NATTable, id, n, []Ref{b.ref(nbdb.LogicalRouterTable, router, "nat")})
 }

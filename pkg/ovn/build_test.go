@@ -204,11 +204,11 @@ func TestConverge(t *testing.T) {
 			owner := Selection{Network: n.Name, Node: "node1"}
 			locked := map[string]bool{}
 			for _, r := range want {
-				locked[r.ID] = slices.ContainsFunc(r.In, isWeak)
+				locked[r.ID] = r.locked()
 			}
 			open := map[string]bool{}
 			for _, r := range f.Rows() {
-				open[r.UUID] = !slices.ContainsFunc(r.In, isWeak)
+				open[r.UUID] = !r.locked()
 			}
 			f.Fail = func(Op) error {
 				checkLocked(t, f.rows, locked, open)
@@ -242,9 +242,47 @@ func TestConverge(t *testing.T) {
 // when the step began.
 func checkLocked(t *rapid.T, rows State, locked, open map[string]bool) {
 	for _, r := range rows {
-		if r.Table == nbdb.LogicalSwitchPortTable && locked[r.ID] && !open[r.UUID] && !slices.ContainsFunc(r.In, isWeak) {
+		if r.Table == nbdb.LogicalSwitchPortTable && locked[r.ID] && !open[r.UUID] && !r.locked() {
 			t.Fatalf("%s is unlocked", r)
 		}
+	}
+}
+
+// If something cannot be closed, its unit opens nothing, and other units are as usual.
+func TestNothingOpensUnlessClosed(t *testing.T) {
+	n := testDefault(false)
+	node := testNode(1, "node1", network.SharedGateway)
+	in := Inputs{Plan: testPlan(false), PhysicalNetwork: "physnet", Peers: []network.Node{testNode(2, "node2", network.SharedGateway)},
+		Pods: []PodPort{testPod(n, node, "default", "plain", "p", 3, false), testPod(n, node, "default", "red", "p", 4, true)}}
+	want, err := Build(n, node, in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &Fake{}
+	f.Fail = func(op Op) error {
+		if op.Row.ID == "locked-deny-from" {
+			return errors.New("injected failure")
+		}
+		return nil
+	}
+	if err := f.Apply(context.Background(), Diff(want, nil)); !errors.Is(err, errNotClosed) {
+		t.Errorf("error %v", err)
+	}
+	for id, exists := range map[string]bool{
+		"node1": true, "plain_p": true, "tstor-node2": true, // a switch, and ports of other units
+		LockedPortGroup: false, "locked-deny-to": false, "locked-host-to-ip4": false, "red_p": false,
+		"GR_node1 dst-ip 0.0.0.0/0 172.18.255.254": false, // a route of the topology
+	} {
+		if got := slices.ContainsFunc(f.Rows(), func(r Row) bool { return r.ID == id }); got != exists {
+			t.Errorf("%s exists: %t", id, got)
+		}
+	}
+	f.Fail = nil
+	if err := f.Apply(context.Background(), Diff(want, f.Rows())); err != nil {
+		t.Error(err)
+	}
+	if got := f.Rows().Dump(); got != want.Dump() {
+		t.Errorf("rows are\n%s\nwant\n%s", got, want.Dump())
 	}
 }
 

@@ -10,7 +10,6 @@ import (
 	"log/slog"
 	"reflect"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -171,27 +170,68 @@ type NB struct {
 }
 
 // NewNB returns a client of the database at address ("unix:PATH"). It calls
-// onConnect after each connect, and onDelete with the network and unit of each of
-// our rows that is deleted.
-func NewNB(address string, log *slog.Logger, onConnect func(), onDelete func(network string, u Unit)) *NB {
+// onConnect after each connect, and changed with the network and unit of each of
+// our rows that is changed or deleted, by us or others.
+func NewNB(address string, log *slog.Logger, onConnect func(), changed func(network string, u Unit, deleted bool)) *NB {
 	n := &NB{}
-	n.conn = connection{address: address, models: nbModel, log: log, inFlight: make(chan struct{}, maxInFlight)}
-	n.conn.watch = func(c client.Client) []client.MonitorOption {
-		out := []client.MonitorOption{client.WithTable(&nbdb.NBGlobal{})}
-		for _, m := range nbModels {
-			out = append(out, client.WithTable(m))
-		}
-		return out
-	}
+	n.conn = connection{address: address, models: nbModel, watch: watchColumns, log: log, inFlight: make(chan struct{}, maxInFlight)}
 	n.conn.onConnect = func(c client.Client) {
-		addEventHandler(c, &cache.EventHandlerFuncs{DeleteFunc: func(_ string, m model.Model) {
+		report := func(m model.Model, deleted bool) {
 			if ids := externalIDs(m); ids[markOwner] == ownerValue {
-				onDelete(parseUnitMark(ids[markUnit]))
+				network, u := parseUnitMark(ids[markUnit])
+				changed(network, u, deleted)
 			}
-		}})
+		}
+		addEventHandler(c, &cache.EventHandlerFuncs{
+			UpdateFunc: func(table string, old, m model.Model) {
+				if slices.ContainsFunc(tables[table].columns, func(column string) bool { return !sameColumn(old, m, column) }) {
+					report(old, false)
+				}
+				for _, port := range removedPorts(c, old, m) {
+					report(port, false)
+				}
+			},
+			DeleteFunc: func(_ string, m model.Model) { report(m, true) },
+		})
 		onConnect()
 	}
 	return n
+}
+
+// watchColumns returns the monitors of the columns that we use.
+func watchColumns(client.Client) []client.MonitorOption {
+	global := &nbdb.NBGlobal{}
+	out := []client.MonitorOption{client.WithTable(global, &global.Name)}
+	for name, t := range tables {
+		m := newModel(name)
+		var fields []any
+		for _, column := range slices.Concat(t.columns, t.contains) {
+			fields = append(fields, field(m, column).Addr().Interface())
+		}
+		out = append(out, client.WithTable(m, fields...))
+	}
+	return out
+}
+
+// removedPorts returns the ports that were removed from a port group, but not
+// deleted.
+func removedPorts(c client.Client, old, m model.Model) []model.Model {
+	before, ok := old.(*nbdb.PortGroup)
+	after, _ := m.(*nbdb.PortGroup)
+	rows := c.Cache()
+	if !ok || rows == nil {
+		return nil
+	}
+	var out []model.Model
+	for _, id := range before.Ports {
+		if slices.Contains(after.Ports, id) {
+			continue
+		}
+		if port := rows.Table(nbdb.LogicalSwitchPortTable).Row(id); port != nil {
+			out = append(out, port)
+		}
+	}
+	return out
 }
 
 // addEventHandler adds a handler of the connection's events. A lost connection has
@@ -254,126 +294,6 @@ func nbModel() (model.ClientDBModel, error) {
 	}
 	db.SetIndexes(indexes)
 	return db, nil
-}
-
-// session is one connection to the database.
-type session struct{ client client.Client }
-
-// find returns the rows of a table whose external_ids hold the marks, by index.
-// libovsdb uses the first index that has the model's values, and looks up an
-// absent mark as "", under which it indexes rows without marks. So the other marks
-// get a value that no row has.
-func (s *session) find(ctx context.Context, table string, marks map[string]string) ([]Row, error) {
-	const unused = "\x00"
-	ids := map[string]string{markUnit: unused, markNetwork: unused, markOwner: unused}
-	for k, v := range marks {
-		ids[k] = v
-	}
-	m := newModel(table)
-	setField(m, "external_ids", ids)
-	return s.list(ctx, table, m)
-}
-
-func (s *session) list(ctx context.Context, table string, m model.Model) ([]Row, error) {
-	found := reflect.New(reflect.SliceOf(reflect.TypeOf(m)))
-	if err := s.client.Where(m).List(ctx, found.Interface()); err != nil && !errors.Is(err, client.ErrNotFound) {
-		return nil, err
-	}
-	var out []Row
-	for i := range found.Elem().Len() {
-		r := Row{Table: table, Model: found.Elem().Index(i).Interface()}
-		r.ID = externalIDs(r.Model)[markID]
-		r.UUID = field(r.Model, "_uuid").String()
-		out = append(out, r)
-	}
-	slices.SortFunc(out, func(a, b Row) int { return strings.Compare(a.UUID, b.UUID) })
-	return out, nil
-}
-
-// addReferences sets In of the network's rows: the columns of its topology that
-// reference them.
-func (s *session) addReferences(ctx context.Context, network string, rows State) error {
-	byUUID := make(map[string]*Row, len(rows))
-	for i := range rows {
-		byUUID[rows[i].UUID] = &rows[i]
-	}
-	for name, t := range tables {
-		if len(t.contains) == 0 || len(rows) == 0 {
-			continue
-		}
-		containers, err := s.find(ctx, name, map[string]string{markUnit: topologyUnit.mark(network)})
-		if err != nil {
-			return fmt.Errorf("read %s of network %s: %w", name, network, err)
-		}
-		for _, c := range containers {
-			for _, column := range t.contains {
-				members, _ := field(c.Model, column).Interface().([]string)
-				for _, id := range members {
-					if r := byUUID[id]; r != nil {
-						r.In = append(r.In, Ref{Table: name, ID: c.ID, Column: column, UUID: c.UUID})
-					}
-				}
-			}
-		}
-	}
-	return nil
-}
-
-// macBindings returns the static MAC bindings of one of our ports.
-func (s *session) macBindings(ctx context.Context, port string) ([]Row, error) {
-	rows, err := s.list(ctx, nbdb.StaticMACBindingTable, &nbdb.StaticMACBinding{LogicalPort: port})
-	if err != nil {
-		return nil, fmt.Errorf("read MAC bindings of port %s: %w", port, err)
-	}
-	for i, r := range rows {
-		rows[i].ID = macBindingID(port, r.Model.(*nbdb.StaticMACBinding).IP)
-	}
-	return rows, nil
-}
-
-// encode encodes columns of a row for the database, including empty ones.
-func (s *session) encode(r Row, columns []string) (ovsdb.Row, error) {
-	schema := s.client.Schema()
-	t := schema.Table(r.Table)
-	if t == nil {
-		return nil, fmt.Errorf("encode %s: the database has no such table", r)
-	}
-	out := ovsdb.Row{}
-	for _, c := range columns {
-		v, err := ovsdb.NativeToOvs(t.Column(c), field(r.Model, c).Interface())
-		if err != nil {
-			return nil, fmt.Errorf("encode %s of %s: %w", c, r, err)
-		}
-		out[c] = v
-	}
-	return out, nil
-}
-
-// Networks implements Target.
-func (n *NB) Networks(ctx context.Context) ([]string, error) {
-	s := n.session()
-	if s == nil {
-		return nil, errNotConnected
-	}
-	seen := map[string]struct{}{}
-	for name, t := range tables {
-		if len(t.contains) == 0 {
-			continue // rows of the other tables need a router, a switch or a port group
-		}
-		rows, err := s.find(ctx, name, map[string]string{markOwner: ownerValue})
-		if err != nil {
-			return nil, fmt.Errorf("read %s: %w", name, err)
-		}
-		for _, r := range rows {
-			seen[externalIDs(r.Model)[markNetwork]] = struct{}{}
-		}
-	}
-	out := make([]string, 0, len(seen))
-	for name := range seen {
-		out = append(out, name)
-	}
-	slices.Sort(out)
-	return out, nil
 }
 
 // SetName sets the zone's name, which is the node's.

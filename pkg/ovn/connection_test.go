@@ -26,7 +26,7 @@ func TestConnectionLostBeforeWait(t *testing.T) {
 	server := h.database("nb", "usr/share/ovn/ovn-nb.ovsschema")
 	var connects atomic.Int32
 	lost, again := make(chan struct{}), make(chan struct{})
-	nb := NewNB(h.sock("nb"), quietLog(), func() {}, func(string, Unit) {})
+	nb := NewNB(h.sock("nb"), quietLog(), func() {}, func(string, Unit, bool) {})
 	inner := nb.conn.onConnect
 	nb.conn.onConnect = func(c client.Client) {
 		if connects.Add(1) == 1 {
@@ -69,7 +69,7 @@ func TestTransactionWithHangingDatabase(t *testing.T) {
 			}
 		}
 	}
-	nb := NewNB(h.sock("nb"), quietLog(), func() {}, func(string, Unit) {})
+	nb := NewNB(h.sock("nb"), quietLog(), func() {}, func(string, Unit, bool) {})
 	sb := NewSB(h.sock("sb"), quietLog(), func() {}, func() {})
 	nb.conn.timeout, sb.conn.timeout = 200*time.Millisecond, 200*time.Millisecond
 	ctx, cancel := context.WithCancel(context.Background())

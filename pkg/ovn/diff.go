@@ -8,7 +8,7 @@ import (
 	"slices"
 	"strings"
 
-	"bulkhead/pkg/ovn/nbdb"
+	"github.com/ovn-kubernetes/libovsdb/model"
 )
 
 // Verb is the action of an Op.
@@ -28,8 +28,10 @@ type Op struct {
 	Verb    Verb
 	Row     Row
 	Columns []string
+	Old     model.Model // of an Update: the row before
 	Ref     Ref
 }
+
 
 func (o Op) String() string {
 	switch o.Verb {
@@ -60,9 +62,8 @@ func (o Op) String() string {
 	}
 }
 
-// Diff returns the operations that turn have into want. Deny comes before reach:
-// rows and port group memberships that deny are added first and removed last. In
-// between, containers are inserted before the rows that they contain. Rows are the
+// Diff returns the operations that turn have into want. What closes is added first
+// and removed last. In between, containers are inserted before the rows that they contain. Rows are the
 // same if their UUIDs are: a copy of a row is deleted.
 func Diff(want, have State) []Op {
 	wanted := make(map[string]struct{}, len(want))
@@ -85,15 +86,15 @@ func Diff(want, have State) []Op {
 			continue
 		}
 		if cols := changed(r, h); len(cols) > 0 {
-			ops = append(ops, Op{Verb: Update, Row: r, Columns: cols})
+			ops = append(ops, Op{Verb: Update, Row: r, Columns: cols, Old: h.Model})
 		}
 		for _, ref := range r.In {
-			if !slices.Contains(h.In, ref) {
+			if !hasRef(h.In, ref) {
 				ops = append(ops, Op{Verb: Attach, Row: r, Ref: ref})
 			}
 		}
 		for _, ref := range h.In {
-			if !slices.Contains(r.In, ref) {
+			if !hasRef(r.In, ref) {
 				ops = append(ops, Op{Verb: Detach, Row: r, Ref: ref})
 			}
 		}
@@ -105,23 +106,44 @@ func Diff(want, have State) []Op {
 	return ops
 }
 
-// phase returns an Op's phase: deny, delete, update, insert, stop denying.
+// phase returns an Op's phase: close, delete, update, insert, stop closing.
 func (o Op) phase() int {
-	denies := isDenyTable(o.Row.Table) || o.Ref.Table == nbdb.PortGroupTable
 	switch {
-	case denies && (o.Verb == Insert || o.Verb == Update || o.Verb == Attach):
+	case o.closes():
 		return 0
-	case denies:
-		return 4
+	case o.Row.Effect == Closes && o.Verb == Delete, o.Verb == Detach:
+		return 4 // detach from a column only after attaching to another
 	case o.Verb == Delete:
 		return 1
-	case o.Verb == Update:
+	case o.Verb == Update && o.Row.Effect != Opens:
 		return 2
-	case o.Verb == Insert || o.Verb == Attach:
-		return 3
 	default:
-		return 4 // detach from a column only after attaching to another
+		return 3
 	}
+}
+
+// closes reports whether the operation restricts traffic.
+func (o Op) closes() bool {
+	switch o.Verb {
+	case Insert, Update:
+		return o.Row.Effect == Closes
+	case Attach:
+		return o.Ref.Closes
+	}
+	return false
+}
+
+// opens reports whether the operation lets traffic through.
+func (o Op) opens() bool {
+	switch o.Verb {
+	case Insert, Update, Attach:
+		return o.Row.Effect == Opens && !o.closes()
+	case Delete:
+		return o.Row.Effect == Closes
+	case Detach:
+		return o.Ref.Closes
+	}
+	return false
 }
 
 // order returns an Op's position in its phase: containers are inserted first and

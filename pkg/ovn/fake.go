@@ -11,7 +11,6 @@ import (
 
 	"github.com/ovn-kubernetes/libovsdb/model"
 
-	"bulkhead/pkg/batch"
 	"bulkhead/pkg/ovn/nbdb"
 )
 
@@ -67,11 +66,28 @@ func (f *Fake) Add(r Row) { f.mu.Lock(); defer f.mu.Unlock(); f.insert(r) }
 func (f *Fake) Rows() State {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	return f.copyRows()
+}
+
+func (f *Fake) copyRows() State {
 	out := make(State, len(f.rows))
 	for i, r := range f.rows {
 		out[i] = r.clone()
 	}
 	return out
+}
+
+// Lookup implements Target.
+func (f *Fake) Lookup(_ context.Context, rows State) (State, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var out State
+	for _, r := range f.rows {
+		if slices.ContainsFunc(rows, func(o Row) bool { return o.UUID == r.UUID }) {
+			out = append(out, r.clone())
+		}
+	}
+	return out, nil
 }
 
 // Apply implements Target.
@@ -81,13 +97,16 @@ func (f *Fake) Apply(_ context.Context, ops []Op) error {
 	if len(ops) > 0 {
 		f.Batches++
 	}
-	var errs []error
-	for _, op := range ops {
-		if err := f.apply(op); err != nil {
-			errs = append(errs, &batch.Error[Op]{Op: op, Err: err})
+	return applySteps(ops, 1, func(ops []Op) error {
+		before := f.copyRows()
+		for _, op := range ops {
+			if err := f.apply(op); err != nil {
+				f.rows = before
+				return err
+			}
 		}
-	}
-	return errors.Join(errs...)
+		return nil
+	}, func(error) error { return nil })
 }
 
 func (f *Fake) apply(op Op) error {
@@ -122,11 +141,11 @@ func (f *Fake) apply(op Op) error {
 			if !f.has(op.Ref) {
 				return fmt.Errorf("%s does not exist", op.Ref)
 			}
-			if !slices.Contains(r.In, op.Ref) {
+			if !hasRef(r.In, op.Ref) {
 				r.In = append(r.In, op.Ref)
 			}
 		case Detach:
-			r.In = slices.DeleteFunc(r.In, func(x Ref) bool { return x == op.Ref })
+			r.In = slices.DeleteFunc(r.In, op.Ref.same)
 		}
 		f.collect()
 	case Delete:
@@ -156,7 +175,7 @@ func (f *Fake) collect() {
 		n := len(f.rows)
 		f.rows = slices.DeleteFunc(f.rows, func(r Row) bool {
 			// A port group's ports are weak references.
-			strong := slices.ContainsFunc(r.In, func(ref Ref) bool { return !isWeak(ref) })
+			strong := slices.ContainsFunc(r.In, func(ref Ref) bool { return !isWeak(ref.Table, ref.Column) })
 			return !isRoot(r.Table) && !strong
 		})
 		again = len(f.rows) != n

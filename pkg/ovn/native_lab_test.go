@@ -197,7 +197,7 @@ func (h *host) startCentral() {
 func (h *host) databases() (*NB, *SB) {
 	h.t.Helper()
 	log := quietLog()
-	nb := NewNB(h.sock("nb"), log, func() {}, func(string, Unit) {})
+	nb := NewNB(h.sock("nb"), log, func() {}, func(string, Unit, bool) {})
 	sb := NewSB(h.sock("sb"), log, func() {}, func() {})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})

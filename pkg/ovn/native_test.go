@@ -179,7 +179,11 @@ func converge(t testing.TB, nb Target, n network.Network, node network.Node, in 
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := nb.Apply(ctx, Diff(want, have)); err != nil {
+	unmarked, err := nb.Lookup(ctx, missing(want, have))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := nb.Apply(ctx, Diff(want, append(have, unmarked...))); err != nil {
 		t.Fatal(err)
 	}
 	if have, err = nb.Read(ctx, owner); err != nil {

@@ -372,7 +372,7 @@ func unknownPeerRows(j job, want, have State) State {
 	}
 	taken := map[string]struct{}{} // peers
 	kept := slices.DeleteFunc(slices.Clone(have), func(r Row) bool {
-		_, u := parseUnitMark(externalIDs(r.Model)[markUnit])
+		_, u := parseUnitMark(r.Unit)
 		if _, ok := keys[tunnelKey(r)]; ok {
 			taken[u.Name] = struct{}{}
 		}
@@ -381,7 +381,7 @@ func unknownPeerRows(j job, want, have State) State {
 		return u.Kind != KindPeer || !isUnknown || isWanted
 	})
 	return slices.DeleteFunc(kept, func(r Row) bool {
-		_, u := parseUnitMark(externalIDs(r.Model)[markUnit])
+		_, u := parseUnitMark(r.Unit)
 		_, ok := taken[u.Name]
 		return ok
 	})

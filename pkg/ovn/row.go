@@ -31,6 +31,7 @@ const (
 	markNamespace = "namespace"
 	markPod       = "pod_name"
 	markPodUID    = "pod_uid"
+	markEffect    = "k8s.ovn.org/effect" // unless it is Neutral
 )
 
 // externalPort returns the name of the gateway router's external port. Static MAC
@@ -43,22 +44,51 @@ func (s Selection) externalPort() string {
 	return "rtoe-" + n.GatewayRouter(s.Node)
 }
 
+// Effect is what a row does to traffic.
+type Effect string
+
+const (
+	// Neutral rows let nothing through by themselves: routers, switches, their
+	// connections, address translation.
+	Neutral Effect = ""
+	// Closes: the row restricts traffic. It is inserted before rows that open and
+	// deleted after them.
+	Closes Effect = "closes"
+	// Opens: the row lets traffic through.
+	Opens Effect = "opens"
+)
+
 // Ref is a column of a row that references other rows.
 type Ref struct {
 	Table, ID, Column string
 	UUID              string // of the row
+	// Closes: rows in the column are restricted, e.g. the ports of the port group
+	// of locked ports.
+	Closes bool
 }
+
+// same reports whether r and o are the same column of the same row.
+func (r Ref) same(o Ref) bool { return r.UUID == o.UUID && r.Column == o.Column }
+
+func hasRef(refs []Ref, r Ref) bool { return slices.ContainsFunc(refs, r.same) }
 
 func (r Ref) String() string { return fmt.Sprintf("%s %s %s", r.Table, r.ID, r.Column) }
 
 // Row is one row of the northbound database. Model, a pointer to a type of nbdb, has
 // its columns. In are the columns of other rows that reference it.
 type Row struct {
-	Table string
-	ID    string
-	In    []Ref
-	Model model.Model
-	UUID  string
+	Table  string
+	ID     string
+	In     []Ref
+	Model  model.Model
+	UUID   string
+	Unit   string // value of markUnit
+	Effect Effect
+}
+
+// locked reports whether the row is a port that is restricted.
+func (r Row) locked() bool {
+	return slices.ContainsFunc(r.In, func(ref Ref) bool { return ref.Closes })
 }
 
 func (r Row) String() string { return r.Table + " " + r.ID }
@@ -68,7 +98,7 @@ type State []Row
 
 // table describes a table.
 type table struct {
-	// rank orders changes: isolation and containers have a low rank.
+	// rank orders changes: containers have a low rank.
 	rank int
 	// columns are the columns that we own in our rows. OVN writes the others, or
 	// they reference other rows.
@@ -89,9 +119,6 @@ var tables = map[string]table{
 	nbdb.StaticMACBindingTable:         {8, []string{"logical_port", "ip", "mac", "override_dynamic_mac"}, nil},
 	nbdb.LogicalRouterStaticRouteTable: {9, []string{"ip_prefix", "policy", "nexthop", "output_port", "options", "external_ids"}, nil},
 }
-
-// isDenyTable reports whether the table's rows restrict traffic.
-func isDenyTable(t string) bool { return t == nbdb.PortGroupTable || t == nbdb.ACLTable }
 
 // isRoot reports whether the table is a root table: its rows need no references.
 func isRoot(t string) bool {
@@ -168,6 +195,9 @@ func (s State) Dump() string {
 	for _, r := range s {
 		var b strings.Builder
 		fmt.Fprintf(&b, "%s %s", r.Table, r.ID)
+		if r.Effect != Neutral {
+			fmt.Fprintf(&b, " (%s)", r.Effect)
+		}
 		for _, c := range tables[r.Table].columns {
 			if text := columnText(field(r.Model, c)); text != "" && c != "name" {
 				fmt.Fprintf(&b, "\n    %s: %s", c, text)
@@ -202,7 +232,7 @@ func columnText(v reflect.Value) string {
 	case map[string]string:
 		pairs := make([]string, 0, len(x))
 		for k, val := range x {
-			if k != markOwner && k != markNetwork && k != markID { // in every row, in the unit, or in the heading
+			if k != markOwner && k != markEffect && k != markNetwork && k != markID { // in every row, in the unit, or in the heading
 				pairs = append(pairs, k+"="+val)
 			}
 		}
@@ -215,6 +245,6 @@ func columnText(v reflect.Value) string {
 	return fmt.Sprint(v.Interface())
 }
 
-// isWeak reports whether the column's references are weak: they do not keep the row
+// isWeak reports whether a column's references are weak: they do not keep the row
 // from being garbage-collected.
-func isWeak(ref Ref) bool { return ref.Table == nbdb.PortGroupTable && ref.Column == "ports" }
+func isWeak(table, column string) bool { return table == nbdb.PortGroupTable && column == "ports" }

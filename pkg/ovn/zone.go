@@ -129,7 +129,7 @@ func (z *Zone) Ready() bool { return z.ready.Load() && z.nb != nil && z.nb.Conne
 
 // Run runs the zone until ctx ends.
 func (z *Zone) Run(ctx context.Context) error {
-	nb := NewNB(z.cfg.NBAddress, z.log, z.onConnect, z.onRowDeleted)
+	nb := NewNB(z.cfg.NBAddress, z.log, z.onConnect, z.onRowChanged)
 	sb := NewSB(z.cfg.SBAddress, z.log, func() { z.netQueue.Add(keyChassis) }, func() { z.netQueue.Add(keyChassis) })
 	z.nb, z.sb = nb, sb
 	var wg sync.WaitGroup
@@ -224,13 +224,14 @@ func (z *Zone) onConnect() {
 	}
 }
 
-// onRowDeleted is called when one of our rows was deleted, by the zone or others.
-func (z *Zone) onRowDeleted(name string, u Unit) {
+// onRowChanged is called when one of our rows was changed or deleted, by the zone or
+// others.
+func (z *Zone) onRowChanged(name string, u Unit, deleted bool) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	switch {
 	case !z.synced:
-	case u.Kind == KindTopology:
+	case deleted && u.Kind == KindTopology:
 		z.markDirty(name) // the deleted row may have contained rows of other units
 	default:
 		z.markDirty(name, u)

@@ -50,6 +50,13 @@ func (f *fakeNB) Read(ctx context.Context, s Selection) (State, error) {
 	return f.Fake.Read(ctx, s)
 }
 
+func (f *fakeNB) Lookup(ctx context.Context, rows State) (State, error) {
+	if err := f.err(); err != nil {
+		return nil, err
+	}
+	return f.Fake.Lookup(ctx, rows)
+}
+
 func (f *fakeNB) Apply(ctx context.Context, ops []Op) error {
 	if err := f.err(); err != nil {
 		return err

@@ -226,9 +226,9 @@ func firstError(err error) (text string, more bool) {
 		all := e.Unwrap()
 		text, more = firstError(all[0])
 		return text, more || len(all) > 1
-	case *batch.Error[Op]:
+	case *batch.Error[step]:
 		verb, _, _ := strings.Cut(e.Op.String(), " ")
-		return verb + " " + e.Op.Row.Table + ": " + e.Err.Error(), e.More > 0
+		return verb + " " + e.Op[0].Row.Table + ": " + e.Err.Error(), e.More > 0
 	default:
 		return err.Error(), false
 	}

@@ -239,7 +239,21 @@ func (z *Zone) build(ctx context.Context, name string, j job) error {
 		return permanentError{err}
 	}
 	want = slices.Concat(want, z.runningPodPorts(name, want, have), unknownPeerRows(j, want, have))
+	unmarked, err := z.nb.Lookup(ctx, missing(want, have)) // somebody may have changed a row's marks
+	if err != nil {
+		return err
+	}
+	have = append(have, unmarked...)
 	return z.apply(ctx, name, Diff(want, have))
+}
+
+// missing returns the rows of want that have lacks.
+func missing(want, have State) State {
+	present := make(map[string]struct{}, len(have))
+	for _, r := range have {
+		present[r.UUID] = struct{}{}
+	}
+	return slices.DeleteFunc(slices.Clone(want), func(r Row) bool { _, ok := present[r.UUID]; return ok })
 }
 
 // remove deletes a network that no NAD describes, unless pods still use it. id is

@@ -58,7 +58,7 @@ func (z *Zone) olderPods(namespace string) error {
 func keepLocks(pods []PodPort, have State) []PodPort {
 	locked := map[string]string{} // UID by port
 	for _, r := range have {
-		if r.Table == nbdb.LogicalSwitchPortTable && slices.ContainsFunc(r.In, isWeak) {
+		if r.Table == nbdb.LogicalSwitchPortTable && r.locked() {
 			locked[r.ID] = externalIDs(r.Model)[markPodUID]
 		}
 	}

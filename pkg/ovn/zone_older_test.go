@@ -33,7 +33,7 @@ func (env *zoneEnv) setLabel(namespace string, labelled bool) {
 // locked.
 func (env *zoneEnv) portLocked(namespace, name string) bool {
 	r := env.waitForRow(network.PodLSP(network.DefaultName, namespace, name))
-	return slices.ContainsFunc(r.In, isWeak)
+	return r.locked()
 }
 
 // A namespace gets its label after its first pods. The running pods stay as they
@@ -247,7 +247,7 @@ func TestZoneRecreatesLockedPortGroup(t *testing.T) {
 		before := env.nb.Rows().Dump()
 		group, _ := env.row(LockedPortGroup)
 		env.must(env.nb.Apply(context.Background(), []Op{{Verb: Delete, Row: group}}))
-		env.zone.onRowDeleted(network.DefaultName, topologyUnit)
+		env.zone.onRowChanged(network.DefaultName, topologyUnit, true)
 		env.settle()
 		if got := env.nb.Rows().Dump(); got != before {
 			t.Errorf("rows were\n%s\nare\n%s", before, got)

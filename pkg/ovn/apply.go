@@ -34,7 +34,7 @@ func (n *NB) Apply(ctx context.Context, ops []Op) error {
 }
 
 func (n *NB) apply(ctx context.Context, ops []Op, size int) error {
-	return applySteps(ops, size, func(ops []Op) error { return n.transact(ctx, ops) }, n.conn.fatal(ctx))
+	return applySteps(ops, size, func(ops []Op) error { return n.transact(ctx, ops) }, n.conn.Fatal(ctx))
 }
 
 // step is an operation, or the operations of a unit that close: they are applied
@@ -84,19 +84,3 @@ func applySteps(ops []Op, size int, transact func([]Op) error, fatal func(error)
 		return err
 	}, fatal)
 }
-
-// fatal returns the function that tells batch.Apply when to stop: after a
-// transaction that timed out, each further one would wait as long.
-func (c *connection) fatal(ctx context.Context) func(error) error {
-	return func(err error) error {
-		switch {
-		case errors.Is(err, errUnresponsive):
-			return errUnresponsive
-		case c.client() == nil:
-			return errNotConnected
-		}
-		return ctx.Err()
-	}
-}
-
-var errNotConnected = errors.New("not connected to the database")

@@ -15,11 +15,12 @@ import (
 	"github.com/ovn-kubernetes/libovsdb/cache"
 	"github.com/ovn-kubernetes/libovsdb/client"
 	"github.com/ovn-kubernetes/libovsdb/model"
-	"github.com/ovn-kubernetes/libovsdb/ovsdb"
+	libovsdb "github.com/ovn-kubernetes/libovsdb/ovsdb"
 
 	"bulkhead/pkg/batch"
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovn/sbdb"
+	"bulkhead/pkg/ovsdb"
 )
 
 // Chassis is the remote chassis of another node in this zone's southbound
@@ -91,14 +92,14 @@ func DiffChassis(want, have []Chassis) []ChassisOp {
 
 // SB is the client of a zone's southbound database, of which it owns only remote
 // chassis.
-type SB struct{ conn connection }
+type SB struct{ conn *ovsdb.Connection }
 
 // NewSB returns a client of the database at address. It calls onConnect after each
 // connect, and onDelete when one of our remote chassis is deleted.
 func NewSB(address string, log *slog.Logger, onConnect, onDelete func()) *SB {
-	s := &SB{}
-	s.conn = connection{address: address, log: log, inFlight: make(chan struct{}, maxInFlight)}
-	s.conn.models = func() (model.ClientDBModel, error) {
+	s := &SB{conn: ovsdb.New()}
+	s.conn.Database, s.conn.Address, s.conn.Log = "OVN southbound", address, log
+	s.conn.Models = func() (model.ClientDBModel, error) {
 		m, err := model.NewClientDBModel("OVN_Southbound", map[string]model.Model{
 			sbdb.ChassisTable: &sbdb.Chassis{}, sbdb.EncapTable: &sbdb.Encap{},
 		})
@@ -108,11 +109,11 @@ func NewSB(address string, log *slog.Logger, onConnect, onDelete func()) *SB {
 		m.SetIndexes(map[string][]model.ClientIndex{sbdb.ChassisTable: {{Columns: []model.ColumnKey{{Column: "external_ids", Key: markOwner}}}}})
 		return m, nil
 	}
-	s.conn.watch = func(client.Client) []client.MonitorOption {
+	s.conn.Monitors = func() []client.MonitorOption {
 		return []client.MonitorOption{client.WithTable(&sbdb.Chassis{}), client.WithTable(&sbdb.Encap{})}
 	}
-	s.conn.onConnect = func(c client.Client) {
-		addEventHandler(c, &cache.EventHandlerFuncs{DeleteFunc: func(_ string, m model.Model) {
+	s.conn.OnConnect = func(c client.Client) {
+		ovsdb.AddEventHandler(c, &cache.EventHandlerFuncs{DeleteFunc: func(_ string, m model.Model) {
 			if ch, ok := m.(*sbdb.Chassis); ok && ch.ExternalIDs[markOwner] == ownerValue {
 				onDelete()
 			}
@@ -123,16 +124,16 @@ func NewSB(address string, log *slog.Logger, onConnect, onDelete func()) *SB {
 }
 
 // Run connects and reconnects until ctx ends.
-func (s *SB) Run(ctx context.Context) { s.conn.run(ctx) }
+func (s *SB) Run(ctx context.Context) { s.conn.Run(ctx) }
 
 // Connected reports whether there is a connection.
-func (s *SB) Connected() bool { return s.conn.client() != nil }
+func (s *SB) Connected() bool { return s.conn.Client() != nil }
 
 // ReadChassis returns our remote chassis.
 func (s *SB) ReadChassis(ctx context.Context) ([]Chassis, error) {
-	c := s.conn.client()
+	c := s.conn.Client()
 	if c == nil {
-		return nil, errNotConnected
+		return nil, ovsdb.ErrNotConnected
 	}
 	rows, err := ownChassis(ctx, c)
 	if err != nil {
@@ -171,11 +172,11 @@ func ownChassis(ctx context.Context, c client.Client) ([]*sbdb.Chassis, error) {
 
 // ApplyChassis runs each op as a transaction. The error names each failed op.
 func (s *SB) ApplyChassis(ctx context.Context, ops []ChassisOp) error {
-	c := s.conn.client()
+	c := s.conn.Client()
 	if c == nil && len(ops) > 0 {
-		return errNotConnected
+		return ovsdb.ErrNotConnected
 	}
-	return batch.Apply(ops, 1, func(op []ChassisOp) error { return s.applyChassis(ctx, c, op[0]) }, s.conn.fatal(ctx))
+	return batch.Apply(ops, 1, func(op []ChassisOp) error { return s.applyChassis(ctx, c, op[0]) }, s.conn.Fatal(ctx))
 }
 
 func (s *SB) applyChassis(ctx context.Context, c client.Client, op ChassisOp) error {
@@ -183,16 +184,16 @@ func (s *SB) applyChassis(ctx context.Context, c client.Client, op ChassisOp) er
 	if err != nil {
 		return err
 	}
-	var ops []ovsdb.Operation
+	var ops []libovsdb.Operation
 	if i := slices.IndexFunc(rows, func(r *sbdb.Chassis) bool { return r.Name == op.Chassis.Name }); i >= 0 {
 		if op.Verb != Update {
-			ops = append(ops, ovsdb.Operation{Op: ovsdb.OperationDelete, Table: sbdb.ChassisTable, Where: byUUID(rows[i].UUID)})
+			ops = append(ops, libovsdb.Operation{Op: libovsdb.OperationDelete, Table: sbdb.ChassisTable, Where: ovsdb.ByUUID(rows[i].UUID)})
 		} else {
-			var row ovsdb.Row
+			var row libovsdb.Row
 			if ops, row, err = chassisRow(c, op.Chassis); err != nil {
 				return err
 			}
-			ops = append(ops, ovsdb.Operation{Op: ovsdb.OperationUpdate, Table: sbdb.ChassisTable, Row: row, Where: byUUID(rows[i].UUID)})
+			ops = append(ops, libovsdb.Operation{Op: libovsdb.OperationUpdate, Table: sbdb.ChassisTable, Row: row, Where: ovsdb.ByUUID(rows[i].UUID)})
 		}
 	}
 	if op.Verb == Insert {
@@ -200,25 +201,19 @@ func (s *SB) applyChassis(ctx context.Context, c client.Client, op ChassisOp) er
 		if err != nil {
 			return err
 		}
-		ops = append(append(ops, more...), ovsdb.Operation{Op: ovsdb.OperationInsert, Table: sbdb.ChassisTable, Row: row, UUID: uuid.NewString()})
+		ops = append(append(ops, more...), libovsdb.Operation{Op: libovsdb.OperationInsert, Table: sbdb.ChassisTable, Row: row, UUID: uuid.NewString()})
 	}
 	if len(ops) == 0 {
 		return nil
 	}
-	results, err := s.conn.transact(ctx, c, ops...)
-	if err != nil {
-		return fmt.Errorf("transaction: %w", err)
-	}
-	if opErrs, err := ovsdb.CheckOperationResults(results, ops); err != nil {
-		return errors.Join(append([]error{err}, asErrors(opErrs)...)...)
-	}
-	return nil
+	_, err = s.conn.Transact(ctx, c, ops...)
+	return err
 }
 
 // chassisRow returns the row of a chassis and the operations that insert its
 // encaps. The database garbage-collects the previous encaps.
-func chassisRow(c client.Client, ch Chassis) ([]ovsdb.Operation, ovsdb.Row, error) {
-	var ops []ovsdb.Operation
+func chassisRow(c client.Client, ch Chassis) ([]libovsdb.Operation, libovsdb.Row, error) {
+	var ops []libovsdb.Operation
 	var encaps []string
 	for _, ip := range ch.EncapIPs {
 		id := uuid.NewString()

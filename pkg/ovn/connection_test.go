@@ -17,6 +17,7 @@ import (
 	"github.com/ovn-kubernetes/libovsdb/client"
 
 	"bulkhead/pkg/network"
+	"bulkhead/pkg/ovsdb"
 )
 
 // A connection that is lost before waitForLoss is called is noticed, and the client
@@ -27,8 +28,8 @@ func TestConnectionLostBeforeWait(t *testing.T) {
 	var connects atomic.Int32
 	lost, again := make(chan struct{}), make(chan struct{})
 	nb := NewNB(h.sock("nb"), quietLog(), func() {}, func(string, Unit, bool) {})
-	inner := nb.conn.onConnect
-	nb.conn.onConnect = func(c client.Client) {
+	inner := nb.conn.OnConnect
+	nb.conn.OnConnect = func(c client.Client) {
 		if connects.Add(1) == 1 {
 			close(lost)
 			<-again
@@ -71,7 +72,7 @@ func TestTransactionWithHangingDatabase(t *testing.T) {
 	}
 	nb := NewNB(h.sock("nb"), quietLog(), func() {}, func(string, Unit, bool) {})
 	sb := NewSB(h.sock("sb"), quietLog(), func() {}, func() {})
-	nb.conn.timeout, sb.conn.timeout = 200*time.Millisecond, 200*time.Millisecond
+	nb.conn.Timeout, sb.conn.Timeout = 200*time.Millisecond, 200*time.Millisecond
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	running.Go(func() { nb.Run(ctx) })
@@ -98,7 +99,7 @@ func TestTransactionWithHangingDatabase(t *testing.T) {
 	chassis := DiffChassis(BuildChassis(node, []network.Node{peer(2), peer(3), peer(4)}), nil)
 	defer all(syscall.SIGCONT)
 	all(syscall.SIGSTOP)
-	for range maxInFlight + 2 { // also with maxInFlight blocked transactions
+	for range ovsdb.MaxTransactions + 2 { // also with ovsdb.MaxTransactions blocked transactions
 		for name, c := range map[string]struct {
 			apply func() error
 			text  string
@@ -116,7 +117,7 @@ func TestTransactionWithHangingDatabase(t *testing.T) {
 			case <-time.After(10 * time.Second):
 				t.Fatalf("%s with a hanging database: no end", name)
 			}
-			if !errors.Is(err, errUnresponsive) || !strings.Contains(err.Error(), c.text) {
+			if !errors.Is(err, ovsdb.ErrUnresponsive) || !strings.Contains(err.Error(), c.text) {
 				t.Fatalf("%s with a hanging database: %.500v, want %q in it", name, err, c.text)
 			}
 		}

@@ -16,6 +16,7 @@ import (
 
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovn/nbdb"
+	"bulkhead/pkg/ovsdb"
 )
 
 // Tests against a real ovsdb-server with OVN's schemas, without root or northd.
@@ -152,7 +153,7 @@ func TestEditedRows(t *testing.T) {
 	defer func() { cancel(); <-ended }()
 	eventually(t, "connected", func() error {
 		if !nb.Connected() {
-			return errNotConnected
+			return ovsdb.ErrNotConnected
 		}
 		return nil
 	})

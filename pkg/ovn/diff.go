@@ -32,7 +32,6 @@ type Op struct {
 	Ref     Ref
 }
 
-
 func (o Op) String() string {
 	switch o.Verb {
 	case Insert:

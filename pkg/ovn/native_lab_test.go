@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"bulkhead/pkg/network"
+	"bulkhead/pkg/ovsdb"
 )
 
 // The native lab runs OVN and Open vSwitch from a Debian 13 tree on this machine, in
@@ -206,7 +207,7 @@ func (h *host) databases() (*NB, *SB) {
 	h.t.Cleanup(func() { cancel(); <-ended; <-ended })
 	eventually(h.t, "clients connect", func() error {
 		if !nb.Connected() || !sb.Connected() {
-			return errNotConnected
+			return ovsdb.ErrNotConnected
 		}
 		return nil
 	})

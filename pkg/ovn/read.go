@@ -14,13 +14,14 @@ import (
 	"github.com/ovn-kubernetes/libovsdb/model"
 
 	"bulkhead/pkg/ovn/nbdb"
+	"bulkhead/pkg/ovsdb"
 )
 
 // Lookup implements Target.
 func (n *NB) Lookup(ctx context.Context, rows State) (State, error) {
 	s := n.session()
 	if s == nil {
-		return nil, errNotConnected
+		return nil, ovsdb.ErrNotConnected
 	}
 	var out State
 	for _, r := range rows {
@@ -40,7 +41,7 @@ func (n *NB) Lookup(ctx context.Context, rows State) (State, error) {
 func (n *NB) Read(ctx context.Context, selection Selection) (State, error) {
 	s := n.session()
 	if s == nil {
-		return nil, errNotConnected
+		return nil, ovsdb.ErrNotConnected
 	}
 	marks := []map[string]string{{markNetwork: selection.Network}}
 	if selection.Units != nil {
@@ -83,7 +84,7 @@ func (n *NB) Read(ctx context.Context, selection Selection) (State, error) {
 func (n *NB) Networks(ctx context.Context) ([]string, error) {
 	s := n.session()
 	if s == nil {
-		return nil, errNotConnected
+		return nil, ovsdb.ErrNotConnected
 	}
 	seen := map[string]struct{}{}
 	for name, t := range tables {

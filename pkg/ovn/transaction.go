@@ -4,18 +4,19 @@ package ovn
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
-	"github.com/ovn-kubernetes/libovsdb/ovsdb"
+	libovsdb "github.com/ovn-kubernetes/libovsdb/ovsdb"
+
+	"bulkhead/pkg/ovsdb"
 )
 
 // transact runs ops as one transaction.
 func (n *NB) transact(ctx context.Context, ops []Op) error {
 	s := n.session()
 	if s == nil {
-		return errNotConnected
+		return ovsdb.ErrNotConnected
 	}
 	t := transaction{session: s, inserted: map[string]struct{}{}, members: map[member]*[]any{}}
 	for _, op := range ops {
@@ -27,36 +28,24 @@ func (n *NB) transact(ctx context.Context, ops []Op) error {
 	if len(all) == 0 {
 		return nil
 	}
-	results, err := n.conn.transact(ctx, s.client, all...)
-	if err != nil {
-		return fmt.Errorf("transaction: %w", err)
+	if _, err := n.conn.Transact(ctx, s.client, all...); err != nil {
+		return err
 	}
 	n.transactions.Add(1)
-	if opErrs, err := ovsdb.CheckOperationResults(results, all); err != nil {
-		return errors.Join(append([]error{err}, asErrors(opErrs)...)...)
-	}
 	return nil
-}
-
-func asErrors(in []ovsdb.OperationError) []error {
-	out := make([]error, len(in))
-	for i, e := range in {
-		out[i] = e
-	}
-	return out
 }
 
 // member is one change of a column that references rows.
 type member struct {
 	table, uuid, column string
-	mutator             ovsdb.Mutator
+	mutator             libovsdb.Mutator
 }
 
 // transaction turns Ops into database operations. It merges the additions to one
 // column into one mutation.
 type transaction struct {
 	session  *session
-	ops      []ovsdb.Operation
+	ops      []libovsdb.Operation
 	inserted map[string]struct{} // UUIDs
 	members  map[member]*[]any
 	order    []member
@@ -73,11 +62,11 @@ func (t *transaction) add(op Op) error {
 		insert[0].UUID, insert[0].UUIDName = op.Row.UUID, ""
 		t.ops = append(t.ops, insert...)
 		for _, ref := range op.Row.In {
-			t.list(ref, op.Row.UUID, ovsdb.MutateOperationInsert)
+			t.list(ref, op.Row.UUID, libovsdb.MutateOperationInsert)
 		}
 	case Update:
 		var whole []string
-		var mutations []ovsdb.Mutation
+		var mutations []libovsdb.Mutation
 		for _, column := range op.Columns {
 			m, ok := mutate(op, column)
 			if !ok {
@@ -90,22 +79,22 @@ func (t *transaction) add(op Op) error {
 			return err
 		}
 		if len(row) > 0 {
-			t.ops = append(t.ops, ovsdb.Operation{Op: ovsdb.OperationUpdate, Table: op.Row.Table, Row: row, Where: byUUID(op.Row.UUID)})
+			t.ops = append(t.ops, libovsdb.Operation{Op: libovsdb.OperationUpdate, Table: op.Row.Table, Row: row, Where: ovsdb.ByUUID(op.Row.UUID)})
 		}
 		if len(mutations) > 0 {
-			t.ops = append(t.ops, ovsdb.Operation{Op: ovsdb.OperationMutate, Table: op.Row.Table, Mutations: mutations, Where: byUUID(op.Row.UUID)})
+			t.ops = append(t.ops, libovsdb.Operation{Op: libovsdb.OperationMutate, Table: op.Row.Table, Mutations: mutations, Where: ovsdb.ByUUID(op.Row.UUID)})
 		}
 	case Attach:
-		t.list(op.Ref, op.Row.UUID, ovsdb.MutateOperationInsert)
+		t.list(op.Ref, op.Row.UUID, libovsdb.MutateOperationInsert)
 	case Detach:
-		t.list(op.Ref, op.Row.UUID, ovsdb.MutateOperationDelete)
+		t.list(op.Ref, op.Row.UUID, libovsdb.MutateOperationDelete)
 	case Delete:
 		// The database garbage-collects rows without references.
 		for _, ref := range op.Row.In {
-			t.list(ref, op.Row.UUID, ovsdb.MutateOperationDelete)
+			t.list(ref, op.Row.UUID, libovsdb.MutateOperationDelete)
 		}
 		if isRoot(op.Row.Table) {
-			t.ops = append(t.ops, ovsdb.Operation{Op: ovsdb.OperationDelete, Table: op.Row.Table, Where: byUUID(op.Row.UUID)})
+			t.ops = append(t.ops, libovsdb.Operation{Op: libovsdb.OperationDelete, Table: op.Row.Table, Where: ovsdb.ByUUID(op.Row.UUID)})
 		}
 	default:
 		return fmt.Errorf("unknown verb %d", op.Verb)
@@ -115,16 +104,16 @@ func (t *transaction) add(op Op) error {
 
 // mutate returns the mutations that change a set of strings into that of op.Row. ok
 // is false for other columns. It adds first: some sets may not be empty.
-func mutate(op Op, column string) (mutations []ovsdb.Mutation, ok bool) {
+func mutate(op Op, column string) (mutations []libovsdb.Mutation, ok bool) {
 	want, ok := field(op.Row.Model, column).Interface().([]string)
 	if !ok || op.Old == nil {
 		return nil, false
 	}
 	have, _ := field(op.Old, column).Interface().([]string)
 	for _, m := range []struct {
-		mutator   ovsdb.Mutator
+		mutator   libovsdb.Mutator
 		all, from []string
-	}{{ovsdb.MutateOperationInsert, want, have}, {ovsdb.MutateOperationDelete, have, want}} {
+	}{{libovsdb.MutateOperationInsert, want, have}, {libovsdb.MutateOperationDelete, have, want}} {
 		var set []any
 		for _, v := range m.all {
 			if !slices.Contains(m.from, v) {
@@ -132,14 +121,14 @@ func mutate(op Op, column string) (mutations []ovsdb.Mutation, ok bool) {
 			}
 		}
 		if len(set) > 0 {
-			mutations = append(mutations, *ovsdb.NewMutation(column, m.mutator, ovsdb.OvsSet{GoSet: set}))
+			mutations = append(mutations, *libovsdb.NewMutation(column, m.mutator, libovsdb.OvsSet{GoSet: set}))
 		}
 	}
 	return mutations, true
 }
 
 // list adds a row to the column ref of another row, or removes it.
-func (t *transaction) list(ref Ref, rowUUID string, mutator ovsdb.Mutator) {
+func (t *transaction) list(ref Ref, rowUUID string, mutator libovsdb.Mutator) {
 	m := member{ref.Table, ref.UUID, ref.Column, mutator}
 	set, ok := t.members[m]
 	if !ok {
@@ -147,49 +136,36 @@ func (t *transaction) list(ref Ref, rowUUID string, mutator ovsdb.Mutator) {
 		t.members[m] = set
 		t.order = append(t.order, m)
 	}
-	*set = append(*set, ovsdb.UUID{GoUUID: rowUUID})
+	*set = append(*set, libovsdb.UUID{GoUUID: rowUUID})
 }
 
 // finish returns the transaction's operations: first the rows, then the columns
 // that reference them. No client sees the order within a transaction.
-func (t *transaction) finish() []ovsdb.Operation {
+func (t *transaction) finish() []libovsdb.Operation {
 	for _, m := range t.order {
-		if _, here := t.inserted[m.uuid]; !here && m.mutator == ovsdb.MutateOperationInsert {
-			t.ops = append(t.ops, waitForRow(m.table, m.uuid))
+		if _, here := t.inserted[m.uuid]; !here && m.mutator == libovsdb.MutateOperationInsert {
+			// A port inserted into no port group would not be restricted.
+			t.ops = append(t.ops, ovsdb.RequireRow(m.table, m.uuid))
 			t.inserted[m.uuid] = struct{}{} // once
 		}
-		t.ops = append(t.ops, ovsdb.Operation{
-			Op: ovsdb.OperationMutate, Table: m.table, Where: byUUID(m.uuid),
-			Mutations: []ovsdb.Mutation{*ovsdb.NewMutation(m.column, m.mutator, ovsdb.OvsSet{GoSet: *t.members[m]})},
+		t.ops = append(t.ops, libovsdb.Operation{
+			Op: libovsdb.OperationMutate, Table: m.table, Where: ovsdb.ByUUID(m.uuid),
+			Mutations: []libovsdb.Mutation{*libovsdb.NewMutation(m.column, m.mutator, libovsdb.OvsSet{GoSet: *t.members[m]})},
 		})
 	}
 	return t.ops
 }
 
-// waitForRow makes the transaction fail if the row does not exist. To change a missing
-// row is no error, and a port inserted into no port group would not be locked.
-func waitForRow(table, id string) ovsdb.Operation {
-	now := 0
-	return ovsdb.Operation{
-		Op: ovsdb.OperationWait, Table: table, Where: byUUID(id), Columns: []string{"_uuid"}, Timeout: &now,
-		Until: string(ovsdb.WaitConditionEqual), Rows: []ovsdb.Row{{"_uuid": ovsdb.UUID{GoUUID: id}}},
-	}
-}
-
-func byUUID(id string) []ovsdb.Condition {
-	return []ovsdb.Condition{ovsdb.NewCondition("_uuid", ovsdb.ConditionEqual, ovsdb.UUID{GoUUID: id})}
-}
-
 // encode encodes columns of a row for the database, including empty ones.
-func (s *session) encode(r Row, columns []string) (ovsdb.Row, error) {
+func (s *session) encode(r Row, columns []string) (libovsdb.Row, error) {
 	schema := s.client.Schema()
 	t := schema.Table(r.Table)
 	if t == nil {
 		return nil, fmt.Errorf("encode %s: the database has no such table", r)
 	}
-	out := ovsdb.Row{}
+	out := libovsdb.Row{}
 	for _, c := range columns {
-		v, err := ovsdb.NativeToOvs(t.Column(c), field(r.Model, c).Interface())
+		v, err := libovsdb.NativeToOvs(t.Column(c), field(r.Model, c).Interface())
 		if err != nil {
 			return nil, fmt.Errorf("encode %s of %s: %w", c, r, err)
 		}

@@ -22,6 +22,7 @@ import (
 
 	"bulkhead/pkg/config"
 	"bulkhead/pkg/network"
+	"bulkhead/pkg/ovsdb"
 	"bulkhead/pkg/process"
 )
 
@@ -170,7 +171,7 @@ func (z *Zone) startEvents(ctx context.Context) (stop func()) {
 // key of the queue's keys.
 func (z *Zone) logFailure(kind string) func(key string, attempts int, err error) {
 	return func(key string, attempts int, err error) {
-		if !errors.Is(err, errNotConnected) { // the connection logs its loss, once
+		if !errors.Is(err, ovsdb.ErrNotConnected) { // the connection logs its loss, once
 			z.log.Error("reconcile failed, will retry", kind, key, "attempts", attempts, "error", err)
 		}
 	}

@@ -25,6 +25,7 @@ import (
 	udnv1 "bulkhead/api/v1"
 	"bulkhead/pkg/config"
 	"bulkhead/pkg/network"
+	"bulkhead/pkg/ovsdb"
 )
 
 // fakeNB implements Northbound with a Fake.
@@ -38,7 +39,7 @@ func (f *fakeNB) SetName(context.Context, string) error { return f.err() }
 
 func (f *fakeNB) err() error {
 	if f.down.Load() {
-		return errNotConnected
+		return ovsdb.ErrNotConnected
 	}
 	return nil
 }

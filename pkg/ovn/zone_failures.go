@@ -24,6 +24,7 @@ import (
 	"bulkhead/pkg/batch"
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovn/nbdb"
+	"bulkhead/pkg/ovsdb"
 )
 
 const (
@@ -205,8 +206,8 @@ var uuidPattern = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-
 // and what changes with each retry: networks that fail for one reason are
 // reported as one group.
 func (z *Zone) failureReason(name string, err error) string {
-	if errors.Is(err, errUnresponsive) {
-		return errUnresponsive.Error()
+	if errors.Is(err, ovsdb.ErrUnresponsive) {
+		return ovsdb.ErrUnresponsive.Error()
 	}
 	text, more := firstError(err)
 	text = strings.TrimPrefix(text, "node "+z.cfg.Kubernetes.NodeName+": ")

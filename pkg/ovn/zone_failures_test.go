@@ -18,6 +18,7 @@ import (
 	kubetesting "k8s.io/client-go/testing"
 
 	"bulkhead/pkg/network"
+	"bulkhead/pkg/ovsdb"
 )
 
 // failuresAnnotation returns the Node's failures annotation.
@@ -163,8 +164,8 @@ func TestZoneReportsReasons(t *testing.T) {
 		"default network": {func(env *zoneEnv) { env.failRows("join") }, `[{"ids":"0","why":"insert `},
 		"hanging database": {func(env *zoneEnv) {
 			env.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
-			env.nb.Fail = func(Op) error { return fmt.Errorf("transaction: %w", errUnresponsive) }
-		}, `[{"ids":"0-1","why":"` + errUnresponsive.Error() + `"}]`},
+			env.nb.Fail = func(Op) error { return fmt.Errorf("transaction: %w", ovsdb.ErrUnresponsive) }
+		}, `[{"ids":"0-1","why":"` + ovsdb.ErrUnresponsive.Error() + `"}]`},
 		"NAD without an id": {func(env *zoneEnv) {
 			env.nad("red", "net", redNet, 3, "10.10.0.0/16/24")
 			env.editNAD("red", "net", func(n *nadv1.NetworkAttachmentDefinition) { delete(n.Annotations, network.AnnotationNetworkID) })

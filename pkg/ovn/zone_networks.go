@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"bulkhead/pkg/network"
+	"bulkhead/pkg/ovsdb"
 )
 
 // self returns this node. It is not Ready until the cluster role and the agent
@@ -175,7 +176,7 @@ func (z *Zone) syncNetwork(ctx context.Context, name string) error {
 		return nil // an event follows any change that can help
 	case err != nil:
 		z.state(name).dirty.add(j.units...)
-		if connected && !errors.Is(err, errNotConnected) && ctx.Err() == nil {
+		if connected && !errors.Is(err, ovsdb.ErrNotConnected) && ctx.Err() == nil {
 			z.setError(name, err)
 			z.recordFailure(name, id, prefix+z.failureReason(name, err))
 			if name != network.DefaultName { // without it the node is not ready

@@ -12,10 +12,11 @@ import (
 
 	"github.com/ovn-kubernetes/libovsdb/client"
 	"github.com/ovn-kubernetes/libovsdb/model"
-	"github.com/ovn-kubernetes/libovsdb/ovsdb"
+	libovsdb "github.com/ovn-kubernetes/libovsdb/ovsdb"
 
 	"bulkhead/pkg/batch"
 	"bulkhead/pkg/ovs/vsdb"
+	"bulkhead/pkg/ovsdb"
 )
 
 // Target accesses the database: Client, or Fake in tests.
@@ -77,7 +78,7 @@ func (c *Client) interfaces(ctx context.Context, key, value string) ([]vsdb.Inte
 		ids[k] = "\x00"
 	}
 	ids[key] = value
-	cl, err := c.db.session(ctx)
+	cl, err := c.db.Wait(ctx, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -166,28 +167,20 @@ func portOf(row vsdb.Interface) Port {
 // Apply implements Target. It puts up to maxOps operations in a transaction, and
 // applies them one by one only if the transaction fails.
 func (c *Client) Apply(ctx context.Context, ops []Op) error {
-	return batch.Apply(ops, maxOps, func(ops []Op) error { return c.transact(ctx, ops) }, func(err error) error {
-		switch {
-		case errors.Is(err, errUnresponsive):
-			return errUnresponsive
-		case errors.Is(err, errNotConnected):
-			return errNotConnected
-		}
-		return ctx.Err()
-	})
+	return batch.Apply(ops, maxOps, func(ops []Op) error { return c.transact(ctx, ops) }, c.db.Fatal(ctx))
 }
 
 // transact applies ops in one transaction and waits until the cache shows it. If
 // the connection was lost, it retries once with the next one: an operation that
 // was already applied is then a no-op or fails.
 func (c *Client) transact(ctx context.Context, ops []Op) error {
-	cl, err := c.db.session(ctx)
+	cl, err := c.db.Wait(ctx, nil)
 	if err != nil {
 		return err
 	}
 	err = c.transactOnce(ctx, cl, ops)
-	if isConnectionLoss(err) {
-		if cl, err = c.db.sessionAfter(ctx, cl); err == nil {
+	if ovsdb.IsLoss(err) {
+		if cl, err = c.db.Wait(ctx, cl); err == nil {
 			err = c.transactOnce(ctx, cl, ops)
 		}
 	}
@@ -195,7 +188,7 @@ func (c *Client) transact(ctx context.Context, ops []Op) error {
 }
 
 func (c *Client) transactOnce(ctx context.Context, cl client.Client, ops []Op) error {
-	var all []ovsdb.Operation
+	var all []libovsdb.Operation
 	for i, op := range ops {
 		rows, err := c.operations(ctx, op, fmt.Sprintf("bh%d", i))
 		if err != nil {
@@ -206,15 +199,12 @@ func (c *Client) transactOnce(ctx context.Context, cl client.Client, ops []Op) e
 	if len(all) == 0 {
 		return nil
 	}
-	results, err := c.db.transact(ctx, cl, all...)
+	results, err := c.db.Transact(ctx, cl, all...)
 	if err != nil {
-		return fmt.Errorf("transact: %w", err)
-	}
-	if failed, err := ovsdb.CheckOperationResults(results, all); err != nil {
-		return errors.Join(err, operationErrors(failed))
+		return err
 	}
 	for i, op := range all {
-		if op.Op == ovsdb.OperationMutate && results[i].Count == 0 {
+		if op.Op == libovsdb.OperationMutate && results[i].Count == 0 {
 			return fmt.Errorf("the row of table %s was deleted in the meantime", op.Table)
 		}
 	}
@@ -228,17 +218,9 @@ func (c *Client) transactOnce(ctx context.Context, cl client.Client, ops []Op) e
 	return nil
 }
 
-func operationErrors(failed []ovsdb.OperationError) error {
-	var errs []error
-	for _, f := range failed {
-		errs = append(errs, f)
-	}
-	return errors.Join(errs...)
-}
-
 // operations returns the database operations of op. id is unique in the
 // transaction.
-func (c *Client) operations(ctx context.Context, op Op, id string) ([]ovsdb.Operation, error) {
+func (c *Client) operations(ctx context.Context, op Op, id string) ([]libovsdb.Operation, error) {
 	switch o := op.(type) {
 	case SetChassis:
 		root, err := c.root(ctx)
@@ -262,13 +244,13 @@ func (c *Client) operations(ctx context.Context, op Op, id string) ([]ovsdb.Oper
 // setIDs changes single keys of a row's external_ids, because ovn-controller and
 // operators write other keys. A map mutation never overwrites, so setIDs deletes
 // the old pairs first.
-func (c *Client) setIDs(row model.Model, field *map[string]string, set, drop map[string]string) ([]ovsdb.Operation, error) {
+func (c *Client) setIDs(row model.Model, field *map[string]string, set, drop map[string]string) ([]libovsdb.Operation, error) {
 	var m []model.Mutation
 	if len(drop) > 0 {
-		m = append(m, model.Mutation{Field: field, Mutator: ovsdb.MutateOperationDelete, Value: drop})
+		m = append(m, model.Mutation{Field: field, Mutator: libovsdb.MutateOperationDelete, Value: drop})
 	}
 	if len(set) > 0 {
-		m = append(m, model.Mutation{Field: field, Mutator: ovsdb.MutateOperationInsert, Value: set})
+		m = append(m, model.Mutation{Field: field, Mutator: libovsdb.MutateOperationInsert, Value: set})
 	}
 	if len(m) == 0 {
 		return nil, nil
@@ -277,8 +259,8 @@ func (c *Client) setIDs(row model.Model, field *map[string]string, set, drop map
 }
 
 // create returns the operations that insert rows of any table.
-func (c *Client) create(rows ...model.Model) ([]ovsdb.Operation, error) {
-	var out []ovsdb.Operation
+func (c *Client) create(rows ...model.Model) ([]libovsdb.Operation, error) {
+	var out []libovsdb.Operation
 	for _, r := range rows {
 		ops, err := c.db.Create(r)
 		if err != nil {
@@ -289,7 +271,7 @@ func (c *Client) create(rows ...model.Model) ([]ovsdb.Operation, error) {
 	return out, nil
 }
 
-func (c *Client) addBridge(ctx context.Context, b Bridge, id string) ([]ovsdb.Operation, error) {
+func (c *Client) addBridge(ctx context.Context, b Bridge, id string) ([]libovsdb.Operation, error) {
 	root, err := c.root(ctx)
 	if err != nil {
 		return nil, err
@@ -304,11 +286,11 @@ func (c *Client) addBridge(ctx context.Context, b Bridge, id string) ([]ovsdb.Op
 	if err != nil {
 		return nil, err
 	}
-	link, err := c.db.Where(&root).Mutate(&root, model.Mutation{Field: &root.Bridges, Mutator: ovsdb.MutateOperationInsert, Value: []string{bridge.UUID}})
+	link, err := c.db.Where(&root).Mutate(&root, model.Mutation{Field: &root.Bridges, Mutator: libovsdb.MutateOperationInsert, Value: []string{bridge.UUID}})
 	return append(ops, link...), err
 }
 
-func (c *Client) addPort(ctx context.Context, p Port, id string) ([]ovsdb.Operation, error) {
+func (c *Client) addPort(ctx context.Context, p Port, id string) ([]libovsdb.Operation, error) {
 	iface := &vsdb.Interface{UUID: id + "i", Name: p.Name, ExternalIDs: p.ExternalIDs}
 	if p.Internal {
 		iface.Type = "internal"
@@ -329,11 +311,11 @@ func (c *Client) addPort(ctx context.Context, p Port, id string) ([]ovsdb.Operat
 	if err != nil {
 		return nil, err
 	}
-	link, err := c.db.Where(bridge).Mutate(bridge, model.Mutation{Field: &bridge.Ports, Mutator: ovsdb.MutateOperationInsert, Value: []string{port.UUID}})
+	link, err := c.db.Where(bridge).Mutate(bridge, model.Mutation{Field: &bridge.Ports, Mutator: libovsdb.MutateOperationInsert, Value: []string{port.UUID}})
 	return append(ops, link...), err
 }
 
-func (c *Client) setPort(ctx context.Context, o SetPort) ([]ovsdb.Operation, error) {
+func (c *Client) setPort(ctx context.Context, o SetPort) ([]libovsdb.Operation, error) {
 	row := &vsdb.Interface{Name: o.Want.Name}
 	if err := c.db.Get(ctx, row); err != nil {
 		return nil, fmt.Errorf("interface %s: %w", o.Want.Name, err)
@@ -362,7 +344,7 @@ func (c *Client) setPort(ctx context.Context, o SetPort) ([]ovsdb.Operation, err
 
 // deletePort removes the port from its bridge. The database then deletes the
 // port and its interface, as nothing refers to them.
-func (c *Client) deletePort(ctx context.Context, p Port) ([]ovsdb.Operation, error) {
+func (c *Client) deletePort(ctx context.Context, p Port) ([]libovsdb.Operation, error) {
 	port := &vsdb.Port{Name: p.Name}
 	switch err := c.db.Get(ctx, port); {
 	case errors.Is(err, client.ErrNotFound):
@@ -380,7 +362,7 @@ func (c *Client) deletePort(ctx context.Context, p Port) ([]ovsdb.Operation, err
 	case err != nil:
 		return nil, fmt.Errorf("bridge %s: %w", p.Bridge, err)
 	}
-	return c.db.Where(bridge).Mutate(bridge, model.Mutation{Field: &bridge.Ports, Mutator: ovsdb.MutateOperationDelete, Value: []string{port.UUID}})
+	return c.db.Where(bridge).Mutate(bridge, model.Mutation{Field: &bridge.Ports, Mutator: libovsdb.MutateOperationDelete, Value: []string{port.UUID}})
 }
 
 // rowName returns the name of the row that op changes, or anyRow for the root.

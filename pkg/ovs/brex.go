@@ -95,9 +95,9 @@ func (c *Client) ProtectPatchPorts(ctx context.Context, bridge string) error {
 	if len(ops) == 0 {
 		return nil
 	}
-	results, err := c.db.Transact(ctx, ops...)
+	cl, err := c.db.Wait(ctx, nil)
 	if err == nil {
-		_, err = ovsdb.CheckOperationResults(results, ops)
+		_, err = c.db.Transact(ctx, cl, ops...)
 	}
 	if err != nil {
 		return fmt.Errorf("protect the patch ports of bridge %s: %w", bridge, err)

@@ -13,26 +13,28 @@ import (
 	"github.com/ovn-kubernetes/libovsdb/model"
 
 	"bulkhead/pkg/ovs/vsdb"
+	"bulkhead/pkg/ovsdb"
 )
 
 // Client accesses this node's Open vSwitch database. It reads from a cache, by
 // index, which the server updates, and writes in transactions. It reconnects
 // after a restart of the server. It executes no programs.
 type Client struct {
-	db     *connection
+	db     *ovsdb.Connection
 	log    *slog.Logger
 	change *notifier
+	stop   context.CancelFunc
+	done   chan struct{} // closed when db does not run any more
 }
 
 // Connect connects to the database at address ("unix:/…" or "tcp:…") and fills
 // the cache. It retries until ctx ends, because Open vSwitch may start after the
 // agent.
 func Connect(ctx context.Context, address string, log *slog.Logger) (*Client, error) {
-	c := &Client{log: log, change: newNotifier()}
-	c.db = &connection{address: address, log: log, onConnect: c.handleConnect}
-	c.db.open()
+	c := newClient(address, log)
+	c.start()
 	for {
-		_, err := c.db.session(ctx)
+		_, err := c.db.Wait(ctx, nil)
 		if err == nil {
 			return c, nil
 		}
@@ -41,6 +43,23 @@ func Connect(ctx context.Context, address string, log *slog.Logger) (*Client, er
 			return nil, fmt.Errorf("connect to the Open vSwitch database %s: %w", address, err)
 		}
 	}
+}
+
+func newClient(address string, log *slog.Logger) *Client {
+	c := &Client{log: log, change: newNotifier(), db: ovsdb.New()}
+	c.db.Database, c.db.Address, c.db.Log = "Open vSwitch", address, log
+	c.db.Models, c.db.Monitors, c.db.OnConnect = databaseModel, monitoredColumns, c.handleConnect
+	return c
+}
+
+// start connects in the background; Close ends it.
+func (c *Client) start() {
+	ctx, cancel := context.WithCancel(context.Background())
+	c.stop, c.done = cancel, make(chan struct{})
+	go func() {
+		defer close(c.done)
+		c.db.Run(ctx)
+	}()
 }
 
 // monitoredColumns returns the columns that the package reads. It leaves out
@@ -59,18 +78,19 @@ func monitoredColumns() []client.MonitorOption {
 // handleConnect adds event handlers to a new connection's cache and notifies all
 // waiters: any row may have changed while there was no connection.
 func (c *Client) handleConnect(cl client.Client) {
-	if rows := cl.Cache(); rows != nil { // nil if the connection is already lost
-		rows.AddEventHandler(&cache.EventHandlerFuncs{
-			AddFunc:    func(table string, row model.Model) { c.notifyRow(row) },
-			UpdateFunc: func(table string, _, row model.Model) { c.notifyRow(row) },
-			DeleteFunc: func(table string, row model.Model) { c.notifyRow(row) },
-		})
-	}
+	ovsdb.AddEventHandler(cl, &cache.EventHandlerFuncs{
+		AddFunc:    func(table string, row model.Model) { c.notifyRow(row) },
+		UpdateFunc: func(table string, _, row model.Model) { c.notifyRow(row) },
+		DeleteFunc: func(table string, row model.Model) { c.notifyRow(row) },
+	})
 	c.change.notifyAll()
 }
 
 // Close disconnects.
-func (c *Client) Close() { c.db.close() }
+func (c *Client) Close() {
+	c.stop()
+	<-c.done
+}
 
 // notifyRow notifies waiters for the row's name (interfaces, ports and bridges)
 // and waiters for any row.

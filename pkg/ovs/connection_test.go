@@ -16,6 +16,7 @@ import (
 	"github.com/ovn-kubernetes/libovsdb/client"
 
 	"bulkhead/pkg/network"
+	"bulkhead/pkg/ovsdb"
 )
 
 // databaseServer is an ovsdb-server that can be stopped and restarted with the
@@ -101,7 +102,7 @@ func TestTransactionTimeout(t *testing.T) {
 	if err := c.SyncChassis(ctx, testNode(), testInputs); err != nil {
 		t.Fatal(err)
 	}
-	c.db.timeout = 500 * time.Millisecond
+	c.db.Timeout = 500 * time.Millisecond
 	var nets []network.Network
 	for id := 1; id <= 450; id++ {
 		nets = append(nets, testNetwork(id))
@@ -112,13 +113,13 @@ func TestTransactionTimeout(t *testing.T) {
 			"a pod's ports":    func(ctx context.Context) error { return c.EnsurePods(ctx, podPorts("s")) },
 			"management ports": func(ctx context.Context) error { return c.SyncManagement(ctx, testNode(), nets) },
 		} {
-			if err := expectReturn(t, name, f); !errors.Is(err, errUnresponsive) {
+			if err := expectReturn(t, name, f); !errors.Is(err, ovsdb.ErrUnresponsive) {
 				t.Errorf("%s with an unresponsive database: %v", name, err)
 			}
 		}
 	}
 	s.signal(syscall.SIGCONT)
-	c.db.timeout = 0
+	c.db.Timeout = 0
 	eventually(t, "the database resumes", func(ctx context.Context) error {
 		return errors.Join(c.EnsurePods(ctx, podPorts("s")), c.SyncManagement(ctx, testNode(), nets))
 	})
@@ -127,7 +128,7 @@ func TestTransactionTimeout(t *testing.T) {
 	}
 }
 
-// While the database is down, readers and writers get errNotConnected; they
+// While the database is down, readers and writers get ovsdb.ErrNotConnected; they
 // succeed when it is up again.
 func TestDatabaseDown(t *testing.T) {
 	s := newDatabaseServer(t)
@@ -138,13 +139,13 @@ func TestDatabaseDown(t *testing.T) {
 	s.stop()
 	eventually(t, "the loss is detected", func(context.Context) error {
 		err := expectReturn(t, "a read", func(ctx context.Context) error { _, err := c.ListPods(ctx); return err })
-		if !errors.Is(err, errNotConnected) {
+		if !errors.Is(err, ovsdb.ErrNotConnected) {
 			return errors.Join(errors.New("a read returns stale state"), err)
 		}
 		return nil
 	})
 	err := expectReturn(t, "a transaction", func(ctx context.Context) error { return c.EnsurePods(ctx, podPorts("s")) })
-	if !errors.Is(err, errNotConnected) {
+	if !errors.Is(err, ovsdb.ErrNotConnected) {
 		t.Errorf("a transaction without a database: %v", err)
 	}
 	s.start()
@@ -181,10 +182,10 @@ func TestConnectTimeout(t *testing.T) {
 func TestConnectionLostBeforeWait(t *testing.T) {
 	s := newDatabaseServer(t)
 	lost, again := make(chan struct{}), make(chan struct{})
-	c := &Client{log: slog.New(slog.DiscardHandler), change: newNotifier()}
+	c := newClient(s.address(), slog.New(slog.DiscardHandler))
 	var once sync.Once
 	var first client.Client
-	c.db = &connection{address: s.address(), log: c.log, onConnect: func(cl client.Client) {
+	c.db.OnConnect = func(cl client.Client) {
 		once.Do(func() {
 			first = cl
 			close(lost)
@@ -194,13 +195,13 @@ func TestConnectionLostBeforeWait(t *testing.T) {
 			}
 		})
 		c.handleConnect(cl) // the first client has no cache any more
-	}}
-	c.db.open()
+	}
+	c.start()
 	defer c.Close()
 	<-lost
 	s.stop()
 	s.start()
 	close(again)
-	eventually(t, "reconnected", func(ctx context.Context) error { _, err := c.db.sessionAfter(ctx, first); return err })
+	eventually(t, "reconnected", func(ctx context.Context) error { _, err := c.db.Wait(ctx, first); return err })
 	initialise(t, c)
 }

@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"pgregory.net/rapid"
+
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovn/nbdb"
 	"bulkhead/pkg/ovsdb"
@@ -130,6 +132,46 @@ func testChassis(t *testing.T, sb *SB, node network.Node, peers []network.Node) 
 			t.Errorf("chassis %v, want %v, %v", have, want, err)
 		}
 	}
+}
+
+// Fake has the same rows and errors as a real database after the same operations:
+// some of those that Diff returns, in any order.
+func TestFakeIsLikeDatabase(t *testing.T) {
+	h := newHost(t, debianTree(t), "db", "")
+	h.database("nb", "usr/share/ovn/ovn-nb.ovsschema")
+	h.database("sb", "usr/share/ovn/ovn-sb.ovsschema")
+	nb, _ := h.databases()
+	ctx, all := context.Background(), Selection{Network: network.DefaultName, Node: "node1"}
+	read := func(t *rapid.T, target Target) State {
+		rows, err := target.Read(ctx, all)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return rows
+	}
+	rapid.Check(t, func(t *rapid.T) {
+		f := &Fake{}
+		if err := nb.Apply(ctx, Diff(nil, read(t, nb))); err != nil {
+			t.Fatal(err)
+		}
+		for i := range rapid.IntRange(1, 3).Draw(t, "steps") {
+			_, want := genRows(t, fmt.Sprint(i))
+			ops := Diff(want, read(t, nb))
+			if rapid.Bool().Draw(t, "some") {
+				ops = rapid.Permutation(ops).Draw(t, "order")
+				ops = ops[:rapid.IntRange(0, len(ops)).Draw(t, "number")]
+			}
+			for _, op := range ops {
+				errNB, errFake := nb.Apply(ctx, []Op{op}), f.Apply(ctx, []Op{op})
+				if (errNB == nil) != (errFake == nil) {
+					t.Fatalf("%s: database %v, fake %v", op, errNB, errFake)
+				}
+			}
+			if got, want := read(t, f).Dump(), read(t, nb).Dump(); got != want {
+				t.Fatalf("after %v the fake has\n%s\nthe database\n%s", ops, got, want)
+			}
+		}
+	})
 }
 
 // Whatever somebody does to one of our rows is noticed and undone.

@@ -176,7 +176,7 @@ func (f *Fake) collect() {
 		f.rows = slices.DeleteFunc(f.rows, func(r Row) bool {
 			// A port group's ports are weak references.
 			strong := slices.ContainsFunc(r.In, func(ref Ref) bool { return !isWeak(ref.Table, ref.Column) })
-			return !isRoot(r.Table) && !strong
+			return !tables[r.Table].root && !strong
 		})
 		again = len(f.rows) != n
 	}

@@ -11,7 +11,6 @@ import (
 	"github.com/ovn-kubernetes/libovsdb/model"
 
 	"bulkhead/pkg/network"
-	"bulkhead/pkg/ovn/nbdb"
 )
 
 // Marks in external_ids. Each of our rows has the first four, so that our rows can
@@ -95,39 +94,6 @@ func (r Row) String() string { return r.Table + " " + r.ID }
 
 // State is a set of rows, in no particular order.
 type State []Row
-
-// table describes a table.
-type table struct {
-	// rank orders changes: containers have a low rank.
-	rank int
-	// columns are the columns that we own in our rows. OVN writes the others, or
-	// they reference other rows.
-	columns []string
-	// contains are the columns that reference rows of other tables.
-	contains []string
-}
-
-var tables = map[string]table{
-	nbdb.PortGroupTable:                {0, []string{"name", "external_ids"}, []string{"ports", "acls"}},
-	nbdb.ACLTable:                      {1, []string{"name", "priority", "direction", "match", "action", "tier", "external_ids"}, nil},
-	nbdb.LogicalSwitchTable:            {2, []string{"name", "other_config", "external_ids"}, []string{"ports"}},
-	nbdb.LogicalRouterTable:            {3, []string{"name", "options", "external_ids"}, []string{"ports", "static_routes", "nat"}},
-	nbdb.LogicalRouterPortTable:        {4, []string{"name", "mac", "networks", "options", "external_ids"}, []string{"gateway_chassis"}},
-	nbdb.GatewayChassisTable:           {5, []string{"name", "chassis_name", "priority", "external_ids"}, nil},
-	nbdb.LogicalSwitchPortTable:        {6, []string{"name", "type", "options", "addresses", "port_security", "external_ids"}, nil},
-	nbdb.NATTable:                      {7, []string{"type", "external_ip", "logical_ip", "match", "logical_port", "priority", "options", "external_ids"}, nil},
-	nbdb.StaticMACBindingTable:         {8, []string{"logical_port", "ip", "mac", "override_dynamic_mac"}, nil},
-	nbdb.LogicalRouterStaticRouteTable: {9, []string{"ip_prefix", "policy", "nexthop", "output_port", "options", "external_ids"}, nil},
-}
-
-// isRoot reports whether the table is a root table: its rows need no references.
-func isRoot(t string) bool {
-	switch t {
-	case nbdb.PortGroupTable, nbdb.LogicalSwitchTable, nbdb.LogicalRouterTable, nbdb.StaticMACBindingTable:
-		return true
-	}
-	return false
-}
 
 // field returns the field of a model that holds a column.
 func field(m model.Model, column string) reflect.Value {
@@ -244,7 +210,3 @@ func columnText(v reflect.Value) string {
 	}
 	return fmt.Sprint(v.Interface())
 }
-
-// isWeak reports whether a column's references are weak: they do not keep the row
-// from being garbage-collected.
-func isWeak(table, column string) bool { return table == nbdb.PortGroupTable && column == "ports" }

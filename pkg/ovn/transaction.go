@@ -93,7 +93,7 @@ func (t *transaction) add(op Op) error {
 		for _, ref := range op.Row.In {
 			t.list(ref, op.Row.UUID, libovsdb.MutateOperationDelete)
 		}
-		if isRoot(op.Row.Table) {
+		if tables[op.Row.Table].root {
 			t.ops = append(t.ops, libovsdb.Operation{Op: libovsdb.OperationDelete, Table: op.Row.Table, Where: ovsdb.ByUUID(op.Row.UUID)})
 		}
 	default:

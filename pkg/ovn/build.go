@@ -5,10 +5,8 @@ package ovn
 import (
 	"fmt"
 	"net/netip"
-	"strconv"
 
 	"github.com/google/uuid"
-	"github.com/ovn-kubernetes/libovsdb/model"
 
 	"bulkhead/pkg/network"
 )
@@ -86,46 +84,6 @@ type builder struct {
 	rows  State
 }
 
-// add adds a row. Its external_ids get our marks and extra, a list of key-value
-// pairs.
-func (b *builder) add(effect Effect, table, id string, m model.Model, in []Ref, extra ...string) {
-	if f := field(m, "external_ids"); f.IsValid() {
-		ids := f.Interface().(map[string]string)
-		if ids == nil {
-			ids = map[string]string{}
-		}
-		ids[markOwner], ids[markNetwork], ids[markUnit], ids[markID] = ownerValue, b.net.Name, b.unit.mark(b.net.Name), id
-		if effect != Neutral {
-			ids[markEffect] = string(effect)
-		}
-		for i := 0; i+1 < len(extra); i += 2 {
-			ids[extra[i]] = extra[i+1]
-		}
-		setField(m, "external_ids", ids)
-	}
-	b.rows = append(b.rows, Row{Table: table, ID: id, Model: m, In: in, UUID: b.uuid(table, id), Unit: b.unit.mark(b.net.Name), Effect: effect})
-}
-
-// ref returns the column of one of the network's rows.
-func (b *builder) ref(table, id, column string) Ref {
-	return Ref{Table: table, ID: id, Column: column, UUID: b.uuid(table, id)}
-}
-
-// uuid returns the UUID of one of the network's rows.
-func (b *builder) uuid(table, id string) string {
-	return uuid.NewSHA1(b.space, []byte(table+"/"+id)).String()
-}
-
-// uuidSpace returns the name space of the UUIDs of a network's rows (RFC 9562 § 5.5).
-// A deleted network's successor of the same name has another one: northd keys
-// datapaths by these UUIDs, and the new network must not inherit MAC bindings.
-func uuidSpace(net network.Network) uuid.UUID {
-	return uuid.NewSHA1(bulkheadSpace, []byte(net.OwnerUID+"/"+strconv.Itoa(net.ID)+"/"+net.Name))
-}
-
-// bulkheadSpace is the name space of uuidSpace; random.
-var bulkheadSpace = uuid.MustParse("0e86b8e2-ac66-4237-9984-f70873f249fc")
-
 // masqueradeManagement returns the addresses that the network's pods are SNATed to
 // on the management port, of the network's IP families.
 func (b *builder) masqueradeManagement() []netip.Prefix {
@@ -150,46 +108,3 @@ func (b *builder) localGateway() bool { return b.node.Mode == network.LocalGatew
 func (b *builder) hasGateway() bool {
 	return (b.net.IsDefault() || b.net.IsPrimary()) && b.node.BridgeMAC != "" && len(b.node.Addresses) > 0
 }
-
-func mapPrefixes(ps []netip.Prefix, f func(netip.Prefix) netip.Prefix) []netip.Prefix {
-	out := make([]netip.Prefix, len(ps))
-	for i, p := range ps {
-		out[i] = f(p)
-	}
-	return out
-}
-
-// addrOfFamily returns the address in ps of p's IP family.
-func addrOfFamily(ps []netip.Prefix, p netip.Addr) (netip.Addr, bool) {
-	x, ok := network.FirstOfFamily(ps, p)
-	return x.Addr(), ok
-}
-
-func prefixStrings(ps []netip.Prefix) []string {
-	out := make([]string, len(ps))
-	for i, p := range ps {
-		out[i] = p.String()
-	}
-	return out
-}
-
-// addressLine returns a logical switch port's "MAC IP IP".
-func addressLine(mac string, ps []netip.Prefix) string {
-	for _, p := range ps {
-		mac += " " + p.Addr().String()
-	}
-	return mac
-}
-
-// single returns the prefix of one address.
-func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
-
-// defaultRoute returns 0.0.0.0/0 or ::/0, by a's IP family.
-func defaultRoute(a netip.Addr) netip.Prefix {
-	if a.Is4() {
-		return netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-	}
-	return netip.PrefixFrom(netip.IPv6Unspecified(), 0)
-}
-
-func ptr[T any](v T) *T { return &v }

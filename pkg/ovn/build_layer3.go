@@ -3,7 +3,6 @@
 package ovn
 
 import (
-	"net/netip"
 	"strconv"
 
 	"bulkhead/pkg/network"
@@ -119,72 +118,4 @@ func (b *builder) pod(pod PodPort) {
 		// same name.
 		Options: map[string]string{"iface-id-ver": pod.UID},
 	}, in, markNamespace, pod.Namespace, markPod, pod.Pod, markPodUID, pod.UID, markNAD, pod.NADKey)
-}
-
-// router adds a logical router.
-func (b *builder) router(name string, options map[string]string, extra ...string) {
-	extra = append(extra, markTopology, string(b.net.Topology), markRole, string(b.net.Role))
-	b.add(Neutral, nbdb.LogicalRouterTable, name, &nbdb.LogicalRouter{Name: name, Options: options}, nil, extra...)
-}
-
-// switchPort adds m as a port with that name to a switch.
-func (b *builder) switchPort(sw, name string, m *nbdb.LogicalSwitchPort, extra ...string) {
-	m.Name = name
-	b.add(Neutral, nbdb.LogicalSwitchPortTable, name, m, []Ref{b.ref(nbdb.LogicalSwitchTable, sw, "ports")}, extra...)
-}
-
-// link is a connection of a router and a switch.
-type link struct {
-	router, routerPort string
-	addrs              []netip.Prefix
-	mac                string // empty: derived from addrs
-	sw, switchPort     string
-	key                int // requested tunnel key of the switch port; 0: northd chooses
-	options            map[string]string
-}
-
-func (b *builder) connect(l link) {
-	if l.mac == "" {
-		l.mac = network.MACOf(l.addrs)
-	}
-	b.add(Neutral, nbdb.LogicalRouterPortTable, l.routerPort, &nbdb.LogicalRouterPort{
-		Name: l.routerPort, MAC: l.mac, Networks: prefixStrings(l.addrs),
-	}, []Ref{b.ref(nbdb.LogicalRouterTable, l.router, "ports")})
-	options := map[string]string{"router-port": l.routerPort}
-	for k, v := range l.options {
-		options[k] = v
-	}
-	if l.key != 0 {
-		options["requested-tnl-key"] = strconv.Itoa(l.key)
-	}
-	b.switchPort(l.sw, l.switchPort, &nbdb.LogicalSwitchPort{Type: "router", Addresses: []string{"router"}, Options: options})
-}
-
-// Policies of a static route: what its prefix is compared with.
-const (
-	srcIP = "src-ip"
-	dstIP = "dst-ip"
-)
-
-// route adds a static route to a router. port may be empty.
-func (b *builder) route(router, policy string, dest netip.Prefix, via netip.Addr, port string, extra ...string) {
-	id := router + " " + policy + " " + dest.String() + " " + via.String()
-	r := &nbdb.LogicalRouterStaticRoute{IPPrefix: dest.String(), Nexthop: via.String(), Policy: ptr(policy)}
-	if port != "" {
-		r.OutputPort = ptr(port)
-	}
-	b.add(Opens, nbdb.LogicalRouterStaticRouteTable, id, r, []Ref{b.ref(nbdb.LogicalRouterTable, router, "static_routes")}, extra...)
-}
-
-// snat adds a source NAT to a router; match and port may be empty.
-func (b *builder) snat(router string, inside netip.Prefix, outside netip.Addr, port, match string) {
-	id := router + " snat " + inside.String() + " " + outside.String()
-	n := &nbdb.NAT{Type: nbdb.NATTypeSNAT, LogicalIP: inside.String(), ExternalIP: outside.String(), Match: match}
-	if inside.IsSingleIP() {
-		n.LogicalIP = inside.Addr().String()
-	}
-	if port != "" {
-		n.LogicalPort = ptr(port)
-	}
-	b.add(Neutral, nbdb.NATTable, id, n, []Ref{b.ref(nbdb.LogicalRouterTable, router, "nat")})
 }

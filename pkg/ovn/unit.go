@@ -66,39 +66,3 @@ type Selection struct {
 }
 
 func (s Selection) has(u Unit) bool { return s.Units == nil || slices.Contains(s.Units, u) }
-
-// unitSet is a set of a network's units.
-type unitSet struct {
-	all   bool
-	units map[Unit]struct{}
-}
-
-// add adds units, or all for none.
-func (s *unitSet) add(units ...Unit) {
-	if len(units) == 0 {
-		s.all = true
-	}
-	if s.units == nil {
-		s.units = map[Unit]struct{}{}
-	}
-	for _, u := range units {
-		s.units[u] = struct{}{}
-	}
-}
-
-func (s *unitSet) empty() bool { return !s.all && len(s.units) == 0 }
-
-// take empties the set and returns its units in order, nil for all.
-func (s *unitSet) take() []Unit {
-	all, units := s.all, s.units
-	*s = unitSet{}
-	if all {
-		return nil
-	}
-	out := make([]Unit, 0, len(units))
-	for u := range units {
-		out = append(out, u)
-	}
-	slices.SortFunc(out, compareUnits)
-	return out
-}

@@ -52,7 +52,7 @@ type Zone struct {
 	podStore cache.Indexer
 	nsLister corelisters.NamespaceLister
 	podQueue process.Queue[string] // "namespace/name"
-	netQueue process.Queue[string] // network names and the keys below
+	queue    *unitQueue            // networks and the keys below
 
 	mu           sync.Mutex // guards the fields below up to ready; never held across I/O
 	nadIndex     *network.NADIndex
@@ -77,7 +77,7 @@ type Zone struct {
 	metrics metrics
 }
 
-// Keys in netQueue other than networks: a network's name has no "/".
+// Keys in queue other than networks: a network's name has no "/".
 const (
 	keyChassis = "/chassis"
 	keyCleanup = "/cleanup"
@@ -90,7 +90,6 @@ type netState struct {
 	net   network.Network // as last described by a NAD
 	addrs *addresses      // nil until the node has subnets
 	pods  map[string]PodPort
-	dirty unitSet // to be compared
 	// waiting are the pods that wait for a free address.
 	waiting map[string]struct{}
 }
@@ -116,7 +115,7 @@ func NewZone(cfg config.Config, k kubernetes.Interface, nads nadclient.Interface
 	}
 	return &Zone{
 		cfg: cfg, log: log.With("node", cfg.Kubernetes.NodeName), kube: k, nads: nads, metrics: newMetrics(registry),
-		podQueue: process.NewQueue[string](), netQueue: process.NewQueue[string](),
+		podQueue: process.NewQueue[string](), queue: newUnitQueue(),
 		nadIndex: network.NewNADIndex(), nodes: newNodeIndex(cfg.Kubernetes.NodeName), nets: map[string]*netState{}, pods: map[string]*podState{},
 		reservations: map[string]reservation{}, defaultOnly: map[string]map[string]string{}, initial: map[string]struct{}{}, pending: map[string]struct{}{}, keptPorts: map[string]keptPorts{}, lastErr: map[string]string{},
 		failures: map[string]failure{}, refusedNADs: map[string]time.Time{},
@@ -131,7 +130,7 @@ func (z *Zone) Ready() bool { return z.ready.Load() && z.nb != nil && z.nb.Conne
 // Run runs the zone until ctx ends.
 func (z *Zone) Run(ctx context.Context) error {
 	nb := NewNB(z.cfg.NBAddress, z.log, z.onConnect, z.onRowChanged)
-	sb := NewSB(z.cfg.SBAddress, z.log, func() { z.netQueue.Add(keyChassis) }, func() { z.netQueue.Add(keyChassis) })
+	sb := NewSB(z.cfg.SBAddress, z.log, func() { z.queue.Add(keyChassis) }, func() { z.queue.Add(keyChassis) })
 	z.nb, z.sb = nb, sb
 	var wg sync.WaitGroup
 	wg.Go(func() { nb.Run(ctx) })
@@ -151,7 +150,7 @@ func (z *Zone) serve(ctx context.Context) error {
 	z.onSynced()
 	var wg sync.WaitGroup
 	wg.Go(func() { z.podQueue.Run(ctx, z.cfg.Workers, z.syncPod, z.logFailure("pod")) })
-	wg.Go(func() { z.netQueue.Run(ctx, z.cfg.Workers, z.syncKey, z.logFailure("network")) })
+	wg.Go(func() { z.queue.Run(ctx, z.cfg.Workers, z.syncKey, z.logFailure("network")) })
 	wg.Wait()
 	return nil
 }
@@ -177,7 +176,7 @@ func (z *Zone) logFailure(kind string) func(key string, attempts int, err error)
 	}
 }
 
-// syncKey reconciles one key of netQueue.
+// syncKey reconciles one key of queue.
 func (z *Zone) syncKey(ctx context.Context, key string) error {
 	switch key {
 	case keyChassis:
@@ -220,8 +219,8 @@ func (z *Zone) onConnect() {
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	if z.synced {
-		z.markAllDirty()
-		z.netQueue.Add(keyCleanup)
+		z.enqueueNetworks()
+		z.queue.Add(keyCleanup)
 	}
 }
 
@@ -233,8 +232,8 @@ func (z *Zone) onRowChanged(name string, u Unit, deleted bool) {
 	switch {
 	case !z.synced:
 	case deleted && u.Kind == KindTopology:
-		z.markDirty(name) // the deleted row may have contained rows of other units
+		z.queue.AddUnits(name) // the deleted row may have contained rows of other units
 	default:
-		z.markDirty(name, u)
+		z.queue.AddUnits(name, u)
 	}
 }

@@ -90,12 +90,12 @@ func (z *Zone) enqueueAll() {
 		}
 		z.restore(z.podStore.List())
 	}
-	z.markAllDirty()
+	z.enqueueNetworks()
 	for _, key := range z.podStore.ListKeys() {
 		z.podQueue.Add(key)
 	}
-	z.netQueue.Add(keyChassis)
-	z.netQueue.Add(keyCleanup)
+	z.queue.Add(keyChassis)
+	z.queue.Add(keyCleanup)
 }
 
 func (z *Zone) namespaceChanged(old, obj any) {
@@ -197,14 +197,14 @@ func (z *Zone) applyNADChange(key string, change func() []string) {
 	}
 	nad, exists := z.nadIndex.NAD(key)
 	for _, name := range names {
-		z.markDirty(name)
+		z.queue.AddUnits(name)
 		if name == was.Network.Name && z.nadIndex.Fingerprint(name) != agreed {
 			// Refused NADs of the network may have become usable.
 			for _, namespace := range z.nadIndex.Namespaces(name) {
 				z.enqueuePods(namespace)
 			}
 			if len(z.refusedNADs) > 0 {
-				z.netQueue.Add(keyFailures)
+				z.queue.Add(keyFailures)
 			}
 		}
 	}

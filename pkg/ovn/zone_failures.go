@@ -54,14 +54,14 @@ func (z *Zone) recordFailure(name string, id int, reason string) {
 	}
 	if f != was {
 		z.failures[name] = f
-		z.netQueue.Add(keyFailures)
+		z.queue.Add(keyFailures)
 	}
 }
 
 func (z *Zone) clearFailure(name string) {
 	if _, ok := z.failures[name]; ok {
 		delete(z.failures, name)
-		z.netQueue.Add(keyFailures)
+		z.queue.Add(keyFailures)
 	}
 }
 
@@ -75,7 +75,7 @@ func (z *Zone) recordNAD(key string, refused bool) {
 		delete(z.refusedNADs, key)
 	}
 	if refused || was {
-		z.netQueue.Add(keyFailures)
+		z.queue.Add(keyFailures)
 	}
 }
 
@@ -83,7 +83,7 @@ func (z *Zone) recordNAD(key string, refused bool) {
 func (z *Zone) recordAnnotation(n *corev1.Node) {
 	if said := n.Annotations[network.AnnotationZoneFailures]; said != z.failuresAnnotation {
 		z.failuresAnnotation = said
-		z.netQueue.Add(keyFailures)
+		z.queue.Add(keyFailures)
 	}
 }
 
@@ -171,7 +171,7 @@ func (z *Zone) writeFailures(ctx context.Context) error {
 	old := z.failuresAnnotation
 	z.mu.Unlock()
 	if next > 0 {
-		z.netQueue.AddAfter(keyFailures, next)
+		z.queue.AddAfter(keyFailures, next)
 	}
 	value, err := failures.Render()
 	if err != nil {

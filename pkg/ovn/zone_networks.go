@@ -46,20 +46,14 @@ func (z *Zone) state(name string) *netState {
 	return st
 }
 
-// markDirty enqueues a network to have those units compared, or all for none.
-func (z *Zone) markDirty(name string, units ...Unit) {
-	z.state(name).dirty.add(units...)
-	z.netQueue.Add(name)
-}
-
-// markAllDirty is markDirty for all networks.
-func (z *Zone) markAllDirty(units ...Unit) {
-	z.markDirty(network.DefaultName, units...)
+// enqueueNetworks enqueues units of all networks, or all units for none.
+func (z *Zone) enqueueNetworks(units ...Unit) {
+	z.queue.AddUnits(network.DefaultName, units...)
 	for _, name := range z.nadIndex.Networks() {
-		z.markDirty(name, units...)
+		z.queue.AddUnits(name, units...)
 	}
 	for name := range z.nets {
-		z.markDirty(name, units...)
+		z.queue.AddUnits(name, units...)
 	}
 }
 
@@ -93,7 +87,7 @@ func (z *Zone) nextJob(name string) (j job, ok bool) {
 		j.net, j.known, j.deleted = st.net, true, !z.nadIndex.HasNADs(name)
 	case z.nadIndex.HasNADs(name):
 		// Its NADs are unusable. Keep its rows: a typo must not cut off pods.
-		st.dirty = unitSet{}
+		z.queue.take(name)
 		z.clearError(name)
 		z.clearFailure(name) // the refused NAD is reported instead
 		z.markTried(name)
@@ -104,10 +98,9 @@ func (z *Zone) nextJob(name string) (j job, ok bool) {
 	// A network that no NAD describes is deleted at once: every NAD has been read
 	// by now. The deletion does not wait for other networks to be built: one of
 	// them may need a port name that this one has.
-	if st.dirty.empty() {
+	if j.units, ok = z.queue.take(name); !ok {
 		return j, false
 	}
-	j.units = st.dirty.take()
 	j.node = z.self()
 	j.in = Inputs{Plan: z.cfg.Plan, PhysicalNetwork: z.cfg.OVS.PhysicalNetwork}
 	if j.units == nil {
@@ -175,7 +168,7 @@ func (z *Zone) syncNetwork(ctx context.Context, name string) error {
 		z.markTried(name)
 		return nil // an event follows any change that can help
 	case err != nil:
-		z.state(name).dirty.add(j.units...)
+		z.queue.mark(name, j.units...)
 		if connected && !errors.Is(err, ovsdb.ErrNotConnected) && ctx.Err() == nil {
 			z.setError(name, err)
 			z.recordFailure(name, id, prefix+z.failureReason(name, err))
@@ -217,7 +210,7 @@ func (z *Zone) markTried(name string) {
 	_, first := z.pending[name]
 	delete(z.pending, name)
 	if first && z.allTried() {
-		z.netQueue.Add(keyFailures)
+		z.queue.Add(keyFailures)
 	}
 	if len(z.pending) == 0 && !z.ready.Swap(true) {
 		z.log.Info("all networks known at the start have been tried", "failing", slices.Sorted(maps.Keys(z.lastErr)))
@@ -274,7 +267,7 @@ func (z *Zone) remove(ctx context.Context, name string) (id int, inUse bool, err
 	}
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	if st := z.state(name); len(st.pods) == 0 && st.dirty.empty() {
+	if st := z.state(name); len(st.pods) == 0 {
 		delete(z.nets, name)
 	}
 	return id, false, nil
@@ -314,7 +307,7 @@ func (z *Zone) cleanup(ctx context.Context) error {
 			if first {
 				z.pending[name] = struct{}{}
 			}
-			z.markDirty(name)
+			z.queue.AddUnits(name)
 		}
 	}
 	z.markTried(keyCleanup)

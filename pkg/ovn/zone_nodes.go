@@ -67,8 +67,8 @@ func (z *Zone) nodesChanged(changes []nodeChange) {
 		for name := range unknown {
 			peers = append(peers, peerUnit(name))
 		}
-		z.markAllDirty(peers...)
-		z.netQueue.Add(keyChassis)
+		z.enqueueNetworks(peers...)
+		z.queue.Add(keyChassis)
 	}
 }
 

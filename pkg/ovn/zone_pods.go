@@ -88,7 +88,7 @@ func needsNoNetwork(pod *corev1.Pod) bool {
 	return pod.Spec.HostNetwork || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// syncPod assigns a pod's addresses. The pod's ports (by netQueue) and annotation
+// syncPod assigns a pod's addresses. The pod's ports (by queue) and annotation
 // are written concurrently.
 func (z *Zone) syncPod(ctx context.Context, key string) error {
 	obj, ok, err := z.podStore.GetByKey(key)
@@ -198,7 +198,7 @@ func (z *Zone) assignNetworks(pod *corev1.Pod, restoring bool) (network.PodNetwo
 	for k, g := range fresh {
 		st.ports[k] = g
 		z.state(g.network).pods[key+" "+k] = g.port
-		z.markDirty(g.network, podUnit(key))
+		z.queue.AddUnits(g.network, podUnit(key))
 	}
 	if len(st.ports) > 0 {
 		z.pods[key] = st
@@ -361,7 +361,7 @@ func (z *Zone) enqueueWaiting(st *netState) {
 func (z *Zone) releasePod(key string) {
 	z.releaseReservation(key)
 	for name := range z.keptPorts[key].networks {
-		z.markDirty(name)
+		z.queue.AddUnits(name)
 	}
 	delete(z.keptPorts, key)
 	z.removeDefaultOnly(key)
@@ -377,9 +377,9 @@ func (z *Zone) releasePod(key string) {
 		delete(st.pods, key+" "+k)
 		z.releaseAddresses(p.uid, g)
 		if _, described := z.desiredNetwork(g.network); described {
-			z.markDirty(g.network, podUnit(key))
+			z.queue.AddUnits(g.network, podUnit(key))
 		} else {
-			z.markDirty(g.network)
+			z.queue.AddUnits(g.network)
 		}
 	}
 }

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ovn
+
+import (
+	"slices"
+	"sync"
+
+	"bulkhead/pkg/process"
+)
+
+// unitQueue is a queue of networks with the units that are to be reconciled, and of
+// other keys.
+type unitQueue struct {
+	process.Queue[string]
+
+	mu    sync.Mutex
+	dirty map[string]*unitSet // by network
+}
+
+func newUnitQueue() *unitQueue {
+	return &unitQueue{Queue: process.NewQueue[string](), dirty: map[string]*unitSet{}}
+}
+
+// AddUnits enqueues units of a network, or the whole network for none.
+func (q *unitQueue) AddUnits(network string, units ...Unit) {
+	q.mark(network, units...)
+	q.Add(network)
+}
+
+// mark is AddUnits for a network that is enqueued by its failure.
+func (q *unitQueue) mark(network string, units ...Unit) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.dirty[network] == nil {
+		q.dirty[network] = &unitSet{}
+	}
+	q.dirty[network].add(units...)
+}
+
+// take removes and returns the network's units, nil for all. ok is false if there is
+// nothing to reconcile.
+func (q *unitQueue) take(network string) (units []Unit, ok bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	dirty := q.dirty[network]
+	if dirty == nil {
+		return nil, false
+	}
+	delete(q.dirty, network)
+	return dirty.list(), true
+}
+
+// unitSet is a set of a network's units.
+type unitSet struct {
+	all   bool
+	units map[Unit]struct{}
+}
+
+// add adds units, or all for none.
+func (s *unitSet) add(units ...Unit) {
+	if len(units) == 0 {
+		s.all = true
+	}
+	if s.units == nil {
+		s.units = map[Unit]struct{}{}
+	}
+	for _, u := range units {
+		s.units[u] = struct{}{}
+	}
+}
+
+// list returns the units in order, nil for all.
+func (s *unitSet) list() []Unit {
+	if s.all {
+		return nil
+	}
+	out := make([]Unit, 0, len(s.units))
+	for u := range s.units {
+		out = append(out, u)
+	}
+	slices.SortFunc(out, compareUnits)
+	return out
+}

@@ -51,6 +51,11 @@ func TestAdversaryWrites(t *testing.T) {
 		}
 	}
 	s.AttackerID, s.VictimID = w.nad(s.Attacker, "net").Annotations[network.AnnotationNetworkID], w.nad(s.Victim, "net").Annotations[network.AnnotationNetworkID]
+	victim := &corev1.Namespace{}
+	if err := w.Get(w.ctx, client.ObjectKey{Name: s.Victim}, victim); err != nil {
+		t.Fatal(err)
+	}
+	s.VictimUID = string(victim.UID)
 	grantEverything(t, w, s.Attacker, "adversary")
 	tenant, node := nadClient(t, impersonate("adversary")), nodeClient(t, s.Node)
 

@@ -16,6 +16,7 @@ type Scenario struct {
 	Network              string // both networks' name
 	AttackerID, VictimID string
 	Pod, VictimPod       string
+	VictimUID            string             // of the victim's namespace
 	VictimEntry          network.PodNetwork // on its network
 	Node, OtherNode      string             // the token's, and another
 	OtherPod             [2]string          // a pod there, by namespace and name
@@ -114,7 +115,8 @@ func (s Scenario) UDNAuthor() []Write {
 		patch("", m{"metadata": m{"annotations": ids}}),
 		patch("", m{"metadata": m{"labels": m{network.LabelUDN: "", network.LabelPrimaryUDN: ""}}}),
 		patch("", m{"metadata": m{"finalizers": nil}}),
-		patch("", m{"metadata": m{"ownerReferences": []m{{"apiVersion": "v1", "kind": "Namespace", "name": s.Victim, "uid": "00000000-0000-0000-0000-000000000000"}}}}),
+		// With the UID of an owner that does not exist, Kubernetes would delete it.
+		patch("", m{"metadata": m{"ownerReferences": []m{{"apiVersion": "v1", "kind": "Namespace", "name": s.Victim, "uid": s.VictimUID}}}}),
 		patch("", m{"metadata": m{"ownerReferences": nil}}),
 		changed,
 		patch("status", m{"status": m{"conditions": []m{created}}}),

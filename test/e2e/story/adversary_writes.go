@@ -50,6 +50,11 @@ func (a *arena) stage(ctx context.Context) (writes.Scenario, error) {
 		}
 		*id = nad.GetAnnotations()[network.AnnotationNetworkID]
 	}
+	victim, err := a.w.Lab.Client().CoreV1().Namespaces().Get(ctx, s.Victim, metav1.GetOptions{})
+	if err != nil {
+		return s, err
+	}
+	s.VictimUID = string(victim.UID)
 	if len(s.VictimEntry.IPs) == 0 {
 		return s, fmt.Errorf("green-1 has nothing on green/net: %v", a.annotations["green-1"])
 	}

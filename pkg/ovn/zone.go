@@ -53,6 +53,7 @@ type Zone struct {
 	nsLister corelisters.NamespaceLister
 	podQueue process.Queue[string] // "namespace/name"
 	queue    *unitQueue            // networks and the keys below
+	failures *failureReport
 
 	mu           sync.Mutex // guards the fields below up to ready; never held across I/O
 	nadIndex     *network.NADIndex
@@ -67,14 +68,8 @@ type Zone struct {
 	keptPorts    map[string]keptPorts         // by pod: undesired ports, kept because the pod runs
 	synced       bool                         // the handlers have seen the informers' first lists
 	restored     bool                         // pod addresses are restored and pending is filled
-	lastErr      map[string]string            // by failing network
-
-	failures           map[string]failure   // by network: failures to report
-	refusedNADs        map[string]time.Time // by NAD key: when the NAD was refused
-	failuresAnnotation string               // this Node's failures annotation
-
-	ready   atomic.Bool
-	metrics metrics
+	ready        atomic.Bool
+	metrics      metrics
 }
 
 // Keys in queue other than networks: a network's name has no "/".
@@ -113,13 +108,14 @@ func NewZone(cfg config.Config, k kubernetes.Interface, nads nadclient.Interface
 	if cfg.Kubernetes.NodeName == "" {
 		return nil, errors.New("node name is empty: set --node-name")
 	}
-	return &Zone{
+	z := &Zone{
 		cfg: cfg, log: log.With("node", cfg.Kubernetes.NodeName), kube: k, nads: nads, metrics: newMetrics(registry),
 		podQueue: process.NewQueue[string](), queue: newUnitQueue(),
 		nadIndex: network.NewNADIndex(), nodes: newNodeIndex(cfg.Kubernetes.NodeName), nets: map[string]*netState{}, pods: map[string]*podState{},
-		reservations: map[string]reservation{}, defaultOnly: map[string]map[string]string{}, initial: map[string]struct{}{}, pending: map[string]struct{}{}, keptPorts: map[string]keptPorts{}, lastErr: map[string]string{},
-		failures: map[string]failure{}, refusedNADs: map[string]time.Time{},
-	}, nil
+		reservations: map[string]reservation{}, defaultOnly: map[string]map[string]string{}, initial: map[string]struct{}{}, pending: map[string]struct{}{}, keptPorts: map[string]keptPorts{},
+	}
+	z.failures = newFailureReport(cfg.Kubernetes.NodeName, k, z.log, z.metrics.failing, func() { z.queue.Add(keyFailures) })
+	return z, nil
 }
 
 // Ready reports whether every network known at the start has been built or has
@@ -188,6 +184,26 @@ func (z *Zone) syncKey(ctx context.Context, key string) error {
 	default:
 		return z.syncNetwork(ctx, key)
 	}
+}
+
+// writeFailures updates this Node's failures annotation.
+func (z *Zone) writeFailures(ctx context.Context) error {
+	z.mu.Lock()
+	if !z.allTried() {
+		z.mu.Unlock()
+		return nil // until then the previous zone's annotation is the best information
+	}
+	failures, next := z.failures.networkFailures(time.Now(), z.nadIndex, func(name string) int {
+		if st, ok := z.nets[name]; ok {
+			return st.net.ID
+		}
+		return 0
+	})
+	z.mu.Unlock()
+	if next > 0 {
+		z.queue.AddAfter(keyFailures, next)
+	}
+	return z.failures.write(ctx, failures)
 }
 
 // syncChassis reconciles the remote chassis in the southbound database.

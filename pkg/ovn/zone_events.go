@@ -69,7 +69,7 @@ func (z *Zone) onSynced() {
 	z.synced = true
 	for _, nad := range z.nadIndex.MarkSynced() {
 		z.logUnusable(nad)
-		z.recordNAD(nad.Key(), true)
+		z.failures.recordNAD(nad.Key(), true)
 	}
 	z.nodes.podIDs = z.podIDs()
 	z.nodesChanged(z.nodes.markSynced())
@@ -156,7 +156,7 @@ func (z *Zone) nadChanged(old, obj any) {
 	if unusable {
 		z.logUnusable(indexed)
 	}
-	z.recordNAD(nad.Key(), unusable)
+	z.failures.recordNAD(nad.Key(), unusable)
 	z.enqueuePods(nad.Namespace)
 }
 
@@ -182,7 +182,7 @@ func (z *Zone) nadDeleted(obj any) {
 	defer z.mu.Unlock()
 	key := network.NADKey(o.Namespace, o.Name)
 	z.applyNADChange(key, func() []string { return z.nadIndex.Delete(key) })
-	z.recordNAD(key, false)
+	z.failures.recordNAD(key, false)
 }
 
 // applyNADChange changes the NAD index and enqueues the affected networks. It
@@ -203,9 +203,7 @@ func (z *Zone) applyNADChange(key string, change func() []string) {
 			for _, namespace := range z.nadIndex.Namespaces(name) {
 				z.enqueuePods(namespace)
 			}
-			if len(z.refusedNADs) > 0 {
-				z.queue.Add(keyFailures)
-			}
+			z.failures.nadsChanged()
 		}
 	}
 	if !exists || !z.restored {

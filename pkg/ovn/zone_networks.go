@@ -88,8 +88,8 @@ func (z *Zone) nextJob(name string) (j job, ok bool) {
 	case z.nadIndex.HasNADs(name):
 		// Its NADs are unusable. Keep its rows: a typo must not cut off pods.
 		z.queue.take(name)
-		z.clearError(name)
-		z.clearFailure(name) // the refused NAD is reported instead
+		z.failures.clearError(name)
+		z.failures.clear(name) // the refused NAD is reported instead
 		z.markTried(name)
 		return j, false
 	default:
@@ -161,28 +161,28 @@ func (z *Zone) syncNetwork(ctx context.Context, name string) error {
 	var permanent permanentError
 	switch {
 	case errors.As(err, &permanent):
-		if z.setError(name, permanent.error) {
+		if z.failures.setError(name, permanent.error) {
 			z.log.Warn("network is not built on this node", "network", name, "error", permanent.error)
 		}
-		z.recordFailure(name, id, prefix+z.failureReason(name, permanent.error))
+		z.failures.record(name, id, prefix+z.failures.reason(name, permanent.error))
 		z.markTried(name)
 		return nil // an event follows any change that can help
 	case err != nil:
 		z.queue.mark(name, j.units...)
 		if connected && !errors.Is(err, ovsdb.ErrNotConnected) && ctx.Err() == nil {
-			z.setError(name, err)
-			z.recordFailure(name, id, prefix+z.failureReason(name, err))
+			z.failures.setError(name, err)
+			z.failures.record(name, id, prefix+z.failures.reason(name, err))
 			if name != network.DefaultName { // without it the node is not ready
 				z.markTried(name)
 			}
 		} // else the connection failed, not the network
 		return fmt.Errorf("network %s: %w", name, err)
 	}
-	z.clearError(name)
+	z.failures.clearError(name)
 	if inUse {
-		z.recordFailure(name, id, deletedPrefix+"pods still use it")
+		z.failures.record(name, id, deletedPrefix+"pods still use it")
 	} else {
-		z.clearFailure(name)
+		z.failures.clear(name)
 	}
 	z.markTried(name)
 	return nil
@@ -190,19 +190,6 @@ func (z *Zone) syncNetwork(ctx context.Context, name string) error {
 
 // permanentError is a reason not to build a network that retries do not change.
 type permanentError struct{ error }
-
-// setError records the error of a network and reports whether its text changed.
-func (z *Zone) setError(name string, err error) bool {
-	was, text := z.lastErr[name], err.Error()
-	z.lastErr[name] = text
-	z.metrics.failing.Set(float64(len(z.lastErr)))
-	return was != text
-}
-
-func (z *Zone) clearError(name string) {
-	delete(z.lastErr, name)
-	z.metrics.failing.Set(float64(len(z.lastErr)))
-}
 
 // markTried records that a network known at the start has been tried, even if
 // it failed: a failing network does not keep the zone from being ready.
@@ -213,8 +200,23 @@ func (z *Zone) markTried(name string) {
 		z.queue.Add(keyFailures)
 	}
 	if len(z.pending) == 0 && !z.ready.Swap(true) {
-		z.log.Info("all networks known at the start have been tried", "failing", slices.Sorted(maps.Keys(z.lastErr)))
+		z.log.Info("all networks known at the start have been tried", "failing", z.failures.failingNetworks())
 	}
+}
+
+// allTried reports whether every network known at the start has been tried. For
+// the cluster default network a failure suffices, though it stays pending until
+// it is built: the failure that keeps the node from being ready must be reported.
+func (z *Zone) allTried() bool {
+	if !z.restored || len(z.pending) > 1 {
+		return false
+	}
+	for name := range z.pending {
+		if !z.failures.recorded(name) {
+			return false
+		}
+	}
+	return true
 }
 
 func (z *Zone) build(ctx context.Context, name string, j job) error {

@@ -22,7 +22,7 @@ func (z *Zone) nodeChanged(_, obj any) {
 	defer z.mu.Unlock()
 	if n.Name == z.cfg.Kubernetes.NodeName {
 		z.ownUID = n.UID
-		z.recordAnnotation(n)
+		z.failures.recordAnnotation(n.Annotations[network.AnnotationZoneFailures])
 		if z.synced {
 			z.nodes.podIDs = z.podIDs()
 		}

@@ -54,22 +54,23 @@ type Zone struct {
 	podQueue process.Queue[string] // "namespace/name"
 	queue    *unitQueue            // networks and the keys below
 	failures *failureReport
+	// addresses has a lock of its own, which may be taken while mu is held.
+	addresses *podAddresses
 
-	mu           sync.Mutex // guards the fields below up to ready; never held across I/O
-	nadIndex     *network.NADIndex
-	nodes        *nodeIndex
-	ownUID       types.UID // of this Node
-	nets         map[string]*netState
-	pods         map[string]*podState
-	reservations map[string]reservation       // by pod: annotated addresses that could not be restored
-	defaultOnly  map[string]map[string]string // by namespace and pod: UIDs of pods without a primary network
-	initial      map[string]struct{}          // UIDs of the pods of the informer's first list
-	pending      map[string]struct{}          // networks not yet tried since the start, and keyCleanup
-	keptPorts    map[string]keptPorts         // by pod: undesired ports, kept because the pod runs
-	synced       bool                         // the handlers have seen the informers' first lists
-	restored     bool                         // pod addresses are restored and pending is filled
-	ready        atomic.Bool
-	metrics      metrics
+	mu          sync.Mutex // guards the fields below up to ready; never held across I/O
+	nadIndex    *network.NADIndex
+	nodes       *nodeIndex
+	ownUID      types.UID // of this Node
+	nets        map[string]*netState
+	pods        map[string]*podState
+	defaultOnly map[string]map[string]string // by namespace and pod: UIDs of pods without a primary network
+	initial     map[string]struct{}          // UIDs of the pods of the informer's first list
+	pending     map[string]struct{}          // networks not yet tried since the start, and keyCleanup
+	keptPorts   map[string]keptPorts         // by pod: undesired ports, kept because the pod runs
+	synced      bool                         // the handlers have seen the informers' first lists
+	restored    bool                         // pod addresses are restored and pending is filled
+	ready       atomic.Bool
+	metrics     metrics
 }
 
 // Keys in queue other than networks: a network's name has no "/".
@@ -82,11 +83,8 @@ const (
 
 // netState is the zone's state of a network.
 type netState struct {
-	net   network.Network // as last described by a NAD
-	addrs *addresses      // nil until the node has subnets
-	pods  map[string]PodPort
-	// waiting are the pods that wait for a free address.
-	waiting map[string]struct{}
+	net  network.Network // as last described by a NAD
+	pods map[string]PodPort
 }
 
 // podState is the networks and addresses assigned to a pod.
@@ -112,9 +110,14 @@ func NewZone(cfg config.Config, k kubernetes.Interface, nads nadclient.Interface
 		cfg: cfg, log: log.With("node", cfg.Kubernetes.NodeName), kube: k, nads: nads, metrics: newMetrics(registry),
 		podQueue: process.NewQueue[string](), queue: newUnitQueue(),
 		nadIndex: network.NewNADIndex(), nodes: newNodeIndex(cfg.Kubernetes.NodeName), nets: map[string]*netState{}, pods: map[string]*podState{},
-		reservations: map[string]reservation{}, defaultOnly: map[string]map[string]string{}, initial: map[string]struct{}{}, pending: map[string]struct{}{}, keptPorts: map[string]keptPorts{},
+		defaultOnly: map[string]map[string]string{}, initial: map[string]struct{}{}, pending: map[string]struct{}{}, keptPorts: map[string]keptPorts{},
 	}
 	z.failures = newFailureReport(cfg.Kubernetes.NodeName, k, z.log, z.metrics.failing, func() { z.queue.Add(keyFailures) })
+	z.addresses = newPodAddresses(z.log, func(pods []string) {
+		for _, key := range pods {
+			z.podQueue.Add(key)
+		}
+	})
 	return z, nil
 }
 

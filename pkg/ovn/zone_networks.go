@@ -40,7 +40,7 @@ func (z *Zone) desiredNetwork(name string) (network.Network, bool) {
 func (z *Zone) state(name string) *netState {
 	st, ok := z.nets[name]
 	if !ok {
-		st = &netState{pods: map[string]PodPort{}, waiting: map[string]struct{}{}}
+		st = &netState{pods: map[string]PodPort{}}
 		z.nets[name] = st
 	}
 	return st

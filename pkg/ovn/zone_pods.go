@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -14,7 +13,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
-	"bulkhead/pkg/ipam"
 	"bulkhead/pkg/network"
 )
 
@@ -23,65 +21,6 @@ const reasonAllocation = "ErrorAllocatingPod"
 
 // errWait means that a pod waits for an event that will enqueue it again.
 var errWait = errors.New("not yet")
-
-// addresses allocates a node's pod addresses on a network, from one subnet per IP
-// family.
-type addresses struct {
-	hosts []netip.Prefix
-	pools []*ipam.Addresses
-}
-
-func newAddresses(hosts []netip.Prefix) *addresses {
-	a := &addresses{hosts: hosts}
-	for _, h := range hosts {
-		a.pools = append(a.pools, ipam.NewAddresses(h,
-			single(network.Gateway(h).Addr()), single(network.Management(h).Addr())))
-	}
-	return a
-}
-
-// allocate allocates one address per IP family to owner, or none.
-func (a *addresses) allocate(owner string) ([]netip.Prefix, error) {
-	var out []netip.Prefix
-	for _, p := range a.pools {
-		ip, err := p.Allocate(owner)
-		if err != nil {
-			a.release(owner, out)
-			return nil, err
-		}
-		out = append(out, ip)
-	}
-	return out, nil
-}
-
-// reserve allocates these addresses, one per IP family, to owner, or none.
-func (a *addresses) reserve(owner string, ips []netip.Prefix) ([]netip.Prefix, error) {
-	if len(ips) != len(a.pools) {
-		return nil, fmt.Errorf("%v are not one address per subnet of %v", ips, a.hosts)
-	}
-	var out []netip.Prefix
-	for _, p := range a.pools {
-		i := slices.IndexFunc(ips, func(ip netip.Prefix) bool { return p.Subnet().Contains(ip.Addr()) })
-		if i < 0 {
-			a.release(owner, out)
-			return nil, fmt.Errorf("%v has no address of %s", ips, p.Subnet())
-		}
-		if err := p.Reserve(owner, ips[i].Addr()); err != nil {
-			a.release(owner, out)
-			return nil, err
-		}
-		out = append(out, netip.PrefixFrom(ips[i].Addr(), p.Subnet().Bits()))
-	}
-	return out, nil
-}
-
-func (a *addresses) release(owner string, ips []netip.Prefix) {
-	for _, ip := range ips {
-		for _, p := range a.pools {
-			p.Release(owner, ip.Addr())
-		}
-	}
-}
 
 // needsNoNetwork reports whether a pod has completed or uses the host's network.
 func needsNoNetwork(pod *corev1.Pod) bool {
@@ -177,7 +116,7 @@ func (z *Zone) assignNetworks(pod *corev1.Pod, restoring bool) (network.PodNetwo
 			}
 			if err != nil {
 				for _, f := range fresh {
-					z.releaseAddresses(st.uid, f)
+					z.addresses.release(f.network, st.uid, f.port.IPs)
 				}
 				z.reserveAnnotated(pod) // the pod may run with these addresses
 				return nil, err
@@ -206,7 +145,7 @@ func (z *Zone) assignNetworks(pod *corev1.Pod, restoring bool) (network.PodNetwo
 			z.addDefaultOnly(pod)
 		}
 	}
-	z.dropReservations(key)
+	z.addresses.dropRestored(key, func(k string) bool { return z.hasPort(key, k) })
 	return out, nil
 }
 
@@ -279,10 +218,10 @@ func (z *Zone) newPrimary(namespace string, labelled, restoring bool) (*network.
 
 // podReplaced reports whether the zone's state is of an earlier pod of that name.
 func (z *Zone) podReplaced(key, uid string) bool {
-	st, h, s := z.pods[key], z.reservations[key], z.keptPorts[key]
+	st, reserved, s := z.pods[key], z.addresses.reservedFor(key), z.keptPorts[key]
 	namespace, _, _ := strings.Cut(key, "/")
 	a := z.defaultOnly[namespace][key]
-	return st != nil && st.uid != uid || h.uid != "" && h.uid != uid || s.uid != "" && s.uid != uid || a != "" && a != uid
+	return st != nil && st.uid != uid || reserved != "" && reserved != uid || s.uid != "" && s.uid != uid || a != "" && a != uid
 }
 
 // checkPort returns an error if the pod's port would have another port's name.
@@ -307,21 +246,12 @@ func (z *Zone) assign(pod *corev1.Pod, e wantedNetwork, had network.PodNetworks,
 	if err != nil {
 		return attachment{}, fmt.Errorf("network %s on node %s: %w", e.net.Name, z.cfg.Kubernetes.NodeName, err)
 	}
-	st := z.state(e.net.Name)
-	st.net = e.net
-	if st.addrs == nil || !slices.Equal(st.addrs.hosts, hosts) {
-		st.addrs = newAddresses(hosts)
-		for _, p := range st.pods {
-			if _, err := st.addrs.reserve(p.UID, p.IPs); err != nil {
-				z.log.Warn("pod's addresses no longer belong to the node's subnet", "network", e.net.Name, "pod", p.Namespace+"/"+p.Pod, "error", err)
-			}
-		}
-		z.reserveIn(e.net.Name, st.addrs)
-	}
+	z.state(e.net.Name).net = e.net
+	z.addresses.setSubnets(e.net.Name, hosts)
 	uid := string(pod.UID)
 	g := attachment{network: e.net.Name, port: PodPort{NADKey: e.key, Namespace: pod.Namespace, Pod: pod.Name, UID: uid}}
 	if before, ok := had[e.key]; ok {
-		if g.port.IPs, err = st.addrs.reserve(uid, before.IPs); err == nil {
+		if g.port.IPs, err = z.addresses.restore(e.net.Name, uid, before.IPs); err == nil {
 			return g, nil
 		}
 		if pod.Status.Phase != corev1.PodPending {
@@ -331,35 +261,16 @@ func (z *Zone) assign(pod *corev1.Pod, e wantedNetwork, had network.PodNetworks,
 	if restoring || e.restoreOnly {
 		return attachment{}, nil
 	}
-	if g.port.IPs, err = st.addrs.allocate(uid); err != nil {
-		st.waiting[pod.Namespace+"/"+pod.Name] = struct{}{}
+	if g.port.IPs, err = z.addresses.allocate(e.net.Name, uid, pod.Namespace+"/"+pod.Name); err != nil {
 		return attachment{}, fmt.Errorf("network %s on node %s: %w", e.net.Name, z.cfg.Kubernetes.NodeName, err)
 	}
 	return g, nil
 }
 
-// releaseAddresses releases a pod's addresses on one network and enqueues the
-// pods that wait for one.
-func (z *Zone) releaseAddresses(uid string, g attachment) {
-	st := z.state(g.network)
-	if st.addrs != nil {
-		st.addrs.release(uid, g.port.IPs)
-	}
-	z.enqueueWaiting(st)
-}
-
-// enqueueWaiting enqueues the pods that wait for an address on a network.
-func (z *Zone) enqueueWaiting(st *netState) {
-	for key := range st.waiting {
-		z.podQueue.Add(key)
-	}
-	clear(st.waiting)
-}
-
 // releasePod releases a pod's addresses and ports and, with the last pod of a
 // network that no NAD describes, the network.
 func (z *Zone) releasePod(key string) {
-	z.releaseReservation(key)
+	z.addresses.dropReservation(key)
 	for name := range z.keptPorts[key].networks {
 		z.queue.AddUnits(name)
 	}
@@ -375,7 +286,7 @@ func (z *Zone) releasePod(key string) {
 	for k, g := range p.ports {
 		st := z.state(g.network)
 		delete(st.pods, key+" "+k)
-		z.releaseAddresses(p.uid, g)
+		z.addresses.release(g.network, p.uid, g.port.IPs)
 		if _, described := z.desiredNetwork(g.network); described {
 			z.queue.AddUnits(g.network, podUnit(key))
 		} else {

@@ -101,9 +101,9 @@ func TestZoneRestartReservesAddresses(t *testing.T) {
 				// Deleting the pod releases its addresses.
 				env.deletePod("red", "a")
 				env.waitUntil("port gone", func() bool { return !env.has("red.net_red_a") })
-				env.zone.mu.Lock()
-				defer env.zone.mu.Unlock()
-				if _, taken := env.zone.nets[sharedNet].addrs.pools[0].Owner(ip.Addr()); taken {
+				env.zone.addresses.mu.Lock()
+				defer env.zone.addresses.mu.Unlock()
+				if _, taken := env.zone.addresses.networks[sharedNet].pools[0].Owner(ip.Addr()); taken {
 					t.Errorf("%v is still reserved for a deleted pod", ip)
 				}
 			})
@@ -172,10 +172,9 @@ func TestZoneRestoresReservedAddress(t *testing.T) {
 		env.settle()
 		env.zone.mu.Lock()
 		_, port := env.zone.pods["red/a"].ports["red/net"]
-		reserved := len(env.zone.reservations)
 		env.zone.mu.Unlock()
-		if !port || reserved != 0 {
-			t.Errorf("port %v, %d reservations", port, reserved)
+		if reserved := env.zone.addresses.reservedFor("red/a"); !port || reserved != "" {
+			t.Errorf("port %v, reserved for %q", port, reserved)
 		}
 		if got := env.annotation("red", "a"); got != annotation {
 			t.Errorf("annotation was %s, is %s", annotation, got)
@@ -194,11 +193,11 @@ func TestZoneReservesNothingOfOtherNetworks(t *testing.T) {
 			env.run()
 			env.waitUntil("annotation", func() bool { return len(env.networks("plain", "p")) == 2 })
 			env.settle()
-			env.zone.mu.Lock()
-			if len(env.zone.reservations) > 0 {
-				t.Errorf("reservations: %v", env.zone.reservations)
+			env.zone.addresses.mu.Lock()
+			if len(env.zone.addresses.reservations) > 0 {
+				t.Errorf("reservations: %v", env.zone.addresses.reservations)
 			}
-			env.zone.mu.Unlock()
+			env.zone.addresses.mu.Unlock()
 			env.stop()
 		}
 	})

@@ -37,26 +37,11 @@ func (z *Zone) restore(objs []any) {
 	}
 }
 
-// reservation is the annotated addresses of an initial pod that could not be
-// restored: the NAD is broken or deleted, or another pod has the address. The pod
-// may still use them.
-type reservation struct {
-	uid     string
-	entries map[string]reservedIPs // by key in the annotation
-}
-
-type reservedIPs struct {
-	network string // "" if no NAD tells: then every network with a matching subnet
-	ips     []netip.Prefix
-	in      map[string]struct{} // networks in which they are reserved
-}
-
 // reserveAnnotated reserves the pod's annotated addresses that are not restored.
 func (z *Zone) reserveAnnotated(pod *corev1.Pod) {
 	key, uid := pod.Namespace+"/"+pod.Name, string(pod.UID)
-	_, already := z.reservations[key]
-	z.releaseReservation(key)
 	if _, before := z.initial[uid]; !before || needsNoNetwork(pod) {
+		z.addresses.dropReservation(key)
 		return
 	}
 	nets, err := network.ParsePodNetworks(pod.Annotations[network.AnnotationPodNetworks])
@@ -70,31 +55,15 @@ func (z *Zone) reserveAnnotated(pod *corev1.Pod) {
 		}
 		nets[network.DefaultName] = network.PodNetwork{IPs: podIPs(pod)}
 	}
-	h := reservation{uid: uid, entries: map[string]reservedIPs{}}
+	r := reservation{uid: uid, entries: map[string]reservedIPs{}}
 	for k, n := range nets {
 		if nad, ok := z.nadIndex.NAD(nadKey(k)); z.hasPort(key, k) || ok && nad.Err == nil && nad.Network.CheckSupported() != nil {
 			continue // restored, or of a network whose addresses the zone does not allocate
 		}
-		e := reservedIPs{network: z.networkOf(k), ips: n.IPs, in: map[string]struct{}{}}
-		h.entries[k] = e
-		if e.network != "" {
-			if st, ok := z.nets[e.network]; ok && st.addrs != nil {
-				e.reserve(uid, e.network, st.addrs)
-			}
-			continue
-		}
-		for name, st := range z.nets {
-			if st.addrs != nil {
-				e.reserve(uid, name, st.addrs)
-			}
-		}
+		r.entries[k] = reservedIPs{network: z.networkOf(k), ips: n.IPs, in: map[string]struct{}{}}
 	}
-	if len(h.entries) == 0 {
-		return
-	}
-	z.reservations[key] = h
-	if !already {
-		z.log.Warn("cannot restore the pod's networks, its addresses stay reserved", "pod", key, "networks", len(h.entries))
+	if z.addresses.reserveAnnotated(key, r) {
+		z.log.Warn("cannot restore the pod's networks, its addresses stay reserved", "pod", key, "networks", len(r.entries))
 	}
 }
 
@@ -129,76 +98,6 @@ func nadKey(key string) string {
 		return network.NADKey(parts[0], parts[1])
 	}
 	return key
-}
-
-// reserve reserves the addresses that no other pod has.
-func (e reservedIPs) reserve(uid, name string, a *addresses) {
-	for _, ip := range e.ips {
-		for _, p := range a.pools {
-			if p.Subnet().Contains(ip.Addr()) && p.Reserve(uid, ip.Addr()) == nil {
-				e.in[name] = struct{}{}
-			}
-		}
-	}
-}
-
-// reserveIn repeats the reservations in a network's new address pools: first the
-// addresses known to be of the network, then those that may be.
-func (z *Zone) reserveIn(name string, a *addresses) {
-	for _, of := range []string{name, ""} {
-		for _, h := range z.reservations {
-			for _, e := range h.entries {
-				if e.network == of {
-					e.reserve(h.uid, name, a)
-				}
-			}
-		}
-	}
-}
-
-// dropReservations drops the reservations of addresses that are now restored.
-func (z *Zone) dropReservations(key string) {
-	h, ok := z.reservations[key]
-	if !ok {
-		return
-	}
-	for k, e := range h.entries {
-		if z.hasPort(key, k) {
-			z.releaseReserved(key, h.uid, e)
-			delete(h.entries, k)
-		}
-	}
-	if len(h.entries) == 0 {
-		delete(z.reservations, key)
-	}
-}
-
-// releaseReservation releases a pod's reserved addresses.
-func (z *Zone) releaseReservation(key string) {
-	h := z.reservations[key]
-	delete(z.reservations, key)
-	for _, e := range h.entries {
-		z.releaseReserved(key, h.uid, e)
-	}
-}
-
-// releaseReserved releases reserved addresses that the pod has not been assigned.
-func (z *Zone) releaseReserved(key, uid string, e reservedIPs) {
-	for name := range e.in {
-		st := z.state(name)
-		own := func(ip netip.Prefix) bool {
-			for _, g := range z.podPorts(key) {
-				if g.network == name && slices.ContainsFunc(g.port.IPs, func(p netip.Prefix) bool { return p.Addr() == ip.Addr() }) {
-					return true
-				}
-			}
-			return false
-		}
-		if free := slices.DeleteFunc(slices.Clone(e.ips), own); st.addrs != nil && len(free) > 0 {
-			st.addrs.release(uid, free)
-			z.enqueueWaiting(st)
-		}
-	}
 }
 
 func (z *Zone) podPorts(key string) map[string]attachment {

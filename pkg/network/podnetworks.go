@@ -138,6 +138,16 @@ func (p PodNetwork) WithoutDefault(n Network, plan Plan, is4 bool) PodNetwork {
 	return p
 }
 
+// SplitNADKey returns the NAD of an entry's key: <namespace>/<name> or, for a second
+// attachment to the same NAD, <namespace>/<name>/<index>.
+func SplitNADKey(key string) (namespace, name string, ok bool) {
+	parts := strings.Split(key, "/")
+	if len(parts) < 2 || parts[0] == "" || parts[1] == "" {
+		return "", "", false
+	}
+	return parts[0], parts[1], true
+}
+
 // PodNADs returns the NAD keys of a pod-networks annotation, sorted. It ignores
 // malformed annotations and keys: the annotation's writers repair them.
 func PodNADs(annotation string) []string {

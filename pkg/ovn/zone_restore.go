@@ -7,7 +7,6 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
-	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -94,8 +93,8 @@ func (z *Zone) networkOf(key string) string {
 // nadKey returns the NAD of a key of the annotation. The key of a second
 // attachment is <namespace>/<name>/<index>.
 func nadKey(key string) string {
-	if parts := strings.SplitN(key, "/", 3); len(parts) == 3 {
-		return network.NADKey(parts[0], parts[1])
+	if namespace, name, ok := network.SplitNADKey(key); ok {
+		return network.NADKey(namespace, name)
 	}
 	return key
 }

@@ -16,6 +16,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"bulkhead/pkg/kube"
 	"bulkhead/pkg/network"
 )
 
@@ -66,7 +67,7 @@ func TestBuild(t *testing.T) {
 		name, conf string
 		held       []string // by other
 		macs       []string // by other
-		request    Request
+		request    kube.SelectionRequest
 		claim      *Claim
 		want       string // ips mac tunnel
 		refused    string // part of the problem's text
@@ -91,53 +92,53 @@ func TestBuild(t *testing.T) {
 		},
 		{name: "derived MAC taken", conf: primaryL2, macs: []string{"0a:58:0a:14:00:03"}, want: "10.20.0.4/24 0a:58:0a:14:00:04 10"},
 
-		{name: "requests an address", conf: primaryL2, request: Request{IPs: prefixes("10.20.0.77/32")}, want: "10.20.0.77/24 0a:58:0a:14:00:4d 10"},
-		{name: "requests with prefix length", conf: primaryL2, request: Request{IPs: prefixes("10.20.0.77/24")}, want: "10.20.0.77/24 0a:58:0a:14:00:4d 10"},
-		{name: "requests with wrong prefix length", conf: primaryL2, request: Request{IPs: prefixes("10.20.0.77/16")}, refused: "write 10.20.0.77/24"},
-		{name: "requests for one IP family", conf: dualL2, request: Request{IPs: prefixes("fd20::77/128")}, want: "10.20.0.3/24, fd20::77/64 0a:58:0a:14:00:03 10"},
-		{name: "requests two of one IP family", conf: dualL2, request: Request{IPs: prefixes("10.20.0.5/32", "10.20.0.6/32")}, refused: "both of 10.20.0.0/24: request one"},
-		{name: "requests outside the subnets", conf: dualL2, request: Request{IPs: prefixes("10.21.0.5/32")}, refused: "outside the network's subnets 10.20.0.0/24, fd20::/64"},
-		{name: "requests the gateway", conf: primaryL2, request: Request{IPs: prefixes("10.20.0.1/32")}, refused: "10.20.0.1 belongs to the network itself"},
-		{name: "requests the management port", conf: primaryL2, request: Request{IPs: prefixes("10.20.0.2/32")}, refused: "10.20.0.2 belongs to the network itself"},
-		{name: "requests from infrastructure subnet", conf: plannedL2, request: Request{IPs: prefixes("10.20.0.10/32")}, refused: "10.20.0.10 belongs to the network itself"},
-		{name: "requests from reserved subnet", conf: plannedL2, request: Request{IPs: prefixes("10.20.0.4/32")}, want: "10.20.0.4/24 0a:58:0a:14:00:04 10"},
-		{name: "requests from excluded subnet", conf: excludedLN, request: Request{IPs: prefixes("10.40.0.2/32")}, refused: "excludeSubnets 10.40.0.0/30 excludes"},
-		{name: "requests the network address", conf: primaryL2, request: Request{IPs: prefixes("10.20.0.0/32")}, refused: "network or broadcast address"},
-		{name: "requests the broadcast address", conf: primaryL2, request: Request{IPs: prefixes("10.20.0.255/32")}, refused: "network or broadcast address"},
-		{name: "requests on a network without subnets", conf: noIPAM, request: Request{IPs: prefixes("10.20.0.9/32")}, refused: "has no subnets: remove ips"},
+		{name: "requests an address", conf: primaryL2, request: kube.SelectionRequest{IPs: prefixes("10.20.0.77/32")}, want: "10.20.0.77/24 0a:58:0a:14:00:4d 10"},
+		{name: "requests with prefix length", conf: primaryL2, request: kube.SelectionRequest{IPs: prefixes("10.20.0.77/24")}, want: "10.20.0.77/24 0a:58:0a:14:00:4d 10"},
+		{name: "requests with wrong prefix length", conf: primaryL2, request: kube.SelectionRequest{IPs: prefixes("10.20.0.77/16")}, refused: "write 10.20.0.77/24"},
+		{name: "requests for one IP family", conf: dualL2, request: kube.SelectionRequest{IPs: prefixes("fd20::77/128")}, want: "10.20.0.3/24, fd20::77/64 0a:58:0a:14:00:03 10"},
+		{name: "requests two of one IP family", conf: dualL2, request: kube.SelectionRequest{IPs: prefixes("10.20.0.5/32", "10.20.0.6/32")}, refused: "both of 10.20.0.0/24: request one"},
+		{name: "requests outside the subnets", conf: dualL2, request: kube.SelectionRequest{IPs: prefixes("10.21.0.5/32")}, refused: "outside the network's subnets 10.20.0.0/24, fd20::/64"},
+		{name: "requests the gateway", conf: primaryL2, request: kube.SelectionRequest{IPs: prefixes("10.20.0.1/32")}, refused: "10.20.0.1 belongs to the network itself"},
+		{name: "requests the management port", conf: primaryL2, request: kube.SelectionRequest{IPs: prefixes("10.20.0.2/32")}, refused: "10.20.0.2 belongs to the network itself"},
+		{name: "requests from infrastructure subnet", conf: plannedL2, request: kube.SelectionRequest{IPs: prefixes("10.20.0.10/32")}, refused: "10.20.0.10 belongs to the network itself"},
+		{name: "requests from reserved subnet", conf: plannedL2, request: kube.SelectionRequest{IPs: prefixes("10.20.0.4/32")}, want: "10.20.0.4/24 0a:58:0a:14:00:04 10"},
+		{name: "requests from excluded subnet", conf: excludedLN, request: kube.SelectionRequest{IPs: prefixes("10.40.0.2/32")}, refused: "excludeSubnets 10.40.0.0/30 excludes"},
+		{name: "requests the network address", conf: primaryL2, request: kube.SelectionRequest{IPs: prefixes("10.20.0.0/32")}, refused: "network or broadcast address"},
+		{name: "requests the broadcast address", conf: primaryL2, request: kube.SelectionRequest{IPs: prefixes("10.20.0.255/32")}, refused: "network or broadcast address"},
+		{name: "requests on a network without subnets", conf: noIPAM, request: kube.SelectionRequest{IPs: prefixes("10.20.0.9/32")}, refused: "has no subnets: remove ips"},
 		{
-			name: "requests a taken address", conf: primaryL2, held: []string{"10.20.0.77/24"}, request: Request{IPs: prefixes("10.20.0.77/32")},
+			name: "requests a taken address", conf: primaryL2, held: []string{"10.20.0.77/24"}, request: kube.SelectionRequest{IPs: prefixes("10.20.0.77/32")},
 			refused: "10.20.0.77 is held by pod b/other: request another", wait: topicRelease("net7", "10.20.0.77"),
 		},
-		{name: "requests a MAC", conf: primaryL2, request: Request{MAC: "02:00:00:00:00:05"}, want: "10.20.0.3/24 02:00:00:00:00:05 10"},
-		{name: "requests a MAC on a network without subnets", conf: noIPAM, request: Request{MAC: "02:00:00:00:00:05"}, want: " 02:00:00:00:00:05 0"},
+		{name: "requests a MAC", conf: primaryL2, request: kube.SelectionRequest{MAC: "02:00:00:00:00:05"}, want: "10.20.0.3/24 02:00:00:00:00:05 10"},
+		{name: "requests a MAC on a network without subnets", conf: noIPAM, request: kube.SelectionRequest{MAC: "02:00:00:00:00:05"}, want: " 02:00:00:00:00:05 0"},
 		{
-			name: "requests a taken MAC", conf: primaryL2, macs: []string{"02:00:00:00:00:05"}, request: Request{MAC: "02:00:00:00:00:05"},
+			name: "requests a taken MAC", conf: primaryL2, macs: []string{"02:00:00:00:00:05"}, request: kube.SelectionRequest{MAC: "02:00:00:00:00:05"},
 			refused: "02:00:00:00:00:05 is held by pod b/other", wait: topicRelease("net7", "02:00:00:00:00:05"),
 		},
-		{name: "requests the MAC of the gateway", conf: primaryL2, request: Request{MAC: "0a:58:0a:14:00:01"}, refused: "that of 10.20.0.1, an address of the network itself"},
-		{name: "requests the MAC of the management port", conf: primaryL2, request: Request{MAC: "0a:58:0a:14:00:02"}, refused: "that of 10.20.0.2, an address of the network itself"},
+		{name: "requests the MAC of the gateway", conf: primaryL2, request: kube.SelectionRequest{MAC: "0a:58:0a:14:00:01"}, refused: "that of 10.20.0.1, an address of the network itself"},
+		{name: "requests the MAC of the management port", conf: primaryL2, request: kube.SelectionRequest{MAC: "0a:58:0a:14:00:02"}, refused: "that of 10.20.0.2, an address of the network itself"},
 		{
-			name: "derived MAC of requested address taken", conf: primaryL2, macs: []string{"0a:58:0a:14:00:4d"}, request: Request{IPs: prefixes("10.20.0.77/32")},
+			name: "derived MAC of requested address taken", conf: primaryL2, macs: []string{"0a:58:0a:14:00:4d"}, request: kube.SelectionRequest{IPs: prefixes("10.20.0.77/32")},
 			refused: "0a:58:0a:14:00:4d is held by pod b/other", wait: topicRelease("net7", "0a:58:0a:14:00:4d"),
 		},
-		{name: "default route outside", conf: secondaryL2, request: Request{Gateways: []netip.Addr{netip.MustParseAddr("10.31.0.1")}}, refused: "default-route 10.31.0.1 is outside"},
+		{name: "default route outside", conf: secondaryL2, request: kube.SelectionRequest{Gateways: []netip.Addr{netip.MustParseAddr("10.31.0.1")}}, refused: "default-route 10.31.0.1 is outside"},
 
-		{name: "claim", conf: claimL2, request: Request{Claim: "vm"}, claim: claim("net7"), want: "10.20.0.3/24 0a:58:0a:14:00:03 10"},
-		{name: "claim with addresses", conf: claimL2, request: Request{Claim: "vm"}, claim: claim("net7", "10.20.0.99/24"), want: "10.20.0.99/24 0a:58:0a:14:00:63 10"},
-		{name: "new claim, pod requests address", conf: claimL2, request: Request{Claim: "vm", IPs: prefixes("10.20.0.9/32")}, claim: claim("net7"), want: "10.20.0.9/24 0a:58:0a:14:00:09 10"},
+		{name: "claim", conf: claimL2, request: kube.SelectionRequest{Claim: "vm"}, claim: claim("net7"), want: "10.20.0.3/24 0a:58:0a:14:00:03 10"},
+		{name: "claim with addresses", conf: claimL2, request: kube.SelectionRequest{Claim: "vm"}, claim: claim("net7", "10.20.0.99/24"), want: "10.20.0.99/24 0a:58:0a:14:00:63 10"},
+		{name: "new claim, pod requests address", conf: claimL2, request: kube.SelectionRequest{Claim: "vm", IPs: prefixes("10.20.0.9/32")}, claim: claim("net7"), want: "10.20.0.9/24 0a:58:0a:14:00:09 10"},
 		{
-			name: "claim with another address than requested", conf: claimL2, request: Request{Claim: "vm", IPs: prefixes("10.20.0.9/32")}, claim: claim("net7", "10.20.0.99/24"),
+			name: "claim with another address than requested", conf: claimL2, request: kube.SelectionRequest{Claim: "vm", IPs: prefixes("10.20.0.9/32")}, claim: claim("net7", "10.20.0.99/24"),
 			refused: "requests 10.20.0.9, but IPAMClaim vm holds 10.20.0.99/24", wait: topicClaim("a/vm"),
 		},
-		{name: "no claim", conf: claimL2, request: Request{Claim: "vm"}, refused: "does not exist in namespace a: create it with spec.network net7", wait: topicClaim("a/vm")},
-		{name: "claim of another network", conf: claimL2, request: Request{Claim: "vm"}, claim: claim("net8"), refused: "IPAMClaim vm is for network net8", wait: topicClaim("a/vm")},
-		{name: "claim on a network without persistent addresses", conf: primaryL2, request: Request{Claim: "vm"}, claim: claim("net7"), refused: "the network has no persistent addresses"},
-		{name: "claim with one IP family", conf: dualL2 + `,"allowPersistentIPs":true`, request: Request{Claim: "vm"}, claim: claim("net7", "10.20.0.9/24"), refused: "no address in the subnet fd20::/64"},
-		{name: "claim with address outside the subnets", conf: claimL2, request: Request{Claim: "vm"}, claim: claim("net7", "10.20.0.9/24", "fd20::9/64"), refused: "fd20::9, which is outside"},
-		{name: "claim with the gateway address", conf: claimL2, request: Request{Claim: "vm"}, claim: claim("net7", "10.20.0.1/24"), refused: "10.20.0.1 belongs to the network itself"},
+		{name: "no claim", conf: claimL2, request: kube.SelectionRequest{Claim: "vm"}, refused: "does not exist in namespace a: create it with spec.network net7", wait: topicClaim("a/vm")},
+		{name: "claim of another network", conf: claimL2, request: kube.SelectionRequest{Claim: "vm"}, claim: claim("net8"), refused: "IPAMClaim vm is for network net8", wait: topicClaim("a/vm")},
+		{name: "claim on a network without persistent addresses", conf: primaryL2, request: kube.SelectionRequest{Claim: "vm"}, claim: claim("net7"), refused: "the network has no persistent addresses"},
+		{name: "claim with one IP family", conf: dualL2 + `,"allowPersistentIPs":true`, request: kube.SelectionRequest{Claim: "vm"}, claim: claim("net7", "10.20.0.9/24"), refused: "no address in the subnet fd20::/64"},
+		{name: "claim with address outside the subnets", conf: claimL2, request: kube.SelectionRequest{Claim: "vm"}, claim: claim("net7", "10.20.0.9/24", "fd20::9/64"), refused: "fd20::9, which is outside"},
+		{name: "claim with the gateway address", conf: claimL2, request: kube.SelectionRequest{Claim: "vm"}, claim: claim("net7", "10.20.0.1/24"), refused: "10.20.0.1 belongs to the network itself"},
 		{
-			name: "claim with a taken address", conf: claimL2, request: Request{Claim: "vm"},
+			name: "claim with a taken address", conf: claimL2, request: kube.SelectionRequest{Claim: "vm"},
 			claim:   &Claim{Holder: claim("").Holder, Network: "net7", Refused: "10.20.0.9 is held by pod b/other", TakenAddress: "10.20.0.9"},
 			refused: "IPAMClaim a/vm: 10.20.0.9 is held by pod b/other", wait: topicRelease("net7", "10.20.0.9"),
 		},
@@ -186,20 +187,20 @@ func TestBuild(t *testing.T) {
 
 // Annotations of all kinds of networks.
 func TestBuildGolden(t *testing.T) {
-	a := func(key string, id int, conf string, r Request) Attachment {
+	a := func(key string, id int, conf string, r kube.SelectionRequest) Attachment {
 		n := testNetwork(t, id, conf)
 		return Attachment{Key: key, NAD: key, Source: "A", Network: n, Request: r, Alloc: NewAllocator(n.Name, time.Hour)}
 	}
 	gw := func(s string) []netip.Addr { return []netip.Addr{netip.MustParseAddr(s)} }
-	first := a("a/net", 7, secondaryL2, Request{})
+	first := a("a/net", 7, secondaryL2, kube.SelectionRequest{})
 	second := first
 	second.Key = "a/net/1"
 	for name, attachments := range map[string][]Attachment{
-		"primary":                    {a("a/net", 7, dualL2, Request{})},
-		"primary-planned":            {a("a/net", 7, plannedL2, Request{IPs: prefixes("10.20.0.5/32"), MAC: "02:00:00:00:00:05"})},
+		"primary":                    {a("a/net", 7, dualL2, kube.SelectionRequest{})},
+		"primary-planned":            {a("a/net", 7, plannedL2, kube.SelectionRequest{IPs: prefixes("10.20.0.5/32"), MAC: "02:00:00:00:00:05"})},
 		"secondary":                  {first, second},
-		"localnet":                   {a("a/phys", 7, excludedLN, Request{}), a("a/free", 8, noIPAM, Request{})},
-		"default-route-on-secondary": {a("a/net", 7, dualL2, Request{}), a("a/out", 8, secondaryL2, Request{Gateways: gw("10.30.0.254")})},
+		"localnet":                   {a("a/phys", 7, excludedLN, kube.SelectionRequest{}), a("a/free", 8, noIPAM, kube.SelectionRequest{})},
+		"default-route-on-secondary": {a("a/net", 7, dualL2, kube.SelectionRequest{}), a("a/out", 8, secondaryL2, kube.SelectionRequest{Gateways: gw("10.30.0.254")})},
 	} {
 		t.Run(name, func(t *testing.T) {
 			want, _, problems := Build(Inputs{Plan: testPlan(t), Pod: Pod{Namespace: "a", Name: "p", UID: "u"}, Attachments: attachments})
@@ -297,14 +298,14 @@ func TestTwoAttachments(t *testing.T) {
 	n := testNetwork(t, 7, claimL2)
 	alloc := NewAllocator(n.Name, time.Hour)
 	c := &Claim{Holder: Holder{Claim: true, Namespace: "a", Name: "vm", UID: "c"}, Network: "net7"}
-	one := Attachment{Key: "a/net", NAD: "a/net", Source: "A", Network: n, Request: Request{Claim: "vm"}, Claim: c, Alloc: alloc}
+	one := Attachment{Key: "a/net", NAD: "a/net", Source: "A", Network: n, Request: kube.SelectionRequest{Claim: "vm"}, Claim: c, Alloc: alloc}
 	two := one
 	two.Key = "a/net/1"
 	want, _, problems := Build(Inputs{Plan: testPlan(t), Pod: Pod{Namespace: "a", Name: "p", UID: "u"}, Attachments: []Attachment{one, two}})
 	if len(problems) != 1 || !strings.Contains(problems[0].Text, "used by the pod's attachment a/net: name another claim") || len(want.Entries) != 1 {
 		t.Errorf("entries %v, problems %+v", want.Entries, problems)
 	}
-	two.Request, two.Claim = Request{}, nil
+	two.Request, two.Claim = kube.SelectionRequest{}, nil
 	want, _, problems = Build(Inputs{Plan: testPlan(t), Pod: Pod{Namespace: "a", Name: "q", UID: types.UID("v")}, Attachments: []Attachment{two}})
 	if len(problems) > 0 || join(want.Entries["a/net/1"].IPs) != "10.20.0.4/24" || want.Entries["a/net/1"].TunnelID != 11 {
 		t.Errorf("entries %v, problems %+v", want.Entries, problems)

@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"strings"
 
 	ipamclaimv1 "github.com/k8snetworkplumbingwg/ipamclaims/pkg/crd/ipamclaims/v1alpha1"
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
@@ -22,23 +21,23 @@ import (
 // requests are the requests in a pod's annotations.
 type requests struct {
 	namespace  string
-	selections []Selection
-	primary    Request
+	selections []kube.Selection
+	primary    kube.SelectionRequest
 	primaryErr error
 	err        error
 }
 
 func requestsOf(obj *corev1.Pod) requests {
 	w := requests{namespace: obj.Namespace}
-	w.selections, w.err = ParseSelections(obj.Namespace, obj.Annotations[network.AnnotationNetworks])
-	w.primary, w.primaryErr = ParseDefault(obj.Annotations[network.AnnotationDefaultNetwork])
+	w.selections, w.err = kube.ParseSelections(obj.Namespace, obj.Annotations[network.AnnotationNetworks])
+	w.primary, w.primaryErr = kube.ParseDefault(obj.Annotations[network.AnnotationDefaultNetwork])
 	return w
 }
 
 // topics returns the topics of everything that the requests depend on.
 func (w requests) topics() []topic {
 	out := []topic{topicPrimary(w.namespace)}
-	all := []Request{w.primary}
+	all := []kube.SelectionRequest{w.primary}
 	for _, s := range w.selections {
 		out = append(out, topicNAD(network.NADKey(s.Namespace, s.Name)))
 		all = append(all, s.Request)
@@ -72,7 +71,7 @@ func (r *Reconciler) inputs(ctx context.Context, obj *corev1.Pod, w requests, ou
 	}
 	for key, entry := range entriesOf(obj.Annotations[network.AnnotationPodNetworks]) {
 		mine := slices.Contains(ours, key) || slices.ContainsFunc(in.Attachments, func(a Attachment) bool { return a.Key == key })
-		if namespace, name, ok := splitKey(key); ok && !mine {
+		if namespace, name, ok := network.SplitNADKey(key); ok && !mine {
 			nad, ok, err := r.lookup.NAD(ctx, namespace, name)
 			if err != nil {
 				return in, have, err
@@ -112,16 +111,6 @@ func entriesOf(annotation string) network.PodNetworks {
 	return out
 }
 
-// splitKey returns the NAD of an entry's key: <namespace>/<name> or, for a second
-// attachment, <namespace>/<name>/<index>.
-func splitKey(key string) (namespace, name string, ok bool) {
-	parts := strings.Split(key, "/")
-	if len(parts) < 2 || parts[0] == "" || parts[1] == "" {
-		return "", "", false
-	}
-	return parts[0], parts[1], true
-}
-
 // addPrimary adds the namespace's primary network.
 func (r *Reconciler) addPrimary(ctx context.Context, in *Inputs, w requests) error {
 	nad, err := r.lookup.Primary(ctx, in.Pod.Namespace)
@@ -153,7 +142,7 @@ func (r *Reconciler) addPrimary(ctx context.Context, in *Inputs, w requests) err
 }
 
 // addSelected adds a network that the pod requests, if managed.
-func (r *Reconciler) addSelected(ctx context.Context, in *Inputs, s Selection) error {
+func (r *Reconciler) addSelected(ctx context.Context, in *Inputs, s kube.Selection) error {
 	key := network.NADKey(s.Namespace, s.Name)
 	problem := func(format string, args ...any) {
 		in.Problems = append(in.Problems, Problem{Key: s.Key, Text: fmt.Sprintf(format, args...), Wait: []topic{topicNAD(key)}})

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"pgregory.net/rapid"
 
+	"bulkhead/pkg/kube"
 	"bulkhead/pkg/network"
 )
 
@@ -129,7 +130,7 @@ func (s *sim) checkInvariants(t *rapid.T) {
 		}
 		entries[p.Namespace+"/"+p.Name] = nets
 		claim := ""
-		if r, _ := ParseDefault(p.Annotations[network.AnnotationDefaultNetwork]); r.Claim != "" {
+		if r, _ := kube.ParseDefault(p.Annotations[network.AnnotationDefaultNetwork]); r.Claim != "" {
 			claim = p.Namespace + "/" + r.Claim
 		}
 		for key, n := range nets {
@@ -184,7 +185,7 @@ func (s *sim) checkInvariants(t *rapid.T) {
 		if _, ok := entries[p.Namespace+"/"+p.Name][p.Namespace+"/net"]; ok {
 			continue
 		}
-		r, _ := ParseDefault(p.Annotations[network.AnnotationDefaultNetwork])
+		r, _ := kube.ParseDefault(p.Annotations[network.AnnotationDefaultNetwork])
 		switch {
 		case len(r.IPs) == 0 && r.MAC == "" && r.Claim == "" && free > 0:
 			t.Fatalf("pod %s/%s has no address although %d are free", p.Namespace, p.Name, free)

@@ -186,7 +186,7 @@ func (r *Reconciler) restorePod(ctx context.Context, obj *corev1.Pod, claims map
 // more, or whose NAD has changed. keep is false for entries that this package
 // certainly did not write.
 func (r *Reconciler) restoreEntry(ctx context.Context, in *Inputs, key string, entry network.PodNetwork, withoutNAD map[string]string) (keep bool, err error) {
-	namespace, name, ok := splitKey(key)
+	namespace, name, ok := network.SplitNADKey(key)
 	if !ok || !in.Pod.Started {
 		return false, nil
 	}

@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
+	"bulkhead/pkg/kube"
 	"bulkhead/pkg/network"
 )
 
@@ -47,7 +48,7 @@ type Attachment struct {
 	NAD       string // key of the NetworkAttachmentDefinition
 	Source    string // the annotation with the request, for messages
 	Network   network.Network
-	Request   Request
+	Request   kube.SelectionRequest
 	Claim     *Claim // that Request names, nil if it does not exist
 	Former    *Claim // a deleted claim that the pod's addresses belong to
 	Alloc     *Allocator

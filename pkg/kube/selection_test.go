@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package podaddr
+package kube
 
 import (
 	"fmt"
@@ -120,7 +120,7 @@ func FuzzSelections(f *testing.F) {
 				t.Fatalf("duplicate key %s", s.Key)
 			}
 			seen[s.Key] = true
-			ns, name, ok := splitKey(s.Key)
+			ns, name, ok := network.SplitNADKey(s.Key)
 			if !ok || ns != s.Namespace || name != s.Name || len(validation.IsDNS1123Label(ns))+len(validation.IsDNS1123Subdomain(name)) > 0 {
 				t.Fatalf("key %q of %s/%s", s.Key, s.Namespace, s.Name)
 			}
@@ -128,29 +128,6 @@ func FuzzSelections(f *testing.F) {
 				if !ip.IsValid() || ip.Addr().Is4In6() || ip.Addr().Zone() != "" {
 					t.Fatalf("address %s", ip)
 				}
-			}
-		}
-	})
-}
-
-// merge does not panic on any annotation, and keeps its entries.
-func FuzzEntries(f *testing.F) {
-	f.Add(`{"default":{},"red/net":{"ip_addresses":["10.0.0.1/24"]},"red/net/1":{"routes":[{}]}}`)
-	f.Add(`{"red/net":7}`)
-	f.Fuzz(func(t *testing.T, in string) {
-		have := State{Entries: entriesOf(in)}
-		op := Op{Set: network.PodNetworks{"a/net": {IPs: prefixes("10.20.0.9/24"), MAC: "02:00:00:00:00:01"}}}
-		out, err := merge(in, op)
-		if err != nil {
-			t.Fatal(err)
-		}
-		got := entriesOf(out)
-		if !sameEntry(got["a/net"], op.Set["a/net"]) {
-			t.Fatalf("wrote %q", out)
-		}
-		for key := range have.Entries {
-			if _, ok := got[key]; !ok {
-				t.Fatalf("%q lost %s: %q", in, key, out)
 			}
 		}
 	})

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package podaddr
+package kube
 
 import (
 	"encoding/json"
@@ -16,8 +16,8 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Request is a pod's request for one network.
-type Request struct {
+// SelectionRequest is a pod's request for one network.
+type SelectionRequest struct {
 	IPs      []netip.Prefix // /32 or /128 if the pod specifies no prefix length
 	MAC      string         // normalised
 	Gateways []netip.Addr   // for the pod's default routes
@@ -28,7 +28,7 @@ type Request struct {
 type Selection struct {
 	Namespace, Name string // of the NetworkAttachmentDefinition
 	Key             string // in the pod-networks annotation
-	Request         Request
+	Request         SelectionRequest
 	Err             error // the request is malformed
 }
 
@@ -68,12 +68,12 @@ func ParseSelections(namespace, annotation string) ([]Selection, error) {
 
 // ParseDefault parses a pod's request for its primary network: one element, in a
 // list or on its own. The name of the network is ignored: the meta plugin uses it.
-func ParseDefault(annotation string) (Request, error) {
+func ParseDefault(annotation string) (SelectionRequest, error) {
 	if annotation = strings.TrimSpace(annotation); annotation == "" {
-		return Request{}, nil
+		return SelectionRequest{}, nil
 	}
 	if !strings.ContainsAny(annotation, `[{"`) {
-		return Request{}, nil // only a name
+		return SelectionRequest{}, nil // only a name
 	}
 	if annotation[0] == '{' {
 		annotation = "[" + annotation + "]"
@@ -82,13 +82,13 @@ func ParseDefault(annotation string) (Request, error) {
 	if err == nil && len(elements) > 1 {
 		err = fmt.Errorf("it has %d elements: a pod has one primary network, keep one", len(elements))
 	}
-	var r Request
+	var r SelectionRequest
 	if err == nil && len(elements) == 1 {
 		elements[0].GatewayRequest = nil // a primary network has its own gateways
 		r, err = parseRequest(elements[0])
 	}
 	if err != nil {
-		return Request{}, fmt.Errorf("annotation %s: %w", network.AnnotationDefaultNetwork, err)
+		return SelectionRequest{}, fmt.Errorf("annotation %s: %w", network.AnnotationDefaultNetwork, err)
 	}
 	return r, nil
 }
@@ -127,7 +127,7 @@ func parseElements(annotation string) ([]*nadv1.NetworkSelectionElement, error) 
 	return out, nil
 }
 
-func parseRequest(e *nadv1.NetworkSelectionElement) (r Request, err error) {
+func parseRequest(e *nadv1.NetworkSelectionElement) (r SelectionRequest, err error) {
 	for _, raw := range e.IPRequest {
 		p, err := netip.ParsePrefix(raw)
 		if err != nil {

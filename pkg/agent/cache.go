@@ -68,7 +68,7 @@ func NewCache() *Cache {
 }
 
 // hasKernelState reports whether the agent configures the kernel for n.
-func hasKernelState(n network.Network) bool { return !n.IsDefault() && n.CheckSupported() == nil }
+func hasKernelState(n network.Network) bool { return n.IsPrimary() && n.CheckSupported() == nil }
 
 // SetNAD stores a NAD. It returns the ids of networks to reconcile, and whether
 // the primary network of pods in the NAD's namespace may have changed.

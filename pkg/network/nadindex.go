@@ -131,18 +131,27 @@ func (c *NADIndex) HasNADs(network string) bool { return c.byNetwork[network] !=
 
 // Namespaces returns the namespaces with a usable NAD of the network, sorted.
 func (c *NADIndex) Namespaces(name string) []string {
+	var out []string
+	for _, nad := range c.Usable(name) {
+		out = append(out, nad.Namespace)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// Usable returns the usable NADs of the network, sorted by key.
+func (c *NADIndex) Usable(name string) []NAD {
 	d := c.byNetwork[name]
 	if d == nil {
 		return nil
 	}
-	var out []string
-	for key := range d.nads {
+	var out []NAD
+	for _, key := range slices.Sorted(maps.Keys(d.nads)) {
 		if nad, _ := c.NAD(key); nad.Err == nil {
-			out = append(out, nad.Namespace)
+			out = append(out, nad)
 		}
 	}
-	slices.Sort(out)
-	return slices.Compact(out)
+	return out
 }
 
 // Networks returns the names of all networks that Network returns, sorted.

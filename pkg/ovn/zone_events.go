@@ -5,6 +5,7 @@ package ovn
 import (
 	"context"
 	"errors"
+	"fmt"
 	"reflect"
 	"strings"
 
@@ -46,6 +47,9 @@ func (z *Zone) startInformers(ctx context.Context) error {
 	nads := nadinformers.NewSharedInformerFactory(z.nads, 0)
 	pods, nodes, namespaces := mine.Core().V1().Pods(), all.Core().V1().Nodes(), all.Core().V1().Namespaces()
 	nad := nads.K8sCniCncfIo().V1().NetworkAttachmentDefinitions()
+	if err := pods.Informer().AddIndexers(cache.Indexers{indexSelected: selectedNADs}); err != nil {
+		return fmt.Errorf("index pods: %w", err)
+	}
 	z.podStore, z.nsLister = pods.Informer().GetIndexer(), namespaces.Lister()
 
 	return process.RunInformers(ctx,
@@ -121,6 +125,37 @@ func (z *Zone) enqueuePods(namespace string) {
 	}
 }
 
+// indexSelected indexes pods by the NADs that they request.
+const indexSelected = "selected"
+
+func selectedNADs(obj any) ([]string, error) {
+	pod, ok := obj.(*corev1.Pod)
+	if !ok {
+		return nil, nil
+	}
+	selections, err := kube.ParseSelections(pod.Namespace, pod.Annotations[network.AnnotationNetworks])
+	if err != nil {
+		return nil, nil //nolint:nilerr // the pod's event reports it
+	}
+	var out []string
+	for _, s := range selections {
+		out = append(out, network.NADKey(s.Namespace, s.Name))
+	}
+	return out, nil
+}
+
+// enqueueSelecting enqueues the pods that request a NAD.
+func (z *Zone) enqueueSelecting(nadKey string) {
+	keys, err := z.podStore.IndexKeys(indexSelected, nadKey)
+	if err != nil {
+		z.log.Error("cannot list the pods that request a NetworkAttachmentDefinition", "nad", nadKey, "error", err)
+		return
+	}
+	for _, key := range keys {
+		z.podQueue.Add(key)
+	}
+}
+
 func (z *Zone) nadChanged(old, obj any) {
 	o, ok := obj.(*nadv1.NetworkAttachmentDefinition)
 	if !ok {
@@ -158,6 +193,7 @@ func (z *Zone) nadChanged(old, obj any) {
 	}
 	z.failures.recordNAD(nad.Key(), unusable)
 	z.enqueuePods(nad.Namespace)
+	z.enqueueSelecting(nad.Key())
 }
 
 // ownerUID returns the UID of the UserDefinedNetwork or ClusterUserDefinedNetwork
@@ -200,8 +236,9 @@ func (z *Zone) applyNADChange(key string, change func() []string) {
 		z.queue.AddUnits(name)
 		if name == was.Network.Name && z.nadIndex.Fingerprint(name) != agreed {
 			// Refused NADs of the network may have become usable.
-			for _, namespace := range z.nadIndex.Namespaces(name) {
-				z.enqueuePods(namespace)
+			for _, nad := range z.nadIndex.Usable(name) {
+				z.enqueuePods(nad.Namespace)
+				z.enqueueSelecting(nad.Key())
 			}
 			z.failures.nadsChanged()
 		}
@@ -262,7 +299,7 @@ func trimNAD(obj any) (any, error) {
 
 func trimPod(obj any) (any, error) {
 	if p, ok := obj.(*corev1.Pod); ok {
-		annotations := keep(p.Annotations, network.AnnotationPodNetworks)
+		annotations := keep(p.Annotations, network.AnnotationPodNetworks, network.AnnotationNetworks)
 		if p.Annotations != nil && annotations == nil {
 			annotations = map[string]string{} // kube.PodNetworksPatch must see that the map exists
 		}

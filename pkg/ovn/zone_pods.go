@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
+	"bulkhead/pkg/kube"
 	"bulkhead/pkg/network"
 )
 
@@ -194,11 +195,74 @@ func (z *Zone) wantedNetworks(pod *corev1.Pod, st *podState, had network.PodNetw
 		}
 	}
 	for k := range had {
-		if nad, ok := z.nadIndex.NAD(k); ok && nad.Namespace == pod.Namespace && nad.Err == nil && nad.Network.CheckSupported() == nil && !has(k) {
+		if nad, ok := z.nadIndex.NAD(nadKey(k)); ok && !has(k) && nad.Err == nil && mayAttach(pod.Namespace, nad) && nad.Network.CheckSupported() == nil {
 			out = append(out, wantedNetwork{key: k, net: nad.Network, restoreOnly: true})
 		}
 	}
+	if restoring || hasInterfaces(pod) {
+		return out, nil
+	}
+	selected, err := z.selectedNetworks(pod)
+	if err != nil {
+		return nil, err
+	}
+	for _, w := range selected {
+		if !has(w.key) {
+			out = append(out, w)
+		}
+	}
 	return out, nil
+}
+
+// mayAttach reports whether pods of a namespace may request the NAD: the networks of
+// UserDefinedNetworks are only for the NAD's own namespace.
+func mayAttach(namespace string, nad network.NAD) bool {
+	return nad.Namespace == namespace || !network.IsUDNName(nad.Network.Name)
+}
+
+// selectedNetworks returns the networks that a pod requests and whose addresses the
+// zone allocates. A NAD that does not exist yet enqueues the pod when it is created.
+func (z *Zone) selectedNetworks(pod *corev1.Pod) ([]wantedNetwork, error) {
+	selections, err := kube.ParseSelections(pod.Namespace, pod.Annotations[network.AnnotationNetworks])
+	if err != nil {
+		return nil, err
+	}
+	var out []wantedNetwork
+	for _, s := range selections {
+		nad, ok := z.nadIndex.NAD(network.NADKey(s.Namespace, s.Name))
+		if !ok || nad.Err == nil && nad.Network.Topology != network.Layer3 {
+			continue // of another CNI plugin, or the cluster role allocates the addresses
+		}
+		if err := checkSelection(pod.Namespace, s, nad); err != nil {
+			return nil, fmt.Errorf("annotation %s requests NetworkAttachmentDefinition %s: %w", network.AnnotationNetworks, nad.Key(), err)
+		}
+		out = append(out, wantedNetwork{key: s.Key, net: nad.Network})
+	}
+	return out, nil
+}
+
+// checkSelection returns why a pod of a namespace cannot have a Layer 3 network that
+// it requests.
+func checkSelection(namespace string, s kube.Selection, nad network.NAD) error {
+	switch {
+	case nad.Err != nil:
+		return nad.Err
+	case nad.Network.IsPrimary():
+		return errors.New("it is a primary network, which all pods of its namespace have without a request: remove it from the annotation")
+	case !mayAttach(namespace, nad):
+		return fmt.Errorf("it belongs to another namespace's network: remove it from the annotation, or extend the network to namespace %s", namespace)
+	case s.Err != nil:
+		return s.Err
+	case len(s.Request.IPs) > 0:
+		return errors.New("ips: addresses on a Layer3 network follow from the pod's node and cannot be requested: remove ips")
+	case s.Request.MAC != "":
+		return errors.New("mac: the MAC address follows from the IP address on a Layer3 network and cannot be requested: remove mac")
+	case s.Request.Claim != "":
+		return errors.New("ipam-claim-reference: addresses on a Layer3 network follow from the pod's node and cannot be claimed: remove ipam-claim-reference")
+	case len(s.Request.Gateways) > 0:
+		return errors.New("default-route: a secondary network has no way out of the cluster: remove default-route")
+	}
+	return nad.Network.CheckSupported()
 }
 
 // newPrimary returns the primary network of a namespace's new pods, nil if they

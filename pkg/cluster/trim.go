@@ -29,7 +29,7 @@ var podAnnotations = []string{network.AnnotationPodNetworks, network.AnnotationN
 // trimPod keeps a pod's name, node, phase, and the annotations with the networks that
 // it requests and has. For a running pod on the cluster default network only, it also
 // removes the pod-networks annotation. For a pending pod, it keeps whether there are
-// annotations at all, which a patch of the annotation depends on.
+// annotations and labels at all, which a patch of the annotation depends on.
 func trimPod(in any) (any, error) {
 	p, ok := in.(*corev1.Pod)
 	if !ok {
@@ -41,6 +41,11 @@ func trimPod(in any) (any, error) {
 	pending := p.Status.Phase == corev1.PodPending
 	if pending && p.Annotations != nil {
 		small.Annotations = map[string]string{}
+	}
+	if value, ok := p.Labels[network.LabelLayer2Pod]; ok {
+		small.Labels = map[string]string{network.LabelLayer2Pod: value}
+	} else if pending && p.Labels != nil {
+		small.Labels = map[string]string{}
 	}
 	for _, key := range podAnnotations {
 		value, ok := p.Annotations[key]

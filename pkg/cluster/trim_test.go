@@ -53,7 +53,7 @@ func TestTrimPod(t *testing.T) {
 	}
 }
 
-// A trimmed pending pod has non-nil annotations if the pod has any, and keeps the
+// A trimmed pending pod has non-nil annotations and labels if the pod has any, and keeps the
 // pod-networks annotation: a patch depends on both.
 func TestTrimPendingPod(t *testing.T) {
 	for name, in := range map[string]map[string]string{
@@ -62,6 +62,13 @@ func TestTrimPendingPod(t *testing.T) {
 		out, err := trimPod(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: in}, Status: corev1.PodStatus{Phase: corev1.PodPending}})
 		if err != nil {
 			t.Fatal(err)
+		}
+		labelled, err := trimPod(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Labels: in}, Status: corev1.PodStatus{Phase: corev1.PodPending}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if labels := labelled.(*corev1.Pod).Labels; (labels == nil) != (in == nil) || len(labels) > 0 {
+			t.Errorf("%s: labels %v", name, labels)
 		}
 		got := out.(*corev1.Pod).Annotations
 		if (got == nil) != (in == nil) || got[network.AnnotationPodNetworks] != in[network.AnnotationPodNetworks] {

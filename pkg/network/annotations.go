@@ -40,6 +40,10 @@ const (
 	// than the cluster default network. It can only be set when the namespace
 	// is created.
 	LabelPrimaryUDN = "k8s.ovn.org/primary-user-defined-network"
+	// LabelLayer2Pod marks pods on Layer 2 networks, for the zones of other nodes:
+	// there each of them has a port. The cluster role writes it with the pod's
+	// addresses. It proves nothing: anybody who creates pods can write it.
+	LabelLayer2Pod = "k8s.ovn.org/layer2-pod"
 	// LabelUDN marks NetworkAttachmentDefinitions rendered from a UDN or CUDN.
 	LabelUDN = "k8s.ovn.org/user-defined-network"
 	// FinalizerUDN keeps UDNs, CUDNs and their NADs until no pod uses them.

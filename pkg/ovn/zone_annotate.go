@@ -30,7 +30,7 @@ func (z *Zone) annotate(ctx context.Context, pod *corev1.Pod, nets network.PodNe
 			}
 		}
 	}
-	patch, err := kube.PodNetworksPatch(pod, value)
+	patch, err := kube.PodNetworksPatch(pod, value, false)
 	if err != nil {
 		return err
 	}

@@ -112,6 +112,9 @@ func (w fixture) waitEntry(p *corev1.Pod, key string, ips ...string) network.Pod
 	if got := network.JoinCIDRs(n.IPs); len(ips) > 0 && got != strings.Join(ips, ",") {
 		w.t.Errorf("pod %s/%s has %s on %s, want %v", p.Namespace, p.Name, got, key, ips)
 	}
+	if _, labelled := p.Labels[network.LabelLayer2Pod]; n.TunnelID != 0 && !labelled {
+		w.t.Errorf("pod %s/%s with tunnel id %d on %s has labels %v", p.Namespace, p.Name, n.TunnelID, key, p.Labels)
+	}
 	return n
 }
 

@@ -11,6 +11,7 @@ import (
 
 	ipamclaimv1 "github.com/k8snetworkplumbingwg/ipamclaims/pkg/crd/ipamclaims/v1alpha1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"pgregory.net/rapid"
 
 	"bulkhead/pkg/kube"
@@ -261,6 +262,24 @@ func TestAnnotationPatch(t *testing.T) {
 			if !strings.Contains(string(got), part) {
 				t.Errorf("%s: %s does not contain %s", tt.name, got, part)
 			}
+		}
+	}
+	layer2 := Op{Set: network.PodNetworks{"a/net": {IPs: prefixes("10.20.0.9/24"), MAC: "02:00:00:00:00:01", TunnelID: 9}}}
+	for _, tt := range []struct {
+		labels map[string]string
+		want   string
+	}{
+		{nil, `{"op":"test","path":"/metadata/labels","value":null},{"op":"add","path":"/metadata/labels","value":{"k8s.ovn.org/layer2-pod":""}}]`},
+		{map[string]string{}, `{"op":"add","path":"/metadata/labels/k8s.ovn.org~1layer2-pod","value":""}]`},
+		{map[string]string{network.LabelLayer2Pod: ""}, ""},
+	} {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{UID: "u", Labels: tt.labels}}
+		got, err := annotationPatch(pod, layer2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.HasSuffix(string(got), tt.want) || strings.Contains(string(got), "labels") != (tt.want != "") {
+			t.Errorf("labels %v: %s", tt.labels, got)
 		}
 	}
 	pod := &corev1.Pod{}

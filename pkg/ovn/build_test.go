@@ -153,9 +153,9 @@ func TestBuildErrors(t *testing.T) {
 	if i := slices.IndexFunc(s, func(r Row) bool { return strings.Contains(r.ID, "node3") }); i >= 0 {
 		t.Errorf("a peer that the network cannot hold has %s", s[i])
 	}
-	n.Topology = network.Layer2
+	n.Topology = network.Localnet
 	if _, err := Build(n, testNode(1, "node1", network.SharedGateway), Inputs{}); err == nil {
-		t.Error("no error for a layer2 network")
+		t.Error("no error for a primary localnet network")
 	}
 	node := testNode(1, "node1", network.SharedGateway)
 	node.Addresses, node.BridgeMAC = nil, ""

@@ -20,12 +20,12 @@ import (
 // MAC are the same on every node, so that they stay the same for a virtual machine
 // that moves. A secondary network has the switch only.
 
-// Keys of ports that are the same in every zone. On the switch, the cluster role
-// gives pods the keys from 10.
+// Keys of ports that span the zones. On the switch, the cluster role gives pods the
+// keys from 10. The ports between switch and transit router do not request keys: no
+// other zone sends packets to them, and northd would request the same key again for
+// their bindings to the chassis, and warn.
 const (
-	layer2RouterKey     = 1  // the switch's port to the transit router
 	layer2ManagementKey = 2  // the management port
-	transitSwitchKey    = 1  // the transit router's port to the switch
 	transitGatewayKey   = 10 // plus the node id: the transit router's ports to gateway routers
 )
 
@@ -39,8 +39,8 @@ func (b *builder) transitRouter() {
 	options["requested-tnl-key"] = strconv.Itoa(b.net.TransitRouterKey())
 	b.router(router, options)
 	l := link{
-		router: router, routerPort: b.toPods(), addrs: b.gateways(), routerKey: transitSwitchKey,
-		sw: sw, switchPort: "stotr-" + sw, key: layer2RouterKey,
+		router: router, routerPort: b.toPods(), addrs: b.gateways(),
+		sw: sw, switchPort: "stotr-" + sw,
 	}
 	if _, v6 := b.net.Families(); v6 {
 		// Virtual machines learn the default route. Its preference is low, so that

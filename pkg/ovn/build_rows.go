@@ -76,7 +76,6 @@ type link struct {
 	sw, switchPort     string
 	key                int               // requested tunnel key of the switch port; 0: northd chooses
 	options            map[string]string // of the switch port
-	routerKey          int               // requested tunnel key of the router port; 0: northd chooses
 	ra                 map[string]string // router advertisements
 }
 
@@ -85,7 +84,7 @@ func (b *builder) connect(l link) {
 		l.mac = network.MACOf(l.addrs)
 	}
 	b.add(Neutral, nbdb.LogicalRouterPortTable, l.routerPort, &nbdb.LogicalRouterPort{
-		Name: l.routerPort, MAC: l.mac, Networks: prefixStrings(l.addrs), Options: keyOption(l.routerKey), Ipv6RaConfigs: l.ra,
+		Name: l.routerPort, MAC: l.mac, Networks: prefixStrings(l.addrs), Ipv6RaConfigs: l.ra,
 	}, []Ref{b.ref(nbdb.LogicalRouterTable, l.router, "ports")})
 	options := keyOption(l.key)
 	options["router-port"] = l.routerPort

@@ -23,6 +23,10 @@ type Inputs struct {
 	Pods []PodPort
 	// RemotePods are the other nodes' pods on a Layer 2 network.
 	RemotePods []RemotePod
+	// BGP is nil if the cluster does not advertise routes.
+	BGP *BGP
+	// ImportedRoutes are the routes that BGP has learned for the network.
+	ImportedRoutes []ImportedRoute
 }
 
 // PodPort is a pod's interface on a network. A pod may have several interfaces on
@@ -88,6 +92,9 @@ func BuildUnits(net network.Network, node network.Node, in Inputs, units []Unit)
 	if b.unit = topologyUnit; selected.has(b.unit) {
 		t.own()
 	}
+	if b.unit = importUnit; selected.has(b.unit) && b.primary() {
+		b.importedRoutes()
+	}
 	for _, peer := range in.Peers {
 		if b.unit = peerUnit(peer.Name); selected.has(b.unit) && t.peer != nil {
 			t.peer(peer)
@@ -114,14 +121,28 @@ type topology struct {
 }
 
 func (b *builder) topology() (topology, error) {
-	primary := b.net.IsDefault() || b.net.IsPrimary()
+	primary := b.primary()
 	switch {
+	case b.noOverlay() && b.in.BGP == nil:
+		return topology{}, fmt.Errorf("network %s: transport %s needs route advertisements, which are not enabled", b.net.Name, b.net.Transport)
 	case b.net.Topology == network.Layer3 && primary:
-		return topology{b.nodeSwitch(), func() { b.layer3(); b.gateway(); b.isolation() }, b.layer3Peer}, nil
+		return topology{b.nodeSwitch(), func() {
+			b.layer3()
+			b.sharedSets()
+			b.exemptSets()
+			b.gateway()
+			b.isolation()
+			b.isolateAdvertised(b.nodeSwitch())
+		}, b.layer3Peer}, nil
 	case b.net.Topology == network.Layer3:
 		return topology{b.nodeSwitch(), b.layer3, b.layer3Peer}, nil
 	case b.net.Topology == network.Layer2 && primary:
-		return topology{b.net.Layer2Switch(), func() { b.layer2(); b.transitRouter(); b.gateway() }, b.layer2Peer}, nil
+		return topology{b.net.Layer2Switch(), func() {
+			b.layer2()
+			b.transitRouter()
+			b.gateway()
+			b.isolateAdvertised(b.net.Layer2Switch())
+		}, b.layer2Peer}, nil
 	case b.net.Topology == network.Layer2:
 		return topology{b.net.Layer2Switch(), b.layer2, nil}, nil
 	case b.net.Topology == network.Localnet && !primary:
@@ -158,6 +179,9 @@ func (b *builder) gateways() []netip.Prefix { return mapPrefixes(b.hosts, b.net.
 
 // management returns the node's own addresses on the network.
 func (b *builder) management() []netip.Prefix { return mapPrefixes(b.hosts, b.net.ManagementIn) }
+
+// primary reports whether the network is the default gateway of its pods.
+func (b *builder) primary() bool { return b.net.IsDefault() || b.net.IsPrimary() }
 
 // localGateway reports whether pods leave OVN through the kernel instead of the
 // gateway router.

@@ -130,7 +130,7 @@ func (b *builder) managementRoutes() {
 	}
 	for _, host := range b.hosts {
 		if outside, ok := addrOfFamily(b.masqueradeManagement(), host.Addr()); ok {
-			b.snat(router, host, outside, b.toPods(), "eth.dst == "+network.MACOf(b.management()))
+			b.snat(router, host, outside, b.toPods(), b.managementSNAT(host))
 		}
 	}
 }
@@ -139,7 +139,7 @@ func (b *builder) managementRoutes() {
 // node's next hops.
 func (b *builder) gatewayRoutes(gr, external string) {
 	in, pods := b.inside(gr), b.net.CIDRs()
-	if b.net.Transport == network.TransportNoOverlay {
+	if b.noOverlay() {
 		pods = b.hosts // other nodes' pods are outside OVN
 	}
 	for _, dest := range pods {
@@ -186,13 +186,13 @@ func (b *builder) gatewayNAT(gr string) {
 		outside = b.filterFamilies(b.in.Plan.MasqueradeGateway(b.net))
 		for _, join := range b.net.JoinGateway(b.node.ID) {
 			if via, ok := addrOfFamily(outside, join.Addr()); ok {
-				b.snat(gr, single(join.Addr()), via, "", "")
+				b.snat(gr, single(join.Addr()), via, "", natScope{})
 			}
 		}
 	}
 	for _, host := range b.hosts {
 		if via, ok := addrOfFamily(outside, host.Addr()); ok {
-			b.snat(gr, host, via, "", "")
+			b.snat(gr, host, via, "", b.gatewaySNAT(host))
 		}
 	}
 }

@@ -32,11 +32,11 @@ func (b *builder) layer3() {
 		router: router, routerPort: b.toPods(), addrs: b.gateways(),
 		sw: sw, switchPort: "stor-" + sw,
 	})
-	if b.net.IsDefault() || b.net.IsPrimary() {
+	if b.primary() {
 		b.bindRouterPort(b.toPods())
 		b.managementPort(sw, 0)
 	}
-	if b.net.Transport != network.TransportNoOverlay {
+	if !b.noOverlay() {
 		b.transit()
 	}
 }
@@ -54,7 +54,7 @@ func (b *builder) transit() {
 // layer3Peer adds another node: a remote port on the transit switch, and routes to
 // its pods and its gateway router.
 func (b *builder) layer3Peer(peer network.Node) {
-	if b.net.Transport == network.TransportNoOverlay {
+	if b.noOverlay() {
 		return
 	}
 	hosts, err := b.net.HostSubnets(peer.ID)

@@ -216,15 +216,24 @@ func (b *builder) routesToPeer(router string, dests, vias []netip.Prefix, peer n
 	}
 }
 
-// snat adds a source NAT to a router; match and port may be empty.
-func (b *builder) snat(router string, inside netip.Prefix, outside netip.Addr, port, match string) {
+// natScope is what a NAT rule applies to.
+type natScope struct {
+	match  string // may be empty
+	exempt string // UUID of an address set, or empty
+}
+
+// snat adds a source NAT to a router; port may be empty.
+func (b *builder) snat(router string, inside netip.Prefix, outside netip.Addr, port string, scope natScope) {
 	id := router + " snat " + inside.String() + " " + outside.String()
-	n := &nbdb.NAT{Type: nbdb.NATTypeSNAT, LogicalIP: inside.String(), ExternalIP: outside.String(), Match: match}
+	n := &nbdb.NAT{Type: nbdb.NATTypeSNAT, LogicalIP: inside.String(), ExternalIP: outside.String(), Match: scope.match}
 	if inside.IsSingleIP() {
 		n.LogicalIP = inside.Addr().String()
 	}
 	if port != "" {
 		n.LogicalPort = ptr(port)
+	}
+	if scope.exempt != "" {
+		n.ExemptedExtIPs = ptr(scope.exempt)
 	}
 	b.add(Neutral, nbdb.NATTable, id, n, []Ref{b.ref(nbdb.LogicalRouterTable, router, "nat")})
 }

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"bulkhead/pkg/network"
@@ -20,7 +21,7 @@ type goldenCase struct {
 }
 
 func TestTopologiesGolden(t *testing.T) {
-	for _, c := range topologyCases() {
+	for _, c := range append(topologyCases(), advertisedCases()...) {
 		t.Run(c.name, func(t *testing.T) {
 			node := testNode(1, "node1", c.mode)
 			in := goldenInputs(c.net, node, c.mode)
@@ -94,6 +95,58 @@ func topologyCases() []goldenCase {
 		goldenCase{name: "localnet-secondary-no-subnets", net: build(network.Localnet, network.RoleSecondary, ""), mode: shared},
 		goldenCase{name: "localnet-secondary-ipv4-vlan", net: with(build(network.Localnet, network.RoleSecondary, "ipv4"), func(n *network.Network) { n.VLAN = 20 }), mode: shared},
 	)
+}
+
+// advertisedCases are the advertised networks and those without an overlay.
+func advertisedCases() []goldenCase {
+	shared, local := network.SharedGateway, network.LocalGateway
+	var out []goldenCase
+	advertise := func(isolation Isolation) func(*network.Node, *Inputs) {
+		return func(_ *network.Node, in *Inputs) {
+			in.BGP = &BGP{Advertised: true, Isolation: isolation}
+			in.ImportedRoutes = []ImportedRoute{
+				{Prefix: netip.MustParsePrefix("203.0.113.0/24"), NextHops: []netip.Addr{netip.MustParseAddr("172.18.0.9"), netip.MustParseAddr("172.18.0.8")}},
+				{Prefix: netip.MustParsePrefix("2001:db8:9::/48"), NextHops: []netip.Addr{netip.MustParseAddr("fc00::9")}},
+				{Prefix: netip.MustParsePrefix("10.20.1.0/24"), NextHops: []netip.Addr{netip.MustParseAddr("172.18.0.2")}},
+				{Prefix: netip.MustParsePrefix("fd20:0:0:1::/64"), NextHops: []netip.Addr{netip.MustParseAddr("fc00::2")}},
+				{Prefix: netip.MustParsePrefix("0.0.0.0/0"), NextHops: []netip.Addr{netip.MustParseAddr("172.18.255.254"), netip.MustParseAddr("172.18.0.9")}},
+			}
+		}
+	}
+	noOverlay := func(families, snat string) network.Network {
+		n := testNetwork(7, "blue-net", network.Layer3, network.RolePrimary, families)
+		n.Transport, n.OutboundSNAT = network.TransportNoOverlay, snat
+		return n
+	}
+	for _, families := range []string{"ipv4", "ipv6", "dual"} {
+		out = append(out,
+			goldenCase{name: "layer3-primary-" + families + "-no-overlay-snat", net: noOverlay(families, "enabled"), mode: shared, edit: advertise(IsolationStrict)},
+			goldenCase{name: "layer3-primary-" + families + "-advertised-strict", net: testNetwork(7, "blue-net", network.Layer3, network.RolePrimary, families), mode: shared,
+				edit: advertise(IsolationStrict)})
+	}
+	defaultNet := testDefault(true)
+	defaultNet.Transport, defaultNet.OutboundSNAT = network.TransportNoOverlay, "enabled"
+	return append(out,
+		goldenCase{name: "layer3-primary-dual-no-overlay-snat-local", net: noOverlay("dual", "enabled"), mode: local, edit: advertise(IsolationLoose)},
+		goldenCase{name: "layer3-primary-dual-no-overlay", net: noOverlay("dual", "disabled"), mode: shared, edit: advertise(IsolationLoose)},
+		goldenCase{name: "layer3-primary-dual-no-overlay-local", net: noOverlay("dual", "disabled"), mode: local, edit: advertise(IsolationLoose)},
+		goldenCase{name: "layer3-primary-dual-advertised-loose-local", net: testNetwork(7, "blue-net", network.Layer3, network.RolePrimary, "dual"), mode: local, edit: advertise(IsolationLoose)},
+		goldenCase{name: "layer2-primary-dual-advertised-strict", net: testNetwork(7, "blue-net", network.Layer2, network.RolePrimary, "dual"), mode: shared, edit: advertise(IsolationStrict)},
+		goldenCase{name: "default-dual-no-overlay-snat", net: defaultNet, mode: shared, edit: func(node *network.Node, in *Inputs) {
+			advertise(IsolationStrict)(node, in)
+			in.BGP.NodeAddresses = []netip.Addr{node.Addresses[0].Addr(), node.Addresses[1].Addr(), netip.MustParseAddr("172.18.0.2")}
+			in.BGP.DefaultServices = []netip.Addr{netip.MustParseAddr("10.96.0.1")}
+			in.BGP.AdvertisedSubnets = prefixes("10.20.0.0/16", "fd20::/48", "10.244.0.0/16")
+		}})
+}
+
+// A network without an overlay is not built where BGP is not enabled.
+func TestNoOverlayNeedsBGP(t *testing.T) {
+	n := testNetwork(7, "blue_net", network.Layer3, network.RolePrimary, "ipv4")
+	n.Transport, n.OutboundSNAT = network.TransportNoOverlay, "enabled"
+	if _, err := Build(n, testNode(1, "node1", network.SharedGateway), Inputs{Plan: testPlan(true)}); err == nil || !strings.Contains(err.Error(), "not enabled") {
+		t.Errorf("error %v", err)
+	}
 }
 
 func compareGolden(t *testing.T, name string, state State) {

@@ -132,7 +132,7 @@ func (b *builder) topology() (topology, error) {
 			b.exemptSets()
 			b.gateway()
 			b.isolation()
-			b.isolateAdvertised(b.nodeSwitch())
+			b.isolateAdvertised()
 		}, b.layer3Peer}, nil
 	case b.net.Topology == network.Layer3:
 		return topology{b.nodeSwitch(), b.layer3, b.layer3Peer}, nil
@@ -141,7 +141,7 @@ func (b *builder) topology() (topology, error) {
 			b.layer2()
 			b.transitRouter()
 			b.gateway()
-			b.isolateAdvertised(b.net.Layer2Switch())
+			b.isolateAdvertised()
 		}, b.layer2Peer}, nil
 	case b.net.Topology == network.Layer2:
 		return topology{b.net.Layer2Switch(), b.layer2, nil}, nil

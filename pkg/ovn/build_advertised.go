@@ -61,16 +61,10 @@ const (
 	setAdvertised = "bulkhead_advertised"
 )
 
-// Priorities of the ACLs between advertised networks.
-const (
-	advertisedDeny = 1050
-	advertisedPass = 1100
-)
-
 func (b *builder) noOverlay() bool { return b.net.Transport == network.TransportNoOverlay }
 
 func (b *builder) advertised() bool {
-	return b.in.BGP != nil && (b.in.BGP.Advertised || b.noOverlay())
+	return b.primary() && b.in.BGP != nil && (b.in.BGP.Advertised || b.noOverlay())
 }
 
 // outboundSNAT reports whether a network without an overlay has its pods SNATed
@@ -152,9 +146,8 @@ func (b *builder) exemptSets() {
 				exempt = append(exempt, own.Addr().String())
 			}
 		}
-		// A set's name has no "-", which the network's name may have.
 		id := b.exemptID(host.Addr())
-		b.addressSet(Neutral, id, "as_"+strings.ReplaceAll(b.uuid(nbdb.AddressSetTable, id), "-", ""), exempt)
+		b.addressSet(Neutral, id, b.symbol(nbdb.AddressSetTable, id), exempt)
 	}
 }
 
@@ -208,35 +201,6 @@ func (b *builder) importedRoutes() {
 			}
 			seen[hop] = struct{}{}
 			b.route(gr, dstIP, r.Prefix, via, "rtoe-"+gr, markController, "RouteImport")
-		}
-	}
-}
-
-// isolateAdvertised adds the ACLs between advertised networks to the switch of the
-// network's pods. Packets within the network pass on to the other tiers.
-func (b *builder) isolateAdvertised(sw string) {
-	if !b.advertised() || b.in.BGP.Isolation != IsolationStrict {
-		return
-	}
-	switches := b.ref(nbdb.LogicalSwitchTable, sw, "acls")
-	for _, host := range b.hosts {
-		ip, own := ipKeyword(host.Addr()), network.FilterFamilies(b.net.CIDRs(), host.Addr().Is4(), host.Addr().Is6())
-		within, any := "{"+strings.Join(prefixStrings(own), ", ")+"}", "$"+setName(setAdvertised, host.Addr())
-		for _, rule := range []struct {
-			effect       Effect
-			name, action string
-			priority     int
-			addresses    string
-		}{
-			{Opens, "pass", nbdb.ACLActionPass, advertisedPass, within},
-			{Closes, "deny", nbdb.ACLActionDrop, advertisedDeny, any},
-		} {
-			id := b.net.Prefix() + "advertised-" + rule.name + "-" + ip
-			b.add(rule.effect, nbdb.ACLTable, id, &nbdb.ACL{
-				Direction: nbdb.ACLDirectionFromLport, Priority: rule.priority, Action: rule.action,
-				Match:   fmt.Sprintf("%s.src == %s && %s.dst == %s", ip, rule.addresses, ip, rule.addresses),
-				Options: map[string]string{"apply-after-lb": "true"}, // services of other networks have backends there
-			}, []Ref{switches})
 		}
 	}
 }

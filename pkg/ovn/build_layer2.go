@@ -40,7 +40,7 @@ func (b *builder) transitRouter() {
 	b.router(router, options)
 	l := link{
 		router: router, routerPort: b.toPods(), addrs: b.gateways(),
-		sw: sw, switchPort: "stotr-" + sw,
+		sw: sw, switchPort: "stotr-" + sw, groups: b.advertisedGroups(),
 	}
 	if _, v6 := b.net.Families(); v6 {
 		// Virtual machines learn the default route. Its preference is low, so that

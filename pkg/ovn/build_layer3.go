@@ -30,7 +30,7 @@ func (b *builder) layer3() {
 	b.add(Neutral, nbdb.LogicalSwitchTable, sw, &nbdb.LogicalSwitch{Name: sw}, nil)
 	b.connect(link{
 		router: router, routerPort: b.toPods(), addrs: b.gateways(),
-		sw: sw, switchPort: "stor-" + sw,
+		sw: sw, switchPort: "stor-" + sw, groups: b.advertisedGroups(),
 	})
 	if b.primary() {
 		b.bindRouterPort(b.toPods())

@@ -5,7 +5,9 @@ package ovn
 import (
 	"maps"
 	"net/netip"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/google/uuid"
 	"github.com/ovn-kubernetes/libovsdb/model"
@@ -46,6 +48,12 @@ func (b *builder) uuid(table, id string) string {
 	return uuid.NewSHA1(b.space, []byte(table+"/"+id)).String()
 }
 
+// symbol returns a name for a row of a table whose rows' names OVN's matches can
+// have: the network's name may have characters that such names cannot.
+func (b *builder) symbol(table, id string) string {
+	return "bulkhead_" + strings.ReplaceAll(b.uuid(table, id), "-", "")
+}
+
 // uuidSpace returns the name space of the UUIDs of a network's rows (RFC 9562 § 5.5).
 // A deleted network's successor of the same name has another one: northd keys
 // datapaths by these UUIDs, and the new network must not inherit MAC bindings.
@@ -64,8 +72,14 @@ func (b *builder) router(name string, options map[string]string, extra ...string
 
 // switchPort adds m as a port with that name to a switch.
 func (b *builder) switchPort(sw, name string, m *nbdb.LogicalSwitchPort, extra ...string) {
+	b.groupPort(sw, name, m, nil, extra...)
+}
+
+// groupPort is switchPort for a port that is also in port groups.
+func (b *builder) groupPort(sw, name string, m *nbdb.LogicalSwitchPort, groups []Ref, extra ...string) {
 	m.Name = name
-	b.add(Neutral, nbdb.LogicalSwitchPortTable, name, m, []Ref{b.ref(nbdb.LogicalSwitchTable, sw, "ports")}, extra...)
+	in := append(slices.Clone(groups), b.ref(nbdb.LogicalSwitchTable, sw, "ports"))
+	b.add(Neutral, nbdb.LogicalSwitchPortTable, name, m, in, extra...)
 }
 
 // link is a connection of a router and a switch.
@@ -76,6 +90,7 @@ type link struct {
 	sw, switchPort     string
 	key                int               // requested tunnel key of the switch port; 0: northd chooses
 	options            map[string]string // of the switch port
+	groups             []Ref             // port groups of the switch port
 	ra                 map[string]string // router advertisements
 }
 
@@ -89,7 +104,7 @@ func (b *builder) connect(l link) {
 	options := keyOption(l.key)
 	options["router-port"] = l.routerPort
 	maps.Copy(options, l.options)
-	b.switchPort(l.sw, l.switchPort, &nbdb.LogicalSwitchPort{Type: "router", Addresses: []string{"router"}, Options: options})
+	b.groupPort(l.sw, l.switchPort, &nbdb.LogicalSwitchPort{Type: "router", Addresses: []string{"router"}, Options: options}, l.groups)
 }
 
 // peerPort adds a port to a router that is connected with a port of another router.

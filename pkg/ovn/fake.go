@@ -141,6 +141,9 @@ func (f *Fake) apply(op Op) error {
 			for _, c := range op.Columns {
 				field(r.Model, c).Set(field(op.Row.Model, c))
 			}
+			if ids := externalIDs(r.Model); ids != nil {
+				r.ID, r.Unit, r.Effect = ids[markID], ids[markUnit], Effect(ids[markEffect])
+			}
 		case Attach:
 			if !f.has(op.Ref) {
 				return fmt.Errorf("%s does not exist", op.Ref)

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/big"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -173,9 +174,10 @@ func (c NetConf) Network(id int, plan Plan) (Network, error) {
 	for _, list := range []struct {
 		key      string
 		prefixes []netip.Prefix
-	}{{"joinSubnet", n.JoinSubnets}, {"transitSubnet", n.Transit}} {
+		min      *big.Int
+	}{{"joinSubnet", n.JoinSubnets, maxNodes}, {"transitSubnet", n.Transit, maxTransit}} {
 		for _, p := range list.prefixes {
-			if size(p).Cmp(maxNodes) < 0 {
+			if size(p).Cmp(list.min) < 0 {
 				return n, fmt.Errorf("%s %s is too small for %d nodes: use a prefix of length %d or shorter", list.key, p, MaxNodeID, p.Addr().BitLen()-13)
 			}
 		}

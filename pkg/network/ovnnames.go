@@ -36,6 +36,20 @@ func (n Network) ExternalSwitch(node string) string { return "ext_" + n.Prefix()
 // TransitSwitch connects the zones.
 func (n Network) TransitSwitch() string { return n.Prefix() + "transit_switch" }
 
+// Layer2Switch is the switch of a Layer 2 network. It spans the zones.
+func (n Network) Layer2Switch() string { return n.Prefix() + "ovn_layer2_switch" }
+
+// TransitRouter routes between a primary Layer 2 network's switch and the gateway
+// routers of all nodes. It spans the zones.
+func (n Network) TransitRouter() string { return n.Prefix() + "transit_router" }
+
+// LocalnetSwitch is the node's switch of a Localnet network.
+func (n Network) LocalnetSwitch() string { return n.Prefix() + "ovn_localnet_switch" }
+
+// LocalnetPort is the localnet port for which ovn-controller connects
+// LocalnetSwitch to the bridge of the physical network.
+func (n Network) LocalnetPort() string { return n.Prefix() + "ovn_localnet_port" }
+
 // ManagementLSP is the logical port of the node's management port on n, the
 // iface-id of ManagementPort.
 func (n Network) ManagementLSP(node string) string { return "k8s-" + n.Prefix() + node }

@@ -38,9 +38,10 @@ func (p Plan) Validate() error {
 	for _, set := range []struct {
 		name     string
 		prefixes []netip.Prefix
-	}{{"join-subnets", p.Join}, {"udn-join-subnets", p.UDNJoin}, {"transit-subnets", p.Transit}} {
+		min      *big.Int
+	}{{"join-subnets", p.Join, maxNodes}, {"udn-join-subnets", p.UDNJoin, maxNodes}, {"transit-subnets", p.Transit, maxTransit}} {
 		for _, j := range set.prefixes {
-			if size(j).Cmp(maxNodes) < 0 {
+			if size(j).Cmp(set.min) < 0 {
 				return fmt.Errorf("%s %s is too small for %d nodes: use a prefix of length %d or shorter", set.name, j, MaxNodeID, j.Addr().BitLen()-13)
 			}
 		}
@@ -155,7 +156,12 @@ func DefaultHostLen(cidr netip.Prefix) int {
 	return max(want, cidr.Bits())
 }
 
-var maxNodes = big.NewInt(MaxNodeID + 2)
+// maxNodes and maxTransit are the sizes of join subnets and transit subnets that
+// have room for MaxNodeID nodes. On Layer 2 a node has two transit addresses.
+var (
+	maxNodes   = big.NewInt(MaxNodeID + 2)
+	maxTransit = big.NewInt(2*MaxNodeID + 2)
+)
 
 func size(p netip.Prefix) *big.Int {
 	return new(big.Int).Lsh(big.NewInt(1), uint(p.Addr().BitLen()-p.Bits()))

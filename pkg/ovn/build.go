@@ -16,18 +16,34 @@ type Inputs struct {
 	Plan network.Plan
 	// PhysicalNetwork is OVN's name of the network behind the external bridge.
 	PhysicalNetwork string
-	// Peers are the other ready nodes.
+	// Peers are the other ready nodes. Localnet and secondary Layer 2 networks
+	// have no rows for them.
 	Peers []network.Node
 	// Pods are this node's pods on the network.
 	Pods []PodPort
+	// RemotePods are the other nodes' pods on a Layer 2 network.
+	RemotePods []RemotePod
+	// BGP is nil if the cluster does not advertise routes.
+	BGP *BGP
+	// ImportedRoutes are the routes that BGP has learned for the network.
+	ImportedRoutes []ImportedRoute
 }
 
-// PodPort is a pod's interface on a network.
+// PodPort is a pod's interface on a network. A pod may have several interfaces on
+// one network, with different NAD keys.
 type PodPort struct {
-	NADKey         string // network.DefaultName on the cluster default network
+	// NADKey is network.DefaultName on the cluster default network, and
+	// <namespace>/<name>/<index> for another attachment to the same NAD.
+	NADKey         string
 	Namespace, Pod string
 	UID            string
+	MAC            string // empty: derived from IPs
 	IPs            []netip.Prefix
+	// TunnelKey is the port's key, the same in every zone, on Layer 2 networks.
+	TunnelKey int
+	// Enabled is false for a virtual machine's pod that does not have the virtual
+	// machine's addresses, before or after a live migration. nil is true.
+	Enabled *bool
 	// Locked means that the pod's primary network is another one: on this network
 	// only the node's own address reaches the pod.
 	Locked bool
@@ -35,6 +51,20 @@ type PodPort struct {
 
 // Key is the pod's namespace/name.
 func (p PodPort) Key() string { return p.Namespace + "/" + p.Pod }
+
+// RemotePod is the interface of another node's pod on a Layer 2 network.
+type RemotePod struct {
+	NADKey         string
+	Namespace, Pod string
+	Node, Chassis  string // of the pod
+	MAC            string // empty: derived from IPs
+	IPs            []netip.Prefix
+	TunnelKey      int
+	Enabled        *bool
+}
+
+// Key is the pod's namespace/name.
+func (p RemotePod) Key() string { return p.Namespace + "/" + p.Pod }
 
 // Build returns the desired rows of net on node. The error says why the node cannot
 // have the network.
@@ -46,31 +76,79 @@ func Build(net network.Network, node network.Node, in Inputs) (State, error) {
 // in columns of another unit's rows, which must then exist. Of peers and pods, in
 // needs only those of the units.
 func BuildUnits(net network.Network, node network.Node, in Inputs, units []Unit) (State, error) {
-	if err := net.CheckSupported(); err != nil {
+	b := &builder{net: net, node: node, in: in, space: uuidSpace(net)}
+	if len(net.Subnets) > 0 || net.Topology == network.Layer3 {
+		hosts, err := net.HostSubnets(node.ID)
+		if err != nil {
+			return nil, fmt.Errorf("node %s: %w", node.Name, err)
+		}
+		b.hosts = hosts
+	}
+	t, err := b.topology()
+	if err != nil {
 		return nil, err
 	}
-	hosts, err := net.HostSubnets(node.ID)
-	if err != nil {
-		return nil, fmt.Errorf("node %s: %w", node.Name, err)
-	}
-	b := &builder{net: net, node: node, in: in, hosts: hosts, space: uuidSpace(net)}
 	selected := Selection{Units: units}
 	if b.unit = topologyUnit; selected.has(b.unit) {
-		b.layer3()
-		b.gateway()
-		b.isolation()
+		t.own()
+	}
+	if b.unit = importUnit; selected.has(b.unit) && b.primary() {
+		b.importedRoutes()
 	}
 	for _, peer := range in.Peers {
-		if b.unit = peerUnit(peer.Name); selected.has(b.unit) {
-			b.peer(peer)
+		if b.unit = peerUnit(peer.Name); selected.has(b.unit) && t.peer != nil {
+			t.peer(peer)
 		}
 	}
 	for _, pod := range in.Pods {
 		if b.unit = podUnit(pod.Key()); selected.has(b.unit) {
-			b.pod(pod)
+			b.pod(t.podSwitch, pod)
+		}
+	}
+	for _, pod := range in.RemotePods {
+		if b.unit = remoteUnit(pod.Key()); selected.has(b.unit) && net.Topology == network.Layer2 {
+			b.remotePod(t.podSwitch, pod)
 		}
 	}
 	return b.rows, nil
+}
+
+// topology is what differs between topologies and roles.
+type topology struct {
+	podSwitch string             // that has the pods' ports
+	own       func()             // adds the rows of the topology unit
+	peer      func(network.Node) // adds the rows of another node; nil: there are none
+}
+
+func (b *builder) topology() (topology, error) {
+	primary := b.primary()
+	switch {
+	case b.noOverlay() && b.in.BGP == nil:
+		return topology{}, fmt.Errorf("network %s: transport %s needs route advertisements, which are not enabled", b.net.Name, b.net.Transport)
+	case b.net.Topology == network.Layer3 && primary:
+		return topology{b.nodeSwitch(), func() {
+			b.layer3()
+			b.sharedSets()
+			b.exemptSets()
+			b.gateway()
+			b.isolation()
+			b.isolateAdvertised()
+		}, b.layer3Peer}, nil
+	case b.net.Topology == network.Layer3:
+		return topology{b.nodeSwitch(), b.layer3, b.layer3Peer}, nil
+	case b.net.Topology == network.Layer2 && primary:
+		return topology{b.net.Layer2Switch(), func() {
+			b.layer2()
+			b.transitRouter()
+			b.gateway()
+			b.isolateAdvertised()
+		}, b.layer2Peer}, nil
+	case b.net.Topology == network.Layer2:
+		return topology{b.net.Layer2Switch(), b.layer2, nil}, nil
+	case b.net.Topology == network.Localnet && !primary:
+		return topology{b.net.LocalnetSwitch(), b.localnet, nil}, nil
+	}
+	return topology{}, fmt.Errorf("network %s: there is no topology %s with role %s", b.net.Name, b.net.Topology, b.net.Role)
 }
 
 // builder collects the rows of one network.
@@ -78,7 +156,7 @@ type builder struct {
 	net   network.Network
 	node  network.Node
 	in    Inputs
-	hosts []netip.Prefix // of node, one per IP family
+	hosts []netip.Prefix // of node, one per IP family; none without subnets
 	space uuid.UUID      // of the rows' UUIDs
 	unit  Unit           // of the rows that are added
 	rows  State
@@ -96,15 +174,19 @@ func (b *builder) filterFamilies(ps []netip.Prefix) []netip.Prefix {
 	return network.FilterFamilies(ps, v4, v6)
 }
 
+// gateways returns the addresses of the router that is the pods' gateway.
+func (b *builder) gateways() []netip.Prefix { return mapPrefixes(b.hosts, b.net.GatewayIn) }
+
 // management returns the node's own addresses on the network.
-func (b *builder) management() []netip.Prefix { return mapPrefixes(b.hosts, network.Management) }
+func (b *builder) management() []netip.Prefix { return mapPrefixes(b.hosts, b.net.ManagementIn) }
+
+// primary reports whether the network is the default gateway of its pods.
+func (b *builder) primary() bool { return b.net.IsDefault() || b.net.IsPrimary() }
 
 // localGateway reports whether pods leave OVN through the kernel instead of the
 // gateway router.
 func (b *builder) localGateway() bool { return b.node.Mode == network.LocalGateway }
 
-// hasGateway reports whether the network has a gateway router on this node: if it
-// is primary and the agent has reported the external bridge.
-func (b *builder) hasGateway() bool {
-	return (b.net.IsDefault() || b.net.IsPrimary()) && b.node.BridgeMAC != "" && len(b.node.Addresses) > 0
-}
+// hasGateway reports whether the network, a primary one, has a gateway router on
+// this node: if the agent has reported the external bridge.
+func (b *builder) hasGateway() bool { return b.node.BridgeMAC != "" && len(b.node.Addresses) > 0 }

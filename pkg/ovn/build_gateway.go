@@ -10,21 +10,62 @@ import (
 	"bulkhead/pkg/ovn/nbdb"
 )
 
-// gateway adds the network's gateway router on this node, and the routes and NAT on
-// the cluster router that lead to it. All networks' gateway routers have the node's
-// own addresses, and the agent's flows on the bridge steer packets to them. So
-// nothing here relies on ARP through the bridge, and only the cluster default
-// network announces its addresses there.
-func (b *builder) gateway() {
-	if !b.net.IsDefault() && !b.net.IsPrimary() {
+// podRouter is the router that is the gateway of the network's pods.
+func (b *builder) podRouter() string {
+	if b.net.Topology == network.Layer2 {
+		return b.net.TransitRouter()
+	}
+	return b.net.ClusterRouter()
+}
+
+// toPods is the pod router's port on the switch of the pods.
+func (b *builder) toPods() string {
+	if b.net.Topology == network.Layer2 {
+		return "trtos-" + b.net.Layer2Switch()
+	}
+	return "rtos-" + b.nodeSwitch()
+}
+
+// inside is the connection of the gateway router with the pod router: through the
+// join switch on Layer 3, direct on Layer 2.
+type inside struct {
+	port       string         // the gateway router's
+	podRouter  []netip.Prefix // the pod router's addresses
+	gateway    []netip.Prefix // the gateway router's addresses
+	additional []netip.Prefix // others of them, which are not in the pod router's subnets
+}
+
+func (b *builder) inside(gr string) inside {
+	if b.net.Topology == network.Layer2 {
+		return inside{"rtotr-" + gr, b.net.TransitRouterPort(b.node.ID), b.net.TransitGatewayPort(b.node.ID), singles(b.net.JoinGateway(b.node.ID))}
+	}
+	return inside{"rtoj-" + gr, b.net.JoinRouter(), b.net.JoinGateway(b.node.ID), nil}
+}
+
+// connectInside adds the rows of the connection of gateway router and pod router.
+func (b *builder) connectInside(gr string) {
+	router, in := b.podRouter(), b.inside(gr)
+	if b.net.Topology == network.Layer2 {
+		b.connectTransitRouter(gr, in)
 		return
 	}
+	join := b.net.JoinSwitch()
+	b.add(Neutral, nbdb.LogicalSwitchTable, join, &nbdb.LogicalSwitch{Name: join}, nil)
+	b.connect(link{router: router, routerPort: "rtoj-" + router, addrs: in.podRouter, sw: join, switchPort: "jtor-" + router})
+	b.connect(link{router: gr, routerPort: in.port, addrs: in.gateway, sw: join, switchPort: "jtor-" + gr})
+}
+
+// gateway adds a primary network's gateway router on this node, and the routes and
+// NAT on the pod router that lead to it. All networks' gateway routers have the
+// node's own addresses, and the agent's flows on the bridge steer packets to them.
+// So nothing here relies on ARP through the bridge, and only the cluster default
+// network announces its addresses there.
+func (b *builder) gateway() {
 	b.managementRoutes()
 	if !b.hasGateway() {
 		return
 	}
-	gr, join, ext := b.net.GatewayRouter(b.node.Name), b.net.JoinSwitch(), b.net.ExternalSwitch(b.node.Name)
-	cluster := b.net.ClusterRouter()
+	gr, ext := b.net.GatewayRouter(b.node.Name), b.net.ExternalSwitch(b.node.Name)
 
 	options := map[string]string{
 		"chassis":                       b.node.Chassis,
@@ -43,10 +84,7 @@ func (b *builder) gateway() {
 		options["lb_force_snat_ip"] = strings.TrimSpace(addressLine("", b.net.JoinGateway(b.node.ID)))
 	}
 	b.router(gr, options)
-
-	b.add(Neutral, nbdb.LogicalSwitchTable, join, &nbdb.LogicalSwitch{Name: join}, nil)
-	b.connect(link{router: cluster, routerPort: b.toJoin(cluster), addrs: b.net.JoinRouter(), sw: join, switchPort: "jtor-" + cluster})
-	b.connect(link{router: gr, routerPort: b.toJoin(gr), addrs: b.net.JoinGateway(b.node.ID), sw: join, switchPort: "jtor-" + gr})
+	b.connectInside(gr)
 
 	external := "rtoe-" + gr
 	addrs := b.filterFamilies(b.node.Addresses)
@@ -69,22 +107,22 @@ func (b *builder) gateway() {
 	b.gatewayNAT(gr)
 }
 
-// managementRoutes adds the cluster router's routes out of OVN: in shared gateway
+// managementRoutes adds the pod router's routes out of OVN: in shared gateway
 // mode to the gateway router, in local mode to the management port. Packets to the
 // node through that port are SNATed to an address that identifies the network:
 // networks may have the same pod addresses.
 func (b *builder) managementRoutes() {
-	cluster := b.net.ClusterRouter()
+	router := b.podRouter()
 	out := b.management()
 	if !b.localGateway() {
 		out = nil
 		if b.hasGateway() {
-			out = b.net.JoinGateway(b.node.ID)
+			out = b.inside(b.net.GatewayRouter(b.node.Name)).gateway
 		}
 	}
 	for _, host := range b.hosts {
 		if via, ok := addrOfFamily(out, host.Addr()); ok {
-			b.route(cluster, srcIP, host, via, "")
+			b.route(router, srcIP, host, via, "")
 		}
 	}
 	if b.net.IsDefault() {
@@ -92,28 +130,21 @@ func (b *builder) managementRoutes() {
 	}
 	for _, host := range b.hosts {
 		if outside, ok := addrOfFamily(b.masqueradeManagement(), host.Addr()); ok {
-			b.snat(cluster, host, outside, b.toNodeSwitch(), "eth.dst == "+network.MACOf(b.management()))
+			b.snat(router, host, outside, b.toPods(), b.managementSNAT(host))
 		}
 	}
 }
 
-// gatewayRoutes adds the gateway router's routes: to pods through the join switch,
-// to the host through the fixed masquerade next hop, and by default through the
+// gatewayRoutes adds the gateway router's routes: to pods through the pod router, to the host through the fixed masquerade next hop, and by default through the
 // node's next hops.
 func (b *builder) gatewayRoutes(gr, external string) {
-	for _, cidr := range b.net.CIDRs() {
-		if b.net.Transport == network.TransportNoOverlay {
-			break
-		}
-		if via, ok := addrOfFamily(b.net.JoinRouter(), cidr.Addr()); ok {
-			b.route(gr, dstIP, cidr, via, b.toJoin(gr))
-		}
+	in, pods := b.inside(gr), b.net.CIDRs()
+	if b.noOverlay() {
+		pods = b.hosts // other nodes' pods are outside OVN
 	}
-	if b.net.Transport == network.TransportNoOverlay {
-		for _, host := range b.hosts {
-			if via, ok := addrOfFamily(b.net.JoinRouter(), host.Addr()); ok {
-				b.route(gr, dstIP, host, via, b.toJoin(gr))
-			}
+	for _, dest := range pods {
+		if via, ok := addrOfFamily(in.podRouter, dest.Addr()); ok {
+			b.route(gr, dstIP, dest, via, in.port)
 		}
 	}
 	hop := b.filterFamilies(b.in.Plan.MasqueradeFixed(network.MasqueradeNextHop))
@@ -155,13 +186,13 @@ func (b *builder) gatewayNAT(gr string) {
 		outside = b.filterFamilies(b.in.Plan.MasqueradeGateway(b.net))
 		for _, join := range b.net.JoinGateway(b.node.ID) {
 			if via, ok := addrOfFamily(outside, join.Addr()); ok {
-				b.snat(gr, single(join.Addr()), via, "", "")
+				b.snat(gr, single(join.Addr()), via, "", natScope{})
 			}
 		}
 	}
 	for _, host := range b.hosts {
 		if via, ok := addrOfFamily(outside, host.Addr()); ok {
-			b.snat(gr, host, via, "", "")
+			b.snat(gr, host, via, "", b.gatewaySNAT(host))
 		}
 	}
 }

@@ -4,7 +4,9 @@ package ovn
 
 import (
 	"fmt"
+	"strings"
 
+	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovn/nbdb"
 )
 
@@ -12,14 +14,18 @@ import (
 // network of pods with another primary network.
 const LockedPortGroup = "bulkhead_locked"
 
+// Priorities of ACLs in the tier of isolation.
 const (
-	lockDeny  = 1000
-	lockAllow = 1001
+	lockDeny       = 1000
+	lockAllow      = 1001
+	advertisedDeny = 1050
+	advertisedPass = 1100
 )
 
 // isolation adds the ACLs of locked ports: only this node's own address on the
 // cluster default network, the source of kubelet's probes, can open connections to
-// them. Networks need no ACLs between each other: they share no router.
+// them. Networks that are not advertised need no ACLs between each other: they share no
+// router.
 func (b *builder) isolation() {
 	if !b.net.IsDefault() {
 		return
@@ -54,4 +60,48 @@ func (b *builder) acl(name, direction string, priority int, action, match string
 	b.add(effect, nbdb.ACLTable, id, &nbdb.ACL{
 		Name: ptr(id), Direction: direction, Priority: priority, Action: action, Match: match,
 	}, []Ref{b.ref(nbdb.PortGroupTable, LockedPortGroup, "acls")})
+}
+
+// isolateAdvertised adds the ACLs between advertised networks. Packets within the
+// network pass on to the other tiers. The ACLs are in a port group that has the
+// router's port on the switch of the pods, and so apply to all ports of the switch.
+func (b *builder) isolateAdvertised() {
+	if len(b.advertisedGroups()) == 0 {
+		return
+	}
+	id := b.advertisedGroup()
+	b.add(Closes, nbdb.PortGroupTable, id, &nbdb.PortGroup{Name: b.symbol(nbdb.PortGroupTable, id)}, nil)
+	for _, host := range b.hosts {
+		a := host.Addr()
+		ip, any := ipKeyword(a), "$"+setName(setAdvertised, a)
+		own := "{" + strings.Join(prefixStrings(network.FilterFamilies(b.net.CIDRs(), a.Is4(), a.Is6())), ", ") + "}"
+		for _, rule := range []struct {
+			effect       Effect
+			name, action string
+			priority     int
+			addresses    string
+		}{
+			{Opens, "pass", nbdb.ACLActionPass, advertisedPass, own},
+			{Closes, "deny", nbdb.ACLActionDrop, advertisedDeny, any},
+		} {
+			b.add(rule.effect, nbdb.ACLTable, id+"-"+rule.name+"-"+ip, &nbdb.ACL{
+				Direction: nbdb.ACLDirectionFromLport, Priority: rule.priority, Action: rule.action,
+				Match: fmt.Sprintf("%s.src == %s && %s.dst == %s", ip, rule.addresses, ip, rule.addresses),
+				// A service's address is not a pod's, but its backend's is.
+				Options: map[string]string{"apply-after-lb": "true"},
+			}, []Ref{b.ref(nbdb.PortGroupTable, id, "acls")})
+		}
+	}
+}
+
+func (b *builder) advertisedGroup() string { return b.net.Prefix() + "advertised" }
+
+// advertisedGroups returns the port group of isolateAdvertised, if it is needed.
+func (b *builder) advertisedGroups() []Ref {
+	if !b.advertised() || b.in.BGP.Isolation != IsolationStrict {
+		return nil
+	}
+	group := b.ref(nbdb.PortGroupTable, b.advertisedGroup(), "ports")
+	group.Closes = true
+	return []Ref{group}
 }

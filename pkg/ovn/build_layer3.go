@@ -3,8 +3,6 @@
 package ovn
 
 import (
-	"strconv"
-
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovn/nbdb"
 )
@@ -15,69 +13,48 @@ import (
 //	          │                  │
 //	   management port      join switch ── gateway router ── external switch ── bridge
 //
+// A secondary network has no management port and nothing from the join switch on.
 // Names are those of OVN-Kubernetes, with the prefix that pkg/network defines.
 
 func (b *builder) nodeSwitch() string          { return b.net.NodeSwitch(b.node.Name) }
-func (b *builder) toNodeSwitch() string        { return "rtos-" + b.nodeSwitch() }
 func (b *builder) toJoin(router string) string { return "rtoj-" + router }
 func (b *builder) toTransit() string           { return b.net.Prefix() + "rtots-" + b.node.Name }
 func (b *builder) transitPort(n string) string { return b.net.Prefix() + "tstor-" + n }
 
-// layer3 adds the cluster router, the node switch with the management port and, if
-// the network has an overlay, the transit switch.
+// layer3 adds the cluster router, the node switch, the management port of a primary
+// network and, if the network has an overlay, the transit switch. A secondary
+// network has no way out, and so no NAT and no gateway router.
 func (b *builder) layer3() {
 	router, sw := b.net.ClusterRouter(), b.nodeSwitch()
-	options := map[string]string{
-		// Otherwise every router of every network would learn a MAC binding for
-		// every host of the uplink. The neighbours that a router needs are rows.
-		"always_learn_from_arp_request": "false",
-	}
-	if b.localGateway() && b.net.IsPrimary() {
-		// The kernel routes both directions through this router. Without
-		// committing all connections, replies to SNATed ones would be lost.
-		options["ct-commit-all"] = "true"
-	}
-	b.router(router, options, "k8s-cluster-router", "yes")
-
+	b.router(router, b.routerOptions(), "k8s-cluster-router", "yes")
 	b.add(Neutral, nbdb.LogicalSwitchTable, sw, &nbdb.LogicalSwitch{Name: sw}, nil)
 	b.connect(link{
-		router: router, routerPort: b.toNodeSwitch(), addrs: mapPrefixes(b.hosts, network.Gateway),
-		sw: sw, switchPort: "stor-" + sw,
+		router: router, routerPort: b.toPods(), addrs: b.gateways(),
+		sw: sw, switchPort: "stor-" + sw, groups: b.advertisedGroups(),
 	})
-	// NAT on a router that spans zones needs a gateway port bound to this chassis.
-	gc := b.toNodeSwitch() + "-" + b.node.Chassis
-	b.add(Neutral, nbdb.GatewayChassisTable, gc, &nbdb.GatewayChassis{Name: gc, ChassisName: b.node.Chassis, Priority: 1},
-		[]Ref{b.ref(nbdb.LogicalRouterPortTable, b.toNodeSwitch(), "gateway_chassis")})
-
-	if b.net.IsDefault() || b.net.IsPrimary() {
-		mgmt := b.management()
-		b.switchPort(sw, b.net.ManagementLSP(b.node.Name), &nbdb.LogicalSwitchPort{
-			Addresses: []string{addressLine(network.MACOf(mgmt), mgmt)},
-		}, markNode, b.node.Name)
+	if b.primary() {
+		b.bindRouterPort(b.toPods())
+		b.managementPort(sw, 0)
 	}
-	if b.net.Transport != network.TransportNoOverlay {
+	if !b.noOverlay() {
 		b.transit()
 	}
 }
 
-// transit connects this zone's cluster router with those of the other zones. The
-// tunnel keys are functions of the network's and the node's id, so all zones use
-// the same keys without an allocator.
+// transit connects this zone's cluster router with those of the other zones.
 func (b *builder) transit() {
 	ts := b.net.TransitSwitch()
-	b.add(Neutral, nbdb.LogicalSwitchTable, ts, &nbdb.LogicalSwitch{Name: ts, OtherConfig: map[string]string{
-		"interconn-ts": ts, "requested-tnl-key": strconv.Itoa(b.net.TunnelKey()),
-	}}, nil)
+	b.interconnSwitch(ts)
 	b.connect(link{
 		router: b.net.ClusterRouter(), routerPort: b.toTransit(), addrs: b.net.TransitAddrs(b.node.ID),
 		sw: ts, switchPort: b.transitPort(b.node.Name), key: b.node.ID,
 	})
 }
 
-// peer adds another node: a remote port on the transit switch, and routes to its
-// pods and its gateway router.
-func (b *builder) peer(peer network.Node) {
-	if b.net.Transport == network.TransportNoOverlay {
+// layer3Peer adds another node: a remote port on the transit switch, and routes to
+// its pods and its gateway router.
+func (b *builder) layer3Peer(peer network.Node) {
+	if b.noOverlay() {
 		return
 	}
 	hosts, err := b.net.HostSubnets(peer.ID)
@@ -85,37 +62,10 @@ func (b *builder) peer(peer network.Node) {
 		return // the peer has no subnet to route to; the cluster role reports it
 	}
 	transit := b.net.TransitAddrs(peer.ID)
+	options := keyOption(peer.ID)
+	options["requested-chassis"] = peer.Chassis
 	b.switchPort(b.net.TransitSwitch(), b.transitPort(peer.Name), &nbdb.LogicalSwitchPort{
-		Type:      "remote",
-		Addresses: []string{addressLine(network.MACOf(transit), transit)},
-		Options:   map[string]string{"requested-tnl-key": strconv.Itoa(peer.ID), "requested-chassis": peer.Chassis},
+		Type: "remote", Addresses: []string{addressLine(network.MACOf(transit), transit)}, Options: options,
 	}, markNode, peer.Name)
-	dests := hosts
-	for _, join := range b.net.JoinGateway(peer.ID) {
-		dests = append(dests, single(join.Addr()))
-	}
-	for _, dest := range dests {
-		if via, ok := addrOfFamily(transit, dest.Addr()); ok {
-			b.route(b.net.ClusterRouter(), dstIP, dest, via, "", markPeer, peer.Name)
-		}
-	}
-}
-
-// pod adds the logical port of a pod of this node.
-func (b *builder) pod(pod PodPort) {
-	name := network.PodLSP(pod.NADKey, pod.Namespace, pod.Pod)
-	line := addressLine(network.MACOf(pod.IPs), pod.IPs)
-	in := []Ref{b.ref(nbdb.LogicalSwitchTable, b.nodeSwitch(), "ports")}
-	if pod.Locked {
-		// In one operation with the port, so that it never exists unlocked.
-		locked := b.ref(nbdb.PortGroupTable, LockedPortGroup, "ports")
-		locked.Closes = true
-		in = append([]Ref{locked}, in...)
-	}
-	b.add(Opens, nbdb.LogicalSwitchPortTable, name, &nbdb.LogicalSwitchPort{
-		Name: name, Addresses: []string{line}, PortSecurity: []string{line},
-		// Keeps ovn-controller from binding an interface of a deleted pod of the
-		// same name.
-		Options: map[string]string{"iface-id-ver": pod.UID},
-	}, in, markNamespace, pod.Namespace, markPod, pod.Pod, markPodUID, pod.UID, markNAD, pod.NADKey)
+	b.routesToPeer(b.net.ClusterRouter(), append(hosts, singles(b.net.JoinGateway(peer.ID))...), transit, peer)
 }

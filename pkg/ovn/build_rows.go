@@ -3,13 +3,17 @@
 package ovn
 
 import (
-	"bulkhead/pkg/network"
-	"bulkhead/pkg/ovn/nbdb"
+	"maps"
 	"net/netip"
+	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/google/uuid"
 	"github.com/ovn-kubernetes/libovsdb/model"
+
+	"bulkhead/pkg/network"
+	"bulkhead/pkg/ovn/nbdb"
 )
 
 // Rows that more than one topology has.
@@ -44,6 +48,12 @@ func (b *builder) uuid(table, id string) string {
 	return uuid.NewSHA1(b.space, []byte(table+"/"+id)).String()
 }
 
+// symbol returns a name for a row of a table whose rows' names OVN's matches can
+// have: the network's name may have characters that such names cannot.
+func (b *builder) symbol(table, id string) string {
+	return "bulkhead_" + strings.ReplaceAll(b.uuid(table, id), "-", "")
+}
+
 // uuidSpace returns the name space of the UUIDs of a network's rows (RFC 9562 § 5.5).
 // A deleted network's successor of the same name has another one: northd keys
 // datapaths by these UUIDs, and the new network must not inherit MAC bindings.
@@ -62,8 +72,14 @@ func (b *builder) router(name string, options map[string]string, extra ...string
 
 // switchPort adds m as a port with that name to a switch.
 func (b *builder) switchPort(sw, name string, m *nbdb.LogicalSwitchPort, extra ...string) {
+	b.groupPort(sw, name, m, nil, extra...)
+}
+
+// groupPort is switchPort for a port that is also in port groups.
+func (b *builder) groupPort(sw, name string, m *nbdb.LogicalSwitchPort, groups []Ref, extra ...string) {
 	m.Name = name
-	b.add(Neutral, nbdb.LogicalSwitchPortTable, name, m, []Ref{b.ref(nbdb.LogicalSwitchTable, sw, "ports")}, extra...)
+	in := append(slices.Clone(groups), b.ref(nbdb.LogicalSwitchTable, sw, "ports"))
+	b.add(Neutral, nbdb.LogicalSwitchPortTable, name, m, in, extra...)
 }
 
 // link is a connection of a router and a switch.
@@ -72,8 +88,10 @@ type link struct {
 	addrs              []netip.Prefix
 	mac                string // empty: derived from addrs
 	sw, switchPort     string
-	key                int // requested tunnel key of the switch port; 0: northd chooses
-	options            map[string]string
+	key                int               // requested tunnel key of the switch port; 0: northd chooses
+	options            map[string]string // of the switch port
+	groups             []Ref             // port groups of the switch port
+	ra                 map[string]string // router advertisements
 }
 
 func (b *builder) connect(l link) {
@@ -81,16 +99,111 @@ func (b *builder) connect(l link) {
 		l.mac = network.MACOf(l.addrs)
 	}
 	b.add(Neutral, nbdb.LogicalRouterPortTable, l.routerPort, &nbdb.LogicalRouterPort{
-		Name: l.routerPort, MAC: l.mac, Networks: prefixStrings(l.addrs),
+		Name: l.routerPort, MAC: l.mac, Networks: prefixStrings(l.addrs), Ipv6RaConfigs: l.ra,
 	}, []Ref{b.ref(nbdb.LogicalRouterTable, l.router, "ports")})
-	options := map[string]string{"router-port": l.routerPort}
-	for k, v := range l.options {
-		options[k] = v
+	options := keyOption(l.key)
+	options["router-port"] = l.routerPort
+	maps.Copy(options, l.options)
+	b.groupPort(l.sw, l.switchPort, &nbdb.LogicalSwitchPort{Type: "router", Addresses: []string{"router"}, Options: options}, l.groups)
+}
+
+// peerPort adds a port to a router that is connected with a port of another router.
+// peer is empty if that router is in another zone.
+func (b *builder) peerPort(router, name, peer string, addrs []netip.Prefix, options map[string]string, extra ...string) {
+	m := &nbdb.LogicalRouterPort{Name: name, MAC: network.MACOf(addrs), Networks: prefixStrings(addrs), Options: options}
+	if peer != "" {
+		m.Peer = ptr(peer)
 	}
-	if l.key != 0 {
-		options["requested-tnl-key"] = strconv.Itoa(l.key)
+	b.add(Neutral, nbdb.LogicalRouterPortTable, name, m, []Ref{b.ref(nbdb.LogicalRouterTable, router, "ports")}, extra...)
+}
+
+// bindRouterPort binds a port of a router that spans zones to this node's chassis.
+// NAT on the router needs one such port.
+func (b *builder) bindRouterPort(port string) {
+	name := port + "-" + b.node.Chassis
+	b.add(Neutral, nbdb.GatewayChassisTable, name, &nbdb.GatewayChassis{Name: name, ChassisName: b.node.Chassis, Priority: 1},
+		[]Ref{b.ref(nbdb.LogicalRouterPortTable, port, "gateway_chassis")})
+}
+
+// routerOptions returns the options of the router that is the pods' gateway.
+func (b *builder) routerOptions() map[string]string {
+	options := map[string]string{
+		// Otherwise every router of every network would learn a MAC binding for
+		// every host of the uplink. The neighbours that a router needs are rows.
+		"always_learn_from_arp_request": "false",
 	}
-	b.switchPort(l.sw, l.switchPort, &nbdb.LogicalSwitchPort{Type: "router", Addresses: []string{"router"}, Options: options})
+	if b.localGateway() && b.net.IsPrimary() {
+		// The kernel routes both directions through this router. Without
+		// committing all connections, replies to SNATed ones would be lost.
+		options["ct-commit-all"] = "true"
+	}
+	return options
+}
+
+// managementPort adds the logical port of the node's own interface on the network.
+// key is its requested tunnel key; 0: northd chooses.
+func (b *builder) managementPort(sw string, key int) {
+	mgmt := b.management()
+	b.switchPort(sw, b.net.ManagementLSP(b.node.Name), &nbdb.LogicalSwitchPort{
+		Addresses: []string{addressLine(network.MACOf(mgmt), mgmt)}, Options: keyOption(key),
+	}, markNode, b.node.Name)
+}
+
+// interconnSwitch adds a switch that spans the zones. Its key is a function of the
+// network's id, so all zones use the same key without an allocator.
+func (b *builder) interconnSwitch(name string) {
+	options := keyOption(b.net.TunnelKey())
+	options["interconn-ts"] = name
+	b.add(Neutral, nbdb.LogicalSwitchTable, name, &nbdb.LogicalSwitch{Name: name, OtherConfig: options}, nil)
+}
+
+// pod adds the logical port of a pod of this node.
+func (b *builder) pod(sw string, pod PodPort) {
+	name := network.PodLSP(pod.NADKey, pod.Namespace, pod.Pod)
+	line := portAddresses(pod.MAC, pod.IPs)
+	in := []Ref{b.ref(nbdb.LogicalSwitchTable, sw, "ports")}
+	if pod.Locked {
+		// In one operation with the port, so that it never exists unlocked.
+		locked := b.ref(nbdb.PortGroupTable, LockedPortGroup, "ports")
+		locked.Closes = true
+		in = append([]Ref{locked}, in...)
+	}
+	options := keyOption(pod.TunnelKey)
+	// Keeps ovn-controller from binding an interface of a deleted pod of the same
+	// name.
+	options["iface-id-ver"] = pod.UID
+	b.add(portEffect(pod.Enabled), nbdb.LogicalSwitchPortTable, name, &nbdb.LogicalSwitchPort{
+		Name: name, Addresses: []string{line}, PortSecurity: []string{line}, Enabled: pod.Enabled, Options: options,
+	}, in, markNamespace, pod.Namespace, markPod, pod.Pod, markPodUID, pod.UID, markNAD, pod.NADKey)
+}
+
+// portAddresses returns a pod port's "MAC IP IP". Without IPs, on networks without
+// subnets, it is the MAC: pods assign addresses themselves, and port security only
+// prevents other MACs.
+func portAddresses(mac string, ips []netip.Prefix) string {
+	if mac == "" {
+		mac = network.MACOf(ips)
+	}
+	return addressLine(mac, ips)
+}
+
+// portEffect returns the effect of a pod's port: a disabled port lets nothing
+// through. So of a live migration's two ports one is disabled before the other is
+// enabled.
+func portEffect(enabled *bool) Effect {
+	if enabled != nil && !*enabled {
+		return Neutral
+	}
+	return Opens
+}
+
+// keyOption returns the option that requests a tunnel key, if it is not 0.
+func keyOption(key int) map[string]string {
+	options := map[string]string{}
+	if key != 0 {
+		options["requested-tnl-key"] = strconv.Itoa(key)
+	}
+	return options
 }
 
 // Policies of a static route: what its prefix is compared with.
@@ -109,15 +222,33 @@ func (b *builder) route(router, policy string, dest netip.Prefix, via netip.Addr
 	b.add(Opens, nbdb.LogicalRouterStaticRouteTable, id, r, []Ref{b.ref(nbdb.LogicalRouterTable, router, "static_routes")}, extra...)
 }
 
-// snat adds a source NAT to a router; match and port may be empty.
-func (b *builder) snat(router string, inside netip.Prefix, outside netip.Addr, port, match string) {
+// routesToPeer adds routes by destination to another node.
+func (b *builder) routesToPeer(router string, dests, vias []netip.Prefix, peer network.Node) {
+	for _, dest := range dests {
+		if via, ok := addrOfFamily(vias, dest.Addr()); ok {
+			b.route(router, dstIP, dest, via, "", markPeer, peer.Name)
+		}
+	}
+}
+
+// natScope is what a NAT rule applies to.
+type natScope struct {
+	match  string // may be empty
+	exempt string // UUID of an address set, or empty
+}
+
+// snat adds a source NAT to a router; port may be empty.
+func (b *builder) snat(router string, inside netip.Prefix, outside netip.Addr, port string, scope natScope) {
 	id := router + " snat " + inside.String() + " " + outside.String()
-	n := &nbdb.NAT{Type: nbdb.NATTypeSNAT, LogicalIP: inside.String(), ExternalIP: outside.String(), Match: match}
+	n := &nbdb.NAT{Type: nbdb.NATTypeSNAT, LogicalIP: inside.String(), ExternalIP: outside.String(), Match: scope.match}
 	if inside.IsSingleIP() {
 		n.LogicalIP = inside.Addr().String()
 	}
 	if port != "" {
 		n.LogicalPort = ptr(port)
+	}
+	if scope.exempt != "" {
+		n.ExemptedExtIPs = ptr(scope.exempt)
 	}
 	b.add(Neutral, nbdb.NATTable, id, n, []Ref{b.ref(nbdb.LogicalRouterTable, router, "nat")})
 }
@@ -154,6 +285,10 @@ func addressLine(mac string, ps []netip.Prefix) string {
 
 // single returns the prefix of one address.
 func single(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+
+func singles(ps []netip.Prefix) []netip.Prefix {
+	return mapPrefixes(ps, func(p netip.Prefix) netip.Prefix { return single(p.Addr()) })
+}
 
 // defaultRoute returns 0.0.0.0/0 or ::/0, by a's IP family.
 func defaultRoute(a netip.Addr) netip.Prefix {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -153,9 +154,9 @@ func TestBuildErrors(t *testing.T) {
 	if i := slices.IndexFunc(s, func(r Row) bool { return strings.Contains(r.ID, "node3") }); i >= 0 {
 		t.Errorf("a peer that the network cannot hold has %s", s[i])
 	}
-	n.Topology = network.Layer2
+	n.Topology = network.Localnet
 	if _, err := Build(n, testNode(1, "node1", network.SharedGateway), Inputs{}); err == nil {
-		t.Error("no error for a layer2 network")
+		t.Error("no error for a primary localnet network")
 	}
 	node := testNode(1, "node1", network.SharedGateway)
 	node.Addresses, node.BridgeMAC = nil, ""
@@ -164,21 +165,70 @@ func TestBuildErrors(t *testing.T) {
 	}
 }
 
-// genRows draws the rows of the cluster default network. Pods may be locked, and the
-// node may have either gateway mode.
+// genNetworks are the names of the networks that genRows draws.
+var genNetworks = []string{network.DefaultName, "layer3_primary", "layer3_secondary", "layer2_primary", "layer2_secondary", "localnet_secondary", "no-overlay_net"}
+
+// genNetwork draws a network of any topology. Its settings change from draw to draw.
+func genNetwork(t *rapid.T, label string) network.Network {
+	name := rapid.SampledFrom(genNetworks).Draw(t, label+" network")
+	if name == network.DefaultName {
+		return testDefault(rapid.Bool().Draw(t, label+" dual"))
+	}
+	topology, role, _ := strings.Cut(name, "_")
+	families := []string{"ipv4", "ipv6", "dual"}
+	if topology != string(network.Layer3) && role == string(network.RoleSecondary) {
+		families = append(families, "")
+	}
+	id, ipFamilies := slices.Index(genNetworks, name), rapid.SampledFrom(families).Draw(t, label+" families")
+	if name == "no-overlay_net" {
+		n := testNetwork(id, name, network.Layer3, network.RolePrimary, ipFamilies)
+		n.Transport, n.OutboundSNAT = network.TransportNoOverlay, "enabled"
+		return n
+	}
+	n := testNetwork(id, name, network.Topology(topology), network.Role(role), ipFamilies)
+	if n.Topology == network.Localnet {
+		n.VLAN = rapid.IntRange(0, 2).Draw(t, label+" VLAN")
+		n.PhysicalNetworkName = rapid.SampledFrom([]string{"", "physical", "other"}).Draw(t, label+" physical network")
+	}
+	return n
+}
+
+// genRows draws the rows of a network. Pods may be locked, disabled or on another
+// node, and the node may have either gateway mode.
 func genRows(t *rapid.T, label string) (network.Network, State) {
-	dual := rapid.Bool().Draw(t, label+" dual")
-	n := testDefault(dual)
+	n := genNetwork(t, label)
 	node := testNode(1, "node1", rapid.SampledFrom([]network.GatewayMode{network.SharedGateway, network.LocalGateway}).Draw(t, label+" mode"))
 	if rapid.Bool().Draw(t, label+" no bridge") {
 		node.BridgeMAC = ""
 	}
-	in := Inputs{Plan: testPlan(dual), PhysicalNetwork: "physnet"}
+	in := Inputs{Plan: testPlan(true), PhysicalNetwork: "physnet"}
 	for _, i := range rapid.SliceOfNDistinct(rapid.IntRange(2, 5), 0, 4, rapid.ID[int]).Draw(t, label+" peers") {
 		in.Peers = append(in.Peers, testNode(i, fmt.Sprintf("node%d", i), network.SharedGateway))
 	}
+	if n.Transport != "" || rapid.Bool().Draw(t, label+" BGP") {
+		in.BGP = &BGP{Advertised: rapid.Bool().Draw(t, label+" advertised"), Isolation: rapid.SampledFrom([]Isolation{IsolationStrict, IsolationLoose}).Draw(t, label+" isolation")}
+		for _, i := range rapid.SliceOfNDistinct(rapid.IntRange(1, 4), 0, 3, rapid.ID[int]).Draw(t, label+" advertised subnets") {
+			in.BGP.AdvertisedSubnets = append(in.BGP.AdvertisedSubnets, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i), 0, 0}), 16))
+			in.ImportedRoutes = append(in.ImportedRoutes, ImportedRoute{Prefix: in.BGP.AdvertisedSubnets[0], NextHops: node.NextHops})
+		}
+	}
+	nadKey := network.NADKey("ns", "net")
+	if n.IsDefault() {
+		nadKey = network.DefaultName
+	}
 	for _, i := range rapid.SliceOfNDistinct(rapid.IntRange(3, 8), 0, 5, rapid.ID[int]).Draw(t, label+" pods") {
-		in.Pods = append(in.Pods, testPod(n, node, "default", "ns", fmt.Sprintf("p%d", i), i, rapid.Bool().Draw(t, label+" locked")))
+		// The same name in all networks would be the same port.
+		name := fmt.Sprintf("p%d-%d", n.ID, i)
+		disabled := rapid.SampledFrom([]*bool{nil, new(bool)}).Draw(t, label+" disabled")
+		if n.Topology == network.Layer2 && rapid.Bool().Draw(t, label+" remote") {
+			remote := testRemotePod(n, testNode(2, "node2", node.Mode), nadKey, "ns", name, i)
+			remote.Enabled = disabled
+			in.RemotePods = append(in.RemotePods, remote)
+			continue
+		}
+		pod := testPod(n, node, nadKey, "ns", name, i, n.IsDefault() && rapid.Bool().Draw(t, label+" locked"))
+		pod.Enabled = disabled
+		in.Pods = append(in.Pods, pod)
 	}
 	s, err := Build(n, node, in)
 	if err != nil {

@@ -109,7 +109,8 @@ func (n *NB) session() *session {
 
 // nbModels are the models of the tables that we write.
 var nbModels = map[string]model.Model{
-	nbdb.PortGroupTable: &nbdb.PortGroup{}, nbdb.ACLTable: &nbdb.ACL{},
+	nbdb.AddressSetTable: &nbdb.AddressSet{},
+	nbdb.PortGroupTable:  &nbdb.PortGroup{}, nbdb.ACLTable: &nbdb.ACL{},
 	nbdb.LogicalSwitchTable: &nbdb.LogicalSwitch{}, nbdb.LogicalSwitchPortTable: &nbdb.LogicalSwitchPort{},
 	nbdb.LogicalRouterTable: &nbdb.LogicalRouter{}, nbdb.LogicalRouterPortTable: &nbdb.LogicalRouterPort{},
 	nbdb.GatewayChassisTable: &nbdb.GatewayChassis{}, nbdb.NATTable: &nbdb.NAT{},

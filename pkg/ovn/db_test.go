@@ -141,13 +141,17 @@ func TestFakeIsLikeDatabase(t *testing.T) {
 	h.database("nb", "usr/share/ovn/ovn-nb.ovsschema")
 	h.database("sb", "usr/share/ovn/ovn-sb.ovsschema")
 	nb, _ := h.databases()
-	ctx, all := context.Background(), Selection{Network: network.DefaultName, Node: "node1"}
+	ctx := context.Background()
 	read := func(t *rapid.T, target Target) State {
-		rows, err := target.Read(ctx, all)
-		if err != nil {
-			t.Fatal(err)
+		var all State
+		for _, name := range genNetworks {
+			rows, err := target.Read(ctx, Selection{Network: name, Node: "node1"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			all = append(all, rows...)
 		}
-		return rows
+		return all
 	}
 	rapid.Check(t, func(t *rapid.T) {
 		f := &Fake{}

@@ -105,6 +105,10 @@ func (f *Fake) Apply(_ context.Context, ops []Op) error {
 				return err
 			}
 		}
+		if err := f.checkReferences(); err != nil {
+			f.rows = before
+			return err
+		}
 		return nil
 	}, func(error) error { return nil })
 }
@@ -137,6 +141,9 @@ func (f *Fake) apply(op Op) error {
 			for _, c := range op.Columns {
 				field(r.Model, c).Set(field(op.Row.Model, c))
 			}
+			if ids := externalIDs(r.Model); ids != nil {
+				r.ID, r.Unit, r.Effect = ids[markID], ids[markUnit], Effect(ids[markEffect])
+			}
 		case Attach:
 			if !f.has(op.Ref) {
 				return fmt.Errorf("%s does not exist", op.Ref)
@@ -153,6 +160,20 @@ func (f *Fake) apply(op Op) error {
 		f.collect()
 	default:
 		return fmt.Errorf("unknown verb %d", op.Verb)
+	}
+	return nil
+}
+
+// checkReferences returns an error if a NAT rule's address set does not exist.
+func (f *Fake) checkReferences() error {
+	for _, r := range f.rows {
+		nat, ok := r.Model.(*nbdb.NAT)
+		if !ok || nat.ExemptedExtIPs == nil {
+			continue
+		}
+		if !slices.ContainsFunc(f.rows, func(set Row) bool { return set.UUID == *nat.ExemptedExtIPs }) {
+			return fmt.Errorf("%s: address set %s does not exist", r, *nat.ExemptedExtIPs)
+		}
 	}
 	return nil
 }

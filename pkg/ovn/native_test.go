@@ -3,6 +3,7 @@
 package ovn
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"os"
@@ -32,7 +33,10 @@ func TestNative(t *testing.T) {
 	}
 }
 
-func testNative(t *testing.T, r tree, dual bool) {
+// startZones starts two zones whose underlay is connected and whose chassis know
+// each other.
+func startZones(t *testing.T, r tree) (a, b *zoneUnderTest) {
+	t.Helper()
 	ctx := context.Background()
 	var zones []*zoneUnderTest
 	for i := 1; i <= 2; i++ {
@@ -41,22 +45,18 @@ func testNative(t *testing.T, r tree, dual bool) {
 			host: newHost(t, r, name, namespace(t, name)), node: testNode(i, name, network.SharedGateway),
 		})
 	}
-	a, b := zones[0], zones[1]
-	mustRun(t, "ip", "link", "add", "under", "netns", a.ns, "type", "veth", "peer", "name", "under", "netns", b.ns)
-	nets := []network.Network{testDefault(dual), testTenant(1, "red_net", dual), testTenant(2, "blue_net", dual)}
+	a, b = zones[0], zones[1]
+	joinZones(t, r, a, b, "under")
 	for i, z := range zones {
-		mustRun(t, append([]string{"ip", "netns", "exec", z.ns}, r.argv("ethtool", "-K", "under", "tx", "off")...)...)
-		mustRun(t, "ip", "-n", z.ns, "link", "set", "under", "up")
 		z.startCentral()
 		z.startOVS(z.node, "under", z.node.EncapIPs[0].String()+"/24")
 		z.nb, z.sb = z.databases()
-		peer := []network.Node{zones[1-i].node}
 		for {
 			have, err := z.sb.ReadChassis(ctx)
 			if err != nil {
 				t.Fatal(err)
 			}
-			ops := DiffChassis(BuildChassis(z.node, peer), have)
+			ops := DiffChassis(BuildChassis(z.node, []network.Node{zones[1-i].node}), have)
 			if len(ops) == 0 {
 				break
 			}
@@ -64,8 +64,44 @@ func testNative(t *testing.T, r tree, dual bool) {
 				t.Fatal(err)
 			}
 		}
+	}
+	return a, b
+}
+
+// joinZones connects the zones' namespaces with a link of that name.
+func joinZones(t *testing.T, r tree, a, b *zoneUnderTest, link string) {
+	t.Helper()
+	mustRun(t, "ip", "link", "add", link, "netns", a.ns, "type", "veth", "peer", "name", link, "netns", b.ns)
+	for _, z := range []*zoneUnderTest{a, b} {
+		mustRun(t, append([]string{"ip", "netns", "exec", z.ns}, r.argv("ethtool", "-K", link, "tx", "off")...)...)
+		mustRun(t, "ip", "-n", z.ns, "link", "set", link, "up")
+	}
+}
+
+// waitRemotePorts waits until all remote ports have a chassis.
+func (z *zoneUnderTest) waitRemotePorts() {
+	z.t.Helper()
+	eventually(z.t, "remote ports of "+z.name+" have a chassis", func() error {
+		out, err := z.run("ovn-sbctl", "--no-leader-only", "--bare", "--columns=logical_port", "find", "Port_Binding", "type=remote", "chassis=[]")
+		if err == nil && strings.TrimSpace(out) != "" {
+			err = fmt.Errorf("ports without: %s", strings.Fields(out))
+		}
+		return err
+	})
+}
+
+// podNamespace returns the network namespace of a pod.
+func (z *zoneUnderTest) podNamespace(namespace, pod string) string {
+	return fmt.Sprintf("bho%d-%s%s%s", os.Getpid(), z.name, namespace, pod)
+}
+
+func testNative(t *testing.T, r tree, dual bool) {
+	a, b := startZones(t, r)
+	zones := []*zoneUnderTest{a, b}
+	nets := []network.Network{testDefault(dual), testTenant(1, "red_net", dual), testTenant(2, "blue_net", dual)}
+	for i, z := range zones {
 		for _, n := range nets {
-			in := Inputs{Plan: testPlan(dual), PhysicalNetwork: "physnet", Peers: peer}
+			in := Inputs{Plan: testPlan(dual), PhysicalNetwork: "physnet", Peers: []network.Node{zones[1-i].node}}
 			if n.IsDefault() {
 				in.Pods = append(in.Pods,
 					testPod(n, z.node, "default", "plain", "p", 3, false),
@@ -92,15 +128,8 @@ func testNative(t *testing.T, r tree, dual bool) {
 		z.plug(nets[0].ManagementLSP(z.node.Name), "", namespace(t, z.name+"m"), "mgmt", network.MACOf(mgmt), mgmt)
 	}
 	t.Logf("%s", a.must("ovn-nbctl", "--no-leader-only", "show"))
-
 	for _, z := range zones {
-		eventually(t, "remote ports of "+z.name+" have a chassis", func() error {
-			out, err := z.run("ovn-sbctl", "--no-leader-only", "--bare", "--columns=logical_port", "find", "Port_Binding", "type=remote", "chassis=[]")
-			if err == nil && strings.TrimSpace(out) != "" {
-				err = fmt.Errorf("ports without: %s", strings.Fields(out))
-			}
-			return err
-		})
+		z.waitRemotePorts()
 	}
 
 	address := func(n network.Network, z *zoneUnderTest, i, family int) string {
@@ -150,11 +179,14 @@ func testNative(t *testing.T, r tree, dual bool) {
 func (z *zoneUnderTest) plugPod(n network.Network, p PodPort) {
 	z.t.Helper()
 	label := z.name + p.Namespace + p.Pod
+	if strings.Count(p.NADKey, "/") == 2 {
+		label += "again" // a second interface in a namespace of its own, for its routes
+	}
 	ns := fmt.Sprintf("bho%d-%s", os.Getpid(), label)
 	if _, err := os.Stat("/run/netns/" + ns); err != nil {
 		namespace(z.t, label)
 	}
-	link := fmt.Sprintf("%s%d", p.Namespace+p.Pod, n.ID)
+	link := fmt.Sprintf("%s%d", strings.TrimPrefix(label, z.name), n.ID)
 	pn := network.NewPodNetwork(n, testPlan(len(p.IPs) == 2), p.IPs, p.Namespace != "plain")
 	var routes []string
 	for _, r := range pn.Routes {
@@ -163,7 +195,7 @@ func (z *zoneUnderTest) plugPod(n network.Network, p PodPort) {
 	for _, gw := range pn.Gateways {
 		routes = append(routes, fmt.Sprintf("%s via %s", defaultRoute(gw), gw))
 	}
-	z.plug(network.PodLSP(p.NADKey, p.Namespace, p.Pod), p.UID, ns, link, pn.MAC, p.IPs, routes...)
+	z.plug(network.PodLSP(p.NADKey, p.Namespace, p.Pod), p.UID, ns, link, cmp.Or(p.MAC, pn.MAC), p.IPs, routes...)
 }
 
 // converge applies a network's desired rows and checks that a second run is a no-op.

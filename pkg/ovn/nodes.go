@@ -373,7 +373,7 @@ func unknownPeerRows(j job, want, have State) State {
 	taken := map[string]struct{}{} // peers
 	kept := slices.DeleteFunc(slices.Clone(have), func(r Row) bool {
 		_, u := parseUnitMark(r.Unit)
-		if _, ok := keys[tunnelKey(r)]; ok {
+		if _, ok := keys[peerID(r)]; ok && u.Kind == KindPeer {
 			taken[u.Name] = struct{}{}
 		}
 		_, isUnknown := j.unknown[u.Name]
@@ -409,10 +409,16 @@ func unknownPeerChassis(want, have []Chassis, unknown map[string]struct{}) []Cha
 	return out
 }
 
-// tunnelKey returns the tunnel key that a port requests, "" for none.
-func tunnelKey(r Row) string {
-	if p, ok := r.Model.(*nbdb.LogicalSwitchPort); ok {
-		return p.Options["requested-tnl-key"]
+// peerID returns the node id that a peer's port implies by its tunnel key, "" for
+// other rows.
+func peerID(r Row) string {
+	switch m := r.Model.(type) {
+	case *nbdb.LogicalSwitchPort:
+		return m.Options["requested-tnl-key"]
+	case *nbdb.LogicalRouterPort:
+		if key, err := strconv.Atoi(m.Options["requested-tnl-key"]); err == nil {
+			return strconv.Itoa(key - transitGatewayKey)
+		}
 	}
 	return ""
 }

@@ -22,15 +22,16 @@ const (
 	markID      = "k8s.ovn.org/id"   // unique in its table
 	ownerValue  = "bulkhead"
 
-	markTopology  = "k8s.ovn.org/topology"
-	markRole      = "k8s.ovn.org/role"
-	markNAD       = "k8s.ovn.org/nad"
-	markNode      = "k8s.ovn.org/node"
-	markPeer      = "ic-node" // on a route: the node that it leads to
-	markNamespace = "namespace"
-	markPod       = "pod_name"
-	markPodUID    = "pod_uid"
-	markEffect    = "k8s.ovn.org/effect" // unless it is Neutral
+	markTopology   = "k8s.ovn.org/topology"
+	markRole       = "k8s.ovn.org/role"
+	markNAD        = "k8s.ovn.org/nad"
+	markNode       = "k8s.ovn.org/node"
+	markPeer       = "ic-node" // on a route: the node that it leads to
+	markNamespace  = "namespace"
+	markPod        = "pod_name"
+	markPodUID     = "pod_uid"
+	markController = "k8s.ovn.org/owner-controller" // of an imported route
+	markEffect     = "k8s.ovn.org/effect"           // unless it is Neutral
 )
 
 // externalPort returns the name of the gateway router's external port. Static MAC

@@ -30,14 +30,15 @@ var nbSchema = nbdb.Schema()
 
 // tables are the tables that we write.
 var tables = readSchema(nbSchema, map[string][]string{
+	nbdb.AddressSetTable:               {"name", "addresses", "external_ids"},
 	nbdb.PortGroupTable:                {"name", "external_ids"},
-	nbdb.ACLTable:                      {"name", "priority", "direction", "match", "action", "tier", "external_ids"},
+	nbdb.ACLTable:                      {"name", "priority", "direction", "match", "action", "tier", "options", "external_ids"},
 	nbdb.LogicalSwitchTable:            {"name", "other_config", "external_ids"},
 	nbdb.LogicalRouterTable:            {"name", "options", "external_ids"},
-	nbdb.LogicalRouterPortTable:        {"name", "mac", "networks", "options", "external_ids"},
+	nbdb.LogicalRouterPortTable:        {"name", "mac", "networks", "peer", "ipv6_ra_configs", "options", "external_ids"},
 	nbdb.GatewayChassisTable:           {"name", "chassis_name", "priority", "external_ids"},
-	nbdb.LogicalSwitchPortTable:        {"name", "type", "options", "addresses", "port_security", "external_ids"},
-	nbdb.NATTable:                      {"type", "external_ip", "logical_ip", "match", "logical_port", "priority", "options", "external_ids"},
+	nbdb.LogicalSwitchPortTable:        {"name", "type", "enabled", "tag", "tag_request", "options", "addresses", "port_security", "external_ids"},
+	nbdb.NATTable:                      {"type", "external_ip", "logical_ip", "match", "logical_port", "exempted_ext_ips", "priority", "options", "external_ids"},
 	nbdb.StaticMACBindingTable:         {"logical_port", "ip", "mac", "override_dynamic_mac"},
 	nbdb.LogicalRouterStaticRouteTable: {"ip_prefix", "policy", "nexthop", "output_port", "options", "external_ids"},
 })

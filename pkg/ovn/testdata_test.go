@@ -63,6 +63,28 @@ func testTenant(id int, name string, dual bool) network.Network {
 	return n
 }
 
+// testNetwork returns a network with subnets of "ipv4", "ipv6" or "dual", or without
+// subnets for "". Networks of one topology and role have the same addresses.
+func testNetwork(id int, name string, topology network.Topology, role network.Role, ipFamilies string) network.Network {
+	p := testPlan(true)
+	v4, v6 := ipFamilies == "ipv4" || ipFamilies == "dual", ipFamilies == "ipv6" || ipFamilies == "dual"
+	n := network.Network{ID: id, Name: name, Topology: topology, Role: role, MTU: 1400, Transit: network.FilterFamilies(p.Transit, v4, v6)}
+	if role == network.RolePrimary {
+		n.JoinSubnets = network.FilterFamilies(p.UDNJoin, v4, v6)
+	}
+	for _, cidr := range network.FilterFamilies(prefixes("10.20.0.0/16", "fd20::/48"), v4, v6) {
+		s := network.Subnet{CIDR: cidr}
+		if topology == network.Layer3 {
+			s.HostLen = network.DefaultHostLen(cidr)
+		}
+		n.Subnets = append(n.Subnets, s)
+	}
+	if topology == network.Localnet {
+		n.PhysicalNetworkName = "physical"
+	}
+	return n
+}
+
 func testNode(id int, name string, mode network.GatewayMode) network.Node {
 	return network.Node{
 		Name: name, ID: id, Chassis: fmt.Sprintf("chassis-%d", id), EncapIPs: []netip.Addr{netip.MustParseAddr(fmt.Sprintf("172.30.0.%d", id))},
@@ -74,14 +96,27 @@ func testNode(id int, name string, mode network.GatewayMode) network.Node {
 
 // testPod returns the i-th pod of a network on a node.
 func testPod(n network.Network, node network.Node, nadKey, namespace, name string, i int, locked bool) PodPort {
+	p := PodPort{NADKey: nadKey, Namespace: namespace, Pod: name, UID: "uid-" + namespace + "-" + name, Locked: locked}
+	if n.Topology == network.Layer2 {
+		p.TunnelKey = 10 + i
+	}
+	if len(n.Subnets) == 0 {
+		p.MAC = fmt.Sprintf("0a:58:00:00:00:%02x", i)
+		return p
+	}
 	hosts, err := n.HostSubnets(node.ID)
 	if err != nil {
 		panic(err)
 	}
-	p := PodPort{NADKey: nadKey, Namespace: namespace, Pod: name, UID: "uid-" + namespace + "-" + name, Locked: locked}
 	for _, h := range hosts {
 		a, _ := network.NthAddr(h, uint64(i))
 		p.IPs = append(p.IPs, netip.PrefixFrom(a, h.Bits()))
 	}
 	return p
+}
+
+// testRemotePod is testPod for a pod of another node.
+func testRemotePod(n network.Network, node network.Node, nadKey, namespace, name string, i int) RemotePod {
+	p := testPod(n, node, nadKey, namespace, name, i, false)
+	return RemotePod{NADKey: nadKey, Namespace: namespace, Pod: name, Node: node.Name, Chassis: node.Chassis, MAC: p.MAC, IPs: p.IPs, TunnelKey: p.TunnelKey}
 }

@@ -13,8 +13,10 @@ type Kind string
 
 const (
 	KindTopology Kind = "topology" // routers, switches, the node's own ports, isolation; no name
+	KindImport   Kind = "import"   // the routes that BGP has learned; no name
 	KindPeer     Kind = "peer"     // the port of and the routes to another node, by its name
 	KindPod      Kind = "pod"      // the ports of a pod of this node, by its namespace/name
+	KindRemote   Kind = "remote"   // the ports of a pod of another node, by its namespace/name
 )
 
 // Unit is a part of a network's rows that is read, compared and written on its own.
@@ -24,11 +26,13 @@ type Unit struct {
 	Name string
 }
 
-var topologyUnit = Unit{Kind: KindTopology}
+var topologyUnit, importUnit = Unit{Kind: KindTopology}, Unit{Kind: KindImport}
 
 func peerUnit(node string) Unit { return Unit{KindPeer, node} }
 
 func podUnit(key string) Unit { return Unit{KindPod, key} }
+
+func remoteUnit(key string) Unit { return Unit{KindRemote, key} }
 
 func (u Unit) String() string {
 	if u.Name == "" {

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ovn
+
+import (
+	"strconv"
+
+	"bulkhead/pkg/network"
+	"bulkhead/pkg/ovn/nbdb"
+)
+
+// A Layer 2 network in one zone:
+//
+//	pods ── switch ══ other zones ══ transit router ── gateway router ── external switch ── bridge
+//	           │  └──────────────────────┘
+//	    management port
+//
+// The switch and the transit router span the zones: they have the same keys in each
+// of them. The transit router's address on the switch, the pods' gateway, and its
+// MAC are the same on every node, so that they stay the same for a virtual machine
+// that moves. A secondary network has the switch only.
+
+// Keys of ports that span the zones. On the switch, the cluster role gives pods the
+// keys from 10. The ports between switch and transit router do not request keys: no
+// other zone sends packets to them, and northd would request the same key again for
+// their bindings to the chassis, and warn.
+const (
+	layer2ManagementKey = 2  // the management port
+	transitGatewayKey   = 10 // plus the node id: the transit router's ports to gateway routers
+)
+
+// layer2 adds the switch.
+func (b *builder) layer2() { b.interconnSwitch(b.net.Layer2Switch()) }
+
+// transitRouter adds the transit router and the management port.
+func (b *builder) transitRouter() {
+	router, sw := b.net.TransitRouter(), b.net.Layer2Switch()
+	options := b.routerOptions()
+	options["requested-tnl-key"] = strconv.Itoa(b.net.TransitRouterKey())
+	b.router(router, options)
+	l := link{
+		router: router, routerPort: b.toPods(), addrs: b.gateways(),
+		sw: sw, switchPort: "stotr-" + sw, groups: b.advertisedGroups(),
+	}
+	if _, v6 := b.net.Families(); v6 {
+		// Virtual machines learn the default route. Its preference is low, so that
+		// the route that a pod gets with its addresses prevails.
+		l.ra = map[string]string{
+			"address_mode": "dhcpv6_stateful", "send_periodic": "true", "max_interval": "900", "min_interval": "300",
+			"router_preference": "LOW",
+		}
+		if b.net.MTU != 0 {
+			l.ra["mtu"] = strconv.Itoa(b.net.MTU)
+		}
+	}
+	b.connect(l)
+	b.bindRouterPort(b.toPods())
+	b.managementPort(sw, layer2ManagementKey)
+}
+
+// transitPeer returns the transit router's port to a node's gateway router.
+func (b *builder) transitPeer(node string) string { return "trtor-" + b.net.GatewayRouter(node) }
+
+// connectTransitRouter connects the transit router with this node's gateway router.
+// All pods have their addresses in one subnet, on all nodes. The route by source
+// that managementRoutes adds makes them leave by their own node's gateway router:
+// each zone has a transit router with its own route.
+func (b *builder) connectTransitRouter(gr string, in inside) {
+	router, port := b.net.TransitRouter(), b.transitPeer(b.node.Name)
+	b.peerPort(router, port, in.port, in.podRouter, keyOption(transitGatewayKey+b.node.ID))
+	b.peerPort(gr, in.port, port, append(in.gateway, in.additional...), nil)
+	// Load-balanced packets are SNATed to this address. Replies from any node must
+	// return to this gateway router.
+	for _, join := range in.additional {
+		if via, ok := addrOfFamily(in.gateway, join.Addr()); ok {
+			b.route(router, dstIP, join, via, "")
+		}
+	}
+}
+
+// layer2Peer adds another node: the transit router's port to the node's gateway
+// router, and routes to it.
+func (b *builder) layer2Peer(peer network.Node) {
+	options := keyOption(transitGatewayKey + peer.ID)
+	options["requested-chassis"] = peer.Chassis
+	b.peerPort(b.net.TransitRouter(), b.transitPeer(peer.Name), "", b.net.TransitRouterPort(peer.ID), options, markNode, peer.Name)
+	b.routesToPeer(b.net.TransitRouter(), singles(b.net.JoinGateway(peer.ID)), b.net.TransitGatewayPort(peer.ID), peer)
+}
+
+// remotePod adds the port of a pod of another node. It has the same name and key in
+// all zones.
+func (b *builder) remotePod(sw string, pod RemotePod) {
+	name := network.PodLSP(pod.NADKey, pod.Namespace, pod.Pod)
+	options := keyOption(pod.TunnelKey)
+	options["requested-chassis"] = pod.Chassis
+	b.add(portEffect(pod.Enabled), nbdb.LogicalSwitchPortTable, name, &nbdb.LogicalSwitchPort{
+		Name: name, Type: "remote", Addresses: []string{portAddresses(pod.MAC, pod.IPs)}, Enabled: pod.Enabled, Options: options,
+	}, []Ref{b.ref(nbdb.LogicalSwitchTable, sw, "ports")},
+		markNode, pod.Node, markNamespace, pod.Namespace, markPod, pod.Pod, markNAD, pod.NADKey)
+}

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ovn
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"bulkhead/pkg/network"
+)
+
+// nativeNetwork is a network in both zones with its pods.
+type nativeNetwork struct {
+	net  network.Network
+	pods [2][]PodPort // by zone
+}
+
+// nativeZones starts two zones, or skips the test.
+func nativeZones(t *testing.T) (tree, []*zoneUnderTest) {
+	t.Helper()
+	r := debianTree(t)
+	if os.Getuid() != 0 {
+		t.Skip("needs root for network namespaces")
+	}
+	a, b := startZones(t, r)
+	t.Cleanup(func() {
+		for _, z := range []*zoneUnderTest{a, b} {
+			for _, w := range z.warnings() {
+				t.Errorf("%s: %s", z.name, w)
+			}
+		}
+	})
+	return r, []*zoneUnderTest{a, b}
+}
+
+// inputs returns the inputs of the network in zone i.
+func (n nativeNetwork) inputs(zones []*zoneUnderTest, i int) Inputs {
+	other := zones[1-i].node
+	in := Inputs{Plan: testPlan(true), PhysicalNetwork: "physnet", Peers: []network.Node{other}, Pods: n.pods[i]}
+	if n.net.Topology == network.Layer2 {
+		for _, p := range n.pods[1-i] {
+			in.RemotePods = append(in.RemotePods, RemotePod{NADKey: p.NADKey, Namespace: p.Namespace, Pod: p.Pod,
+				Node: other.Name, Chassis: other.Chassis, MAC: p.MAC, IPs: p.IPs, TunnelKey: p.TunnelKey})
+		}
+	}
+	return in
+}
+
+// connect adds networks to both zones and connects their pods. The pods of networks
+// without subnets get the addresses of own.
+func connect(t *testing.T, zones []*zoneUnderTest, own func(PodPort) []netip.Prefix, nets ...nativeNetwork) {
+	t.Helper()
+	for i, z := range zones {
+		for _, n := range nets {
+			converge(t, z.nb, n.net, z.node, n.inputs(zones, i))
+			for _, p := range n.pods[i] {
+				if len(p.IPs) == 0 {
+					p.IPs = own(p)
+				}
+				z.plugPod(n.net, p)
+			}
+		}
+	}
+	for _, z := range zones {
+		z.waitRemotePorts()
+	}
+}
+
+// reach is a ping between a pod and an address.
+type reach struct {
+	desc string
+	from string // network namespace
+	to   netip.Addr
+}
+
+// checkReach checks that all of yes succeed, and then none of no.
+func checkReach(t *testing.T, r tree, yes, no []reach) {
+	t.Helper()
+	for _, c := range yes {
+		eventually(t, c.desc, func() error { return r.ping(c.from, c.to.String(), 1) })
+	}
+	for _, c := range no {
+		if r.ping(c.from, c.to.String(), 2) == nil {
+			t.Errorf("%s (%s)", c.desc, c.to)
+		}
+	}
+}
+
+// pod returns a pod of the network "<namespace>_net".
+func nativePod(n network.Network, z *zoneUnderTest, name string, i int) PodPort {
+	namespace := strings.TrimSuffix(n.Name, "_net")
+	return testPod(n, z.node, namespace+"/net", namespace, name, i, false)
+}
+
+func TestNativeLayer3Secondary(t *testing.T) {
+	r, zones := nativeZones(t)
+	a, b := zones[0], zones[1]
+	red := testNetwork(1, "red_net", network.Layer3, network.RoleSecondary, "dual")
+	blue := testNetwork(2, "blue_net", network.Layer3, network.RoleSecondary, "dual")
+	// The second zone's IPv4 subnet is in an appended CIDR.
+	red.Subnets = []network.Subnet{{CIDR: netip.MustParsePrefix("10.20.0.0/24"), HostLen: 24}, {CIDR: netip.MustParsePrefix("10.20.1.0/24"), HostLen: 24}, red.Subnets[1]}
+	again := nativePod(red, a, "p", 5)
+	again.NADKey, again.MAC = "red/net/1", "0a:58:00:00:00:05"
+	redPods := [2][]PodPort{{nativePod(red, a, "p", 3), nativePod(red, a, "q", 6), again}, {nativePod(red, b, "p", 3), nativePod(red, b, "only", 4)}}
+	bluePods := [2][]PodPort{{nativePod(blue, a, "p", 3)}, {nativePod(blue, b, "p", 3)}}
+	connect(t, zones, nil, nativeNetwork{red, redPods}, nativeNetwork{blue, bluePods})
+	for f := range 2 {
+		to := func(p PodPort) netip.Addr { return p.IPs[f].Addr() }
+		checkReach(t, r, []reach{
+			{"red pods in a zone", a.podNamespace("red", "q"), to(redPods[0][0])},
+			{"red pods across zones", a.podNamespace("red", "p"), to(redPods[1][0])},
+			{"red pods back", b.podNamespace("red", "p"), to(redPods[0][0])},
+			{"red's only pod", a.podNamespace("red", "p"), to(redPods[1][1])},
+			{"a pod's second interface from its zone", a.podNamespace("red", "q"), to(again)},
+			{"blue pods across zones, same addresses", a.podNamespace("blue", "p"), to(bluePods[1][0])},
+		}, []reach{{"blue reaches red's only pod", a.podNamespace("blue", "p"), to(redPods[1][1])}})
+	}
+}
+
+func TestNativeLayer2Primary(t *testing.T) {
+	r, zones := nativeZones(t)
+	a, b := zones[0], zones[1]
+	red := testNetwork(1, "red_net", network.Layer2, network.RolePrimary, "dual")
+	blue := testNetwork(2, "blue_net", network.Layer2, network.RolePrimary, "dual")
+	redPods := [2][]PodPort{{nativePod(red, a, "p", 3), nativePod(red, a, "only", 4)}, {nativePod(red, b, "q", 5)}}
+	bluePods := [2][]PodPort{{nativePod(blue, a, "p", 3)}, {nativePod(blue, b, "q", 5)}}
+	connect(t, zones, nil, nativeNetwork{red, redPods}, nativeNetwork{blue, bluePods})
+	t.Logf("%s", a.must("ovn-nbctl", "--no-leader-only", "show"))
+	for _, z := range zones {
+		z.outside(z.node)
+	}
+	p, q, bluep := a.podNamespace("red", "p"), b.podNamespace("red", "q"), a.podNamespace("blue", "p")
+	for f := range 2 {
+		to := func(p PodPort) netip.Addr { return p.IPs[f].Addr() }
+		gateway := red.GatewayIn(red.Subnets[f].CIDR).Addr()
+		checkReach(t, r, []reach{
+			{"red pods in a zone", p, to(redPods[0][1])},
+			{"red pods across zones", p, to(redPods[1][0])},
+			{"red pods back", q, to(redPods[0][0])},
+			{"red's only pod across zones", q, to(redPods[0][1])},
+			{"blue pods across zones, same addresses", bluep, to(bluePods[1][0])},
+			{"the gateway in the first zone", p, gateway},
+			{"the gateway in the second zone", q, gateway},
+			{"this node's gateway router", p, red.JoinGateway(1)[f].Addr()},
+			{"the other node's gateway router", p, red.JoinGateway(2)[f].Addr()},
+			{"the other node's gateway router back", q, red.JoinGateway(1)[f].Addr()},
+			{"outside, by the first node", p, outsideAddr(1, f)},
+			{"outside, by the second node", q, outsideAddr(2, f)},
+		}, []reach{
+			{"blue reaches red's only pod", bluep, to(redPods[0][1])},
+			{"the first node's pod leaves by the second node", p, outsideAddr(2, f)},
+			{"the second node's pod leaves by the first node", q, outsideAddr(1, f)},
+		})
+		for _, ns := range []string{p, q} {
+			want, got := network.MACOf(mapPrefixes(red.CIDRs(), red.GatewayIn)), mustRun(t, "ip", "-n", ns, "neigh", "show", gateway.String())
+			if !strings.Contains(got, "lladdr "+want+" ") {
+				t.Errorf("%s: the gateway is %q, want %s", ns, strings.TrimSpace(got), want)
+			}
+		}
+	}
+}
+
+// outsideAddr returns the address outside the cluster that only one node reaches.
+func outsideAddr(node, family int) netip.Addr {
+	return netip.MustParseAddr([]string{fmt.Sprintf("198.51.100.%d", node), fmt.Sprintf("2001:db8::%d", node)}[family])
+}
+
+// outside adds the node's next hop behind the external bridge, which has the
+// addresses of outsideAddr and replies to masquerade addresses.
+func (z *zoneUnderTest) outside(node network.Node) {
+	z.t.Helper()
+	z.must("ovs-vsctl", "--db="+z.sock("ovs"), "del-fail-mode", node.Bridge)
+	ns, link := namespace(z.t, z.name+"outside"), "outside"
+	mustRun(z.t, "ip", "link", "add", link, "netns", z.ns, "type", "veth", "peer", "name", link, "netns", ns)
+	mustRun(z.t, append([]string{"ip", "netns", "exec", ns}, z.tree.argv("ethtool", "-K", link, "tx", "off")...)...)
+	for _, a := range []netip.Prefix{netip.MustParsePrefix("172.18.255.254/16"), netip.MustParsePrefix("169.254.0.4/17"), netip.MustParsePrefix("fc00::ffff/64"),
+		netip.MustParsePrefix("fd69::4/112"), single(outsideAddr(node.ID, 0)), single(outsideAddr(node.ID, 1))} {
+		args := []string{"ip", "-n", ns, "addr", "add", a.String(), "dev", link}
+		if a.Addr().Is6() {
+			args = append(args, "nodad")
+		}
+		mustRun(z.t, args...)
+	}
+	mustRun(z.t, "ip", "-n", ns, "link", "set", link, "up")
+	mustRun(z.t, "ip", "-n", z.ns, "link", "set", link, "up")
+	z.must("ovs-vsctl", "--db="+z.sock("ovs"), "--", "add-port", node.Bridge, link)
+}
+
+func TestNativeLayer2WithoutSubnets(t *testing.T) {
+	r, zones := nativeZones(t)
+	a, b := zones[0], zones[1]
+	red := testNetwork(1, "red_net", network.Layer2, network.RoleSecondary, "")
+	blue := testNetwork(2, "blue_net", network.Layer2, network.RoleSecondary, "")
+	redPods := [2][]PodPort{{nativePod(red, a, "p", 3), nativePod(red, a, "only", 4)}, {nativePod(red, b, "q", 5)}}
+	bluePods := [2][]PodPort{{nativePod(blue, a, "p", 3)}, {nativePod(blue, b, "q", 5)}}
+	own := func(p PodPort) []netip.Prefix { // the pods' own choice
+		return prefixes(fmt.Sprintf("192.168.7.%d/24", p.TunnelKey), fmt.Sprintf("fd77::%d/64", p.TunnelKey))
+	}
+	connect(t, zones, own, nativeNetwork{red, redPods}, nativeNetwork{blue, bluePods})
+	p, q := a.podNamespace("red", "p"), b.podNamespace("red", "q")
+	for f := range 2 {
+		to := func(p PodPort) netip.Addr { return own(p)[f].Addr() }
+		checkReach(t, r, []reach{
+			{"red pods in a zone", p, to(redPods[0][1])},
+			{"red pods across zones", p, to(redPods[1][0])},
+			{"red pods back", q, to(redPods[0][1])},
+			{"blue pods across zones, same addresses", a.podNamespace("blue", "p"), to(bluePods[1][0])},
+		}, []reach{{"blue reaches red's only pod", a.podNamespace("blue", "p"), to(redPods[0][1])}})
+	}
+	// Port security: with another MAC the pod reaches nobody.
+	mustRun(t, "ip", "-n", q, "link", "set", "redq1", "address", "0a:58:00:00:00:99")
+	mustRun(t, "ip", "-n", q, "neigh", "flush", "all")
+	checkReach(t, r, nil, []reach{{"a pod with a MAC that is not its own reaches another", q, own(redPods[0][1])[0].Addr()}})
+	mustRun(t, "ip", "-n", q, "link", "set", "redq1", "address", redPods[1][0].MAC)
+	checkReach(t, r, []reach{{"the pod with its own MAC", q, own(redPods[0][1])[0].Addr()}}, nil)
+}
+
+func TestNativeLocalnet(t *testing.T) {
+	r, zones := nativeZones(t)
+	a, b := zones[0], zones[1]
+	joinZones(t, r, a, b, "phys")
+	for _, z := range zones {
+		z.must("ovs-vsctl", "--db="+z.sock("ovs"), "--", "add-br", "br-local", "--", "set", "Bridge", "br-local", "datapath_type=netdev",
+			"--", "add-port", "br-local", "phys",
+			"--", "set", "Open_vSwitch", ".", "external_ids:ovn-bridge-mappings=physnet:br-ex,physical:br-local")
+	}
+	plain := testNetwork(1, "red_net", network.Localnet, network.RoleSecondary, "dual")
+	tagged := testNetwork(2, "blue_net", network.Localnet, network.RoleSecondary, "dual")
+	tagged.VLAN = 20
+	plainPods := [2][]PodPort{{nativePod(plain, a, "p", 3), nativePod(plain, a, "only", 4)}, {nativePod(plain, b, "q", 5)}}
+	taggedPods := [2][]PodPort{{nativePod(tagged, a, "p", 6)}, {nativePod(tagged, b, "q", 7)}}
+	connect(t, zones, nil, nativeNetwork{plain, plainPods}, nativeNetwork{tagged, taggedPods})
+	q, blueq := b.podNamespace("red", "q"), b.podNamespace("blue", "q")
+	for f := range 2 {
+		to := func(p PodPort) netip.Addr { return p.IPs[f].Addr() }
+		checkReach(t, r, []reach{
+			{"untagged pods across nodes", q, to(plainPods[0][1])},
+			{"tagged pods across nodes", blueq, to(taggedPods[0][0])},
+		}, []reach{
+			{"a tagged pod reaches an untagged pod", blueq, to(plainPods[0][1])},
+			{"an untagged pod reaches a tagged pod", q, to(taggedPods[0][0])},
+		})
+	}
+	b.checkVLAN(plainPods[0][1], 0)
+	b.checkVLAN(taggedPods[0][0], 20)
+
+	// Another VLAN on one node and then on the other.
+	from, to := blueq, taggedPods[0][0].IPs[0].Addr()
+	for i, z := range zones {
+		checkReach(t, r, []reach{{"before the change", from, to}}[:1-i], nil)
+		tagged.VLAN = 30
+		n := nativeNetwork{tagged, taggedPods}
+		converge(t, z.nb, tagged, z.node, n.inputs(zones, i))
+		if i == 0 {
+			eventually(t, "pods in different VLANs are separate", func() error {
+				if r.ping(from, to.String(), 1) == nil {
+					return fmt.Errorf("%s still reaches %s", from, to)
+				}
+				return nil
+			})
+		}
+	}
+	checkReach(t, r, []reach{{"after the change", from, to}}, nil)
+	b.checkVLAN(taggedPods[0][0], 30)
+	// Without a VLAN the networks are one segment.
+	for i, z := range zones {
+		tagged.VLAN = 0
+		n := nativeNetwork{tagged, taggedPods}
+		converge(t, z.nb, tagged, z.node, n.inputs(zones, i))
+	}
+	checkReach(t, r, []reach{{"without the VLAN", from, to}, {"the other network", from, plainPods[0][1].IPs[0].Addr()}}, nil)
+	b.checkVLAN(taggedPods[0][0], 0)
+}
+
+// checkVLAN checks the tag of the frames from another node's pod on the physical
+// network: by what the bridge has learned.
+func (z *zoneUnderTest) checkVLAN(p PodPort, vlan int) {
+	z.t.Helper()
+	pid := filepath.Join(z.dir, "vswitchd.ctl")
+	eventually(z.t, "VLAN of "+p.Key(), func() error {
+		out, err := z.run("ovs-appctl", "-t", pid, "fdb/show", "br-local")
+		if err != nil {
+			return err
+		}
+		mac := network.MACOf(p.IPs)
+		for line := range strings.Lines(out) {
+			if f := strings.Fields(line); len(f) == 4 && f[2] == mac && f[1] == fmt.Sprint(vlan) {
+				return nil
+			}
+		}
+		return fmt.Errorf("%s has not been learned in VLAN %d:\n%s", mac, vlan, out)
+	})
+}

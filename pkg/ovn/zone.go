@@ -49,11 +49,13 @@ type Zone struct {
 	sb   Southbound
 
 	events   record.EventRecorder
-	podStore cache.Indexer
-	nsLister corelisters.NamespaceLister
-	podQueue process.Queue[string] // "namespace/name"
-	queue    *unitQueue            // networks and the keys below
-	failures *failureReport
+	podStore cache.Indexer // this node's pods
+	// remotePods are other nodes' pods on Layer 2 networks.
+	remotePods cache.Indexer
+	nsLister   corelisters.NamespaceLister
+	podQueue   process.Queue[string] // "namespace/name"
+	queue      *unitQueue            // networks and the keys below
+	failures   *failureReport
 	// addresses has a lock of its own, which may be taken while mu is held.
 	addresses *podAddresses
 
@@ -98,6 +100,7 @@ type podState struct {
 type attachment struct {
 	network string
 	port    PodPort
+	cluster bool // the cluster role allocated the addresses
 }
 
 // NewZone returns the zone of the node that cfg names. Run starts it. registry

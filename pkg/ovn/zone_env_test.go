@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -18,8 +19,13 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/record"
 
 	udnv1 "bulkhead/api/v1"
@@ -109,10 +115,74 @@ type zoneEnv struct {
 
 func newZoneEnv(t *testing.T) *zoneEnv {
 	env := &zoneEnv{t: t, kube: fake.NewClientset(), nads: nadfake.NewSimpleClientset(), nb: &fakeNB{Fake: &Fake{}}, sb: &fakeSB{have: map[string]Chassis{}}}
+	env.selectPods()
 	env.namespace("plain", false)
 	env.namespace("red", true)
 	return env
 }
+
+// selectPods makes the API server's fake select pods by node and label, as the API
+// server does.
+func (env *zoneEnv) selectPods() {
+	pods := corev1.SchemeGroupVersion.WithResource("pods")
+	matches := func(r clienttesting.ListRestrictions, obj runtime.Object) bool {
+		pod, ok := obj.(*corev1.Pod)
+		return ok && (r.Fields == nil || r.Fields.Matches(fields.Set{"spec.nodeName": pod.Spec.NodeName})) && (r.Labels == nil || r.Labels.Matches(labels.Set(pod.Labels)))
+	}
+	env.kube.PrependReactor("list", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		list, ok := action.(clienttesting.ListAction)
+		if !ok {
+			return false, nil, nil
+		}
+		all, err := env.kube.Tracker().List(pods, corev1.SchemeGroupVersion.WithKind("Pod"), action.GetNamespace())
+		if found, ok := all.(*corev1.PodList); ok {
+			found.Items = slices.DeleteFunc(found.Items, func(p corev1.Pod) bool { return !matches(list.GetListRestrictions(), &p) })
+		}
+		return true, all, err
+	})
+	env.kube.PrependWatchReactor("pods", func(action clienttesting.Action) (bool, watch.Interface, error) {
+		selected, ok := action.(clienttesting.WatchActionImpl)
+		if !ok {
+			return false, nil, nil
+		}
+		w, err := env.kube.Tracker().Watch(pods, action.GetNamespace(), selected.ListOptions)
+		if err != nil {
+			return true, nil, err
+		}
+		r := clienttesting.ListRestrictions{Labels: selected.WatchRestrictions.Labels, Fields: selected.WatchRestrictions.Fields}
+		return true, newFilteredWatch(w, func(obj runtime.Object) bool { return matches(r, obj) }), nil
+	})
+}
+
+// filteredWatch passes on some events. Unlike watch.Filter, it also ends when nobody
+// reads them any more.
+type filteredWatch struct {
+	inner watch.Interface
+	out   chan watch.Event
+	stop  func()
+}
+
+func newFilteredWatch(inner watch.Interface, matches func(runtime.Object) bool) *filteredWatch {
+	done := make(chan struct{})
+	f := &filteredWatch{inner: inner, out: make(chan watch.Event), stop: sync.OnceFunc(func() { close(done); inner.Stop() })}
+	go func() {
+		defer close(f.out)
+		for e := range inner.ResultChan() {
+			if e.Type != watch.Bookmark && e.Type != watch.Error && !matches(e.Object) {
+				continue
+			}
+			select {
+			case f.out <- e:
+			case <-done:
+				return
+			}
+		}
+	}()
+	return f
+}
+
+func (f *filteredWatch) ResultChan() <-chan watch.Event { return f.out }
+func (f *filteredWatch) Stop()                          { f.stop() }
 
 // run starts a zone. A further call stops it and starts another.
 func (env *zoneEnv) run() {

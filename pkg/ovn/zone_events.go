@@ -40,16 +40,26 @@ func eventSink(k kubernetes.Interface) record.EventSink {
 // startInformers starts one informer per kind and returns when the handlers
 // have handled the first lists.
 func (z *Zone) startInformers(ctx context.Context) error {
+	const nodeName = "spec.nodeName"
+	selected := func(nodes fields.Selector, labels string) informers.SharedInformerFactory {
+		return informers.NewSharedInformerFactoryWithOptions(z.kube, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+			o.FieldSelector, o.LabelSelector = nodes.String(), labels
+		}))
+	}
 	all := informers.NewSharedInformerFactory(z.kube, 0)
-	mine := informers.NewSharedInformerFactoryWithOptions(z.kube, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
-		o.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", z.cfg.Kubernetes.NodeName).String()
-	}))
+	mine := selected(fields.OneTermEqualSelector(nodeName, z.cfg.Kubernetes.NodeName), "")
+	others := selected(fields.OneTermNotEqualSelector(nodeName, z.cfg.Kubernetes.NodeName), network.LabelLayer2Pod)
 	nads := nadinformers.NewSharedInformerFactory(z.nads, 0)
 	pods, nodes, namespaces := mine.Core().V1().Pods(), all.Core().V1().Nodes(), all.Core().V1().Namespaces()
 	nad := nads.K8sCniCncfIo().V1().NetworkAttachmentDefinitions()
 	if err := pods.Informer().AddIndexers(cache.Indexers{indexSelected: selectedNADs}); err != nil {
 		return fmt.Errorf("index pods: %w", err)
 	}
+	remotePods := others.Core().V1().Pods().Informer()
+	if err := remotePods.AddIndexers(remotePodIndexers); err != nil {
+		return fmt.Errorf("index other nodes' pods: %w", err)
+	}
+	z.remotePods = remotePods.GetIndexer()
 	z.podStore, z.nsLister = pods.Informer().GetIndexer(), namespaces.Lister()
 
 	return process.RunInformers(ctx,
@@ -57,6 +67,7 @@ func (z *Zone) startInformers(ctx context.Context) error {
 		process.Informer{SharedIndexInformer: nodes.Informer(), Transform: z.trimNode, OnChange: z.nodeChanged, OnDelete: z.nodeDeleted},
 		process.Informer{SharedIndexInformer: nad.Informer(), Transform: trimNAD, OnChange: z.nadChanged, OnDelete: z.nadDeleted},
 		process.Informer{SharedIndexInformer: pods.Informer(), Transform: trimPod, OnChange: z.podChanged, OnDelete: func(obj any) { z.podChanged(nil, obj) }},
+		process.Informer{SharedIndexInformer: remotePods, Transform: trimRemotePod, OnChange: z.remotePodChanged, OnDelete: func(obj any) { z.remotePodChanged(nil, obj) }},
 	)
 }
 

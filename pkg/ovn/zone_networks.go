@@ -67,6 +67,8 @@ type job struct {
 	units   []Unit // nil: all
 	// unknown are the peers whose rows are kept unchanged.
 	unknown map[string]struct{}
+	// unknownPods are the units of other nodes' pods whose rows are kept unchanged.
+	unknownPods map[Unit]struct{}
 }
 
 // nextJob returns the next job of a network. ok is false if there is nothing to
@@ -108,6 +110,7 @@ func (z *Zone) nextJob(name string) (j job, ok bool) {
 		for _, key := range slices.Sorted(maps.Keys(st.pods)) {
 			j.in.Pods = append(j.in.Pods, st.pods[key])
 		}
+		z.addRemotePods(&j, name, z.remotePodsOn(name))
 		return j, true
 	}
 	for _, u := range j.units {
@@ -118,6 +121,8 @@ func (z *Zone) nextJob(name string) (j job, ok bool) {
 			}
 		case KindPod:
 			j.in.Pods = append(j.in.Pods, z.portsOn(name, u.Name)...)
+		case KindRemote:
+			z.addRemotePods(&j, name, []string{u.Name})
 		}
 	}
 	return j, true
@@ -234,7 +239,7 @@ func (z *Zone) build(ctx context.Context, name string, j job) error {
 	if err != nil {
 		return permanentError{err}
 	}
-	want = slices.Concat(want, z.runningPodPorts(name, want, have), unknownPeerRows(j, want, have))
+	want = slices.Concat(want, z.runningPodPorts(name, want, have), unknownPeerRows(j, want, have), unknownPodRows(j, have))
 	unmarked, err := z.nb.Lookup(ctx, missing(want, have)) // somebody may have changed a row's marks
 	if err != nil {
 		return err

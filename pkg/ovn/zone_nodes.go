@@ -55,6 +55,7 @@ func (z *Zone) nodesChanged(changes []nodeChange) {
 		}
 		if !own {
 			peers = append(peers, peerUnit(c.name))
+			z.enqueueRemotePodsOf(c.name)
 		}
 		self = self || own && c.factsChanged
 	}

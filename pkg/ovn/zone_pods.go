@@ -141,6 +141,7 @@ func (z *Zone) assignNetworks(pod *corev1.Pod, restoring bool) (network.PodNetwo
 		z.queue.AddUnits(g.network, podUnit(key))
 	}
 	if len(st.ports) > 0 {
+		z.updateClusterPorts(pod, st)
 		z.pods[key] = st
 		if st.defaultOnly {
 			z.addDefaultOnly(pod)
@@ -186,7 +187,7 @@ func (z *Zone) wantedNetworks(pod *corev1.Pod, st *podState, had network.PodNetw
 	// network have changed.
 	has := func(k string) bool { return slices.ContainsFunc(out, func(e wantedNetwork) bool { return e.key == k }) }
 	for k, g := range st.ports {
-		if !has(k) {
+		if !has(k) && !g.cluster {
 			n, ok := z.desiredNetwork(g.network)
 			if !ok {
 				n = z.state(g.network).net
@@ -195,7 +196,7 @@ func (z *Zone) wantedNetworks(pod *corev1.Pod, st *podState, had network.PodNetw
 		}
 	}
 	for k := range had {
-		if nad, ok := z.nadIndex.NAD(nadKey(k)); ok && !has(k) && nad.Err == nil && mayAttach(pod.Namespace, nad) && nad.Network.CheckSupported() == nil {
+		if nad, ok := z.nadIndex.NAD(nadKey(k)); ok && !has(k) && nad.Err == nil && mayAttach(pod.Namespace, nad) && zoneAllocates(nad.Network) && nad.Network.CheckSupported() == nil {
 			out = append(out, wantedNetwork{key: k, net: nad.Network, restoreOnly: true})
 		}
 	}
@@ -230,7 +231,7 @@ func (z *Zone) selectedNetworks(pod *corev1.Pod) ([]wantedNetwork, error) {
 	var out []wantedNetwork
 	for _, s := range selections {
 		nad, ok := z.nadIndex.NAD(network.NADKey(s.Namespace, s.Name))
-		if !ok || nad.Err == nil && nad.Network.Topology != network.Layer3 {
+		if !ok || nad.Err == nil && !zoneAllocates(nad.Network) {
 			continue // of another CNI plugin, or the cluster role allocates the addresses
 		}
 		if err := checkSelection(pod.Namespace, s, nad); err != nil {

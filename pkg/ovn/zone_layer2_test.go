@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ovn
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"bulkhead/pkg/network"
+	"bulkhead/pkg/ovn/nbdb"
+)
+
+// layer2Entry returns an entry of the annotation as the cluster role writes it.
+func layer2Entry(ip, mac string, key int) string {
+	return fmt.Sprintf(`{"ip_addresses":["%s/16"],"mac_address":"%s","ip_address":"%s/16","tunnel_id":%d,"role":"secondary"}`, ip, mac, ip, key)
+}
+
+// remotePod creates a labelled pod on another node.
+func (env *zoneEnv) remotePod(node, namespace, name, entries string) {
+	_, err := env.kube.CoreV1().Pods(namespace).Create(context.Background(), &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace, UID: types.UID("uid-" + name),
+			Labels: map[string]string{network.LabelLayer2Pod: ""}, Annotations: map[string]string{network.AnnotationPodNetworks: entries}},
+		Spec: corev1.PodSpec{NodeName: node}, Status: corev1.PodStatus{Phase: corev1.PodRunning},
+	}, metav1.CreateOptions{})
+	env.must(err)
+}
+
+// setNetworks changes entries of a pod's annotation, as the cluster role does.
+func (env *zoneEnv) setNetworks(namespace, name string, edit func(network.PodNetworks)) {
+	ctx, api := context.Background(), env.kube.CoreV1().Pods(namespace)
+	pod, err := api.Get(ctx, name, metav1.GetOptions{})
+	env.must(err)
+	nets, err := network.ParsePodNetworks(pod.Annotations[network.AnnotationPodNetworks])
+	env.must(err)
+	edit(nets)
+	value, err := nets.Render()
+	env.must(err)
+	pod.Annotations[network.AnnotationPodNetworks] = value
+	_, err = api.Update(ctx, pod, metav1.UpdateOptions{})
+	env.must(err)
+}
+
+// port waits for a logical port and returns its settings.
+func (env *zoneEnv) port(id string) *nbdb.LogicalSwitchPort {
+	env.t.Helper()
+	p, ok := env.waitForRow(id).Model.(*nbdb.LogicalSwitchPort)
+	if !ok {
+		env.t.Fatalf("%s is not a port", id)
+	}
+	return p
+}
+
+func entry(t *testing.T, text string) network.PodNetwork {
+	t.Helper()
+	nets, err := network.ParsePodNetworks(`{"x":` + text + `}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return nets["x"]
+}
+
+// This node's pods get ports with what the cluster role writes for them, and only
+// while that makes sense.
+func TestZoneClusterPorts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newZoneEnv(t)
+		env.node(1, true)
+		env.nadOf("plain", "l2", 5, network.NetConf{Name: "plain_l2", Topology: "layer2", Role: "secondary", Subnets: "10.50.0.0/16"})
+		env.nadOf("plain", "phys", 6, network.NetConf{Name: "cluster_udn_phys", Topology: "localnet", Role: "secondary", PhysicalNetworkName: "tenantblue", VLANID: 7})
+		env.run()
+		env.pod("plain", "p", requests("l2, phys"))
+		env.waitUntil("default network", func() bool { return len(env.networks("plain", "p")) == 1 })
+		env.waitForRow("plain_l2_ovn_layer2_switch")
+		env.settle()
+		if env.has("plain.l2_plain_p") || env.has("plain.phys_plain_p") {
+			t.Error("the pod has ports before the cluster role has written its addresses")
+		}
+		env.setNetworks("plain", "p", func(n network.PodNetworks) {
+			n["plain/l2"] = entry(t, layer2Entry("10.50.0.3", "0a:58:0a:32:00:03", 11))
+			n["plain/phys"] = network.PodNetwork{MAC: "02:00:00:00:00:06", Role: network.RoleSecondary}
+		})
+		if p := env.port("plain.l2_plain_p"); strings.Join(p.PortSecurity, ",") != "0a:58:0a:32:00:03 10.50.0.3" || p.Options["requested-tnl-key"] != "11" {
+			t.Errorf("Layer 2 port: port security %q, options %v", p.PortSecurity, p.Options)
+		}
+		if p := env.port("plain.phys_plain_p"); strings.Join(p.PortSecurity, ",") != "02:00:00:00:00:06" || p.Options["requested-tnl-key"] != "" {
+			t.Errorf("Localnet port: port security %q, options %v", p.PortSecurity, p.Options)
+		}
+		env.settle()
+		rows, annotation := env.nb.Rows().Dump(), env.annotation("plain", "p")
+		env.run()
+		env.settle()
+		if env.nb.Rows().Dump() != rows || env.annotation("plain", "p") != annotation {
+			t.Errorf("after a restart: rows were\n%s\nare\n%s\nannotation was %s, is %s", rows, env.nb.Rows().Dump(), annotation, env.annotation("plain", "p"))
+		}
+		for _, wrong := range []string{
+			layer2Entry("10.51.0.3", "0a:58:0a:32:00:03", 11), layer2Entry("10.50.0.3", "01:00:5e:00:00:01", 11), layer2Entry("10.50.0.3", "0a:58:0a:32:00:03", 0),
+			`{"mac_address":"0a:58:0a:32:00:03","tunnel_id":11}`,
+		} {
+			env.setNetworks("plain", "p", func(n network.PodNetworks) { n["plain/l2"] = entry(t, wrong) })
+			env.settle()
+			if got := env.nb.Rows().Dump(); got != rows {
+				t.Errorf("with %s, rows were\n%s\nare\n%s", wrong, rows, got)
+			}
+		}
+		env.setNetworks("plain", "p", func(n network.PodNetworks) {
+			n["plain/l2"] = entry(t, layer2Entry("10.50.0.9", "0a:58:0a:32:00:09", 11))
+		})
+		env.waitUntil("changed port", func() bool { return env.port("plain.l2_plain_p").PortSecurity[0] == "0a:58:0a:32:00:09 10.50.0.9" })
+		env.deletePod("plain", "p")
+		env.waitUntil("ports gone", func() bool {
+			return !env.has("plain.l2_plain_p") && !env.has("plain.phys_plain_p") && !env.has("plain_p")
+		})
+	})
+}
+
+// Other nodes' pods on a Layer 2 network have remote ports, which follow the pods,
+// their nodes and the network.
+func TestZoneRemotePods(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const port = "plain.l2_plain_far"
+		env := newZoneEnv(t)
+		env.node(1, true)
+		env.node(2, true)
+		env.run()
+		env.remotePod("node2", "plain", "far", `{"default":{},"plain/l2":`+layer2Entry("10.50.0.4", "0a:58:0a:32:00:04", 12)+`}`)
+		env.remotePod("node2", "plain", "none", `{}`)
+		env.remotePod("node2", "plain", "other", `{"plain/phys":{"mac_address":"02:00:00:00:00:06"},"plain/l2":`+layer2Entry("10.99.0.4", "0a:58:0a:32:00:05", 13)+`}`)
+		env.settle()
+		env.nadOf("plain", "l2", 5, network.NetConf{Name: "plain_l2", Topology: "layer2", Role: "secondary", Subnets: "10.50.0.0/16"})
+		env.nadOf("plain", "phys", 6, network.NetConf{Name: "cluster_udn_phys", Topology: "localnet", Role: "secondary", PhysicalNetworkName: "tenantblue"})
+		p := env.port(port)
+		if p.Type != "remote" || strings.Join(p.Addresses, ",") != "0a:58:0a:32:00:04 10.50.0.4" || p.Options["requested-tnl-key"] != "12" || p.Options["requested-chassis"] != "chassis-2" {
+			t.Errorf("type %s, addresses %q, options %v", p.Type, p.Addresses, p.Options)
+		}
+		env.settle()
+		for _, none := range []string{"plain.l2_plain_none", "plain.l2_plain_other", "plain.phys_plain_other"} {
+			if env.has(none) {
+				t.Errorf("port %s exists", none)
+			}
+		}
+		rows := env.nb.Rows().Dump()
+		env.run()
+		env.settle()
+		if got := env.nb.Rows().Dump(); got != rows {
+			t.Errorf("after a restart, rows were\n%s\nare\n%s", rows, got)
+		}
+		// A node whose annotations are gone while the zone starts keeps its ports.
+		env.stop()
+		env.annotateNode("node2", map[string]string{network.AnnotationChassisID: "", network.AnnotationEncapIPs: ""})
+		env.run()
+		env.settle()
+		if got := env.nb.Rows().Dump(); got != rows {
+			t.Errorf("without node2's annotations, rows were\n%s\nare\n%s", rows, got)
+		}
+		n2 := testNode(2, "node2", network.SharedGateway)
+		n2.Chassis = "chassis-2b"
+		a, err := n2.AgentAnnotations()
+		env.must(err)
+		env.annotateNode("node2", a)
+		env.waitUntil("port on the new chassis", func() bool { return env.port(port).Options["requested-chassis"] == "chassis-2b" })
+		ctx, pods := context.Background(), env.kube.CoreV1().Pods("plain")
+		far, err := pods.Get(ctx, "far", metav1.GetOptions{})
+		env.must(err)
+		far.Status.Phase = corev1.PodSucceeded
+		_, err = pods.UpdateStatus(ctx, far, metav1.UpdateOptions{})
+		env.must(err)
+		env.waitUntil("port of the completed pod gone", func() bool { return !env.has(port) })
+		env.deletePod("plain", "far")
+		env.remotePod("node2", "plain", "far", `{"plain/l2":`+layer2Entry("10.50.0.4", "0a:58:0a:32:00:04", 14)+`}`)
+		env.waitUntil("port of the new pod", func() bool { return env.has(port) && env.port(port).Options["requested-tnl-key"] == "14" })
+		env.deletePod("plain", "far")
+		env.waitUntil("port gone", func() bool { return !env.has(port) })
+	})
+}

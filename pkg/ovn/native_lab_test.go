@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -224,16 +225,24 @@ func (h *host) logs() {
 	}
 }
 
-// warnings returns northd's warnings and errors: rows that contradict each other.
+// warnings returns northd's and ovn-controller's warnings and errors: rows that
+// contradict each other, or matches that cannot be parsed.
 func (h *host) warnings() []string {
+	return append(h.warningsIn("northd.log"), h.warningsIn("ovn-controller.log")...)
+}
+
+// ignoredWarnings are caused by load or by the start, not by rows.
+var ignoredWarnings = []string{"|timeval|", "|poll_loop|", "|reconnect|", "|jsonrpc|", "|vif_plug_provider|", "|rconn|", "Failed to locate tunnel to reach main chassis"}
+
+func (h *host) warningsIn(log string) []string {
 	var out []string
-	b, err := os.ReadFile(filepath.Join(h.dir, "northd.log"))
+	b, err := os.ReadFile(filepath.Join(h.dir, log))
 	if err != nil {
 		return []string{err.Error()}
 	}
 	for line := range strings.Lines(string(b)) {
-		if strings.Contains(line, "|timeval|") || strings.Contains(line, "|poll_loop|") || strings.Contains(line, "|reconnect|") || strings.Contains(line, "|jsonrpc|") {
-			continue // caused by load, not by rows
+		if slices.ContainsFunc(ignoredWarnings, func(s string) bool { return strings.Contains(line, s) }) {
+			continue
 		}
 		if strings.Contains(line, "|WARN|") || strings.Contains(line, "|ERR|") || strings.Contains(line, "|EMER|") {
 			out = append(out, strings.TrimSpace(line))

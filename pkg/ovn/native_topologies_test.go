@@ -295,3 +295,92 @@ func (z *zoneUnderTest) checkVLAN(p PodPort, vlan int) {
 		return fmt.Errorf("%s has not been learned in VLAN %d:\n%s", mac, vlan, out)
 	})
 }
+
+// A virtual machine moves to the other node: its address, MAC and gateway stay, and
+// everything reaches it there.
+func TestNativeLiveMigration(t *testing.T) {
+	r, zones := nativeZones(t)
+	a, b := zones[0], zones[1]
+	red := testNetwork(1, "red_net", network.Layer2, network.RolePrimary, "dual")
+	source, target, peer := nativePod(red, a, "vm1", 3), nativePod(red, b, "vm2", 4), nativePod(red, a, "p", 5)
+	target.MAC, target.IPs = network.MACOf(source.IPs), source.IPs
+	source.MAC = target.MAC
+	// migrate converges both zones, the disabled port first as the builder orders it.
+	on := func(at int) nativeNetwork {
+		pods := [2][]PodPort{{source, peer}, {target}}
+		enabled := [2]bool{at == 0, at == 1}
+		for i := range pods {
+			pods[i][0].Enabled = &enabled[i]
+		}
+		return nativeNetwork{red, pods}
+	}
+	migrate := func(at int) {
+		n := on(at)
+		for i, z := range zones {
+			in := n.inputs(zones, i)
+			for j, p := range n.pods[1-i] {
+				in.RemotePods[j].Enabled = p.Enabled
+			}
+			converge(t, z.nb, red, z.node, in)
+		}
+	}
+	migrate(0)
+	for i, z := range zones {
+		for _, p := range on(0).pods[i] {
+			z.plugPod(red, p)
+		}
+	}
+	from := a.podNamespace("red", "p")
+	vms := []string{a.podNamespace("red", "vm1"), b.podNamespace("red", "vm2")}
+	for _, at := range []int{0, 1, 0} {
+		migrate(at)
+		for _, z := range zones {
+			z.waitRemotePorts()
+		}
+		for f := range 2 {
+			checkReach(t, r, []reach{
+				{"the gateway from the virtual machine", vms[at], red.GatewayIn(red.Subnets[f].CIDR).Addr()},
+				{"another pod from the virtual machine", vms[at], peer.IPs[f].Addr()},
+			}, []reach{{"the gateway from the pod without the virtual machine", vms[1-at], red.GatewayIn(red.Subnets[f].CIDR).Addr()}})
+			received := packetsIn(t, vms[at])
+			checkReach(t, r, []reach{{"the virtual machine", from, source.IPs[f].Addr()}}, nil)
+			if packetsIn(t, vms[at]) == received {
+				t.Errorf("the virtual machine on node %d received nothing", at+1)
+			}
+		}
+	}
+}
+
+// packetsIn returns the number of ICMP echo requests that a namespace has received.
+func packetsIn(t *testing.T, ns string) string {
+	t.Helper()
+	out := mustRun(t, "ip", "netns", "exec", ns, "cat", "/proc/net/snmp", "/proc/net/snmp6")
+	var icmp []string
+	for line := range strings.Lines(out) {
+		if strings.HasPrefix(line, "Icmp: ") || strings.HasPrefix(line, "Icmp6InEchos") {
+			icmp = append(icmp, line)
+		}
+	}
+	return strings.Join(icmp, "")
+}
+
+// OVN accepts the rows of advertised networks and of networks without an overlay,
+// and the change from one to another.
+func TestNativeAdvertised(t *testing.T) {
+	_, zones := nativeZones(t)
+	z := zones[0]
+	for _, c := range advertisedCases() {
+		node := z.node
+		node.Mode = c.mode
+		in := nativeNetwork{net: c.net}.inputs(zones, 0)
+		c.edit(&node, &in)
+		nadKey := network.DefaultName
+		if !c.net.IsDefault() {
+			nadKey = network.NADKey("blue", "net")
+			converge(t, z.nb, testDefault(true), node, Inputs{Plan: in.Plan, PhysicalNetwork: in.PhysicalNetwork, BGP: &BGP{}})
+		}
+		in.Pods = []PodPort{testPod(c.net, node, nadKey, "blue", "p", 3, false)}
+		converge(t, z.nb, c.net, node, in)
+		z.must("ovn-nbctl", "--no-leader-only", "--wait=hv", "--timeout=60", "sync")
+	}
+}

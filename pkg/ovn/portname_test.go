@@ -18,7 +18,9 @@ import (
 func TestPodPortNamesDoNotCollide(t *testing.T) {
 	nodes := []string{"node1", "node2"}
 	nets := []network.Network{testDefault(true), testTenant(1, "a", true), testTenant(2, "k8s-a", true), testTenant(3, "stor-a", true),
-		testTenant(4, "blue_net", true), testTenant(5, "cluster_udn_red", true)}
+		testTenant(4, "blue_net", true), testTenant(5, "cluster_udn_red", true),
+		testNetwork(6, "l2", network.Layer2, network.RolePrimary, "dual"), testNetwork(7, "l3", network.Layer3, network.RoleSecondary, "dual"),
+		testNetwork(8, "local", network.Localnet, network.RoleSecondary, "")}
 	isNode := func(name string) bool { return slices.Contains(nodes, name) }
 	isNetwork := func(name string) bool {
 		return slices.ContainsFunc(nets, func(n network.Network) bool { return n.Name == name })

@@ -51,6 +51,7 @@ func TestNetConfContradictions(t *testing.T) {
 		{l3Primary + `,"joinSubnet":"100.70.0.0/16,100.71.0.0/16"`, "joinSubnet: 100.70.0.0/16 and 100.71.0.0/16 have the same IP family: keep one of them"},
 		{l2Primary + `,"transitSubnet":"100.70.0.0/16,100.71.0.0/16"`, "transitSubnet: 100.70.0.0/16 and 100.71.0.0/16 have the same IP family"},
 		{l2Primary + `,"transitSubnet":"100.70.0.0/24"`, "transitSubnet 100.70.0.0/24 is too small for 4094 nodes: use a prefix of length 19 or shorter"},
+		{l2Primary + `,"transitSubnet":"100.70.0.0/20"`, "transitSubnet 100.70.0.0/20 is too small for 4094 nodes: use a prefix of length 19 or shorter"},
 		{l2Primary + `,"reservedSubnets":"10.21.0.0/24"`, "reservedSubnets: 10.21.0.0/24 is not inside"},
 		{l2Primary + `,"infrastructureSubnets":"10.21.0.0/24"`, "infrastructureSubnets: 10.21.0.0/24 is not inside"},
 		{l2Primary + `,"infrastructureSubnets":"10.20.1.0/24","reservedSubnets":"10.20.0.0/20"`, "infrastructureSubnets: 10.20.1.0/24 overlaps 10.20.0.0/20 of reservedSubnets: choose another range"},

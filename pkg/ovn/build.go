@@ -56,7 +56,7 @@ func (p PodPort) Key() string { return p.Namespace + "/" + p.Pod }
 type RemotePod struct {
 	NADKey         string
 	Namespace, Pod string
-	Node, Chassis  string // of the pod
+	Node, Chassis  string // of the pod; a pod on a node without a chassis is left out
 	MAC            string // empty: derived from IPs
 	IPs            []netip.Prefix
 	TunnelKey      int
@@ -106,7 +106,7 @@ func BuildUnits(net network.Network, node network.Node, in Inputs, units []Unit)
 		}
 	}
 	for _, pod := range in.RemotePods {
-		if b.unit = remoteUnit(pod.Key()); selected.has(b.unit) && net.Topology == network.Layer2 {
+		if b.unit = remoteUnit(pod.Key()); selected.has(b.unit) && net.Topology == network.Layer2 && pod.Chassis != "" {
 			b.remotePod(t.podSwitch, pod)
 		}
 	}

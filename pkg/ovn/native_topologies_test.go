@@ -164,6 +164,42 @@ func TestNativeLayer2Primary(t *testing.T) {
 	}
 }
 
+// In local gateway mode each node's pods leave by the node's own management port,
+// although it has the same address on all nodes.
+func TestNativeLayer2LocalGateway(t *testing.T) {
+	r, zones := nativeZones(t)
+	red := testNetwork(1, "red_net", network.Layer2, network.RolePrimary, "dual")
+	n := nativeNetwork{red, [2][]PodPort{{nativePod(red, zones[0], "p", 3)}, {nativePod(red, zones[1], "q", 5)}}}
+	for _, z := range zones {
+		z.node.Mode = network.LocalGateway
+	}
+	connect(t, zones, nil, n)
+	plan := testPlan(true)
+	mgmt := mapPrefixes(red.CIDRs(), red.ManagementIn)
+	for _, z := range zones {
+		ns := namespace(t, z.name+"m")
+		z.plug(red.ManagementLSP(z.node.Name), "", ns, "mgmt", network.MACOf(mgmt), mgmt)
+		for f := range 2 {
+			mustRun(t, "ip", "-n", ns, "addr", "add", single(outsideAddr(z.node.ID, f)).String(), "dev", "lo")
+			// Pods arrive with an address that identifies their network, and only with it.
+			mustRun(t, "ip", "-n", ns, "route", "add", plan.MasqueradeManagement(red)[f].Addr().String(), "via", red.GatewayIn(red.Subnets[f].CIDR).Addr().String(), "dev", "mgmt")
+			mustRun(t, "ip", "-n", ns, "route", "add", "blackhole", n.pods[z.node.ID-1][0].IPs[f].Addr().String())
+		}
+		mustRun(t, "ip", "netns", "exec", ns, "sysctl", "-qw", "net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.mgmt.rp_filter=0")
+	}
+	p, q := zones[0].podNamespace("red", "p"), zones[1].podNamespace("red", "q")
+	for f := range 2 {
+		checkReach(t, r, []reach{
+			{"outside, by the first node", p, outsideAddr(1, f)},
+			{"outside, by the second node", q, outsideAddr(2, f)},
+			{"pods across zones", p, n.pods[1][0].IPs[f].Addr()},
+		}, []reach{
+			{"the first node's pod leaves by the second node", p, outsideAddr(2, f)},
+			{"the second node's pod leaves by the first node", q, outsideAddr(1, f)},
+		})
+	}
+}
+
 // outsideAddr returns the address outside the cluster that only one node reaches.
 func outsideAddr(node, family int) netip.Addr {
 	return netip.MustParseAddr([]string{fmt.Sprintf("198.51.100.%d", node), fmt.Sprintf("2001:db8::%d", node)}[family])

@@ -225,10 +225,14 @@ func (h *host) logs() {
 	}
 }
 
-// warnings returns northd's and ovn-controller's warnings and errors: rows that
-// contradict each other, or matches that cannot be parsed.
+// warnings returns the warnings and errors of northd and, if it runs, ovn-controller:
+// rows that contradict each other, or matches that cannot be parsed.
 func (h *host) warnings() []string {
-	return append(h.warningsIn("northd.log"), h.warningsIn("ovn-controller.log")...)
+	out := h.warningsIn("northd.log")
+	if log := "ovn-controller.log"; exists(filepath.Join(h.dir, log)) {
+		out = append(out, h.warningsIn(log)...)
+	}
+	return out
 }
 
 // ignoredWarnings are caused by load or by the start, not by rows.

@@ -3,6 +3,7 @@
 package ovn
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -26,6 +27,7 @@ type podAddresses struct {
 	mu           sync.Mutex
 	networks     map[string]*nodeAddresses
 	reservations map[string]reservation // by pod
+	last         int                    // number of the last reservation
 }
 
 // nodeAddresses is this node's addresses on one network.
@@ -42,6 +44,7 @@ type nodeAddresses struct {
 type reservation struct {
 	uid     string
 	entries map[string]reservedIPs // by key in the annotation
+	number  int                    // increases: of two pods with one address, the first has it
 }
 
 type reservedIPs struct {
@@ -76,9 +79,14 @@ func (a *podAddresses) setSubnets(name string, hosts []netip.Prefix) {
 			}
 		}
 	}
-	// First the addresses known to be of the network, then those that may be.
+	a.reserveAgain(name, n)
+}
+
+// reserveAgain repeats the reservations on a network whose addresses have become
+// free: first the addresses known to be of the network, then those that may be.
+func (a *podAddresses) reserveAgain(name string, n *nodeAddresses) {
 	for _, of := range []string{name, ""} {
-		for _, r := range a.reservations {
+		for _, r := range a.reservationsInOrder() {
 			for _, e := range r.entries {
 				if e.network == of {
 					e.reserve(r.uid, name, n)
@@ -128,6 +136,7 @@ func (a *podAddresses) release(name, uid string, ips []netip.Prefix) {
 		delete(n.assigned, uid)
 	}
 	n.free(uid, ips)
+	a.reserveAgain(name, n)
 	a.notifyWaiting(n)
 }
 
@@ -144,10 +153,18 @@ func (a *podAddresses) notifyWaiting(n *nodeAddresses) {
 func (a *podAddresses) reserveAnnotated(pod string, r reservation) (first bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	_, already := a.reservations[pod]
-	a.releaseReservation(pod)
+	was, already := a.reservations[pod]
 	if len(r.entries) == 0 {
+		a.releaseReservation(pod)
 		return false
+	}
+	if r.number = was.number; !already {
+		a.last++
+		r.number = a.last
+	}
+	a.reservations[pod] = r // before releasing the former, so that no other pod gets its addresses
+	for _, e := range was.entries {
+		a.releaseReserved(was.uid, e)
 	}
 	for _, e := range r.entries {
 		for name, n := range a.networks {
@@ -156,8 +173,11 @@ func (a *podAddresses) reserveAnnotated(pod string, r reservation) (first bool) 
 			}
 		}
 	}
-	a.reservations[pod] = r
 	return !already
+}
+
+func (a *podAddresses) reservationsInOrder() []reservation {
+	return slices.SortedFunc(maps.Values(a.reservations), func(x, y reservation) int { return cmp.Compare(x.number, y.number) })
 }
 
 // dropRestored drops the reservations of addresses that are now restored: those of
@@ -171,8 +191,8 @@ func (a *podAddresses) dropRestored(pod string, restored func(key string) bool) 
 	}
 	for key, e := range r.entries {
 		if restored(key) {
+			delete(r.entries, key) // first, so that it is not reserved again
 			a.releaseReserved(r.uid, e)
-			delete(r.entries, key)
 		}
 	}
 	if len(r.entries) == 0 {
@@ -214,6 +234,7 @@ func (a *podAddresses) releaseReserved(uid string, e reservedIPs) {
 		}
 		if free := slices.DeleteFunc(slices.Clone(e.ips), assigned); len(free) > 0 {
 			n.free(uid, free)
+			a.reserveAgain(name, n)
 			a.notifyWaiting(n)
 		}
 	}

@@ -83,11 +83,6 @@ func (a *arena) takeWallsAway(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	agents, err := processes(ctx, a.near, "/usr/bin/agent")
-	if err != nil || len(agents) == 0 {
-		return "", errors.Join(fmt.Errorf("no agent on %s", a.near.Name), err)
-	}
-	agent := strings.Join(slices.Sorted(maps.Keys(agents)), " ")
 	total := 0
 	series := [][][]wall{ // the remaining walls, step by step
 		{{guardWall, hookWall}, {guardWall}, {}},
@@ -100,7 +95,13 @@ func (a *arena) takeWallsAway(ctx context.Context) (string, error) {
 	}
 	for _, steps := range series {
 		standing := []wall{guardWall, nftWall, hookWall, lsmWall}
-		err := a.script(ctx, "kill -STOP "+agent)
+		// In each series: kubelet restarts an agent that has stopped for too long.
+		agents, err := processes(ctx, a.near, "/usr/bin/agent")
+		if err != nil || len(agents) == 0 {
+			return "", errors.Join(fmt.Errorf("no agent on %s", a.near.Name), err)
+		}
+		agent := strings.Join(slices.Sorted(maps.Keys(agents)), " ")
+		err = a.script(ctx, "kill -STOP "+agent)
 		for _, left := range steps {
 			if err == nil {
 				for _, w := range standing {

@@ -17,7 +17,6 @@ import (
 // Names are those of OVN-Kubernetes, with the prefix that pkg/network defines.
 
 func (b *builder) nodeSwitch() string          { return b.net.NodeSwitch(b.node.Name) }
-func (b *builder) toJoin(router string) string { return "rtoj-" + router }
 func (b *builder) toTransit() string           { return b.net.Prefix() + "rtots-" + b.node.Name }
 func (b *builder) transitPort(n string) string { return b.net.Prefix() + "tstor-" + n }
 

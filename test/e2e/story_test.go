@@ -45,8 +45,6 @@ func TestStory(t *testing.T) {
 	t.Cleanup(func() { l.Down(context.Background()) })
 	fmt.Printf("### lab up in %s\n", time.Since(start).Round(time.Second))
 
-	t.Run("0 kernel", func(t *testing.T) { testKernel(ctx, t, l.Nodes()[0], story.Full()) })
-
 	w, err := story.NewWorld(ctx, l, progress{})
 	if err != nil {
 		t.Fatal(err)
@@ -63,6 +61,8 @@ func TestStory(t *testing.T) {
 			}
 		})
 	}
+	// Last: they create pods' cgroups on the node, which its agent sees.
+	t.Run("0 kernel", func(t *testing.T) { testKernel(ctx, t, l.Nodes()[0], story.Full()) })
 	story.Table(os.Stdout, results)
 	if t.Failed() {
 		l.CollectLogs(ctx)

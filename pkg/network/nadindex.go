@@ -139,6 +139,14 @@ func (c *NADIndex) Namespaces(name string) []string {
 	return slices.Compact(out)
 }
 
+// Keys returns the keys of all NADs of the network, usable or not, sorted.
+func (c *NADIndex) Keys(name string) []string {
+	if d := c.byNetwork[name]; d != nil {
+		return slices.Sorted(maps.Keys(d.nads))
+	}
+	return nil
+}
+
 // Usable returns the usable NADs of the network, sorted by key.
 func (c *NADIndex) Usable(name string) []NAD {
 	d := c.byNetwork[name]

@@ -148,8 +148,8 @@ func (z *Zone) enqueueRemotePodsOf(node string) {
 // remotePodsOn returns the keys of other nodes' pods on a Layer 2 network, sorted.
 func (z *Zone) remotePodsOn(name string) []string {
 	var out []string
-	for _, nad := range z.nadIndex.Usable(name) {
-		keys, err := z.remotePods.IndexKeys(indexNADs, nad.Key())
+	for _, nad := range z.nadIndex.Keys(name) {
+		keys, err := z.remotePods.IndexKeys(indexNADs, nad)
 		if err != nil {
 			z.log.Error("cannot list the pods of a network", "network", name, "error", err)
 		}
@@ -160,8 +160,9 @@ func (z *Zone) remotePodsOn(name string) []string {
 }
 
 // remotePorts returns another node's pod's ports on a network. known is false if the
-// node lacks facts: what exists of the ports is then kept.
-func (z *Zone) remotePorts(name, key string) (ports []RemotePod, known bool) {
+// node lacks facts: what exists of the ports is then kept. That a NAD has become
+// unusable does not matter.
+func (z *Zone) remotePorts(n network.Network, key string) (ports []RemotePod, known bool) {
 	obj, ok, err := z.remotePods.GetByKey(key)
 	pod, isPod := obj.(*corev1.Pod)
 	if err != nil || !ok || !isPod || needsNoNetwork(pod) || pod.Spec.NodeName == "" || pod.Spec.NodeName == z.cfg.Kubernetes.NodeName {
@@ -176,12 +177,11 @@ func (z *Zone) remotePorts(name, key string) (ports []RemotePod, known bool) {
 		return nil, true
 	}
 	for k, e := range entries {
-		n, ok := z.clusterNetwork(k)
-		if !ok || n.Name != name || n.Topology != network.Layer2 {
+		if nad, ok := z.nadIndex.NAD(nadKey(k)); !ok || nad.Network.Name != n.Name || n.Topology != network.Layer2 {
 			continue
 		}
 		if err := checkEntry(n, e); err != nil {
-			z.log.Warn("pod of another node gets no port: its annotation is wrong", "pod", key, "network", name, "error", err)
+			z.log.Warn("pod of another node gets no port: its annotation is wrong", "pod", key, "network", n.Name, "error", err)
 			continue
 		}
 		ports = append(ports, RemotePod{NADKey: k, Namespace: pod.Namespace, Pod: pod.Name, Node: node.Name, Chassis: node.Chassis,
@@ -192,9 +192,9 @@ func (z *Zone) remotePorts(name, key string) (ports []RemotePod, known bool) {
 }
 
 // addRemotePods adds the ports of other nodes' pods to a job.
-func (z *Zone) addRemotePods(j *job, name string, pods []string) {
+func (z *Zone) addRemotePods(j *job, pods []string) {
 	for _, key := range pods {
-		ports, known := z.remotePorts(name, key)
+		ports, known := z.remotePorts(j.net, key)
 		j.in.RemotePods = append(j.in.RemotePods, ports...)
 		if !known {
 			if j.unknownPods == nil {
@@ -205,13 +205,22 @@ func (z *Zone) addRemotePods(j *job, name string, pods []string) {
 	}
 }
 
-// unknownPodRows returns the rows of have that belong to pods of nodes that lack
-// facts.
-func unknownPodRows(j job, have State) State {
+// unknownPodRows returns the rows of have that belong to other nodes' pods, of which
+// the node lacks facts or the NAD was deleted.
+func (z *Zone) unknownPodRows(j job, have State) State {
+	z.mu.Lock()
+	defer z.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(have), func(r Row) bool {
 		_, u := parseUnitMark(r.Unit)
+		if u.Kind != KindRemote {
+			return true
+		}
 		_, unknown := j.unknownPods[u]
-		return !unknown
+		_, hasNAD := z.nadIndex.NAD(nadKey(externalIDs(r.Model)[markNAD]))
+		obj, ok, err := z.remotePods.GetByKey(u.Name)
+		pod, isPod := obj.(*corev1.Pod)
+		runs := err == nil && ok && isPod && !needsNoNetwork(pod)
+		return !unknown && (hasNAD || !runs)
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -151,6 +152,30 @@ func TestZoneRemotePods(t *testing.T) {
 		if got := env.nb.Rows().Dump(); got != rows {
 			t.Errorf("after a restart, rows were\n%s\nare\n%s", rows, got)
 		}
+		// An unusable or deleted NAD does not cut off running pods.
+		env.pod("plain", "near", requests("l2"))
+		env.waitUntil("default network", func() bool { return len(env.networks("plain", "near")) == 1 })
+		env.setNetworks("plain", "near", func(n network.PodNetworks) {
+			n["plain/l2"] = entry(t, layer2Entry("10.50.0.3", "0a:58:0a:32:00:03", 11))
+		})
+		env.waitForRow("plain.l2_plain_near")
+		env.setRunning("plain", "near")
+		env.editNAD("plain", "l2", func(n *nadv1.NetworkAttachmentDefinition) { n.Spec.Config = "{" })
+		env.settle()
+		for _, deleted := range []bool{false, true} {
+			if deleted {
+				env.must(env.nads.K8sCniCncfIoV1().NetworkAttachmentDefinitions("plain").Delete(context.Background(), "l2", metav1.DeleteOptions{}))
+			}
+			env.settle()
+			if !env.has(port) || !env.has("plain.l2_plain_near") {
+				t.Errorf("NAD deleted %t: port of the other node's pod %t, of this node's %t", deleted, env.has(port), env.has("plain.l2_plain_near"))
+			}
+		}
+		env.deletePod("plain", "near")
+		env.waitUntil("network gone", func() bool { return !env.has(port) && !env.has("plain_l2_ovn_layer2_switch") })
+		env.nadOf("plain", "l2", 5, network.NetConf{Name: "plain_l2", Topology: "layer2", Role: "secondary", Subnets: "10.50.0.0/16"})
+		env.waitForRow(port)
+		env.settle()
 		// A node whose annotations are gone while the zone starts keeps its ports.
 		env.stop()
 		env.annotateNode("node2", map[string]string{network.AnnotationChassisID: "", network.AnnotationEncapIPs: ""})

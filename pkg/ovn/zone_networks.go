@@ -110,7 +110,7 @@ func (z *Zone) nextJob(name string) (j job, ok bool) {
 		for _, key := range slices.Sorted(maps.Keys(st.pods)) {
 			j.in.Pods = append(j.in.Pods, st.pods[key])
 		}
-		z.addRemotePods(&j, name, z.remotePodsOn(name))
+		z.addRemotePods(&j, z.remotePodsOn(name))
 		return j, true
 	}
 	for _, u := range j.units {
@@ -122,7 +122,7 @@ func (z *Zone) nextJob(name string) (j job, ok bool) {
 		case KindPod:
 			j.in.Pods = append(j.in.Pods, z.portsOn(name, u.Name)...)
 		case KindRemote:
-			z.addRemotePods(&j, name, []string{u.Name})
+			z.addRemotePods(&j, []string{u.Name})
 		}
 	}
 	return j, true
@@ -239,7 +239,7 @@ func (z *Zone) build(ctx context.Context, name string, j job) error {
 	if err != nil {
 		return permanentError{err}
 	}
-	want = slices.Concat(want, z.runningPodPorts(name, want, have), unknownPeerRows(j, want, have), unknownPodRows(j, have))
+	want = slices.Concat(want, z.runningPodPorts(name, want, have), unknownPeerRows(j, want, have), z.unknownPodRows(j, have))
 	unmarked, err := z.nb.Lookup(ctx, missing(want, have)) // somebody may have changed a row's marks
 	if err != nil {
 		return err

@@ -24,9 +24,6 @@ func (n Network) NodeSwitch(node string) string { return n.Prefix() + node }
 // ClusterRouter routes between node switch, join switch and transit switch.
 func (n Network) ClusterRouter() string { return n.Prefix() + "ovn_cluster_router" }
 
-// JoinSwitch connects the cluster router to the gateway router.
-func (n Network) JoinSwitch() string { return n.Prefix() + "join" }
-
 // GatewayRouter routes between the network and the node's external bridge.
 func (n Network) GatewayRouter(node string) string { return "GR_" + n.Prefix() + node }
 

@@ -49,7 +49,7 @@ func FuzzNamesDisjoint(f *testing.F) {
 				n.ID, n.Name = DefaultID, DefaultName
 			}
 			out := map[string]bool{}
-			for _, s := range []string{n.NodeSwitch(node), n.JoinSwitch(), n.ExternalSwitch(node), n.TransitSwitch()} {
+			for _, s := range []string{n.NodeSwitch(node), n.ExternalSwitch(node), n.TransitSwitch()} {
 				if out["switch "+s] {
 					t.Errorf("network %q has two switches %q", name, s)
 				}

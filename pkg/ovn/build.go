@@ -19,6 +19,8 @@ type Inputs struct {
 	// Peers are the other ready nodes. Localnet and secondary Layer 2 networks
 	// have no rows for them.
 	Peers []network.Node
+	// OneNode: the cluster has no other node, ready or not.
+	OneNode bool
 	// Pods are this node's pods on the network.
 	Pods []PodPort
 	// RemotePods are the other nodes' pods on a Layer 2 network.

@@ -26,8 +26,8 @@ func (b *builder) toPods() string {
 	return "rtos-" + b.nodeSwitch()
 }
 
-// inside is the connection of the gateway router with the pod router: through the
-// join switch on Layer 3, direct on Layer 2.
+// inside is the connection of the gateway router with the pod router, by two ports
+// that are peers.
 type inside struct {
 	port       string         // the gateway router's
 	podRouter  []netip.Prefix // the pod router's addresses
@@ -49,10 +49,9 @@ func (b *builder) connectInside(gr string) {
 		b.connectTransitRouter(gr, in)
 		return
 	}
-	join := b.net.JoinSwitch()
-	b.add(Neutral, nbdb.LogicalSwitchTable, join, &nbdb.LogicalSwitch{Name: join}, nil)
-	b.connect(link{router: router, routerPort: "rtoj-" + router, addrs: in.podRouter, sw: join, switchPort: "jtor-" + router})
-	b.connect(link{router: gr, routerPort: in.port, addrs: in.gateway, sw: join, switchPort: "jtor-" + gr})
+	// No switch between them: on a zone's one chassis it would only cost flows.
+	b.peerPort(router, "rtoj-"+router, in.port, in.podRouter, nil)
+	b.peerPort(gr, in.port, "rtoj-"+router, in.gateway, nil)
 }
 
 // gateway adds a primary network's gateway router on this node, and the routes and

@@ -11,9 +11,10 @@ import (
 //
 //	pods ── node switch ── cluster router ── transit switch ══ other zones
 //	          │                  │
-//	   management port      join switch ── gateway router ── external switch ── bridge
+//	   management port     gateway router ── external switch ── bridge
 //
-// A secondary network has no management port and nothing from the join switch on.
+// A secondary network has no management port and nothing from the gateway router on.
+// In a cluster of one node there is no transit switch.
 // Names are those of OVN-Kubernetes, with the prefix that pkg/network defines.
 
 func (b *builder) nodeSwitch() string          { return b.net.NodeSwitch(b.node.Name) }
@@ -35,7 +36,7 @@ func (b *builder) layer3() {
 		b.bindRouterPort(b.toPods())
 		b.managementPort(sw, 0)
 	}
-	if !b.noOverlay() {
+	if !b.noOverlay() && !b.in.OneNode {
 		b.transit()
 	}
 }

@@ -30,6 +30,9 @@ func (b *builder) add(effect Effect, table, id string, m model.Model, in []Ref, 
 		if effect != Neutral {
 			ids[markEffect] = string(effect)
 		}
+		if table == nbdb.LogicalSwitchTable || table == nbdb.LogicalRouterTable {
+			ids[markNetworkID] = strconv.Itoa(b.net.ID)
+		}
 		for i := 0; i+1 < len(extra); i += 2 {
 			ids[extra[i]] = extra[i+1]
 		}

@@ -42,6 +42,7 @@ func TestBuildGolden(t *testing.T) {
 func golden(t *testing.T, name string, n network.Network, dual bool, peers int, mode network.GatewayMode) {
 	node := testNode(1, "node1", mode)
 	in := Inputs{Plan: testPlan(dual), PhysicalNetwork: "physnet"}
+	in.OneNode = peers == 0
 	for i := range peers {
 		in.Peers = append(in.Peers, testNode(i+2, fmt.Sprintf("node%d", i+2), mode))
 	}

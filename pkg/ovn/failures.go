@@ -26,7 +26,6 @@ import (
 
 	"bulkhead/pkg/batch"
 	"bulkhead/pkg/network"
-	"bulkhead/pkg/ovn/nbdb"
 	"bulkhead/pkg/ovsdb"
 )
 
@@ -303,10 +302,8 @@ func andMore(n int) string {
 // do not tell. Of a network deleted before the start only the rows tell its id.
 func networkIDOfRows(rows State) int {
 	for _, r := range rows {
-		if sw, ok := r.Model.(*nbdb.LogicalSwitch); ok {
-			if key, err := strconv.Atoi(sw.OtherConfig["requested-tnl-key"]); err == nil {
-				return max(0, key-network.Network{}.TunnelKey())
-			}
+		if id, err := strconv.Atoi(externalIDs(r.Model)[markNetworkID]); err == nil {
+			return id
 		}
 	}
 	return 0

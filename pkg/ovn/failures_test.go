@@ -161,7 +161,7 @@ func TestZoneReportsReasons(t *testing.T) {
 			}
 			env.editNAD("red", "net", withSubnets("10.99.0.0/16/24"))
 		}, `[{"ids":"1","why":"NetworkAttachmentDefinition red/net is not used: its settings for the network differ from NetworkAttachmentDefinition amber/net: `},
-		"default network": {func(env *zoneEnv) { env.failRows("join") }, `[{"ids":"0","why":"insert `},
+		"default network": {func(env *zoneEnv) { env.failRows("ovn_cluster_router") }, `[{"ids":"0","why":"insert `},
 		"hanging database": {func(env *zoneEnv) {
 			env.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
 			env.nb.Fail = func(Op) error { return fmt.Errorf("transaction: %w", ovsdb.ErrUnresponsive) }

@@ -345,6 +345,12 @@ func (x *nodeIndex) peers() (ready []network.Node, unknown map[string]struct{}) 
 	return ready, unknown
 }
 
+// alone reports whether there is no other node.
+func (x *nodeIndex) alone() bool {
+	_, own := x.nodes[x.own]
+	return len(x.nodes) == 0 || len(x.nodes) == 1 && own
+}
+
 // mergeChanges adds more to changes, one entry per node.
 func mergeChanges(changes, more []nodeChange) []nodeChange {
 	for _, c := range more {

@@ -22,6 +22,7 @@ const (
 	markID      = "k8s.ovn.org/id"   // unique in its table
 	ownerValue  = "bulkhead"
 
+	markNetworkID  = "k8s.ovn.org/network-id" // on routers and switches
 	markTopology   = "k8s.ovn.org/topology"
 	markRole       = "k8s.ovn.org/role"
 	markNAD        = "k8s.ovn.org/nad"

@@ -63,6 +63,7 @@ type Zone struct {
 	nadIndex    *network.NADIndex
 	nodes       *nodeIndex
 	ownUID      types.UID // of this Node
+	alone       bool      // no other node existed when the networks were last enqueued
 	nets        map[string]*netState
 	pods        map[string]*podState
 	defaultOnly map[string]map[string]string // by namespace and pod: UIDs of pods without a primary network

@@ -104,7 +104,7 @@ func (z *Zone) nextJob(name string) (j job, ok bool) {
 		return j, false
 	}
 	j.node = z.self()
-	j.in = Inputs{Plan: z.cfg.Plan, PhysicalNetwork: z.cfg.OVS.PhysicalNetwork}
+	j.in = Inputs{Plan: z.cfg.Plan, PhysicalNetwork: z.cfg.OVS.PhysicalNetwork, OneNode: z.nodes.alone()}
 	if j.units == nil {
 		j.in.Peers, j.unknown = z.nodes.peers()
 		for _, key := range slices.Sorted(maps.Keys(st.pods)) {

@@ -60,8 +60,14 @@ func (z *Zone) nodesChanged(changes []nodeChange) {
 		self = self || own && c.factsChanged
 	}
 	if self {
+		z.alone = z.nodes.alone()
 		z.enqueueAll()
 	} else if len(peers) > 0 && z.restored {
+		// The first other node, or the deletion of the last one, changes the topology.
+		if alone := z.nodes.alone(); alone != z.alone {
+			z.alone = alone
+			peers = append(peers, topologyUnit)
+		}
 		// Kept rows of a node that lacks facts are deleted if another node now has
 		// its tunnel key.
 		_, unknown := z.nodes.peers()

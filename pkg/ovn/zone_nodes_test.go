@@ -227,3 +227,37 @@ func TestZoneNewNodeCannotTakeOverClaims(t *testing.T) {
 		}
 	})
 }
+
+// The transit switches exist only while there is another node.
+func TestZoneTransitSwitch(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newZoneEnv(t)
+		env.node(1, true)
+		env.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
+		env.run()
+		env.waitForRow("red_net_ovn_cluster_router")
+		env.settle()
+		transit := []string{"transit_switch", "red_net_transit_switch", "red_net_rtots-node1", "red_net_tstor-node1"}
+		for _, restart := range []bool{false, true} {
+			for _, row := range transit {
+				if env.has(row) {
+					t.Errorf("a cluster of one node has %s", row)
+				}
+			}
+			env.node(2, true)
+			for _, row := range append(transit, "red_net_tstor-node2") {
+				env.waitForRow(row)
+			}
+			if restart {
+				env.run()
+				env.settle()
+				if !env.has("red_net_transit_switch") {
+					t.Error("after a restart there is no transit switch")
+				}
+			}
+			env.must(env.kube.CoreV1().Nodes().Delete(context.Background(), "node2", metav1.DeleteOptions{}))
+			env.waitUntil("no transit switch", func() bool { return !slices.ContainsFunc(transit, env.has) && !env.has("red_net_tstor-node2") })
+			env.settle()
+		}
+	})
+}

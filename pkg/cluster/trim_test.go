@@ -53,8 +53,8 @@ func TestTrimPod(t *testing.T) {
 	}
 }
 
-// A trimmed pending pod has non-nil annotations and labels if the pod has any, and keeps the
-// pod-networks annotation: a patch depends on both.
+// A trimmed pending pod has non-nil annotations and labels if the pod has any, and
+// keeps the pod-networks annotation: a patch depends on them.
 func TestTrimPendingPod(t *testing.T) {
 	for name, in := range map[string]map[string]string{
 		"none": nil, "others": {"other": "x"}, "the zone's": {network.AnnotationPodNetworks: `{"default":{}}`},

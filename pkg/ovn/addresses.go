@@ -96,6 +96,13 @@ func (a *podAddresses) reserveAgain(name string, n *nodeAddresses) {
 	}
 }
 
+// forget drops a network that this node has no more.
+func (a *podAddresses) forget(name string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	delete(a.networks, name)
+}
+
 // allocate allocates one address per subnet of the network, or none. Without a free
 // address, the pod waits for one.
 func (a *podAddresses) allocate(name, uid, pod string) ([]netip.Prefix, error) {

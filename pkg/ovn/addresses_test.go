@@ -117,4 +117,7 @@ func TestPodAddressesWaiting(t *testing.T) {
 	if got, err := a.allocate("n", "4", "ns/p4"); err != nil || !slices.Equal(got, first) {
 		t.Errorf("got %v, %v; want %v", got, err, first)
 	}
+	if a.forget("n"); len(a.networks) > 0 {
+		t.Errorf("forgotten networks: %v", a.networks)
+	}
 }

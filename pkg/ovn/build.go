@@ -90,7 +90,8 @@ func BuildUnits(net network.Network, node network.Node, in Inputs, units []Unit)
 	if err != nil {
 		return nil, err
 	}
-	selected := Selection{Units: units}
+	var selected unitSet
+	selected.add(units...)
 	if b.unit = topologyUnit; selected.has(b.unit) {
 		t.own()
 	}

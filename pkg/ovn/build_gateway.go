@@ -134,8 +134,9 @@ func (b *builder) managementRoutes() {
 	}
 }
 
-// gatewayRoutes adds the gateway router's routes: to pods through the pod router, to the host through the fixed masquerade next hop, and by default through the
-// node's next hops.
+// gatewayRoutes adds the gateway router's routes: to pods through the pod router, to
+// the host through the fixed masquerade next hop, and by default through the node's
+// next hops.
 func (b *builder) gatewayRoutes(gr, external string) {
 	in, pods := b.inside(gr), b.net.CIDRs()
 	if b.noOverlay() {

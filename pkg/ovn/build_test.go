@@ -8,8 +8,6 @@ import (
 	"flag"
 	"fmt"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
@@ -55,22 +53,7 @@ func golden(t *testing.T, name string, n network.Network, dual bool, peers int, 
 	if err != nil {
 		t.Fatal(err)
 	}
-	got, file := state.Dump(), filepath.Join("testdata", name+".golden")
-	if *update {
-		if err := os.MkdirAll("testdata", 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(file, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got != string(want) {
-		t.Errorf("rows differ from %s (if intended, run with -update):\n%s", file, got)
-	}
+	compareGolden(t, name, state)
 }
 
 // Our columns must exist and ids must be unique: the client's indexes and Diff rely

@@ -62,8 +62,8 @@ func (o Op) String() string {
 }
 
 // Diff returns the operations that turn have into want. What closes is added first
-// and removed last. In between, containers are inserted before the rows that they contain. Rows are the
-// same if their UUIDs are: a copy of a row is deleted.
+// and removed last. In between, containers are inserted before the rows that they
+// contain. Rows are the same if their UUIDs are: a copy of a row is deleted.
 func Diff(want, have State) []Op {
 	wanted := make(map[string]struct{}, len(want))
 	for _, r := range want {

@@ -11,6 +11,7 @@ import (
 	"github.com/ovn-kubernetes/libovsdb/model"
 
 	"bulkhead/pkg/network"
+	"bulkhead/pkg/ovn/nbdb"
 )
 
 // Marks in external_ids. Each of our rows has the first four, so that our rows can
@@ -87,9 +88,9 @@ type Row struct {
 	Effect Effect
 }
 
-// locked reports whether the row is a port that is restricted.
+// locked reports whether the row is a port in the group of locked ports.
 func (r Row) locked() bool {
-	return slices.ContainsFunc(r.In, func(ref Ref) bool { return ref.Closes })
+	return slices.ContainsFunc(r.In, func(ref Ref) bool { return ref.Table == nbdb.PortGroupTable && ref.ID == LockedPortGroup })
 }
 
 func (r Row) String() string { return r.Table + " " + r.ID }

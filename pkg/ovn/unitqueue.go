@@ -70,6 +70,11 @@ func (s *unitSet) add(units ...Unit) {
 	}
 }
 
+func (s *unitSet) has(u Unit) bool {
+	_, ok := s.units[u]
+	return ok || s.all
+}
+
 // list returns the units in order, nil for all.
 func (s *unitSet) list() []Unit {
 	if s.all {

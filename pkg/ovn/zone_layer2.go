@@ -110,8 +110,14 @@ var remotePodIndexers = cache.Indexers{
 	},
 }
 
-// remotePodChanged enqueues the units of another node's pod.
+// remotePodChanged enqueues the units of another node's pod, unless only what remote
+// ports do not depend on has changed, e.g. a condition in its status.
 func (z *Zone) remotePodChanged(old, obj any) {
+	was, ok := old.(*corev1.Pod)
+	if now, isPod := obj.(*corev1.Pod); ok && isPod && was.UID == now.UID && was.Spec.NodeName == now.Spec.NodeName &&
+		was.Status.Phase == now.Status.Phase && reflect.DeepEqual(was.Annotations, now.Annotations) {
+		return
+	}
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	for _, o := range []any{old, obj} {

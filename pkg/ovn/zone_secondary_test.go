@@ -62,7 +62,7 @@ func TestZoneSecondaryNetworks(t *testing.T) {
 				t.Errorf("port %s locked: %t", port, r.locked())
 			}
 		}
-		if env.has("GR_red_storage_node1") || env.has("k8s-red_storage_node1") || env.has("red_storage_join") {
+		if env.has("GR_red_storage_node1") || env.has("k8s-red_storage_node1") || env.has("rtoj-red_storage_ovn_cluster_router") {
 			t.Error("a secondary network has a way out")
 		}
 		annotation, rows := env.annotation("red", "a"), env.nb.Rows().Dump()
@@ -140,18 +140,21 @@ func TestZoneRefusedSelections(t *testing.T) {
 				if e := env.warningEvents(reasonAllocation); len(e) == 0 || !strings.Contains(e[0], want) {
 					t.Errorf("events %q, want %q", e, want)
 				}
-				// Whoever edits the annotation of a running pod changes nothing.
+				// Whoever edits the annotation of a running pod changes nothing, even
+				// if a new pod would get what it names.
 				env.setRunning("plain", "ok")
 				before := env.annotation("plain", "ok")
 				ctx, pods := context.Background(), env.kube.CoreV1().Pods("plain")
-				ok, err := pods.Get(ctx, "ok", metav1.GetOptions{})
-				env.must(err)
-				ok.Annotations[network.AnnotationNetworks] = value
-				_, err = pods.Update(ctx, ok, metav1.UpdateOptions{})
-				env.must(err)
-				env.settle()
-				if got := env.annotation("plain", "ok"); got != before || !env.has("plain.common_plain_ok") {
-					t.Errorf("the running pod's annotation was %s, is %s, its port exists: %t", before, got, env.has("plain.common_plain_ok"))
+				for _, edit := range []string{value, "common, common"} {
+					ok, err := pods.Get(ctx, "ok", metav1.GetOptions{})
+					env.must(err)
+					ok.Annotations[network.AnnotationNetworks] = edit
+					_, err = pods.Update(ctx, ok, metav1.UpdateOptions{})
+					env.must(err)
+					env.settle()
+					if got := env.annotation("plain", "ok"); got != before || !env.has("plain.common_plain_ok") || env.has("plain.common/1_plain_ok") {
+						t.Errorf("with %s, the running pod's annotation was %s, is %s", edit, before, got)
+					}
 				}
 			})
 		})

@@ -27,6 +27,10 @@ type Inputs struct {
 	RemotePods []RemotePod
 	// BGP is nil if the cluster does not advertise routes.
 	BGP *BGP
+	// Services are the network's.
+	Services []Service
+	// Exposed are services of the cluster default network.
+	Exposed []ExposedService
 	// ImportedRoutes are the routes that BGP has learned for the network.
 	ImportedRoutes []ImportedRoute
 }
@@ -75,8 +79,8 @@ func Build(net network.Network, node network.Node, in Inputs) (State, error) {
 }
 
 // BuildUnits is Build for some of the units, or all for nil. Rows of one unit may be
-// in columns of another unit's rows, which must then exist. Of peers and pods, in
-// needs only those of the units.
+// in columns of another unit's rows, which must then exist. Of peers, pods and
+// services, in needs only those of the units.
 func BuildUnits(net network.Network, node network.Node, in Inputs, units []Unit) (State, error) {
 	b := &builder{net: net, node: node, in: in, space: uuidSpace(net)}
 	if len(net.Subnets) > 0 || net.Topology == network.Layer3 {
@@ -113,6 +117,19 @@ func BuildUnits(net network.Network, node network.Node, in Inputs, units []Unit)
 			b.remotePod(t.podSwitch, pod)
 		}
 	}
+	if !b.primary() {
+		return b.rows, nil
+	}
+	for _, s := range in.Services {
+		if b.unit = serviceUnit(s.Key()); selected.has(b.unit) {
+			b.service(t.podSwitch, s)
+		}
+	}
+	for _, s := range in.Exposed {
+		if b.unit = exposedUnit(s.Key()); selected.has(b.unit) && !net.IsDefault() {
+			b.exposed(s)
+		}
+	}
 	return b.rows, nil
 }
 
@@ -135,6 +152,7 @@ func (b *builder) topology() (topology, error) {
 			b.exemptSets()
 			b.gateway()
 			b.isolation()
+			b.confine()
 			b.isolateAdvertised()
 		}, b.layer3Peer}, nil
 	case b.net.Topology == network.Layer3:
@@ -144,6 +162,7 @@ func (b *builder) topology() (topology, error) {
 			b.layer2()
 			b.transitRouter()
 			b.gateway()
+			b.confine()
 			b.isolateAdvertised()
 		}, b.layer2Peer}, nil
 	case b.net.Topology == network.Layer2:

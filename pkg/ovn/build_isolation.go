@@ -4,6 +4,7 @@ package ovn
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"bulkhead/pkg/network"
@@ -20,6 +21,12 @@ const (
 	lockAllow      = 1001
 	advertisedDeny = 1050
 	advertisedPass = 1100
+)
+
+// Priorities of policies of the router that is the gateway of a tenant's pods.
+const (
+	policyConfine = 1100
+	policyExposed = 1101
 )
 
 // isolation adds the ACLs of locked ports: only this node's own address on the
@@ -104,4 +111,34 @@ func (b *builder) advertisedGroups() []Ref {
 	group := b.ref(nbdb.PortGroupTable, b.advertisedGroup(), "ports")
 	group.Closes = true
 	return []Ref{group}
+}
+
+// confine drops what the pods of a tenant send to addresses that other networks of
+// the cluster have: services (packets to the network's own services have an
+// endpoint's address here), pods of the cluster default network, and routers. What
+// stands behind the router then does not matter.
+func (b *builder) confine() {
+	if b.net.IsDefault() {
+		return
+	}
+	p := b.in.Plan
+	others := slices.Concat(network.Network{Subnets: p.ClusterSubnets}.CIDRs(), p.ServiceCIDRs, p.Join, p.Transit, p.Masquerade)
+	for _, host := range b.hosts {
+		var never []string
+		for _, o := range others {
+			if network.SameFamily(o, host) && !slices.ContainsFunc(slices.Concat(b.net.CIDRs(), b.net.JoinSubnets), o.Overlaps) {
+				never = append(never, o.String())
+			}
+		}
+		ip := ipKeyword(host.Addr())
+		b.policy(Closes, "confine "+ip, policyConfine, fmt.Sprintf("%s.dst == {%s}", ip, strings.Join(never, ", ")), nbdb.LogicalRouterPolicyActionDrop, nil)
+	}
+}
+
+// policy adds a policy for packets from pods to the router that is their gateway.
+func (b *builder) policy(effect Effect, name string, priority int, match, action string, nexthops []string, extra ...string) {
+	router := b.podRouter()
+	b.add(effect, nbdb.LogicalRouterPolicyTable, router+" "+name, &nbdb.LogicalRouterPolicy{
+		Priority: priority, Match: fmt.Sprintf("inport == %q && %s", b.toPods(), match), Action: action, Nexthops: nexthops,
+	}, []Ref{b.ref(nbdb.LogicalRouterTable, router, "policies")}, extra...)
 }

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -21,7 +22,7 @@ type goldenCase struct {
 }
 
 func TestTopologiesGolden(t *testing.T) {
-	for _, c := range append(topologyCases(), advertisedCases()...) {
+	for _, c := range slices.Concat(topologyCases(), advertisedCases(), serviceCases()) {
 		t.Run(c.name, func(t *testing.T) {
 			node := testNode(1, "node1", c.mode)
 			in := goldenInputs(c.net, node, c.mode)

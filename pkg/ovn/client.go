@@ -113,6 +113,7 @@ var nbModels = map[string]model.Model{
 	nbdb.PortGroupTable:  &nbdb.PortGroup{}, nbdb.ACLTable: &nbdb.ACL{},
 	nbdb.LogicalSwitchTable: &nbdb.LogicalSwitch{}, nbdb.LogicalSwitchPortTable: &nbdb.LogicalSwitchPort{},
 	nbdb.LogicalRouterTable: &nbdb.LogicalRouter{}, nbdb.LogicalRouterPortTable: &nbdb.LogicalRouterPort{},
+	nbdb.LogicalRouterPolicyTable: &nbdb.LogicalRouterPolicy{}, nbdb.LoadBalancerTable: &nbdb.LoadBalancer{},
 	nbdb.GatewayChassisTable: &nbdb.GatewayChassis{}, nbdb.NATTable: &nbdb.NAT{},
 	nbdb.StaticMACBindingTable: &nbdb.StaticMACBinding{}, nbdb.LogicalRouterStaticRouteTable: &nbdb.LogicalRouterStaticRoute{},
 }

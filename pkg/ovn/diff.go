@@ -30,6 +30,10 @@ type Op struct {
 	Columns []string
 	Old     model.Model // of an Update: the row before
 	Ref     Ref
+
+	// closesIn marks the Insert of a row that a closing row is in: both are inserted
+	// together.
+	closesIn bool
 }
 
 func (o Op) String() string {
@@ -98,11 +102,39 @@ func Diff(want, have State) []Op {
 			}
 		}
 	}
+	markContainers(ops)
 	slices.SortStableFunc(ops, func(a, b Op) int {
 		return cmp.Or(cmp.Compare(a.phase(), b.phase()), cmp.Compare(a.order(), b.order()),
 			cmp.Compare(a.Row.ID, b.Row.ID), cmp.Compare(a.Verb, b.Verb))
 	})
 	return ops
+}
+
+// markContainers sets closesIn.
+func markContainers(ops []Op) {
+	inserts := map[string]*Op{}
+	for i := range ops {
+		if ops[i].Verb == Insert {
+			inserts[ops[i].Row.UUID] = &ops[i]
+		}
+	}
+	var mark func(refs []Ref)
+	mark = func(refs []Ref) {
+		for _, ref := range refs {
+			if container := inserts[ref.UUID]; container != nil && !container.closesIn {
+				container.closesIn = true
+				mark(container.Row.In)
+			}
+		}
+	}
+	for _, op := range ops {
+		switch {
+		case op.Verb == Insert && op.Row.Effect == Closes:
+			mark(op.Row.In)
+		case op.Verb == Attach && op.Ref.Closes:
+			mark([]Ref{op.Ref})
+		}
+	}
 }
 
 // phase returns an Op's phase: close, delete, update, insert, stop closing.
@@ -125,7 +157,7 @@ func (o Op) phase() int {
 func (o Op) closes() bool {
 	switch o.Verb {
 	case Insert, Update:
-		return o.Row.Effect == Closes
+		return o.Row.Effect == Closes || o.closesIn
 	case Attach:
 		return o.Ref.Closes
 	}

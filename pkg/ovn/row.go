@@ -32,8 +32,10 @@ const (
 	markNamespace  = "namespace"
 	markPod        = "pod_name"
 	markPodUID     = "pod_uid"
-	markController = "k8s.ovn.org/owner-controller" // of an imported route
-	markEffect     = "k8s.ovn.org/effect"           // unless it is Neutral
+	markService    = "k8s.ovn.org/service"                     // of a load balancer
+	markExposed    = "k8s.ovn.org/udn-enabled-default-service" // of a policy: the service that it leads to
+	markController = "k8s.ovn.org/owner-controller"            // of an imported route
+	markEffect     = "k8s.ovn.org/effect"                      // unless it is Neutral
 )
 
 // externalPort returns the name of the gateway router's external port. Static MAC

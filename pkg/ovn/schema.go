@@ -40,6 +40,8 @@ var tables = readSchema(nbSchema, map[string][]string{
 	nbdb.LogicalSwitchPortTable:        {"name", "type", "enabled", "tag", "tag_request", "options", "addresses", "port_security", "external_ids"},
 	nbdb.NATTable:                      {"type", "external_ip", "logical_ip", "match", "logical_port", "exempted_ext_ips", "priority", "options", "external_ids"},
 	nbdb.StaticMACBindingTable:         {"logical_port", "ip", "mac", "override_dynamic_mac"},
+	nbdb.LoadBalancerTable:             {"name", "protocol", "vips", "options", "external_ids"},
+	nbdb.LogicalRouterPolicyTable:      {"priority", "match", "action", "nexthops", "external_ids"},
 	nbdb.LogicalRouterStaticRouteTable: {"ip_prefix", "policy", "nexthop", "output_port", "options", "external_ids"},
 })
 

@@ -17,6 +17,8 @@ const (
 	KindPeer     Kind = "peer"     // the port of and the routes to another node, by its name
 	KindPod      Kind = "pod"      // the ports of a pod of this node, by its namespace/name
 	KindRemote   Kind = "remote"   // the ports of a pod of another node, by its namespace/name
+	KindService  Kind = "service"  // the load balancers of a service, by its namespace/name
+	KindExposed  Kind = "exposed"  // the way to a service of the cluster default network, by its namespace/name
 )
 
 // Unit is a part of a network's rows that is read, compared and written on its own.
@@ -33,6 +35,10 @@ func peerUnit(node string) Unit { return Unit{KindPeer, node} }
 func podUnit(key string) Unit { return Unit{KindPod, key} }
 
 func remoteUnit(key string) Unit { return Unit{KindRemote, key} }
+
+func serviceUnit(key string) Unit { return Unit{KindService, key} }
+
+func exposedUnit(key string) Unit { return Unit{KindExposed, key} }
 
 func (u Unit) String() string {
 	if u.Name == "" {

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ovn
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"bulkhead/pkg/network"
+	"bulkhead/pkg/ovn/nbdb"
+)
+
+// Service is a Kubernetes Service of a network.
+type Service struct {
+	Namespace, Name string
+	ClusterIPs      []netip.Addr
+	ExternalIPs     []netip.Addr // also those of load balancers
+	Ports           []ServicePort
+	// ExternalLocal and InternalLocal are the traffic policies Local: only this
+	// node's endpoints get packets from outside the cluster, or to the cluster IPs.
+	ExternalLocal, InternalLocal bool
+	// Affinity is for how long a client keeps its endpoint; 0: for one connection.
+	Affinity time.Duration
+}
+
+// Key is the service's namespace/name.
+func (s Service) Key() string { return s.Namespace + "/" + s.Name }
+
+// ServicePort is a port of a Service.
+type ServicePort struct {
+	Protocol       string // nbdb.LoadBalancerProtocolTCP, …UDP or …SCTP
+	Port, NodePort uint16 // NodePort 0: none
+	Endpoints      []Endpoint
+}
+
+// Endpoint is an address on the network that serves a port.
+type Endpoint struct {
+	Addr netip.AddrPort
+	Node string
+	// Terminating endpoints are used while there are no others (KEP-1669).
+	Terminating bool
+}
+
+// ExposedService is a service of the cluster default network that the pods of all
+// networks reach.
+type ExposedService struct {
+	Namespace, Name string
+	ClusterIPs      []netip.Addr
+}
+
+// Key is the service's namespace/name.
+func (s ExposedService) Key() string { return s.Namespace + "/" + s.Name }
+
+// maxAffinity is the longest affinity that OVN knows. A Service can have up to a day.
+const maxAffinity = 65535 * time.Second
+
+// vips are load balancers' virtual addresses ("address:port") with their backends.
+type vips map[string]string
+
+// add adds a virtual address with those of the backends that have its IP family.
+func (v vips) add(vip netip.AddrPort, backends []netip.AddrPort) {
+	same := slices.DeleteFunc(slices.Clone(backends), func(a netip.AddrPort) bool { return a.Addr().Is4() != vip.Addr().Is4() })
+	v[vip.String()] = strings.Join(texts(same), ",")
+}
+
+// balancers are a service's load balancers for one protocol. Policies and endpoints
+// only change their contents: northd (25.03) loses flows of an address that moves from
+// one load balancer of a router to another.
+type balancers struct {
+	onSwitch vips // for pods and the node's own processes
+	onRouter vips // cluster IPs
+	external vips // other addresses, on the gateway router
+}
+
+// service adds a service's load balancers to the switch of the pods and to the gateway
+// router. A group of load balancers would hold them for many switches and routers;
+// a network has one of each in a zone.
+func (b *builder) service(podSwitch string, s Service) {
+	byProtocol := map[string]*balancers{}
+	for _, p := range s.Ports {
+		lb := byProtocol[p.Protocol]
+		if lb == nil {
+			lb = &balancers{vips{}, vips{}, vips{}}
+			byProtocol[p.Protocol] = lb
+		}
+		b.servicePort(lb, s, p)
+	}
+	router := b.net.GatewayRouter(b.node.Name)
+	for _, protocol := range slices.Sorted(maps.Keys(byProtocol)) {
+		lb := byProtocol[protocol]
+		b.loadBalancer(s, protocol, "switch", b.ref(nbdb.LogicalSwitchTable, podSwitch, "load_balancer"), lb.onSwitch, false)
+		if b.hasGateway() {
+			b.loadBalancer(s, protocol, "router", b.ref(nbdb.LogicalRouterTable, router, "load_balancer"), lb.onRouter, false)
+			// With traffic policy Local, replies pass this gateway router anyway:
+			// the endpoints are on this node and see the client's address.
+			b.loadBalancer(s, protocol, "external", b.ref(nbdb.LogicalRouterTable, router, "load_balancer"), lb.external, s.ExternalLocal)
+		}
+	}
+}
+
+// servicePort adds the virtual addresses of a port. Pods reach external addresses as
+// they reach cluster IPs, whatever the external traffic policy is, as with kube-proxy.
+func (b *builder) servicePort(lb *balancers, s Service, p ServicePort) {
+	all, local := eligible(p.Endpoints, ""), eligible(p.Endpoints, b.node.Name)
+	internal, external := all, all
+	if s.InternalLocal {
+		internal = local
+	}
+	if s.ExternalLocal {
+		external = local
+	}
+	for _, ip := range b.served(s.ClusterIPs) {
+		vip := netip.AddrPortFrom(ip, p.Port)
+		lb.onSwitch.add(vip, internal)
+		lb.onRouter.add(vip, b.fromRouter(internal))
+	}
+	outside := make([]netip.AddrPort, 0, len(s.ExternalIPs)+len(b.node.Addresses))
+	for _, ip := range b.served(s.ExternalIPs) {
+		outside = append(outside, netip.AddrPortFrom(ip, p.Port))
+	}
+	if p.NodePort != 0 {
+		for _, own := range b.filterFamilies(b.node.Addresses) {
+			outside = append(outside, netip.AddrPortFrom(own.Addr(), p.NodePort))
+		}
+	}
+	for _, vip := range outside {
+		lb.onSwitch.add(vip, all)
+		lb.external.add(vip, b.fromRouter(external))
+	}
+	if s.ExternalLocal && p.NodePort != 0 && b.localGateway() {
+		// Packets from outside enter by the management port. The host translates
+		// their destination to this address, and the switch to an endpoint.
+		for _, a := range b.filterFamilies(b.in.Plan.MasqueradeFixed(network.MasqueradeETP)) {
+			lb.onSwitch.add(netip.AddrPortFrom(a.Addr(), p.NodePort), local)
+		}
+	}
+}
+
+// fromRouter returns backends as the gateway router reaches them. This node's
+// addresses are its own, so it reaches the host at the host's masquerade address.
+func (b *builder) fromRouter(backends []netip.AddrPort) []netip.AddrPort {
+	host := b.in.Plan.MasqueradeFixed(network.MasqueradeHost)
+	out := slices.Clone(backends)
+	for i, a := range out {
+		own := slices.ContainsFunc(b.node.Addresses, func(p netip.Prefix) bool { return p.Addr() == a.Addr() })
+		if masquerade, ok := addrOfFamily(host, a.Addr()); own && ok {
+			out[i] = netip.AddrPortFrom(masquerade, a.Port())
+		}
+	}
+	return out
+}
+
+// loadBalancer adds a load balancer, if it has virtual addresses. With keepSource,
+// endpoints see the addresses of clients.
+func (b *builder) loadBalancer(s Service, protocol, kind string, in Ref, v vips, keepSource bool) {
+	if len(v) == 0 {
+		return
+	}
+	options := map[string]string{
+		"reject": "true", "event": "false", // without endpoints
+		"neighbor_responder": "none", // the agent's flows lead packets here
+		"skip_snat":          strconv.FormatBool(keepSource),
+		"hairpin_snat_ip":    strings.TrimSpace(addressLine("", b.filterFamilies(b.in.Plan.MasqueradeFixed(network.MasqueradeHairpin)))),
+	}
+	if protocol == nbdb.LoadBalancerProtocolUDP {
+		options["ct_flush"] = "true" // clients would go on to send to an endpoint that is gone
+	}
+	if s.Affinity > 0 {
+		options["affinity_timeout"] = strconv.Itoa(int(min(s.Affinity, maxAffinity).Seconds()))
+	}
+	name := b.net.Prefix() + "Service_" + s.Key() + "_" + strings.ToUpper(protocol) + "_" + kind
+	b.add(Opens, nbdb.LoadBalancerTable, name, &nbdb.LoadBalancer{Name: name, Protocol: ptr(protocol), Vips: v, Options: options},
+		[]Ref{in}, markService, s.Key())
+}
+
+// exposed leads a tenant's pods to a service of the cluster default network: through
+// the management port to the host, which lets them on to it.
+func (b *builder) exposed(s ExposedService) {
+	for _, ip := range b.served(s.ClusterIPs) {
+		if via, ok := addrOfFamily(b.management(), ip); ok {
+			b.policy(Opens, "exposed "+ip.String(), policyExposed, fmt.Sprintf("%s.dst == %s", ipKeyword(ip), ip), nbdb.LogicalRouterPolicyActionReroute, []string{via.String()}, markExposed, s.Key())
+		}
+	}
+}
+
+// served returns the addresses of the network's IP families.
+func (b *builder) served(addrs []netip.Addr) []netip.Addr {
+	v4, v6 := b.net.Families()
+	return network.FilterFamilies(addrs, v4, v6)
+}
+
+// eligible returns the addresses of the endpoints that get packets, sorted: those on
+// a node, or all for "". Terminating ones are the last resort.
+func eligible(endpoints []Endpoint, node string) []netip.AddrPort {
+	var ready, terminating []netip.AddrPort
+	for _, e := range endpoints {
+		switch {
+		case node != "" && e.Node != node:
+		case e.Terminating:
+			terminating = append(terminating, e.Addr)
+		default:
+			ready = append(ready, e.Addr)
+		}
+	}
+	if len(ready) == 0 {
+		ready = terminating
+	}
+	slices.SortFunc(ready, netip.AddrPort.Compare)
+	return slices.Compact(ready)
+}

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ovn
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"bulkhead/pkg/network"
+	"bulkhead/pkg/ovn/nbdb"
+)
+
+func addrs(list ...string) []netip.Addr {
+	var out []netip.Addr
+	for _, a := range list {
+		out = append(out, netip.MustParseAddr(a))
+	}
+	return out
+}
+
+// endpoints returns endpoints given as "node address:port"; a "-" before the node
+// means terminating.
+func endpoints(list ...string) []Endpoint {
+	var out []Endpoint
+	for _, e := range list {
+		node, addr, _ := strings.Cut(e, " ")
+		node, terminating := strings.CutPrefix(node, "-")
+		out = append(out, Endpoint{Addr: netip.MustParseAddrPort(addr), Node: node, Terminating: terminating})
+	}
+	return out
+}
+
+// testService has pods on two nodes, a host-network pod on the first and, in both IP
+// families, every kind of address.
+func testService(local bool) Service {
+	return Service{
+		Namespace: "blue", Name: "web", ClusterIPs: addrs("10.96.0.7", "fd96::7"), ExternalIPs: addrs("203.0.113.7", "2001:db8::7"),
+		ExternalLocal: local, Affinity: 3 * time.Hour,
+		Ports: []ServicePort{
+			{Protocol: nbdb.LoadBalancerProtocolTCP, Port: 80, NodePort: 30080, Endpoints: endpoints("node1 10.20.0.3:8080", "node2 10.20.1.3:8080", "node1 [fd20::3]:8080")},
+			{Protocol: nbdb.LoadBalancerProtocolUDP, Port: 53, NodePort: 30053, Endpoints: endpoints("node1 172.18.0.1:5353", "node2 172.18.0.2:5353")},
+		},
+	}
+}
+
+func serviceCases() []goldenCase {
+	exposed := []ExposedService{{"default", "kubernetes", addrs("10.96.0.1")}, {"kube-system", "kube-dns", addrs("10.96.0.10", "fd96::a")}}
+	serve := func(local bool) func(*network.Node, *Inputs) {
+		return func(_ *network.Node, in *Inputs) {
+			in.Peers, in.Pods, in.RemotePods, in.OneNode = nil, nil, nil, true
+			in.Services, in.Exposed = []Service{testService(local)}, exposed
+		}
+	}
+	shared, local := network.SharedGateway, network.LocalGateway
+	layer3, layer2 := testNetwork(7, "blue_net", network.Layer3, network.RolePrimary, "dual"), testNetwork(7, "blue_net", network.Layer2, network.RolePrimary, "ipv4")
+	return []goldenCase{
+		{name: "layer3-primary-dual-services", net: layer3, mode: shared, edit: serve(false)},
+		{name: "layer3-primary-dual-services-etp-local", net: layer3, mode: shared, edit: serve(true)},
+		{name: "layer3-primary-dual-services-etp-local-local-gateway", net: layer3, mode: local, edit: serve(true)},
+		{name: "layer2-primary-ipv4-services", net: layer2, mode: shared, edit: serve(false)},
+		{name: "default-dual-services", net: testDefault(true), mode: shared, edit: serve(false)},
+	}
+}
+
+// balancersOf returns a network's load balancers by the last part of their names.
+func balancersOf(t *testing.T, s Service, edit func(*network.Node)) map[string]*nbdb.LoadBalancer {
+	t.Helper()
+	n, node := testTenant(7, "blue_net", false), testNode(1, "node1", network.SharedGateway)
+	if edit != nil {
+		edit(&node)
+	}
+	rows, err := BuildUnits(n, node, Inputs{Plan: testPlan(false), Services: []Service{s}}, []Unit{serviceUnit(s.Key())})
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]*nbdb.LoadBalancer{}
+	for _, r := range rows {
+		if lb, ok := r.Model.(*nbdb.LoadBalancer); ok {
+			_, name, _ := strings.Cut(strings.TrimPrefix(r.ID, n.Prefix()), "_")
+			out[strings.TrimPrefix(name, s.Key()+"_")] = lb
+		}
+	}
+	return out
+}
+
+func TestServiceBackends(t *testing.T) {
+	const vip = "10.96.0.7:80"
+	tcp := func(s Service, e ...string) Service {
+		s.Namespace, s.Name, s.ClusterIPs = "blue", "web", addrs("10.96.0.7")
+		s.Ports = []ServicePort{{Protocol: nbdb.LoadBalancerProtocolTCP, Port: 80, Endpoints: endpoints(e...)}}
+		return s
+	}
+	both := func(backends string) map[string]string {
+		return map[string]string{"TCP_switch": backends, "TCP_router": backends}
+	}
+	for name, c := range map[string]struct {
+		service Service
+		want    map[string]string // by load balancer
+	}{
+		"all nodes":         {tcp(Service{}, "node2 10.20.1.3:1", "node1 10.20.0.3:1"), both("10.20.0.3:1,10.20.1.3:1")},
+		"the same twice":    {tcp(Service{}, "node1 10.20.0.3:1", "node1 10.20.0.3:1"), both("10.20.0.3:1")},
+		"none":              {tcp(Service{}), both("")},
+		"other IP family":   {tcp(Service{}, "node1 [fd20::3]:1"), both("")},
+		"internal, local":   {tcp(Service{InternalLocal: true}, "node2 10.20.1.3:1", "node1 10.20.0.3:1"), both("10.20.0.3:1")},
+		"internal, remote":  {tcp(Service{InternalLocal: true}, "node2 10.20.1.3:1"), both("")},
+		"terminating":       {tcp(Service{}, "-node1 10.20.0.3:1", "-node2 10.20.1.3:1"), both("10.20.0.3:1,10.20.1.3:1")},
+		"some terminating":  {tcp(Service{}, "-node1 10.20.0.3:1", "node2 10.20.1.3:1"), both("10.20.1.3:1")},
+		"local terminating": {tcp(Service{InternalLocal: true}, "-node1 10.20.0.3:1", "node2 10.20.1.3:1"), both("10.20.0.3:1")},
+		"this node's host": {tcp(Service{}, "node1 172.18.0.1:6443", "node2 172.18.0.2:6443"), map[string]string{
+			"TCP_switch": "172.18.0.1:6443,172.18.0.2:6443", "TCP_router": "169.254.0.2:6443,172.18.0.2:6443"}},
+		"another node's host": {tcp(Service{}, "node2 172.18.0.2:6443"), both("172.18.0.2:6443")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := map[string]string{}
+			for name, lb := range balancersOf(t, c.service, nil) {
+				for v, backends := range lb.Vips {
+					if got[name] = backends; v != vip {
+						t.Errorf("%s has the address %s", name, v)
+					}
+				}
+			}
+			if !maps.Equal(got, c.want) {
+				t.Errorf("got %v, want %v", got, c.want)
+			}
+		})
+	}
+}
+
+// Without the external bridge there is no gateway router, and no load balancer that
+// only it would have.
+func TestServiceWithoutGateway(t *testing.T) {
+	s := testService(true)
+	got := slices.Sorted(maps.Keys(balancersOf(t, s, func(n *network.Node) { n.BridgeMAC = "" })))
+	if want := []string{"TCP_switch", "UDP_switch"}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+func TestServiceOptions(t *testing.T) {
+	s := testService(true)
+	for name, lb := range balancersOf(t, s, nil) {
+		if got, want := lb.Options["skip_snat"], map[bool]string{true: "true", false: "false"}[strings.HasSuffix(name, "external")]; got != want {
+			t.Errorf("%s: skip_snat %q, want %q", name, got, want)
+		}
+		if got, want := lb.Options["ct_flush"] == "true", strings.HasPrefix(name, "UDP"); got != want {
+			t.Errorf("%s: ct_flush %t, want %t", name, got, want)
+		}
+		if lb.Options["affinity_timeout"] != "10800" || lb.Options["hairpin_snat_ip"] != "169.254.0.5" {
+			t.Errorf("%s: options %v", name, lb.Options)
+		}
+	}
+	if s.Affinity = 24 * time.Hour; balancersOf(t, s, nil)["TCP_router"].Options["affinity_timeout"] != "65535" {
+		t.Error("a day's affinity is not cut to OVN's limit")
+	}
+}

@@ -10,11 +10,13 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
 	"gopkg.in/gcfg.v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"bulkhead/pkg/network"
 )
@@ -27,6 +29,7 @@ type Config struct {
 	MaxNetworksPerNS int
 	Workers          int
 	IDAge            time.Duration
+	AllowedServices  []string // of the default network, for all: namespace/name, sorted
 	Kubernetes       Kubernetes
 	NBAddress        string
 	SBAddress        string
@@ -189,6 +192,9 @@ func (r *raw) build() (Config, error) {
 	} else if c.IDAge < 0 {
 		fail("default", "id-age", fmt.Errorf("%s is negative", c.IDAge))
 	}
+	if c.AllowedServices, err = parseServices(r.Default.AllowedServices); err != nil {
+		fail("default", "udn-allowed-default-services", err)
+	}
 	if c.Kubernetes.QPS <= 0 || c.Kubernetes.Burst < 1 {
 		fail("kubernetes", "qps, burst", errors.New("must be above 0"))
 	}
@@ -219,6 +225,22 @@ func (r *raw) build() (Config, error) {
 	}
 	c.DefaultNetwork = defaultNetwork(c.Plan)
 	return c, errors.Join(errs...)
+}
+
+// parseServices parses a list of services, "namespace/name,namespace/name".
+func parseServices(text string) ([]string, error) {
+	var out []string
+	for _, s := range strings.Split(text, ",") {
+		if s = strings.TrimSpace(s); s == "" {
+			continue
+		}
+		if namespace, name, ok := strings.Cut(s, "/"); !ok || len(validation.IsDNS1123Label(namespace)) > 0 || len(validation.IsDNS1035Label(name)) > 0 {
+			return nil, fmt.Errorf("%q is not a service: use namespace/name", s)
+		}
+		out = append(out, s)
+	}
+	slices.Sort(out)
+	return slices.Compact(out), nil
 }
 
 func defaultNetwork(p network.Plan) network.Network {

@@ -20,6 +20,7 @@ type raw struct {
 		MaxNetworksPerNS  int    `gcfg:"max-networks-per-namespace"`
 		Workers           int    `gcfg:"workers"`
 		IDAge             string `gcfg:"id-age"`
+		AllowedServices   string `gcfg:"udn-allowed-default-services"`
 	}
 	Kubernetes struct {
 		Kubeconfig         string  `gcfg:"kubeconfig"`
@@ -67,6 +68,7 @@ func defaults() *raw {
 	r.Default.TransitSubnets = "100.88.0.0/16,fd97::/64"
 	r.Default.MasqueradeSubnets = "169.254.0.0/17,fd69::/112"
 	r.Default.MTU = 1400
+	r.Default.AllowedServices = "default/kubernetes,kube-system/kube-dns"
 	r.Default.VRFTableBase = 100000
 	r.Default.MaxNetworks = 10000
 	r.Default.MaxNetworksPerNS = 100
@@ -109,6 +111,7 @@ func (r *raw) flags(fs *pflag.FlagSet) {
 	num(&r.Default.MaxNetworksPerNS, "max-networks-per-namespace", "maximum number of networks in one namespace")
 	num(&r.Default.Workers, "workers", "maximum number of concurrent reconciles per controller")
 	str(&r.Default.IDAge, "id-age", "minimum age of a released network, node or port id before it is allocated again, unless no other id is free")
+	str(&r.Default.AllowedServices, "udn-allowed-default-services", "services of the cluster default network that pods of all primary networks reach: namespace/name, comma-separated")
 	str(&r.Kubernetes.Kubeconfig, "kubeconfig", "kubeconfig file; empty: the pod's service account")
 	str(&r.Kubernetes.APIServer, "apiserver", "URL of the API server; overrides the kubeconfig and the service account")
 	fs.Float64Var(&r.Kubernetes.QPS, "qps", r.Kubernetes.QPS, "maximum requests per second to the API server")

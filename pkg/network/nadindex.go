@@ -147,6 +147,16 @@ func (c *NADIndex) Keys(name string) []string {
 	return nil
 }
 
+// InNamespace returns a namespace's NADs, usable or not, sorted by key.
+func (c *NADIndex) InNamespace(namespace string) []NAD {
+	var out []NAD
+	for _, key := range slices.Sorted(maps.Keys(c.byNamespace[namespace])) {
+		nad, _ := c.NAD(key)
+		out = append(out, nad)
+	}
+	return out
+}
+
 // Usable returns the usable NADs of the network, sorted by key.
 func (c *NADIndex) Usable(name string) []NAD {
 	d := c.byNetwork[name]

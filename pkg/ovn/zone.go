@@ -52,6 +52,8 @@ type Zone struct {
 	podStore cache.Indexer // this node's pods
 	// remotePods are other nodes' pods on Layer 2 networks.
 	remotePods cache.Indexer
+	services   cache.Indexer // of the cluster
+	slices     cache.Indexer
 	nsLister   corelisters.NamespaceLister
 	podQueue   process.Queue[string] // "namespace/name"
 	queue      *unitQueue            // networks and the keys below

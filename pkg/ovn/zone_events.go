@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
@@ -60,6 +61,11 @@ func (z *Zone) startInformers(ctx context.Context) error {
 		return fmt.Errorf("index other nodes' pods: %w", err)
 	}
 	z.remotePods = remotePods.GetIndexer()
+	services, endpoints := all.Core().V1().Services().Informer(), all.Discovery().V1().EndpointSlices().Informer()
+	if err := errors.Join(services.AddIndexers(serviceIndexers), endpoints.AddIndexers(sliceIndexers)); err != nil {
+		return fmt.Errorf("index services: %w", err)
+	}
+	z.services, z.slices = services.GetIndexer(), endpoints.GetIndexer()
 	z.podStore, z.nsLister = pods.Informer().GetIndexer(), namespaces.Lister()
 
 	return process.RunInformers(ctx,
@@ -67,6 +73,8 @@ func (z *Zone) startInformers(ctx context.Context) error {
 		process.Informer{SharedIndexInformer: nodes.Informer(), Transform: z.trimNode, OnChange: z.nodeChanged, OnDelete: z.nodeDeleted},
 		process.Informer{SharedIndexInformer: nad.Informer(), Transform: trimNAD, OnChange: z.nadChanged, OnDelete: z.nadDeleted},
 		process.Informer{SharedIndexInformer: pods.Informer(), Transform: trimPod, OnChange: z.podChanged, OnDelete: func(obj any) { z.podChanged(nil, obj) }},
+		process.Informer{SharedIndexInformer: services, Transform: trimService, OnChange: z.serviceChanged, OnDelete: func(obj any) { z.serviceChanged(nil, obj) }},
+		process.Informer{SharedIndexInformer: endpoints, Transform: trimSlice, OnChange: z.sliceChanged, OnDelete: func(obj any) { z.sliceChanged(nil, obj) }},
 		process.Informer{SharedIndexInformer: remotePods, Transform: trimRemotePod, OnChange: z.remotePodChanged, OnDelete: func(obj any) { z.remotePodChanged(nil, obj) }},
 	)
 }
@@ -122,6 +130,11 @@ func (z *Zone) namespaceChanged(old, obj any) {
 		return
 	}
 	z.enqueuePods(ns.Name)
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	if z.synced {
+		z.enqueueServices(ns.Name)
+	}
 }
 
 // enqueuePods enqueues the namespace's pods on this node.
@@ -243,6 +256,9 @@ func (z *Zone) applyNADChange(key string, change func() []string) {
 		return
 	}
 	nad, exists := z.nadIndex.NAD(key)
+	for _, namespace := range slices.Compact([]string{was.Namespace, nad.Namespace}) {
+		z.enqueueServices(namespace)
+	}
 	for _, name := range names {
 		z.queue.AddUnits(name)
 		if name == was.Network.Name && z.nadIndex.Fingerprint(name) != agreed {

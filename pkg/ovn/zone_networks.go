@@ -104,13 +104,14 @@ func (z *Zone) nextJob(name string) (j job, ok bool) {
 		return j, false
 	}
 	j.node = z.self()
-	j.in = Inputs{Plan: z.cfg.Plan, PhysicalNetwork: z.cfg.OVS.PhysicalNetwork, OneNode: z.nodes.alone()}
+	j.in = Inputs{Plan: z.cfg.Plan, PhysicalNetwork: z.cfg.OVS.PhysicalNetwork, OneNode: z.nodes.alone(), Exposed: z.exposed()}
 	if j.units == nil {
 		j.in.Peers, j.unknown = z.nodes.peers()
 		for _, key := range slices.Sorted(maps.Keys(st.pods)) {
 			j.in.Pods = append(j.in.Pods, st.pods[key])
 		}
 		z.addRemotePods(&j, z.remotePodsOn(name))
+		j.in.Services = z.servicesOn(j.net)
 		return j, true
 	}
 	for _, u := range j.units {
@@ -123,6 +124,8 @@ func (z *Zone) nextJob(name string) (j job, ok bool) {
 			j.in.Pods = append(j.in.Pods, z.portsOn(name, u.Name)...)
 		case KindRemote:
 			z.addRemotePods(&j, []string{u.Name})
+		case KindService:
+			j.in.Services = append(j.in.Services, z.serviceOn(j.net, u.Name)...)
 		}
 	}
 	return j, true

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ovn
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"bulkhead/pkg/network"
+	"bulkhead/pkg/ovn/nbdb"
+)
+
+// Services and EndpointSlices as the zone reads them.
+
+var protocols = map[corev1.Protocol]string{
+	corev1.ProtocolTCP: nbdb.LoadBalancerProtocolTCP, corev1.ProtocolUDP: nbdb.LoadBalancerProtocolUDP, corev1.ProtocolSCTP: nbdb.LoadBalancerProtocolSCTP,
+}
+
+// newService converts a Service with its EndpointSlices on its network. ok is false
+// if it has no address: a headless one, or one that is a DNS name.
+func newService(s *corev1.Service, slicesOf []*discoveryv1.EndpointSlice) (out Service, ok bool) {
+	out = Service{Namespace: s.Namespace, Name: s.Name, ClusterIPs: clusterIPs(s), ExternalIPs: externalIPs(s)}
+	if len(out.ClusterIPs) == 0 {
+		return out, false
+	}
+	out.ExternalLocal = s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
+	out.InternalLocal = s.Spec.InternalTrafficPolicy != nil && *s.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal
+	if s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
+		out.Affinity = time.Duration(corev1.DefaultClientIPServiceAffinitySeconds) * time.Second
+		if c := s.Spec.SessionAffinityConfig; c != nil && c.ClientIP != nil && c.ClientIP.TimeoutSeconds != nil {
+			out.Affinity = time.Duration(*c.ClientIP.TimeoutSeconds) * time.Second
+		}
+	}
+	for _, p := range s.Spec.Ports {
+		protocol, known := protocols[cmp.Or(p.Protocol, corev1.ProtocolTCP)]
+		if !known {
+			continue // of a newer API
+		}
+		port := ServicePort{Protocol: protocol, Port: uint16(p.Port), NodePort: uint16(p.NodePort)}
+		for _, slice := range slicesOf {
+			port.Endpoints = append(port.Endpoints, sliceEndpoints(slice, p)...)
+		}
+		out.Ports = append(out.Ports, port)
+	}
+	return out, true
+}
+
+// clusterIPs returns a Service's cluster IPs, none if it is headless.
+func clusterIPs(s *corev1.Service) []netip.Addr {
+	if s.Spec.Type == corev1.ServiceTypeExternalName {
+		return nil
+	}
+	return parseAddrs(s.Spec.ClusterIPs)
+}
+
+// externalIPs returns a Service's addresses outside the cluster. A load balancer that
+// is a proxy delivers to node ports.
+func externalIPs(s *corev1.Service) []netip.Addr {
+	list := slices.Clone(s.Spec.ExternalIPs)
+	if s.Spec.Type == corev1.ServiceTypeLoadBalancer {
+		for _, in := range s.Status.LoadBalancer.Ingress {
+			if in.IPMode == nil || *in.IPMode == corev1.LoadBalancerIPModeVIP {
+				list = append(list, in.IP)
+			}
+		}
+	}
+	return parseAddrs(list)
+}
+
+// parseAddrs returns those of the texts that are addresses, sorted, each once.
+func parseAddrs(texts []string) []netip.Addr {
+	var out []netip.Addr
+	for _, t := range texts {
+		if a, err := netip.ParseAddr(t); err == nil {
+			out = append(out, a.Unmap().WithZone(""))
+		}
+	}
+	slices.SortFunc(out, netip.Addr.Compare)
+	return slices.Compact(out)
+}
+
+// sliceEndpoints returns the endpoints in a slice that serve a Service's port.
+func sliceEndpoints(slice *discoveryv1.EndpointSlice, p corev1.ServicePort) []Endpoint {
+	var out []Endpoint
+	for _, sp := range slice.Ports {
+		if sp.Port == nil || str(sp.Name) != p.Name || sp.Protocol != nil && *sp.Protocol != cmp.Or(p.Protocol, corev1.ProtocolTCP) {
+			continue
+		}
+		for _, e := range slice.Endpoints {
+			ready := e.Conditions.Ready == nil || *e.Conditions.Ready
+			last := isTrue(e.Conditions.Serving) && isTrue(e.Conditions.Terminating)
+			if !ready && !last || len(e.Addresses) == 0 {
+				continue
+			}
+			// An endpoint's other addresses are the same endpoint.
+			if a, err := netip.ParseAddr(e.Addresses[0]); err == nil {
+				out = append(out, Endpoint{Addr: netip.AddrPortFrom(a.Unmap(), uint16(*sp.Port)), Node: str(e.NodeName), Terminating: !ready})
+			}
+		}
+	}
+	return out
+}
+
+func isTrue(b *bool) bool { return b != nil && *b }
+
+func str(s *string) string {
+	if s == nil {
+		return ""
+	}
+	return *s
+}
+
+// sliceOf returns the key of a slice's Service and the network that its addresses are
+// on. "" is a slice for others, e.g. without a Service.
+func sliceOf(slice *discoveryv1.EndpointSlice) (service, net string) {
+	if slice.Labels[discoveryv1.LabelManagedBy] == network.EndpointSliceManager {
+		service, net = slice.Labels[network.LabelMirrorService], slice.Annotations[network.AnnotationMirrorOn]
+	} else {
+		service, net = slice.Labels[discoveryv1.LabelServiceName], network.DefaultName
+	}
+	if service == "" || net == "" || slice.AddressType == discoveryv1.AddressTypeFQDN {
+		return "", ""
+	}
+	return slice.Namespace + "/" + service, net
+}
+
+// trimService keeps what load balancers are built from.
+func trimService(obj any) (any, error) {
+	s, ok := obj.(*corev1.Service)
+	if !ok {
+		return obj, nil
+	}
+	out := &corev1.Service{ObjectMeta: metav1.ObjectMeta{
+		Name: s.Name, Namespace: s.Namespace, UID: s.UID, ResourceVersion: s.ResourceVersion, CreationTimestamp: s.CreationTimestamp,
+	}, Spec: s.Spec, Status: corev1.ServiceStatus{LoadBalancer: s.Status.LoadBalancer}}
+	out.Spec.Selector = nil
+	return out, nil
+}
+
+// trimSlice keeps what load balancers are built from. The cache holds the slices of
+// the whole cluster.
+func trimSlice(obj any) (any, error) {
+	s, ok := obj.(*discoveryv1.EndpointSlice)
+	if !ok {
+		return obj, nil
+	}
+	out := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: s.Name, Namespace: s.Namespace, UID: s.UID, ResourceVersion: s.ResourceVersion,
+			Labels:      keep(s.Labels, discoveryv1.LabelManagedBy, discoveryv1.LabelServiceName, network.LabelMirrorService),
+			Annotations: keep(s.Annotations, network.AnnotationMirrorOn),
+		},
+		AddressType: s.AddressType, Ports: s.Ports,
+	}
+	for _, e := range s.Endpoints {
+		out.Endpoints = append(out.Endpoints, discoveryv1.Endpoint{Addresses: e.Addresses[:min(1, len(e.Addresses))], Conditions: e.Conditions, NodeName: e.NodeName})
+	}
+	return out, nil
+}
+
+// refusedExternal returns why an external address is not served: it is the cluster's
+// own, and would redirect what pods send there.
+func refusedExternal(n network.Network, p network.Plan, a netip.Addr) string {
+	if !a.IsGlobalUnicast() {
+		return "it is not a unicast address"
+	}
+	for _, r := range []struct {
+		what     string
+		prefixes []netip.Prefix
+	}{
+		{"services' addresses", p.ServiceCIDRs}, {"the cluster default network", network.Network{Subnets: p.ClusterSubnets}.CIDRs()},
+		{"the network's subnets", n.CIDRs()}, {"join subnets", slices.Concat(p.Join, p.UDNJoin, n.JoinSubnets)},
+		{"transit subnets", slices.Concat(p.Transit, n.Transit)}, {"masquerade subnets", p.Masquerade},
+	} {
+		for _, prefix := range r.prefixes {
+			if prefix.Contains(a) {
+				return "it is in " + prefix.String() + ", " + r.what
+			}
+		}
+	}
+	return ""
+}
+
+// olderService reports whether a is served an address that both claim.
+func olderService(a, b *corev1.Service) bool {
+	return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), strings.Compare(a.Namespace+"/"+a.Name, b.Namespace+"/"+b.Name)) < 0
+}

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ovn
+
+import (
+	"net/netip"
+	"reflect"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"bulkhead/pkg/network"
+)
+
+// A service belongs to the primary network of its namespace, or to the cluster default
+// network. Its endpoints' addresses on a primary network are in the EndpointSlices of
+// the endpoint mirror.
+
+// Indexes of services and EndpointSlices.
+const (
+	indexExternal = "external" // services by external address
+	indexService  = "service"  // slices by network and service
+)
+
+var serviceIndexers = cache.Indexers{
+	indexExternal: func(obj any) ([]string, error) {
+		if s, ok := obj.(*corev1.Service); ok {
+			return texts(externalIPs(s)), nil
+		}
+		return nil, nil
+	},
+}
+
+var sliceIndexers = cache.Indexers{
+	indexService: func(obj any) ([]string, error) {
+		if s, ok := obj.(*discoveryv1.EndpointSlice); ok {
+			if service, net := sliceOf(s); service != "" {
+				return []string{net + "/" + service}, nil
+			}
+		}
+		return nil, nil
+	},
+}
+
+func (z *Zone) serviceChanged(old, obj any) {
+	s, ok := obj.(*corev1.Service)
+	if !ok {
+		return
+	}
+	was, ok := old.(*corev1.Service)
+	if ok && reflect.DeepEqual(was.Spec, s.Spec) && reflect.DeepEqual(was.Status, s.Status) {
+		return
+	}
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	z.enqueueService(s.Namespace, s.Name)
+	// Others may have claimed the same addresses.
+	external := externalIPs(s)
+	if was != nil {
+		external = append(external, externalIPs(was)...)
+	}
+	for _, a := range external {
+		for _, other := range indexed[*corev1.Service](z, z.services, indexExternal, a.String()) {
+			z.enqueueService(other.Namespace, other.Name)
+		}
+	}
+}
+
+func (z *Zone) sliceChanged(old, obj any) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	for _, o := range []any{old, obj} {
+		if s, ok := o.(*discoveryv1.EndpointSlice); ok {
+			if key, net := sliceOf(s); key != "" && z.synced && z.servedBy(s.Namespace) == net {
+				z.queue.AddUnits(net, serviceUnit(key))
+			}
+		}
+	}
+}
+
+// indexed returns the objects with a value in an index.
+func indexed[T any](z *Zone, store cache.Indexer, index, value string) []T {
+	objs, err := store.ByIndex(index, value)
+	if err != nil {
+		z.log.Error("cannot read an index", "index", index, "error", err)
+	}
+	out := make([]T, 0, len(objs))
+	for _, obj := range objs {
+		if x, ok := obj.(T); ok {
+			out = append(out, x)
+		}
+	}
+	return out
+}
+
+// enqueueService enqueues a service on its network and, if it is exposed, the way to it
+// on all others.
+func (z *Zone) enqueueService(namespace, name string) {
+	if !z.synced {
+		return
+	}
+	key := namespace + "/" + name
+	if net := z.servedBy(namespace); net != "" {
+		z.queue.AddUnits(net, serviceUnit(key))
+	}
+	if slices.Contains(z.cfg.AllowedServices, key) {
+		z.enqueueNetworks(exposedUnit(key))
+	}
+}
+
+// enqueueServices enqueues a namespace's services on its network, and on the cluster
+// default network, to which they belong no more if the namespace has another.
+func (z *Zone) enqueueServices(namespace string) {
+	for _, s := range indexed[*corev1.Service](z, z.services, cache.NamespaceIndex, namespace) {
+		z.enqueueService(s.Namespace, s.Name)
+		z.queue.AddUnits(network.DefaultName, serviceUnit(s.Namespace+"/"+s.Name))
+	}
+}
+
+// servedBy returns the network of a namespace's services, "" for none yet. An unusable
+// NAD does not take a network's services away.
+func (z *Zone) servedBy(namespace string) string {
+	ns, err := z.nsLister.Get(namespace)
+	if err != nil {
+		return ""
+	}
+	_, labelled := ns.Labels[network.LabelPrimaryUDN]
+	if !labelled {
+		return network.DefaultName
+	}
+	if nad, err := z.nadIndex.Primary(namespace, true); err == nil {
+		return nad.Network.Name
+	}
+	var names []string
+	for _, nad := range z.nadIndex.InNamespace(namespace) {
+		if st, ok := z.nets[nad.Network.Name]; ok && st.net.IsPrimary() {
+			names = append(names, nad.Network.Name)
+		}
+	}
+	if len(names) != 1 {
+		return ""
+	}
+	return names[0]
+}
+
+// servicesOn returns a network's services.
+func (z *Zone) servicesOn(n network.Network) []Service {
+	var list []*corev1.Service
+	if n.IsDefault() {
+		for _, obj := range z.services.List() {
+			if s, ok := obj.(*corev1.Service); ok {
+				list = append(list, s)
+			}
+		}
+	} else {
+		var namespaces []string
+		for _, key := range z.nadIndex.Keys(n.Name) {
+			nad, _ := z.nadIndex.NAD(key)
+			namespaces = append(namespaces, nad.Namespace)
+		}
+		slices.Sort(namespaces)
+		for _, namespace := range slices.Compact(namespaces) {
+			list = append(list, indexed[*corev1.Service](z, z.services, cache.NamespaceIndex, namespace)...)
+		}
+	}
+	served := map[string]string{} // by namespace
+	var out []Service
+	for _, s := range list {
+		net, known := served[s.Namespace]
+		if !known {
+			net = z.servedBy(s.Namespace)
+			served[s.Namespace] = net
+		}
+		if net == n.Name {
+			if service, ok := z.service(n, s); ok {
+				out = append(out, service)
+			}
+		}
+	}
+	return out
+}
+
+// serviceOn returns a service, if it is on the network.
+func (z *Zone) serviceOn(n network.Network, key string) []Service {
+	obj, ok, err := z.services.GetByKey(key)
+	s, isService := obj.(*corev1.Service)
+	if err != nil || !ok || !isService || z.servedBy(s.Namespace) != n.Name {
+		return nil
+	}
+	if service, ok := z.service(n, s); ok {
+		return []Service{service}
+	}
+	return nil
+}
+
+// service returns a service with its endpoints and without the external addresses
+// that it must not have.
+func (z *Zone) service(n network.Network, s *corev1.Service) (Service, bool) {
+	key := s.Namespace + "/" + s.Name
+	out, ok := newService(s, indexed[*discoveryv1.EndpointSlice](z, z.slices, indexService, n.Name+"/"+key))
+	out.ExternalIPs = slices.DeleteFunc(out.ExternalIPs, func(a netip.Addr) bool {
+		reason := refusedExternal(n, z.cfg.Plan, a)
+		for _, other := range indexed[*corev1.Service](z, z.services, indexExternal, a.String()) {
+			if reason == "" && olderService(other, s) && sharePort(other, s) && z.servedBy(other.Namespace) == n.Name {
+				reason = "the older service " + other.Namespace + "/" + other.Name + " has it"
+			}
+		}
+		if reason != "" {
+			z.log.Warn("external address of a service is not served", "network", n.Name, "service", key, "address", a, "reason", reason)
+		}
+		return reason != ""
+	})
+	return out, ok
+}
+
+// sharePort reports whether two services have a port in common.
+func sharePort(a, b *corev1.Service) bool {
+	return slices.ContainsFunc(a.Spec.Ports, func(p corev1.ServicePort) bool {
+		return slices.ContainsFunc(b.Spec.Ports, func(q corev1.ServicePort) bool { return p.Port == q.Port && p.Protocol == q.Protocol })
+	})
+}
+
+// exposed returns the services of the cluster default network that pods of all
+// networks reach.
+func (z *Zone) exposed() []ExposedService {
+	var out []ExposedService
+	for _, key := range z.cfg.AllowedServices {
+		obj, ok, err := z.services.GetByKey(key)
+		if s, isService := obj.(*corev1.Service); err == nil && ok && isService && z.servedBy(s.Namespace) == network.DefaultName {
+			out = append(out, ExposedService{s.Namespace, s.Name, clusterIPs(s)})
+		}
+	}
+	return out
+}

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ovn
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"bulkhead/pkg/network"
+	"bulkhead/pkg/ovn/nbdb"
+)
+
+// service creates or replaces a Service with port 80 named "http".
+func (env *zoneEnv) service(namespace, name string, age int, edit func(*corev1.ServiceSpec), clusterIPs ...string) {
+	env.t.Helper()
+	s := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(namespace + name), CreationTimestamp: metav1.Unix(int64(1000-age), 0)},
+		Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeClusterIP, ClusterIPs: clusterIPs,
+			Ports: []corev1.ServicePort{{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80}}},
+	}
+	if edit != nil {
+		edit(&s.Spec)
+	}
+	ctx, api := context.Background(), env.kube.CoreV1().Services(namespace)
+	if _, err := api.Get(ctx, name, metav1.GetOptions{}); err == nil {
+		_, err = api.Update(ctx, s, metav1.UpdateOptions{})
+		env.must(err)
+		return
+	}
+	_, err := api.Create(ctx, s, metav1.CreateOptions{})
+	env.must(err)
+}
+
+// endpoints creates or replaces the EndpointSlice of a service: Kubernetes' own, or
+// the mirror on a network.
+func (env *zoneEnv) endpoints(namespace, service, mirroredOn string, addresses ...string) {
+	env.t.Helper()
+	s := &discoveryv1.EndpointSlice{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: service + "-1", Labels: map[string]string{
+			discoveryv1.LabelServiceName: service, discoveryv1.LabelManagedBy: "endpointslice-controller.k8s.io"}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: ptr("http"), Port: ptr(int32(8080)), Protocol: ptr(corev1.ProtocolTCP)}},
+	}
+	if mirroredOn != "" {
+		s.Name, s.Labels = mirroredOn+"-"+service, map[string]string{network.LabelMirrorService: service, discoveryv1.LabelManagedBy: network.EndpointSliceManager}
+		s.Annotations = map[string]string{network.AnnotationMirrorOn: mirroredOn}
+	}
+	for _, a := range addresses {
+		s.Endpoints = append(s.Endpoints, discoveryv1.Endpoint{Addresses: []string{a}, NodeName: ptr("node1")})
+	}
+	ctx, api := context.Background(), env.kube.DiscoveryV1().EndpointSlices(namespace)
+	if _, err := api.Get(ctx, s.Name, metav1.GetOptions{}); err == nil {
+		_, err = api.Update(ctx, s, metav1.UpdateOptions{})
+		env.must(err)
+		return
+	}
+	_, err := api.Create(ctx, s, metav1.CreateOptions{})
+	env.must(err)
+}
+
+// vips returns the virtual addresses of all load balancers on switches, with backends,
+// by network.
+func (env *zoneEnv) vips() map[string]string {
+	out := map[string]string{}
+	for _, r := range env.nb.Rows() {
+		if lb, ok := r.Model.(*nbdb.LoadBalancer); ok && strings.HasSuffix(r.ID, "_switch") {
+			for vip, backends := range lb.Vips {
+				out[externalIDs(lb)[markNetwork]+" "+vip] = backends
+			}
+		}
+	}
+	return out
+}
+
+func (env *zoneEnv) waitForVIPs(desc string, want map[string]string) {
+	env.t.Helper()
+	env.settle()
+	if got := env.vips(); !maps.Equal(got, want) {
+		env.t.Errorf("%s: services are %v, want %v", desc, got, want)
+	}
+}
+
+// A service is on the network of its namespace, with the endpoints that the mirror
+// names there, and on no other. It does not matter what is created first.
+func TestZoneServices(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newZoneEnv(t)
+		env.node(1, true)
+		env.service("red", "early", 0, nil, "10.96.0.2")
+		env.endpoints("red", "early", redNet, "10.10.0.3")
+		env.run()
+		env.service("plain", "web", 0, nil, "10.96.0.3")
+		env.endpoints("plain", "web", "", "10.244.0.9")
+		env.waitForVIPs("before the network", map[string]string{"default 10.96.0.3:80": "10.244.0.9:8080"})
+
+		env.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
+		env.service("red", "web", 0, nil, "10.96.0.4")
+		env.endpoints("red", "web", "", "10.244.0.5") // the pods' addresses on the default network
+		env.endpoints("red", "web", redNet, "10.10.0.4")
+		env.endpoints("red", "other", "another_net", "10.10.0.4")
+		env.service("red", "headless", 0, nil, "None")
+		env.service("red", "name", 0, func(s *corev1.ServiceSpec) { s.Type, s.ExternalName = corev1.ServiceTypeExternalName, "example.org" })
+		want := map[string]string{"default 10.96.0.3:80": "10.244.0.9:8080", redNet + " 10.96.0.2:80": "10.10.0.3:8080", redNet + " 10.96.0.4:80": "10.10.0.4:8080"}
+		env.waitForVIPs("with the network", want)
+		batches := env.nb.Batches
+		env.endpoints("red", "web", redNet, "10.10.0.4", "10.10.1.4")
+		want[redNet+" 10.96.0.4:80"] = "10.10.0.4:8080,10.10.1.4:8080"
+		env.waitForVIPs("one more endpoint", want)
+		if n := env.nb.Batches - batches; n != 1 {
+			t.Errorf("one more endpoint took %d transactions", n)
+		}
+		env.run()
+		env.waitForVIPs("after a restart", want)
+
+		// An unusable NAD changes nothing.
+		env.nad("red", "net", redNet, 1, "10.10.0.0/16/nonsense")
+		env.endpoints("red", "web", redNet, "10.10.1.4")
+		want[redNet+" 10.96.0.4:80"] = "10.10.0.4:8080,10.10.1.4:8080"
+		env.waitForVIPs("with an unusable NAD", want)
+		env.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
+		want[redNet+" 10.96.0.4:80"] = "10.10.1.4:8080"
+		env.waitForVIPs("with the NAD again", want)
+
+		env.must(env.kube.CoreV1().Services("red").Delete(context.Background(), "web", metav1.DeleteOptions{}))
+		delete(want, redNet+" 10.96.0.4:80")
+		env.waitForVIPs("a deleted service", want)
+		env.must(env.nads.K8sCniCncfIoV1().NetworkAttachmentDefinitions("red").Delete(context.Background(), "net", metav1.DeleteOptions{}))
+		delete(want, redNet+" 10.96.0.2:80")
+		env.waitForVIPs("a deleted network", want)
+	})
+}
+
+// Whoever may create services cannot take addresses of the cluster, or another
+// service's, by external IPs.
+func TestZoneExternalIPs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newZoneEnv(t)
+		env.node(1, true)
+		env.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
+		env.run()
+		external := func(ips ...string) func(*corev1.ServiceSpec) {
+			return func(s *corev1.ServiceSpec) { s.ExternalIPs = ips }
+		}
+		env.service("red", "old", 9, external("203.0.113.1"), "10.96.0.2")
+		env.service("red", "young", 1, external("203.0.113.1", "203.0.113.2", "10.96.0.10", "10.244.0.3", "10.10.0.3", "100.64.0.1", "100.65.0.2", "100.88.0.1", "169.254.0.2", "224.0.0.1", "127.0.0.1"), "10.96.0.3")
+		want := map[string]string{redNet + " 10.96.0.2:80": "", redNet + " 10.96.0.3:80": "", redNet + " 203.0.113.1:80": "", redNet + " 203.0.113.2:80": ""}
+		owner := func() string {
+			for _, r := range env.nb.Rows() {
+				if lb, ok := r.Model.(*nbdb.LoadBalancer); ok && strings.HasSuffix(r.ID, "_switch") {
+					if _, has := lb.Vips["203.0.113.1:80"]; has {
+						return externalIDs(lb)[markService]
+					}
+				}
+			}
+			return ""
+		}
+		env.waitForVIPs("two services", want)
+		if owner() != "red/old" {
+			t.Errorf("the address is %s's", owner())
+		}
+		// The other service is younger, but on another port.
+		env.service("red", "young", 1, func(s *corev1.ServiceSpec) { s.ExternalIPs, s.Ports[0].Port = []string{"203.0.113.1"}, 81 }, "10.96.0.3")
+		env.waitForVIPs("another port", map[string]string{redNet + " 10.96.0.2:80": "", redNet + " 10.96.0.3:81": "", redNet + " 203.0.113.1:80": "", redNet + " 203.0.113.1:81": ""})
+		env.service("red", "young", 1, external("203.0.113.1"), "10.96.0.3")
+		env.must(env.kube.CoreV1().Services("red").Delete(context.Background(), "old", metav1.DeleteOptions{}))
+		env.waitForVIPs("the older one is deleted", map[string]string{redNet + " 10.96.0.3:80": "", redNet + " 203.0.113.1:80": ""})
+	})
+}
+
+// All networks have a way to the exposed services of the cluster default network, and
+// to no service of a namespace with another network.
+func TestZoneExposedServices(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newZoneEnv(t)
+		env.node(1, true)
+		env.namespace("default", false)
+		env.namespace("kube-system", true) // with a primary network of its own
+		env.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
+		env.run()
+		ways := func() []string {
+			var out []string
+			for _, r := range env.nb.Rows() {
+				if p, ok := r.Model.(*nbdb.LogicalRouterPolicy); ok && p.Action == nbdb.LogicalRouterPolicyActionReroute {
+					out = append(out, externalIDs(p)[markNetwork]+" "+externalIDs(p)[markExposed]+" "+strings.Fields(p.Match)[len(strings.Fields(p.Match))-1])
+				}
+			}
+			slices.Sort(out)
+			return out
+		}
+		env.service("default", "kubernetes", 0, nil, "10.96.0.1")
+		env.service("kube-system", "kube-dns", 0, nil, "10.96.0.10")
+		env.service("default", "web", 0, nil, "10.96.0.11")
+		env.settle()
+		if got, want := ways(), []string{redNet + " default/kubernetes 10.96.0.1"}; !slices.Equal(got, want) {
+			t.Errorf("exposed services are %v, want %v", got, want)
+		}
+		env.service("default", "kubernetes", 0, nil, "10.96.0.99")
+		env.settle()
+		if got, want := ways(), []string{redNet + " default/kubernetes 10.96.0.99"}; !slices.Equal(got, want) {
+			t.Errorf("exposed services are %v, want %v", got, want)
+		}
+		env.must(env.kube.CoreV1().Services("default").Delete(context.Background(), "kubernetes", metav1.DeleteOptions{}))
+		env.settle()
+		if got := ways(); len(got) > 0 {
+			t.Errorf("a deleted service is exposed: %v", got)
+		}
+	})
+}
+
+func TestNewService(t *testing.T) {
+	timeout := int32(600)
+	s := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "red", Name: "web"},
+		Spec: corev1.ServiceSpec{
+			Type: corev1.ServiceTypeLoadBalancer, ClusterIPs: []string{"10.96.0.2", "fd96::2"}, ExternalIPs: []string{"203.0.113.1", "203.0.113.1"},
+			ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyLocal, InternalTrafficPolicy: ptr(corev1.ServiceInternalTrafficPolicyLocal),
+			SessionAffinity: corev1.ServiceAffinityClientIP, SessionAffinityConfig: &corev1.SessionAffinityConfig{ClientIP: &corev1.ClientIPConfig{TimeoutSeconds: &timeout}},
+			Ports: []corev1.ServicePort{{Name: "a", Protocol: corev1.ProtocolTCP, Port: 80, NodePort: 30080}, {Name: "b", Protocol: corev1.ProtocolSCTP, Port: 80}},
+		},
+		Status: corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{
+			{IP: "203.0.113.2"}, {IP: "203.0.113.3", IPMode: ptr(corev1.LoadBalancerIPModeProxy)}, {Hostname: "lb.example.org"},
+		}}},
+	}
+	conditions := func(ready, serving, terminating bool) discoveryv1.EndpointConditions {
+		return discoveryv1.EndpointConditions{Ready: &ready, Serving: &serving, Terminating: &terminating}
+	}
+	slice := &discoveryv1.EndpointSlice{
+		Ports: []discoveryv1.EndpointPort{{Name: ptr("a"), Port: ptr(int32(8080)), Protocol: ptr(corev1.ProtocolTCP)}, {Name: ptr("a"), Port: ptr(int32(1)), Protocol: ptr(corev1.ProtocolUDP)}, {Name: ptr("b")}},
+		Endpoints: []discoveryv1.Endpoint{
+			{Addresses: []string{"10.10.0.3", "10.10.0.33"}, NodeName: ptr("node1")},
+			{Addresses: []string{"10.10.0.4"}, Conditions: conditions(true, true, false)},
+			{Addresses: []string{"10.10.0.5"}, Conditions: conditions(false, true, true)},
+			{Addresses: []string{"10.10.0.6"}, Conditions: conditions(false, false, true)},
+			{Addresses: []string{"10.10.0.7"}, Conditions: conditions(false, true, false)},
+		},
+	}
+	got, ok := newService(s, []*discoveryv1.EndpointSlice{slice})
+	if want := "[203.0.113.1 203.0.113.2]"; !ok || strings.Join(texts(got.ExternalIPs), " ") != strings.Trim(want, "[]") {
+		t.Errorf("external addresses %v, want %v", got.ExternalIPs, want)
+	}
+	if !got.ExternalLocal || !got.InternalLocal || got.Affinity != 10*time.Minute {
+		t.Errorf("got %+v", got)
+	}
+	if len(got.Ports) != 2 || got.Ports[0].NodePort != 30080 || got.Ports[1].Protocol != nbdb.LoadBalancerProtocolSCTP || len(got.Ports[1].Endpoints) > 0 {
+		t.Fatalf("ports %+v", got.Ports)
+	}
+	want := endpoints("node1 10.10.0.3:8080", " 10.10.0.4:8080", "- 10.10.0.5:8080")
+	if !slices.Equal(got.Ports[0].Endpoints, want) {
+		t.Errorf("endpoints %+v, want %+v", got.Ports[0].Endpoints, want)
+	}
+}

@@ -51,7 +51,7 @@ test: lab-deps test-deps lab-bin ## every test, and a sample of those that take 
 	env $$(bin/lab env) go run ./hack/runtests
 
 .PHONY: test-full
-test-full: lab-deps test-deps lab-bin ## everything that make test samples, on every pair of the lab's options; resumes
+test-full: lab-deps test-deps lab-bin ## everything that make test samples, each pair of check and lab option; resumes
 	env $$(bin/lab env) go run ./hack/runtests -full
 
 .PHONY: unit

@@ -171,7 +171,7 @@ func managementAddresses(n network.Network, nodeID int) []netip.Prefix {
 	}
 	out := make([]netip.Prefix, len(hosts))
 	for i, h := range hosts {
-		out[i] = network.Management(h)
+		out[i] = n.ManagementIn(h)
 	}
 	return out
 }

@@ -279,6 +279,7 @@ const (
 	MasqueradeETP     = 3 // external traffic policy local
 	MasqueradeNextHop = 4 // dummy next hop on the external bridge
 	MasqueradeHairpin = 5
+	MasqueradeNode    = 6 // the node's own processes, to pods of a Layer 2 network
 )
 
 // MasqueradeFixed returns the masquerade addresses at one of these offsets.

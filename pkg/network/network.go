@@ -103,8 +103,6 @@ func (n Network) CheckSupported() error {
 	switch {
 	case n.IsDefault():
 		return nil
-	case n.Topology == Layer2 && n.IsPrimary():
-		return fmt.Errorf("network %s: nodes do not support topology layer2 with role primary in this version: use layer3, or role secondary", n.Name)
 	case n.Transport != "":
 		return fmt.Errorf("network %s: nodes do not support transport %s in this version: use Geneve", n.Name, n.Transport)
 	}

@@ -155,7 +155,11 @@ func (b *builder) exemptSets() {
 // to. By default it is all packets to that port. Pods of an advertised network are
 // only SNATed to addresses that are not unique to their network.
 func (b *builder) managementSNAT(host netip.Prefix) natScope {
-	switch toPort := "eth.dst == " + network.MACOf(b.management()); {
+	toPort := "eth.dst == " + network.MACOf(b.management())
+	if own, ok := addrOfFamily(b.in.Plan.MasqueradeFixed(network.MasqueradeNode), host.Addr()); ok && b.net.Topology == network.Layer2 {
+		toPort += fmt.Sprintf(" && %s.dst != %s", ipKeyword(own), own) // replies: see nodeToPods
+	}
+	switch {
 	case b.outboundSNAT() && b.localGateway():
 		return natScope{exempt: b.uuid(nbdb.AddressSetTable, b.exemptID(host.Addr()))}
 	case b.advertised():

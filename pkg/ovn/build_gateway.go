@@ -104,6 +104,9 @@ func (b *builder) gateway() {
 
 	b.gatewayRoutes(gr, external)
 	b.gatewayNAT(gr)
+	if b.net.Topology == network.Layer2 {
+		b.nodeToPods(gr)
+	}
 }
 
 // managementRoutes adds the pod router's routes out of OVN: in shared gateway

@@ -78,6 +78,24 @@ func (b *builder) connectTransitRouter(gr string, in inside) {
 	}
 }
 
+// nodeToPods connects the node's own processes with pods on other nodes. The management
+// port has the same address on every node, so that replies to it would stay on the
+// pod's node. Towards pods, processes therefore use a masquerade address, which the
+// gateway router turns into its join address.
+func (b *builder) nodeToPods(gr string) {
+	router, in := b.podRouter(), b.inside(gr)
+	for _, own := range singles(b.filterFamilies(b.in.Plan.MasqueradeFixed(network.MasqueradeNode))) {
+		management, _ := addrOfFamily(b.management(), own.Addr())
+		toGateway, _ := addrOfFamily(in.gateway, own.Addr())
+		toPods, _ := addrOfFamily(in.podRouter, own.Addr())
+		join, _ := addrOfFamily(in.additional, own.Addr())
+		b.route(router, srcIP, own, toGateway, "")
+		b.route(router, dstIP, own, management, "")
+		b.route(gr, dstIP, own, toPods, in.port)
+		b.snat(gr, own, join, "", natScope{})
+	}
+}
+
 // layer2Peer adds another node: the transit router's port to the node's gateway
 // router, and routes to it.
 func (b *builder) layer2Peer(peer network.Node) {

@@ -132,7 +132,13 @@ func TestNativeLayer2Primary(t *testing.T) {
 	t.Logf("%s", a.must("ovn-nbctl", "--no-leader-only", "show"))
 	for _, z := range zones {
 		z.outside(z.node)
+		z.layer2Node(red)
 	}
+	host1, host2 := a.podNamespace("", "m"), b.podNamespace("", "m")
+	serve(t, host1, 9090, "host1")
+	serve(t, host2, 9090, "host2")
+	serve(t, b.podNamespace("red", "q"), 9090, "q")
+	serve(t, a.podNamespace("red", "p"), 9090, "p")
 	p, q, bluep := a.podNamespace("red", "p"), b.podNamespace("red", "q"), a.podNamespace("blue", "p")
 	for f := range 2 {
 		to := func(p PodPort) netip.Addr { return p.IPs[f].Addr() }
@@ -155,12 +161,44 @@ func TestNativeLayer2Primary(t *testing.T) {
 			{"the first node's pod leaves by the second node", p, outsideAddr(2, f)},
 			{"the second node's pod leaves by the first node", q, outsideAddr(1, f)},
 		})
+		// The nodes' processes, whose address is the same on both.
+		for _, c := range []struct {
+			desc, from   string
+			to           netip.Addr
+			server, seen string
+		}{
+			{"the first node's process to its node's pod", host1, to(redPods[0][0]), "p", red.JoinGateway(1)[f].Addr().String()},
+			{"the first node's process to the other node's pod", host1, to(redPods[1][0]), "q", red.JoinGateway(1)[f].Addr().String()},
+			{"the second node's process to the other node's pod", host2, to(redPods[0][0]), "p", red.JoinGateway(2)[f].Addr().String()},
+			{"a pod to its node's process", p, red.ManagementIn(red.Subnets[f].CIDR).Addr(), "host1", to(redPods[0][0]).String()},
+			{"the other pod to its node's process", q, red.ManagementIn(red.Subnets[f].CIDR).Addr(), "host2", to(redPods[1][0]).String()},
+		} {
+			eventually(t, c.desc, func() error {
+				server, seen, err := ask(c.from, "tcp", netip.AddrPortFrom(c.to, 9090))
+				if err != nil || server != c.server || seen != c.seen {
+					return fmt.Errorf("%q answers and sees %q, want %s and %s: %w", server, seen, c.server, c.seen, err)
+				}
+				return nil
+			})
+		}
 		for _, ns := range []string{p, q} {
 			want, got := network.MACOf(mapPrefixes(red.CIDRs(), red.GatewayIn)), mustRun(t, "ip", "-n", ns, "neigh", "show", gateway.String())
 			if !strings.Contains(got, "lladdr "+want+" ") {
 				t.Errorf("%s: the gateway is %q, want %s", ns, strings.TrimSpace(got), want)
 			}
 		}
+	}
+}
+
+// layer2Node adds the management port with addresses and routes as package vrf does.
+func (z *zoneUnderTest) layer2Node(n network.Network) {
+	z.t.Helper()
+	ns, mgmt := namespace(z.t, z.name+"m"), mapPrefixes(n.CIDRs(), n.ManagementIn)
+	own := testPlan(true).MasqueradeFixed(network.MasqueradeNode)
+	mustRun(z.t, "ip", "netns", "exec", ns, "sysctl", "-qw", "net.ipv6.conf.default.accept_ra=0")
+	z.plug(n.ManagementLSP(z.node.Name), "", ns, "mgmt", network.MACOf(mgmt), append(singles(mgmt), singles(own)...))
+	for f, cidr := range n.CIDRs() {
+		mustRun(z.t, "ip", "-n", ns, "route", "add", cidr.String(), "via", n.GatewayIn(cidr).Addr().String(), "dev", "mgmt", "onlink", "src", own[f].Addr().String())
 	}
 }
 

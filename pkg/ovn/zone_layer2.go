@@ -43,7 +43,7 @@ func (z *Zone) updateClusterPorts(pod *corev1.Pod, st *podState) {
 		z.queue.AddUnits(g.network, podUnit(key))
 	}
 	for k, e := range entries {
-		n, ok := z.clusterNetwork(k)
+		n, ok := z.clusterNetwork(pod.Namespace, k)
 		if !ok {
 			continue
 		}
@@ -58,11 +58,11 @@ func (z *Zone) updateClusterPorts(pod *corev1.Pod, st *podState) {
 	}
 }
 
-// clusterNetwork returns the network of a key of the annotation, if nodes build it
-// and the cluster role allocates its addresses.
-func (z *Zone) clusterNetwork(key string) (network.Network, bool) {
+// clusterNetwork returns the network of a key of the annotation, if nodes build it,
+// the cluster role allocates its addresses, and pods of the namespace may have it.
+func (z *Zone) clusterNetwork(namespace, key string) (network.Network, bool) {
 	nad, ok := z.nadIndex.NAD(nadKey(key))
-	if key == network.DefaultName || !ok || nad.Err != nil || zoneAllocates(nad.Network) {
+	if key == network.DefaultName || !ok || nad.Err != nil || zoneAllocates(nad.Network) || !mayAttach(namespace, nad) {
 		return network.Network{}, false
 	}
 	return nad.Network, nad.Network.CheckSupported() == nil

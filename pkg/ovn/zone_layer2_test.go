@@ -121,6 +121,44 @@ func TestZoneClusterPorts(t *testing.T) {
 	})
 }
 
+// A pod of a namespace with a Layer 2 primary network is locked on the cluster default
+// network at once, and gets its port on its own network from the cluster role. Entries
+// of other namespaces' networks are ignored.
+func TestZoneLayer2Primary(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newZoneEnv(t)
+		env.node(1, true)
+		env.namespace("blue", true)
+		env.nadOf("red", "net", 1, network.NetConf{Name: redNet, Topology: "layer2", Role: "primary", Subnets: "10.50.0.0/16"})
+		env.nadOf("blue", "net", 2, network.NetConf{Name: "blue_net", Topology: "layer2", Role: "primary", Subnets: "10.50.0.0/16"})
+		env.run()
+		env.pod("red", "a", nil)
+		if !env.waitForRow("red_a").locked() {
+			t.Error("the port on the cluster default network is not locked")
+		}
+		env.waitUntil("default network", func() bool { return len(env.networks("red", "a")) == 1 })
+		env.setNetworks("red", "a", func(n network.PodNetworks) {
+			n["red/net"] = entry(t, layer2Entry("10.50.0.3", "0a:58:0a:32:00:03", 11))
+			n["blue/net"] = entry(t, layer2Entry("10.50.0.4", "0a:58:0a:32:00:04", 12))
+		})
+		if p := env.port("red.net_red_a"); strings.Join(p.PortSecurity, ",") != "0a:58:0a:32:00:03 10.50.0.3" {
+			t.Errorf("port security %q", p.PortSecurity)
+		}
+		env.settle()
+		if env.has("blue.net_red_a") {
+			t.Error("the pod has a port on another namespace's network")
+		}
+		if role := env.networks("red", "a")[network.DefaultName].Role; role != network.RoleInfrastructureLocked {
+			t.Errorf("role on the cluster default network: %s", role)
+		}
+		for _, id := range []string{"GR_red_net_node1", "red_net_transit_router", "k8s-red_net_node1"} {
+			if !env.has(id) {
+				t.Errorf("no row %s", id)
+			}
+		}
+	})
+}
+
 // Other nodes' pods on a Layer 2 network have remote ports, which follow the pods,
 // their nodes and the network.
 func TestZoneRemotePods(t *testing.T) {

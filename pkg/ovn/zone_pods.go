@@ -179,7 +179,7 @@ func (z *Zone) wantedNetworks(pod *corev1.Pod, st *podState, had network.PodNetw
 		if err != nil {
 			return nil, err
 		}
-		if primary != nil {
+		if primary != nil && zoneAllocates(primary.Network) {
 			out = append(out, wantedNetwork{key: primary.Key(), net: primary.Network})
 		}
 	}

@@ -19,7 +19,6 @@ import (
 // particular not the cluster default network alone.
 func TestZonePodOfUnsupportedNetwork(t *testing.T) {
 	for name, c := range map[string]network.NetConf{
-		"topology layer2":      {Name: redNet, Topology: "layer2", Role: "primary", Subnets: "10.10.0.0/16"},
 		"transport no-overlay": {Name: redNet, Topology: "layer3", Role: "primary", Subnets: "10.10.0.0/16/24", Transport: network.TransportNoOverlay, OutboundSNAT: "enabled"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -124,6 +124,7 @@ func TestZoneServices(t *testing.T) {
 
 		// An unusable NAD changes nothing.
 		env.nad("red", "net", redNet, 1, "10.10.0.0/16/nonsense")
+		env.settle()
 		env.endpoints("red", "web", redNet, "10.10.1.4")
 		want[redNet+" 10.96.0.4:80"] = "10.10.0.4:8080,10.10.1.4:8080"
 		env.waitForVIPs("with an unusable NAD", want)

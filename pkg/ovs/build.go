@@ -165,7 +165,7 @@ func BuildManagement(net network.Network, node network.Node, integrationBridge s
 	}
 	addrs := make([]netip.Prefix, len(hosts))
 	for i, h := range hosts {
-		addrs[i] = network.Management(h)
+		addrs[i] = net.ManagementIn(h)
 	}
 	p := Port{
 		Name: net.ManagementPort(), Bridge: integrationBridge, Internal: true, MAC: network.MACOf(addrs), MTU: net.MTU,

@@ -68,7 +68,7 @@ func Build(net network.Network, node network.Node, in Inputs) (State, error) {
 	st := State{ID: net.ID, Network: net.Name}
 	st.Port = Port{Name: net.ManagementPort(), MTU: net.MTU, Up: true}
 	for _, h := range hosts {
-		st.Port.Addrs = append(st.Port.Addrs, network.Management(h))
+		st.Port.Addrs = append(st.Port.Addrs, portAddresses(net, in.Plan, h)...)
 	}
 	st.Sysctls = portSysctls(st.Port.Name, in.IPv6)
 	table := MainTable
@@ -86,12 +86,12 @@ func Build(net network.Network, node network.Node, in Inputs) (State, error) {
 		st.Routes = append(st.Routes, defaultRoutes(net, node, table)...)
 	}
 	for _, h := range hosts {
-		gw := network.Gateway(h).Addr()
+		gw, src := net.GatewayIn(h).Addr(), sourceToPods(net, in.Plan, h)
 		for _, c := range podCIDRs(net, node) {
 			// If the whole CIDR is this node's, the kernel adds the route with
 			// the address.
-			if network.SameFamily(c, gw) && c != h.Masked() {
-				st.Routes = append(st.Routes, Route{Table: table, Dst: c, Via: gw, Dev: st.Port.Name, Metric: RouteMetric})
+			if network.SameFamily(c, gw) && (c != h.Masked() || src.IsValid()) {
+				st.Routes = append(st.Routes, Route{Table: table, Dst: c, Via: gw, Src: src, Dev: st.Port.Name, Metric: RouteMetric})
 			}
 		}
 		if net.IsDefault() {
@@ -105,6 +105,27 @@ func Build(net network.Network, node network.Node, in Inputs) (State, error) {
 	}
 	st.normalise()
 	return st, nil
+}
+
+// portAddresses returns the management port's addresses of one IP family. On a Layer 2
+// network the subnet is not on-link: see sourceToPods.
+func portAddresses(net network.Network, plan network.Plan, host netip.Prefix) []netip.Prefix {
+	own := net.ManagementIn(host)
+	if net.Topology != network.Layer2 {
+		return []netip.Prefix{own}
+	}
+	return []netip.Prefix{hostPrefix(own.Addr()), hostPrefix(sourceToPods(net, plan, host))}
+}
+
+// sourceToPods returns the source address of the node's own packets to pods of a Layer
+// 2 network, whose management port has the same address on every node. They go by the
+// network's router, which makes the address the node's. It is zero on other networks.
+func sourceToPods(net network.Network, plan network.Plan, host netip.Prefix) netip.Addr {
+	if net.Topology != network.Layer2 {
+		return netip.Addr{}
+	}
+	p, _ := network.FirstOfFamily(plan.MasqueradeFixed(network.MasqueradeNode), host)
+	return p.Addr()
 }
 
 // deviceName returns the VRF's name: the network's own, or the fallback if

@@ -133,6 +133,9 @@ func (k *Kernel) toNetlink(r Route) (*netlink.Route, error) {
 		out.Gw = r.Via.AsSlice()
 		out.Flags = int(netlink.FLAG_ONLINK)
 	}
+	if r.Src.IsValid() {
+		out.Src = r.Src.AsSlice()
+	}
 	if r.Dev != "" {
 		l, err := k.link(r.Dev)
 		if err != nil {

@@ -213,6 +213,8 @@ func (f *Fake) addRoute(r Route) error {
 	if !r.Unreachable {
 		if l, ok := f.Links[r.Dev]; !ok || !l.Up {
 			return fmt.Errorf("link %s is absent or down", r.Dev)
+		} else if r.Src.IsValid() && !slices.ContainsFunc(l.Addrs, func(a netip.Prefix) bool { return a.Addr() == r.Src }) {
+			return fmt.Errorf("link %s does not have the route's source address %s", r.Dev, r.Src)
 		}
 	}
 	f.Routes[r] = ""
@@ -256,6 +258,7 @@ func (f *Fake) changeLink(op Op) error {
 		}
 	case DelAddr:
 		l.Addrs = slices.DeleteFunc(l.Addrs, func(a netip.Prefix) bool { return a == op.Addr })
+		maps.DeleteFunc(f.Routes, func(r Route, _ string) bool { return r.Dev == name && r.Src.IsValid() && r.Src == op.Addr.Addr() })
 	default:
 		return fmt.Errorf("unknown operation %d", op.Verb)
 	}

@@ -298,6 +298,9 @@ func (k *Kernel) fromNetlink(r netlink.Route, names map[int]string) Route {
 	if a, ok := netip.AddrFromSlice(r.Gw); ok {
 		out.Via = a.Unmap()
 	}
+	if a, ok := netip.AddrFromSlice(r.Src); ok {
+		out.Src = a.Unmap()
+	}
 	if r.LinkIndex != 0 {
 		out.Dev = k.nameOf(r.LinkIndex, names)
 	}

@@ -55,7 +55,7 @@ type Device struct {
 	Up    bool
 }
 
-// Port is the management port. Addrs has no link-local addresses.
+// Port is the management port. Addrs has no IPv6 link-local addresses.
 type Port struct {
 	Name   string
 	Master string // name of the VRF device or other master
@@ -75,6 +75,7 @@ type Route struct {
 	Dst         netip.Prefix
 	Unreachable bool
 	Via         netip.Addr
+	Src         netip.Addr // source address of the node's own packets; may be zero
 	Dev         string
 	Metric      int
 }
@@ -89,6 +90,9 @@ func (r Route) String() string {
 	}
 	if r.Unreachable {
 		return fmt.Sprintf("unreachable %s metric %d table %d", dst, r.Metric, r.Table)
+	}
+	if r.Src.IsValid() {
+		dst += " src " + r.Src.String()
 	}
 	return fmt.Sprintf("%s via %s dev %s metric %d table %d", dst, r.Via, r.Dev, r.Metric, r.Table)
 }

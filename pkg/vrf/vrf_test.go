@@ -53,11 +53,14 @@ func TestBuildGolden(t *testing.T) {
 	local.Mode = network.LocalGateway
 	noOverlay := testNet(9, "cluster_udn_flat", "10.40.0.0/16/24")
 	noOverlay.Transport = network.TransportNoOverlay
+	layer2 := testNet(7, "cluster_udn_blue", "10.20.0.0/16", "fd20::/64")
+	layer2.Topology = network.Layer2
 	for name, tc := range map[string]struct {
 		net  network.Network
 		node network.Node
 		in   Inputs
 	}{
+		"layer2-dual":      {layer2, testNode(), Inputs{IPv6: true}},
 		"v4":               {testNet(7, "cluster_udn_blue", "10.20.0.0/16/24"), testNode(), Inputs{IPv6: true}},
 		"v4-kernel-no-v6":  {testNet(7, "cluster_udn_blue", "10.20.0.0/16/24"), testNode(), Inputs{}},
 		"dual-appended":    {testNet(8, "ns_a", "10.20.0.0/23/24", "10.30.0.0/16/24", "fd20::/48/64"), testNode(), Inputs{IPv6: true}},
@@ -159,6 +162,7 @@ func genNet(t *rapid.T, id int) network.Network {
 	name := rapid.SampledFrom([]string{"cluster_udn_blue", "ns_a", "cluster_udn_a-very-long-name-indeed"}).Draw(t, "name")
 	net := testNet(id, name, rapid.SampledFrom(cidrs).Draw(t, "cidrs")...)
 	net.MTU = rapid.SampledFrom([]int{1400, 8900}).Draw(t, "mtu")
+	net.Topology = rapid.SampledFrom([]network.Topology{network.Layer3, network.Layer2}).Draw(t, "topology")
 	return net
 }
 

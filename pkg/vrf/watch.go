@@ -226,7 +226,7 @@ func parseAddress(m []byte) (addr netip.Prefix, index int, ok bool) {
 			}
 		}
 	}
-	if !a.IsValid() || a.IsLinkLocalUnicast() {
+	if !a.IsValid() || a.Is6() && a.IsLinkLocalUnicast() {
 		return addr, 0, false
 	}
 	return netip.PrefixFrom(a, int(msg.Prefixlen)), int(msg.Index), true

@@ -18,6 +18,8 @@ import (
 const (
 	ShareDir  = "/lab"
 	ImagesDir = ShareDir + "/images"
+	// ContainerRuntime is the program that containerd runs.
+	ContainerRuntime = ShareDir + "/bin/container-runtime"
 )
 
 // ExecPort is the port of a machine's command server on the management network,

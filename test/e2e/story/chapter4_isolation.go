@@ -15,7 +15,7 @@ import (
 
 func isolationChecks() []Check {
 	return []Check{
-		{Chapter: 4, Title: "red, blue and the default network do not reach each other, on either interface", Phase: phaseIsolation, Needs: needs(fixturePlain, fixtureTenants), Run: isolationMatrix, Timeout: 10 * time.Minute},
+		{Chapter: 4, Title: "red, blue, violet and the default network do not reach each other, on either interface", Phase: phaseIsolation, Needs: needs(fixturePlain, fixtureTenants, fixtureLayer2), Run: isolationMatrix, Timeout: 10 * time.Minute},
 	}
 }
 
@@ -26,8 +26,8 @@ type attempt struct{ from, to, iface string }
 // interfaces, and its own network's on the default one, and prints what came
 // of it.
 func isolationMatrix(ctx context.Context, w *World) (string, error) {
-	groups := map[string][]*pod{"red": w.tenant("red"), "blue": w.tenant("blue"), "default": w.tenant("")}
-	order := []string{"red", "blue", "default"}
+	groups := map[string][]*pod{"red": w.tenant("red"), "blue": w.tenant("blue"), "violet": w.tenant("violet"), "default": w.tenant("")}
+	order := []string{"red", "blue", "violet", "default"}
 	var lines []attempt
 	var sources []*pod
 	for _, from := range order {

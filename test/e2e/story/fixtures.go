@@ -30,16 +30,19 @@ type fixture struct {
 }
 
 var (
-	fixturePlain    = &fixture{name: "pods of the cluster default network", setUp: setUpPlain, namespaces: []string{"plain"}}
-	fixtureNetworks = &fixture{name: "the networks of red and blue", setUp: setUpNetworks, namespaces: []string{"red-a", "red-b", "blue"}, cudns: []string{"red"}}
-	fixtureTenants  = &fixture{name: "pods of red and blue", needs: []*fixture{fixtureNetworks}, setUp: setUpTenants}
-	fixtureRedHost  = &fixture{name: "a host-network pod of red", needs: []*fixture{fixtureTenants}, setUp: setUpRedHost}
-	fixtureOthers   = &fixture{name: "networks of other topologies, bad networks and bad NADs", needs: []*fixture{fixtureNetworks}, setUp: setUpOthers,
+	fixturePlain      = &fixture{name: "pods of the cluster default network", setUp: setUpPlain, namespaces: []string{"plain"}}
+	fixtureNetworks   = &fixture{name: "the networks of red and blue", setUp: setUpNetworks, namespaces: []string{"red-a", "red-b", "blue"}, cudns: []string{"red"}}
+	fixtureTenants    = &fixture{name: "pods of red and blue", needs: []*fixture{fixtureNetworks}, setUp: setUpTenants}
+	fixtureLayer2     = &fixture{name: "violet's network and pods", setUp: setUpLayer2, namespaces: []string{"violet"}}
+	fixtureLayer2Host = &fixture{name: "a host-network pod of violet", needs: []*fixture{fixtureLayer2}, setUp: setUpLayer2Host}
+	fixtureServices   = &fixture{name: "services", needs: []*fixture{fixturePlain, fixtureTenants, fixtureLayer2}, setUp: setUpServices}
+	fixtureRedHost    = &fixture{name: "a host-network pod of red", needs: []*fixture{fixtureTenants}, setUp: setUpRedHost}
+	fixtureOthers     = &fixture{name: "networks of other topologies, bad networks and bad NADs", needs: []*fixture{fixtureNetworks}, setUp: setUpOthers,
 		namespaces: []string{"inputs", "small", "routeless", "beside"}, cudns: []string{"floor", "small", "routeless", "beside"}}
 	fixtureBusy  = &fixture{name: "a network to delete", late: true, setUp: setUpBusy, namespaces: []string{"indigo"}}
 	fixtureArena = &fixture{name: "the adversary's arena", late: true, setUp: setUpArena, namespaces: []string{"green", "amber", "grey", "slate", "teal"}, undo: undoArena}
 
-	fixtures = []*fixture{fixturePlain, fixtureNetworks, fixtureTenants, fixtureRedHost, fixtureOthers, fixtureBusy, fixtureArena}
+	fixtures = []*fixture{fixturePlain, fixtureNetworks, fixtureTenants, fixtureLayer2, fixtureLayer2Host, fixtureServices, fixtureRedHost, fixtureOthers, fixtureBusy, fixtureArena}
 )
 
 func needs(f ...*fixture) []*fixture { return f }

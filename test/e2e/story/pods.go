@@ -40,7 +40,7 @@ kind: Pod
 metadata:
   name: %[2]s
   namespace: %[1]s
-  labels: {app: story}
+  labels: {app: story, role: server, pod: %[2]s}
 spec:
   nodeName: %[3]s
   terminationGracePeriodSeconds: 0

@@ -20,6 +20,7 @@ import (
 type Cache struct {
 	mu          sync.Mutex
 	nads        *network.NADIndex
+	foreign     map[string]struct{}                // keys of other CNI plugins' NADs
 	ids         map[string]int                     // network name → id, from its last usable NAD
 	networks    map[int]map[string]network.Network // id → name → network; two while an id moves between networks
 	namespaces  map[string]Namespace               // those with a relevant label
@@ -62,7 +63,7 @@ func (p Pod) lockedAddresses() []netip.Prefix {
 // NewCache is an empty cache.
 func NewCache() *Cache {
 	return &Cache{
-		nads: network.NewNADIndex(), ids: map[string]int{}, networks: map[int]map[string]network.Network{},
+		nads: network.NewNADIndex(), foreign: map[string]struct{}{}, ids: map[string]int{}, networks: map[int]map[string]network.Network{},
 		namespaces: map[string]Namespace{}, pods: map[string]Pod{}, podsByNS: map[string]map[string]struct{}{}, removing: map[int]bool{},
 	}
 }
@@ -279,6 +280,23 @@ func (c *Cache) Primary(namespace string) (*network.NAD, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.nads.Primary(namespace, c.namespaces[namespace].Labelled)
+}
+
+// SetForeign stores whether a NAD of another CNI plugin has the key.
+func (c *Cache) SetForeign(key string, exists bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if delete(c.foreign, key); exists {
+		c.foreign[key] = struct{}{}
+	}
+}
+
+// Foreign implements cni.Networks.
+func (c *Cache) Foreign(key string) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	_, ok := c.foreign[key]
+	return ok
 }
 
 // NAD is the NAD with that key.

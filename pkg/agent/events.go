@@ -64,8 +64,10 @@ func onDelete(unset func(key string)) func(obj any) {
 
 func (h eventHandlers) setNAD(o *nadv1.NetworkAttachmentDefinition) {
 	nad, ours := kube.ParseNAD(o, h.config.Plan)
+	key := network.NADKey(o.Namespace, o.Name)
+	h.cache.SetForeign(key, !ours)
 	if !ours {
-		h.deleteNAD(network.NADKey(o.Namespace, o.Name))
+		h.enqueueNAD(h.cache.DeleteNAD(key))
 		return
 	}
 	if nad.Err != nil {
@@ -74,7 +76,10 @@ func (h eventHandlers) setNAD(o *nadv1.NetworkAttachmentDefinition) {
 	h.enqueueNAD(h.cache.SetNAD(nad))
 }
 
-func (h eventHandlers) deleteNAD(key string) { h.enqueueNAD(h.cache.DeleteNAD(key)) }
+func (h eventHandlers) deleteNAD(key string) {
+	h.cache.SetForeign(key, false)
+	h.enqueueNAD(h.cache.DeleteNAD(key))
+}
 
 // enqueueNAD enqueues what Cache.SetNAD or Cache.DeleteNAD returned.
 func (h eventHandlers) enqueueNAD(ids []int, podsAffected bool) {

@@ -66,7 +66,7 @@ func trimPod(obj any) (any, error) {
 		return obj, nil
 	}
 	kept := map[string]string{}
-	for _, k := range []string{network.AnnotationPodNetworks, hostnet.OptOutAnnotation} {
+	for _, k := range []string{network.AnnotationPodNetworks, network.AnnotationNetworks, hostnet.OptOutAnnotation} {
 		if v, ok := p.Annotations[k]; ok {
 			kept[k] = v
 		}

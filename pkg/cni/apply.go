@@ -44,11 +44,14 @@ func Apply(ctx context.Context, t PodLinks, ops []Op) error {
 	return errors.Join(errs...)
 }
 
-// names maps the request's interfaces to their host ends.
-func (r Request) names() map[string]string {
+// names maps the pod's interfaces that the request may configure to their host ends.
+func (p Pod) names() map[string]string {
 	out := map[string]string{}
-	for _, n := range r.IfNames() {
-		out[n] = HostName(r.Sandbox, n)
+	for _, n := range p.Request.IfNames() {
+		out[n] = HostName(p.Request.Sandbox, n)
+	}
+	for _, i := range p.Interfaces {
+		out[i.Name] = i.Host
 	}
 	return out
 }

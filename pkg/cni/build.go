@@ -17,9 +17,6 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// PrimaryIfName is the pod's interface on a tenant's primary network.
-const PrimaryIfName = "ovn-udn1"
-
 // Pod is what one ADD creates: interfaces, in order.
 type Pod struct {
 	Request    Request
@@ -82,7 +79,12 @@ type Inputs struct {
 	Networks map[string]network.Network
 	// Primary is the NAD key of the namespace's primary network, if any.
 	Primary string
+	// Secondary are the interfaces that the pod requests.
+	Secondary []Attachment
 }
+
+// Attachment is an interface on a secondary network.
+type Attachment struct{ Key, IfName string }
 
 // Build returns the pod's desired state. It refuses a pod whose networks overlap.
 func Build(r Request, in Inputs) (Pod, error) {
@@ -115,20 +117,47 @@ func Build(r Request, in Inputs) (Pod, error) {
 		return nil
 	}
 	if r.NAD != "" {
-		return p, add(r.IfName, r.NAD)
+		return p, add(r.IfName, r.keyIn(in.Secondary))
 	}
 	if err := add(r.IfName, network.DefaultName); err != nil {
 		return Pod{}, err
 	}
 	if in.Primary != "" {
-		if r.IfName == PrimaryIfName {
-			return Pod{}, fmt.Errorf("pod %s/%s: interface name %s is reserved for the primary network", r.Namespace, r.Pod, PrimaryIfName)
+		if r.IfName == network.PrimaryInterface {
+			return Pod{}, fmt.Errorf("pod %s/%s: interface name %s is reserved for the primary network", r.Namespace, r.Pod, network.PrimaryInterface)
 		}
-		if err := add(PrimaryIfName, in.Primary); err != nil {
+		if err := add(network.PrimaryInterface, in.Primary); err != nil {
+			return Pod{}, err
+		}
+	}
+	for _, s := range in.Secondary {
+		if s.IfName == r.IfName {
+			return Pod{}, fmt.Errorf("pod %s/%s: interface name %s, which annotation %s requests, is the runtime's: choose another", r.Namespace, r.Pod, s.IfName, network.AnnotationNetworks)
+		}
+		if err := add(s.IfName, s.Key); err != nil {
 			return Pod{}, err
 		}
 	}
 	return p, nil
+}
+
+// keyIn returns the key of the interface that a meta plugin attaches: a NAD may be
+// requested several times.
+func (r Request) keyIn(secondary []Attachment) string {
+	for _, s := range secondary {
+		if s.IfName == r.IfName && nadOf(s.Key) == r.NAD {
+			return s.Key
+		}
+	}
+	return r.NAD
+}
+
+// nadOf returns the NAD's key without the index of a repeated attachment.
+func nadOf(key string) string {
+	if namespace, name, ok := network.SplitNADKey(key); ok {
+		return network.NADKey(namespace, name)
+	}
+	return key
 }
 
 func buildInterface(r Request, name, key string, entry network.PodNetwork, net network.Network) (Interface, error) {

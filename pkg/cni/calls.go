@@ -6,10 +6,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	cnitypes "github.com/containernetworking/cni/pkg/types"
 
+	corev1 "k8s.io/api/core/v1"
+
+	"bulkhead/pkg/kube"
 	"bulkhead/pkg/network"
 )
 
@@ -29,7 +34,7 @@ func (s *Server) add(ctx context.Context, r Request) ([]byte, error) {
 		return nil, err
 	}
 	defer ns.Close()
-	have, err := ns.Read(ctx, r.names())
+	have, err := ns.Read(ctx, pod.names())
 	if err != nil {
 		return nil, err
 	}
@@ -39,7 +44,7 @@ func (s *Server) add(ctx context.Context, r Request) ([]byte, error) {
 		}
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanUpTimeout)
 		defer cancel()
-		return nil, errors.Join(err, wrap("clean up", s.remove(undo, r)))
+		return nil, errors.Join(err, wrap("clean up", s.remove(undo, r, slices.Collect(maps.Values(pod.names()))...)))
 	}
 	return pod.Result(r.CNIVersion)
 }
@@ -149,12 +154,18 @@ func (s *Server) inputs(r Request) (in Inputs, missing string, err error) {
 	if in.Annotation, err = network.ParsePodNetworks(raw); err != nil {
 		return in, err.Error(), nil // the controller may still correct it
 	}
+	if in.Secondary, missing, err = s.requested(pod); missing != "" || err != nil {
+		return in, missing, err
+	}
 	needed := []string{network.DefaultName}
 	if in.Primary != "" {
 		needed = append(needed, in.Primary)
 	}
+	for _, a := range in.Secondary {
+		needed = append(needed, a.Key)
+	}
 	if r.NAD != "" {
-		needed = []string{r.NAD}
+		needed = []string{r.keyIn(in.Secondary)}
 	}
 	for _, key := range needed {
 		if _, ok := in.Annotation[key]; !ok {
@@ -170,7 +181,7 @@ func (s *Server) inputs(r Request) (in Inputs, missing string, err error) {
 		if entry.Role == network.RolePrimary && key != in.Primary {
 			return in, fmt.Sprintf("annotation %s names %s as primary network, but namespace %s has %s", network.AnnotationPodNetworks, key, r.Namespace, nameOrNone(in.Primary)), nil
 		}
-		nad, ok := s.networks.NAD(key)
+		nad, ok := s.networks.NAD(nadOf(key))
 		switch {
 		case !ok:
 			return in, fmt.Sprintf("NetworkAttachmentDefinition %s is unknown", key), nil
@@ -180,6 +191,32 @@ func (s *Server) inputs(r Request) (in Inputs, missing string, err error) {
 		in.Networks[key] = nad.Network
 	}
 	return in, "", nil
+}
+
+// requested returns the interfaces on secondary networks that a pod requests. A meta
+// plugin, if there is one, attaches other CNI plugins' networks, and finds the others
+// attached.
+func (s *Server) requested(pod *corev1.Pod) (out []Attachment, missing string, err error) {
+	selections, err := kube.ParseSelections(pod.Namespace, pod.Annotations[network.AnnotationNetworks])
+	if err != nil {
+		return nil, "", err
+	}
+	for _, sel := range selections {
+		key := network.NADKey(sel.Namespace, sel.Name)
+		nad, ours := s.networks.NAD(key)
+		switch {
+		case !ours && s.networks.Foreign(key):
+		case !ours:
+			return nil, fmt.Sprintf("NetworkAttachmentDefinition %s, which annotation %s requests, does not exist", key, network.AnnotationNetworks), nil
+		case sel.Err != nil:
+			return nil, "", sel.Err
+		case nad.Network.IsPrimary():
+			return nil, "", fmt.Errorf("annotation %s requests the primary network %s, which pods have without a request: remove it", network.AnnotationNetworks, key)
+		default:
+			out = append(out, Attachment{Key: sel.Key, IfName: sel.IfName})
+		}
+	}
+	return out, "", nil
 }
 
 func nameOrNone(key string) string {
@@ -201,11 +238,22 @@ func (s *Server) del(ctx context.Context, r Request) error {
 }
 
 // remove deletes ports before links, so that Open vSwitch never has a port
-// without its link.
-func (s *Server) remove(ctx context.Context, r Request) error {
-	errs := []error{s.ports.Delete(ctx, r.Sandbox, r.Attachment())}
+// without its link. Interfaces that the pod requested have their ports' names; hosts
+// are others to delete.
+func (s *Server) remove(ctx context.Context, r Request, hosts ...string) error {
+	ports, err := s.ports.List(ctx)
+	for _, p := range ports {
+		if p.Sandbox == r.Sandbox && p.Attachment == r.Attachment() {
+			hosts = append(hosts, p.Name)
+		}
+	}
 	for _, name := range r.IfNames() {
-		errs = append(errs, s.links.DeleteHost(HostName(r.Sandbox, name)))
+		hosts = append(hosts, HostName(r.Sandbox, name))
+	}
+	slices.Sort(hosts)
+	errs := []error{err, s.ports.Delete(ctx, r.Sandbox, r.Attachment())}
+	for _, host := range slices.Compact(hosts) {
+		errs = append(errs, s.links.DeleteHost(host))
 	}
 	return errors.Join(errs...)
 }
@@ -233,7 +281,7 @@ func (s *Server) check(ctx context.Context, r Request) error {
 		return err
 	}
 	defer ns.Close()
-	have, err := ns.Read(ctx, r.names())
+	have, err := ns.Read(ctx, pod.names())
 	if err != nil {
 		return err
 	}

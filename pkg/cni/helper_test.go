@@ -95,6 +95,7 @@ type fakeDeps struct {
 	primary    map[string]*network.NAD
 	primaryErr error // returned by Primary
 	nads       map[string]network.NAD
+	foreign    map[string]struct{} // keys of other CNI plugins' NADs
 	ports      map[string]Port
 	bindsPorts bool // ovn-controller binds ports
 	bound      chan struct{}
@@ -154,6 +155,13 @@ func (d *fakeDeps) NAD(key string) (network.NAD, bool) {
 	defer d.mu.Unlock()
 	n, ok := d.nads[key]
 	return n, ok
+}
+
+func (d *fakeDeps) Foreign(key string) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	_, ok := d.foreign[key]
+	return ok
 }
 
 func (d *fakeDeps) Ensure(_ context.Context, ports []Port) error {

@@ -3,6 +3,7 @@
 package cni
 
 import (
+	"bulkhead/pkg/network"
 	"fmt"
 	"net"
 	"os"
@@ -81,14 +82,14 @@ func TestKernelConvergesAfterCrash(t *testing.T) {
 		if err := Apply(t.Context(), ns, Diff(want, State{})[:crash]); err != nil {
 			t.Fatal(err)
 		}
-		have, err := ns.Read(t.Context(), p.Request.names())
+		have, err := ns.Read(t.Context(), p.names())
 		if err != nil {
 			t.Fatal(err)
 		}
 		if err := Apply(t.Context(), ns, Diff(want, have)); err != nil {
 			t.Fatal(err)
 		}
-		if have, err = ns.Read(t.Context(), p.Request.names()); err != nil {
+		if have, err = ns.Read(t.Context(), p.names()); err != nil {
 			t.Fatal(err)
 		}
 		if !reflect.DeepEqual(have, want) {
@@ -105,7 +106,7 @@ func TestKernelConvergesAfterCrash(t *testing.T) {
 				t.Errorf("deleting a missing host end: %v", err)
 			}
 		}
-		if have, err = ns.Read(t.Context(), p.Request.names()); err != nil || len(have) != 0 {
+		if have, err = ns.Read(t.Context(), p.names()); err != nil || len(have) != 0 {
 			t.Errorf("leftover links: %+v %v", have, err)
 		}
 		ns.Close()
@@ -162,20 +163,20 @@ func TestKernelInsidePod(t *testing.T) {
 			t.Fatalf("route to %s: %v", dst, err)
 		}
 		link, err := k.pod.LinkByIndex(routes[0].LinkIndex)
-		if err != nil || link.Attrs().Name != PrimaryIfName {
-			t.Errorf("route to %s uses %v (%v), want %s", dst, link, err, PrimaryIfName)
+		if err != nil || link.Attrs().Name != network.PrimaryInterface {
+			t.Errorf("route to %s uses %v (%v), want %s", dst, link, err, network.PrimaryInterface)
 		}
 	}
 	// Another sandbox's interface of the same name stays unchanged.
 	foreign := request("ADD", "another")
-	if have, err := ns.Read(t.Context(), foreign.names()); err != nil || len(have) != 0 {
+	if have, err := ns.Read(t.Context(), Pod{Request: foreign}.names()); err != nil || len(have) != 0 {
 		t.Errorf("links of sandbox %q read as those of %q: %+v %v", "sandbox", "another", have, err)
 	}
 	q := buildPod(t, "another", path)
 	if err := Apply(t.Context(), ns, Diff(q.Links(), State{})); err == nil || !strings.Contains(err.Error(), "add interface eth0") {
 		t.Errorf("adding an interface with a name in use: got %v", err)
 	}
-	have, err := ns.Read(t.Context(), p.Request.names())
+	have, err := ns.Read(t.Context(), p.names())
 	if err != nil || have["eth0"].MAC != p.Links()["eth0"].MAC {
 		t.Errorf("the existing interface changed: %+v %v", have, err)
 	}

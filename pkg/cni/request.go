@@ -125,6 +125,8 @@ func (r Request) validate() error {
 		return missing("CNI_NETNS")
 	case r.Namespace == "" || r.Pod == "":
 		return missing("K8S_POD_NAMESPACE and K8S_POD_NAME in CNI_ARGS")
+	case r.NAD == "" && r.Network != NetworkName:
+		return fmt.Errorf("%w: network configuration %q has no netAttachDefName: set it to <namespace>/<name> of the NetworkAttachmentDefinition", ErrDecode, r.Network)
 	}
 	return nil
 }
@@ -151,10 +153,11 @@ func validName(s string, limit int) error {
 // with the same attachment undoes it.
 func (r Request) Attachment() string { return r.Network + "/" + r.IfName }
 
-// IfNames returns the pod's interfaces that r may configure.
+// IfNames returns the pod's interfaces that r may configure, without those that the
+// pod requests.
 func (r Request) IfNames() []string {
-	if r.NAD != "" {
+	if r.NAD != "" || r.Network != NetworkName {
 		return []string{r.IfName}
 	}
-	return []string{r.IfName, PrimaryIfName}
+	return []string{r.IfName, network.PrimaryInterface}
 }

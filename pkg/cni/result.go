@@ -8,6 +8,8 @@ import (
 
 	cnitypes "github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
+
+	"bulkhead/pkg/network"
 )
 
 // Result returns the output of ADD in the given CNI version. The runtime takes
@@ -43,6 +45,15 @@ func (p Pod) Result(version string) ([]byte, error) {
 	return b, nil
 }
 
+// statusName returns an interface's network as the multi-network working group names
+// it: that of a requested interface by its NAD.
+func statusName(r Request, i Interface) string {
+	if i.NAD == network.DefaultName || i.Role == network.RolePrimary {
+		return r.Network
+	}
+	return nadOf(i.NAD)
+}
+
 // NetworkStatus returns the value of the network-status annotation.
 func (p Pod) NetworkStatus() (string, error) {
 	type status struct {
@@ -55,7 +66,7 @@ func (p Pod) NetworkStatus() (string, error) {
 	}
 	var out []status
 	for _, i := range p.Interfaces {
-		s := status{Name: p.Request.Network, Interface: i.Name, MAC: i.MAC, Default: i.Default, IPs: []string{}}
+		s := status{Name: statusName(p.Request, i), Interface: i.Name, MAC: i.MAC, Default: i.Default, IPs: []string{}}
 		for _, a := range i.Addresses {
 			s.IPs = append(s.IPs, a.Addr().String())
 		}

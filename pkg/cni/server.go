@@ -34,6 +34,8 @@ type Networks interface {
 	// Primary is network.NADIndex.Primary, which also needs the namespace's label.
 	Primary(namespace string) (*network.NAD, error)
 	NAD(key string) (network.NAD, bool)
+	// Foreign reports whether a NAD of another CNI plugin has the key.
+	Foreign(key string) bool
 }
 
 // Ports manages pods' ports in Open vSwitch.

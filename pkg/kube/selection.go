@@ -3,7 +3,9 @@
 package kube
 
 import (
+	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -28,9 +30,14 @@ type SelectionRequest struct {
 type Selection struct {
 	Namespace, Name string // of the NetworkAttachmentDefinition
 	Key             string // in the pod-networks annotation
+	IfName          string // of the pod's interface: requested, or net1, net2, … by position
 	Request         SelectionRequest
 	Err             error // the request is malformed
 }
+
+// MaxSelections is how many attachments a pod can request. Each costs a port and
+// addresses on its node.
+const MaxSelections = 32
 
 // ParseSelections parses the networks annotation of a pod in the given namespace.
 // Its format is a JSON list, or a comma-separated list of
@@ -40,8 +47,11 @@ func ParseSelections(namespace, annotation string) ([]Selection, error) {
 	if err != nil {
 		return nil, fmt.Errorf("annotation %s: %w", network.AnnotationNetworks, err)
 	}
+	if len(elements) > MaxSelections {
+		return nil, fmt.Errorf("annotation %s has %d elements: request at most %d", network.AnnotationNetworks, len(elements), MaxSelections)
+	}
 	var out []Selection
-	seen := map[string]int{}
+	seen, names := map[string]int{}, map[string]struct{}{}
 	for i, e := range elements {
 		if e.Namespace == "" {
 			e.Namespace = namespace
@@ -58,7 +68,13 @@ func ParseSelections(namespace, annotation string) ([]Selection, error) {
 		} else {
 			seen[s.Key] = 1
 		}
-		if s.Request, s.Err = parseRequest(e); s.Err != nil {
+		s.IfName = cmp.Or(e.InterfaceRequest, "net"+strconv.Itoa(i+1))
+		s.Request, s.Err = parseRequest(e)
+		if err := checkIfName(s.IfName, names); err != nil {
+			s.Err = errors.Join(s.Err, err)
+		}
+		names[s.IfName] = struct{}{}
+		if s.Err != nil {
 			s.Err = fmt.Errorf("annotation %s: element %d (%s): %w", network.AnnotationNetworks, i+1, s.Key, s.Err)
 		}
 		out = append(out, s)
@@ -91,6 +107,20 @@ func ParseDefault(annotation string) (SelectionRequest, error) {
 		return SelectionRequest{}, fmt.Errorf("annotation %s: %w", network.AnnotationDefaultNetwork, err)
 	}
 	return r, nil
+}
+
+// checkIfName checks the name of a requested interface.
+func checkIfName(name string, others map[string]struct{}) error {
+	_, dup := others[name]
+	switch {
+	case dup:
+		return fmt.Errorf("interface: %s is requested twice: choose another name", name)
+	case len(name) > 15 || name == "." || name == ".." || strings.ContainsFunc(name, func(c rune) bool { return c <= ' ' || c > '~' || c == '/' || c == ':' || c == '%' }):
+		return fmt.Errorf("interface: %q is not an interface name: write up to 15 characters without spaces, / and :", name)
+	case name == "lo" || name == "eth0" || name == network.PrimaryInterface:
+		return fmt.Errorf("interface: %s is the name of another interface of the pod: choose another name", name)
+	}
+	return nil
 }
 
 func parseElements(annotation string) ([]*nadv1.NetworkSelectionElement, error) {

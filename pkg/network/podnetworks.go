@@ -138,6 +138,9 @@ func (p PodNetwork) WithoutDefault(n Network, plan Plan, is4 bool) PodNetwork {
 	return p
 }
 
+// PrimaryInterface is a pod's interface on a tenant's primary network.
+const PrimaryInterface = "ovn-udn1"
+
 // SplitNADKey returns the NAD of an entry's key: <namespace>/<name> or, for a second
 // attachment to the same NAD, <namespace>/<name>/<index>.
 func SplitNADKey(key string) (namespace, name string, ok bool) {

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cni
+
+import (
+	"encoding/json"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	"bulkhead/pkg/network"
+)
+
+var storage = network.Network{ID: 9, Name: "storage", Topology: network.Layer2, Role: network.RoleSecondary, MTU: 1300, Subnets: subnets(network.Layer2, "10.50.0.0/16")}
+
+// secondaryDeps has a pod that requests networks, with the cluster's annotation.
+func secondaryDeps(t *testing.T, requests string) *fakeDeps {
+	t.Helper()
+	d := newFakeDeps()
+	a := annotation(t, 5)
+	a["ns/storage"] = network.PodNetwork{IPs: prefixes("10.50.0.3/16"), MAC: "0a:58:0a:32:00:03", Role: network.RoleSecondary}
+	a["ns/storage/1"] = network.PodNetwork{IPs: prefixes("10.50.0.4/16"), MAC: "0a:58:0a:32:00:04", Role: network.RoleSecondary}
+	d.nads["ns/storage"] = network.NAD{Namespace: "ns", Name: "storage", Network: storage}
+	d.setPod("uid-1", a)
+	d.pods["ns/pod"].Annotations[network.AnnotationNetworks] = requests
+	return d
+}
+
+// interfaces returns the pod's interfaces with their addresses, by name.
+func interfaces(t *testing.T, links *FakeLinks, netns string) map[string]string {
+	t.Helper()
+	links.mu.Lock()
+	defer links.mu.Unlock()
+	out := map[string]string{}
+	for name, l := range links.namespaces[netns] {
+		for _, a := range l.Addresses {
+			if a.Addr().Is4() {
+				out[name] = a.String()
+			}
+		}
+	}
+	return out
+}
+
+var withStorage = map[string]string{"eth0": "10.244.2.5/24", "ovn-udn1": "10.20.2.5/24"}
+
+// Without a meta plugin, the pod's one ADD also attaches the secondary networks that
+// it requests, and its DEL detaches them.
+func TestSecondaryAlone(t *testing.T) {
+	d, links := secondaryDeps(t, "storage, macvlan, ns/storage@disk"), NewFakeLinks("/ns/a")
+	d.foreign = map[string]struct{}{"ns/macvlan": {}}
+	s := d.server(links)
+	if _, err := call(t, s, request("ADD", "a")); err != nil {
+		t.Fatal(err)
+	}
+	want := maps.Clone(withStorage)
+	want["net1"], want["disk"] = "10.50.0.3/16", "10.50.0.4/16"
+	if got := interfaces(t, links, "/ns/a"); !maps.Equal(got, want) {
+		t.Errorf("interfaces %v, want %v", got, want)
+	}
+	var lsps []string
+	for _, p := range d.ports {
+		lsps = append(lsps, p.LSP)
+	}
+	slices.Sort(lsps)
+	if want := []string{"ns.blue_ns_pod", "ns.storage/1_ns_pod", "ns.storage_ns_pod", "ns_pod"}; !slices.Equal(lsps, want) {
+		t.Errorf("ports of %v, want %v", lsps, want)
+	}
+	var status []struct{ Name, Interface string }
+	if err := json.Unmarshal([]byte(<-d.statuses), &status); err != nil || len(status) != 4 || status[2].Name != "ns/storage" || status[2].Interface != "net1" {
+		t.Errorf("network status %+v, %v", status, err)
+	}
+	if _, err := call(t, s, request("CHECK", "a")); err != nil {
+		t.Errorf("CHECK: %v", err)
+	}
+	r := request("DEL", "a")
+	r.NetNS, r.Namespace, r.Pod = "", "", ""
+	if _, err := call(t, s, r); err != nil {
+		t.Fatal(err)
+	}
+	if h, _ := links.HostNames(); len(h) != 1 || len(d.ports) > 0 {
+		t.Errorf("leftover links %v, ports %v", h, d.portNames())
+	}
+}
+
+// A meta plugin's ADD of a secondary network finds the interface that it asks for,
+// also of a network that is requested twice, and its DEL deletes that one.
+func TestSecondaryWithMetaPlugin(t *testing.T) {
+	d, links := secondaryDeps(t, "storage, storage@disk"), NewFakeLinks("/ns/a")
+	s := d.server(links)
+	if _, err := call(t, s, request("ADD", "a")); err != nil {
+		t.Fatal(err)
+	}
+	hosts, _ := links.HostNames()
+	for _, c := range []struct{ ifName, address, lsp string }{{"net1", "10.50.0.3/16", "ns.storage_ns_pod"}, {"disk", "10.50.0.4/16", "ns.storage/1_ns_pod"}} {
+		r := request("ADD", "a")
+		r.Network, r.NAD, r.IfName = "storage", "ns/storage", c.ifName
+		out, err := call(t, s, r)
+		if err != nil || !strings.Contains(out, c.address) || !strings.Contains(out, c.ifName) {
+			t.Errorf("ADD of %s returns %s, %v", c.ifName, out, err)
+		}
+		if p := d.ports[HostName("a", c.ifName)]; p.LSP != c.lsp || p.Attachment != "storage/"+c.ifName {
+			t.Errorf("port of %s: %+v", c.ifName, p)
+		}
+	}
+	if now, _ := links.HostNames(); !maps.Equal(now, hosts) {
+		t.Errorf("links were %v, are %v", hosts, now)
+	}
+	r := request("DEL", "a")
+	r.Network, r.NAD, r.IfName = "storage", "ns/storage", "disk"
+	if _, err := call(t, s, r); err != nil {
+		t.Fatal(err)
+	}
+	want := maps.Clone(withStorage)
+	want["net1"] = "10.50.0.3/16"
+	if got := interfaces(t, links, "/ns/a"); !maps.Equal(got, want) {
+		t.Errorf("interfaces %v, want %v", got, want)
+	}
+}
+
+// A configuration without netAttachDefName would be taken for the cluster default
+// network's: its ADD is refused, and its DEL touches no other interface.
+func TestConfigurationWithoutName(t *testing.T) {
+	d, links := secondaryDeps(t, ""), NewFakeLinks("/ns/a")
+	s := d.server(links)
+	if _, err := call(t, s, request("ADD", "a")); err != nil {
+		t.Fatal(err)
+	}
+	r := request("ADD", "a")
+	r.Network, r.IfName = "storage", "net1"
+	if _, err := call(t, s, r); err == nil || !strings.Contains(err.Error(), "netAttachDefName") {
+		t.Errorf("error %v", err)
+	}
+	r.Command = "DEL"
+	if _, err := call(t, s, r); err != nil {
+		t.Fatal(err)
+	}
+	if got := interfaces(t, links, "/ns/a"); !maps.Equal(got, withStorage) {
+		t.Errorf("interfaces %v, want %v", got, withStorage)
+	}
+}
+
+func TestSecondaryRefused(t *testing.T) {
+	for name, c := range map[string]struct{ requests, want string }{
+		"does not exist":    {"nowhere", "NetworkAttachmentDefinition ns/nowhere, which annotation k8s.v1.cni.cncf.io/networks requests, does not exist"},
+		"primary":           {"blue", "requests the primary network ns/blue"},
+		"no address yet":    {"storage, storage, storage", "no entry for ns/storage/2 yet"},
+		"runtime's name":    {"storage@eth0", "eth0 is the name of another interface"},
+		"primary's name":    {"storage@ovn-udn1", "ovn-udn1 is the name of another interface"},
+		"name twice":        {"storage@disk, storage@disk", "disk is requested twice"},
+		"too long a name":   {"storage@sixteen-letters-", "not an interface name"},
+		"too many networks": {strings.Repeat("storage,", 32) + "storage", "at most 32"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				d, links := secondaryDeps(t, c.requests), NewFakeLinks("/ns/a")
+				if _, err := call(t, d.server(links), request("ADD", "a")); err == nil || !strings.Contains(err.Error(), c.want) {
+					t.Errorf("error %v, want %q", err, c.want)
+				}
+				if h, _ := links.HostNames(); len(h) != 1 || len(d.ports) > 0 {
+					t.Errorf("leftover links %v, ports %v", h, d.portNames())
+				}
+			})
+		})
+	}
+}

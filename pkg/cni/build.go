@@ -7,6 +7,7 @@
 package cni
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -105,7 +106,7 @@ func Build(r Request, in Inputs) (Pod, error) {
 		if err != nil {
 			return fmt.Errorf("pod %s/%s: entry %s of annotation %s: %w", r.Namespace, r.Pod, key, network.AnnotationPodNetworks, err)
 		}
-		i.Default = r.NAD == "" && (key == in.Primary || in.Primary == "")
+		i.Default = r.NAD == "" && key == cmp.Or(in.Primary, network.DefaultName)
 		if i.Default {
 			for _, gw := range entry.Gateways {
 				i.Routes = append(i.Routes, Route{Dest: netip.PrefixFrom(unspecified(gw), 0), Via: gw})

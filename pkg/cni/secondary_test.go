@@ -4,6 +4,7 @@ package cni
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -68,10 +69,7 @@ func TestSecondaryAlone(t *testing.T) {
 	if want := []string{"ns.blue_ns_pod", "ns.storage/1_ns_pod", "ns.storage_ns_pod", "ns_pod"}; !slices.Equal(lsps, want) {
 		t.Errorf("ports of %v, want %v", lsps, want)
 	}
-	var status []struct{ Name, Interface string }
-	if err := json.Unmarshal([]byte(<-d.statuses), &status); err != nil || len(status) != 4 || status[2].Name != "ns/storage" || status[2].Interface != "net1" {
-		t.Errorf("network status %+v, %v", status, err)
-	}
+	checkStatus(t, <-d.statuses, "bulkhead eth0 false, bulkhead ovn-udn1 true, ns/storage net1 false, ns/storage disk false")
 	if _, err := call(t, s, request("CHECK", "a")); err != nil {
 		t.Errorf("CHECK: %v", err)
 	}
@@ -83,6 +81,40 @@ func TestSecondaryAlone(t *testing.T) {
 	if h, _ := links.HostNames(); len(h) != 1 || len(d.ports) > 0 {
 		t.Errorf("leftover links %v, ports %v", h, d.portNames())
 	}
+}
+
+func checkStatus(t *testing.T, got, want string) {
+	t.Helper()
+	var status []struct {
+		Name, Interface string
+		Default         bool
+	}
+	if err := json.Unmarshal([]byte(got), &status); err != nil {
+		t.Fatal(err)
+	}
+	var list []string
+	for _, s := range status {
+		list = append(list, fmt.Sprintf("%s %s %t", s.Name, s.Interface, s.Default))
+	}
+	if got := strings.Join(list, ", "); got != want {
+		t.Errorf("network status %q, want %q", got, want)
+	}
+}
+
+// A pod without a primary network has its default route on the cluster default network.
+func TestSecondaryOfDefaultNetwork(t *testing.T) {
+	d, links := secondaryDeps(t, "storage"), NewFakeLinks("/ns/a")
+	d.primary = nil
+	a := annotation(t, 5)
+	delete(a, "ns/blue")
+	a[network.DefaultName] = network.NewPodNetwork(defaultNet, plan, a[network.DefaultName].IPs, false)
+	a["ns/storage"] = network.PodNetwork{IPs: prefixes("10.50.0.3/16"), MAC: "0a:58:0a:32:00:03", Role: network.RoleSecondary}
+	d.setPod("uid-1", a)
+	d.pods["ns/pod"].Annotations[network.AnnotationNetworks] = "storage"
+	if _, err := call(t, d.server(links), request("ADD", "a")); err != nil {
+		t.Fatal(err)
+	}
+	checkStatus(t, <-d.statuses, "bulkhead eth0 true, ns/storage net1 false")
 }
 
 // A meta plugin's ADD of a secondary network finds the interface that it asks for,

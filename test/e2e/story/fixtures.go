@@ -35,6 +35,7 @@ var (
 	fixtureTenants    = &fixture{name: "pods of red and blue", needs: []*fixture{fixtureNetworks}, setUp: setUpTenants}
 	fixtureLayer2     = &fixture{name: "violet's network and pods", setUp: setUpLayer2, namespaces: []string{"violet"}}
 	fixtureLayer2Host = &fixture{name: "a host-network pod of violet", needs: []*fixture{fixtureLayer2}, setUp: setUpLayer2Host}
+	fixtureSecondary  = &fixture{name: "secondary networks and pods on them", setUp: setUpSecondary, namespaces: []string{"storage"}}
 	fixtureServices   = &fixture{name: "services", needs: []*fixture{fixturePlain, fixtureTenants, fixtureLayer2}, setUp: setUpServices}
 	fixtureRedHost    = &fixture{name: "a host-network pod of red", needs: []*fixture{fixtureTenants}, setUp: setUpRedHost}
 	fixtureOthers     = &fixture{name: "networks of other topologies, bad networks and bad NADs", needs: []*fixture{fixtureNetworks}, setUp: setUpOthers,
@@ -42,7 +43,7 @@ var (
 	fixtureBusy  = &fixture{name: "a network to delete", late: true, setUp: setUpBusy, namespaces: []string{"indigo"}}
 	fixtureArena = &fixture{name: "the adversary's arena", late: true, setUp: setUpArena, namespaces: []string{"green", "amber", "grey", "slate", "teal"}, undo: undoArena}
 
-	fixtures = []*fixture{fixturePlain, fixtureNetworks, fixtureTenants, fixtureLayer2, fixtureLayer2Host, fixtureServices, fixtureRedHost, fixtureOthers, fixtureBusy, fixtureArena}
+	fixtures = []*fixture{fixturePlain, fixtureNetworks, fixtureTenants, fixtureLayer2, fixtureLayer2Host, fixtureServices, fixtureSecondary, fixtureRedHost, fixtureOthers, fixtureBusy, fixtureArena}
 )
 
 func needs(f ...*fixture) []*fixture { return f }

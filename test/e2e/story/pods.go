@@ -23,6 +23,7 @@ type pod struct {
 	Namespace, Name, Node string
 	Tenant                string // "red", "blue" or "" for the default network
 	HostNetwork           bool
+	Networks              string // secondary networks that it requests
 
 	Default []netip.Addr // on the cluster default network
 	Primary []netip.Addr // on the tenant's network
@@ -41,6 +42,7 @@ metadata:
   name: %[2]s
   namespace: %[1]s
   labels: {app: story, role: server, pod: %[2]s}
+  annotations: {k8s.v1.cni.cncf.io/networks: "%[6]s"}
 spec:
   nodeName: %[3]s
   terminationGracePeriodSeconds: 0
@@ -55,7 +57,7 @@ spec:
     startupProbe: {exec: {command: [/bin/true]}, periodSeconds: 1, failureThreshold: 60, timeoutSeconds: 20}
     readinessProbe: {httpGet: {path: /, port: %[4]s}, periodSeconds: 2, timeoutSeconds: 5}
     livenessProbe: {tcpSocket: {port: %[4]s}, periodSeconds: 5, timeoutSeconds: 5, failureThreshold: 12}
-`, p.Namespace, p.Name, p.Node, port, toolsDir)
+`, p.Namespace, p.Name, p.Node, port, toolsDir, p.Networks)
 }
 
 const plainNamespace = `

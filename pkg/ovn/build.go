@@ -160,6 +160,7 @@ func (b *builder) topology() (topology, error) {
 	case b.net.Topology == network.Layer2 && primary:
 		return topology{b.net.Layer2Switch(), func() {
 			b.layer2()
+			b.exemptSets()
 			b.transitRouter()
 			b.gateway()
 			b.confine()

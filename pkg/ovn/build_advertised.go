@@ -132,14 +132,21 @@ func texts[T fmt.Stringer](list []T) []string {
 // are not SNATed.
 func (b *builder) exemptID(a netip.Addr) string { return b.net.Prefix() + "exempt_" + ipKeyword(a) }
 
-// exemptSets adds the destinations to which pods are not SNATed: the network's pods
-// and, where the kernel routes, the node itself.
+// exemptSets adds the destinations to which pods are not SNATed. On a Layer 2 network it
+// is the node's processes: packets to them are replies. On a network without an overlay
+// it is the network's pods and, where the kernel routes, the node itself.
 func (b *builder) exemptSets() {
-	if !b.outboundSNAT() {
+	layer2 := b.net.Topology == network.Layer2
+	if !b.outboundSNAT() && !layer2 {
 		return
 	}
 	for _, host := range b.hosts {
 		is4 := host.Addr().Is4()
+		if own, ok := addrOfFamily(b.in.Plan.MasqueradeFixed(network.MasqueradeNode), host.Addr()); ok && layer2 {
+			id := b.exemptID(host.Addr())
+			b.addressSet(Neutral, id, b.symbol(nbdb.AddressSetTable, id), []string{own.String()})
+			continue
+		}
 		exempt := texts(network.FilterFamilies(b.net.CIDRs(), is4, !is4))
 		if b.localGateway() {
 			for _, own := range network.FilterFamilies(b.node.Addresses, is4, !is4) {
@@ -156,14 +163,13 @@ func (b *builder) exemptSets() {
 // only SNATed to addresses that are not unique to their network.
 func (b *builder) managementSNAT(host netip.Prefix) natScope {
 	toPort := "eth.dst == " + network.MACOf(b.management())
-	if own, ok := addrOfFamily(b.in.Plan.MasqueradeFixed(network.MasqueradeNode), host.Addr()); ok && b.net.Topology == network.Layer2 {
-		toPort += fmt.Sprintf(" && %s.dst != %s", ipKeyword(own), own) // replies: see nodeToPods
-	}
 	switch {
 	case b.outboundSNAT() && b.localGateway():
 		return natScope{exempt: b.uuid(nbdb.AddressSetTable, b.exemptID(host.Addr()))}
 	case b.advertised():
 		return natScope{match: toPort + " && " + toSets(host.Addr(), setNodes, setServices)}
+	case b.net.Topology == network.Layer2:
+		return natScope{match: toPort, exempt: b.uuid(nbdb.AddressSetTable, b.exemptID(host.Addr()))}
 	default:
 		return natScope{match: toPort}
 	}

@@ -3,6 +3,7 @@
 package ovn
 
 import (
+	"slices"
 	"strconv"
 
 	"bulkhead/pkg/network"
@@ -68,14 +69,8 @@ func (b *builder) transitPeer(node string) string { return "trtor-" + b.net.Gate
 func (b *builder) connectTransitRouter(gr string, in inside) {
 	router, port := b.net.TransitRouter(), b.transitPeer(b.node.Name)
 	b.peerPort(router, port, in.port, in.podRouter, keyOption(transitGatewayKey+b.node.ID))
-	b.peerPort(gr, in.port, port, append(in.gateway, in.additional...), nil)
-	// Load-balanced packets are SNATed to this address. Replies from any node must
-	// return to this gateway router.
-	for _, join := range in.additional {
-		if via, ok := addrOfFamily(in.gateway, join.Addr()); ok {
-			b.route(router, dstIP, join, via, "")
-		}
-	}
+	b.peerPort(gr, in.port, port, append(slices.Clone(in.gateway), in.additional...), nil)
+	b.additionalRoutes(in)
 }
 
 // nodeToPods connects the node's own processes with pods on other nodes. The management

@@ -26,14 +26,17 @@ func (b *builder) transitPort(n string) string { return b.net.Prefix() + "tstor-
 // network has no way out, and so no NAT and no gateway router.
 func (b *builder) layer3() {
 	router, sw := b.net.ClusterRouter(), b.nodeSwitch()
-	b.router(router, b.routerOptions(), "k8s-cluster-router", "yes")
+	options := b.routerOptions()
+	if b.primary() {
+		options["chassis"] = b.node.Chassis
+	}
+	b.router(router, options, "k8s-cluster-router", "yes")
 	b.add(Neutral, nbdb.LogicalSwitchTable, sw, &nbdb.LogicalSwitch{Name: sw}, nil)
 	b.connect(link{
 		router: router, routerPort: b.toPods(), addrs: b.gateways(),
 		sw: sw, switchPort: "stor-" + sw, groups: b.advertisedGroups(),
 	})
 	if b.primary() {
-		b.bindRouterPort(b.toPods())
 		b.managementPort(sw, 0)
 	}
 	if !b.noOverlay() && !b.in.OneNode {
@@ -46,7 +49,7 @@ func (b *builder) transit() {
 	ts := b.net.TransitSwitch()
 	b.interconnSwitch(ts)
 	b.connect(link{
-		router: b.net.ClusterRouter(), routerPort: b.toTransit(), addrs: b.net.TransitAddrs(b.node.ID),
+		router: b.net.ClusterRouter(), routerPort: b.toTransit(), addrs: preferIPv6(b.net.TransitAddrs(b.node.ID)),
 		sw: ts, switchPort: b.transitPort(b.node.Name), key: b.node.ID,
 	})
 }
@@ -61,7 +64,7 @@ func (b *builder) layer3Peer(peer network.Node) {
 	if err != nil {
 		return // the peer has no subnet to route to; the cluster role reports it
 	}
-	transit := b.net.TransitAddrs(peer.ID)
+	transit := preferIPv6(b.net.TransitAddrs(peer.ID))
 	options := keyOption(peer.ID)
 	options["requested-chassis"] = peer.Chassis
 	b.switchPort(b.net.TransitSwitch(), b.transitPort(peer.Name), &nbdb.LogicalSwitchPort{

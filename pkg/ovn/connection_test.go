@@ -104,9 +104,9 @@ func TestTransactionWithHangingDatabase(t *testing.T) {
 			apply func() error
 			text  string
 		}{
-			"rows":                  {func() error { return nb.Apply(context.Background(), ops) }, fmt.Sprintf("%d operations not tried", len(ops)-maxOps)},
+			"rows":                  {func() error { return nb.Apply(context.Background(), ops) }, fmt.Sprintf("%d operations not tried", len(steps(ops))-maxOps)},
 			"a row":                 {func() error { return nb.Apply(context.Background(), ops[:1]) }, ""},
-			"one row after another": {func() error { return nb.apply(context.Background(), ops[:3], 1) }, "2 operations not tried"},
+			"one row after another": {func() error { return nb.apply(context.Background(), ops[len(ops)-3:], 1) }, "2 operations not tried"},
 			"chassis":               {func() error { return sb.ApplyChassis(context.Background(), chassis) }, "2 operations not tried"},
 		} {
 			result := make(chan error, 1)

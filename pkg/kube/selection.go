@@ -116,7 +116,7 @@ func checkIfName(name string, others map[string]struct{}) error {
 	case dup:
 		return fmt.Errorf("interface: %s is requested twice: choose another name", name)
 	case len(name) > 15 || name == "." || name == ".." || strings.ContainsFunc(name, func(c rune) bool { return c <= ' ' || c > '~' || c == '/' || c == ':' || c == '%' }):
-		return fmt.Errorf("interface: %q is not an interface name: write up to 15 characters without spaces, / and :", name)
+		return fmt.Errorf("interface: %q is not an interface name: write up to 15 characters without spaces, slashes and colons", name)
 	case name == "lo" || name == "eth0" || name == network.PrimaryInterface:
 		return fmt.Errorf("interface: %s is the name of another interface of the pod: choose another name", name)
 	}

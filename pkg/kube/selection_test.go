@@ -77,6 +77,43 @@ func TestParseSelections(t *testing.T) {
 	}
 }
 
+func TestInterfaceNames(t *testing.T) {
+	for in, want := range map[string]string{
+		"net":                                   "net1",
+		"net, b/net@disk, net":                  "net1 disk net3",
+		`[{"name":"net","interface":"eth1"}]`:   "eth1",
+		"net@net2, net":                         "net2 !net2 is requested twice",
+		"net@eth0":                              "!eth0 is the name of another interface",
+		"net@lo":                                "!lo is the name of another interface",
+		"net@ovn-udn1":                          "!ovn-udn1 is the name of another interface",
+		"net@sixteen-letters.":                  `!"sixteen-letters." is not an interface name`,
+		`[{"name":"net","interface":"a b"}]`:    `!"a b" is not an interface name`,
+		`[{"name":"net","interface":"../etc"}]`: `!"../etc" is not an interface name`,
+		`[{"name":"net","interface":"eth%d"}]`:  `!"eth%d" is not an interface name`,
+		`[{"name":"net","interface":"a\nb"}]`:   `!"a\nb" is not an interface name`,
+	} {
+		selections, err := ParseSelections("a", in)
+		if err != nil {
+			t.Errorf("%s: %v", in, err)
+		}
+		var parts []string
+		for _, s := range selections {
+			text := s.IfName
+			if s.Err != nil {
+				_, text, _ = strings.Cut(s.Err.Error(), "interface: ")
+				text = "!" + text
+			}
+			parts = append(parts, text)
+		}
+		if got := strings.Join(parts, " "); !strings.HasPrefix(got, want) {
+			t.Errorf("%s: %s, want %s", in, got, want)
+		}
+	}
+	if _, err := ParseSelections("a", strings.Repeat("net,", MaxSelections)+"net"); err == nil || !strings.Contains(err.Error(), "request at most 32") {
+		t.Errorf("error %v", err)
+	}
+}
+
 func TestParseDefault(t *testing.T) {
 	for _, tt := range []struct{ in, want, err string }{
 		{in: "", want: "[]  "},
@@ -120,6 +157,10 @@ func FuzzSelections(f *testing.F) {
 				t.Fatalf("duplicate key %s", s.Key)
 			}
 			seen[s.Key] = true
+			if s.Err == nil && (s.IfName == "" || len(s.IfName) > 15 || strings.ContainsAny(s.IfName, "/ :%") || seen["@"+s.IfName]) {
+				t.Fatalf("interface name %q", s.IfName)
+			}
+			seen["@"+s.IfName] = true
 			ns, name, ok := network.SplitNADKey(s.Key)
 			if !ok || ns != s.Namespace || name != s.Name || len(validation.IsDNS1123Label(ns))+len(validation.IsDNS1123Subdomain(name)) > 0 {
 				t.Fatalf("key %q of %s/%s", s.Key, s.Namespace, s.Name)

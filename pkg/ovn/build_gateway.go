@@ -143,13 +143,18 @@ func (b *builder) managementRoutes() {
 	}
 	for _, host := range b.hosts {
 		if outside, ok := addrOfFamily(b.masqueradeManagement(), host.Addr()); ok {
-			port := b.toPods()
-			if b.net.Topology == network.Layer3 {
-				port = ""
-			}
-			b.snat(router, host, outside, port, b.managementSNAT(host))
+			b.snat(router, host, outside, b.gatewayPort(), b.managementSNAT(host))
 		}
 	}
+}
+
+// gatewayPort is the pod router's port that NAT on it names: on Layer 2 the router spans
+// the zones, and NAT needs a port that is bound to a chassis.
+func (b *builder) gatewayPort() string {
+	if b.net.Topology == network.Layer2 {
+		return b.toPods()
+	}
+	return ""
 }
 
 // gatewayRoutes adds the gateway router's routes: to pods through the pod router, to

@@ -28,7 +28,7 @@ func (b *builder) layer3() {
 	router, sw := b.net.ClusterRouter(), b.nodeSwitch()
 	options := b.routerOptions()
 	if b.primary() {
-		options["chassis"] = b.node.Chassis
+		options["chassis"] = b.node.Chassis // NAT then applies without a gateway port
 	}
 	b.router(router, options, "k8s-cluster-router", "yes")
 	b.add(Neutral, nbdb.LogicalSwitchTable, sw, &nbdb.LogicalSwitch{Name: sw}, nil)

@@ -202,25 +202,34 @@ func (z *zoneUnderTest) layer2Node(n network.Network) {
 	}
 }
 
-// In local gateway mode each node's pods leave by the node's own management port,
-// although it has the same address on all nodes.
-func TestNativeLayer2LocalGateway(t *testing.T) {
+// In local gateway mode each node's pods leave by the node's own management port, which
+// on Layer 2 has the same address on all nodes.
+func TestNativeLocalGateway(t *testing.T) {
+	for _, topology := range []network.Topology{network.Layer2, network.Layer3} {
+		t.Run(string(topology), func(t *testing.T) { testLocalGateway(t, topology) })
+	}
+}
+
+func testLocalGateway(t *testing.T, topology network.Topology) {
 	r, zones := nativeZones(t)
-	red := testNetwork(1, "red_net", network.Layer2, network.RolePrimary, "dual")
+	red := testNetwork(1, "red_net", topology, network.RolePrimary, "dual")
 	n := nativeNetwork{red, [2][]PodPort{{nativePod(red, zones[0], "p", 3)}, {nativePod(red, zones[1], "q", 5)}}}
 	for _, z := range zones {
 		z.node.Mode = network.LocalGateway
 	}
 	connect(t, zones, nil, n)
 	plan := testPlan(true)
-	mgmt := mapPrefixes(red.CIDRs(), red.ManagementIn)
 	for _, z := range zones {
-		ns := namespace(t, z.name+"m")
+		hosts, err := red.HostSubnets(z.node.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ns, mgmt := namespace(t, z.name+"m"), mapPrefixes(hosts, red.ManagementIn)
 		z.plug(red.ManagementLSP(z.node.Name), "", ns, "mgmt", network.MACOf(mgmt), mgmt)
 		for f := range 2 {
 			mustRun(t, "ip", "-n", ns, "addr", "add", single(outsideAddr(z.node.ID, f)).String(), "dev", "lo")
 			// Pods arrive with an address that identifies their network, and only with it.
-			mustRun(t, "ip", "-n", ns, "route", "add", plan.MasqueradeManagement(red)[f].Addr().String(), "via", red.GatewayIn(red.Subnets[f].CIDR).Addr().String(), "dev", "mgmt")
+			mustRun(t, "ip", "-n", ns, "route", "add", plan.MasqueradeManagement(red)[f].Addr().String(), "via", red.GatewayIn(hosts[f]).Addr().String(), "dev", "mgmt")
 			mustRun(t, "ip", "-n", ns, "route", "add", "blackhole", n.pods[z.node.ID-1][0].IPs[f].Addr().String())
 		}
 		mustRun(t, "ip", "netns", "exec", ns, "sysctl", "-qw", "net.ipv4.conf.all.rp_filter=0", "net.ipv4.conf.mgmt.rp_filter=0")

@@ -171,18 +171,30 @@ func refusedExternal(n network.Network, p network.Plan, a netip.Addr) string {
 	if !a.IsGlobalUnicast() {
 		return "it is not a unicast address"
 	}
-	for _, r := range []struct {
-		what     string
-		prefixes []netip.Prefix
-	}{
-		{"services' addresses", p.ServiceCIDRs}, {"the cluster default network", network.Network{Subnets: p.ClusterSubnets}.CIDRs()},
-		{"the network's subnets", n.CIDRs()}, {"join subnets", slices.Concat(p.Join, p.UDNJoin, n.JoinSubnets)},
-		{"transit subnets", slices.Concat(p.Transit, n.Transit)}, {"masquerade subnets", p.Masquerade},
-	} {
-		for _, prefix := range r.prefixes {
-			if prefix.Contains(a) {
-				return "it is in " + prefix.String() + ", " + r.what
-			}
+	if reason := refusedEndpoint(n, p, a); reason != "" {
+		return reason
+	}
+	return inRange(a, "the network's subnets", n.CIDRs())
+}
+
+// refusedEndpoint returns why an address is no endpoint on a network: it is another
+// network's, or leads to the cluster's routers and hosts. Whoever may write
+// EndpointSlices chooses it.
+func refusedEndpoint(n network.Network, p network.Plan, a netip.Addr) string {
+	var defaultNetwork []netip.Prefix
+	if !n.IsDefault() {
+		defaultNetwork = network.Network{Subnets: p.ClusterSubnets}.CIDRs()
+	}
+	return cmp.Or(inRange(a, "services' addresses", p.ServiceCIDRs), inRange(a, "the cluster default network", defaultNetwork),
+		inRange(a, "join subnets", slices.Concat(p.Join, p.UDNJoin, n.JoinSubnets)), inRange(a, "transit subnets", slices.Concat(p.Transit, n.Transit)),
+		inRange(a, "masquerade subnets", p.Masquerade))
+}
+
+// inRange says that an address is in one of the prefixes, or returns "".
+func inRange(a netip.Addr, what string, prefixes []netip.Prefix) string {
+	for _, p := range prefixes {
+		if p.Contains(a) {
+			return "it is in " + p.String() + ", " + what
 		}
 	}
 	return ""

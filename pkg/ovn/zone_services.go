@@ -195,11 +195,20 @@ func (z *Zone) serviceOn(n network.Network, key string) []Service {
 	return nil
 }
 
-// service returns a service with its endpoints and without the external addresses
-// that it must not have.
+// service returns a service with its endpoints, without the addresses that it must not
+// have.
 func (z *Zone) service(n network.Network, s *corev1.Service) (Service, bool) {
 	key := s.Namespace + "/" + s.Name
 	out, ok := newService(s, indexed[*discoveryv1.EndpointSlice](z, z.slices, indexService, n.Name+"/"+key))
+	for i := range out.Ports {
+		out.Ports[i].Endpoints = slices.DeleteFunc(out.Ports[i].Endpoints, func(e Endpoint) bool {
+			reason := refusedEndpoint(n, z.cfg.Plan, e.Addr.Addr())
+			if reason != "" {
+				z.log.Warn("endpoint of a service gets no packets", "network", n.Name, "service", key, "address", e.Addr, "reason", reason)
+			}
+			return reason != ""
+		})
+	}
 	out.ExternalIPs = slices.DeleteFunc(out.ExternalIPs, func(a netip.Addr) bool {
 		reason := refusedExternal(n, z.cfg.Plan, a)
 		for _, other := range indexed[*corev1.Service](z, z.services, indexExternal, a.String()) {

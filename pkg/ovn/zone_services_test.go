@@ -178,6 +178,24 @@ func TestZoneExternalIPs(t *testing.T) {
 	})
 }
 
+// Whoever may write EndpointSlices cannot name addresses of other networks, or of the
+// cluster's routers and hosts.
+func TestZoneEndpoints(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newZoneEnv(t)
+		env.node(1, true)
+		env.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
+		env.run()
+		wrong := []string{"10.96.0.10", "100.64.0.1", "100.65.0.2", "100.88.0.1", "169.254.0.2", "169.254.0.12"}
+		env.service("red", "web", 0, nil, "10.96.0.4")
+		env.endpoints("red", "web", redNet, append(wrong, "10.10.0.4", "10.244.0.3", "203.0.113.9", "172.18.0.2")...)
+		env.service("plain", "web", 0, nil, "10.96.0.3")
+		env.endpoints("plain", "web", "", append(wrong, "10.244.0.3", "203.0.113.9", "172.18.0.2")...)
+		env.waitForVIPs("endpoints", map[string]string{
+			redNet + " 10.96.0.4:80": "10.10.0.4:8080,172.18.0.2:8080,203.0.113.9:8080", "default 10.96.0.3:80": "10.244.0.3:8080,172.18.0.2:8080,203.0.113.9:8080"})
+	})
+}
+
 // All networks have a way to the exposed services of the cluster default network, and
 // to no service of a namespace with another network.
 func TestZoneExposedServices(t *testing.T) {

@@ -142,6 +142,11 @@ type ClusterUserDefinedNetworkStatus struct {
 	// +listMapKey=type
 	// +optional
 	Conditions []metav1.Condition `json:"conditions,omitempty" patchStrategy:"merge" patchMergeKey:"type"`
+
+	// activeNamespaces are the namespaces in which the network is available.
+	// +listType=set
+	// +optional
+	ActiveNamespaces []string `json:"activeNamespaces,omitempty"`
 }
 
 // ClusterUserDefinedNetworkList is a list of ClusterUserDefinedNetworks.

@@ -4,6 +4,7 @@ package api
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
@@ -90,6 +91,13 @@ func TestOnePrimaryNetwork(t *testing.T) {
 	defer w.remove(net2)
 	w.waitCondition(net2, udnv1.ConditionNetworkCreated, metav1.ConditionFalse, "NetworkAttachmentDefinitionSyncError",
 		"primary network already exist in namespace one-c", "one-net1", "[one-d, one-e]")
+	active := func(want ...string) {
+		t.Helper()
+		if got := net2.Status.ActiveNamespaces; !slices.Equal(got, want) {
+			t.Errorf("status.activeNamespaces is %v, want %v", got, want)
+		}
+	}
+	active("one-d", "one-e")
 	ids := map[string]bool{}
 	for _, n := range []string{"a", "b", "c"} {
 		ids[w.nad("one-"+n, "one-net1").Annotations[network.AnnotationNetworkID]] = true
@@ -103,6 +111,7 @@ func TestOnePrimaryNetwork(t *testing.T) {
 	w.remove(net1)
 	w.waitGone(net1)
 	w.waitCreated(net2, "[one-c, one-d, one-e]")
+	active("one-c", "one-d", "one-e")
 }
 
 // NADs follow the namespaces' labels and the network's selector.

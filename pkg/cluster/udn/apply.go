@@ -70,13 +70,13 @@ type Kube struct {
 // Read implements Target.
 func (k *Kube) Read(ctx context.Context, o Owner) (State, error) {
 	s := State{Owner: o, NADs: map[string]NAD{}}
-	meta, conditions, err := k.owner(ctx, o)
+	meta, status, err := k.owner(ctx, o)
 	if err != nil {
 		return s, err
 	}
 	if meta != nil {
-		rec := k.writes.owner(o, meta, conditions)
-		s.Finalizer, s.Conditions = slices.Contains(rec.finalizers, network.FinalizerUDN), rec.conditions
+		rec := k.writes.owner(o, meta, status)
+		s.Finalizer, s.Status = slices.Contains(rec.finalizers, network.FinalizerUDN), rec.status
 	} else {
 		// The response to our last write may arrive after the delete event, and
 		// add a record that nothing else would remove.
@@ -107,27 +107,27 @@ func (k *Kube) Read(ctx context.Context, o Owner) (State, error) {
 }
 
 // owner returns the owner's object, nil if it does not exist.
-func (k *Kube) owner(ctx context.Context, o Owner) (client.Object, []metav1.Condition, error) {
+func (k *Kube) owner(ctx context.Context, o Owner) (client.Object, Status, error) {
 	key := types.NamespacedName{Namespace: o.Namespace, Name: o.Name}
 	var obj client.Object
-	var conditions []metav1.Condition
+	var status Status
 	var err error
 	if o.Cluster() {
 		c := &udnv1.ClusterUserDefinedNetwork{}
 		err = k.Cache.Get(ctx, key, c)
-		obj, conditions = c, c.Status.Conditions
+		obj, status = c, Status{c.Status.Conditions, c.Status.ActiveNamespaces}
 	} else {
 		u := &udnv1.UserDefinedNetwork{}
 		err = k.Cache.Get(ctx, key, u)
-		obj, conditions = u, u.Status.Conditions
+		obj, status = u, Status{Conditions: u.Status.Conditions}
 	}
 	if apierrors.IsNotFound(err) {
-		return nil, nil, nil
+		return nil, status, nil
 	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("get %s: %w", o, err)
+		return nil, status, fmt.Errorf("get %s: %w", o, err)
 	}
-	return obj, conditions, nil
+	return obj, status, nil
 }
 
 // nadOf converts a NAD.
@@ -212,7 +212,7 @@ func (k *Kube) patchFinalizer(ctx context.Context, op Op) error {
 		}
 		return err
 	}
-	k.writes.setOwner(op.Owner, ownerRecord{version: obj.ResourceVersion, finalizers: obj.Finalizers, conditions: rec.conditions})
+	k.writes.setOwner(op.Owner, ownerRecord{version: obj.ResourceVersion, finalizers: obj.Finalizers, status: rec.status})
 	return nil
 }
 
@@ -255,16 +255,20 @@ func (k *Kube) patchNAD(ctx context.Context, op Op, patch map[string]any) error 
 }
 
 func (k *Kube) setStatus(ctx context.Context, op Op) error {
-	conditions := slices.Clone(op.Conditions)
+	conditions := slices.Clone(op.Status.Conditions)
 	for i := range conditions {
 		if conditions[i].LastTransitionTime.IsZero() {
 			conditions[i].LastTransitionTime = metav1.NewTime(k.Now()).Rfc3339Copy()
 		}
 	}
+	status := map[string]any{"conditions": conditions}
+	if len(op.Status.ActiveNamespaces) > 0 {
+		status["activeNamespaces"] = op.Status.ActiveNamespaces
+	}
 	body, err := json.Marshal(map[string]any{
 		"apiVersion": udnv1.GroupVersion.String(), "kind": op.Owner.Kind(),
 		"metadata": map[string]any{"name": op.Owner.Name, "namespace": op.Owner.Namespace},
-		"status":   map[string]any{"conditions": conditions},
+		"status":   status,
 	})
 	if err != nil {
 		return fmt.Errorf("render status: %w", err)
@@ -278,7 +282,7 @@ func (k *Kube) setStatus(ctx context.Context, op Op) error {
 	if err != nil {
 		return err
 	}
-	k.writes.setOwner(op.Owner, ownerRecord{version: obj.ResourceVersion, finalizers: obj.Finalizers, conditions: conditions})
+	k.writes.setOwner(op.Owner, ownerRecord{version: obj.ResourceVersion, finalizers: obj.Finalizers, status: Status{conditions, op.Status.ActiveNamespaces}})
 	for _, c := range op.Warn {
 		reason := c.Reason
 		if c.Type == udnv1.ConditionNetworkAllocationSucceeded {

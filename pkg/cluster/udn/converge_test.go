@@ -5,6 +5,7 @@ package udn
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -18,7 +19,7 @@ import (
 // sameState compares States without the fields of actual NADs only.
 var sameState = cmp.Options{
 	cmpopts.IgnoreFields(NAD{}, "UID", "ResourceVersion", "OtherFinalizers"),
-	cmpopts.IgnoreFields(State{}, "Conditions"), cmpopts.EquateEmpty(),
+	cmpopts.IgnoreFields(State{}, "Status"), cmpopts.EquateEmpty(),
 }
 
 // drawInputs draws a request, the actual state, and the pods that use the NADs.
@@ -113,7 +114,7 @@ func TestReconcileConverges(t *testing.T) {
 			want, problems := Build(in, have)
 			ops := Diff(want, have)
 			err := fake.Apply(ctx, ops)
-			status := DiffStatus(in.Owner, Conditions(in, want, problems, Failures(err)), have.Conditions)
+			status := DiffStatus(in.Owner, BuildStatus(in, want, problems, Failures(err)), have.Status)
 			_ = fake.Apply(ctx, status)
 			for k := range held {
 				if _, ok := fake.NADs[k]; !ok {
@@ -138,6 +139,14 @@ func TestReconcileConverges(t *testing.T) {
 		}
 		if len(last) > 0 {
 			t.Fatalf("does not converge, the last round has operations: %v", last)
+		}
+		have, _ := fake.Read(ctx, in.Owner)
+		if len(have.Status.Conditions) == 0 || !in.Owner.Cluster() || in.Request == nil || in.Request.Deleting {
+			return
+		}
+		want, _ := Build(in, have)
+		if got, namespaces := have.Status.ActiveNamespaces, created(want, nil); !slices.Equal(got, namespaces) {
+			t.Fatalf("status.activeNamespaces is %v, the network is in %v", got, namespaces)
 		}
 	})
 }

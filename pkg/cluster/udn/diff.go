@@ -27,11 +27,11 @@ const (
 
 // Op is one API write.
 type Op struct {
-	Kind       OpKind
-	Owner      Owner
-	NAD        NAD                // desired; RepairNAD, DeleteNAD and ReleaseNAD: with the actual UID and version
-	Conditions []metav1.Condition // SetStatus: all conditions
-	Warn       []metav1.Condition // SetStatus: those that became False or changed their message, for events
+	Kind   OpKind
+	Owner  Owner
+	NAD    NAD                // desired; RepairNAD, DeleteNAD and ReleaseNAD: with the actual UID and version
+	Status Status             // SetStatus
+	Warn   []metav1.Condition // SetStatus: those that became False or changed their message, for events
 }
 
 func (o Op) String() string {

@@ -59,7 +59,7 @@ func (f *Fake) do(op Op) error {
 		o.Finalizer = op.Kind == AddFinalizer
 		f.Owners[op.Owner] = o
 	case SetStatus:
-		o.Conditions = op.Conditions
+		o.Status = op.Status
 		f.Owners[op.Owner] = o
 	case CreateNAD:
 		if exists {

@@ -7,7 +7,6 @@ import (
 	"sync"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -25,7 +24,7 @@ type mutationCache struct {
 type ownerRecord struct {
 	version    string
 	finalizers []string
-	conditions []metav1.Condition
+	status     Status
 }
 
 type nadRecord struct {
@@ -45,7 +44,7 @@ func atLeast(a, b string) bool {
 }
 
 // owner returns the newer of the cached object and our last write.
-func (c *mutationCache) owner(o Owner, cached client.Object, conditions []metav1.Condition) ownerRecord {
+func (c *mutationCache) owner(o Owner, cached client.Object, status Status) ownerRecord {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if rec, ok := c.owners[o]; ok {
@@ -54,7 +53,7 @@ func (c *mutationCache) owner(o Owner, cached client.Object, conditions []metav1
 		}
 		delete(c.owners, o)
 	}
-	return ownerRecord{version: cached.GetResourceVersion(), finalizers: cached.GetFinalizers(), conditions: conditions}
+	return ownerRecord{version: cached.GetResourceVersion(), finalizers: cached.GetFinalizers(), status: status}
 }
 
 func (c *mutationCache) setOwner(o Owner, rec ownerRecord) {

@@ -13,6 +13,15 @@ import (
 	udnv1 "bulkhead/api/v1"
 )
 
+// BuildStatus returns the owner's status: see Conditions.
+func BuildStatus(in Inputs, want State, problems []Problem, failed []*Failure) Status {
+	s := Status{Conditions: Conditions(in, want, problems, failed)}
+	if in.Request != nil && in.Request.Cluster() {
+		s.ActiveNamespaces = created(want, failed)
+	}
+	return s
+}
+
 // Conditions returns the conditions of the owner's status: want and problems are
 // the results of Build, failed the operations that failed. An owner whose deletion
 // has no problem gets none.
@@ -131,18 +140,18 @@ func cut(s string, limit int) string {
 
 // DiffStatus returns the write of the status, if one is needed. A condition whose
 // status is unchanged keeps its transition time; Apply sets the time of the others.
-func DiffStatus(o Owner, want, have []metav1.Condition) []Op {
-	if len(want) == 0 {
+func DiffStatus(o Owner, want, have Status) []Op {
+	if len(want.Conditions) == 0 {
 		return nil
 	}
-	op := Op{Kind: SetStatus, Owner: o}
-	changed := false
-	for _, w := range want {
-		h := meta.FindStatusCondition(have, w.Type)
+	op := Op{Kind: SetStatus, Owner: o, Status: Status{ActiveNamespaces: want.ActiveNamespaces}}
+	changed := !slices.Equal(want.ActiveNamespaces, have.ActiveNamespaces)
+	for _, w := range want.Conditions {
+		h := meta.FindStatusCondition(have.Conditions, w.Type)
 		if h != nil && h.Status == w.Status {
 			w.LastTransitionTime = h.LastTransitionTime
 		}
-		op.Conditions = append(op.Conditions, w)
+		op.Status.Conditions = append(op.Status.Conditions, w)
 		if h == nil || !equality.Semantic.DeepEqual(*h, w) {
 			changed = true
 			if w.Status == metav1.ConditionFalse && (h == nil || h.Message != w.Message) {
@@ -150,8 +159,8 @@ func DiffStatus(o Owner, want, have []metav1.Condition) []Op {
 			}
 		}
 	}
-	for _, h := range have { // a stale condition of ours
-		if slices.Contains(ourConditions, h.Type) && meta.FindStatusCondition(want, h.Type) == nil {
+	for _, h := range have.Conditions { // a stale condition of ours
+		if slices.Contains(ourConditions, h.Type) && meta.FindStatusCondition(want.Conditions, h.Type) == nil {
 			changed = true
 		}
 	}

@@ -147,13 +147,19 @@ func contains(all, some map[string]string) bool {
 	return true
 }
 
-// State is the desired or actual state of an owner: its finalizer and conditions,
-// and its NADs by namespace.
+// State is the desired or actual state of an owner: its finalizer and status, and its
+// NADs by namespace.
 type State struct {
-	Owner      Owner
-	Finalizer  bool
-	NADs       map[string]NAD
-	Conditions []metav1.Condition
+	Owner     Owner
+	Finalizer bool
+	NADs      map[string]NAD
+	Status    Status
+}
+
+// Status is what we write of an owner's status.
+type Status struct {
+	Conditions       []metav1.Condition
+	ActiveNamespaces []string // of a ClusterUserDefinedNetwork, sorted
 }
 
 // Problem is one reason why a network is not in every namespace that it selects.

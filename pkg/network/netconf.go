@@ -163,7 +163,7 @@ func (c NetConf) Network(id int, plan Plan) (Network, error) {
 	if n.MTU == 0 {
 		n.MTU = plan.ClusterMTU
 		if n.Topology == Localnet {
-			n.MTU += GeneveOverhead
+			n.MTU = LocalnetMTU
 		}
 	}
 	v4, v6 := n.Families()
@@ -185,8 +185,9 @@ func (c NetConf) Network(id int, plan Plan) (Network, error) {
 	return n, nil
 }
 
-// GeneveOverhead is the difference between the underlay's and the overlay's MTU.
-const GeneveOverhead = 100
+// LocalnetMTU is the default MTU of Localnet networks (Localnet proposal, "MTU").
+// It is the physical network's, whatever the nodes' own network has.
+const LocalnetMTU = 1500
 
 // ParseSubnets parses a comma-separated list of subnets: "cidr" or, on Layer 3,
 // "cidr/hostLen". The default host length is DefaultHostLen.

@@ -63,6 +63,16 @@ func (m podPortManager) List(ctx context.Context) ([]cni.Port, error) {
 	return out, err
 }
 
+// Mapped implements cni.Ports.
+func (m podPortManager) Mapped(ctx context.Context, physicalNetwork string) (bool, error) {
+	ids, err := m.ovs.ExternalIDs(ctx)
+	if err != nil {
+		return false, err
+	}
+	_, ok := ovs.BridgeMappings(ids)[physicalNetwork]
+	return ok, nil
+}
+
 // WaitInstalled implements cni.Ports.
 func (m podPortManager) WaitInstalled(ctx context.Context, ports []cni.Port) error {
 	return m.ovs.WaitInstalled(ctx, toOVS(ports))

@@ -111,7 +111,7 @@ func (s *Server) waitForPod(ctx context.Context, r Request) (Pod, error) {
 	for {
 		reason, notified := s.ready()
 		if reason == "" {
-			in, missing, err := s.inputs(r)
+			in, missing, err := s.inputs(ctx, r)
 			if err != nil {
 				return Pod{}, err
 			}
@@ -131,7 +131,7 @@ func (s *Server) waitForPod(ctx context.Context, r Request) (Pod, error) {
 
 // inputs collects the inputs of Build. missing names an input that may still
 // arrive; err is an error that waiting cannot resolve.
-func (s *Server) inputs(r Request) (in Inputs, missing string, err error) {
+func (s *Server) inputs(ctx context.Context, r Request) (in Inputs, missing string, err error) {
 	pod, ok := s.pods.Get(r.Namespace, r.Pod)
 	if !ok {
 		return in, "unknown pod: the API server has sent no such pod for this node", nil
@@ -190,7 +190,26 @@ func (s *Server) inputs(r Request) (in Inputs, missing string, err error) {
 		}
 		in.Networks[key] = nad.Network
 	}
+	for _, key := range needed {
+		if missing, err = s.unmapped(ctx, in.Networks[key]); missing != "" || err != nil {
+			return in, missing, err
+		}
+	}
 	return in, "", nil
+}
+
+// unmapped says that this node has no bridge for a Localnet network: the pod would run
+// without a connection.
+func (s *Server) unmapped(ctx context.Context, n network.Network) (missing string, err error) {
+	if n.Topology != network.Localnet {
+		return "", nil
+	}
+	mapped, err := s.ports.Mapped(ctx, n.PhysicalNetworkName)
+	if err != nil || mapped {
+		return "", err
+	}
+	return fmt.Sprintf("network %s: this node maps physical network %[2]s to no bridge: add %[2]s:BRIDGE to external_ids:ovn-bridge-mappings in the table Open_vSwitch",
+		n.Name, n.PhysicalNetworkName), nil
 }
 
 // requested returns the interfaces on secondary networks that a pod requests. A meta
@@ -265,7 +284,7 @@ func (s *Server) check(ctx context.Context, r Request) error {
 		return err
 	}
 	defer unlock()
-	in, missing, err := s.inputs(r)
+	in, missing, err := s.inputs(ctx, r)
 	if missing != "" {
 		err = errors.New(missing)
 	}

@@ -97,6 +97,7 @@ type fakeDeps struct {
 	nads       map[string]network.NAD
 	foreign    map[string]struct{} // keys of other CNI plugins' NADs
 	ports      map[string]Port
+	mapped     string // physical network
 	bindsPorts bool // ovn-controller binds ports
 	bound      chan struct{}
 	statuses   chan string
@@ -220,6 +221,12 @@ func (d *fakeDeps) portNames() []string {
 	}
 	slices.Sort(out)
 	return out
+}
+
+func (d *fakeDeps) Mapped(_ context.Context, physicalNetwork string) (bool, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.mapped == physicalNetwork, nil
 }
 
 func (d *fakeDeps) WaitInstalled(ctx context.Context, ports []Port) error {

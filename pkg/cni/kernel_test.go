@@ -57,7 +57,7 @@ func buildPod(t *testing.T, sandbox, path string) Pod {
 	s := d.server(nil)
 	r := request("ADD", sandbox)
 	r.NetNS = path
-	in, missing, err := s.inputs(r)
+	in, missing, err := s.inputs(t.Context(), r)
 	if missing != "" || err != nil {
 		t.Fatal(missing, err)
 	}

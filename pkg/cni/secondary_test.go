@@ -174,6 +174,28 @@ func TestConfigurationWithoutName(t *testing.T) {
 	}
 }
 
+// A Localnet network needs a bridge on the node. A retry succeeds once it is mapped.
+func TestLocalnetWithoutBridge(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, links := secondaryDeps(t, "storage"), NewFakeLinks("/ns/a")
+		physical := storage
+		physical.Topology, physical.PhysicalNetworkName = network.Localnet, "tenantblue"
+		d.nads["ns/storage"] = network.NAD{Namespace: "ns", Name: "storage", Network: physical}
+		s := d.server(links)
+		const want = "network storage: this node maps physical network tenantblue to no bridge: add tenantblue:BRIDGE to external_ids:ovn-bridge-mappings"
+		if _, err := call(t, s, request("ADD", "a")); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v", err)
+		}
+		d.mapped = "tenantblue"
+		if _, err := call(t, s, request("ADD", "a")); err != nil {
+			t.Error(err)
+		}
+		if got := interfaces(t, links, "/ns/a")["net1"]; got != "10.50.0.3/16" {
+			t.Errorf("net1 has %s", got)
+		}
+	})
+}
+
 func TestSecondaryRefused(t *testing.T) {
 	for name, c := range map[string]struct{ requests, want string }{
 		"does not exist":    {"nowhere", "NetworkAttachmentDefinition ns/nowhere, which annotation k8s.v1.cni.cncf.io/networks requests, does not exist"},

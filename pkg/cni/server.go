@@ -47,6 +47,8 @@ type Ports interface {
 	// DeleteNames deletes ports by name.
 	DeleteNames(ctx context.Context, names []string) error
 	List(ctx context.Context) ([]Port, error)
+	// Mapped reports whether a physical network is mapped to a bridge.
+	Mapped(ctx context.Context, physicalNetwork string) (bool, error)
 	// WaitInstalled returns when the ports carry traffic.
 	WaitInstalled(ctx context.Context, ports []Port) error
 }

@@ -134,6 +134,18 @@ func ChassisID(node string, externalIDs map[string]string) string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", h[0:4], h[4:6], h[6:8], h[8:10], h[10:16])
 }
 
+// BridgeMappings returns the bridges of physical networks, from the external_ids of
+// Open_vSwitch.
+func BridgeMappings(externalIDs map[string]string) map[string]string {
+	out := map[string]string{}
+	for _, m := range strings.Split(externalIDs["ovn-bridge-mappings"], ",") {
+		if name, bridge, ok := strings.Cut(strings.TrimSpace(m), ":"); ok {
+			out[name] = bridge
+		}
+	}
+	return out
+}
+
 // mergeMappings sets physnet:bridge in a list of bridge mappings and keeps the
 // mappings of other physical networks.
 func mergeMappings(existing, physnet, bridge string) string {

@@ -5,6 +5,7 @@ package ovs
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"strings"
 	"testing"
@@ -70,6 +71,13 @@ func TestApplyContinuesAfterFailure(t *testing.T) {
 	}
 	if len(f.Ports()) != 2 {
 		t.Errorf("the other ports were not created: %v", f.Ports())
+	}
+}
+
+func TestBridgeMappings(t *testing.T) {
+	got := BridgeMappings(map[string]string{"ovn-bridge-mappings": "physnet:br-ex, tenantblue:br-blue,broken,"})
+	if want := map[string]string{"physnet": "br-ex", "tenantblue": "br-blue"}; !maps.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
 	}
 }
 

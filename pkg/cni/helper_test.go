@@ -98,7 +98,7 @@ type fakeDeps struct {
 	foreign    map[string]struct{} // keys of other CNI plugins' NADs
 	ports      map[string]Port
 	mapped     string // physical network
-	bindsPorts bool // ovn-controller binds ports
+	bindsPorts bool   // ovn-controller binds ports
 	bound      chan struct{}
 	statuses   chan string
 	ensureErr  error // returned by Ensure

@@ -15,6 +15,15 @@ import (
 // network of pods with another primary network.
 const LockedPortGroup = "bulkhead_locked"
 
+// ACLs have four tiers, which OVN evaluates in their order. A "pass" goes on to the
+// next:
+//
+//	0  isolation: below
+//	1  admin network policies
+//	2  network policies, egress firewalls, multicast
+//	3  baseline admin network policies
+const tierIsolation = 0
+
 // Priorities of ACLs in the tier of isolation.
 const (
 	lockDeny       = 1000
@@ -65,7 +74,7 @@ func (b *builder) acl(name, direction string, priority int, action, match string
 		effect = Closes
 	}
 	b.add(effect, nbdb.ACLTable, id, &nbdb.ACL{
-		Name: ptr(id), Direction: direction, Priority: priority, Action: action, Match: match,
+		Name: ptr(id), Tier: tierIsolation, Direction: direction, Priority: priority, Action: action, Match: match,
 	}, []Ref{b.ref(nbdb.PortGroupTable, LockedPortGroup, "acls")})
 }
 
@@ -92,7 +101,7 @@ func (b *builder) isolateAdvertised() {
 			{Closes, "deny", nbdb.ACLActionDrop, advertisedDeny, any},
 		} {
 			b.add(rule.effect, nbdb.ACLTable, id+"-"+rule.name+"-"+ip, &nbdb.ACL{
-				Direction: nbdb.ACLDirectionFromLport, Priority: rule.priority, Action: rule.action,
+				Tier: tierIsolation, Direction: nbdb.ACLDirectionFromLport, Priority: rule.priority, Action: rule.action,
 				Match: fmt.Sprintf("%s.src == %s && %s.dst == %s", ip, rule.addresses, ip, rule.addresses),
 				// A service's address is not a pod's, but its backend's is.
 				Options: map[string]string{"apply-after-lb": "true"},

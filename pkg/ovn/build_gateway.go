@@ -4,7 +4,6 @@ package ovn
 
 import (
 	"net/netip"
-	"slices"
 	"strings"
 
 	"bulkhead/pkg/network"
@@ -31,19 +30,16 @@ func (b *builder) toPods() string {
 // that are peers.
 type inside struct {
 	port       string         // the gateway router's
-	podRouter  []netip.Prefix // the pod router's addresses: next hops
-	gateway    []netip.Prefix // the gateway router's
-	additional []netip.Prefix // others of the gateway router, to which the pod router needs routes
+	podRouter  []netip.Prefix // the pod router's addresses
+	gateway    []netip.Prefix // the gateway router's addresses
+	additional []netip.Prefix // others of them, which are not in the pod router's subnets
 }
 
 func (b *builder) inside(gr string) inside {
 	if b.net.Topology == network.Layer2 {
 		return inside{"rtotr-" + gr, b.net.TransitRouterPort(b.node.ID), b.net.TransitGatewayPort(b.node.ID), singles(b.net.JoinGateway(b.node.ID))}
 	}
-	join := b.net.JoinGateway(b.node.ID)
-	gateway := preferIPv6(join)
-	additional := slices.DeleteFunc(singles(join), func(p netip.Prefix) bool { _, ok := network.FirstOfFamily(gateway, p); return ok })
-	return inside{"rtoj-" + gr, preferIPv6(b.net.JoinRouter()), gateway, additional}
+	return inside{"rtoj-" + gr, b.net.JoinRouter(), b.net.JoinGateway(b.node.ID), nil}
 }
 
 // connectInside adds the rows of the connection of gateway router and pod router.
@@ -55,19 +51,7 @@ func (b *builder) connectInside(gr string) {
 	}
 	// No switch between them: on a zone's one chassis it would only cost flows.
 	b.peerPort(router, "rtoj-"+router, in.port, in.podRouter, nil)
-	b.peerPort(gr, in.port, "rtoj-"+router, append(slices.Clone(in.gateway), in.additional...), nil)
-	b.additionalRoutes(in)
-}
-
-// additionalRoutes adds the pod router's routes to the gateway router's additional
-// addresses. Load-balanced packets are SNATed to one: on a Layer 2 network replies come
-// from any node.
-func (b *builder) additionalRoutes(in inside) {
-	for _, a := range in.additional {
-		if via, ok := nextHop(in.gateway, a.Addr()); ok {
-			b.route(b.podRouter(), dstIP, a, via, "")
-		}
-	}
+	b.peerPort(gr, in.port, "rtoj-"+router, in.gateway, nil)
 }
 
 // gateway adds a primary network's gateway router on this node, and the routes and
@@ -134,7 +118,7 @@ func (b *builder) managementRoutes() {
 		}
 	}
 	for _, host := range b.hosts {
-		if via, ok := nextHop(out, host.Addr()); ok {
+		if via, ok := addrOfFamily(out, host.Addr()); ok {
 			b.route(router, srcIP, host, via, "")
 		}
 	}
@@ -166,7 +150,7 @@ func (b *builder) gatewayRoutes(gr, external string) {
 		pods = b.hosts // other nodes' pods are outside OVN
 	}
 	for _, dest := range pods {
-		if via, ok := nextHop(in.podRouter, dest.Addr()); ok {
+		if via, ok := addrOfFamily(in.podRouter, dest.Addr()); ok {
 			b.route(gr, dstIP, dest, via, in.port)
 		}
 	}

@@ -70,7 +70,13 @@ func (b *builder) connectTransitRouter(gr string, in inside) {
 	router, port := b.net.TransitRouter(), b.transitPeer(b.node.Name)
 	b.peerPort(router, port, in.port, in.podRouter, keyOption(transitGatewayKey+b.node.ID))
 	b.peerPort(gr, in.port, port, append(slices.Clone(in.gateway), in.additional...), nil)
-	b.additionalRoutes(in)
+	// Load-balanced packets are SNATed to this address. Replies from any node must
+	// return to this gateway router.
+	for _, join := range in.additional {
+		if via, ok := addrOfFamily(in.gateway, join.Addr()); ok {
+			b.route(router, dstIP, join, via, "")
+		}
+	}
 }
 
 // nodeToPods connects the node's own processes with pods on other nodes. The management

@@ -49,7 +49,7 @@ func (b *builder) transit() {
 	ts := b.net.TransitSwitch()
 	b.interconnSwitch(ts)
 	b.connect(link{
-		router: b.net.ClusterRouter(), routerPort: b.toTransit(), addrs: preferIPv6(b.net.TransitAddrs(b.node.ID)),
+		router: b.net.ClusterRouter(), routerPort: b.toTransit(), addrs: b.net.TransitAddrs(b.node.ID),
 		sw: ts, switchPort: b.transitPort(b.node.Name), key: b.node.ID,
 	})
 }
@@ -64,7 +64,7 @@ func (b *builder) layer3Peer(peer network.Node) {
 	if err != nil {
 		return // the peer has no subnet to route to; the cluster role reports it
 	}
-	transit := preferIPv6(b.net.TransitAddrs(peer.ID))
+	transit := b.net.TransitAddrs(peer.ID)
 	options := keyOption(peer.ID)
 	options["requested-chassis"] = peer.Chassis
 	b.switchPort(b.net.TransitSwitch(), b.transitPort(peer.Name), &nbdb.LogicalSwitchPort{

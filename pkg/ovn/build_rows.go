@@ -228,7 +228,7 @@ func (b *builder) route(router, policy string, dest netip.Prefix, via netip.Addr
 // routesToPeer adds routes by destination to another node.
 func (b *builder) routesToPeer(router string, dests, vias []netip.Prefix, peer network.Node) {
 	for _, dest := range dests {
-		if via, ok := nextHop(vias, dest.Addr()); ok {
+		if via, ok := addrOfFamily(vias, dest.Addr()); ok {
 			b.route(router, dstIP, dest, via, "", markPeer, peer.Name)
 		}
 	}
@@ -268,24 +268,6 @@ func mapPrefixes(ps []netip.Prefix, f func(netip.Prefix) netip.Prefix) []netip.P
 func addrOfFamily(ps []netip.Prefix, p netip.Addr) (netip.Addr, bool) {
 	x, ok := network.FirstOfFamily(ps, p)
 	return x.Addr(), ok
-}
-
-// preferIPv6 returns the IPv6 addresses of a link between routers, or the IPv4 ones if
-// there are no others. Each address of a router costs flows, and OVN routes IPv4 packets
-// by IPv6 next hops whose MAC address its rows tell.
-func preferIPv6(ps []netip.Prefix) []netip.Prefix {
-	if v6 := network.FilterFamilies(ps, false, true); len(v6) > 0 {
-		return v6
-	}
-	return ps
-}
-
-// nextHop returns the address in ps of dest's IP family, or of the other one.
-func nextHop(ps []netip.Prefix, dest netip.Addr) (via netip.Addr, ok bool) {
-	if a, ok := addrOfFamily(ps, dest); ok || len(ps) == 0 {
-		return a, ok
-	}
-	return ps[0].Addr(), true
 }
 
 func prefixStrings(ps []netip.Prefix) []string {

@@ -40,7 +40,7 @@ func TestNativeFlows(t *testing.T) {
 		peers    int
 		limit    int // per network
 	}{
-		{network.Layer3, 0, 770}, {network.Layer3, 1, 920}, {network.Layer2, 0, 800}, {network.Layer2, 1, 830},
+		{network.Layer3, 0, 770}, {network.Layer3, 1, 940}, {network.Layer2, 0, 800}, {network.Layer2, 1, 830},
 	} {
 		before := z.flows()
 		for id := 1; id <= networks; id++ {

@@ -69,7 +69,7 @@ func TestZoneOnRealServers(t *testing.T) {
 	}
 	cfg, err := config.Parse("")
 	must(err)
-	cfg.Kubernetes.NodeName, cfg.NBAddress, cfg.SBAddress = "node1", h.sock("nb"), h.sock("sb")
+	cfg.Kubernetes.NodeName, cfg.NBAddress, cfg.SBAddress = "node1", h.Sock("nb"), h.Sock("sb")
 	start := func() (*Zone, func()) {
 		z, err := NewZone(cfg, k, nads, nil, quietLog())
 		must(err)
@@ -126,7 +126,7 @@ func TestZoneOnRealServers(t *testing.T) {
 		out := h.must("ovn-nbctl", "--no-leader-only", "--bare", "--columns=addresses", "find", "Logical_Switch_Port", "name="+network.PodLSP(ns+"/net", ns, name))
 		if !strings.Contains(out, networksOf(ns, name)[ns+"/net"].IPs[0].Addr().String()) {
 			eventually(t, "port of "+name, func() error {
-				out, err := h.run("ovn-nbctl", "--no-leader-only", "--bare", "--columns=addresses", "find", "Logical_Switch_Port", "name="+network.PodLSP(ns+"/net", ns, name))
+				out, err := h.Run("ovn-nbctl", "--no-leader-only", "--bare", "--columns=addresses", "find", "Logical_Switch_Port", "name="+network.PodLSP(ns+"/net", ns, name))
 				if err == nil && !strings.Contains(out, "10.10.0.") {
 					err = fmt.Errorf("addresses %q", out)
 				}
@@ -141,10 +141,10 @@ func TestZoneOnRealServers(t *testing.T) {
 	}
 
 	// Restart with nothing changed: no transaction.
-	rows := func() string { return h.must("ovsdb-client", "dump", h.sock("nb"), "OVN_Northbound") }
+	rows := func() string { return h.must("ovsdb-client", "dump", h.Sock("nb"), "OVN_Northbound") }
 	hasPorts := func(namespace, name string) func() error {
 		return func() error {
-			out, err := h.run("ovn-nbctl", "--no-leader-only", "--bare", "--columns=name", "find", "Logical_Switch_Port", "addresses!=[]")
+			out, err := h.Run("ovn-nbctl", "--no-leader-only", "--bare", "--columns=name", "find", "Logical_Switch_Port", "addresses!=[]")
 			have := strings.Fields(out)
 			for _, key := range []string{network.DefaultName, namespace + "/net"} {
 				if lsp := network.PodLSP(key, namespace, name); err == nil && !slices.Contains(have, lsp) {

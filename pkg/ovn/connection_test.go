@@ -18,16 +18,17 @@ import (
 
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovsdb"
+	"bulkhead/test/native"
 )
 
 // A connection that is lost before waitForLoss is called is noticed, and the client
 // reconnects.
 func TestConnectionLostBeforeWait(t *testing.T) {
 	h := newHost(t, debianTree(t), "db", "")
-	server := h.database("nb", "usr/share/ovn/ovn-nb.ovsschema")
+	server := h.database("nb")
 	var connects atomic.Int32
 	lost, again := make(chan struct{}), make(chan struct{})
-	nb := NewNB(h.sock("nb"), quietLog(), func() {}, func(string, Unit, bool) {})
+	nb := NewNB(h.Sock("nb"), quietLog(), func() {}, func(string, Unit, bool) {})
 	inner := nb.conn.OnConnect
 	nb.conn.OnConnect = func(c client.Client) {
 		if connects.Add(1) == 1 {
@@ -46,7 +47,7 @@ func TestConnectionLostBeforeWait(t *testing.T) {
 	go func() { nb.Run(ctx); close(ended) }()
 	defer func() { cancel(); <-ended }()
 	<-lost
-	stop(server)
+	native.Kill(server)
 	h.serveDatabase("nb")
 	close(again)
 	eventually(t, "connected again", func() error {
@@ -62,7 +63,7 @@ func TestConnectionLostBeforeWait(t *testing.T) {
 // does the client.
 func TestTransactionWithHangingDatabase(t *testing.T) {
 	h := newHost(t, debianTree(t), "db", "")
-	servers := []*exec.Cmd{h.database("nb", "usr/share/ovn/ovn-nb.ovsschema"), h.database("sb", "usr/share/ovn/ovn-sb.ovsschema")}
+	servers := []*exec.Cmd{h.database("nb"), h.database("sb")}
 	all := func(sig syscall.Signal) {
 		for _, s := range servers {
 			if err := s.Process.Signal(sig); err != nil {
@@ -70,8 +71,8 @@ func TestTransactionWithHangingDatabase(t *testing.T) {
 			}
 		}
 	}
-	nb := NewNB(h.sock("nb"), quietLog(), func() {}, func(string, Unit, bool) {})
-	sb := NewSB(h.sock("sb"), quietLog(), func() {}, func() {})
+	nb := NewNB(h.Sock("nb"), quietLog(), func() {}, func(string, Unit, bool) {})
+	sb := NewSB(h.Sock("sb"), quietLog(), func() {}, func() {})
 	nb.conn.Timeout, sb.conn.Timeout = 200*time.Millisecond, 200*time.Millisecond
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup

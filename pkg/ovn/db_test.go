@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -19,14 +18,15 @@ import (
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovn/nbdb"
 	"bulkhead/pkg/ovsdb"
+	"bulkhead/test/native"
 )
 
 // Tests against a real ovsdb-server with OVN's schemas, without root or northd.
 
 func TestDatabase(t *testing.T) {
 	h := newHost(t, debianTree(t), "db", "")
-	h.database("nb", "usr/share/ovn/ovn-nb.ovsschema")
-	h.database("sb", "usr/share/ovn/ovn-sb.ovsschema")
+	h.database("nb")
+	h.database("sb")
 	h.must("ovn-nbctl", "--no-leader-only", "init")
 	h.must("ovn-nbctl", "--no-leader-only", "ls-add", "theirs", "--", "lsp-add", "theirs", "blue.net_blue_p", "--", "lr-add", "theirs")
 	nb, sb := h.databases()
@@ -138,8 +138,8 @@ func testChassis(t *testing.T, sb *SB, node network.Node, peers []network.Node) 
 // some of those that Diff returns, in any order.
 func TestFakeIsLikeDatabase(t *testing.T) {
 	h := newHost(t, debianTree(t), "db", "")
-	h.database("nb", "usr/share/ovn/ovn-nb.ovsschema")
-	h.database("sb", "usr/share/ovn/ovn-sb.ovsschema")
+	h.database("nb")
+	h.database("sb")
 	nb, _ := h.databases()
 	ctx := context.Background()
 	read := func(t *rapid.T, target Target) State {
@@ -181,14 +181,14 @@ func TestFakeIsLikeDatabase(t *testing.T) {
 // Whatever somebody does to one of our rows is noticed and undone.
 func TestEditedRows(t *testing.T) {
 	h := newHost(t, debianTree(t), "db", "")
-	h.database("nb", "usr/share/ovn/ovn-nb.ovsschema")
+	h.database("nb")
 	type change struct {
 		unit    string
 		deleted bool
 	}
 	var mu sync.Mutex
 	seen := map[change]bool{}
-	nb := NewNB(h.sock("nb"), quietLog(), func() {}, func(network string, u Unit, deleted bool) {
+	nb := NewNB(h.Sock("nb"), quietLog(), func() {}, func(network string, u Unit, deleted bool) {
 		mu.Lock()
 		defer mu.Unlock()
 		seen[change{u.mark(network), deleted}] = true
@@ -246,9 +246,9 @@ func TestEditedRows(t *testing.T) {
 // whether the database kept its rows or lost them.
 func TestDatabaseRestart(t *testing.T) {
 	h := newHost(t, debianTree(t), "db", "")
-	server := h.database("nb", "usr/share/ovn/ovn-nb.ovsschema")
+	server := h.database("nb")
 	var connects atomic.Int32
-	nb := NewNB(h.sock("nb"), quietLog(), func() { connects.Add(1) }, func(string, Unit, bool) {})
+	nb := NewNB(h.Sock("nb"), quietLog(), func() { connects.Add(1) }, func(string, Unit, bool) {})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan struct{})
 	go func() { nb.Run(ctx); close(ended) }()
@@ -268,7 +268,7 @@ func TestDatabaseRestart(t *testing.T) {
 	converge(t, nb, n, node, in)
 	before := nb.Transactions()
 
-	stop(server)
+	native.Kill(server)
 	eventually(t, "loss noticed", func() error {
 		if nb.Connected() {
 			return fmt.Errorf("still connected")
@@ -284,9 +284,9 @@ func TestDatabaseRestart(t *testing.T) {
 	if nb.Transactions() != before {
 		t.Errorf("%d transactions after a restart that lost nothing", nb.Transactions()-before)
 	}
-	stop(server)
-	_ = os.Remove(filepath.Join(h.dir, "nb.db"))
-	h.database("nb", "usr/share/ovn/ovn-nb.ovsschema")
+	native.Kill(server)
+	_ = os.Remove(h.Path("nb.db"))
+	h.database("nb")
 	connected(3)
 	converge(t, nb, n, node, in)
 }
@@ -297,8 +297,8 @@ func BenchmarkNetworks(b *testing.B) {
 	for _, have := range []int{1, 500} {
 		b.Run(fmt.Sprint(have), func(b *testing.B) {
 			h := newHost(b, debianTree(b), "db", "")
-			h.database("nb", "usr/share/ovn/ovn-nb.ovsschema")
-			h.database("sb", "usr/share/ovn/ovn-sb.ovsschema")
+			h.database("nb")
+			h.database("sb")
 			nb, _ := h.databases()
 			node := testNode(1, "node1", network.SharedGateway)
 			in := Inputs{Plan: testPlan(false), PhysicalNetwork: "physnet", Peers: []network.Node{testNode(2, "node2", network.SharedGateway), testNode(3, "node3", network.SharedGateway)}}

@@ -4,7 +4,6 @@ package ovn
 
 import (
 	"fmt"
-	"path/filepath"
 	"regexp"
 	"strconv"
 	"testing"
@@ -16,7 +15,7 @@ import (
 func (z *zoneUnderTest) flows() int {
 	z.t.Helper()
 	z.sync()
-	out := z.must("ovs-ofctl", "dump-aggregate", "unix:"+filepath.Join(z.dir, "br-int.mgmt"))
+	out := z.must("ovs-ofctl", "dump-aggregate", "unix:"+z.Path("br-int.mgmt"))
 	found := regexp.MustCompile(`flow_count=(\d+)`).FindStringSubmatch(out)
 	if found == nil {
 		z.t.Fatalf("no flow count in %q", out)
@@ -53,7 +52,7 @@ func TestNativeFlows(t *testing.T) {
 			}
 			converge(t, z.nb, n, z.node, in)
 			link, port := fmt.Sprintf("%.6s%d%d", c.topology, c.peers, id), in.Pods[0]
-			z.must("ovs-vsctl", "--db="+z.sock("ovs"), "--", "add-port", "br-int", link, "--", "set", "Interface", link, "type=internal",
+			z.must("ovs-vsctl", "--db="+z.Sock("ovs"), "--", "add-port", "br-int", link, "--", "set", "Interface", link, "type=internal",
 				"external_ids:iface-id="+network.PodLSP(port.NADKey, port.Namespace, port.Pod), "external_ids:iface-id-ver="+port.UID)
 		}
 		got := (z.flows() - before) / networks

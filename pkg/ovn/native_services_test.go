@@ -9,7 +9,6 @@ import (
 	"maps"
 	"net"
 	"net/netip"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -216,7 +215,7 @@ func newServiceLab(t *testing.T, topology network.Topology) *serviceLab {
 	}
 	a := zones[0]
 	own := mapPrefixes(l.hosts(0), red.ManagementIn)
-	a.plug(red.ManagementLSP(a.node.Name), "", namespace(t, a.name+"m"), "mgmt", network.MACOf(own), own)
+	a.plug(red.ManagementLSP(a.node.Name), "", namespace(t, a.Name+"m"), "mgmt", network.MACOf(own), own)
 	serve(t, a.podNamespace("", "m"), 9090, "host")
 	serve(t, a.podNamespace("", "outside"), 9090, "outside")
 	return l
@@ -318,7 +317,7 @@ func testClusterIPs(l *serviceLab, f int) {
 func (z *zoneUnderTest) sync() {
 	z.t.Helper()
 	z.must("ovn-nbctl", "--no-leader-only", "--timeout=60", "--wait=hv", "sync")
-	z.must("ovs-appctl", "-t", filepath.Join(z.dir, "vswitchd.ctl"), "revalidator/wait")
+	z.must("ovs-appctl", "-t", z.Path("vswitchd.ctl"), "revalidator/wait")
 }
 
 func isTimeout(err error) bool {

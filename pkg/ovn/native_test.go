@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"bulkhead/pkg/network"
+	"bulkhead/test/native"
 )
 
 // zoneUnderTest is a host with its node and database clients.
@@ -35,7 +36,7 @@ func TestNative(t *testing.T) {
 
 // startZones starts two zones whose underlay is connected and whose chassis know
 // each other.
-func startZones(t *testing.T, r tree) (a, b *zoneUnderTest) {
+func startZones(t *testing.T, r native.Tree) (a, b *zoneUnderTest) {
 	t.Helper()
 	ctx := context.Background()
 	var zones []*zoneUnderTest
@@ -69,20 +70,20 @@ func startZones(t *testing.T, r tree) (a, b *zoneUnderTest) {
 }
 
 // joinZones connects the zones' namespaces with a link of that name.
-func joinZones(t *testing.T, r tree, a, b *zoneUnderTest, link string) {
+func joinZones(t *testing.T, r native.Tree, a, b *zoneUnderTest, link string) {
 	t.Helper()
-	mustRun(t, "ip", "link", "add", link, "netns", a.ns, "type", "veth", "peer", "name", link, "netns", b.ns)
+	mustRun(t, "ip", "link", "add", link, "netns", a.NS, "type", "veth", "peer", "name", link, "netns", b.NS)
 	for _, z := range []*zoneUnderTest{a, b} {
-		mustRun(t, append([]string{"ip", "netns", "exec", z.ns}, r.argv("ethtool", "-K", link, "tx", "off")...)...)
-		mustRun(t, "ip", "-n", z.ns, "link", "set", link, "up")
+		mustRun(t, append([]string{"ip", "netns", "exec", z.NS}, r.Argv("ethtool", "-K", link, "tx", "off")...)...)
+		mustRun(t, "ip", "-n", z.NS, "link", "set", link, "up")
 	}
 }
 
 // waitRemotePorts waits until all remote ports have a chassis.
 func (z *zoneUnderTest) waitRemotePorts() {
 	z.t.Helper()
-	eventually(z.t, "remote ports of "+z.name+" have a chassis", func() error {
-		out, err := z.run("ovn-sbctl", "--no-leader-only", "--bare", "--columns=logical_port", "find", "Port_Binding", "type=remote", "chassis=[]")
+	eventually(z.t, "remote ports of "+z.Name+" have a chassis", func() error {
+		out, err := z.Run("ovn-sbctl", "--no-leader-only", "--bare", "--columns=logical_port", "find", "Port_Binding", "type=remote", "chassis=[]")
 		if err == nil && strings.TrimSpace(out) != "" {
 			err = fmt.Errorf("ports without: %s", strings.Fields(out))
 		}
@@ -92,10 +93,10 @@ func (z *zoneUnderTest) waitRemotePorts() {
 
 // podNamespace returns the network namespace of a pod.
 func (z *zoneUnderTest) podNamespace(namespace, pod string) string {
-	return fmt.Sprintf("bho%d-%s%s%s", os.Getpid(), z.name, namespace, pod)
+	return fmt.Sprintf("bho%d-%s%s%s", os.Getpid(), z.Name, namespace, pod)
 }
 
-func testNative(t *testing.T, r tree, dual bool) {
+func testNative(t *testing.T, r native.Tree, dual bool) {
 	a, b := startZones(t, r)
 	zones := []*zoneUnderTest{a, b}
 	nets := []network.Network{testDefault(dual), testTenant(1, "red_net", dual), testTenant(2, "blue_net", dual)}
@@ -125,7 +126,7 @@ func testNative(t *testing.T, r tree, dual bool) {
 			t.Fatal(err)
 		}
 		mgmt := mapPrefixes(hosts, network.Management)
-		z.plug(nets[0].ManagementLSP(z.node.Name), "", namespace(t, z.name+"m"), "mgmt", network.MACOf(mgmt), mgmt)
+		z.plug(nets[0].ManagementLSP(z.node.Name), "", namespace(t, z.Name+"m"), "mgmt", network.MACOf(mgmt), mgmt)
 	}
 	t.Logf("%s", a.must("ovn-nbctl", "--no-leader-only", "show"))
 	for _, z := range zones {
@@ -136,7 +137,7 @@ func testNative(t *testing.T, r tree, dual bool) {
 		return testPod(n, z.node, "", "", "", i, false).IPs[family].Addr().String()
 	}
 	nsOf := func(z *zoneUnderTest, desc string) string {
-		return fmt.Sprintf("bho%d-%s%s", os.Getpid(), z.name, desc)
+		return fmt.Sprintf("bho%d-%s%s", os.Getpid(), z.Name, desc)
 	}
 	families := 1
 	if dual {
@@ -153,7 +154,7 @@ func testNative(t *testing.T, r tree, dual bool) {
 			{"the node to its plain pod", nsOf(b, "m"), address(cdn, b, 3, f)},
 		}
 		for _, c := range reach {
-			eventually(t, c.desc, func() error { return r.ping(c.from, c.to, 1) })
+			eventually(t, c.desc, func() error { return r.Ping(c.from, c.to, 1) })
 		}
 		for _, c := range []struct{ desc, from, to string }{
 			{"blue reaches red's only pod", nsOf(a, "bluep"), address(red, b, 4, f)},
@@ -163,14 +164,14 @@ func testNative(t *testing.T, r tree, dual bool) {
 			{"a locked port reaches a locked port", nsOf(a, "redp"), address(cdn, a, 5, f)},
 			{"the node reaches a locked port on another node", nsOf(a, "m"), address(cdn, b, 4, f)},
 		} {
-			if r.ping(c.from, c.to, 2) == nil {
+			if r.Ping(c.from, c.to, 2) == nil {
 				t.Errorf("%s (%s)", c.desc, c.to)
 			}
 		}
 	}
 	for _, z := range zones {
 		for _, w := range z.warnings() {
-			t.Errorf("%s: %s", z.name, w)
+			t.Errorf("%s: %s", z.Name, w)
 		}
 	}
 }
@@ -178,7 +179,7 @@ func testNative(t *testing.T, r tree, dual bool) {
 // plugPod adds an interface to a pod's namespace, which it creates if needed.
 func (z *zoneUnderTest) plugPod(n network.Network, p PodPort) {
 	z.t.Helper()
-	label := z.name + p.Namespace + p.Pod
+	label := z.Name + p.Namespace + p.Pod
 	if strings.Count(p.NADKey, "/") == 2 {
 		label += "again" // a second interface in a namespace of its own, for its routes
 	}
@@ -186,7 +187,7 @@ func (z *zoneUnderTest) plugPod(n network.Network, p PodPort) {
 	if _, err := os.Stat("/run/netns/" + ns); err != nil {
 		namespace(z.t, label)
 	}
-	link := fmt.Sprintf("%s%d", strings.TrimPrefix(label, z.name), n.ID)
+	link := fmt.Sprintf("%s%d", strings.TrimPrefix(label, z.Name), n.ID)
 	pn := network.NewPodNetwork(n, testPlan(len(p.IPs) == 2), p.IPs, p.Namespace != "plain")
 	var routes []string
 	for _, r := range pn.Routes {

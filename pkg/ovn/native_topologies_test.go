@@ -6,11 +6,11 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"bulkhead/pkg/network"
+	"bulkhead/test/native"
 )
 
 // nativeNetwork is a network in both zones with its pods.
@@ -20,7 +20,7 @@ type nativeNetwork struct {
 }
 
 // nativeZones starts two zones, or skips the test.
-func nativeZones(t *testing.T) (tree, []*zoneUnderTest) {
+func nativeZones(t *testing.T) (native.Tree, []*zoneUnderTest) {
 	t.Helper()
 	r := debianTree(t)
 	if os.Getuid() != 0 {
@@ -30,7 +30,7 @@ func nativeZones(t *testing.T) (tree, []*zoneUnderTest) {
 	t.Cleanup(func() {
 		for _, z := range []*zoneUnderTest{a, b} {
 			for _, w := range z.warnings() {
-				t.Errorf("%s: %s", z.name, w)
+				t.Errorf("%s: %s", z.Name, w)
 			}
 		}
 	})
@@ -78,13 +78,13 @@ type reach struct {
 }
 
 // checkReach checks that all of yes succeed, and then none of no.
-func checkReach(t *testing.T, r tree, yes, no []reach) {
+func checkReach(t *testing.T, r native.Tree, yes, no []reach) {
 	t.Helper()
 	for _, c := range yes {
-		eventually(t, c.desc, func() error { return r.ping(c.from, c.to.String(), 1) })
+		eventually(t, c.desc, func() error { return r.Ping(c.from, c.to.String(), 1) })
 	}
 	for _, c := range no {
-		if r.ping(c.from, c.to.String(), 2) == nil {
+		if r.Ping(c.from, c.to.String(), 2) == nil {
 			t.Errorf("%s (%s)", c.desc, c.to)
 		}
 	}
@@ -193,7 +193,7 @@ func TestNativeLayer2Primary(t *testing.T) {
 // layer2Node adds the management port with addresses and routes as package vrf does.
 func (z *zoneUnderTest) layer2Node(n network.Network) {
 	z.t.Helper()
-	ns, mgmt := namespace(z.t, z.name+"m"), mapPrefixes(n.CIDRs(), n.ManagementIn)
+	ns, mgmt := namespace(z.t, z.Name+"m"), mapPrefixes(n.CIDRs(), n.ManagementIn)
 	own := testPlan(true).MasqueradeFixed(network.MasqueradeNode)
 	mustRun(z.t, "ip", "netns", "exec", ns, "sysctl", "-qw", "net.ipv6.conf.default.accept_ra=0")
 	z.plug(n.ManagementLSP(z.node.Name), "", ns, "mgmt", network.MACOf(mgmt), append(singles(mgmt), singles(own)...))
@@ -224,7 +224,7 @@ func testLocalGateway(t *testing.T, topology network.Topology) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ns, mgmt := namespace(t, z.name+"m"), mapPrefixes(hosts, red.ManagementIn)
+		ns, mgmt := namespace(t, z.Name+"m"), mapPrefixes(hosts, red.ManagementIn)
 		z.plug(red.ManagementLSP(z.node.Name), "", ns, "mgmt", network.MACOf(mgmt), mgmt)
 		for f := range 2 {
 			mustRun(t, "ip", "-n", ns, "addr", "add", single(outsideAddr(z.node.ID, f)).String(), "dev", "lo")
@@ -256,10 +256,10 @@ func outsideAddr(node, family int) netip.Addr {
 // addresses of outsideAddr and replies to masquerade addresses.
 func (z *zoneUnderTest) outside(node network.Node) {
 	z.t.Helper()
-	z.must("ovs-vsctl", "--db="+z.sock("ovs"), "del-fail-mode", node.Bridge)
-	ns, link := namespace(z.t, z.name+"outside"), "outside"
-	mustRun(z.t, "ip", "link", "add", link, "netns", z.ns, "type", "veth", "peer", "name", link, "netns", ns)
-	mustRun(z.t, append([]string{"ip", "netns", "exec", ns}, z.tree.argv("ethtool", "-K", link, "tx", "off")...)...)
+	z.must("ovs-vsctl", "--db="+z.Sock("ovs"), "del-fail-mode", node.Bridge)
+	ns, link := namespace(z.t, z.Name+"outside"), "outside"
+	mustRun(z.t, "ip", "link", "add", link, "netns", z.NS, "type", "veth", "peer", "name", link, "netns", ns)
+	mustRun(z.t, append([]string{"ip", "netns", "exec", ns}, z.Tree.Argv("ethtool", "-K", link, "tx", "off")...)...)
 	for _, a := range []netip.Prefix{netip.MustParsePrefix("172.18.255.254/16"), netip.MustParsePrefix("169.254.0.4/17"), netip.MustParsePrefix("fc00::ffff/64"),
 		netip.MustParsePrefix("fd69::4/112"), single(outsideAddr(node.ID, 0)), single(outsideAddr(node.ID, 1))} {
 		args := []string{"ip", "-n", ns, "addr", "add", a.String(), "dev", link}
@@ -269,8 +269,8 @@ func (z *zoneUnderTest) outside(node network.Node) {
 		mustRun(z.t, args...)
 	}
 	mustRun(z.t, "ip", "-n", ns, "link", "set", link, "up")
-	mustRun(z.t, "ip", "-n", z.ns, "link", "set", link, "up")
-	z.must("ovs-vsctl", "--db="+z.sock("ovs"), "--", "add-port", node.Bridge, link)
+	mustRun(z.t, "ip", "-n", z.NS, "link", "set", link, "up")
+	z.must("ovs-vsctl", "--db="+z.Sock("ovs"), "--", "add-port", node.Bridge, link)
 }
 
 func TestNativeLayer2WithoutSubnets(t *testing.T) {
@@ -307,7 +307,7 @@ func TestNativeLocalnet(t *testing.T) {
 	a, b := zones[0], zones[1]
 	joinZones(t, r, a, b, "phys")
 	for _, z := range zones {
-		z.must("ovs-vsctl", "--db="+z.sock("ovs"), "--", "add-br", "br-local", "--", "set", "Bridge", "br-local", "datapath_type=netdev",
+		z.must("ovs-vsctl", "--db="+z.Sock("ovs"), "--", "add-br", "br-local", "--", "set", "Bridge", "br-local", "datapath_type=netdev",
 			"--", "add-port", "br-local", "phys",
 			"--", "set", "Open_vSwitch", ".", "external_ids:ovn-bridge-mappings=physnet:br-ex,physical:br-local")
 	}
@@ -340,7 +340,7 @@ func TestNativeLocalnet(t *testing.T) {
 		converge(t, z.nb, tagged, z.node, n.inputs(zones, i))
 		if i == 0 {
 			eventually(t, "pods in different VLANs are separate", func() error {
-				if r.ping(from, to.String(), 1) == nil {
+				if r.Ping(from, to.String(), 1) == nil {
 					return fmt.Errorf("%s still reaches %s", from, to)
 				}
 				return nil
@@ -363,9 +363,9 @@ func TestNativeLocalnet(t *testing.T) {
 // network: by what the bridge has learned.
 func (z *zoneUnderTest) checkVLAN(p PodPort, vlan int) {
 	z.t.Helper()
-	pid := filepath.Join(z.dir, "vswitchd.ctl")
+	pid := z.Path("vswitchd.ctl")
 	eventually(z.t, "VLAN of "+p.Key(), func() error {
-		out, err := z.run("ovs-appctl", "-t", pid, "fdb/show", "br-local")
+		out, err := z.Run("ovs-appctl", "-t", pid, "fdb/show", "br-local")
 		if err != nil {
 			return err
 		}

@@ -17,12 +17,13 @@ import (
 
 	"bulkhead/pkg/ovs/flows"
 	"bulkhead/pkg/ovs/vsdb"
+	"bulkhead/test/native"
 )
 
 // vswitchd starts a real ovs-vswitchd with the dummy datapath.
-func vswitchd(t *testing.T, root, dir, address string) *exec.Cmd {
+func vswitchd(t *testing.T, root native.Tree, dir, address string) *exec.Cmd {
 	t.Helper()
-	cmd := fromRootfs(root, "usr/lib/openvswitch-switch/ovs-vswitchd", address, "--enable-dummy=override", "--disable-system", "--no-chdir",
+	cmd := fromRootfs(root, "ovs-vswitchd", address, "--enable-dummy=override", "--disable-system", "--no-chdir",
 		"--unixctl="+filepath.Join(dir, "vswitchd.ctl"))
 	cmd.Env = append(cmd.Environ(), "OVS_RUNDIR="+dir)
 	cmd.Stderr = &testLog{t}
@@ -45,9 +46,9 @@ func addUplink(t *testing.T, c *Client, name string) {
 	waitFor(t, c, func() bool { return c.db.Get(ctx, &vsdb.Interface{Name: name}) == nil })
 }
 
-func ovsOfctl(root, dir string) flows.OFCtl {
+func ovsOfctl(root native.Tree, dir string) flows.OFCtl {
 	return flows.OFCtl{Command: func(ctx context.Context, args ...string) *exec.Cmd {
-		found := fromRootfs(root, "usr/bin/ovs-ofctl", args...)
+		found := fromRootfs(root, "ovs-ofctl", args...)
 		cmd := exec.CommandContext(ctx, found.Path, found.Args[1:]...)
 		cmd.Env = append(cmd.Environ(), "OVS_RUNDIR="+dir)
 		return cmd
@@ -254,7 +255,7 @@ func TestNoTrafficBetweenPatchPorts(t *testing.T) {
 	vswitchd(t, root, dir, address)
 	reaches := func() bool {
 		t.Helper()
-		cmd := fromRootfs(root, "usr/bin/ovs-appctl", "-t", filepath.Join(dir, "vswitchd.ctl"), "ofproto/trace", "br-ex", "in_port=exa,dl_dst=ff:ff:ff:ff:ff:ff")
+		cmd := fromRootfs(root, "ovs-appctl", "-t", filepath.Join(dir, "vswitchd.ctl"), "ofproto/trace", "br-ex", "in_port=exa,dl_dst=ff:ff:ff:ff:ff:ff")
 		out, _ := cmd.CombinedOutput()
 		return strings.Contains(string(out), `bridge("brb")`)
 	}

@@ -17,21 +17,23 @@ import (
 
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovsdb"
+	"bulkhead/test/native"
 )
 
 // databaseServer is an ovsdb-server that can be stopped and restarted with the
 // same database.
 type databaseServer struct {
-	t         *testing.T
-	root, dir string
-	process   *exec.Cmd
+	t       *testing.T
+	root    native.Tree
+	dir     string
+	process *exec.Cmd
 }
 
 func newDatabaseServer(t *testing.T) *databaseServer {
 	t.Helper()
 	s := &databaseServer{t: t, root: rootfs(t), dir: t.TempDir()}
-	out, err := fromRootfs(s.root, "usr/bin/ovsdb-tool", "create", filepath.Join(s.dir, "conf.db"),
-		filepath.Join(s.root, "usr/share/openvswitch/vswitch.ovsschema")).CombinedOutput()
+	out, err := fromRootfs(s.root, "ovsdb-tool", "create", filepath.Join(s.dir, "conf.db"),
+		s.root.Path("usr/share/openvswitch/vswitch.ovsschema")).CombinedOutput()
 	if err != nil {
 		t.Fatalf("ovsdb-tool create: %v: %s", err, out)
 	}
@@ -41,7 +43,7 @@ func newDatabaseServer(t *testing.T) *databaseServer {
 
 func (s *databaseServer) start() {
 	s.t.Helper()
-	s.process = background(s.t, s.root, "usr/sbin/ovsdb-server", filepath.Join(s.dir, "conf.db"),
+	s.process = background(s.t, s.root, "ovsdb-server", filepath.Join(s.dir, "conf.db"),
 		"--remote=punix:"+filepath.Join(s.dir, "db.sock"), "--unixctl="+filepath.Join(s.dir, "ctl"), "--no-chdir")
 }
 

@@ -23,6 +23,7 @@ import (
 
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovs/vsdb"
+	"bulkhead/test/native"
 )
 
 // forEachServer runs a test against libovsdb's server in memory and, if
@@ -55,24 +56,23 @@ func memoryServer(t *testing.T) string {
 }
 
 // rootfs returns the tree to run Open vSwitch from.
-func rootfs(t *testing.T) string {
+func rootfs(t *testing.T) native.Tree {
 	t.Helper()
-	root := os.Getenv("BULKHEAD_ROOTFS")
-	if root == "" {
-		t.Skip("BULKHEAD_ROOTFS is not set to a Debian 13 tree with Open vSwitch")
+	root, err := native.FindTree()
+	if err != nil {
+		t.Skip(err)
 	}
 	return root
 }
 
 // fromRootfs returns a command of the tree, run with the tree's libraries.
-func fromRootfs(root, program string, args ...string) *exec.Cmd {
-	loader := filepath.Join(root, "lib64/ld-linux-x86-64.so.2")
-	libs := filepath.Join(root, "usr/lib/x86_64-linux-gnu")
-	return exec.Command(loader, append([]string{"--library-path", libs, filepath.Join(root, program)}, args...)...)
+func fromRootfs(root native.Tree, program string, args ...string) *exec.Cmd {
+	argv := root.Argv(program, args...)
+	return exec.Command(argv[0], argv[1:]...)
 }
 
 // background runs a daemon of the tree until the test ends.
-func background(t *testing.T, root, program string, args ...string) *exec.Cmd {
+func background(t *testing.T, root native.Tree, program string, args ...string) *exec.Cmd {
 	t.Helper()
 	cmd := fromRootfs(root, program, args...)
 	cmd.Stderr = &testLog{t}
@@ -98,17 +98,17 @@ func realServer(t *testing.T) string {
 	return startServer(t, rootfs(t), t.TempDir())
 }
 
-func startServer(t *testing.T, root, dir string) string {
+func startServer(t *testing.T, root native.Tree, dir string) string {
 	t.Helper()
 	db := filepath.Join(dir, "conf.db")
 	if _, err := os.Stat(db); err != nil {
-		out, err := fromRootfs(root, "usr/bin/ovsdb-tool", "create", db, filepath.Join(root, "usr/share/openvswitch/vswitch.ovsschema")).CombinedOutput()
+		out, err := fromRootfs(root, "ovsdb-tool", "create", db, root.Path("usr/share/openvswitch/vswitch.ovsschema")).CombinedOutput()
 		if err != nil {
 			t.Fatalf("ovsdb-tool create: %v: %s", err, out)
 		}
 	}
 	sock := filepath.Join(dir, "db.sock")
-	background(t, root, "usr/sbin/ovsdb-server", db, "--remote=punix:"+sock, "--unixctl="+filepath.Join(dir, "ovsdb.ctl"), "--no-chdir")
+	background(t, root, "ovsdb-server", db, "--remote=punix:"+sock, "--unixctl="+filepath.Join(dir, "ovsdb.ctl"), "--no-chdir")
 	return "unix:" + sock
 }
 
@@ -368,12 +368,12 @@ func TestWaitInstalled(t *testing.T) {
 func TestReconnectsAfterDatabaseRestart(t *testing.T) {
 	root, dir := rootfs(t), t.TempDir()
 	db := filepath.Join(dir, "conf.db")
-	if out, err := fromRootfs(root, "usr/bin/ovsdb-tool", "create", db, filepath.Join(root, "usr/share/openvswitch/vswitch.ovsschema")).CombinedOutput(); err != nil {
+	if out, err := fromRootfs(root, "ovsdb-tool", "create", db, root.Path("usr/share/openvswitch/vswitch.ovsschema")).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	sock := filepath.Join(dir, "db.sock")
 	args := []string{db, "--remote=punix:" + sock, "--unixctl=" + filepath.Join(dir, "ctl"), "--no-chdir"}
-	first := background(t, root, "usr/sbin/ovsdb-server", args...)
+	first := background(t, root, "ovsdb-server", args...)
 	c := connect(t, "unix:"+sock)
 	ctx := deadline(t)
 	if err := c.SyncChassis(ctx, testNode(), testInputs); err != nil {
@@ -385,7 +385,7 @@ func TestReconnectsAfterDatabaseRestart(t *testing.T) {
 	_ = first.Process.Kill()
 	_ = first.Wait()
 	_ = os.Remove(sock)
-	background(t, root, "usr/sbin/ovsdb-server", args...)
+	background(t, root, "ovsdb-server", args...)
 	if err := c.DeletePods(ctx, "s", ""); err != nil { // waits for the new connection
 		t.Fatal(err)
 	}

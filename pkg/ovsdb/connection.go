@@ -23,6 +23,9 @@ import (
 
 const (
 	dialTimeout = 10 * time.Second
+	// monitorTimeout bounds the first read of the monitored tables. At 500 networks
+	// that is 20 MB, which a busy node may take a minute to read.
+	monitorTimeout = 3 * time.Minute
 	// transactTimeout bounds a transaction: an unresponsive database must not
 	// block callers forever.
 	transactTimeout = 30 * time.Second
@@ -77,7 +80,7 @@ func (c *Connection) Run(ctx context.Context) {
 	log := c.Log.With("database", c.Database, "address", c.Address)
 	wait := minRedialDelay
 	for ctx.Err() == nil {
-		cl, err := c.dial(ctx)
+		cl, err := c.Dial(ctx)
 		if err != nil {
 			if ctx.Err() != nil {
 				return
@@ -133,7 +136,9 @@ func (c *Connection) set(cl client.Client, err error) {
 	c.changed = make(chan struct{})
 }
 
-func (c *Connection) dial(ctx context.Context) (client.Client, error) {
+// Dial connects once and reads the monitored tables: for a program that reads them once,
+// in place of Run.
+func (c *Connection) Dial(ctx context.Context) (client.Client, error) {
 	models, err := c.Models()
 	if err != nil {
 		return nil, fmt.Errorf("database model: %w", err)
@@ -143,16 +148,27 @@ func (c *Connection) dial(ctx context.Context) (client.Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("create client: %w", err)
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, dialTimeout, ErrUnresponsive)
-	defer cancel()
-	if err := cl.Connect(ctx); err != nil {
-		return nil, fmt.Errorf("connect: %w", timeoutCause(ctx, err))
+	if err := within(ctx, dialTimeout, cl.Connect); err != nil {
+		return nil, fmt.Errorf("connect: %w", err)
 	}
-	if _, err := cl.Monitor(ctx, cl.NewMonitor(c.Monitors()...)); err != nil {
+	if err := within(ctx, monitorTimeout, func(ctx context.Context) error {
+		_, err := cl.Monitor(ctx, cl.NewMonitor(c.Monitors()...))
+		return err
+	}); err != nil {
 		cl.Close()
-		return nil, fmt.Errorf("monitor: %w", timeoutCause(ctx, err))
+		return nil, fmt.Errorf("monitor: %w", err)
 	}
 	return cl, nil
+}
+
+// within calls f with a deadline, after which its error is ErrUnresponsive.
+func within(ctx context.Context, timeout time.Duration, f func(context.Context) error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, timeout, ErrUnresponsive)
+	defer cancel()
+	if err := f(ctx); err != nil {
+		return timeoutCause(ctx, err)
+	}
+	return nil
 }
 
 // timeoutCause returns ErrUnresponsive if that is the cause of ctx's end, or else

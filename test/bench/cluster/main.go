@@ -8,6 +8,7 @@
 package main
 
 import (
+	"bulkhead/test/bench/report"
 	"context"
 	"errors"
 	"flag"
@@ -70,10 +71,10 @@ func run(ctx context.Context, o options) error {
 	}
 	fmt.Println()
 	fs := figures(small, big)
-	if err := printFigures(os.Stdout, fs); err != nil {
+	if err := report.Print(os.Stdout, fs); err != nil {
 		return fmt.Errorf("print: %w", err)
 	}
-	if n := missed(fs); n > 0 {
+	if n := report.Missed(fs); n > 0 {
 		return fmt.Errorf("%d %w", n, errMissed)
 	}
 	return nil

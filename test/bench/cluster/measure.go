@@ -4,6 +4,7 @@ package main
 
 import (
 	"bufio"
+	"bulkhead/test/bench/proc"
 	"bytes"
 	"context"
 	"errors"
@@ -11,7 +12,6 @@ import (
 	"io"
 	"maps"
 	"net/http"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,62 +23,19 @@ type usage map[string]time.Duration
 
 const others = "others"
 
-// tick is the unit of CPU times in /proc: 1/100 s on every Linux that Go
-// supports.
-const tick = 10 * time.Millisecond
-
-// cpuOf parses the CPU time of a process from its /proc/PID/stat.
-func cpuOf(stat string) (time.Duration, error) {
-	fields := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:]) // the process name may contain any character
-	if len(fields) < 13 {
-		return 0, fmt.Errorf("parse /proc/PID/stat: %q", stat)
-	}
-	return ticks(fields[11:13])
-}
-
-// busyOf parses the CPU time of the whole machine from /proc/stat.
-func busyOf(stat string) (time.Duration, error) {
-	line, _, _ := strings.Cut(stat, "\n")
-	fields := strings.Fields(line)
-	if len(fields) < 9 || fields[0] != "cpu" {
-		return 0, fmt.Errorf("parse /proc/stat: %q", line)
-	}
-	return ticks(append(fields[1:4:4], fields[6:9]...)) // without idle and iowait
-}
-
-func ticks(fields []string) (time.Duration, error) {
-	var n int64
-	for _, f := range fields {
-		v, err := strconv.ParseInt(f, 10, 64)
-		if err != nil {
-			return 0, fmt.Errorf("parse CPU time %q: %w", f, err)
-		}
-		n += v
-	}
-	return time.Duration(n) * tick, nil
-}
-
 // readUsage reads the CPU time of the processes so far. "others" is the
 // machine's total here; since subtracts the processes from it.
 func readUsage(pids map[string]int) (usage, error) {
 	u := usage{}
 	for name, pid := range pids {
-		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-		if err != nil {
-			return nil, fmt.Errorf("read the CPU time of %s: %w", name, err)
-		}
-		if u[name], err = cpuOf(string(b)); err != nil {
-			return nil, err
+		var err error
+		if u[name], err = proc.CPU(pid); err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 	}
-	b, err := os.ReadFile("/proc/stat")
-	if err != nil {
-		return nil, fmt.Errorf("read the machine's CPU time: %w", err)
-	}
-	if u[others], err = busyOf(string(b)); err != nil {
-		return nil, err
-	}
-	return u, nil
+	var err error
+	u[others], err = proc.MachineCPU()
+	return u, err
 }
 
 // since returns the CPU time used since before.
@@ -93,24 +50,6 @@ func (u usage) since(before usage) usage {
 	}
 	out[others] = max(0, out[others]-known)
 	return out
-}
-
-// peakMemory returns the peak resident set size of a process.
-func peakMemory(pid int) (int64, error) {
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		return 0, fmt.Errorf("read peak memory: %w", err)
-	}
-	for line := range strings.Lines(string(b)) {
-		if v, ok := strings.CutPrefix(line, "VmHWM:"); ok {
-			kb, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(v), " kB"), 10, 64)
-			if err != nil {
-				return 0, fmt.Errorf("read peak memory %q: %w", v, err)
-			}
-			return kb << 10, nil
-		}
-	}
-	return 0, fmt.Errorf("/proc/%d/status has no VmHWM", pid)
 }
 
 // sample is one line of a metrics page.

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bulkhead/test/bench/report"
 	"maps"
 	"strings"
 	"testing"
@@ -39,25 +40,6 @@ func FuzzParseMetric(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, page string) { _, _ = parseMetric(strings.NewReader(page), "m") })
 }
 
-func TestCPUTime(t *testing.T) {
-	d, err := cpuOf("7 (a ) b) S 1 2 3 4 5 6 7 8 9 10 150 50 0 0 20")
-	if err != nil || d != 2*time.Second {
-		t.Errorf("a process used %s, %v; want 2s", d, err)
-	}
-	d, err = busyOf("cpu  100 0 50 9999 888 10 20 20 0 0\ncpu0 1")
-	if err != nil || d != 2*time.Second {
-		t.Errorf("the machine used %s, %v; want 2s", d, err)
-	}
-	for _, bad := range []string{"", "7 (a) S 1", "cpu 1 2"} {
-		if _, err := cpuOf(bad); err == nil {
-			t.Errorf("process %q is accepted", bad)
-		}
-		if _, err := busyOf(bad); err == nil {
-			t.Errorf("machine %q is accepted", bad)
-		}
-	}
-}
-
 func TestWrites(t *testing.T) {
 	before := writes{"PATCH nodes": 5, "PUT leases": 1}
 	count, rest := writes{"PATCH nodes": 5, "PUT leases": 4, "APPLY x/status": 6, "POST events refused with 409": 2}.since(before).split()
@@ -80,7 +62,7 @@ func TestUnmeasured(t *testing.T) {
 		}
 	}
 	r := &result{networks: 500, create: phase{networks: 500, took: time.Second, writes: writes{"POST nads": 1500}}}
-	if n := missed(figures(r, nil)); n != 2 {
+	if n := report.Missed(figures(r, nil)); n != 2 {
 		t.Errorf("%d targets missed, want 2: CPU and memory were not measured", n)
 	}
 }
@@ -91,10 +73,10 @@ func TestFigures(t *testing.T) {
 	}
 	small := &result{networks: 500, create: phaseOf(500, 2*time.Second), peak: 90 << 20}
 	big := &result{networks: 5000, create: phaseOf(5000, 24*time.Second), peak: 200 << 20}
-	if n := missed(figures(small, big)); n != 0 {
+	if n := report.Missed(figures(small, big)); n != 0 {
 		t.Errorf("%d targets missed, want none", n)
 	}
-	if n := missed(figures(small, nil)); n != 0 {
+	if n := report.Missed(figures(small, nil)); n != 0 {
 		t.Errorf("%d targets missed without the large size, want none", n)
 	}
 	small.create.took, small.peak = 4*time.Second, 101<<20
@@ -104,7 +86,7 @@ func TestFigures(t *testing.T) {
 		r.create.writes["PATCH nodes"] = 1
 		r.restart.writes = writes{"PATCH nodes": 1}
 	}
-	if n := missed(figures(small, big)); n != 10 {
+	if n := report.Missed(figures(small, big)); n != 10 {
 		t.Errorf("%d targets missed, want all 10", n)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"bulkhead/pkg/network"
+	"bulkhead/test/bench/report"
 )
 
 // phase is one measured part of a run.
@@ -55,10 +56,10 @@ func (p phase) bottleneck() string {
 	if p.cores(all) < 0.85*float64(cores) {
 		return text + ": the CPU was not the limit"
 	}
-	share := func(d time.Duration) float64 { return 100 * ratio(d.Seconds(), all.Seconds()) }
+	share := func(d time.Duration) float64 { return 100 * report.Ratio(d.Seconds(), all.Seconds()) }
 	return fmt.Sprintf("%s: API server and etcd %.0f %%, controller %.0f %%, the client that creates the networks %.0f %%, others %.0f %%; "+
 		"without others %.0f networks/s at most", text, share(p.cpu[serverProc]+p.cpu[etcdProc]), share(p.cpu[controllerProc]),
-		share(p.cpu[benchProc]), share(p.cpu[others]), ratio(float64(cores*p.networks), p.measured().Seconds()))
+		share(p.cpu[benchProc]), share(p.cpu[others]), report.Ratio(float64(cores*p.networks), p.measured().Seconds()))
 }
 
 // result is the result of one size.

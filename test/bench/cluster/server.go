@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"bulkhead/test/api"
+	"bulkhead/test/bench/proc"
 )
 
 // Names of the measured processes.
@@ -114,7 +115,7 @@ func (c *cluster) stopController() error {
 	}
 	cmd := c.running
 	c.running = nil
-	peak, peakErr := peakMemory(cmd.Process.Pid)
+	_, peak, peakErr := proc.Memory(cmd.Process.Pid)
 	c.peak = max(c.peak, peak)
 	_ = cmd.Process.Signal(syscall.SIGTERM) // Wait reports a controller that has exited
 	exited := make(chan error, 1)
@@ -137,7 +138,7 @@ func (c *cluster) peakMemory() (int64, error) {
 	if c.running == nil {
 		return c.peak, nil
 	}
-	now, err := peakMemory(c.running.Process.Pid)
+	_, now, err := proc.Memory(c.running.Process.Pid)
 	return max(c.peak, now), err
 }
 

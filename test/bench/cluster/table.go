@@ -3,30 +3,13 @@
 package main
 
 import (
+	"bulkhead/test/bench/report"
 	"fmt"
 	"io"
 	"runtime"
 	"text/tabwriter"
 	"time"
 )
-
-// figure is one line of the table.
-type figure struct {
-	name, value string
-	target      string // empty if the figure is only shown
-	met         bool
-	reference   string // the reference implementation's value
-}
-
-func (f figure) verdict() string {
-	switch {
-	case f.target == "":
-		return ""
-	case f.met:
-		return "met"
-	}
-	return "MISSED"
-}
 
 // Targets.
 const (
@@ -39,10 +22,10 @@ const (
 )
 
 // figures compares the results with the targets. big is nil if it was skipped.
-func figures(small, big *result) []figure {
-	var out []figure
+func figures(small, big *result) []report.Figure {
+	var out []report.Figure
 	add := func(name, value, target string, met bool, reference string) {
-		out = append(out, figure{name, value, target, met, reference})
+		out = append(out, report.Figure{Name: name, Value: value, Target: target, Met: met, Reference: reference})
 	}
 	show := func(name, value string) { add(name, value, "", false, "") }
 	addSize := func(r *result, limit int64) {
@@ -51,30 +34,30 @@ func figures(small, big *result) []figure {
 			add(at("created and ready"), fmt.Sprintf("%.0f networks/s", r.create.rate()), fmt.Sprintf("≥ %d", minRate), r.create.rate() >= minRate, "17")
 		} else {
 			show(at("created and ready"), fmt.Sprintf("%.0f networks/s", r.create.rate()))
-			growth := ratio(r.create.took.Seconds()/float64(r.networks), small.create.took.Seconds()/float64(small.networks))
+			growth := report.Ratio(r.create.took.Seconds()/float64(r.networks), small.create.took.Seconds()/float64(small.networks))
 			add(at("time per network, relative to "+fmt.Sprint(small.networks)), fmt.Sprintf("%.2f ×", growth), fmt.Sprintf("≤ %.1f ×", maxGrowth), growth > 0 && growth <= maxGrowth, "")
 		}
 		perNetwork := float64(r.create.writes.total()) / float64(r.networks)
 		add(at("API writes per network"), fmt.Sprintf("%.4g", perNetwork), "3", perNetwork == wantWrites, "3")
 		cpu := r.create.perNetwork(r.create.cpu[controllerProc])
-		add(at("controller CPU per network"), millis(cpu), "≤ 4 ms", cpu > 0 && cpu <= maxCPU, "15 ms")
-		show(at("API server + etcd CPU per network"), millis(r.create.perNetwork(r.create.cpu[serverProc]+r.create.cpu[etcdProc])))
+		add(at("controller CPU per network"), report.Millis(cpu), "≤ 4 ms", cpu > 0 && cpu <= maxCPU, "15 ms")
+		show(at("API server + etcd CPU per network"), report.Millis(r.create.perNetwork(r.create.cpu[serverProc]+r.create.cpu[etcdProc])))
 		all := r.create.perNetwork(r.create.measured())
-		show(at("CPU per network of all processes"), fmt.Sprintf("%s: %.0f networks/s on %d cores without others", millis(all),
-			ratio(float64(runtime.NumCPU()), all.Seconds()), runtime.NumCPU()))
-		show(at("peak memory until all are ready"), megabytes(r.createPeak))
+		show(at("CPU per network of all processes"), fmt.Sprintf("%s: %.0f networks/s on %d cores without others", report.Millis(all),
+			report.Ratio(float64(runtime.NumCPU()), all.Seconds()), runtime.NumCPU()))
+		show(at("peak memory until all are ready"), report.Megabytes(r.createPeak))
 		reference := ""
 		if r != small {
 			reference = "351 MB at 2,000"
 		}
-		add(at("peak memory of all phases"), megabytes(r.peak), "≤ "+megabytes(limit), r.peak > 0 && r.peak <= limit, reference)
+		add(at("peak memory of all phases"), report.Megabytes(r.peak), "≤ "+report.Megabytes(limit), r.peak > 0 && r.peak <= limit, reference)
 		add(at("restart, API writes"), fmt.Sprint(r.restart.writes.total()), "0", r.restart.writes.total() == 0, "")
-		show(at("restart, leader with synced caches"), seconds(r.readyAfter))
-		show(at("restart, every network reconciled"), seconds(r.restart.took)+", "+millis(r.restart.cpu[controllerProc])+" CPU")
+		show(at("restart, leader with synced caches"), report.Seconds(r.readyAfter))
+		show(at("restart, every network reconciled"), report.Seconds(r.restart.took)+", "+report.Millis(r.restart.cpu[controllerProc])+" CPU")
 		show(at(fmt.Sprintf("%d more, each in %d namespaces", sharedNetworks, sharedNamespaces)),
 			fmt.Sprintf("%.0f networks/s, %.0f NADs/s, %.4g writes and %s controller CPU per NAD", r.shared.rate(), r.shared.rate()*sharedNamespaces,
-				float64(r.shared.writes.total())/sharedNetworks/sharedNamespaces, millis(r.shared.cpu[controllerProc]/(sharedNetworks*sharedNamespaces))))
-		show(at("all deleted"), fmt.Sprintf("%.0f networks/s, %s controller CPU per network", r.remove.rate(), millis(r.remove.perNetwork(r.remove.cpu[controllerProc]))))
+				float64(r.shared.writes.total())/sharedNetworks/sharedNamespaces, report.Millis(r.shared.cpu[controllerProc]/(sharedNetworks*sharedNamespaces))))
+		show(at("all deleted"), fmt.Sprintf("%.0f networks/s, %s controller CPU per network", r.remove.rate(), report.Millis(r.remove.perNetwork(r.remove.cpu[controllerProc]))))
 		show(at("the same writes by a client that only writes"), fmt.Sprintf("%.0f networks/s", r.plainRate))
 	}
 	addSize(small, maxSmallBytes)
@@ -82,25 +65,6 @@ func figures(small, big *result) []figure {
 		addSize(big, maxBigBytes)
 	}
 	return out
-}
-
-// missed counts the missed targets.
-func missed(fs []figure) (n int) {
-	for _, f := range fs {
-		if f.target != "" && !f.met {
-			n++
-		}
-	}
-	return n
-}
-
-func printFigures(w io.Writer, fs []figure) error {
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "figure\tvalue\ttarget\t\treference")
-	for _, f := range fs {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", f.name, f.value, f.target, f.verdict(), f.reference)
-	}
-	return t.Flush()
 }
 
 // printDetails prints the details of the figures: each phase's CPU time by
@@ -111,9 +75,9 @@ func printDetails(w io.Writer, r *result) error {
 	fmt.Fprintln(t, "phase\ttook\tnetworks\tcontroller\tAPI server\tetcd\tbench client\tothers\treconciles")
 	phases := []phase{r.create, r.restart, r.shared, r.remove}
 	for _, p := range phases {
-		fmt.Fprintf(t, "%s\t%s\t%d", p.name, seconds(p.took), p.networks)
+		fmt.Fprintf(t, "%s\t%s\t%d", p.name, report.Seconds(p.took), p.networks)
 		for _, name := range []string{controllerProc, serverProc, etcdProc, benchProc, others} {
-			fmt.Fprintf(t, "\t%s", millis(p.perNetwork(p.cpu[name])))
+			fmt.Fprintf(t, "\t%s", report.Millis(p.perNetwork(p.cpu[name])))
 		}
 		fmt.Fprintf(t, "\t%.3g\n", float64(p.reconciles)/float64(p.networks))
 	}
@@ -132,25 +96,12 @@ func printDetails(w io.Writer, r *result) error {
 		if k.ofNetwork {
 			name = "* " + name
 		}
-		fmt.Fprintf(t, "%s\t%.0f\t%s\t%s\n", name, k.rate, millis(k.server), millis(k.etcd))
+		fmt.Fprintf(t, "%s\t%.0f\t%s\t%s\n", name, k.rate, report.Millis(k.server), report.Millis(k.etcd))
 	}
 	if err := t.Flush(); err != nil {
 		return err
 	}
 	fmt.Fprintf(w, "The requests with a star create one network: at most %.0f networks/s on this machine; the controller reached %.0f %% of it.\n",
-		r.plainRate, 100*ratio(r.create.rate(), r.plainRate))
+		r.plainRate, 100*report.Ratio(r.create.rate(), r.plainRate))
 	return nil
 }
-
-func ratio(a, b float64) float64 {
-	if b == 0 {
-		return 0
-	}
-	return a / b
-}
-
-func millis(d time.Duration) string { return fmt.Sprintf("%.2f ms", d.Seconds()*1000) }
-
-func seconds(d time.Duration) string { return fmt.Sprintf("%.2f s", d.Seconds()) }
-
-func megabytes(n int64) string { return fmt.Sprintf("%.0f MB", float64(n)/(1<<20)) }

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command zone measures the zone role: the real controller in its own process, with a
+// real API server, real OVN databases, northd, ovn-controller and Open vSwitch with the
+// userspace datapath on this machine. For several numbers of networks it measures the
+// time until everything is built on a node that starts, what one more pod, service,
+// network and node cost, a restart, and what OVN itself pays. It prints the figures
+// with their targets and exits with 1 if one is missed.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"bulkhead/test/bench/report"
+)
+
+type options struct {
+	sizes      []int
+	wide       int
+	wideNodes  int
+	flows      bool
+	controller string
+	start      time.Time
+}
+
+// progress prints a step of the run to stderr.
+func (o options) progress(format string, args ...any) {
+	fmt.Fprintf(os.Stderr, "%6.1f s  %s\n", time.Since(o.start).Seconds(), fmt.Sprintf(format, args...))
+}
+
+var errMissed = errors.New("targets were missed")
+
+func main() {
+	o := options{start: time.Now()}
+	sizes := flag.String("sizes", "10,100,500", "numbers of networks, each with 10 pods on 3 nodes and 5 services; the first and the last are compared")
+	flag.IntVar(&o.wide, "wide", 500, "networks without pods on many nodes; 0 skips it")
+	flag.IntVar(&o.wideNodes, "wide-nodes", 100, "nodes of those networks")
+	flag.BoolVar(&o.flows, "flows", true, "count OpenFlow flows by topology, without and with peers")
+	flag.StringVar(&o.controller, "controller", "bin/controller", "the controller's binary")
+	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	for _, s := range strings.Split(*sizes, ",") {
+		n, err := strconv.Atoi(s)
+		if err != nil || n < 1 {
+			fmt.Fprintf(os.Stderr, "bench-zone: -sizes: %q is not a number of networks\n", s)
+			os.Exit(1)
+		}
+		o.sizes = append(o.sizes, n)
+	}
+	if err := run(ctx, o); err != nil {
+		fmt.Fprintln(os.Stderr, "bench-zone:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, o options) error {
+	if os.Getuid() != 0 {
+		return errors.New("needs root for a network namespace")
+	}
+	results, wide, perNetwork, failed := measureAll(ctx, o)
+	fs := figures(results, wide, perNetwork)
+	if err := report.Print(os.Stdout, fs); err != nil {
+		return fmt.Errorf("print: %w", err)
+	}
+	if failed == nil && report.Missed(fs) > 0 {
+		failed = fmt.Errorf("%d %w", report.Missed(fs), errMissed)
+	}
+	return failed
+}
+
+// measureAll measures what the options ask for. After a failure it returns what it has
+// measured so far.
+func measureAll(ctx context.Context, o options) (results []*result, wide *result, flows []flowCount, err error) {
+	for _, n := range o.sizes {
+		r, err := runShape(ctx, o, shape{networks: n, nodes: 3, services: 5, pods: 10, changes: true})
+		if err != nil {
+			return results, nil, nil, err
+		}
+		results = append(results, r)
+	}
+	if o.flows {
+		if flows, err = countFlows(ctx, o); err != nil {
+			return results, nil, flows, err
+		}
+	}
+	if o.wide > 0 {
+		wide, err = runShape(ctx, o, shape{networks: o.wide, nodes: o.wideNodes})
+	}
+	return results, wide, flows, err
+}

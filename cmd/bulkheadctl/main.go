@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command bulkheadctl shows the networks and the agent of this node. It only
-// reads the agent's socket, so it needs root on the node and no access to the
-// API server. Installed as kubectl-bulkhead, it is a kubectl plugin.
+// Command bulkheadctl shows the networks and the agent of this node, and traces
+// packets of the node's pods. It only reads the agent's socket, OVN's southbound
+// database and Open vSwitch, so it needs root on the node and no access to the API
+// server. Installed as kubectl-bulkhead, it is a kubectl plugin.
 package main
 
 import (
@@ -22,6 +23,9 @@ const usage = `bulkheadctl shows the networks and the agent of this node.
 
   bulkheadctl status     the node: facts, kernel features, kubelet, counters, problems
   bulkheadctl networks   every network: id, subnets, VRF, table, port, addresses, pods, state
+  bulkheadctl trace [flags] NAMESPACE/POD ADDRESS[:PORT]
+                         the stages of OVN and Open vSwitch that a packet of a pod of this node
+                         would pass, and where it would end; it needs ovn-trace and ovs-appctl
 
 Flags, after the command:
 `
@@ -48,9 +52,14 @@ func run(args []string, out io.Writer) error {
 		fs.PrintDefaults()
 	}
 	socket := fs.String("socket", "/var/run/bulkhead/agent.sock", "the agent's state socket")
-	format := fs.String("o", "table", "output: table or json")
+	format := fs.String("o", "table", "output of status and networks: table or json")
+	var tr traceFlags
+	tr.register(fs)
 	if err := fs.Parse(args); err != nil {
 		return err
+	}
+	if command == "trace" {
+		return tr.run(out, fs.Args())
 	}
 	if fs.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q (see bulkheadctl --help)", fs.Arg(0))
@@ -64,7 +73,7 @@ func run(args []string, out io.Writer) error {
 		fs.Usage()
 		return flag.ErrHelp
 	default:
-		return fmt.Errorf("unknown command %q: use status or networks", command)
+		return fmt.Errorf("unknown command %q: use status, networks or trace", command)
 	}
 	raw, err := fetch(*socket)
 	if err != nil {

@@ -136,6 +136,9 @@ func TestToolsAreInTheImage(t *testing.T) {
 	for _, tool := range tools {
 		inImage[path.Base(tool)] = true
 	}
+	// bulkheadctl trace runs on the node, as docs/inspect.md says, and names what it
+	// does not find there.
+	onNode := map[string]bool{"../../pkg/trace/run.go": true}
 	executed := regexp.MustCompile(`exec\.(?:LookPath|Command(?:Context)?)\((?:ctx, )?("[^"]*")?`)
 	found := 0
 	for _, dir := range []string{"../../cmd", "../../pkg"} {
@@ -146,6 +149,10 @@ func TestToolsAreInTheImage(t *testing.T) {
 			source, err := os.ReadFile(file)
 			for _, m := range executed.FindAllStringSubmatch(string(source), -1) {
 				found++
+				if onNode[file] {
+					delete(onNode, file)
+					continue
+				}
 				if !inImage[strings.Trim(m[1], `"`)] {
 					t.Errorf("%s executes %s), which is not in the image", file, m[0])
 				}
@@ -154,6 +161,9 @@ func TestToolsAreInTheImage(t *testing.T) {
 		}); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if len(onNode) > 0 {
+		t.Errorf("%v execute nothing", onNode)
 	}
 	if found == 0 || !inImage["nft"] {
 		t.Errorf("%d programs executed, nft in the image: %v", found, inImage["nft"])

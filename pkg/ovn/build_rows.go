@@ -177,7 +177,7 @@ func (b *builder) pod(sw string, pod PodPort) {
 	options["iface-id-ver"] = pod.UID
 	b.add(portEffect(pod.Enabled), nbdb.LogicalSwitchPortTable, name, &nbdb.LogicalSwitchPort{
 		Name: name, Addresses: []string{line}, PortSecurity: []string{line}, Enabled: pod.Enabled, Options: options,
-	}, in, markNamespace, pod.Namespace, markPod, pod.Pod, markPodUID, pod.UID, markNAD, pod.NADKey)
+	}, in, markNamespace, pod.Namespace, markPod, pod.Pod, markPodUID, pod.UID, markNAD, pod.NADKey, markRole, string(b.net.Role))
 }
 
 // portAddresses returns a pod port's "MAC IP IP". Without IPs, on networks without

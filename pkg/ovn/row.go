@@ -25,7 +25,7 @@ const (
 
 	markNetworkID  = "k8s.ovn.org/network-id" // on routers and switches
 	markTopology   = "k8s.ovn.org/topology"
-	markRole       = "k8s.ovn.org/role"
+	markRole       = "k8s.ovn.org/role" // also on pods' ports
 	markNAD        = "k8s.ovn.org/nad"
 	markNode       = "k8s.ovn.org/node"
 	markPeer       = "ic-node" // on a route: the node that it leads to

@@ -49,6 +49,7 @@ func TestStory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	w.LabEnds = true
 	checks := story.Checks()
 	if !w.Full {
 		checks = story.Sample(checks, w.Seed, progress{})

@@ -5,6 +5,7 @@ package story
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -12,6 +13,7 @@ func inspectChecks() []Check {
 	return []Check{
 		{Chapter: 7, Title: "bpftool lists the bh_ programs, links and maps on every node, pinned", Phase: phaseObjects, Run: bpftoolLists},
 		{Chapter: 7, Title: "bulkheadctl networks shows both tenants with VRF, table, port and pods", Phase: phaseObjects, Needs: needs(fixtureTenants), Run: ctlNetworks},
+		{Chapter: 7, Title: "bulkheadctl trace says where a tenant's packets end, and what stops them", Phase: phaseObjects, Needs: needs(fixtureTenants), Run: ctlTrace},
 	}
 }
 
@@ -96,10 +98,17 @@ func ctlNetworks(ctx context.Context, w *World) (string, error) {
 		}
 		seen := map[string]bool{}
 		for _, net := range networks {
-			if net.Name == "cluster_udn_red" || net.Name == "blue_net" {
-				seen[net.Name] = true
-				if net.VRF == "" || net.Table == 0 || net.ManagementPort == "" || len(net.Masquerade) == 0 || len(net.Pods) == 0 {
-					return "", fmt.Errorf("node %s: incomplete: %+v", n.Name, net)
+			tenant, ok := map[string]string{"cluster_udn_red": "red", "blue_net": "blue"}[net.Name]
+			if !ok {
+				continue
+			}
+			seen[net.Name] = true
+			if net.VRF == "" || net.Table == 0 || net.ManagementPort == "" || len(net.Masquerade) == 0 {
+				return "", fmt.Errorf("node %s: incomplete: %+v", n.Name, net)
+			}
+			for _, p := range w.tenant(tenant) {
+				if has := slices.Contains(net.Pods, p.Namespace+"/"+p.Name); has != (p.Node == n.Name) {
+					return "", fmt.Errorf("node %s: network %s has pods %v, and pod %s/%s runs on node %s", n.Name, net.Name, net.Pods, p.Namespace, p.Name, p.Node)
 				}
 			}
 		}
@@ -113,4 +122,46 @@ func ctlNetworks(ctx context.Context, w *World) (string, error) {
 	}
 	fmt.Fprintf(w.Out, "     %s\n", strings.ReplaceAll(strings.TrimSpace(table.Stdout), "\n", "\n     "))
 	return "", nil
+}
+
+// ctlTrace traces from a pod of red on its node.
+func ctlTrace(ctx context.Context, w *World) (string, error) {
+	pods := w.tenant("red")
+	from := pods[0]
+	count := 0
+	trace := func(to string, wants ...string) error {
+		count++
+		for _, n := range w.Lab.Nodes() {
+			if n.Name != from.Node {
+				continue
+			}
+			command := fmt.Sprintf("%s/bulkheadctl trace %s/%s %s", toolsDir, from.Namespace, from.Name, to)
+			res, err := n.Run(ctx, command)
+			if err != nil {
+				return err
+			}
+			for _, want := range wants {
+				if res.ExitCode != 0 || !strings.Contains(res.Stdout, want) {
+					return fmt.Errorf("%s on %s: exit %d, no %q in %s%s", command, n.Name, res.ExitCode, want, res.Stdout, res.Stderr)
+				}
+			}
+		}
+		return nil
+	}
+	for _, to := range pods[1:] {
+		for _, a := range to.Primary {
+			wants := []string{"=> pod " + to.Namespace + "/" + to.Name, "=> sent by "}
+			if to.Node != from.Node {
+				wants = []string{"=> node " + to.Node + ", through the tunnel", "=> sent by tunnel"}
+			}
+			if err := trace(a.String(), wants...); err != nil {
+				return "", err
+			}
+		}
+	}
+	// In the service CIDR, but no service's.
+	if err := trace("10.96.255.1:443", "=> dropped: lr_in_policy, priority "); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%d traces", count), nil
 }

@@ -37,7 +37,8 @@ func Select(run string) ([]Check, error) {
 }
 
 // Play sets up what the checks need, runs them, and deletes everything again;
-// that nothing remains is the last result. Results are in the order of checks.
+// that nothing remains is the last result. An interrupted story of a lab that ends with it
+// deletes nothing. Results are in the order of checks.
 func (w *World) Play(ctx context.Context, checks []Check) []Result {
 	results := make([]Result, len(checks))
 	last := Check{Chapter: 9, Title: "everything deleted: no link, address, rule, route, port, OVN row, NAD, pin or map row remains", Phase: phaseDeletion, Run: nothingRemains, Timeout: 10 * time.Minute}
@@ -70,6 +71,9 @@ func (w *World) Play(ctx context.Context, checks []Check) []Result {
 		if results[i].Check.Run == nil {
 			results[i] = Result{Check: c, Err: errors.Join(errors.New("not run"), context.Cause(ctx))}
 		}
+	}
+	if w.LabEnds && ctx.Err() != nil {
+		return append(results, Result{Check: last, Err: errors.Join(errors.New("not run"), context.Cause(ctx))})
 	}
 	return append(results, w.run(context.WithoutCancel(ctx), last))
 }

@@ -64,6 +64,7 @@ func demo(ctx context.Context, options lab.Options, checks []story.Check, attach
 	if err != nil {
 		return false, err
 	}
+	w.LabEnds = !keep && !attach
 	ok = story.Table(os.Stdout, w.Play(ctx, checks))
 	if !ok {
 		l.CollectLogs(context.WithoutCancel(ctx))

@@ -43,8 +43,9 @@ func (d daemon) once() error {
 	defer log.Close()
 	cmd := exec.Command(d.argv[0], d.argv[1:]...)
 	cmd.Stdout, cmd.Stderr = log, log
-	// Memory suffices, CPU time is scarce: Go programs collect garbage less often.
-	cmd.Env = append(Environment(), "GOGC=400")
+	// Memory suffices, CPU time is scarce: Go programs collect garbage less often, and
+	// do not look for work on idle processors.
+	cmd.Env = append(Environment(), "GOGC=400", "GOMAXPROCS=1")
 	group, err := openCgroup(d.cgroup)
 	if err != nil {
 		return err

@@ -133,6 +133,8 @@ func startRuntime(c Config) error {
 	go daemon{name: "kubelet", cgroup: "kubelet", argv: []string{ShareDir + "/bin/kubelet",
 		"--config=" + dir + "/kubelet.yaml", "--kubeconfig=" + dir + "/kubeconfig",
 		"--hostname-override=" + c.Name, "--node-ip=" + strings.Join(ips, ","), "--v=1",
+		// Nobody reads the containers' statistics, which take a seventh of its CPU time.
+		"--housekeeping-interval=5m",
 	}}.keepRunning()
 	return nil
 }

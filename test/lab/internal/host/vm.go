@@ -23,12 +23,15 @@ const guestArgs = "mitigations=off apparmor=0 audit=0 init_on_alloc=0 hardened_u
 	"nowatchdog tsc=reliable no_timer_check preempt=none random.trust_cpu=on"
 
 // accelerator returns QEMU's options for KVM or for emulation. cx16=off: QEMU 7.2
-// emulates cmpxchg16b incorrectly, which crashes kernels at random.
+// emulates cmpxchg16b incorrectly, which crashes kernels at random. The others are slow
+// under emulation: with erms, kernel and libraries copy memory by "rep movsb", which
+// takes an emulated instruction per byte; smap doubles the TLB entries of the kernel;
+// la57 adds a level to every page walk.
 func accelerator(kvm bool) []string {
 	if kvm {
 		return []string{"-accel", "kvm", "-cpu", "host"}
 	}
-	return []string{"-accel", "tcg,thread=multi", "-cpu", "max,cx16=off"}
+	return []string{"-accel", "tcg,thread=multi", "-cpu", "max,cx16=off,erms=off,smap=off,smep=off,la57=off"}
 }
 
 // keepVM starts a node and restarts it forever: a guest that reboots or powers off

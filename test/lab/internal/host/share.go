@@ -155,7 +155,9 @@ volumeStatsAggPeriod: 10m
 # Images and pods are in memory, not on a disk.
 imageGCHighThresholdPercent: 100
 imageGCLowThresholdPercent: 99
-evictionHard: {memory.available: 50Mi}
+# Without thresholds, kubelet does not collect every container's statistics every ten seconds.
+evictionHard: {memory.available: 0%, nodefs.available: 0%, nodefs.inodesFree: 0%, imagefs.available: 0%, imagefs.inodesFree: 0%}
+localStorageCapacityIsolation: false
 enforceNodeAllocatable: [pods]
 maxPods: 100
 shutdownGracePeriod: 0s

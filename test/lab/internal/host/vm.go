@@ -18,9 +18,10 @@ const (
 )
 
 // guestArgs are kernel arguments that disable what is slow under emulation and what a
-// test machine does not need: hardening, clearing of allocated memory, watchdogs.
+// test machine does not need: hardening, clearing of allocated memory, watchdogs, and
+// cgroup controllers, of which kubelet walks each one's tree every two seconds.
 const guestArgs = "mitigations=off apparmor=0 audit=0 init_on_alloc=0 hardened_usercopy=off randomize_kstack_offset=off " +
-	"nowatchdog tsc=reliable no_timer_check preempt=none random.trust_cpu=on"
+	"cgroup_disable=io,hugetlb,rdma,misc nowatchdog tsc=reliable no_timer_check preempt=none random.trust_cpu=on"
 
 // accelerator returns QEMU's options for KVM or for emulation. cx16=off: QEMU 7.2
 // emulates cmpxchg16b incorrectly, which crashes kernels at random. The others are slow

@@ -96,7 +96,7 @@ var ordinaryServer = fmt.Sprintf(`
     command: [/tools/netprobe, serve, --name, green-host, --listen, ":%[1]d", --grpc, ":%[2]d"]
     startupProbe: {grpc: {port: %[2]d}, periodSeconds: 1, failureThreshold: 120, timeoutSeconds: 20}
     readinessProbe: {httpGet: {path: /, port: %[1]d}, periodSeconds: 2, timeoutSeconds: 5}
-    livenessProbe: {tcpSocket: {port: %[1]d, host: 127.0.0.1}, periodSeconds: 5, timeoutSeconds: 5, failureThreshold: 12}
+    livenessProbe: {tcpSocket: {port: %[1]d, host: 127.0.0.1}, periodSeconds: 5, timeoutSeconds: 5, failureThreshold: 60}
 `, serverPort, grpcPort)
 
 // setUpArena creates the tenants and their pods.

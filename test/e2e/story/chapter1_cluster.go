@@ -3,6 +3,7 @@
 package story
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -82,7 +85,7 @@ func defaultReach(ctx context.Context, w *World) (string, error) {
 
 // patience is how long a pod may take to reach another: an emulated node
 // pauses for seconds while the machine is busy.
-const patience = 45 * time.Second
+const patience = 2 * time.Minute
 
 // reach probes targets until all have answered, at most for patience. want is
 // the name of the server that must answer, by target. A wrong server fails at
@@ -146,11 +149,11 @@ func (w *World) mesh(ctx context.Context, pods []*pod) (string, error) {
 	return figures, err
 }
 
-// probesPass checks that kubelet's probes of a tenant's pods keep passing over
-// several periods of each probe: the pods are Ready, never restarted, and
-// started by the exec probe.
+// probesPass checks that kubelet's probes of a tenant's pods keep passing: the pods
+// were started by the exec probe and never restarted, and they stay Ready until
+// kubelet has counted two more passes of each pod's HTTP and TCP probe.
 func (w *World) probesPass(ctx context.Context, tenant string) (string, error) {
-	const watchFor = 12 * time.Second // two periods of the slowest probe
+	const passes = 2
 	pods := w.tenant(tenant)
 	if len(pods) == 0 {
 		return "", fmt.Errorf("no pod of tenant %q to check", tenant)
@@ -161,7 +164,12 @@ func (w *World) probesPass(ctx context.Context, tenant string) (string, error) {
 			return "", err
 		}
 	}
-	for until := time.Now().Add(watchFor); time.Now().Before(until); {
+	begun := time.Now()
+	before, err := w.probeSuccesses(ctx, pods)
+	if err != nil {
+		return "", err
+	}
+	for {
 		for _, p := range pods {
 			obj, err := w.Lab.Client().CoreV1().Pods(p.Namespace).Get(ctx, p.Name, metav1.GetOptions{})
 			if err != nil {
@@ -172,11 +180,61 @@ func (w *World) probesPass(ctx context.Context, tenant string) (string, error) {
 				return "", fmt.Errorf("pod %s/%s: ready %v, %d restarts%s", p.Namespace, p.Name, s.Ready, s.RestartCount, w.podEvents(ctx, p))
 			}
 		}
+		now, err := w.probeSuccesses(ctx, pods)
+		if err != nil {
+			return "", err
+		}
+		missing := ""
+		for _, p := range pods {
+			for _, kind := range []string{"Readiness", "Liveness"} {
+				key := probeOf{p.Namespace, p.Name, kind}
+				if now[key] < before[key]+passes {
+					missing = fmt.Sprintf("%s probe of pod %s/%s passed %v times, %v before", kind, p.Namespace, p.Name, now[key], before[key])
+				}
+			}
+		}
+		if missing == "" {
+			return fmt.Sprintf("%d pods, %d passes of each probe in %s", len(pods), passes, time.Since(begun).Round(time.Second)), nil
+		}
 		select {
 		case <-ctx.Done():
-			return "", ctx.Err()
+			return "", fmt.Errorf("%s: %w", missing, ctx.Err())
 		case <-time.After(time.Second):
 		}
 	}
-	return fmt.Sprintf("%d pods over %s", len(pods), watchFor), nil
+}
+
+// probeOf names a pod's probe: Readiness or Liveness.
+type probeOf struct{ namespace, pod, kind string }
+
+// probeSuccesses returns how often the probes of the pods have passed, as their
+// nodes' kubelets count.
+func (w *World) probeSuccesses(ctx context.Context, pods []*pod) (map[probeOf]float64, error) {
+	out := map[probeOf]float64{}
+	read := map[string]bool{}
+	for _, p := range pods {
+		if read[p.Node] {
+			continue
+		}
+		read[p.Node] = true
+		text, err := w.Lab.Client().CoreV1().RESTClient().Get().AbsPath("/api/v1/nodes", p.Node, "proxy/metrics/probes").DoRaw(ctx)
+		if err != nil {
+			return nil, fmt.Errorf("read the probe metrics of kubelet on %s: %w", p.Node, err)
+		}
+		parser := expfmt.NewTextParser(model.UTF8Validation)
+		families, err := parser.TextToMetricFamilies(bytes.NewReader(text))
+		if err != nil {
+			return nil, fmt.Errorf("parse the probe metrics of kubelet on %s: %w", p.Node, err)
+		}
+		for _, m := range families["prober_probe_total"].GetMetric() {
+			label := map[string]string{}
+			for _, l := range m.GetLabel() {
+				label[l.GetName()] = l.GetValue()
+			}
+			if label["result"] == "successful" {
+				out[probeOf{label["namespace"], label["pod"], label["probe_type"]}] += m.GetCounter().GetValue()
+			}
+		}
+	}
+	return out, nil
 }

@@ -92,7 +92,7 @@ func (w *World) run(ctx context.Context, c Check) Result {
 	if err == nil {
 		timeout := c.Timeout
 		if timeout == 0 {
-			timeout = 6 * time.Minute
+			timeout = 12 * time.Minute
 		}
 		start = time.Now() // fixtures have times of their own
 		limited, cancel := context.WithTimeout(ctx, timeout)

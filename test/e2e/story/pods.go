@@ -32,8 +32,8 @@ type pod struct {
 const port = "8080"
 
 // spec is the pod's manifest: netprobe serving on all addresses, with one
-// probe of each kind by the real kubelet. Liveness allows a minute, because an
-// emulated node on a busy machine pauses for seconds at a time.
+// probe of each kind by the real kubelet. Liveness allows five minutes, because an
+// emulated node on a busy machine pauses: probesPass sees whether it passes.
 func (p *pod) spec() string {
 	return fmt.Sprintf(`
 apiVersion: v1
@@ -54,9 +54,9 @@ spec:
     imagePullPolicy: Never
     command: [/tools/netprobe, serve, --name, %[1]s/%[2]s, --listen, ":%[4]s"]
     volumeMounts: [{name: tools, mountPath: /tools, readOnly: true}]
-    startupProbe: {exec: {command: [/bin/true]}, periodSeconds: 1, failureThreshold: 60, timeoutSeconds: 20}
+    startupProbe: {exec: {command: [/bin/true]}, periodSeconds: 1, failureThreshold: 300, timeoutSeconds: 20}
     readinessProbe: {httpGet: {path: /, port: %[4]s}, periodSeconds: 2, timeoutSeconds: 5}
-    livenessProbe: {tcpSocket: {port: %[4]s}, periodSeconds: 5, timeoutSeconds: 5, failureThreshold: 12}
+    livenessProbe: {tcpSocket: {port: %[4]s}, periodSeconds: 5, timeoutSeconds: 5, failureThreshold: 60}
 `, p.Namespace, p.Name, p.Node, port, toolsDir, p.Networks)
 }
 

@@ -3,8 +3,10 @@
 package story
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -35,17 +37,84 @@ ip -o addr | awk '{print $2, $4}' | section address
 { ip rule; ip -6 rule; } | grep -v l3mdev | section rule
 { ip route show table all; ip -6 route show table all; } | sed -E 's/ expires [0-9]+sec//; s/ *$//' | section route
 nft -s list ruleset | section nft
-uuid=name; [ "$IDS" = 1 ] && uuid=_uuid,name
-ovs-vsctl --no-heading --format=csv --columns=$uuid list Interface | section interface
-for table in Logical_Switch Logical_Switch_Port Logical_Router Logical_Router_Port Port_Group Address_Set; do
-  ovn-nbctl --no-leader-only --no-heading --format=csv --columns=$uuid list $table | section nb-$table
-done
-for table in Logical_Router_Static_Route NAT ACL Logical_Router_Policy Gateway_Chassis Static_MAC_Binding; do
-  ovn-nbctl --no-leader-only --no-heading --format=csv --columns=_uuid list $table | { if [ "$IDS" = 1 ]; then cat; else wc -l; fi; } | section nb-$table
-done
-ovn-sbctl --no-leader-only --no-heading --format=csv --columns=name list Chassis | section sb-Chassis
+while read -r socket query; do echo "$socket $(ovsdb-client query unix:$socket "$query")" | section ovsdb; done <<'EOF'
+QUERIES
+EOF
 find /sys/fs/bpf/bulkhead | section pin
 `
+
+// databaseTables are the tables of each database, by socket, whose rows are part of a
+// snapshot: by name, or counted if their rows have none.
+var databaseTables = []struct {
+	socket, database string
+	named, counted   []string
+}{
+	{"/var/run/openvswitch/db.sock", "Open_vSwitch", []string{"Interface"}, nil},
+	{"/var/run/ovn/ovnsb_db.sock", "OVN_Southbound", []string{"Chassis"}, nil},
+	{"/var/run/ovn/ovnnb_db.sock", "OVN_Northbound",
+		[]string{"Logical_Switch", "Logical_Switch_Port", "Logical_Router", "Logical_Router_Port", "Port_Group", "Address_Set", "Load_Balancer", "Load_Balancer_Group"},
+		[]string{"Logical_Router_Static_Route", "NAT", "ACL", "Logical_Router_Policy", "Gateway_Chassis", "Static_MAC_Binding", "DHCP_Options"}},
+}
+
+// databaseQueries are a line for each database: its socket and a transaction that reads
+// the rows. One process for each database, because starting a process costs most.
+func databaseQueries() string {
+	var lines []string
+	for _, d := range databaseTables {
+		query := []any{d.database}
+		for _, table := range append(slices.Clone(d.named), d.counted...) {
+			columns := []string{"_uuid"}
+			if slices.Contains(d.named, table) {
+				columns = append(columns, "name")
+			}
+			query = append(query, map[string]any{"op": "select", "table": table, "where": []any{}, "columns": columns})
+		}
+		text, _ := json.Marshal(query) // of strings: cannot fail
+		lines = append(lines, d.socket+" "+string(text))
+	}
+	return strings.Join(lines, "\n")
+}
+
+// databaseRows returns a line for each row in the reply to one of databaseQueries, which
+// follows the database's socket. With ids, each line has the row's UUID; without, rows
+// that have no name are counted.
+func databaseRows(reply string, ids bool) ([]string, error) {
+	socket, text, _ := strings.Cut(reply, " ")
+	for _, d := range databaseTables {
+		if d.socket != socket {
+			continue
+		}
+		var results []struct {
+			Rows []struct {
+				UUID [2]string `json:"_uuid"`
+				Name string
+			}
+			Error, Details string
+		}
+		tables := append(slices.Clone(d.named), d.counted...)
+		if err := json.Unmarshal([]byte(text), &results); err != nil || len(results) != len(tables) {
+			return nil, fmt.Errorf("read %s: %w in %.200q", d.database, cmp.Or(err, errors.New("not a result per table")), text)
+		}
+		var lines []string
+		for i, table := range tables {
+			if r := results[i]; r.Error != "" {
+				return nil, fmt.Errorf("read table %s: %s: %s", table, r.Error, r.Details)
+			}
+			for _, row := range results[i].Rows {
+				line := "row of " + table + ":"
+				if ids {
+					line += " " + row.UUID[1]
+				}
+				lines = append(lines, strings.TrimSpace(line+" "+row.Name))
+			}
+			if i >= len(d.named) && !ids {
+				lines = append(lines[:len(lines)-len(results[i].Rows)], fmt.Sprintf("rows of %s: %d", table, len(results[i].Rows)))
+			}
+		}
+		return lines, nil
+	}
+	return nil, fmt.Errorf("no database has the socket %q", socket)
+}
 
 // state takes a snapshot of the node.
 func (w *World) state(ctx context.Context, node *lab.Node, ids bool) (snapshot, error) {
@@ -53,14 +122,25 @@ func (w *World) state(ctx context.Context, node *lab.Node, ids bool) (snapshot, 
 	if ids {
 		flag = "1"
 	}
-	res, err := node.Run(ctx, "IDS="+flag+"\n"+stateScript)
+	res, err := node.Run(ctx, "IDS="+flag+"\n"+strings.ReplaceAll(stateScript, "QUERIES", databaseQueries()))
 	if err != nil {
 		return nil, err
 	}
 	if res.ExitCode != 0 {
 		return nil, fmt.Errorf("take the state of %s: exit %d: %s", node.Name, res.ExitCode, res.Stderr)
 	}
-	lines := strings.Split(strings.TrimSpace(res.Stdout), "\n")
+	var lines []string
+	for _, line := range strings.Split(strings.TrimSpace(res.Stdout), "\n") {
+		if reply, ok := strings.CutPrefix(line, "ovsdb: "); ok {
+			rows, err := databaseRows(reply, ids)
+			if err != nil {
+				return nil, fmt.Errorf("take the state of %s: %w", node.Name, err)
+			}
+			lines = append(lines, rows...)
+			continue
+		}
+		lines = append(lines, line)
+	}
 	progs, err := bpfPrograms(ctx, node)
 	if err != nil {
 		return nil, err

@@ -22,7 +22,7 @@ func TestReach(t *testing.T) {
 	}{
 		"at once":        {func(to string, _ int) probe { return probe{OK: true, Who: who(to)} }, 1, 0, ""},
 		"one late":       {func(to string, try int) probe { return probe{OK: to != "udp:b" || try > 2, Who: who(to)} }, 3, 2, ""},
-		"never":          {func(to string, _ int) probe { return probe{OK: to != "tcp:a", Who: who(to), Detail: "timeout"} }, 0, 0, `tcp:a ("red/a") not reached within 45s: timeout`},
+		"never":          {func(to string, _ int) probe { return probe{OK: to != "tcp:a", Who: who(to), Detail: "timeout"} }, 0, 0, `tcp:a ("red/a") not reached within ` + patience.String() + `: timeout`},
 		"another":        {func(string, int) probe { return probe{OK: true, Who: "red/b"} }, 1, 0, `tcp:a reached "red/b" instead of "red/a"`},
 		"another, later": {func(string, int) probe { return probe{OK: true, Who: "red/a"} }, 1, 0, `udp:b reached "red/a" instead of "red/b"`},
 	} {

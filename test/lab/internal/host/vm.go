@@ -14,7 +14,7 @@ import (
 
 const (
 	memoryMB = 3072
-	cpus     = 2
+	cpus     = 1
 )
 
 // guestArgs are kernel arguments that disable what is slow under emulation and what a

@@ -24,10 +24,10 @@ func adversaryChecks() []Check {
 	}
 	costly := func(c Check) Check { c.Costly = true; return c }
 	return []Check{
-		check("adversary: no attempt from a pod or host-network process reaches or hears another tenant", 15*time.Minute, (*arena).table),
-		check("ordinary servers in a tenant's host-network pod: kubelet, localhost and the other containers reach them", 10*time.Minute, (*arena).ordinary),
-		costly(check("adversary: a tenant that listens on the node's ports, and probes them, captures no other's calls", 10*time.Minute, (*arena).capture)),
-		costly(check("adversary: host-network pods that the agent does not know yet enter no tenant's network", 10*time.Minute, (*arena).early)),
+		check("adversary: no attempt from a pod or host-network process reaches or hears another tenant", 25*time.Minute, (*arena).table),
+		check("ordinary servers in a tenant's host-network pod: kubelet, localhost and the other containers reach them", 20*time.Minute, (*arena).ordinary),
+		costly(check("adversary: a tenant that listens on the node's ports, and probes them, captures no other's calls", 20*time.Minute, (*arena).capture)),
+		costly(check("adversary: host-network pods that the agent does not know yet enter no tenant's network", 20*time.Minute, (*arena).early)),
 		costly(check("adversary: each wall holds alone, and with it gone the same attempts arrive", 15*time.Minute, (*arena).wallsAlone)),
 		// Last, because it ends the attacker's network.
 		costly(check("adversary: whatever a tenant or a node's token writes to the API, no id, address or network moves", 20*time.Minute, (*arena).writes)),

@@ -16,24 +16,18 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
-	"time"
 )
 
 type options struct {
 	networks, big, nodes int
 	controller           string
-	start                time.Time
-}
-
-// progress prints a step of the run to stderr.
-func (o options) progress(format string, args ...any) {
-	fmt.Fprintf(os.Stderr, "%6.1f s  %s\n", time.Since(o.start).Seconds(), fmt.Sprintf(format, args...))
+	progress             func(format string, args ...any)
 }
 
 var errMissed = errors.New("targets were missed")
 
 func main() {
-	o := options{start: time.Now()}
+	o := options{progress: report.Progress(os.Stderr)}
 	flag.IntVar(&o.networks, "networks", 500, "networks of the small size")
 	flag.IntVar(&o.big, "big", 5000, "networks of the large size; 0 skips it")
 	flag.IntVar(&o.nodes, "nodes", 50, "nodes of the cluster")

@@ -13,7 +13,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"syscall"
 	"time"
 
 	"bulkhead/test/api"
@@ -108,7 +107,7 @@ func (c *cluster) startController(ctx context.Context) error {
 	})
 }
 
-// stopController stops the controller as kubelet would, by SIGTERM.
+// stopController stops the controller as kubelet would.
 func (c *cluster) stopController() error {
 	if c.running == nil {
 		return nil
@@ -117,20 +116,10 @@ func (c *cluster) stopController() error {
 	c.running = nil
 	_, peak, peakErr := proc.Memory(cmd.Process.Pid)
 	c.peak = max(c.peak, peak)
-	_ = cmd.Process.Signal(syscall.SIGTERM) // Wait reports a controller that has exited
-	exited := make(chan error, 1)
-	go func() { exited <- cmd.Wait() }()
-	select {
-	case err := <-exited:
-		if err != nil {
-			return fmt.Errorf("the controller failed: %w", err)
-		}
-		return peakErr
-	case <-time.After(30 * time.Second):
-		_ = cmd.Process.Kill()
-		<-exited
-		return errors.New("the controller did not exit within 30 s of SIGTERM")
+	if err := proc.Terminate(cmd); err != nil {
+		return fmt.Errorf("stop the controller: %w", err)
 	}
+	return peakErr
 }
 
 // peakMemory returns the peak memory of all controllers so far.

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package proc reads what processes cost from /proc.
+// Package proc reads what processes cost from /proc, and ends them.
 package proc
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -62,6 +65,22 @@ func ticks(fields []string) (time.Duration, error) {
 		n += v
 	}
 	return time.Duration(n) * tick, nil
+}
+
+// Terminate stops a child as kubelet would, by SIGTERM. Its error is the child's own, or
+// that the child did not exit in kubelet's 30 s.
+func Terminate(cmd *exec.Cmd) error {
+	_ = cmd.Process.Signal(syscall.SIGTERM) // Wait reports a child that has exited
+	exited := make(chan error, 1)
+	go func() { exited <- cmd.Wait() }()
+	select {
+	case err := <-exited:
+		return err
+	case <-time.After(30 * time.Second):
+		_ = cmd.Process.Kill()
+		<-exited
+		return errors.New("it did not exit within 30 s of SIGTERM")
+	}
 }
 
 // Memory returns the resident set of a process in bytes, now and at its peak.

@@ -4,6 +4,7 @@ package proc
 
 import (
 	"os"
+	"os/exec"
 	"testing"
 	"time"
 )
@@ -34,5 +35,24 @@ func TestMemory(t *testing.T) {
 	}
 	if _, _, err := Memory(-1); err == nil {
 		t.Error("a process that does not exist has memory")
+	}
+}
+
+func TestTerminate(t *testing.T) {
+	for script, fails := range map[string]bool{"trap 'exit 0' TERM; echo; while :; do sleep 0.01; done": false, "trap 'exit 3' TERM; echo; while :; do sleep 0.01; done": true} {
+		cmd := exec.Command("sh", "-c", script)
+		out, err := cmd.StdoutPipe()
+		if err == nil {
+			err = cmd.Start()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := out.Read(make([]byte, 1)); err != nil { // the trap is set
+			t.Fatal(err)
+		}
+		if err := Terminate(cmd); (err != nil) != fails || cmd.ProcessState == nil {
+			t.Errorf("%s: %v, ended %v", script, err, cmd.ProcessState)
+		}
 	}
 }

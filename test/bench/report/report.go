@@ -49,6 +49,15 @@ func Print(w io.Writer, fs []Figure) error {
 	return t.Flush()
 }
 
+// Progress returns a function that prints a step of the run to w, with the time since
+// the call of Progress.
+func Progress(w io.Writer) func(format string, args ...any) {
+	start := time.Now()
+	return func(format string, args ...any) {
+		fmt.Fprintf(w, "%6.1f s  %s\n", time.Since(start).Seconds(), fmt.Sprintf(format, args...))
+	}
+}
+
 // Ratio returns a/b, and 0 if b is 0: a value that was not measured.
 func Ratio(a, b float64) float64 {
 	if b == 0 {

@@ -11,14 +11,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"syscall"
-	"time"
 
 	nadclient "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/client/clientset/versioned"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 
 	"bulkhead/test/api"
+	"bulkhead/test/bench/proc"
 	"bulkhead/test/native"
 )
 
@@ -119,27 +118,17 @@ func (c *cluster) ready(ctx context.Context) bool {
 	return resp.StatusCode == http.StatusOK
 }
 
-// stopZone stops the zone as kubelet would, by SIGTERM.
+// stopZone stops the zone as kubelet would.
 func (c *cluster) stopZone() error {
 	if c.zone == nil {
 		return nil
 	}
 	cmd := c.zone
 	c.zone = nil
-	_ = cmd.Process.Signal(syscall.SIGTERM) // Wait reports a zone that has ended
-	exited := make(chan error, 1)
-	go func() { exited <- cmd.Wait() }()
-	select {
-	case err := <-exited:
-		if err != nil {
-			return fmt.Errorf("the zone failed: %w", err)
-		}
-		return nil
-	case <-time.After(30 * time.Second):
-		_ = cmd.Process.Kill()
-		<-exited
-		return errors.New("the zone did not exit within 30 s of SIGTERM")
+	if err := proc.Terminate(cmd); err != nil {
+		return fmt.Errorf("stop the zone: %w", err)
 	}
+	return nil
 }
 
 // stop stops all processes and removes their files.

@@ -18,7 +18,6 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
-	"time"
 
 	"bulkhead/test/bench/report"
 )
@@ -29,18 +28,13 @@ type options struct {
 	wideNodes  int
 	flows      bool
 	controller string
-	start      time.Time
-}
-
-// progress prints a step of the run to stderr.
-func (o options) progress(format string, args ...any) {
-	fmt.Fprintf(os.Stderr, "%6.1f s  %s\n", time.Since(o.start).Seconds(), fmt.Sprintf(format, args...))
+	progress   func(format string, args ...any)
 }
 
 var errMissed = errors.New("targets were missed")
 
 func main() {
-	o := options{start: time.Now()}
+	o := options{progress: report.Progress(os.Stderr)}
 	sizes := flag.String("sizes", "10,100,500", "numbers of networks, each with 10 pods on 3 nodes and 5 services; the first and the last are compared")
 	flag.IntVar(&o.wide, "wide", 500, "networks without pods on many nodes; 0 skips it")
 	flag.IntVar(&o.wideNodes, "wide-nodes", 100, "nodes of those networks")

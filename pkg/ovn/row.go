@@ -18,19 +18,19 @@ import (
 // be queried and others are never touched.
 const (
 	markOwner   = "k8s.ovn.org/owner"
-	markNetwork = "k8s.ovn.org/network"
+	markNetwork = network.MarkNetwork
 	markUnit    = "k8s.ovn.org/unit" // network and unit
 	markID      = "k8s.ovn.org/id"   // unique in its table
 	ownerValue  = "bulkhead"
 
 	markNetworkID  = "k8s.ovn.org/network-id" // on routers and switches
 	markTopology   = "k8s.ovn.org/topology"
-	markRole       = "k8s.ovn.org/role" // also on pods' ports
+	markRole       = network.MarkRole // also on pods' ports
 	markNAD        = "k8s.ovn.org/nad"
-	markNode       = "k8s.ovn.org/node"
+	markNode       = network.MarkNode
 	markPeer       = "ic-node" // on a route: the node that it leads to
-	markNamespace  = "namespace"
-	markPod        = "pod_name"
+	markNamespace  = network.MarkNamespace
+	markPod        = network.MarkPod
 	markPodUID     = "pod_uid"
 	markService    = "k8s.ovn.org/service"                     // of a load balancer
 	markExposed    = "k8s.ovn.org/udn-enabled-default-service" // of a policy: the service that it leads to

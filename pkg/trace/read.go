@@ -56,11 +56,11 @@ func ReadPorts(ctx context.Context, address string) ([]Port, error) {
 // and the IP addresses, those of routers with the length of their prefix.
 func portOf(r sbdb.PortBinding, datapath string) Port {
 	p := Port{
-		Name: r.LogicalPort, Type: r.Type, Datapath: datapath, Network: r.ExternalIDs["k8s.ovn.org/network"], Primary: r.ExternalIDs["k8s.ovn.org/role"] == string(network.RolePrimary),
-		Node: r.ExternalIDs["k8s.ovn.org/node"], Peer: r.Options["peer"],
+		Name: r.LogicalPort, Type: r.Type, Datapath: datapath, Network: r.ExternalIDs[network.MarkNetwork],
+		Primary: r.ExternalIDs[network.MarkRole] == string(network.RolePrimary), Node: r.ExternalIDs[network.MarkNode], Peer: r.Options["peer"],
 	}
-	if name := r.ExternalIDs["pod_name"]; name != "" {
-		p.Pod = r.ExternalIDs["namespace"] + "/" + name
+	if name := r.ExternalIDs[network.MarkPod]; name != "" {
+		p.Pod = r.ExternalIDs[network.MarkNamespace] + "/" + name
 	}
 	for _, m := range r.MAC {
 		for i, field := range strings.Fields(m) {

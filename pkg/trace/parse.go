@@ -61,8 +61,8 @@ type parser struct {
 	last  flow // the last that matched
 	acl   flow // the last ACL's that matched
 	open  bool // the current pipeline has neither sent the packet on nor dropped it
-	any   bool
-	aside int // indentation from which lines belong to another packet; 0: none
+	begun bool // a pipeline
+	aside int  // indentation from which lines belong to another packet; 0: none
 }
 
 // Parse parses the output of ovn-trace --detailed, which is its default.
@@ -72,7 +72,7 @@ func Parse(text string) (Logical, error) {
 		p.line(strings.TrimRight(line, "\n"))
 	}
 	p.finish()
-	if !p.any {
+	if !p.begun {
 		return Logical{}, fmt.Errorf("no pipeline in the output of ovn-trace: %.200q", text)
 	}
 	return p.out, nil
@@ -138,7 +138,7 @@ func (p *parser) note(n string) { p.stage().Notes = append(p.stage().Notes, n) }
 // datapath's egress pipeline: that one's output was not the end.
 func (p *parser) pipeline(ingress bool, datapath, in, out string) {
 	p.endFlow()
-	p.any = true
+	p.begun = true
 	if ingress {
 		p.finish()
 		if n := len(p.out.Ends); n > 0 && p.out.Ends[n-1].Port != "" {
@@ -155,7 +155,7 @@ func (p *parser) pipeline(ingress bool, datapath, in, out string) {
 // ovn-trace prints "drop" only where a flow has that action.
 func (p *parser) finish() {
 	p.endFlow()
-	if p.open && p.any {
+	if p.open {
 		p.drop(p.lastReason())
 	}
 }

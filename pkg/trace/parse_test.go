@@ -109,6 +109,7 @@ func TestParsePacket(t *testing.T) {
 		{"192.0.2.1", "", "192.0.2.1, icmp"}, {"2001:db8::1", "icmp", "2001:db8::1, icmp"},
 		{"192.0.2.1:80", "", "192.0.2.1:80, tcp"}, {"[2001:db8::1]:53", "udp", "[2001:db8::1]:53, udp"}, {"192.0.2.1:1", "sctp", "192.0.2.1:1, sctp"},
 		{"192.0.2.1", "tcp", ""}, {"192.0.2.1:0", "", ""}, {"web", "", ""}, {"192.0.2.1:80", "icmp", ""}, {"192.0.2.1:80", "gre", ""},
+		{"::ffff:192.0.2.1", "", "192.0.2.1, icmp"}, {"[::ffff:192.0.2.1]:80", "", "192.0.2.1:80, tcp"}, {"fe80::1%eth0", "", ""}, {"[fe80::1%eth0 || ip4]:80", "", ""},
 	} {
 		p, err := ParsePacket(c.to, c.protocol)
 		if (err != nil) != (c.want == "") || err == nil && p.String() != c.want {
@@ -120,8 +121,8 @@ func TestParsePacket(t *testing.T) {
 func FuzzParsePacket(f *testing.F) {
 	f.Add("192.0.2.1:80", "tcp")
 	f.Fuzz(func(t *testing.T, to, protocol string) {
-		if p, err := ParsePacket(to, protocol); err == nil && !p.To.IsValid() {
-			t.Error("neither an address nor an error")
+		if p, err := ParsePacket(to, protocol); err == nil && (!p.To.IsValid() || p.To.Zone() != "" || p.To.Is4In6()) {
+			t.Errorf("sends to %s", p.To)
 		}
 	})
 }

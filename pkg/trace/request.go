@@ -46,7 +46,11 @@ func (p Packet) String() string {
 // ParsePacket parses a destination, an address with or without a port: icmp is sent to
 // an address alone.
 func ParsePacket(destination, protocol string) (Packet, error) {
+	if strings.Contains(destination, "%") {
+		return Packet{}, fmt.Errorf("%q has a zone: use the address alone, the pod's interface follows from -network", destination)
+	}
 	if a, err := netip.ParseAddr(destination); err == nil {
+		a = a.Unmap()
 		if protocol != "" && protocol != "icmp" {
 			return Packet{}, fmt.Errorf("%s needs a port: use %s", protocol, netip.AddrPortFrom(a, 80))
 		}
@@ -63,7 +67,7 @@ func ParsePacket(destination, protocol string) (Packet, error) {
 	default:
 		return Packet{}, fmt.Errorf("protocol %q with a port: use tcp, udp or sctp", protocol)
 	}
-	return Packet{To: ap.Addr(), Protocol: protocol, Port: ap.Port()}, nil
+	return Packet{To: ap.Addr().Unmap(), Protocol: protocol, Port: ap.Port()}, nil
 }
 
 // microflow is a packet as a pod sends it.

@@ -131,19 +131,14 @@ func ctlTrace(ctx context.Context, w *World) (string, error) {
 	count := 0
 	trace := func(to string, wants ...string) error {
 		count++
-		for _, n := range w.Lab.Nodes() {
-			if n.Name != from.Node {
-				continue
-			}
-			command := fmt.Sprintf("%s/bulkheadctl trace %s/%s %s", toolsDir, from.Namespace, from.Name, to)
-			res, err := n.Run(ctx, command)
-			if err != nil {
-				return err
-			}
-			for _, want := range wants {
-				if res.ExitCode != 0 || !strings.Contains(res.Stdout, want) {
-					return fmt.Errorf("%s on %s: exit %d, no %q in %s%s", command, n.Name, res.ExitCode, want, res.Stdout, res.Stderr)
-				}
+		command := fmt.Sprintf("%s/bulkheadctl trace %s/%s %s", toolsDir, from.Namespace, from.Name, to)
+		res, err := w.Lab.Node(from.Node).Run(ctx, command)
+		if err != nil {
+			return err
+		}
+		for _, want := range wants {
+			if res.ExitCode != 0 || !strings.Contains(res.Stdout, want) {
+				return fmt.Errorf("%s on %s: exit %d, no %q in %s%s", command, from.Node, res.ExitCode, want, res.Stdout, res.Stderr)
 			}
 		}
 		return nil

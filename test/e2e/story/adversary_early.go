@@ -84,7 +84,7 @@ func (a *arena) early(ctx context.Context) (string, error) {
 	for _, t := range own {
 		want[t] = a.pods["amber-1"].Namespace + "/" + a.pods["amber-1"].Name
 	}
-	_, err = reach(func(list []string) ([]probe, error) { return a.w.check(ctx, early, "nobody", probeTime, list...) }, want)
+	_, err = a.w.reach(ctx, early, "nobody", want)
 	if err != nil {
 		errs = append(errs, fmt.Errorf("once the agent goes on: %w", err))
 	}

@@ -79,7 +79,7 @@ func (a *arena) ordinary(ctx context.Context) (string, error) {
 			}
 		}
 		n += len(want)
-		if _, err := reach(func(list []string) ([]probe, error) { return a.w.check(ctx, from, container, probeTime, list...) }, want); err != nil {
+		if _, err := a.w.reach(ctx, from, container, want); err != nil {
 			return fmt.Errorf("%s %s: %w", from.Name, container, err)
 		}
 		return nil

@@ -107,7 +107,7 @@ func layer2Host(ctx context.Context, w *World) (string, error) {
 			}
 		}
 	}
-	if _, err := reach(func(list []string) ([]probe, error) { return w.check(ctx, host, "", probeTime, list...) }, want); err != nil {
+	if _, err := w.reach(ctx, host, "", want); err != nil {
 		return "", fmt.Errorf("from violet's host-network pod: %w", err)
 	}
 	list := append(addrTargets("tcp", own, 8095), addrTargets("udp", own, 8095)...)
@@ -117,7 +117,7 @@ func layer2Host(ctx context.Context, w *World) (string, error) {
 			for _, t := range list {
 				answers[t] = "violet-host"
 			}
-			if _, err := reach(func(list []string) ([]probe, error) { return w.check(ctx, from, "", probeTime, list...) }, answers); err != nil {
+			if _, err := w.reach(ctx, from, "", answers); err != nil {
 				return fmt.Errorf("%s to violet's host-network pod: %w", from.Name, err)
 			}
 			return nil

@@ -112,7 +112,7 @@ func sameAddress(ctx context.Context, w *World) (string, error) {
 				for _, t := range dropICMP(targets(shared...)) {
 					answers[t] = want.Namespace + "/" + want.Name
 				}
-				if _, err := reach(func(list []string) ([]probe, error) { return w.check(ctx, from, "", probeTime, list...) }, answers); err != nil {
+				if _, err := w.reach(ctx, from, "", answers); err != nil {
 					return "", fmt.Errorf("from %s: %w", from.Name, err)
 				}
 			}

@@ -119,7 +119,7 @@ func (w *World) allAnswer(ctx context.Context, from *pod, list, want []string) (
 		for t := range missing {
 			targets = append(targets, slices.Repeat([]string{t}, 2*len(want))...)
 		}
-		got, err := w.check(ctx, from, "", probeTime, targets...)
+		got, err := w.ask(ctx, from, "", targets)
 		if err != nil {
 			return answers, err
 		}

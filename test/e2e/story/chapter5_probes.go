@@ -3,7 +3,9 @@
 package story
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"strings"
@@ -132,6 +134,22 @@ func nodeProbe(ctx context.Context, node *lab.Node, timeout time.Duration, list 
 		return nil, fmt.Errorf("netprobe on %s: exit %d: %s", node.Name, res.ExitCode, res.Stderr)
 	}
 	return parseProbes(res.Stdout, len(list))
+}
+
+func parseProbes(out string, want int) ([]probe, error) {
+	var probes []probe
+	dec := json.NewDecoder(bytes.NewBufferString(out))
+	for dec.More() {
+		var p probe
+		if err := dec.Decode(&p); err != nil {
+			return nil, fmt.Errorf("read netprobe's output %q: %w", out, err)
+		}
+		probes = append(probes, p)
+	}
+	if len(probes) != want {
+		return nil, fmt.Errorf("netprobe printed %d results, want %d: %q", len(probes), want, out)
+	}
+	return probes, nil
 }
 
 func addrTargets(proto string, addrs []netip.Addr, port uint16) []string {

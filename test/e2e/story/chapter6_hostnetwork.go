@@ -132,7 +132,7 @@ func hostServerReached(ctx context.Context, w *World) (string, error) {
 		for _, t := range list {
 			want[t] = "red-host"
 		}
-		if _, err := reach(func(list []string) ([]probe, error) { return w.check(ctx, from, "", probeTime, list...) }, want); err != nil {
+		if _, err := w.reach(ctx, from, "", want); err != nil {
 			return fmt.Errorf("%s to red's server: %w", from.Name, err)
 		}
 		return nil
@@ -222,7 +222,7 @@ func hostClient(ctx context.Context, w *World, container string, nodePort uint16
 	if err != nil {
 		return "", err
 	}
-	if _, err := reach(func(list []string) ([]probe, error) { return w.check(ctx, p, container, probeTime, list...) }, want); err != nil {
+	if _, err := w.reach(ctx, p, container, want); err != nil {
 		return "", fmt.Errorf("%s in red's host-network pod: %w", container, err)
 	}
 	return fmt.Sprintf("%d targets", len(want)), nil

@@ -10,7 +10,6 @@ import (
 	"io"
 	"net/http"
 	"net/netip"
-	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -73,9 +72,7 @@ type stream struct {
 // start runs a command in one of the pod's containers, through the API server
 // and the real kubelet, until it ends or ctx does.
 func (w *World) start(ctx context.Context, p *pod, container string, command ...string) (*stream, error) {
-	to := w.Lab.Client().CoreV1().RESTClient().Post().Resource("pods").Namespace(p.Namespace).Name(p.Name).SubResource("exec").
-		VersionedParams(&corev1.PodExecOptions{Container: container, Command: command, Stdin: true, Stdout: true, Stderr: true}, scheme.ParameterCodec).URL()
-	executor, err := w.executor(to)
+	executor, err := w.executor(p, container, command...)
 	if err != nil {
 		return nil, err
 	}
@@ -86,21 +83,24 @@ func (w *World) start(ctx context.Context, p *pod, container string, command ...
 	go func() {
 		defer cancel()
 		err := executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: in, Stdout: &s.out, Stderr: &s.err})
-		in.CloseWithError(io.ErrClosedPipe) // unblock writers: nothing reads the pipe any more
+		stdin.Close() // unblock writers: nothing reads the pipe any more
 		s.done <- err
 	}()
 	return s, nil
 }
 
-// executor streams over a connection that is opened inside the lab.
-func (w *World) executor(url *url.URL) (remotecommand.Executor, error) {
+// executor runs a command in one of the pod's containers, over a connection that is
+// opened inside the lab.
+func (w *World) executor(p *pod, container string, command ...string) (remotecommand.Executor, error) {
+	url := w.Lab.Client().CoreV1().RESTClient().Post().Resource("pods").Namespace(p.Namespace).Name(p.Name).SubResource("exec").
+		VersionedParams(&corev1.PodExecOptions{Container: container, Command: command, Stdin: true, Stdout: true, Stderr: true}, scheme.ParameterCodec).URL()
 	config := w.Lab.RESTConfig()
 	tls, err := rest.TLSConfigFor(config)
 	if err != nil {
 		return nil, fmt.Errorf("set up TLS to the API server: %w", err)
 	}
 	upgrader, err := spdy.NewRoundTripperWithConfig(spdy.RoundTripperConfig{
-		PingPeriod:       5 * time.Second,
+		PingPeriod:       30 * time.Second, // probers' connections idle: each ping costs emulated nodes time
 		UpgradeTransport: &http.Transport{TLSClientConfig: tls, DialContext: config.Dial},
 	})
 	if err != nil {

@@ -75,6 +75,7 @@ func (w *World) Play(ctx context.Context, checks []Check) []Result {
 	if w.LabEnds && ctx.Err() != nil {
 		return append(results, Result{Check: last, Err: errors.Join(errors.New("not run"), context.Cause(ctx))})
 	}
+	w.endProbers()
 	return append(results, w.run(context.WithoutCancel(ctx), last))
 }
 

@@ -27,7 +27,7 @@ type Check struct {
 	Phase   Phase
 	Needs   []*fixture
 	Run     func(ctx context.Context, w *World) (figures string, err error)
-	// Timeout bounds the check without its fixtures; 0 is six minutes.
+	// Timeout bounds the check without its fixtures; 0 is twelve minutes.
 	Timeout time.Duration
 	// Costly checks take minutes: a sample of the checks has only some of them.
 	Costly bool
@@ -101,6 +101,8 @@ type shared struct {
 	setUps   map[*fixture]*setUp
 	baseline map[string]snapshot // by node, before the first fixture
 	arena    *arena
+	probers  map[proberOf]*prober
+	asking   chan struct{} // see ask
 }
 
 // NewWorld connects to the lab and puts the story's tools on its nodes.
@@ -114,7 +116,7 @@ func NewWorld(ctx context.Context, l *lab.Lab, out io.Writer) (*World, error) {
 		return nil, fmt.Errorf("make a client of the lab's API server: %w", err)
 	}
 	w := &World{Lab: l, Out: out, Families: families, Full: Full(), Seed: Seed(ctx), dynamic: d,
-		shared: &shared{pods: map[string]*pod{}, setUps: map[*fixture]*setUp{}}}
+		shared: &shared{pods: map[string]*pod{}, setUps: map[*fixture]*setUp{}, probers: map[proberOf]*prober{}, asking: make(chan struct{}, sideBySide)}}
 	return w, w.putTools(ctx)
 }
 

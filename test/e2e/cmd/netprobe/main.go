@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command netprobe runs in the story's pods: a server that answers with its name
-// over TCP (HTTP) and UDP, a client that checks many targets at once, and a
-// watcher that counts the losses of a ping and a TCP stream. It opens plain
+// over TCP (HTTP) and UDP, a client that checks many targets at once, by its arguments
+// or on request, and a watcher that counts the losses of a ping and a TCP stream. It opens plain
 // sockets, as any program would, and knows nothing of VRFs.
 package main
 
@@ -30,7 +30,7 @@ func main() {
 
 func run(args []string) error {
 	if len(args) == 0 {
-		return errors.New("usage: netprobe serve|check|watch")
+		return errors.New("usage: netprobe serve|check|answer|watch")
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
@@ -54,7 +54,22 @@ func run(args []string) error {
 		if err := fs.Parse(args[1:]); err != nil {
 			return err
 		}
-		return checkAll(ctx, fs.Args(), *timeout)
+		results, err := checkAll(ctx, fs.Args(), *timeout)
+		if err != nil {
+			return err
+		}
+		enc := json.NewEncoder(os.Stdout)
+		for _, r := range results {
+			if err := enc.Encode(r); err != nil {
+				return err
+			}
+		}
+		return nil
+	case "answer":
+		if err := fs.Parse(args[1:]); err != nil {
+			return err
+		}
+		return answer(ctx, os.Stdin, os.Stdout)
 	case "watch":
 		ping := fs.String("ping", "", "address to ping")
 		tcp := fs.String("tcp", "", "address and port of a server to stream from")
@@ -64,7 +79,7 @@ func run(args []string) error {
 		}
 		return watch(ctx, *ping, *tcp, *every)
 	default:
-		return fmt.Errorf("unknown command %q; usage: netprobe serve|check|watch", args[0])
+		return fmt.Errorf("unknown command %q; usage: netprobe serve|check|answer|watch", args[0])
 	}
 }
 
@@ -86,15 +101,15 @@ type result struct {
 }
 
 // checkAll checks all targets (tcp:address:port, udp:address:port, icmp:address)
-// in parallel and prints one JSON line per target, in the order given. Without a
+// in parallel and returns a result per target, in the order given. Without a
 // target, or with a malformed one, it fails: that is not "unreachable".
-func checkAll(ctx context.Context, targets []string, timeout time.Duration) error {
+func checkAll(ctx context.Context, targets []string, timeout time.Duration) ([]result, error) {
 	if len(targets) == 0 {
-		return errors.New("no targets to check")
+		return nil, errors.New("no targets to check")
 	}
 	for _, target := range targets {
 		if err := validate(target); err != nil {
-			return fmt.Errorf("target %q: %w", target, err)
+			return nil, fmt.Errorf("target %q: %w", target, err)
 		}
 	}
 	results := make([]result, len(targets))
@@ -112,13 +127,7 @@ func checkAll(ctx context.Context, targets []string, timeout time.Duration) erro
 		}()
 	}
 	wg.Wait()
-	enc := json.NewEncoder(os.Stdout)
-	for _, r := range results {
-		if err := enc.Encode(r); err != nil {
-			return err
-		}
-	}
-	return nil
+	return results, nil
 }
 
 func validate(target string) (err error) {

@@ -181,6 +181,9 @@ func copyStore(from, to string) error {
 // and starts the node's OVN zone. ovn-controller stays idle until the product sets the
 // external_ids of the Open_vSwitch row.
 func startSwitch(c Config) error {
+	if err := preferSwitch(); err != nil {
+		return err
+	}
 	const ovs, ovn = "/var/run/openvswitch", "/var/run/ovn"
 	for _, d := range []string{ovs, ovn, "/var/log/openvswitch", "/var/log/ovn", "/etc/openvswitch", "/var/lib/ovn"} {
 		if err := os.MkdirAll(d, 0o755); err != nil {
@@ -199,13 +202,13 @@ func startSwitch(c Config) error {
 			return fmt.Errorf("write an empty database: %w", err)
 		}
 	}
-	go daemon{name: "ovsdb-server", argv: []string{"/usr/sbin/ovsdb-server", "/etc/openvswitch/conf.db",
+	go daemon{name: "ovsdb-server", cgroup: switchCgroup + "ovsdb-server", argv: []string{"/usr/sbin/ovsdb-server", "/etc/openvswitch/conf.db",
 		"--remote=punix:" + ovs + "/db.sock", "--remote=db:Open_vSwitch,Open_vSwitch,manager_options",
 		"--pidfile=" + ovs + "/ovsdb-server.pid", "--log-file=/var/log/openvswitch/ovsdb-server.log", "-vconsole:off"}}.keepRunning()
 	for _, db := range []struct{ short, file, schema, table string }{
 		{"nb", "ovnnb_db", "OVN_Northbound", "NB_Global"}, {"sb", "ovnsb_db", "OVN_Southbound", "SB_Global"},
 	} {
-		go daemon{name: "ovn-" + db.short, argv: []string{"/usr/sbin/ovsdb-server", "/var/lib/ovn/" + db.file + ".db",
+		go daemon{name: "ovn-" + db.short, cgroup: switchCgroup + db.short, argv: []string{"/usr/sbin/ovsdb-server", "/var/lib/ovn/" + db.file + ".db",
 			"--remote=punix:" + ovn + "/" + db.file + ".sock", "--remote=db:" + db.schema + "," + db.table + ",connections",
 			"--pidfile=" + ovn + "/" + db.file + ".pid", "--unixctl=" + ovn + "/" + db.file + ".ctl",
 			"--log-file=/var/log/ovn/ovsdb-server-" + db.short + ".log", "-vconsole:off"}}.keepRunning()
@@ -220,17 +223,17 @@ func startSwitch(c Config) error {
 		return err
 	}
 	slog.Info("OVSDB servers are up", "uptime", uptime())
-	go daemon{name: "ovs-vswitchd", argv: []string{"/usr/sbin/ovs-vswitchd", "unix:" + ovs + "/db.sock",
+	go daemon{name: "ovs-vswitchd", cgroup: switchCgroup + "ovs-vswitchd", argv: []string{"/usr/sbin/ovs-vswitchd", "unix:" + ovs + "/db.sock",
 		"--pidfile=" + ovs + "/ovs-vswitchd.pid", "--log-file=/var/log/openvswitch/ovs-vswitchd.log", "-vconsole:off"}}.keepRunning()
 	for _, db := range []string{"ovnnb_db", "ovnsb_db"} {
 		if err := sys.WaitFile(ovn+"/"+db+".sock", time.Minute); err != nil {
 			return err
 		}
 	}
-	go daemon{name: "ovn-northd", argv: []string{"/usr/bin/ovn-northd", "--ovnnb-db=unix:" + ovn + "/ovnnb_db.sock",
+	go daemon{name: "ovn-northd", cgroup: switchCgroup + "ovn-northd", argv: []string{"/usr/bin/ovn-northd", "--ovnnb-db=unix:" + ovn + "/ovnnb_db.sock",
 		"--ovnsb-db=unix:" + ovn + "/ovnsb_db.sock", "--pidfile=" + ovn + "/ovn-northd.pid",
 		"--log-file=/var/log/ovn/ovn-northd.log", "-vconsole:off"}}.keepRunning()
-	go daemon{name: "ovn-controller", argv: []string{"/usr/bin/ovn-controller", "unix:" + ovs + "/db.sock",
+	go daemon{name: "ovn-controller", cgroup: switchCgroup + "ovn-controller", argv: []string{"/usr/bin/ovn-controller", "unix:" + ovs + "/db.sock",
 		"--pidfile=" + ovn + "/ovn-controller.pid", "--log-file=/var/log/ovn/ovn-controller.log", "-vconsole:off"}}.keepRunning()
 	if _, err := waitLink("br-ex"); err != nil {
 		return err

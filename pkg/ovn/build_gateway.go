@@ -165,12 +165,13 @@ func (b *builder) gatewayRoutes(gr, external string) {
 			b.route(gr, dstIP, defaultRoute(via), via, external)
 		}
 	}
-	// These addresses are the host's, which has the bridge's MAC. Nothing on the
-	// bridge answers ARP for them.
+	// These addresses are the host's. Nothing on the bridge answers ARP for them. The
+	// bridge's MAC is the router port's too: the external switch would send such packets
+	// back to the router, so they have another MAC, which the agent's flows replace.
 	for _, p := range append(hop, b.masqueradeHosts()...) {
 		ip := p.Addr().String()
 		b.add(Neutral, nbdb.StaticMACBindingTable, macBindingID(external, ip), &nbdb.StaticMACBinding{
-			LogicalPort: external, IP: ip, MAC: b.node.BridgeMAC, OverrideDynamicMAC: true,
+			LogicalPort: external, IP: ip, MAC: network.MAC(p.Addr()), OverrideDynamicMAC: true,
 		}, nil)
 	}
 }

@@ -37,7 +37,7 @@ type OVS interface {
 
 // Flows is what the agent needs of the external bridge's flow reconciler.
 type Flows interface {
-	SetNetworks(nets []network.Network)
+	SetNode(node network.Node)
 	Isolate(ctx context.Context) error // returns once nothing passes between networks on the bridge
 }
 
@@ -121,7 +121,7 @@ func New(p Parts) *Agent {
 	first := newFirstSync(p.Cache, p.Log)
 	node := &nodeReconciler{config: p.Config, cache: p.Cache, queue: p.Queue, ovs: p.OVS, flows: p.Flows, api: p.API, log: p.Log}
 	networks := &networkReconciler{config: p.Config, cache: p.Cache, queue: p.Queue, kernel: p.Kernel, node: node, log: p.Log, last: map[int]networkResult{}}
-	ports := &portReconciler{config: p.Config, cache: p.Cache, ovs: p.OVS, flows: p.Flows, node: node, networks: networks}
+	ports := &portReconciler{config: p.Config, cache: p.Cache, ovs: p.OVS, node: node, networks: networks}
 	doors := &doorReader{facts: doorFacts{p.Config, p.Cache}, kernel: p.Kernel, ovs: p.OVS, hostNet: p.HostNet, connecting: map[string]podDoor{}}
 	hosts := newHostReconciler(p, node, doors)
 	reporter := &reporter{features: p.Features, cache: p.Cache, queue: p.Queue, failures: p.Failures, networks: networks, hostNet: p.HostNet, api: p.API}

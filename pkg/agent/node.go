@@ -46,6 +46,7 @@ func (r *nodeReconciler) reconcile(ctx context.Context) error {
 		return err
 	}
 	if r.flows != nil {
+		r.flows.SetNode(node)
 		if err := r.flows.Isolate(ctx); err != nil {
 			return fmt.Errorf("close the external bridge before networks are connected to it: %w", err)
 		}

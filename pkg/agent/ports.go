@@ -15,7 +15,6 @@ type portReconciler struct {
 	config   config.Config
 	cache    *Cache
 	ovs      OVS
-	flows    Flows // may be nil
 	node     *nodeReconciler
 	networks *networkReconciler
 }
@@ -33,9 +32,6 @@ func (r *portReconciler) reconcile(ctx context.Context) error {
 		if result, ok := last[id]; ok {
 			nets = append(nets, result.network)
 		}
-	}
-	if r.flows != nil {
-		r.flows.SetNetworks(nets)
 	}
 	if err := r.ovs.SyncManagement(ctx, node, nets); err != nil {
 		return fmt.Errorf("management ports: %w", err)

@@ -14,10 +14,10 @@ import (
 	"bulkhead/pkg/ovs/vsdb"
 )
 
-// ExternalBridge returns the external bridge with its uplink's current OpenFlow
-// ports. The uplink is the port named in the bridge's external_ids:bridge-uplink,
+// ExternalBridge returns the external bridge with the current OpenFlow ports of its
+// uplink and of the patch port gateway, if that exists. The uplink is the port named in the bridge's external_ids:bridge-uplink,
 // or else the only port that is neither internal nor a patch port.
-func (c *Client) ExternalBridge(ctx context.Context, name string) (flows.Bridge, error) {
+func (c *Client) ExternalBridge(ctx context.Context, name, gateway string) (flows.Bridge, error) {
 	out := flows.Bridge{Name: name}
 	br := &vsdb.Bridge{Name: name}
 	if err := c.db.Get(ctx, br); err != nil {
@@ -33,6 +33,9 @@ func (c *Client) ExternalBridge(ctx context.Context, name string) (flows.Bridge,
 			i := &vsdb.Interface{UUID: uuid}
 			if err := c.db.Get(ctx, i); err != nil {
 				return out, fmt.Errorf("interface %s of port %s: %w", uuid, port.Name, err)
+			}
+			if i.Name == gateway && i.Ofport != nil {
+				out.Gateway = max(*i.Ofport, 0)
 			}
 			if i.Type == "internal" || i.Type == "patch" || i.Name == name {
 				continue

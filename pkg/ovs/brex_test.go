@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/ovn-kubernetes/libovsdb/model"
 
+	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovs/flows"
 	"bulkhead/pkg/ovs/vsdb"
 	"bulkhead/test/native"
@@ -46,6 +48,30 @@ func addUplink(t *testing.T, c *Client, name string) {
 	waitFor(t, c, func() bool { return c.db.Get(ctx, &vsdb.Interface{Name: name}) == nil })
 }
 
+// addPatchPort adds a patch port to br-ex that leads to another bridge, which it creates.
+func addPatchPort(t *testing.T, c *Client, name, bridge string) {
+	t.Helper()
+	ctx := deadline(t)
+	peer := "peer-of-" + bridge
+	exPort := &vsdb.Interface{UUID: "e", Name: name, Type: "patch", Options: map[string]string{"peer": peer}}
+	intPort := &vsdb.Interface{UUID: "i", Name: peer, Type: "patch", Options: map[string]string{"peer": name}}
+	local := &vsdb.Interface{UUID: "v", Name: bridge, Type: "internal"}
+	p := &vsdb.Port{UUID: "p", Name: exPort.Name, Interfaces: []string{exPort.UUID}}
+	q := &vsdb.Port{UUID: "q", Name: intPort.Name, Interfaces: []string{intPort.UUID}}
+	l := &vsdb.Port{UUID: "l", Name: local.Name, Interfaces: []string{local.UUID}}
+	b := &vsdb.Bridge{UUID: "b", Name: bridge, Ports: []string{"q", "l"}, DatapathType: "dummy"}
+	br := &vsdb.Bridge{Name: "br-ex"}
+	if err := c.db.Get(ctx, br); err != nil {
+		t.Fatal(err)
+	}
+	o := must(c.root(ctx))
+	ops := must(c.create(exPort, intPort, local, p, q, l, b))
+	ops = append(ops, must(c.db.Where(br).Mutate(br, model.Mutation{Field: &br.Ports, Mutator: "insert", Value: []string{"p"}}))...)
+	ops = append(ops, must(c.db.Where(&o).Mutate(&o, model.Mutation{Field: &o.Bridges, Mutator: "insert", Value: []string{"b"}}))...)
+	transact(t, c, ops...)
+	waitFor(t, c, func() bool { return c.db.Get(ctx, &vsdb.Interface{Name: exPort.Name}) == nil })
+}
+
 func ovsOfctl(root native.Tree, dir string) flows.OFCtl {
 	return flows.OFCtl{Command: func(ctx context.Context, args ...string) *exec.Cmd {
 		found := fromRootfs(root, "ovs-ofctl", args...)
@@ -55,10 +81,24 @@ func ovsOfctl(root native.Tree, dir string) flows.OFCtl {
 	}}
 }
 
+// gatewayPatch is the cluster default network's patch port.
+const gatewayPatch = "patch-br-ex_node-1-to-br-int"
+
+// gatewayNode is a node with addresses for a gateway router.
+var (
+	gatewayNode = network.Node{Name: "node-1", ID: 3, Bridge: "br-ex", BridgeMAC: "52:54:00:00:00:01",
+		Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.7/24"), netip.MustParsePrefix("2001:db8::7/64")}}
+	testPlan = network.Plan{
+		Masquerade:   []netip.Prefix{netip.MustParsePrefix("169.254.0.0/17"), netip.MustParsePrefix("fd69::/112")},
+		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd10:96::/112")},
+	}
+)
+
 // runReconciler runs a reconciler of br-ex until the test ends.
 func runReconciler(t *testing.T, r *FlowReconciler) *FlowReconciler {
 	t.Helper()
-	r.Bridge, r.Log = "br-ex", slog.New(slog.DiscardHandler)
+	r.Bridge, r.Log, r.Plan = "br-ex", slog.New(slog.DiscardHandler), testPlan
+	r.SetNode(gatewayNode)
 	ctx, cancel := context.WithCancel(context.Background())
 	stopped := make(chan struct{})
 	go func() { r.Run(ctx); close(stopped) }()
@@ -76,6 +116,7 @@ func TestRepairsChangedFlows(t *testing.T) {
 			address := startServer(t, root, dir)
 			c := connect(t, address)
 			addUplink(t, c, "eth1")
+			addPatchPort(t, c, gatewayPatch, "br-a")
 			process := vswitchd(t, root, dir, address)
 			ofctl := ovsOfctl(root, dir)
 			counted := &countedSwitch{Switch: ofctl}
@@ -200,7 +241,7 @@ func TestExternalBridgeFlows(t *testing.T) {
 	}
 	// With two possible uplinks, bridge-uplink must be set.
 	addUplink(t, c, "eth2")
-	if _, err := c.ExternalBridge(ctx, "br-ex"); err == nil || !strings.Contains(err.Error(), "external_ids:bridge-uplink") {
+	if _, err := c.ExternalBridge(ctx, "br-ex", gatewayPatch); err == nil || !strings.Contains(err.Error(), "external_ids:bridge-uplink") {
 		t.Errorf("two uplinks: %v", err)
 	}
 	br := &vsdb.Bridge{Name: "br-ex"}
@@ -209,7 +250,7 @@ func TestExternalBridgeFlows(t *testing.T) {
 	}
 	transact(t, c, must(c.setIDs(br, &br.ExternalIDs, map[string]string{"bridge-uplink": "eth2"}, nil))...)
 	waitFor(t, c, func() bool {
-		b, err := c.ExternalBridge(ctx, "br-ex")
+		b, err := c.ExternalBridge(ctx, "br-ex", gatewayPatch)
 		return err == nil && len(b.Uplinks) == 1 && b.Uplinks[0] > 0
 	})
 	expectFlows("after bridge-uplink was set")
@@ -232,25 +273,7 @@ func TestNoTrafficBetweenPatchPorts(t *testing.T) {
 	ctx := deadline(t)
 	addUplink(t, c, "eth1")
 	for _, n := range []string{"a", "b"} {
-		patch := func(name, peer string) *vsdb.Interface {
-			return &vsdb.Interface{UUID: "i" + name, Name: name, Type: "patch", Options: map[string]string{"peer": peer}}
-		}
-		exPort, intPort := patch("ex"+n, "int"+n), patch("int"+n, "ex"+n)
-		local := &vsdb.Interface{UUID: "l" + n, Name: "br" + n, Type: "internal"}
-		p := &vsdb.Port{UUID: "p", Name: exPort.Name, Interfaces: []string{exPort.UUID}}
-		q := &vsdb.Port{UUID: "q", Name: intPort.Name, Interfaces: []string{intPort.UUID}}
-		l := &vsdb.Port{UUID: "l", Name: local.Name, Interfaces: []string{local.UUID}}
-		b := &vsdb.Bridge{UUID: "b", Name: "br" + n, Ports: []string{"q", "l"}, DatapathType: "dummy"}
-		br := &vsdb.Bridge{Name: "br-ex"}
-		if err := c.db.Get(ctx, br); err != nil {
-			t.Fatal(err)
-		}
-		o := must(c.root(ctx))
-		ops := must(c.create(exPort, intPort, local, p, q, l, b))
-		ops = append(ops, must(c.db.Where(br).Mutate(br, model.Mutation{Field: &br.Ports, Mutator: "insert", Value: []string{"p"}}))...)
-		ops = append(ops, must(c.db.Where(&o).Mutate(&o, model.Mutation{Field: &o.Bridges, Mutator: "insert", Value: []string{"b"}}))...)
-		transact(t, c, ops...)
-		waitFor(t, c, func() bool { return c.db.Get(ctx, &vsdb.Interface{Name: exPort.Name}) == nil })
+		addPatchPort(t, c, "ex"+n, "br"+n)
 	}
 	vswitchd(t, root, dir, address)
 	reaches := func() bool {
@@ -279,5 +302,75 @@ func TestNoTrafficBetweenPatchPorts(t *testing.T) {
 	uplink := &vsdb.Port{Name: "eth1"}
 	if err := c.db.Get(ctx, uplink); err != nil || uplink.Protected {
 		t.Errorf("the uplink is protected too: %v", err)
+	}
+}
+
+// TestGatewayFlows: where packets end that come from the node, the wire, the cluster
+// default network's gateway router and a tenant's.
+func TestGatewayFlows(t *testing.T) {
+	root, dir := rootfs(t), t.TempDir()
+	address := startServer(t, root, dir)
+	c := connect(t, address)
+	addUplink(t, c, "eth1")
+	addPatchPort(t, c, gatewayPatch, "br-default")
+	addPatchPort(t, c, "tenant", "br-tenant")
+	vswitchd(t, root, dir, address)
+	r := runReconciler(t, &FlowReconciler{Client: c, Switch: ovsOfctl(root, dir), RunDir: dir})
+	eventually(t, "flows of the gateway", func(ctx context.Context) error {
+		want, err := r.desired(ctx)
+		if err != nil {
+			return err
+		}
+		have, err := r.Switch.Read(ctx, "br-ex")
+		if err == nil && (len(flows.Diff(want, have)) > 0 || len(want) < 20) {
+			err = fmt.Errorf("%d of %d flows: %v", len(have), len(want), flows.Diff(want, have))
+		}
+		return err
+	})
+	bridge, err := c.ExternalBridge(deadline(t), "br-ex", gatewayPatch)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const local, gateway = "LOCAL", `bridge("br-default")`
+	wire := fmt.Sprintf("output:%d", bridge.Uplinks[0])
+	for name, x := range map[string]struct {
+		packet string
+		want   string // in the trace; "": dropped
+	}{
+		"a tenant's pod to a service":                  {"in_port=LOCAL,tcp,nw_src=169.254.0.13,nw_dst=10.96.0.1,tp_dst=443", gateway},
+		"a tenant's pod to a service, IPv6":            {"in_port=LOCAL,tcp6,ipv6_src=fd69::d,ipv6_dst=fd10:96::1,tp_dst=443", gateway},
+		"the service's reply":                          {"in_port=GATEWAY,tcp,nw_src=10.96.0.1,nw_dst=169.254.0.13", local},
+		"the same reply, IPv6":                         {"in_port=GATEWAY,tcp6,ipv6_src=fd10:96::1,ipv6_dst=fd69::d", local},
+		"somebody else to a tenant's pod":              {"in_port=GATEWAY,tcp,nw_src=192.0.2.7,nw_dst=169.254.0.13", ""},
+		"a service's address from the wire":            {"in_port=eth1,tcp,nw_src=10.96.0.1,nw_dst=169.254.0.13", ""},
+		"a masquerade address from the wire":           {"in_port=eth1,tcp,nw_src=169.254.0.13,nw_dst=192.0.2.7", ""},
+		"the same, IPv6, to a service":                 {"in_port=eth1,tcp6,ipv6_src=fd69::d,ipv6_dst=fd10:96::1", ""},
+		"a masquerade address to the wire":             {"in_port=LOCAL,udp,nw_src=169.254.0.13,nw_dst=198.51.100.1", ""},
+		"a service without load balancer, to the wire": {"in_port=GATEWAY,tcp,nw_src=192.0.2.7,nw_dst=10.96.0.9", ""},
+		"a pod of the default network":                 {"in_port=GATEWAY,tcp,nw_src=192.0.2.7,nw_dst=198.51.100.1", wire},
+		"a pod of the default network, IPv6":           {"in_port=GATEWAY,tcp6,ipv6_src=2001:db8::7,ipv6_dst=2001:db8:1::1", wire},
+		"a pod's own address":                          {"in_port=GATEWAY,tcp,nw_src=10.244.0.3,nw_dst=198.51.100.1", ""},
+		"the gateway's ARP":                            {"in_port=GATEWAY,arp,arp_spa=192.0.2.7,arp_tpa=192.0.2.1", wire},
+		"an ARP reply, to the gateway":                 {"in_port=eth1,arp,arp_spa=192.0.2.1,arp_tpa=192.0.2.7,arp_op=2", gateway},
+		"an ARP reply, to the node":                    {"in_port=eth1,arp,arp_spa=192.0.2.1,arp_tpa=192.0.2.7,arp_op=2", local},
+		"a neighbour advertisement, to the gateway":    {"in_port=eth1,icmp6,icmpv6_type=136,ipv6_dst=2001:db8::7", gateway},
+		"the node to the wire":                         {"in_port=LOCAL,tcp,nw_src=192.0.2.7,nw_dst=198.51.100.1", wire},
+		"a tunnel's packet":                            {"in_port=eth1,udp,nw_src=192.0.2.8,nw_dst=192.0.2.7,udp_dst=6081", local},
+		"to the node, a new connection":                {"in_port=eth1,tcp,nw_src=192.0.2.8,nw_dst=192.0.2.7,tp_dst=22", local},
+		"a tenant's gateway router":                    {"in_port=TENANT,tcp,nw_src=192.0.2.7,nw_dst=198.51.100.1", ""},
+		"a tenant's gateway router to a service":       {"in_port=TENANT,tcp,nw_src=169.254.0.13,nw_dst=10.96.0.1", ""},
+		"a tenant's ARP":                               {"in_port=TENANT,arp,arp_spa=192.0.2.7,arp_tpa=192.0.2.1", ""},
+	} {
+		packet := strings.NewReplacer("GATEWAY", gatewayPatch, "TENANT", "tenant").Replace(x.packet)
+		cmd := fromRootfs(root, "ovs-appctl", "-t", filepath.Join(dir, "vswitchd.ctl"), "ofproto/trace", "br-ex", packet, "--ct-next", "trk,new")
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Errorf("%s: %v: %s", name, err, out)
+			continue
+		}
+		dropped := strings.HasSuffix(strings.TrimSpace(string(out)), "Datapath actions: drop")
+		if x.want == "" && !dropped || x.want != "" && !strings.Contains(string(out), x.want+"\n") {
+			t.Errorf("%s: want %q in\n%s", name, x.want, out)
+		}
 	}
 }

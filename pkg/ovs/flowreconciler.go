@@ -9,7 +9,6 @@ import (
 	"log/slog"
 	"path/filepath"
 	"reflect"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -20,12 +19,13 @@ import (
 
 // FlowReconciler reconciles the external bridge's flows with flows.Build. It reads
 // the bridge, which runs ovs-ofctl, when the switch reports changed flows or has
-// restarted, when the OpenFlow ports of the uplink change, when networks change,
-// and periodically. The cost does not depend on the number of networks.
+// restarted, when the OpenFlow ports of the uplink or of the cluster default network's
+// gateway change, when the node's facts change, and periodically. The cost does not depend on the number of networks.
 type FlowReconciler struct {
 	Client *Client
 	Switch flows.Switch
 	Bridge string
+	Plan   network.Plan
 	// RunDir is the directory of ovs-vswitchd's sockets.
 	RunDir string
 	Log    *slog.Logger
@@ -33,7 +33,7 @@ type FlowReconciler struct {
 	Report func(error)
 
 	mu       sync.Mutex
-	networks []network.Network
+	node     network.Node
 	isolated bool          // Isolate has succeeded
 	interval time.Duration // between periodic reads; 0: readInterval
 }
@@ -54,12 +54,15 @@ func RunDir(address string) string {
 	return "/var/run/openvswitch"
 }
 
-// SetNetworks sets the node's networks.
-func (r *FlowReconciler) SetNetworks(nets []network.Network) {
+// SetNode sets the node's facts.
+func (r *FlowReconciler) SetNode(node network.Node) {
 	r.mu.Lock()
-	r.networks = slices.Clone(nets)
+	changed := !reflect.DeepEqual(r.node, node)
+	r.node = node
 	r.mu.Unlock()
-	r.Client.change.notify(anyRow)
+	if changed {
+		r.Client.change.notify(anyRow)
+	}
 }
 
 // Isolate installs the flows that block traffic between the external bridge's
@@ -86,15 +89,22 @@ func (r *FlowReconciler) Isolate(ctx context.Context) error {
 	return nil
 }
 
+// errNoFacts: the node's facts are not known yet, so what the bridge has stays.
+var errNoFacts = errors.New("the node's facts are not known yet")
+
 func (r *FlowReconciler) desired(ctx context.Context) (flows.State, error) {
-	bridge, err := r.Client.ExternalBridge(ctx, r.Bridge)
+	r.mu.Lock()
+	node := r.node
+	r.mu.Unlock()
+	if node.Name == "" {
+		return nil, errNoFacts
+	}
+	gateway := network.Network{ID: network.DefaultID, Name: network.DefaultName}.ExternalPatch(r.Bridge, node.Name)
+	bridge, err := r.Client.ExternalBridge(ctx, r.Bridge, gateway)
 	if err != nil {
 		return nil, err
 	}
-	r.mu.Lock()
-	nets := r.networks
-	r.mu.Unlock()
-	return flows.Build(bridge, nets)
+	return flows.Build(bridge, flows.Inputs{Addresses: node.Addresses, MAC: node.BridgeMAC, Masquerade: r.Plan.Masquerade, Services: r.Plan.ServiceCIDRs})
 }
 
 // apply reads the bridge's flows and applies the difference.
@@ -109,7 +119,7 @@ func (r *FlowReconciler) apply(ctx context.Context, want flows.State) error {
 	return nil
 }
 
-// Run reconciles the flows until ctx ends.
+// Run reconciles the flows until ctx ends, from the first SetNode on.
 func (r *FlowReconciler) Run(ctx context.Context) {
 	flowsChanged := watchFlows(ctx, filepath.Join(r.RunDir, r.Bridge+".mgmt"))
 	tick := time.NewTicker(cmp.Or(r.interval, readInterval))
@@ -126,11 +136,13 @@ func (r *FlowReconciler) Run(ctx context.Context) {
 			last, stale = want, failed != nil
 		}
 		err = errors.Join(err, r.Client.ProtectPatchPorts(ctx, r.Bridge))
-		if r.Report != nil {
+		if r.Report != nil && !errors.Is(err, errNoFacts) {
 			r.Report(err)
 		}
 		var retry <-chan time.Time
-		if err != nil {
+		if errors.Is(err, errNoFacts) {
+			r.Log.Debug("the external bridge's flows wait", "reason", err)
+		} else if err != nil {
 			r.Log.Warn("cannot reconcile the external bridge's flows", "error", err)
 			retry = time.After(backoff)
 			backoff = min(2*backoff, 10*time.Second)

@@ -8,23 +8,19 @@ package flows
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
-
-	"bulkhead/pkg/network"
 )
 
 // Cookies mark flows as ours. Each of our flows has CookieMark in the bits of
-// CookieMask; the other bits contain the id of its network, if any.
+// CookieMask.
 const (
 	CookieMark = uint64(0xb01c) << 48
 	CookieMask = uint64(0xffff) << 48
-	// CookieBase is the cookie of flows that belong to no network.
+	// CookieBase is the cookie of flows that belong to no tenant's network.
 	CookieBase = CookieMark | 1<<32
 )
-
-// Cookie returns the cookie of a network's flows.
-func Cookie(n network.Network) uint64 { return CookieMark | uint64(n.ID) }
 
 // Flow is one OpenFlow flow, in the format of ovs-ofctl.
 type Flow struct {
@@ -56,40 +52,107 @@ type State []Flow
 type Bridge struct {
 	Name    string
 	Uplinks []int // OpenFlow ports of the uplink's interfaces; several for a bond
+	// Gateway is the OpenFlow port of the patch port to the cluster default network's
+	// gateway router; 0: there is none yet.
+	Gateway int
+}
+
+// Inputs are Build's inputs besides the bridge.
+type Inputs struct {
+	// Addresses are the node's, which the gateway router has too.
+	Addresses []netip.Prefix
+	// MAC is the bridge's, and that of the gateway router's port.
+	MAC string
+	// Masquerade and Services are the address ranges that never appear on the wire.
+	Masquerade, Services []netip.Prefix
 }
 
 // Priorities of flows, above the bridge's default flow (priority 0, NORMAL).
 const (
-	priorityPass = 100
-	priorityDrop = 10
+	priorityService   = 200 // between tenants and the cluster default network's services
+	priorityNotOnWire = 150 // drops
+	priorityTunnel    = 120
+	priorityNeighbour = 115 // ARP and neighbour discovery
+	priorityGateway   = 110
+	priorityPass      = 100
+	priorityDrop      = 10
 )
 
-// Build returns the desired flows: the node's own traffic passes between uplink
-// and bridge port, and packets from all other ports, i.e. the networks' patch
-// ports, are dropped. Networks have no external connectivity yet, so they add no
-// flows. Without an uplink Build returns ErrNoUplink with the flow that drops.
-func Build(bridge Bridge, _ []network.Network) (State, error) {
-	s := State{{Cookie: CookieBase, Priority: priorityDrop, Actions: "drop"}}
-	uplinks := slices.Clone(bridge.Uplinks)
-	slices.Sort(uplinks)
-	for _, port := range uplinks {
+// Build returns the desired flows. The node's own traffic passes between uplink and
+// bridge port. The cluster default network's gateway router shares the node's addresses:
+// connections that it opens are tracked, so that replies find it. Packets from all other
+// ports, i.e. the tenants' patch ports, are dropped. Without an uplink Build returns
+// ErrNoUplink with the flows that drop.
+func Build(bridge Bridge, in Inputs) (State, error) {
+	b := builder{bridge: bridge, in: in}
+	b.add(priorityDrop, "", "drop")
+	b.dropNotOnWire("in_port=LOCAL")
+	b.uplinks = slices.Sorted(slices.Values(bridge.Uplinks))
+	for _, port := range b.uplinks {
 		if port <= 0 {
 			return nil, fmt.Errorf("uplink of bridge %s has no OpenFlow port yet", bridge.Name)
 		}
-		s = append(s, Flow{Cookie: CookieBase, Priority: priorityPass, Match: fmt.Sprintf("in_port=%d", port), Actions: "LOCAL"})
+		b.dropNotOnWire(inPort(port))
+		b.add(priorityPass, inPort(port), "LOCAL")
 	}
-	switch len(uplinks) {
+	switch len(b.uplinks) {
 	case 0:
-		return s, fmt.Errorf("bridge %s: %w", bridge.Name, ErrNoUplink)
+		sortFlows(b.out)
+		return b.out, fmt.Errorf("bridge %s: %w", bridge.Name, ErrNoUplink)
 	case 1:
-		s = append(s, Flow{Cookie: CookieBase, Priority: priorityPass, Match: "in_port=LOCAL", Actions: fmt.Sprintf("output:%d", uplinks[0])})
+		b.toWire = fmt.Sprintf("output:%d", b.uplinks[0])
 	default: // a bond: use the first member that is up
-		members := strings.Trim(strings.ReplaceAll(fmt.Sprint(uplinks), " ", ","), "[]")
-		s = append(s, Flow{Cookie: CookieBase, Priority: priorityPass, Match: "in_port=LOCAL",
-			Actions: "bundle(eth_src,0,active_backup,ofport,members:" + members + ")"})
+		members := strings.Trim(strings.ReplaceAll(fmt.Sprint(b.uplinks), " ", ","), "[]")
+		b.toWire = "bundle(eth_src,0,active_backup,ofport,members:" + members + ")"
 	}
-	sortFlows(s)
-	return s, nil
+	b.add(priorityPass, "in_port=LOCAL", b.toWire)
+	if bridge.Gateway > 0 && in.MAC != "" {
+		b.gateway()
+	}
+	sortFlows(b.out)
+	return b.out, nil
+}
+
+type builder struct {
+	bridge  Bridge
+	in      Inputs
+	uplinks []int
+	toWire  string // the action that sends to the uplink
+	out     State
+}
+
+func (b *builder) add(priority int, match, actions string) {
+	b.out = append(b.out, Flow{Cookie: CookieBase, Priority: priority, Match: match, Actions: actions})
+}
+
+// dropNotOnWire drops a port's packets from and to masquerade addresses, which mean
+// something inside one node only.
+func (b *builder) dropNotOnWire(port string) {
+	for _, p := range b.in.Masquerade {
+		b.add(priorityNotOnWire, matchIP(p, port, "src", p), "drop")
+		b.add(priorityNotOnWire, matchIP(p, port, "dst", p), "drop")
+	}
+}
+
+func inPort(port int) string { return fmt.Sprintf("in_port=%d", port) }
+
+// matchIP returns the match of packets of an IP family on a port, with pairs of
+// direction ("src" or "dst") and prefix, as ovs-ofctl prints it.
+func matchIP(family netip.Prefix, port string, pairs ...any) string {
+	protocol, field := "ip", "nw_"
+	if family.Addr().Is6() {
+		protocol, field = "ipv6", "ipv6_"
+	}
+	match := protocol + "," + port
+	for i := 0; i < len(pairs); i += 2 {
+		p := pairs[i+1].(netip.Prefix)
+		text := p.Masked().String()
+		if p.IsSingleIP() {
+			text = p.Addr().String()
+		}
+		match += fmt.Sprintf(",%s%s=%s", field, pairs[i], text)
+	}
+	return match
 }
 
 // ErrNoUplink: the bridge has no uplink.

@@ -2,11 +2,7 @@
 
 package flows
 
-import (
-	"slices"
-
-	"bulkhead/pkg/network"
-)
+import "slices"
 
 // Op adds or deletes one flow. Adding replaces a flow with the same key.
 type Op struct {
@@ -49,15 +45,4 @@ func Diff(want, have State) []Op {
 		}
 	}
 	return slices.Concat(deny, deletes, pass)
-}
-
-// OfNetwork returns a network's flows.
-func (s State) OfNetwork(n network.Network) State {
-	var out State
-	for _, f := range s {
-		if f.Cookie == Cookie(n) {
-			out = append(out, f)
-		}
-	}
-	return out
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,16 +16,31 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
-
-	"bulkhead/pkg/network"
 )
 
 var update = flag.Bool("update", false, "rewrite goldens")
 
 func TestBuild(t *testing.T) {
-	for name, uplinks := range map[string][]int{"one": {1}, "bond": {5, 2}} {
+	prefixes := func(list ...string) (out []netip.Prefix) {
+		for _, p := range list {
+			out = append(out, netip.MustParsePrefix(p))
+		}
+		return out
+	}
+	dual := Inputs{MAC: "52:54:00:00:00:01", Addresses: prefixes("192.0.2.7/24", "2001:db8::7/64"),
+		Masquerade: prefixes("169.254.0.0/17", "fd69::/112"), Services: prefixes("10.96.0.0/16", "fd10:96::/112")}
+	v4 := Inputs{MAC: dual.MAC, Addresses: dual.Addresses[:1], Masquerade: dual.Masquerade[:1], Services: dual.Services[:1]}
+	for name, c := range map[string]struct {
+		bridge Bridge
+		in     Inputs
+	}{
+		"no gateway yet": {Bridge{Name: "br-ex", Uplinks: []int{1}}, dual},
+		"gateway":        {Bridge{Name: "br-ex", Uplinks: []int{1}, Gateway: 3}, dual},
+		"gateway IPv4":   {Bridge{Name: "br-ex", Uplinks: []int{1}, Gateway: 3}, v4},
+		"bond":           {Bridge{Name: "br-ex", Uplinks: []int{5, 2}, Gateway: 3}, dual},
+	} {
 		t.Run(name, func(t *testing.T) {
-			s, err := Build(Bridge{Name: "br-ex", Uplinks: uplinks}, nil)
+			s, err := Build(c.bridge, c.in)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -32,7 +48,7 @@ func TestBuild(t *testing.T) {
 			for _, f := range s {
 				b.WriteString(f.String() + "\n")
 			}
-			golden := filepath.Join("testdata", name+".golden")
+			golden := filepath.Join("testdata", strings.ReplaceAll(name, " ", "_")+".golden")
 			if *update {
 				if err := os.MkdirAll("testdata", 0o755); err != nil {
 					t.Fatal(err)
@@ -48,16 +64,12 @@ func TestBuild(t *testing.T) {
 			if b.String() != string(want) {
 				t.Errorf("got\n%swant\n%s", b.String(), want)
 			}
-			many := make([]network.Network, 500)
-			if more, err := Build(Bridge{Name: "br-ex", Uplinks: uplinks}, many); err != nil || len(more) != len(s) {
-				t.Errorf("500 networks change the number of flows to %d from %d (%v)", len(more), len(s), err)
-			}
 		})
 	}
-	if _, err := Build(Bridge{Name: "br-ex"}, nil); !errors.Is(err, ErrNoUplink) {
+	if _, err := Build(Bridge{Name: "br-ex"}, dual); !errors.Is(err, ErrNoUplink) {
 		t.Errorf("no uplink: %v", err)
 	}
-	if _, err := Build(Bridge{Name: "br-ex", Uplinks: []int{-1}}, nil); err == nil {
+	if _, err := Build(Bridge{Name: "br-ex", Uplinks: []int{-1}}, dual); err == nil {
 		t.Error("an uplink without a port number is accepted")
 	}
 }
@@ -102,7 +114,7 @@ func TestConverges(t *testing.T) {
 
 func TestApplyNamesOperations(t *testing.T) {
 	f := &Fake{Fail: func([]Op) error { return errors.New("no") }}
-	want, err := Build(Bridge{Name: "br-ex", Uplinks: []int{1}}, nil)
+	want, err := Build(Bridge{Name: "br-ex", Uplinks: []int{1}}, Inputs{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package flows
+
+import (
+	"fmt"
+	"net/netip"
+
+	"bulkhead/pkg/network"
+)
+
+const (
+	// zone is the conntrack zone of connections between gateway routers and the wire.
+	zone = 64000
+	// tableReplies handles packets from the wire whose connection is known.
+	tableReplies = 1
+	// tunnelPort is the port of OVN's geneve tunnels.
+	tunnelPort = 6081
+	// Neighbour solicitations and advertisements (RFC 4861).
+	solicitation, advertisement = 135, 136
+)
+
+// gateway adds the flows of the cluster default network's gateway router: its way out,
+// and tenants' way to the services that all networks reach. Only the router's own
+// connections are tracked: the node's do not depend on conntrack.
+func (b *builder) gateway() {
+	patch := inPort(b.bridge.Gateway)
+	b.dropNotOnWire(patch)
+	b.services(patch)
+
+	neighbours := []string{"arp,%s", fmt.Sprintf("icmp6,%%s,icmp_type=%d", solicitation), fmt.Sprintf("icmp6,%%s,icmp_type=%d", advertisement)}
+	for _, n := range neighbours {
+		b.add(priorityNeighbour, fmt.Sprintf(n, patch), b.toWire)
+	}
+	mark := network.Network{ID: network.DefaultID}.ConntrackMark()
+	for _, a := range b.in.Addresses {
+		own := netip.PrefixFrom(a.Addr(), a.Addr().BitLen())
+		b.add(priorityGateway, matchIP(own, patch, "src", own), fmt.Sprintf("ct(commit,zone=%d,exec(load:%#x->NXM_NX_CT_MARK[])),%s", zone, mark, b.toWire))
+	}
+	for _, port := range b.uplinks {
+		for _, n := range neighbours {
+			b.add(priorityNeighbour, fmt.Sprintf(n, inPort(port)), fmt.Sprintf("LOCAL,output:%d", b.bridge.Gateway))
+		}
+		// The overlay's packets are the node's: they skip the lookup.
+		b.add(priorityTunnel, fmt.Sprintf("udp,%s,tp_dst=%d", inPort(port), tunnelPort), "LOCAL")
+		b.add(priorityTunnel, fmt.Sprintf("udp6,%s,tp_dst=%d", inPort(port), tunnelPort), "LOCAL")
+		for _, a := range b.in.Addresses {
+			own := netip.PrefixFrom(a.Addr(), a.Addr().BitLen())
+			b.add(priorityGateway, matchIP(own, inPort(port), "dst", own), fmt.Sprintf("ct(table=%d,zone=%d)", tableReplies, zone))
+		}
+	}
+	for _, state := range []string{"+est+trk", "+rel+trk"} {
+		b.out = append(b.out, Flow{Cookie: CookieBase, Table: tableReplies, Priority: priorityGateway,
+			Match: fmt.Sprintf("ct_state=%s,ct_mark=%#x", state, mark), Actions: fmt.Sprintf("output:%d", b.bridge.Gateway)})
+	}
+	b.out = append(b.out, Flow{Cookie: CookieBase, Table: tableReplies, Priority: priorityPass, Actions: "LOCAL"})
+}
+
+// services adds the way from tenants' pods, which the node forwards with their
+// network's masquerade address, to services of the cluster default network. The node's
+// firewall decides which services those are.
+func (b *builder) services(patch string) {
+	for _, masquerade := range b.in.Masquerade {
+		for _, service := range b.in.Services {
+			if !network.SameFamily(masquerade, service.Addr()) {
+				continue
+			}
+			mac := "mod_dl_dst:" + b.in.MAC + ","
+			b.add(priorityService, matchIP(service, "in_port=LOCAL", "src", masquerade, "dst", service), mac+fmt.Sprintf("output:%d", b.bridge.Gateway))
+			b.add(priorityService, matchIP(service, patch, "src", service, "dst", masquerade), mac+"LOCAL")
+		}
+	}
+	for _, service := range b.in.Services { // of no load balancer
+		b.add(priorityNotOnWire, matchIP(service, patch, "dst", service), "drop")
+	}
+}

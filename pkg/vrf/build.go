@@ -71,6 +71,9 @@ func Build(net network.Network, node network.Node, in Inputs) (State, error) {
 		st.Port.Addrs = append(st.Port.Addrs, portAddresses(net, in.Plan, h)...)
 	}
 	st.Sysctls = portSysctls(st.Port.Name, in.IPv6)
+	if net.IsDefault() && node.Bridge != "" {
+		st.Sysctls = append(st.Sysctls, bridgeSysctls(node.Bridge)...)
+	}
 	table := MainTable
 	if !net.IsDefault() {
 		name, err := deviceName(net, in)
@@ -83,7 +86,7 @@ func Build(net network.Network, node network.Node, in Inputs) (State, error) {
 		st.Sysctls = append(st.Sysctls, deviceSysctls(name)...)
 		st.Rules = rules(net, in, table)
 		st.Routes = unreachableRoutes(in, table)
-		st.Routes = append(st.Routes, defaultRoutes(net, node, table)...)
+		st.Routes = append(st.Routes, routesOut(net, node, in.Plan, table)...)
 	}
 	for _, h := range hosts {
 		gw, src := net.GatewayIn(h).Addr(), sourceToPods(net, in.Plan, h)
@@ -195,10 +198,11 @@ func unreachableRoutes(in Inputs, table int) []Route {
 	return out
 }
 
-// defaultRoutes returns the default routes via the node's next hops, in their
-// order of preference, for the network's IP families. They need onlink, because
-// the external bridge is outside the VRF.
-func defaultRoutes(net network.Network, node network.Node, table int) []Route {
+// routesOut returns the routes via the node's next hops, in their order of preference,
+// for the network's IP families: the default route, and that to services of the cluster
+// default network, whose packets the external bridge's flows lead to their gateway
+// router. They need onlink, because the external bridge is outside the VRF.
+func routesOut(net network.Network, node network.Node, plan network.Plan, table int) []Route {
 	if node.Bridge == "" {
 		return nil
 	}
@@ -210,7 +214,11 @@ func defaultRoutes(net network.Network, node network.Node, table int) []Route {
 		if hop.Is6() {
 			dst, i = netip.PrefixFrom(netip.IPv6Unspecified(), 0), 1
 		}
-		out = append(out, Route{Table: table, Dst: dst, Via: hop.WithZone(""), Dev: node.Bridge, Metric: RouteMetric + count[i]})
+		for _, to := range append([]netip.Prefix{dst}, plan.ServiceCIDRs...) {
+			if network.SameFamily(to, hop) {
+				out = append(out, Route{Table: table, Dst: to.Masked(), Via: hop.WithZone(""), Dev: node.Bridge, Metric: RouteMetric + count[i]})
+			}
+		}
 		count[i]++
 	}
 	return out
@@ -241,7 +249,7 @@ func portSysctls(dev string, ipv6 bool) []Sysctl {
 	return out
 }
 
-// deviceSysctls returns the sysctls of a port and of a VRF device, which the
+// deviceSysctls returns the sysctls of a port, and of a VRF device, which the
 // kernel treats as the input device of packets that arrive on its ports.
 func deviceSysctls(dev string) []Sysctl {
 	return []Sysctl{
@@ -249,5 +257,9 @@ func deviceSysctls(dev string) []Sysctl {
 		{"net/ipv4/conf/" + dev + "/rp_filter", "2"},
 	}
 }
+
+// bridgeSysctls returns the external bridge's sysctls: replies of services arrive there,
+// for the node to forward, and the route to a service may use another interface.
+func bridgeSysctls(dev string) []Sysctl { return deviceSysctls(dev) }
 
 func hostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }

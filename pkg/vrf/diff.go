@@ -2,10 +2,7 @@
 
 package vrf
 
-import (
-	"slices"
-	"strings"
-)
+import "slices"
 
 // Diff returns the operations that turn have into want. Between two operations
 // the network may be less reachable, but never less isolated, than in have and
@@ -126,7 +123,7 @@ func (d *differ) addIsolation() {
 // when the actual state was read.
 func (d *differ) sysctls(dev string, created bool) {
 	for _, s := range d.want.Sysctls {
-		if strings.Contains(s.Path, "/conf/"+dev+"/") && (created || !slices.Contains(d.have.Sysctls, s)) {
+		if s.device() == dev && (created || !slices.Contains(d.have.Sysctls, s)) {
 			d.add(Op{Verb: SetSysctl, Sysctl: s})
 		}
 	}
@@ -151,6 +148,11 @@ func (d *differ) addReachability() {
 			d.add(Op{Verb: PortUp, Port: Port{Name: want.Name}})
 		}
 	}
+	for _, s := range d.want.Sysctls {
+		if dev := s.device(); dev != want.Name && !d.isDevice(dev) && !d.absent(dev) && !slices.Contains(d.have.Sysctls, s) {
+			d.add(Op{Verb: SetSysctl, Sysctl: s}) // the external bridge's
+		}
+	}
 	for _, r := range d.want.Routes {
 		if r.Unreachable || d.absent(r.Dev) {
 			continue
@@ -160,6 +162,11 @@ func (d *differ) addReachability() {
 			d.add(Op{Verb: AddRoute, Route: r})
 		}
 	}
+}
+
+// isDevice reports whether dev is the network's VRF device.
+func (d *differ) isDevice(dev string) bool {
+	return slices.ContainsFunc(d.want.Devices, func(w Device) bool { return w.Name == dev })
 }
 
 func (d *differ) removeIsolation() {

@@ -10,6 +10,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"bulkhead/pkg/network"
 )
 
 // Fake implements Target in memory. It behaves like the kernel as far as the
@@ -100,6 +102,8 @@ func (f *Fake) Read(_ context.Context, o Owner) (State, error) {
 	}
 	if b, ok := f.Links[o.Bridge]; o.Bridge != "" && (!ok || !b.Up) {
 		st.Absent = append(st.Absent, o.Bridge)
+	} else if o.Bridge != "" && o.ID == network.DefaultID {
+		sysctls(bridgeSysctls(o.Bridge))
 	}
 	for r, owner := range f.Routes {
 		if r.Table == o.Table && owner == "" {

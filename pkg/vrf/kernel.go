@@ -18,6 +18,8 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"bulkhead/pkg/network"
 )
 
 // Kernel implements Target over netlink, for the network namespace of the thread
@@ -137,6 +139,9 @@ func (k *Kernel) Read(ctx context.Context, owner Owner) (State, error) {
 			st.Absent = append(st.Absent, owner.Bridge)
 		default:
 			names[l.Attrs().Index] = owner.Bridge
+			if owner.ID == network.DefaultID {
+				st.Sysctls = append(st.Sysctls, k.readSysctls(bridgeSysctls(owner.Bridge))...)
+			}
 		}
 	}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {

@@ -5,7 +5,6 @@ package vrf
 import (
 	"fmt"
 	"net/netip"
-	"strings"
 )
 
 // Verb is what an Op does.
@@ -92,9 +91,7 @@ func (o Op) needs() string {
 	case AddRoute:
 		return o.Route.Dev
 	case SetSysctl:
-		if part := strings.Split(o.Sysctl.Path, "/"); len(part) == 5 { // net/ipv4/conf/DEVICE/key
-			return part[3]
-		}
+		return o.Sysctl.device()
 	}
 	return ""
 }

@@ -67,6 +67,14 @@ type Port struct {
 // Sysctl is a path below /proc/sys and its value.
 type Sysctl struct{ Path, Value string }
 
+// device returns the device that the sysctl belongs to: net/ipv4/conf/DEVICE/key.
+func (s Sysctl) device() string {
+	if part := strings.Split(s.Path, "/"); len(part) == 5 {
+		return part[3]
+	}
+	return ""
+}
+
 func (s Sysctl) String() string { return strings.ReplaceAll(s.Path, "/", ".") + "=" + s.Value }
 
 // Route is a route with Protocol. A route with a next hop has the onlink flag.

@@ -32,7 +32,6 @@ type podDoor struct {
 
 // doorInputs are the inputs of buildDoors.
 type doorInputs struct {
-	mode      network.GatewayMode
 	bridge    string             // the external bridge
 	internal  []string           // interfaces of Open vSwitch that lead to no network
 	node      []netip.Prefix     // the node's addresses on the cluster default network
@@ -49,11 +48,9 @@ func buildDoors(links []vrf.Link, in doorInputs) []loader.DoorRow {
 		peer = [6]byte(mac)
 	}
 	peer6, _ := network.FirstOfFamily(in.node, netip.IPv6Unspecified())
-	forward := 0
-	if in.mode == network.LocalGateway {
-		if i := slices.IndexFunc(links, func(l vrf.Link) bool { return l.Name == in.bridge }); i >= 0 {
-			forward = links[i].Index
-		}
+	forward := 0 // what the firewall lets in: in shared mode only the replies of services
+	if i := slices.IndexFunc(links, func(l vrf.Link) bool { return l.Name == in.bridge }); i >= 0 {
+		forward = links[i].Index
 	}
 	var out []loader.DoorRow
 	for _, l := range links {
@@ -99,7 +96,7 @@ type doorFacts struct {
 
 // inputs adds the facts of pods' ports in Open vSwitch.
 func (f doorFacts) inputs(ports []ovs.PodPort) doorInputs {
-	in := doorInputs{mode: f.config.OVS.GatewayMode, bridge: f.config.OVS.ExternalBridge,
+	in := doorInputs{bridge: f.config.OVS.ExternalBridge,
 		internal: []string{ovs.DefaultIntegrationBridge, "ovs-system", "ovs-netdev"}, pods: map[string]podDoor{}, tableBase: f.config.Plan.VRFTableBase}
 	in.node = managementAddresses(f.config.DefaultNetwork, f.cache.NodeID())
 	for _, p := range ports {
@@ -139,9 +136,7 @@ func (g *LinkGuard) Guard(l vrf.Link) error {
 	if len(rows) != 1 {
 		return fmt.Errorf("interface %s leads to no known network", l.Name)
 	}
-	if g.facts.config.OVS.GatewayMode == network.LocalGateway {
-		g.queue.EnqueueHosts() // the row lacks ForwardFrom, which needs all links
-	}
+	g.queue.EnqueueHosts() // the row lacks ForwardFrom, which needs all links
 	return g.hostNet.Guard(rows[0])
 }
 

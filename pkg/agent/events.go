@@ -31,12 +31,16 @@ type eventHandlers struct {
 
 // run runs the informers and returns when the cache is synced.
 func (h eventHandlers) run(ctx context.Context, i *Informers) error {
-	return process.RunInformers(ctx,
-		process.Informer{SharedIndexInformer: i.nads, Transform: trimObject, OnChange: onChange(h.setNAD), OnDelete: onDelete(h.deleteNAD)},
-		process.Informer{SharedIndexInformer: i.namespaces, Transform: trimObject, OnChange: onChange(h.setNamespace), OnDelete: onDelete(h.deleteNamespace)},
-		process.Informer{SharedIndexInformer: i.node, Transform: trimObject, OnChange: onChange(h.setNode)},
-		process.Informer{SharedIndexInformer: i.pods, Transform: trimPod, OnChange: onChange(h.setPod), OnDelete: onDelete(h.deletePod)},
-	)
+	list := []process.Informer{
+		{SharedIndexInformer: i.nads, Transform: trimObject, OnChange: onChange(h.setNAD), OnDelete: onDelete(h.deleteNAD)},
+		{SharedIndexInformer: i.namespaces, Transform: trimObject, OnChange: onChange(h.setNamespace), OnDelete: onDelete(h.deleteNamespace)},
+		{SharedIndexInformer: i.node, Transform: trimObject, OnChange: onChange(h.setNode)},
+		{SharedIndexInformer: i.pods, Transform: trimPod, OnChange: onChange(h.setPod), OnDelete: onDelete(h.deletePod)},
+	}
+	for _, s := range i.services {
+		list = append(list, process.Informer{SharedIndexInformer: s, Transform: trimService, OnChange: onChange(h.setService), OnDelete: onDelete(h.deleteService)})
+	}
+	return process.RunInformers(ctx, list...)
 }
 
 // onChange calls set with objects of its type.

@@ -71,7 +71,7 @@ func (t *Target) Read(ctx context.Context) (State, error) {
 			return st, fmt.Errorf("list set %s: %w", name, err)
 		}
 		for _, e := range elements {
-			st.Sets[name] = append(st.Sets[name], element(e.Key))
+			st.Sets[name] = append(st.Sets[name], element(name, e.Key))
 		}
 		slices.Sort(st.Sets[name])
 	}
@@ -96,13 +96,13 @@ func (t *Target) Read(ctx context.Context) (State, error) {
 	return st, nil
 }
 
-// element joins the parts of a set element in the format of Build. nft prints
+// element joins the parts of a set's element in the format of Build. nft prints
 // marks in decimal or hexadecimal.
-func element(key []string) string {
+func element(set string, key []string) string {
 	parts := make([]string, len(key))
 	for i, k := range key {
 		k = strings.Trim(k, `"`)
-		if n, err := strconv.ParseUint(k, 0, 32); err == nil && len(key) > 1 {
+		if n, err := strconv.ParseUint(k, 0, 32); err == nil && set == SetOwn {
 			k = fmt.Sprintf("%#08x", n)
 		}
 		if a, err := netip.ParseAddr(k); err == nil {
@@ -138,6 +138,8 @@ func (o Op) addTo(tx *knftables.Transaction) {
 		tx.Add(&knftables.Set{Name: SetLocked4, Type: "ipv4_addr"})
 		tx.Add(&knftables.Set{Name: SetLocked6, Type: "ipv6_addr"})
 		tx.Add(&knftables.Set{Name: SetOwn, Type: "ifname . mark"})
+		tx.Add(&knftables.Set{Name: SetServices4, Type: "ipv4_addr . inet_proto . inet_service"})
+		tx.Add(&knftables.Set{Name: SetServices6, Type: "ipv6_addr . inet_proto . inet_service"})
 	case SetChain:
 		tx.Add(&knftables.Table{})
 		c := &knftables.Chain{Name: o.Chain.Name}

@@ -12,7 +12,12 @@
 //   - from a pod in the host's network into a network, unless the socket has
 //     that network's mark, which it gets at creation and cannot change;
 //   - that the kernel would forward into or out of a network, except in local
-//     gateway mode, where the kernel is the gateway;
+//     gateway mode, where the kernel is the gateway, and except to the services that
+//     all networks reach, and back;
+//   - from a masquerade address, which networks' forwarded packets have, if a local
+//     process sends it out of the node;
+//   - from a tenant's process in the host's network to a service's address by the
+//     external bridge: only tenants' pods are led to services there;
 //   - to the overlay's port from a network or over loopback.
 //
 // No rule that accepts matches a packet's own mark: a sender with CAP_NET_RAW
@@ -43,6 +48,10 @@ const (
 	SetLocked6 = "locked6"
 	// SetOwn holds pairs of a management port and the mark of its network.
 	SetOwn = "own"
+	// SetServices4 and SetServices6 hold address, protocol and port of the services
+	// that all networks reach.
+	SetServices4 = "services4"
+	SetServices6 = "services6"
 
 	CounterProbeAllowed = "probe_allowed"
 	CounterProbeRefused = "probe_refused"
@@ -50,6 +59,8 @@ const (
 	CounterForeign      = "foreign_socket"
 	CounterForwarded    = "forwarded"
 	CounterTunnel       = "tunnel_port"
+	CounterServices     = "services"
+	CounterNotLocal     = "not_local_source"
 
 	chainOutput   = "output"
 	chainLocked   = "locked"
@@ -79,7 +90,20 @@ type Inputs struct {
 	// networks and the outside.
 	Mode       network.GatewayMode
 	TunnelPort uint16
+	// Bridge is the external bridge; "": none.
+	Bridge string
+	// Services are what all networks reach, of the cluster default network.
+	Services []Service
+	// Masquerade and ServiceCIDRs are the cluster's ranges.
+	Masquerade, ServiceCIDRs []netip.Prefix
 	Kubelet
+}
+
+// Service is a port of a service.
+type Service struct {
+	Addr     netip.Addr
+	Protocol string // tcp, udp or sctp
+	Port     uint16
 }
 
 // Cgroup is a cgroup v2 directory: its path below the mount, without a leading
@@ -127,8 +151,15 @@ func rule(name string, parts ...string) Rule {
 // depend on the number of networks and pods.
 func Build(in Inputs) State {
 	st := State{
-		Counters: []string{CounterCrossNetwork, CounterForeign, CounterForwarded, CounterProbeAllowed, CounterProbeRefused, CounterTunnel},
-		Sets:     map[string][]string{SetLocked4: nil, SetLocked6: nil, SetOwn: nil},
+		Counters: []string{CounterCrossNetwork, CounterForeign, CounterForwarded, CounterNotLocal, CounterProbeAllowed, CounterProbeRefused, CounterServices, CounterTunnel},
+		Sets:     map[string][]string{SetLocked4: nil, SetLocked6: nil, SetOwn: nil, SetServices4: nil, SetServices6: nil},
+	}
+	for _, s := range in.Services {
+		set := SetServices4
+		if s.Addr.Is6() {
+			set = SetServices6
+		}
+		st.Sets[set] = append(st.Sets[set], fmt.Sprintf("%s . %s . %d", s.Addr, s.Protocol, s.Port))
 	}
 	for _, a := range in.Locked {
 		set := SetLocked4
@@ -147,11 +178,11 @@ func Build(in Inputs) State {
 	st.Chains = []Chain{
 		in.lockedChain(),
 		in.networksChain(),
-		{Name: chainOutput, Hook: "output", Rules: []Rule{
+		{Name: chainOutput, Hook: "output", Rules: slices.Concat([]Rule{
 			rule("locked pods, IPv4", "ip daddr @"+SetLocked4, "goto", chainLocked),
 			rule("locked pods, IPv6", "ip6 daddr @"+SetLocked6, "goto", chainLocked),
 			rule("networks", "oifname", managementPorts, "goto", chainNetworks),
-		}},
+		}, in.outOfNode())},
 		in.forwardChain(),
 		in.inputChain(),
 		{Name: chainUnmark, Hook: "postrouting", Rules: []Rule{
@@ -203,6 +234,51 @@ func (in Inputs) networksChain() Chain {
 	return c
 }
 
+// outOfNode filters what local processes send by the external bridge.
+func (in Inputs) outOfNode() []Rule {
+	if in.Bridge == "" {
+		return nil
+	}
+	bridge := fmt.Sprintf("oifname %q", in.Bridge)
+	var rules []Rule
+	for _, p := range in.Masquerade {
+		rules = append(rules, rule("masquerade address "+p.String(), bridge, ipOf(p), "saddr", p.String(), "counter name", CounterNotLocal, "drop"))
+	}
+	for _, p := range in.ServiceCIDRs {
+		rules = append(rules, rule("tenants' processes to services "+p.String(), bridge, ipOf(p), "daddr", p.String(),
+			fmt.Sprintf("meta mark %#x-%#x", network.PacketMark(1), network.PacketMark(network.MaxID)), "counter name", CounterForeign, "reject with icmpx type admin-prohibited"))
+	}
+	return rules
+}
+
+// toServices accepts what networks send to the services that all networks reach, and
+// the replies. OVN has replaced the pod's address by the network's masquerade address:
+// what a pod sends past OVN's router, to the management port itself, has another.
+func (in Inputs) toServices() []Rule {
+	if in.Bridge == "" {
+		return nil
+	}
+	port, bridge := "meta sdifname "+managementPorts, fmt.Sprintf("oifname %q", in.Bridge)
+	var rules []Rule
+	for _, p := range in.Masquerade {
+		set := SetServices4
+		if p.Addr().Is6() {
+			set = SetServices6
+		}
+		rules = append(rules,
+			rule("services, from "+p.String(), port, bridge, ipOf(p), "saddr", p.String(), ipOf(p), "daddr . meta l4proto . th dport @"+set, "counter name", CounterServices, "accept"),
+			rule("related to services, from "+p.String(), port, bridge, ipOf(p), "saddr", p.String(), "ct state related accept"))
+	}
+	return append(rules, rule("replies of services", fmt.Sprintf("iifname %q oifname", in.Bridge), managementPorts, "ct state established,related accept"))
+}
+
+func ipOf(p netip.Prefix) string {
+	if p.Addr().Is6() {
+		return "ip6"
+	}
+	return "ip"
+}
+
 // forwardChain filters packets that the node forwards. Inside a VRF the input
 // interface is the VRF device, and sdifname matches the port that received the
 // packet. The cluster default network's port has no VRF.
@@ -212,6 +288,7 @@ func (in Inputs) forwardChain() Chain {
 		rule("between networks, VRF", "meta sdifname", managementPorts, "oifname", managementPorts, "counter name", CounterCrossNetwork, "drop"),
 		rule("loopback", `iifname "lo" oifname`, managementPorts, "counter name", CounterForwarded, "drop"),
 	}}
+	c.Rules = append(c.Rules, in.toServices()...)
 	if in.Mode != network.LocalGateway {
 		c.Rules = append(c.Rules,
 			rule("out of a network", "iifname", managementPorts, "counter name", CounterForwarded, "drop"),

@@ -38,6 +38,15 @@ func addrs(list ...string) []netip.Addr {
 	return out
 }
 
+var (
+	services = []Service{
+		{netip.MustParseAddr("10.96.0.1"), "tcp", 443}, {netip.MustParseAddr("10.96.0.10"), "udp", 53},
+		{netip.MustParseAddr("fd10:96::a"), "udp", 53}, {netip.MustParseAddr("fd10:96::a"), "sctp", 9153},
+	}
+	masquerade   = []netip.Prefix{netip.MustParsePrefix("169.254.0.0/17"), netip.MustParsePrefix("fd69::/112")}
+	serviceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd10:96::/112")}
+)
+
 func genInputs(t *rapid.T) Inputs {
 	pool := addrs("10.244.1.5", "10.244.1.6", "10.244.1.7", "fd10::5", "fd10::6", "::ffff:10.244.1.8")
 	in := Inputs{Locked: rapid.SliceOf(rapid.SampledFrom(pool)).Draw(t, "locked")}
@@ -55,6 +64,9 @@ func genInputs(t *rapid.T) Inputs {
 	}
 	in.Mode = rapid.SampledFrom([]network.GatewayMode{network.SharedGateway, network.LocalGateway}).Draw(t, "mode")
 	in.TunnelPort, in.DefaultPort = 6081, "ovn-k8s-mp0"
+	in.Bridge = rapid.SampledFrom([]string{"", "br-ex"}).Draw(t, "bridge")
+	in.Services = rapid.SliceOf(rapid.SampledFrom(services)).Draw(t, "services")
+	in.Masquerade, in.ServiceCIDRs = masquerade, serviceCIDRs
 	return in
 }
 
@@ -235,7 +247,8 @@ func TestKernel(t *testing.T) {
 	}
 	pods, podsID := podRoot(t)
 	in := Inputs{Locked: addrs("10.244.1.5", "fd10::5"), Kubelet: Kubelet{Mark: mark}, TunnelPort: 6081, DefaultPort: "ovn-k8s-mp0",
-		Networks: []network.Network{{ID: 1}, {ID: 300}}, PodRoots: []Cgroup{{pods, podsID}}}
+		Networks: []network.Network{{ID: 1}, {ID: 300}}, PodRoots: []Cgroup{{pods, podsID}},
+		Bridge: "br-ex", Services: services, Masquerade: masquerade, ServiceCIDRs: serviceCIDRs}
 	if _, err := r.Reconcile(ctx, in, false); err != nil {
 		t.Fatal(err)
 	}
@@ -384,6 +397,23 @@ func podRoot(t *testing.T) (path string, id uint64) {
 		t.Fatal(err)
 	}
 	return filepath.Base(dir), id
+}
+
+// The kernel returns each set's elements in the format of Build.
+func TestKernelServices(t *testing.T) {
+	newNetns(t)
+	target, err := Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Services: services, Masquerade: masquerade, ServiceCIDRs: serviceCIDRs, Networks: []network.Network{{ID: 7}}}
+	if _, err := (&Reconciler{Target: target}).Reconcile(t.Context(), in, false); err != nil {
+		t.Fatal(err)
+	}
+	have, err := target.Read(t.Context())
+	if err != nil || dump(have) != dump(Build(in)) {
+		t.Errorf("read back: %v\n%swant\n%s", err, dump(have), dump(Build(in)))
+	}
 }
 
 // Ten thousand pods: one transaction adds all elements.

@@ -66,14 +66,15 @@ func FuzzEvents(f *testing.F) {
 // element returns the format of Build, whatever the format in nft's output.
 func TestElement(t *testing.T) {
 	for _, c := range []struct {
+		set  string
 		key  []string
 		want string
 	}{
-		{[]string{"10.244.0.3"}, "10.244.0.3"}, {[]string{"fd00:0:0::3"}, "fd00::3"}, {[]string{`"ovn-k8s-mp7"`}, "ovn-k8s-mp7"},
-		{[]string{`"ovn-k8s-mp7"`, "0x1007"}, "ovn-k8s-mp7 . 0x00001007"}, {[]string{"ovn-k8s-mp7", "4103"}, "ovn-k8s-mp7 . 0x00001007"},
-		{[]string{"7"}, "7"},
+		{SetLocked4, []string{"10.244.0.3"}, "10.244.0.3"}, {SetLocked6, []string{"fd00:0:0::3"}, "fd00::3"},
+		{SetOwn, []string{`"ovn-k8s-mp7"`, "0x1007"}, "ovn-k8s-mp7 . 0x00001007"}, {SetOwn, []string{"ovn-k8s-mp7", "4103"}, "ovn-k8s-mp7 . 0x00001007"},
+		{SetServices4, []string{"10.96.0.1", "tcp", "443"}, "10.96.0.1 . tcp . 443"}, {SetServices6, []string{"fd10:96::0:a", "udp", "53"}, "fd10:96::a . udp . 53"},
 	} {
-		if got := element(c.key); got != c.want {
+		if got := element(c.set, c.key); got != c.want {
 			t.Errorf("%q: %q, want %q", c.key, got, c.want)
 		}
 	}

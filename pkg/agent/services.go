@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"bulkhead/pkg/firewall"
+)
+
+// trimService keeps what servicePorts reads.
+func trimService(obj any) (any, error) {
+	s, ok := obj.(*corev1.Service)
+	if !ok {
+		return obj, nil
+	}
+	return &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: s.Name, Namespace: s.Namespace, UID: s.UID, ResourceVersion: s.ResourceVersion},
+		Spec:       corev1.ServiceSpec{ClusterIPs: s.Spec.ClusterIPs, Ports: s.Spec.Ports},
+	}, nil
+}
+
+// servicePorts returns the service's cluster IPs with each of its ports; none for a
+// headless service.
+func servicePorts(s *corev1.Service) []firewall.Service {
+	var out []firewall.Service
+	for _, ip := range s.Spec.ClusterIPs {
+		a, err := netip.ParseAddr(ip)
+		if err != nil {
+			continue // "None"
+		}
+		for _, p := range s.Spec.Ports {
+			out = append(out, firewall.Service{Addr: a, Protocol: strings.ToLower(string(cmp.Or(p.Protocol, corev1.ProtocolTCP))), Port: uint16(p.Port)})
+		}
+	}
+	return out
+}
+
+// SetService stores the ports of a service, none of a deleted one, and returns whether
+// they changed.
+func (c *Cache) SetService(key string, ports []firewall.Service) (changed bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	changed = !slices.Equal(c.services[key], ports)
+	if len(ports) > 0 {
+		c.services[key] = ports
+	} else {
+		delete(c.services, key)
+	}
+	return changed
+}
+
+// Services returns the ports of all services in namespaces of the cluster default
+// network.
+func (c *Cache) Services() []firewall.Service {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var out []firewall.Service
+	for key, ports := range c.services {
+		namespace, _, _ := strings.Cut(key, "/")
+		if !c.namespaces[namespace].Labelled {
+			out = append(out, ports...)
+		}
+	}
+	return out
+}
+
+func (h eventHandlers) setService(s *corev1.Service) {
+	if h.cache.SetService(s.Namespace+"/"+s.Name, servicePorts(s)) {
+		h.queue.EnqueueHosts()
+	}
+}
+
+func (h eventHandlers) deleteService(key string) {
+	if h.cache.SetService(key, nil) {
+		h.queue.EnqueueHosts()
+	}
+}

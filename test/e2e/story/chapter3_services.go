@@ -4,6 +4,7 @@ package story
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -11,12 +12,15 @@ import (
 	"sync/atomic"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 func serviceChecks() []Check {
 	return []Check{
 		{Chapter: 3, Title: "services: each network's pods reach its own, on every node and back to themselves", Phase: phaseReach, Needs: needs(fixtureServices), Run: servicesReached},
+		{Chapter: 3, Title: "the API server's service answers pods of every network, on that port alone", Phase: phaseReach, Needs: needs(fixtureServices), Run: apiServerReached},
+		{Chapter: 3, Title: "the service kube-system/kube-dns answers pods of every network, on every node (TCP, UDP)", Phase: phaseReach, Needs: needs(fixtureServices), Run: dnsReached},
 		{Chapter: 4, Title: "services: no network's pods reach another's", Phase: phaseIsolation, Needs: needs(fixtureServices), Run: servicesConfined},
 	}
 }
@@ -41,11 +45,52 @@ spec:
 `, name, s.namespace, selector, port))
 		}
 	}
-	return w.Lab.Apply(ctx, strings.Join(manifests, "---\n"))
+	return w.Lab.Apply(ctx, strings.Join(append(manifests, w.dnsManifests()...), "---\n"))
+}
+
+// dnsManifests are the service that clusters have for DNS, with the pods of the cluster
+// default network as its endpoints.
+func (w *World) dnsManifests() []string {
+	out := []string{`
+apiVersion: v1
+kind: Service
+metadata: {name: kube-dns, namespace: kube-system}
+spec:
+  ipFamilyPolicy: PreferDualStack
+  ports: [{name: dns-tcp, port: 53, protocol: TCP}, {name: dns, port: 53, protocol: UDP}]
+`}
+	for _, family := range w.Families {
+		var endpoints []string
+		for _, p := range w.tenant("") {
+			for _, a := range p.Default {
+				if a.Is4() == (family == "ipv4") {
+					endpoints = append(endpoints, fmt.Sprintf("{addresses: [%q], nodeName: %s}", a, p.Node))
+				}
+			}
+		}
+		out = append(out, fmt.Sprintf(`
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: kube-dns-%[1]s, namespace: kube-system, labels: {kubernetes.io/service-name: kube-dns}}
+addressType: %[2]s
+endpoints: [%[3]s]
+ports: [{name: dns-tcp, port: %[4]s, protocol: TCP}, {name: dns, port: %[4]s, protocol: UDP}]
+`, family, strings.Replace(family, "ip", "IP", 1), strings.Join(endpoints, ", "), port))
+	}
+	return out
+}
+
+func undoServices(ctx context.Context, w *World) error {
+	client := w.Lab.Client()
+	err := client.CoreV1().Services("kube-system").Delete(ctx, "kube-dns", metav1.DeleteOptions{})
+	if apierrors.IsNotFound(err) {
+		err = nil
+	}
+	return errors.Join(err, client.DiscoveryV1().EndpointSlices("kube-system").DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=kube-dns"}))
 }
 
 // clusterIPs returns the targets of a service.
-func (w *World) clusterIPs(ctx context.Context, namespace, name string) ([]string, error) {
+func (w *World) clusterIPs(ctx context.Context, namespace, name string, servicePort uint16) ([]string, error) {
 	s, err := w.Lab.Client().CoreV1().Services(namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return nil, err
@@ -56,7 +101,7 @@ func (w *World) clusterIPs(ctx context.Context, namespace, name string) ([]strin
 		if err != nil {
 			return nil, fmt.Errorf("service %s/%s: %w", namespace, name, err)
 		}
-		at := netip.AddrPortFrom(a, 80)
+		at := netip.AddrPortFrom(a, servicePort)
 		out = append(out, "tcp:"+at.String(), "udp:"+at.String())
 	}
 	if len(s.Spec.ClusterIPs) != len(w.Families) {
@@ -90,7 +135,7 @@ func servicesReached(ctx context.Context, w *World) (string, error) {
 	}
 	var answers atomic.Int32
 	err := each(questions, func(q question) error {
-		list, err := w.clusterIPs(ctx, q.namespace, q.name)
+		list, err := w.clusterIPs(ctx, q.namespace, q.name, 80)
 		if err != nil {
 			return err
 		}
@@ -148,7 +193,7 @@ func servicesConfined(ctx context.Context, w *World) (string, error) {
 	services := map[string][]string{} // by tenant
 	for _, s := range storyServices {
 		for _, name := range []string{"web", "self"} {
-			list, err := w.clusterIPs(ctx, s.namespace, name)
+			list, err := w.clusterIPs(ctx, s.namespace, name, 80)
 			if err != nil {
 				return "", err
 			}
@@ -181,4 +226,73 @@ func servicesConfined(ctx context.Context, w *World) (string, error) {
 		}
 		return nil
 	})
+}
+
+// apiServer is how the API server answers netprobe, which does not speak TLS.
+const apiServer = "Client sent an HTTP request to an HTTPS server."
+
+// apiServerReached has pods of each network ask the API server by the service default/kubernetes,
+// which is of the cluster default network and outside the nodes, and try its other ports.
+func apiServerReached(ctx context.Context, w *World) (string, error) {
+	service, err := w.Lab.Client().CoreV1().Services("default").Get(ctx, "kubernetes", metav1.GetOptions{})
+	if err != nil {
+		return "", err
+	}
+	at, err := netip.ParseAddr(service.Spec.ClusterIP)
+	if err != nil || len(service.Spec.Ports) != 1 {
+		return "", fmt.Errorf("service default/kubernetes: address %q, ports %v: %w", service.Spec.ClusterIP, service.Spec.Ports, err)
+	}
+	port := uint16(service.Spec.Ports[0].Port)
+	want := map[string]string{"tcp:" + netip.AddrPortFrom(at, port).String(): apiServer}
+	others := []string{"udp:" + netip.AddrPortFrom(at, port).String(), "tcp:" + netip.AddrPortFrom(at, port+1).String(), "tcp:" + netip.AddrPortFrom(at, 6443).String(), "icmp:" + at.String()}
+	var sources []*pod
+	for _, s := range storyServices {
+		sources = append(sources, w.tenant(s.tenant)...)
+	}
+	return fmt.Sprintf("%d pods, %d other ports each", len(sources), len(others)), each(sources, func(from *pod) error {
+		if _, err := w.reach(ctx, from, "", want); err != nil {
+			return fmt.Errorf("%s to the API server: %w", from.Name, err)
+		}
+		got, err := w.check(ctx, from, "", 3*time.Second, others...)
+		if err != nil {
+			return err
+		}
+		return reachedAny(from.Name, got)
+	})
+}
+
+// dnsReached has pods of each network ask the service kube-system/kube-dns, and try
+// another of its pods' ports there.
+func dnsReached(ctx context.Context, w *World) (string, error) {
+	list, err := w.clusterIPs(ctx, "kube-system", "kube-dns", 53)
+	if err != nil {
+		return "", err
+	}
+	others, err := w.clusterIPs(ctx, "kube-system", "kube-dns", 8080)
+	if err != nil {
+		return "", err
+	}
+	var want []string
+	for _, p := range w.tenant("") {
+		want = append(want, p.Namespace+"/"+p.Name)
+	}
+	var sources []*pod
+	for _, s := range storyServices {
+		pods := w.tenant(s.tenant)
+		sources = append(sources, pods[0], pods[len(pods)-1])
+	}
+	var answers atomic.Int32
+	err = each(sources, func(from *pod) error {
+		n, err := w.allAnswer(ctx, from, list, want)
+		answers.Add(int32(n))
+		if err != nil {
+			return fmt.Errorf("%s to the service kube-dns: %w", from.Name, err)
+		}
+		got, err := w.check(ctx, from, "", 3*time.Second, others...)
+		if err != nil {
+			return err
+		}
+		return reachedAny(from.Name, got)
+	})
+	return fmt.Sprintf("%d answers to %d pods", answers.Load(), len(sources)), err
 }

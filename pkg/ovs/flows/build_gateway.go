@@ -41,9 +41,11 @@ func (b *builder) gateway() {
 		for _, n := range neighbours {
 			b.add(priorityNeighbour, fmt.Sprintf(n, inPort(port)), fmt.Sprintf("LOCAL,output:%d", b.bridge.Gateway))
 		}
-		// The overlay's packets are the node's: they skip the lookup.
-		b.add(priorityTunnel, fmt.Sprintf("udp,%s,tp_dst=%d", inPort(port), tunnelPort), "LOCAL")
-		b.add(priorityTunnel, fmt.Sprintf("udp6,%s,tp_dst=%d", inPort(port), tunnelPort), "LOCAL")
+		// The overlay's packets are the node's: they skip the lookup, except fragments,
+		// of which only the first has a port.
+		for _, udp := range []string{"udp", "udp6"} {
+			b.add(priorityTunnel, fmt.Sprintf("%s,%s,nw_frag=no,tp_dst=%d", udp, inPort(port), tunnelPort), "LOCAL")
+		}
 		for _, a := range b.in.Addresses {
 			own := netip.PrefixFrom(a.Addr(), a.Addr().BitLen())
 			b.add(priorityGateway, matchIP(own, inPort(port), "dst", own), fmt.Sprintf("ct(table=%d,zone=%d)", tableReplies, zone))

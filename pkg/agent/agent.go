@@ -214,6 +214,7 @@ func (a *Agent) reconcileKind(ctx context.Context, k key) error {
 	case !a.queue.synced.Load():
 		return nil
 	}
+	a.node.readFirst(ctx)
 	switch k.kind {
 	case kindNetwork:
 		return a.networks.reconcile(ctx, k.id)

@@ -64,7 +64,8 @@ func TestNetworkCreatedAndDeleted(t *testing.T) {
 }
 
 // TestRestart: an agent removes networks that were deleted while no agent ran,
-// and keeps existing networks, including one whose NAD is malformed.
+// and keeps existing networks, including one whose NAD is malformed. It removes no
+// route of theirs, not even until it knows the node's facts.
 func TestRestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeNode(t)
@@ -93,6 +94,13 @@ func TestRestart(t *testing.T) {
 		}
 		if !strings.Contains(f.dumpKernel(), "mp7-udn-vrf") {
 			t.Error("a malformed NAD removed its network")
+		}
+		f.kernel.mu.Lock()
+		defer f.kernel.mu.Unlock()
+		for _, r := range f.kernel.deleted {
+			if r.Table != 100006 {
+				t.Errorf("deleted %s", r)
+			}
 		}
 	})
 }

@@ -32,6 +32,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type fakeKernel struct {
 	mu sync.Mutex
 	*vrf.Fake
+	deleted []vrf.Route
 }
 
 func (k *fakeKernel) Read(ctx context.Context, o vrf.Owner) (vrf.State, error) {
@@ -49,6 +50,9 @@ func (k *fakeKernel) Tables(ctx context.Context) ([]int, error) {
 func (k *fakeKernel) Do(ctx context.Context, op vrf.Op) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	if op.Verb == vrf.DelRoute {
+		k.deleted = append(k.deleted, op.Route)
+	}
 	return k.Fake.Do(ctx, op)
 }
 
@@ -92,6 +96,7 @@ func (f *fakeNode) ReadNode(_ context.Context, name string, c config.OVS, _ netw
 }
 
 func (f *fakeNode) SyncChassis(context.Context, network.Node, ovs.Inputs) error {
+	time.Sleep(time.Millisecond)
 	return nil
 }
 

@@ -133,7 +133,7 @@ func (r *hostReconciler) lock(ctx context.Context, p Pod) error {
 
 func (r *hostReconciler) firewallInputs(locked []hostnet.LockedAddr) firewall.Inputs {
 	in := firewall.Inputs{Locked: make([]netip.Addr, 0, len(locked)), Networks: r.cache.Networks(), DefaultPort: r.config.DefaultNetwork.ManagementPort(),
-		Mode: r.config.OVS.GatewayMode, TunnelPort: tunnelPort, Bridge: r.node.Node().Bridge,
+		Mode: r.config.OVS.GatewayMode, TunnelPort: tunnelPort, Bridge: r.config.OVS.ExternalBridge,
 		Services: r.cache.Services(), Masquerade: r.config.Plan.Masquerade, ServiceCIDRs: r.config.Plan.ServiceCIDRs}
 	for _, l := range locked {
 		in.Locked = append(in.Locked, l.Addr)

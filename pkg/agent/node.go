@@ -24,8 +24,9 @@ type nodeReconciler struct {
 	api    API
 	log    *slog.Logger
 
+	first sync.Once
 	mu    sync.Mutex
-	facts network.Node // of the last reconcile
+	facts network.Node // as read last
 }
 
 // Node is this node as far as it is known.
@@ -37,11 +38,37 @@ func (r *nodeReconciler) Node() network.Node {
 	return n
 }
 
+// readFirst reads the node's facts, before anything else is reconciled: what is built
+// without them lacks the routes by the external bridge, and a restart must not remove
+// those. If they cannot be read, reconcile reports it.
+func (r *nodeReconciler) readFirst(ctx context.Context) {
+	r.first.Do(func() {
+		if node, err := r.read(ctx); err == nil {
+			r.setFacts(node)
+		}
+	})
+}
+
+func (r *nodeReconciler) read(ctx context.Context) (network.Node, error) {
+	return r.ovs.ReadNode(ctx, r.config.Kubernetes.NodeName, r.config.OVS, r.config.Plan)
+}
+
+// setFacts stores the node's facts and returns whether they changed.
+func (r *nodeReconciler) setFacts(node network.Node) (changed bool) {
+	r.mu.Lock()
+	changed = !reflect.DeepEqual(r.facts, node)
+	r.facts = node
+	r.mu.Unlock()
+	if changed {
+		r.log.Info("node facts changed", "addresses", node.Addresses, "nextHops", node.NextHops, "encap", node.EncapIPs, "chassis", node.Chassis)
+	}
+	return changed
+}
+
 // reconcile configures the chassis and writes the annotations that other nodes
 // and this node's zone read, where they differ.
 func (r *nodeReconciler) reconcile(ctx context.Context) error {
-	name := r.config.Kubernetes.NodeName
-	node, err := r.ovs.ReadNode(ctx, name, r.config.OVS, r.config.Plan)
+	node, err := r.read(ctx)
 	if err != nil {
 		return err
 	}
@@ -55,12 +82,7 @@ func (r *nodeReconciler) reconcile(ctx context.Context) error {
 	if err := r.ovs.SyncChassis(ctx, node, in); err != nil {
 		return err
 	}
-	r.mu.Lock()
-	changed := !reflect.DeepEqual(r.facts, node)
-	r.facts = node
-	r.mu.Unlock()
-	if changed {
-		r.log.Info("node facts changed", "addresses", node.Addresses, "nextHops", node.NextHops, "encap", node.EncapIPs, "chassis", node.Chassis)
+	if r.setFacts(node) {
 		r.queue.EnqueueAll() // networks' routes use the node's next hops
 	}
 	return r.annotate(ctx, node)

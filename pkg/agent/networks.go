@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -112,7 +113,10 @@ func (r *networkReconciler) reconcile(ctx context.Context, id int) error {
 // and the eBPF programs' rows.
 func (r *networkReconciler) remove(ctx context.Context, id int, node network.Node) error {
 	result, err := vrf.Remove(ctx, r.kernel, id, node, r.config.Plan)
-	r.logOperations(result.Have.Network, result)
+	r.mu.Lock()
+	name := r.last[id].network.Name
+	r.mu.Unlock()
+	r.logOperations(cmp.Or(name, fmt.Sprintf("id %d", id)), result)
 	if err != nil {
 		return fmt.Errorf("remove network id %d: %w", id, err)
 	}

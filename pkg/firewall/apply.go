@@ -96,14 +96,18 @@ func (t *Target) Read(ctx context.Context) (State, error) {
 	return st, nil
 }
 
-// element joins the parts of a set's element in the format of Build. nft prints
-// marks in decimal or hexadecimal.
+// element joins the parts of a set's element in the format of Build. nft prints marks in
+// decimal or hexadecimal, and protocols by number where there is no /etc/protocols, as in
+// the agent's image.
 func element(set string, key []string) string {
 	parts := make([]string, len(key))
 	for i, k := range key {
 		k = strings.Trim(k, `"`)
 		if n, err := strconv.ParseUint(k, 0, 32); err == nil && set == SetOwn {
 			k = fmt.Sprintf("%#08x", n)
+		}
+		if name, ok := protocols[k]; ok && i == 1 && (set == SetServices4 || set == SetServices6) {
+			k = name
 		}
 		if a, err := netip.ParseAddr(k); err == nil {
 			k = a.String()
@@ -112,6 +116,9 @@ func element(set string, key []string) string {
 	}
 	return strings.Join(parts, " . ")
 }
+
+// protocols are the names of a service's protocols by number (IANA).
+var protocols = map[string]string{"6": "tcp", "17": "udp", "132": "sctp"}
 
 // Apply applies all operations in one transaction. If it fails, Apply retries
 // them one by one, so that a faulty operation does not block the others. The

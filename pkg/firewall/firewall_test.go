@@ -399,20 +399,45 @@ func podRoot(t *testing.T) (path string, id uint64) {
 	return filepath.Base(dir), id
 }
 
-// The kernel returns each set's elements in the format of Build.
+// Read returns each set's elements in the format of Build, also where nft knows no names
+// of protocols, as in the agent's image.
 func TestKernelServices(t *testing.T) {
-	newNetns(t)
-	target, err := Open()
-	if err != nil {
+	for name, prepare := range map[string]func(*testing.T){"protocols by name": func(*testing.T) {}, "protocols by number": hideProtocols} {
+		t.Run(name, func(t *testing.T) {
+			newNetns(t)
+			prepare(t)
+			target, err := Open()
+			if err != nil {
+				t.Fatal(err)
+			}
+			in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Services: services, Masquerade: masquerade, ServiceCIDRs: serviceCIDRs, Networks: []network.Network{{ID: 7}}}
+			if _, err := (&Reconciler{Target: target}).Reconcile(t.Context(), in, false); err != nil {
+				t.Fatal(err)
+			}
+			have, err := target.Read(t.Context())
+			if err != nil || dump(have) != dump(Build(in)) {
+				t.Errorf("read back: %v\n%swant\n%s", err, dump(have), dump(Build(in)))
+			}
+		})
+	}
+}
+
+// hideProtocols hides /etc/protocols from this thread, which newNetns has locked, and the
+// programs that it starts.
+func hideProtocols(t *testing.T) {
+	t.Helper()
+	const names = "/etc/protocols"
+	if _, err := os.Stat(names); errors.Is(err, os.ErrNotExist) {
+		return
+	}
+	if err := unix.Unshare(unix.CLONE_FS | unix.CLONE_NEWNS); err != nil {
 		t.Fatal(err)
 	}
-	in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Services: services, Masquerade: masquerade, ServiceCIDRs: serviceCIDRs, Networks: []network.Network{{ID: 7}}}
-	if _, err := (&Reconciler{Target: target}).Reconcile(t.Context(), in, false); err != nil {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		t.Fatal(err)
 	}
-	have, err := target.Read(t.Context())
-	if err != nil || dump(have) != dump(Build(in)) {
-		t.Errorf("read back: %v\n%swant\n%s", err, dump(have), dump(Build(in)))
+	if err := unix.Mount("/dev/null", names, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
 	}
 }
 

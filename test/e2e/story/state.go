@@ -130,7 +130,7 @@ func (w *World) state(ctx context.Context, node *lab.Node, ids bool) (snapshot, 
 		return nil, fmt.Errorf("take the state of %s: exit %d: %s", node.Name, res.ExitCode, res.Stderr)
 	}
 	var lines []string
-	for _, line := range strings.Split(strings.TrimSpace(res.Stdout), "\n") {
+	for _, line := range splitSets(strings.Split(strings.TrimSpace(res.Stdout), "\n")) {
 		if reply, ok := strings.CutPrefix(line, "ovsdb: "); ok {
 			rows, err := databaseRows(reply, ids)
 			if err != nil {
@@ -158,6 +158,36 @@ func (w *World) state(ctx context.Context, node *lab.Node, ids bool) (snapshot, 
 	lines = append(lines, rows...)
 	slices.Sort(lines)
 	return lines, nil
+}
+
+// splitSets has a line for each element of nft's sets, which nft prints several to a line
+// and, if they have several parts, in any order.
+func splitSets(lines []string) []string {
+	var out []string
+	set, elements, inside := "", "", false
+	for _, line := range lines {
+		text, isNFT := strings.CutPrefix(line, "nft: ")
+		text = strings.TrimSpace(text)
+		if name, ok := strings.CutPrefix(text, "set "); isNFT && ok {
+			set = strings.TrimSuffix(name, " {")
+		}
+		if begin, ok := strings.CutPrefix(text, "elements = {"); isNFT && ok {
+			text, elements, inside = begin, "", true
+		}
+		if !inside {
+			out = append(out, line)
+			continue
+		}
+		more, ends := strings.CutSuffix(text, "}")
+		elements += more
+		if ends {
+			for e := range strings.SplitSeq(elements, ",") {
+				out = append(out, "nft: element of "+set+": "+strings.TrimSpace(e))
+			}
+			inside = false
+		}
+	}
+	return out
 }
 
 // bpfPrograms are the loaded bh_ programs and their ids.

@@ -35,3 +35,19 @@ func TestDatabaseRows(t *testing.T) {
 		t.Errorf("%d queries for %d databases", len(lines), len(databaseTables))
 	}
 }
+
+func TestSplitSets(t *testing.T) {
+	lines := func(elements string) []string {
+		return strings.Split("link: lo\nnft: \tset services4 {\nnft: \t\ttype ipv4_addr . inet_proto . inet_service\nnft: \t\telements = { "+elements+" }\nnft: \t}\nnft: \tchain a {\nrule: 0", "\n")
+	}
+	want := []string{"link: lo", "nft: \tset services4 {", "nft: \t\ttype ipv4_addr . inet_proto . inet_service",
+		"nft: element of services4: 10.96.0.1 . tcp . 443", "nft: element of services4: 10.96.0.9 . udp . 53", "nft: \t}", "nft: \tchain a {", "rule: 0"}
+	for _, elements := range []string{"10.96.0.1 . tcp . 443, 10.96.0.9 . udp . 53", "10.96.0.1 . tcp . 443,\nnft: \t\t\t     10.96.0.9 . udp . 53"} {
+		if got := splitSets(lines(elements)); !slices.Equal(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	if got := splitSets(lines("10.96.0.1 . tcp . 443")); slices.Equal(got, want) || !slices.Contains(got, want[3]) {
+		t.Errorf("an element less: %q", got)
+	}
+}

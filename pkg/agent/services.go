@@ -4,7 +4,6 @@ package agent
 
 import (
 	"cmp"
-	"net/netip"
 	"slices"
 	"strings"
 
@@ -12,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"bulkhead/pkg/firewall"
+	"bulkhead/pkg/kube"
 )
 
 // trimService keeps what servicePorts reads.
@@ -22,19 +22,14 @@ func trimService(obj any) (any, error) {
 	}
 	return &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: s.Name, Namespace: s.Namespace, UID: s.UID, ResourceVersion: s.ResourceVersion},
-		Spec:       corev1.ServiceSpec{ClusterIPs: s.Spec.ClusterIPs, Ports: s.Spec.Ports},
+		Spec:       corev1.ServiceSpec{Type: s.Spec.Type, ClusterIPs: s.Spec.ClusterIPs, Ports: s.Spec.Ports},
 	}, nil
 }
 
-// servicePorts returns the service's cluster IPs with each of its ports; none for a
-// headless service.
+// servicePorts returns the service's cluster IPs with each of its ports.
 func servicePorts(s *corev1.Service) []firewall.Service {
 	var out []firewall.Service
-	for _, ip := range s.Spec.ClusterIPs {
-		a, err := netip.ParseAddr(ip)
-		if err != nil {
-			continue // "None"
-		}
+	for _, a := range kube.ClusterIPs(s) {
 		for _, p := range s.Spec.Ports {
 			out = append(out, firewall.Service{Addr: a, Protocol: strings.ToLower(string(cmp.Or(p.Protocol, corev1.ProtocolTCP))), Port: uint16(p.Port)})
 		}

@@ -13,6 +13,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"bulkhead/pkg/kube"
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovn/nbdb"
 )
@@ -26,7 +27,7 @@ var protocols = map[corev1.Protocol]string{
 // newService converts a Service with its EndpointSlices on its network. ok is false
 // if it has no address: a headless one, or one that is a DNS name.
 func newService(s *corev1.Service, slicesOf []*discoveryv1.EndpointSlice) (out Service, ok bool) {
-	out = Service{Namespace: s.Namespace, Name: s.Name, ClusterIPs: clusterIPs(s), ExternalIPs: externalIPs(s)}
+	out = Service{Namespace: s.Namespace, Name: s.Name, ClusterIPs: kube.ClusterIPs(s), ExternalIPs: externalIPs(s)}
 	if len(out.ClusterIPs) == 0 {
 		return out, false
 	}
@@ -52,14 +53,6 @@ func newService(s *corev1.Service, slicesOf []*discoveryv1.EndpointSlice) (out S
 	return out, true
 }
 
-// clusterIPs returns a Service's cluster IPs, none if it is headless.
-func clusterIPs(s *corev1.Service) []netip.Addr {
-	if s.Spec.Type == corev1.ServiceTypeExternalName {
-		return nil
-	}
-	return parseAddrs(s.Spec.ClusterIPs)
-}
-
 // externalIPs returns a Service's addresses outside the cluster. A load balancer that
 // is a proxy delivers to node ports.
 func externalIPs(s *corev1.Service) []netip.Addr {
@@ -71,19 +64,7 @@ func externalIPs(s *corev1.Service) []netip.Addr {
 			}
 		}
 	}
-	return parseAddrs(list)
-}
-
-// parseAddrs returns those of the texts that are addresses, sorted, each once.
-func parseAddrs(texts []string) []netip.Addr {
-	var out []netip.Addr
-	for _, t := range texts {
-		if a, err := netip.ParseAddr(t); err == nil {
-			out = append(out, a.Unmap().WithZone(""))
-		}
-	}
-	slices.SortFunc(out, netip.Addr.Compare)
-	return slices.Compact(out)
+	return kube.ParseAddrs(list)
 }
 
 // sliceEndpoints returns the endpoints in a slice that serve a Service's port.

@@ -11,6 +11,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	"k8s.io/client-go/tools/cache"
 
+	"bulkhead/pkg/kube"
 	"bulkhead/pkg/network"
 )
 
@@ -238,7 +239,7 @@ func (z *Zone) exposed() []ExposedService {
 	for _, key := range z.cfg.AllowedServices {
 		obj, ok, err := z.services.GetByKey(key)
 		if s, isService := obj.(*corev1.Service); err == nil && ok && isService && z.servedBy(s.Namespace) == network.DefaultName {
-			out = append(out, ExposedService{s.Namespace, s.Name, clusterIPs(s)})
+			out = append(out, ExposedService{s.Namespace, s.Name, kube.ClusterIPs(s)})
 		}
 	}
 	return out

@@ -17,9 +17,6 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// tunnelPort is the port of OVN's geneve tunnels.
-const tunnelPort = 6081
-
 // hostReconciler configures nft and eBPF: which of the host network's processes
 // reach which networks and locked addresses.
 type hostReconciler struct {
@@ -81,7 +78,7 @@ func (r *hostReconciler) configure(ctx context.Context) (notEnforced, err error)
 		if err != nil {
 			return errors.Join(append(unenforced, err)...), errors.Join(append(errs, err)...)
 		}
-		in := hostnet.Inputs{Pods: r.cache.HostPods(), Networks: r.hostNetworks(), Locked: locked, Doors: rows, TunnelPort: tunnelPort,
+		in := hostnet.Inputs{Pods: r.cache.HostPods(), Networks: r.hostNetworks(), Locked: locked, Doors: rows, TunnelPort: network.TunnelPort,
 			MarkFirst: network.PacketMark(1), MarkLast: network.PacketMark(network.MaxID)}
 		for _, p := range r.node.Node().Addresses {
 			in.Locals = append(in.Locals, p.Addr())
@@ -133,7 +130,7 @@ func (r *hostReconciler) lock(ctx context.Context, p Pod) error {
 
 func (r *hostReconciler) firewallInputs(locked []hostnet.LockedAddr) firewall.Inputs {
 	in := firewall.Inputs{Locked: make([]netip.Addr, 0, len(locked)), Networks: r.cache.Networks(), DefaultPort: r.config.DefaultNetwork.ManagementPort(),
-		Mode: r.config.OVS.GatewayMode, TunnelPort: tunnelPort, Bridge: r.config.OVS.ExternalBridge,
+		Mode: r.config.OVS.GatewayMode, TunnelPort: network.TunnelPort, Bridge: r.config.OVS.ExternalBridge,
 		Services: r.cache.Services(), Masquerade: r.config.Plan.Masquerade, ServiceCIDRs: r.config.Plan.ServiceCIDRs}
 	for _, l := range locked {
 		in.Locked = append(in.Locked, l.Addr)

@@ -36,6 +36,9 @@ const (
 	masqueradeOffset     = 10
 )
 
+// TunnelPort is the UDP port of OVN's Geneve tunnels.
+const TunnelPort = 6081
+
 // ConntrackMark is the ct_mark of connections from n that leave the node.
 func (n Network) ConntrackMark() uint32 { return conntrackMarkBase + uint32(n.ID) }
 

@@ -135,14 +135,15 @@ func (r *FlowReconciler) Run(ctx context.Context) {
 			err = errors.Join(err, failed)
 			last, stale = want, failed != nil
 		}
+		if errors.Is(err, errNoFacts) {
+			err = nil // SetNode notifies
+		}
 		err = errors.Join(err, r.Client.ProtectPatchPorts(ctx, r.Bridge))
-		if r.Report != nil && !errors.Is(err, errNoFacts) {
+		if r.Report != nil {
 			r.Report(err)
 		}
 		var retry <-chan time.Time
-		if errors.Is(err, errNoFacts) {
-			r.Log.Debug("the external bridge's flows wait", "reason", err)
-		} else if err != nil {
+		if err != nil {
 			r.Log.Warn("cannot reconcile the external bridge's flows", "error", err)
 			retry = time.After(backoff)
 			backoff = min(2*backoff, 10*time.Second)

@@ -129,30 +129,38 @@ func (b *builder) add(priority int, match, actions string) {
 // something inside one node only.
 func (b *builder) dropNotOnWire(port string) {
 	for _, p := range b.in.Masquerade {
-		b.add(priorityNotOnWire, matchIP(p, port, "src", p), "drop")
-		b.add(priorityNotOnWire, matchIP(p, port, "dst", p), "drop")
+		b.add(priorityNotOnWire, matchIP(port, p, anywhere), "drop")
+		b.add(priorityNotOnWire, matchIP(port, anywhere, p), "drop")
 	}
 }
 
 func inPort(port int) string { return fmt.Sprintf("in_port=%d", port) }
 
-// matchIP returns the match of packets of an IP family on a port, with pairs of
-// direction ("src" or "dst") and prefix, as ovs-ofctl prints it.
-func matchIP(family netip.Prefix, port string, pairs ...any) string {
+// anywhere is a source or destination that a match leaves open.
+var anywhere netip.Prefix
+
+// matchIP returns the match of packets on a port between two prefixes of one IP family, of
+// which one may be anywhere, as ovs-ofctl prints it.
+func matchIP(port string, src, dst netip.Prefix) string {
 	protocol, field := "ip", "nw_"
-	if family.Addr().Is6() {
+	if src.Addr().Is6() || dst.Addr().Is6() {
 		protocol, field = "ipv6", "ipv6_"
 	}
 	match := protocol + "," + port
-	for i := 0; i < len(pairs); i += 2 {
-		p := pairs[i+1].(netip.Prefix)
-		text := p.Masked().String()
-		if p.IsSingleIP() {
-			text = p.Addr().String()
-		}
-		match += fmt.Sprintf(",%s%s=%s", field, pairs[i], text)
+	if src != anywhere {
+		match += "," + field + "src=" + prefixText(src)
+	}
+	if dst != anywhere {
+		match += "," + field + "dst=" + prefixText(dst)
 	}
 	return match
+}
+
+func prefixText(p netip.Prefix) string {
+	if p.IsSingleIP() {
+		return p.Addr().String()
+	}
+	return p.Masked().String()
 }
 
 // ErrNoUplink: the bridge has no uplink.

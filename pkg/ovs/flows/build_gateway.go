@@ -14,8 +14,6 @@ const (
 	zone = 64000
 	// tableReplies handles packets from the wire whose connection is known.
 	tableReplies = 1
-	// tunnelPort is the port of OVN's geneve tunnels.
-	tunnelPort = 6081
 	// Neighbour solicitations and advertisements (RFC 4861).
 	solicitation, advertisement = 135, 136
 )
@@ -33,9 +31,12 @@ func (b *builder) gateway() {
 		b.add(priorityNeighbour, fmt.Sprintf(n, patch), b.toWire)
 	}
 	mark := network.Network{ID: network.DefaultID}.ConntrackMark()
+	var own []netip.Prefix
 	for _, a := range b.in.Addresses {
-		own := netip.PrefixFrom(a.Addr(), a.Addr().BitLen())
-		b.add(priorityGateway, matchIP(own, patch, "src", own), fmt.Sprintf("ct(commit,zone=%d,exec(load:%#x->NXM_NX_CT_MARK[])),%s", zone, mark, b.toWire))
+		own = append(own, netip.PrefixFrom(a.Addr(), a.Addr().BitLen()))
+	}
+	for _, a := range own {
+		b.add(priorityGateway, matchIP(patch, a, anywhere), fmt.Sprintf("ct(commit,zone=%d,exec(load:%#x->NXM_NX_CT_MARK[])),%s", zone, mark, b.toWire))
 	}
 	for _, port := range b.uplinks {
 		for _, n := range neighbours {
@@ -44,11 +45,10 @@ func (b *builder) gateway() {
 		// The overlay's packets are the node's: they skip the lookup, except fragments,
 		// of which only the first has a port.
 		for _, udp := range []string{"udp", "udp6"} {
-			b.add(priorityTunnel, fmt.Sprintf("%s,%s,nw_frag=no,tp_dst=%d", udp, inPort(port), tunnelPort), "LOCAL")
+			b.add(priorityTunnel, fmt.Sprintf("%s,%s,nw_frag=no,tp_dst=%d", udp, inPort(port), network.TunnelPort), "LOCAL")
 		}
-		for _, a := range b.in.Addresses {
-			own := netip.PrefixFrom(a.Addr(), a.Addr().BitLen())
-			b.add(priorityGateway, matchIP(own, inPort(port), "dst", own), fmt.Sprintf("ct(table=%d,zone=%d)", tableReplies, zone))
+		for _, a := range own {
+			b.add(priorityGateway, matchIP(inPort(port), anywhere, a), fmt.Sprintf("ct(table=%d,zone=%d)", tableReplies, zone))
 		}
 	}
 	for _, state := range []string{"+est+trk", "+rel+trk"} {
@@ -68,11 +68,11 @@ func (b *builder) services(patch string) {
 				continue
 			}
 			mac := "mod_dl_dst:" + b.in.MAC + ","
-			b.add(priorityService, matchIP(service, "in_port=LOCAL", "src", masquerade, "dst", service), mac+fmt.Sprintf("output:%d", b.bridge.Gateway))
-			b.add(priorityService, matchIP(service, patch, "src", service, "dst", masquerade), mac+"LOCAL")
+			b.add(priorityService, matchIP("in_port=LOCAL", masquerade, service), mac+fmt.Sprintf("output:%d", b.bridge.Gateway))
+			b.add(priorityService, matchIP(patch, service, masquerade), mac+"LOCAL")
 		}
 	}
-	for _, service := range b.in.Services { // of no load balancer
-		b.add(priorityNotOnWire, matchIP(service, patch, "dst", service), "drop")
+	for _, service := range b.in.Services { // that no load balancer has
+		b.add(priorityNotOnWire, matchIP(patch, anywhere, service), "drop")
 	}
 }

@@ -75,7 +75,7 @@ func (w *World) endProbers() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for pr := range maps.Values(w.probers) {
-		_ = pr.end()
+		pr.end()
 	}
 	clear(w.probers)
 }
@@ -84,8 +84,8 @@ func (w *World) endProbers() {
 // would cost an emulated node seconds, and what a command prints just before it exits is
 // lost now and then on a busy machine.
 type prober struct {
+	stdin    *io.PipeWriter
 	requests chan []byte
-	end      func() error // closes netprobe's input; its error is nil
 	ended    chan struct{}
 	err      error // why; read after ended
 
@@ -116,7 +116,7 @@ func startProber(ctx context.Context, stream func(context.Context, remotecommand
 	ctx, cancel := context.WithCancel(ctx)
 	in, stdin := io.Pipe()
 	out, stdout := io.Pipe()
-	p := &prober{requests: make(chan []byte), end: stdin.Close, ended: make(chan struct{}), waiting: map[int]chan reply{}}
+	p := &prober{stdin: stdin, requests: make(chan []byte), ended: make(chan struct{}), waiting: map[int]chan reply{}}
 	var stderr bytes.Buffer
 	go func() {
 		defer cancel()
@@ -157,6 +157,9 @@ func startProber(ctx context.Context, stream func(context.Context, remotecommand
 	}()
 	return p
 }
+
+// end closes netprobe's input, so that it exits.
+func (p *prober) end() { p.stdin.Close() }
 
 func (p *prober) hasEnded() bool {
 	select {

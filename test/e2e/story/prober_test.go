@@ -72,7 +72,7 @@ func TestProber(t *testing.T) {
 		return err
 	}
 	for target, want := range map[string]string{
-		"plain": "", "error": "malformed", "few": "0 results for 1 targets", "never": "wait for a reply: context deadline exceeded",
+		"plain": "", "error": "malformed", "few": "0 results for 1 targets", "never": "context deadline exceeded",
 		"exit": "ended before it replied: exit 137: killed", "garbage": "ended before it replied: context canceled",
 	} {
 		p := startProber(t.Context(), fakeNetprobe)
@@ -85,14 +85,14 @@ func TestProber(t *testing.T) {
 		if p.hasEnded() != ended {
 			t.Errorf("%s: ended %v", target, !ended)
 		}
-		_ = p.end()
+		p.end()
 		<-p.ended
 		if err := ask(p, "plain"); !errors.Is(err, errProberEnded) {
 			t.Errorf("%s: after its end: %v", target, err)
 		}
 	}
 	p := startProber(t.Context(), fakeNetprobe)
-	defer func() { _ = p.end() }()
+	defer p.end()
 	var wg sync.WaitGroup
 	for range 2 {
 		wg.Go(func() {

@@ -62,11 +62,9 @@ const switchCgroup = "switch/"
 // all pods, each a cgroup beside theirs. On an emulated node with many runnable
 // processes, ovs-vswitchd otherwise waits for seconds, and packets with it.
 func preferSwitch() error {
-	group, err := openCgroup(switchCgroup)
-	if err != nil {
-		return err
+	if err := os.MkdirAll(filepath.Join(cgroupRoot, switchCgroup), 0o755); err != nil {
+		return fmt.Errorf("create the cgroup of OVS and OVN: %w", err)
 	}
-	defer group.Close()
 	if err := os.WriteFile(cgroupRoot+"/cgroup.subtree_control", []byte("+cpu"), 0); err != nil {
 		return fmt.Errorf("enable the cgroups' processor controller: %w", err)
 	}

@@ -332,6 +332,25 @@ func TestWaitsForPort(t *testing.T) {
 	assertConverged(t, f, net, testNode())
 }
 
+// The cluster default network's state has the external bridge's sysctls.
+func TestBridgeSysctls(t *testing.T) {
+	f := newFakeNode(0)
+	net := network.Network{Name: network.DefaultName, Topology: network.Layer3, Role: network.RolePrimary, MTU: 1400, Subnets: testPlan().ClusterSubnets}
+	for _, change := range []func(){func() {}, func() { f.Sysctls["net/ipv4/conf/br-ex/forwarding"] = "0" }, func() { f.Sysctls["net/ipv4/conf/br-ex/rp_filter"] = "1" }} {
+		change()
+		mustReconcile(t, f, net, testNode())
+		assertConverged(t, f, net, testNode())
+		if a, b := f.Sysctls["net/ipv4/conf/br-ex/forwarding"], f.Sysctls["net/ipv4/conf/br-ex/rp_filter"]; a != "1" || b != "2" {
+			t.Errorf("forwarding %s, rp_filter %s", a, b)
+		}
+	}
+	f.Links["br-ex"].Up = false
+	f.Sysctls["net/ipv4/conf/br-ex/forwarding"] = "0"
+	if r := mustReconcile(t, f, net, testNode()); slices.ContainsFunc(r.Ops, func(o Op) bool { return o.Verb == SetSysctl }) {
+		t.Errorf("of a bridge that is down: %v", r.Ops)
+	}
+}
+
 // A link that only has the name of a management port stays unchanged.
 func TestForeignPort(t *testing.T) {
 	f := newFakeNode(7)

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package firewall
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os/exec"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+
+	"bulkhead/pkg/network"
+)
+
+// ear hears datagrams, each with a text of its own.
+type ear struct {
+	mu    sync.Mutex
+	heard map[string]int
+}
+
+// listen hears what arrives at the addresses, which are the thread's network namespace's,
+// and answers.
+func (e *ear) listen(t *testing.T, addresses ...string) {
+	t.Helper()
+	for _, address := range addresses {
+		conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.MustParseAddrPort(address)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		go func() {
+			buf := make([]byte, 100)
+			for {
+				n, from, err := conn.ReadFromUDPAddrPort(buf)
+				if err != nil {
+					return
+				}
+				e.mu.Lock()
+				e.heard[string(buf[:n])]++
+				e.mu.Unlock()
+				_, _ = conn.WriteToUDPAddrPort(buf[:n], from)
+			}
+		}()
+	}
+}
+
+func (e *ear) has(text string) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.heard[text] > 0
+}
+
+// sender is a socket in a network namespace.
+type sender struct {
+	ns   netns.NsHandle
+	from string
+	mark int
+}
+
+// send sends a text from the sender; an error of the call is no result.
+func (s sender) send(t *testing.T, to, text string) {
+	t.Helper()
+	if err := netns.Set(s.ns); err != nil {
+		t.Fatal(err)
+	}
+	d := net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(s.from), 0)), Control: func(_, _ string, c syscall.RawConn) error {
+		return c.Control(func(fd uintptr) {
+			if s.mark != 0 {
+				_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, s.mark)
+			}
+		})
+	}}
+	conn, err := d.Dial("udp", to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_, _ = conn.Write([]byte(text))
+}
+
+// TestKernelForward: what a node sends and forwards between a network in its VRF, services
+// behind the external bridge and the wire, as the receivers hear it.
+func TestKernelForward(t *testing.T) {
+	host, tenant := newNetns(t)
+	target, err := Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name = "red"
+	if err := netlink.LinkAdd(&netlink.Vrf{LinkAttrs: attrs, Table: 100007}); errors.Is(err, unix.EOPNOTSUPP) {
+		t.Skip("SKIP: this kernel has no VRF devices")
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	outside, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	script := func(ns netns.NsHandle, text string) {
+		t.Helper()
+		if err := netns.Set(ns); err != nil {
+			t.Fatal(err)
+		}
+		if out, err := exec.Command("sh", "-ec", text).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	if err := netns.Set(host); err != nil {
+		t.Fatal(err)
+	}
+	for name, peer := range map[string]netns.NsHandle{"ovn-k8s-mp7": tenant, "br-ex": outside} {
+		if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name, TxQLen: -1}, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(peer))}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	script(host, `
+sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1
+ip link set red up
+ip link set ovn-k8s-mp7 master red up
+ip link set br-ex up
+ip addr add 10.66.0.2/24 dev ovn-k8s-mp7
+ip addr add fd66::2/64 dev ovn-k8s-mp7 nodad
+ip addr add 192.0.2.10/24 dev br-ex
+ip addr add 2001:db8::10/64 dev br-ex nodad
+ip addr add 169.254.0.99/32 dev lo
+ip addr add fd69::63/128 dev lo
+for table in main 100007; do
+  ip route add 10.96.0.0/16 via 192.0.2.1 dev br-ex onlink table $table
+  ip route add fd10:96::/112 via 2001:db8::1 dev br-ex onlink table $table
+done
+ip route add 192.0.2.0/24 dev br-ex table 100007
+ip route add 2001:db8::/64 dev br-ex table 100007
+ip route add 169.254.0.13/32 dev ovn-k8s-mp7 table 100007
+ip route add fd69::d/128 dev ovn-k8s-mp7 table 100007
+ip rule add to 169.254.0.13 lookup 100007 priority 2001
+ip -6 rule add to fd69::d lookup 100007 priority 2001
+`)
+	script(tenant, `
+ip link set eth0 up
+ip addr add 10.66.0.3/24 dev eth0
+ip addr add fd66::3/64 dev eth0 nodad
+ip addr add 169.254.0.13/32 dev eth0
+ip addr add fd69::d/128 dev eth0 nodad
+ip route add default via 10.66.0.2
+ip route add default via fd66::2
+`)
+	script(outside, `
+ip link set lo up
+ip link set eth0 up
+ip addr add 192.0.2.1/24 dev eth0
+ip addr add 2001:db8::1/64 dev eth0 nodad
+ip addr add 10.96.0.1/32 dev lo
+ip addr add fd10:96::1/128 dev lo
+ip route add 169.254.0.0/17 via 192.0.2.10
+ip route add fd69::/112 via 2001:db8::10
+`)
+	atOutside, atTenant := &ear{heard: map[string]int{}}, &ear{heard: map[string]int{}}
+	atOutside.listen(t, "10.96.0.1:53", "10.96.0.1:54", "192.0.2.1:53", "[fd10:96::1]:53", "[fd10:96::1]:54", "[2001:db8::1]:53")
+	if err := netns.Set(tenant); err != nil {
+		t.Fatal(err)
+	}
+	atTenant.listen(t, "169.254.0.13:55", "[fd69::d]:55")
+
+	in := Inputs{Kubelet: Kubelet{Mark: mark}, Networks: []network.Network{{ID: 7}}, Bridge: "br-ex", Masquerade: masquerade, ServiceCIDRs: serviceCIDRs,
+		Services: []Service{{netip.MustParseAddr("10.96.0.1"), "udp", 53}, {netip.MustParseAddr("fd10:96::1"), "udp", 53}}}
+	reconciler := &Reconciler{Target: target}
+	reconcile := func() {
+		t.Helper()
+		if err := netns.Set(host); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := reconciler.Reconcile(t.Context(), in, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	reconcile()
+	number := 0
+	// expect sends from the sender until a control of the same sender's path is heard, and
+	// then says whether the text was.
+	expect := func(what string, s sender, to string, at *ear, want bool, control sender, controlTo string, controlAt *ear) {
+		t.Helper()
+		number++
+		text, proof := fmt.Sprintf("text %d", number), fmt.Sprintf("control %d", number)
+		for deadline := time.Now().Add(20 * time.Second); !controlAt.has(proof) || want && !at.has(text); time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Errorf("%s: heard %v, control heard %v", what, at.has(text), controlAt.has(proof))
+				return
+			}
+			s.send(t, to, text)
+			control.send(t, controlTo, proof)
+		}
+		if at.has(text) != want {
+			t.Errorf("%s: heard %v", what, !want)
+		}
+	}
+	for _, f := range []struct{ masquerade, pod, service, outside, node, forged string }{
+		{"169.254.0.13", "10.66.0.3", "10.96.0.1", "192.0.2.1", "192.0.2.10", "169.254.0.99"},
+		{"fd69::d", "fd66::3", "fd10:96::1", "2001:db8::1", "2001:db8::10", "fd69::63"},
+	} {
+		at := func(address string, port int) string { return net.JoinHostPort(address, fmt.Sprint(port)) }
+		fromNetwork, fromNode := sender{ns: tenant, from: f.masquerade}, sender{ns: host, from: f.node}
+		service, wire := at(f.service, 53), at(f.outside, 53)
+		denied := func(what string, s sender, to string, victim *ear) {
+			t.Helper()
+			expect(what, s, to, victim, false, fromNetwork, service, atOutside)
+		}
+		expect("a network to a service", fromNetwork, service, atOutside, true, fromNode, wire, atOutside)
+		denied("to another port of it", fromNetwork, at(f.service, 54), atOutside)
+		denied("to the wire", fromNetwork, wire, atOutside)
+		denied("past OVN's router, with the pod's address", sender{ns: tenant, from: f.pod}, service, atOutside)
+		denied("from outside to the network's masquerade address", sender{ns: outside, from: f.outside}, at(f.masquerade, 55), atTenant)
+		denied("a process with a masquerade address", sender{ns: host, from: f.forged}, service, atOutside)
+		denied("a tenant's process", sender{ns: host, from: f.node, mark: int(network.PacketMark(7))}, service, atOutside)
+		expect("a tenant's process to the wire", sender{ns: host, from: f.node, mark: int(network.PacketMark(7))}, wire, atOutside, true, fromNode, wire, atOutside)
+
+		// The service's answers pass.
+		if err := netns.Set(tenant); err != nil {
+			t.Fatal(err)
+		}
+		conn, err := (&net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(f.masquerade), 0))}).Dial("udp", service)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _ = conn.Write([]byte("question"))
+		_ = conn.SetReadDeadline(time.Now().Add(20 * time.Second))
+		if n, err := conn.Read(make([]byte, 100)); err != nil || n != len("question") {
+			t.Errorf("no answer of %s: %v", service, err)
+		}
+		conn.Close()
+	}
+	in.Services = in.Services[1:]
+	reconcile()
+	expect("a service that no longer is for all networks", sender{ns: tenant, from: "169.254.0.13"}, "10.96.0.1:53", atOutside, false, sender{ns: tenant, from: "fd69::d"}, "[fd10:96::1]:53", atOutside)
+	if err := netns.Set(host); err != nil {
+		t.Fatal(err)
+	}
+	counters, err := target.Counters(t.Context())
+	if err != nil || counters[CounterServices] == 0 || counters[CounterForwarded] == 0 || counters[CounterNotLocal] == 0 || counters[CounterForeign] == 0 {
+		t.Errorf("counters %v, %v", counters, err)
+	}
+}

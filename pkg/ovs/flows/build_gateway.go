@@ -24,6 +24,7 @@ const (
 func (b *builder) gateway() {
 	patch := inPort(b.bridge.Gateway)
 	b.dropNotOnWire(patch)
+	b.dropForged(patch)
 	b.services(patch)
 
 	neighbours := []string{"arp,%s", fmt.Sprintf("icmp6,%%s,icmp_type=%d", solicitation), fmt.Sprintf("icmp6,%%s,icmp_type=%d", advertisement)}
@@ -56,6 +57,16 @@ func (b *builder) gateway() {
 			Match: fmt.Sprintf("ct_state=%s,ct_mark=%#x", state, mark), Actions: fmt.Sprintf("output:%d", b.bridge.Gateway)})
 	}
 	b.out = append(b.out, Flow{Cookie: CookieBase, Table: tableReplies, Priority: priorityPass, Actions: "LOCAL"})
+}
+
+// dropForged drops a port's datagrams to the overlay's port: they have the node's address,
+// and other nodes would take them for the overlay's own. Fragments arrive here
+// reassembled, because the router tracks all connections. Pods' own interfaces refuse such
+// datagrams too, but not those that a service's endpoint makes of others.
+func (b *builder) dropForged(port string) {
+	for _, udp := range []string{"udp", "udp6"} {
+		b.add(priorityNotOnWire, fmt.Sprintf("%s,%s,tp_dst=%d", udp, port, network.TunnelPort), "drop")
+	}
 }
 
 // services adds the way from tenants' pods, which the node forwards with their

@@ -74,6 +74,11 @@ func (a *arena) table(ctx context.Context) (string, error) {
 		i := 0
 		parts = slices.DeleteFunc(parts, func(part) bool { i++; return i%samples != chosen })
 	}
+	gateway, err := a.throughGateway(ctx, m)
+	if err != nil {
+		return "", err
+	}
+	parts = append(parts, gateway)
 	total := 0
 	for _, p := range parts {
 		fmt.Fprintf(a.w.Out, "     %s: %d attempts, %d controls\n", p.what, len(p.attacks), len(p.controls))

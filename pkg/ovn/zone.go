@@ -68,6 +68,7 @@ type Zone struct {
 	alone       bool      // no other node existed when the networks were last enqueued
 	nets        map[string]*netState
 	pods        map[string]*podState
+	served      map[string]string            // by service: the network that it was last built on
 	defaultOnly map[string]map[string]string // by namespace and pod: UIDs of pods without a primary network
 	initial     map[string]struct{}          // UIDs of the pods of the informer's first list
 	pending     map[string]struct{}          // networks not yet tried since the start, and keyCleanup
@@ -115,7 +116,7 @@ func NewZone(cfg config.Config, k kubernetes.Interface, nads nadclient.Interface
 	z := &Zone{
 		cfg: cfg, log: log.With("node", cfg.Kubernetes.NodeName), kube: k, nads: nads, metrics: newMetrics(registry),
 		podQueue: process.NewQueue[string](), queue: newUnitQueue(),
-		nadIndex: network.NewNADIndex(), nodes: newNodeIndex(cfg.Kubernetes.NodeName), nets: map[string]*netState{}, pods: map[string]*podState{},
+		nadIndex: network.NewNADIndex(), nodes: newNodeIndex(cfg.Kubernetes.NodeName), nets: map[string]*netState{}, pods: map[string]*podState{}, served: map[string]string{},
 		defaultOnly: map[string]map[string]string{}, initial: map[string]struct{}{}, pending: map[string]struct{}{}, keptPorts: map[string]keptPorts{},
 	}
 	z.failures = newFailureReport(cfg.Kubernetes.NodeName, k, z.log, z.metrics.failing, func() { z.queue.Add(keyFailures) })

@@ -96,27 +96,30 @@ func indexed[T any](z *Zone, store cache.Indexer, index, value string) []T {
 	return out
 }
 
-// enqueueService enqueues a service on its network and, if it is exposed, the way to it
-// on all others.
+// enqueueService enqueues a service on its network, on the one that it was built on, and, if
+// it is exposed, the way to it on all others. When a service is deleted, its namespace or
+// NAD may be gone already, and then nothing else says on which network it was.
 func (z *Zone) enqueueService(namespace, name string) {
 	if !z.synced {
 		return
 	}
 	key := namespace + "/" + name
-	if net := z.servedBy(namespace); net != "" {
+	net, was := z.servedBy(namespace), z.served[key]
+	if net != "" {
 		z.queue.AddUnits(net, serviceUnit(key))
+	}
+	if was != "" && was != net {
+		z.queue.AddUnits(was, serviceUnit(key))
 	}
 	if slices.Contains(z.cfg.AllowedServices, key) {
 		z.enqueueNetworks(exposedUnit(key))
 	}
 }
 
-// enqueueServices enqueues a namespace's services on its network, and on the cluster
-// default network, to which they belong no more if the namespace has another.
+// enqueueServices enqueues a namespace's services.
 func (z *Zone) enqueueServices(namespace string) {
 	for _, s := range indexed[*corev1.Service](z, z.services, cache.NamespaceIndex, namespace) {
 		z.enqueueService(s.Namespace, s.Name)
-		z.queue.AddUnits(network.DefaultName, serviceUnit(s.Namespace+"/"+s.Name))
 	}
 }
 
@@ -188,6 +191,9 @@ func (z *Zone) serviceOn(n network.Network, key string) []Service {
 	obj, ok, err := z.services.GetByKey(key)
 	s, isService := obj.(*corev1.Service)
 	if err != nil || !ok || !isService || z.servedBy(s.Namespace) != n.Name {
+		if z.served[key] == n.Name {
+			delete(z.served, key)
+		}
 		return nil
 	}
 	if service, ok := z.service(n, s); ok {
@@ -200,6 +206,7 @@ func (z *Zone) serviceOn(n network.Network, key string) []Service {
 // have.
 func (z *Zone) service(n network.Network, s *corev1.Service) (Service, bool) {
 	key := s.Namespace + "/" + s.Name
+	z.served[key] = n.Name
 	out, ok := newService(s, indexed[*discoveryv1.EndpointSlice](z, z.slices, indexService, n.Name+"/"+key))
 	for i := range out.Ports {
 		out.Ports[i].Endpoints = slices.DeleteFunc(out.Ports[i].Endpoints, func(e Endpoint) bool {

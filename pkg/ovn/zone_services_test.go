@@ -141,6 +141,44 @@ func TestZoneServices(t *testing.T) {
 	})
 }
 
+// Of a deleted namespace, the zone may see the services' deletions last.
+func TestZoneServicesOfDeletedNamespace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newZoneEnv(t)
+		env.node(1, true)
+		env.namespace("red-b", true)
+		env.namespace("grey", false)
+		env.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
+		env.nad("red-b", "net", redNet, 1, "10.10.0.0/16/24")
+		want := map[string]string{"default 10.96.0.9:80": "10.244.0.9:8080"}
+		env.service("plain", "stays", 0, nil, "10.96.0.9")
+		env.endpoints("plain", "stays", "", "10.244.0.9")
+		for _, namespace := range []string{"red-b", "grey"} {
+			env.service(namespace, "before", 0, nil, map[string]string{"red-b": "10.96.0.2", "grey": "10.96.0.3"}[namespace])
+		}
+		env.run()
+		env.settle()
+		for _, namespace := range []string{"red-b", "grey"} {
+			env.service(namespace, "web", 0, nil, map[string]string{"red-b": "10.96.0.4", "grey": "10.96.0.5"}[namespace])
+		}
+		env.settle()
+		if got := env.vips(); len(got) != 5 {
+			t.Errorf("services are %v", got)
+		}
+		ctx := context.Background()
+		env.must(env.kube.CoreV1().Namespaces().Delete(ctx, "red-b", metav1.DeleteOptions{}))
+		env.must(env.kube.CoreV1().Namespaces().Delete(ctx, "grey", metav1.DeleteOptions{}))
+		env.must(env.nads.K8sCniCncfIoV1().NetworkAttachmentDefinitions("red-b").Delete(ctx, "net", metav1.DeleteOptions{}))
+		env.settle()
+		for _, namespace := range []string{"red-b", "grey"} {
+			for _, name := range []string{"before", "web"} {
+				env.must(env.kube.CoreV1().Services(namespace).Delete(ctx, name, metav1.DeleteOptions{}))
+			}
+		}
+		env.waitForVIPs("after the deletions", want)
+	})
+}
+
 // Whoever may create services cannot take addresses of the cluster, or another
 // service's, by external IPs.
 func TestZoneExternalIPs(t *testing.T) {

@@ -28,10 +28,15 @@ func (l *Lab) Apply(ctx context.Context, manifest string) error {
 	if err != nil {
 		return err
 	}
-	return l.each(objects, "apply", func(r dynamic.ResourceInterface, o *unstructured.Unstructured) error {
+	return l.each(objects, "apply", apply(ctx))
+}
+
+// apply returns a function for each that applies an object server-side.
+func apply(ctx context.Context) func(dynamic.ResourceInterface, *unstructured.Unstructured) error {
+	return func(r dynamic.ResourceInterface, o *unstructured.Unstructured) error {
 		_, err := r.Apply(ctx, o.GetName(), o, metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
 		return err
-	})
+	}
 }
 
 // Delete deletes the objects of a YAML text in reverse order and ignores those that

@@ -24,7 +24,7 @@ import (
 const installFile = "deploy/install.yaml"
 
 // install applies the product's manifests and waits until every node is Ready, which
-// requires the product's CNI.
+// requires the product's CNI, and CoreDNS.
 func (l *Lab) install(ctx context.Context, repo string, report func(string, ...any)) error {
 	manifest, err := os.ReadFile(filepath.Join(repo, installFile))
 	if err != nil {
@@ -45,10 +45,7 @@ func (l *Lab) install(ctx context.Context, repo string, report func(string, ...a
 			return fmt.Errorf("%s: %w", installFile, err)
 		}
 	}
-	if err := l.each(objects, "apply", func(r dynamic.ResourceInterface, o *unstructured.Unstructured) error {
-		_, err := r.Apply(ctx, o.GetName(), o, metav1.ApplyOptions{FieldManager: fieldManager, Force: true})
-		return err
-	}); err != nil {
+	if err := l.each(objects, "apply", apply(ctx)); err != nil {
 		return fmt.Errorf("%s: %w", installFile, err)
 	}
 	report("the product's manifests are applied")
@@ -65,7 +62,7 @@ func (l *Lab) install(ctx context.Context, repo string, report func(string, ...a
 		}
 		report("%s is Ready", n.Name)
 	}
-	return nil
+	return l.installDNS(ctx, report)
 }
 
 // applyDir calls apply for each manifest of a directory, ordered by file name.

@@ -4,15 +4,15 @@ package story
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"maps"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -20,7 +20,7 @@ func serviceChecks() []Check {
 	return []Check{
 		{Chapter: 3, Title: "services: each network's pods reach its own, on every node and back to themselves", Phase: phaseReach, Needs: needs(fixtureServices), Run: servicesReached},
 		{Chapter: 3, Title: "the API server's service answers pods of every network, on that port alone", Phase: phaseReach, Needs: needs(fixtureServices), Run: apiServerReached},
-		{Chapter: 3, Title: "the service kube-system/kube-dns answers pods of every network, on every node (TCP, UDP)", Phase: phaseReach, Needs: needs(fixtureServices), Run: dnsReached},
+		{Chapter: 3, Title: "DNS answers pods of every network, from every node (TCP, UDP), and they resolve names", Phase: phaseReach, Needs: needs(fixtureServices), Run: dnsReached},
 		{Chapter: 4, Title: "services: no network's pods reach another's", Phase: phaseIsolation, Needs: needs(fixtureServices), Run: servicesConfined},
 	}
 }
@@ -45,48 +45,7 @@ spec:
 `, name, s.namespace, selector, port))
 		}
 	}
-	return w.Lab.Apply(ctx, strings.Join(append(manifests, w.dnsManifests()...), "---\n"))
-}
-
-// dnsManifests are the service that clusters have for DNS, with the pods of the cluster
-// default network as its endpoints.
-func (w *World) dnsManifests() []string {
-	out := []string{`
-apiVersion: v1
-kind: Service
-metadata: {name: kube-dns, namespace: kube-system}
-spec:
-  ipFamilyPolicy: PreferDualStack
-  ports: [{name: dns-tcp, port: 53, protocol: TCP}, {name: dns, port: 53, protocol: UDP}]
-`}
-	for _, family := range w.Families {
-		var endpoints []string
-		for _, p := range w.tenant("") {
-			for _, a := range p.Default {
-				if a.Is4() == (family == "ipv4") {
-					endpoints = append(endpoints, fmt.Sprintf("{addresses: [%q], nodeName: %s}", a, p.Node))
-				}
-			}
-		}
-		out = append(out, fmt.Sprintf(`
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: kube-dns-%[1]s, namespace: kube-system, labels: {kubernetes.io/service-name: kube-dns}}
-addressType: %[2]s
-endpoints: [%[3]s]
-ports: [{name: dns-tcp, port: %[4]s, protocol: TCP}, {name: dns, port: %[4]s, protocol: UDP}]
-`, family, strings.Replace(family, "ip", "IP", 1), strings.Join(endpoints, ", "), port))
-	}
-	return out
-}
-
-func undoServices(ctx context.Context, w *World) error {
-	client := w.Lab.Client()
-	err := client.CoreV1().Services("kube-system").Delete(ctx, "kube-dns", metav1.DeleteOptions{})
-	if apierrors.IsNotFound(err) {
-		err = nil
-	}
-	return errors.Join(err, client.DiscoveryV1().EndpointSlices("kube-system").DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: "kubernetes.io/service-name=kube-dns"}))
+	return w.Lab.Apply(ctx, strings.Join(manifests, "---\n"))
 }
 
 // clusterIPs returns the targets of a service.
@@ -261,38 +220,88 @@ func apiServerReached(ctx context.Context, w *World) (string, error) {
 	})
 }
 
-// dnsReached has pods of each network ask the service kube-system/kube-dns, and try
-// another of its pods' ports there.
+// dnsReached has pods of each network ask each name server by the service
+// kube-system/kube-dns, resolve names as their programs do, and try the name servers' other
+// ports and own addresses.
 func dnsReached(ctx context.Context, w *World) (string, error) {
 	list, err := w.clusterIPs(ctx, "kube-system", "kube-dns", 53)
 	if err != nil {
 		return "", err
 	}
-	others, err := w.clusterIPs(ctx, "kube-system", "kube-dns", 8080)
+	for i := range list {
+		list[i] = "dns-" + list[i]
+	}
+	servers, err := w.Lab.Client().CoreV1().Pods("kube-system").List(ctx, metav1.ListOptions{LabelSelector: "k8s-app=kube-dns"})
 	if err != nil {
 		return "", err
 	}
-	var want []string
-	for _, p := range w.tenant("") {
-		want = append(want, p.Namespace+"/"+p.Name)
+	var want, others []string
+	nodes, own := map[string]bool{}, map[string]string{}
+	for _, s := range servers.Items {
+		want, nodes[s.Spec.NodeName] = append(want, s.Name), true
+		for _, ip := range s.Status.PodIPs {
+			own["dns-tcp:"+net.JoinHostPort(ip.IP, "53")], own["dns-udp:"+net.JoinHostPort(ip.IP, "53")] = s.Name, s.Name
+			own["tcp:"+net.JoinHostPort(ip.IP, "8080")] = "404 page not found"
+		}
 	}
-	var sources []*pod
+	if len(nodes) != min(2, len(w.Lab.Nodes())) {
+		return "", fmt.Errorf("the name servers %v are on the nodes %v", want, nodes)
+	}
+	for _, health := range []uint16{8080, 8181} {
+		ports, err := w.clusterIPs(ctx, "kube-system", "kube-dns", health)
+		if err != nil {
+			return "", err
+		}
+		others = append(others, ports...)
+	}
+	apiServer, err := w.addressesOf(ctx, "default", "kubernetes")
+	if err != nil {
+		return "", err
+	}
+	type resolver struct {
+		*pod
+		web string // the addresses of the service web in its namespace
+	}
+	var sources []resolver
 	for _, s := range storyServices {
-		pods := w.tenant(s.tenant)
-		sources = append(sources, pods[0], pods[len(pods)-1])
+		web, err := w.addressesOf(ctx, s.namespace, "web")
+		if err != nil {
+			return "", err
+		}
+		pods := slices.DeleteFunc(w.tenant(s.tenant), func(p *pod) bool { return p.Namespace != s.namespace })
+		sources = append(sources, resolver{pods[0], web}, resolver{pods[len(pods)-1], web})
 	}
 	var answers atomic.Int32
-	err = each(sources, func(from *pod) error {
-		n, err := w.allAnswer(ctx, from, list, want)
+	err = each(sources, func(from resolver) error {
+		n, err := w.allAnswer(ctx, from.pod, list, want)
 		answers.Add(int32(n))
 		if err != nil {
-			return fmt.Errorf("%s to the service kube-dns: %w", from.Name, err)
+			return fmt.Errorf("%s to the name servers: %w", from.Name, err)
 		}
-		got, err := w.check(ctx, from, "", 3*time.Second, others...)
+		reached := map[string]string{"name:web": from.web, "name:kubernetes.default.svc.cluster.local": apiServer}
+		forbidden := slices.Clone(others)
+		if from.Tenant == "" {
+			maps.Copy(reached, own)
+		} else {
+			forbidden = slices.AppendSeq(forbidden, maps.Keys(own))
+		}
+		if _, err := w.reach(ctx, from.pod, "", reached); err != nil {
+			return fmt.Errorf("%s resolves names: %w", from.Name, err)
+		}
+		got, err := w.check(ctx, from.pod, "", 3*time.Second, forbidden...)
 		if err != nil {
 			return err
 		}
 		return reachedAny(from.Name, got)
 	})
-	return fmt.Sprintf("%d answers to %d pods", answers.Load(), len(sources)), err
+	return fmt.Sprintf("%d answers of %d name servers to %d pods", answers.Load(), len(want), len(sources)), err
+}
+
+// addressesOf returns a service's cluster IPs as netprobe prints what a name resolves to.
+func (w *World) addressesOf(ctx context.Context, namespace, name string) (string, error) {
+	s, err := w.Lab.Client().CoreV1().Services(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return "", err
+	}
+	return strings.Join(slices.Sorted(slices.Values(s.Spec.ClusterIPs)), ","), nil
 }

@@ -36,7 +36,7 @@ var (
 	fixtureLayer2     = &fixture{name: "violet's network and pods", setUp: setUpLayer2, namespaces: []string{"violet"}}
 	fixtureLayer2Host = &fixture{name: "a host-network pod of violet", needs: []*fixture{fixtureLayer2}, setUp: setUpLayer2Host}
 	fixtureSecondary  = &fixture{name: "secondary networks and pods on them", setUp: setUpSecondary, namespaces: []string{"storage"}}
-	fixtureServices   = &fixture{name: "services", needs: []*fixture{fixturePlain, fixtureTenants, fixtureLayer2}, setUp: setUpServices, undo: undoServices}
+	fixtureServices   = &fixture{name: "services", needs: []*fixture{fixturePlain, fixtureTenants, fixtureLayer2}, setUp: setUpServices}
 	fixtureRedHost    = &fixture{name: "a host-network pod of red", needs: []*fixture{fixtureTenants}, setUp: setUpRedHost}
 	fixtureOthers     = &fixture{name: "networks of other topologies, bad networks and bad NADs", needs: []*fixture{fixtureNetworks}, setUp: setUpOthers,
 		namespaces: []string{"inputs", "small", "routeless", "beside"}, cudns: []string{"floor", "small", "routeless", "beside"}}

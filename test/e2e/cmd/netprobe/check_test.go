@@ -5,12 +5,15 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"io"
 	"net"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/net/dns/dnsmessage"
 )
 
 // A check or a watch that could not find anything fails; it does not report
@@ -24,6 +27,8 @@ func TestNothingToProbe(t *testing.T) {
 		"protocol":    {"sctp:127.0.0.1:80"},
 		"port":        {"tcp:127.0.0.1"},
 		"address":     {"icmp:invalid IP"},
+		"DNS port":    {"dns-udp:127.0.0.1"},
+		"no name":     {"name:"},
 	} {
 		if _, err := checkAll(ctx, targets, time.Millisecond); err == nil {
 			t.Errorf("%s: check succeeds", name)
@@ -77,5 +82,67 @@ func TestAnswer(t *testing.T) {
 	}
 	if answer(ctx, strings.NewReader("x"), &bytes.Buffer{}) == nil {
 		t.Error("a request that cannot be read is ignored")
+	}
+}
+
+// TestDNS: a name server's own name, over UDP and TCP; an answer without it is an error.
+func TestDNS(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	answer := func(request []byte) []byte {
+		var m dnsmessage.Message
+		if err := m.Unpack(request); err != nil || len(m.Questions) != 1 || m.Questions[0].Class != dnsmessage.ClassCHAOS {
+			t.Errorf("request %v, %v", m, err)
+			return nil
+		}
+		m.Response = true
+		m.Answers = []dnsmessage.Resource{{Header: dnsmessage.ResourceHeader{Name: m.Questions[0].Name, Class: dnsmessage.ClassCHAOS}, Body: &dnsmessage.TXTResource{TXT: []string{"server-1"}}}}
+		out, err := m.Pack()
+		if err != nil {
+			t.Error(err)
+		}
+		return out
+	}
+	udp, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer udp.Close()
+	go func() {
+		buf := make([]byte, 512)
+		for {
+			n, from, err := udp.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			_, _ = udp.WriteTo(answer(buf[:n]), from)
+		}
+	}()
+	tcp, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tcp.Close()
+	go func() {
+		conn, err := tcp.Accept()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		buf := make([]byte, 512)
+		n, _ := conn.Read(buf)
+		out := answer(buf[2:n])
+		_, _ = conn.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(out))), out...))
+	}()
+	for _, target := range []string{"dns-udp:" + udp.LocalAddr().String(), "dns-tcp:" + tcp.Addr().String()} {
+		if who, err := check(ctx, target, 10*time.Second); who != "server-1" || err != nil {
+			t.Errorf("%s: %q, %v", target, who, err)
+		}
+	}
+	if who, err := serverName(make([]byte, 12)); err == nil {
+		t.Errorf("an empty answer is from %q", who)
+	}
+	if who, err := checkName(ctx, "localhost"); !strings.Contains(who, "127.0.0.1") || err != nil {
+		t.Errorf("localhost is %q, %v", who, err)
 	}
 }

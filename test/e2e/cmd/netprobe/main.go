@@ -100,8 +100,8 @@ type result struct {
 	Millis int64  `json:"millis"`
 }
 
-// checkAll checks all targets (tcp:address:port, udp:address:port, icmp:address)
-// in parallel and returns a result per target, in the order given. Without a
+// checkAll checks all targets (tcp:address:port, udp:address:port, icmp:address, a name
+// server as dns-tcp:address:port or dns-udp:address:port, name:name) in parallel and returns a result per target, in the order given. Without a
 // target, or with a malformed one, it fails: that is not "unreachable".
 func checkAll(ctx context.Context, targets []string, timeout time.Duration) ([]result, error) {
 	if len(targets) == 0 {
@@ -132,12 +132,16 @@ func checkAll(ctx context.Context, targets []string, timeout time.Duration) ([]r
 
 func validate(target string) (err error) {
 	switch proto, addr, _ := strings.Cut(target, ":"); proto {
-	case "tcp", "udp":
+	case "tcp", "udp", "dns-tcp", "dns-udp":
 		_, err = netip.ParseAddrPort(addr)
 	case "icmp":
 		_, err = netip.ParseAddr(addr)
+	case "name":
+		if addr == "" {
+			err = errors.New("no name")
+		}
 	default:
-		err = fmt.Errorf("unknown protocol %q, want tcp, udp or icmp", proto)
+		err = fmt.Errorf("unknown protocol %q, want tcp, udp, icmp, dns-tcp, dns-udp or name", proto)
 	}
 	return err
 }
@@ -152,6 +156,10 @@ func check(ctx context.Context, target string, timeout time.Duration) (string, e
 		return checkTCP(ctx, addr)
 	case "udp":
 		return checkUDP(ctx, addr)
+	case "dns-tcp", "dns-udp":
+		return checkDNS(ctx, strings.TrimPrefix(proto, "dns-"), addr)
+	case "name":
+		return checkName(ctx, addr)
 	default:
 		return "", checkICMP(ctx, addr)
 	}

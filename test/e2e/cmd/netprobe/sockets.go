@@ -100,33 +100,38 @@ func checkTCP(ctx context.Context, addr string) (string, error) {
 	return line, nil
 }
 
-// checkUDP sends from an unconnected socket, as DNS resolvers do, and retries
-// every second: a single lost datagram does not fail the check.
 func checkUDP(ctx context.Context, addr string) (string, error) {
+	answer, err := exchangeUDP(ctx, addr, []byte("who"))
+	return string(answer), err
+}
+
+// exchangeUDP sends from an unconnected socket, as DNS resolvers do, and retries
+// every second: a single lost datagram does not fail the check.
+func exchangeUDP(ctx context.Context, addr string, request []byte) ([]byte, error) {
 	to, err := netip.ParseAddrPort(addr)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	conn, err := unboundUDP(to)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	defer unix.Close(conn)
 	dest := sockaddr(to)
 	buf := make([]byte, 2048)
 	for {
-		if err := unix.Sendto(conn, []byte("who"), 0, dest); err != nil {
-			return "", os.NewSyscallError("sendto", err)
+		if err := unix.Sendto(conn, request, 0, dest); err != nil {
+			return nil, os.NewSyscallError("sendto", err)
 		}
 		n, _, err := unix.Recvfrom(conn, buf, 0) // times out after a second
 		if err == nil {
-			return string(buf[:n]), nil
+			return buf[:n], nil
 		}
 		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) {
-			return "", os.NewSyscallError("recvfrom", err)
+			return nil, os.NewSyscallError("recvfrom", err)
 		}
 		if ctx.Err() != nil {
-			return "", fmt.Errorf("no answer: %w", ctx.Err())
+			return nil, fmt.Errorf("no answer: %w", ctx.Err())
 		}
 	}
 }

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"bulkhead/deploy/image"
 	"bulkhead/hack/oci"
 )
 
@@ -32,7 +33,8 @@ type Options struct {
 	// Repo is the checkout, Work a directory for files that are not cached, and
 	// Lab the lab program, which runs the steps that need namespaces.
 	Repo, Work, Lab string
-	// Product tells whether to build the product's image.
+	// Product tells whether to build the product's image, and that of CoreDNS, which
+	// needs the product's pod network.
 	Product bool
 	// Log gets the output of the tools, Progress one line for each finished step.
 	Log      io.Writer
@@ -56,6 +58,7 @@ func All(ctx context.Context, o Options) (Artifacts, error) {
 		}
 	}
 	var product *oci.Image
+	var coredns string
 	group, building := errgroup.WithContext(ctx)
 	group.Go(step("Kubernetes binaries", func() (err error) {
 		a.Kubernetes, err = Kubernetes(building, o.Repo, o.Log)
@@ -78,12 +81,23 @@ func All(ctx context.Context, o Options) (Artifacts, error) {
 			product = &i
 			return err
 		}))
+		group.Go(step("CoreDNS", func() (err error) {
+			coredns, err = CoreDNS(building, o.Repo, o.Log)
+			return err
+		}))
 	}
 	if err := group.Wait(); err != nil {
 		return a, err
 	}
 	images := step("container images", func() (err error) {
-		a.ImagesDisk, err = ImagesDisk(ctx, o.Lab, a.RootFS, a.Tools, product, o.Log)
+		list, err := labImages(a.RootFS, a.Tools)
+		if err != nil {
+			return err
+		}
+		if product != nil {
+			list = append(list, corednsImage(coredns), namedImage{image.Name, *product})
+		}
+		a.ImagesDisk, err = ImagesDisk(ctx, o.Lab, a.RootFS, list, o.Log)
 		return err
 	})
 	return a, images()

@@ -27,25 +27,16 @@ var kubernetesPrograms = []string{"kube-apiserver", "kube-controller-manager", "
 // the module in test/lab/k8s and returns their directory.
 func Kubernetes(ctx context.Context, repo string, log io.Writer) (string, error) {
 	module := filepath.Join(repo, "test/lab/k8s")
-	inputs := []string{}
-	for _, name := range []string{"go.mod", "go.sum"} {
-		data, err := os.ReadFile(filepath.Join(module, name))
-		if err != nil {
-			return "", fmt.Errorf("read the lab's Kubernetes module: %w", err)
-		}
-		inputs = append(inputs, string(data))
+	inputs, err := moduleInputs(ctx, module)
+	if err != nil {
+		return "", err
 	}
 	version := requiredVersion(inputs[0], "k8s.io/kubernetes")
 	if strings.Count(version, ".") < 2 {
 		return "", fmt.Errorf("%s/go.mod does not require k8s.io/kubernetes", module)
 	}
-	goVersion, err := exec.CommandContext(ctx, "go", "env", "GOVERSION", "GOARCH").Output()
-	if err != nil {
-		return "", fmt.Errorf("read Go's version: %w", err)
-	}
 	flags := kubernetesFlags(version)
-	key := cache.Key(append(append(inputs, flags...), string(goVersion))...)
-	return cache.Entry("kubernetes", key, 2, func(dir string) error {
+	return cache.Entry("kubernetes", cache.Key(append(inputs, flags...)...), 2, func(dir string) error {
 		args := append([]string{"-o", dir + "/"}, flags...)
 		for _, p := range kubernetesPrograms {
 			args = append(args, "k8s.io/kubernetes/cmd/"+p)
@@ -55,6 +46,38 @@ func Kubernetes(ctx context.Context, repo string, log io.Writer) (string, error)
 		}
 		return goBuild(ctx, module, log, "-o", dir+"/etcd", "-trimpath", "-ldflags", "-s -w", "go.etcd.io/etcd/server/v3")
 	})
+}
+
+// CoreDNS builds the cluster's DNS server from the module in test/lab/coredns and returns
+// the program's path.
+func CoreDNS(ctx context.Context, repo string, log io.Writer) (string, error) {
+	module := filepath.Join(repo, "test/lab/coredns")
+	inputs, err := moduleInputs(ctx, module, "main.go")
+	if err != nil {
+		return "", err
+	}
+	dir, err := cache.Entry("coredns", cache.Key(inputs...), 2, func(dir string) error {
+		return goBuild(ctx, module, log, "-o", dir+"/coredns", "-trimpath", "-ldflags", "-s -w", ".")
+	})
+	return filepath.Join(dir, "coredns"), err
+}
+
+// moduleInputs returns what a program of one of the lab's modules is built from: go.mod
+// first, go.sum, the sources, and Go's version.
+func moduleInputs(ctx context.Context, module string, sources ...string) ([]string, error) {
+	var inputs []string
+	for _, name := range append([]string{"go.mod", "go.sum"}, sources...) {
+		data, err := os.ReadFile(filepath.Join(module, name))
+		if err != nil {
+			return nil, fmt.Errorf("read a module of the lab: %w", err)
+		}
+		inputs = append(inputs, string(data))
+	}
+	version, err := exec.CommandContext(ctx, "go", "env", "GOVERSION", "GOARCH").Output()
+	if err != nil {
+		return nil, fmt.Errorf("read Go's version: %w", err)
+	}
+	return append(inputs, string(version)), nil
 }
 
 // requiredVersion returns the version of a module that a go.mod file requires, or "".

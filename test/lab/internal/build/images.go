@@ -26,6 +26,7 @@ import (
 const (
 	PauseImage   = "registry.k8s.io/pause:lab"
 	BusyboxImage = "docker.io/lab/busybox:1"
+	CoreDNSImage = "docker.io/lab/coredns:1"
 )
 
 //go:embed store.go
@@ -45,17 +46,10 @@ func Product(ctx context.Context, repo, work string, log io.Writer) (oci.Image, 
 	return image.Build(ctx, image.Options{Repo: repo, Work: work, Log: log}, arch)
 }
 
-// ImagesDisk writes the lab's images, and the product's unless product is nil, to
-// archives, and returns a disk with a containerd store that holds them. It unpacks
-// the images here, because hashing them alone takes an emulated node half a minute.
-func ImagesDisk(ctx context.Context, lab, rootfs, tools string, product *oci.Image, log io.Writer) (string, error) {
-	images, err := labImages(rootfs, tools)
-	if err != nil {
-		return "", err
-	}
-	if product != nil {
-		images = append(images, namedImage{image.Name, *product})
-	}
+// ImagesDisk writes the images to archives, and returns a disk with a containerd store
+// that holds them. It unpacks the images here, because hashing them alone takes an
+// emulated node half a minute.
+func ImagesDisk(ctx context.Context, lab, rootfs string, images []namedImage, log io.Writer) (string, error) {
 	work, err := os.MkdirTemp("", "lab-images-")
 	if err != nil {
 		return "", fmt.Errorf("create a directory for image archives: %w", err)
@@ -98,6 +92,11 @@ func labImages(rootfs, tools string) ([]namedImage, error) {
 			Cmd: []string{"sh"}, Env: []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}, WorkingDir: "/",
 		}}},
 	}, nil
+}
+
+func corednsImage(program string) namedImage {
+	files := []oci.File{{Path: "/coredns", Source: program}}
+	return namedImage{CoreDNSImage, oci.Image{Arch: arch, Layers: [][]oci.File{files}, Config: v1.Config{Entrypoint: []string{"/coredns"}, WorkingDir: "/"}}}
 }
 
 // busyboxFiles returns Debian's static busybox, a link to it for each of its

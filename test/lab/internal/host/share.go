@@ -34,7 +34,7 @@ func (s Spec) fillShare(ctx context.Context) error {
 	}
 	files := map[string]string{"config/containerd.toml": containerdConfig()}
 	for _, n := range s.Nodes {
-		files["nodes/"+n.Name+"/kubelet.yaml"] = kubeletConfig(n.Name)
+		files["nodes/"+n.Name+"/kubelet.yaml"] = kubeletConfig(n.Name, s.Dual)
 	}
 	for name, content := range files {
 		path := s.path("share", name)
@@ -132,8 +132,12 @@ fi
 exit $code
 `
 
-func kubeletConfig(node string) string {
-	return strings.ReplaceAll(`apiVersion: kubelet.config.k8s.io/v1beta1
+func kubeletConfig(node string, dual bool) string {
+	var servers []string
+	for _, a := range DNSAddresses(dual) {
+		servers = append(servers, `"`+a.String()+`"`)
+	}
+	return strings.NewReplacer("DIR", guest.ShareDir+"/nodes/"+node, "SERVERS", strings.Join(servers, ", ")).Replace(`apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 cgroupDriver: cgroupfs
 containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
@@ -147,6 +151,7 @@ tlsPrivateKeyFile: DIR/kubelet.key
 staticPodPath: /etc/kubernetes/manifests
 resolvConf: /etc/resolv.conf
 clusterDomain: cluster.local
+clusterDNS: [SERVERS]
 failSwapOn: false
 readOnlyPort: 0
 nodeStatusUpdateFrequency: 10s
@@ -161,5 +166,5 @@ localStorageCapacityIsolation: false
 enforceNodeAllocatable: [pods]
 maxPods: 100
 shutdownGracePeriod: 0s
-`, "DIR", guest.ShareDir+"/nodes/"+node)
+`)
 }

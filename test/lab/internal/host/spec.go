@@ -91,6 +91,18 @@ func gateways(dual bool) []netip.Addr {
 	return list
 }
 
+// DNSAddresses are the cluster IPs of the service kube-system/kube-dns: the tenth of each
+// service range.
+func DNSAddresses(dual bool) []netip.Addr {
+	var list []netip.Addr
+	for n, cidr := range ServiceCIDRs {
+		if n == 0 || dual {
+			list = append(list, nth(netip.MustParsePrefix(cidr), 10).Addr())
+		}
+	}
+	return list
+}
+
 // APIHost is the API server's address for nodes.
 func APIHost() string { return nth(underlay4, hostNumber).Addr().String() }
 

@@ -37,7 +37,7 @@ type OVS interface {
 
 // Flows is what the agent needs of the external bridge's flow reconciler.
 type Flows interface {
-	SetNode(node network.Node)
+	SetNode(node network.Node, localnets []network.Network)
 	Isolate(ctx context.Context) error // returns once nothing passes between networks on the bridge
 }
 
@@ -262,7 +262,7 @@ func (a *Agent) ReportRefusals(ctx context.Context, r Refusals) error { return a
 
 // PodPorts is cni.Ports over Open vSwitch. pod reads a pod from the informer.
 func (a *Agent) PodPorts(client *ovs.Client, pod func(namespace, name string) (*corev1.Pod, bool)) cni.Ports {
-	return podPortManager{ovs: client, hosts: a.hosts, doors: a.hosts.doors, pod: pod, log: a.log}
+	return podPortManager{ovs: client, hosts: a.hosts, doors: a.hosts.doors, pod: pod, own: a.config.OVS.PhysicalNetwork, log: a.log}
 }
 
 // State reads the agent's state. deep also reads the kernel for each network.

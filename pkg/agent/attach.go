@@ -4,6 +4,7 @@ package agent
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 
 	corev1 "k8s.io/api/core/v1"
@@ -20,6 +21,7 @@ type podPortManager struct {
 	hosts *hostReconciler
 	doors *doorReader
 	pod   func(namespace, name string) (*corev1.Pod, bool) // from the informer
+	own   string                                           // the product's name for the external bridge's physical network
 	log   *slog.Logger
 }
 
@@ -65,6 +67,9 @@ func (m podPortManager) List(ctx context.Context) ([]cni.Port, error) {
 
 // Mapped implements cni.Ports.
 func (m podPortManager) Mapped(ctx context.Context, physicalNetwork string) (bool, error) {
+	if physicalNetwork == m.own {
+		return false, fmt.Errorf("physical network %s is Bulkhead's own: for a Localnet network on the external bridge, map another name to it in external_ids:ovn-bridge-mappings", m.own)
+	}
 	ids, err := m.ovs.ExternalIDs(ctx)
 	if err != nil {
 		return false, err

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"maps"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -24,6 +25,7 @@ type Cache struct {
 	foreign     map[string]struct{}                // keys of other CNI plugins' NADs
 	ids         map[string]int                     // network name → id, from its last usable NAD
 	networks    map[int]map[string]network.Network // id → name → network; two while an id moves between networks
+	localnets   map[string]network.Network         // Localnet networks, by name
 	namespaces  map[string]Namespace               // those with a relevant label
 	pods        map[string]Pod                     // of this node, by namespace/name
 	podsByNS    map[string]map[string]struct{}     // namespace → keys of pods
@@ -65,7 +67,7 @@ func (p Pod) lockedAddresses() []netip.Prefix {
 // NewCache is an empty cache.
 func NewCache() *Cache {
 	return &Cache{
-		nads: network.NewNADIndex(), foreign: map[string]struct{}{}, ids: map[string]int{}, networks: map[int]map[string]network.Network{},
+		nads: network.NewNADIndex(), foreign: map[string]struct{}{}, ids: map[string]int{}, networks: map[int]map[string]network.Network{}, localnets: map[string]network.Network{},
 		namespaces: map[string]Namespace{}, pods: map[string]Pod{}, podsByNS: map[string]map[string]struct{}{}, removing: map[int]bool{}, services: map[string][]firewall.Service{},
 	}
 }
@@ -73,23 +75,66 @@ func NewCache() *Cache {
 // hasKernelState reports whether the agent configures the kernel for n.
 func hasKernelState(n network.Network) bool { return n.IsPrimary() && n.CheckSupported() == nil }
 
-// SetNAD stores a NAD. It returns the ids of networks to reconcile, and whether
-// the primary network of pods in the NAD's namespace may have changed.
-func (c *Cache) SetNAD(nad network.NAD) (ids []int, podsAffected bool) {
+// NADChange is what a changed NAD affects.
+type NADChange struct {
+	IDs       []int // ids of networks to reconcile
+	Pods      bool  // the primary network of pods in the NAD's namespace may have changed
+	Localnets bool  // Localnets has changed
+}
+
+// SetNAD stores a NAD.
+func (c *Cache) SetNAD(nad network.NAD) NADChange {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if old, ok := c.nads.NAD(nad.Key()); ok && nad.Err != nil && nad.Network.Name == "" {
 		nad.Network.Name = old.Network.Name // an unreadable NAD still counts for the network that it named
 	}
-	return c.updateNetworks(c.nads.Set(nad)), len(c.podsByNS[nad.Namespace]) > 0
+	return c.nadChange(nad.Namespace, c.nads.Set(nad))
 }
 
-// DeleteNAD deletes a NAD and returns the same as SetNAD.
-func (c *Cache) DeleteNAD(key string) (ids []int, podsAffected bool) {
+// DeleteNAD deletes a NAD.
+func (c *Cache) DeleteNAD(key string) NADChange {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	nad, _ := c.nads.NAD(key)
-	return c.updateNetworks(c.nads.Delete(key)), len(c.podsByNS[nad.Namespace]) > 0
+	return c.nadChange(nad.Namespace, c.nads.Delete(key))
+}
+
+func (c *Cache) nadChange(namespace string, networks []string) NADChange {
+	return NADChange{IDs: c.updateNetworks(networks), Pods: len(c.podsByNS[namespace]) > 0, Localnets: c.updateLocalnets(networks)}
+}
+
+// updateLocalnets updates the Localnet networks among those whose NADs changed, and returns
+// whether any differs. One whose NADs are all malformed stays, as in updateNetworks.
+func (c *Cache) updateLocalnets(names []string) (changed bool) {
+	for _, name := range names {
+		old, had := c.localnets[name]
+		n, ok := c.nads.Network(name)
+		switch {
+		case ok && n.Topology == network.Localnet:
+			changed = changed || !had || !reflect.DeepEqual(old, n)
+			c.localnets[name] = n
+		case had && (ok || !c.nads.HasNADs(name)):
+			changed = true
+			delete(c.localnets, name)
+		}
+	}
+	return changed
+}
+
+// Localnets are the Localnet networks, except those whose physical network is own, the
+// product's name for the external bridge: an administrator names the networks that are
+// connected to it.
+func (c *Cache) Localnets(own string) []network.Network {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var out []network.Network
+	for _, n := range c.localnets {
+		if n.PhysicalNetworkName != own {
+			out = append(out, n)
+		}
+	}
+	return out
 }
 
 // updateNetworks updates networks whose NADs changed, and returns their ids. A

@@ -4,6 +4,9 @@ package agent
 
 import (
 	"errors"
+	"fmt"
+	"slices"
+	"strings"
 	"testing"
 
 	"bulkhead/pkg/hostnet"
@@ -35,4 +38,41 @@ func TestHostPods(t *testing.T) {
 	expect("NAD deleted", hostnet.NetworkUnknown, false)
 	c.SetNamespace("shop", Namespace{Labelled: true, Trusted: true})
 	expect("trusted, with the opt-out annotation", hostnet.NetworkUnknown, true)
+}
+
+// Localnets are the Localnet networks whose physical network an administrator has named.
+func TestCacheLocalnets(t *testing.T) {
+	c := NewCache()
+	localnet := func(name, physical string, vlan int) network.NAD {
+		return network.NAD{Namespace: "shop", Name: name, Network: network.Network{ID: 5, Name: name + "_net", Topology: network.Localnet, Role: network.RoleSecondary,
+			PhysicalNetworkName: physical, VLAN: vlan}}
+	}
+	names := func() string {
+		var out []string
+		for _, n := range c.Localnets("physnet") {
+			out = append(out, fmt.Sprintf("%s:%d", n.Name, n.VLAN))
+		}
+		slices.Sort(out)
+		return strings.Join(out, " ")
+	}
+	malformed := network.NAD{Namespace: "shop", Name: "quay", Err: errors.New("not JSON")}
+	for i, step := range []struct {
+		change  func() NADChange
+		changed bool
+		want    string
+	}{
+		{func() NADChange { return c.SetNAD(nad(testConfig(t), "shop", "net", 7)) }, false, ""},
+		{func() NADChange { return c.SetNAD(localnet("quay", "harbor", 0)) }, true, "quay_net:0"},
+		{func() NADChange { return c.SetNAD(localnet("quay", "harbor", 0)) }, false, "quay_net:0"},
+		{func() NADChange { return c.SetNAD(localnet("own", "physnet", 0)) }, true, "quay_net:0"},
+		{func() NADChange { return c.SetNAD(localnet("dock", "harbor", 20)) }, true, "dock_net:20 quay_net:0"},
+		{func() NADChange { return c.SetNAD(localnet("quay", "harbor", 30)) }, true, "dock_net:20 quay_net:30"},
+		{func() NADChange { return c.SetNAD(malformed) }, false, "dock_net:20 quay_net:30"},
+		{func() NADChange { return c.DeleteNAD("shop/quay") }, true, "dock_net:20"},
+		{func() NADChange { return c.SetNAD(localnet("dock", "physnet", 20)) }, true, ""},
+	} {
+		if got := step.change(); got.Localnets != step.changed || names() != step.want {
+			t.Errorf("step %d: changed %v, localnets %q, want %v, %q", i, got.Localnets, names(), step.changed, step.want)
+		}
+	}
 }

@@ -85,12 +85,14 @@ func (h eventHandlers) deleteNAD(key string) {
 	h.enqueueNAD(h.cache.DeleteNAD(key))
 }
 
-// enqueueNAD enqueues what Cache.SetNAD or Cache.DeleteNAD returned.
-func (h eventHandlers) enqueueNAD(ids []int, podsAffected bool) {
+func (h eventHandlers) enqueueNAD(c NADChange) {
 	h.networksChanged()
-	h.queue.EnqueueNetworks(ids...)
-	if podsAffected {
+	h.queue.EnqueueNetworks(c.IDs...)
+	if c.Pods {
 		h.queue.EnqueueHosts()
+	}
+	if c.Localnets {
+		h.queue.EnqueueNode() // the external bridge's flows
 	}
 }
 

@@ -73,7 +73,7 @@ func (r *nodeReconciler) reconcile(ctx context.Context) error {
 		return err
 	}
 	if r.flows != nil {
-		r.flows.SetNode(node)
+		r.flows.SetNode(node, r.cache.Localnets(r.config.OVS.PhysicalNetwork))
 		if err := r.flows.Isolate(ctx); err != nil {
 			return fmt.Errorf("close the external bridge before networks are connected to it: %w", err)
 		}

@@ -4,6 +4,7 @@ package agent
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -40,5 +41,14 @@ func TestPodPorts(t *testing.T) {
 	spec.HostNetwork = false
 	if probes, declared := podPorts(trimSpec(spec)); len(probes)+len(declared) > 0 {
 		t.Errorf("pod that is not host-network: %v %v", probes, declared)
+	}
+}
+
+// A Localnet network on the product's own name for the external bridge's physical network is
+// refused with the remedy.
+func TestMappedOwnPhysicalNetwork(t *testing.T) {
+	mapped, err := podPortManager{own: "physnet"}.Mapped(t.Context(), "physnet")
+	if mapped || err == nil || !strings.Contains(err.Error(), "map another name to it in external_ids:ovn-bridge-mappings") {
+		t.Errorf("mapped %v, %v", mapped, err)
 	}
 }

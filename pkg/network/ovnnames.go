@@ -47,6 +47,10 @@ func (n Network) LocalnetSwitch() string { return n.Prefix() + "ovn_localnet_swi
 // LocalnetSwitch to the bridge of the physical network.
 func (n Network) LocalnetPort() string { return n.Prefix() + "ovn_localnet_port" }
 
+// LocalnetPatch is the OVS patch port that ovn-controller creates for LocalnetPort on the
+// bridge of the physical network.
+func (n Network) LocalnetPatch() string { return "patch-" + n.LocalnetPort() + "-to-br-int" }
+
 // ManagementLSP is the logical port of the node's management port on n, the
 // iface-id of ManagementPort.
 func (n Network) ManagementLSP(node string) string { return "k8s-" + n.Prefix() + node }

@@ -14,10 +14,11 @@ import (
 	"bulkhead/pkg/ovs/vsdb"
 )
 
-// ExternalBridge returns the external bridge with the current OpenFlow ports of its
-// uplink and of the patch port gateway, if that exists. The uplink is the port named in the bridge's external_ids:bridge-uplink,
-// or else the only port that is neither internal nor a patch port.
-func (c *Client) ExternalBridge(ctx context.Context, name, gateway string) (flows.Bridge, error) {
+// ExternalBridge returns the external bridge with the current OpenFlow ports of its uplink
+// and of those patch ports that exist: gateway, and the names of localnets, which have
+// VLANs. The uplink is the port named in the bridge's external_ids:bridge-uplink, or else the
+// only port that is neither internal nor a patch port.
+func (c *Client) ExternalBridge(ctx context.Context, name, gateway string, localnets map[string]int) (flows.Bridge, error) {
 	out := flows.Bridge{Name: name}
 	br := &vsdb.Bridge{Name: name}
 	if err := c.db.Get(ctx, br); err != nil {
@@ -36,6 +37,9 @@ func (c *Client) ExternalBridge(ctx context.Context, name, gateway string) (flow
 			}
 			if i.Name == gateway && i.Ofport != nil {
 				out.Gateway = max(*i.Ofport, 0)
+			}
+			if vlan, ok := localnets[i.Name]; ok && i.Type == "patch" && i.Ofport != nil && *i.Ofport > 0 {
+				out.Localnets = append(out.Localnets, flows.Localnet{Port: *i.Ofport, VLAN: vlan})
 			}
 			if i.Type == "internal" || i.Type == "patch" || i.Name == name {
 				continue
@@ -61,10 +65,11 @@ func (c *Client) ExternalBridge(ctx context.Context, name, gateway string) (flow
 }
 
 // ProtectPatchPorts sets protected on the external bridge's patch ports, which
-// lead to networks. After a start of Open vSwitch, while the bridge does not have
-// our flows yet, it acts as a learning switch, which does not forward between
-// protected ports. The setting is in the database and persists across restarts.
-func (c *Client) ProtectPatchPorts(ctx context.Context, bridge string) error {
+// lead to networks, except on those of localnets, which are as open as the wire. After a
+// start of Open vSwitch, while the bridge does not have our flows yet, it acts as a learning
+// switch, which does not forward between protected ports. The setting is in the database and
+// persists across restarts.
+func (c *Client) ProtectPatchPorts(ctx context.Context, bridge string, localnets map[string]int) error {
 	br := &vsdb.Bridge{Name: bridge}
 	if err := c.db.Get(ctx, br); err != nil {
 		return fmt.Errorf("external bridge %s: %w", bridge, err)
@@ -75,7 +80,8 @@ func (c *Client) ProtectPatchPorts(ctx context.Context, bridge string) error {
 		if err := c.db.Get(ctx, port); err != nil {
 			return fmt.Errorf("port %s of bridge %s: %w", uuid, bridge, err)
 		}
-		if port.Protected {
+		_, localnet := localnets[port.Name]
+		if port.Protected != localnet {
 			continue
 		}
 		for _, uuid := range port.Interfaces {
@@ -86,7 +92,7 @@ func (c *Client) ProtectPatchPorts(ctx context.Context, bridge string) error {
 			if i.Type != "patch" {
 				continue
 			}
-			port.Protected = true
+			port.Protected = !localnet
 			update, err := c.db.Where(port).Update(port, &port.Protected)
 			if err != nil {
 				return fmt.Errorf("protect port %s: %w", port.Name, err)

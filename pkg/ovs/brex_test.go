@@ -98,7 +98,7 @@ var (
 func runReconciler(t *testing.T, r *FlowReconciler) *FlowReconciler {
 	t.Helper()
 	r.Bridge, r.Log, r.Plan = "br-ex", slog.New(slog.DiscardHandler), testPlan
-	r.SetNode(gatewayNode)
+	r.SetNode(gatewayNode, nil)
 	ctx, cancel := context.WithCancel(context.Background())
 	stopped := make(chan struct{})
 	go func() { r.Run(ctx); close(stopped) }()
@@ -241,7 +241,7 @@ func TestExternalBridgeFlows(t *testing.T) {
 	}
 	// With two possible uplinks, bridge-uplink must be set.
 	addUplink(t, c, "eth2")
-	if _, err := c.ExternalBridge(ctx, "br-ex", gatewayPatch); err == nil || !strings.Contains(err.Error(), "external_ids:bridge-uplink") {
+	if _, err := c.ExternalBridge(ctx, "br-ex", gatewayPatch, nil); err == nil || !strings.Contains(err.Error(), "external_ids:bridge-uplink") {
 		t.Errorf("two uplinks: %v", err)
 	}
 	br := &vsdb.Bridge{Name: "br-ex"}
@@ -250,7 +250,7 @@ func TestExternalBridgeFlows(t *testing.T) {
 	}
 	transact(t, c, must(c.setIDs(br, &br.ExternalIDs, map[string]string{"bridge-uplink": "eth2"}, nil))...)
 	waitFor(t, c, func() bool {
-		b, err := c.ExternalBridge(ctx, "br-ex", gatewayPatch)
+		b, err := c.ExternalBridge(ctx, "br-ex", gatewayPatch, nil)
 		return err == nil && len(b.Uplinks) == 1 && b.Uplinks[0] > 0
 	})
 	expectFlows("after bridge-uplink was set")
@@ -289,7 +289,7 @@ func TestNoTrafficBetweenPatchPorts(t *testing.T) {
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
-	if err := c.ProtectPatchPorts(ctx, "br-ex"); err != nil {
+	if err := c.ProtectPatchPorts(ctx, "br-ex", nil); err != nil {
 		t.Fatal(err)
 	}
 	for reaches() {
@@ -327,7 +327,7 @@ func TestGatewayFlows(t *testing.T) {
 		}
 		return err
 	})
-	bridge, err := c.ExternalBridge(deadline(t), "br-ex", gatewayPatch)
+	bridge, err := c.ExternalBridge(deadline(t), "br-ex", gatewayPatch, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"path/filepath"
 	"reflect"
 	"strings"
@@ -19,8 +20,9 @@ import (
 
 // FlowReconciler reconciles the external bridge's flows with flows.Build. It reads
 // the bridge, which runs ovs-ofctl, when the switch reports changed flows or has
-// restarted, when the OpenFlow ports of the uplink or of the cluster default network's
-// gateway change, when the node's facts change, and periodically. The cost does not depend on the number of networks.
+// restarted, when the OpenFlow ports of the uplink, of the cluster default network's gateway
+// or of Localnet networks change, when the node's facts change, and periodically. The cost
+// does not depend on the number of networks with gateway routers.
 type FlowReconciler struct {
 	Client *Client
 	Switch flows.Switch
@@ -32,10 +34,12 @@ type FlowReconciler struct {
 	// Report, if set, is called with the result of each reconcile; nil is success.
 	Report func(error)
 
-	mu       sync.Mutex
-	node     network.Node
-	isolated bool          // Isolate has succeeded
-	interval time.Duration // between periodic reads; 0: readInterval
+	mu   sync.Mutex
+	node network.Node
+	// localnets are the VLANs of Localnet networks, by patch port.
+	localnets map[string]int
+	isolated  bool          // Isolate has succeeded
+	interval  time.Duration // between periodic reads; 0: readInterval
 }
 
 const (
@@ -54,11 +58,16 @@ func RunDir(address string) string {
 	return "/var/run/openvswitch"
 }
 
-// SetNode sets the node's facts.
-func (r *FlowReconciler) SetNode(node network.Node) {
+// SetNode sets the node's facts, and the Localnet networks that the bridge may connect to
+// the wire.
+func (r *FlowReconciler) SetNode(node network.Node, localnets []network.Network) {
+	vlans := map[string]int{}
+	for _, n := range localnets {
+		vlans[n.LocalnetPatch()] = n.VLAN
+	}
 	r.mu.Lock()
-	changed := !reflect.DeepEqual(r.node, node)
-	r.node = node
+	changed := !reflect.DeepEqual(r.node, node) || !maps.Equal(r.localnets, vlans)
+	r.node, r.localnets = node, vlans
 	r.mu.Unlock()
 	if changed {
 		r.Client.change.notify(anyRow)
@@ -94,13 +103,13 @@ var errNoFacts = errors.New("the node's facts are not known yet")
 
 func (r *FlowReconciler) desired(ctx context.Context) (flows.State, error) {
 	r.mu.Lock()
-	node := r.node
+	node, localnets := r.node, r.localnets
 	r.mu.Unlock()
 	if node.Name == "" {
 		return nil, errNoFacts
 	}
 	gateway := network.Network{ID: network.DefaultID, Name: network.DefaultName}.ExternalPatch(r.Bridge, node.Name)
-	bridge, err := r.Client.ExternalBridge(ctx, r.Bridge, gateway)
+	bridge, err := r.Client.ExternalBridge(ctx, r.Bridge, gateway, localnets)
 	if err != nil {
 		return nil, err
 	}
@@ -138,7 +147,12 @@ func (r *FlowReconciler) Run(ctx context.Context) {
 		if errors.Is(err, errNoFacts) {
 			err = nil // SetNode notifies
 		}
-		err = errors.Join(err, r.Client.ProtectPatchPorts(ctx, r.Bridge))
+		r.mu.Lock()
+		localnets := r.localnets
+		r.mu.Unlock()
+		if localnets != nil { // known since SetNode; until then, ports stay as they are
+			err = errors.Join(err, r.Client.ProtectPatchPorts(ctx, r.Bridge, localnets))
+		}
 		if r.Report != nil {
 			r.Report(err)
 		}

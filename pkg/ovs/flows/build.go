@@ -2,7 +2,7 @@
 
 // Package flows reconciles the OpenFlow flows of the external bridge, which
 // control the traffic of the node's uplink. Their number does not depend on the
-// number of networks, and they never flood a packet to the networks' patch ports.
+// number of networks with gateway routers, to whose patch ports they never flood a packet.
 package flows
 
 import (
@@ -55,6 +55,8 @@ type Bridge struct {
 	// Gateway is the OpenFlow port of the patch port to the cluster default network's
 	// gateway router; 0: there is none yet.
 	Gateway int
+	// Localnets are the patch ports to Localnet networks on this bridge.
+	Localnets []Localnet
 }
 
 // Inputs are Build's inputs besides the bridge.
@@ -71,6 +73,8 @@ type Inputs struct {
 const (
 	priorityService   = 200 // between tenants and the cluster default network's services
 	priorityNotOnWire = 150 // drops
+	priorityVLAN      = 130 // of Localnet networks
+	priorityTagged    = 125
 	priorityTunnel    = 120
 	priorityNeighbour = 115 // ARP and neighbour discovery
 	priorityGateway   = 110
@@ -78,10 +82,14 @@ const (
 	priorityDrop      = 10
 )
 
+// tagged matches packets with a VLAN tag.
+const tagged = ",vlan_tci=0x1000/0x1000"
+
 // Build returns the desired flows. The node's own traffic passes between uplink and
 // bridge port. The cluster default network's gateway router shares the node's addresses:
-// connections that it opens are tracked, so that replies find it. Packets from all other
-// ports, i.e. the tenants' patch ports, are dropped. Without an uplink Build returns
+// connections that it opens are tracked, so that replies find it. Localnet networks are on
+// the wire, in their VLANs. Packets from all other ports, i.e. the patch ports of tenants'
+// gateway routers, are dropped. Without an uplink Build returns
 // ErrNoUplink with the flows that drop.
 func Build(bridge Bridge, in Inputs) (State, error) {
 	b := builder{bridge: bridge, in: in}
@@ -93,22 +101,25 @@ func Build(bridge Bridge, in Inputs) (State, error) {
 			return nil, fmt.Errorf("uplink of bridge %s has no OpenFlow port yet", bridge.Name)
 		}
 		b.dropNotOnWire(inPort(port))
-		b.add(priorityPass, inPort(port), "LOCAL")
+		b.add(priorityPass, inPort(port), join("LOCAL", b.untagged()))
 	}
 	switch len(b.uplinks) {
 	case 0:
 		sortFlows(b.out)
 		return b.out, fmt.Errorf("bridge %s: %w", bridge.Name, ErrNoUplink)
 	case 1:
-		b.toWire = fmt.Sprintf("output:%d", b.uplinks[0])
+		b.uplink = fmt.Sprintf("output:%d", b.uplinks[0])
 	default: // a bond: use the first member that is up
 		members := strings.Trim(strings.ReplaceAll(fmt.Sprint(b.uplinks), " ", ","), "[]")
-		b.toWire = "bundle(eth_src,0,active_backup,ofport,members:" + members + ")"
+		b.uplink = "bundle(eth_src,0,active_backup,ofport,members:" + members + ")"
 	}
+	b.toWire = join(b.uplink, b.untagged())
 	b.add(priorityPass, "in_port=LOCAL", b.toWire)
-	if bridge.Gateway > 0 && in.MAC != "" {
+	b.nodeVLANs()
+	if b.hasGateway() {
 		b.gateway()
 	}
+	b.localnets()
 	sortFlows(b.out)
 	return b.out, nil
 }
@@ -117,12 +128,41 @@ type builder struct {
 	bridge  Bridge
 	in      Inputs
 	uplinks []int
-	toWire  string // the action that sends to the uplink
+	uplink  string // the action that sends to the uplink
+	toWire  string // the actions that send to the uplink and to untagged Localnet networks
+	table   int    // add's
 	out     State
 }
 
 func (b *builder) add(priority int, match, actions string) {
-	b.out = append(b.out, Flow{Cookie: CookieBase, Priority: priority, Match: match, Actions: actions})
+	b.out = append(b.out, Flow{Cookie: CookieBase, Table: b.table, Priority: priority, Match: match, Actions: actions})
+}
+
+// nodeVLANs lets the packets of the node's own VLAN devices pass.
+func (b *builder) nodeVLANs() {
+	b.add(priorityTagged, "in_port=LOCAL"+tagged, b.uplink)
+	for _, port := range b.uplinks {
+		b.add(priorityTagged, inPort(port)+tagged, "LOCAL")
+	}
+}
+
+// hasGateway reports whether the cluster default network's gateway router is on the bridge.
+func (b *builder) hasGateway() bool { return b.bridge.Gateway > 0 && b.in.MAC != "" }
+
+// untagged are the actions that send to untagged Localnet networks.
+func (b *builder) untagged() string {
+	var ports []int
+	for _, l := range b.bridge.Localnets {
+		if l.VLAN == 0 {
+			ports = append(ports, l.Port)
+		}
+	}
+	return outputs(ports)
+}
+
+// join joins the parts of a match or actions that are not empty.
+func join(parts ...string) string {
+	return strings.Join(slices.DeleteFunc(parts, func(p string) bool { return p == "" }), ",")
 }
 
 // dropNotOnWire drops a port's packets from and to masquerade addresses, which mean
@@ -139,14 +179,14 @@ func inPort(port int) string { return fmt.Sprintf("in_port=%d", port) }
 // anywhere is a source or destination that a match leaves open.
 var anywhere netip.Prefix
 
-// matchIP returns the match of packets on a port between two prefixes of one IP family, of
-// which one may be anywhere, as ovs-ofctl prints it.
+// matchIP returns the match of packets on a port ("": any) between two prefixes of one IP
+// family, of which one may be anywhere, as ovs-ofctl prints it.
 func matchIP(port string, src, dst netip.Prefix) string {
 	protocol, field := "ip", "nw_"
 	if src.Addr().Is6() || dst.Addr().Is6() {
 		protocol, field = "ipv6", "ipv6_"
 	}
-	match := protocol + "," + port
+	match := join(protocol, port)
 	if src != anywhere {
 		match += "," + field + "src=" + prefixText(src)
 	}

@@ -24,24 +24,20 @@ const (
 func (b *builder) gateway() {
 	patch := inPort(b.bridge.Gateway)
 	b.dropNotOnWire(patch)
-	b.dropForged(patch)
+	b.dropForged(patch) // fragments are reassembled: the router tracks all connections
 	b.services(patch)
 
-	neighbours := []string{"arp,%s", fmt.Sprintf("icmp6,%%s,icmp_type=%d", solicitation), fmt.Sprintf("icmp6,%%s,icmp_type=%d", advertisement)}
 	for _, n := range neighbours {
 		b.add(priorityNeighbour, fmt.Sprintf(n, patch), b.toWire)
 	}
 	mark := network.Network{ID: network.DefaultID}.ConntrackMark()
-	var own []netip.Prefix
-	for _, a := range b.in.Addresses {
-		own = append(own, netip.PrefixFrom(a.Addr(), a.Addr().BitLen()))
-	}
+	own := b.ownAddresses()
 	for _, a := range own {
 		b.add(priorityGateway, matchIP(patch, a, anywhere), fmt.Sprintf("ct(commit,zone=%d,exec(load:%#x->NXM_NX_CT_MARK[])),%s", zone, mark, b.toWire))
 	}
 	for _, port := range b.uplinks {
 		for _, n := range neighbours {
-			b.add(priorityNeighbour, fmt.Sprintf(n, inPort(port)), fmt.Sprintf("LOCAL,output:%d", b.bridge.Gateway))
+			b.add(priorityNeighbour, fmt.Sprintf(n, inPort(port)), join("LOCAL", outputs([]int{b.bridge.Gateway}), b.untagged()))
 		}
 		// The overlay's packets are the node's: they skip the lookup, except fragments,
 		// of which only the first has a port.
@@ -52,20 +48,32 @@ func (b *builder) gateway() {
 			b.add(priorityGateway, matchIP(inPort(port), anywhere, a), fmt.Sprintf("ct(table=%d,zone=%d)", tableReplies, zone))
 		}
 	}
+	b.table = tableReplies
 	for _, state := range []string{"+est+trk", "+rel+trk"} {
-		b.out = append(b.out, Flow{Cookie: CookieBase, Table: tableReplies, Priority: priorityGateway,
-			Match: fmt.Sprintf("ct_state=%s,ct_mark=%#x", state, mark), Actions: fmt.Sprintf("output:%d", b.bridge.Gateway)})
+		b.add(priorityGateway, fmt.Sprintf("ct_state=%s,ct_mark=%#x", state, mark), outputs([]int{b.bridge.Gateway}))
 	}
-	b.out = append(b.out, Flow{Cookie: CookieBase, Table: tableReplies, Priority: priorityPass, Actions: "LOCAL"})
+	b.add(priorityPass, "", "LOCAL")
+	b.table = 0
 }
 
-// dropForged drops a port's datagrams to the overlay's port: they have the node's address,
-// and other nodes would take them for the overlay's own. Fragments arrive here
-// reassembled, because the router tracks all connections. Pods' own interfaces refuse such
+// neighbours match ARP and neighbour discovery on a port.
+var neighbours = []string{"arp,%s", fmt.Sprintf("icmp6,%%s,icmp_type=%d", solicitation), fmt.Sprintf("icmp6,%%s,icmp_type=%d", advertisement)}
+
+// ownAddresses are the node's addresses, each alone.
+func (b *builder) ownAddresses() []netip.Prefix {
+	var own []netip.Prefix
+	for _, a := range b.in.Addresses {
+		own = append(own, netip.PrefixFrom(a.Addr(), a.Addr().BitLen()))
+	}
+	return own
+}
+
+// dropForged drops a port's datagrams to the overlay's port, which nodes would take for the
+// overlay's own. Fragments arrive here reassembled. Pods' own interfaces refuse such
 // datagrams too, but not those that a service's endpoint makes of others.
 func (b *builder) dropForged(port string) {
 	for _, udp := range []string{"udp", "udp6"} {
-		b.add(priorityNotOnWire, fmt.Sprintf("%s,%s,tp_dst=%d", udp, port, network.TunnelPort), "drop")
+		b.add(priorityNotOnWire, join(udp, port, fmt.Sprintf("tp_dst=%d", network.TunnelPort)), "drop")
 	}
 }
 

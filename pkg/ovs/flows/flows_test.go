@@ -38,6 +38,8 @@ func TestBuild(t *testing.T) {
 		"gateway":        {Bridge{Name: "br-ex", Uplinks: []int{1}, Gateway: 3}, dual},
 		"gateway IPv4":   {Bridge{Name: "br-ex", Uplinks: []int{1}, Gateway: 3}, v4},
 		"bond":           {Bridge{Name: "br-ex", Uplinks: []int{5, 2}, Gateway: 3}, dual},
+		"localnets":      {Bridge{Name: "br-ex", Uplinks: []int{1}, Gateway: 3, Localnets: []Localnet{{4, 0}, {6, 20}, {7, 0}, {8, 20}}}, v4},
+		"bond localnets": {Bridge{Name: "br-ex", Uplinks: []int{5, 2}, Localnets: []Localnet{{4, 0}, {6, 20}}}, v4},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s, err := Build(c.bridge, c.in)

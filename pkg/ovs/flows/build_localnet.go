@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package flows
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Localnet is a patch port to a Localnet network whose physical network is the external
+// bridge's. OVN tags what it sends there and accepts only its own tag.
+type Localnet struct {
+	Port int // OpenFlow port
+	VLAN int // 0: untagged
+}
+
+const (
+	// tableLocalnets handles packets from Localnet networks.
+	tableLocalnets = 2
+	// zoneFragments is the conntrack zone in which fragments are reassembled.
+	zoneFragments = 64004
+)
+
+// Priorities of flows for Localnet networks.
+const (
+	priorityReassemble = 155
+	priorityToNode     = 105
+)
+
+// localnets adds the flows of Localnet networks. The bridge connects the networks of a
+// VLAN, the wire, and the node, for which untagged packets and those of its own VLAN devices
+// are. It copies and does not learn: what has no place in a network, OVN drops, and no pod
+// can claim an address towards the bridge.
+func (b *builder) localnets() {
+	if len(b.bridge.Localnets) == 0 {
+		return
+	}
+	byVLAN := map[int][]int{}
+	for _, l := range b.bridge.Localnets {
+		byVLAN[l.VLAN] = append(byVLAN[l.VLAN], l.Port)
+	}
+	for vlan, ports := range byVLAN {
+		if vlan == 0 {
+			continue // Build and gateway add the untagged ports
+		}
+		match := fmt.Sprintf(",dl_vlan=%d", vlan)
+		b.add(priorityVLAN, "in_port=LOCAL"+match, join(b.uplink, outputs(ports)))
+		for _, port := range b.uplinks {
+			b.add(priorityVLAN, inPort(port)+match, join("LOCAL", outputs(ports)))
+		}
+	}
+	for _, l := range b.bridge.Localnets {
+		// Reassembled, the drops see what fragments carry.
+		for _, ip := range []string{"ip", "ipv6"} {
+			b.add(priorityReassemble, join(ip, inPort(l.Port), "nw_frag=yes"), fmt.Sprintf("ct(table=%d,zone=%d)", tableLocalnets, zoneFragments))
+		}
+		b.add(priorityPass, inPort(l.Port), fmt.Sprintf("resubmit(,%d)", tableLocalnets))
+	}
+	b.table = tableLocalnets
+	defer func() { b.table = 0 }()
+	b.dropFromLocalnets()
+	for _, l := range b.bridge.Localnets {
+		b.fromLocalnet(l, byVLAN[l.VLAN])
+	}
+}
+
+// dropFromLocalnets drops what no pod may send to the wire and the node: masquerade
+// addresses, forged packets of the overlay, the node's own MAC address, and protocols
+// between switches, which may close the node's port of the physical switch.
+func (b *builder) dropFromLocalnets() {
+	b.dropNotOnWire("")
+	b.dropForged("")
+	if b.in.MAC != "" {
+		b.add(priorityNotOnWire, "dl_src="+b.in.MAC, "drop")
+	}
+	for _, reserved := range []string{"01:80:c2:00:00:00/ff:ff:ff:ff:ff:f0", "01:00:0c:cc:cc:cc/ff:ff:ff:ff:ff:fe"} {
+		b.add(priorityNotOnWire, "dl_dst="+reserved, "drop")
+	}
+}
+
+// fromLocalnet adds the flows for packets from one Localnet network. peers are all ports of
+// its VLAN.
+func (b *builder) fromLocalnet(l Localnet, peers []int) {
+	port := inPort(l.Port)
+	others := outputs(slices.DeleteFunc(slices.Clone(peers), func(p int) bool { return p == l.Port }))
+	all := join(b.uplink, "LOCAL", others)
+	if l.VLAN != 0 {
+		b.add(priorityVLAN, fmt.Sprintf("%s,dl_vlan=%d", port, l.VLAN), all)
+		return
+	}
+	b.add(priorityVLAN, port+tagged, "drop")
+	b.add(priorityPass, port, all)
+	if b.in.MAC != "" {
+		b.add(priorityToNode, port+",dl_dst="+b.in.MAC, "LOCAL")
+	}
+	if !b.hasGateway() {
+		return
+	}
+	for _, n := range neighbours {
+		b.add(priorityNeighbour, fmt.Sprintf(n, port), join(all, outputs([]int{b.bridge.Gateway})))
+	}
+	for _, a := range b.ownAddresses() {
+		b.add(priorityGateway, matchIP(port, anywhere, a), fmt.Sprintf("ct(table=%d,zone=%d)", tableReplies, zone))
+	}
+}
+
+// outputs returns the actions that send to OpenFlow ports.
+func outputs(ports []int) string {
+	var list []string
+	for _, p := range slices.Sorted(slices.Values(ports)) {
+		list = append(list, fmt.Sprintf("output:%d", p))
+	}
+	return strings.Join(list, ",")
+}

@@ -35,7 +35,7 @@ var (
 	fixtureTenants    = &fixture{name: "pods of red and blue", needs: []*fixture{fixtureNetworks}, setUp: setUpTenants}
 	fixtureLayer2     = &fixture{name: "violet's network and pods", setUp: setUpLayer2, namespaces: []string{"violet"}}
 	fixtureLayer2Host = &fixture{name: "a host-network pod of violet", needs: []*fixture{fixtureLayer2}, setUp: setUpLayer2Host}
-	fixtureSecondary  = &fixture{name: "secondary networks and pods on them", setUp: setUpSecondary, namespaces: []string{"storage"}}
+	fixtureSecondary  = &fixture{name: "secondary networks and pods on them", setUp: setUpSecondary, namespaces: []string{"storage"}, cudns: []string{"quay", "dock"}, undo: undoSecondary}
 	fixtureServices   = &fixture{name: "services", needs: []*fixture{fixturePlain, fixtureTenants, fixtureLayer2}, setUp: setUpServices}
 	fixtureRedHost    = &fixture{name: "a host-network pod of red", needs: []*fixture{fixtureTenants}, setUp: setUpRedHost}
 	fixtureOthers     = &fixture{name: "networks of other topologies, bad networks and bad NADs", needs: []*fixture{fixtureNetworks}, setUp: setUpOthers,

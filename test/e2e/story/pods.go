@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"path"
 	"sort"
 	"strings"
 
@@ -22,8 +23,9 @@ type pod struct {
 	HostNetwork           bool
 	Networks              string // secondary networks that it requests
 
-	Default []netip.Addr // on the cluster default network
-	Primary []netip.Addr // on the tenant's network
+	Default []netip.Addr            // on the cluster default network
+	Primary []netip.Addr            // on the tenant's network, or on all secondary networks
+	On      map[string][]netip.Addr // by the name of the network's NAD
 }
 
 const port = "8080"
@@ -187,13 +189,14 @@ func (p *pod) learn(obj *corev1.Pod) error {
 	if err != nil {
 		return fmt.Errorf("pod %s/%s: %w", p.Namespace, p.Name, err)
 	}
-	p.Default, p.Primary = nil, nil
+	p.Default, p.Primary, p.On = nil, nil, map[string][]netip.Addr{}
 	for key, n := range nets {
 		for _, ip := range n.IPs {
 			if key == network.DefaultName {
 				p.Default = append(p.Default, ip.Addr())
 			} else {
 				p.Primary = append(p.Primary, ip.Addr())
+				p.On[path.Base(key)] = append(p.On[path.Base(key)], ip.Addr())
 			}
 		}
 	}

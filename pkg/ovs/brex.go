@@ -15,8 +15,8 @@ import (
 )
 
 // ExternalBridge returns the external bridge with the current OpenFlow ports of its uplink
-// and of those patch ports that exist: gateway, and the names of localnets, which have
-// VLANs. The uplink is the port named in the bridge's external_ids:bridge-uplink, or else the
+// and of those patch ports that exist: the one named gateway, and those in localnets, which
+// have VLANs by name. The uplink is the port named in the bridge's external_ids:bridge-uplink, or else the
 // only port that is neither internal nor a patch port.
 func (c *Client) ExternalBridge(ctx context.Context, name, gateway string, localnets map[string]int) (flows.Bridge, error) {
 	out := flows.Bridge{Name: name}

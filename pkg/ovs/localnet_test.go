@@ -90,6 +90,7 @@ func TestLocalnetFlows(t *testing.T) {
 		"a packet from the wire to the node":          {"in_port=eth1,tcp," + nodeMAC + ",nw_src=192.0.2.8,nw_dst=192.0.2.7,tp_dst=22", "node"},
 		"a tagged packet from the wire":               {"in_port=eth1,arp," + tag, "node tagged"},
 		"one with another tag":                        {"in_port=eth1,arp," + otherTag, "node"},
+		"a priority tag, from the wire":               {"in_port=eth1,arp,dl_vlan=0,dl_vlan_pcp=5", "beside gateway node plain"},
 		"the node's":                                  {"in_port=LOCAL,tcp,nw_src=192.0.2.7,nw_dst=192.0.2.50,tp_dst=80", "beside plain wire"},
 		"the node's, tagged":                          {"in_port=LOCAL,arp," + tag, "tagged wire"},
 		"the node's, with another tag":                {"in_port=LOCAL,arp," + otherTag, "wire"},

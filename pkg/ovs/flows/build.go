@@ -73,8 +73,8 @@ type Inputs struct {
 const (
 	priorityService   = 200 // between tenants and the cluster default network's services
 	priorityNotOnWire = 150 // drops
-	priorityVLAN      = 130 // of Localnet networks
-	priorityTagged    = 125
+	priorityVLAN      = 130 // one VLAN
+	priorityTagged    = 125 // the others
 	priorityTunnel    = 120
 	priorityNeighbour = 115 // ARP and neighbour discovery
 	priorityGateway   = 110
@@ -138,11 +138,13 @@ func (b *builder) add(priority int, match, actions string) {
 	b.out = append(b.out, Flow{Cookie: CookieBase, Table: b.table, Priority: priority, Match: match, Actions: actions})
 }
 
-// nodeVLANs lets the packets of the node's own VLAN devices pass.
+// nodeVLANs lets the packets of the node's own VLAN devices pass. A tag of VLAN 0 has only a
+// priority (IEEE 802.1Q): the packet is as one without a tag.
 func (b *builder) nodeVLANs() {
 	b.add(priorityTagged, "in_port=LOCAL"+tagged, b.uplink)
 	for _, port := range b.uplinks {
 		b.add(priorityTagged, inPort(port)+tagged, "LOCAL")
+		b.add(priorityVLAN, inPort(port)+",dl_vlan=0", "strip_vlan,resubmit(,0)")
 	}
 }
 

@@ -35,6 +35,10 @@ func TestStory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("the story needs a lab: it is not for -short")
 	}
+	// go test ends a test by its own default after ten minutes, and would leave the lab running.
+	if deadline, ok := t.Deadline(); ok && time.Until(deadline) < 45*time.Minute {
+		t.Fatal("the story and its lab take an hour on a slow machine: run make test, make demo, or go test -timeout=60m")
+	}
 	ctx, stop := story.Interruptible()
 	t.Cleanup(stop) // after the lab's end
 	start := time.Now()

@@ -29,8 +29,13 @@ func (o Op) bundleLine() string {
 // nevertheless Diff adds flows that drop before all other flows.
 func Diff(want, have State) []Op {
 	var deny, pass, deletes []Op
+	wanted, had := map[string]struct{}{}, map[Flow]struct{}{}
+	for _, h := range have {
+		had[h] = struct{}{}
+	}
 	for _, w := range want {
-		if slices.Contains(have, w) {
+		wanted[w.key()] = struct{}{}
+		if _, ok := had[w]; ok {
 			continue
 		}
 		if w.Actions == "drop" {
@@ -40,7 +45,7 @@ func Diff(want, have State) []Op {
 		}
 	}
 	for _, h := range have {
-		if !slices.ContainsFunc(want, func(w Flow) bool { return w.key() == h.key() }) {
+		if _, ok := wanted[h.key()]; !ok {
 			deletes = append(deletes, Op{Delete: true, Flow: h})
 		}
 	}

@@ -6,11 +6,13 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"fmt"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -112,6 +114,21 @@ func TestConverges(t *testing.T) {
 			t.Fatalf("flows of others were changed: %v", all)
 		}
 	})
+}
+
+// BenchmarkDiff: one changed flow among 10,000.
+func BenchmarkDiff(b *testing.B) {
+	var want State
+	for i := range 10000 {
+		want = append(want, Flow{Cookie: CookieBase, Priority: 100, Match: fmt.Sprintf("in_port=%d", i), Actions: "LOCAL"})
+	}
+	have := slices.Clone(want)
+	have[5000].Actions = "drop"
+	for b.Loop() {
+		if ops := Diff(want, have); len(ops) != 1 {
+			b.Fatal(ops)
+		}
+	}
 }
 
 func TestApplyNamesOperations(t *testing.T) {

@@ -42,7 +42,8 @@ type Manager struct {
 
 	mu           sync.Mutex // serialises reconciles
 	inputs       Inputs
-	started      bool // Reconcile was called: before that nothing may be removed
+	guarded      map[int]loader.DoorRow // by Guard since the last Reconcile, by index
+	started      bool                   // Reconcile was called: before that nothing may be removed
 	kubelet      kubeletFinder
 	kubeletExits map[int]func()    // stops the exit watch of a kubelet process, by process id
 	attached     map[string]uint64 // cgroup ids of attached pods, by pod UID
@@ -83,7 +84,7 @@ func New(kernel Kernel, opts Options) (*Manager, error) {
 	m := &Manager{
 		opts: opts, log: opts.Log, target: Target{kernel}, readLayout: ReadLayout,
 		kubelet:      kubeletFinder{proc: opts.ProcRoot, cgroupRoot: opts.CgroupRoot, names: opts.KubeletNames, idOf: loader.CgroupID},
-		kubeletExits: map[int]func(){}, attached: map[string]uint64{}, trigger: make(chan struct{}, 1),
+		kubeletExits: map[int]func(){}, attached: map[string]uint64{}, guarded: map[int]loader.DoorRow{}, trigger: make(chan struct{}, 1),
 	}
 	m.status.EarlySockets = map[string]int{}
 	w, err := fsnotify.NewWatcher()
@@ -101,8 +102,22 @@ func New(kernel Kernel, opts Options) (*Manager, error) {
 func (m *Manager) Reconcile(ctx context.Context, in Inputs) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	// The inputs may have been read before the last calls of Guard, but not before those
+	// that preceded the last Reconcile.
+	for _, row := range m.guarded {
+		in.Doors = withDoor(in.Doors, row)
+	}
+	clear(m.guarded)
 	m.inputs, m.started = in, true
 	return m.reconcile(ctx)
+}
+
+// withDoor returns the rows with another interface's row.
+func withDoor(rows []loader.DoorRow, row loader.DoorRow) []loader.DoorRow {
+	if slices.ContainsFunc(rows, func(r loader.DoorRow) bool { return r.Ifindex == row.Ifindex }) {
+		return rows
+	}
+	return append(slices.Clone(rows), row)
 }
 
 // Status returns the outcome of the last reconcile.
@@ -228,12 +243,17 @@ func (m *Manager) attachNewPod(uid, path string) {
 }
 
 // Guard attaches the guard to an interface at once, before the interface carries
-// traffic. The next Reconcile's inputs must contain the interface too. On a kernel
-// that lacks the guard's programs it only writes the row.
+// traffic. It stays until a Reconcile whose inputs were read afterwards lacks the interface.
+// On a kernel that lacks the guard's programs it only writes the row.
 func (m *Manager) Guard(row loader.DoorRow) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.target.AttachDoor(row)
+	if err := m.target.AttachDoor(row); err != nil {
+		return err
+	}
+	m.guarded[row.Ifindex] = row
+	m.inputs.Doors = withDoor(m.inputs.Doors, row)
+	return nil
 }
 
 // PodOf returns the UID of the pod to which a cgroup belongs: the pod's own cgroup or

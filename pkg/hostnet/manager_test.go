@@ -216,3 +216,47 @@ func (r *cgroupKernel) AttachPod(path, uid string, row loader.PodRow) error {
 	r.mu.Unlock()
 	return r.fakeKernel.AttachPod(path, uid, row)
 }
+
+// A pod is being connected while the host network is reconciled: the inputs do not contain
+// its interface yet, and those of Run are older still. The guard stays.
+func TestGuardStays(t *testing.T) {
+	root, procs, kernel := t.TempDir(), t.TempDir(), newFakeKernel()
+	writeProc(t, procs, "self", "agent", "/agent", "/", "0", "1")
+	m, err := New(kernel, Options{CgroupRoot: root, ProcRoot: procs, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m.watch != nil {
+		defer m.watch.Close()
+	}
+	m.readLayout = func(string) (Layout, error) { return Layout{}, nil }
+	before := Inputs{Doors: []loader.DoorRow{{Ifindex: 2, Kind: loader.DoorOwn}}}
+	row := loader.DoorRow{Ifindex: 9, Kind: loader.DoorPod}
+	after := Inputs{Doors: append(slices.Clone(before.Doors), row)}
+	run := func() error { m.mu.Lock(); defer m.mu.Unlock(); return m.reconcile(t.Context()) }
+	for _, step := range []struct {
+		what    string
+		do      func() error
+		guarded bool
+	}{
+		{"before", func() error { return m.Reconcile(t.Context(), before) }, false},
+		{"guarded", func() error { return m.Guard(row) }, true},
+		{"Run's reconcile", run, true},
+		{"with inputs that were read before", func() error { return m.Reconcile(t.Context(), before) }, true},
+		{"Run's reconcile again", run, true},
+		{"with inputs that were read afterwards", func() error { return m.Reconcile(t.Context(), after) }, true},
+		{"the interface is gone", func() error { return m.Reconcile(t.Context(), before) }, false},
+		{"Run's last reconcile", run, false},
+	} {
+		if err := step.do(); err != nil {
+			t.Fatalf("%s: %v", step.what, err)
+		}
+		rows, err := kernel.Rows()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, attached := kernel.doors[9]; attached != step.guarded || slices.Contains(rows, loader.Row(row)) != step.guarded {
+			t.Errorf("%s: programs attached %v, rows %v", step.what, attached, rows)
+		}
+	}
+}

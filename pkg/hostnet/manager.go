@@ -105,19 +105,19 @@ func (m *Manager) Reconcile(ctx context.Context, in Inputs) error {
 	// The inputs may have been read before the last calls of Guard, but not before those
 	// that preceded the last Reconcile.
 	for _, row := range m.guarded {
-		in.Doors = withDoor(in.Doors, row)
+		if !slices.ContainsFunc(in.Doors, func(r loader.DoorRow) bool { return r.Ifindex == row.Ifindex }) {
+			in.Doors = withDoor(in.Doors, row)
+		}
 	}
 	clear(m.guarded)
 	m.inputs, m.started = in, true
 	return m.reconcile(ctx)
 }
 
-// withDoor returns the rows with another interface's row.
+// withDoor returns the rows with row in place of its interface's, if there is one.
 func withDoor(rows []loader.DoorRow, row loader.DoorRow) []loader.DoorRow {
-	if slices.ContainsFunc(rows, func(r loader.DoorRow) bool { return r.Ifindex == row.Ifindex }) {
-		return rows
-	}
-	return append(slices.Clone(rows), row)
+	others := slices.DeleteFunc(slices.Clone(rows), func(r loader.DoorRow) bool { return r.Ifindex == row.Ifindex })
+	return append(others, row)
 }
 
 // Status returns the outcome of the last reconcile.

@@ -111,6 +111,9 @@ func (z *Zone) enqueueService(namespace, name string) {
 	if was != "" && was != net {
 		z.queue.AddUnits(was, serviceUnit(key))
 	}
+	if _, exists, err := z.services.GetByKey(key); err == nil && !exists {
+		delete(z.served, key)
+	}
 	if slices.Contains(z.cfg.AllowedServices, key) {
 		z.enqueueNetworks(exposedUnit(key))
 	}
@@ -191,9 +194,6 @@ func (z *Zone) serviceOn(n network.Network, key string) []Service {
 	obj, ok, err := z.services.GetByKey(key)
 	s, isService := obj.(*corev1.Service)
 	if err != nil || !ok || !isService || z.servedBy(s.Namespace) != n.Name {
-		if z.served[key] == n.Name {
-			delete(z.served, key)
-		}
 		return nil
 	}
 	if service, ok := z.service(n, s); ok {

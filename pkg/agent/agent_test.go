@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -242,4 +243,49 @@ func TestServe(t *testing.T) {
 	if _, body := get("/metrics"); !strings.Contains(body, `bulkhead_agent_networks{state="Ready"}`) {
 		t.Errorf("metrics: %s", body)
 	}
+}
+
+// fakeFlows records what SetNode was last called with.
+type fakeFlows struct {
+	mu        sync.Mutex
+	localnets []string
+}
+
+func (f *fakeFlows) SetNode(_ network.Node, localnets []network.Network) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.localnets = nil
+	for _, n := range localnets {
+		f.localnets = append(f.localnets, n.Name)
+	}
+}
+
+func (f *fakeFlows) Isolate(context.Context) error { return nil }
+
+func (f *fakeFlows) has(names ...string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Equal(f.localnets, names)
+}
+
+// TestLocalnets: the external bridge's flows follow Localnet networks that come and go, as
+// soon as the agent knows the others.
+func TestLocalnets(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		flows := &fakeFlows{}
+		f := newFakeNode(t, func(p *Parts) { p.Flows = flows })
+		localnet := network.NAD{Namespace: "shop", Name: "quay", Network: network.Network{ID: 5, Name: "quay_net", Topology: network.Localnet, Role: network.RoleSecondary, PhysicalNetworkName: "harbor"}}
+		f.setNAD(localnet)
+		time.Sleep(time.Minute)
+		if !flows.has() {
+			t.Error("the flows are set before the cache is synced")
+		}
+		f.agent.start()
+		f.setNodeID(3)
+		eventually(t, "the first network", func() bool { return flows.has("quay_net") })
+		f.events().enqueueNAD(f.agent.cache.DeleteNAD("shop/quay"))
+		eventually(t, "no network", func() bool { return flows.has() })
+		f.setNAD(localnet)
+		eventually(t, "the network again", func() bool { return flows.has("quay_net") })
+	})
 }

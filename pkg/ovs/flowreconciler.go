@@ -116,6 +116,14 @@ func (r *FlowReconciler) desired(ctx context.Context) (flows.State, error) {
 	return flows.Build(bridge, flows.Inputs{Addresses: node.Addresses, MAC: node.BridgeMAC, Masquerade: r.Plan.Masquerade, Services: r.Plan.ServiceCIDRs})
 }
 
+// protectPatchPorts protects the ports of all networks but Localnet ones.
+func (r *FlowReconciler) protectPatchPorts(ctx context.Context) error {
+	r.mu.Lock()
+	localnets := r.localnets
+	r.mu.Unlock()
+	return r.Client.ProtectPatchPorts(ctx, r.Bridge, localnets)
+}
+
 // apply reads the bridge's flows and applies the difference.
 func (r *FlowReconciler) apply(ctx context.Context, want flows.State) error {
 	ops, err := flows.Sync(ctx, r.Switch, r.Bridge, want)
@@ -146,15 +154,11 @@ func (r *FlowReconciler) Run(ctx context.Context) {
 		}
 		if errors.Is(err, errNoFacts) {
 			err = nil // SetNode notifies
-		}
-		r.mu.Lock()
-		localnets := r.localnets
-		r.mu.Unlock()
-		if localnets != nil { // known since SetNode; until then, ports stay as they are
-			err = errors.Join(err, r.Client.ProtectPatchPorts(ctx, r.Bridge, localnets))
-		}
-		if r.Report != nil {
-			r.Report(err)
+		} else {
+			err = errors.Join(err, r.protectPatchPorts(ctx))
+			if r.Report != nil {
+				r.Report(err)
+			}
 		}
 		var retry <-chan time.Time
 		if err != nil {

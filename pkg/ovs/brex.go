@@ -15,9 +15,9 @@ import (
 )
 
 // ExternalBridge returns the external bridge with the current OpenFlow ports of its uplink
-// and of those patch ports that exist: the one named gateway, and those in localnets, which
-// have VLANs by name. The uplink is the port named in the bridge's external_ids:bridge-uplink, or else the
-// only port that is neither internal nor a patch port.
+// and of its patch ports, as far as they exist: gateway is the name of one, localnets maps
+// the names of the others to their VLANs. The uplink is the port named in the bridge's
+// external_ids:bridge-uplink, or else the only port that is neither internal nor a patch port.
 func (c *Client) ExternalBridge(ctx context.Context, name, gateway string, localnets map[string]int) (flows.Bridge, error) {
 	out := flows.Bridge{Name: name}
 	br := &vsdb.Bridge{Name: name}

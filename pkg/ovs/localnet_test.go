@@ -3,88 +3,34 @@
 package ovs
 
 import (
-	"context"
-	"fmt"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"bulkhead/pkg/network"
-	"bulkhead/pkg/ovs/flows"
 )
 
 // TestLocalnetFlows: where packets end that come from Localnet networks on the external
 // bridge, and which reach them.
 func TestLocalnetFlows(t *testing.T) {
-	root, dir := rootfs(t), t.TempDir()
-	address := startServer(t, root, dir)
-	c := connect(t, address)
-	addUplink(t, c, "eth1")
-	addPatchPort(t, c, gatewayPatch, "br-default")
-	addPatchPort(t, c, "tenant", "br-tenant")
 	nets := []network.Network{{ID: 1, Name: "plain", Topology: network.Localnet}, {ID: 2, Name: "beside", Topology: network.Localnet}, {ID: 3, Name: "tagged", Topology: network.Localnet, VLAN: 20}}
-	for _, n := range append(nets, network.Network{ID: 4, Name: "unknown"}) {
-		addPatchPort(t, c, n.LocalnetPatch(), "br-"+n.Name)
+	ports := map[string]string{"gateway": gatewayPatch, "tenant": "tenant"}
+	replace := []string{"GATEWAY", gatewayPatch, "TENANT", "tenant"}
+	for _, n := range append(slices.Clone(nets), network.Network{ID: 4, Name: "unknown"}) {
+		ports[n.Name] = n.LocalnetPatch()
+		replace = append(replace, strings.ToUpper(n.Name), n.LocalnetPatch())
 	}
-	vswitchd(t, root, dir, address)
-	r := runReconciler(t, &FlowReconciler{Client: c, Switch: ovsOfctl(root, dir), RunDir: dir})
-	set := func(localnets ...network.Network) flows.Bridge {
-		t.Helper()
-		r.SetNode(gatewayNode, localnets)
-		var bridge flows.Bridge
-		eventually(t, "the flows", func(ctx context.Context) error {
-			want, err := r.desired(ctx)
-			if err != nil {
-				return err
-			}
-			have, err := r.Switch.Read(ctx, "br-ex")
-			if err != nil || len(flows.Diff(want, have)) > 0 || len(want) < 20 {
-				return fmt.Errorf("%d of %d flows: %v, %v", len(have), len(want), flows.Diff(want, have), err)
-			}
-			if bridge, err = c.ExternalBridge(ctx, "br-ex", gatewayPatch, nil); err != nil || len(bridge.Uplinks) == 0 {
-				return fmt.Errorf("bridge %v: %v", bridge, err)
-			}
-			return nil
-		})
-		return bridge
-	}
-	bridge := set(nets...)
-	places := map[string]string{"node": "LOCAL", "wire": fmt.Sprintf("output:%d", bridge.Uplinks[0]), "gateway": `bridge("br-default")`, "tenant": `bridge("br-tenant")`,
-		"plain": `bridge("br-plain")`, "beside": `bridge("br-beside")`, "tagged": `bridge("br-tagged")`, "unknown": `bridge("br-unknown")`}
-	names := []string{"GATEWAY", gatewayPatch, "TENANT", "tenant", "UNKNOWN", network.Network{ID: 4, Name: "unknown"}.LocalnetPatch()}
-	for _, n := range nets {
-		names = append(names, strings.ToUpper(n.Name), n.LocalnetPatch())
-	}
-	type packets map[string]struct {
-		packet string
-		want   string // the places that it reaches
-	}
-	check := func(list packets) {
+	b := newTracedBridge(t, ports)
+	names := strings.NewReplacer(replace...)
+	check := func(list map[string]tracedPacket) {
 		t.Helper()
 		for name, x := range list {
-			cmd := fromRootfs(root, "ovs-appctl", "-t", filepath.Join(dir, "vswitchd.ctl"), "ofproto/trace", "br-ex", strings.NewReplacer(names...).Replace(x.packet), "--ct-next", "trk,new")
-			out, err := cmd.CombinedOutput()
-			if err != nil {
-				t.Errorf("%s: %v: %s", name, err, out)
-				continue
-			}
-			var got []string
-			for place, sign := range places {
-				for line := range strings.Lines(string(out)) {
-					if strings.TrimSpace(line) == sign && !slices.Contains(got, place) {
-						got = append(got, place)
-					}
-				}
-			}
-			slices.Sort(got)
-			if strings.Join(got, " ") != x.want {
-				t.Errorf("%s: reaches %q, want %q:\n%s", name, got, x.want, out)
-			}
+			b.check(name, names.Replace(x.packet), x.want)
 		}
 	}
+	b.settle(nets...)
 	const nodeMAC, podMAC, tag, otherTag = "dl_dst=52:54:00:00:00:01", "dl_src=0a:58:0a:0a:00:05", "dl_vlan=20,dl_vlan_pcp=0", "dl_vlan=30,dl_vlan_pcp=0"
-	check(packets{
+	check(map[string]tracedPacket{
 		"ARP from the wire":                           {"in_port=eth1,arp,arp_tpa=192.0.2.9", "beside gateway node plain"},
 		"a packet from the wire to a pod":             {"in_port=eth1,tcp,nw_src=192.0.2.8,nw_dst=192.0.2.50,tp_dst=80", "beside node plain"},
 		"a packet from the wire to the node":          {"in_port=eth1,tcp," + nodeMAC + ",nw_src=192.0.2.8,nw_dst=192.0.2.7,tp_dst=22", "node"},
@@ -119,8 +65,8 @@ func TestLocalnetFlows(t *testing.T) {
 	})
 	// Another VLAN, and a network that is gone.
 	nets[2].VLAN = 30
-	set(nets[1], nets[2])
-	check(packets{
+	b.settle(nets[1], nets[2])
+	check(map[string]tracedPacket{
 		"the old VLAN":        {"in_port=eth1,arp," + tag, "node"},
 		"the new VLAN":        {"in_port=eth1,arp," + otherTag, "node tagged"},
 		"from the new VLAN":   {"in_port=TAGGED,arp," + podMAC + "," + otherTag, "node wire"},

@@ -100,8 +100,9 @@ type result struct {
 	Millis int64  `json:"millis"`
 }
 
-// checkAll checks all targets (tcp:address:port, udp:address:port, icmp:address, a name
-// server as dns-tcp:address:port or dns-udp:address:port, name:name) in parallel and returns a result per target, in the order given. Without a
+// checkAll checks all targets in parallel and returns a result per target, in the order
+// given. Targets are tcp:address:port, udp:address:port, icmp:address, dns-tcp:address:port
+// or dns-udp:address:port for a name server, and name:NAME for a name to resolve. Without a
 // target, or with a malformed one, it fails: that is not "unreachable".
 func checkAll(ctx context.Context, targets []string, timeout time.Duration) ([]result, error) {
 	if len(targets) == 0 {

@@ -78,7 +78,11 @@ func (a *arena) table(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	parts = append(parts, gateway)
+	localnet, err := a.onLocalnet(ctx, m)
+	if err != nil {
+		return "", err
+	}
+	parts = append(parts, gateway, localnet)
 	total := 0
 	for _, p := range parts {
 		fmt.Fprintf(a.w.Out, "     %s: %d attempts, %d controls\n", p.what, len(p.attacks), len(p.controls))
@@ -153,16 +157,20 @@ func withoutFrames(list []way.Attempt) []way.Attempt {
 	return slices.DeleteFunc(slices.Clone(list), isFrame)
 }
 
-// tunnelWays forge overlay datagrams from this node to the other, for green-2. All
-// numbers in them are derived from ids.
+// tunnelWays forge overlay datagrams from this node to the other, for green-2.
 func (a *arena) tunnelWays() []way.Attempt {
-	near, far := a.nodes[a.near.Name], a.nodes[a.far.Name]
+	mac := a.nodes[a.near.Name].mac["br-ex"]
+	return a.tunnelWaysFrom(a.encap[a.near.Name], []adversary.Interface{{Name: "br-ex", MAC: mac}, {Name: "eth0", MAC: mac}})
+}
+
+// tunnelWaysFrom are tunnelWays from other addresses and interfaces of this node or its pods.
+// All numbers in them are derived from ids.
+func (a *arena) tunnelWaysFrom(from []netip.Addr, links []adversary.Interface) []way.Attempt {
 	net := network.Network{ID: a.greenID, Transit: []netip.Prefix{netip.MustParsePrefix("100.88.0.0/16"), netip.MustParsePrefix("fd97::/64")}}
 	g := way.Geneve{VNI: uint32(net.TunnelKey()), In: uint16(a.nodeIDs[a.near.Name]), Out: uint16(a.nodeIDs[a.far.Name]),
 		InnerSrc: a.victim("green-1", false).Addrs[0].String(), InnerDst: a.victim("green-2", false).Addrs[0].String(),
 		SrcMAC: network.MACOf(net.TransitAddrs(a.nodeIDs[a.near.Name])), DstMAC: network.MACOf(net.TransitAddrs(a.nodeIDs[a.far.Name]))}
-	links := []adversary.Interface{{Name: "br-ex", MAC: near.mac["br-ex"]}, {Name: "eth0", MAC: near.mac["br-ex"]}}
-	return adversary.Tunnel(a.encap[a.near.Name], a.encap[a.far.Name], links, far.mac["br-ex"], g, tunnelPort)
+	return adversary.Tunnel(from, a.encap[a.far.Name], links, a.nodes[a.far.Name].mac["br-ex"], g, tunnelPort)
 }
 
 // hearing makes all players listen on the node while green's pods talk to each other.

@@ -10,9 +10,10 @@ import (
 	"slices"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"bulkhead/test/adversary"
 	"bulkhead/test/adversary/way"
 )
 
@@ -46,8 +47,7 @@ ports: [{name: overlay, port: %[4]d, protocol: UDP}, {name: beyond, port: %[5]d,
 func (a *arena) throughGateway(ctx context.Context, m *match) (part, error) {
 	manifest := fmt.Sprintf(overlayService, overlayPort, beyondPort)
 	for i, to := range a.encap[a.far.Name] {
-		addressType := discoveryType(to)
-		manifest += fmt.Sprintf(overlayEndpoints, i, addressType, to.String(), tunnelPort, listenedPort)
+		manifest += fmt.Sprintf(overlayEndpoints, i, addressType(to), to.String(), tunnelPort, listenedPort)
 	}
 	if err := a.w.Lab.Apply(ctx, manifest); err != nil {
 		return part{}, err
@@ -89,26 +89,59 @@ func (a *arena) throughGateway(ctx context.Context, m *match) (part, error) {
 		return part{}, errors.New("no way by the service grey/overlay")
 	}
 	// The service leads to the other node: on its other port, everything arrives.
-	return out, a.w.Lab.Wait(ctx, "service grey/overlay to lead to "+a.far.Name, func(ctx context.Context) (bool, string, error) {
-		if err := m.play(ctx, led); err != nil {
+	return out, m.untilHeard(ctx, "service grey/overlay to lead to "+a.far.Name, far, led)
+}
+
+// onLocalnet is the part in which a pod that a Localnet network puts among the nodes sends
+// forged datagrams to the overlay's port of the other node, from every kind of socket. The
+// same ways lead to another port there.
+func (a *arena) onLocalnet(ctx context.Context, m *match) (part, error) {
+	pod := player{pod: a.pods["grey-2"]}
+	berth := a.annotations["grey-2"]["grey/berth"]
+	var own []netip.Addr
+	for _, ip := range berth.IPs {
+		own = append(own, ip.Addr())
+	}
+	ways := a.tunnelWaysFrom(own, []adversary.Interface{{Name: "berth0", MAC: berth.MAC}})
+	out := part{what: "to the overlay's port, from a pod on a Localnet network", attacks: trials([]player{pod}, ways), controls: trials([]player{a.admin()}, a.tunnelWays()), victims: []string{"green-2"}}
+	var led []*trial
+	for _, x := range ways {
+		if slices.Contains(x.How, "tagged") || slices.Contains(x.How, "etype=0x88cc") {
+			continue // an untagged network carries no tags, and no server hears the other
+		}
+		x.Port = listenedPort
+		led = append(led, &trial{pod, x})
+	}
+	if len(led) == 0 {
+		return part{}, fmt.Errorf("grey-2 has no way to %s from %v", a.far.Name, own)
+	}
+	return out, m.untilHeard(ctx, "grey-2 to reach "+a.far.Name, player{machine: a.far}, led)
+}
+
+// untilHeard repeats trials until the listener has heard each of them.
+func (m *match) untilHeard(ctx context.Context, what string, listener player, trials []*trial) error {
+	return m.w.Lab.Wait(ctx, what, func(ctx context.Context) (bool, string, error) {
+		if err := m.play(ctx, trials); err != nil {
 			return false, "", err
 		}
-		heard, err := m.heardSoFar(ctx, far.String())
-		var missing []string
-		for _, t := range led {
+		heard, err := m.heardSoFar(ctx, listener.String())
+		var missing []*trial
+		var keys []string
+		for _, t := range trials {
 			if !heard[t.attempt.ID] {
-				missing = append(missing, t.key())
+				missing, keys = append(missing, t), append(keys, t.key()+": "+m.told[t.attempt.ID])
 			}
 		}
-		return len(missing) == 0, strings.Join(missing, ", "), err
+		trials = missing
+		return len(missing) == 0, strings.Join(keys, ", "), err
 	})
 }
 
-func discoveryType(a netip.Addr) corev1.IPFamily {
+func addressType(a netip.Addr) discoveryv1.AddressType {
 	if a.Is6() {
-		return corev1.IPv6Protocol
+		return discoveryv1.AddressTypeIPv6
 	}
-	return corev1.IPv4Protocol
+	return discoveryv1.AddressTypeIPv4
 }
 
 func sameFamily(a, b string) bool { return strings.Contains(a, ":") == strings.Contains(b, ":") }

@@ -4,6 +4,7 @@ package story
 
 import (
 	"context"
+	"errors"
 
 	"fmt"
 	"net/netip"
@@ -48,10 +49,21 @@ const (
 	grpcPort     = 7003
 )
 
+// greyNamespace has a Localnet network on the nodes' own network, with addresses that no
+// other network of the story has.
 const greyNamespace = `
 apiVersion: v1
 kind: Namespace
 metadata: {name: grey}
+---
+apiVersion: k8s.ovn.org/v1
+kind: ClusterUserDefinedNetwork
+metadata: {name: berth}
+spec:
+  namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: grey}}
+  network:
+    topology: Localnet
+    localnet: {role: Secondary, physicalNetworkName: harbor, subnets: ["172.30.0.0/24"], excludeSubnets: ["172.30.0.0/25", "172.30.0.128/26"]}
 `
 
 // arenaHost is a host-network pod with two containers: one of root with the default
@@ -105,10 +117,10 @@ func setUpArena(ctx context.Context, w *World) (err error) {
 	return err
 }
 
-// undoArena resets the sysctl that newArena sets.
+// undoArena resets the sysctl and the mapping that newArena sets.
 func undoArena(ctx context.Context, w *World) error {
 	w.arena = nil
-	return allowPings(ctx, w.Lab.Nodes()[0], "1 0")
+	return errors.Join(w.mapHarbor(ctx, false), allowPings(ctx, w.Lab.Nodes()[0], "1 0"))
 }
 
 func newArena(ctx context.Context, w *World) (*arena, error) {
@@ -120,11 +132,14 @@ func newArena(ctx context.Context, w *World) (*arena, error) {
 	if err := w.Lab.Apply(ctx, strings.Join([]string{greyNamespace, w.tenantManifest("green", 30), w.tenantManifest("amber", 31)}, "---")); err != nil {
 		return a, err
 	}
+	if err := w.mapHarbor(ctx, true); err != nil {
+		return a, err
+	}
 	near, far := a.near.Name, a.far.Name
 	pods := []*pod{
 		{Namespace: "green", Name: "green-1", Node: near, Tenant: "green"}, {Namespace: "green", Name: "green-2", Node: far, Tenant: "green"},
 		{Namespace: "green", Name: "green-3", Node: near, Tenant: "green"}, {Namespace: "amber", Name: "amber-1", Node: near, Tenant: "amber"},
-		{Namespace: "grey", Name: "grey-1", Node: near},
+		{Namespace: "grey", Name: "grey-1", Node: near}, {Namespace: "grey", Name: "grey-2", Node: near, Networks: "berth@berth0"},
 	}
 	var manifests []string
 	for _, p := range pods {

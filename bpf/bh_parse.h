@@ -1,9 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Packet parsing. Headers are copied out with bpf_skb_load_bytes_relative, so
- * non-linear packets need no special case. IPv6 extension headers are walked; a
- * packet with more than BH_MAX_EXT of them is reported as unparsed, and callers
- * must then fail closed.
+ * Packet parsing. IPv6 extension headers are walked; a packet with more than
+ * BH_MAX_EXT of them is reported as unparsed, and callers must then fail closed.
  */
 #ifndef BH_PARSE_H
 #define BH_PARSE_H
@@ -25,6 +23,23 @@
 #define IPPROTO_SCTP 132
 #endif
 
+/* What offsets are relative to. */
+enum {
+	BH_DATA, /* the packet's data: the link header in tcx programs, the IP header in cgroup_skb ones */
+	BH_NET, /* the IP header, which must be in the packet's linear part: true of the kernel's own packets */
+};
+
+/*
+ * bh_load copies bytes of the packet; not 0: it does not have them. A sender that
+ * uses PACKET_TX_RING or MSG_MORE chooses how few bytes are in the linear part, and
+ * bpf_skb_load_bytes_relative reads only those.
+ */
+static __always_inline long bh_load(struct __sk_buff *skb, __u32 off, void *to, __u32 len, int start)
+{
+	return start == BH_DATA ? bpf_skb_load_bytes(skb, off, to, len) :
+				  bpf_skb_load_bytes_relative(skb, off, to, len, BPF_HDR_START_NET);
+}
+
 struct bh_packet {
 	struct bh_addr daddr;
 	__u32 l4; /* offset of the transport header, from the same start as off in bh_ip */
@@ -35,11 +50,8 @@ struct bh_packet {
 	__u8 unparsed; /* not an IP packet, truncated, or too many extension headers */
 };
 
-/*
- * bh_ip parses the IP header at offset off from start, which is
- * BPF_HDR_START_NET, or BPF_HDR_START_MAC if off is the link header's length.
- */
-static __always_inline void bh_ip(struct __sk_buff *skb, __u32 off, __u32 start, struct bh_packet *p)
+/* bh_ip parses the IP header at offset off from start. */
+static __always_inline void bh_ip(struct __sk_buff *skb, __u32 off, int start, struct bh_packet *p)
 {
 	__u8 h[40];
 	__u32 at = off + 40;
@@ -47,7 +59,7 @@ static __always_inline void bh_ip(struct __sk_buff *skb, __u32 off, __u32 start,
 
 	__builtin_memset(p, 0, sizeof(*p));
 	p->unparsed = 1;
-	if (bpf_skb_load_bytes_relative(skb, off, h, 20, start))
+	if (bh_load(skb, off, h, 20, start))
 		return;
 	if (h[0] >> 4 == 4) {
 		__u32 ihl = (h[0] & 15) * 4;
@@ -63,7 +75,7 @@ static __always_inline void bh_ip(struct __sk_buff *skb, __u32 off, __u32 start,
 		p->unparsed = 0;
 		return;
 	}
-	if (h[0] >> 4 != 6 || bpf_skb_load_bytes_relative(skb, off, h, 40, start))
+	if (h[0] >> 4 != 6 || bh_load(skb, off, h, 40, start))
 		return;
 	p->family = BH_AF_INET6;
 	__builtin_memcpy(&p->daddr, h + 24, 16);
@@ -79,7 +91,7 @@ static __always_inline void bh_ip(struct __sk_buff *skb, __u32 off, __u32 start,
 			p->unparsed = 0;
 			return;
 		}
-		if (bpf_skb_load_bytes_relative(skb, at, ext, 4, start))
+		if (bh_load(skb, at, ext, 4, start))
 			return;
 		if (next == 44) {
 			if (ext[2] | (ext[3] & 0xf8)) {
@@ -98,19 +110,22 @@ static __always_inline void bh_ip(struct __sk_buff *skb, __u32 off, __u32 start,
 	}
 }
 
-/* bh_eth finds the network header after up to two VLAN tags; 0: neither IPv4 nor IPv6. */
+/*
+ * bh_eth finds the network header after up to two VLAN tags; 0: neither IPv4 nor
+ * IPv6. The protocol is 0 if the link header is truncated.
+ */
 static __always_inline __u32 bh_eth(struct __sk_buff *skb, __u16 *proto)
 {
 	__u32 off = BH_ETH_HLEN;
 	__be16 t;
 
 	*proto = 0;
-	if (bpf_skb_load_bytes_relative(skb, 12, &t, 2, BPF_HDR_START_MAC))
+	if (bh_load(skb, 12, &t, 2, BH_DATA))
 		return 0;
 	for (int i = 0; i < 2; i++) {
 		if (t != bpf_htons(BH_ETH_P_8021Q) && t != bpf_htons(BH_ETH_P_8021AD))
 			break;
-		if (bpf_skb_load_bytes_relative(skb, off + 2, &t, 2, BPF_HDR_START_MAC))
+		if (bh_load(skb, off + 2, &t, 2, BH_DATA))
 			return 0;
 		off += 4;
 	}
@@ -122,17 +137,17 @@ static __always_inline __u32 bh_eth(struct __sk_buff *skb, __u16 *proto)
  * bh_to_tunnel reports whether the packet is, or may be, a datagram to the
  * overlay's port. Later fragments do not count: only the first carries the port.
  */
-static __always_inline int bh_to_tunnel(struct __sk_buff *skb, __u32 off, __u32 start, __u32 port,
+static __always_inline int bh_to_tunnel(struct __sk_buff *skb, __u32 off, __u32 port,
 					struct bh_packet *p)
 {
 	__be16 dport;
 
-	bh_ip(skb, off, start, p);
+	bh_ip(skb, off, BH_DATA, p);
 	if (p->unparsed)
 		return 1;
 	if (p->proto != IPPROTO_UDP || p->later_fragment)
 		return 0;
-	if (bpf_skb_load_bytes_relative(skb, p->l4 + 2, &dport, 2, start))
+	if (bh_load(skb, p->l4 + 2, &dport, 2, BH_DATA))
 		return 1;
 	return dport == bpf_htons(port);
 }

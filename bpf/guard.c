@@ -82,12 +82,12 @@ static __always_inline int is_kernel_packet(struct __sk_buff *skb, const struct 
 		return 0;
 	switch (p->proto) {
 	case IPPROTO_ICMP:
-		if (bpf_skb_load_bytes_relative(skb, p->l4, b, 1, BPF_HDR_START_NET))
+		if (bh_load(skb, p->l4, b, 1, BH_NET))
 			return 0;
 		/* echo reply, unreachable, time exceeded, parameter problem, timestamp reply */
 		return b[0] == 0 || b[0] == 3 || b[0] == 11 || b[0] == 12 || b[0] == 14;
 	case IPPROTO_ICMPV6:
-		if (bpf_skb_load_bytes_relative(skb, p->l4, b, 1, BPF_HDR_START_NET))
+		if (bh_load(skb, p->l4, b, 1, BH_NET))
 			return 0;
 		/* errors, echo reply, MLD, solicitations and neighbour advertisement, MLDv2 */
 		return b[0] <= 4 || (b[0] >= 129 && b[0] <= 133) || b[0] == 135 || b[0] == 136 ||
@@ -95,13 +95,13 @@ static __always_inline int is_kernel_packet(struct __sk_buff *skb, const struct 
 	case IPPROTO_IGMP:
 		return 1;
 	case IPPROTO_TCP:
-		if (bpf_skb_load_bytes_relative(skb, p->l4, b, 14, BPF_HDR_START_NET))
+		if (bh_load(skb, p->l4, b, 14, BH_NET))
 			return 0;
 		/* RST, or ACK without SYN, FIN and payload */
 		return (b[13] & 4) ||
 		       ((b[13] & 0x13) == 0x10 && p->l4 + (b[12] >> 4) * 4 >= p->len);
 	case IPPROTO_SCTP:
-		if (bpf_skb_load_bytes_relative(skb, p->l4 + 12, b, 1, BPF_HDR_START_NET))
+		if (bh_load(skb, p->l4 + 12, b, 1, BH_NET))
 			return 0;
 		return b[0] == 6 || b[0] == 14; /* ABORT, SHUTDOWN COMPLETE */
 	}
@@ -191,13 +191,13 @@ int bh_grd_port(struct __sk_buff *skb)
 		if (owner == BH_OWNER_HOST || (owner == BH_OWNER_POD && netid && pod->netid == netid))
 			return TCX_NEXT;
 		if (owner == BH_OWNER_POD || owner == BH_OWNER_UNKNOWN_POD) {
-			bh_ip(skb, 0, BPF_HDR_START_NET, &p);
+			bh_ip(skb, 0, BH_NET, &p);
 			return drop(skb,
 				    owner == BH_OWNER_POD ? BH_R_GUARD_FOREIGN : BH_R_GUARD_UNKNOWN,
 				    id, netid, &p);
 		}
 	}
-	bh_ip(skb, 0, BPF_HDR_START_NET, &p);
+	bh_ip(skb, 0, BH_NET, &p);
 	if (owner == BH_OWNER_NONE && skb->ingress_ifindex) {
 		if (door && door->forward_from && door->forward_from == skb->ingress_ifindex)
 			return TCX_NEXT;
@@ -243,7 +243,7 @@ int bh_grd_pod(struct __sk_buff *skb)
 	if (door && door->kind == BH_DOOR_LOCKED) {
 		__u8 from[6];
 
-		if (bpf_skb_load_bytes_relative(skb, 6, from, 6, BPF_HDR_START_MAC) ||
+		if (bh_load(skb, 6, from, 6, BH_DATA) ||
 		    __builtin_memcmp(from, door->peer_mac, 6))
 			return drop(skb, BH_R_LOCKED_FRAME, 0, door->netid, 0);
 	}
@@ -304,15 +304,17 @@ int bh_grd_from(struct __sk_buff *skb)
 		return TCX_NEXT;
 	off = bh_eth(skb, &proto);
 	locked = door->kind == BH_DOOR_LOCKED;
+	if (!proto)
+		return drop(skb, BH_R_POD_FRAME, 0, door->netid, 0);
 	if (!off)
 		/* OVN's ACLs cover ARP; a locked interface needs no other protocol. */
 		return locked && proto != BH_ETH_P_ARP ? drop(skb, BH_R_LOCKED_FRAME, 0, door->netid, 0) :
 							 TCX_NEXT;
-	bh_ip(skb, off, BPF_HDR_START_MAC, &p);
+	bh_ip(skb, off, BH_DATA, &p);
 	if (p.unparsed)
 		return drop(skb, BH_R_POD_FRAME, 0, door->netid, &p);
 	if (p.proto == IPPROTO_UDP && !p.later_fragment) {
-		if (bpf_skb_load_bytes_relative(skb, p.l4, b, 4, BPF_HDR_START_MAC))
+		if (bh_load(skb, p.l4, b, 4, BH_DATA))
 			return drop(skb, BH_R_POD_FRAME, 0, door->netid, &p);
 		/* DHCP server messages: port 67 to 68; DHCPv6: 547 to 546. */
 		if ((b[0] == 0 && b[1] == 67 && b[2] == 0 && b[3] == 68) ||
@@ -322,19 +324,19 @@ int bh_grd_from(struct __sk_buff *skb)
 			return drop(skb, BH_R_GUARD_TUNNEL, 0, door->netid, &p);
 	}
 	if (p.proto == IPPROTO_ICMPV6 && !p.later_fragment) {
-		if (bpf_skb_load_bytes_relative(skb, p.l4, b, 1, BPF_HDR_START_MAC) || b[0] == 134 ||
+		if (bh_load(skb, p.l4, b, 1, BH_DATA) || b[0] == 134 ||
 		    b[0] == 137)
 			return drop(skb, BH_R_POD_FRAME, 0, door->netid, &p);
 	}
 	if (!locked)
 		return TCX_NEXT;
-	if (bpf_skb_load_bytes_relative(skb, 0, to, 6, BPF_HDR_START_MAC))
+	if (bh_load(skb, 0, to, 6, BH_DATA))
 		return TCX_DROP;
 	if (!__builtin_memcmp(to, door->peer_mac, 6))
 		return TCX_NEXT;
 	/* Multicast and broadcast: only neighbour solicitations for the node's address. */
 	if (p.proto == IPPROTO_ICMPV6 && b[0] == 135 && p.l4 &&
-	    !bpf_skb_load_bytes_relative(skb, p.l4, b, 24, BPF_HDR_START_MAC) &&
+	    !bh_load(skb, p.l4, b, 24, BH_DATA) &&
 	    !__builtin_memcmp(b + 8, door->peer6, 16))
 		return TCX_NEXT;
 	return drop(skb, BH_R_LOCKED_FRAME, 0, door->netid, &p);
@@ -382,10 +384,10 @@ int bh_grd_own(struct __sk_buff *skb)
 	if (skb->ifindex == 1)
 		return drop(skb, BH_R_GUARD_INJECTED, id, 0, 0);
 	off = bh_eth(skb, &proto);
-	if (off && bh_to_tunnel(skb, off, BPF_HDR_START_MAC, cfg->tunnel_port, &p))
+	if (off && bh_to_tunnel(skb, off, cfg->tunnel_port, &p))
 		return drop(skb, BH_R_GUARD_TUNNEL, id, 0, &p);
-	/* More than two VLAN tags: the content cannot be checked. */
-	if (proto == BH_ETH_P_8021Q || proto == BH_ETH_P_8021AD)
+	/* More than two VLAN tags, or a truncated one: the content cannot be checked. */
+	if (!proto || proto == BH_ETH_P_8021Q || proto == BH_ETH_P_8021AD)
 		return drop(skb, BH_R_GUARD_TUNNEL, id, 0, 0);
 	return TCX_NEXT;
 }
@@ -408,7 +410,7 @@ int bh_grd_send(struct __sk_buff *skb)
 
 	if (!cfg || !cfg->guard || !cfg->tunnel_port)
 		return 1;
-	if (!bh_to_tunnel(skb, 0, BPF_HDR_START_NET, cfg->tunnel_port, &p))
+	if (!bh_to_tunnel(skb, 0, cfg->tunnel_port, &p))
 		return 1;
 	id = bpf_skb_cgroup_id(skb);
 	owner = bh_skb_owner(skb, cfg, id, &pod, &podid);

@@ -106,7 +106,8 @@ func TestRootGuardPods(t *testing.T) {
 	w.expectAttempts("a frame of the node", "system/admin", "locked", []way.Attempt{frame}, true)
 }
 
-// The guard drops forbidden frames that pods send and passes the others: a receiver
+// The guard drops forbidden frames that pods send and passes the others, also from a
+// ring, of which only the first 14 bytes are in the packet's linear part: a receiver
 // behind a bridge that the interface is a port of gets only those.
 func TestRootGuardIngress(t *testing.T) {
 	w := newGuardSandbox(t, false)
@@ -135,6 +136,14 @@ func TestRootGuardIngress(t *testing.T) {
 		},
 	} {
 		for want, attempts := range cases {
+			for _, a := range attempts {
+				a.How = append(slices.Clone(a.How), "ring")
+				attempts = append(attempts, a)
+				if dev == "pod" { // a locked interface needs no tags
+					a.How = append(slices.Clone(a.How), "tagged")
+					attempts = append(attempts, a)
+				}
+			}
 			for i, got := range w.sendFrames(dev, attempts) {
 				if got != want {
 					t.Errorf("%s on %s to %s %v port %d: passes %t, want %t", attempts[i].Frame, dev, attempts[i].To, attempts[i].How, attempts[i].Port, got, want)
@@ -259,6 +268,8 @@ func TestRootGuardTunnel(t *testing.T) {
 			{Socket: "hdrincl", To: "192.0.2.9", Src: "192.0.2.1", Port: port}, {Socket: "hdrincl", To: "192.0.2.9", Src: "192.0.2.1", Port: port, How: []string{"fragments"}},
 			{Socket: "hdrincl", To: "2001:db8::9", Src: "2001:db8::1", Port: port}, {Socket: "hdrincl", To: "2001:db8::9", Src: "2001:db8::1", Port: port, How: []string{"fragments"}},
 			frame("192.0.2.9", "192.0.2.1"), frame("2001:db8::9", "2001:db8::1"), frame("192.0.2.9", "192.0.2.1", "tagged"), frame("192.0.2.9", "192.0.2.1", "etype=0x88cc"),
+			// Of a frame from a ring, only the first 14 bytes are in the packet's linear part.
+			frame("192.0.2.9", "192.0.2.1", "ring"), frame("192.0.2.9", "192.0.2.1", "ring", "tagged"), frame("2001:db8::9", "2001:db8::1", "ring", "tagged"),
 		}
 	}
 	w.attachGuard()

@@ -220,7 +220,7 @@ func Tunnel(node, peer []netip.Addr, links []Interface, peerMAC string, g way.Ge
 			out = append(out, way.Attempt{Socket: "geneve", To: to.String(), Port: tunnelPort, Geneve: &g, How: []string{"mapped"}})
 		}
 		for _, l := range links {
-			for _, how := range [][]string{nil, {"tagged"}, {"etype=0x88cc"}, {"ring"}, {"bypass"}} {
+			for _, how := range [][]string{nil, {"tagged"}, {"etype=0x88cc"}, {"ring"}, {"ring", "tagged"}, {"bypass"}} {
 				f := frame(l.Name, l.MAC, peerMAC, src, to, how...)
 				f.Port, f.Geneve = tunnelPort, &g
 				out = append(out, f)

@@ -63,10 +63,16 @@ func (b *tracedBridge) settle(localnets ...network.Network) {
 	})
 }
 
-// check traces a packet, of a new connection, and compares the places that it reaches.
+// check traces a packet of a new connection and compares the places that it reaches.
 func (b *tracedBridge) check(name, packet, want string) {
 	b.t.Helper()
-	out, err := fromRootfs(b.root, "ovs-appctl", "-t", filepath.Join(b.dir, "vswitchd.ctl"), "ofproto/trace", "br-ex", packet, "--ct-next", "trk,new").CombinedOutput()
+	b.checkState("trk,new", name, packet, want)
+}
+
+// checkState is check for a packet that each conntrack zone finds in a state, such as trk,est.
+func (b *tracedBridge) checkState(state, name, packet, want string) {
+	b.t.Helper()
+	out, err := fromRootfs(b.root, "ovs-appctl", "-t", filepath.Join(b.dir, "vswitchd.ctl"), "ofproto/trace", "br-ex", packet, "--ct-next", state, "--ct-next", state).CombinedOutput()
 	if err != nil {
 		b.t.Errorf("%s: %v: %s", name, err, out)
 		return
@@ -95,33 +101,49 @@ func TestGatewayFlows(t *testing.T) {
 	b.settle()
 	names := strings.NewReplacer("GATEWAY", gatewayPatch, "TENANT", "tenant")
 	for name, x := range map[string]tracedPacket{
-		"a tenant's pod to a service":                  {"in_port=LOCAL,tcp,nw_src=169.254.0.13,nw_dst=10.96.0.1,tp_dst=443", "gateway"},
-		"a tenant's pod to a service, IPv6":            {"in_port=LOCAL,tcp6,ipv6_src=fd69::d,ipv6_dst=fd10:96::1,tp_dst=443", "gateway"},
-		"the service's reply":                          {"in_port=GATEWAY,tcp,nw_src=10.96.0.1,nw_dst=169.254.0.13", "node"},
-		"the same reply, IPv6":                         {"in_port=GATEWAY,tcp6,ipv6_src=fd10:96::1,ipv6_dst=fd69::d", "node"},
-		"somebody else to a tenant's pod":              {"in_port=GATEWAY,tcp,nw_src=192.0.2.7,nw_dst=169.254.0.13", ""},
-		"a service's address from the wire":            {"in_port=eth1,tcp,nw_src=10.96.0.1,nw_dst=169.254.0.13", ""},
-		"a masquerade address from the wire":           {"in_port=eth1,tcp,nw_src=169.254.0.13,nw_dst=192.0.2.7", ""},
-		"the same, IPv6, to a service":                 {"in_port=eth1,tcp6,ipv6_src=fd69::d,ipv6_dst=fd10:96::1", ""},
-		"a masquerade address to the wire":             {"in_port=LOCAL,udp,nw_src=169.254.0.13,nw_dst=198.51.100.1", ""},
-		"a service without load balancer, to the wire": {"in_port=GATEWAY,tcp,nw_src=192.0.2.7,nw_dst=10.96.0.9", ""},
-		"a pod of the default network":                 {"in_port=GATEWAY,tcp,nw_src=192.0.2.7,nw_dst=198.51.100.1", "wire"},
-		"a pod of the default network, IPv6":           {"in_port=GATEWAY,tcp6,ipv6_src=2001:db8::7,ipv6_dst=2001:db8:1::1", "wire"},
-		"a pod's own address":                          {"in_port=GATEWAY,tcp,nw_src=10.244.0.3,nw_dst=198.51.100.1", ""},
-		"a forged packet of the overlay":               {"in_port=GATEWAY,udp,nw_src=192.0.2.7,nw_dst=192.0.2.8,udp_dst=6081", ""},
-		"the same, IPv6":                               {"in_port=GATEWAY,udp6,ipv6_src=2001:db8::7,ipv6_dst=2001:db8::8,udp_dst=6081", ""},
-		"another port of that node":                    {"in_port=GATEWAY,udp,nw_src=192.0.2.7,nw_dst=192.0.2.8,udp_dst=6082", "wire"},
-		"the gateway's ARP":                            {"in_port=GATEWAY,arp,arp_spa=192.0.2.7,arp_tpa=192.0.2.1", "wire"},
-		"an ARP reply, to the gateway":                 {"in_port=eth1,arp,arp_spa=192.0.2.1,arp_tpa=192.0.2.7,arp_op=2", "gateway node"},
-		"an ARP reply, to the node":                    {"in_port=eth1,arp,arp_spa=192.0.2.1,arp_tpa=192.0.2.7,arp_op=2", "gateway node"},
-		"a neighbour advertisement, to the gateway":    {"in_port=eth1,icmp6,icmpv6_type=136,ipv6_dst=2001:db8::7", "gateway node"},
-		"the node to the wire":                         {"in_port=LOCAL,tcp,nw_src=192.0.2.7,nw_dst=198.51.100.1", "wire"},
-		"a tunnel's packet":                            {"in_port=eth1,udp,nw_src=192.0.2.8,nw_dst=192.0.2.7,udp_dst=6081", "node"},
-		"to the node, a new connection":                {"in_port=eth1,tcp,nw_src=192.0.2.8,nw_dst=192.0.2.7,tp_dst=22", "node"},
-		"a tenant's gateway router":                    {"in_port=TENANT,tcp,nw_src=192.0.2.7,nw_dst=198.51.100.1", ""},
-		"a tenant's gateway router to a service":       {"in_port=TENANT,tcp,nw_src=169.254.0.13,nw_dst=10.96.0.1", ""},
-		"a tenant's ARP":                               {"in_port=TENANT,arp,arp_spa=192.0.2.7,arp_tpa=192.0.2.1", ""},
+		"a tenant's pod to a service":                   {"in_port=LOCAL,tcp,nw_src=169.254.0.13,nw_dst=10.96.0.1,tp_dst=443", "gateway"},
+		"a tenant's pod to a service, IPv6":             {"in_port=LOCAL,tcp6,ipv6_src=fd69::d,ipv6_dst=fd10:96::1,tp_dst=443", "gateway"},
+		"the service's reply":                           {"in_port=GATEWAY,tcp,nw_src=10.96.0.1,nw_dst=169.254.0.13", "node"},
+		"the same reply, IPv6":                          {"in_port=GATEWAY,tcp6,ipv6_src=fd10:96::1,ipv6_dst=fd69::d", "node"},
+		"somebody else to a tenant's pod":               {"in_port=GATEWAY,tcp,nw_src=192.0.2.7,nw_dst=169.254.0.13", ""},
+		"a service's address from the wire":             {"in_port=eth1,tcp,nw_src=10.96.0.1,nw_dst=169.254.0.13", ""},
+		"a masquerade address from the wire":            {"in_port=eth1,tcp,nw_src=169.254.0.13,nw_dst=192.0.2.7", ""},
+		"the same, IPv6, to a service":                  {"in_port=eth1,tcp6,ipv6_src=fd69::d,ipv6_dst=fd10:96::1", ""},
+		"a masquerade address to the wire":              {"in_port=LOCAL,udp,nw_src=169.254.0.13,nw_dst=198.51.100.1", ""},
+		"a service without load balancer, to the wire":  {"in_port=GATEWAY,tcp,nw_src=192.0.2.7,nw_dst=10.96.0.9", ""},
+		"a pod of the default network":                  {"in_port=GATEWAY,tcp,nw_src=192.0.2.7,nw_dst=198.51.100.1", "wire"},
+		"a pod of the default network, IPv6":            {"in_port=GATEWAY,tcp6,ipv6_src=2001:db8::7,ipv6_dst=2001:db8:1::1", "wire"},
+		"a pod's own address":                           {"in_port=GATEWAY,tcp,nw_src=10.244.0.3,nw_dst=198.51.100.1", ""},
+		"a forged packet of the overlay":                {"in_port=GATEWAY,udp,nw_src=192.0.2.7,nw_dst=192.0.2.8,udp_dst=6081", ""},
+		"the same, IPv6":                                {"in_port=GATEWAY,udp6,ipv6_src=2001:db8::7,ipv6_dst=2001:db8::8,udp_dst=6081", ""},
+		"another port of that node":                     {"in_port=GATEWAY,udp,nw_src=192.0.2.7,nw_dst=192.0.2.8,udp_dst=6082", "wire"},
+		"to an endpoint on this node":                   {"in_port=GATEWAY,tcp,nw_src=192.0.2.7,nw_dst=169.254.0.2,tp_dst=6443", "node"},
+		"to an endpoint on this node, IPv6":             {"in_port=GATEWAY,tcp6,ipv6_src=2001:db8::7,ipv6_dst=fd69::2,tp_dst=6443", "node"},
+		"a forged packet to this node":                  {"in_port=GATEWAY,udp,nw_src=192.0.2.7,nw_dst=169.254.0.2,udp_dst=6081", ""},
+		"from a pod's own address to this node":         {"in_port=GATEWAY,tcp,nw_src=10.244.0.3,nw_dst=169.254.0.2,tp_dst=6443", ""},
+		"to another of the node's masquerade addresses": {"in_port=GATEWAY,tcp,nw_src=192.0.2.7,nw_dst=169.254.0.3,tp_dst=6443", ""},
+		"a connection that the node opens to OVN":       {"in_port=LOCAL,tcp,nw_src=192.0.2.7,nw_dst=169.254.0.1", ""},
+		"to the node's masquerade address from outside": {"in_port=eth1,tcp,nw_src=192.0.2.8,nw_dst=169.254.0.2,tp_dst=6443", ""},
+		"a tenant's to the node's masquerade address":   {"in_port=TENANT,tcp,nw_src=192.0.2.7,nw_dst=169.254.0.2,tp_dst=6443", ""},
+		"the gateway's ARP":                             {"in_port=GATEWAY,arp,arp_spa=192.0.2.7,arp_tpa=192.0.2.1", "wire"},
+		"an ARP reply, to the gateway":                  {"in_port=eth1,arp,arp_spa=192.0.2.1,arp_tpa=192.0.2.7,arp_op=2", "gateway node"},
+		"an ARP reply, to the node":                     {"in_port=eth1,arp,arp_spa=192.0.2.1,arp_tpa=192.0.2.7,arp_op=2", "gateway node"},
+		"a neighbour advertisement, to the gateway":     {"in_port=eth1,icmp6,icmpv6_type=136,ipv6_dst=2001:db8::7", "gateway node"},
+		"the node to the wire":                          {"in_port=LOCAL,tcp,nw_src=192.0.2.7,nw_dst=198.51.100.1", "wire"},
+		"a tunnel's packet":                             {"in_port=eth1,udp,nw_src=192.0.2.8,nw_dst=192.0.2.7,udp_dst=6081", "node"},
+		"to the node, a new connection":                 {"in_port=eth1,tcp,nw_src=192.0.2.8,nw_dst=192.0.2.7,tp_dst=22", "node"},
+		"a tenant's gateway router":                     {"in_port=TENANT,tcp,nw_src=192.0.2.7,nw_dst=198.51.100.1", ""},
+		"a tenant's gateway router to a service":        {"in_port=TENANT,tcp,nw_src=169.254.0.13,nw_dst=10.96.0.1", ""},
+		"a tenant's ARP":                                {"in_port=TENANT,arp,arp_spa=192.0.2.7,arp_tpa=192.0.2.1", ""},
 	} {
 		b.check(name, names.Replace(x.packet), x.want)
+	}
+	for name, x := range map[string]tracedPacket{
+		"the reply of an endpoint on this node":       {"in_port=LOCAL,tcp,nw_src=192.0.2.7,nw_dst=169.254.0.1,tp_src=6443", "gateway"},
+		"the same reply, IPv6":                        {"in_port=LOCAL,tcp6,ipv6_src=2001:db8::7,ipv6_dst=fd69::1,tp_src=6443", "gateway"},
+		"a reply to another masquerade address":       {"in_port=LOCAL,tcp,nw_src=192.0.2.7,nw_dst=169.254.0.9", ""},
+		"a masquerade address's from outside, as one": {"in_port=eth1,tcp,nw_src=192.0.2.8,nw_dst=169.254.0.1", ""},
+	} {
+		b.checkState("trk,est", name, names.Replace(x.packet), x.want)
 	}
 }

@@ -73,6 +73,12 @@ func Build(net network.Network, node network.Node, in Inputs) (State, error) {
 	st.Sysctls = portSysctls(st.Port.Name, in.IPv6)
 	if net.IsDefault() && node.Bridge != "" {
 		st.Sysctls = append(st.Sysctls, bridgeSysctls(node.Bridge)...)
+		// Replies to OVN's masquerade address: the external bridge's flows lead them.
+		var router []netip.Prefix
+		for _, p := range in.Plan.MasqueradeFixed(network.MasqueradeOVN) {
+			router = append(router, hostPrefix(p.Addr()))
+		}
+		st.Routes = routesVia(node, MainTable, router)
 	}
 	table := MainTable
 	if !net.IsDefault() {
@@ -198,23 +204,29 @@ func unreachableRoutes(in Inputs, table int) []Route {
 	return out
 }
 
-// routesOut returns the routes via the node's next hops, in their order of preference,
-// for the network's IP families: the default route, and that to services of the cluster
-// default network, whose packets the external bridge's flows lead to their gateway
-// router. They need onlink, because the external bridge is outside the VRF.
+// routesOut returns the network's routes out of the node: the default route, and that to
+// services of the cluster default network, whose packets the external bridge's flows lead to
+// their gateway router.
 func routesOut(net network.Network, node network.Node, plan network.Plan, table int) []Route {
+	v4, v6 := net.Families()
+	node.NextHops = network.FilterFamilies(node.NextHops, v4, v6)
+	return routesVia(node, table, slices.Concat([]netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}, plan.ServiceCIDRs))
+}
+
+// routesVia returns routes via the node's next hops of the same IP family, in their order of
+// preference. They need onlink in a VRF's table, because the external bridge is outside it.
+func routesVia(node network.Node, table int, destinations []netip.Prefix) []Route {
 	if node.Bridge == "" {
 		return nil
 	}
-	v4, v6 := net.Families()
 	var out []Route
 	var count [2]int // per IP family
-	for _, hop := range network.FilterFamilies(node.NextHops, v4, v6) {
-		dst, i := netip.PrefixFrom(netip.IPv4Unspecified(), 0), 0
+	for _, hop := range node.NextHops {
+		i := 0
 		if hop.Is6() {
-			dst, i = netip.PrefixFrom(netip.IPv6Unspecified(), 0), 1
+			i = 1
 		}
-		for _, to := range append([]netip.Prefix{dst}, plan.ServiceCIDRs...) {
+		for _, to := range destinations {
 			if network.SameFamily(to, hop) {
 				out = append(out, Route{Table: table, Dst: to.Masked(), Via: hop.WithZone(""), Dev: node.Bridge, Metric: RouteMetric + count[i]})
 			}

@@ -135,7 +135,11 @@ func adapt(o *unstructured.Unstructured, dual bool) error {
 	return unstructured.SetNestedMap(o.Object, spec, "spec", "template", "spec")
 }
 
-// adaptConfig sets the lab's address ranges in the product's configuration.
+// AllowedServices are the services of the cluster default network that pods of all networks
+// reach in a lab: the defaults, and one per node for tests.
+const AllowedServices = "default/kubernetes,kube-system/kube-dns,plain/node1,plain/node2,plain/node3,plain/node4"
+
+// adaptConfig sets the lab's address ranges and AllowedServices in the product's configuration.
 func adaptConfig(o *unstructured.Unstructured, dual bool) error {
 	subnets, services := host.ClusterCIDRs[0]+"/24", host.ServiceCIDRs[0]
 	if dual {
@@ -149,7 +153,7 @@ func adaptConfig(o *unstructured.Unstructured, dual bool) error {
 	for name, text := range data {
 		found = found || clusterSubnets.MatchString(text) && serviceCIDRs.MatchString(text)
 		text = clusterSubnets.ReplaceAllString(text, "${1}"+subnets)
-		data[name] = serviceCIDRs.ReplaceAllString(text, "${1}"+services)
+		data[name] = serviceCIDRs.ReplaceAllString(text, "${1}"+services+"\nudn-allowed-default-services = "+AllowedServices)
 	}
 	if !found {
 		return fmt.Errorf("ConfigMap %s does not set cluster-subnets and service-cidrs, which the lab must replace", o.GetName())

@@ -71,6 +71,7 @@ type Inputs struct {
 
 // Priorities of flows, above the bridge's default flow (priority 0, NORMAL).
 const (
+	priorityForged    = 210 // drops
 	priorityService   = 200 // between tenants and the cluster default network's services
 	priorityNotOnWire = 150 // drops
 	priorityVLAN      = 130 // one VLAN

@@ -14,12 +14,15 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"bulkhead/test/lab"
 )
 
 func serviceChecks() []Check {
 	return []Check{
 		{Chapter: 3, Title: "services: each network's pods reach its own, on every node and back to themselves", Phase: phaseReach, Needs: needs(fixtureServices), Run: servicesReached},
 		{Chapter: 3, Title: "the API server's service answers pods of every network, on that port alone", Phase: phaseReach, Needs: needs(fixtureServices), Run: apiServerReached},
+		{Chapter: 3, Title: "services whose endpoint is a node answer tenants' pods, also on that node", Phase: phaseReach, Needs: needs(fixtureServices), Run: nodeEndpointsReached},
 		{Chapter: 3, Title: "DNS answers pods of every network, from every node (TCP, UDP), and they resolve names", Phase: phaseReach, Needs: needs(fixtureServices), Run: dnsReached},
 		{Chapter: 4, Title: "services: no network's pods reach another's", Phase: phaseIsolation, Needs: needs(fixtureServices), Run: servicesConfined},
 	}
@@ -45,7 +48,74 @@ spec:
 `, name, s.namespace, selector, port))
 		}
 	}
+	for _, n := range w.Lab.Nodes() {
+		manifests = append(manifests, nodeService(n))
+	}
 	return w.Lab.Apply(ctx, strings.Join(manifests, "---\n"))
+}
+
+// nodeService is one of lab.AllowedServices. Its endpoint is a node, as that of the API
+// server's service is on a control plane node: the node's kubelet, which answers netprobe
+// like an API server.
+func nodeService(n *lab.Node) string {
+	out := fmt.Sprintf(`
+apiVersion: v1
+kind: Service
+metadata: {name: %s, namespace: plain}
+spec:
+  ipFamilyPolicy: PreferDualStack
+  ports: [{name: https, port: 443, targetPort: %d}]
+`, n.Name, kubeletPort)
+	for _, a := range addrs(n) {
+		out += fmt.Sprintf(`---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {name: %[1]s-%[2]s, namespace: plain, labels: {kubernetes.io/service-name: %[1]s}}
+addressType: %[3]s
+endpoints: [{addresses: [%[4]q], nodeName: %[1]s}]
+ports: [{name: https, port: %[5]d}]
+`, n.Name, strings.ToLower(string(addressType(a))), addressType(a), a, kubeletPort)
+	}
+	return out
+}
+
+// nodeEndpointsReached has pods of each tenant ask each node's kubelet by its
+// service, several times.
+func nodeEndpointsReached(ctx context.Context, w *World) (string, error) {
+	want := map[string]string{}
+	var others []string
+	for _, n := range w.Lab.Nodes() {
+		list, err := w.clusterIPs(ctx, "plain", n.Name, 443)
+		if err != nil {
+			return "", err
+		}
+		for _, t := range list {
+			if strings.HasPrefix(t, "tcp:") {
+				want[t] = apiServer
+				others = append(others, strings.TrimSuffix(t, "443")+fmt.Sprint(kubeletPort))
+			} else {
+				others = append(others, t)
+			}
+		}
+	}
+	var sources []*pod
+	for _, s := range storyServices {
+		if pods := w.tenant(s.tenant); s.tenant != "" {
+			sources = append(sources, pods[0], pods[len(pods)-1])
+		}
+	}
+	return fmt.Sprintf("%d pods, %d targets each", len(sources), len(want)), each(sources, func(from *pod) error {
+		for range 3 {
+			if _, err := w.reach(ctx, from, "", want); err != nil {
+				return fmt.Errorf("%s on %s: %w", from.Name, from.Node, err)
+			}
+		}
+		got, err := w.check(ctx, from, "", 3*time.Second, others...)
+		if err != nil {
+			return err
+		}
+		return reachedAny(from.Name, got)
+	})
 }
 
 // clusterIPs returns the targets of a service.

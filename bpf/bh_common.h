@@ -80,7 +80,8 @@ struct bh_door {
 	__u32 netid; /* 0: the cluster default network, or none */
 	__u32 forward_from; /* ifindex from which packets may be forwarded to this one; 0: none */
 	__u8 peer_mac[6]; /* LOCKED: MAC of the only allowed peer, the node's management port */
-	__u8 pad[2];
+	__u8 open; /* LOCKED: the pod has ports in bh_open, which others reach */
+	__u8 pad;
 	__u32 peer6[4]; /* LOCKED: IPv6 address of that peer; zero: none */
 };
 
@@ -121,6 +122,14 @@ struct bh_dest_key {
 
 struct bh_addr {
 	__u32 a[4];
+};
+
+/* A port of a locked address that all of the cluster default network reach. */
+struct bh_open_key {
+	struct bh_addr addr;
+	__u16 port; /* host order; 0: ICMP, and later fragments */
+	__u8 proto;
+	__u8 pad;
 };
 
 enum bh_kubelet_kind { BH_KUBELET_CGROUP = 1, BH_KUBELET_TGID = 2 };

@@ -41,7 +41,7 @@ static __always_inline long bh_load(struct __sk_buff *skb, __u32 off, void *to, 
 }
 
 struct bh_packet {
-	struct bh_addr daddr;
+	struct bh_addr saddr, daddr;
 	__u32 l4; /* offset of the transport header, from the same start as off in bh_ip */
 	__u32 len; /* length of the packet, from its IP header */
 	__u8 proto;
@@ -67,6 +67,7 @@ static __always_inline void bh_ip(struct __sk_buff *skb, __u32 off, int start, s
 		if (ihl < 20)
 			return;
 		p->family = BH_AF_INET;
+		bh_addr4(&p->saddr, *(__u32 *)(h + 12));
 		bh_addr4(&p->daddr, *(__u32 *)(h + 16));
 		p->len = (__u32)h[2] << 8 | h[3];
 		p->proto = h[9];
@@ -78,6 +79,7 @@ static __always_inline void bh_ip(struct __sk_buff *skb, __u32 off, int start, s
 	if (h[0] >> 4 != 6 || bh_load(skb, off, h, 40, start))
 		return;
 	p->family = BH_AF_INET6;
+	__builtin_memcpy(&p->saddr, h + 8, 16);
 	__builtin_memcpy(&p->daddr, h + 24, 16);
 	p->len = 40 + ((__u32)h[4] << 8 | h[5]);
 	next = h[6];

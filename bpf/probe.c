@@ -21,6 +21,14 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 262144);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct bh_open_key);
+	__type(value, __u32);
+} bh_open SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 64);
 	__type(key, struct bh_kubelet_key);
 	__type(value, __u32);
@@ -132,6 +140,16 @@ static __always_inline int lead_probe(struct bpf_sock_addr *ctx, const struct bh
 	return 1;
 }
 
+/* is_open reports whether a port of a locked address is open. */
+static __always_inline int is_open(const struct bpf_sock_addr *ctx, const struct bh_addr *addr)
+{
+	struct bh_open_key key = { .addr = *addr, .port = bpf_ntohs(ctx->user_port), .proto = ctx->protocol };
+
+	if (key.proto == IPPROTO_ICMP || key.proto == IPPROTO_ICMPV6)
+		key.port = 0;
+	return bpf_map_lookup_elem(&bh_open, &key) != 0;
+}
+
 static __always_inline int check_dest(struct bpf_sock_addr *ctx, struct bh_addr *addr, int connect,
 				      int *led)
 {
@@ -155,8 +173,9 @@ static __always_inline int check_dest(struct bpf_sock_addr *ctx, struct bh_addr 
 			bh_count(BH_R_PROBE_ALLOWED);
 			return 1;
 		}
-		return bh_refuse(BH_R_PROBE_REFUSED, *netid, ctx->family, ctx->protocol, addr,
-				 bpf_ntohs(ctx->user_port));
+		if (!is_open(ctx, addr))
+			return bh_refuse(BH_R_PROBE_REFUSED, *netid, ctx->family, ctx->protocol, addr,
+					 bpf_ntohs(ctx->user_port));
 	}
 	/* The socket may be bound to a device already; most are not. */
 	if (!cfg->guard || !sk || !sk->bound_dev_if)

@@ -41,6 +41,7 @@ type Pod struct {
 	HostNetwork          bool
 	OptOut               bool // has hostnet.OptOutAnnotation
 	Networks             network.PodNetworks
+	Open                 []network.OpenPort // of its locked addresses
 	// The TCP ports of a host-network pod that kubelet probes, and those that
 	// its containers declare.
 	ProbePorts, Ports []uint16
@@ -201,7 +202,7 @@ func (c *Cache) SetPod(p Pod) (changed bool) {
 		c.podsByNS[p.Namespace] = map[string]struct{}{}
 	}
 	c.podsByNS[p.Namespace][p.Key()] = struct{}{}
-	return !had || old.UID != p.UID || old.HostNetwork != p.HostNetwork || old.OptOut != p.OptOut || !slices.Equal(old.lockedAddresses(), p.lockedAddresses()) ||
+	return !had || old.UID != p.UID || old.HostNetwork != p.HostNetwork || old.OptOut != p.OptOut || !slices.Equal(old.lockedAddresses(), p.lockedAddresses()) || !slices.Equal(old.Open, p.Open) ||
 		!slices.Equal(old.ProbePorts, p.ProbePorts) || !slices.Equal(old.Ports, p.Ports)
 }
 
@@ -388,15 +389,16 @@ func (c *Cache) HostPods() []hostnet.Pod {
 }
 
 // IsLocked reports whether the default-network interface of a pod of this node
-// is locked. For an unknown pod the namespace's label decides.
-func (c *Cache) IsLocked(key string) bool {
+// is locked, and whether some of its ports are open. For an unknown pod the
+// namespace's label decides.
+func (c *Cache) IsLocked(key string) (locked, open bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if n, ok := c.pods[key].Networks[network.DefaultName]; ok {
-		return n.Role == network.RoleInfrastructureLocked
+		return n.Role == network.RoleInfrastructureLocked, len(c.pods[key].Open) > 0
 	}
 	ns, _, _ := strings.Cut(key, "/")
-	return c.namespaces[ns].Labelled
+	return c.namespaces[ns].Labelled, false
 }
 
 // NetworkID is the id of the network with that name; 0 if the agent does not
@@ -435,10 +437,15 @@ func (c *Cache) Locked() []hostnet.LockedAddr {
 	var out []hostnet.LockedAddr
 	for _, p := range c.pods {
 		for _, ip := range p.lockedAddresses() {
-			out = append(out, hostnet.LockedAddr{Addr: ip.Addr().Unmap(), NetworkID: c.primaryIDOfPod(p)})
+			out = append(out, hostnet.LockedAddr{Addr: ip.Addr().Unmap(), NetworkID: c.primaryIDOfPod(p), Open: p.Open})
 		}
 	}
 	slices.SortFunc(out, func(a, b hostnet.LockedAddr) int { return a.Addr.Compare(b.Addr) })
+	for i := 1; i < len(out); i++ {
+		if out[i].Addr == out[i-1].Addr { // neither pod decides for the other
+			out[i].Open, out[i-1].Open = nil, nil
+		}
+	}
 	return out
 }
 

@@ -28,6 +28,7 @@ const unknownNetwork = ^uint32(0)
 type podDoor struct {
 	network uint32
 	locked  bool
+	open    bool // some ports of the locked address
 }
 
 // doorInputs are the inputs of buildDoors.
@@ -67,7 +68,7 @@ func buildDoors(links []vrf.Link, in doorInputs) []loader.DoorRow {
 		case l.Table != 0:
 			row.Kind, row.NetworkID, row.ForwardFrom = loader.DoorVRF, uint32(max(l.Table-in.tableBase, 0)), forward
 		case isPod && pod.locked:
-			row.Kind, row.NetworkID, row.PeerMAC, row.Peer6 = loader.DoorLocked, pod.network, peer, peer6.Addr()
+			row.Kind, row.NetworkID, row.PeerMAC, row.Peer6, row.Open = loader.DoorLocked, pod.network, peer, peer6.Addr(), pod.open
 		case isPod:
 			row.Kind, row.NetworkID = loader.DoorPod, pod.network
 		case l.PeerInOtherNetns, l.Type == "geneve", slices.Contains(in.internal, l.Name):
@@ -107,7 +108,8 @@ func (f doorFacts) inputs(ports []ovs.PodPort) doorInputs {
 
 func (f doorFacts) podDoor(nad, net, pod string) podDoor {
 	if nad == network.DefaultName {
-		return podDoor{locked: f.cache.IsLocked(pod)}
+		locked, open := f.cache.IsLocked(pod)
+		return podDoor{locked: locked, open: open}
 	}
 	if id := f.cache.NetworkID(net); id != 0 {
 		return podDoor{network: uint32(id)}

@@ -30,13 +30,13 @@ func TestBuildDoors(t *testing.T) {
 	}
 	in := doorInputs{bridge: "br-ex", internal: []string{"br-int"}, tableBase: 100000,
 		node: []netip.Prefix{netip.MustParsePrefix("10.244.2.2/24"), netip.MustParsePrefix("fd00:10:244:2::2/64")},
-		pods: map[string]podDoor{"abc_0": {locked: true}, "abc_3": {network: 7}, "def_0": {}, "ghi_3": {network: unknownNetwork}}}
+		pods: map[string]podDoor{"abc_0": {locked: true, open: true}, "abc_3": {network: 7}, "def_0": {}, "ghi_3": {network: unknownNetwork}}}
 	mac := [6]byte{0x0a, 0x58, 0x0a, 0xf4, 0x02, 0x02}
 	peer6 := netip.MustParseAddr("fd00:10:244:2::2")
 	want := []loader.DoorRow{
 		{Ifindex: 1, Kind: loader.DoorLoopback}, {Ifindex: 2, Kind: loader.DoorOwn}, {Ifindex: 3, Kind: loader.DoorOwn},
 		{Ifindex: 6, Kind: loader.DoorDefault}, {Ifindex: 7, Kind: loader.DoorPort, NetworkID: 7}, {Ifindex: 8, Kind: loader.DoorVRF, NetworkID: 7},
-		{Ifindex: 9, Kind: loader.DoorLocked, PeerMAC: mac, Peer6: peer6}, {Ifindex: 10, Kind: loader.DoorPod, NetworkID: 7},
+		{Ifindex: 9, Kind: loader.DoorLocked, PeerMAC: mac, Peer6: peer6, Open: true}, {Ifindex: 10, Kind: loader.DoorPod, NetworkID: 7},
 		{Ifindex: 11, Kind: loader.DoorPod}, {Ifindex: 12, Kind: loader.DoorPod, NetworkID: unknownNetwork}, {Ifindex: 14, Kind: loader.DoorOwn},
 	}
 	for i := range want {

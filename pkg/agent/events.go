@@ -159,5 +159,7 @@ func parsePod(o *corev1.Pod, log *slog.Logger) (p Pod, running bool) {
 	if p.Networks, err = network.ParsePodNetworks(o.Annotations[network.AnnotationPodNetworks]); err != nil {
 		log.Warn("annotation of a pod cannot be read", "annotation", network.AnnotationPodNetworks, "pod", p.Key(), "error", err)
 	}
+	// The zone reports an annotation that cannot be read.
+	p.Open, _ = network.ParseOpenPorts(o.Annotations[network.AnnotationOpenDefaultPorts])
 	return p, true
 }

@@ -134,6 +134,9 @@ func (r *hostReconciler) firewallInputs(locked []hostnet.LockedAddr) firewall.In
 		Services: r.cache.Services(), Masquerade: r.config.Plan.Masquerade, ServiceCIDRs: r.config.Plan.ServiceCIDRs}
 	for _, l := range locked {
 		in.Locked = append(in.Locked, l.Addr)
+		for _, p := range l.Open {
+			in.Open = append(in.Open, firewall.Service{Addr: l.Addr, Protocol: p.Protocol, Port: p.Port})
+		}
 	}
 	if r.podRoots != nil {
 		in.PodRoots = r.podRoots()

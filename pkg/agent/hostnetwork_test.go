@@ -7,11 +7,17 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"bulkhead/pkg/firewall"
 	"bulkhead/pkg/hostnet"
 	"bulkhead/pkg/network"
 )
@@ -61,6 +67,56 @@ func TestLockFailsClosed(t *testing.T) {
 			if err := f.agent.hosts.lock(ctx, pod); err == nil || !strings.Contains(err.Error(), "neither nftables nor eBPF") {
 				t.Errorf("%v", err)
 			}
+		})
+	})
+}
+
+// TestOpenPorts: eBPF and nftables get the open ports that a pod's annotation lists, and follow
+// its changes. One that cannot be read opens none, nor do two pods with one address.
+func TestOpenPorts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeNode(t)
+		f.agent.start()
+		f.setNodeID(3)
+		eventually(t, "ready", func() bool { return f.agent.Ready() == nil })
+		set := func(name, ports string) {
+			f.events().setPod(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: name, UID: types.UID(name), Annotations: map[string]string{
+				network.AnnotationPodNetworks:      `{"default":{"ip_addresses":["10.244.2.7/24"],"mac_address":"0a:58:0a:f4:02:07","role":"infrastructure-locked"}}`,
+				network.AnnotationOpenDefaultPorts: ports,
+			}}})
+		}
+		opens := func(want ...string) func() bool {
+			return func() bool {
+				in := f.hosts()
+				var got []string
+				for _, l := range in.Locked {
+					for _, p := range l.Open {
+						got = append(got, p.String())
+					}
+				}
+				var rules []string
+				for _, p := range f.agent.hosts.firewallInputs(in.Locked).Open {
+					rules = append(rules, fmt.Sprintf("%s %s/%d", p.Addr, p.Protocol, p.Port))
+				}
+				_, open := f.agent.cache.IsLocked("shop/web")
+				return len(in.Locked) > 0 && slices.Equal(got, want) && len(rules) == len(want) && open == (len(want) > 0)
+			}
+		}
+		set("web", "- {protocol: tcp, port: 80}\n- {protocol: icmp}")
+		eventually(t, "two ports", opens("icmp", "tcp/80"))
+		if got := f.agent.hosts.firewallInputs(f.hosts().Locked).Open; got[1] != (firewall.Service{Addr: netip.MustParseAddr("10.244.2.7"), Protocol: "tcp", Port: 80}) {
+			t.Errorf("nftables opens %v", got)
+		}
+		set("web", "- {protocol: tcp, port: 81}")
+		eventually(t, "another port", opens("tcp/81"))
+		set("web", "- {protocol: tcp, port: 99999}")
+		eventually(t, "no port", opens())
+		set("web", "- {protocol: tcp, port: 81}")
+		eventually(t, "the port again", opens("tcp/81"))
+		set("other", "")
+		eventually(t, "two pods with one address", func() bool {
+			locked := f.hosts().Locked
+			return len(locked) == 2 && len(locked[0].Open)+len(locked[1].Open) == 0
 		})
 	})
 }

@@ -74,7 +74,7 @@ func trimPod(obj any) (any, error) {
 		return obj, nil
 	}
 	kept := map[string]string{}
-	for _, k := range []string{network.AnnotationPodNetworks, network.AnnotationNetworks, hostnet.OptOutAnnotation} {
+	for _, k := range []string{network.AnnotationPodNetworks, network.AnnotationNetworks, network.AnnotationOpenDefaultPorts, hostnet.OptOutAnnotation} {
 		if v, ok := p.Annotations[k]; ok {
 			kept[k] = v
 		}

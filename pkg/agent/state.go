@@ -96,6 +96,7 @@ type KubeletState struct {
 type LockedState struct {
 	Address   netip.Addr `json:"address"`
 	NetworkID int        `json:"networkID"`
+	Open      []string   `json:"open,omitempty"` // ports that the cluster default network reaches, such as tcp/80
 }
 
 // HostPodState is a tenant's host-network pod. NetworkID is
@@ -140,7 +141,11 @@ func (r *stateReader) read(ctx context.Context, deep bool) State {
 		st.Counters[c.Reason.String()] = c.Count
 	}
 	for _, l := range r.cache.Locked() {
-		st.Locked = append(st.Locked, LockedState{l.Addr, l.NetworkID})
+		x := LockedState{Address: l.Addr, NetworkID: l.NetworkID}
+		for _, p := range l.Open {
+			x.Open = append(x.Open, p.String())
+		}
+		st.Locked = append(st.Locked, x)
 	}
 	var host hostnet.Status
 	if r.hostNet != nil {

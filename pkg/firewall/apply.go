@@ -106,7 +106,7 @@ func element(set string, key []string) string {
 		if n, err := strconv.ParseUint(k, 0, 32); err == nil && set == SetOwn {
 			k = fmt.Sprintf("%#08x", n)
 		}
-		if name, ok := protocols[k]; ok && i == 1 && (set == SetServices4 || set == SetServices6) {
+		if name, ok := protocols[k]; ok && i == 1 && slices.Contains([]string{SetServices4, SetServices6, SetOpen4, SetOpen6}, set) {
 			k = name
 		}
 		if a, err := netip.ParseAddr(k); err == nil {
@@ -133,6 +133,9 @@ func (t *Target) Apply(ctx context.Context, ops []Op) error {
 	}, func(error) error { return ctx.Err() })
 }
 
+// portSet is the type of a set of addresses with protocol and port.
+func portSet(address string) string { return address + " . inet_proto . inet_service" }
+
 // addTo adds an operation to a transaction. knftables needs one call per
 // element, but nft gets all of them at once.
 func (o Op) addTo(tx *knftables.Transaction) {
@@ -142,11 +145,11 @@ func (o Op) addTo(tx *knftables.Transaction) {
 		for _, c := range o.State.Counters {
 			tx.Add(&knftables.Counter{Name: c})
 		}
-		tx.Add(&knftables.Set{Name: SetLocked4, Type: "ipv4_addr"})
-		tx.Add(&knftables.Set{Name: SetLocked6, Type: "ipv6_addr"})
 		tx.Add(&knftables.Set{Name: SetOwn, Type: "ifname . mark"})
-		tx.Add(&knftables.Set{Name: SetServices4, Type: "ipv4_addr . inet_proto . inet_service"})
-		tx.Add(&knftables.Set{Name: SetServices6, Type: "ipv6_addr . inet_proto . inet_service"})
+		for name, typ := range map[string]string{SetLocked4: "ipv4_addr", SetLocked6: "ipv6_addr", SetOpenICMP4: "ipv4_addr", SetOpenICMP6: "ipv6_addr",
+			SetServices4: portSet("ipv4_addr"), SetServices6: portSet("ipv6_addr"), SetOpen4: portSet("ipv4_addr"), SetOpen6: portSet("ipv6_addr")} {
+			tx.Add(&knftables.Set{Name: name, Type: typ})
+		}
 	case SetChain:
 		tx.Add(&knftables.Table{})
 		c := &knftables.Chain{Name: o.Chain.Name}

@@ -8,7 +8,7 @@
 // The table rejects or drops packets
 //
 //   - from this node to the default-network address of a local pod with a
-//     primary network, unless kubelet's socket sends them;
+//     primary network, unless kubelet's socket sends them or the pod has opened the port;
 //   - from a pod in the host's network into a network, unless the socket has
 //     that network's mark, which it gets at creation and cannot change;
 //   - that the kernel would forward into or out of a network, except in local
@@ -52,6 +52,12 @@ const (
 	// that all networks reach.
 	SetServices4 = "services4"
 	SetServices6 = "services6"
+	// SetOpen4 and SetOpen6 hold address, protocol and port of the open ports of locked
+	// addresses, SetOpenICMP4 and SetOpenICMP6 the addresses that answer echo requests.
+	SetOpen4     = "open4"
+	SetOpen6     = "open6"
+	SetOpenICMP4 = "openicmp4"
+	SetOpenICMP6 = "openicmp6"
 
 	CounterProbeAllowed = "probe_allowed"
 	CounterProbeRefused = "probe_refused"
@@ -79,6 +85,8 @@ type Inputs struct {
 	// Locked are the default-network addresses of local pods with a primary
 	// network.
 	Locked []netip.Addr
+	// Open are the open ports of locked addresses; the protocol icmp has none.
+	Open []Service
 	// Networks are this node's networks, without the cluster default network.
 	Networks []network.Network
 	// DefaultPort is the cluster default network's management port.
@@ -152,7 +160,8 @@ func rule(name string, parts ...string) Rule {
 func Build(in Inputs) State {
 	st := State{
 		Counters: []string{CounterCrossNetwork, CounterForeign, CounterForwarded, CounterNotLocal, CounterProbeAllowed, CounterProbeRefused, CounterServices, CounterTunnel},
-		Sets:     map[string][]string{SetLocked4: nil, SetLocked6: nil, SetOwn: nil, SetServices4: nil, SetServices6: nil},
+		Sets: map[string][]string{SetLocked4: nil, SetLocked6: nil, SetOpen4: nil, SetOpen6: nil, SetOpenICMP4: nil, SetOpenICMP6: nil,
+			SetOwn: nil, SetServices4: nil, SetServices6: nil},
 	}
 	for _, s := range in.Services {
 		set := SetServices4
@@ -160,6 +169,18 @@ func Build(in Inputs) State {
 			set = SetServices6
 		}
 		st.Sets[set] = append(st.Sets[set], fmt.Sprintf("%s . %s . %d", s.Addr, s.Protocol, s.Port))
+	}
+	for _, p := range in.Open {
+		set, element := SetOpen4, fmt.Sprintf("%s . %s . %d", p.Addr, p.Protocol, p.Port)
+		switch is6 := p.Addr.Is6(); {
+		case p.Protocol == "icmp" && is6:
+			set, element = SetOpenICMP6, p.Addr.String()
+		case p.Protocol == "icmp":
+			set, element = SetOpenICMP4, p.Addr.String()
+		case is6:
+			set = SetOpen6
+		}
+		st.Sets[set] = append(st.Sets[set], element)
 	}
 	for _, a := range in.Locked {
 		set := SetLocked4
@@ -179,6 +200,11 @@ func Build(in Inputs) State {
 		in.lockedChain(),
 		in.networksChain(),
 		{Name: chainOutput, Hook: "output", Rules: slices.Concat([]Rule{
+			// A tenant's processes do not reach them: networks have the last word.
+			rule("open ports, IPv4", "ip daddr . meta l4proto . th dport @"+SetOpen4, "goto", chainNetworks),
+			rule("open ports, IPv6", "ip6 daddr . meta l4proto . th dport @"+SetOpen6, "goto", chainNetworks),
+			rule("open to echo requests, IPv4", "icmp type echo-request ip daddr @"+SetOpenICMP4, "goto", chainNetworks),
+			rule("open to echo requests, IPv6", "icmpv6 type echo-request ip6 daddr @"+SetOpenICMP6, "goto", chainNetworks),
 			rule("locked pods, IPv4", "ip daddr @"+SetLocked4, "goto", chainLocked),
 			rule("locked pods, IPv6", "ip6 daddr @"+SetLocked6, "goto", chainLocked),
 			rule("networks", "oifname", managementPorts, "goto", chainNetworks),

@@ -296,6 +296,39 @@ func TestKernel(t *testing.T) {
 	if err := unix.Sendto(fd, echo, 0, &unix.SockaddrInet4{Addr: [4]byte{10, 244, 1, 6}}); err != nil {
 		t.Errorf("root's ping of a pod that is not locked: %v", err)
 	}
+	// An open port, and echo requests, for as long as they are open.
+	open := in
+	open.Open = []Service{{netip.MustParseAddr("10.244.1.5"), "tcp", 8080}, {netip.MustParseAddr("fd10::5"), "udp", 8080}, {netip.MustParseAddr("fd10::5"), "tcp", 8081}}
+	if _, err := r.Reconcile(ctx, open, false); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := dial("[fd10::5]:8080", 0); err == nil {
+		t.Error("a port that is open for UDP is reached by TCP")
+	}
+	if err := unix.Sendto(fd, echo, 0, &unix.SockaddrInet4{Addr: [4]byte{10, 244, 1, 5}}); !errors.Is(err, unix.EPERM) {
+		t.Errorf("root's ping of a pod with an open port: %v", err)
+	}
+	open.Open = append(open.Open, Service{netip.MustParseAddr("fd10::5"), "tcp", 8080}, Service{netip.MustParseAddr("10.244.1.5"), "icmp", 0}, Service{netip.MustParseAddr("fd10::5"), "icmp", 0})
+	if _, err := r.Reconcile(ctx, open, false); err != nil {
+		t.Fatal(err)
+	}
+	if have, err = target.Read(ctx); err != nil || dump(have) != dump(Build(open)) {
+		t.Errorf("read back: %v\n%s", err, dump(have))
+	}
+	for _, to := range []string{"10.244.1.5:8080", "[fd10::5]:8080"} {
+		if _, err := dial(to, 0); err != nil {
+			t.Errorf("to the open port %s: %v", to, err)
+		}
+	}
+	if err := unix.Sendto(fd, echo, 0, &unix.SockaddrInet4{Addr: [4]byte{10, 244, 1, 5}}); err != nil {
+		t.Errorf("root's ping, opened: %v", err)
+	}
+	if _, err := r.Reconcile(ctx, in, false); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := dial("10.244.1.5:8080", 0); err == nil {
+		t.Error("a port that was closed again is reached")
+	}
 	counters, err := target.Counters(ctx)
 	if err != nil || counters[CounterProbeAllowed] < 2 || counters[CounterProbeRefused] < 3 {
 		t.Errorf("counters %v %v", counters, err)

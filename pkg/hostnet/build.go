@@ -181,6 +181,11 @@ func (b *builder) addLocked() {
 			continue
 		}
 		b.put(loader.LockedRow{Addr: a.Addr.Unmap(), NetworkID: uint32(a.NetworkID)})
+		for _, p := range a.Open {
+			b.put(loader.OpenRow{Addr: a.Addr.Unmap(), Protocol: p.Protocol, Port: p.Port})
+			// Fragments without a port.
+			b.put(loader.OpenRow{Addr: a.Addr.Unmap(), Protocol: p.Protocol})
+		}
 	}
 }
 

@@ -70,11 +70,11 @@ const (
 )
 
 // grantsAccess reports whether a row allows something: binding sockets for a
-// destination to the VRF, kubelet's probes, leading a connection into a network, or
-// packet sockets on an interface. All other rows restrict.
+// destination to the VRF, kubelet's probes, leading a connection into a network, open
+// ports, or packet sockets on an interface. All other rows restrict.
 func grantsAccess(r loader.Row) bool {
 	switch r := r.(type) {
-	case loader.DestRow, loader.KubeletRow, loader.NetRow, loader.LocalRow, loader.ProbeRow:
+	case loader.DestRow, loader.KubeletRow, loader.NetRow, loader.LocalRow, loader.ProbeRow, loader.OpenRow:
 		return true
 	case loader.DoorRow:
 		return r.Kind == loader.DoorOwn

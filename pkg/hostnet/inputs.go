@@ -9,6 +9,7 @@ import (
 	"net/netip"
 
 	"bulkhead/pkg/loader"
+	"bulkhead/pkg/network"
 )
 
 // OptOutAnnotation on a pod, with the value "disabled", turns VRF binding off, if the
@@ -54,6 +55,7 @@ type Network struct {
 type LockedAddr struct {
 	Addr      netip.Addr
 	NetworkID int
+	Open      []network.OpenPort // what the cluster default network reaches
 }
 
 // Inputs is the caller's part of the desired state. The package itself reads the

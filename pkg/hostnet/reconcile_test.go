@@ -15,6 +15,7 @@ import (
 	"pgregory.net/rapid"
 
 	"bulkhead/pkg/loader"
+	"bulkhead/pkg/network"
 )
 
 var ctx = context.Background()
@@ -33,7 +34,7 @@ func example() (Inputs, Layout, Kubelet) {
 			{ID: 1, Name: "red", VRFIfindex: 11, Mark: 0x1001, Host4: netip.MustParseAddr("10.1.0.2"), Host6: netip.MustParseAddr("fd01::2"), Subnets: []netip.Prefix{netip.MustParsePrefix("10.1.2.3/16"), netip.MustParsePrefix("fd01::/64")}},
 			{ID: 2, Name: "blue", VRFIfindex: 12, Mark: 0x1002, Subnets: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}},
 		},
-		Locked:     []LockedAddr{{netip.MustParseAddr("10.244.0.5"), 1}, {netip.MustParseAddr("::ffff:10.244.0.6"), 2}, {netip.MustParseAddr("fd00::5"), 2}},
+		Locked:     []LockedAddr{{Addr: netip.MustParseAddr("10.244.0.5"), NetworkID: 1}, {Addr: netip.MustParseAddr("::ffff:10.244.0.6"), NetworkID: 2, Open: []network.OpenPort{{Protocol: "tcp", Port: 80}}}, {Addr: netip.MustParseAddr("fd00::5"), NetworkID: 2}},
 		Doors:      []loader.DoorRow{{Ifindex: 21, Kind: loader.DoorPort, NetworkID: 1}, {Ifindex: 2, Kind: loader.DoorOwn}},
 		Locals:     []netip.Addr{netip.MustParseAddr("192.0.2.1")},
 		TunnelPort: 6081, MarkFirst: 0x1001, MarkLast: 0x3710,
@@ -64,6 +65,7 @@ func TestBuild(t *testing.T) {
 		loader.LocalRow{Addr: netip.MustParseAddr("192.0.2.1")},
 		loader.DestRow{NetworkID: 1, Prefix: netip.MustParsePrefix("10.1.0.0/16")}, loader.DestRow{NetworkID: 1, Prefix: netip.MustParsePrefix("fd01::/64")},
 		loader.LockedRow{Addr: netip.MustParseAddr("10.244.0.5"), NetworkID: 1}, loader.LockedRow{Addr: netip.MustParseAddr("10.244.0.6"), NetworkID: 2},
+		loader.OpenRow{Addr: netip.MustParseAddr("10.244.0.6"), Protocol: "tcp", Port: 80}, loader.OpenRow{Addr: netip.MustParseAddr("10.244.0.6"), Protocol: "tcp"},
 		loader.LockedRow{Addr: netip.MustParseAddr("fd00::5"), NetworkID: 2}, loader.KubeletRow{CgroupID: 7},
 	} {
 		want.put(r)
@@ -120,6 +122,8 @@ put kubelet cgroup 7
 put network 1 at vrf ifindex 11
 put network 2 at vrf ifindex 12
 put node's address 192.0.2.1
+put open tcp port 0 of locked address 10.244.0.6
+put open tcp port 80 of locked address 10.244.0.6
 put probes of TCP port 8080 → network 1
 detach VRF binding from pod old
 stop guarding interface 22
@@ -158,7 +162,8 @@ func drawInputs(t *rapid.T, label string) (Inputs, Layout, Kubelet, map[string]u
 		}
 	}
 	for range rapid.IntRange(0, 6).Draw(t, label+"locked") {
-		in.Locked = append(in.Locked, LockedAddr{netip.AddrFrom4([4]byte{10, 244, 0, byte(rapid.IntRange(0, 5).Draw(t, label+"addr"))}), rapid.IntRange(1, 4).Draw(t, label+"owner")})
+		in.Locked = append(in.Locked, LockedAddr{Addr: netip.AddrFrom4([4]byte{10, 244, 0, byte(rapid.IntRange(0, 5).Draw(t, label+"addr"))}), NetworkID: rapid.IntRange(1, 4).Draw(t, label+"owner"),
+			Open: make([]network.OpenPort, rapid.IntRange(0, 1).Draw(t, label+"open"))})
 	}
 	for i := range 4 {
 		if rapid.Bool().Draw(t, label+"door") {

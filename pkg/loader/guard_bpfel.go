@@ -47,7 +47,8 @@ type guardBhDoor struct {
 	Netid       uint32
 	ForwardFrom uint32
 	PeerMac     [6]uint8
-	Pad         [2]uint8
+	Open        uint8
+	Pad         uint8
 	Peer6       [4]uint32
 }
 
@@ -69,6 +70,14 @@ type guardBhKubeletKey struct {
 	Id   uint64
 	Kind uint32
 	Pad  uint32
+}
+
+type guardBhOpenKey struct {
+	_     structs.HostLayout
+	Addr  guardBhAddr
+	Port  uint16
+	Proto uint8
+	Pad   uint8
 }
 
 type guardBhPod struct {
@@ -105,6 +114,7 @@ const (
 	guardMapBhEvents   = "bh_events"
 	guardMapBhKubelet  = "bh_kubelet"
 	guardMapBhLocked   = "bh_locked"
+	guardMapBhOpen     = "bh_open"
 	guardMapBhPodroots = "bh_podroots"
 	guardMapBhPods     = "bh_pods"
 	guardMapBhSocks    = "bh_socks"
@@ -178,6 +188,7 @@ type guardMapSpecs struct {
 	BhEvents   *ebpf.MapSpec `ebpf:"bh_events"`
 	BhKubelet  *ebpf.MapSpec `ebpf:"bh_kubelet"`
 	BhLocked   *ebpf.MapSpec `ebpf:"bh_locked"`
+	BhOpen     *ebpf.MapSpec `ebpf:"bh_open"`
 	BhPodroots *ebpf.MapSpec `ebpf:"bh_podroots"`
 	BhPods     *ebpf.MapSpec `ebpf:"bh_pods"`
 	BhSocks    *ebpf.MapSpec `ebpf:"bh_socks"`
@@ -217,6 +228,7 @@ type guardMaps struct {
 	BhEvents   *ebpf.Map `ebpf:"bh_events"`
 	BhKubelet  *ebpf.Map `ebpf:"bh_kubelet"`
 	BhLocked   *ebpf.Map `ebpf:"bh_locked"`
+	BhOpen     *ebpf.Map `ebpf:"bh_open"`
 	BhPodroots *ebpf.Map `ebpf:"bh_podroots"`
 	BhPods     *ebpf.Map `ebpf:"bh_pods"`
 	BhSocks    *ebpf.Map `ebpf:"bh_socks"`
@@ -232,6 +244,7 @@ func (m *guardMaps) Close() error {
 		m.BhEvents,
 		m.BhKubelet,
 		m.BhLocked,
+		m.BhOpen,
 		m.BhPodroots,
 		m.BhPods,
 		m.BhSocks,

@@ -75,14 +75,20 @@ func newGuardSandbox(t *testing.T, noTCX bool) *guardSandbox {
 	return w
 }
 
-// attachGuard attaches the guard's programs to the interfaces.
-func (w *guardSandbox) attachGuard() {
+// lockedDoor is the row of the interface locked.
+func (w *guardSandbox) lockedDoor() DoorRow {
 	w.t.Helper()
 	mac, err := net.ParseMAC(w.own["mp0"])
 	must(w.t, err)
+	return DoorRow{Ifindex: w.index["locked"], Kind: DoorLocked, PeerMAC: [6]byte(mac), Peer6: netip.MustParseAddr("fd00::2")}
+}
+
+// attachGuard attaches the guard's programs to the interfaces.
+func (w *guardSandbox) attachGuard() {
+	w.t.Helper()
 	for name, r := range map[string]DoorRow{
 		"mp1": {Kind: DoorPort, NetworkID: 1}, "mp0": {Kind: DoorDefault}, "pod": {Kind: DoorPod, NetworkID: 1},
-		"locked": {Kind: DoorLocked, PeerMAC: [6]byte(mac), Peer6: netip.MustParseAddr("fd00::2")}, "eth0": {Kind: DoorOwn}, "lo": {Kind: DoorLoopback},
+		"locked": w.lockedDoor(), "eth0": {Kind: DoorOwn}, "lo": {Kind: DoorLoopback},
 	} {
 		r.Ifindex = w.index[name]
 		if name == "lo" {

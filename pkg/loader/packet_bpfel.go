@@ -34,7 +34,8 @@ type packetBhDoor struct {
 	Netid       uint32
 	ForwardFrom uint32
 	PeerMac     [6]uint8
-	Pad         [2]uint8
+	Open        uint8
+	Pad         uint8
 	Peer6       [4]uint32
 }
 

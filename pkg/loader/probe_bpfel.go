@@ -39,7 +39,8 @@ type probeBhDoor struct {
 	Netid       uint32
 	ForwardFrom uint32
 	PeerMac     [6]uint8
-	Pad         [2]uint8
+	Open        uint8
+	Pad         uint8
 	Peer6       [4]uint32
 }
 
@@ -69,6 +70,14 @@ type probeBhNet struct {
 	Mark       uint32
 	Host4      [4]uint32
 	Host6      [4]uint32
+}
+
+type probeBhOpenKey struct {
+	_     structs.HostLayout
+	Addr  probeBhAddr
+	Port  uint16
+	Proto uint8
+	Pad   uint8
 }
 
 type probeBhPod struct {
@@ -119,6 +128,7 @@ const (
 	probeMapBhLocals     = "bh_locals"
 	probeMapBhLocked     = "bh_locked"
 	probeMapBhNets       = "bh_nets"
+	probeMapBhOpen       = "bh_open"
 	probeMapBhPodroots   = "bh_podroots"
 	probeMapBhPods       = "bh_pods"
 	probeMapBhProbes     = "bh_probes"
@@ -194,6 +204,7 @@ type probeMapSpecs struct {
 	BhLocals   *ebpf.MapSpec `ebpf:"bh_locals"`
 	BhLocked   *ebpf.MapSpec `ebpf:"bh_locked"`
 	BhNets     *ebpf.MapSpec `ebpf:"bh_nets"`
+	BhOpen     *ebpf.MapSpec `ebpf:"bh_open"`
 	BhPodroots *ebpf.MapSpec `ebpf:"bh_podroots"`
 	BhPods     *ebpf.MapSpec `ebpf:"bh_pods"`
 	BhProbes   *ebpf.MapSpec `ebpf:"bh_probes"`
@@ -235,6 +246,7 @@ type probeMaps struct {
 	BhLocals   *ebpf.Map `ebpf:"bh_locals"`
 	BhLocked   *ebpf.Map `ebpf:"bh_locked"`
 	BhNets     *ebpf.Map `ebpf:"bh_nets"`
+	BhOpen     *ebpf.Map `ebpf:"bh_open"`
 	BhPodroots *ebpf.Map `ebpf:"bh_podroots"`
 	BhPods     *ebpf.Map `ebpf:"bh_pods"`
 	BhProbes   *ebpf.Map `ebpf:"bh_probes"`
@@ -252,6 +264,7 @@ func (m *probeMaps) Close() error {
 		m.BhLocals,
 		m.BhLocked,
 		m.BhNets,
+		m.BhOpen,
 		m.BhPodroots,
 		m.BhPods,
 		m.BhProbes,

@@ -71,6 +71,8 @@ type DoorRow struct {
 	// PeerMAC and Peer6 are the addresses of a locked interface's only peer.
 	PeerMAC [6]byte
 	Peer6   netip.Addr
+	// Open says that OpenRows of a locked interface's pod exist.
+	Open bool
 }
 
 // NetRow holds the VRF and addresses to which connections are led in a network.
@@ -103,6 +105,14 @@ type LockedRow struct {
 	NetworkID uint32
 }
 
+// OpenRow is a port of a locked address that all of the cluster default network reach. A row
+// with port 0 admits the protocol's packets that have no port: later fragments, and ICMP.
+type OpenRow struct {
+	Addr     netip.Addr
+	Protocol string // tcp, udp, sctp or icmp
+	Port     uint16
+}
+
 // KubeletRow identifies kubelet by cgroup, or by process id if other processes
 // share its cgroup. Exactly one of the two is set.
 type KubeletRow struct {
@@ -118,6 +128,7 @@ func (r LocalRow) Key() Key   { return Key{"bh_locals", r.Addr} }
 func (r ProbeRow) Key() Key   { return Key{"bh_probes", r.Port} }
 func (r DestRow) Key() Key    { return Key{"bh_dests", r} }
 func (r LockedRow) Key() Key  { return Key{"bh_locked", r.Addr} }
+func (r OpenRow) Key() Key    { return Key{"bh_open", r} }
 func (r KubeletRow) Key() Key { return Key{"bh_kubelet", r} }
 
 func (r PodRow) String() string {
@@ -150,6 +161,9 @@ func (r ProbeRow) String() string {
 }
 func (r DestRow) String() string {
 	return fmt.Sprintf("destination %s inside network %d", r.Prefix, r.NetworkID)
+}
+func (r OpenRow) String() string {
+	return fmt.Sprintf("open %s port %d of locked address %s", r.Protocol, r.Port, r.Addr)
 }
 func (r LockedRow) String() string {
 	return fmt.Sprintf("locked address %s of network %d", r.Addr, r.NetworkID)
@@ -206,6 +220,7 @@ func (r DoorRow) encode() (any, any, error) {
 		return nil, nil, fmt.Errorf("not an interface index with a known kind")
 	}
 	v := &guardBhDoor{Kind: uint32(r.Kind), Netid: r.NetworkID, ForwardFrom: uint32(r.ForwardFrom), PeerMac: r.PeerMAC}
+	v.Open = uint8(flag(r.Open))
 	if r.Peer6.IsValid() {
 		v.Peer6 = addrWords(r.Peer6.As16())
 	}
@@ -257,6 +272,24 @@ func (r LockedRow) encode() (any, any, error) {
 		return nil, nil, fmt.Errorf("not an address: %s", r.Addr)
 	}
 	return &probeBhAddr{A: addrWords(r.Addr.As16())}, r.NetworkID, nil
+}
+
+// openProtocols are the IP protocols of an OpenRow's protocol: of an IPv4 and of an IPv6 address.
+var openProtocols = map[string][2]uint8{
+	"tcp": {unix.IPPROTO_TCP, unix.IPPROTO_TCP}, "udp": {unix.IPPROTO_UDP, unix.IPPROTO_UDP}, "sctp": {unix.IPPROTO_SCTP, unix.IPPROTO_SCTP},
+	"icmp": {unix.IPPROTO_ICMP, unix.IPPROTO_ICMPV6},
+}
+
+func (r OpenRow) encode() (any, any, error) {
+	protocol, ok := openProtocols[r.Protocol]
+	if !ok || !r.Addr.IsValid() || r.Addr.Zone() != "" {
+		return nil, nil, fmt.Errorf("no protocol of an address: %q of %s", r.Protocol, r.Addr)
+	}
+	k := &guardBhOpenKey{Port: r.Port, Proto: protocol[0]}
+	if k.Addr.A = addrWords(r.Addr.As16()); r.Addr.Is6() {
+		k.Proto = protocol[1]
+	}
+	return k, uint32(1), nil
 }
 
 const (
@@ -355,11 +388,22 @@ func (l *Loader) addressRows() ([]Row, error) {
 	for locked.Next(&ak, &v) {
 		out = append(out, LockedRow{wordsAddr(ak.A), v})
 	}
+	var ok guardBhOpenKey
+	open := l.maps["bh_open"].Iterate()
+	for open.Next(&ok, &v) {
+		r := OpenRow{Addr: wordsAddr(ok.Addr.A), Port: ok.Port}
+		for name, p := range openProtocols {
+			if ok.Proto == p[0] && r.Addr.Is4() || ok.Proto == p[1] && r.Addr.Is6() {
+				r.Protocol = name
+			}
+		}
+		out = append(out, r)
+	}
 	locals := l.maps["bh_locals"].Iterate()
 	for locals.Next(&ak, &v) {
 		out = append(out, LocalRow{wordsAddr(ak.A)})
 	}
-	return out, errors.Join(dests.Err(), locked.Err(), locals.Err())
+	return out, errors.Join(dests.Err(), locked.Err(), open.Err(), locals.Err())
 }
 
 func (l *Loader) doorRows() ([]Row, error) {
@@ -368,7 +412,7 @@ func (l *Loader) doorRows() ([]Row, error) {
 	var door guardBhDoor
 	doors := l.maps["bh_doors"].Iterate()
 	for doors.Next(&id, &door) {
-		out = append(out, DoorRow{int(id), DoorKind(door.Kind), door.Netid, int(door.ForwardFrom), door.PeerMac, optionalAddr(door.Peer6)})
+		out = append(out, DoorRow{int(id), DoorKind(door.Kind), door.Netid, int(door.ForwardFrom), door.PeerMac, optionalAddr(door.Peer6), door.Open != 0})
 	}
 	var net vrfbindBhNet
 	nets := l.maps["bh_nets"].Iterate()

@@ -53,6 +53,8 @@ type PodPort struct {
 	// Locked means that the pod's primary network is another one: on this network
 	// only the node's own address reaches the pod.
 	Locked bool
+	// Open are the ports of a locked port that all of this network reach.
+	Open []network.OpenPort
 }
 
 // Key is the pod's namespace/name.

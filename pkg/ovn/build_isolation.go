@@ -5,6 +5,7 @@ package ovn
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"bulkhead/pkg/network"
@@ -23,6 +24,9 @@ const LockedPortGroup = "bulkhead_locked"
 //	2  network policies, egress firewalls, multicast
 //	3  baseline admin network policies
 const tierIsolation = 0
+
+// maxACLName is the length of the longest name of an ACL (ovn-nb(5)).
+const maxACLName = 63
 
 // Priorities of ACLs in the tier of isolation.
 const (
@@ -66,6 +70,26 @@ func (b *builder) isolation() {
 	}
 }
 
+// openPorts adds the ACLs that let in what is for ports of a locked port, and ARP, without
+// which the pod cannot answer its neighbours on the switch. OVN passes neighbour discovery
+// before all ACLs, and replies and related ICMP errors after these.
+func (b *builder) openPorts(lsp string, ports []network.OpenPort) {
+	in, out := fmt.Sprintf("outport == %q", lsp), fmt.Sprintf("inport == %q", lsp)
+	b.acl(lsp+"-arp-to", nbdb.ACLDirectionToLport, lockAllow, nbdb.ACLActionAllow, in+" && arp")
+	b.acl(lsp+"-arp-from", nbdb.ACLDirectionFromLport, lockAllow, nbdb.ACLActionAllow, out+" && arp")
+	numbers := map[string][]string{}
+	for _, p := range ports {
+		numbers[p.Protocol] = append(numbers[p.Protocol], strconv.Itoa(int(p.Port)))
+	}
+	for protocol, list := range numbers {
+		match := fmt.Sprintf("%s.dst == {%s}", protocol, strings.Join(list, ", "))
+		if protocol == "icmp" {
+			match = "(icmp4.type == 8 || icmp6.type == 128)" // echo requests
+		}
+		b.acl(lsp+"-"+protocol, nbdb.ACLDirectionToLport, lockAllow, nbdb.ACLActionAllowRelated, in+" && "+match)
+	}
+}
+
 // acl adds an ACL to the locked port group.
 func (b *builder) acl(name, direction string, priority int, action, match string) {
 	id := "locked-" + name
@@ -74,7 +98,7 @@ func (b *builder) acl(name, direction string, priority int, action, match string
 		effect = Closes
 	}
 	b.add(effect, nbdb.ACLTable, id, &nbdb.ACL{
-		Name: ptr(id), Tier: tierIsolation, Direction: direction, Priority: priority, Action: action, Match: match,
+		Name: ptr(id[:min(len(id), maxACLName)]), Tier: tierIsolation, Direction: direction, Priority: priority, Action: action, Match: match,
 	}, []Ref{b.ref(nbdb.PortGroupTable, LockedPortGroup, "acls")})
 }
 

@@ -178,6 +178,9 @@ func (b *builder) pod(sw string, pod PodPort) {
 	b.add(portEffect(pod.Enabled), nbdb.LogicalSwitchPortTable, name, &nbdb.LogicalSwitchPort{
 		Name: name, Addresses: []string{line}, PortSecurity: []string{line}, Enabled: pod.Enabled, Options: options,
 	}, in, markNamespace, pod.Namespace, markPod, pod.Pod, markPodUID, pod.UID, markNAD, pod.NADKey, markRole, string(b.net.Role))
+	if pod.Locked && len(pod.Open) > 0 {
+		b.openPorts(name, pod.Open)
+	}
 }
 
 // portAddresses returns a pod port's "MAC IP IP". Without IPs, on networks without

@@ -46,6 +46,7 @@ func golden(t *testing.T, name string, n network.Network, dual bool, peers int, 
 	}
 	if n.IsDefault() {
 		in.Pods = []PodPort{testPod(n, node, "default", "plain", "p", 3, false), testPod(n, node, "default", "blue", "p", 4, true)}
+		in.Pods[1].Open = []network.OpenPort{{Protocol: "icmp"}, {Protocol: "tcp", Port: 80}, {Protocol: "tcp", Port: 443}, {Protocol: "udp", Port: 53}}
 	} else {
 		in.Pods = []PodPort{testPod(n, node, "blue/net", "blue", "p", 3, false)}
 	}
@@ -212,6 +213,9 @@ func genRows(t *rapid.T, label string) (network.Network, State) {
 		}
 		pod := testPod(n, node, nadKey, "ns", name, i, n.IsDefault() && rapid.Bool().Draw(t, label+" locked"))
 		pod.Enabled = disabled
+		for port := range rapid.IntRange(0, 2).Draw(t, label+" open") {
+			pod.Open = append(pod.Open, network.OpenPort{Protocol: rapid.SampledFrom([]string{"tcp", "udp"}).Draw(t, fmt.Sprintf("%s protocol %d", label, port)), Port: uint16(80 + port)})
+		}
 		in.Pods = append(in.Pods, pod)
 	}
 	s, err := Build(n, node, in)

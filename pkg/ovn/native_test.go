@@ -108,6 +108,7 @@ func testNative(t *testing.T, r native.Tree, dual bool) {
 					testPod(n, z.node, "default", "plain", "p", 3, false),
 					testPod(n, z.node, "default", "red", "p", 4, true),
 					testPod(n, z.node, "default", "blue", "p", 5, true))
+				in.Pods[len(in.Pods)-1].Open = []network.OpenPort{{Protocol: "icmp"}, {Protocol: "tcp", Port: 80}}
 			} else {
 				ns := strings.TrimSuffix(n.Name, "_net")
 				in.Pods = append(in.Pods, testPod(n, z.node, ns+"/net", ns, "p", 3, false))
@@ -126,7 +127,11 @@ func testNative(t *testing.T, r native.Tree, dual bool) {
 			t.Fatal(err)
 		}
 		mgmt := mapPrefixes(hosts, network.Management)
-		z.plug(nets[0].ManagementLSP(z.node.Name), "", namespace(t, z.Name+"m"), "mgmt", network.MACOf(mgmt), mgmt)
+		var routes []string
+		for _, r := range network.NewPodNetwork(nets[0], testPlan(dual), mgmt, true).Routes {
+			routes = append(routes, fmt.Sprintf("%s via %s", r.Dest, r.NextHop))
+		}
+		z.plug(nets[0].ManagementLSP(z.node.Name), "", namespace(t, z.Name+"m"), "mgmt", network.MACOf(mgmt), mgmt, routes...)
 	}
 	t.Logf("%s", a.must("ovn-nbctl", "--no-leader-only", "show"))
 	for _, z := range zones {
@@ -152,6 +157,9 @@ func testNative(t *testing.T, r native.Tree, dual bool) {
 			{"blue pods across zones, same addresses", nsOf(a, "bluep"), address(blue, b, 3, f)},
 			{"the node to its red pod's locked port", nsOf(a, "m"), address(cdn, a, 4, f)},
 			{"the node to its plain pod", nsOf(b, "m"), address(cdn, b, 3, f)},
+			{"a plain pod to an open port on its node", nsOf(a, "plainp"), address(cdn, a, 5, f)},
+			{"a plain pod to an open port across zones", nsOf(a, "plainp"), address(cdn, b, 5, f)},
+			{"the node to an open port on another node", nsOf(a, "m"), address(cdn, b, 5, f)},
 		}
 		for _, c := range reach {
 			eventually(t, c.desc, func() error { return r.Ping(c.from, c.to, 1) })
@@ -161,7 +169,9 @@ func testNative(t *testing.T, r native.Tree, dual bool) {
 			{"a plain pod reaches a locked port on its node", nsOf(a, "plainp"), address(cdn, a, 4, f)},
 			{"a plain pod reaches a locked port across zones", nsOf(a, "plainp"), address(cdn, b, 4, f)},
 			{"a locked port reaches a plain pod", nsOf(a, "redp"), address(cdn, a, 3, f)},
-			{"a locked port reaches a locked port", nsOf(a, "redp"), address(cdn, a, 5, f)},
+			{"a locked port reaches a locked port", nsOf(a, "bluep"), address(cdn, a, 4, f)},
+			{"a locked port reaches an open port", nsOf(a, "redp"), address(cdn, a, 5, f)},
+			{"a pod with an open port reaches a plain pod", nsOf(a, "bluep"), address(cdn, a, 3, f)},
 			{"the node reaches a locked port on another node", nsOf(a, "m"), address(cdn, b, 4, f)},
 		} {
 			if r.Ping(c.from, c.to, 2) == nil {

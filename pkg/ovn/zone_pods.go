@@ -17,8 +17,12 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// reasonAllocation is the reason of events on pods without addresses.
-const reasonAllocation = "ErrorAllocatingPod"
+// Reasons of events on pods: one without addresses, and one whose annotation
+// network.AnnotationOpenDefaultPorts cannot be read.
+const (
+	reasonAllocation = "ErrorAllocatingPod"
+	reasonOpenPorts  = "ErrorOpeningPorts"
+)
 
 // errWait means that a pod waits for an event that will enqueue it again.
 var errWait = errors.New("not yet")
@@ -140,6 +144,7 @@ func (z *Zone) assignNetworks(pod *corev1.Pod, restoring bool) (network.PodNetwo
 		z.state(g.network).pods[key+" "+k] = g.port
 		z.queue.AddUnits(g.network, podUnit(key))
 	}
+	z.setOpenPorts(pod, st, restoring)
 	if len(st.ports) > 0 {
 		z.updateClusterPorts(pod, st)
 		z.pods[key] = st
@@ -149,6 +154,28 @@ func (z *Zone) assignNetworks(pod *corev1.Pod, restoring bool) (network.PodNetwo
 	}
 	z.addresses.dropRestored(key, func(k string) bool { return z.hasPort(key, k) })
 	return out, nil
+}
+
+// setOpenPorts sets the open ports of a pod's locked port. An annotation that cannot be read
+// opens none.
+func (z *Zone) setOpenPorts(pod *corev1.Pod, st *podState, restoring bool) {
+	key := pod.Namespace + "/" + pod.Name
+	g, ok := st.ports[network.DefaultName]
+	if !ok || !g.port.Locked {
+		return
+	}
+	ports, err := network.ParseOpenPorts(pod.Annotations[network.AnnotationOpenDefaultPorts])
+	if err != nil && !restoring {
+		z.log.Warn("cannot open the pod's ports on the cluster default network", "pod", key, "error", err)
+		z.events.Event(reference(pod), corev1.EventTypeWarning, reasonOpenPorts, err.Error())
+	}
+	if slices.Equal(g.port.Open, ports) {
+		return
+	}
+	g.port.Open = ports
+	st.ports[network.DefaultName] = g
+	z.state(g.network).pods[key+" "+network.DefaultName] = g.port
+	z.queue.AddUnits(g.network, podUnit(key))
 }
 
 // wantedNetworks returns the networks of a pod, none if the pod is left as it is.

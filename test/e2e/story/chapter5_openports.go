@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package story
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"bulkhead/pkg/network"
+)
+
+func openPortChecks() []Check {
+	return []Check{
+		{Chapter: 5, Title: "open ports of red's pods: the default network and nodes reach those alone, until they are closed", Phase: phaseReach, Needs: needs(fixturePlain, fixtureTenants), Run: openPorts},
+	}
+}
+
+// openPorts opens TCP and echo requests, but not UDP, of two of red's pods that run.
+func openPorts(ctx context.Context, w *World) (_ string, err error) {
+	victims, others := w.tenant("red"), w.tenant("blue")
+	victims, neighbour := victims[:2], victims[2]
+	want, never := map[string]string{}, []string{}
+	var closed []string // unless the ports are open
+	for _, p := range victims {
+		for _, t := range targets(p.Default...) {
+			if strings.HasPrefix(t, "udp:") {
+				never = append(never, t)
+				continue
+			}
+			want[t], closed = p.Namespace+"/"+p.Name, append(closed, t)
+		}
+	}
+	never = append(never, targets(neighbour.Default...)...)
+	type seeker struct {
+		name  string
+		ask   func([]string) ([]probe, error) // what should answer
+		check func([]string) ([]probe, error) // what should not
+	}
+	var seekers []seeker
+	for _, p := range w.tenant("") {
+		seekers = append(seekers, seeker{p.Name, func(list []string) ([]probe, error) { return w.ask(ctx, p, "", list) },
+			func(list []string) ([]probe, error) { return w.check(ctx, p, "", 3*time.Second, list...) }})
+	}
+	for _, n := range w.Lab.Nodes() {
+		seekers = append(seekers, seeker{n.Name, fromNode(ctx, n),
+			func(list []string) ([]probe, error) { return nodeProbe(ctx, n, 3*time.Second, list...) }})
+	}
+	refused := func(list []string) error {
+		return each(seekers, func(s seeker) error {
+			got, err := s.check(list)
+			if err != nil {
+				return err
+			}
+			return reachedAny(s.name, got)
+		})
+	}
+	if err := refused(closed); err != nil {
+		return "", fmt.Errorf("before: %w", err)
+	}
+	defer func() { err = errors.Join(err, w.setOpenPorts(context.WithoutCancel(ctx), victims, nil)) }()
+	value := "- protocol: tcp\n  port: 8080\n- protocol: icmp\n"
+	if err := w.setOpenPorts(ctx, victims, &value); err != nil {
+		return "", err
+	}
+	err = each(seekers, func(s seeker) error {
+		if _, err := reach(s.ask, want); err != nil {
+			return fmt.Errorf("from %s: %w", s.name, err)
+		}
+		return nil
+	})
+	if err != nil {
+		return "", err
+	}
+	if err := refused(never); err != nil {
+		return "", fmt.Errorf("what is not open: %w", err)
+	}
+	// Tenants reach nothing: their own locked addresses lead nowhere.
+	err = each(append([]*pod{neighbour}, others...), func(p *pod) error {
+		got, err := w.check(ctx, p, "", 3*time.Second, closed...)
+		if err != nil {
+			return err
+		}
+		return reachedAny(p.Name, got)
+	})
+	if err != nil {
+		return "", err
+	}
+	if err := w.setOpenPorts(ctx, victims, nil); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%d seekers, %d targets open, %d not", len(seekers), len(want), len(never)), w.Lab.Wait(ctx, "the ports to be closed", func(context.Context) (bool, string, error) {
+		err := refused(closed)
+		return err == nil, fmt.Sprint(err), nil
+	})
+}
+
+// setOpenPorts sets the annotation of pods; nil removes it.
+func (w *World) setOpenPorts(ctx context.Context, pods []*pod, value *string) error {
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]any{network.AnnotationOpenDefaultPorts: value}}})
+	if err != nil {
+		return err
+	}
+	for _, p := range pods {
+		if _, err := w.Lab.Client().CoreV1().Pods(p.Namespace).Patch(ctx, p.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+			return fmt.Errorf("open ports of pod %s/%s: %w", p.Namespace, p.Name, err)
+		}
+	}
+	return nil
+}

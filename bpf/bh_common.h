@@ -124,14 +124,6 @@ struct bh_addr {
 	__u32 a[4];
 };
 
-/* A port of a locked address that all of the cluster default network reach. */
-struct bh_open_key {
-	struct bh_addr addr;
-	__u16 port; /* host order; 0: ICMP, and later fragments */
-	__u8 proto;
-	__u8 pad;
-};
-
 enum bh_kubelet_kind { BH_KUBELET_CGROUP = 1, BH_KUBELET_TGID = 2 };
 
 struct bh_kubelet_key {

@@ -8,7 +8,7 @@
  * Processes outside all pods, including the node's administrator, may enter.
  */
 #include "bh_pods.h"
-#include "bh_parse.h"
+#include "bh_locked.h"
 
 #include <bpf/bpf_core_read.h>
 
@@ -29,29 +29,6 @@ typedef struct {
 struct sock_common {
 	possible_net_t skc_net;
 } BTF;
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 262144);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct bh_addr);
-	__type(value, __u32); /* network id */
-} bh_locked SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 262144);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct bh_open_key);
-	__type(value, __u32);
-} bh_open SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 64);
-	__type(key, struct bh_kubelet_key);
-	__type(value, __u32);
-} bh_kubelet SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
@@ -174,57 +151,6 @@ static __always_inline int in_host_netns(const struct bh_config *cfg, void *sk)
 	return cookie == cfg->host_netns;
 }
 
-/*
- * is_open reports whether a packet has an open port of a locked address: to one
- * (echo request for ICMP) or, with reply, from one. Later fragments have no port.
- */
-static __always_inline int is_open(struct __sk_buff *skb, const struct bh_packet *p, int start, int reply)
-{
-	struct bh_open_key key = { .addr = reply ? p->saddr : p->daddr, .proto = p->proto };
-	__u8 type;
-	__be16 port;
-
-	if (p->unparsed)
-		return 0;
-	if (p->later_fragment)
-		return bpf_map_lookup_elem(&bh_open, &key) != 0;
-	if (p->proto == IPPROTO_ICMP || p->proto == IPPROTO_ICMPV6) {
-		if (bh_load(skb, p->l4, &type, 1, start))
-			return 0;
-		if (type != (p->proto == IPPROTO_ICMP ? (reply ? 0 : 8) : (reply ? 129 : 128)))
-			return 0;
-	} else {
-		/* TCP, UDP and SCTP begin with the source port and the destination port. */
-		if (bh_load(skb, p->l4 + (reply ? 0 : 2), &port, 2, start) || !port)
-			return 0;
-		key.port = bpf_ntohs(port);
-	}
-	return bpf_map_lookup_elem(&bh_open, &key) != 0;
-}
-
-/*
- * is_open_frame is is_open for a frame on an interface with open ports. ARP,
- * neighbour discovery and ICMP errors belong to it; OVN checks those.
- */
-static __always_inline int is_open_frame(struct __sk_buff *skb, int reply)
-{
-	struct bh_packet p;
-	__u16 proto;
-	__u32 off = bh_eth(skb, &proto);
-	__u8 type;
-
-	if (!off)
-		return proto == BH_ETH_P_ARP;
-	bh_ip(skb, off, BH_DATA, &p);
-	if (is_open(skb, &p, BH_DATA, reply))
-		return 1;
-	if (p.unparsed || p.later_fragment || bh_load(skb, p.l4, &type, 1, BH_DATA))
-		return 0;
-	if (p.proto == IPPROTO_ICMP)
-		return type == 3 || type == 11 || type == 12;
-	return p.proto == IPPROTO_ICMPV6 && ((type >= 1 && type <= 4) || type == 135 || type == 136);
-}
-
 /* Egress of management ports and VRF devices: packets into a network. */
 SEC("tcx/egress")
 int bh_grd_port(struct __sk_buff *skb)
@@ -271,7 +197,7 @@ int bh_grd_port(struct __sk_buff *skb)
 	if (owner != BH_OWNER_HOST && from_packet_socket(skb) && !(pod && (pod->flags & BH_POD_TRUSTED)))
 		return drop(skb, BH_R_GUARD_INJECTED, id, netid, &p);
 	if (cfg->probe_lock && (p.unparsed || (bpf_map_lookup_elem(&bh_locked, &p.daddr) &&
-					       !is_open(skb, &p, BH_NET, 0)))) {
+					       !bh_is_open(skb, &p, BH_NET, 0)))) {
 		if (p.unparsed && owner == BH_OWNER_HOST)
 			return TCX_NEXT; /* such as ARP frames sent by the node's administrator */
 		if (owner != BH_OWNER_HOST || !from_kubelet(skb, cfg))
@@ -303,7 +229,7 @@ int bh_grd_pod(struct __sk_buff *skb)
 	if (door && door->kind == BH_DOOR_LOCKED) {
 		__u8 from[6];
 
-		open = door->open && is_open_frame(skb, 0);
+		open = door->open && bh_is_open_frame(skb, 0);
 		if (!open && (bh_load(skb, 6, from, 6, BH_DATA) ||
 			      __builtin_memcmp(from, door->peer_mac, 6)))
 			return drop(skb, BH_R_LOCKED_FRAME, 0, door->netid, 0);
@@ -395,7 +321,7 @@ int bh_grd_from(struct __sk_buff *skb)
 		return TCX_DROP;
 	if (!__builtin_memcmp(to, door->peer_mac, 6))
 		return TCX_NEXT;
-	if (door->open && is_open_frame(skb, 1) &&
+	if (door->open && bh_is_open_frame(skb, 1) &&
 	    (!(to[0] & 1) || (p.proto == IPPROTO_ICMPV6 && b[0] == 135)))
 		return TCX_NEXT;
 	/* Multicast and broadcast: only neighbour solicitations for the node's address. */

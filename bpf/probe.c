@@ -9,30 +9,8 @@
  * the mark set here.
  */
 #include "bh_lead.h"
+#include "bh_locked.h"
 #include "bh_sockopt.h"
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 262144);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct bh_addr);
-	__type(value, __u32); /* network id */
-} bh_locked SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 262144);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct bh_open_key);
-	__type(value, __u32);
-} bh_open SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 64);
-	__type(key, struct bh_kubelet_key);
-	__type(value, __u32);
-} bh_kubelet SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
@@ -140,8 +118,8 @@ static __always_inline int lead_probe(struct bpf_sock_addr *ctx, const struct bh
 	return 1;
 }
 
-/* is_open reports whether a port of a locked address is open. */
-static __always_inline int is_open(const struct bpf_sock_addr *ctx, const struct bh_addr *addr)
+/* port_is_open reports whether a port of a locked address is open. */
+static __always_inline int port_is_open(const struct bpf_sock_addr *ctx, const struct bh_addr *addr)
 {
 	struct bh_open_key key = { .addr = *addr, .port = bpf_ntohs(ctx->user_port), .proto = ctx->protocol };
 
@@ -173,7 +151,7 @@ static __always_inline int check_dest(struct bpf_sock_addr *ctx, struct bh_addr 
 			bh_count(BH_R_PROBE_ALLOWED);
 			return 1;
 		}
-		if (!is_open(ctx, addr))
+		if (!port_is_open(ctx, addr))
 			return bh_refuse(BH_R_PROBE_REFUSED, *netid, ctx->family, ctx->protocol, addr,
 					 bpf_ntohs(ctx->user_port));
 	}

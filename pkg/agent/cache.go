@@ -29,7 +29,7 @@ type Cache struct {
 	namespaces  map[string]Namespace               // those with a relevant label
 	pods        map[string]Pod                     // of this node, by namespace/name
 	podsByNS    map[string]map[string]struct{}     // namespace → keys of pods
-	services    map[string][]firewall.Service      // ports of services that all networks reach, by namespace/name
+	services    map[string][]firewall.Port         // ports of services that all networks reach, by namespace/name
 	removing    map[int]bool                       // deleted networks whose kernel state remains
 	nodeID      int
 	annotations map[string]string // of this Node
@@ -69,7 +69,7 @@ func (p Pod) lockedAddresses() []netip.Prefix {
 func NewCache() *Cache {
 	return &Cache{
 		nads: network.NewNADIndex(), foreign: map[string]struct{}{}, ids: map[string]int{}, networks: map[int]map[string]network.Network{}, localnets: map[string]network.Network{},
-		namespaces: map[string]Namespace{}, pods: map[string]Pod{}, podsByNS: map[string]map[string]struct{}{}, removing: map[int]bool{}, services: map[string][]firewall.Service{},
+		namespaces: map[string]Namespace{}, pods: map[string]Pod{}, podsByNS: map[string]map[string]struct{}{}, removing: map[int]bool{}, services: map[string][]firewall.Port{},
 	}
 }
 

@@ -135,7 +135,7 @@ func (r *hostReconciler) firewallInputs(locked []hostnet.LockedAddr) firewall.In
 	for _, l := range locked {
 		in.Locked = append(in.Locked, l.Addr)
 		for _, p := range l.Open {
-			in.Open = append(in.Open, firewall.Service{Addr: l.Addr, Protocol: p.Protocol, Port: p.Port})
+			in.Open = append(in.Open, firewall.Port{Addr: l.Addr, Protocol: p.Protocol, Port: p.Port})
 		}
 	}
 	if r.podRoots != nil {

@@ -27,11 +27,11 @@ func trimService(obj any) (any, error) {
 }
 
 // servicePorts returns the service's cluster IPs with each of its ports.
-func servicePorts(s *corev1.Service) []firewall.Service {
-	var out []firewall.Service
+func servicePorts(s *corev1.Service) []firewall.Port {
+	var out []firewall.Port
 	for _, a := range kube.ClusterIPs(s) {
 		for _, p := range s.Spec.Ports {
-			out = append(out, firewall.Service{Addr: a, Protocol: strings.ToLower(string(cmp.Or(p.Protocol, corev1.ProtocolTCP))), Port: uint16(p.Port)})
+			out = append(out, firewall.Port{Addr: a, Protocol: strings.ToLower(string(cmp.Or(p.Protocol, corev1.ProtocolTCP))), Port: uint16(p.Port)})
 		}
 	}
 	return out
@@ -39,7 +39,7 @@ func servicePorts(s *corev1.Service) []firewall.Service {
 
 // SetService stores the ports of a service, none of a deleted one, and returns whether
 // they changed.
-func (c *Cache) SetService(key string, ports []firewall.Service) (changed bool) {
+func (c *Cache) SetService(key string, ports []firewall.Port) (changed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	changed = !slices.Equal(c.services[key], ports)
@@ -53,10 +53,10 @@ func (c *Cache) SetService(key string, ports []firewall.Service) (changed bool) 
 
 // Services returns the ports of all services in namespaces of the cluster default
 // network.
-func (c *Cache) Services() []firewall.Service {
+func (c *Cache) Services() []firewall.Port {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	var out []firewall.Service
+	var out []firewall.Port
 	for key, ports := range c.services {
 		namespace, _, _ := strings.Cut(key, "/")
 		if !c.namespaces[namespace].Labelled {

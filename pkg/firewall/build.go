@@ -85,8 +85,8 @@ type Inputs struct {
 	// Locked are the default-network addresses of local pods with a primary
 	// network.
 	Locked []netip.Addr
-	// Open are the open ports of locked addresses; the protocol icmp has none.
-	Open []Service
+	// Open are the open ports of locked addresses.
+	Open []Port
 	// Networks are this node's networks, without the cluster default network.
 	Networks []network.Network
 	// DefaultPort is the cluster default network's management port.
@@ -101,17 +101,17 @@ type Inputs struct {
 	// Bridge is the external bridge; "": none.
 	Bridge string
 	// Services are what all networks reach, of the cluster default network.
-	Services []Service
+	Services []Port
 	// Masquerade and ServiceCIDRs are the cluster's ranges.
 	Masquerade, ServiceCIDRs []netip.Prefix
 	Kubelet
 }
 
-// Service is a port of a service.
-type Service struct {
+// Port is a port of an address, of a service or of a pod.
+type Port struct {
 	Addr     netip.Addr
-	Protocol string // tcp, udp or sctp
-	Port     uint16
+	Protocol string // tcp, udp or sctp; for Inputs.Open also icmp: echo requests
+	Port     uint16 // 0 for icmp
 }
 
 // Cgroup is a cgroup v2 directory: its path below the mount, without a leading
@@ -197,14 +197,9 @@ func Build(in Inputs) State {
 		st.Sets[name] = slices.Compact(elements)
 	}
 	st.Chains = []Chain{
-		in.lockedChain(),
 		in.networksChain(),
+		in.lockedChain(),
 		{Name: chainOutput, Hook: "output", Rules: slices.Concat([]Rule{
-			// A tenant's processes do not reach them: networks have the last word.
-			rule("open ports, IPv4", "ip daddr . meta l4proto . th dport @"+SetOpen4, "goto", chainNetworks),
-			rule("open ports, IPv6", "ip6 daddr . meta l4proto . th dport @"+SetOpen6, "goto", chainNetworks),
-			rule("open to echo requests, IPv4", "icmp type echo-request ip daddr @"+SetOpenICMP4, "goto", chainNetworks),
-			rule("open to echo requests, IPv6", "icmpv6 type echo-request ip6 daddr @"+SetOpenICMP6, "goto", chainNetworks),
 			rule("locked pods, IPv4", "ip daddr @"+SetLocked4, "goto", chainLocked),
 			rule("locked pods, IPv6", "ip6 daddr @"+SetLocked6, "goto", chainLocked),
 			rule("networks", "oifname", managementPorts, "goto", chainNetworks),
@@ -220,7 +215,13 @@ func Build(in Inputs) State {
 
 // lockedChain filters packets to locked addresses.
 func (in Inputs) lockedChain() Chain {
-	c := Chain{Name: chainLocked}
+	c := Chain{Name: chainLocked, Rules: []Rule{
+		// A tenant's processes do not reach them: the chain of networks decides.
+		rule("open ports, IPv4", "ip daddr . meta l4proto . th dport @"+SetOpen4, "goto", chainNetworks),
+		rule("open ports, IPv6", "ip6 daddr . meta l4proto . th dport @"+SetOpen6, "goto", chainNetworks),
+		rule("open to echo requests, IPv4", "icmp type echo-request ip daddr @"+SetOpenICMP4, "goto", chainNetworks),
+		rule("open to echo requests, IPv6", "icmpv6 type echo-request ip6 daddr @"+SetOpenICMP6, "goto", chainNetworks),
+	}}
 	reject := func(senders string, match ...string) {
 		// Reject, not drop: the sender gets an error at once.
 		c.Rules = append(c.Rules,

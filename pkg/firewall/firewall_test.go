@@ -39,7 +39,7 @@ func addrs(list ...string) []netip.Addr {
 }
 
 var (
-	services = []Service{
+	services = []Port{
 		{netip.MustParseAddr("10.96.0.1"), "tcp", 443}, {netip.MustParseAddr("10.96.0.10"), "udp", 53},
 		{netip.MustParseAddr("fd10:96::a"), "udp", 53}, {netip.MustParseAddr("fd10:96::a"), "sctp", 9153},
 	}
@@ -298,7 +298,7 @@ func TestKernel(t *testing.T) {
 	}
 	// An open port, and echo requests, for as long as they are open.
 	open := in
-	open.Open = []Service{{netip.MustParseAddr("10.244.1.5"), "tcp", 8080}, {netip.MustParseAddr("fd10::5"), "udp", 8080}, {netip.MustParseAddr("fd10::5"), "tcp", 8081}}
+	open.Open = []Port{{netip.MustParseAddr("10.244.1.5"), "tcp", 8080}, {netip.MustParseAddr("fd10::5"), "udp", 8080}, {netip.MustParseAddr("fd10::5"), "tcp", 8081}}
 	if _, err := r.Reconcile(ctx, open, false); err != nil {
 		t.Fatal(err)
 	}
@@ -308,7 +308,7 @@ func TestKernel(t *testing.T) {
 	if err := unix.Sendto(fd, echo, 0, &unix.SockaddrInet4{Addr: [4]byte{10, 244, 1, 5}}); !errors.Is(err, unix.EPERM) {
 		t.Errorf("root's ping of a pod with an open port: %v", err)
 	}
-	open.Open = append(open.Open, Service{netip.MustParseAddr("fd10::5"), "tcp", 8080}, Service{netip.MustParseAddr("10.244.1.5"), "icmp", 0}, Service{netip.MustParseAddr("fd10::5"), "icmp", 0})
+	open.Open = append(open.Open, Port{netip.MustParseAddr("fd10::5"), "tcp", 8080}, Port{netip.MustParseAddr("10.244.1.5"), "icmp", 0}, Port{netip.MustParseAddr("fd10::5"), "icmp", 0})
 	if _, err := r.Reconcile(ctx, open, false); err != nil {
 		t.Fatal(err)
 	}
@@ -323,6 +323,15 @@ func TestKernel(t *testing.T) {
 	if err := unix.Sendto(fd, echo, 0, &unix.SockaddrInet4{Addr: [4]byte{10, 244, 1, 5}}); err != nil {
 		t.Errorf("root's ping, opened: %v", err)
 	}
+	// Of pods in the host's network, those outside the tenants reach it, and tenants' do not.
+	inPod(t, pods, func() {
+		if _, err := dial("10.244.1.5:8080", 0); err != nil {
+			t.Errorf("a pod outside the tenants to an open port: %v", err)
+		}
+		if _, err := dial("10.244.1.5:8080", int(network.PacketMark(1))); err == nil {
+			t.Error("a tenant's pod reaches an open port")
+		}
+	})
 	if _, err := r.Reconcile(ctx, in, false); err != nil {
 		t.Fatal(err)
 	}
@@ -409,6 +418,25 @@ func TestKernel(t *testing.T) {
 	if out, _ := exec.Command("nft", "list", "ruleset").CombinedOutput(); len(out) != 0 {
 		t.Errorf("leftover rules: %s", out)
 	}
+}
+
+// inPod runs f with this process in a cgroup.
+func inPod(t *testing.T, path string, f func()) {
+	t.Helper()
+	raw, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, own, _ := strings.Cut(string(raw), "0::")
+	own, _, _ = strings.Cut(own, "\n")
+	move := func(to string) {
+		if err := os.WriteFile(filepath.Join("/sys/fs/cgroup", to, "cgroup.procs"), []byte("0"), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	move(path)
+	defer move(own)
+	f()
 }
 
 // podRoot creates a cgroup that acts as the cgroup of all pods.

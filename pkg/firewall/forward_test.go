@@ -171,7 +171,7 @@ ip route add fd69::/112 via 2001:db8::10
 	atTenant.listen(t, "169.254.0.13:55", "[fd69::d]:55")
 
 	in := Inputs{Kubelet: Kubelet{Mark: mark}, Networks: []network.Network{{ID: 7}}, Bridge: "br-ex", Masquerade: masquerade, ServiceCIDRs: serviceCIDRs,
-		Services: []Service{{netip.MustParseAddr("10.96.0.1"), "udp", 53}, {netip.MustParseAddr("fd10:96::1"), "udp", 53}}}
+		Services: []Port{{netip.MustParseAddr("10.96.0.1"), "udp", 53}, {netip.MustParseAddr("fd10:96::1"), "udp", 53}}}
 	reconciler := &Reconciler{Target: target}
 	reconcile := func() {
 		t.Helper()

@@ -38,22 +38,22 @@ func openPorts(ctx context.Context, w *World) (_ string, err error) {
 		}
 	}
 	never = append(never, targets(neighbour.Default...)...)
-	type seeker struct {
+	type client struct {
 		name  string
 		ask   func([]string) ([]probe, error) // what should answer
 		check func([]string) ([]probe, error) // what should not
 	}
-	var seekers []seeker
+	var clients []client
 	for _, p := range w.tenant("") {
-		seekers = append(seekers, seeker{p.Name, func(list []string) ([]probe, error) { return w.ask(ctx, p, "", list) },
+		clients = append(clients, client{p.Name, func(list []string) ([]probe, error) { return w.ask(ctx, p, "", list) },
 			func(list []string) ([]probe, error) { return w.check(ctx, p, "", 3*time.Second, list...) }})
 	}
 	for _, n := range w.Lab.Nodes() {
-		seekers = append(seekers, seeker{n.Name, fromNode(ctx, n),
+		clients = append(clients, client{n.Name, fromNode(ctx, n),
 			func(list []string) ([]probe, error) { return nodeProbe(ctx, n, 3*time.Second, list...) }})
 	}
 	refused := func(list []string) error {
-		return each(seekers, func(s seeker) error {
+		return each(clients, func(s client) error {
 			got, err := s.check(list)
 			if err != nil {
 				return err
@@ -69,7 +69,7 @@ func openPorts(ctx context.Context, w *World) (_ string, err error) {
 	if err := w.setOpenPorts(ctx, victims, &value); err != nil {
 		return "", err
 	}
-	err = each(seekers, func(s seeker) error {
+	err = each(clients, func(s client) error {
 		if _, err := reach(s.ask, want); err != nil {
 			return fmt.Errorf("from %s: %w", s.name, err)
 		}
@@ -95,7 +95,7 @@ func openPorts(ctx context.Context, w *World) (_ string, err error) {
 	if err := w.setOpenPorts(ctx, victims, nil); err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("%d seekers, %d targets open, %d not", len(seekers), len(want), len(never)), w.Lab.Wait(ctx, "the ports to be closed", func(context.Context) (bool, string, error) {
+	return fmt.Sprintf("%d clients, %d targets open, %d not", len(clients), len(want), len(never)), w.Lab.Wait(ctx, "the ports to be closed", func(context.Context) (bool, string, error) {
 		err := refused(closed)
 		return err == nil, fmt.Sprint(err), nil
 	})

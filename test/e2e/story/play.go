@@ -41,7 +41,7 @@ func Select(run string) ([]Check, error) {
 // deletes nothing. Results are in the order of checks.
 func (w *World) Play(ctx context.Context, checks []Check) []Result {
 	results := make([]Result, len(checks))
-	last := Check{Chapter: 9, Title: "everything deleted: no link, address, rule, route, port, OVN row, NAD, pin or map row remains", Phase: phaseDeletion, Run: nothingRemains, Timeout: 10 * time.Minute}
+	last := Check{Chapter: 9, Title: "everything deleted: no link, address, rule, route, port, OVN row, NAD, pin or map row remains", Phase: phaseDeletion, Run: nothingRemains, Timeout: 20 * time.Minute}
 	if err := w.begin(ctx); err != nil {
 		for i, c := range checks {
 			results[i] = Result{Check: c, Err: err}

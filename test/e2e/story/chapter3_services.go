@@ -21,6 +21,7 @@ import (
 func serviceChecks() []Check {
 	return []Check{
 		{Chapter: 3, Title: "services: each network's pods reach its own, on every node and back to themselves", Phase: phaseReach, Needs: needs(fixtureServices), Run: servicesReached},
+		{Chapter: 3, Title: "services of each type: node ports, external addresses, traffic policy, affinity, no selector", Phase: phaseReach, Needs: needs(fixtureServices), Run: serviceTypesReached},
 		{Chapter: 3, Title: "the API server's service answers pods of every network, on that port alone", Phase: phaseReach, Needs: needs(fixtureServices), Run: apiServerReached},
 		{Chapter: 3, Title: "services whose endpoint is a node answer tenants' pods, also on that node", Phase: phaseReach, Needs: needs(fixtureServices), Run: nodeEndpointsReached},
 		{Chapter: 3, Title: "DNS answers pods of every network, from every node (TCP, UDP), and they resolve names", Phase: phaseReach, Needs: needs(fixtureServices), Run: dnsReached},
@@ -51,7 +52,15 @@ spec:
 	for _, n := range w.Lab.Nodes() {
 		manifests = append(manifests, nodeService(n))
 	}
-	return w.Lab.Apply(ctx, strings.Join(manifests, "---\n"))
+	if err := w.Lab.Apply(ctx, strings.Join(manifests, "---\n")); err != nil {
+		return err
+	}
+	for _, s := range storyServices {
+		if err := setUpServiceTypes(ctx, w, s.namespace, s.tenant); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // nodeService is one of lab.AllowedServices. Its endpoint is a node, as that of the API
@@ -223,6 +232,13 @@ func servicesConfined(ctx context.Context, w *World) (string, error) {
 	for _, s := range storyServices {
 		for _, name := range []string{"web", "self"} {
 			list, err := w.clusterIPs(ctx, s.namespace, name, 80)
+			if err != nil {
+				return "", err
+			}
+			services[s.tenant] = append(services[s.tenant], list...)
+		}
+		for _, n := range w.Lab.Nodes() {
+			list, err := w.nodePorts(ctx, s.namespace, addrs(n))
 			if err != nil {
 				return "", err
 			}

@@ -23,6 +23,7 @@ type Pod struct {
 	Request    Request
 	UID        string
 	Interfaces []Interface
+	Delegated  bool // see Inputs
 }
 
 // Interface is one of a pod's interfaces and the logical port behind it.
@@ -82,6 +83,8 @@ type Inputs struct {
 	Primary string
 	// Secondary are the interfaces that the pod requests.
 	Secondary []Attachment
+	// Delegated: a meta plugin calls, which attaches those one by one.
+	Delegated bool
 }
 
 // Attachment is an interface on a secondary network.
@@ -92,7 +95,7 @@ func Build(r Request, in Inputs) (Pod, error) {
 	if err := Overlap(in.Networks); err != nil {
 		return Pod{}, fmt.Errorf("pod %s/%s: %w", r.Namespace, r.Pod, err)
 	}
-	p := Pod{Request: r, UID: in.UID}
+	p := Pod{Request: r, UID: in.UID, Delegated: in.Delegated}
 	add := func(name, key string) error {
 		entry, ok := in.Annotation[key]
 		if !ok {
@@ -134,6 +137,9 @@ func Build(r Request, in Inputs) (Pod, error) {
 	for _, s := range in.Secondary {
 		if s.IfName == r.IfName {
 			return Pod{}, fmt.Errorf("pod %s/%s: interface name %s, which annotation %s requests, is the runtime's: choose another", r.Namespace, r.Pod, s.IfName, network.AnnotationNetworks)
+		}
+		if in.Delegated {
+			continue
 		}
 		if err := add(s.IfName, s.Key); err != nil {
 			return Pod{}, err

@@ -80,13 +80,13 @@ const (
 )
 
 // writeStatus writes the network-status annotation in the background, while ADD
-// waits for the ports. It skips a secondary network: the meta plugin that
-// attaches it writes its status.
+// waits for the ports. A meta plugin, if there is one, writes it, with what it attaches
+// itself.
 func (s *Server) writeStatus(ctx context.Context, pod Pod) <-chan struct{} {
 	done := make(chan struct{})
 	r := pod.Request
 	status, err := pod.NetworkStatus()
-	if r.NAD != "" || s.status == nil || err != nil {
+	if r.NAD != "" || pod.Delegated || s.status == nil || err != nil {
 		close(done)
 		return done
 	}
@@ -157,12 +157,17 @@ func (s *Server) inputs(ctx context.Context, r Request) (in Inputs, missing stri
 	if in.Secondary, missing, err = s.requested(pod); missing != "" || err != nil {
 		return in, missing, err
 	}
+	if in.Delegated, err = s.delegated(); err != nil {
+		return in, err.Error(), nil
+	}
 	needed := []string{network.DefaultName}
 	if in.Primary != "" {
 		needed = append(needed, in.Primary)
 	}
 	for _, a := range in.Secondary {
-		needed = append(needed, a.Key)
+		if !in.Delegated {
+			needed = append(needed, a.Key)
+		}
 	}
 	if r.NAD != "" {
 		needed = []string{r.keyIn(in.Secondary)}
@@ -212,9 +217,19 @@ func (s *Server) unmapped(ctx context.Context, n network.Network) (missing strin
 		n.Name, n.PhysicalNetworkName), nil
 }
 
+// delegated reports whether a meta plugin calls: the container runtime uses another
+// configuration than Bulkhead's. Multus refuses to attach an interface that is there, so
+// each is left to the call that Multus makes for it.
+func (s *Server) delegated() (bool, error) {
+	if s.conf.ConfDir == "" {
+		return false, nil
+	}
+	first, err := FirstConfiguration(s.conf.ConfDir)
+	return first != "" && first != ConflistName, err
+}
+
 // requested returns the interfaces on secondary networks that a pod requests. A meta
-// plugin, if there is one, attaches other CNI plugins' networks, and finds the others
-// attached.
+// plugin, if there is one, attaches other CNI plugins' networks.
 func (s *Server) requested(pod *corev1.Pod) (out []Attachment, missing string, err error) {
 	selections, err := kube.ParseSelections(pod.Namespace, pod.Annotations[network.AnnotationNetworks])
 	if err != nil {

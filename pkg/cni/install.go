@@ -22,12 +22,12 @@ const ConflistName = "10-bulkhead.conflist"
 // NetworkName is the name of the network configuration in that file.
 const NetworkName = "bulkhead"
 
-// Conflist returns its content. containerd 1.7 (libcni 1.1) supports CNI up to
-// 1.0.0 and reads cniVersion. Newer runtimes choose from cniVersions and, with
-// 1.1.0, call STATUS and GC.
+// Conflist returns its content. It does not offer CNI 1.1.0 (cniVersions), though the plugin
+// supports it: Multus then answers containerd 1.7, which knows 1.0.0, in 1.1.0, and no pod
+// starts.
 func Conflist(socket string) ([]byte, error) {
 	b, err := json.MarshalIndent(map[string]any{
-		"cniVersion": "1.0.0", "cniVersions": []string{"1.0.0", "1.1.0"}, "name": NetworkName,
+		"cniVersion": "1.0.0", "name": NetworkName,
 		"plugins": []any{map[string]any{"type": network.CNIType, "socket": socket}},
 	}, "", "  ")
 	if err != nil {
@@ -47,6 +47,24 @@ func WriteConflist(dir, socket string) error {
 		return nil
 	}
 	return replaceFile(path, bytes.NewReader(want), 0o644)
+}
+
+// FirstConfiguration returns the file that the container runtime uses: the first by name
+// of the CNI configurations in dir, "" for none.
+func FirstConfiguration(dir string) (string, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return "", fmt.Errorf("read the CNI configurations: %w", err)
+	}
+	for _, e := range entries { // sorted by name
+		switch filepath.Ext(e.Name()) {
+		case ".conf", ".conflist", ".json":
+			if !e.IsDir() {
+				return e.Name(), nil
+			}
+		}
+	}
+	return "", nil
 }
 
 // RemoveConflist deletes the configuration, for uninstallation.

@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -117,38 +119,105 @@ func TestSecondaryOfDefaultNetwork(t *testing.T) {
 	checkStatus(t, <-d.statuses, "bulkhead eth0 true, ns/storage net1 false")
 }
 
-// A meta plugin's ADD of a secondary network finds the interface that it asks for,
-// also of a network that is requested twice, and its DEL deletes that one.
+// A meta plugin attaches secondary networks one by one, also one that is requested twice,
+// and writes the pod's status. Each interface is detached by a DEL of its own.
 func TestSecondaryWithMetaPlugin(t *testing.T) {
 	d, links := secondaryDeps(t, "storage, storage@disk"), NewFakeLinks("/ns/a")
 	s := d.server(links)
+	s.conf.ConfDir = t.TempDir()
+	for _, name := range []string{"00-multus.conf", ConflistName} {
+		if err := os.WriteFile(filepath.Join(s.conf.ConfDir, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if _, err := call(t, s, request("ADD", "a")); err != nil {
 		t.Fatal(err)
 	}
-	hosts, _ := links.HostNames()
+	if got := interfaces(t, links, "/ns/a"); !maps.Equal(got, withStorage) {
+		t.Errorf("interfaces %v, want %v: Multus refuses to attach one that is there", got, withStorage)
+	}
+	want := maps.Clone(withStorage)
 	for _, c := range []struct{ ifName, address, lsp string }{{"net1", "10.50.0.3/16", "ns.storage_ns_pod"}, {"disk", "10.50.0.4/16", "ns.storage/1_ns_pod"}} {
 		r := request("ADD", "a")
 		r.Network, r.NAD, r.IfName = "storage", "ns/storage", c.ifName
-		out, err := call(t, s, r)
-		if err != nil || !strings.Contains(out, c.address) || !strings.Contains(out, c.ifName) {
-			t.Errorf("ADD of %s returns %s, %v", c.ifName, out, err)
+		for range 2 { // it may be repeated
+			out, err := call(t, s, r)
+			if err != nil || !strings.Contains(out, c.address) || !strings.Contains(out, c.ifName) {
+				t.Errorf("ADD of %s returns %s, %v", c.ifName, out, err)
+			}
 		}
 		if p := d.ports[HostName("a", c.ifName)]; p.LSP != c.lsp || p.Attachment != "storage/"+c.ifName {
 			t.Errorf("port of %s: %+v", c.ifName, p)
 		}
+		want[c.ifName] = c.address
+		if got := interfaces(t, links, "/ns/a"); !maps.Equal(got, want) {
+			t.Errorf("interfaces %v, want %v", got, want)
+		}
+		r.Command = "CHECK"
+		if _, err := call(t, s, r); err != nil {
+			t.Errorf("CHECK of %s: %v", c.ifName, err)
+		}
 	}
-	if now, _ := links.HostNames(); !maps.Equal(now, hosts) {
-		t.Errorf("links were %v, are %v", hosts, now)
+	if _, err := call(t, s, request("CHECK", "a")); err != nil {
+		t.Errorf("CHECK: %v", err)
 	}
-	r := request("DEL", "a")
-	r.Network, r.NAD, r.IfName = "storage", "ns/storage", "disk"
-	if _, err := call(t, s, r); err != nil {
+	for _, ifName := range []string{"disk", "net1"} {
+		r := request("DEL", "a")
+		r.Network, r.NAD, r.IfName = "storage", "ns/storage", ifName
+		if _, err := call(t, s, r); err != nil {
+			t.Fatal(err)
+		}
+		delete(want, ifName)
+		if got := interfaces(t, links, "/ns/a"); !maps.Equal(got, want) {
+			t.Errorf("interfaces %v, want %v", got, want)
+		}
+	}
+	if len(d.statuses) > 0 {
+		t.Errorf("network status %s, want none", <-d.statuses)
+	}
+}
+
+// A meta plugin that comes later finds interfaces in place, and detaches them.
+func TestMetaPluginLater(t *testing.T) {
+	d, links := secondaryDeps(t, "storage"), NewFakeLinks("/ns/a")
+	s := d.server(links)
+	if _, err := call(t, s, request("ADD", "a")); err != nil {
 		t.Fatal(err)
 	}
-	want := maps.Clone(withStorage)
-	want["net1"] = "10.50.0.3/16"
-	if got := interfaces(t, links, "/ns/a"); !maps.Equal(got, want) {
-		t.Errorf("interfaces %v, want %v", got, want)
+	<-d.statuses
+	s.conf.ConfDir = t.TempDir()
+	if err := os.WriteFile(filepath.Join(s.conf.ConfDir, "00-multus.conf"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := call(t, s, request("CHECK", "a")); err != nil {
+		t.Errorf("CHECK: %v", err)
+	}
+	for _, r := range []Request{{Network: "storage", NAD: "ns/storage", IfName: "net1"}, {Network: NetworkName, IfName: "eth0"}} {
+		r.Command, r.CNIVersion, r.Sandbox = "DEL", "1.0.0", "a"
+		if _, err := call(t, s, r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if h, _ := links.HostNames(); len(h) != 1 || len(d.ports) > 0 {
+		t.Errorf("leftover links %v, ports %v", h, d.portNames())
+	}
+}
+
+func TestFirstConfiguration(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, "00-multus.d.conf"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for i, c := range []struct{ added, want string }{{"05-README", ""}, {"90-late.json", "90-late.json"}, {ConflistName, ConflistName}, {"00-multus.conf", "00-multus.conf"}} {
+		if err := os.WriteFile(filepath.Join(dir, c.added), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := FirstConfiguration(dir); got != c.want || err != nil {
+			t.Errorf("%d: %q, %v, want %q", i, got, err, c.want)
+		}
+	}
+	if _, err := FirstConfiguration(filepath.Join(dir, "none")); err == nil {
+		t.Error("no error for a directory that does not exist")
 	}
 }
 

@@ -63,7 +63,10 @@ type Config struct {
 	Default      network.Network // the cluster default network
 	NetworksWait time.Duration   // how long ADD waits for the pod and its networks
 	PortsWait    time.Duration   // how long ADD waits for OVN to connect the ports
-	Log          *slog.Logger
+	// ConfDir is where the container runtime reads CNI configurations. Without it, there
+	// is no meta plugin.
+	ConfDir string
+	Log     *slog.Logger
 }
 
 // The timeouts stay below the runtime's own limit (kubelet waits four minutes

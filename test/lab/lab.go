@@ -63,6 +63,7 @@ func newLab(state host.State) *Lab {
 		return host.Dial(ctx, state.PID, network, address)
 	}
 	l.config.QPS, l.config.Burst = -1, -1
+	l.config.WarningHandler = rest.NoWarnings{} // tests use deprecated fields, too
 	if l.client, l.err = kubernetes.NewForConfig(l.config); l.err != nil {
 		return l
 	}

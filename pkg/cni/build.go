@@ -83,7 +83,8 @@ type Inputs struct {
 	Primary string
 	// Secondary are the interfaces that the pod requests.
 	Secondary []Attachment
-	// Delegated: a meta plugin calls, which attaches those one by one.
+	// Delegated: a meta plugin calls, and attaches those one by one. Multus refuses to
+	// attach an interface that is there.
 	Delegated bool
 }
 

@@ -157,8 +157,10 @@ func (s *Server) inputs(ctx context.Context, r Request) (in Inputs, missing stri
 	if in.Secondary, missing, err = s.requested(pod); missing != "" || err != nil {
 		return in, missing, err
 	}
-	if in.Delegated, err = s.delegated(); err != nil {
-		return in, err.Error(), nil
+	if s.conf.ConfDir != "" {
+		if in.Delegated, err = Delegated(s.conf.ConfDir); err != nil {
+			return in, err.Error(), nil
+		}
 	}
 	needed := []string{network.DefaultName}
 	if in.Primary != "" {
@@ -215,17 +217,6 @@ func (s *Server) unmapped(ctx context.Context, n network.Network) (missing strin
 	}
 	return fmt.Sprintf("network %s: this node maps physical network %[2]s to no bridge: add %[2]s:BRIDGE to external_ids:ovn-bridge-mappings in the table Open_vSwitch",
 		n.Name, n.PhysicalNetworkName), nil
-}
-
-// delegated reports whether a meta plugin calls: the container runtime uses another
-// configuration than Bulkhead's. Multus refuses to attach an interface that is there, so
-// each is left to the call that Multus makes for it.
-func (s *Server) delegated() (bool, error) {
-	if s.conf.ConfDir == "" {
-		return false, nil
-	}
-	first, err := FirstConfiguration(s.conf.ConfDir)
-	return first != "" && first != ConflistName, err
 }
 
 // requested returns the interfaces on secondary networks that a pod requests. A meta

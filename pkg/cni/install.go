@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"bulkhead/pkg/network"
 )
@@ -49,22 +50,35 @@ func WriteConflist(dir, socket string) error {
 	return replaceFile(path, bytes.NewReader(want), 0o644)
 }
 
-// FirstConfiguration returns the file that the container runtime uses: the first by name
-// of the CNI configurations in dir, "" for none.
-func FirstConfiguration(dir string) (string, error) {
+// Delegated reports whether a meta plugin calls Bulkhead's plugin: the container runtime
+// uses the first by name of the CNI configurations in dir, and that has other plugins only.
+func Delegated(dir string) (bool, error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return "", fmt.Errorf("read the CNI configurations: %w", err)
+		return false, fmt.Errorf("read the CNI configurations: %w", err)
 	}
 	for _, e := range entries { // sorted by name
-		switch filepath.Ext(e.Name()) {
-		case ".conf", ".conflist", ".json":
-			if !e.IsDir() {
-				return e.Name(), nil
-			}
+		if ext := filepath.Ext(e.Name()); e.IsDir() || ext != ".conf" && ext != ".conflist" && ext != ".json" {
+			continue
 		}
+		path := filepath.Join(dir, e.Name())
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return false, fmt.Errorf("read the CNI configurations: %w", err)
+		}
+		type plugin struct {
+			Type string `json:"type"`
+		}
+		var conf struct {
+			plugin
+			Plugins []plugin `json:"plugins"`
+		}
+		if err := json.Unmarshal(data, &conf); err != nil {
+			return false, fmt.Errorf("read the CNI configuration %s: %w", path, err)
+		}
+		return !slices.Contains(append(conf.Plugins, conf.plugin), plugin{network.CNIType}), nil
 	}
-	return "", nil
+	return false, nil
 }
 
 // RemoveConflist deletes the configuration, for uninstallation.

@@ -125,10 +125,9 @@ func TestSecondaryWithMetaPlugin(t *testing.T) {
 	d, links := secondaryDeps(t, "storage, storage@disk"), NewFakeLinks("/ns/a")
 	s := d.server(links)
 	s.conf.ConfDir = t.TempDir()
-	for _, name := range []string{"00-multus.conf", ConflistName} {
-		if err := os.WriteFile(filepath.Join(s.conf.ConfDir, name), nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
+	writeConf(t, s.conf.ConfDir, "00-multus.conf", multusConf)
+	if err := WriteConflist(s.conf.ConfDir, "/run/cni.sock"); err != nil {
+		t.Fatal(err)
 	}
 	if _, err := call(t, s, request("ADD", "a")); err != nil {
 		t.Fatal(err)
@@ -186,9 +185,7 @@ func TestMetaPluginLater(t *testing.T) {
 	}
 	<-d.statuses
 	s.conf.ConfDir = t.TempDir()
-	if err := os.WriteFile(filepath.Join(s.conf.ConfDir, "00-multus.conf"), nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	writeConf(t, s.conf.ConfDir, "00-multus.conf", multusConf)
 	if _, err := call(t, s, request("CHECK", "a")); err != nil {
 		t.Errorf("CHECK: %v", err)
 	}
@@ -203,21 +200,51 @@ func TestMetaPluginLater(t *testing.T) {
 	}
 }
 
-func TestFirstConfiguration(t *testing.T) {
-	dir := t.TempDir()
-	if err := os.Mkdir(filepath.Join(dir, "00-multus.d.conf"), 0o700); err != nil {
+// multusConf is what Multus' own installation writes, with Bulkhead's configuration in it.
+const multusConf = `{"cniVersion": "1.0.0", "name": "multus-cni-network", "type": "multus", "delegates": [{"name": "bulkhead", "plugins": [{"type": "ovn-k8s-cni-overlay"}]}]}`
+
+func writeConf(t *testing.T, dir, name, content string) {
+	t.Helper()
+	if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for i, c := range []struct{ added, want string }{{"05-README", ""}, {"90-late.json", "90-late.json"}, {ConflistName, ConflistName}, {"00-multus.conf", "00-multus.conf"}} {
-		if err := os.WriteFile(filepath.Join(dir, c.added), nil, 0o600); err != nil {
+}
+
+func TestDelegated(t *testing.T) {
+	own, err := Conflist("/run/cni.sock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, c := range map[string]struct {
+		files     map[string]string
+		delegated bool
+	}{
+		"none":                  {nil, false},
+		"own":                   {map[string]string{ConflistName: string(own), "90-other.conf": `{"type": "bridge"}`}, false},
+		"Multus":                {map[string]string{ConflistName: string(own), "00-multus.conf": multusConf}, true},
+		"Multus is second":      {map[string]string{ConflistName: string(own), "70-multus.conf": multusConf}, false},
+		"chained with another":  {map[string]string{ConflistName: string(own), "05-chain.conflist": `{"plugins": [{"type": "ovn-k8s-cni-overlay"}, {"type": "tuning"}]}`}, false},
+		"own as a single conf":  {map[string]string{"05-own.conf": `{"type": "ovn-k8s-cni-overlay"}`}, false},
+		"not a configuration":   {map[string]string{ConflistName: string(own), "00-README": "", "00-multus.conf.bak": multusConf}, false},
+		"another's, ours later": {map[string]string{"90-bulkhead.json": string(own), "20-meta.json": `{"type": "meta"}`}, true},
+	} {
+		dir := t.TempDir()
+		if err := os.Mkdir(filepath.Join(dir, "00-multus.d.conf"), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		if got, err := FirstConfiguration(dir); got != c.want || err != nil {
-			t.Errorf("%d: %q, %v, want %q", i, got, err, c.want)
+		for file, content := range c.files {
+			writeConf(t, dir, file, content)
+		}
+		if got, err := Delegated(dir); got != c.delegated || err != nil {
+			t.Errorf("%s: %t, %v", name, got, err)
 		}
 	}
-	if _, err := FirstConfiguration(filepath.Join(dir, "none")); err == nil {
-		t.Error("no error for a directory that does not exist")
+	dir := t.TempDir()
+	writeConf(t, dir, "00-broken.conf", "{")
+	for _, dir := range []string{dir, filepath.Join(dir, "none")} {
+		if _, err := Delegated(dir); err == nil || !strings.Contains(err.Error(), "CNI configuration") {
+			t.Errorf("error %v", err)
+		}
 	}
 }
 

@@ -172,6 +172,13 @@ func (l *Lab) Kubectl() (program string, env []string) {
 		"KUBECACHEDIR="+filepath.Join(l.state.Run, "kubectl"))
 }
 
+// Kubeconfig returns an administrator's kubeconfig, also for programs on nodes.
+func (l *Lab) Kubeconfig() ([]byte, error) { return os.ReadFile(host.KubeconfigPath(l.state.Run)) }
+
+// Multus returns the directory of Multus and the CNI plugins bridge and static, which no
+// node has installed.
+func (l *Lab) Multus() string { return l.state.Artifacts.Multus }
+
 // InNetwork calls do on a thread in the lab's network namespace. Processes that do
 // starts or executes reach the underlay and the API server.
 func (l *Lab) InNetwork(do func() error) error { return host.InNetwork(l.state.PID, do) }

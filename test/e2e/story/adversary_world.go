@@ -315,12 +315,8 @@ func gatewaysOf(nodes []netip.Addr) []netip.Prefix {
 
 // deleteNamespace deletes a namespace and waits until it is gone.
 func (w *World) deleteNamespace(ctx context.Context, name string) error {
-	// Not 0: pods that are deleted by force are gone from the API before kubelet has stopped
-	// them, and an emulated node that stops those of all namespaces at once takes minutes.
-	grace := int64(1)
-	pods := w.Lab.Client().CoreV1().Pods(name)
-	if err := pods.DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: &grace}, metav1.ListOptions{}); err != nil {
-		return fmt.Errorf("delete the pods of %s: %w", name, err)
+	if err := w.stopPods(ctx, name); err != nil {
+		return err
 	}
 	if err := w.Lab.Client().CoreV1().Namespaces().Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete namespace %s: %w", name, err)

@@ -66,24 +66,30 @@ func networkStatus(ctx context.Context, w *World) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	want := fmt.Sprintf("eth0 %v false, ovn-udn1 %v true", p.Default, p.Primary)
-	return want, w.Lab.Wait(ctx, "network-status of "+p.Name, func(ctx context.Context) (bool, string, error) {
+	want := fmt.Sprintf("bulkhead eth0 %v false, bulkhead ovn-udn1 %v true", p.Default, p.Primary)
+	return want, w.hasStatus(ctx, p, want)
+}
+
+// hasStatus waits until the pod's network-status is as wanted: each interface's network,
+// name, addresses, and whether it is the default.
+func (w *World) hasStatus(ctx context.Context, p *pod, want string) error {
+	return w.Lab.Wait(ctx, "network-status of "+p.Name+" to be "+want, func(ctx context.Context) (bool, string, error) {
 		obj, err := w.Lab.Client().CoreV1().Pods(p.Namespace).Get(ctx, p.Name, metav1.GetOptions{})
 		if err != nil {
 			return false, "", err
 		}
 		raw := obj.Annotations[network.AnnotationNetworkStatus]
 		var status []struct {
-			Interface string
-			IPs       []netip.Addr
-			Default   bool
+			Name, Interface string
+			IPs             []netip.Addr
+			Default         bool
 		}
 		if err := json.Unmarshal([]byte(raw), &status); err != nil {
 			return false, fmt.Sprintf("%v in %q", err, raw), nil
 		}
 		var got []string
 		for _, s := range status {
-			got = append(got, fmt.Sprintf("%s %v %v", s.Interface, s.IPs, s.Default))
+			got = append(got, fmt.Sprintf("%s %s %v %t", s.Name, s.Interface, s.IPs, s.Default))
 		}
 		return strings.Join(got, ", ") == want, raw, nil
 	})

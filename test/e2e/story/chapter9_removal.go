@@ -66,12 +66,22 @@ func deletionWaits(ctx context.Context, w *World) (string, error) {
 	return message, err
 }
 
-func (w *World) deletePods(ctx context.Context, namespace string) error {
-	zero := int64(0)
-	pods := w.Lab.Client().CoreV1().Pods(namespace)
-	if err := pods.DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: &zero}, metav1.ListOptions{}); err != nil {
+// stopPods starts to delete a namespace's pods. The grace period is not 0: pods that are
+// deleted by force are gone from the API before kubelet has stopped them.
+func (w *World) stopPods(ctx context.Context, namespace string) error {
+	grace := int64(1)
+	if err := w.Lab.Client().CoreV1().Pods(namespace).DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: &grace}, metav1.ListOptions{}); err != nil {
 		return fmt.Errorf("delete the pods of %s: %w", namespace, err)
 	}
+	return nil
+}
+
+// deletePods deletes a namespace's pods and waits until they are gone.
+func (w *World) deletePods(ctx context.Context, namespace string) error {
+	if err := w.stopPods(ctx, namespace); err != nil {
+		return err
+	}
+	pods := w.Lab.Client().CoreV1().Pods(namespace)
 	return w.Lab.Wait(ctx, "the pods of "+namespace+" to be gone", func(ctx context.Context) (bool, string, error) {
 		left, err := pods.List(ctx, metav1.ListOptions{})
 		if err != nil {

@@ -40,10 +40,11 @@ var (
 	fixtureRedHost    = &fixture{name: "a host-network pod of red", needs: []*fixture{fixtureTenants}, setUp: setUpRedHost}
 	fixtureOthers     = &fixture{name: "networks of other topologies, bad networks and bad NADs", needs: []*fixture{fixtureNetworks}, setUp: setUpOthers,
 		namespaces: []string{"inputs", "small", "routeless", "beside"}, cudns: []string{"floor", "small", "routeless", "beside"}}
-	fixtureBusy  = &fixture{name: "a network to delete", late: true, setUp: setUpBusy, namespaces: []string{"indigo"}}
-	fixtureArena = &fixture{name: "the adversary's arena", late: true, setUp: setUpArena, namespaces: []string{"green", "amber", "grey", "slate", "teal"}, cudns: []string{"berth"}, undo: undoArena}
+	fixtureBusy   = &fixture{name: "a network to delete", late: true, setUp: setUpBusy, namespaces: []string{"indigo"}}
+	fixtureMultus = &fixture{name: "Multus on a node", late: true, setUp: setUpMultus, namespaces: []string{"sand"}, undo: undoMultus}
+	fixtureArena  = &fixture{name: "the adversary's arena", late: true, setUp: setUpArena, namespaces: []string{"green", "amber", "grey", "slate", "teal"}, cudns: []string{"berth"}, undo: undoArena}
 
-	fixtures = []*fixture{fixturePlain, fixtureNetworks, fixtureTenants, fixtureLayer2, fixtureLayer2Host, fixtureServices, fixtureSecondary, fixtureRedHost, fixtureOthers, fixtureBusy, fixtureArena}
+	fixtures = []*fixture{fixturePlain, fixtureNetworks, fixtureTenants, fixtureLayer2, fixtureLayer2Host, fixtureServices, fixtureSecondary, fixtureRedHost, fixtureOthers, fixtureBusy, fixtureMultus, fixtureArena}
 )
 
 func needs(f ...*fixture) []*fixture { return f }

@@ -5,8 +5,9 @@ package story
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/binary"
 	"fmt"
-	"hash/fnv"
 	"io"
 	"os"
 	"os/exec"
@@ -69,8 +70,8 @@ func partOf(what, seed string, n int) int {
 	return int(hash(what+seed) % uint32(n))
 }
 
+// hash spreads similar seeds evenly, as FNV does not.
 func hash(s string) uint32 {
-	h := fnv.New32a()
-	h.Write([]byte(s))
-	return h.Sum32()
+	sum := sha256.Sum256([]byte(s))
+	return binary.BigEndian.Uint32(sum[:])
 }

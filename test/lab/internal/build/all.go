@@ -22,7 +22,7 @@ import (
 // Artifacts are the files that a lab starts from.
 type Artifacts struct {
 	// Directories.
-	Kubernetes, RootFS, Tools string
+	Kubernetes, RootFS, Tools, Multus string
 	// Files: the nodes' kernel, and disks of the root file system and of
 	// containerd's store.
 	Kernel, RootDisk, ImagesDisk string
@@ -33,8 +33,8 @@ type Options struct {
 	// Repo is the checkout, Work a directory for files that are not cached, and
 	// Lab the lab program, which runs the steps that need namespaces.
 	Repo, Work, Lab string
-	// Product tells whether to build the product's image, and that of CoreDNS, which
-	// needs the product's pod network.
+	// Product tells whether to build the product's image, and CoreDNS and Multus, which
+	// need the product's pod network.
 	Product bool
 	// Log gets the output of the tools, Progress one line for each finished step.
 	Log      io.Writer
@@ -83,6 +83,10 @@ func All(ctx context.Context, o Options) (Artifacts, error) {
 		}))
 		group.Go(step("CoreDNS", func() (err error) {
 			coredns, err = CoreDNS(building, o.Repo, o.Log)
+			return err
+		}))
+		group.Go(step("Multus", func() (err error) {
+			a.Multus, err = Multus(building, o.Repo, o.Log)
 			return err
 		}))
 	}

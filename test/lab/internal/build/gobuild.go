@@ -62,6 +62,24 @@ func CoreDNS(ctx context.Context, repo string, log io.Writer) (string, error) {
 	return filepath.Join(dir, "coredns"), err
 }
 
+// multusPrograms are Multus and the CNI plugins of a network that is not Bulkhead's.
+var multusPrograms = []string{
+	"gopkg.in/k8snetworkplumbingwg/multus-cni.v4/cmd/multus", "github.com/containernetworking/plugins/plugins/main/bridge", "github.com/containernetworking/plugins/plugins/ipam/static",
+}
+
+// Multus builds Multus and CNI plugins from the module in test/lab/multus and returns
+// their directory.
+func Multus(ctx context.Context, repo string, log io.Writer) (string, error) {
+	module := filepath.Join(repo, "test/lab/multus")
+	inputs, err := moduleInputs(ctx, module)
+	if err != nil {
+		return "", err
+	}
+	return cache.Entry("multus", cache.Key(append(inputs, multusPrograms...)...), 2, func(dir string) error {
+		return goBuild(ctx, module, log, append([]string{"-o", dir + "/", "-trimpath", "-ldflags", "-s -w"}, multusPrograms...)...)
+	})
+}
+
 // moduleInputs returns what a program of one of the lab's modules is built from: go.mod
 // first, go.sum, the sources, and Go's version.
 func moduleInputs(ctx context.Context, module string, sources ...string) ([]string, error) {

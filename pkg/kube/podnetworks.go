@@ -21,8 +21,8 @@ type patchOp struct {
 // PodNetworksPatch returns the JSON patch (RFC 6902) that sets pod's pod-networks
 // annotation to value. The annotation has two writers, the zone and the cluster
 // role, so the API server refuses the patch if the annotation has changed or the
-// pod was recreated. layer2 adds the label of pods on Layer 2 networks.
-func PodNetworksPatch(pod *corev1.Pod, value string, layer2 bool) ([]byte, error) {
+// pod was recreated. label adds network.LabelLayer2Pod.
+func PodNetworksPatch(pod *corev1.Pod, value string, label bool) ([]byte, error) {
 	const root = "/metadata/annotations"
 	path := root + "/" + strings.ReplaceAll(network.AnnotationPodNetworks, "/", "~1")
 	ops := []patchOp{{"test", "/metadata/uid", pod.UID}}
@@ -35,7 +35,7 @@ func PodNetworksPatch(pod *corev1.Pod, value string, layer2 bool) ([]byte, error
 	default:
 		ops = append(ops, patchOp{"test", root, nil}, patchOp{"add", root, map[string]string{network.AnnotationPodNetworks: value}})
 	}
-	if _, has := pod.Labels[network.LabelLayer2Pod]; layer2 && !has {
+	if _, has := pod.Labels[network.LabelLayer2Pod]; label && !has {
 		const labels = "/metadata/labels"
 		if pod.Labels != nil {
 			ops = append(ops, patchOp{"add", labels + "/" + strings.ReplaceAll(network.LabelLayer2Pod, "/", "~1"), ""})

@@ -25,6 +25,9 @@ const (
 	// and settings of the primary network (Multus network selection).
 	AnnotationNetworks       = "k8s.v1.cni.cncf.io/networks"
 	AnnotationDefaultNetwork = "v1.multus-cni.io/default-network"
+	// On Pods, written by KubeVirt: when the virtual machine began to run in this pod,
+	// the target of a live migration.
+	AnnotationMigrationTargetReady = "kubevirt.io/migration-target-ready-timestamp"
 	// On Pods, written by the node's agent: the results of CNI ADD.
 	AnnotationNetworkStatus = "k8s.v1.cni.cncf.io/network-status"
 
@@ -40,10 +43,13 @@ const (
 	// than the cluster default network. It can only be set when the namespace
 	// is created.
 	LabelPrimaryUDN = "k8s.ovn.org/primary-user-defined-network"
-	// LabelLayer2Pod marks pods on Layer 2 networks, for the zones of other nodes:
-	// there each of them has a port. The cluster role writes it with the pod's
-	// addresses. It proves nothing: anybody who creates pods can write it.
+	// LabelLayer2Pod marks pods that the zones of other nodes need: pods on Layer 2
+	// networks, which have a port there, and on Localnet networks those that share
+	// addresses. The cluster role writes it with the pod's addresses. It proves nothing: anybody who creates pods can write it.
 	LabelLayer2Pod = "k8s.ovn.org/layer2-pod"
+	// LabelVirtualMachine is KubeVirt's: the name of the virtual machine that runs in
+	// a pod.
+	LabelVirtualMachine = "vm.kubevirt.io/name"
 	// LabelUDN marks NetworkAttachmentDefinitions rendered from a UDN or CUDN.
 	LabelUDN = "k8s.ovn.org/user-defined-network"
 	// FinalizerUDN keeps UDNs, CUDNs and their NADs until no pod uses them.

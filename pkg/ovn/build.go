@@ -47,9 +47,12 @@ type PodPort struct {
 	IPs            []netip.Prefix
 	// TunnelKey is the port's key, the same in every zone, on Layer 2 networks.
 	TunnelKey int
-	// Enabled is false for a virtual machine's pod that does not have the virtual
-	// machine's addresses, before or after a live migration. nil is true.
-	Enabled *bool
+	// VirtualMachine is the name of the virtual machine that runs in the pod. On a
+	// primary Layer 2 network OVN answers its DHCP client.
+	VirtualMachine string
+	// Disabled ports pass no packets: another pod of the same virtual machine has its
+	// addresses, before or after a live migration.
+	Disabled bool
 	// Locked means that the pod's primary network is another one: on this network
 	// only the node's own address reaches the pod.
 	Locked bool
@@ -68,7 +71,7 @@ type RemotePod struct {
 	MAC            string // empty: derived from IPs
 	IPs            []netip.Prefix
 	TunnelKey      int
-	Enabled        *bool
+	Disabled       bool // see PodPort
 }
 
 // Key is the pod's namespace/name.

@@ -112,8 +112,8 @@ func (b *builder) remotePod(sw string, pod RemotePod) {
 	name := network.PodLSP(pod.NADKey, pod.Namespace, pod.Pod)
 	options := keyOption(pod.TunnelKey)
 	options["requested-chassis"] = pod.Chassis
-	b.add(portEffect(pod.Enabled), nbdb.LogicalSwitchPortTable, name, &nbdb.LogicalSwitchPort{
-		Name: name, Type: "remote", Addresses: []string{portAddresses(pod.MAC, pod.IPs)}, Enabled: pod.Enabled, Options: options,
+	b.add(portEffect(pod.Disabled), nbdb.LogicalSwitchPortTable, name, &nbdb.LogicalSwitchPort{
+		Name: name, Type: "remote", Addresses: []string{portAddresses(pod.MAC, pod.IPs)}, Enabled: portEnabled(pod.Disabled), Options: options,
 	}, []Ref{b.ref(nbdb.LogicalSwitchTable, sw, "ports")},
 		markNode, pod.Node, markNamespace, pod.Namespace, markPod, pod.Pod, markNAD, pod.NADKey)
 }

@@ -175,8 +175,10 @@ func (b *builder) pod(sw string, pod PodPort) {
 	// Keeps ovn-controller from binding an interface of a deleted pod of the same
 	// name.
 	options["iface-id-ver"] = pod.UID
-	b.add(portEffect(pod.Enabled), nbdb.LogicalSwitchPortTable, name, &nbdb.LogicalSwitchPort{
-		Name: name, Addresses: []string{line}, PortSecurity: []string{line}, Enabled: pod.Enabled, Options: options,
+	dhcpv4, dhcpv6 := b.dhcp(name, pod)
+	b.add(portEffect(pod.Disabled), nbdb.LogicalSwitchPortTable, name, &nbdb.LogicalSwitchPort{
+		Name: name, Addresses: []string{line}, PortSecurity: []string{line}, Enabled: portEnabled(pod.Disabled), Options: options,
+		Dhcpv4Options: dhcpv4, Dhcpv6Options: dhcpv6,
 	}, in, markNamespace, pod.Namespace, markPod, pod.Pod, markPodUID, pod.UID, markNAD, pod.NADKey, markRole, string(b.net.Role))
 	if pod.Locked && len(pod.Open) > 0 {
 		b.openPorts(name, pod.Open)
@@ -196,11 +198,19 @@ func portAddresses(mac string, ips []netip.Prefix) string {
 // portEffect returns the effect of a pod's port: a disabled port lets nothing
 // through. So of a live migration's two ports one is disabled before the other is
 // enabled.
-func portEffect(enabled *bool) Effect {
-	if enabled != nil && !*enabled {
+func portEffect(disabled bool) Effect {
+	if disabled {
 		return Neutral
 	}
 	return Opens
+}
+
+// portEnabled returns the column enabled of a pod's port: nil is true.
+func portEnabled(disabled bool) *bool {
+	if disabled {
+		return ptr(false)
+	}
+	return nil
 }
 
 // keyOption returns the option that requests a tunnel key, if it is not 0.

@@ -51,6 +51,7 @@ type Endpoint struct {
 type ExposedService struct {
 	Namespace, Name string
 	ClusterIPs      []netip.Addr
+	DNS             bool // it serves DNS: UDP port 53
 }
 
 // Key is the service's namespace/name.

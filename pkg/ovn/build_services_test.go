@@ -48,7 +48,7 @@ func testService(local bool) Service {
 }
 
 func serviceCases() []goldenCase {
-	exposed := []ExposedService{{"default", "kubernetes", addrs("10.96.0.1")}, {"kube-system", "kube-dns", addrs("10.96.0.10", "fd96::a")}}
+	exposed := []ExposedService{{"default", "kubernetes", addrs("10.96.0.1"), false}, {"kube-system", "kube-dns", addrs("10.96.0.10", "fd96::a"), true}}
 	serve := func(local bool) func(*network.Node, *Inputs) {
 		return func(_ *network.Node, in *Inputs) {
 			in.Peers, in.Pods, in.RemotePods, in.OneNode = nil, nil, nil, true

@@ -204,15 +204,15 @@ func genRows(t *rapid.T, label string) (network.Network, State) {
 	for _, i := range rapid.SliceOfNDistinct(rapid.IntRange(3, 8), 0, 5, rapid.ID[int]).Draw(t, label+" pods") {
 		// The same name in all networks would be the same port.
 		name := fmt.Sprintf("p%d-%d", n.ID, i)
-		disabled := rapid.SampledFrom([]*bool{nil, new(bool)}).Draw(t, label+" disabled")
+		disabled := rapid.Bool().Draw(t, label+" disabled")
 		if n.Topology == network.Layer2 && rapid.Bool().Draw(t, label+" remote") {
 			remote := testRemotePod(n, testNode(2, "node2", node.Mode), nadKey, "ns", name, i)
-			remote.Enabled = disabled
+			remote.Disabled = disabled
 			in.RemotePods = append(in.RemotePods, remote)
 			continue
 		}
 		pod := testPod(n, node, nadKey, "ns", name, i, n.IsDefault() && rapid.Bool().Draw(t, label+" locked"))
-		pod.Enabled = disabled
+		pod.Disabled, pod.VirtualMachine = disabled, rapid.SampledFrom([]string{"", "vm"}).Draw(t, label+" virtual machine")
 		for port := range rapid.IntRange(0, 2).Draw(t, label+" open") {
 			pod.Open = append(pod.Open, network.OpenPort{Protocol: rapid.SampledFrom([]string{"tcp", "udp"}).Draw(t, fmt.Sprintf("%s protocol %d", label, port)), Port: uint16(80 + port)})
 		}

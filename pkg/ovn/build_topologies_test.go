@@ -69,7 +69,7 @@ func topologyCases() []goldenCase {
 		n.Subnets = []network.Subnet{{CIDR: netip.MustParsePrefix("10.20.0.0/24"), HostLen: 24}, {CIDR: netip.MustParsePrefix("fd20::/48"), HostLen: 64},
 			{CIDR: netip.MustParsePrefix("10.21.0.0/16"), HostLen: 24}}
 	}
-	disabled, second := false, func(_ *network.Node, in *Inputs) {
+	second := func(_ *network.Node, in *Inputs) {
 		again := in.Pods[0]
 		again.NADKey, again.MAC = "blue/net/1", "0a:58:00:00:00:01"
 		again.IPs = nil
@@ -90,7 +90,14 @@ func topologyCases() []goldenCase {
 			edit: func(node *network.Node, _ *Inputs) { node.BridgeMAC = "" }},
 		goldenCase{name: "layer2-primary-ipv4-migration", net: build(network.Layer2, network.RolePrimary, "ipv4"), mode: shared, edit: func(_ *network.Node, in *Inputs) {
 			in.Pods[0].MAC, in.RemotePods[0].MAC = "0a:58:00:00:00:01", "0a:58:00:00:00:01"
-			in.RemotePods[0].IPs, in.Pods[0].Enabled = in.Pods[0].IPs, &disabled
+			in.RemotePods[0].IPs, in.Pods[0].Disabled = in.Pods[0].IPs, true
+		}},
+		goldenCase{name: "layer2-primary-dual-virtual-machine", net: build(network.Layer2, network.RolePrimary, "dual"), mode: shared, edit: func(_ *network.Node, in *Inputs) {
+			in.Pods[0].VirtualMachine = "web"
+			in.Exposed = []ExposedService{
+				{Namespace: "default", Name: "kubernetes", ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1")}},
+				{Namespace: "kube-system", Name: "kube-dns", DNS: true, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.10"), netip.MustParseAddr("fd10:96::a")}},
+			}
 		}},
 		goldenCase{name: "layer2-secondary-no-subnets", net: build(network.Layer2, network.RoleSecondary, ""), mode: shared},
 		goldenCase{name: "localnet-secondary-no-subnets", net: build(network.Localnet, network.RoleSecondary, ""), mode: shared},
@@ -218,8 +225,7 @@ func TestMigrationDisablesFirst(t *testing.T) {
 	n := testNetwork(7, "blue_net", network.Layer2, network.RolePrimary, "ipv4")
 	build := func(localEnabled bool) State {
 		pod, remote := testPod(n, node, "blue/net", "blue", "p", 3, false), testRemotePod(n, peer, "blue/net", "blue", "q", 4)
-		remoteEnabled := !localEnabled
-		remote.IPs, pod.Enabled, remote.Enabled = pod.IPs, &localEnabled, &remoteEnabled
+		remote.IPs, pod.Disabled, remote.Disabled = pod.IPs, !localEnabled, localEnabled
 		s, err := Build(n, node, Inputs{Plan: testPlan(true), Peers: []network.Node{peer}, Pods: []PodPort{pod}, RemotePods: []RemotePod{remote}})
 		if err != nil {
 			t.Fatal(err)

@@ -109,8 +109,8 @@ func (n *NB) session() *session {
 
 // nbModels are the models of the tables that we write.
 var nbModels = map[string]model.Model{
-	nbdb.AddressSetTable: &nbdb.AddressSet{},
-	nbdb.PortGroupTable:  &nbdb.PortGroup{}, nbdb.ACLTable: &nbdb.ACL{},
+	nbdb.AddressSetTable: &nbdb.AddressSet{}, nbdb.DHCPOptionsTable: &nbdb.DHCPOptions{},
+	nbdb.PortGroupTable: &nbdb.PortGroup{}, nbdb.ACLTable: &nbdb.ACL{},
 	nbdb.LogicalSwitchTable: &nbdb.LogicalSwitch{}, nbdb.LogicalSwitchPortTable: &nbdb.LogicalSwitchPort{},
 	nbdb.LogicalRouterTable: &nbdb.LogicalRouter{}, nbdb.LogicalRouterPortTable: &nbdb.LogicalRouterPort{},
 	nbdb.LogicalRouterPolicyTable: &nbdb.LogicalRouterPolicy{}, nbdb.LoadBalancerTable: &nbdb.LoadBalancer{},

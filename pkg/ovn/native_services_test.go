@@ -394,7 +394,7 @@ func testReach(l *serviceLab, f int) {
 	zone.sync()
 	l.answers("outside the cluster", client, "tcp", to(outsideAddr(1, f).String()), "outside")
 	l.silent("a service, before it is exposed", client, to(exposed))
-	l.exposed = []ExposedService{{"kube-system", "kube-dns", addrs(exposed)}}
+	l.exposed = []ExposedService{{"kube-system", "kube-dns", addrs(exposed), true}}
 	l.update()
 	if got := l.answers("an exposed service", client, "tcp", to(exposed), "host"); got != masquerade.String() {
 		t.Errorf("the host sees %s, want the network's masquerade address %s", got, masquerade)

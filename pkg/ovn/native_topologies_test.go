@@ -391,9 +391,8 @@ func TestNativeLiveMigration(t *testing.T) {
 	// migrate converges both zones, the disabled port first as the builder orders it.
 	on := func(at int) nativeNetwork {
 		pods := [2][]PodPort{{source, peer}, {target}}
-		enabled := [2]bool{at == 0, at == 1}
 		for i := range pods {
-			pods[i][0].Enabled = &enabled[i]
+			pods[i][0].Disabled = i != at
 		}
 		return nativeNetwork{red, pods}
 	}
@@ -402,7 +401,7 @@ func TestNativeLiveMigration(t *testing.T) {
 		for i, z := range zones {
 			in := n.inputs(zones, i)
 			for j, p := range n.pods[1-i] {
-				in.RemotePods[j].Enabled = p.Enabled
+				in.RemotePods[j].Disabled = p.Disabled
 			}
 			converge(t, z.nb, red, z.node, in)
 		}

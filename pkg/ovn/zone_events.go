@@ -53,7 +53,7 @@ func (z *Zone) startInformers(ctx context.Context) error {
 	nads := nadinformers.NewSharedInformerFactory(z.nads, 0)
 	pods, nodes, namespaces := mine.Core().V1().Pods(), all.Core().V1().Nodes(), all.Core().V1().Namespaces()
 	nad := nads.K8sCniCncfIo().V1().NetworkAttachmentDefinitions()
-	if err := pods.Informer().AddIndexers(cache.Indexers{indexSelected: selectedNADs}); err != nil {
+	if err := pods.Informer().AddIndexers(cache.Indexers{indexSelected: selectedNADs, indexMAC: podMACs}); err != nil {
 		return fmt.Errorf("index pods: %w", err)
 	}
 	remotePods := others.Core().V1().Pods().Informer()
@@ -287,6 +287,9 @@ func (z *Zone) podChanged(old, obj any) {
 		return
 	}
 	z.podQueue.Add(pod.Namespace + "/" + pod.Name)
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	z.enqueueSharing(pod)
 }
 
 // The informers' transforms keep only the fields that the zone reads.
@@ -326,14 +329,14 @@ func trimNAD(obj any) (any, error) {
 
 func trimPod(obj any) (any, error) {
 	if p, ok := obj.(*corev1.Pod); ok {
-		annotations := keep(p.Annotations, network.AnnotationPodNetworks, network.AnnotationNetworks, network.AnnotationOpenDefaultPorts)
+		annotations := keep(p.Annotations, network.AnnotationPodNetworks, network.AnnotationNetworks, network.AnnotationOpenDefaultPorts, network.AnnotationMigrationTargetReady)
 		if p.Annotations != nil && annotations == nil {
 			annotations = map[string]string{} // kube.PodNetworksPatch must see that the map exists
 		}
 		return &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{
 				Name: p.Name, Namespace: p.Namespace, UID: p.UID, ResourceVersion: p.ResourceVersion,
-				CreationTimestamp: p.CreationTimestamp, Annotations: annotations,
+				CreationTimestamp: p.CreationTimestamp, Annotations: annotations, Labels: keep(p.Labels, network.LabelVirtualMachine),
 			},
 			Spec:   corev1.PodSpec{NodeName: p.Spec.NodeName, HostNetwork: p.Spec.HostNetwork},
 			Status: corev1.PodStatus{Phase: p.Status.Phase, PodIPs: p.Status.PodIPs},

@@ -54,6 +54,7 @@ func (z *Zone) updateClusterPorts(pod *corev1.Pod, st *podState) {
 		z.state(n.Name).net = n
 		set(k, attachment{network: n.Name, cluster: true, port: PodPort{
 			NADKey: k, Namespace: pod.Namespace, Pod: pod.Name, UID: st.uid, MAC: e.MAC, IPs: e.IPs, TunnelKey: e.TunnelID,
+			VirtualMachine: pod.Labels[network.LabelVirtualMachine],
 		}})
 	}
 }
@@ -102,6 +103,7 @@ var remotePodIndexers = cache.Indexers{
 		}
 		return nil, nil
 	},
+	indexMAC: podMACs,
 	indexNode: func(obj any) ([]string, error) {
 		if pod, ok := obj.(*corev1.Pod); ok {
 			return []string{pod.Spec.NodeName}, nil
@@ -123,6 +125,7 @@ func (z *Zone) remotePodChanged(old, obj any) {
 	for _, o := range []any{old, obj} {
 		if pod, ok := o.(*corev1.Pod); ok {
 			z.enqueueRemotePod(pod)
+			z.enqueueSharing(pod)
 		}
 	}
 }
@@ -191,7 +194,7 @@ func (z *Zone) remotePorts(n network.Network, key string) (ports []RemotePod, kn
 			continue
 		}
 		ports = append(ports, RemotePod{NADKey: k, Namespace: pod.Namespace, Pod: pod.Name, Node: node.Name, Chassis: node.Chassis,
-			MAC: e.MAC, IPs: e.IPs, TunnelKey: e.TunnelID})
+			MAC: e.MAC, IPs: e.IPs, TunnelKey: e.TunnelID, Disabled: z.inactive(n.Name, pod.Namespace, string(pod.UID), e.MAC)})
 	}
 	slices.SortFunc(ports, func(a, b RemotePod) int { return strings.Compare(a.NADKey, b.NADKey) })
 	return ports, true
@@ -236,7 +239,7 @@ func trimRemotePod(obj any) (any, error) {
 		return &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{
 				Name: p.Name, Namespace: p.Namespace, UID: p.UID, ResourceVersion: p.ResourceVersion,
-				Annotations: keep(p.Annotations, network.AnnotationPodNetworks),
+				CreationTimestamp: p.CreationTimestamp, Annotations: keep(p.Annotations, network.AnnotationPodNetworks, network.AnnotationMigrationTargetReady),
 			},
 			Spec:   corev1.PodSpec{NodeName: p.Spec.NodeName, HostNetwork: p.Spec.HostNetwork},
 			Status: corev1.PodStatus{Phase: p.Status.Phase},

@@ -26,7 +26,7 @@ func layer2Entry(ip, mac string, key int) string {
 // remotePod creates a labelled pod on another node.
 func (env *zoneEnv) remotePod(node, namespace, name, entries string) {
 	_, err := env.kube.CoreV1().Pods(namespace).Create(context.Background(), &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace, UID: types.UID("uid-" + name),
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace, UID: types.UID("uid-" + name), CreationTimestamp: metav1.Now(),
 			Labels: map[string]string{network.LabelLayer2Pod: ""}, Annotations: map[string]string{network.AnnotationPodNetworks: entries}},
 		Spec: corev1.PodSpec{NodeName: node}, Status: corev1.PodStatus{Phase: corev1.PodRunning},
 	}, metav1.CreateOptions{})

@@ -116,6 +116,7 @@ func (z *Zone) enqueueService(namespace, name string) {
 	}
 	if slices.Contains(z.cfg.AllowedServices, key) {
 		z.enqueueNetworks(exposedUnit(key))
+		z.enqueueVirtualMachines() // the service may be their DNS server
 	}
 }
 
@@ -246,7 +247,8 @@ func (z *Zone) exposed() []ExposedService {
 	for _, key := range z.cfg.AllowedServices {
 		obj, ok, err := z.services.GetByKey(key)
 		if s, isService := obj.(*corev1.Service); err == nil && ok && isService && z.servedBy(s.Namespace) == network.DefaultName {
-			out = append(out, ExposedService{s.Namespace, s.Name, kube.ClusterIPs(s)})
+			dns := slices.ContainsFunc(s.Spec.Ports, func(p corev1.ServicePort) bool { return p.Port == 53 && p.Protocol == corev1.ProtocolUDP })
+			out = append(out, ExposedService{s.Namespace, s.Name, kube.ClusterIPs(s), dns})
 		}
 	}
 	return out

@@ -98,11 +98,7 @@ func annotationPatch(pod *corev1.Pod, op Op) ([]byte, error) {
 	if err != nil || had && value == old {
 		return nil, err
 	}
-	layer2 := false
-	for _, entry := range op.Set {
-		layer2 = layer2 || entry.TunnelID != 0 // only Layer 2 networks have one
-	}
-	return kube.PodNetworksPatch(pod, value, layer2)
+	return kube.PodNetworksPatch(pod, value, op.Label)
 }
 
 // merge returns the annotation with op applied. Other entries stay unchanged,

@@ -48,6 +48,10 @@ func Build(in Inputs) (State, map[string]Allocation, []Problem) {
 			b.want.Entries[key] = entry
 		}
 	}
+	for key, entry := range b.want.Entries {
+		g, _ := b.allocation(key)
+		b.want.Labelled = b.want.Labelled || g.HasClaim || entry.TunnelID != 0 // only Layer 2 networks have one
+	}
 	return b.want, b.allocated, b.problems
 }
 

@@ -27,6 +27,7 @@ type Op struct {
 	Pod    Pod
 	Set    network.PodNetworks // Annotate: entries to write
 	Remove []string            // Annotate: keys of entries to remove
+	Label  bool                // Annotate: add network.LabelLayer2Pod, too
 	Claim  Holder              // SetClaim
 	Status Status              // SetClaim
 }
@@ -55,7 +56,7 @@ func Diff(want, have State) []Op {
 				Claim: Holder{Claim: true, Namespace: want.Pod.Namespace, Name: name, UID: w.UID}})
 		}
 	}
-	op := Op{Kind: Annotate, Pod: want.Pod, Set: network.PodNetworks{}}
+	op := Op{Kind: Annotate, Pod: want.Pod, Set: network.PodNetworks{}, Label: want.Labelled}
 	for key, w := range want.Entries {
 		if h, ok := have.Entries[key]; !ok || !sameEntry(w, h) {
 			op.Set[key] = w

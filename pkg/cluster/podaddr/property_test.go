@@ -264,7 +264,7 @@ func TestAnnotationPatch(t *testing.T) {
 			}
 		}
 	}
-	layer2 := Op{Set: network.PodNetworks{"a/net": {IPs: prefixes("10.20.0.9/24"), MAC: "02:00:00:00:00:01", TunnelID: 9}}}
+	layer2 := Op{Label: true, Set: network.PodNetworks{"a/net": {IPs: prefixes("10.20.0.9/24"), MAC: "02:00:00:00:00:01", TunnelID: 9}}}
 	for _, tt := range []struct {
 		labels map[string]string
 		want   string

@@ -80,6 +80,9 @@ type State struct {
 	Pod     Pod
 	Entries network.PodNetworks // written by this package
 	Claims  map[string]Status   // by name
+	// Labelled tells that the zones of other nodes need the pod: it is on a Layer 2
+	// network, or shares addresses by a claim.
+	Labelled bool
 	// Problems explain missing entries. They are not part of the API.
 	Problems []Problem
 }

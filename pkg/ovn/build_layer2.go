@@ -113,7 +113,7 @@ func (b *builder) remotePod(sw string, pod RemotePod) {
 	options := keyOption(pod.TunnelKey)
 	options["requested-chassis"] = pod.Chassis
 	b.add(portEffect(pod.Disabled), nbdb.LogicalSwitchPortTable, name, &nbdb.LogicalSwitchPort{
-		Name: name, Type: "remote", Addresses: []string{portAddresses(pod.MAC, pod.IPs)}, Enabled: portEnabled(pod.Disabled), Options: options,
+		Name: name, Type: "remote", Addresses: activeAddresses(portAddresses(pod.MAC, pod.IPs), pod.Disabled), Enabled: portEnabled(pod.Disabled), Options: options,
 	}, []Ref{b.ref(nbdb.LogicalSwitchTable, sw, "ports")},
 		markNode, pod.Node, markNamespace, pod.Namespace, markPod, pod.Pod, markNAD, pod.NADKey)
 }

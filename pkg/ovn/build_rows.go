@@ -177,7 +177,7 @@ func (b *builder) pod(sw string, pod PodPort) {
 	options["iface-id-ver"] = pod.UID
 	dhcpv4, dhcpv6 := b.dhcp(name, pod)
 	b.add(portEffect(pod.Disabled), nbdb.LogicalSwitchPortTable, name, &nbdb.LogicalSwitchPort{
-		Name: name, Addresses: []string{line}, PortSecurity: []string{line}, Enabled: portEnabled(pod.Disabled), Options: options,
+		Name: name, Addresses: activeAddresses(line, pod.Disabled), PortSecurity: []string{line}, Enabled: portEnabled(pod.Disabled), Options: options,
 		Dhcpv4Options: dhcpv4, Dhcpv6Options: dhcpv6,
 	}, in, markNamespace, pod.Namespace, markPod, pod.Pod, markPodUID, pod.UID, markNAD, pod.NADKey, markRole, string(b.net.Role))
 	if pod.Locked && len(pod.Open) > 0 {
@@ -203,6 +203,17 @@ func portEffect(disabled bool) Effect {
 		return Neutral
 	}
 	return Opens
+}
+
+// activeAddresses returns the column addresses of a pod's port. A disabled port has
+// none: OVN would drop what its node sends to them, although another port, or a host
+// behind the localnet port, has them now. When they come back to a port of a Localnet
+// network, ovn-controller announces them to the physical network.
+func activeAddresses(line string, disabled bool) []string {
+	if disabled {
+		return nil
+	}
+	return []string{line}
 }
 
 // portEnabled returns the column enabled of a pod's port: nil is true.

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"bulkhead/pkg/network"
+	"bulkhead/pkg/ovn/nbdb"
 )
 
 func TestActivePod(t *testing.T) {
@@ -181,4 +182,44 @@ func TestZoneMigration(t *testing.T) {
 			})
 		})
 	}
+}
+
+// OVN answers the DHCP client of a virtual machine, with the cluster's DNS as soon as
+// there is one.
+func TestZoneVirtualMachine(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const port = "red.net_red_vm"
+		env := newZoneEnv(t)
+		env.node(1, true)
+		env.namespace("kube-system", false)
+		env.nadOf("red", "net", 1, network.NetConf{Name: redNet, Topology: "layer2", Role: "primary", Subnets: "10.50.0.0/16"})
+		env.run()
+		env.pod("red", "vm", nil)
+		env.editPod("red", "vm", func(p *corev1.Pod) { p.Labels = map[string]string{network.LabelVirtualMachine: "web"} })
+		env.waitUntil("default network", func() bool { return len(env.networks("red", "vm")) == 1 })
+		env.setNetworks("red", "vm", func(n network.PodNetworks) {
+			n["red/net"] = entry(t, layer2Entry("10.50.0.3", "0a:58:0a:32:00:03", 11))
+		})
+		options := func() map[string]string {
+			for _, r := range env.nb.Rows() {
+				if o, ok := r.Model.(*nbdb.DHCPOptions); ok {
+					if p := env.port(port); p.Dhcpv4Options == nil || *p.Dhcpv4Options != r.UUID {
+						t.Errorf("the port has DHCP options %v, want %s", p.Dhcpv4Options, r.UUID)
+					}
+					return o.Options
+				}
+			}
+			return nil
+		}
+		env.waitForRow(port)
+		if o := options(); o["hostname"] != `"web"` || o["router"] != "10.50.0.1" || o["dns_server"] != "" {
+			t.Errorf("options are %v", o)
+		}
+		env.service("kube-system", "kube-dns", 1, func(s *corev1.ServiceSpec) {
+			s.Ports = []corev1.ServicePort{{Name: "dns", Protocol: corev1.ProtocolUDP, Port: 53}}
+		}, "10.96.0.10")
+		env.waitUntil("DNS", func() bool { return options()["dns_server"] == "10.96.0.10" })
+		env.deletePod("red", "vm")
+		env.waitUntil("options gone", func() bool { return options() == nil && !env.has(port) })
+	})
 }

@@ -120,7 +120,7 @@ func setUpArena(ctx context.Context, w *World) (err error) {
 // undoArena resets the sysctl and the mapping that newArena sets.
 func undoArena(ctx context.Context, w *World) error {
 	w.arena = nil
-	return errors.Join(w.mapHarbor(ctx, false), allowPings(ctx, w.Lab.Nodes()[0], "1 0"))
+	return errors.Join(w.mapPhysical(ctx, harbor, false), allowPings(ctx, w.Lab.Nodes()[0], "1 0"))
 }
 
 func newArena(ctx context.Context, w *World) (*arena, error) {
@@ -132,7 +132,7 @@ func newArena(ctx context.Context, w *World) (*arena, error) {
 	if err := w.Lab.Apply(ctx, strings.Join([]string{greyNamespace, w.tenantManifest("green", 30), w.tenantManifest("amber", 31)}, "---")); err != nil {
 		return a, err
 	}
-	if err := w.mapHarbor(ctx, true); err != nil {
+	if err := w.mapPhysical(ctx, harbor, true); err != nil {
 		return a, err
 	}
 	near, far := a.near.Name, a.far.Name

@@ -76,30 +76,33 @@ spec:
 // secondaryInterfaces are the pods' interfaces on secondary networks.
 var secondaryInterfaces = map[string]string{"net1": "routed", "disk": "flat", "quay0": "quay", "dock0": "dock"}
 
-// mapHarbor maps the physical network of quay and dock to every node's external bridge, or
-// removes the mapping.
-func (w *World) mapHarbor(ctx context.Context, mapped bool) error {
-	script := `m=$(ovs-vsctl get Open_vSwitch . external_ids:ovn-bridge-mappings | tr -d '"' | sed 's/,*harbor:br-ex//')
+// harbor is the physical network of quay and dock.
+const harbor = "harbor"
+
+// mapPhysical maps a physical network to every node's external bridge, or removes the
+// mapping.
+func (w *World) mapPhysical(ctx context.Context, name string, mapped bool) error {
+	script := `m=$(ovs-vsctl get Open_vSwitch . external_ids:ovn-bridge-mappings | tr -d '"' | sed 's/,*` + name + `:br-ex//')
 ovs-vsctl set Open_vSwitch . external_ids:ovn-bridge-mappings="$m`
 	if mapped {
-		script += `,harbor:br-ex`
+		script += "," + name + ":br-ex"
 	}
 	return each(w.Lab.Nodes(), func(n *lab.Node) error {
 		res, err := n.Run(ctx, script+`"`)
 		if err == nil && res.ExitCode != 0 {
-			err = fmt.Errorf("map the physical network harbor on %s: %s", n.Name, res.Stderr)
+			err = fmt.Errorf("map the physical network %s on %s: %s", name, n.Name, res.Stderr)
 		}
 		return err
 	})
 }
 
-func undoSecondary(ctx context.Context, w *World) error { return w.mapHarbor(ctx, false) }
+func undoSecondary(ctx context.Context, w *World) error { return w.mapPhysical(ctx, harbor, false) }
 
 func setUpSecondary(ctx context.Context, w *World) error {
 	if err := w.Lab.Apply(ctx, w.secondaryManifest()); err != nil {
 		return err
 	}
-	if err := w.mapHarbor(ctx, true); err != nil {
+	if err := w.mapPhysical(ctx, harbor, true); err != nil {
 		return err
 	}
 	for _, name := range []string{"routed", "flat"} {

@@ -32,6 +32,7 @@ func faultChecks() []Check {
 type watchedResult struct {
 	Sent                   int
 	Lost                   []int
+	Duplicates             int // replies to a ping beyond the first
 	SendError              string
 	SlowestMillis          int64
 	StreamLines            int
@@ -104,8 +105,8 @@ func killUnderTraffic(ctx context.Context, w *World, pattern string, anywhere bo
 		return "", fmt.Errorf("read netprobe's output %q: %w", out, err)
 	}
 	figures := fmt.Sprintf("%d killed, %d pings, %d lost, slowest %d ms, %d stream lines, longest gap %d ms", killed.Load(), r.Sent, len(r.Lost), r.SlowestMillis, r.StreamLines, r.StreamLongestGapMillis)
-	if len(r.Lost) > 0 || r.SendError != "" || r.Sent < 100 {
-		return "", fmt.Errorf("pings: %s, lost %v, %s", figures, r.Lost, r.SendError)
+	if len(r.Lost)+r.Duplicates > 0 || r.SendError != "" || r.Sent < 100 {
+		return "", fmt.Errorf("pings: %s, lost %v, %d duplicates, %s", figures, r.Lost, r.Duplicates, r.SendError)
 	}
 	if r.StreamError != "" || r.StreamLines < 100 {
 		return "", fmt.Errorf("stream: %s: %s", figures, r.StreamError)

@@ -22,6 +22,7 @@ type pod struct {
 	Tenant                string // "red", "blue" or "" for the default network
 	HostNetwork           bool
 	Networks              string // secondary networks that it requests
+	VM                    string // the virtual machine that it stands for, whose claim on the primary network has its name
 
 	Default []netip.Addr            // on the cluster default network
 	Primary []netip.Addr            // on the tenant's network, or on all secondary networks
@@ -35,14 +36,19 @@ const port = "8080"
 // emulated node on a busy machine pauses: probesPass sees whether it passes. Twenty pods
 // that were probed every two seconds would take half of an emulated processor.
 func (p *pod) spec() string {
+	labels, annotations := "", ""
+	if p.VM != "" {
+		labels = ", " + network.LabelVirtualMachine + ": " + p.VM
+		annotations = fmt.Sprintf(`, %s: '{"name": "net", "ipam-claim-reference": "%s"}'`, network.AnnotationDefaultNetwork, p.VM)
+	}
 	return fmt.Sprintf(`
 apiVersion: v1
 kind: Pod
 metadata:
   name: %[2]s
   namespace: %[1]s
-  labels: {app: story, role: server, pod: %[2]s}
-  annotations: {k8s.v1.cni.cncf.io/networks: "%[6]s"}
+  labels: {app: story, role: server, pod: %[2]s%[7]s}
+  annotations: {k8s.v1.cni.cncf.io/networks: '%[6]s'%[8]s}
 spec:
   nodeName: %[3]s
   terminationGracePeriodSeconds: 0
@@ -58,7 +64,7 @@ spec:
     startupProbe: {exec: {command: [/bin/true]}, periodSeconds: 1, failureThreshold: 300, timeoutSeconds: 20}
     readinessProbe: {httpGet: {path: /, port: %[4]s}, periodSeconds: 10, timeoutSeconds: 5}
     livenessProbe: {tcpSocket: {port: %[4]s}, periodSeconds: 10, timeoutSeconds: 5, failureThreshold: 30}
-`, p.Namespace, p.Name, p.Node, port, toolsDir, p.Networks)
+`, p.Namespace, p.Name, p.Node, port, toolsDir, p.Networks, labels, annotations)
 }
 
 const plainNamespace = `

@@ -70,7 +70,7 @@ type Result struct {
 func Checks() []Check {
 	var all []Check
 	for _, chapter := range [][]Check{
-		clusterChecks(), networkChecks(), reachChecks(), layer2Checks(), secondaryChecks(), multusChecks(), serviceChecks(), isolationChecks(), probeChecks(), openPortChecks(),
+		clusterChecks(), networkChecks(), reachChecks(), layer2Checks(), secondaryChecks(), multusChecks(), migrationChecks(), serviceChecks(), isolationChecks(), probeChecks(), openPortChecks(),
 		hostNetworkChecks(), adversaryChecks(), inspectChecks(), kubectlChecks(), badInputChecks(), faultChecks(), speedChecks(), removalChecks(),
 	} {
 		all = append(all, chapter...)

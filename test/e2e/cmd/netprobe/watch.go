@@ -20,13 +20,15 @@ import (
 
 // watchResult is watch's output when it stops.
 type watchResult struct {
-	Sent      int    `json:"sent"`
-	Lost      []int  `json:"lost"`
-	SendError string `json:"sendError,omitempty"`
-	SlowestMS int64  `json:"slowestMillis"`
-	Lines     int    `json:"streamLines"`
-	LongestMS int64  `json:"streamLongestGapMillis"`
-	Stream    string `json:"streamError,omitempty"`
+	Sent int   `json:"sent"`
+	Lost []int `json:"lost"`
+	// Duplicates are replies to a ping beyond the first.
+	Duplicates int    `json:"duplicates"`
+	SendError  string `json:"sendError,omitempty"`
+	SlowestMS  int64  `json:"slowestMillis"`
+	Lines      int    `json:"streamLines"`
+	LongestMS  int64  `json:"streamLongestGapMillis"`
+	Stream     string `json:"streamError,omitempty"`
 }
 
 // flowing is the line that watch prints once a ping was answered and the stream
@@ -108,6 +110,9 @@ func watchPing(ctx context.Context, addr string, every, late time.Duration, flow
 				continue // an error of one packet, not of the socket
 			}
 			mu.Lock()
+			if got[seq] && seq >= first {
+				out.Duplicates++
+			}
 			got[seq] = true
 			answered()
 			if seq >= first {

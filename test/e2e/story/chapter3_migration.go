@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package story
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"bulkhead/pkg/network"
+)
+
+func migrationChecks() []Check {
+	return []Check{
+		{Chapter: 3, Title: "live migration: a virtual machine's addresses move to its pod on another node, on Layer 2 and Localnet networks", Phase: phaseFaults, Needs: needs(fixtureFerry), Run: liveMigration, Timeout: 10 * time.Minute, Costly: true},
+	}
+}
+
+const ferryPhysical = "ferry"
+
+// pierRequest has the virtual machine's claim on pier, a Localnet network.
+const pierRequest = `[{"name": "pier", "ipam-claim-reference": "vm-pier"}]`
+
+// ferryManifest is a namespace with a Layer 2 primary network and a Localnet network, both
+// with persistent addresses, and a virtual machine's claims on them.
+func (w *World) ferryManifest() string {
+	net, pier := `["10.20.0.0/16"]`, `["10.88.0.0/16"]`
+	if len(w.Families) > 1 {
+		net, pier = `["10.20.0.0/16", "fd20::/64"]`, `["10.88.0.0/16", "fd88::/64"]`
+	}
+	return fmt.Sprintf(`
+apiVersion: v1
+kind: Namespace
+metadata: {name: ferry, labels: {k8s.ovn.org/primary-user-defined-network: ""}}
+---
+apiVersion: k8s.ovn.org/v1
+kind: UserDefinedNetwork
+metadata: {name: net, namespace: ferry}
+spec:
+  topology: Layer2
+  layer2: {role: Primary, subnets: %s, ipam: {lifecycle: Persistent}}
+---
+apiVersion: k8s.ovn.org/v1
+kind: ClusterUserDefinedNetwork
+metadata: {name: pier}
+spec:
+  namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: ferry}}
+  network:
+    topology: Localnet
+    localnet: {role: Secondary, physicalNetworkName: %s, subnets: %s, ipam: {lifecycle: Persistent}, vlan: {mode: Access, access: {id: 30}}}
+---
+apiVersion: k8s.cni.cncf.io/v1alpha1
+kind: IPAMClaim
+metadata: {name: vm, namespace: ferry}
+spec: {network: ferry_net, interface: net}
+---
+apiVersion: k8s.cni.cncf.io/v1alpha1
+kind: IPAMClaim
+metadata: {name: vm-pier, namespace: ferry}
+spec: {network: cluster_udn_pier, interface: pier}
+`, net, ferryPhysical, pier)
+}
+
+func setUpFerry(ctx context.Context, w *World) error {
+	if err := w.Lab.Apply(ctx, w.ferryManifest()); err != nil {
+		return err
+	}
+	if err := w.mapPhysical(ctx, ferryPhysical, true); err != nil {
+		return err
+	}
+	if err := w.conditions(ctx, udns, "ferry", "net", "True"); err != nil {
+		return err
+	}
+	if err := w.conditions(ctx, cudns, "", "pier", "True"); err != nil {
+		return err
+	}
+	nodes := w.Lab.Nodes()
+	return w.create(ctx,
+		&pod{Namespace: "ferry", Name: "vm-source", Node: nodes[0].Name, Tenant: "ferry", VM: "vm", Networks: pierRequest},
+		&pod{Namespace: "ferry", Name: "ferry-1", Node: nodes[0].Name, Tenant: "ferry", Networks: "pier"},
+		&pod{Namespace: "ferry", Name: "ferry-2", Node: nodes[len(nodes)-1].Name, Tenant: "ferry", Networks: "pier"})
+}
+
+func undoFerry(ctx context.Context, w *World) error {
+	return w.mapPhysical(ctx, ferryPhysical, false)
+}
+
+// liveMigration has two pods play the source and the target of a virtual machine's live
+// migration, as KubeVirt annotates them. Pods on both nodes talk to the virtual machine's
+// addresses: one of the two pods answers at any time, and the other reaches nobody.
+func liveMigration(ctx context.Context, w *World) (string, error) {
+	source, err := w.pod("vm-source")
+	if err != nil {
+		return "", err
+	}
+	near, err := w.pod("ferry-1")
+	if err != nil {
+		return "", err
+	}
+	far, err := w.pod("ferry-2")
+	if err != nil {
+		return "", err
+	}
+	peers := []*pod{near, far}
+	target := &pod{Namespace: "ferry", Name: "vm-target", Node: far.Node, Tenant: "ferry", VM: "vm", Networks: pierRequest}
+	lease, err := w.lease(ctx, source)
+	if err != nil {
+		return "", err
+	}
+	if err := w.create(ctx, target); err != nil {
+		return "", err
+	}
+	if !slices.Equal(target.On["net"], source.On["net"]) || !slices.Equal(target.On["pier"], source.On["pier"]) {
+		return "", fmt.Errorf("the source has addresses %v, the target %v", source.On, target.On)
+	}
+	if err := w.onlyActive(ctx, source, target, peers); err != nil {
+		return "", fmt.Errorf("before the handover: %w", err)
+	}
+	// From the source's node on the Layer 2 network, from the target's on the Localnet.
+	var watches []*stream
+	for _, s := range []struct {
+		from *pod
+		to   netip.Addr
+	}{{near, source.On["net"][0]}, {far, source.On["pier"][len(source.On["pier"])-1]}} {
+		watch, err := w.start(ctx, s.from, "", "/tools/netprobe", "watch", "--ping", s.to.String())
+		if err != nil {
+			return "", err
+		}
+		defer watch.kill()
+		if _, err := watch.firstLine(ctx); err != nil {
+			return "", err
+		}
+		watches = append(watches, watch)
+	}
+	ready, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{network.AnnotationMigrationTargetReady: time.Now().String()}}})
+	if err != nil {
+		return "", err
+	}
+	if _, err := w.Lab.Client().CoreV1().Pods(target.Namespace).Patch(ctx, target.Name, types.MergePatchType, ready, metav1.PatchOptions{}); err != nil {
+		return "", err
+	}
+	begin := time.Now()
+	if err := each(peers, func(from *pod) error { return w.answeredBy(ctx, from, target) }); err != nil {
+		return "", fmt.Errorf("after the handover: %w", err)
+	}
+	took := time.Since(begin)
+	var outages []string
+	for i, watch := range watches {
+		out, err := watch.wait(ctx)
+		if err != nil {
+			return "", err
+		}
+		var r watchedResult
+		_, result, _ := strings.Cut(out, "\n")
+		if err := json.Unmarshal([]byte(result), &r); err != nil {
+			return "", fmt.Errorf("read netprobe's output %q: %w", out, err)
+		}
+		if r.Duplicates > 0 || r.SendError != "" || r.Sent < 100 {
+			return "", fmt.Errorf("%s: %d pings, %d answered twice, %s", []string{"Layer 2", "Localnet"}[i], r.Sent, r.Duplicates, r.SendError)
+		}
+		outages = append(outages, fmt.Sprintf("%d of %d pings lost", len(r.Lost), r.Sent))
+	}
+	if err := w.onlyActive(ctx, target, source, peers); err != nil {
+		return "", fmt.Errorf("after the handover: %w", err)
+	}
+	again, err := w.lease(ctx, target)
+	if err != nil {
+		return "", err
+	}
+	if again != lease {
+		return "", fmt.Errorf("the target's lease is %q, the source's was %q", again, lease)
+	}
+	if err := w.Lab.Client().CoreV1().Pods(source.Namespace).Delete(ctx, source.Name, metav1.DeleteOptions{}); err != nil {
+		return "", err
+	}
+	if err := w.podGone(ctx, source); err != nil {
+		return "", err
+	}
+	if err := each(peers, func(from *pod) error { return w.answeredBy(ctx, from, target) }); err != nil {
+		return "", fmt.Errorf("without the source: %w", err)
+	}
+	return fmt.Sprintf("Layer 2: %s; Localnet: %s; all answers moved within %.1f s; lease %s", outages[0], outages[1], took.Seconds(), lease), nil
+}
+
+// vmTargets are the virtual machine's addresses on both networks.
+func vmTargets(p *pod) []string {
+	return targets(append(slices.Clone(p.On["net"]), p.On["pier"]...)...)
+}
+
+// onlyActive checks that peers reach one of the virtual machine's pods, never the other,
+// and that only that one reaches them.
+func (w *World) onlyActive(ctx context.Context, active, other *pod, peers []*pod) error {
+	want := map[string]string{}
+	var list []string
+	for _, t := range vmTargets(active) {
+		want[t] = active.Namespace + "/" + active.Name
+	}
+	out := map[string]string{}
+	for _, p := range peers {
+		for _, t := range vmTargets(p) {
+			out[t], list = p.Namespace+"/"+p.Name, append(list, t)
+		}
+	}
+	for _, p := range peers {
+		if _, err := w.reach(ctx, p, "", want); err != nil {
+			return fmt.Errorf("from %s: %w", p.Name, err)
+		}
+	}
+	if _, err := w.reach(ctx, active, "", out); err != nil {
+		return fmt.Errorf("from %s: %w", active.Name, err)
+	}
+	got, err := w.check(ctx, other, "", probeTime, list...)
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, g := range got {
+		if g.OK {
+			errs = append(errs, fmt.Errorf("%s, which does not run the virtual machine, reached %s (%q)", other.Name, g.Target, g.Who))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// answeredBy waits until the pod answers at all addresses of its virtual machine.
+func (w *World) answeredBy(ctx context.Context, from, target *pod) error {
+	list := slices.DeleteFunc(vmTargets(target), func(t string) bool { return strings.HasPrefix(t, "icmp:") })
+	return w.Lab.Wait(ctx, fmt.Sprintf("%s to answer %s", target.Name, from.Name), func(ctx context.Context) (bool, string, error) {
+		got, err := w.ask(ctx, from, "", list)
+		var others []string
+		for _, g := range got {
+			if !g.OK || g.Who != target.Namespace+"/"+target.Name {
+				others = append(others, fmt.Sprintf("%s: %q %s", g.Target, g.Who, g.Detail))
+			}
+		}
+		return err == nil && len(got) == len(list) && len(others) == 0, strings.Join(others, ", "), err
+	})
+}
+
+// podGone waits until a pod is deleted.
+func (w *World) podGone(ctx context.Context, p *pod) error {
+	return w.Lab.Wait(ctx, fmt.Sprintf("pod %s/%s to be gone", p.Namespace, p.Name), func(ctx context.Context) (bool, string, error) {
+		list, err := w.Lab.Client().CoreV1().Pods(p.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + p.Name})
+		return err == nil && len(list.Items) == 0, "it exists", err
+	})
+}
+
+// lease has a DHCP client in the pod ask for what a virtual machine needs, and returns
+// address, router, DNS server, MTU and host name.
+func (w *World) lease(ctx context.Context, p *pod) (string, error) {
+	const script = `printf '#!/bin/sh\n[ "$1" != bound ] || echo "lease: $ip/$mask via $router dns $dns mtu $mtu name $hostname"\n' > /tmp/lease && chmod +x /tmp/lease &&
+busybox udhcpc -i ` + network.PrimaryInterface + ` -f -n -q -t 20 -T 1 -O mtu -O hostname -s /tmp/lease 2>&1`
+	out, err := w.exec(ctx, p, "", "/bin/sh", "-c", script)
+	if err != nil {
+		return "", fmt.Errorf("%s gets no lease: %w: %s", p.Name, err, out)
+	}
+	for line := range strings.Lines(out) {
+		if l, ok := strings.CutPrefix(line, "lease: "); ok {
+			l = strings.TrimSpace(l)
+			if want := p.On["net"][0].String() + "/16 via 10.20.0.1 dns "; !strings.HasPrefix(l, want) || !strings.HasSuffix(l, " name "+p.VM) {
+				return "", fmt.Errorf("the lease of %s is %q, want %s…", p.Name, l, want)
+			}
+			return l, nil
+		}
+	}
+	return "", fmt.Errorf("%s gets no lease: %s", p.Name, out)
+}

@@ -24,7 +24,7 @@ func trim(in any) (any, error) {
 }
 
 // podAnnotations are the annotations of pods that the cluster role reads.
-var podAnnotations = []string{network.AnnotationPodNetworks, network.AnnotationNetworks, network.AnnotationDefaultNetwork}
+var podAnnotations = []string{network.AnnotationPodNetworks, network.AnnotationNetworks, network.AnnotationDefaultNetwork, network.AnnotationPrimaryClaim}
 
 // trimPod keeps a pod's name, node, phase, and the annotations with the networks that
 // it requests and has. For a running pod on the cluster default network only, it also

@@ -24,6 +24,8 @@ type SelectionRequest struct {
 	MAC      string         // normalised
 	Gateways []netip.Addr   // for the pod's default routes
 	Claim    string         // name of the IPAMClaim, in the pod's namespace
+	// ClaimSource is the deprecated annotation, if it names Claim.
+	ClaimSource string
 }
 
 // Selection is one network attachment that a pod requests.
@@ -80,6 +82,20 @@ func ParseSelections(namespace, annotation string) ([]Selection, error) {
 		out = append(out, s)
 	}
 	return out, nil
+}
+
+// ParsePrimary parses a pod's request for its primary network.
+func ParsePrimary(annotations map[string]string) (SelectionRequest, error) {
+	r, err := ParseDefault(annotations[network.AnnotationDefaultNetwork])
+	claim := annotations[network.AnnotationPrimaryClaim]
+	if err != nil || r.Claim != "" || claim == "" {
+		return r, err
+	}
+	if len(validation.IsDNS1123Subdomain(claim)) > 0 {
+		return SelectionRequest{}, fmt.Errorf("annotation %s: %q is not the name of an IPAMClaim", network.AnnotationPrimaryClaim, claim)
+	}
+	r.Claim, r.ClaimSource = claim, network.AnnotationPrimaryClaim
+	return r, nil
 }
 
 // ParseDefault parses a pod's request for its primary network: one element, in a

@@ -136,6 +136,26 @@ func TestParseDefault(t *testing.T) {
 	}
 }
 
+func TestParsePrimary(t *testing.T) {
+	const own, deprecated = network.AnnotationDefaultNetwork, network.AnnotationPrimaryClaim
+	for _, tt := range []struct {
+		in                map[string]string
+		claim, from, want string // the claim, the deprecated annotation, a part of the error
+	}{
+		{in: nil},
+		{in: map[string]string{deprecated: "vm.net"}, claim: "vm.net", from: deprecated},
+		{in: map[string]string{deprecated: "old", own: `{"name":"net","ipam-claim-reference":"new"}`}, claim: "new"},
+		{in: map[string]string{deprecated: "old", own: `{"name":"net","ips":["10.0.0.5"]}`}, claim: "old", from: deprecated},
+		{in: map[string]string{deprecated: "a/b"}, want: deprecated + `: "a/b" is not the name of an IPAMClaim`},
+		{in: map[string]string{deprecated: "old", own: `[null]`}, want: own},
+	} {
+		got, err := ParsePrimary(tt.in)
+		if got.Claim != tt.claim || got.ClaimSource != tt.from || (err != nil) != (tt.want != "") || err != nil && !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%v: claim %q of %q, %v; want %q of %q, error %q", tt.in, got.Claim, got.ClaimSource, err, tt.claim, tt.from, tt.want)
+		}
+	}
+}
+
 // For any annotation there is no panic, keys are unique, and each key contains a
 // valid NAD name.
 func FuzzSelections(f *testing.F) {

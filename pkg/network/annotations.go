@@ -25,6 +25,9 @@ const (
 	// and settings of the primary network (Multus network selection).
 	AnnotationNetworks       = "k8s.v1.cni.cncf.io/networks"
 	AnnotationDefaultNetwork = "v1.multus-cni.io/default-network"
+	// AnnotationPrimaryClaim names the IPAMClaim on the primary network. Deprecated:
+	// AnnotationDefaultNetwork has a field for it.
+	AnnotationPrimaryClaim = "k8s.ovn.org/primary-udn-ipamclaim"
 	// On Pods, written by KubeVirt: when the virtual machine began to run in this pod,
 	// the target of a live migration.
 	AnnotationMigrationTargetReady = "kubevirt.io/migration-target-ready-timestamp"

@@ -239,11 +239,15 @@ func (b *builder) entry(a Attachment, pod Holder, ips []netip.Prefix, mac string
 func (b *builder) claim(a Attachment, hosts []netip.Prefix) error {
 	name, c := a.Request.Claim, a.Claim
 	wait := topicClaim(network.NADKey(b.in.Pod.Namespace, name))
+	source, remove := a.Source, "ipam-claim-reference"
+	if a.Request.ClaimSource != "" {
+		source, remove = a.Request.ClaimSource, "the annotation"
+	}
 	switch {
 	case !a.Network.PersistentIPs:
-		return refuse(wait, "the network has no persistent addresses, but annotation %s names IPAMClaim %s: set ipam.lifecycle Persistent in the network, or remove ipam-claim-reference", a.Source, name)
+		return refuse(wait, "the network has no persistent addresses, but annotation %s names IPAMClaim %s: set ipam.lifecycle Persistent in the network, or remove %s", source, name, remove)
 	case c == nil || c.Deleting:
-		return refuse(wait, "IPAMClaim %s, which annotation %s names, does not exist in namespace %s: create it with spec.network %s", name, a.Source, b.in.Pod.Namespace, a.Network.Name)
+		return refuse(wait, "IPAMClaim %s, which annotation %s names, does not exist in namespace %s: create it with spec.network %s", name, source, b.in.Pod.Namespace, a.Network.Name)
 	case c.Network != a.Network.Name:
 		return refuse(wait, "IPAMClaim %s is for network %s: name a claim whose spec.network is %s", name, c.Network, a.Network.Name)
 	case c.Refused != "" && c.TakenAddress != "":

@@ -289,3 +289,38 @@ func TestOlderHolds(t *testing.T) {
 		t.Errorf("the address was not assigned to a waiting holder: %+v", h)
 	}
 }
+
+// Other nodes' zones need pods that share addresses, also on Localnet networks.
+func TestClaimLabel(t *testing.T) {
+	s := newSim(t)
+	s.namespace("red", false)
+	s.nad("red", "phys", 7, "red_phys", `"topology":"localnet","physicalNetworkName":"p","subnets":"10.40.0.0/24","allowPersistentIPs":true`)
+	s.claim("red", "vm", "red_phys")
+	s.pod("red", "one", map[string]string{network.AnnotationNetworks: `[{"name":"phys","ipam-claim-reference":"vm"}]`})
+	s.pod("red", "two", map[string]string{network.AnnotationNetworks: "phys"})
+	s.wantIPs("red", "one", "red/phys", "10.40.0.1/24")
+	s.wantIPs("red", "two", "red/phys", "10.40.0.2/24")
+	for _, p := range s.pods() {
+		if _, labelled := p.Labels[network.LabelLayer2Pod]; labelled != (p.Name == "one") {
+			t.Errorf("pod %s: labelled %t", p.Name, labelled)
+		}
+	}
+}
+
+// The deprecated annotation names a claim, too, and is named in messages.
+func TestDeprecatedClaim(t *testing.T) {
+	s := newSim(t)
+	s.namespace("red", true)
+	s.nad("red", "net", 7, "red_net", claimL2)
+	s.pod("red", "one", map[string]string{network.AnnotationPrimaryClaim: "vm"})
+	s.wantEvent("IPAMClaim vm, which annotation k8s.ovn.org/primary-udn-ipamclaim names, does not exist")
+	s.claim("red", "vm", "red_net")
+	s.wantIPs("red", "one", "red/net", "10.20.0.3/24")
+	s.markRunning("red", "one")
+	s.pod("red", "two", map[string]string{network.AnnotationPrimaryClaim: "vm"})
+	s.wantIPs("red", "two", "red/net", "10.20.0.3/24")
+	s.namespace("blue", true)
+	s.nad("blue", "net", 8, "blue_net", `"topology":"layer2","role":"primary","subnets":"10.20.0.0/24"`)
+	s.pod("blue", "one", map[string]string{network.AnnotationPrimaryClaim: "vm"})
+	s.wantEvent("annotation k8s.ovn.org/primary-udn-ipamclaim names IPAMClaim vm: set ipam.lifecycle Persistent in the network, or remove the annotation")
+}

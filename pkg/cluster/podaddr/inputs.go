@@ -30,7 +30,7 @@ type requests struct {
 func requestsOf(obj *corev1.Pod) requests {
 	w := requests{namespace: obj.Namespace}
 	w.selections, w.err = kube.ParseSelections(obj.Namespace, obj.Annotations[network.AnnotationNetworks])
-	w.primary, w.primaryErr = kube.ParseDefault(obj.Annotations[network.AnnotationDefaultNetwork])
+	w.primary, w.primaryErr = kube.ParsePrimary(obj.Annotations)
 	return w
 }
 

@@ -48,7 +48,8 @@ const (
 	LabelPrimaryUDN = "k8s.ovn.org/primary-user-defined-network"
 	// LabelLayer2Pod marks pods that the zones of other nodes need: pods on Layer 2
 	// networks, which have a port there, and on Localnet networks those that share
-	// addresses. The cluster role writes it with the pod's addresses. It proves nothing: anybody who creates pods can write it.
+	// addresses. The cluster role writes it with the pod's addresses. It proves
+	// nothing: anybody who creates pods can write it.
 	LabelLayer2Pod = "k8s.ovn.org/layer2-pod"
 	// LabelVirtualMachine is KubeVirt's: the name of the virtual machine that runs in
 	// a pod.

@@ -58,33 +58,37 @@ func podMACs(obj any) ([]string, error) {
 	return slices.Compact(out), nil
 }
 
-// podsWithMAC returns the namespace's pods that have the MAC address on the network,
-// on this node and on others.
-func (z *Zone) podsWithMAC(name, namespace, mac string) (own, remote []*corev1.Pod) {
-	return z.filterByMAC(z.podStore.ByIndex, name, namespace, mac), z.filterByMAC(z.remotePods.ByIndex, name, namespace, mac)
+// podsWithMAC returns the namespace's pods that have the MAC address on the network of
+// an attachment, on this node and on others. key is the attachment's in the annotation.
+func (z *Zone) podsWithMAC(namespace, key, mac string) (own, remote []*corev1.Pod) {
+	return z.filterByMAC(z.podStore.ByIndex, namespace, key, mac), z.filterByMAC(z.remotePods.ByIndex, namespace, key, mac)
 }
 
-func (z *Zone) filterByMAC(byIndex func(index, value string) ([]any, error), name, namespace, mac string) []*corev1.Pod {
+func (z *Zone) filterByMAC(byIndex func(index, value string) ([]any, error), namespace, key, mac string) []*corev1.Pod {
 	objs, err := byIndex(indexMAC, macKey(namespace, mac))
 	if err != nil {
-		z.log.Error("cannot list the pods with a MAC address", "network", name, "error", err)
+		z.log.Error("cannot list the pods with a MAC address", "nad", key, "error", err)
 	}
 	var out []*corev1.Pod
 	for _, obj := range objs {
-		if pod, ok := obj.(*corev1.Pod); ok && z.hasMAC(pod, name, mac) {
+		if pod, ok := obj.(*corev1.Pod); ok && z.hasMAC(pod, key, mac) {
 			out = append(out, pod)
 		}
 	}
 	return out
 }
 
-func (z *Zone) hasMAC(pod *corev1.Pod, name, mac string) bool {
+// hasMAC reports whether a pod has the MAC address on the network of an attachment.
+// A NAD that was deleted by force names no network, but running pods keep its key.
+func (z *Zone) hasMAC(pod *corev1.Pod, key, mac string) bool {
 	entries, err := network.ParsePodNetworks(pod.Annotations[network.AnnotationPodNetworks])
 	if err != nil {
 		return false
 	}
+	wanted, _ := z.nadIndex.NAD(nadKey(key))
 	for k, e := range entries {
-		if nad, ok := z.nadIndex.NAD(nadKey(k)); ok && e.MAC == mac && nad.Network.Name == name {
+		nad, _ := z.nadIndex.NAD(nadKey(k))
+		if e.MAC == mac && (nadKey(k) == nadKey(key) || nad.Network.Name != "" && nad.Network.Name == wanted.Network.Name) {
 			return true
 		}
 	}
@@ -93,16 +97,16 @@ func (z *Zone) hasMAC(pod *corev1.Pod, name, mac string) bool {
 
 // withHandover returns a port of a pod of this node, disabled if another pod has its
 // addresses.
-func (z *Zone) withHandover(name string, p PodPort) PodPort {
+func (z *Zone) withHandover(p PodPort) PodPort {
 	if p.MAC != "" { // the cluster role's networks
-		p.Disabled = z.inactive(name, p.Namespace, p.UID, p.MAC)
+		p.Disabled = z.inactive(p.Namespace, p.UID, p.NADKey, p.MAC)
 	}
 	return p
 }
 
-// inactive reports whether another pod has the addresses of a pod on a network.
-func (z *Zone) inactive(name, namespace, uid, mac string) bool {
-	own, remote := z.podsWithMAC(name, namespace, mac)
+// inactive reports whether another pod has the addresses that a pod shares with it.
+func (z *Zone) inactive(namespace, uid, key, mac string) bool {
+	own, remote := z.podsWithMAC(namespace, key, mac)
 	if len(own)+len(remote) < 2 {
 		return false
 	}
@@ -126,7 +130,7 @@ func (z *Zone) enqueueSharing(pod *corev1.Pod) {
 			continue
 		}
 		name := nad.Network.Name
-		own, remote := z.podsWithMAC(name, pod.Namespace, e.MAC)
+		own, remote := z.podsWithMAC(pod.Namespace, k, e.MAC)
 		if !slices.ContainsFunc(slices.Concat(own, remote), func(p *corev1.Pod) bool { return p.UID != pod.UID }) {
 			continue
 		}

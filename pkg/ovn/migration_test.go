@@ -160,6 +160,14 @@ func TestZoneMigration(t *testing.T) {
 				if got := env.nb.Rows().Dump(); got != rows {
 					t.Errorf("after a restart, rows were\n%s\nare\n%s", rows, got)
 				}
+				// A NAD that is deleted by force does not enable the source's port again.
+				env.deleteNAD("plain", "shared")
+				env.settle()
+				env.zone.queue.AddUnits(c.conf.Name, podUnit("plain/near"))
+				env.settle()
+				env.waitDisabled("the NAD is deleted", near, near, far)
+				env.nadOf("plain", "shared", 5, c.conf)
+				env.settle()
 				env.editPod("plain", "far", func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed })
 				env.waitDisabled("the target failed", "", near, far)
 				env.deletePod("plain", "far")

@@ -194,7 +194,7 @@ func (z *Zone) remotePorts(n network.Network, key string) (ports []RemotePod, kn
 			continue
 		}
 		ports = append(ports, RemotePod{NADKey: k, Namespace: pod.Namespace, Pod: pod.Name, Node: node.Name, Chassis: node.Chassis,
-			MAC: e.MAC, IPs: e.IPs, TunnelKey: e.TunnelID, Disabled: z.inactive(n.Name, pod.Namespace, string(pod.UID), e.MAC)})
+			MAC: e.MAC, IPs: e.IPs, TunnelKey: e.TunnelID, Disabled: z.inactive(pod.Namespace, string(pod.UID), k, e.MAC)})
 	}
 	slices.SortFunc(ports, func(a, b RemotePod) int { return strings.Compare(a.NADKey, b.NADKey) })
 	return ports, true

@@ -108,7 +108,7 @@ func (z *Zone) nextJob(name string) (j job, ok bool) {
 	if j.units == nil {
 		j.in.Peers, j.unknown = z.nodes.peers()
 		for _, key := range slices.Sorted(maps.Keys(st.pods)) {
-			j.in.Pods = append(j.in.Pods, z.withHandover(name, st.pods[key]))
+			j.in.Pods = append(j.in.Pods, z.withHandover(st.pods[key]))
 		}
 		z.addRemotePods(&j, z.remotePodsOn(name))
 		j.in.Services = z.servicesOn(j.net)
@@ -137,7 +137,7 @@ func (z *Zone) portsOn(name, pod string) []PodPort {
 	ports := z.podPorts(pod)
 	for _, key := range slices.Sorted(maps.Keys(ports)) {
 		if ports[key].network == name {
-			out = append(out, z.withHandover(name, ports[key].port))
+			out = append(out, z.withHandover(ports[key].port))
 		}
 	}
 	return out

@@ -13,7 +13,7 @@ import (
 
 func speedChecks() []Check {
 	return []Check{
-		{Chapter: 8, Title: "a pod of a tenant is ready within 2 × the time of a pod of the default network", Phase: phaseFaults, Needs: needs(fixturePlain, fixtureTenants), Run: podReadyRatio, Timeout: 10 * time.Minute},
+		{Chapter: 8, Title: "pods of a tenant and of the default network become ready: their times (target: 2 ×)", Phase: phaseFaults, Needs: needs(fixturePlain, fixtureTenants), Run: podReadyRatio, Timeout: 10 * time.Minute},
 	}
 }
 
@@ -49,8 +49,11 @@ func podReadyRatio(ctx context.Context, w *World) (string, error) {
 	}
 	plain, red := median("plain"), median("red-a")
 	figures := fmt.Sprintf("default %.1f s, tenant %.1f s, ratio %.2f", plain.Seconds(), red.Seconds(), red.Seconds()/plain.Seconds())
-	if red > 2*plain {
-		return "", fmt.Errorf("%s: want at most 2", figures)
+	switch {
+	case red <= 2*plain:
+		return figures + ": met", nil
+	case w.JudgeSpeed:
+		return "", fmt.Errorf("%s: missed, want at most 2", figures)
 	}
-	return figures, nil
+	return figures + ": missed", nil
 }

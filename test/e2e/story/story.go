@@ -87,6 +87,9 @@ type World struct {
 	// Full plays everything, where a part chosen by Seed is played otherwise.
 	Full bool
 	Seed string
+	// JudgeSpeed makes a missed target of speed a failure. Otherwise it is only printed:
+	// on a busy machine the same pods take twice as long.
+	JudgeSpeed bool
 	// LabEnds: the lab is deleted after the story, so that an interrupted one leaves
 	// there what it has created.
 	LabEnds bool

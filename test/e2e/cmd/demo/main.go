@@ -21,6 +21,7 @@ func main() {
 	keep := flag.Bool("keep", false, "leave the lab running")
 	attach := flag.Bool("attach", false, "use the lab that runs, and leave it running")
 	run := flag.String("run", "", "only the checks of this chapter (a number), or those whose name matches this regular expression")
+	judge := flag.Bool("judge-speed", false, "fail when a target of speed is missed, instead of printing that")
 	list := flag.Bool("list", false, "print the checks' names and exit")
 	flag.Parse()
 	checks, err := story.Select(*run)
@@ -35,7 +36,7 @@ func main() {
 		return
 	}
 	ctx, stop := story.Interruptible()
-	ok, err := demo(ctx, lab.Options{Nodes: *nodes, Families: *families, Install: true}, checks, *attach, *keep)
+	ok, err := demo(ctx, lab.Options{Nodes: *nodes, Families: *families, Install: true}, checks, *attach, *keep, *judge)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "demo:", err)
@@ -45,7 +46,7 @@ func main() {
 	}
 }
 
-func demo(ctx context.Context, options lab.Options, checks []story.Check, attach, keep bool) (ok bool, err error) {
+func demo(ctx context.Context, options lab.Options, checks []story.Check, attach, keep, judgeSpeed bool) (ok bool, err error) {
 	start := time.Now()
 	var l *lab.Lab
 	if attach {
@@ -64,7 +65,7 @@ func demo(ctx context.Context, options lab.Options, checks []story.Check, attach
 	if err != nil {
 		return false, err
 	}
-	w.LabEnds = !keep && !attach
+	w.LabEnds, w.JudgeSpeed = !keep && !attach, judgeSpeed
 	ok = story.Table(os.Stdout, w.Play(ctx, checks))
 	if !ok {
 		l.CollectLogs(context.WithoutCancel(ctx))

@@ -86,11 +86,7 @@ func packetsIn(t *testing.T, ns string) string {
 func TestNativeLiveMigrationLocalnet(t *testing.T) {
 	r, zones := nativeZones(t)
 	a, b := zones[0], zones[1]
-	joinZones(t, r, a, b, "phys")
-	for _, z := range zones {
-		z.must("ovs-vsctl", "--db="+z.Sock("ovs"), "--", "add-br", "br-local", "--", "set", "Bridge", "br-local", "datapath_type=netdev",
-			"--", "add-port", "br-local", "phys", "--", "set", "Open_vSwitch", ".", "external_ids:ovn-bridge-mappings=physnet:br-ex,physical:br-local")
-	}
+	joinPhysical(t, r, zones)
 	red := testNetwork(1, "red_net", network.Localnet, network.RoleSecondary, "dual")
 	target, peers := nativePod(red, b, "vm2", 4), [2]PodPort{nativePod(red, a, "p", 5), nativePod(red, b, "q", 6)}
 	migrate := func(source PodPort, at int) {

@@ -302,15 +302,20 @@ func TestNativeLayer2WithoutSubnets(t *testing.T) {
 	checkReach(t, r, []reach{{"the pod with its own MAC", q, own(redPods[0][1])[0].Addr()}}, nil)
 }
 
-func TestNativeLocalnet(t *testing.T) {
-	r, zones := nativeZones(t)
-	a, b := zones[0], zones[1]
-	joinZones(t, r, a, b, "phys")
+// joinPhysical connects the zones by a physical network of the name "physical".
+func joinPhysical(t *testing.T, r native.Tree, zones []*zoneUnderTest) {
+	joinZones(t, r, zones[0], zones[1], "phys")
 	for _, z := range zones {
 		z.must("ovs-vsctl", "--db="+z.Sock("ovs"), "--", "add-br", "br-local", "--", "set", "Bridge", "br-local", "datapath_type=netdev",
 			"--", "add-port", "br-local", "phys",
 			"--", "set", "Open_vSwitch", ".", "external_ids:ovn-bridge-mappings=physnet:br-ex,physical:br-local")
 	}
+}
+
+func TestNativeLocalnet(t *testing.T) {
+	r, zones := nativeZones(t)
+	a, b := zones[0], zones[1]
+	joinPhysical(t, r, zones)
 	plain := testNetwork(1, "red_net", network.Localnet, network.RoleSecondary, "dual")
 	tagged := testNetwork(2, "blue_net", network.Localnet, network.RoleSecondary, "dual")
 	tagged.VLAN = 20

@@ -61,7 +61,10 @@ var (
 	allNodes6 = netip.MustParseAddr("ff02::1")
 )
 
-const allNodesMAC = "33:33:00:00:00:01"
+const (
+	allNodesMAC  = "33:33:00:00:00:01"
+	broadcastMAC = "ff:ff:ff:ff:ff:ff"
+)
 
 const port = way.Port
 
@@ -290,6 +293,34 @@ func FromPod(device, mac string, own []netip.Addr, v Victim, locked bool) []way.
 		add("router-solicitation", ll, allNodes6, allNodesMAC)
 		add("listener-report", ll, allNodes6, allNodesMAC)
 		add("udp", ll, allNodes6, allNodesMAC)
+	}
+	return out
+}
+
+// Sharing lists frames that a pod sends which has the addresses of another pod, as the
+// pods of a virtual machine do during a live migration: packets to v, and announcements
+// that would lead traffic for the addresses to the sender.
+func Sharing(device, mac string, own []netip.Addr, v Victim) []way.Attempt {
+	var out []way.Attempt
+	add := func(kind string, src, to netip.Addr, dst string, how ...string) {
+		f := frame(device, mac, dst, src, to, how...)
+		f.Frame = kind
+		out = append(out, f)
+	}
+	for _, src := range own {
+		for _, to := range v.Addrs {
+			if to.Is4() == src.Is4() {
+				add("udp", src, to, v.MAC)
+				add("echo", src, to, v.MAC)
+				add("udp", src, to, v.MAC, "bypass")
+			}
+		}
+		if src.Is4() {
+			add("arp-announcement", src, src, broadcastMAC)
+			continue
+		}
+		add("neighbour-advertisement", src, allNodes6, allNodesMAC, "target="+src.String())
+		add("neighbour-advertisement", src, allNodes6, allNodesMAC, "target="+network.LinkLocal(mac).String())
 	}
 	return out
 }

@@ -32,6 +32,7 @@ func TestTables(t *testing.T) {
 		"Loopback":         Loopback(addrs("127.0.0.1", "::1"), 80),
 		"FromPod":          FromPod("lo", port.MAC, own, v, false),
 		"FromPod (locked)": FromPod("lo", port.MAC, own, v, true),
+		"Sharing":          Sharing("lo", v.MAC, v.Addrs, Victim{Addrs: addrs("10.77.0.5", "fd77::5"), MAC: port.MAC}),
 		"ThroughNode":      ThroughNode("lo", port.MAC, own, port, outside, 80),
 	} {
 		families := map[bool]int{}

@@ -117,18 +117,32 @@ func fragments(p []byte, id uint32) [][]byte {
 	return [][]byte{cut(body[:first], 0, true), cut(body[first:], first, false)}
 }
 
-// ethernet prepends a link header to an IP packet; tagged adds a priority tag (VLAN 0).
+// etherType returns the protocol of what follows a link header: an IP or ARP packet,
+// whose first byte is of its version or of the hardware type.
+func etherType(packet []byte) uint16 {
+	switch {
+	case len(packet) > 0 && packet[0]>>4 == 6:
+		return unix.ETH_P_IPV6
+	case len(packet) > 0 && packet[0]>>4 == 0:
+		return unix.ETH_P_ARP
+	}
+	return unix.ETH_P_IP
+}
+
+// announcement returns an ARP announcement (RFC 5227).
+func announcement(mac net.HardwareAddr, addr netip.Addr) []byte {
+	b := append([]byte{0, 1, 0x08, 0, 6, 4, 0, 1}, mac...)
+	b = append(append(b, addr.AsSlice()...), make([]byte, 6)...)
+	return append(b, addr.AsSlice()...)
+}
+
+// ethernet prepends a link header to a packet; tagged adds a priority tag (VLAN 0).
 func ethernet(src, dst net.HardwareAddr, tagged bool, packet []byte) []byte {
 	f := append(append([]byte{}, dst...), src...)
 	if tagged {
 		f = append(f, 0x81, 0, 0, 0)
 	}
-	if len(packet) > 0 && packet[0]>>4 == 6 {
-		f = append(f, 0x86, 0xdd)
-	} else {
-		f = append(f, 0x08, 0)
-	}
-	return append(f, packet...)
+	return append(binary.BigEndian.AppendUint16(f, etherType(packet)), packet...)
 }
 
 // packet returns the Geneve packet with the attempt's token in an inner
@@ -191,6 +205,11 @@ func (a Attempt) packet() ([]byte, error) {
 			return ip(src, dst, unix.IPPROTO_ICMP, 64, b), nil
 		}
 		return ipICMP6(src, dst, 64, append(echoRequest(unix.AF_INET6, uint16(a.ID)), a.Token()...)), nil
+	case "arp-announcement": // the token follows the packet, as padding does
+		if !src.Is4() {
+			return nil, fmt.Errorf("ARP announcement of %s, which is no IPv4 address", src)
+		}
+		return append(announcement(mac, src), a.Token()...), nil
 	case "router-advertisement":
 		b := append([]byte{134, 0, 0, 0, 64, 0, 0x07, 0x08, 0, 0, 0, 0, 0, 0, 0, 0}, lladdr...)
 		return ipICMP6(src, dst, 255, append(b, token...)), nil

@@ -38,10 +38,7 @@ func packetSocket(typ int) func(Attempt) error {
 		if err != nil {
 			return fmt.Errorf("source hardware address: %w", err)
 		}
-		etype := uint16(unix.ETH_P_IP)
-		if packet[0]>>4 == 6 {
-			etype = unix.ETH_P_IPV6
-		}
+		etype := etherType(packet)
 		if n, ok, err := a.number("etype"); err != nil {
 			return fmt.Errorf("etype: %w", err)
 		} else if ok {

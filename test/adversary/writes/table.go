@@ -140,8 +140,11 @@ func (s Scenario) PodAuthor() []Write {
 		{network.AnnotationNetworks: victim}, {network.AnnotationNetworks: toJSON([]m{{"name": s.Network, "namespace": s.Victim, "ips": []string{"10.77.0.9"}}})},
 		{network.AnnotationDefaultNetwork: victim}, {network.AnnotationNetworkStatus: "[]"},
 	}
+	const ready = "2026-01-01T00:00:00Z"
+	claim := toJSON(m{"name": s.Network, "namespace": s.Victim, "ipam-claim-reference": "claim"})
 	var out []Write
-	for _, a := range annotations {
+	for _, a := range append(annotations, m{network.AnnotationMigrationTargetReady: ready}, m{network.AnnotationPodNetworks: stolen, network.AnnotationMigrationTargetReady: ready},
+		m{network.AnnotationPrimaryClaim: "claim"}, m{network.AnnotationDefaultNetwork: claim}) {
 		for _, sub := range []string{"", "status", "ephemeralcontainers", "resize"} {
 			out = append(out, Write{Verb: Patch, Of: Pod, Namespace: s.Attacker, Name: s.Pod, Sub: sub, Body: toJSON(m{"metadata": m{"annotations": a}})})
 		}
@@ -149,6 +152,16 @@ func (s Scenario) PodAuthor() []Write {
 	spec := m{"nodeName": s.Node, "terminationGracePeriodSeconds": 0, "automountServiceAccountToken": false, "containers": []m{{"name": "c", "image": "docker.io/lab/busybox:1", "imagePullPolicy": "Never", "command": []string{"/bin/sleep", "100000"}}}}
 	for i, a := range annotations {
 		out = append(out, Write{Verb: Create, Of: Pod, Namespace: s.Attacker, Name: fmt.Sprintf("made-%d", i), Body: toJSON(m{"metadata": m{"annotations": a}, "spec": spec})})
+	}
+	for _, labels := range []m{{network.LabelLayer2Pod: "", network.LabelVirtualMachine: s.VictimPod}, {network.LabelLayer2Pod: nil, network.LabelVirtualMachine: nil}} {
+		out = append(out, Write{Verb: Patch, Of: Pod, Namespace: s.Attacker, Name: s.Pod, Body: toJSON(m{"metadata": m{"labels": labels}})})
+	}
+	// The target of a migration that has not taken place, with a claim that names the
+	// victim's addresses (UDNAuthor).
+	for i, a := range []m{{network.AnnotationPrimaryClaim: "claim"}, {network.AnnotationDefaultNetwork: claim}} {
+		a[network.AnnotationMigrationTargetReady] = ready
+		out = append(out, Write{Verb: Create, Of: Pod, Namespace: s.Attacker, Name: fmt.Sprintf("made-target-%d", i),
+			Body: toJSON(m{"metadata": m{"annotations": a, "labels": m{network.LabelLayer2Pod: "", network.LabelVirtualMachine: s.VictimPod}}, "spec": spec})})
 	}
 	unbound := m{"schedulerName": "none", "terminationGracePeriodSeconds": 0, "containers": spec["containers"]}
 	return append(out,

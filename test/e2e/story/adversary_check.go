@@ -18,19 +18,18 @@ import (
 )
 
 func adversaryChecks() []Check {
-	check := func(title string, timeout time.Duration, run func(*arena, context.Context) (string, error)) Check {
-		return Check{Chapter: 6, Title: title, Phase: phaseArena, Needs: needs(fixtureArena), Timeout: timeout,
+	check := func(g *group, title string, timeout time.Duration, run func(*arena, context.Context) (string, error)) Check {
+		return Check{Chapter: 6, Title: title, Phase: phaseArena, Needs: needs(fixtureArena), Timeout: timeout, Group: g,
 			Run: func(ctx context.Context, w *World) (string, error) { return run(w.arena, ctx) }}
 	}
-	costly := func(c Check) Check { c.Costly = true; return c }
 	return []Check{
-		check("adversary: no attempt from a pod or host-network process reaches or hears another tenant", 25*time.Minute, (*arena).table),
-		check("ordinary servers in a tenant's host-network pod: kubelet, localhost and the other containers reach them", 20*time.Minute, (*arena).ordinary),
-		costly(check("adversary: a tenant that listens on the node's ports, and probes them, captures no other's calls", 20*time.Minute, (*arena).capture)),
-		costly(check("adversary: host-network pods that the agent does not know yet enter no tenant's network", 20*time.Minute, (*arena).early)),
-		costly(check("adversary: each wall holds alone, and with it gone the same attempts arrive", 15*time.Minute, (*arena).wallsAlone)),
+		check(groupAttacks, "adversary: no attempt from a pod or host-network process reaches or hears another tenant", 25*time.Minute, (*arena).table),
+		check(groupAttacks, "ordinary servers in a tenant's host-network pod: kubelet, localhost and the other containers reach them", 20*time.Minute, (*arena).ordinary),
+		check(groupCapture, "adversary: a tenant that listens on the node's ports, and probes them, captures no other's calls", 20*time.Minute, (*arena).capture),
+		check(groupEarly, "adversary: host-network pods that the agent does not know yet enter no tenant's network", 20*time.Minute, (*arena).early),
+		check(groupWalls, "adversary: each wall holds alone, and with it gone the same attempts arrive", 15*time.Minute, (*arena).wallsAlone),
 		// Last, because it ends the attacker's network.
-		costly(check("adversary: whatever a tenant or a node's token writes to the API, no id, address or network moves", 20*time.Minute, (*arena).writes)),
+		check(groupWrites, "adversary: whatever a tenant or a node's token writes to the API, no id, address or network moves", 20*time.Minute, (*arena).writes),
 	}
 }
 

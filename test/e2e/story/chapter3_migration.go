@@ -4,7 +4,6 @@ package story
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -12,15 +11,14 @@ import (
 	"strings"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-
 	"bulkhead/pkg/network"
+	"bulkhead/test/adversary"
+	"bulkhead/test/adversary/way"
 )
 
 func migrationChecks() []Check {
 	return []Check{
-		{Chapter: 3, Title: "live migration: a virtual machine's addresses move to its pod on another node, on Layer 2 and Localnet networks", Phase: phaseFaults, Needs: needs(fixtureFerry), Run: liveMigration, Timeout: 10 * time.Minute, Costly: true},
+		{Chapter: 3, Title: "live migration: a virtual machine's addresses move to its pod on another node, on Layer 2 and Localnet networks", Phase: phaseFaults, Needs: needs(fixtureFerry), Run: liveMigration, Timeout: 10 * time.Minute, Group: groupMigration},
 	}
 }
 
@@ -97,18 +95,11 @@ func undoFerry(ctx context.Context, w *World) error {
 // migration, as KubeVirt annotates them. Pods on both nodes talk to the virtual machine's
 // addresses: one of the two pods answers at any time, and the other reaches nobody.
 func liveMigration(ctx context.Context, w *World) (string, error) {
-	source, err := w.pod("vm-source")
+	pods, err := w.podsNamed("vm-source", "ferry-1", "ferry-2")
 	if err != nil {
 		return "", err
 	}
-	near, err := w.pod("ferry-1")
-	if err != nil {
-		return "", err
-	}
-	far, err := w.pod("ferry-2")
-	if err != nil {
-		return "", err
-	}
+	source, near, far := pods[0], pods[1], pods[2]
 	peers := []*pod{near, far}
 	target := &pod{Namespace: "ferry", Name: "vm-target", Node: far.Node, Tenant: "ferry", VM: "vm", Networks: pierRequest}
 	lease, err := w.lease(ctx, source)
@@ -125,26 +116,20 @@ func liveMigration(ctx context.Context, w *World) (string, error) {
 		return "", fmt.Errorf("before the handover: %w", err)
 	}
 	// From the source's node on the Layer 2 network, from the target's on the Localnet.
-	var watches []*stream
+	var watches []*watch
 	for _, s := range []struct {
 		from *pod
 		to   netip.Addr
 	}{{near, source.On["net"][0]}, {far, source.On["pier"][len(source.On["pier"])-1]}} {
-		watch, err := w.start(ctx, s.from, "", "/tools/netprobe", "watch", "--ping", s.to.String())
+		traffic, err := w.watch(ctx, s.from, "--ping", s.to.String())
 		if err != nil {
 			return "", err
 		}
-		defer watch.kill()
-		if _, err := watch.firstLine(ctx); err != nil {
-			return "", err
-		}
-		watches = append(watches, watch)
+		defer traffic.kill()
+		watches = append(watches, traffic)
 	}
-	ready, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]string{network.AnnotationMigrationTargetReady: time.Now().String()}}})
-	if err != nil {
-		return "", err
-	}
-	if _, err := w.Lab.Client().CoreV1().Pods(target.Namespace).Patch(ctx, target.Name, types.MergePatchType, ready, metav1.PatchOptions{}); err != nil {
+	ready := time.Now().String()
+	if err := w.annotate(ctx, network.AnnotationMigrationTargetReady, &ready, target); err != nil {
 		return "", err
 	}
 	begin := time.Now()
@@ -153,20 +138,16 @@ func liveMigration(ctx context.Context, w *World) (string, error) {
 	}
 	took := time.Since(begin)
 	var outages []string
-	for i, watch := range watches {
-		out, err := watch.wait(ctx)
+	for i, traffic := range watches {
+		topology := []string{"Layer 2", "Localnet"}[i]
+		r, err := traffic.result(ctx)
+		if err == nil {
+			err = r.pingsError()
+		}
 		if err != nil {
-			return "", err
+			return "", fmt.Errorf("%s: %w", topology, err)
 		}
-		var r watchedResult
-		_, result, _ := strings.Cut(out, "\n")
-		if err := json.Unmarshal([]byte(result), &r); err != nil {
-			return "", fmt.Errorf("read netprobe's output %q: %w", out, err)
-		}
-		if r.Duplicates > 0 || r.SendError != "" || r.Sent < 100 {
-			return "", fmt.Errorf("%s: %d pings, %d answered twice, %s", []string{"Layer 2", "Localnet"}[i], r.Sent, r.Duplicates, r.SendError)
-		}
-		outages = append(outages, fmt.Sprintf("%d of %d pings lost", len(r.Lost), r.Sent))
+		outages = append(outages, fmt.Sprintf("%s: %d of %d pings lost", topology, len(r.Lost), r.Sent))
 	}
 	if err := w.onlyActive(ctx, target, source, peers); err != nil {
 		return "", fmt.Errorf("after the handover: %w", err)
@@ -178,16 +159,13 @@ func liveMigration(ctx context.Context, w *World) (string, error) {
 	if again != lease {
 		return "", fmt.Errorf("the target's lease is %q, the source's was %q", again, lease)
 	}
-	if err := w.Lab.Client().CoreV1().Pods(source.Namespace).Delete(ctx, source.Name, metav1.DeleteOptions{}); err != nil {
-		return "", err
-	}
-	if err := w.podGone(ctx, source); err != nil {
+	if err := w.deletePod(ctx, source); err != nil {
 		return "", err
 	}
 	if err := each(peers, func(from *pod) error { return w.answeredBy(ctx, from, target) }); err != nil {
 		return "", fmt.Errorf("without the source: %w", err)
 	}
-	return fmt.Sprintf("Layer 2: %s; Localnet: %s; all answers moved within %.1f s; lease %s", outages[0], outages[1], took.Seconds(), lease), nil
+	return fmt.Sprintf("%s; all answers moved within %.1f s; lease %s", strings.Join(outages, "; "), took.Seconds(), lease), nil
 }
 
 // vmTargets are the virtual machine's addresses on both networks.
@@ -227,7 +205,32 @@ func (w *World) onlyActive(ctx context.Context, active, other *pod, peers []*pod
 			errs = append(errs, fmt.Errorf("%s, which does not run the virtual machine, reached %s (%q)", other.Name, g.Target, g.Who))
 		}
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, w.silent(ctx, active, other, peers))...)
+}
+
+// silent sends the same frames, by packet sockets, from both of the virtual machine's
+// pods: peers receive all of active's and none of other's.
+func (w *World) silent(ctx context.Context, active, other *pod, peers []*pod) (err error) {
+	m := newMatch(w)
+	defer func() {
+		_, ended := m.end(ctx)
+		err = errors.Join(err, ended)
+	}()
+	var frames []way.Attempt
+	p := part{what: "frames of a pod that does not run its virtual machine"}
+	for _, peer := range peers {
+		listener := player{pod: peer}
+		if err := m.listen(ctx, listener, way.Listener{Kind: "sniff"}); err != nil {
+			return err
+		}
+		p.victims = append(p.victims, listener.String())
+		for device, nad := range map[string]string{network.PrimaryInterface: "net", "net1": "pier"} {
+			own, addrs := active.On[nad], peer.On[nad]
+			frames = append(frames, adversary.Sharing(device, network.MAC(own[0]), own, adversary.Victim{Addrs: addrs, MAC: network.MAC(addrs[0])})...)
+		}
+	}
+	p.attacks, p.controls = trials([]player{{pod: other}}, frames), trials([]player{{pod: active}}, frames)
+	return m.judge(ctx, p)
 }
 
 // answeredBy waits until the pod answers at all addresses of its virtual machine.
@@ -242,14 +245,6 @@ func (w *World) answeredBy(ctx context.Context, from, target *pod) error {
 			}
 		}
 		return err == nil && len(got) == len(list) && len(others) == 0, strings.Join(others, ", "), err
-	})
-}
-
-// podGone waits until a pod is deleted.
-func (w *World) podGone(ctx context.Context, p *pod) error {
-	return w.Lab.Wait(ctx, fmt.Sprintf("pod %s/%s to be gone", p.Namespace, p.Name), func(ctx context.Context) (bool, string, error) {
-		list, err := w.Lab.Client().CoreV1().Pods(p.Namespace).List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + p.Name})
-		return err == nil && len(list.Items) == 0, "it exists", err
 	})
 }
 

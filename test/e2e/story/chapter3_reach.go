@@ -96,14 +96,11 @@ func (w *World) hasStatus(ctx context.Context, p *pod, want string) error {
 }
 
 func sameAddress(ctx context.Context, w *World) (string, error) {
-	fromRed, err := w.pod("red-b-1")
+	pods, err := w.podsNamed("red-b-1", "blue-3")
 	if err != nil {
 		return "", err
 	}
-	fromBlue, err := w.pod("blue-3")
-	if err != nil {
-		return "", err
-	}
+	fromRed, fromBlue := pods[0], pods[1]
 	for _, r := range w.tenant("red") {
 		for _, b := range w.tenant("blue") {
 			shared := slices.DeleteFunc(slices.Clone(r.Primary), func(a netip.Addr) bool { return !slices.Contains(b.Primary, a) })

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -20,12 +21,12 @@ import (
 
 func serviceChecks() []Check {
 	return []Check{
-		{Chapter: 3, Title: "services: each network's pods reach its own, on every node and back to themselves", Phase: phaseReach, Needs: needs(fixtureServices), Run: servicesReached},
-		{Chapter: 3, Title: "services of each type: node ports, external addresses, traffic policy, affinity, no selector", Phase: phaseReach, Needs: needs(fixtureServices), Run: serviceTypesReached},
+		{Chapter: 3, Title: "services: each network's pods reach its own, on every node and back to themselves", Phase: phaseReach, Needs: needs(fixtureServices), Run: servicesReached, Group: groupServices},
+		{Chapter: 3, Title: "services of each type: node ports, external addresses, traffic policy, affinity, no selector", Phase: phaseReach, Needs: needs(fixtureServices), Run: serviceTypesReached, Group: groupServiceTypes},
 		{Chapter: 3, Title: "the API server's service answers pods of every network, on that port alone", Phase: phaseReach, Needs: needs(fixtureServices), Run: apiServerReached},
-		{Chapter: 3, Title: "services whose endpoint is a node answer tenants' pods, also on that node", Phase: phaseReach, Needs: needs(fixtureServices), Run: nodeEndpointsReached},
-		{Chapter: 3, Title: "DNS answers pods of every network, from every node (TCP, UDP), and they resolve names", Phase: phaseReach, Needs: needs(fixtureServices), Run: dnsReached},
-		{Chapter: 4, Title: "services: no network's pods reach another's", Phase: phaseIsolation, Needs: needs(fixtureServices), Run: servicesConfined},
+		{Chapter: 3, Title: "services whose endpoint is a node answer tenants' pods, also on that node", Phase: phaseReach, Needs: needs(fixtureServices), Run: nodeEndpointsReached, Group: groupServiceTypes},
+		{Chapter: 3, Title: "DNS answers pods of every network, from every node (TCP, UDP), and they resolve names", Phase: phaseReach, Needs: needs(fixtureServices), Run: dnsReached, Group: groupDNS},
+		{Chapter: 4, Title: "services: no network's pods reach another's", Phase: phaseIsolation, Needs: needs(fixtureServices), Run: servicesConfined, Group: groupServices},
 	}
 }
 
@@ -321,24 +322,21 @@ func dnsReached(ctx context.Context, w *World) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	const nameServerReady = 8181 // serves HTTP for kubelet's probes
 	var want, others []string
 	nodes, own := map[string]bool{}, map[string]string{}
 	for _, s := range servers.Items {
 		want, nodes[s.Spec.NodeName] = append(want, s.Name), true
 		for _, ip := range s.Status.PodIPs {
 			own["dns-tcp:"+net.JoinHostPort(ip.IP, "53")], own["dns-udp:"+net.JoinHostPort(ip.IP, "53")] = s.Name, s.Name
-			own["tcp:"+net.JoinHostPort(ip.IP, "8080")] = "404 page not found"
+			own["tcp:"+net.JoinHostPort(ip.IP, strconv.Itoa(nameServerReady))] = "404 page not found"
 		}
 	}
 	if len(nodes) != min(2, len(w.Lab.Nodes())) {
 		return "", fmt.Errorf("the name servers %v are on the nodes %v", want, nodes)
 	}
-	for _, health := range []uint16{8080, 8181} {
-		ports, err := w.clusterIPs(ctx, "kube-system", "kube-dns", health)
-		if err != nil {
-			return "", err
-		}
-		others = append(others, ports...)
+	if others, err = w.clusterIPs(ctx, "kube-system", "kube-dns", nameServerReady); err != nil {
+		return "", err
 	}
 	apiServer, err := w.addressesOf(ctx, "default", "kubernetes")
 	if err != nil {

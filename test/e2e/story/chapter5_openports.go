@@ -4,21 +4,17 @@ package story
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"strings"
 	"time"
-
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"bulkhead/pkg/network"
 )
 
 func openPortChecks() []Check {
 	return []Check{
-		{Chapter: 5, Title: "open ports of red's pods: the default network and nodes reach those alone, until they are closed", Phase: phaseReach, Needs: needs(fixturePlain, fixtureTenants), Run: openPorts},
+		{Chapter: 5, Title: "open ports of red's pods: the default network and nodes reach those alone, until they are closed", Phase: phaseReach, Needs: needs(fixturePlain, fixtureTenants), Run: openPorts, Group: groupOpenPorts},
 	}
 }
 
@@ -64,9 +60,11 @@ func openPorts(ctx context.Context, w *World) (_ string, err error) {
 	if err := refused(closed); err != nil {
 		return "", fmt.Errorf("before: %w", err)
 	}
-	defer func() { err = errors.Join(err, w.setOpenPorts(context.WithoutCancel(ctx), victims, nil)) }()
+	defer func() {
+		err = errors.Join(err, w.annotate(context.WithoutCancel(ctx), network.AnnotationOpenDefaultPorts, nil, victims...))
+	}()
 	value := "- protocol: tcp\n  port: 8080\n- protocol: icmp\n"
-	if err := w.setOpenPorts(ctx, victims, &value); err != nil {
+	if err := w.annotate(ctx, network.AnnotationOpenDefaultPorts, &value, victims...); err != nil {
 		return "", err
 	}
 	err = each(clients, func(s client) error {
@@ -92,25 +90,11 @@ func openPorts(ctx context.Context, w *World) (_ string, err error) {
 	if err != nil {
 		return "", err
 	}
-	if err := w.setOpenPorts(ctx, victims, nil); err != nil {
+	if err := w.annotate(ctx, network.AnnotationOpenDefaultPorts, nil, victims...); err != nil {
 		return "", err
 	}
 	return fmt.Sprintf("%d clients, %d targets open, %d not", len(clients), len(want), len(never)), w.Lab.Wait(ctx, "the ports to be closed", func(context.Context) (bool, string, error) {
 		err := refused(closed)
 		return err == nil, fmt.Sprint(err), nil
 	})
-}
-
-// setOpenPorts sets the annotation of pods; nil removes it.
-func (w *World) setOpenPorts(ctx context.Context, pods []*pod, value *string) error {
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]any{network.AnnotationOpenDefaultPorts: value}}})
-	if err != nil {
-		return err
-	}
-	for _, p := range pods {
-		if _, err := w.Lab.Client().CoreV1().Pods(p.Namespace).Patch(ctx, p.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-			return fmt.Errorf("open ports of pod %s/%s: %w", p.Namespace, p.Name, err)
-		}
-	}
-	return nil
 }

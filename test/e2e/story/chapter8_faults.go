@@ -4,7 +4,6 @@ package story
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
@@ -16,61 +15,38 @@ import (
 )
 
 func faultChecks() []Check {
-	kill := func(title, pattern string, anywhere bool) Check {
+	kill := func(title, pattern string, anywhere bool, g *group) Check {
 		return Check{Chapter: 8, Title: "kill -9 of " + title + ": no ping at 50/s lost, no stream broken, nothing recreated", Phase: phaseFaults, Needs: needs(fixtureTenants), Run: func(ctx context.Context, w *World) (string, error) {
 			return killUnderTraffic(ctx, w, pattern, anywhere)
-		}, Timeout: 10 * time.Minute}
+		}, Timeout: 10 * time.Minute, Group: g}
 	}
 	return []Check{
-		kill("the agent", "/usr/bin/agent", false),
-		kill("the zone controller", "--role=zone", false),
-		kill("the cluster controller", "--role=cluster", true),
+		kill("the agent", "/usr/bin/agent", false, groupKillAgent),
+		kill("the zone controller", "--role=zone", false, groupKillZone),
+		kill("the cluster controller", "--role=cluster", true, groupKillCluster),
 	}
-}
-
-// watchedResult is netprobe watch's output.
-type watchedResult struct {
-	Sent                   int
-	Lost                   []int
-	Duplicates             int // replies to a ping beyond the first
-	SendError              string
-	SlowestMillis          int64
-	StreamLines            int
-	StreamLongestGapMillis int64
-	StreamError            string
 }
 
 // killUnderTraffic kills a process on every node at once while red's pods talk
 // across nodes, waits until it is back and ready, and compares the nodes' states.
 func killUnderTraffic(ctx context.Context, w *World, pattern string, anywhere bool) (string, error) {
-	from, err := w.pod("red-a-1")
+	pods, err := w.podsNamed("red-a-1", "red-a-2")
 	if err != nil {
 		return "", err
 	}
-	to, err := w.pod("red-a-2")
-	if err != nil {
-		return "", err
-	}
+	from, to := pods[0], pods[1]
 	nodes := w.Lab.Nodes()
 	before, err := w.states(ctx, true)
 	if err != nil {
 		return "", err
 	}
-	traffic, err := w.start(ctx, from, "", "/tools/netprobe", "watch",
-		"--ping", to.Primary[0].String(), "--tcp", strings.TrimPrefix(targets(to.Primary[0])[0], "tcp:"))
+	// The kill waits for the first answers: the first packets of a flow are
+	// delayed by the nodes' lookups, whatever is killed.
+	traffic, err := w.watch(ctx, from, "--ping", to.Primary[0].String(), "--tcp", strings.TrimPrefix(targets(to.Primary[0])[0], "tcp:"))
 	if err != nil {
 		return "", err
 	}
 	defer traffic.kill()
-	// The kill waits for the first answers: the first packets of a flow are
-	// delayed by the nodes' lookups, whatever is killed.
-	line, err := traffic.firstLine(ctx)
-	if err != nil {
-		return "", err
-	}
-	if line != "flowing" {
-		return "", fmt.Errorf("traffic does not begin to flow: %s", line)
-	}
 	var killed atomic.Int32
 	err = each(nodes, func(n *lab.Node) error {
 		old, err := processes(ctx, n, pattern)
@@ -95,18 +71,13 @@ func killUnderTraffic(ctx context.Context, w *World, pattern string, anywhere bo
 	if killed.Load() == 0 {
 		return "", fmt.Errorf("no process %s on any node", pattern)
 	}
-	out, err := traffic.wait(ctx)
+	r, err := traffic.result(ctx)
 	if err != nil {
 		return "", err
 	}
-	var r watchedResult
-	_, result, _ := strings.Cut(out, "\n")
-	if err := json.Unmarshal([]byte(result), &r); err != nil {
-		return "", fmt.Errorf("read netprobe's output %q: %w", out, err)
-	}
 	figures := fmt.Sprintf("%d killed, %d pings, %d lost, slowest %d ms, %d stream lines, longest gap %d ms", killed.Load(), r.Sent, len(r.Lost), r.SlowestMillis, r.StreamLines, r.StreamLongestGapMillis)
-	if len(r.Lost)+r.Duplicates > 0 || r.SendError != "" || r.Sent < 100 {
-		return "", fmt.Errorf("pings: %s, lost %v, %d duplicates, %s", figures, r.Lost, r.Duplicates, r.SendError)
+	if err := r.pingsError(); err != nil || len(r.Lost) > 0 {
+		return "", fmt.Errorf("%s: lost %v, %w", figures, r.Lost, err)
 	}
 	if r.StreamError != "" || r.StreamLines < 100 {
 		return "", fmt.Errorf("stream: %s: %s", figures, r.StreamError)

@@ -14,7 +14,7 @@ import (
 
 func removalChecks() []Check {
 	return []Check{
-		{Chapter: 9, Title: "a network in use is not deleted, reports so, and is deleted once it is free", Phase: phaseDeletion, Needs: needs(fixtureBusy), Run: deletionWaits, Timeout: 8 * time.Minute},
+		{Chapter: 9, Title: "a network in use is not deleted, reports so, and is deleted once it is free", Phase: phaseDeletion, Needs: needs(fixtureBusy), Run: deletionWaits, Timeout: 8 * time.Minute, Group: groupRemoval},
 	}
 }
 
@@ -64,29 +64,4 @@ func deletionWaits(ctx context.Context, w *World) (string, error) {
 		return false, "still there", err
 	})
 	return message, err
-}
-
-// stopPods starts to delete a namespace's pods. The grace period is not 0: pods that are
-// deleted by force are gone from the API before kubelet has stopped them.
-func (w *World) stopPods(ctx context.Context, namespace string) error {
-	grace := int64(1)
-	if err := w.Lab.Client().CoreV1().Pods(namespace).DeleteCollection(ctx, metav1.DeleteOptions{GracePeriodSeconds: &grace}, metav1.ListOptions{}); err != nil {
-		return fmt.Errorf("delete the pods of %s: %w", namespace, err)
-	}
-	return nil
-}
-
-// deletePods deletes a namespace's pods and waits until they are gone.
-func (w *World) deletePods(ctx context.Context, namespace string) error {
-	if err := w.stopPods(ctx, namespace); err != nil {
-		return err
-	}
-	pods := w.Lab.Client().CoreV1().Pods(namespace)
-	return w.Lab.Wait(ctx, "the pods of "+namespace+" to be gone", func(ctx context.Context) (bool, string, error) {
-		left, err := pods.List(ctx, metav1.ListOptions{})
-		if err != nil {
-			return false, "", err
-		}
-		return len(left.Items) == 0, fmt.Sprintf("%d left", len(left.Items)), nil
-	})
 }

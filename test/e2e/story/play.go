@@ -20,7 +20,8 @@ import (
 const sideBySide = 3
 
 // Select returns the checks that run names: all for "", those of a chapter for a
-// number, and otherwise those whose name the regular expression matches.
+// number, and otherwise those whose name the regular expression matches. Benchmarks
+// have to be named.
 func Select(run string) ([]Check, error) {
 	if n, err := strconv.Atoi(run); err == nil {
 		run = fmt.Sprintf(`^%d\. `, n)
@@ -29,7 +30,11 @@ func Select(run string) ([]Check, error) {
 	if err != nil {
 		return nil, fmt.Errorf("select checks: %w", err)
 	}
-	checks := slices.DeleteFunc(Checks(), func(c Check) bool { return !matches.MatchString(c.Name()) })
+	all := Checks()
+	if run != "" && run != "." {
+		all = append(all, benchmarks()...)
+	}
+	checks := slices.DeleteFunc(all, func(c Check) bool { return !matches.MatchString(c.Name()) })
 	if len(checks) == 0 {
 		return nil, fmt.Errorf("select checks: %q matches none", run)
 	}

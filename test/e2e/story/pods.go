@@ -4,6 +4,7 @@ package story
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/netip"
 	"path"
@@ -12,6 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"bulkhead/pkg/network"
 )
@@ -223,4 +225,60 @@ func targets(addrs ...netip.Addr) []string {
 		out = append(out, "tcp:"+netip.AddrPortFrom(a, 8080).String(), "udp:"+netip.AddrPortFrom(a, 8080).String(), "icmp:"+a.String())
 	}
 	return out
+}
+
+// podGrace is the grace period of deletions. It is not 0: pods that are deleted by force
+// are gone from the API before kubelet has stopped them.
+func podGrace() metav1.DeleteOptions {
+	grace := int64(1)
+	return metav1.DeleteOptions{GracePeriodSeconds: &grace}
+}
+
+// deletePod deletes a pod and waits until it is gone.
+func (w *World) deletePod(ctx context.Context, p *pod) error {
+	if err := w.Lab.Client().CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, podGrace()); err != nil {
+		return fmt.Errorf("delete pod %s/%s: %w", p.Namespace, p.Name, err)
+	}
+	return w.podsGone(ctx, p.Namespace, "metadata.name="+p.Name)
+}
+
+// stopPods starts to delete a namespace's pods.
+func (w *World) stopPods(ctx context.Context, namespace string) error {
+	if err := w.Lab.Client().CoreV1().Pods(namespace).DeleteCollection(ctx, podGrace(), metav1.ListOptions{}); err != nil {
+		return fmt.Errorf("delete the pods of %s: %w", namespace, err)
+	}
+	return nil
+}
+
+// deletePods deletes a namespace's pods and waits until they are gone.
+func (w *World) deletePods(ctx context.Context, namespace string) error {
+	if err := w.stopPods(ctx, namespace); err != nil {
+		return err
+	}
+	return w.podsGone(ctx, namespace, "")
+}
+
+// podsGone waits until a namespace has no pods that match a field selector.
+func (w *World) podsGone(ctx context.Context, namespace, fields string) error {
+	return w.Lab.Wait(ctx, fmt.Sprintf("the pods of %s to be gone %s", namespace, fields), func(ctx context.Context) (bool, string, error) {
+		left, err := w.Lab.Client().CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{FieldSelector: fields})
+		if err != nil {
+			return false, "", err
+		}
+		return len(left.Items) == 0, fmt.Sprintf("%d left", len(left.Items)), nil
+	})
+}
+
+// annotate sets an annotation of pods; nil removes it.
+func (w *World) annotate(ctx context.Context, key string, value *string, pods ...*pod) error {
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]any{key: value}}})
+	if err != nil {
+		return err
+	}
+	for _, p := range pods {
+		if _, err := w.Lab.Client().CoreV1().Pods(p.Namespace).Patch(ctx, p.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+			return fmt.Errorf("annotate pod %s/%s: %w", p.Namespace, p.Name, err)
+		}
+	}
+	return nil
 }

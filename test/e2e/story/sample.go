@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"slices"
 	"strings"
+	"time"
 )
 
 // fullEnv in the environment makes checks that play a sample play everything.
@@ -44,23 +45,69 @@ func (w *World) sample(what string, n int) int {
 	return i
 }
 
-// costlyInSample is how many of the costly checks a sample has.
-const costlyInSample = 1
+// group is checks that a sample has together, because they share fixtures.
+type group struct {
+	name string
+	cost time.Duration // about what they add to a story, on two quiet cores
+}
 
-// Sample leaves out all but some of the costly checks, chosen by the seed, and
-// prints what it leaves out.
+// sampleBudget is what the groups of a sample cost together.
+const sampleBudget = 5 * time.Minute
+
+var (
+	groupSecondary    = &group{"secondary networks", 3 * time.Minute}
+	groupMultus       = &group{"Multus", 4 * time.Minute}
+	groupMigration    = &group{"live migration", 3 * time.Minute}
+	groupServices     = &group{"services", 2 * time.Minute}
+	groupServiceTypes = &group{"types of services", 3 * time.Minute}
+	groupDNS          = &group{"DNS", 90 * time.Second}
+	groupOpenPorts    = &group{"open ports", time.Minute}
+	groupRemoval      = &group{"deletion of a network in use", 90 * time.Second}
+	groupKillAgent    = &group{"kill -9 of the agent", 2 * time.Minute}
+	groupKillZone     = &group{"kill -9 of the zone controller", 2 * time.Minute}
+	groupKillCluster  = &group{"kill -9 of the cluster controller", 2 * time.Minute}
+	// Each with the arena.
+	groupAttacks = &group{"adversary: attempts", 8 * time.Minute}
+	groupCapture = &group{"adversary: node ports", 6 * time.Minute}
+	groupEarly   = &group{"adversary: new host-network pods", 5 * time.Minute}
+	groupWalls   = &group{"adversary: walls", 8 * time.Minute}
+	groupWrites  = &group{"adversary: writes", 7 * time.Minute}
+)
+
+// Sample leaves out groups of checks, so that the others fit into sampleBudget, and
+// prints them. The first group in the order that the seed gives is always there.
 func Sample(checks []Check, seed string, out io.Writer) []Check {
-	var costly []string
+	var groups []*group
 	for _, c := range checks {
-		if c.Costly {
-			costly = append(costly, c.Name())
+		if c.Group != nil && !slices.Contains(groups, c.Group) {
+			groups = append(groups, c.Group)
 		}
 	}
-	slices.SortFunc(costly, func(a, b string) int { return cmp.Compare(hash(a+seed), hash(b+seed)) })
+	slices.SortFunc(groups, func(a, b *group) int { return cmp.Compare(hash(a.name+seed), hash(b.name+seed)) })
+	left := sampleBudget
+	var omitted []*group
+	for i, g := range groups {
+		if i > 0 && g.cost > left {
+			omitted = append(omitted, g)
+			continue
+		}
+		left -= g.cost
+	}
 	return slices.DeleteFunc(slices.Clone(checks), func(c Check) bool {
-		omit := slices.Index(costly, c.Name()) >= costlyInSample
+		omit := slices.Contains(omitted, c.Group)
 		if omit {
 			fmt.Fprintf(out, "not in the sample of SEED=%s: %s\n", seed, c.Name())
+		}
+		return omit
+	})
+}
+
+// Demo leaves out the groups that a demonstration does not need, and prints them.
+func Demo(checks []Check, out io.Writer) []Check {
+	return slices.DeleteFunc(slices.Clone(checks), func(c Check) bool {
+		omit := c.Group != nil && c.Group != groupServices && c.Group != groupDNS
+		if omit {
+			fmt.Fprintf(out, "not in the demonstration, select it by RUN: %s\n", c.Name())
 		}
 		return omit
 	})

@@ -7,6 +7,7 @@ import (
 	"io"
 	"slices"
 	"testing"
+	"time"
 )
 
 func TestSelect(t *testing.T) {
@@ -25,17 +26,29 @@ func TestSelect(t *testing.T) {
 	}
 }
 
-// Every check is in the sample of some seed, and those that are not costly in all.
+// Every check is in the sample of some seed, those without a group in all, and no sample
+// has more groups than fit its budget, unless it has one.
 func TestSample(t *testing.T) {
 	seen := map[string]int{}
-	const seeds = 50
+	const seeds = 200
 	for i := range seeds {
+		groups := map[*group]bool{}
 		for _, c := range Sample(Checks(), fmt.Sprint("seed ", i), io.Discard) {
 			seen[c.Name()]++
+			if c.Group != nil {
+				groups[c.Group] = true
+			}
+		}
+		var cost time.Duration
+		for g := range groups {
+			cost += g.cost
+		}
+		if len(groups) == 0 || len(groups) > 1 && cost > sampleBudget {
+			t.Errorf("seed %d: %d groups, %v", i, len(groups), cost)
 		}
 	}
 	for _, c := range Checks() {
-		if n := seen[c.Name()]; n == 0 || !c.Costly && n != seeds || c.Costly && n == seeds {
+		if n := seen[c.Name()]; n == 0 || c.Group == nil && n != seeds || c.Group != nil && n == seeds {
 			t.Errorf("%s is in %d of %d samples", c.Name(), n, seeds)
 		}
 	}

@@ -4,23 +4,28 @@ package story
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
-
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-func speedChecks() []Check {
+// benchmarks judge speed, which depends on what else the machine does: no story has them.
+func benchmarks() []Check {
 	return []Check{
-		{Chapter: 8, Title: "pods of a tenant and of the default network become ready: their times (target: 2 ×)", Phase: phaseFaults, Needs: needs(fixturePlain, fixtureTenants), Run: podReadyRatio, Timeout: 10 * time.Minute},
+		{Chapter: 8, Title: "pods of a tenant and of the default network become ready: at most 2 ×", Phase: phaseFaults, Needs: needs(fixturePlain, fixtureTenants), Run: podReadyRatio, Timeout: 10 * time.Minute},
 	}
 }
 
 // podReadyRatio creates pods of both kinds on one node, in turn, and compares
-// the medians from creation to Ready.
-func podReadyRatio(ctx context.Context, w *World) (string, error) {
+// the medians from creation to Ready. It deletes them at the end: a deletion would
+// slow down the pod that is created next.
+func podReadyRatio(ctx context.Context, w *World) (figures string, err error) {
 	const rounds = 3
+	var created []*pod
+	defer func() {
+		err = errors.Join(err, each(created, func(p *pod) error { return w.deletePod(ctx, p) }))
+	}()
 	took := map[string][]time.Duration{}
 	for i := range rounds {
 		for _, namespace := range []string{"plain", "red-a"} {
@@ -32,15 +37,11 @@ func podReadyRatio(ctx context.Context, w *World) (string, error) {
 			if err := w.Lab.Apply(ctx, p.spec()); err != nil {
 				return "", err
 			}
+			created = append(created, p)
 			if err := w.ready(ctx, p); err != nil {
 				return "", err
 			}
 			took[namespace] = append(took[namespace], time.Since(start))
-			zero := int64(0)
-			pods := w.Lab.Client().CoreV1().Pods(namespace)
-			if err := pods.Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: &zero}); err != nil {
-				return "", err
-			}
 		}
 	}
 	median := func(namespace string) time.Duration {
@@ -48,12 +49,9 @@ func podReadyRatio(ctx context.Context, w *World) (string, error) {
 		return took[namespace][rounds/2]
 	}
 	plain, red := median("plain"), median("red-a")
-	figures := fmt.Sprintf("default %.1f s, tenant %.1f s, ratio %.2f", plain.Seconds(), red.Seconds(), red.Seconds()/plain.Seconds())
-	switch {
-	case red <= 2*plain:
-		return figures + ": met", nil
-	case w.JudgeSpeed:
+	figures = fmt.Sprintf("default %.1f s, tenant %.1f s, ratio %.2f", plain.Seconds(), red.Seconds(), red.Seconds()/plain.Seconds())
+	if red > 2*plain {
 		return "", fmt.Errorf("%s: missed, want at most 2", figures)
 	}
-	return figures + ": missed", nil
+	return figures + ": met", nil
 }

@@ -29,8 +29,9 @@ type Check struct {
 	Run     func(ctx context.Context, w *World) (figures string, err error)
 	// Timeout bounds the check without its fixtures; 0 is twelve minutes.
 	Timeout time.Duration
-	// Costly checks take minutes: a sample of the checks has only some of them.
-	Costly bool
+	// Group, if not nil, is the checks with which it is in a sample or not. All others
+	// are in every sample.
+	Group *group
 }
 
 // Name is how the check is selected and printed.
@@ -66,12 +67,12 @@ type Result struct {
 	Took    time.Duration
 }
 
-// Checks are all checks, by chapter.
+// Checks are all checks, by chapter, without the benchmarks.
 func Checks() []Check {
 	var all []Check
 	for _, chapter := range [][]Check{
 		clusterChecks(), networkChecks(), reachChecks(), layer2Checks(), secondaryChecks(), multusChecks(), migrationChecks(), serviceChecks(), isolationChecks(), probeChecks(), openPortChecks(),
-		hostNetworkChecks(), adversaryChecks(), inspectChecks(), kubectlChecks(), badInputChecks(), faultChecks(), speedChecks(), removalChecks(),
+		hostNetworkChecks(), adversaryChecks(), inspectChecks(), kubectlChecks(), badInputChecks(), faultChecks(), removalChecks(),
 	} {
 		all = append(all, chapter...)
 	}
@@ -87,9 +88,6 @@ type World struct {
 	// Full plays everything, where a part chosen by Seed is played otherwise.
 	Full bool
 	Seed string
-	// JudgeSpeed makes a missed target of speed a failure. Otherwise it is only printed:
-	// on a busy machine the same pods take twice as long.
-	JudgeSpeed bool
 	// LabEnds: the lab is deleted after the story, so that an interrupted one leaves
 	// there what it has created.
 	LabEnds bool
@@ -133,6 +131,18 @@ func (w *World) pod(name string) (*pod, error) {
 		return nil, fmt.Errorf("no fixture of this check creates pod %s", name)
 	}
 	return p, nil
+}
+
+// podsNamed returns several pods of the fixtures, as pod does.
+func (w *World) podsNamed(names ...string) ([]*pod, error) {
+	out := make([]*pod, len(names))
+	for i, name := range names {
+		var err error
+		if out[i], err = w.pod(name); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
 }
 
 func (w *World) addPods(pods ...*pod) {

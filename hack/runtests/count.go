@@ -12,6 +12,10 @@ import (
 
 type counts struct{ Passed, Failed, Skipped int }
 
+func (c counts) String() string {
+	return fmt.Sprintf("%d passed, %d failed, %d skipped", c.Passed, c.Failed, c.Skipped)
+}
+
 func (c *counts) add(d counts) {
 	c.Passed, c.Failed, c.Skipped = c.Passed+d.Passed, c.Failed+d.Failed, c.Skipped+d.Skipped
 }

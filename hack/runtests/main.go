@@ -8,13 +8,16 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"flag"
 	"fmt"
+	"io"
 	"os"
 	"os/signal"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 )
@@ -29,7 +32,7 @@ func main() {
 		fmt.Fprintln(os.Stderr, "runtests:", err)
 		os.Exit(2)
 	}
-	fmt.Printf("%d passed, %d failed, %d skipped\n", total.Passed, total.Failed, total.Skipped)
+	fmt.Println(total)
 	if total.Failed > 0 || total.Passed == 0 {
 		os.Exit(1)
 	}
@@ -51,29 +54,69 @@ func runStages(ctx context.Context, full bool, only []string) (total counts, err
 			return total, err
 		}
 	}
-	for _, s := range all {
-		if len(only) > 0 && !slices.Contains(only, s.name) {
-			continue
+	for _, list := range sideBySide(all) {
+		var left []stage
+		for _, s := range list {
+			if len(only) > 0 && !slices.Contains(only, s.name) {
+				continue
+			}
+			c, done, err := passed.get(s.name)
+			if err != nil {
+				return total, err
+			}
+			if done {
+				fmt.Printf("=== %s: %s, in an earlier run of this tree\n", s.name, c)
+				total.add(c)
+				continue
+			}
+			left = append(left, s)
 		}
-		c, done, err := passed.get(s.name)
-		if err != nil {
-			return total, err
-		}
-		if done {
-			fmt.Printf("=== %s: %d passed, %d failed, %d skipped, in an earlier run of this tree\n", s.name, c.Passed, c.Failed, c.Skipped)
+		for i, c := range runBeside(ctx, left) {
 			total.add(c)
-			continue
-		}
-		start := time.Now()
-		fmt.Printf("=== %s: %s\n", s.name, short(s.args))
-		c = s.run(ctx)
-		fmt.Printf("=== %s: %d passed, %d failed, %d skipped, %s\n", s.name, c.Passed, c.Failed, c.Skipped, time.Since(start).Round(time.Second))
-		total.add(c)
-		if err := passed.put(s.name, c); err != nil {
-			return total, err
+			if err := passed.put(left[i].name, c); err != nil {
+				return total, err
+			}
 		}
 	}
 	return total, nil
+}
+
+// sideBySide groups the stages that run at the same time.
+func sideBySide(all []stage) [][]stage {
+	var out [][]stage
+	for _, s := range all {
+		if s.beside && len(out) > 0 {
+			out[len(out)-1] = append(out[len(out)-1], s)
+			continue
+		}
+		out = append(out, []stage{s})
+	}
+	return out
+}
+
+// runBeside runs stages at the same time, and prints the output of each after that of
+// the one before.
+func runBeside(ctx context.Context, list []stage) []counts {
+	results := make([]counts, len(list))
+	outputs := make([]bytes.Buffer, len(list))
+	var running sync.WaitGroup
+	for i, s := range list {
+		running.Go(func() {
+			var out io.Writer = &outputs[i]
+			if i == 0 {
+				out = os.Stdout
+			}
+			start := time.Now()
+			fmt.Fprintf(out, "=== %s: %s\n", s.name, short(s.args))
+			results[i] = s.run(ctx, out)
+			fmt.Fprintf(out, "=== %s: %s, %s\n", s.name, results[i], time.Since(start).Round(time.Second))
+		})
+	}
+	running.Wait()
+	for i := range outputs {
+		_, _ = outputs[i].WriteTo(os.Stdout)
+	}
+	return results
 }
 
 // short returns a command line without its list of packages.

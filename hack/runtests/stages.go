@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"slices"
@@ -20,6 +21,7 @@ type stage struct {
 	args   []string
 	goTest bool
 	full   bool // tests play everything, and not samples
+	beside bool // runs at the same time as the stage before
 }
 
 // labPackage needs a lab; all other packages run on the test machine. The race
@@ -42,10 +44,12 @@ func stages(full bool) ([]stage, error) {
 	}
 	lint := stage{name: "lint", args: []string{"make", "--no-print-directory", "lint"}}
 	if !full {
+		api := test("api", "40m", apiPackage)
+		api.beside = true // its tests mostly wait
 		return []stage{
 			lint,
-			test("packages", "25m", append([]string{"-race"}, slices.DeleteFunc(packages, func(p string) bool { return p == apiPackage })...)...),
-			test("api", "25m", apiPackage),
+			test("packages", "40m", append([]string{"-race"}, slices.DeleteFunc(packages, func(p string) bool { return p == apiPackage })...)...),
+			api,
 			test("lab", "60m", "-count=1", labPackage),
 		}, nil
 	}
@@ -60,8 +64,8 @@ func stages(full bool) ([]stage, error) {
 	return append(list, stage{name: "fuzz", args: []string{"make", "--no-print-directory", "fuzz", "FUZZTIME=20s"}}), nil
 }
 
-// run runs the stage and counts its tests.
-func (s stage) run(ctx context.Context) counts {
+// run runs the stage, prints to output and counts its tests.
+func (s stage) run(ctx context.Context, output io.Writer) counts {
 	cmd := exec.CommandContext(ctx, s.args[0], s.args[1:]...)
 	if s.full {
 		cmd.Env = append(os.Environ(), "BULKHEAD_FULL=1")
@@ -71,11 +75,11 @@ func (s stage) run(ctx context.Context) counts {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGINT) }
 	cmd.WaitDelay = time.Minute
-	cmd.Stderr = os.Stdout
+	cmd.Stderr = output
 	if !s.goTest {
-		cmd.Stdout = os.Stdout
+		cmd.Stdout = output
 		if err := cmd.Run(); err != nil {
-			fmt.Printf("--- FAIL: %s: %v\n", s.name, err)
+			fmt.Fprintf(output, "--- FAIL: %s: %v\n", s.name, err)
 			return counts{Failed: 1}
 		}
 		return counts{Passed: 1}
@@ -85,12 +89,12 @@ func (s stage) run(ctx context.Context) counts {
 		err = cmd.Start()
 	}
 	if err != nil {
-		fmt.Printf("--- FAIL: %s: %v\n", s.name, err)
+		fmt.Fprintf(output, "--- FAIL: %s: %v\n", s.name, err)
 		return counts{Failed: 1}
 	}
-	c := count(out, os.Stdout)
+	c := count(out, output)
 	if err := cmd.Wait(); err != nil && c.Failed == 0 {
-		fmt.Printf("--- FAIL: %s: %v\n", s.name, err)
+		fmt.Fprintf(output, "--- FAIL: %s: %v\n", s.name, err)
 		c.Failed++
 	}
 	return c

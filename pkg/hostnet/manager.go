@@ -156,6 +156,9 @@ func (m *Manager) reconcile(ctx context.Context) error {
 	}
 
 	m.pods = layout.Pods
+	if len(m.status.Kubelet.Procs) > 0 && len(kubelet.Procs) == 0 {
+		m.Resync() // Run then checks for kubelet often
+	}
 	m.status.Problems, m.status.Kubelet, m.status.Attached = append(problems, m.heldProbes()...), kubelet, len(want.Pods)
 	for uid := range m.attached {
 		if _, ok := want.Pods[uid]; !ok {
@@ -302,10 +305,12 @@ func (m *Manager) Run(ctx context.Context) error {
 	defer m.stopWatchingKubelet()
 	tick := time.NewTicker(m.opts.Resync)
 	defer tick.Stop()
-	// While no kubelet runs, check for it often: its probes fail until it is found.
-	kubeletTick := time.NewTicker(200 * time.Millisecond)
-	defer kubeletTick.Stop()
 	for {
+		// While no kubelet runs, check for it often: its probes fail until it is found.
+		var kubeletTick <-chan time.Time
+		if m.kubeletExited() {
+			kubeletTick = time.After(200 * time.Millisecond)
+		}
 		select {
 		case <-ctx.Done():
 			return nil
@@ -315,7 +320,7 @@ func (m *Manager) Run(ctx context.Context) error {
 			}
 		case err := <-failures:
 			m.log.Warn("cgroup watch failed; reconciling everything", "error", err) // such as an overflow
-		case <-kubeletTick.C:
+		case <-kubeletTick:
 			if !m.kubeletReturned() {
 				continue
 			}
@@ -363,14 +368,18 @@ func (m *Manager) manages(uid string) bool {
 	return attached || slices.ContainsFunc(m.inputs.Pods, func(p Pod) bool { return p.UID == uid })
 }
 
-// kubeletReturned reports whether kubelet runs again after it exited. If the agent
+// kubeletExited reports whether kubelet has exited since the agent found it. If the agent
 // never found a kubelet, only the resync searches for it.
+func (m *Manager) kubeletExited() bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.started && m.kubelet.found && len(m.status.Kubelet.Procs) == 0
+}
+
+// kubeletReturned reports whether kubelet runs again.
 func (m *Manager) kubeletReturned() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !m.started || !m.kubelet.found || len(m.status.Kubelet.Procs) > 0 {
-		return false
-	}
 	procs, err := m.kubelet.processes()
 	return err == nil && len(procs) > 0
 }

@@ -43,7 +43,9 @@ type FlowReconciler struct {
 }
 
 const (
-	readInterval = 10 * time.Second
+	// readInterval is long, because the switch reports what changes, and each read runs a
+	// program.
+	readInterval = time.Minute
 	// debounce is the delay between a change of flows and the read of the bridge.
 	// It bounds the cost if another program changes flows all the time.
 	debounce = 100 * time.Millisecond

@@ -35,8 +35,8 @@ const (
 	// MaxTransactions is the number of concurrent transactions; more wait.
 	MaxTransactions = 8
 	// checkInterval is how often a connection is checked: libovsdb reports a loss
-	// only to callers that wait for it at that moment.
-	checkInterval  = time.Second
+	// only to callers that wait for it at that moment, as nearly always one does.
+	checkInterval  = 10 * time.Second
 	minRedialDelay = 100 * time.Millisecond
 	maxRedialDelay = 5 * time.Second
 )

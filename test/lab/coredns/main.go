@@ -7,7 +7,6 @@ import (
 	_ "github.com/coredns/coredns/plugin/cache"
 	_ "github.com/coredns/coredns/plugin/chaos"
 	_ "github.com/coredns/coredns/plugin/errors"
-	_ "github.com/coredns/coredns/plugin/health"
 	_ "github.com/coredns/coredns/plugin/kubernetes"
 	_ "github.com/coredns/coredns/plugin/loadbalance"
 	_ "github.com/coredns/coredns/plugin/ready"
@@ -18,6 +17,6 @@ import (
 
 func main() {
 	// The order in which plugins are asked, as in CoreDNS's own plugin.cfg.
-	dnsserver.Directives = []string{"health", "ready", "errors", "chaos", "cache", "loadbalance", "kubernetes"}
+	dnsserver.Directives = []string{"ready", "errors", "chaos", "cache", "loadbalance", "kubernetes"}
 	coremain.Run()
 }

@@ -47,6 +47,7 @@ type Manager struct {
 	kubelet      kubeletFinder
 	kubeletExits map[int]func()    // stops the exit watch of a kubelet process, by process id
 	attached     map[string]uint64 // cgroup ids of attached pods, by pod UID
+	recheck      map[string]bool   // pods whose early sockets the next reconcile confines again, by UID
 	pods         map[string]Cgroup // all pods of the node, from the last layout
 	status       Status
 	trigger      chan struct{}
@@ -55,7 +56,7 @@ type Manager struct {
 // Status is the outcome of the last reconcile.
 type Status struct {
 	Problems     []Problem
-	EarlySockets map[string]int // number of sockets older than the attachment, by pod UID
+	EarlySockets map[string]int // number of sockets older than the attachment that it did not confine, by pod UID
 	Kubelet      Kubelet
 	Attached     int // number of pods with VRF binding
 }
@@ -84,7 +85,7 @@ func New(kernel Kernel, opts Options) (*Manager, error) {
 	m := &Manager{
 		opts: opts, log: opts.Log, target: Target{kernel}, readLayout: ReadLayout,
 		kubelet:      kubeletFinder{proc: opts.ProcRoot, cgroupRoot: opts.CgroupRoot, names: opts.KubeletNames, idOf: loader.CgroupID},
-		kubeletExits: map[int]func(){}, attached: map[string]uint64{}, guarded: map[int]loader.DoorRow{}, trigger: make(chan struct{}, 1),
+		kubeletExits: map[int]func(){}, attached: map[string]uint64{}, recheck: map[string]bool{}, guarded: map[int]loader.DoorRow{}, trigger: make(chan struct{}, 1),
 	}
 	m.status.EarlySockets = map[string]int{}
 	w, err := fsnotify.NewWatcher()
@@ -163,7 +164,14 @@ func (m *Manager) reconcile(ctx context.Context) error {
 	for uid := range m.attached {
 		if _, ok := want.Pods[uid]; !ok {
 			delete(m.attached, uid)
+			delete(m.recheck, uid)
 			delete(m.status.EarlySockets, uid)
+		}
+	}
+	for uid, cg := range want.Pods {
+		if row, ok := want.Rows[loader.PodRow{CgroupID: cg.ID}.Key()]; ok && m.attached[uid] == cg.ID && (m.recheck[uid] || m.status.EarlySockets[uid] > 0) {
+			delete(m.recheck, uid)
+			m.confineEarly(uid, cg, row)
 		}
 	}
 	for _, o := range ops {
@@ -196,25 +204,36 @@ func (m *Manager) readNode() (Layout, Kubelet, error) {
 	}
 }
 
-// recordAttached records an attachment and counts the pod's early sockets.
+// recordAttached records an attachment and confines the pod's early sockets.
 func (m *Manager) recordAttached(uid string, cg Cgroup, row loader.Row) {
 	if m.attached[uid] == cg.ID {
 		return // the attachment was repaired, not new
 	}
 	m.attached[uid] = cg.ID
 	delete(m.status.EarlySockets, uid)
+	m.confineEarly(uid, cg, row)
+	// A server that called bind just before the attachment may be listed only now.
+	m.recheck[uid] = true
+}
+
+// confineEarly confines the sockets of a pod that are older than its attachment.
+func (m *Manager) confineEarly(uid string, cg Cgroup, row loader.Row) {
 	pod, ok := row.(loader.PodRow)
 	if !ok {
 		return
 	}
-	n, err := earlySockets(cg.Path, pod.Mark)
+	n, err := confineEarlySockets(cg.Path, m.opts.ProcRoot, pod)
 	if err != nil {
-		m.log.Debug("cannot count all sockets older than the attachment", "pod", uid, "error", err)
+		m.log.Debug("cannot confine all sockets older than the attachment", "pod", uid, "error", err)
 	}
-	if n > 0 {
-		m.status.EarlySockets[uid] = n
+	if n == 0 {
+		delete(m.status.EarlySockets, uid)
+		return
+	}
+	if m.status.EarlySockets[uid] == 0 {
 		m.log.Warn("pod has sockets that are older than its attachment to its network; restart the pod to confine them", "pod", uid, "sockets", n)
 	}
+	m.status.EarlySockets[uid] = n
 }
 
 // attachNewPod attaches a pod when its cgroup is created. It does not read the actual

@@ -7,7 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"unsafe"
 
 	"github.com/vishvananda/netlink/nl"
@@ -16,24 +19,28 @@ import (
 	"bulkhead/pkg/loader"
 )
 
-// earlySockets counts the IP sockets of a pod in the agent's network namespace that
-// do not have its network's mark, because they are older than the attachment. They
-// are marked and bound at their next bind, connect or unconnected send; listening
-// and connected sockets do neither, so the Manager reports the count. sock_diag
-// shows a socket's cgroup and mark, so this needs neither /proc/<pid>/fd nor
-// CAP_SYS_PTRACE.
-func earlySockets(cgroupPath string, mark uint32) (int, error) {
+// earlySocket is an IP socket of a pod that is older than the attachment of the pod's
+// programs: it lacks the mark of the pod's network.
+type earlySocket struct {
+	inode  uint32
+	server bool // waits on all addresses and on no device, as bind would have prevented
+}
+
+// earlySockets returns the IP sockets of a pod in the agent's network namespace that
+// do not have its network's mark. sock_diag shows the cgroup in which a socket was
+// created, so sockets that the pod received from another are not among them.
+func earlySockets(cgroupPath string, mark uint32) ([]earlySocket, error) {
 	ids := map[uint64]bool{}
 	if err := subtreeIDs(cgroupPath, ids); err != nil {
-		return 0, err
+		return nil, err
 	}
-	n := 0
+	var early []earlySocket
 	var errs []error
 	for _, proto := range []uint8{unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_RAW} {
 		for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-			err := diagSockets(family, proto, func(cgroup uint64, m uint32) {
-				if ids[cgroup] && m != mark {
-					n++
+			err := diagSockets(family, proto, func(s diagSocket) {
+				if ids[s.cgroup] && s.mark != mark {
+					early = append(early, earlySocket{s.inode, proto != unix.IPPROTO_RAW && s.isServer()})
 				}
 			})
 			if proto == unix.IPPROTO_RAW && errors.Is(err, unix.ENOENT) {
@@ -44,7 +51,110 @@ func earlySockets(cgroupPath string, mark uint32) (int, error) {
 			}
 		}
 	}
-	return n, errors.Join(errs...)
+	return early, errors.Join(errs...)
+}
+
+// confineEarlySockets does to a pod's early sockets what the programs do to younger
+// ones: servers on all addresses are bound to the VRF, and every socket gets the mark,
+// unless it is connected: its peer would be lost. It returns the number of sockets that
+// remain as they were.
+//
+// The agent duplicates the sockets from the pod's processes (pidfd_getfd, since Linux
+// 5.6), which needs CAP_SYS_PTRACE and the host's process ids.
+func confineEarlySockets(cgroupPath, procRoot string, row loader.PodRow) (int, error) {
+	early, err := earlySockets(cgroupPath, row.Mark)
+	if len(early) == 0 {
+		return 0, err
+	}
+	byInode := map[string]earlySocket{}
+	for _, s := range early {
+		byInode[fmt.Sprintf("socket:[%d]", s.inode)] = s
+	}
+	errs := []error{err}
+	pids, err := subtreeProcesses(cgroupPath)
+	errs = append(errs, err)
+	for _, pid := range pids {
+		dir := filepath.Join(procRoot, strconv.Itoa(pid), "fd")
+		fds, err := os.ReadDir(dir)
+		if err != nil {
+			continue // the process has ended
+		}
+		for _, f := range fds {
+			target, err := os.Readlink(filepath.Join(dir, f.Name()))
+			s, ok := byInode[target]
+			if err != nil || !ok || !s.server {
+				continue
+			}
+			fd, err := strconv.Atoi(f.Name())
+			if err == nil {
+				err = confineSocket(pid, fd, s.inode, row)
+			}
+			if err != nil {
+				errs = append(errs, fmt.Errorf("confine socket %d of process %d: %w", fd, pid, err))
+				continue
+			}
+			delete(byInode, target)
+		}
+	}
+	return len(byInode), errors.Join(errs...)
+}
+
+// confineSocket marks the socket fd of a process and binds it to the VRF, if it still is
+// the socket with that inode.
+func confineSocket(pid, fd int, inode uint32, row loader.PodRow) error {
+	process, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(process)
+	own, err := unix.PidfdGetfd(process, fd, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(own)
+	var st unix.Stat_t
+	if err := unix.Fstat(own, &st); err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFSOCK || st.Ino != uint64(inode) {
+		return errors.New("the process replaced it meanwhile")
+	}
+	if row.VRFIfindex == 0 {
+		return errors.New("the network has no VRF device")
+	}
+	if err := unix.SetsockoptInt(own, unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, int(row.VRFIfindex)); err != nil {
+		return err
+	}
+	return unix.SetsockoptInt(own, unix.SOL_SOCKET, unix.SO_MARK, int(row.Mark))
+}
+
+// subtreeProcesses returns the processes in a cgroup and in all cgroups below it.
+func subtreeProcesses(dir string) ([]int, error) {
+	b, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENODEV) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var pids []int
+	for _, f := range strings.Fields(string(b)) {
+		if pid, err := strconv.Atoi(f); err == nil && pid > 0 {
+			pids = append(pids, pid)
+		}
+	}
+	below, err := readDirs(dir)
+	if err != nil {
+		return pids, err
+	}
+	for _, d := range below {
+		more, err := subtreeProcesses(filepath.Join(dir, d))
+		pids = append(pids, more...)
+		if err != nil {
+			return pids, err
+		}
+	}
+	return pids, nil
 }
 
 // subtreeIDs adds the ids of a cgroup and of all cgroups below it to ids.
@@ -91,9 +201,32 @@ const (
 	allStates  = 0xffffffff
 )
 
-// diagSockets calls each with the cgroup and mark of every socket of a family and
-// protocol.
-func diagSockets(family, proto uint8, each func(cgroup uint64, mark uint32)) error {
+// diagSocket is a socket as sock_diag reports it.
+type diagSocket struct {
+	state  uint8
+	port   uint16
+	source [16]byte // IPv4: the first four bytes
+	device uint32
+	inode  uint32
+	cgroup uint64
+	mark   uint32
+}
+
+// States of sockets (include/net/tcp_states.h). Unconnected UDP sockets are closed.
+const (
+	stateClosed        = 7
+	stateListen        = 10
+	stateBoundInactive = 13 // bound TCP sockets that do not listen yet, since Linux 6.8
+)
+
+// isServer reports whether the socket waits for peers on all addresses and no device.
+func (s diagSocket) isServer() bool {
+	waits := s.state == stateListen || s.state == stateClosed || s.state == stateBoundInactive
+	return waits && s.port != 0 && s.device == 0 && s.source == [16]byte{}
+}
+
+// diagSockets calls each for every socket of a family and protocol.
+func diagSockets(family, proto uint8, each func(diagSocket)) error {
 	req := nl.NewNetlinkRequest(nl.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP)
 	req.AddData(&diagRequest{family: family, protocol: proto, states: allStates})
 	msgs, err := req.Execute(unix.NETLINK_INET_DIAG, 0)
@@ -104,21 +237,22 @@ func diagSockets(family, proto uint8, each func(cgroup uint64, mark uint32)) err
 		if len(m) < diagMsgLen {
 			continue
 		}
+		// The ports and addresses are in network byte order, all else in the host's.
+		s := diagSocket{state: m[1], port: binary.BigEndian.Uint16(m[4:]), source: [16]byte(m[8:24]),
+			device: binary.NativeEndian.Uint32(m[40:]), inode: binary.NativeEndian.Uint32(m[68:])}
 		attrs, err := nl.ParseRouteAttr(m[diagMsgLen:])
 		if err != nil {
 			return err
 		}
-		var cgroup uint64
-		var mark uint32
 		for _, a := range attrs {
 			switch {
 			case a.Attr.Type == attrMark && len(a.Value) >= 4:
-				mark = binary.NativeEndian.Uint32(a.Value)
+				s.mark = binary.NativeEndian.Uint32(a.Value)
 			case a.Attr.Type == attrCgroup && len(a.Value) >= 8:
-				cgroup = binary.NativeEndian.Uint64(a.Value)
+				s.cgroup = binary.NativeEndian.Uint64(a.Value)
 			}
 		}
-		each(cgroup, mark)
+		each(s)
 	}
 	return nil
 }

@@ -12,16 +12,29 @@ import (
 	"path/filepath"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"bulkhead/pkg/loader"
 )
 
+// Sockets that a pod created before its programs were attached: the servers on all
+// addresses are marked and bound to the VRF, others stay and are counted.
 func TestRootEarlySockets(t *testing.T) {
 	if os.Getenv("BULKHEAD_HOLD_SOCKETS") != "" {
-		ln, _ := net.Listen("tcp4", "127.0.0.1:0")
-		pc, _ := net.ListenPacket("udp6", "[::]:0")
+		local, _ := net.Listen("tcp4", "127.0.0.1:0")
+		server, _ := net.Listen("tcp", "[::]:0")
+		pc, _ := net.ListenPacket("udp4", "0.0.0.0:0")
 		fmt.Println("holding")
 		bufio.NewReader(os.Stdin).ReadString('\n')
-		ln.Close()
-		pc.Close()
+		for _, c := range []syscall.Conn{server.(*net.TCPListener), pc.(*net.UDPConn), local.(*net.TCPListener)} {
+			raw, _ := c.SyscallConn()
+			raw.Control(func(fd uintptr) {
+				device, _ := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX)
+				mark, _ := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK)
+				fmt.Printf("device %d mark %#x\n", device, mark)
+			})
+		}
 		return
 	}
 	root := cgroupTree(t)
@@ -34,7 +47,7 @@ func TestRootEarlySockets(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer fd.Close()
-	// Run this test as a process of the pod that holds two sockets.
+	// Run this test as a process of the pod that holds three sockets.
 	c := exec.Command("/proc/self/exe", "-test.run=TestRootEarlySockets")
 	c.Env = append(os.Environ(), "BULKHEAD_HOLD_SOCKETS=1")
 	c.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(fd.Fd())}
@@ -44,15 +57,35 @@ func TestRootEarlySockets(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() { in.Close(); c.Wait() }()
-	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "holding\n" {
-		t.Fatalf("%q, %v", line, err)
+	lines := bufio.NewScanner(out)
+	if !lines.Scan() || lines.Text() != "holding" {
+		t.Fatalf("%q, %v", lines.Text(), lines.Err())
 	}
-	if n, err := earlySockets(filepath.Join(root, "podx"), 0x1001); errors.Is(err, syscall.ENOENT) {
+	const mark = 0x1001
+	if early, err := earlySockets(filepath.Join(root, "podx"), mark); errors.Is(err, syscall.ENOENT) {
 		t.Skip("skip: no-sock-diag:", err)
-	} else if err != nil || n != 2 {
-		t.Errorf("%d early sockets, want 2 (%v)", n, err)
+	} else if err != nil || len(early) != 3 {
+		t.Fatalf("%d early sockets, want 3 (%v)", len(early), err)
 	}
-	if n, err := earlySockets(filepath.Join(root, "none"), 0x1001); err != nil || n != 0 {
-		t.Errorf("%d early sockets in a missing cgroup, want 0 (%v)", n, err)
+	lo, err := net.InterfaceByName("lo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	row := loader.PodRow{Mark: mark, VRFIfindex: uint32(lo.Index)} // any device serves for a VRF
+	if n, err := confineEarlySockets(filepath.Join(root, "podx"), "/proc", row); err != nil || n != 1 {
+		t.Errorf("%d sockets not confined, want 1 (%v)", n, err)
+	}
+	if early, err := earlySockets(filepath.Join(root, "podx"), mark); err != nil || len(early) != 1 {
+		t.Errorf("%d early sockets remain, want 1 (%v)", len(early), err)
+	}
+	if n, err := confineEarlySockets(filepath.Join(root, "none"), "/proc", row); err != nil || n != 0 {
+		t.Errorf("%d sockets in a missing cgroup, want 0 (%v)", n, err)
+	}
+	fmt.Fprintln(in)
+	confined := fmt.Sprintf("device %d mark %#x", lo.Index, mark)
+	for _, want := range []string{confined, confined, "device 0 mark 0x0"} {
+		if !lines.Scan() || lines.Text() != want {
+			t.Errorf("the process reads %q of its socket, want %q", lines.Text(), want)
+		}
 	}
 }

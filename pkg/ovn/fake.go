@@ -105,6 +105,7 @@ func (f *Fake) Apply(_ context.Context, ops []Op) error {
 				return err
 			}
 		}
+		f.dropWeakReferences()
 		if err := f.checkReferences(); err != nil {
 			f.rows = before
 			return err
@@ -176,6 +177,22 @@ func (f *Fake) checkReferences() error {
 		}
 	}
 	return nil
+}
+
+// dropWeakReferences clears the references of ports to DHCP options that do not exist,
+// as the database does at the end of a transaction.
+func (f *Fake) dropWeakReferences() {
+	for _, r := range f.rows {
+		port, ok := r.Model.(*nbdb.LogicalSwitchPort)
+		if !ok {
+			continue
+		}
+		for _, ref := range []**string{&port.Dhcpv4Options, &port.Dhcpv6Options} {
+			if *ref != nil && !f.has(Ref{UUID: **ref}) {
+				*ref = nil
+			}
+		}
+	}
 }
 
 func (f *Fake) insert(r Row) { f.rows = append(f.rows, r.clone()) }

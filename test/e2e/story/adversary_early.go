@@ -7,13 +7,17 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"bulkhead/pkg/network"
 	"bulkhead/test/adversary"
 	"bulkhead/test/adversary/way"
+	"bulkhead/test/lab"
 )
 
 // slateNamespace is labelled and has no network.
@@ -44,7 +48,7 @@ func (a *arena) early(ctx context.Context) (string, error) {
 		return a.script(ctx, "kill -CONT "+agent)
 	}
 	defer func() { _ = goOn() }()
-	early, manifest := arenaHost("amber", "amber-early", a.near.Name, "amber", "")
+	early, manifest := arenaHost("amber", "amber-early", a.near.Name, "amber", earlyServer)
 	slate, other := arenaHost("slate", "slate-host", a.near.Name, "slate", "")
 	if err := a.w.Lab.Apply(ctx, slateNamespace+manifest+"---"+other); err != nil {
 		return "", err
@@ -79,7 +83,14 @@ func (a *arena) early(ctx context.Context) (string, error) {
 	if i := slices.IndexFunc(got, func(g probe) bool { return g.OK }); i >= 0 {
 		errs = append(errs, fmt.Errorf("a pod that the agent does not know reached %s of its network", got[i].Target))
 	}
-	errs = append(errs, goOn())
+	// Its server is where any host-network pod's is, until the agent goes on.
+	outside := append(addrTargets("tcp", addrs(a.near), earlyPort), addrTargets("udp", addrs(a.near), earlyPort)...)
+	answers := map[string]string{}
+	for _, t := range outside {
+		answers[t] = early.Name
+	}
+	_, err = reach(func(list []string) ([]probe, error) { return nodeProbe(ctx, a.near, probeTime, list...) }, answers)
+	errs = append(errs, err, goOn())
 	want := map[string]string{}
 	for _, t := range own {
 		want[t] = a.pods["amber-1"].Namespace + "/" + a.pods["amber-1"].Name
@@ -88,6 +99,7 @@ func (a *arena) early(ctx context.Context) (string, error) {
 	if err != nil {
 		errs = append(errs, fmt.Errorf("once the agent goes on: %w", err))
 	}
+	errs = append(errs, a.earlyServerConfined(ctx, outside))
 	errs = append(errs, a.w.Lab.Wait(ctx, "an event of the pod without a network", func(ctx context.Context) (bool, string, error) {
 		events, err := a.w.Lab.Client().CoreV1().Events("slate").List(ctx, metav1.ListOptions{FieldSelector: "reason=NetworkUnknown,involvedObject.name=" + slate.Name})
 		if err != nil {
@@ -100,4 +112,36 @@ func (a *arena) early(ctx context.Context) (string, error) {
 		errs = append(errs, a.w.Lab.Client().CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: &zero}))
 	}
 	return fmt.Sprintf("%d attempts, none heard", len(players)*(len(ways)+len(tunnel))), errors.Join(errs...)
+}
+
+// earlyServerConfined returns an error unless the server of the pod amber-early, which is
+// older than its confinement, answers its own network, and no longer the node.
+func (a *arena) earlyServerConfined(ctx context.Context, outside []string) error {
+	peer := a.pods["amber-1"]
+	answers := map[string]string{}
+	for _, addr := range peer.Primary {
+		bits := 24
+		if addr.Is6() {
+			bits = 64
+		}
+		own := []netip.Addr{network.Management(netip.PrefixFrom(addr, bits).Masked()).Addr()}
+		for _, t := range append(addrTargets("tcp", own, earlyPort), addrTargets("udp", own, earlyPort)...) {
+			answers[t] = "amber-early"
+		}
+	}
+	if _, err := a.w.reach(ctx, peer, "", answers); err != nil {
+		return fmt.Errorf("the server of a pod that the agent came to know late: %w", err)
+	}
+	for _, n := range []*lab.Node{a.near, a.far} {
+		got, err := nodeProbe(ctx, n, 2*time.Second, outside...)
+		if err != nil {
+			return err
+		}
+		for _, g := range got {
+			if g.OK {
+				return fmt.Errorf("the server of a pod that the agent came to know late answers node %s at %s", n.Name, g.Target)
+			}
+		}
+	}
+	return nil
 }

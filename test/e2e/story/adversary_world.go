@@ -47,6 +47,7 @@ const (
 	serverPort   = 7001 // green's host-network server on all addresses
 	loopbackPort = 7002 // its server on loopback
 	grpcPort     = 7003
+	earlyPort    = 7004 // the server of amber's host-network pod that the agent does not know
 )
 
 // greyNamespace has a Localnet network on the nodes' own network, with addresses that no
@@ -110,6 +111,15 @@ var ordinaryServer = fmt.Sprintf(`
     readinessProbe: {httpGet: {path: /, port: %[1]d}, periodSeconds: 2, timeoutSeconds: 5}
     livenessProbe: {tcpSocket: {port: %[1]d, host: 127.0.0.1}, periodSeconds: 5, timeoutSeconds: 5, failureThreshold: 60}
 `, serverPort, grpcPort)
+
+// earlyServer is a server on all addresses.
+var earlyServer = fmt.Sprintf(`
+  - name: server
+    image: docker.io/lab/busybox:1
+    imagePullPolicy: Never
+    volumeMounts: [{name: tools, mountPath: /tools, readOnly: true}]
+    command: [/tools/netprobe, serve, --name, amber-early, --listen, ":%d"]
+`, earlyPort)
 
 // setUpArena creates the tenants and their pods.
 func setUpArena(ctx context.Context, w *World) (err error) {

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"unsafe"
@@ -22,8 +23,10 @@ import (
 // earlySocket is an IP socket of a pod that is older than the attachment of the pod's
 // programs: it lacks the mark of the pod's network.
 type earlySocket struct {
-	inode  uint32
-	server bool // waits on all addresses and on no device, as bind would have prevented
+	inode    uint32
+	protocol uint8
+	port     uint16
+	server   bool // waits on all addresses and on no device, as bind would have prevented
 }
 
 // earlySockets returns the IP sockets of a pod in the agent's network namespace that
@@ -40,7 +43,7 @@ func earlySockets(cgroupPath string, mark uint32) ([]earlySocket, error) {
 		for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 			err := diagSockets(family, proto, func(s diagSocket) {
 				if ids[s.cgroup] && s.mark != mark {
-					early = append(early, earlySocket{s.inode, proto != unix.IPPROTO_RAW && s.isServer()})
+					early = append(early, earlySocket{s.inode, proto, s.port, proto != unix.IPPROTO_RAW && s.isServer()})
 				}
 			})
 			if proto == unix.IPPROTO_RAW && errors.Is(err, unix.ENOENT) {
@@ -54,78 +57,117 @@ func earlySockets(cgroupPath string, mark uint32) ([]earlySocket, error) {
 	return early, errors.Join(errs...)
 }
 
-// confineEarlySockets does to a pod's early sockets what the programs do to younger
-// ones: servers on all addresses are bound to the VRF, and every socket gets the mark,
-// unless it is connected: its peer would be lost. It returns the number of sockets that
-// remain as they were.
+// confineEarlySockets does to a pod's early servers on all addresses what bind does to
+// younger ones: it marks them and binds them to the VRF. Other sockets get the mark at
+// their next use; connections stay as they are. It returns the number of early sockets
+// that remain.
 //
 // The agent duplicates the sockets from the pod's processes (pidfd_getfd, since Linux
 // 5.6), which needs CAP_SYS_PTRACE and the host's process ids.
 func confineEarlySockets(cgroupPath, procRoot string, row loader.PodRow) (int, error) {
 	early, err := earlySockets(cgroupPath, row.Mark)
-	if len(early) == 0 {
-		return 0, err
+	servers := slices.DeleteFunc(slices.Clone(early), func(s earlySocket) bool { return !s.server })
+	if len(servers) == 0 {
+		return len(early), err
 	}
-	byInode := map[string]earlySocket{}
-	for _, s := range early {
-		byInode[fmt.Sprintf("socket:[%d]", s.inode)] = s
+	if row.VRFIfindex == 0 {
+		return len(early), errors.Join(err, errors.New("the network has no VRF device"))
 	}
 	errs := []error{err}
 	pids, err := subtreeProcesses(cgroupPath)
 	errs = append(errs, err)
 	for _, pid := range pids {
-		dir := filepath.Join(procRoot, strconv.Itoa(pid), "fd")
-		fds, err := os.ReadDir(dir)
-		if err != nil {
-			continue // the process has ended
-		}
-		for _, f := range fds {
-			target, err := os.Readlink(filepath.Join(dir, f.Name()))
-			s, ok := byInode[target]
-			if err != nil || !ok || !s.server {
-				continue
-			}
-			fd, err := strconv.Atoi(f.Name())
-			if err == nil {
-				err = confineSocket(pid, fd, s.inode, row)
-			}
-			if err != nil {
-				errs = append(errs, fmt.Errorf("confine socket %d of process %d: %w", fd, pid, err))
-				continue
-			}
-			delete(byInode, target)
-		}
+		errs = append(errs, confineServers(pid, procRoot, servers, row))
 	}
-	return len(byInode), errors.Join(errs...)
+	early, err = earlySockets(cgroupPath, row.Mark)
+	return len(early), errors.Join(append(errs, err)...)
 }
 
-// confineSocket marks the socket fd of a process and binds it to the VRF, if it still is
-// the socket with that inode.
-func confineSocket(pid, fd int, inode uint32, row loader.PodRow) error {
+// confineServers confines those of a process's sockets that are among servers.
+func confineServers(pid int, procRoot string, servers []earlySocket, row loader.PodRow) error {
+	dir := filepath.Join(procRoot, strconv.Itoa(pid), "fd")
+	fds, err := os.ReadDir(dir)
+	if err != nil {
+		return nil // the process has ended
+	}
 	process, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
-		return err
+		return nil
 	}
 	defer unix.Close(process)
+	var errs []error
+	for _, f := range fds {
+		target, err := os.Readlink(filepath.Join(dir, f.Name()))
+		if err != nil || !strings.HasPrefix(target, "socket:") {
+			continue
+		}
+		fd, err := strconv.Atoi(f.Name())
+		if err == nil {
+			err = confineSocket(process, fd, servers, row)
+		}
+		if err != nil {
+			errs = append(errs, fmt.Errorf("confine socket %s of process %d: %w", f.Name(), pid, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// confineSocket marks the socket fd of a process and binds it to the VRF, if it is among
+// servers.
+func confineSocket(process, fd int, servers []earlySocket, row loader.PodRow) error {
 	own, err := unix.PidfdGetfd(process, fd, 0)
+	if errors.Is(err, unix.EBADF) || errors.Is(err, unix.ESRCH) {
+		return nil // closed meanwhile
+	}
 	if err != nil {
 		return err
 	}
 	defer unix.Close(own)
-	var st unix.Stat_t
-	if err := unix.Fstat(own, &st); err != nil {
-		return err
-	}
-	if st.Mode&unix.S_IFMT != unix.S_IFSOCK || st.Ino != uint64(inode) {
-		return errors.New("the process replaced it meanwhile")
-	}
-	if row.VRFIfindex == 0 {
-		return errors.New("the network has no VRF device")
+	if !isAmong(own, servers) {
+		return nil
 	}
 	if err := unix.SetsockoptInt(own, unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, int(row.VRFIfindex)); err != nil {
 		return err
 	}
 	return unix.SetsockoptInt(own, unix.SOL_SOCKET, unix.SO_MARK, int(row.Mark))
+}
+
+// isAmong reports whether a socket is among servers. A socket of MPTCP is known by its
+// port, because sock_diag shows the TCP socket below it, which has no descriptor; it
+// passes what is set on it to that socket.
+func isAmong(fd int, servers []earlySocket) bool {
+	var st unix.Stat_t
+	if unix.Fstat(fd, &st) != nil {
+		return false
+	}
+	if slices.ContainsFunc(servers, func(s earlySocket) bool { return uint64(s.inode) == st.Ino }) {
+		return true
+	}
+	protocol, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_PROTOCOL)
+	if err != nil || protocol != unix.IPPROTO_MPTCP {
+		return false
+	}
+	listens, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ACCEPTCONN)
+	if err != nil || listens == 0 {
+		return false
+	}
+	var port int
+	name, _ := unix.Getsockname(fd)
+	switch name := name.(type) {
+	case *unix.SockaddrInet4:
+		port = name.Port
+		if name.Addr != [4]byte{} {
+			return false
+		}
+	case *unix.SockaddrInet6:
+		port = name.Port
+		if name.Addr != [16]byte{} {
+			return false
+		}
+	}
+	return slices.ContainsFunc(servers, func(s earlySocket) bool {
+		return s.protocol == unix.IPPROTO_TCP && int(s.port) == port
+	})
 }
 
 // subtreeProcesses returns the processes in a cgroup and in all cgroups below it.

@@ -19,6 +19,7 @@ import (
 	"strings"
 	"syscall"
 
+	"bulkhead/pkg/network"
 	"bulkhead/test/bench/report"
 )
 
@@ -26,6 +27,7 @@ type options struct {
 	sizes      []int
 	wide       int
 	wideNodes  int
+	remotePods int
 	flows      bool
 	controller string
 	progress   func(format string, args ...any)
@@ -35,9 +37,10 @@ var errMissed = errors.New("targets were missed")
 
 func main() {
 	o := options{progress: report.Progress(os.Stderr)}
-	sizes := flag.String("sizes", "10,100,500", "numbers of networks, each with 10 pods on 3 nodes and 5 services; the first and the last are compared")
+	sizes := flag.String("sizes", "10,100,500", "numbers of networks, each with 10 pods on 3 nodes and 5 services; the first and the last are compared; \"0\" skips them")
 	flag.IntVar(&o.wide, "wide", 500, "networks without pods on many nodes; 0 skips it")
 	flag.IntVar(&o.wideNodes, "wide-nodes", 100, "nodes of those networks")
+	flag.IntVar(&o.remotePods, "remote-pods", 100, "pods of one Layer2 network on each of as many nodes; 0 skips it")
 	flag.BoolVar(&o.flows, "flows", true, "count OpenFlow flows by topology, without and with peers")
 	flag.StringVar(&o.controller, "controller", "bin/controller", "the controller's binary")
 	flag.Parse()
@@ -45,6 +48,9 @@ func main() {
 	defer stop()
 	for _, s := range strings.Split(*sizes, ",") {
 		n, err := strconv.Atoi(s)
+		if *sizes == "0" {
+			break
+		}
 		if err != nil || n < 1 {
 			fmt.Fprintf(os.Stderr, "bench-zone: -sizes: %q is not a number of networks\n", s)
 			os.Exit(1)
@@ -61,8 +67,8 @@ func run(ctx context.Context, o options) error {
 	if os.Getuid() != 0 {
 		return errors.New("needs root for a network namespace")
 	}
-	results, wide, perNetwork, failed := measureAll(ctx, o)
-	fs := figures(results, wide, perNetwork)
+	m, failed := measureAll(ctx, o)
+	fs := figures(m)
 	if err := report.Print(os.Stdout, fs); err != nil {
 		return fmt.Errorf("print: %w", err)
 	}
@@ -72,23 +78,36 @@ func run(ctx context.Context, o options) error {
 	return failed
 }
 
+// measured is all that was measured; what was skipped is nil.
+type measured struct {
+	sizes        []*result
+	wide, remote *result
+	flows        []flowCount
+}
+
 // measureAll measures what the options ask for. After a failure it returns what it has
 // measured so far.
-func measureAll(ctx context.Context, o options) (results []*result, wide *result, flows []flowCount, err error) {
+func measureAll(ctx context.Context, o options) (m measured, err error) {
 	for _, n := range o.sizes {
 		r, err := runShape(ctx, o, shape{networks: n, nodes: 3, services: 5, pods: 10, changes: true})
 		if err != nil {
-			return results, nil, nil, err
+			return m, err
 		}
-		results = append(results, r)
+		m.sizes = append(m.sizes, r)
 	}
 	if o.flows {
-		if flows, err = countFlows(ctx, o); err != nil {
-			return results, nil, flows, err
+		if m.flows, err = countFlows(ctx, o); err != nil {
+			return m, err
+		}
+	}
+	if o.remotePods > 0 {
+		m.remote, err = runShape(ctx, o, shape{networks: 1, nodes: o.wideNodes, pods: o.wideNodes * o.remotePods, topology: network.Layer2})
+		if err != nil {
+			return m, err
 		}
 	}
 	if o.wide > 0 {
-		wide, err = runShape(ctx, o, shape{networks: o.wide, nodes: o.wideNodes})
+		m.wide, err = runShape(ctx, o, shape{networks: o.wide, nodes: o.wideNodes})
 	}
-	return results, wide, flows, err
+	return m, err
 }

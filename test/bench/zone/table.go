@@ -22,14 +22,17 @@ const (
 	maxFlowsWithPeer = 920
 )
 
-// figures compares the results with the targets. wide is nil if it was skipped.
-func figures(results []*result, wide *result, flows []flowCount) []report.Figure {
+// figures compares the results with the targets.
+func figures(m measured) []report.Figure {
 	var out []report.Figure
 	add := func(name, value, target string, met bool, reference string) {
 		out = append(out, report.Figure{Name: name, Value: value, Target: target, Met: met, Reference: reference})
 	}
 	addSize := func(r *result, memory int64) {
 		at := func(s string) string {
+			if r == m.remote {
+				return fmt.Sprintf("one Layer2 network, %d nodes, %d pods: %s", r.shape.nodes, r.shape.pods, s)
+			}
 			return fmt.Sprintf("%d networks, %d nodes: %s", r.shape.networks, r.shape.nodes, s)
 		}
 		show := func(name, value string) { add(at(name), value, "", false, "") }
@@ -62,14 +65,17 @@ func figures(results []*result, wide *result, flows []flowCount) []report.Figure
 			show("restart: zone CPU", report.Seconds(r.restartCPU))
 		}
 	}
-	for _, r := range results {
+	for _, r := range m.sizes {
 		addSize(r, maxMemory)
 	}
-	if wide != nil {
-		addSize(wide, maxWideMemory)
+	if m.remote != nil {
+		addSize(m.remote, maxMemory)
 	}
-	out = append(out, growth(results)...)
-	for _, f := range flows {
+	if m.wide != nil {
+		addSize(m.wide, maxWideMemory)
+	}
+	out = append(out, growth(m.sizes)...)
+	for _, f := range m.flows {
 		limit, name := maxFlowsAlone, "alone"
 		if f.nodes > 1 {
 			limit, name = maxFlowsWithPeer, fmt.Sprintf("with %d peers", f.nodes-1)

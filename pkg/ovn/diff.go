@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/ovn-kubernetes/libovsdb/model"
+
+	"bulkhead/pkg/ovn/nbdb"
 )
 
 // Verb is the action of an Op.
@@ -146,7 +148,9 @@ func (o Op) phase() int {
 		return 4 // detach from a column only after attaching to another
 	case o.Verb == Delete:
 		return 1
-	case o.Verb == Update && o.Row.Effect != Opens:
+	case o.Verb == Update && o.Row.Effect != Opens, o.Verb == Insert && o.Row.Table == nbdb.DHCPOptionsTable:
+		// A port's update may refer to DHCP options. The reference is weak, so the
+		// database drops it unless the options exist.
 		return 2
 	default:
 		return 3

@@ -49,6 +49,7 @@ struct bh_config {
 	__u32 mark_first; /* range of the networks' marks */
 	__u32 mark_last;
 	__u32 pad;
+	__u64 agent_cgroup; /* of the agent's container; 0: unknown */
 };
 
 struct bh_pod {

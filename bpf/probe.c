@@ -229,6 +229,9 @@ int bh_prb_setopt(struct bpf_sockopt *ctx)
 	}
 	if (bpf_get_netns_cookie(ctx) != cfg->host_netns)
 		return 1;
+	/* The agent confines the sockets that a pod created before it was attached. */
+	if (cfg->agent_cgroup && bpf_get_current_cgroup_id() == cfg->agent_cgroup)
+		return 1;
 	owner = bh_task_owner(0, cfg, bpf_get_current_cgroup_id(), &pod, &podid);
 	if (owner != BH_OWNER_POD && owner != BH_OWNER_UNKNOWN_POD)
 		return 1;

@@ -224,7 +224,7 @@ func (m *Manager) confineEarly(uid string, cg Cgroup, row loader.Row) {
 	}
 	n, err := confineEarlySockets(cg.Path, m.opts.ProcRoot, pod)
 	if err != nil {
-		m.log.Debug("cannot confine all sockets older than the attachment", "pod", uid, "error", err)
+		m.log.Warn("cannot confine all sockets older than the attachment", "pod", uid, "error", err)
 	}
 	if n == 0 {
 		delete(m.status.EarlySockets, uid)

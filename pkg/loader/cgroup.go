@@ -4,6 +4,7 @@ package loader
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -23,6 +24,22 @@ func CgroupID(path string) (uint64, error) {
 		return 0, fmt.Errorf("get the id of cgroup %s: its file handle has %d bytes: not a cgroup", path, h.Size())
 	}
 	return binary.NativeEndian.Uint64(h.Bytes()), nil
+}
+
+// ownCgroupID returns the id of this process's cgroup. root is the mount point of the
+// cgroup2 tree. The process must be in the host's cgroup namespace, as privileged
+// containers are.
+func ownCgroupID(root string) (uint64, error) {
+	raw, err := os.ReadFile("/proc/self/cgroup")
+	if err != nil {
+		return 0, fmt.Errorf("read the agent's cgroup: %w", err)
+	}
+	for line := range strings.Lines(string(raw)) {
+		if path, ok := strings.CutPrefix(strings.TrimSpace(line), "0::"); ok {
+			return CgroupID(filepath.Join(root, path))
+		}
+	}
+	return 0, errors.New("the agent is in no cgroup of the cgroup2 tree")
 }
 
 // CgroupMount finds the mount point of the cgroup2 tree: /sys/fs/cgroup with the

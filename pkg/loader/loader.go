@@ -156,6 +156,9 @@ func (l *Loader) load() error {
 	}
 	want := cfg
 	want.HostNetns, want.KubeletMark = cookie, l.opts.KubeletMark
+	if want.AgentCgroup, err = ownCgroupID(l.opts.CgroupRoot); err != nil {
+		l.log.Warn("servers that host-network pods start before the agent knows the pods cannot be confined", "error", err)
+	}
 	if want != cfg {
 		if err := l.writeConfig(want); err != nil {
 			return err

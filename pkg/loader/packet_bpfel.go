@@ -26,6 +26,7 @@ type packetBhConfig struct {
 	MarkFirst     uint32
 	MarkLast      uint32
 	Pad           uint32
+	AgentCgroup   uint64
 }
 
 type packetBhDoor struct {

@@ -31,6 +31,7 @@ type vrfbindBhConfig struct {
 	MarkFirst     uint32
 	MarkLast      uint32
 	Pad           uint32
+	AgentCgroup   uint64
 }
 
 type vrfbindBhDestKey struct {

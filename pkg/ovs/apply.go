@@ -227,7 +227,8 @@ func (c *Client) operations(ctx context.Context, op Op, id string) ([]libovsdb.O
 		if err != nil {
 			return nil, err
 		}
-		return c.setIDs(&root, &root.ExternalIDs, map[string]string{o.Key: o.New}, map[string]string{o.Key: root.ExternalIDs[o.Key]})
+		// Whatever replaced the old value meanwhile stays: New does not take account of it.
+		return c.setIDs(&root, &root.ExternalIDs, map[string]string{o.Key: o.New}, map[string]string{o.Key: o.Old})
 	case AddBridge:
 		return c.addBridge(ctx, o.Bridge, id)
 	case AddPort:

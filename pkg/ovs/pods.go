@@ -18,22 +18,30 @@ import (
 // SyncChassis makes this node an OVN chassis with an integration bridge. It
 // writes only differences.
 func (c *Client) SyncChassis(ctx context.Context, node network.Node, in Inputs) error {
-	ids, err := c.ExternalIDs(ctx)
+	err := c.syncChassis(ctx, node, in)
+	if err == nil {
+		return nil
+	}
+	// Another client may have changed the row or created the bridge concurrently.
+	if retry := c.syncChassis(ctx, node, in); retry != nil {
+		return fmt.Errorf("set up chassis %s: %w", node.Name, err)
+	}
+	return nil
+}
+
+// syncChassis builds on the state that it compares with: what an operator adds to the
+// bridge mappings in between would be lost.
+func (c *Client) syncChassis(ctx context.Context, node network.Node, in Inputs) error {
+	have, err := c.Read(ctx, OwnerChassis)
 	if err != nil {
 		return err
 	}
-	in.ExternalIDs = ids
+	in.ExternalIDs = have.Chassis
 	want, err := BuildChassis(node, in)
 	if err != nil {
 		return err
 	}
-	if err := Sync(ctx, c, OwnerChassis, want); err != nil {
-		// ovn-controller may have created the bridge concurrently.
-		if retry := Sync(ctx, c, OwnerChassis, want); retry != nil {
-			return fmt.Errorf("set up chassis %s: %w", node.Name, err)
-		}
-	}
-	return nil
+	return c.Apply(ctx, Diff(want, have))
 }
 
 // SyncManagement creates the management ports of these networks and deletes those

@@ -120,16 +120,19 @@ func confineSocket(process, fd int, servers []earlySocket, row loader.PodRow) er
 		return nil // closed meanwhile
 	}
 	if err != nil {
-		return err
+		return fmt.Errorf("duplicate: %w", err)
 	}
 	defer unix.Close(own)
 	if !isAmong(own, servers) {
 		return nil
 	}
 	if err := unix.SetsockoptInt(own, unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX, int(row.VRFIfindex)); err != nil {
-		return err
+		return fmt.Errorf("bind to interface %d: %w", row.VRFIfindex, err)
 	}
-	return unix.SetsockoptInt(own, unix.SOL_SOCKET, unix.SO_MARK, int(row.Mark))
+	if err := unix.SetsockoptInt(own, unix.SOL_SOCKET, unix.SO_MARK, int(row.Mark)); err != nil {
+		return fmt.Errorf("set mark %#x: %w", row.Mark, err)
+	}
+	return nil
 }
 
 // isAmong reports whether a socket is among servers. A socket of MPTCP is known by its

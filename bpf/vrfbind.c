@@ -309,6 +309,9 @@ int bh_vrf_setopt(struct bpf_sockopt *ctx)
 	}
 	if (!cfg || !cfg->host_netns || bpf_get_netns_cookie(ctx) != cfg->host_netns)
 		return 1;
+	/* The program runs for sockets of the pod, whichever process sets the option. */
+	if (cfg->agent_cgroup && bpf_get_current_cgroup_id() == cfg->agent_cgroup)
+		return 1;
 	pod = find_pod(cfg, &id);
 	if (!pod)
 		return 1;

@@ -206,6 +206,31 @@ func TestEditedRows(t *testing.T) {
 	cdn, node := testDefault(true), testNode(1, "node1", network.SharedGateway)
 	in := Inputs{Plan: testPlan(true), PhysicalNetwork: "physnet", Peers: []network.Node{testNode(2, "node2", network.SharedGateway)},
 		Pods: []PodPort{testPod(cdn, node, "default", "red", "p", 3, true)}}
+	edit := func(command ...string) {
+		h.must("ovn-nbctl", slices.Concat([]string{"--no-leader-only"}, command)...)
+	}
+	noticed := func(what string, want change) {
+		eventually(t, what+" is noticed", func() error {
+			mu.Lock()
+			defer mu.Unlock()
+			if !seen[want] {
+				return fmt.Errorf("changes seen: %v, want %v", seen, want)
+			}
+			return nil
+		})
+	}
+	// forget waits until the changes so far are reported, which are our own, and
+	// forgets them. Changes are reported in order, so the deletion of another row of
+	// ours comes after them.
+	forget := func() {
+		last := podUnit("last/change")
+		edit("ls-add", "last", "--", "set", "Logical_Switch", "last", fmt.Sprintf(`external_ids={"%s"="%s","%s"="%s"}`, markOwner, ownerValue, markUnit, last.mark("other")))
+		edit("ls-del", "last")
+		noticed("the last change", change{last.mark("other"), true})
+		mu.Lock()
+		defer mu.Unlock()
+		clear(seen)
+	}
 	converge(t, nb, cdn, node, in)
 	for _, c := range []struct {
 		edit string
@@ -226,18 +251,9 @@ func TestEditedRows(t *testing.T) {
 		{"ls-del node1", change{"default/topology", true}},
 		{"lr-del ovn_cluster_router", change{"default/topology", true}},
 	} {
-		mu.Lock()
-		clear(seen)
-		mu.Unlock()
-		h.must("ovn-nbctl", append([]string{"--no-leader-only"}, strings.Fields(c.edit)...)...)
-		eventually(t, c.edit+" is noticed", func() error {
-			mu.Lock()
-			defer mu.Unlock()
-			if !seen[c.want] {
-				return fmt.Errorf("changes seen: %v, want %v", seen, c.want)
-			}
-			return nil
-		})
+		forget()
+		edit(strings.Fields(c.edit)...)
+		noticed(c.edit, c.want)
 		converge(t, nb, cdn, node, in)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/binary"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net"
 	"strings"
@@ -29,6 +30,8 @@ func TestNothingToProbe(t *testing.T) {
 		"address":     {"icmp:invalid IP"},
 		"DNS port":    {"dns-udp:127.0.0.1"},
 		"no name":     {"name:"},
+		"source":      {"udp@x:127.0.0.1:53"},
+		"ICMP source": {"icmp@1:127.0.0.1"},
 	} {
 		if _, err := checkAll(ctx, targets, time.Millisecond); err == nil {
 			t.Errorf("%s: check succeeds", name)
@@ -135,8 +138,8 @@ func TestDNS(t *testing.T) {
 		_, _ = conn.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(out))), out...))
 	}()
 	for _, target := range []string{"dns-udp:" + udp.LocalAddr().String(), "dns-tcp:" + tcp.Addr().String()} {
-		if who, err := check(ctx, target, 10*time.Second); who != "server-1" || err != nil {
-			t.Errorf("%s: %q, %v", target, who, err)
+		if got, err := checkAll(ctx, []string{target}, 10*time.Second); err != nil || !got[0].OK || got[0].Who != "server-1" {
+			t.Errorf("%s: %+v, %v", target, got, err)
 		}
 	}
 	if who, err := serverName(make([]byte, 12)); err == nil {
@@ -144,5 +147,42 @@ func TestDNS(t *testing.T) {
 	}
 	if who, err := checkName(ctx, "localhost"); !strings.Contains(who, "127.0.0.1") || err != nil {
 		t.Errorf("localhost is %q, %v", who, err)
+	}
+}
+
+// TestServe: a server names itself, and says where a client has sent from.
+func TestServe(t *testing.T) {
+	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+	defer stop()
+	free, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	source := free.LocalAddr().(*net.UDPAddr).Port
+	free.Close()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	at := listener.Addr().String()
+	listener.Close()
+	done := make(chan error, 1)
+	go func() { done <- serve(ctx, "server-1", at) }()
+	want := map[string]string{
+		fmt.Sprintf("tcp@%d:%s", source, at): "server-1", fmt.Sprintf("udp@%d:%s", source, at): "server-1",
+		"client-tcp:" + at: "127.0.0.1", "client-udp:" + at: "127.0.0.1",
+	}
+	for target, who := range want {
+		for ok := false; !ok; {
+			got, err := checkAll(ctx, []string{target}, time.Second)
+			if err != nil || ctx.Err() != nil || got[0].OK && got[0].Who != who {
+				t.Fatalf("%s: %+v, %v", target, got, err)
+			}
+			ok = got[0].OK // else the server does not listen yet
+		}
+	}
+	stop()
+	if err := <-done; err != nil {
+		t.Error(err)
 	}
 }

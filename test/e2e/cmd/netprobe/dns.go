@@ -37,11 +37,12 @@ func checkDNS(ctx context.Context, protocol, addr string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	exchange := exchangeUDP
+	var answer []byte
 	if protocol == "tcp" {
-		exchange = exchangeFrame
+		answer, err = exchangeFrame(ctx, addr, request)
+	} else {
+		answer, err = exchangeUDP(ctx, addr, 0, request)
 	}
-	answer, err := exchange(ctx, addr, request)
 	if err != nil {
 		return "", err
 	}

@@ -15,6 +15,7 @@ import (
 	"net/netip"
 	"os"
 	"os/signal"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -102,26 +103,30 @@ type result struct {
 
 // checkAll checks all targets in parallel and returns a result per target, in the order
 // given. Targets are tcp:address:port, udp:address:port, icmp:address, dns-tcp:address:port
-// or dns-udp:address:port for a name server, and name:NAME for a name to resolve. Without a
-// target, or with a malformed one, it fails: that is not "unreachable".
+// or dns-udp:address:port for a name server, client-tcp:address:port or
+// client-udp:address:port for the client's address as the server sees it, and name:NAME for
+// a name to resolve. A port number after tcp@ or udp@ is the source port. Without a target,
+// or with a malformed one, it fails: that is not "unreachable".
 func checkAll(ctx context.Context, targets []string, timeout time.Duration) ([]result, error) {
 	if len(targets) == 0 {
 		return nil, errors.New("no targets to check")
 	}
-	for _, target := range targets {
-		if err := validate(target); err != nil {
-			return nil, fmt.Errorf("target %q: %w", target, err)
+	parsed := make([]target, len(targets))
+	for i, text := range targets {
+		var err error
+		if parsed[i], err = parse(text); err != nil {
+			return nil, fmt.Errorf("target %q: %w", text, err)
 		}
 	}
 	results := make([]result, len(targets))
 	var wg sync.WaitGroup
-	for i, target := range targets {
+	for i, text := range targets {
 		wg.Add(1)
 		go func() {
 			defer wg.Done()
 			start := time.Now()
-			who, err := check(ctx, target, timeout)
-			results[i] = result{Target: target, OK: err == nil, Who: who, Millis: time.Since(start).Milliseconds()}
+			who, err := check(ctx, parsed[i], timeout)
+			results[i] = result{Target: text, OK: err == nil, Who: who, Millis: time.Since(start).Milliseconds()}
 			if err != nil {
 				results[i].Detail = err.Error()
 			}
@@ -131,9 +136,28 @@ func checkAll(ctx context.Context, targets []string, timeout time.Duration) ([]r
 	return results, nil
 }
 
-func validate(target string) (err error) {
-	switch proto, addr, _ := strings.Cut(target, ":"); proto {
-	case "tcp", "udp", "dns-tcp", "dns-udp":
+// target is a parsed one.
+type target struct {
+	protocol, addr string
+	source         int // port; 0: any
+}
+
+func parse(text string) (target, error) {
+	protocol, addr, _ := strings.Cut(text, ":")
+	protocol, source, given := strings.Cut(protocol, "@")
+	t, err := target{protocol: protocol, addr: addr}, error(nil)
+	if given {
+		if protocol != "tcp" && protocol != "udp" {
+			return t, fmt.Errorf("a source port with protocol %q, want tcp or udp", protocol)
+		}
+		port, err := strconv.ParseUint(source, 10, 16)
+		if err != nil {
+			return t, fmt.Errorf("source port: %w", err)
+		}
+		t.source = int(port)
+	}
+	switch protocol {
+	case "tcp", "udp", "dns-tcp", "dns-udp", "client-tcp", "client-udp":
 		_, err = netip.ParseAddrPort(addr)
 	case "icmp":
 		_, err = netip.ParseAddr(addr)
@@ -142,26 +166,29 @@ func validate(target string) (err error) {
 			err = errors.New("no name")
 		}
 	default:
-		err = fmt.Errorf("unknown protocol %q, want tcp, udp, icmp, dns-tcp, dns-udp or name", proto)
+		err = fmt.Errorf("unknown protocol %q, want tcp, udp, icmp, dns-tcp, dns-udp, client-tcp, client-udp or name", protocol)
 	}
-	return err
+	return t, err
 }
 
-// check checks a valid target and returns the server's name.
-func check(ctx context.Context, target string, timeout time.Duration) (string, error) {
+// check checks a target and returns the server's name.
+func check(ctx context.Context, t target, timeout time.Duration) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	proto, addr, _ := strings.Cut(target, ":")
-	switch proto {
+	switch t.protocol {
 	case "tcp":
-		return checkTCP(ctx, addr)
+		return checkTCP(ctx, t, "/")
 	case "udp":
-		return checkUDP(ctx, addr)
+		return checkUDP(ctx, t, "who")
+	case "client-tcp":
+		return checkTCP(ctx, t, "/"+askClient)
+	case "client-udp":
+		return checkUDP(ctx, t, askClient)
 	case "dns-tcp", "dns-udp":
-		return checkDNS(ctx, strings.TrimPrefix(proto, "dns-"), addr)
+		return checkDNS(ctx, strings.TrimPrefix(t.protocol, "dns-"), t.addr)
 	case "name":
-		return checkName(ctx, addr)
+		return checkName(ctx, t.addr)
 	default:
-		return "", checkICMP(ctx, addr)
+		return "", checkICMP(ctx, t.addr)
 	}
 }

@@ -14,6 +14,7 @@ import (
 	"net/netip"
 	"os"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/net/icmp"
@@ -22,8 +23,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// serve answers HTTP requests on TCP and datagrams on UDP with the server's name,
-// and HTTP requests for /stream with an endless body.
+// askClient asks a server for the client's address.
+const askClient = "client"
+
+// clientOf returns the address of a client's address and port.
+func clientOf(addrPort string) string {
+	at, err := netip.ParseAddrPort(addrPort)
+	if err != nil {
+		return err.Error()
+	}
+	return at.Addr().Unmap().String()
+}
+
+// serve answers HTTP requests on TCP and datagrams on UDP with the server's name or
+// the client's address, and HTTP requests for /stream with an endless body.
 func serve(ctx context.Context, name, listen string) error {
 	udp, err := net.ListenPacket("udp", listen)
 	if err != nil {
@@ -32,17 +45,22 @@ func serve(ctx context.Context, name, listen string) error {
 	go func() {
 		buf := make([]byte, 2048)
 		for {
-			_, from, err := udp.ReadFrom(buf)
+			n, from, err := udp.ReadFrom(buf)
 			if err != nil {
 				return
 			}
-			if _, err := udp.WriteTo([]byte(name), from); err != nil {
+			reply := name
+			if string(buf[:n]) == askClient {
+				reply = clientOf(from.String())
+			}
+			if _, err := udp.WriteTo([]byte(reply), from); err != nil {
 				fmt.Fprintln(os.Stderr, "netprobe: answer UDP:", err)
 			}
 		}
 	}()
 	mux := http.NewServeMux()
 	mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, name) })
+	mux.HandleFunc("/"+askClient, func(w http.ResponseWriter, r *http.Request) { fmt.Fprintln(w, clientOf(r.RemoteAddr)) })
 	mux.HandleFunc("/stream", stream)
 	srv := &http.Server{Addr: listen, Handler: mux, ReadHeaderTimeout: 10 * time.Second}
 	go func() {
@@ -73,16 +91,25 @@ func stream(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-func checkTCP(ctx context.Context, addr string) (string, error) {
+func checkTCP(ctx context.Context, t target, path string) (string, error) {
 	var d net.Dialer
-	conn, err := d.DialContext(ctx, "tcp", addr)
+	if t.source != 0 {
+		d.LocalAddr = &net.TCPAddr{Port: t.source}
+		d.Control = func(_, _ string, c syscall.RawConn) (err error) {
+			if e := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) }); e != nil {
+				return e
+			}
+			return err
+		}
+	}
+	conn, err := d.DialContext(ctx, "tcp", t.addr)
 	if err != nil {
 		return "", err
 	}
 	defer conn.Close()
 	deadline, _ := ctx.Deadline()
 	conn.SetDeadline(deadline)
-	if _, err := io.WriteString(conn, "GET / HTTP/1.0\r\n\r\n"); err != nil {
+	if _, err := io.WriteString(conn, "GET "+path+" HTTP/1.0\r\n\r\n"); err != nil {
 		return "", err
 	}
 	resp, err := http.ReadResponse(bufio.NewReader(conn), nil)
@@ -100,14 +127,14 @@ func checkTCP(ctx context.Context, addr string) (string, error) {
 	return line, nil
 }
 
-func checkUDP(ctx context.Context, addr string) (string, error) {
-	answer, err := exchangeUDP(ctx, addr, []byte("who"))
+func checkUDP(ctx context.Context, t target, request string) (string, error) {
+	answer, err := exchangeUDP(ctx, t.addr, t.source, []byte(request))
 	return string(answer), err
 }
 
 // exchangeUDP sends from an unconnected socket, as DNS resolvers do, and retries
-// every second: a single lost datagram does not fail the check.
-func exchangeUDP(ctx context.Context, addr string, request []byte) ([]byte, error) {
+// every second: a single lost datagram does not fail the check. source is a port or 0.
+func exchangeUDP(ctx context.Context, addr string, source int, request []byte) ([]byte, error) {
 	to, err := netip.ParseAddrPort(addr)
 	if err != nil {
 		return nil, err
@@ -117,6 +144,11 @@ func exchangeUDP(ctx context.Context, addr string, request []byte) ([]byte, erro
 		return nil, err
 	}
 	defer unix.Close(conn)
+	if source != 0 {
+		if err := unix.Bind(conn, sockaddr(netip.AddrPortFrom(unspecified(to.Addr()), uint16(source)))); err != nil {
+			return nil, os.NewSyscallError("bind", err)
+		}
+	}
 	dest := sockaddr(to)
 	buf := make([]byte, 2048)
 	for {
@@ -134,6 +166,14 @@ func exchangeUDP(ctx context.Context, addr string, request []byte) ([]byte, erro
 			return nil, fmt.Errorf("no answer: %w", ctx.Err())
 		}
 	}
+}
+
+// unspecified returns the address that is any of a's family.
+func unspecified(a netip.Addr) netip.Addr {
+	if a.Is4() {
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
 }
 
 // unboundUDP returns a socket that is neither bound nor connected, which package

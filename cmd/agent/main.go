@@ -58,7 +58,7 @@ func run(ctx context.Context, args []string) error {
 	if err := a.Serve(ctx, cfg.Listen, opts.stateSocket); err != nil {
 		return err
 	}
-	informers, err := agent.NewInformers(clients, cfg.Kubernetes.NodeName, cfg.AllowedServices)
+	informers, err := agent.NewInformers(clients, cfg.Kubernetes.NodeName)
 	if err != nil {
 		return err
 	}

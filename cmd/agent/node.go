@@ -55,8 +55,8 @@ func openNode(ctx context.Context, cfg config.Config, opts options, log *slog.Lo
 		return nil, err
 	}
 	n.closers = append(n.closers, n.ovs.Close)
-	n.bridge = &ovs.FlowReconciler{Client: n.ovs, Switch: flows.OFCtl{}, Bridge: cfg.OVS.ExternalBridge, Plan: cfg.Plan, RunDir: ovs.RunDir(cfg.OVS.DBAddress), Log: log,
-		Report: func(err error) { failures.RecordComponent("external bridge", err) }}
+	n.bridge = ovs.NewFlowReconciler(n.ovs, flows.OFCtl{}, cfg.OVS.ExternalBridge, cfg.Kubernetes.NodeName, cfg.Plan, ovs.RunDir(cfg.OVS.DBAddress), log,
+		func(err error) { failures.RecordComponent("external bridge", err) })
 	n.parts.Kernel, n.parts.OVS, n.parts.Flows = n.kernel, n.ovs, n.bridge
 	return n, nil
 }

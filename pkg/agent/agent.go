@@ -23,6 +23,7 @@ import (
 	"bulkhead/pkg/loader"
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovs"
+	"bulkhead/pkg/ovs/flows"
 	"bulkhead/pkg/process"
 	"bulkhead/pkg/vrf"
 )
@@ -38,6 +39,11 @@ type OVS interface {
 // Flows is what the agent needs of the external bridge's flow reconciler.
 type Flows interface {
 	SetNode(node network.Node, localnets []network.Network)
+	// SetNetwork sets a network that has a gateway router, with the ports of its services
+	// that are reached from outside it.
+	SetNetwork(n network.Network, ports []flows.ServicePort)
+	DeleteNetwork(id int)
+	MarkComplete()                     // every network is set: others' flows are removed
 	Isolate(ctx context.Context) error // returns once nothing passes between networks on the bridge
 }
 
@@ -106,6 +112,7 @@ type Agent struct {
 	firstSync *firstSync
 	node      *nodeReconciler
 	networks  *networkReconciler
+	gateways  *gatewayReconciler
 	ports     *portReconciler
 	hosts     *hostReconciler
 	reporter  *reporter
@@ -118,9 +125,14 @@ type Agent struct {
 
 // New makes an agent; Run runs it, and Watch fills its cache.
 func New(p Parts) *Agent {
-	first := newFirstSync(p.Cache, p.Log)
+	first := newFirstSync(p.Cache, p.Log, func() {
+		if p.Flows != nil {
+			p.Flows.MarkComplete()
+		}
+	})
 	node := &nodeReconciler{config: p.Config, cache: p.Cache, queue: p.Queue, ovs: p.OVS, flows: p.Flows, api: p.API, log: p.Log}
-	networks := &networkReconciler{config: p.Config, cache: p.Cache, queue: p.Queue, kernel: p.Kernel, node: node, log: p.Log, last: map[int]networkResult{}}
+	networks := &networkReconciler{config: p.Config, cache: p.Cache, queue: p.Queue, kernel: p.Kernel, flows: p.Flows, node: node, log: p.Log, last: map[int]networkResult{}}
+	gateways := &gatewayReconciler{config: p.Config, cache: p.Cache, flows: p.Flows, node: node}
 	ports := &portReconciler{config: p.Config, cache: p.Cache, ovs: p.OVS, node: node, networks: networks}
 	doors := &doorReader{facts: doorFacts{p.Config, p.Cache}, kernel: p.Kernel, ovs: p.OVS, hostNet: p.HostNet, connecting: map[string]podDoor{}}
 	hosts := newHostReconciler(p, node, doors)
@@ -131,7 +143,7 @@ func New(p Parts) *Agent {
 	metrics, registry := newReconcileMetrics(), process.NewRegistry()
 	registry.MustRegister(metrics.seconds, metrics.errors, collector{states})
 	return &Agent{config: p.Config, cache: p.Cache, queue: p.Queue, failures: p.Failures, firstSync: first,
-		node: node, networks: networks, ports: ports, hosts: hosts, reporter: reporter,
+		node: node, networks: networks, gateways: gateways, ports: ports, hosts: hosts, reporter: reporter,
 		refusals: refusalReporter{cache: p.Cache, hostNet: p.HostNet, api: p.API, log: p.Log},
 		states:   states, metrics: metrics, registry: registry, log: p.Log}
 }
@@ -187,9 +199,9 @@ func (a *Agent) start() {
 	for _, nad := range a.cache.MarkSynced() {
 		a.log.Warn("NetworkAttachmentDefinition is refused", "nad", nad.Key(), "network", nad.Network.Name, "error", nad.Err)
 	}
-	keys := []key{{kindNetwork, network.DefaultID}, {kind: kindPorts}, {kind: kindHosts}, {kind: kindNode}}
+	keys := []key{{kindNetwork, network.DefaultID}, {kindGateway, network.DefaultID}, {kind: kindPorts}, {kind: kindHosts}, {kind: kindNode}}
 	for _, n := range a.cache.Networks() {
-		keys = append(keys, key{kindNetwork, n.ID})
+		keys = append(keys, key{kindNetwork, n.ID}, key{kindGateway, n.ID})
 	}
 	a.firstSync.start(keys)
 	a.queue.synced.Store(true)
@@ -218,6 +230,8 @@ func (a *Agent) reconcileKind(ctx context.Context, k key) error {
 	switch k.kind {
 	case kindNetwork:
 		return a.networks.reconcile(ctx, k.id)
+	case kindGateway:
+		return a.gateways.reconcile(k.id)
 	case kindPorts:
 		return a.ports.reconcile(ctx)
 	case kindHosts:
@@ -225,6 +239,7 @@ func (a *Agent) reconcileKind(ctx context.Context, k key) error {
 	case kindNode:
 		return a.node.reconcile(ctx)
 	default:
+		a.gateways.reconcileAll(a.queue)
 		return a.networks.reconcileAll(ctx)
 	}
 }

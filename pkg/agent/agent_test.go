@@ -20,7 +20,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"bulkhead/pkg/network"
+	"bulkhead/pkg/ovs/flows"
 )
 
 func TestNetworkCreatedAndDeleted(t *testing.T) {
@@ -245,10 +249,12 @@ func TestServe(t *testing.T) {
 	}
 }
 
-// fakeFlows records what SetNode was last called with.
+// fakeFlows records what it was last called with.
 type fakeFlows struct {
 	mu        sync.Mutex
 	localnets []string
+	networks  map[int][]flows.ServicePort
+	complete  bool
 }
 
 func (f *fakeFlows) SetNode(_ network.Node, localnets []network.Network) {
@@ -261,6 +267,34 @@ func (f *fakeFlows) SetNode(_ network.Node, localnets []network.Network) {
 }
 
 func (f *fakeFlows) Isolate(context.Context) error { return nil }
+
+func (f *fakeFlows) SetNetwork(n network.Network, ports []flows.ServicePort) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.networks == nil {
+		f.networks = map[int][]flows.ServicePort{}
+	}
+	f.networks[n.ID] = append([]flows.ServicePort{}, ports...)
+}
+
+// ports are the network's ports; nil if it is not set.
+func (f *fakeFlows) ports(id int) []flows.ServicePort {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.networks[id]
+}
+
+func (f *fakeFlows) DeleteNetwork(id int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.networks, id)
+}
+
+func (f *fakeFlows) MarkComplete() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.complete = true
+}
 
 func (f *fakeFlows) has(names ...string) bool {
 	f.mu.Lock()
@@ -287,5 +321,29 @@ func TestLocalnets(t *testing.T) {
 		eventually(t, "no network", func() bool { return flows.has() })
 		f.setNAD(localnet)
 		eventually(t, "the network again", func() bool { return flows.has("quay_net") })
+	})
+}
+
+// TestGateways: the external bridge's flows follow networks and their services. No service
+// gets one of the node's addresses, or one of the cluster's.
+func TestGateways(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		fake := &fakeFlows{}
+		f := newFakeNode(t, func(p *Parts) { p.Flows = fake })
+		f.agent.start()
+		f.setNodeID(3)
+		f.setNAD(nad(f.agent.config, "shop", "net", 4))
+		f.events().changeNamespace("shop", Namespace{Labelled: true})
+		own := f.agent.node.Node().Addresses[0].Addr().String()
+		service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}, Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer,
+			ClusterIPs: []string{"10.96.0.9"}, ExternalIPs: []string{own, "10.96.0.10"}, Ports: []corev1.ServicePort{{Port: 80}}}}
+		service.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.7"}}
+		f.events().setService(service)
+		want := []flows.ServicePort{{Addr: netip.MustParseAddr("203.0.113.7"), Protocol: "tcp", Port: 80}}
+		eventually(t, "the service's address", func() bool { return slices.Equal(fake.ports(4), want) })
+		f.events().deleteService("shop/web")
+		eventually(t, "no address", func() bool { return fake.ports(4) != nil && len(fake.ports(4)) == 0 })
+		f.events().enqueueNAD(f.agent.cache.DeleteNAD("shop/net"))
+		eventually(t, "no network", func() bool { return fake.ports(4) == nil })
 	})
 }

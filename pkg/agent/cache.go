@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 
-	"bulkhead/pkg/firewall"
 	"bulkhead/pkg/hostnet"
 	"bulkhead/pkg/network"
 )
@@ -29,8 +28,8 @@ type Cache struct {
 	namespaces  map[string]Namespace               // those with a relevant label
 	pods        map[string]Pod                     // of this node, by namespace/name
 	podsByNS    map[string]map[string]struct{}     // namespace → keys of pods
-	services    map[string][]firewall.Port         // ports of services that all networks reach, by namespace/name
-	removing    map[int]bool                       // deleted networks whose kernel state remains
+	services    serviceIndex
+	removing    map[int]bool // deleted networks whose kernel state remains
 	nodeID      int
 	annotations map[string]string // of this Node
 }
@@ -69,7 +68,7 @@ func (p Pod) lockedAddresses() []netip.Prefix {
 func NewCache() *Cache {
 	return &Cache{
 		nads: network.NewNADIndex(), foreign: map[string]struct{}{}, ids: map[string]int{}, networks: map[int]map[string]network.Network{}, localnets: map[string]network.Network{},
-		namespaces: map[string]Namespace{}, pods: map[string]Pod{}, podsByNS: map[string]map[string]struct{}{}, removing: map[int]bool{}, services: map[string][]firewall.Port{},
+		namespaces: map[string]Namespace{}, pods: map[string]Pod{}, podsByNS: map[string]map[string]struct{}{}, removing: map[int]bool{}, services: newServiceIndex(),
 	}
 }
 
@@ -177,9 +176,9 @@ func (c *Cache) deleteNetwork(id int, name string) {
 	}
 }
 
-// SetNamespace stores a namespace and returns whether it changed for pods of
-// this node.
-func (c *Cache) SetNamespace(name string, n Namespace) (podsAffected bool) {
+// SetNamespace stores a namespace. It returns whether it changed for pods of this node, and
+// for services that are reached from outside their network.
+func (c *Cache) SetNamespace(name string, n Namespace) (podsAffected, servicesAffected bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	changed := c.namespaces[name] != n
@@ -188,7 +187,7 @@ func (c *Cache) SetNamespace(name string, n Namespace) (podsAffected bool) {
 	} else {
 		delete(c.namespaces, name)
 	}
-	return changed && len(c.podsByNS[name]) > 0
+	return changed && len(c.podsByNS[name]) > 0, changed && len(c.services.byNamespace[name]) > 0
 }
 
 // SetPod stores a pod of this node and returns whether it changed for the host

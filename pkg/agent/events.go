@@ -36,9 +36,7 @@ func (h eventHandlers) run(ctx context.Context, i *Informers) error {
 		{SharedIndexInformer: i.namespaces, Transform: trimObject, OnChange: onChange(h.setNamespace), OnDelete: onDelete(h.deleteNamespace)},
 		{SharedIndexInformer: i.node, Transform: trimObject, OnChange: onChange(h.setNode)},
 		{SharedIndexInformer: i.pods, Transform: trimPod, OnChange: onChange(h.setPod), OnDelete: onDelete(h.deletePod)},
-	}
-	for _, s := range i.services {
-		list = append(list, process.Informer{SharedIndexInformer: s, Transform: trimService, OnChange: onChange(h.setService), OnDelete: onDelete(h.deleteService)})
+		{SharedIndexInformer: i.services, Transform: trimService, OnChange: onChange(h.setService), OnDelete: onDelete(h.deleteService)},
 	}
 	return process.RunInformers(ctx, list...)
 }
@@ -98,16 +96,19 @@ func (h eventHandlers) enqueueNAD(c NADChange) {
 
 func (h eventHandlers) setNamespace(o *metav1.PartialObjectMetadata) {
 	_, labelled := o.Labels[network.LabelPrimaryUDN]
-	podsAffected := h.cache.SetNamespace(o.Name, Namespace{Labelled: labelled, Trusted: o.Labels[hostnet.TrustLabel] == hostnet.TrustValue})
+	h.changeNamespace(o.Name, Namespace{Labelled: labelled, Trusted: o.Labels[hostnet.TrustLabel] == hostnet.TrustValue})
 	h.networksChanged()
+}
+
+func (h eventHandlers) deleteNamespace(name string) { h.changeNamespace(name, Namespace{}) }
+
+func (h eventHandlers) changeNamespace(name string, n Namespace) {
+	podsAffected, servicesAffected := h.cache.SetNamespace(name, n)
 	if podsAffected {
 		h.queue.EnqueueHosts()
 	}
-}
-
-func (h eventHandlers) deleteNamespace(name string) {
-	if h.cache.SetNamespace(name, Namespace{}) {
-		h.queue.EnqueueHosts()
+	if servicesAffected {
+		h.queue.EnqueueGateways(network.DefaultID) // a primary network's NAD comes later
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 type firstSync struct {
 	cache *Cache
 	log   *slog.Logger
+	then  func() // called once when complete
 
 	mu      sync.Mutex
 	started bool
@@ -21,8 +22,8 @@ type firstSync struct {
 	done    chan struct{} // closed when complete
 }
 
-func newFirstSync(cache *Cache, log *slog.Logger) *firstSync {
-	return &firstSync{cache: cache, log: log, done: make(chan struct{})}
+func newFirstSync(cache *Cache, log *slog.Logger, then func()) *firstSync {
+	return &firstSync{cache: cache, log: log, then: then, done: make(chan struct{})}
 }
 
 // start sets the keys to wait for.
@@ -46,6 +47,7 @@ func (f *firstSync) reconciled(k key) {
 	delete(f.pending, k)
 	if len(f.pending) == 0 {
 		f.log.Info("first sync complete")
+		f.then()
 		close(f.done)
 	}
 }

@@ -131,12 +131,16 @@ func (r *hostReconciler) lock(ctx context.Context, p Pod) error {
 func (r *hostReconciler) firewallInputs(locked []hostnet.LockedAddr) firewall.Inputs {
 	in := firewall.Inputs{Locked: make([]netip.Addr, 0, len(locked)), Networks: r.cache.Networks(), DefaultPort: r.config.DefaultNetwork.ManagementPort(),
 		Mode: r.config.OVS.GatewayMode, TunnelPort: network.TunnelPort, Bridge: r.config.OVS.ExternalBridge,
-		Services: r.cache.Services(), Masquerade: r.config.Plan.Masquerade, ServiceCIDRs: r.config.Plan.ServiceCIDRs}
+		Services: r.cache.AllowedServices(r.config.AllowedServices), Masquerade: r.config.Plan.Masquerade, ServiceCIDRs: r.config.Plan.ServiceCIDRs}
 	for _, l := range locked {
 		in.Locked = append(in.Locked, l.Addr)
 		for _, p := range l.Open {
 			in.Open = append(in.Open, firewall.Port{Addr: l.Addr, Protocol: p.Protocol, Port: p.Port})
 		}
+	}
+	in.NodePorts = r.cache.NodePorts(r.config.Plan, r.config.DefaultNetwork)
+	for _, p := range r.node.Node().Addresses {
+		in.Node = append(in.Node, p.Addr())
 	}
 	if r.podRoots != nil {
 		in.PodRoots = r.podRoots()

@@ -4,7 +4,6 @@ package agent
 
 import (
 	"fmt"
-	"strings"
 
 	nadinformers "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/client/informers/externalversions"
 	corev1 "k8s.io/api/core/v1"
@@ -21,35 +20,29 @@ import (
 )
 
 // Informers are the agent's informers: all NADs, the metadata of namespaces,
-// this Node and its pods, and the services that all networks reach.
+// this Node and its pods, and all services.
 type Informers struct {
-	nads, namespaces, node, pods cache.SharedIndexInformer
-	services                     []cache.SharedIndexInformer // one per service
+	nads, namespaces, node, pods, services cache.SharedIndexInformer
 }
 
-// NewInformers makes informers for the node of that name and for services, given by
-// namespace/name. Agent.Watch runs them.
-func NewInformers(clients *kube.Clients, node string, services []string) (*Informers, error) {
+// NewInformers makes informers for the node of that name. Agent.Watch runs them.
+func NewInformers(clients *kube.Clients, node string) (*Informers, error) {
 	meta, err := metadata.NewForConfig(metadata.ConfigFor(clients.REST))
 	if err != nil {
 		return nil, fmt.Errorf("make metadata client: %w", err)
 	}
-	selected := func(namespace, field, value string) informers.SharedInformerFactory {
-		return informers.NewSharedInformerFactoryWithOptions(clients.Kube, 0, informers.WithNamespace(namespace), informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+	selected := func(field, value string) informers.SharedInformerFactory {
+		return informers.NewSharedInformerFactoryWithOptions(clients.Kube, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
 			o.FieldSelector = fields.OneTermEqualSelector(field, value).String()
 		}))
 	}
-	i := &Informers{
+	return &Informers{
 		nads:       nadinformers.NewSharedInformerFactory(clients.NAD, 0).K8sCniCncfIo().V1().NetworkAttachmentDefinitions().Informer(),
 		namespaces: metadatainformer.NewSharedInformerFactory(meta, 0).ForResource(corev1.SchemeGroupVersion.WithResource("namespaces")).Informer(),
-		node:       selected("", "metadata.name", node).Core().V1().Nodes().Informer(),
-		pods:       selected("", "spec.nodeName", node).Core().V1().Pods().Informer(),
-	}
-	for _, s := range services {
-		namespace, name, _ := strings.Cut(s, "/")
-		i.services = append(i.services, selected(namespace, "metadata.name", name).Core().V1().Services().Informer())
-	}
-	return i, nil
+		node:       selected("metadata.name", node).Core().V1().Nodes().Informer(),
+		pods:       selected("spec.nodeName", node).Core().V1().Pods().Informer(),
+		services:   informers.NewSharedInformerFactory(clients.Kube, 0).Core().V1().Services().Informer(),
+	}, nil
 }
 
 // Pods is the informer of this node's pods, trimmed to what the agent reads.

@@ -24,6 +24,7 @@ type networkReconciler struct {
 	cache  *Cache
 	queue  *Queue
 	kernel Kernel
+	flows  Flows // nil: the external bridge is not managed
 	node   *nodeReconciler
 	log    *slog.Logger
 
@@ -109,9 +110,12 @@ func (r *networkReconciler) reconcile(ctx context.Context, id int) error {
 	return nil
 }
 
-// remove removes a network: first its kernel state, then its management port
+// remove removes a network: first its flows and its kernel state, then its management port
 // and the eBPF programs' rows.
 func (r *networkReconciler) remove(ctx context.Context, id int, node network.Node) error {
+	if r.flows != nil {
+		r.flows.DeleteNetwork(id)
+	}
 	result, err := vrf.Remove(ctx, r.kernel, id, node, r.config.Plan)
 	r.mu.Lock()
 	name := r.last[id].network.Name

@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"bulkhead/pkg/network"
 	"bulkhead/pkg/process"
 )
 
@@ -15,6 +16,7 @@ type kind int
 
 const (
 	kindNetwork kind = iota // VRF, routes and rules of the network with the key's id
+	kindGateway             // the external bridge's flows of the network with the key's id
 	kindPorts               // management ports of all networks
 	kindHosts               // eBPF and nft: host-network processes and kubelet
 	kindNode                // chassis, facts, annotations
@@ -31,6 +33,8 @@ func (k key) String() string {
 	switch k.kind {
 	case kindNetwork:
 		return fmt.Sprintf("network id %d", k.id)
+	case kindGateway:
+		return fmt.Sprintf("external bridge, network id %d", k.id)
 	case kindPorts:
 		return "management ports"
 	case kindHosts:
@@ -66,7 +70,18 @@ func (q *Queue) EnqueueNetworks(ids ...int) {
 	for _, id := range ids {
 		q.keys.Add(key{kindNetwork, id})
 	}
+	q.EnqueueGateways(append(ids, network.DefaultID)...) // services may have left the default network
 	q.enqueueBatched(kindPorts, kindHosts)
+}
+
+// EnqueueGateways enqueues what the external bridge has of networks.
+func (q *Queue) EnqueueGateways(ids ...int) {
+	if !q.synced.Load() {
+		return
+	}
+	for _, id := range ids {
+		q.keys.AddAfter(key{kindGateway, id}, batchDelay)
+	}
 }
 
 // enqueueNetworkBatched enqueues a network whose kernel state changed. The agent's own

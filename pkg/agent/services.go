@@ -4,76 +4,281 @@ package agent
 
 import (
 	"cmp"
+	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"bulkhead/pkg/firewall"
 	"bulkhead/pkg/kube"
+	"bulkhead/pkg/network"
+	"bulkhead/pkg/ovs/flows"
 )
 
-// trimService keeps what servicePorts reads.
+// service is what the agent reads of a Service.
+type service struct {
+	namespace string
+	created   time.Time
+	cluster   []firewall.Port // at its cluster IPs
+	// exposed are its ports that are reached from outside its network.
+	exposed []flows.ServicePort
+}
+
+// trimService keeps what parseService reads.
 func trimService(obj any) (any, error) {
 	s, ok := obj.(*corev1.Service)
 	if !ok {
 		return obj, nil
 	}
 	return &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Name: s.Name, Namespace: s.Namespace, UID: s.UID, ResourceVersion: s.ResourceVersion},
-		Spec:       corev1.ServiceSpec{Type: s.Spec.Type, ClusterIPs: s.Spec.ClusterIPs, Ports: s.Spec.Ports},
+		ObjectMeta: metav1.ObjectMeta{Name: s.Name, Namespace: s.Namespace, UID: s.UID, ResourceVersion: s.ResourceVersion, CreationTimestamp: s.CreationTimestamp},
+		Spec:       corev1.ServiceSpec{Type: s.Spec.Type, ClusterIPs: s.Spec.ClusterIPs, ExternalIPs: s.Spec.ExternalIPs, Ports: s.Spec.Ports},
+		Status:     corev1.ServiceStatus{LoadBalancer: s.Status.LoadBalancer},
 	}, nil
 }
 
-// servicePorts returns the service's cluster IPs with each of its ports.
-func servicePorts(s *corev1.Service) []firewall.Port {
-	var out []firewall.Port
-	for _, a := range kube.ClusterIPs(s) {
-		for _, p := range s.Spec.Ports {
-			out = append(out, firewall.Port{Addr: a, Protocol: strings.ToLower(string(cmp.Or(p.Protocol, corev1.ProtocolTCP))), Port: uint16(p.Port)})
+func parseService(s *corev1.Service) service {
+	out := service{namespace: s.Namespace, created: s.CreationTimestamp.Time}
+	if len(kube.ClusterIPs(s)) == 0 {
+		return out
+	}
+	balancers := kube.LoadBalancerIPs(s)
+	for _, p := range s.Spec.Ports {
+		protocol := strings.ToLower(string(cmp.Or(p.Protocol, corev1.ProtocolTCP)))
+		for _, a := range kube.ClusterIPs(s) {
+			out.cluster = append(out.cluster, firewall.Port{Addr: a, Protocol: protocol, Port: uint16(p.Port)})
+		}
+		if p.NodePort != 0 {
+			out.exposed = append(out.exposed, flows.ServicePort{Protocol: protocol, Port: uint16(p.NodePort)})
+		}
+		for _, a := range balancers {
+			out.exposed = append(out.exposed, flows.ServicePort{Addr: a, Protocol: protocol, Port: uint16(p.Port)})
+		}
+		for _, a := range kube.ParseAddrs(s.Spec.ExternalIPs) {
+			if !slices.Contains(balancers, a) {
+				out.exposed = append(out.exposed, flows.ServicePort{Addr: a, Protocol: protocol, Port: uint16(p.Port), Claimed: true})
+			}
 		}
 	}
 	return out
 }
 
-// SetService stores the ports of a service, none of a deleted one, and returns whether
-// they changed.
-func (c *Cache) SetService(key string, ports []firewall.Port) (changed bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	changed = !slices.Equal(c.services[key], ports)
-	if len(ports) > 0 {
-		c.services[key] = ports
-	} else {
-		delete(c.services, key)
-	}
-	return changed
+// external is an address and port outside the cluster that a service has.
+type external struct {
+	addr     netip.Addr
+	protocol string
+	port     uint16
 }
 
-// Services returns the ports of all services in namespaces of the cluster default
-// network.
-func (c *Cache) Services() []firewall.Port {
+// serviceIndex holds the cluster's services.
+type serviceIndex struct {
+	byKey       map[string]service
+	byNamespace map[string]map[string]struct{} // keys of those with exposed ports
+	byExternal  map[external]map[string]struct{}
+}
+
+func newServiceIndex() serviceIndex {
+	return serviceIndex{map[string]service{}, map[string]map[string]struct{}{}, map[external]map[string]struct{}{}}
+}
+
+// set stores a service, or removes it if it has no ports, and returns the namespaces of which
+// services' exposed ports may have changed.
+func (x serviceIndex) set(key string, s service) (namespaces []string) {
+	old := x.byKey[key]
+	exposedChanged := !slices.Equal(old.exposed, s.exposed) || !old.created.Equal(s.created)
+	if exposedChanged {
+		namespaces = append(namespaces, x.unindex(key, old)...)
+	}
+	if delete(x.byKey, key); len(s.cluster) > 0 {
+		x.byKey[key] = s
+	}
+	if exposedChanged {
+		namespaces = append(namespaces, x.index(key, s)...)
+	}
+	slices.Sort(namespaces)
+	return slices.Compact(namespaces)
+}
+
+func (x serviceIndex) index(key string, s service) (namespaces []string) {
+	if len(s.exposed) == 0 {
+		return nil
+	}
+	addTo(x.byNamespace, s.namespace, key)
+	namespaces = []string{s.namespace}
+	for _, p := range s.exposed {
+		if p.Addr.IsValid() {
+			e := external{p.Addr, p.Protocol, p.Port}
+			addTo(x.byExternal, e, key)
+			namespaces = append(namespaces, x.namespacesOf(e)...)
+		}
+	}
+	return namespaces
+}
+
+func (x serviceIndex) unindex(key string, s service) (namespaces []string) {
+	if len(s.exposed) == 0 {
+		return nil
+	}
+	removeFrom(x.byNamespace, s.namespace, key)
+	namespaces = []string{s.namespace}
+	for _, p := range s.exposed {
+		if p.Addr.IsValid() {
+			e := external{p.Addr, p.Protocol, p.Port}
+			namespaces = append(namespaces, x.namespacesOf(e)...)
+			removeFrom(x.byExternal, e, key)
+		}
+	}
+	return namespaces
+}
+
+func (x serviceIndex) namespacesOf(e external) (out []string) {
+	for key := range x.byExternal[e] {
+		namespace, _, _ := strings.Cut(key, "/")
+		out = append(out, namespace)
+	}
+	return out
+}
+
+// owns reports whether of the services with an external address and port the one with that
+// key is the oldest.
+func (x serviceIndex) owns(key string, e external) bool {
+	s := x.byKey[key]
+	for other := range x.byExternal[e] {
+		if o := x.byKey[other]; o.created.Before(s.created) || o.created.Equal(s.created) && other < key {
+			return false
+		}
+	}
+	return true
+}
+
+func addTo[K comparable](m map[K]map[string]struct{}, k K, key string) {
+	if m[k] == nil {
+		m[k] = map[string]struct{}{}
+	}
+	m[k][key] = struct{}{}
+}
+
+func removeFrom[K comparable](m map[K]map[string]struct{}, k K, key string) {
+	if delete(m[k], key); len(m[k]) == 0 {
+		delete(m, k)
+	}
+}
+
+// SetService stores a service, or removes one without ports. It returns the ids of the
+// networks whose exposed ports may have changed, and whether cluster IPs have.
+func (c *Cache) SetService(key string, s service) (networks []int, clusterChanged bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	clusterChanged = !slices.Equal(c.services.byKey[key].cluster, s.cluster)
+	for _, namespace := range c.services.set(key, s) {
+		networks = append(networks, c.networksOfServices(namespace)...)
+	}
+	slices.Sort(networks)
+	return slices.Compact(networks), clusterChanged
+}
+
+// networksOfServices returns the network of a namespace's services, if it is known.
+func (c *Cache) networksOfServices(namespace string) []int {
+	id := c.primaryID(namespace)
+	if id == network.DefaultID && c.namespaces[namespace].Labelled {
+		return nil
+	}
+	return []int{id}
+}
+
+// AllowedServices returns the ports of those services that are in namespaces of the cluster
+// default network.
+func (c *Cache) AllowedServices(keys []string) []firewall.Port {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var out []firewall.Port
-	for key, ports := range c.services {
-		namespace, _, _ := strings.Cut(key, "/")
-		if !c.namespaces[namespace].Labelled {
-			out = append(out, ports...)
+	for _, key := range keys {
+		if s := c.services.byKey[key]; !c.namespaces[s.namespace].Labelled {
+			out = append(out, s.cluster...)
+		}
+	}
+	return out
+}
+
+// ExposedPorts returns the ports of a network's services that are reached from outside it.
+// Of services with the same external address and port the oldest has it, in whatever network.
+func (c *Cache) ExposedPorts(id int) []flows.ServicePort {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var namespaces []string
+	n, ok := c.networkByID(id)
+	switch {
+	case id == network.DefaultID:
+		for namespace := range c.services.byNamespace {
+			namespaces = append(namespaces, namespace)
+		}
+	case ok:
+		namespaces = c.nads.Namespaces(n.Name)
+	}
+	var out []flows.ServicePort
+	for _, namespace := range namespaces {
+		if !slices.Contains(c.networksOfServices(namespace), id) {
+			continue
+		}
+		for key := range c.services.byNamespace[namespace] {
+			for _, p := range c.services.byKey[key].exposed {
+				if !p.Addr.IsValid() || c.services.owns(key, external{p.Addr, p.Protocol, p.Port}) {
+					out = append(out, p)
+				}
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b flows.ServicePort) int {
+		return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
+	})
+	return slices.Compact(out)
+}
+
+// NodePorts returns the node ports of all networks' services, each with the masquerade
+// addresses of its network's gateway router.
+func (c *Cache) NodePorts(plan network.Plan, defaultNetwork network.Network) []firewall.NodePort {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var out []firewall.NodePort
+	for namespace, keys := range c.services.byNamespace {
+		for _, id := range c.networksOfServices(namespace) {
+			n, ok := c.networkByID(id)
+			if id == network.DefaultID {
+				n, ok = defaultNetwork, true
+			}
+			if !ok {
+				continue
+			}
+			v4, v6 := n.Families()
+			routers := network.FilterFamilies(plan.MasqueradeGateway(n), v4, v6)
+			for key := range keys {
+				for _, p := range c.services.byKey[key].exposed {
+					for _, router := range routers {
+						if !p.Addr.IsValid() {
+							out = append(out, firewall.NodePort{Protocol: p.Protocol, Port: p.Port, Router: router.Addr()})
+						}
+					}
+				}
+			}
 		}
 	}
 	return out
 }
 
 func (h eventHandlers) setService(s *corev1.Service) {
-	if h.cache.SetService(s.Namespace+"/"+s.Name, servicePorts(s)) {
-		h.queue.EnqueueHosts()
-	}
+	h.enqueueService(h.cache.SetService(s.Namespace+"/"+s.Name, parseService(s)))
 }
 
 func (h eventHandlers) deleteService(key string) {
-	if h.cache.SetService(key, nil) {
+	h.enqueueService(h.cache.SetService(key, service{}))
+}
+
+func (h eventHandlers) enqueueService(networks []int, clusterChanged bool) {
+	h.queue.EnqueueGateways(networks...)
+	if clusterChanged || len(networks) > 0 {
 		h.queue.EnqueueHosts()
 	}
 }

@@ -5,42 +5,52 @@ package agent
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"bulkhead/pkg/network"
 )
 
-func TestServices(t *testing.T) {
-	service := func(namespace string, ips []string, ports ...corev1.ServicePort) *corev1.Service {
-		s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "s", Labels: map[string]string{"a": "b"}}, Spec: corev1.ServiceSpec{ClusterIPs: ips, Ports: ports}}
-		trimmed, err := trimService(s)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return trimmed.(*corev1.Service)
+// parsed returns a service as the informer's events store it.
+func parsed(t *testing.T, s *corev1.Service) service {
+	t.Helper()
+	trimmed, err := trimService(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return parseService(trimmed.(*corev1.Service))
+}
+
+func TestAllowedServices(t *testing.T) {
+	object := func(namespace string, ips []string, ports ...corev1.ServicePort) service {
+		return parsed(t, &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "s", Labels: map[string]string{"a": "b"}}, Spec: corev1.ServiceSpec{ClusterIPs: ips, Ports: ports}})
 	}
 	dns := []corev1.ServicePort{{Protocol: corev1.ProtocolUDP, Port: 53}, {Port: 53}}
 	c := NewCache()
 	c.SetNamespace("tenant", Namespace{Labelled: true})
 	for _, s := range []struct {
 		key     string
-		service *corev1.Service
+		service service
 		changed bool
 	}{
-		{"kube-system/s", service("kube-system", []string{"10.96.0.10", "fd10:96::a"}, dns...), true},
-		{"kube-system/s", service("kube-system", []string{"10.96.0.10", "fd10:96::a"}, dns...), false},
-		{"default/s", service("default", []string{"None"}, dns...), false},
-		{"tenant/s", service("tenant", []string{"10.96.0.20"}, dns...), true},
+		{"kube-system/s", object("kube-system", []string{"10.96.0.10", "fd10:96::a"}, dns...), true},
+		{"kube-system/s", object("kube-system", []string{"10.96.0.10", "fd10:96::a"}, dns...), false},
+		{"default/s", object("default", []string{"None"}, dns...), false},
+		{"tenant/s", object("tenant", []string{"10.96.0.20"}, dns...), true},
+		{"default/other", object("default", []string{"10.96.0.30"}, dns...), true},
 	} {
-		if got := c.SetService(s.key, servicePorts(s.service)); got != s.changed {
-			t.Errorf("%s: changed %t", s.key, got)
+		if networks, got := c.SetService(s.key, s.service); got != s.changed || len(networks) > 0 {
+			t.Errorf("%s: cluster IPs changed %t, networks %v", s.key, got, networks)
 		}
 	}
 	expect := func(want ...string) {
 		t.Helper()
 		var got []string
-		for _, s := range c.Services() {
+		for _, s := range c.AllowedServices([]string{"default/s", "kube-system/s", "missing/s", "tenant/s"}) {
 			got = append(got, fmt.Sprint(s.Addr, " ", s.Protocol, " ", s.Port))
 		}
 		if slices.Sort(got); !slices.Equal(got, want) {
@@ -49,8 +59,93 @@ func TestServices(t *testing.T) {
 	}
 	// A tenant's own service is not led to, whatever the configuration lists.
 	expect("10.96.0.10 tcp 53", "10.96.0.10 udp 53", "fd10:96::a tcp 53", "fd10:96::a udp 53")
-	if !c.SetService("kube-system/s", nil) || c.SetService("kube-system/s", nil) {
-		t.Error("a deleted service")
+	if _, changed := c.SetService("kube-system/s", service{}); !changed {
+		t.Error("a deleted service changes nothing")
+	}
+	if _, changed := c.SetService("kube-system/s", service{}); changed {
+		t.Error("a service that is gone is deleted again")
 	}
 	expect()
+}
+
+// TestExposedPorts: which ports of services are reached from outside which network, as
+// services, namespaces and networks come and go in any order.
+func TestExposedPorts(t *testing.T) {
+	c, cfg := NewCache(), testConfig(t)
+	expect := func(when string, id int, want ...string) {
+		t.Helper()
+		var got []string
+		for _, p := range c.ExposedPorts(id) {
+			text := fmt.Sprintf("%s %d", p.Protocol, p.Port)
+			if p.Addr.IsValid() {
+				text += " " + p.Addr.String()
+			}
+			if p.Claimed {
+				text += " claimed"
+			}
+			got = append(got, text)
+		}
+		if slices.Sort(got); !slices.Equal(got, want) {
+			t.Errorf("%s: network %d has %q, want %q", when, id, got, want)
+		}
+	}
+	set := func(key string, age time.Duration, edit func(*corev1.Service), want ...int) {
+		t.Helper()
+		namespace, name, _ := strings.Cut(key, "/")
+		s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, CreationTimestamp: metav1.NewTime(time.Unix(1e9, 0).Add(-age))},
+			Spec: corev1.ServiceSpec{ClusterIPs: []string{"10.96.0.9"}, Ports: []corev1.ServicePort{{Port: 80}}}}
+		edit(s)
+		if got, _ := c.SetService(key, parsed(t, s)); !slices.Equal(got, want) {
+			t.Errorf("%s changes networks %v, want %v", key, got, want)
+		}
+	}
+	nodePort := func(port int32) func(*corev1.Service) {
+		return func(s *corev1.Service) { s.Spec.Ports[0].NodePort = port }
+	}
+	balancer := func(ip string) func(*corev1.Service) {
+		return func(s *corev1.Service) {
+			s.Spec.Type, s.Status.LoadBalancer.Ingress = corev1.ServiceTypeLoadBalancer, []corev1.LoadBalancerIngress{{IP: ip}}
+			s.Spec.ExternalIPs = []string{ip, "203.0.113.9"}
+		}
+	}
+	// The service's namespace is not known yet: it may be the default network's.
+	set("red/web", time.Hour, nodePort(30080), network.DefaultID)
+	expect("before the namespace", network.DefaultID, "tcp 30080")
+	if _, services := c.SetNamespace("red", Namespace{Labelled: true}); !services {
+		t.Error("the namespace's label does not affect its service")
+	}
+	expect("before the NAD", network.DefaultID)
+	c.SetNAD(nad(cfg, "red", "net", 1))
+	expect("with the NAD", 1, "tcp 30080")
+	c.SetNamespace("blue", Namespace{Labelled: true})
+	c.SetNAD(nad(cfg, "blue", "net", 2))
+
+	// Two networks' services have one address: the older has it.
+	set("blue/lb", time.Minute, balancer("203.0.113.7"), 2)
+	expect("alone", 2, "tcp 80 203.0.113.7", "tcp 80 203.0.113.9 claimed")
+	set("red/lb", time.Hour, balancer("203.0.113.7"), 1, 2)
+	expect("the older", 1, "tcp 30080", "tcp 80 203.0.113.7", "tcp 80 203.0.113.9 claimed")
+	expect("the younger", 2)
+	set("red/lb", time.Hour, func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"203.0.113.9"} }, 1, 2)
+	expect("the older without it", 1, "tcp 30080", "tcp 80 203.0.113.9 claimed")
+	expect("the younger", 2, "tcp 80 203.0.113.7")
+	set("plain/a", time.Hour, balancer("203.0.113.8"), network.DefaultID, 1, 2)
+	expect("the same age: the first by name", network.DefaultID, "tcp 80 203.0.113.8", "tcp 80 203.0.113.9 claimed")
+	expect("the second by name", 1, "tcp 30080")
+
+	if got, _ := c.SetService("plain/a", service{}); !slices.Equal(got, []int{network.DefaultID, 1, 2}) {
+		t.Errorf("a deleted service changes networks %v", got)
+	}
+	expect("after the deletion", network.DefaultID)
+	expect("after the deletion", 1, "tcp 30080", "tcp 80 203.0.113.9 claimed")
+	var ports []string
+	for _, p := range c.NodePorts(cfg.Plan, cfg.DefaultNetwork) {
+		ports = append(ports, fmt.Sprint(p.Protocol, " ", p.Port, " ", p.Router))
+	}
+	if want := []string{"tcp 30080 169.254.0.11"}; !slices.Equal(ports, want) {
+		t.Errorf("node ports %v, want %v", ports, want)
+	}
+	c.DeleteNAD("red/net")
+	expect("without the NAD", 1)
+	expect("without the NAD", network.DefaultID)
 }

@@ -75,6 +75,17 @@ func (t *Target) Read(ctx context.Context) (State, error) {
 		}
 		slices.Sort(st.Sets[name])
 	}
+	for _, name := range objects["map"] {
+		st.Sets[name] = nil
+		elements, err := t.nft.ListElements(ctx, "map", name)
+		if err != nil {
+			return st, fmt.Errorf("list map %s: %w", name, err)
+		}
+		for _, e := range elements {
+			st.Sets[name] = append(st.Sets[name], element(name, e.Key)+" : "+element(name, e.Value))
+		}
+		slices.Sort(st.Sets[name])
+	}
 	for _, name := range objects["chain"] {
 		st.Chains = append(st.Chains, Chain{Name: name})
 	}
@@ -106,7 +117,7 @@ func element(set string, key []string) string {
 		if n, err := strconv.ParseUint(k, 0, 32); err == nil && set == SetOwn {
 			k = fmt.Sprintf("%#08x", n)
 		}
-		if name, ok := protocols[k]; ok && i == 1 && slices.Contains([]string{SetServices4, SetServices6, SetOpen4, SetOpen6}, set) {
+		if name, ok := protocols[k]; ok && i == protocolPart(set) {
 			k = name
 		}
 		if a, err := netip.ParseAddr(k); err == nil {
@@ -115,6 +126,17 @@ func element(set string, key []string) string {
 		parts[i] = k
 	}
 	return strings.Join(parts, " . ")
+}
+
+// protocolPart is the part of a set's elements that is a protocol; -1: none.
+func protocolPart(set string) int {
+	switch set {
+	case SetServices4, SetServices6, SetOpen4, SetOpen6:
+		return 1
+	case MapNodePorts4, MapNodePorts6:
+		return 0
+	}
+	return -1
 }
 
 // protocols are the names of a service's protocols by number (IANA).
@@ -136,6 +158,9 @@ func (t *Target) Apply(ctx context.Context, ops []Op) error {
 // portSet is the type of a set of addresses with protocol and port.
 func portSet(address string) string { return address + " . inet_proto . inet_service" }
 
+// priorityDNAT is that of dstnat, a name that nft does not know in every hook.
+const priorityDNAT = knftables.BaseChainPriority("-100")
+
 // addTo adds an operation to a transaction. knftables needs one call per
 // element, but nft gets all of them at once.
 func (o Op) addTo(tx *knftables.Transaction) {
@@ -150,12 +175,17 @@ func (o Op) addTo(tx *knftables.Transaction) {
 			SetServices4: portSet("ipv4_addr"), SetServices6: portSet("ipv6_addr"), SetOpen4: portSet("ipv4_addr"), SetOpen6: portSet("ipv6_addr")} {
 			tx.Add(&knftables.Set{Name: name, Type: typ})
 		}
+		tx.Add(&knftables.Map{Name: MapNodePorts4, Type: "inet_proto . inet_service : ipv4_addr"})
+		tx.Add(&knftables.Map{Name: MapNodePorts6, Type: "inet_proto . inet_service : ipv6_addr"})
 	case SetChain:
 		tx.Add(&knftables.Table{})
 		c := &knftables.Chain{Name: o.Chain.Name}
 		if o.Chain.Hook != "" {
 			c.Type, c.Hook = knftables.PtrTo(knftables.FilterType), knftables.PtrTo(knftables.BaseChainHook(o.Chain.Hook))
 			c.Priority = knftables.PtrTo(knftables.FilterPriority)
+			if o.Chain.NAT {
+				c.Type, c.Priority = knftables.PtrTo(knftables.NATType), knftables.PtrTo(priorityDNAT)
+			}
 		}
 		tx.Add(c)
 		tx.Flush(&knftables.Chain{Name: o.Chain.Name})
@@ -167,7 +197,11 @@ func (o Op) addTo(tx *knftables.Transaction) {
 		tx.Delete(&knftables.Chain{Name: o.Chain.Name})
 	case AddElements, DeleteElements:
 		for _, x := range o.Elements {
-			e := &knftables.Element{Set: o.Set, Key: strings.Split(x, " . ")}
+			key, value, isMap := strings.Cut(x, " : ")
+			e := &knftables.Element{Set: o.Set, Key: strings.Split(key, " . ")}
+			if isMap {
+				e.Set, e.Map, e.Value = "", o.Set, []string{value}
+			}
 			if o.Verb == AddElements {
 				tx.Add(e)
 			} else {

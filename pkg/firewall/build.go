@@ -20,6 +20,9 @@
 //     external bridge: only tenants' pods are led to services there;
 //   - to the overlay's port from a network or over loopback.
 //
+// It leads what local processes send to node ports, and in local gateway mode also what
+// comes from outside, to the gateway router of the service's network.
+//
 // No rule that accepts matches a packet's own mark: a sender with CAP_NET_RAW
 // can choose it for each packet. The rules match sockets' marks and cgroups.
 //
@@ -58,6 +61,10 @@ const (
 	SetOpen6     = "open6"
 	SetOpenICMP4 = "openicmp4"
 	SetOpenICMP6 = "openicmp6"
+	// MapNodePorts4 and MapNodePorts6 map protocol and node port to the masquerade address of
+	// the network's gateway router.
+	MapNodePorts4 = "nodeports4"
+	MapNodePorts6 = "nodeports6"
 
 	CounterProbeAllowed = "probe_allowed"
 	CounterProbeRefused = "probe_refused"
@@ -74,6 +81,8 @@ const (
 	chainForward  = "forward"
 	chainInput    = "input"
 	chainUnmark   = "unmark"
+	chainLocalNAT = "nat_output"
+	chainWireNAT  = "nat_prerouting"
 )
 
 // managementPorts matches every network's management port, including that of the
@@ -104,7 +113,17 @@ type Inputs struct {
 	Services []Port
 	// Masquerade and ServiceCIDRs are the cluster's ranges.
 	Masquerade, ServiceCIDRs []netip.Prefix
+	// Node are the node's addresses, at which NodePorts are reached.
+	Node      []netip.Addr
+	NodePorts []NodePort
 	Kubelet
+}
+
+// NodePort is a node port of a network's service.
+type NodePort struct {
+	Protocol string
+	Port     uint16
+	Router   netip.Addr // masquerade address of the network's gateway router
 }
 
 // Port is a port of an address, of a service or of a pod.
@@ -135,13 +154,14 @@ type Kubelet struct {
 type State struct {
 	Chains   []Chain
 	Counters []string
-	Sets     map[string][]string // elements in nft's format, parts joined by " . ", sorted
+	Sets     map[string][]string // elements in nft's format, parts joined by " . ", sorted; in maps with " : " and the value
 }
 
 // Chain is one chain. Hook is empty for a chain that other chains jump to.
 type Chain struct {
 	Name  string
 	Hook  string
+	NAT   bool // translates destinations; else it filters
 	Rules []Rule
 }
 
@@ -161,7 +181,14 @@ func Build(in Inputs) State {
 	st := State{
 		Counters: []string{CounterCrossNetwork, CounterForeign, CounterForwarded, CounterNotLocal, CounterProbeAllowed, CounterProbeRefused, CounterServices, CounterTunnel},
 		Sets: map[string][]string{SetLocked4: nil, SetLocked6: nil, SetOpen4: nil, SetOpen6: nil, SetOpenICMP4: nil, SetOpenICMP6: nil,
-			SetOwn: nil, SetServices4: nil, SetServices6: nil},
+			SetOwn: nil, SetServices4: nil, SetServices6: nil, MapNodePorts4: nil, MapNodePorts6: nil},
+	}
+	for _, p := range in.NodePorts {
+		set := MapNodePorts4
+		if p.Router.Is6() {
+			set = MapNodePorts6
+		}
+		st.Sets[set] = append(st.Sets[set], fmt.Sprintf("%s . %d : %s", p.Protocol, p.Port, p.Router))
 	}
 	for _, s := range in.Services {
 		set := SetServices4
@@ -206,11 +233,32 @@ func Build(in Inputs) State {
 		}, in.outOfNode())},
 		in.forwardChain(),
 		in.inputChain(),
+		{Name: chainLocalNAT, Hook: "output", NAT: true, Rules: in.toNodePorts()},
 		{Name: chainUnmark, Hook: "postrouting", Rules: []Rule{
 			rule("clear a network's mark", "oifname", managementPorts, fmt.Sprintf("meta mark %#x-%#x", network.PacketMark(1), network.PacketMark(network.MaxID)), "meta mark set 0x0"),
 		}},
 	}
+	if in.Mode == network.LocalGateway {
+		st.Chains = append(st.Chains, Chain{Name: chainWireNAT, Hook: "prerouting", NAT: true, Rules: in.toNodePorts()})
+	}
 	return st
+}
+
+// toNodePorts leads packets for node ports to the network's gateway router.
+func (in Inputs) toNodePorts() []Rule {
+	var rules []Rule
+	for _, f := range []struct{ ip, ports string }{{"ip", MapNodePorts4}, {"ip6", MapNodePorts6}} {
+		var own []string
+		for _, a := range in.Node {
+			if ipOf(netip.PrefixFrom(a, 0)) == f.ip {
+				own = append(own, a.String())
+			}
+		}
+		if slices.Sort(own); len(own) > 0 {
+			rules = append(rules, rule("node ports, "+f.ip, f.ip, "daddr {", strings.Join(own, ", "), "} dnat", f.ip, "to meta l4proto . th dport map @"+f.ports))
+		}
+	}
+	return rules
 }
 
 // lockedChain filters packets to locked addresses.

@@ -58,6 +58,12 @@ func Diff(want, have State) []Op {
 	}
 	slices.Sort(names)
 	for _, name := range names {
+		// A key of a map with another value is another element: first the old one goes.
+		if removed := difference(have.Sets[name], want.Sets[name]); len(removed) > 0 && isMap(name) {
+			ops = append(ops, Op{Verb: DeleteElements, Set: name, Elements: removed})
+		}
+	}
+	for _, name := range names {
 		if added := difference(want.Sets[name], have.Sets[name]); len(added) > 0 {
 			ops = append(ops, Op{Verb: AddElements, Set: name, Elements: added})
 		}
@@ -74,12 +80,14 @@ func Diff(want, have State) []Op {
 		}
 	}
 	for _, name := range names {
-		if removed := difference(have.Sets[name], want.Sets[name]); len(removed) > 0 {
+		if removed := difference(have.Sets[name], want.Sets[name]); len(removed) > 0 && !isMap(name) {
 			ops = append(ops, Op{Verb: DeleteElements, Set: name, Elements: removed})
 		}
 	}
 	return ops
 }
+
+func isMap(name string) bool { return name == MapNodePorts4 || name == MapNodePorts6 }
 
 func hasObjects(want, have State) bool {
 	for name := range want.Sets {

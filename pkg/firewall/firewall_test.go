@@ -67,6 +67,8 @@ func genInputs(t *rapid.T) Inputs {
 	in.Bridge = rapid.SampledFrom([]string{"", "br-ex"}).Draw(t, "bridge")
 	in.Services = rapid.SliceOf(rapid.SampledFrom(services)).Draw(t, "services")
 	in.Masquerade, in.ServiceCIDRs = masquerade, serviceCIDRs
+	in.NodePorts = rapid.SliceOfDistinct(rapid.SampledFrom(nodePorts), func(p NodePort) NodePort { return p }).Draw(t, "node ports")
+	in.Node = rapid.SampledFrom([][]netip.Addr{nil, nodeAddresses[:1], nodeAddresses}).Draw(t, "node's addresses")
 	return in
 }
 
@@ -471,7 +473,8 @@ func TestKernelServices(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Services: services, Masquerade: masquerade, ServiceCIDRs: serviceCIDRs, Networks: []network.Network{{ID: 7}}}
+			in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Services: services, Masquerade: masquerade, ServiceCIDRs: serviceCIDRs, Networks: []network.Network{{ID: 7}},
+				Node: nodeAddresses, NodePorts: nodePorts}
 			if _, err := (&Reconciler{Target: target}).Reconcile(t.Context(), in, false); err != nil {
 				t.Fatal(err)
 			}

@@ -17,6 +17,21 @@ func ClusterIPs(s *corev1.Service) []netip.Addr {
 	return ParseAddrs(s.Spec.ClusterIPs)
 }
 
+// LoadBalancerIPs returns the addresses that a load balancer has given a Service. One that is a
+// proxy delivers to node ports.
+func LoadBalancerIPs(s *corev1.Service) []netip.Addr {
+	if s.Spec.Type != corev1.ServiceTypeLoadBalancer {
+		return nil
+	}
+	var list []string
+	for _, in := range s.Status.LoadBalancer.Ingress {
+		if in.IPMode == nil || *in.IPMode == corev1.LoadBalancerIPModeVIP {
+			list = append(list, in.IP)
+		}
+	}
+	return ParseAddrs(list)
+}
+
 // ParseAddrs returns those of the texts that are addresses, sorted, each once.
 func ParseAddrs(texts []string) []netip.Addr {
 	var out []netip.Addr

@@ -36,6 +36,10 @@ const (
 	masqueradeOffset     = 10
 )
 
+// GatewayMAC is the MAC address of every gateway router's external port: no two of these
+// ports are on one link.
+const GatewayMAC = "0a:58:00:00:00:01"
+
 // TunnelPort is the UDP port of OVN's Geneve tunnels.
 const TunnelPort = 6081
 
@@ -249,10 +253,18 @@ func (n Network) JoinGateway(nodeID int) []netip.Prefix {
 	return mapPrefixes(n.JoinSubnets, uint64(nodeID)+1)
 }
 
-// TransitAddrs are the addresses of a node's router on a Layer 3 network's
-// transit switch: base + 1 + node id.
-func (n Network) TransitAddrs(nodeID int) []netip.Prefix {
-	return mapPrefixes(n.Transit, uint64(nodeID)+1)
+// TransitAddr is the address of a node's router on a Layer 3 network's transit switch: base +
+// 1 + node id. It is an IPv6 address if the network has IPv6, also as next hop of IPv4 packets:
+// OVN's cost is that of one IP family. ok is false if the network has no transit subnet.
+func (n Network) TransitAddr(nodeID int) (a netip.Prefix, ok bool) {
+	if len(n.Transit) == 0 {
+		return a, false
+	}
+	p, isV6 := FirstOfFamily(n.Transit, netip.IPv6Unspecified())
+	if !isV6 {
+		p = n.Transit[0]
+	}
+	return nthIn(p, uint64(nodeID)+1), true
 }
 
 func mapPrefixes(ps []netip.Prefix, index uint64) []netip.Prefix {
@@ -275,11 +287,9 @@ func (p Plan) MasqueradeManagement(n Network) []netip.Prefix {
 	return mapPrefixes(p.Masquerade, masqueradeOffset+2*uint64(n.ID))
 }
 
-// Offsets of the masquerade addresses that all networks share.
+// Offsets of the masquerade addresses that all networks share. Others below
+// masqueradeOffset are reserved.
 const (
-	MasqueradeOVN     = 1 // OVN's side
-	MasqueradeHost    = 2 // the host's side
-	MasqueradeETP     = 3 // external traffic policy local
 	MasqueradeNextHop = 4 // dummy next hop on the external bridge
 	MasqueradeHairpin = 5
 	MasqueradeNode    = 6 // the node's own processes, to pods of a Layer 2 network

@@ -51,7 +51,6 @@ func TestDerivedIdentifiers(t *testing.T) {
 		"management":            {Management(host[1]), netip.MustParsePrefix("fd20:0:0:2::2/64")},
 		"join router":           {n.JoinRouter(), pfx("100.65.0.1/16", "fd99::1/64")},
 		"join gateway, node 1":  {n.JoinGateway(1), pfx("100.65.0.2/16", "fd99::2/64")},
-		"transit, node 4094":    {n.TransitAddrs(4094), pfx("100.88.15.255/16", "fd97::fff/64")},
 		"masquerade gateway":    {p.MasqueradeGateway(n), pfx("169.254.0.23/17", "fd69::17/112")},
 		"masquerade management": {p.MasqueradeManagement(n), pfx("169.254.0.24/17", "fd69::18/112")},
 		"masquerade, last id":   {p.MasqueradeManagement(Network{ID: MaxID}), pfx("169.254.78.42/17", "fd69::4e2a/112")},
@@ -209,5 +208,20 @@ func TestPlan(t *testing.T) {
 		if (want == "") != (err == nil) || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: got %v, want %q", subnet, err, want)
 		}
+	}
+}
+
+func TestTransitAddr(t *testing.T) {
+	for want, transit := range map[string][]netip.Prefix{
+		"fd97::fff/64":     pfx("100.88.0.0/16", "fd97::/64"),
+		"100.88.15.255/16": pfx("100.88.0.0/16"),
+	} {
+		got, ok := Network{Transit: transit}.TransitAddr(4094)
+		if !ok || got.String() != want {
+			t.Errorf("%v: %v, want %s", transit, got, want)
+		}
+	}
+	if _, ok := (Network{}).TransitAddr(1); ok {
+		t.Error("an address without a transit subnet")
 	}
 }

@@ -71,22 +71,11 @@ func (n Network) Unallocatable(host netip.Prefix) []netip.Prefix {
 }
 
 // TransitRouterPort are the addresses, on a Layer 2 network's transit router, of
-// the port towards a node's gateway router. Each node has two addresses of the
-// transit subnet, base + 2 × node id and the next one, which form a subnet.
+// the port towards a node's gateway router: base + 2 × node id. The next address is not used.
 func (n Network) TransitRouterPort(nodeID int) []netip.Prefix {
-	return n.transitPair(nodeID, 0)
-}
-
-// TransitGatewayPort are the addresses of a node's gateway router towards a Layer 2
-// network's transit router.
-func (n Network) TransitGatewayPort(nodeID int) []netip.Prefix {
-	return n.transitPair(nodeID, 1)
-}
-
-func (n Network) transitPair(nodeID int, end uint64) []netip.Prefix {
 	out := make([]netip.Prefix, 0, len(n.Transit))
 	for _, p := range n.Transit {
-		a, _ := NthAddr(p, 2*uint64(nodeID)+end)
+		a, _ := NthAddr(p, 2*uint64(nodeID))
 		out = append(out, netip.PrefixFrom(a, a.BitLen()-1))
 	}
 	return out

@@ -83,28 +83,16 @@ func TestPodNetworkLayer2(t *testing.T) {
 	}
 }
 
-func TestTransitPairs(t *testing.T) {
+func TestTransitRouterPort(t *testing.T) {
 	n := Network{ID: 1, Topology: Layer2, Role: RolePrimary, Transit: []netip.Prefix{netip.MustParsePrefix("100.88.0.0/19"), netip.MustParsePrefix("fd97::/64")}}
-	for _, tt := range []struct {
-		node            int
-		router, gateway string
-	}{
-		{1, "100.88.0.2/31 fd97::2/127", "100.88.0.3/31 fd97::3/127"},
-		{2, "100.88.0.4/31 fd97::4/127", "100.88.0.5/31 fd97::5/127"},
-		{MaxNodeID, "100.88.31.252/31 fd97::1ffc/127", "100.88.31.253/31 fd97::1ffd/127"},
-	} {
-		for _, c := range []struct {
-			name string
-			got  []netip.Prefix
-			want string
-		}{{"router", n.TransitRouterPort(tt.node), tt.router}, {"gateway", n.TransitGatewayPort(tt.node), tt.gateway}} {
-			if got := strings.ReplaceAll(JoinCIDRs(c.got), ",", " "); got != c.want {
-				t.Errorf("node %d: %s %s, want %s", tt.node, c.name, got, c.want)
-			}
-			for i, p := range c.got {
-				if !n.Transit[i].Contains(p.Addr()) {
-					t.Errorf("node %d: %s %s is outside %s", tt.node, c.name, p, n.Transit[i])
-				}
+	for node, want := range map[int]string{1: "100.88.0.2/31 fd97::2/127", 2: "100.88.0.4/31 fd97::4/127", MaxNodeID: "100.88.31.252/31 fd97::1ffc/127"} {
+		got := n.TransitRouterPort(node)
+		if text := strings.ReplaceAll(JoinCIDRs(got), ",", " "); text != want {
+			t.Errorf("node %d: %s, want %s", node, text, want)
+		}
+		for i, p := range got {
+			if !n.Transit[i].Contains(p.Addr()) {
+				t.Errorf("node %d: %s is outside %s", node, p, n.Transit[i])
 			}
 		}
 	}

@@ -65,6 +65,23 @@ func (n Network) ExternalPatch(bridge, node string) string {
 	return "patch-" + n.ExternalLSP(bridge, node) + "-to-br-int"
 }
 
+// UplinkRouter finds the neighbours to which packets that leave the node go. No network,
+// namespace or pod has a name that begins or ends with "_", so names with "__" are free.
+func UplinkRouter(node string) string { return "uplink__" + node }
+
+// UplinkSwitch connects the uplink router to the external bridge.
+func UplinkSwitch(node string) string { return "ext_uplink__" + node }
+
+// UplinkLSP is the localnet port for which ovn-controller connects UplinkSwitch to
+// the external bridge.
+func UplinkLSP(bridge, node string) string { return bridge + "_uplink__" + node }
+
+// UplinkPatch is the OVS patch port on the external bridge that ovn-controller
+// creates for UplinkLSP.
+func UplinkPatch(bridge, node string) string {
+	return "patch-" + UplinkLSP(bridge, node) + "-to-br-int"
+}
+
 // PodLSP is the logical port of a pod on the network of a NAD (DefaultName for
 // the cluster default network), the iface-id of the pod's interface. Namespaces
 // contain no ".", so no two pods have the same port name. CheckPodPort finds

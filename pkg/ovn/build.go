@@ -31,7 +31,8 @@ type Inputs struct {
 	Services []Service
 	// Exposed are services of the cluster default network.
 	Exposed []ExposedService
-	// ImportedRoutes are the routes that BGP has learned for the network.
+	// ImportedRoutes are the routes that BGP has learned, in those of the cluster default
+	// network.
 	ImportedRoutes []ImportedRoute
 }
 
@@ -104,7 +105,7 @@ func BuildUnits(net network.Network, node network.Node, in Inputs, units []Unit)
 	if b.unit = topologyUnit; selected.has(b.unit) {
 		t.own()
 	}
-	if b.unit = importUnit; selected.has(b.unit) && b.primary() {
+	if b.unit = importUnit; selected.has(b.unit) {
 		b.importedRoutes()
 	}
 	for _, peer := range in.Peers {
@@ -156,6 +157,7 @@ func (b *builder) topology() (topology, error) {
 			b.sharedSets()
 			b.exemptSets()
 			b.gateway()
+			b.uplink()
 			b.isolation()
 			b.confine()
 			b.isolateAdvertised()

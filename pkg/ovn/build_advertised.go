@@ -186,31 +186,3 @@ func (b *builder) gatewaySNAT(host netip.Prefix) natScope {
 		return natScope{}
 	}
 }
-
-// importedRoutes adds the gateway router's routes that BGP has learned.
-func (b *builder) importedRoutes() {
-	if !b.hasGateway() || b.net.Topology == network.Layer2 && b.localGateway() {
-		return
-	}
-	gr := b.net.GatewayRouter(b.node.Name)
-	seen := map[string]struct{}{}
-	for _, r := range b.in.ImportedRoutes {
-		if !b.noOverlay() && slices.ContainsFunc(b.net.CIDRs(), func(own netip.Prefix) bool { return own.Overlaps(r.Prefix) && own.Bits() <= r.Prefix.Bits() }) {
-			continue // the network's own pods are reached by the overlay
-		}
-		for _, via := range r.NextHops {
-			if !network.SameFamily(via, r.Prefix) || len(b.filterFamilies([]netip.Prefix{r.Prefix})) == 0 {
-				continue
-			}
-			if r.Prefix.Bits() == 0 && slices.Contains(b.node.NextHops, via) {
-				continue // a route of the topology
-			}
-			hop := r.Prefix.String() + " " + via.String()
-			if _, dup := seen[hop]; dup {
-				continue
-			}
-			seen[hop] = struct{}{}
-			b.route(gr, dstIP, r.Prefix, via, "rtoe-"+gr, markController, "RouteImport")
-		}
-	}
-}

@@ -4,7 +4,6 @@ package ovn
 
 import (
 	"net/netip"
-	"strings"
 
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovn/nbdb"
@@ -29,73 +28,60 @@ func (b *builder) toPods() string {
 // inside is the connection of the gateway router with the pod router, by two ports
 // that are peers.
 type inside struct {
-	port       string         // the gateway router's
-	podRouter  []netip.Prefix // the pod router's addresses
-	gateway    []netip.Prefix // the gateway router's addresses
-	additional []netip.Prefix // others of them, which are not in the pod router's subnets
+	port      string         // the gateway router's
+	podPort   string         // the pod router's
+	podRouter []netip.Prefix // the pod router's addresses
+	gateway   []netip.Prefix // the gateway router's addresses, one per IP family
 }
 
 func (b *builder) inside(gr string) inside {
 	if b.net.Topology == network.Layer2 {
-		return inside{"rtotr-" + gr, b.net.TransitRouterPort(b.node.ID), b.net.TransitGatewayPort(b.node.ID), singles(b.net.JoinGateway(b.node.ID))}
+		return inside{"rtotr-" + gr, b.transitPeer(b.node.Name), b.net.TransitRouterPort(b.node.ID), singles(b.net.JoinGateway(b.node.ID))}
 	}
-	return inside{"rtoj-" + gr, b.net.JoinRouter(), b.net.JoinGateway(b.node.ID), nil}
+	return inside{"rtoj-" + gr, "rtoj-" + b.podRouter(), b.net.JoinRouter(), b.net.JoinGateway(b.node.ID)}
 }
 
 // connectInside adds the rows of the connection of gateway router and pod router.
 func (b *builder) connectInside(gr string) {
-	router, in := b.podRouter(), b.inside(gr)
+	in := b.inside(gr)
+	var options map[string]string
 	if b.net.Topology == network.Layer2 {
-		b.connectTransitRouter(gr, in)
-		return
+		options = keyOption(transitGatewayKey + b.node.ID)
 	}
 	// No switch between them: on a zone's one chassis it would only cost flows.
-	b.peerPort(router, "rtoj-"+router, in.port, in.podRouter, nil)
-	b.peerPort(gr, in.port, "rtoj-"+router, in.gateway, nil)
+	b.peerPort(b.podRouter(), in.podPort, in.port, in.podRouter, options)
+	b.peerPort(gr, in.port, in.podPort, in.gateway, nil)
+	if b.net.Topology == network.Layer2 {
+		b.toTransitGateway(in)
+	}
 }
 
 // gateway adds a primary network's gateway router on this node, and the routes and
-// NAT on the pod router that lead to it. All networks' gateway routers have the
-// node's own addresses, and the agent's flows on the bridge steer packets to them.
-// So nothing here relies on ARP through the bridge, and only the cluster default
-// network announces its addresses there.
+// NAT on the pod router that lead to it. Outside OVN the router has a masquerade
+// address of its own, so that networks with equal addresses differ there, and no address
+// of the node: the agent's flows on the bridge translate between the two and steer
+// packets to the router. It resolves no neighbours: see uplink.
 func (b *builder) gateway() {
 	b.managementRoutes()
 	if !b.hasGateway() {
 		return
 	}
 	gr, ext := b.net.GatewayRouter(b.node.Name), b.net.ExternalSwitch(b.node.Name)
-
-	options := map[string]string{
-		"chassis":                       b.node.Chassis,
-		"always_learn_from_arp_request": "false",
-		"dynamic_neigh_routers":         "false",
-		"mac_binding_age_threshold":     "300",
-		"lb_force_snat_ip":              "router_ip",
-	}
-	if b.net.IsDefault() {
-		options["snat-ct-zone"] = "0" // shared with the host, which has the same address
-	} else {
-		options["disable_garp_rarp"] = "true"
-		// The external port has two addresses per IP family, so "router_ip" is
-		// ambiguous. Load-balanced packets are SNATed to the join address and, if
-		// they leave the node, by the NAT below to the masquerade address.
-		options["lb_force_snat_ip"] = strings.TrimSpace(addressLine("", b.net.JoinGateway(b.node.ID)))
-	}
-	b.router(gr, options)
+	b.router(gr, map[string]string{
+		"chassis":               b.node.Chassis,
+		"dynamic_neigh_routers": "false",
+		"disable_garp_rarp":     "true",
+		// Load-balanced packets are SNATed to the address of the port by which they leave:
+		// to pods the join address, to which replies from any node return, and outside
+		// OVN the masquerade address.
+		"lb_force_snat_ip": "router_ip",
+	})
 	b.connectInside(gr)
 
 	external := "rtoe-" + gr
-	addrs := b.filterFamilies(b.node.Addresses)
 	b.add(Neutral, nbdb.LogicalSwitchTable, ext, &nbdb.LogicalSwitch{Name: ext}, nil)
-	l := link{router: gr, routerPort: external, addrs: addrs, mac: b.node.BridgeMAC, sw: ext, switchPort: "etor-" + gr}
-	if b.net.IsDefault() {
-		l.options = map[string]string{"nat-addresses": "router", "exclude-lb-vips-from-garp": "true"}
-	}
-	b.connect(l)
-	b.switchPort(ext, b.net.ExternalLSP(b.node.Bridge, b.node.Name), &nbdb.LogicalSwitchPort{
-		Type: "localnet", Addresses: []string{"unknown"}, Options: map[string]string{"network_name": b.in.PhysicalNetwork},
-	})
+	b.connect(link{router: gr, routerPort: external, addrs: singles(b.masqueradeGateway()), mac: network.GatewayMAC, sw: ext, switchPort: "etor-" + gr})
+	b.localnetPort(ext, b.net.ExternalLSP(b.node.Bridge, b.node.Name), b.in.PhysicalNetwork)
 
 	b.gatewayRoutes(gr, external)
 	b.gatewayNAT(gr)
@@ -110,16 +96,17 @@ func (b *builder) gateway() {
 // networks may have the same pod addresses.
 func (b *builder) managementRoutes() {
 	router := b.podRouter()
-	out := b.management()
+	out, port := b.management(), ""
 	if !b.localGateway() {
 		out = nil
 		if b.hasGateway() {
-			out = b.inside(b.net.GatewayRouter(b.node.Name)).gateway
+			in := b.inside(b.net.GatewayRouter(b.node.Name))
+			out, port = in.gateway, in.podPort
 		}
 	}
 	for _, host := range b.hosts {
 		if via, ok := addrOfFamily(out, host.Addr()); ok {
-			b.route(router, srcIP, host, via, "")
+			b.route(router, srcIP, host, via, port)
 		}
 	}
 	if b.net.IsDefault() {
@@ -141,9 +128,8 @@ func (b *builder) gatewayPort() string {
 	return ""
 }
 
-// gatewayRoutes adds the gateway router's routes: to pods through the pod router, to
-// the host through the fixed masquerade next hop, and by default through the node's
-// next hops.
+// gatewayRoutes adds the gateway router's routes: to pods through the pod router, and
+// everything else to a next hop that only the agent's flows know.
 func (b *builder) gatewayRoutes(gr, external string) {
 	in, pods := b.inside(gr), b.net.CIDRs()
 	if b.noOverlay() {
@@ -154,50 +140,29 @@ func (b *builder) gatewayRoutes(gr, external string) {
 			b.route(gr, dstIP, dest, via, in.port)
 		}
 	}
-	hop := b.filterFamilies(b.in.Plan.MasqueradeFixed(network.MasqueradeNextHop))
-	for _, masquerade := range b.filterFamilies(b.in.Plan.Masquerade) {
-		if via, ok := addrOfFamily(hop, masquerade.Addr()); ok {
-			b.route(gr, dstIP, masquerade, via, external)
-		}
+	// One next hop for both IP families, the IPv6 one if there is one: each costs flows.
+	var hop netip.Addr
+	for _, p := range b.filterFamilies(b.in.Plan.MasqueradeFixed(network.MasqueradeNextHop)) {
+		hop = p.Addr()
 	}
-	for _, via := range b.node.NextHops {
-		if len(b.filterFamilies([]netip.Prefix{single(via)})) == 1 {
-			b.route(gr, dstIP, defaultRoute(via), via, external)
-		}
+	for _, own := range b.masqueradeGateway() {
+		b.route(gr, dstIP, defaultRoute(own.Addr()), hop, external)
 	}
-	// These addresses are the host's. Nothing on the bridge answers ARP for them. The
-	// bridge's MAC is the router port's too: the external switch would send such packets
-	// back to the router, so they have another MAC, which the agent's flows replace.
-	for _, p := range append(hop, b.masqueradeHosts()...) {
-		ip := p.Addr().String()
-		b.add(Neutral, nbdb.StaticMACBindingTable, macBindingID(external, ip), &nbdb.StaticMACBinding{
-			LogicalPort: external, IP: ip, MAC: network.MAC(p.Addr()), OverrideDynamicMAC: true,
-		}, nil)
-	}
+	// Nothing on the bridge answers ARP for it. The agent's flows replace its MAC.
+	b.add(Neutral, nbdb.StaticMACBindingTable, macBindingID(external, hop.String()), &nbdb.StaticMACBinding{
+		LogicalPort: external, IP: hop.String(), MAC: network.MAC(hop), OverrideDynamicMAC: true,
+	}, nil)
 }
 
-// masqueradeHosts returns the host's addresses towards this network's gateway
-// router.
-func (b *builder) masqueradeHosts() []netip.Prefix {
-	if b.net.IsDefault() {
-		return b.filterFamilies(b.in.Plan.MasqueradeFixed(network.MasqueradeHost))
-	}
-	return b.masqueradeManagement()
+// masqueradeGateway returns the gateway router's addresses outside OVN.
+func (b *builder) masqueradeGateway() []netip.Prefix {
+	return b.filterFamilies(b.in.Plan.MasqueradeGateway(b.net))
 }
 
-// gatewayNAT SNATs pods: to the node's address on the cluster default network, and
-// on others to the network's masquerade address, which the agent's flows translate
-// to the node's. Only this node's pods leave through this router.
+// gatewayNAT SNATs pods to the gateway router's masquerade address. Only this node's
+// pods leave through this router.
 func (b *builder) gatewayNAT(gr string) {
-	outside := b.filterFamilies(b.node.Addresses)
-	if !b.net.IsDefault() {
-		outside = b.filterFamilies(b.in.Plan.MasqueradeGateway(b.net))
-		for _, join := range b.net.JoinGateway(b.node.ID) {
-			if via, ok := addrOfFamily(outside, join.Addr()); ok {
-				b.snat(gr, single(join.Addr()), via, "", natScope{})
-			}
-		}
-	}
+	outside := b.masqueradeGateway()
 	for _, host := range b.hosts {
 		if via, ok := addrOfFamily(outside, host.Addr()); ok {
 			b.snat(gr, host, via, "", b.gatewaySNAT(host))

@@ -3,7 +3,6 @@
 package ovn
 
 import (
-	"slices"
 	"strconv"
 
 	"bulkhead/pkg/network"
@@ -62,20 +61,13 @@ func (b *builder) transitRouter() {
 // transitPeer returns the transit router's port to a node's gateway router.
 func (b *builder) transitPeer(node string) string { return "trtor-" + b.net.GatewayRouter(node) }
 
-// connectTransitRouter connects the transit router with this node's gateway router.
-// All pods have their addresses in one subnet, on all nodes. The route by source
-// that managementRoutes adds makes them leave by their own node's gateway router:
-// each zone has a transit router with its own route.
-func (b *builder) connectTransitRouter(gr string, in inside) {
-	router, port := b.net.TransitRouter(), b.transitPeer(b.node.Name)
-	b.peerPort(router, port, in.port, in.podRouter, keyOption(transitGatewayKey+b.node.ID))
-	b.peerPort(gr, in.port, port, append(slices.Clone(in.gateway), in.additional...), nil)
-	// Load-balanced packets are SNATed to this address. Replies from any node must
-	// return to this gateway router.
-	for _, join := range in.additional {
-		if via, ok := addrOfFamily(in.gateway, join.Addr()); ok {
-			b.route(router, dstIP, join, via, "")
-		}
+// toTransitGateway adds the transit router's route to this node's gateway router. All pods
+// have their addresses in one subnet, on all nodes. The route by source that managementRoutes
+// adds makes them leave by their own node's gateway router: each zone has a transit router with
+// its own route.
+func (b *builder) toTransitGateway(in inside) {
+	for _, join := range in.gateway {
+		b.route(b.net.TransitRouter(), dstIP, join, join.Addr(), in.podPort)
 	}
 }
 
@@ -87,10 +79,9 @@ func (b *builder) nodeToPods(gr string) {
 	router, in := b.podRouter(), b.inside(gr)
 	for _, own := range singles(b.filterFamilies(b.in.Plan.MasqueradeFixed(network.MasqueradeNode))) {
 		management, _ := addrOfFamily(b.management(), own.Addr())
-		toGateway, _ := addrOfFamily(in.gateway, own.Addr())
+		join, _ := addrOfFamily(in.gateway, own.Addr())
 		toPods, _ := addrOfFamily(in.podRouter, own.Addr())
-		join, _ := addrOfFamily(in.additional, own.Addr())
-		b.route(router, srcIP, own, toGateway, "")
+		b.route(router, srcIP, own, join, in.podPort)
 		b.route(router, dstIP, own, management, "")
 		b.route(gr, dstIP, own, toPods, in.port)
 		b.snat(gr, own, join, "", natScope{})
@@ -103,7 +94,9 @@ func (b *builder) layer2Peer(peer network.Node) {
 	options := keyOption(transitGatewayKey + peer.ID)
 	options["requested-chassis"] = peer.Chassis
 	b.peerPort(b.net.TransitRouter(), b.transitPeer(peer.Name), "", b.net.TransitRouterPort(peer.ID), options, markNode, peer.Name)
-	b.routesToPeer(b.net.TransitRouter(), singles(b.net.JoinGateway(peer.ID)), b.net.TransitGatewayPort(peer.ID), peer)
+	for _, join := range singles(b.net.JoinGateway(peer.ID)) {
+		b.route(b.net.TransitRouter(), dstIP, join, join.Addr(), b.transitPeer(peer.Name), markPeer, peer.Name)
+	}
 }
 
 // remotePod adds the port of a pod of another node. It has the same name and key in

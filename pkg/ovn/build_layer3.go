@@ -3,6 +3,8 @@
 package ovn
 
 import (
+	"net/netip"
+
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovn/nbdb"
 )
@@ -46,10 +48,14 @@ func (b *builder) layer3() {
 
 // transit connects this zone's cluster router with those of the other zones.
 func (b *builder) transit() {
+	own, ok := b.net.TransitAddr(b.node.ID)
+	if !ok {
+		return
+	}
 	ts := b.net.TransitSwitch()
 	b.interconnSwitch(ts)
 	b.connect(link{
-		router: b.net.ClusterRouter(), routerPort: b.toTransit(), addrs: b.net.TransitAddrs(b.node.ID),
+		router: b.net.ClusterRouter(), routerPort: b.toTransit(), addrs: []netip.Prefix{own},
 		sw: ts, switchPort: b.transitPort(b.node.Name), key: b.node.ID,
 	})
 }
@@ -57,18 +63,18 @@ func (b *builder) transit() {
 // layer3Peer adds another node: a remote port on the transit switch, and routes to
 // its pods and its gateway router.
 func (b *builder) layer3Peer(peer network.Node) {
-	if b.noOverlay() {
+	transit, ok := b.net.TransitAddr(peer.ID)
+	if !ok || b.noOverlay() {
 		return
 	}
 	hosts, err := b.net.HostSubnets(peer.ID)
 	if err != nil {
 		return // the peer has no subnet to route to; the cluster role reports it
 	}
-	transit := b.net.TransitAddrs(peer.ID)
 	options := keyOption(peer.ID)
 	options["requested-chassis"] = peer.Chassis
 	b.switchPort(b.net.TransitSwitch(), b.transitPort(peer.Name), &nbdb.LogicalSwitchPort{
-		Type: "remote", Addresses: []string{addressLine(network.MACOf(transit), transit)}, Options: options,
+		Type: "remote", Addresses: []string{addressLine(network.MAC(transit.Addr()), []netip.Prefix{transit})}, Options: options,
 	}, markNode, peer.Name)
-	b.routesToPeer(b.net.ClusterRouter(), append(hosts, singles(b.net.JoinGateway(peer.ID))...), transit, peer)
+	b.routesToPeer(b.net.ClusterRouter(), append(hosts, singles(b.net.JoinGateway(peer.ID))...), transit.Addr(), peer)
 }

@@ -249,12 +249,11 @@ func (b *builder) route(router, policy string, dest netip.Prefix, via netip.Addr
 	b.add(Opens, nbdb.LogicalRouterStaticRouteTable, id, r, []Ref{b.ref(nbdb.LogicalRouterTable, router, "static_routes")}, extra...)
 }
 
-// routesToPeer adds routes by destination to another node.
-func (b *builder) routesToPeer(router string, dests, vias []netip.Prefix, peer network.Node) {
+// routesToPeer adds routes by destination to another node. The next hop may be of another IP
+// family.
+func (b *builder) routesToPeer(router string, dests []netip.Prefix, via netip.Addr, peer network.Node) {
 	for _, dest := range dests {
-		if via, ok := addrOfFamily(vias, dest.Addr()); ok {
-			b.route(router, dstIP, dest, via, "", markPeer, peer.Name)
-		}
+		b.route(router, dstIP, dest, via, "", markPeer, peer.Name)
 	}
 }
 
@@ -264,10 +263,14 @@ type natScope struct {
 	exempt string // UUID of an address set, or empty
 }
 
+// snatPorts are the ports that SNATed connections get. Node ports are below: a packet from
+// one is a service's answer.
+const snatPorts = "32768-60999"
+
 // snat adds a source NAT to a router; port may be empty.
 func (b *builder) snat(router string, inside netip.Prefix, outside netip.Addr, port string, scope natScope) {
 	id := router + " snat " + inside.String() + " " + outside.String()
-	n := &nbdb.NAT{Type: nbdb.NATTypeSNAT, LogicalIP: inside.String(), ExternalIP: outside.String(), Match: scope.match}
+	n := &nbdb.NAT{Type: nbdb.NATTypeSNAT, LogicalIP: inside.String(), ExternalIP: outside.String(), ExternalPortRange: snatPorts, Match: scope.match}
 	if inside.IsSingleIP() {
 		n.LogicalIP = inside.Addr().String()
 	}

@@ -118,42 +118,28 @@ func (b *builder) servicePort(lb *balancers, s Service, p ServicePort) {
 	for _, ip := range b.served(s.ClusterIPs) {
 		vip := netip.AddrPortFrom(ip, p.Port)
 		lb.onSwitch.add(vip, internal)
-		lb.onRouter.add(vip, b.fromRouter(internal))
+		lb.onRouter.add(vip, internal)
 	}
-	outside := make([]netip.AddrPort, 0, len(s.ExternalIPs)+len(b.node.Addresses))
 	for _, ip := range b.served(s.ExternalIPs) {
-		outside = append(outside, netip.AddrPortFrom(ip, p.Port))
-	}
-	if p.NodePort != 0 {
-		for _, own := range b.filterFamilies(b.node.Addresses) {
-			outside = append(outside, netip.AddrPortFrom(own.Addr(), p.NodePort))
-		}
-	}
-	for _, vip := range outside {
+		vip := netip.AddrPortFrom(ip, p.Port)
 		lb.onSwitch.add(vip, all)
-		lb.external.add(vip, b.fromRouter(external))
+		lb.external.add(vip, external)
 	}
-	if s.ExternalLocal && p.NodePort != 0 && b.localGateway() {
-		// Packets from outside enter by the management port. The host translates
-		// their destination to this address, and the switch to an endpoint.
-		for _, a := range b.filterFamilies(b.in.Plan.MasqueradeFixed(network.MasqueradeETP)) {
+	if p.NodePort == 0 {
+		return
+	}
+	for _, own := range b.filterFamilies(b.node.Addresses) {
+		vip := netip.AddrPortFrom(own.Addr(), p.NodePort)
+		lb.onSwitch.add(vip, all)
+		lb.external.add(vip, external)
+	}
+	if s.ExternalLocal && b.localGateway() {
+		// Packets from outside enter by the management port, so that the endpoints'
+		// replies, which leave by it, are part of the connection.
+		for _, a := range b.masqueradeManagement() {
 			lb.onSwitch.add(netip.AddrPortFrom(a.Addr(), p.NodePort), local)
 		}
 	}
-}
-
-// fromRouter returns backends as the gateway router reaches them. This node's
-// addresses are its own, so it reaches the host at the host's masquerade address.
-func (b *builder) fromRouter(backends []netip.AddrPort) []netip.AddrPort {
-	host := b.in.Plan.MasqueradeFixed(network.MasqueradeHost)
-	out := slices.Clone(backends)
-	for i, a := range out {
-		own := slices.ContainsFunc(b.node.Addresses, func(p netip.Prefix) bool { return p.Addr() == a.Addr() })
-		if masquerade, ok := addrOfFamily(host, a.Addr()); own && ok {
-			out[i] = netip.AddrPortFrom(masquerade, a.Port())
-		}
-	}
-	return out
 }
 
 // loadBalancer adds a load balancer, if it has virtual addresses. With keepSource,

@@ -110,9 +110,7 @@ func TestServiceBackends(t *testing.T) {
 		"terminating":       {tcp(Service{}, "-node1 10.20.0.3:1", "-node2 10.20.1.3:1"), both("10.20.0.3:1,10.20.1.3:1")},
 		"some terminating":  {tcp(Service{}, "-node1 10.20.0.3:1", "node2 10.20.1.3:1"), both("10.20.1.3:1")},
 		"local terminating": {tcp(Service{InternalLocal: true}, "-node1 10.20.0.3:1", "node2 10.20.1.3:1"), both("10.20.0.3:1")},
-		"this node's host": {tcp(Service{}, "node1 172.18.0.1:6443", "node2 172.18.0.2:6443"), map[string]string{
-			"TCP_switch": "172.18.0.1:6443,172.18.0.2:6443", "TCP_router": "169.254.0.2:6443,172.18.0.2:6443"}},
-		"another node's host": {tcp(Service{}, "node2 172.18.0.2:6443"), both("172.18.0.2:6443")},
+		"nodes' hosts":      {tcp(Service{}, "node1 172.18.0.1:6443", "node2 172.18.0.2:6443"), both("172.18.0.1:6443,172.18.0.2:6443")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := map[string]string{}

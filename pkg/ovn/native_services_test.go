@@ -21,6 +21,7 @@ import (
 
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovn/nbdb"
+	"bulkhead/pkg/ovs/flows"
 )
 
 // inNamespace runs f in a network namespace. Sockets that f opens stay in it. The
@@ -90,6 +91,56 @@ func serve(t *testing.T, ns string, port uint16, name string) {
 			_, _ = p.WriteTo(answer(client), client)
 		}
 	}()
+}
+
+// echo answers datagrams with themselves, until the test ends.
+func echo(t *testing.T, ns string, on netip.AddrPort) {
+	t.Helper()
+	var p net.PacketConn
+	if err := inNamespace(ns, func() (err error) {
+		p, err = net.ListenPacket("udp", on.String())
+		return err
+	}); err != nil {
+		t.Fatalf("%s: listen: %v", ns, err)
+	}
+	t.Cleanup(func() { _ = p.Close() })
+	go func() {
+		buf := make([]byte, 100)
+		for {
+			n, client, err := p.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			_, _ = p.WriteTo(buf[:n], client)
+		}
+	}()
+}
+
+// exchange sends a datagram from a port of a namespace, repeatedly, until there is an answer.
+func exchange(ns string, from int, to netip.AddrPort, question string) (answer string, err error) {
+	err = inNamespace(ns, func() error {
+		c, err := (&net.Dialer{LocalAddr: &net.UDPAddr{Port: from}}).Dial("udp", to.String())
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		buf := make([]byte, 100)
+		for range 20 {
+			if _, err = c.Write([]byte(question)); err != nil {
+				return err
+			}
+			if err = c.SetDeadline(time.Now().Add(500 * time.Millisecond)); err != nil {
+				return err
+			}
+			var n int
+			if n, err = c.Read(buf); err == nil {
+				answer = string(buf[:n])
+				return nil
+			}
+		}
+		return err
+	})
+	return answer, err
 }
 
 // ask connects from a namespace to a server and returns its name and which address
@@ -209,7 +260,8 @@ func newServiceLab(t *testing.T, topology network.Topology) *serviceLab {
 	}}}
 	connect(t, zones, nil, l.net)
 	for i, z := range zones {
-		z.outside(z.node)
+		z.outside(gatewayNetwork{red, []flows.ServicePort{{Protocol: "tcp", Port: 30080}, {Protocol: "udp", Port: 30080}, {Protocol: "tcp", Port: 30081},
+			{Protocol: "tcp", Port: 80, Addr: netip.MustParseAddr("203.0.113.7")}, {Protocol: "tcp", Port: 80, Addr: netip.MustParseAddr("2001:db8:7::7")}}})
 		name := fmt.Sprintf("s%d", i+1)
 		serve(t, l.ns(i, name), 8080, name)
 	}

@@ -131,7 +131,7 @@ func TestNativeLayer2Primary(t *testing.T) {
 	connect(t, zones, nil, nativeNetwork{red, redPods}, nativeNetwork{blue, bluePods})
 	t.Logf("%s", a.must("ovn-nbctl", "--no-leader-only", "show"))
 	for _, z := range zones {
-		z.outside(z.node)
+		z.outside(gatewayNetwork{net: red}, gatewayNetwork{net: blue})
 		z.layer2Node(red)
 	}
 	host1, host2 := a.podNamespace("", "m"), b.podNamespace("", "m")
@@ -245,32 +245,6 @@ func testLocalGateway(t *testing.T, topology network.Topology) {
 			{"the second node's pod leaves by the first node", q, outsideAddr(1, f)},
 		})
 	}
-}
-
-// outsideAddr returns the address outside the cluster that only one node reaches.
-func outsideAddr(node, family int) netip.Addr {
-	return netip.MustParseAddr([]string{fmt.Sprintf("198.51.100.%d", node), fmt.Sprintf("2001:db8::%d", node)}[family])
-}
-
-// outside adds the node's next hop behind the external bridge, which has the
-// addresses of outsideAddr and replies to masquerade addresses.
-func (z *zoneUnderTest) outside(node network.Node) {
-	z.t.Helper()
-	z.must("ovs-vsctl", "--db="+z.Sock("ovs"), "del-fail-mode", node.Bridge)
-	ns, link := namespace(z.t, z.Name+"outside"), "outside"
-	mustRun(z.t, "ip", "link", "add", link, "netns", z.NS, "type", "veth", "peer", "name", link, "netns", ns)
-	mustRun(z.t, append([]string{"ip", "netns", "exec", ns}, z.Tree.Argv("ethtool", "-K", link, "tx", "off")...)...)
-	for _, a := range []netip.Prefix{netip.MustParsePrefix("172.18.255.254/16"), netip.MustParsePrefix("169.254.0.4/17"), netip.MustParsePrefix("fc00::ffff/64"),
-		netip.MustParsePrefix("fd69::4/112"), single(outsideAddr(node.ID, 0)), single(outsideAddr(node.ID, 1))} {
-		args := []string{"ip", "-n", ns, "addr", "add", a.String(), "dev", link}
-		if a.Addr().Is6() {
-			args = append(args, "nodad")
-		}
-		mustRun(z.t, args...)
-	}
-	mustRun(z.t, "ip", "-n", ns, "link", "set", link, "up")
-	mustRun(z.t, "ip", "-n", z.NS, "link", "set", link, "up")
-	z.must("ovs-vsctl", "--db="+z.Sock("ovs"), "--", "add-port", node.Bridge, link)
 }
 
 func TestNativeLayer2WithoutSubnets(t *testing.T) {

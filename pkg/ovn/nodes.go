@@ -320,6 +320,9 @@ func (x *nodeIndex) node(name string) network.Node {
 	return network.Node{Name: name}
 }
 
+// withAddress returns the node that has an address, "" for none.
+func (x *nodeIndex) withAddress(a netip.Addr) string { return x.holder["address "+a.String()] }
+
 // problem returns the problem with a node's annotations, nil for none.
 func (x *nodeIndex) problem(name string) error {
 	if n, ok := x.nodes[name]; ok && n.problem != "" {

@@ -39,7 +39,7 @@ var tables = readSchema(nbSchema, map[string][]string{
 	nbdb.GatewayChassisTable:           {"name", "chassis_name", "priority", "external_ids"},
 	nbdb.LogicalSwitchPortTable:        {"name", "type", "enabled", "tag", "tag_request", "options", "addresses", "port_security", "dhcpv4_options", "dhcpv6_options", "external_ids"},
 	nbdb.DHCPOptionsTable:              {"cidr", "options", "external_ids"},
-	nbdb.NATTable:                      {"type", "external_ip", "logical_ip", "match", "logical_port", "exempted_ext_ips", "priority", "options", "external_ids"},
+	nbdb.NATTable:                      {"type", "external_ip", "logical_ip", "match", "logical_port", "exempted_ext_ips", "external_port_range", "priority", "options", "external_ids"},
 	nbdb.StaticMACBindingTable:         {"logical_port", "ip", "mac", "override_dynamic_mac"},
 	nbdb.LoadBalancerTable:             {"name", "protocol", "vips", "options", "external_ids"},
 	nbdb.LogicalRouterPolicyTable:      {"priority", "match", "action", "nexthops", "external_ids"},

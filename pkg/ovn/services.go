@@ -53,18 +53,11 @@ func newService(s *corev1.Service, slicesOf []*discoveryv1.EndpointSlice) (out S
 	return out, true
 }
 
-// externalIPs returns a Service's addresses outside the cluster. A load balancer that
-// is a proxy delivers to node ports.
+// externalIPs returns a Service's addresses outside the cluster.
 func externalIPs(s *corev1.Service) []netip.Addr {
-	list := slices.Clone(s.Spec.ExternalIPs)
-	if s.Spec.Type == corev1.ServiceTypeLoadBalancer {
-		for _, in := range s.Status.LoadBalancer.Ingress {
-			if in.IPMode == nil || *in.IPMode == corev1.LoadBalancerIPModeVIP {
-				list = append(list, in.IP)
-			}
-		}
-	}
-	return kube.ParseAddrs(list)
+	all := append(kube.LoadBalancerIPs(s), kube.ParseAddrs(s.Spec.ExternalIPs)...)
+	slices.SortFunc(all, netip.Addr.Compare)
+	return slices.Compact(all)
 }
 
 // sliceEndpoints returns the endpoints in a slice that serve a Service's port.
@@ -144,41 +137,6 @@ func trimSlice(obj any) (any, error) {
 		out.Endpoints = append(out.Endpoints, discoveryv1.Endpoint{Addresses: e.Addresses[:min(1, len(e.Addresses))], Conditions: e.Conditions, NodeName: e.NodeName})
 	}
 	return out, nil
-}
-
-// refusedExternal returns why an external address is not served: it is the cluster's
-// own, and would redirect what pods send there.
-func refusedExternal(n network.Network, p network.Plan, a netip.Addr) string {
-	if !a.IsGlobalUnicast() {
-		return "it is not a unicast address"
-	}
-	if reason := refusedEndpoint(n, p, a); reason != "" {
-		return reason
-	}
-	return inRange(a, "the network's subnets", n.CIDRs())
-}
-
-// refusedEndpoint returns why an address is no endpoint on a network: it is another
-// network's, or leads to the cluster's routers and hosts. Whoever may write
-// EndpointSlices chooses it.
-func refusedEndpoint(n network.Network, p network.Plan, a netip.Addr) string {
-	var defaultNetwork []netip.Prefix
-	if !n.IsDefault() {
-		defaultNetwork = network.Network{Subnets: p.ClusterSubnets}.CIDRs()
-	}
-	return cmp.Or(inRange(a, "services' addresses", p.ServiceCIDRs), inRange(a, "the cluster default network", defaultNetwork),
-		inRange(a, "join subnets", slices.Concat(p.Join, p.UDNJoin, n.JoinSubnets)), inRange(a, "transit subnets", slices.Concat(p.Transit, n.Transit)),
-		inRange(a, "masquerade subnets", p.Masquerade))
-}
-
-// inRange says that an address is in one of the prefixes, or returns "".
-func inRange(a netip.Addr, what string, prefixes []netip.Prefix) string {
-	for _, p := range prefixes {
-		if p.Contains(a) {
-			return "it is in " + p.String() + ", " + what
-		}
-	}
-	return ""
 }
 
 // olderService reports whether a is served an address that both claim.

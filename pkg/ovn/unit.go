@@ -13,7 +13,7 @@ type Kind string
 
 const (
 	KindTopology Kind = "topology" // routers, switches, the node's own ports, isolation; no name
-	KindImport   Kind = "import"   // the routes that BGP has learned; no name
+	KindImport   Kind = "import"   // the uplink router's routes that BGP has learned; no name
 	KindPeer     Kind = "peer"     // the port of and the routes to another node, by its name
 	KindPod      Kind = "pod"      // the ports of a pod of this node, by its namespace/name
 	KindRemote   Kind = "remote"   // the ports of a pod of another node, by its namespace/name

@@ -211,7 +211,7 @@ func (z *Zone) service(n network.Network, s *corev1.Service) (Service, bool) {
 	out, ok := newService(s, indexed[*discoveryv1.EndpointSlice](z, z.slices, indexService, n.Name+"/"+key))
 	for i := range out.Ports {
 		out.Ports[i].Endpoints = slices.DeleteFunc(out.Ports[i].Endpoints, func(e Endpoint) bool {
-			reason := refusedEndpoint(n, z.cfg.Plan, e.Addr.Addr())
+			reason := z.cfg.Plan.RefusedEndpoint(n, e.Addr.Addr())
 			if reason != "" {
 				z.log.Warn("endpoint of a service gets no packets", "network", n.Name, "service", key, "address", e.Addr, "reason", reason)
 			}
@@ -219,7 +219,7 @@ func (z *Zone) service(n network.Network, s *corev1.Service) (Service, bool) {
 		})
 	}
 	out.ExternalIPs = slices.DeleteFunc(out.ExternalIPs, func(a netip.Addr) bool {
-		reason := refusedExternal(n, z.cfg.Plan, a)
+		reason := z.refusedExternal(n, a)
 		for _, other := range indexed[*corev1.Service](z, z.services, indexExternal, a.String()) {
 			if reason == "" && olderService(other, s) && sharePort(other, s) && z.servedBy(other.Namespace) == n.Name {
 				reason = "the older service " + other.Namespace + "/" + other.Name + " has it"
@@ -231,6 +231,14 @@ func (z *Zone) service(n network.Network, s *corev1.Service) (Service, bool) {
 		return reason != ""
 	})
 	return out, ok
+}
+
+// refusedExternal is Plan.RefusedExternal; the nodes have their addresses themselves.
+func (z *Zone) refusedExternal(n network.Network, a netip.Addr) string {
+	if node := z.nodes.withAddress(a); node != "" {
+		return "it is an address of node " + node
+	}
+	return z.cfg.Plan.RefusedExternal(n, a)
 }
 
 // sharePort reports whether two services have a port in common.

@@ -4,112 +4,179 @@ package ovs
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
+	"github.com/ovn-kubernetes/libovsdb/client"
 	"github.com/ovn-kubernetes/libovsdb/ovsdb"
 
 	"bulkhead/pkg/ovs/flows"
 	"bulkhead/pkg/ovs/vsdb"
 )
 
-// ExternalBridge returns the external bridge with the current OpenFlow ports of its uplink
-// and of its patch ports, as far as they exist: gateway is the name of one, localnets maps
-// the names of the others to their VLANs. The uplink is the port named in the bridge's
-// external_ids:bridge-uplink, or else the only port that is neither internal nor a patch port.
-func (c *Client) ExternalBridge(ctx context.Context, name, gateway string, localnets map[string]int) (flows.Bridge, error) {
-	out := flows.Bridge{Name: name}
-	br := &vsdb.Bridge{Name: name}
-	if err := c.db.Get(ctx, br); err != nil {
-		return out, fmt.Errorf("external bridge %s: %w", name, err)
+// bridgePort is what stays the same of a port of the external bridge.
+type bridgePort struct {
+	name       string
+	interfaces []string
+	patch      bool // leads to another bridge
+	internal   bool // to the host
+}
+
+// bridgeReader reads the external bridge. It reads a port's rows when the port is new, so
+// that the cost of an event hardly depends on the number of ports.
+type bridgeReader struct {
+	client *Client
+	name   string
+	ports  map[string]bridgePort // by UUID
+}
+
+// read returns the bridge with the current OpenFlow ports of its uplink and of its patch
+// ports, as far as they exist: router is the name of one, localnets maps the names of others to
+// their VLANs. The uplink is the port named in the bridge's external_ids:bridge-uplink, or
+// else the only port that is neither internal nor a patch port. added are the names of the
+// ports that the reader has not seen before.
+func (r *bridgeReader) read(ctx context.Context, router string, localnets map[string]int) (out flows.Bridge, added []string, err error) {
+	out.Name = r.name
+	br := &vsdb.Bridge{Name: r.name}
+	if err := r.client.db.Get(ctx, br); err != nil {
+		return out, nil, fmt.Errorf("external bridge %s: %w", r.name, err)
 	}
-	uplinks := map[string][]int{}
+	known := r.ports
+	r.ports = make(map[string]bridgePort, len(br.Ports))
 	for _, uuid := range br.Ports {
-		port := &vsdb.Port{UUID: uuid}
-		if err := c.db.Get(ctx, port); err != nil {
-			return out, fmt.Errorf("port %s of bridge %s: %w", uuid, name, err)
+		p, ok := known[uuid]
+		if !ok {
+			if p, err = r.port(ctx, uuid); err != nil {
+				r.ports = known
+				return out, nil, err
+			}
+			added = append(added, p.name)
 		}
-		for _, uuid := range port.Interfaces {
-			i := &vsdb.Interface{UUID: uuid}
-			if err := c.db.Get(ctx, i); err != nil {
-				return out, fmt.Errorf("interface %s of port %s: %w", uuid, port.Name, err)
-			}
-			if i.Name == gateway && i.Ofport != nil {
-				out.Gateway = max(*i.Ofport, 0)
-			}
-			if vlan, ok := localnets[i.Name]; ok && i.Type == "patch" && i.Ofport != nil && *i.Ofport > 0 {
-				out.Localnets = append(out.Localnets, flows.Localnet{Port: *i.Ofport, VLAN: vlan})
-			}
-			if i.Type == "internal" || i.Type == "patch" || i.Name == name {
-				continue
-			}
-			ofport := -1
-			if i.Ofport != nil {
-				ofport = *i.Ofport
-			}
-			uplinks[port.Name] = append(uplinks[port.Name], ofport)
+		r.ports[uuid] = p
+	}
+	uplinks := map[string][]string{} // interfaces by port
+	for _, p := range r.ports {
+		if !p.patch && !p.internal {
+			uplinks[p.name] = p.interfaces
 		}
 	}
 	uplink := br.ExternalIDs["bridge-uplink"]
 	if uplink == "" {
 		if len(uplinks) > 1 {
-			return out, fmt.Errorf("bridge %s has several possible uplinks (%s): set the uplink with ovs-vsctl set bridge %s external_ids:bridge-uplink=PORT",
-				name, strings.Join(sortedKeys(uplinks), ", "), name)
+			return out, added, fmt.Errorf("bridge %s has several possible uplinks (%s): set the uplink with ovs-vsctl set bridge %s external_ids:bridge-uplink=PORT",
+				r.name, strings.Join(sortedKeys(uplinks), ", "), r.name)
 		}
 		uplink = strings.Join(sortedKeys(uplinks), "")
 	}
-	out.Uplinks = uplinks[uplink]
-	slices.Sort(out.Uplinks)
-	return out, nil
-}
-
-// ProtectPatchPorts sets protected on the external bridge's patch ports, which
-// lead to networks, except on those of localnets, which are as open as the wire. After a
-// start of Open vSwitch, while the bridge does not have our flows yet, it acts as a learning
-// switch, which does not forward between protected ports. The setting is in the database and
-// persists across restarts.
-func (c *Client) ProtectPatchPorts(ctx context.Context, bridge string, localnets map[string]int) error {
-	br := &vsdb.Bridge{Name: bridge}
-	if err := c.db.Get(ctx, br); err != nil {
-		return fmt.Errorf("external bridge %s: %w", bridge, err)
-	}
-	var ops []ovsdb.Operation
-	for _, uuid := range br.Ports {
-		port := &vsdb.Port{UUID: uuid}
-		if err := c.db.Get(ctx, port); err != nil {
-			return fmt.Errorf("port %s of bridge %s: %w", uuid, bridge, err)
+	for _, i := range uplinks[uplink] {
+		ofport, err := r.client.openFlowPort(ctx, i)
+		if err != nil {
+			return out, added, err
 		}
-		_, localnet := localnets[port.Name]
-		if port.Protected != localnet {
+		out.Uplinks = append(out.Uplinks, ofport)
+	}
+	slices.Sort(out.Uplinks)
+	for _, p := range r.ports {
+		vlan, localnet := localnets[p.name]
+		if !p.patch || p.name != router && !localnet {
 			continue
 		}
-		for _, uuid := range port.Interfaces {
-			i := &vsdb.Interface{UUID: uuid}
-			if err := c.db.Get(ctx, i); err != nil {
-				return fmt.Errorf("interface %s of port %s: %w", uuid, port.Name, err)
+		ofport, err := r.client.openFlowPort(ctx, p.name)
+		switch {
+		case err != nil:
+			return out, added, err
+		case ofport <= 0: // not connected yet
+		case localnet:
+			out.Localnets = append(out.Localnets, flows.Localnet{Port: ofport, VLAN: vlan})
+		default:
+			out.Router = ofport
+		}
+	}
+	slices.SortFunc(out.Localnets, func(a, b flows.Localnet) int { return a.Port - b.Port })
+	return out, added, nil
+}
+
+func (r *bridgeReader) port(ctx context.Context, uuid string) (bridgePort, error) {
+	port := &vsdb.Port{UUID: uuid}
+	if err := r.client.db.Get(ctx, port); err != nil {
+		return bridgePort{}, fmt.Errorf("port %s of bridge %s: %w", uuid, r.name, err)
+	}
+	p := bridgePort{name: port.Name, internal: port.Name == r.name}
+	for _, uuid := range port.Interfaces {
+		i := &vsdb.Interface{UUID: uuid}
+		if err := r.client.db.Get(ctx, i); err != nil {
+			return bridgePort{}, fmt.Errorf("interface %s of port %s: %w", uuid, port.Name, err)
+		}
+		p.interfaces = append(p.interfaces, i.Name)
+		p.patch = p.patch || i.Type == "patch"
+		p.internal = p.internal || i.Type == "internal"
+	}
+	return p, nil
+}
+
+// possibleUplinks returns the interfaces that may be the uplink's.
+func (r *bridgeReader) possibleUplinks() map[string]struct{} {
+	out := map[string]struct{}{}
+	for _, p := range r.ports {
+		if !p.patch && !p.internal {
+			for _, name := range p.interfaces {
+				out[name] = struct{}{}
 			}
-			if i.Type != "patch" {
-				continue
-			}
-			port.Protected = !localnet
-			update, err := c.db.Where(port).Update(port, &port.Protected)
+		}
+	}
+	return out
+}
+
+// openFlowPort returns the OpenFlow port of an interface; -1: it has none, or does not exist.
+func (c *Client) openFlowPort(ctx context.Context, name string) (int, error) {
+	i := &vsdb.Interface{Name: name}
+	if err := c.db.Get(ctx, i); errors.Is(err, client.ErrNotFound) {
+		return -1, nil
+	} else if err != nil {
+		return -1, fmt.Errorf("interface %s: %w", name, err)
+	}
+	if i.Ofport == nil {
+		return -1, nil
+	}
+	return *i.Ofport, nil
+}
+
+// protect sets protected on those of the external bridge's ports that lead to networks, except
+// on those of localnets, and on the uplink router's, which are as open as the wire. After a start of Open vSwitch, while
+// the bridge does not have our flows yet, it acts as a learning switch, which does not forward
+// between protected ports. The setting is in the database and persists across restarts. only
+// limits the ports by name; nil: all.
+func (r *bridgeReader) protect(ctx context.Context, router string, localnets map[string]int, only []string) error {
+	var ops []ovsdb.Operation
+	for uuid, p := range r.ports {
+		if !p.patch || only != nil && !slices.Contains(only, p.name) {
+			continue
+		}
+		port := &vsdb.Port{UUID: uuid}
+		if err := r.client.db.Get(ctx, port); err != nil {
+			return fmt.Errorf("port %s of bridge %s: %w", p.name, r.name, err)
+		}
+		_, open := localnets[p.name]
+		if open = open || p.name == router; port.Protected == open {
+			port.Protected = !open
+			update, err := r.client.db.Where(port).Update(port, &port.Protected)
 			if err != nil {
-				return fmt.Errorf("protect port %s: %w", port.Name, err)
+				return fmt.Errorf("protect port %s: %w", p.name, err)
 			}
 			ops = append(ops, update...)
-			break
 		}
 	}
 	if len(ops) == 0 {
 		return nil
 	}
-	cl, err := c.db.Wait(ctx, nil)
+	cl, err := r.client.db.Wait(ctx, nil)
 	if err == nil {
-		_, err = c.db.Transact(ctx, cl, ops...)
+		_, err = r.client.db.Transact(ctx, cl, ops...)
 	}
 	if err != nil {
-		return fmt.Errorf("protect the patch ports of bridge %s: %w", bridge, err)
+		return fmt.Errorf("protect the patch ports of bridge %s: %w", r.name, err)
 	}
 	return nil
 }

@@ -81,24 +81,44 @@ func ovsOfctl(root native.Tree, dir string) flows.OFCtl {
 	}}
 }
 
-// gatewayPatch is the cluster default network's patch port.
-const gatewayPatch = "patch-br-ex_node-1-to-br-int"
+// routerPatch is the uplink router's patch port.
+const routerPatch = "patch-br-ex_uplink__node-1-to-br-int"
 
-// gatewayNode is a node with addresses for a gateway router.
+// gatewayNode is a node with addresses.
 var (
 	gatewayNode = network.Node{Name: "node-1", ID: 3, Bridge: "br-ex", BridgeMAC: "52:54:00:00:00:01",
 		Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.7/24"), netip.MustParsePrefix("2001:db8::7/64")}}
 	testPlan = network.Plan{
 		Masquerade:   []netip.Prefix{netip.MustParsePrefix("169.254.0.0/17"), netip.MustParsePrefix("fd69::/112")},
 		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd10:96::/112")},
+		ClusterSubnets: []network.Subnet{
+			{CIDR: netip.MustParsePrefix("10.244.0.0/16"), HostLen: 24}, {CIDR: netip.MustParsePrefix("fd10:244::/48"), HostLen: 64},
+		},
 	}
 )
 
-// runReconciler runs a reconciler of br-ex until the test ends.
+// newReconciler returns a reconciler of br-ex that does not run yet.
+func newReconciler(c *Client, sw flows.Switch, dir string) *FlowReconciler {
+	return NewFlowReconciler(c, sw, "br-ex", gatewayNode.Name, testPlan, dir, slog.New(slog.DiscardHandler), nil)
+}
+
+// desired returns the flows that the bridge should have, built from nothing.
+func (r *FlowReconciler) desired(ctx context.Context) (flows.State, error) {
+	fresh := NewFlowReconciler(r.Client, &flows.Fake{}, r.Bridge, r.Node, r.Plan, r.RunDir, r.Log, nil)
+	r.mu.Lock()
+	fresh.node, fresh.localnets, fresh.gateways, fresh.complete = r.node, r.localnets, r.gateways, true
+	r.mu.Unlock()
+	if err := fresh.reconcile(ctx, changes{all: true, stale: true}); err != nil {
+		return nil, err
+	}
+	return fresh.Switch.Read(ctx, r.Bridge)
+}
+
+// runReconciler runs a reconciler until the test ends.
 func runReconciler(t *testing.T, r *FlowReconciler) *FlowReconciler {
 	t.Helper()
-	r.Bridge, r.Log, r.Plan = "br-ex", slog.New(slog.DiscardHandler), testPlan
 	r.SetNode(gatewayNode, nil)
+	r.MarkComplete()
 	ctx, cancel := context.WithCancel(context.Background())
 	stopped := make(chan struct{})
 	go func() { r.Run(ctx); close(stopped) }()
@@ -116,11 +136,12 @@ func TestRepairsChangedFlows(t *testing.T) {
 			address := startServer(t, root, dir)
 			c := connect(t, address)
 			addUplink(t, c, "eth1")
-			addPatchPort(t, c, gatewayPatch, "br-a")
+			addPatchPort(t, c, routerPatch, "br-a")
 			process := vswitchd(t, root, dir, address)
 			ofctl := ovsOfctl(root, dir)
 			counted := &countedSwitch{Switch: ofctl}
-			r := &FlowReconciler{Client: c, Switch: counted, RunDir: dir, interval: time.Hour}
+			r := newReconciler(c, counted, dir)
+			r.interval = time.Hour
 			if !notified {
 				r.RunDir, r.interval = t.TempDir(), 100*time.Millisecond
 			}
@@ -205,12 +226,14 @@ func TestExternalBridgeFlows(t *testing.T) {
 	ctx := deadline(t)
 	ofctl := ovsOfctl(root, dir)
 	reports := make(chan error, 1000)
-	r := runReconciler(t, &FlowReconciler{Client: c, Switch: ofctl, RunDir: dir, Report: func(err error) {
+	r := newReconciler(c, ofctl, dir)
+	r.Report = func(err error) {
 		select {
 		case reports <- err:
 		default:
 		}
-	}})
+	}
+	runReconciler(t, r)
 	// expectFlows waits for reports until the switch has the desired flows.
 	expectFlows := func(when string) {
 		t.Helper()
@@ -241,7 +264,8 @@ func TestExternalBridgeFlows(t *testing.T) {
 	}
 	// With two possible uplinks, bridge-uplink must be set.
 	addUplink(t, c, "eth2")
-	if _, err := c.ExternalBridge(ctx, "br-ex", gatewayPatch, nil); err == nil || !strings.Contains(err.Error(), "external_ids:bridge-uplink") {
+	reader := bridgeReader{client: c, name: "br-ex"}
+	if _, _, err := reader.read(ctx, routerPatch, nil); err == nil || !strings.Contains(err.Error(), "external_ids:bridge-uplink") {
 		t.Errorf("two uplinks: %v", err)
 	}
 	br := &vsdb.Bridge{Name: "br-ex"}
@@ -250,7 +274,7 @@ func TestExternalBridgeFlows(t *testing.T) {
 	}
 	transact(t, c, must(c.setIDs(br, &br.ExternalIDs, map[string]string{"bridge-uplink": "eth2"}, nil))...)
 	waitFor(t, c, func() bool {
-		b, err := c.ExternalBridge(ctx, "br-ex", gatewayPatch, nil)
+		b, _, err := reader.read(ctx, routerPatch, nil)
 		return err == nil && len(b.Uplinks) == 1 && b.Uplinks[0] > 0
 	})
 	expectFlows("after bridge-uplink was set")
@@ -289,7 +313,11 @@ func TestNoTrafficBetweenPatchPorts(t *testing.T) {
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
-	if err := c.ProtectPatchPorts(ctx, "br-ex", nil); err != nil {
+	reader := bridgeReader{client: c, name: "br-ex"}
+	if _, _, err := reader.read(ctx, routerPatch, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := reader.protect(ctx, routerPatch, nil, nil); err != nil {
 		t.Fatal(err)
 	}
 	for reaches() {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 
 	"github.com/ovn-kubernetes/libovsdb/cache"
 	"github.com/ovn-kubernetes/libovsdb/client"
@@ -23,6 +24,7 @@ type Client struct {
 	db     *ovsdb.Connection
 	log    *slog.Logger
 	change *notifier
+	onRow  atomic.Pointer[func(name string)] // see watchRows
 	stop   context.CancelFunc
 	done   chan struct{} // closed when db does not run any more
 }
@@ -84,6 +86,17 @@ func (c *Client) handleConnect(cl client.Client) {
 		DeleteFunc: func(table string, row model.Model) { c.notifyRow(row) },
 	})
 	c.change.notifyAll()
+	c.callOnRow(anyRow)
+}
+
+// watchRows calls f with the name of each interface, port and bridge that changes, and with
+// anyRow for other rows and when all may have changed. There is one watcher.
+func (c *Client) watchRows(f func(name string)) { c.onRow.Store(&f) }
+
+func (c *Client) callOnRow(name string) {
+	if f := c.onRow.Load(); f != nil {
+		(*f)(name)
+	}
 }
 
 // Close disconnects.
@@ -95,15 +108,20 @@ func (c *Client) Close() {
 // notifyRow notifies waiters for the row's name (interfaces, ports and bridges)
 // and waiters for any row.
 func (c *Client) notifyRow(row model.Model) {
+	name := anyRow
 	switch r := row.(type) {
 	case *vsdb.Interface:
-		c.change.notify(r.Name)
+		name = r.Name
 	case *vsdb.Port:
-		c.change.notify(r.Name)
+		name = r.Name
 	case *vsdb.Bridge:
-		c.change.notify(r.Name)
+		name = r.Name
+	}
+	if name != anyRow {
+		c.change.notify(name)
 	}
 	c.change.notify(anyRow)
+	c.callOnRow(name)
 }
 
 // await waits until done returns true or an error. It calls done at once and

@@ -10,6 +10,7 @@ import (
 	"maps"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -18,15 +19,14 @@ import (
 	"bulkhead/pkg/ovs/flows"
 )
 
-// FlowReconciler reconciles the external bridge's flows with flows.Build. It reads
-// the bridge, which runs ovs-ofctl, when the switch reports changed flows or has
-// restarted, when the OpenFlow ports of the uplink, of the cluster default network's gateway
-// or of Localnet networks change, when the node's facts change, and periodically. The cost
-// does not depend on the number of networks with gateway routers.
+// FlowReconciler reconciles the external bridge's flows. An event builds, compares and
+// writes the flows of the networks that it affects, in one bundle. All flows are read at the
+// start, when somebody else has changed one or ovs-vswitchd has restarted, and periodically.
 type FlowReconciler struct {
 	Client *Client
 	Switch flows.Switch
 	Bridge string
+	Node   string // the node's name
 	Plan   network.Plan
 	// RunDir is the directory of ovs-vswitchd's sockets.
 	RunDir string
@@ -34,19 +34,52 @@ type FlowReconciler struct {
 	// Report, if set, is called with the result of each reconcile; nil is success.
 	Report func(error)
 
-	mu   sync.Mutex
-	node network.Node
-	// localnets are the VLANs of Localnet networks, by patch port.
-	localnets map[string]int
-	isolated  bool          // Isolate has succeeded
-	interval  time.Duration // between periodic reads; 0: readInterval
+	interval time.Duration // between periodic reads; 0: readInterval
+
+	mu        sync.Mutex
+	node      network.Node
+	localnets map[string]int  // VLANs of Localnet networks, by patch port
+	gateways  map[int]gateway // by network id
+	networks  map[string]int  // network ids by patch port
+	complete  bool            // gateways has every network
+	isolated  bool            // Isolate has succeeded
+	changed   changes
+	wake      chan struct{}
+
+	expected map[uint64]int      // events of own changes that are still to come, by cookie
+	uplinks  map[string]struct{} // interfaces that may be the uplink's; nil: any
+
+	runs sync.Mutex // held while the bridge is read and written
+	run  flowState
+}
+
+// gateway is a network with its patch port.
+type gateway struct {
+	patch string
+	flows.Gateway
+}
+
+// changes say what is to be built again.
+type changes struct {
+	all      bool         // the bridge or the node
+	networks map[int]bool // by id
+	stale    bool         // the switch may have other flows than those that were written
+}
+
+// flowState is what the reconciler has read and written last.
+type flowState struct {
+	reader  bridgeReader
+	bridge  flows.Bridge
+	in      flows.Inputs
+	want    map[uint64]flows.State // by cookie
+	written bool                   // the switch has what want says
 }
 
 const (
 	// readInterval is long, because the switch reports what changes, and each read runs a
 	// program.
 	readInterval = time.Minute
-	// debounce is the delay between a change of flows and the read of the bridge.
+	// debounce is the delay between others' change of flows and the read of the bridge.
 	// It bounds the cost if another program changes flows all the time.
 	debounce = 100 * time.Millisecond
 )
@@ -60,6 +93,13 @@ func RunDir(address string) string {
 	return "/var/run/openvswitch"
 }
 
+// NewFlowReconciler returns a reconciler of the bridge of the node of that name.
+func NewFlowReconciler(client *Client, sw flows.Switch, bridge, node string, plan network.Plan, runDir string, log *slog.Logger, report func(error)) *FlowReconciler {
+	return &FlowReconciler{Client: client, Switch: sw, Bridge: bridge, Node: node, Plan: plan, RunDir: runDir, Log: log, Report: report,
+		gateways: map[int]gateway{}, networks: map[string]int{}, wake: make(chan struct{}, 1), changed: changes{networks: map[int]bool{}}, expected: map[uint64]int{},
+		run: flowState{reader: bridgeReader{client: client, name: bridge}, want: map[uint64]flows.State{}}}
+}
+
 // SetNode sets the node's facts, and the Localnet networks that the bridge may connect to
 // the wire.
 func (r *FlowReconciler) SetNode(node network.Node, localnets []network.Network) {
@@ -68,18 +108,99 @@ func (r *FlowReconciler) SetNode(node network.Node, localnets []network.Network)
 		vlans[n.LocalnetPatch()] = n.VLAN
 	}
 	r.mu.Lock()
-	changed := !reflect.DeepEqual(r.node, node) || !maps.Equal(r.localnets, vlans)
-	r.node, r.localnets = node, vlans
-	r.mu.Unlock()
-	if changed {
-		r.Client.change.notify(anyRow)
+	defer r.mu.Unlock()
+	if !reflect.DeepEqual(r.node, node) || !maps.Equal(r.localnets, vlans) {
+		r.node, r.localnets, r.changed.all = node, vlans, true
+		r.notify()
 	}
 }
 
-// Isolate installs the flows that block traffic between the external bridge's
-// patch ports. The agent calls it before it creates the chassis, because
-// ovn-controller then connects networks to the bridge. After a success it is a
-// no-op.
+// SetNetwork sets a primary network, or the cluster default network, with the ports of its
+// services that are reached from outside it.
+func (r *FlowReconciler) SetNetwork(n network.Network, ports []flows.ServicePort) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	g := gateway{Gateway: flows.Gateway{Network: n.ID, Mark: n.ConntrackMark(), Ports: ports}, patch: n.ExternalPatch(r.Bridge, r.Node)}
+	v4, v6 := n.Families()
+	for _, p := range network.FilterFamilies(r.Plan.MasqueradeGateway(n), v4, v6) {
+		g.Addresses = append(g.Addresses, p.Addr())
+	}
+	if reflect.DeepEqual(r.gateways[n.ID], g) {
+		return
+	}
+	delete(r.networks, r.gateways[n.ID].patch)
+	r.gateways[n.ID], r.networks[g.patch], r.changed.networks[n.ID] = g, n.ID, true
+	r.notify()
+}
+
+// DeleteNetwork removes the network with that id.
+func (r *FlowReconciler) DeleteNetwork(id int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.networks, r.gateways[id].patch)
+	delete(r.gateways, id)
+	r.changed.networks[id] = true
+	r.notify()
+}
+
+// MarkComplete says that every network is set: flows of others are removed from now on.
+func (r *FlowReconciler) MarkComplete() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.complete {
+		r.complete, r.changed.stale = true, true
+		r.notify()
+	}
+}
+
+func (r *FlowReconciler) notify() {
+	select {
+	case r.wake <- struct{}{}:
+	default:
+	}
+}
+
+// rowChanged handles a change in the Open vSwitch database.
+func (r *FlowReconciler) rowChanged(name string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	id, isNetwork := r.networks[name]
+	_, isLocalnet := r.localnets[name]
+	switch {
+	case isNetwork:
+		r.changed.networks[id] = true
+	case name == r.Bridge, name == anyRow, isLocalnet, name == network.UplinkPatch(r.Bridge, r.Node), r.mayBeUplink(name):
+		r.changed.all = true
+	default:
+		return
+	}
+	r.notify()
+}
+
+// mayBeUplink reports whether an interface may be the uplink's.
+func (r *FlowReconciler) mayBeUplink(name string) bool {
+	_, ok := r.uplinks[name]
+	return ok || r.uplinks == nil
+}
+
+// flowsChanged handles an event of the switch's flow monitor: a flow with that cookie has
+// changed, or, for 0, any may have.
+func (r *FlowReconciler) flowsChanged(cookie uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if cookie != 0 && r.expected[cookie] > 0 {
+		if r.expected[cookie]--; r.expected[cookie] == 0 {
+			delete(r.expected, cookie)
+		}
+		return
+	}
+	r.changed.stale = true
+	r.notify()
+}
+
+// Isolate installs the flows that belong to no network, which block traffic between the
+// external bridge's patch ports. The agent calls it before it creates the chassis, because
+// ovn-controller then connects networks to the bridge. After a success it is a no-op.
 func (r *FlowReconciler) Isolate(ctx context.Context) error {
 	r.mu.Lock()
 	isolated := r.isolated
@@ -87,11 +208,7 @@ func (r *FlowReconciler) Isolate(ctx context.Context) error {
 	if isolated {
 		return nil
 	}
-	want, err := r.desired(ctx)
-	if err != nil && !errors.Is(err, flows.ErrNoUplink) {
-		return err
-	}
-	if err := r.apply(ctx, want); err != nil {
+	if err := r.reconcile(ctx, changes{all: true, stale: true}); err != nil && !errors.Is(err, flows.ErrNoUplink) {
 		return err
 	}
 	r.mu.Lock()
@@ -103,33 +220,127 @@ func (r *FlowReconciler) Isolate(ctx context.Context) error {
 // errNoFacts: the node's facts are not known yet, so what the bridge has stays.
 var errNoFacts = errors.New("the node's facts are not known yet")
 
-func (r *FlowReconciler) desired(ctx context.Context) (flows.State, error) {
+// reconcile writes the flows of what has changed.
+func (r *FlowReconciler) reconcile(ctx context.Context, c changes) error {
+	r.runs.Lock()
+	defer r.runs.Unlock()
 	r.mu.Lock()
-	node, localnets := r.node, r.localnets
+	node, localnets, gateways, complete := r.node, r.localnets, maps.Clone(r.gateways), r.complete
 	r.mu.Unlock()
 	if node.Name == "" {
-		return nil, errNoFacts
+		return errNoFacts
 	}
-	gateway := network.Network{ID: network.DefaultID, Name: network.DefaultName}.ExternalPatch(r.Bridge, node.Name)
-	bridge, err := r.Client.ExternalBridge(ctx, r.Bridge, gateway, localnets)
+	s := &r.run
+	c.stale = c.stale || !s.written
+	before, problems, err := r.buildBase(ctx, &c, node, localnets)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return flows.Build(bridge, flows.Inputs{Addresses: node.Addresses, MAC: node.BridgeMAC, Masquerade: r.Plan.Masquerade, Services: r.Plan.ServiceCIDRs})
+	for _, id := range s.networks(c, gateways) {
+		cookie := flows.Cookie(id)
+		before[cookie] = s.want[cookie]
+		delete(s.want, cookie)
+		g, ok := gateways[id]
+		if !ok {
+			continue
+		}
+		ofport, err := r.Client.openFlowPort(ctx, g.patch)
+		if err != nil {
+			problems = errors.Join(problems, err)
+			continue
+		}
+		g.Port = max(ofport, 0)
+		if want := flows.BuildNetwork(s.bridge, s.in, g.Gateway); len(want) > 0 {
+			s.want[cookie] = want
+		}
+	}
+	err = r.write(ctx, before, c.stale, complete)
+	s.written = err == nil
+	return errors.Join(problems, err)
 }
 
-// protectPatchPorts protects the ports of all networks but Localnet ones.
-func (r *FlowReconciler) protectPatchPorts(ctx context.Context) error {
+// buildBase reads the bridge if it may have changed, and builds the flows of no network. If
+// these depend on something that is different now, all networks' do: it sets c.all. It returns
+// the flows before; problems do not prevent that the flows are written.
+func (r *FlowReconciler) buildBase(ctx context.Context, c *changes, node network.Node, localnets map[string]int) (before map[uint64]flows.State, problems, err error) {
+	s := &r.run
+	before = map[uint64]flows.State{}
+	if !c.all && !c.stale {
+		return before, nil, nil
+	}
+	router := network.UplinkPatch(r.Bridge, r.Node)
+	bridge, added, err := s.reader.read(ctx, router, localnets)
 	r.mu.Lock()
-	localnets := r.localnets
+	r.uplinks = s.reader.possibleUplinks()
 	r.mu.Unlock()
-	return r.Client.ProtectPatchPorts(ctx, r.Bridge, localnets)
+	if err != nil {
+		return before, nil, err
+	}
+	in := flows.Inputs{Addresses: node.Addresses, MAC: node.BridgeMAC, Masquerade: r.Plan.Masquerade, Services: r.Plan.ServiceCIDRs,
+		Pods: network.Network{Subnets: r.Plan.ClusterSubnets}.CIDRs(), Mode: node.Mode}
+	c.all = !reflect.DeepEqual(bridge, s.bridge) || !reflect.DeepEqual(in, s.in)
+	want, err := flows.Build(bridge, in)
+	if err != nil && !errors.Is(err, flows.ErrNoUplink) {
+		return before, nil, err
+	}
+	before[flows.CookieBase] = s.want[flows.CookieBase]
+	s.bridge, s.in, s.want[flows.CookieBase] = bridge, in, want
+	if c.stale {
+		added = nil // all ports
+	}
+	if c.stale || len(added) > 0 {
+		err = errors.Join(err, s.reader.protect(ctx, router, localnets, added))
+	}
+	return before, err, nil
 }
 
-// apply reads the bridge's flows and applies the difference.
-func (r *FlowReconciler) apply(ctx context.Context, want flows.State) error {
-	ops, err := flows.Sync(ctx, r.Switch, r.Bridge, want)
-	if err != nil {
+// networks returns the ids of the networks whose flows are built.
+func (s *flowState) networks(c changes, gateways map[int]gateway) []int {
+	if !c.all && !c.stale {
+		return slices.Collect(maps.Keys(c.networks))
+	}
+	ids := slices.Collect(maps.Keys(gateways))
+	for cookie := range s.want {
+		if _, ok := gateways[flows.NetworkOf(cookie)]; !ok && cookie != flows.CookieBase {
+			ids = append(ids, flows.NetworkOf(cookie))
+		}
+	}
+	return ids
+}
+
+// write writes the flows with the cookies of before, in one bundle. With read it compares all
+// with the switch's flows, and else with before.
+func (r *FlowReconciler) write(ctx context.Context, before map[uint64]flows.State, read, complete bool) error {
+	s := &r.run
+	var want, have flows.State
+	if read {
+		r.mu.Lock()
+		clear(r.expected) // the read sees what has changed until now
+		r.mu.Unlock()
+		var err error
+		if have, err = r.Switch.Read(ctx, r.Bridge); err != nil {
+			return err
+		}
+		for _, w := range s.want {
+			want = append(want, w...)
+		}
+		if !complete {
+			have = slices.DeleteFunc(have, func(f flows.Flow) bool {
+				_, known := s.want[f.Cookie]
+				return !known && f.Cookie != flows.CookieBase
+			})
+		}
+	} else {
+		for cookie := range before {
+			want, have = append(want, s.want[cookie]...), append(have, before[cookie]...)
+		}
+	}
+	ops := flows.Diff(want, have)
+	if len(ops) == 0 {
+		return nil
+	}
+	r.expect(ops)
+	if err := r.Switch.Apply(ctx, r.Bridge, ops); err != nil {
 		return err
 	}
 	for _, op := range ops {
@@ -138,29 +349,38 @@ func (r *FlowReconciler) apply(ctx context.Context, want flows.State) error {
 	return nil
 }
 
+// expect notes the events that own changes will cause.
+func (r *FlowReconciler) expect(ops []flows.Op) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, op := range ops {
+		r.expected[op.Flow.Cookie]++
+	}
+}
+
+// takeChanges returns and forgets what has changed.
+func (r *FlowReconciler) takeChanges() changes {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	c := r.changed
+	r.changed = changes{networks: map[int]bool{}}
+	return c
+}
+
 // Run reconciles the flows until ctx ends, from the first SetNode on.
 func (r *FlowReconciler) Run(ctx context.Context) {
-	flowsChanged := watchFlows(ctx, filepath.Join(r.RunDir, r.Bridge+".mgmt"))
+	r.Client.watchRows(r.rowChanged)
+	watchFlows(ctx, filepath.Join(r.RunDir, r.Bridge+".mgmt"), r.flowsChanged)
 	tick := time.NewTicker(cmp.Or(r.interval, readInterval))
 	defer tick.Stop()
-	var last flows.State // the flows of the last successful apply
-	stale := true        // the bridge's flows may differ from last
 	backoff := 100 * time.Millisecond
+	c := changes{all: true, stale: true}
 	for ctx.Err() == nil {
-		changed, stop := r.Client.change.wait(anyRow)
-		want, err := r.desired(ctx)
-		if (err == nil || errors.Is(err, flows.ErrNoUplink)) && (stale || !reflect.DeepEqual(want, last)) {
-			failed := r.apply(ctx, want)
-			err = errors.Join(err, failed)
-			last, stale = want, failed != nil
-		}
+		err := r.reconcile(ctx, c)
 		if errors.Is(err, errNoFacts) {
 			err = nil // SetNode notifies
-		} else {
-			err = errors.Join(err, r.protectPatchPorts(ctx))
-			if r.Report != nil {
-				r.Report(err)
-			}
+		} else if r.Report != nil {
+			r.Report(err)
 		}
 		var retry <-chan time.Time
 		if err != nil {
@@ -170,19 +390,22 @@ func (r *FlowReconciler) Run(ctx context.Context) {
 		} else {
 			backoff = 100 * time.Millisecond
 		}
+		stale := false
 		select {
 		case <-ctx.Done():
-		case <-changed:
+		case <-r.wake:
 		case <-retry:
+			stale = true
 		case <-tick.C:
 			stale = true
-		case <-flowsChanged:
-			stale = true
+		}
+		c = r.takeChanges()
+		if c.stale {
 			select {
 			case <-ctx.Done():
 			case <-time.After(debounce):
 			}
 		}
-		stop()
+		c.stale = c.stale || stale
 	}
 }

@@ -14,8 +14,8 @@ import (
 // bridge, and which reach them.
 func TestLocalnetFlows(t *testing.T) {
 	nets := []network.Network{{ID: 1, Name: "plain", Topology: network.Localnet}, {ID: 2, Name: "beside", Topology: network.Localnet}, {ID: 3, Name: "tagged", Topology: network.Localnet, VLAN: 20}}
-	ports := map[string]string{"gateway": gatewayPatch, "tenant": "tenant"}
-	replace := []string{"GATEWAY", gatewayPatch, "TENANT", "tenant"}
+	ports := map[string]string{"router": routerPatch, "tenant": "tenant", "red": redNet.ExternalPatch("br-ex", gatewayNode.Name)}
+	replace := []string{"ROUTER", routerPatch, "TENANT", "tenant"}
 	for _, n := range append(slices.Clone(nets), network.Network{ID: 4, Name: "unknown"}) {
 		ports[n.Name] = n.LocalnetPatch()
 		replace = append(replace, strings.ToUpper(n.Name), n.LocalnetPatch())
@@ -28,21 +28,22 @@ func TestLocalnetFlows(t *testing.T) {
 			b.check(name, names.Replace(x.packet), x.want)
 		}
 	}
+	b.r.SetNetwork(redNet, nil)
 	b.settle(nets...)
 	const nodeMAC, podMAC, tag, otherTag = "dl_dst=52:54:00:00:00:01", "dl_src=0a:58:0a:0a:00:05", "dl_vlan=20,dl_vlan_pcp=0", "dl_vlan=30,dl_vlan_pcp=0"
 	check(map[string]tracedPacket{
-		"ARP from the wire":                           {"in_port=eth1,arp,arp_tpa=192.0.2.9", "beside gateway node plain"},
+		"ARP from the wire":                           {"in_port=eth1,arp,arp_tpa=192.0.2.9", "beside node plain router"},
 		"a packet from the wire to a pod":             {"in_port=eth1,tcp,nw_src=192.0.2.8,nw_dst=192.0.2.50,tp_dst=80", "beside node plain"},
 		"a packet from the wire to the node":          {"in_port=eth1,tcp," + nodeMAC + ",nw_src=192.0.2.8,nw_dst=192.0.2.7,tp_dst=22", "node"},
 		"a tagged packet from the wire":               {"in_port=eth1,arp," + tag, "node tagged"},
 		"one with another tag":                        {"in_port=eth1,arp," + otherTag, "node"},
-		"a priority tag, from the wire":               {"in_port=eth1,arp,dl_vlan=0,dl_vlan_pcp=5", "beside gateway node plain"},
+		"a priority tag, from the wire":               {"in_port=eth1,arp,dl_vlan=0,dl_vlan_pcp=5", "beside node plain router"},
 		"the node's":                                  {"in_port=LOCAL,tcp,nw_src=192.0.2.7,nw_dst=192.0.2.50,tp_dst=80", "beside plain wire"},
 		"the node's, tagged":                          {"in_port=LOCAL,arp," + tag, "tagged wire"},
 		"the node's, with another tag":                {"in_port=LOCAL,arp," + otherTag, "wire"},
-		"a pod of the default network to a pod":       {"in_port=GATEWAY,tcp,nw_src=192.0.2.7,nw_dst=192.0.2.50,tp_dst=80", "beside plain wire"},
-		"the gateway's ARP":                           {"in_port=GATEWAY,arp,arp_spa=192.0.2.7,arp_tpa=192.0.2.50", "beside plain wire"},
-		"a pod's ARP":                                 {"in_port=PLAIN,arp," + podMAC, "beside gateway node wire"},
+		"a pod of another network to a pod":           {"in_port=ROUTER,tcp,nw_src=169.254.0.11,nw_dst=192.0.2.50,tp_dst=80", "beside plain wire"},
+		"the router's ARP":                            {"in_port=ROUTER,arp,arp_op=1,arp_spa=192.0.2.7,arp_tpa=192.0.2.50", "beside plain wire"},
+		"a pod's ARP":                                 {"in_port=PLAIN,arp," + podMAC, "beside node router wire"},
 		"a pod's to the wire":                         {"in_port=PLAIN,tcp," + podMAC + ",nw_src=192.0.2.50,nw_dst=198.51.100.1,tp_dst=80", "beside node wire"},
 		"a pod's to the node":                         {"in_port=PLAIN,tcp," + podMAC + "," + nodeMAC + ",nw_src=192.0.2.50,nw_dst=192.0.2.7,tp_dst=80", "node"},
 		"a pod's to the node, IPv6":                   {"in_port=PLAIN,tcp6," + podMAC + "," + nodeMAC + ",ipv6_src=2001:db8::50,ipv6_dst=2001:db8::7,tp_dst=80", "node"},
@@ -72,6 +73,6 @@ func TestLocalnetFlows(t *testing.T) {
 		"from the new VLAN":   {"in_port=TAGGED,arp," + podMAC + "," + otherTag, "node wire"},
 		"from the old VLAN":   {"in_port=TAGGED,arp," + podMAC + "," + tag, ""},
 		"a network that left": {"in_port=PLAIN,arp," + podMAC, ""},
-		"its neighbour":       {"in_port=BESIDE,arp," + podMAC, "gateway node wire"},
+		"its neighbour":       {"in_port=BESIDE,arp," + podMAC, "node router wire"},
 	})
 }

@@ -12,28 +12,21 @@ import (
 	"time"
 )
 
-// watchFlows sends whenever the bridge's flows may have changed: another program
-// changed them, or ovs-vswitchd restarted. It monitors all flows over an OpenFlow
-// connection to the bridge's management socket, which ends with the process. If
-// the switch rejects the monitor, watchFlows reconnects every second and sends
-// each time.
-func watchFlows(ctx context.Context, socket string) <-chan struct{} {
-	out := make(chan struct{}, 1)
+// watchFlows calls changed with the cookie of each of the bridge's flows that changes, and
+// with 0 if any may have: ovs-vswitchd restarted, or events were lost. It monitors all flows
+// over an OpenFlow connection to the bridge's management socket, which ends with the process.
+// If the switch rejects the monitor, watchFlows reconnects every second and calls changed each
+// time.
+func watchFlows(ctx context.Context, socket string, changed func(cookie uint64)) {
 	go func() {
 		for ctx.Err() == nil {
-			_ = monitorFlows(ctx, socket, func() {
-				select {
-				case out <- struct{}{}:
-				default:
-				}
-			})
+			_ = monitorFlows(ctx, socket, changed)
 			select {
 			case <-ctx.Done():
 			case <-time.After(time.Second):
 			}
 		}
 	}()
-	return out
 }
 
 // OpenFlow 1.0, which every Open vSwitch supports, with Nicira's flow monitor.
@@ -66,9 +59,9 @@ func monitorRequest() []byte {
 	return append(b, allTables, 0, 0, 0, 0, 0)
 }
 
-// monitorFlows calls changed when the monitor is active and for each event. It
-// replies to echo requests. It returns when the connection ends.
-func monitorFlows(ctx context.Context, socket string, changed func()) error {
+// monitorFlows calls changed with 0 when the monitor is active, and then as watchFlows says.
+// It replies to echo requests. It returns when the connection ends.
+func monitorFlows(ctx context.Context, socket string, changed func(cookie uint64)) error {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	if err != nil {
 		return err
@@ -78,6 +71,7 @@ func monitorFlows(ctx context.Context, socket string, changed func()) error {
 	if _, err := conn.Write(append([]byte{ofVersion, ofHello, 0, ofHeader, 0, 0, 0, 1}, monitorRequest()...)); err != nil {
 		return err
 	}
+	active := false
 	for {
 		var head [ofHeader]byte
 		if _, err := io.ReadFull(conn, head[:]); err != nil {
@@ -92,10 +86,15 @@ func monitorFlows(ctx context.Context, socket string, changed func()) error {
 			return err
 		}
 		switch head[1] {
-		case ofStatsReply, ofVendor: // flow events, or a pause of the monitor
-			changed()
+		case ofStatsReply: // the first one has all flows that exist, or none
+			for _, cookie := range changedCookies(body, active) {
+				changed(cookie)
+			}
+			active = true
+		case ofVendor: // the monitor pauses, or goes on
+			changed(0)
 		case ofError:
-			changed()
+			changed(0)
 			return fmt.Errorf("the switch rejects the flow monitor: % x", body)
 		case ofEchoRequest:
 			head[1] = ofEchoReply
@@ -104,4 +103,29 @@ func monitorFlows(ctx context.Context, socket string, changed func()) error {
 			}
 		}
 	}
+}
+
+// changedCookies returns the cookies in the body of a reply of the flow monitor (struct
+// nx_flow_update_full of nicira-ext.h), or 0 for what it does not understand.
+func changedCookies(body []byte, active bool) []uint64 {
+	const (
+		header      = 16 // of statistics: type, flags, vendor, subtype, padding
+		abbreviated = 3  // event: a change of this connection's own; smaller ones have a cookie
+		minimum     = 24
+	)
+	if !active || len(body) < header {
+		return []uint64{0}
+	}
+	var out []uint64
+	for body = body[header:]; len(body) >= 4; {
+		length, event := int(binary.BigEndian.Uint16(body)), binary.BigEndian.Uint16(body[2:])
+		if length < 4 || length > len(body) || event > abbreviated || event < abbreviated && length < minimum {
+			return append(out, 0)
+		}
+		if event < abbreviated {
+			out = append(out, binary.BigEndian.Uint64(body[16:]))
+		}
+		body = body[length:]
+	}
+	return out
 }

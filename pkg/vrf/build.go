@@ -73,12 +73,9 @@ func Build(net network.Network, node network.Node, in Inputs) (State, error) {
 	st.Sysctls = portSysctls(st.Port.Name, in.IPv6)
 	if net.IsDefault() && node.Bridge != "" {
 		st.Sysctls = append(st.Sysctls, bridgeSysctls(node.Bridge)...)
-		// Replies to OVN's masquerade address: the external bridge's flows lead them.
-		var router []netip.Prefix
-		for _, p := range in.Plan.MasqueradeFixed(network.MasqueradeOVN) {
-			router = append(router, hostPrefix(p.Addr()))
-		}
-		st.Routes = routesVia(node, MainTable, router)
+		// To gateway routers, by the external bridge's flows. Rules with a better priority lead
+		// to tenants' management ports.
+		st.Routes = routesVia(node, MainTable, in.Plan.Masquerade)
 	}
 	table := MainTable
 	if !net.IsDefault() {

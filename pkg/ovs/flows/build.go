@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package flows reconciles the OpenFlow flows of the external bridge, which
-// control the traffic of the node's uplink. Their number does not depend on the
-// number of networks with gateway routers, to whose patch ports they never flood a packet.
+// control the traffic of the node's uplink. A packet passes a constant number of them
+// however many networks there are, and none is copied to several networks' gateway routers.
 package flows
 
 import (
@@ -11,114 +11,122 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+
+	"bulkhead/pkg/network"
 )
-
-// Cookies mark flows as ours. Each of our flows has CookieMark in the bits of
-// CookieMask.
-const (
-	CookieMark = uint64(0xb01c) << 48
-	CookieMask = uint64(0xffff) << 48
-	// CookieBase is the cookie of flows that belong to no tenant's network.
-	CookieBase = CookieMark | 1<<32
-)
-
-// Flow is one OpenFlow flow, in the format of ovs-ofctl.
-type Flow struct {
-	Cookie   uint64
-	Table    int
-	Priority int
-	Match    string // "" matches everything
-	Actions  string
-}
-
-func (f Flow) String() string {
-	s := fmt.Sprintf("cookie=%#x, table=%d, priority=%d", f.Cookie, f.Table, f.Priority)
-	if f.Match != "" {
-		s += "," + f.Match
-	}
-	return s + " actions=" + f.Actions
-}
-
-// key identifies a flow in OpenFlow: two flows with the same key are the same.
-func (f Flow) key() string {
-	return fmt.Sprintf("table=%d,priority=%d,%s", f.Table, f.Priority, f.Match)
-}
-
-// State is a bridge's flows with our cookie, sorted.
-type State []Flow
 
 // Bridge is the external bridge's actual state in Open vSwitch. Port numbers may
 // change on a restart, so read them before each use.
 type Bridge struct {
 	Name    string
 	Uplinks []int // OpenFlow ports of the uplink's interfaces; several for a bond
-	// Gateway is the OpenFlow port of the patch port to the cluster default network's
-	// gateway router; 0: there is none yet.
-	Gateway int
+	// Router is the OpenFlow port of the patch port to the uplink router; 0: there is
+	// none yet.
+	Router int
 	// Localnets are the patch ports to Localnet networks on this bridge.
 	Localnets []Localnet
 }
 
-// Inputs are Build's inputs besides the bridge.
+// Inputs are the inputs besides the bridge.
 type Inputs struct {
-	// Addresses are the node's, which the gateway router has too.
+	// Addresses are the node's.
 	Addresses []netip.Prefix
-	// MAC is the bridge's, and that of the gateway router's port.
+	// MAC is the bridge's, and that of the uplink router's port.
 	MAC string
-	// Masquerade and Services are the address ranges that never appear on the wire.
-	Masquerade, Services []netip.Prefix
+	// Masquerade and Services are the address ranges that never appear on the wire, Pods
+	// that of the cluster default network's pods.
+	Masquerade, Services, Pods []netip.Prefix
+	// Mode says whether what leaves a gateway router goes to the uplink router or to the
+	// host.
+	Mode network.GatewayMode
 }
+
+// Tables.
+const (
+	tableInput        = iota // by the port on which a packet arrives
+	tableReplies             // from the wire to the node, tracked
+	tableLocalnets           // from Localnet networks
+	tableDestinations        // by destination; register 0 says where a packet is from
+	tableNetworks            // to gateway routers, by their masquerade addresses
+	tableTranslated          // replies from the wire to gateway routers, translated
+	tableSource              // from gateway routers to the wire, before their addresses are translated
+	tableToWire              // after that
+)
+
+// Conntrack zones. The translations between masquerade addresses and the node's are in
+// zone 0, which is the host's own, so that no connection gets a port of the node that the
+// host uses.
+const (
+	// zoneWire has the connections between gateway routers and the wire, and none of
+	// the host's: only replies to these are translated in zone 0.
+	zoneWire = 64000
+	// zoneFragments is where fragments are reassembled.
+	zoneFragments = 64004
+)
+
+// markRouted is the mark of connections in zoneWire.
+const markRouted = 1
+
+// Values of register 0 in tableDestinations.
+const (
+	fromWire = iota + 1
+	fromNetwork
+	fromHost
+	fromService  // a network's, that answers a client outside it
+	fromNodePort // the same, at one of the node's addresses
+)
 
 // Priorities of flows, above the bridge's default flow (priority 0, NORMAL).
 const (
-	priorityForged    = 210 // drops
-	priorityService   = 200 // between tenants and the cluster default network's services
-	priorityNotOnWire = 150 // drops
-	priorityVLAN      = 130 // one VLAN
-	priorityTagged    = 125 // the others
-	priorityTunnel    = 120
-	priorityNeighbour = 115 // ARP and neighbour discovery
-	priorityGateway   = 110
-	priorityPass      = 100
-	priorityDrop      = 10
+	priorityForged     = 210 // drops
+	priorityService    = 200 // services
+	priorityHost       = 160 // the host to services
+	priorityReassemble = 155
+	priorityNotOnWire  = 150 // drops
+	priorityVLAN       = 130 // one VLAN
+	priorityTagged     = 125 // the others
+	priorityTunnel     = 120
+	priorityNeighbour  = 115 // ARP and neighbour discovery
+	priorityNetwork    = 110
+	priorityNode       = 105
+	priorityPass       = 100
+	priorityDrop       = 10
 )
+
+// Neighbour solicitations and advertisements (RFC 4861).
+const solicitation, advertisement = 135, 136
 
 // tagged matches packets with a VLAN tag.
 const tagged = ",vlan_tci=0x1000/0x1000"
 
-// Build returns the desired flows. The node's own traffic passes between uplink and
-// bridge port. The cluster default network's gateway router shares the node's addresses:
-// connections that it opens are tracked, so that replies find it. Localnet networks are on
-// the wire, in their VLANs. Packets from all other ports, i.e. the patch ports of tenants'
-// gateway routers, are dropped. Without an uplink Build returns
-// ErrNoUplink with the flows that drop.
+// ErrNoUplink: the bridge has no uplink.
+var ErrNoUplink = errors.New("no uplink: add the node's network interface to it")
+
+// Build returns the flows that belong to no network. The node's own traffic passes
+// between uplink and bridge port, and does not depend on conntrack. Localnet networks are
+// on the wire, in their VLANs. Packets from all other ports, i.e. the patch ports of
+// gateway routers, are dropped unless BuildNetwork's flows let them pass. Without
+// an uplink Build returns ErrNoUplink with the flows that drop.
 func Build(bridge Bridge, in Inputs) (State, error) {
-	b := builder{bridge: bridge, in: in}
-	b.add(priorityDrop, "", "drop")
-	b.dropNotOnWire("in_port=LOCAL")
-	b.uplinks = slices.Sorted(slices.Values(bridge.Uplinks))
+	b := newBuilder(bridge, in, CookieBase)
+	b.add(tableInput, priorityDrop, "", "drop")
+	b.fromHost()
 	for _, port := range b.uplinks {
 		if port <= 0 {
 			return nil, fmt.Errorf("uplink of bridge %s has no OpenFlow port yet", bridge.Name)
 		}
-		b.dropNotOnWire(inPort(port))
-		b.add(priorityPass, inPort(port), join("LOCAL", b.untagged()))
+		b.fromUplink(port)
 	}
-	switch len(b.uplinks) {
-	case 0:
+	if len(b.uplinks) == 0 {
 		sortFlows(b.out)
 		return b.out, fmt.Errorf("bridge %s: %w", bridge.Name, ErrNoUplink)
-	case 1:
-		b.uplink = fmt.Sprintf("output:%d", b.uplinks[0])
-	default: // a bond: use the first member that is up
-		members := strings.Trim(strings.ReplaceAll(fmt.Sprint(b.uplinks), " ", ","), "[]")
-		b.uplink = "bundle(eth_src,0,active_backup,ofport,members:" + members + ")"
 	}
-	b.toWire = join(b.uplink, b.untagged())
-	b.add(priorityPass, "in_port=LOCAL", b.toWire)
+	b.add(tableInput, priorityPass, "in_port=LOCAL", b.toWire)
 	b.nodeVLANs()
-	if b.hasGateway() {
-		b.gateway()
+	if b.routed() {
+		b.uplinkRouter()
+		b.destinations()
+		b.replies()
 	}
 	b.localnets()
 	sortFlows(b.out)
@@ -128,29 +136,170 @@ func Build(bridge Bridge, in Inputs) (State, error) {
 type builder struct {
 	bridge  Bridge
 	in      Inputs
+	cookie  uint64
 	uplinks []int
 	uplink  string // the action that sends to the uplink
 	toWire  string // the actions that send to the uplink and to untagged Localnet networks
-	table   int    // add's
 	out     State
 }
 
-func (b *builder) add(priority int, match, actions string) {
-	b.out = append(b.out, Flow{Cookie: CookieBase, Table: b.table, Priority: priority, Match: match, Actions: actions})
+func newBuilder(bridge Bridge, in Inputs, cookie uint64) *builder {
+	b := &builder{bridge: bridge, in: in, cookie: cookie, uplinks: slices.Sorted(slices.Values(bridge.Uplinks))}
+	switch len(b.uplinks) {
+	case 0:
+	case 1:
+		b.uplink = fmt.Sprintf("output:%d", b.uplinks[0])
+	default: // a bond: use the first member that is up
+		members := strings.Trim(strings.ReplaceAll(fmt.Sprint(b.uplinks), " ", ","), "[]")
+		b.uplink = "bundle(eth_src,0,active_backup,ofport,members:" + members + ")"
+	}
+	b.toWire = join(b.uplink, b.untagged())
+	return b
+}
+
+func (b *builder) add(table, priority int, match, actions string) {
+	b.out = append(b.out, Flow{Cookie: b.cookie, Table: table, Priority: priority, Match: match, Actions: actions})
+}
+
+// routed reports whether gateway routers have a way out: the uplink router exists.
+func (b *builder) routed() bool { return b.bridge.Router > 0 && b.in.MAC != "" && len(b.uplinks) > 0 }
+
+// local reports whether the host forwards what leaves gateway routers.
+func (b *builder) local() bool { return b.in.Mode == network.LocalGateway }
+
+// origin returns the match of register 0 for a value.
+func origin(from int) string { return fmt.Sprintf("reg0=%#x", from) }
+
+// toDestinations returns the actions that continue in tableDestinations.
+func toDestinations(from int) string {
+	return fmt.Sprintf("load:%#x->NXM_NX_REG0[],%s", from, resubmit(tableDestinations))
+}
+
+// fromHost adds the flows for packets from the host to networks. What has no way there
+// and must not appear on the wire is dropped.
+func (b *builder) fromHost() {
+	b.dropNotOnWire(tableInput, "in_port=LOCAL")
+	for _, p := range b.in.Services {
+		b.add(tableInput, priorityNotOnWire, matchIP("in_port=LOCAL", anywhere, p), "drop")
+	}
+	if !b.routed() {
+		return
+	}
+	for _, p := range b.in.Masquerade {
+		b.add(tableInput, priorityService, matchIP("in_port=LOCAL", anywhere, p), resubmit(tableNetworks))
+		b.add(tableInput, priorityForged, matchIP("in_port=LOCAL", p, p), "drop")
+	}
+	for _, ip := range []string{"ip", "ipv6"} {
+		b.add(tableInput, priorityNode, ip+",in_port=LOCAL", toDestinations(fromHost))
+	}
+}
+
+// fromUplink adds the flows for packets from the wire.
+func (b *builder) fromUplink(port int) {
+	from := inPort(port)
+	b.dropNotOnWire(tableInput, from)
+	b.add(tableInput, priorityPass, from, join("LOCAL", b.untagged()))
+	if !b.routed() {
+		return
+	}
+	for _, n := range neighbours {
+		b.add(tableInput, priorityNeighbour, fmt.Sprintf(n, from), join("LOCAL", outputs([]int{b.bridge.Router}), b.untagged()))
+	}
+	// The overlay's packets are the node's: they skip the lookups, except fragments, of
+	// which only the first has a port.
+	for _, udp := range []string{"udp", "udp6"} {
+		b.add(tableInput, priorityTunnel, fmt.Sprintf("%s,%s,nw_frag=no,tp_dst=%d", udp, from, network.TunnelPort), "LOCAL")
+	}
+	b.toNode(from)
+}
+
+// toNode adds the flows for packets from outside to the node's MAC address.
+func (b *builder) toNode(from string) {
+	for _, ip := range []string{"ip", "ipv6"} {
+		match := fmt.Sprintf("%s,%s,dl_dst=%s", ip, from, b.in.MAC)
+		b.add(tableInput, priorityNetwork, match+",nw_frag=yes", fmt.Sprintf("load:%#x->NXM_NX_REG0[],ct(table=%d,zone=%d)", fromWire, tableDestinations, zoneFragments))
+		b.add(tableInput, priorityNode, match, toDestinations(fromWire))
+	}
+}
+
+// neighbours match ARP and neighbour discovery on a port.
+var neighbours = []string{"arp,%s", fmt.Sprintf("icmp6,%%s,icmp_type=%d", solicitation), fmt.Sprintf("icmp6,%%s,icmp_type=%d", advertisement)}
+
+// uplinkRouter adds the flows for packets from the uplink router, which has found their
+// next hop. Its answers to ARP and neighbour discovery are dropped: the host answers.
+func (b *builder) uplinkRouter() {
+	from := inPort(b.bridge.Router)
+	b.add(tableInput, priorityNeighbour, "arp,"+from+",arp_op=1", b.toWire)
+	b.add(tableInput, priorityNeighbour, fmt.Sprintf("icmp6,%s,icmp_type=%d", from, solicitation), b.toWire)
+	for _, p := range b.in.Masquerade {
+		b.add(tableInput, priorityNetwork, matchIP(from, p, anywhere), resubmit(tableSource))
+		b.add(tableInput, priorityNode, matchIP(from, anywhere, p), resubmit(tableNetworks)) // its own ICMP errors
+	}
+	for _, ip := range []string{"ip", "ipv6"} {
+		b.add(tableToWire, priorityPass, ip, fmt.Sprintf("ct(commit,zone=%d,exec(load:%#x->NXM_NX_CT_MARK[])),%s", zoneWire, markRouted, b.toWire))
+	}
+}
+
+// linkOnly are destinations that no packet is routed to.
+var linkOnly = []netip.Prefix{netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("255.255.255.255/32"), netip.MustParsePrefix("ff00::/8"), netip.MustParsePrefix("fe80::/10")}
+
+// destinations adds the flows of tableDestinations that belong to no network.
+func (b *builder) destinations() {
+	const table = tableDestinations
+	b.add(table, priorityPass, origin(fromHost), b.toWire)
+	b.add(table, priorityPass, origin(fromWire), "LOCAL")
+	toNode := setMAC(b.in.MAC) + ",LOCAL"
+	out := toNode // the host forwards
+	if !b.local() {
+		out = setMAC(b.in.MAC) + "," + outputs([]int{b.bridge.Router})
+	}
+	for _, own := range b.in.Addresses {
+		b.add(table, priorityNode, matchIP(origin(fromWire), anywhere, single(own.Addr())), fmt.Sprintf("ct(table=%d,zone=%d)", tableReplies, zoneWire))
+	}
+	for _, from := range []int{fromNetwork, fromService} {
+		b.add(table, priorityPass, origin(from), out)
+		for _, own := range b.in.Addresses {
+			b.add(table, priorityNode, matchIP(origin(from), anywhere, single(own.Addr())), toNode)
+		}
+		for _, udp := range []string{"udp", "udp6"} { // nodes would take them for the overlay's own
+			b.add(table, priorityForged, fmt.Sprintf("%s,%s,tp_dst=%d", udp, origin(from), network.TunnelPort), "drop")
+		}
+		for _, p := range slices.Concat(b.in.Pods, b.in.Services, linkOnly) {
+			b.add(table, priorityNotOnWire, matchIP(origin(from), anywhere, p), "drop")
+		}
+	}
+	for _, p := range b.in.Masquerade {
+		b.add(table, priorityNotOnWire, matchIP(origin(fromNetwork), anywhere, p), "drop")
+		b.add(table, priorityNotOnWire, matchIP(origin(fromService), anywhere, p), resubmit(tableNetworks))
+		if !b.local() { // the client is another network's, and has sent to the node's address
+			b.add(table, priorityNotOnWire, matchIP(origin(fromNodePort), anywhere, p), resubmit(tableNetworks))
+		}
+	}
+}
+
+// replies adds the flows for replies to connections of gateway routers.
+func (b *builder) replies() {
+	for _, state := range []string{"+est+trk", "+rel+trk"} {
+		for _, ip := range []string{"ip", "ipv6"} {
+			b.add(tableReplies, priorityNetwork, fmt.Sprintf("ct_state=%s,ct_mark=%#x,%s", state, markRouted, ip), fmt.Sprintf("ct(table=%d,nat)", tableTranslated))
+		}
+	}
+	b.add(tableReplies, priorityPass, "", "LOCAL")
+	for _, p := range b.in.Masquerade {
+		b.add(tableTranslated, priorityNetwork, matchIP("", anywhere, p), resubmit(tableNetworks))
+	}
+	b.add(tableTranslated, priorityPass, "", "LOCAL")
 }
 
 // nodeVLANs lets the packets of the node's own VLAN devices pass. A tag of VLAN 0 has only a
 // priority (IEEE 802.1Q): the packet is as one without a tag.
 func (b *builder) nodeVLANs() {
-	b.add(priorityTagged, "in_port=LOCAL"+tagged, b.uplink)
+	b.add(tableInput, priorityTagged, "in_port=LOCAL"+tagged, b.uplink)
 	for _, port := range b.uplinks {
-		b.add(priorityTagged, inPort(port)+tagged, "LOCAL")
-		b.add(priorityVLAN, inPort(port)+",dl_vlan=0", "strip_vlan,resubmit(,0)")
+		b.add(tableInput, priorityTagged, inPort(port)+tagged, "LOCAL")
+		b.add(tableInput, priorityVLAN, inPort(port)+",dl_vlan=0", "strip_vlan,resubmit(,0)")
 	}
 }
-
-// hasGateway reports whether the cluster default network's gateway router is on the bridge.
-func (b *builder) hasGateway() bool { return b.bridge.Gateway > 0 && b.in.MAC != "" }
 
 // untagged are the actions that send to untagged Localnet networks.
 func (b *builder) untagged() string {
@@ -163,60 +312,19 @@ func (b *builder) untagged() string {
 	return outputs(ports)
 }
 
-// join joins the parts of a match or actions that are not empty.
-func join(parts ...string) string {
-	return strings.Join(slices.DeleteFunc(parts, func(p string) bool { return p == "" }), ",")
-}
-
-// dropNotOnWire drops a port's packets from and to masquerade addresses, which mean
-// something inside one node only.
-func (b *builder) dropNotOnWire(port string) {
+// dropNotOnWire drops packets from and to masquerade addresses, which mean something
+// inside one node only.
+func (b *builder) dropNotOnWire(table int, port string) {
 	for _, p := range b.in.Masquerade {
-		b.add(priorityNotOnWire, matchIP(port, p, anywhere), "drop")
-		b.add(priorityNotOnWire, matchIP(port, anywhere, p), "drop")
+		b.add(table, priorityNotOnWire, matchIP(port, p, anywhere), "drop")
+		b.add(table, priorityNotOnWire, matchIP(port, anywhere, p), "drop")
 	}
 }
 
-func inPort(port int) string { return fmt.Sprintf("in_port=%d", port) }
-
-// anywhere is a source or destination that a match leaves open.
-var anywhere netip.Prefix
-
-// matchIP returns the match of packets on a port ("": any) between two prefixes of one IP
-// family, of which one may be anywhere, as ovs-ofctl prints it.
-func matchIP(port string, src, dst netip.Prefix) string {
-	protocol, field := "ip", "nw_"
-	if src.Addr().Is6() || dst.Addr().Is6() {
-		protocol, field = "ipv6", "ipv6_"
+// dropForged drops a port's datagrams to the overlay's port, which nodes would take for the
+// overlay's own. Fragments arrive here reassembled.
+func (b *builder) dropForged(table int) {
+	for _, udp := range []string{"udp", "udp6"} {
+		b.add(table, priorityForged, fmt.Sprintf("%s,tp_dst=%d", udp, network.TunnelPort), "drop")
 	}
-	match := join(protocol, port)
-	if src != anywhere {
-		match += "," + field + "src=" + prefixText(src)
-	}
-	if dst != anywhere {
-		match += "," + field + "dst=" + prefixText(dst)
-	}
-	return match
-}
-
-func prefixText(p netip.Prefix) string {
-	if p.IsSingleIP() {
-		return p.Addr().String()
-	}
-	return p.Masked().String()
-}
-
-// ErrNoUplink: the bridge has no uplink.
-var ErrNoUplink = errors.New("no uplink: add the node's network interface to it")
-
-func sortFlows(s State) {
-	slices.SortFunc(s, func(a, b Flow) int {
-		if a.Table != b.Table {
-			return a.Table - b.Table
-		}
-		if a.Priority != b.Priority {
-			return b.Priority - a.Priority
-		}
-		return strings.Compare(a.Match, b.Match)
-	})
 }

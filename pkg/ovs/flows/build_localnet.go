@@ -5,7 +5,6 @@ package flows
 import (
 	"fmt"
 	"slices"
-	"strings"
 )
 
 // Localnet is a patch port to a Localnet network whose physical network is the external
@@ -14,19 +13,6 @@ type Localnet struct {
 	Port int // OpenFlow port
 	VLAN int // 0: untagged
 }
-
-const (
-	// tableLocalnets handles packets from Localnet networks.
-	tableLocalnets = 2
-	// zoneFragments is the conntrack zone in which fragments are reassembled.
-	zoneFragments = 64004
-)
-
-// Priorities of flows for Localnet networks.
-const (
-	priorityReassemble = 155
-	priorityToNode     = 105
-)
 
 // localnets adds the flows of Localnet networks. The bridge connects the networks of a
 // VLAN, the wire, and the node, for which untagged packets and those of its own VLAN devices
@@ -45,20 +31,18 @@ func (b *builder) localnets() {
 			continue // Build and gateway add the untagged ports
 		}
 		match := fmt.Sprintf(",dl_vlan=%d", vlan)
-		b.add(priorityVLAN, "in_port=LOCAL"+match, join(b.uplink, outputs(ports)))
+		b.add(tableInput, priorityVLAN, "in_port=LOCAL"+match, join(b.uplink, outputs(ports)))
 		for _, port := range b.uplinks {
-			b.add(priorityVLAN, inPort(port)+match, join("LOCAL", outputs(ports)))
+			b.add(tableInput, priorityVLAN, inPort(port)+match, join("LOCAL", outputs(ports)))
 		}
 	}
 	for _, l := range b.bridge.Localnets {
 		// Reassembled, the drops see what fragments carry.
 		for _, ip := range []string{"ip", "ipv6"} {
-			b.add(priorityReassemble, join(ip, inPort(l.Port), "nw_frag=yes"), fmt.Sprintf("ct(table=%d,zone=%d)", tableLocalnets, zoneFragments))
+			b.add(tableInput, priorityReassemble, join(ip, inPort(l.Port), "nw_frag=yes"), fmt.Sprintf("ct(table=%d,zone=%d)", tableLocalnets, zoneFragments))
 		}
-		b.add(priorityPass, inPort(l.Port), fmt.Sprintf("resubmit(,%d)", tableLocalnets))
+		b.add(tableInput, priorityPass, inPort(l.Port), resubmit(tableLocalnets))
 	}
-	b.table = tableLocalnets
-	defer func() { b.table = 0 }()
 	b.dropFromLocalnets()
 	for _, l := range b.bridge.Localnets {
 		b.fromLocalnet(l, byVLAN[l.VLAN])
@@ -69,47 +53,39 @@ func (b *builder) localnets() {
 // addresses, forged packets of the overlay, the node's own MAC address, and protocols
 // between switches, which may close the node's port of the physical switch.
 func (b *builder) dropFromLocalnets() {
-	b.dropNotOnWire("")
-	b.dropForged("")
+	b.dropNotOnWire(tableLocalnets, "")
+	b.dropForged(tableLocalnets)
 	if b.in.MAC != "" {
-		b.add(priorityNotOnWire, "dl_src="+b.in.MAC, "drop")
+		b.add(tableLocalnets, priorityNotOnWire, "dl_src="+b.in.MAC, "drop")
 	}
 	for _, reserved := range []string{"01:80:c2:00:00:00/ff:ff:ff:ff:ff:f0", "01:00:0c:cc:cc:cc/ff:ff:ff:ff:ff:fe"} {
-		b.add(priorityNotOnWire, "dl_dst="+reserved, "drop")
+		b.add(tableLocalnets, priorityNotOnWire, "dl_dst="+reserved, "drop")
 	}
 }
 
 // fromLocalnet adds the flows for packets from one Localnet network. peers are all ports of
 // its VLAN.
 func (b *builder) fromLocalnet(l Localnet, peers []int) {
+	const table = tableLocalnets
 	port := inPort(l.Port)
 	others := outputs(slices.DeleteFunc(slices.Clone(peers), func(p int) bool { return p == l.Port }))
 	all := join(b.uplink, "LOCAL", others)
 	if l.VLAN != 0 {
-		b.add(priorityVLAN, fmt.Sprintf("%s,dl_vlan=%d", port, l.VLAN), all)
+		b.add(table, priorityVLAN, fmt.Sprintf("%s,dl_vlan=%d", port, l.VLAN), all)
 		return
 	}
-	b.add(priorityVLAN, port+tagged, "drop")
-	b.add(priorityPass, port, all)
+	b.add(table, priorityVLAN, port+tagged, "drop")
+	b.add(table, priorityPass, port, all)
 	if b.in.MAC != "" {
-		b.add(priorityToNode, port+",dl_dst="+b.in.MAC, "LOCAL")
+		b.add(table, priorityNode, port+",dl_dst="+b.in.MAC, "LOCAL")
 	}
-	if !b.hasGateway() {
+	if !b.routed() {
 		return
 	}
 	for _, n := range neighbours {
-		b.add(priorityNeighbour, fmt.Sprintf(n, port), join(all, outputs([]int{b.bridge.Gateway})))
+		b.add(table, priorityNeighbour, fmt.Sprintf(n, port), join(all, outputs([]int{b.bridge.Router})))
 	}
-	for _, a := range b.ownAddresses() {
-		b.add(priorityGateway, matchIP(port, anywhere, a), fmt.Sprintf("ct(table=%d,zone=%d)", tableReplies, zone))
+	for _, ip := range []string{"ip", "ipv6"} {
+		b.add(table, priorityNetwork, fmt.Sprintf("%s,%s,dl_dst=%s", ip, port, b.in.MAC), toDestinations(fromWire))
 	}
-}
-
-// outputs returns the actions that send to OpenFlow ports.
-func outputs(ports []int) string {
-	var list []string
-	for _, p := range slices.Sorted(slices.Values(ports)) {
-		list = append(list, fmt.Sprintf("output:%d", p))
-	}
-	return strings.Join(list, ",")
 }

@@ -18,29 +18,61 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"bulkhead/pkg/network"
 )
 
 var update = flag.Bool("update", false, "rewrite goldens")
 
-func TestBuild(t *testing.T) {
-	prefixes := func(list ...string) (out []netip.Prefix) {
-		for _, p := range list {
-			out = append(out, netip.MustParsePrefix(p))
-		}
-		return out
+func prefixes(list ...string) (out []netip.Prefix) {
+	for _, p := range list {
+		out = append(out, netip.MustParsePrefix(p))
 	}
-	dual := Inputs{MAC: "52:54:00:00:00:01", Addresses: prefixes("192.0.2.7/24", "2001:db8::7/64"),
-		Masquerade: prefixes("169.254.0.0/17", "fd69::/112"), Services: prefixes("10.96.0.0/16", "fd10:96::/112")}
-	v4 := Inputs{MAC: dual.MAC, Addresses: dual.Addresses[:1], Masquerade: dual.Masquerade[:1], Services: dual.Services[:1]}
+	return out
+}
+
+var dual = Inputs{MAC: "52:54:00:00:00:01", Addresses: prefixes("192.0.2.7/24", "2001:db8::7/64"), Mode: network.SharedGateway,
+	Masquerade: prefixes("169.254.0.0/17", "fd69::/112"), Services: prefixes("10.96.0.0/16", "fd10:96::/112"), Pods: prefixes("10.244.0.0/16", "fd10:244::/48")}
+
+// compare compares flows with a golden file.
+func compare(t *testing.T, name string, s State) {
+	t.Helper()
+	var b strings.Builder
+	for _, f := range s {
+		b.WriteString(f.String() + "\n")
+	}
+	golden := filepath.Join("testdata", strings.ReplaceAll(name, " ", "_")+".golden")
+	if *update {
+		if err := os.MkdirAll("testdata", 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(golden, []byte(b.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(golden)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b.String() != string(want) {
+		t.Errorf("got\n%swant\n%s", b.String(), want)
+	}
+}
+
+func TestBuild(t *testing.T) {
+	v4 := Inputs{MAC: dual.MAC, Addresses: dual.Addresses[:1], Masquerade: dual.Masquerade[:1], Services: dual.Services[:1], Pods: dual.Pods[:1]}
+	local := dual
+	local.Mode = network.LocalGateway
 	for name, c := range map[string]struct {
 		bridge Bridge
 		in     Inputs
 	}{
-		"no gateway yet": {Bridge{Name: "br-ex", Uplinks: []int{1}}, dual},
-		"gateway":        {Bridge{Name: "br-ex", Uplinks: []int{1}, Gateway: 3}, dual},
-		"gateway IPv4":   {Bridge{Name: "br-ex", Uplinks: []int{1}, Gateway: 3}, v4},
-		"bond":           {Bridge{Name: "br-ex", Uplinks: []int{5, 2}, Gateway: 3}, dual},
-		"localnets":      {Bridge{Name: "br-ex", Uplinks: []int{1}, Gateway: 3, Localnets: []Localnet{{4, 0}, {6, 20}, {7, 0}, {8, 20}}}, v4},
+		"no router yet":  {Bridge{Name: "br-ex", Uplinks: []int{1}}, dual},
+		"router":         {Bridge{Name: "br-ex", Uplinks: []int{1}, Router: 3}, dual},
+		"router local":   {Bridge{Name: "br-ex", Uplinks: []int{1}, Router: 3}, local},
+		"router IPv4":    {Bridge{Name: "br-ex", Uplinks: []int{1}, Router: 3}, v4},
+		"bond":           {Bridge{Name: "br-ex", Uplinks: []int{5, 2}, Router: 3}, dual},
+		"localnets":      {Bridge{Name: "br-ex", Uplinks: []int{1}, Router: 3, Localnets: []Localnet{{4, 0}, {6, 20}, {7, 0}, {8, 20}}}, v4},
 		"bond localnets": {Bridge{Name: "br-ex", Uplinks: []int{5, 2}, Localnets: []Localnet{{4, 0}, {6, 20}}}, v4},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -48,26 +80,7 @@ func TestBuild(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			var b strings.Builder
-			for _, f := range s {
-				b.WriteString(f.String() + "\n")
-			}
-			golden := filepath.Join("testdata", strings.ReplaceAll(name, " ", "_")+".golden")
-			if *update {
-				if err := os.MkdirAll("testdata", 0o755); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.WriteFile(golden, []byte(b.String()), 0o644); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(golden)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if b.String() != string(want) {
-				t.Errorf("got\n%swant\n%s", b.String(), want)
-			}
+			compare(t, name, s)
 		})
 	}
 	if _, err := Build(Bridge{Name: "br-ex"}, dual); !errors.Is(err, ErrNoUplink) {
@@ -75,6 +88,39 @@ func TestBuild(t *testing.T) {
 	}
 	if _, err := Build(Bridge{Name: "br-ex", Uplinks: []int{-1}}, dual); err == nil {
 		t.Error("an uplink without a port number is accepted")
+	}
+}
+
+func TestBuildNetwork(t *testing.T) {
+	bridge := Bridge{Name: "br-ex", Uplinks: []int{1}, Router: 3}
+	addr := netip.MustParseAddr
+	red := Gateway{Network: 7, Port: 9, Mark: 10, Addresses: []netip.Addr{addr("169.254.0.23"), addr("fd69::17")}, Ports: []ServicePort{
+		{Protocol: "tcp", Port: 30080},
+		{Protocol: "udp", Port: 53, Addr: addr("203.0.113.7")},
+		{Protocol: "sctp", Port: 9000, Addr: addr("2001:db8:7::7"), Claimed: true},
+	}}
+	plain := Gateway{Port: 4, Mark: 3, Addresses: []netip.Addr{addr("169.254.0.9"), addr("fd69::9")}}
+	local := dual
+	local.Mode = network.LocalGateway
+	for name, c := range map[string]struct {
+		g  Gateway
+		in Inputs
+	}{
+		"network": {red, dual}, "network local": {red, local}, "network default": {plain, dual},
+		"network IPv4": {Gateway{Network: 7, Port: 9, Mark: 10, Addresses: red.Addresses[:1], Ports: red.Ports[:1]}, dual},
+	} {
+		t.Run(name, func(t *testing.T) { compare(t, name, BuildNetwork(bridge, c.in, c.g)) })
+	}
+	for name, s := range map[string]State{
+		"no patch port":   BuildNetwork(bridge, dual, Gateway{Network: 7, Addresses: red.Addresses}),
+		"no router":       BuildNetwork(Bridge{Name: "br-ex", Uplinks: []int{1}}, dual, red),
+		"no uplink":       BuildNetwork(Bridge{Name: "br-ex", Router: 3}, dual, red),
+		"no MAC address":  BuildNetwork(bridge, Inputs{}, red),
+		"no node address": BuildNetwork(bridge, Inputs{MAC: dual.MAC, Masquerade: dual.Masquerade}, Gateway{Network: 7, Port: 9}),
+	} {
+		if len(s) > 0 {
+			t.Errorf("%s: %v", name, s)
+		}
 	}
 }
 

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ovn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+
+	"bulkhead/pkg/network"
+	"bulkhead/pkg/ovs/flows"
+)
+
+// gatewayNetwork is a network that leaves the node, with its ports that are reached from
+// outside it.
+type gatewayNetwork struct {
+	net   network.Network
+	ports []flows.ServicePort
+}
+
+// outsideAddr returns the address outside the cluster that only one node reaches.
+func outsideAddr(node, family int) netip.Addr {
+	return netip.MustParseAddr([]string{fmt.Sprintf("198.51.100.%d", node), fmt.Sprintf("2001:db8::%d", node)}[family])
+}
+
+// outside connects the external bridge with the node's host and with its next hop, a
+// namespace that has the addresses of outsideAddr, and gives it the flows of the agent.
+func (z *zoneUnderTest) outside(nets ...gatewayNetwork) {
+	z.t.Helper()
+	ns, link, node := namespace(z.t, z.Name+"outside"), "outside", z.node
+	mustRun(z.t, "ip", "link", "add", link, "netns", z.NS, "type", "veth", "peer", "name", link, "netns", ns)
+	mustRun(z.t, append([]string{"ip", "netns", "exec", ns}, z.Tree.Argv("ethtool", "-K", link, "tx", "off")...)...)
+	add := func(ns, dev string, addrs ...netip.Prefix) {
+		for _, a := range addrs {
+			args := []string{"ip", "-n", ns, "addr", "add", a.String(), "dev", dev}
+			if a.Addr().Is6() {
+				args = append(args, "nodad")
+			}
+			mustRun(z.t, args...)
+		}
+		mustRun(z.t, "ip", "-n", ns, "link", "set", dev, "up")
+	}
+	add(ns, link, netip.MustParsePrefix("172.18.255.254/16"), netip.MustParsePrefix("fc00::ffff/64"), single(outsideAddr(node.ID, 0)), single(outsideAddr(node.ID, 1)))
+	mustRun(z.t, "ip", "-n", z.NS, "link", "set", link, "up")
+	z.must("ovs-vsctl", "--db="+z.Sock("ovs"), "--", "add-port", node.Bridge, link,
+		"--", "set", "Bridge", node.Bridge, `other-config:hwaddr="`+node.BridgeMAC+`"`)
+	add(z.NS, node.Bridge, node.Addresses...)
+	for f, masquerade := range testPlan(true).Masquerade {
+		mustRun(z.t, "ip", "-n", z.NS, "route", "add", masquerade.String(), "via", node.NextHops[f].String(), "dev", node.Bridge)
+	}
+	mustRun(z.t, "ip", "netns", "exec", z.NS, "sysctl", "-qw", "net.ipv4.conf.all.rp_filter=2")
+	converge(z.t, z.nb, testDefault(true), node, Inputs{Plan: testPlan(true), PhysicalNetwork: "physnet"})
+	z.bridgeFlows(append(nets, gatewayNetwork{net: testDefault(true)})...)
+}
+
+// bridgeFlows replaces the external bridge's flows by those of these networks.
+func (z *zoneUnderTest) bridgeFlows(nets ...gatewayNetwork) {
+	z.t.Helper()
+	p := testPlan(true)
+	in := flows.Inputs{Addresses: z.node.Addresses, MAC: z.node.BridgeMAC, Masquerade: p.Masquerade, Services: p.ServiceCIDRs,
+		Pods: network.Network{Subnets: p.ClusterSubnets}.CIDRs(), Mode: z.node.Mode}
+	bridge := flows.Bridge{Name: z.node.Bridge, Uplinks: []int{z.ofport("outside")}, Router: z.ofport(network.UplinkPatch(z.node.Bridge, z.node.Name))}
+	want, err := flows.Build(bridge, in)
+	if err != nil {
+		z.t.Fatal(err)
+	}
+	for _, n := range nets {
+		g := flows.Gateway{Network: n.net.ID, Port: z.ofport(n.net.ExternalPatch(z.node.Bridge, z.node.Name)), Mark: n.net.ConntrackMark(), Ports: n.ports}
+		for _, a := range p.MasqueradeGateway(n.net) {
+			g.Addresses = append(g.Addresses, a.Addr())
+		}
+		want = append(want, flows.BuildNetwork(bridge, in, g)...)
+	}
+	if _, err := flows.Sync(context.Background(), z.ofctl(), z.node.Bridge, want); err != nil {
+		z.t.Fatal(err)
+	}
+	if ops, err := flows.Sync(context.Background(), z.ofctl(), z.node.Bridge, want); err != nil || len(ops) > 0 {
+		z.t.Fatalf("second run: %v, %v", ops, err)
+	}
+}
+
+// ofctl returns the way to the zone's switch.
+func (z *zoneUnderTest) ofctl() flows.OFCtl {
+	return flows.OFCtl{Command: func(ctx context.Context, args ...string) *exec.Cmd {
+		argv := z.Tree.Argv("ovs-ofctl", args...)
+		cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+		cmd.Env = append(os.Environ(), "OVS_RUNDIR="+z.Dir)
+		return cmd
+	}}
+}
+
+// ofport waits until a port of the external bridge exists and returns its OpenFlow port.
+func (z *zoneUnderTest) ofport(name string) (port int) {
+	z.t.Helper()
+	eventually(z.t, "port "+name, func() error {
+		out, err := z.Run("ovs-vsctl", "--db="+z.Sock("ovs"), "get", "Interface", name, "ofport")
+		if err != nil {
+			return err
+		}
+		if port, err = strconv.Atoi(strings.TrimSpace(out)); err == nil && port <= 0 {
+			err = errors.New("not connected")
+		}
+		return err
+	})
+	return port
+}
+
+// TestNativeGateways: two tenants with the same addresses and the cluster default network
+// use the node's address for their connections to the outside and to the node, at once and
+// with the same ports, and each gets its own answers.
+func TestNativeGateways(t *testing.T) {
+	r, zones := nativeZones(t)
+	a := zones[0]
+	plain := testDefault(true)
+	red, blue := testNetwork(1, "red_net", network.Layer3, network.RolePrimary, "dual"), testNetwork(2, "blue_net", network.Layer2, network.RolePrimary, "dual")
+	blue.Subnets[0].CIDR = netip.MustParsePrefix("10.20.0.0/24") // pods of both have the same addresses
+	redPods := [2][]PodPort{{nativePod(red, a, "p", 3)}, {}}
+	bluePods := [2][]PodPort{{nativePod(blue, a, "p", 3)}, {}}
+	plainPods := [2][]PodPort{{testPod(plain, a.node, network.DefaultName, "plain", "p", 3, false)}, {}}
+	connect(t, zones, nil, nativeNetwork{red, redPods}, nativeNetwork{blue, bluePods}, nativeNetwork{plain, plainPods})
+	a.outside(gatewayNetwork{net: red}, gatewayNetwork{net: blue})
+	converge(t, a.nb, plain, a.node, nativeNetwork{plain, plainPods}.inputs(zones, 0))
+
+	outside := a.podNamespace("", "outside")
+	serve(t, outside, 9090, "outside")
+	serve(t, a.NS, 9090, "node")
+	pods := []string{a.podNamespace("red", "p"), a.podNamespace("blue", "p"), a.podNamespace("plain", "p")}
+	for f := range 2 {
+		for _, ns := range pods {
+			checkReach(t, r, []reach{{"the outside", ns, outsideAddr(1, f)}, {"the node", ns, a.node.Addresses[f].Addr()}}, nil)
+			for _, protocol := range []string{"tcp", "udp"} {
+				// A UDP server answers with its address on the link.
+				for want, to := range map[string]netip.Addr{"outside": a.node.NextHops[f], "node": a.node.Addresses[f].Addr()} {
+					eventually(t, ns+" to "+want, func() error {
+						server, seen, err := ask(ns, protocol, netip.AddrPortFrom(to, 9090))
+						if err != nil || server != want || want == "outside" && seen != a.node.Addresses[f].Addr().String() {
+							return fmt.Errorf("%s: %q answers and sees %s: %w", protocol, server, seen, err)
+						}
+						return nil
+					})
+				}
+			}
+		}
+		checkSamePorts(t, outside, pods, netip.AddrPortFrom(a.node.NextHops[f], 9091))
+		checkSamePorts(t, a.NS, pods, netip.AddrPortFrom(a.node.Addresses[f].Addr(), 9091))
+		// The pods' own addresses and the routers' mean nothing outside.
+		for _, to := range []netip.Addr{redPods[0][0].IPs[f].Addr(), testPlan(true).MasqueradeGateway(red)[f].Addr()} {
+			mustRun(t, "ip", "-n", outside, "route", "replace", to.String(), "via", a.node.Addresses[f].Addr().String())
+			checkReach(t, r, nil, []reach{{"from outside", outside, to}})
+		}
+	}
+}
+
+// checkSamePorts sends datagrams from one port of all pods to a server, and checks that each
+// pod gets the answer to its own.
+func checkSamePorts(t *testing.T, server string, pods []string, to netip.AddrPort) {
+	t.Helper()
+	const from = 40000
+	echo(t, server, to)
+	for round := range 3 {
+		errs := make(chan error, len(pods))
+		for i, ns := range pods {
+			go func() {
+				question := fmt.Sprintf("%d of round %d", i, round)
+				answer, err := exchange(ns, from, to, question)
+				if err == nil && answer != question {
+					err = fmt.Errorf("%s asks %q and gets the answer to %q", ns, question, answer)
+				}
+				errs <- err
+			}()
+		}
+		for range pods {
+			if err := <-errs; err != nil {
+				t.Errorf("from port %d to %s: %v", from, to, err)
+			}
+		}
+	}
+}

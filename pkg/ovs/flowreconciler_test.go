@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ovs
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+
+	"bulkhead/pkg/ovs/flows"
+)
+
+// recordedSwitch counts reads and keeps the cookies of what is written.
+type recordedSwitch struct {
+	flows.Switch
+
+	mu      sync.Mutex
+	reads   int
+	cookies []uint64
+}
+
+func (s *recordedSwitch) Read(ctx context.Context, bridge string) (flows.State, error) {
+	s.mu.Lock()
+	s.reads++
+	s.mu.Unlock()
+	return s.Switch.Read(ctx, bridge)
+}
+
+func (s *recordedSwitch) Apply(ctx context.Context, bridge string, ops []flows.Op) error {
+	s.mu.Lock()
+	for _, op := range ops {
+		s.cookies = append(s.cookies, op.Flow.Cookie)
+	}
+	s.mu.Unlock()
+	return s.Switch.Apply(ctx, bridge, ops)
+}
+
+// taken returns the number of reads and the cookies written since the last call.
+func (s *recordedSwitch) taken() (int, []uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	reads, cookies := s.reads, s.cookies
+	s.reads, s.cookies = 0, nil
+	slices.Sort(cookies)
+	return reads, slices.Compact(cookies)
+}
+
+// stale reports whether the reconciler will read the bridge.
+func (r *FlowReconciler) stale() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.changed.stale
+}
+
+// An event of one network writes that network's flows, and reads none. Flows of networks that
+// the reconciler does not know stay until every network is set.
+func TestFlowsPerNetwork(t *testing.T) {
+	root, dir := rootfs(t), t.TempDir()
+	address := startServer(t, root, dir)
+	c := connect(t, address)
+	addUplink(t, c, "eth1")
+	addPatchPort(t, c, routerPatch, "br-router")
+	addPatchPort(t, c, redNet.ExternalPatch("br-ex", gatewayNode.Name), "br-red")
+	addPatchPort(t, c, blueNet.ExternalPatch("br-ex", gatewayNode.Name), "br-blue")
+	vswitchd(t, root, dir, address)
+	ofctl := ovsOfctl(root, dir)
+	unknown := flows.Flow{Cookie: flows.Cookie(99), Table: 4, Priority: 7, Match: "tcp,nw_dst=192.0.2.99", Actions: "drop"}
+	eventually(t, "a flow of an earlier process", func(ctx context.Context) error {
+		return ofctl.Apply(ctx, "br-ex", []flows.Op{{Flow: unknown}})
+	})
+	sw := &recordedSwitch{Switch: ofctl}
+	r := newReconciler(c, sw, dir)
+	r.SetNode(gatewayNode, nil)
+	r.SetNetwork(redNet, nil)
+	ctx, cancel := context.WithCancel(deadline(t))
+	t.Cleanup(cancel)
+	watchFlows(ctx, filepath.Join(dir, "br-ex.mgmt"), r.flowsChanged)
+	eventually(t, "the flow monitor", func(context.Context) error {
+		if !r.stale() {
+			return errors.New("not active yet")
+		}
+		return nil
+	})
+
+	// reconcile handles what has changed, and waits for the events of its own changes. It
+	// returns the numbers of flows by cookie.
+	reconcile := func(when string) map[uint64]int {
+		t.Helper()
+		if err := r.reconcile(ctx, r.takeChanges()); err != nil {
+			t.Fatalf("%s: %v", when, err)
+		}
+		eventually(t, when, func(context.Context) error {
+			r.mu.Lock()
+			defer r.mu.Unlock()
+			if len(r.expected) > 0 {
+				return fmt.Errorf("events are still to come: %v", r.expected)
+			}
+			return nil
+		})
+		have, err := ofctl.Read(ctx, "br-ex")
+		if err != nil {
+			t.Fatal(err)
+		}
+		n := map[uint64]int{}
+		for _, f := range have {
+			n[f.Cookie]++
+		}
+		return n
+	}
+	red, blue := flows.Cookie(redNet.ID), flows.Cookie(blueNet.ID)
+	n := reconcile("the first network")
+	if n[red] < 5 || n[unknown.Cookie] != 1 {
+		t.Errorf("%d flows of red, %d of a network that is not set yet; want some, and 1", n[red], n[unknown.Cookie])
+	}
+	r.MarkComplete()
+	if n = reconcile("every network is set"); n[red] < 5 || n[unknown.Cookie] != 0 {
+		t.Errorf("%d flows of red, %d of a network that does not exist; want some, and none", n[red], n[unknown.Cookie])
+	}
+
+	without := n[red]
+	for _, step := range []struct {
+		name   string
+		event  func()
+		cookie uint64
+		enough func(int) bool
+	}{
+		{"a second network", func() { r.SetNetwork(blueNet, nil) }, blue, func(n int) bool { return n > 5 }},
+		{"ports of services", func() { r.SetNetwork(redNet, redPorts) }, red, func(n int) bool { return n > without }},
+		{"no ports of services", func() { r.SetNetwork(redNet, nil) }, red, func(n int) bool { return n == without }},
+		{"a network less", func() { r.DeleteNetwork(blueNet.ID) }, blue, func(n int) bool { return n == 0 }},
+	} {
+		sw.taken()
+		step.event()
+		if n := reconcile(step.name)[step.cookie]; !step.enough(n) {
+			t.Errorf("%s: %d flows", step.name, n)
+		}
+		if reads, cookies := sw.taken(); reads != 0 || !slices.Equal(cookies, []uint64{step.cookie}) {
+			t.Errorf("%s: %d reads of the bridge, changes of flows with cookies %#x; want none, and %#x alone", step.name, reads, cookies, step.cookie)
+		}
+	}
+	if r.stale() {
+		t.Error("the reconciler takes its own changes for another program's")
+	}
+	// Positive control: another program's change is read, and undone.
+	if out, err := ofctl.Command(ctx, "del-flows", "br-ex", fmt.Sprintf("cookie=%#x/-1", red)).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	eventually(t, "another program's change", func(context.Context) error {
+		if !r.stale() {
+			return errors.New("no event")
+		}
+		return nil
+	})
+	if n := reconcile("another program's change")[red]; n != without {
+		t.Errorf("after another program's change: %d flows, want %d", n, without)
+	}
+}
+
+// flowUpdate is a struct nx_flow_update_full with an empty match, or, for event 3, an
+// abbreviated one.
+func flowUpdate(event uint16, cookie uint64) []byte {
+	length := uint16(24)
+	if event == 3 {
+		length = 8
+	}
+	b := binary.BigEndian.AppendUint16(nil, length)
+	b = binary.BigEndian.AppendUint16(b, event)
+	if event == 3 {
+		return append(b, 0, 0, 0, 1)
+	}
+	b = append(b, make([]byte, 12)...)
+	return binary.BigEndian.AppendUint64(b, cookie)
+}
+
+func TestChangedCookies(t *testing.T) {
+	header := make([]byte, 16)
+	body := func(updates ...[]byte) []byte { return slices.Concat(append([][]byte{header}, updates...)...) }
+	for name, c := range map[string]struct {
+		body   []byte
+		active bool
+		want   []uint64
+	}{
+		"the first reply":     {body(flowUpdate(0, 7)), false, []uint64{0}},
+		"no header":           {header[:15], true, []uint64{0}},
+		"none":                {body(), true, nil},
+		"each event":          {body(flowUpdate(0, 7), flowUpdate(1, 8), flowUpdate(2, 9)), true, []uint64{7, 8, 9}},
+		"own change":          {body(flowUpdate(3, 0), flowUpdate(1, 8)), true, []uint64{8}},
+		"unknown event":       {body(flowUpdate(1, 8), flowUpdate(4, 9)), true, []uint64{8, 0}},
+		"longer than body":    {body(flowUpdate(1, 8)[:23]), true, []uint64{0}},
+		"shorter than cookie": {body([]byte{0, 8, 0, 1, 0, 0, 0, 0}), true, []uint64{0}},
+		"length 0":            {body(make([]byte, 8)), true, []uint64{0}},
+	} {
+		if got := changedCookies(c.body, c.active); !slices.Equal(got, c.want) {
+			t.Errorf("%s: %v, want %v", name, got, c.want)
+		}
+	}
+}
+
+func FuzzChangedCookies(f *testing.F) {
+	f.Add(append(make([]byte, 16), flowUpdate(1, 8)...))
+	f.Add(append(make([]byte, 16), flowUpdate(3, 0)...))
+	f.Fuzz(func(t *testing.T, body []byte) {
+		if got := changedCookies(body, true); len(got) > len(body)/24+1 {
+			t.Errorf("%d cookies in %d bytes", len(got), len(body))
+		}
+	})
+}

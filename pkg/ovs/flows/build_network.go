@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package flows
+
+import (
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"bulkhead/pkg/network"
+)
+
+// Gateway is the patch port to a network's gateway router.
+type Gateway struct {
+	Network int // id
+	Port    int // OpenFlow port; 0: there is none yet
+	// Addresses are the router's masquerade addresses, at most one per IP family.
+	Addresses []netip.Addr
+	// Mark is the ct_mark of the network's connections.
+	Mark  uint32
+	Ports []ServicePort
+}
+
+// ServicePort is a port of a network's services that is reached from outside the network.
+type ServicePort struct {
+	Addr     netip.Addr // external; invalid: the node's own, for a node port
+	Protocol string     // tcp, udp or sctp
+	Port     uint16
+	// Claimed: the service's owner chose the address. Only packets from the wire are led
+	// to it: it may be any host's, to which this node and other networks' pods send.
+	Claimed bool
+}
+
+// snatPorts are the ports that connections of gateway routers get on the node. Node ports
+// and the ports of most servers are below.
+const snatPorts = "32768-60999"
+
+// BuildNetwork returns a network's flows. In shared gateway mode, packets from the gateway
+// router pass the uplink router and then get the node's address; replies are translated back.
+// In local mode the host does both. Without patch port or uplink there are no flows.
+func BuildNetwork(bridge Bridge, in Inputs, g Gateway) State {
+	b := newBuilder(bridge, in, Cookie(g.Network))
+	if !b.routed() || g.Port <= 0 {
+		return nil
+	}
+	for _, a := range g.Addresses {
+		b.add(tableInput, priorityNetwork, matchIP(inPort(g.Port), single(a), anywhere), toDestinations(fromNetwork))
+		b.add(tableNetworks, priorityNetwork, matchIP("", anywhere, single(a)), b.to(g))
+		if own, ok := network.FirstOfFamily(in.Addresses, a); ok && !b.local() {
+			b.add(tableSource, priorityNetwork, matchIP("", single(a), anywhere), fmt.Sprintf("ct(commit,table=%d,nat(src=%s:%s),exec(load:%#x->NXM_NX_CT_MARK[]))",
+				tableToWire, addrText(own.Addr()), snatPorts, g.Mark))
+		}
+	}
+	for _, own := range in.Addresses {
+		if router, ok := network.FirstOfFamily(g.Addresses, own.Addr()); ok {
+			b.add(tableDestinations, priorityNode, matchIP(join(origin(fromNodePort), inPort(g.Port)), single(own.Addr()), anywhere), setAddr("src", router)+","+toDestinations(fromService))
+		}
+	}
+	for _, p := range g.Ports {
+		b.service(g, p)
+	}
+	if g.Network == network.DefaultID {
+		b.services(g)
+	}
+	sortFlows(b.out)
+	return b.out
+}
+
+// to returns the actions that send to the gateway router, also what another network's has
+// sent. The ports of both are protected from each other for the time without flows: a packet
+// that has arrived on no port passes nevertheless.
+func (b *builder) to(g Gateway) string {
+	return "load:0xffff->NXM_OF_IN_PORT[]," + setMAC(network.GatewayMAC) + "," + outputs([]int{g.Port})
+}
+
+// service adds the flows of a port that is reached from outside the network.
+func (b *builder) service(g Gateway, p ServicePort) {
+	if !p.Addr.IsValid() {
+		for _, own := range b.in.Addresses {
+			if router, ok := network.FirstOfFamily(g.Addresses, own.Addr()); ok {
+				b.nodePort(g, p, own.Addr(), router)
+			}
+		}
+		return
+	}
+	from := ""
+	if p.Claimed {
+		from = origin(fromWire)
+	}
+	own := single(p.Addr)
+	b.add(tableDestinations, priorityService, matchTransport(p.Protocol, from, anywhere, own, p.to()), b.to(g))
+	b.add(tableInput, priorityNetwork, matchTransport(p.Protocol, inPort(g.Port), own, anywhere, p.from()), toDestinations(fromService))
+	b.add(tableInput, priorityNetwork, matchTransport(p.Protocol, inPort(b.bridge.Router), own, anywhere, p.from()), b.toWire)
+}
+
+// nodePort adds the flows of a node port at one of the node's addresses. The gateway router has
+// a load balancer there. On their way through the uplink router, and to the host, answers have
+// the router's masquerade address: the node's would be taken for their receiver's own. That is
+// also where the host sends. Other networks' pods, which send to the node's address, get answers
+// from it.
+func (b *builder) nodePort(g Gateway, p ServicePort, own, router netip.Addr) {
+	if !b.local() { // else the host translates what is from outside
+		b.add(tableDestinations, priorityService, matchTransport(p.Protocol, "", anywhere, single(own), p.to()), b.to(g))
+		b.add(tableSource, priorityService, matchTransport(p.Protocol, "", single(router), anywhere, p.from()), setAddr("src", own)+","+b.toWire)
+	}
+	b.add(tableNetworks, priorityService, matchTransport(p.Protocol, "", anywhere, single(router), p.to()), setAddr("dst", own)+","+b.to(g))
+	b.add(tableInput, priorityNetwork, matchTransport(p.Protocol, inPort(g.Port), single(own), anywhere, p.from()), toDestinations(fromNodePort))
+}
+
+func (p ServicePort) to() string { return fmt.Sprintf("tp_dst=%d", p.Port) }
+
+func (p ServicePort) from() string { return fmt.Sprintf("tp_src=%d", p.Port) }
+
+// setAddr returns the actions that set the source or destination address.
+func setAddr(end string, a netip.Addr) string {
+	if a.Is4() {
+		return fmt.Sprintf("mod_nw_%s:%s", end, a)
+	}
+	b, field := a.As16(), "NXM_NX_IPV6_"+strings.ToUpper(end)
+	return fmt.Sprintf("load:%#x->%s[0..63],load:%#x->%s[64..127]", binary.BigEndian.Uint64(b[8:]), field, binary.BigEndian.Uint64(b[:8]), field)
+}
+
+// services adds the way to cluster IPs of the cluster default network: from the host's
+// processes, and from tenants' pods, which the host forwards with their network's masquerade
+// address. The node's firewall decides which services the latter are.
+func (b *builder) services(g Gateway) {
+	for _, service := range b.in.Services {
+		b.add(tableInput, priorityHost, matchIP("in_port=LOCAL", anywhere, service), b.to(g))
+		back := setMAC(b.in.MAC) + ",LOCAL"
+		for _, own := range b.in.Addresses {
+			if network.SameFamily(own, service) {
+				b.add(tableInput, priorityService, matchIP(inPort(g.Port), service, single(own.Addr())), back)
+			}
+		}
+		for _, masquerade := range b.in.Masquerade {
+			if network.SameFamily(masquerade, service) {
+				b.add(tableInput, priorityService, matchIP("in_port=LOCAL", masquerade, service), b.to(g))
+				b.add(tableInput, priorityService, matchIP(inPort(g.Port), service, masquerade), back)
+			}
+		}
+	}
+}
+
+// addrText returns an address as ovs-ofctl writes it before a port.
+func addrText(a netip.Addr) string {
+	if a.Is6() {
+		return "[" + a.String() + "]"
+	}
+	return a.String()
+}

@@ -165,10 +165,14 @@ func (a *arena) tunnelWays() []way.Attempt {
 // tunnelWaysFrom are tunnelWays from other addresses and interfaces of this node or its pods.
 // All numbers in them are derived from ids.
 func (a *arena) tunnelWaysFrom(from []netip.Addr, links []adversary.Interface) []way.Attempt {
-	net := network.Network{ID: a.greenID, Transit: []netip.Prefix{netip.MustParsePrefix("100.88.0.0/16"), netip.MustParsePrefix("fd97::/64")}}
+	net := network.Network{ID: a.greenID, Transit: network.FilterFamilies([]netip.Prefix{netip.MustParsePrefix("100.88.0.0/16"), netip.MustParsePrefix("fd97::/64")}, true, slices.Contains(a.w.Families, "ipv6"))}
+	transitMAC := func(node string) string {
+		p, _ := net.TransitAddr(a.nodeIDs[node])
+		return network.MAC(p.Addr())
+	}
 	g := way.Geneve{VNI: uint32(net.TunnelKey()), In: uint16(a.nodeIDs[a.near.Name]), Out: uint16(a.nodeIDs[a.far.Name]),
 		InnerSrc: a.victim("green-1", false).Addrs[0].String(), InnerDst: a.victim("green-2", false).Addrs[0].String(),
-		SrcMAC: network.MACOf(net.TransitAddrs(a.nodeIDs[a.near.Name])), DstMAC: network.MACOf(net.TransitAddrs(a.nodeIDs[a.far.Name]))}
+		SrcMAC: transitMAC(a.near.Name), DstMAC: transitMAC(a.far.Name)}
 	return adversary.Tunnel(from, a.encap[a.far.Name], links, a.nodes[a.far.Name].mac["br-ex"], g, tunnelPort)
 }
 

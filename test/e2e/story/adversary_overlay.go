@@ -41,9 +41,9 @@ ports: [{name: overlay, port: %[4]d, protocol: UDP}, {name: beyond, port: %[5]d,
 `
 )
 
-// throughGateway is the part in which a pod of the cluster default network, whose packets
-// leave with the node's address, sends forged datagrams to the overlay's port of the other
-// node: to its address, and to a service that its user writes.
+// throughGateway is the part in which a tenant's pod and one of the cluster default network,
+// whose packets leave with the node's address, send forged datagrams to the overlay's port of
+// the other node: to its address, and to a service that the latter's user writes.
 func (a *arena) throughGateway(ctx context.Context, m *match) (part, error) {
 	manifest := fmt.Sprintf(overlayService, overlayPort, beyondPort)
 	for i, to := range a.encap[a.far.Name] {
@@ -56,14 +56,14 @@ func (a *arena) throughGateway(ctx context.Context, m *match) (part, error) {
 	if err != nil {
 		return part{}, err
 	}
-	grey, far := player{pod: a.pods["grey-1"]}, player{machine: a.far}
+	grey, amber, far := player{pod: a.pods["grey-1"]}, player{pod: a.pods["amber-1"]}, player{machine: a.far}
 	if err := m.listen(ctx, far, way.Listener{Kind: "udp", IPv6: true, At: fmt.Sprintf("[::]:%d", listenedPort)}); err != nil {
 		return part{}, err
 	}
 	direct := slices.DeleteFunc(a.tunnelWays(), func(x way.Attempt) bool { return x.Socket != "geneve" })
-	out := part{what: "to the overlay's port, from a pod through the node's gateway", attacks: trials([]player{grey}, direct), controls: trials([]player{a.admin()}, direct), victims: []string{"green-2"}}
+	out := part{what: "to the overlay's port, from a pod through the node's gateway", attacks: trials([]player{grey, amber}, direct), controls: trials([]player{a.admin()}, direct), victims: []string{"green-2"}}
 	var led []*trial
-	for _, x := range direct {
+	for d, x := range direct {
 		i := slices.IndexFunc(s.Spec.ClusterIPs, func(ip string) bool { return sameFamily(ip, x.To) })
 		if i < 0 {
 			return part{}, fmt.Errorf("service grey/overlay has the addresses %v, none of %s's family", s.Spec.ClusterIPs, x.To)
@@ -73,7 +73,7 @@ func (a *arena) throughGateway(ctx context.Context, m *match) (part, error) {
 		case slices.Contains(x.How, "mapped"):
 			continue
 		case len(x.How) == 0: // once for each address
-			led = append(led, &trial{grey, way.Attempt{Socket: "udp", To: x.To, Port: beyondPort}})
+			led = append(led, &trial{grey, way.Attempt{Socket: "udp", To: x.To, Port: beyondPort}}, &trial{amber, way.Attempt{Socket: "udp", To: direct[d].To, Port: listenedPort}})
 			fragments := x
 			fragments.Socket, fragments.How = "hdrincl", []string{"fragments"}
 			for _, own := range a.victim("grey-1", false).Addrs {
@@ -88,8 +88,9 @@ func (a *arena) throughGateway(ctx context.Context, m *match) (part, error) {
 	if len(led) == 0 {
 		return part{}, errors.New("no way by the service grey/overlay")
 	}
-	// The service leads to the other node: on its other port, everything arrives.
-	return out, m.untilHeard(ctx, "service grey/overlay to lead to "+a.far.Name, far, led)
+	// The service leads to the other node, and so does the tenant's gateway: on another port,
+	// everything arrives.
+	return out, m.untilHeard(ctx, "service grey/overlay and amber's gateway to lead to "+a.far.Name, far, led)
 }
 
 // onLocalnet is the part in which a pod that a Localnet network puts among the nodes sends

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -30,7 +29,6 @@ func clusterChecks() []Check {
 	return []Check{
 		{Chapter: 1, Title: "every node is Ready, with Bulkhead as its CNI", Phase: phaseObjects, Run: nodesReady},
 		{Chapter: 1, Title: "default network: pods on every node reach each other (TCP, UDP, ICMP)", Phase: phaseReach, Needs: needs(fixturePlain), Run: defaultReach},
-		{Chapter: 1, Title: "default network: pods reach a host outside the cluster (TCP, UDP, ICMP)", Phase: phaseReach, Needs: needs(fixturePlain), Run: outsideReached},
 		{Chapter: 1, Title: "default network: HTTP, TCP and exec probes by the real kubelet pass", Phase: phaseProbes, Needs: needs(fixturePlain), Run: func(ctx context.Context, w *World) (string, error) {
 			return w.probesPass(ctx, "")
 		}},
@@ -83,29 +81,6 @@ func setUpPlain(ctx context.Context, w *World) error {
 
 func defaultReach(ctx context.Context, w *World) (string, error) {
 	return w.mesh(ctx, w.tenant(""))
-}
-
-// outsideReached has pods of the cluster default network probe a server on the external
-// machine, which has no route to pods: only a reply to a node's address comes back.
-func outsideReached(ctx context.Context, w *World) (string, error) {
-	const outsidePort = 8070
-	external := w.Lab.External()
-	server, err := external.Start(ctx, fmt.Sprintf("exec %s/netprobe serve --name outside --listen :%d", toolsDir, outsidePort))
-	if err != nil {
-		return "", err
-	}
-	defer server.Kill()
-	want := map[string]string{}
-	for _, a := range addrs(external) {
-		at := netip.AddrPortFrom(a, outsidePort).String()
-		want["tcp:"+at], want["udp:"+at], want["icmp:"+a.String()] = "outside", "outside", ""
-	}
-	return fmt.Sprintf("%d targets", len(want)), each(w.tenant(""), func(from *pod) error {
-		if _, err := w.reach(ctx, from, "", want); err != nil {
-			return fmt.Errorf("from %s: %w", from.Name, err)
-		}
-		return nil
-	})
 }
 
 // patience is how long a pod may take to reach another: an emulated node

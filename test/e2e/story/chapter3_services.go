@@ -4,6 +4,7 @@ package story
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -188,58 +189,63 @@ func servicesReached(ctx context.Context, w *World) (string, error) {
 	return fmt.Sprintf("%d answers", answers.Load()), err
 }
 
-// allAnswer asks all targets, several times each, until each of the wanted servers has
-// answered for each target.
+// allAnswer has a pod ask all targets until each of the wanted servers, and nobody else,
+// has answered for each target.
 func (w *World) allAnswer(ctx context.Context, from *pod, list, want []string) (answers int, err error) {
-	missing := map[string]map[string]struct{}{}
-	for _, t := range list {
-		missing[t] = map[string]struct{}{}
-		for _, server := range want {
-			missing[t][server] = struct{}{}
-		}
+	return answered(w.fromPod(ctx, from), list, want, len(want))
+}
+
+// fromPod probes for answered from a pod.
+func (w *World) fromPod(ctx context.Context, from *pod) func([]string) ([]probe, error) {
+	return func(list []string) ([]probe, error) { return w.ask(ctx, from, "", list) }
+}
+
+// answered asks all targets, several times each, until as many of the servers as are enough
+// have answered for each target. Nobody else may.
+func answered(ask func(targets []string) ([]probe, error), list, servers []string, enough int) (answers int, err error) {
+	if len(list) == 0 || enough == 0 {
+		return 0, errors.New("no targets to ask, or no servers to wait for")
 	}
-	for deadline := time.Now().Add(patience); len(missing) > 0; {
+	have := map[string]map[string]struct{}{}
+	for _, t := range list {
+		have[t] = map[string]struct{}{}
+	}
+	for deadline := time.Now().Add(patience); ; {
 		var targets []string
-		for t := range missing {
-			targets = append(targets, slices.Repeat([]string{t}, 2*len(want))...)
+		for t, who := range have {
+			if len(who) < enough {
+				targets = append(targets, slices.Repeat([]string{t}, 2*enough)...)
+			}
 		}
-		got, err := w.ask(ctx, from, "", targets)
+		if len(targets) == 0 {
+			return answers, nil
+		}
+		if time.Now().After(deadline) {
+			return answers, fmt.Errorf("of the answers of %d of %v within %s, there are only %v", enough, servers, patience, have)
+		}
+		got, err := ask(targets)
 		if err != nil {
 			return answers, err
 		}
 		for _, g := range got {
-			if g.OK && !slices.Contains(want, g.Who) {
+			if g.OK && !slices.Contains(servers, g.Who) {
 				return answers, fmt.Errorf("%q answers for %s", g.Who, g.Target)
 			}
 			if g.OK {
 				answers++
-				delete(missing[g.Target], g.Who)
+				have[g.Target][g.Who] = struct{}{}
 			}
-			if len(missing[g.Target]) == 0 {
-				delete(missing, g.Target)
-			}
-		}
-		if len(missing) > 0 && time.Now().After(deadline) {
-			return answers, fmt.Errorf("no answers within %s: %v", patience, missing)
 		}
 	}
-	return answers, nil
 }
 
-// servicesConfined has each pod try the other networks' services. That they answer
-// their own pods is servicesReached's check.
+// servicesConfined has each pod try the cluster IPs of other networks' services. That they
+// answer their own pods is servicesReached's check.
 func servicesConfined(ctx context.Context, w *World) (string, error) {
 	services := map[string][]string{} // by tenant
 	for _, s := range storyServices {
 		for _, name := range []string{"web", "self"} {
 			list, err := w.clusterIPs(ctx, s.namespace, name, 80)
-			if err != nil {
-				return "", err
-			}
-			services[s.tenant] = append(services[s.tenant], list...)
-		}
-		for _, n := range w.Lab.Nodes() {
-			list, err := w.nodePorts(ctx, s.namespace, addrs(n))
 			if err != nil {
 				return "", err
 			}

@@ -60,6 +60,7 @@ var (
 	groupMigration    = &group{"live migration", 3 * time.Minute}
 	groupServices     = &group{"services", 2 * time.Minute}
 	groupServiceTypes = &group{"types of services", 3 * time.Minute}
+	groupNodePorts    = &group{"node ports and external addresses", 3 * time.Minute}
 	groupDNS          = &group{"DNS", 90 * time.Second}
 	groupOpenPorts    = &group{"open ports", time.Minute}
 	groupRemoval      = &group{"deletion of a network in use", 90 * time.Second}

@@ -160,16 +160,18 @@ func (w *World) state(ctx context.Context, node *lab.Node, ids bool) (snapshot, 
 	return lines, nil
 }
 
-// splitSets has a line for each element of nft's sets, which nft prints several to a line
-// and, if they have several parts, in any order.
+// splitSets has a line for each element of nft's sets and maps, which nft prints several to a
+// line and, if they have several parts, in any order.
 func splitSets(lines []string) []string {
 	var out []string
 	set, elements, inside := "", "", false
 	for _, line := range lines {
 		text, isNFT := strings.CutPrefix(line, "nft: ")
 		text = strings.TrimSpace(text)
-		if name, ok := strings.CutPrefix(text, "set "); isNFT && ok {
-			set = strings.TrimSuffix(name, " {")
+		for _, kind := range []string{"set ", "map "} {
+			if name, ok := strings.CutPrefix(text, kind); isNFT && ok && strings.HasSuffix(name, " {") {
+				set = strings.TrimSuffix(name, " {")
+			}
 		}
 		if begin, ok := strings.CutPrefix(text, "elements = {"); isNFT && ok {
 			text, elements, inside = begin, "", true

@@ -50,4 +50,10 @@ func TestSplitSets(t *testing.T) {
 	if got := splitSets(lines("10.96.0.1 . tcp . 443")); slices.Equal(got, want) || !slices.Contains(got, want[3]) {
 		t.Errorf("an element less: %q", got)
 	}
+	for _, elements := range []string{"tcp . 1 : 10.0.0.1,\nnft: \t\t\t     udp . 1 : 10.0.0.1", "tcp . 1 : 10.0.0.1, udp . 1 : 10.0.0.1"} {
+		got := splitSets(strings.Split("nft: \tmap ports {\nnft: \t\telements = { "+elements+" }", "\n"))
+		if want := []string{"nft: \tmap ports {", "nft: element of ports: tcp . 1 : 10.0.0.1", "nft: element of ports: udp . 1 : 10.0.0.1"}; !slices.Equal(got, want) {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
 }

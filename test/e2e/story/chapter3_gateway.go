@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package story
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync/atomic"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"bulkhead/test/lab"
+)
+
+func gatewayChecks() []Check {
+	return []Check{
+		{Chapter: 3, Title: "pods of every network, from one source port at once, reach hosts and nodes", Phase: phaseReach, Needs: needs(fixturePlain, fixtureTenants, fixtureLayer2), Run: outsideReached},
+		{Chapter: 3, Title: "node ports answer hosts, nodes and other networks, each with its network's pods", Phase: phaseReach, Needs: needs(fixtureServices), Run: nodePortsReached, Group: groupNodePorts},
+		{Chapter: 3, Title: "external addresses lead hosts to the oldest service, which sees their addresses", Phase: phaseReach, Needs: needs(fixtureServices), Run: externalAddressesReached, Group: groupNodePorts},
+		{Chapter: 4, Title: "external IPs that a tenant's service claims: other hosts' and nodes' addresses stay theirs", Phase: phaseIsolation, Needs: needs(fixturePlain, fixtureTenants, fixtureLayer2), Run: claimsCaptureNothing, Group: groupNodePorts},
+	}
+}
+
+// perNode returns one pod of each network on each node.
+func (w *World) perNode() (out []*pod, err error) {
+	for _, s := range storyServices {
+		for _, n := range w.Lab.Nodes() {
+			pods := w.tenant(s.tenant)
+			i := slices.IndexFunc(pods, func(p *pod) bool { return p.Node == n.Name })
+			if i < 0 {
+				return nil, fmt.Errorf("tenant %q has no pod on %s", s.tenant, n.Name)
+			}
+			out = append(out, pods[i])
+		}
+	}
+	return out, nil
+}
+
+// machines are the external machine and the nodes.
+func (w *World) machines() []*lab.Node {
+	return append([]*lab.Node{w.Lab.External()}, w.Lab.Nodes()...)
+}
+
+// serveOnMachines starts a server on each machine, which answers with the machine's name.
+func (w *World) serveOnMachines(ctx context.Context, port uint16) (stop func(), err error) {
+	var servers []*lab.Process
+	stop = func() {
+		for _, s := range servers {
+			s.Kill()
+		}
+	}
+	for _, m := range w.machines() {
+		server, err := m.Start(ctx, fmt.Sprintf("exec %s/netprobe serve --name %s --listen :%d", toolsDir, m.Name, port))
+		if err != nil {
+			stop()
+			return nil, err
+		}
+		servers = append(servers, server)
+	}
+	return stop, nil
+}
+
+// outsideReached has pods of each network probe servers on the external machine, which has no
+// route to pods, and on the nodes. Tenants have the same addresses and use the same port:
+// each must get its own replies.
+func outsideReached(ctx context.Context, w *World) (string, error) {
+	const listenPort, sourcePort = 8070, 40000
+	stop, err := w.serveOnMachines(ctx, listenPort)
+	if err != nil {
+		return "", err
+	}
+	defer stop()
+	want := map[string]string{}
+	for _, m := range w.machines() {
+		for _, a := range addrs(m) {
+			at := netip.AddrPortFrom(a, listenPort)
+			want[fmt.Sprintf("tcp@%d:%s", sourcePort, at)], want[fmt.Sprintf("udp@%d:%s", sourcePort, at)], want["icmp:"+a.String()] = m.Name, m.Name, ""
+		}
+	}
+	sources, err := w.perNode()
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%d pods, %d targets each", len(sources), len(want)), each(sources, func(from *pod) error {
+		if _, err := w.reach(ctx, from, "", want); err != nil {
+			return fmt.Errorf("from %s on %s: %w", from.Name, from.Node, err)
+		}
+		return nil
+	})
+}
+
+// nodePortsReached asks each network's node ports at each node: from the external machine
+// until all endpoints have answered, from the nodes' own processes, and from pods of the other
+// networks.
+func nodePortsReached(ctx context.Context, w *World) (string, error) {
+	type client struct {
+		name, tenant string
+		pod          bool
+		ask          func([]string) ([]probe, error)
+	}
+	clients := []client{{name: "the external machine", ask: fromNode(ctx, w.Lab.External())}}
+	for _, n := range w.Lab.Nodes() {
+		clients = append(clients, client{name: n.Name, ask: fromNode(ctx, n)})
+	}
+	pods, err := w.perNode()
+	if err != nil {
+		return "", err
+	}
+	for _, p := range pods {
+		clients = append(clients, client{p.Name + " on " + p.Node, p.Tenant, true, w.fromPod(ctx, p)})
+	}
+	targets, servers := map[string][]string{}, map[string][]string{}
+	for _, s := range storyServices {
+		for _, n := range w.Lab.Nodes() {
+			list, err := w.nodePorts(ctx, s.namespace, addrs(n))
+			if err != nil {
+				return "", err
+			}
+			targets[s.tenant] = append(targets[s.tenant], list...)
+		}
+		for _, p := range w.endpoints(s.namespace, s.tenant) {
+			servers[s.tenant] = append(servers[s.tenant], p.Namespace+"/"+p.Name)
+		}
+	}
+	var answers atomic.Int32
+	err = each(clients, func(c client) error {
+		for tenant, list := range targets {
+			enough := 1
+			if c.name == clients[0].name {
+				enough = len(servers[tenant])
+			}
+			if c.pod && c.tenant == tenant {
+				continue // serviceTypesReached asks these
+			}
+			n, err := answered(c.ask, list, servers[tenant], enough)
+			answers.Add(int32(n))
+			if err != nil {
+				return fmt.Errorf("%s to node ports of tenant %q: %w", c.name, tenant, err)
+			}
+		}
+		return nil
+	})
+	return fmt.Sprintf("%d clients, %d answers", len(clients), answers.Load()), err
+}
+
+// externalAddressesReached has the external machine send to the addresses that all networks'
+// services balancer have, by each node. Their external traffic policy is Local: the node's
+// endpoints of the oldest service answer, and see the machine's address. They answer the node's
+// own processes at the balancers' addresses, but not at those that a service's owner chooses:
+// they may be any host's.
+func externalAddressesReached(ctx context.Context, w *World) (string, error) {
+	namespace, tenant, err := w.oldestBalancer(ctx)
+	if err != nil {
+		return "", err
+	}
+	external := w.Lab.External()
+	shared := append(w.served(externalAddresses), w.served(balancerAddresses)...)
+	answers := 0
+	defer func() {
+		for _, a := range shared {
+			_, _ = external.Run(context.WithoutCancel(ctx), "ip route del "+a.String())
+		}
+	}()
+	for _, n := range w.Lab.Nodes() {
+		got, err := nodeProbe(ctx, n, probeTime, portTargets(w.served(externalAddresses))...)
+		if err := cmp.Or(err, reachedAny(n.Name, got)); err != nil {
+			return "", err
+		}
+	}
+	for i, n := range w.Lab.Nodes() {
+		var near []string
+		for _, p := range w.endpoints(namespace, tenant) {
+			if p.Node == n.Name {
+				near = append(near, p.Namespace+"/"+p.Name)
+			}
+		}
+		clients := map[string]string{} // by target, the client's address
+		for j, a := range shared {
+			via := addrs(n)[slices.IndexFunc(addrs(n), func(own netip.Addr) bool { return own.Is4() == a.Is4() })]
+			if res, err := external.Run(ctx, fmt.Sprintf("ip route replace %s via %s", a, via)); err != nil || res.ExitCode != 0 {
+				return "", fmt.Errorf("route to %s on the external machine: %s: %w", a, res.Stderr, err)
+			}
+			target := []string{"client-tcp:", "client-udp:"}[(i+j)%2] + netip.AddrPortFrom(a, 80).String()
+			clients[target] = addrs(external)[slices.IndexFunc(addrs(external), func(own netip.Addr) bool { return own.Is4() == a.Is4() })].String()
+		}
+		count, err := answered(fromNode(ctx, external), portTargets(shared), near, len(near))
+		answers += count
+		if err != nil {
+			return "", fmt.Errorf("the external machine by %s: %w", n.Name, err)
+		}
+		if _, err := reach(fromNode(ctx, external), clients); err != nil {
+			return "", fmt.Errorf("what the endpoints see by %s: %w", n.Name, err)
+		}
+		answers += len(clients)
+		count, err = answered(fromNode(ctx, n), portTargets(w.served(balancerAddresses)), near, 1)
+		answers += count
+		if err != nil {
+			return "", fmt.Errorf("%s: %w", n.Name, err)
+		}
+	}
+	return fmt.Sprintf("%d answers of %s/balancer", answers, namespace), nil
+}
+
+// portTargets are TCP and UDP to port 80 of each address.
+func portTargets(list []netip.Addr) (out []string) {
+	for _, a := range list {
+		at := netip.AddrPortFrom(a, 80).String()
+		out = append(out, "tcp:"+at, "udp:"+at)
+	}
+	return out
+}
+
+// oldestBalancer returns the namespace and tenant of the oldest service balancer. Of those of
+// one second, the first by name counts.
+func (w *World) oldestBalancer(ctx context.Context) (namespace, tenant string, err error) {
+	services, err := w.Lab.Client().CoreV1().Services("").List(ctx, metav1.ListOptions{FieldSelector: "metadata.name=balancer"})
+	if err != nil {
+		return "", "", err
+	}
+	if len(services.Items) != len(storyServices) {
+		return "", "", fmt.Errorf("%d services balancer, want %d", len(services.Items), len(storyServices))
+	}
+	oldest := services.Items[0]
+	for _, s := range services.Items[1:] {
+		if c := s.CreationTimestamp.Compare(oldest.CreationTimestamp.Time); c < 0 || c == 0 && strings.Compare(s.Namespace, oldest.Namespace) < 0 {
+			oldest = s
+		}
+	}
+	for _, s := range storyServices {
+		if s.namespace == oldest.Namespace {
+			return s.namespace, s.tenant, nil
+		}
+	}
+	return "", "", errors.New("the oldest service balancer is not the story's: " + oldest.Namespace)
+}
+
+// claimsCaptureNothing has a user of the tenant red write a service with the addresses of the
+// external machine and the nodes as external IPs. Red's own pods are led to it at the external
+// machine's addresses, which shows that it works. Other networks' pods and the nodes' processes
+// reach the machines.
+func claimsCaptureNothing(ctx context.Context, w *World) (string, error) {
+	const listenPort = 8071
+	stop, err := w.serveOnMachines(ctx, listenPort)
+	if err != nil {
+		return "", err
+	}
+	defer stop()
+	var claimed, own []string
+	want := map[string]string{}
+	for _, m := range w.machines() {
+		for _, a := range addrs(m) {
+			at := netip.AddrPortFrom(a, listenPort).String()
+			claimed, want["tcp:"+at], want["udp:"+at] = append(claimed, fmt.Sprintf("%q", a)), m.Name, m.Name
+			if m == w.Lab.External() {
+				own = append(own, "tcp:"+at, "udp:"+at)
+			}
+		}
+	}
+	service := fmt.Sprintf(`
+apiVersion: v1
+kind: Service
+metadata: {name: claim, namespace: red-a}
+spec:
+  ipFamilyPolicy: PreferDualStack
+  selector: {role: server}
+  externalIPs: [%s]
+  ports: [{name: tcp, port: %d, targetPort: %[3]s, protocol: TCP}, {name: udp, port: %[2]d, targetPort: %[3]s, protocol: UDP}]
+`, strings.Join(claimed, ", "), listenPort, port)
+	if err := w.Lab.Apply(ctx, service); err != nil {
+		return "", err
+	}
+	defer func() { _ = w.Lab.Delete(context.WithoutCancel(ctx), service) }()
+	pods, err := w.perNode()
+	if err != nil {
+		return "", err
+	}
+	var servers []string
+	for _, p := range w.endpoints("red-a", "red") {
+		servers = append(servers, p.Namespace+"/"+p.Name)
+	}
+	clients := map[string]func([]string) ([]probe, error){}
+	for _, n := range w.Lab.Nodes() {
+		clients[n.Name] = fromNode(ctx, n)
+	}
+	for _, p := range pods {
+		if p.Tenant != "red" {
+			clients[p.Name+" on "+p.Node] = w.fromPod(ctx, p)
+			continue
+		}
+		ask := func(list []string) ([]probe, error) {
+			got, err := w.ask(ctx, p, "", list)
+			return slices.DeleteFunc(got, func(g probe) bool { return g.Who == w.Lab.External().Name }), err // not led yet
+		}
+		if _, err := answered(ask, own, servers, 1); err != nil {
+			return "", fmt.Errorf("%s on %s, whose own network's service it is: %w", p.Name, p.Node, err)
+		}
+	}
+	return fmt.Sprintf("%d clients, %d targets each", len(clients), len(want)), each(slices.Sorted(maps.Keys(clients)), func(name string) error {
+		if _, err := reach(clients[name], want); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		return nil
+	})
+}

@@ -334,6 +334,7 @@ func TestGateways(t *testing.T) {
 		f.setNodeID(3)
 		f.setNAD(nad(f.agent.config, "shop", "net", 4))
 		f.events().changeNamespace("shop", Namespace{Labelled: true})
+		eventually(t, "the node's addresses", func() bool { return len(f.agent.node.Node().Addresses) > 0 })
 		own := f.agent.node.Node().Addresses[0].Addr().String()
 		service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}, Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer,
 			ClusterIPs: []string{"10.96.0.9"}, ExternalIPs: []string{own, "10.96.0.10"}, Ports: []corev1.ServicePort{{Port: 80}}}}

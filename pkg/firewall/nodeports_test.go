@@ -44,6 +44,16 @@ func TestKernelNodePorts(t *testing.T) {
 		if err := netlink.AddrAdd(lo, &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}, Flags: unix.IFA_F_NODAD}); err != nil {
 			t.Fatal(err)
 		}
+		// The kernel adds the route to an IPv6 address later.
+		for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+			routes, err := netlink.RouteGet(a.AsSlice())
+			if err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("no route to the node's own address %s: %v, %v", a, routes, err)
+			}
+		}
 	}
 	for _, address := range []string{"192.0.2.10:30080", "192.0.2.10:30081", "192.0.2.10:22", "[2001:db8::10]:30080", "[2001:db8::10]:30081", "169.254.0.11:30080", "169.254.0.13:30081", "[fd69::b]:30080"} {
 		l, err := net.Listen("tcp", address)

@@ -66,7 +66,7 @@ func (a *arena) wallsAlone(ctx context.Context) (string, error) {
 		return "", err
 	}
 	figures, err := a.takeWallsAway(ctx)
-	return figures, errors.Join(err, a.routesOut(ctx, "delete"))
+	return figures, errors.Join(err, a.routesOut(context.WithoutCancel(ctx), "delete"))
 }
 
 // routesOut adds or deletes routes in amber's VRF to the external host.

@@ -184,7 +184,8 @@ int bh_grd_port(struct __sk_buff *skb)
 	}
 	bh_ip(skb, 0, BH_NET, &p);
 	if (owner == BH_OWNER_NONE && skb->ingress_ifindex) {
-		if (door && door->forward_from && door->forward_from == skb->ingress_ifindex)
+		if (door && door->forward_from && door->forward_from == skb->ingress_ifindex &&
+		    (kind != BH_DOOR_DEFAULT || (!p.unparsed && !bpf_map_lookup_elem(&bh_locked, &p.daddr))))
 			return TCX_NEXT;
 		return drop(skb, BH_R_GUARD_FORWARDED, id, netid, &p);
 	}

@@ -33,7 +33,8 @@ type podDoor struct {
 
 // doorInputs are the inputs of buildDoors.
 type doorInputs struct {
-	bridge    string             // the external bridge
+	bridge    string // the external bridge
+	mode      network.GatewayMode
 	internal  []string           // interfaces of Open vSwitch that lead to no network
 	node      []netip.Prefix     // the node's addresses on the cluster default network
 	pods      map[string]podDoor // by interface name
@@ -49,7 +50,7 @@ func buildDoors(links []vrf.Link, in doorInputs) []loader.DoorRow {
 		peer = [6]byte(mac)
 	}
 	peer6, _ := network.FirstOfFamily(in.node, netip.IPv6Unspecified())
-	forward := 0 // what the firewall lets in: in shared mode only the replies of services
+	forward := 0 // what the firewall lets in: replies, in shared mode only those of services
 	if i := slices.IndexFunc(links, func(l vrf.Link) bool { return l.Name == in.bridge }); i >= 0 {
 		forward = links[i].Index
 	}
@@ -63,6 +64,9 @@ func buildDoors(links []vrf.Link, in doorInputs) []loader.DoorRow {
 			row.Kind = loader.DoorLoopback
 		case isPort && id == network.DefaultID:
 			row.Kind = loader.DoorDefault
+			if in.mode == network.LocalGateway {
+				row.ForwardFrom = forward
+			}
 		case isPort:
 			row.Kind, row.NetworkID, row.ForwardFrom = loader.DoorPort, uint32(id), forward
 		case l.Table != 0:
@@ -97,7 +101,7 @@ type doorFacts struct {
 
 // inputs adds the facts of pods' ports in Open vSwitch.
 func (f doorFacts) inputs(ports []ovs.PodPort) doorInputs {
-	in := doorInputs{bridge: f.config.OVS.ExternalBridge,
+	in := doorInputs{bridge: f.config.OVS.ExternalBridge, mode: f.config.OVS.GatewayMode,
 		internal: []string{ovs.DefaultIntegrationBridge, "ovs-system", "ovs-netdev"}, pods: map[string]podDoor{}, tableBase: f.config.Plan.VRFTableBase}
 	in.node = managementAddresses(f.config.DefaultNetwork, f.cache.NodeID())
 	for _, p := range ports {

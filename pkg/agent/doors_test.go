@@ -47,6 +47,11 @@ func TestBuildDoors(t *testing.T) {
 	if got := buildDoors(links, in); !reflect.DeepEqual(got, want) {
 		t.Errorf("\n got %+v\nwant %+v", got, want)
 	}
+	// In local gateway mode the kernel forwards replies to the default network's pods too.
+	in.mode, want[3].ForwardFrom = network.LocalGateway, 3
+	if got := buildDoors(links, in); !reflect.DeepEqual(got, want) {
+		t.Errorf("local gateway mode\n got %+v\nwant %+v", got, want)
+	}
 }
 
 // TestGuardPorts: an interface that is missing or cannot be guarded fails CNI ADD.

@@ -131,7 +131,7 @@ func (r *hostReconciler) lock(ctx context.Context, p Pod) error {
 func (r *hostReconciler) firewallInputs(locked []hostnet.LockedAddr) firewall.Inputs {
 	in := firewall.Inputs{Locked: make([]netip.Addr, 0, len(locked)), Networks: r.cache.Networks(), DefaultPort: r.config.DefaultNetwork.ManagementPort(),
 		Mode: r.config.OVS.GatewayMode, TunnelPort: network.TunnelPort, Bridge: r.config.OVS.ExternalBridge,
-		Services: r.cache.AllowedServices(r.config.AllowedServices), Masquerade: r.config.Plan.Masquerade, ServiceCIDRs: r.config.Plan.ServiceCIDRs}
+		Services: r.cache.AllowedServices(r.config.AllowedServices), Masquerade: r.config.Plan.Masquerade, ServiceCIDRs: r.config.Plan.ServiceCIDRs, Pods: r.config.DefaultNetwork.CIDRs()}
 	for _, l := range locked {
 		in.Locked = append(in.Locked, l.Addr)
 		for _, p := range l.Open {

@@ -158,8 +158,12 @@ func (t *Target) Apply(ctx context.Context, ops []Op) error {
 // portSet is the type of a set of addresses with protocol and port.
 func portSet(address string) string { return address + " . inet_proto . inet_service" }
 
-// priorityDNAT is that of dstnat, a name that nft does not know in every hook.
-const priorityDNAT = knftables.BaseChainPriority("-100")
+// priorityDNAT and prioritySNAT are those of dstnat and srcnat, names that nft does not know in
+// every hook.
+const (
+	priorityDNAT = knftables.BaseChainPriority("-100")
+	prioritySNAT = knftables.BaseChainPriority("100")
+)
 
 // addTo adds an operation to a transaction. knftables needs one call per
 // element, but nft gets all of them at once.
@@ -185,6 +189,9 @@ func (o Op) addTo(tx *knftables.Transaction) {
 			c.Priority = knftables.PtrTo(knftables.FilterPriority)
 			if o.Chain.NAT {
 				c.Type, c.Priority = knftables.PtrTo(knftables.NATType), knftables.PtrTo(priorityDNAT)
+				if o.Chain.Hook == "postrouting" {
+					c.Priority = knftables.PtrTo(prioritySNAT)
+				}
 			}
 		}
 		tx.Add(c)

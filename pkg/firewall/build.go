@@ -21,7 +21,8 @@
 //   - to the overlay's port from a network or over loopback.
 //
 // It leads what local processes send to node ports, and in local gateway mode also what
-// comes from outside, to the gateway router of the service's network.
+// comes from outside, to the gateway router of the service's network. In that mode it also
+// gives what networks send out of the node the node's address.
 //
 // No rule that accepts matches a packet's own mark: a sender with CAP_NET_RAW
 // can choose it for each packet. The rules match sockets' marks and cgroups.
@@ -75,14 +76,15 @@ const (
 	CounterServices     = "services"
 	CounterNotLocal     = "not_local_source"
 
-	chainOutput   = "output"
-	chainLocked   = "locked"
-	chainNetworks = "networks"
-	chainForward  = "forward"
-	chainInput    = "input"
-	chainUnmark   = "unmark"
-	chainLocalNAT = "nat_output"
-	chainWireNAT  = "nat_prerouting"
+	chainOutput    = "output"
+	chainLocked    = "locked"
+	chainNetworks  = "networks"
+	chainForward   = "forward"
+	chainInput     = "input"
+	chainUnmark    = "unmark"
+	chainLocalNAT  = "nat_output"
+	chainWireNAT   = "nat_prerouting"
+	chainSourceNAT = "nat_postrouting"
 )
 
 // managementPorts matches every network's management port, including that of the
@@ -111,8 +113,9 @@ type Inputs struct {
 	Bridge string
 	// Services are what all networks reach, of the cluster default network.
 	Services []Port
-	// Masquerade and ServiceCIDRs are the cluster's ranges.
-	Masquerade, ServiceCIDRs []netip.Prefix
+	// Masquerade, ServiceCIDRs and Pods are the cluster's ranges, the last one of the cluster
+	// default network.
+	Masquerade, ServiceCIDRs, Pods []netip.Prefix
 	// Node are the node's addresses, at which NodePorts are reached.
 	Node      []netip.Addr
 	NodePorts []NodePort
@@ -161,7 +164,7 @@ type State struct {
 type Chain struct {
 	Name  string
 	Hook  string
-	NAT   bool // translates destinations; else it filters
+	NAT   bool // translates addresses: sources in the hook postrouting, else destinations; if not, it filters
 	Rules []Rule
 }
 
@@ -239,7 +242,8 @@ func Build(in Inputs) State {
 		}},
 	}
 	if in.Mode == network.LocalGateway {
-		st.Chains = append(st.Chains, Chain{Name: chainWireNAT, Hook: "prerouting", NAT: true, Rules: in.toNodePorts()})
+		st.Chains = append(st.Chains, Chain{Name: chainWireNAT, Hook: "prerouting", NAT: true, Rules: in.toNodePorts()},
+			Chain{Name: chainSourceNAT, Hook: "postrouting", NAT: true, Rules: in.sourceNAT()})
 	}
 	return st
 }
@@ -371,11 +375,7 @@ func (in Inputs) forwardChain() Chain {
 			rule("into a network", "oifname", managementPorts, "counter name", CounterForwarded, "drop"))
 		return c
 	}
-	if in.TunnelPort != 0 {
-		c.Rules = append(c.Rules,
-			rule("overlay's port", "iifname", managementPorts, fmt.Sprintf("udp dport %d", in.TunnelPort), "counter name", CounterTunnel, "drop"),
-			rule("overlay's port, VRF", "meta sdifname", managementPorts, fmt.Sprintf("udp dport %d", in.TunnelPort), "counter name", CounterTunnel, "drop"))
-	}
+	c.Rules = append(c.Rules, in.localForward()...)
 	return c
 }
 

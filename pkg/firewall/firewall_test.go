@@ -66,7 +66,7 @@ func genInputs(t *rapid.T) Inputs {
 	in.TunnelPort, in.DefaultPort = 6081, "ovn-k8s-mp0"
 	in.Bridge = rapid.SampledFrom([]string{"", "br-ex"}).Draw(t, "bridge")
 	in.Services = rapid.SliceOf(rapid.SampledFrom(services)).Draw(t, "services")
-	in.Masquerade, in.ServiceCIDRs = masquerade, serviceCIDRs
+	in.Masquerade, in.ServiceCIDRs, in.Pods = masquerade, serviceCIDRs, []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}
 	in.NodePorts = rapid.SliceOfDistinct(rapid.SampledFrom(nodePorts), func(p NodePort) NodePort { return p }).Draw(t, "node ports")
 	in.Node = rapid.SampledFrom([][]netip.Addr{nil, nodeAddresses[:1], nodeAddresses}).Draw(t, "node's addresses")
 	return in

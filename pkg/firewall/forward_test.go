@@ -24,6 +24,16 @@ import (
 type ear struct {
 	mu    sync.Mutex
 	heard map[string]int
+	from  map[string]netip.AddrPort // who sent a text last
+}
+
+func newEar() *ear { return &ear{heard: map[string]int{}, from: map[string]netip.AddrPort{}} }
+
+// sender of a text that has been heard.
+func (e *ear) sender(text string) netip.AddrPort {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.from[text]
 }
 
 // listen hears what arrives at the addresses, which are the thread's network namespace's,
@@ -45,6 +55,7 @@ func (e *ear) listen(t *testing.T, addresses ...string) {
 				}
 				e.mu.Lock()
 				e.heard[string(buf[:n])]++
+				e.from[string(buf[:n])] = from
 				e.mu.Unlock()
 				_, _ = conn.WriteToUDPAddrPort(buf[:n], from)
 			}
@@ -86,9 +97,19 @@ func (s sender) send(t *testing.T, to, text string) {
 	_, _ = conn.Write([]byte(text))
 }
 
-// TestKernelForward: what a node sends and forwards between a network in its VRF, services
-// behind the external bridge and the wire, as the receivers hear it.
-func TestKernelForward(t *testing.T) {
+// forwarder is a node with the network 7 in its VRF, services behind the external bridge, and
+// the wire.
+type forwarder struct {
+	t                     *testing.T
+	host, tenant, outside netns.NsHandle
+	target                *Target
+	reconciler            *Reconciler
+	in                    Inputs
+	atOutside, atTenant   *ear
+	number                int
+}
+
+func newForwarder(t *testing.T) *forwarder {
 	host, tenant := newNetns(t)
 	target, err := Open()
 	if err != nil {
@@ -138,6 +159,10 @@ for table in main 100007; do
   ip route add fd10:96::/112 via 2001:db8::1 dev br-ex onlink table $table
 done
 ip route add 192.0.2.0/24 dev br-ex table 100007
+for table in main 100007; do
+  ip route add 169.254.0.0/17 via 192.0.2.1 dev br-ex onlink table $table
+  ip route add fd69::/112 via 2001:db8::1 dev br-ex onlink table $table
+done
 ip route add 2001:db8::/64 dev br-ex table 100007
 ip route add 169.254.0.13/32 dev ovn-k8s-mp7 table 100007
 ip route add fd69::d/128 dev ovn-k8s-mp7 table 100007
@@ -160,90 +185,111 @@ ip addr add 192.0.2.1/24 dev eth0
 ip addr add 2001:db8::1/64 dev eth0 nodad
 ip addr add 10.96.0.1/32 dev lo
 ip addr add fd10:96::1/128 dev lo
+ip addr add 169.254.0.11/32 dev lo
+ip addr add fd69::b/128 dev lo
 ip route add 169.254.0.0/17 via 192.0.2.10
 ip route add fd69::/112 via 2001:db8::10
 `)
-	atOutside, atTenant := &ear{heard: map[string]int{}}, &ear{heard: map[string]int{}}
-	atOutside.listen(t, "10.96.0.1:53", "10.96.0.1:54", "192.0.2.1:53", "[fd10:96::1]:53", "[fd10:96::1]:54", "[2001:db8::1]:53")
+	atOutside, atTenant := newEar(), newEar()
+	atOutside.listen(t, "10.96.0.1:53", "10.96.0.1:54", "192.0.2.1:53", "[fd10:96::1]:53", "[fd10:96::1]:54", "[2001:db8::1]:53",
+		"169.254.0.11:30080", "[fd69::b]:30080", "192.0.2.1:6081", "[2001:db8::1]:6081")
 	if err := netns.Set(tenant); err != nil {
 		t.Fatal(err)
 	}
 	atTenant.listen(t, "169.254.0.13:55", "[fd69::d]:55")
 
-	in := Inputs{Kubelet: Kubelet{Mark: mark}, Networks: []network.Network{{ID: 7}}, Bridge: "br-ex", Masquerade: masquerade, ServiceCIDRs: serviceCIDRs,
-		Services: []Port{{netip.MustParseAddr("10.96.0.1"), "udp", 53}, {netip.MustParseAddr("fd10:96::1"), "udp", 53}}}
-	reconciler := &Reconciler{Target: target}
-	reconcile := func() {
-		t.Helper()
-		if err := netns.Set(host); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := reconciler.Reconcile(t.Context(), in, false); err != nil {
-			t.Fatal(err)
-		}
+	return &forwarder{t: t, host: host, tenant: tenant, outside: outside, target: target, reconciler: &Reconciler{Target: target}, atOutside: atOutside, atTenant: atTenant,
+		in: Inputs{Kubelet: Kubelet{Mark: mark}, Networks: []network.Network{{ID: 7}}, Bridge: "br-ex", Masquerade: masquerade, ServiceCIDRs: serviceCIDRs,
+			Services: []Port{{netip.MustParseAddr("10.96.0.1"), "udp", 53}, {netip.MustParseAddr("fd10:96::1"), "udp", 53}}}}
+}
+
+func (f *forwarder) reconcile() {
+	f.t.Helper()
+	if err := netns.Set(f.host); err != nil {
+		f.t.Fatal(err)
 	}
-	reconcile()
-	number := 0
-	// expect sends from the sender until a control of the same sender's path is heard, and
-	// then says whether the text was.
-	expect := func(what string, s sender, to string, at *ear, want bool, control sender, controlTo string, controlAt *ear) {
-		t.Helper()
-		number++
-		text, proof := fmt.Sprintf("text %d", number), fmt.Sprintf("control %d", number)
-		for deadline := time.Now().Add(20 * time.Second); !controlAt.has(proof) || want && !at.has(text); time.Sleep(10 * time.Millisecond) {
-			if time.Now().After(deadline) {
-				t.Errorf("%s: heard %v, control heard %v", what, at.has(text), controlAt.has(proof))
-				return
-			}
-			s.send(t, to, text)
-			control.send(t, controlTo, proof)
-		}
-		if at.has(text) != want {
-			t.Errorf("%s: heard %v", what, !want)
-		}
+	if _, err := f.reconciler.Reconcile(f.t.Context(), f.in, false); err != nil {
+		f.t.Fatal(err)
 	}
-	for _, f := range []struct{ masquerade, pod, service, outside, node, forged string }{
-		{"169.254.0.13", "10.66.0.3", "10.96.0.1", "192.0.2.1", "192.0.2.10", "169.254.0.99"},
-		{"fd69::d", "fd66::3", "fd10:96::1", "2001:db8::1", "2001:db8::10", "fd69::63"},
-	} {
-		at := func(address string, port int) string { return net.JoinHostPort(address, fmt.Sprint(port)) }
-		fromNetwork, fromNode := sender{ns: tenant, from: f.masquerade}, sender{ns: host, from: f.node}
+}
+
+// expect sends from the sender until a control of the same sender's path is heard, and
+// then says whether the text was.
+func (f *forwarder) expect(what string, s sender, to string, at *ear, want bool, control sender, controlTo string, controlAt *ear) {
+	f.t.Helper()
+	f.number++
+	text, proof := fmt.Sprintf("text %d", f.number), fmt.Sprintf("control %d", f.number)
+	for deadline := time.Now().Add(20 * time.Second); !controlAt.has(proof) || want && !at.has(text); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			f.t.Errorf("%s: heard %v, control heard %v", what, at.has(text), controlAt.has(proof))
+			return
+		}
+		s.send(f.t, to, text)
+		control.send(f.t, controlTo, proof)
+	}
+	if at.has(text) != want {
+		f.t.Errorf("%s: heard %v", what, !want)
+	}
+}
+
+// answered asks from an address of the tenant, and waits for the answer.
+func (f *forwarder) answered(from, to string) {
+	f.t.Helper()
+	if err := netns.Set(f.tenant); err != nil {
+		f.t.Fatal(err)
+	}
+	conn, err := (&net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(from), 0))}).Dial("udp", to)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	defer conn.Close()
+	_, _ = conn.Write([]byte("question"))
+	_ = conn.SetReadDeadline(time.Now().Add(20 * time.Second))
+	if n, err := conn.Read(make([]byte, 100)); err != nil || n != len("question") {
+		f.t.Errorf("no answer of %s: %v", to, err)
+	}
+}
+
+// forwardAddresses are those of forwarder's participants, per IP family.
+var forwardAddresses = []struct{ masquerade, pod, service, outside, node, forged string }{
+	{"169.254.0.13", "10.66.0.3", "10.96.0.1", "192.0.2.1", "192.0.2.10", "169.254.0.99"},
+	{"fd69::d", "fd66::3", "fd10:96::1", "2001:db8::1", "2001:db8::10", "fd69::63"},
+}
+
+func at(address string, port int) string { return net.JoinHostPort(address, fmt.Sprint(port)) }
+
+// TestKernelForward: what a node sends and forwards between a network in its VRF, services
+// behind the external bridge and the wire, as the receivers hear it.
+func TestKernelForward(t *testing.T) {
+	w := newForwarder(t)
+	w.reconcile()
+	atOutside := w.atOutside
+	for _, f := range forwardAddresses {
+		fromNetwork, fromNode := sender{ns: w.tenant, from: f.masquerade}, sender{ns: w.host, from: f.node}
 		service, wire := at(f.service, 53), at(f.outside, 53)
 		denied := func(what string, s sender, to string, victim *ear) {
 			t.Helper()
-			expect(what, s, to, victim, false, fromNetwork, service, atOutside)
+			w.expect(what, s, to, victim, false, fromNetwork, service, atOutside)
 		}
-		expect("a network to a service", fromNetwork, service, atOutside, true, fromNode, wire, atOutside)
+		w.expect("a network to a service", fromNetwork, service, atOutside, true, fromNode, wire, atOutside)
 		denied("to another port of it", fromNetwork, at(f.service, 54), atOutside)
 		denied("to the wire", fromNetwork, wire, atOutside)
-		denied("past OVN's router, with the pod's address", sender{ns: tenant, from: f.pod}, service, atOutside)
-		denied("from outside to the network's masquerade address", sender{ns: outside, from: f.outside}, at(f.masquerade, 55), atTenant)
-		denied("a process with a masquerade address", sender{ns: host, from: f.forged}, service, atOutside)
-		denied("a tenant's process", sender{ns: host, from: f.node, mark: int(network.PacketMark(7))}, service, atOutside)
-		expect("a tenant's process to the wire", sender{ns: host, from: f.node, mark: int(network.PacketMark(7))}, wire, atOutside, true, fromNode, wire, atOutside)
+		denied("past OVN's router, with the pod's address", sender{ns: w.tenant, from: f.pod}, service, atOutside)
+		denied("from outside to the network's masquerade address", sender{ns: w.outside, from: f.outside}, at(f.masquerade, 55), w.atTenant)
+		denied("a process with a masquerade address", sender{ns: w.host, from: f.forged}, service, atOutside)
+		denied("a tenant's process", sender{ns: w.host, from: f.node, mark: int(network.PacketMark(7))}, service, atOutside)
+		w.expect("a tenant's process to the wire", sender{ns: w.host, from: f.node, mark: int(network.PacketMark(7))}, wire, atOutside, true, fromNode, wire, atOutside)
 
 		// The service's answers pass.
-		if err := netns.Set(tenant); err != nil {
-			t.Fatal(err)
-		}
-		conn, err := (&net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(f.masquerade), 0))}).Dial("udp", service)
-		if err != nil {
-			t.Fatal(err)
-		}
-		_, _ = conn.Write([]byte("question"))
-		_ = conn.SetReadDeadline(time.Now().Add(20 * time.Second))
-		if n, err := conn.Read(make([]byte, 100)); err != nil || n != len("question") {
-			t.Errorf("no answer of %s: %v", service, err)
-		}
-		conn.Close()
+		w.answered(f.masquerade, service)
 	}
-	in.Services = in.Services[1:]
-	reconcile()
-	expect("a service that no longer is for all networks", sender{ns: tenant, from: "169.254.0.13"}, "10.96.0.1:53", atOutside, false, sender{ns: tenant, from: "fd69::d"}, "[fd10:96::1]:53", atOutside)
-	if err := netns.Set(host); err != nil {
+	w.in.Services = w.in.Services[1:]
+	w.reconcile()
+	w.expect("a service that no longer is for all networks", sender{ns: w.tenant, from: "169.254.0.13"}, "10.96.0.1:53", atOutside, false, sender{ns: w.tenant, from: "fd69::d"}, "[fd10:96::1]:53", atOutside)
+	if err := netns.Set(w.host); err != nil {
 		t.Fatal(err)
 	}
-	counters, err := target.Counters(t.Context())
+	counters, err := w.target.Counters(t.Context())
 	if err != nil || counters[CounterServices] == 0 || counters[CounterForwarded] == 0 || counters[CounterNotLocal] == 0 || counters[CounterForeign] == 0 {
 		t.Errorf("counters %v, %v", counters, err)
 	}

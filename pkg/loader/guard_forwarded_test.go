@@ -128,3 +128,92 @@ func (w *guardSandbox) redirect(from string, to int) {
 			LinkIndex: w.index[from], Parent: netlink.HANDLE_MIN_INGRESS, Handle: 1, Priority: 99, Protocol: unix.ETH_P_ALL}})
 	}))
 }
+
+// The node forwards packets into a network only from the interface that the network's row
+// names, and to the cluster default network's locked addresses from none.
+func TestRootGuardForwardFrom(t *testing.T) {
+	w := newGuardSandbox(t, false)
+	w.detachLSM()
+	w.attachGuard()
+	handle := func(ns *netNS, f func(h *netlink.Handle, eth0 netlink.Link) error) {
+		t.Helper()
+		must(t, ns.do(func() error {
+			h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+			if err != nil {
+				return err
+			}
+			defer h.Close()
+			l, err := h.LinkByName("eth0")
+			if err != nil {
+				return err
+			}
+			return f(h, l)
+		}))
+	}
+	handle(w.peers["mp0"], func(h *netlink.Handle, eth0 netlink.Link) error { return addrsUp(h, eth0, "10.0.0.5/24") })
+	handle(w.peers["eth0"], func(h *netlink.Handle, eth0 netlink.Link) error {
+		for _, to := range []string{"10.0.0.0/24", "10.1.0.0/24"} {
+			_, dst, err := net.ParseCIDR(to)
+			if err != nil {
+				return err
+			}
+			if err := h.RouteAdd(&netlink.Route{LinkIndex: eth0.Attrs().Index, Dst: dst, Gw: net.ParseIP("192.0.2.1")}); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	set := func(from string) {
+		t.Helper()
+		must(t, w.ns.do(func() error {
+			if err := w.l.AttachDoor(DoorRow{Ifindex: w.index["mp1"], Kind: DoorPort, NetworkID: 1, ForwardFrom: w.index[from]}); err != nil {
+				return err
+			}
+			return w.l.AttachDoor(DoorRow{Ifindex: w.index["mp0"], Kind: DoorDefault, ForwardFrom: w.index[from]})
+		}))
+	}
+	send := func(to string) int {
+		t.Helper()
+		w.attemptID++
+		raw, err := json.Marshal(way.Attempt{ID: w.attemptID, Patience: 150, Socket: "udp", To: to, Port: way.Port})
+		must(t, err)
+		p := w.startIn(w.peers["eth0"], w.cg("system/admin"), 0, "attempt "+string(raw))
+		p.next()
+		p.stop()
+		return w.attemptID
+	}
+	// expect sends to all addresses until those that should receive have done so.
+	expect := func(what string, want map[string]bool) {
+		t.Helper()
+		behind := map[string]string{"10.0.0.5": "mp0", "10.0.0.3": "mp0", "10.1.0.3": "mp1"}
+		for deadline := time.Now().Add(20 * time.Second); ; {
+			missing := ""
+			for to, received := range want {
+				switch got := w.receivers[behind[to]].has(send(to)); {
+				case got && !received:
+					t.Errorf("%s: %s receives", what, to)
+				case received && !got:
+					missing = to
+				}
+			}
+			if missing == "" {
+				return
+			}
+			if time.Now().After(deadline) {
+				t.Errorf("%s: %s receives nothing; counters %v", what, missing, counts(t, w.l))
+				return
+			}
+		}
+	}
+	set("eth0")
+	expect("from the external bridge", map[string]bool{"10.0.0.5": true, "10.1.0.3": true, "10.0.0.3": false})
+	before := counts(t, w.l)[ReasonGuardForwarded]
+	if before == 0 {
+		t.Error("no packet to a locked address was refused")
+	}
+	set("pod")
+	expect("from another interface", map[string]bool{"10.0.0.5": false, "10.1.0.3": false, "10.0.0.3": false})
+	if now := counts(t, w.l)[ReasonGuardForwarded]; now < before+3 {
+		t.Errorf("%d packets refused, want 3", now-before)
+	}
+}

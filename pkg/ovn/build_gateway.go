@@ -51,8 +51,18 @@ func (b *builder) connectInside(gr string) {
 	// No switch between them: on a zone's one chassis it would only cost flows.
 	b.peerPort(b.podRouter(), in.podPort, in.port, in.podRouter, options)
 	b.peerPort(gr, in.port, in.podPort, in.gateway, nil)
-	if b.net.Topology == network.Layer2 {
-		b.toTransitGateway(in)
+	if b.net.Topology == network.Layer2 || b.localGateway() {
+		b.toGatewayRouter(in)
+	}
+}
+
+// toGatewayRouter adds the pod router's route to this node's gateway router, for the replies of
+// services. On Layer 2 the two have no common subnet. On Layer 3 they have, but in local gateway
+// mode the route by source that managementRoutes adds is longer, and leads to the management
+// port.
+func (b *builder) toGatewayRouter(in inside) {
+	for _, join := range singles(in.gateway) {
+		b.route(b.podRouter(), dstIP, join, join.Addr(), in.podPort)
 	}
 }
 

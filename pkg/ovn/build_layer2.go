@@ -61,16 +61,6 @@ func (b *builder) transitRouter() {
 // transitPeer returns the transit router's port to a node's gateway router.
 func (b *builder) transitPeer(node string) string { return "trtor-" + b.net.GatewayRouter(node) }
 
-// toTransitGateway adds the transit router's route to this node's gateway router. All pods
-// have their addresses in one subnet, on all nodes. The route by source that managementRoutes
-// adds makes them leave by their own node's gateway router: each zone has a transit router with
-// its own route.
-func (b *builder) toTransitGateway(in inside) {
-	for _, join := range in.gateway {
-		b.route(b.net.TransitRouter(), dstIP, join, join.Addr(), in.podPort)
-	}
-}
-
 // nodeToPods connects the node's own processes with pods on other nodes. The management
 // port has the same address on every node, so that replies to it would stay on the
 // pod's node. Towards pods, processes therefore use a masquerade address, which the

@@ -203,11 +203,22 @@ func unreachableRoutes(in Inputs, table int) []Route {
 
 // routesOut returns the network's routes out of the node: the default route, and that to
 // services of the cluster default network, whose packets the external bridge's flows lead to
-// their gateway router.
+// their gateway router. In local gateway mode, in which pods use them, also those to the node's
+// own link, and to other networks' gateway routers, which have their node ports.
 func routesOut(net network.Network, node network.Node, plan network.Plan, table int) []Route {
 	v4, v6 := net.Families()
 	node.NextHops = network.FilterFamilies(node.NextHops, v4, v6)
-	return routesVia(node, table, slices.Concat([]netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}, plan.ServiceCIDRs))
+	var out []Route
+	to := slices.Concat([]netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}, plan.ServiceCIDRs)
+	if node.Mode == network.LocalGateway {
+		to = append(to, plan.Masquerade...)
+		for _, a := range network.FilterFamilies(node.Addresses, v4, v6) {
+			if node.Bridge != "" && !a.IsSingleIP() {
+				out = append(out, Route{Table: table, Dst: a.Masked(), Dev: node.Bridge, Metric: RouteMetric})
+			}
+		}
+	}
+	return append(out, routesVia(node, table, to)...)
 }
 
 // routesVia returns routes via the node's next hops of the same IP family, in their order of

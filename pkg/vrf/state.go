@@ -82,7 +82,7 @@ type Route struct {
 	Table       int
 	Dst         netip.Prefix
 	Unreachable bool
-	Via         netip.Addr
+	Via         netip.Addr // invalid: on the device's link
 	Src         netip.Addr // source address of the node's own packets; may be zero
 	Dev         string
 	Metric      int
@@ -102,7 +102,10 @@ func (r Route) String() string {
 	if r.Src.IsValid() {
 		dst += " src " + r.Src.String()
 	}
-	return fmt.Sprintf("%s via %s dev %s metric %d table %d", dst, r.Via, r.Dev, r.Metric, r.Table)
+	if r.Via.IsValid() {
+		dst += " via " + r.Via.String()
+	}
+	return fmt.Sprintf("%s dev %s metric %d table %d", dst, r.Dev, r.Metric, r.Table)
 }
 
 // Rule is a policy rule with Protocol. It matches either a mark or a destination.

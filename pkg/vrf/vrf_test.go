@@ -50,7 +50,7 @@ func testNet(id int, name string, cidrs ...string) network.Network {
 func TestBuildGolden(t *testing.T) {
 	dflt := network.Network{ID: 0, Name: "default", Topology: network.Layer3, Role: network.RolePrimary, MTU: 1400, Subnets: testPlan().ClusterSubnets}
 	local := testNode()
-	local.Mode = network.LocalGateway
+	local.Mode, local.Addresses = network.LocalGateway, []netip.Prefix{netip.MustParsePrefix("192.0.2.10/24"), netip.MustParsePrefix("2001:db8::10/64"), netip.MustParsePrefix("192.0.2.99/32")}
 	noOverlay := testNet(9, "cluster_udn_flat", "10.40.0.0/16/24")
 	noOverlay.Transport = network.TransportNoOverlay
 	layer2 := testNet(7, "cluster_udn_blue", "10.20.0.0/16", "fd20::/64")
@@ -66,6 +66,7 @@ func TestBuildGolden(t *testing.T) {
 		"dual-appended":    {testNet(8, "ns_a", "10.20.0.0/23/24", "10.30.0.0/16/24", "fd20::/48/64"), testNode(), Inputs{IPv6: true}},
 		"whole-cidr-local": {testNet(8, "ns_a", "10.20.0.0/16/24", "fd20::/48/64"), testNode(), Inputs{IPv6: true, Foreign: []string{"x"}}},
 		"name-taken":       {testNet(7, "cluster_udn_blue", "10.20.0.0/16/24"), testNode(), Inputs{Foreign: []string{"blue"}}},
+		"dual-local":       {testNet(8, "ns_a", "10.20.0.0/16/24", "fd20::/48/64"), local, Inputs{IPv6: true}},
 		"no-overlay-local": {noOverlay, local, Inputs{IPv6: true}},
 		"default":          {dflt, testNode(), Inputs{IPv6: true}},
 	} {

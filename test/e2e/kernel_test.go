@@ -26,7 +26,7 @@ var kernelTests = []struct {
 }{
 	{"bulkhead/pkg/vrf", "^TestKernel", "^TestKernel", "^TestKernelWithoutVRF$", // that one is for kernels that lack VRF
 		[]string{"TestKernelVRF"}},
-	{"bulkhead/pkg/firewall", "^TestKernel$|^TestKernelForward$", "^TestKernel", "^$", []string{"TestKernel", "TestKernelForward"}},
+	{"bulkhead/pkg/firewall", "^TestKernel$|^TestKernelForward$|^TestKernelLocalGateway$", "^TestKernel", "^$", []string{"TestKernel", "TestKernelForward", "TestKernelLocalGateway"}},
 	{"bulkhead/pkg/loader", "^TestRootVRF|^TestRootLSM|^TestRootBrokenLinks$/^nothing$", "^TestRoot", "^$",
 		[]string{"TestRootVRFBinding", "TestRootVRFLeading", "TestRootLSM", "TestRootBrokenLinks"}},
 	{"bulkhead/pkg/hostnet", "^TestRootEarlySockets$", "^TestRoot", "^$", []string{"TestRootEarlySockets"}},

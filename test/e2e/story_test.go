@@ -29,6 +29,7 @@ func (progress) Write(b []byte) (int, error) {
 var (
 	nodes    = flag.Int("nodes", 2, "the lab's nodes")
 	families = flag.String("families", "dual", "the lab's IP families: ipv4 or dual")
+	gateway  = flag.String("gateway", "shared", "the lab's gateway mode: shared or local")
 )
 
 func TestStory(t *testing.T) {
@@ -42,7 +43,7 @@ func TestStory(t *testing.T) {
 	ctx, stop := story.Interruptible()
 	t.Cleanup(stop) // after the lab's end
 	start := time.Now()
-	l, err := lab.Up(ctx, lab.Options{Nodes: *nodes, Families: *families, Install: true}, progress{})
+	l, err := lab.Up(ctx, lab.Options{Nodes: *nodes, Families: *families, Gateway: *gateway, Install: true}, progress{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -25,7 +25,7 @@ const installFile = "deploy/install.yaml"
 
 // install applies the product's manifests and waits until every node is Ready, which
 // requires the product's CNI, and CoreDNS.
-func (l *Lab) install(ctx context.Context, repo string, report func(string, ...any)) error {
+func (l *Lab) install(ctx context.Context, repo, gateway string, report func(string, ...any)) error {
 	manifest, err := os.ReadFile(filepath.Join(repo, installFile))
 	if err != nil {
 		return fmt.Errorf("read the product's manifests: %w", err)
@@ -41,7 +41,7 @@ func (l *Lab) install(ctx context.Context, repo string, report func(string, ...a
 		return fmt.Errorf("%s: %w", installFile, err)
 	}
 	for _, o := range objects {
-		if err := adapt(o, l.Dual()); err != nil {
+		if err := adapt(o, l.Dual(), gateway); err != nil {
 			return fmt.Errorf("%s: %w", installFile, err)
 		}
 	}
@@ -113,12 +113,12 @@ func (l *Lab) applyCRD(ctx context.Context, manifest string) error {
 	})
 }
 
-// adapt changes the product's manifests for the lab: it sets the lab's address ranges,
+// adapt changes the product's manifests for the lab: it sets the lab's address ranges and gateway mode,
 // and the API server's own address for host-network pods, because there is no
 // kube-proxy that would serve ClusterIPs before the product does.
-func adapt(o *unstructured.Unstructured, dual bool) error {
+func adapt(o *unstructured.Unstructured, dual bool, gateway string) error {
 	if o.GetKind() == "ConfigMap" && o.GetName() == "bulkhead-config" {
-		return adaptConfig(o, dual)
+		return adaptConfig(o, dual, gateway)
 	}
 	spec, ok, _ := unstructured.NestedMap(o.Object, "spec", "template", "spec")
 	if !ok {
@@ -139,8 +139,9 @@ func adapt(o *unstructured.Unstructured, dual bool) error {
 // reach in a lab: the defaults, and one per node for tests.
 const AllowedServices = "default/kubernetes,kube-system/kube-dns,plain/node1,plain/node2,plain/node3,plain/node4"
 
-// adaptConfig sets the lab's address ranges and AllowedServices in the product's configuration.
-func adaptConfig(o *unstructured.Unstructured, dual bool) error {
+// adaptConfig sets the lab's address ranges, AllowedServices and the gateway mode in the
+// product's configuration.
+func adaptConfig(o *unstructured.Unstructured, dual bool, gateway string) error {
 	subnets, services := host.ClusterCIDRs[0]+"/24", host.ServiceCIDRs[0]
 	if dual {
 		subnets, services = subnets+","+host.ClusterCIDRs[1]+"/64", services+","+host.ServiceCIDRs[1]
@@ -153,7 +154,8 @@ func adaptConfig(o *unstructured.Unstructured, dual bool) error {
 	for name, text := range data {
 		found = found || clusterSubnets.MatchString(text) && serviceCIDRs.MatchString(text)
 		text = clusterSubnets.ReplaceAllString(text, "${1}"+subnets)
-		data[name] = serviceCIDRs.ReplaceAllString(text, "${1}"+services+"\nudn-allowed-default-services = "+AllowedServices)
+		data[name] = serviceCIDRs.ReplaceAllString(text, "${1}"+services+"\nudn-allowed-default-services = "+AllowedServices) +
+			"\n[ovs]\ngateway-mode = " + gateway + "\n"
 	}
 	if !found {
 		return fmt.Errorf("ConfigMap %s does not set cluster-subnets and service-cidrs, which the lab must replace", o.GetName())

@@ -3,6 +3,7 @@
 
 NODES ?= 2
 FAMILIES ?= ipv4
+GATEWAY ?= shared
 KVM ?= auto
 LAB := bin/lab
 
@@ -15,8 +16,8 @@ lab-bin:
 	@mkdir -p bin
 	@CGO_ENABLED=0 go build -buildvcs=false -o $(LAB) ./test/lab/cmd/lab
 
-lab: lab-deps lab-bin ## start the lab and install the product (NODES=1..4 FAMILIES=ipv4|dual KVM=auto|on|off)
-	@$(LAB) up --nodes=$(NODES) --families=$(FAMILIES) --kvm=$(KVM)
+lab: lab-deps lab-bin ## start the lab and install the product (NODES=1..4 FAMILIES=ipv4|dual GATEWAY=shared|local KVM=auto|on|off)
+	@$(LAB) up --nodes=$(NODES) --families=$(FAMILIES) --gateway=$(GATEWAY) --kvm=$(KVM)
 
 lab-down: lab-bin ## stop the lab
 	@$(LAB) down

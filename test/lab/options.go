@@ -16,6 +16,8 @@ type Options struct {
 	Nodes int
 	// Families is "ipv4" (also "") or "dual".
 	Families string
+	// Gateway is the product's gateway mode, "shared" (also "") or "local".
+	Gateway string
 	// KVM is "on", "off" or "auto" (also ""), which falls back to emulation if KVM does
 	// not work.
 	KVM string
@@ -41,6 +43,13 @@ func (o Options) complete() (Options, error) {
 	case "ipv4", "dual":
 	default:
 		return o, fmt.Errorf("families are ipv4 or dual, not %q", o.Families)
+	}
+	switch o.Gateway {
+	case "":
+		o.Gateway = "shared"
+	case "shared", "local":
+	default:
+		return o, fmt.Errorf("gateway modes are shared or local, not %q", o.Gateway)
 	}
 	switch o.KVM {
 	case "":

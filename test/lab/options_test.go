@@ -12,16 +12,17 @@ func TestOptions(t *testing.T) {
 		in   Options
 		want string // part of the error
 	}{
-		"defaults":    {Options{}, ""},
-		"four, dual":  {Options{Nodes: 4, Families: "dual", KVM: "off"}, ""},
-		"too many":    {Options{Nodes: 5}, "1 to 4 nodes, not 5"},
-		"negative":    {Options{Nodes: -1}, "1 to 4 nodes, not -1"},
-		"IPv6 only":   {Options{Families: "ipv6"}, `ipv4 or dual, not "ipv6"`},
-		"unknown KVM": {Options{KVM: "maybe"}, `auto, on or off, not "maybe"`},
+		"defaults":     {Options{}, ""},
+		"four, dual":   {Options{Nodes: 4, Families: "dual", KVM: "off"}, ""},
+		"too many":     {Options{Nodes: 5}, "1 to 4 nodes, not 5"},
+		"negative":     {Options{Nodes: -1}, "1 to 4 nodes, not -1"},
+		"IPv6 only":    {Options{Families: "ipv6"}, `ipv4 or dual, not "ipv6"`},
+		"unknown mode": {Options{Gateway: "both"}, `shared or local, not "both"`},
+		"unknown KVM":  {Options{KVM: "maybe"}, `auto, on or off, not "maybe"`},
 	} {
 		o, err := c.in.complete()
 		if c.want == "" {
-			if err != nil || o.Nodes == 0 || o.Families == "" || o.KVM == "" || o.Repo == "" {
+			if err != nil || o.Nodes == 0 || o.Families == "" || o.KVM == "" || o.Gateway == "" || o.Repo == "" {
 				t.Errorf("%s: %+v, %v", name, o, err)
 			}
 		} else if err == nil || !strings.Contains(err.Error(), c.want) {
@@ -81,7 +82,7 @@ spec:
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := adapt(objects[0], false); err != nil {
+	if err := adapt(objects[0], false, "shared"); err != nil {
 		t.Fatal(err)
 	}
 	read := func(list string, n int) map[string]any {
@@ -110,12 +111,12 @@ func TestAdaptConfig(t *testing.T) {
 		false: "[default]\ncluster-subnets = 10.244.0.0/16/24\nservice-cidrs = 10.96.0.0/16\n",
 		true:  "[default]\ncluster-subnets = 10.244.0.0/16/24,fd10:244::/48/64\nservice-cidrs = 10.96.0.0/16,fd10:96::/112\n",
 	} {
-		want += "udn-allowed-default-services = " + AllowedServices + "\n"
+		want += "udn-allowed-default-services = " + AllowedServices + "\n\n[ovs]\ngateway-mode = local\n"
 		objects, err := parseManifest("{apiVersion: v1, kind: ConfigMap, metadata: {name: bulkhead-config}, data: {c: \"[default]\\ncluster-subnets = 10.1.0.0/16/24\\nservice-cidrs = 10.2.0.0/16\\n\"}}")
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := adapt(objects[0], dual); err != nil {
+		if err := adapt(objects[0], dual, "local"); err != nil {
 			t.Fatal(err)
 		}
 		if got, _, _ := unstructured.NestedString(objects[0].Object, "data", "c"); got != want {
@@ -130,7 +131,7 @@ func TestIncompleteManifests(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := adapt(objects[0], true); err == nil || !strings.Contains(err.Error(), "service-cidrs") {
+	if err := adapt(objects[0], true, "shared"); err == nil || !strings.Contains(err.Error(), "service-cidrs") {
 		t.Errorf("adapt a configuration without service-cidrs: %v", err)
 	}
 	if err := applyDir(t.TempDir(), func(string) error { return nil }); err == nil {

@@ -116,7 +116,7 @@ func start(outer context.Context, o Options, spec host.Spec, program string, rep
 		return l, err
 	}
 	if o.Install {
-		if err := l.install(ctx, o.Repo, report); err != nil {
+		if err := l.install(ctx, o.Repo, o.Gateway, report); err != nil {
 			return l, err
 		}
 	}

@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package firewall
+
+import (
+	"fmt"
+	"slices"
+)
+
+// egressPorts are the source ports of networks' connections at the node's address. Node ports
+// and the ports of most servers are below.
+const egressPorts = "32768-60999"
+
+// sourceNAT gives packets that networks send out of the node the address of the interface by
+// which they leave. To services of the cluster default network they keep their network's
+// masquerade address, which the external bridge's flows know.
+func (in Inputs) sourceNAT() []Rule {
+	var rules []Rule
+	for _, p := range in.ServiceCIDRs {
+		rules = append(rules, rule("to services "+p.String(), ipOf(p), "daddr", p.String(), "return"))
+	}
+	for _, p := range slices.Concat(in.Masquerade, in.Pods) {
+		from := []string{"oifname !=", managementPorts, ipOf(p), "saddr", p.String()}
+		rules = append(rules,
+			rule("from "+p.String(), append(from, "meta l4proto { tcp, udp, sctp } masquerade to :"+egressPorts)...),
+			rule("from "+p.String()+", other protocols", append(from, "masquerade")...))
+	}
+	return rules
+}
+
+// localForward filters what the node forwards in local gateway mode, besides what all modes do.
+// OVN gives tenants' packets their network's masquerade address on the way to the management
+// port: packets with another went past its router.
+func (in Inputs) localForward() []Rule {
+	var rules []Rule
+	drop := func(name, counter string, match ...string) {
+		rules = append(rules, rule(name, append(match, "counter name", counter, "drop")...))
+	}
+	for _, p := range in.Masquerade {
+		drop("past OVN's router, not from "+p.String(), CounterForwarded, "meta sdifname", managementPorts, ipOf(p), "saddr !=", p.String())
+	}
+	for _, f := range []struct{ name, match string }{{"", "iifname " + managementPorts}, {", VRF", "meta sdifname " + managementPorts}} {
+		if in.TunnelPort != 0 {
+			drop("overlay's port"+f.name, CounterTunnel, f.match, fmt.Sprintf("udp dport %d", in.TunnelPort))
+		}
+		for _, p := range in.ServiceCIDRs {
+			drop("other services "+p.String()+f.name, CounterForwarded, f.match, ipOf(p), "daddr", p.String())
+		}
+		for _, p := range in.Masquerade {
+			rules = append(rules, rule("node ports "+p.String()+f.name, f.match, ipOf(p), "daddr", p.String(), "ct status dnat accept"))
+			drop("gateway routers "+p.String()+f.name, CounterForwarded, f.match, ipOf(p), "daddr", p.String())
+		}
+	}
+	rules = append(rules, rule("replies into a network", "oifname", managementPorts, "ct state established,related accept"))
+	drop("into a network", CounterForwarded, "oifname", managementPorts)
+	return rules
+}

@@ -59,10 +59,19 @@ func (b *builder) connectInside(gr string) {
 // toGatewayRouter adds the pod router's route to this node's gateway router, for the replies of
 // services. On Layer 2 the two have no common subnet. On Layer 3 they have, but in local gateway
 // mode the route by source that managementRoutes adds is longer, and leads to the management
-// port.
+// port. In that mode pods also reach the node itself by the gateway router: the node's servers
+// do not receive what arrives in a VRF.
 func (b *builder) toGatewayRouter(in inside) {
 	for _, join := range singles(in.gateway) {
 		b.route(b.podRouter(), dstIP, join, join.Addr(), in.podPort)
+	}
+	if !b.localGateway() {
+		return
+	}
+	for _, own := range singles(b.filterFamilies(b.node.Addresses)) {
+		if via, ok := addrOfFamily(in.gateway, own.Addr()); ok {
+			b.route(b.podRouter(), dstIP, own, via, in.podPort)
+		}
 	}
 }
 

@@ -6,9 +6,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -180,5 +182,39 @@ func checkSamePorts(t *testing.T, server string, pods []string, to netip.AddrPor
 				t.Errorf("from port %d to %s: %v", from, to, err)
 			}
 		}
+	}
+}
+
+// TestNativeLocalGatewayNode: in local gateway mode pods reach their node's own servers by the gateway
+// router, and each gets its own answers.
+func TestNativeLocalGatewayNode(t *testing.T) {
+	_, zones := nativeZones(t)
+	a := zones[0]
+	a.node.Mode = network.LocalGateway
+	plain := testDefault(true)
+	red, blue := testNetwork(1, "red_net", network.Layer3, network.RolePrimary, "dual"), testNetwork(2, "blue_net", network.Layer2, network.RolePrimary, "dual")
+	blue.Subnets[0].CIDR = netip.MustParsePrefix("10.20.0.0/24") // pods of both have the same addresses
+	redPods := [2][]PodPort{{nativePod(red, a, "p", 3)}, {}}
+	bluePods := [2][]PodPort{{nativePod(blue, a, "p", 3)}, {}}
+	plainPods := [2][]PodPort{{testPod(plain, a.node, network.DefaultName, "plain", "p", 3, false)}, {}}
+	connect(t, zones, nil, nativeNetwork{red, redPods}, nativeNetwork{blue, bluePods}, nativeNetwork{plain, plainPods})
+	a.outside(gatewayNetwork{net: red}, gatewayNetwork{net: blue})
+	converge(t, a.nb, plain, a.node, nativeNetwork{plain, plainPods}.inputs(zones, 0))
+
+	serve(t, a.NS, 9090, "node")
+	pods := map[string]network.Network{a.podNamespace("red", "p"): red, a.podNamespace("blue", "p"): blue, a.podNamespace("plain", "p"): plain}
+	for f := range 2 {
+		for ns, n := range pods {
+			for _, protocol := range []string{"tcp", "udp"} {
+				eventually(t, ns+" to the node", func() error {
+					server, seen, err := ask(ns, protocol, netip.AddrPortFrom(a.node.Addresses[f].Addr(), 9090))
+					if err != nil || server != "node" || seen != testPlan(true).MasqueradeGateway(n)[f].Addr().String() {
+						return fmt.Errorf("%s: %q answers and sees %s: %w", protocol, server, seen, err)
+					}
+					return nil
+				})
+			}
+		}
+		checkSamePorts(t, a.NS, slices.Collect(maps.Keys(pods)), netip.AddrPortFrom(a.node.Addresses[f].Addr(), 9091))
 	}
 }

@@ -16,8 +16,8 @@
 //     all networks reach, and back;
 //   - from a masquerade address, which networks' forwarded packets have, if a local
 //     process sends it out of the node;
-//   - from a tenant's process in the host's network to a service's address by the
-//     external bridge: only tenants' pods are led to services there;
+//   - from a tenant's process in the host's network to a service's or a gateway router's
+//     address by the external bridge: only tenants' pods are led there;
 //   - to the overlay's port from a network or over loopback.
 //
 // It leads what local processes send to node ports, and in local gateway mode also what
@@ -323,8 +323,10 @@ func (in Inputs) outOfNode() []Rule {
 	for _, p := range in.Masquerade {
 		rules = append(rules, rule("masquerade address "+p.String(), bridge, ipOf(p), "saddr", p.String(), "counter name", CounterNotLocal, "drop"))
 	}
-	for _, p := range in.ServiceCIDRs {
-		rules = append(rules, rule("tenants' processes to services "+p.String(), bridge, ipOf(p), "daddr", p.String(),
+	// Gateway routers take what comes from the node for its servers' answers, and in local gateway
+	// mode VRFs have a route to them, for pods.
+	for _, p := range slices.Concat(in.ServiceCIDRs, in.Masquerade) {
+		rules = append(rules, rule("tenants' processes to "+p.String(), bridge, ipOf(p), "daddr", p.String(),
 			fmt.Sprintf("meta mark %#x-%#x", network.PacketMark(1), network.PacketMark(network.MaxID)), "counter name", CounterForeign, "reject with icmpx type admin-prohibited"))
 	}
 	return rules

@@ -5,11 +5,9 @@ package firewall
 import (
 	"fmt"
 	"slices"
-)
 
-// egressPorts are the source ports of networks' connections at the node's address. Node ports
-// and the ports of most servers are below.
-const egressPorts = "32768-60999"
+	"bulkhead/pkg/network"
+)
 
 // sourceNAT gives packets that networks send out of the node the address of the interface by
 // which they leave. To services of the cluster default network they keep their network's
@@ -22,7 +20,7 @@ func (in Inputs) sourceNAT() []Rule {
 	for _, p := range slices.Concat(in.Masquerade, in.Pods) {
 		from := []string{"oifname !=", managementPorts, ipOf(p), "saddr", p.String()}
 		rules = append(rules,
-			rule("from "+p.String(), append(from, "meta l4proto { tcp, udp, sctp } masquerade to :"+egressPorts)...),
+			rule("from "+p.String(), append(from, "meta l4proto { tcp, udp, sctp } masquerade to :"+network.EgressPorts)...),
 			rule("from "+p.String()+", other protocols", append(from, "masquerade")...))
 	}
 	return rules

@@ -275,6 +275,11 @@ func mapPrefixes(ps []netip.Prefix, index uint64) []netip.Prefix {
 	return out
 }
 
+// EgressPorts are the source ports of networks' connections at the node's address and at
+// masquerade addresses. Node ports and the ports of most servers are below: a
+// packet from a node port is a service's answer.
+const EgressPorts = "32768-60999"
+
 // MasqueradeGateway are the node-local addresses that n's gateway router
 // masquerades pods with: base + 10 + 2 × id − 1.
 func (p Plan) MasqueradeGateway(n Network) []netip.Prefix {

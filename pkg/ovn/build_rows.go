@@ -263,14 +263,10 @@ type natScope struct {
 	exempt string // UUID of an address set, or empty
 }
 
-// snatPorts are the ports that SNATed connections get. Node ports are below: a packet from
-// one is a service's answer.
-const snatPorts = "32768-60999"
-
 // snat adds a source NAT to a router; port may be empty.
 func (b *builder) snat(router string, inside netip.Prefix, outside netip.Addr, port string, scope natScope) {
 	id := router + " snat " + inside.String() + " " + outside.String()
-	n := &nbdb.NAT{Type: nbdb.NATTypeSNAT, LogicalIP: inside.String(), ExternalIP: outside.String(), ExternalPortRange: snatPorts, Match: scope.match}
+	n := &nbdb.NAT{Type: nbdb.NATTypeSNAT, LogicalIP: inside.String(), ExternalIP: outside.String(), ExternalPortRange: network.EgressPorts, Match: scope.match}
 	if inside.IsSingleIP() {
 		n.LogicalIP = inside.Addr().String()
 	}

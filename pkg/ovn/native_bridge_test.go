@@ -113,21 +113,30 @@ func (z *zoneUnderTest) ofport(name string) (port int) {
 	return port
 }
 
-// TestNativeGateways: two tenants with the same addresses and the cluster default network
-// use the node's address for their connections to the outside and to the node, at once and
-// with the same ports, and each gets its own answers.
-func TestNativeGateways(t *testing.T) {
-	r, zones := nativeZones(t)
+// withGateways gives the first zone two tenants, whose pods have the same addresses, and the
+// cluster default network, each with a pod p and a way out.
+func withGateways(t *testing.T, zones []*zoneUnderTest) (red, blue, plain network.Network) {
+	t.Helper()
 	a := zones[0]
-	plain := testDefault(true)
-	red, blue := testNetwork(1, "red_net", network.Layer3, network.RolePrimary, "dual"), testNetwork(2, "blue_net", network.Layer2, network.RolePrimary, "dual")
-	blue.Subnets[0].CIDR = netip.MustParsePrefix("10.20.0.0/24") // pods of both have the same addresses
+	plain = testDefault(true)
+	red, blue = testNetwork(1, "red_net", network.Layer3, network.RolePrimary, "dual"), testNetwork(2, "blue_net", network.Layer2, network.RolePrimary, "dual")
+	blue.Subnets[0].CIDR = netip.MustParsePrefix("10.20.0.0/24")
 	redPods := [2][]PodPort{{nativePod(red, a, "p", 3)}, {}}
 	bluePods := [2][]PodPort{{nativePod(blue, a, "p", 3)}, {}}
 	plainPods := [2][]PodPort{{testPod(plain, a.node, network.DefaultName, "plain", "p", 3, false)}, {}}
 	connect(t, zones, nil, nativeNetwork{red, redPods}, nativeNetwork{blue, bluePods}, nativeNetwork{plain, plainPods})
 	a.outside(gatewayNetwork{net: red}, gatewayNetwork{net: blue})
 	converge(t, a.nb, plain, a.node, nativeNetwork{plain, plainPods}.inputs(zones, 0))
+	return red, blue, plain
+}
+
+// TestNativeGateways: two tenants with the same addresses and the cluster default network
+// use the node's address for their connections to the outside and to the node, at once and
+// with the same ports, and each gets its own answers.
+func TestNativeGateways(t *testing.T) {
+	r, zones := nativeZones(t)
+	a := zones[0]
+	red, _, _ := withGateways(t, zones)
 
 	outside := a.podNamespace("", "outside")
 	serve(t, outside, 9090, "outside")
@@ -152,7 +161,7 @@ func TestNativeGateways(t *testing.T) {
 		checkSamePorts(t, outside, pods, netip.AddrPortFrom(a.node.NextHops[f], 9091))
 		checkSamePorts(t, a.NS, pods, netip.AddrPortFrom(a.node.Addresses[f].Addr(), 9091))
 		// The pods' own addresses and the routers' mean nothing outside.
-		for _, to := range []netip.Addr{redPods[0][0].IPs[f].Addr(), testPlan(true).MasqueradeGateway(red)[f].Addr()} {
+		for _, to := range []netip.Addr{nativePod(red, a, "p", 3).IPs[f].Addr(), testPlan(true).MasqueradeGateway(red)[f].Addr()} {
 			mustRun(t, "ip", "-n", outside, "route", "replace", to.String(), "via", a.node.Addresses[f].Addr().String())
 			checkReach(t, r, nil, []reach{{"from outside", outside, to}})
 		}
@@ -191,15 +200,7 @@ func TestNativeLocalGatewayNode(t *testing.T) {
 	_, zones := nativeZones(t)
 	a := zones[0]
 	a.node.Mode = network.LocalGateway
-	plain := testDefault(true)
-	red, blue := testNetwork(1, "red_net", network.Layer3, network.RolePrimary, "dual"), testNetwork(2, "blue_net", network.Layer2, network.RolePrimary, "dual")
-	blue.Subnets[0].CIDR = netip.MustParsePrefix("10.20.0.0/24") // pods of both have the same addresses
-	redPods := [2][]PodPort{{nativePod(red, a, "p", 3)}, {}}
-	bluePods := [2][]PodPort{{nativePod(blue, a, "p", 3)}, {}}
-	plainPods := [2][]PodPort{{testPod(plain, a.node, network.DefaultName, "plain", "p", 3, false)}, {}}
-	connect(t, zones, nil, nativeNetwork{red, redPods}, nativeNetwork{blue, bluePods}, nativeNetwork{plain, plainPods})
-	a.outside(gatewayNetwork{net: red}, gatewayNetwork{net: blue})
-	converge(t, a.nb, plain, a.node, nativeNetwork{plain, plainPods}.inputs(zones, 0))
+	red, blue, plain := withGateways(t, zones)
 
 	serve(t, a.NS, 9090, "node")
 	pods := map[string]network.Network{a.podNamespace("red", "p"): red, a.podNamespace("blue", "p"): blue, a.podNamespace("plain", "p"): plain}

@@ -32,10 +32,6 @@ type ServicePort struct {
 	Claimed bool
 }
 
-// snatPorts are the ports that connections of gateway routers get on the node. Node ports
-// and the ports of most servers are below.
-const snatPorts = "32768-60999"
-
 // BuildNetwork returns a network's flows. In shared gateway mode, packets from the gateway
 // router pass the uplink router and then get the node's address; replies are translated back.
 // In local mode the host does both. Without patch port or uplink there are no flows.
@@ -49,7 +45,7 @@ func BuildNetwork(bridge Bridge, in Inputs, g Gateway) State {
 		b.add(tableNetworks, priorityNetwork, matchIP("", anywhere, single(a)), b.to(g))
 		if own, ok := network.FirstOfFamily(in.Addresses, a); ok && !b.local() {
 			b.add(tableSource, priorityNetwork, matchIP("", single(a), anywhere), fmt.Sprintf("ct(commit,table=%d,nat(src=%s:%s),exec(load:%#x->NXM_NX_CT_MARK[]))",
-				tableToWire, addrText(own.Addr()), snatPorts, g.Mark))
+				tableToWire, addrText(own.Addr()), network.EgressPorts, g.Mark))
 		}
 	}
 	for _, own := range in.Addresses {

@@ -35,8 +35,12 @@ type watchResult struct {
 // has begun: losses count from then on.
 const flowing = "flowing"
 
-// watch pings at a steady rate and reads a numbered TCP stream until SIGTERM or
-// the end of standard input. It then waits for late replies and prints what was
+// leastPings is how many pings watch counts at least: what is watched may be over before
+// enough were sent to say anything.
+const leastPings = 150
+
+// watch pings at a steady rate and reads a numbered TCP stream until SIGTERM or, once
+// leastPings were sent, the end of standard input. It then waits for late replies and prints what was
 // lost since traffic flowed. It fails if traffic never flowed: then no loss could
 // have been counted.
 func watch(ctx context.Context, ping, tcp string, every time.Duration) error {
@@ -44,13 +48,21 @@ func watch(ctx context.Context, ping, tcp string, every time.Duration) error {
 		return errors.New("nothing to watch: give -ping, -tcp or both")
 	}
 	ctx, cancel := context.WithCancel(ctx)
+	flows, enough := make(chan struct{}), make(chan struct{})
+	if ping == "" {
+		close(enough)
+	}
 	go func() {
 		io.Copy(io.Discard, os.Stdin)
+		select {
+		case <-flows:
+			<-enough
+		default: // the traffic never began
+		}
 		cancel()
 	}()
 	var out watchResult
 	var begun, wg sync.WaitGroup
-	flows := make(chan struct{})
 	if tcp != "" {
 		begun.Add(1)
 		wg.Go(func() {
@@ -67,7 +79,7 @@ func watch(ctx context.Context, ping, tcp string, every time.Duration) error {
 		fmt.Println(flowing)
 	}()
 	if ping != "" {
-		if err := watchPing(ctx, ping, every, lateReplies, flows, sync.OnceFunc(begun.Done), &out); err != nil {
+		if err := watchPing(ctx, ping, every, lateReplies, flows, sync.OnceFunc(begun.Done), func() { close(enough) }, &out); err != nil {
 			return err
 		}
 	} else {
@@ -86,9 +98,9 @@ func watch(ctx context.Context, ping, tcp string, every time.Duration) error {
 // can stall for seconds on a busy machine.
 const lateReplies = 15 * time.Second
 
-// watchPing calls answered at each reply, and counts pings sent after flows is
-// closed. Once ctx has ended, it waits up to late for outstanding replies.
-func watchPing(ctx context.Context, addr string, every, late time.Duration, flows <-chan struct{}, answered func(), out *watchResult) error {
+// watchPing calls answered at each reply, counts pings sent after flows is closed, and
+// calls enough when leastPings of these were sent. Once ctx has ended, it waits up to late for outstanding replies.
+func watchPing(ctx context.Context, addr string, every, late time.Duration, flows <-chan struct{}, answered, enough func(), out *watchResult) error {
 	p, err := newPinger(addr)
 	if err != nil {
 		return fmt.Errorf("ping %s: %w", addr, err)
@@ -140,6 +152,9 @@ func watchPing(ctx context.Context, addr string, every, late time.Duration, flow
 			out.SendError = err.Error()
 		}
 		sent++
+		if flows == nil && sent-first == leastPings {
+			enough()
+		}
 		select {
 		case <-ctx.Done():
 			running = false

@@ -39,6 +39,10 @@ image: ## the container image, amd64 and arm64: the OCI archive bin/bulkhead-VER
 demo: lab-deps ## the lab, and the story in it as a table of checks (RUN=5 or RUN='pattern', ATTACH=1: on the lab that runs, FULL=1, SEED=)
 	go run ./test/e2e/cmd/demo $(if $(RUN),-run '$(RUN)') $(if $(ATTACH),-attach)
 
+.PHONY: conformance
+conformance: lab-deps ## in the lab: the network specs of Kubernetes' conformance tests (RUN='pattern', ATTACH=1, FAMILIES=, GATEWAY=)
+	go run ./test/e2e/cmd/conformance -families=$(FAMILIES) -gateway=$(GATEWAY) -nodes=$(NODES) $(if $(RUN),-run '$(RUN)') $(if $(ATTACH),-attach)
+
 .PHONY: bench-pods
 bench-pods: lab-deps ## in the lab: the time until a tenant's pod is ready against that of a pod of the default network (ATTACH=1)
 	go run ./test/e2e/cmd/demo -run 'pods of a tenant .* become ready' $(if $(ATTACH),-attach)

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"bulkhead/test/e2e/conformance"
 	"bulkhead/test/e2e/story"
 	"bulkhead/test/lab"
 )
@@ -43,7 +44,7 @@ func TestStory(t *testing.T) {
 	ctx, stop := story.Interruptible()
 	t.Cleanup(stop) // after the lab's end
 	start := time.Now()
-	l, err := lab.Up(ctx, lab.Options{Nodes: *nodes, Families: *families, Gateway: *gateway, Install: true}, progress{})
+	l, err := lab.Up(ctx, lab.Options{Nodes: *nodes, Families: *families, Gateway: *gateway, Install: true, Conformance: true}, progress{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,11 +68,40 @@ func TestStory(t *testing.T) {
 			}
 		})
 	}
+	testConformance(ctx, t, l, w)
 	// Last: they create pods' cgroups on the node, which its agent sees.
 	t.Run("0 kernel", func(t *testing.T) { testKernel(ctx, t, l.Nodes()[0], story.Full()) })
 	story.Table(os.Stdout, results)
 	if t.Failed() {
 		l.CollectLogs(ctx)
 		t.Logf("logs of every process: %s", l.LogDir())
+	}
+}
+
+// testConformance runs Kubernetes' own tests, or a sample of them.
+func testConformance(ctx context.Context, t *testing.T, l *lab.Lab, w *story.World) {
+	specs, err := conformance.Specs(ctx, l)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	if !w.Full {
+		specs = conformance.Sample(specs, w.Seed)
+	}
+	fmt.Printf("### conformance: %d specs, chosen by SEED=%s\n", len(specs), w.Seed)
+	results, err := conformance.Run(ctx, l, specs, progress{})
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	for _, r := range results {
+		if r.Outcome == conformance.Skipped && conformance.Excluded(r.Spec) {
+			continue // listed, with its reason
+		}
+		t.Run("conformance "+r.Spec, func(t *testing.T) {
+			if r.Outcome != conformance.Passed {
+				t.Errorf("%s: %s", r.Outcome, r.Why)
+			}
+		})
 	}
 }

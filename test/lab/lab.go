@@ -179,6 +179,10 @@ func (l *Lab) Kubeconfig() ([]byte, error) { return os.ReadFile(host.KubeconfigP
 // node has installed.
 func (l *Lab) Multus() string { return l.state.Artifacts.Multus }
 
+// Conformance returns the directory of Kubernetes' tests, e2e.test; "" in a lab that was
+// started without them.
+func (l *Lab) Conformance() string { return l.state.Artifacts.Conformance }
+
 // InNetwork calls do on a thread in the lab's network namespace. Processes that do
 // starts or executes reach the underlay and the API server.
 func (l *Lab) InNetwork(do func() error) error { return host.InNetwork(l.state.PID, do) }

@@ -23,6 +23,8 @@ type Options struct {
 	KVM string
 	// Install applies the manifests below deploy/ and waits until the nodes are Ready.
 	Install bool
+	// Conformance builds Kubernetes' own tests, and loads the images of their pods.
+	Conformance bool
 	// Keep keeps a lab whose nodes or product do not become ready, for debugging.
 	Keep bool
 	// Repo is the checkout to build from; "" is that of the working directory.

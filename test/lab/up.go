@@ -218,7 +218,7 @@ func buildAll(ctx context.Context, o Options, run string, report func(string, ..
 	if err := build.Go(ctx, o.Repo, program, "./test/lab/cmd/lab", log); err != nil {
 		return build.Artifacts{}, "", err
 	}
-	a, err := build.All(ctx, build.Options{Repo: o.Repo, Work: run, Lab: program, Product: o.Install, Log: log, Progress: report})
+	a, err := build.All(ctx, build.Options{Repo: o.Repo, Work: run, Lab: program, Product: o.Install, Conformance: o.Conformance, Log: log, Progress: report})
 	if err != nil {
 		tail, _ := os.ReadFile(log.Name())
 		return a, program, fmt.Errorf("%w\n%s", err, lastLines(tail, 15))

@@ -26,7 +26,7 @@ import (
 
 const usage = `usage: lab COMMAND
 
-  up [--nodes=2] [--families=ipv4|dual] [--gateway=shared|local] [--kvm=auto|on|off] [--install=true] [--keep]
+  up [--nodes=2] [--families=ipv4|dual] [--gateway=shared|local] [--kvm=auto|on|off] [--install=true] [--conformance] [--keep]
                         build what is missing, start a lab, wait until it is ready
   down                  stop the lab
   status                show the nodes and the external host
@@ -138,6 +138,7 @@ func options(command string, args []string) (lab.Options, error) {
 	flags.StringVar(&o.Gateway, "gateway", "shared", "gateway mode: shared or local")
 	flags.StringVar(&o.KVM, "kvm", "auto", "auto, on or off")
 	flags.BoolVar(&o.Install, "install", true, "install the product from deploy/")
+	flags.BoolVar(&o.Conformance, "conformance", false, "with Kubernetes' own tests and the images of their pods")
 	flags.BoolVar(&o.Keep, "keep", false, "keep a lab that does not become ready, for debugging")
 	if err := flags.Parse(args); err != nil {
 		return o, err

@@ -23,6 +23,8 @@ import (
 type Artifacts struct {
 	// Directories.
 	Kubernetes, RootFS, Tools, Multus string
+	// Conformance is the directory of Kubernetes' tests, if they were asked for.
+	Conformance string
 	// Files: the nodes' kernel, and disks of the root file system and of
 	// containerd's store.
 	Kernel, RootDisk, ImagesDisk string
@@ -36,6 +38,8 @@ type Options struct {
 	// Product tells whether to build the product's image, and CoreDNS and Multus, which
 	// need the product's pod network.
 	Product bool
+	// Conformance tells whether to build Kubernetes' tests and the images of their pods.
+	Conformance bool
 	// Log gets the output of the tools, Progress one line for each finished step.
 	Log      io.Writer
 	Progress func(format string, args ...any)
@@ -90,6 +94,12 @@ func All(ctx context.Context, o Options) (Artifacts, error) {
 			return err
 		}))
 	}
+	if o.Conformance {
+		group.Go(step("Kubernetes' tests", func() (err error) {
+			a.Conformance, err = Conformance(building, o.Repo, o.Log)
+			return err
+		}))
+	}
 	if err := group.Wait(); err != nil {
 		return a, err
 	}
@@ -100,6 +110,13 @@ func All(ctx context.Context, o Options) (Artifacts, error) {
 		}
 		if product != nil {
 			list = append(list, corednsImage(coredns), namedImage{image.Name, *product})
+		}
+		if o.Conformance {
+			more, err := conformanceImages(ctx, a.RootFS, a.Conformance, o.Log)
+			if err != nil {
+				return err
+			}
+			list = append(list, more...)
 		}
 		a.ImagesDisk, err = ImagesDisk(ctx, o.Lab, a.RootFS, list, o.Log)
 		return err

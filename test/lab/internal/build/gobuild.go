@@ -110,14 +110,18 @@ func requiredVersion(gomod, module string) string {
 }
 
 func goBuild(ctx context.Context, dir string, log io.Writer, args ...string) error {
+	return goRun(ctx, dir, log, append([]string{"build"}, args...)...)
+}
+
+// goRun runs a go command that builds static programs, which run on any root file system.
+func goRun(ctx context.Context, dir string, log io.Writer, args ...string) error {
 	var out bytes.Buffer
-	cmd := exec.CommandContext(ctx, "go", append([]string{"build"}, args...)...)
+	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = dir
-	// Static, so that the programs run on any root file system.
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=-buildvcs=false", "GOWORK=off")
 	cmd.Stdout, cmd.Stderr = io.MultiWriter(log, &out), io.MultiWriter(log, &out)
 	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("go build in %s: %w\n%s", dir, err, strings.TrimSpace(out.String()))
+		return fmt.Errorf("go %s in %s: %w\n%s", args[0], dir, err, strings.TrimSpace(out.String()))
 	}
 	return nil
 }

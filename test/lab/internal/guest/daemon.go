@@ -88,6 +88,19 @@ func openCgroup(name string) (*os.File, error) {
 	return f, nil
 }
 
+// enterCgroup creates a cgroup and moves this process into it.
+func enterCgroup(name string) error {
+	group, err := openCgroup(name)
+	if err != nil {
+		return err
+	}
+	defer group.Close()
+	if err := os.WriteFile(filepath.Join(group.Name(), "cgroup.procs"), []byte("0"), 0o644); err != nil {
+		return fmt.Errorf("enter the cgroup %s: %w", name, err)
+	}
+	return nil
+}
+
 // Environment is the environment of every process in a machine.
 func Environment() []string {
 	return []string{

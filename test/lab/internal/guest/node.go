@@ -47,6 +47,11 @@ func Node(name string) error {
 	if err != nil {
 		return err
 	}
+	// Not in the root cgroup, which the kernel's own sockets have: the product judges
+	// connections by cgroup.
+	if err := enterCgroup("lab/init"); err != nil {
+		return err
+	}
 	// All commands run in one cgroup.
 	commands, err := openCgroup("lab/exec")
 	if err != nil {

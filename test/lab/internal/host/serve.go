@@ -133,6 +133,9 @@ func (s Spec) bringUp(ctx context.Context, report func(string, ...any)) error {
 	if err := control(s.path("control.sock"), c); err != nil {
 		return err
 	}
+	if err := s.startEgress(ctx); err != nil {
+		return err
+	}
 	report("networks and certificates")
 	group, ctx := errgroup.WithContext(ctx)
 	begun := time.Now()

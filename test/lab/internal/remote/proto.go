@@ -1,5 +1,5 @@
 // Package remote runs commands on a machine of the lab, a node VM or the external host,
-// with one TCP or unix connection per command. It uses a shared token and no encryption:
+// and connects to others from there, with one TCP or unix connection for each. It uses a shared token and no encryption:
 // it listens only on networks inside the lab's own network namespace.
 package remote
 
@@ -15,9 +15,12 @@ import (
 // frameRequest. Further frames follow in both directions.
 type Request struct {
 	Token string   `json:"token"`
-	Argv  []string `json:"argv"`
-	Dir   string   `json:"dir,omitempty"`
-	Env   []string `json:"env,omitempty"`
+	Argv  []string `json:"argv,omitempty"`
+	// Dial, in place of a command, is the TCP address that the machine connects to. After
+	// frameConnected the connection carries bytes in both directions and no frames.
+	Dial string   `json:"dial,omitempty"`
+	Dir  string   `json:"dir,omitempty"`
+	Env  []string `json:"env,omitempty"`
 	// PTY requests a terminal of Rows × Cols; all output is then stdout.
 	PTY  bool   `json:"pty,omitempty"`
 	Rows uint16 `json:"rows,omitempty"`
@@ -44,9 +47,10 @@ const (
 	frameWindow   byte = 'w'
 	frameSignal   byte = 's'
 
-	frameStdout byte = 'o'
-	frameStderr byte = 'r'
-	frameExit   byte = 'x'
+	frameStdout    byte = 'o'
+	frameStderr    byte = 'r'
+	frameExit      byte = 'x'
+	frameConnected byte = 'c'
 )
 
 // maxFrame limits the memory that a peer's frame can take.

@@ -60,6 +60,12 @@ func (s *Server) handle(conn net.Conn) {
 		out.writeJSON(frameExit, exitStatus{Code: -1, Error: "wrong token: the machine belongs to another lab"})
 		return
 	}
+	if req.Dial != "" {
+		if err := forward(conn, in, out, req.Dial); err != nil {
+			out.writeJSON(frameExit, exitStatus{Code: -1, Error: err.Error()})
+		}
+		return
+	}
 	if len(req.Argv) == 0 {
 		out.writeJSON(frameExit, exitStatus{Code: -1, Error: "empty command"})
 		return

@@ -21,6 +21,8 @@ type Target struct {
 	nft knftables.Interface
 	// generation returns the number of the last transaction.
 	generation func() (uint32, error)
+	// forgetStale removes connections by translations that are gone.
+	forgetStale func(translations) error
 }
 
 // Open returns the kernel's table, accessed with the program nft.
@@ -29,7 +31,7 @@ func Open() (*Target, error) {
 	if err != nil {
 		return nil, fmt.Errorf("access nftables (is the program nft installed?): %w", err)
 	}
-	return &Target{nft, generation}, nil
+	return &Target{nft, generation, forgetStale}, nil
 }
 
 // MatchesSockets returns an error if this kernel or nft cannot match the mark
@@ -48,7 +50,7 @@ func (t *Target) MatchesSockets(ctx context.Context) error {
 // NewFake returns a Target in memory.
 func NewFake() (*Target, *knftables.Fake) {
 	f := knftables.NewFake(knftables.InetFamily, Table)
-	return &Target{f, func() (uint32, error) { return 0, nil }}, f
+	return &Target{f, func() (uint32, error) { return 0, nil }, func(translations) error { return nil }}, f
 }
 
 // Read returns the table's actual state; a missing table has an empty State.
@@ -253,6 +255,9 @@ type Reconciler struct {
 	have  State
 	valid bool     // have is the table's state
 	own   []uint32 // numbers of the last transactions, if they were ours
+	// stale tells that connections may remain of translations that are gone: also of those
+	// that went while the agent was down.
+	stale bool
 }
 
 // Reconcile applies the desired state for in and returns the operations.
@@ -266,26 +271,39 @@ func (r *Reconciler) Reconcile(ctx context.Context, in Inputs, recheck bool) ([]
 			r.valid = false
 			return nil, err
 		}
-		r.have, r.valid = have, true
+		r.have, r.valid, r.stale = have, true, true
 	}
 	want := Build(in)
 	ops := Diff(want, r.have)
-	if len(ops) == 0 {
-		r.have = want
-		return nil, nil
+	if len(ops) > 0 {
+		if err := r.apply(ctx, ops); err != nil {
+			return ops, err
+		}
 	}
+	r.have = want
+	r.stale = r.stale || slices.ContainsFunc(ops, func(o Op) bool { return o.Verb == DeleteElements && isMap(o.Set) })
+	if r.stale {
+		if err := r.Target.forgetStale(in.udpTranslations()); err != nil {
+			return ops, err
+		}
+		r.stale = false
+	}
+	return ops, nil
+}
+
+// apply applies the operations, and stores whose transaction it was.
+func (r *Reconciler) apply(ctx context.Context, ops []Op) error {
 	before, err1 := r.Target.generation()
 	if err := r.Target.Apply(ctx, ops); err != nil {
 		r.valid = false // the next Reconcile reads the actual state
-		return ops, err
+		return err
 	}
 	after, err2 := r.Target.generation()
 	if err1 == nil && err2 == nil && after == before+1 {
 		const maxOwn = 16
 		r.own = append(r.own[max(0, len(r.own)-maxOwn+1):], after)
 	}
-	r.have = want
-	return ops, nil
+	return nil
 }
 
 // Changed handles the event of a transaction on the table, given by its number

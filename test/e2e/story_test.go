@@ -29,7 +29,7 @@ func (progress) Write(b []byte) (int, error) {
 
 var (
 	nodes    = flag.Int("nodes", 2, "the lab's nodes")
-	families = flag.String("families", "dual", "the lab's IP families: ipv4 or dual")
+	families = flag.String("families", "dual", "the lab's IP families: ipv4, ipv6 or dual")
 	gateway  = flag.String("gateway", "shared", "the lab's gateway mode: shared or local")
 )
 

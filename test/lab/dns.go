@@ -21,7 +21,7 @@ func (l *Lab) installDNS(ctx context.Context, report func(string, ...any)) error
 		return fmt.Errorf("dns.yaml: %w", err)
 	}
 	var addresses []any
-	for _, a := range host.DNSAddresses(l.Dual()) {
+	for _, a := range host.DNSAddresses(l.state.Families) {
 		addresses = append(addresses, a.String())
 	}
 	for _, o := range objects {

@@ -41,7 +41,7 @@ func (l *Lab) install(ctx context.Context, repo, gateway string, report func(str
 		return fmt.Errorf("%s: %w", installFile, err)
 	}
 	for _, o := range objects {
-		if err := adapt(o, l.Dual(), gateway); err != nil {
+		if err := adapt(o, l.state.Families, gateway); err != nil {
 			return fmt.Errorf("%s: %w", installFile, err)
 		}
 	}
@@ -116,9 +116,9 @@ func (l *Lab) applyCRD(ctx context.Context, manifest string) error {
 // adapt changes the product's manifests for the lab: it sets the lab's address ranges and gateway mode,
 // and the API server's own address for host-network pods, because there is no
 // kube-proxy that would serve ClusterIPs before the product does.
-func adapt(o *unstructured.Unstructured, dual bool, gateway string) error {
+func adapt(o *unstructured.Unstructured, f host.Families, gateway string) error {
 	if o.GetKind() == "ConfigMap" && o.GetName() == "bulkhead-config" {
-		return adaptConfig(o, dual, gateway)
+		return adaptConfig(o, f, gateway)
 	}
 	spec, ok, _ := unstructured.NestedMap(o.Object, "spec", "template", "spec")
 	if !ok {
@@ -128,7 +128,7 @@ func adapt(o *unstructured.Unstructured, dual bool, gateway string) error {
 		containers, _ := spec[list].([]any)
 		for _, c := range containers {
 			if container, ok := c.(map[string]any); ok && spec["hostNetwork"] == true {
-				setAPIServer(container)
+				setAPIServer(container, host.APIHost(f))
 			}
 		}
 	}
@@ -141,11 +141,8 @@ const AllowedServices = "default/kubernetes,kube-system/kube-dns,plain/node1,pla
 
 // adaptConfig sets the lab's address ranges, AllowedServices and the gateway mode in the
 // product's configuration.
-func adaptConfig(o *unstructured.Unstructured, dual bool, gateway string) error {
-	subnets, services := host.ClusterCIDRs[0]+"/24", host.ServiceCIDRs[0]
-	if dual {
-		subnets, services = subnets+","+host.ClusterCIDRs[1]+"/64", services+","+host.ServiceCIDRs[1]
-	}
+func adaptConfig(o *unstructured.Unstructured, f host.Families, gateway string) error {
+	subnets, services := strings.Join(host.ClusterSubnets(f), ","), strings.Join(host.ServiceCIDRs(f), ",")
 	data, _, err := unstructured.NestedStringMap(o.Object, "data")
 	if err != nil {
 		return fmt.Errorf("read the data of ConfigMap %s: %w", o.GetName(), err)
@@ -170,8 +167,8 @@ var (
 
 // setAPIServer sets the environment variables from which client-go reads the API
 // server's address.
-func setAPIServer(c map[string]any) {
-	override := map[string]string{"KUBERNETES_SERVICE_HOST": host.APIHost(), "KUBERNETES_SERVICE_PORT": strconv.Itoa(host.APIPort())}
+func setAPIServer(c map[string]any, address string) {
+	override := map[string]string{"KUBERNETES_SERVICE_HOST": address, "KUBERNETES_SERVICE_PORT": strconv.Itoa(host.APIPort())}
 	var env []any
 	before, _ := c["env"].([]any)
 	for _, e := range before {

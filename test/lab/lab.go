@@ -94,8 +94,8 @@ func (l *Lab) RESTConfig() *rest.Config { return rest.CopyConfig(l.config) }
 // Client returns a client with RESTConfig.
 func (l *Lab) Client() kubernetes.Interface { return l.client }
 
-// Dual reports whether the lab is dual-stack.
-func (l *Lab) Dual() bool { return l.state.Dual }
+// Families are the lab's IP families: "ipv4", "ipv6" or both.
+func (l *Lab) Families() []string { return l.state.Families.List() }
 
 // LogDir returns the directory of the daemons' logs and the nodes' consoles.
 func (l *Lab) LogDir() string { return host.LogDir(l.state.Run) }

@@ -16,7 +16,7 @@ lab-bin:
 	@mkdir -p bin
 	@CGO_ENABLED=0 go build -buildvcs=false -o $(LAB) ./test/lab/cmd/lab
 
-lab: lab-deps lab-bin ## start the lab and install the product (NODES=1..4 FAMILIES=ipv4|dual GATEWAY=shared|local KVM=auto|on|off)
+lab: lab-deps lab-bin ## start the lab and install the product (NODES=1..4 FAMILIES=ipv4|ipv6|dual GATEWAY=shared|local KVM=auto|on|off)
 	@$(LAB) up --nodes=$(NODES) --families=$(FAMILIES) --gateway=$(GATEWAY) --kvm=$(KVM)
 
 lab-down: lab-bin ## stop the lab

@@ -29,15 +29,13 @@ type Node struct {
 	dial    remote.Dialer
 }
 
-// IPv4 is the machine's address on the underlay.
-func (n *Node) IPv4() netip.Addr { return n.machine.Addresses[0].Addr() }
-
-// IPv6 is the machine's IPv6 address on the underlay; invalid in an IPv4 lab.
-func (n *Node) IPv6() netip.Addr {
-	if len(n.machine.Addresses) < 2 {
-		return netip.Addr{}
+// Addresses are the machine's on the underlay, of the lab's IP families, IPv4 first.
+func (n *Node) Addresses() []netip.Addr {
+	var list []netip.Addr
+	for _, a := range n.machine.Addresses {
+		list = append(list, a.Addr())
 	}
-	return n.machine.Addresses[1].Addr()
+	return list
 }
 
 // Result is a command's output and exit code.

@@ -14,7 +14,7 @@ import (
 type Options struct {
 	// Nodes is the number of virtual machines, 1 to 4; 0 means 2.
 	Nodes int
-	// Families is "ipv4" (also "") or "dual".
+	// Families is "ipv4" (also ""), "ipv6" or "dual".
 	Families string
 	// Gateway is the product's gateway mode, "shared" (also "") or "local".
 	Gateway string
@@ -42,9 +42,9 @@ func (o Options) complete() (Options, error) {
 	switch o.Families {
 	case "":
 		o.Families = "ipv4"
-	case "ipv4", "dual":
+	case "ipv4", "ipv6", "dual":
 	default:
-		return o, fmt.Errorf("families are ipv4 or dual, not %q", o.Families)
+		return o, fmt.Errorf("families are ipv4, ipv6 or dual, not %q", o.Families)
 	}
 	switch o.Gateway {
 	case "":

@@ -4,6 +4,8 @@ import (
 	"strings"
 	"testing"
 
+	"bulkhead/test/lab/internal/host"
+
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
@@ -16,7 +18,8 @@ func TestOptions(t *testing.T) {
 		"four, dual":   {Options{Nodes: 4, Families: "dual", KVM: "off"}, ""},
 		"too many":     {Options{Nodes: 5}, "1 to 4 nodes, not 5"},
 		"negative":     {Options{Nodes: -1}, "1 to 4 nodes, not -1"},
-		"IPv6 only":    {Options{Families: "ipv6"}, `ipv4 or dual, not "ipv6"`},
+		"IPv6 only":    {Options{Families: "ipv6"}, ""},
+		"no family":    {Options{Families: "ipx"}, `ipv4, ipv6 or dual, not "ipx"`},
 		"unknown mode": {Options{Gateway: "both"}, `shared or local, not "both"`},
 		"unknown KVM":  {Options{KVM: "maybe"}, `auto, on or off, not "maybe"`},
 	} {
@@ -82,7 +85,7 @@ spec:
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := adapt(objects[0], false, "shared"); err != nil {
+	if err := adapt(objects[0], host.IPv4, "shared"); err != nil {
 		t.Fatal(err)
 	}
 	read := func(list string, n int) map[string]any {
@@ -107,20 +110,21 @@ spec:
 }
 
 func TestAdaptConfig(t *testing.T) {
-	for dual, want := range map[bool]string{
-		false: "[default]\ncluster-subnets = 10.244.0.0/16/24\nservice-cidrs = 10.96.0.0/16\n",
-		true:  "[default]\ncluster-subnets = 10.244.0.0/16/24,fd10:244::/48/64\nservice-cidrs = 10.96.0.0/16,fd10:96::/112\n",
+	for families, want := range map[host.Families]string{
+		host.IPv4: "[default]\ncluster-subnets = 10.244.0.0/16/24\nservice-cidrs = 10.96.0.0/16\n",
+		host.IPv6: "[default]\ncluster-subnets = fd10:244::/48/64\nservice-cidrs = fd10:96::/112\n",
+		host.Dual: "[default]\ncluster-subnets = 10.244.0.0/16/24,fd10:244::/48/64\nservice-cidrs = 10.96.0.0/16,fd10:96::/112\n",
 	} {
 		want += "udn-allowed-default-services = " + AllowedServices + "\n\n[ovs]\ngateway-mode = local\n"
 		objects, err := parseManifest("{apiVersion: v1, kind: ConfigMap, metadata: {name: bulkhead-config}, data: {c: \"[default]\\ncluster-subnets = 10.1.0.0/16/24\\nservice-cidrs = 10.2.0.0/16\\n\"}}")
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := adapt(objects[0], dual, "local"); err != nil {
+		if err := adapt(objects[0], families, "local"); err != nil {
 			t.Fatal(err)
 		}
 		if got, _, _ := unstructured.NestedString(objects[0].Object, "data", "c"); got != want {
-			t.Errorf("dual %v: %q, want %q", dual, got, want)
+			t.Errorf("%s: %q, want %q", families, got, want)
 		}
 	}
 }
@@ -131,7 +135,7 @@ func TestIncompleteManifests(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := adapt(objects[0], true, "shared"); err == nil || !strings.Contains(err.Error(), "service-cidrs") {
+	if err := adapt(objects[0], host.Dual, "shared"); err == nil || !strings.Contains(err.Error(), "service-cidrs") {
 		t.Errorf("adapt a configuration without service-cidrs: %v", err)
 	}
 	if err := applyDir(t.TempDir(), func(string) error { return nil }); err == nil {

@@ -58,8 +58,8 @@ func Up(ctx context.Context, o Options, progress io.Writer) (*Lab, error) {
 	if _, err := rand.Read(token); err != nil {
 		return nil, fmt.Errorf("generate the lab's token: %w", err)
 	}
-	spec := host.Spec{Run: run, Dual: o.Families == "dual", KVM: kvm, Token: hex.EncodeToString(token), Artifacts: artifacts}
-	spec.Nodes, spec.External = host.Plan(o.Nodes, spec.Dual)
+	spec := host.Spec{Run: run, Families: host.Families(o.Families), KVM: kvm, Token: hex.EncodeToString(token), Artifacts: artifacts}
+	spec.Nodes, spec.External = host.Plan(o.Nodes, spec.Families)
 	return start(ctx, o, spec, program, report)
 }
 

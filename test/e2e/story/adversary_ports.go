@@ -92,11 +92,7 @@ func (a *arena) ordinary(ctx context.Context) (string, error) {
 
 // localAddrs are loopback addresses and the node's, outside all networks.
 func (a *arena) localAddrs() []netip.Addr {
-	out := []netip.Addr{netip.MustParseAddr("127.0.0.1")}
-	if a.w.Lab.Dual() {
-		out = append(out, netip.MustParseAddr("::1"))
-	}
-	return append(out, addrs(a.near)...)
+	return append(a.w.loopback(), addrs(a.near)...)
 }
 
 // capture checks a tenant's host-network pod that listens on ports of the node's

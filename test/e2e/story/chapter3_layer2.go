@@ -21,10 +21,6 @@ func layer2Checks() []Check {
 // layer2Manifest is a namespace with a Layer 2 primary network, of the address plan
 // that red and blue have.
 func (w *World) layer2Manifest() string {
-	subnets := `["10.20.0.0/16"]`
-	if len(w.Families) > 1 {
-		subnets = `["10.20.0.0/16", "fd20::/64"]`
-	}
 	return fmt.Sprintf(`
 apiVersion: v1
 kind: Namespace
@@ -36,7 +32,7 @@ metadata: {name: net, namespace: violet}
 spec:
   topology: Layer2
   layer2: {role: Primary, subnets: %s}
-`, subnets)
+`, w.cidrs("10.20.0.0/16", "fd20::/64"))
 }
 
 func setUpLayer2(ctx context.Context, w *World) error {

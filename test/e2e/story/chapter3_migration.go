@@ -30,10 +30,7 @@ const pierRequest = `[{"name": "pier", "ipam-claim-reference": "vm-pier"}]`
 // ferryManifest is a namespace with a Layer 2 primary network and a Localnet network, both
 // with persistent addresses, and a virtual machine's claims on them.
 func (w *World) ferryManifest() string {
-	net, pier := `["10.20.0.0/16"]`, `["10.88.0.0/16"]`
-	if len(w.Families) > 1 {
-		net, pier = `["10.20.0.0/16", "fd20::/64"]`, `["10.88.0.0/16", "fd88::/64"]`
-	}
+	net, pier := w.cidrs("10.20.0.0/16", "fd20::/64"), w.cidrs("10.88.0.0/16", "fd88::/64")
 	return fmt.Sprintf(`
 apiVersion: v1
 kind: Namespace

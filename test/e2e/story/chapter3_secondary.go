@@ -29,11 +29,8 @@ func secondaryChecks() []Check {
 // Layer 2 secondary network, and with two Localnet networks: quay has addresses of the
 // nodes' own network, dock is tagged.
 func (w *World) secondaryManifest() string {
-	layer2, quay, exclude, dock := `["10.85.0.0/16"]`, `["172.30.0.0/24"]`, `["172.30.0.0/25", "172.30.0.192/26"]`, `["10.86.0.0/16"]`
-	if len(w.Families) > 1 {
-		layer2, quay = `["10.85.0.0/16", "fd85::/64"]`, `["172.30.0.0/24", "fd00:172:30::/64"]`
-		exclude, dock = `["172.30.0.0/25", "172.30.0.192/26", "fd00:172:30::/112"]`, `["10.86.0.0/16", "fd86::/64"]`
-	}
+	layer2, quay, dock := w.cidrs("10.85.0.0/16", "fd85::/64"), w.cidrs("172.30.0.0/24", "fd00:172:30::/64"), w.cidrs("10.86.0.0/16", "fd86::/64")
+	exclude := w.cidrs("172.30.0.0/25", "172.30.0.192/26", "fd00:172:30::/112")
 	return fmt.Sprintf(`
 apiVersion: v1
 kind: Namespace

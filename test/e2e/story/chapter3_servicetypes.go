@@ -24,10 +24,7 @@ var (
 
 // served returns the addresses of the lab's IP families.
 func (w *World) served(list []netip.Addr) []netip.Addr {
-	nodes := addrs(w.Lab.Nodes()[0])
-	return slices.DeleteFunc(slices.Clone(list), func(a netip.Addr) bool {
-		return !slices.ContainsFunc(nodes, func(n netip.Addr) bool { return n.Is4() == a.Is4() })
-	})
+	return slices.DeleteFunc(slices.Clone(list), func(a netip.Addr) bool { return !w.has(a) })
 }
 
 // setUpServiceTypes creates a service of each type in a namespace, all with the same

@@ -184,9 +184,10 @@ func hostClient(ctx context.Context, w *World, container string, nodePort uint16
 		return "", err
 	}
 	node := w.Lab.Node(p.Node)
-	want := map[string]string{"tcp:127.0.0.1:8089": "loopback", "udp:127.0.0.1:8089": "loopback", "icmp:127.0.0.1": ""}
-	if w.Lab.Dual() {
-		want["tcp:[::1]:8089"], want["udp:[::1]:8089"], want["icmp:::1"] = "loopback", "loopback", ""
+	want := map[string]string{}
+	for _, a := range w.loopback() {
+		at := netip.AddrPortFrom(a, 8089).String()
+		want["tcp:"+at], want["udp:"+at], want["icmp:"+a.String()] = "loopback", "loopback", ""
 	}
 	for _, to := range w.tenant("red") {
 		for _, t := range targets(to.Primary...) {

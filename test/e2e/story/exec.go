@@ -184,11 +184,10 @@ func (w *World) exec(ctx context.Context, p *pod, container string, command ...s
 	return s.wait(ctx)
 }
 
-// addrs are a machine's addresses on the underlay.
-func addrs(n *lab.Node) []netip.Addr {
-	out := []netip.Addr{n.IPv4()}
-	if a := n.IPv6(); a.IsValid() {
-		out = append(out, a)
-	}
-	return out
+// loopback are the loopback addresses of the lab's IP families.
+func (w *World) loopback() []netip.Addr {
+	return w.served([]netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback()})
 }
+
+// addrs are a machine's addresses on the underlay.
+func addrs(n *lab.Node) []netip.Addr { return n.Addresses() }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/netip"
 	"path"
+	"slices"
 	"sort"
 	"strings"
 
@@ -92,10 +93,31 @@ metadata: {name: blue, labels: {k8s.ovn.org/primary-user-defined-network: ""}}
 
 // subnets is the n-th address plan of the story, in the lab's IP families.
 func (w *World) subnets(n int) string {
-	if len(w.Families) == 1 {
-		return fmt.Sprintf(`[{cidr: 10.%d.0.0/16, hostSubnet: 24}]`, n)
+	var list []string
+	for _, f := range w.Families {
+		if f == "ipv4" {
+			list = append(list, fmt.Sprintf(`{cidr: 10.%d.0.0/16, hostSubnet: 24}`, n))
+		} else {
+			list = append(list, fmt.Sprintf(`{cidr: "fd%d::/48", hostSubnet: 64}`, n))
+		}
 	}
-	return fmt.Sprintf(`[{cidr: 10.%[1]d.0.0/16, hostSubnet: 24}, {cidr: "fd%[1]d::/48", hostSubnet: 64}]`, n)
+	return "[" + strings.Join(list, ", ") + "]"
+}
+
+// has reports whether the lab has an address's IP family.
+func (w *World) has(a netip.Addr) bool {
+	return slices.Contains(w.Families, map[bool]string{true: "ipv4", false: "ipv6"}[a.Is4()])
+}
+
+// cidrs returns those of the CIDRs that have one of the lab's IP families, as a list in YAML.
+func (w *World) cidrs(all ...string) string {
+	var list []string
+	for _, c := range all {
+		if w.has(netip.MustParsePrefix(c).Addr()) {
+			list = append(list, `"`+c+`"`)
+		}
+	}
+	return "[" + strings.Join(list, ", ") + "]"
 }
 
 // tenantManifest is a namespace with a UserDefinedNetwork, net, of the n-th address plan.

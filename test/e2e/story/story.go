@@ -108,15 +108,11 @@ type shared struct {
 
 // NewWorld connects to the lab and puts the story's tools on its nodes.
 func NewWorld(ctx context.Context, l *lab.Lab, out io.Writer) (*World, error) {
-	families := []string{"ipv4"}
-	if l.Dual() {
-		families = append(families, "ipv6")
-	}
 	d, err := dynamic.NewForConfig(l.RESTConfig())
 	if err != nil {
 		return nil, fmt.Errorf("make a client of the lab's API server: %w", err)
 	}
-	w := &World{Lab: l, Out: out, Families: families, Full: Full(), Seed: Seed(ctx), dynamic: d,
+	w := &World{Lab: l, Out: out, Families: l.Families(), Full: Full(), Seed: Seed(ctx), dynamic: d,
 		shared: &shared{pods: map[string]*pod{}, setUps: map[*fixture]*setUp{}, probers: map[proberOf]*prober{}, asking: make(chan struct{}, sideBySide)}}
 	return w, w.putTools(ctx)
 }

@@ -20,7 +20,7 @@ import (
 
 func main() {
 	nodes := flag.Int("nodes", 2, "machines, 1 to 4")
-	families := flag.String("families", "ipv4", "ipv4 or dual")
+	families := flag.String("families", "ipv4", "ipv4, ipv6 or dual")
 	gateway := flag.String("gateway", "shared", "gateway mode: shared or local")
 	attach := flag.Bool("attach", false, "use the lab that runs, and leave it running")
 	run := flag.String("run", "", "only the specs whose name matches this regular expression")

@@ -17,7 +17,7 @@ import (
 
 func main() {
 	nodes := flag.Int("nodes", 2, "machines, 1 to 4")
-	families := flag.String("families", "dual", "ipv4 or dual")
+	families := flag.String("families", "dual", "ipv4, ipv6 or dual")
 	keep := flag.Bool("keep", false, "leave the lab running")
 	attach := flag.Bool("attach", false, "use the lab that runs, and leave it running")
 	run := flag.String("run", "", "only the checks of this chapter (a number), or those whose name matches this regular expression; \".\" is all; the default leaves out what takes minutes")

@@ -26,7 +26,7 @@ import (
 
 const usage = `usage: lab COMMAND
 
-  up [--nodes=2] [--families=ipv4|dual] [--gateway=shared|local] [--kvm=auto|on|off] [--install=true] [--conformance] [--keep]
+  up [--nodes=2] [--families=ipv4|ipv6|dual] [--gateway=shared|local] [--kvm=auto|on|off] [--install=true] [--conformance] [--keep]
                         build what is missing, start a lab, wait until it is ready
   down                  stop the lab
   status                show the nodes and the external host
@@ -134,7 +134,7 @@ func options(command string, args []string) (lab.Options, error) {
 	var o lab.Options
 	flags := flag.NewFlagSet("lab "+command, flag.ContinueOnError)
 	flags.IntVar(&o.Nodes, "nodes", 2, "number of nodes, 1 to 4")
-	flags.StringVar(&o.Families, "families", "ipv4", "ipv4 or dual")
+	flags.StringVar(&o.Families, "families", "ipv4", "ipv4, ipv6 or dual")
 	flags.StringVar(&o.Gateway, "gateway", "shared", "gateway mode: shared or local")
 	flags.StringVar(&o.KVM, "kvm", "auto", "auto, on or off")
 	flags.BoolVar(&o.Install, "install", true, "install the product from deploy/")
@@ -202,11 +202,11 @@ func status(ctx context.Context, l *lab.Lab) error {
 		} else if s == "" {
 			s = "not registered"
 		}
-		ipv6 := ""
-		if n.IPv6().IsValid() {
-			ipv6 = n.IPv6().String()
+		var addresses []string
+		for _, a := range n.Addresses() {
+			addresses = append(addresses, a.String())
 		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", n.Name, n.IPv4(), ipv6, s)
+		fmt.Fprintf(w, "%s\t%s\t%s\n", n.Name, strings.Join(addresses, " "), s)
 	}
 	fmt.Fprintf(w, "logs\t%s\n", l.LogDir())
 	return w.Flush()

@@ -47,8 +47,8 @@ type Host struct {
 
 // MAC derives a stable MAC address from the underlay's IPv4 address.
 func MAC(prefix byte, a netip.Addr) net.HardwareAddr {
-	b := a.As4()
-	return net.HardwareAddr{0x52, prefix, b[0], b[1], b[2], b[3]}
+	b := a.AsSlice()
+	return append(net.HardwareAddr{0x52, prefix}, b[len(b)-4:]...)
 }
 
 func readConfig(name string) (Config, error) {

@@ -33,13 +33,9 @@ func (s Spec) startControlPlane(ctx context.Context, c *children) error {
 		"--log-level=warn"); err != nil {
 		return err
 	}
-	services := ServiceCIDRs[:1]
-	if s.Dual {
-		services = ServiceCIDRs
-	}
 	if err := c.keepRunning("kube-apiserver", program("kube-apiserver"),
-		"--etcd-servers="+etcd, "--secure-port="+strconv.Itoa(apiPort), "--bind-address=0.0.0.0", "--advertise-address="+APIHost(),
-		"--service-cluster-ip-range="+strings.Join(services, ","), "--egress-selector-config-file="+s.egressConfig(),
+		"--etcd-servers="+etcd, "--secure-port="+strconv.Itoa(apiPort), "--bind-address=::", "--advertise-address="+APIHost(s.Families),
+		"--service-cluster-ip-range="+strings.Join(ServiceCIDRs(s.Families), ","), "--egress-selector-config-file="+s.egressConfig(),
 		"--tls-cert-file="+pki("apiserver.crt"), "--tls-private-key-file="+pki("apiserver.key"), "--client-ca-file="+pki("ca.crt"),
 		"--kubelet-client-certificate="+pki("kubelet-client.crt"), "--kubelet-client-key="+pki("kubelet-client.key"),
 		"--kubelet-certificate-authority="+pki("ca.crt"), "--kubelet-preferred-address-types=InternalIP",

@@ -24,7 +24,7 @@ func (s Spec) createNetwork() error {
 		name      string
 		addresses []netip.Prefix
 	}{
-		{"underlay", underlay(hostNumber, s.Dual)}, {"management", []netip.Prefix{nth(management, hostNumber)}},
+		{"underlay", underlay(hostNumber, s.Families)}, {"management", []netip.Prefix{nth(management, hostNumber)}},
 	} {
 		off := false
 		bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: b.name}, MulticastSnooping: &off}

@@ -93,10 +93,10 @@ func keyToPEM(key *ecdsa.PrivateKey) ([]byte, error) {
 }
 
 // kubeconfig returns a kubeconfig with embedded certificates.
-func (a *authority) kubeconfig(id identity) ([]byte, error) {
+func (a *authority) kubeconfig(id identity, f Families) ([]byte, error) {
 	c := clientcmdapi.NewConfig()
 	c.Clusters["lab"] = &clientcmdapi.Cluster{
-		Server:                   "https://" + net.JoinHostPort(APIHost(), strconv.Itoa(apiPort)),
+		Server:                   "https://" + net.JoinHostPort(APIHost(f), strconv.Itoa(apiPort)),
 		CertificateAuthorityData: a.certPEM,
 	}
 	c.AuthInfos["lab"] = &clientcmdapi.AuthInfo{ClientCertificateData: id.cert, ClientKeyData: id.key}
@@ -114,8 +114,10 @@ func (s Spec) writePKI() error {
 	}
 	files := map[string][]byte{s.path("pki/ca.crt"): ca.certPEM}
 
-	ips := []netip.Addr{netip.MustParseAddr("127.0.0.1"), nth(netip.MustParsePrefix(ServiceCIDRs[0]), 1).Addr(), nth(netip.MustParsePrefix(ServiceCIDRs[1]), 1).Addr()}
-	ips = append(ips, gateways(true)...)
+	ips := append([]netip.Addr{netip.MustParseAddr("127.0.0.1")}, gateways(Dual)...)
+	for _, cidr := range serviceCIDRs {
+		ips = append(ips, nth(netip.MustParsePrefix(cidr), 1).Addr())
+	}
 	names := []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"}
 	for _, c := range []struct{ file, name, group string }{
 		{"apiserver", "kube-apiserver", ""},
@@ -136,7 +138,7 @@ func (s Spec) writePKI() error {
 		if err != nil {
 			return err
 		}
-		if files[s.path("pki", c.file+".kubeconfig")], err = ca.kubeconfig(id); err != nil {
+		if files[s.path("pki", c.file+".kubeconfig")], err = ca.kubeconfig(id, s.Families); err != nil {
 			return fmt.Errorf("kubeconfig of %s: %w", c.name, err)
 		}
 	}
@@ -158,7 +160,7 @@ func (s Spec) writePKI() error {
 		if err != nil {
 			return err
 		}
-		config, err := ca.kubeconfig(id)
+		config, err := ca.kubeconfig(id, s.Families)
 		if err != nil {
 			return fmt.Errorf("kubeconfig of %s: %w", n.Name, err)
 		}

@@ -35,7 +35,7 @@ func (s Spec) fillShare(ctx context.Context) error {
 	}
 	files := map[string]string{"config/containerd.toml": containerdConfig()}
 	for _, n := range s.Nodes {
-		files["nodes/"+n.Name+"/kubelet.yaml"] = kubeletConfig(n.Name, s.Dual)
+		files["nodes/"+n.Name+"/kubelet.yaml"] = kubeletConfig(n.Name, s.Families)
 	}
 	for name, content := range files {
 		path := s.path("share", name)
@@ -58,7 +58,7 @@ func (s Spec) fillShare(ctx context.Context) error {
 func (s Spec) shareDisk() string { return s.path("share.img") }
 
 func (s Spec) machineConfig(m Machine) guest.Config {
-	c := guest.Config{Name: m.Name, Token: s.Token, Addresses: m.Addresses, Gateways: gateways(s.Dual), Management: m.Management}
+	c := guest.Config{Name: m.Name, Token: s.Token, Addresses: m.Addresses, Gateways: gateways(s.Families), Management: m.Management}
 	for _, other := range append(append([]Machine(nil), s.Nodes...), s.External) {
 		for _, a := range other.Addresses {
 			c.Hosts = append(c.Hosts, guest.Host{Name: other.Name, Address: a.Addr()})
@@ -148,9 +148,9 @@ esac
 exit 1
 `
 
-func kubeletConfig(node string, dual bool) string {
+func kubeletConfig(node string, f Families) string {
 	var servers []string
-	for _, a := range DNSAddresses(dual) {
+	for _, a := range DNSAddresses(f) {
 		servers = append(servers, `"`+a.String()+`"`)
 	}
 	return strings.NewReplacer("DIR", guest.ShareDir+"/nodes/"+node, "SERVERS", strings.Join(servers, ", ")).Replace(`apiVersion: kubelet.config.k8s.io/v1beta1

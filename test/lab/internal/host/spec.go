@@ -21,7 +21,7 @@ type Spec struct {
 	Run       string          `json:"run"`
 	Nodes     []Machine       `json:"nodes"`
 	External  Machine         `json:"external"`
-	Dual      bool            `json:"dual"`
+	Families  Families        `json:"families"`
 	KVM       bool            `json:"kvm"`
 	Token     string          `json:"token"`
 	Artifacts build.Artifacts `json:"artifacts"`
@@ -30,7 +30,7 @@ type Spec struct {
 // Machine is a node VM or the external host.
 type Machine struct {
 	Name string `json:"name"`
-	// Addresses are the underlay's, IPv4 first.
+	// Addresses are the underlay's, of the lab's IP families, IPv4 first.
 	Addresses []netip.Prefix `json:"addresses"`
 	// Management is the command server's address; the external host has none.
 	Management netip.Prefix `json:"management,omitzero"`
@@ -43,11 +43,43 @@ var (
 	management = netip.MustParsePrefix("172.31.255.0/24")
 )
 
-// Address ranges of the cluster. Only a dual-stack lab uses the second of each.
-var (
-	ClusterCIDRs = []string{"10.244.0.0/16", "fd10:244::/48"}
-	ServiceCIDRs = []string{"10.96.0.0/16", "fd10:96::/112"}
+// Families are the lab's IP families.
+type Families string
+
+// A single-stack lab has one of the first two.
+const (
+	IPv4 Families = "ipv4"
+	IPv6 Families = "ipv6"
+	Dual Families = "dual"
 )
+
+// List names the IP families.
+func (f Families) List() []string { return ofFamilies(f, string(IPv4), string(IPv6)) }
+
+// ofFamilies returns those of an IPv4 and an IPv6 value that the lab has.
+func ofFamilies[T any](f Families, v4, v6 T) []T {
+	switch f {
+	case IPv4:
+		return []T{v4}
+	case IPv6:
+		return []T{v6}
+	}
+	return []T{v4, v6}
+}
+
+// Address ranges of the cluster, IPv4 and IPv6.
+var (
+	clusterCIDRs = [2]string{"10.244.0.0/16", "fd10:244::/48"}
+	serviceCIDRs = [2]string{"10.96.0.0/16", "fd10:96::/112"}
+)
+
+// ClusterSubnets are the product's cluster-subnets: ranges with the length of a node's.
+func ClusterSubnets(f Families) []string {
+	return ofFamilies(f, clusterCIDRs[0]+"/24", clusterCIDRs[1]+"/64")
+}
+
+// ServiceCIDRs are the ranges of cluster IPs.
+func ServiceCIDRs(f Families) []string { return ofFamilies(f, serviceCIDRs[0], serviceCIDRs[1]) }
 
 const (
 	hostNumber     = 1
@@ -57,22 +89,18 @@ const (
 )
 
 // Plan returns the machines of a lab with their names and addresses.
-func Plan(nodes int, dual bool) (list []Machine, external Machine) {
+func Plan(nodes int, f Families) (list []Machine, external Machine) {
 	for n := range nodes {
 		list = append(list, Machine{
-			Name: fmt.Sprintf("node%d", n+1), Addresses: underlay(firstNode+n, dual),
+			Name: fmt.Sprintf("node%d", n+1), Addresses: underlay(firstNode+n, f),
 			Management: nth(management, firstNode+n),
 		})
 	}
-	return list, Machine{Name: "external", Addresses: underlay(externalNumber, dual)}
+	return list, Machine{Name: "external", Addresses: underlay(externalNumber, f)}
 }
 
-func underlay(n int, dual bool) []netip.Prefix {
-	list := []netip.Prefix{nth(underlay4, n)}
-	if dual {
-		list = append(list, nth(underlay6, n))
-	}
-	return list
+func underlay(n int, f Families) []netip.Prefix {
+	return ofFamilies(f, nth(underlay4, n), nth(underlay6, n))
 }
 
 // nth returns the n-th address of a subnet, with the subnet's prefix length.
@@ -83,9 +111,9 @@ func nth(subnet netip.Prefix, n int) netip.Prefix {
 	return netip.PrefixFrom(a, subnet.Bits())
 }
 
-func gateways(dual bool) []netip.Addr {
+func gateways(f Families) []netip.Addr {
 	var list []netip.Addr
-	for _, p := range underlay(hostNumber, dual) {
+	for _, p := range underlay(hostNumber, f) {
 		list = append(list, p.Addr())
 	}
 	return list
@@ -93,18 +121,16 @@ func gateways(dual bool) []netip.Addr {
 
 // DNSAddresses are the cluster IPs of the service kube-system/kube-dns: the tenth of each
 // service range.
-func DNSAddresses(dual bool) []netip.Addr {
+func DNSAddresses(f Families) []netip.Addr {
 	var list []netip.Addr
-	for n, cidr := range ServiceCIDRs {
-		if n == 0 || dual {
-			list = append(list, nth(netip.MustParsePrefix(cidr), 10).Addr())
-		}
+	for _, cidr := range ServiceCIDRs(f) {
+		list = append(list, nth(netip.MustParsePrefix(cidr), 10).Addr())
 	}
 	return list
 }
 
 // APIHost is the API server's address for nodes.
-func APIHost() string { return nth(underlay4, hostNumber).Addr().String() }
+func APIHost(f Families) string { return gateways(f)[0].String() }
 
 // APIPort is the API server's port.
 func APIPort() int { return apiPort }

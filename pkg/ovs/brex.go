@@ -62,7 +62,7 @@ func (r *bridgeReader) read(ctx context.Context, router string, localnets map[st
 			uplinks[p.name] = p.interfaces
 		}
 	}
-	uplink := br.ExternalIDs["bridge-uplink"]
+	uplink := br.ExternalIDs[KeyUplink]
 	if uplink == "" {
 		if len(uplinks) > 1 {
 			return out, added, fmt.Errorf("bridge %s has several possible uplinks (%s): set the uplink with ovs-vsctl set bridge %s external_ids:bridge-uplink=PORT",

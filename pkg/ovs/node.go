@@ -4,7 +4,6 @@ package ovs
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -132,61 +131,4 @@ func (c *Client) ReadNode(ctx context.Context, name string, conf config.OVS, pla
 		return node, err
 	}
 	return node, buildErr
-}
-
-// WatchNode sends when the bridge's link, addresses or routes may have changed,
-// until ctx ends. It also sends once at the start.
-func WatchNode(ctx context.Context, bridge string) (<-chan struct{}, error) {
-	out := make(chan struct{}, 1)
-	notify := func() {
-		select {
-		case out <- struct{}{}:
-		default:
-		}
-	}
-	links, addrs, routes := make(chan netlink.LinkUpdate, 64), make(chan netlink.AddrUpdate, 64), make(chan netlink.RouteUpdate, 64)
-	failed := func(error) { notify() } // an overrun: events were lost
-	err := errors.Join(
-		netlink.LinkSubscribeWithOptions(links, ctx.Done(), netlink.LinkSubscribeOptions{ErrorCallback: failed}),
-		netlink.AddrSubscribeWithOptions(addrs, ctx.Done(), netlink.AddrSubscribeOptions{ErrorCallback: failed}),
-		netlink.RouteSubscribeWithOptions(routes, ctx.Done(), netlink.RouteSubscribeOptions{ErrorCallback: failed}))
-	if err != nil {
-		return nil, fmt.Errorf("subscribe to changes of links, addresses and routes: %w", err)
-	}
-	go func() {
-		notify()
-		index := 0
-		if l, err := netlink.LinkByName(bridge); err == nil {
-			index = l.Attrs().Index
-		}
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case l, ok := <-links:
-				if !ok {
-					return
-				}
-				if l.Attrs().Name == bridge {
-					index = l.Attrs().Index // a recreated bridge has another index
-					notify()
-				}
-			case a, ok := <-addrs:
-				if !ok {
-					return
-				}
-				if a.LinkIndex == index {
-					notify()
-				}
-			case r, ok := <-routes:
-				if !ok {
-					return
-				}
-				if r.LinkIndex == index && r.Table == unix.RT_TABLE_MAIN {
-					notify()
-				}
-			}
-		}
-	}()
-	return out, nil
 }

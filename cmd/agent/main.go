@@ -21,6 +21,7 @@ import (
 	"bulkhead/pkg/firewall"
 	"bulkhead/pkg/kube"
 	"bulkhead/pkg/network"
+	"bulkhead/pkg/ovs/uplink"
 	"bulkhead/pkg/process"
 	"bulkhead/pkg/vrf"
 )
@@ -29,8 +30,9 @@ func main() { process.Main("agent", run) }
 
 // options are flags that only the agent has.
 type options struct {
-	sysctlPath  string
-	stateSocket string
+	sysctlPath   string
+	stateSocket  string
+	uplinkRecord string
 }
 
 // run runs the agent until ctx ends. It leaves the data path as it is then.
@@ -83,6 +85,10 @@ func run(ctx context.Context, args []string) error {
 	if node.refusals != nil {
 		start("report refusals", func() error { return a.ReportRefusals(ctx, node.refusals) })
 	}
+	if node.uplink != nil {
+		start("keep the uplink on the external bridge", func() error { return node.uplink.Run(ctx) })
+		start("watch the external bridge", func() error { node.ovs.WatchUplink(ctx, cfg.OVS.ExternalBridge, node.uplink.Notify); return nil })
+	}
 	start("reconcile the external bridge", func() error { node.bridge.Run(ctx); return nil })
 	start("reconcile", func() error { return a.Run(ctx) })
 	start("serve CNI", func() error { return pods.Serve(ctx, cfg.CNI.Socket) })
@@ -94,9 +100,10 @@ func run(ctx context.Context, args []string) error {
 
 // parse reads the configuration and the flags.
 func parse(args []string) (cfg config.Config, opts options, err error) {
-	opts = options{sysctlPath: "/proc/sys", stateSocket: "/var/run/bulkhead/agent.sock"}
+	opts = options{sysctlPath: "/proc/sys", stateSocket: "/var/run/bulkhead/agent.sock", uplinkRecord: uplink.DefaultRecord}
 	cfg, err = config.Load("agent", args, func(fs *pflag.FlagSet) {
 		fs.StringVar(&opts.sysctlPath, "sysctl-path", opts.sysctlPath, "a writable mount of the node's /proc/sys")
+		fs.StringVar(&opts.uplinkRecord, "uplink-record", opts.uplinkRecord, "file that says what was moved from the uplink to the external bridge; it must survive a reboot")
 		fs.StringVar(&opts.stateSocket, "state-socket", opts.stateSocket, "unix socket from which bulkheadctl reads the agent's state; empty: none")
 	})
 	if err != nil || cfg.Kubernetes.NodeName != "" {

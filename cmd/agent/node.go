@@ -15,6 +15,7 @@ import (
 	"bulkhead/pkg/loader"
 	"bulkhead/pkg/ovs"
 	"bulkhead/pkg/ovs/flows"
+	"bulkhead/pkg/ovs/uplink"
 	"bulkhead/pkg/vrf"
 )
 
@@ -24,6 +25,7 @@ type node struct {
 	kernel   *vrf.Kernel
 	ovs      *ovs.Client
 	bridge   *ovs.FlowReconciler
+	uplink   *uplink.Keeper   // nil: the bridge has its uplink
 	hostNet  *hostnet.Manager // nil: no eBPF
 	refusals agent.Refusals   // nil: refusals are only counted
 	closers  []func()
@@ -55,10 +57,32 @@ func openNode(ctx context.Context, cfg config.Config, opts options, log *slog.Lo
 		return nil, err
 	}
 	n.closers = append(n.closers, n.ovs.Close)
+	if err := n.openUplink(ctx, opts); err != nil {
+		return nil, err
+	}
 	n.bridge = ovs.NewFlowReconciler(n.ovs, flows.OFCtl{}, cfg.OVS.ExternalBridge, cfg.Kubernetes.NodeName, cfg.Plan, ovs.RunDir(cfg.OVS.DBAddress), log,
 		func(err error) { failures.RecordComponent("external bridge", err) })
 	n.parts.Kernel, n.parts.OVS, n.parts.Flows = n.kernel, n.ovs, n.bridge
 	return n, nil
+}
+
+// openUplink moves the uplink into the external bridge, if that is configured, before anything reads the
+// bridge. A failure degrades the node; Run tries again.
+func (n *node) openUplink(ctx context.Context, opts options) error {
+	c := n.parts.Config.OVS
+	if c.Uplink == "" {
+		return nil
+	}
+	target, err := uplink.Open(n.ovs, opts.uplinkRecord, opts.sysctlPath)
+	if err != nil {
+		return fmt.Errorf("open the uplink: %w", err)
+	}
+	n.closers = append(n.closers, target.Close)
+	n.uplink = uplink.NewKeeper(target, c.ExternalBridge, c.Uplink, n.parts.Log, func(err error) { n.parts.Failures.RecordComponent("uplink", err) })
+	if err := n.uplink.Sync(ctx); err != nil {
+		n.parts.Log.Warn("the uplink is not on the external bridge", "error", err)
+	}
+	return nil
 }
 
 // close releases what openNode opened. The node's configuration stays.

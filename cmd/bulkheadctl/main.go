@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command bulkheadctl shows the networks and the agent of this node, and traces
-// packets of the node's pods. It only reads the agent's socket, OVN's southbound
-// database and Open vSwitch, so it needs root on the node and no access to the API
-// server. Installed as kubectl-bulkhead, it is a kubectl plugin.
+// Command bulkheadctl shows the networks and the agent of this node, traces packets
+// of the node's pods, and gives the node's uplink back when Bulkhead is removed. It uses
+// the agent's socket, OVN's southbound database and Open vSwitch, so it needs root on the
+// node and no access to the API server. Installed as kubectl-bulkhead, it is a kubectl plugin.
 package main
 
 import (
@@ -26,6 +26,10 @@ const usage = `bulkheadctl shows the networks and the agent of this node.
   bulkheadctl trace [flags] NAMESPACE/POD ADDRESS[:PORT]
                          the stages of OVN and Open vSwitch that a packet of a pod of this node
                          would pass, and where it would end; it needs ovn-trace and ovs-appctl
+  bulkheadctl restore-uplink [flags]
+                         give the interface that the agent has moved into the external bridge its
+                         addresses and routes back, and delete the bridge if the agent created it;
+                         pods of this node lose the way out
 
 Flags, after the command:
 `
@@ -55,6 +59,8 @@ func run(args []string, out io.Writer) error {
 	format := fs.String("o", "table", "output of status and networks: table or json")
 	var tr traceFlags
 	tr.register(fs)
+	var up uplinkFlags
+	up.register(fs)
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
@@ -63,6 +69,9 @@ func run(args []string, out io.Writer) error {
 	}
 	if fs.NArg() > 0 {
 		return fmt.Errorf("unexpected argument %q (see bulkheadctl --help)", fs.Arg(0))
+	}
+	if command == "restore-uplink" {
+		return up.run(out, os.Stderr, tr.node.OVS)
 	}
 	if *format != "table" && *format != "json" {
 		return fmt.Errorf("-o %q is unknown: use table or json", *format)
@@ -73,7 +82,7 @@ func run(args []string, out io.Writer) error {
 		fs.Usage()
 		return flag.ErrHelp
 	default:
-		return fmt.Errorf("unknown command %q: use status, networks or trace", command)
+		return fmt.Errorf("unknown command %q: use status, networks, trace or restore-uplink", command)
 	}
 	raw, err := fetch(*socket)
 	if err != nil {

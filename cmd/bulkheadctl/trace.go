@@ -25,7 +25,7 @@ func (f *traceFlags) register(fs *flag.FlagSet) {
 	fs.StringVar(&f.protocol, "protocol", "", "trace: tcp, udp or sctp with a port (tcp)")
 	fs.BoolVar(&f.raw, "raw", false, "trace: also print the output of ovn-trace and ofproto/trace")
 	fs.StringVar(&f.node.SB, "sb-address", "unix:/var/run/ovn/ovnsb_db.sock", "trace: OVN's southbound database")
-	fs.StringVar(&f.node.OVS, "ovsdb-address", "unix:/var/run/openvswitch/db.sock", "trace: Open vSwitch's database")
+	fs.StringVar(&f.node.OVS, "ovsdb-address", "unix:/var/run/openvswitch/db.sock", "trace and restore-uplink: Open vSwitch's database")
 	fs.StringVar(&f.node.Target, "ovs-target", "ovs-vswitchd", "trace: Open vSwitch's control socket, or the name of its daemon")
 }
 

@@ -58,9 +58,13 @@ type OVS struct {
 	DBAddress       string
 	EncapIPs        []netip.Addr
 	ExternalBridge  string
+	Uplink          string // an interface, or UplinkAuto; "": the bridge has its uplink
 	PhysicalNetwork string
 	GatewayMode     network.GatewayMode
 }
+
+// UplinkAuto is the value of OVS.Uplink for the interface of the default route.
+const UplinkAuto = "auto"
 
 // CNI configures the paths of the CNI plugin and its configuration.
 type CNI struct {
@@ -145,7 +149,7 @@ func (r *raw) build() (Config, error) {
 			NodeName: r.Kubernetes.NodeName, LeaseNamespace: r.Kubernetes.LeaseNamespace,
 		},
 		NBAddress: r.OVN.NB, SBAddress: r.OVN.SB,
-		OVS: OVS{DBAddress: r.OVS.DB, ExternalBridge: r.OVS.ExternalBridge, PhysicalNetwork: r.OVS.PhysicalName,
+		OVS: OVS{DBAddress: r.OVS.DB, ExternalBridge: r.OVS.ExternalBridge, Uplink: r.OVS.Uplink, PhysicalNetwork: r.OVS.PhysicalName,
 			GatewayMode: network.GatewayMode(r.OVS.GatewayMode)},
 		CNI:        CNI{Socket: r.CNI.Socket, ConfDir: r.CNI.ConfDir, BinDir: r.CNI.BinDir, Plugin: r.CNI.Source},
 		BPFPinPath: r.BPF.PinPath, CgroupRoot: r.BPF.CgroupRoot, Listen: r.Observe.Listen,
@@ -216,6 +220,13 @@ func (r *raw) build() (Config, error) {
 			continue
 		}
 		c.OVS.EncapIPs = append(c.OVS.EncapIPs, ip)
+	}
+	switch u := c.OVS.Uplink; {
+	case u == "":
+	case len(u) > 15 || strings.ContainsAny(u, "/ ,:"):
+		fail("ovs", "uplink", fmt.Errorf("%q is not the name of an interface: use one, or %s", u, UplinkAuto))
+	case u == c.OVS.ExternalBridge:
+		fail("ovs", "uplink", fmt.Errorf("%q is the external bridge: use the physical interface that is to be its port, or %s", u, UplinkAuto))
 	}
 	if m := c.OVS.GatewayMode; m != network.SharedGateway && m != network.LocalGateway {
 		fail("ovs", "gateway-mode", fmt.Errorf("%q is unknown: use shared or local", m))

@@ -54,6 +54,8 @@ func TestRefused(t *testing.T) {
 		"unknown flag":    {args: []string{"--mtuu=1"}, want: "mtuu"},
 		"argument":        {args: []string{"start"}, want: `"start"`},
 		"mode":            {args: []string{"--gateway-mode=both"}, want: "gateway-mode"},
+		"uplink":          {args: []string{"--uplink=eth0,eth1"}, want: "uplink"},
+		"bridge's uplink": {args: []string{"--uplink=br-ex"}, want: "is the external bridge"},
 		"encap":           {args: []string{"--encap-ips=node1"}, want: "encap-ips"},
 		"log level":       {args: []string{"--log-level=loud"}, want: "log-level"},
 		"limit":           {args: []string{"--max-networks=0"}, want: "max-networks"},

@@ -40,6 +40,7 @@ type raw struct {
 		DB             string `gcfg:"ovsdb-address"`
 		EncapIPs       string `gcfg:"encap-ips"`
 		ExternalBridge string `gcfg:"external-bridge"`
+		Uplink         string `gcfg:"uplink"`
 		PhysicalName   string `gcfg:"physical-network"`
 		GatewayMode    string `gcfg:"gateway-mode"`
 	}
@@ -125,6 +126,7 @@ func (r *raw) flags(fs *pflag.FlagSet) {
 	str(&r.OVS.DB, "ovsdb-address", "Open vSwitch database of this node")
 	str(&r.OVS.EncapIPs, "encap-ips", "Geneve tunnel addresses of this node, comma-separated; empty: its IPv4 address on the external bridge, or else its IPv6 address")
 	str(&r.OVS.ExternalBridge, "external-bridge", "OVS bridge with the node's uplink and addresses")
+	str(&r.OVS.Uplink, "uplink", "interface that the agent moves into the external bridge, which it creates if there is none; auto: that of the default route; empty: the bridge has its uplink")
 	str(&r.OVS.PhysicalName, "physical-network", "name in OVN of the physical network behind the external bridge")
 	str(&r.OVS.GatewayMode, "gateway-mode", "how traffic leaves the node: shared (OVN's gateway routers) or local (the kernel)")
 	str(&r.CNI.Socket, "cni-socket", "unix socket that the CNI plugin calls")

@@ -47,8 +47,11 @@ func Sync(ctx context.Context, t Target, bridge, configured string, log *slog.Lo
 }
 
 // Restore gives the interface its addresses and routes back, and deletes the bridge if the agent
-// created it. Sync then does nothing any more, until somebody deletes the record.
+// created it. The bridge that the record names counts more than the one given. Sync then does nothing any more, until somebody deletes the record.
 func Restore(ctx context.Context, t Target, bridge string, log *slog.Logger) (uplink string, err error) {
+	if rec, err := t.Record(ctx); err == nil && rec.Bridge != "" {
+		bridge = rec.Bridge
+	}
 	return run(ctx, t, bridge, Auto, log, func(o Owner, have State) (State, error) {
 		if !have.Interface.Exists {
 			return State{}, fmt.Errorf("interface %s does not exist: what bridge %s has cannot be given back to it", o.Uplink, o.Bridge)

@@ -7,16 +7,18 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"bulkhead/pkg/config"
 )
 
 // Auto is the configuration that chooses the interface of the default route.
-const Auto = "auto"
+const Auto = config.UplinkAuto
 
 // Owner names the two links.
 type Owner struct{ Bridge, Uplink string }
 
 // ErrRestored is wrapped by the error of Choose after a restore.
-var ErrRestored = errors.New("bulkheadctl restore-uplink has given the interface back: to move it again, delete the record")
+var ErrRestored = errors.New("bulkheadctl restore-uplink has given the interface back: to move it again, delete the record, " + DefaultRecord)
 
 // Choose returns the interface to move. configured is an interface or Auto; defaults are the
 // interfaces of the main table's default routes, best first.
@@ -108,7 +110,8 @@ func BuildRestored(o Owner, have State) State {
 	want, rec := have, have.Record
 	want.Record = Record{Phase: PhaseRestored, Bridge: o.Bridge, Uplink: o.Uplink, AcceptRA: -1}
 	begun := rec.Phase == PhaseMoving || rec.Phase == PhaseRestoring
-	if !have.Switch.Created && !have.Switch.Added && !begun {
+	lost := rec.Phase == PhaseMoved && rec.BridgeIndex != have.LinkIndex
+	if !have.Switch.Created && !have.Switch.Added && !begun && !lost {
 		return want // somebody else put the interface into the bridge
 	}
 	back := have.OnBridge
@@ -119,7 +122,7 @@ func BuildRestored(o Owner, have State) State {
 	}
 	want.OnBridge = have.OnBridge.without(back)
 	want.OnUplink = have.OnUplink.union(back.moved())
-	if begun || rec.Phase == PhaseMoved && rec.BridgeIndex != have.LinkIndex {
+	if begun || lost {
 		want.OnUplink = want.OnUplink.union(rec.config())
 	}
 	if rec.AcceptRA >= 0 && have.Interface.AcceptRA >= 0 {
@@ -140,7 +143,7 @@ func (r Record) config() Config { return Config{r.Addresses, r.Routes} }
 func check(o Owner, have State) error {
 	i, name := have.Interface, o.Uplink
 	refuse := func(format string, args ...any) error {
-		return fmt.Errorf("uplink %s: "+format, append([]any{name}, args...)...)
+		return fmt.Errorf("interface %s: "+format, append([]any{name}, args...)...)
 	}
 	switch {
 	case name == o.Bridge:
@@ -179,16 +182,16 @@ func checkLifetimes(o Owner, have State) error {
 		}
 		switch {
 		case !a.is6():
-			return fmt.Errorf("uplink %s: address %s has a lifetime of %d seconds, so a DHCP client renews it: "+remedy, o.Uplink, a.Prefix, a.Valid, o.Bridge)
+			return fmt.Errorf("interface %s: address %s has a lifetime of %d seconds, so a DHCP client renews it: "+remedy, o.Uplink, a.Prefix, a.Valid, o.Bridge)
 		case a.Prefix.IsSingleIP():
-			return fmt.Errorf("uplink %s: address %s has a lifetime of %d seconds, so a DHCPv6 client renews it: "+remedy, o.Uplink, a.Prefix, a.Valid, o.Bridge)
+			return fmt.Errorf("interface %s: address %s has a lifetime of %d seconds, so a DHCPv6 client renews it: "+remedy, o.Uplink, a.Prefix, a.Valid, o.Bridge)
 		case !have.Interface.RA:
-			return fmt.Errorf("uplink %s: address %s has a lifetime of %d seconds, but the kernel does not process router advertisements there: a program such as NetworkManager or systemd-networkd does. Set accept_ra to 1 or 2 and let the kernel do it, or "+
+			return fmt.Errorf("interface %s: address %s has a lifetime of %d seconds, but the kernel does not process router advertisements there: a program such as NetworkManager or systemd-networkd does. Set accept_ra to 1 or 2 and let the kernel do it, or "+
 				remedy, o.Uplink, a.Prefix, a.Valid, o.Bridge)
 		}
 	}
 	if have.Interface.DHCP != "" && !have.OnUplink.empty() {
-		return fmt.Errorf("uplink %s: %s: "+remedy, o.Uplink, have.Interface.DHCP, o.Bridge)
+		return fmt.Errorf("interface %s: %s: "+remedy, o.Uplink, have.Interface.DHCP, o.Bridge)
 	}
 	return nil
 }

@@ -34,12 +34,11 @@ const helperEnv = "BULKHEAD_UPLINK_HELPER"
 
 // helperInput is what the helper does.
 type helperInput struct {
-	Mode       string // move, restore or read
+	Mode       string // move, restore, keep or read
 	Database   string
 	Record     string
 	Configured string
 	KillAfter  int // operations; 0: never
-	Drop       bool
 }
 
 func TestMain(m *testing.M) {
@@ -75,6 +74,10 @@ func runHelper(text string) error {
 	switch in.Mode {
 	case "move":
 		_, err = uplink.Sync(ctx, t, "br-ex", in.Configured, log)
+	case "keep":
+		k := uplink.NewKeeper(n, "br-ex", in.Configured, log, func(error) {})
+		go c.WatchUplink(ctx, "br-ex", k.Notify)
+		err = k.Run(ctx)
 	case "restore":
 		_, err = uplink.Restore(ctx, t, "br-ex", log)
 	case "read":
@@ -99,12 +102,12 @@ type killed struct {
 }
 
 func (k *killed) Do(ctx context.Context, op uplink.Op) error {
+	if op.Verb == uplink.DelPort {
+		_, _ = native.Run(os.Environ(), "nft", "delete table netdev seized") // after a kill it may be gone
+	}
 	err := k.Node.Do(ctx, op)
 	if err == nil && op.Verb == uplink.AddPort {
 		_, err = native.Run(os.Environ(), "nft", "add table netdev seized; add chain netdev seized in { type filter hook ingress device eth7 priority 0; policy drop; }")
-	}
-	if err == nil && op.Verb == uplink.DelPort {
-		_, err = native.Run(os.Environ(), "nft", "delete table netdev seized")
 	}
 	if k.done++; k.done == k.in.KillAfter {
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
@@ -114,11 +117,12 @@ func (k *killed) Do(ctx context.Context, op uplink.Op) error {
 
 // world is a node whose interface eth7 leads to a router.
 type world struct {
-	t      *testing.T
-	host   *native.Host
-	router string // namespace
-	record string
-	killed int // the operation after which the helper was killed last
+	t        *testing.T
+	host     *native.Host
+	router   string // namespace
+	vswitchd *exec.Cmd
+	record   string
+	killed   int // the operation after which the helper was killed last
 }
 
 func newWorld(t *testing.T) *world {
@@ -166,8 +170,8 @@ func newWorld(t *testing.T) *world {
 
 func (w *world) startSwitch() {
 	w.t.Helper()
-	must(w.t, func() error {
-		_, err := w.host.Daemon("ovs-vswitchd", w.host.Sock("ovs"), "--unixctl="+w.host.Path("vswitchd.ctl"), "--log-file="+w.host.Path("vswitchd.log"))
+	must(w.t, func() (err error) {
+		w.vswitchd, err = w.host.Daemon("ovs-vswitchd", w.host.Sock("ovs"), "--unixctl="+w.host.Path("vswitchd.ctl"), "--log-file="+w.host.Path("vswitchd.log"))
 		return err
 	})
 }
@@ -245,18 +249,26 @@ func (w *world) read() state {
 	return s
 }
 
-// try runs the helper.
-func (w *world) try(in helperInput) (stdout, stderr string, err error) {
+// helper returns the helper's command.
+func (w *world) helper(in helperInput) *exec.Cmd {
+	w.t.Helper()
 	in.Database, in.Record = w.host.Sock("ovs"), w.record
 	if in.Configured == "" {
 		in.Configured = "eth7"
 	}
 	text, err := json.Marshal(in)
 	if err != nil {
-		return "", "", err
+		w.t.Fatal(err)
 	}
 	cmd := exec.Command("ip", "netns", "exec", w.host.NS, os.Args[0])
 	cmd.Env = append(os.Environ(), helperEnv+"="+string(text))
+	return cmd
+}
+
+// try runs the helper.
+func (w *world) try(in helperInput) (stdout, stderr string, err error) {
+	w.t.Helper()
+	cmd := w.helper(in)
 	var o, e strings.Builder
 	cmd.Stdout, cmd.Stderr = &o, &e
 	err = cmd.Run()
@@ -462,6 +474,9 @@ func TestNativeMove(t *testing.T) {
 	restored()
 	t.Logf("longest round trip during %d operations to move: IPv4 %v, IPv6 %v; during %d to restore: %v, %v", moves, moveV4, moveV6,
 		restores, time.Duration(v4.longest.Load()), time.Duration(v6.longest.Load()))
+	if longest := max(moveV4, moveV6, time.Duration(v4.longest.Load()), time.Duration(v6.longest.Load())); longest > 5*time.Second {
+		t.Errorf("a connection carried nothing for %v", longest)
+	}
 	if moves < 20 || restores < 20 {
 		t.Fatal("too few operations")
 	}
@@ -526,5 +541,90 @@ func TestNativeRefused(t *testing.T) {
 	w.run(helperInput{Mode: "move"})
 	if got := w.vsctl("list-ports", "br-ex"); got != "eth7" {
 		t.Errorf("the bridge has the ports %s", got)
+	}
+}
+
+// TestNativeKept: what the operating system configures on the interface later moves too, a port that somebody
+// removes comes back, and so does everything when Open vSwitch has lost the bridge's link.
+func TestNativeKept(t *testing.T) {
+	w := newWorld(t)
+	w.configure()
+	before := describe(w.read().OnUplink)
+	keeper := w.helper(helperInput{Mode: "keep"})
+	var output strings.Builder
+	keeper.Stderr = &output
+	must(t, keeper.Start)
+	defer func() {
+		native.Kill(keeper)
+		if t.Failed() {
+			t.Log(output.String())
+		}
+	}()
+	settled := func(name string, want []string) {
+		t.Helper()
+		if err := native.Eventually(name, func() error {
+			s := w.read()
+			if d := describe(s.OnBridge); !slices.Equal(d, want) || len(describe(s.OnUplink)) > 0 {
+				return fmt.Errorf("the bridge has\n%s\nthe interface\n%s", strings.Join(d, "\n"), strings.Join(describe(s.OnUplink), "\n"))
+			}
+			if got := w.vsctl("list-ports", "br-ex"); got != "eth7" {
+				return fmt.Errorf("the bridge has the ports %q", got)
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	settled("the first move", before)
+	w.node("addr add 192.168.5.7/24 dev eth7")
+	w.node("route add 10.9.0.0/16 via 192.168.5.1 dev eth7")
+	all := append(slices.Clone(before), "address 192.168.5.7/24 invalid Prefix invalid IP0 0 0 true",
+		"route 02100000fe03000100000000080001000a09000008000400ffffffff08000500c0a8050108000f00fe000000")
+	slices.Sort(all)
+	settled("a new address", all)
+	w.vsctl("del-port", "br-ex", "eth7")
+	settled("the removed port", all)
+	w.node("addr del 198.51.100.7 peer 198.51.100.9/32 dev br-ex")
+	all = slices.DeleteFunc(all, func(s string) bool { return strings.Contains(s, "198.51.100.7") })
+	settled("an address that somebody deletes", all)
+	if err := native.Eventually("the record without the deleted address", func() error {
+		b, err := os.ReadFile(w.record)
+		if err == nil && strings.Contains(string(b), "198.51.100.7") {
+			err = errors.New("it is still there")
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	native.Kill(w.vswitchd)
+	w.startSwitch()
+	settled("after a restart of Open vSwitch", all)
+	native.Kill(w.vswitchd)
+	w.node("link del br-ex")
+	w.startSwitch()
+	lasting := slices.DeleteFunc(all, func(s string) bool { return strings.HasPrefix(s, "advertised") })
+	settled("a new link of the bridge", lasting)
+}
+
+// TestNativeAdopted: a bridge that is there is used, and stays with what it had after the restore.
+func TestNativeAdopted(t *testing.T) {
+	w := newWorld(t)
+	w.configure()
+	before := describe(w.read().OnUplink)
+	w.vsctl("add-br", "br-ex", "--", "set", "bridge", "br-ex", "datapath_type=netdev")
+	w.node("addr add 192.168.9.1/24 dev br-ex")
+	own := "address 192.168.9.1/24 invalid Prefix invalid IP0 0 0 true"
+	w.run(helperInput{Mode: "move", Configured: uplink.Auto})
+	s := w.read()
+	both := append(slices.Clone(before), own)
+	slices.Sort(both)
+	w.check("on the bridge", s.OnBridge, both)
+	w.check("left on the interface", s.OnUplink, nil)
+	w.run(helperInput{Mode: "restore"})
+	s = w.read()
+	w.check("on the interface", s.OnUplink, before)
+	w.check("on the bridge", s.OnBridge, []string{own})
+	if got := w.vsctl("list-br", "--", "list-ports", "br-ex", "--", "get", "bridge", "br-ex", "external_ids"); got != "br-ex\n{}" {
+		t.Errorf("the bridge is %q", got)
 	}
 }

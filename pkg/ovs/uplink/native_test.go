@@ -283,7 +283,8 @@ func (w *world) run(in helperInput) int {
 		w.t.Fatalf("%+v: %v: %s", in, err, stderr)
 	}
 	_, after, _ := strings.Cut(stderr, "operations=")
-	n, err := strconv.Atoi(strings.TrimSpace(after))
+	number, _, _ := strings.Cut(after, "\n") // the connection's goroutine may log later
+	n, err := strconv.Atoi(number)
 	if err != nil {
 		w.t.Fatal(err, stderr)
 	}

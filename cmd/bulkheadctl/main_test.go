@@ -169,10 +169,12 @@ func TestErrors(t *testing.T) {
 		args []string
 		want string
 	}{
-		{[]string{"network"}, "use status, networks or trace"},
+		{[]string{"network"}, "use status, networks, trace or restore-uplink"},
 		{[]string{"trace", "a/p"}, "NAMESPACE/POD ADDRESS"},
 		{[]string{"trace", "a/p", "web"}, "neither an address nor"},
 		{[]string{"trace", "--sb-address=unix:/nonexistent", "a/p", "192.0.2.1"}, "read the southbound database"},
+		{[]string{"restore-uplink", "extra"}, `"extra"`},
+		{[]string{"restore-uplink", "--timeout=10ms", "--ovsdb-address=unix:/nonexistent"}, "is ovsdb-server running?"},
 		{[]string{"status", "-o", "xml"}, "use table or json"},
 		{[]string{"status", "extra"}, `"extra"`},
 		{[]string{"status", "--socket=/nonexistent/agent.sock"}, "no agent serves"},

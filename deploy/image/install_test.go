@@ -19,6 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 
 	"bulkhead/pkg/config"
+	"bulkhead/pkg/ovs/uplink"
 )
 
 // installed returns the pods and the configuration in deploy/install.yaml.
@@ -119,7 +120,7 @@ func TestInstallFitsTheImage(t *testing.T) {
 				if container.Command[0] != "/usr/bin/agent" {
 					continue
 				}
-				for _, at := range []string{c.CNI.BinDir, c.CNI.ConfDir, c.CNI.Socket, c.BPFPinPath, c.CgroupRoot} {
+				for _, at := range []string{c.CNI.BinDir, c.CNI.ConfDir, c.CNI.Socket, c.BPFPinPath, c.CgroupRoot, uplink.DefaultRecord} {
 					if _, ok := mountOf(container, at); !ok {
 						t.Errorf("%s: the agent's %s is in no volume, so the node does not have it", name, at)
 					}

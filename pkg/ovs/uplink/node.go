@@ -136,7 +136,7 @@ func (n *Node) Read(ctx context.Context, o Owner) (State, error) {
 func (n *Node) readInterface(l netlink.Link) Interface {
 	a := l.Attrs()
 	i := Interface{Exists: true, Kind: l.Type(), MAC: a.HardwareAddr.String(), Ethernet: a.EncapType == "ether" && len(a.HardwareAddr) == 6,
-		Loopback: a.Flags&net.FlagLoopback != 0, Up: a.Flags&net.FlagUp != 0, AcceptRA: n.readSysctl(a.Name, "accept_ra")}
+		Loopback: a.Flags&net.FlagLoopback != 0, AcceptRA: n.readSysctl(a.Name, "accept_ra")}
 	i.RA = i.AcceptRA == 2 || i.AcceptRA == 1 && n.readSysctl(a.Name, "forwarding") == 0
 	for _, sign := range []string{"wireless", "phy80211"} {
 		if _, err := os.Stat(filepath.Join("/sys/class/net", a.Name, sign)); err == nil {

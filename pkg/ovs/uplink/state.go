@@ -185,7 +185,6 @@ type Interface struct {
 	Ethernet bool
 	Loopback bool
 	Wireless bool
-	Up       bool
 	Master   string // the name of its bridge, bond or VRF; "" for none and for Open vSwitch
 	AcceptRA int    // sysctl accept_ra; -1: no IPv6
 	RA       bool   // the kernel processes router advertisements

@@ -41,7 +41,7 @@ func advertised() Route {
 // something itself.
 func randomNode(r *rand.Rand) *Fake {
 	f := &Fake{Saved: Record{AcceptRA: -1}, BridgeRA: -1, Default: []string{"eth7"},
-		Interface: Interface{Exists: true, MAC: "02:00:00:00:00:07", Ethernet: true, Up: true, AcceptRA: r.IntN(3), RA: true}}
+		Interface: Interface{Exists: true, MAC: "02:00:00:00:00:07", Ethernet: true, AcceptRA: r.IntN(3), RA: true}}
 	for i := range 1 + r.IntN(4) {
 		f.Uplink.Addresses = append(f.Uplink.Addresses, address(fmt.Sprintf("192.0.%d.%d/24", r.IntN(2), 7+i)))
 	}

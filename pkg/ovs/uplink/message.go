@@ -106,7 +106,9 @@ func parseAddress(m []byte, name string) (a Address, index int, ok bool) {
 		case attrRoutePriority:
 			a.Metric = at.uint32()
 		case attrProto:
-			a.Proto = at.data[0]
+			if len(at.data) > 0 {
+				a.Proto = at.data[0]
+			}
 		}
 	}
 	if !local.IsValid() {
@@ -195,6 +197,7 @@ func (h routeHeader) bytes() []byte {
 type parsedRoute struct {
 	Route
 	header   routeHeader
+	table    uint32
 	dst      netip.Prefix
 	metric   uint32
 	src      netip.Addr
@@ -234,7 +237,8 @@ func parseRoutes(m []byte, index int) []parsedRoute {
 
 func parseRoute(h routeHeader, attrs []attribute, index int) (r parsedRoute, ok bool) {
 	r.header = h
-	table, via := uint32(h.table), ""
+	r.table = uint32(h.table)
+	via := ""
 	r.dst = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 	if h.family == unix.AF_INET6 {
 		r.dst = netip.PrefixFrom(netip.IPv6Unspecified(), 0)
@@ -244,7 +248,7 @@ func parseRoute(h routeHeader, attrs []attribute, index int) (r parsedRoute, ok 
 	for _, at := range attrs {
 		switch at.kind {
 		case unix.RTA_TABLE:
-			table = at.uint32()
+			r.table = at.uint32()
 		case unix.RTA_DST:
 			r.dst = netip.PrefixFrom(at.addr(), int(h.dstLen))
 		case unix.RTA_PRIORITY:
@@ -275,7 +279,7 @@ func parseRoute(h routeHeader, attrs []attribute, index int) (r parsedRoute, ok 
 		}
 		kept = append(kept, at)
 	}
-	if !byLink || table == unix.RT_TABLE_LOCAL || r.dst.Addr().Is6() && (r.dst.Addr().IsLinkLocalUnicast() || r.dst.Addr().IsMulticast()) {
+	if !byLink || r.table == unix.RT_TABLE_LOCAL || r.dst.Addr().Is6() && (r.dst.Addr().IsLinkLocalUnicast() || r.dst.Addr().IsMulticast()) {
 		return r, false
 	}
 	r.RA = h.protocol == protocolRA
@@ -284,7 +288,7 @@ func parseRoute(h routeHeader, attrs []attribute, index int) (r parsedRoute, ok 
 	for _, at := range kept {
 		r.Message = appendAttribute(r.Message, at.kind, at.data)
 	}
-	r.Text = fmt.Sprintf("%s%s metric %d table %d", r.dst, via, r.metric, table)
+	r.Text = fmt.Sprintf("%s%s metric %d table %d", r.dst, via, r.metric, r.table)
 	return r, true
 }
 
@@ -354,16 +358,23 @@ func (r Route) moved() Route {
 const defaultRAMetric = 1024
 
 // byKernel reports whether the kernel added the route by itself and will do so on the other link: with one of
-// the link's addresses, or because of a router advertisement's prefix.
+// the link's addresses, or because of a router advertisement's prefix. Programs add routes with the
+// kernel's mark too, for addresses without a route.
 func (r parsedRoute) byKernel(addrs []Address) bool {
-	if r.header.protocol != unix.RTPROT_KERNEL || r.Gateway {
+	if r.header.protocol != unix.RTPROT_KERNEL || r.Gateway || r.table != unix.RT_TABLE_MAIN {
 		return false
 	}
 	return r.expiring || slices.ContainsFunc(addrs, func(a Address) bool {
-		net := a.Prefix
+		net, metric := a.Prefix, a.Metric
 		if a.Peer.IsValid() {
 			net = a.Peer
 		}
-		return a.Flags&unix.IFA_F_NOPREFIXROUTE == 0 && net.Masked() == r.dst && (a.is6() || r.src == a.Prefix.Addr())
+		if a.is6() {
+			metric = cmp.Or(metric, prefixMetric)
+		}
+		return a.Flags&unix.IFA_F_NOPREFIXROUTE == 0 && net.Masked() == r.dst && metric == r.metric && (a.is6() || r.src == a.Prefix.Addr())
 	})
 }
+
+// prefixMetric is the metric of the route that the kernel adds with an IPv6 address (IP6_RT_PRIO_ADDRCONF).
+const prefixMetric = 256

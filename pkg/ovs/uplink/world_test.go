@@ -222,6 +222,7 @@ func (w *world) configure() {
 		"route add 10.2.0.0/16 via 10.1.0.1 dev eth7 src 192.0.2.8",
 		"route add 10.3.0.0/16 table 77 nexthop via 192.0.2.1 dev eth7 weight 3 nexthop via 192.0.2.2 dev eth7 onlink",
 		"route add 192.0.2.0/24 dev eth7 proto kernel scope link src 192.0.2.7 metric 100 table 78",
+		"-6 route add 2001:db8:1::/64 dev eth7 proto kernel metric 256", // as NetworkManager adds it
 		"-6 route add default via 2001:db8::1 dev eth7 metric 1024",
 		"-6 route add default via fe80::1 dev eth7 proto ra metric 1024 expires 1000 table 79",
 		"-6 route add 2001:db8:7::/64 dev eth7 table 77 metric 5",

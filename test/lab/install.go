@@ -25,7 +25,8 @@ const installFile = "deploy/install.yaml"
 
 // install applies the product's manifests and waits until every node is Ready, which
 // requires the product's CNI, and CoreDNS.
-func (l *Lab) install(ctx context.Context, repo, gateway string, report func(string, ...any)) error {
+func (l *Lab) install(ctx context.Context, o Options, report func(string, ...any)) error {
+	repo := o.Repo
 	manifest, err := os.ReadFile(filepath.Join(repo, installFile))
 	if err != nil {
 		return fmt.Errorf("read the product's manifests: %w", err)
@@ -40,8 +41,12 @@ func (l *Lab) install(ctx context.Context, repo, gateway string, report func(str
 	if err != nil {
 		return fmt.Errorf("%s: %w", installFile, err)
 	}
+	settings := "gateway-mode = " + o.Gateway + "\n"
+	if o.AgentUplink {
+		settings += "uplink = eth0\n"
+	}
 	for _, o := range objects {
-		if err := adapt(o, l.state.Families, gateway); err != nil {
+		if err := adapt(o, l.state.Families, settings); err != nil {
 			return fmt.Errorf("%s: %w", installFile, err)
 		}
 	}
@@ -113,12 +118,12 @@ func (l *Lab) applyCRD(ctx context.Context, manifest string) error {
 	})
 }
 
-// adapt changes the product's manifests for the lab: it sets the lab's address ranges and gateway mode,
+// adapt changes the product's manifests for the lab: it sets the lab's address ranges and settings for OVS,
 // and the API server's own address for host-network pods, because there is no
 // kube-proxy that would serve ClusterIPs before the product does.
-func adapt(o *unstructured.Unstructured, f host.Families, gateway string) error {
+func adapt(o *unstructured.Unstructured, f host.Families, ovs string) error {
 	if o.GetKind() == "ConfigMap" && o.GetName() == "bulkhead-config" {
-		return adaptConfig(o, f, gateway)
+		return adaptConfig(o, f, ovs)
 	}
 	spec, ok, _ := unstructured.NestedMap(o.Object, "spec", "template", "spec")
 	if !ok {
@@ -139,9 +144,9 @@ func adapt(o *unstructured.Unstructured, f host.Families, gateway string) error 
 // reach in a lab: the defaults, and one per node for tests.
 const AllowedServices = "default/kubernetes,kube-system/kube-dns,plain/node1,plain/node2,plain/node3,plain/node4"
 
-// adaptConfig sets the lab's address ranges, AllowedServices and the gateway mode in the
+// adaptConfig sets the lab's address ranges, AllowedServices and the section ovs in the
 // product's configuration.
-func adaptConfig(o *unstructured.Unstructured, f host.Families, gateway string) error {
+func adaptConfig(o *unstructured.Unstructured, f host.Families, ovs string) error {
 	subnets, services := strings.Join(host.ClusterSubnets(f), ","), strings.Join(host.ServiceCIDRs(f), ",")
 	data, _, err := unstructured.NestedStringMap(o.Object, "data")
 	if err != nil {
@@ -152,7 +157,7 @@ func adaptConfig(o *unstructured.Unstructured, f host.Families, gateway string) 
 		found = found || clusterSubnets.MatchString(text) && serviceCIDRs.MatchString(text)
 		text = clusterSubnets.ReplaceAllString(text, "${1}"+subnets)
 		data[name] = serviceCIDRs.ReplaceAllString(text, "${1}"+services+"\nudn-allowed-default-services = "+AllowedServices) +
-			"\n[ovs]\ngateway-mode = " + gateway + "\n"
+			"\n[ovs]\n" + ovs
 	}
 	if !found {
 		return fmt.Errorf("ConfigMap %s does not set cluster-subnets and service-cidrs, which the lab must replace", o.GetName())

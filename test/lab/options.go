@@ -18,6 +18,9 @@ type Options struct {
 	Families string
 	// Gateway is the product's gateway mode, "shared" (also "") or "local".
 	Gateway string
+	// AgentUplink leaves the node's card and addresses to the product, which moves them to the
+	// external bridge; otherwise the nodes do so at boot.
+	AgentUplink bool
 	// KVM is "on", "off" or "auto" (also ""), which falls back to emulation if KVM does
 	// not work.
 	KVM string

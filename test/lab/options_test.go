@@ -85,7 +85,7 @@ spec:
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := adapt(objects[0], host.IPv4, "shared"); err != nil {
+	if err := adapt(objects[0], host.IPv4, ""); err != nil {
 		t.Fatal(err)
 	}
 	read := func(list string, n int) map[string]any {
@@ -120,7 +120,7 @@ func TestAdaptConfig(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := adapt(objects[0], families, "local"); err != nil {
+		if err := adapt(objects[0], families, "gateway-mode = local\n"); err != nil {
 			t.Fatal(err)
 		}
 		if got, _, _ := unstructured.NestedString(objects[0].Object, "data", "c"); got != want {
@@ -135,7 +135,7 @@ func TestIncompleteManifests(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := adapt(objects[0], host.Dual, "shared"); err == nil || !strings.Contains(err.Error(), "service-cidrs") {
+	if err := adapt(objects[0], host.Dual, ""); err == nil || !strings.Contains(err.Error(), "service-cidrs") {
 		t.Errorf("adapt a configuration without service-cidrs: %v", err)
 	}
 	if err := applyDir(t.TempDir(), func(string) error { return nil }); err == nil {

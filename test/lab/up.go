@@ -58,7 +58,7 @@ func Up(ctx context.Context, o Options, progress io.Writer) (*Lab, error) {
 	if _, err := rand.Read(token); err != nil {
 		return nil, fmt.Errorf("generate the lab's token: %w", err)
 	}
-	spec := host.Spec{Run: run, Families: host.Families(o.Families), KVM: kvm, Token: hex.EncodeToString(token), Artifacts: artifacts}
+	spec := host.Spec{Run: run, Families: host.Families(o.Families), AgentUplink: o.AgentUplink, KVM: kvm, Token: hex.EncodeToString(token), Artifacts: artifacts}
 	spec.Nodes, spec.External = host.Plan(o.Nodes, spec.Families)
 	return start(ctx, o, spec, program, report)
 }
@@ -116,7 +116,7 @@ func start(outer context.Context, o Options, spec host.Spec, program string, rep
 		return l, err
 	}
 	if o.Install {
-		if err := l.install(ctx, o.Repo, o.Gateway, report); err != nil {
+		if err := l.install(ctx, o, report); err != nil {
 			return l, err
 		}
 	}

@@ -74,9 +74,11 @@ func run(ctx context.Context, t Target, bridge, configured string, log *slog.Log
 	if err != nil {
 		return "", err
 	}
-	defaults, err := t.Defaults(ctx)
-	if err != nil {
-		return "", err
+	var defaults []string
+	if configured == Auto && rec.Phase == PhaseNone { // else they do not matter, and there may be many routes
+		if defaults, err = t.Defaults(ctx); err != nil {
+			return "", err
+		}
 	}
 	o, err := Choose(bridge, configured, rec, sw, defaults)
 	if err != nil {

@@ -122,7 +122,9 @@ func (n *Node) Read(ctx context.Context, o Owner) (State, error) {
 			return st, err
 		}
 		st.Interface = n.readInterface(l)
-		st.Interface.DHCP = dhcpClient(l.Attrs().Index, st.OnUplink)
+		if !st.OnUplink.empty() {
+			st.Interface.DHCP = dhcpClient(l.Attrs().Index, st.OnUplink)
+		}
 	}
 	b, err := n.link(o.Bridge)
 	if err != nil || b == nil {

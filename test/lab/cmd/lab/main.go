@@ -26,7 +26,7 @@ import (
 
 const usage = `usage: lab COMMAND
 
-  up [--nodes=2] [--families=ipv4|ipv6|dual] [--gateway=shared|local] [--kvm=auto|on|off] [--install=true] [--conformance] [--keep]
+  up [--nodes=2] [--families=ipv4|ipv6|dual] [--gateway=shared|local] [--agent-uplink] [--kvm=auto|on|off] [--install=true] [--conformance] [--keep]
                         build what is missing, start a lab, wait until it is ready
   down                  stop the lab
   status                show the nodes and the external host
@@ -136,6 +136,7 @@ func options(command string, args []string) (lab.Options, error) {
 	flags.IntVar(&o.Nodes, "nodes", 2, "number of nodes, 1 to 4")
 	flags.StringVar(&o.Families, "families", "ipv4", "ipv4, ipv6 or dual")
 	flags.StringVar(&o.Gateway, "gateway", "shared", "gateway mode: shared or local")
+	flags.BoolVar(&o.AgentUplink, "agent-uplink", false, "leave the node's card to the product, which moves it to the external bridge")
 	flags.StringVar(&o.KVM, "kvm", "auto", "auto, on or off")
 	flags.BoolVar(&o.Install, "install", true, "install the product from deploy/")
 	flags.BoolVar(&o.Conformance, "conformance", false, "with Kubernetes' own tests and the images of their pods")

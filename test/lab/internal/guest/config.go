@@ -35,6 +35,8 @@ type Config struct {
 	Gateways  []netip.Addr   `json:"gateways"`
 	// Management is the address of the command server, on the second network card.
 	Management netip.Prefix `json:"management"`
+	// AgentUplink: the product makes the external bridge.
+	AgentUplink bool `json:"agentUplink,omitempty"`
 	// Hosts are the lines of /etc/hosts.
 	Hosts []Host `json:"hosts"`
 }

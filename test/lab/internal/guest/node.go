@@ -182,8 +182,8 @@ func copyStore(from, to string) error {
 	})
 }
 
-// startSwitch starts OVS, adds the card to br-ex, moves the node's addresses to br-ex,
-// and starts the node's OVN zone. ovn-controller stays idle until the product sets the
+// startSwitch starts OVS, adds the card to br-ex and moves the node's addresses there, unless the
+// product does, and starts the node's OVN zone. ovn-controller stays idle until the product sets the
 // external_ids of the Open_vSwitch row.
 func startSwitch(c Config) error {
 	if err := preferSwitch(); err != nil {
@@ -222,9 +222,13 @@ func startSwitch(c Config) error {
 		return err
 	}
 	mac := MAC(0x54, firstIPv4(c.Addresses))
-	if err := run("/usr/bin/ovs-vsctl", "--no-wait", "--", "init", "--", "--may-exist", "add-br", "br-ex",
-		"--", "set", "bridge", "br-ex", "fail_mode=standalone", "other-config:hwaddr=\""+mac.String()+"\"",
-		"--", "--may-exist", "add-port", "br-ex", "eth0"); err != nil {
+	initialise := []string{"/usr/bin/ovs-vsctl", "--no-wait", "--", "init"}
+	if !c.AgentUplink {
+		initialise = append(initialise, "--", "--may-exist", "add-br", "br-ex",
+			"--", "set", "bridge", "br-ex", "fail_mode=standalone", "other-config:hwaddr=\""+mac.String()+"\"",
+			"--", "--may-exist", "add-port", "br-ex", "eth0")
+	}
+	if err := run(initialise...); err != nil {
 		return err
 	}
 	slog.Info("OVSDB servers are up", "uptime", uptime())
@@ -240,6 +244,9 @@ func startSwitch(c Config) error {
 		"--log-file=/var/log/ovn/ovn-northd.log", "-vconsole:off"}}.keepRunning()
 	go daemon{name: "ovn-controller", cgroup: switchCgroup + "ovn-controller", argv: []string{"/usr/bin/ovn-controller", "unix:" + ovs + "/db.sock",
 		"--pidfile=" + ovn + "/ovn-controller.pid", "--log-file=/var/log/ovn/ovn-controller.log", "-vconsole:off"}}.keepRunning()
+	if c.AgentUplink {
+		return nil
+	}
 	if _, err := waitLink("br-ex"); err != nil {
 		return err
 	}

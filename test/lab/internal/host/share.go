@@ -58,7 +58,7 @@ func (s Spec) fillShare(ctx context.Context) error {
 func (s Spec) shareDisk() string { return s.path("share.img") }
 
 func (s Spec) machineConfig(m Machine) guest.Config {
-	c := guest.Config{Name: m.Name, Token: s.Token, Addresses: m.Addresses, Gateways: gateways(s.Families), Management: m.Management}
+	c := guest.Config{Name: m.Name, Token: s.Token, Addresses: m.Addresses, Gateways: gateways(s.Families), Management: m.Management, AgentUplink: s.AgentUplink}
 	for _, other := range append(append([]Machine(nil), s.Nodes...), s.External) {
 		for _, a := range other.Addresses {
 			c.Hosts = append(c.Hosts, guest.Host{Name: other.Name, Address: a.Addr()})

@@ -18,13 +18,15 @@ import (
 
 // Spec describes a lab; the supervisor reads it from spec.json in the run directory.
 type Spec struct {
-	Run       string          `json:"run"`
-	Nodes     []Machine       `json:"nodes"`
-	External  Machine         `json:"external"`
-	Families  Families        `json:"families"`
-	KVM       bool            `json:"kvm"`
-	Token     string          `json:"token"`
-	Artifacts build.Artifacts `json:"artifacts"`
+	Run      string    `json:"run"`
+	Nodes    []Machine `json:"nodes"`
+	External Machine   `json:"external"`
+	Families Families  `json:"families"`
+	// AgentUplink: the nodes have no external bridge at boot.
+	AgentUplink bool            `json:"agentUplink,omitempty"`
+	KVM         bool            `json:"kvm"`
+	Token       string          `json:"token"`
+	Artifacts   build.Artifacts `json:"artifacts"`
 }
 
 // Machine is a node VM or the external host.

@@ -15,6 +15,7 @@ import (
 	"bulkhead/test/e2e/conformance"
 	"bulkhead/test/e2e/story"
 	"bulkhead/test/lab"
+	"bulkhead/test/sampling"
 )
 
 // progress marks lines that the test runner shows while the test runs.
@@ -70,7 +71,7 @@ func TestStory(t *testing.T) {
 	}
 	testConformance(ctx, t, l, w)
 	// Last: they create pods' cgroups on the node, which its agent sees.
-	t.Run("0 kernel", func(t *testing.T) { testKernel(ctx, t, l.Nodes()[0], story.Full()) })
+	t.Run("0 kernel", func(t *testing.T) { testKernel(ctx, t, l.Nodes()[0], sampling.Full()) })
 	story.Table(os.Stdout, results)
 	if t.Failed() {
 		l.CollectLogs(ctx)

@@ -56,8 +56,7 @@ func (h *Host) StartCentral() (c Central, err error) {
 	if c.SB, err = h.Database("sb"); err != nil {
 		return c, err
 	}
-	if c.Northd, err = h.Daemon("ovn-northd", "--ovnnb-db="+h.Sock("nb"), "--ovnsb-db="+h.Sock("sb"),
-		"--unixctl="+h.Path("northd.ctl"), "--log-file="+h.Path("northd.log")); err != nil {
+	if c.Northd, err = h.StartNorthd(); err != nil {
 		return c, err
 	}
 	if _, err = h.Run("ovn-nbctl", "--no-leader-only", "init"); err != nil {
@@ -65,6 +64,16 @@ func (h *Host) StartCentral() (c Central, err error) {
 	}
 	_, err = h.Run("ovn-sbctl", "--no-leader-only", "init")
 	return c, err
+}
+
+// StartNorthd starts northd on databases that exist.
+func (h *Host) StartNorthd() (*exec.Cmd, error) {
+	return h.Daemon("ovn-northd", "--ovnnb-db="+h.Sock("nb"), "--ovnsb-db="+h.Sock("sb"), "--unixctl="+h.Path("northd.ctl"), "--log-file="+h.Path("northd.log"))
+}
+
+// StartController starts ovn-controller on a node whose Open vSwitch runs.
+func (h *Host) StartController() (*exec.Cmd, error) {
+	return h.Daemon("ovn-controller", h.Sock("ovs"), "--unixctl="+h.Path("ovn-controller.ctl"), "--log-file="+h.Path("ovn-controller.log"))
 }
 
 // Switch are the processes of a node's Open vSwitch and ovn-controller.
@@ -103,7 +112,7 @@ func (h *Host) StartOVS(node network.Node, underlay, cidr string) (s Switch, err
 			}
 		}
 	}
-	if s.Controller, err = h.Daemon("ovn-controller", h.Sock("ovs"), "--unixctl="+h.Path("ovn-controller.ctl"), "--log-file="+h.Path("ovn-controller.log")); err != nil {
+	if s.Controller, err = h.StartController(); err != nil {
 		return s, err
 	}
 	return s, Eventually("chassis of "+h.Name+" registers", func() error {

@@ -180,7 +180,7 @@ func (b *bench) withNode(f func() error) (err error) {
 	if b.proxy, err = startProxy(b.host.Path("proxy.sock"), b.host.Path("nb.sock")); err != nil {
 		return err
 	}
-	defer b.proxy.close()
+	defer b.proxy.Close()
 	return errors.Join(f(), b.stopZone())
 }
 

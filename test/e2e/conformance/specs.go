@@ -5,8 +5,8 @@
 package conformance
 
 import (
+	"cmp"
 	"context"
-	"crypto/sha256"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -17,6 +17,7 @@ import (
 	"strings"
 
 	"bulkhead/test/lab"
+	"bulkhead/test/sampling"
 )
 
 // focus selects the specs: a regular expression of their names.
@@ -51,12 +52,8 @@ const sampleSize = 7
 
 // Sample returns sampleSize of the specs that are not excluded, which the seed chooses.
 func Sample(specs []string, seed string) []string {
-	key := func(spec string) string {
-		sum := sha256.Sum256([]byte(spec + seed))
-		return string(sum[:])
-	}
 	specs = slices.DeleteFunc(slices.Clone(specs), func(s string) bool { return excluded(s) != "" })
-	slices.SortFunc(specs, func(a, b string) int { return strings.Compare(key(a), key(b)) })
+	slices.SortFunc(specs, func(a, b string) int { return cmp.Compare(sampling.Hash(a+seed), sampling.Hash(b+seed)) })
 	return specs[:min(len(specs), sampleSize)]
 }
 

@@ -4,44 +4,18 @@ package story
 
 import (
 	"cmp"
-	"context"
-	"crypto/sha256"
-	"encoding/binary"
 	"fmt"
 	"io"
-	"os"
-	"os/exec"
 	"slices"
-	"strings"
 	"time"
+
+	"bulkhead/test/sampling"
 )
-
-// fullEnv in the environment makes checks that play a sample play everything.
-const fullEnv = "BULKHEAD_FULL"
-
-// seedEnv in the environment chooses the samples; the default is the commit.
-const seedEnv = "BULKHEAD_SEED"
-
-// Full tells whether everything is played, and not a sample.
-func Full() bool { return os.Getenv(fullEnv) != "" }
-
-// Seed is what chooses the samples: that of the environment, or the commit that
-// is checked out.
-func Seed(ctx context.Context) string {
-	if seed := os.Getenv(seedEnv); seed != "" {
-		return seed
-	}
-	out, err := exec.CommandContext(ctx, "git", "rev-parse", "HEAD").Output()
-	if err != nil {
-		return ""
-	}
-	return strings.TrimSpace(string(out))
-}
 
 // sample chooses one of n parts by the seed, and prints which.
 func (w *World) sample(what string, n int) int {
-	i := partOf(what, w.Seed, n)
-	fmt.Fprintf(w.Out, "     %s: part %d of %d, chosen by the seed (SEED=%s; %s=1 plays all)\n", what, i+1, n, w.Seed, fullEnv)
+	i := sampling.Part(what, w.Seed, n)
+	fmt.Fprintf(w.Out, "     %s: part %d of %d, chosen by the seed (SEED=%s; %s=1 plays all)\n", what, i+1, n, w.Seed, sampling.FullEnv)
 	return i
 }
 
@@ -84,7 +58,7 @@ func Sample(checks []Check, seed string, out io.Writer) []Check {
 			groups = append(groups, c.Group)
 		}
 	}
-	slices.SortFunc(groups, func(a, b *group) int { return cmp.Compare(hash(a.name+seed), hash(b.name+seed)) })
+	slices.SortFunc(groups, func(a, b *group) int { return cmp.Compare(sampling.Hash(a.name+seed), sampling.Hash(b.name+seed)) })
 	left := sampleBudget
 	var omitted []*group
 	for i, g := range groups {
@@ -112,14 +86,4 @@ func Demo(checks []Check, out io.Writer) []Check {
 		}
 		return omit
 	})
-}
-
-func partOf(what, seed string, n int) int {
-	return int(hash(what+seed) % uint32(n))
-}
-
-// hash spreads similar seeds evenly, as FNV does not.
-func hash(s string) uint32 {
-	sum := sha256.Sum256([]byte(s))
-	return binary.BigEndian.Uint32(sum[:])
 }

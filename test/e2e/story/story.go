@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/dynamic"
 
 	"bulkhead/test/lab"
+	"bulkhead/test/sampling"
 )
 
 // Check is one line of the story.
@@ -112,7 +113,7 @@ func NewWorld(ctx context.Context, l *lab.Lab, out io.Writer) (*World, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make a client of the lab's API server: %w", err)
 	}
-	w := &World{Lab: l, Out: out, Families: l.Families(), Full: Full(), Seed: Seed(ctx), dynamic: d,
+	w := &World{Lab: l, Out: out, Families: l.Families(), Full: sampling.Full(), Seed: sampling.Seed(ctx), dynamic: d,
 		shared: &shared{pods: map[string]*pod{}, setUps: map[*fixture]*setUp{}, probers: map[proberOf]*prober{}, asking: make(chan struct{}, sideBySide)}}
 	return w, w.putTools(ctx)
 }

@@ -27,7 +27,8 @@ type NB struct {
 
 // NewNB returns a client of the database at address ("unix:PATH"). It calls
 // onConnect after each connect, and changed with the network and unit of each of
-// our rows that is changed or deleted, by us or others.
+// our rows that is changed or deleted, by us or others. It calls changed with the whole
+// network when another network's row enters one of its rows.
 func NewNB(address string, log *slog.Logger, onConnect func(), changed func(network string, u Unit, deleted bool)) *NB {
 	n := &NB{conn: ovsdb.New()}
 	n.conn.Database, n.conn.Address, n.conn.Log = "OVN northbound", address, log
@@ -44,8 +45,12 @@ func NewNB(address string, log *slog.Logger, onConnect func(), changed func(netw
 				if slices.ContainsFunc(tables[table].columns, func(column string) bool { return !sameColumn(old, m, column) }) {
 					report(old, false)
 				}
-				for _, port := range removedPorts(c, old, m) {
-					report(port, false)
+				left, stray := movedMembers(c, table, old, m)
+				for _, member := range left {
+					report(member, false)
+				}
+				if ids := externalIDs(m); stray && ids[markOwner] == ownerValue {
+					changed(ids[markNetwork], wholeNetwork, false)
 				}
 			},
 			DeleteFunc: func(_ string, m model.Model) { report(m, true) },
@@ -70,25 +75,50 @@ func watchColumns() []client.MonitorOption {
 	return out
 }
 
-// removedPorts returns the ports that were removed from a port group, but not
-// deleted.
-func removedPorts(c client.Client, old, m model.Model) []model.Model {
-	before, ok := old.(*nbdb.PortGroup)
-	after, _ := m.(*nbdb.PortGroup)
+// movedMembers compares the references to rows in two versions of a row. left are the rows
+// that it no longer references and that still exist. stray tells whether one of another
+// network has entered.
+func movedMembers(c client.Client, table string, old, m model.Model) (left []model.Model, stray bool) {
 	rows := c.Cache()
-	if !ok || rows == nil {
-		return nil
+	if rows == nil {
+		return nil, false
 	}
-	var out []model.Model
-	for _, id := range before.Ports {
-		if slices.Contains(after.Ports, id) {
-			continue
+	for _, column := range tables[table].contains {
+		before, after := memberSet(old, column), memberSet(m, column)
+		members := rows.Table(memberTable(table, column))
+		for id := range before {
+			if _, stays := after[id]; !stays {
+				if row := members.Row(id); row != nil {
+					left = append(left, row)
+				}
+			}
 		}
-		if port := rows.Table(nbdb.LogicalSwitchPortTable).Row(id); port != nil {
-			out = append(out, port)
+		for id := range after {
+			if _, was := before[id]; !was {
+				stray = stray || isStray(members.Row(id), externalIDs(m)[markNetwork])
+			}
 		}
+	}
+	return left, stray
+}
+
+// memberSet returns the references in a column.
+func memberSet(m model.Model, column string) map[string]struct{} {
+	ids, _ := field(m, column).Interface().([]string)
+	out := make(map[string]struct{}, len(ids))
+	for _, id := range ids {
+		out[id] = struct{}{}
 	}
 	return out
+}
+
+// isStray reports whether a row, which may be nil, is ours and of another network.
+func isStray(m model.Model, network string) bool {
+	if m == nil {
+		return false
+	}
+	ids := externalIDs(m)
+	return ids[markOwner] == ownerValue && ids[markNetwork] != network
 }
 
 // Run connects and reconnects until ctx ends.

@@ -231,11 +231,19 @@ func TestEditedRows(t *testing.T) {
 		defer mu.Unlock()
 		clear(seen)
 	}
+	red := testTenant(1, "red_net", true)
+	redIn := Inputs{Plan: testPlan(true), PhysicalNetwork: "physnet", Pods: []PodPort{testPod(red, node, "red/net", "red", "p", 3, false)}}
 	converge(t, nb, cdn, node, in)
+	converge(t, nb, red, node, redIn)
+	redPort := strings.TrimSpace(h.must("ovn-nbctl", "--no-leader-only", "--bare", "--columns=_uuid", "find", "Logical_Switch_Port", "name=red.net_red_p"))
 	for _, c := range []struct {
 		edit string
 		want change
 	}{
+		// A port on another network's switch, too, and on that alone.
+		{"add Logical_Switch node1 ports " + redPort, change{"default/", false}},
+		{"remove Logical_Switch red_net_node1 ports " + redPort + " -- add Logical_Switch node1 ports " + redPort, change{"default/", false}},
+		{"remove Logical_Switch red_net_node1 ports " + redPort + " -- add Logical_Switch node1 ports " + redPort, change{"red_net/pod/red/p", false}},
 		{"set Logical_Switch_Port red_p addresses=unknown", change{"default/pod/red/p", false}},
 		{"clear Logical_Switch_Port red_p port_security", change{"default/pod/red/p", false}},
 		{"clear Logical_Switch_Port red_p external_ids", change{"default/pod/red/p", false}},
@@ -255,6 +263,7 @@ func TestEditedRows(t *testing.T) {
 		edit(strings.Fields(c.edit)...)
 		noticed(c.edit, c.want)
 		converge(t, nb, cdn, node, in)
+		converge(t, nb, red, node, redIn)
 	}
 }
 

@@ -69,7 +69,8 @@ func (o Op) String() string {
 
 // Diff returns the operations that turn have into want. What closes is added first
 // and removed last. In between, containers are inserted before the rows that they
-// contain. Rows are the same if their UUIDs are: a copy of a row is deleted.
+// contain. Rows are the same if their UUIDs are: a copy of a row is deleted. Strays are
+// removed from where they are.
 func Diff(want, have State) []Op {
 	wanted := make(map[string]struct{}, len(want))
 	for _, r := range want {
@@ -78,6 +79,12 @@ func Diff(want, have State) []Op {
 	present := make(map[string]Row, len(have))
 	var ops []Op
 	for _, r := range have {
+		if r.Stray {
+			for _, ref := range r.In {
+				ops = append(ops, Op{Verb: Detach, Row: r, Ref: ref})
+			}
+			continue
+		}
 		if _, keep := wanted[r.UUID]; !keep {
 			ops = append(ops, Op{Verb: Delete, Row: r})
 			continue
@@ -164,6 +171,8 @@ func (o Op) closes() bool {
 		return o.Row.Effect == Closes || o.closesIn
 	case Attach:
 		return o.Ref.Closes
+	case Detach:
+		return o.Row.Stray // it would connect two networks
 	}
 	return false
 }
@@ -176,7 +185,7 @@ func (o Op) opens() bool {
 	case Delete:
 		return o.Row.Effect == Closes
 	case Detach:
-		return o.Ref.Closes
+		return o.Ref.Closes && !o.Row.Stray
 	}
 	return false
 }

@@ -67,9 +67,11 @@ func (n *NB) Read(ctx context.Context, selection Selection) (State, error) {
 			}
 		}
 	}
-	if err := s.addReferences(ctx, selection.Network, out); err != nil {
+	strays, err := s.addReferences(ctx, selection, out)
+	if err != nil {
 		return nil, err
 	}
+	out = append(out, strays...)
 	if selection.has(topologyUnit) {
 		bindings, err := s.macBindings(ctx, selection.externalPort())
 		if err != nil {
@@ -143,8 +145,9 @@ func (s *session) list(ctx context.Context, table string, m model.Model) ([]Row,
 }
 
 // addReferences sets In of the network's rows: the columns of its topology that
-// reference them.
-func (s *session) addReferences(ctx context.Context, network string, rows State) error {
+// reference them. With all units selected it returns the strays.
+func (s *session) addReferences(ctx context.Context, selection Selection, rows State) (strays State, err error) {
+	network := selection.Network
 	byUUID := make(map[string]*Row, len(rows))
 	for i := range rows {
 		byUUID[rows[i].UUID] = &rows[i]
@@ -155,21 +158,39 @@ func (s *session) addReferences(ctx context.Context, network string, rows State)
 		}
 		containers, err := s.find(ctx, name, map[string]string{markUnit: topologyUnit.mark(network)})
 		if err != nil {
-			return fmt.Errorf("read %s of network %s: %w", name, network, err)
+			return nil, fmt.Errorf("read %s of network %s: %w", name, network, err)
 		}
 		for _, c := range containers {
 			for _, column := range t.contains {
 				members, _ := field(c.Model, column).Interface().([]string)
 				for _, id := range members {
+					closes := c.Effect == Closes && isWeak(name, column)
+					ref := Ref{Table: name, ID: c.ID, Column: column, UUID: c.UUID, Closes: closes}
 					if r := byUUID[id]; r != nil {
-						closes := c.Effect == Closes && isWeak(name, column)
-						r.In = append(r.In, Ref{Table: name, ID: c.ID, Column: column, UUID: c.UUID, Closes: closes})
+						r.In = append(r.In, ref)
+					} else if selection.Units == nil {
+						strays = append(strays, s.stray(id, network, ref)...)
 					}
 				}
 			}
 		}
 	}
-	return nil
+	return strays, nil
+}
+
+// stray returns a row that the column references if it is ours and of another network. Other
+// clients may add their own rows to ours.
+func (s *session) stray(id, network string, in Ref) []Row {
+	table := memberTable(in.Table, in.Column)
+	rows := s.client.Cache()
+	if rows == nil {
+		return nil // the connection is lost, and the network is read again
+	}
+	m := rows.Table(table).Row(id)
+	if !isStray(m, network) {
+		return nil
+	}
+	return []Row{{Table: table, ID: externalIDs(m)[markID], UUID: id, Model: newModel(table), In: []Ref{in}, Unit: topologyUnit.mark(network), Stray: true}}
 }
 
 // macBindings returns the static MAC bindings of one of our ports.

@@ -88,6 +88,9 @@ type Row struct {
 	UUID   string
 	Unit   string // value of markUnit
 	Effect Effect
+	// Stray rows are another network's: In is the column of the network that is read, which
+	// somebody has added it to. Model is empty.
+	Stray bool
 }
 
 // locked reports whether the row is a port in the group of locked ports.

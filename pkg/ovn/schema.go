@@ -86,3 +86,9 @@ func isWeak(table, column string) bool {
 	kind, err := nbSchema.Tables[table].Columns[column].TypeObj.Key.RefType()
 	return err == nil && kind == libovsdb.Weak
 }
+
+// memberTable returns the table of the rows that a column references.
+func memberTable(table, column string) string {
+	ref, _ := nbSchema.Tables[table].Columns[column].TypeObj.Key.RefTable() // readSchema has seen it
+	return ref
+}

@@ -28,6 +28,9 @@ type Unit struct {
 	Name string
 }
 
+// wholeNetwork stands for all units in a report of a change.
+var wholeNetwork = Unit{}
+
 var topologyUnit, importUnit = Unit{Kind: KindTopology}, Unit{Kind: KindImport}
 
 func peerUnit(node string) Unit { return Unit{KindPeer, node} }

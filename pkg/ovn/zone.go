@@ -251,12 +251,14 @@ func (z *Zone) onConnect() {
 }
 
 // onRowChanged is called when one of our rows was changed or deleted, by the zone or
-// others.
+// others: a row of that unit.
 func (z *Zone) onRowChanged(name string, u Unit, deleted bool) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	switch {
 	case !z.synced:
+	case u == wholeNetwork:
+		z.queue.AddUnits(name)
 	case deleted && u.Kind == KindTopology:
 		z.queue.AddUnits(name) // the deleted row may have contained rows of other units
 	default:

@@ -40,15 +40,21 @@ func inNamespace(ns string, f func() error) (err error) {
 		_ = unix.Close(own)
 		runtime.UnlockOSThread()
 	}()
+	if err := enterNamespace(ns); err != nil {
+		return err
+	}
+	return f()
+}
+
+// enterNamespace puts the thread, to which the caller has locked its goroutine, into a
+// network namespace.
+func enterNamespace(ns string) error {
 	fd, err := unix.Open("/run/netns/"+ns, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
-	if err := unix.Setns(fd, unix.CLONE_NEWNET); err != nil {
-		return err
-	}
-	return f()
+	return unix.Setns(fd, unix.CLONE_NEWNET)
 }
 
 // serve answers on a TCP and a UDP port of all addresses of a namespace until the

@@ -38,11 +38,12 @@ var programs = map[string]string{
 	"controller":  "/usr/bin/controller",
 }
 
-// The agent executes nft (pkg/firewall) and ovs-ofctl (pkg/ovs/flows), which come
-// from Debian. The programs of the product are static. There is no shell.
+// The agent executes nft (pkg/firewall) and ovs-ofctl (pkg/ovs/flows), and
+// bulkheadctl trace executes ovn-trace, ovs-vsctl and ovs-appctl (pkg/trace). They
+// come from Debian. The programs of the product are static. There is no shell.
 var (
-	tools    = []string{"/usr/bin/ovs-ofctl", "/usr/sbin/nft"}
-	packages = []string{"base-files", "nftables", "openvswitch-common"}
+	tools    = []string{"/usr/bin/ovn-trace", "/usr/bin/ovs-appctl", "/usr/bin/ovs-ofctl", "/usr/bin/ovs-vsctl", "/usr/sbin/nft"}
+	packages = []string{"base-files", "nftables", "openvswitch-common", "openvswitch-switch", "ovn-common"}
 )
 
 // Options say what to build the image from.

@@ -109,14 +109,14 @@ func TestImage(t *testing.T) {
 				t.Errorf("%s: %s is in the image: %v, mode %o, want %o", arch, name, ok, f.Mode, mode)
 			}
 		}
-		// The agent finds its tools by PATH.
+		// The product finds its tools by PATH.
 		var dirs []string
 		for _, e := range config.Config.Env {
 			if list, ok := strings.CutPrefix(e, "PATH="); ok {
 				dirs = filepath.SplitList(list)
 			}
 		}
-		for _, tool := range []string{"nft", "ovs-ofctl"} {
+		for _, tool := range []string{"nft", "ovn-trace", "ovs-appctl", "ovs-ofctl", "ovs-vsctl"} {
 			found := false
 			for _, dir := range dirs {
 				_, ok := files[path.Join(dir, tool)]

@@ -4,7 +4,9 @@ package uplink_test
 
 import (
 	"errors"
+	"flag"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -17,8 +19,10 @@ import (
 	"bulkhead/test/native"
 )
 
+var everyKill = flag.Bool("every-kill", os.Getenv("BULKHEAD_FULL") != "", "TestNativeMove kills after each operation, not after a sample of them")
+
 // TestNativeMove moves a configured interface to the bridge and back, with connections over it, and kills the
-// process after each operation.
+// process after operations.
 func TestNativeMove(t *testing.T) {
 	w := newWorld(t)
 	w.configure()
@@ -78,7 +82,11 @@ func TestNativeMove(t *testing.T) {
 	if moves < 20 || restores < 20 {
 		t.Fatal("too few operations")
 	}
-	for i := 1; i <= max(moves, restores); i++ {
+	step := 6
+	if *everyKill {
+		step = 1
+	}
+	for i := 1 + rand.IntN(step); i <= max(moves, restores); i += step {
 		w.killed = i
 		kill := func(mode string, total int) {
 			_, stderr, err := w.try(helperInput{Mode: mode, KillAfter: i})

@@ -107,7 +107,7 @@ func crashAfter(f *Fake, n int) {
 // TestProperties: a move and a restore reach their state, a second run does nothing, a crash after any operation and
 // a restart converge, and at no time does the node lack an address or a route.
 func TestProperties(t *testing.T) {
-	for seed := range uint64(300) {
+	for seed := range uint64(100) {
 		node := randomNode(rand.New(rand.NewPCG(seed, 1)))
 		adopted, all, foreign := node.SwitchRow.Exists, node.Uplink, node.Bridge
 		acceptRA := node.Interface.AcceptRA

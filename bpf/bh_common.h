@@ -24,6 +24,10 @@
 #define BH_SO_MARK 36
 #define BH_SO_BINDTOIFINDEX 62
 
+/* Bulkhead's part of a mark (pkg/network/packetmarks.go); the rest is other programs'. */
+#define BH_MARK_MASK 0xffff0000
+#define BH_MARK_SHIFT 16
+
 /* One more than the deepest level of the cgroup tree that the programs check. */
 #define BH_MAX_LEVEL 16
 
@@ -46,7 +50,7 @@ struct bh_config {
 	__u32 podroot_levels; /* bit n: a directory that holds all pods is at level n */
 	__u32 guard; /* 0: the guard is off and passes everything */
 	__u32 tunnel_port; /* UDP port of the overlay, host order */
-	__u32 mark_first; /* range of the networks' marks */
+	__u32 mark_first; /* range of the networks' marks, with any bits of other programs */
 	__u32 mark_last;
 	__u32 pad;
 	__u64 agent_cgroup; /* of the agent's container; 0: unknown */

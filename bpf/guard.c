@@ -358,12 +358,12 @@ int bh_grd_own(struct __sk_buff *skb)
 	if (sk->family != BH_AF_PACKET) {
 		/*
 		 * A control message can set a packet's mark, but no pod can set its
-		 * socket's: on loopback the packet gets its socket's mark.
+		 * socket's: on loopback the packet gets its socket's network.
 		 */
 		mark = sk->mark;
 		if (skb->ifindex == 1 && skb->mark != mark &&
 		    (is_network_mark(cfg, mark) || is_network_mark(cfg, skb->mark)))
-			skb->mark = mark;
+			skb->mark = (skb->mark & ~BH_MARK_MASK) | (mark & BH_MARK_MASK);
 		return TCX_NEXT;
 	}
 	if (!in_host_netns(cfg, sk))
@@ -437,7 +437,7 @@ int bh_grd_recv(struct __sk_buff *skb)
 	if (ifindex == 1) {
 		if (!is_network_mark(cfg, skb->mark))
 			return 1;
-		netid = skb->mark - cfg->mark_first + 1;
+		netid = skb->mark >> BH_MARK_SHIFT;
 		reason = BH_R_GUARD_LOOPBACK;
 	} else {
 		door = bpf_map_lookup_elem(&bh_doors, &ifindex);

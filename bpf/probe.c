@@ -219,7 +219,7 @@ int bh_prb_setopt(struct bpf_sockopt *ctx)
 	value = bh_sockopt_device(ctx);
 	if (kind == BH_SOCKOPT_MARK) {
 		/* Nftables and the loopback check rely on kubelet's and the networks' marks. */
-		if (value != cfg->kubelet_mark && (value < cfg->mark_first || value > cfg->mark_last))
+		if (((value ^ cfg->kubelet_mark) & BH_MARK_MASK) && (value < cfg->mark_first || value > cfg->mark_last))
 			return 1;
 		reason = BH_R_SET_MARK;
 	} else if (kind == BH_SOCKOPT_BYPASS) {

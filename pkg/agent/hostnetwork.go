@@ -79,7 +79,7 @@ func (r *hostReconciler) configure(ctx context.Context) (notEnforced, err error)
 			return errors.Join(append(unenforced, err)...), errors.Join(append(errs, err)...)
 		}
 		in := hostnet.Inputs{Pods: r.cache.HostPods(), Networks: r.hostNetworks(), Locked: locked, Doors: rows, TunnelPort: network.TunnelPort,
-			MarkFirst: network.PacketMark(1), MarkLast: network.PacketMark(network.MaxID)}
+			MarkFirst: network.FirstPacketMark, MarkLast: network.LastPacketMark}
 		for _, p := range r.node.Node().Addresses {
 			in.Locals = append(in.Locals, p.Addr())
 		}

@@ -238,7 +238,7 @@ func Build(in Inputs) State {
 		in.inputChain(),
 		{Name: chainLocalNAT, Hook: "output", NAT: true, Rules: in.toNodePorts()},
 		{Name: chainUnmark, Hook: "postrouting", Rules: []Rule{
-			rule("clear a network's mark", "oifname", managementPorts, fmt.Sprintf("meta mark %#x-%#x", network.PacketMark(1), network.PacketMark(network.MaxID)), "meta mark set 0x0"),
+			rule("clear a network's mark", "oifname", managementPorts, fmt.Sprintf("meta mark %#x-%#x", network.FirstPacketMark, network.LastPacketMark), fmt.Sprintf("meta mark set meta mark & %#x", ^network.MarkMask)),
 		}},
 	}
 	if in.Mode == network.LocalGateway {
@@ -303,7 +303,7 @@ func (in Inputs) networksChain() Chain {
 	c.Rules = append(c.Rules, rule("the network's own sockets", "oifname . socket mark @"+SetOwn, "accept"))
 	if in.DefaultPort != "" {
 		c.Rules = append(c.Rules, rule("tenantless pods to the default network", "oifname", fmt.Sprintf("%q", in.DefaultPort),
-			fmt.Sprintf("socket mark != %#x-%#x", network.PacketMark(1), network.PacketMark(network.MaxID)), "accept"))
+			fmt.Sprintf("socket mark != %#x-%#x", network.FirstPacketMark, network.LastPacketMark), "accept"))
 	}
 	for _, g := range in.PodRoots {
 		if m, ok := g.match(); ok {
@@ -327,7 +327,7 @@ func (in Inputs) outOfNode() []Rule {
 	// mode VRFs have a route to them, for pods.
 	for _, p := range slices.Concat(in.ServiceCIDRs, in.Masquerade) {
 		rules = append(rules, rule("tenants' processes to "+p.String(), bridge, ipOf(p), "daddr", p.String(),
-			fmt.Sprintf("meta mark %#x-%#x", network.PacketMark(1), network.PacketMark(network.MaxID)), "counter name", CounterForeign, "reject with icmpx type admin-prohibited"))
+			fmt.Sprintf("meta mark %#x-%#x", network.FirstPacketMark, network.LastPacketMark), "counter name", CounterForeign, "reject with icmpx type admin-prohibited"))
 	}
 	return rules
 }

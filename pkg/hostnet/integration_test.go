@@ -64,7 +64,7 @@ func TestRootRestartedAgent(t *testing.T) {
 	}
 	in := Inputs{
 		Pods:     []Pod{{UID: uid, Namespace: "red", Name: "a", NetworkID: 1}},
-		Networks: []Network{{ID: 1, Name: "red", VRFIfindex: 3, Mark: 0x1001, Subnets: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16"), netip.MustParsePrefix("fd09::/48")}}},
+		Networks: []Network{{ID: 1, Name: "red", VRFIfindex: 3, Mark: 0x10000, Subnets: []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16"), netip.MustParsePrefix("fd09::/48")}}},
 		Locked: []LockedAddr{{Addr: netip.MustParseAddr("198.18.0.1"), NetworkID: 1, Open: []network.OpenPort{{Protocol: "tcp", Port: 80}, {Protocol: "icmp"}}},
 			{Addr: netip.MustParseAddr("2001:db8:ffff::1"), NetworkID: 1, Open: []network.OpenPort{{Protocol: "udp", Port: 53}, {Protocol: "icmp"}}}},
 	}

@@ -125,7 +125,7 @@ func TestRootWatch(t *testing.T) {
 		return startKubelet(t, "TestRootWatch", filepath.Join(root, dir))
 	}
 	k := kubelet("kubelet-a")
-	in := Inputs{Pods: []Pod{{UID: uid, Namespace: "red", Name: "a", NetworkID: 1}}, Networks: []Network{{ID: 1, Name: "red", VRFIfindex: 3, Mark: 0x1001, Subnets: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}}}
+	in := Inputs{Pods: []Pod{{UID: uid, Namespace: "red", Name: "a", NetworkID: 1}}, Networks: []Network{{ID: 1, Name: "red", VRFIfindex: 3, Mark: 0x10000, Subnets: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}}}
 	if err := m.Reconcile(ctx, in); err != nil {
 		t.Fatal(err)
 	}

@@ -31,13 +31,13 @@ func example() (Inputs, Layout, Kubelet) {
 			{UID: "u6", Namespace: "kube-system", Name: "proxy", Ports: []uint16{9090}, Trusted: true},
 		},
 		Networks: []Network{
-			{ID: 1, Name: "red", VRFIfindex: 11, Mark: 0x1001, Host4: netip.MustParseAddr("10.1.0.2"), Host6: netip.MustParseAddr("fd01::2"), Subnets: []netip.Prefix{netip.MustParsePrefix("10.1.2.3/16"), netip.MustParsePrefix("fd01::/64")}},
-			{ID: 2, Name: "blue", VRFIfindex: 12, Mark: 0x1002, Subnets: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}},
+			{ID: 1, Name: "red", VRFIfindex: 11, Mark: 0x10000, Host4: netip.MustParseAddr("10.1.0.2"), Host6: netip.MustParseAddr("fd01::2"), Subnets: []netip.Prefix{netip.MustParsePrefix("10.1.2.3/16"), netip.MustParsePrefix("fd01::/64")}},
+			{ID: 2, Name: "blue", VRFIfindex: 12, Mark: 0x20000, Subnets: []netip.Prefix{netip.MustParsePrefix("10.1.0.0/16")}},
 		},
 		Locked:     []LockedAddr{{Addr: netip.MustParseAddr("10.244.0.5"), NetworkID: 1}, {Addr: netip.MustParseAddr("::ffff:10.244.0.6"), NetworkID: 2, Open: []network.OpenPort{{Protocol: "tcp", Port: 80}}}, {Addr: netip.MustParseAddr("fd00::5"), NetworkID: 2}},
 		Doors:      []loader.DoorRow{{Ifindex: 21, Kind: loader.DoorPort, NetworkID: 1}, {Ifindex: 2, Kind: loader.DoorOwn}},
 		Locals:     []netip.Addr{netip.MustParseAddr("192.0.2.1")},
-		TunnelPort: 6081, MarkFirst: 0x1001, MarkLast: 0x3710,
+		TunnelPort: 6081, MarkFirst: 0x10000, MarkLast: 0x2710ffff,
 	}
 	layout := Layout{Pods: map[string]Cgroup{"u1": {"/cg/podu1", 101}, "u2": {"/cg/podu2", 102}, "u5": {"/cg/podu5", 105}, "u6": {"/cg/podu6", 106}},
 		Levels: 0x8, Roots: []Cgroup{{"/cg", 90}}, RootLevels: 0x2}
@@ -48,17 +48,17 @@ func TestBuild(t *testing.T) {
 	s, problems := Build(example())
 	want := NewState()
 	want.Root = true
-	want.Config = loader.Config{PodLevels: 8, PodRootLevels: 2, KubeletLevels: 4, ProbeLock: true, Guard: true, TunnelPort: 6081, MarkFirst: 0x1001, MarkLast: 0x3710}
+	want.Config = loader.Config{PodLevels: 8, PodRootLevels: 2, KubeletLevels: 4, ProbeLock: true, Guard: true, TunnelPort: 6081, MarkFirst: 0x10000, MarkLast: 0x2710ffff}
 	want.Pods["u1"] = Cgroup{"/cg/podu1", 101}
 	want.Keep["u5"] = Cgroup{"/cg/podu5", 105}
 	want.Doors[21], want.Doors[2] = true, true
 	for _, r := range []loader.Row{
 		loader.PodRootRow{CgroupID: 90},
-		loader.PodRow{CgroupID: 101, NetworkID: 1, Mark: 0x1001, VRFIfindex: 11},
-		loader.PodRow{CgroupID: 102, NetworkID: 2, Mark: 0x1002, VRFIfindex: 12, Unbound: true},
+		loader.PodRow{CgroupID: 101, NetworkID: 1, Mark: 0x10000, VRFIfindex: 11},
+		loader.PodRow{CgroupID: 102, NetworkID: 2, Mark: 0x20000, VRFIfindex: 12, Unbound: true},
 		loader.PodRow{CgroupID: 106, Trusted: true},
-		loader.NetRow{NetworkID: 1, VRFIfindex: 11, Mark: 0x1001, Host4: netip.MustParseAddr("10.1.0.2"), Host6: netip.MustParseAddr("fd01::2")},
-		loader.NetRow{NetworkID: 2, VRFIfindex: 12, Mark: 0x1002},
+		loader.NetRow{NetworkID: 1, VRFIfindex: 11, Mark: 0x10000, Host4: netip.MustParseAddr("10.1.0.2"), Host6: netip.MustParseAddr("fd01::2")},
+		loader.NetRow{NetworkID: 2, VRFIfindex: 12, Mark: 0x20000},
 		loader.DestRow{NetworkID: 2, Prefix: netip.MustParsePrefix("10.1.0.0/16")},
 		loader.ProbeRow{Port: 8080, NetworkID: 1},
 		loader.DoorRow{Ifindex: 21, Kind: loader.DoorPort, NetworkID: 1}, loader.DoorRow{Ifindex: 2, Kind: loader.DoorOwn},
@@ -89,9 +89,9 @@ func TestDiffOrder(t *testing.T) {
 	have.Pods["u5"] = Cgroup{ID: 105} // its network is unknown now
 	have.Doors[22], have.Doors[2] = true, true
 	for _, r := range []loader.Row{
-		loader.PodRow{CgroupID: 55, NetworkID: 3, Mark: 0x1003}, loader.DestRow{NetworkID: 3, Prefix: netip.MustParsePrefix("10.3.0.0/16")},
+		loader.PodRow{CgroupID: 55, NetworkID: 3, Mark: 0x30000}, loader.DestRow{NetworkID: 3, Prefix: netip.MustParsePrefix("10.3.0.0/16")},
 		loader.LockedRow{Addr: netip.MustParseAddr("10.244.9.9"), NetworkID: 3}, loader.KubeletRow{CgroupID: 6},
-		loader.PodRow{CgroupID: 105, NetworkID: 4, Mark: 0x1004}, loader.DoorRow{Ifindex: 22, Kind: loader.DoorPort, NetworkID: 3},
+		loader.PodRow{CgroupID: 105, NetworkID: 4, Mark: 0x40000}, loader.DoorRow{Ifindex: 22, Kind: loader.DoorPort, NetworkID: 3},
 		loader.DoorRow{Ifindex: 2, Kind: loader.DoorOwn}, loader.DoorRow{Ifindex: 23, Kind: loader.DoorOwn},
 	} {
 		have.put(r)
@@ -109,8 +109,8 @@ put cgroup 90 of all pods
 put locked address 10.244.0.5 of network 1
 put locked address 10.244.0.6 of network 2
 put locked address fd00::5 of network 2
-put pod cgroup 101 → network 1 mark 0x1001 vrf ifindex 11
-put pod cgroup 102 → network 2 mark 0x1002 vrf ifindex 12 unbound
+put pod cgroup 101 → network 1 mark 0x10000 vrf ifindex 11
+put pod cgroup 102 → network 2 mark 0x20000 vrf ifindex 12 unbound
 put pod cgroup 106 → network 0 mark 0x0 vrf ifindex 0 trusted
 attach probe allowance and guard to the root cgroup
 attach VRF binding to pod u1 at /cg/podu1
@@ -129,7 +129,7 @@ detach VRF binding from pod old
 stop guarding interface 22
 delete interface 22: management port of network 3
 delete locked address 10.244.9.9 of network 3
-delete pod cgroup 55 → network 3 mark 0x1003 vrf ifindex 0`
+delete pod cgroup 55 → network 3 mark 0x30000 vrf ifindex 0`
 	if got != golden {
 		t.Errorf("operations:\n%s\nwant:\n%s", got, golden)
 	}
@@ -140,7 +140,7 @@ func drawInputs(t *rapid.T, label string) (Inputs, Layout, Kubelet, map[string]u
 	layout := Layout{Pods: map[string]Cgroup{}, Levels: rapid.SampledFrom([]uint32{4, 8, 12}).Draw(t, label+"levels")}
 	ids := map[string]uint64{}
 	for i := range rapid.IntRange(0, 4).Draw(t, label+"nets") {
-		n := Network{ID: i + 1, Name: fmt.Sprint("net", i), Mark: 0x1001 + uint32(i), VRFIfindex: rapid.IntRange(0, 3).Draw(t, label+"if")}
+		n := Network{ID: i + 1, Name: fmt.Sprint("net", i), Mark: uint32(i+1) << 16, VRFIfindex: rapid.IntRange(0, 3).Draw(t, label+"if")}
 		for range rapid.IntRange(0, 3).Draw(t, label+"subnets") {
 			a := netip.AddrFrom4([4]byte{10, byte(rapid.IntRange(0, 3).Draw(t, label+"octet")), 0, 0})
 			if rapid.Bool().Draw(t, label+"v6") {

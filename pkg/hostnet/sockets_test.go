@@ -61,7 +61,7 @@ func TestRootEarlySockets(t *testing.T) {
 	if !lines.Scan() || lines.Text() != "holding" {
 		t.Fatalf("%q, %v", lines.Text(), lines.Err())
 	}
-	const mark = 0x1001
+	const mark = 0x10000
 	if early, err := earlySockets(filepath.Join(root, "podx"), mark); errors.Is(err, syscall.ENOENT) {
 		t.Skip("skip: no-sock-diag:", err)
 	} else if err != nil || len(early) != 3 {

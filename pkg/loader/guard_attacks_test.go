@@ -31,7 +31,7 @@ func TestRootGuardAttacks(t *testing.T) {
 			{Socket: "tcp", To: green, Port: way.Port}, {Socket: "udp", To: green, Port: way.Port}}},
 		{"a tenant's pod with NET_RAW: raw ICMP with IP_PKTINFO or a mark", "kubepods/podblue", 0, "mp1", []way.Attempt{
 			{Socket: "raw-icmp", To: "10.1.0.3", Device: "mp1", How: []string{"cmsg-pktinfo"}},
-			{Socket: "raw-icmp", To: "fd01::3", How: []string{"cmsg-mark=0x1001"}}}},
+			{Socket: "raw-icmp", To: "fd01::3", How: []string{"cmsg-mark=0x10000"}}, {Socket: "raw-icmp", To: "fd01::3", How: []string{"cmsg-mark=0x14000"}}}},
 		{"a tenant's pod with NET_RAW: kubelet's mark to a locked address", "kubepods/podblue", 0, "mp0", []way.Attempt{
 			{Socket: "raw-icmp", To: "10.0.0.3", How: []string{fmt.Sprintf("cmsg-mark=%#x", KubeletMark)}},
 			{Socket: "raw-icmp", To: "fd00::3", How: []string{fmt.Sprintf("cmsg-mark=%#x", KubeletMark)}}}},

@@ -62,7 +62,7 @@ func newGuardSandbox(t *testing.T, noTCX bool) *guardSandbox {
 	red, plain := w.cg("kubepods/podred"), w.cg("kubepods/podplain")
 	blue, trusted := w.cg("kubepods/podblue"), w.cg("kubepods/podtrusted")
 	for _, r := range []Row{
-		PodRootRow{w.id(pods)}, PodRow{CgroupID: w.id(red), NetworkID: 1, Mark: 0x1001}, PodRow{CgroupID: w.id(blue), NetworkID: 2, Mark: 0x1002},
+		PodRootRow{w.id(pods)}, PodRow{CgroupID: w.id(red), NetworkID: 1, Mark: 0x10000}, PodRow{CgroupID: w.id(blue), NetworkID: 2, Mark: 0x20000},
 		PodRow{CgroupID: w.id(plain)}, PodRow{CgroupID: w.id(trusted), Trusted: true},
 		KubeletRow{CgroupID: w.id(w.cg("system/kubelet"))}, LockedRow{netip.MustParseAddr("10.0.0.3"), 1}, LockedRow{netip.MustParseAddr("fd00::3"), 1},
 		DestRow{1, netip.MustParsePrefix("10.1.0.0/24")}, DestRow{1, netip.MustParsePrefix("fd01::/64")},
@@ -70,7 +70,7 @@ func newGuardSandbox(t *testing.T, noTCX bool) *guardSandbox {
 		must(t, w.l.Put(r))
 	}
 	must(t, w.l.SetConfig(Config{PodLevels: levelMask(t, red), PodRootLevels: levelMask(t, pods), KubeletLevels: levelMask(t, w.cg("system/kubelet")),
-		ProbeLock: true, Guard: true, TunnelPort: guardTunnelPort, MarkFirst: 0x1001, MarkLast: 0x3710}))
+		ProbeLock: true, Guard: true, TunnelPort: guardTunnelPort, MarkFirst: 0x10000, MarkLast: 0x2710ffff}))
 	must(t, w.l.AttachRoot())
 	return w
 }
@@ -227,7 +227,7 @@ func (w *guardSandbox) attemptsInto(dev, v4, v6, src4, src6 string) []way.Attemp
 		{Socket: "udp", To: v4, Port: way.Port, How: []string{"connect"}},
 		{Socket: "tcp", To: v4, Port: way.Port}, {Socket: "tcp", To: v6, Port: way.Port}, {Socket: "mptcp", To: v4, Port: way.Port},
 		{Socket: "udp", To: "ff02::1%" + dev, Port: way.Port}, {Socket: "udp", To: "224.0.0.1", Port: way.Port, Device: dev, How: []string{"multicastif"}},
-		{Socket: "raw-icmp", To: v4, Device: dev, How: []string{"cmsg-pktinfo"}}, {Socket: "raw-icmp", To: v6, Device: dev, How: []string{"cmsg-pktinfo", "cmsg-mark=0x1001"}},
+		{Socket: "raw-icmp", To: v4, Device: dev, How: []string{"cmsg-pktinfo"}}, {Socket: "raw-icmp", To: v6, Device: dev, How: []string{"cmsg-pktinfo", "cmsg-mark=0x10000"}},
 		{Socket: "hdrincl", To: v4, Src: src4, Port: way.Port}, {Socket: "hdrincl", To: v4, Src: src4, Port: way.Port, How: []string{"fragments"}},
 		{Socket: "hdrincl", To: v6, Src: src6, Port: way.Port},
 		frame("packet", v4, src4), frame("packet", v6, src6), frame("packet", v4, src4, "etype=0x1234"), frame("packet-dgram", v4, src4),

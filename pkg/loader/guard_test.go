@@ -69,6 +69,7 @@ func TestRootGuardDefault(t *testing.T) {
 		return append(w.attemptsInto("mp0", "10.0.0.3", "fd00::3", "10.0.0.2", "fd00::2"),
 			way.Attempt{Socket: "raw-icmp", To: "10.0.0.3", How: []string{fmt.Sprintf("cmsg-mark=%#x", KubeletMark)}},
 			way.Attempt{Socket: "raw-icmp", To: "10.0.0.3", How: []string{fmt.Sprintf("mark=%#x", KubeletMark)}},
+			way.Attempt{Socket: "raw-icmp", To: "10.0.0.3", How: []string{fmt.Sprintf("mark=%#x", KubeletMark|0x4000)}},
 			way.Attempt{Socket: "hdrincl", To: "10.0.0.3", Src: "10.0.0.2", Port: way.Port, How: []string{fmt.Sprintf("mark=%#x", KubeletMark)}})
 	}
 	for _, cgroup := range []string{"kubepods/podplain", "kubepods/podnew"} {
@@ -371,11 +372,11 @@ func TestRootGuardLoopback(t *testing.T) {
 		want           bool
 	}{
 		{"kubepods/podred", "kubepods/podred", nil, true}, {"kubepods/podred", "kubepods/podblue", nil, false},
-		{"kubepods/podred", "kubepods/podblue", []string{"cmsg-mark=0"}, false}, {"kubepods/podred", "kubepods/podblue", []string{"cmsg-mark=0x1001"}, false},
+		{"kubepods/podred", "kubepods/podblue", []string{"cmsg-mark=0"}, false}, {"kubepods/podred", "kubepods/podblue", []string{"cmsg-mark=0x10000"}, false},
 		{"kubepods/podred", "kubepods/podplain", nil, true}, {"kubepods/podplain", "kubepods/podblue", nil, true}, {"kubepods/podred", "system/admin", nil, true},
 	} {
 		for _, cg := range []string{"red", "blue"} {
-			must(t, w.l.AttachPod(w.cg("kubepods/pod"+cg), cg, PodRow{NetworkID: map[string]uint32{"red": 1, "blue": 2}[cg], Mark: map[string]uint32{"red": 0x1001, "blue": 0x1002}[cg]}))
+			must(t, w.l.AttachPod(w.cg("kubepods/pod"+cg), cg, PodRow{NetworkID: map[string]uint32{"red": 1, "blue": 2}[cg], Mark: map[string]uint32{"red": 0x10000, "blue": 0x20000}[cg]}))
 		}
 		server := w.start(w.cg(c.server), 0, `receive {"kind":"udp","at":"127.0.0.1:7000"}`)
 		if got := server.next(); got != "ready" {

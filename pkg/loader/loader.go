@@ -15,16 +15,16 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/rlimit"
 	"golang.org/x/sys/unix"
+
+	"bulkhead/pkg/network"
 )
 
 const (
 	// DefaultPinRoot is where programs, maps and links are pinned.
 	DefaultPinRoot = "/sys/fs/bpf/bulkhead"
 	// KubeletMark is the mark that kubelet's sockets are created with. nftables
-	// matches it for packets that the probe programs cannot see. Its high half
-	// keeps it outside the networks' marks (0x1000 + id, id ≤ 10000 = 0x2710, so
-	// ≤ 0x3710).
-	KubeletMark uint32 = 0x2b1d0000
+	// matches it for packets that the probe programs cannot see.
+	KubeletMark = network.KubeletMark
 )
 
 // Options configure Load. The zero value suits an agent in the host's network

@@ -42,7 +42,7 @@ func must(t *testing.T, err error) {
 func TestRootRows(t *testing.T) {
 	l := newSandbox(t).load()
 	want := []Row{
-		PodRow{77, 5, 0x1005, 9, false, true},
+		PodRow{77, 5, 0x50000, 9, false, true},
 		DestRow{5, netip.MustParsePrefix("10.5.0.0/16")}, DestRow{5, netip.MustParsePrefix("fd05::/64")}, DestRow{6, netip.MustParsePrefix("10.5.0.0/16")},
 		LockedRow{netip.MustParseAddr("10.244.0.7"), 5}, LockedRow{netip.MustParseAddr("fd00::7"), 5},
 		KubeletRow{CgroupID: 88}, KubeletRow{TGID: 88},
@@ -142,21 +142,21 @@ func TestRootPodMarks(t *testing.T) {
 	must(t, l.SetConfig(Config{PodLevels: levelMask(t, pod)}))
 	early := s.start(ctr, 0, "wait", "tcp 127.0.0.1:80")
 	early.next()
-	must(t, l.AttachPod(pod, "U-1", PodRow{NetworkID: 5, Mark: 0x1005}))
+	must(t, l.AttachPod(pod, "U-1", PodRow{NetworkID: 5, Mark: 0x50000}))
 	must(t, l.Put(DestRow{5, netip.MustParsePrefix("10.5.0.0/16")}))
 
 	for _, uid := range []int{0, 65534} {
 		pairs := [][2]string{
-			{"create tcp4", "mark=0x1005 dev=0"}, {"create tcp6", "mark=0x1005 dev=0"}, {"create udp4", "mark=0x1005 dev=0"}, {"create udp6", "mark=0x1005 dev=0"},
+			{"create tcp4", "mark=0x50000 dev=0"}, {"create tcp6", "mark=0x50000 dev=0"}, {"create udp4", "mark=0x50000 dev=0"}, {"create udp6", "mark=0x50000 dev=0"},
 			{"set mark", "EPERM"}, {"set device", "EPERM"}, {"set ifindex", "EPERM"}, {"set ifindex6", "EPERM"}, {"set unicast", "EPERM"},
 			{"set unicast6", "EPERM"}, {"set pktinfo6", "EPERM"}, {"set harmless", "ok"},
 			{"tcp 127.0.0.1:80", "ok"}, {"udp 127.0.0.1:80", "ok"}, {"tcp [::1]:80", "ok"}, {"udpc [::1]:80", "ok"},
 			// Without a VRF device these calls are refused: nothing uses the default VRF.
-			{"listen 0.0.0.0:8080", "EPERM"}, {"listen [::]:8080", "EPERM"}, {"state 10.5.0.1:9", "EPERM mark=0x1005 dev=0"},
-			{"state [::ffff:10.5.0.1]:9", "EPERM mark=0x1005 dev=0"},
+			{"listen 0.0.0.0:8080", "EPERM"}, {"listen [::]:8080", "EPERM"}, {"state 10.5.0.1:9", "EPERM mark=0x50000 dev=0"},
+			{"state [::ffff:10.5.0.1]:9", "EPERM mark=0x50000 dev=0"},
 		}
 		if uid == 0 {
-			pairs = append(pairs, [2]string{"create raw4", "mark=0x1005 dev=0"}, [2]string{"create raw6", "mark=0x1005 dev=0"})
+			pairs = append(pairs, [2]string{"create raw4", "mark=0x50000 dev=0"}, [2]string{"create raw6", "mark=0x50000 dev=0"})
 		}
 		s.expect(fmt.Sprintf("uid %d", uid), ctr, uid, pairs...)
 	}
@@ -185,13 +185,13 @@ func TestRootRestartKeepsIDs(t *testing.T) {
 	pod := s.cg("podA")
 	l := s.load()
 	must(t, l.AttachRoot())
-	must(t, l.AttachPod(pod, "A", PodRow{NetworkID: 1, Mark: 0x1001}))
+	must(t, l.AttachPod(pod, "A", PodRow{NetworkID: 1, Mark: 0x10000}))
 	must(t, l.SetConfig(Config{PodLevels: levelMask(t, pod)}))
 	before, err := l.ProgramIDs()
 	must(t, err)
 	l.Close() // like kill -9, leaves the pins
 
-	s.expect("no agent", pod, 0, [2]string{"create tcp4", "mark=0x1001 dev=0"})
+	s.expect("no agent", pod, 0, [2]string{"create tcp4", "mark=0x10000 dev=0"})
 	l = s.load()
 	after, err := l.ProgramIDs()
 	must(t, err)
@@ -213,16 +213,16 @@ func TestRootRestartKeepsIDs(t *testing.T) {
 	if !slices.Equal(as[0].Missing, []string{"bh_vrf_create"}) {
 		t.Errorf("missing after removing one: %+v", as[0])
 	}
-	must(t, l.AttachPod(pod, "A", PodRow{NetworkID: 1, Mark: 0x1001}))
-	s.expect("repaired", pod, 0, [2]string{"create tcp4", "mark=0x1001 dev=0"})
+	must(t, l.AttachPod(pod, "A", PodRow{NetworkID: 1, Mark: 0x10000}))
+	s.expect("repaired", pod, 0, [2]string{"create tcp4", "mark=0x10000 dev=0"})
 
 	// The pod's cgroup is deleted and its links are dead; a pod with the same UID gets
 	// another cgroup.
 	removeTree(pod)
 	waitFor(t, func() bool { as, _ = l.Attachments(); return as[0].CgroupID == 0 })
 	pod = s.cg("podA-again")
-	must(t, l.AttachPod(pod, "A", PodRow{NetworkID: 1, Mark: 0x1001}))
-	s.expect("recreated", pod, 0, [2]string{"create tcp4", "mark=0x1001 dev=0"})
+	must(t, l.AttachPod(pod, "A", PodRow{NetworkID: 1, Mark: 0x10000}))
+	s.expect("recreated", pod, 0, [2]string{"create tcp4", "mark=0x10000 dev=0"})
 	must(t, Purge(s.pinRoot))
 	s.expect("purged", pod, 0, [2]string{"create tcp4", "mark=0x0 dev=0"})
 	if _, err := os.Stat(s.pinRoot); !errors.Is(err, os.ErrNotExist) {
@@ -246,7 +246,7 @@ func TestRootNewMapLayout(t *testing.T) {
 	s := newSandbox(t)
 	pod := s.cg("podA")
 	l := s.load()
-	must(t, l.AttachPod(pod, "A", PodRow{NetworkID: 1, Mark: 0x1001, VRFIfindex: 3}))
+	must(t, l.AttachPod(pod, "A", PodRow{NetworkID: 1, Mark: 0x10000, VRFIfindex: 3}))
 	must(t, l.Put(LockedRow{netip.MustParseAddr("10.0.0.1"), 1}))
 	must(t, l.SetConfig(Config{PodLevels: levelMask(t, pod)}))
 	l.Close()
@@ -255,7 +255,7 @@ func TestRootNewMapLayout(t *testing.T) {
 	spec := &ebpf.MapSpec{Name: "bh_pods", Type: ebpf.Hash, KeySize: 8, ValueSize: 12, MaxEntries: 128}
 	old, err := ebpf.NewMap(spec)
 	must(t, err)
-	must(t, old.Put(s.id(pod), []byte{1, 0, 0, 0, 1, 0x10, 0, 0, 3, 0, 0, 0}))
+	must(t, old.Put(s.id(pod), []byte{1, 0, 0, 0, 0, 0, 1, 0, 3, 0, 0, 0}))
 	must(t, replacePin(l.pin("maps", "bh_pods"), old.Pin))
 	old.Close()
 	// Add a leftover pin of a crashed agent.
@@ -288,10 +288,10 @@ func TestRootNewMapLayout(t *testing.T) {
 	}
 	rows, err := l2.Rows()
 	must(t, err)
-	if len(rows) != 2 || !slices.Contains(rows, Row(PodRow{CgroupID: s.id(pod), NetworkID: 1, Mark: 0x1001, VRFIfindex: 3})) {
+	if len(rows) != 2 || !slices.Contains(rows, Row(PodRow{CgroupID: s.id(pod), NetworkID: 1, Mark: 0x10000, VRFIfindex: 3})) {
 		t.Errorf("rows after the change: %v", rows)
 	}
-	s.expect("after the change", pod, 0, [2]string{"create tcp4", "mark=0x1001 dev=0"})
+	s.expect("after the change", pod, 0, [2]string{"create tcp4", "mark=0x10000 dev=0"})
 	ids, _ := l2.ProgramIDs()
 	l2.Close()
 	l3 := s.load()
@@ -370,7 +370,7 @@ func TestRootHookCost(t *testing.T) {
 	must(t, l.writeConfig(cfg))
 	report("probe allowance", base, measure())
 	must(t, l.DetachRoot())
-	must(t, l.AttachPod(pod, "A", PodRow{NetworkID: 1, Mark: 0x1001}))
+	must(t, l.AttachPod(pod, "A", PodRow{NetworkID: 1, Mark: 0x10000}))
 	report("VRF binding", base, measure())
 	must(t, l.AttachRoot())
 	report("both", base, measure())

@@ -28,7 +28,7 @@ type pinned struct {
 }
 
 func newPinned(t *testing.T) *pinned {
-	p := &pinned{sandbox: newSandbox(t), row: PodRow{NetworkID: 1, Mark: 0x1001}}
+	p := &pinned{sandbox: newSandbox(t), row: PodRow{NetworkID: 1, Mark: 0x10000}}
 	p.pod = p.cg("podA")
 	p.cfg = Config{PodLevels: levelMask(t, p.pod), ProbeLock: true}
 	l := p.sandbox.load()
@@ -62,7 +62,7 @@ func (p *pinned) reconcile(l *Loader) {
 func (p *pinned) checkEnforced(when string) {
 	p.t.Helper()
 	p.expect(when, p.cg("other"), 0, [2]string{"udpc 127.0.0.5:9", "EPERM"})
-	p.expect(when, p.pod, 0, [2]string{"create tcp4", "mark=0x1001 dev=0"})
+	p.expect(when, p.pod, 0, [2]string{"create tcp4", "mark=0x10000 dev=0"})
 }
 
 // missing lists the programs that Attachments reports as not attached.

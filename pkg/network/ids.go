@@ -30,7 +30,6 @@ type Plan struct {
 // and northd allocates from 1 upwards, so Bulkhead uses the end of the range.
 const (
 	conntrackMarkBase    = 3
-	packetMarkBase       = 0x1000
 	switchKeyBase        = 16711683
 	transitRouterKeyBase = 16744451
 	masqueradeOffset     = 10
@@ -45,20 +44,6 @@ const TunnelPort = 6081
 
 // ConntrackMark is the ct_mark of connections from n that leave the node.
 func (n Network) ConntrackMark() uint32 { return conntrackMarkBase + uint32(n.ID) }
-
-// PacketMark is the skb mark (fwmark) that steers packets into n's VRF.
-func (n Network) PacketMark() uint32 { return PacketMark(n.ID) }
-
-// PacketMark returns the skb mark of the network with the given id.
-func PacketMark(id int) uint32 { return packetMarkBase + uint32(id) }
-
-// NetworkOfPacketMark returns the id of the network with the given mark.
-func NetworkOfPacketMark(mark uint32) (id int, ok bool) {
-	if mark <= packetMarkBase || mark > packetMarkBase+MaxID {
-		return 0, false
-	}
-	return int(mark - packetMarkBase), true
-}
 
 // TunnelKey is the OVN datapath key of n's transit switch (Layer 3) or switch
 // (Layer 2). It is derived, not stored, and so the same in every zone.

@@ -56,7 +56,7 @@ func TestDerivedIdentifiers(t *testing.T) {
 		"masquerade, last id":   {p.MasqueradeManagement(Network{ID: MaxID}), pfx("169.254.78.42/17", "fd69::4e2a/112")},
 		"next hop":              {p.MasqueradeFixed(MasqueradeNextHop), pfx("169.254.0.4/17", "fd69::4/112")},
 		"conntrack mark":        {n.ConntrackMark(), uint32(10)},
-		"packet mark":           {n.PacketMark(), uint32(0x1007)},
+		"packet mark":           {n.PacketMark(), uint32(0x70000)},
 		"tunnel key":            {n.TunnelKey(), 16711690},
 		"transit router key":    {n.TransitRouterKey(), 16744458},
 		"management port":       {n.ManagementPort(), "ovn-k8s-mp7"},
@@ -76,6 +76,14 @@ func TestDerivedIdentifiers(t *testing.T) {
 	}
 	if id, ok := NetworkOfPacketMark(n.PacketMark()); id != 7 || !ok {
 		t.Errorf("NetworkOfPacketMark: got %d, %v", id, ok)
+	}
+	if id, ok := NetworkOfPacketMark(n.PacketMark() | 0xc001); id != 7 || !ok {
+		t.Errorf("NetworkOfPacketMark with other programs' bits: got %d, %v", id, ok)
+	}
+	for _, mark := range []uint32{0x4000, 0x8000, 0xffff, KubeletMark, MarkKindEgressIP | 7<<MarkShift, MarkKindService | 7<<MarkShift, (MaxID + 1) << MarkShift} {
+		if id, ok := NetworkOfPacketMark(mark); ok || mark >= FirstPacketMark && mark <= LastPacketMark {
+			t.Errorf("mark %#x is that of network %d", mark, id)
+		}
 	}
 	if _, ok := NetworkOfPacketMark(PacketMark(0)); ok {
 		t.Error("NetworkOfPacketMark accepted a mark for the default network, which has none")

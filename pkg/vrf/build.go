@@ -31,8 +31,8 @@ const (
 	// MarkPriority and ToPriority come after the kernel's own l3mdev rule
 	// (1000). The mark comes first: a tenant's process that sends to another
 	// network's masquerade address must not use that network's table.
-	MarkPriority = 2000
-	ToPriority   = 2001
+	MarkPriority = network.RuleMark
+	ToPriority   = network.RuleMasquerade
 	// RouteMetric is worse than that of routes learned from BGP (20), which
 	// must win over the node's own default route.
 	RouteMetric = 1024
@@ -168,9 +168,9 @@ func DeviceNames(net network.Network) []string {
 // even if the network has only one: a marked packet of the other family must
 // match the unreachable default.
 func rules(net network.Network, in Inputs, table int) []Rule {
-	out := []Rule{{Priority: MarkPriority, Mark: net.PacketMark(), Table: table}}
+	out := []Rule{{Priority: MarkPriority, Mark: net.PacketMark(), Mask: network.MarkMask, Table: table}}
 	if in.IPv6 {
-		out = append(out, Rule{IPv6: true, Priority: MarkPriority, Mark: net.PacketMark(), Table: table})
+		out = append(out, Rule{IPv6: true, Priority: MarkPriority, Mark: net.PacketMark(), Mask: network.MarkMask, Table: table})
 	}
 	v4, v6 := net.Families()
 	for _, m := range network.FilterFamilies(in.Plan.MasqueradeManagement(net), v4, v6) {

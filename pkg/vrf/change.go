@@ -198,8 +198,7 @@ func netlinkRule(r Rule) *netlink.Rule {
 		out.Dst = ipNet(r.To)
 	}
 	if r.Mark != 0 {
-		mask := ^uint32(0)
-		out.Mark, out.Mask = r.Mark, &mask
+		out.Mark, out.Mask = r.Mark, &r.Mask
 	}
 	return out
 }

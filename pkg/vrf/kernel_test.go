@@ -372,10 +372,10 @@ func TestKernelWatch(t *testing.T) {
 			return netlink.RouteDel(&netlink.Route{Table: 100007, Dst: ipNet(netip.MustParsePrefix("0.0.0.0/0")), Priority: UnreachableMetric})
 		}},
 		{"rule deleted", n, func() error {
-			return netlink.RuleDel(netlinkRule(Rule{Priority: MarkPriority, Mark: 0x1007, Table: 100007}))
+			return netlink.RuleDel(netlinkRule(Rule{Priority: MarkPriority, Mark: 0x70000, Mask: network.MarkMask, Table: 100007}))
 		}},
 		{"IPv6 rule deleted", n, func() error {
-			return netlink.RuleDel(netlinkRule(Rule{IPv6: true, Priority: MarkPriority, Mark: 0x1007, Table: 100007}))
+			return netlink.RuleDel(netlinkRule(Rule{IPv6: true, Priority: MarkPriority, Mark: 0x70000, Mask: network.MarkMask, Table: 100007}))
 		}},
 		{"address deleted", dflt, func() error {
 			l, _ := netlink.LinkByName("ovn-k8s-mp0")

@@ -113,6 +113,7 @@ type Rule struct {
 	IPv6     bool
 	Priority int
 	Mark     uint32
+	Mask     uint32 // of Mark
 	To       netip.Prefix
 	Table    int
 }
@@ -125,7 +126,7 @@ func (r Rule) String() string {
 	if r.IPv6 {
 		family = "IPv6"
 	}
-	return fmt.Sprintf("%d: %s fwmark %#x lookup %d", r.Priority, family, r.Mark, r.Table)
+	return fmt.Sprintf("%d: %s fwmark %#x/%#x lookup %d", r.Priority, family, r.Mark, r.Mask, r.Table)
 }
 
 // String renders the state, one object per line, for goldens and bulkheadctl.
@@ -173,7 +174,7 @@ func (s *State) normalise() {
 	slices.SortFunc(s.Port.Addrs, comparePrefix)
 	slices.SortFunc(s.Sysctls, func(a, b Sysctl) int { return cmp.Compare(a.Path, b.Path) })
 	slices.SortFunc(s.Rules, func(a, b Rule) int {
-		return cmp.Or(compareBool(a.IPv6, b.IPv6), cmp.Compare(a.Priority, b.Priority), cmp.Compare(a.Table, b.Table), cmp.Compare(a.Mark, b.Mark), comparePrefix(a.To, b.To))
+		return cmp.Or(compareBool(a.IPv6, b.IPv6), cmp.Compare(a.Priority, b.Priority), cmp.Compare(a.Table, b.Table), cmp.Compare(a.Mark, b.Mark), cmp.Compare(a.Mask, b.Mask), comparePrefix(a.To, b.To))
 	})
 	slices.SortFunc(s.Routes, func(a, b Route) int {
 		return cmp.Or(cmp.Compare(a.Table, b.Table), comparePrefix(a.Dst, b.Dst), cmp.Compare(a.Metric, b.Metric),

@@ -280,6 +280,10 @@ func parseRule(m []byte) (r Rule, ok bool) {
 			if len(v) >= 4 {
 				r.Mark = native.Uint32(v)
 			}
+		case nl.FRA_FWMASK:
+			if len(v) >= 4 {
+				r.Mask = native.Uint32(v)
+			}
 		case nl.FRA_DST:
 			if a, valid := netip.AddrFromSlice(v); valid {
 				r.To = netip.PrefixFrom(a, int(msg.Dst_len))

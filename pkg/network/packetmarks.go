@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package network
+
+// A packet's mark (fwmark) is shared with other programs of the node: kube-proxy has
+// 0x4000 and 0x8000, OVS's IPsec has 0x1. Bulkhead's part is the upper half, which holds
+// one number. Everything that reads the part masks it, and everything that writes it
+// leaves the lower half as it is.
+//
+//	number         mark                   meaning
+//	0              0x00000000             none
+//	0x0001–0x2710  0x00010000–0x27100000  network, by id (MaxID is 0x2710)
+//	0x2711–0x3fff  up to 0x3fff0000       never given
+//	0x4000–0x7fff  0x40000000–0x7fff0000  reserved for egress IP, one number per address
+//	0x8000–0xbfff  0x80000000–0xbfff0000  reserved for services, one number per service
+//	0xc001         0xc0010000             kubelet's sockets
+//	0xc002–0xffff  up to 0xffff0000       free
+//
+// The highest two bits are the kind, so that one rule matches all of a kind.
+const (
+	// MarkMask selects Bulkhead's part of a mark.
+	MarkMask uint32 = 0xffff0000
+	// MarkBits is the size of a network's number, and MarkShift its place.
+	MarkBits  = 14
+	MarkShift = 16
+
+	MarkKindEgressIP uint32 = 0x40000000
+	MarkKindService  uint32 = 0x80000000
+	MarkKindOther    uint32 = 0xc0000000
+
+	// KubeletMark is the mark of kubelet's sockets.
+	KubeletMark = MarkKindOther | 1<<MarkShift
+)
+
+// Every network's id has a number: this does not compile otherwise.
+const _ = uint(1<<MarkBits - 1 - MaxID)
+
+// Priorities of policy rules. Others' rules are the kernel's own for VRF devices (1000), and
+// those for the tables main (32766) and default (32767).
+//
+//	priority   rules
+//	2000       packets with a network's mark use its table
+//	2001       packets to a network's masquerade address use its table
+//	2002–4999  free for networks
+//	5000–5999  reserved for egress services
+//	6000–6999  reserved for egress IP
+const (
+	RuleMark          = 2000
+	RuleMasquerade    = 2001
+	RuleEgressService = 5000
+	RuleEgressIP      = 6000
+)
+
+// PacketMark is the skb mark (fwmark) that steers packets into n's VRF.
+func (n Network) PacketMark() uint32 { return PacketMark(n.ID) }
+
+// FirstPacketMark and LastPacketMark are the range of marks with a network's number,
+// whatever bits other programs have set.
+const (
+	FirstPacketMark uint32 = 1 << MarkShift
+	LastPacketMark  uint32 = MaxID<<MarkShift | ^MarkMask
+)
+
+// PacketMark returns the skb mark of the network with the given id.
+func PacketMark(id int) uint32 { return uint32(id) << MarkShift }
+
+// NetworkOfPacketMark returns the id of the network with the given mark. It ignores the
+// bits of other programs.
+func NetworkOfPacketMark(mark uint32) (id int, ok bool) {
+	id = int(mark >> MarkShift)
+	return id, id >= 1 && id <= MaxID
+}

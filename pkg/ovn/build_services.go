@@ -76,6 +76,9 @@ type balancers struct {
 	onSwitch vips // for pods and the node's own processes
 	onRouter vips // cluster IPs
 	external vips // other addresses, on the gateway router
+	// local are where the node leads packets from outside in local gateway mode, on the
+	// router of the pods.
+	local vips
 }
 
 // service adds a service's load balancers to the switch of the pods and to the gateway
@@ -86,7 +89,7 @@ func (b *builder) service(podSwitch string, s Service) {
 	for _, p := range s.Ports {
 		lb := byProtocol[p.Protocol]
 		if lb == nil {
-			lb = &balancers{vips{}, vips{}, vips{}}
+			lb = &balancers{vips{}, vips{}, vips{}, vips{}}
 			byProtocol[p.Protocol] = lb
 		}
 		b.servicePort(lb, s, p)
@@ -101,6 +104,7 @@ func (b *builder) service(podSwitch string, s Service) {
 			// the endpoints are on this node and see the client's address.
 			b.loadBalancer(s, protocol, "external", b.ref(nbdb.LogicalRouterTable, router, "load_balancer"), lb.external, s.ExternalLocal)
 		}
+		b.loadBalancer(s, protocol, "local", b.ref(nbdb.LogicalRouterTable, b.podRouter(), "load_balancer"), lb.local, true)
 	}
 }
 
@@ -134,10 +138,12 @@ func (b *builder) servicePort(lb *balancers, s Service, p ServicePort) {
 		lb.external.add(vip, external)
 	}
 	if s.ExternalLocal && b.localGateway() {
-		// Packets from outside enter by the management port, so that the endpoints'
-		// replies, which leave by it, are part of the connection.
+		// Packets from outside enter by the management port. The endpoints see the client's
+		// address, and their replies leave by that port. The router of the pods translates
+		// them back before it translates sources: a switch would see replies later, with the
+		// network's masquerade address in place of the endpoint's.
 		for _, a := range b.masqueradeManagement() {
-			lb.onSwitch.add(netip.AddrPortFrom(a.Addr(), p.NodePort), local)
+			lb.local.add(netip.AddrPortFrom(a.Addr(), p.NodePort), local)
 		}
 	}
 }

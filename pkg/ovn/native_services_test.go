@@ -257,9 +257,12 @@ func (l *serviceLab) service(f int, name string) Service {
 	return s
 }
 
-func newServiceLab(t *testing.T, topology network.Topology) *serviceLab {
+func newServiceLab(t *testing.T, topology network.Topology, mode network.GatewayMode) *serviceLab {
 	t.Helper()
 	_, zones := nativeZones(t)
+	for _, z := range zones {
+		z.node.Mode = mode
+	}
 	red := testNetwork(1, "red_net", topology, network.RolePrimary, "dual")
 	l := &serviceLab{t: t, zones: zones, net: nativeNetwork{red, [2][]PodPort{
 		{nativePod(red, zones[0], "s1", 3), nativePod(red, zones[0], "c1", 4)}, {nativePod(red, zones[1], "s2", 5), nativePod(red, zones[1], "c2", 6)},
@@ -282,7 +285,7 @@ func newServiceLab(t *testing.T, topology network.Topology) *serviceLab {
 func TestNativeServices(t *testing.T) {
 	for _, topology := range []network.Topology{network.Layer3, network.Layer2} {
 		t.Run(string(topology), func(t *testing.T) {
-			l := newServiceLab(t, topology)
+			l := newServiceLab(t, topology, network.SharedGateway)
 			for f := range 2 {
 				t.Run([]string{"ipv4", "ipv6"}[f], func(t *testing.T) {
 					l.t = t
@@ -293,6 +296,70 @@ func TestNativeServices(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestNativeExternalLocal: in local gateway mode, what the node has translated to the network's
+// masquerade address reaches the endpoints of the node alone, which see the client, and the
+// answers come back by the management port, from that address.
+func TestNativeExternalLocal(t *testing.T) {
+	l := newServiceLab(t, network.Layer3, network.LocalGateway)
+	for f := range 2 {
+		t.Run([]string{"ipv4", "ipv6"}[f], func(t *testing.T) {
+			l.t = t
+			testExternalLocal(l, f)
+		})
+	}
+}
+
+func testExternalLocal(l *serviceLab, f int) {
+	t, zone := l.t, l.zones[0]
+	mgmt, client := zone.podNamespace("", "m"), netip.MustParseAddr([]string{"198.51.100.77", "2001:db8:77::77"}[f])
+	masquerade := testPlan(true).MasqueradeManagement(l.net.net)[f].Addr()
+	args := []string{"ip", "-n", mgmt, "addr", "add", single(client).String(), "dev", "lo"}
+	if f == 1 {
+		args = append(args, "nodad")
+	}
+	mustRun(t, args...)
+	mustRun(t, "ip", "-n", mgmt, "route", "add", masquerade.String(), "via", l.gateway(f).String(), "dev", "mgmt", "src", client.String())
+
+	s := l.service(f, "web")
+	s.ExternalLocal = true
+	published := netip.AddrPortFrom(masquerade, 30080)
+	elsewhere, terminating := l.service(f, "web"), l.service(f, "web")
+	elsewhere.ExternalLocal, terminating.ExternalLocal = true, true
+	for i, p := range elsewhere.Ports {
+		elsewhere.Ports[i].Endpoints = p.Endpoints[1:]
+		terminating.Ports[i].Endpoints = slices.Clone(p.Endpoints)
+		terminating.Ports[i].Endpoints[0].Terminating = true
+	}
+	l.update(s)
+	zone.sync()
+	for _, protocol := range []string{"tcp", "udp"} {
+		if got := l.answers("from outside, "+protocol, mgmt, protocol, published, "s1"); got != client.String() {
+			t.Errorf("%s: the server sees %s, want the client's address %s", protocol, got, client)
+		}
+	}
+	l.silent("another port", mgmt, netip.AddrPortFrom(masquerade, 8080))
+	// What pods send out of the network has the masquerade address as before.
+	mustRun(t, "ip", "-n", mgmt, "addr", "replace", single(outsideAddr(1, f)).String(), "dev", "lo")
+	if got := l.answers("out of the network", l.ns(0, "c1"), "tcp", netip.AddrPortFrom(outsideAddr(1, f), 9090), "host"); got != masquerade.String() {
+		t.Errorf("out of the network: the receiver sees %s, want %s", got, masquerade)
+	}
+	l.update(elsewhere)
+	zone.sync()
+	eventually(t, "refused without endpoints on the node", func() error {
+		if server, _, err := ask(mgmt, "tcp", published); !errors.Is(err, syscall.ECONNREFUSED) {
+			return fmt.Errorf("%q answers, error %w", server, err)
+		}
+		return nil
+	})
+	l.update(terminating)
+	l.answers("a terminating endpoint is the last one on the node", mgmt, "tcp", published, "s1")
+	s.ExternalLocal = false
+	l.update(s)
+	zone.sync()
+	l.silent("after a change to traffic policy Cluster", mgmt, published)
+	l.update()
 }
 
 func testClusterIPs(l *serviceLab, f int) {
@@ -443,8 +510,7 @@ func testReach(l *serviceLab, f int) {
 	}
 	// The host's way back.
 	masquerade := testPlan(true).MasqueradeManagement(l.net.net)[f].Addr()
-	gateway, _ := addrOfFamily(mapPrefixes(l.hosts(0), l.net.net.GatewayIn), masquerade)
-	mustRun(t, "ip", "-n", mgmt, "route", "add", masquerade.String(), "via", gateway.String(), "dev", "mgmt")
+	mustRun(t, "ip", "-n", mgmt, "route", "add", masquerade.String(), "via", l.gateway(f).String(), "dev", "mgmt")
 
 	to := func(a string) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr(a), 9090) }
 	l.exposed = nil
@@ -462,6 +528,11 @@ func testReach(l *serviceLab, f int) {
 		wg.Go(func() { l.silent(what, client, to(a)) })
 	}
 	wg.Wait()
+}
+
+// gateway returns the address of the network's router on the first node.
+func (l *serviceLab) gateway(f int) netip.Addr {
+	return l.net.net.GatewayIn(l.hosts(0)[f]).Addr()
 }
 
 // hosts returns the network's subnets on a node.

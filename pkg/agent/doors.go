@@ -50,7 +50,9 @@ func buildDoors(links []vrf.Link, in doorInputs) []loader.DoorRow {
 		peer = [6]byte(mac)
 	}
 	peer6, _ := network.FirstOfFamily(in.node, netip.IPv6Unspecified())
-	forward := 0 // what the firewall lets in: replies, in shared mode only those of services
+	// What the firewall lets in: replies, in shared mode only those of services, and in local
+	// mode connections to services with external traffic policy Local.
+	forward := 0
 	if i := slices.IndexFunc(links, func(l vrf.Link) bool { return l.Name == in.bridge }); i >= 0 {
 		forward = links[i].Index
 	}

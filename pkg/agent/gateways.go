@@ -35,15 +35,17 @@ func (r *gatewayReconciler) reconcile(id int) error {
 	}
 	ports := r.cache.ExposedPorts(id)
 	own := r.node.Node().Addresses
-	r.flows.SetNetwork(net, slices.DeleteFunc(ports, func(p flows.ServicePort) bool { return p.Addr.IsValid() && r.refused(net, own, p.Addr) }))
+	r.flows.SetNetwork(net, slices.DeleteFunc(ports, func(p flows.ServicePort) bool {
+		return p.Addr.IsValid() && refusedExternal(r.config.Plan, net, own, p.Addr)
+	}))
 	return nil
 }
 
-// refused reports whether no service of the network may have an external address. own are
-// the node's addresses.
-func (r *gatewayReconciler) refused(n network.Network, own []netip.Prefix, a netip.Addr) bool {
+// refusedExternal reports whether no service of the network may have an external address. own
+// are the node's addresses.
+func refusedExternal(plan network.Plan, n network.Network, own []netip.Prefix, a netip.Addr) bool {
 	isOwn := slices.ContainsFunc(own, func(p netip.Prefix) bool { return p.Addr() == a })
-	return isOwn || r.config.Plan.RefusedExternal(n, a) != ""
+	return isOwn || plan.RefusedExternal(n, a) != ""
 }
 
 // reconcileAll enqueues every network.

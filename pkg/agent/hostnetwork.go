@@ -139,8 +139,12 @@ func (r *hostReconciler) firewallInputs(locked []hostnet.LockedAddr) firewall.In
 		}
 	}
 	in.NodePorts = r.cache.NodePorts(r.config.Plan, r.config.DefaultNetwork)
-	for _, p := range r.node.Node().Addresses {
+	own := r.node.Node().Addresses
+	for _, p := range own {
 		in.Node = append(in.Node, p.Addr())
+	}
+	if in.Mode == network.LocalGateway {
+		in.LocalPorts = r.cache.LocalPorts(r.config.Plan, r.config.DefaultNetwork, in.Node, func(n network.Network, a netip.Addr) bool { return refusedExternal(r.config.Plan, n, own, a) })
 	}
 	if r.podRoots != nil {
 		in.PodRoots = r.podRoots()

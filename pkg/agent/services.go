@@ -35,7 +35,7 @@ func trimService(obj any) (any, error) {
 	}
 	return &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: s.Name, Namespace: s.Namespace, UID: s.UID, ResourceVersion: s.ResourceVersion, CreationTimestamp: s.CreationTimestamp},
-		Spec:       corev1.ServiceSpec{Type: s.Spec.Type, ClusterIPs: s.Spec.ClusterIPs, ExternalIPs: s.Spec.ExternalIPs, Ports: s.Spec.Ports},
+		Spec:       corev1.ServiceSpec{Type: s.Spec.Type, ClusterIPs: s.Spec.ClusterIPs, ExternalIPs: s.Spec.ExternalIPs, Ports: s.Spec.Ports, ExternalTrafficPolicy: s.Spec.ExternalTrafficPolicy},
 		Status:     corev1.ServiceStatus{LoadBalancer: s.Status.LoadBalancer},
 	}, nil
 }
@@ -45,21 +45,21 @@ func parseService(s *corev1.Service) service {
 	if len(kube.ClusterIPs(s)) == 0 {
 		return out
 	}
-	balancers := kube.LoadBalancerIPs(s)
+	balancers, local := kube.LoadBalancerIPs(s), s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 	for _, p := range s.Spec.Ports {
 		protocol := strings.ToLower(string(cmp.Or(p.Protocol, corev1.ProtocolTCP)))
 		for _, a := range kube.ClusterIPs(s) {
 			out.cluster = append(out.cluster, firewall.Port{Addr: a, Protocol: protocol, Port: uint16(p.Port)})
 		}
 		if p.NodePort != 0 {
-			out.exposed = append(out.exposed, flows.ServicePort{Protocol: protocol, Port: uint16(p.NodePort)})
+			out.exposed = append(out.exposed, flows.ServicePort{Protocol: protocol, Port: uint16(p.NodePort), Local: local, NodePort: uint16(p.NodePort)})
 		}
 		for _, a := range balancers {
-			out.exposed = append(out.exposed, flows.ServicePort{Addr: a, Protocol: protocol, Port: uint16(p.Port)})
+			out.exposed = append(out.exposed, flows.ServicePort{Addr: a, Protocol: protocol, Port: uint16(p.Port), Local: local, NodePort: uint16(p.NodePort)})
 		}
 		for _, a := range kube.ParseAddrs(s.Spec.ExternalIPs) {
 			if !slices.Contains(balancers, a) {
-				out.exposed = append(out.exposed, flows.ServicePort{Addr: a, Protocol: protocol, Port: uint16(p.Port), Claimed: true})
+				out.exposed = append(out.exposed, flows.ServicePort{Addr: a, Protocol: protocol, Port: uint16(p.Port), Claimed: true, Local: local, NodePort: uint16(p.NodePort)})
 			}
 		}
 	}
@@ -262,6 +262,30 @@ func (c *Cache) NodePorts(plan network.Plan, defaultNetwork network.Network) []f
 						}
 					}
 				}
+			}
+		}
+	}
+	return out
+}
+
+// LocalPorts returns what networks' services with external traffic policy Local publish, at the
+// node's addresses and at external ones that refused does not name.
+func (c *Cache) LocalPorts(plan network.Plan, defaultNetwork network.Network, node []netip.Addr, refused func(network.Network, netip.Addr) bool) []firewall.LocalPort {
+	var out []firewall.LocalPort
+	for _, n := range append(c.Networks(), defaultNetwork) {
+		v4, v6 := n.Families()
+		inside := network.FilterFamilies(plan.MasqueradeManagement(n), v4, v6)
+		for _, p := range c.ExposedPorts(n.ID) {
+			at := node
+			if p.Addr.IsValid() {
+				at = []netip.Addr{p.Addr}
+			}
+			for _, a := range at {
+				to, ok := network.FirstOfFamily(inside, a)
+				if !p.Local || p.NodePort == 0 || !ok || p.Addr.IsValid() && refused(n, a) {
+					continue
+				}
+				out = append(out, firewall.LocalPort{Port: firewall.Port{Addr: a, Protocol: p.Protocol, Port: p.Port}, To: netip.AddrPortFrom(to.Addr(), p.NodePort)})
 			}
 		}
 	}

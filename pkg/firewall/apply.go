@@ -84,7 +84,7 @@ func (t *Target) Read(ctx context.Context) (State, error) {
 			return st, fmt.Errorf("list map %s: %w", name, err)
 		}
 		for _, e := range elements {
-			st.Sets[name] = append(st.Sets[name], element(name, e.Key)+" : "+element(name, e.Value))
+			st.Sets[name] = append(st.Sets[name], element(name, e.Key)+" : "+strings.Join(e.Value, " . "))
 		}
 		slices.Sort(st.Sets[name])
 	}
@@ -133,7 +133,7 @@ func element(set string, key []string) string {
 // protocolPart is the part of a set's elements that is a protocol; -1: none.
 func protocolPart(set string) int {
 	switch set {
-	case SetServices4, SetServices6, SetOpen4, SetOpen6:
+	case SetServices4, SetServices6, SetOpen4, SetOpen6, MapLocalPorts4, MapLocalPorts6:
 		return 1
 	case MapNodePorts4, MapNodePorts6:
 		return 0
@@ -183,6 +183,8 @@ func (o Op) addTo(tx *knftables.Transaction) {
 		}
 		tx.Add(&knftables.Map{Name: MapNodePorts4, Type: "inet_proto . inet_service : ipv4_addr"})
 		tx.Add(&knftables.Map{Name: MapNodePorts6, Type: "inet_proto . inet_service : ipv6_addr"})
+		tx.Add(&knftables.Map{Name: MapLocalPorts4, Type: portSet("ipv4_addr") + " : ipv4_addr . inet_service"})
+		tx.Add(&knftables.Map{Name: MapLocalPorts6, Type: portSet("ipv6_addr") + " : ipv6_addr . inet_service"})
 	case SetChain:
 		tx.Add(&knftables.Table{})
 		c := &knftables.Chain{Name: o.Chain.Name}
@@ -209,7 +211,7 @@ func (o Op) addTo(tx *knftables.Transaction) {
 			key, value, isMap := strings.Cut(x, " : ")
 			e := &knftables.Element{Set: o.Set, Key: strings.Split(key, " . ")}
 			if isMap {
-				e.Set, e.Map, e.Value = "", o.Set, []string{value}
+				e.Set, e.Map, e.Value = "", o.Set, strings.Split(value, " . ")
 			}
 			if o.Verb == AddElements {
 				tx.Add(e)

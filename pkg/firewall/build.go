@@ -21,8 +21,9 @@
 //   - to the overlay's port from a network or over loopback.
 //
 // It leads what local processes send to node ports, and in local gateway mode also what
-// comes from outside, to the gateway router of the service's network. In that mode it also
-// gives what networks send out of the node the node's address.
+// comes from outside, to the gateway router of the service's network. In that mode it leads
+// packets from outside to services with external traffic policy Local by the network's
+// management port, and gives what networks send out of the node the node's address.
 //
 // No rule that accepts matches a packet's own mark: a sender with CAP_NET_RAW
 // can choose it for each packet. The rules match sockets' marks and cgroups.
@@ -66,6 +67,11 @@ const (
 	// the network's gateway router.
 	MapNodePorts4 = "nodeports4"
 	MapNodePorts6 = "nodeports6"
+	// MapLocalPorts4 and MapLocalPorts6 map address, protocol and port of what services with
+	// external traffic policy Local publish to the network's masquerade address on its
+	// management port, and the service's node port. They are empty in shared gateway mode.
+	MapLocalPorts4 = "localports4"
+	MapLocalPorts6 = "localports6"
 
 	CounterProbeAllowed = "probe_allowed"
 	CounterProbeRefused = "probe_refused"
@@ -119,7 +125,16 @@ type Inputs struct {
 	// Node are the node's addresses, at which NodePorts are reached.
 	Node      []netip.Addr
 	NodePorts []NodePort
+	// LocalPorts are of services with external traffic policy Local.
+	LocalPorts []LocalPort
 	Kubelet
+}
+
+// LocalPort is a port of a service that packets from outside the cluster reach with their
+// client's address, in local gateway mode.
+type LocalPort struct {
+	Port
+	To netip.AddrPort // masquerade address of the network's management port, and node port
 }
 
 // NodePort is a node port of a network's service.
@@ -184,7 +199,16 @@ func Build(in Inputs) State {
 	st := State{
 		Counters: []string{CounterCrossNetwork, CounterForeign, CounterForwarded, CounterNotLocal, CounterProbeAllowed, CounterProbeRefused, CounterServices, CounterTunnel},
 		Sets: map[string][]string{SetLocked4: nil, SetLocked6: nil, SetOpen4: nil, SetOpen6: nil, SetOpenICMP4: nil, SetOpenICMP6: nil,
-			SetOwn: nil, SetServices4: nil, SetServices6: nil, MapNodePorts4: nil, MapNodePorts6: nil},
+			SetOwn: nil, SetServices4: nil, SetServices6: nil, MapNodePorts4: nil, MapNodePorts6: nil, MapLocalPorts4: nil, MapLocalPorts6: nil},
+	}
+	if in.Mode == network.LocalGateway {
+		for _, p := range in.LocalPorts {
+			set := MapLocalPorts4
+			if p.Addr.Is6() {
+				set = MapLocalPorts6
+			}
+			st.Sets[set] = append(st.Sets[set], fmt.Sprintf("%s . %s . %d : %s . %d", p.Addr, p.Protocol, p.Port.Port, p.To.Addr(), p.To.Port()))
+		}
 	}
 	for _, p := range in.NodePorts {
 		set := MapNodePorts4
@@ -242,7 +266,7 @@ func Build(in Inputs) State {
 		}},
 	}
 	if in.Mode == network.LocalGateway {
-		st.Chains = append(st.Chains, Chain{Name: chainWireNAT, Hook: "prerouting", NAT: true, Rules: in.toNodePorts()},
+		st.Chains = append(st.Chains, Chain{Name: chainWireNAT, Hook: "prerouting", NAT: true, Rules: slices.Concat(in.toLocalPorts(), in.toNodePorts())},
 			Chain{Name: chainSourceNAT, Hook: "postrouting", NAT: true, Rules: in.sourceNAT()})
 	}
 	return st

@@ -26,6 +26,21 @@ func (in Inputs) sourceNAT() []Rule {
 	return rules
 }
 
+// toLocalPorts leads packets from outside to services with external traffic policy Local into
+// the service's network, with their client's address. Others' packets to such services pass
+// gateway routers: the node's, and pods', which the node gives its address.
+func (in Inputs) toLocalPorts() []Rule {
+	if in.Bridge == "" {
+		return nil
+	}
+	var rules []Rule
+	for _, f := range []struct{ ip, ports string }{{"ip", MapLocalPorts4}, {"ip6", MapLocalPorts6}} {
+		rules = append(rules, rule("external traffic policy Local, "+f.ip, fmt.Sprintf("iifname %q meta l4proto { tcp, udp, sctp } dnat", in.Bridge),
+			f.ip, "to", f.ip, "daddr . meta l4proto . th dport map @"+f.ports))
+	}
+	return rules
+}
+
 // localForward filters what the node forwards in local gateway mode, besides what all modes do.
 // OVN gives tenants' packets their network's masquerade address on the way to the management
 // port: packets with another went past its router.
@@ -50,6 +65,12 @@ func (in Inputs) localForward() []Rule {
 		}
 	}
 	rules = append(rules, rule("replies into a network", "oifname", managementPorts, "ct state established,related accept"))
+	if in.Bridge != "" {
+		for _, p := range in.Masquerade {
+			rules = append(rules, rule("external traffic policy Local "+p.String(), fmt.Sprintf("iifname %q oifname", in.Bridge), managementPorts,
+				ipOf(p), "daddr", p.String(), "ct status dnat ct direction original accept"))
+		}
+	}
 	drop("into a network", CounterForwarded, "oifname", managementPorts)
 	return rules
 }

@@ -87,7 +87,9 @@ func Diff(want, have State) []Op {
 	return ops
 }
 
-func isMap(name string) bool { return name == MapNodePorts4 || name == MapNodePorts6 }
+func isMap(name string) bool {
+	return slices.Contains([]string{MapNodePorts4, MapNodePorts6, MapLocalPorts4, MapLocalPorts6}, name)
+}
 
 func hasObjects(want, have State) bool {
 	for name := range want.Sets {

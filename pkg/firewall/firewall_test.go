@@ -68,6 +68,7 @@ func genInputs(t *rapid.T) Inputs {
 	in.Services = rapid.SliceOf(rapid.SampledFrom(services)).Draw(t, "services")
 	in.Masquerade, in.ServiceCIDRs, in.Pods = masquerade, serviceCIDRs, []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}
 	in.NodePorts = rapid.SliceOfDistinct(rapid.SampledFrom(nodePorts), func(p NodePort) NodePort { return p }).Draw(t, "node ports")
+	in.LocalPorts = rapid.SliceOfDistinct(rapid.SampledFrom(localPorts), func(p LocalPort) LocalPort { return p }).Draw(t, "ports with traffic policy Local")
 	in.Node = rapid.SampledFrom([][]netip.Addr{nil, nodeAddresses[:1], nodeAddresses}).Draw(t, "node's addresses")
 	return in
 }
@@ -474,7 +475,7 @@ func TestKernelServices(t *testing.T) {
 				t.Fatal(err)
 			}
 			in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Services: services, Masquerade: masquerade, ServiceCIDRs: serviceCIDRs, Networks: []network.Network{{ID: 7}},
-				Node: nodeAddresses, NodePorts: nodePorts}
+				Node: nodeAddresses, NodePorts: nodePorts, LocalPorts: localPorts, Mode: network.LocalGateway}
 			if _, err := (&Reconciler{Target: target}).Reconcile(t.Context(), in, false); err != nil {
 				t.Fatal(err)
 			}

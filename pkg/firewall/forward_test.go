@@ -196,7 +196,7 @@ ip route add fd69::/112 via 2001:db8::10
 	if err := netns.Set(tenant); err != nil {
 		t.Fatal(err)
 	}
-	atTenant.listen(t, "169.254.0.13:55", "[fd69::d]:55")
+	atTenant.listen(t, "169.254.0.13:55", "[fd69::d]:55", "169.254.0.13:30090", "[fd69::d]:30090")
 
 	return &forwarder{t: t, host: host, tenant: tenant, outside: outside, target: target, reconciler: &Reconciler{Target: target}, atOutside: atOutside, atTenant: atTenant,
 		in: Inputs{Kubelet: Kubelet{Mark: mark}, Networks: []network.Network{{ID: 7}}, Bridge: "br-ex", Masquerade: masquerade, ServiceCIDRs: serviceCIDRs,

@@ -3,6 +3,7 @@
 package firewall
 
 import (
+	"fmt"
 	"net/netip"
 	"testing"
 
@@ -15,6 +16,7 @@ func TestKernelLocalGateway(t *testing.T) {
 	w.in.Mode, w.in.TunnelPort = network.LocalGateway, network.TunnelPort
 	w.in.Node = nodeAddresses
 	w.in.NodePorts = []NodePort{{"udp", 30080, netip.MustParseAddr("169.254.0.11")}, {"udp", 30080, netip.MustParseAddr("fd69::b")}}
+	w.in.LocalPorts = localPorts
 	w.reconcile()
 	for i, router := range []string{"169.254.0.11", "fd69::b"} {
 		f := forwardAddresses[i]
@@ -44,6 +46,13 @@ func TestKernelLocalGateway(t *testing.T) {
 		denied("the same to a node port", sender{ns: w.tenant, from: f.pod}, at(f.node, 30080), w.atOutside)
 		denied("a tenant's process to another network's gateway router", sender{ns: w.host, from: f.node, mark: int(network.PacketMark(7))}, at(router, 30080), w.atOutside)
 		w.expect("the node's own process", sender{ns: w.host, from: f.node}, at(router, 30080), w.atOutside, true, fromNetwork, wire, w.atOutside)
+		// The tenant's side stands for OVN's load balancer.
+		client := sender{ns: w.outside, from: f.outside}
+		w.expect("external traffic policy Local", client, at(f.node, 30090), w.atTenant, true, fromNetwork, wire, w.atOutside)
+		if got := w.atTenant.sender(fmt.Sprintf("text %d", w.number)).Addr().Unmap(); got != netip.MustParseAddr(f.outside) {
+			t.Errorf("external traffic policy Local: the client is %s, want %s", got, f.outside)
+		}
+		denied("the same past the node's translation", client, at(f.masquerade, 30090), w.atTenant)
 		denied("from outside to the network's masquerade address", sender{ns: w.outside, from: f.outside}, at(f.masquerade, 55), w.atTenant)
 	}
 }

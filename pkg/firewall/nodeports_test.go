@@ -22,6 +22,14 @@ var nodePorts = []NodePort{
 	{"tcp", 30081, netip.MustParseAddr("169.254.0.13")}, {"udp", 30080, netip.MustParseAddr("169.254.0.13")},
 }
 
+// localPorts are of services with external traffic policy Local of the network 7 of forwarder.
+var localPorts = []LocalPort{
+	{Port{netip.MustParseAddr("192.0.2.10"), "udp", 30090}, netip.MustParseAddrPort("169.254.0.13:30090")},
+	{Port{netip.MustParseAddr("2001:db8::10"), "udp", 30090}, netip.MustParseAddrPort("[fd69::d]:30090")},
+	{Port{netip.MustParseAddr("203.0.113.7"), "udp", 53}, netip.MustParseAddrPort("169.254.0.13:30090")},
+	{Port{netip.MustParseAddr("2001:db8:7::7"), "udp", 53}, netip.MustParseAddrPort("[fd69::d]:30090")},
+}
+
 var nodeAddresses = addrs("192.0.2.10", "2001:db8::10")
 
 // TestKernelNodePorts: the node's own connections to its addresses go to the router of the

@@ -241,6 +241,11 @@ func TestGatewayFlows(t *testing.T) {
 // TestLocalGatewayFlows: in local gateway mode the host has what leaves gateway routers.
 func TestLocalGatewayFlows(t *testing.T) {
 	b, names := newGatewayBridge(t, network.LocalGateway)
+	b.r.SetNetwork(blueNet, []flows.ServicePort{
+		{Protocol: "tcp", Port: 80, Addr: netip.MustParseAddr("203.0.113.9"), Local: true, NodePort: 30090},
+		{Protocol: "tcp", Port: 81, Addr: netip.MustParseAddr("203.0.113.9"), Local: true},
+	})
+	b.settle()
 	for name, x := range map[string]tracedPacket{
 		"red to the outside":                  {"in_port=RED,tcp,nw_src=169.254.0.11,nw_dst=198.51.100.1,tp_dst=80", "node"},
 		"red to the node":                     {"in_port=RED,tcp,nw_src=169.254.0.11,nw_dst=192.0.2.7,tp_dst=22", "node"},
@@ -249,6 +254,12 @@ func TestLocalGatewayFlows(t *testing.T) {
 		"red's node port, from the wire":      {"in_port=eth1,tcp,dl_dst=NODEMAC,nw_src=198.51.100.1,nw_dst=192.0.2.7,tp_dst=30080", "node"},
 		"the same, translated by the host":    {"in_port=LOCAL,tcp,nw_src=198.51.100.1,nw_dst=169.254.0.11,tp_dst=30080", "red"},
 		"red's node port answers":             {"in_port=RED,tcp,nw_src=192.0.2.7,nw_dst=198.51.100.1,tp_src=30080", "node"},
+		"red's load balancer, from the wire":  {"in_port=eth1,udp,dl_dst=NODEMAC,nw_src=198.51.100.1,nw_dst=203.0.113.7,udp_dst=53", "red"},
+		// External traffic policy Local.
+		"blue's load balancer, from the wire": {"in_port=eth1,tcp,dl_dst=NODEMAC,nw_src=198.51.100.1,nw_dst=203.0.113.9,tp_dst=80", "node"},
+		"the same, from the node":             {"in_port=LOCAL,tcp,nw_src=192.0.2.7,nw_dst=203.0.113.9,tp_dst=80", "blue"},
+		"without a node port, from the wire":  {"in_port=eth1,tcp,dl_dst=NODEMAC,nw_src=198.51.100.1,nw_dst=203.0.113.9,tp_dst=81", ""},
+		"without a node port, from the node":  {"in_port=LOCAL,tcp,nw_src=192.0.2.7,nw_dst=203.0.113.9,tp_dst=81", "blue"},
 	} {
 		b.check(name, names.Replace(x.packet), x.want)
 	}

@@ -100,7 +100,9 @@ func Build(net network.Network, node network.Node, in Inputs) (State, error) {
 				st.Routes = append(st.Routes, Route{Table: table, Dst: c, Via: gw, Src: src, Dev: st.Port.Name, Metric: RouteMetric})
 			}
 		}
-		if net.IsDefault() {
+		// The cluster default network's pods keep their addresses on the way out. In local gateway
+		// mode packets to its services from outside come in with this one.
+		if net.IsDefault() && node.Mode != network.LocalGateway {
 			continue
 		}
 		for _, m := range in.Plan.MasqueradeManagement(net) {

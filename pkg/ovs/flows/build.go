@@ -78,19 +78,20 @@ const (
 
 // Priorities of flows, above the bridge's default flow (priority 0, NORMAL).
 const (
-	priorityForged     = 210 // drops
-	priorityService    = 200 // services
-	priorityHost       = 160 // the host to services
-	priorityReassemble = 155
-	priorityNotOnWire  = 150 // drops
-	priorityVLAN       = 130 // one VLAN
-	priorityTagged     = 125 // the others
-	priorityTunnel     = 120
-	priorityNeighbour  = 115 // ARP and neighbour discovery
-	priorityNetwork    = 110
-	priorityNode       = 105
-	priorityPass       = 100
-	priorityDrop       = 10
+	priorityForged        = 210 // drops
+	priorityExternalLocal = 205 // services with external traffic policy Local, in local gateway mode
+	priorityService       = 200 // services
+	priorityHost          = 160 // the host to services
+	priorityReassemble    = 155
+	priorityNotOnWire     = 150 // drops
+	priorityVLAN          = 130 // one VLAN
+	priorityTagged        = 125 // the others
+	priorityTunnel        = 120
+	priorityNeighbour     = 115 // ARP and neighbour discovery
+	priorityNetwork       = 110
+	priorityNode          = 105
+	priorityPass          = 100
+	priorityDrop          = 10
 )
 
 // Neighbour solicitations and advertisements (RFC 4861).

@@ -30,6 +30,10 @@ type ServicePort struct {
 	// Claimed: the service's owner chose the address. Only packets from the wire are led
 	// to it: it may be any host's, to which this node and other networks' pods send.
 	Claimed bool
+	// Local: only packets from outside the cluster that have an endpoint on this node reach the
+	// service, with their client's address. NodePort is the service's node port; 0: none.
+	Local    bool
+	NodePort uint16
 }
 
 // BuildNetwork returns a network's flows. In shared gateway mode, packets from the gateway
@@ -85,6 +89,16 @@ func (b *builder) service(g Gateway, p ServicePort) {
 		from = origin(fromWire)
 	}
 	own := single(p.Addr)
+	if p.Local && b.local() {
+		// The host translates the address, because endpoints' replies to the client pass the
+		// management port, and it needs a node port for that. Without one the packets must
+		// not go the other way, on which the answers would have another address.
+		to := "drop"
+		if p.NodePort != 0 {
+			to = "LOCAL"
+		}
+		b.add(tableDestinations, priorityExternalLocal, matchTransport(p.Protocol, origin(fromWire), anywhere, own, p.to()), to)
+	}
 	b.add(tableDestinations, priorityService, matchTransport(p.Protocol, from, anywhere, own, p.to()), b.to(g))
 	b.add(tableInput, priorityNetwork, matchTransport(p.Protocol, inPort(g.Port), own, anywhere, p.from()), toDestinations(fromService))
 	b.add(tableInput, priorityNetwork, matchTransport(p.Protocol, inPort(b.bridge.Router), own, anywhere, p.from()), b.toWire)

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -221,7 +220,7 @@ func startSwitch(c Config) error {
 	if err := sys.WaitFile(ovs+"/db.sock", time.Minute); err != nil {
 		return err
 	}
-	mac := MAC(0x54, firstIPv4(c.Addresses))
+	mac := MAC(0x54, c.Addresses[0].Addr())
 	initialise := []string{"/usr/bin/ovs-vsctl", "--no-wait", "--", "init"}
 	if !c.AgentUplink {
 		initialise = append(initialise, "--", "--may-exist", "add-br", "br-ex",
@@ -251,15 +250,6 @@ func startSwitch(c Config) error {
 		return err
 	}
 	return moveAddresses("eth0", "br-ex", c.Addresses, c.Gateways)
-}
-
-func firstIPv4(prefixes []netip.Prefix) netip.Addr {
-	for _, p := range prefixes {
-		if p.Addr().Is4() {
-			return p.Addr()
-		}
-	}
-	return netip.AddrFrom4([4]byte{})
 }
 
 // uptime returns the seconds since the kernel started, for the log.

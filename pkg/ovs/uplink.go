@@ -231,7 +231,7 @@ func (c *Client) transactApplied(ctx context.Context, name string, ops []ovsdb.O
 		return root.CurCfg >= number, err
 	})
 	if errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("Open vSwitch has not made the change: is ovs-vswitchd running? %w", err)
+		return fmt.Errorf("wait for Open vSwitch to make the change (is ovs-vswitchd running?): %w", err)
 	}
 	if err != nil {
 		return err

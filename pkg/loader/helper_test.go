@@ -415,7 +415,7 @@ func state(addr string) string {
 	err = unix.Connect(fd, sa)
 	mark, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK)
 	dev, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX)
-	return fmt.Sprintf("%s mark=%#x dev=%d", result(err), mark, dev)
+	return fmt.Sprintf("%s mark=%#x dev=%d", result(err), uint32(mark), dev)
 }
 
 func createSocket(kind string) string {
@@ -432,7 +432,7 @@ func createSocket(kind string) string {
 	defer unix.Close(fd)
 	mark, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK)
 	dev, _ := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BINDTOIFINDEX)
-	return fmt.Sprintf("mark=%#x dev=%d", mark, dev)
+	return fmt.Sprintf("mark=%#x dev=%d", uint32(mark), dev)
 }
 
 func set(what string) error {

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
 
@@ -44,19 +43,8 @@ func TestKernelStaleUDP(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	lo, err := netlink.LinkByName("lo")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := netlink.LinkSetUp(lo); err != nil {
-		t.Fatal(err)
-	}
 	routers := addrs("169.254.0.11", "169.254.0.13")
-	for _, a := range append(routers, nodeAddresses[0]) {
-		if err := netlink.AddrAdd(lo, &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(32, 32)}}); err != nil {
-			t.Fatal(err)
-		}
-	}
+	addLoopbackAddresses(t, append(routers, nodeAddresses[0])...)
 	for _, a := range append(routers, nodeAddresses[0]) {
 		at := netip.AddrPortFrom(a, 30080).String()
 		server, err := net.ListenPacket("udp", at)

@@ -32,14 +32,10 @@ var localPorts = []LocalPort{
 
 var nodeAddresses = addrs("192.0.2.10", "2001:db8::10")
 
-// TestKernelNodePorts: the node's own connections to its addresses go to the router of the
-// network whose node port it is, and others to the node's processes.
-func TestKernelNodePorts(t *testing.T) {
-	newNetns(t)
-	target, err := Open()
-	if err != nil {
-		t.Fatal(err)
-	}
+// addLoopbackAddresses starts the loopback interface, adds addresses to it, and waits
+// until the kernel delivers to them.
+func addLoopbackAddresses(t *testing.T, addresses ...netip.Addr) {
+	t.Helper()
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
 		t.Fatal(err)
@@ -47,8 +43,7 @@ func TestKernelNodePorts(t *testing.T) {
 	if err := netlink.LinkSetUp(lo); err != nil {
 		t.Fatal(err)
 	}
-	// The routers' addresses are the node's own here, so that it hears what goes to them.
-	for _, a := range append(addrs("169.254.0.11", "169.254.0.13", "fd69::b"), nodeAddresses...) {
+	for _, a := range addresses {
 		if err := netlink.AddrAdd(lo, &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}, Flags: unix.IFA_F_NODAD}); err != nil {
 			t.Fatal(err)
 		}
@@ -63,6 +58,18 @@ func TestKernelNodePorts(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestKernelNodePorts: the node's own connections to its addresses go to the router of the
+// network whose node port it is, and others to the node's processes.
+func TestKernelNodePorts(t *testing.T) {
+	newNetns(t)
+	target, err := Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The routers' addresses are the node's own here, so that it hears what goes to them.
+	addLoopbackAddresses(t, append(addrs("169.254.0.11", "169.254.0.13", "fd69::b"), nodeAddresses...)...)
 	for _, address := range []string{"192.0.2.10:30080", "192.0.2.10:30081", "192.0.2.10:22", "[2001:db8::10]:30080", "[2001:db8::10]:30081", "169.254.0.11:30080", "169.254.0.13:30081", "[fd69::b]:30080"} {
 		l, err := net.Listen("tcp", address)
 		if err != nil {

@@ -86,10 +86,12 @@ func testConformance(ctx context.Context, t *testing.T, l *lab.Lab, w *story.Wor
 		t.Error(err)
 		return
 	}
+	chosen := "all"
 	if !w.Full {
 		specs = conformance.Sample(specs, w.Seed)
+		chosen = "chosen by SEED=" + w.Seed
 	}
-	fmt.Printf("### conformance: %d specs, chosen by SEED=%s\n", len(specs), w.Seed)
+	fmt.Printf("### conformance: %d specs, %s\n", len(specs), chosen)
 	results, err := conformance.Run(ctx, l, specs, progress{})
 	if err != nil {
 		t.Error(err)

@@ -26,6 +26,14 @@ import (
 // nodesDeadline is long enough for two emulated nodes on busy cores.
 const nodesDeadline = 10 * time.Minute
 
+// UpOrAttach returns the running lab if attach is set, and otherwise a new one.
+func UpOrAttach(ctx context.Context, o Options, attach bool, progress io.Writer) (*Lab, error) {
+	if attach {
+		return Attach()
+	}
+	return Up(ctx, o, progress)
+}
+
 // Up builds what is missing, stops a lab that runs in the same directory, and returns
 // when the new lab is ready. The lab then outlives this process; if ctx or this process
 // ends before, the lab is stopped and removed. Up writes one line per step to progress.

@@ -8,6 +8,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -76,6 +77,9 @@ func (r specReport) name() string {
 
 // Specs lists the names of the specs that focus selects, in the suite's order.
 func Specs(ctx context.Context, l *lab.Lab) ([]string, error) {
+	if l.Conformance() == "" {
+		return nil, errors.New("the lab was started without Kubernetes' tests: start it with `bin/lab up --conformance`")
+	}
 	dir, err := os.MkdirTemp("", "conformance-")
 	if err != nil {
 		return nil, fmt.Errorf("create a directory for a report: %w", err)

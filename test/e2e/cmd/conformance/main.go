@@ -43,12 +43,7 @@ func main() {
 
 // play returns how many specs failed.
 func play(ctx context.Context, options lab.Options, attach bool, match *regexp.Regexp) (failed int, err error) {
-	var l *lab.Lab
-	if attach {
-		l, err = lab.Attach()
-	} else {
-		l, err = lab.Up(ctx, options, os.Stdout)
-	}
+	l, err := lab.UpOrAttach(ctx, options, attach, os.Stdout)
 	if err != nil {
 		return 0, err
 	}

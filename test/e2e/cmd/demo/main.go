@@ -50,12 +50,7 @@ func main() {
 
 func demo(ctx context.Context, options lab.Options, checks []story.Check, attach, keep bool) (ok bool, err error) {
 	start := time.Now()
-	var l *lab.Lab
-	if attach {
-		l, err = lab.Attach()
-	} else {
-		l, err = lab.Up(ctx, options, os.Stdout)
-	}
+	l, err := lab.UpOrAttach(ctx, options, attach, os.Stdout)
 	if err != nil {
 		return false, err
 	}

@@ -99,7 +99,8 @@ func watch(ctx context.Context, ping, tcp string, every time.Duration) error {
 const lateReplies = 15 * time.Second
 
 // watchPing calls answered at each reply, counts pings sent after flows is closed, and
-// calls enough when leastPings of these were sent. Once ctx has ended, it waits up to late for outstanding replies.
+// calls enough when leastPings of these were sent. Once ctx has ended, it waits up to
+// late for outstanding replies.
 func watchPing(ctx context.Context, addr string, every, late time.Duration, flows <-chan struct{}, answered, enough func(), out *watchResult) error {
 	p, err := newPinger(addr)
 	if err != nil {

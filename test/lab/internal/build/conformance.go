@@ -39,15 +39,10 @@ var (
 // module in test/lab/conformance and returns their directory.
 func Conformance(ctx context.Context, repo string, log io.Writer) (string, error) {
 	module := filepath.Join(repo, "test/lab/conformance")
-	inputs, err := moduleInputs(ctx, module)
+	inputs, flags, err := kubernetesModule(ctx, module)
 	if err != nil {
 		return "", err
 	}
-	version := requiredVersion(inputs[0], "k8s.io/kubernetes")
-	if strings.Count(version, ".") < 2 {
-		return "", fmt.Errorf("%s/go.mod does not require k8s.io/kubernetes", module)
-	}
-	flags := kubernetesFlags(version)
 	return cache.Entry("conformance", cache.Key(append(append(inputs, agnhostVersion), flags...)...), 2, func(dir string) error {
 		if err := goRun(ctx, module, log, append([]string{"test", "-c", "-o", dir + "/e2e.test"}, append(flags, "k8s.io/kubernetes/test/e2e")...)...); err != nil {
 			return err

@@ -13,12 +13,21 @@ import (
 	"bulkhead/hack/cache"
 )
 
-// kubernetesFlags returns the build flags, which are part of the cache's key.
+// kubernetesModule returns what a program of Kubernetes is built from in a module that
+// requires k8s.io/kubernetes, and the build flags, which are part of the cache's key.
 // Without a version the API server would report v0.0.0 and refuse newer nodes.
-func kubernetesFlags(version string) []string {
-	v := "k8s.io/component-base/version."
+func kubernetesModule(ctx context.Context, module string) (inputs, flags []string, err error) {
+	if inputs, err = moduleInputs(ctx, module); err != nil {
+		return nil, nil, err
+	}
+	version := requiredVersion(inputs[0], "k8s.io/kubernetes")
 	parts := strings.SplitN(strings.TrimPrefix(version, "v"), ".", 3)
-	return []string{"-trimpath", "-ldflags", fmt.Sprintf("-s -w -X %sgitVersion=%s -X %sgitMajor=%s -X %sgitMinor=%s", v, version, v, parts[0], v, parts[1])}
+	if len(parts) < 3 {
+		return nil, nil, fmt.Errorf("%s/go.mod does not require k8s.io/kubernetes", module)
+	}
+	const v = "k8s.io/component-base/version."
+	flags = []string{"-trimpath", "-ldflags", fmt.Sprintf("-s -w -X %sgitVersion=%s -X %sgitMajor=%s -X %sgitMinor=%s", v, version, v, parts[0], v, parts[1])}
+	return inputs, flags, nil
 }
 
 var kubernetesPrograms = []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kubelet"}
@@ -27,15 +36,10 @@ var kubernetesPrograms = []string{"kube-apiserver", "kube-controller-manager", "
 // the module in test/lab/k8s and returns their directory.
 func Kubernetes(ctx context.Context, repo string, log io.Writer) (string, error) {
 	module := filepath.Join(repo, "test/lab/k8s")
-	inputs, err := moduleInputs(ctx, module)
+	inputs, flags, err := kubernetesModule(ctx, module)
 	if err != nil {
 		return "", err
 	}
-	version := requiredVersion(inputs[0], "k8s.io/kubernetes")
-	if strings.Count(version, ".") < 2 {
-		return "", fmt.Errorf("%s/go.mod does not require k8s.io/kubernetes", module)
-	}
-	flags := kubernetesFlags(version)
 	return cache.Entry("kubernetes", cache.Key(append(inputs, flags...)...), 2, func(dir string) error {
 		args := append([]string{"-o", dir + "/"}, flags...)
 		for _, p := range kubernetesPrograms {

@@ -39,6 +39,9 @@ const (
 // ports are on one link.
 const GatewayMAC = "0a:58:00:00:00:01"
 
+// MaxPortKey is the highest OVN port key; higher ones are those of multicast groups.
+const MaxPortKey = 1<<15 - 1
+
 // TunnelPort is the UDP port of OVN's Geneve tunnels.
 const TunnelPort = 6081
 

@@ -23,9 +23,12 @@ import (
 // Keys of ports that span the zones. On the switch, the cluster role gives pods the
 // keys from 10. The ports between switch and transit router do not request keys: no
 // other zone sends packets to them, and northd would request the same key again for
-// their bindings to the chassis, and warn.
+// their bindings to the chassis, and warn. Northd gives them the keys after a switch's
+// highest, and begins at 1 after the highest possible one, which the management port
+// therefore has. Otherwise they would have the key of the pod that comes next, and
+// northd and ovn-controller would recompute everything to give them another.
 const (
-	layer2ManagementKey = 2  // the management port
+	layer2ManagementKey = network.MaxPortKey
 	transitGatewayKey   = 10 // plus the node id: the transit router's ports to gateway routers
 )
 

@@ -13,8 +13,8 @@ import (
 )
 
 // Tunnel ids are OVN port keys, which must be the same in every zone. The first
-// nine are reserved for ports other than pods'.
-const firstTunnel, lastTunnel = 10, 32767
+// nine and the last are reserved for ports other than pods'.
+const firstTunnel, lastTunnel = 10, network.MaxPortKey - 1
 
 // Allocator allocates the addresses, MACs and tunnel ids of a network. It is not
 // safe for concurrent use.

@@ -166,8 +166,10 @@ done
 ip route add 2001:db8::/64 dev br-ex table 100007
 ip route add 169.254.0.13/32 dev ovn-k8s-mp7 table 100007
 ip route add fd69::d/128 dev ovn-k8s-mp7 table 100007
-ip rule add to 169.254.0.13 lookup 100007 priority 2001
-ip -6 rule add to fd69::d lookup 100007 priority 2001
+ip route add 169.254.0.13/32 dev ovn-k8s-mp7 table 99999
+ip route add fd69::d/128 dev ovn-k8s-mp7 table 99999
+ip rule add to 169.254.0.0/17 lookup 99999 priority 4901
+ip -6 rule add to fd69::/112 lookup 99999 priority 4901
 `)
 	script(tenant, `
 ip link set eth0 up

@@ -39,17 +39,23 @@ const _ = uint(1<<MarkBits - 1 - MaxID)
 // those for the tables main (32766) and default (32767).
 //
 //	priority   rules
-//	2000       packets with a network's mark use its table
-//	2001       packets to a network's masquerade address use its table
-//	2002–4999  free for networks
+//	2000–4900  packets with a network's mark use its table
+//	4901       packets to a network's masquerade address use MasqueradeTable
+//	4902–4999  free for networks
 //	5000–5999  reserved for egress services
 //	6000–6999  reserved for egress IP
+//
+// The mark comes first: a tenant's process that sends to another network's masquerade address
+// must not use that network's routes.
 const (
-	RuleMark          = 2000
-	RuleMasquerade    = 2001
+	FirstRule         = 2000
+	LastRule          = 4901
 	RuleEgressService = 5000
 	RuleEgressIP      = 6000
 )
+
+// MasqueradeTable is the routing table with the routes to all networks' masquerade addresses.
+const MasqueradeTable = 99999
 
 // PacketMark is the skb mark (fwmark) that steers packets into n's VRF.
 func (n Network) PacketMark() uint32 { return PacketMark(n.ID) }

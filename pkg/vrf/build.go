@@ -28,11 +28,6 @@ const (
 	Group = 0xb01d
 	// AliasPrefix precedes the network's name in a VRF device's alias.
 	AliasPrefix = "bulkhead:"
-	// MarkPriority and ToPriority come after the kernel's own l3mdev rule
-	// (1000). The mark comes first: a tenant's process that sends to another
-	// network's masquerade address must not use that network's table.
-	MarkPriority = network.RuleMark
-	ToPriority   = network.RuleMasquerade
 	// RouteMetric is worse than that of routes learned from BGP (20), which
 	// must win over the node's own default route.
 	RouteMetric = 1024
@@ -73,12 +68,14 @@ func Build(net network.Network, node network.Node, in Inputs) (State, error) {
 	st.Sysctls = portSysctls(st.Port.Name, in.IPv6)
 	if net.IsDefault() && node.Bridge != "" {
 		st.Sysctls = append(st.Sysctls, bridgeSysctls(node.Bridge)...)
-		// To gateway routers, by the external bridge's flows. Rules with a better priority lead
-		// to tenants' management ports.
+		// To gateway routers, by the external bridge's flows. network.MasqueradeTable comes
+		// first and leads to tenants' management ports.
 		st.Routes = routesVia(node, MainTable, in.Plan.Masquerade)
 	}
 	table := MainTable
-	if !net.IsDefault() {
+	if net.IsDefault() {
+		st.Rules = sharedRules(in.Plan, in.IPv6)
+	} else {
 		name, err := deviceName(net, in)
 		if err != nil {
 			return State{}, err
@@ -87,7 +84,7 @@ func Build(net network.Network, node network.Node, in Inputs) (State, error) {
 		st.Devices = []Device{{Name: name, Table: table, Alias: AliasPrefix + net.Name, Up: true}}
 		st.Port.Master = name
 		st.Sysctls = append(st.Sysctls, deviceSysctls(name)...)
-		st.Rules = rules(net, in, table)
+		st.Rules = markRules(net, in.IPv6, table)
 		st.Routes = unreachableRoutes(in, table)
 		st.Routes = append(st.Routes, routesOut(net, node, in.Plan, table)...)
 	}
@@ -108,6 +105,9 @@ func Build(net network.Network, node network.Node, in Inputs) (State, error) {
 		for _, m := range in.Plan.MasqueradeManagement(net) {
 			if network.SameFamily(m, gw) {
 				st.Routes = append(st.Routes, Route{Table: table, Dst: hostPrefix(m.Addr()), Via: gw, Dev: st.Port.Name, Metric: RouteMetric})
+				if !net.IsDefault() { // for packets outside the network: replies to its pods
+					st.Routes = append(st.Routes, Route{Table: network.MasqueradeTable, Dst: hostPrefix(m.Addr()), Via: gw, Dev: st.Port.Name, Metric: RouteMetric})
+				}
 			}
 		}
 	}
@@ -163,22 +163,6 @@ func DeviceNames(net network.Network) []string {
 		return []string{name, fallback}
 	}
 	return []string{fallback}
-}
-
-// rules returns the policy rules that send packets with the network's mark, and
-// replies to its pods, to its table. The mark rule exists in both IP families
-// even if the network has only one: a marked packet of the other family must
-// match the unreachable default.
-func rules(net network.Network, in Inputs, table int) []Rule {
-	out := []Rule{{Priority: MarkPriority, Mark: net.PacketMark(), Mask: network.MarkMask, Table: table}}
-	if in.IPv6 {
-		out = append(out, Rule{IPv6: true, Priority: MarkPriority, Mark: net.PacketMark(), Mask: network.MarkMask, Table: table})
-	}
-	v4, v6 := net.Families()
-	for _, m := range network.FilterFamilies(in.Plan.MasqueradeManagement(net), v4, v6) {
-		out = append(out, Rule{IPv6: m.Addr().Is6(), Priority: ToPriority, To: hostPrefix(m.Addr()), Table: table})
-	}
-	return out
 }
 
 // unreachableRoutes returns the unreachable default routes of both IP families,

@@ -5,6 +5,7 @@ package vrf
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -12,14 +13,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cache holds state that the kernel cannot filter by network: our rules by
-// table, our VRF devices by index, and the link names that address events need.
+// cache holds state that the kernel cannot filter by network: our rules, our VRF devices by index, and the link names that address events need.
 type cache struct {
-	rules   map[int]map[Rule]struct{}
-	devices map[int]cachedDevice
-	byTable map[int]map[int]struct{} // table → indexes of devices
-	links   map[int]string           // management ports and the bridge, by index
-	all     map[int]struct{}         // every link's index
+	rules    map[int]map[Rule]struct{} // by owner, without branches
+	branches map[Rule]struct{}
+	leaves   map[Rule]int // leaves below a branch, which may be missing
+	devices  map[int]cachedDevice
+	byTable  map[int]map[int]struct{} // table → indexes of devices
+	links    map[int]string           // management ports and the bridge, by index
+	all      map[int]struct{}         // every link's index
 }
 
 type cachedDevice struct {
@@ -28,21 +30,55 @@ type cachedDevice struct {
 }
 
 func newCache() cache {
-	return cache{rules: map[int]map[Rule]struct{}{}, devices: map[int]cachedDevice{}, byTable: map[int]map[int]struct{}{}, links: map[int]string{}, all: map[int]struct{}{}}
+	return cache{rules: map[int]map[Rule]struct{}{}, branches: map[Rule]struct{}{}, leaves: map[Rule]int{}, devices: map[int]cachedDevice{}, byTable: map[int]map[int]struct{}{}, links: map[int]string{}, all: map[int]struct{}{}}
 }
 
 func (c *cache) addRule(r Rule) {
-	if c.rules[r.Table] == nil {
-		c.rules[r.Table] = map[Rule]struct{}{}
+	if r.isBranch() {
+		c.branches[r] = struct{}{}
+		return
 	}
-	c.rules[r.Table][r] = struct{}{}
+	owner := r.owner()
+	if c.rules[owner] == nil {
+		c.rules[owner] = map[Rule]struct{}{}
+	}
+	if _, ok := c.rules[owner][r]; ok {
+		return
+	}
+	c.rules[owner][r] = struct{}{}
+	for _, b := range r.branches() {
+		c.leaves[b]++
+	}
 }
 
 func (c *cache) delRule(r Rule) {
-	delete(c.rules[r.Table], r)
-	if len(c.rules[r.Table]) == 0 {
-		delete(c.rules, r.Table)
+	if r.isBranch() {
+		delete(c.branches, r)
+		return
 	}
+	owner := r.owner()
+	if _, ok := c.rules[owner][r]; !ok {
+		return
+	}
+	delete(c.rules[owner], r)
+	if len(c.rules[owner]) == 0 {
+		delete(c.rules, owner)
+	}
+	for _, b := range r.branches() {
+		if c.leaves[b]--; c.leaves[b] == 0 {
+			delete(c.leaves, b)
+		}
+	}
+}
+
+// has reports whether the kernel has a rule.
+func (c *cache) has(r Rule) bool {
+	if r.isBranch() {
+		_, ok := c.branches[r]
+		return ok
+	}
+	_, ok := c.rules[r.owner()][r]
+	return ok
 }
 
 func (c *cache) setDevice(index int, name string, table int) {
@@ -66,10 +102,21 @@ func (c *cache) delDevice(index int) {
 	}
 }
 
-func (c *cache) rulesOf(table int) []Rule {
+// rulesOf lists an owner's rules, without leaves that packets do not reach. Branches that lead
+// nowhere, which an interrupted change leaves behind, are the cluster default network's.
+func (c *cache) rulesOf(owner int) []Rule {
 	var out []Rule
-	for r := range c.rules[table] {
-		out = append(out, r)
+	for r := range c.rules[owner] {
+		if !slices.ContainsFunc(r.branches(), func(b Rule) bool { return !c.has(b) }) {
+			out = append(out, r)
+		}
+	}
+	if owner == MainTable {
+		for b := range c.branches {
+			if c.leaves[b] == 0 {
+				out = append(out, b)
+			}
+		}
 	}
 	return out
 }

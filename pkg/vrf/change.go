@@ -27,23 +27,9 @@ func (k *Kernel) Do(ctx context.Context, op Op) error {
 	case DelRoute:
 		return k.delRoute(op.Route)
 	case AddRule:
-		err := k.h.RuleAdd(netlinkRule(op.Rule))
-		if err != nil && !errors.Is(err, unix.EEXIST) {
-			return err
-		}
-		k.mu.Lock()
-		k.cache.addRule(op.Rule)
-		k.mu.Unlock()
-		return nil
+		return k.addRule(op.Rule)
 	case DelRule:
-		err := k.h.RuleDel(netlinkRule(op.Rule))
-		if err != nil && !errors.Is(err, unix.ENOENT) {
-			return err
-		}
-		k.mu.Lock()
-		k.cache.delRule(op.Rule)
-		k.mu.Unlock()
-		return nil
+		return k.delRule(op.Rule)
 	case AddDevice:
 		return k.addDevice(op.Device)
 	case DelDevice:
@@ -164,7 +150,7 @@ func (k *Kernel) addRoute(r Route) error {
 	if r.Dst.Addr().Is6() {
 		family = netlink.FAMILY_V6
 	}
-	have, readErr := k.routes(family, r.Table)
+	have, readErr := k.routes(family, r.Table, 0)
 	if readErr != nil {
 		return readErr
 	}
@@ -188,17 +174,63 @@ func (k *Kernel) delRoute(r Route) error {
 	return nil
 }
 
+// addRule adds a rule and, if it is a leaf, the branches that are missing above it.
+func (k *Kernel) addRule(r Rule) error {
+	k.ruleMu.Lock()
+	defer k.ruleMu.Unlock()
+	for _, x := range append([]Rule{r}, r.branches()...) {
+		k.mu.Lock()
+		has := k.cache.has(x)
+		k.mu.Unlock()
+		if has {
+			continue
+		}
+		if err := k.h.RuleAdd(netlinkRule(x)); err != nil && !errors.Is(err, unix.EEXIST) {
+			return fmt.Errorf("rule %s: %w", x, err)
+		}
+		k.mu.Lock()
+		k.cache.addRule(x)
+		k.mu.Unlock()
+	}
+	return nil
+}
+
+// delRule deletes a rule and, if it is a leaf, the branches that lead to no other leaf. It
+// keeps a branch that leads to a leaf.
+func (k *Kernel) delRule(r Rule) error {
+	k.ruleMu.Lock()
+	defer k.ruleMu.Unlock()
+	for _, x := range append([]Rule{r}, r.branches()...) {
+		k.mu.Lock()
+		leads := k.cache.leaves[x] > 0
+		k.mu.Unlock()
+		if leads {
+			return nil
+		}
+		if err := k.h.RuleDel(netlinkRule(x)); err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("rule %s: %w", x, err)
+		}
+		k.mu.Lock()
+		k.cache.delRule(x)
+		k.mu.Unlock()
+	}
+	return nil
+}
+
 func netlinkRule(r Rule) *netlink.Rule {
 	out := netlink.NewRule()
-	out.Family, out.Priority, out.Table, out.Protocol = netlink.FAMILY_V4, r.Priority, r.Table, Protocol
+	out.Family, out.Priority, out.Table, out.Type, out.Protocol = netlink.FAMILY_V4, r.Priority, r.Table, uint8(r.Action), Protocol
 	if r.IPv6 {
 		out.Family = netlink.FAMILY_V6
 	}
 	if r.To.IsValid() {
 		out.Dst = ipNet(r.To)
 	}
-	if r.Mark != 0 {
+	if r.Mask != 0 {
 		out.Mark, out.Mask = r.Mark, &r.Mask
+	}
+	if r.Action == Goto {
+		out.Goto = r.Goto
 	}
 	return out
 }

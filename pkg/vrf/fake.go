@@ -106,12 +106,12 @@ func (f *Fake) Read(_ context.Context, o Owner) (State, error) {
 		sysctls(bridgeSysctls(o.Bridge))
 	}
 	for r, owner := range f.Routes {
-		if r.Table == o.Table && owner == "" {
+		if (r.Table == o.Table || o.Port != "" && r.Table == network.MasqueradeTable && r.Dev == o.Port) && owner == "" {
 			st.Routes = append(st.Routes, r)
 		}
 	}
 	for r, owner := range f.Rules {
-		if r.Table == o.Table && owner == "" {
+		if r.owner() == o.Table && owner == "" {
 			st.Rules = append(st.Rules, r)
 		}
 	}
@@ -129,7 +129,7 @@ func (f *Fake) Tables(context.Context) ([]int, error) {
 	}
 	for r, owner := range f.Rules {
 		if owner == "" {
-			out = append(out, r.Table)
+			out = append(out, r.owner())
 		}
 	}
 	for _, l := range f.Links {

@@ -42,6 +42,9 @@ type Kernel struct {
 	// fails, the link stays down. It may be nil.
 	guardLink func(Link) error
 
+	// ruleMu is held while a rule is added or deleted together with its branches.
+	ruleMu sync.Mutex
+
 	mu    sync.Mutex
 	cache cache
 }
@@ -125,8 +128,10 @@ func (k *Kernel) Read(ctx context.Context, owner Owner) (State, error) {
 			return st, err
 		}
 	}
+	port := 0
 	if owner.Port != "" {
-		if err := k.readPort(&st, owner, names); err != nil {
+		var err error
+		if port, err = k.readPort(&st, owner, names); err != nil {
 			return st, err
 		}
 	}
@@ -145,9 +150,16 @@ func (k *Kernel) Read(ctx context.Context, owner Owner) (State, error) {
 		}
 	}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := k.routes(family, owner.Table)
+		routes, err := k.routes(family, owner.Table, 0)
 		if err != nil {
 			return st, err
+		}
+		if port != 0 {
+			masquerade, err := k.routes(family, network.MasqueradeTable, port)
+			if err != nil {
+				return st, err
+			}
+			routes = append(routes, masquerade...)
 		}
 		for _, r := range routes {
 			st.Routes = append(st.Routes, k.fromNetlink(r, names))
@@ -193,14 +205,15 @@ func (k *Kernel) readDevice(st *State, owner Owner, name string, names map[int]s
 	return nil
 }
 
-func (k *Kernel) readPort(st *State, owner Owner, names map[int]string) error {
+// readPort reads the management port. index is 0 if it does not exist.
+func (k *Kernel) readPort(st *State, owner Owner, names map[int]string) (index int, err error) {
 	l, err := k.link(owner.Port)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	if l == nil {
 		st.Absent = append(st.Absent, owner.Port)
-		return nil
+		return 0, nil
 	}
 	a := l.Attrs()
 	names[a.Index] = owner.Port
@@ -209,10 +222,10 @@ func (k *Kernel) readPort(st *State, owner Owner, names map[int]string) error {
 		st.Port.Master = k.nameOf(a.MasterIndex, names)
 	}
 	if st.Port.Addrs, err = k.addresses(a.Index); err != nil {
-		return fmt.Errorf("read addresses of %s: %w", owner.Port, err)
+		return 0, fmt.Errorf("read addresses of %s: %w", owner.Port, err)
 	}
 	st.Sysctls = append(st.Sysctls, k.readSysctls(portSysctls(owner.Port, true))...)
-	return nil
+	return a.Index, nil
 }
 
 func (k *Kernel) nameOf(index int, names map[int]string) string {
@@ -272,12 +285,15 @@ func retryDump(dump func() error) error {
 	return err
 }
 
-// routes lists our routes of one table (0: all tables).
-func (k *Kernel) routes(family, table int) ([]netlink.Route, error) {
-	filter := &netlink.Route{Table: table, Protocol: Protocol}
+// routes lists our routes of one table (0: all tables), by one link (0: by all).
+func (k *Kernel) routes(family, table, link int) ([]netlink.Route, error) {
+	filter, mask := &netlink.Route{Table: table, Protocol: Protocol, LinkIndex: link}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL
+	if link != 0 {
+		mask |= netlink.RT_FILTER_OIF
+	}
 	var routes []netlink.Route
 	err := retryDump(func() (err error) {
-		routes, err = k.strict.RouteListFiltered(family, filter, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+		routes, err = k.strict.RouteListFiltered(family, filter, mask)
 		return err
 	})
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
@@ -337,7 +353,7 @@ func (k *Kernel) Tables(ctx context.Context) ([]int, error) {
 	tables := k.cache.tables()
 	k.mu.Unlock()
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := k.routes(family, 0)
+		routes, err := k.routes(family, 0, 0)
 		if err != nil {
 			return nil, err
 		}

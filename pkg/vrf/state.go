@@ -108,27 +108,6 @@ func (r Route) String() string {
 	return fmt.Sprintf("%s dev %s metric %d table %d", dst, r.Dev, r.Metric, r.Table)
 }
 
-// Rule is a policy rule with Protocol. It matches either a mark or a destination.
-type Rule struct {
-	IPv6     bool
-	Priority int
-	Mark     uint32
-	Mask     uint32 // of Mark
-	To       netip.Prefix
-	Table    int
-}
-
-func (r Rule) String() string {
-	if r.To.IsValid() {
-		return fmt.Sprintf("%d: to %s lookup %d", r.Priority, r.To, r.Table)
-	}
-	family := "IPv4"
-	if r.IPv6 {
-		family = "IPv6"
-	}
-	return fmt.Sprintf("%d: %s fwmark %#x/%#x lookup %d", r.Priority, family, r.Mark, r.Mask, r.Table)
-}
-
 // String renders the state, one object per line, for goldens and bulkheadctl.
 func (s State) String() string {
 	var b strings.Builder
@@ -174,7 +153,8 @@ func (s *State) normalise() {
 	slices.SortFunc(s.Port.Addrs, comparePrefix)
 	slices.SortFunc(s.Sysctls, func(a, b Sysctl) int { return cmp.Compare(a.Path, b.Path) })
 	slices.SortFunc(s.Rules, func(a, b Rule) int {
-		return cmp.Or(compareBool(a.IPv6, b.IPv6), cmp.Compare(a.Priority, b.Priority), cmp.Compare(a.Table, b.Table), cmp.Compare(a.Mark, b.Mark), cmp.Compare(a.Mask, b.Mask), comparePrefix(a.To, b.To))
+		return cmp.Or(compareBool(a.IPv6, b.IPv6), cmp.Compare(a.Priority, b.Priority), cmp.Compare(a.Mark, b.Mark), cmp.Compare(a.Mask, b.Mask), comparePrefix(a.To, b.To),
+			cmp.Compare(a.Action, b.Action), cmp.Compare(a.Table, b.Table), cmp.Compare(a.Goto, b.Goto))
 	})
 	slices.SortFunc(s.Routes, func(a, b Route) int {
 		return cmp.Or(cmp.Compare(a.Table, b.Table), comparePrefix(a.Dst, b.Dst), cmp.Compare(a.Metric, b.Metric),

@@ -16,6 +16,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"bulkhead/pkg/network"
 )
 
 // Change names what to reconcile.
@@ -123,12 +125,18 @@ func (k *Kernel) event(m syscall.NetlinkMessage, tables TableRange) (Change, boo
 		k.mu.Unlock()
 		return k.changeOfLink(name, tables)
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
-		table, protocol, dflt := parseRoute(m.Data)
+		table, protocol, link, dflt := parseRoute(m.Data)
 		if table == MainTable && dflt && protocol != Protocol {
 			return Change{Bridge: true}, true
 		}
 		if protocol != Protocol || m.Header.Type == unix.RTM_NEWROUTE {
 			return Change{}, false // a new route of ours: the agent added it
+		}
+		if table == network.MasqueradeTable {
+			k.mu.Lock()
+			name := k.cache.links[link]
+			k.mu.Unlock()
+			return k.changeOfLink(name, tables)
 		}
 		return changeOfTable(table, tables)
 	case unix.RTM_NEWRULE, unix.RTM_DELRULE:
@@ -143,7 +151,10 @@ func (k *Kernel) event(m syscall.NetlinkMessage, tables TableRange) (Change, boo
 			return Change{}, false
 		}
 		k.cache.delRule(r)
-		return changeOfTable(r.Table, tables)
+		if r.isBranch() {
+			return Change{All: true}, k.cache.leaves[r] > 0
+		}
+		return changeOfTable(r.owner(), tables)
 	}
 	return Change{}, false
 }
@@ -233,22 +244,26 @@ func parseAddress(m []byte) (addr netip.Prefix, index int, ok bool) {
 }
 
 // parseRoute parses the attributes that event filters by.
-func parseRoute(m []byte) (table, protocol int, isDefault bool) {
+func parseRoute(m []byte) (table, protocol, link int, isDefault bool) {
 	if len(m) < unix.SizeofRtMsg {
-		return 0, 0, false
+		return 0, 0, 0, false
 	}
 	msg := nl.DeserializeRtMsg(m)
 	attrs, err := nl.ParseRouteAttr(m[msg.Len():])
 	if err != nil {
-		return 0, 0, false
+		return 0, 0, 0, false
 	}
 	table = int(msg.Table)
 	for _, at := range attrs {
-		if at.Attr.Type == unix.RTA_TABLE && len(at.Value) >= 4 {
+		switch {
+		case len(at.Value) < 4:
+		case at.Attr.Type == unix.RTA_TABLE:
 			table = int(nl.NativeEndian().Uint32(at.Value))
+		case at.Attr.Type == unix.RTA_OIF:
+			link = int(nl.NativeEndian().Uint32(at.Value))
 		}
 	}
-	return table, int(msg.Protocol), msg.Dst_len == 0
+	return table, int(msg.Protocol), link, msg.Dst_len == 0
 }
 
 // parseRule parses a rule; ok is false for a rule that is not ours.
@@ -262,6 +277,9 @@ func parseRule(m []byte) (r Rule, ok bool) {
 		return r, false
 	}
 	r.IPv6, r.Table = msg.Family == unix.AF_INET6, int(msg.Table)
+	if r.Action = RuleAction(msg.Type); r.Action == unix.RTN_UNICAST { // FR_ACT_TO_TBL
+		r.Action = Lookup
+	}
 	native := nl.NativeEndian()
 	for _, at := range attrs {
 		v := at.Value
@@ -275,6 +293,10 @@ func parseRule(m []byte) (r Rule, ok bool) {
 		case nl.FRA_PRIORITY:
 			if len(v) >= 4 {
 				r.Priority = int(native.Uint32(v))
+			}
+		case nl.FRA_GOTO:
+			if len(v) >= 4 {
+				r.Goto = int(native.Uint32(v))
 			}
 		case nl.FRA_FWMARK:
 			if len(v) >= 4 {

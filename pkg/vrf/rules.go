@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package vrf
+
+import (
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"bulkhead/pkg/network"
+)
+
+// A route lookup walks the node's rules one after the other. So that it does not take longer
+// with more networks, packets without a network's mark skip all of them, and packets with one
+// find their network's rule through a tree of goto rules: branches, and leaves that look up a
+// network's table. At most three branches and one leaf are added with a network. All masquerade
+// addresses share one rule and one table.
+//
+//	priority   rules
+//	2000–2002  packets without a network's mark: goto 4900
+//	2010       branches by the bits 9 to 13 of the network's id: goto 2100 + id>>9
+//	2100–2119  branches by the bits 6 to 8: goto 2200 + id>>6
+//	2200–2356  branches by the bits 3 to 5: goto 2500 + id>>3
+//	2500–3750  leaves, by the whole id: lookup of the network's table
+//	4800       marks of networks that the node does not have: unreachable
+//	4900       the end of the tree
+//	4901       packets to masquerade addresses: lookup of network.MasqueradeTable
+//
+// The node's shared rules belong to the cluster default network. Branches belong to nobody:
+// Target adds them with the first leaf below them, and deletes them with the last.
+const (
+	skipPriority       = network.FirstRule
+	denyPriority       = 4800
+	endPriority        = 4900
+	masqueradePriority = network.LastRule
+)
+
+// treeLevel is a group of branches: those of the ids with the same id>>shift have the priority
+// base + id>>shift.
+type treeLevel struct{ base, shift int }
+
+// treeLevels are the levels from the root to the leaves.
+var treeLevels = [4]treeLevel{{2010, network.MarkBits}, {2100, 9}, {2200, 6}, {2500, 3}}
+
+func (l treeLevel) priority(id int) int { return l.base + id>>l.shift }
+
+// RuleAction is what a rule does with a packet that it matches.
+type RuleAction uint8
+
+const (
+	Lookup      RuleAction = 0                    // looks up Rule.Table
+	Goto        RuleAction = 2                    // continues at Rule.Goto (FR_ACT_GOTO of linux/fib_rules.h)
+	Nop         RuleAction = 3                    // continues: the target of a Goto (FR_ACT_NOP)
+	Unreachable RuleAction = unix.RTN_UNREACHABLE // refuses the packet (FR_ACT_UNREACHABLE)
+)
+
+// Rule is a policy rule with Protocol. It matches a mark, a destination, or everything.
+type Rule struct {
+	IPv6     bool
+	Priority int
+	Mark     uint32
+	Mask     uint32 // of Mark; 0: any mark
+	To       netip.Prefix
+	Action   RuleAction
+	Table    int // of Lookup
+	Goto     int // priority of Goto's target
+}
+
+func (r Rule) String() string {
+	match := "IPv4"
+	if r.IPv6 {
+		match = "IPv6"
+	}
+	if r.Mask != 0 {
+		match += fmt.Sprintf(" fwmark %#x/%#x", r.Mark, r.Mask)
+	}
+	if r.To.IsValid() {
+		match = "to " + r.To.String()
+	}
+	switch r.Action {
+	case Goto:
+		return fmt.Sprintf("%d: %s goto %d", r.Priority, match, r.Goto)
+	case Nop:
+		return fmt.Sprintf("%d: %s nop", r.Priority, match)
+	case Unreachable:
+		return fmt.Sprintf("%d: %s unreachable", r.Priority, match)
+	}
+	return fmt.Sprintf("%d: %s lookup %d", r.Priority, match, r.Table)
+}
+
+// markRules returns the leaves of a network. They exist in both IP families even if the
+// network has only one: a marked packet of the other family must match the unreachable
+// default route.
+func markRules(net network.Network, ipv6 bool, table int) []Rule {
+	var out []Rule
+	for _, v6 := range families(ipv6) {
+		out = append(out, Rule{IPv6: v6, Priority: treeLevels[len(treeLevels)-1].priority(net.ID), Mark: net.PacketMark(), Mask: network.MarkMask, Table: table})
+	}
+	return out
+}
+
+// sharedRules returns the node's rules that belong to no single network.
+func sharedRules(plan network.Plan, ipv6 bool) []Rule {
+	var out []Rule
+	for _, v6 := range families(ipv6) {
+		out = append(out,
+			Rule{IPv6: v6, Priority: skipPriority, Mask: network.MarkMask, Action: Goto, Goto: endPriority},
+			Rule{IPv6: v6, Priority: skipPriority + 1, Mark: network.MarkKindEgressIP, Mask: network.MarkKindEgressIP, Action: Goto, Goto: endPriority},
+			Rule{IPv6: v6, Priority: skipPriority + 2, Mark: network.MarkKindService, Mask: network.MarkKindService, Action: Goto, Goto: endPriority},
+			Rule{IPv6: v6, Priority: endPriority, Action: Nop})
+		// One rule for each bit of an id, so that no unmarked packet matches one, not even
+		// when somebody has deleted the rules by which these skip the tree.
+		for bit := network.MarkShift; bit < network.MarkShift+network.MarkBits; bit++ {
+			out = append(out, Rule{IPv6: v6, Priority: denyPriority, Mark: 1 << bit, Mask: 1<<bit | network.MarkKindOther, Action: Unreachable})
+		}
+	}
+	for _, m := range plan.Masquerade {
+		if m.Addr().Is4() || ipv6 {
+			out = append(out, Rule{IPv6: m.Addr().Is6(), Priority: masqueradePriority, To: m.Masked(), Table: network.MasqueradeTable})
+		}
+	}
+	return out
+}
+
+// families lists the IP families that the kernel has; true is IPv6.
+func families(ipv6 bool) []bool {
+	if ipv6 {
+		return []bool{false, true}
+	}
+	return []bool{false}
+}
+
+// branches returns the branches from the root to a leaf, from the leaf upwards; none for
+// another rule.
+func (r Rule) branches() []Rule {
+	id, ok := network.NetworkOfPacketMark(r.Mark)
+	if !ok || r.Action != Lookup || r.Priority != treeLevels[len(treeLevels)-1].priority(id) {
+		return nil
+	}
+	var out []Rule
+	for i := len(treeLevels) - 2; i >= 0; i-- {
+		next := treeLevels[i+1]
+		out = append(out, Rule{
+			IPv6: r.IPv6, Priority: treeLevels[i].priority(id), Action: Goto, Goto: next.priority(id),
+			Mark: network.PacketMark(id >> next.shift << next.shift), Mask: ^uint32(0) << (network.MarkShift + next.shift),
+		})
+	}
+	return out
+}
+
+// isBranch reports whether a rule is a branch, also one that leads nowhere.
+func (r Rule) isBranch() bool {
+	return r.Action == Goto && r.Priority >= treeLevels[0].base && r.Priority < treeLevels[len(treeLevels)-1].base
+}
+
+// owner returns the table of the network that the rule belongs to. It is meaningless for
+// branches.
+func (r Rule) owner() int {
+	if r.Action != Lookup || r.Table == network.MasqueradeTable {
+		return MainTable
+	}
+	return r.Table
+}

@@ -101,7 +101,7 @@ func (n *node) openNFT(ctx context.Context) []agent.Feature {
 	if err != nil {
 		return features
 	}
-	n.parts.Firewall = nft
+	n.parts.Firewall, n.parts.Servers = nft, hostnet.Servers
 	err = nft.MatchesSockets(ctx)
 	if err == nil {
 		root := n.parts.Config.CgroupRoot

@@ -90,6 +90,9 @@ type Parts struct {
 	// PodRoots finds the cgroups that contain all pods; nil if nft cannot match
 	// packets by their socket.
 	PodRoots func() []firewall.Cgroup
+	// Servers lists the node's servers, whose ports pods do not get; nil: pods get no ports
+	// of the node.
+	Servers  func() ([]hostnet.Server, error)
 	Features []Feature
 	Counters func() ([]loader.Counter, error) // nil: no eBPF
 	Log      *slog.Logger
@@ -136,7 +139,7 @@ func New(p Parts) *Agent {
 	ports := &portReconciler{config: p.Config, cache: p.Cache, ovs: p.OVS, node: node, networks: networks}
 	doors := &doorReader{facts: doorFacts{p.Config, p.Cache}, kernel: p.Kernel, ovs: p.OVS, hostNet: p.HostNet, connecting: map[string]podDoor{}}
 	hosts := newHostReconciler(p, node, doors)
-	reporter := &reporter{features: p.Features, cache: p.Cache, queue: p.Queue, failures: p.Failures, networks: networks, hostNet: p.HostNet, api: p.API}
+	reporter := &reporter{features: p.Features, cache: p.Cache, queue: p.Queue, failures: p.Failures, networks: networks, hosts: hosts, hostNet: p.HostNet, api: p.API}
 	states := &stateReader{config: p.Config, cache: p.Cache, kernel: p.Kernel, hostNet: p.HostNet, node: node, networks: networks, reporter: reporter,
 		counters:  &counters{ebpf: p.Counters, firewall: p.Firewall, hosts: hosts, log: p.Log},
 		firstSync: first, kubeletMark: p.KubeletMark, kubeletCgroup: p.KubeletCgroup}

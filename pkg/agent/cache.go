@@ -44,6 +44,8 @@ type Pod struct {
 	// The TCP ports of a host-network pod that kubelet probes, and those that
 	// its containers declare.
 	ProbePorts, Ports []uint16
+	// HostPorts are the node's ports that a connected pod has.
+	HostPorts []network.HostPort
 }
 
 // Namespace is what the agent reads of a namespace's labels.
@@ -202,7 +204,7 @@ func (c *Cache) SetPod(p Pod) (changed bool) {
 	}
 	c.podsByNS[p.Namespace][p.Key()] = struct{}{}
 	return !had || old.UID != p.UID || old.HostNetwork != p.HostNetwork || old.OptOut != p.OptOut || !slices.Equal(old.lockedAddresses(), p.lockedAddresses()) || !slices.Equal(old.Open, p.Open) ||
-		!slices.Equal(old.ProbePorts, p.ProbePorts) || !slices.Equal(old.Ports, p.Ports)
+		!slices.Equal(old.ProbePorts, p.ProbePorts) || !slices.Equal(old.Ports, p.Ports) || !slices.Equal(old.HostPorts, p.HostPorts)
 }
 
 // DeletePod deletes a pod and returns the same as SetPod.
@@ -218,7 +220,7 @@ func (c *Cache) DeletePod(key string) (changed bool) {
 	if len(c.podsByNS[p.Namespace]) == 0 {
 		delete(c.podsByNS, p.Namespace)
 	}
-	return p.HostNetwork || len(p.lockedAddresses()) > 0
+	return p.HostNetwork || len(p.lockedAddresses()) > 0 || len(p.HostPorts) > 0
 }
 
 // SetNode stores this Node's id and annotations, and returns whether the id

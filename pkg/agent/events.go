@@ -6,6 +6,7 @@ import (
 	"context"
 	"log/slog"
 	"maps"
+	"slices"
 
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -134,14 +135,29 @@ func (h eventHandlers) setPod(o *corev1.Pod) {
 		h.deletePod(p.Key())
 		return
 	}
+	old, _ := h.cache.Pod(p.Key())
 	if h.cache.SetPod(p) {
 		h.queue.EnqueueHosts()
+	}
+	if !slices.Equal(old.HostPorts, p.HostPorts) {
+		h.enqueueHostPorts(p)
+	}
+}
+
+// enqueueHostPorts enqueues the network of a pod whose host ports have changed.
+func (h eventHandlers) enqueueHostPorts(p Pod) {
+	if id, ok := h.cache.NetworkOfPod(p, h.config.DefaultNetwork); ok {
+		h.queue.EnqueueGateways(id)
 	}
 }
 
 func (h eventHandlers) deletePod(key string) {
+	old, _ := h.cache.Pod(key)
 	if h.cache.DeletePod(key) {
 		h.queue.EnqueueHosts()
+	}
+	if len(old.HostPorts) > 0 {
+		h.enqueueHostPorts(old)
 	}
 }
 
@@ -159,6 +175,10 @@ func parsePod(o *corev1.Pod, log *slog.Logger) (p Pod, running bool) {
 	var err error
 	if p.Networks, err = network.ParsePodNetworks(o.Annotations[network.AnnotationPodNetworks]); err != nil {
 		log.Warn("annotation of a pod cannot be read", "annotation", network.AnnotationPodNetworks, "pod", p.Key(), "error", err)
+	}
+	// A pod that has not been connected may be refused, because another has its ports.
+	if len(o.Status.PodIPs) > 0 {
+		p.HostPorts = kube.HostPorts(o.Spec)
 	}
 	// The zone reports an annotation that cannot be read.
 	p.Open, _ = network.ParseOpenPorts(o.Annotations[network.AnnotationOpenDefaultPorts])

@@ -35,9 +35,9 @@ func (r *gatewayReconciler) reconcile(id int) error {
 	}
 	ports := r.cache.ExposedPorts(id)
 	own := r.node.Node().Addresses
-	r.flows.SetNetwork(net, slices.DeleteFunc(ports, func(p flows.ServicePort) bool {
+	r.flows.SetNetwork(net, append(slices.DeleteFunc(ports, func(p flows.ServicePort) bool {
 		return p.Addr.IsValid() && refusedExternal(r.config.Plan, net, own, p.Addr)
-	}))
+	}), r.cache.loopbackPorts(id, r.config.Plan, r.config.DefaultNetwork)...))
 	return nil
 }
 

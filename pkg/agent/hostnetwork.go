@@ -36,11 +36,15 @@ type hostReconciler struct {
 	recheck     atomic.Bool // the next reconcile reads the nft table
 	tableExists atomic.Bool // a reconcile of the nft table has succeeded
 	runs        *runs
+	servers     func() ([]hostnet.Server, error) // the node's
+
+	portsMu      sync.Mutex
+	portProblems []Problem // host ports that are not reached
 }
 
 func newHostReconciler(p Parts, node *nodeReconciler, doors *doorReader) *hostReconciler {
 	r := &hostReconciler{config: p.Config, cache: p.Cache, queue: p.Queue, kernel: p.Kernel, hostNet: p.HostNet, doors: doors, node: node,
-		kubeletMark: p.KubeletMark, kubeletCgroup: p.KubeletCgroup, podRoots: p.PodRoots, log: p.Log, runs: newRuns()}
+		kubeletMark: p.KubeletMark, kubeletCgroup: p.KubeletCgroup, podRoots: p.PodRoots, servers: p.Servers, log: p.Log, runs: newRuns()}
 	if p.Firewall != nil {
 		r.firewall = &firewall.Reconciler{Target: p.Firewall}
 	}
@@ -146,6 +150,7 @@ func (r *hostReconciler) firewallInputs(locked []hostnet.LockedAddr) firewall.In
 	if in.Mode == network.LocalGateway {
 		in.LocalPorts = r.cache.LocalPorts(r.config.Plan, r.config.DefaultNetwork, in.Node, func(n network.Network, a netip.Addr) bool { return refusedExternal(r.config.Plan, n, own, a) })
 	}
+	in.HostPorts = r.hostPortsForFirewall(own)
 	if r.podRoots != nil {
 		in.PodRoots = r.podRoots()
 	}

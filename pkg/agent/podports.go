@@ -8,13 +8,16 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"bulkhead/pkg/kube"
 )
 
 // trimSpec keeps what parsePod reads: the ports of a host-network pod's
-// containers, probes and hooks.
+// containers, probes and hooks, and other pods' host ports.
 func trimSpec(spec corev1.PodSpec) corev1.PodSpec {
 	out := corev1.PodSpec{HostNetwork: spec.HostNetwork, NodeName: spec.NodeName}
 	if !spec.HostNetwork {
+		out.Containers, out.InitContainers = kube.TrimHostPorts(spec)
 		return out
 	}
 	trim := func(list []corev1.Container) []corev1.Container {

@@ -49,7 +49,7 @@ var informational = []string{"KubeletByProcess", "CgroupMissing", "EarlySockets"
 
 // podReasons are reasons that a pod's author causes and can fix. They are
 // events of the pod, and do not degrade the node: a tenant must not be able to.
-var podReasons = []string{"ProbePortShared", "ProbePortHeld", "NetworkUnknown"}
+var podReasons = []string{"ProbePortShared", "ProbePortHeld", "NetworkUnknown", reasonHostPort}
 
 // reporter reports problems: as the Node condition, as events, and as the
 // annotation that holds the node's failed networks.
@@ -59,6 +59,7 @@ type reporter struct {
 	queue    *Queue
 	failures *Failures
 	networks *networkReconciler
+	hosts    *hostReconciler
 	hostNet  HostNet // nil: no eBPF
 	api      API
 
@@ -100,6 +101,7 @@ func (r *reporter) problems() []Problem {
 		}
 	}
 	out = append(out, r.hostNetworkProblems()...)
+	out = append(out, r.hosts.hostPortProblems()...)
 	slices.SortFunc(out, func(a, b Problem) int {
 		return strings.Compare(a.Reason+a.Message, b.Reason+b.Message)
 	})

@@ -133,7 +133,7 @@ func element(set string, key []string) string {
 // protocolPart is the part of a set's elements that is a protocol; -1: none.
 func protocolPart(set string) int {
 	switch set {
-	case SetServices4, SetServices6, SetOpen4, SetOpen6, MapLocalPorts4, MapLocalPorts6:
+	case SetServices4, SetServices6, SetOpen4, SetOpen6, MapLocalPorts4, MapLocalPorts6, MapHostPorts4, MapHostPorts6:
 		return 1
 	case MapNodePorts4, MapNodePorts6:
 		return 0
@@ -185,6 +185,8 @@ func (o Op) addTo(tx *knftables.Transaction) {
 		tx.Add(&knftables.Map{Name: MapNodePorts6, Type: "inet_proto . inet_service : ipv6_addr"})
 		tx.Add(&knftables.Map{Name: MapLocalPorts4, Type: portSet("ipv4_addr") + " : ipv4_addr . inet_service"})
 		tx.Add(&knftables.Map{Name: MapLocalPorts6, Type: portSet("ipv6_addr") + " : ipv6_addr . inet_service"})
+		tx.Add(&knftables.Map{Name: MapHostPorts4, Type: portSet("ipv4_addr") + " : ipv4_addr"})
+		tx.Add(&knftables.Map{Name: MapHostPorts6, Type: portSet("ipv6_addr") + " : ipv6_addr"})
 	case SetChain:
 		tx.Add(&knftables.Table{})
 		c := &knftables.Chain{Name: o.Chain.Name}

@@ -21,7 +21,8 @@
 //   - to the overlay's port from a network or over loopback.
 //
 // It leads what local processes send to node ports, and in local gateway mode also what
-// comes from outside, to the gateway router of the service's network. In that mode it leads
+// comes from outside, to the gateway router of the service's network, and what is sent to pods'
+// host ports to that of the pod's network. In local gateway mode it leads
 // packets from outside to services with external traffic policy Local by the network's
 // management port, and gives what networks send out of the node the node's address.
 //
@@ -72,6 +73,10 @@ const (
 	// management port, and the service's node port. They are empty in shared gateway mode.
 	MapLocalPorts4 = "localports4"
 	MapLocalPorts6 = "localports6"
+	// MapHostPorts4 and MapHostPorts6 map address, protocol and port of pods' host ports to the
+	// masquerade address at which the gateway router of the pod's network has the port.
+	MapHostPorts4 = "hostports4"
+	MapHostPorts6 = "hostports6"
 
 	CounterProbeAllowed = "probe_allowed"
 	CounterProbeRefused = "probe_refused"
@@ -127,6 +132,8 @@ type Inputs struct {
 	NodePorts []NodePort
 	// LocalPorts are of services with external traffic policy Local.
 	LocalPorts []LocalPort
+	// HostPorts are pods', without those on which the node itself has a server.
+	HostPorts []HostPort
 	Kubelet
 }
 
@@ -199,7 +206,7 @@ func Build(in Inputs) State {
 	st := State{
 		Counters: []string{CounterCrossNetwork, CounterForeign, CounterForwarded, CounterNotLocal, CounterProbeAllowed, CounterProbeRefused, CounterServices, CounterTunnel},
 		Sets: map[string][]string{SetLocked4: nil, SetLocked6: nil, SetOpen4: nil, SetOpen6: nil, SetOpenICMP4: nil, SetOpenICMP6: nil,
-			SetOwn: nil, SetServices4: nil, SetServices6: nil, MapNodePorts4: nil, MapNodePorts6: nil, MapLocalPorts4: nil, MapLocalPorts6: nil},
+			SetOwn: nil, SetServices4: nil, SetServices6: nil, MapNodePorts4: nil, MapNodePorts6: nil, MapLocalPorts4: nil, MapLocalPorts6: nil, MapHostPorts4: nil, MapHostPorts6: nil},
 	}
 	if in.Mode == network.LocalGateway {
 		for _, p := range in.LocalPorts {
@@ -210,6 +217,7 @@ func Build(in Inputs) State {
 			st.Sets[set] = append(st.Sets[set], fmt.Sprintf("%s . %s . %d : %s . %d", p.Addr, p.Protocol, p.Port.Port, p.To.Addr(), p.To.Port()))
 		}
 	}
+	st.Sets[MapHostPorts4], st.Sets[MapHostPorts6] = in.hostPortElements()
 	for _, p := range in.NodePorts {
 		set := MapNodePorts4
 		if p.Router.Is6() {
@@ -260,15 +268,16 @@ func Build(in Inputs) State {
 		}, in.outOfNode())},
 		in.forwardChain(),
 		in.inputChain(),
-		{Name: chainLocalNAT, Hook: "output", NAT: true, Rules: in.toNodePorts()},
+		{Name: chainLocalNAT, Hook: "output", NAT: true, Rules: slices.Concat(in.toNodePorts(), in.toHostPorts(true))},
 		{Name: chainUnmark, Hook: "postrouting", Rules: []Rule{
 			rule("clear a network's mark", "oifname", managementPorts, fmt.Sprintf("meta mark %#x-%#x", network.FirstPacketMark, network.LastPacketMark), fmt.Sprintf("meta mark set meta mark & %#x", ^network.MarkMask)),
 		}},
 	}
+	wire, source := in.toHostPorts(false), in.fromHostPorts()
 	if in.Mode == network.LocalGateway {
-		st.Chains = append(st.Chains, Chain{Name: chainWireNAT, Hook: "prerouting", NAT: true, Rules: slices.Concat(in.toLocalPorts(), in.toNodePorts())},
-			Chain{Name: chainSourceNAT, Hook: "postrouting", NAT: true, Rules: in.sourceNAT()})
+		wire, source = slices.Concat(in.toLocalPorts(), in.toNodePorts(), wire), in.sourceNAT()
 	}
+	st.Chains = append(st.Chains, Chain{Name: chainWireNAT, Hook: "prerouting", NAT: true, Rules: wire}, Chain{Name: chainSourceNAT, Hook: "postrouting", NAT: true, Rules: source})
 	return st
 }
 

@@ -12,9 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// translations are the node ports that the table translates, by IP family.
+// translations are the node ports and host ports that the table translates.
 type translations struct {
-	ports map[translation]netip.Addr // to the router's address
+	ports map[translation]netip.Addr    // node ports, to the router's address
+	hosts map[netip.AddrPort]netip.Addr // host ports, to the router's address
 	node  []netip.Addr
 	to    []netip.Prefix // routers' addresses
 }
@@ -26,10 +27,16 @@ type translation struct {
 
 // udpTranslations returns what the table for in translates of UDP.
 func (in Inputs) udpTranslations() translations {
-	t := translations{ports: map[translation]netip.Addr{}, node: in.Node, to: in.Masquerade}
+	t := translations{ports: map[translation]netip.Addr{}, hosts: map[netip.AddrPort]netip.Addr{}, node: in.Node, to: in.Masquerade}
 	for _, p := range in.NodePorts {
 		if p.Protocol == "udp" {
 			t.ports[translation{p.Router.Is6(), p.Port}] = p.Router
+		}
+	}
+	for _, p := range in.HostPorts {
+		at := netip.AddrPortFrom(p.Addr, p.Port.Port)
+		if _, claimed := t.hosts[at]; p.Protocol == "udp" && !claimed {
+			t.hosts[at] = p.To
 		}
 	}
 	return t
@@ -38,13 +45,13 @@ func (in Inputs) udpTranslations() translations {
 // stale reports whether a connection goes to a router that no longer has the node port to
 // which the client sent its first packet.
 func (t translations) stale(protocol uint8, to, answered netip.AddrPort) bool {
-	if protocol != unix.IPPROTO_UDP || !slices.Contains(t.node, to.Addr()) {
+	if protocol != unix.IPPROTO_UDP || !slices.Contains(t.node, to.Addr()) && !to.Addr().IsLoopback() {
 		return false
 	}
 	if !slices.ContainsFunc(t.to, func(p netip.Prefix) bool { return p.Contains(answered.Addr()) }) {
 		return false
 	}
-	return t.ports[translation{to.Addr().Is6(), to.Port()}] != answered.Addr()
+	return t.ports[translation{to.Addr().Is6(), to.Port()}] != answered.Addr() && t.hosts[to] != answered.Addr()
 }
 
 // MatchConntrackFlow implements netlink.CustomConntrackFilter.

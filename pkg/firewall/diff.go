@@ -88,7 +88,7 @@ func Diff(want, have State) []Op {
 }
 
 func isMap(name string) bool {
-	return slices.Contains([]string{MapNodePorts4, MapNodePorts6, MapLocalPorts4, MapLocalPorts6}, name)
+	return slices.Contains([]string{MapNodePorts4, MapNodePorts6, MapLocalPorts4, MapLocalPorts6, MapHostPorts4, MapHostPorts6}, name)
 }
 
 func hasObjects(want, have State) bool {

@@ -286,6 +286,8 @@ const (
 	MasqueradeNextHop = 4 // dummy next hop on the external bridge
 	MasqueradeHairpin = 5
 	MasqueradeNode    = 6 // the node's own processes, to pods of a Layer 2 network
+	// MasqueradeLoopback has the host ports that only the node's loopback address has.
+	MasqueradeLoopback = 7
 )
 
 // MasqueradeFixed returns the masquerade addresses at one of these offsets.

@@ -59,6 +59,8 @@ type PodPort struct {
 	Locked bool
 	// Open are the ports of a locked port that all of this network reach.
 	Open []network.OpenPort
+	// HostPorts are reached at the node's addresses, on the pod's primary network.
+	HostPorts []network.HostPort
 }
 
 // Key is the pod's namespace/name.

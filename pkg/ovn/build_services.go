@@ -148,12 +148,49 @@ func (b *builder) servicePort(lb *balancers, s Service, p ServicePort) {
 	}
 }
 
-// loadBalancer adds a load balancer, if it has virtual addresses. With keepSource,
-// endpoints see the addresses of clients.
+// loadBalancer adds a service's load balancer of one kind, if it has virtual addresses.
 func (b *builder) loadBalancer(s Service, protocol, kind string, in Ref, v vips, keepSource bool) {
-	if len(v) == 0 {
-		return
+	options := b.balancerOptions(protocol, keepSource)
+	if s.Affinity > 0 {
+		options["affinity_timeout"] = strconv.Itoa(int(min(s.Affinity, maxAffinity).Seconds()))
 	}
+	name := b.net.Prefix() + "Service_" + s.Key() + "_" + strings.ToUpper(protocol) + "_" + kind
+	b.balancer(name, protocol, in, v, options, markService, s.Key())
+}
+
+// hostPorts adds the load balancers of a pod's host ports to the gateway router, to which the
+// node leads what is sent to them.
+func (b *builder) hostPorts(pod PodPort) {
+	byProtocol := map[string]vips{}
+	for _, p := range pod.HostPorts {
+		if byProtocol[p.Protocol] == nil {
+			byProtocol[p.Protocol] = vips{}
+		}
+		var backends []netip.AddrPort
+		for _, ip := range pod.IPs {
+			backends = append(backends, netip.AddrPortFrom(ip.Addr(), p.PodPort))
+		}
+		for _, r := range p.Routes(b.in.Plan, b.net, b.node.Addresses) {
+			byProtocol[p.Protocol].add(netip.AddrPortFrom(r.To, p.Port), backends)
+		}
+	}
+	router := b.ref(nbdb.LogicalRouterTable, b.net.GatewayRouter(b.node.Name), "load_balancer")
+	for _, protocol := range slices.Sorted(maps.Keys(byProtocol)) {
+		name := b.net.Prefix() + "HostPort_" + pod.Key() + "_" + strings.ToUpper(protocol)
+		b.balancer(name, protocol, router, byProtocol[protocol], b.balancerOptions(protocol, false), markNamespace, pod.Namespace, markPod, pod.Pod)
+	}
+}
+
+// balancer adds a load balancer, if it has virtual addresses.
+func (b *builder) balancer(name, protocol string, in Ref, v vips, options map[string]string, marks ...string) {
+	if len(v) > 0 {
+		b.add(Opens, nbdb.LoadBalancerTable, name, &nbdb.LoadBalancer{Name: name, Protocol: ptr(protocol), Vips: v, Options: options}, []Ref{in}, marks...)
+	}
+}
+
+// balancerOptions returns the options of a load balancer. With keepSource, endpoints see the
+// addresses of clients.
+func (b *builder) balancerOptions(protocol string, keepSource bool) map[string]string {
 	options := map[string]string{
 		"reject": "true", "event": "false", // without endpoints
 		"neighbor_responder": "none", // the agent's flows lead packets here
@@ -163,12 +200,7 @@ func (b *builder) loadBalancer(s Service, protocol, kind string, in Ref, v vips,
 	if protocol == nbdb.LoadBalancerProtocolUDP {
 		options["ct_flush"] = "true" // clients would go on to send to an endpoint that is gone
 	}
-	if s.Affinity > 0 {
-		options["affinity_timeout"] = strconv.Itoa(int(min(s.Affinity, maxAffinity).Seconds()))
-	}
-	name := b.net.Prefix() + "Service_" + s.Key() + "_" + strings.ToUpper(protocol) + "_" + kind
-	b.add(Opens, nbdb.LoadBalancerTable, name, &nbdb.LoadBalancer{Name: name, Protocol: ptr(protocol), Vips: v, Options: options},
-		[]Ref{in}, markService, s.Key())
+	return options
 }
 
 // exposed leads a tenant's pods to a service of the cluster default network: through

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 
 	"bulkhead/pkg/network"
@@ -218,4 +219,65 @@ func TestNativeLocalGatewayNode(t *testing.T) {
 		}
 		checkSamePorts(t, a.NS, slices.Collect(maps.Keys(pods)), netip.AddrPortFrom(a.node.Addresses[f].Addr(), 9091))
 	}
+}
+
+// TestNativeHostPorts: what the node leads to a gateway router for a pod's host port reaches
+// the pod, on both topologies and both IP families, and no other port does.
+func TestNativeHostPorts(t *testing.T) {
+	_, zones := nativeZones(t)
+	a := zones[0]
+	red, blue, plain := withGateways(t, zones)
+	shared := mapAddrs(testPlan(true).MasqueradeFixed(network.MasqueradeLoopback))
+	var nets []gatewayNetwork
+	for i, n := range []network.Network{red, blue} {
+		pod := nativePod(n, a, "p", 3)
+		pod.HostPorts = []network.HostPort{
+			{Protocol: "tcp", Port: 8080, PodPort: 9095}, {Protocol: "udp", Port: 8080, PodPort: 9095},
+			{Protocol: "tcp", Port: uint16(8081 + i), PodPort: 9095, Host: netip.MustParseAddr("127.0.0.1")},
+			{Protocol: "tcp", Port: uint16(8081 + i), PodPort: 9095, Host: netip.IPv6Loopback()},
+		}
+		converge(t, a.nb, n, a.node, nativeNetwork{n, [2][]PodPort{{pod}, {}}}.inputs(zones, 0))
+		g := gatewayNetwork{net: n}
+		for _, at := range shared {
+			g.ports = append(g.ports, flows.ServicePort{Addr: at, Protocol: "tcp", Port: uint16(8081 + i), HostPort: true})
+		}
+		nets = append(nets, g)
+		name := strings.TrimSuffix(n.Name, "_net")
+		serve(t, a.podNamespace(name, "p"), 9095, name)
+	}
+	a.bridgeFlows(append(nets, gatewayNetwork{net: plain})...)
+	var denied sync.WaitGroup
+	for i, n := range nets {
+		want := strings.TrimSuffix(n.net.Name, "_net")
+		for f := range 2 {
+			router := mapAddrs(testPlan(true).MasqueradeGateway(n.net))[f]
+			for _, c := range []struct {
+				protocol string
+				to       netip.AddrPort
+			}{{"tcp", netip.AddrPortFrom(router, 8080)}, {"udp", netip.AddrPortFrom(router, 8080)}, {"tcp", netip.AddrPortFrom(shared[f], uint16(8081+i))}} {
+				eventually(t, c.protocol+" to "+c.to.String(), func() error {
+					server, _, err := ask(a.NS, c.protocol, c.to)
+					if err != nil || server != want {
+						return fmt.Errorf("%q answers, want %s: %w", server, want, err)
+					}
+					return nil
+				})
+			}
+			for _, to := range []netip.AddrPort{netip.AddrPortFrom(router, 9095), netip.AddrPortFrom(shared[f], 8080), netip.AddrPortFrom(shared[f], 8083)} {
+				denied.Go(func() { // each waits until it gives up
+					if server, _, err := ask(a.NS, "tcp", to); err == nil {
+						t.Errorf("%s is answered by %q", to, server)
+					}
+				})
+			}
+		}
+	}
+	denied.Wait()
+}
+
+func mapAddrs(ps []netip.Prefix) (out []netip.Addr) {
+	for _, p := range ps {
+		out = append(out, p.Addr())
+	}
+	return out
 }

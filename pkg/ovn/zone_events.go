@@ -333,12 +333,13 @@ func trimPod(obj any) (any, error) {
 		if p.Annotations != nil && annotations == nil {
 			annotations = map[string]string{} // kube.PodNetworksPatch must see that the map exists
 		}
+		containers, initContainers := kube.TrimHostPorts(p.Spec)
 		return &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{
 				Name: p.Name, Namespace: p.Namespace, UID: p.UID, ResourceVersion: p.ResourceVersion,
 				CreationTimestamp: p.CreationTimestamp, Annotations: annotations, Labels: keep(p.Labels, network.LabelVirtualMachine),
 			},
-			Spec:   corev1.PodSpec{NodeName: p.Spec.NodeName, HostNetwork: p.Spec.HostNetwork},
+			Spec:   corev1.PodSpec{NodeName: p.Spec.NodeName, HostNetwork: p.Spec.HostNetwork, Containers: containers, InitContainers: initContainers},
 			Status: corev1.PodStatus{Phase: p.Status.Phase, PodIPs: p.Status.PodIPs},
 		}, nil
 	}

@@ -54,7 +54,7 @@ func (z *Zone) updateClusterPorts(pod *corev1.Pod, st *podState) {
 		z.state(n.Name).net = n
 		set(k, attachment{network: n.Name, cluster: true, port: PodPort{
 			NADKey: k, Namespace: pod.Namespace, Pod: pod.Name, UID: st.uid, MAC: e.MAC, IPs: e.IPs, TunnelKey: e.TunnelID,
-			VirtualMachine: pod.Labels[network.LabelVirtualMachine],
+			VirtualMachine: pod.Labels[network.LabelVirtualMachine], HostPorts: hostPorts(pod, n),
 		}})
 	}
 }

@@ -34,6 +34,9 @@ type ServicePort struct {
 	// service, with their client's address. NodePort is the service's node port; 0: none.
 	Local    bool
 	NodePort uint16
+	// HostPort: Addr is the masquerade address of pods' host ports at loopback, which all
+	// networks share.
+	HostPort bool
 }
 
 // BuildNetwork returns a network's flows. In shared gateway mode, packets from the gateway
@@ -58,6 +61,10 @@ func BuildNetwork(bridge Bridge, in Inputs, g Gateway) State {
 		}
 	}
 	for _, p := range g.Ports {
+		if p.HostPort {
+			b.hostPort(g, p)
+			continue
+		}
 		b.service(g, p)
 	}
 	if g.Network == network.DefaultID {
@@ -102,6 +109,12 @@ func (b *builder) service(g Gateway, p ServicePort) {
 	b.add(tableDestinations, priorityService, matchTransport(p.Protocol, from, anywhere, own, p.to()), b.to(g))
 	b.add(tableInput, priorityNetwork, matchTransport(p.Protocol, inPort(g.Port), own, anywhere, p.from()), toDestinations(fromService))
 	b.add(tableInput, priorityNetwork, matchTransport(p.Protocol, inPort(b.bridge.Router), own, anywhere, p.from()), b.toWire)
+}
+
+// hostPort adds the flows of a port at the address that networks share.
+func (b *builder) hostPort(g Gateway, p ServicePort) {
+	b.add(tableNetworks, priorityService, matchTransport(p.Protocol, "", anywhere, single(p.Addr), p.to()), b.to(g))
+	b.add(tableInput, priorityNetwork, matchTransport(p.Protocol, inPort(g.Port), single(p.Addr), anywhere, p.from()), toDestinations(fromNetwork))
 }
 
 // nodePort adds the flows of a node port at one of the node's addresses. The gateway router has

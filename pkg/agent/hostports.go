@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"bulkhead/pkg/firewall"
+	"bulkhead/pkg/hostnet"
+	"bulkhead/pkg/network"
+	"bulkhead/pkg/ovs/flows"
+)
+
+// serversInterval is how often the node's servers are listed while pods have host ports.
+const serversInterval = 15 * time.Second
+
+// hostPort is a pod's host port and its routes on this node.
+type hostPort struct {
+	pod    string // namespace/name
+	port   network.HostPort
+	routes []network.HostPortRoute
+}
+
+// networkOfPod is the network at whose gateway router the pod's host ports are: the primary one
+// that it got when it was created.
+func (c *Cache) networkOfPod(p Pod, defaultNetwork network.Network) (network.Network, bool) {
+	if d, ok := p.Networks[network.DefaultName]; !ok || d.Role != network.RoleInfrastructureLocked {
+		return defaultNetwork, ok
+	}
+	id := c.primaryID(p.Namespace)
+	if id == network.DefaultID {
+		return network.Network{}, false
+	}
+	return c.networkByID(id)
+}
+
+// NetworkOfPod is the id of the network at whose gateway router the pod's host ports are.
+func (c *Cache) NetworkOfPod(p Pod, defaultNetwork network.Network) (id int, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n, ok := c.networkOfPod(p, defaultNetwork)
+	return n.ID, ok
+}
+
+// hostPorts returns the host ports of this node's pods, by pod.
+func (c *Cache) hostPorts(plan network.Plan, defaultNetwork network.Network, node []netip.Prefix) []hostPort {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var out []hostPort
+	for key, p := range c.pods {
+		if len(p.HostPorts) == 0 {
+			continue
+		}
+		n, ok := c.networkOfPod(p, defaultNetwork)
+		if !ok {
+			continue
+		}
+		for _, port := range p.HostPorts {
+			out = append(out, hostPort{key, port, port.Routes(plan, n, node)})
+		}
+	}
+	slices.SortStableFunc(out, func(a, b hostPort) int { return cmp.Compare(a.pod, b.pod) })
+	return out
+}
+
+// loopbackPorts returns the host ports of a network's pods that only loopback addresses have:
+// they have no address of their network's own.
+func (c *Cache) loopbackPorts(id int, plan network.Plan, defaultNetwork network.Network) []flows.ServicePort {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var out []flows.ServicePort
+	for _, p := range c.pods {
+		if len(p.HostPorts) == 0 {
+			continue
+		}
+		n, ok := c.networkOfPod(p, defaultNetwork)
+		if !ok || n.ID != id {
+			continue
+		}
+		for _, port := range p.HostPorts {
+			if !port.Host.IsLoopback() {
+				continue
+			}
+			for _, r := range port.Routes(plan, n, nil) {
+				out = append(out, flows.ServicePort{Addr: r.To, Protocol: port.Protocol, Port: port.Port, HostPort: true})
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b flows.ServicePort) int {
+		return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
+	})
+	return slices.Compact(out)
+}
+
+// hostPortsForFirewall returns the host ports without those that the node's own servers have,
+// and stores why others are left out. While pods have host ports, it looks again after a while:
+// a server may start.
+func (r *hostReconciler) hostPortsForFirewall(node []netip.Prefix) []firewall.HostPort {
+	ports := r.cache.hostPorts(r.config.Plan, r.config.DefaultNetwork, node)
+	var problems []Problem
+	var out []firewall.HostPort
+	if len(ports) > 0 && r.servers != nil {
+		r.queue.keys.AddAfter(key{kind: kindHosts}, serversInterval)
+		servers, err := r.servers()
+		if err != nil {
+			// Without the list no port is led away from a server.
+			r.log.Error("pods' host ports are not reached: cannot list the node's servers", "error", err)
+			problems = append(problems, Problem{Reason: "HostPortsNotReached", Message: "pods' host ports are not reached: " + err.Error()})
+			ports = nil
+		}
+		for _, p := range ports {
+			if len(p.routes) == 0 {
+				problems = append(problems, Problem{Reason: reasonHostPort, pod: p.pod, Message: fmt.Sprintf(
+					"host port %d/%s is not reached: hostIP %s is neither loopback nor the node's first address of an IP family that the pod's network has: change or remove it", p.port.Port, p.port.Protocol, p.port.Host)})
+			}
+			for _, route := range p.routes {
+				if slices.ContainsFunc(servers, func(s hostnet.Server) bool { return s.Serves(p.port.Protocol, route.At, p.port.Port) }) {
+					if !route.At.IsLoopback() || p.port.Host.IsLoopback() {
+						problems = append(problems, Problem{Reason: reasonHostPort, pod: p.pod, Message: fmt.Sprintf(
+							"host port %d/%s is not reached at %s: a process of the node has that port: choose another", p.port.Port, p.port.Protocol, route.At)})
+					}
+					continue
+				}
+				out = append(out, firewall.HostPort{Port: firewall.Port{Addr: route.At, Protocol: p.port.Protocol, Port: p.port.Port}, To: route.To})
+			}
+		}
+	}
+	r.portsMu.Lock()
+	changed := !slices.Equal(problems, r.portProblems)
+	r.portProblems = problems
+	r.portsMu.Unlock()
+	if changed {
+		r.queue.EnqueueReport()
+	}
+	return out
+}
+
+// hostPortProblems returns why host ports are not reached.
+func (r *hostReconciler) hostPortProblems() []Problem {
+	r.portsMu.Lock()
+	defer r.portsMu.Unlock()
+	return slices.Clone(r.portProblems)
+}
+
+// reasonHostPort is the reason of a pod's event: a host port is not reached.
+const reasonHostPort = "HostPortNotReached"

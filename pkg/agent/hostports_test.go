@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"bulkhead/pkg/hostnet"
+	"bulkhead/pkg/network"
+)
+
+// hostPortPod is a pod of a tenant's namespace, or of the cluster default network's.
+func hostPortPod(namespace, name string, locked bool, ports ...corev1.ContainerPort) *corev1.Pod {
+	role := "primary"
+	if locked {
+		role = string(network.RoleInfrastructureLocked)
+	}
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: "uid-1", Annotations: map[string]string{
+			network.AnnotationPodNetworks: fmt.Sprintf(`{"default":{"ip_addresses":["10.244.2.7/24"],"mac_address":"0a:58:0a:f4:02:07","role":%q}}`, role)}},
+		Spec:   corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Ports: ports}}},
+		Status: corev1.PodStatus{Phase: corev1.PodRunning, PodIPs: []corev1.PodIP{{IP: "10.244.2.7"}}},
+	}
+}
+
+// TestHostPorts: a connected pod gets the node's port, at the gateway router of its primary
+// network, unless a process of the node has the port.
+func TestHostPorts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var servers []hostnet.Server
+		var failed error
+		f := newFakeNode(t, func(p *Parts) {
+			p.Servers = func() ([]hostnet.Server, error) { return servers, failed }
+		})
+		f.agent.start()
+		f.setNodeID(3)
+		f.agent.cache.SetNamespace("shop", Namespace{Labelled: true})
+		f.setNAD(nad(f.agent.config, "shop", "net", 7))
+		eventually(t, "ready", func() bool { return f.state(7).State == StateReady })
+		f.agent.node.setFacts(network.Node{Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.10/24")}})
+		has := func(want ...string) {
+			t.Helper()
+			var got []string
+			for _, p := range f.agent.hosts.firewallInputs(nil).HostPorts {
+				got = append(got, fmt.Sprintf("%s:%d/%s to %s", p.Addr, p.Port.Port, p.Protocol, p.To))
+			}
+			if slices.Sort(got); !slices.Equal(got, want) {
+				t.Errorf("host ports %q, want %q", got, want)
+			}
+		}
+		problem := func(want string) {
+			t.Helper()
+			problems := f.agent.hosts.hostPortProblems()
+			if want == "" && len(problems) > 0 || want != "" && (len(problems) != 1 || !strings.Contains(problems[0].Message, want)) {
+				t.Errorf("problems %v, want %q", problems, want)
+			}
+		}
+		web := hostPortPod("shop", "web", true, corev1.ContainerPort{ContainerPort: 8080, HostPort: 80})
+		waiting := web.DeepCopy()
+		waiting.Status = corev1.PodStatus{Phase: corev1.PodPending}
+		f.events().setPod(waiting)
+		has()
+		f.events().setPod(web)
+		has("127.0.0.1:80/tcp to 169.254.0.23", "192.0.2.10:80/tcp to 169.254.0.23")
+		problem("")
+		servers = []hostnet.Server{{Protocol: "tcp", Addr: netip.IPv6Unspecified(), Port: 80}, {Protocol: "udp", Addr: netip.IPv4Unspecified(), Port: 53}}
+		has()
+		problem("host port 80/tcp is not reached at 192.0.2.10: a process of the node has that port")
+		servers[0].Protocol = "udp"
+		has("127.0.0.1:80/tcp to 169.254.0.23", "192.0.2.10:80/tcp to 169.254.0.23")
+		problem("")
+		failed = errors.New("no netlink")
+		has()
+		problem("no netlink")
+		failed = nil
+		// A pod of the cluster default network, and ports at one address.
+		f.events().deletePod("shop/web")
+		has()
+		f.events().setPod(hostPortPod("plain", "dns", false,
+			corev1.ContainerPort{ContainerPort: 5353, HostPort: 54, Protocol: corev1.ProtocolUDP, HostIP: "127.0.0.1"},
+			corev1.ContainerPort{ContainerPort: 5354, HostPort: 54, Protocol: corev1.ProtocolUDP, HostIP: "192.0.2.10"},
+			corev1.ContainerPort{ContainerPort: 5355, HostPort: 55, Protocol: corev1.ProtocolUDP, HostIP: "192.0.2.99"}))
+		has("127.0.0.1:54/udp to 169.254.0.7", "192.0.2.10:54/udp to 169.254.0.9")
+		problem("hostIP 192.0.2.99 is neither")
+		if got := f.agent.cache.loopbackPorts(network.DefaultID, f.agent.config.Plan, f.agent.config.DefaultNetwork); len(got) != 1 || got[0].Port != 54 || got[0].Addr.String() != "169.254.0.7" {
+			t.Errorf("ports at loopback: %v", got)
+		}
+		ended := hostPortPod("plain", "dns", false, corev1.ContainerPort{ContainerPort: 5353, HostPort: 54})
+		ended.Status.Phase = corev1.PodFailed
+		f.events().setPod(ended)
+		has()
+	})
+}

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package firewall
+
+import (
+	"fmt"
+	"net/netip"
+
+	"bulkhead/pkg/network"
+)
+
+// HostPort is a port of the node that belongs to a pod.
+type HostPort struct {
+	Port            // of the node, at one of its addresses or at loopback
+	To   netip.Addr // masquerade address at which the gateway router of the pod's network has the port
+}
+
+// matchesSockets reports whether rules may match the socket that a packet belongs to.
+func (in Inputs) matchesSockets() bool { return in.Mark != 0 || len(in.PodRoots) > 0 }
+
+// hostPortElements returns the elements of MapHostPorts4 and MapHostPorts6. Of two pods with
+// one port, which kubelet does not admit, the first one listed has it.
+func (in Inputs) hostPortElements() (v4, v6 []string) {
+	seen := map[Port]bool{}
+	for _, p := range in.HostPorts {
+		if seen[p.Port] {
+			continue
+		}
+		seen[p.Port] = true
+		element := fmt.Sprintf("%s . %s . %d : %s", p.Addr, p.Protocol, p.Port.Port, p.To)
+		if p.Addr.Is6() {
+			v6 = append(v6, element)
+		} else {
+			v4 = append(v4, element)
+		}
+	}
+	return v4, v6
+}
+
+// toHostPorts leads packets for host ports to the gateway router of the pod's network: those of
+// local processes, or what arrives. What arrives for a server of the node itself stays there,
+// whatever port a pod has asked for. Local processes are led only to ports on which the node has
+// no server: Inputs.HostPorts has no others. A sender at a loopback address, which would not hear
+// an answer from another interface, gets what there is without host ports.
+func (in Inputs) toHostPorts(local bool) []Rule {
+	if in.Bridge == "" || !in.matchesSockets() {
+		return nil
+	}
+	var rules []Rule
+	for _, f := range []struct{ ip, loopback, ports string }{{"ip", "127.0.0.0/8", MapHostPorts4}, {"ip6", "::1", MapHostPorts6}} {
+		from := f.ip + " saddr != " + f.loopback
+		if !local {
+			for _, wildcard := range []string{"0", "1"} { // matches any socket
+				rules = append(rules, rule("the node's servers, "+f.ip+", "+wildcard, from, "meta l4proto { tcp, udp } socket wildcard", wildcard, "accept"))
+			}
+		}
+		rules = append(rules, rule("host ports, "+f.ip, from, "meta l4proto { tcp, udp, sctp } dnat", f.ip, "to", f.ip, "daddr . meta l4proto . th dport map @"+f.ports))
+	}
+	return rules
+}
+
+// fromHostPorts gives packets that have been led to a gateway router the node's address, so that
+// the answers return to the node. In local gateway mode all that leaves a router does.
+func (in Inputs) fromHostPorts() []Rule {
+	if in.Bridge == "" || in.Mode == network.LocalGateway || !in.matchesSockets() {
+		return nil
+	}
+	var rules []Rule
+	for _, p := range in.Masquerade {
+		rules = append(rules, rule("to host ports "+p.String(), fmt.Sprintf("oifname %q", in.Bridge), ipOf(p), "daddr", p.String(), "ct status dnat masquerade"))
+	}
+	return rules
+}

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package firewall
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os/exec"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+
+	"bulkhead/pkg/network"
+)
+
+// answerPeers answers each connection and each datagram to address with its own and the
+// client's address.
+func answerPeers(t *testing.T, address string) {
+	t.Helper()
+	l, err := net.Listen("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := net.ListenPacket("udp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close(); p.Close() })
+	answer := func(client net.Addr) string {
+		return address + " to " + netip.MustParseAddrPort(client.String()).Addr().Unmap().String()
+	}
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			fmt.Fprint(c, answer(c.RemoteAddr()))
+			c.Close()
+		}
+	}()
+	go func() {
+		buf := make([]byte, 10)
+		for {
+			_, client, err := p.ReadFrom(buf)
+			if err != nil {
+				return
+			}
+			p.WriteTo([]byte(answer(client)), client)
+		}
+	}()
+}
+
+// askPeer returns the answer of answerPeers, or the error.
+func askPeer(protocol string, from netip.Addr, to string) string {
+	d := net.Dialer{Timeout: 5 * time.Second, LocalAddr: &net.TCPAddr{IP: from.AsSlice()}}
+	if protocol == "udp" {
+		d.LocalAddr = &net.UDPAddr{IP: from.AsSlice()}
+	}
+	c, err := d.Dial(protocol, to)
+	if err != nil {
+		return err.Error()
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(5 * time.Second))
+	if protocol == "udp" {
+		_, _ = c.Write([]byte("?"))
+	}
+	buf := make([]byte, 100)
+	n, err := c.Read(buf)
+	if err != nil {
+		return err.Error()
+	}
+	return string(buf[:n])
+}
+
+// TestKernelHostPorts: packets to pods' host ports go to their network's gateway router and
+// the answers come back, in both gateway modes. A server of the node keeps its port.
+func TestKernelHostPorts(t *testing.T) {
+	host, outside := newNetns(t)
+	target, err := Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "br-ex", TxQLen: -1}, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(outside))}); err != nil {
+		t.Fatal(err)
+	}
+	enter := func(ns netns.NsHandle) {
+		t.Helper()
+		if err := netns.Set(ns); err != nil {
+			t.Fatal(err)
+		}
+	}
+	script := func(text string) {
+		t.Helper()
+		if out, err := exec.Command("sh", "-ec", text).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	script(`
+sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1 net.ipv4.conf.all.rp_filter=2
+ip link set lo up
+ip link set br-ex up
+ip addr add 192.0.2.10/24 dev br-ex
+ip addr add 2001:db8::10/64 dev br-ex nodad
+ip route add 169.254.0.0/17 via 192.0.2.1 dev br-ex onlink
+ip route add fd69::/112 via 2001:db8::1 dev br-ex onlink
+`)
+	enter(outside) // also has the gateway routers: 169.254.0.11 and fd69::b
+	script(`
+ip link set lo up
+ip link set eth0 up
+ip addr add 192.0.2.1/24 dev eth0
+ip addr add 2001:db8::1/64 dev eth0 nodad
+ip addr add 169.254.0.11/32 dev lo
+ip addr add fd69::b/128 dev lo
+ip addr add 169.254.0.7/32 dev lo
+`)
+	for _, a := range []string{"169.254.0.11:8080", "[fd69::b]:8080", "169.254.0.11:8081", "[fd69::b]:8081", "169.254.0.7:8080"} {
+		answerPeers(t, a)
+	}
+	enter(host)
+	for _, a := range []string{"192.0.2.10:8081", "[2001:db8::10]:8081", "0.0.0.0:8082"} {
+		answerPeers(t, a)
+	}
+	in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Masquerade: masquerade, ServiceCIDRs: serviceCIDRs, Node: nodeAddresses}
+	for i, router := range addrs("169.254.0.11", "fd69::b") {
+		for _, protocol := range []string{"tcp", "udp"} {
+			for _, port := range []uint16{8080, 8081, 8082} {
+				in.HostPorts = append(in.HostPorts, HostPort{Port{nodeAddresses[i], protocol, port}, router})
+			}
+		}
+	}
+	in.HostPorts = append(in.HostPorts, HostPort{Port{netip.MustParseAddr("127.0.0.1"), "tcp", 8080}, netip.MustParseAddr("169.254.0.7")},
+		HostPort{Port{nodeAddresses[0], "tcp", 8080}, netip.MustParseAddr("169.254.0.13")}) // a second pod, which does not get it
+	r := &Reconciler{Target: target}
+	for _, mode := range []network.GatewayMode{network.SharedGateway, network.LocalGateway} {
+		in.Mode = mode
+		enter(host)
+		if _, err := r.Reconcile(t.Context(), in, false); err != nil {
+			t.Fatal(err)
+		}
+		if ops, err := r.Reconcile(t.Context(), in, true); err != nil || len(ops) > 0 {
+			t.Fatalf("second run: %v %v", ops, err)
+		}
+		client := addrs("192.0.2.1", "2001:db8::1")
+		for _, protocol := range []string{"tcp", "udp"} {
+			for i, routers := range []string{"169.254.0.11:8080", "[fd69::b]:8080"} {
+				to := func(port uint16) string { return netip.AddrPortFrom(nodeAddresses[i], port).String() }
+				enter(outside)
+				check := func(what string, from netip.Addr, to, want string) {
+					t.Helper()
+					if got := askPeer(protocol, from, to); got != want {
+						t.Errorf("%s mode, %s, %s to %s: %q, want %q", mode, protocol, what, to, got, want)
+					}
+				}
+				if mode == network.SharedGateway { // in local mode routers answer by the node: tested with OVN
+					check("from outside", client[i], to(8080), fmt.Sprintf("%s to %s", routers, nodeAddresses[i]))
+				}
+				check("from outside to the node's server", client[i], to(8081), fmt.Sprintf("%s to %s", to(8081), client[i]))
+				if i == 0 {
+					check("from outside to the node's server on all addresses", client[i], to(8082), "0.0.0.0:8082 to "+client[i].String())
+				}
+				enter(host)
+				check("from the node", nodeAddresses[i], to(8080), fmt.Sprintf("%s to %s", routers, nodeAddresses[i]))
+			}
+		}
+		if got, want := askPeer("tcp", nodeAddresses[0], "127.0.0.1:8080"), "169.254.0.7:8080 to 192.0.2.10"; got != want {
+			t.Errorf("%s mode, from the node's address to loopback: %q, want %q", mode, got, want)
+		}
+	}
+}

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostnet
+
+import (
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+)
+
+// Server is a TCP or UDP socket of the node that waits for peers and is bound to no device, as
+// tenants' servers are.
+type Server struct {
+	Protocol string     // tcp or udp
+	Addr     netip.Addr // unspecified: all addresses of both IP families
+	Port     uint16
+}
+
+// Serves reports whether the server gets what is sent to an address and port.
+func (s Server) Serves(protocol string, at netip.Addr, port uint16) bool {
+	return s.Protocol == protocol && s.Port == port && (s.Addr.IsUnspecified() || s.Addr == at)
+}
+
+// Servers lists the servers in the agent's network namespace, which is the node's.
+func Servers() ([]Server, error) {
+	var out []Server
+	for _, p := range []struct {
+		name   string
+		number uint8
+		waits  uint8
+	}{{"tcp", unix.IPPROTO_TCP, stateListen}, {"udp", unix.IPPROTO_UDP, stateClosed}} {
+		for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+			if err := diagSockets(family, p.number, func(s diagSocket) {
+				if s.state != p.waits || s.port == 0 || s.device != 0 {
+					return
+				}
+				addr := netip.AddrFrom16(s.source).Unmap()
+				if family == unix.AF_INET {
+					addr = netip.AddrFrom4([4]byte(s.source[:4]))
+				}
+				out = append(out, Server{Protocol: p.name, Addr: addr, Port: s.port})
+			}); err != nil {
+				return nil, fmt.Errorf("list %s sockets of family %d: %w", p.name, family, err)
+			}
+		}
+	}
+	return out, nil
+}

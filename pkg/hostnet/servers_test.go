@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostnet
+
+import (
+	"net"
+	"net/netip"
+	"slices"
+	"testing"
+)
+
+// TestServers: servers on one address and on all are found, and clients are not.
+func TestServers(t *testing.T) {
+	tcp, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tcp.Close()
+	udp, err := net.ListenPacket("udp", ":0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer udp.Close()
+	client, err := net.Dial("tcp", tcp.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	port := func(a net.Addr) uint16 { return netip.MustParseAddrPort(a.String()).Port() }
+	loopback, other := netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("192.0.2.10")
+	servers, err := Servers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		what, protocol string
+		at             netip.Addr
+		port           uint16
+		want           bool
+	}{
+		{"a server on loopback", "tcp", loopback, port(tcp.Addr()), true},
+		{"the same at another address", "tcp", other, port(tcp.Addr()), false},
+		{"the same with UDP", "udp", loopback, port(tcp.Addr()), false},
+		{"a server on all addresses", "udp", other, port(udp.LocalAddr()), true},
+		{"the same with IPv6", "udp", netip.IPv6Loopback(), port(udp.LocalAddr()), true},
+		{"a client", "tcp", loopback, port(client.LocalAddr()), false},
+	} {
+		if got := slices.ContainsFunc(servers, func(s Server) bool { return s.Serves(c.protocol, c.at, c.port) }); got != c.want {
+			t.Errorf("%s: %t, want %t", c.what, got, c.want)
+		}
+	}
+}

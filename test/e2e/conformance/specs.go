@@ -31,7 +31,6 @@ type exclusion struct {
 }
 
 var exclusions = []exclusion{
-	{regexp.MustCompile(`HostPort`), "pods' host ports are not built yet"},
 	{regexp.MustCompile(`Service endpoints latency`), "measures how soon 200 services have endpoints, against limits for nodes that are not emulated"},
 }
 

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 	"time"
 
@@ -29,6 +28,9 @@ var hostPorts = []struct {
 	tenant, namespace string
 	port              int
 }{{"", "plain", 8180}, {"red", "red-a", 8181}, {"violet", "violet", 8182}}
+
+// kubeletAnswer is what kubelet's server answers to netprobe, which does not use TLS.
+const kubeletAnswer = "Client sent an HTTP request to an HTTPS server."
 
 // hostPortPod returns a pod with its manifest, in which the ports of its server are the node's,
 // too. No service selects it.
@@ -101,6 +103,13 @@ func hostPortsReached(ctx context.Context, w *World) (_ string, err error) {
 	if err := w.refusedByKubelet(ctx, thief); err != nil {
 		return "", err
 	}
+	// Kubelet, not the greedy pod, has its port.
+	kubelet := map[string]string{}
+	for _, t := range hostPortTargets(first, kubeletPort) {
+		if strings.HasPrefix(t, "tcp:") {
+			kubelet[t] = kubeletAnswer
+		}
+	}
 	answers := 0
 	ask := func(name string, do func([]string) ([]probe, error)) error {
 		if _, err := reach(do, want); err != nil {
@@ -113,14 +122,8 @@ func hostPortsReached(ctx context.Context, w *World) (_ string, err error) {
 		if err := ask(m.Name, fromNode(ctx, m)); err != nil {
 			return "", err
 		}
-		// Kubelet, not the greedy pod, has its port: it does not answer with the pod's name.
-		tcp := slices.DeleteFunc(hostPortTargets(first, kubeletPort), func(t string) bool { return strings.HasPrefix(t, "udp:") })
-		got, err := nodeProbe(ctx, m, 3*time.Second, tcp...)
-		if err != nil {
-			return "", err
-		}
-		if err := reachedAny(m.Name, got); err != nil {
-			return "", err
+		if _, err := reach(fromNode(ctx, m), kubelet); err != nil {
+			return "", fmt.Errorf("%s to kubelet: %w", m.Name, err)
 		}
 	}
 	for _, p := range clients {

@@ -72,7 +72,6 @@ type switchNode struct {
 	pods     []string
 	router   int // OpenFlow ports of the external bridge
 	uplink   int
-	gateways []flows.Gateway
 	cleanup  []func() error
 }
 

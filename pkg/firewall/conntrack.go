@@ -62,9 +62,9 @@ func (t translations) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 		netip.AddrPortFrom(to.Unmap(), flow.Forward.DstPort), netip.AddrPortFrom(answered.Unmap(), flow.Reverse.SrcPort))
 }
 
-// forgetStale removes UDP connections to node ports that are gone or are another network's
-// now. The kernel translates a connection by its first packet, and a UDP client that goes
-// on to send keeps it alive.
+// forgetStale removes UDP connections to node ports and host ports that are gone or are
+// another network's now. The kernel translates a connection by its first packet, and a UDP
+// client that goes on to send keeps it alive.
 func forgetStale(t translations) error {
 	var failed []error
 	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
@@ -73,7 +73,7 @@ func forgetStale(t translations) error {
 		}
 	}
 	if err := errors.Join(failed...); err != nil {
-		return fmt.Errorf("remove UDP connections to node ports that are gone: %w", err)
+		return fmt.Errorf("remove UDP connections to node ports and host ports that are gone: %w", err)
 	}
 	return nil
 }

@@ -16,6 +16,7 @@ export BULKHEAD_FULL ?= $(FULL)
 include bpf/bpf.mk
 include test/lab/lab.mk
 include test/bench/cluster/bench.mk
+include test/bench/node/bench.mk
 include test/bench/zone/bench.mk
 
 .PHONY: help

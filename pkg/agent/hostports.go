@@ -106,6 +106,8 @@ func (r *hostReconciler) hostPortsForFirewall(node []netip.Prefix) []firewall.Ho
 	if len(ports) > 0 && r.servers != nil {
 		r.queue.keys.AddAfter(key{kind: kindHosts}, serversInterval)
 		servers, err := r.servers()
+		// Open vSwitch's userspace datapath has no socket for it.
+		servers = append(servers, hostnet.Server{Protocol: "udp", Addr: netip.IPv6Unspecified(), Port: network.TunnelPort})
 		if err != nil {
 			// Without the list no port is led away from a server.
 			r.log.Error("pods' host ports are not reached: cannot list the node's servers", "error", err)

@@ -94,6 +94,9 @@ func TestHostPorts(t *testing.T) {
 		if got := f.agent.cache.loopbackPorts(network.DefaultID, f.agent.config.Plan, f.agent.config.DefaultNetwork); len(got) != 1 || got[0].Port != 54 || got[0].Addr.String() != "169.254.0.7" {
 			t.Errorf("ports at loopback: %v", got)
 		}
+		f.events().setPod(hostPortPod("plain", "dns", false, corev1.ContainerPort{ContainerPort: 53, HostPort: network.TunnelPort, Protocol: corev1.ProtocolUDP}))
+		has()
+		problem("host port 6081/udp is not reached at 192.0.2.10")
 		ended := hostPortPod("plain", "dns", false, corev1.ContainerPort{ContainerPort: 5353, HostPort: 54})
 		ended.Status.Phase = corev1.PodFailed
 		f.events().setPod(ended)

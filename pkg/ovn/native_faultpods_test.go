@@ -27,7 +27,7 @@ import (
 type change struct {
 	name     string
 	do, undo func()
-	done     string           // what the rows have only after do
+	done     []string         // what the rows have only after do
 	flows    map[arrival]bool // allowed only after do
 	broken   map[arrival]bool // what arrives, besides that, only if breakWalls follows
 	// setup and teardown surround the change: flows are allowed between them.
@@ -177,17 +177,18 @@ func (w *faultWorld) changes() []change {
 	}
 	const routerPort = "rtos-green_net_node1"
 	return []change{
-		{name: "pod", cuts: true, done: `"red.net_red_x"`, flows: w.withX, broken: w.brokenX, do: func() { w.createPod("red", "x", nil) }, undo: func() { w.deletePod("red", "x") }},
-		{name: "network", cuts: true, done: `"green.net_green_x"`, flows: w.withGreen, broken: w.brokenGreen, do: green(3, "1"), undo: noGreen},
-		{name: "network, one operation after another", done: `"green.net_green_x"`, flows: w.withGreen, do: green(3, "1"), undo: noGreen,
+		{name: "pod", cuts: true, done: []string{`"red.net_red_x"`}, flows: w.withX, broken: w.brokenX, do: func() { w.createPod("red", "x", nil) }, undo: func() { w.deletePod("red", "x") }},
+		{name: "network", cuts: true, done: []string{`"green.net_green_x"`}, flows: w.withGreen, broken: w.brokenGreen, do: green(3, "1"), undo: noGreen},
+		{name: "network, one operation after another", done: []string{`"green.net_green_x"`}, flows: w.withGreen, do: green(3, "1"), undo: noGreen,
 			take: func() {
 				w.must("ovn-nbctl", "--no-leader-only", "lr-add", "taken", "--", "lrp-add", "taken", routerPort, "0a:00:00:00:00:01", "192.0.2.9/24")
 			}, free: func() { w.must("ovn-nbctl", "--no-leader-only", "lr-del", "taken") }},
-		{name: "network of the same name", done: `"k8s.ovn.org/network-id","4"`, flows: w.withGreen, setup: green(3, "1"), teardown: noGreen,
+		{name: "network of the same name", done: []string{`"k8s.ovn.org/network-id","4"`}, flows: w.withGreen, setup: green(3, "1"), teardown: noGreen,
 			do: func() { noGreen(); green(4, "2")() }, undo: func() { noGreen(); green(3, "1")() }},
-		{name: "open port", done: "{80, 90}", flows: w.withPort, do: open(openMore), undo: open(openAlways)},
-		{name: "service", done: "Service_red/web_UDP_switch", flows: w.withWeb, broken: w.brokenWeb, do: w.createWeb, undo: w.deleteWeb},
-		{name: "node", done: "chassis-3", do: func() { w.createNode(3) }, undo: func() {
+		{name: "open port", done: []string{"{80, 90}"}, flows: w.withPort, do: open(openMore), undo: open(openAlways)},
+		{name: "service", done: []string{"Service_red/web_UDP_switch"}, flows: w.withWeb, broken: w.brokenWeb, do: w.createWeb, undo: w.deleteWeb},
+		// The chassis comes first, then each network in a transaction of its own.
+		{name: "node", done: []string{`"red_net_tstor-node3"`, `"blue_net_tstor-node3"`, `"tstor-node3"`}, do: func() { w.createNode(3) }, undo: func() {
 			w.ok(w.kube.CoreV1().Nodes().Delete(context.Background(), "node3", metav1.DeleteOptions{}))
 		}},
 	}

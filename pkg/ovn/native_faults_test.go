@@ -75,7 +75,7 @@ func (w *faultWorld) testChange(c change, seed string) {
 	do := &direction{name: c.name + ", there", apply: c.do, take: c.take, free: c.free, before: without, after: with}
 	undo := &direction{name: c.name + ", back", apply: c.undo, before: with, after: without, rows: base}
 	w.uninterrupted(do, c.done)
-	w.uninterrupted(undo, "")
+	w.uninterrupted(undo, nil)
 
 	var faults [2][]fault // there and back
 	for i, d := range []*direction{do, undo} {
@@ -119,7 +119,7 @@ func (w *faultWorld) testChange(c change, seed string) {
 
 // uninterrupted makes a change without a fault and notes its rows, if it is not known which
 // they are, and its steps. done is a text that the rows have after it.
-func (w *faultWorld) uninterrupted(d *direction, done string) {
+func (w *faultWorld) uninterrupted(d *direction, done []string) {
 	w.t.Helper()
 	seen := w.probes.snapshot()
 	if d.take != nil {
@@ -131,13 +131,7 @@ func (w *faultWorld) uninterrupted(d *direction, done string) {
 	if d.rows != "" {
 		w.reached(d.name, d.rows)
 	} else {
-		eventually(w.t, d.name+" is done", func() error {
-			rows, err := w.rows()
-			if err == nil && !strings.Contains(rows, done) {
-				err = fmt.Errorf("no row with %s", done)
-			}
-			return err
-		})
+		w.haveRows(d.name+" is done", done)
 	}
 	d.writes, d.messages = w.injector.count()
 	if d.free != nil {
@@ -152,6 +146,20 @@ func (w *faultWorld) uninterrupted(d *direction, done string) {
 	} else {
 		w.settled(d.name)
 	}
+}
+
+// haveRows waits until the databases have rows with each of parts.
+func (w *faultWorld) haveRows(what string, parts []string) {
+	w.t.Helper()
+	eventually(w.t, what, func() error {
+		rows, err := w.rows()
+		for _, part := range parts {
+			if err == nil && !strings.Contains(rows, part) {
+				err = fmt.Errorf("no row with %s", part)
+			}
+		}
+		return err
+	})
 }
 
 // faulty makes a change with a fault and reports whether the fault has happened.
@@ -297,13 +305,7 @@ func (w *faultWorld) testKilledDaemons() {
 	native.Kill(w.central.Northd)
 	native.Kill(w.ovs.Controller)
 	c.do()
-	eventually(w.t, "the rows are there without northd", func() error {
-		rows, err := w.rows()
-		if err == nil && !strings.Contains(rows, c.done) {
-			err = fmt.Errorf("no row with %s", c.done)
-		}
-		return err
-	})
+	w.haveRows("the rows are there without northd", c.done)
 	w.probes.rounds(3)
 	w.central.Northd = must(w.StartNorthd())(w.t)
 	w.ovs.Controller = must(w.StartController())(w.t)

@@ -239,6 +239,9 @@ func (a *Agent) reconcileKind(ctx context.Context, k key) error {
 		return a.ports.reconcile(ctx)
 	case kindHosts:
 		return a.hosts.reconcile(ctx)
+	case kindServers:
+		a.hosts.checkServers()
+		return nil
 	case kindNode:
 		return a.node.reconcile(ctx)
 	default:

@@ -39,7 +39,8 @@ type hostReconciler struct {
 	servers     func() ([]hostnet.Server, error) // the node's
 
 	portsMu      sync.Mutex
-	portProblems []Problem // host ports that are not reached
+	ports        []firewall.HostPort // as read last
+	portProblems []Problem           // host ports that are not reached
 }
 
 func newHostReconciler(p Parts, node *nodeReconciler, doors *doorReader) *hostReconciler {
@@ -150,7 +151,7 @@ func (r *hostReconciler) firewallInputs(locked []hostnet.LockedAddr) firewall.In
 	if in.Mode == network.LocalGateway {
 		in.LocalPorts = r.cache.LocalPorts(r.config.Plan, r.config.DefaultNetwork, in.Node, func(n network.Network, a netip.Addr) bool { return refusedExternal(r.config.Plan, n, own, a) })
 	}
-	in.HostPorts = r.hostPortsForFirewall(own)
+	in.HostPorts, _ = r.updateHostPorts()
 	if r.podRoots != nil {
 		in.PodRoots = r.podRoots()
 	}

@@ -96,49 +96,62 @@ func (c *Cache) loopbackPorts(id int, plan network.Plan, defaultNetwork network.
 	return slices.Compact(out)
 }
 
-// hostPortsForFirewall returns the host ports without those that the node's own servers have,
-// and stores why others are left out. While pods have host ports, it looks again after a while:
-// a server may start.
-func (r *hostReconciler) hostPortsForFirewall(node []netip.Prefix) []firewall.HostPort {
-	ports := r.cache.hostPorts(r.config.Plan, r.config.DefaultNetwork, node)
-	var problems []Problem
-	var out []firewall.HostPort
-	if len(ports) > 0 && r.servers != nil {
-		r.queue.keys.AddAfter(key{kind: kindHosts}, serversInterval)
-		servers, err := r.servers()
-		// Open vSwitch's userspace datapath has no socket for it.
-		servers = append(servers, hostnet.Server{Protocol: "udp", Addr: netip.IPv6Unspecified(), Port: network.TunnelPort})
-		if err != nil {
-			// Without the list no port is led away from a server.
-			r.log.Error("pods' host ports are not reached: cannot list the node's servers", "error", err)
-			problems = append(problems, Problem{Reason: "HostPortsNotReached", Message: "pods' host ports are not reached: " + err.Error()})
-			ports = nil
+// admitHostPorts returns those of the host ports that no server of the node has, and why the
+// others are not reached.
+func admitHostPorts(ports []hostPort, servers []hostnet.Server) (out []firewall.HostPort, problems []Problem) {
+	// Open vSwitch's userspace datapath has no socket for it.
+	servers = append(servers, hostnet.Server{Protocol: "udp", Addr: netip.IPv6Unspecified(), Port: network.TunnelPort})
+	for _, p := range ports {
+		at := fmt.Sprintf("host port %d/%s is not reached", p.port.Port, p.port.Protocol)
+		if len(p.routes) == 0 {
+			problems = append(problems, Problem{Reason: reasonHostPort, pod: p.pod, Message: fmt.Sprintf(
+				"%s: hostIP %s is neither loopback nor the node's first address of an IP family that the pod's network has: change or remove it", at, p.port.Host)})
 		}
-		for _, p := range ports {
-			if len(p.routes) == 0 {
-				problems = append(problems, Problem{Reason: reasonHostPort, pod: p.pod, Message: fmt.Sprintf(
-					"host port %d/%s is not reached: hostIP %s is neither loopback nor the node's first address of an IP family that the pod's network has: change or remove it", p.port.Port, p.port.Protocol, p.port.Host)})
-			}
-			for _, route := range p.routes {
-				if slices.ContainsFunc(servers, func(s hostnet.Server) bool { return s.Serves(p.port.Protocol, route.At, p.port.Port) }) {
-					if !route.At.IsLoopback() || p.port.Host.IsLoopback() {
-						problems = append(problems, Problem{Reason: reasonHostPort, pod: p.pod, Message: fmt.Sprintf(
-							"host port %d/%s is not reached at %s: a process of the node has that port: choose another", p.port.Port, p.port.Protocol, route.At)})
-					}
-					continue
-				}
+		for _, route := range p.routes {
+			switch {
+			case !slices.ContainsFunc(servers, func(s hostnet.Server) bool { return s.Serves(p.port.Protocol, route.At, p.port.Port) }):
 				out = append(out, firewall.HostPort{Port: firewall.Port{Addr: route.At, Protocol: p.port.Protocol, Port: p.port.Port}, To: route.To})
+			case !route.At.IsLoopback() || p.port.Host.IsLoopback(): // a port at all addresses is missed at the node's
+				problems = append(problems, Problem{Reason: reasonHostPort, pod: p.pod, Message: fmt.Sprintf("%s at %s: a process of the node has that port: choose another", at, route.At)})
 			}
 		}
 	}
+	return out, problems
+}
+
+// readHostPorts returns what the firewall leads to pods, and why it does not lead more.
+func (r *hostReconciler) readHostPorts() (out []firewall.HostPort, problems []Problem) {
+	ports := r.cache.hostPorts(r.config.Plan, r.config.DefaultNetwork, r.node.Node().Addresses)
+	if len(ports) == 0 || r.servers == nil {
+		return nil, nil
+	}
+	r.queue.keys.AddAfter(key{kind: kindServers}, serversInterval)
+	servers, err := r.servers()
+	if err != nil {
+		// Without the list no port is led away from a server.
+		return nil, []Problem{{Reason: "HostPortsNotReached", Message: "pods' host ports are not reached: " + err.Error()}}
+	}
+	return admitHostPorts(ports, servers)
+}
+
+// updateHostPorts reads the host ports, stores them, and reports whether they have changed.
+func (r *hostReconciler) updateHostPorts() (ports []firewall.HostPort, changed bool) {
+	ports, problems := r.readHostPorts()
 	r.portsMu.Lock()
-	changed := !slices.Equal(problems, r.portProblems)
-	r.portProblems = problems
-	r.portsMu.Unlock()
-	if changed {
+	defer r.portsMu.Unlock()
+	if !slices.Equal(problems, r.portProblems) {
 		r.queue.EnqueueReport()
 	}
-	return out
+	changed = !slices.Equal(ports, r.ports)
+	r.ports, r.portProblems = ports, problems
+	return ports, changed
+}
+
+// checkServers enqueues the host network if a server has started or ended on a pod's host port.
+func (r *hostReconciler) checkServers() {
+	if _, changed := r.updateHostPorts(); changed {
+		r.queue.EnqueueHosts()
+	}
 }
 
 // hostPortProblems returns why host ports are not reached.

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -82,6 +83,16 @@ func TestHostPorts(t *testing.T) {
 		has()
 		problem("no netlink")
 		failed = nil
+		// A server that starts later is noticed without an event.
+		time.Sleep(time.Second) // for events' batches
+		before := f.agent.hosts.runs.next()
+		servers[0].Protocol = "tcp"
+		time.Sleep(serversInterval + time.Second)
+		if f.agent.hosts.runs.next() == before {
+			t.Error("a server has started, and the host network was not reconciled")
+		}
+		problem("a process of the node has that port")
+		servers[0].Protocol = "udp"
 		// A pod of the cluster default network, and ports at one address.
 		f.events().deletePod("shop/web")
 		has()

@@ -25,7 +25,7 @@ func newReconcileMetrics() reconcileMetrics {
 
 // label is the value of the metrics' label.
 func (k kind) label() string {
-	return [...]string{"network", "gateway", "ports", "hosts", "node", "report", "all"}[k]
+	return [...]string{"network", "gateway", "ports", "hosts", "servers", "node", "report", "all"}[k]
 }
 
 func (m reconcileMetrics) observe(k kind, took time.Duration, err error) {

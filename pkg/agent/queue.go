@@ -19,6 +19,7 @@ const (
 	kindGateway             // the external bridge's flows of the network with the key's id
 	kindPorts               // management ports of all networks
 	kindHosts               // eBPF and nft: host-network processes and kubelet
+	kindServers             // the node's servers, while pods have host ports
 	kindNode                // chassis, facts, annotations
 	kindReport              // condition, events, failures
 	kindAll
@@ -39,6 +40,8 @@ func (k key) String() string {
 		return "management ports"
 	case kindHosts:
 		return "host network"
+	case kindServers:
+		return "servers of the node"
 	case kindNode:
 		return "node"
 	case kindReport:

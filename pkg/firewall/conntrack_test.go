@@ -13,7 +13,7 @@ import (
 )
 
 func TestStale(t *testing.T) {
-	in := Inputs{Node: nodeAddresses, Masquerade: masquerade, NodePorts: nodePorts}
+	in := Inputs{Node: nodeAddresses, Masquerade: masquerade, NodePorts: nodePorts, HostPorts: hostPorts}
 	for name, c := range map[string]struct {
 		protocol     uint8
 		to, answered string
@@ -27,6 +27,10 @@ func TestStale(t *testing.T) {
 		"the node's own server":            {unix.IPPROTO_UDP, "192.0.2.10:53", "192.0.2.10:53", false},
 		"translated by somebody else":      {unix.IPPROTO_UDP, "192.0.2.10:30082", "10.0.0.1:30082", false},
 		"not to the node's address":        {unix.IPPROTO_UDP, "192.0.2.11:30082", "169.254.0.13:30082", false},
+		"a pod has the host port":          {unix.IPPROTO_UDP, "192.0.2.10:54", "169.254.0.11:54", false},
+		"another network's pod had it":     {unix.IPPROTO_UDP, "192.0.2.10:54", "169.254.0.13:54", true},
+		"a pod has the port at loopback":   {unix.IPPROTO_UDP, "127.0.0.1:54", "169.254.0.7:54", false},
+		"nobody has the port at loopback":  {unix.IPPROTO_UDP, "127.0.0.1:55", "169.254.0.7:55", true},
 		"to a router, without translation": {unix.IPPROTO_UDP, "169.254.0.13:30082", "169.254.0.13:30082", false},
 	} {
 		if got := in.udpTranslations().stale(c.protocol, netip.MustParseAddrPort(c.to), netip.MustParseAddrPort(c.answered)); got != c.want {

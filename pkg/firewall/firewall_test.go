@@ -69,6 +69,7 @@ func genInputs(t *rapid.T) Inputs {
 	in.Masquerade, in.ServiceCIDRs, in.Pods = masquerade, serviceCIDRs, []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}
 	in.NodePorts = rapid.SliceOfDistinct(rapid.SampledFrom(nodePorts), func(p NodePort) NodePort { return p }).Draw(t, "node ports")
 	in.LocalPorts = rapid.SliceOfDistinct(rapid.SampledFrom(localPorts), func(p LocalPort) LocalPort { return p }).Draw(t, "ports with traffic policy Local")
+	in.HostPorts = rapid.SliceOf(rapid.SampledFrom(hostPorts)).Draw(t, "host ports")
 	in.Node = rapid.SampledFrom([][]netip.Addr{nil, nodeAddresses[:1], nodeAddresses}).Draw(t, "node's addresses")
 	return in
 }

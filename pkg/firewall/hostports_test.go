@@ -16,6 +16,15 @@ import (
 	"bulkhead/pkg/network"
 )
 
+// hostPorts are of pods of two networks; the last two are one port.
+var hostPorts = []HostPort{
+	{Port{netip.MustParseAddr("192.0.2.10"), "udp", 54}, netip.MustParseAddr("169.254.0.11")},
+	{Port{netip.MustParseAddr("127.0.0.1"), "udp", 54}, netip.MustParseAddr("169.254.0.7")},
+	{Port{netip.MustParseAddr("2001:db8::10"), "tcp", 54}, netip.MustParseAddr("fd69::b")},
+	{Port{netip.MustParseAddr("192.0.2.10"), "tcp", 54}, netip.MustParseAddr("169.254.0.11")},
+	{Port{netip.MustParseAddr("192.0.2.10"), "tcp", 54}, netip.MustParseAddr("169.254.0.13")},
+}
+
 // answerPeers answers each connection and each datagram to address with its own and the
 // client's address.
 func answerPeers(t *testing.T, address string) {

@@ -4,20 +4,17 @@ package ovn
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
-	"os"
-	"os/exec"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
 
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovs/flows"
+	"bulkhead/test/native"
 )
 
 // gatewayNetwork is a network that leaves the node, with its ports that are reached from
@@ -36,24 +33,11 @@ func outsideAddr(node, family int) netip.Addr {
 // namespace that has the addresses of outsideAddr, and gives it the flows of the agent.
 func (z *zoneUnderTest) outside(nets ...gatewayNetwork) {
 	z.t.Helper()
-	ns, link, node := namespace(z.t, z.Name+"outside"), "outside", z.node
-	mustRun(z.t, "ip", "link", "add", link, "netns", z.NS, "type", "veth", "peer", "name", link, "netns", ns)
-	mustRun(z.t, append([]string{"ip", "netns", "exec", ns}, z.Tree.Argv("ethtool", "-K", link, "tx", "off")...)...)
-	add := func(ns, dev string, addrs ...netip.Prefix) {
-		for _, a := range addrs {
-			args := []string{"ip", "-n", ns, "addr", "add", a.String(), "dev", dev}
-			if a.Addr().Is6() {
-				args = append(args, "nodad")
-			}
-			mustRun(z.t, args...)
-		}
-		mustRun(z.t, "ip", "-n", ns, "link", "set", dev, "up")
+	node := z.node
+	outside := []netip.Prefix{netip.MustParsePrefix("172.18.255.254/16"), netip.MustParsePrefix("fc00::ffff/64"), single(outsideAddr(node.ID, 0)), single(outsideAddr(node.ID, 1))}
+	if err := z.ConnectOutside(node, namespace(z.t, z.Name+"outside"), outside...); err != nil {
+		z.t.Fatal(err)
 	}
-	add(ns, link, netip.MustParsePrefix("172.18.255.254/16"), netip.MustParsePrefix("fc00::ffff/64"), single(outsideAddr(node.ID, 0)), single(outsideAddr(node.ID, 1)))
-	mustRun(z.t, "ip", "-n", z.NS, "link", "set", link, "up")
-	z.must("ovs-vsctl", "--db="+z.Sock("ovs"), "--", "add-port", node.Bridge, link,
-		"--", "set", "Bridge", node.Bridge, `other-config:hwaddr="`+node.BridgeMAC+`"`)
-	add(z.NS, node.Bridge, node.Addresses...)
 	for f, masquerade := range testPlan(true).Masquerade {
 		mustRun(z.t, "ip", "-n", z.NS, "route", "add", masquerade.String(), "via", node.NextHops[f].String(), "dev", node.Bridge)
 	}
@@ -68,7 +52,7 @@ func (z *zoneUnderTest) bridgeFlows(nets ...gatewayNetwork) {
 	p := testPlan(true)
 	in := flows.Inputs{Addresses: z.node.Addresses, MAC: z.node.BridgeMAC, Masquerade: p.Masquerade, Services: p.ServiceCIDRs,
 		Pods: network.Network{Subnets: p.ClusterSubnets}.CIDRs(), Mode: z.node.Mode}
-	bridge := flows.Bridge{Name: z.node.Bridge, Uplinks: []int{z.ofport("outside")}, Router: z.ofport(network.UplinkPatch(z.node.Bridge, z.node.Name))}
+	bridge := flows.Bridge{Name: z.node.Bridge, Uplinks: []int{z.ofport(native.OutsideLink)}, Router: z.ofport(network.UplinkPatch(z.node.Bridge, z.node.Name))}
 	want, err := flows.Build(bridge, in)
 	if err != nil {
 		z.t.Fatal(err)
@@ -80,35 +64,19 @@ func (z *zoneUnderTest) bridgeFlows(nets ...gatewayNetwork) {
 		}
 		want = append(want, flows.BuildNetwork(bridge, in, g)...)
 	}
-	if _, err := flows.Sync(context.Background(), z.ofctl(), z.node.Bridge, want); err != nil {
+	if _, err := flows.Sync(context.Background(), z.OFCtl(), z.node.Bridge, want); err != nil {
 		z.t.Fatal(err)
 	}
-	if ops, err := flows.Sync(context.Background(), z.ofctl(), z.node.Bridge, want); err != nil || len(ops) > 0 {
+	if ops, err := flows.Sync(context.Background(), z.OFCtl(), z.node.Bridge, want); err != nil || len(ops) > 0 {
 		z.t.Fatalf("second run: %v, %v", ops, err)
 	}
-}
-
-// ofctl returns the way to the zone's switch.
-func (z *zoneUnderTest) ofctl() flows.OFCtl {
-	return flows.OFCtl{Command: func(ctx context.Context, args ...string) *exec.Cmd {
-		argv := z.Tree.Argv("ovs-ofctl", args...)
-		cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
-		cmd.Env = append(os.Environ(), "OVS_RUNDIR="+z.Dir)
-		return cmd
-	}}
 }
 
 // ofport waits until a port of the external bridge exists and returns its OpenFlow port.
 func (z *zoneUnderTest) ofport(name string) (port int) {
 	z.t.Helper()
-	eventually(z.t, "port "+name, func() error {
-		out, err := z.Run("ovs-vsctl", "--db="+z.Sock("ovs"), "get", "Interface", name, "ofport")
-		if err != nil {
-			return err
-		}
-		if port, err = strconv.Atoi(strings.TrimSpace(out)); err == nil && port <= 0 {
-			err = errors.New("not connected")
-		}
+	eventually(z.t, "port "+name, func() (err error) {
+		port, err = z.OFPort(name)
 		return err
 	})
 	return port
@@ -263,16 +231,43 @@ func TestNativeHostPorts(t *testing.T) {
 					return nil
 				})
 			}
-			for _, to := range []netip.AddrPort{netip.AddrPortFrom(router, 9095), netip.AddrPortFrom(shared[f], 8080), netip.AddrPortFrom(shared[f], 8083)} {
+			deny := func(from string, to netip.AddrPort) {
 				denied.Go(func() { // each waits until it gives up
-					if server, _, err := ask(a.NS, "tcp", to); err == nil {
-						t.Errorf("%s is answered by %q", to, server)
+					if server, _, err := ask(from, "tcp", to); err == nil {
+						t.Errorf("%s to %s is answered by %q", from, to, server)
 					}
 				})
+			}
+			for _, to := range []netip.AddrPort{netip.AddrPortFrom(router, 9095), netip.AddrPortFrom(shared[f], 8080), netip.AddrPortFrom(shared[f], 8083)} {
+				deny(a.NS, to)
+			}
+			// What the node leads there, pods of other networks cannot send there themselves.
+			for _, other := range []string{nets[1-i].net.Name, "plain_net"} {
+				from := a.podNamespace(strings.TrimSuffix(other, "_net"), "p")
+				deny(from, netip.AddrPortFrom(router, 8080))
+				deny(from, netip.AddrPortFrom(shared[f], uint16(8081+i)))
 			}
 		}
 	}
 	denied.Wait()
+	// The same, judged by what arrives at red's pod.
+	p := newProbes(t)
+	p.listen("red", a.podNamespace("red", "p"))
+	control := map[arrival]bool{}
+	for f, router := range mapAddrs(testPlan(true).MasqueradeGateway(red)) {
+		to := netip.AddrPortFrom(router, 8080)
+		own := fmt.Sprintf("node %d", f)
+		p.send(own, a.NS, to, true)
+		control[arrival{own, "red"}] = true
+		for _, other := range []string{"blue", "plain"} {
+			p.send(fmt.Sprintf("%s %d", other, f), a.podNamespace(other, "p"), to, true)
+		}
+	}
+	p.arrive("the node's datagrams to red's host port arrive", control)
+	seen := p.snapshot()
+	p.rounds(20)
+	p.arrive("they still arrive", control)
+	p.only("host ports", seen, control)
 }
 
 func mapAddrs(ps []netip.Prefix) (out []netip.Addr) {

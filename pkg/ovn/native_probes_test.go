@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"bulkhead/test/native"
 )
 
 // arrival is what a receiver counts: frames of a flow that reached it.
@@ -63,7 +65,7 @@ func (p *probes) send(flow, ns string, to netip.AddrPort, fresh bool) {
 	entered := make(chan error)
 	p.running.Go(func() {
 		runtime.LockOSThread() // the thread stays in the namespace, and ends with this function
-		err := enterNamespace(ns)
+		err := native.EnterNamespace(ns)
 		entered <- err
 		tick := time.NewTicker(probeInterval)
 		defer tick.Stop()
@@ -113,7 +115,7 @@ func (p *probes) over() bool {
 func (p *probes) listen(at, ns string) {
 	p.t.Helper()
 	fd := -1
-	if err := inNamespace(ns, func() (err error) {
+	if err := native.InNamespace(ns, func() (err error) {
 		const all = unix.ETH_P_ALL<<8&0xff00 | unix.ETH_P_ALL>>8 // in network byte order
 		fd, err = unix.Socket(unix.AF_PACKET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, all)
 		return err

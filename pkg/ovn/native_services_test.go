@@ -9,7 +9,6 @@ import (
 	"maps"
 	"net"
 	"net/netip"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -17,45 +16,11 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovn/nbdb"
 	"bulkhead/pkg/ovs/flows"
+	"bulkhead/test/native"
 )
-
-// inNamespace runs f in a network namespace. Sockets that f opens stay in it. The
-// thread goes on: daemons that it has started would be killed with it.
-func inNamespace(ns string, f func() error) (err error) {
-	runtime.LockOSThread()
-	own, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if back := unix.Setns(own, unix.CLONE_NEWNET); back != nil {
-			err = errors.Join(err, back) // the thread stays locked
-			return
-		}
-		_ = unix.Close(own)
-		runtime.UnlockOSThread()
-	}()
-	if err := enterNamespace(ns); err != nil {
-		return err
-	}
-	return f()
-}
-
-// enterNamespace puts the thread, to which the caller has locked its goroutine, into a
-// network namespace.
-func enterNamespace(ns string) error {
-	fd, err := unix.Open("/run/netns/"+ns, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	return unix.Setns(fd, unix.CLONE_NEWNET)
-}
 
 // serve answers on a TCP and a UDP port of all addresses of a namespace until the
 // test ends: with its name and the client's address.
@@ -64,7 +29,7 @@ func serve(t *testing.T, ns string, port uint16, name string) {
 	addr := fmt.Sprintf("[::]:%d", port)
 	var l net.Listener
 	var p net.PacketConn
-	if err := inNamespace(ns, func() (err error) {
+	if err := native.InNamespace(ns, func() (err error) {
 		if l, err = net.Listen("tcp", addr); err == nil {
 			p, err = net.ListenPacket("udp", addr)
 		}
@@ -103,7 +68,7 @@ func serve(t *testing.T, ns string, port uint16, name string) {
 func echo(t *testing.T, ns string, on netip.AddrPort) {
 	t.Helper()
 	var p net.PacketConn
-	if err := inNamespace(ns, func() (err error) {
+	if err := native.InNamespace(ns, func() (err error) {
 		p, err = net.ListenPacket("udp", on.String())
 		return err
 	}); err != nil {
@@ -124,7 +89,7 @@ func echo(t *testing.T, ns string, on netip.AddrPort) {
 
 // exchange sends a datagram from a port of a namespace, repeatedly, until there is an answer.
 func exchange(ns string, from int, to netip.AddrPort, question string) (answer string, err error) {
-	err = inNamespace(ns, func() error {
+	err = native.InNamespace(ns, func() error {
 		c, err := (&net.Dialer{LocalAddr: &net.UDPAddr{Port: from}}).Dial("udp", to.String())
 		if err != nil {
 			return err
@@ -157,7 +122,7 @@ func ask(ns, protocol string, to netip.AddrPort) (server, seen string, err error
 
 func askFrom(ns, protocol string, port int, to netip.AddrPort) (server, seen string, err error) {
 	var answer []byte
-	err = inNamespace(ns, func() error {
+	err = native.InNamespace(ns, func() error {
 		d := net.Dialer{Timeout: 2 * time.Second}
 		if protocol == nbdb.LoadBalancerProtocolUDP {
 			d.LocalAddr = &net.UDPAddr{Port: port}

@@ -66,6 +66,11 @@ func TestRuleTree(t *testing.T) {
 			if r, n := lookup(rules, mark|others); r != nil || n > 5 {
 				t.Fatalf("mark %#x leads to %v after %d rules", mark, r, n)
 			}
+			// Also when somebody has deleted the rules by which they skip the tree.
+			rest := slices.DeleteFunc(slices.Clone(rules), func(r Rule) bool { return r.Priority <= skipPriority+2 })
+			if r, _ := lookup(rest, mark|others); r != nil {
+				t.Fatalf("mark %#x leads to %v without the first rules", mark, r)
+			}
 		}
 	})
 }

@@ -5,14 +5,12 @@ package uplink_test
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -20,8 +18,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"github.com/vishvananda/netns"
 
 	"bulkhead/pkg/ovs"
 	"bulkhead/pkg/ovs/uplink"
@@ -324,19 +320,7 @@ func (w *world) check(name string, got uplink.Config, want []string) {
 // inNamespace calls f on a thread in the namespace.
 func inNamespace(t *testing.T, name string, f func() error) {
 	t.Helper()
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		ns, err := netns.GetFromName(name)
-		if err == nil {
-			err = errors.Join(netns.Set(ns), ns.Close())
-		}
-		if err == nil {
-			err = f()
-		}
-		done <- err
-	}()
-	if err := <-done; err != nil {
+	if err := native.InNamespace(name, f); err != nil {
 		t.Fatal(err)
 	}
 }

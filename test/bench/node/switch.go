@@ -9,7 +9,6 @@ import (
 	"io"
 	"log/slog"
 	"net/netip"
-	"os"
 	"os/exec"
 	"slices"
 	"strconv"
@@ -53,10 +52,9 @@ type traffic struct {
 type lookups struct{ bridge, all int }
 
 const (
-	stormTime  = 10 * time.Second
-	stormRate  = 1000 // a second
-	nodePort   = 30080
-	outsideDev = "outside"
+	stormTime = 10 * time.Second
+	stormRate = 1000 // a second
+	nodePort  = 30080
 )
 
 // switchNode is the node with OVN, its external bridge and a namespace outside it.
@@ -190,7 +188,14 @@ func (s *switchNode) start() error {
 	}); err != nil {
 		return err
 	}
-	if err := s.connectOutside(); err != nil {
+	if s.outside, err = s.namespace("outside"); err != nil {
+		return err
+	}
+	var hops []netip.Prefix
+	for f, hop := range s.node.NextHops {
+		hops = append(hops, netip.PrefixFrom(hop, s.node.Addresses[f].Bits()))
+	}
+	if err := s.ConnectOutside(s.node, s.outside, hops...); err != nil {
 		return fmt.Errorf("connect the outside: %w", err)
 	}
 	if err := s.serve(); err != nil {
@@ -199,41 +204,9 @@ func (s *switchNode) start() error {
 	if err := s.converge(s.defaultNetwork(), ovn.Inputs{}); err != nil {
 		return err
 	}
-	if s.uplink, err = s.ofport(outsideDev); err == nil {
+	if s.uplink, err = s.ofport(native.OutsideLink); err == nil {
 		s.router, err = s.ofport(network.UplinkPatch(s.node.Bridge, s.node.Name))
 	}
-	return err
-}
-
-// connectOutside connects the external bridge with a namespace that has the next hop's address.
-func (s *switchNode) connectOutside() (err error) {
-	if s.outside, err = s.namespace("outside"); err != nil {
-		return err
-	}
-	const link = outsideDev
-	cmds := [][]string{
-		{"ip", "link", "add", link, "netns", s.NS, "type", "veth", "peer", "name", link, "netns", s.outside},
-		// The userspace datapath does not complete offloaded checksums.
-		append([]string{"ip", "netns", "exec", s.outside}, s.Tree.Argv("ethtool", "-K", link, "tx", "off")...),
-		{"ip", "-n", s.outside, "link", "set", link, "up"}, {"ip", "-n", s.NS, "link", "set", link, "up"},
-	}
-	for f, hop := range s.node.NextHops {
-		cmds = append(cmds, []string{"ip", "-n", s.outside, "addr", "add", netip.PrefixFrom(hop, s.node.Addresses[f].Bits()).String(), "dev", link})
-	}
-	for _, argv := range cmds {
-		if _, err := native.Run(nil, argv...); err != nil {
-			return err
-		}
-	}
-	if _, err := s.Run("ovs-vsctl", "--db="+s.Sock("ovs"), "--", "add-port", s.node.Bridge, link, "--", "set", "Bridge", s.node.Bridge, `other-config:hwaddr="`+s.node.BridgeMAC+`"`); err != nil {
-		return err
-	}
-	for _, a := range s.node.Addresses {
-		if _, err := native.Run(nil, "ip", "-n", s.NS, "addr", "add", a.String(), "dev", s.node.Bridge); err != nil {
-			return err
-		}
-	}
-	_, err = native.Run(nil, "ip", "-n", s.NS, "link", "set", s.node.Bridge, "up")
 	return err
 }
 
@@ -260,11 +233,8 @@ func (s *switchNode) converge(n network.Network, in ovn.Inputs) error {
 func (s *switchNode) ofport(name string) (port int, err error) {
 	deadline := time.Now().Add(10 * time.Minute) // hundreds of networks
 	for {
-		out, err := s.Run("ovs-vsctl", "--db="+s.Sock("ovs"), "get", "Interface", name, "ofport")
-		if err == nil {
-			if port, err = strconv.Atoi(strings.TrimSpace(out)); err == nil && port > 0 {
-				return port, nil
-			}
+		if port, err = s.OFPort(name); err == nil {
+			return port, nil
 		}
 		if time.Now().After(deadline) || s.ctx.Err() != nil {
 			return 0, fmt.Errorf("wait for port %s: %w", name, errors.Join(err, s.ctx.Err()))
@@ -349,15 +319,6 @@ func (s *switchNode) wanted(gateways []flows.Gateway) (flows.State, error) {
 	return want, nil
 }
 
-func (s *switchNode) ofctl() flows.OFCtl {
-	return flows.OFCtl{Command: func(ctx context.Context, args ...string) *exec.Cmd {
-		argv := s.Tree.Argv("ovs-ofctl", args...)
-		cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
-		cmd.Env = append(os.Environ(), "OVS_RUNDIR="+s.Dir)
-		return cmd
-	}}
-}
-
 // measure adds networks until there are n, and measures. Two more networks, of both
 // topologies, are added for it.
 func (s *switchNode) measure(n int) (r switchResult, err error) {
@@ -389,7 +350,7 @@ func (s *switchNode) measure(n int) (r switchResult, err error) {
 	if err != nil {
 		return r, err
 	}
-	if _, err := flows.Sync(s.ctx, s.ofctl(), s.node.Bridge, want); err != nil {
+	if _, err := flows.Sync(s.ctx, s.OFCtl(), s.node.Bridge, want); err != nil {
 		return r, err
 	}
 	r.flows = len(want)
@@ -414,7 +375,7 @@ func (s *switchNode) measure(n int) (r switchResult, err error) {
 	ops := flows.Diff(more, nil)
 	r.operations = len(ops)
 	start := time.Now()
-	if err := s.ofctl().Apply(s.ctx, s.node.Bridge, ops); err != nil {
+	if err := s.OFCtl().Apply(s.ctx, s.node.Bridge, ops); err != nil {
 		return r, err
 	}
 	r.change = time.Since(start)

@@ -10,16 +10,15 @@ import (
 	"net"
 	"net/netip"
 	"regexp"
-	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"bulkhead/pkg/ovs/flows"
+	"bulkhead/test/native"
 )
 
 const (
@@ -27,26 +26,6 @@ const (
 	onePort                           = 40000 // from which all pods send at once
 	trafficTime                       = 5 * time.Second
 )
-
-// inNamespace calls f on a thread in a network namespace. Sockets that f opens stay there.
-func inNamespace(name string, f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
-		ns, err := netns.GetFromName(name)
-		if err != nil {
-			done <- fmt.Errorf("enter namespace %s: %w", name, err)
-			return
-		}
-		defer ns.Close()
-		if err := netns.Set(ns); err != nil {
-			done <- fmt.Errorf("enter namespace %s: %w", name, err)
-			return
-		}
-		done <- f()
-	}()
-	return <-done
-}
 
 // trace counts the lookups of packets with ofproto/trace.
 func (s *switchNode) trace(r *switchResult, last flows.Gateway) error {
@@ -117,8 +96,8 @@ func (s *switchNode) traffic() (t traffic, err error) {
 // startStorm sends ARP requests for an unknown address from the outside. stop returns how many.
 func (s *switchNode) startStorm() (stop func() int64, err error) {
 	var fd, index int
-	if err := inNamespace(s.outside, func() error {
-		link, err := net.InterfaceByName(outsideDev)
+	if err := native.InNamespace(s.outside, func() error {
+		link, err := net.InterfaceByName(native.OutsideLink)
 		if err != nil {
 			return err
 		}
@@ -178,7 +157,7 @@ func (s *switchNode) serve() error {
 		}()
 		return nil
 	}
-	return inNamespace(s.outside, func() error {
+	return native.InNamespace(s.outside, func() error {
 		if err := errors.Join(
 			listen(streamPort, func(c net.Conn) { _, _ = io.Copy(io.Discard, c) }),
 			listen(connectPort, func(net.Conn) {})); err != nil {
@@ -210,7 +189,7 @@ func (s *switchNode) askAll() (answered int, err error) {
 	to := netip.AddrPortFrom(s.node.NextHops[0], echoPort)
 	conns := make([]*net.UDPConn, len(s.pods))
 	for i, ns := range s.pods {
-		if err := inNamespace(ns, func() error {
+		if err := native.InNamespace(ns, func() error {
 			conns[i], err = net.DialUDP("udp", &net.UDPAddr{Port: onePort}, net.UDPAddrFromAddrPort(to))
 			return err
 		}); err != nil {
@@ -248,7 +227,7 @@ func (s *switchNode) askAll() (answered int, err error) {
 
 // stream returns the bytes a second that a pod sends over one connection.
 func stream(ns string, to netip.AddrPort) (rate float64, err error) {
-	err = inNamespace(ns, func() error {
+	err = native.InNamespace(ns, func() error {
 		c, err := net.DialTimeout("tcp", to.String(), 20*time.Second)
 		if err != nil {
 			return err
@@ -270,7 +249,7 @@ func stream(ns string, to netip.AddrPort) (rate float64, err error) {
 
 // connections returns the connections a second that a pod opens one after the other.
 func connections(ns string, to netip.AddrPort) (rate float64, err error) {
-	err = inNamespace(ns, func() error {
+	err = native.InNamespace(ns, func() error {
 		n, start := 0, time.Now()
 		for ; time.Since(start) < trafficTime; n++ {
 			c, err := net.DialTimeout("tcp", to.String(), 20*time.Second)

@@ -3,16 +3,17 @@
 package hostnet
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
 )
 
-// Server is a TCP or UDP socket of the node that waits for peers and is bound to no device, as
+// Server is a socket of the node that waits for peers and is bound to no device, as
 // tenants' servers are.
 type Server struct {
-	Protocol string     // tcp or udp
+	Protocol string     // tcp, udp or sctp
 	Addr     netip.Addr // unspecified: all addresses of both IP families
 	Port     uint16
 }
@@ -29,9 +30,9 @@ func Servers() ([]Server, error) {
 		name   string
 		number uint8
 		waits  uint8
-	}{{"tcp", unix.IPPROTO_TCP, stateListen}, {"udp", unix.IPPROTO_UDP, stateClosed}} {
+	}{{"tcp", unix.IPPROTO_TCP, stateListen}, {"udp", unix.IPPROTO_UDP, stateClosed}, {"sctp", unix.IPPROTO_SCTP, stateListen}} {
 		for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-			if err := diagSockets(family, p.number, func(s diagSocket) {
+			err := diagSockets(family, p.number, func(s diagSocket) {
 				if s.state != p.waits || s.port == 0 || s.device != 0 {
 					return
 				}
@@ -40,7 +41,11 @@ func Servers() ([]Server, error) {
 					addr = netip.AddrFrom4([4]byte(s.source[:4]))
 				}
 				out = append(out, Server{Protocol: p.name, Addr: addr, Port: s.port})
-			}); err != nil {
+			})
+			if p.number == unix.IPPROTO_SCTP && errors.Is(err, unix.ENOENT) {
+				continue // a kernel without SCTP
+			}
+			if err != nil {
 				return nil, fmt.Errorf("list %s sockets of family %d: %w", p.name, family, err)
 			}
 		}

@@ -3,10 +3,13 @@
 package hostnet
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"slices"
 	"testing"
+
+	"golang.org/x/sys/unix"
 )
 
 // TestServers: servers on one address and on all are found, and clients are not.
@@ -26,6 +29,7 @@ func TestServers(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer client.Close()
+	sctp, sctpPort := listenSCTP(t, netip.MustParseAddr("127.0.0.1"))
 	port := func(a net.Addr) uint16 { return netip.MustParseAddrPort(a.String()).Port() }
 	loopback, other := netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("192.0.2.10")
 	servers, err := Servers()
@@ -43,10 +47,34 @@ func TestServers(t *testing.T) {
 		{"the same with UDP", "udp", loopback, port(tcp.Addr()), false},
 		{"a server on all addresses", "udp", other, port(udp.LocalAddr()), true},
 		{"the same with IPv6", "udp", netip.IPv6Loopback(), port(udp.LocalAddr()), true},
+		{"an SCTP server", "sctp", loopback, sctpPort, sctp},
+		{"the same at another address", "sctp", other, sctpPort, false},
 		{"a client", "tcp", loopback, port(client.LocalAddr()), false},
 	} {
 		if got := slices.ContainsFunc(servers, func(s Server) bool { return s.Serves(c.protocol, c.at, c.port) }); got != c.want {
 			t.Errorf("%s: %t, want %t", c.what, got, c.want)
 		}
 	}
+}
+
+// listenSCTP listens on a port of an address; ok is false on a kernel without SCTP.
+func listenSCTP(t *testing.T, addr netip.Addr) (ok bool, port uint16) {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP)
+	if errors.Is(err, unix.EPROTONOSUPPORT) {
+		return false, 0
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Close(fd) })
+	if err := errors.Join(unix.Bind(fd, &unix.SockaddrInet4{Addr: addr.As4()}), unix.Listen(fd, 1)); err != nil {
+		t.Fatal(err)
+	}
+	name, err := unix.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("SCTP server at %+v", name)
+	return true, uint16(name.(*unix.SockaddrInet4).Port)
 }

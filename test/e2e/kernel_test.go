@@ -29,7 +29,7 @@ var kernelTests = []struct {
 	{"bulkhead/pkg/firewall", "^TestKernel$|^TestKernelForward$|^TestKernelLocalGateway$", "^TestKernel", "^$", []string{"TestKernel", "TestKernelForward", "TestKernelLocalGateway"}},
 	{"bulkhead/pkg/loader", "^TestRootVRF|^TestRootLSM|^TestRootBrokenLinks$/^nothing$", "^TestRoot", "^$",
 		[]string{"TestRootVRFBinding", "TestRootVRFLeading", "TestRootLSM", "TestRootBrokenLinks"}},
-	{"bulkhead/pkg/hostnet", "^TestRootEarlySockets$", "^TestRoot", "^$", []string{"TestRootEarlySockets"}},
+	{"bulkhead/pkg/hostnet", "^TestRootEarlySockets$|^TestServers$", "^TestRoot|^TestServers$", "^$", []string{"TestRootEarlySockets", "TestServers"}},
 }
 
 var notPassed = regexp.MustCompile(`(?m)^\s*--- (FAIL|SKIP): .*$`)

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -37,10 +38,20 @@ func hostPortPod(namespace, name string, locked bool, ports ...corev1.ContainerP
 // network, unless a process of the node has the port.
 func TestHostPorts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex // the agent lists the servers, too
 		var servers []hostnet.Server
 		var failed error
+		set := func(f func()) {
+			mu.Lock()
+			defer mu.Unlock()
+			f()
+		}
 		f := newFakeNode(t, func(p *Parts) {
-			p.Servers = func() ([]hostnet.Server, error) { return servers, failed }
+			p.Servers = func() ([]hostnet.Server, error) {
+				mu.Lock()
+				defer mu.Unlock()
+				return slices.Clone(servers), failed
+			}
 		})
 		f.agent.start()
 		f.setNodeID(3)
@@ -73,26 +84,28 @@ func TestHostPorts(t *testing.T) {
 		f.events().setPod(web)
 		has("127.0.0.1:80/tcp to 169.254.0.23", "192.0.2.10:80/tcp to 169.254.0.23")
 		problem("")
-		servers = []hostnet.Server{{Protocol: "tcp", Addr: netip.IPv6Unspecified(), Port: 80}, {Protocol: "udp", Addr: netip.IPv4Unspecified(), Port: 53}}
+		set(func() {
+			servers = []hostnet.Server{{Protocol: "tcp", Addr: netip.IPv6Unspecified(), Port: 80}, {Protocol: "udp", Addr: netip.IPv4Unspecified(), Port: 53}}
+		})
 		has()
 		problem("host port 80/tcp is not reached at 192.0.2.10: a process of the node has that port")
-		servers[0].Protocol = "udp"
+		set(func() { servers[0].Protocol = "udp" })
 		has("127.0.0.1:80/tcp to 169.254.0.23", "192.0.2.10:80/tcp to 169.254.0.23")
 		problem("")
-		failed = errors.New("no netlink")
+		set(func() { failed = errors.New("no netlink") })
 		has()
 		problem("no netlink")
-		failed = nil
+		set(func() { failed = nil })
 		// A server that starts later is noticed without an event.
 		time.Sleep(time.Second) // for events' batches
 		before := f.agent.hosts.runs.next()
-		servers[0].Protocol = "tcp"
+		set(func() { servers[0].Protocol = "tcp" })
 		time.Sleep(serversInterval + time.Second)
 		if f.agent.hosts.runs.next() == before {
 			t.Error("a server has started, and the host network was not reconciled")
 		}
 		problem("a process of the node has that port")
-		servers[0].Protocol = "udp"
+		set(func() { servers[0].Protocol = "udp" })
 		// A pod of the cluster default network, and ports at one address.
 		f.events().deletePod("shop/web")
 		has()

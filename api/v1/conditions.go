@@ -39,6 +39,9 @@ const (
 	ReasonNoOverlayRouteAdvertisementsIsMissing = "NoOverlayRouteAdvertisementsIsMissing"
 	// ReasonNoOverlayRouteAdvertisementsNotAccepted: the RouteAdvertisements of the network are not accepted.
 	ReasonNoOverlayRouteAdvertisementsNotAccepted = "NoOverlayRouteAdvertisementsNotAccepted"
+	// ReasonNoOverlayManagedRoutingNotConfigured: the network's routing is Managed, and no
+	// managed fabric is configured.
+	ReasonNoOverlayManagedRoutingNotConfigured = "NoOverlayManagedRoutingNotConfigured"
 )
 
 // ConditionAccepted is the condition type of RouteAdvertisements: the routes are

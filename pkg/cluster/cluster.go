@@ -16,6 +16,7 @@ import (
 	"github.com/go-logr/logr"
 	ipamclaimv1 "github.com/k8snetworkplumbingwg/ipamclaims/pkg/crd/ipamclaims/v1alpha1"
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
+	frrv1 "github.com/metallb/frr-k8s/api/v1beta1"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -33,6 +34,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	udnv1 "bulkhead/api/v1"
+	"bulkhead/pkg/bgp"
 	"bulkhead/pkg/cluster/idlease"
 	"bulkhead/pkg/cluster/nad"
 	"bulkhead/pkg/cluster/nadusers"
@@ -63,8 +65,12 @@ func Run(ctx context.Context, cfg config.Config, restConfig *rest.Config, log *s
 	}
 	marks := idlease.New(mgr.GetAPIReader(), mgr.GetClient(), cfg.Kubernetes.LeaseNamespace, log)
 	ids := netid.New(cfg.MaxNetworks, cfg.IDAge, marks, time.Now)
-	if err := addNetworks(ctx, mgr, cfg, ids, log); err != nil {
+	advertised, err := addNetworks(ctx, mgr, cfg, ids, log)
+	if err != nil {
 		return fmt.Errorf("set up the network controllers: %w", err)
+	}
+	if err := addBGP(mgr, cfg, ids, advertised, log); err != nil {
+		return fmt.Errorf("set up the BGP controller: %w", err)
 	}
 	nodes, err := addNodeID(ctx, mgr, cfg, marks, log)
 	if err != nil {
@@ -97,7 +103,7 @@ func Run(ctx context.Context, cfg config.Config, restConfig *rest.Config, log *s
 
 func newManager(cfg config.Config, restConfig *rest.Config, log *slog.Logger, ready *atomic.Bool) (manager.Manager, error) {
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, udnv1.AddToScheme, nadv1.AddToScheme, ipamclaimv1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, udnv1.AddToScheme, nadv1.AddToScheme, ipamclaimv1.AddToScheme, frrv1.AddToScheme} {
 		if err := add(scheme); err != nil {
 			return nil, fmt.Errorf("register API types: %w", err)
 		}
@@ -135,6 +141,8 @@ func newManager(cfg config.Config, restConfig *rest.Config, log *slog.Logger, re
 				&discoveryv1.EndpointSlice{}: {Transform: trimSlice},
 				kube.Metadata("Node"):        {Transform: trimNode},
 				kube.Metadata("Namespace"):   {Transform: trimNamespace},
+				&corev1.Node{}:               {Transform: bgp.TrimNode},
+				bgp.CRD():                    {Field: fields.OneTermEqualSelector("metadata.name", bgp.CRD().Name)},
 			},
 		},
 	})
@@ -145,11 +153,12 @@ func newManager(cfg config.Config, restConfig *rest.Config, log *slog.Logger, re
 }
 
 // addNetworks adds the controllers of networks: of UserDefinedNetworks and
-// ClusterUserDefinedNetworks, and of hand-written NADs. They share the id allocator.
-func addNetworks(ctx context.Context, mgr manager.Manager, cfg config.Config, ids *netid.Allocator, log *slog.Logger) error {
+// ClusterUserDefinedNetworks, and of hand-written NADs. They share the id allocator. It
+// returns the function that receives the VRFs into which networks are advertised.
+func addNetworks(ctx context.Context, mgr manager.Manager, cfg config.Config, ids *netid.Allocator, log *slog.Logger) (func(map[string][]string), error) {
 	for _, add := range []func(context.Context, client.FieldIndexer) error{udn.AddIndexes, nad.AddIndexes, nadusers.AddIndexes} {
 		if err := add(ctx, mgr.GetFieldIndexer()); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	events := mgr.GetEventRecorder("bulkhead-cluster")
@@ -160,18 +169,18 @@ func addNetworks(ctx context.Context, mgr manager.Manager, cfg config.Config, id
 	networks := udn.NewReconciler(cfg, mgr.GetCache(), mgr.GetAPIReader(), target, ids, log)
 	c, err := newController(mgr, "network", cfg.Workers, networks, func(o udn.Owner) []any { return []any{"network", o.Network()} })
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := networks.Watch(c, mgr.GetCache()); err != nil {
-		return err
+		return nil, err
 	}
 	handWritten := nad.NewReconciler(cfg, mgr.GetCache(), &nad.Kube{Client: mgr.GetClient(), Events: events}, ids, networks.Restore, log)
 	// One worker: two NADs of one network must not be reconciled concurrently.
 	d, err := newController(mgr, "nad", 1, handWritten, func(k nad.Key) []any { return []any{"nad", k.String()} })
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return handWritten.Watch(d, mgr.GetCache())
+	return networks.SetAdvertised, handWritten.Watch(d, mgr.GetCache())
 }
 
 func addNodeID(ctx context.Context, mgr manager.Manager, cfg config.Config, marks idlease.HighWater, log *slog.Logger) (*nodeid.Reconciler, error) {

@@ -40,7 +40,25 @@ type Config struct {
 	Listen           string
 	LogLevel         slog.Level
 	DefaultNetwork   network.Network // the cluster default network
+	BGP              BGP
 }
+
+// BGP configures route advertisements.
+type BGP struct {
+	LooseIsolation bool // nodes leave packets between advertised networks to the fabric
+	// ManagedDefault: the managed fabric carries the cluster default network.
+	ManagedDefault bool
+	// Topology of the managed fabric: FullMesh, RouteReflectors or "".
+	Topology     string
+	ASN          uint32
+	FRRNamespace string
+}
+
+// Topologies of the managed fabric.
+const (
+	FullMesh        = "full-mesh"
+	RouteReflectors = "route-reflectors"
+)
 
 // Kubernetes configures the API client, the node's name, and leader election.
 type Kubernetes struct {
@@ -235,6 +253,7 @@ func (r *raw) build() (Config, error) {
 		fail("observe", "log-level", fmt.Errorf("%q is unknown: use debug, info, warn or error", r.Observe.LogLevel))
 	}
 	c.DefaultNetwork = defaultNetwork(c.Plan)
+	r.buildBGP(&c, fail)
 	return c, errors.Join(errs...)
 }
 

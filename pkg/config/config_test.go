@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/spf13/pflag"
+
+	"bulkhead/pkg/network"
 )
 
 func TestLoadPrecedence(t *testing.T) {
@@ -61,6 +63,15 @@ func TestRefused(t *testing.T) {
 		"limit":           {args: []string{"--max-networks=0"}, want: "max-networks"},
 		"qps":             {args: []string{"--qps=0"}, want: "qps"},
 		"lease":           {args: []string{"--lease-duration=5s"}, want: "lease-renew-deadline"},
+		"transport":       {args: []string{"--transport=vxlan"}, want: "geneve or no-overlay"},
+		"no SNAT option":  {ini: "[default]\ntransport=no-overlay\n[no-overlay]\nrouting=unmanaged\n", want: "[no-overlay] outbound-snat"},
+		"no routing":      {ini: "[default]\ntransport=no-overlay\n[no-overlay]\noutbound-snat=enabled\n", want: "[no-overlay] routing"},
+		"no topology":     {args: []string{"--transport=no-overlay", "--outbound-snat=enabled", "--routing=managed"}, want: "[bgp-managed] topology"},
+		"topology":        {ini: "[bgp-managed]\ntopology=ring\n", want: "full-mesh or route-reflectors"},
+		"overlay's SNAT":  {args: []string{"--outbound-snat=enabled"}, want: "[no-overlay] outbound-snat"},
+		"AS number":       {args: []string{"--as-number=0"}, want: "as-number"},
+		"FRR's namespace": {args: []string{"--frr-namespace=a/b"}, want: "frr-namespace"},
+		"isolation":       {args: []string{"--advertised-udn-isolation-mode=none"}, want: "strict or loose"},
 		"no file":         {args: []string{"--config=/nonexistent/x.conf"}, want: "/nonexistent/x.conf"},
 		"no file name":    {args: []string{"--config"}, want: "--config"},
 	} {
@@ -80,6 +91,22 @@ func TestRefused(t *testing.T) {
 	}
 }
 
+func TestNoOverlayDefaultNetwork(t *testing.T) {
+	c, err := Parse("[default]\ntransport=no-overlay\n[no-overlay]\noutbound-snat=enabled\nrouting=managed\n[bgp-managed]\ntopology=full-mesh\nas-number=64514\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := c.DefaultNetwork; n.Transport != network.TransportNoOverlay || n.OutboundSNAT != "enabled" {
+		t.Errorf("default network: %+v", n)
+	}
+	if want := (BGP{ManagedDefault: true, Topology: FullMesh, ASN: 64514, FRRNamespace: "frr-k8s-system"}); c.BGP != want {
+		t.Errorf("got %+v, want %+v", c.BGP, want)
+	}
+	if c, err = Parse(""); err != nil || c.DefaultNetwork.Transport != "" || c.BGP.ManagedDefault || c.BGP.LooseIsolation {
+		t.Errorf("without settings: %+v, %v", c.BGP, err)
+	}
+}
+
 // Every key of the file is also a flag with the same name.
 func TestEveryKeyIsAFlag(t *testing.T) {
 	fs := pflag.NewFlagSet("x", pflag.ContinueOnError)
@@ -87,7 +114,8 @@ func TestEveryKeyIsAFlag(t *testing.T) {
 	r.flags(fs)
 	sections := map[string][]string{
 		"default": {"cluster-subnets", "mtu", "workers"}, "kubernetes": {"qps", "node-name"}, "ovn": {"nb-address"},
-		"ovs": {"encap-ips"}, "cni": {"cni-socket"}, "bpf": {"bpf-pin-path"}, "observe": {"listen"},
+		"no-overlay":  {"outbound-snat", "routing"},
+		"bgp-managed": {"topology", "as-number", "frr-namespace"}, "ovs": {"encap-ips"}, "cni": {"cni-socket"}, "bpf": {"bpf-pin-path"}, "observe": {"listen"},
 	}
 	for section, keys := range sections {
 		for _, key := range keys {

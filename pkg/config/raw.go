@@ -21,7 +21,18 @@ type raw struct {
 		Workers           int    `gcfg:"workers"`
 		IDAge             string `gcfg:"id-age"`
 		AllowedServices   string `gcfg:"udn-allowed-default-services"`
+		Transport         string `gcfg:"transport"`
+		IsolationMode     string `gcfg:"advertised-udn-isolation-mode"`
 	}
+	NoOverlay struct {
+		OutboundSNAT string `gcfg:"outbound-snat"`
+		Routing      string `gcfg:"routing"`
+	} `gcfg:"no-overlay"`
+	BGPManaged struct {
+		Topology     string `gcfg:"topology"`
+		ASNumber     int    `gcfg:"as-number"`
+		FRRNamespace string `gcfg:"frr-namespace"`
+	} `gcfg:"bgp-managed"`
 	Kubernetes struct {
 		Kubeconfig         string  `gcfg:"kubeconfig"`
 		APIServer          string  `gcfg:"apiserver"`
@@ -75,6 +86,10 @@ func defaults() *raw {
 	r.Default.MaxNetworksPerNS = 100
 	r.Default.Workers = 8
 	r.Default.IDAge = "10m"
+	r.Default.Transport = "geneve"
+	r.Default.IsolationMode = "strict"
+	r.BGPManaged.ASNumber = 64512
+	r.BGPManaged.FRRNamespace = "frr-k8s-system"
 	r.Kubernetes.QPS = 1000
 	r.Kubernetes.Burst = 2000
 	r.Kubernetes.LeaseNamespace = "bulkhead-system"
@@ -113,6 +128,13 @@ func (r *raw) flags(fs *pflag.FlagSet) {
 	num(&r.Default.Workers, "workers", "maximum number of concurrent reconciles per controller")
 	str(&r.Default.IDAge, "id-age", "minimum age of a released network, node or port id before it is allocated again, unless no other id is free")
 	str(&r.Default.AllowedServices, "udn-allowed-default-services", "services of the cluster default network that pods of all primary networks reach: namespace/name, comma-separated")
+	str(&r.Default.Transport, "transport", "how packets of the cluster default network go between nodes: geneve or no-overlay; fixed at installation")
+	str(&r.Default.IsolationMode, "advertised-udn-isolation-mode", "between networks that BGP advertises: strict (nodes drop packets) or loose (routers outside the cluster decide)")
+	str(&r.NoOverlay.OutboundSNAT, "outbound-snat", "enabled or disabled: whether pods of a cluster default network without an overlay have the node's address outside the cluster")
+	str(&r.NoOverlay.Routing, "routing", "managed or unmanaged: who configures the BGP sessions of a cluster default network without an overlay")
+	str(&r.BGPManaged.Topology, "topology", "BGP sessions between nodes: full-mesh or route-reflectors; empty: none are configured")
+	num(&r.BGPManaged.ASNumber, "as-number", "autonomous system number of the nodes in the managed fabric")
+	str(&r.BGPManaged.FRRNamespace, "frr-namespace", "namespace of frr-k8s and its FRRConfigurations")
 	str(&r.Kubernetes.Kubeconfig, "kubeconfig", "kubeconfig file; empty: the pod's service account")
 	str(&r.Kubernetes.APIServer, "apiserver", "URL of the API server; overrides the kubeconfig and the service account")
 	fs.Float64Var(&r.Kubernetes.QPS, "qps", r.Kubernetes.QPS, "maximum requests per second to the API server")

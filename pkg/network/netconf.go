@@ -79,6 +79,9 @@ func ParseNetConf(config string) (NetConf, error) {
 		}
 		c.JoinSubnet = c.JoinSubnets
 	}
+	if c.Transport == "noOverlay" { // the proposal's spelling
+		c.Transport = TransportNoOverlay
+	}
 	if c.Name == "" {
 		return NetConf{}, errors.New("config has no name: give the network a name")
 	}

@@ -114,6 +114,11 @@ func (n Network) checkTransport() error {
 			return fmt.Errorf("outboundSNAT is only for transport %s: remove it", TransportNoOverlay)
 		}
 	case TransportNoOverlay:
+		// Its packets leave OVN as they are, so it takes an administrator. A tenant cannot
+		// have a network with such a name.
+		if !strings.HasPrefix(n.Name, CUDNName("")) {
+			return fmt.Errorf("transport %s is only for ClusterUserDefinedNetworks: remove it", TransportNoOverlay)
+		}
 		if n.Topology != Layer3 || n.Role != RolePrimary {
 			return fmt.Errorf("transport %s is only for primary networks of topology layer3: remove it", TransportNoOverlay)
 		}
@@ -121,7 +126,7 @@ func (n Network) checkTransport() error {
 			return fmt.Errorf("outboundSNAT %q is unknown: transport %s needs enabled or disabled", n.OutboundSNAT, TransportNoOverlay)
 		}
 	default:
-		return fmt.Errorf("transport %q is unknown: use %s, or remove it for Geneve", n.Transport, TransportNoOverlay)
+		return fmt.Errorf("transport %q is unknown: remove it for Geneve", n.Transport)
 	}
 	return nil
 }

@@ -61,12 +61,13 @@ func TestNetConfContradictions(t *testing.T) {
 		{l2Primary + `,"defaultGatewayIPs":"10.20.0.9,10.20.0.10"`, "defaultGatewayIPs: 10.20.0.9 and 10.20.0.10 have the same IP family"},
 		{l2Primary + `,"defaultGatewayIPs":"10.20.0.9,fe80::1%eth0"`, `defaultGatewayIPs: "fe80::1%eth0" is not an IP address such as`},
 		{l2Primary + `,"infrastructureSubnets":"10.20.1.0/24","defaultGatewayIPs":"10.20.0.9,fd20::1"`, "defaultGatewayIPs: 10.20.0.9 is not inside one of infrastructureSubnets 10.20.1.0/24: choose an address"},
-		{l3Primary + `,"transport":"vxlan"`, `transport "vxlan" is unknown: use no-overlay, or remove it for Geneve`},
-		{l3Primary + `,"transport":"no-overlay"`, `outboundSNAT "" is unknown: transport no-overlay needs enabled or disabled`},
-		{l3Primary + `,"transport":"no-overlay","outboundSNAT":"Enabled"`, `outboundSNAT "Enabled" is unknown`},
+		{l3Primary + `,"transport":"vxlan"`, `transport "vxlan" is unknown: remove it for Geneve`},
+		{l3Primary + `,"transport":"no-overlay","outboundSNAT":"enabled"`, "transport no-overlay is only for ClusterUserDefinedNetworks: remove it"},
+		{l3Primary + `,"transport":"no-overlay","name":"cluster_udn_x"`, `outboundSNAT "" is unknown: transport no-overlay needs enabled or disabled`},
+		{l3Primary + `,"transport":"no-overlay","outboundSNAT":"Enabled","name":"cluster_udn_x"`, `outboundSNAT "Enabled" is unknown`},
 		{l3Primary + `,"outboundSNAT":"enabled"`, "outboundSNAT is only for transport no-overlay: remove it"},
-		{l2Primary + `,"transport":"no-overlay","outboundSNAT":"enabled"`, "transport no-overlay is only for primary networks of topology layer3: remove it"},
-		{`"topology":"layer3","subnets":"10.20.0.0/16","transport":"no-overlay","outboundSNAT":"enabled"`, "transport no-overlay is only for primary networks of topology layer3: remove it"},
+		{l2Primary + `,"transport":"no-overlay","outboundSNAT":"enabled","name":"cluster_udn_x"`, "transport no-overlay is only for primary networks of topology layer3: remove it"},
+		{`"topology":"layer3","subnets":"10.20.0.0/16","transport":"no-overlay","outboundSNAT":"enabled","name":"cluster_udn_x"`, "transport no-overlay is only for primary networks of topology layer3: remove it"},
 	} {
 		c, err := ParseNetConf(conf(tt.keys))
 		if err == nil {
@@ -94,7 +95,12 @@ func TestNetConfAccepted(t *testing.T) {
 			n.DefaultGatewayIPs = []netip.Addr{netip.MustParseAddr("fd20::9"), netip.MustParseAddr("10.20.1.9")}
 			n.JoinSubnets = pfx("100.65.0.0/16", "fd99::/64")
 		}},
-		{l3Primary + `,"transport":"no-overlay","outboundSNAT":"disabled"`, func(n *Network) {
+		{l3Primary + `,"transport":"no-overlay","outboundSNAT":"disabled","name":"cluster_udn_x"`, func(n *Network) {
+			n.Name = "cluster_udn_x"
+			n.Transport, n.OutboundSNAT, n.JoinSubnets = TransportNoOverlay, "disabled", pfx("100.65.0.0/16", "fd99::/64")
+		}},
+		{l3Primary + `,"transport":"noOverlay","outboundSNAT":"disabled","name":"cluster_udn_x"`, func(n *Network) {
+			n.Name = "cluster_udn_x"
 			n.Transport, n.OutboundSNAT, n.JoinSubnets = TransportNoOverlay, "disabled", pfx("100.65.0.0/16", "fd99::/64")
 		}},
 		// The cluster's default applies to the IP family that joinSubnet lacks.

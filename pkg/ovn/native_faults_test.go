@@ -216,6 +216,7 @@ func (w *faultWorld) testEditedRows(seed string) {
 	for _, c := range changes {
 		base := w.settled(c.name)
 		c.do()
+		w.haveRows(c.name+" is done", c.done)
 		allowed := union(w.always, c.flows)
 		w.probes.arrive(c.name+": what is allowed arrives", allowed)
 		rows := w.settled(c.name)

@@ -17,6 +17,7 @@ import (
 	"testing"
 
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
+	frrv1 "github.com/metallb/frr-k8s/api/v1beta1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -164,7 +165,7 @@ type fixture struct {
 func newFixture(t testing.TB) fixture {
 	t.Helper()
 	scheme := runtime.NewScheme()
-	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, udnv1.AddToScheme, nadv1.AddToScheme} {
+	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, udnv1.AddToScheme, nadv1.AddToScheme, frrv1.AddToScheme} {
 		if err := add(scheme); err != nil {
 			t.Fatal(err)
 		}
@@ -256,6 +257,8 @@ func conditionsOf(o client.Object) []metav1.Condition {
 	case *udnv1.UserDefinedNetwork:
 		return o.Status.Conditions
 	case *udnv1.ClusterUserDefinedNetwork:
+		return o.Status.Conditions
+	case *udnv1.RouteAdvertisements:
 		return o.Status.Conditions
 	}
 	return nil

@@ -7,7 +7,6 @@ import (
 	"strings"
 	"testing"
 
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -108,50 +107,6 @@ func TestTopologies(t *testing.T) {
 		t.Error("the NAD was recreated")
 	}
 	w.waitCreated(blue, "[topo-plain, topo-tenant]")
-}
-
-// TransportAccepted follows the RouteAdvertisements that select the network.
-func TestTransport(t *testing.T) {
-	needAPI(t)
-	w := newFixture(t)
-	startController(t, testConfig(t))
-	c := newCUDN("transport", "transport", "10.132.0.0/16")
-	c.Labels = map[string]string{"advertise": "yes"}
-	c.Spec.Network.Transport = udnv1.TransportOptionNoOverlay
-	c.Spec.Network.NoOverlayOptions = &udnv1.NoOverlayOptions{OutboundSNAT: udnv1.SNATEnabled, Routing: udnv1.RoutingUnmanaged}
-	ns := w.namespace("transport", true, "team=transport")
-	defer w.remove(ns)
-	w.create(c)
-	defer w.remove(c)
-	w.waitCreated(c, "[transport]")
-	w.waitCondition(c, udnv1.ConditionTransportAccepted, metav1.ConditionFalse, "NoOverlayRouteAdvertisementsIsMissing", "No RouteAdvertisements CR is advertising the pod networks.")
-	if got := w.waitConf("transport", "transport", func(network.NetConf) bool { return true }); got.Transport != "no-overlay" || got.OutboundSNAT != "enabled" {
-		t.Errorf("NAD: %+v", got)
-	}
-	ra := &udnv1.RouteAdvertisements{ObjectMeta: metav1.ObjectMeta{Name: "ra-transport"}, Spec: udnv1.RouteAdvertisementsSpec{
-		Advertisements: []udnv1.AdvertisementType{udnv1.PodNetwork},
-		NetworkSelectors: []udnv1.NetworkSelector{{NetworkSelectionType: udnv1.ClusterUserDefinedNetworks,
-			ClusterUserDefinedNetworkSelector: &udnv1.ClusterUserDefinedNetworkSelector{NetworkSelector: metav1.LabelSelector{MatchLabels: c.Labels}}}},
-	}}
-	w.create(ra)
-	defer w.remove(ra)
-	w.waitCondition(c, udnv1.ConditionTransportAccepted, metav1.ConditionFalse, "NoOverlayRouteAdvertisementsNotAccepted", "RouteAdvertisements CR ra-transport advertises the pod subnets")
-	meta.SetStatusCondition(&ra.Status.Conditions, metav1.Condition{Type: udnv1.ConditionAccepted, Status: metav1.ConditionTrue, Reason: "Accepted", Message: "done"})
-	if err := w.Status().Update(w.ctx, ra); err != nil {
-		t.Fatal(err)
-	}
-	w.waitCondition(c, udnv1.ConditionTransportAccepted, metav1.ConditionTrue, "NoOverlayTransportAccepted", "Transport has been configured as 'no-overlay'.")
-	w.patch(c, `{"metadata":{"labels":{"advertise":"no"}}}`)
-	w.waitCondition(c, udnv1.ConditionTransportAccepted, metav1.ConditionFalse, "NoOverlayRouteAdvertisementsIsMissing")
-	w.patch(c, `{"metadata":{"labels":{"advertise":"yes"}}}`)
-	w.waitCondition(c, udnv1.ConditionTransportAccepted, metav1.ConditionTrue)
-	// A change of the spec makes the acceptance outdated.
-	w.patch(ra, `{"spec":{"targetVRF":"auto"}}`)
-	w.waitCondition(c, udnv1.ConditionTransportAccepted, metav1.ConditionFalse, "NoOverlayRouteAdvertisementsNotAccepted")
-	w.patch(ra, `{"spec":{"targetVRF":null}}`)
-	w.remove(ra)
-	w.waitCondition(c, udnv1.ConditionTransportAccepted, metav1.ConditionFalse, "NoOverlayRouteAdvertisementsIsMissing")
-	w.waitCreated(c, "[transport]")
 }
 
 // Networks above a limit are refused with a reason, and created when others are

@@ -116,6 +116,13 @@ func (b *builder) render(namespace string) NAD {
 	}
 	nad.Annotations[network.AnnotationNetworkID] = strconv.Itoa(b.in.ID)
 	nad.Annotations[network.AnnotationNetworkName] = conf.Name
+	have, exists := b.have.NADs[namespace].Annotations[network.AnnotationAdvertisedVRFs]
+	switch vrfs := b.in.VRFs; {
+	case vrfs != nil && (exists || *vrfs != ""):
+		nad.Annotations[network.AnnotationAdvertisedVRFs] = *vrfs
+	case vrfs == nil && exists:
+		nad.Annotations[network.AnnotationAdvertisedVRFs] = have
+	}
 	return nad
 }
 

@@ -327,10 +327,18 @@ func TestTransportAccepted(t *testing.T) {
 		{"one accepted", noOverlayRequest(), []Advertisement{{"blue", false}, {"red", true}}, metav1.ConditionTrue,
 			"NoOverlayTransportAccepted", "Transport has been configured as 'no-overlay'."},
 	} {
-		got := c.r.transportAccepted(c.by)
+		got := c.r.transportAccepted(Inputs{Advertised: c.by})
 		if got.Status != c.status || got.Reason != c.reason || got.Message != c.message || got.ObservedGeneration != 3 {
 			t.Errorf("%s: %+v", c.name, got)
 		}
+	}
+}
+
+// Managed routing without a managed fabric has a reason of its own.
+func TestNoManagedFabric(t *testing.T) {
+	got := noOverlayRequest().transportAccepted(Inputs{NoFabric: true, Advertised: []Advertisement{{"blue", true}}})
+	if got.Status != metav1.ConditionFalse || got.Reason != "NoOverlayManagedRoutingNotConfigured" || !strings.Contains(got.Message, "[bgp-managed] topology") {
+		t.Errorf("%+v", got)
 	}
 }
 

@@ -102,6 +102,8 @@ func (r *Reconciler) network(ctx context.Context, in *Inputs, have State) error 
 			return err
 		}
 	}
+	in.VRFs = r.advertised.of(req.Owner.Network())
+	in.NoFabric = req.NoOverlay != nil && req.NoOverlay.Routing == udnv1.RoutingManaged && r.cfg.BGP.Topology == ""
 	if req.Transport == udnv1.TransportOptionNoOverlay {
 		if in.Advertised, err = r.advertisements(ctx, req); err != nil {
 			return err

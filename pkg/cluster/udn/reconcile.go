@@ -30,7 +30,8 @@ type Reconciler struct {
 	networkIDs *netid.Allocator
 	waiters    nadusers.Waiters[Owner]
 	nodes      nodeIDs
-	failures   failures    // networks that nodes have not built, or not removed
+	failures   failures // networks that nodes have not built, or not removed
+	advertised advertised
 	enqueue    func(Owner) // set before the first Reconcile
 	restore    struct {
 		sync.Mutex

@@ -69,16 +69,21 @@ func Conditions(in Inputs, want State, problems []Problem, failed []*Failure) []
 			"Network allocation succeeded for all synced nodes."))
 	}
 	if r.Cluster() {
-		out = append(out, r.transportAccepted(in.Advertised))
+		out = append(out, r.transportAccepted(in))
 	}
 	return out
 }
 
 // transportAccepted follows the no-overlay proposal, "API changes".
-func (r *Request) transportAccepted(by []Advertisement) metav1.Condition {
+func (r *Request) transportAccepted(in Inputs) metav1.Condition {
+	by := in.Advertised
 	const kind = udnv1.ConditionTransportAccepted
 	if r.Transport != udnv1.TransportOptionNoOverlay {
 		return r.condition(kind, metav1.ConditionTrue, udnv1.ReasonGeneveTransportAccepted, "Geneve transport has been configured.")
+	}
+	if in.NoFabric {
+		return r.condition(kind, metav1.ConditionFalse, udnv1.ReasonNoOverlayManagedRoutingNotConfigured,
+			"routing Managed needs the managed BGP fabric, which is not configured: set [bgp-managed] topology, or create the network with routing Unmanaged.")
 	}
 	if len(by) == 0 {
 		return r.condition(kind, metav1.ConditionFalse, udnv1.ReasonNoOverlayRouteAdvertisementsIsMissing,

@@ -93,6 +93,8 @@ type Inputs struct {
 	WithoutSubnet NodesWithoutSubnet  // nodes that the subnets have no host subnet for
 	Failing       FailingNodes        // nodes that have not built the network
 	Advertised    []Advertisement     // for transport NoOverlay: what advertises the pods' routes
+	NoFabric      bool                // routing Managed, and there is no managed fabric
+	VRFs          *string             // into which the network is advertised, comma-separated; nil: not known yet
 }
 
 // Advertisement is a RouteAdvertisements that advertises a network's pods.

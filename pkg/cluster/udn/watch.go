@@ -43,6 +43,7 @@ func (r *Reconciler) Watch(c controller.TypedController[Owner], from cache.Cache
 		source.TypedKind(from, &udnv1.RouteAdvertisements{}, r.advertisementEvents()),
 		source.TypedFunc[Owner](func(ctx context.Context, q queue) error {
 			r.enqueue = q.Add
+			r.advertised.start(q.Add)
 			r.networkIDs.OnFreed(func(ns string) { r.enqueueByNamespace(ctx, ns, q) })
 			return nil
 		}),

@@ -62,6 +62,7 @@ func openNode(ctx context.Context, cfg config.Config, opts options, log *slog.Lo
 	}
 	n.bridge = ovs.NewFlowReconciler(n.ovs, flows.OFCtl{}, cfg.OVS.ExternalBridge, cfg.Kubernetes.NodeName, cfg.Plan, ovs.RunDir(cfg.OVS.DBAddress), log,
 		func(err error) { failures.RecordComponent("external bridge", err) })
+	n.bridge.LooseIsolation = cfg.BGP.LooseIsolation
 	n.parts.Kernel, n.parts.OVS, n.parts.Flows = n.kernel, n.ovs, n.bridge
 	return n, nil
 }

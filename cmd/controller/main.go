@@ -21,6 +21,7 @@ import (
 	"bulkhead/pkg/kube"
 	"bulkhead/pkg/ovn"
 	"bulkhead/pkg/process"
+	"bulkhead/pkg/routeimport"
 )
 
 func main() { process.Main("controller", run) }
@@ -72,6 +73,12 @@ func runZone(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
+	routes, err := routeimport.Read(cfg.OVS.ExternalBridge)
+	if err != nil {
+		return fmt.Errorf("read the routes that BGP has learned: %w", err)
+	}
+	zone.SetImportedRoutes(importedRoutes(routes))
+	go routeimport.Watch(ctx, cfg.OVS.ExternalBridge, log, func(r []routeimport.Route) { zone.SetImportedRoutes(importedRoutes(r)) })
 	ready := func() error {
 		if !zone.Ready() {
 			return errors.New("not every known network is built")
@@ -82,4 +89,13 @@ func runZone(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 		return err
 	}
 	return zone.Run(ctx)
+}
+
+// importedRoutes converts routes to the zone's type.
+func importedRoutes(routes []routeimport.Route) []ovn.ImportedRoute {
+	var out []ovn.ImportedRoute
+	for _, r := range routes {
+		out = append(out, ovn.ImportedRoute(r))
+	}
+	return out
 }

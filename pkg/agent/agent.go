@@ -11,6 +11,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/http"
+	"net/netip"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -40,8 +41,8 @@ type OVS interface {
 type Flows interface {
 	SetNode(node network.Node, localnets []network.Network)
 	// SetNetwork sets a network that has a gateway router, with the ports of its services
-	// that are reached from outside it.
-	SetNetwork(n network.Network, ports []flows.ServicePort)
+	// that are reached from outside it. pods are the subnets of this node's pods.
+	SetNetwork(n network.Network, pods []netip.Prefix, ports []flows.ServicePort)
 	DeleteNetwork(id int)
 	MarkComplete()                     // every network is set: others' flows are removed
 	Isolate(ctx context.Context) error // returns once nothing passes between networks on the bridge

@@ -268,7 +268,7 @@ func (f *fakeFlows) SetNode(_ network.Node, localnets []network.Network) {
 
 func (f *fakeFlows) Isolate(context.Context) error { return nil }
 
-func (f *fakeFlows) SetNetwork(n network.Network, ports []flows.ServicePort) {
+func (f *fakeFlows) SetNetwork(n network.Network, _ []netip.Prefix, ports []flows.ServicePort) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.networks == nil {

@@ -35,7 +35,11 @@ func (r *gatewayReconciler) reconcile(id int) error {
 	}
 	ports := r.cache.ExposedPorts(id)
 	own := r.node.Node().Addresses
-	r.flows.SetNetwork(net, append(slices.DeleteFunc(ports, func(p flows.ServicePort) bool {
+	var pods []netip.Prefix // none without an id or a host subnet
+	if id := r.node.Node().ID; id > 0 && net.Advertised() {
+		pods, _ = net.HostSubnets(id)
+	}
+	r.flows.SetNetwork(net, pods, append(slices.DeleteFunc(ports, func(p flows.ServicePort) bool {
 		return p.Addr.IsValid() && refusedExternal(r.config.Plan, net, own, p.Addr)
 	}), r.cache.loopbackPorts(id, r.config.Plan, r.config.DefaultNetwork)...))
 	return nil

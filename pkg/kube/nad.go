@@ -41,6 +41,7 @@ func ParseNAD(obj *nadv1.NetworkAttachmentDefinition, plan network.Plan) (nad ne
 		return nad, true
 	}
 	nad.Network, nad.Err = conf.Network(id, plan)
+	nad.Network.AdvertisedVRFs = obj.Annotations[network.AnnotationAdvertisedVRFs]
 	if nad.Err == nil {
 		nad.Err = plan.Conflict(nad.Network)
 	}

@@ -143,6 +143,7 @@ var settings = []struct {
 	{"allowPersistentIPs", func(n Network) string { return strconv.FormatBool(n.PersistentIPs) }},
 	{"transport", func(n Network) string { return n.Transport }},
 	{"outboundSNAT", func(n Network) string { return n.OutboundSNAT }},
+	{AnnotationAdvertisedVRFs, func(n Network) string { return n.AdvertisedVRFs }},
 }
 
 func joinAddrs(as []netip.Addr) string {

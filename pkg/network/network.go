@@ -89,6 +89,8 @@ type Network struct {
 	PersistentIPs         bool
 	Transport             string // "" (Geneve) or TransportNoOverlay
 	OutboundSNAT          string // "enabled" or "disabled"; TransportNoOverlay only
+	// AdvertisedVRFs is AnnotationAdvertisedVRFs.
+	AdvertisedVRFs string
 }
 
 // IsDefault reports whether n is the cluster default network.
@@ -103,10 +105,17 @@ func (n Network) CheckSupported() error {
 	switch {
 	case n.IsDefault():
 		return nil
-	case n.Transport != "":
-		return fmt.Errorf("network %s: nodes do not support transport %s in this version: use Geneve", n.Name, n.Transport)
+	case n.Transport != "" && n.Transport != TransportNoOverlay:
+		return fmt.Errorf("network %s: nodes do not support transport %s: use Geneve", n.Name, n.Transport)
 	}
 	return nil
+}
+
+// Advertised reports whether routers outside the cluster know the addresses of the network's
+// pods, which then keep them on the way out. A network without an overlay counts as advertised
+// always: its packets take that way, or none.
+func (n Network) Advertised() bool {
+	return n.Transport == TransportNoOverlay || n.AdvertisedVRFs != ""
 }
 
 // CIDRs are the CIDRs of the network's subnets, in order.

@@ -25,8 +25,7 @@ type Inputs struct {
 	Pods []PodPort
 	// RemotePods are the other nodes' pods on a Layer 2 network.
 	RemotePods []RemotePod
-	// BGP is nil if the cluster does not advertise routes.
-	BGP *BGP
+	BGP        BGP
 	// Services are the network's.
 	Services []Service
 	// Exposed are services of the cluster default network.
@@ -151,8 +150,6 @@ type topology struct {
 func (b *builder) topology() (topology, error) {
 	primary := b.primary()
 	switch {
-	case b.noOverlay() && b.in.BGP == nil:
-		return topology{}, fmt.Errorf("network %s: transport %s needs route advertisements, which are not enabled", b.net.Name, b.net.Transport)
 	case b.net.Topology == network.Layer3 && primary:
 		return topology{b.nodeSwitch(), func() {
 			b.layer3()

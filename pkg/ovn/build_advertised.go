@@ -18,22 +18,12 @@ import (
 // other nodes: the source route that managementRoutes adds leads to the underlay, in
 // shared gateway mode by the gateway router and its imported routes.
 
-// Isolation is how advertised networks are kept apart on a node. Their addresses
-// are routable, so it takes more than separate routers.
-type Isolation string
-
-const (
-	// IsolationStrict: pods of different advertised networks do not reach each other.
-	IsolationStrict Isolation = "strict"
-	// IsolationLoose: they do if routers outside the cluster connect them.
-	IsolationLoose Isolation = "loose"
-)
-
-// BGP is what BGP adds to a network's inputs.
+// BGP is what route advertisements add to a network's inputs.
 type BGP struct {
-	// Advertised means that BGP advertises the network's pods.
-	Advertised bool
-	Isolation  Isolation
+	// Loose: pods of different advertised networks reach each other if routers outside the
+	// cluster connect them. Otherwise the node drops what they send to each other: their
+	// addresses are routable, so it takes more than separate routers.
+	Loose bool
 	// The rest is for the cluster default network, which has the address sets that
 	// all networks use.
 
@@ -45,6 +35,8 @@ type BGP struct {
 	DefaultServices []netip.Addr
 	// AdvertisedSubnets are the subnets of all advertised networks.
 	AdvertisedSubnets []netip.Prefix
+	// NoOverlaySubnets are those of the networks without an overlay among them.
+	NoOverlaySubnets []netip.Prefix
 }
 
 // ImportedRoute is a route that the node has learned by BGP.
@@ -63,9 +55,7 @@ const (
 
 func (b *builder) noOverlay() bool { return b.net.Transport == network.TransportNoOverlay }
 
-func (b *builder) advertised() bool {
-	return b.primary() && b.in.BGP != nil && (b.in.BGP.Advertised || b.noOverlay())
-}
+func (b *builder) advertised() bool { return b.primary() && b.net.Advertised() }
 
 // outboundSNAT reports whether a network without an overlay has its pods SNATed
 // outside the cluster.
@@ -101,7 +91,7 @@ func (b *builder) addressSet(effect Effect, id, name string, addresses []string)
 // sharedSets adds the cluster default network's address sets. They exist even if
 // they are empty: a match that names a missing set matches nothing.
 func (b *builder) sharedSets() {
-	if !b.net.IsDefault() || b.in.BGP == nil {
+	if !b.net.IsDefault() {
 		return
 	}
 	for _, a := range []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()} {

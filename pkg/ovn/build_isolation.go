@@ -138,7 +138,7 @@ func (b *builder) advertisedGroup() string { return b.net.Prefix() + "advertised
 
 // advertisedGroups returns the port group of isolateAdvertised, if it is needed.
 func (b *builder) advertisedGroups() []Ref {
-	if !b.advertised() || b.in.BGP.Isolation != IsolationStrict {
+	if !b.advertised() || b.in.BGP.Loose {
 		return nil
 	}
 	group := b.ref(nbdb.PortGroupTable, b.advertisedGroup(), "ports")

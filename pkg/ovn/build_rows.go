@@ -252,6 +252,13 @@ func (b *builder) route(router, policy string, dest netip.Prefix, via netip.Addr
 	b.add(Opens, nbdb.LogicalRouterStaticRouteTable, id, r, []Ref{b.ref(nbdb.LogicalRouterTable, router, "static_routes")}, extra...)
 }
 
+// discard adds a route that drops packets.
+func (b *builder) discard(router string, dest netip.Prefix) {
+	b.add(Closes, nbdb.LogicalRouterStaticRouteTable, router+" discard "+dest.String(),
+		&nbdb.LogicalRouterStaticRoute{IPPrefix: dest.String(), Nexthop: "discard", Policy: ptr(dstIP)},
+		[]Ref{b.ref(nbdb.LogicalRouterTable, router, "static_routes")})
+}
+
 // routesToPeer adds routes by destination to another node. The next hop may be of another IP
 // family.
 func (b *builder) routesToPeer(router string, dests []netip.Prefix, via netip.Addr, peer network.Node) {

@@ -191,9 +191,13 @@ func genRows(t *rapid.T, label string) (network.Network, State) {
 		in.Peers = append(in.Peers, testNode(i, fmt.Sprintf("node%d", i), network.SharedGateway))
 	}
 	if n.Transport != "" || rapid.Bool().Draw(t, label+" BGP") {
-		in.BGP = &BGP{Advertised: rapid.Bool().Draw(t, label+" advertised"), Isolation: rapid.SampledFrom([]Isolation{IsolationStrict, IsolationLoose}).Draw(t, label+" isolation")}
+		in.BGP.Loose = rapid.Bool().Draw(t, label+" loose isolation")
+		if rapid.Bool().Draw(t, label+" advertised") {
+			n.AdvertisedVRFs = "default"
+		}
 		for _, i := range rapid.SliceOfNDistinct(rapid.IntRange(1, 4), 0, 3, rapid.ID[int]).Draw(t, label+" advertised subnets") {
 			in.BGP.AdvertisedSubnets = append(in.BGP.AdvertisedSubnets, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i), 0, 0}), 16))
+			in.BGP.NoOverlaySubnets = in.BGP.AdvertisedSubnets
 			in.ImportedRoutes = append(in.ImportedRoutes, ImportedRoute{Prefix: in.BGP.AdvertisedSubnets[0], NextHops: node.NextHops})
 		}
 	}
@@ -352,8 +356,8 @@ func TestOpStrings(t *testing.T) {
 			t.Errorf("several lines: %s", op)
 		}
 	}
-	if !strings.HasPrefix(lines[0], "insert Port_Group "+LockedPortGroup) {
-		t.Errorf("the first operation is not isolation: %s", lines[0])
+	if !slices.ContainsFunc(lines[:3], func(l string) bool { return strings.HasPrefix(l, "insert Port_Group "+LockedPortGroup) }) {
+		t.Errorf("the first operations are not isolation: %v", lines[:3])
 	}
 	if want := "insert Logical_Switch_Port blue_p into Port_Group bulkhead_locked ports and Logical_Switch node1 ports"; !slices.Contains(lines, want) {
 		t.Errorf("no line %q in\n%s", want, strings.Join(lines, "\n"))

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"bulkhead/pkg/network"
@@ -109,9 +108,9 @@ func topologyCases() []goldenCase {
 func advertisedCases() []goldenCase {
 	shared, local := network.SharedGateway, network.LocalGateway
 	var out []goldenCase
-	advertise := func(isolation Isolation) func(*network.Node, *Inputs) {
+	advertise := func(loose bool) func(*network.Node, *Inputs) {
 		return func(_ *network.Node, in *Inputs) {
-			in.BGP = &BGP{Advertised: true, Isolation: isolation}
+			in.BGP.Loose = loose
 			in.ImportedRoutes = []ImportedRoute{
 				{Prefix: netip.MustParsePrefix("203.0.113.0/24"), NextHops: []netip.Addr{netip.MustParseAddr("172.18.0.9"), netip.MustParseAddr("172.18.0.8")}},
 				{Prefix: netip.MustParsePrefix("2001:db8:9::/48"), NextHops: []netip.Addr{netip.MustParseAddr("fc00::9")}},
@@ -121,6 +120,11 @@ func advertisedCases() []goldenCase {
 			}
 		}
 	}
+	advertised := func(topology network.Topology, families string) network.Network {
+		n := testNetwork(7, "blue-net", topology, network.RolePrimary, families)
+		n.AdvertisedVRFs = "default"
+		return n
+	}
 	noOverlay := func(families, snat string) network.Network {
 		n := testNetwork(7, "blue-net", network.Layer3, network.RolePrimary, families)
 		n.Transport, n.OutboundSNAT = network.TransportNoOverlay, snat
@@ -128,33 +132,25 @@ func advertisedCases() []goldenCase {
 	}
 	for _, families := range []string{"ipv4", "ipv6", "dual"} {
 		out = append(out,
-			goldenCase{name: "layer3-primary-" + families + "-no-overlay-snat", net: noOverlay(families, "enabled"), mode: shared, edit: advertise(IsolationStrict)},
-			goldenCase{name: "layer3-primary-" + families + "-advertised-strict", net: testNetwork(7, "blue-net", network.Layer3, network.RolePrimary, families), mode: shared,
-				edit: advertise(IsolationStrict)})
+			goldenCase{name: "layer3-primary-" + families + "-no-overlay-snat", net: noOverlay(families, "enabled"), mode: shared, edit: advertise(false)},
+			goldenCase{name: "layer3-primary-" + families + "-advertised-strict", net: advertised(network.Layer3, families), mode: shared,
+				edit: advertise(false)})
 	}
 	defaultNet := testDefault(true)
 	defaultNet.Transport, defaultNet.OutboundSNAT = network.TransportNoOverlay, "enabled"
 	return append(out,
-		goldenCase{name: "layer3-primary-dual-no-overlay-snat-local", net: noOverlay("dual", "enabled"), mode: local, edit: advertise(IsolationLoose)},
-		goldenCase{name: "layer3-primary-dual-no-overlay", net: noOverlay("dual", "disabled"), mode: shared, edit: advertise(IsolationLoose)},
-		goldenCase{name: "layer3-primary-dual-no-overlay-local", net: noOverlay("dual", "disabled"), mode: local, edit: advertise(IsolationLoose)},
-		goldenCase{name: "layer3-primary-dual-advertised-loose-local", net: testNetwork(7, "blue-net", network.Layer3, network.RolePrimary, "dual"), mode: local, edit: advertise(IsolationLoose)},
-		goldenCase{name: "layer2-primary-dual-advertised-strict", net: testNetwork(7, "blue-net", network.Layer2, network.RolePrimary, "dual"), mode: shared, edit: advertise(IsolationStrict)},
+		goldenCase{name: "layer3-primary-dual-no-overlay-snat-local", net: noOverlay("dual", "enabled"), mode: local, edit: advertise(true)},
+		goldenCase{name: "layer3-primary-dual-no-overlay", net: noOverlay("dual", "disabled"), mode: shared, edit: advertise(true)},
+		goldenCase{name: "layer3-primary-dual-no-overlay-local", net: noOverlay("dual", "disabled"), mode: local, edit: advertise(true)},
+		goldenCase{name: "layer3-primary-dual-advertised-loose-local", net: advertised(network.Layer3, "dual"), mode: local, edit: advertise(true)},
+		goldenCase{name: "layer2-primary-dual-advertised-strict", net: advertised(network.Layer2, "dual"), mode: shared, edit: advertise(false)},
 		goldenCase{name: "default-dual-no-overlay-snat", net: defaultNet, mode: shared, edit: func(node *network.Node, in *Inputs) {
-			advertise(IsolationStrict)(node, in)
+			advertise(false)(node, in)
 			in.BGP.NodeAddresses = []netip.Addr{node.Addresses[0].Addr(), node.Addresses[1].Addr(), netip.MustParseAddr("172.18.0.2")}
 			in.BGP.DefaultServices = []netip.Addr{netip.MustParseAddr("10.96.0.1")}
 			in.BGP.AdvertisedSubnets = prefixes("10.20.0.0/16", "fd20::/48", "10.244.0.0/16")
+			in.BGP.NoOverlaySubnets = prefixes("10.20.0.0/16", "fd20::/48")
 		}})
-}
-
-// A network without an overlay is not built where BGP is not enabled.
-func TestNoOverlayNeedsBGP(t *testing.T) {
-	n := testNetwork(7, "blue_net", network.Layer3, network.RolePrimary, "ipv4")
-	n.Transport, n.OutboundSNAT = network.TransportNoOverlay, "enabled"
-	if _, err := Build(n, testNode(1, "node1", network.SharedGateway), Inputs{Plan: testPlan(true)}); err == nil || !strings.Contains(err.Error(), "not enabled") {
-		t.Errorf("error %v", err)
-	}
 }
 
 func compareGolden(t *testing.T, name string, state State) {

@@ -42,10 +42,17 @@ func (b *builder) uplink() {
 // toWire is the uplink router's port.
 func (b *builder) toWire() string { return "rtoe-" + network.UplinkRouter(b.node.Name) }
 
-// importedRoutes adds the uplink router's routes that BGP has learned.
+// importedRoutes adds the uplink router's routes that BGP has learned. Packets to pods of a
+// network without an overlay that no route leads to are dropped: the default route would send
+// them out of the cluster.
 func (b *builder) importedRoutes() {
 	if !b.net.IsDefault() || !b.hasGateway() {
 		return
+	}
+	for _, subnet := range b.in.BGP.NoOverlaySubnets {
+		if _, ok := addrOfFamily(b.node.Addresses, subnet.Addr()); ok {
+			b.discard(network.UplinkRouter(b.node.Name), subnet)
+		}
 	}
 	seen := map[string]struct{}{}
 	for _, r := range b.in.ImportedRoutes {

@@ -49,8 +49,14 @@ func (z *zoneUnderTest) outside(nets ...gatewayNetwork) {
 // bridgeFlows replaces the external bridge's flows by those of these networks.
 func (z *zoneUnderTest) bridgeFlows(nets ...gatewayNetwork) {
 	z.t.Helper()
+	z.isolatedFlows(false, nets...)
+}
+
+// isolatedFlows is bridgeFlows with a mode of isolation between advertised networks.
+func (z *zoneUnderTest) isolatedFlows(loose bool, nets ...gatewayNetwork) {
+	z.t.Helper()
 	p := testPlan(true)
-	in := flows.Inputs{Addresses: z.node.Addresses, MAC: z.node.BridgeMAC, Masquerade: p.Masquerade, Services: p.ServiceCIDRs,
+	in := flows.Inputs{Loose: loose, Addresses: z.node.Addresses, MAC: z.node.BridgeMAC, Masquerade: p.Masquerade, Services: p.ServiceCIDRs,
 		Pods: network.Network{Subnets: p.ClusterSubnets}.CIDRs(), Mode: z.node.Mode}
 	bridge := flows.Bridge{Name: z.node.Bridge, Uplinks: []int{z.ofport(native.OutsideLink)}, Router: z.ofport(network.UplinkPatch(z.node.Bridge, z.node.Name))}
 	want, err := flows.Build(bridge, in)
@@ -61,6 +67,9 @@ func (z *zoneUnderTest) bridgeFlows(nets ...gatewayNetwork) {
 		g := flows.Gateway{Network: n.net.ID, Port: z.ofport(n.net.ExternalPatch(z.node.Bridge, z.node.Name)), Mark: n.net.ConntrackMark(), Ports: n.ports}
 		for _, a := range p.MasqueradeGateway(n.net) {
 			g.Addresses = append(g.Addresses, a.Addr())
+		}
+		if n.net.Advertised() {
+			g.Advertised, g.Pods = n.net.CIDRs(), must(n.net.HostSubnets(z.node.ID))(z.t)
 		}
 		want = append(want, flows.BuildNetwork(bridge, in, g)...)
 	}

@@ -371,7 +371,7 @@ func TestNativeAdvertised(t *testing.T) {
 		nadKey := network.DefaultName
 		if !c.net.IsDefault() {
 			nadKey = network.NADKey("blue", "net")
-			converge(t, z.nb, testDefault(true), node, Inputs{Plan: in.Plan, PhysicalNetwork: in.PhysicalNetwork, BGP: &BGP{}})
+			converge(t, z.nb, testDefault(true), node, Inputs{Plan: in.Plan, PhysicalNetwork: in.PhysicalNetwork})
 		}
 		in.Pods = []PodPort{testPod(c.net, node, nadKey, "blue", "p", 3, false)}
 		converge(t, z.nb, c.net, node, in)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -67,6 +68,8 @@ type Zone struct {
 	ownUID      types.UID // of this Node
 	alone       bool      // no other node existed when the networks were last enqueued
 	nets        map[string]*netState
+	advertised  map[string][]netip.Prefix // subnets of advertised networks, by name
+	imported    []ImportedRoute           // that BGP has learned
 	pods        map[string]*podState
 	served      map[string]string            // by service: the network that it was last built on
 	defaultOnly map[string]map[string]string // by namespace and pod: UIDs of pods without a primary network
@@ -116,7 +119,7 @@ func NewZone(cfg config.Config, k kubernetes.Interface, nads nadclient.Interface
 	z := &Zone{
 		cfg: cfg, log: log.With("node", cfg.Kubernetes.NodeName), kube: k, nads: nads, metrics: newMetrics(registry),
 		podQueue: process.NewQueue[string](), queue: newUnitQueue(),
-		nadIndex: network.NewNADIndex(), nodes: newNodeIndex(cfg.Kubernetes.NodeName), nets: map[string]*netState{}, pods: map[string]*podState{}, served: map[string]string{},
+		nadIndex: network.NewNADIndex(), nodes: newNodeIndex(cfg.Kubernetes.NodeName), nets: map[string]*netState{}, advertised: map[string][]netip.Prefix{}, pods: map[string]*podState{}, served: map[string]string{},
 		defaultOnly: map[string]map[string]string{}, initial: map[string]struct{}{}, pending: map[string]struct{}{}, keptPorts: map[string]keptPorts{},
 	}
 	z.failures = newFailureReport(cfg.Kubernetes.NodeName, k, z.log, z.metrics.failing, func() { z.queue.Add(keyFailures) })

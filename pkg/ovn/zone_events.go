@@ -94,6 +94,9 @@ func (z *Zone) onSynced() {
 		z.logUnusable(nad)
 		z.failures.recordNAD(nad.Key(), true)
 	}
+	for _, name := range z.nadIndex.Networks() {
+		z.updateAdvertised(name)
+	}
 	z.nodes.podIDs = z.podIDs()
 	z.nodesChanged(z.nodes.markSynced())
 }
@@ -252,6 +255,9 @@ func (z *Zone) applyNADChange(key string, change func() []string) {
 	was, _ := z.nadIndex.NAD(key)
 	agreed := z.nadIndex.Fingerprint(was.Network.Name)
 	names := change()
+	for _, name := range names {
+		z.updateAdvertised(name)
+	}
 	if !z.synced {
 		return
 	}

@@ -67,6 +67,9 @@ type job struct {
 	units   []Unit // nil: all
 	// unknown are the peers whose rows are kept unchanged.
 	unknown map[string]struct{}
+	// someUnknown: of the cluster default network, whether the addresses of some peers are not
+	// known.
+	someUnknown bool
 	// unknownPods are the units of other nodes' pods whose rows are kept unchanged.
 	unknownPods map[Unit]struct{}
 }
@@ -104,7 +107,12 @@ func (z *Zone) nextJob(name string) (j job, ok bool) {
 		return j, false
 	}
 	j.node = z.self()
-	j.in = Inputs{Plan: z.cfg.Plan, PhysicalNetwork: z.cfg.OVS.PhysicalNetwork, OneNode: z.nodes.alone(), Exposed: z.exposed()}
+	j.in = Inputs{Plan: z.cfg.Plan, PhysicalNetwork: z.cfg.OVS.PhysicalNetwork, OneNode: z.nodes.alone(), Exposed: z.exposed(), BGP: z.bgpInputs(j.net)}
+	if j.net.IsDefault() {
+		j.in.ImportedRoutes = z.importedRoutes()
+		peers, unknown := z.nodes.peers()
+		j.someUnknown = len(unknown) > 0 || slices.ContainsFunc(peers, func(n network.Node) bool { return !hasGatewayFacts(n) })
+	}
 	if j.units == nil {
 		j.in.Peers, j.unknown = z.nodes.peers()
 		for _, key := range slices.Sorted(maps.Keys(st.pods)) {
@@ -238,6 +246,9 @@ func (z *Zone) build(ctx context.Context, name string, j job) error {
 		return fmt.Errorf("read rows: %w", err)
 	}
 	j.in.Pods = keepLocks(j.in.Pods, have)
+	if j.someUnknown {
+		keepNodeAddresses(&j.in.BGP, have)
+	}
 	want, err := BuildUnits(j.net, j.node, j.in, j.units)
 	if err != nil {
 		return permanentError{err}

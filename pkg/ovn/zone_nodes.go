@@ -75,6 +75,7 @@ func (z *Zone) nodesChanged(changes []nodeChange) {
 			peers = append(peers, peerUnit(name))
 		}
 		z.enqueueNetworks(peers...)
+		z.queue.AddUnits(network.DefaultName, topologyUnit) // has the set of the nodes' addresses
 		z.queue.Add(keyChassis)
 	}
 }

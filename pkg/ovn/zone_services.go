@@ -116,7 +116,8 @@ func (z *Zone) enqueueService(namespace, name string) {
 	}
 	if slices.Contains(z.cfg.AllowedServices, key) {
 		z.enqueueNetworks(exposedUnit(key))
-		z.enqueueVirtualMachines() // the service may be their DNS server
+		z.queue.AddUnits(network.DefaultName, topologyUnit) // has the set of these addresses
+		z.enqueueVirtualMachines()                          // the service may be their DNS server
 	}
 }
 

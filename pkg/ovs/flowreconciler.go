@@ -8,6 +8,7 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
+	"net/netip"
 	"path/filepath"
 	"reflect"
 	"slices"
@@ -28,6 +29,8 @@ type FlowReconciler struct {
 	Bridge string
 	Node   string // the node's name
 	Plan   network.Plan
+	// LooseIsolation is flows.Inputs.Loose.
+	LooseIsolation bool
 	// RunDir is the directory of ovs-vswitchd's sockets.
 	RunDir string
 	Log    *slog.Logger
@@ -116,14 +119,17 @@ func (r *FlowReconciler) SetNode(node network.Node, localnets []network.Network)
 }
 
 // SetNetwork sets a primary network, or the cluster default network, with the ports of its
-// services that are reached from outside it.
-func (r *FlowReconciler) SetNetwork(n network.Network, ports []flows.ServicePort) {
+// services that are reached from outside it. pods are the subnets of this node's pods.
+func (r *FlowReconciler) SetNetwork(n network.Network, pods []netip.Prefix, ports []flows.ServicePort) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	g := gateway{Gateway: flows.Gateway{Network: n.ID, Mark: n.ConntrackMark(), Ports: ports}, patch: n.ExternalPatch(r.Bridge, r.Node)}
 	v4, v6 := n.Families()
 	for _, p := range network.FilterFamilies(r.Plan.MasqueradeGateway(n), v4, v6) {
 		g.Addresses = append(g.Addresses, p.Addr())
+	}
+	if n.Advertised() {
+		g.Advertised, g.Pods = n.CIDRs(), pods
 	}
 	if reflect.DeepEqual(r.gateways[n.ID], g) {
 		return
@@ -277,7 +283,7 @@ func (r *FlowReconciler) buildBase(ctx context.Context, c *changes, node network
 		return before, nil, err
 	}
 	in := flows.Inputs{Addresses: node.Addresses, MAC: node.BridgeMAC, Masquerade: r.Plan.Masquerade, Services: r.Plan.ServiceCIDRs,
-		Pods: network.Network{Subnets: r.Plan.ClusterSubnets}.CIDRs(), Mode: node.Mode}
+		Pods: network.Network{Subnets: r.Plan.ClusterSubnets}.CIDRs(), Mode: node.Mode, Loose: r.LooseIsolation}
 	c.all = !reflect.DeepEqual(bridge, s.bridge) || !reflect.DeepEqual(in, s.in)
 	want, err := flows.Build(bridge, in)
 	if err != nil && !errors.Is(err, flows.ErrNoUplink) {

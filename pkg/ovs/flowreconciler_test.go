@@ -76,7 +76,7 @@ func TestFlowsPerNetwork(t *testing.T) {
 	sw := &recordedSwitch{Switch: ofctl}
 	r := newReconciler(c, sw, dir)
 	r.SetNode(gatewayNode, nil)
-	r.SetNetwork(redNet, nil)
+	r.SetNetwork(redNet, nil, nil)
 	ctx, cancel := context.WithCancel(deadline(t))
 	t.Cleanup(cancel)
 	watchFlows(ctx, filepath.Join(dir, "br-ex.mgmt"), r.flowsChanged)
@@ -129,9 +129,9 @@ func TestFlowsPerNetwork(t *testing.T) {
 		cookie uint64
 		enough func(int) bool
 	}{
-		{"a second network", func() { r.SetNetwork(blueNet, nil) }, blue, func(n int) bool { return n > 5 }},
-		{"ports of services", func() { r.SetNetwork(redNet, redPorts) }, red, func(n int) bool { return n > without }},
-		{"no ports of services", func() { r.SetNetwork(redNet, nil) }, red, func(n int) bool { return n == without }},
+		{"a second network", func() { r.SetNetwork(blueNet, nil, nil) }, blue, func(n int) bool { return n > 5 }},
+		{"ports of services", func() { r.SetNetwork(redNet, nil, redPorts) }, red, func(n int) bool { return n > without }},
+		{"no ports of services", func() { r.SetNetwork(redNet, nil, nil) }, red, func(n int) bool { return n == without }},
 		{"a network less", func() { r.DeleteNetwork(blueNet.ID) }, blue, func(n int) bool { return n == 0 }},
 	} {
 		sw.taken()

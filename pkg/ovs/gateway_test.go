@@ -131,9 +131,9 @@ func newGatewayBridge(t *testing.T, mode network.GatewayMode) (*tracedBridge, *s
 	b := newTracedBridge(t, patches)
 	b.node.Mode = mode
 	b.r.SetNode(b.node, nil)
-	b.r.SetNetwork(plainNet, []flows.ServicePort{{Protocol: "tcp", Port: 30001}})
-	b.r.SetNetwork(redNet, redPorts)
-	b.r.SetNetwork(blueNet, nil)
+	b.r.SetNetwork(plainNet, nil, []flows.ServicePort{{Protocol: "tcp", Port: 30001}})
+	b.r.SetNetwork(redNet, nil, redPorts)
+	b.r.SetNetwork(blueNet, nil, nil)
 	b.settle()
 	return b, strings.NewReplacer(replace...)
 }
@@ -241,7 +241,7 @@ func TestGatewayFlows(t *testing.T) {
 // TestLocalGatewayFlows: in local gateway mode the host has what leaves gateway routers.
 func TestLocalGatewayFlows(t *testing.T) {
 	b, names := newGatewayBridge(t, network.LocalGateway)
-	b.r.SetNetwork(blueNet, []flows.ServicePort{
+	b.r.SetNetwork(blueNet, nil, []flows.ServicePort{
 		{Protocol: "tcp", Port: 80, Addr: netip.MustParseAddr("203.0.113.9"), Local: true, NodePort: 30090},
 		{Protocol: "tcp", Port: 81, Addr: netip.MustParseAddr("203.0.113.9"), Local: true},
 	})

@@ -28,7 +28,7 @@ func TestLocalnetFlows(t *testing.T) {
 			b.check(name, names.Replace(x.packet), x.want)
 		}
 	}
-	b.r.SetNetwork(redNet, nil)
+	b.r.SetNetwork(redNet, nil, nil)
 	b.settle(nets...)
 	const nodeMAC, podMAC, tag, otherTag = "dl_dst=52:54:00:00:00:01", "dl_src=0a:58:0a:0a:00:05", "dl_vlan=20,dl_vlan_pcp=0", "dl_vlan=30,dl_vlan_pcp=0"
 	check(map[string]tracedPacket{

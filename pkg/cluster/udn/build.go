@@ -132,7 +132,12 @@ func (b *builder) remove(nad NAD, ownerDeleted bool) {
 	if len(users) > 0 && nad.Phase == Present && !ownerDeleted && b.in.Invalid == "" && b.in.ID != 0 && nad.OwnerUID == b.in.Request.UID {
 		// Nodes apply a changed configuration only when all NADs of the network
 		// have it, so this one is updated too.
-		nad.Config = b.render(nad.Namespace).Config
+		rendered := b.render(nad.Namespace)
+		nad.Config = rendered.Config
+		if vrfs, ok := rendered.Annotations[network.AnnotationAdvertisedVRFs]; ok {
+			nad.Annotations = maps.Clone(nad.Annotations)
+			nad.Annotations[network.AnnotationAdvertisedVRFs] = vrfs
+		}
 	}
 	if len(users) > 0 {
 		b.problem(nad.Namespace, "failed to delete NetworkAttachmentDefinition ["+nad.Key()+"]: network in use by the following pods: "+

@@ -39,6 +39,9 @@ type Inputs struct {
 	// Mode says whether what leaves a gateway router goes to the uplink router or to the
 	// host.
 	Mode network.GatewayMode
+	// Loose: routers outside the cluster decide which packets pass between advertised
+	// networks, and between them and the node. Otherwise the node drops these.
+	Loose bool
 }
 
 // Tables.
@@ -79,6 +82,8 @@ const (
 // Priorities of flows, above the bridge's default flow (priority 0, NORMAL).
 const (
 	priorityForged        = 210 // drops
+	priorityOwn           = 208 // packets within an advertised network
+	priorityIsolated      = 207 // drops: packets to other advertised networks
 	priorityExternalLocal = 205 // services with external traffic policy Local, in local gateway mode
 	priorityService       = 200 // services
 	priorityHost          = 160 // the host to services

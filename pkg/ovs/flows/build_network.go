@@ -20,6 +20,9 @@ type Gateway struct {
 	// Mark is the ct_mark of the network's connections.
 	Mark  uint32
 	Ports []ServicePort
+	// Advertised are the network's subnets, if routers outside the cluster know the addresses of
+	// its pods. Pods are those of this node among them.
+	Advertised, Pods []netip.Prefix
 }
 
 // ServicePort is a port of a network's services that is reached from outside the network.
@@ -70,8 +73,37 @@ func BuildNetwork(bridge Bridge, in Inputs, g Gateway) State {
 	if g.Network == network.DefaultID {
 		b.services(g)
 	}
+	b.advertised(g)
 	sortFlows(b.out)
 	return b.out
+}
+
+// advertised adds the flows of pods that keep their addresses outside OVN. What comes from
+// them has the network's only: a gateway router's port sends with no other source. Between the
+// node, or another network's pods, and an advertised network nothing passes on the node unless
+// isolation is loose, and never directly.
+func (b *builder) advertised(g Gateway) {
+	if b.local() {
+		return
+	}
+	port := inPort(g.Port)
+	for _, subnet := range g.Advertised {
+		if !b.in.Loose {
+			for _, from := range []int{fromNetwork, fromService, fromHost} {
+				if from == fromHost && g.Network == network.DefaultID {
+					continue // the node reaches the pods of this network
+				}
+				b.add(tableDestinations, priorityIsolated, matchIP(origin(from), anywhere, subnet), "drop")
+			}
+		}
+		b.add(tableDestinations, priorityOwn, matchIP(join(origin(fromNetwork), port), anywhere, subnet), setMAC(b.in.MAC)+","+outputs([]int{b.bridge.Router}))
+	}
+	for _, pods := range g.Pods {
+		b.add(tableInput, priorityNetwork, matchIP(port, pods, anywhere), toDestinations(fromNetwork))
+		b.add(tableInput, priorityNetwork, matchIP(inPort(b.bridge.Router), pods, anywhere), b.toWire)
+		b.add(tableInput, priorityNode, matchIP(inPort(b.bridge.Router), anywhere, pods), b.to(g)) // its own ICMP errors
+		b.add(tableDestinations, priorityNetwork, matchIP(origin(fromWire), anywhere, pods), b.to(g))
+	}
 }
 
 // to returns the actions that send to the gateway router, also what another network's has

@@ -99,6 +99,11 @@ func TestBuildNetwork(t *testing.T) {
 		{Protocol: "udp", Port: 53, Addr: addr("203.0.113.7")},
 		{Protocol: "sctp", Port: 9000, Addr: addr("2001:db8:7::7"), Claimed: true},
 	}}
+	advertised := red
+	advertised.Ports = nil
+	advertised.Advertised, advertised.Pods = prefixes("10.20.0.0/16", "fd20::/48"), prefixes("10.20.1.0/24", "fd20:0:0:1::/64")
+	loose := dual
+	loose.Loose = true
 	plain := Gateway{Port: 4, Mark: 3, Addresses: []netip.Addr{addr("169.254.0.9"), addr("fd69::9")}}
 	local := dual
 	local.Mode = network.LocalGateway
@@ -107,6 +112,7 @@ func TestBuildNetwork(t *testing.T) {
 		in Inputs
 	}{
 		"network": {red, dual}, "network local": {red, local}, "network default": {plain, dual},
+		"network advertised": {advertised, dual}, "network advertised loose": {advertised, loose}, "network advertised local": {advertised, local},
 		"network IPv4": {Gateway{Network: 7, Port: 9, Mark: 10, Addresses: red.Addresses[:1], Ports: red.Ports[:1]}, dual},
 	} {
 		t.Run(name, func(t *testing.T) { compare(t, name, BuildNetwork(bridge, c.in, c.g)) })

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ovn
+
+import (
+	"cmp"
+	"net/netip"
+	"reflect"
+	"slices"
+	"strings"
+
+	"bulkhead/pkg/network"
+	"bulkhead/pkg/ovn/nbdb"
+)
+
+// bgpInputs returns what route advertisements add to a network's inputs.
+func (z *Zone) bgpInputs(n network.Network) BGP {
+	b := BGP{Loose: z.cfg.BGP.LooseIsolation}
+	if !n.IsDefault() {
+		return b
+	}
+	peers, _ := z.nodes.peers()
+	for _, n := range append(peers, z.self()) {
+		for _, p := range n.Addresses {
+			b.NodeAddresses = append(b.NodeAddresses, p.Addr())
+		}
+	}
+	for _, s := range z.exposed() {
+		b.DefaultServices = append(b.DefaultServices, s.ClusterIPs...)
+	}
+	for _, n := range z.advertisedNetworks() {
+		b.AdvertisedSubnets = append(b.AdvertisedSubnets, n.CIDRs()...)
+		if n.Transport == network.TransportNoOverlay {
+			b.NoOverlaySubnets = append(b.NoOverlaySubnets, n.CIDRs()...)
+		}
+	}
+	return b
+}
+
+// keepNodeAddresses adds the addresses of nodes that the rows have, because the facts of some
+// nodes are not known.
+func keepNodeAddresses(b *BGP, have State) {
+	for _, r := range have {
+		set, ok := r.Model.(*nbdb.AddressSet)
+		if !ok || !strings.HasPrefix(r.ID, setNodes+"_") {
+			continue
+		}
+		for _, text := range set.Addresses {
+			if a, err := netip.ParseAddr(text); err == nil && !slices.Contains(b.NodeAddresses, a) {
+				b.NodeAddresses = append(b.NodeAddresses, a)
+			}
+		}
+	}
+}
+
+// advertisedNetworks returns the advertised networks, sorted by name.
+func (z *Zone) advertisedNetworks() []network.Network {
+	var out []network.Network
+	if z.cfg.DefaultNetwork.Advertised() {
+		out = append(out, z.cfg.DefaultNetwork)
+	}
+	for name := range z.advertised {
+		if n, ok := z.desiredNetwork(name); ok {
+			out = append(out, n)
+		}
+	}
+	slices.SortFunc(out, func(a, b network.Network) int { return cmp.Compare(a.Name, b.Name) })
+	return out
+}
+
+// updateAdvertised is called when the definition of a network may have changed. It enqueues
+// what all advertised networks share.
+func (z *Zone) updateAdvertised(name string) {
+	n, ok := z.desiredNetwork(name)
+	before, had := z.advertised[name]
+	var subnets []netip.Prefix
+	if ok && n.IsPrimary() && n.Advertised() {
+		subnets = n.CIDRs()
+	}
+	switch {
+	case slices.Equal(before, subnets):
+		return
+	case subnets == nil && had:
+		delete(z.advertised, name)
+	default:
+		z.advertised[name] = subnets
+	}
+	if z.restored {
+		z.queue.AddUnits(network.DefaultName, topologyUnit, importUnit)
+	}
+}
+
+// SetImportedRoutes replaces the routes that BGP has learned. The zone must know them before
+// it runs: it removes those that it does not know.
+func (z *Zone) SetImportedRoutes(routes []ImportedRoute) {
+	z.mu.Lock()
+	defer z.mu.Unlock()
+	if reflect.DeepEqual(z.imported, routes) {
+		return
+	}
+	z.imported = routes
+	if z.restored {
+		z.queue.AddUnits(network.DefaultName, importUnit)
+	}
+}
+
+// importedRoutes returns the routes to import. Routes to pods of a network with an overlay are
+// not: its routers lead there.
+func (z *Zone) importedRoutes() []ImportedRoute {
+	var overlays []netip.Prefix
+	for _, n := range z.advertisedNetworks() {
+		if n.Transport != network.TransportNoOverlay {
+			overlays = append(overlays, n.CIDRs()...)
+		}
+	}
+	if z.cfg.DefaultNetwork.Transport != network.TransportNoOverlay {
+		overlays = append(overlays, z.cfg.DefaultNetwork.CIDRs()...)
+	}
+	return slices.DeleteFunc(slices.Clone(z.imported), func(r ImportedRoute) bool {
+		return slices.ContainsFunc(overlays, func(p netip.Prefix) bool { return p.Bits() <= r.Prefix.Bits() && p.Overlaps(r.Prefix) })
+	})
+}

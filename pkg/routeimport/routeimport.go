@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package routeimport reads the routes that BGP has learned from the kernel's main table,
+// where FRR installs them. Reading needs no privilege.
+package routeimport
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+)
+
+// Route is a route that BGP has learned, with the next hops on the external bridge.
+type Route struct {
+	Prefix   netip.Prefix
+	NextHops []netip.Addr // sorted, at least one
+}
+
+// debounce is the delay between the first change of a route and the read of all. A BGP session
+// that comes up changes many at once.
+const debounce = 100 * time.Millisecond
+
+// retry is the delay before the subscription is renewed after an error, such as the overflow
+// of the socket's buffer.
+const retry = time.Second
+
+// receiveBuffer is for a few thousand messages.
+const receiveBuffer = 4 << 20
+
+// Read returns the routes of both IP families via next hops on the bridge, sorted. There are
+// none without the bridge.
+func Read(bridge string) ([]Route, error) {
+	link, err := netlink.LinkByName(bridge)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read link %s: %w", bridge, err)
+	}
+	list, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_MAIN, Protocol: unix.RTPROT_BGP},
+		netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+	if err != nil {
+		return nil, fmt.Errorf("list routes: %w", err)
+	}
+	var out []Route
+	for i := range list {
+		if r, ok := convert(&list[i], link.Attrs().Index); ok {
+			out = append(out, r)
+		}
+	}
+	slices.SortFunc(out, func(a, b Route) int {
+		return cmp.Or(a.Prefix.Addr().Compare(b.Prefix.Addr()), cmp.Compare(a.Prefix.Bits(), b.Prefix.Bits()))
+	})
+	return out, nil
+}
+
+// convert converts a route; ok is false if no next hop is on the bridge.
+func convert(r *netlink.Route, bridge int) (out Route, ok bool) {
+	if out.Prefix, ok = prefixOf(r); !ok {
+		return out, false
+	}
+	add := func(index int, gateway net.IP) {
+		if hop, ok := netip.AddrFromSlice(gateway); ok && index == bridge {
+			out.NextHops = append(out.NextHops, hop.Unmap())
+		}
+	}
+	add(r.LinkIndex, r.Gw)
+	for _, hop := range r.MultiPath {
+		add(hop.LinkIndex, hop.Gw)
+	}
+	slices.SortFunc(out.NextHops, netip.Addr.Compare)
+	out.NextHops = slices.Compact(out.NextHops)
+	return out, len(out.NextHops) > 0
+}
+
+func prefixOf(r *netlink.Route) (netip.Prefix, bool) {
+	if r.Dst == nil {
+		if r.Family == unix.AF_INET6 {
+			return netip.PrefixFrom(netip.IPv6Unspecified(), 0), true
+		}
+		return netip.PrefixFrom(netip.IPv4Unspecified(), 0), true
+	}
+	addr, ok := netip.AddrFromSlice(r.Dst.IP)
+	bits, _ := r.Dst.Mask.Size()
+	if addr = addr.Unmap(); addr.Is4() && len(r.Dst.Mask) == net.IPv6len {
+		bits -= 96
+	}
+	return netip.PrefixFrom(addr, bits), ok && bits >= 0
+}
+
+// Watch calls changed with all routes, first at once and then when they have changed, until
+// ctx ends.
+func Watch(ctx context.Context, bridge string, log *slog.Logger, changed func([]Route)) {
+	for ctx.Err() == nil {
+		if err := watch(ctx, bridge, changed); err != nil && ctx.Err() == nil {
+			log.Warn("cannot watch the routes that BGP has learned, will retry", "error", err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(retry):
+		}
+	}
+}
+
+// watch subscribes to changes, reads, and reads again after changes. It returns when the
+// subscription ends: messages may have been lost then.
+func watch(ctx context.Context, bridge string, changed func([]Route)) error {
+	done := make(chan struct{})
+	defer close(done)
+	updates := make(chan netlink.RouteUpdate, 1024)
+	failed := make(chan error, 1)
+	err := netlink.RouteSubscribeWithOptions(updates, done, netlink.RouteSubscribeOptions{
+		ReceiveBufferSize: receiveBuffer,
+		ErrorCallback: func(err error) {
+			select {
+			case failed <- err:
+			default:
+			}
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("subscribe to routes: %w", err)
+	}
+	defer func() { // the sender must not block
+		go func() {
+			for range updates { //nolint:revive // drained until it is closed
+			}
+		}()
+	}()
+	read := func() error {
+		routes, err := Read(bridge)
+		if err == nil {
+			changed(routes)
+		}
+		return err
+	}
+	if err := read(); err != nil {
+		return err
+	}
+	var timer <-chan time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-failed:
+			return err
+		case u, ok := <-updates:
+			if !ok {
+				return errors.New("the subscription has ended")
+			}
+			if timer == nil && u.Protocol == unix.RTPROT_BGP && u.Table == unix.RT_TABLE_MAIN {
+				timer = time.After(debounce)
+			}
+		case <-timer:
+			timer = nil
+			if err := read(); err != nil {
+				return err
+			}
+		}
+	}
+}

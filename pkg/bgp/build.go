@@ -88,7 +88,7 @@ func (b *builder) requests() []*request {
 		}
 		b.selectNetworks(r)
 		b.selectBases(r)
-		b.checkTarget(r)
+		b.checkSupported(r)
 		if len(b.in.Nodes) == 0 {
 			r.pendingf("no node has an id yet")
 		}
@@ -113,7 +113,12 @@ func (b *builder) selectNetworks(r *request) {
 		for _, n := range b.in.Networks {
 			switch {
 			case n.IsDefault() && n.CUDN == "":
-				if s.NetworkSelectionType == udnv1.DefaultNetwork {
+				switch {
+				case s.NetworkSelectionType != udnv1.DefaultNetwork:
+				case n.Transport != network.TransportNoOverlay:
+					r.invalidf("the cluster default network has an overlay, with which it is not advertised: select ClusterUserDefinedNetworks only, or install with [default] transport = no-overlay")
+					r.keepAll = true
+				default:
 					r.networks = append(r.networks, n)
 				}
 			case !selector.Matches(labels.Set(n.Labels)):
@@ -168,82 +173,56 @@ func (b *builder) selectBases(r *request) {
 	}
 }
 
-// checkTarget refuses a target VRF that would join a tenant's network with others: routes
-// of one would be leaked into the VRF of the other.
-func (b *builder) checkTarget(r *request) {
-	target := targetVRF(r.ra)
-	if target == DefaultVRF || target == AutoVRF {
-		return
+// checkSupported refuses what nodes do not carry.
+func (b *builder) checkSupported(r *request) {
+	if target := r.ra.Spec.TargetVRF; target != "" && target != DefaultVRF {
+		r.invalidf("spec.targetVRF: nodes advertise networks into their default VRF only: leave it empty")
+		r.keepAll = true
 	}
-	for _, n := range b.in.Networks {
-		if n.CUDN == "" || n.ID == 0 || n.Role != network.RolePrimary || n.VRF() != target && n.FallbackVRF() != target {
-			continue
-		}
-		if others := slices.DeleteFunc(names(r.networks), func(name string) bool { return name == n.Name }); len(others) > 0 {
-			r.invalidf("spec.targetVRF: %s is the VRF of network %s, and networks %v would be advertised into it: use auto, which advertises each network into its own VRF, or a VRF that no network has", target, n.Name, others)
+	for _, n := range b.in.Nodes {
+		if n.Mode == network.LocalGateway {
+			r.invalidf("node %s has gateway mode local, in which networks are not advertised: set [ovs] gateway-mode = shared", n.Name)
 			r.keepAll = true
+			return
 		}
 	}
-}
-
-// targetVRF is the target with FRR's name for the default VRF.
-func targetVRF(ra *udnv1.RouteAdvertisements) string { return cmp.Or(ra.Spec.TargetVRF, DefaultVRF) }
-
-// vrfOf returns the VRF into which r advertises a network.
-func (r *request) vrfOf(n Network) string {
-	if target := targetVRF(r.ra); target != AutoVRF {
-		return target
-	}
-	if n.CUDN == "" {
-		return DefaultVRF
-	}
-	return n.VRF()
 }
 
 // refuseOverlaps removes networks whose subnets overlap those of an older network that is
 // advertised into the same VRF.
 func (b *builder) refuseOverlaps(requests []*request) {
-	type claim struct {
-		Network
-		vrf string
-	}
-	var claims []claim
+	var claims []Network
 	for _, r := range requests {
-		if r.keepAll || len(r.bases) == 0 {
-			continue
-		}
-		for _, n := range r.networks {
-			claims = append(claims, claim{n, r.vrfOf(n)})
+		if !r.keepAll && len(r.bases) > 0 {
+			claims = append(claims, r.networks...)
 		}
 	}
-	slices.SortStableFunc(claims, func(x, y claim) int {
-		return cmp.Or(x.Created.Compare(y.Created), cmp.Compare(x.Name, y.Name), cmp.Compare(x.vrf, y.vrf))
-	})
-	claims = slices.CompactFunc(claims, func(x, y claim) bool { return x.Name == y.Name && x.vrf == y.vrf })
-	accepted := map[string]*prefixOwners{} // by VRF
-	refused := map[[2]string]string{}      // the reason, by network and VRF
+	slices.SortStableFunc(claims, byAge)
+	claims = slices.CompactFunc(claims, func(x, y Network) bool { return x.Name == y.Name })
+	var owners prefixOwners
+	refused := map[string]string{} // the reason, by network
 	for _, c := range claims {
-		owners := accepted[c.vrf]
-		if owners == nil {
-			owners = &prefixOwners{}
-			accepted[c.vrf] = owners
-		}
 		if older, subnet, ok := owners.overlapping(c.CIDRs()); ok {
-			refused[[2]string{c.Name, c.vrf}] = fmt.Sprintf("network %s is not advertised into VRF %s: its subnet %s overlaps network %s, which is older and is advertised there: use spec.targetVRF auto, or other subnets", c.Name, c.vrf, subnet, older)
+			refused[c.Name] = fmt.Sprintf("network %s is not advertised: its subnet %s overlaps network %s, which is older and is advertised into the same VRF: use other subnets", c.Name, subnet, older)
 			continue
 		}
 		owners.add(c.Name, c.CIDRs())
-		b.advertised(c.Name, c.vrf)
+		b.advertised(c.Name, DefaultVRF)
 	}
 	for _, r := range requests {
 		r.networks = slices.DeleteFunc(r.networks, func(n Network) bool {
-			reason, is := refused[[2]string{n.Name, r.vrfOf(n)}]
+			reason, is := refused[n.Name]
 			if is {
 				r.invalid = append(r.invalid, reason)
 			}
 			return is
 		})
 	}
+}
+
+// byAge sorts networks, the oldest first.
+func byAge(x, y Network) int {
+	return cmp.Or(x.Created.Compare(y.Created), cmp.Compare(x.Name, y.Name))
 }
 
 // prefixOwners are disjoint prefixes, sorted, with their networks.

@@ -5,7 +5,6 @@ package bgp
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -17,38 +16,29 @@ import (
 )
 
 // generate adds the FRRConfigurations of one RouteAdvertisements. A node without a session
-// for one of the VRFs keeps what it has.
+// keeps what it has.
 func (b *builder) generate(r *request) {
 	for _, node := range b.in.Nodes {
-		if node.ID == 0 {
+		if node.ID == 0 || r.keepAll {
 			continue
 		}
-		lacking := map[string]bool{}
-		for _, n := range r.networks {
-			lacking[r.vrfOf(n)] = true
-		}
-		var configs []*frrv1.FRRConfiguration
+		covered := false
 		for _, base := range r.bases {
 			if !base.nodes(node) {
 				continue
 			}
-			g := generator{r: r, base: base.FRRConfiguration, node: node, covered: map[string]bool{}}
+			g := generator{r: r, base: base.FRRConfiguration, node: node}
 			if c := g.configuration(b.in.Namespace); c != nil {
-				configs = append(configs, c)
+				b.st.Configurations[c.Name] = c
 			}
-			maps.DeleteFunc(lacking, func(vrf string, _ bool) bool { return g.covered[vrf] })
+			covered = covered || g.covered
 		}
-		b.checkNode(r, node, lacking)
-		if r.keepAll || len(lacking) > 0 && len(r.bases) > 0 {
-			for _, base := range r.bases {
-				b.st.Keep[Source{r.ra.Name, base.Name, node.Name}] = true
-			}
-			if r.keepAll {
-				continue
-			}
+		if covered || len(r.networks) == 0 || len(r.bases) == 0 {
+			continue
 		}
-		for _, c := range configs {
-			b.st.Configurations[c.Name] = c
+		r.invalidf("node %s: no selected FRRConfiguration has a router in VRF %s with a neighbor: add one to spec.bgp.routers, or change spec.frrConfigurationSelector", node.Name, DefaultVRF)
+		for _, base := range r.bases {
+			b.st.Keep[Source{r.ra.Name, base.Name, node.Name}] = true
 		}
 	}
 	if r.keepAll { // its bases may not be known
@@ -57,24 +47,36 @@ func (b *builder) generate(r *request) {
 }
 
 // addKept adds to State.Networks what the FRRConfigurations advertise that an invalid
-// RouteAdvertisements keeps.
+// RouteAdvertisements keeps: of the networks that it selects, those whose prefixes a router
+// has.
 func (b *builder) addKept(r *request) {
+	var owners prefixOwners // of two networks with one prefix, the older is advertised
+	for _, n := range slices.SortedStableFunc(slices.Values(r.networks), byAge) {
+		if _, _, ok := owners.overlapping(n.CIDRs()); ok || !b.isKept(r, n) {
+			continue
+		}
+		owners.add(n.Name, n.CIDRs())
+		b.advertised(n.Name, DefaultVRF)
+	}
+}
+
+// isKept reports whether a generated FRRConfiguration advertises a network.
+func (b *builder) isKept(r *request, n Network) bool {
 	for i := range b.in.Configurations {
 		c := &b.in.Configurations[i]
 		source, ok := SourceOf(c)
 		at := slices.IndexFunc(b.in.Nodes, func(n Node) bool { return n.Name == source.Node })
-		if !ok || source.Advertisements != r.ra.Name || at < 0 || b.in.Nodes[at].ID == 0 {
+		if !ok || source.Advertisements != r.ra.Name || at < 0 {
 			continue
 		}
+		hosts, err := n.HostSubnets(b.in.Nodes[at].ID)
 		for _, router := range c.Spec.BGP.Routers {
-			for _, n := range b.in.Networks {
-				hosts, err := n.HostSubnets(b.in.Nodes[at].ID)
-				if err == nil && len(hosts) > 0 && slices.Contains(router.Prefixes, hosts[0].String()) {
-					b.advertised(n.Name, vrfName(router.VRF))
-				}
+			if err == nil && len(hosts) > 0 && slices.Contains(router.Prefixes, hosts[0].String()) {
+				return true
 			}
 		}
 	}
+	return false
 }
 
 // advertised adds a VRF of a network to State.Networks.
@@ -84,45 +86,24 @@ func (b *builder) advertised(name, vrf string) {
 	}
 }
 
-// checkNode adds the reasons for which the node does not advertise everything.
-func (b *builder) checkNode(r *request, node Node, lacking map[string]bool) {
-	if len(r.bases) == 0 || r.keepAll {
-		return
-	}
-	for _, n := range r.networks {
-		switch vrf := r.vrfOf(n); {
-		case lacking[vrf]:
-			r.invalidf("node %s: no selected FRRConfiguration has a router in VRF %s with a neighbor: add one to spec.bgp.routers, or change spec.frrConfigurationSelector", node.Name, vrf)
-		case vrf != DefaultVRF && node.Mode == network.SharedGateway:
-			r.invalidf("node %s: advertising into VRF %s needs the kernel to route: set gateway-mode = local, or leave spec.targetVRF empty", node.Name, vrf)
-		}
-	}
-}
-
 // generator builds the FRRConfiguration of one RouteAdvertisements, base and node.
 type generator struct {
 	r       *request
 	base    *frrv1.FRRConfiguration
 	node    Node
-	covered map[string]bool // VRFs of which the base has a router with a neighbour
-	raw     []string        // lines for what the API of frr-k8s does not have
+	covered bool     // the base has a router with a neighbour
+	raw     []string // lines for what the API of frr-k8s does not have
 }
 
 // configuration returns the object, nil if the base has no router for the networks.
 func (g *generator) configuration(namespace string) *frrv1.FRRConfiguration {
-	byVRF := map[string][]Network{}
-	for _, n := range g.r.networks {
-		byVRF[g.r.vrfOf(n)] = append(byVRF[g.r.vrfOf(n)], n)
-	}
 	var spec frrv1.FRRConfigurationSpec
 	profiles := map[string]bool{}
 	for _, from := range g.base.Spec.BGP.Routers {
-		vrf := vrfName(from.VRF)
-		networks, wanted := byVRF[vrf]
-		if !wanted {
+		if from.VRF != "" && from.VRF != DefaultVRF || len(g.r.networks) == 0 {
 			continue
 		}
-		router := g.router(from, networks)
+		router := g.router(from)
 		if len(router.Neighbors) == 0 {
 			continue
 		}
@@ -130,7 +111,6 @@ func (g *generator) configuration(namespace string) *frrv1.FRRConfiguration {
 			profiles[n.BFDProfile] = true
 		}
 		spec.BGP.Routers = append(spec.BGP.Routers, router)
-		spec.BGP.Routers = append(spec.BGP.Routers, g.leaks(&spec.BGP.Routers[len(spec.BGP.Routers)-1], vrf, networks)...)
 	}
 	if len(spec.BGP.Routers) == 0 {
 		return nil
@@ -161,11 +141,11 @@ const rawPriority = 10
 
 // router returns the base's router with the node's prefixes. Its neighbours keep the
 // settings of the session, which frr-k8s requires to be equal in all objects.
-func (g *generator) router(from frrv1.Router, networks []Network) frrv1.Router {
+func (g *generator) router(from frrv1.Router) frrv1.Router {
 	out := frrv1.Router{ASN: from.ASN, ID: from.ID, VRF: from.VRF}
 	var advertise []netip.Prefix
 	var receive []frrv1.PrefixSelector
-	for _, n := range networks {
+	for _, n := range g.r.networks {
 		hosts, err := n.HostSubnets(g.node.ID)
 		if err != nil {
 			continue // the network reports the nodes for which its subnets do not suffice
@@ -184,7 +164,7 @@ func (g *generator) router(from frrv1.Router, networks []Network) frrv1.Router {
 	}
 	for _, n := range from.Neighbors {
 		// A router whose only neighbour is the node itself is a fabric of one node.
-		g.covered[vrfName(from.VRF)] = true
+		g.covered = true
 		if g.isSelf(n) {
 			continue
 		}
@@ -215,9 +195,6 @@ func (g *generator) router(from frrv1.Router, networks []Network) frrv1.Router {
 	}
 	return out
 }
-
-// vrfName returns FRR's name of a router's VRF.
-func vrfName(vrf string) string { return cmp.Or(vrf, DefaultVRF) }
 
 // isSelf reports whether the neighbour is the node itself: one base lists the nodes of a
 // full mesh.
@@ -256,28 +233,4 @@ func (g *generator) addRaw(r frrv1.Router, n frrv1.Neighbor, setting string, v4,
 }
 
 // routerLine is the line of FRR's configuration that enters a router's section.
-func routerLine(r frrv1.Router) string {
-	if r.VRF == "" {
-		return fmt.Sprintf("router bgp %d", r.ASN)
-	}
-	return fmt.Sprintf("router bgp %d vrf %s", r.ASN, r.VRF)
-}
-
-// leaks connects the target VRF with the VRFs of networks that are advertised into it, both
-// ways: where the kernel routes the networks, what the target learns must be in their
-// tables, and packets that arrive there must find their pods. In shared gateway mode OVN
-// routes, and the tables stay apart.
-func (g *generator) leaks(target *frrv1.Router, vrf string, networks []Network) []frrv1.Router {
-	if g.node.Mode != network.LocalGateway {
-		return nil
-	}
-	var out []frrv1.Router
-	for _, n := range networks {
-		if n.CUDN == "" || n.VRF() == vrf {
-			continue
-		}
-		target.Imports = append(target.Imports, frrv1.Import{VRF: n.VRF()})
-		out = append(out, frrv1.Router{ASN: target.ASN, ID: target.ID, VRF: n.VRF(), Imports: []frrv1.Import{{VRF: vrf}}})
-	}
-	return out
-}
+func routerLine(r frrv1.Router) string { return fmt.Sprintf("router bgp %d", r.ASN) }

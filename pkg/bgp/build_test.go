@@ -107,7 +107,7 @@ func testRA(name, target string, networks ...string) udnv1.RouteAdvertisements {
 
 // Each golden file has what one scenario generates: FRRConfigurations, conditions, VRFs.
 func TestGoldens(t *testing.T) {
-	shared, local := network.SharedGateway, network.LocalGateway
+	shared := network.SharedGateway
 	blue := testNetwork(1, "blue", noOverlay, "10.10.0.0/16", "fd10:10::/48")
 	red := testNetwork(2, "red", nil, "10.20.0.0/16")
 	stretched := testNetwork(3, "stretched", layer2, "10.30.0.0/24", "fd10:30::/64")
@@ -134,21 +134,6 @@ func TestGoldens(t *testing.T) {
 			Advertisements: []udnv1.RouteAdvertisements{testRA("all", "", "blue")},
 			Configurations: []frrv1.FRRConfiguration{testBase("all", []string{""}, peer(65000, "192.0.2.1"), peer(65000, "2001:db8::1"), unnumbered, dual)},
 			Networks:       []Network{blue}, Nodes: []Node{testNode(1, shared)},
-		},
-		"vrflite": {
-			Advertisements: []udnv1.RouteAdvertisements{testRA("all", "auto", "blue", "red")},
-			Configurations: []frrv1.FRRConfiguration{testBase("all", []string{"", "blue", "red"}, peer(65000, "192.0.2.1"))},
-			Networks:       []Network{blue, red}, Nodes: []Node{testNode(1, local)},
-		},
-		"leaks": {
-			Advertisements: []udnv1.RouteAdvertisements{testRA("all", "", "blue", "red")},
-			Configurations: []frrv1.FRRConfiguration{testBase("all", []string{""}, peer(64512, "192.0.2.1"))},
-			Networks:       []Network{blue, red}, Nodes: []Node{testNode(1, local), testNode(2, shared)},
-		},
-		"namedvrf": {
-			Advertisements: []udnv1.RouteAdvertisements{testRA("all", "fabric", "blue")},
-			Configurations: []frrv1.FRRConfiguration{testBase("all", []string{"", "fabric"}, peer(64512, "192.0.2.1"))},
-			Networks:       []Network{blue}, Nodes: []Node{testNode(1, local), testNode(2, shared)},
 		},
 		"overlap": {
 			Advertisements: []udnv1.RouteAdvertisements{testRA("all", "", "blue"), testRA("late", "", "late")},
@@ -310,18 +295,13 @@ func TestRefused(t *testing.T) {
 		{"base without neighbour", udnv1.ReasonConfigurationError, "no selected FRRConfiguration has a router in VRF default with a neighbor", true, func(in *Inputs, _ *udnv1.RouteAdvertisements) {
 			in.Configurations[0].Spec.BGP.Routers[0].Neighbors = nil
 		}},
-		{"no router in the network's VRF", udnv1.ReasonConfigurationError, "has a router in VRF blue", true, func(_ *Inputs, ra *udnv1.RouteAdvertisements) { ra.Spec.TargetVRF = "auto" }},
-		{"another network's VRF", udnv1.ReasonConfigurationError, "red is the VRF of network cluster_udn_red, and networks [cluster_udn_blue] would be advertised into it", true, func(in *Inputs, ra *udnv1.RouteAdvertisements) {
-			ra.Spec.TargetVRF = "red"
-			in.Configurations[0].Spec.BGP.Routers[0].VRF = "red"
+		{"the networks' own VRFs", udnv1.ReasonConfigurationError, "spec.targetVRF: nodes advertise networks into their default VRF only", true, func(_ *Inputs, ra *udnv1.RouteAdvertisements) { ra.Spec.TargetVRF = "auto" }},
+		{"another network's VRF", udnv1.ReasonConfigurationError, "spec.targetVRF", true, func(_ *Inputs, ra *udnv1.RouteAdvertisements) { ra.Spec.TargetVRF = "red" }},
+		{"default network with an overlay", udnv1.ReasonConfigurationError, "the cluster default network has an overlay", true, func(in *Inputs, ra *udnv1.RouteAdvertisements) {
+			in.Networks = append(in.Networks, defaultNetwork())
+			ra.Spec.NetworkSelectors = append(ra.Spec.NetworkSelectors, udnv1.NetworkSelector{NetworkSelectionType: udnv1.DefaultNetwork})
 		}},
-		{"the network's own VRF by its other name", udnv1.ReasonConfigurationError, "mp2-udn-vrf is the VRF of network cluster_udn_red", true, func(_ *Inputs, ra *udnv1.RouteAdvertisements) {
-			ra.Spec.TargetVRF = "mp2-udn-vrf"
-		}},
-		{"VRF in shared mode", udnv1.ReasonConfigurationError, "set gateway-mode = local", false, func(in *Inputs, ra *udnv1.RouteAdvertisements) {
-			ra.Spec.TargetVRF = "fabric"
-			in.Configurations[0].Spec.BGP.Routers[0].VRF = "fabric"
-		}},
+		{"local gateway mode", udnv1.ReasonConfigurationError, "node node1 has gateway mode local", true, func(in *Inputs, _ *udnv1.RouteAdvertisements) { in.Nodes[0].Mode = network.LocalGateway }},
 		{"bad selector", udnv1.ReasonConfigurationError, "spec.frrConfigurationSelector", true, func(_ *Inputs, ra *udnv1.RouteAdvertisements) {
 			ra.Spec.FRRConfigurationSelector.MatchLabels = map[string]string{"/": "x"}
 		}},
@@ -336,7 +316,17 @@ func TestRefused(t *testing.T) {
 				t.Fatalf("before the change: %+v", st)
 			}
 			tt.change(&f.Inputs, &f.Advertisements[0])
+			// Another network with the same addresses, which nobody selects.
+			twin := testNetwork(8, "twin", nil, "10.10.0.0/16")
+			twin.Created = time.Unix(0, 0)
+			f.Networks = append(f.Networks, twin)
 			st := converge(t, f, Fabric{})
+			if len(st.Networks[twin.Name]) > 0 {
+				t.Errorf("a network that is not selected is advertised: %v", st.Networks)
+			}
+			if advertised := len(st.Networks["cluster_udn_blue"]) > 0; advertised != tt.keeps && tt.name != "secondary network" {
+				t.Errorf("blue is advertised: %t, want %t", advertised, tt.keeps)
+			}
 			if got := st.Accepted["all"]; got.Status != metav1.ConditionFalse || got.Reason != tt.reason || !strings.Contains(got.Message, tt.message) || got.ObservedGeneration != 3 {
 				t.Errorf("got %+v, want reason %s and %q", got, tt.reason, tt.message)
 			}
@@ -369,20 +359,11 @@ func TestOverlap(t *testing.T) {
 		if b.Created.Before(a.Created) {
 			older, younger = b, a
 		}
-		in := Inputs{Namespace: frrNamespace, Networks: rapid.Permutation([]Network{a, b, testNetwork(3, "c", nil, "172.20.0.0/16")}).Draw(t, "order"), Nodes: []Node{testNode(1, network.LocalGateway)}}
-		in.Configurations = []frrv1.FRRConfiguration{testBase("all", []string{"", "a", "b"}, peer(64512, "192.0.2.1"))}
-		target := rapid.SampledFrom([]string{"", "auto"}).Draw(t, "target")
-		in.Advertisements = []udnv1.RouteAdvertisements{testRA("x", target, "a", "c"), testRA("y", target, "b")}
+		in := Inputs{Namespace: frrNamespace, Networks: rapid.Permutation([]Network{a, b, testNetwork(3, "c", nil, "172.20.0.0/16")}).Draw(t, "order"), Nodes: []Node{testNode(1, network.SharedGateway)}}
+		in.Configurations = []frrv1.FRRConfiguration{testBase("all", []string{""}, peer(64512, "192.0.2.1"))}
+		in.Advertisements = []udnv1.RouteAdvertisements{testRA("x", "", "a", "c"), testRA("y", "", "b")}
 		for i := range in.Advertisements {
 			in.Advertisements[i].Spec.FRRConfigurationSelector.MatchLabels["fabric"] = "all"
-		}
-		if target == "auto" {
-			in.Networks = slices.DeleteFunc(in.Networks, func(n Network) bool { return n.CUDN == "c" })
-			st := Build(in)
-			if len(st.Networks[a.Name]) != 1 || len(st.Networks[b.Name]) != 1 {
-				t.Fatalf("in VRFs of their own overlapping networks are advertised both: %v", st.Networks)
-			}
-			return
 		}
 		st := Build(in)
 		if len(st.Networks[older.Name]) != 1 || len(st.Networks[younger.Name]) != 0 || len(st.Networks["cluster_udn_c"]) != 1 {

@@ -38,8 +38,6 @@ const (
 	// DefaultVRF is FRR's name of the VRF whose table is the main table. In
 	// RouteAdvertisements and routers of FRRConfigurations the empty name means it too.
 	DefaultVRF = "default"
-	// AutoVRF is the target VRF for each network's own VRF.
-	AutoVRF = "auto"
 )
 
 // Inputs are the inputs of Build.

@@ -53,5 +53,8 @@ func (r *raw) buildBGP(c *Config, fail func(section, key string, err error)) {
 	if b.ManagedDefault && b.Topology == "" {
 		fail("bgp-managed", "topology", errors.New("is empty: [no-overlay] routing = managed needs full-mesh or route-reflectors"))
 	}
+	if c.OVS.GatewayMode == network.LocalGateway {
+		fail("default", "transport", fmt.Errorf("%s needs [ovs] gateway-mode = shared", network.TransportNoOverlay))
+	}
 	c.DefaultNetwork.Transport, c.DefaultNetwork.OutboundSNAT = network.TransportNoOverlay, r.NoOverlay.OutboundSNAT
 }

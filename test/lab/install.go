@@ -144,8 +144,8 @@ func adapt(o *unstructured.Unstructured, f host.Families, ovs string) error {
 // reach in a lab: the defaults, and one per node for tests.
 const AllowedServices = "default/kubernetes,kube-system/kube-dns,plain/node1,plain/node2,plain/node3,plain/node4"
 
-// adaptConfig sets the lab's address ranges, AllowedServices and the section ovs in the
-// product's configuration.
+// adaptConfig sets the lab's address ranges, AllowedServices, the managed fabric, which does
+// nothing before frr-k8s is installed, and the section ovs in the product's configuration.
 func adaptConfig(o *unstructured.Unstructured, f host.Families, ovs string) error {
 	subnets, services := strings.Join(host.ClusterSubnets(f), ","), strings.Join(host.ServiceCIDRs(f), ",")
 	data, _, err := unstructured.NestedStringMap(o.Object, "data")
@@ -157,7 +157,7 @@ func adaptConfig(o *unstructured.Unstructured, f host.Families, ovs string) erro
 		found = found || clusterSubnets.MatchString(text) && serviceCIDRs.MatchString(text)
 		text = clusterSubnets.ReplaceAllString(text, "${1}"+subnets)
 		data[name] = serviceCIDRs.ReplaceAllString(text, "${1}"+services+"\nudn-allowed-default-services = "+AllowedServices) +
-			"\n[ovs]\n" + ovs
+			"\n[bgp-managed]\ntopology = full-mesh\n\n[ovs]\n" + ovs
 	}
 	if !found {
 		return fmt.Errorf("ConfigMap %s does not set cluster-subnets and service-cidrs, which the lab must replace", o.GetName())

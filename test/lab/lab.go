@@ -179,6 +179,11 @@ func (l *Lab) Kubeconfig() ([]byte, error) { return os.ReadFile(host.KubeconfigP
 // node has installed.
 func (l *Lab) Multus() string { return l.state.Artifacts.Multus }
 
+// FRRK8s returns the directory of the controller of frr-k8s, its CustomResourceDefinitions and
+// the script that reloads FRR, which no node has by itself. FRR is on every node, and not
+// started.
+func (l *Lab) FRRK8s() string { return l.state.Artifacts.FRRK8s }
+
 // Conformance returns the directory of Kubernetes' tests, e2e.test; "" in a lab that was
 // started without them.
 func (l *Lab) Conformance() string { return l.state.Artifacts.Conformance }

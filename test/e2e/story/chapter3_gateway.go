@@ -27,10 +27,19 @@ func gatewayChecks() []Check {
 	}
 }
 
-// perNode returns one pod of each network on each node.
+// tenantNodes are the nodes on which each network has pods: the first and the last.
+func (w *World) tenantNodes() []*lab.Node {
+	nodes := w.Lab.Nodes()
+	if len(nodes) == 1 {
+		return nodes
+	}
+	return []*lab.Node{nodes[0], nodes[len(nodes)-1]}
+}
+
+// perNode returns one pod of each network on each of tenantNodes.
 func (w *World) perNode() (out []*pod, err error) {
 	for _, s := range storyServices {
-		for _, n := range w.Lab.Nodes() {
+		for _, n := range w.tenantNodes() {
 			pods := w.tenant(s.tenant)
 			i := slices.IndexFunc(pods, func(p *pod) bool { return p.Node == n.Name })
 			if i < 0 {
@@ -173,7 +182,7 @@ func externalAddressesReached(ctx context.Context, w *World) (string, error) {
 			return "", err
 		}
 	}
-	for i, n := range w.Lab.Nodes() {
+	for i, n := range w.tenantNodes() {
 		var near []string
 		for _, p := range w.endpoints(namespace, tenant) {
 			if p.Node == n.Name {

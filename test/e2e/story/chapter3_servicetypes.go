@@ -106,7 +106,7 @@ func (w *World) nodePorts(ctx context.Context, namespace string, node []netip.Ad
 	return out, nil
 }
 
-// serviceTypesReached has a pod on each node ask each type of service of its network. All
+// serviceTypesReached has a pod on each of tenantNodes ask each type of service of its network. All
 // networks' services have the same addresses outside the cluster, so each must be answered
 // by its own endpoints.
 func serviceTypesReached(ctx context.Context, w *World) (string, error) {
@@ -118,7 +118,7 @@ func serviceTypesReached(ctx context.Context, w *World) (string, error) {
 	for _, s := range storyServices {
 		pods := w.tenant(s.tenant)
 		slices.Reverse(pods) // of red, one is in the other namespace
-		for _, n := range w.Lab.Nodes() {
+		for _, n := range w.tenantNodes() {
 			i := slices.IndexFunc(pods, func(p *pod) bool { return p.Node == n.Name })
 			if i < 0 {
 				return "", fmt.Errorf("namespace %s has no pod on %s", s.namespace, n.Name)

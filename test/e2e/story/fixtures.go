@@ -42,10 +42,11 @@ var (
 		namespaces: []string{"inputs", "small", "routeless", "beside"}, cudns: []string{"floor", "small", "routeless", "beside"}}
 	fixtureBusy   = &fixture{name: "a network to delete", late: true, setUp: setUpBusy, namespaces: []string{"indigo"}}
 	fixtureMultus = &fixture{name: "Multus on a node", late: true, setUp: setUpMultus, namespaces: []string{"sand"}, undo: undoMultus}
+	fixtureBGP    = &fixture{name: "FRR, frr-k8s and a network without an overlay", late: true, setUp: setUpBGP, namespaces: []string{"sky"}, cudns: []string{"sky"}, undo: undoBGP}
 	fixtureFerry  = &fixture{name: "a virtual machine's network", late: true, setUp: setUpFerry, namespaces: []string{"ferry"}, cudns: []string{"pier"}, undo: undoFerry}
 	fixtureArena  = &fixture{name: "the adversary's arena", late: true, setUp: setUpArena, namespaces: []string{"green", "amber", "grey", "slate", "teal"}, cudns: []string{"berth"}, undo: undoArena}
 
-	fixtures = []*fixture{fixturePlain, fixtureNetworks, fixtureTenants, fixtureLayer2, fixtureLayer2Host, fixtureServices, fixtureSecondary, fixtureRedHost, fixtureOthers, fixtureBusy, fixtureMultus, fixtureFerry, fixtureArena}
+	fixtures = []*fixture{fixturePlain, fixtureNetworks, fixtureTenants, fixtureLayer2, fixtureLayer2Host, fixtureServices, fixtureSecondary, fixtureRedHost, fixtureOthers, fixtureBusy, fixtureMultus, fixtureBGP, fixtureFerry, fixtureArena}
 )
 
 func needs(f ...*fixture) []*fixture { return f }

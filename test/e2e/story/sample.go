@@ -31,6 +31,7 @@ const sampleBudget = 5 * time.Minute
 var (
 	groupSecondary    = &group{"secondary networks", 3 * time.Minute}
 	groupMultus       = &group{"Multus", 4 * time.Minute}
+	groupBGP          = &group{"BGP", 4 * time.Minute}
 	groupMigration    = &group{"live migration", 3 * time.Minute}
 	groupServices     = &group{"services", 2 * time.Minute}
 	groupServiceTypes = &group{"types of services", 3 * time.Minute}

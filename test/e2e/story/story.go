@@ -72,7 +72,7 @@ type Result struct {
 func Checks() []Check {
 	var all []Check
 	for _, chapter := range [][]Check{
-		clusterChecks(), networkChecks(), reachChecks(), layer2Checks(), secondaryChecks(), multusChecks(), migrationChecks(), serviceChecks(), gatewayChecks(), hostPortChecks(), isolationChecks(), probeChecks(), openPortChecks(),
+		clusterChecks(), networkChecks(), reachChecks(), layer2Checks(), secondaryChecks(), multusChecks(), migrationChecks(), serviceChecks(), gatewayChecks(), hostPortChecks(), bgpChecks(), isolationChecks(), probeChecks(), openPortChecks(),
 		hostNetworkChecks(), adversaryChecks(), inspectChecks(), kubectlChecks(), badInputChecks(), faultChecks(), removalChecks(),
 	} {
 		all = append(all, chapter...)

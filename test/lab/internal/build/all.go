@@ -22,7 +22,7 @@ import (
 // Artifacts are the files that a lab starts from.
 type Artifacts struct {
 	// Directories.
-	Kubernetes, RootFS, Tools, Multus string
+	Kubernetes, RootFS, Tools, Multus, FRRK8s string
 	// Conformance is the directory of Kubernetes' tests, if they were asked for.
 	Conformance string
 	// Files: the nodes' kernel, and disks of the root file system and of
@@ -35,8 +35,8 @@ type Options struct {
 	// Repo is the checkout, Work a directory for files that are not cached, and
 	// Lab the lab program, which runs the steps that need namespaces.
 	Repo, Work, Lab string
-	// Product tells whether to build the product's image, and CoreDNS and Multus, which
-	// need the product's pod network.
+	// Product tells whether to build the product's image, and CoreDNS, Multus and frr-k8s,
+	// which need the product's pod network.
 	Product bool
 	// Conformance tells whether to build Kubernetes' tests and the images of their pods.
 	Conformance bool
@@ -91,6 +91,10 @@ func All(ctx context.Context, o Options) (Artifacts, error) {
 		}))
 		group.Go(step("Multus", func() (err error) {
 			a.Multus, err = Multus(building, o.Repo, o.Log)
+			return err
+		}))
+		group.Go(step("frr-k8s", func() (err error) {
+			a.FRRK8s, err = FRRK8s(building, o.Repo, o.Log)
 			return err
 		}))
 	}

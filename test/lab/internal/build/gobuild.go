@@ -84,6 +84,41 @@ func Multus(ctx context.Context, repo string, log io.Writer) (string, error) {
 	})
 }
 
+// FRRK8s builds the controller of frr-k8s from the module in test/lab/frrk8s, and returns a
+// directory with it, the script that reloads FRR, and the CustomResourceDefinitions.
+func FRRK8s(ctx context.Context, repo string, log io.Writer) (string, error) {
+	module := filepath.Join(repo, "test/lab/frrk8s")
+	inputs, err := moduleInputs(ctx, module)
+	if err != nil {
+		return "", err
+	}
+	return cache.Entry("frr-k8s", cache.Key(inputs...), 2, func(dir string) error {
+		if err := goBuild(ctx, module, log, "-o", dir+"/", "-trimpath", "-ldflags", "-s -w", "github.com/metallb/frr-k8s/cmd/frr-k8s-controller"); err != nil {
+			return err
+		}
+		list := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/metallb/frr-k8s")
+		list.Dir = module
+		source, err := list.Output()
+		if err != nil {
+			return fmt.Errorf("find the module of frr-k8s: %w", err)
+		}
+		crds, err := filepath.Glob(filepath.Join(strings.TrimSpace(string(source)), "config/crd/bases/*.yaml"))
+		if err != nil || len(crds) == 0 {
+			return fmt.Errorf("find the CustomResourceDefinitions of frr-k8s: %d, %w", len(crds), err)
+		}
+		for _, file := range append(crds, filepath.Join(strings.TrimSpace(string(source)), "cmd/reloader/frr-reloader.sh")) {
+			data, err := os.ReadFile(file)
+			if err == nil {
+				err = os.WriteFile(filepath.Join(dir, filepath.Base(file)), data, 0o644)
+			}
+			if err != nil {
+				return fmt.Errorf("copy %s: %w", file, err)
+			}
+		}
+		return nil
+	})
+}
+
 // moduleInputs returns what a program of one of the lab's modules is built from: go.mod
 // first, go.sum, the sources, and Go's version.
 func moduleInputs(ctx context.Context, module string, sources ...string) ([]string, error) {

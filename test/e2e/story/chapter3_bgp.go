@@ -1,0 +1,369 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package story
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"bulkhead/pkg/network"
+	"bulkhead/test/lab"
+)
+
+func bgpChecks() []Check {
+	return []Check{
+		{Chapter: 3, Title: "BGP: pods of a network without an overlay reach each other by the nodes' link, and nobody else's reach them", Phase: phaseDeletion, Needs: needs(fixturePlain, fixtureTenants, fixtureBGP), Run: noOverlayReached, Timeout: 15 * time.Minute, Group: groupBGP},
+	}
+}
+
+const (
+	frrNamespace = "frr-k8s-system"
+	frrFiles     = "/etc/frr_reloader" // frr-k8s' own path
+)
+
+// startFRR starts FRR with the options that a full mesh needs: bgpd listens. watchfrr restarts
+// daemons that die.
+const startFRR = `set -e
+mkdir -p ` + frrFiles + ` /var/run/frr
+cat > /etc/frr/daemons <<END
+bgpd=yes
+bfdd=yes
+vtysh_enable=yes
+zebra_options="  -A 127.0.0.1 -s 90000000"
+mgmtd_options="  -A 127.0.0.1"
+bgpd_options="   -A 127.0.0.1 -p 179"
+staticd_options="-A 127.0.0.1"
+bfdd_options="   -A 127.0.0.1"
+END
+echo 'service integrated-vtysh-config' > /etc/frr/vtysh.conf
+printf 'frr defaults traditional\nhostname %s\n' "$(hostname)" > /etc/frr/frr.conf
+chown -R frr:frr /etc/frr /var/run/frr
+/usr/lib/frr/frrinit.sh start >/var/log/frrinit.log 2>&1`
+
+// startFRRK8s starts the controller of frr-k8s and its reloader, which outlive the command.
+const startFRRK8s = `cd ` + frrFiles + `
+setsid bash frr-reloader.sh >/var/log/frr-reloader.log 2>&1 </dev/null &
+KUBECONFIG=` + frrFiles + `/kubeconfig FRR_K8S_BGP_DEBOUNCE_TIMEOUT=500 setsid nohup ./frr-k8s-controller --node-name="$(hostname)" \
+  --namespace=` + frrNamespace + ` --metrics-bind-address=127.0.0.1:9140 >/var/log/frr-k8s.log 2>&1 </dev/null &
+for i in $(seq 100); do [ -e reloader.pid ] && exit 0; sleep 0.1; done; exit 1`
+
+// stopFRR ends a reload too, which has processes of its own. What FRR leaves of its routes, to
+// resume after a restart, goes as well.
+const stopFRR = `pkill -KILL -x frr-k8s-control
+[ ! -e ` + frrFiles + `/reloader.pid ] || kill -KILL -- -"$(cat ` + frrFiles + `/reloader.pid)"
+/usr/lib/frr/frrinit.sh stop >/dev/null 2>&1
+rm -rf ` + frrFiles + `
+ip route flush proto bgp; ip -6 route flush proto bgp`
+
+// localGateway reports whether the lab's nodes have gateway mode local.
+func (w *World) localGateway(ctx context.Context) (bool, error) {
+	obj, err := w.Lab.Client().CoreV1().Nodes().Get(ctx, w.Lab.Nodes()[0].Name, metav1.GetOptions{})
+	if err != nil {
+		return false, err
+	}
+	n, err := network.ParseNode(obj.Name, obj.Annotations)
+	return n.Mode == network.LocalGateway, err
+}
+
+// setUpBGP installs frr-k8s and FRR, and creates sky, a network without an overlay, with a pod
+// on each node and a service. In local gateway mode there is only the network, which nodes refuse.
+func setUpBGP(ctx context.Context, w *World) error {
+	local, err := w.localGateway(ctx)
+	if err != nil {
+		return err
+	}
+	if !local {
+		if err := w.installFRR(ctx); err != nil {
+			return err
+		}
+	}
+	if err := w.Lab.Apply(ctx, fmt.Sprintf(`
+apiVersion: v1
+kind: Namespace
+metadata: {name: sky, labels: {k8s.ovn.org/primary-user-defined-network: "", tenant: sky}}
+---
+apiVersion: k8s.ovn.org/v1
+kind: ClusterUserDefinedNetwork
+metadata: {name: sky}
+spec:
+  namespaceSelector: {matchLabels: {tenant: sky}}
+  network:
+    topology: Layer3
+    layer3: {role: Primary, subnets: %s}
+    transport: NoOverlay
+    noOverlayOptions: {outboundSNAT: Enabled, routing: Managed}
+---
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: sky}
+spec: {selector: {app: story}, ports: [{name: tcp, port: 80, targetPort: 8080}, {name: udp, protocol: UDP, port: 80, targetPort: 8080}], ipFamilyPolicy: PreferDualStack}
+`, w.subnets(90))); err != nil {
+		return err
+	}
+	if local {
+		return nil
+	}
+	if err := w.conditions(ctx, cudns, "", "sky", "True"); err != nil {
+		return err
+	}
+	var pods []*pod
+	for _, n := range w.Lab.Nodes() {
+		pods = append(pods, &pod{Namespace: "sky", Name: "sky-" + n.Name, Node: n.Name, Tenant: "sky"})
+	}
+	return w.create(ctx, pods...)
+}
+
+func (w *World) installFRR(ctx context.Context) error {
+	crds, err := filepath.Glob(filepath.Join(w.Lab.FRRK8s(), "*.yaml"))
+	if err != nil {
+		return err
+	}
+	if err := w.Lab.Apply(ctx, "{apiVersion: v1, kind: Namespace, metadata: {name: "+frrNamespace+"}}"); err != nil {
+		return err
+	}
+	for _, file := range crds {
+		data, err := os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+		if err := w.Lab.Apply(ctx, string(data)); err != nil {
+			return err
+		}
+	}
+	kubeconfig, err := w.Lab.Kubeconfig()
+	if err != nil {
+		return err
+	}
+	return each(w.Lab.Nodes(), func(n *lab.Node) error {
+		if err := w.script(ctx, n, startFRR); err != nil {
+			return fmt.Errorf("start FRR: %w", err)
+		}
+		for _, name := range []string{"frr-k8s-controller", "frr-reloader.sh"} {
+			data, err := os.ReadFile(filepath.Join(w.Lab.FRRK8s(), name))
+			if err != nil {
+				return err
+			}
+			if err := n.Put(ctx, frrFiles+"/"+name, data, 0o755); err != nil {
+				return err
+			}
+		}
+		if err := n.Put(ctx, frrFiles+"/kubeconfig", kubeconfig, 0o600); err != nil {
+			return err
+		}
+		return w.script(ctx, n, startFRRK8s)
+	})
+}
+
+// script runs a script that must succeed.
+func (w *World) script(ctx context.Context, n *lab.Node, text string) error {
+	res, err := n.Run(ctx, text)
+	if err == nil && res.ExitCode != 0 {
+		err = fmt.Errorf("on %s: exit %d: %s%s", n.Name, res.ExitCode, res.Stdout, res.Stderr)
+	}
+	return err
+}
+
+// undoBGP stops FRR, whose routes go with it, and removes frr-k8s.
+func undoBGP(ctx context.Context, w *World) error {
+	if err := w.deletePods(ctx, "sky"); err != nil {
+		return err
+	}
+	crds := schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
+	list, err := w.dynamic.Resource(crds).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	installed := false
+	for _, c := range list.Items {
+		if strings.HasSuffix(c.GetName(), ".frrk8s.metallb.io") {
+			installed = true
+			if err := w.dynamic.Resource(crds).Delete(ctx, c.GetName(), metav1.DeleteOptions{}); err != nil {
+				return err
+			}
+		}
+	}
+	if !installed {
+		return nil
+	}
+	if err := w.deleteNamespace(ctx, frrNamespace); err != nil {
+		return err
+	}
+	return each(w.Lab.Nodes(), func(n *lab.Node) error { return w.script(ctx, n, stopFRR) })
+}
+
+// noOverlayReached has sky's pods ask each other and their service, with no tunnel on the way,
+// and the world outside, which sees the node. Pods of other networks and the nodes reach none.
+func noOverlayReached(ctx context.Context, w *World) (string, error) {
+	if local, err := w.localGateway(ctx); err != nil || local {
+		return "refused in local gateway mode", w.Lab.Wait(ctx, "sky to be refused", func(ctx context.Context) (bool, string, error) {
+			obj, err := w.dynamic.Resource(cudns).Get(ctx, "sky", metav1.GetOptions{})
+			if err != nil {
+				return false, "", err
+			}
+			text, err := json.Marshal(obj.Object["status"])
+			return strings.Contains(string(text), "needs gateway mode shared"), string(text), err
+		})
+	}
+	pods := w.tenant("sky")
+	figures, err := w.mesh(ctx, pods)
+	if err != nil {
+		return "", err
+	}
+	service, err := w.Lab.Client().CoreV1().Services("sky").Get(ctx, "web", metav1.GetOptions{})
+	if err != nil {
+		return "", err
+	}
+	var servers, at []string
+	for _, p := range pods {
+		servers = append(servers, p.Namespace+"/"+p.Name)
+	}
+	for _, ip := range service.Spec.ClusterIPs {
+		to := netip.AddrPortFrom(netip.MustParseAddr(ip), 80).String()
+		at = append(at, "tcp:"+to, "udp:"+to)
+	}
+	var sky []netip.Addr
+	for _, p := range pods {
+		sky = append(sky, p.Primary...)
+		if _, err := answered(w.fromPod(ctx, p), at, servers, len(servers)); err != nil {
+			return "", fmt.Errorf("%s and the service: %w", p.Name, err)
+		}
+	}
+	if err := w.noTunnel(ctx, pods); err != nil {
+		return "", err
+	}
+	if err := w.seesNode(ctx, pods[0]); err != nil {
+		return "", err
+	}
+	denied, err := w.deniedToSky(ctx, sky)
+	if err != nil {
+		return "", err
+	}
+	if err := w.healsFRR(ctx, pods); err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%s; %d denied attempts", figures, denied), nil
+}
+
+// noTunnel counts what a node sends through tunnels while its pod pings another node's: hardly
+// anything, for whoever else uses them.
+func (w *World) noTunnel(ctx context.Context, pods []*pod) error {
+	const pings = 60
+	from, to := pods[0], pods[len(pods)-1]
+	if from == to {
+		return nil
+	}
+	node := w.Lab.Node(from.Node)
+	sent := func() (total int, err error) {
+		res, err := node.Run(ctx, "ovs-vsctl --bare --columns=statistics find interface type=geneve | tr ' ' '\n' | sed -n 's/^tx_packets=//p'")
+		if err != nil || res.ExitCode != 0 || strings.TrimSpace(res.Stdout) == "" {
+			return 0, fmt.Errorf("read the tunnels' counters on %s: %q %s: %w", node.Name, res.Stdout, res.Stderr, err)
+		}
+		for _, f := range strings.Fields(res.Stdout) {
+			n, err := strconv.Atoi(f)
+			if err != nil {
+				return 0, err
+			}
+			total += n
+		}
+		return total, nil
+	}
+	for _, a := range to.Primary {
+		before, err := sent()
+		if err != nil {
+			return err
+		}
+		if _, err := w.exec(ctx, from, "", "sh", "-c", fmt.Sprintf("for i in $(seq %d); do ping -c 1 -W 5 %s >/dev/null || exit 1; done", pings, a)); err != nil {
+			return fmt.Errorf("%s pings %s: %w", from.Name, a, err)
+		}
+		after, err := sent()
+		if err != nil {
+			return err
+		}
+		if after-before >= pings/2 {
+			return fmt.Errorf("%s sent %d packets through tunnels during %d pings of %s", node.Name, after-before, pings, a)
+		}
+	}
+	return nil
+}
+
+// seesNode checks the address that a server outside the cluster sees of a pod.
+func (w *World) seesNode(ctx context.Context, from *pod) error {
+	const listenPort = 8071
+	external := w.Lab.External()
+	server, err := external.Start(ctx, fmt.Sprintf("exec %s/netprobe serve --name external --listen :%d", toolsDir, listenPort))
+	if err != nil {
+		return err
+	}
+	defer server.Kill()
+	node := w.Lab.Node(from.Node)
+	want := map[string]string{}
+	for _, a := range addrs(external) {
+		own := addrs(node)[slices.IndexFunc(addrs(node), func(x netip.Addr) bool { return x.Is4() == a.Is4() })]
+		want["client-tcp:"+netip.AddrPortFrom(a, listenPort).String()] = own.String()
+	}
+	if _, err := w.reach(ctx, from, "", want); err != nil {
+		return fmt.Errorf("%s to the external machine: %w", from.Name, err)
+	}
+	return nil
+}
+
+// deniedToSky has pods of other networks and the nodes try sky's pods.
+func (w *World) deniedToSky(ctx context.Context, sky []netip.Addr) (int, error) {
+	list := targets(sky...)
+	attempts := 0
+	for _, tenant := range []string{"", "red", "blue"} {
+		from := w.tenant(tenant)[0]
+		got, err := w.check(ctx, from, "", 2*time.Second, list...)
+		if err == nil {
+			err = reachedAny(from.Namespace+"/"+from.Name, got)
+		}
+		if err != nil {
+			return 0, err
+		}
+		attempts += len(got)
+	}
+	for _, n := range w.Lab.Nodes() {
+		got, err := nodeProbe(ctx, n, 2*time.Second, list...)
+		if err == nil {
+			err = reachedAny(n.Name, got)
+		}
+		if err != nil {
+			return 0, err
+		}
+		attempts += len(got)
+	}
+	return attempts, nil
+}
+
+// healsFRR kills bgpd on the last node: watchfrr restarts it, and pods reach each other again.
+func (w *World) healsFRR(ctx context.Context, pods []*pod) error {
+	nodes := w.Lab.Nodes()
+	if len(nodes) == 1 {
+		return nil
+	}
+	last := nodes[len(nodes)-1]
+	if err := w.script(ctx, last, "old=$(pidof bgpd) && kill -9 $old && for i in $(seq 600); do new=$(pidof bgpd); [ -n \"$new\" ] && [ \"$new\" != \"$old\" ] && exit 0; sleep 0.1; done; exit 1"); err != nil {
+		return fmt.Errorf("kill bgpd: %w", err)
+	}
+	// The other node first notices that the session is over.
+	if err := w.Lab.Wait(ctx, "the sessions of "+last.Name+" to be up again", func(ctx context.Context) (bool, string, error) {
+		res, err := last.Run(ctx, "vtysh -c 'show bgp summary failed' -c 'show bgp summary established'; ip route show proto bgp; ip -6 route show proto bgp")
+		routes := strings.Count(res.Stdout, "via")
+		return routes >= (len(nodes)-1)*len(w.Families), res.Stdout, err
+	}); err != nil {
+		return err
+	}
+	_, err := w.mesh(ctx, pods)
+	return err
+}

@@ -283,14 +283,6 @@ func join(reasons []string) string {
 	return text
 }
 
-func names(networks []Network) []string {
-	var out []string
-	for _, n := range networks {
-		out = append(out, n.Name)
-	}
-	return out
-}
-
 // IsGenerated reports whether c was generated from another FRRConfiguration.
 func IsGenerated(c *frrv1.FRRConfiguration) bool {
 	_, marked := c.Annotations[AnnotationSource]

@@ -276,3 +276,64 @@ func TestNativeNoOverlay(t *testing.T) {
 	p.arrive("the rest arrives", allowed)
 	p.only("a withdrawn route", seen, allowed)
 }
+
+// TestNativeAdvertisedPods: pods of networks with an overlay that are advertised, Layer 3 and
+// Layer 2, keep their addresses outside, are reached there, and reach nodes with the node's
+// address; those of a network with the same addresses that is not advertised are not reached.
+func TestNativeAdvertisedPods(t *testing.T) {
+	_, zones := nativeZones(t)
+	a, b := zones[0], zones[1]
+	fab := newFabric(t, zones)
+	red := testNetwork(1, "red_net", network.Layer3, network.RolePrimary, "dual")
+	blue := testNetwork(2, "blue_net", network.Layer2, network.RolePrimary, "dual")
+	blue.Subnets[0].CIDR, blue.Subnets[1].CIDR = netip.MustParsePrefix("10.23.0.0/24"), netip.MustParsePrefix("fd23::/64")
+	red.AdvertisedVRFs, blue.AdvertisedVRFs = "default", "default"
+	green := testNetwork(3, "green_net", network.Layer3, network.RolePrimary, "dual")
+	plain := testDefault(true)
+	bgp := fab.bgp()
+	bgp.AdvertisedSubnets = append(red.CIDRs(), blue.CIDRs()...)
+	for _, z := range zones {
+		converge(t, z.nb, plain, z.node, Inputs{Plan: testPlan(true), PhysicalNetwork: "physnet", BGP: bgp})
+	}
+	b.bridgeFlows(gatewayNetwork{net: plain})
+	advertised := map[string]network.Network{"red": red, "blue": blue}
+	for _, n := range []network.Network{red, blue, green} {
+		net := nativeNetwork{n, [2][]PodPort{{nativePod(n, a, "p", 3)}, {}}}
+		converge(t, a.nb, n, a.node, net.inputs(zones, 0))
+		a.plugPod(n, net.pods[0][0])
+	}
+	a.bridgeFlows(gatewayNetwork{net: red}, gatewayNetwork{net: blue}, gatewayNetwork{net: green}, gatewayNetwork{net: plain})
+	serve(t, fab.router, 9090, "outside")
+	serve(t, b.NS, 9090, "node2")
+	serve(t, a.podNamespace("green", "p"), 9090, "green")
+	for name, n := range advertised {
+		serve(t, a.podNamespace(name, "p"), 9090, name)
+		for i, host := range must(n.HostSubnets(a.node.ID))(t) {
+			mustRun(t, "ip", "-n", fab.router, "route", "add", host.Masked().String(), "via", a.node.Addresses[i].Addr().String())
+		}
+	}
+	for name, n := range advertised {
+		from := a.podNamespace(name, "p")
+		for f := range 2 {
+			pod, outside := nativePod(n, a, "p", 3).IPs[f].Addr(), a.node.NextHops[f]
+			for _, c := range []struct {
+				from string
+				to   netip.Addr
+				want string
+				seen netip.Addr
+			}{
+				{from, outside, "outside", pod}, {fab.router, pod, name, outside}, {from, b.node.Addresses[f].Addr(), "node2", a.node.Addresses[f].Addr()},
+			} {
+				for _, protocol := range []string{"tcp", "udp"} {
+					eventually(t, fmt.Sprintf("%s: %s to %s, %s", name, c.from, c.to, protocol), func() error {
+						server, seen, err := ask(c.from, protocol, netip.AddrPortFrom(c.to, 9090))
+						if err != nil || server != c.want || seen != c.seen.String() {
+							return fmt.Errorf("%q answers and sees %s, want %s and %s: %w", server, seen, c.want, c.seen, err)
+						}
+						return nil
+					})
+				}
+			}
+		}
+	}
+}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -239,6 +240,9 @@ func noOverlayReached(ctx context.Context, w *World) (string, error) {
 			return "", fmt.Errorf("%s and the service: %w", p.Name, err)
 		}
 	}
+	if err := w.defaultServices(ctx, pods); err != nil {
+		return "", err
+	}
 	if err := w.noTunnel(ctx, pods); err != nil {
 		return "", err
 	}
@@ -253,6 +257,28 @@ func noOverlayReached(ctx context.Context, w *World) (string, error) {
 		return "", err
 	}
 	return fmt.Sprintf("%s; %d denied attempts", figures, denied), nil
+}
+
+// defaultServices has sky's pods ask the API server's service, and DNS for its name and their own
+// service's.
+func (w *World) defaultServices(ctx context.Context, pods []*pod) error {
+	want := map[string]string{}
+	service, err := w.Lab.Client().CoreV1().Services("default").Get(ctx, "kubernetes", metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	want["tcp:"+net.JoinHostPort(service.Spec.ClusterIP, "443")] = apiServer
+	for name, of := range map[string][2]string{"name:web": {"sky", "web"}, "name:kubernetes.default.svc.cluster.local": {"default", "kubernetes"}} {
+		if want[name], err = w.addressesOf(ctx, of[0], of[1]); err != nil {
+			return err
+		}
+	}
+	for _, p := range pods {
+		if _, err := w.reach(ctx, p, "", want); err != nil {
+			return fmt.Errorf("%s to the services of all networks: %w", p.Name, err)
+		}
+	}
+	return nil
 }
 
 // noTunnel counts what a node sends through tunnels while its pod pings another node's: hardly

@@ -51,7 +51,8 @@ func (r Tree) Argv(program string, args ...string) []string {
 			break
 		}
 	}
-	return append([]string{r.Path("usr/lib64/ld-linux-x86-64.so.2"), "--library-path", r.Path("usr/lib/x86_64-linux-gnu"), bin}, args...)
+	libraries := r.Path("usr/lib/x86_64-linux-gnu")
+	return append([]string{r.Path("usr/lib64/ld-linux-x86-64.so.2"), "--library-path", libraries + ":" + libraries + "/frr", bin}, args...)
 }
 
 // Run runs a command for at most a minute and returns its output; its error holds what

@@ -6,6 +6,9 @@ import (
 	"log/slog"
 	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	udnv1 "bulkhead/api/v1"
@@ -19,6 +22,7 @@ import (
 // addBGP adds the controller of RouteAdvertisements and of the managed fabric. advertised
 // receives the VRFs into which each network is advertised.
 func addBGP(mgr manager.Manager, cfg config.Config, ids *netid.Allocator, advertised func(map[string][]string), log *slog.Logger) error {
+	report := reportDefault(mgr, cfg, log)
 	target := &bgp.Kube{Client: mgr.GetClient(), Now: time.Now, Log: log}
 	r := bgp.NewReconciler(bgp.Options{
 		Fabric:  bgp.Fabric{Topology: cfg.BGP.Topology, ASN: cfg.BGP.ASN, Namespace: cfg.BGP.FRRNamespace, Default: cfg.BGP.ManagedDefault},
@@ -29,7 +33,10 @@ func addBGP(mgr manager.Manager, cfg config.Config, ids *netid.Allocator, advert
 			n.ID = ids.IDOf(req.Owner.Network())
 			return n, err
 		},
-		Advertised: advertised,
+		Advertised: func(byNetwork map[string][]string) {
+			advertised(byNetwork)
+			report(len(byNetwork[network.DefaultName]) > 0)
+		},
 	}, mgr.GetCache(), target, log)
 	// One worker: there is one key.
 	c, err := newController(mgr, "bgp", 1, r, func(bgp.Key) []any { return nil })
@@ -37,4 +44,33 @@ func addBGP(mgr manager.Manager, cfg config.Config, ids *netid.Allocator, advert
 		return err
 	}
 	return r.Watch(c)
+}
+
+// reportDefault returns the function that reports whether the cluster default network is
+// advertised, which it must be without an overlay: by a log line and an event on the lease of
+// the leader election, whenever that changes. Its calls are sequential.
+func reportDefault(mgr manager.Manager, cfg config.Config, log *slog.Logger) func(bool) {
+	if !cfg.DefaultNetwork.Advertised() {
+		return func(bool) {}
+	}
+	lease := &coordinationv1.Lease{
+		TypeMeta:   metav1.TypeMeta{APIVersion: coordinationv1.SchemeGroupVersion.String(), Kind: "Lease"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: cfg.Kubernetes.LeaseNamespace, Name: leaseName},
+	}
+	events := mgr.GetEventRecorder("bulkhead-cluster")
+	var last *bool
+	return func(ok bool) {
+		if last != nil && *last == ok {
+			return
+		}
+		last = &ok
+		if ok {
+			log.Info("the cluster default network, which has no overlay, is advertised", "network", network.DefaultName)
+			events.Eventf(lease, nil, corev1.EventTypeNormal, "NoOverlayConfigurationReady", "Advertise", "The cluster default network is advertised.")
+			return
+		}
+		const missing = "no RouteAdvertisements advertises the cluster default network, which has no overlay: its pods reach none on other nodes: create one with networkSelectionType DefaultNetwork, or see the condition Accepted of those that exist"
+		log.Error(missing, "network", network.DefaultName)
+		events.Eventf(lease, nil, corev1.EventTypeWarning, "NoRouteAdvertisements", "Advertise", missing)
+	}
 }

@@ -12,6 +12,7 @@ import (
 
 	frrv1 "github.com/metallb/frr-k8s/api/v1beta1"
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -231,7 +232,9 @@ func TestRouteAdvertisements(t *testing.T) {
 	w.remove(base)
 	w.waitGenerated("without base", nil)
 	w.waitAdvertised("transport", "transport", "")
-	w.create(newBase("rack"))
+	newer := newBase("rack")
+	w.create(newer)
+	defer w.remove(newer)
 	w.waitGenerated("with a base again", all)
 	w.remove(ra)
 	w.waitGenerated("without RouteAdvertisements", nil)
@@ -356,4 +359,47 @@ func TestManagedFabric(t *testing.T) {
 		return nil
 	})
 	w.waitAdvertised("managed", "managed", "")
+}
+
+// The cluster default network without an overlay: an event says that nothing advertises it, and
+// one that something does. Its prefixes are those of the nodes' host subnets.
+func TestDefaultNetworkWithoutOverlay(t *testing.T) {
+	needAPI(t)
+	w := newFixture(t)
+	w.installFRR()
+	cfg, err := config.Parse("[default]\ntransport = no-overlay\n[no-overlay]\noutbound-snat = enabled\nrouting = unmanaged\n[kubernetes]\nlease-duration = 2s\nlease-renew-deadline = 1s\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.IDAge = 0
+	startController(t, cfg)
+	_, id := w.createNode("bare-node")
+	event := func(reason string) {
+		t.Helper()
+		Eventually(t, func() error {
+			var l eventsv1.EventList
+			if err := w.List(w.ctx, &l, client.InNamespace(cfg.Kubernetes.LeaseNamespace)); err != nil {
+				return err
+			}
+			if !slices.ContainsFunc(l.Items, func(e eventsv1.Event) bool { return e.Reason == reason && e.Regarding.Kind == "Lease" }) {
+				return fmt.Errorf("no event %s among %d", reason, len(l.Items))
+			}
+			return nil
+		})
+	}
+	event("NoRouteAdvertisements")
+	base := newBase("rack")
+	w.create(base)
+	defer w.remove(base)
+	ra := newRA("ra-default", "", nil)
+	ra.Spec.NetworkSelectors = []udnv1.NetworkSelector{{NetworkSelectionType: udnv1.DefaultNetwork}}
+	w.create(ra)
+	defer w.remove(ra)
+	var n int
+	if _, err := fmt.Sscan(id, &n); err != nil {
+		t.Fatal(err)
+	}
+	w.waitGenerated("the default network", map[string][]string{"ra-default/rack/bare-node": {fmt.Sprintf("10.244.%d.0/24", n-1)}})
+	w.waitCondition(ra, udnv1.ConditionAccepted, metav1.ConditionTrue)
+	event("NoOverlayConfigurationReady")
 }

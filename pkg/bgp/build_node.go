@@ -28,10 +28,15 @@ func (b *builder) generate(r *request) {
 				continue
 			}
 			g := generator{r: r, base: base.FRRConfiguration, node: node}
-			if c := g.configuration(b.in.Namespace); c != nil {
+			c := g.configuration(b.in.Namespace)
+			covered = covered || g.covered
+			switch {
+			case g.filters > maxFilters:
+				r.invalidf("node %s: the neighbors of FRRConfiguration %s and the networks without an overlay make %d filters of routes to receive, and one object holds %d: use fewer sessions of a node, with route reflectors outside the cluster, or fewer such networks", node.Name, base.Name, g.filters, maxFilters)
+				b.st.Keep[Source{r.ra.Name, base.Name, node.Name}] = true
+			case c != nil:
 				b.st.Configurations[c.Name] = c
 			}
-			covered = covered || g.covered
 		}
 		if covered || len(r.networks) == 0 || len(r.bases) == 0 {
 			continue
@@ -92,8 +97,12 @@ type generator struct {
 	base    *frrv1.FRRConfiguration
 	node    Node
 	covered bool     // the base has a router with a neighbour
+	filters int      // of routes to receive, of all neighbours
 	raw     []string // lines for what the API of frr-k8s does not have
 }
+
+// maxFilters filters of some 60 bytes each are below the limit of etcd for an object, 1.5 MiB.
+const maxFilters = 20000
 
 // configuration returns the object, nil if the base has no router for the networks.
 func (g *generator) configuration(namespace string) *frrv1.FRRConfiguration {
@@ -178,6 +187,7 @@ func (g *generator) router(from frrv1.Router) frrv1.Router {
 				n.ToReceive.Allowed.Prefixes = append(n.ToReceive.Allowed.Prefixes, s)
 			}
 		}
+		g.filters += len(n.ToReceive.Allowed.Prefixes)
 		if isManagedBase(g.base) {
 			// The nodes share a link. Packets of pods, whose source is the node's address too
 			// when they reach another node, have passed a router: RFC 5082.

@@ -5,6 +5,7 @@ package bgp
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"flag"
 	"fmt"
 	"net/netip"
@@ -538,4 +539,47 @@ func sessions(f *Fake) map[string]map[string]string {
 		}
 	}
 	return out
+}
+
+// manyNetworks returns the managed fabric with 500 networks without an overlay.
+func manyNetworks(nodes int) *Fake {
+	f := managedFake(nodes, network.SharedGateway)
+	for i := range 499 {
+		n := testNetwork(i+3, fmt.Sprint("n", i), noOverlay, fmt.Sprintf("10.%d.%d.0/18", 64+i/4, i%4*64))
+		n.Labels = fabricLabels()
+		f.Networks = append(f.Networks, n)
+	}
+	return f
+}
+
+// More filters than an object can hold are refused before the API server does: with 500 networks
+// and 50 nodes in a full mesh. With few sessions a node the objects are far smaller.
+func TestManyFilters(t *testing.T) {
+	f, fabric := manyNetworks(50), Fabric{Topology: config.FullMesh, ASN: 64512, Namespace: frrNamespace}
+	name := managedName("advertisements/cudns")
+	st := converge(t, f, fabric)
+	if c := st.Accepted[name]; c.Status != metav1.ConditionFalse || !strings.Contains(c.Message, "fewer sessions") {
+		t.Errorf("full mesh of 50 nodes: %+v", c)
+	}
+	f = manyNetworks(15)
+	if st = converge(t, f, fabric); st.Accepted[name].Status != metav1.ConditionTrue {
+		t.Errorf("full mesh of 15 nodes: %+v", st.Accepted[name])
+	}
+	for _, c := range st.Configurations {
+		if size := len(must(json.Marshal(c))); size > 1400<<10 {
+			t.Errorf("%s has %d bytes", c.Name, size)
+		}
+	}
+}
+
+// BenchmarkBuild: 500 networks without an overlay on 15 nodes in a full mesh, built and compared,
+// as every event does.
+func BenchmarkBuild(b *testing.B) {
+	f, fabric := manyNetworks(15), Fabric{Topology: config.FullMesh, ASN: 64512, Namespace: frrNamespace, Default: true}
+	converge(b, f, fabric)
+	for b.Loop() {
+		if ops, _ := f.Plan(fabric); len(ops) > 0 {
+			b.Fatal(ops)
+		}
+	}
 }

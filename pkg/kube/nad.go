@@ -41,7 +41,9 @@ func ParseNAD(obj *nadv1.NetworkAttachmentDefinition, plan network.Plan) (nad ne
 		return nad, true
 	}
 	nad.Network, nad.Err = conf.Network(id, plan)
-	nad.Network.AdvertisedVRFs = obj.Annotations[network.AnnotationAdvertisedVRFs]
+	if network.IsUDNName(conf.Name) { // of others the cluster role does not write it
+		nad.Network.AdvertisedVRFs = obj.Annotations[network.AnnotationAdvertisedVRFs]
+	}
 	if nad.Err == nil {
 		nad.Err = plan.Conflict(nad.Network)
 	}

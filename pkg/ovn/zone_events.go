@@ -326,7 +326,7 @@ func trimNAD(obj any) (any, error) {
 	if n, ok := obj.(*nadv1.NetworkAttachmentDefinition); ok {
 		return &nadv1.NetworkAttachmentDefinition{ObjectMeta: metav1.ObjectMeta{
 			Name: n.Name, Namespace: n.Namespace, UID: n.UID, ResourceVersion: n.ResourceVersion,
-			Annotations:     keep(n.Annotations, network.AnnotationNetworkID, network.AnnotationNetworkName),
+			Annotations:     keep(n.Annotations, network.AnnotationNetworkID, network.AnnotationNetworkName, network.AnnotationAdvertisedVRFs),
 			OwnerReferences: n.OwnerReferences,
 		}, Spec: n.Spec}, nil
 	}

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ovn
+
+import (
+	"context"
+	"net/netip"
+	"strings"
+	"testing"
+	"testing/synctest"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"bulkhead/pkg/network"
+	"bulkhead/pkg/ovn/nbdb"
+)
+
+// setText returns the addresses of one of the shared address sets.
+func (env *zoneEnv) setText(id string) string {
+	row, ok := env.row(id)
+	if !ok {
+		return "none"
+	}
+	return strings.Join(row.Model.(*nbdb.AddressSet).Addresses, " ")
+}
+
+// The annotation of a network's NAD says whether it is advertised: its SNAT, its ACLs and the
+// set of advertised subnets follow, there and back.
+func TestZoneAdvertised(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newZoneEnv(t)
+		env.node(1, true)
+		env.nad("sky", "sky", "cluster_udn_sky", 1, "10.10.0.0/16/24")
+		env.run()
+		env.waitUntil("ready", env.zone.Ready)
+		set := func(vrfs string) {
+			api := env.nads.K8sCniCncfIoV1().NetworkAttachmentDefinitions("sky")
+			obj, err := api.Get(context.Background(), "sky", metav1.GetOptions{})
+			env.must(err)
+			obj.Annotations[network.AnnotationAdvertisedVRFs] = vrfs
+			_, err = api.Update(context.Background(), obj, metav1.UpdateOptions{})
+			env.must(err)
+		}
+		const acl = "cluster_udn_sky_advertised-deny-ip4"
+		snat := func() string {
+			for _, r := range env.nb.Rows() {
+				if nat, ok := r.Model.(*nbdb.NAT); ok && strings.HasPrefix(r.ID, "GR_cluster_udn_sky_node1 snat 10.10.") {
+					return nat.Match
+				}
+			}
+			return "none"
+		}
+		check := func(what, advertised, match string, denied bool) {
+			t.Helper()
+			env.waitUntil(what, func() bool {
+				return env.setText("bulkhead_advertised_ip4") == advertised && snat() == match && env.has(acl) == denied
+			})
+		}
+		check("not advertised", "", "", false)
+		set("default")
+		check("advertised", "10.10.0.0/16", "ip4.dst == {$bulkhead_nodes_ip4}", true)
+		set("")
+		check("withdrawn", "", "", false)
+	})
+}
+
+// Routes that BGP has learned are the uplink router's, except those to pods of an advertised
+// network with an overlay; packets to a network without one that no route leads to are dropped.
+func TestZoneImportedRoutes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newZoneEnv(t)
+		env.node(1, true)
+		env.nadOf("sky", "sky", 1, network.NetConf{Name: "cluster_udn_sky", Topology: "layer3", Role: "primary", Subnets: "10.10.0.0/16/24", Transport: network.TransportNoOverlay, OutboundSNAT: "enabled"})
+		route := func(prefix string) ImportedRoute {
+			return ImportedRoute{Prefix: netip.MustParsePrefix(prefix), NextHops: []netip.Addr{netip.MustParseAddr("172.18.0.2")}}
+		}
+		env.run()
+		env.zone.SetImportedRoutes([]ImportedRoute{route("10.10.1.0/24"), route("10.244.1.0/24"), route("203.0.113.0/24")})
+		id := func(prefix string) string { return "uplink__node1 dst-ip " + prefix + " 172.18.0.2" }
+		check := func(what string, yes, no []string) {
+			t.Helper()
+			env.waitUntil(what, func() bool {
+				for _, id := range yes {
+					if !env.has(id) {
+						return false
+					}
+				}
+				for _, id := range no {
+					if env.has(id) {
+						return false
+					}
+				}
+				return true
+			})
+		}
+		const discard = "uplink__node1 discard 10.10.0.0/16"
+		check("imported", []string{id("10.10.1.0/24"), id("203.0.113.0/24"), discard}, []string{id("10.244.1.0/24")})
+		env.zone.SetImportedRoutes([]ImportedRoute{route("203.0.113.0/24")})
+		check("withdrawn", []string{id("203.0.113.0/24"), discard}, []string{id("10.10.1.0/24")})
+		env.must(env.nads.K8sCniCncfIoV1().NetworkAttachmentDefinitions("sky").Delete(context.Background(), "sky", metav1.DeleteOptions{}))
+		check("the network is gone", []string{id("203.0.113.0/24")}, []string{discard})
+	})
+}

@@ -81,7 +81,7 @@ func Sample(checks []Check, seed string, out io.Writer) []Check {
 // Demo leaves out the groups that a demonstration does not need, and prints them.
 func Demo(checks []Check, out io.Writer) []Check {
 	return slices.DeleteFunc(slices.Clone(checks), func(c Check) bool {
-		omit := c.Group != nil && c.Group != groupServices && c.Group != groupDNS
+		omit := c.Group != nil && c.Group != groupServices && c.Group != groupDNS && c.Group != groupBGP
 		if omit {
 			fmt.Fprintf(out, "not in the demonstration, select it by RUN: %s\n", c.Name())
 		}

@@ -152,6 +152,11 @@ const rawPriority = 10
 // settings of the session, which frr-k8s requires to be equal in all objects.
 func (g *generator) router(from frrv1.Router) frrv1.Router {
 	out := frrv1.Router{ASN: from.ASN, ID: from.ID, VRF: from.VRF}
+	if out.ID == "" && !slices.ContainsFunc(slices.Concat(g.node.InternalIPs, g.node.Addresses), netip.Addr.Is4) {
+		// FRR takes an IPv4 address of the node, and without one starts no session. Any other
+		// number does that is unique in the autonomous system: RFC 6286.
+		out.ID = netip.AddrFrom4([4]byte{0, 0, byte(g.node.ID >> 8), byte(g.node.ID)}).String()
+	}
 	var advertise []netip.Prefix
 	var receive []frrv1.PrefixSelector
 	for _, n := range g.r.networks {

@@ -70,9 +70,15 @@ func defaultNetwork() Network {
 func testNode(id int, mode network.GatewayMode) Node {
 	return Node{
 		Name: fmt.Sprint("node", id), ID: id, Labels: map[string]string{corev1.LabelHostname: fmt.Sprint("node", id)}, Mode: mode,
-		InternalIPs: []netip.Addr{netip.MustParseAddr(fmt.Sprint("172.18.0.", id)), netip.MustParseAddr(fmt.Sprint("fd00:18::", id))},
-		Addresses:   []netip.Addr{netip.MustParseAddr(fmt.Sprint("172.18.0.", id)), netip.MustParseAddr(fmt.Sprint("fd00:18::", id)), netip.MustParseAddr(fmt.Sprint("172.18.1.", id))},
+		InternalIPs: []netip.Addr{netip.MustParseAddr(fmt.Sprint("172.18.0.", id%256)), netip.MustParseAddr(fmt.Sprint("fd00:18::", id))},
+		Addresses:   []netip.Addr{netip.MustParseAddr(fmt.Sprint("172.18.0.", id%256)), netip.MustParseAddr(fmt.Sprint("fd00:18::", id)), netip.MustParseAddr(fmt.Sprint("172.18.1.", id%256))},
 	}
+}
+
+// ipv6Only removes a node's IPv4 addresses.
+func ipv6Only(n Node) Node {
+	n.InternalIPs, n.Addresses = network.FilterFamilies(n.InternalIPs, false, true), network.FilterFamilies(n.Addresses, false, true)
+	return n
 }
 
 // testBase returns a base with one router of each VRF and the neighbours.
@@ -135,6 +141,11 @@ func TestGoldens(t *testing.T) {
 			Advertisements: []udnv1.RouteAdvertisements{testRA("all", "", "blue")},
 			Configurations: []frrv1.FRRConfiguration{testBase("all", []string{""}, peer(65000, "192.0.2.1"), peer(65000, "2001:db8::1"), unnumbered, dual)},
 			Networks:       []Network{blue}, Nodes: []Node{testNode(1, shared)},
+		},
+		"ipv6": {
+			Advertisements: []udnv1.RouteAdvertisements{testRA("all", "", "blue")},
+			Configurations: []frrv1.FRRConfiguration{testBase("all", []string{""}, peer(64512, "2001:db8::1"))},
+			Networks:       []Network{testNetwork(1, "blue", noOverlay, "fd10:10::/48")}, Nodes: []Node{ipv6Only(testNode(300, shared))},
 		},
 		"overlap": {
 			Advertisements: []udnv1.RouteAdvertisements{testRA("all", "", "blue"), testRA("late", "", "late")},

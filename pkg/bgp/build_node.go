@@ -167,8 +167,12 @@ func (g *generator) router(from frrv1.Router) frrv1.Router {
 		advertise = append(advertise, hosts...)
 		if n.Transport == network.TransportNoOverlay {
 			for _, s := range n.Subnets {
-				length := uint32(s.HostLen) //nolint:gosec // 0..128
-				receive = append(receive, frrv1.PrefixSelector{Prefix: s.CIDR.String(), GE: length, LE: length})
+				filter := frrv1.PrefixSelector{Prefix: s.CIDR.String()}
+				if s.HostLen > s.CIDR.Bits() { // else the whole subnet is one node's
+					length := uint32(s.HostLen) //nolint:gosec // 0..128
+					filter.GE, filter.LE = length, length
+				}
+				receive = append(receive, filter)
 			}
 		}
 	}
@@ -194,8 +198,8 @@ func (g *generator) router(from frrv1.Router) frrv1.Router {
 		}
 		g.filters += len(n.ToReceive.Allowed.Prefixes)
 		if isManagedBase(g.base) {
-			// The nodes share a link. Packets of pods, whose source is the node's address too
-			// when they reach another node, have passed a router: RFC 5082.
+			// Accept only packets from the nodes' own link (RFC 5082). Packets of pods to another
+			// node have their node's address as source, too, but have passed a router.
 			g.raw = append(g.raw, routerLine(from), " neighbor "+n.Address+" ttl-security hops 1", "exit")
 		}
 		switch {

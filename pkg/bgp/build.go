@@ -89,7 +89,7 @@ func (b *builder) requests() []*request {
 		b.selectNetworks(r)
 		b.selectBases(r)
 		b.checkSupported(r)
-		if len(b.in.Nodes) == 0 {
+		if !slices.ContainsFunc(b.in.Nodes, func(n Node) bool { return n.ID > 0 }) {
 			r.pendingf("no node has an id yet")
 		}
 		out = append(out, r)
@@ -283,21 +283,27 @@ func join(reasons []string) string {
 	return text
 }
 
-// IsGenerated reports whether c was generated from another FRRConfiguration.
+// IsGenerated reports whether c was generated from another FRRConfiguration. Its name says so:
+// labels and annotations may be edited.
 func IsGenerated(c *frrv1.FRRConfiguration) bool {
-	_, marked := c.Annotations[AnnotationSource]
-	return marked || strings.HasPrefix(c.Name, generatedPrefix)
+	return isDerived(c.Name, generatedPrefix, generatedDigits)
 }
 
-// isManagedBase reports whether c is a base of the managed fabric.
+// isManagedBase reports whether c is a base of the managed fabric, also by its name.
 func isManagedBase(c *frrv1.FRRConfiguration) bool {
-	return c.Labels[LabelFabric] == LabelFabricValue && strings.HasPrefix(c.Name, managedPrefix)
+	return isDerived(c.Name, managedPrefix, managedDigits)
+}
+
+// isDerived reports whether a name is a prefix and as many hexadecimal digits.
+func isDerived(name, prefix string, digits int) bool {
+	rest, ok := strings.CutPrefix(name, prefix)
+	return ok && len(rest) == digits && strings.Trim(rest, "0123456789abcdef") == ""
 }
 
 // SourceOf returns what c was generated from.
 func SourceOf(c *frrv1.FRRConfiguration) (Source, bool) {
 	parts := strings.Split(c.Annotations[AnnotationSource], "/")
-	if len(parts) != 3 || !strings.HasPrefix(c.Name, generatedPrefix) {
+	if len(parts) != 3 || !IsGenerated(c) {
 		return Source{}, false
 	}
 	return Source{parts[0], parts[1], parts[2]}, true
@@ -307,7 +313,7 @@ func SourceOf(c *frrv1.FRRConfiguration) (Source, bool) {
 // creating it twice fails.
 func nameOf(s Source) string {
 	sum := sha256.Sum256([]byte(s.String()))
-	return generatedPrefix + hex.EncodeToString(sum[:10])
+	return generatedPrefix + hex.EncodeToString(sum[:])[:generatedDigits]
 }
 
 // labelValue returns name as the value of a label, which is at most 63 characters.

@@ -5,7 +5,6 @@ package bgp
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"flag"
 	"fmt"
 	"net/netip"
@@ -165,52 +164,6 @@ func TestGoldens(t *testing.T) {
 	}
 }
 
-// The managed fabric: its own objects, and what is generated from them.
-func TestManagedGoldens(t *testing.T) {
-	for name, f := range map[string]*Fake{
-		"fullmesh":   managedFake(3, network.SharedGateway),
-		"reflectors": managedFake(4, network.SharedGateway),
-		"single":     managedFake(1, network.SharedGateway),
-	} {
-		t.Run(name, func(t *testing.T) {
-			fabric := Fabric{Topology: config.FullMesh, ASN: 64514, Namespace: frrNamespace, Default: true}
-			if name == "reflectors" {
-				fabric.Topology = config.RouteReflectors
-				f.Nodes[3].Labels[LabelReflector] = ""
-			}
-			st := converge(t, f, fabric)
-			var objects strings.Builder
-			have := Managed(f.Configurations, f.Advertisements)
-			for _, c := range have.Bases {
-				st.Configurations[c.Name] = c
-			}
-			for _, ra := range f.Advertisements {
-				ra.UID, ra.Status = "", udnv1.RouteAdvertisementsStatus{}
-				objects.Write(must(yaml.Marshal(ra)))
-				objects.WriteString("---\n")
-			}
-			goldenWith(t, name, objects.String(), st)
-		})
-	}
-}
-
-func managedFake(nodes int, mode network.GatewayMode) *Fake {
-	blue := testNetwork(1, "blue", noOverlay, "10.10.0.0/16", "fd10:10::/48")
-	f := &Fake{Inputs: Inputs{Namespace: frrNamespace, Networks: []Network{defaultNetwork(), blue, testNetwork(2, "red", nil, "10.20.0.0/16")}}}
-	noOverlay(&f.Networks[0])
-	for i := range nodes {
-		f.Nodes = append(f.Nodes, testNode(i+1, mode))
-	}
-	for _, n := range f.Networks[1:] {
-		c := udnv1.ClusterUserDefinedNetwork{ObjectMeta: metav1.ObjectMeta{Name: n.CUDN, Labels: n.Labels}}
-		if n.Transport != "" {
-			c.Spec.Network.NoOverlayOptions = &udnv1.NoOverlayOptions{Routing: udnv1.RoutingManaged}
-		}
-		f.CUDNs = append(f.CUDNs, c)
-	}
-	return f
-}
-
 // converge reconciles until nothing is left to do, which takes a few rounds: generated
 // objects follow from the managed ones.
 func converge(t interface {
@@ -219,7 +172,7 @@ func converge(t interface {
 }, f *Fake, fabric Fabric) State {
 	t.Helper()
 	for range 5 {
-		ops, st := f.Plan(fabric)
+		ops, st := Plan(fabric, f.Inputs, f.CUDNs)
 		if len(ops) == 0 {
 			return st
 		}
@@ -227,7 +180,7 @@ func converge(t interface {
 			t.Fatalf("apply: %v", err)
 		}
 	}
-	ops, _ := f.Plan(fabric)
+	ops, _ := Plan(fabric, f.Inputs, f.CUDNs)
 	t.Fatalf("the objects do not converge: %v", ops)
 	return State{}
 }
@@ -426,11 +379,14 @@ func TestConverges(t *testing.T) {
 				f.Networks = slices.Clone(f.Networks)
 				f.Networks[1].Labels = map[string]string{"network": rapid.SampledFrom([]string{"blue", "green"}).Draw(t, "label")}
 				f.CUDNs[0].Labels = f.Networks[1].Labels
-			case 4: // somebody edits an object of ours
+			case 4: // somebody edits an object of ours, and maybe its marks
+				marks := rapid.Bool().Draw(t, "marks")
 				f.Configurations = slices.Clone(f.Configurations)
 				for i := range f.Configurations {
 					if c := &f.Configurations[i]; strings.HasPrefix(c.Name, "ovnk-") {
-						c.Spec.BGP.Routers = nil
+						if c.Spec.BGP.Routers = nil; marks {
+							c.Labels, c.Annotations = nil, nil
+						}
 					}
 				}
 			case 5:
@@ -441,7 +397,7 @@ func TestConverges(t *testing.T) {
 					}
 					return nil
 				}
-				ops, _ := f.Plan(fabric)
+				ops, _ := Plan(fabric, f.Inputs, f.CUDNs)
 				_ = f.Apply(context.Background(), ops)
 				f.Fail = nil
 			}
@@ -457,140 +413,4 @@ func TestConverges(t *testing.T) {
 			}
 		}
 	})
-}
-
-// A node that comes or goes changes no session between the others.
-func TestSessionsStay(t *testing.T) {
-	for _, topology := range []string{config.FullMesh, config.RouteReflectors} {
-		f, fabric := managedFake(4, network.SharedGateway), Fabric{Topology: topology, ASN: 64512, Namespace: frrNamespace, Default: true}
-		converge(t, f, fabric)
-		before := sessions(f)
-		f.Nodes = append(f.Nodes, testNode(5, network.SharedGateway))
-		converge(t, f, fabric)
-		with := sessions(f)
-		for node, peers := range before {
-			for p, settings := range peers {
-				if with[node][p] != settings {
-					t.Errorf("%s: with another node, %s's session with %s is %q, was %q", topology, node, p, with[node][p], settings)
-				}
-			}
-		}
-		if len(with["node5"]) == 0 {
-			t.Errorf("%s: the new node has no session", topology)
-		}
-		f.Nodes = f.Nodes[:4]
-		converge(t, f, fabric)
-		if diff := gocmp.Diff(before, sessions(f)); diff != "" {
-			t.Errorf("%s: after the node's end: %s", topology, diff)
-		}
-	}
-}
-
-// Every node learns from every other: by a session or by a route reflector that both
-// have one with. The loss of one reflector leaves that true at once.
-func TestReflectors(t *testing.T) {
-	f, fabric := managedFake(8, network.SharedGateway), Fabric{Topology: config.RouteReflectors, ASN: 64512, Namespace: frrNamespace, Default: true}
-	converge(t, f, fabric)
-	all := sessions(f)
-	reflectors := map[string]bool{"node1": true, "node2": true}
-	for node, peers := range all {
-		want := 4 // two reflectors, two families
-		if reflectors[node] {
-			want = 14
-		}
-		if len(peers) != want {
-			t.Errorf("%s has %d sessions, want %d", node, len(peers), want)
-		}
-		for _, lost := range []string{"", "node1", "node2"} {
-			if reflectors[node] {
-				continue
-			}
-			left := 0
-			for r := range reflectors {
-				if r != lost && peers["172.18.0."+strings.TrimPrefix(r, "node")] != "" {
-					left++
-				}
-			}
-			if left == 0 {
-				t.Errorf("without %s, %s has no reflector", lost, node)
-			}
-		}
-	}
-	// The first reflector goes for good: the other stays, and the next node takes its place.
-	f.Nodes = f.Nodes[1:]
-	converge(t, f, fabric)
-	if got := sessions(f)["node8"]; got["172.18.0.2"] == "" || got["172.18.0.3"] == "" || len(got) != 4 {
-		t.Errorf("node8's sessions: %v", got)
-	}
-	// It comes back: the reflectors remain.
-	f.Nodes = append([]Node{testNode(1, network.SharedGateway)}, f.Nodes...)
-	converge(t, f, fabric)
-	if got := sessions(f)["node8"]; got["172.18.0.1"] != "" || len(got) != 4 {
-		t.Errorf("node8's sessions after the return of node1: %v", got)
-	}
-}
-
-// sessions returns the settings of each node's sessions by the peer's address, without
-// what is advertised and received, which does not reset them.
-func sessions(f *Fake) map[string]map[string]string {
-	out := map[string]map[string]string{}
-	for i := range f.Configurations {
-		source, ok := SourceOf(&f.Configurations[i])
-		if !ok {
-			continue
-		}
-		if out[source.Node] == nil {
-			out[source.Node] = map[string]string{}
-		}
-		for _, r := range f.Configurations[i].Spec.BGP.Routers {
-			for _, n := range r.Neighbors {
-				n.ToAdvertise, n.ToReceive = frrv1.Advertise{}, frrv1.Receive{}
-				out[source.Node][n.Address] = fmt.Sprintf("%d %+v", r.ASN, n)
-			}
-		}
-	}
-	return out
-}
-
-// manyNetworks returns the managed fabric with 500 networks without an overlay.
-func manyNetworks(nodes int) *Fake {
-	f := managedFake(nodes, network.SharedGateway)
-	for i := range 499 {
-		n := testNetwork(i+3, fmt.Sprint("n", i), noOverlay, fmt.Sprintf("10.%d.%d.0/18", 64+i/4, i%4*64))
-		n.Labels = fabricLabels()
-		f.Networks = append(f.Networks, n)
-	}
-	return f
-}
-
-// More filters than an object can hold are refused before the API server does: with 500 networks
-// and 50 nodes in a full mesh. With few sessions a node the objects are far smaller.
-func TestManyFilters(t *testing.T) {
-	f, fabric := manyNetworks(50), Fabric{Topology: config.FullMesh, ASN: 64512, Namespace: frrNamespace}
-	name := managedName("advertisements/cudns")
-	st := converge(t, f, fabric)
-	if c := st.Accepted[name]; c.Status != metav1.ConditionFalse || !strings.Contains(c.Message, "fewer sessions") {
-		t.Errorf("full mesh of 50 nodes: %+v", c)
-	}
-	f = manyNetworks(15)
-	if st = converge(t, f, fabric); st.Accepted[name].Status != metav1.ConditionTrue {
-		t.Errorf("full mesh of 15 nodes: %+v", st.Accepted[name])
-	}
-	for _, c := range st.Configurations {
-		if size := len(must(json.Marshal(c))); size > 1400<<10 {
-			t.Errorf("%s has %d bytes", c.Name, size)
-		}
-	}
-}
-
-// BenchmarkBuild: 500 networks without an overlay on 15 nodes in a full mesh, built and compared,
-// as every event does.
-func BenchmarkBuild(b *testing.B) {
-	f, fabric := manyNetworks(15), Fabric{Topology: config.FullMesh, ASN: 64512, Namespace: frrNamespace, Default: true}
-	converge(b, f, fabric)
-	for b.Loop() {
-		if ops, _ := f.Plan(fabric); len(ops) > 0 {
-			b.Fatal(ops)
-		}
-	}
 }

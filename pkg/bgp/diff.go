@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	udnv1 "bulkhead/api/v1"
@@ -54,16 +55,24 @@ func kindOf(o client.Object) string {
 	return "ClusterUserDefinedNetwork"
 }
 
+// Plan returns the operations that one reconcile applies, and the state that they lead to.
+func Plan(f Fabric, in Inputs, cudns []udnv1.ClusterUserDefinedNetwork) ([]Op, State) {
+	have := managedOf(in.Configurations, in.Advertisements)
+	ops := DiffManaged(BuildManaged(f, managedNetworks(cudns), in.Nodes, have.Bases), have, cudns)
+	want := Build(in)
+	return append(ops, Diff(want, in)...), want
+}
+
 // Diff returns the operations that lead from the actual objects to want.
 func Diff(want State, in Inputs) []Op {
 	var remove, create, update, status []Op
 	have := map[string]bool{}
 	for i := range in.Configurations {
 		h := &in.Configurations[i]
-		source, ours := SourceOf(h)
-		if !ours {
+		if !IsGenerated(h) {
 			continue
 		}
+		source, _ := SourceOf(h)
 		w, wanted := want.Configurations[h.Name]
 		switch {
 		case wanted:
@@ -119,12 +128,7 @@ func sameAdvertisements(w, h *udnv1.RouteAdvertisements) bool {
 
 // hasAll reports whether have has the entries of want.
 func hasAll(have, want map[string]string) bool {
-	for k, v := range want {
-		if got, ok := have[k]; !ok || got != v {
-			return false
-		}
-	}
-	return true
+	return labels.Set(want).AsSelectorPreValidated().Matches(labels.Set(have))
 }
 
 // replaceConfiguration returns h with the fields of w.
@@ -190,8 +194,8 @@ func DiffManaged(want ManagedState, have ManagedState, cudns []udnv1.ClusterUser
 	return append(remove, rest...)
 }
 
-// Managed returns the actual objects of the managed fabric.
-func Managed(configs []frrv1.FRRConfiguration, ras []udnv1.RouteAdvertisements) ManagedState {
+// managedOf returns the actual objects of the managed fabric.
+func managedOf(configs []frrv1.FRRConfiguration, ras []udnv1.RouteAdvertisements) ManagedState {
 	st := ManagedState{Bases: map[string]*frrv1.FRRConfiguration{}, Advertisements: map[string]*udnv1.RouteAdvertisements{}}
 	for i := range configs {
 		if isManagedBase(&configs[i]) {
@@ -199,7 +203,7 @@ func Managed(configs []frrv1.FRRConfiguration, ras []udnv1.RouteAdvertisements) 
 		}
 	}
 	for i := range ras {
-		if IsManaged(&ras[i]) {
+		if isManaged(&ras[i]) {
 			st.Advertisements[ras[i].Name] = &ras[i]
 		}
 	}

@@ -100,12 +100,3 @@ func doFake[T any](f *Fake, op Op, list *[]T, o T, object func(*T) client.Object
 	}
 	return nil
 }
-
-// Plan returns the operations that one reconcile of the objects applies, and what they
-// lead to.
-func (f *Fake) Plan(fabric Fabric) ([]Op, State) {
-	have := Managed(f.Configurations, f.Advertisements)
-	ops := DiffManaged(BuildManaged(fabric, managedNetworks(f.CUDNs), f.Nodes, have.Bases), have, f.CUDNs)
-	st := Build(f.Inputs)
-	return append(ops, Diff(st, f.Inputs)...), st
-}

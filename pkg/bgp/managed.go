@@ -91,7 +91,7 @@ func BuildManaged(f Fabric, cudns []string, nodes []Node, have map[string]*frrv1
 // is for.
 func managedName(what string) string {
 	sum := sha256.Sum256([]byte(what))
-	return managedPrefix + hex.EncodeToString(sum[:5])
+	return managedPrefix + hex.EncodeToString(sum[:])[:managedDigits]
 }
 
 func fabricLabels() map[string]string { return map[string]string{LabelFabric: LabelFabricValue} }
@@ -211,7 +211,7 @@ func (g *generator) isClient(n frrv1.Neighbor) bool {
 	return err == nil && !slices.Contains(reflectorsOf(g.base), a)
 }
 
-// IsManaged reports whether a RouteAdvertisements is the managed fabric's.
-func IsManaged(ra *udnv1.RouteAdvertisements) bool {
-	return ra.Labels[LabelFabric] == LabelFabricValue && strings.HasPrefix(ra.Name, managedPrefix)
+// isManaged reports whether a RouteAdvertisements is the managed fabric's, by its name.
+func isManaged(ra *udnv1.RouteAdvertisements) bool {
+	return isDerived(ra.Name, managedPrefix, managedDigits)
 }

@@ -79,16 +79,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ Key) (reconcile.Result, er
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	var ops []Op
-	if installed {
-		have := Managed(in.Configurations, in.Advertisements)
-		ops = DiffManaged(BuildManaged(r.options.Fabric, managedNetworks(cudns), in.Nodes, have.Bases), have, cudns)
-	}
-	want := Build(in)
+	ops, want := Plan(r.options.Fabric, in, cudns)
 	if !installed {
-		want.notInstalled(in.Advertisements)
+		want = notInstalled(in.Advertisements)
+		ops = Diff(want, in)
 	}
-	ops = append(ops, Diff(want, in)...)
 	r.options.Advertised(want.Networks)
 	if err := r.target.Apply(ctx, ops); err != nil {
 		if isStale(err) {
@@ -99,9 +94,9 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ Key) (reconcile.Result, er
 	return reconcile.Result{}, nil
 }
 
-// notInstalled replaces the conditions while the API has no FRRConfigurations.
-func (st *State) notInstalled(ras []udnv1.RouteAdvertisements) {
-	st.Configurations, st.Networks = nil, map[string][]string{}
+// notInstalled returns the state while the API has no FRRConfigurations: conditions alone.
+func notInstalled(ras []udnv1.RouteAdvertisements) State {
+	st := State{Accepted: map[string]metav1.Condition{}}
 	for i := range ras {
 		st.Accepted[ras[i].Name] = metav1.Condition{
 			Type: udnv1.ConditionAccepted, Status: metav1.ConditionFalse, ObservedGeneration: ras[i].Generation,
@@ -109,6 +104,7 @@ func (st *State) notInstalled(ras []udnv1.RouteAdvertisements) {
 			Message: "frr-k8s is not installed: the API has no FRRConfigurations: install frr-k8s",
 		}
 	}
+	return st
 }
 
 // inputs reads the inputs of Build, and the ClusterUserDefinedNetworks.

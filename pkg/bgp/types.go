@@ -32,8 +32,9 @@ const (
 	LabelFabric      = "k8s.ovn.org/managed-internal-fabric"
 	LabelFabricValue = "bgp"
 
-	generatedPrefix = "ovnk-generated-"
-	managedPrefix   = "ovnk-managed-"
+	// Names of our objects: a prefix, and hexadecimal digits of a hash of what they are for.
+	generatedPrefix, generatedDigits = "ovnk-generated-", 20
+	managedPrefix, managedDigits     = "ovnk-managed-", 10
 
 	// DefaultVRF is FRR's name of the VRF whose table is the main table. In
 	// RouteAdvertisements and routers of FRRConfigurations the empty name means it too.

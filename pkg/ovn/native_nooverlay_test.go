@@ -4,8 +4,10 @@ package ovn
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"testing"
+	"time"
 
 	"bulkhead/pkg/network"
 	"bulkhead/test/native"
@@ -232,6 +234,8 @@ func TestNativeNoOverlay(t *testing.T) {
 			})
 		}
 	}
+	checkBGPPort(t, a, b, []string{pods["blue-a"], pods["green-a"]})
+
 	// What arrives where, counted by datagrams: of these flows only the controls.
 	p := newProbes(t)
 	for name, ns := range pods {
@@ -275,6 +279,52 @@ func TestNativeNoOverlay(t *testing.T) {
 	}
 	p.arrive("the rest arrives", allowed)
 	p.only("a withdrawn route", seen, allowed)
+}
+
+// checkBGPPort has pods connect to the port of BGP of another node, to which they have their own
+// node's address, that of a peer. Only the node itself is accepted there.
+func checkBGPPort(t *testing.T, from, to *zoneUnderTest, pods []string) {
+	t.Helper()
+	accepted := make(chan string, 100)
+	for f, own := range to.node.Addresses {
+		at := netip.AddrPortFrom(own.Addr(), 179)
+		var l net.Listener
+		if err := native.InNamespace(to.NS, func() (err error) {
+			l, err = net.Listen("tcp", at.String())
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = l.Close() })
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				accepted <- c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap().String()
+				_ = c.Close()
+			}
+		}()
+		connect := func(ns string) error {
+			return native.InNamespace(ns, func() error {
+				c, err := (&net.Dialer{Timeout: 2 * time.Second}).Dial("tcp", at.String())
+				if err == nil {
+					_ = c.Close()
+				}
+				return err
+			})
+		}
+		for _, ns := range pods {
+			if err := connect(ns); err == nil {
+				t.Errorf("%s connects to %s", ns, at)
+			}
+		}
+		eventually(t, "the node to "+at.String(), func() error { return connect(from.NS) })
+		if peer, want := <-accepted, from.node.Addresses[f].Addr().String(); peer != want || len(accepted) > 0 {
+			t.Errorf("%s accepted a connection from %s and %d more, want one from %s", at, peer, len(accepted), want)
+		}
+	}
 }
 
 // TestNativeAdvertisedPods: pods of networks with an overlay that are advertised, Layer 3 and

@@ -67,6 +67,9 @@ const (
 	zoneFragments = 64004
 )
 
+// bgpPort is the TCP port of BGP (RFC 4271).
+const bgpPort = 179
+
 // markRouted is the mark of connections in zoneWire.
 const markRouted = 1
 
@@ -269,6 +272,13 @@ func (b *builder) destinations() {
 		}
 		for _, udp := range []string{"udp", "udp6"} { // nodes would take them for the overlay's own
 			b.add(table, priorityForged, fmt.Sprintf("%s,%s,tp_dst=%d", udp, origin(from), network.TunnelPort), "drop")
+		}
+		// Outside, pods have the node's address, which routers and nodes on its link may have as
+		// a BGP peer's.
+		for _, own := range b.in.Addresses {
+			if !own.IsSingleIP() {
+				b.add(table, priorityForged, matchTransport("tcp", origin(from), anywhere, own.Masked(), fmt.Sprintf("tp_dst=%d", bgpPort)), "drop")
+			}
 		}
 		for _, p := range slices.Concat(b.in.Pods, b.in.Services, linkOnly) {
 			b.add(table, priorityNotOnWire, matchIP(origin(from), anywhere, p), "drop")

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
 
@@ -41,7 +42,8 @@ func ParseNAD(obj *nadv1.NetworkAttachmentDefinition, plan network.Plan) (nad ne
 		return nad, true
 	}
 	nad.Network, nad.Err = conf.Network(id, plan)
-	if network.IsUDNName(conf.Name) { // of others the cluster role does not write it
+	// Only ClusterUserDefinedNetworks are advertised: a tenant cannot have one.
+	if strings.HasPrefix(conf.Name, network.CUDNName("")) {
 		nad.Network.AdvertisedVRFs = obj.Annotations[network.AnnotationAdvertisedVRFs]
 	}
 	if nad.Err == nil {

@@ -53,3 +53,21 @@ func TestParseNAD(t *testing.T) {
 		}
 	}
 }
+
+// A tenant's network is not advertised, whatever its NAD says.
+func TestParseNADAdvertised(t *testing.T) {
+	cfg, err := config.Parse("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{"cluster_udn_red": "default", "red_net": "", "by-hand": ""} {
+		obj := &nadv1.NetworkAttachmentDefinition{ObjectMeta: metav1.ObjectMeta{Namespace: "red", Name: "net", Annotations: map[string]string{
+			network.AnnotationNetworkID: "7", network.AnnotationAdvertisedVRFs: "default",
+		}}}
+		obj.Spec.Config = `{"name":"` + name + `","type":"ovn-k8s-cni-overlay","topology":"layer3","role":"primary","subnets":"10.20.0.0/16"}`
+		nad, _ := ParseNAD(obj, cfg.Plan)
+		if nad.Err != nil || nad.Network.AdvertisedVRFs != want || nad.Network.Advertised() != (want != "") {
+			t.Errorf("%s: advertised into %q, want %q (%v)", name, nad.Network.AdvertisedVRFs, want, nad.Err)
+		}
+	}
+}

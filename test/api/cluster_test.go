@@ -180,6 +180,7 @@ func TestForeignAndMalformedNAD(t *testing.T) {
 		`{"metadata":{"annotations":null}}`,
 		`{"metadata":{"annotations":null,"labels":null,"ownerReferences":null,"finalizers":null},"spec":{"config":"{}"}}`,
 		`{"metadata":{"annotations":{"k8s.ovn.org/network-id":"77","k8s.ovn.org/network-name":"another"}}}`,
+		`{"metadata":{"annotations":{"k8s.ovn.org/advertised-vrfs":"default"}}}`,
 		// This must not release the network's id while pods use it.
 		`{"metadata":{"ownerReferences":null,"finalizers":null}}`,
 		`{"metadata":{"ownerReferences":null,"finalizers":null},"spec":{"config":"{\"cniVersion\":\"1.1.0\",\"name\":\"cluster_udn_other\",\"type\":\"ovn-k8s-cni-overlay\",\"topology\":\"layer3\",\"role\":\"primary\",\"subnets\":\"10.9.0.0/16/24\"}"}}`,
@@ -192,7 +193,7 @@ func TestForeignAndMalformedNAD(t *testing.T) {
 			n := w.nad("foreign", "net")
 			ref := metav1.GetControllerOf(n)
 			_, labelled := n.Labels[network.LabelUDN]
-			if n.Spec.Config != good.Spec.Config || n.Annotations[network.AnnotationNetworkID] != good.Annotations[network.AnnotationNetworkID] ||
+			if n.Spec.Config != good.Spec.Config || n.Annotations[network.AnnotationAdvertisedVRFs] != "" || n.Annotations[network.AnnotationNetworkID] != good.Annotations[network.AnnotationNetworkID] ||
 				n.Annotations[network.AnnotationNetworkName] != good.Annotations[network.AnnotationNetworkName] || ref == nil || ref.UID != u.UID || !labelled || len(n.Finalizers) == 0 || n.Finalizers[len(n.Finalizers)-1] != network.FinalizerUDN {
 				return fmt.Errorf("not repaired after patch %s: %+v %s", body, n.ObjectMeta, n.Spec.Config)
 			}

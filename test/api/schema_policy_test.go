@@ -222,6 +222,8 @@ func TestNetworkAnnotationsPolicy(t *testing.T) {
 	}{
 		{"add the id", bare, `{"metadata":{"annotations":{"k8s.ovn.org/network-id":"7"}}}`, refusal},
 		{"add the name", bare, `{"metadata":{"annotations":{"k8s.ovn.org/network-name":"x"}}}`, refusal},
+		{"add that it is advertised", bare, `{"metadata":{"annotations":{"k8s.ovn.org/advertised-vrfs":"default"}}}`, refusal},
+		{"say that it is advertised", owned, `{"metadata":{"annotations":{"k8s.ovn.org/advertised-vrfs":"default"}}}`, refusal},
 		{"change the id", owned, `{"metadata":{"annotations":{"k8s.ovn.org/network-id":"8"}}}`, refusal},
 		{"change the name", owned, `{"metadata":{"annotations":{"k8s.ovn.org/network-name":"x"}}}`, refusal},
 		{"remove the id", owned, `{"metadata":{"annotations":{"k8s.ovn.org/network-id":null}}}`, refusal},

@@ -272,6 +272,7 @@ func TestNativeNoOverlay(t *testing.T) {
 	// others go on.
 	defaults(0, fab.imported(0, red))
 	a.must("ovn-nbctl", "--no-leader-only", "--wait=hv", "--timeout=60", "sync")
+	p.rounds(3) // what was sent before is on its way
 	seen = p.snapshot()
 	p.rounds(20)
 	for f := range 2 {

@@ -134,9 +134,9 @@ func (r *hostReconciler) lock(ctx context.Context, p Pod) error {
 }
 
 func (r *hostReconciler) firewallInputs(locked []hostnet.LockedAddr) firewall.Inputs {
-	in := firewall.Inputs{Locked: make([]netip.Addr, 0, len(locked)), Networks: r.cache.Networks(), DefaultPort: r.config.DefaultNetwork.ManagementPort(),
+	in := firewall.Inputs{Locked: make([]netip.Addr, 0, len(locked)), Networks: r.cache.Networks(), Default: r.config.DefaultNetwork, NodeID: r.node.Node().ID, Loose: r.config.BGP.LooseIsolation,
 		Mode: r.config.OVS.GatewayMode, TunnelPort: network.TunnelPort, Bridge: r.config.OVS.ExternalBridge,
-		Services: r.cache.AllowedServices(r.config.AllowedServices), Masquerade: r.config.Plan.Masquerade, ServiceCIDRs: r.config.Plan.ServiceCIDRs, Pods: r.config.DefaultNetwork.CIDRs()}
+		Services: r.cache.AllowedServices(r.config.AllowedServices), Masquerade: r.config.Plan.Masquerade, ServiceCIDRs: r.config.Plan.ServiceCIDRs}
 	for _, l := range locked {
 		in.Locked = append(in.Locked, l.Addr)
 		for _, p := range l.Open {
@@ -147,6 +147,9 @@ func (r *hostReconciler) firewallInputs(locked []hostnet.LockedAddr) firewall.In
 	own := r.node.Node().Addresses
 	for _, p := range own {
 		in.Node = append(in.Node, p.Addr())
+		if !p.IsSingleIP() {
+			in.Links = append(in.Links, p.Masked())
+		}
 	}
 	if in.Mode == network.LocalGateway {
 		in.LocalPorts = r.cache.LocalPorts(r.config.Plan, r.config.DefaultNetwork, in.Node, func(n network.Network, a netip.Addr) bool { return refusedExternal(r.config.Plan, n, own, a) })

@@ -179,13 +179,6 @@ func (b *builder) checkSupported(r *request) {
 		r.invalidf("spec.targetVRF: nodes advertise networks into their default VRF only: leave it empty")
 		r.keepAll = true
 	}
-	for _, n := range b.in.Nodes {
-		if n.Mode == network.LocalGateway {
-			r.invalidf("node %s has gateway mode local, in which networks are not advertised: set [ovs] gateway-mode = shared", n.Name)
-			r.keepAll = true
-			return
-		}
-	}
 }
 
 // refuseOverlaps removes networks whose subnets overlap those of an older network that is

@@ -66,9 +66,9 @@ func defaultNetwork() Network {
 	return n
 }
 
-func testNode(id int, mode network.GatewayMode) Node {
+func testNode(id int) Node {
 	return Node{
-		Name: fmt.Sprint("node", id), ID: id, Labels: map[string]string{corev1.LabelHostname: fmt.Sprint("node", id)}, Mode: mode,
+		Name: fmt.Sprint("node", id), ID: id, Labels: map[string]string{corev1.LabelHostname: fmt.Sprint("node", id)},
 		InternalIPs: []netip.Addr{netip.MustParseAddr(fmt.Sprint("172.18.0.", id%256)), netip.MustParseAddr(fmt.Sprint("fd00:18::", id))},
 		Addresses:   []netip.Addr{netip.MustParseAddr(fmt.Sprint("172.18.0.", id%256)), netip.MustParseAddr(fmt.Sprint("fd00:18::", id)), netip.MustParseAddr(fmt.Sprint("172.18.1.", id%256))},
 	}
@@ -113,7 +113,6 @@ func testRA(name, target string, networks ...string) udnv1.RouteAdvertisements {
 
 // Each golden file has what one scenario generates: FRRConfigurations, conditions, VRFs.
 func TestGoldens(t *testing.T) {
-	shared := network.SharedGateway
 	blue := testNetwork(1, "blue", noOverlay, "10.10.0.0/16", "fd10:10::/48")
 	red := testNetwork(2, "red", nil, "10.20.0.0/16")
 	stretched := testNetwork(3, "stretched", layer2, "10.30.0.0/24", "fd10:30::/64")
@@ -134,27 +133,27 @@ func TestGoldens(t *testing.T) {
 		"ibgp": {
 			Advertisements: []udnv1.RouteAdvertisements{testRA("all", "", "blue", "red", "stretched", "appended")},
 			Configurations: []frrv1.FRRConfiguration{settings, testBase("other", []string{""}, peer(64512, "192.0.2.9"))},
-			Networks:       []Network{blue, red, stretched, appended}, Nodes: []Node{testNode(1, shared), testNode(2, shared)},
+			Networks:       []Network{blue, red, stretched, appended}, Nodes: []Node{testNode(1), testNode(2)},
 		},
 		"ebgp": {
 			Advertisements: []udnv1.RouteAdvertisements{testRA("all", "", "blue")},
 			Configurations: []frrv1.FRRConfiguration{testBase("all", []string{""}, peer(65000, "192.0.2.1"), peer(65000, "2001:db8::1"), unnumbered, dual)},
-			Networks:       []Network{blue}, Nodes: []Node{testNode(1, shared)},
+			Networks:       []Network{blue}, Nodes: []Node{testNode(1)},
 		},
 		"ipv6": {
 			Advertisements: []udnv1.RouteAdvertisements{testRA("all", "", "blue")},
 			Configurations: []frrv1.FRRConfiguration{testBase("all", []string{""}, peer(64512, "2001:db8::1"))},
-			Networks:       []Network{testNetwork(1, "blue", noOverlay, "fd10:10::/48")}, Nodes: []Node{ipv6Only(testNode(300, shared))},
+			Networks:       []Network{testNetwork(1, "blue", noOverlay, "fd10:10::/48")}, Nodes: []Node{ipv6Only(testNode(300))},
 		},
 		"overlap": {
 			Advertisements: []udnv1.RouteAdvertisements{testRA("all", "", "blue"), testRA("late", "", "late")},
 			Configurations: []frrv1.FRRConfiguration{testBase("all", []string{""}, peer(64512, "192.0.2.1")), testBase("late", []string{""}, peer(64512, "192.0.2.1"))},
-			Networks:       []Network{testNetwork(9, "late", noOverlay, "10.10.64.0/20"), blue}, Nodes: []Node{testNode(1, shared)},
+			Networks:       []Network{testNetwork(9, "late", noOverlay, "10.10.64.0/20"), blue}, Nodes: []Node{testNode(1)},
 		},
 		"onenode": {
 			Advertisements: []udnv1.RouteAdvertisements{testRA("all", "", "blue")},
 			Configurations: []frrv1.FRRConfiguration{selective},
-			Networks:       []Network{blue}, Nodes: []Node{testNode(1, shared), testNode(2, shared)},
+			Networks:       []Network{blue}, Nodes: []Node{testNode(1), testNode(2)},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -266,7 +265,6 @@ func TestRefused(t *testing.T) {
 			in.Networks = append(in.Networks, defaultNetwork())
 			ra.Spec.NetworkSelectors = append(ra.Spec.NetworkSelectors, udnv1.NetworkSelector{NetworkSelectionType: udnv1.DefaultNetwork})
 		}},
-		{"local gateway mode", udnv1.ReasonConfigurationError, "node node1 has gateway mode local", true, func(in *Inputs, _ *udnv1.RouteAdvertisements) { in.Nodes[0].Mode = network.LocalGateway }},
 		{"bad selector", udnv1.ReasonConfigurationError, "spec.frrConfigurationSelector", true, func(_ *Inputs, ra *udnv1.RouteAdvertisements) {
 			ra.Spec.FRRConfigurationSelector.MatchLabels = map[string]string{"/": "x"}
 		}},
@@ -274,7 +272,7 @@ func TestRefused(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			in := Inputs{
 				Namespace: frrNamespace, Configurations: []frrv1.FRRConfiguration{*base.DeepCopy()}, Networks: []Network{blue, red},
-				Nodes: []Node{testNode(1, network.SharedGateway)}, Advertisements: []udnv1.RouteAdvertisements{testRA("all", "", "blue")},
+				Nodes: []Node{testNode(1)}, Advertisements: []udnv1.RouteAdvertisements{testRA("all", "", "blue")},
 			}
 			f := &Fake{Inputs: in}
 			if st := converge(t, f, Fabric{}); st.Accepted["all"].Status != metav1.ConditionTrue || len(st.Networks["cluster_udn_blue"]) != 1 {
@@ -324,7 +322,7 @@ func TestOverlap(t *testing.T) {
 		if b.Created.Before(a.Created) {
 			older, younger = b, a
 		}
-		in := Inputs{Namespace: frrNamespace, Networks: rapid.Permutation([]Network{a, b, testNetwork(3, "c", nil, "172.20.0.0/16")}).Draw(t, "order"), Nodes: []Node{testNode(1, network.SharedGateway)}}
+		in := Inputs{Namespace: frrNamespace, Networks: rapid.Permutation([]Network{a, b, testNetwork(3, "c", nil, "172.20.0.0/16")}).Draw(t, "order"), Nodes: []Node{testNode(1)}}
 		in.Configurations = []frrv1.FRRConfiguration{testBase("all", []string{""}, peer(64512, "192.0.2.1"))}
 		in.Advertisements = []udnv1.RouteAdvertisements{testRA("x", "", "a", "c"), testRA("y", "", "b")}
 		for i := range in.Advertisements {
@@ -359,8 +357,7 @@ func TestOverlap(t *testing.T) {
 // stay as they are.
 func TestConverges(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		mode := rapid.SampledFrom([]network.GatewayMode{network.SharedGateway, network.LocalGateway})
-		f := managedFake(rapid.IntRange(1, 5).Draw(t, "nodes"), mode.Draw(t, "mode"))
+		f := managedFake(rapid.IntRange(1, 5).Draw(t, "nodes"))
 		f.Configurations = []frrv1.FRRConfiguration{
 			testBase("all", []string{"", "blue"}, peer(64512, "192.0.2.1")), testBase("other", []string{""}, peer(65000, "2001:db8::1")),
 		}
@@ -372,7 +369,7 @@ func TestConverges(t *testing.T) {
 			case 0:
 				f.Nodes = f.Nodes[:rapid.IntRange(0, len(f.Nodes)).Draw(t, "nodes left")]
 			case 1:
-				f.Nodes = append(slices.Clone(f.Nodes), testNode(len(f.Nodes)+1, mode.Draw(t, "mode")))
+				f.Nodes = append(slices.Clone(f.Nodes), testNode(len(f.Nodes)+1))
 			case 2:
 				f.Advertisements = slices.DeleteFunc(slices.Clone(f.Advertisements), func(ra udnv1.RouteAdvertisements) bool { return ra.Name == "all" })
 			case 3:

@@ -15,15 +15,14 @@ import (
 
 	udnv1 "bulkhead/api/v1"
 	"bulkhead/pkg/config"
-	"bulkhead/pkg/network"
 )
 
 // The managed fabric: its own objects, and what is generated from them.
 func TestManagedGoldens(t *testing.T) {
 	for name, f := range map[string]*Fake{
-		"fullmesh":   managedFake(3, network.SharedGateway),
-		"reflectors": managedFake(4, network.SharedGateway),
-		"single":     managedFake(1, network.SharedGateway),
+		"fullmesh":   managedFake(3),
+		"reflectors": managedFake(4),
+		"single":     managedFake(1),
 	} {
 		t.Run(name, func(t *testing.T) {
 			fabric := Fabric{Topology: config.FullMesh, ASN: 64514, Namespace: frrNamespace, Default: true}
@@ -47,12 +46,12 @@ func TestManagedGoldens(t *testing.T) {
 	}
 }
 
-func managedFake(nodes int, mode network.GatewayMode) *Fake {
+func managedFake(nodes int) *Fake {
 	blue := testNetwork(1, "blue", noOverlay, "10.10.0.0/16", "fd10:10::/48")
 	f := &Fake{Inputs: Inputs{Namespace: frrNamespace, Networks: []Network{defaultNetwork(), blue, testNetwork(2, "red", nil, "10.20.0.0/16")}}}
 	noOverlay(&f.Networks[0])
 	for i := range nodes {
-		f.Nodes = append(f.Nodes, testNode(i+1, mode))
+		f.Nodes = append(f.Nodes, testNode(i+1))
 	}
 	for _, n := range f.Networks[1:] {
 		c := udnv1.ClusterUserDefinedNetwork{ObjectMeta: metav1.ObjectMeta{Name: n.CUDN, Labels: n.Labels}}
@@ -67,10 +66,10 @@ func managedFake(nodes int, mode network.GatewayMode) *Fake {
 // A node that comes or goes changes no session between the others.
 func TestSessionsStay(t *testing.T) {
 	for _, topology := range []string{config.FullMesh, config.RouteReflectors} {
-		f, fabric := managedFake(4, network.SharedGateway), Fabric{Topology: topology, ASN: 64512, Namespace: frrNamespace, Default: true}
+		f, fabric := managedFake(4), Fabric{Topology: topology, ASN: 64512, Namespace: frrNamespace, Default: true}
 		converge(t, f, fabric)
 		before := sessions(f)
-		f.Nodes = append(f.Nodes, testNode(5, network.SharedGateway))
+		f.Nodes = append(f.Nodes, testNode(5))
 		converge(t, f, fabric)
 		with := sessions(f)
 		for node, peers := range before {
@@ -94,7 +93,7 @@ func TestSessionsStay(t *testing.T) {
 // Every node learns from every other: by a session or by a route reflector that both
 // have one with. The loss of one reflector leaves that true at once.
 func TestReflectors(t *testing.T) {
-	f, fabric := managedFake(8, network.SharedGateway), Fabric{Topology: config.RouteReflectors, ASN: 64512, Namespace: frrNamespace, Default: true}
+	f, fabric := managedFake(8), Fabric{Topology: config.RouteReflectors, ASN: 64512, Namespace: frrNamespace, Default: true}
 	converge(t, f, fabric)
 	all := sessions(f)
 	reflectors := map[string]bool{"node1": true, "node2": true}
@@ -128,7 +127,7 @@ func TestReflectors(t *testing.T) {
 		t.Errorf("node8's sessions: %v", got)
 	}
 	// It comes back: the reflectors remain.
-	f.Nodes = append([]Node{testNode(1, network.SharedGateway)}, f.Nodes...)
+	f.Nodes = append([]Node{testNode(1)}, f.Nodes...)
 	converge(t, f, fabric)
 	if got := sessions(f)["node8"]; got["172.18.0.1"] != "" || len(got) != 4 {
 		t.Errorf("node8's sessions after the return of node1: %v", got)
@@ -159,7 +158,7 @@ func sessions(f *Fake) map[string]map[string]string {
 
 // manyNetworks returns the managed fabric with 500 networks without an overlay.
 func manyNetworks(nodes int) *Fake {
-	f := managedFake(nodes, network.SharedGateway)
+	f := managedFake(nodes)
 	for i := range 499 {
 		n := testNetwork(i+3, fmt.Sprint("n", i), noOverlay, fmt.Sprintf("10.%d.%d.0/18", 64+i/4, i%4*64))
 		n.Labels = fabricLabels()

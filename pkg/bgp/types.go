@@ -70,7 +70,6 @@ type Node struct {
 	// Addresses are all that the node is known to have. A neighbour with one of them is the
 	// node itself.
 	Addresses []netip.Addr
-	Mode      network.GatewayMode
 }
 
 // State is what Build wants.

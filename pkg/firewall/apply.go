@@ -181,6 +181,10 @@ func (o Op) addTo(tx *knftables.Transaction) {
 			SetServices4: portSet("ipv4_addr"), SetServices6: portSet("ipv6_addr"), SetOpen4: portSet("ipv4_addr"), SetOpen6: portSet("ipv6_addr")} {
 			tx.Add(&knftables.Set{Name: name, Type: typ})
 		}
+		for name, typ := range map[string]string{SetDirect4: "ifname . ether_addr . ipv4_addr", SetDirect6: "ifname . ether_addr . ipv6_addr",
+			SetRouted4: "ifname . ipv4_addr", SetRouted6: "ifname . ipv6_addr", SetAdvertised4: "ipv4_addr", SetAdvertised6: "ipv6_addr"} {
+			tx.Add(&knftables.Set{Name: name, Type: typ, Flags: []knftables.SetFlag{knftables.IntervalFlag}})
+		}
 		tx.Add(&knftables.Map{Name: MapNodePorts4, Type: "inet_proto . inet_service : ipv4_addr"})
 		tx.Add(&knftables.Map{Name: MapNodePorts6, Type: "inet_proto . inet_service : ipv6_addr"})
 		tx.Add(&knftables.Map{Name: MapLocalPorts4, Type: portSet("ipv4_addr") + " : ipv4_addr . inet_service"})

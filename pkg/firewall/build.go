@@ -77,6 +77,16 @@ const (
 	// masquerade address at which the gateway router of the pod's network has the port.
 	MapHostPorts4 = "hostports4"
 	MapHostPorts6 = "hostports6"
+	// The rest are of advertised networks, and empty in shared gateway mode. SetDirect4 and SetDirect6
+	// hold management port, its router's MAC address and source addresses of what this node's pods
+	// send with their own addresses, SetRouted4 and SetRouted6 management port and subnets.
+	SetDirect4 = "direct4"
+	SetDirect6 = "direct6"
+	SetRouted4 = "routed4"
+	SetRouted6 = "routed6"
+	// SetAdvertised4 and SetAdvertised6 hold all their subnets. They are empty if isolation is loose.
+	SetAdvertised4 = "advertised4"
+	SetAdvertised6 = "advertised6"
 
 	CounterProbeAllowed = "probe_allowed"
 	CounterProbeRefused = "probe_refused"
@@ -93,6 +103,8 @@ const (
 	chainForward   = "forward"
 	chainInput     = "input"
 	chainUnmark    = "unmark"
+	chainOut       = "out"
+	chainRouted    = "out_routed"
 	chainLocalNAT  = "nat_output"
 	chainWireNAT   = "nat_prerouting"
 	chainSourceNAT = "nat_postrouting"
@@ -111,8 +123,13 @@ type Inputs struct {
 	Open []Port
 	// Networks are this node's networks, without the cluster default network.
 	Networks []network.Network
-	// DefaultPort is the cluster default network's management port.
-	DefaultPort string
+	// Default is the cluster default network.
+	Default network.Network
+	// NodeID is this node's; 0: it has none yet.
+	NodeID int
+	// Loose: routers outside the cluster decide which packets pass between advertised networks, and
+	// between them and the node.
+	Loose bool
 	// PodRoots are the cgroups that contain all pods; empty if nft cannot match
 	// sockets' cgroups.
 	PodRoots []Cgroup
@@ -124,11 +141,11 @@ type Inputs struct {
 	Bridge string
 	// Services are what all networks reach, of the cluster default network.
 	Services []Port
-	// Masquerade, ServiceCIDRs and Pods are the cluster's ranges, the last one of the cluster
-	// default network.
-	Masquerade, ServiceCIDRs, Pods []netip.Prefix
-	// Node are the node's addresses, at which NodePorts are reached.
+	// Masquerade and ServiceCIDRs are the cluster's ranges.
+	Masquerade, ServiceCIDRs []netip.Prefix
+	// Node are the node's addresses, at which NodePorts are reached, Links the subnets of its link.
 	Node      []netip.Addr
+	Links     []netip.Prefix
 	NodePorts []NodePort
 	// LocalPorts are of services with external traffic policy Local.
 	LocalPorts []LocalPort
@@ -200,15 +217,20 @@ func rule(name string, parts ...string) Rule {
 	return Rule{Text: text, Comment: name + " " + hex.EncodeToString(sum[:4])}
 }
 
+// unmark removes Bulkhead's part of a packet's mark.
+var unmark = fmt.Sprintf("meta mark set meta mark & %#x", ^network.MarkMask)
+
 // Build returns the desired state. The number of chains and rules does not
 // depend on the number of networks and pods.
 func Build(in Inputs) State {
 	st := State{
 		Counters: []string{CounterCrossNetwork, CounterForeign, CounterForwarded, CounterNotLocal, CounterProbeAllowed, CounterProbeRefused, CounterServices, CounterTunnel},
 		Sets: map[string][]string{SetLocked4: nil, SetLocked6: nil, SetOpen4: nil, SetOpen6: nil, SetOpenICMP4: nil, SetOpenICMP6: nil,
-			SetOwn: nil, SetServices4: nil, SetServices6: nil, MapNodePorts4: nil, MapNodePorts6: nil, MapLocalPorts4: nil, MapLocalPorts6: nil, MapHostPorts4: nil, MapHostPorts6: nil},
+			SetOwn: nil, SetServices4: nil, SetServices6: nil, MapNodePorts4: nil, MapNodePorts6: nil, MapLocalPorts4: nil, MapLocalPorts6: nil, MapHostPorts4: nil, MapHostPorts6: nil,
+			SetDirect4: nil, SetDirect6: nil, SetRouted4: nil, SetRouted6: nil, SetAdvertised4: nil, SetAdvertised6: nil},
 	}
 	if in.Mode == network.LocalGateway {
+		in.advertisedElements(st.Sets)
 		for _, p := range in.LocalPorts {
 			set := MapLocalPorts4
 			if p.Addr.Is6() {
@@ -270,12 +292,13 @@ func Build(in Inputs) State {
 		in.inputChain(),
 		{Name: chainLocalNAT, Hook: "output", NAT: true, Rules: slices.Concat(in.toNodePorts(), in.toHostPorts(true))},
 		{Name: chainUnmark, Hook: "postrouting", Rules: []Rule{
-			rule("clear a network's mark", "oifname", managementPorts, fmt.Sprintf("meta mark %#x-%#x", network.FirstPacketMark, network.LastPacketMark), fmt.Sprintf("meta mark set meta mark & %#x", ^network.MarkMask)),
+			rule("clear a network's mark", "oifname", managementPorts, fmt.Sprintf("meta mark %#x-%#x", network.FirstPacketMark, network.LastPacketMark), unmark),
 		}},
 	}
 	wire, source := in.toHostPorts(false), in.fromHostPorts()
 	if in.Mode == network.LocalGateway {
 		wire, source = slices.Concat(in.toLocalPorts(), in.toNodePorts(), wire), in.sourceNAT()
+		st.Chains = append(st.Chains, in.outChains()...)
 	}
 	st.Chains = append(st.Chains, Chain{Name: chainWireNAT, Hook: "prerouting", NAT: true, Rules: wire}, Chain{Name: chainSourceNAT, Hook: "postrouting", NAT: true, Rules: source})
 	return st
@@ -334,10 +357,8 @@ func (in Inputs) networksChain() Chain {
 		return c
 	}
 	c.Rules = append(c.Rules, rule("the network's own sockets", "oifname . socket mark @"+SetOwn, "accept"))
-	if in.DefaultPort != "" {
-		c.Rules = append(c.Rules, rule("tenantless pods to the default network", "oifname", fmt.Sprintf("%q", in.DefaultPort),
-			fmt.Sprintf("socket mark != %#x-%#x", network.FirstPacketMark, network.LastPacketMark), "accept"))
-	}
+	c.Rules = append(c.Rules, rule("tenantless pods to the default network", "oifname", fmt.Sprintf("%q", in.Default.ManagementPort()),
+		fmt.Sprintf("socket mark != %#x-%#x", network.FirstPacketMark, network.LastPacketMark), "accept"))
 	for _, g := range in.PodRoots {
 		if m, ok := g.match(); ok {
 			c.Rules = append(c.Rules, rule("other pods"+g.suffix(), m, "counter name", CounterForeign, "drop"))
@@ -356,6 +377,7 @@ func (in Inputs) outOfNode() []Rule {
 	for _, p := range in.Masquerade {
 		rules = append(rules, rule("masquerade address "+p.String(), bridge, ipOf(p), "saddr", p.String(), "counter name", CounterNotLocal, "drop"))
 	}
+	rules = append(rules, in.nodeToAdvertised()...)
 	// Gateway routers take what comes from the node for its servers' answers, and in local gateway
 	// mode VRFs have a route to them, for pods.
 	for _, p := range slices.Concat(in.ServiceCIDRs, in.Masquerade) {

@@ -17,7 +17,16 @@ func (in Inputs) sourceNAT() []Rule {
 	for _, p := range in.ServiceCIDRs {
 		rules = append(rules, rule("to services "+p.String(), ipOf(p), "daddr", p.String(), "return"))
 	}
-	for _, p := range slices.Concat(in.Masquerade, in.Pods) {
+	sources := in.Masquerade
+	if in.Default.Transport != network.TransportNoOverlay || in.Default.OutboundSNAT == "enabled" {
+		sources = slices.Concat(sources, in.Default.CIDRs())
+	}
+	if in.Default.Transport == network.TransportNoOverlay {
+		for _, p := range in.Default.CIDRs() {
+			rules = append(rules, rule("to pods "+p.String(), ipOf(p), "daddr", p.String(), ipOf(p), "saddr", p.String(), "return"))
+		}
+	}
+	for _, p := range sources {
 		from := []string{"oifname !=", managementPorts, ipOf(p), "saddr", p.String()}
 		rules = append(rules,
 			rule("from "+p.String(), append(from, "meta l4proto { tcp, udp, sctp } masquerade to :"+network.EgressPorts)...),
@@ -43,18 +52,24 @@ func (in Inputs) toLocalPorts() []Rule {
 
 // localForward filters what the node forwards in local gateway mode, besides what all modes do.
 // OVN gives tenants' packets their network's masquerade address on the way to the management
-// port: packets with another went past its router.
+// port, unless the network is advertised: packets with another went past its router.
 func (in Inputs) localForward() []Rule {
 	var rules []Rule
 	drop := func(name, counter string, match ...string) {
 		rules = append(rules, rule(name, append(match, "counter name", counter, "drop")...))
 	}
 	for _, p := range in.Masquerade {
-		drop("past OVN's router, not from "+p.String(), CounterForwarded, "meta sdifname", managementPorts, ipOf(p), "saddr !=", p.String())
+		ip := ipOf(p)
+		drop("past OVN's router, not from "+p.String(), CounterForwarded, "meta sdifname", managementPorts, ip, "saddr !=", p.String(),
+			"meta sdifname . ether saddr .", ip, "saddr !=", "@"+ofFamily(ip, SetDirect4, SetDirect6))
 	}
+	rules = append(rules, in.betweenAdvertised()...)
 	for _, f := range []struct{ name, match string }{{"", "iifname " + managementPorts}, {", VRF", "meta sdifname " + managementPorts}} {
 		if in.TunnelPort != 0 {
 			drop("overlay's port"+f.name, CounterTunnel, f.match, fmt.Sprintf("udp dport %d", in.TunnelPort))
+		}
+		for _, link := range in.Links {
+			drop("BGP to "+link.String()+f.name, CounterForwarded, f.match, ipOf(link), "daddr", link.String(), "tcp dport", bgpPort)
 		}
 		for _, p := range in.ServiceCIDRs {
 			drop("other services "+p.String()+f.name, CounterForwarded, f.match, ipOf(p), "daddr", p.String())
@@ -70,6 +85,7 @@ func (in Inputs) localForward() []Rule {
 			rules = append(rules, rule("external traffic policy Local "+p.String(), fmt.Sprintf("iifname %q oifname", in.Bridge), managementPorts,
 				ipOf(p), "daddr", p.String(), "ct status dnat ct direction original accept"))
 		}
+		rules = append(rules, in.toAdvertised()...)
 	}
 	drop("into a network", CounterForwarded, "oifname", managementPorts)
 	return rules

@@ -58,8 +58,7 @@ func Diff(want, have State) []Op {
 	}
 	slices.Sort(names)
 	for _, name := range names {
-		// A key of a map with another value is another element: first the old one goes.
-		if removed := difference(have.Sets[name], want.Sets[name]); len(removed) > 0 && isMap(name) {
+		if removed := difference(have.Sets[name], want.Sets[name]); len(removed) > 0 && deletedFirst(name) {
 			ops = append(ops, Op{Verb: DeleteElements, Set: name, Elements: removed})
 		}
 	}
@@ -80,11 +79,17 @@ func Diff(want, have State) []Op {
 		}
 	}
 	for _, name := range names {
-		if removed := difference(have.Sets[name], want.Sets[name]); len(removed) > 0 && !isMap(name) {
+		if removed := difference(have.Sets[name], want.Sets[name]); len(removed) > 0 && !deletedFirst(name) {
 			ops = append(ops, Op{Verb: DeleteElements, Set: name, Elements: removed})
 		}
 	}
 	return ops
+}
+
+// deletedFirst reports whether elements must go before others are added: a key of a map with another
+// value is another element, and intervals must not overlap.
+func deletedFirst(name string) bool {
+	return isMap(name) || slices.Contains([]string{SetDirect4, SetDirect6, SetRouted4, SetRouted6, SetAdvertised4, SetAdvertised6}, name)
 }
 
 func isMap(name string) bool {

@@ -47,6 +47,27 @@ var (
 	serviceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd10:96::/112")}
 )
 
+var defaultNetwork = network.Network{Name: "default", Topology: network.Layer3, Role: network.RolePrimary, Subnets: subnets("10.244.0.0/16/24", "fd10:244::/48/64")}
+
+// advertised are networks that BGP advertises. The subnets of the last contain those of the first.
+var advertised = []network.Network{
+	{ID: 7, Topology: network.Layer3, Role: network.RolePrimary, AdvertisedVRFs: "default", Subnets: subnets("10.66.0.0/16/24", "fd66::/48/64")},
+	{ID: 8, Topology: network.Layer3, Role: network.RolePrimary, AdvertisedVRFs: "default", Subnets: subnets("10.77.0.0/16/24")},
+	{ID: 9, Topology: network.Layer3, Role: network.RolePrimary, Transport: network.TransportNoOverlay, Subnets: subnets("10.64.0.0/10/24", "fd66::/32/64")},
+}
+
+func subnets(list ...string) []network.Subnet {
+	var out []network.Subnet
+	for _, text := range list {
+		s, err := network.ParseSubnet(text, network.Layer3)
+		if err != nil {
+			panic(err)
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
 func genInputs(t *rapid.T) Inputs {
 	pool := addrs("10.244.1.5", "10.244.1.6", "10.244.1.7", "fd10::5", "fd10::6", "::ffff:10.244.1.8")
 	in := Inputs{Locked: rapid.SliceOf(rapid.SampledFrom(pool)).Draw(t, "locked")}
@@ -62,11 +83,16 @@ func genInputs(t *rapid.T) Inputs {
 	for i := range rapid.IntRange(0, 3).Draw(t, "networks") {
 		in.Networks = append(in.Networks, network.Network{ID: i + 1})
 	}
+	in.Networks = append(in.Networks, rapid.SliceOfNDistinct(rapid.SampledFrom(advertised), 0, -1, func(n network.Network) int { return n.ID }).Draw(t, "advertised networks")...)
+	in.Default, in.NodeID, in.Loose = defaultNetwork, rapid.IntRange(0, 2).Draw(t, "node id"), rapid.Bool().Draw(t, "loose")
+	if rapid.Bool().Draw(t, "default network without an overlay") {
+		in.Default.Transport, in.Default.OutboundSNAT = network.TransportNoOverlay, rapid.SampledFrom([]string{"enabled", "disabled"}).Draw(t, "SNAT")
+	}
 	in.Mode = rapid.SampledFrom([]network.GatewayMode{network.SharedGateway, network.LocalGateway}).Draw(t, "mode")
-	in.TunnelPort, in.DefaultPort = 6081, "ovn-k8s-mp0"
+	in.TunnelPort = 6081
 	in.Bridge = rapid.SampledFrom([]string{"", "br-ex"}).Draw(t, "bridge")
 	in.Services = rapid.SliceOf(rapid.SampledFrom(services)).Draw(t, "services")
-	in.Masquerade, in.ServiceCIDRs, in.Pods = masquerade, serviceCIDRs, []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}
+	in.Masquerade, in.ServiceCIDRs = masquerade, serviceCIDRs
 	in.NodePorts = rapid.SliceOfDistinct(rapid.SampledFrom(nodePorts), func(p NodePort) NodePort { return p }).Draw(t, "node ports")
 	in.LocalPorts = rapid.SliceOfDistinct(rapid.SampledFrom(localPorts), func(p LocalPort) LocalPort { return p }).Draw(t, "ports with traffic policy Local")
 	in.HostPorts = rapid.SliceOf(rapid.SampledFrom(hostPorts)).Draw(t, "host ports")
@@ -250,7 +276,7 @@ func TestKernel(t *testing.T) {
 		t.Fatal(err)
 	}
 	pods, podsID := podRoot(t)
-	in := Inputs{Locked: addrs("10.244.1.5", "fd10::5"), Kubelet: Kubelet{Mark: mark}, TunnelPort: 6081, DefaultPort: "ovn-k8s-mp0",
+	in := Inputs{Locked: addrs("10.244.1.5", "fd10::5"), Kubelet: Kubelet{Mark: mark}, TunnelPort: 6081, Default: defaultNetwork,
 		Networks: []network.Network{{ID: 1}, {ID: 300}}, PodRoots: []Cgroup{{pods, podsID}},
 		Bridge: "br-ex", Services: services, Masquerade: masquerade, ServiceCIDRs: serviceCIDRs}
 	if _, err := r.Reconcile(ctx, in, false); err != nil {
@@ -475,14 +501,18 @@ func TestKernelServices(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Services: services, Masquerade: masquerade, ServiceCIDRs: serviceCIDRs, Networks: []network.Network{{ID: 7}},
+			in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Services: services, Masquerade: masquerade, ServiceCIDRs: serviceCIDRs, NodeID: 2, Default: defaultNetwork,
 				Node: nodeAddresses, NodePorts: nodePorts, LocalPorts: localPorts, Mode: network.LocalGateway}
-			if _, err := (&Reconciler{Target: target}).Reconcile(t.Context(), in, false); err != nil {
-				t.Fatal(err)
-			}
-			have, err := target.Read(t.Context())
-			if err != nil || dump(have) != dump(Build(in)) {
-				t.Errorf("read back: %v\n%swant\n%s", err, dump(have), dump(Build(in)))
+			r := &Reconciler{Target: target}
+			// The subnets of a network contain those of the ones before it.
+			for _, in.Networks = range [][]network.Network{advertised[:1], advertised, advertised[2:], advertised[:2]} {
+				if _, err := r.Reconcile(t.Context(), in, false); err != nil {
+					t.Fatal(err)
+				}
+				have, err := target.Read(t.Context())
+				if err != nil || dump(have) != dump(Build(in)) {
+					t.Errorf("read back: %v\n%swant\n%s", err, dump(have), dump(Build(in)))
+				}
 			}
 		})
 	}

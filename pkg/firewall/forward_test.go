@@ -128,12 +128,7 @@ func newForwarder(t *testing.T) *forwarder {
 	}
 	script := func(ns netns.NsHandle, text string) {
 		t.Helper()
-		if err := netns.Set(ns); err != nil {
-			t.Fatal(err)
-		}
-		if out, err := exec.Command("sh", "-ec", text).CombinedOutput(); err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
+		runScript(t, ns, text)
 	}
 	if err := netns.Set(host); err != nil {
 		t.Fatal(err)
@@ -203,6 +198,33 @@ ip route add fd69::/112 via 2001:db8::10
 	return &forwarder{t: t, host: host, tenant: tenant, outside: outside, target: target, reconciler: &Reconciler{Target: target}, atOutside: atOutside, atTenant: atTenant,
 		in: Inputs{Kubelet: Kubelet{Mark: mark}, Networks: []network.Network{{ID: 7}}, Bridge: "br-ex", Masquerade: masquerade, ServiceCIDRs: serviceCIDRs,
 			Services: []Port{{netip.MustParseAddr("10.96.0.1"), "udp", 53}, {netip.MustParseAddr("fd10:96::1"), "udp", 53}}}}
+}
+
+// runScript runs shell commands in a network namespace and returns their output.
+func runScript(t *testing.T, ns netns.NsHandle, text string) string {
+	t.Helper()
+	if err := netns.Set(ns); err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.Command("sh", "-ec", text).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s\n%v: %s", text, err, out)
+	}
+	return string(out)
+}
+
+func (f *forwarder) script(ns netns.NsHandle, text string) string {
+	f.t.Helper()
+	return runScript(f.t, ns, text)
+}
+
+// listen has an ear hear what arrives at addresses of a network namespace.
+func (f *forwarder) listen(ns netns.NsHandle, e *ear, addresses ...string) {
+	f.t.Helper()
+	if err := netns.Set(ns); err != nil {
+		f.t.Fatal(err)
+	}
+	e.listen(f.t, addresses...)
 }
 
 func (f *forwarder) reconcile() {

@@ -4,8 +4,12 @@ package firewall
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"testing"
+	"time"
+
+	"github.com/vishvananda/netns"
 
 	"bulkhead/pkg/network"
 )
@@ -56,3 +60,142 @@ func TestKernelLocalGateway(t *testing.T) {
 		denied("from outside to the network's masquerade address", sender{ns: w.outside, from: f.outside}, at(f.masquerade, 55), w.atTenant)
 	}
 }
+
+// TestKernelAdvertised: in local gateway mode pods of an advertised network leave the node with their
+// own addresses, by the main table's routes, and are reached there from outside.
+func TestKernelAdvertised(t *testing.T) {
+	w := newForwarder(t)
+	w.in.Mode, w.in.TunnelPort, w.in.NodeID, w.in.Default = network.LocalGateway, network.TunnelPort, 2, defaultNetwork
+	blue := advertised[0]
+	hosts, err := blue.HostSubnets(w.in.NodeID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var gateways []netip.Prefix
+	for _, h := range hosts {
+		gateways = append(gateways, blue.GatewayIn(h))
+	}
+	setMAC := func(mac string) {
+		t.Helper()
+		w.script(w.tenant, "ip link set eth0 address "+mac)
+		w.script(w.host, "ip neigh flush dev ovn-k8s-mp7")
+	}
+	setMAC(network.MACOf(gateways))
+	w.in.Networks = []network.Network{blue, advertised[1]}
+	w.in.Links = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/64")}
+	w.reconcile()
+	for i, f := range forwardAddresses {
+		ip, pod, gateway := "ip", hosts[i].Addr().Next().Next().Next(), gateways[i].Addr()
+		learned, other := "198.51.100.7", "10.77.0.7" // the latter a pod's of another advertised network
+		if i == 1 {
+			ip, learned, other = "ip -6", "2001:db8:1::7", ""
+		}
+		w.script(w.tenant, fmt.Sprintf("ip addr add %s dev eth0 %s; ip addr add %s dev eth0 %s", hostBits(pod), nodad(i), hostBits(gateway), nodad(i)))
+		// As the package vrf and FRR do: the VRF itself has no route to what FRR has learned.
+		w.script(w.host, fmt.Sprintf(`
+%[1]s route add %[2]s via %[3]s dev ovn-k8s-mp7 onlink table 99998
+%[1]s route add %[2]s via %[3]s dev ovn-k8s-mp7 onlink table 100007
+%[1]s route add %[4]s via %[5]s dev br-ex
+%[1]s rule add iif lo goto 902 priority 900
+%[1]s rule add fwmark %[6]d/%[7]d lookup main suppress_prefixlength 0 priority 901
+%[1]s rule add nop priority 902
+%[1]s rule add iif br-ex lookup 99998 priority 903`, ip, hosts[i].Masked(), gateway, learned, f.outside, network.OutMark, network.MarkMask))
+		w.script(w.outside, fmt.Sprintf("%s route add %s via %s; ip addr add %s dev lo", ip, hosts[i].Masked(), f.node, hostBits(netip.MustParseAddr(learned))))
+		w.listen(w.tenant, w.atTenant, at(pod.String(), 55))
+		w.listen(w.outside, w.atOutside, at(learned, 53))
+		fromPod, control := sender{ns: w.tenant, from: pod.String()}, sender{ns: w.tenant, from: f.masquerade}
+		wire := at(f.outside, 53)
+		for _, to := range []string{wire, at(learned, 53)} {
+			w.answered(pod.String(), to)
+			if got := w.atOutside.sender("question").Addr().Unmap(); got != pod {
+				t.Errorf("a pod to %s: the client is %s, want %s", to, got, pod)
+			}
+		}
+		check := func(what string, s sender, to string, victim *ear, want bool) {
+			t.Helper()
+			w.expect(what, s, to, victim, want, control, wire, w.atOutside)
+		}
+		check("from outside to a pod", sender{ns: w.outside, from: f.outside}, at(pod.String(), 55), w.atTenant, true)
+		if got := w.atTenant.sender(fmt.Sprintf("text %d", w.number)).Addr().Unmap().String(); got != f.outside {
+			t.Errorf("from outside: the client is %s, want %s", got, f.outside)
+		}
+		check("the node to a pod", sender{ns: w.host, from: f.node}, at(pod.String(), 55), w.atTenant, false)
+		check("to a service that not all networks reach", fromPod, at(f.service, 54), w.atOutside, false)
+		check("to the overlay's port", fromPod, at(f.outside, network.TunnelPort), w.atOutside, false)
+		if other != "" {
+			w.script(w.outside, "ip addr add "+other+" dev lo")
+			w.script(w.host, "ip route add 10.77.0.0/24 via 192.0.2.1 dev br-ex")
+			w.listen(w.outside, w.atOutside, at(other, 53))
+			check("to another advertised network", fromPod, at(other, 53), w.atOutside, false)
+			check("the node to another advertised network", sender{ns: w.host, from: f.node}, at(other, 53), w.atOutside, false)
+			w.in.Loose = true
+			w.reconcile()
+			check("to another advertised network, isolation is loose", fromPod, at(other, 53), w.atOutside, true)
+			check("the node to it, isolation is loose", sender{ns: w.host, from: f.node}, at(other, 53), w.atOutside, true)
+			w.in.Loose = false
+			w.reconcile()
+		}
+		w.checkBGPPort(pod, netip.MustParseAddr(f.outside))
+		setMAC("0a:58:0a:42:02:09") // a pod's own, past the router
+		check("past OVN's router", fromPod, wire, w.atOutside, false)
+		setMAC(network.MACOf(gateways))
+		check("by OVN's router again", fromPod, wire, w.atOutside, true)
+	}
+	// No longer advertised.
+	w.in.Networks = []network.Network{{ID: 7}}
+	w.reconcile()
+	for i, f := range forwardAddresses {
+		pod := hosts[i].Addr().Next().Next().Next().String()
+		control := sender{ns: w.tenant, from: f.masquerade}
+		w.expect("a pod that is not advertised", sender{ns: w.tenant, from: pod}, at(f.outside, 53), w.atOutside, false, control, at(f.outside, 53), w.atOutside)
+		w.expect("from outside to it", sender{ns: w.outside, from: f.outside}, at(pod, 55), w.atTenant, false, control, at(f.outside, 53), w.atOutside)
+	}
+}
+
+// checkBGPPort has a pod connect to two ports of a host on the node's link, of which one is BGP's.
+func (f *forwarder) checkBGPPort(pod, host netip.Addr) {
+	f.t.Helper()
+	accepted := make(chan uint16, 10)
+	if err := netns.Set(f.outside); err != nil {
+		f.t.Fatal(err)
+	}
+	for _, port := range []uint16{179, 180} {
+		l, err := net.Listen("tcp", netip.AddrPortFrom(host, port).String())
+		if err != nil {
+			f.t.Fatal(err)
+		}
+		f.t.Cleanup(func() { l.Close() })
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				accepted <- port
+				c.Close()
+			}
+		}()
+	}
+	if err := netns.Set(f.tenant); err != nil {
+		f.t.Fatal(err)
+	}
+	d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(pod, 0)), Timeout: 3 * time.Second}
+	if c, err := d.Dial("tcp", netip.AddrPortFrom(host, 179).String()); err == nil {
+		c.Close()
+		f.t.Errorf("a pod connects to port 179 of %s", host)
+	}
+	d.Timeout = 20 * time.Second
+	c, err := d.Dial("tcp", netip.AddrPortFrom(host, 180).String())
+	if err != nil {
+		f.t.Errorf("a pod to port 180 of %s: %v", host, err)
+		return
+	}
+	c.Close()
+	if port := <-accepted; port != 180 || len(accepted) > 0 {
+		f.t.Errorf("%s accepted a connection to port %d and %d more, want one to 180", host, port, len(accepted))
+	}
+}
+
+func hostBits(a netip.Addr) string { return netip.PrefixFrom(a, a.BitLen()).String() }
+
+func nodad(family int) string { return []string{"", "nodad"}[family] }

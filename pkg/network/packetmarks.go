@@ -14,7 +14,8 @@ package network
 //	0x4000–0x7fff  0x40000000–0x7fff0000  reserved for egress IP, one number per address
 //	0x8000–0xbfff  0x80000000–0xbfff0000  reserved for services, one number per service
 //	0xc001         0xc0010000             kubelet's sockets
-//	0xc002–0xffff  up to 0xffff0000       free
+//	0xc002         0xc0020000             forwarded for pods out of the node, in local gateway mode
+//	0xc003–0xffff  up to 0xffff0000       free
 //
 // The highest two bits are the kind, so that one rule matches all of a kind.
 const (
@@ -30,6 +31,9 @@ const (
 
 	// KubeletMark is the mark of kubelet's sockets.
 	KubeletMark = MarkKindOther | 1<<MarkShift
+	// OutMark is the mark of packets that the node forwards for pods out of the node, in local
+	// gateway mode. nftables sets it; only forwarded packets use it (see RuleOut).
+	OutMark = MarkKindOther | 2<<MarkShift
 )
 
 // Every network's id has a number: this does not compile otherwise.
@@ -39,6 +43,8 @@ const _ = uint(1<<MarkBits - 1 - MaxID)
 // those for the tables main (32766) and default (32767).
 //
 //	priority   rules
+//	900–902    forwarded packets with OutMark use the main table, except its default routes
+//	903        forwarded packets from the external bridge use AdvertisedTable
 //	2000–4900  packets with a network's mark use its table
 //	4901       packets to a network's masquerade address use MasqueradeTable
 //	4902–4999  free for networks
@@ -46,16 +52,24 @@ const _ = uint(1<<MarkBits - 1 - MaxID)
 //	6000–6999  reserved for egress IP
 //
 // The mark comes first: a tenant's process that sends to another network's masquerade address
-// must not use that network's routes.
+// must not use that network's routes. RuleOut comes before the kernel's rule, which leads packets of
+// pods to their network's table.
 const (
+	RuleOut           = 900
 	FirstRule         = 2000
 	LastRule          = 4901
 	RuleEgressService = 5000
 	RuleEgressIP      = 6000
 )
 
-// MasqueradeTable is the routing table with the routes to all networks' masquerade addresses.
-const MasqueradeTable = 99999
+// Routing tables that all networks share.
+const (
+	// AdvertisedTable has the routes to this node's pods of advertised networks, in local gateway
+	// mode: packets from outside are for the pods' own addresses.
+	AdvertisedTable = 99998
+	// MasqueradeTable has the routes to all networks' masquerade addresses.
+	MasqueradeTable = 99999
+)
 
 // PacketMark is the skb mark (fwmark) that steers packets into n's VRF.
 func (n Network) PacketMark() uint32 { return PacketMark(n.ID) }

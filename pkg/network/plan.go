@@ -46,8 +46,8 @@ func (p Plan) Validate() error {
 			}
 		}
 	}
-	if p.VRFTableBase <= MasqueradeTable && MasqueradeTable <= p.VRFTableBase+MaxID {
-		return fmt.Errorf("vrf-table-base %d leads a network to table %d, which has the routes to masquerade addresses: set it below %d or above that table", p.VRFTableBase, MasqueradeTable, MasqueradeTable-MaxID)
+	if p.VRFTableBase <= MasqueradeTable && AdvertisedTable <= p.VRFTableBase+MaxID {
+		return fmt.Errorf("vrf-table-base %d leads networks to the tables %d and %d, which all networks share: set it below %d or above these tables", p.VRFTableBase, AdvertisedTable, MasqueradeTable, AdvertisedTable-MaxID)
 	}
 	if p.VRFTableBase < 256 || p.VRFTableBase > 1<<31-1-MaxID {
 		return fmt.Errorf("vrf-table-base %d is outside 256..%d: tables below 256 belong to the kernel and to routing daemons", p.VRFTableBase, 1<<31-1-MaxID)

@@ -16,7 +16,8 @@ import (
 // always advertised. Pods of an advertised network keep their addresses outside the
 // cluster. A network without an overlay has neither transit switch nor routes to
 // other nodes: the source route that managementRoutes adds leads to the underlay, in
-// shared gateway mode by the gateway router and its imported routes.
+// shared gateway mode by the gateway router and the uplink router's imported routes, in local
+// mode by the kernel's.
 
 // BGP is what route advertisements add to a network's inputs.
 type BGP struct {
@@ -124,7 +125,7 @@ func (b *builder) exemptID(a netip.Addr) string { return b.net.Prefix() + "exemp
 
 // exemptSets adds the destinations to which pods are not SNATed. On a Layer 2 network it
 // is the node's processes: packets to them are replies. On a network without an overlay
-// it is the network's pods and, where the kernel routes, the node itself.
+// it is the network's pods.
 func (b *builder) exemptSets() {
 	layer2 := b.net.Topology == network.Layer2
 	if !b.outboundSNAT() && !layer2 {
@@ -137,14 +138,8 @@ func (b *builder) exemptSets() {
 			b.addressSet(Neutral, id, b.symbol(nbdb.AddressSetTable, id), []string{own.String()})
 			continue
 		}
-		exempt := texts(network.FilterFamilies(b.net.CIDRs(), is4, !is4))
-		if b.localGateway() {
-			for _, own := range network.FilterFamilies(b.node.Addresses, is4, !is4) {
-				exempt = append(exempt, own.Addr().String())
-			}
-		}
 		id := b.exemptID(host.Addr())
-		b.addressSet(Neutral, id, b.symbol(nbdb.AddressSetTable, id), exempt)
+		b.addressSet(Neutral, id, b.symbol(nbdb.AddressSetTable, id), texts(network.FilterFamilies(b.net.CIDRs(), is4, !is4)))
 	}
 }
 

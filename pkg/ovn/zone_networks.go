@@ -241,9 +241,6 @@ func (z *Zone) build(ctx context.Context, name string, j job) error {
 			return err
 		}
 	}
-	if j.net.Transport == network.TransportNoOverlay && j.node.Mode == network.LocalGateway {
-		return permanentError{fmt.Errorf("network %s: transport %s needs gateway mode shared on the node: set [ovs] gateway-mode", name, j.net.Transport)}
-	}
 	have, err := z.nb.Read(ctx, Selection{Network: name, Node: j.node.Name, Units: j.units})
 	if err != nil {
 		return fmt.Errorf("read rows: %w", err)

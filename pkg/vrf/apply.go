@@ -100,7 +100,7 @@ func Leftovers(ctx context.Context, t Target, plan network.Plan, wanted func(id 
 	for _, table := range all {
 		id := table - plan.VRFTableBase
 		switch {
-		case table == MainTable || table == network.MasqueradeTable:
+		case table == MainTable || isShared(table):
 		case id < 1 || id > network.MaxID:
 			tables = append(tables, table)
 		case !wanted(id):

@@ -75,6 +75,9 @@ func Build(net network.Network, node network.Node, in Inputs) (State, error) {
 	table := MainTable
 	if net.IsDefault() {
 		st.Rules = sharedRules(in.Plan, in.IPv6)
+		if node.Mode == network.LocalGateway && node.Bridge != "" {
+			st.Rules = append(st.Rules, outsideRules(node.Bridge, in.IPv6)...)
+		}
 	} else {
 		name, err := deviceName(net, in)
 		if err != nil {
@@ -88,8 +91,12 @@ func Build(net network.Network, node network.Node, in Inputs) (State, error) {
 		st.Routes = unreachableRoutes(in, table)
 		st.Routes = append(st.Routes, routesOut(net, node, in.Plan, table)...)
 	}
+	st.Routes = append(st.Routes, unlearnedRoutes(net, node, in, table)...)
 	for _, h := range hosts {
 		gw, src := net.GatewayIn(h).Addr(), sourceToPods(net, in.Plan, h)
+		if !net.IsDefault() && net.Advertised() && node.Mode == network.LocalGateway {
+			st.Routes = append(st.Routes, Route{Table: network.AdvertisedTable, Dst: h.Masked(), Via: gw, Dev: st.Port.Name, Metric: RouteMetric})
+		}
 		for _, c := range podCIDRs(net, node) {
 			// If the whole CIDR is this node's, the kernel adds the route with
 			// the address.
@@ -238,6 +245,21 @@ func podCIDRs(net network.Network, node network.Node) []netip.Prefix {
 		return nil
 	}
 	return net.CIDRs()
+}
+
+// unlearnedRoutes returns the unreachable routes to the pods of a network without an overlay, in
+// local gateway mode: packets to pods that BGP has no route to must not use a default route.
+func unlearnedRoutes(net network.Network, node network.Node, in Inputs, table int) []Route {
+	if net.Transport != network.TransportNoOverlay || node.Mode != network.LocalGateway {
+		return nil
+	}
+	var out []Route
+	for _, c := range net.CIDRs() {
+		if c.Addr().Is4() || in.IPv6 {
+			out = append(out, Route{Table: table, Dst: c, Unreachable: true, Metric: UnreachableMetric})
+		}
+	}
+	return out
 }
 
 // portSysctls returns the management port's sysctls. rp_filter is loose because

@@ -232,6 +232,9 @@ func netlinkRule(r Rule) *netlink.Rule {
 	if r.Action == Goto {
 		out.Goto = r.Goto
 	}
+	if out.IifName = r.From; r.Specific {
+		out.SuppressPrefixlen = 0
+	}
 	return out
 }
 

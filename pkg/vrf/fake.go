@@ -106,7 +106,7 @@ func (f *Fake) Read(_ context.Context, o Owner) (State, error) {
 		sysctls(bridgeSysctls(o.Bridge))
 	}
 	for r, owner := range f.Routes {
-		if (r.Table == o.Table || o.Port != "" && r.Table == network.MasqueradeTable && r.Dev == o.Port) && owner == "" {
+		if (r.Table == o.Table || o.Port != "" && isShared(r.Table) && r.Dev == o.Port) && owner == "" {
 			st.Routes = append(st.Routes, r)
 		}
 	}

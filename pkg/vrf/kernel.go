@@ -155,11 +155,13 @@ func (k *Kernel) Read(ctx context.Context, owner Owner) (State, error) {
 			return st, err
 		}
 		if port != 0 {
-			masquerade, err := k.routes(family, network.MasqueradeTable, port)
-			if err != nil {
-				return st, err
+			for _, table := range []int{network.AdvertisedTable, network.MasqueradeTable} {
+				shared, err := k.routes(family, table, port)
+				if err != nil {
+					return st, err
+				}
+				routes = append(routes, shared...)
 			}
-			routes = append(routes, masquerade...)
 		}
 		for _, r := range routes {
 			st.Routes = append(st.Routes, k.fromNetlink(r, names))

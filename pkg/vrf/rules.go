@@ -17,7 +17,15 @@ import (
 // network's table. At most three branches and one leaf are added with a network. All masquerade
 // addresses share one rule and one table.
 //
+// In local gateway mode the node forwards for pods. What leaves the node for them has
+// network.OutMark, and uses the main table, as the node's own packets do, before its network's:
+// that has the default route, and is unreachable where the packet must not go.
+//
 //	priority   rules
+//	900        packets of the node's own processes: goto 902. They cannot use the mark
+//	901        packets with network.OutMark: lookup of the main table without its default routes
+//	902        the end of the two rules before
+//	903        packets from the external bridge: lookup of network.AdvertisedTable
 //	2000–2002  packets without a network's mark: goto 4900
 //	2010       branches by the bits 9 to 13 of the network's id: goto 2100 + id>>9
 //	2100–2119  branches by the bits 6 to 8: goto 2200 + id>>6
@@ -30,6 +38,10 @@ import (
 // The node's shared rules belong to the cluster default network. Branches belong to nobody:
 // Target adds them with the first leaf below them, and deletes them with the last.
 const (
+	ownPriority        = network.RuleOut
+	outPriority        = network.RuleOut + 1
+	outEndPriority     = network.RuleOut + 2
+	advertisedPriority = network.RuleOut + 3
 	skipPriority       = network.FirstRule
 	denyPriority       = 4800
 	endPriority        = 4900
@@ -55,16 +67,18 @@ const (
 	Unreachable RuleAction = unix.RTN_UNREACHABLE // refuses the packet (FR_ACT_UNREACHABLE)
 )
 
-// Rule is a policy rule with Protocol. It matches a mark, a destination, or everything.
+// Rule is a policy rule with Protocol. It matches a mark, a destination, an interface, or everything.
 type Rule struct {
 	IPv6     bool
 	Priority int
 	Mark     uint32
 	Mask     uint32 // of Mark; 0: any mark
 	To       netip.Prefix
+	From     string // interface on which a packet arrives; "lo": the node's own packets
 	Action   RuleAction
-	Table    int // of Lookup
-	Goto     int // priority of Goto's target
+	Table    int  // of Lookup
+	Specific bool // of Lookup: without default routes
+	Goto     int  // priority of Goto's target
 }
 
 func (r Rule) String() string {
@@ -78,6 +92,9 @@ func (r Rule) String() string {
 	if r.To.IsValid() {
 		match = "to " + r.To.String()
 	}
+	if r.From != "" {
+		match += " iif " + r.From
+	}
 	switch r.Action {
 	case Goto:
 		return fmt.Sprintf("%d: %s goto %d", r.Priority, match, r.Goto)
@@ -86,7 +103,11 @@ func (r Rule) String() string {
 	case Unreachable:
 		return fmt.Sprintf("%d: %s unreachable", r.Priority, match)
 	}
-	return fmt.Sprintf("%d: %s lookup %d", r.Priority, match, r.Table)
+	suffix := ""
+	if r.Specific {
+		suffix = " except default routes"
+	}
+	return fmt.Sprintf("%d: %s lookup %d%s", r.Priority, match, r.Table, suffix)
 }
 
 // markRules returns the leaves of a network. They exist in both IP families even if the
@@ -96,6 +117,20 @@ func markRules(net network.Network, ipv6 bool, table int) []Rule {
 	var out []Rule
 	for _, v6 := range families(ipv6) {
 		out = append(out, Rule{IPv6: v6, Priority: treeLevels[len(treeLevels)-1].priority(net.ID), Mark: net.PacketMark(), Mask: network.MarkMask, Table: table})
+	}
+	return out
+}
+
+// outsideRules returns the node's rules for packets that it forwards between pods and the outside,
+// in local gateway mode.
+func outsideRules(bridge string, ipv6 bool) []Rule {
+	var out []Rule
+	for _, v6 := range families(ipv6) {
+		out = append(out,
+			Rule{IPv6: v6, Priority: ownPriority, From: "lo", Action: Goto, Goto: outEndPriority},
+			Rule{IPv6: v6, Priority: outPriority, Mark: network.OutMark, Mask: network.MarkMask, Table: MainTable, Specific: true},
+			Rule{IPv6: v6, Priority: outEndPriority, Action: Nop},
+			Rule{IPv6: v6, Priority: advertisedPriority, From: bridge, Table: network.AdvertisedTable})
 	}
 	return out
 }
@@ -121,6 +156,12 @@ func sharedRules(plan network.Plan, ipv6 bool) []Rule {
 		}
 	}
 	return out
+}
+
+// isShared reports whether a table has routes of several networks. Each route there has its
+// network's management port.
+func isShared(table int) bool {
+	return table == network.MasqueradeTable || table == network.AdvertisedTable
 }
 
 // families lists the IP families that the kernel has; true is IPv6.
@@ -157,7 +198,7 @@ func (r Rule) isBranch() bool {
 // owner returns the table of the network that the rule belongs to. It is meaningless for
 // branches.
 func (r Rule) owner() int {
-	if r.Action != Lookup || r.Table == network.MasqueradeTable {
+	if r.Action != Lookup || isShared(r.Table) {
 		return MainTable
 	}
 	return r.Table

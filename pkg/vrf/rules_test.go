@@ -207,3 +207,101 @@ func TestKernelRuleTree(t *testing.T) {
 		t.Errorf("%d rules are left, want the %d of the node: %v\n%s", len(st.Rules), len(want), err, st)
 	}
 }
+
+// In local gateway mode the kernel routes what pods send out of the node by the main table's
+// routes, and by default routes only where it has no other; what comes from outside for pods of an
+// advertised network by theirs. The node's own packets use neither.
+func TestKernelOutside(t *testing.T) {
+	newNetns(t)
+	k := openKernel(t)
+	addBridge(t)
+	addVeth(t, "ovn-k8s-mp0", "peer0")
+	addVeth(t, "ovn-k8s-mp7", "peer7")
+	ctx, node := context.Background(), testNode()
+	node.Mode = network.LocalGateway
+	dflt := network.Network{ID: 0, Name: "default", Topology: network.Layer3, Role: network.RolePrimary, MTU: 1400, Subnets: testPlan().ClusterSubnets}
+	blue := testNet(7, "cluster_udn_blue", "10.20.0.0/16/24", "fd20::/48/64")
+	blue.Transport = network.TransportNoOverlay
+	hosts, err := blue.HostSubnets(node.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	in := Inputs{Plan: testPlan(), IPv6: true}
+	if _, err := Reconcile(ctx, k, dflt, node, in); err != nil {
+		t.Fatal(err)
+	}
+	vrf, err := Build(blue, node, in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// As with a VRF device, which this kernel may lack: the port has no route in the main table.
+	up(t, "ovn-k8s-mp7")
+	var ops []Op
+	for _, a := range vrf.Port.Addrs {
+		ops = append(ops, Op{Verb: AddAddr, Port: vrf.Port, Addr: a})
+	}
+	for _, s := range portSysctls(vrf.Port.Name, true) {
+		ops = append(ops, Op{Verb: SetSysctl, Sysctl: s})
+	}
+	for _, r := range vrf.Routes {
+		ops = append(ops, Op{Verb: AddRoute, Route: r})
+	}
+	if err := Apply(ctx, k, ops); err != nil {
+		t.Fatal(err)
+	}
+	for i, to := range []string{"198.51.100.0/24", "2001:db8:1::/64"} { // as FRR does
+		if err := netlink.RouteAdd(&netlink.Route{Dst: ipNet(netip.MustParsePrefix(to)), Gw: node.NextHops[i].AsSlice(), LinkIndex: index(t, "br-ex"), Protocol: unix.RTPROT_BGP}); err != nil {
+			t.Fatal(err)
+		}
+		if err := netlink.RouteAdd(&netlink.Route{Dst: ipNet(netip.PrefixFrom(node.NextHops[i], 0).Masked()), Gw: node.NextHops[i].AsSlice(), LinkIndex: index(t, "br-ex")}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// table is that of the rule and route that a packet finds.
+	table := func(to, from, iif string, mark uint32) int {
+		t.Helper()
+		routes, err := netlink.RouteGetWithOptions(net.ParseIP(to), &netlink.RouteGetOptions{Mark: mark, FIBMatch: true, Iif: iif, SrcAddr: net.ParseIP(from)})
+		if err != nil || len(routes) != 1 {
+			return 0
+		}
+		return routes[0].Table
+	}
+	for _, v6 := range []bool{false, true} {
+		if err := netlink.RuleAdd(netlinkRule(Rule{IPv6: v6, Priority: 1000, From: vrf.Port.Name, Table: 100007})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, a := range []struct{ learned, other, client string }{{"198.51.100.7", "203.0.113.7", "192.0.2.77"}, {"2001:db8:1::7", "2001:db8:2::7", "2001:db8::77"}} {
+		pod := hosts[i].Addr().Next().Next().Next().String()
+		for _, c := range []struct {
+			what, to, from, iif string
+			mark                uint32
+			want                int
+		}{
+			{"a pod to a learned prefix", a.learned, pod, "ovn-k8s-mp7", network.OutMark, MainTable},
+			{"a pod to anything else", a.other, pod, "ovn-k8s-mp7", network.OutMark, 100007},
+			{"a pod to a learned prefix, unmarked", a.learned, pod, "ovn-k8s-mp7", 0, 100007},
+			{"a pod to a pod that no route leads to", hosts[i].Addr().Prev().String(), pod, "ovn-k8s-mp7", network.OutMark, 0},
+			{"from outside to a pod", pod, a.client, "br-ex", 0, network.AdvertisedTable},
+			{"the node to a pod", pod, "", "", 0, MainTable},
+			{"the node to a pod, marked", pod, "", "", network.OutMark, MainTable},
+			{"from elsewhere to a pod", pod, a.client, "ovn-k8s-mp0", 0, MainTable},
+		} {
+			if got := table(c.to, c.from, c.iif, c.mark); got != c.want {
+				t.Errorf("%s (%s): table %d, want %d", c.what, c.to, got, c.want)
+			}
+		}
+	}
+	for range 2 { // restarted: nothing to do
+		if r, err := Reconcile(ctx, openKernel(t), dflt, node, in); err != nil || len(r.Ops) != 0 {
+			t.Errorf("once more: %v: %v", r.Ops, err)
+		}
+	}
+	// In shared gateway mode the rules go.
+	if r, err := Reconcile(ctx, k, dflt, testNode(), in); err != nil || len(r.Ops) == 0 {
+		t.Errorf("shared gateway mode: %v: %v", r.Ops, err)
+	}
+	if got := table("198.51.100.7", "10.20.2.3", "ovn-k8s-mp7", network.OutMark); got != 100007 {
+		t.Errorf("shared gateway mode: table %d", got)
+	}
+}

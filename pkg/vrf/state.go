@@ -153,7 +153,7 @@ func (s *State) normalise() {
 	slices.SortFunc(s.Port.Addrs, comparePrefix)
 	slices.SortFunc(s.Sysctls, func(a, b Sysctl) int { return cmp.Compare(a.Path, b.Path) })
 	slices.SortFunc(s.Rules, func(a, b Rule) int {
-		return cmp.Or(compareBool(a.IPv6, b.IPv6), cmp.Compare(a.Priority, b.Priority), cmp.Compare(a.Mark, b.Mark), cmp.Compare(a.Mask, b.Mask), comparePrefix(a.To, b.To),
+		return cmp.Or(compareBool(a.IPv6, b.IPv6), cmp.Compare(a.Priority, b.Priority), cmp.Compare(a.Mark, b.Mark), cmp.Compare(a.Mask, b.Mask), comparePrefix(a.To, b.To), cmp.Compare(a.From, b.From),
 			cmp.Compare(a.Action, b.Action), cmp.Compare(a.Table, b.Table), cmp.Compare(a.Goto, b.Goto))
 	})
 	slices.SortFunc(s.Routes, func(a, b Route) int {

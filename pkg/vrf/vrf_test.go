@@ -53,6 +53,9 @@ func TestBuildGolden(t *testing.T) {
 	local.Mode, local.Addresses = network.LocalGateway, []netip.Prefix{netip.MustParsePrefix("192.0.2.10/24"), netip.MustParsePrefix("2001:db8::10/64"), netip.MustParsePrefix("192.0.2.99/32")}
 	noOverlay := testNet(9, "cluster_udn_flat", "10.40.0.0/16/24")
 	noOverlay.Transport = network.TransportNoOverlay
+	flatDefault, advertised := dflt, testNet(7, "cluster_udn_blue", "10.20.0.0/16", "fd20::/64")
+	flatDefault.Transport = network.TransportNoOverlay
+	advertised.Topology, advertised.AdvertisedVRFs = network.Layer2, "default"
 	layer2 := testNet(7, "cluster_udn_blue", "10.20.0.0/16", "fd20::/64")
 	layer2.Topology = network.Layer2
 	for name, tc := range map[string]struct {
@@ -69,6 +72,9 @@ func TestBuildGolden(t *testing.T) {
 		"dual-local":       {testNet(8, "ns_a", "10.20.0.0/16/24", "fd20::/48/64"), local, Inputs{IPv6: true}},
 		"no-overlay-local": {noOverlay, local, Inputs{IPv6: true}},
 		"default":          {dflt, testNode(), Inputs{IPv6: true}},
+
+		"no-overlay-default-local": {flatDefault, local, Inputs{IPv6: true}},
+		"advertised-layer2-local":  {advertised, local, Inputs{IPv6: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tc.in.Plan = testPlan()

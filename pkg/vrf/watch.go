@@ -16,8 +16,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-
-	"bulkhead/pkg/network"
 )
 
 // Change names what to reconcile.
@@ -132,7 +130,7 @@ func (k *Kernel) event(m syscall.NetlinkMessage, tables TableRange) (Change, boo
 		if protocol != Protocol || m.Header.Type == unix.RTM_NEWROUTE {
 			return Change{}, false // a new route of ours: the agent added it
 		}
-		if table == network.MasqueradeTable {
+		if isShared(table) {
 			k.mu.Lock()
 			name := k.cache.links[link]
 			k.mu.Unlock()
@@ -306,6 +304,10 @@ func parseRule(m []byte) (r Rule, ok bool) {
 			if len(v) >= 4 {
 				r.Mask = native.Uint32(v)
 			}
+		case nl.FRA_IIFNAME:
+			r.From = unix.ByteSliceToString(v)
+		case nl.FRA_SUPPRESS_PREFIXLEN:
+			r.Specific = len(v) >= 4 && native.Uint32(v) == 0
 		case nl.FRA_DST:
 			if a, valid := netip.AddrFromSlice(v); valid {
 				r.To = netip.PrefixFrom(a, int(msg.Dst_len))

@@ -81,22 +81,27 @@ func BuildNetwork(bridge Bridge, in Inputs, g Gateway) State {
 // advertised adds the flows of pods that keep their addresses outside OVN. What comes from
 // them has the network's only: a gateway router's port sends with no other source. Between the
 // node, or another network's pods, and an advertised network nothing passes on the node unless
-// isolation is loose, and never directly.
+// isolation is loose, and never directly. In local gateway mode the pods' packets pass the host, whose
+// firewall does the same; gateway routers send what is for backends of services.
 func (b *builder) advertised(g Gateway) {
+	port, out := inPort(g.Port), setMAC(b.in.MAC)+","+outputs([]int{b.bridge.Router})
+	isolated := []int{fromNetwork, fromService, fromHost}
 	if b.local() {
-		return
+		out, isolated = setMAC(b.in.MAC)+",LOCAL", isolated[:2]
 	}
-	port := inPort(g.Port)
 	for _, subnet := range g.Advertised {
 		if !b.in.Loose {
-			for _, from := range []int{fromNetwork, fromService, fromHost} {
+			for _, from := range isolated {
 				if from == fromHost && g.Network == network.DefaultID {
 					continue // the node reaches the pods of this network
 				}
 				b.add(tableDestinations, priorityIsolated, matchIP(origin(from), anywhere, subnet), "drop")
 			}
 		}
-		b.add(tableDestinations, priorityOwn, matchIP(join(origin(fromNetwork), port), anywhere, subnet), setMAC(b.in.MAC)+","+outputs([]int{b.bridge.Router}))
+		b.add(tableDestinations, priorityOwn, matchIP(join(origin(fromNetwork), port), anywhere, subnet), out)
+	}
+	if b.local() {
+		return
 	}
 	for _, pods := range g.Pods {
 		b.add(tableInput, priorityNetwork, matchIP(port, pods, anywhere), toDestinations(fromNetwork))

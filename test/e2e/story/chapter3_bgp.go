@@ -4,7 +4,6 @@ package story
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net"
 	"net/netip"
@@ -18,7 +17,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
-	"bulkhead/pkg/network"
 	"bulkhead/test/lab"
 )
 
@@ -67,27 +65,11 @@ const stopFRR = `pkill -KILL -x frr-k8s-control
 rm -rf ` + frrFiles + `
 ip route flush proto bgp; ip -6 route flush proto bgp`
 
-// localGateway reports whether the lab's nodes have gateway mode local.
-func (w *World) localGateway(ctx context.Context) (bool, error) {
-	obj, err := w.Lab.Client().CoreV1().Nodes().Get(ctx, w.Lab.Nodes()[0].Name, metav1.GetOptions{})
-	if err != nil {
-		return false, err
-	}
-	n, err := network.ParseNode(obj.Name, obj.Annotations)
-	return n.Mode == network.LocalGateway, err
-}
-
 // setUpBGP installs frr-k8s and FRR, and creates sky, a network without an overlay, with a pod
-// on each node and a service. In local gateway mode there is only the network, which nodes refuse.
+// on each node and a service.
 func setUpBGP(ctx context.Context, w *World) error {
-	local, err := w.localGateway(ctx)
-	if err != nil {
+	if err := w.installFRR(ctx); err != nil {
 		return err
-	}
-	if !local {
-		if err := w.installFRR(ctx); err != nil {
-			return err
-		}
 	}
 	if err := w.Lab.Apply(ctx, fmt.Sprintf(`
 apiVersion: v1
@@ -111,9 +93,6 @@ metadata: {name: web, namespace: sky}
 spec: {selector: {app: story}, ports: [{name: tcp, port: 80, targetPort: 8080}, {name: udp, protocol: UDP, port: 80, targetPort: 8080}], ipFamilyPolicy: PreferDualStack}
 `, w.subnets(90))); err != nil {
 		return err
-	}
-	if local {
-		return nil
 	}
 	if err := w.conditions(ctx, cudns, "", "sky", "True"); err != nil {
 		return err
@@ -206,16 +185,6 @@ func undoBGP(ctx context.Context, w *World) error {
 // noOverlayReached has sky's pods ask each other and their service, with no tunnel on the way,
 // and the world outside, which sees the node. Pods of other networks and the nodes reach none.
 func noOverlayReached(ctx context.Context, w *World) (string, error) {
-	if local, err := w.localGateway(ctx); err != nil || local {
-		return "refused in local gateway mode", w.Lab.Wait(ctx, "sky to be refused", func(ctx context.Context) (bool, string, error) {
-			obj, err := w.dynamic.Resource(cudns).Get(ctx, "sky", metav1.GetOptions{})
-			if err != nil {
-				return false, "", err
-			}
-			text, err := json.Marshal(obj.Object["status"])
-			return strings.Contains(string(text), "needs gateway mode shared"), string(text), err
-		})
-	}
 	pods := w.tenant("sky")
 	figures, err := w.mesh(ctx, pods)
 	if err != nil {

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package firewall
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"bulkhead/pkg/network"
+)
+
+// In local gateway mode pods of advertised networks leave and enter the node by the kernel, with their
+// own addresses. In shared mode the external bridge's flows have this part.
+
+// bgpPort is the TCP port of BGP (RFC 4271). Outside pods have the node's address, which hosts on its
+// link may have as a BGP peer's.
+const bgpPort = "179"
+
+// ofFamily returns the one for an IP family, as nft names it.
+func ofFamily(ip, v4, v6 string) string {
+	if ip == "ip6" {
+		return v6
+	}
+	return v4
+}
+
+// families are the IP families as nft names them.
+var families = []string{"ip", "ip6"}
+
+// rangeText returns a prefix as nft lists it.
+func rangeText(p netip.Prefix) string {
+	if p.IsSingleIP() {
+		return p.Addr().String()
+	}
+	return p.Masked().String()
+}
+
+// advertised are the node's advertised networks.
+func (in Inputs) advertised() []network.Network {
+	return slices.DeleteFunc(append(slices.Clone(in.Networks), in.Default), func(n network.Network) bool { return !n.Advertised() })
+}
+
+// advertisedElements adds the elements of advertised networks. A network without a host subnet on this
+// node has no pods here.
+func (in Inputs) advertisedElements(sets map[string][]string) {
+	add := func(p netip.Prefix, v4, v6, element string) {
+		set := ofFamily(ipOf(p), v4, v6)
+		sets[set] = append(sets[set], element)
+	}
+	var all []netip.Prefix
+	for _, n := range in.advertised() {
+		all = append(all, n.CIDRs()...)
+		hosts, err := n.HostSubnets(in.NodeID)
+		if err != nil || in.NodeID == 0 {
+			continue
+		}
+		var router []netip.Prefix
+		for _, h := range hosts {
+			router = append(router, n.GatewayIn(h))
+		}
+		for _, h := range hosts {
+			add(h, SetDirect4, SetDirect6, fmt.Sprintf("%s . %s . %s", n.ManagementPort(), network.MACOf(router), rangeText(h)))
+		}
+		for _, c := range n.CIDRs() {
+			add(c, SetRouted4, SetRouted6, fmt.Sprintf("%s . %s", n.ManagementPort(), rangeText(c)))
+		}
+	}
+	if in.Loose {
+		return
+	}
+	for _, c := range all {
+		// nft refuses overlapping elements, which networks may be whose advertisement is refused.
+		within := func(other netip.Prefix) bool { return other.Bits() < c.Bits() && other.Contains(c.Addr()) }
+		if !slices.ContainsFunc(all, within) {
+			add(c, SetAdvertised4, SetAdvertised6, rangeText(c))
+		}
+	}
+}
+
+// outChains mark what pods send out of the node, for the main table's routes, and clear the mark when
+// it is routed. What is for an address that only has a meaning within the cluster keeps to its
+// network's table.
+func (in Inputs) outChains() []Chain {
+	c := Chain{Name: chainOut, Hook: "prerouting"}
+	inside := slices.Concat(in.Masquerade, in.ServiceCIDRs)
+	if in.Default.Transport != network.TransportNoOverlay {
+		inside = slices.Concat(inside, in.Default.CIDRs())
+	}
+	for _, ip := range families {
+		match := []string{"iifname", managementPorts, "meta nfproto", ofFamily(ip, "ipv4", "ipv6")}
+		for _, p := range inside {
+			if ipOf(p) == ip {
+				match = append(match, ip, "daddr !=", p.String())
+			}
+		}
+		c.Rules = append(c.Rules, rule("out of the node, "+ip, append(match, fmt.Sprintf("meta mark set meta mark & %#x | %#x", ^network.MarkMask, network.OutMark))...))
+	}
+	return []Chain{c, {Name: chainRouted, Hook: "postrouting", Rules: []Rule{
+		rule("clear the mark", fmt.Sprintf("meta mark %#x-%#x", network.OutMark, network.OutMark|^network.MarkMask), unmark),
+	}}}
+}
+
+// betweenAdvertised keeps pods from the pods of other networks that are advertised, wherever these are.
+func (in Inputs) betweenAdvertised() []Rule {
+	if in.Loose {
+		return nil
+	}
+	var rules []Rule
+	for _, from := range []struct{ name, match, port string }{{"", "iifname " + managementPorts, "iifname"}, {", VRF", "meta sdifname " + managementPorts, "meta sdifname"}} {
+		for _, ip := range families {
+			rules = append(rules, rule("other advertised networks, "+ip+from.name, from.match, ip, "daddr @"+ofFamily(ip, SetAdvertised4, SetAdvertised6),
+				from.port, ".", ip, "daddr != @"+ofFamily(ip, SetRouted4, SetRouted6), "counter name", CounterCrossNetwork, "drop"))
+		}
+	}
+	return rules
+}
+
+// nodeToAdvertised keeps the node's processes from tenants' pods that are advertised.
+func (in Inputs) nodeToAdvertised() []Rule {
+	if in.Loose || in.Mode != network.LocalGateway {
+		return nil
+	}
+	var rules []Rule
+	for _, ip := range families {
+		match := []string{fmt.Sprintf("oifname %q", in.Bridge), ip, "daddr @" + ofFamily(ip, SetAdvertised4, SetAdvertised6)}
+		for _, p := range in.Default.CIDRs() {
+			if ipOf(p) == ip {
+				match = append(match, ip, "daddr !=", p.String())
+			}
+		}
+		rules = append(rules, rule("the node to advertised networks, "+ip, append(match, "counter name", CounterForeign, "reject with icmpx type admin-prohibited")...))
+	}
+	return rules
+}
+
+// toAdvertised accepts what comes from outside for pods of advertised networks.
+func (in Inputs) toAdvertised() []Rule {
+	var rules []Rule
+	for _, ip := range families {
+		rules = append(rules, rule("from outside to pods of advertised networks, "+ip, fmt.Sprintf("iifname %q oifname . %s daddr", in.Bridge, ip), "@"+ofFamily(ip, SetRouted4, SetRouted6), "accept"))
+	}
+	return rules
+}

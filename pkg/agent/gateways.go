@@ -36,7 +36,7 @@ func (r *gatewayReconciler) reconcile(id int) error {
 	ports := r.cache.ExposedPorts(id)
 	own := r.node.Node().Addresses
 	var pods []netip.Prefix // none without an id or a host subnet
-	if id := r.node.Node().ID; id > 0 && net.Advertised() {
+	if id := r.node.Node().ID; id > 0 && net.Announced() {
 		pods, _ = net.HostSubnets(id)
 	}
 	r.flows.SetNetwork(net, pods, append(slices.DeleteFunc(ports, func(p flows.ServicePort) bool {

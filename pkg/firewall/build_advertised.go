@@ -51,6 +51,9 @@ func (in Inputs) advertisedElements(sets map[string][]string) {
 	var all []netip.Prefix
 	for _, n := range in.advertised() {
 		all = append(all, n.CIDRs()...)
+		if !n.Announced() {
+			continue
+		}
 		hosts, err := n.HostSubnets(in.NodeID)
 		if err != nil || in.NodeID == 0 {
 			continue

@@ -53,7 +53,7 @@ var defaultNetwork = network.Network{Name: "default", Topology: network.Layer3, 
 var advertised = []network.Network{
 	{ID: 7, Topology: network.Layer3, Role: network.RolePrimary, AdvertisedVRFs: "default", Subnets: subnets("10.66.0.0/16/24", "fd66::/48/64")},
 	{ID: 8, Topology: network.Layer3, Role: network.RolePrimary, AdvertisedVRFs: "default", Subnets: subnets("10.77.0.0/16/24")},
-	{ID: 9, Topology: network.Layer3, Role: network.RolePrimary, Transport: network.TransportNoOverlay, Subnets: subnets("10.64.0.0/10/24", "fd66::/32/64")},
+	{ID: 9, Topology: network.Layer3, Role: network.RolePrimary, Transport: network.TransportNoOverlay, AdvertisedVRFs: "default", Subnets: subnets("10.64.0.0/10/24", "fd66::/32/64")},
 }
 
 func subnets(list ...string) []network.Subnet {

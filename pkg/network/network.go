@@ -118,6 +118,12 @@ func (n Network) Advertised() bool {
 	return n.Transport == TransportNoOverlay || n.AdvertisedVRFs != ""
 }
 
+// Announced reports whether BGP announces the network's pods: what arrives for their addresses is
+// theirs. Of networks without an overlay with overlapping subnets only one is announced.
+func (n Network) Announced() bool {
+	return n.AdvertisedVRFs != "" || n.IsDefault() && n.Transport == TransportNoOverlay
+}
+
 // CIDRs are the CIDRs of the network's subnets, in order.
 func (n Network) CIDRs() []netip.Prefix {
 	out := make([]netip.Prefix, 0, len(n.Subnets))

@@ -68,7 +68,7 @@ func (z *zoneUnderTest) isolatedFlows(loose bool, nets ...gatewayNetwork) {
 		for _, a := range p.MasqueradeGateway(n.net) {
 			g.Addresses = append(g.Addresses, a.Addr())
 		}
-		if n.net.Advertised() {
+		if n.net.Announced() {
 			g.Advertised, g.Pods = n.net.CIDRs(), must(n.net.HostSubnets(z.node.ID))(z.t)
 		}
 		want = append(want, flows.BuildNetwork(bridge, in, g)...)

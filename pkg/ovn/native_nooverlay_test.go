@@ -157,7 +157,7 @@ func TestNativeNoOverlay(t *testing.T) {
 		for i := range n.Subnets {
 			n.Subnets[i].CIDR = netip.MustParsePrefix(cidrs[i])
 		}
-		n.Transport, n.OutboundSNAT = network.TransportNoOverlay, snat
+		n.Transport, n.OutboundSNAT, n.AdvertisedVRFs = network.TransportNoOverlay, snat, "default"
 		return n
 	}
 	blue := noOverlay(1, "blue_net", "disabled", "10.21.0.0/16", "fd21::/48")

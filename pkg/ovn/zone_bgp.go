@@ -28,10 +28,14 @@ func (z *Zone) bgpInputs(n network.Network) BGP {
 	for _, s := range z.exposed() {
 		b.DefaultServices = append(b.DefaultServices, s.ClusterIPs...)
 	}
+	// Several networks may have a subnet. BGP announces one of them.
+	add := func(list []netip.Prefix, n network.Network) []netip.Prefix {
+		return append(list, slices.DeleteFunc(n.CIDRs(), func(p netip.Prefix) bool { return slices.Contains(list, p) })...)
+	}
 	for _, n := range z.advertisedNetworks() {
-		b.AdvertisedSubnets = append(b.AdvertisedSubnets, n.CIDRs()...)
+		b.AdvertisedSubnets = add(b.AdvertisedSubnets, n)
 		if n.Transport == network.TransportNoOverlay {
-			b.NoOverlaySubnets = append(b.NoOverlaySubnets, n.CIDRs()...)
+			b.NoOverlaySubnets = add(b.NoOverlaySubnets, n)
 		}
 	}
 	return b

@@ -70,7 +70,10 @@ func TestZoneImportedRoutes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newZoneEnv(t)
 		env.node(1, true)
-		env.nadOf("sky", "sky", 1, network.NetConf{Name: "cluster_udn_sky", Topology: "layer3", Role: "primary", Subnets: "10.10.0.0/16/24", Transport: network.TransportNoOverlay, OutboundSNAT: "enabled"})
+		// The second has the subnets of the first: its RouteAdvertisements is refused.
+		for i, name := range []string{"sky", "late"} {
+			env.nadOf(name, name, i+1, network.NetConf{Name: "cluster_udn_" + name, Topology: "layer3", Role: "primary", Subnets: "10.10.0.0/16/24", Transport: network.TransportNoOverlay, OutboundSNAT: "enabled"})
+		}
 		route := func(prefix string) ImportedRoute {
 			return ImportedRoute{Prefix: netip.MustParsePrefix(prefix), NextHops: []netip.Addr{netip.MustParseAddr("172.18.0.2")}}
 		}
@@ -97,7 +100,13 @@ func TestZoneImportedRoutes(t *testing.T) {
 		check("imported", []string{id("10.10.1.0/24"), id("203.0.113.0/24"), discard}, []string{id("10.244.1.0/24")})
 		env.zone.SetImportedRoutes([]ImportedRoute{route("203.0.113.0/24")})
 		check("withdrawn", []string{id("203.0.113.0/24"), discard}, []string{id("10.10.1.0/24")})
-		env.must(env.nads.K8sCniCncfIoV1().NetworkAttachmentDefinitions("sky").Delete(context.Background(), "sky", metav1.DeleteOptions{}))
+		remove := func(name string) {
+			env.must(env.nads.K8sCniCncfIoV1().NetworkAttachmentDefinitions(name).Delete(context.Background(), name, metav1.DeleteOptions{}))
+		}
+		remove("sky")
+		env.waitUntil("the first is gone", func() bool { return !env.has("GR_cluster_udn_sky_node1") })
+		check("one is left", []string{discard}, nil)
+		remove("late")
 		check("the network is gone", []string{id("203.0.113.0/24")}, []string{discard})
 	})
 }

@@ -128,7 +128,7 @@ func (r *FlowReconciler) SetNetwork(n network.Network, pods []netip.Prefix, port
 	for _, p := range network.FilterFamilies(r.Plan.MasqueradeGateway(n), v4, v6) {
 		g.Addresses = append(g.Addresses, p.Addr())
 	}
-	if n.Advertised() {
+	if n.Announced() {
 		g.Advertised, g.Pods = n.CIDRs(), pods
 	}
 	if reflect.DeepEqual(r.gateways[n.ID], g) {

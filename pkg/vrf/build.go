@@ -94,7 +94,7 @@ func Build(net network.Network, node network.Node, in Inputs) (State, error) {
 	st.Routes = append(st.Routes, unlearnedRoutes(net, node, in, table)...)
 	for _, h := range hosts {
 		gw, src := net.GatewayIn(h).Addr(), sourceToPods(net, in.Plan, h)
-		if !net.IsDefault() && net.Advertised() && node.Mode == network.LocalGateway {
+		if !net.IsDefault() && net.Announced() && node.Mode == network.LocalGateway {
 			st.Routes = append(st.Routes, Route{Table: network.AdvertisedTable, Dst: h.Masked(), Via: gw, Dev: st.Port.Name, Metric: RouteMetric})
 		}
 		for _, c := range podCIDRs(net, node) {

@@ -221,7 +221,7 @@ func TestKernelOutside(t *testing.T) {
 	node.Mode = network.LocalGateway
 	dflt := network.Network{ID: 0, Name: "default", Topology: network.Layer3, Role: network.RolePrimary, MTU: 1400, Subnets: testPlan().ClusterSubnets}
 	blue := testNet(7, "cluster_udn_blue", "10.20.0.0/16/24", "fd20::/48/64")
-	blue.Transport = network.TransportNoOverlay
+	blue.Transport, blue.AdvertisedVRFs = network.TransportNoOverlay, "default"
 	hosts, err := blue.HostSubnets(node.ID)
 	if err != nil {
 		t.Fatal(err)

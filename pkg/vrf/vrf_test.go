@@ -52,7 +52,7 @@ func TestBuildGolden(t *testing.T) {
 	local := testNode()
 	local.Mode, local.Addresses = network.LocalGateway, []netip.Prefix{netip.MustParsePrefix("192.0.2.10/24"), netip.MustParsePrefix("2001:db8::10/64"), netip.MustParsePrefix("192.0.2.99/32")}
 	noOverlay := testNet(9, "cluster_udn_flat", "10.40.0.0/16/24")
-	noOverlay.Transport = network.TransportNoOverlay
+	noOverlay.Transport, noOverlay.AdvertisedVRFs = network.TransportNoOverlay, "default"
 	flatDefault, advertised := dflt, testNet(7, "cluster_udn_blue", "10.20.0.0/16", "fd20::/64")
 	flatDefault.Transport = network.TransportNoOverlay
 	advertised.Topology, advertised.AdvertisedVRFs = network.Layer2, "default"

@@ -182,7 +182,7 @@ func (o Op) addTo(tx *knftables.Transaction) {
 			tx.Add(&knftables.Set{Name: name, Type: typ})
 		}
 		for name, typ := range map[string]string{SetDirect4: "ifname . ether_addr . ipv4_addr", SetDirect6: "ifname . ether_addr . ipv6_addr",
-			SetRouted4: "ifname . ipv4_addr", SetRouted6: "ifname . ipv6_addr", SetAdvertised4: "ipv4_addr", SetAdvertised6: "ipv6_addr"} {
+			SetRouted4: "ifname . ipv4_addr", SetRouted6: "ifname . ipv6_addr", SetPods4: "ipv4_addr", SetPods6: "ipv6_addr", SetAdvertised4: "ipv4_addr", SetAdvertised6: "ipv6_addr"} {
 			tx.Add(&knftables.Set{Name: name, Type: typ, Flags: []knftables.SetFlag{knftables.IntervalFlag}})
 		}
 		tx.Add(&knftables.Map{Name: MapNodePorts4, Type: "inet_proto . inet_service : ipv4_addr"})

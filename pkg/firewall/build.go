@@ -84,6 +84,9 @@ const (
 	SetDirect6 = "direct6"
 	SetRouted4 = "routed4"
 	SetRouted6 = "routed6"
+	// SetPods4 and SetPods6 hold the subnets of this node's pods.
+	SetPods4 = "pods4"
+	SetPods6 = "pods6"
 	// SetAdvertised4 and SetAdvertised6 hold all their subnets. They are empty if isolation is loose.
 	SetAdvertised4 = "advertised4"
 	SetAdvertised6 = "advertised6"
@@ -227,7 +230,7 @@ func Build(in Inputs) State {
 		Counters: []string{CounterCrossNetwork, CounterForeign, CounterForwarded, CounterNotLocal, CounterProbeAllowed, CounterProbeRefused, CounterServices, CounterTunnel},
 		Sets: map[string][]string{SetLocked4: nil, SetLocked6: nil, SetOpen4: nil, SetOpen6: nil, SetOpenICMP4: nil, SetOpenICMP6: nil,
 			SetOwn: nil, SetServices4: nil, SetServices6: nil, MapNodePorts4: nil, MapNodePorts6: nil, MapLocalPorts4: nil, MapLocalPorts6: nil, MapHostPorts4: nil, MapHostPorts6: nil,
-			SetDirect4: nil, SetDirect6: nil, SetRouted4: nil, SetRouted6: nil, SetAdvertised4: nil, SetAdvertised6: nil},
+			SetDirect4: nil, SetDirect6: nil, SetRouted4: nil, SetRouted6: nil, SetPods4: nil, SetPods6: nil, SetAdvertised4: nil, SetAdvertised6: nil},
 	}
 	if in.Mode == network.LocalGateway {
 		in.advertisedElements(st.Sets)

@@ -64,6 +64,7 @@ func (in Inputs) advertisedElements(sets map[string][]string) {
 		}
 		for _, h := range hosts {
 			add(h, SetDirect4, SetDirect6, fmt.Sprintf("%s . %s . %s", n.ManagementPort(), network.MACOf(router), rangeText(h)))
+			add(h, SetPods4, SetPods6, rangeText(h))
 		}
 		for _, c := range n.CIDRs() {
 			add(c, SetRouted4, SetRouted6, fmt.Sprintf("%s . %s", n.ManagementPort(), rangeText(c)))
@@ -81,8 +82,8 @@ func (in Inputs) advertisedElements(sets map[string][]string) {
 	}
 }
 
-// outChains mark what pods send out of the node, for the main table's routes, and clear the mark when
-// it is routed. What is for an address that only has a meaning within the cluster keeps to its
+// outChains mark what pods send out of the node and what comes for advertised ones, for the main table's
+// routes, and clear the mark when it is routed. What is for an address that only has a meaning within the cluster keeps to its
 // network's table.
 func (in Inputs) outChains() []Chain {
 	c := Chain{Name: chainOut, Hook: "prerouting"}
@@ -90,6 +91,7 @@ func (in Inputs) outChains() []Chain {
 	if in.Default.Transport != network.TransportNoOverlay {
 		inside = slices.Concat(inside, in.Default.CIDRs())
 	}
+	mark := fmt.Sprintf("meta mark set meta mark & %#x | %#x", ^network.MarkMask, network.OutMark)
 	for _, ip := range families {
 		match := []string{"iifname", managementPorts, "meta nfproto", ofFamily(ip, "ipv4", "ipv6")}
 		for _, p := range inside {
@@ -97,7 +99,13 @@ func (in Inputs) outChains() []Chain {
 				match = append(match, ip, "daddr !=", p.String())
 			}
 		}
-		c.Rules = append(c.Rules, rule("out of the node, "+ip, append(match, fmt.Sprintf("meta mark set meta mark & %#x | %#x", ^network.MarkMask, network.OutMark))...))
+		c.Rules = append(c.Rules, rule("out of the node, "+ip, append(match, mark)...))
+	}
+	if in.Bridge != "" {
+		// With a mark the kernel looks up a packet's source as it would route the answer.
+		for _, ip := range families {
+			c.Rules = append(c.Rules, rule("from outside, "+ip, fmt.Sprintf("iifname %q", in.Bridge), ip, "daddr @"+ofFamily(ip, SetPods4, SetPods6), mark))
+		}
 	}
 	return []Chain{c, {Name: chainRouted, Hook: "postrouting", Rules: []Rule{
 		rule("clear the mark", fmt.Sprintf("meta mark %#x-%#x", network.OutMark, network.OutMark|^network.MarkMask), unmark),

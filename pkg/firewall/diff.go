@@ -89,7 +89,7 @@ func Diff(want, have State) []Op {
 // deletedFirst reports whether elements must go before others are added: a key of a map with another
 // value is another element, and intervals must not overlap.
 func deletedFirst(name string) bool {
-	return isMap(name) || slices.Contains([]string{SetDirect4, SetDirect6, SetRouted4, SetRouted6, SetAdvertised4, SetAdvertised6}, name)
+	return isMap(name) || slices.Contains([]string{SetDirect4, SetDirect6, SetRouted4, SetRouted6, SetPods4, SetPods6, SetAdvertised4, SetAdvertised6}, name)
 }
 
 func isMap(name string) bool {

@@ -84,6 +84,7 @@ func TestKernelAdvertised(t *testing.T) {
 	w.in.Networks = []network.Network{blue, advertised[1]}
 	w.in.Links = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/64")}
 	w.reconcile()
+	w.script(w.host, "sysctl -qw net.ipv4.conf.br-ex.rp_filter=2 net.ipv4.conf.br-ex.src_valid_mark=1")
 	for i, f := range forwardAddresses {
 		ip, pod, gateway := "ip", hosts[i].Addr().Next().Next().Next(), gateways[i].Addr()
 		learned, other := "198.51.100.7", "10.77.0.7" // the latter a pod's of another advertised network
@@ -96,11 +97,16 @@ func TestKernelAdvertised(t *testing.T) {
 %[1]s route add %[2]s via %[3]s dev ovn-k8s-mp7 onlink table 99998
 %[1]s route add %[2]s via %[3]s dev ovn-k8s-mp7 onlink table 100007
 %[1]s route add %[4]s via %[5]s dev br-ex
+%[1]s route add default via %[5]s dev br-ex
 %[1]s rule add iif lo goto 902 priority 900
 %[1]s rule add fwmark %[6]d/%[7]d lookup main suppress_prefixlength 0 priority 901
 %[1]s rule add nop priority 902
 %[1]s rule add iif br-ex lookup 99998 priority 903`, ip, hosts[i].Masked(), gateway, learned, f.outside, network.OutMark, network.MarkMask))
 		w.script(w.outside, fmt.Sprintf("%s route add %s via %s; ip addr add %s dev lo", ip, hosts[i].Masked(), f.node, hostBits(netip.MustParseAddr(learned))))
+		w.script(w.host, fmt.Sprintf("%s route add unreachable %s table 100007", ip, blue.CIDRs()[i]))
+		remote := hosts[i].Addr().Prev() // on another node, which FRR has learned too
+		w.script(w.host, fmt.Sprintf("%s route add %s via %s dev br-ex", ip, hostBits(remote), f.outside))
+		w.script(w.outside, fmt.Sprintf("ip addr add %s dev lo", hostBits(remote)))
 		w.listen(w.tenant, w.atTenant, at(pod.String(), 55))
 		w.listen(w.outside, w.atOutside, at(learned, 53))
 		fromPod, control := sender{ns: w.tenant, from: pod.String()}, sender{ns: w.tenant, from: f.masquerade}
@@ -119,6 +125,7 @@ func TestKernelAdvertised(t *testing.T) {
 		if got := w.atTenant.sender(fmt.Sprintf("text %d", w.number)).Addr().Unmap().String(); got != f.outside {
 			t.Errorf("from outside: the client is %s, want %s", got, f.outside)
 		}
+		check("from a pod on another node", sender{ns: w.outside, from: remote.String()}, at(pod.String(), 55), w.atTenant, true)
 		check("the node to a pod", sender{ns: w.host, from: f.node}, at(pod.String(), 55), w.atTenant, false)
 		check("to a service that not all networks reach", fromPod, at(f.service, 54), w.atOutside, false)
 		check("to the overlay's port", fromPod, at(f.outside, network.TunnelPort), w.atOutside, false)

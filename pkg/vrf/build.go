@@ -67,7 +67,7 @@ func Build(net network.Network, node network.Node, in Inputs) (State, error) {
 	}
 	st.Sysctls = portSysctls(st.Port.Name, in.IPv6)
 	if net.IsDefault() && node.Bridge != "" {
-		st.Sysctls = append(st.Sysctls, bridgeSysctls(node.Bridge)...)
+		st.Sysctls = append(st.Sysctls, bridgeSysctls(node.Bridge, node.Mode)...)
 		// To gateway routers, by the external bridge's flows. network.MasqueradeTable comes
 		// first and leads to tenants' management ports.
 		st.Routes = routesVia(node, MainTable, in.Plan.Masquerade)
@@ -287,7 +287,15 @@ func deviceSysctls(dev string) []Sysctl {
 }
 
 // bridgeSysctls returns the external bridge's sysctls: replies of services arrive there,
-// for the node to forward, and the route to a service may use another interface.
-func bridgeSysctls(dev string) []Sysctl { return deviceSysctls(dev) }
+// for the node to forward, and the route to a service may use another interface. In local
+// gateway mode what comes for pods has a mark: the kernel must look up its source with
+// network.OutMark too, because the network's table lacks the routes that FRR has learned.
+func bridgeSysctls(dev string, mode network.GatewayMode) []Sysctl {
+	out := deviceSysctls(dev)
+	if mode == network.LocalGateway {
+		out = append(out, Sysctl{"net/ipv4/conf/" + dev + "/src_valid_mark", "1"})
+	}
+	return out
+}
 
 func hostPrefix(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }

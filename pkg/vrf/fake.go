@@ -103,7 +103,7 @@ func (f *Fake) Read(_ context.Context, o Owner) (State, error) {
 	if b, ok := f.Links[o.Bridge]; o.Bridge != "" && (!ok || !b.Up) {
 		st.Absent = append(st.Absent, o.Bridge)
 	} else if o.Bridge != "" && o.ID == network.DefaultID {
-		sysctls(bridgeSysctls(o.Bridge))
+		sysctls(bridgeSysctls(o.Bridge, network.LocalGateway))
 	}
 	for r, owner := range f.Routes {
 		if (r.Table == o.Table || o.Port != "" && isShared(r.Table) && r.Dev == o.Port) && owner == "" {

@@ -145,7 +145,7 @@ func (k *Kernel) Read(ctx context.Context, owner Owner) (State, error) {
 		default:
 			names[l.Attrs().Index] = owner.Bridge
 			if owner.ID == network.DefaultID {
-				st.Sysctls = append(st.Sysctls, k.readSysctls(bridgeSysctls(owner.Bridge))...)
+				st.Sysctls = append(st.Sysctls, k.readSysctls(bridgeSysctls(owner.Bridge, network.LocalGateway))...)
 			}
 		}
 	}

@@ -65,7 +65,8 @@ struct bh_pod {
 
 /*
  * BH_POD_UNBOUND: the pod opted out of VRF binding by annotation. BH_POD_TRUSTED:
- * an administrator allows the pod packet sockets on any device.
+ * an administrator allows the pod packet sockets on any device, and what a routing daemon
+ * needs: the VRF devices of tenants' networks, and the operator's interfaces in them.
  */
 enum bh_pod_flags { BH_POD_UNBOUND = 1, BH_POD_TRUSTED = 2 };
 
@@ -78,6 +79,7 @@ enum bh_door_kind {
 	BH_DOOR_LOCKED = 5, /* host end of a pod's locked default-network interface */
 	BH_DOOR_OWN = 6, /* interface of the node itself: uplink, external bridge, ... */
 	BH_DOOR_LOOPBACK = 7,
+	BH_DOOR_LINK = 8, /* interface that the operator has added to a tenant's VRF */
 };
 
 struct bh_door {

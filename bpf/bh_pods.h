@@ -99,6 +99,16 @@ BH_DEFINE_OWNER(bh_task_owner, void *, BH_TASK_ANCESTOR)
 BH_DEFINE_OWNER(bh_skb_owner, struct __sk_buff *, BH_SKB_ANCESTOR)
 
 /*
+ * bh_is_trusted_in_vrf reports whether a pod may use a tenant's VRF device, or the operator's
+ * interfaces in it, as FRR does for its sessions. It does not lead to pods: those are behind
+ * the management port.
+ */
+static __always_inline int bh_is_trusted_in_vrf(const struct bh_pod *pod, __u32 kind)
+{
+	return (pod->flags & BH_POD_TRUSTED) && (kind == BH_DOOR_VRF || kind == BH_DOOR_LINK);
+}
+
+/*
  * bh_may_use_device reports whether a pod may choose a device: one of the node
  * itself, or of the pod's network. An unknown pod (pod is NULL) may not choose a
  * device of a tenant's network.
@@ -113,6 +123,8 @@ static __always_inline int bh_may_use_device(const struct bh_pod *pod, __u32 ifi
 		return !pod || !pod->netid || (pod->flags & BH_POD_UNBOUND);
 	if (!pod || door->kind == BH_DOOR_POD || door->kind == BH_DOOR_LOCKED)
 		return 0;
+	if (bh_is_trusted_in_vrf(pod, door->kind))
+		return 1;
 	return pod->netid && pod->netid == door->netid;
 }
 

@@ -151,7 +151,21 @@ static __always_inline int in_host_netns(const struct bh_config *cfg, void *sk)
 	return cookie == cfg->host_netns;
 }
 
-/* Egress of management ports and VRF devices: packets into a network. */
+/*
+ * from_own_vrf reports whether a forwarded packet came in by an interface in the network's
+ * own VRF, and so by a pod of the network or by the operator's interface.
+ */
+static __always_inline int from_own_vrf(__u32 ingress, __u32 netid)
+{
+	struct bh_door *from = bpf_map_lookup_elem(&bh_doors, &ingress);
+
+	return netid && from && from->kind == BH_DOOR_VRF && from->netid == netid;
+}
+
+/*
+ * Egress of management ports, VRF devices and the operator's interfaces in VRFs: packets
+ * into a network.
+ */
 SEC("tcx/egress")
 int bh_grd_port(struct __sk_buff *skb)
 {
@@ -175,6 +189,8 @@ int bh_grd_port(struct __sk_buff *skb)
 	if (kind != BH_DOOR_DEFAULT) {
 		if (owner == BH_OWNER_HOST || (owner == BH_OWNER_POD && netid && pod->netid == netid))
 			return TCX_NEXT;
+		if (owner == BH_OWNER_POD && bh_is_trusted_in_vrf(pod, kind))
+			return TCX_NEXT;
 		if (owner == BH_OWNER_POD || owner == BH_OWNER_UNKNOWN_POD) {
 			bh_ip(skb, 0, BH_NET, &p);
 			return drop(skb,
@@ -186,6 +202,8 @@ int bh_grd_port(struct __sk_buff *skb)
 	if (owner == BH_OWNER_NONE && skb->ingress_ifindex) {
 		if (door && door->forward_from && door->forward_from == skb->ingress_ifindex &&
 		    (kind != BH_DOOR_DEFAULT || (!p.unparsed && !bpf_map_lookup_elem(&bh_locked, &p.daddr))))
+			return TCX_NEXT;
+		if (kind != BH_DOOR_DEFAULT && from_own_vrf(skb->ingress_ifindex, netid))
 			return TCX_NEXT;
 		return drop(skb, BH_R_GUARD_FORWARDED, id, netid, &p);
 	}
@@ -426,7 +444,7 @@ int bh_grd_recv(struct __sk_buff *skb)
 {
 	struct bh_config *cfg = bh_cfg();
 	__u32 ifindex = skb->ifindex, netid, reason = BH_R_GUARD_HEARD;
-	struct bh_door *door;
+	struct bh_door *door = 0;
 	struct bh_pod *pod = 0;
 	struct bpf_sock *sk;
 	__u64 id, podid = 0;
@@ -441,7 +459,7 @@ int bh_grd_recv(struct __sk_buff *skb)
 		reason = BH_R_GUARD_LOOPBACK;
 	} else {
 		door = bpf_map_lookup_elem(&bh_doors, &ifindex);
-		if (!door || door->kind > BH_DOOR_DEFAULT)
+		if (!door || (door->kind > BH_DOOR_DEFAULT && door->kind != BH_DOOR_LINK))
 			return 1;
 		netid = door->netid;
 		dflt = door->kind == BH_DOOR_DEFAULT;
@@ -455,6 +473,8 @@ int bh_grd_recv(struct __sk_buff *skb)
 	} else if (owner != BH_OWNER_POD) {
 		return 1;
 	} else if (pod->netid == netid || (pod->flags & BH_POD_UNBOUND && dflt)) {
+		return 1;
+	} else if (door && bh_is_trusted_in_vrf(pod, door->kind)) {
 		return 1;
 	} else if (reason == BH_R_GUARD_LOOPBACK && !pod->netid) {
 		return 1;

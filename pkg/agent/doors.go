@@ -56,11 +56,18 @@ func buildDoors(links []vrf.Link, in doorInputs) []loader.DoorRow {
 	if i := slices.IndexFunc(links, func(l vrf.Link) bool { return l.Name == in.bridge }); i >= 0 {
 		forward = links[i].Index
 	}
+	vrfs := map[int]uint32{} // the network, by the index of its VRF device
+	for _, l := range links {
+		if l.Table != 0 {
+			vrfs[l.Index] = uint32(max(l.Table-in.tableBase, 0))
+		}
+	}
 	var out []loader.DoorRow
 	for _, l := range links {
 		row := loader.DoorRow{Ifindex: l.Index}
 		pod, isPod := in.pods[l.Name]
 		id, isPort := networkOfManagementPort(l.Name)
+		inVRF, isLink := vrfs[l.Master]
 		switch {
 		case l.Name == "lo":
 			row.Kind = loader.DoorLoopback
@@ -72,7 +79,9 @@ func buildDoors(links []vrf.Link, in doorInputs) []loader.DoorRow {
 		case isPort:
 			row.Kind, row.NetworkID, row.ForwardFrom = loader.DoorPort, uint32(id), forward
 		case l.Table != 0:
-			row.Kind, row.NetworkID, row.ForwardFrom = loader.DoorVRF, uint32(max(l.Table-in.tableBase, 0)), forward
+			row.Kind, row.NetworkID, row.ForwardFrom = loader.DoorVRF, vrfs[l.Index], forward
+		case isLink:
+			row.Kind, row.NetworkID, row.ForwardFrom = loader.DoorLink, inVRF, forward
 		case isPod && pod.locked:
 			row.Kind, row.NetworkID, row.PeerMAC, row.Peer6, row.Open = loader.DoorLocked, pod.network, peer, peer6.Addr(), pod.open
 		case isPod:

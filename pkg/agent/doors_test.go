@@ -22,11 +22,12 @@ func TestBuildDoors(t *testing.T) {
 	links := []vrf.Link{
 		{Index: 1, Name: "lo", Type: "device"}, {Index: 2, Name: "eth0", Type: "device"}, {Index: 3, Name: "br-ex", Type: "openvswitch"},
 		{Index: 4, Name: "br-int", Type: "openvswitch"}, {Index: 5, Name: "genev_sys_6081", Type: "geneve"},
-		{Index: 6, Name: "ovn-k8s-mp0", Type: "openvswitch"}, {Index: 7, Name: "ovn-k8s-mp7", Type: "openvswitch"},
+		{Index: 6, Name: "ovn-k8s-mp0", Type: "openvswitch"}, {Index: 7, Name: "ovn-k8s-mp7", Type: "openvswitch", Master: 8},
 		{Index: 8, Name: "mp7-udn-vrf", Type: "vrf", Table: 100007},
 		{Index: 9, Name: "abc_0", Type: "veth", PeerInOtherNetns: true}, {Index: 10, Name: "abc_3", Type: "veth", PeerInOtherNetns: true},
 		{Index: 11, Name: "def_0", Type: "veth", PeerInOtherNetns: true}, {Index: 12, Name: "ghi_3", Type: "veth", PeerInOtherNetns: true},
 		{Index: 13, Name: "docker1", Type: "veth", PeerInOtherNetns: true}, {Index: 14, Name: "ovn-k8s-mp99999", Type: "device"},
+		{Index: 15, Name: "vlan7", Type: "vlan", Master: 8}, {Index: 16, Name: "bond0", Type: "bond"}, {Index: 17, Name: "eth1", Type: "device", Master: 16},
 	}
 	in := doorInputs{bridge: "br-ex", internal: []string{"br-int"}, tableBase: 100000,
 		node: []netip.Prefix{netip.MustParsePrefix("10.244.2.2/24"), netip.MustParsePrefix("fd00:10:244:2::2/64")},
@@ -38,9 +39,10 @@ func TestBuildDoors(t *testing.T) {
 		{Ifindex: 6, Kind: loader.DoorDefault}, {Ifindex: 7, Kind: loader.DoorPort, NetworkID: 7}, {Ifindex: 8, Kind: loader.DoorVRF, NetworkID: 7},
 		{Ifindex: 9, Kind: loader.DoorLocked, PeerMAC: mac, Peer6: peer6, Open: true}, {Ifindex: 10, Kind: loader.DoorPod, NetworkID: 7},
 		{Ifindex: 11, Kind: loader.DoorPod}, {Ifindex: 12, Kind: loader.DoorPod, NetworkID: unknownNetwork}, {Ifindex: 14, Kind: loader.DoorOwn},
+		{Ifindex: 15, Kind: loader.DoorLink, NetworkID: 7}, {Ifindex: 16, Kind: loader.DoorOwn}, {Ifindex: 17, Kind: loader.DoorOwn},
 	}
 	for i := range want {
-		if k := want[i].Kind; k == loader.DoorPort || k == loader.DoorVRF {
+		if k := want[i].Kind; k == loader.DoorPort || k == loader.DoorVRF || k == loader.DoorLink {
 			want[i].ForwardFrom = 3
 		}
 	}

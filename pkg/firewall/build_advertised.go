@@ -11,7 +11,8 @@ import (
 )
 
 // In local gateway mode pods of advertised networks leave and enter the node by the kernel, with their
-// own addresses. In shared mode the external bridge's flows have this part.
+// own addresses. In shared mode the external bridge's flows have this part. A network that is advertised
+// into its own VRF only leaves and enters by interfaces that the operator has added to the VRF.
 
 // bgpPort is the TCP port of BGP (RFC 4271). Outside pods have the node's address, which hosts on its
 // link may have as a BGP peer's.
@@ -50,8 +51,10 @@ func (in Inputs) advertisedElements(sets map[string][]string) {
 	}
 	var all []netip.Prefix
 	for _, n := range in.advertised() {
-		all = append(all, n.CIDRs()...)
-		if !n.Announced() {
+		if !n.OwnVRFOnly() {
+			all = append(all, n.CIDRs()...)
+		}
+		if !n.Announced() && !n.OwnVRFOnly() {
 			continue
 		}
 		hosts, err := n.HostSubnets(in.NodeID)
@@ -64,7 +67,13 @@ func (in Inputs) advertisedElements(sets map[string][]string) {
 		}
 		for _, h := range hosts {
 			add(h, SetDirect4, SetDirect6, fmt.Sprintf("%s . %s . %s", n.ManagementPort(), network.MACOf(router), rangeText(h)))
-			add(h, SetPods4, SetPods6, rangeText(h))
+			if n.Announced() {
+				add(h, SetPods4, SetPods6, rangeText(h))
+			}
+		}
+		if n.OwnVRFOnly() {
+			sets[SetOwnVRF] = append(sets[SetOwnVRF], n.ManagementPort())
+			continue
 		}
 		for _, c := range n.CIDRs() {
 			add(c, SetRouted4, SetRouted6, fmt.Sprintf("%s . %s", n.ManagementPort(), rangeText(c)))
@@ -93,7 +102,7 @@ func (in Inputs) outChains() []Chain {
 	}
 	mark := fmt.Sprintf("meta mark set meta mark & %#x | %#x", ^network.MarkMask, network.OutMark)
 	for _, ip := range families {
-		match := []string{"iifname", managementPorts, "meta nfproto", ofFamily(ip, "ipv4", "ipv6")}
+		match := []string{"iifname", managementPorts, "iifname != @" + SetOwnVRF, "meta nfproto", ofFamily(ip, "ipv4", "ipv6")}
 		for _, p := range inside {
 			if ipOf(p) == ip {
 				match = append(match, ip, "daddr !=", p.String())
@@ -145,11 +154,12 @@ func (in Inputs) nodeToAdvertised() []Rule {
 	return rules
 }
 
-// toAdvertised accepts what comes from outside for pods of advertised networks.
+// toAdvertised accepts what comes from outside for pods of advertised networks: by the external bridge,
+// or by an interface in the network's own VRF. From another VRF no route leads there.
 func (in Inputs) toAdvertised() []Rule {
 	var rules []Rule
 	for _, ip := range families {
 		rules = append(rules, rule("from outside to pods of advertised networks, "+ip, fmt.Sprintf("iifname %q oifname . %s daddr", in.Bridge, ip), "@"+ofFamily(ip, SetRouted4, SetRouted6), "accept"))
 	}
-	return rules
+	return append(rules, rule("from outside in the network's own VRF", `meta iifkind "vrf" meta sdifname !=`, managementPorts, "oifname @"+SetOwnVRF, "accept"))
 }

@@ -5,6 +5,7 @@ package loader
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
 	"testing"
 	"time"
@@ -215,5 +216,10 @@ func TestRootGuardForwardFrom(t *testing.T) {
 	expect("from another interface", map[string]bool{"10.0.0.5": false, "10.1.0.3": false, "10.0.0.3": false})
 	if now := counts(t, w.l)[ReasonGuardForwarded]; now < before+3 {
 		t.Errorf("%d packets refused, want 3", now-before)
+	}
+	// The kernel takes a VRF device for the interface on which its ports' packets arrive.
+	for id, own := range map[uint32]bool{1: true, 2: false, 0: false} {
+		must(t, w.ns.do(func() error { return w.l.AttachDoor(DoorRow{Ifindex: w.index["eth0"], Kind: DoorVRF, NetworkID: id}) }))
+		expect(fmt.Sprintf("from the VRF of network %d", id), map[string]bool{"10.0.0.5": false, "10.1.0.3": own, "10.0.0.3": false})
 	}
 }

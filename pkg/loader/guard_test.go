@@ -43,6 +43,25 @@ func TestRootGuardPort(t *testing.T) {
 	}
 }
 
+// Into the network by the interface that the operator has added to its VRF: as by the management
+// port, and pods that the administrator trusts, such as FRR's, which no management port lets pass.
+func TestRootGuardLink(t *testing.T) {
+	w := newGuardSandbox(t, false)
+	w.detachLSM()
+	attempts := func() []way.Attempt { return w.attemptsInto("mp1", "10.1.0.3", "fd01::3", "10.1.0.2", "fd01::2") }
+	for kind, trusted := range map[DoorKind]bool{DoorLink: true, DoorVRF: true, DoorPort: false} {
+		w.attachGuard()
+		must(t, w.ns.do(func() error { return w.l.AttachDoor(DoorRow{Ifindex: w.index["mp1"], Kind: kind, NetworkID: 1}) }))
+		for _, cgroup := range []string{"kubepods/podblue", "kubepods/podplain", "kubepods/podnew"} {
+			w.expectAttempts(fmt.Sprintf("kind %d, another pod", kind), cgroup, "mp1", attempts(), false)
+		}
+		w.expectAttempts(fmt.Sprintf("kind %d, its own pod", kind), "kubepods/podred", "mp1", attempts(), true, "xdp")
+		// The hooks for packet sockets, which other pods meet first, trust it.
+		rest := slices.DeleteFunc(attempts(), func(a way.Attempt) bool { return a.Socket == "xdp" || hasOption(a, "bypass") })
+		w.expectAttempts(fmt.Sprintf("kind %d, a trusted pod", kind), "kubepods/podtrusted", "mp1", rest, trusted)
+	}
+}
+
 // On the default network's port, host-network pods outside the tenants reach pods
 // but no locked addresses, tenants' pods reach no pod, and kubelet reaches locked
 // addresses.
@@ -436,10 +455,13 @@ func TestRootGuardReceive(t *testing.T) {
 		}
 	}
 	w.attachGuard()
-	for _, l := range listeners {
-		for cgroup, want := range map[string]bool{"kubepods/podred": true, "kubepods/podblue": false, "kubepods/podplain": false, "kubepods/podnew": false, "system/admin": true} {
-			if got := receives(cgroup, l); got != want {
-				t.Errorf("%s with %+v: receives %t, want %t", cgroup, l, got, want)
+	for kind, trusted := range map[DoorKind]bool{DoorPort: false, DoorLink: true} {
+		must(t, w.ns.do(func() error { return w.l.AttachDoor(DoorRow{Ifindex: w.index["mp1"], Kind: kind, NetworkID: 1}) }))
+		for _, l := range listeners {
+			for cgroup, want := range map[string]bool{"kubepods/podred": true, "kubepods/podblue": false, "kubepods/podplain": false, "kubepods/podnew": false, "kubepods/podtrusted": trusted, "system/admin": true} {
+				if got := receives(cgroup, l); got != want {
+					t.Errorf("kind %d: %s with %+v: receives %t, want %t", kind, cgroup, l, got, want)
+				}
 			}
 		}
 	}

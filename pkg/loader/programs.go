@@ -24,7 +24,7 @@ func rootHooks(name string) bool {
 func doorHooks(k DoorKind) hookSet {
 	var names []string
 	switch k {
-	case DoorPort, DoorVRF, DoorDefault:
+	case DoorPort, DoorVRF, DoorDefault, DoorLink:
 		names = []string{"bh_grd_port"}
 	case DoorPod, DoorLocked:
 		names = []string{"bh_grd_pod", "bh_grd_from"}

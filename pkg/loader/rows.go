@@ -51,6 +51,7 @@ const (
 	DoorLocked                       // host end of a pod's locked default-network interface
 	DoorOwn                          // interface of the node itself: uplink, external bridge
 	DoorLoopback                     // lo
+	DoorLink                         // operator's interface in the VRF of a tenant's network
 )
 
 func (k DoorKind) String() string {
@@ -216,7 +217,7 @@ func (r PodRootRow) encode() (any, any, error) {
 }
 
 func (r DoorRow) encode() (any, any, error) {
-	if r.Ifindex <= 0 || r.Kind < DoorPort || r.Kind > DoorLoopback {
+	if r.Ifindex <= 0 || r.Kind < DoorPort || r.Kind > DoorLink {
 		return nil, nil, fmt.Errorf("not an interface index with a known kind")
 	}
 	v := &guardBhDoor{Kind: uint32(r.Kind), Netid: r.NetworkID, ForwardFrom: uint32(r.ForwardFrom), PeerMac: r.PeerMAC}

@@ -118,10 +118,24 @@ func (n Network) Advertised() bool {
 	return n.Transport == TransportNoOverlay || n.AdvertisedVRFs != ""
 }
 
-// Announced reports whether BGP announces the network's pods: what arrives for their addresses is
-// theirs. Of networks without an overlay with overlapping subnets only one is announced.
+// Values of AdvertisedVRFs, as of spec.targetVRF of RouteAdvertisements.
+const (
+	VRFDefault = "default" // the node's
+	VRFAuto    = "auto"    // the network's own
+)
+
+// Announced reports whether BGP announces the network's pods in the nodes' default VRF: what arrives
+// for their addresses is theirs. Of networks with overlapping subnets only one is announced.
 func (n Network) Announced() bool {
-	return n.AdvertisedVRFs != "" || n.IsDefault() && n.Transport == TransportNoOverlay
+	return n.advertisedInto(VRFDefault) || n.IsDefault() && n.Transport == TransportNoOverlay
+}
+
+// OwnVRFOnly reports whether BGP announces the network's pods in the network's own VRF, and nowhere
+// else: its packets leave and enter the nodes by interfaces in that VRF.
+func (n Network) OwnVRFOnly() bool { return n.advertisedInto(VRFAuto) && !n.Announced() }
+
+func (n Network) advertisedInto(vrf string) bool {
+	return slices.Contains(strings.Split(n.AdvertisedVRFs, ","), vrf)
 }
 
 // CIDRs are the CIDRs of the network's subnets, in order.

@@ -202,7 +202,10 @@ func routesOut(net network.Network, node network.Node, plan network.Plan, table 
 	v4, v6 := net.Families()
 	node.NextHops = network.FilterFamilies(node.NextHops, v4, v6)
 	var out []Route
-	to := slices.Concat([]netip.Prefix{netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0)}, plan.ServiceCIDRs)
+	to := slices.Clone(plan.ServiceCIDRs)
+	if !net.OwnVRFOnly() { // else BGP brings the routes
+		to = append(to, netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0))
+	}
 	if node.Mode == network.LocalGateway {
 		to = append(to, plan.Masquerade...)
 		for _, a := range network.FilterFamilies(node.Addresses, v4, v6) {

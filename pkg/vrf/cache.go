@@ -21,7 +21,7 @@ type cache struct {
 	devices  map[int]cachedDevice
 	byTable  map[int]map[int]struct{} // table → indexes of devices
 	links    map[int]string           // management ports and the bridge, by index
-	all      map[int]struct{}         // every link's index
+	all      map[int]int              // the master of every link, by index
 }
 
 type cachedDevice struct {
@@ -30,7 +30,7 @@ type cachedDevice struct {
 }
 
 func newCache() cache {
-	return cache{rules: map[int]map[Rule]struct{}{}, branches: map[Rule]struct{}{}, leaves: map[Rule]int{}, devices: map[int]cachedDevice{}, byTable: map[int]map[int]struct{}{}, links: map[int]string{}, all: map[int]struct{}{}}
+	return cache{rules: map[int]map[Rule]struct{}{}, branches: map[Rule]struct{}{}, leaves: map[Rule]int{}, devices: map[int]cachedDevice{}, byTable: map[int]map[int]struct{}{}, links: map[int]string{}, all: map[int]int{}}
 }
 
 func (c *cache) addRule(r Rule) {
@@ -164,7 +164,7 @@ func (k *Kernel) fillCache() error {
 	}
 	for _, l := range links {
 		a := l.Attrs()
-		fresh.all[a.Index] = struct{}{}
+		fresh.all[a.Index] = a.MasterIndex
 		if v, ok := l.(*netlink.Vrf); ok && ours(l) {
 			fresh.setDevice(a.Index, a.Name, int(v.Table))
 		}

@@ -16,6 +16,8 @@ type Link struct {
 	Name  string
 	Type  string // the kernel's: veth, vrf, openvswitch, device, ...
 	Table int    // of our VRF device; otherwise 0
+	// Master is the index of the VRF, bridge or bond that the interface belongs to; 0: none.
+	Master int
 	// PeerInOtherNetns: the peer is in another network namespace.
 	PeerInOtherNetns bool
 }
@@ -40,7 +42,7 @@ func (k *Kernel) Links(ctx context.Context) ([]Link, error) {
 
 func linkOf(l netlink.Link) Link {
 	a := l.Attrs()
-	out := Link{Index: a.Index, Name: a.Name, Type: l.Type(), PeerInOtherNetns: a.NetNsID >= 0}
+	out := Link{Index: a.Index, Name: a.Name, Type: l.Type(), Master: a.MasterIndex, PeerInOtherNetns: a.NetNsID >= 0}
 	if v, ok := l.(*netlink.Vrf); ok && ours(l) {
 		out.Table = int(v.Table)
 	}

@@ -161,13 +161,13 @@ func (k *Kernel) linkEvent(l netlink.Link, deleted bool, tables TableRange) (Cha
 	a := l.Attrs()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	_, seen := k.cache.all[a.Index]
+	master, seen := k.cache.all[a.Index]
 	device, known := k.cache.devices[a.Index]
 	if deleted {
 		delete(k.cache.all, a.Index)
 		delete(k.cache.links, a.Index)
 	} else {
-		k.cache.all[a.Index] = struct{}{}
+		k.cache.all[a.Index] = a.MasterIndex
 		if a.Name == k.bridge || strings.HasPrefix(a.Name, portPrefix) {
 			k.cache.links[a.Index] = a.Name
 		}
@@ -187,7 +187,7 @@ func (k *Kernel) linkEvent(l netlink.Link, deleted bool, tables TableRange) (Cha
 	if c, ok := k.changeOfLink(a.Name, tables); ok {
 		return c, true
 	}
-	return Change{Links: true}, seen == deleted
+	return Change{Links: true}, seen == deleted || !deleted && master != a.MasterIndex
 }
 
 func changeOfTable(table int, tables TableRange) (Change, bool) {

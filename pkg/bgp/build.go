@@ -175,19 +175,46 @@ func (b *builder) selectBases(r *request) {
 
 // checkSupported refuses what nodes do not carry.
 func (b *builder) checkSupported(r *request) {
-	if target := r.ra.Spec.TargetVRF; target != "" && target != DefaultVRF {
-		r.invalidf("spec.targetVRF: nodes advertise networks into their default VRF only: leave it empty")
+	switch r.target() {
+	case DefaultVRF:
+		return
+	case network.VRFAuto:
+	default:
+		r.invalidf("spec.targetVRF: nodes advertise networks into their default VRF and into the network's own: leave it empty, or set it to %s", network.VRFAuto)
 		r.keepAll = true
+		return
+	}
+	for _, n := range r.networks {
+		if n.IsDefault() {
+			r.invalidf("spec.targetVRF: the cluster default network has no VRF of its own: select it in another RouteAdvertisements, without targetVRF")
+			r.keepAll = true
+		}
+	}
+	for _, n := range b.in.Nodes {
+		if n.ID > 0 && n.Mode != network.LocalGateway {
+			r.invalidf("spec.targetVRF: node %s has gateway mode %s, in which pods' packets do not pass their network's VRF: set [ovs] gateway-mode = %s, or leave targetVRF empty", n.Name, cmp.Or(n.Mode, network.SharedGateway), network.LocalGateway)
+			r.keepAll = true
+			return
+		}
 	}
 }
+
+// target returns where r advertises: DefaultVRF, network.VRFAuto, or the name of a VRF.
+func (r *request) target() string { return cmp.Or(r.ra.Spec.TargetVRF, DefaultVRF) }
 
 // refuseOverlaps removes networks whose subnets overlap those of an older network that is
 // advertised into the same VRF.
 func (b *builder) refuseOverlaps(requests []*request) {
 	var claims []Network
 	for _, r := range requests {
-		if !r.keepAll && len(r.bases) > 0 {
+		switch {
+		case r.keepAll || len(r.bases) == 0:
+		case r.target() == DefaultVRF:
 			claims = append(claims, r.networks...)
+		default: // no other network is in a network's own VRF
+			for _, n := range r.networks {
+				b.advertised(n.Name, r.target())
+			}
 		}
 	}
 	slices.SortStableFunc(claims, byAge)
@@ -203,6 +230,9 @@ func (b *builder) refuseOverlaps(requests []*request) {
 		b.advertised(c.Name, DefaultVRF)
 	}
 	for _, r := range requests {
+		if r.target() != DefaultVRF {
+			continue
+		}
 		r.networks = slices.DeleteFunc(r.networks, func(n Network) bool {
 			reason, is := refused[n.Name]
 			if is {

@@ -22,14 +22,13 @@ func (b *builder) generate(r *request) {
 		if node.ID == 0 || r.keepAll {
 			continue
 		}
-		covered := false
+		covered := map[string]bool{} // VRFs in which the node has a session
 		for _, base := range r.bases {
 			if !base.nodes(node) {
 				continue
 			}
-			g := generator{r: r, base: base.FRRConfiguration, node: node}
+			g := generator{r: r, base: base.FRRConfiguration, node: node, covered: covered}
 			c := g.configuration(b.in.Namespace)
-			covered = covered || g.covered
 			switch {
 			case g.filters > maxFilters:
 				r.invalidf("node %s: the neighbors of FRRConfiguration %s and the networks without an overlay make %d filters of routes to receive, and one object holds %d: use fewer sessions of a node, with route reflectors outside the cluster, or fewer such networks", node.Name, base.Name, g.filters, maxFilters)
@@ -38,10 +37,11 @@ func (b *builder) generate(r *request) {
 				b.st.Configurations[c.Name] = c
 			}
 		}
-		if covered || len(r.networks) == 0 || len(r.bases) == 0 {
+		missing := r.vrfsWithout(covered)
+		if len(missing) == 0 || len(r.bases) == 0 {
 			continue
 		}
-		r.invalidf("node %s: no selected FRRConfiguration has a router in VRF %s with a neighbor: add one to spec.bgp.routers, or change spec.frrConfigurationSelector", node.Name, DefaultVRF)
+		r.invalidf("node %s: no selected FRRConfiguration has a router in VRF %s with a neighbor: add one to spec.bgp.routers, or change spec.frrConfigurationSelector", node.Name, strings.Join(missing, ", "))
 		for _, base := range r.bases {
 			b.st.Keep[Source{r.ra.Name, base.Name, node.Name}] = true
 		}
@@ -51,13 +51,37 @@ func (b *builder) generate(r *request) {
 	}
 }
 
+// vrfOf returns the VRF into which r advertises a network, as routers of FRRConfigurations name it.
+func (r *request) vrfOf(n Network) string {
+	if r.target() == network.VRFAuto {
+		return n.VRF()
+	}
+	return DefaultVRF
+}
+
+// vrfsWithout returns the VRFs into which r advertises networks and in which the node has no
+// session, sorted.
+func (r *request) vrfsWithout(covered map[string]bool) []string {
+	var out []string
+	for _, n := range r.networks {
+		if vrf := r.vrfOf(n); !covered[vrf] {
+			out = append(out, vrf)
+		}
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
 // addKept adds to State.Networks what the FRRConfigurations advertise that an invalid
 // RouteAdvertisements keeps: of the networks that it selects, those whose prefixes a router
 // has.
 func (b *builder) addKept(r *request) {
-	var owners prefixOwners // of two networks with one prefix, the older is advertised
+	var owners prefixOwners // of two networks with one prefix in the default VRF, the older is advertised
 	for _, n := range slices.SortedStableFunc(slices.Values(r.networks), byAge) {
-		if _, _, ok := owners.overlapping(n.CIDRs()); ok || !b.isKept(r, n) {
+		if b.isKept(r, n, n.VRF()) {
+			b.advertised(n.Name, network.VRFAuto)
+		}
+		if _, _, ok := owners.overlapping(n.CIDRs()); ok || !b.isKept(r, n, DefaultVRF) {
 			continue
 		}
 		owners.add(n.Name, n.CIDRs())
@@ -65,8 +89,8 @@ func (b *builder) addKept(r *request) {
 	}
 }
 
-// isKept reports whether a generated FRRConfiguration advertises a network.
-func (b *builder) isKept(r *request, n Network) bool {
+// isKept reports whether a generated FRRConfiguration advertises a network into a VRF.
+func (b *builder) isKept(r *request, n Network, vrf string) bool {
 	for i := range b.in.Configurations {
 		c := &b.in.Configurations[i]
 		source, ok := SourceOf(c)
@@ -76,7 +100,7 @@ func (b *builder) isKept(r *request, n Network) bool {
 		}
 		hosts, err := n.HostSubnets(b.in.Nodes[at].ID)
 		for _, router := range c.Spec.BGP.Routers {
-			if err == nil && len(hosts) > 0 && slices.Contains(router.Prefixes, hosts[0].String()) {
+			if err == nil && len(hosts) > 0 && cmp.Or(router.VRF, DefaultVRF) == vrf && slices.Contains(router.Prefixes, hosts[0].String()) {
 				return true
 			}
 		}
@@ -96,9 +120,9 @@ type generator struct {
 	r       *request
 	base    *frrv1.FRRConfiguration
 	node    Node
-	covered bool     // the base has a router with a neighbour
-	filters int      // of routes to receive, of all neighbours
-	raw     []string // lines for what the API of frr-k8s does not have
+	covered map[string]bool // VRFs in which a base has a router with a neighbour
+	filters int             // of routes to receive, of all neighbours
+	raw     []string        // lines for what the API of frr-k8s does not have
 }
 
 // maxFilters filters of some 60 bytes each are below the limit of etcd for an object, 1.5 MiB.
@@ -109,10 +133,11 @@ func (g *generator) configuration(namespace string) *frrv1.FRRConfiguration {
 	var spec frrv1.FRRConfigurationSpec
 	profiles := map[string]bool{}
 	for _, from := range g.base.Spec.BGP.Routers {
-		if from.VRF != "" && from.VRF != DefaultVRF || len(g.r.networks) == 0 {
+		networks := slices.DeleteFunc(slices.Clone(g.r.networks), func(n Network) bool { return g.r.vrfOf(n) != cmp.Or(from.VRF, DefaultVRF) })
+		if len(networks) == 0 {
 			continue
 		}
-		router := g.router(from)
+		router := g.router(from, networks)
 		if len(router.Neighbors) == 0 {
 			continue
 		}
@@ -148,9 +173,9 @@ func (g *generator) configuration(namespace string) *frrv1.FRRConfiguration {
 // rawPriority places our lines before those of others, which may overrule them.
 const rawPriority = 10
 
-// router returns the base's router with the node's prefixes. Its neighbours keep the
+// router returns the base's router with the node's prefixes of the networks. Its neighbours keep the
 // settings of the session, which frr-k8s requires to be equal in all objects.
-func (g *generator) router(from frrv1.Router) frrv1.Router {
+func (g *generator) router(from frrv1.Router, networks []Network) frrv1.Router {
 	out := frrv1.Router{ASN: from.ASN, ID: from.ID, VRF: from.VRF}
 	if out.ID == "" && !slices.ContainsFunc(slices.Concat(g.node.InternalIPs, g.node.Addresses), netip.Addr.Is4) {
 		// FRR takes an IPv4 address of the node, and without one starts no session. Any other
@@ -159,7 +184,7 @@ func (g *generator) router(from frrv1.Router) frrv1.Router {
 	}
 	var advertise []netip.Prefix
 	var receive []frrv1.PrefixSelector
-	for _, n := range g.r.networks {
+	for _, n := range networks {
 		hosts, err := n.HostSubnets(g.node.ID)
 		if err != nil {
 			continue // the network reports the nodes for which its subnets do not suffice
@@ -182,7 +207,7 @@ func (g *generator) router(from frrv1.Router) frrv1.Router {
 	}
 	for _, n := range from.Neighbors {
 		// A router whose only neighbour is the node itself is a fabric of one node.
-		g.covered = true
+		g.covered[cmp.Or(from.VRF, DefaultVRF)] = true
 		if g.isSelf(n) {
 			continue
 		}
@@ -252,4 +277,9 @@ func (g *generator) addRaw(r frrv1.Router, n frrv1.Neighbor, setting string, v4,
 }
 
 // routerLine is the line of FRR's configuration that enters a router's section.
-func routerLine(r frrv1.Router) string { return fmt.Sprintf("router bgp %d", r.ASN) }
+func routerLine(r frrv1.Router) string {
+	if vrf := cmp.Or(r.VRF, DefaultVRF); vrf != DefaultVRF {
+		return fmt.Sprintf("router bgp %d vrf %s", r.ASN, vrf)
+	}
+	return fmt.Sprintf("router bgp %d", r.ASN)
+}

@@ -89,6 +89,17 @@ func testBase(name string, vrfs []string, neighbors ...frrv1.Neighbor) frrv1.FRR
 	return c
 }
 
+// labelled returns a base that the RouteAdvertisements of another name selects.
+func labelled(c frrv1.FRRConfiguration, fabric string) frrv1.FRRConfiguration {
+	c.Labels["fabric"] = fabric
+	return c
+}
+
+func local(n Node) Node {
+	n.Mode = network.LocalGateway
+	return n
+}
+
 func peer(asn uint32, address string) frrv1.Neighbor {
 	return frrv1.Neighbor{ASN: asn, Address: address, ToReceive: frrv1.Receive{Allowed: frrv1.AllowedInPrefixes{Mode: frrv1.AllowAll}}}
 }
@@ -149,6 +160,15 @@ func TestGoldens(t *testing.T) {
 			Advertisements: []udnv1.RouteAdvertisements{testRA("all", "", "blue"), testRA("late", "", "late")},
 			Configurations: []frrv1.FRRConfiguration{testBase("all", []string{""}, peer(64512, "192.0.2.1")), testBase("late", []string{""}, peer(64512, "192.0.2.1"))},
 			Networks:       []Network{testNetwork(9, "late", noOverlay, "10.10.64.0/20"), blue}, Nodes: []Node{testNode(1)},
+		},
+		// Two networks with the same subnets, each in its own VRF, one of them in the default VRF too.
+		"vrflite": {
+			Advertisements: []udnv1.RouteAdvertisements{testRA("all", network.VRFAuto, "blue", "twin"), testRA("fabric", "", "blue")},
+			Configurations: []frrv1.FRRConfiguration{
+				testBase("all", []string{"blue"}, peer(65001, "10.99.1.1"), peer(65001, "fd10:99:1::1")), testBase("fabric", []string{""}, peer(64512, "192.0.2.1")),
+				labelled(testBase("others", []string{"twin", "", "green"}, peer(64512, "10.99.2.1")), "all"),
+			},
+			Networks: []Network{blue, testNetwork(2, "twin", noOverlay, "10.10.0.0/16", "fd10:10::/48")}, Nodes: []Node{local(testNode(1)), local(testNode(2))},
 		},
 		"onenode": {
 			Advertisements: []udnv1.RouteAdvertisements{testRA("all", "", "blue")},
@@ -259,7 +279,16 @@ func TestRefused(t *testing.T) {
 		{"base without neighbour", udnv1.ReasonConfigurationError, "no selected FRRConfiguration has a router in VRF default with a neighbor", true, func(in *Inputs, _ *udnv1.RouteAdvertisements) {
 			in.Configurations[0].Spec.BGP.Routers[0].Neighbors = nil
 		}},
-		{"the networks' own VRFs", udnv1.ReasonConfigurationError, "spec.targetVRF: nodes advertise networks into their default VRF only", true, func(_ *Inputs, ra *udnv1.RouteAdvertisements) { ra.Spec.TargetVRF = "auto" }},
+		{"the networks' own VRFs in shared gateway mode", udnv1.ReasonConfigurationError, "spec.targetVRF: node node1 has gateway mode shared", true, func(_ *Inputs, ra *udnv1.RouteAdvertisements) { ra.Spec.TargetVRF = "auto" }},
+		{"the networks' own VRFs without a session there", udnv1.ReasonConfigurationError, "node node1: no selected FRRConfiguration has a router in VRF blue with a neighbor", true, func(in *Inputs, ra *udnv1.RouteAdvertisements) {
+			in.Nodes[0].Mode, ra.Spec.TargetVRF = network.LocalGateway, "auto"
+		}},
+		{"the cluster default network's own VRF", udnv1.ReasonConfigurationError, "spec.targetVRF: the cluster default network has no VRF of its own", true, func(in *Inputs, ra *udnv1.RouteAdvertisements) {
+			dflt := defaultNetwork()
+			dflt.Transport = network.TransportNoOverlay
+			in.Networks, ra.Spec.TargetVRF = append(in.Networks, dflt), "auto"
+			ra.Spec.NetworkSelectors = append(ra.Spec.NetworkSelectors, udnv1.NetworkSelector{NetworkSelectionType: udnv1.DefaultNetwork})
+		}},
 		{"another network's VRF", udnv1.ReasonConfigurationError, "spec.targetVRF", true, func(_ *Inputs, ra *udnv1.RouteAdvertisements) { ra.Spec.TargetVRF = "red" }},
 		{"default network with an overlay", udnv1.ReasonConfigurationError, "the cluster default network has an overlay", true, func(in *Inputs, ra *udnv1.RouteAdvertisements) {
 			in.Networks = append(in.Networks, defaultNetwork())
@@ -359,7 +388,7 @@ func TestConverges(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		f := managedFake(rapid.IntRange(1, 5).Draw(t, "nodes"))
 		f.Configurations = []frrv1.FRRConfiguration{
-			testBase("all", []string{"", "blue"}, peer(64512, "192.0.2.1")), testBase("other", []string{""}, peer(65000, "2001:db8::1")),
+			testBase("all", []string{"", "blue", "red"}, peer(64512, "192.0.2.1")), testBase("other", []string{""}, peer(65000, "2001:db8::1")),
 		}
 		foreign := f.Configurations[0].DeepCopy()
 		f.Advertisements = []udnv1.RouteAdvertisements{testRA("all", "", "blue", "red"), testRA("other", rapid.SampledFrom([]string{"", "auto", "x"}).Draw(t, "target"), "red")}
@@ -369,7 +398,7 @@ func TestConverges(t *testing.T) {
 			case 0:
 				f.Nodes = f.Nodes[:rapid.IntRange(0, len(f.Nodes)).Draw(t, "nodes left")]
 			case 1:
-				f.Nodes = append(slices.Clone(f.Nodes), testNode(len(f.Nodes)+1))
+				f.Nodes = append(slices.Clone(f.Nodes), local(testNode(len(f.Nodes)+1)))
 			case 2:
 				f.Advertisements = slices.DeleteFunc(slices.Clone(f.Advertisements), func(ra udnv1.RouteAdvertisements) bool { return ra.Name == "all" })
 			case 3:

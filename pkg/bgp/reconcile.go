@@ -150,7 +150,7 @@ func (r *Reconciler) list(ctx context.Context, into client.ObjectList, options .
 // ready yet.
 func nodeOf(obj *corev1.Node) Node {
 	facts, _ := network.ParseNode(obj.Name, obj.Annotations)
-	n := Node{Name: obj.Name, ID: facts.ID, Labels: obj.Labels}
+	n := Node{Name: obj.Name, ID: facts.ID, Labels: obj.Labels, Mode: facts.Mode}
 	for _, a := range obj.Status.Addresses {
 		if ip, err := netip.ParseAddr(a.Address); err == nil && a.Type == corev1.NodeInternalIP {
 			n.InternalIPs = append(n.InternalIPs, ip.Unmap())

@@ -38,7 +38,7 @@ const (
 
 	// DefaultVRF is FRR's name of the VRF whose table is the main table. In
 	// RouteAdvertisements and routers of FRRConfigurations the empty name means it too.
-	DefaultVRF = "default"
+	DefaultVRF = network.VRFDefault
 )
 
 // Inputs are the inputs of Build.
@@ -70,6 +70,7 @@ type Node struct {
 	// Addresses are all that the node is known to have. A neighbour with one of them is the
 	// node itself.
 	Addresses []netip.Addr
+	Mode      network.GatewayMode
 }
 
 // State is what Build wants.
@@ -81,8 +82,8 @@ type State struct {
 	Keep map[Source]bool
 	// Accepted is the condition of each RouteAdvertisements, by name.
 	Accepted map[string]metav1.Condition
-	// Networks are the VRFs into which each network is advertised, by the network's name,
-	// sorted.
+	// Networks are the VRFs into which each network is advertised, network.VRFDefault and
+	// network.VRFAuto, by the network's name, sorted.
 	Networks map[string][]string
 }
 

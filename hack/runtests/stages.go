@@ -54,10 +54,12 @@ func stages(full bool) ([]stage, error) {
 		}, nil
 	}
 	list := []stage{lint, test("packages", "90m", append([]string{"-race"}, packages...)...)}
-	// Every pair of check, IP families and number of nodes: all checks on the first two
+	// Every pair of IP families, number of nodes and gateway mode: all checks on the first two
 	// labs, a sample on the others.
-	for i, o := range []struct{ families, nodes string }{{"dual", "2"}, {"ipv4", "3"}, {"dual", "3"}, {"ipv4", "2"}} {
-		s := test("lab-"+o.families+"-"+o.nodes, "90m", "-count=1", labPackage, "-families="+o.families, "-nodes="+o.nodes)
+	for i, o := range []struct{ families, nodes, gateway string }{
+		{"dual", "2", "shared"}, {"dual", "3", "local"}, {"ipv4", "2", "local"}, {"ipv4", "3", "shared"}, {"ipv6", "2", "shared"}, {"ipv6", "3", "local"},
+	} {
+		s := test("lab-"+o.families+"-"+o.nodes+"-"+o.gateway, "90m", "-count=1", labPackage, "-families="+o.families, "-nodes="+o.nodes, "-gateway="+o.gateway)
 		s.full = i < 2
 		list = append(list, s)
 	}

@@ -42,11 +42,13 @@ var (
 		namespaces: []string{"inputs", "small", "routeless", "beside"}, cudns: []string{"floor", "small", "routeless", "beside"}}
 	fixtureBusy   = &fixture{name: "a network to delete", late: true, setUp: setUpBusy, namespaces: []string{"indigo"}}
 	fixtureMultus = &fixture{name: "Multus on a node", late: true, setUp: setUpMultus, namespaces: []string{"sand"}, undo: undoMultus}
-	fixtureBGP    = &fixture{name: "FRR, frr-k8s and a network without an overlay", late: true, setUp: setUpBGP, namespaces: []string{"sky"}, cudns: []string{"sky"}, undo: undoBGP}
+	fixtureFRR    = &fixture{name: "FRR and frr-k8s", late: true, setUp: setUpFRR, undo: undoFRR}
+	fixtureBGP    = &fixture{name: "a network without an overlay", needs: []*fixture{fixtureFRR}, late: true, setUp: setUpBGP, namespaces: []string{"sky"}, cudns: []string{"sky"}}
+	fixtureLite   = &fixture{name: "networks in their own VRFs, with a router each", needs: []*fixture{fixtureFRR}, late: true, setUp: setUpLite, namespaces: []string{"lite1", "lite2"}, cudns: []string{"lite1", "lite2"}, undo: undoLite}
 	fixtureFerry  = &fixture{name: "a virtual machine's network", late: true, setUp: setUpFerry, namespaces: []string{"ferry"}, cudns: []string{"pier"}, undo: undoFerry}
 	fixtureArena  = &fixture{name: "the adversary's arena", late: true, setUp: setUpArena, namespaces: []string{"green", "amber", "grey", "slate", "teal"}, cudns: []string{"berth"}, undo: undoArena}
 
-	fixtures = []*fixture{fixturePlain, fixtureNetworks, fixtureTenants, fixtureLayer2, fixtureLayer2Host, fixtureServices, fixtureSecondary, fixtureRedHost, fixtureOthers, fixtureBusy, fixtureMultus, fixtureBGP, fixtureFerry, fixtureArena}
+	fixtures = []*fixture{fixturePlain, fixtureNetworks, fixtureTenants, fixtureLayer2, fixtureLayer2Host, fixtureServices, fixtureSecondary, fixtureRedHost, fixtureOthers, fixtureBusy, fixtureMultus, fixtureLite, fixtureBGP, fixtureFRR, fixtureFerry, fixtureArena}
 )
 
 func needs(f ...*fixture) []*fixture { return f }

@@ -32,6 +32,7 @@ var (
 	groupSecondary    = &group{"secondary networks", 3 * time.Minute}
 	groupMultus       = &group{"Multus", 4 * time.Minute}
 	groupBGP          = &group{"BGP", 4 * time.Minute}
+	groupVRFLite      = &group{"BGP in networks' own VRFs", 4 * time.Minute}
 	groupMigration    = &group{"live migration", 3 * time.Minute}
 	groupServices     = &group{"services", 2 * time.Minute}
 	groupServiceTypes = &group{"types of services", 3 * time.Minute}

@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package story
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"bulkhead/pkg/network"
+	"bulkhead/test/lab"
+)
+
+// Two tenants have the same subnets and, outside the nodes, a VLAN and a router each, with the same
+// addresses again. The routers are network namespaces of the first node with an FRR of their own: the
+// machine beside the nodes may have neither VLANs nor VRFs.
+
+var liteTenants = []struct {
+	name string
+	vlan int
+}{{"lite1", 301}, {"lite2", 302}}
+
+// liteLink is the link of nodes and router in each VLAN, per IP family. The router has the first address
+// and behind it liteOutside.
+var (
+	liteLink    = []netip.Prefix{netip.MustParsePrefix("10.99.0.1/24"), netip.MustParsePrefix("fd99::1/64")}
+	liteOutside = []netip.Addr{netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("2001:db8:113::1")}
+)
+
+const (
+	liteRouterASN = 65001
+	liteNodeASN   = 64513
+	litePort      = 8072
+)
+
+var (
+	routeAdvertisements = schema.GroupVersionResource{Group: "k8s.ovn.org", Version: "v1", Resource: "routeadvertisements"}
+	frrConfigurations   = schema.GroupVersionResource{Group: "frrk8s.metallb.io", Version: "v1beta1", Resource: "frrconfigurations"}
+)
+
+// localGateway reports whether the lab's nodes have gateway mode local.
+func (w *World) localGateway(ctx context.Context) (bool, error) {
+	obj, err := w.Lab.Client().CoreV1().Nodes().Get(ctx, w.Lab.Nodes()[0].Name, metav1.GetOptions{})
+	if err != nil {
+		return false, err
+	}
+	n, err := network.ParseNode(obj.Name, obj.Annotations)
+	return n.Mode == network.LocalGateway, err
+}
+
+// setUpLite creates the networks, and in local gateway mode their routers and pods.
+func setUpLite(ctx context.Context, w *World) error {
+	var manifest, routers strings.Builder
+	for _, t := range liteTenants {
+		fmt.Fprintf(&manifest, `
+apiVersion: v1
+kind: Namespace
+metadata: {name: %[1]s, labels: {k8s.ovn.org/primary-user-defined-network: "", tenant: %[1]s}}
+---
+apiVersion: k8s.ovn.org/v1
+kind: ClusterUserDefinedNetwork
+metadata: {name: %[1]s, labels: {vrf: own}}
+spec:
+  namespaceSelector: {matchLabels: {tenant: %[1]s}}
+  network:
+    topology: Layer3
+    layer3: {role: Primary, subnets: %[2]s}
+    transport: NoOverlay
+    noOverlayOptions: {outboundSNAT: Disabled, routing: Unmanaged}
+---`, t.name, w.subnets(93))
+		fmt.Fprintf(&routers, "\n    - {asn: %d, vrf: %s, neighbors: [", liteNodeASN, t.name)
+		for _, a := range liteLink {
+			if w.has(a.Addr()) {
+				fmt.Fprintf(&routers, `{address: "%s", asn: %d, toReceive: {allowed: {mode: all}}}, `, a.Addr(), liteRouterASN)
+			}
+		}
+		routers.WriteString("]}")
+	}
+	fmt.Fprintf(&manifest, `
+apiVersion: frrk8s.metallb.io/v1beta1
+kind: FRRConfiguration
+metadata: {name: lite, namespace: %s, labels: {fabric: lite}}
+spec:
+  bgp:
+    routers:%s
+---
+apiVersion: k8s.ovn.org/v1
+kind: RouteAdvertisements
+metadata: {name: lite}
+spec:
+  targetVRF: auto
+  advertisements: [PodNetwork]
+  nodeSelector: {}
+  frrConfigurationSelector: {matchLabels: {fabric: lite}}
+  networkSelectors:
+  - networkSelectionType: ClusterUserDefinedNetworks
+    clusterUserDefinedNetworkSelector: {networkSelector: {matchLabels: {vrf: own}}}
+`, frrNamespace, routers.String())
+	if err := w.Lab.Apply(ctx, manifest.String()); err != nil {
+		return err
+	}
+	if local, err := w.localGateway(ctx); err != nil || !local {
+		return err
+	}
+	for _, t := range liteTenants {
+		if err := w.conditions(ctx, cudns, "", t.name, "True"); err != nil {
+			return err
+		}
+		for i, n := range w.Lab.Nodes() {
+			if err := w.script(ctx, n, w.liteNode(t.name, t.vlan, i)); err != nil {
+				return fmt.Errorf("connect %s to VLAN %d: %w", n.Name, t.vlan, err)
+			}
+		}
+		if err := w.script(ctx, w.Lab.Nodes()[0], w.liteRouter(t.name)); err != nil {
+			return fmt.Errorf("start the router of %s: %w", t.name, err)
+		}
+	}
+	var pods []*pod
+	for _, t := range liteTenants {
+		for _, n := range w.tenantNodes() {
+			pods = append(pods, &pod{Namespace: t.name, Name: t.name + "-" + n.Name, Node: n.Name, Tenant: t.name})
+		}
+	}
+	return w.create(ctx, pods...)
+}
+
+// liteNode connects node i to a tenant's VLAN. On the first node a bridge connects the router, too.
+func (w *World) liteNode(tenant string, vlan, i int) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "set -e\nmodprobe -a 8021q bridge veth 2>/dev/null || true\nip link add link br-ex name %[1]s-up type vlan id %[2]d\n", tenant, vlan)
+	dev := tenant + "-up"
+	if i == 0 {
+		dev = tenant + "-lan"
+		fmt.Fprintf(&b, `ip link add %[1]s-lan type bridge
+ip netns add %[1]s
+ip link add %[1]s-rt type veth peer name lan netns %[1]s
+for p in up rt; do ip link set %[1]s-$p master %[1]s-lan up; done
+`, tenant)
+	}
+	fmt.Fprintf(&b, "ip link set %s master %s up\n", dev, tenant)
+	for _, a := range liteLink {
+		if w.has(a.Addr()) {
+			own := a.Addr()
+			for range 10 + i {
+				own = own.Next()
+			}
+			fmt.Fprintf(&b, "ip address add %s dev %s%s\n", netip.PrefixFrom(own, a.Bits()), dev, noDAD(own))
+		}
+	}
+	return b.String()
+}
+
+func noDAD(a netip.Addr) string {
+	if a.Is6() {
+		return " nodad"
+	}
+	return ""
+}
+
+// liteRouter starts a tenant's router: FRR with sessions to all nodes that call, and a server behind it.
+func (w *World) liteRouter(tenant string) string {
+	var addresses, listen, families strings.Builder
+	for i, a := range liteLink {
+		if !w.has(a.Addr()) {
+			continue
+		}
+		family := map[bool]string{true: "ipv4", false: "ipv6"}[a.Addr().Is4()]
+		behind := netip.PrefixFrom(liteOutside[i], liteOutside[i].BitLen())
+		fmt.Fprintf(&addresses, "ip -n %[1]s address add %[2]s dev lan%[3]s\nip -n %[1]s address add %[4]s dev lo\n", tenant, a, noDAD(a.Addr()), behind)
+		fmt.Fprintf(&listen, " bgp listen range %s peer-group nodes\n", a.Masked())
+		fmt.Fprintf(&families, " address-family %s unicast\n  network %s\n  neighbor nodes activate\n exit-address-family\n", family, behind)
+	}
+	return fmt.Sprintf(`set -e
+ip -n %[1]s link set lo up
+ip -n %[1]s link set lan up
+%[2]smkdir -p /etc/frr/%[1]s /var/run/frr/%[1]s
+cat > /etc/frr/%[1]s/bgpd.conf <<END
+router bgp %[5]d
+ bgp router-id 10.99.0.1
+ no bgp default ipv4-unicast
+ no bgp ebgp-requires-policy
+ no bgp network import-check
+ neighbor nodes peer-group
+ neighbor nodes remote-as %[6]d
+%[3]s%[4]sEND
+chown -R frr:frr /etc/frr/%[1]s /var/run/frr/%[1]s
+run="ip netns exec %[1]s"
+$run /usr/lib/frr/zebra -d -N %[1]s -A 127.0.0.1 -i /var/run/frr/%[1]s/zebra.pid
+$run /usr/lib/frr/bgpd -d -N %[1]s -A 127.0.0.1 -p 179 -f /etc/frr/%[1]s/bgpd.conf -i /var/run/frr/%[1]s/bgpd.pid
+setsid $run %[7]s/netprobe serve --name %[1]s-outside --listen :%[8]d >/dev/null 2>&1 </dev/null &
+echo $! > /var/run/frr/%[1]s/server.pid
+`, tenant, addresses.String(), listen.String(), families.String(), liteRouterASN, liteNodeASN, toolsDir, litePort)
+}
+
+// undoLite removes routers and links, which are nobody's once the networks' VRFs are gone.
+func undoLite(ctx context.Context, w *World) error {
+	if err := w.dynamic.Resource(routeAdvertisements).Delete(ctx, "lite", metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		return err
+	}
+	if err := w.dynamic.Resource(frrConfigurations).Namespace(frrNamespace).Delete(ctx, "lite", metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		return err
+	}
+	for _, t := range liteTenants {
+		if err := w.deletePods(ctx, t.name); err != nil {
+			return err
+		}
+		if err := each(w.Lab.Nodes(), func(n *lab.Node) error {
+			return w.script(ctx, n, fmt.Sprintf(`for p in /var/run/frr/%[1]s/*.pid; do [ ! -e "$p" ] || kill -KILL "$(cat "$p")" 2>/dev/null; done
+rm -rf /etc/frr/%[1]s /var/run/frr/%[1]s
+ip netns del %[1]s 2>/dev/null
+for l in rt lan up; do ip link del %[1]s-$l 2>/dev/null; done; true`, t.name))
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// liteReached has both tenants' pods ask each other, across nodes, and the server behind their router,
+// which sees their own addresses. The answers have names: those of the other tenant, at the same
+// addresses, would be noticed. In shared gateway mode the RouteAdvertisements is refused.
+func liteReached(ctx context.Context, w *World) (string, error) {
+	if local, err := w.localGateway(ctx); err != nil || !local {
+		return "refused in shared gateway mode", w.Lab.Wait(ctx, "targetVRF to be refused", func(ctx context.Context) (bool, string, error) {
+			obj, err := w.dynamic.Resource(routeAdvertisements).Get(ctx, "lite", metav1.GetOptions{})
+			if err != nil {
+				return false, "", err
+			}
+			text := fmt.Sprint(obj.Object["status"])
+			return strings.Contains(text, "has gateway mode shared"), text, nil
+		})
+	}
+	var figures []string
+	for _, t := range liteTenants {
+		pods := w.tenant(t.name)
+		asked, err := w.mesh(ctx, pods)
+		if err != nil {
+			return "", err
+		}
+		for _, p := range pods {
+			want := map[string]string{}
+			for _, own := range p.Primary {
+				i := slices.IndexFunc(liteOutside, func(a netip.Addr) bool { return a.Is4() == own.Is4() })
+				at := netip.AddrPortFrom(liteOutside[i], litePort).String()
+				want["tcp:"+at], want["udp:"+at], want["client-tcp:"+at] = t.name+"-outside", t.name+"-outside", own.String()
+			}
+			if _, err := w.reach(ctx, p, "", want); err != nil {
+				return "", fmt.Errorf("%s to the world outside: %w", p.Name, err)
+			}
+		}
+		if err := w.reachedFromRouter(ctx, t.name, pods); err != nil {
+			return "", err
+		}
+		if err := w.noTunnel(ctx, pods); err != nil {
+			return "", err
+		}
+		if err := w.defaultServices(ctx, pods, false); err != nil {
+			return "", err
+		}
+		figures = append(figures, t.name+": "+asked)
+	}
+	var addresses []netip.Addr
+	for _, p := range w.tenant(liteTenants[0].name) {
+		addresses = append(addresses, p.Primary...)
+	}
+	denied, err := w.deniedTo(ctx, addresses)
+	return fmt.Sprintf("%s; %d denied attempts", strings.Join(figures, ", "), denied), err
+}
+
+// reachedFromRouter has the tenant's router ask the tenant's pods.
+func (w *World) reachedFromRouter(ctx context.Context, tenant string, pods []*pod) error {
+	want := map[string]string{}
+	for _, p := range pods {
+		for _, t := range targets(p.Primary...) {
+			want[t] = p.Namespace + "/" + p.Name
+		}
+	}
+	_, err := reach(func(list []string) ([]probe, error) {
+		res, err := w.Lab.Nodes()[0].Run(ctx, fmt.Sprintf("ip netns exec %s %s/netprobe check --timeout %s %s", tenant, toolsDir, probeTime, strings.Join(list, " ")))
+		if err != nil {
+			return nil, err
+		}
+		return parseProbes(res.Stdout, len(list))
+	}, want)
+	if err != nil {
+		return fmt.Errorf("the router of %s: %w", tenant, err)
+	}
+	return nil
+}

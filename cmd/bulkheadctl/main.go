@@ -26,6 +26,9 @@ const usage = `bulkheadctl shows the networks and the agent of this node.
   bulkheadctl trace [flags] NAMESPACE/POD ADDRESS[:PORT]
                          the stages of OVN and Open vSwitch that a packet of a pod of this node
                          would pass, and where it would end; it needs ovn-trace and ovs-appctl
+  bulkheadctl bgp [flags]
+                         what this node announces by BGP, its sessions, what it has learned, whether
+                         the kernel and OVN have it, and what differs; it runs FRR's vtysh
   bulkheadctl restore-uplink [flags]
                          give the interface that the agent has moved into the external bridge its
                          addresses and routes back, and delete the bridge if the agent created it;
@@ -56,9 +59,11 @@ func run(args []string, out io.Writer) error {
 		fs.PrintDefaults()
 	}
 	socket := fs.String("socket", "/var/run/bulkhead/agent.sock", "the agent's state socket")
-	format := fs.String("o", "table", "output of status and networks: table or json")
+	format := fs.String("o", "table", "output of status, networks and bgp: table or json")
 	var tr traceFlags
 	tr.register(fs)
+	var bgp bgpFlags
+	bgp.register(fs)
 	var up uplinkFlags
 	up.register(fs)
 	if err := fs.Parse(args); err != nil {
@@ -77,12 +82,12 @@ func run(args []string, out io.Writer) error {
 		return fmt.Errorf("-o %q is unknown: use table or json", *format)
 	}
 	switch command {
-	case "status", "networks":
+	case "status", "networks", "bgp":
 	case "":
 		fs.Usage()
 		return flag.ErrHelp
 	default:
-		return fmt.Errorf("unknown command %q: use status, networks, trace or restore-uplink", command)
+		return fmt.Errorf("unknown command %q: use status, networks, bgp, trace or restore-uplink", command)
 	}
 	raw, err := fetch(*socket)
 	if err != nil {
@@ -93,6 +98,8 @@ func run(args []string, out io.Writer) error {
 		return fmt.Errorf("parse the agent's state: %w", err)
 	}
 	switch {
+	case command == "bgp":
+		return bgp.run(out, st, *format == "json")
 	case *format == "json" && command == "status":
 		_, err = out.Write(raw)
 		return err

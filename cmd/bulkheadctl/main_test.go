@@ -169,7 +169,9 @@ func TestErrors(t *testing.T) {
 		args []string
 		want string
 	}{
-		{[]string{"network"}, "use status, networks, trace or restore-uplink"},
+		{[]string{"network"}, "use status, networks, bgp, trace or restore-uplink"},
+		{[]string{"bgp", "--vtysh=", "--socket=" + serve(t, func(w http.ResponseWriter, _ *http.Request) { w.Write([]byte("{}")) })}, "-vtysh is empty"},
+		{[]string{"bgp", "extra"}, `"extra"`},
 		{[]string{"trace", "a/p"}, "NAMESPACE/POD ADDRESS"},
 		{[]string{"trace", "a/p", "web"}, "neither an address nor"},
 		{[]string{"trace", "--sb-address=unix:/nonexistent", "a/p", "192.0.2.1"}, "read the southbound database"},

@@ -24,6 +24,8 @@ type state struct {
 	Networks []struct {
 		ID                                         int
 		Name, Topology, Role, VRF, ManagementPort  string
+		Transport, AdvertisedVRFs                  string
+		HostSubnets                                []string
 		Table                                      int
 		Subnets, ManagementAddresses, Masquerade   []string
 		MasqueradeGateway, Pods, HostPods, Waiting []string

@@ -60,6 +60,7 @@ type NetworkState struct {
 	Topology          network.Topology `json:"topology"`
 	Role              network.Role     `json:"role"`
 	Transport         string           `json:"transport,omitempty"`
+	AdvertisedVRFs    string           `json:"advertisedVRFs,omitempty"`
 	MTU               int              `json:"mtu"`
 	Subnets           []string         `json:"subnets"`
 	HostSubnets       []netip.Prefix   `json:"hostSubnets"`
@@ -197,7 +198,7 @@ func (r *stateReader) networkStates(pods, hostPods map[int][]string) []NetworkSt
 	last := r.networks.results()
 	out := make([]NetworkState, 0, len(nets))
 	for _, n := range nets {
-		s := NetworkState{ID: n.ID, Name: n.Name, Topology: n.Topology, Role: n.Role, Transport: n.Transport, MTU: n.MTU, ManagementPort: n.ManagementPort(),
+		s := NetworkState{ID: n.ID, Name: n.Name, Topology: n.Topology, Role: n.Role, Transport: n.Transport, AdvertisedVRFs: n.AdvertisedVRFs, MTU: n.MTU, ManagementPort: n.ManagementPort(),
 			Table: vrf.MainTable, Namespaces: r.cache.Namespaces(n.Name), Pods: pods[n.ID], HostPods: hostPods[n.ID], State: StateWaiting}
 		for _, x := range n.Subnets {
 			s.Subnets = append(s.Subnets, x.String())

@@ -10,4 +10,7 @@ const (
 	MarkNode      = "k8s.ovn.org/node"    // the node that a port leads to
 	MarkNamespace = "namespace"           // of a pod
 	MarkPod       = "pod_name"
+
+	MarkController        = "k8s.ovn.org/owner-controller" // of a route: what has written it
+	ControllerRouteImport = "RouteImport"                  // BGP has learned the route
 )

@@ -65,7 +65,7 @@ func (b *builder) importedRoutes() {
 				continue
 			}
 			seen[hop] = struct{}{}
-			b.route(network.UplinkRouter(b.node.Name), dstIP, r.Prefix, via, b.toWire(), markController, "RouteImport")
+			b.route(network.UplinkRouter(b.node.Name), dstIP, r.Prefix, via, b.toWire(), markController, network.ControllerRouteImport)
 		}
 	}
 }

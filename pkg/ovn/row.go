@@ -34,7 +34,7 @@ const (
 	markPodUID     = "pod_uid"
 	markService    = "k8s.ovn.org/service"                     // of a load balancer
 	markExposed    = "k8s.ovn.org/udn-enabled-default-service" // of a policy: the service that it leads to
-	markController = "k8s.ovn.org/owner-controller"            // of an imported route
+	markController = network.MarkController                    // of an imported route
 	markEffect     = "k8s.ovn.org/effect"                      // unless it is Neutral
 )
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package routeimport reads the routes that BGP has learned from the kernel's main table,
-// where FRR installs them. Reading needs no privilege.
+// Package routeimport reads the routes that BGP has learned from the kernel, where FRR installs
+// them. Reading needs no privilege.
 package routeimport
 
 import (
@@ -19,10 +19,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Route is a route that BGP has learned, with the next hops on the external bridge.
+// Route is a route that BGP has learned.
 type Route struct {
-	Prefix   netip.Prefix
-	NextHops []netip.Addr // sorted, at least one
+	Prefix   netip.Prefix `json:"prefix"`
+	NextHops []netip.Addr `json:"nextHops"` // sorted, at least one
 }
 
 // debounce is the delay between the first change of a route and the read of all. A BGP session
@@ -36,8 +36,8 @@ const retry = time.Second
 // receiveBuffer is for a few thousand messages.
 const receiveBuffer = 4 << 20
 
-// Read returns the routes of both IP families via next hops on the bridge, sorted. There are
-// none without the bridge.
+// Read returns the main table's routes of both IP families via next hops on the bridge, sorted.
+// There are none without the bridge.
 func Read(bridge string) ([]Route, error) {
 	link, err := netlink.LinkByName(bridge)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
@@ -46,14 +46,22 @@ func Read(bridge string) ([]Route, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read link %s: %w", bridge, err)
 	}
-	list, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: unix.RT_TABLE_MAIN, Protocol: unix.RTPROT_BGP},
+	return read(unix.RT_TABLE_MAIN, link.Attrs().Index)
+}
+
+// ReadTable returns the routes of a table of both IP families, sorted.
+func ReadTable(table int) ([]Route, error) { return read(table, 0) }
+
+// read returns the routes of a table via next hops on a link; 0: on any.
+func read(table, link int) ([]Route, error) {
+	list, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: table, Protocol: unix.RTPROT_BGP},
 		netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
 	if err != nil {
-		return nil, fmt.Errorf("list routes: %w", err)
+		return nil, fmt.Errorf("list the routes of table %d: %w", table, err)
 	}
 	var out []Route
 	for i := range list {
-		if r, ok := convert(&list[i], link.Attrs().Index); ok {
+		if r, ok := convert(&list[i], link); ok {
 			out = append(out, r)
 		}
 	}
@@ -63,13 +71,13 @@ func Read(bridge string) ([]Route, error) {
 	return out, nil
 }
 
-// convert converts a route; ok is false if no next hop is on the bridge.
-func convert(r *netlink.Route, bridge int) (out Route, ok bool) {
+// convert converts a route; ok is false if no next hop is on the link.
+func convert(r *netlink.Route, link int) (out Route, ok bool) {
 	if out.Prefix, ok = prefixOf(r); !ok {
 		return out, false
 	}
 	add := func(index int, gateway net.IP) {
-		if hop, ok := netip.AddrFromSlice(gateway); ok && index == bridge {
+		if hop, ok := netip.AddrFromSlice(gateway); ok && (link == 0 || index == link) {
 			out.NextHops = append(out.NextHops, hop.Unmap())
 		}
 	}

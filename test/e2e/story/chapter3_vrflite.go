@@ -19,7 +19,7 @@ import (
 
 // Two tenants have the same subnets and, outside the nodes, a VLAN and a router each, with the same
 // addresses again. The routers are network namespaces of the first node with an FRR of their own: the
-// machine beside the nodes may have neither VLANs nor VRFs.
+// kernel of the machine beside the nodes may have neither VLANs nor VRFs.
 
 var liteTenants = []struct {
 	name string
@@ -29,7 +29,7 @@ var liteTenants = []struct {
 // liteLink is the link of nodes and router in each VLAN, per IP family. The router has the first address
 // and behind it liteOutside.
 var (
-	liteLink    = []netip.Prefix{netip.MustParsePrefix("10.99.0.1/24"), netip.MustParsePrefix("fd99::1/64")}
+	liteLink    = []netip.Prefix{netip.MustParsePrefix("10.99.0.1/24"), netip.MustParsePrefix("fd9a::1/64")}
 	liteOutside = []netip.Addr{netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("2001:db8:113::1")}
 )
 
@@ -117,7 +117,7 @@ spec:
 				return fmt.Errorf("connect %s to VLAN %d: %w", n.Name, t.vlan, err)
 			}
 		}
-		if err := w.script(ctx, w.Lab.Nodes()[0], w.liteRouter(t.name)); err != nil {
+		if err := w.script(ctx, w.Lab.Nodes()[0], w.startLiteRouter(t.name)); err != nil {
 			return fmt.Errorf("start the router of %s: %w", t.name, err)
 		}
 	}
@@ -163,39 +163,29 @@ func noDAD(a netip.Addr) string {
 	return ""
 }
 
-// liteRouter starts a tenant's router: FRR with sessions to all nodes that call, and a server behind it.
-func (w *World) liteRouter(tenant string) string {
-	var addresses, listen, families strings.Builder
+// liteRouter is a tenant's router.
+func (w *World) liteRouter(tenant string) bgpRouter {
+	r := bgpRouter{name: tenant, run: "ip netns exec " + tenant, asn: liteRouterASN, nodes: liteNodeASN}
 	for i, a := range liteLink {
-		if !w.has(a.Addr()) {
-			continue
+		if w.has(a.Addr()) {
+			r.link = append(r.link, a)
+			r.networks = append(r.networks, netip.PrefixFrom(liteOutside[i], liteOutside[i].BitLen()))
 		}
-		family := map[bool]string{true: "ipv4", false: "ipv6"}[a.Addr().Is4()]
-		behind := netip.PrefixFrom(liteOutside[i], liteOutside[i].BitLen())
-		fmt.Fprintf(&addresses, "ip -n %[1]s address add %[2]s dev lan%[3]s\nip -n %[1]s address add %[4]s dev lo\n", tenant, a, noDAD(a.Addr()), behind)
-		fmt.Fprintf(&listen, " bgp listen range %s peer-group nodes\n", a.Masked())
-		fmt.Fprintf(&families, " address-family %s unicast\n  network %s\n  neighbor nodes activate\n exit-address-family\n", family, behind)
 	}
-	return fmt.Sprintf(`set -e
-ip -n %[1]s link set lo up
-ip -n %[1]s link set lan up
-%[2]smkdir -p /etc/frr/%[1]s /var/run/frr/%[1]s
-cat > /etc/frr/%[1]s/bgpd.conf <<END
-router bgp %[5]d
- bgp router-id 10.99.0.1
- no bgp default ipv4-unicast
- no bgp ebgp-requires-policy
- no bgp network import-check
- neighbor nodes peer-group
- neighbor nodes remote-as %[6]d
-%[3]s%[4]sEND
-chown -R frr:frr /etc/frr/%[1]s /var/run/frr/%[1]s
-run="ip netns exec %[1]s"
-$run /usr/lib/frr/zebra -d -N %[1]s -A 127.0.0.1 -i /var/run/frr/%[1]s/zebra.pid
-$run /usr/lib/frr/bgpd -d -N %[1]s -A 127.0.0.1 -p 179 -f /etc/frr/%[1]s/bgpd.conf -i /var/run/frr/%[1]s/bgpd.pid
-setsid $run %[7]s/netprobe serve --name %[1]s-outside --listen :%[8]d >/dev/null 2>&1 </dev/null &
-echo $! > /var/run/frr/%[1]s/server.pid
-`, tenant, addresses.String(), listen.String(), families.String(), liteRouterASN, liteNodeASN, toolsDir, litePort)
+	return r
+}
+
+// startLiteRouter configures a tenant's router and starts it, and a server behind it.
+func (w *World) startLiteRouter(tenant string) string {
+	r := w.liteRouter(tenant)
+	var b strings.Builder
+	fmt.Fprintf(&b, "set -e\nip -n %[1]s link set lo up\nip -n %[1]s link set lan up\nip netns exec %[1]s sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1\n", tenant)
+	for i, a := range r.link {
+		fmt.Fprintf(&b, "ip -n %[1]s address add %[2]s dev lan%[3]s\nip -n %[1]s address add %[4]s dev lo\n", tenant, a, noDAD(a.Addr()), r.networks[i])
+	}
+	b.WriteString(r.start())
+	fmt.Fprintf(&b, "setsid %[1]s %[2]s/netprobe serve --name %[3]s-outside --listen :%[4]d >/dev/null 2>&1 </dev/null &\necho $! > %[5]s/server.pid\n", r.run, toolsDir, tenant, litePort, r.dir())
+	return b.String()
 }
 
 // undoLite removes routers and links, which are nobody's once the networks' VRFs are gone.
@@ -211,9 +201,7 @@ func undoLite(ctx context.Context, w *World) error {
 			return err
 		}
 		if err := each(w.Lab.Nodes(), func(n *lab.Node) error {
-			return w.script(ctx, n, fmt.Sprintf(`for p in /var/run/frr/%[1]s/*.pid; do [ ! -e "$p" ] || kill -KILL "$(cat "$p")" 2>/dev/null; done
-rm -rf /etc/frr/%[1]s /var/run/frr/%[1]s
-ip netns del %[1]s 2>/dev/null
+			return w.script(ctx, n, w.liteRouter(t.name).stop()+fmt.Sprintf(`ip netns del %[1]s 2>/dev/null
 for l in rt lan up; do ip link del %[1]s-$l 2>/dev/null; done; true`, t.name))
 		}); err != nil {
 			return err

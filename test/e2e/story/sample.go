@@ -33,6 +33,7 @@ var (
 	groupMultus       = &group{"Multus", 4 * time.Minute}
 	groupBGP          = &group{"BGP", 4 * time.Minute}
 	groupVRFLite      = &group{"BGP in networks' own VRFs", 4 * time.Minute}
+	groupReflector    = &group{"BGP with a router outside", 4 * time.Minute}
 	groupMigration    = &group{"live migration", 3 * time.Minute}
 	groupServices     = &group{"services", 2 * time.Minute}
 	groupServiceTypes = &group{"types of services", 3 * time.Minute}

@@ -12,6 +12,7 @@ type metrics struct {
 	refused   prometheus.Counter
 	failing   prometheus.Gauge
 	reconnect prometheus.Counter
+	learned   prometheus.Gauge
 }
 
 func newMetrics(r prometheus.Registerer) metrics {
@@ -22,9 +23,10 @@ func newMetrics(r prometheus.Registerer) metrics {
 		refused:   prometheus.NewCounter(prometheus.CounterOpts{Name: "bulkhead_zone_pods_refused_total", Help: "Failed attempts to assign a pod's networks."}),
 		failing:   prometheus.NewGauge(prometheus.GaugeOpts{Name: "bulkhead_zone_networks_failing", Help: "Networks that fail on this node: they cannot be built, or their transaction fails. The log names them."}),
 		reconnect: prometheus.NewCounter(prometheus.CounterOpts{Name: "bulkhead_zone_nb_connects_total", Help: "Connects to the northbound database."}),
+		learned:   prometheus.NewGauge(prometheus.GaugeOpts{Name: "bulkhead_zone_bgp_routes", Help: "Routes that BGP has learned on this node, by the external bridge, in the main table."}),
 	}
 	if r != nil {
-		r.MustRegister(m.networks, m.pods, m.refused, m.failing, m.reconnect)
+		r.MustRegister(m.networks, m.pods, m.refused, m.failing, m.reconnect, m.learned)
 	}
 	return m
 }

@@ -103,6 +103,7 @@ func (z *Zone) SetImportedRoutes(routes []ImportedRoute) {
 		return
 	}
 	z.imported = routes
+	z.metrics.learned.Set(float64(len(routes)))
 	if z.restored {
 		z.queue.AddUnits(network.DefaultName, importUnit)
 	}

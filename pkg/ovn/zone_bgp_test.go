@@ -9,6 +9,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"bulkhead/pkg/network"
@@ -97,6 +98,9 @@ func TestZoneImportedRoutes(t *testing.T) {
 			})
 		}
 		const discard = "uplink__node1 discard 10.10.0.0/16"
+		if n := testutil.ToFloat64(env.zone.metrics.learned); n != 3 {
+			t.Errorf("%v routes are learned, want 3", n)
+		}
 		check("imported", []string{id("10.10.1.0/24"), id("203.0.113.0/24"), discard}, []string{id("10.244.1.0/24")})
 		env.zone.SetImportedRoutes([]ImportedRoute{route("203.0.113.0/24")})
 		check("withdrawn", []string{id("203.0.113.0/24"), discard}, []string{id("10.10.1.0/24")})

@@ -17,6 +17,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"bulkhead/pkg/bgpstatus"
+	"bulkhead/pkg/network"
 	"bulkhead/test/lab"
 )
 
@@ -217,6 +219,9 @@ func noOverlayReached(ctx context.Context, w *World) (string, error) {
 	if err := w.seesNode(ctx, pods[0]); err != nil {
 		return "", err
 	}
+	if err := w.noDifferences(ctx, "sky", network.VRFDefault); err != nil {
+		return "", err
+	}
 	denied, err := w.deniedTo(ctx, sky)
 	if err != nil {
 		return "", err
@@ -247,6 +252,28 @@ func (w *World) defaultServices(ctx context.Context, pods []*pod, sky bool) erro
 	for _, p := range pods {
 		if _, err := w.reach(ctx, p, "", want); err != nil {
 			return fmt.Errorf("%s to the services of all networks: %w", p.Name, err)
+		}
+	}
+	return nil
+}
+
+// noDifferences has bulkheadctl compare FRR, the kernel and OVN on the nodes with pods, and looks for the
+// node's sessions in its VRF.
+func (w *World) noDifferences(ctx context.Context, tenant, vrf string) error {
+	for _, p := range w.tenant(tenant) {
+		node := w.Lab.Node(p.Node)
+		if err := w.Lab.Wait(ctx, "bulkheadctl bgp on "+node.Name+" to find no difference", func(ctx context.Context) (bool, string, error) {
+			var st bgpstatus.Status
+			if err := nodeJSON(ctx, node, toolsDir+"/bulkheadctl bgp -o json", &st); err != nil {
+				return false, "", err
+			}
+			announced := slices.ContainsFunc(st.Networks, func(n bgpstatus.Network) bool {
+				return n.Name == network.CUDNName(tenant) && slices.Contains(n.VRFs, vrf) && len(n.Prefixes) > 0
+			})
+			session := slices.ContainsFunc(st.Sessions, func(s bgpstatus.Session) bool { return s.VRF == vrf && s.Received > 0 && s.Sent > 0 })
+			return announced && session && len(st.Differences) == 0, fmt.Sprintf("%+v", st), nil
+		}); err != nil {
+			return err
 		}
 	}
 	return nil

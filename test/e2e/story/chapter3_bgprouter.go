@@ -12,6 +12,8 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"bulkhead/pkg/network"
 )
 
 // mist is a network without an overlay whose routes a route reflector outside the cluster passes on.
@@ -140,6 +142,9 @@ func routerReached(ctx context.Context, w *World) (string, error) {
 		return "", err
 	}
 	if err := w.noTunnel(ctx, pods); err != nil {
+		return "", err
+	}
+	if err := w.noDifferences(ctx, "mist", network.VRFDefault); err != nil {
 		return "", err
 	}
 	var addresses []netip.Addr

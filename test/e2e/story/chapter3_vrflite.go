@@ -251,6 +251,9 @@ func liteReached(ctx context.Context, w *World) (string, error) {
 		if err := w.defaultServices(ctx, pods, false); err != nil {
 			return "", err
 		}
+		if err := w.noDifferences(ctx, t.name, t.name); err != nil {
+			return "", err
+		}
 		figures = append(figures, t.name+": "+asked)
 	}
 	var addresses []netip.Addr

@@ -15,6 +15,7 @@ export BULKHEAD_FULL ?= $(FULL)
 
 include bpf/bpf.mk
 include test/lab/lab.mk
+include test/bench/bgp/bench.mk
 include test/bench/cluster/bench.mk
 include test/bench/node/bench.mk
 include test/bench/zone/bench.mk

@@ -32,7 +32,7 @@ func Build(in Inputs) State {
 	b.refuseOverlaps(requests)
 	for _, r := range requests {
 		if r.keepAll {
-			b.addKept(r)
+			b.addKept(r, r.networks)
 		}
 		b.generate(r)
 		b.st.Accepted[r.ra.Name] = r.condition()
@@ -191,8 +191,8 @@ func (b *builder) checkSupported(r *request) {
 		}
 	}
 	for _, n := range b.in.Nodes {
-		if n.ID > 0 && n.Mode != network.LocalGateway {
-			r.invalidf("spec.targetVRF: node %s has gateway mode %s, in which pods' packets do not pass their network's VRF: set [ovs] gateway-mode = %s, or leave targetVRF empty", n.Name, cmp.Or(n.Mode, network.SharedGateway), network.LocalGateway)
+		if n.Mode == network.SharedGateway { // a new node's is not known at first
+			r.invalidf("spec.targetVRF: node %s has gateway mode %s, in which pods' packets do not pass their network's VRF: set [ovs] gateway-mode = %s, or leave targetVRF empty", n.Name, n.Mode, network.LocalGateway)
 			r.keepAll = true
 			return
 		}
@@ -207,14 +207,8 @@ func (r *request) target() string { return cmp.Or(r.ra.Spec.TargetVRF, DefaultVR
 func (b *builder) refuseOverlaps(requests []*request) {
 	var claims []Network
 	for _, r := range requests {
-		switch {
-		case r.keepAll || len(r.bases) == 0:
-		case r.target() == DefaultVRF:
+		if !r.keepAll && len(r.bases) > 0 && r.target() == DefaultVRF {
 			claims = append(claims, r.networks...)
-		default: // no other network is in a network's own VRF
-			for _, n := range r.networks {
-				b.advertised(n.Name, r.target())
-			}
 		}
 	}
 	slices.SortStableFunc(claims, byAge)

@@ -5,6 +5,7 @@ package bgp
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -18,6 +19,7 @@ import (
 // generate adds the FRRConfigurations of one RouteAdvertisements. A node without a session
 // keeps what it has.
 func (b *builder) generate(r *request) {
+	anywhere := map[string]bool{} // VRFs in which some node has a session
 	for _, node := range b.in.Nodes {
 		if node.ID == 0 || r.keepAll {
 			continue
@@ -37,6 +39,7 @@ func (b *builder) generate(r *request) {
 				b.st.Configurations[c.Name] = c
 			}
 		}
+		maps.Copy(anywhere, covered)
 		missing := r.vrfsWithout(covered)
 		if len(missing) == 0 || len(r.bases) == 0 {
 			continue
@@ -48,7 +51,20 @@ func (b *builder) generate(r *request) {
 	}
 	if r.keepAll { // its bases may not be known
 		b.st.Keep[Source{Advertisements: r.ra.Name}] = true
+		return
 	}
+	if r.target() != network.VRFAuto || len(r.bases) == 0 {
+		return
+	}
+	var without []Network
+	for _, n := range r.networks {
+		if anywhere[n.VRF()] {
+			b.advertised(n.Name, network.VRFAuto)
+		} else {
+			without = append(without, n)
+		}
+	}
+	b.addKept(r, without) // they stay where they were
 }
 
 // vrfOf returns the VRF into which r advertises a network, as routers of FRRConfigurations name it.
@@ -72,16 +88,20 @@ func (r *request) vrfsWithout(covered map[string]bool) []string {
 	return slices.Compact(out)
 }
 
-// addKept adds to State.Networks what the FRRConfigurations advertise that an invalid
-// RouteAdvertisements keeps: of the networks that it selects, those whose prefixes a router
-// has.
-func (b *builder) addKept(r *request) {
+// addKept adds to State.Networks where the FRRConfigurations advertise networks that the
+// RouteAdvertisements keeps, because something is invalid.
+func (b *builder) addKept(r *request, networks []Network) {
 	var owners prefixOwners // of two networks with one prefix in the default VRF, the older is advertised
-	for _, n := range slices.SortedStableFunc(slices.Values(r.networks), byAge) {
+	for _, n := range b.in.Networks {
+		if slices.Contains(b.st.Networks[n.Name], DefaultVRF) {
+			owners.add(n.Name, n.CIDRs())
+		}
+	}
+	for _, n := range slices.SortedStableFunc(slices.Values(networks), byAge) {
 		if b.isKept(r, n, n.VRF()) {
 			b.advertised(n.Name, network.VRFAuto)
 		}
-		if _, _, ok := owners.overlapping(n.CIDRs()); ok || !b.isKept(r, n, DefaultVRF) {
+		if owner, _, ok := owners.overlapping(n.CIDRs()); ok && owner != n.Name || !b.isKept(r, n, DefaultVRF) {
 			continue
 		}
 		owners.add(n.Name, n.CIDRs())

@@ -279,7 +279,9 @@ func TestRefused(t *testing.T) {
 		{"base without neighbour", udnv1.ReasonConfigurationError, "no selected FRRConfiguration has a router in VRF default with a neighbor", true, func(in *Inputs, _ *udnv1.RouteAdvertisements) {
 			in.Configurations[0].Spec.BGP.Routers[0].Neighbors = nil
 		}},
-		{"the networks' own VRFs in shared gateway mode", udnv1.ReasonConfigurationError, "spec.targetVRF: node node1 has gateway mode shared", true, func(_ *Inputs, ra *udnv1.RouteAdvertisements) { ra.Spec.TargetVRF = "auto" }},
+		{"the networks' own VRFs in shared gateway mode", udnv1.ReasonConfigurationError, "spec.targetVRF: node node1 has gateway mode shared", true, func(in *Inputs, ra *udnv1.RouteAdvertisements) {
+			in.Nodes[0].Mode, ra.Spec.TargetVRF = network.SharedGateway, "auto"
+		}},
 		{"the networks' own VRFs without a session there", udnv1.ReasonConfigurationError, "node node1: no selected FRRConfiguration has a router in VRF blue with a neighbor", true, func(in *Inputs, ra *udnv1.RouteAdvertisements) {
 			in.Nodes[0].Mode, ra.Spec.TargetVRF = network.LocalGateway, "auto"
 		}},
@@ -316,7 +318,8 @@ func TestRefused(t *testing.T) {
 			if len(st.Networks[twin.Name]) > 0 {
 				t.Errorf("a network that is not selected is advertised: %v", st.Networks)
 			}
-			if advertised := len(st.Networks["cluster_udn_blue"]) > 0; advertised != tt.keeps && tt.name != "secondary network" {
+			// Wherever it was advertised, it still is.
+			if advertised := slices.Equal(st.Networks["cluster_udn_blue"], []string{DefaultVRF}); advertised != tt.keeps && tt.name != "secondary network" {
 				t.Errorf("blue is advertised: %t, want %t", advertised, tt.keeps)
 			}
 			if got := st.Accepted["all"]; got.Status != metav1.ConditionFalse || got.Reason != tt.reason || !strings.Contains(got.Message, tt.message) || got.ObservedGeneration != 3 {

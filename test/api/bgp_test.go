@@ -222,6 +222,9 @@ func TestRouteAdvertisements(t *testing.T) {
 
 	// A change of the spec makes the acceptance outdated; a bad one leaves the routes.
 	w.patch(ra, `{"spec":{"targetVRF":"auto"}}`)
+	w.waitCondition(ra, udnv1.ConditionAccepted, metav1.ConditionFalse, "ConfigurationError", "no selected FRRConfiguration has a router in VRF transport with a neighbor")
+	w.waitAdvertised("transport", "transport", "default")
+	w.patch(ra, `{"spec":{"targetVRF":"other"}}`)
 	w.waitCondition(ra, udnv1.ConditionAccepted, metav1.ConditionFalse, "ConfigurationError", "spec.targetVRF")
 	w.waitCondition(c, udnv1.ConditionTransportAccepted, metav1.ConditionFalse, "NoOverlayRouteAdvertisementsNotAccepted")
 	w.waitGenerated("a target that is refused", all)

@@ -82,14 +82,21 @@ spec:
 		}
 		routers.WriteString("]}")
 	}
-	fmt.Fprintf(&manifest, `
+	local, err := w.localGateway(ctx)
+	if err != nil {
+		return err
+	}
+	if local { // else there is no router to have sessions with
+		fmt.Fprintf(&manifest, `
 apiVersion: frrk8s.metallb.io/v1beta1
 kind: FRRConfiguration
 metadata: {name: lite, namespace: %s, labels: {fabric: lite}}
 spec:
   bgp:
     routers:%s
----
+---`, frrNamespace, routers.String())
+	}
+	manifest.WriteString(`
 apiVersion: k8s.ovn.org/v1
 kind: RouteAdvertisements
 metadata: {name: lite}
@@ -101,12 +108,12 @@ spec:
   networkSelectors:
   - networkSelectionType: ClusterUserDefinedNetworks
     clusterUserDefinedNetworkSelector: {networkSelector: {matchLabels: {vrf: own}}}
-`, frrNamespace, routers.String())
+`)
 	if err := w.Lab.Apply(ctx, manifest.String()); err != nil {
 		return err
 	}
-	if local, err := w.localGateway(ctx); err != nil || !local {
-		return err
+	if !local {
+		return nil
 	}
 	for _, t := range liteTenants {
 		if err := w.conditions(ctx, cudns, "", t.name, "True"); err != nil {

@@ -3,6 +3,7 @@
 package firewall
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -82,13 +83,24 @@ func (in Inputs) advertisedElements(sets map[string][]string) {
 	if in.Loose {
 		return
 	}
-	for _, c := range all {
-		// nft refuses overlapping elements, which networks may be whose advertisement is refused.
-		within := func(other netip.Prefix) bool { return other.Bits() < c.Bits() && other.Contains(c.Addr()) }
-		if !slices.ContainsFunc(all, within) {
-			add(c, SetAdvertised4, SetAdvertised6, rangeText(c))
+	for _, c := range disjoint(all) {
+		add(c, SetAdvertised4, SetAdvertised6, rangeText(c))
+	}
+}
+
+// disjoint returns the prefixes that are within no other one. nft refuses overlapping elements, which
+// networks may have whose advertisement is refused.
+func disjoint(list []netip.Prefix) []netip.Prefix {
+	slices.SortFunc(list, func(a, b netip.Prefix) int {
+		return cmp.Or(a.Masked().Addr().Compare(b.Masked().Addr()), cmp.Compare(a.Bits(), b.Bits()))
+	})
+	var out []netip.Prefix
+	for _, p := range list { // after the one that it is within
+		if len(out) == 0 || !out[len(out)-1].Contains(p.Addr()) {
+			out = append(out, p)
 		}
 	}
+	return out
 }
 
 // outChains mark what pods send out of the node and what comes for advertised ones, for the main table's

@@ -178,6 +178,7 @@ func (o Op) addTo(tx *knftables.Transaction) {
 		}
 		tx.Add(&knftables.Set{Name: SetOwn, Type: "ifname . mark"})
 		tx.Add(&knftables.Set{Name: SetOwnVRF, Type: "ifname"})
+		tx.Add(&knftables.Set{Name: SetVRFs, Type: "ifname"})
 		for name, typ := range map[string]string{SetLocked4: "ipv4_addr", SetLocked6: "ipv6_addr", SetOpenICMP4: "ipv4_addr", SetOpenICMP6: "ipv6_addr",
 			SetServices4: portSet("ipv4_addr"), SetServices6: portSet("ipv6_addr"), SetOpen4: portSet("ipv4_addr"), SetOpen6: portSet("ipv6_addr")} {
 			tx.Add(&knftables.Set{Name: name, Type: typ})

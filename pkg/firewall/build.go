@@ -84,8 +84,10 @@ const (
 	SetDirect6 = "direct6"
 	SetRouted4 = "routed4"
 	SetRouted6 = "routed6"
-	// SetOwnVRF holds the management ports of networks that BGP advertises into their own VRF only.
+	// SetOwnVRF holds the management ports of networks that BGP advertises into their own VRF only,
+	// SetVRFs the possible names of their VRF devices.
 	SetOwnVRF = "ownvrf"
+	SetVRFs   = "vrfs"
 	// SetPods4 and SetPods6 hold the subnets of this node's pods.
 	SetPods4 = "pods4"
 	SetPods6 = "pods6"
@@ -232,7 +234,7 @@ func Build(in Inputs) State {
 		Counters: []string{CounterCrossNetwork, CounterForeign, CounterForwarded, CounterNotLocal, CounterProbeAllowed, CounterProbeRefused, CounterServices, CounterTunnel},
 		Sets: map[string][]string{SetLocked4: nil, SetLocked6: nil, SetOpen4: nil, SetOpen6: nil, SetOpenICMP4: nil, SetOpenICMP6: nil,
 			SetOwn: nil, SetServices4: nil, SetServices6: nil, MapNodePorts4: nil, MapNodePorts6: nil, MapLocalPorts4: nil, MapLocalPorts6: nil, MapHostPorts4: nil, MapHostPorts6: nil,
-			SetDirect4: nil, SetDirect6: nil, SetRouted4: nil, SetRouted6: nil, SetPods4: nil, SetPods6: nil, SetOwnVRF: nil, SetAdvertised4: nil, SetAdvertised6: nil},
+			SetDirect4: nil, SetDirect6: nil, SetRouted4: nil, SetRouted6: nil, SetPods4: nil, SetPods6: nil, SetOwnVRF: nil, SetVRFs: nil, SetAdvertised4: nil, SetAdvertised6: nil},
 	}
 	if in.Mode == network.LocalGateway {
 		in.advertisedElements(st.Sets)

@@ -74,6 +74,7 @@ func (in Inputs) advertisedElements(sets map[string][]string) {
 		}
 		if n.OwnVRFOnly() {
 			sets[SetOwnVRF] = append(sets[SetOwnVRF], n.ManagementPort())
+			sets[SetVRFs] = append(sets[SetVRFs], n.VRF(), n.FallbackVRF())
 			continue
 		}
 		for _, c := range n.CIDRs() {
@@ -173,5 +174,17 @@ func (in Inputs) toAdvertised() []Rule {
 	for _, ip := range families {
 		rules = append(rules, rule("from outside to pods of advertised networks, "+ip, fmt.Sprintf("iifname %q oifname . %s daddr", in.Bridge, ip), "@"+ofFamily(ip, SetRouted4, SetRouted6), "accept"))
 	}
-	return append(rules, rule("from outside in the network's own VRF", `meta iifkind "vrf" meta sdifname !=`, managementPorts, "oifname @"+SetOwnVRF, "accept"))
+	return append(rules, rule("from outside in the network's own VRF", "iifname @"+SetVRFs, "meta sdifname !=", managementPorts, "oifname @"+SetOwnVRF, "accept"))
+}
+
+// ownVRFs keeps networks that are advertised into their own VRF, and what is outside in that VRF, from the
+// external bridge: only services and nodes are reached there, by pods with their network's masquerade
+// address.
+func (in Inputs) ownVRFs() []Rule {
+	bridge := fmt.Sprintf("oifname %q", in.Bridge)
+	rules := []Rule{rule("from a network's own VRF to the external bridge", "iifname @"+SetVRFs, "meta sdifname !=", managementPorts, bridge, "counter name", CounterForwarded, "drop")}
+	for _, p := range in.Masquerade {
+		rules = append(rules, rule("by the external bridge from another address than of "+p.String(), "meta sdifname @"+SetOwnVRF, bridge, ipOf(p), "saddr !=", p.String(), "counter name", CounterForwarded, "drop"))
+	}
+	return rules
 }

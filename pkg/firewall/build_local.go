@@ -64,6 +64,9 @@ func (in Inputs) localForward() []Rule {
 			"meta sdifname . ether saddr .", ip, "saddr !=", "@"+ofFamily(ip, SetDirect4, SetDirect6))
 	}
 	rules = append(rules, in.betweenAdvertised()...)
+	if in.Bridge != "" {
+		rules = append(rules, in.ownVRFs()...)
+	}
 	for _, f := range []struct{ name, match string }{{"", "iifname " + managementPorts}, {", VRF", "meta sdifname " + managementPorts}} {
 		if in.TunnelPort != 0 {
 			drop("overlay's port"+f.name, CounterTunnel, f.match, fmt.Sprintf("udp dport %d", in.TunnelPort))

@@ -54,6 +54,7 @@ var advertised = []network.Network{
 	{ID: 7, Topology: network.Layer3, Role: network.RolePrimary, AdvertisedVRFs: "default", Subnets: subnets("10.66.0.0/16/24", "fd66::/48/64")},
 	{ID: 8, Topology: network.Layer3, Role: network.RolePrimary, AdvertisedVRFs: "default", Subnets: subnets("10.77.0.0/16/24")},
 	{ID: 9, Topology: network.Layer3, Role: network.RolePrimary, Transport: network.TransportNoOverlay, AdvertisedVRFs: "default", Subnets: subnets("10.64.0.0/10/24", "fd66::/32/64")},
+	{ID: 10, Name: network.CUDNName("lite"), Topology: network.Layer3, Role: network.RolePrimary, AdvertisedVRFs: "auto", Subnets: subnets("10.66.0.0/16/24")},
 }
 
 func subnets(list ...string) []network.Subnet {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 
 	"bulkhead/pkg/network"
@@ -156,6 +157,71 @@ func TestKernelAdvertised(t *testing.T) {
 		control := sender{ns: w.tenant, from: f.masquerade}
 		w.expect("a pod that is not advertised", sender{ns: w.tenant, from: pod}, at(f.outside, 53), w.atOutside, false, control, at(f.outside, 53), w.atOutside)
 		w.expect("from outside to it", sender{ns: w.outside, from: f.outside}, at(pod, 55), w.atTenant, false, control, at(f.outside, 53), w.atOutside)
+	}
+}
+
+// TestKernelOwnVRF: a network that is advertised into its own VRF, whose pods leave and enter by an interface
+// in the VRF with their own addresses, and by the external bridge only to services; what is outside in
+// the VRF reaches nothing by that bridge.
+func TestKernelOwnVRF(t *testing.T) {
+	w := newForwarder(t)
+	w.in.Mode, w.in.TunnelPort, w.in.NodeID, w.in.Default = network.LocalGateway, network.TunnelPort, 2, defaultNetwork
+	red := advertised[0]
+	red.Name, red.AdvertisedVRFs = network.CUDNName("red"), network.VRFAuto
+	w.in.Networks = []network.Network{red}
+	w.reconcile()
+	hosts, err := red.HostSubnets(w.in.NodeID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var gateways []netip.Prefix
+	for _, h := range hosts {
+		gateways = append(gateways, red.GatewayIn(h))
+	}
+	fabric, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := netns.Set(w.host); err != nil {
+		t.Fatal(err)
+	}
+	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "red-up", TxQLen: -1}, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(fabric))}); err != nil {
+		t.Fatal(err)
+	}
+	w.script(fabric, "ip link set lo up; ip link set eth0 up")
+	w.script(w.host, "ip link set red-up master red up")
+	w.script(w.tenant, "ip link set eth0 address "+network.MACOf(gateways))
+	atFabric := newEar()
+	for i, f := range forwardAddresses {
+		ip, own, router := "ip", "10.99.0.11", "10.99.0.1"
+		if i == 1 {
+			ip, own, router = "ip -6", "fd9a::b", "fd9a::1"
+		}
+		pod, bits := hosts[i].Addr().Next().Next().Next(), []int{24, 64}[i]
+		w.script(fabric, fmt.Sprintf("ip addr add %s/%d dev eth0 %s; %s route add default via %s", router, bits, nodad(i), ip, own))
+		w.script(w.host, fmt.Sprintf(`
+ip addr add %[1]s/%[2]d dev red-up %[3]s
+%[4]s route add default via %[5]s dev red-up table 100007
+%[4]s route add %[6]s via %[7]s dev ovn-k8s-mp7 onlink table 100007`, own, bits, nodad(i), ip, router, hosts[i].Masked(), gateways[i].Addr()))
+		w.script(w.tenant, fmt.Sprintf("ip addr add %s dev eth0 %s; ip addr add %s dev eth0 %s", hostBits(pod), nodad(i), hostBits(gateways[i].Addr()), nodad(i)))
+		w.listen(fabric, atFabric, at(router, 53))
+		w.listen(w.tenant, w.atTenant, at(pod.String(), 56))
+		w.answered(pod.String(), at(router, 53))
+		if got := atFabric.sender("question").Addr().Unmap(); got != pod {
+			t.Errorf("a pod to its fabric: the client is %s, want %s", got, pod)
+		}
+		control := sender{ns: w.tenant, from: pod.String()}
+		check := func(what string, s sender, to string, victim *ear, want bool) {
+			t.Helper()
+			w.expect(what, s, to, victim, want, control, at(router, 53), atFabric)
+		}
+		outside := sender{ns: fabric, from: router}
+		check("the fabric to a pod", outside, at(pod.String(), 56), w.atTenant, true)
+		check("a pod to a service, with the network's masquerade address", sender{ns: w.tenant, from: f.masquerade}, at(f.service, 53), w.atOutside, true)
+		check("a pod to a host on the node's link", control, at(f.outside, 53), w.atOutside, false)
+		check("the fabric to a host on the node's link", outside, at(f.outside, 53), w.atOutside, false)
+		check("the fabric to a service", outside, at(f.service, 53), w.atOutside, false)
+		check("the fabric to a gateway router", outside, at([]string{"169.254.0.11", "fd69::b"}[i], 30080), w.atOutside, false)
 	}
 }
 

@@ -18,7 +18,10 @@
 //     process sends it out of the node;
 //   - from a tenant's process in the host's network to a service's or a gateway router's
 //     address by the external bridge: only tenants' pods are led there;
-//   - to the overlay's port from a network or over loopback.
+//   - to the overlay's port from a network or over loopback;
+//   - in local gateway mode, between advertised networks, from the node to one, from pods to
+//     the BGP port of hosts on the node's link, and from what is outside in a network's own
+//     VRF to anything but the network.
 //
 // It leads what local processes send to node ports, and in local gateway mode also what
 // comes from outside, to the gateway router of the service's network, and what is sent to pods'

@@ -105,8 +105,8 @@ func disjoint(list []netip.Prefix) []netip.Prefix {
 }
 
 // outChains mark what pods send out of the node and what comes for advertised ones, for the main table's
-// routes, and clear the mark when it is routed. What is for an address that only has a meaning within the cluster keeps to its
-// network's table.
+// routes, and clear the mark when it is routed. What is for an address that only has a meaning within
+// the cluster keeps to its network's table.
 func (in Inputs) outChains() []Chain {
 	c := Chain{Name: chainOut, Hook: "prerouting"}
 	inside := slices.Concat(in.Masquerade, in.ServiceCIDRs)

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"bulkhead/test/lab/internal/build"
+	"bulkhead/test/lab/internal/guest"
 	"bulkhead/test/lab/internal/host"
 
 	"golang.org/x/sys/unix"
@@ -161,9 +162,40 @@ func follow(ctx context.Context, lines io.ReadCloser, report func(string, ...any
 	return errors.New(failure)
 }
 
+// bootTime is far longer than a node needs to boot, in a slow hour too. An emulated kernel can
+// lose its timers while it boots ("rcu_preempt kthread starved" on the console), and then does
+// nothing any more.
+const bootTime = 2 * time.Minute
+
+// resetStalled kills the machines of nodes that have not booted in time; the supervisor starts
+// them again.
+func (l *Lab) resetStalled(ctx context.Context, report func(string, ...any)) {
+	for tick := time.NewTicker(bootTime); ; {
+		select {
+		case <-ctx.Done():
+			tick.Stop()
+			return
+		case <-tick.C:
+		}
+		for _, n := range l.Nodes() {
+			console, err := os.ReadFile(filepath.Join(l.LogDir(), n.Name+".console"))
+			if err != nil || bytes.Contains(console, []byte(guest.Booted)) {
+				continue
+			}
+			report("%s has not booted within %s: starting it again", n.Name, bootTime)
+			if err := l.Kill(n.Name); err != nil {
+				report("%s cannot be started again: %v", n.Name, err)
+			}
+		}
+	}
+}
+
 // waitNodes waits until each node is registered. Nodes become Ready only with the
 // product's pod network.
 func (l *Lab) waitNodes(ctx context.Context, report func(string, ...any)) error {
+	watched, stop := context.WithCancel(ctx)
+	defer stop()
+	go l.resetStalled(watched, report)
 	for _, n := range l.Nodes() {
 		if err := l.Wait(ctx, n.Name+" to be registered", func(ctx context.Context) (bool, string, error) {
 			_, err := l.Client().CoreV1().Nodes().Get(ctx, n.Name, getOptions)

@@ -24,6 +24,9 @@ import (
 // the kernel loads on demand, such as other nftables expressions.
 var modules = []string{"virtio_net", "openvswitch", "geneve", "vrf", "veth", "nf_tables", "nft_socket", "nft_ct", "nft_fib_inet", "nft_reject_inet", "nft_nat", "nft_masq"}
 
+// Booted is the message of a node that is set up, on its console.
+const Booted = "lab node is up"
+
 // Node sets a node VM up: the command server, the network, and the daemons in the order
 // of their dependencies. It returns only on an error.
 func Node(name string) error {
@@ -72,7 +75,7 @@ func Node(name string) error {
 	if err := group.Wait(); err != nil {
 		return err
 	}
-	slog.Info("lab node is up", "node", c.Name, "uptime", uptime())
+	slog.Info(Booted, "node", c.Name, "uptime", uptime())
 	select {}
 }
 

@@ -8,6 +8,8 @@ var allowedSkips = map[string]string{
 	"bulkhead/pkg/firewall TestKernel":                  "nft needs cgroup v2 at /sys/fs/cgroup, which the test machine may have elsewhere; the lab stage runs it on a node",
 	"bulkhead/pkg/firewall TestKernelForward":           onNode,
 	"bulkhead/pkg/firewall TestKernelLocalGateway":      onNode,
+	"bulkhead/pkg/firewall TestKernelAdvertised":        onNode,
+	"bulkhead/pkg/firewall TestKernelOwnVRF":            onNode,
 	"bulkhead/pkg/vrf TestKernelVRF":                    onNode,
 	"bulkhead/pkg/vrf TestKernelWithoutVRF":             "tests kernels without VRF devices; this one has them",
 	"bulkhead/pkg/loader TestRootVRFBinding":            onNode,

@@ -26,7 +26,8 @@ var kernelTests = []struct {
 }{
 	{"bulkhead/pkg/vrf", "^TestKernel", "^TestKernel", "^TestKernelWithoutVRF$", // that one is for kernels that lack VRF
 		[]string{"TestKernelVRF"}},
-	{"bulkhead/pkg/firewall", "^TestKernel$|^TestKernelForward$|^TestKernelLocalGateway$", "^TestKernel", "^$", []string{"TestKernel", "TestKernelForward", "TestKernelLocalGateway"}},
+	{"bulkhead/pkg/firewall", "^TestKernel(Forward|LocalGateway|Advertised|OwnVRF)?$", "^TestKernel", "^$",
+		[]string{"TestKernel", "TestKernelForward", "TestKernelLocalGateway", "TestKernelAdvertised", "TestKernelOwnVRF"}},
 	{"bulkhead/pkg/loader", "^TestRootVRF|^TestRootLSM|^TestRootBrokenLinks$/^nothing$", "^TestRoot", "^$",
 		[]string{"TestRootVRFBinding", "TestRootVRFLeading", "TestRootLSM", "TestRootBrokenLinks"}},
 	{"bulkhead/pkg/hostnet", "^TestRootEarlySockets$|^TestServers$", "^TestRoot|^TestServers$", "^$", []string{"TestRootEarlySockets", "TestServers"}},

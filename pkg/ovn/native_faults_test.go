@@ -355,6 +355,8 @@ func (w *faultWorld) testTakenNames() {
 	w.probes.arrive("the name of a port is free again: what is allowed arrives", with)
 	c.undo()
 	w.reached("the pod is deleted", base)
+	w.probes.only("a port's name is taken", seen, with)
+	seen = w.probes.snapshot()
 
 	// The group of locked ports cannot be built in an empty database: no locked port
 	// exists, and nothing of the cluster default network opens.
@@ -384,10 +386,12 @@ func (w *faultWorld) testTakenNames() {
 			w.t.Errorf("port %s exists without the group of locked ports", locked)
 		}
 	}
+	w.probes.only("the name of the port group is taken", seen, with)
+	seen = w.probes.snapshot()
 	w.must("ovn-nbctl", "--no-leader-only", "pg-del", LockedPortGroup)
 	w.reached("the name of the port group is free again", base)
 	w.probes.arrive("the name of the port group is free again: what is allowed arrives", w.always)
-	w.probes.only("taken names", seen, with)
+	w.probes.only("the name of the port group is free", seen, with)
 }
 
 func union(all ...map[arrival]bool) map[arrival]bool {

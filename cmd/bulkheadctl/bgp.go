@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
-	"slices"
 	"strings"
 
 	"bulkhead/pkg/bgpstatus"
@@ -54,17 +53,15 @@ func bgpStatus(st state) (bgpstatus.Status, map[string]int, error) {
 		if n.VRF != "" {
 			tables[n.VRF] = n.Table
 		}
-		noOverlay := n.Transport == network.TransportNoOverlay
-		isDefault := n.ID == network.DefaultID
-		if n.AdvertisedVRFs == "" && !noOverlay && !isDefault {
+		known := network.Network{ID: n.ID, Topology: network.Topology(n.Topology), Transport: n.Transport, AdvertisedVRFs: n.AdvertisedVRFs}
+		if !known.Advertised() && !known.IsDefault() {
 			continue
 		}
-		x := bgpstatus.Network{Name: n.Name, NoOverlay: noOverlay}
-		vrfs := strings.Split(n.AdvertisedVRFs, ",")
-		if isDefault && noOverlay || slices.Contains(vrfs, network.VRFDefault) {
+		x := bgpstatus.Network{Name: n.Name, NoOverlay: n.Transport == network.TransportNoOverlay}
+		if known.Announced() {
 			x.VRFs = append(x.VRFs, network.VRFDefault)
 		}
-		if slices.Contains(vrfs, network.VRFAuto) {
+		if known.AnnouncedInOwnVRF() {
 			x.VRFs = append(x.VRFs, n.VRF)
 		}
 		for _, text := range n.HostSubnets {
@@ -77,13 +74,11 @@ func bgpStatus(st state) (bgpstatus.Status, map[string]int, error) {
 			}
 		}
 		for _, text := range n.Subnets {
-			// A subnet's third part is the length of the host subnets: 10.0.0.0/16/24.
-			parts := strings.SplitN(text, "/", 3)
-			p, err := netip.ParsePrefix(strings.Join(parts[:min(2, len(parts))], "/"))
+			subnet, err := network.ParseSubnet(text, known.Topology)
 			if err != nil {
 				return out, nil, fmt.Errorf("parse the agent's state: network %s: %w", n.Name, err)
 			}
-			x.Subnets = append(x.Subnets, p)
+			x.Subnets = append(x.Subnets, subnet.CIDR)
 		}
 		out.Networks = append(out.Networks, x)
 	}

@@ -130,9 +130,12 @@ func (n Network) Announced() bool {
 	return n.advertisedInto(VRFDefault) || n.IsDefault() && n.Transport == TransportNoOverlay
 }
 
+// AnnouncedInOwnVRF reports whether BGP announces the network's pods in the network's own VRF.
+func (n Network) AnnouncedInOwnVRF() bool { return n.advertisedInto(VRFAuto) }
+
 // OwnVRFOnly reports whether BGP announces the network's pods in the network's own VRF, and nowhere
 // else: its packets leave and enter the nodes by interfaces in that VRF.
-func (n Network) OwnVRFOnly() bool { return n.advertisedInto(VRFAuto) && !n.Announced() }
+func (n Network) OwnVRFOnly() bool { return n.AnnouncedInOwnVRF() && !n.Announced() }
 
 func (n Network) advertisedInto(vrf string) bool {
 	return slices.Contains(strings.Split(n.AdvertisedVRFs, ","), vrf)

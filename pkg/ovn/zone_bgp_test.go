@@ -60,6 +60,9 @@ func TestZoneAdvertised(t *testing.T) {
 		check("not advertised", "", "", false)
 		set("default")
 		check("advertised", "10.10.0.0/16", "ip4.dst == {$bulkhead_nodes_ip4}", true)
+		// In its own VRF it keeps its pods' addresses, and others may have the same subnets.
+		set("auto")
+		check("advertised in its own VRF", "", "ip4.dst == {$bulkhead_nodes_ip4}", true)
 		set("")
 		check("withdrawn", "", "", false)
 	})

@@ -56,6 +56,8 @@ func TestBuildGolden(t *testing.T) {
 	flatDefault, advertised := dflt, testNet(7, "cluster_udn_blue", "10.20.0.0/16", "fd20::/64")
 	flatDefault.Transport = network.TransportNoOverlay
 	advertised.Topology, advertised.AdvertisedVRFs = network.Layer2, "default"
+	ownVRF := testNet(9, "cluster_udn_flat", "10.40.0.0/16/24")
+	ownVRF.Transport, ownVRF.AdvertisedVRFs = network.TransportNoOverlay, network.VRFAuto
 	layer2 := testNet(7, "cluster_udn_blue", "10.20.0.0/16", "fd20::/64")
 	layer2.Topology = network.Layer2
 	for name, tc := range map[string]struct {
@@ -74,6 +76,7 @@ func TestBuildGolden(t *testing.T) {
 		"default":          {dflt, testNode(), Inputs{IPv6: true}},
 
 		"no-overlay-default-local": {flatDefault, local, Inputs{IPv6: true}},
+		"own-vrf-local":            {ownVRF, local, Inputs{IPv6: true}},
 		"advertised-layer2-local":  {advertised, local, Inputs{IPv6: true}},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -38,11 +38,6 @@ func rangeText(p netip.Prefix) string {
 	return p.Masked().String()
 }
 
-// advertised are the node's advertised networks.
-func (in Inputs) advertised() []network.Network {
-	return slices.DeleteFunc(append(slices.Clone(in.Networks), in.Default), func(n network.Network) bool { return !n.Advertised() })
-}
-
 // advertisedElements adds the elements of advertised networks. A network without a host subnet on this
 // node has no pods here.
 func (in Inputs) advertisedElements(sets map[string][]string) {
@@ -51,8 +46,8 @@ func (in Inputs) advertisedElements(sets map[string][]string) {
 		sets[set] = append(sets[set], element)
 	}
 	var all []netip.Prefix
-	for _, n := range in.advertised() {
-		if !n.OwnVRFOnly() {
+	for _, n := range append(slices.Clone(in.Networks), in.Default) {
+		if n.Advertised() && !n.OwnVRFOnly() {
 			all = append(all, n.CIDRs()...)
 		}
 		if !n.Announced() && !n.OwnVRFOnly() {

@@ -69,29 +69,35 @@ const stopFRR = `pkill -KILL -x frr-k8s-control
 rm -rf ` + frrFiles + `
 ip route flush proto bgp; ip -6 route flush proto bgp`
 
-// setUpBGP creates sky, a network without an overlay, with a pod on each node and a service.
-func setUpBGP(ctx context.Context, w *World) error {
-	if err := w.Lab.Apply(ctx, fmt.Sprintf(`
+// noOverlayNetwork is the manifest of a network without an overlay, with labels of the
+// ClusterUserDefinedNetwork and the n-th subnets, and of its namespace. It ends with a separator.
+func (w *World) noOverlayNetwork(name, labels string, n int, outboundSNAT, routing string) string {
+	return fmt.Sprintf(`
 apiVersion: v1
 kind: Namespace
-metadata: {name: sky, labels: {k8s.ovn.org/primary-user-defined-network: "", tenant: sky}}
+metadata: {name: %[1]s, labels: {k8s.ovn.org/primary-user-defined-network: "", tenant: %[1]s}}
 ---
 apiVersion: k8s.ovn.org/v1
 kind: ClusterUserDefinedNetwork
-metadata: {name: sky}
+metadata: {name: %[1]s, labels: {%[2]s}}
 spec:
-  namespaceSelector: {matchLabels: {tenant: sky}}
+  namespaceSelector: {matchLabels: {tenant: %[1]s}}
   network:
     topology: Layer3
-    layer3: {role: Primary, subnets: %s}
+    layer3: {role: Primary, subnets: %[3]s}
     transport: NoOverlay
-    noOverlayOptions: {outboundSNAT: Enabled, routing: Managed}
----
+    noOverlayOptions: {outboundSNAT: %[4]s, routing: %[5]s}
+---`, name, labels, w.subnets(n), outboundSNAT, routing)
+}
+
+// setUpBGP creates sky, a network without an overlay, with a pod on each node and a service.
+func setUpBGP(ctx context.Context, w *World) error {
+	if err := w.Lab.Apply(ctx, w.noOverlayNetwork("sky", "", 90, "Enabled", "Managed")+`
 apiVersion: v1
 kind: Service
 metadata: {name: web, namespace: sky}
 spec: {selector: {app: story}, ports: [{name: tcp, port: 80, targetPort: 8080}, {name: udp, protocol: UDP, port: 80, targetPort: 8080}], ipFamilyPolicy: PreferDualStack}
-`, w.subnets(90))); err != nil {
+`); err != nil {
 		return err
 	}
 	if err := w.conditions(ctx, cudns, "", "sky", "True"); err != nil {

@@ -45,22 +45,7 @@ func setUpMist(ctx context.Context, w *World) error {
 	if err := w.script(ctx, external, w.mistRouter().start()); err != nil {
 		return fmt.Errorf("start the router: %w", err)
 	}
-	if err := w.Lab.Apply(ctx, fmt.Sprintf(`
-apiVersion: v1
-kind: Namespace
-metadata: {name: mist, labels: {k8s.ovn.org/primary-user-defined-network: "", tenant: mist}}
----
-apiVersion: k8s.ovn.org/v1
-kind: ClusterUserDefinedNetwork
-metadata: {name: mist, labels: {router: outside}}
-spec:
-  namespaceSelector: {matchLabels: {tenant: mist}}
-  network:
-    topology: Layer3
-    layer3: {role: Primary, subnets: %s}
-    transport: NoOverlay
-    noOverlayOptions: {outboundSNAT: Disabled, routing: Unmanaged}
----
+	if err := w.Lab.Apply(ctx, w.noOverlayNetwork("mist", "router: outside", 94, "Disabled", "Unmanaged")+fmt.Sprintf(`
 apiVersion: frrk8s.metallb.io/v1beta1
 kind: FRRConfiguration
 metadata: {name: mist, namespace: %s, labels: {fabric: outside}}
@@ -76,7 +61,7 @@ spec:
   networkSelectors:
   - networkSelectionType: ClusterUserDefinedNetworks
     clusterUserDefinedNetworkSelector: {networkSelector: {matchLabels: {router: outside}}}
-`, w.subnets(94), frrNamespace, mistASN, neighbors.String())); err != nil {
+`, frrNamespace, mistASN, neighbors.String())); err != nil {
 		return err
 	}
 	if err := w.conditions(ctx, cudns, "", "mist", "True"); err != nil {

@@ -58,22 +58,7 @@ func (w *World) localGateway(ctx context.Context) (bool, error) {
 func setUpLite(ctx context.Context, w *World) error {
 	var manifest, routers strings.Builder
 	for _, t := range liteTenants {
-		fmt.Fprintf(&manifest, `
-apiVersion: v1
-kind: Namespace
-metadata: {name: %[1]s, labels: {k8s.ovn.org/primary-user-defined-network: "", tenant: %[1]s}}
----
-apiVersion: k8s.ovn.org/v1
-kind: ClusterUserDefinedNetwork
-metadata: {name: %[1]s, labels: {vrf: own}}
-spec:
-  namespaceSelector: {matchLabels: {tenant: %[1]s}}
-  network:
-    topology: Layer3
-    layer3: {role: Primary, subnets: %[2]s}
-    transport: NoOverlay
-    noOverlayOptions: {outboundSNAT: Disabled, routing: Unmanaged}
----`, t.name, w.subnets(93))
+		manifest.WriteString(w.noOverlayNetwork(t.name, "vrf: own", 93, "Disabled", "Unmanaged"))
 		fmt.Fprintf(&routers, "\n    - {asn: %d, vrf: %s, neighbors: [", liteNodeASN, t.name)
 		for _, a := range liteLink {
 			if w.has(a.Addr()) {

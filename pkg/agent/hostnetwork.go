@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -170,11 +171,13 @@ func (r *hostReconciler) hostNetworks() []hostnet.Network {
 	nets := r.cache.Networks()
 	out := make([]hostnet.Network, 0, len(nets))
 	for _, n := range nets {
-		x := hostnet.Network{ID: n.ID, Name: n.Name, VRFIfindex: r.kernel.DeviceIndex(r.config.Plan.VRFTable(n)), Mark: n.PacketMark(), Subnets: n.CIDRs()}
+		v4, v6 := n.Families()
+		x := hostnet.Network{ID: n.ID, Name: n.Name, VRFIfindex: r.kernel.DeviceIndex(r.config.Plan.VRFTable(n)), Mark: n.PacketMark(),
+			Subnets: slices.Concat(n.CIDRs(), network.FilterFamilies(r.config.Plan.ServiceCIDRs, v4, v6))}
 		own := managementAddresses(n, r.cache.NodeID())
-		v4, _ := network.FirstOfFamily(own, netip.IPv4Unspecified())
-		v6, _ := network.FirstOfFamily(own, netip.IPv6Unspecified())
-		x.Host4, x.Host6 = v4.Addr(), v6.Addr()
+		host4, _ := network.FirstOfFamily(own, netip.IPv4Unspecified())
+		host6, _ := network.FirstOfFamily(own, netip.IPv6Unspecified())
+		x.Host4, x.Host6 = host4.Addr(), host6.Addr()
 		out = append(out, x)
 	}
 	return out

@@ -87,7 +87,7 @@ func (r *networkReconciler) reconcile(ctx context.Context, id int) error {
 	if node.ID == 0 {
 		return nil // the id's event enqueues everything
 	}
-	result, err := vrf.Reconcile(ctx, r.kernel, net, node, vrf.Inputs{Plan: r.config.Plan, IPv6: r.kernel.HasIPv6()})
+	result, err := vrf.Reconcile(ctx, r.kernel, net, node, vrf.Inputs{Plan: r.config.Plan, IPv6: r.kernel.HasIPv6(), Exposed: r.cache.AllowedAddresses(r.config.AllowedServices)})
 	r.logOperations(net.Name, result)
 	r.mu.Lock()
 	waited := !r.last[id].waitingSince.IsZero()

@@ -203,6 +203,16 @@ func (c *Cache) AllowedServices(keys []string) []firewall.Port {
 	return out
 }
 
+// AllowedAddresses returns the cluster IPs of AllowedServices.
+func (c *Cache) AllowedAddresses(keys []string) []netip.Addr {
+	var out []netip.Addr
+	for _, p := range c.AllowedServices(keys) {
+		out = append(out, p.Addr)
+	}
+	slices.SortFunc(out, netip.Addr.Compare)
+	return slices.Compact(out)
+}
+
 // ExposedPorts returns the ports of a network's services that are reached from outside it.
 // Of services with the same external address and port the oldest has it, in whatever network.
 func (c *Cache) ExposedPorts(id int) []flows.ServicePort {
@@ -293,16 +303,22 @@ func (c *Cache) LocalPorts(plan network.Plan, defaultNetwork network.Network, no
 }
 
 func (h eventHandlers) setService(s *corev1.Service) {
-	h.enqueueService(h.cache.SetService(s.Namespace+"/"+s.Name, parseService(s)))
+	h.storeService(s.Namespace+"/"+s.Name, parseService(s))
 }
 
-func (h eventHandlers) deleteService(key string) {
-	h.enqueueService(h.cache.SetService(key, service{}))
-}
+func (h eventHandlers) deleteService(key string) { h.storeService(key, service{}) }
 
-func (h eventHandlers) enqueueService(networks []int, clusterChanged bool) {
+func (h eventHandlers) storeService(key string, s service) {
+	networks, clusterChanged := h.cache.SetService(key, s)
 	h.queue.EnqueueGateways(networks...)
 	if clusterChanged || len(networks) > 0 {
 		h.queue.EnqueueHosts()
+	}
+	if clusterChanged && slices.Contains(h.config.AllowedServices, key) {
+		for _, n := range h.cache.Networks() {
+			if n.Topology == network.Layer2 { // it has a route to the service
+				h.queue.enqueueNetworkBatched(n.ID)
+			}
+		}
 	}
 }

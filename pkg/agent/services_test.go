@@ -59,6 +59,9 @@ func TestAllowedServices(t *testing.T) {
 	}
 	// A tenant's own service is not led to, whatever the configuration lists.
 	expect("10.96.0.10 tcp 53", "10.96.0.10 udp 53", "fd10:96::a tcp 53", "fd10:96::a udp 53")
+	if got := fmt.Sprint(c.AllowedAddresses([]string{"kube-system/s", "tenant/s"})); got != "[10.96.0.10 fd10:96::a]" {
+		t.Errorf("addresses %s", got)
+	}
 	if _, changed := c.SetService("kube-system/s", service{}); !changed {
 		t.Error("a deleted service changes nothing")
 	}

@@ -177,6 +177,8 @@ func (o Op) addTo(tx *knftables.Transaction) {
 			tx.Add(&knftables.Counter{Name: c})
 		}
 		tx.Add(&knftables.Set{Name: SetOwn, Type: "ifname . mark"})
+		tx.Add(&knftables.Set{Name: SetSources4, Type: "ifname . ipv4_addr"})
+		tx.Add(&knftables.Set{Name: SetSources6, Type: "ifname . ipv6_addr"})
 		tx.Add(&knftables.Set{Name: SetOwnVRF, Type: "ifname"})
 		tx.Add(&knftables.Set{Name: SetVRFs, Type: "ifname"})
 		for name, typ := range map[string]string{SetLocked4: "ipv4_addr", SetLocked6: "ipv6_addr", SetOpenICMP4: "ipv4_addr", SetOpenICMP6: "ipv6_addr",

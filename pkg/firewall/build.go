@@ -61,6 +61,9 @@ const (
 	// that all networks reach.
 	SetServices4 = "services4"
 	SetServices6 = "services6"
+	// SetSources4 and SetSources6 hold pairs of a management port and its network's masquerade address.
+	SetSources4 = "sources4"
+	SetSources6 = "sources6"
 	// SetOpen4 and SetOpen6 hold address, protocol and port of the open ports of locked
 	// addresses, SetOpenICMP4 and SetOpenICMP6 the addresses that answer echo requests.
 	SetOpen4     = "open4"
@@ -236,7 +239,7 @@ func Build(in Inputs) State {
 	st := State{
 		Counters: []string{CounterCrossNetwork, CounterForeign, CounterForwarded, CounterNotLocal, CounterProbeAllowed, CounterProbeRefused, CounterServices, CounterTunnel},
 		Sets: map[string][]string{SetLocked4: nil, SetLocked6: nil, SetOpen4: nil, SetOpen6: nil, SetOpenICMP4: nil, SetOpenICMP6: nil,
-			SetOwn: nil, SetServices4: nil, SetServices6: nil, MapNodePorts4: nil, MapNodePorts6: nil, MapLocalPorts4: nil, MapLocalPorts6: nil, MapHostPorts4: nil, MapHostPorts6: nil,
+			SetOwn: nil, SetServices4: nil, SetServices6: nil, SetSources4: nil, SetSources6: nil, MapNodePorts4: nil, MapNodePorts6: nil, MapLocalPorts4: nil, MapLocalPorts6: nil, MapHostPorts4: nil, MapHostPorts6: nil,
 			SetDirect4: nil, SetDirect6: nil, SetRouted4: nil, SetRouted6: nil, SetPods4: nil, SetPods6: nil, SetOwnVRF: nil, SetVRFs: nil, SetAdvertised4: nil, SetAdvertised6: nil},
 	}
 	if in.Mode == network.LocalGateway {
@@ -285,6 +288,10 @@ func Build(in Inputs) State {
 	}
 	for _, n := range in.Networks {
 		st.Sets[SetOwn] = append(st.Sets[SetOwn], fmt.Sprintf("%s . %#08x", n.ManagementPort(), n.PacketMark()))
+		for _, p := range (network.Plan{Masquerade: in.Masquerade}).MasqueradeManagement(n) {
+			set := ofFamily(ipOf(p), SetSources4, SetSources6)
+			st.Sets[set] = append(st.Sets[set], fmt.Sprintf("%s . %s", n.ManagementPort(), p.Addr()))
+		}
 	}
 	for name, elements := range st.Sets {
 		slices.Sort(elements)
@@ -399,21 +406,19 @@ func (in Inputs) outOfNode() []Rule {
 
 // toServices accepts what networks send to the services that all networks reach, and
 // the replies. OVN has replaced the pod's address by the network's masquerade address:
-// what a pod sends past OVN's router, to the management port itself, has another.
+// what a pod sends past OVN's router, to the management port itself, has another, and so
+// may have what a process with CAP_NET_RAW sends into the network by that port.
 func (in Inputs) toServices() []Rule {
 	if in.Bridge == "" {
 		return nil
 	}
-	port, bridge := "meta sdifname "+managementPorts, fmt.Sprintf("oifname %q", in.Bridge)
+	bridge := fmt.Sprintf("oifname %q", in.Bridge)
 	var rules []Rule
-	for _, p := range in.Masquerade {
-		set := SetServices4
-		if p.Addr().Is6() {
-			set = SetServices6
-		}
+	for _, ip := range families {
+		from := bridge + " meta sdifname . " + ip + " saddr @" + ofFamily(ip, SetSources4, SetSources6)
 		rules = append(rules,
-			rule("services, from "+p.String(), port, bridge, ipOf(p), "saddr", p.String(), ipOf(p), "daddr . meta l4proto . th dport @"+set, "counter name", CounterServices, "accept"),
-			rule("related to services, from "+p.String(), port, bridge, ipOf(p), "saddr", p.String(), "ct state related accept"))
+			rule("services, "+ip, from, ip, "daddr . meta l4proto . th dport @"+ofFamily(ip, SetServices4, SetServices6), "counter name", CounterServices, "accept"),
+			rule("related to services, "+ip, from, "ct state related accept"))
 	}
 	return append(rules, rule("replies of services", fmt.Sprintf("iifname %q oifname", in.Bridge), managementPorts, "ct state established,related accept"))
 }

@@ -58,9 +58,8 @@ func (in Inputs) localForward() []Rule {
 	drop := func(name, counter string, match ...string) {
 		rules = append(rules, rule(name, append(match, "counter name", counter, "drop")...))
 	}
-	for _, p := range in.Masquerade {
-		ip := ipOf(p)
-		drop("past OVN's router, not from "+p.String(), CounterForwarded, "meta sdifname", managementPorts, ip, "saddr !=", p.String(),
+	for _, ip := range families {
+		drop("not by the network's router, "+ip, CounterForwarded, "meta sdifname", managementPorts, "meta sdifname .", ip, "saddr !=", "@"+ofFamily(ip, SetSources4, SetSources6),
 			"meta sdifname . ether saddr .", ip, "saddr !=", "@"+ofFamily(ip, SetDirect4, SetDirect6))
 	}
 	rules = append(rules, in.betweenAdvertised()...)

@@ -159,10 +159,10 @@ for table in main 100007; do
   ip route add fd69::/112 via 2001:db8::1 dev br-ex onlink table $table
 done
 ip route add 2001:db8::/64 dev br-ex table 100007
-ip route add 169.254.0.13/32 dev ovn-k8s-mp7 table 100007
-ip route add fd69::d/128 dev ovn-k8s-mp7 table 100007
-ip route add 169.254.0.13/32 dev ovn-k8s-mp7 table 99999
-ip route add fd69::d/128 dev ovn-k8s-mp7 table 99999
+ip route add 169.254.0.24/32 dev ovn-k8s-mp7 table 100007
+ip route add fd69::18/128 dev ovn-k8s-mp7 table 100007
+ip route add 169.254.0.24/32 dev ovn-k8s-mp7 table 99999
+ip route add fd69::18/128 dev ovn-k8s-mp7 table 99999
 ip rule add to 169.254.0.0/17 lookup 99999 priority 4901
 ip -6 rule add to fd69::/112 lookup 99999 priority 4901
 `)
@@ -170,8 +170,10 @@ ip -6 rule add to fd69::/112 lookup 99999 priority 4901
 ip link set eth0 up
 ip addr add 10.66.0.3/24 dev eth0
 ip addr add fd66::3/64 dev eth0 nodad
-ip addr add 169.254.0.13/32 dev eth0
-ip addr add fd69::d/128 dev eth0 nodad
+ip addr add 169.254.0.24/32 dev eth0
+ip addr add fd69::18/128 dev eth0 nodad
+ip addr add 169.254.0.26/32 dev eth0
+ip addr add fd69::1a/128 dev eth0 nodad
 ip route add default via 10.66.0.2
 ip route add default via fd66::2
 `)
@@ -193,7 +195,7 @@ ip route add fd69::/112 via 2001:db8::10
 	if err := netns.Set(tenant); err != nil {
 		t.Fatal(err)
 	}
-	atTenant.listen(t, "169.254.0.13:55", "[fd69::d]:55", "169.254.0.13:30090", "[fd69::d]:30090")
+	atTenant.listen(t, "169.254.0.24:55", "[fd69::18]:55", "169.254.0.24:30090", "[fd69::18]:30090")
 
 	return &forwarder{t: t, host: host, tenant: tenant, outside: outside, target: target, reconciler: &Reconciler{Target: target}, atOutside: atOutside, atTenant: atTenant,
 		in: Inputs{Kubelet: Kubelet{Mark: mark}, Networks: []network.Network{{ID: 7}}, Bridge: "br-ex", Masquerade: masquerade, ServiceCIDRs: serviceCIDRs,
@@ -275,9 +277,9 @@ func (f *forwarder) answered(from, to string) {
 }
 
 // forwardAddresses are those of forwarder's participants, per IP family.
-var forwardAddresses = []struct{ masquerade, pod, service, outside, node, forged string }{
-	{"169.254.0.13", "10.66.0.3", "10.96.0.1", "192.0.2.1", "192.0.2.10", "169.254.0.99"},
-	{"fd69::d", "fd66::3", "fd10:96::1", "2001:db8::1", "2001:db8::10", "fd69::63"},
+var forwardAddresses = []struct{ masquerade, other, pod, service, outside, node, forged string }{
+	{"169.254.0.24", "169.254.0.26", "10.66.0.3", "10.96.0.1", "192.0.2.1", "192.0.2.10", "169.254.0.99"},
+	{"fd69::18", "fd69::1a", "fd66::3", "fd10:96::1", "2001:db8::1", "2001:db8::10", "fd69::63"},
 }
 
 func at(address string, port int) string { return net.JoinHostPort(address, fmt.Sprint(port)) }
@@ -299,6 +301,7 @@ func TestKernelForward(t *testing.T) {
 		denied("to another port of it", fromNetwork, at(f.service, 54), atOutside)
 		denied("to the wire", fromNetwork, wire, atOutside)
 		denied("past OVN's router, with the pod's address", sender{ns: w.tenant, from: f.pod}, service, atOutside)
+		denied("with another network's masquerade address", sender{ns: w.tenant, from: f.other}, service, atOutside)
 		denied("from outside to the network's masquerade address", sender{ns: w.outside, from: f.outside}, at(f.masquerade, 55), w.atTenant)
 		denied("a process with a masquerade address", sender{ns: w.host, from: f.forged}, service, atOutside)
 		denied("a tenant's process", sender{ns: w.host, from: f.node, mark: int(network.PacketMark(7))}, service, atOutside)
@@ -309,7 +312,7 @@ func TestKernelForward(t *testing.T) {
 	}
 	w.in.Services = w.in.Services[1:]
 	w.reconcile()
-	w.expect("a service that no longer is for all networks", sender{ns: w.tenant, from: "169.254.0.13"}, "10.96.0.1:53", atOutside, false, sender{ns: w.tenant, from: "fd69::d"}, "[fd10:96::1]:53", atOutside)
+	w.expect("a service that no longer is for all networks", sender{ns: w.tenant, from: "169.254.0.24"}, "10.96.0.1:53", atOutside, false, sender{ns: w.tenant, from: "fd69::18"}, "[fd10:96::1]:53", atOutside)
 	if err := netns.Set(w.host); err != nil {
 		t.Fatal(err)
 	}

@@ -48,6 +48,7 @@ func TestKernelLocalGateway(t *testing.T) {
 		denied("to another network's gateway router", fromNetwork, at(router, 30080), w.atOutside)
 		denied("to the overlay's port", fromNetwork, at(f.outside, network.TunnelPort), w.atOutside)
 		denied("past OVN's router, with the pod's address", sender{ns: w.tenant, from: f.pod}, wire, w.atOutside)
+		denied("with another network's masquerade address", sender{ns: w.tenant, from: f.other}, wire, w.atOutside)
 		denied("the same to a node port", sender{ns: w.tenant, from: f.pod}, at(f.node, 30080), w.atOutside)
 		denied("a tenant's process to another network's gateway router", sender{ns: w.host, from: f.node, mark: int(network.PacketMark(7))}, at(router, 30080), w.atOutside)
 		w.expect("the node's own process", sender{ns: w.host, from: f.node}, at(router, 30080), w.atOutside, true, fromNetwork, wire, w.atOutside)

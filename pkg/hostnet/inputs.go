@@ -47,7 +47,7 @@ type Network struct {
 	Name         string
 	VRFIfindex   int // 0: the VRF device does not exist
 	Mark         uint32
-	Subnets      []netip.Prefix // all destinations inside the VRF
+	Subnets      []netip.Prefix // all destinations inside the VRF: pods and services
 	Host4, Host6 netip.Addr     // the node's addresses on the network; invalid: none
 }
 

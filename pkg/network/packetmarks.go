@@ -43,7 +43,8 @@ const _ = uint(1<<MarkBits - 1 - MaxID)
 // those for the tables main (32766) and default (32767).
 //
 //	priority   rules
-//	900–902    forwarded packets with OutMark use the main table, except its default routes
+//	900–902    forwarded packets to services use the main table, and those with OutMark use it
+//	           except its default routes
 //	903        forwarded packets from the external bridge use AdvertisedTable
 //	2000–4900  packets with a network's mark use its table
 //	4901       packets to a network's masquerade address use MasqueradeTable

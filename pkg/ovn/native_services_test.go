@@ -255,6 +255,7 @@ func TestNativeServices(t *testing.T) {
 				t.Run([]string{"ipv4", "ipv6"}[f], func(t *testing.T) {
 					l.t = t
 					testClusterIPs(l, f)
+					testFromNode(l, f)
 					testFromOutside(l, f)
 					testReach(l, f)
 				})
@@ -447,6 +448,51 @@ func testFromOutside(l *serviceLab, f int) {
 	l.update()
 }
 
+// testFromNode checks that the node's own processes in the network reach its services, with
+// endpoints on both nodes, and services that are exposed. Packets to the latter come back by the
+// management port, with the network's masquerade address.
+func testFromNode(l *serviceLab, f int) {
+	t, mgmt, s := l.t, l.zones[0].podNamespace("", "m"), l.service(f, "web")
+	own := l.net.net.ManagementIn(l.hosts(0)[f]).Addr()
+	exposed, masquerade := netip.MustParseAddr([]string{"10.96.0.11", "fd96::b"}[f]), testPlan(true).MasqueradeManagement(l.net.net)[f].Addr()
+	address := func(a netip.Addr) {
+		args := []string{"ip", "-n", mgmt, "addr", "replace", single(a).String(), "dev", "lo"}
+		if f == 1 {
+			args = append(args, "nodad")
+		}
+		mustRun(t, args...)
+	}
+	toPods := own
+	if l.net.net.Topology == network.Layer2 {
+		toPods = testPlan(true).MasqueradeFixed(network.MasqueradeNode)[f].Addr()
+		address(toPods)
+	}
+	// The namespace is the network's VRF, and what stands behind the exposed service too: what it
+	// sends itself to the service's address goes by the port, and what arrives is for a server.
+	address(exposed)
+	family := []string{"-4", "-6"}[f]
+	if f == 0 {
+		mustRun(t, "ip", "netns", "exec", mgmt, "sysctl", "-qw", "net.ipv4.conf.mgmt.accept_local=1", "net.ipv4.conf.mgmt.rp_filter=0", "net.ipv4.conf.all.rp_filter=0")
+	}
+	for _, rule := range [][]string{{"add", "pref", "100", "lookup", "local"}, {"del", "pref", "0", "lookup", "local"}, {"add", "pref", "50", "iif", "lo", "to", exposed.String(), "lookup", "200"}} {
+		mustRun(t, append([]string{"ip", family, "-n", mgmt, "rule"}, rule...)...)
+	}
+	for _, route := range [][]string{{s.ClusterIPs[0].String(), "src", toPods.String()}, {exposed.String(), "src", own.String(), "table", "200"}, {masquerade.String()}} {
+		mustRun(t, append([]string{"ip", "-n", mgmt, "route", "replace", "via", l.gateway(f).String(), "dev", "mgmt"}, route...)...)
+	}
+	l.exposed = []ExposedService{{"kube-system", "kube-dns", []netip.Addr{exposed}, true}}
+	l.update(s)
+	l.zones[0].sync()
+	for _, protocol := range []string{"tcp", "udp"} {
+		l.answers("a process of the node, "+protocol, mgmt, protocol, netip.AddrPortFrom(s.ClusterIPs[0], 80), "s1", "s2")
+	}
+	if got := l.answers("a process of the node, to an exposed service", mgmt, "tcp", netip.AddrPortFrom(exposed, 9090), "host"); got != masquerade.String() {
+		t.Errorf("the host sees %s, want the network's masquerade address %s", got, masquerade)
+	}
+	l.exposed = nil
+	l.update()
+}
+
 // testReach checks which addresses outside the network pods reach: what is outside the
 // cluster, and services of the cluster default network that are exposed, through the
 // management port. Nothing else of the cluster's addresses leaves the network, though
@@ -475,7 +521,7 @@ func testReach(l *serviceLab, f int) {
 	}
 	// The host's way back.
 	masquerade := testPlan(true).MasqueradeManagement(l.net.net)[f].Addr()
-	mustRun(t, "ip", "-n", mgmt, "route", "add", masquerade.String(), "via", l.gateway(f).String(), "dev", "mgmt")
+	mustRun(t, "ip", "-n", mgmt, "route", "replace", masquerade.String(), "via", l.gateway(f).String(), "dev", "mgmt")
 
 	to := func(a string) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr(a), 9090) }
 	l.exposed = nil

@@ -49,6 +49,9 @@ type Inputs struct {
 	// Foreign lists the VRF's possible names that links without our mark have:
 	// State.Foreign of the actual state.
 	Foreign []string
+	// Exposed lists the cluster IPs of the services of the cluster default network that all networks
+	// reach.
+	Exposed []netip.Addr
 	// Devices lists the network's VRF devices: State.Devices of the actual
 	// state. A device with the fallback name keeps it.
 	Devices []Device
@@ -68,9 +71,10 @@ func Build(net network.Network, node network.Node, in Inputs) (State, error) {
 	st.Sysctls = portSysctls(st.Port.Name, in.IPv6)
 	if net.IsDefault() && node.Bridge != "" {
 		st.Sysctls = append(st.Sysctls, bridgeSysctls(node.Bridge, node.Mode)...)
-		// To gateway routers, by the external bridge's flows. network.MasqueradeTable comes
-		// first and leads to tenants' management ports.
-		st.Routes = routesVia(node, MainTable, in.Plan.Masquerade)
+		// To gateway routers, by the external bridge's flows: to that of the cluster default
+		// network, which has its services, and to all of them by their masquerade addresses.
+		// network.MasqueradeTable comes first and leads to tenants' management ports.
+		st.Routes = routesVia(node, MainTable, slices.Concat(in.Plan.ServiceCIDRs, in.Plan.Masquerade))
 	}
 	table := MainTable
 	if net.IsDefault() {
@@ -103,6 +107,9 @@ func Build(net network.Network, node network.Node, in Inputs) (State, error) {
 			if network.SameFamily(c, gw) && (c != h.Masked() || src.IsValid()) {
 				st.Routes = append(st.Routes, Route{Table: table, Dst: c, Via: gw, Src: src, Dev: st.Port.Name, Metric: RouteMetric})
 			}
+		}
+		if !net.IsDefault() {
+			st.Routes = append(st.Routes, routesToServices(net, in, table, h)...)
 		}
 		// The cluster default network's pods keep their addresses on the way out. In local gateway
 		// mode packets to its services from outside come in with this one.
@@ -141,6 +148,32 @@ func sourceToPods(net network.Network, plan network.Plan, host netip.Prefix) net
 	}
 	p, _ := network.FirstOfFamily(plan.MasqueradeFixed(network.MasqueradeNode), host)
 	return p.Addr()
+}
+
+// routesToServices returns the routes of the network's own processes to services, of one IP
+// family: OVN balances their packets to the network's services, and leads on those to services that
+// all networks reach, as it does with pods' packets. The latter come back by the management port, and
+// on a Layer 2 network need its address: only addresses of the subnet are translated there.
+func routesToServices(net network.Network, in Inputs, table int, host netip.Prefix) []Route {
+	route := Route{Table: table, Via: net.GatewayIn(host).Addr(), Src: sourceToPods(net, in.Plan, host), Dev: net.ManagementPort(), Metric: RouteMetric}
+	var out []Route
+	for _, c := range in.Plan.ServiceCIDRs {
+		if network.SameFamily(c, host) {
+			route.Dst = c.Masked()
+			out = append(out, route)
+		}
+	}
+	if net.Topology != network.Layer2 {
+		return out
+	}
+	route.Src = net.ManagementIn(host).Addr()
+	for _, a := range in.Exposed {
+		if network.SameFamily(a, host) {
+			route.Dst = hostPrefix(a)
+			out = append(out, route)
+		}
+	}
+	return out
 }
 
 // deviceName returns the VRF's name: the network's own, or the fallback if
@@ -194,15 +227,14 @@ func unreachableRoutes(in Inputs, table int) []Route {
 	return out
 }
 
-// routesOut returns the network's routes out of the node: the default route, and that to
-// services of the cluster default network, whose packets the external bridge's flows lead to
-// their gateway router. In local gateway mode, in which pods use them, also those to the node's
-// own link, and to other networks' gateway routers, which have their node ports.
+// routesOut returns the network's routes out of the node: the default route and, in local gateway
+// mode, in which pods use them, those to the node's own link, and to other networks' gateway
+// routers, which have their node ports.
 func routesOut(net network.Network, node network.Node, plan network.Plan, table int) []Route {
 	v4, v6 := net.Families()
 	node.NextHops = network.FilterFamilies(node.NextHops, v4, v6)
 	var out []Route
-	to := slices.Clone(plan.ServiceCIDRs)
+	var to []netip.Prefix
 	if !net.OwnVRFOnly() { // else BGP brings the routes
 		to = append(to, netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0))
 	}

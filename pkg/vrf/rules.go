@@ -17,14 +17,18 @@ import (
 // network's table. At most three branches and one leaf are added with a network. All masquerade
 // addresses share one rule and one table.
 //
+// What the node forwards to services uses the main table, which leads it to the external bridge: a
+// network's table leads its own processes' packets to services into the network.
+//
 // In local gateway mode the node forwards for pods. What leaves the node for them has
 // network.OutMark, and uses the main table, as the node's own packets do, before its network's:
 // that has the default route, and is unreachable where the packet must not go.
 //
 //	priority   rules
-//	900        packets of the node's own processes: goto 902. They cannot use the mark
-//	901        packets with network.OutMark: lookup of the main table without its default routes
-//	902        the end of the two rules before
+//	900        packets of the node's own processes: goto 902
+//	901        packets to services: lookup of the main table; packets with network.OutMark: lookup of
+//	           the main table without its default routes
+//	902        the end of the rules before
 //	903        packets from the external bridge: lookup of network.AdvertisedTable
 //	2000–2002  packets without a network's mark: goto 4900
 //	2010       branches by the bits 9 to 13 of the network's id: goto 2100 + id>>9
@@ -127,9 +131,7 @@ func outsideRules(bridge string, ipv6 bool) []Rule {
 	var out []Rule
 	for _, v6 := range families(ipv6) {
 		out = append(out,
-			Rule{IPv6: v6, Priority: ownPriority, From: "lo", Action: Goto, Goto: outEndPriority},
 			Rule{IPv6: v6, Priority: outPriority, Mark: network.OutMark, Mask: network.MarkMask, Table: MainTable, Specific: true},
-			Rule{IPv6: v6, Priority: outEndPriority, Action: Nop},
 			Rule{IPv6: v6, Priority: advertisedPriority, From: bridge, Table: network.AdvertisedTable})
 	}
 	return out
@@ -140,6 +142,8 @@ func sharedRules(plan network.Plan, ipv6 bool) []Rule {
 	var out []Rule
 	for _, v6 := range families(ipv6) {
 		out = append(out,
+			Rule{IPv6: v6, Priority: ownPriority, From: "lo", Action: Goto, Goto: outEndPriority},
+			Rule{IPv6: v6, Priority: outEndPriority, Action: Nop},
 			Rule{IPv6: v6, Priority: skipPriority, Mask: network.MarkMask, Action: Goto, Goto: endPriority},
 			Rule{IPv6: v6, Priority: skipPriority + 1, Mark: network.MarkKindEgressIP, Mask: network.MarkKindEgressIP, Action: Goto, Goto: endPriority},
 			Rule{IPv6: v6, Priority: skipPriority + 2, Mark: network.MarkKindService, Mask: network.MarkKindService, Action: Goto, Goto: endPriority},
@@ -148,6 +152,11 @@ func sharedRules(plan network.Plan, ipv6 bool) []Rule {
 		// when somebody has deleted the rules by which these skip the tree.
 		for bit := network.MarkShift; bit < network.MarkShift+network.MarkBits; bit++ {
 			out = append(out, Rule{IPv6: v6, Priority: denyPriority, Mark: 1 << bit, Mask: 1<<bit | network.MarkKindOther, Action: Unreachable})
+		}
+	}
+	for _, c := range plan.ServiceCIDRs {
+		if c.Addr().Is4() || ipv6 {
+			out = append(out, Rule{IPv6: c.Addr().Is6(), Priority: outPriority, To: c.Masked(), Table: MainTable})
 		}
 	}
 	for _, m := range plan.Masquerade {

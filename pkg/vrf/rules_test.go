@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -63,7 +64,7 @@ func TestRuleTree(t *testing.T) {
 			}
 		}
 		for _, mark := range []uint32{0, network.KubeletMark, network.MarkKindEgressIP, network.MarkKindEgressIP | 1<<16, network.MarkKindService | 3<<20, 0xffff0000} {
-			if r, n := lookup(rules, mark|others); r != nil || n > 5 {
+			if r, n := lookup(rules, mark|others); r != nil || n > 7 {
 				t.Fatalf("mark %#x leads to %v after %d rules", mark, r, n)
 			}
 			// Also when somebody has deleted the rules by which they skip the tree.
@@ -271,7 +272,10 @@ func TestKernelOutside(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for i, a := range []struct{ learned, other, client string }{{"198.51.100.7", "203.0.113.7", "192.0.2.77"}, {"2001:db8:1::7", "2001:db8:2::7", "2001:db8::77"}} {
+	if err := Apply(ctx, k, []Op{{Verb: AddRule, Rule: markRules(blue, true, 100007)[0]}, {Verb: AddRule, Rule: markRules(blue, true, 100007)[1]}}); err != nil {
+		t.Fatal(err)
+	}
+	for i, a := range []struct{ learned, other, client, service string }{{"198.51.100.7", "203.0.113.7", "192.0.2.77", "10.96.3.4"}, {"2001:db8:1::7", "2001:db8:2::7", "2001:db8::77", "fd10:96::34"}} {
 		pod := hosts[i].Addr().Next().Next().Next().String()
 		for _, c := range []struct {
 			what, to, from, iif string
@@ -282,6 +286,10 @@ func TestKernelOutside(t *testing.T) {
 			{"a pod to anything else", a.other, pod, "ovn-k8s-mp7", network.OutMark, 100007},
 			{"a pod to a learned prefix, unmarked", a.learned, pod, "ovn-k8s-mp7", 0, 100007},
 			{"a pod to a pod that no route leads to", hosts[i].Addr().Prev().String(), pod, "ovn-k8s-mp7", network.OutMark, 0},
+			{"a pod to a service", a.service, pod, "ovn-k8s-mp7", network.OutMark, MainTable},
+			{"a pod to a service, unmarked", a.service, pod, "ovn-k8s-mp7", 0, MainTable},
+			{"a process of the network to a service", a.service, "", "", blue.PacketMark(), 100007},
+			{"the node to a service", a.service, "", "", 0, MainTable},
 			{"from outside to a pod", pod, a.client, "br-ex", 0, network.AdvertisedTable},
 			{"the node to a pod", pod, "", "", 0, MainTable},
 			{"the node to a pod, marked", pod, "", "", network.OutMark, MainTable},
@@ -303,5 +311,17 @@ func TestKernelOutside(t *testing.T) {
 	}
 	if got := table("198.51.100.7", "10.20.2.3", "ovn-k8s-mp7", network.OutMark); got != 100007 {
 		t.Errorf("shared gateway mode: table %d", got)
+	}
+	for _, to := range []string{"10.96.3.4", "fd10:96::34"} {
+		from := hosts[0].Addr().Next().Next().Next()
+		if strings.Contains(to, ":") {
+			from = hosts[1].Addr().Next().Next().Next()
+		}
+		if got := table(to, from.String(), "ovn-k8s-mp7", 0); got != MainTable {
+			t.Errorf("shared gateway mode, a pod to service %s: table %d", to, got)
+		}
+		if got := table(to, "", "", blue.PacketMark()); got != 100007 {
+			t.Errorf("shared gateway mode, a process of the network to service %s: table %d", to, got)
+		}
 	}
 }

@@ -65,7 +65,7 @@ func TestBuildGolden(t *testing.T) {
 		node network.Node
 		in   Inputs
 	}{
-		"layer2-dual":      {layer2, testNode(), Inputs{IPv6: true}},
+		"layer2-dual":      {layer2, testNode(), Inputs{IPv6: true, Exposed: []netip.Addr{netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("fd10:96::1")}}},
 		"v4":               {testNet(7, "cluster_udn_blue", "10.20.0.0/16/24"), testNode(), Inputs{IPv6: true}},
 		"v4-kernel-no-v6":  {testNet(7, "cluster_udn_blue", "10.20.0.0/16/24"), testNode(), Inputs{}},
 		"dual-appended":    {testNet(8, "ns_a", "10.20.0.0/23/24", "10.30.0.0/16/24", "fd20::/48/64"), testNode(), Inputs{IPv6: true}},

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package story
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+func hostServiceChecks() []Check {
+	return []Check{{Chapter: 6, Title: "processes of tenants' host-network pods reach the services that their pods reach, and no others",
+		Phase: phaseHost, Needs: needs(fixtureServices, fixtureRedHost, fixtureLayer2Host), Run: hostServicesReached}}
+}
+
+// hostServicesReached has processes of tenants' host-network pods ask their network's services
+// until all endpoints, and nobody else, have answered, the API server and the name servers, and try
+// other networks' services and other ports.
+func hostServicesReached(ctx context.Context, w *World) (string, error) {
+	apiServerAt, err := w.Lab.Client().CoreV1().Services("default").Get(ctx, "kubernetes", metav1.GetOptions{})
+	if err != nil {
+		return "", err
+	}
+	at, err := netip.ParseAddr(apiServerAt.Spec.ClusterIP)
+	if err != nil {
+		return "", fmt.Errorf("service default/kubernetes: %w", err)
+	}
+	dns, err := w.clusterIPs(ctx, "kube-system", "kube-dns", 53)
+	if err != nil {
+		return "", err
+	}
+	for i := range dns {
+		dns[i] = "dns-" + dns[i]
+	}
+	list, err := w.Lab.Client().CoreV1().Pods("kube-system").List(ctx, metav1.ListOptions{LabelSelector: "k8s-app=kube-dns"})
+	if err != nil {
+		return "", err
+	}
+	var nameServers []string
+	for _, p := range list.Items {
+		nameServers = append(nameServers, p.Name)
+	}
+	var answers, tried atomic.Int32
+	sources := []struct{ pod, container string }{{"red-host", "root"}, {"red-host", "nobody"}, {"violet-host", ""}}
+	err = each(sources, func(from struct{ pod, container string }) error {
+		p, err := w.pod(from.pod)
+		if err != nil {
+			return err
+		}
+		ask := func(targets []string) ([]probe, error) { return w.ask(ctx, p, from.container, targets) }
+		forbidden := []string{"udp:" + netip.AddrPortFrom(at, 443).String(), "tcp:" + netip.AddrPortFrom(at, 6443).String()}
+		for _, s := range storyServices {
+			web, err := w.clusterIPs(ctx, s.namespace, "web", 80)
+			if err != nil {
+				return err
+			}
+			if s.tenant != p.Tenant {
+				forbidden = append(forbidden, web...)
+				continue
+			}
+			var endpoints []string
+			for _, e := range w.tenant(s.tenant) {
+				if e.Namespace == s.namespace {
+					endpoints = append(endpoints, e.Namespace+"/"+e.Name)
+				}
+			}
+			n, err := answered(ask, web, endpoints, len(endpoints))
+			answers.Add(int32(n))
+			if err != nil {
+				return fmt.Errorf("%s %s to service %s/web: %w", from.pod, from.container, s.namespace, err)
+			}
+		}
+		n, err := answered(ask, dns, nameServers, len(nameServers))
+		answers.Add(int32(n))
+		if err != nil {
+			return fmt.Errorf("%s %s to the name servers: %w", from.pod, from.container, err)
+		}
+		if _, err := w.reach(ctx, p, from.container, map[string]string{"tcp:" + netip.AddrPortFrom(at, 443).String(): apiServer}); err != nil {
+			return fmt.Errorf("%s %s to the API server: %w", from.pod, from.container, err)
+		}
+		got, err := w.check(ctx, p, from.container, 3*time.Second, forbidden...)
+		if err != nil {
+			return err
+		}
+		tried.Add(int32(len(forbidden)))
+		return reachedAny(from.pod+" "+from.container, got)
+	})
+	return fmt.Sprintf("%d answers, %d denied attempts", answers.Load(), tried.Load()), err
+}

@@ -24,10 +24,10 @@ var nodePorts = []NodePort{
 
 // localPorts are of services with external traffic policy Local of the network 7 of forwarder.
 var localPorts = []LocalPort{
-	{Port{netip.MustParseAddr("192.0.2.10"), "udp", 30090}, netip.MustParseAddrPort("169.254.0.13:30090")},
-	{Port{netip.MustParseAddr("2001:db8::10"), "udp", 30090}, netip.MustParseAddrPort("[fd69::d]:30090")},
-	{Port{netip.MustParseAddr("203.0.113.7"), "udp", 53}, netip.MustParseAddrPort("169.254.0.13:30090")},
-	{Port{netip.MustParseAddr("2001:db8:7::7"), "udp", 53}, netip.MustParseAddrPort("[fd69::d]:30090")},
+	{Port{netip.MustParseAddr("192.0.2.10"), "udp", 30090}, netip.MustParseAddrPort("169.254.0.24:30090")},
+	{Port{netip.MustParseAddr("2001:db8::10"), "udp", 30090}, netip.MustParseAddrPort("[fd69::18]:30090")},
+	{Port{netip.MustParseAddr("203.0.113.7"), "udp", 53}, netip.MustParseAddrPort("169.254.0.24:30090")},
+	{Port{netip.MustParseAddr("2001:db8:7::7"), "udp", 53}, netip.MustParseAddrPort("[fd69::18]:30090")},
 }
 
 var nodeAddresses = addrs("192.0.2.10", "2001:db8::10")

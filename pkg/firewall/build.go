@@ -14,6 +14,7 @@
 //   - that the kernel would forward into or out of a network, except in local
 //     gateway mode, where the kernel is the gateway, and except to the services that
 //     all networks reach, and back;
+//   - that the kernel would forward out of a network with the masquerade address of another;
 //   - from a masquerade address, which networks' forwarded packets have, if a local
 //     process sends it out of the node;
 //   - from a tenant's process in the host's network to a service's or a gateway router's

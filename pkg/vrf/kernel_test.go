@@ -277,8 +277,8 @@ func TestKernelMarkRouting(t *testing.T) {
 	n := testNet(7, "cluster_udn_blue", "10.20.0.0/16/24") // no IPv6 subnets
 	_, _ = Reconcile(context.Background(), k, n, node, Inputs{Plan: testPlan(), IPv6: true})
 	for dst, ok := range map[string]bool{
-		"198.51.100.1": false, "2001:db8:1::1": false, "10.244.0.9": false, "10.96.0.1": false,
-		"127.0.0.1": true, "192.0.2.10": true, "2001:db8::10": true, "10.20.9.9": hasVRF(t, k),
+		"198.51.100.1": false, "2001:db8:1::1": false, "10.244.0.9": false,
+		"127.0.0.1": true, "192.0.2.10": true, "2001:db8::10": true, "10.20.9.9": hasVRF(t, k), "10.96.0.1": hasVRF(t, k), // into the network
 	} {
 		_, err := netlink.RouteGetWithOptions(net.ParseIP(dst), &netlink.RouteGetOptions{Mark: n.PacketMark()})
 		if ok && err != nil || !ok && !errors.Is(err, unix.EHOSTUNREACH) && !errors.Is(err, unix.ENETUNREACH) {

@@ -126,6 +126,7 @@ struct bh_dest_key {
 	__u32 addr[4];
 };
 #define BH_DEST_FIXED 64
+#define BH_DEST_ALL 0xffffffff /* netid of what lies inside the VRF of every network: services */
 
 struct bh_addr {
 	__u32 a[4];

@@ -76,8 +76,11 @@ int bh_vrf_create(struct bpf_sock *ctx)
 	return 1;
 }
 
-/* in_subnets reports whether an address is in one of the network's subnets. */
-static __always_inline int in_subnets(const struct bh_pod *pod, const struct bh_addr *addr)
+/*
+ * is_inside reports whether an address lies inside the network's VRF: in one of its subnets, or
+ * among the services of the cluster.
+ */
+static __always_inline int is_inside(const struct bh_pod *pod, const struct bh_addr *addr)
 {
 	struct bh_dest_key key = {
 		.prefixlen = BH_DEST_FIXED + 128,
@@ -86,6 +89,9 @@ static __always_inline int in_subnets(const struct bh_pod *pod, const struct bh_
 		.addr = { addr->a[0], addr->a[1], addr->a[2], addr->a[3] },
 	};
 
+	if (bpf_map_lookup_elem(&bh_dests, &key))
+		return 1;
+	key.netid = BH_DEST_ALL;
 	return bpf_map_lookup_elem(&bh_dests, &key) != 0;
 }
 
@@ -183,7 +189,7 @@ static __always_inline int confine(struct bpf_sock_addr *ctx, struct bh_addr *ad
 	}
 	if (bind && bh_is_wildcard(addr))
 		reason = BH_R_BIND_WILDCARD;
-	else if (!*led && !bh_is_on_link(addr) && !in_subnets(pod, addr))
+	else if (!*led && !bh_is_on_link(addr) && !is_inside(pod, addr))
 		return 1;
 	ifindex = pod->vrf_ifindex;
 	if (!ifindex ||

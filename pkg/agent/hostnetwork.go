@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -84,7 +83,7 @@ func (r *hostReconciler) configure(ctx context.Context) (notEnforced, err error)
 		if err != nil {
 			return errors.Join(append(unenforced, err)...), errors.Join(append(errs, err)...)
 		}
-		in := hostnet.Inputs{Pods: r.cache.HostPods(), Networks: r.hostNetworks(), Locked: locked, Doors: rows, TunnelPort: network.TunnelPort,
+		in := hostnet.Inputs{Pods: r.cache.HostPods(), Networks: r.hostNetworks(), Services: r.config.Plan.ServiceCIDRs, Locked: locked, Doors: rows, TunnelPort: network.TunnelPort,
 			MarkFirst: network.FirstPacketMark, MarkLast: network.LastPacketMark}
 		for _, p := range r.node.Node().Addresses {
 			in.Locals = append(in.Locals, p.Addr())
@@ -171,13 +170,11 @@ func (r *hostReconciler) hostNetworks() []hostnet.Network {
 	nets := r.cache.Networks()
 	out := make([]hostnet.Network, 0, len(nets))
 	for _, n := range nets {
-		v4, v6 := n.Families()
-		x := hostnet.Network{ID: n.ID, Name: n.Name, VRFIfindex: r.kernel.DeviceIndex(r.config.Plan.VRFTable(n)), Mark: n.PacketMark(),
-			Subnets: slices.Concat(n.CIDRs(), network.FilterFamilies(r.config.Plan.ServiceCIDRs, v4, v6))}
+		x := hostnet.Network{ID: n.ID, Name: n.Name, VRFIfindex: r.kernel.DeviceIndex(r.config.Plan.VRFTable(n)), Mark: n.PacketMark(), Subnets: n.CIDRs()}
 		own := managementAddresses(n, r.cache.NodeID())
-		host4, _ := network.FirstOfFamily(own, netip.IPv4Unspecified())
-		host6, _ := network.FirstOfFamily(own, netip.IPv6Unspecified())
-		x.Host4, x.Host6 = host4.Addr(), host6.Addr()
+		v4, _ := network.FirstOfFamily(own, netip.IPv4Unspecified())
+		v6, _ := network.FirstOfFamily(own, netip.IPv6Unspecified())
+		x.Host4, x.Host6 = v4.Addr(), v6.Addr()
 		out = append(out, x)
 	}
 	return out

@@ -57,6 +57,9 @@ func Build(in Inputs, layout Layout, kubelet Kubelet) (State, []Problem) {
 		b.addPod(p)
 	}
 	b.addNetworks()
+	for _, c := range in.Services {
+		b.put(loader.DestRow{NetworkID: loader.AllNetworks, Prefix: c.Masked()})
+	}
 	b.addProbes()
 	b.addLocked()
 	for _, d := range in.Doors {

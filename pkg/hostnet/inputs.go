@@ -47,7 +47,7 @@ type Network struct {
 	Name         string
 	VRFIfindex   int // 0: the VRF device does not exist
 	Mark         uint32
-	Subnets      []netip.Prefix // all destinations inside the VRF: pods and services
+	Subnets      []netip.Prefix
 	Host4, Host6 netip.Addr     // the node's addresses on the network; invalid: none
 }
 
@@ -66,6 +66,7 @@ type Inputs struct {
 	Locked   []LockedAddr
 	Doors    []loader.DoorRow // interfaces of the host to guard
 	Locals   []netip.Addr     // the node's addresses outside all networks
+	Services []netip.Prefix   // the cluster's service CIDRs: each network's VRF leads to services
 	// TunnelPort is the overlay's UDP port. MarkFirst and MarkLast are the range of
 	// the networks' marks.
 	TunnelPort          uint16

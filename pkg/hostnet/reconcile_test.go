@@ -37,6 +37,7 @@ func example() (Inputs, Layout, Kubelet) {
 		Locked:     []LockedAddr{{Addr: netip.MustParseAddr("10.244.0.5"), NetworkID: 1}, {Addr: netip.MustParseAddr("::ffff:10.244.0.6"), NetworkID: 2, Open: []network.OpenPort{{Protocol: "tcp", Port: 80}}}, {Addr: netip.MustParseAddr("fd00::5"), NetworkID: 2}},
 		Doors:      []loader.DoorRow{{Ifindex: 21, Kind: loader.DoorPort, NetworkID: 1}, {Ifindex: 2, Kind: loader.DoorOwn}},
 		Locals:     []netip.Addr{netip.MustParseAddr("192.0.2.1")},
+		Services:   []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},
 		TunnelPort: 6081, MarkFirst: 0x10000, MarkLast: 0x2710ffff,
 	}
 	layout := Layout{Pods: map[string]Cgroup{"u1": {"/cg/podu1", 101}, "u2": {"/cg/podu2", 102}, "u5": {"/cg/podu5", 105}, "u6": {"/cg/podu6", 106}},
@@ -60,6 +61,7 @@ func TestBuild(t *testing.T) {
 		loader.NetRow{NetworkID: 1, VRFIfindex: 11, Mark: 0x10000, Host4: netip.MustParseAddr("10.1.0.2"), Host6: netip.MustParseAddr("fd01::2")},
 		loader.NetRow{NetworkID: 2, VRFIfindex: 12, Mark: 0x20000},
 		loader.DestRow{NetworkID: 2, Prefix: netip.MustParsePrefix("10.1.0.0/16")},
+		loader.DestRow{NetworkID: loader.AllNetworks, Prefix: netip.MustParsePrefix("10.96.0.0/16")},
 		loader.ProbeRow{Port: 8080, NetworkID: 1},
 		loader.DoorRow{Ifindex: 21, Kind: loader.DoorPort, NetworkID: 1}, loader.DoorRow{Ifindex: 2, Kind: loader.DoorOwn},
 		loader.LocalRow{Addr: netip.MustParseAddr("192.0.2.1")},
@@ -117,6 +119,7 @@ attach VRF binding to pod u1 at /cg/podu1
 guard interface 21: management port of network 1
 put destination 10.1.0.0/16 inside network 1
 put destination 10.1.0.0/16 inside network 2
+put destination 10.96.0.0/16 inside every network
 put destination fd01::/64 inside network 1
 put kubelet cgroup 7
 put network 1 at vrf ifindex 11

@@ -272,11 +272,14 @@ func (w *guardSandbox) sendFrames(dev string, attempts []way.Attempt) []bool {
 }
 
 // The guard drops a pod's datagrams to the overlay's port: from any kind of socket,
-// whole or in fragments, with or without VLAN tag. The administrator's datagrams
-// pass.
+// whole or in fragments, with or without VLAN tag, also to a service's address. The
+// administrator's datagrams pass.
 func TestRootGuardTunnel(t *testing.T) {
 	w := newGuardSandbox(t, false)
 	w.detachLSM()
+	for _, p := range []string{"192.0.2.0/24", "2001:db8::/64"} {
+		must(t, w.l.Put(DestRow{AllNetworks, netip.MustParsePrefix(p)}))
+	}
 	attempts := func(port uint16) []way.Attempt {
 		frame := func(to, src string, how ...string) way.Attempt {
 			return way.Attempt{Socket: "packet", To: to, Src: src, Port: port, Device: "eth0", SrcMAC: w.own["eth0"], DstMAC: w.mac["eth0"], How: how}

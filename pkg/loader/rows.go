@@ -94,7 +94,7 @@ type ProbeRow struct {
 	NetworkID uint32
 }
 
-// DestRow says that a prefix lies inside a network's VRF.
+// DestRow says that a prefix lies inside a network's VRF, or that of AllNetworks.
 type DestRow struct {
 	NetworkID uint32
 	Prefix    netip.Prefix
@@ -161,6 +161,9 @@ func (r ProbeRow) String() string {
 	return fmt.Sprintf("probes of TCP port %d → network %d", r.Port, r.NetworkID)
 }
 func (r DestRow) String() string {
+	if r.NetworkID == AllNetworks {
+		return fmt.Sprintf("destination %s inside every network", r.Prefix)
+	}
 	return fmt.Sprintf("destination %s inside network %d", r.Prefix, r.NetworkID)
 }
 func (r OpenRow) String() string {
@@ -196,6 +199,9 @@ func be(v uint32) uint32 {
 }
 
 const destFixed = 64 // BH_DEST_FIXED
+
+// AllNetworks as NetworkID of a DestRow stands for every network.
+const AllNetworks = ^uint32(0) // BH_DEST_ALL
 
 func (r PodRow) encode() (any, any, error) {
 	if r.CgroupID == 0 {

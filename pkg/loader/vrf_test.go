@@ -183,6 +183,15 @@ func TestRootVRFBinding(t *testing.T) {
 	} else {
 		t.Logf("SCTP not tested: %v", err)
 	}
+	// Services lie inside every network.
+	for _, p := range []string{"10.77.0.0/24", "fd77::/64"} {
+		prefix := netip.MustParsePrefix(p)
+		must(t, l.Delete(DestRow{5, prefix}))
+		must(t, l.Put(DestRow{AllNetworks, prefix}))
+	}
+	w.expect("services", ctr, 65534,
+		[2]string{"tcp 10.77.0.2:80", "ok"}, [2]string{"tcp [fd77::2]:80", "ok"}, [2]string{"udp 10.77.0.2:80", "ok"}, [2]string{"udp [fd77::2]:80", "ok"},
+		[2]string{"state 10.77.0.2:80", bound}, [2]string{"state [fd77::2]:80", bound}, [2]string{"state 127.0.0.1:80", unbound})
 	// Processes outside the pod do not reach the VRF.
 	w.expect("another cgroup", w.cg("kubepods/podW"), 0, [2]string{"tcp 10.77.0.2:80", "ENETUNREACH"}, [2]string{"udp [fd77::2]:80", "ENETUNREACH"})
 	early.proceed()

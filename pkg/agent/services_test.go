@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -151,4 +152,39 @@ func TestExposedPorts(t *testing.T) {
 	c.DeleteNAD("red/net")
 	expect("without the NAD", 1)
 	expect("without the NAD", network.DefaultID)
+}
+
+// TestLayer2RouteToServices: a Layer 2 network has a route to each service that all networks
+// reach, as such services come and go. Networks of other topologies have none.
+func TestLayer2RouteToServices(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeNode(t)
+		conf := network.NetConf{Name: "shop_net", Topology: "layer2", Role: "primary", Subnets: "10.20.0.0/16"}
+		n, err := conf.Network(7, f.agent.config.Plan)
+		f.agent.cache.SetNAD(network.NAD{Namespace: "shop", Name: "net", Network: n, Err: err})
+		f.agent.cache.SetNAD(nad(f.agent.config, "ns", "net", 8))
+		f.agent.start()
+		f.setNodeID(3)
+		eventually(t, "networks ready", func() bool { return f.state(7).State == StateReady && f.state(8).State == StateReady })
+		routes := func() string {
+			f.kernel.mu.Lock()
+			defer f.kernel.mu.Unlock()
+			var out []string
+			for r := range f.kernel.Routes {
+				if r.Dst.IsSingleIP() && r.Dst.Addr().As4()[0] == 172 {
+					out = append(out, fmt.Sprint(r.Dst, " src ", r.Src, " table ", r.Table))
+				}
+			}
+			slices.Sort(out)
+			return strings.Join(out, "\n")
+		}
+		service := func(namespace, name, ip string) *corev1.Service {
+			return &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Spec: corev1.ServiceSpec{ClusterIPs: []string{ip}, Ports: []corev1.ServicePort{{Port: 53}}}}
+		}
+		f.events().setService(service("plain", "web", "172.30.0.20"))
+		f.events().setService(service("kube-system", "kube-dns", "172.30.0.10"))
+		eventually(t, "a route", func() bool { return routes() == "172.30.0.10/32 src 10.20.0.2 table 100007" })
+		f.events().deleteService("kube-system/kube-dns")
+		eventually(t, "no route", func() bool { return routes() == "" })
+	})
 }

@@ -48,7 +48,7 @@ type Network struct {
 	VRFIfindex   int // 0: the VRF device does not exist
 	Mark         uint32
 	Subnets      []netip.Prefix
-	Host4, Host6 netip.Addr     // the node's addresses on the network; invalid: none
+	Host4, Host6 netip.Addr // the node's addresses on the network; invalid: none
 }
 
 // LockedAddr is a default-network address of a pod that has a primary network.

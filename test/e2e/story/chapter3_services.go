@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"bulkhead/test/lab"
@@ -160,12 +161,7 @@ func servicesReached(ctx context.Context, w *World) (string, error) {
 	}
 	var questions []question
 	for _, s := range storyServices {
-		var endpoints []string
-		for _, p := range w.tenant(s.tenant) {
-			if p.Namespace == s.namespace {
-				endpoints = append(endpoints, p.Namespace+"/"+p.Name)
-			}
-		}
+		endpoints := w.webServers(s.tenant, s.namespace)
 		for _, p := range w.tenant(s.tenant) {
 			questions = append(questions, question{p, s.namespace, "web", endpoints})
 			if p.Name == s.self {
@@ -283,20 +279,57 @@ func servicesConfined(ctx context.Context, w *World) (string, error) {
 // apiServer is how the API server answers netprobe, which does not speak TLS.
 const apiServer = "Client sent an HTTP request to an HTTPS server."
 
-// apiServerReached has pods of each network ask the API server by the service default/kubernetes,
-// which is of the cluster default network and outside the nodes, and try its other ports.
-func apiServerReached(ctx context.Context, w *World) (string, error) {
+// apiServerAddress returns address and port of the service default/kubernetes.
+func (w *World) apiServerAddress(ctx context.Context) (netip.AddrPort, error) {
 	service, err := w.Lab.Client().CoreV1().Services("default").Get(ctx, "kubernetes", metav1.GetOptions{})
 	if err != nil {
-		return "", err
+		return netip.AddrPort{}, err
 	}
 	at, err := netip.ParseAddr(service.Spec.ClusterIP)
 	if err != nil || len(service.Spec.Ports) != 1 {
-		return "", fmt.Errorf("service default/kubernetes: address %q, ports %v: %w", service.Spec.ClusterIP, service.Spec.Ports, err)
+		return netip.AddrPort{}, fmt.Errorf("service default/kubernetes: address %q, ports %v: %w", service.Spec.ClusterIP, service.Spec.Ports, err)
 	}
-	port := uint16(service.Spec.Ports[0].Port)
-	want := map[string]string{"tcp:" + netip.AddrPortFrom(at, port).String(): apiServer}
-	others := []string{"udp:" + netip.AddrPortFrom(at, port).String(), "tcp:" + netip.AddrPortFrom(at, port+1).String(), "tcp:" + netip.AddrPortFrom(at, 6443).String(), "icmp:" + at.String()}
+	return netip.AddrPortFrom(at, uint16(service.Spec.Ports[0].Port)), nil
+}
+
+// nameServers returns the targets of the service kube-system/kube-dns, and the pods behind it.
+func (w *World) nameServers(ctx context.Context) (targets []string, servers []corev1.Pod, err error) {
+	targets, err = w.clusterIPs(ctx, "kube-system", "kube-dns", 53)
+	if err != nil {
+		return nil, nil, err
+	}
+	for i := range targets {
+		targets[i] = "dns-" + targets[i]
+	}
+	list, err := w.Lab.Client().CoreV1().Pods("kube-system").List(ctx, metav1.ListOptions{LabelSelector: "k8s-app=kube-dns"})
+	if err != nil {
+		return nil, nil, err
+	}
+	return targets, list.Items, nil
+}
+
+// webServers returns what the pods of a tenant in a namespace, the endpoints of its service web,
+// answer.
+func (w *World) webServers(tenant, namespace string) []string {
+	var out []string
+	for _, p := range w.tenant(tenant) {
+		if p.Namespace == namespace {
+			out = append(out, p.Namespace+"/"+p.Name)
+		}
+	}
+	return out
+}
+
+// apiServerReached has pods of each network ask the API server by the service default/kubernetes,
+// which is of the cluster default network and outside the nodes, and try its other ports.
+func apiServerReached(ctx context.Context, w *World) (string, error) {
+	service, err := w.apiServerAddress(ctx)
+	if err != nil {
+		return "", err
+	}
+	at, port := service.Addr(), service.Port()
+	want := map[string]string{"tcp:" + service.String(): apiServer}
+	others := []string{"udp:" + service.String(), "tcp:" + netip.AddrPortFrom(at, port+1).String(), "tcp:" + netip.AddrPortFrom(at, 6443).String(), "icmp:" + at.String()}
 	var sources []*pod
 	for _, s := range storyServices {
 		sources = append(sources, w.tenant(s.tenant)...)
@@ -317,21 +350,14 @@ func apiServerReached(ctx context.Context, w *World) (string, error) {
 // kube-system/kube-dns, resolve names as their programs do, and try the name servers' other
 // ports and own addresses.
 func dnsReached(ctx context.Context, w *World) (string, error) {
-	list, err := w.clusterIPs(ctx, "kube-system", "kube-dns", 53)
-	if err != nil {
-		return "", err
-	}
-	for i := range list {
-		list[i] = "dns-" + list[i]
-	}
-	servers, err := w.Lab.Client().CoreV1().Pods("kube-system").List(ctx, metav1.ListOptions{LabelSelector: "k8s-app=kube-dns"})
+	list, servers, err := w.nameServers(ctx)
 	if err != nil {
 		return "", err
 	}
 	const nameServerReady = 8181 // serves HTTP for kubelet's probes
 	var want, others []string
 	nodes, own := map[string]bool{}, map[string]string{}
-	for _, s := range servers.Items {
+	for _, s := range servers {
 		want, nodes[s.Spec.NodeName] = append(want, s.Name), true
 		for _, ip := range s.Status.PodIPs {
 			own["dns-tcp:"+net.JoinHostPort(ip.IP, "53")], own["dns-udp:"+net.JoinHostPort(ip.IP, "53")] = s.Name, s.Name

@@ -8,8 +8,6 @@ import (
 	"net/netip"
 	"sync/atomic"
 	"time"
-
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 func hostServiceChecks() []Check {
@@ -21,27 +19,16 @@ func hostServiceChecks() []Check {
 // until all endpoints, and nobody else, have answered, the API server and the name servers, and try
 // other networks' services and other ports.
 func hostServicesReached(ctx context.Context, w *World) (string, error) {
-	apiServerAt, err := w.Lab.Client().CoreV1().Services("default").Get(ctx, "kubernetes", metav1.GetOptions{})
+	api, err := w.apiServerAddress(ctx)
 	if err != nil {
 		return "", err
 	}
-	at, err := netip.ParseAddr(apiServerAt.Spec.ClusterIP)
-	if err != nil {
-		return "", fmt.Errorf("service default/kubernetes: %w", err)
-	}
-	dns, err := w.clusterIPs(ctx, "kube-system", "kube-dns", 53)
-	if err != nil {
-		return "", err
-	}
-	for i := range dns {
-		dns[i] = "dns-" + dns[i]
-	}
-	list, err := w.Lab.Client().CoreV1().Pods("kube-system").List(ctx, metav1.ListOptions{LabelSelector: "k8s-app=kube-dns"})
+	dns, pods, err := w.nameServers(ctx)
 	if err != nil {
 		return "", err
 	}
 	var nameServers []string
-	for _, p := range list.Items {
+	for _, p := range pods {
 		nameServers = append(nameServers, p.Name)
 	}
 	var answers, tried atomic.Int32
@@ -52,7 +39,7 @@ func hostServicesReached(ctx context.Context, w *World) (string, error) {
 			return err
 		}
 		ask := func(targets []string) ([]probe, error) { return w.ask(ctx, p, from.container, targets) }
-		forbidden := []string{"udp:" + netip.AddrPortFrom(at, 443).String(), "tcp:" + netip.AddrPortFrom(at, 6443).String()}
+		forbidden := []string{"udp:" + api.String(), "tcp:" + netip.AddrPortFrom(api.Addr(), 6443).String()}
 		for _, s := range storyServices {
 			web, err := w.clusterIPs(ctx, s.namespace, "web", 80)
 			if err != nil {
@@ -62,12 +49,7 @@ func hostServicesReached(ctx context.Context, w *World) (string, error) {
 				forbidden = append(forbidden, web...)
 				continue
 			}
-			var endpoints []string
-			for _, e := range w.tenant(s.tenant) {
-				if e.Namespace == s.namespace {
-					endpoints = append(endpoints, e.Namespace+"/"+e.Name)
-				}
-			}
+			endpoints := w.webServers(s.tenant, s.namespace)
 			n, err := answered(ask, web, endpoints, len(endpoints))
 			answers.Add(int32(n))
 			if err != nil {
@@ -79,7 +61,7 @@ func hostServicesReached(ctx context.Context, w *World) (string, error) {
 		if err != nil {
 			return fmt.Errorf("%s %s to the name servers: %w", from.pod, from.container, err)
 		}
-		if _, err := w.reach(ctx, p, from.container, map[string]string{"tcp:" + netip.AddrPortFrom(at, 443).String(): apiServer}); err != nil {
+		if _, err := w.reach(ctx, p, from.container, map[string]string{"tcp:" + api.String(): apiServer}); err != nil {
 			return fmt.Errorf("%s %s to the API server: %w", from.pod, from.container, err)
 		}
 		got, err := w.check(ctx, p, from.container, 3*time.Second, forbidden...)

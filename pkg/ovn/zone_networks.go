@@ -106,6 +106,9 @@ func (z *Zone) nextJob(name string) (j job, ok bool) {
 	if j.units, ok = z.queue.take(name); !ok {
 		return j, false
 	}
+	if !j.known {
+		return j, true // only its name matters: the zone may not know what it was
+	}
 	j.node = z.self()
 	j.in = Inputs{Plan: z.cfg.Plan, PhysicalNetwork: z.cfg.OVS.PhysicalNetwork, OneNode: z.nodes.alone(), Exposed: z.exposed(), BGP: z.bgpInputs(j.net)}
 	if j.net.IsDefault() {

@@ -13,20 +13,23 @@ type metrics struct {
 	failing   prometheus.Gauge
 	reconnect prometheus.Counter
 	learned   prometheus.Gauge
+	// corrections are those of audits.
+	corrections prometheus.Counter
 }
 
 func newMetrics(r prometheus.Registerer) metrics {
 	buckets := prometheus.ExponentialBuckets(0.001, 2, 14)
 	m := metrics{
-		networks:  prometheus.NewHistogram(prometheus.HistogramOpts{Name: "bulkhead_zone_network_sync_seconds", Help: "Time to reconcile one network's OVN rows.", Buckets: buckets}),
-		pods:      prometheus.NewHistogram(prometheus.HistogramOpts{Name: "bulkhead_zone_pod_sync_seconds", Help: "Time to assign one pod's addresses and write its annotation.", Buckets: buckets}),
-		refused:   prometheus.NewCounter(prometheus.CounterOpts{Name: "bulkhead_zone_pods_refused_total", Help: "Failed attempts to assign a pod's networks."}),
-		failing:   prometheus.NewGauge(prometheus.GaugeOpts{Name: "bulkhead_zone_networks_failing", Help: "Networks that fail on this node: they cannot be built, or their transaction fails. The log names them."}),
-		reconnect: prometheus.NewCounter(prometheus.CounterOpts{Name: "bulkhead_zone_nb_connects_total", Help: "Connects to the northbound database."}),
-		learned:   prometheus.NewGauge(prometheus.GaugeOpts{Name: "bulkhead_zone_bgp_routes", Help: "Routes that BGP has learned on this node, by the external bridge, in the main table."}),
+		networks:    prometheus.NewHistogram(prometheus.HistogramOpts{Name: "bulkhead_zone_network_sync_seconds", Help: "Time to reconcile one network's OVN rows.", Buckets: buckets}),
+		pods:        prometheus.NewHistogram(prometheus.HistogramOpts{Name: "bulkhead_zone_pod_sync_seconds", Help: "Time to assign one pod's addresses and write its annotation.", Buckets: buckets}),
+		refused:     prometheus.NewCounter(prometheus.CounterOpts{Name: "bulkhead_zone_pods_refused_total", Help: "Failed attempts to assign a pod's networks."}),
+		failing:     prometheus.NewGauge(prometheus.GaugeOpts{Name: "bulkhead_zone_networks_failing", Help: "Networks that fail on this node: they cannot be built, or their transaction fails. The log names them."}),
+		reconnect:   prometheus.NewCounter(prometheus.CounterOpts{Name: "bulkhead_zone_nb_connects_total", Help: "Connects to the northbound database."}),
+		learned:     prometheus.NewGauge(prometheus.GaugeOpts{Name: "bulkhead_zone_bgp_routes", Help: "Routes that BGP has learned on this node, by the external bridge, in the main table."}),
+		corrections: prometheus.NewCounter(prometheus.CounterOpts{Name: "bulkhead_zone_audit_corrections_total", Help: "Changes of OVN rows that a periodic audit found necessary, and no event had caused: each is a defect. The log has the first of each network."}),
 	}
 	if r != nil {
-		r.MustRegister(m.networks, m.pods, m.refused, m.failing, m.reconnect, m.learned)
+		r.MustRegister(m.networks, m.pods, m.refused, m.failing, m.reconnect, m.learned, m.corrections)
 	}
 	return m
 }

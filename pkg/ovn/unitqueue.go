@@ -14,12 +14,13 @@ import (
 type unitQueue struct {
 	process.Queue[string]
 
-	mu    sync.Mutex
-	dirty map[string]*unitSet // by network
+	mu     sync.Mutex
+	dirty  map[string]*unitSet // by network
+	audits map[string]struct{} // networks to audit
 }
 
 func newUnitQueue() *unitQueue {
-	return &unitQueue{Queue: process.NewQueue[string](), dirty: map[string]*unitSet{}}
+	return &unitQueue{Queue: process.NewQueue[string](), dirty: map[string]*unitSet{}, audits: map[string]struct{}{}}
 }
 
 // AddUnits enqueues units of a network, or the whole network for none.
@@ -38,17 +39,28 @@ func (q *unitQueue) mark(network string, units ...Unit) {
 	q.dirty[network].add(units...)
 }
 
+// AddAudit enqueues an audit of a network.
+func (q *unitQueue) AddAudit(network string) {
+	q.mu.Lock()
+	q.audits[network] = struct{}{}
+	q.mu.Unlock()
+	q.Add(network)
+}
+
 // take removes and returns the network's units, nil for all. ok is false if there is
-// nothing to reconcile.
-func (q *unitQueue) take(network string) (units []Unit, ok bool) {
+// nothing to reconcile. audit is true if nothing but an audit was enqueued: it waits
+// for its next turn while there are units to reconcile.
+func (q *unitQueue) take(network string) (units []Unit, audit, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	_, audit = q.audits[network]
+	delete(q.audits, network)
 	dirty := q.dirty[network]
 	if dirty == nil {
-		return nil, false
+		return nil, audit, audit
 	}
 	delete(q.dirty, network)
-	return dirty.list(), true
+	return dirty.list(), false, true
 }
 
 // unitSet is a set of a network's units.

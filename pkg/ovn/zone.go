@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -76,10 +77,14 @@ type Zone struct {
 	initial     map[string]struct{}          // UIDs of the pods of the informer's first list
 	pending     map[string]struct{}          // networks not yet tried since the start, and keyCleanup
 	keptPorts   map[string]keptPorts         // by pod: undesired ports, kept because the pod runs
-	synced      bool                         // the handlers have seen the informers' first lists
-	restored    bool                         // pod addresses are restored and pending is filled
-	ready       atomic.Bool
-	metrics     metrics
+	audited     string                       // the network that was audited last
+	// suspects are, by network, the operations by which the last audit would have corrected
+	// its rows.
+	suspects map[string]map[string]struct{}
+	synced   bool // the handlers have seen the informers' first lists
+	restored bool // pod addresses are restored and pending is filled
+	ready    atomic.Bool
+	metrics  metrics
 }
 
 // Keys in queue other than networks: a network's name has no "/".
@@ -88,6 +93,8 @@ const (
 	keyCleanup = "/cleanup"
 	// keyFailures writes this Node's failures annotation.
 	keyFailures = "/failures"
+	// keyAudit audits the next network. It is also the prefix of auditKey.
+	keyAudit = "/audit"
 )
 
 // netState is the zone's state of a network.
@@ -120,7 +127,7 @@ func NewZone(cfg config.Config, k kubernetes.Interface, nads nadclient.Interface
 		cfg: cfg, log: log.With("node", cfg.Kubernetes.NodeName), kube: k, nads: nads, metrics: newMetrics(registry),
 		podQueue: process.NewQueue[string](), queue: newUnitQueue(),
 		nadIndex: network.NewNADIndex(), nodes: newNodeIndex(cfg.Kubernetes.NodeName), nets: map[string]*netState{}, advertised: map[string][]netip.Prefix{}, pods: map[string]*podState{}, served: map[string]string{},
-		defaultOnly: map[string]map[string]string{}, initial: map[string]struct{}{}, pending: map[string]struct{}{}, keptPorts: map[string]keptPorts{},
+		defaultOnly: map[string]map[string]string{}, initial: map[string]struct{}{}, pending: map[string]struct{}{}, keptPorts: map[string]keptPorts{}, suspects: map[string]map[string]struct{}{},
 	}
 	z.failures = newFailureReport(cfg.Kubernetes.NodeName, k, z.log, z.metrics.failing, func() { z.queue.Add(keyFailures) })
 	z.addresses = newPodAddresses(z.log, func(pods []string) {
@@ -157,6 +164,7 @@ func (z *Zone) serve(ctx context.Context) error {
 		return err
 	}
 	z.onSynced()
+	z.queue.AddAfter(keyAudit, auditInterval)
 	var wg sync.WaitGroup
 	wg.Go(func() { z.podQueue.Run(ctx, z.cfg.Workers, z.syncPod, z.logFailure("pod")) })
 	wg.Go(func() { z.queue.Run(ctx, z.cfg.Workers, z.syncKey, z.logFailure("network")) })
@@ -187,13 +195,16 @@ func (z *Zone) logFailure(kind string) func(key string, attempts int, err error)
 
 // syncKey reconciles one key of queue.
 func (z *Zone) syncKey(ctx context.Context, key string) error {
-	switch key {
-	case keyChassis:
+	switch {
+	case key == keyChassis:
 		return z.syncChassis(ctx)
-	case keyCleanup:
+	case key == keyCleanup:
 		return z.cleanup(ctx)
-	case keyFailures:
+	case key == keyFailures:
 		return z.writeFailures(ctx)
+	case strings.HasPrefix(key, keyAudit):
+		z.syncAudit(key)
+		return nil
 	default:
 		return z.syncNetwork(ctx, key)
 	}

@@ -65,6 +65,7 @@ type job struct {
 	node    network.Node
 	in      Inputs
 	units   []Unit // nil: all
+	audit   bool   // compare all rows, though no event has changed anything
 	// unknown are the peers whose rows are kept unchanged.
 	unknown map[string]struct{}
 	// someUnknown: of the cluster default network, whether the addresses of some peers are not
@@ -103,7 +104,7 @@ func (z *Zone) nextJob(name string) (j job, ok bool) {
 	// A network that no NAD describes is deleted at once: every NAD has been read
 	// by now. The deletion does not wait for other networks to be built: one of
 	// them may need a port name that this one has.
-	if j.units, ok = z.queue.take(name); !ok {
+	if j.units, j.audit, ok = z.queue.take(name); !ok {
 		return j, false
 	}
 	if !j.known {
@@ -159,6 +160,9 @@ func (z *Zone) syncNetwork(ctx context.Context, name string) error {
 	j, ok := z.nextJob(name)
 	if !ok {
 		return nil
+	}
+	if j.audit {
+		return z.audit(ctx, name, j)
 	}
 	defer prometheus.NewTimer(z.metrics.networks).ObserveDuration()
 	var err error
@@ -244,9 +248,18 @@ func (z *Zone) build(ctx context.Context, name string, j job) error {
 			return err
 		}
 	}
+	ops, err := z.operations(ctx, name, j)
+	if err != nil {
+		return err
+	}
+	return z.apply(ctx, name, ops)
+}
+
+// operations returns what turns the network's rows into the job's.
+func (z *Zone) operations(ctx context.Context, name string, j job) ([]Op, error) {
 	have, err := z.nb.Read(ctx, Selection{Network: name, Node: j.node.Name, Units: j.units})
 	if err != nil {
-		return fmt.Errorf("read rows: %w", err)
+		return nil, fmt.Errorf("read rows: %w", err)
 	}
 	j.in.Pods = keepLocks(j.in.Pods, have)
 	if j.someUnknown {
@@ -254,15 +267,15 @@ func (z *Zone) build(ctx context.Context, name string, j job) error {
 	}
 	want, err := BuildUnits(j.net, j.node, j.in, j.units)
 	if err != nil {
-		return permanentError{err}
+		return nil, permanentError{err}
 	}
 	want = slices.Concat(want, z.runningPodPorts(name, want, have), unknownPeerRows(j, want, have), z.unknownPodRows(j, have))
 	unmarked, err := z.nb.Lookup(ctx, missing(want, have)) // somebody may have changed a row's marks
 	if err != nil {
-		return err
+		return nil, err
 	}
 	have = append(have, unmarked...)
-	return z.apply(ctx, name, Diff(want, have))
+	return Diff(want, have), nil
 }
 
 // missing returns the rows of want that have lacks.
@@ -293,6 +306,7 @@ func (z *Zone) remove(ctx context.Context, name string) (id int, inUse bool, err
 	defer z.mu.Unlock()
 	if st := z.state(name); len(st.pods) == 0 {
 		delete(z.nets, name)
+		delete(z.suspects, name)
 		z.addresses.forget(name)
 	}
 	return id, false, nil

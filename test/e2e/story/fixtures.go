@@ -231,6 +231,9 @@ func nothingRemains(ctx context.Context, w *World) (string, error) {
 	if err := w.asBefore(ctx, w.baseline); err != nil {
 		return "", err
 	}
+	if err := w.nothingCorrected(ctx); err != nil {
+		return "", err
+	}
 	figures := []string{fmt.Sprintf("API objects gone after %.0f s", deleted.Seconds())}
 	for _, n := range w.Lab.Nodes() {
 		if len(w.baseline[n.Name]) == 0 {

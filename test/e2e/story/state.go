@@ -311,6 +311,21 @@ func (w *World) asBefore(ctx context.Context, before map[string]snapshot) error 
 	})
 }
 
+// nothingCorrected checks that no zone's audit had to correct what events should have.
+func (w *World) nothingCorrected(ctx context.Context) error {
+	return each(w.Lab.Nodes(), func(n *lab.Node) error {
+		const name = "bulkhead_zone_audit_corrections_total"
+		res, err := n.Run(ctx, "curl -sS --max-time 20 http://127.0.0.1:9410/metrics | grep '^"+name+" '")
+		if err != nil {
+			return err
+		}
+		if value := strings.TrimSpace(strings.TrimPrefix(res.Stdout, name)); res.ExitCode != 0 || value != "0" {
+			return fmt.Errorf("node %s: audits corrected %q OVN rows, want 0: the zone's log names them: %s", n.Name, value, res.Stderr)
+		}
+		return nil
+	})
+}
+
 // counter reads one of the agent's counters.
 func counter(ctx context.Context, node *lab.Node, name string) (uint64, error) {
 	var status struct {

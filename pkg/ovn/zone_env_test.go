@@ -34,10 +34,12 @@ import (
 	"bulkhead/pkg/ovsdb"
 )
 
-// fakeNB implements Northbound with a Fake.
+// fakeNB implements Northbound with a Fake. Like NB, it reports the rows that are changed
+// or deleted, by the zone too.
 type fakeNB struct {
 	*Fake
-	down atomic.Bool
+	down    atomic.Bool
+	changed func(network string, u Unit, deleted bool)
 }
 
 func (f *fakeNB) Connected() bool                       { return !f.down.Load() }
@@ -68,7 +70,16 @@ func (f *fakeNB) Apply(ctx context.Context, ops []Op) error {
 	if err := f.err(); err != nil {
 		return err
 	}
-	return f.Fake.Apply(ctx, ops)
+	if err := f.Fake.Apply(ctx, ops); err != nil {
+		return err
+	}
+	for _, op := range ops {
+		if op.Verb == Update || op.Verb == Delete {
+			name, u := parseUnitMark(op.Row.Unit)
+			go f.changed(name, u, op.Verb == Delete)
+		}
+	}
+	return nil
 }
 
 type fakeSB struct {
@@ -200,6 +211,7 @@ func (env *zoneEnv) run() {
 		env.t.Fatal(err)
 	}
 	env.events = record.NewFakeRecorder(100)
+	env.nb.changed = z.onRowChanged
 	z.nb, z.sb, z.events = env.nb, env.sb, env.events
 	env.zone = z
 	ctx, cancel := context.WithCancel(context.Background())

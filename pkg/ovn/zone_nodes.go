@@ -59,15 +59,21 @@ func (z *Zone) nodesChanged(changes []nodeChange) {
 		}
 		self = self || own && c.factsChanged
 	}
+	alone := z.nodes.alone()
 	if self {
-		z.alone = z.nodes.alone()
+		z.alone = alone
 		z.enqueueAll()
-	} else if len(peers) > 0 && z.restored {
-		// The first other node, or the deletion of the last one, changes the topology.
-		if alone := z.nodes.alone(); alone != z.alone {
-			z.alone = alone
-			peers = append(peers, topologyUnit)
-		}
+		return
+	}
+	if !z.restored {
+		return
+	}
+	// The first other node, ready or not, and the deletion of the last one change the topology.
+	if alone != z.alone {
+		z.alone = alone
+		z.enqueueNetworks(topologyUnit)
+	}
+	if len(peers) > 0 {
 		// Kept rows of a node that lacks facts are deleted if another node now has
 		// its tunnel key.
 		_, unknown := z.nodes.peers()

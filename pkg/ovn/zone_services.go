@@ -57,12 +57,16 @@ func (z *Zone) serviceChanged(old, obj any) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	z.enqueueService(s.Namespace, s.Name)
-	// Others may have claimed the same addresses.
-	external := externalIPs(s)
+	z.enqueueClaimants(s)
 	if was != nil {
-		external = append(external, externalIPs(was)...)
+		z.enqueueClaimants(was)
 	}
-	for _, a := range external {
+}
+
+// enqueueClaimants enqueues the services that claim an external address of a service: the
+// oldest on a network is served.
+func (z *Zone) enqueueClaimants(s *corev1.Service) {
+	for _, a := range externalIPs(s) {
 		for _, other := range indexed[*corev1.Service](z, z.services, indexExternal, a.String()) {
 			z.enqueueService(other.Namespace, other.Name)
 		}
@@ -121,10 +125,11 @@ func (z *Zone) enqueueService(namespace, name string) {
 	}
 }
 
-// enqueueServices enqueues a namespace's services.
+// enqueueServices enqueues a namespace's services, whose network may have changed.
 func (z *Zone) enqueueServices(namespace string) {
 	for _, s := range indexed[*corev1.Service](z, z.services, cache.NamespaceIndex, namespace) {
 		z.enqueueService(s.Namespace, s.Name)
+		z.enqueueClaimants(s)
 	}
 }
 

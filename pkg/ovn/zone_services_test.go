@@ -216,6 +216,19 @@ func TestZoneExternalIPs(t *testing.T) {
 		env.service("red", "young", 1, external("203.0.113.1"), "10.96.0.3")
 		env.must(env.kube.CoreV1().Services("red").Delete(context.Background(), "old", metav1.DeleteOptions{}))
 		env.waitForVIPs("the older one is deleted", map[string]string{redNet + " 10.96.0.3:80": "", redNet + " 203.0.113.1:80": ""})
+
+		// The zone sees an older service before its namespace.
+		env.service("plain", "young", 1, external("203.0.113.3"), "10.96.0.5")
+		env.service("late", "older", 20, external("203.0.113.3"), "10.96.0.6")
+		env.settle()
+		env.namespace("late", false)
+		env.settle()
+		for id, want := range map[string]bool{"plain/young": false, "late/older": true} {
+			r := env.waitForRow("Service_" + id + "_TCP_switch")
+			if _, has := r.Model.(*nbdb.LoadBalancer).Vips["203.0.113.3:80"]; has != want {
+				t.Errorf("%s has the address: %t", id, has)
+			}
+		}
 	})
 }
 

@@ -48,8 +48,8 @@ func (q *unitQueue) AddAudit(network string) {
 }
 
 // take removes and returns the network's units, nil for all. ok is false if there is
-// nothing to reconcile. audit is true if nothing but an audit was enqueued: it waits
-// for its next turn while there are units to reconcile.
+// nothing to reconcile. audit is true if nothing but an audit was enqueued. An audit of a
+// network that has units to reconcile is dropped: the next round has another.
 func (q *unitQueue) take(network string) (units []Unit, audit, ok bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

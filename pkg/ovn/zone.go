@@ -78,8 +78,8 @@ type Zone struct {
 	pending     map[string]struct{}          // networks not yet tried since the start, and keyCleanup
 	keptPorts   map[string]keptPorts         // by pod: undesired ports, kept because the pod runs
 	audited     string                       // the network that was audited last
-	// suspects are, by network, the operations by which the last audit would have corrected
-	// its rows.
+	// suspects are, by network, the operations that the last audit found necessary and did not
+	// apply yet.
 	suspects map[string]map[string]struct{}
 	synced   bool // the handlers have seen the informers' first lists
 	restored bool // pod addresses are restored and pending is filled
@@ -93,7 +93,7 @@ const (
 	keyCleanup = "/cleanup"
 	// keyFailures writes this Node's failures annotation.
 	keyFailures = "/failures"
-	// keyAudit audits the next network. It is also the prefix of auditKey.
+	// keyAudit enqueues the audit of the next network. auditKey begins with it.
 	keyAudit = "/audit"
 )
 
@@ -164,7 +164,7 @@ func (z *Zone) serve(ctx context.Context) error {
 		return err
 	}
 	z.onSynced()
-	z.queue.AddAfter(keyAudit, auditInterval)
+	z.queue.AddAfter(keyAudit, auditPause)
 	var wg sync.WaitGroup
 	wg.Go(func() { z.podQueue.Run(ctx, z.cfg.Workers, z.syncPod, z.logFailure("pod")) })
 	wg.Go(func() { z.queue.Run(ctx, z.cfg.Workers, z.syncKey, z.logFailure("network")) })

@@ -8,8 +8,6 @@ import (
 	"slices"
 	"strings"
 	"time"
-
-	"bulkhead/pkg/network"
 )
 
 // An audit compares all rows of a network with the API although no event has changed
@@ -18,15 +16,19 @@ const (
 	// auditInterval is how often each network is audited. The audits are spread over it: at
 	// 500 networks one takes place every 1.2 s.
 	auditInterval = 10 * time.Minute
-	// auditConfirm is how long a difference must exist before an audit corrects it: the
-	// informers' caches are ahead of their events.
-	auditConfirm = 5 * time.Second
+	// auditPause is the longest time between two audits: few networks are audited more often.
+	auditPause = time.Minute
+	// auditConfirm is how long a difference must last before an audit corrects it. Until then
+	// it is taken for an event on its way: the informers' caches are ahead of their events, and
+	// a namespace's deletion may arrive long before those of its services.
+	auditConfirm = 30 * time.Second
 )
 
-// auditKey is the key in queue that audits a network.
+// auditKey is the key in queue that audits a network again.
 func auditKey(name string) string { return keyAudit + "/" + name }
 
-// syncAudit audits the network of the key or, for keyAudit, the next one.
+// syncAudit enqueues the audit of the key's network or, for keyAudit, of the next one. After
+// the last one, it has the leftovers of deleted networks and the remote chassis compared too.
 func (z *Zone) syncAudit(key string) {
 	if _, name, ok := strings.Cut(key, keyAudit+"/"); ok {
 		z.queue.AddAudit(name)
@@ -34,34 +36,31 @@ func (z *Zone) syncAudit(key string) {
 	}
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	names := map[string]struct{}{network.DefaultName: {}}
-	for _, name := range z.nadIndex.Networks() {
-		names[name] = struct{}{}
+	names := z.networks()
+	z.queue.AddAfter(keyAudit, min(auditInterval/time.Duration(len(names)), auditPause))
+	next, found := slices.BinarySearch(names, z.audited)
+	if found {
+		next++
 	}
-	z.queue.AddAfter(keyAudit, auditInterval/time.Duration(len(names)))
-	sorted := slices.Sorted(maps.Keys(names))
-	i, last := slices.BinarySearch(sorted, z.audited)
-	if last {
-		i++
-	}
-	if i == len(sorted) {
-		i = 0
+	if next == len(names) {
+		next = 0
 		z.queue.Add(keyCleanup)
 		z.queue.Add(keyChassis)
 	}
-	z.audited = sorted[i]
+	z.audited = names[next]
+	delete(z.suspects, z.audited) // only an audit that follows soon confirms what this one sees
 	z.queue.AddAudit(z.audited)
 }
 
-// audit compares a network's rows with the API. It corrects differences that an earlier
-// audit has seen.
+// audit compares a network's rows with the API. It corrects a difference that the audit
+// before has seen too.
 func (z *Zone) audit(ctx context.Context, name string, j job) error {
 	if !j.known {
 		return nil // keyCleanup removes what is left of it
 	}
 	ops, err := z.operations(ctx, name, j)
 	if err != nil {
-		return nil //nolint:nilerr // the network's next event, or the next connection, reports it
+		return nil //nolint:nilerr // what keeps the network from being read or built is reported when it is reconciled
 	}
 	seen := make(map[string]struct{}, len(ops))
 	for _, op := range ops {

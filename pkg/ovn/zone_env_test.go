@@ -17,6 +17,7 @@ import (
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
 	nadfake "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/client/clientset/versioned/fake"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -120,6 +121,9 @@ type zoneEnv struct {
 	events *record.FakeRecorder
 	pods   int // created so far, for unique UIDs
 	stop   func()
+	// corrected is how many rows audits correct: 0 unless a test loses events, so that no audit
+	// hides that the zone does.
+	corrected float64
 
 	registry prometheus.Registerer // for the zone's metrics; may be nil
 }
@@ -223,6 +227,9 @@ func (env *zoneEnv) run() {
 			cancel()
 			if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
 				env.t.Errorf("serve: %v", err)
+			}
+			if n := testutil.ToFloat64(z.metrics.corrections); n != env.corrected {
+				env.t.Errorf("audits have corrected %v rows, want %v", n, env.corrected)
 			}
 		})
 	}

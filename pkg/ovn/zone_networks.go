@@ -46,13 +46,18 @@ func (z *Zone) state(name string) *netState {
 	return st
 }
 
+// networks returns the names of the networks that the zone knows, sorted: those that NADs
+// describe, and those that pods still use.
+func (z *Zone) networks() []string {
+	names := append(z.nadIndex.Networks(), network.DefaultName)
+	names = slices.AppendSeq(names, maps.Keys(z.nets))
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
 // enqueueNetworks enqueues units of all networks, or all units for none.
 func (z *Zone) enqueueNetworks(units ...Unit) {
-	z.queue.AddUnits(network.DefaultName, units...)
-	for _, name := range z.nadIndex.Networks() {
-		z.queue.AddUnits(name, units...)
-	}
-	for name := range z.nets {
+	for _, name := range z.networks() {
 		z.queue.AddUnits(name, units...)
 	}
 }
@@ -108,7 +113,7 @@ func (z *Zone) nextJob(name string) (j job, ok bool) {
 		return j, false
 	}
 	if !j.known {
-		return j, true // only its name matters: the zone may not know what it was
+		return j, true // remove needs only the name, and the zone may know no more of it
 	}
 	j.node = z.self()
 	j.in = Inputs{Plan: z.cfg.Plan, PhysicalNetwork: z.cfg.OVS.PhysicalNetwork, OneNode: z.nodes.alone(), Exposed: z.exposed(), BGP: z.bgpInputs(j.net)}

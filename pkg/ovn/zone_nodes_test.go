@@ -244,6 +244,13 @@ func TestZoneTransitSwitch(t *testing.T) {
 					t.Errorf("a cluster of one node has %s", row)
 				}
 			}
+			env.node(2, false)
+			for _, row := range transit {
+				env.waitForRow(row)
+			}
+			if env.has("red_net_tstor-node2") {
+				t.Error("a node without annotations has a port")
+			}
 			env.node(2, true)
 			for _, row := range append(transit, "red_net_tstor-node2") {
 				env.waitForRow(row)

@@ -57,16 +57,18 @@ func (z *Zone) serviceChanged(old, obj any) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	z.enqueueService(s.Namespace, s.Name)
-	z.enqueueClaimants(s)
+	external := externalIPs(s)
 	if was != nil {
-		z.enqueueClaimants(was)
+		external = append(external, externalIPs(was)...)
 	}
+	z.enqueueClaimants(external)
 }
 
-// enqueueClaimants enqueues the services that claim an external address of a service: the
-// oldest on a network is served.
-func (z *Zone) enqueueClaimants(s *corev1.Service) {
-	for _, a := range externalIPs(s) {
+// enqueueClaimants enqueues the services that claim one of the external addresses: the oldest
+// on a network is served. Each address is looked up once, however many services name it.
+func (z *Zone) enqueueClaimants(external []netip.Addr) {
+	slices.SortFunc(external, netip.Addr.Compare)
+	for _, a := range slices.Compact(external) {
 		for _, other := range indexed[*corev1.Service](z, z.services, indexExternal, a.String()) {
 			z.enqueueService(other.Namespace, other.Name)
 		}
@@ -127,10 +129,12 @@ func (z *Zone) enqueueService(namespace, name string) {
 
 // enqueueServices enqueues a namespace's services, whose network may have changed.
 func (z *Zone) enqueueServices(namespace string) {
+	var external []netip.Addr
 	for _, s := range indexed[*corev1.Service](z, z.services, cache.NamespaceIndex, namespace) {
 		z.enqueueService(s.Namespace, s.Name)
-		z.enqueueClaimants(s)
+		external = append(external, externalIPs(s)...)
 	}
+	z.enqueueClaimants(external)
 }
 
 // servedBy returns the network of a namespace's services, "" for none yet. An unusable

@@ -169,10 +169,11 @@ func TestZoneServicesOfDeletedNamespace(t *testing.T) {
 		env.must(env.kube.CoreV1().Namespaces().Delete(ctx, "red-b", metav1.DeleteOptions{}))
 		env.must(env.kube.CoreV1().Namespaces().Delete(ctx, "grey", metav1.DeleteOptions{}))
 		env.must(env.nads.K8sCniCncfIoV1().NetworkAttachmentDefinitions("red-b").Delete(ctx, "net", metav1.DeleteOptions{}))
-		env.settle()
+		pause := func() { time.Sleep(time.Second); synctest.Wait() } // no audit in between
+		pause()
 		// The deletion of a network's last rows enqueues it once more.
 		env.zone.queue.AddUnits("gone_net")
-		env.settle()
+		pause()
 		for _, namespace := range []string{"red-b", "grey"} {
 			for _, name := range []string{"before", "web"} {
 				env.must(env.kube.CoreV1().Services(namespace).Delete(ctx, name, metav1.DeleteOptions{}))

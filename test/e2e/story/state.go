@@ -311,7 +311,7 @@ func (w *World) asBefore(ctx context.Context, before map[string]snapshot) error 
 	})
 }
 
-// nothingCorrected checks that no zone's audit had to correct what events should have.
+// nothingCorrected checks that audits have corrected nothing since the zones' last starts.
 func (w *World) nothingCorrected(ctx context.Context) error {
 	return each(w.Lab.Nodes(), func(n *lab.Node) error {
 		const name = "bulkhead_zone_audit_corrections_total"

@@ -12,16 +12,19 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"bulkhead/test/sampling"
 )
 
 // stage is one command. goTest commands print go test's JSON events, of which
 // each test without subtests counts; any other command counts as one.
 type stage struct {
-	name   string
-	args   []string
-	goTest bool
-	full   bool // tests play everything, and not samples
-	beside bool // runs at the same time as the stage before
+	name      string
+	args      []string
+	goTest    bool
+	full      bool // tests play everything, and not samples
+	ownSample bool // its samples are not those of the other stages
+	beside    bool // runs at the same time as the stage before
 }
 
 // labPackage needs a lab; all other packages run on the test machine. The race
@@ -38,7 +41,7 @@ func stages(full bool) ([]stage, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list the packages: %w", err)
 	}
-	packages := slices.DeleteFunc(strings.Fields(string(out)), func(p string) bool { return p == labPackage })
+	withoutAPI := slices.DeleteFunc(strings.Fields(string(out)), func(p string) bool { return p == labPackage || p == apiPackage })
 	test := func(name, timeout string, args ...string) stage {
 		return stage{name: name, goTest: true, full: full, args: append([]string{"go", "test", "-json", "-timeout=" + timeout}, args...)}
 	}
@@ -48,19 +51,21 @@ func stages(full bool) ([]stage, error) {
 		api.beside = true // its tests mostly wait
 		return []stage{
 			lint,
-			test("packages", "40m", append([]string{"-race"}, slices.DeleteFunc(packages, func(p string) bool { return p == apiPackage })...)...),
+			test("packages", "40m", append([]string{"-race"}, withoutAPI...)...),
 			api,
 			test("lab", "60m", "-count=1", labPackage),
 		}, nil
 	}
-	list := []stage{lint, test("packages", "90m", append([]string{"-race"}, packages...)...)}
+	api := test("api", "90m", "-race", apiPackage)
+	api.beside = true
+	list := []stage{lint, test("packages", "90m", append([]string{"-race"}, withoutAPI...)...), api}
 	// Every pair of IP families, number of nodes and gateway mode: all checks on the first two
-	// labs, a sample on the others.
+	// labs, a sample on each of the others.
 	for i, o := range []struct{ families, nodes, gateway string }{
 		{"dual", "2", "shared"}, {"dual", "3", "local"}, {"ipv4", "2", "local"}, {"ipv4", "3", "shared"}, {"ipv6", "2", "shared"}, {"ipv6", "3", "local"},
 	} {
 		s := test("lab-"+o.families+"-"+o.nodes+"-"+o.gateway, "90m", "-count=1", labPackage, "-families="+o.families, "-nodes="+o.nodes, "-gateway="+o.gateway)
-		s.full = i < 2
+		s.full, s.ownSample = i < 2, i >= 2
 		list = append(list, s)
 	}
 	return append(list, stage{name: "fuzz", args: []string{"make", "--no-print-directory", "fuzz", "FUZZTIME=20s"}}), nil
@@ -70,7 +75,10 @@ func stages(full bool) ([]stage, error) {
 func (s stage) run(ctx context.Context, output io.Writer) counts {
 	cmd := exec.CommandContext(ctx, s.args[0], s.args[1:]...)
 	if s.full {
-		cmd.Env = append(os.Environ(), "BULKHEAD_FULL=1")
+		cmd.Env = append(os.Environ(), sampling.FullEnv+"=1")
+	}
+	if s.ownSample {
+		cmd.Env = append(os.Environ(), sampling.SeedEnv+"="+sampling.Seed(ctx)+"-"+s.name)
 	}
 	// Interrupt the whole process group: go test waits for a test that deletes its
 	// lab, and would leave the lab behind if it ended first.

@@ -127,6 +127,7 @@ struct bh_dest_key {
 };
 #define BH_DEST_FIXED 64
 #define BH_DEST_ALL 0xffffffff /* netid of what lies inside the VRF of every network: services */
+#define BH_DEST_MASQUERADE 0xfffffffe /* netid of addresses that mean something inside this node only */
 
 struct bh_addr {
 	__u32 a[4];

@@ -395,6 +395,9 @@ int bh_grd_own(struct __sk_buff *skb)
 	off = bh_eth(skb, &proto);
 	if (off && bh_to_tunnel(skb, off, cfg->tunnel_port, &p))
 		return drop(skb, BH_R_GUARD_TUNNEL, id, 0, &p);
+	/* Networks' gateway routers would take such a frame for an answer to one of their pods. */
+	if (off && (in_subnets(BH_DEST_MASQUERADE, &p.daddr) || in_subnets(BH_DEST_MASQUERADE, &p.saddr)))
+		return drop(skb, BH_R_GUARD_INJECTED, id, 0, &p);
 	/* More than two VLAN tags, or a truncated one: the content cannot be checked. */
 	if (!proto || proto == BH_ETH_P_8021Q || proto == BH_ETH_P_8021AD)
 		return drop(skb, BH_R_GUARD_TUNNEL, id, 0, 0);

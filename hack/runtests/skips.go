@@ -10,6 +10,7 @@ var allowedSkips = map[string]string{
 	"bulkhead/pkg/firewall TestKernelLocalGateway":      onNode,
 	"bulkhead/pkg/firewall TestKernelAdvertised":        onNode,
 	"bulkhead/pkg/firewall TestKernelOwnVRF":            onNode,
+	"bulkhead/pkg/firewall TestKernelForgedAnswers":     onNode,
 	"bulkhead/pkg/vrf TestKernelVRF":                    onNode,
 	"bulkhead/pkg/vrf TestKernelWithoutVRF":             "tests kernels without VRF devices; this one has them",
 	"bulkhead/pkg/loader TestRootVRFBinding":            onNode,

@@ -83,7 +83,7 @@ func (r *hostReconciler) configure(ctx context.Context) (notEnforced, err error)
 		if err != nil {
 			return errors.Join(append(unenforced, err)...), errors.Join(append(errs, err)...)
 		}
-		in := hostnet.Inputs{Pods: r.cache.HostPods(), Networks: r.hostNetworks(), Services: r.config.Plan.ServiceCIDRs, Locked: locked, Doors: rows, TunnelPort: network.TunnelPort,
+		in := hostnet.Inputs{Pods: r.cache.HostPods(), Networks: r.hostNetworks(), Services: r.config.Plan.ServiceCIDRs, Masquerade: r.config.Plan.Masquerade, Locked: locked, Doors: rows, TunnelPort: network.TunnelPort,
 			MarkFirst: network.FirstPacketMark, MarkLast: network.LastPacketMark}
 		for _, p := range r.node.Node().Addresses {
 			in.Locals = append(in.Locals, p.Addr())

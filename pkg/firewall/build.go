@@ -19,6 +19,8 @@
 //     process sends it out of the node;
 //   - from a tenant's process in the host's network to a service's or a gateway router's
 //     address by the external bridge: only tenants' pods are led there;
+//   - from any pod in the host's network to a gateway router, unless it sends to a node port or
+//     a host port, or answers;
 //   - to the overlay's port from a network or over loopback;
 //   - in local gateway mode, between advertised networks, from the node to one, from pods to
 //     the BGP port of hosts on the node's link, and from what is outside in a network's own
@@ -396,6 +398,15 @@ func (in Inputs) outOfNode() []Rule {
 		rules = append(rules, rule("masquerade address "+p.String(), bridge, ipOf(p), "saddr", p.String(), "counter name", CounterNotLocal, "drop"))
 	}
 	rules = append(rules, in.nodeToAdvertised()...)
+	// Gateway routers take what comes from the node for answers to their pods. Only its node ports
+	// and host ports lead there, translated, and what it answers.
+	for _, p := range in.Masquerade {
+		for _, g := range in.PodRoots {
+			if m, ok := g.match(); ok {
+				rules = append(rules, rule("forged answers to "+p.String()+g.suffix(), bridge, ipOf(p), "daddr", p.String(), "ct direction original ct status & dnat == 0", m, "counter name", CounterForeign, "drop"))
+			}
+		}
+	}
 	// Gateway routers take what comes from the node for its servers' answers, and in local gateway
 	// mode VRFs have a route to them, for pods.
 	for _, p := range slices.Concat(in.ServiceCIDRs, in.Masquerade) {

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os/exec"
+	"strings"
 	"testing"
 	"time"
 
@@ -86,10 +87,11 @@ func askPeer(protocol string, from netip.Addr, to string) string {
 	return string(buf[:n])
 }
 
-// TestKernelHostPorts: packets to pods' host ports go to their network's gateway router and
-// the answers come back, in both gateway modes. A server of the node keeps its port.
-func TestKernelHostPorts(t *testing.T) {
-	host, outside := newNetns(t)
+// newNode has a node with an external bridge, and behind it a namespace with gateway routers'
+// masquerade addresses: 169.254.0.11, fd69::b and 169.254.0.7. enter changes to one of them.
+func newNode(t *testing.T) (target *Target, host, outside netns.NsHandle, enter func(netns.NsHandle)) {
+	t.Helper()
+	host, outside = newNetns(t)
 	target, err := Open()
 	if err != nil {
 		t.Fatal(err)
@@ -97,7 +99,7 @@ func TestKernelHostPorts(t *testing.T) {
 	if err := netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "br-ex", TxQLen: -1}, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(outside))}); err != nil {
 		t.Fatal(err)
 	}
-	enter := func(ns netns.NsHandle) {
+	enter = func(ns netns.NsHandle) {
 		t.Helper()
 		if err := netns.Set(ns); err != nil {
 			t.Fatal(err)
@@ -118,7 +120,7 @@ ip addr add 2001:db8::10/64 dev br-ex nodad
 ip route add 169.254.0.0/17 via 192.0.2.1 dev br-ex onlink
 ip route add fd69::/112 via 2001:db8::1 dev br-ex onlink
 `)
-	enter(outside) // also has the gateway routers: 169.254.0.11 and fd69::b
+	enter(outside)
 	script(`
 ip link set lo up
 ip link set eth0 up
@@ -128,6 +130,15 @@ ip addr add 169.254.0.11/32 dev lo
 ip addr add fd69::b/128 dev lo
 ip addr add 169.254.0.7/32 dev lo
 `)
+	enter(host)
+	return target, host, outside, enter
+}
+
+// TestKernelHostPorts: packets to pods' host ports go to their network's gateway router and
+// the answers come back, in both gateway modes. A server of the node keeps its port.
+func TestKernelHostPorts(t *testing.T) {
+	target, host, outside, enter := newNode(t)
+	enter(outside)
 	for _, a := range []string{"169.254.0.11:8080", "[fd69::b]:8080", "169.254.0.11:8081", "[fd69::b]:8081", "169.254.0.7:8080"} {
 		answerPeers(t, a)
 	}
@@ -179,6 +190,54 @@ ip addr add 169.254.0.7/32 dev lo
 		}
 		if got, want := askPeer("tcp", nodeAddresses[0], "127.0.0.1:8080"), "169.254.0.7:8080 to 192.0.2.10"; got != want {
 			t.Errorf("%s mode, from the node's address to loopback: %q, want %q", mode, got, want)
+		}
+	}
+}
+
+// TestKernelForgedAnswers: of what host-network pods send to a gateway router, only answers, and
+// what is led there from a node port or host port, leave the node.
+func TestKernelForgedAnswers(t *testing.T) {
+	target, host, outside, enter := newNode(t)
+	pods, podsID := podRoot(t)
+	enter(outside)
+	routers := []string{"169.254.0.11:8080", "[fd69::b]:8080"}
+	for _, a := range routers {
+		answerPeers(t, a)
+	}
+	enter(host)
+	in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Masquerade: masquerade, ServiceCIDRs: serviceCIDRs, Node: nodeAddresses, PodRoots: []Cgroup{{pods, podsID}}}
+	for i, router := range addrs("169.254.0.11", "fd69::b") {
+		in.HostPorts = append(in.HostPorts, HostPort{Port{nodeAddresses[i], "tcp", 8080}, router}, HostPort{Port{nodeAddresses[i], "udp", 8080}, router})
+	}
+	if _, err := (&Reconciler{Target: target}).Reconcile(t.Context(), in, false); err != nil {
+		t.Fatal(err)
+	}
+	inPod(t, pods, func() {
+		for _, a := range []string{"192.0.2.10:8081", "[2001:db8::10]:8081"} {
+			answerPeers(t, a)
+		}
+	})
+	for i, router := range routers {
+		for _, protocol := range []string{"tcp", "udp"} {
+			answer := fmt.Sprintf("%s to %s", router, nodeAddresses[i])
+			if got := askPeer(protocol, nodeAddresses[i], router); got != answer {
+				t.Errorf("%s from a process outside all pods to %s: %q", protocol, router, got)
+			}
+			hostPort, server := netip.AddrPortFrom(nodeAddresses[i], 8080).String(), netip.AddrPortFrom(nodeAddresses[i], 8081).String()
+			inPod(t, pods, func() {
+				if got := askPeer(protocol, nodeAddresses[i], router); strings.Contains(got, " to ") {
+					t.Errorf("%s from a pod to %s: %q", protocol, router, got)
+				}
+				if got := askPeer(protocol, nodeAddresses[i], hostPort); got != answer {
+					t.Errorf("%s from a pod to host port %s: %q", protocol, hostPort, got)
+				}
+			})
+			enter(outside)
+			client := netip.MustParseAddrPort(router).Addr()
+			if got, want := askPeer(protocol, client, server), server+" to "+client.String(); got != want {
+				t.Errorf("%s from %s to a pod's server: %q, want %q", protocol, client, got, want)
+			}
+			enter(host)
 		}
 	}
 }

@@ -60,6 +60,9 @@ func Build(in Inputs, layout Layout, kubelet Kubelet) (State, []Problem) {
 	for _, c := range in.Services {
 		b.put(loader.DestRow{NetworkID: loader.AllNetworks, Prefix: c.Masked()})
 	}
+	for _, c := range in.Masquerade {
+		b.put(loader.DestRow{NetworkID: loader.Masquerade, Prefix: c.Masked()})
+	}
 	b.addProbes()
 	b.addLocked()
 	for _, d := range in.Doors {

@@ -67,6 +67,8 @@ type Inputs struct {
 	Doors    []loader.DoorRow // interfaces of the host to guard
 	Locals   []netip.Addr     // the node's addresses outside all networks
 	Services []netip.Prefix   // the cluster's service CIDRs: each network's VRF leads to services
+	// Masquerade are the cluster's masquerade subnets: no pod sends a frame from or to them.
+	Masquerade []netip.Prefix
 	// TunnelPort is the overlay's UDP port. MarkFirst and MarkLast are the range of
 	// the networks' marks.
 	TunnelPort          uint16

@@ -94,7 +94,8 @@ type ProbeRow struct {
 	NetworkID uint32
 }
 
-// DestRow says that a prefix lies inside a network's VRF, or that of AllNetworks.
+// DestRow says that a prefix lies inside a network's VRF, or that of AllNetworks, or that it is
+// of Masquerade.
 type DestRow struct {
 	NetworkID uint32
 	Prefix    netip.Prefix
@@ -161,8 +162,11 @@ func (r ProbeRow) String() string {
 	return fmt.Sprintf("probes of TCP port %d → network %d", r.Port, r.NetworkID)
 }
 func (r DestRow) String() string {
-	if r.NetworkID == AllNetworks {
+	switch r.NetworkID {
+	case AllNetworks:
 		return fmt.Sprintf("destination %s inside every network", r.Prefix)
+	case Masquerade:
+		return fmt.Sprintf("masquerade addresses %s", r.Prefix)
 	}
 	return fmt.Sprintf("destination %s inside network %d", r.Prefix, r.NetworkID)
 }
@@ -202,6 +206,10 @@ const destFixed = 64 // BH_DEST_FIXED
 
 // AllNetworks as NetworkID of a DestRow stands for every network.
 const AllNetworks = ^uint32(0) // BH_DEST_ALL
+
+// Masquerade as NetworkID of a DestRow stands for the addresses that mean something inside
+// this node only.
+const Masquerade = ^uint32(1) // BH_DEST_MASQUERADE
 
 func (r PodRow) encode() (any, any, error) {
 	if r.CgroupID == 0 {

@@ -68,6 +68,14 @@ const (
 
 const port = way.Port
 
+// nobody is an address of a's family that no host has (RFC 5737, RFC 3849).
+func nobody(a netip.Addr) netip.Addr {
+	if a.Is4() {
+		return netip.MustParseAddr("192.0.2.254")
+	}
+	return netip.MustParseAddr("2001:db8::fe")
+}
+
 // IntoNetwork lists the ways into a network to one of its pods. The kernel
 // refuses some of them to attackers without the capability; such an error proves
 // nothing.
@@ -88,7 +96,7 @@ func IntoNetwork(n Network, v Victim) []way.Attempt {
 			udp(dev, "bindtoifindex", "connect")
 			udp(dev, "unicastif")
 			add(way.Attempt{Socket: "udplite", To: to.String(), Port: port, Device: dev, How: []string{"cmsg-pktinfo"}})
-			for _, socket := range []string{"tcp", "mptcp", "sctp"} {
+			for _, socket := range []string{"tcp", "mptcp", "sctp", "sctp-seq", "dccp", "l2tp"} {
 				add(way.Attempt{Socket: socket, To: to.String(), Port: port, Device: dev, How: []string{"bindtodevice"}})
 			}
 			add(way.Attempt{Socket: "tcp", To: to.String(), Port: port, Device: dev, How: []string{"bindtoifindex", "fastopen"}})
@@ -106,8 +114,10 @@ func IntoNetwork(n Network, v Victim) []way.Attempt {
 			udp(n.Port.Name, "mapped", "bindtoifindex")
 			udp(n.Port.Name, "lsrr="+to.String(), "cmsg-pktinfo")
 		}
-		add(way.Attempt{Socket: "tcp", To: to.String(), Port: port})
-		add(way.Attempt{Socket: "mptcp", To: to.String(), Port: port})
+		for _, socket := range []string{"tcp", "mptcp", "sctp", "sctp-seq", "dccp", "l2tp"} {
+			add(way.Attempt{Socket: socket, To: to.String(), Port: port})
+		}
+		add(way.Attempt{Socket: "sctp", To: to.String(), Port: port, How: []string{"connectx=" + nobody(to).String()}})
 		mark := fmt.Sprintf("=%#x", n.Mark)
 		add(way.Attempt{Socket: "udp", To: to.String(), Port: port, How: []string{"cmsg-mark" + mark}})
 		add(way.Attempt{Socket: "udp", To: to.String(), Port: port, How: []string{"mark" + mark}})
@@ -194,6 +204,9 @@ func Locked(n Network, v Victim, kubeletMark uint32) []way.Attempt {
 		for _, how := range [][]string{nil, {"bindtodevice"}, {"mark" + mark}, {"fastopen"}} {
 			out = append(out, way.Attempt{Socket: "tcp", To: to.String(), Port: port, Device: n.Port.Name, How: how})
 		}
+		for _, socket := range []string{"sctp", "sctp-seq", "dccp", "l2tp"} {
+			out = append(out, way.Attempt{Socket: socket, To: to.String(), Port: port})
+		}
 		out = append(out, way.Attempt{Socket: "ping", To: to.String()}, way.Attempt{Socket: "raw-other", To: to.String()},
 			way.Attempt{Socket: "hdrincl", To: to.String(), Src: src.String(), Port: port, How: []string{"fragments"}})
 		for _, how := range [][]string{nil, {"bypass"}, {"ring"}, {"mark" + mark}} {
@@ -232,6 +245,28 @@ func Tunnel(node, peer []netip.Addr, links []Interface, peerMAC string, g way.Ge
 			x.Socket, x.Port, x.Geneve = "xdp", tunnelPort, &g
 			out = append(out, x)
 		}
+	}
+	return out
+}
+
+// ForgedReplies lists the ways to forge an answer to what a pod of a network sends from a port
+// to a server outside the cluster: raw sockets, and frames on the external bridge, to the
+// masquerade address of the network's gateway router.
+func ForgedReplies(router, server netip.Addr, podPort, serverPort uint16, bridge Interface) []way.Attempt {
+	raw := way.Attempt{Socket: "hdrincl", To: router.String(), Src: server.String(), Port: podPort, SrcPort: serverPort}
+	var out []way.Attempt
+	for _, how := range [][]string{nil, {"fragments"}, {"cmsg-mark=0"}, {"mark=0"}, {"bindtodevice"}, {"cmsg-pktinfo"}, {"cmsg-pktinfo", "cmsg-mark=0"}, {"bindtodevice", "cmsg-mark=0"}} {
+		a := raw
+		a.How = how
+		if slices.Contains(how, "bindtodevice") || slices.Contains(how, "cmsg-pktinfo") {
+			a.Device = bridge.Name
+		}
+		out = append(out, a)
+	}
+	for _, how := range [][]string{nil, {"bypass"}, {"ring"}, {"unbound"}} {
+		f := frame(bridge.Name, bridge.MAC, network.GatewayMAC, server, router, how...)
+		f.Port, f.SrcPort = podPort, serverPort
+		out = append(out, f)
 	}
 	return out
 }

@@ -25,11 +25,13 @@ func TestTables(t *testing.T) {
 	outside, own := addrs("192.0.2.1", "2001:db8::1"), addrs("10.77.0.4", "fd77::4")
 	g := way.Geneve{VNI: 5, InnerSrc: "10.77.0.4", InnerDst: "10.77.0.3", SrcMAC: port.MAC, DstMAC: v.MAC}
 	for name, table := range map[string][]way.Attempt{
-		"IntoNetwork":      IntoNetwork(n, v),
-		"ByLoopback":       ByLoopback(n, v, outside),
-		"Locked":           Locked(n, v, 0x2),
-		"Tunnel":           Tunnel(addrs("172.30.0.11", "fd00::11"), addrs("172.30.0.12", "fd00::12"), []Interface{port}, v.MAC, g, 6081),
-		"Loopback":         Loopback(addrs("127.0.0.1", "::1"), 80),
+		"IntoNetwork": IntoNetwork(n, v),
+		"ByLoopback":  ByLoopback(n, v, outside),
+		"Locked":      Locked(n, v, 0x2),
+		"Tunnel":      Tunnel(addrs("172.30.0.11", "fd00::11"), addrs("172.30.0.12", "fd00::12"), []Interface{port}, v.MAC, g, 6081),
+		"Loopback":    Loopback(addrs("127.0.0.1", "::1"), 80),
+		"ForgedReplies": append(ForgedReplies(netip.MustParseAddr("169.254.0.11"), outside[0], 7998, 7997, port),
+			ForgedReplies(netip.MustParseAddr("fd69::b"), outside[1], 7998, 7997, port)...),
 		"FromPod":          FromPod("lo", port.MAC, own, v, false),
 		"FromPod (locked)": FromPod("lo", port.MAC, own, v, true),
 		"Sharing":          Sharing("lo", v.MAC, v.Addrs, Victim{Addrs: addrs("10.77.0.5", "fd77::5"), MAC: port.MAC}),

@@ -26,8 +26,8 @@ var kernelTests = []struct {
 }{
 	{"bulkhead/pkg/vrf", "^TestKernel", "^TestKernel", "^TestKernelWithoutVRF$", // that one is for kernels that lack VRF
 		[]string{"TestKernelVRF"}},
-	{"bulkhead/pkg/firewall", "^TestKernel(Forward|LocalGateway|Advertised|OwnVRF)?$", "^TestKernel", "^$",
-		[]string{"TestKernel", "TestKernelForward", "TestKernelLocalGateway", "TestKernelAdvertised", "TestKernelOwnVRF"}},
+	{"bulkhead/pkg/firewall", "^TestKernel(Forward|ForgedAnswers|LocalGateway|Advertised|OwnVRF)?$", "^TestKernel", "^$",
+		[]string{"TestKernel", "TestKernelForward", "TestKernelForgedAnswers", "TestKernelLocalGateway", "TestKernelAdvertised", "TestKernelOwnVRF"}},
 	{"bulkhead/pkg/loader", "^TestRootVRF|^TestRootLSM|^TestRootBrokenLinks$/^nothing$", "^TestRoot", "^$",
 		[]string{"TestRootVRFBinding", "TestRootVRFLeading", "TestRootLSM", "TestRootBrokenLinks"}},
 	{"bulkhead/pkg/hostnet", "^TestRootEarlySockets$|^TestServers$", "^TestRoot|^TestServers$", "^$", []string{"TestRootEarlySockets", "TestServers"}},

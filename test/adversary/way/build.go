@@ -197,7 +197,7 @@ func (a Attempt) packet() ([]byte, error) {
 				return nil, err
 			}
 		}
-		return ipUDP(src, dst, a.SourcePort(), a.Port, payload), nil
+		return ipUDP(src, dst, a.udpSource(), a.Port, payload), nil
 	case "echo":
 		if dst.Is4() {
 			b := append(echoRequest(unix.AF_INET, uint16(a.ID)), a.Token()...)

@@ -3,6 +3,7 @@
 package way
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -83,15 +84,15 @@ func withProblems(problems []string, err error) error {
 }
 
 // stream connects from the attempt's port and sends the token. "fastopen" in
-// How connects by sending.
-func stream(proto int) func(Attempt) error {
+// How connects by sending, "connectx=ADDRESS" by SCTP to that address first.
+func stream(typ, proto int) func(Attempt) error {
 	return func(a Attempt) error {
 		to, err := a.dest()
 		if err != nil {
 			return err
 		}
 		fam := family(to)
-		fd, err := unix.Socket(fam, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, proto)
+		fd, err := unix.Socket(fam, typ|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, proto)
 		if err != nil {
 			return fmt.Errorf("socket: %w", err)
 		}
@@ -117,6 +118,10 @@ func stream(proto int) func(Attempt) error {
 		}
 		if _, ok := a.option("fastopen"); ok {
 			_, err = unix.SendmsgN(fd, a.Token(), nil, sa, unix.MSG_FASTOPEN)
+		} else if first, ok := a.option("connectx"); ok {
+			err = connectx(fd, first, a.To, a.Port)
+		} else if typ == unix.SOCK_SEQPACKET { // connects by itself
+			_, err = unix.SendmsgN(fd, a.Token(), nil, sa, unix.MSG_DONTWAIT)
 		} else {
 			err = unix.Connect(fd, sa)
 		}
@@ -142,6 +147,48 @@ func stream(proto int) func(Attempt) error {
 		_, _ = poll(pfd, 300*time.Millisecond)
 		return withProblems(problems, nil)
 	}
+}
+
+// SCTP's socket options, of linux/sctp.h.
+const (
+	sctpRTOInfo  = 0
+	sctpConnectX = 110
+)
+
+// connectx connects an SCTP socket to a server that has two addresses. When the first does
+// not answer, the kernel tries the second, which no later call names. Both are of one family.
+func connectx(fd int, first, second string, port uint16) error {
+	// The association, and milliseconds until the first, at most and at least.
+	var timeouts []byte
+	for _, n := range []uint32{0, 100, 200, 100} {
+		timeouts = binary.NativeEndian.AppendUint32(timeouts, n)
+	}
+	if err := unix.SetsockoptString(fd, unix.IPPROTO_SCTP, sctpRTOInfo, string(timeouts)); err != nil {
+		return fmt.Errorf("timeouts: %w", err)
+	}
+	var list []byte
+	for _, text := range []string{first, second} {
+		a, err := netip.ParseAddr(text)
+		if err != nil {
+			return err
+		}
+		list = append(list, rawSockaddr(a, port)...)
+	}
+	if err := unix.SetsockoptString(fd, unix.IPPROTO_SCTP, sctpConnectX, string(list)); err != nil {
+		return fmt.Errorf("connectx: %w", err)
+	}
+	return nil
+}
+
+// rawSockaddr is an address as the kernel's sockaddr_in or sockaddr_in6.
+func rawSockaddr(a netip.Addr, port uint16) []byte {
+	out := binary.NativeEndian.AppendUint16(nil, uint16(family(a)))
+	out = binary.BigEndian.AppendUint16(out, port)
+	if a.Is4() {
+		return append(append(out, a.AsSlice()...), make([]byte, 8)...)
+	}
+	out = append(out, make([]byte, 4)...) // flow label
+	return append(append(out, a.AsSlice()...), make([]byte, 4)...)
 }
 
 const ipLocalPortRange = 51 // IP_LOCAL_PORT_RANGE, Linux 6.3
@@ -190,7 +237,7 @@ func headerIncluded(a Attempt) error {
 			return err
 		}
 	}
-	packets := [][]byte{ipUDP(src, to.WithZone(""), a.SourcePort(), a.Port, payload)}
+	packets := [][]byte{ipUDP(src, to.WithZone(""), a.udpSource(), a.Port, payload)}
 	if _, ok := a.option("fragments"); ok {
 		packets = fragments(packets[0], uint32(a.ID))
 	}

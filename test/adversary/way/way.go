@@ -7,6 +7,7 @@
 package way
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -29,9 +30,10 @@ type Attempt struct {
 	// "name=value".
 	How []string `json:"how,omitempty"`
 	// The following fields are for hand-made packets and frames.
-	Src    string `json:"src,omitempty"` // IP address
-	SrcMAC string `json:"srcMAC,omitempty"`
-	DstMAC string `json:"dstMAC,omitempty"`
+	Src     string `json:"src,omitempty"`     // IP address
+	SrcPort uint16 `json:"srcPort,omitempty"` // of UDP; default SourcePort
+	SrcMAC  string `json:"srcMAC,omitempty"`
+	DstMAC  string `json:"dstMAC,omitempty"`
 	// Frame is the content of a hand-made frame, see packet; default "udp".
 	Frame string `json:"frame,omitempty"`
 	// Patience is the connect timeout in milliseconds; default 1500.
@@ -59,6 +61,9 @@ const firstPort = 33000
 // SourcePort is the source port of a TCP attempt.
 func (a Attempt) SourcePort() uint16 { return uint16(firstPort + a.ID) }
 
+// udpSource is the source port of a hand-made datagram.
+func (a Attempt) udpSource() uint16 { return cmp.Or(a.SrcPort, a.SourcePort()) }
+
 // Token is the payload of every packet of the attempt.
 func (a Attempt) Token() []byte { return fmt.Appendf(nil, "BHADV%08d", a.ID) }
 
@@ -84,10 +89,12 @@ func FindTokens(packet []byte) []int {
 // port: nothing else sends to it.
 const Port = 7999
 
-// FindPort returns the id of a TCP or SCTP attempt to Port, from the ports of an
+// FindPort returns the id of a TCP, SCTP or DCCP attempt to Port, from the ports of an
 // IP packet.
 func FindPort(ip []byte) (int, bool) {
-	connects := func(proto byte) bool { return proto == unix.IPPROTO_TCP || proto == unix.IPPROTO_SCTP }
+	connects := func(proto byte) bool {
+		return proto == unix.IPPROTO_TCP || proto == unix.IPPROTO_SCTP || proto == unix.IPPROTO_DCCP
+	}
 	var l4 []byte
 	switch {
 	case len(ip) >= 20 && ip[0]>>4 == 4 && connects(ip[9]) && len(ip) > int(ip[0]&15)*4:
@@ -123,6 +130,11 @@ func (a Attempt) Validate() error {
 			return fmt.Errorf("source address: %w", err)
 		}
 	}
+	if first, ok := a.option("connectx"); ok {
+		if at, err := netip.ParseAddr(first); err != nil || family(at) != family(netip.MustParseAddr(a.To)) {
+			return fmt.Errorf("first address %q: want one of the family of %s", first, a.To)
+		}
+	}
 	for _, h := range a.How {
 		if name, _, _ := strings.Cut(h, "="); !options[name] {
 			return fmt.Errorf("unknown option %q", h)
@@ -135,7 +147,7 @@ func (a Attempt) Validate() error {
 var options = map[string]bool{
 	"bindtodevice": true, "bindtoifindex": true, "unicastif": true, "stickypktinfo": true, "multicastif": true, "multicastifaddr": true,
 	"join": true, "mark": true, "lsrr": true, "broadcast": true, "gso": true, "bindscope": true, "cmsg-pktinfo": true, "cmsg-mark": true,
-	"connect": true, "mapped": true, "fastopen": true, "fragments": true,
+	"connect": true, "mapped": true, "fastopen": true, "connectx": true, "fragments": true,
 	"bypass": true, "ring": true, "tagged": true, "etype": true, "unbound": true, "target": true,
 }
 
@@ -155,7 +167,9 @@ func init() {
 		"udp": datagram(unix.SOCK_DGRAM, unix.IPPROTO_UDP), "udplite": datagram(unix.SOCK_DGRAM, unix.IPPROTO_UDPLITE),
 		"ping": datagram(unix.SOCK_DGRAM, -1), "raw-icmp": datagram(unix.SOCK_RAW, -1),
 		"raw-other": datagram(unix.SOCK_RAW, 253), "hdrincl": headerIncluded,
-		"tcp": stream(unix.IPPROTO_TCP), "mptcp": stream(unix.IPPROTO_MPTCP), "sctp": stream(unix.IPPROTO_SCTP),
+		"tcp": stream(unix.SOCK_STREAM, unix.IPPROTO_TCP), "mptcp": stream(unix.SOCK_STREAM, unix.IPPROTO_MPTCP),
+		"sctp": stream(unix.SOCK_STREAM, unix.IPPROTO_SCTP), "sctp-seq": stream(unix.SOCK_SEQPACKET, unix.IPPROTO_SCTP),
+		"dccp": stream(unix.SOCK_DCCP, unix.IPPROTO_DCCP), "l2tp": datagram(unix.SOCK_DGRAM, unix.IPPROTO_L2TP),
 		"geneve": datagram(unix.SOCK_DGRAM, unix.IPPROTO_UDP),
 		"packet": packetSocket(unix.SOCK_RAW), "packet-dgram": packetSocket(unix.SOCK_DGRAM), "sock-packet": sockPacket, "xdp": xdp,
 	}

@@ -82,6 +82,14 @@ func (a *arena) table(ctx context.Context) (string, error) {
 		return "", err
 	}
 	parts = append(parts, gateway, localnet)
+	forged, stop, err := a.forgedReplies(ctx)
+	if err != nil {
+		return "", err
+	}
+	defer stop()
+	if len(forged.attacks) > 0 {
+		parts = append(parts, forged)
+	}
 	total := 0
 	for _, p := range parts {
 		fmt.Fprintf(a.w.Out, "     %s: %d attempts, %d controls\n", p.what, len(p.attacks), len(p.controls))
@@ -176,6 +184,14 @@ func (a *arena) tunnelWaysFrom(from []netip.Addr, links []adversary.Interface) [
 	return adversary.Tunnel(from, a.encap[a.far.Name], links, a.nodes[a.far.Name].mac["br-ex"], g, tunnelPort)
 }
 
+// heardBy drops the listeners of an IP family of which the network has no address: nothing would
+// be said to them. Packet sockets have none.
+func heardBy(to []netip.Addr, list []way.Listener) []way.Listener {
+	return slices.DeleteFunc(list, func(e way.Listener) bool {
+		return !strings.HasPrefix(e.Kind, "sniff") && !slices.ContainsFunc(to, func(a netip.Addr) bool { return a.Is6() == e.IPv6 })
+	})
+}
+
 // hearing makes all players listen on the node while green's pods talk to each other.
 func (a *arena) hearing(ctx context.Context) (int, error) {
 	m := newMatch(a.w)
@@ -184,7 +200,7 @@ func (a *arena) hearing(ctx context.Context) (int, error) {
 	var said []way.Attempt
 	to := a.green.Nodes
 	for i, p := range players {
-		list := adversary.Listeners(a.green, a.green.Nodes, 0, a.victim("green-1", false).Link.Name, "lo")
+		list := heardBy(to, adversary.Listeners(a.green, a.green.Nodes, 0, a.victim("green-1", false).Link.Name, "lo"))
 		for j := range list {
 			e := &list[j]
 			if e.At == "" {

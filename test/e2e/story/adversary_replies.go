@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package story
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+
+	"bulkhead/pkg/network"
+	"bulkhead/test/adversary"
+	"bulkhead/test/adversary/way"
+)
+
+// Ports of the connections whose answers are forged.
+const (
+	askingPort = 7998 // of green-1
+	askedPort  = 7997 // of a server outside the cluster, which does not answer
+)
+
+// forgedReplies is the part in which host-network pods forge answers to what green-1 sends out of
+// the cluster, to its gateway router. Root outside all pods can. stop ends green-1's sending.
+// In local gateway mode there is none: pods' packets leave by the host, not by that router.
+func (a *arena) forgedReplies(ctx context.Context) (out part, stop func(), err error) {
+	stop = func() {}
+	if local, err := a.w.localGateway(ctx); err != nil || local {
+		return out, stop, err
+	}
+	plan := network.Plan{Masquerade: a.w.masquerade()}
+	bridge := adversary.Interface{Name: "br-ex", MAC: a.nodes[a.near.Name].mac["br-ex"]}
+	var ways []way.Attempt
+	command := []string{"/tools/netprobe", "check", "--timeout", "1h"}
+	for _, router := range plan.MasqueradeGateway(network.Network{ID: a.greenID}) {
+		server, ok := network.FirstOfFamily(addrs(a.w.Lab.External()), router.Addr())
+		if !ok {
+			return out, stop, fmt.Errorf("the external machine has no address of the family of %s", router)
+		}
+		ways = append(ways, adversary.ForgedReplies(router.Addr(), server, askingPort, askedPort, bridge)...)
+		command = append(command, fmt.Sprintf("udp@%d:%s", askingPort, netip.AddrPortFrom(server, askedPort)))
+	}
+	asking, err := a.w.start(ctx, a.pods["green-1"], "netprobe", command...)
+	if err != nil {
+		return out, stop, err
+	}
+	return part{what: "forged answers to what green sends out of the cluster", attacks: trials(a.attackers(), ways), controls: trials([]player{a.admin()}, ways), victims: []string{"green-1"}}, asking.kill, nil
+}
+
+// masquerade are the masquerade subnets of the product's configuration in the lab's families:
+// the defaults.
+func (w *World) masquerade() []netip.Prefix {
+	v4, v6 := w.has(netip.IPv4Unspecified()), w.has(netip.IPv6Unspecified())
+	return network.FilterFamilies([]netip.Prefix{netip.MustParsePrefix("169.254.0.0/17"), netip.MustParsePrefix("fd69::/112")}, v4, v6)
+}

@@ -5,11 +5,13 @@ package api
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -56,6 +58,10 @@ func TestAdversaryWrites(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.VictimUID = string(victim.UID)
+	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: s.Victim, Name: "web"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 80}}}}
+	w.create(service)
+	s.VictimService, s.VictimServiceUID = service.Name, string(service.UID)
+	s.Taken, s.Pods = []netip.Addr{netip.MustParseAddr(service.Spec.ClusterIP)}, []netip.Addr{s.VictimEntry.IPs[0].Addr()}
 	grantEverything(t, w, s.Attacker, "adversary")
 	tenant, node := nadClient(t, impersonate("adversary")), nodeClient(t, s.Node)
 
@@ -100,6 +106,7 @@ func TestAdversaryWrites(t *testing.T) {
 	}{
 		{"an author of NADs", tenant, s.NADAuthor()}, {"an author of UserDefinedNetworks", tenant, s.UDNAuthor()},
 		{"an author of pods", tenant, s.PodAuthor()}, {"the holder of a node's token", node, s.NodeToken()},
+		{"an author of Services", tenant, s.ServiceAuthor()},
 	} {
 		r, err := adversary.Run(w.ctx, part.client, w, part.all)
 		if err != nil {

@@ -5,6 +5,7 @@ package writes
 import (
 	"encoding/json"
 	"fmt"
+	"net/netip"
 
 	"bulkhead/pkg/network"
 )
@@ -20,7 +21,18 @@ type Scenario struct {
 	VictimEntry          network.PodNetwork // on its network
 	Node, OtherNode      string             // the token's, and another
 	OtherPod             [2]string          // a pod there, by namespace and name
+	VictimService        string             // in the victim's namespace
+	VictimServiceUID     string
+	// Taken are addresses of others that no service of the attacker may have: the victim's
+	// Service's, and the nodes'. Pods are the victim's pods' addresses, on both their networks.
+	Taken, Pods []netip.Addr
 }
+
+// LuredPort is the port of the services in ServiceAuthor, and ServerPort that of the victim's pods.
+const (
+	LuredPort  = 80
+	ServerPort = 8080
+)
 
 func toJSON(v any) string {
 	raw, err := json.Marshal(v)
@@ -179,6 +191,66 @@ func (s Scenario) PodAuthor() []Write {
 		Write{Verb: Patch, Of: UDN, Namespace: s.Victim, Name: s.Network, Body: toJSON(m{"metadata": m{"finalizers": nil}})},
 		Write{Verb: Patch, Of: Pod, Namespace: s.Victim, Name: s.VictimPod, Body: toJSON(m{"metadata": m{"annotations": m{network.AnnotationPodNetworks: "{}"}}})},
 	)
+}
+
+// ServiceAuthor lists the writes of a tenant who may write the Services and EndpointSlices of a
+// namespace: others' addresses as those of a Service or as its endpoints', and EndpointSlices
+// that name the victim's Service or network.
+func (s Scenario) ServiceAuthor() []Write {
+	ports := []m{{"name": "tcp", "port": LuredPort, "targetPort": ServerPort}, {"name": "udp", "port": LuredPort, "targetPort": ServerPort, "protocol": "UDP"}}
+	var out []Write
+	service := func(name string, spec m) {
+		spec["ports"], spec["ipFamilyPolicy"] = ports, "PreferDualStack"
+		out = append(out, Write{Verb: Create, Of: Service, Namespace: s.Attacker, Name: name, Body: toJSON(m{"spec": spec})})
+	}
+	slice := func(name string, to netip.Addr, metadata m) {
+		family := "IPv4"
+		if to.Is6() {
+			family = "IPv6"
+		}
+		out = append(out, Write{Verb: Create, Of: Slice, Namespace: s.Attacker, Name: name, Body: toJSON(m{"metadata": metadata, "addressType": family,
+			"endpoints": []m{{"addresses": []string{to.String()}, "nodeName": s.Node}},
+			"ports":     []m{{"name": "tcp", "port": ServerPort}, {"name": "udp", "port": ServerPort, "protocol": "UDP"}}})})
+	}
+	labels := func(service string) m { return m{"kubernetes.io/service-name": service} }
+	mirror := func(service, on string) m {
+		return m{"labels": m{"endpointslice.kubernetes.io/managed-by": network.EndpointSliceManager, network.LabelMirrorService: service},
+			"annotations": m{network.AnnotationMirrorOn: on}}
+	}
+	victimNet := network.UDNName(s.Victim, s.Network)
+	taken := make([]string, len(s.Taken))
+	ingress := make([]m, len(s.Taken))
+	for i, a := range s.Taken {
+		taken[i], ingress[i] = a.String(), m{"ip": a.String()}
+	}
+	service("lured-external", m{"externalIPs": taken, "selector": m{"role": "server"}})
+	service("lured-balancer", m{"type": "LoadBalancer", "selector": m{"role": "server"}, "externalTrafficPolicy": "Local"})
+	out = append(out, Write{Verb: Patch, Of: Service, Namespace: s.Attacker, Name: "lured-balancer", Sub: "status", Body: toJSON(m{"status": m{"loadBalancer": m{"ingress": ingress}}})})
+	service(s.VictimService, m{"externalIPs": taken}) // a namesake
+	service("lured-selected", m{"selector": m{"role": "server"}})
+	for i, to := range s.Pods {
+		name := fmt.Sprintf("lured-%d", i)
+		service(name, m{"externalIPs": taken})
+		slice(name, to, m{"labels": labels(name)})
+		slice(name+"-mirror", to, mirror(name, victimNet))
+		slice(name+"-own", to, mirror(name, network.UDNName(s.Attacker, s.Network)))
+		slice(name+"-default", to, mirror(name, network.DefaultName))
+		slice(name+"-selected", to, m{"labels": labels("lured-selected")})
+		// As if they were of the victim's Service.
+		slice(name+"-victim", to, m{"labels": labels(s.VictimService), "ownerReferences": []m{{"apiVersion": "v1", "kind": "Service", "name": s.VictimService, "uid": s.VictimServiceUID, "controller": true}}})
+		slice(name+"-victim-mirror", to, mirror(s.VictimService, victimNet))
+	}
+	for _, a := range s.Taken {
+		family := "IPv4"
+		if a.Is6() {
+			family = "IPv6"
+		}
+		out = append(out, Write{Verb: Create, Of: Service, Namespace: s.Attacker, Name: "lured-same", AdminRefused: true,
+			Body: toJSON(m{"spec": m{"clusterIP": a.String(), "ipFamilies": []string{family}, "ports": ports}})})
+	}
+	return append(out,
+		Write{Verb: Patch, Of: Service, Namespace: s.Victim, Name: s.VictimService, Body: toJSON(m{"spec": m{"externalIPs": nil}})},
+		Write{Verb: Create, Of: Slice, Namespace: s.Victim, Name: "lured", Body: toJSON(m{"metadata": m{"labels": labels(s.VictimService)}, "addressType": "IPv4", "endpoints": []m{}, "ports": []m{}})})
 }
 
 func (s Scenario) podIPs() []m {

@@ -35,6 +35,8 @@ var (
 	IPAMClaim  = Kind{"k8s.cni.cncf.io/v1alpha1", "IPAMClaim"}
 	Deployment = Kind{"apps/v1", "Deployment"}
 	Lease      = Kind{"coordination.k8s.io/v1", "Lease"}
+	Service    = Kind{"v1", "Service"}
+	Slice      = Kind{"discovery.k8s.io/v1", "EndpointSlice"}
 )
 
 // Verb is a write operation.

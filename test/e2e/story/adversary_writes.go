@@ -92,6 +92,10 @@ func (a *arena) writes(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	if err := a.stageService(ctx, &s); err != nil {
+		return "", errors.Join(err, a.clearServices(ctx, s))
+	}
+	const writesServices = "a tenant that writes Services"
 	var errs []error
 	total := writes.Result{}
 	authors := []struct {
@@ -101,6 +105,7 @@ func (a *arena) writes(ctx context.Context) (string, error) {
 	}{
 		{"a tenant that writes NADs", tenant, s.NADAuthor()}, {"a tenant that writes UserDefinedNetworks", tenant, s.UDNAuthor()},
 		{"a tenant that writes pods", tenant, s.PodAuthor()}, {"a node's token", node, s.NodeToken()},
+		{writesServices, tenant, s.ServiceAuthor()},
 	}
 	ends := true
 	if !a.w.Full {
@@ -115,9 +120,12 @@ func (a *arena) writes(ctx context.Context) (string, error) {
 		fmt.Fprintf(a.w.Out, "     %s: %d writes, %d refused\n", p.what, len(p.all), r.Refused)
 		total.Refused, total.Accepted = total.Refused+r.Refused, total.Accepted+r.Accepted
 		errs = append(errs, err, a.unmoved(ctx, admin, s, before, p.what))
+		if p.what == writesServices {
+			errs = append(errs, a.lured(ctx, s))
+		}
 	}
 	errs = append(errs, a.strangers(ctx, []string{"amber-1"}, "green-1", "green-2"), a.madeReachNobody(ctx, s))
-	errs = append(errs, a.clear(ctx, admin, s), a.w.asBefore(ctx, rows))
+	errs = append(errs, a.clear(ctx, admin, s), a.clearServices(ctx, s), a.w.asBefore(ctx, rows))
 	if ends {
 		errs = append(errs, a.ending(ctx, tenant, admin, s, before))
 	}

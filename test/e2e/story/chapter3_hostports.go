@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"strings"
 	"time"
@@ -40,11 +41,11 @@ func hostPortPod(tenant, namespace, name, node string, hostPort int) (*pod, stri
 	return p, strings.ReplaceAll(manifest, "role: server", "role: host-port")
 }
 
-// hostPortTargets are TCP and UDP to a port of a node's addresses.
+// hostPortTargets are TCP, UDP and SCTP to a port of a node's addresses.
 func hostPortTargets(n *lab.Node, port int) (out []string) {
 	for _, a := range n.Addresses() {
 		at := netip.AddrPortFrom(a, uint16(port)).String()
-		out = append(out, "tcp:"+at, "udp:"+at)
+		out = append(out, "tcp:"+at, "udp:"+at, "sctp:"+at)
 	}
 	return out
 }
@@ -111,7 +112,7 @@ func hostPortsReached(ctx context.Context, w *World) (_ string, err error) {
 		}
 	}
 	answers := 0
-	ask := func(name string, do func([]string) ([]probe, error)) error {
+	ask := func(name string, want map[string]string, do func([]string) ([]probe, error)) error {
 		if _, err := reach(do, want); err != nil {
 			return fmt.Errorf("%s: %w", name, err)
 		}
@@ -119,7 +120,11 @@ func hostPortsReached(ctx context.Context, w *World) (_ string, err error) {
 		return nil
 	}
 	for _, m := range w.machines() {
-		if err := ask(m.Name, fromNode(ctx, m)); err != nil {
+		served := maps.Clone(want)
+		if m == w.Lab.External() { // its kernel has no SCTP
+			maps.DeleteFunc(served, func(t, _ string) bool { return strings.HasPrefix(t, "sctp:") })
+		}
+		if err := ask(m.Name, served, fromNode(ctx, m)); err != nil {
 			return "", err
 		}
 		if _, err := reach(fromNode(ctx, m), kubelet); err != nil {
@@ -127,7 +132,7 @@ func hostPortsReached(ctx context.Context, w *World) (_ string, err error) {
 		}
 	}
 	for _, p := range clients {
-		if err := ask(p.Name, w.fromPod(ctx, p)); err != nil {
+		if err := ask(p.Name, want, w.fromPod(ctx, p)); err != nil {
 			return "", err
 		}
 	}

@@ -90,14 +90,19 @@ func (w *World) endpoints(namespace, tenant string) []*pod {
 
 // nodePorts returns the targets of a namespace's service node-port on a node.
 func (w *World) nodePorts(ctx context.Context, namespace string, node []netip.Addr) ([]string, error) {
-	s, err := w.Lab.Client().CoreV1().Services(namespace).Get(ctx, "node-port", metav1.GetOptions{})
+	return w.nodePortsOf(ctx, namespace, "node-port", node)
+}
+
+// nodePortsOf returns the targets of a service's node ports on a node.
+func (w *World) nodePortsOf(ctx context.Context, namespace, name string, node []netip.Addr) ([]string, error) {
+	s, err := w.Lab.Client().CoreV1().Services(namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return nil, err
 	}
 	var out []string
 	for _, p := range s.Spec.Ports {
 		if p.NodePort == 0 {
-			return nil, fmt.Errorf("service %s/node-port has no node port", namespace)
+			return nil, fmt.Errorf("service %s/%s has no node port", namespace, name)
 		}
 		for _, a := range node {
 			out = append(out, strings.ToLower(string(p.Protocol))+":"+netip.AddrPortFrom(a, uint16(p.NodePort)).String())

@@ -18,14 +18,14 @@ func openPortChecks() []Check {
 	}
 }
 
-// openPorts opens TCP and echo requests, but not UDP, of two of red's pods that run.
+// openPorts opens TCP, SCTP and echo requests, but not UDP, of two of red's pods that run.
 func openPorts(ctx context.Context, w *World) (_ string, err error) {
 	victims, others := w.tenant("red"), w.tenant("blue")
 	victims, neighbour := victims[:2], victims[2]
 	want, never := map[string]string{}, []string{}
 	var closed []string // unless the ports are open
 	for _, p := range victims {
-		for _, t := range targets(p.Default...) {
+		for _, t := range append(targets(p.Default...), sctpTargets(p.Default...)...) {
 			if strings.HasPrefix(t, "udp:") {
 				never = append(never, t)
 				continue
@@ -63,7 +63,7 @@ func openPorts(ctx context.Context, w *World) (_ string, err error) {
 	defer func() {
 		err = errors.Join(err, w.annotate(context.WithoutCancel(ctx), network.AnnotationOpenDefaultPorts, nil, victims...))
 	}()
-	value := "- protocol: tcp\n  port: 8080\n- protocol: icmp\n"
+	value := "- protocol: tcp\n  port: 8080\n- protocol: sctp\n  port: 8080\n- protocol: icmp\n"
 	if err := w.annotate(ctx, network.AnnotationOpenDefaultPorts, &value, victims...); err != nil {
 		return "", err
 	}

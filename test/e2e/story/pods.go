@@ -61,8 +61,8 @@ spec:
   - name: netprobe
     image: docker.io/lab/busybox:1
     imagePullPolicy: Never
-    command: [/tools/netprobe, serve, --name, %[1]s/%[2]s, --listen, ":%[4]s"]
-    ports: [{name: web, containerPort: %[4]s}, {name: web-udp, containerPort: %[4]s, protocol: UDP}]
+    command: [/tools/netprobe, serve, --name, %[1]s/%[2]s, --listen, ":%[4]s", --sctp, "[::]:%[4]s"]
+    ports: [{name: web, containerPort: %[4]s}, {name: web-udp, containerPort: %[4]s, protocol: UDP}, {name: web-sctp, containerPort: %[4]s, protocol: SCTP}]
     volumeMounts: [{name: tools, mountPath: /tools, readOnly: true}]
     startupProbe: {exec: {command: [/bin/true]}, periodSeconds: 1, failureThreshold: 300, timeoutSeconds: 20}
     readinessProbe: {httpGet: {path: /, port: %[4]s}, periodSeconds: 10, timeoutSeconds: 5}

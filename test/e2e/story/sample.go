@@ -38,12 +38,14 @@ var (
 	groupServices     = &group{"services", 2 * time.Minute}
 	groupServiceTypes = &group{"types of services", 3 * time.Minute}
 	groupNodePorts    = &group{"node ports and external addresses", 3 * time.Minute}
+	groupSCTP         = &group{"SCTP", 90 * time.Second}
 	groupDNS          = &group{"DNS", 90 * time.Second}
 	groupOpenPorts    = &group{"open ports", time.Minute}
 	groupRemoval      = &group{"deletion of a network in use", 90 * time.Second}
 	groupKillAgent    = &group{"kill -9 of the agent", 2 * time.Minute}
 	groupKillZone     = &group{"kill -9 of the zone controller", 2 * time.Minute}
 	groupKillCluster  = &group{"kill -9 of the cluster controller", 2 * time.Minute}
+	groupMasquerade   = &group{"another masquerade range", 5 * time.Minute}
 	// Each with the arena.
 	groupAttacks = &group{"adversary: attempts", 8 * time.Minute}
 	groupCapture = &group{"adversary: node ports", 6 * time.Minute}

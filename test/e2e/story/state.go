@@ -151,7 +151,7 @@ func (w *World) state(ctx context.Context, node *lab.Node, ids bool) (snapshot, 
 		}
 		lines = append(lines, "program: "+name)
 	}
-	rows, err := bpfRows(ctx, node)
+	rows, err := bpfRows(ctx, node, ids)
 	if err != nil {
 		return nil, err
 	}
@@ -213,8 +213,9 @@ func bpfPrograms(ctx context.Context, node *lab.Node) (map[string]int, error) {
 	return out, nil
 }
 
-// bpfRows are the rows of the keyed bh_ maps, without the LRU maps, which are caches.
-func bpfRows(ctx context.Context, node *lab.Node) ([]string, error) {
+// bpfRows are the rows of the keyed bh_ maps, without the LRU maps, which are caches. The keys
+// of bh_pods are ids of cgroups: without ids its rows are counted.
+func bpfRows(ctx context.Context, node *lab.Node, ids bool) ([]string, error) {
 	var maps []struct {
 		ID   int
 		Name string
@@ -246,6 +247,10 @@ func bpfRows(ctx context.Context, node *lab.Node) ([]string, error) {
 		var rows []struct{ Key any }
 		if err := dec.Decode(&rows); err != nil {
 			return nil, fmt.Errorf("dump of map %s on %s: %w in %.200q", name, node.Name, err, res.Stdout)
+		}
+		if name == "bh_pods" && !ids {
+			out = append(out, fmt.Sprintf("rows of map %s: %d", name, len(rows)))
+			continue
 		}
 		for _, r := range rows {
 			out = append(out, fmt.Sprintf("map %s: %v", name, r.Key))

@@ -72,8 +72,8 @@ type Result struct {
 func Checks() []Check {
 	var all []Check
 	for _, chapter := range [][]Check{
-		clusterChecks(), networkChecks(), reachChecks(), layer2Checks(), secondaryChecks(), multusChecks(), migrationChecks(), serviceChecks(), gatewayChecks(), hostPortChecks(), bgpChecks(), isolationChecks(), probeChecks(), openPortChecks(),
-		hostNetworkChecks(), hostServiceChecks(), adversaryChecks(), inspectChecks(), kubectlChecks(), badInputChecks(), faultChecks(), removalChecks(),
+		clusterChecks(), networkChecks(), reachChecks(), layer2Checks(), secondaryChecks(), multusChecks(), migrationChecks(), serviceChecks(), sctpChecks(), gatewayChecks(), hostPortChecks(), bgpChecks(), isolationChecks(), probeChecks(), openPortChecks(),
+		hostNetworkChecks(), hostServiceChecks(), adversaryChecks(), inspectChecks(), kubectlChecks(), badInputChecks(), faultChecks(), masqueradeChecks(), removalChecks(),
 	} {
 		all = append(all, chapter...)
 	}

@@ -25,7 +25,7 @@ func TestNothingToProbe(t *testing.T) {
 	for name, targets := range map[string][]string{
 		"no targets":  nil,
 		"no protocol": {"127.0.0.1"},
-		"protocol":    {"sctp:127.0.0.1:80"},
+		"protocol":    {"dccp:127.0.0.1:80"},
 		"port":        {"tcp:127.0.0.1"},
 		"address":     {"icmp:invalid IP"},
 		"DNS port":    {"dns-udp:127.0.0.1"},

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command netprobe runs in the story's pods: a server that answers with its name
-// over TCP (HTTP) and UDP, a client that checks many targets at once, by its arguments
+// over TCP (HTTP), UDP and SCTP, a client that checks many targets at once, by its arguments
 // or on request, and a watcher that counts the losses of a ping and a TCP stream. It opens plain
 // sockets, as any program would, and knows nothing of VRFs.
 package main
@@ -41,8 +41,14 @@ func run(args []string) error {
 		name := fs.String("name", hostname(), "the name that the server answers with")
 		listen := fs.String("listen", ":8080", "address for TCP and UDP")
 		grpc := fs.String("grpc", "", "address of the gRPC health service; empty for none")
+		sctp := fs.String("sctp", "", "address for SCTP, [::] for any of both families; empty for none")
 		if err := fs.Parse(args[1:]); err != nil {
 			return err
+		}
+		if *sctp != "" {
+			if err := serveSCTP(ctx, *name, *sctp); err != nil {
+				return err
+			}
 		}
 		if *grpc != "" {
 			if err := serveGRPC(ctx, *grpc); err != nil {
@@ -102,7 +108,7 @@ type result struct {
 }
 
 // checkAll checks all targets in parallel and returns a result per target, in the order
-// given. Targets are tcp:address:port, udp:address:port, icmp:address, dns-tcp:address:port
+// given. Targets are tcp:address:port, udp:address:port, sctp:address:port, icmp:address, dns-tcp:address:port
 // or dns-udp:address:port for a name server, client-tcp:address:port or
 // client-udp:address:port for the client's address as the server sees it, and name:NAME for
 // a name to resolve. A port number after tcp@ or udp@ is the source port. Without a target,
@@ -157,7 +163,7 @@ func parse(text string) (target, error) {
 		t.source = int(port)
 	}
 	switch protocol {
-	case "tcp", "udp", "dns-tcp", "dns-udp", "client-tcp", "client-udp":
+	case "tcp", "udp", "sctp", "dns-tcp", "dns-udp", "client-tcp", "client-udp":
 		_, err = netip.ParseAddrPort(addr)
 	case "icmp":
 		_, err = netip.ParseAddr(addr)
@@ -166,7 +172,7 @@ func parse(text string) (target, error) {
 			err = errors.New("no name")
 		}
 	default:
-		err = fmt.Errorf("unknown protocol %q, want tcp, udp, icmp, dns-tcp, dns-udp, client-tcp, client-udp or name", protocol)
+		err = fmt.Errorf("unknown protocol %q, want tcp, udp, sctp, icmp, dns-tcp, dns-udp, client-tcp, client-udp or name", protocol)
 	}
 	return t, err
 }
@@ -180,6 +186,8 @@ func check(ctx context.Context, t target, timeout time.Duration) (string, error)
 		return checkTCP(ctx, t, "/")
 	case "udp":
 		return checkUDP(ctx, t, "who")
+	case "sctp":
+		return checkSCTP(ctx, t.addr)
 	case "client-tcp":
 		return checkTCP(ctx, t, "/"+askClient)
 	case "client-udp":

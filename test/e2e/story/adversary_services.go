@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package story
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"bulkhead/test/adversary/writes"
+)
+
+// greenService is what amber's Services attack: it exists before them.
+const greenService = `
+apiVersion: v1
+kind: Service
+metadata: {name: web, namespace: green}
+spec:
+  ipFamilyPolicy: PreferDualStack
+  externalIPs: [%s]
+  selector: {role: server}
+  ports: [{name: tcp, port: 80, targetPort: 8080}, {name: udp, port: 80, targetPort: 8080, protocol: UDP}]
+`
+
+// greenExternal are external IPs of green's service.
+var greenExternal = []netip.Addr{netip.MustParseAddr("198.51.100.20"), netip.MustParseAddr("2001:db8:10::20")}
+
+// stageService creates green's service and adds it to the scenario.
+func (a *arena) stageService(ctx context.Context, s *writes.Scenario) error {
+	var quoted []string
+	external := a.w.served(greenExternal)
+	for _, ip := range external {
+		quoted = append(quoted, strconv.Quote(ip.String()))
+	}
+	if err := a.w.Lab.Apply(ctx, fmt.Sprintf(greenService, strings.Join(quoted, ", "))); err != nil {
+		return err
+	}
+	service, err := a.w.Lab.Client().CoreV1().Services(s.Victim).Get(ctx, "web", metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	s.VictimService, s.VictimServiceUID = service.Name, string(service.UID)
+	s.Taken = external
+	for _, text := range service.Spec.ClusterIPs {
+		ip, err := netip.ParseAddr(text)
+		if err != nil {
+			return fmt.Errorf("service %s/%s: %w", s.Victim, service.Name, err)
+		}
+		s.Taken = append(s.Taken, ip)
+	}
+	for _, n := range a.w.Lab.Nodes() {
+		s.Taken = append(s.Taken, addrs(n)...)
+	}
+	for _, name := range []string{"green-1", "grey-1"} {
+		p := a.pods[name]
+		s.Pods = append(s.Pods, p.Default...)
+		if p.Tenant != "" {
+			s.Pods = append(s.Pods, p.Primary...)
+		}
+	}
+	return a.greenServed(ctx, s)
+}
+
+// greenServed checks that green's pods, and the nodes at its external addresses, are answered by
+// green's service, and by nobody else.
+func (a *arena) greenServed(ctx context.Context, s *writes.Scenario) error {
+	var servers []string
+	for _, name := range []string{"green-1", "green-2", "green-3"} {
+		servers = append(servers, "green/"+name)
+	}
+	cluster, err := a.w.clusterIPs(ctx, s.Victim, s.VictimService, writes.LuredPort)
+	if err != nil {
+		return err
+	}
+	external := addrTargets("tcp", a.w.served(greenExternal), writes.LuredPort)
+	for _, name := range []string{"green-1", "green-2"} {
+		if _, err := a.w.allAnswer(ctx, a.pods[name], slices.Concat(cluster, external), servers); err != nil {
+			return fmt.Errorf("%s to green's service: %w", name, err)
+		}
+	}
+	if _, err := answered(fromNode(ctx, a.w.Lab.External()), external, servers, 1); err != nil {
+		return fmt.Errorf("a host to green's service: %w", err)
+	}
+	return nil
+}
+
+// lured checks that amber's services lead amber's pods to nobody but amber, that green's service
+// is served as before, and that one of amber's services works: else the others prove nothing.
+func (a *arena) lured(ctx context.Context, s writes.Scenario) error {
+	list, err := a.w.Lab.Client().CoreV1().Services(s.Attacker).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	var tried, working []string
+	for _, service := range list.Items {
+		targets, err := a.w.clusterIPs(ctx, s.Attacker, service.Name, writes.LuredPort)
+		if err != nil {
+			return err
+		}
+		tried = append(tried, targets...)
+		if service.Name == "lured-external" {
+			working = targets
+		}
+	}
+	for _, ip := range s.Taken {
+		at := netip.AddrPortFrom(ip, writes.LuredPort).String()
+		tried = append(tried, "tcp:"+at, "udp:"+at)
+	}
+	var errs []error
+	from := a.pods[s.Pod]
+	if _, err := a.w.allAnswer(ctx, from, working, []string{"amber/amber-1"}); err != nil {
+		errs = append(errs, fmt.Errorf("amber's own service: %w", err))
+	}
+	got, err := a.w.check(ctx, from, "netprobe", probeTime, tried...)
+	errs = append(errs, err, reachedAny(from.Name, slices.DeleteFunc(got, func(g probe) bool {
+		return strings.HasPrefix(g.Who, "amber/") || isExternal(g.Target) && strings.HasPrefix(g.Who, "green/") // as any host outside
+	})))
+	return errors.Join(append(errs, a.greenServed(ctx, &s))...)
+}
+
+// isExternal reports whether a target is one of greenExternal.
+func isExternal(target string) bool {
+	return slices.ContainsFunc(greenExternal, func(ip netip.Addr) bool {
+		return strings.HasSuffix(target, ":"+netip.AddrPortFrom(ip, writes.LuredPort).String())
+	})
+}
+
+// clearServices deletes the Services and EndpointSlices that the scenario and its author have
+// created.
+func (a *arena) clearServices(ctx context.Context, s writes.Scenario) error {
+	var errs []error
+	for _, w := range append(s.ServiceAuthor(), writes.Write{Verb: writes.Create, Of: writes.Service, Namespace: s.Victim, Name: s.VictimService}) {
+		var err error
+		switch core := a.w.Lab.Client(); {
+		case w.Verb != writes.Create:
+		case w.Of == writes.Service:
+			err = core.CoreV1().Services(w.Namespace).Delete(ctx, w.Name, metav1.DeleteOptions{})
+		default:
+			err = core.DiscoveryV1().EndpointSlices(w.Namespace).Delete(ctx, w.Name, metav1.DeleteOptions{})
+		}
+		if err != nil && !apierrors.IsNotFound(err) {
+			errs = append(errs, fmt.Errorf("delete %s: %w", w, err))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -96,7 +96,7 @@ func IntoNetwork(n Network, v Victim) []way.Attempt {
 			udp(dev, "bindtoifindex", "connect")
 			udp(dev, "unicastif")
 			add(way.Attempt{Socket: "udplite", To: to.String(), Port: port, Device: dev, How: []string{"cmsg-pktinfo"}})
-			for _, socket := range []string{"tcp", "mptcp", "sctp", "sctp-seq", "dccp", "l2tp"} {
+			for _, socket := range []string{"tcp", "mptcp", "sctp", "sctp-seq", "l2tp"} {
 				add(way.Attempt{Socket: socket, To: to.String(), Port: port, Device: dev, How: []string{"bindtodevice"}})
 			}
 			add(way.Attempt{Socket: "tcp", To: to.String(), Port: port, Device: dev, How: []string{"bindtoifindex", "fastopen"}})
@@ -114,7 +114,7 @@ func IntoNetwork(n Network, v Victim) []way.Attempt {
 			udp(n.Port.Name, "mapped", "bindtoifindex")
 			udp(n.Port.Name, "lsrr="+to.String(), "cmsg-pktinfo")
 		}
-		for _, socket := range []string{"tcp", "mptcp", "sctp", "sctp-seq", "dccp", "l2tp"} {
+		for _, socket := range []string{"tcp", "mptcp", "sctp", "sctp-seq", "l2tp"} {
 			add(way.Attempt{Socket: socket, To: to.String(), Port: port})
 		}
 		add(way.Attempt{Socket: "sctp", To: to.String(), Port: port, How: []string{"connectx=" + nobody(to).String()}})
@@ -204,7 +204,7 @@ func Locked(n Network, v Victim, kubeletMark uint32) []way.Attempt {
 		for _, how := range [][]string{nil, {"bindtodevice"}, {"mark" + mark}, {"fastopen"}} {
 			out = append(out, way.Attempt{Socket: "tcp", To: to.String(), Port: port, Device: n.Port.Name, How: how})
 		}
-		for _, socket := range []string{"sctp", "sctp-seq", "dccp", "l2tp"} {
+		for _, socket := range []string{"sctp", "sctp-seq", "l2tp"} {
 			out = append(out, way.Attempt{Socket: socket, To: to.String(), Port: port})
 		}
 		out = append(out, way.Attempt{Socket: "ping", To: to.String()}, way.Attempt{Socket: "raw-other", To: to.String()},

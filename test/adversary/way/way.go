@@ -89,12 +89,10 @@ func FindTokens(packet []byte) []int {
 // port: nothing else sends to it.
 const Port = 7999
 
-// FindPort returns the id of a TCP, SCTP or DCCP attempt to Port, from the ports of an
+// FindPort returns the id of a TCP or SCTP attempt to Port, from the ports of an
 // IP packet.
 func FindPort(ip []byte) (int, bool) {
-	connects := func(proto byte) bool {
-		return proto == unix.IPPROTO_TCP || proto == unix.IPPROTO_SCTP || proto == unix.IPPROTO_DCCP
-	}
+	connects := func(proto byte) bool { return proto == unix.IPPROTO_TCP || proto == unix.IPPROTO_SCTP }
 	var l4 []byte
 	switch {
 	case len(ip) >= 20 && ip[0]>>4 == 4 && connects(ip[9]) && len(ip) > int(ip[0]&15)*4:
@@ -169,7 +167,7 @@ func init() {
 		"raw-other": datagram(unix.SOCK_RAW, 253), "hdrincl": headerIncluded,
 		"tcp": stream(unix.SOCK_STREAM, unix.IPPROTO_TCP), "mptcp": stream(unix.SOCK_STREAM, unix.IPPROTO_MPTCP),
 		"sctp": stream(unix.SOCK_STREAM, unix.IPPROTO_SCTP), "sctp-seq": stream(unix.SOCK_SEQPACKET, unix.IPPROTO_SCTP),
-		"dccp": stream(unix.SOCK_DCCP, unix.IPPROTO_DCCP), "l2tp": datagram(unix.SOCK_DGRAM, unix.IPPROTO_L2TP),
+		"l2tp":   datagram(unix.SOCK_DGRAM, unix.IPPROTO_L2TP),
 		"geneve": datagram(unix.SOCK_DGRAM, unix.IPPROTO_UDP),
 		"packet": packetSocket(unix.SOCK_RAW), "packet-dgram": packetSocket(unix.SOCK_DGRAM), "sock-packet": sockPacket, "xdp": xdp,
 	}

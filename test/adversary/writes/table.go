@@ -240,14 +240,6 @@ func (s Scenario) ServiceAuthor() []Write {
 		slice(name+"-victim", to, m{"labels": labels(s.VictimService), "ownerReferences": []m{{"apiVersion": "v1", "kind": "Service", "name": s.VictimService, "uid": s.VictimServiceUID, "controller": true}}})
 		slice(name+"-victim-mirror", to, mirror(s.VictimService, victimNet))
 	}
-	for _, a := range s.Taken {
-		family := "IPv4"
-		if a.Is6() {
-			family = "IPv6"
-		}
-		out = append(out, Write{Verb: Create, Of: Service, Namespace: s.Attacker, Name: "lured-same", AdminRefused: true,
-			Body: toJSON(m{"spec": m{"clusterIP": a.String(), "ipFamilies": []string{family}, "ports": ports}})})
-	}
 	return append(out,
 		Write{Verb: Patch, Of: Service, Namespace: s.Victim, Name: s.VictimService, Body: toJSON(m{"spec": m{"externalIPs": nil}})},
 		Write{Verb: Create, Of: Slice, Namespace: s.Victim, Name: "lured", Body: toJSON(m{"metadata": m{"labels": labels(s.VictimService)}, "addressType": "IPv4", "endpoints": []m{}, "ports": []m{}})})

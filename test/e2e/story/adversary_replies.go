@@ -6,6 +6,8 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"regexp"
+	"strconv"
 
 	"bulkhead/pkg/network"
 	"bulkhead/test/adversary"
@@ -28,21 +30,50 @@ func (a *arena) forgedReplies(ctx context.Context) (out part, stop func(), err e
 	}
 	plan := network.Plan{Masquerade: a.w.masquerade()}
 	bridge := adversary.Interface{Name: "br-ex", MAC: a.nodes[a.near.Name].mac["br-ex"]}
-	var ways []way.Attempt
+	servers := map[netip.Addr]netip.Addr{} // by the router's address
 	command := []string{"/tools/netprobe", "check", "--timeout", "1h"}
 	for _, router := range plan.MasqueradeGateway(network.Network{ID: a.greenID}) {
 		server, ok := network.FirstOfFamily(addrs(a.w.Lab.External()), router.Addr())
 		if !ok {
 			return out, stop, fmt.Errorf("the external machine has no address of the family of %s", router)
 		}
-		ways = append(ways, adversary.ForgedReplies(router.Addr(), server, askingPort, askedPort, bridge)...)
+		servers[router.Addr()] = server
 		command = append(command, fmt.Sprintf("udp@%d:%s", askingPort, netip.AddrPortFrom(server, askedPort)))
 	}
 	asking, err := a.w.start(ctx, a.pods["green-1"], "netprobe", command...)
 	if err != nil {
 		return out, stop, err
 	}
+	var ways []way.Attempt
+	for router, server := range servers {
+		from, err := a.portOutside(ctx, router, server)
+		if err != nil {
+			asking.kill()
+			return out, stop, err
+		}
+		ways = append(ways, adversary.ForgedReplies(router, server, from, askedPort, bridge)...)
+	}
 	return part{what: "forged answers to what green sends out of the cluster", attacks: trials(a.attackers(), ways), controls: trials([]player{a.admin()}, ways), victims: []string{"green-1"}}, asking.kill, nil
+}
+
+// portOutside waits until green-1's datagrams to the server leave its gateway router, and returns
+// the port that they have then. An attacker who does not know it tries all.
+func (a *arena) portOutside(ctx context.Context, router, server netip.Addr) (port uint16, err error) {
+	entry := regexp.MustCompile(fmt.Sprintf(`orig=\(src=%s,dst=%s,sport=(\d+),dport=%d\)`, regexp.QuoteMeta(router.String()), regexp.QuoteMeta(server.String()), askedPort))
+	err = a.w.Lab.Wait(ctx, fmt.Sprintf("datagrams of %s to %s to leave %s", router, server, a.near.Name), func(ctx context.Context) (bool, string, error) {
+		res, err := a.near.Run(ctx, "ovs-appctl dpctl/dump-conntrack")
+		if err != nil {
+			return false, "", err
+		}
+		match := entry.FindStringSubmatch(res.Stdout)
+		if match == nil {
+			return false, res.Stderr, nil
+		}
+		n, err := strconv.ParseUint(match[1], 10, 16)
+		port = uint16(n)
+		return true, "", err
+	})
+	return port, err
 }
 
 // masquerade are the masquerade subnets of the product's configuration in the lab's families:

@@ -14,6 +14,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"bulkhead/pkg/network"
 	"bulkhead/test/adversary/writes"
 )
 
@@ -85,7 +86,15 @@ func (a *arena) greenServed(ctx context.Context, s *writes.Scenario) error {
 			return fmt.Errorf("%s to green's service: %w", name, err)
 		}
 	}
-	if _, err := answered(fromNode(ctx, a.w.Lab.External()), external, servers, 1); err != nil {
+	host := a.w.Lab.External()
+	for _, ip := range a.w.served(greenExternal) {
+		via, _ := network.FirstOfFamily(addrs(a.near), ip)
+		if res, err := host.Run(ctx, fmt.Sprintf("ip route replace %s via %s", ip, via)); err != nil || res.ExitCode != 0 {
+			return fmt.Errorf("route to %s on the external machine: %s: %w", ip, res.Stderr, err)
+		}
+		defer host.Run(context.WithoutCancel(ctx), "ip route del "+ip.String())
+	}
+	if _, err := answered(fromNode(ctx, host), external, servers, 1); err != nil {
 		return fmt.Errorf("a host to green's service: %w", err)
 	}
 	return nil

@@ -16,7 +16,7 @@ import (
 
 // Ports of the connections whose answers are forged.
 const (
-	askingPort = 7998 // of green-1
+	askingPort = 7995 // of green-1; the next one with the second IP family: a socket of IPv6 has a port in both
 	askedPort  = 7997 // of a server outside the cluster, which does not answer
 )
 
@@ -32,13 +32,13 @@ func (a *arena) forgedReplies(ctx context.Context) (out part, stop func(), err e
 	bridge := adversary.Interface{Name: "br-ex", MAC: a.nodes[a.near.Name].mac["br-ex"]}
 	servers := map[netip.Addr]netip.Addr{} // by the router's address
 	command := []string{"/tools/netprobe", "check", "--timeout", "1h"}
-	for _, router := range plan.MasqueradeGateway(network.Network{ID: a.greenID}) {
+	for i, router := range plan.MasqueradeGateway(network.Network{ID: a.greenID}) {
 		server, ok := network.FirstOfFamily(addrs(a.w.Lab.External()), router.Addr())
 		if !ok {
 			return out, stop, fmt.Errorf("the external machine has no address of the family of %s", router)
 		}
 		servers[router.Addr()] = server
-		command = append(command, fmt.Sprintf("udp@%d:%s", askingPort, netip.AddrPortFrom(server, askedPort)))
+		command = append(command, fmt.Sprintf("udp@%d:%s", askingPort+i, netip.AddrPortFrom(server, askedPort)))
 	}
 	asking, err := a.w.start(ctx, a.pods["green-1"], "netprobe", command...)
 	if err != nil {

@@ -249,20 +249,12 @@ func Tunnel(node, peer []netip.Addr, links []Interface, peerMAC string, g way.Ge
 	return out
 }
 
-// ForgedReplies lists the ways to forge an answer to what a pod of a network sends from a port
-// to a server outside the cluster: raw sockets, and frames on the external bridge, to the
-// masquerade address of the network's gateway router.
+// ForgedReplies lists the frames on the external bridge by which an answer is forged to what a pod
+// of a network sends from a port to a server outside the cluster: to the masquerade address of the
+// network's gateway router. From raw sockets they do not arrive, not even root's: the host's
+// connection tracking gives them another source port, because the router's packet has theirs.
 func ForgedReplies(router, server netip.Addr, podPort, serverPort uint16, bridge Interface) []way.Attempt {
-	raw := way.Attempt{Socket: "hdrincl", To: router.String(), Src: server.String(), Port: podPort, SrcPort: serverPort}
 	var out []way.Attempt
-	for _, how := range [][]string{nil, {"fragments"}, {"cmsg-mark=0"}, {"mark=0"}, {"bindtodevice"}, {"cmsg-pktinfo"}, {"cmsg-pktinfo", "cmsg-mark=0"}, {"bindtodevice", "cmsg-mark=0"}} {
-		a := raw
-		a.How = how
-		if slices.Contains(how, "bindtodevice") || slices.Contains(how, "cmsg-pktinfo") {
-			a.Device = bridge.Name
-		}
-		out = append(out, a)
-	}
 	for _, how := range [][]string{nil, {"bypass"}, {"ring"}, {"unbound"}} {
 		f := frame(bridge.Name, bridge.MAC, network.GatewayMAC, server, router, how...)
 		f.Port, f.SrcPort = podPort, serverPort

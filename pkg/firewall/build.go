@@ -387,35 +387,6 @@ func (in Inputs) networksChain() Chain {
 	return c
 }
 
-// outOfNode filters what local processes send by the external bridge.
-func (in Inputs) outOfNode() []Rule {
-	if in.Bridge == "" {
-		return nil
-	}
-	bridge := fmt.Sprintf("oifname %q", in.Bridge)
-	var rules []Rule
-	for _, p := range in.Masquerade {
-		rules = append(rules, rule("masquerade address "+p.String(), bridge, ipOf(p), "saddr", p.String(), "counter name", CounterNotLocal, "drop"))
-	}
-	rules = append(rules, in.nodeToAdvertised()...)
-	// Gateway routers take what comes from the node for answers to their pods. Only its node ports
-	// and host ports lead there, translated, and what it answers.
-	for _, p := range in.Masquerade {
-		for _, g := range in.PodRoots {
-			if m, ok := g.match(); ok {
-				rules = append(rules, rule("forged answers to "+p.String()+g.suffix(), bridge, ipOf(p), "daddr", p.String(), "ct direction original ct status & dnat == 0", m, "counter name", CounterForeign, "drop"))
-			}
-		}
-	}
-	// Gateway routers take what comes from the node for its servers' answers, and in local gateway
-	// mode VRFs have a route to them, for pods.
-	for _, p := range slices.Concat(in.ServiceCIDRs, in.Masquerade) {
-		rules = append(rules, rule("tenants' processes to "+p.String(), bridge, ipOf(p), "daddr", p.String(),
-			fmt.Sprintf("meta mark %#x-%#x", network.FirstPacketMark, network.LastPacketMark), "counter name", CounterForeign, "reject with icmpx type admin-prohibited"))
-	}
-	return rules
-}
-
 // toServices accepts what networks send to the services that all networks reach, and
 // the replies. OVN has replaced the pod's address by the network's masquerade address:
 // what a pod sends past OVN's router, to the management port itself, has another, and so

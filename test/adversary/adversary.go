@@ -251,8 +251,7 @@ func Tunnel(node, peer []netip.Addr, links []Interface, peerMAC string, g way.Ge
 
 // ForgedReplies lists the frames on the external bridge by which an answer is forged to what a pod
 // of a network sends from a port to a server outside the cluster: to the masquerade address of the
-// network's gateway router. From raw sockets they do not arrive, not even root's: the host's
-// connection tracking gives them another source port, because the router's packet has theirs.
+// network's gateway router. What raw sockets send there did not arrive in the lab, not even root's.
 func ForgedReplies(router, server netip.Addr, podPort, serverPort uint16, bridge Interface) []way.Attempt {
 	var out []way.Attempt
 	for _, how := range [][]string{nil, {"bypass"}, {"ring"}, {"unbound"}} {

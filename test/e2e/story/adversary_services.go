@@ -69,8 +69,8 @@ func (a *arena) stageService(ctx context.Context, s *writes.Scenario) error {
 	return a.greenServed(ctx, s)
 }
 
-// greenServed checks that green's pods, and the nodes at its external addresses, are answered by
-// green's service, and by nobody else.
+// greenServed checks that green's pods, and a host outside the cluster at its external addresses,
+// are answered by green's service, and by nobody else.
 func (a *arena) greenServed(ctx context.Context, s *writes.Scenario) error {
 	var servers []string
 	for _, name := range []string{"green-1", "green-2", "green-3"} {

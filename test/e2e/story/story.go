@@ -73,7 +73,7 @@ func Checks() []Check {
 	var all []Check
 	for _, chapter := range [][]Check{
 		clusterChecks(), networkChecks(), reachChecks(), layer2Checks(), secondaryChecks(), multusChecks(), migrationChecks(), serviceChecks(), sctpChecks(), gatewayChecks(), hostPortChecks(), bgpChecks(), isolationChecks(), probeChecks(), openPortChecks(),
-		hostNetworkChecks(), hostServiceChecks(), adversaryChecks(), inspectChecks(), kubectlChecks(), badInputChecks(), faultChecks(), removalChecks(),
+		hostNetworkChecks(), hostServiceChecks(), adversaryChecks(), inspectChecks(), kubectlChecks(), badInputChecks(), faultChecks(), masqueradeChecks(), removalChecks(),
 	} {
 		all = append(all, chapter...)
 	}

@@ -9,6 +9,9 @@ import (
 	"regexp"
 	"strconv"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"bulkhead/pkg/config"
 	"bulkhead/pkg/network"
 	"bulkhead/test/adversary"
 	"bulkhead/test/adversary/way"
@@ -28,7 +31,11 @@ func (a *arena) forgedReplies(ctx context.Context) (out part, stop func(), err e
 	if local, err := a.w.localGateway(ctx); err != nil || local {
 		return out, stop, err
 	}
-	plan := network.Plan{Masquerade: a.w.masquerade()}
+	masquerade, err := a.w.masquerade(ctx)
+	if err != nil {
+		return out, stop, err
+	}
+	plan := network.Plan{Masquerade: masquerade}
 	bridge := adversary.Interface{Name: "br-ex", MAC: a.nodes[a.near.Name].mac["br-ex"]}
 	servers := map[netip.Addr]netip.Addr{} // by the router's address
 	command := []string{"/tools/netprobe", "check", "--timeout", "1h"}
@@ -76,9 +83,18 @@ func (a *arena) portOutside(ctx context.Context, router, server netip.Addr) (por
 	return port, err
 }
 
-// masquerade are the masquerade subnets of the product's configuration in the lab's families:
-// the defaults.
-func (w *World) masquerade() []netip.Prefix {
-	v4, v6 := w.has(netip.IPv4Unspecified()), w.has(netip.IPv6Unspecified())
-	return network.FilterFamilies([]netip.Prefix{netip.MustParsePrefix("169.254.0.0/17"), netip.MustParsePrefix("fd69::/112")}, v4, v6)
+// masquerade returns the masquerade subnets of the product's configuration in the lab's IP families.
+func (w *World) masquerade(ctx context.Context) ([]netip.Prefix, error) {
+	c, err := w.Lab.Client().CoreV1().ConfigMaps(productNamespace).Get(ctx, productConfig, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	for file, text := range c.Data {
+		parsed, err := config.Parse(text)
+		if err != nil {
+			return nil, fmt.Errorf("file %s of ConfigMap %s: %w", file, productConfig, err)
+		}
+		return network.FilterFamilies(parsed.Plan.Masquerade, w.has(netip.IPv4Unspecified()), w.has(netip.IPv6Unspecified())), nil
+	}
+	return nil, fmt.Errorf("ConfigMap %s has no file", productConfig)
 }

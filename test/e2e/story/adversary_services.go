@@ -11,10 +11,8 @@ import (
 	"strconv"
 	"strings"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"bulkhead/pkg/network"
 	"bulkhead/test/adversary/writes"
 )
 
@@ -88,9 +86,8 @@ func (a *arena) greenServed(ctx context.Context, s *writes.Scenario) error {
 	}
 	host := a.w.Lab.External()
 	for _, ip := range a.w.served(greenExternal) {
-		via, _ := network.FirstOfFamily(addrs(a.near), ip)
-		if res, err := host.Run(ctx, fmt.Sprintf("ip route replace %s via %s", ip, via)); err != nil || res.ExitCode != 0 {
-			return fmt.Errorf("route to %s on the external machine: %s: %w", ip, res.Stderr, err)
+		if err := a.w.externalRoute(ctx, ip, a.near); err != nil {
+			return err
 		}
 		defer host.Run(context.WithoutCancel(ctx), "ip route del "+ip.String())
 	}
@@ -139,24 +136,4 @@ func isExternal(target string) bool {
 	return slices.ContainsFunc(greenExternal, func(ip netip.Addr) bool {
 		return strings.HasSuffix(target, ":"+netip.AddrPortFrom(ip, writes.LuredPort).String())
 	})
-}
-
-// clearServices deletes the Services and EndpointSlices that the scenario and its author have
-// created.
-func (a *arena) clearServices(ctx context.Context, s writes.Scenario) error {
-	var errs []error
-	for _, w := range append(s.ServiceAuthor(), writes.Write{Verb: writes.Create, Of: writes.Service, Namespace: s.Victim, Name: s.VictimService}) {
-		var err error
-		switch core := a.w.Lab.Client(); {
-		case w.Verb != writes.Create:
-		case w.Of == writes.Service:
-			err = core.CoreV1().Services(w.Namespace).Delete(ctx, w.Name, metav1.DeleteOptions{})
-		default:
-			err = core.DiscoveryV1().EndpointSlices(w.Namespace).Delete(ctx, w.Name, metav1.DeleteOptions{})
-		}
-		if err != nil && !apierrors.IsNotFound(err) {
-			errs = append(errs, fmt.Errorf("delete %s: %w", w, err))
-		}
-	}
-	return errors.Join(errs...)
 }

@@ -93,7 +93,7 @@ func (a *arena) writes(ctx context.Context) (string, error) {
 		return "", err
 	}
 	if err := a.stageService(ctx, &s); err != nil {
-		return "", errors.Join(err, a.clearServices(ctx, s))
+		return "", errors.Join(err, a.clear(ctx, admin, s))
 	}
 	const writesServices = "a tenant that writes Services"
 	var errs []error
@@ -125,7 +125,7 @@ func (a *arena) writes(ctx context.Context) (string, error) {
 		}
 	}
 	errs = append(errs, a.strangers(ctx, []string{"amber-1"}, "green-1", "green-2"), a.madeReachNobody(ctx, s))
-	errs = append(errs, a.clear(ctx, admin, s), a.clearServices(ctx, s), a.w.asBefore(ctx, rows))
+	errs = append(errs, a.clear(ctx, admin, s), a.w.asBefore(ctx, rows))
 	if ends {
 		errs = append(errs, a.ending(ctx, tenant, admin, s, before))
 	}
@@ -203,7 +203,11 @@ func (a *arena) madeReachNobody(ctx context.Context, s writes.Scenario) error {
 func (a *arena) clear(ctx context.Context, admin client.Client, s writes.Scenario) error {
 	var errs []error
 	bare := `{"metadata":{"finalizers":null}}`
-	for _, all := range [][]writes.Write{s.PodAuthor(), s.UDNAuthor(), s.NADAuthor()} {
+	service := writes.Write{Verb: writes.Delete, Of: writes.Service, Namespace: s.Victim, Name: s.VictimService}
+	if err := service.Do(ctx, admin, false); err != nil && !apierrors.IsNotFound(err) {
+		errs = append(errs, err)
+	}
+	for _, all := range [][]writes.Write{s.PodAuthor(), s.UDNAuthor(), s.NADAuthor(), s.ServiceAuthor()} {
 		for _, w := range all {
 			if w.Verb != writes.Create || w.Of == writes.Binding || w.Namespace != s.Attacker {
 				continue

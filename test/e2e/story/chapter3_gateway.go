@@ -15,6 +15,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"bulkhead/pkg/network"
 	"bulkhead/test/lab"
 )
 
@@ -158,6 +159,22 @@ func nodePortsReached(ctx context.Context, w *World) (string, error) {
 	return fmt.Sprintf("%d clients, %d answers", len(clients), answers.Load()), err
 }
 
+// externalRoute routes the external machine's packets to the address by the node.
+func (w *World) externalRoute(ctx context.Context, to netip.Addr, by *lab.Node) error {
+	via, ok := network.FirstOfFamily(addrs(by), to)
+	if !ok {
+		return fmt.Errorf("node %s has no address of the IP family of %s", by.Name, to)
+	}
+	res, err := w.Lab.External().Run(ctx, fmt.Sprintf("ip route replace %s via %s", to, via))
+	if err == nil && res.ExitCode != 0 {
+		err = errors.New(res.Stderr)
+	}
+	if err != nil {
+		return fmt.Errorf("route to %s on the external machine: %w", to, err)
+	}
+	return nil
+}
+
 // externalAddressesReached has the external machine send to the addresses that all networks'
 // services balancer have, by each node. Their external traffic policy is Local: the node's
 // endpoints of the oldest service answer, and see the machine's address. They answer the node's
@@ -191,9 +208,8 @@ func externalAddressesReached(ctx context.Context, w *World) (string, error) {
 		}
 		clients := map[string]string{} // by target, the client's address
 		for j, a := range shared {
-			via := addrs(n)[slices.IndexFunc(addrs(n), func(own netip.Addr) bool { return own.Is4() == a.Is4() })]
-			if res, err := external.Run(ctx, fmt.Sprintf("ip route replace %s via %s", a, via)); err != nil || res.ExitCode != 0 {
-				return "", fmt.Errorf("route to %s on the external machine: %s: %w", a, res.Stderr, err)
+			if err := w.externalRoute(ctx, a, n); err != nil {
+				return "", err
 			}
 			target := []string{"client-tcp:", "client-udp:"}[(i+j)%2] + netip.AddrPortFrom(a, 80).String()
 			clients[target] = addrs(external)[slices.IndexFunc(addrs(external), func(own netip.Addr) bool { return own.Is4() == a.Is4() })].String()

@@ -27,6 +27,8 @@
 /* Bulkhead's part of a mark (pkg/network/packetmarks.go); the rest is other programs'. */
 #define BH_MARK_MASK 0xffff0000
 #define BH_MARK_SHIFT 16
+#define BH_MARK_KIND 0xc0000000
+#define BH_MARK_KIND_SERVICE 0x80000000
 
 /* One more than the deepest level of the cgroup tree that the programs check. */
 #define BH_MAX_LEVEL 16
@@ -67,8 +69,10 @@ struct bh_pod {
  * BH_POD_UNBOUND: the pod opted out of VRF binding by annotation. BH_POD_TRUSTED:
  * an administrator allows the pod packet sockets on any device, and what a routing daemon
  * needs: the VRF devices of tenants' networks, and the operator's interfaces in them.
+ * BH_POD_INGRESS: a pod of the cluster default network in a namespace that the administrator has
+ * named; it reaches the cluster IPs of all networks.
  */
-enum bh_pod_flags { BH_POD_UNBOUND = 1, BH_POD_TRUSTED = 2 };
+enum bh_pod_flags { BH_POD_UNBOUND = 1, BH_POD_TRUSTED = 2, BH_POD_INGRESS = 4 };
 
 /* What an interface of the host leads to. */
 enum bh_door_kind {
@@ -128,6 +132,7 @@ struct bh_dest_key {
 #define BH_DEST_FIXED 64
 #define BH_DEST_ALL 0xffffffff /* netid of what lies inside the VRF of every network: services */
 #define BH_DEST_MASQUERADE 0xfffffffe /* netid of addresses that mean something inside this node only */
+#define BH_DEST_CLUSTER_IP 0xfffffffd /* netid of cluster IPs; the value is the network of the service */
 
 struct bh_addr {
 	__u32 a[4];

@@ -109,6 +109,20 @@ static __always_inline int bh_is_trusted_in_vrf(const struct bh_pod *pod, __u32 
 }
 
 /*
+ * bh_is_steered reports whether bh_vrf_conn or bh_vrf_send has bound an ingress pod's socket to the
+ * VRF device of a network. Only they set such a mark on a pod's socket.
+ */
+static __always_inline int bh_is_steered(const struct bh_pod *pod, __u32 mark, __u32 ifindex)
+{
+	struct bh_door *door;
+
+	if (!pod || !(pod->flags & BH_POD_INGRESS) || (mark & BH_MARK_KIND) != BH_MARK_KIND_SERVICE)
+		return 0;
+	door = bpf_map_lookup_elem(&bh_doors, &ifindex);
+	return door && door->kind == BH_DOOR_VRF && door->netid == (mark & ~BH_MARK_KIND) >> BH_MARK_SHIFT;
+}
+
+/*
  * bh_may_use_device reports whether a pod may choose a device: one of the node
  * itself, or of the pod's network. An unknown pod (pod is NULL) may not choose a
  * device of a tenant's network.

@@ -8,6 +8,7 @@
  * Processes outside all pods, including the node's administrator, may enter.
  */
 #include "bh_pods.h"
+#include "bh_dests.h"
 #include "bh_locked.h"
 
 #include <bpf/bpf_core_read.h>
@@ -29,14 +30,6 @@ typedef struct {
 struct sock_common {
 	possible_net_t skc_net;
 } BTF;
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(max_entries, 65536);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct bh_dest_key);
-	__type(value, __u32);
-} bh_dests SEC(".maps");
 
 static __always_inline int drop(struct __sk_buff *skb, __u32 reason, __u64 cgroup, __u32 netid,
 				const struct bh_packet *p)
@@ -162,6 +155,29 @@ static __always_inline int from_own_vrf(__u32 ingress, __u32 netid)
 	return netid && from && from->kind == BH_DOOR_VRF && from->netid == netid;
 }
 
+/* to_cluster_ip reports whether an ingress pod's packet is for a cluster IP of the network. */
+static __always_inline int to_cluster_ip(const struct bh_pod *pod, const struct bh_packet *p, __u32 netid)
+{
+	return (pod->flags & BH_POD_INGRESS) && !p->unparsed && netid &&
+	       bh_dest(BH_DEST_CLUSTER_IP, &p->daddr) == netid;
+}
+
+/*
+ * forwarded_for_ingress reports whether a packet was forwarded from the cluster default network
+ * to a cluster IP of the network, or back. nftables checks which pods these are.
+ */
+static __always_inline int forwarded_for_ingress(__u32 ingress, __u32 kind, __u32 netid, const struct bh_packet *p)
+{
+	struct bh_door *from = bpf_map_lookup_elem(&bh_doors, &ingress);
+
+	if (!from || p->unparsed)
+		return 0;
+	if (kind == BH_DOOR_PORT && from->kind == BH_DOOR_DEFAULT)
+		return netid && bh_dest(BH_DEST_CLUSTER_IP, &p->daddr) == netid;
+	return kind == BH_DOOR_DEFAULT && (from->kind == BH_DOOR_PORT || from->kind == BH_DOOR_VRF) && from->netid &&
+	       bh_dest(BH_DEST_CLUSTER_IP, &p->saddr) == from->netid && !bpf_map_lookup_elem(&bh_locked, &p->daddr);
+}
+
 /*
  * Egress of management ports, VRF devices and the operator's interfaces in VRFs: packets
  * into a network.
@@ -193,6 +209,8 @@ int bh_grd_port(struct __sk_buff *skb)
 			return TCX_NEXT;
 		if (owner == BH_OWNER_POD || owner == BH_OWNER_UNKNOWN_POD) {
 			bh_ip(skb, 0, BH_NET, &p);
+			if (owner == BH_OWNER_POD && to_cluster_ip(pod, &p, netid) && !from_packet_socket(skb))
+				return TCX_NEXT;
 			return drop(skb,
 				    owner == BH_OWNER_POD ? BH_R_GUARD_FOREIGN : BH_R_GUARD_UNKNOWN,
 				    id, netid, &p);
@@ -204,6 +222,8 @@ int bh_grd_port(struct __sk_buff *skb)
 		    (kind != BH_DOOR_DEFAULT || (!p.unparsed && !bpf_map_lookup_elem(&bh_locked, &p.daddr))))
 			return TCX_NEXT;
 		if (kind != BH_DOOR_DEFAULT && from_own_vrf(skb->ingress_ifindex, netid))
+			return TCX_NEXT;
+		if (forwarded_for_ingress(skb->ingress_ifindex, kind, netid, &p))
 			return TCX_NEXT;
 		return drop(skb, BH_R_GUARD_FORWARDED, id, netid, &p);
 	}
@@ -269,22 +289,11 @@ int bh_grd_pod(struct __sk_buff *skb)
 		return drop(skb, BH_R_GUARD_LOCKED, id, netid, 0);
 	if (owner == BH_OWNER_UNKNOWN_POD)
 		return netid ? drop(skb, BH_R_GUARD_UNKNOWN, id, netid, 0) : TCX_NEXT;
-	if (pod->netid != netid && !(netid == 0 && (pod->flags & BH_POD_UNBOUND)))
+	/* bh_grd_port has checked an ingress pod's packets, and OVN has replaced the cluster IP. */
+	if (pod->netid != netid && !(netid == 0 && (pod->flags & BH_POD_UNBOUND)) &&
+	    !((pod->flags & BH_POD_INGRESS) && door->kind == BH_DOOR_POD))
 		return drop(skb, BH_R_GUARD_FOREIGN, id, netid, 0);
 	return TCX_NEXT;
-}
-
-/* in_subnets reports whether an address is in one of the network's subnets. */
-static __always_inline int in_subnets(__u32 netid, const struct bh_addr *addr)
-{
-	struct bh_dest_key key = {
-		.prefixlen = BH_DEST_FIXED + 128,
-		.netid = bpf_htonl(netid),
-		.family = bpf_htonl(bh_is_mapped(addr) ? BH_AF_INET : BH_AF_INET6),
-		.addr = { addr->a[0], addr->a[1], addr->a[2], addr->a[3] },
-	};
-
-	return bpf_map_lookup_elem(&bh_dests, &key) != 0;
 }
 
 /*
@@ -326,7 +335,7 @@ int bh_grd_from(struct __sk_buff *skb)
 		if ((b[0] == 0 && b[1] == 67 && b[2] == 0 && b[3] == 68) ||
 		    (b[0] == 2 && b[1] == 35 && b[2] == 2 && b[3] == 34))
 			return drop(skb, BH_R_POD_FRAME, 0, door->netid, &p);
-		if ((b[2] << 8 | b[3]) == cfg->tunnel_port && !in_subnets(door->netid, &p.daddr))
+		if ((b[2] << 8 | b[3]) == cfg->tunnel_port && !bh_dest(door->netid, &p.daddr))
 			return drop(skb, BH_R_GUARD_TUNNEL, 0, door->netid, &p);
 	}
 	if (p.proto == IPPROTO_ICMPV6 && !p.later_fragment) {
@@ -396,7 +405,7 @@ int bh_grd_own(struct __sk_buff *skb)
 	if (off && bh_to_tunnel(skb, off, cfg->tunnel_port, &p))
 		return drop(skb, BH_R_GUARD_TUNNEL, id, 0, &p);
 	/* Networks' gateway routers would take such a frame for an answer to one of their pods. */
-	if (off && (in_subnets(BH_DEST_MASQUERADE, &p.daddr) || in_subnets(BH_DEST_MASQUERADE, &p.saddr)))
+	if (off && (bh_dest(BH_DEST_MASQUERADE, &p.daddr) || bh_dest(BH_DEST_MASQUERADE, &p.saddr)))
 		return drop(skb, BH_R_GUARD_INJECTED, id, 0, &p);
 	/* More than two VLAN tags, or a truncated one: the content cannot be checked. */
 	if (!proto || proto == BH_ETH_P_8021Q || proto == BH_ETH_P_8021AD)
@@ -431,7 +440,7 @@ int bh_grd_send(struct __sk_buff *skb)
 	sk = skb->sk;
 	if (!sk || !in_host_netns(cfg, sk))
 		return 1;
-	if (pod && !p.unparsed && pod->netid && in_subnets(pod->netid, &p.daddr))
+	if (pod && !p.unparsed && pod->netid && bh_dest(pod->netid, &p.daddr))
 		return 1;
 	drop(skb, BH_R_GUARD_TUNNEL, id, pod ? pod->netid : 0, &p);
 	return 0;
@@ -449,6 +458,7 @@ int bh_grd_recv(struct __sk_buff *skb)
 	__u32 ifindex = skb->ifindex, netid, reason = BH_R_GUARD_HEARD;
 	struct bh_door *door = 0;
 	struct bh_pod *pod = 0;
+	struct bh_packet p;
 	struct bpf_sock *sk;
 	__u64 id, podid = 0;
 	int owner, dflt = 0;
@@ -479,6 +489,10 @@ int bh_grd_recv(struct __sk_buff *skb)
 		return 1;
 	} else if (door && bh_is_trusted_in_vrf(pod, door->kind)) {
 		return 1;
+	} else if (door && (pod->flags & BH_POD_INGRESS)) {
+		bh_ip(skb, 0, BH_NET, &p);
+		if (!p.unparsed && netid && bh_dest(BH_DEST_CLUSTER_IP, &p.saddr) == netid)
+			return 1;
 	} else if (reason == BH_R_GUARD_LOOPBACK && !pod->netid) {
 		return 1;
 	}

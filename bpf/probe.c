@@ -160,7 +160,7 @@ static __always_inline int check_dest(struct bpf_sock_addr *ctx, struct bh_addr 
 		return 1;
 	owner = bh_task_owner(0, cfg, bpf_get_current_cgroup_id(), &pod, &podid);
 	if ((owner != BH_OWNER_POD && owner != BH_OWNER_UNKNOWN_POD) ||
-	    bh_may_use_device(pod, sk->bound_dev_if))
+	    bh_may_use_device(pod, sk->bound_dev_if) || bh_is_steered(pod, sk->mark, sk->bound_dev_if))
 		return 1;
 	return bh_refuse(BH_R_FOREIGN_DEVICE, pod ? pod->netid : 0, ctx->family, ctx->protocol, addr,
 			 bpf_ntohs(ctx->user_port));
@@ -218,8 +218,9 @@ int bh_prb_setopt(struct bpf_sockopt *ctx)
 		return 1;
 	value = bh_sockopt_device(ctx);
 	if (kind == BH_SOCKOPT_MARK) {
-		/* Nftables and the loopback check rely on kubelet's and the networks' marks. */
-		if (((value ^ cfg->kubelet_mark) & BH_MARK_MASK) && (value < cfg->mark_first || value > cfg->mark_last))
+		/* Nftables and the loopback check rely on kubelet's, the networks' and the services' marks. */
+		if (((value ^ cfg->kubelet_mark) & BH_MARK_MASK) && (value < cfg->mark_first || value > cfg->mark_last) &&
+		    (value & BH_MARK_KIND) != BH_MARK_KIND_SERVICE)
 			return 1;
 		reason = BH_R_SET_MARK;
 	} else if (kind == BH_SOCKOPT_BYPASS) {

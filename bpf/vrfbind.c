@@ -11,6 +11,7 @@
  * Binding it at creation would lose loopback for good: an unprivileged process
  * may bind an unbound socket to a device but may not unbind it.
  */
+#include "bh_dests.h"
 #include "bh_lead.h"
 #include "bh_sockopt.h"
 
@@ -18,14 +19,6 @@
 #define IPPROTO_SCTP 132
 #endif
 #define BH_SOCK_STREAM 1
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(max_entries, 65536);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, struct bh_dest_key);
-	__type(value, __u32);
-} bh_dests SEC(".maps");
 
 /* find_pod returns the row of the current process's pod. */
 static __always_inline struct bh_pod *find_pod(const struct bh_config *cfg, __u64 *id)
@@ -61,7 +54,7 @@ int bh_vrf_create(struct bpf_sock *ctx)
 	if (!cfg || !cfg->host_netns || bpf_get_netns_cookie(ctx) != cfg->host_netns)
 		return 1;
 	pod = find_pod(cfg, &id);
-	if (!pod)
+	if (!pod || (pod->flags & BH_POD_INGRESS))
 		return 1;
 	ctx->mark = pod->mark;
 	if (ctx->protocol == IPPROTO_SCTP) {
@@ -82,17 +75,7 @@ int bh_vrf_create(struct bpf_sock *ctx)
  */
 static __always_inline int is_inside(const struct bh_pod *pod, const struct bh_addr *addr)
 {
-	struct bh_dest_key key = {
-		.prefixlen = BH_DEST_FIXED + 128,
-		.netid = bpf_htonl(pod->netid),
-		.family = bpf_htonl(bh_is_mapped(addr) ? BH_AF_INET : BH_AF_INET6),
-		.addr = { addr->a[0], addr->a[1], addr->a[2], addr->a[3] },
-	};
-
-	if (bpf_map_lookup_elem(&bh_dests, &key))
-		return 1;
-	key.netid = BH_DEST_ALL;
-	return bpf_map_lookup_elem(&bh_dests, &key) != 0;
+	return bh_dest(pod->netid, addr) || bh_dest(BH_DEST_ALL, addr);
 }
 
 /*
@@ -129,6 +112,40 @@ static __always_inline int lead(struct bpf_sock_addr *ctx, const struct bh_pod *
 }
 
 /*
+ * steer binds a socket of an ingress pod to the VRF of the network whose cluster IP it is about to
+ * reach, and marks it. A later call with another address binds it again, or frees it. A socket that
+ * the process has bound to a device itself is left alone.
+ */
+static __always_inline int steer(struct bpf_sock_addr *ctx, struct bpf_sock *sk, const struct bh_config *cfg,
+				 const struct bh_addr *addr)
+{
+	int steered = (sk->mark & BH_MARK_KIND) == BH_MARK_KIND_SERVICE, ifindex = 0, mark = 0;
+	__u32 netid = bh_dest(BH_DEST_CLUSTER_IP, addr);
+
+	if ((!netid && !steered) || (sk->bound_dev_if && !steered) || bpf_get_netns_cookie(ctx) != cfg->host_netns)
+		return 1;
+	if (netid) {
+		struct bh_net *net = bpf_map_lookup_elem(&bh_nets, &netid);
+
+		ifindex = net ? net->vrf_ifindex : 0;
+		mark = BH_MARK_KIND_SERVICE | netid << BH_MARK_SHIFT;
+		if (!ifindex)
+			return bh_refuse(BH_R_VRF_MISSING, netid, ctx->family, ctx->protocol, addr,
+					 bpf_ntohs(ctx->user_port));
+	}
+	if (sk->bound_dev_if == ifindex && sk->mark == mark)
+		return 1;
+	/* Moving a bound socket requires NET_RAW of the process. Without it the call fails. */
+	if (bpf_setsockopt(ctx, BH_SOL_SOCKET, BH_SO_BINDTOIFINDEX, &ifindex, sizeof(ifindex)) ||
+	    bpf_setsockopt(ctx, BH_SOL_SOCKET, BH_SO_MARK, &mark, sizeof(mark)))
+		return bh_refuse(BH_R_INGRESS_BOUND, netid, ctx->family, ctx->protocol, addr,
+				 bpf_ntohs(ctx->user_port));
+	if (netid)
+		bh_count(BH_R_INGRESS_STEERED);
+	return 1;
+}
+
+/*
  * confine marks the socket and binds it to the VRF if the address requires it. A
  * socket that is bound to a device is left alone, because it cannot be bound a
  * second time; the guard checks the packets that it sends.
@@ -147,11 +164,14 @@ static __always_inline int confine(struct bpf_sock_addr *ctx, struct bh_addr *ad
 	if (!cfg || !cfg->host_netns || !sk)
 		return 1;
 	/* Fast path: an earlier call confined the socket, as for most unconnected datagrams. */
-	if (sk->bound_dev_if && sk->mark && (bind || !bh_is_local(addr)))
+	if (sk->bound_dev_if && sk->mark && (sk->mark & BH_MARK_KIND) != BH_MARK_KIND_SERVICE &&
+	    (bind || !bh_is_local(addr)))
 		return 1;
 	pod = find_pod(cfg, &id);
 	if (!pod)
 		return 1;
+	if (pod->flags & BH_POD_INGRESS)
+		return bind ? 1 : steer(ctx, sk, cfg, addr);
 	if (sk->mark != pod->mark) {
 		/*
 		 * The socket is older than the attachment, was passed in by
@@ -319,7 +339,7 @@ int bh_vrf_setopt(struct bpf_sockopt *ctx)
 	if (cfg->agent_cgroup && bpf_get_current_cgroup_id() == cfg->agent_cgroup)
 		return 1;
 	pod = find_pod(cfg, &id);
-	if (!pod)
+	if (!pod || (pod->flags & BH_POD_INGRESS))
 		return 1;
 	return bh_refuse(reason, pod->netid, 0, 0, 0, 0);
 }

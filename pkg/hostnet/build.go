@@ -63,6 +63,11 @@ func Build(in Inputs, layout Layout, kubelet Kubelet) (State, []Problem) {
 	for _, c := range in.Masquerade {
 		b.put(loader.DestRow{NetworkID: loader.Masquerade, Prefix: c.Masked()})
 	}
+	for _, c := range in.ClusterIPs {
+		if _, ok := b.nets[c.NetworkID]; ok {
+			b.put(loader.ClusterIPRow{Addr: c.Addr, NetworkID: uint32(c.NetworkID)})
+		}
+	}
 	b.addProbes()
 	b.addLocked()
 	for _, d := range in.Doors {
@@ -95,7 +100,10 @@ func (b *builder) addProblem(pod, reason, format string, args ...any) {
 	b.problems = append(b.problems, Problem{pod, reason, fmt.Sprintf(format, args...)})
 }
 
-// addPod adds the row of a host-network pod, and the attachment of a tenant's pod.
+// steered reports whether the programs bind the pod's sockets to VRFs.
+func (p Pod) steered() bool { return p.NetworkID != 0 && !p.Unbound || p.NetworkID == 0 && p.Ingress }
+
+// addPod adds the row of a host-network pod, and the attachment of one whose sockets are bound to VRFs.
 func (b *builder) addPod(p Pod) {
 	cg, exists := b.layout.Pods[p.UID]
 	n, known := b.nets[p.NetworkID]
@@ -106,7 +114,7 @@ func (b *builder) addPod(p Pod) {
 		b.addProblem(p.name(), "NetworkUnknown", "the network of the pod's namespace is not on this node yet")
 		return
 	case !exists:
-		if tenant && !p.Unbound {
+		if p.steered() {
 			b.addProblem(p.name(), "CgroupMissing", "kubelet has not created the pod's cgroup yet")
 		}
 		return
@@ -116,10 +124,10 @@ func (b *builder) addPod(p Pod) {
 		return
 	}
 	b.put(podRow(p, n, cg))
-	if !tenant || p.Unbound {
+	if !p.steered() {
 		return
 	}
-	if n.VRFIfindex <= 0 {
+	if tenant && n.VRFIfindex <= 0 {
 		b.addProblem(p.name(), "VRFMissing", "network %s has no VRF device: the pod's wildcard binds are refused", n.Name)
 	}
 	b.Pods[p.UID] = cg
@@ -196,7 +204,7 @@ func (b *builder) addLocked() {
 }
 
 func podRow(p Pod, n Network, cg Cgroup) loader.PodRow {
-	r := loader.PodRow{CgroupID: cg.ID, Unbound: p.Unbound, Trusted: p.Trusted}
+	r := loader.PodRow{CgroupID: cg.ID, Unbound: p.Unbound, Trusted: p.Trusted, Ingress: p.Ingress && p.NetworkID == 0}
 	if p.NetworkID > 0 {
 		r.NetworkID, r.Mark, r.VRFIfindex = uint32(n.ID), n.Mark, uint32(max(n.VRFIfindex, 0))
 	}

@@ -74,7 +74,7 @@ const (
 // ports, or packet sockets on an interface. All other rows restrict.
 func grantsAccess(r loader.Row) bool {
 	switch r := r.(type) {
-	case loader.DestRow, loader.KubeletRow, loader.NetRow, loader.LocalRow, loader.ProbeRow, loader.OpenRow:
+	case loader.DestRow, loader.ClusterIPRow, loader.KubeletRow, loader.NetRow, loader.LocalRow, loader.ProbeRow, loader.OpenRow:
 		return true
 	case loader.DoorRow:
 		return r.Kind == loader.DoorOwn

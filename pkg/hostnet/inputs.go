@@ -34,6 +34,7 @@ type Pod struct {
 	NetworkID            int  // of the namespace's primary network; 0: the cluster default network; or NetworkUnknown
 	Unbound              bool // opted out of VRF binding
 	Trusted              bool // may have packet sockets on any interface
+	Ingress              bool // of the cluster default network, and reaches the cluster IPs of all networks
 	// ProbePorts are the TCP ports on which kubelet probes the pod or calls its
 	// hooks. Ports are all ports that its containers declare.
 	ProbePorts, Ports []uint16
@@ -58,6 +59,12 @@ type LockedAddr struct {
 	Open      []network.OpenPort // what the cluster default network reaches
 }
 
+// ClusterIP is a cluster IP of a service of a tenant's network.
+type ClusterIP struct {
+	Addr      netip.Addr
+	NetworkID int
+}
+
 // Inputs is the caller's part of the desired state. The package itself reads the
 // cgroup tree and finds kubelet.
 type Inputs struct {
@@ -67,6 +74,8 @@ type Inputs struct {
 	Doors    []loader.DoorRow // interfaces of the host to guard
 	Locals   []netip.Addr     // the node's addresses outside all networks
 	Services []netip.Prefix   // the cluster's service CIDRs: each network's VRF leads to services
+	// ClusterIPs are those that ingress pods reach.
+	ClusterIPs []ClusterIP
 	// Masquerade are the cluster's masquerade subnets: no pod sends a frame from or to them.
 	Masquerade []netip.Prefix
 	// TunnelPort is the overlay's UDP port. MarkFirst and MarkLast are the range of

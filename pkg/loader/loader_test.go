@@ -42,8 +42,9 @@ func must(t *testing.T, err error) {
 func TestRootRows(t *testing.T) {
 	l := newSandbox(t).load()
 	want := []Row{
-		PodRow{77, 5, 0x50000, 9, false, true},
+		PodRow{77, 5, 0x50000, 9, false, true, false}, PodRow{78, 0, 0, 0, false, false, true},
 		DestRow{5, netip.MustParsePrefix("10.5.0.0/16")}, DestRow{5, netip.MustParsePrefix("fd05::/64")}, DestRow{6, netip.MustParsePrefix("10.5.0.0/16")},
+		ClusterIPRow{netip.MustParseAddr("10.96.0.7"), 5}, ClusterIPRow{netip.MustParseAddr("fd96::7"), 5},
 		LockedRow{netip.MustParseAddr("10.244.0.7"), 5}, LockedRow{netip.MustParseAddr("fd00::7"), 5},
 		KubeletRow{CgroupID: 88}, KubeletRow{TGID: 88},
 	}

@@ -72,6 +72,10 @@ const (
 	ReasonPodFrame
 	// ReasonLockedFrame: frame of a locked default-network interface that is neither to nor from the node's management port.
 	ReasonLockedFrame
+	// ReasonIngressSteered: socket of an ingress namespace's host-network pod bound to the VRF of the network whose service it uses.
+	ReasonIngressSteered
+	// ReasonIngressBound: socket of an ingress namespace's host-network pod already used for another network's service.
+	ReasonIngressBound
 	reasonMax
 )
 
@@ -111,4 +115,6 @@ var reasonInfo = [reasonMax]struct {
 	ReasonGuardLoopback:    {"guard-loopback", "packet over loopback between host-network pods of two tenants", Refuse},
 	ReasonPodFrame:         {"pod-frame", "router advertisement, redirect, DHCP server message or unparsable packet sent by a pod", Refuse},
 	ReasonLockedFrame:      {"locked-frame", "frame of a locked default-network interface that is neither to nor from the node's management port", Refuse},
+	ReasonIngressSteered:   {"ingress-steered", "socket of an ingress namespace's host-network pod bound to the VRF of the network whose service it uses", Pass},
+	ReasonIngressBound:     {"ingress-bound", "socket of an ingress namespace's host-network pod already used for another network's service", Refuse},
 }

@@ -35,6 +35,7 @@ type PodRow struct {
 	VRFIfindex uint32 // 0: the VRF does not exist yet; the pod's wildcard binds are refused
 	Unbound    bool   // the pod opted out of VRF binding
 	Trusted    bool   // packet sockets on any interface are allowed
+	Ingress    bool   // reaches the cluster IPs of all networks
 }
 
 // PodRootRow is a directory of the cgroup tree that holds all pods and nothing else.
@@ -101,6 +102,12 @@ type DestRow struct {
 	Prefix    netip.Prefix
 }
 
+// ClusterIPRow says which tenant's network has the service with a cluster IP.
+type ClusterIPRow struct {
+	Addr      netip.Addr
+	NetworkID uint32
+}
+
 // LockedRow is a default-network address that only kubelet may reach.
 type LockedRow struct {
 	Addr      netip.Addr
@@ -122,16 +129,17 @@ type KubeletRow struct {
 	TGID     uint32
 }
 
-func (r PodRow) Key() Key     { return Key{"bh_pods", r.CgroupID} }
-func (r PodRootRow) Key() Key { return Key{"bh_podroots", r.CgroupID} }
-func (r DoorRow) Key() Key    { return Key{"bh_doors", r.Ifindex} }
-func (r NetRow) Key() Key     { return Key{"bh_nets", r.NetworkID} }
-func (r LocalRow) Key() Key   { return Key{"bh_locals", r.Addr} }
-func (r ProbeRow) Key() Key   { return Key{"bh_probes", r.Port} }
-func (r DestRow) Key() Key    { return Key{"bh_dests", r} }
-func (r LockedRow) Key() Key  { return Key{"bh_locked", r.Addr} }
-func (r OpenRow) Key() Key    { return Key{"bh_open", r} }
-func (r KubeletRow) Key() Key { return Key{"bh_kubelet", r} }
+func (r PodRow) Key() Key       { return Key{"bh_pods", r.CgroupID} }
+func (r PodRootRow) Key() Key   { return Key{"bh_podroots", r.CgroupID} }
+func (r DoorRow) Key() Key      { return Key{"bh_doors", r.Ifindex} }
+func (r NetRow) Key() Key       { return Key{"bh_nets", r.NetworkID} }
+func (r LocalRow) Key() Key     { return Key{"bh_locals", r.Addr} }
+func (r ProbeRow) Key() Key     { return Key{"bh_probes", r.Port} }
+func (r DestRow) Key() Key      { return Key{"bh_dests", r} }
+func (r ClusterIPRow) Key() Key { return Key{"bh_dests", r.Addr} }
+func (r LockedRow) Key() Key    { return Key{"bh_locked", r.Addr} }
+func (r OpenRow) Key() Key      { return Key{"bh_open", r} }
+func (r KubeletRow) Key() Key   { return Key{"bh_kubelet", r} }
 
 func (r PodRow) String() string {
 	s := fmt.Sprintf("pod cgroup %d → network %d mark %#x vrf ifindex %d", r.CgroupID, r.NetworkID, r.Mark, r.VRFIfindex)
@@ -140,6 +148,9 @@ func (r PodRow) String() string {
 	}
 	if r.Trusted {
 		s += " trusted"
+	}
+	if r.Ingress {
+		s += " ingress"
 	}
 	return s
 }
@@ -169,6 +180,9 @@ func (r DestRow) String() string {
 		return fmt.Sprintf("masquerade addresses %s", r.Prefix)
 	}
 	return fmt.Sprintf("destination %s inside network %d", r.Prefix, r.NetworkID)
+}
+func (r ClusterIPRow) String() string {
+	return fmt.Sprintf("cluster IP %s of network %d", r.Addr, r.NetworkID)
 }
 func (r OpenRow) String() string {
 	return fmt.Sprintf("open %s port %d of locked address %s", r.Protocol, r.Port, r.Addr)
@@ -211,16 +225,20 @@ const AllNetworks = ^uint32(0) // BH_DEST_ALL
 // this node only.
 const Masquerade = ^uint32(1) // BH_DEST_MASQUERADE
 
+// clusterIPs is the network id in the keys of ClusterIPRows.
+const clusterIPs = ^uint32(2) // BH_DEST_CLUSTER_IP
+
 func (r PodRow) encode() (any, any, error) {
 	if r.CgroupID == 0 {
 		return nil, nil, errors.New("no cgroup id")
 	}
-	return r.CgroupID, &vrfbindBhPod{Netid: r.NetworkID, Mark: r.Mark, VrfIfindex: r.VRFIfindex, Flags: flag(r.Unbound)*podUnbound | flag(r.Trusted)*podTrusted}, nil
+	return r.CgroupID, &vrfbindBhPod{Netid: r.NetworkID, Mark: r.Mark, VrfIfindex: r.VRFIfindex, Flags: flag(r.Unbound)*podUnbound | flag(r.Trusted)*podTrusted | flag(r.Ingress)*podIngress}, nil
 }
 
 const (
 	podUnbound = 1 // BH_POD_UNBOUND
 	podTrusted = 2 // BH_POD_TRUSTED
+	podIngress = 4 // BH_POD_INGRESS
 )
 
 func (r PodRootRow) encode() (any, any, error) {
@@ -274,12 +292,23 @@ func (r DestRow) encode() (any, any, error) {
 	if !r.Prefix.IsValid() || r.Prefix.Addr().Is4In6() {
 		return nil, nil, fmt.Errorf("not a prefix: %s", r.Prefix)
 	}
+	return r.key(), uint32(1), nil
+}
+
+func (r DestRow) key() *vrfbindBhDestKey {
 	k := &vrfbindBhDestKey{Prefixlen: destFixed + uint32(r.Prefix.Bits()), Netid: be(r.NetworkID), Family: be(unix.AF_INET6), Addr: addrWords(r.Prefix.Masked().Addr().As16())}
 	if r.Prefix.Addr().Is4() {
 		k.Family = be(unix.AF_INET)
 		k.Prefixlen += 96
 	}
-	return k, uint32(1), nil
+	return k
+}
+
+func (r ClusterIPRow) encode() (any, any, error) {
+	if !r.Addr.IsValid() || r.Addr.Is4In6() || r.Addr.Zone() != "" || r.NetworkID == 0 {
+		return nil, nil, fmt.Errorf("not a network's address: %s of network %d", r.Addr, r.NetworkID)
+	}
+	return DestRow{clusterIPs, netip.PrefixFrom(r.Addr, r.Addr.BitLen())}.key(), r.NetworkID, nil
 }
 
 func (r LockedRow) encode() (any, any, error) {
@@ -366,7 +395,7 @@ func (l *Loader) podRows() ([]Row, error) {
 	var pod vrfbindBhPod
 	pods := l.maps["bh_pods"].Iterate()
 	for pods.Next(&cgid, &pod) {
-		out = append(out, PodRow{cgid, pod.Netid, pod.Mark, pod.VrfIfindex, pod.Flags&podUnbound != 0, pod.Flags&podTrusted != 0})
+		out = append(out, PodRow{cgid, pod.Netid, pod.Mark, pod.VrfIfindex, pod.Flags&podUnbound != 0, pod.Flags&podTrusted != 0, pod.Flags&podIngress != 0})
 	}
 	var v uint32
 	roots := l.maps["bh_podroots"].Iterate()
@@ -396,7 +425,11 @@ func (l *Loader) addressRows() ([]Row, error) {
 		if be(dk.Family) == unix.AF_INET {
 			addr, bits = addr.Unmap(), bits-96
 		}
-		out = append(out, DestRow{be(dk.Netid), netip.PrefixFrom(addr, bits)})
+		if be(dk.Netid) == clusterIPs {
+			out = append(out, ClusterIPRow{addr, v})
+		} else {
+			out = append(out, DestRow{be(dk.Netid), netip.PrefixFrom(addr, bits)})
+		}
 	}
 	var ak probeBhAddr
 	locked := l.maps["bh_locked"].Iterate()

@@ -138,7 +138,7 @@ func TestRowEncoding(t *testing.T) {
 	if !bytes.Equal(b.Bytes(), want) {
 		t.Errorf("IPv4 destination: % x, want % x", b.Bytes(), want)
 	}
-	for _, bad := range []Row{PodRow{}, DestRow{}, DestRow{1, netip.MustParsePrefix("::ffff:1.2.3.4/120")}, LockedRow{}, LockedRow{Addr: netip.MustParseAddr("fe80::1%eth0")}, KubeletRow{}, KubeletRow{1, 1}} {
+	for _, bad := range []Row{PodRow{}, DestRow{}, DestRow{1, netip.MustParsePrefix("::ffff:1.2.3.4/120")}, ClusterIPRow{}, ClusterIPRow{netip.MustParseAddr("::ffff:1.2.3.4"), 1}, LockedRow{}, LockedRow{Addr: netip.MustParseAddr("fe80::1%eth0")}, KubeletRow{}, KubeletRow{1, 1}} {
 		if _, _, err := bad.encode(); err == nil {
 			t.Errorf("%#v is encoded without error", bad)
 		}

@@ -295,6 +295,17 @@ func (p Plan) MasqueradeFixed(offset uint64) []netip.Prefix {
 	return mapPrefixes(p.Masquerade, offset)
 }
 
+// NodeSource returns the source address of the node's own packets to n's pods by the management
+// port, whose subnet is host. On a Layer 2 network the port has the same address on every node, and
+// the network's router makes a masquerade address the node's; it is zero if the plan has none.
+func (p Plan) NodeSource(n Network, host netip.Prefix) netip.Addr {
+	if n.Topology != Layer2 {
+		return n.ManagementIn(host).Addr()
+	}
+	a, _ := FirstOfFamily(p.MasqueradeFixed(MasqueradeNode), host)
+	return a.Addr()
+}
+
 // MAC derives a MAC address from an IP address: 0a:58 and the four bytes of an
 // IPv4 address, or four bytes of the hash of an IPv6 address.
 func MAC(a netip.Addr) string {

@@ -12,7 +12,9 @@ package network
 //	0x0001–0x2710  0x00010000–0x27100000  network, by id (MaxID is 0x2710)
 //	0x2711–0x3fff  up to 0x3fff0000       never given
 //	0x4000–0x7fff  0x40000000–0x7fff0000  reserved for egress IP, one number per address
-//	0x8000–0xbfff  0x80000000–0xbfff0000  reserved for services, one number per service
+//	0x8000         0x80000000             replies to pods of ingress namespaces
+//	0x8001–0xa710  0x80010000–0xa7100000  what those pods send to a service, by the id of its network
+//	0xa711–0xbfff  up to 0xbfff0000       reserved for services
 //	0xc001         0xc0010000             kubelet's sockets
 //	0xc002         0xc0020000             forwarded for pods out of the node, in local gateway mode
 //	0xc003–0xffff  up to 0xffff0000       free
@@ -84,6 +86,10 @@ const (
 
 // PacketMark returns the skb mark of the network with the given id.
 func PacketMark(id int) uint32 { return uint32(id) << MarkShift }
+
+// IngressMark is the mark of what pods of ingress namespaces send to n's services: of host-network
+// pods' sockets, and of packets that the node forwards for others.
+func (n Network) IngressMark() uint32 { return MarkKindService | n.PacketMark() }
 
 // NetworkOfPacketMark returns the id of the network with the given mark. It ignores the
 // bits of other programs.

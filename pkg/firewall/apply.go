@@ -84,7 +84,7 @@ func (t *Target) Read(ctx context.Context) (State, error) {
 			return st, fmt.Errorf("list map %s: %w", name, err)
 		}
 		for _, e := range elements {
-			st.Sets[name] = append(st.Sets[name], element(name, e.Key)+" : "+strings.Join(e.Value, " . "))
+			st.Sets[name] = append(st.Sets[name], element(name, e.Key)+" : "+value(name, e.Value))
 		}
 		slices.Sort(st.Sets[name])
 	}
@@ -116,8 +116,8 @@ func element(set string, key []string) string {
 	parts := make([]string, len(key))
 	for i, k := range key {
 		k = strings.Trim(k, `"`)
-		if n, err := strconv.ParseUint(k, 0, 32); err == nil && set == SetOwn {
-			k = fmt.Sprintf("%#08x", n)
+		if set == SetOwn || set == SetIngressOwn {
+			k = markText(k)
 		}
 		if name, ok := protocols[k]; ok && i == protocolPart(set) {
 			k = name
@@ -128,6 +128,22 @@ func element(set string, key []string) string {
 		parts[i] = k
 	}
 	return strings.Join(parts, " . ")
+}
+
+// value joins the parts of a map's value in the format of Build.
+func value(name string, parts []string) string {
+	if name == MapIngressMarks4 || name == MapIngressMarks6 {
+		return markText(parts[0])
+	}
+	return strings.Join(parts, " . ")
+}
+
+// markText returns a mark in the format of Build, and other text as it is.
+func markText(text string) string {
+	if n, err := strconv.ParseUint(text, 0, 32); err == nil {
+		return fmt.Sprintf("%#08x", n)
+	}
+	return text
 }
 
 // protocolPart is the part of a set's elements that is a protocol; -1: none.
@@ -195,6 +211,13 @@ func (o Op) addTo(tx *knftables.Transaction) {
 		tx.Add(&knftables.Map{Name: MapLocalPorts6, Type: portSet("ipv6_addr") + " : ipv6_addr . inet_service"})
 		tx.Add(&knftables.Map{Name: MapHostPorts4, Type: portSet("ipv4_addr") + " : ipv4_addr"})
 		tx.Add(&knftables.Map{Name: MapHostPorts6, Type: portSet("ipv6_addr") + " : ipv6_addr"})
+		for name, typ := range ingressTypes {
+			if isMap(name) {
+				tx.Add(&knftables.Map{Name: name, Type: typ})
+			} else {
+				tx.Add(&knftables.Set{Name: name, Type: typ})
+			}
+		}
 	case SetChain:
 		tx.Add(&knftables.Table{})
 		c := &knftables.Chain{Name: o.Chain.Name}

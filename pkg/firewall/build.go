@@ -22,6 +22,7 @@
 //   - from any pod in the host's network to a gateway router, unless it sends to a node port or
 //     a host port, or answers;
 //   - to the overlay's port from a network or over loopback;
+//   - from pods of ingress namespaces into a network, except to its services' cluster IPs;
 //   - in local gateway mode, between advertised networks, from the node to one, from pods to
 //     the BGP port of hosts on the node's link, and from what is outside in a network's own
 //     VRF to anything but the network.
@@ -167,6 +168,7 @@ type Inputs struct {
 	LocalPorts []LocalPort
 	// HostPorts are pods', without those on which the node itself has a server.
 	HostPorts []HostPort
+	Ingress   *Ingress // nil: there are no ingress namespaces
 	Kubelet
 }
 
@@ -240,11 +242,12 @@ var unmark = fmt.Sprintf("meta mark set meta mark & %#x", ^network.MarkMask)
 // depend on the number of networks and pods.
 func Build(in Inputs) State {
 	st := State{
-		Counters: []string{CounterCrossNetwork, CounterForeign, CounterForwarded, CounterNotLocal, CounterProbeAllowed, CounterProbeRefused, CounterServices, CounterTunnel},
+		Counters: []string{CounterCrossNetwork, CounterForeign, CounterForwarded, CounterIngress, CounterNotLocal, CounterProbeAllowed, CounterProbeRefused, CounterServices, CounterTunnel},
 		Sets: map[string][]string{SetLocked4: nil, SetLocked6: nil, SetOpen4: nil, SetOpen6: nil, SetOpenICMP4: nil, SetOpenICMP6: nil,
 			SetOwn: nil, SetServices4: nil, SetServices6: nil, SetSources4: nil, SetSources6: nil, MapNodePorts4: nil, MapNodePorts6: nil, MapLocalPorts4: nil, MapLocalPorts6: nil, MapHostPorts4: nil, MapHostPorts6: nil,
 			SetDirect4: nil, SetDirect6: nil, SetRouted4: nil, SetRouted6: nil, SetPods4: nil, SetPods6: nil, SetOwnVRF: nil, SetVRFs: nil, SetAdvertised4: nil, SetAdvertised6: nil},
 	}
+	in.ingressElements(st.Sets)
 	if in.Mode == network.LocalGateway {
 		in.advertisedElements(st.Sets)
 		for _, p := range in.LocalPorts {
@@ -311,15 +314,17 @@ func Build(in Inputs) State {
 		in.forwardChain(),
 		in.inputChain(),
 		{Name: chainLocalNAT, Hook: "output", NAT: true, Rules: slices.Concat(in.toNodePorts(), in.toHostPorts(true))},
-		{Name: chainUnmark, Hook: "postrouting", Rules: []Rule{
+		{Name: chainUnmark, Hook: "postrouting", Rules: append([]Rule{
 			rule("clear a network's mark", "oifname", managementPorts, fmt.Sprintf("meta mark %#x-%#x", network.FirstPacketMark, network.LastPacketMark), unmark),
-		}},
+		}, in.unmarkIngress()...)},
 	}
+	st.Chains = append(st.Chains, in.ingressChain()...)
 	wire, source := in.toHostPorts(false), in.fromHostPorts()
 	if in.Mode == network.LocalGateway {
 		wire, source = slices.Concat(in.toLocalPorts(), in.toNodePorts(), wire), in.sourceNAT()
 		st.Chains = append(st.Chains, in.outChains()...)
 	}
+	source = slices.Concat(in.ingressSource(), source)
 	st.Chains = append(st.Chains, Chain{Name: chainWireNAT, Hook: "prerouting", NAT: true, Rules: wire}, Chain{Name: chainSourceNAT, Hook: "postrouting", NAT: true, Rules: source})
 	return st
 }
@@ -377,6 +382,7 @@ func (in Inputs) networksChain() Chain {
 		return c
 	}
 	c.Rules = append(c.Rules, rule("the network's own sockets", "oifname . socket mark @"+SetOwn, "accept"))
+	c.Rules = append(c.Rules, in.ingressSockets()...)
 	c.Rules = append(c.Rules, rule("tenantless pods to the default network", "oifname", fmt.Sprintf("%q", in.Default.ManagementPort()),
 		fmt.Sprintf("socket mark != %#x-%#x", network.FirstPacketMark, network.LastPacketMark), "accept"))
 	for _, g := range in.PodRoots {
@@ -417,11 +423,11 @@ func ipOf(p netip.Prefix) string {
 // interface is the VRF device, and sdifname matches the port that received the
 // packet. The cluster default network's port has no VRF.
 func (in Inputs) forwardChain() Chain {
-	c := Chain{Name: chainForward, Hook: "forward", Rules: []Rule{
+	c := Chain{Name: chainForward, Hook: "forward", Rules: slices.Concat(in.forwardIngress(), []Rule{
 		rule("between networks", "iifname", managementPorts, "oifname", managementPorts, "counter name", CounterCrossNetwork, "drop"),
 		rule("between networks, VRF", "meta sdifname", managementPorts, "oifname", managementPorts, "counter name", CounterCrossNetwork, "drop"),
 		rule("loopback", `iifname "lo" oifname`, managementPorts, "counter name", CounterForwarded, "drop"),
-	}}
+	})}
 	c.Rules = append(c.Rules, in.toServices()...)
 	if in.Mode != network.LocalGateway {
 		c.Rules = append(c.Rules,

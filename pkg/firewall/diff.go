@@ -93,7 +93,7 @@ func deletedFirst(name string) bool {
 }
 
 func isMap(name string) bool {
-	return slices.Contains([]string{MapNodePorts4, MapNodePorts6, MapLocalPorts4, MapLocalPorts6, MapHostPorts4, MapHostPorts6}, name)
+	return slices.Contains([]string{MapNodePorts4, MapNodePorts6, MapLocalPorts4, MapLocalPorts6, MapHostPorts4, MapHostPorts6, MapIngressMarks4, MapIngressMarks6, MapIngressSources4, MapIngressSources6}, name)
 }
 
 func hasObjects(want, have State) bool {

@@ -259,9 +259,12 @@ func (f *forwarder) expect(what string, s sender, to string, at *ear, want bool,
 }
 
 // answered asks from an address of the tenant, and waits for the answer.
-func (f *forwarder) answered(from, to string) {
+func (f *forwarder) answered(from, to string) { f.t.Helper(); f.askFrom(f.tenant, from, to) }
+
+// askFrom is answered for a network namespace.
+func (f *forwarder) askFrom(ns netns.NsHandle, from, to string) {
 	f.t.Helper()
-	if err := netns.Set(f.tenant); err != nil {
+	if err := netns.Set(ns); err != nil {
 		f.t.Fatal(err)
 	}
 	conn, err := (&net.Dialer{LocalAddr: net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(from), 0))}).Dial("udp", to)

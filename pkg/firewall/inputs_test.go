@@ -61,6 +61,10 @@ func genInputs(t *rapid.T) Inputs {
 	in.NodePorts = rapid.SliceOfDistinct(rapid.SampledFrom(nodePorts), func(p NodePort) NodePort { return p }).Draw(t, "node ports")
 	in.LocalPorts = rapid.SliceOfDistinct(rapid.SampledFrom(localPorts), func(p LocalPort) LocalPort { return p }).Draw(t, "ports with traffic policy Local")
 	in.HostPorts = rapid.SliceOf(rapid.SampledFrom(hostPorts)).Draw(t, "host ports")
+	if rapid.Bool().Draw(t, "ingress") {
+		in.Ingress = &Ingress{Pods: rapid.SliceOfDistinct(rapid.SampledFrom(ingress.Pods), func(a netip.Addr) netip.Addr { return a }).Draw(t, "ingress pods"),
+			ClusterIPs: rapid.SliceOfDistinct(rapid.SampledFrom(ingress.ClusterIPs), func(c ClusterIP) netip.Addr { return c.Addr }).Draw(t, "cluster IPs")}
+	}
 	in.Node = rapid.SampledFrom([][]netip.Addr{nil, nodeAddresses[:1], nodeAddresses}).Draw(t, "node's addresses")
 	return in
 }

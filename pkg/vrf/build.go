@@ -68,7 +68,7 @@ func Build(net network.Network, node network.Node, in Inputs) (State, error) {
 	for _, h := range hosts {
 		st.Port.Addrs = append(st.Port.Addrs, portAddresses(net, in.Plan, h)...)
 	}
-	st.Sysctls = portSysctls(st.Port.Name, in.IPv6)
+	st.Sysctls = portSysctls(st.Port.Name, in.IPv6, net.IsDefault())
 	if net.IsDefault() && node.Bridge != "" {
 		st.Sysctls = append(st.Sysctls, bridgeSysctls(node.Bridge, node.Mode)...)
 		// To gateway routers, by the external bridge's flows: to that of the cluster default
@@ -78,7 +78,7 @@ func Build(net network.Network, node network.Node, in Inputs) (State, error) {
 	}
 	table := MainTable
 	if net.IsDefault() {
-		st.Rules = sharedRules(in.Plan, in.IPv6)
+		st.Rules = sharedRules(in.Plan, st.Port.Name, in.IPv6)
 		if node.Mode == network.LocalGateway && node.Bridge != "" {
 			st.Rules = append(st.Rules, outsideRules(node.Bridge, in.IPv6)...)
 		}
@@ -139,15 +139,13 @@ func portAddresses(net network.Network, plan network.Plan, host netip.Prefix) []
 	return []netip.Prefix{hostPrefix(own.Addr()), hostPrefix(sourceToPods(net, plan, host))}
 }
 
-// sourceToPods returns the source address of the node's own packets to pods of a Layer
-// 2 network, whose management port has the same address on every node. They go by the
-// network's router, which makes the address the node's. It is zero on other networks.
+// sourceToPods returns the source address of routes to pods of a Layer 2 network. It is zero on
+// other networks, whose management port has one address.
 func sourceToPods(net network.Network, plan network.Plan, host netip.Prefix) netip.Addr {
 	if net.Topology != network.Layer2 {
 		return netip.Addr{}
 	}
-	p, _ := network.FirstOfFamily(plan.MasqueradeFixed(network.MasqueradeNode), host)
-	return p.Addr()
+	return plan.NodeSource(net, host)
 }
 
 // routesToServices returns the routes of the network's own processes to services, of one IP
@@ -300,9 +298,14 @@ func unlearnedRoutes(net network.Network, node network.Node, in Inputs, table in
 // portSysctls returns the management port's sysctls. rp_filter is loose because
 // replies to masqueraded packets of pods may arrive on another interface.
 // keep_addr_on_down keeps IPv6 addresses on a link flap, like IPv4 addresses.
-// accept_ra is off: a pod must not configure the node by router advertisements.
-func portSysctls(dev string, ipv6 bool) []Sysctl {
+// accept_ra is off: a pod must not configure the node by router advertisements. On the cluster
+// default network's port the kernel looks up packets' sources with their mark: those of ingress
+// pods as it would route the reply, and not in the table of the service's network.
+func portSysctls(dev string, ipv6, isDefault bool) []Sysctl {
 	out := deviceSysctls(dev)
+	if isDefault {
+		out = append(out, Sysctl{"net/ipv4/conf/" + dev + "/src_valid_mark", "1"})
+	}
 	if ipv6 {
 		out = append(out,
 			Sysctl{"net/ipv6/conf/" + dev + "/accept_ra", "0"},

@@ -226,7 +226,7 @@ func (k *Kernel) readPort(st *State, owner Owner, names map[int]string) (index i
 	if st.Port.Addrs, err = k.addresses(a.Index); err != nil {
 		return 0, fmt.Errorf("read addresses of %s: %w", owner.Port, err)
 	}
-	st.Sysctls = append(st.Sysctls, k.readSysctls(portSysctls(owner.Port, true))...)
+	st.Sysctls = append(st.Sysctls, k.readSysctls(portSysctls(owner.Port, true, true))...)
 	return a.Index, nil
 }
 

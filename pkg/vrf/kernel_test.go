@@ -372,12 +372,12 @@ func TestKernelWatch(t *testing.T) {
 			return netlink.RouteDel(&netlink.Route{Table: 100007, Dst: ipNet(netip.MustParsePrefix("0.0.0.0/0")), Priority: UnreachableMetric})
 		}},
 		{"rule deleted", n, func() error {
-			return netlink.RuleDel(netlinkRule(Rule{Priority: 2500, Mark: 0x70000, Mask: network.MarkMask, Table: 100007}))
+			return netlink.RuleDel(netlinkRule(Rule{Priority: 2500, Mark: 0x70000, Mask: numberMask, Table: 100007}))
 		}},
 		{"IPv6 rule deleted", n, func() error {
-			return netlink.RuleDel(netlinkRule(Rule{IPv6: true, Priority: 2500, Mark: 0x70000, Mask: network.MarkMask, Table: 100007}))
+			return netlink.RuleDel(netlinkRule(Rule{IPv6: true, Priority: 2500, Mark: 0x70000, Mask: numberMask, Table: 100007}))
 		}},
-		{"shared rule deleted", dflt, func() error { return netlink.RuleDel(netlinkRule(sharedRules(testPlan(), false)[0])) }},
+		{"shared rule deleted", dflt, func() error { return netlink.RuleDel(netlinkRule(sharedRules(testPlan(), "ovn-k8s-mp0", false)[0])) }},
 		{"address deleted", dflt, func() error {
 			l, _ := netlink.LinkByName("ovn-k8s-mp0")
 			a, _ := netlink.ParseAddr("10.244.2.2/24")

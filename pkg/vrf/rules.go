@@ -20,17 +20,24 @@ import (
 // What the node forwards to services uses the main table, which leads it to the external bridge: a
 // network's table leads its own processes' packets to services into the network.
 //
+// Packets of ingress namespaces' pods to tenants' services arrive on the cluster default network's
+// management port with a mark of the kind service and the number of the service's network, and use that
+// network's table. Replies have a mark of the same kind and use the main table. So does the kernel's
+// check of the packets' source, which looks up the reply.
+//
 // In local gateway mode the node forwards for pods. What leaves the node for them has
 // network.OutMark, and uses the main table, as the node's own packets do, before its network's:
 // that has the default route, and is unreachable where the packet must not go.
 //
 //	priority   rules
-//	900        packets of the node's own processes: goto 902
-//	901        packets to services: lookup of the main table; packets with network.OutMark: lookup of
-//	           the main table without its default routes
+//	900        packets of the node's own processes, and packets to services from the management port of
+//	           the cluster default network: goto 902
+//	901        packets to services: lookup of the main table; packets with network.OutMark, or with a mark of
+//	           the kind service: lookup of the main table without its default routes
 //	902        the end of the rules before
 //	903        packets from the external bridge: lookup of network.AdvertisedTable
-//	2000–2002  packets without a network's mark: goto 4900
+//	2000–2002  packets without a network's mark: goto 4900, except those with a mark of the kind service
+//	           from the management port of the cluster default network: goto 2010
 //	2010       branches by the bits 9 to 13 of the network's id: goto 2100 + id>>9
 //	2100–2119  branches by the bits 6 to 8: goto 2200 + id>>6
 //	2200–2356  branches by the bits 3 to 5: goto 2500 + id>>3
@@ -58,6 +65,9 @@ type treeLevel struct{ base, shift int }
 
 // treeLevels are the levels from the root to the leaves.
 var treeLevels = [4]treeLevel{{2010, network.MarkBits}, {2100, 9}, {2200, 6}, {2500, 3}}
+
+// numberMask selects the number of a network in its mark, and in network.IngressMark.
+const numberMask = network.MarkMask &^ network.MarkKindService
 
 func (l treeLevel) priority(id int) int { return l.base + id>>l.shift }
 
@@ -120,7 +130,7 @@ func (r Rule) String() string {
 func markRules(net network.Network, ipv6 bool, table int) []Rule {
 	var out []Rule
 	for _, v6 := range families(ipv6) {
-		out = append(out, Rule{IPv6: v6, Priority: treeLevels[len(treeLevels)-1].priority(net.ID), Mark: net.PacketMark(), Mask: network.MarkMask, Table: table})
+		out = append(out, Rule{IPv6: v6, Priority: treeLevels[len(treeLevels)-1].priority(net.ID), Mark: net.PacketMark(), Mask: numberMask, Table: table})
 	}
 	return out
 }
@@ -137,13 +147,16 @@ func outsideRules(bridge string, ipv6 bool) []Rule {
 	return out
 }
 
-// sharedRules returns the node's rules that belong to no single network.
-func sharedRules(plan network.Plan, ipv6 bool) []Rule {
+// sharedRules returns the node's rules that belong to no single network. port is the management port
+// of the cluster default network.
+func sharedRules(plan network.Plan, port string, ipv6 bool) []Rule {
 	var out []Rule
 	for _, v6 := range families(ipv6) {
 		out = append(out,
 			Rule{IPv6: v6, Priority: ownPriority, From: "lo", Action: Goto, Goto: outEndPriority},
+			Rule{IPv6: v6, Priority: outPriority, Mark: network.MarkKindService, Mask: network.MarkKindOther, Table: MainTable, Specific: true},
 			Rule{IPv6: v6, Priority: outEndPriority, Action: Nop},
+			Rule{IPv6: v6, Priority: skipPriority + 1, Mark: network.MarkKindService, Mask: network.MarkKindOther, From: port, Action: Goto, Goto: treeLevels[0].base},
 			Rule{IPv6: v6, Priority: skipPriority, Mask: network.MarkMask, Action: Goto, Goto: endPriority},
 			Rule{IPv6: v6, Priority: skipPriority + 1, Mark: network.MarkKindEgressIP, Mask: network.MarkKindEgressIP, Action: Goto, Goto: endPriority},
 			Rule{IPv6: v6, Priority: skipPriority + 2, Mark: network.MarkKindService, Mask: network.MarkKindService, Action: Goto, Goto: endPriority},
@@ -156,7 +169,9 @@ func sharedRules(plan network.Plan, ipv6 bool) []Rule {
 	}
 	for _, c := range plan.ServiceCIDRs {
 		if c.Addr().Is4() || ipv6 {
-			out = append(out, Rule{IPv6: c.Addr().Is6(), Priority: outPriority, To: c.Masked(), Table: MainTable})
+			out = append(out,
+				Rule{IPv6: c.Addr().Is6(), Priority: ownPriority, To: c.Masked(), From: port, Action: Goto, Goto: outEndPriority},
+				Rule{IPv6: c.Addr().Is6(), Priority: outPriority, To: c.Masked(), Table: MainTable})
 		}
 	}
 	for _, m := range plan.Masquerade {
@@ -193,7 +208,7 @@ func (r Rule) branches() []Rule {
 		next := treeLevels[i+1]
 		out = append(out, Rule{
 			IPv6: r.IPv6, Priority: treeLevels[i].priority(id), Action: Goto, Goto: next.priority(id),
-			Mark: network.PacketMark(id >> next.shift << next.shift), Mask: ^uint32(0) << (network.MarkShift + next.shift),
+			Mark: network.PacketMark(id >> next.shift << next.shift), Mask: numberMask << next.shift & numberMask,
 		})
 	}
 	return out

@@ -25,7 +25,7 @@ func lookup(rules []Rule, mark uint32) (found *Rule, compared int) {
 	for i := 0; i < len(rules); i++ {
 		r := rules[i]
 		compared++
-		if (mark^r.Mark)&r.Mask != 0 || r.To.IsValid() {
+		if (mark^r.Mark)&r.Mask != 0 || r.To.IsValid() || r.From != "" && r.From != "lo" {
 			continue
 		}
 		switch r.Action {
@@ -40,7 +40,7 @@ func lookup(rules []Rule, mark uint32) (found *Rule, compared int) {
 
 // treeOf returns the rules of one IP family of a node with these networks.
 func treeOf(ids []int) []Rule {
-	st := State{Rules: sharedRules(testPlan(), false)}
+	st := State{Rules: sharedRules(testPlan(), "ovn-k8s-mp0", false)}
 	for _, id := range ids {
 		for _, r := range markRules(network.Network{ID: id}, false, 100000+id) {
 			st.Rules = append(append(st.Rules, r), r.branches()...)
@@ -64,10 +64,13 @@ func TestRuleTree(t *testing.T) {
 			}
 		}
 		for _, mark := range []uint32{0, network.KubeletMark, network.MarkKindEgressIP, network.MarkKindEgressIP | 1<<16, network.MarkKindService | 3<<20, 0xffff0000} {
-			if r, n := lookup(rules, mark|others); r != nil || n > 7 {
+			if r, n := lookup(rules, mark|others); r != nil || n > 8 {
 				t.Fatalf("mark %#x leads to %v after %d rules", mark, r, n)
 			}
 			// Also when somebody has deleted the rules by which they skip the tree.
+			if mark&network.MarkKindOther == network.MarkKindService {
+				continue // has a network's number, and is our own
+			}
 			rest := slices.DeleteFunc(slices.Clone(rules), func(r Rule) bool { return r.Priority <= skipPriority+2 })
 			if r, _ := lookup(rest, mark|others); r != nil {
 				t.Fatalf("mark %#x leads to %v without the first rules", mark, r)
@@ -204,7 +207,7 @@ func TestKernelRuleTree(t *testing.T) {
 	}
 	check("every network was removed")
 	st, err := openKernel(t).Read(ctx, OwnerOf(dflt, testNode(), testPlan()))
-	if want := sharedRules(testPlan(), true); err != nil || len(st.Rules) != len(want) {
+	if want := sharedRules(testPlan(), "ovn-k8s-mp0", true); err != nil || len(st.Rules) != len(want) {
 		t.Errorf("%d rules are left, want the %d of the node: %v\n%s", len(st.Rules), len(want), err, st)
 	}
 }
@@ -241,7 +244,7 @@ func TestKernelOutside(t *testing.T) {
 	for _, a := range vrf.Port.Addrs {
 		ops = append(ops, Op{Verb: AddAddr, Port: vrf.Port, Addr: a})
 	}
-	for _, s := range portSysctls(vrf.Port.Name, true) {
+	for _, s := range portSysctls(vrf.Port.Name, true, false) {
 		ops = append(ops, Op{Verb: SetSysctl, Sysctl: s})
 	}
 	for _, r := range vrf.Routes {
@@ -275,6 +278,7 @@ func TestKernelOutside(t *testing.T) {
 	if err := Apply(ctx, k, []Op{{Verb: AddRule, Rule: markRules(blue, true, 100007)[0]}, {Verb: AddRule, Rule: markRules(blue, true, 100007)[1]}}); err != nil {
 		t.Fatal(err)
 	}
+	defaultPods := []string{"10.244.2.9", "fd10:244:0:2::9"}
 	for i, a := range []struct{ learned, other, client, service string }{{"198.51.100.7", "203.0.113.7", "192.0.2.77", "10.96.3.4"}, {"2001:db8:1::7", "2001:db8:2::7", "2001:db8::77", "fd10:96::34"}} {
 		pod := hosts[i].Addr().Next().Next().Next().String()
 		for _, c := range []struct {
@@ -289,6 +293,10 @@ func TestKernelOutside(t *testing.T) {
 			{"a pod to a service", a.service, pod, "ovn-k8s-mp7", network.OutMark, MainTable},
 			{"a pod to a service, unmarked", a.service, pod, "ovn-k8s-mp7", 0, MainTable},
 			{"a process of the network to a service", a.service, "", "", blue.PacketMark(), 100007},
+			{"an ingress pod to a network's service", a.service, defaultPods[i], "ovn-k8s-mp0", blue.IngressMark(), 100007},
+			{"a pod of the default network to a service", a.service, defaultPods[i], "ovn-k8s-mp0", 0, MainTable},
+			{"a reply to an ingress pod", defaultPods[i], a.service, "ovn-k8s-mp7", network.MarkKindService, MainTable},
+			{"the same without our mark", defaultPods[i], a.service, "ovn-k8s-mp7", 0, 0},
 			{"the node to a service", a.service, "", "", 0, MainTable},
 			{"from outside to a pod", pod, a.client, "br-ex", 0, network.AdvertisedTable},
 			{"the node to a pod", pod, "", "", 0, MainTable},

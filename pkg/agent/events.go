@@ -105,7 +105,7 @@ func (h eventHandlers) deleteNamespace(name string) { h.changeNamespace(name, Na
 
 func (h eventHandlers) changeNamespace(name string, n Namespace) {
 	podsAffected, servicesAffected := h.cache.SetNamespace(name, n)
-	if podsAffected {
+	if podsAffected || len(h.config.IngressNamespaces) > 0 {
 		h.queue.EnqueueHosts()
 	}
 	if servicesAffected {
@@ -136,12 +136,17 @@ func (h eventHandlers) setPod(o *corev1.Pod) {
 		return
 	}
 	old, _ := h.cache.Pod(p.Key())
-	if h.cache.SetPod(p) {
+	if h.cache.SetPod(p) || h.isIngress(p) && !slices.Equal(old.defaultAddresses(), p.defaultAddresses()) {
 		h.queue.EnqueueHosts()
 	}
 	if !slices.Equal(old.HostPorts, p.HostPorts) {
 		h.enqueueHostPorts(p)
 	}
+}
+
+// isIngress reports whether a pod is in a namespace whose pods may reach all networks' services.
+func (h eventHandlers) isIngress(p Pod) bool {
+	return slices.Contains(h.config.IngressNamespaces, p.Namespace)
 }
 
 // enqueueHostPorts enqueues the network of a pod whose host ports have changed.
@@ -153,7 +158,7 @@ func (h eventHandlers) enqueueHostPorts(p Pod) {
 
 func (h eventHandlers) deletePod(key string) {
 	old, _ := h.cache.Pod(key)
-	if h.cache.DeletePod(key) {
+	if h.cache.DeletePod(key) || h.isIngress(old) {
 		h.queue.EnqueueHosts()
 	}
 	if len(old.HostPorts) > 0 {

@@ -88,6 +88,7 @@ func (r *hostReconciler) configure(ctx context.Context) (notEnforced, err error)
 		for _, p := range r.node.Node().Addresses {
 			in.Locals = append(in.Locals, p.Addr())
 		}
+		r.addIngress(&in)
 		if err := r.hostNet.Reconcile(ctx, in); err != nil {
 			err = fmt.Errorf("host network: %w", err)
 			errs = append(errs, err)
@@ -154,6 +155,7 @@ func (r *hostReconciler) firewallInputs(locked []hostnet.LockedAddr) firewall.In
 	if in.Mode == network.LocalGateway {
 		in.LocalPorts = r.cache.LocalPorts(r.config.Plan, r.config.DefaultNetwork, in.Node, func(n network.Network, a netip.Addr) bool { return refusedExternal(r.config.Plan, n, own, a) })
 	}
+	in.Ingress = r.cache.Ingress(r.config.IngressNamespaces)
 	in.HostPorts, _ = r.updateHostPorts()
 	if r.podRoots != nil {
 		in.PodRoots = r.podRoots()

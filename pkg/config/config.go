@@ -30,17 +30,19 @@ type Config struct {
 	Workers          int
 	IDAge            time.Duration
 	AllowedServices  []string // of the default network, for all: namespace/name, sorted
-	Kubernetes       Kubernetes
-	NBAddress        string
-	SBAddress        string
-	OVS              OVS
-	CNI              CNI
-	BPFPinPath       string
-	CgroupRoot       string
-	Listen           string
-	LogLevel         slog.Level
-	DefaultNetwork   network.Network // the cluster default network
-	BGP              BGP
+	// IngressNamespaces are those of the default network whose pods reach all networks' services.
+	IngressNamespaces []string
+	Kubernetes        Kubernetes
+	NBAddress         string
+	SBAddress         string
+	OVS               OVS
+	CNI               CNI
+	BPFPinPath        string
+	CgroupRoot        string
+	Listen            string
+	LogLevel          slog.Level
+	DefaultNetwork    network.Network // the cluster default network
+	BGP               BGP
 }
 
 // BGP configures route advertisements.
@@ -217,6 +219,9 @@ func (r *raw) build() (Config, error) {
 	if c.AllowedServices, err = parseServices(r.Default.AllowedServices); err != nil {
 		fail("default", "udn-allowed-default-services", err)
 	}
+	if c.IngressNamespaces, err = parseNamespaces(r.Default.IngressNamespaces); err != nil {
+		fail("default", "ingress-namespaces", err)
+	}
 	if c.Kubernetes.QPS <= 0 || c.Kubernetes.Burst < 1 {
 		fail("kubernetes", "qps, burst", errors.New("must be above 0"))
 	}
@@ -255,6 +260,22 @@ func (r *raw) build() (Config, error) {
 	c.DefaultNetwork = defaultNetwork(c.Plan)
 	r.buildBGP(&c, fail)
 	return c, errors.Join(errs...)
+}
+
+// parseNamespaces parses a list of namespaces, "name,name".
+func parseNamespaces(text string) ([]string, error) {
+	var out []string
+	for _, name := range strings.Split(text, ",") {
+		if name = strings.TrimSpace(name); name == "" {
+			continue
+		}
+		if reasons := validation.IsDNS1123Label(name); len(reasons) > 0 {
+			return nil, fmt.Errorf("%q is not the name of a namespace: %s", name, strings.Join(reasons, "; "))
+		}
+		out = append(out, name)
+	}
+	slices.Sort(out)
+	return slices.Compact(out), nil
 }
 
 // parseServices parses a list of services, "namespace/name,namespace/name".

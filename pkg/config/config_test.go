@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -73,6 +74,7 @@ func TestRefused(t *testing.T) {
 		"AS number":       {args: []string{"--as-number=0"}, want: "as-number"},
 		"FRR's namespace": {args: []string{"--frr-namespace=a/b"}, want: "frr-namespace"},
 		"isolation":       {args: []string{"--advertised-udn-isolation-mode=none"}, want: "strict or loose"},
+		"ingress":         {args: []string{"--ingress-namespaces=edge,a/b"}, want: "ingress-namespaces: \"a/b\" is not the name of a namespace"},
 		"no file":         {args: []string{"--config=/nonexistent/x.conf"}, want: "/nonexistent/x.conf"},
 		"no file name":    {args: []string{"--config"}, want: "--config"},
 	} {
@@ -102,6 +104,9 @@ func TestNoOverlayDefaultNetwork(t *testing.T) {
 	}
 	if want := (BGP{ManagedDefault: true, Topology: FullMesh, ASN: 64514, FRRNamespace: "frr-k8s-system"}); c.BGP != want {
 		t.Errorf("got %+v, want %+v", c.BGP, want)
+	}
+	if c, err = Parse("[default]\ningress-namespaces = edge, gates,edge,\n"); err != nil || !slices.Equal(c.IngressNamespaces, []string{"edge", "gates"}) {
+		t.Errorf("ingress namespaces: %q, %v", c.IngressNamespaces, err)
 	}
 	if c, err = Parse(""); err != nil || c.DefaultNetwork.Transport != "" || c.BGP.ManagedDefault || c.BGP.LooseIsolation {
 		t.Errorf("without settings: %+v, %v", c.BGP, err)

@@ -21,6 +21,7 @@ type raw struct {
 		Workers           int    `gcfg:"workers"`
 		IDAge             string `gcfg:"id-age"`
 		AllowedServices   string `gcfg:"udn-allowed-default-services"`
+		IngressNamespaces string `gcfg:"ingress-namespaces"`
 		Transport         string `gcfg:"transport"`
 		IsolationMode     string `gcfg:"advertised-udn-isolation-mode"`
 	}
@@ -128,6 +129,7 @@ func (r *raw) flags(fs *pflag.FlagSet) {
 	num(&r.Default.Workers, "workers", "maximum number of concurrent reconciles per controller")
 	str(&r.Default.IDAge, "id-age", "minimum age of a released network, node or port id before it is allocated again, unless no other id is free")
 	str(&r.Default.AllowedServices, "udn-allowed-default-services", "services of the cluster default network that pods of all primary networks reach: namespace/name, comma-separated")
+	str(&r.Default.IngressNamespaces, "ingress-namespaces", "namespaces of the cluster default network whose pods reach the cluster IPs of all networks, comma-separated")
 	str(&r.Default.Transport, "transport", "how packets of the cluster default network go between nodes: geneve or no-overlay; fixed at installation")
 	str(&r.Default.IsolationMode, "advertised-udn-isolation-mode", "between networks that BGP advertises: strict (nodes drop packets) or loose (routers outside the cluster decide)")
 	str(&r.NoOverlay.OutboundSNAT, "outbound-snat", "enabled or disabled: whether pods of a cluster default network without an overlay have the node's address outside the cluster")

@@ -58,6 +58,9 @@ type PodPort struct {
 	Locked bool
 	// Open are the ports of a locked port that all of this network reach.
 	Open []network.OpenPort
+	// Ingress means that the pod, of the cluster default network, reaches the cluster IPs of all
+	// networks' services.
+	Ingress bool
 	// HostPorts are reached at the node's addresses, on the pod's primary network.
 	HostPorts []network.HostPort
 }

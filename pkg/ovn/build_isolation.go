@@ -40,6 +40,7 @@ const (
 const (
 	policyConfine = 1100
 	policyExposed = 1101
+	policyIngress = 1101 // of the cluster default network's router
 )
 
 // isolation adds the ACLs of locked ports: only this node's own address on the

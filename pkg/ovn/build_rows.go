@@ -183,6 +183,9 @@ func (b *builder) pod(sw string, pod PodPort) {
 	if pod.Locked && len(pod.Open) > 0 {
 		b.openPorts(name, pod.Open)
 	}
+	if pod.Ingress && !pod.Locked {
+		b.ingress(pod)
+	}
 	if len(pod.HostPorts) > 0 && !pod.Locked && !pod.Disabled && b.primary() && b.hasGateway() {
 		b.hostPorts(pod)
 	}

@@ -213,6 +213,21 @@ func (b *builder) exposed(s ExposedService) {
 	}
 }
 
+// ingress leads what an ingress pod sends to cluster IPs that are not of this network to the management
+// port: the node forwards it to the network that has the service (seed 002, "OpenShift Router/Ingress").
+func (b *builder) ingress(pod PodPort) {
+	for _, ip := range pod.IPs {
+		via, ok := addrOfFamily(b.management(), ip.Addr())
+		if !ok {
+			continue
+		}
+		keyword := ipKeyword(ip.Addr())
+		to := strings.Join(prefixStrings(network.FilterFamilies(b.in.Plan.ServiceCIDRs, ip.Addr().Is4(), ip.Addr().Is6())), ", ")
+		b.policy(Opens, fmt.Sprintf("ingress %s", ip.Addr()), policyIngress, fmt.Sprintf("%s.src == %s && %s.dst == {%s}", keyword, ip.Addr(), keyword, to),
+			nbdb.LogicalRouterPolicyActionReroute, []string{via.String()}, markNamespace, pod.Namespace, markPod, pod.Pod)
+	}
+}
+
 // served returns the addresses of the network's IP families.
 func (b *builder) served(addrs []netip.Addr) []netip.Addr {
 	v4, v6 := b.net.Families()

@@ -112,15 +112,16 @@ func (f *fakeSB) ApplyChassis(_ context.Context, ops []ChassisOp) error {
 
 // zoneEnv is a zone with a fake API server and fake databases.
 type zoneEnv struct {
-	t      *testing.T
-	kube   *fake.Clientset
-	nads   *nadfake.Clientset
-	nb     *fakeNB
-	sb     *fakeSB
-	zone   *Zone
-	events *record.FakeRecorder
-	pods   int // created so far, for unique UIDs
-	stop   func()
+	ingress []string // ingress namespaces
+	t       *testing.T
+	kube    *fake.Clientset
+	nads    *nadfake.Clientset
+	nb      *fakeNB
+	sb      *fakeSB
+	zone    *Zone
+	events  *record.FakeRecorder
+	pods    int // created so far, for unique UIDs
+	stop    func()
 	// corrected is how many rows audits correct: 0 unless a test loses events, so that no audit
 	// hides that the zone does.
 	corrected float64
@@ -209,7 +210,7 @@ func (env *zoneEnv) run() {
 	if err != nil {
 		env.t.Fatal(err)
 	}
-	cfg.Kubernetes.NodeName, cfg.Workers = "node1", 4
+	cfg.Kubernetes.NodeName, cfg.Workers, cfg.IngressNamespaces = "node1", 4, env.ingress
 	z, err := NewZone(cfg, env.kube, env.nads, env.registry, quietLog())
 	if err != nil {
 		env.t.Fatal(err)

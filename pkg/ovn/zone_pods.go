@@ -130,6 +130,7 @@ func (z *Zone) assignNetworks(pod *corev1.Pod, restoring bool) (network.PodNetwo
 				continue // restored only, and the pod had no addresses
 			}
 			g.port.Locked = !st.defaultOnly && w.net.IsDefault()
+			g.port.Ingress = st.defaultOnly && w.net.IsDefault() && slices.Contains(z.cfg.IngressNamespaces, pod.Namespace)
 			fresh[w.key] = g
 		}
 		out[w.key] = network.NewPodNetwork(w.net, z.cfg.Plan, g.port.IPs, !st.defaultOnly)

@@ -11,10 +11,12 @@ var allowedSkips = map[string]string{
 	"bulkhead/pkg/firewall TestKernelAdvertised":        onNode,
 	"bulkhead/pkg/firewall TestKernelOwnVRF":            onNode,
 	"bulkhead/pkg/firewall TestKernelForgedAnswers":     onNode,
+	"bulkhead/pkg/firewall TestKernelIngress":           onNode,
 	"bulkhead/pkg/vrf TestKernelVRF":                    onNode,
 	"bulkhead/pkg/vrf TestKernelWithoutVRF":             "tests kernels without VRF devices; this one has them",
 	"bulkhead/pkg/loader TestRootVRFBinding":            onNode,
 	"bulkhead/pkg/loader TestRootVRFLeading":            onNode,
+	"bulkhead/pkg/loader TestRootVRFSteering":           onNode,
 	"bulkhead/pkg/loader TestRootLSM":                   onNode,
 	"bulkhead/pkg/loader TestRootGuardForwarded/tunnel": "the test machine's kernel may lack vxlan; test-full runs it on a node",
 }

@@ -26,10 +26,10 @@ var kernelTests = []struct {
 }{
 	{"bulkhead/pkg/vrf", "^TestKernel", "^TestKernel", "^TestKernelWithoutVRF$", // that one is for kernels that lack VRF
 		[]string{"TestKernelVRF"}},
-	{"bulkhead/pkg/firewall", "^TestKernel(Forward|ForgedAnswers|LocalGateway|Advertised|OwnVRF)?$", "^TestKernel", "^$",
-		[]string{"TestKernel", "TestKernelForward", "TestKernelForgedAnswers", "TestKernelLocalGateway", "TestKernelAdvertised", "TestKernelOwnVRF"}},
+	{"bulkhead/pkg/firewall", "^TestKernel(Forward|ForgedAnswers|LocalGateway|Advertised|OwnVRF|Ingress)?$", "^TestKernel", "^$",
+		[]string{"TestKernel", "TestKernelForward", "TestKernelForgedAnswers", "TestKernelLocalGateway", "TestKernelAdvertised", "TestKernelOwnVRF", "TestKernelIngress"}},
 	{"bulkhead/pkg/loader", "^TestRootVRF|^TestRootLSM|^TestRootBrokenLinks$/^nothing$", "^TestRoot", "^$",
-		[]string{"TestRootVRFBinding", "TestRootVRFLeading", "TestRootLSM", "TestRootBrokenLinks"}},
+		[]string{"TestRootVRFBinding", "TestRootVRFLeading", "TestRootVRFSteering", "TestRootLSM", "TestRootBrokenLinks"}},
 	{"bulkhead/pkg/hostnet", "^TestRootEarlySockets$|^TestServers$", "^TestRoot|^TestServers$", "^$", []string{"TestRootEarlySockets", "TestServers"}},
 }
 

@@ -144,7 +144,11 @@ func adapt(o *unstructured.Unstructured, f host.Families, ovs string) error {
 // reach in a lab: the defaults, and one per node for tests.
 const AllowedServices = "default/kubernetes,kube-system/kube-dns,plain/node1,plain/node2,plain/node3,plain/node4"
 
-// adaptConfig sets the lab's address ranges, AllowedServices, the managed fabric, which does
+// IngressNamespace is the namespace of the cluster default network whose pods reach all networks'
+// services in a lab.
+const IngressNamespace = "edge"
+
+// adaptConfig sets the lab's address ranges, AllowedServices, IngressNamespace, the managed fabric, which does
 // nothing before frr-k8s is installed, and the section ovs in the product's configuration.
 func adaptConfig(o *unstructured.Unstructured, f host.Families, ovs string) error {
 	subnets, services := strings.Join(host.ClusterSubnets(f), ","), strings.Join(host.ServiceCIDRs(f), ",")
@@ -156,7 +160,7 @@ func adaptConfig(o *unstructured.Unstructured, f host.Families, ovs string) erro
 	for name, text := range data {
 		found = found || clusterSubnets.MatchString(text) && serviceCIDRs.MatchString(text)
 		text = clusterSubnets.ReplaceAllString(text, "${1}"+subnets)
-		data[name] = serviceCIDRs.ReplaceAllString(text, "${1}"+services+"\nudn-allowed-default-services = "+AllowedServices) +
+		data[name] = serviceCIDRs.ReplaceAllString(text, "${1}"+services+"\nudn-allowed-default-services = "+AllowedServices+"\ningress-namespaces = "+IngressNamespace) +
 			"\n[bgp-managed]\ntopology = full-mesh\n\n[ovs]\n" + ovs
 	}
 	if !found {

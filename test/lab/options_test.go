@@ -115,7 +115,7 @@ func TestAdaptConfig(t *testing.T) {
 		host.IPv6: "[default]\ncluster-subnets = fd10:244::/48/64\nservice-cidrs = fd10:96::/112\n",
 		host.Dual: "[default]\ncluster-subnets = 10.244.0.0/16/24,fd10:244::/48/64\nservice-cidrs = 10.96.0.0/16,fd10:96::/112\n",
 	} {
-		want += "udn-allowed-default-services = " + AllowedServices + "\n\n[bgp-managed]\ntopology = full-mesh\n\n[ovs]\ngateway-mode = local\n"
+		want += "udn-allowed-default-services = " + AllowedServices + "\ningress-namespaces = " + IngressNamespace + "\n\n[bgp-managed]\ntopology = full-mesh\n\n[ovs]\ngateway-mode = local\n"
 		objects, err := parseManifest("{apiVersion: v1, kind: ConfigMap, metadata: {name: bulkhead-config}, data: {c: \"[default]\\ncluster-subnets = 10.1.0.0/16/24\\nservice-cidrs = 10.2.0.0/16\\n\"}}")
 		if err != nil {
 			t.Fatal(err)

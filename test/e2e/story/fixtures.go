@@ -13,6 +13,8 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"bulkhead/test/lab"
 )
 
 // fixture is what checks need and share: it is set up once, by the first check
@@ -38,6 +40,7 @@ var (
 	fixtureSecondary  = &fixture{name: "secondary networks and pods on them", setUp: setUpSecondary, namespaces: []string{"storage"}, cudns: []string{"quay", "dock"}, undo: undoSecondary}
 	fixtureServices   = &fixture{name: "services", needs: []*fixture{fixturePlain, fixtureTenants, fixtureLayer2}, setUp: setUpServices}
 	fixtureSCTP       = &fixture{name: "SCTP services", needs: []*fixture{fixturePlain, fixtureTenants, fixtureLayer2}, setUp: setUpSCTP}
+	fixtureIngress    = &fixture{name: "pods of an ingress namespace", late: true, setUp: setUpIngress, namespaces: []string{lab.IngressNamespace}}
 	fixtureRedHost    = &fixture{name: "a host-network pod of red", needs: []*fixture{fixtureTenants}, setUp: setUpRedHost}
 	fixtureOthers     = &fixture{name: "networks of other topologies, bad networks and bad NADs", needs: []*fixture{fixtureNetworks}, setUp: setUpOthers,
 		namespaces: []string{"inputs", "small", "routeless", "beside"}, cudns: []string{"floor", "small", "routeless", "beside"}}
@@ -50,7 +53,7 @@ var (
 	fixtureFerry  = &fixture{name: "a virtual machine's network", late: true, setUp: setUpFerry, namespaces: []string{"ferry"}, cudns: []string{"pier"}, undo: undoFerry}
 	fixtureArena  = &fixture{name: "the adversary's arena", late: true, setUp: setUpArena, namespaces: []string{"green", "amber", "grey", "slate", "teal"}, cudns: []string{"berth"}, undo: undoArena}
 
-	fixtures = []*fixture{fixturePlain, fixtureNetworks, fixtureTenants, fixtureLayer2, fixtureLayer2Host, fixtureServices, fixtureSCTP, fixtureSecondary, fixtureRedHost, fixtureOthers, fixtureBusy, fixtureMultus, fixtureLite, fixtureMist, fixtureBGP, fixtureFRR, fixtureFerry, fixtureArena}
+	fixtures = []*fixture{fixturePlain, fixtureNetworks, fixtureTenants, fixtureLayer2, fixtureLayer2Host, fixtureServices, fixtureSCTP, fixtureSecondary, fixtureIngress, fixtureRedHost, fixtureOthers, fixtureBusy, fixtureMultus, fixtureLite, fixtureMist, fixtureBGP, fixtureFRR, fixtureFerry, fixtureArena}
 )
 
 func needs(f ...*fixture) []*fixture { return f }

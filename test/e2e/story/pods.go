@@ -231,7 +231,7 @@ func (p *pod) learn(obj *corev1.Pod) error {
 			}
 		}
 	}
-	if p.Tenant == "" {
+	if nets[network.DefaultName].Role == network.RolePrimary {
 		p.Primary = p.Default
 	}
 	if len(p.Default) == 0 || len(p.Primary) == 0 {

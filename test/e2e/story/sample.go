@@ -38,6 +38,7 @@ var (
 	groupServices     = &group{"services", 2 * time.Minute}
 	groupServiceTypes = &group{"types of services", 3 * time.Minute}
 	groupNodePorts    = &group{"node ports and external addresses", 3 * time.Minute}
+	groupIngress      = &group{"ingress namespaces", 2 * time.Minute}
 	groupSCTP         = &group{"SCTP", 90 * time.Second}
 	groupDNS          = &group{"DNS", 90 * time.Second}
 	groupOpenPorts    = &group{"open ports", time.Minute}

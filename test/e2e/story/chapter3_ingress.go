@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package story
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"bulkhead/test/lab"
+)
+
+func ingressChecks() []Check {
+	const needed = "pods of ingress namespaces, also host-network pods, "
+	return []Check{
+		{Chapter: 3, Title: needed + "reach the services of every network", Phase: phaseReach, Needs: needs(fixtureServices, fixtureIngress), Run: ingressReaches, Group: groupIngress},
+		{Chapter: 4, Title: needed + "reach nothing else of a network", Phase: phaseIsolation, Needs: needs(fixtureServices, fixtureIngress), Run: ingressConfined, Group: groupIngress},
+	}
+}
+
+// Ports of a host-network pod's two containers.
+const (
+	ingressRootPort   = "8097"
+	ingressNobodyPort = "8098"
+)
+
+// setUpIngress creates pods in lab.IngressNamespace on each node: one of the cluster default network
+// and one in the host's network. Their tenant's name keeps them apart from the other pods of the
+// default network.
+func setUpIngress(ctx context.Context, w *World) error {
+	if err := w.Lab.Apply(ctx, fmt.Sprintf("apiVersion: v1\nkind: Namespace\nmetadata: {name: %s}\n", lab.IngressNamespace)); err != nil {
+		return err
+	}
+	var pods, hosts []*pod
+	var manifests []string
+	for i, n := range w.Lab.Nodes() {
+		pods = append(pods, &pod{Namespace: lab.IngressNamespace, Name: fmt.Sprintf("edge-%d", i+1), Node: n.Name, Tenant: lab.IngressNamespace})
+		host := &pod{Namespace: lab.IngressNamespace, Name: fmt.Sprintf("edge-host-%d", i+1), Node: n.Name, Tenant: lab.IngressNamespace, HostNetwork: true}
+		hosts = append(hosts, host)
+		container := `
+  - name: %[1]s
+    image: docker.io/lab/busybox:1
+    imagePullPolicy: Never
+    volumeMounts: [{name: tools, mountPath: /tools, readOnly: true}]
+    securityContext: {runAsUser: %[2]d}
+    command: [/tools/netprobe, serve, --name, %[3]s, --listen, ":%[4]s"]`
+		manifests = append(manifests, fmt.Sprintf(`
+apiVersion: v1
+kind: Pod
+metadata: {name: %s, namespace: %s, labels: {app: story}}
+spec:
+  nodeName: %s
+  hostNetwork: true
+  terminationGracePeriodSeconds: 0
+  automountServiceAccountToken: false
+  volumes: [{name: tools, hostPath: {path: %s}}]
+  containers:`, host.Name, host.Namespace, host.Node, toolsDir)+fmt.Sprintf(container, "root", 0, host.Name, ingressRootPort)+fmt.Sprintf(container, "nobody", 65534, host.Name, ingressNobodyPort)+"\n")
+	}
+	w.addPods(hosts...)
+	if err := w.Lab.Apply(ctx, strings.Join(manifests, "---\n")); err != nil {
+		return err
+	}
+	if err := w.create(ctx, pods...); err != nil {
+		return err
+	}
+	for _, p := range hosts {
+		if err := w.ready(ctx, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// ingressSource is a process of a pod in an ingress namespace.
+type ingressSource struct {
+	pod       *pod
+	container string
+}
+
+func (s ingressSource) String() string {
+	return strings.TrimSpace(s.pod.Name+" "+s.container) + " on " + s.pod.Node
+}
+
+func (w *World) ingressSources() ([]ingressSource, error) {
+	var out []ingressSource
+	for i := range w.Lab.Nodes() {
+		p, err := w.pod(fmt.Sprintf("edge-%d", i+1))
+		if err != nil {
+			return nil, err
+		}
+		host, err := w.pod(fmt.Sprintf("edge-host-%d", i+1))
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, ingressSource{p, ""}, ingressSource{host, "root"}, ingressSource{host, "nobody"})
+	}
+	return out, nil
+}
+
+// ingressReaches has each process ask every tenant's service until all endpoints, and nobody else,
+// have answered. Host-network processes reach those of the cluster default network by no cluster IP.
+func ingressReaches(ctx context.Context, w *World) (string, error) {
+	sources, err := w.ingressSources()
+	if err != nil {
+		return "", err
+	}
+	var answers atomic.Int32
+	err = each(sources, func(from ingressSource) error {
+		for _, s := range storyServices {
+			if s.tenant == "" && from.pod.HostNetwork {
+				continue
+			}
+			list, err := w.clusterIPs(ctx, s.namespace, "web", 80)
+			if err != nil {
+				return err
+			}
+			servers := w.webServers(s.tenant, s.namespace)
+			n, err := answered(func(list []string) ([]probe, error) { return w.ask(ctx, from.pod, from.container, list) }, list, servers, len(servers))
+			answers.Add(int32(n))
+			if err != nil {
+				return fmt.Errorf("%s to service %s/web: %w", from, s.namespace, err)
+			}
+		}
+		return nil
+	})
+	return fmt.Sprintf("%d processes, %d answers", len(sources), answers.Load()), err
+}
+
+// ingressConfined has each process try other ports of tenants' services, the services' endpoints, the
+// nodes' addresses on the networks, and all pods' locked addresses.
+func ingressConfined(ctx context.Context, w *World) (string, error) {
+	sources, err := w.ingressSources()
+	if err != nil {
+		return "", err
+	}
+	var list []string
+	for _, s := range storyServices {
+		if s.tenant == "" {
+			continue
+		}
+		web, err := w.clusterIPs(ctx, s.namespace, "web", 81)
+		if err != nil {
+			return "", err
+		}
+		list = append(list, web...)
+		for _, p := range w.tenant(s.tenant) {
+			list = append(list, targets(p.Primary...)...)
+			for _, a := range p.Default {
+				list = append(list, "tcp:"+netip.AddrPortFrom(a, 8080).String())
+			}
+		}
+	}
+	for _, n := range w.Lab.Nodes() {
+		for _, a := range w.nodeRedAddrs(n.Name) {
+			list = append(list, "icmp:"+a.String())
+		}
+	}
+	return fmt.Sprintf("%d processes, %d attempts each", len(sources), len(list)), each(sources, func(from ingressSource) error {
+		got, err := w.check(ctx, from.pod, from.container, 3*time.Second, list...)
+		if err != nil {
+			return err
+		}
+		return reachedAny(from.String(), got)
+	})
+}

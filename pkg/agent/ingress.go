@@ -21,25 +21,30 @@ func (p Pod) defaultAddresses() []netip.Prefix {
 	return nil
 }
 
-// Ingress returns what nft needs of ingress namespaces: their pods on this node, and the cluster
-// IPs of all tenants' services. A namespace with a primary network of its own is none. It returns nil
-// without ingress namespaces.
+// Ingress returns what nft needs of ingress namespaces: their pods on this node and, if there are
+// any, the cluster IPs of all tenants' services. A namespace with a primary network of its own is no
+// ingress namespace. It returns nil if the configuration names none.
 func (c *Cache) Ingress(namespaces []string) *firewall.Ingress {
 	if len(namespaces) == 0 {
 		return nil
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	out := &firewall.Ingress{}
+	out, here := &firewall.Ingress{}, false
 	for _, namespace := range namespaces {
 		if c.namespaces[namespace].Labelled {
 			continue
 		}
 		for key := range c.podsByNS[namespace] {
+			here = true
 			for _, ip := range c.pods[key].defaultAddresses() {
 				out.Pods = append(out.Pods, ip.Addr())
 			}
 		}
+	}
+	slices.SortFunc(out.Pods, netip.Addr.Compare)
+	if !here {
+		return out
 	}
 	for _, s := range c.services.byKey {
 		if !c.namespaces[s.namespace].Labelled {
@@ -51,7 +56,6 @@ func (c *Cache) Ingress(namespaces []string) *firewall.Ingress {
 			}
 		}
 	}
-	slices.SortFunc(out.Pods, netip.Addr.Compare)
 	slices.SortFunc(out.ClusterIPs, func(a, b firewall.ClusterIP) int {
 		return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Network.ID, b.Network.ID))
 	})

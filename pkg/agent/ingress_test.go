@@ -51,6 +51,8 @@ func TestIngress(t *testing.T) {
 	expect("before the tenant's namespace", "[]", "[]")
 	c.SetNamespace("red", Namespace{Labelled: true})
 	expect("before its network", "[]", "[]")
+	c.SetPod(Pod{UID: "proxy", Namespace: "edge", Name: "proxy", HostNetwork: true})
+	expect("before its network", "[]", "[]")
 	c.SetNAD(nad(cfg, "red", "net", 1))
 	expect("with the network", "[]", "[10.96.0.7 1 fd10:96::7 1]")
 	c.SetPod(on("edge", "router", network.RolePrimary, "10.244.1.5/24", "fd10:244::5/64"))
@@ -59,11 +61,12 @@ func TestIngress(t *testing.T) {
 	c.SetPod(on("red", "older", network.RolePrimary, "10.244.1.8/24"))
 	expect("with pods", "[10.244.1.5 fd10:244::5]", "[10.96.0.7 1 fd10:96::7 1]")
 	c.SetNamespace("edge", Namespace{Labelled: true})
-	expect("a tenant's namespace", "[]", "[10.96.0.7 1 fd10:96::7 1]")
+	expect("a tenant's namespace", "[]", "[]")
 	c.SetNamespace("edge", Namespace{})
 	c.DeletePod("edge/router")
+	expect("without the pod", "[]", "[10.96.0.7 1 fd10:96::7 1]")
 	c.SetService("red/web", service{})
-	expect("without the pod and the service", "[]", "[]")
+	expect("without the service", "[]", "[]")
 }
 
 // nft and eBPF follow ingress pods' addresses, and tenants' services.

@@ -8,7 +8,7 @@
  * Processes outside all pods, including the node's administrator, may enter.
  */
 #include "bh_pods.h"
-#include "bh_dests.h"
+#include "bh_ingress.h"
 #include "bh_locked.h"
 
 #include <bpf/bpf_core_read.h>
@@ -155,29 +155,6 @@ static __always_inline int from_own_vrf(__u32 ingress, __u32 netid)
 	return netid && from && from->kind == BH_DOOR_VRF && from->netid == netid;
 }
 
-/* to_cluster_ip reports whether an ingress pod's packet is for a cluster IP of the network. */
-static __always_inline int to_cluster_ip(const struct bh_pod *pod, const struct bh_packet *p, __u32 netid)
-{
-	return (pod->flags & BH_POD_INGRESS) && !p->unparsed && netid &&
-	       bh_dest(BH_DEST_CLUSTER_IP, &p->daddr) == netid;
-}
-
-/*
- * forwarded_for_ingress reports whether a packet was forwarded from the cluster default network
- * to a cluster IP of the network, or back. nftables checks which pods these are.
- */
-static __always_inline int forwarded_for_ingress(__u32 ingress, __u32 kind, __u32 netid, const struct bh_packet *p)
-{
-	struct bh_door *from = bpf_map_lookup_elem(&bh_doors, &ingress);
-
-	if (!from || p->unparsed)
-		return 0;
-	if (kind == BH_DOOR_PORT && from->kind == BH_DOOR_DEFAULT)
-		return netid && bh_dest(BH_DEST_CLUSTER_IP, &p->daddr) == netid;
-	return kind == BH_DOOR_DEFAULT && (from->kind == BH_DOOR_PORT || from->kind == BH_DOOR_VRF) && from->netid &&
-	       bh_dest(BH_DEST_CLUSTER_IP, &p->saddr) == from->netid && !bpf_map_lookup_elem(&bh_locked, &p->daddr);
-}
-
 /*
  * Egress of management ports, VRF devices and the operator's interfaces in VRFs: packets
  * into a network.
@@ -209,7 +186,7 @@ int bh_grd_port(struct __sk_buff *skb)
 			return TCX_NEXT;
 		if (owner == BH_OWNER_POD || owner == BH_OWNER_UNKNOWN_POD) {
 			bh_ip(skb, 0, BH_NET, &p);
-			if (owner == BH_OWNER_POD && to_cluster_ip(pod, &p, netid) && !from_packet_socket(skb))
+			if (owner == BH_OWNER_POD && bh_to_cluster_ip(pod, &p, netid) && !from_packet_socket(skb))
 				return TCX_NEXT;
 			return drop(skb,
 				    owner == BH_OWNER_POD ? BH_R_GUARD_FOREIGN : BH_R_GUARD_UNKNOWN,
@@ -223,7 +200,7 @@ int bh_grd_port(struct __sk_buff *skb)
 			return TCX_NEXT;
 		if (kind != BH_DOOR_DEFAULT && from_own_vrf(skb->ingress_ifindex, netid))
 			return TCX_NEXT;
-		if (forwarded_for_ingress(skb->ingress_ifindex, kind, netid, &p))
+		if (bh_forwarded_for_ingress(skb->ingress_ifindex, kind, netid, &p))
 			return TCX_NEXT;
 		return drop(skb, BH_R_GUARD_FORWARDED, id, netid, &p);
 	}

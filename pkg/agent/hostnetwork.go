@@ -64,10 +64,10 @@ func (r *hostReconciler) reconcile(ctx context.Context) error {
 // configure configures nft and eBPF. notEnforced says which restrictions are not
 // enforced.
 func (r *hostReconciler) configure(ctx context.Context) (notEnforced, err error) {
-	locked := r.cache.Locked()
+	locked, ingress := r.cache.Locked(), r.cache.Ingress(r.config.IngressNamespaces)
 	var errs, unenforced []error
 	if r.firewall != nil {
-		ops, err := r.firewall.Reconcile(ctx, r.firewallInputs(locked), r.recheck.Swap(false))
+		ops, err := r.firewall.Reconcile(ctx, r.firewallInputs(locked, ingress), r.recheck.Swap(false))
 		for _, op := range ops {
 			r.log.Debug("nft operation", "operation", op.String())
 		}
@@ -88,7 +88,7 @@ func (r *hostReconciler) configure(ctx context.Context) (notEnforced, err error)
 		for _, p := range r.node.Node().Addresses {
 			in.Locals = append(in.Locals, p.Addr())
 		}
-		r.addIngress(&in)
+		r.addIngress(&in, ingress)
 		if err := r.hostNet.Reconcile(ctx, in); err != nil {
 			err = fmt.Errorf("host network: %w", err)
 			errs = append(errs, err)
@@ -134,8 +134,8 @@ func (r *hostReconciler) lock(ctx context.Context, p Pod) error {
 	}
 }
 
-func (r *hostReconciler) firewallInputs(locked []hostnet.LockedAddr) firewall.Inputs {
-	in := firewall.Inputs{Locked: make([]netip.Addr, 0, len(locked)), Networks: r.cache.Networks(), Default: r.config.DefaultNetwork, NodeID: r.node.Node().ID, Loose: r.config.BGP.LooseIsolation,
+func (r *hostReconciler) firewallInputs(locked []hostnet.LockedAddr, ingress *firewall.Ingress) firewall.Inputs {
+	in := firewall.Inputs{Ingress: ingress, Locked: make([]netip.Addr, 0, len(locked)), Networks: r.cache.Networks(), Default: r.config.DefaultNetwork, NodeID: r.node.Node().ID, Loose: r.config.BGP.LooseIsolation,
 		Mode: r.config.OVS.GatewayMode, TunnelPort: network.TunnelPort, Bridge: r.config.OVS.ExternalBridge,
 		Services: r.cache.AllowedServices(r.config.AllowedServices), Masquerade: r.config.Plan.Masquerade, ServiceCIDRs: r.config.Plan.ServiceCIDRs}
 	for _, l := range locked {
@@ -155,7 +155,6 @@ func (r *hostReconciler) firewallInputs(locked []hostnet.LockedAddr) firewall.In
 	if in.Mode == network.LocalGateway {
 		in.LocalPorts = r.cache.LocalPorts(r.config.Plan, r.config.DefaultNetwork, in.Node, func(n network.Network, a netip.Addr) bool { return refusedExternal(r.config.Plan, n, own, a) })
 	}
-	in.Ingress = r.cache.Ingress(r.config.IngressNamespaces)
 	in.HostPorts, _ = r.updateHostPorts()
 	if r.podRoots != nil {
 		in.PodRoots = r.podRoots()

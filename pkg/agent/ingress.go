@@ -64,8 +64,7 @@ func (c *Cache) Ingress(namespaces []string) *firewall.Ingress {
 }
 
 // addIngress adds to eBPF's inputs which host-network pods are ingress pods, and what they reach.
-func (r *hostReconciler) addIngress(in *hostnet.Inputs) {
-	ingress := r.cache.Ingress(r.config.IngressNamespaces)
+func (r *hostReconciler) addIngress(in *hostnet.Inputs, ingress *firewall.Ingress) {
 	if ingress == nil {
 		return
 	}

@@ -25,7 +25,7 @@ type ClusterIP struct {
 	Network network.Network
 }
 
-// Names inside the table. They are empty without ingress namespaces.
+// Names inside the table. Without ingress namespaces the sets and maps are empty.
 const (
 	// SetIngressPods4 and SetIngressPods6 hold Ingress.Pods.
 	SetIngressPods4 = "ingresspods4"

@@ -85,19 +85,11 @@ func TestRootGuardForwarded(t *testing.T) {
 		must(t, err)
 		w.redirect("near", tunnel)
 		// A permanent neighbour, so that only the packets themselves are tested.
-		must(t, w.peers["near"].do(func() error {
-			h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-			if err != nil {
-				return err
-			}
-			defer h.Close()
-			l, err := h.LinkByName("eth0")
-			if err != nil {
-				return err
-			}
-			mac, _ := net.ParseMAC(otherNode)
+		mac, err := net.ParseMAC(otherNode)
+		must(t, err)
+		onLink(t, w.peers["near"], "eth0", func(h *netlink.Handle, l netlink.Link) error {
 			return h.NeighSet(&netlink.Neigh{LinkIndex: l.Attrs().Index, IP: net.ParseIP("10.1.0.9"), HardwareAddr: mac, State: netlink.NUD_PERMANENT})
-		}))
+		})
 		list := attempts(otherNode)
 		for i := range list {
 			list[i].To = "10.1.0.9"
@@ -136,34 +128,10 @@ func TestRootGuardForwardFrom(t *testing.T) {
 	w := newGuardSandbox(t, false)
 	w.detachLSM()
 	w.attachGuard()
-	handle := func(ns *netNS, f func(h *netlink.Handle, eth0 netlink.Link) error) {
-		t.Helper()
-		must(t, ns.do(func() error {
-			h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-			if err != nil {
-				return err
-			}
-			defer h.Close()
-			l, err := h.LinkByName("eth0")
-			if err != nil {
-				return err
-			}
-			return f(h, l)
-		}))
+	onLink(t, w.peers["mp0"], "eth0", func(h *netlink.Handle, l netlink.Link) error { return addrsUp(h, l, "10.0.0.5/24") })
+	for _, to := range []string{"10.0.0.0/24", "10.1.0.0/24"} {
+		addRoute(t, w.peers["eth0"], "eth0", to, "192.0.2.1")
 	}
-	handle(w.peers["mp0"], func(h *netlink.Handle, eth0 netlink.Link) error { return addrsUp(h, eth0, "10.0.0.5/24") })
-	handle(w.peers["eth0"], func(h *netlink.Handle, eth0 netlink.Link) error {
-		for _, to := range []string{"10.0.0.0/24", "10.1.0.0/24"} {
-			_, dst, err := net.ParseCIDR(to)
-			if err != nil {
-				return err
-			}
-			if err := h.RouteAdd(&netlink.Route{LinkIndex: eth0.Attrs().Index, Dst: dst, Gw: net.ParseIP("192.0.2.1")}); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
 	set := func(from string) {
 		t.Helper()
 		must(t, w.ns.do(func() error {

@@ -83,6 +83,33 @@ func (w *guardSandbox) lockedDoor() DoorRow {
 	return DoorRow{Ifindex: w.index["locked"], Kind: DoorLocked, PeerMAC: [6]byte(mac), Peer6: netip.MustParseAddr("fd00::2")}
 }
 
+// onLink calls f with a link of a network namespace.
+func onLink(t *testing.T, ns *netNS, name string, f func(h *netlink.Handle, l netlink.Link) error) {
+	t.Helper()
+	must(t, ns.do(func() error {
+		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		if err != nil {
+			return err
+		}
+		defer h.Close()
+		l, err := h.LinkByName(name)
+		if err != nil {
+			return err
+		}
+		return f(h, l)
+	}))
+}
+
+// addRoute adds a route in a network namespace.
+func addRoute(t *testing.T, ns *netNS, dev, to, via string) {
+	t.Helper()
+	_, dst, err := net.ParseCIDR(to)
+	must(t, err)
+	onLink(t, ns, dev, func(h *netlink.Handle, l netlink.Link) error {
+		return h.RouteAdd(&netlink.Route{LinkIndex: l.Attrs().Index, Dst: dst, Gw: net.ParseIP(via)})
+	})
+}
+
 // attachGuard attaches the guard's programs to the interfaces.
 func (w *guardSandbox) attachGuard() {
 	w.t.Helper()
@@ -122,19 +149,10 @@ func (w *guardSandbox) link(name string, nodeAddrs, peerAddrs []string) {
 		return addrsUp(h, l, nodeAddrs...)
 	}))
 	v := newReceiver()
-	must(w.t, other.do(func() error {
-		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-		if err != nil {
-			return err
-		}
-		defer h.Close()
-		l, err := h.LinkByName("eth0")
-		if err != nil {
-			return err
-		}
+	onLink(w.t, other, "eth0", func(h *netlink.Handle, l netlink.Link) error {
 		w.mac[name] = l.Attrs().HardwareAddr.String()
 		return addrsUp(h, l, peerAddrs...)
-	}))
+	})
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {

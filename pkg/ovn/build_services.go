@@ -218,12 +218,12 @@ func (b *builder) exposed(s ExposedService) {
 func (b *builder) ingress(pod PodPort) {
 	for _, ip := range pod.IPs {
 		via, ok := addrOfFamily(b.management(), ip.Addr())
-		if !ok {
+		services := prefixStrings(network.FilterFamilies(b.in.Plan.ServiceCIDRs, ip.Addr().Is4(), ip.Addr().Is6()))
+		if !ok || len(services) == 0 {
 			continue
 		}
 		keyword := ipKeyword(ip.Addr())
-		to := strings.Join(prefixStrings(network.FilterFamilies(b.in.Plan.ServiceCIDRs, ip.Addr().Is4(), ip.Addr().Is6())), ", ")
-		b.policy(Opens, fmt.Sprintf("ingress %s", ip.Addr()), policyIngress, fmt.Sprintf("%s.src == %s && %s.dst == {%s}", keyword, ip.Addr(), keyword, to),
+		b.policy(Opens, fmt.Sprintf("ingress %s", ip.Addr()), policyIngress, fmt.Sprintf("%s.src == %s && %s.dst == {%s}", keyword, ip.Addr(), keyword, strings.Join(services, ", ")),
 			nbdb.LogicalRouterPolicyActionReroute, []string{via.String()}, markNamespace, pod.Namespace, markPod, pod.Pod)
 	}
 }

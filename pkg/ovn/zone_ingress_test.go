@@ -3,10 +3,13 @@
 package ovn
 
 import (
+	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 
+	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovn/nbdb"
 )
 
@@ -43,4 +46,32 @@ func TestZoneIngress(t *testing.T) {
 		env.deletePod("edge", "router")
 		env.waitUntil("the way is gone", func() bool { return len(ways()) == 0 })
 	})
+}
+
+// A pod is led to cluster IPs of the IP families that the cluster's services have.
+func TestIngressFamilies(t *testing.T) {
+	for cidrs, want := range map[string]int{"10.96.0.0/16,fd96::/112": 2, "10.96.0.0/16": 1, "fd96::/112": 1} {
+		in := Inputs{Plan: testPlan(true), OneNode: true, Pods: []PodPort{{NADKey: network.DefaultName, Namespace: "edge", Pod: "router", Ingress: true,
+			IPs: []netip.Prefix{netip.MustParsePrefix("10.244.0.5/24"), netip.MustParsePrefix("fd10::5/64")}}}}
+		var err error
+		if in.Plan.ServiceCIDRs, err = network.ParseCIDRs(cidrs); err != nil {
+			t.Fatal(err)
+		}
+		st, err := Build(testDefault(true), testNode(1, "node1", network.SharedGateway), in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := 0
+		for _, r := range st {
+			if p, ok := r.Model.(*nbdb.LogicalRouterPolicy); ok && p.Priority == policyIngress {
+				got++
+				if strings.Contains(p.Match, "{}") {
+					t.Errorf("%s: %s", cidrs, p.Match)
+				}
+			}
+		}
+		if got != want {
+			t.Errorf("%s: %d policies, want %d", cidrs, got, want)
+		}
+	}
 }

@@ -144,6 +144,30 @@ func IntoNetwork(n Network, v Victim) []way.Attempt {
 	return out
 }
 
+// ToService lists the ways to a network's cluster IPs. mark is that of the sockets of ingress
+// namespaces' pods.
+func ToService(n Network, clusterIPs []netip.Addr, mark uint32) []way.Attempt {
+	var out []way.Attempt
+	marked, inPacket := fmt.Sprintf("mark=%#x", mark), fmt.Sprintf("cmsg-mark=%#x", mark)
+	for _, to := range clusterIPs {
+		src := sameFamily(n.Nodes, to)
+		add := func(socket, dev string, how ...string) {
+			out = append(out, way.Attempt{Socket: socket, To: to.String(), Port: port, Device: dev, How: how})
+		}
+		add("udp", "", "connect")
+		add("tcp", "")
+		for _, dev := range []string{n.Port.Name, n.VRF} {
+			for _, socket := range []string{"udp", "tcp"} {
+				add(socket, dev, "bindtodevice")
+				add(socket, dev, "bindtodevice", marked)
+			}
+			add("udp", dev, "cmsg-pktinfo", inPacket)
+			out = append(out, way.Attempt{Socket: "hdrincl", To: to.String(), Src: src.String(), Port: port, Device: dev, How: []string{"bindtodevice", marked}})
+		}
+	}
+	return out
+}
+
 // ByLoopback lists frames sent on loopback with a network's mark and a source
 // address outside the cluster: an unguarded node would route them into the network.
 func ByLoopback(n Network, v Victim, outside []netip.Addr) []way.Attempt {

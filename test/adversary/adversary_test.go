@@ -26,6 +26,7 @@ func TestTables(t *testing.T) {
 	g := way.Geneve{VNI: 5, InnerSrc: "10.77.0.4", InnerDst: "10.77.0.3", SrcMAC: port.MAC, DstMAC: v.MAC}
 	for name, table := range map[string][]way.Attempt{
 		"IntoNetwork": IntoNetwork(n, v),
+		"ToService":   ToService(n, addrs("10.96.0.7", "fd96::7"), 0x80010000),
 		"ByLoopback":  ByLoopback(n, v, outside),
 		"Locked":      Locked(n, v, 0x2),
 		"Tunnel":      Tunnel(addrs("172.30.0.11", "fd00::11"), addrs("172.30.0.12", "fd00::12"), []Interface{port}, v.MAC, g, 6081),

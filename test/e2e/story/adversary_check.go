@@ -114,7 +114,11 @@ func (a *arena) parts(host player) []part {
 	admin, kubelet := []player{a.admin()}, []player{{machine: a.near, kubelet: true}}
 	locked := withoutUDPLite(adversary.Locked(a.plain, a.victim("green-1", true), loader.KubeletMark))
 	loopback := []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("::1")}
+	edge := []player{{pod: a.pods["edge-host"], container: "root"}, {pod: a.pods["edge-host"], container: "nobody"}}
+	front := adversary.ToService(a.green, a.front, network.Network{ID: a.greenID}.IngressMark())
 	return []part{
+		all("into green, from an ingress namespace", edge, append(admin, host), adversary.IntoNetwork(a.green, a.victim("green-1", false)), "green-1"),
+		all("to a service of green, from elsewhere", attackers, append(edge, admin...), front, "green-1"),
 		all("into green, on this node", attackers, append(admin, host), adversary.IntoNetwork(a.green, a.victim("green-1", false)), "green-1"),
 		all("into green, on another node", attackers, append(admin, host), adversary.IntoNetwork(a.green, a.victim("green-2", false)), "green-2"),
 		all("from a tenant into the default network", tenants, append(admin, player{pod: a.pods["grey-host"], container: "root"}), withoutUDPLite(adversary.IntoNetwork(a.plain, a.victim("grey-1", false))), "grey-1"),

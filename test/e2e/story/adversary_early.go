@@ -48,8 +48,8 @@ func (a *arena) early(ctx context.Context) (string, error) {
 		return a.script(ctx, "kill -CONT "+agent)
 	}
 	defer func() { _ = goOn() }()
-	early, manifest := arenaHost("amber", "amber-early", a.near.Name, "amber", earlyServer)
-	slate, other := arenaHost("slate", "slate-host", a.near.Name, "slate", "")
+	early, manifest := hostNetworkPod("amber", "amber-early", a.near.Name, "amber", earlyServer)
+	slate, other := hostNetworkPod("slate", "slate-host", a.near.Name, "slate", "")
 	if err := a.w.Lab.Apply(ctx, slateNamespace+manifest+"---"+other); err != nil {
 		return "", err
 	}

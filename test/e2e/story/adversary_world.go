@@ -16,6 +16,7 @@ import (
 
 	"bulkhead/pkg/network"
 	"bulkhead/test/adversary"
+	"bulkhead/test/adversary/way"
 	"bulkhead/test/lab"
 )
 
@@ -34,6 +35,7 @@ type arena struct {
 	nodes       map[string]nodeLinks
 	nodeIDs     map[string]int
 	encap       map[string][]netip.Addr // the nodes' tunnel addresses
+	front       []netip.Addr            // cluster IPs of green's service front
 }
 
 // nodeLinks describes a node's interfaces, by name.
@@ -67,38 +69,16 @@ spec:
     localnet: {role: Secondary, physicalNetworkName: harbor, subnets: ["172.30.0.0/24"], excludeSubnets: ["172.30.0.0/25", "172.30.0.128/26"]}
 `
 
-// arenaHost is a host-network pod with two containers: one of root with the default
-// capabilities of containers, and one of a user without capabilities.
-func arenaHost(namespace, name, node, tenant, server string) (*pod, string) {
-	p := &pod{Namespace: namespace, Name: name, Node: node, Tenant: tenant, HostNetwork: true}
-	container := func(name, extra string) string {
-		return fmt.Sprintf(`
-  - name: %s
-    image: docker.io/lab/busybox:1
-    imagePullPolicy: Never
-    volumeMounts: [{name: tools, mountPath: /tools, readOnly: true}]
-%s`, name, extra)
-	}
-	return p, fmt.Sprintf(`
+// frontService leads to green-1 alone.
+var frontService = fmt.Sprintf(`
 apiVersion: v1
-kind: Pod
-metadata: {name: %s, namespace: %s}
+kind: Service
+metadata: {name: front, namespace: green}
 spec:
-  nodeName: %s
-  hostNetwork: true
-  terminationGracePeriodSeconds: 0
-  automountServiceAccountToken: false
-  volumes: [{name: tools, hostPath: {path: %s}}]
-  containers:`, name, namespace, node, toolsDir) +
-		container("root", `    command: [/bin/sleep, "100000"]
-`) + container("nobody", `    command: [/bin/sleep, "100000"]
-    securityContext:
-      runAsUser: 65534
-      runAsNonRoot: true
-      allowPrivilegeEscalation: false
-      capabilities: {drop: [ALL]}
-`) + server
-}
+  ipFamilyPolicy: PreferDualStack
+  selector: {pod: green-1}
+  ports: [{name: tcp, port: %[1]d}, {name: udp, port: %[1]d, protocol: UDP}]
+`, way.Port)
 
 // ordinaryServer is an ordinary server with every kind of probe.
 var ordinaryServer = fmt.Sprintf(`
@@ -139,7 +119,7 @@ func newArena(ctx context.Context, w *World) (*arena, error) {
 		annotations: map[string]network.PodNetworks{}, nodes: map[string]nodeLinks{}, nodeIDs: map[string]int{}, encap: map[string][]netip.Addr{}}
 	// The address plans do not overlap, so that a packet that arrives cannot have been
 	// sent to another pod with the same address.
-	if err := w.Lab.Apply(ctx, strings.Join([]string{greyNamespace, w.tenantManifest("green", 30), w.tenantManifest("amber", 31)}, "---")); err != nil {
+	if err := w.Lab.Apply(ctx, strings.Join([]string{greyNamespace, ingressNamespace, frontService, w.tenantManifest("green", 30), w.tenantManifest("amber", 31)}, "---")); err != nil {
 		return a, err
 	}
 	if err := w.mapPhysical(ctx, harbor, true); err != nil {
@@ -155,8 +135,8 @@ func newArena(ctx context.Context, w *World) (*arena, error) {
 	for _, p := range pods {
 		manifests = append(manifests, p.spec())
 	}
-	for _, h := range []struct{ ns, name, tenant, server string }{{"green", "green-host", "green", ordinaryServer}, {"amber", "amber-host", "amber", ""}, {"grey", "grey-host", "", ""}} {
-		p, manifest := arenaHost(h.ns, h.name, near, h.tenant, h.server)
+	for _, h := range []struct{ ns, name, tenant, server string }{{"green", "green-host", "green", ordinaryServer}, {"amber", "amber-host", "amber", ""}, {"grey", "grey-host", "", ""}, {lab.IngressNamespace, "edge-host", lab.IngressNamespace, ""}} {
+		p, manifest := hostNetworkPod(h.ns, h.name, near, h.tenant, h.server)
 		pods, manifests = append(pods, p), append(manifests, manifest)
 	}
 	if err := w.Lab.Apply(ctx, strings.Join(manifests, "---\n")); err != nil {
@@ -232,6 +212,15 @@ func (a *arena) learn(ctx context.Context) error {
 	a.plain = adversary.Network{Port: adversary.Interface{Name: dev, MAC: near.mac[dev]}, VRF: dev, Nodes: near.addrs[dev]}
 	if a.green.Port.MAC == "" || a.green.VRF == "" || a.plain.Port.MAC == "" || len(a.green.Nodes) == 0 {
 		return fmt.Errorf("interfaces of %s: green %+v, default %+v", a.near.Name, a.green, a.plain)
+	}
+	targets, err := a.w.clusterIPs(ctx, "green", "front", way.Port)
+	if err != nil {
+		return err
+	}
+	for _, t := range targets {
+		if at, isTCP := strings.CutPrefix(t, "tcp:"); isTCP {
+			a.front = append(a.front, netip.MustParseAddrPort(at).Addr())
+		}
 	}
 	return nil
 }

@@ -21,43 +21,21 @@ func ingressChecks() []Check {
 	}
 }
 
-// Ports of a host-network pod's two containers.
-const (
-	ingressRootPort   = "8097"
-	ingressNobodyPort = "8098"
-)
+var ingressNamespace = fmt.Sprintf("apiVersion: v1\nkind: Namespace\nmetadata: {name: %s}\n", lab.IngressNamespace)
 
 // setUpIngress creates pods in lab.IngressNamespace on each node: one of the cluster default network
 // and one in the host's network. Their tenant's name keeps them apart from the other pods of the
 // default network.
 func setUpIngress(ctx context.Context, w *World) error {
-	if err := w.Lab.Apply(ctx, fmt.Sprintf("apiVersion: v1\nkind: Namespace\nmetadata: {name: %s}\n", lab.IngressNamespace)); err != nil {
+	if err := w.Lab.Apply(ctx, ingressNamespace); err != nil {
 		return err
 	}
 	var pods, hosts []*pod
 	var manifests []string
 	for i, n := range w.Lab.Nodes() {
 		pods = append(pods, &pod{Namespace: lab.IngressNamespace, Name: fmt.Sprintf("edge-%d", i+1), Node: n.Name, Tenant: lab.IngressNamespace})
-		host := &pod{Namespace: lab.IngressNamespace, Name: fmt.Sprintf("edge-host-%d", i+1), Node: n.Name, Tenant: lab.IngressNamespace, HostNetwork: true}
-		hosts = append(hosts, host)
-		container := `
-  - name: %[1]s
-    image: docker.io/lab/busybox:1
-    imagePullPolicy: Never
-    volumeMounts: [{name: tools, mountPath: /tools, readOnly: true}]
-    securityContext: {runAsUser: %[2]d}
-    command: [/tools/netprobe, serve, --name, %[3]s, --listen, ":%[4]s"]`
-		manifests = append(manifests, fmt.Sprintf(`
-apiVersion: v1
-kind: Pod
-metadata: {name: %s, namespace: %s, labels: {app: story}}
-spec:
-  nodeName: %s
-  hostNetwork: true
-  terminationGracePeriodSeconds: 0
-  automountServiceAccountToken: false
-  volumes: [{name: tools, hostPath: {path: %s}}]
-  containers:`, host.Name, host.Namespace, host.Node, toolsDir)+fmt.Sprintf(container, "root", 0, host.Name, ingressRootPort)+fmt.Sprintf(container, "nobody", 65534, host.Name, ingressNobodyPort)+"\n")
+		host, manifest := hostNetworkPod(lab.IngressNamespace, fmt.Sprintf("edge-host-%d", i+1), n.Name, lab.IngressNamespace, "")
+		hosts, manifests = append(hosts, host), append(manifests, manifest)
 	}
 	w.addPods(hosts...)
 	if err := w.Lab.Apply(ctx, strings.Join(manifests, "---\n")); err != nil {

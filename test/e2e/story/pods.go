@@ -158,6 +158,39 @@ spec:
 `, subnets)
 }
 
+// hostNetworkPod is a host-network pod with two containers: one of root with the default
+// capabilities of containers, and one of a user without capabilities. server is one more, or "".
+func hostNetworkPod(namespace, name, node, tenant, server string) (*pod, string) {
+	p := &pod{Namespace: namespace, Name: name, Node: node, Tenant: tenant, HostNetwork: true}
+	container := func(name, extra string) string {
+		return fmt.Sprintf(`
+  - name: %s
+    image: docker.io/lab/busybox:1
+    imagePullPolicy: Never
+    volumeMounts: [{name: tools, mountPath: /tools, readOnly: true}]
+%s`, name, extra)
+	}
+	return p, fmt.Sprintf(`
+apiVersion: v1
+kind: Pod
+metadata: {name: %s, namespace: %s}
+spec:
+  nodeName: %s
+  hostNetwork: true
+  terminationGracePeriodSeconds: 0
+  automountServiceAccountToken: false
+  volumes: [{name: tools, hostPath: {path: %s}}]
+  containers:`, name, namespace, node, toolsDir) +
+		container("root", `    command: [/bin/sleep, "100000"]
+`) + container("nobody", `    command: [/bin/sleep, "100000"]
+    securityContext:
+      runAsUser: 65534
+      runAsNonRoot: true
+      allowPrivilegeEscalation: false
+      capabilities: {drop: [ALL]}
+`) + server
+}
+
 // create applies pods, all at once, and waits until every one is Ready.
 func (w *World) create(ctx context.Context, pods ...*pod) error {
 	w.addPods(pods...)

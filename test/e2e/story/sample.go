@@ -46,7 +46,7 @@ var (
 	groupKillAgent    = &group{"kill -9 of the agent", 2 * time.Minute}
 	groupKillZone     = &group{"kill -9 of the zone controller", 2 * time.Minute}
 	groupKillCluster  = &group{"kill -9 of the cluster controller", 2 * time.Minute}
-	groupMasquerade   = &group{"another masquerade range", 5 * time.Minute}
+	groupMasquerade   = &group{"another masquerade range", 10 * time.Minute}
 	// Each with the arena.
 	groupAttacks = &group{"adversary: attempts", 8 * time.Minute}
 	groupCapture = &group{"adversary: node ports", 6 * time.Minute}

@@ -10,26 +10,10 @@
 #include "bh_pods.h"
 #include "bh_ingress.h"
 #include "bh_locked.h"
-
-#include <bpf/bpf_core_read.h>
+#include "bh_senders.h"
 
 #define TCX_NEXT -1
 #define TCX_DROP 2
-#define BH_AF_PACKET 17
-
-#define BTF __attribute__((preserve_access_index))
-
-struct net {
-	__u64 net_cookie;
-} BTF;
-
-typedef struct {
-	struct net *net;
-} BTF possible_net_t;
-
-struct sock_common {
-	possible_net_t skc_net;
-} BTF;
 
 static __always_inline int drop(struct __sk_buff *skb, __u32 reason, __u64 cgroup, __u32 netid,
 				const struct bh_packet *p)
@@ -43,105 +27,6 @@ static __always_inline int drop(struct __sk_buff *skb, __u32 reason, __u64 cgrou
 static __always_inline int is_network_mark(const struct bh_config *cfg, __u32 mark)
 {
 	return mark >= cfg->mark_first && mark <= cfg->mark_last;
-}
-
-/*
- * is_kernel_packet reports whether a packet without a process's socket is of a
- * kind that the kernel itself sends: ARP, neighbour discovery, multicast
- * membership, ICMP replies and errors, and TCP and SCTP replies without payload.
- */
-static __always_inline int is_kernel_packet(struct __sk_buff *skb, const struct bh_packet *p)
-{
-	__u8 b[14];
-
-	if (skb->protocol == bpf_htons(BH_ETH_P_ARP))
-		return 1;
-	if (p->unparsed || p->later_fragment)
-		return 0;
-	switch (p->proto) {
-	case IPPROTO_ICMP:
-		if (bh_load(skb, p->l4, b, 1, BH_NET))
-			return 0;
-		/* echo reply, unreachable, time exceeded, parameter problem, timestamp reply */
-		return b[0] == 0 || b[0] == 3 || b[0] == 11 || b[0] == 12 || b[0] == 14;
-	case IPPROTO_ICMPV6:
-		if (bh_load(skb, p->l4, b, 1, BH_NET))
-			return 0;
-		/* errors, echo reply, MLD, solicitations and neighbour advertisement, MLDv2 */
-		return b[0] <= 4 || (b[0] >= 129 && b[0] <= 133) || b[0] == 135 || b[0] == 136 ||
-		       b[0] == 143;
-	case IPPROTO_IGMP:
-		return 1;
-	case IPPROTO_TCP:
-		if (bh_load(skb, p->l4, b, 14, BH_NET))
-			return 0;
-		/* RST, or ACK without SYN, FIN and payload */
-		return (b[13] & 4) ||
-		       ((b[13] & 0x13) == 0x10 && p->l4 + (b[12] >> 4) * 4 >= p->len);
-	case IPPROTO_SCTP:
-		if (bh_load(skb, p->l4 + 12, b, 1, BH_NET))
-			return 0;
-		return b[0] == 6 || b[0] == 14; /* ABORT, SHUTDOWN COMPLETE */
-	}
-	return 0;
-}
-
-/*
- * from_kubelet reports whether kubelet sent the packet: by its sockets' mark, which
- * no pod's socket can have, or by cgroup.
- */
-static __always_inline int from_kubelet(struct __sk_buff *skb, const struct bh_config *cfg)
-{
-	struct bpf_sock *sk = skb->sk;
-	struct bh_kubelet_key key = { .kind = BH_KUBELET_CGROUP };
-	__u32 levels = cfg->kubelet_levels;
-
-	if (sk)
-		sk = bpf_sk_fullsock(sk);
-	if (sk && cfg->kubelet_mark && sk->mark == cfg->kubelet_mark)
-		return 1;
-	for (int i = 1; i < BH_MAX_LEVEL && levels >> i; i++) {
-		if (!(levels >> i & 1))
-			continue;
-		key.id = bpf_skb_ancestor_cgroup_id(skb, i);
-		if (!key.id)
-			break;
-		if (bpf_map_lookup_elem(&bh_kubelet, &key))
-			return 1;
-	}
-	return 0;
-}
-
-static __always_inline int from_packet_socket(struct __sk_buff *skb)
-{
-	struct bpf_sock *sk = skb->sk;
-
-	if (sk)
-		sk = bpf_sk_fullsock(sk);
-	return sk && sk->family == BH_AF_PACKET;
-}
-
-/*
- * in_host_netns reports whether a socket is in the host's network namespace. The
- * check is needed because packets that a pod sends on its own interface keep
- * their socket on the path across the host. Linux 6.1 has no helper for the
- * namespace of a packet's socket, and the verifier allows no pointer into the
- * socket, so the program copies the socket's first bytes. If the namespace cannot
- * be read, the socket counts as the host's, so that the guard checks it.
- */
-static __always_inline int in_host_netns(const struct bh_config *cfg, void *sk)
-{
-	__u32 at = bpf_core_field_offset(struct sock_common, skc_net.net);
-	__u8 head[128];
-	struct net *net;
-	__u64 cookie;
-
-	if (at > sizeof(head) - sizeof(net) || bpf_probe_read_kernel(head, sizeof(head), sk))
-		return 1;
-	net = *(struct net **)(head + at);
-	if (bpf_core_read(&cookie, sizeof(cookie), &net->net_cookie))
-		return 1;
-	return cookie == cfg->host_netns;
 }
 
 /*
@@ -186,7 +71,7 @@ int bh_grd_port(struct __sk_buff *skb)
 			return TCX_NEXT;
 		if (owner == BH_OWNER_POD || owner == BH_OWNER_UNKNOWN_POD) {
 			bh_ip(skb, 0, BH_NET, &p);
-			if (owner == BH_OWNER_POD && bh_to_cluster_ip(pod, &p, netid) && !from_packet_socket(skb))
+			if (owner == BH_OWNER_POD && bh_to_cluster_ip(pod, &p, netid) && !bh_from_packet_socket(skb))
 				return TCX_NEXT;
 			return drop(skb,
 				    owner == BH_OWNER_POD ? BH_R_GUARD_FOREIGN : BH_R_GUARD_UNKNOWN,
@@ -205,28 +90,40 @@ int bh_grd_port(struct __sk_buff *skb)
 		return drop(skb, BH_R_GUARD_FORWARDED, id, netid, &p);
 	}
 	if (owner == BH_OWNER_NONE || owner == BH_OWNER_KERNEL)
-		return is_kernel_packet(skb, &p) ? TCX_NEXT :
+		return bh_is_kernel_packet(skb, &p) ? TCX_NEXT :
 						   drop(skb, BH_R_GUARD_NO_SOCKET, id, netid, &p);
 	/* The cluster default network: open to all pods but tenants' ones. */
 	if (owner == BH_OWNER_POD && pod->netid && !(pod->flags & BH_POD_UNBOUND))
 		return drop(skb, BH_R_GUARD_FOREIGN, id, netid, &p);
-	if (owner != BH_OWNER_HOST && from_packet_socket(skb) && !(pod && (pod->flags & BH_POD_TRUSTED)))
+	if (owner != BH_OWNER_HOST && bh_from_packet_socket(skb) && !(pod && (pod->flags & BH_POD_TRUSTED)))
 		return drop(skb, BH_R_GUARD_INJECTED, id, netid, &p);
 	if (cfg->probe_lock && (p.unparsed || (bpf_map_lookup_elem(&bh_locked, &p.daddr) &&
 					       !bh_is_open(skb, &p, BH_NET, 0)))) {
 		if (p.unparsed && owner == BH_OWNER_HOST)
 			return TCX_NEXT; /* such as ARP frames sent by the node's administrator */
-		if (owner != BH_OWNER_HOST || !from_kubelet(skb, cfg))
+		if (owner != BH_OWNER_HOST || !bh_from_kubelet(skb, cfg))
 			return drop(skb, BH_R_GUARD_LOCKED, id, netid, &p);
 	}
 	return TCX_NEXT;
 }
 
 /*
+ * may_send_to_pod reports whether a pod may send on the host end of a pod's interface: a pod of the
+ * same network. An unknown pod may not enter a tenant's network.
+ */
+static __always_inline int may_send_to_pod(int owner, const struct bh_pod *pod, const struct bh_door *door)
+{
+	if (owner != BH_OWNER_POD || !pod)
+		return !door->netid;
+	return pod->netid == door->netid || (!door->netid && (pod->flags & BH_POD_UNBOUND));
+}
+
+/*
  * Egress of the host ends of pods' interfaces: packets to a pod. Packets that Open
  * vSwitch forwards came in on other interfaces, whose programs checked them; they
- * carry a socket of a pod's network namespace or, as the first packet of a flow,
- * none. So this program checks only packets from sockets of the host's namespace.
+ * carry the socket of their sender or, as the first packet of a flow, none. An IP socket's
+ * packet may so have come by a node port, and bh_grd_send checks those that the IP stack itself
+ * sends on these interfaces. This program checks the other sockets of the host's namespace.
  */
 SEC("tcx/egress")
 int bh_grd_pod(struct __sk_buff *skb)
@@ -251,26 +148,22 @@ int bh_grd_pod(struct __sk_buff *skb)
 			return drop(skb, BH_R_LOCKED_FRAME, 0, door->netid, 0);
 	}
 	sk = skb->sk;
-	if (!sk || !in_host_netns(cfg, sk))
+	if (!sk || !bh_in_host_netns(cfg, sk))
 		return TCX_NEXT;
 	id = bpf_skb_cgroup_id(skb);
 	owner = bh_skb_owner(skb, cfg, id, &pod, &podid);
 	if (owner != BH_OWNER_POD && owner != BH_OWNER_UNKNOWN_POD)
 		return TCX_NEXT;
-	if (from_packet_socket(skb))
+	if (bh_from_packet_socket(skb))
 		return drop(skb, BH_R_GUARD_INJECTED, id, 0, 0);
 	if (!door)
 		return TCX_NEXT;
 	netid = door->netid;
 	if (door->kind == BH_DOOR_LOCKED && !open)
 		return drop(skb, BH_R_GUARD_LOCKED, id, netid, 0);
-	if (owner == BH_OWNER_UNKNOWN_POD)
-		return netid ? drop(skb, BH_R_GUARD_UNKNOWN, id, netid, 0) : TCX_NEXT;
-	/* bh_grd_port has checked an ingress pod's packets, and OVN has replaced the cluster IP. */
-	if (pod->netid != netid && !(netid == 0 && (pod->flags & BH_POD_UNBOUND)) &&
-	    !((pod->flags & BH_POD_INGRESS) && door->kind == BH_DOOR_POD))
-		return drop(skb, BH_R_GUARD_FOREIGN, id, netid, 0);
-	return TCX_NEXT;
+	if (bh_from_ip_socket(skb) || may_send_to_pod(owner, pod, door))
+		return TCX_NEXT;
+	return drop(skb, owner == BH_OWNER_POD ? BH_R_GUARD_FOREIGN : BH_R_GUARD_UNKNOWN, id, netid, 0);
 }
 
 /*
@@ -370,7 +263,7 @@ int bh_grd_own(struct __sk_buff *skb)
 			skb->mark = (skb->mark & ~BH_MARK_MASK) | (mark & BH_MARK_MASK);
 		return TCX_NEXT;
 	}
-	if (!in_host_netns(cfg, sk))
+	if (!bh_in_host_netns(cfg, sk))
 		return TCX_NEXT;
 	id = bpf_skb_cgroup_id(skb);
 	owner = bh_skb_owner(skb, cfg, id, &pod, &podid);
@@ -391,7 +284,10 @@ int bh_grd_own(struct __sk_buff *skb)
 }
 
 /*
- * Drops datagrams to the overlay's port from host-network pods' sockets. Tunnel
+ * Packets of host-network pods' sockets, with the interface on which the IP stack sends them.
+ * Drops those on the host end of a pod's interface that are not of the pod's network.
+ *
+ * Drops datagrams to the overlay's port. Tunnel
  * keys are derived from ids, so a forged datagram would be delivered to a pod.
  * The overlay's own packets do not pass this hook: the kernel's tunnel socket
  * sends them, not the socket that they carry.
@@ -400,24 +296,33 @@ SEC("cgroup_skb/egress")
 int bh_grd_send(struct __sk_buff *skb)
 {
 	struct bh_config *cfg = bh_cfg();
-	struct bpf_sock *sk;
-	struct bh_packet p;
+	__u32 ifindex = skb->ifindex;
+	int owner, to_pod, to_tunnel;
+	struct bh_door *door;
 	struct bh_pod *pod = 0;
+	struct bpf_sock *sk;
 	__u64 id, podid = 0;
-	int owner;
+	struct bh_packet p;
 
-	if (!cfg || !cfg->guard || !cfg->tunnel_port)
+	if (!cfg || !cfg->guard)
 		return 1;
-	if (!bh_to_tunnel(skb, 0, cfg->tunnel_port, &p))
+	door = bpf_map_lookup_elem(&bh_doors, &ifindex);
+	to_pod = door && (door->kind == BH_DOOR_POD || door->kind == BH_DOOR_LOCKED);
+	to_tunnel = cfg->tunnel_port && bh_to_tunnel(skb, 0, cfg->tunnel_port, &p);
+	if (!to_pod && !to_tunnel)
 		return 1;
 	id = bpf_skb_cgroup_id(skb);
 	owner = bh_skb_owner(skb, cfg, id, &pod, &podid);
 	if (owner != BH_OWNER_POD && owner != BH_OWNER_UNKNOWN_POD)
 		return 1;
 	sk = skb->sk;
-	if (!sk || !in_host_netns(cfg, sk))
+	if (!sk || !bh_in_host_netns(cfg, sk))
 		return 1;
-	if (pod && !p.unparsed && pod->netid && bh_dest(pod->netid, &p.daddr))
+	if (door && to_pod && !may_send_to_pod(owner, pod, door)) {
+		drop(skb, owner == BH_OWNER_POD ? BH_R_GUARD_FOREIGN : BH_R_GUARD_UNKNOWN, id, door->netid, 0);
+		return 0;
+	}
+	if (!to_tunnel || (pod && !p.unparsed && pod->netid && bh_dest(pod->netid, &p.daddr)))
 		return 1;
 	drop(skb, BH_R_GUARD_TUNNEL, id, pod ? pod->netid : 0, &p);
 	return 0;
@@ -458,7 +363,7 @@ int bh_grd_recv(struct __sk_buff *skb)
 	owner = bh_skb_owner(skb, cfg, id, &pod, &podid);
 	if (owner == BH_OWNER_UNKNOWN_POD && !dflt && reason == BH_R_GUARD_HEARD) {
 		sk = skb->sk;
-		if (!sk || !in_host_netns(cfg, sk))
+		if (!sk || !bh_in_host_netns(cfg, sk))
 			return 1;
 	} else if (owner != BH_OWNER_POD) {
 		return 1;

@@ -98,9 +98,42 @@ func TestRootGuardForwarded(t *testing.T) {
 	})
 }
 
+// What a host-network pod outside the network sends to a node port arrives at the pod's interface with
+// the pod's socket. The guard passes it, but not what the pod's IP stack sends there itself.
+func TestRootGuardDelivered(t *testing.T) {
+	w := newGuardSandbox(t, false)
+	w.detachLSM()
+	w.attachGuard()
+	w.redirectAt("eth0", w.index["pod"], netlink.HANDLE_MIN_EGRESS)
+	mac, err := net.ParseMAC(w.mac["pod"])
+	must(t, err)
+	for _, to := range []struct{ dev, ip string }{{"eth0", "192.0.2.9"}, {"eth0", "2001:db8::9"}, {"pod", "10.1.0.4"}} {
+		onLink(t, w.ns, to.dev, func(h *netlink.Handle, l netlink.Link) error {
+			return h.NeighSet(&netlink.Neigh{LinkIndex: l.Attrs().Index, IP: net.ParseIP(to.ip), HardwareAddr: mac, State: netlink.NUD_PERMANENT})
+		})
+	}
+	delivered := []way.Attempt{{Socket: "udp", To: "192.0.2.9", Port: way.Port}, {Socket: "udp", To: "2001:db8::9", Port: way.Port}, {Socket: "tcp", To: "192.0.2.9", Port: way.Port}, {Socket: "raw-icmp", To: "192.0.2.9"}}
+	direct := []way.Attempt{{Socket: "udp", To: "10.1.0.4", Port: way.Port, Device: "pod", How: []string{"cmsg-pktinfo"}}, {Socket: "raw-icmp", To: "10.1.0.4", Device: "pod", How: []string{"cmsg-pktinfo"}}}
+	frame := []way.Attempt{{Socket: "packet", To: "192.0.2.9", Src: "192.0.2.1", Port: way.Port, Device: "eth0", SrcMAC: w.own["eth0"], DstMAC: w.mac["pod"]}}
+	must(t, w.l.Put(PodRow{CgroupID: w.id(w.cg("kubepods/podrouter")), Ingress: true}))
+	for _, cgroup := range []string{"kubepods/podplain", "kubepods/podblue", "kubepods/podrouter"} {
+		w.expectAttempts("to a node port", cgroup, "pod", delivered, true)
+		w.expectAttempts("to the pod's interface", cgroup, "pod", direct, false)
+		w.expectAttempts("by a frame", cgroup, "pod", frame, false)
+	}
+	w.expectAttempts("the network's own pod", "kubepods/podred", "pod", direct, true)
+	w.expectAttempts("the administrator", "system/admin", "pod", append(direct, frame...), true)
+}
+
 // redirect forwards the packets that arrive on an interface to another, after the
 // guard's programs, as Open vSwitch does.
 func (w *guardSandbox) redirect(from string, to int) {
+	w.t.Helper()
+	w.redirectAt(from, to, netlink.HANDLE_MIN_INGRESS)
+}
+
+// redirectAt is redirect for what arrives on the interface, or is sent there.
+func (w *guardSandbox) redirectAt(from string, to int, parent uint32) {
 	w.t.Helper()
 	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "GPL", Instructions: asm.Instructions{
 		asm.Mov.Imm(asm.R1, int32(to)), asm.Mov.Imm(asm.R2, 0), asm.FnRedirect.Call(), asm.Return(),
@@ -118,7 +151,7 @@ func (w *guardSandbox) redirect(from string, to int) {
 			return err
 		}
 		return h.FilterReplace(&netlink.BpfFilter{Fd: prog.FD(), Name: "redirect", DirectAction: true, FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: w.index[from], Parent: netlink.HANDLE_MIN_INGRESS, Handle: 1, Priority: 99, Protocol: unix.ETH_P_ALL}})
+			LinkIndex: w.index[from], Parent: parent, Handle: 1, Priority: 99, Protocol: unix.ETH_P_ALL}})
 	}))
 }
 

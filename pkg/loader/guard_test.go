@@ -115,7 +115,8 @@ func TestRootGuardPods(t *testing.T) {
 	}
 	w.expectAttempts("without the guard", "kubepods/podblue", "pod", frames("pod"), true)
 	w.attachGuard()
-	for _, cgroup := range []string{"kubepods/podblue", "kubepods/podplain", "kubepods/podnew"} {
+	must(t, w.l.Put(PodRow{CgroupID: w.id(w.cg("kubepods/podrouter")), Ingress: true}))
+	for _, cgroup := range []string{"kubepods/podblue", "kubepods/podplain", "kubepods/podnew", "kubepods/podrouter"} {
 		w.expectAttempts("another pod", cgroup, "pod", frames("pod"), false)
 		w.expectAttempts("another pod, locked", cgroup, "locked", frames("locked"), false)
 	}

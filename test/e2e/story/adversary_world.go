@@ -119,7 +119,7 @@ func newArena(ctx context.Context, w *World) (*arena, error) {
 		annotations: map[string]network.PodNetworks{}, nodes: map[string]nodeLinks{}, nodeIDs: map[string]int{}, encap: map[string][]netip.Addr{}}
 	// The address plans do not overlap, so that a packet that arrives cannot have been
 	// sent to another pod with the same address.
-	if err := w.Lab.Apply(ctx, strings.Join([]string{greyNamespace, ingressNamespace, frontService, w.tenantManifest("green", 30), w.tenantManifest("amber", 31)}, "---")); err != nil {
+	if err := w.Lab.Apply(ctx, strings.Join([]string{greyNamespace, ingressNamespace, w.tenantManifest("green", 30), w.tenantManifest("amber", 31), frontService}, "---")); err != nil {
 		return a, err
 	}
 	if err := w.mapPhysical(ctx, harbor, true); err != nil {

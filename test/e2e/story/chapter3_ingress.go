@@ -21,7 +21,7 @@ func ingressChecks() []Check {
 	}
 }
 
-var ingressNamespace = fmt.Sprintf("apiVersion: v1\nkind: Namespace\nmetadata: {name: %s}\n", lab.IngressNamespace)
+var ingressNamespace = fmt.Sprintf("\napiVersion: v1\nkind: Namespace\nmetadata: {name: %s}\n", lab.IngressNamespace)
 
 // setUpIngress creates pods in lab.IngressNamespace on each node: one of the cluster default network
 // and one in the host's network. Their tenant's name keeps them apart from the other pods of the
@@ -79,7 +79,8 @@ func (w *World) ingressSources() ([]ingressSource, error) {
 }
 
 // ingressReaches has each process ask every tenant's service until all endpoints, and nobody else,
-// have answered. Host-network processes reach those of the cluster default network by no cluster IP.
+// have answered. Host-network processes reach those of the cluster default network by no cluster IP,
+// but by their node ports, as they do all others.
 func ingressReaches(ctx context.Context, w *World) (string, error) {
 	sources, err := w.ingressSources()
 	if err != nil {
@@ -88,6 +89,14 @@ func ingressReaches(ctx context.Context, w *World) (string, error) {
 	var answers atomic.Int32
 	err = each(sources, func(from ingressSource) error {
 		for _, s := range storyServices {
+			servers, ask := w.webServers(s.tenant, s.namespace), func(list []string) ([]probe, error) { return w.ask(ctx, from.pod, from.container, list) }
+			if from.pod.HostNetwork {
+				n, err := w.nodePortsAnswer(ctx, s.namespace, servers, ask)
+				answers.Add(int32(n))
+				if err != nil {
+					return fmt.Errorf("%s to node ports of %s: %w", from, s.namespace, err)
+				}
+			}
 			if s.tenant == "" && from.pod.HostNetwork {
 				continue
 			}
@@ -95,8 +104,7 @@ func ingressReaches(ctx context.Context, w *World) (string, error) {
 			if err != nil {
 				return err
 			}
-			servers := w.webServers(s.tenant, s.namespace)
-			n, err := answered(func(list []string) ([]probe, error) { return w.ask(ctx, from.pod, from.container, list) }, list, servers, len(servers))
+			n, err := answered(ask, list, servers, len(servers))
 			answers.Add(int32(n))
 			if err != nil {
 				return fmt.Errorf("%s to service %s/web: %w", from, s.namespace, err)
@@ -105,6 +113,19 @@ func ingressReaches(ctx context.Context, w *World) (string, error) {
 		return nil
 	})
 	return fmt.Sprintf("%d processes, %d answers", len(sources), answers.Load()), err
+}
+
+// nodePortsAnswer asks a namespace's node ports on each node until all servers have answered.
+func (w *World) nodePortsAnswer(ctx context.Context, namespace string, servers []string, ask func([]string) ([]probe, error)) (answers int, err error) {
+	var list []string
+	for _, n := range w.Lab.Nodes() {
+		ports, err := w.nodePorts(ctx, namespace, addrs(n))
+		if err != nil {
+			return 0, err
+		}
+		list = append(list, ports...)
+	}
+	return answered(ask, list, servers, len(servers))
 }
 
 // ingressConfined has each process try other ports of tenants' services, the services' endpoints, the

@@ -103,6 +103,9 @@ func (n *node) openNFT(ctx context.Context) []agent.Feature {
 		return features
 	}
 	n.parts.Firewall, n.parts.Servers = nft, hostnet.Servers
+	n.parts.Firewalls = func() (firewall.Conflicts, error) {
+		return firewall.ReadConflicts(n.parts.Config.OVS.ExternalBridge)
+	}
 	err = nft.MatchesSockets(ctx)
 	if err == nil {
 		root := n.parts.Config.CgroupRoot

@@ -54,6 +54,7 @@ type Kernel interface {
 	HasIPv6() bool
 	DeviceIndex(table int) int // of our VRF device with that table; 0: none
 	Links(ctx context.Context) ([]vrf.Link, error)
+	Conflicts(ctx context.Context) ([]string, error)
 }
 
 // HostNet is what the agent needs of pkg/hostnet.
@@ -91,6 +92,8 @@ type Parts struct {
 	// PodRoots finds the cgroups that contain all pods; nil if nft cannot match
 	// packets by their socket.
 	PodRoots func() []firewall.Cgroup
+	// Firewalls finds rules of other firewalls that affect networks; nil: no nft.
+	Firewalls func() (firewall.Conflicts, error)
 	// Servers lists the node's servers, whose ports pods do not get; nil: pods get no ports
 	// of the node.
 	Servers  func() ([]hostnet.Server, error)
@@ -119,6 +122,7 @@ type Agent struct {
 	gateways  *gatewayReconciler
 	ports     *portReconciler
 	hosts     *hostReconciler
+	conflicts *conflictReconciler
 	reporter  *reporter
 	refusals  refusalReporter
 	states    *stateReader
@@ -140,14 +144,15 @@ func New(p Parts) *Agent {
 	ports := &portReconciler{config: p.Config, cache: p.Cache, ovs: p.OVS, node: node, networks: networks}
 	doors := &doorReader{facts: doorFacts{p.Config, p.Cache}, kernel: p.Kernel, ovs: p.OVS, hostNet: p.HostNet, connecting: map[string]podDoor{}}
 	hosts := newHostReconciler(p, node, doors)
-	reporter := &reporter{features: p.Features, cache: p.Cache, queue: p.Queue, failures: p.Failures, networks: networks, hosts: hosts, hostNet: p.HostNet, api: p.API}
+	conflicts := &conflictReconciler{kernel: p.Kernel, firewalls: p.Firewalls}
+	reporter := &reporter{features: p.Features, cache: p.Cache, queue: p.Queue, failures: p.Failures, networks: networks, hosts: hosts, conflicts: conflicts, hostNet: p.HostNet, api: p.API}
 	states := &stateReader{config: p.Config, cache: p.Cache, kernel: p.Kernel, hostNet: p.HostNet, node: node, networks: networks, reporter: reporter,
 		counters:  &counters{ebpf: p.Counters, firewall: p.Firewall, hosts: hosts, log: p.Log},
 		firstSync: first, kubeletMark: p.KubeletMark, kubeletCgroup: p.KubeletCgroup}
 	metrics, registry := newReconcileMetrics(), process.NewRegistry()
 	registry.MustRegister(metrics.seconds, metrics.errors, collector{states})
 	return &Agent{config: p.Config, cache: p.Cache, queue: p.Queue, failures: p.Failures, firstSync: first,
-		node: node, networks: networks, gateways: gateways, ports: ports, hosts: hosts, reporter: reporter,
+		node: node, networks: networks, gateways: gateways, ports: ports, hosts: hosts, conflicts: conflicts, reporter: reporter,
 		refusals: refusalReporter{cache: p.Cache, hostNet: p.HostNet, api: p.API, log: p.Log},
 		states:   states, metrics: metrics, registry: registry, log: p.Log}
 }
@@ -182,6 +187,7 @@ func (a *Agent) Run(ctx context.Context) error {
 // resync reconciles everything and reads the nft table.
 func (a *Agent) resync() {
 	a.hosts.recheck.Store(true)
+	a.queue.enqueueConflicts()
 	a.queue.keys.Add(key{kind: kindAll})
 }
 
@@ -209,6 +215,7 @@ func (a *Agent) start() {
 	}
 	a.firstSync.start(keys)
 	a.queue.synced.Store(true)
+	a.queue.enqueueConflicts()
 	a.queue.keys.Add(key{kind: kindNode})
 	a.queue.keys.Add(key{kind: kindAll})
 }
@@ -243,6 +250,12 @@ func (a *Agent) reconcileKind(ctx context.Context, k key) error {
 	case kindServers:
 		a.hosts.checkServers()
 		return nil
+	case kindConflicts:
+		changed, err := a.conflicts.reconcile(ctx)
+		if changed {
+			a.queue.EnqueueReport()
+		}
+		return err
 	case kindNode:
 		return a.node.reconcile(ctx)
 	default:
@@ -267,8 +280,13 @@ func (a *Agent) KernelChanged(c vrf.Change) {
 		}
 	case c.Bridge:
 		a.queue.EnqueueNode()
+	case c.Foreign:
+		a.queue.enqueueConflicts()
 	case c.Links:
 		a.queue.EnqueueHosts()
+		if c.ID != network.DefaultID {
+			a.queue.enqueueNetworkBatched(c.ID)
+		}
 	default:
 		a.queue.enqueueNetworkBatched(c.ID)
 	}

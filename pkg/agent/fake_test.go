@@ -62,6 +62,12 @@ func (k *fakeKernel) Links(ctx context.Context) ([]vrf.Link, error) {
 	return k.Fake.List(ctx)
 }
 
+func (k *fakeKernel) Conflicts(ctx context.Context) ([]string, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.Fake.Conflicts(ctx)
+}
+
 func (k *fakeKernel) DeviceIndex(table int) int {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -109,6 +109,7 @@ func (r *hostReconciler) configure(ctx context.Context) (notEnforced, err error)
 func (r *hostReconciler) firewallChanged(generation uint32) {
 	if r.firewall != nil && r.firewall.Changed(generation) {
 		r.queue.EnqueueHosts()
+		r.queue.enqueueConflicts()
 	}
 }
 

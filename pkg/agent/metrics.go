@@ -25,7 +25,8 @@ func newReconcileMetrics() reconcileMetrics {
 
 // label is the value of the metrics' label.
 func (k kind) label() string {
-	return [...]string{"network", "gateway", "ports", "hosts", "servers", "node", "report", "all"}[k]
+	return [...]string{kindNetwork: "network", kindGateway: "gateway", kindPorts: "ports", kindHosts: "hosts", kindServers: "servers",
+		kindConflicts: "conflicts", kindNode: "node", kindReport: "report", kindAll: "all"}[k]
 }
 
 func (m reconcileMetrics) observe(k kind, took time.Duration, err error) {

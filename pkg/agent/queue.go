@@ -15,13 +15,14 @@ import (
 type kind int
 
 const (
-	kindNetwork kind = iota // VRF, routes and rules of the network with the key's id
-	kindGateway             // the external bridge's flows of the network with the key's id
-	kindPorts               // management ports of all networks
-	kindHosts               // eBPF and nft: host-network processes and kubelet
-	kindServers             // the node's servers, while pods have host ports
-	kindNode                // chassis, facts, annotations
-	kindReport              // condition, events, failures
+	kindNetwork   kind = iota // VRF, routes and rules of the network with the key's id
+	kindGateway               // the external bridge's flows of the network with the key's id
+	kindPorts                 // management ports of all networks
+	kindHosts                 // eBPF and nft: host-network processes and kubelet
+	kindServers               // the node's servers, while pods have host ports
+	kindConflicts             // what other programs have configured
+	kindNode                  // chassis, facts, annotations
+	kindReport                // condition, events, failures
 	kindAll
 )
 
@@ -42,6 +43,8 @@ func (k key) String() string {
 		return "host network"
 	case kindServers:
 		return "servers of the node"
+	case kindConflicts:
+		return "other programs' configuration"
 	case kindNode:
 		return "node"
 	case kindReport:
@@ -100,6 +103,9 @@ func (q *Queue) EnqueueHosts() { q.enqueueIfSynced(kindHosts) }
 
 // EnqueueNode enqueues the node: chassis, facts and annotations.
 func (q *Queue) EnqueueNode() { q.enqueueIfSynced(kindNode) }
+
+// enqueueConflicts enqueues what other programs have configured.
+func (q *Queue) enqueueConflicts() { q.enqueueIfSynced(kindConflicts) }
 
 // EnqueueReport enqueues the report of the node's condition, events and failures.
 func (q *Queue) EnqueueReport() { q.enqueueIfSynced(kindReport) }

@@ -45,7 +45,7 @@ type Problem struct {
 const persistent = 10 * time.Second
 
 // informational reasons are reported, but do not degrade the node.
-var informational = []string{"KubeletByProcess", "CgroupMissing", "EarlySockets"}
+var informational = []string{"KubeletByProcess", "CgroupMissing", "EarlySockets", reasonFirewall}
 
 // podReasons are reasons that a pod's author causes and can fix. They are
 // events of the pod, and do not degrade the node: a tenant must not be able to.
@@ -54,14 +54,15 @@ var podReasons = []string{"ProbePortShared", "ProbePortHeld", "NetworkUnknown", 
 // reporter reports problems: as the Node condition, as events, and as the
 // annotation that holds the node's failed networks.
 type reporter struct {
-	features []Feature
-	cache    *Cache
-	queue    *Queue
-	failures *Failures
-	networks *networkReconciler
-	hosts    *hostReconciler
-	hostNet  HostNet // nil: no eBPF
-	api      API
+	features  []Feature
+	cache     *Cache
+	queue     *Queue
+	failures  *Failures
+	networks  *networkReconciler
+	hosts     *hostReconciler
+	conflicts *conflictReconciler
+	hostNet   HostNet // nil: no eBPF
+	api       API
 
 	mu       sync.Mutex
 	reported map[Problem]bool // as events, of the last report
@@ -102,6 +103,7 @@ func (r *reporter) problems() []Problem {
 	}
 	out = append(out, r.hostNetworkProblems()...)
 	out = append(out, r.hosts.hostPortProblems()...)
+	out = append(out, r.conflicts.problems()...)
 	slices.SortFunc(out, func(a, b Problem) int {
 		return strings.Compare(a.Reason+a.Message, b.Reason+b.Message)
 	})
@@ -140,7 +142,7 @@ func reasonOf(err error, k key) string {
 		return "ManagementPortsNotConfigured"
 	case k.kind == kindHosts:
 		return "HostNetworkNotConfigured"
-	case k.kind == kindNode:
+	case k.kind == kindNode, k.kind == kindConflicts:
 		return "NodeNotConfigured"
 	default:
 		return "Failed"

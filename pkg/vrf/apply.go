@@ -68,7 +68,7 @@ func Reconcile(ctx context.Context, t Target, net network.Network, node network.
 	if err != nil {
 		return Result{}, fmt.Errorf("read state of network %s: %w", net.Name, err)
 	}
-	in.Foreign, in.Devices = have.Foreign, have.Devices
+	in.Foreign, in.Taken, in.Devices = have.Foreign, have.Taken, have.Devices
 	want, err := Build(net, node, in)
 	if err != nil {
 		return Result{Have: have}, err

@@ -49,6 +49,9 @@ type Inputs struct {
 	// Foreign lists the VRF's possible names that links without our mark have:
 	// State.Foreign of the actual state.
 	Foreign []string
+	// Taken names a VRF device without our mark that has the network's table:
+	// State.Taken of the actual state.
+	Taken string
 	// Exposed lists the cluster IPs of the services of the cluster default network that all networks
 	// reach.
 	Exposed []netip.Addr
@@ -88,6 +91,9 @@ func Build(net network.Network, node network.Node, in Inputs) (State, error) {
 			return State{}, err
 		}
 		table = in.Plan.VRFTable(net)
+		if in.Taken != "" {
+			return State{}, fmt.Errorf("network %s: its table %d belongs to the VRF device %s, which is not Bulkhead's: give that device another table", net.Name, table, in.Taken)
+		}
 		st.Devices = []Device{{Name: name, Table: table, Alias: AliasPrefix + net.Name, Up: true}}
 		st.Port.Master = name
 		st.Sysctls = append(st.Sysctls, deviceSysctls(name)...)

@@ -3,14 +3,11 @@
 package vrf
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
-	"golang.org/x/sys/unix"
 )
 
 // cache holds state that the kernel cannot filter by network: our rules, our VRF devices by index, and the link names that address events need.
@@ -20,6 +17,7 @@ type cache struct {
 	leaves   map[Rule]int // leaves below a branch, which may be missing
 	devices  map[int]cachedDevice
 	byTable  map[int]map[int]struct{} // table → indexes of devices
+	foreign  map[int]cachedDevice     // VRF devices that are not ours, by index
 	links    map[int]string           // management ports and the bridge, by index
 	all      map[int]int              // the master of every link, by index
 }
@@ -30,7 +28,7 @@ type cachedDevice struct {
 }
 
 func newCache() cache {
-	return cache{rules: map[int]map[Rule]struct{}{}, branches: map[Rule]struct{}{}, leaves: map[Rule]int{}, devices: map[int]cachedDevice{}, byTable: map[int]map[int]struct{}{}, links: map[int]string{}, all: map[int]int{}}
+	return cache{rules: map[int]map[Rule]struct{}{}, branches: map[Rule]struct{}{}, leaves: map[Rule]int{}, devices: map[int]cachedDevice{}, byTable: map[int]map[int]struct{}{}, foreign: map[int]cachedDevice{}, links: map[int]string{}, all: map[int]int{}}
 }
 
 func (c *cache) addRule(r Rule) {
@@ -129,6 +127,16 @@ func (c *cache) devicesOf(table int) []string {
 	return out
 }
 
+// foreignDeviceOf returns the VRF device with that table that is not ours; "": none.
+func (c *cache) foreignDeviceOf(table int) string {
+	for _, d := range c.foreign {
+		if d.table == table {
+			return d.name
+		}
+	}
+	return ""
+}
+
 // DeviceIndex returns the index of our VRF device with that table, or 0.
 func (k *Kernel) DeviceIndex(table int) int {
 	k.mu.Lock()
@@ -167,29 +175,20 @@ func (k *Kernel) fillCache() error {
 		fresh.all[a.Index] = a.MasterIndex
 		if v, ok := l.(*netlink.Vrf); ok && ours(l) {
 			fresh.setDevice(a.Index, a.Name, int(v.Table))
+		} else if ok {
+			fresh.foreign[a.Index] = cachedDevice{a.Name, int(v.Table)}
 		}
 		if a.Name == k.bridge || strings.HasPrefix(a.Name, portPrefix) {
 			fresh.links[a.Index] = a.Name
 		}
 	}
-	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		var msgs [][]byte
-		err := retryDump(func() (err error) {
-			req := nl.NewNetlinkRequest(unix.RTM_GETRULE, unix.NLM_F_DUMP)
-			req.AddData(nl.NewIfInfomsg(family))
-			msgs, err = req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWRULE)
-			return err
-		})
-		if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("list rules: %w", err)
-		}
-		for _, m := range msgs {
-			if r, ok := parseRule(m); ok {
-				fresh.addRule(r)
-			}
+	rules, err := k.dumpRules()
+	if err != nil {
+		return err
+	}
+	for _, m := range rules {
+		if r, isOurs := parseRule(m); isOurs {
+			fresh.addRule(r.Rule)
 		}
 	}
 	k.mu.Lock()

@@ -25,6 +25,7 @@ type Fake struct {
 	Sysctls map[string]string
 	NoVRF   bool           // kernel without VRF devices
 	Fail    func(Op) error // called before each operation
+	Foreign []string       // what Conflicts returns
 	Log     []string
 }
 
@@ -92,6 +93,9 @@ func (f *Fake) Read(_ context.Context, o Owner) (State, error) {
 		case named:
 			st.Foreign = append(st.Foreign, name)
 		}
+		if l.Table != 0 && !l.Ours && l.Table == o.Table {
+			st.Taken = name
+		}
 	}
 	if p, ok := f.Links[o.Port]; ok {
 		st.Port = Port{Name: o.Port, Master: p.Master, MTU: p.MTU, Up: p.Up}
@@ -118,6 +122,9 @@ func (f *Fake) Read(_ context.Context, o Owner) (State, error) {
 	st.normalise()
 	return st, nil
 }
+
+// Conflicts returns Foreign.
+func (f *Fake) Conflicts(context.Context) ([]string, error) { return f.Foreign, nil }
 
 // Tables implements Target.
 func (f *Fake) Tables(context.Context) ([]int, error) {

@@ -116,6 +116,7 @@ func (k *Kernel) Read(ctx context.Context, owner Owner) (State, error) {
 	k.mu.Lock()
 	st.Rules = k.cache.rulesOf(owner.Table)
 	devices := k.cache.devicesOf(owner.Table)
+	st.Taken = k.cache.foreignDeviceOf(owner.Table)
 	k.mu.Unlock()
 	for _, n := range owner.Names {
 		if !slices.Contains(devices, n) {

@@ -183,11 +183,7 @@ func TestKernelForeignVRF(t *testing.T) {
 		// Any link can occupy the name.
 		addVeth(t, "blue", "bluepeer")
 	} else {
-		attrs := netlink.NewLinkAttrs()
-		attrs.Name = "blue"
-		if err := netlink.LinkAdd(&netlink.Vrf{LinkAttrs: attrs, Table: 100007}); err != nil {
-			t.Fatal(err)
-		}
+		addForeignVRF(t, "blue", 10)
 	}
 	r, _ := Reconcile(context.Background(), k, testNet(7, "cluster_udn_blue", "10.20.0.0/16/24"), testNode(), Inputs{Plan: testPlan(), IPv6: true})
 	if !slices.Equal(r.Have.Foreign, []string{"blue"}) || r.Want.Devices[0].Name != "mp7-udn-vrf" {

@@ -45,6 +45,7 @@ type State struct {
 	// Only in the actual state:
 	Absent  []string // links that the network needs and that do not exist, or a bridge that is down
 	Foreign []string // names in Owner.Names of links without our mark
+	Taken   string   // a VRF device without our mark that has Owner.Table
 }
 
 // Device is a VRF device with our mark.

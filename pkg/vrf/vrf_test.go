@@ -110,6 +110,11 @@ func TestBuildRefuses(t *testing.T) {
 	if _, err := Build(testNet(7, "cluster_udn_blue", "10.20.0.0/16/24"), testNode(), in); err == nil || !strings.Contains(err.Error(), "mp7-udn-vrf") {
 		t.Errorf("both names used by other links: %v", err)
 	}
+	in.Taken = "mgmt"
+	in.Foreign = nil
+	if _, err := Build(testNet(7, "cluster_udn_blue", "10.20.0.0/16/24"), testNode(), in); err == nil || !strings.Contains(err.Error(), "VRF device mgmt") {
+		t.Errorf("its table used by another VRF device: %v", err)
+	}
 	if _, err := Build(testNet(7, "a_b", "10.20.0.0/24/24"), testNode(), in); err == nil || !strings.Contains(err.Error(), "append a CIDR") {
 		t.Errorf("no subnet for node 3: %v", err)
 	}

@@ -20,10 +20,11 @@ import (
 
 // Change names what to reconcile.
 type Change struct {
-	ID     int  // the network with this id, if none of the following is set
-	Bridge bool // the external bridge, its addresses or the node's default routes
-	Links  bool // an interface that is not ours was created or deleted
-	All    bool // everything: events were lost
+	ID      int  // the network with this id, if none of the following is set
+	Bridge  bool // the external bridge, its addresses or the node's default routes
+	Links   bool // an interface that is not ours was created or deleted; ID is the network whose table it has, or 0
+	Foreign bool // a policy rule that is not ours was added or deleted
+	All     bool // everything: events were lost
 }
 
 // TableRange maps tables to network ids.
@@ -138,10 +139,11 @@ func (k *Kernel) event(m syscall.NetlinkMessage, tables TableRange) (Change, boo
 		}
 		return changeOfTable(table, tables)
 	case unix.RTM_NEWRULE, unix.RTM_DELRULE:
-		r, ok := parseRule(m.Data)
-		if !ok {
-			return Change{}, false
+		parsed, isOurs := parseRule(m.Data)
+		if !isOurs {
+			return Change{Foreign: true}, true
 		}
+		r := parsed.Rule
 		k.mu.Lock()
 		defer k.mu.Unlock()
 		if m.Header.Type == unix.RTM_NEWRULE {
@@ -174,6 +176,12 @@ func (k *Kernel) linkEvent(l netlink.Link, deleted bool, tables TableRange) (Cha
 	}
 	v, isVRF := l.(*netlink.Vrf)
 	isOurs := isVRF && ours(l)
+	other, isOther := k.cache.foreign[a.Index]
+	delete(k.cache.foreign, a.Index)
+	if isVRF && !isOurs && !deleted {
+		other, isOther = cachedDevice{a.Name, int(v.Table)}, true
+		k.cache.foreign[a.Index] = other
+	}
 	switch {
 	case known && (deleted || !isOurs):
 		k.cache.delDevice(a.Index)
@@ -187,7 +195,13 @@ func (k *Kernel) linkEvent(l netlink.Link, deleted bool, tables TableRange) (Cha
 	if c, ok := k.changeOfLink(a.Name, tables); ok {
 		return c, true
 	}
-	return Change{Links: true}, seen == deleted || !deleted && master != a.MasterIndex
+	c := Change{Links: true}
+	if isOther {
+		if taken, ok := changeOfTable(other.table, tables); ok {
+			c.ID = taken.ID
+		}
+	}
+	return c, seen == deleted || !deleted && master != a.MasterIndex
 }
 
 func changeOfTable(table int, tables TableRange) (Change, bool) {
@@ -262,57 +276,4 @@ func parseRoute(m []byte) (table, protocol, link int, isDefault bool) {
 		}
 	}
 	return table, int(msg.Protocol), link, msg.Dst_len == 0
-}
-
-// parseRule parses a rule; ok is false for a rule that is not ours.
-func parseRule(m []byte) (r Rule, ok bool) {
-	if len(m) < unix.SizeofRtMsg {
-		return r, false
-	}
-	msg := nl.DeserializeRtMsg(m)
-	attrs, err := nl.ParseRouteAttr(m[msg.Len():])
-	if err != nil {
-		return r, false
-	}
-	r.IPv6, r.Table = msg.Family == unix.AF_INET6, int(msg.Table)
-	if r.Action = RuleAction(msg.Type); r.Action == unix.RTN_UNICAST { // FR_ACT_TO_TBL
-		r.Action = Lookup
-	}
-	native := nl.NativeEndian()
-	for _, at := range attrs {
-		v := at.Value
-		switch at.Attr.Type {
-		case nl.FRA_PROTOCOL:
-			ok = len(v) >= 1 && v[0] == Protocol
-		case nl.FRA_TABLE:
-			if len(v) >= 4 {
-				r.Table = int(native.Uint32(v))
-			}
-		case nl.FRA_PRIORITY:
-			if len(v) >= 4 {
-				r.Priority = int(native.Uint32(v))
-			}
-		case nl.FRA_GOTO:
-			if len(v) >= 4 {
-				r.Goto = int(native.Uint32(v))
-			}
-		case nl.FRA_FWMARK:
-			if len(v) >= 4 {
-				r.Mark = native.Uint32(v)
-			}
-		case nl.FRA_FWMASK:
-			if len(v) >= 4 {
-				r.Mask = native.Uint32(v)
-			}
-		case nl.FRA_IIFNAME:
-			r.From = unix.ByteSliceToString(v)
-		case nl.FRA_SUPPRESS_PREFIXLEN:
-			r.Specific = len(v) >= 4 && native.Uint32(v) == 0
-		case nl.FRA_DST:
-			if a, valid := netip.AddrFromSlice(v); valid {
-				r.To = netip.PrefixFrom(a, int(msg.Dst_len))
-			}
-		}
-	}
-	return r, ok
 }

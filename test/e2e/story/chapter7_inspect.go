@@ -4,9 +4,14 @@ package story
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"bulkhead/pkg/agent"
 )
 
 func inspectChecks() []Check {
@@ -14,7 +19,46 @@ func inspectChecks() []Check {
 		{Chapter: 7, Title: "bpftool lists the bh_ programs, links and maps on every node, pinned", Phase: phaseObjects, Run: bpftoolLists},
 		{Chapter: 7, Title: "bulkheadctl networks shows both tenants with VRF, table, port and pods", Phase: phaseObjects, Needs: needs(fixtureTenants), Run: ctlNetworks},
 		{Chapter: 7, Title: "bulkheadctl trace says where a tenant's packets end, and what stops them", Phase: phaseObjects, Needs: needs(fixtureTenants), Run: ctlTrace},
+		{Chapter: 7, Title: "what another program configures on a node is reported there, and no longer when it is gone", Phase: phaseObjects, Run: conflictsReported},
 	}
+}
+
+// conflictsReported adds a policy rule and a chain that affect no packet.
+func conflictsReported(ctx context.Context, w *World) (_ string, err error) {
+	node := w.Lab.Nodes()[0]
+	remove := func(ctx context.Context) error {
+		return w.script(ctx, node, "ip rule del priority 150; nft delete table ip kube-proxy")
+	}
+	if err := w.script(ctx, node, "ip rule add priority 150 lookup 77 && nft 'add table ip kube-proxy; add chain ip kube-proxy services'"); err != nil {
+		return "", err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, remove(context.WithoutCancel(ctx)))
+		}
+	}()
+	waitUntil := func(what string, done func(message string) bool) error {
+		return w.Lab.Wait(ctx, fmt.Sprintf("the condition BulkheadDegraded of %s %s", node.Name, what), func(ctx context.Context) (bool, string, error) {
+			n, err := w.Lab.Client().CoreV1().Nodes().Get(ctx, node.Name, metav1.GetOptions{})
+			if err != nil {
+				return false, "", err
+			}
+			for _, c := range n.Status.Conditions {
+				if c.Type == agent.ConditionDegraded {
+					return done(c.Message), c.Reason + ": " + c.Message, nil
+				}
+			}
+			return false, "there is none", nil
+		})
+	}
+	const rule, chain = "ip rule 150 from all lookup 77", "chain services of table ip kube-proxy"
+	if err := waitUntil("to name a rule and a chain", func(m string) bool { return strings.Contains(m, rule) && strings.Contains(m, chain) }); err != nil {
+		return "", err
+	}
+	if err := remove(ctx); err != nil {
+		return "", err
+	}
+	return "a policy rule, a chain of kube-proxy", waitUntil("to name neither", func(m string) bool { return !strings.Contains(m, rule) && !strings.Contains(m, chain) })
 }
 
 func bpftoolLists(ctx context.Context, w *World) (string, error) {

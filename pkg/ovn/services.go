@@ -32,6 +32,9 @@ func newService(s *corev1.Service, slicesOf []*discoveryv1.EndpointSlice) (out S
 		return out, false
 	}
 	out.ExternalLocal = s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
+	if out.ExternalLocal && s.Spec.Type == corev1.ServiceTypeLoadBalancer {
+		out.HealthPort = uint16(s.Spec.HealthCheckNodePort)
+	}
 	out.InternalLocal = s.Spec.InternalTrafficPolicy != nil && *s.Spec.InternalTrafficPolicy == corev1.ServiceInternalTrafficPolicyLocal
 	if s.Spec.SessionAffinity == corev1.ServiceAffinityClientIP {
 		out.Affinity = time.Duration(corev1.DefaultClientIPServiceAffinitySeconds) * time.Second

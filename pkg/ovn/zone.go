@@ -23,6 +23,7 @@ import (
 	"k8s.io/client-go/tools/record"
 
 	"bulkhead/pkg/config"
+	"bulkhead/pkg/healthcheck"
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovsdb"
 	"bulkhead/pkg/process"
@@ -60,6 +61,7 @@ type Zone struct {
 	podQueue   process.Queue[string] // "namespace/name"
 	queue      *unitQueue            // networks and the keys below
 	failures   *failureReport
+	health     healthChecks
 	// addresses has a lock of its own, which may be taken while mu is held.
 	addresses *podAddresses
 
@@ -160,6 +162,9 @@ func (z *Zone) Run(ctx context.Context) error {
 func (z *Zone) serve(ctx context.Context) error {
 	stopEvents := z.startEvents(ctx)
 	defer stopEvents()
+	if z.health == nil {
+		z.health = healthcheck.New(z.log, z.healthPortFailed)
+	}
 	if err := z.startInformers(ctx); err != nil {
 		return err
 	}
@@ -167,6 +172,7 @@ func (z *Zone) serve(ctx context.Context) error {
 	z.queue.AddAfter(keyAudit, auditPause)
 	var wg sync.WaitGroup
 	wg.Go(func() { z.podQueue.Run(ctx, z.cfg.Workers, z.syncPod, z.logFailure("pod")) })
+	wg.Go(func() { z.health.Run(ctx) })
 	wg.Go(func() { z.queue.Run(ctx, z.cfg.Workers, z.syncKey, z.logFailure("network")) })
 	wg.Wait()
 	return nil

@@ -120,6 +120,7 @@ type zoneEnv struct {
 	sb      *fakeSB
 	zone    *Zone
 	events  *record.FakeRecorder
+	health  *fakeHealth
 	pods    int // created so far, for unique UIDs
 	stop    func()
 	// corrected is how many rows audits correct: 0 unless a test loses events, so that no audit
@@ -217,7 +218,8 @@ func (env *zoneEnv) run() {
 	}
 	env.events = record.NewFakeRecorder(100)
 	env.nb.changed = z.onRowChanged
-	z.nb, z.sb, z.events = env.nb, env.sb, env.events
+	env.health = &fakeHealth{served: map[string]string{}}
+	z.nb, z.sb, z.events, z.health = env.nb, env.sb, env.events, env.health
 	env.zone = z
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

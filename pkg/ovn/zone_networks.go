@@ -206,6 +206,7 @@ func (z *Zone) syncNetwork(ctx context.Context, name string) error {
 		} // else the connection failed, not the network
 		return fmt.Errorf("network %s: %w", name, err)
 	}
+	z.serveHealth(name, j)
 	z.failures.clearError(name)
 	if inUse {
 		z.failures.record(name, id, deletedPrefix+"pods still use it")

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package healthcheck
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// freePorts returns ports of this machine that nothing listens on.
+func freePorts(t *testing.T, n int) (ports []uint16) {
+	t.Helper()
+	for range n {
+		l, err := net.Listen("tcp", ":0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		ports = append(ports, uint16(l.Addr().(*net.TCPAddr).Port))
+	}
+	return ports
+}
+
+func newServer(t *testing.T, failed func(Service, error)) *Server {
+	t.Helper()
+	s := New(slog.New(slog.NewTextHandler(io.Discard, nil)), failed)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); s.Run(ctx) }()
+	t.Cleanup(func() { cancel(); <-done })
+	return s
+}
+
+var client = &http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+
+// check is one health check: the status code and body, "closed" if nothing listens.
+func check(address string, port uint16) string {
+	res, err := client.Get("http://" + net.JoinHostPort(address, fmt.Sprint(port)) + "/")
+	if err != nil {
+		return "closed"
+	}
+	defer res.Body.Close()
+	body, _ := io.ReadAll(res.Body)
+	return fmt.Sprintf("%d %s %s", res.StatusCode, res.Header.Get("X-Load-Balancing-Endpoint-Weight"), strings.TrimSpace(string(body)))
+}
+
+// eventually waits until a check has the result.
+func eventually(t *testing.T, port uint16, want string) {
+	t.Helper()
+	var got string
+	for deadline := time.Now().Add(time.Minute); time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		if got = check("127.0.0.1", port); got == want {
+			return
+		}
+	}
+	t.Fatalf("port %d: %s, want %s", port, got, want)
+}
+
+const (
+	two  = `200 2 {"localEndpoints":2,"serviceProxyHealthy":true}`
+	none = `503 0 {"localEndpoints":0,"serviceProxyHealthy":true}`
+)
+
+func TestServer(t *testing.T) {
+	s := newServer(t, nil)
+	ports := freePorts(t, 3)
+	web, shop := Service{"a/web", ports[0], 2}, Service{"a/shop", ports[1], 0}
+	s.Replace("red", []Service{web, shop})
+	eventually(t, ports[0], two)
+	eventually(t, ports[1], none)
+	if l, err := net.Listen("tcp", "[::1]:0"); err == nil {
+		l.Close()
+		if got := check("::1", ports[0]); got != two {
+			t.Errorf("IPv6: %s", got)
+		}
+	}
+	shop.Endpoints = 2
+	s.Set("red", shop)
+	eventually(t, ports[1], two)
+	shop.Port = ports[2] // the Service was recreated
+	s.Set("red", shop)
+	eventually(t, ports[2], two)
+	eventually(t, ports[1], "closed")
+
+	// A namespace moves to another network: its old network no longer has the service.
+	s.Set("blue", web)
+	s.Remove("red", "a/web")
+	eventually(t, ports[0], two)
+	s.Replace("red", nil)
+	eventually(t, ports[2], "closed")
+	eventually(t, ports[0], two)
+	s.Remove("blue", "a/web")
+	eventually(t, ports[0], "closed")
+}
+
+// A port that another program has is opened once that program is gone, and others meanwhile.
+func TestPortTaken(t *testing.T) {
+	ports := freePorts(t, 2)
+	var failures atomic.Int32
+	s := newServer(t, func(n Service, err error) {
+		if n.Key == "a/web" && err != nil {
+			failures.Add(1)
+		}
+	})
+	other, err := net.Listen("tcp", fmt.Sprintf(":%d", ports[0]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Replace("red", []Service{{"a/web", ports[0], 2}, {"a/shop", ports[1], 2}})
+	eventually(t, ports[1], two)
+	for deadline := time.Now().Add(time.Minute); failures.Load() == 0; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the failure was not reported")
+		}
+	}
+	other.Close()
+	eventually(t, ports[0], two)
+}
+
+// Clients that send nothing do not keep others out for longer than the timeout, and do not use up files.
+func TestManyConnections(t *testing.T) {
+	s := newServer(t, nil)
+	port := freePorts(t, 1)[0]
+	s.Set("red", Service{"a/web", port, 2})
+	eventually(t, port, two)
+	for range 2 * maxConnections {
+		c, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+	}
+	eventually(t, port, two)
+}
+
+// Run ends although a port is open, and closes it.
+func TestRunEnds(t *testing.T) {
+	s := New(slog.New(slog.NewTextHandler(io.Discard, nil)), nil)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() { defer close(done); s.Run(ctx) }()
+	port := freePorts(t, 1)[0]
+	s.Set("red", Service{"a/web", port, 2})
+	eventually(t, port, two)
+	cancel()
+	<-done
+	if got := check("127.0.0.1", port); got != "closed" {
+		t.Errorf("after Run: %s", got)
+	}
+}

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ovn
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"bulkhead/pkg/healthcheck"
+)
+
+// reasonHealthPort is the event of a Service whose health check port cannot be opened.
+const reasonHealthPort = "HealthCheckPortNotServed"
+
+// healthChecks is the interface of the zone to healthcheck.Server.
+type healthChecks interface {
+	Replace(network string, services []healthcheck.Service)
+	Set(network string, service healthcheck.Service)
+	Remove(network, key string)
+	Run(ctx context.Context)
+}
+
+// serveHealth serves the health checks of the services whose rows a job has written: load balancers
+// outside the cluster send nothing to a node before OVN knows the endpoints.
+func (z *Zone) serveHealth(name string, j job) {
+	var services []healthcheck.Service
+	for _, s := range j.in.Services {
+		if s.HealthPort != 0 {
+			services = append(services, healthcheck.Service{Key: s.Key(), Port: s.HealthPort, Endpoints: s.endpointsOn(j.node.Name)})
+		}
+	}
+	if !j.known || j.units == nil {
+		z.health.Replace(name, services)
+		return
+	}
+	for _, u := range j.units {
+		at := slices.IndexFunc(services, func(s healthcheck.Service) bool { return s.Key == u.Name })
+		switch {
+		case u.Kind != KindService:
+		case at < 0:
+			z.health.Remove(name, u.Name)
+		default:
+			z.health.Set(name, services[at])
+		}
+	}
+}
+
+// endpointsOn counts the node's ready endpoints, whatever the number of ports and IP families.
+func (s Service) endpointsOn(node string) int {
+	v4, v6 := map[netip.Addr]struct{}{}, map[netip.Addr]struct{}{}
+	for _, p := range s.Ports {
+		for _, e := range p.Endpoints {
+			switch a := e.Addr.Addr(); {
+			case e.Node != node || e.Terminating:
+			case a.Is4():
+				v4[a] = struct{}{}
+			default:
+				v6[a] = struct{}{}
+			}
+		}
+	}
+	return max(len(v4), len(v6))
+}
+
+// healthPortFailed reports a health check port that cannot be opened to the Service's author.
+func (z *Zone) healthPortFailed(s healthcheck.Service, err error) {
+	obj, ok, _ := z.services.GetByKey(s.Key)
+	if service, isService := obj.(*corev1.Service); ok && isService {
+		namespace, name, _ := strings.Cut(s.Key, "/")
+		z.events.Eventf(&corev1.ObjectReference{Kind: "Service", APIVersion: "v1", Namespace: namespace, Name: name, UID: service.UID}, corev1.EventTypeWarning, reasonHealthPort,
+			"node %s does not answer health checks on port %d (spec.healthCheckNodePort): %v: stop what uses the port there, or recreate the Service with another one", z.cfg.Kubernetes.NodeName, s.Port, err)
+	}
+}

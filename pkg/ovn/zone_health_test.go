@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ovn
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"bulkhead/pkg/healthcheck"
+)
+
+// fakeHealth holds what the zone serves: network and service → port and endpoints.
+type fakeHealth struct {
+	mu     sync.Mutex
+	served map[string]string
+}
+
+func (f *fakeHealth) Replace(network string, services []healthcheck.Service) {
+	f.mu.Lock()
+	maps.DeleteFunc(f.served, func(k, _ string) bool { return strings.HasPrefix(k, network+" ") })
+	f.mu.Unlock()
+	for _, s := range services {
+		f.Set(network, s)
+	}
+}
+
+func (f *fakeHealth) Set(network string, s healthcheck.Service) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.served[network+" "+s.Key] = fmt.Sprintf("%d: %d", s.Port, s.Endpoints)
+}
+
+func (f *fakeHealth) Remove(network, key string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.served, network+" "+key)
+}
+
+func (f *fakeHealth) Run(context.Context) {}
+
+// TestZoneHealth: health checks follow the rows of services, on whatever network, and wait for them.
+func TestZoneHealth(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newZoneEnv(t)
+		env.node(1, true)
+		env.run()
+		local := func(port int32) func(*corev1.ServiceSpec) {
+			return func(s *corev1.ServiceSpec) {
+				s.Type, s.ExternalTrafficPolicy, s.HealthCheckNodePort = corev1.ServiceTypeLoadBalancer, corev1.ServiceExternalTrafficPolicyLocal, port
+			}
+		}
+		want := func(desc string, want map[string]string) {
+			t.Helper()
+			env.settle()
+			env.health.mu.Lock()
+			defer env.health.mu.Unlock()
+			if !maps.Equal(env.health.served, want) {
+				t.Errorf("%s: %v, want %v", desc, env.health.served, want)
+			}
+		}
+		env.service("plain", "web", 0, local(32000), "10.96.0.3")
+		env.service("plain", "cluster", 0, func(s *corev1.ServiceSpec) { s.Type = corev1.ServiceTypeLoadBalancer }, "10.96.0.5")
+		env.endpoints("plain", "web", "", "10.244.0.9", "10.244.0.10")
+		env.service("red", "web", 0, local(32001), "10.96.0.4")
+		env.endpoints("red", "web", redNet, "10.10.0.3")
+		want("before red's network", map[string]string{"default plain/web": "32000: 2"})
+		env.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
+		want("with it", map[string]string{"default plain/web": "32000: 2", redNet + " red/web": "32001: 1"})
+
+		// Rows that cannot be written change no health check.
+		env.nb.Fail = func(Op) error { return errors.New("no connection") }
+		env.endpoints("red", "web", redNet)
+		want("without the database", map[string]string{"default plain/web": "32000: 2", redNet + " red/web": "32001: 1"})
+		env.nb.Fail = nil
+		want("with it again", map[string]string{"default plain/web": "32000: 2", redNet + " red/web": "32001: 0"})
+
+		env.endpoints("plain", "web", "", "10.244.0.9")
+		want("one endpoint less", map[string]string{"default plain/web": "32000: 1", redNet + " red/web": "32001: 0"})
+		env.service("plain", "web", 0, nil, "10.96.0.3")
+		want("no traffic policy Local", map[string]string{redNet + " red/web": "32001: 0"})
+		env.run()
+		want("after a restart", map[string]string{redNet + " red/web": "32001: 0"})
+		env.must(env.nads.K8sCniCncfIoV1().NetworkAttachmentDefinitions("red").Delete(context.Background(), "net", metav1.DeleteOptions{}))
+		want("without red's network", map[string]string{})
+
+		env.zone.healthPortFailed(healthcheck.Service{Key: "red/web", Port: 32001}, errors.New("address already in use"))
+		select {
+		case e := <-env.events.Events:
+			if !strings.Contains(e, reasonHealthPort) || !strings.Contains(e, "port 32001 (spec.healthCheckNodePort): address already in use") {
+				t.Error(e)
+			}
+		default:
+			t.Error("no event")
+		}
+	})
+}
+
+func TestEndpointsOn(t *testing.T) {
+	e := func(a, node string, terminating bool) Endpoint {
+		return Endpoint{netip.MustParseAddrPort(a), node, terminating}
+	}
+	s := Service{Ports: []ServicePort{
+		{Endpoints: []Endpoint{e("10.1.0.1:80", "a", false), e("[fd01::1]:80", "a", false), e("[fd01::2]:80", "a", false), e("10.1.0.3:80", "b", false)}},
+		{Endpoints: []Endpoint{e("10.1.0.1:81", "a", false), e("10.1.0.9:81", "a", true)}},
+	}}
+	for node, want := range map[string]int{"a": 2, "b": 1, "c": 0} {
+		if got := s.endpointsOn(node); got != want {
+			t.Errorf("%s: %d, want %d", node, got, want)
+		}
+	}
+}

@@ -4,9 +4,11 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 )
 
@@ -34,6 +36,13 @@ type counter struct {
 	out     io.Writer
 	output  map[string]*strings.Builder // by package and test
 	parents map[string]bool
+	took    []duration // of tests that are no subtests
+}
+
+// duration is how long a test took, in seconds.
+type duration struct {
+	key     string
+	seconds float64
 }
 
 // count reads events and prints the output of tests that failed or were skipped.
@@ -60,7 +69,22 @@ func count(in io.Reader, out io.Writer) counts {
 		fmt.Fprintln(out, "--- FAIL: no test ran")
 		c.Failed++
 	}
+	c.printSlowest()
 	return c.counts
+}
+
+// mostSlow is how many tests printSlowest prints, of those that take at least slow seconds.
+const mostSlow, slow = 10, 10
+
+// printSlowest prints where a stage's time goes.
+func (c *counter) printSlowest() {
+	slices.SortFunc(c.took, func(a, b duration) int { return cmp.Compare(b.seconds, a.seconds) })
+	for i, d := range c.took {
+		if i == mostSlow || d.seconds < slow {
+			break
+		}
+		fmt.Fprintf(c.out, "slow  %.0fs %s\n", d.seconds, d.key)
+	}
 }
 
 func (c *counter) event(e event) {
@@ -93,6 +117,9 @@ func (c *counter) end(e event, key string) {
 		fmt.Fprintf(c.out, "%s %s\n%s", e.Package, e.Action, c.output[key])
 	}
 	delete(c.output, key)
+	if e.Test != "" && !strings.Contains(e.Test, "/") {
+		c.took = append(c.took, duration{key, e.Elapsed})
+	}
 	switch {
 	case e.Test == "":
 		fmt.Fprintf(c.out, "%-5s %s (%.1fs)\n", e.Action, e.Package, e.Elapsed)

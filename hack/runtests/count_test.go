@@ -16,7 +16,7 @@ func TestCount(t *testing.T) {
 {"Action":"output","Package":"p","Test":"A/y","Output":"why it failed\n"}
 {"Action":"run","Package":"p","Test":"A/y"}
 {"Action":"fail","Package":"p","Test":"A/y"}
-{"Action":"fail","Package":"p","Test":"A"}
+{"Action":"fail","Package":"p","Test":"A","Elapsed":12.2}
 {"Action":"run","Package":"bulkhead/pkg/loader","Test":"TestRootLSM"}
 {"Action":"skip","Package":"bulkhead/pkg/loader","Test":"TestRootLSM"}
 {"Action":"fail","Package":"p"}
@@ -27,6 +27,9 @@ func TestCount(t *testing.T) {
 	}
 	if !strings.Contains(out.String(), "why it failed") {
 		t.Errorf("the reason is missing from %q", out.String())
+	}
+	if !strings.Contains(out.String(), "slow  12s p A\n") || strings.Count(out.String(), "slow ") != 1 {
+		t.Errorf("the slow test is missing, or others are named: %q", out.String())
 	}
 	for name, events := range map[string]string{
 		"a package that does not build": `{"Action":"fail","Package":"p","FailedBuild":"p"}`,

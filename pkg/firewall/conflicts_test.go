@@ -19,13 +19,13 @@ func TestConflicts(t *testing.T) {
 		chains           []chain
 		kubeProxy, drops string // "": none
 	}{
-		"nothing":                    {nil, "", ""},
-		"chains that accept":         {[]chain{forward, {family: "inet", table: "mine", name: "x"}}, "", ""},
-		"a chain that drops":         {[]chain{dropping}, "", "chain FORWARD of table ip filter (hook forward)"},
-		"firewalld, one message":     {[]chain{{family: "inet", table: "firewalld", name: "filter_FORWARD", hook: "forward"}, {family: "inet", table: "firewalld", name: "filter_INPUT", hook: "input"}}, "", "firewalld"},
-		"kube-proxy, iptables":       {[]chain{{family: "ip6", table: "nat", name: "KUBE-SERVICES"}}, "chain KUBE-SERVICES of table ip6 nat", ""},
-		"kube-proxy, nftables":       {[]chain{{family: "ip", table: "kube-proxy", name: "services"}, {family: "ip", table: "kube-proxy", name: "other"}}, "table ip kube-proxy", ""},
-		"kubelet's chains stay":      {[]chain{{family: "ip", table: "mangle", name: "KUBE-KUBELET-CANARY"}}, "", ""},
+		"nothing":                   {nil, "", ""},
+		"chains that accept":        {[]chain{forward, {family: "inet", table: "mine", name: "x"}}, "", ""},
+		"a chain that drops":        {[]chain{dropping}, "", "chain FORWARD of table ip filter (hook forward)"},
+		"firewalld, one message":    {[]chain{{family: "inet", table: "firewalld", name: "filter_FORWARD", hook: "forward"}, {family: "inet", table: "firewalld", name: "filter_INPUT", hook: "input"}}, "", "firewalld"},
+		"kube-proxy, iptables":      {[]chain{{family: "ip6", table: "nat", name: "KUBE-SERVICES"}}, "chain KUBE-SERVICES of table ip6 nat", ""},
+		"kube-proxy, nftables":      {[]chain{{family: "ip", table: "kube-proxy", name: "services"}, {family: "ip", table: "kube-proxy", name: "other"}}, "table ip kube-proxy", ""},
+		"kubelet's chains stay":     {[]chain{{family: "ip", table: "mangle", name: "KUBE-KUBELET-CANARY"}}, "", ""},
 		"the name in another table": {[]chain{{family: "ip", table: "own", name: "KUBE-SERVICES"}}, "", ""},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -175,7 +175,7 @@ func managedNetworks(cudns []udnv1.ClusterUserDefinedNetwork) []string {
 	return out
 }
 
-// TrimNode keeps what nodeOf reads of a Node.
+// TrimNode keeps what nodeOf and findCondition read of a Node.
 func TrimNode(in any) (any, error) {
 	n, ok := in.(*corev1.Node)
 	if !ok {
@@ -188,6 +188,9 @@ func TrimNode(in any) (any, error) {
 		}
 	}
 	small.Status.Addresses = n.Status.Addresses
+	if c := findCondition(n); c.Type != "" {
+		small.Status.Conditions = []corev1.NodeCondition{c}
+	}
 	return small, nil
 }
 

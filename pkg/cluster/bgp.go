@@ -43,7 +43,16 @@ func addBGP(mgr manager.Manager, cfg config.Config, ids *netid.Allocator, advert
 	if err != nil {
 		return err
 	}
-	return r.Watch(c)
+	if err := r.Watch(c); err != nil {
+		return err
+	}
+	sessions := &bgp.SessionReconciler{Fabric: cfg.BGP.Topology != "", Namespace: cfg.BGP.FRRNamespace, Cache: mgr.GetCache(), Client: mgr.GetClient(),
+		Events: mgr.GetEventRecorder("bulkhead-cluster"), Now: time.Now, Log: log}
+	d, err := newController(mgr, "bgpsessions", 1, sessions, func(k bgp.SessionKey) []any { return []any{"node", string(k)} })
+	if err != nil {
+		return err
+	}
+	return sessions.Watch(d)
 }
 
 // reportDefault returns the function that reports whether the cluster default network is

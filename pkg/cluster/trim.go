@@ -3,10 +3,12 @@
 package cluster
 
 import (
+	frrv1 "github.com/metallb/frr-k8s/api/v1beta1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"bulkhead/pkg/bgp"
 	"bulkhead/pkg/network"
 )
 
@@ -15,6 +17,10 @@ func trim(in any) (any, error) {
 	o, ok := in.(client.Object)
 	if !ok {
 		return in, nil // a tombstone of the informer
+	}
+	// The cache cannot have a transformation per kind for kinds that the API may lack.
+	if s, ok := in.(*frrv1.BGPSessionState); ok {
+		return bgp.TrimSession(s), nil
 	}
 	o.SetManagedFields(nil)
 	if a := o.GetAnnotations(); a[corev1.LastAppliedConfigAnnotation] != "" {

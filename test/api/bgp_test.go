@@ -30,15 +30,21 @@ const frrNamespace = "frr-k8s-system"
 // frr-k8s, and its namespace, until the test ends.
 func (w fixture) installFRR() {
 	w.t.Helper()
+	w.installFRRCRD("frrconfigurations")
+	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: frrNamespace}}
+	if err := w.Create(w.ctx, ns); err != nil && !strings.Contains(err.Error(), "exists") {
+		w.t.Fatal(err)
+	}
+}
+
+// installFRRCRD installs one CustomResourceDefinition from the module of frr-k8s.
+func (w fixture) installFRRCRD(resource string) {
+	w.t.Helper()
 	dir, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/metallb/frr-k8s").Output()
 	if err != nil {
 		w.t.Fatalf("find the module of frr-k8s: %v", err)
 	}
-	if err := env.Install(w.ctx, filepath.Join(strings.TrimSpace(string(dir)), "config/crd/bases/frrk8s.metallb.io_frrconfigurations.yaml")); err != nil {
-		w.t.Fatal(err)
-	}
-	ns := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: frrNamespace}}
-	if err := w.Create(w.ctx, ns); err != nil && !strings.Contains(err.Error(), "exists") {
+	if err := env.Install(w.ctx, filepath.Join(strings.TrimSpace(string(dir)), "config/crd/bases/frrk8s.metallb.io_"+resource+".yaml")); err != nil {
 		w.t.Fatal(err)
 	}
 }

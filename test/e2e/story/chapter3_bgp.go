@@ -4,6 +4,7 @@ package story
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -14,9 +15,11 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"bulkhead/pkg/bgp"
 	"bulkhead/pkg/bgpstatus"
 	"bulkhead/pkg/network"
 	"bulkhead/test/lab"
@@ -59,11 +62,13 @@ const startFRRK8s = `cd ` + frrFiles + `
 setsid bash frr-reloader.sh >/var/log/frr-reloader.log 2>&1 </dev/null &
 KUBECONFIG=` + frrFiles + `/kubeconfig FRR_K8S_BGP_DEBOUNCE_TIMEOUT=500 setsid nohup ./frr-k8s-controller --node-name="$(hostname)" \
   --namespace=` + frrNamespace + ` --metrics-bind-address=127.0.0.1:9140 >/var/log/frr-k8s.log 2>&1 </dev/null &
+KUBECONFIG=` + frrFiles + `/kubeconfig setsid nohup ./frr-status --node-name="$(hostname)" --namespace=` + frrNamespace + ` \
+  --pod-name="frr-$(hostname)" --poll-interval=2s >/var/log/frr-status.log 2>&1 </dev/null &
 for i in $(seq 100); do [ -e reloader.pid ] && exit 0; sleep 0.1; done; exit 1`
 
 // stopFRR ends a reload too, which has processes of its own. What FRR leaves of its routes, to
 // resume after a restart, goes as well.
-const stopFRR = `pkill -KILL -x frr-k8s-control
+const stopFRR = `pkill -KILL -x 'frr-k8s-control|frr-status'
 [ ! -e ` + frrFiles + `/reloader.pid ] || kill -KILL -- -"$(cat ` + frrFiles + `/reloader.pid)"
 /usr/lib/frr/frrinit.sh stop >/dev/null 2>&1
 rm -rf ` + frrFiles + `
@@ -119,6 +124,11 @@ func setUpFRR(ctx context.Context, w *World) error {
 	if err := w.Lab.Apply(ctx, "{apiVersion: v1, kind: Namespace, metadata: {name: "+frrNamespace+"}}"); err != nil {
 		return err
 	}
+	for _, n := range w.Lab.Nodes() { // FRR and frr-k8s run beside kubelet, and frr-status names its pod
+		if err := w.Lab.Apply(ctx, fmt.Sprintf("{apiVersion: v1, kind: Pod, metadata: {name: frr-%s, namespace: %s}, spec: {nodeSelector: {of: nobody}, containers: [{name: frr, image: none}]}}", n.Name, frrNamespace)); err != nil {
+			return err
+		}
+	}
 	for _, file := range crds {
 		data, err := os.ReadFile(file)
 		if err != nil {
@@ -136,7 +146,7 @@ func setUpFRR(ctx context.Context, w *World) error {
 		if err := w.script(ctx, n, startFRR); err != nil {
 			return fmt.Errorf("start FRR: %w", err)
 		}
-		for _, name := range []string{"frr-k8s-controller", "frr-reloader.sh"} {
+		for _, name := range []string{"frr-k8s-controller", "frr-status", "frr-reloader.sh"} {
 			data, err := os.ReadFile(filepath.Join(w.Lab.FRRK8s(), name))
 			if err != nil {
 				return err
@@ -235,7 +245,47 @@ func noOverlayReached(ctx context.Context, w *World) (string, error) {
 	if err := w.healsFRR(ctx, pods); err != nil {
 		return "", err
 	}
+	if err := w.sessionsReported(ctx); err != nil {
+		return "", err
+	}
 	return fmt.Sprintf("%s; %d denied attempts", figures, denied), nil
+}
+
+// sessionsReported waits for the condition of Nodes that says whether their sessions are up, and if everything is
+// played, shuts one session down and up again.
+func (w *World) sessionsReported(ctx context.Context) error {
+	nodes := w.Lab.Nodes()[:2]
+	wait := func(status corev1.ConditionStatus, text string) error {
+		return each(nodes, func(n *lab.Node) error {
+			return w.Lab.Wait(ctx, fmt.Sprintf("condition %s of %s to be %s", bgp.ConditionBGP, n.Name, status), func(ctx context.Context) (bool, string, error) {
+				obj, err := w.Lab.Client().CoreV1().Nodes().Get(ctx, n.Name, metav1.GetOptions{})
+				if err != nil {
+					return false, "", err
+				}
+				for _, c := range obj.Status.Conditions {
+					if c.Type == bgp.ConditionBGP {
+						return c.Status == status && strings.Contains(c.Message, text), fmt.Sprint(c.Status, " ", c.Message), nil
+					}
+				}
+				return false, "there is none", nil
+			})
+		})
+	}
+	if err := wait(corev1.ConditionFalse, ""); err != nil || !w.Full {
+		return err
+	}
+	peer := addrs(nodes[1])[0]
+	shut := func(ctx context.Context, no string) error {
+		return w.script(ctx, nodes[0], fmt.Sprintf("vtysh -c 'configure terminal' -c 'router bgp 64512' -c '%s neighbor %s shutdown'", no, peer))
+	}
+	if err := shut(ctx, ""); err != nil {
+		return err
+	}
+	err := wait(corev1.ConditionTrue, "BGP sessions with other nodes are down")
+	if err := errors.Join(err, shut(context.WithoutCancel(ctx), "no")); err != nil {
+		return err
+	}
+	return wait(corev1.ConditionFalse, "")
 }
 
 // defaultServices has pods ask the API server's service, and DNS for its name and, if they are

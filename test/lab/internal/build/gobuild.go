@@ -5,9 +5,11 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"bulkhead/hack/cache"
@@ -84,17 +86,22 @@ func Multus(ctx context.Context, repo string, log io.Writer) (string, error) {
 	})
 }
 
-// FRRK8s builds the controller of frr-k8s from the module in test/lab/frrk8s, and returns a
-// directory with it, the script that reloads FRR, and the CustomResourceDefinitions.
+// frrPrograms are the programs of frr-k8s that the lab runs, by the names that they have there.
+var frrPrograms = map[string]string{"frr-k8s-controller": "github.com/metallb/frr-k8s/cmd/frr-k8s-controller", "frr-status": "github.com/metallb/frr-k8s/cmd/status"}
+
+// FRRK8s builds frrPrograms from the module in test/lab/frrk8s, and returns a directory with them, the
+// script that reloads FRR, and the CustomResourceDefinitions.
 func FRRK8s(ctx context.Context, repo string, log io.Writer) (string, error) {
 	module := filepath.Join(repo, "test/lab/frrk8s")
 	inputs, err := moduleInputs(ctx, module)
 	if err != nil {
 		return "", err
 	}
-	return cache.Entry("frr-k8s", cache.Key(inputs...), 2, func(dir string) error {
-		if err := goBuild(ctx, module, log, "-o", dir+"/", "-trimpath", "-ldflags", "-s -w", "github.com/metallb/frr-k8s/cmd/frr-k8s-controller"); err != nil {
-			return err
+	return cache.Entry("frr-k8s", cache.Key(append(inputs, slices.Sorted(maps.Keys(frrPrograms))...)...), 2, func(dir string) error {
+		for name, program := range frrPrograms {
+			if err := goBuild(ctx, module, log, "-o", filepath.Join(dir, name), "-trimpath", "-ldflags", "-s -w", program); err != nil {
+				return err
+			}
 		}
 		list := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/metallb/frr-k8s")
 		list.Dir = module

@@ -5,11 +5,14 @@ package story
 import (
 	"context"
 	"fmt"
-	"net/netip"
+	"maps"
+	"slices"
 	"strings"
 	"sync/atomic"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"bulkhead/test/lab"
 )
 
 func healthChecks() []Check {
@@ -19,11 +22,21 @@ func healthChecks() []Check {
 	}
 }
 
-// healthAnswer prints the first line and the last of an HTTP answer. The external machine has no HTTP client.
-const healthAnswer = `bash -c 'exec 3<>/dev/tcp/%s/%d && printf "GET / HTTP/1.0\r\n\r\n" >&3 && cat <&3' | tr -d '\r' | sed -n '1p;$p'`
+// healthScript asks each ADDRESS/PORT, and prints it with the first line of the answer and the last. The
+// external machine has no HTTP client.
+const healthScript = `bash -s %s <<'END'
+for t in "$@"; do
+  if { exec 3<>"/dev/tcp/$t"; } 2>/dev/null; then
+    printf 'GET / HTTP/1.0\r\n\r\n' >&3; mapfile -t lines <&3; exec 3>&-
+    echo "$t ${lines[0]%%$'\r'}|${lines[-1]}"
+  else
+    echo "$t closed"
+  fi
+done
+END`
 
 // healthChecksAnswered asks each node, from the external machine and from the nodes, for the health of each
-// network's service balancer, of one without endpoints, and of one that is deleted again.
+// network's service balancer, of one without endpoints, and of that one again when it is deleted.
 func healthChecksAnswered(ctx context.Context, w *World) (string, error) {
 	const empty = `
 apiVersion: v1
@@ -35,64 +48,77 @@ spec: {ipFamilyPolicy: PreferDualStack, type: LoadBalancer, externalTrafficPolic
 		return "", err
 	}
 	defer func() { _ = w.Lab.Delete(context.WithoutCancel(ctx), empty) }()
-	var answers atomic.Int32
-	type question struct {
-		namespace, name string
-		endpoints       map[string]int // by node
-	}
-	questions := []question{{"red-a", "nobody", nil}}
-	for _, s := range storyServices {
-		q := question{s.namespace, "balancer", map[string]int{}}
-		for _, p := range w.endpoints(s.namespace, s.tenant) {
-			q.endpoints[p.Node]++
-		}
-		questions = append(questions, q)
-	}
-	ask := func(q question, port int32, gone bool) error {
-		for _, from := range w.machines() {
-			for _, n := range w.Lab.Nodes() {
-				for _, a := range addrs(n) {
-					want := fmt.Sprintf(`HTTP/1.0 200 OK|{"localEndpoints":%d,"serviceProxyHealthy":true}`, q.endpoints[n.Name])
-					switch {
-					case gone:
-						want = ""
-					case q.endpoints[n.Name] == 0:
-						want = strings.Replace(want, "200 OK", "503 Service Unavailable", 1)
-					}
-					err := w.Lab.Wait(ctx, fmt.Sprintf("the health check of %s/%s from %s at %s to be %q", q.namespace, q.name, from.Name, netip.AddrPortFrom(a, uint16(port)), want), func(ctx context.Context) (bool, string, error) {
-						res, err := from.Run(ctx, fmt.Sprintf(healthAnswer, a, port))
-						got := strings.ReplaceAll(strings.TrimSpace(res.Stdout), "\n", "|")
-						return got == want, got + res.Stderr, err
-					})
-					if err != nil {
-						return err
-					}
-					answers.Add(1)
-				}
-			}
-		}
-		return nil
-	}
-	var nobody int32 // its port; only one question sets it
-	err := each(questions, func(q question) error {
-		s, err := w.Lab.Client().CoreV1().Services(q.namespace).Get(ctx, q.name, metav1.GetOptions{})
+	want := map[string]string{} // by address/port
+	add := func(namespace, name string, answer func(n *lab.Node) string) error {
+		s, err := w.Lab.Client().CoreV1().Services(namespace).Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
 		if s.Spec.HealthCheckNodePort == 0 {
-			return fmt.Errorf("service %s/%s has no health check port", q.namespace, q.name)
+			return fmt.Errorf("service %s/%s has no health check port", namespace, name)
 		}
-		if q.name == "nobody" {
-			nobody = s.Spec.HealthCheckNodePort
+		for _, n := range w.Lab.Nodes() {
+			for _, a := range addrs(n) {
+				want[fmt.Sprintf("%s/%d", a, s.Spec.HealthCheckNodePort)] = answer(n)
+			}
 		}
-		return ask(q, s.Spec.HealthCheckNodePort, false)
-	})
-	if err != nil {
+		return nil
+	}
+	for _, s := range storyServices {
+		endpoints := map[string]int{} // by node
+		for _, p := range w.endpoints(s.namespace, s.tenant) {
+			endpoints[p.Node]++
+		}
+		if err := add(s.namespace, "balancer", func(n *lab.Node) string { return healthAnswer(endpoints[n.Name]) }); err != nil {
+			return "", err
+		}
+	}
+	if err := add("red-a", "nobody", func(*lab.Node) string { return healthAnswer(0) }); err != nil {
+		return "", err
+	}
+	var answers atomic.Int32
+	ask := func() error {
+		return each(w.machines(), func(from *lab.Node) error {
+			return w.Lab.Wait(ctx, "health checks from "+from.Name, func(ctx context.Context) (bool, string, error) {
+				res, err := from.Run(ctx, fmt.Sprintf(healthScript, strings.Join(slices.Sorted(maps.Keys(want)), " ")))
+				if err != nil {
+					return false, "", err
+				}
+				var wrong []string
+				for line := range strings.Lines(res.Stdout) {
+					at, got, _ := strings.Cut(strings.TrimSpace(line), " ")
+					if got != want[at] {
+						wrong = append(wrong, fmt.Sprintf("%s: %s, want %s", at, got, want[at]))
+					}
+				}
+				if n := strings.Count(res.Stdout, "\n"); n != len(want) {
+					wrong = append(wrong, fmt.Sprintf("%d answers, want %d: %s", n, len(want), res.Stderr))
+				}
+				if len(wrong) == 0 {
+					answers.Add(int32(len(want)))
+				}
+				return len(wrong) == 0, strings.Join(wrong, "; "), nil
+			})
+		})
+	}
+	if err := ask(); err != nil {
+		return "", err
+	}
+	if err := add("red-a", "nobody", func(*lab.Node) string { return "closed" }); err != nil {
 		return "", err
 	}
 	if err := w.Lab.Delete(ctx, empty); err != nil {
 		return "", err
 	}
-	err = ask(questions[0], nobody, true)
+	err := ask()
 	return fmt.Sprintf("%d answers", answers.Load()), err
+}
+
+// healthAnswer is what a node with so many endpoints of a service answers.
+func healthAnswer(endpoints int) string {
+	status := "200 OK"
+	if endpoints == 0 {
+		status = "503 Service Unavailable"
+	}
+	return fmt.Sprintf(`HTTP/1.0 %s|{"localEndpoints":%d,"serviceProxyHealthy":true}`, status, endpoints)
 }

@@ -87,11 +87,11 @@ func conflicts(chains []chain, bridge string) Conflicts {
 		case c.table == "firewalld":
 			firewalld = true
 		case c.drops:
-			out.Drops = append(out.Drops, fmt.Sprintf("%s (hook %s) drops what none of its rules accepts: let it accept packets from and to %s and ovn-k8s-mp*", c, c.hook, bridge))
+			out.Drops = append(out.Drops, fmt.Sprintf("%s (hook %s) drops what none of its rules accepts: let it accept packets from and to ovn-k8s-mp*, also forwarded ones by %s", c, c.hook, bridge))
 		}
 	}
 	if firewalld {
-		out.Drops = append(out.Drops, fmt.Sprintf("firewalld refuses packets of interfaces whose zone does not accept them: put %s and ovn-k8s-mp+ into the zone trusted", bridge))
+		out.Drops = append(out.Drops, fmt.Sprintf("firewalld refuses what its zones and policies do not accept: let them accept packets from and to ovn-k8s-mp*, also forwarded ones by %s", bridge))
 	}
 	for _, list := range []*[]string{&out.KubeProxy, &out.Drops} {
 		slices.SortFunc(*list, strings.Compare)

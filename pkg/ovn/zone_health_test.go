@@ -78,11 +78,11 @@ func TestZoneHealth(t *testing.T) {
 		want("with it", map[string]string{"default plain/web": "32000: 2", redNet + " red/web": "32001: 1"})
 
 		// Rows that cannot be written change no health check.
-		env.nb.Fail = func(Op) error { return errors.New("no connection") }
+		env.failRows("web")
 		env.endpoints("red", "web", redNet)
-		want("without the database", map[string]string{"default plain/web": "32000: 2", redNet + " red/web": "32001: 1"})
-		env.nb.Fail = nil
-		want("with it again", map[string]string{"default plain/web": "32000: 2", redNet + " red/web": "32001: 0"})
+		want("with rows that fail", map[string]string{"default plain/web": "32000: 2", redNet + " red/web": "32001: 1"})
+		env.failRows("")
+		want("with rows that do not", map[string]string{"default plain/web": "32000: 2", redNet + " red/web": "32001: 0"})
 
 		env.endpoints("plain", "web", "", "10.244.0.9")
 		want("one endpoint less", map[string]string{"default plain/web": "32000: 1", redNet + " red/web": "32001: 0"})

@@ -34,9 +34,9 @@ func TestZoneIngress(t *testing.T) {
 			return out
 		}
 		env.pod("edge", "router", nil)
+		env.waitForRow("edge_router") // it has the first address
 		env.pod("plain", "other", nil)
 		env.pod("red", "tenant", nil)
-		env.waitForRow("edge_router")
 		env.waitForRow("plain_other")
 		env.waitForRow("red_tenant")
 		env.settle()

@@ -36,7 +36,7 @@ type counter struct {
 	out     io.Writer
 	output  map[string]*strings.Builder // by package and test
 	parents map[string]bool
-	took    []duration // of tests that are no subtests
+	took    []duration // of tests and subtests
 }
 
 // duration is how long a test took, in seconds.
@@ -117,7 +117,7 @@ func (c *counter) end(e event, key string) {
 		fmt.Fprintf(c.out, "%s %s\n%s", e.Package, e.Action, c.output[key])
 	}
 	delete(c.output, key)
-	if e.Test != "" && !strings.Contains(e.Test, "/") {
+	if e.Test != "" {
 		c.took = append(c.took, duration{key, e.Elapsed})
 	}
 	switch {

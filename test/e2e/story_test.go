@@ -7,7 +7,6 @@ import (
 	"context"
 	"flag"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -72,7 +71,7 @@ func TestStory(t *testing.T) {
 	testConformance(ctx, t, l, w)
 	// Last: they create pods' cgroups on the node, which its agent sees.
 	t.Run("0 kernel", func(t *testing.T) { testKernel(ctx, t, l.Nodes()[0], sampling.Full()) })
-	story.Table(os.Stdout, results)
+	story.Table(progress{}, results)
 	if t.Failed() {
 		l.CollectLogs(ctx)
 		t.Logf("logs of every process: %s", l.LogDir())

@@ -13,6 +13,8 @@ import (
 	frrv1 "github.com/metallb/frr-k8s/api/v1beta1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"bulkhead/pkg/config"
 )
 
 // ConditionBGP is the Node condition that is true while BGP sessions of the managed fabric are down, as
@@ -31,6 +33,13 @@ const sessionGrace = 30 * time.Second
 
 // established is the state of a session that is up (RFC 4271, section 8.2.2).
 const established = "Established"
+
+// maxMesh is the largest full mesh whose sessions are read. frr-k8s has an object for each, of both its nodes
+// and in each IP family: a mesh of 500 nodes has half a million, which the cluster role would hold in memory.
+const maxMesh = 100
+
+// tooMany reports whether a fabric of so many nodes has too many sessions to be read.
+func tooMany(topology string, nodes int) bool { return topology == config.FullMesh && nodes > maxMesh }
 
 // session is a session of a node with another node.
 type session struct {

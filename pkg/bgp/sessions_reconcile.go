@@ -34,7 +34,7 @@ type SessionKey string
 
 // SessionReconciler reconciles ConditionBGP of Nodes. It is level-driven.
 type SessionReconciler struct {
-	Fabric    bool   // there is a managed fabric; without one, Nodes have no condition
+	Topology  string // Fabric.Topology; without a fabric, Nodes have no condition
 	Namespace string // of frr-k8s
 	Cache     cache.Cache
 	Client    client.Client
@@ -91,11 +91,14 @@ func (r *SessionReconciler) Watch(c controller.TypedController[SessionKey]) erro
 
 // watchSessions starts the watch of BGPSessionStates if frr-k8s is installed and it is not running.
 // wait means that the API does not have them yet.
-func (r *SessionReconciler) watchSessions(ctx context.Context) (running, wait bool, err error) {
+func (r *SessionReconciler) watchSessions(ctx context.Context, nodes int) (running, wait bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.watching {
 		return true, false, nil
+	}
+	if tooMany(r.Topology, nodes) {
+		return false, false, nil
 	}
 	if err := r.Cache.Get(ctx, client.ObjectKey{Name: frrCRD}, CRD()); apierrors.IsNotFound(err) {
 		return false, false, nil // its event follows
@@ -134,18 +137,18 @@ func (r *SessionReconciler) watchSessions(ctx context.Context) (running, wait bo
 
 // Reconcile reconciles the condition of one Node, or of all.
 func (r *SessionReconciler) Reconcile(ctx context.Context, key SessionKey) (reconcile.Result, error) {
-	if r.Fabric {
-		running, wait, err := r.watchSessions(ctx)
+	var list corev1.NodeList
+	if err := r.Cache.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
+		return reconcile.Result{}, fmt.Errorf("list Nodes: %w", err)
+	}
+	if r.Topology != "" {
+		running, wait, err := r.watchSessions(ctx, len(list.Items))
 		if wait {
 			return reconcile.Result{RequeueAfter: retryWatch}, nil
 		}
 		if err != nil || !running {
 			return reconcile.Result{}, err
 		}
-	}
-	var list corev1.NodeList
-	if err := r.Cache.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
-		return reconcile.Result{}, fmt.Errorf("list Nodes: %w", err)
 	}
 	var nodes []Node
 	for i := range list.Items {
@@ -176,7 +179,7 @@ func (r *SessionReconciler) Reconcile(ctx context.Context, key SessionKey) (reco
 // reconcileNode writes a Node's condition if it has changed, and an event when sessions are down.
 func (r *SessionReconciler) reconcileNode(ctx context.Context, n *corev1.Node, nodes []Node) (next time.Duration, err error) {
 	have := findCondition(n)
-	if !r.Fabric {
+	if r.Topology == "" {
 		if have.Type == "" {
 			return 0, nil
 		}

@@ -11,6 +11,8 @@ import (
 
 	frrv1 "github.com/metallb/frr-k8s/api/v1beta1"
 	corev1 "k8s.io/api/core/v1"
+
+	"bulkhead/pkg/config"
 )
 
 func TestSessionCondition(t *testing.T) {
@@ -56,6 +58,9 @@ func TestSessionCondition(t *testing.T) {
 	}
 	if c, _ := sessionCondition(sessionsOf("a", nil, nodes), nil, start); c.Status != corev1.ConditionUnknown || c.Reason != ReasonSessionsAbsent {
 		t.Errorf("without sessions: %+v", c)
+	}
+	if tooMany(config.FullMesh, maxMesh) || !tooMany(config.FullMesh, maxMesh+1) || tooMany(config.RouteReflectors, 5000) {
+		t.Error("a full mesh is read up to a size, and route reflectors always")
 	}
 	var many []session
 	for i := range 100 {

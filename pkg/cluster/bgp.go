@@ -46,7 +46,7 @@ func addBGP(mgr manager.Manager, cfg config.Config, ids *netid.Allocator, advert
 	if err := r.Watch(c); err != nil {
 		return err
 	}
-	sessions := &bgp.SessionReconciler{Fabric: cfg.BGP.Topology != "", Namespace: cfg.BGP.FRRNamespace, Cache: mgr.GetCache(), Client: mgr.GetClient(),
+	sessions := &bgp.SessionReconciler{Topology: cfg.BGP.Topology, Namespace: cfg.BGP.FRRNamespace, Cache: mgr.GetCache(), Client: mgr.GetClient(),
 		Events: mgr.GetEventRecorder("bulkhead-cluster"), Now: time.Now, Log: log}
 	d, err := newController(mgr, "bgpsessions", 1, sessions, func(k bgp.SessionKey) []any { return []any{"node", string(k)} })
 	if err != nil {

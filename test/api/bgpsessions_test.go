@@ -48,9 +48,7 @@ func TestBGPSessions(t *testing.T) {
 	session := func(node, peer, vrf, state string) *frrv1.BGPSessionState {
 		t.Helper()
 		s := &frrv1.BGPSessionState{ObjectMeta: metav1.ObjectMeta{Namespace: frrNamespace, GenerateName: node + "-"}}
-		if err := w.Create(w.ctx, s); err != nil {
-			t.Fatal(err)
-		}
+		Eventually(t, func() error { return w.Create(w.ctx, s) }) // discovery may not have the kind yet
 		s.Status = frrv1.BGPSessionStateStatus{Node: node, Peer: peer, VRF: vrf}
 		set(s, state)
 		return s

@@ -39,16 +39,19 @@ type Server struct {
 	queue  process.Queue[uint16] // ports
 
 	mu       sync.Mutex
-	services map[string]map[string]Service // by network and key
-	byPort   map[uint16]map[string]Service // by network
+	services map[owner]Service
+	byPort   map[uint16]map[owner]struct{}
 	open     map[uint16]*http.Server
 }
 
 // New makes a Server; Run runs it. failed is called each time that a port cannot be opened; it may be nil.
 func New(log *slog.Logger, failed func(s Service, err error)) *Server {
 	return &Server{log: log, failed: failed, listen: listenNode, queue: process.NewQueue[uint16](),
-		services: map[string]map[string]Service{}, byPort: map[uint16]map[string]Service{}, open: map[uint16]*http.Server{}}
+		services: map[owner]Service{}, byPort: map[uint16]map[owner]struct{}{}, open: map[uint16]*http.Server{}}
 }
+
+// owner is a Service on a network. While its namespace moves to another network, it may be on both.
+type owner struct{ network, key string }
 
 // listenNode listens at all addresses of the node.
 func listenNode(port uint16) (net.Listener, error) {
@@ -59,9 +62,9 @@ func listenNode(port uint16) (net.Listener, error) {
 func (s *Server) Replace(network string, services []Service) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for key := range s.services[network] {
-		if !slices.ContainsFunc(services, func(n Service) bool { return n.Key == key }) {
-			s.remove(network, key)
+	for o := range s.services {
+		if o.network == network && !slices.ContainsFunc(services, func(n Service) bool { return n.Key == o.key }) {
+			s.remove(o)
 		}
 	}
 	for _, n := range services {
@@ -80,50 +83,45 @@ func (s *Server) Set(network string, service Service) {
 func (s *Server) Remove(network, key string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.remove(network, key)
+	s.remove(owner{network, key})
 }
 
 func (s *Server) set(network string, n Service) {
-	if old := s.services[network][n.Key]; old.Port != n.Port {
-		s.remove(network, n.Key)
-	}
-	if s.services[network] == nil {
-		s.services[network] = map[string]Service{}
+	o := owner{network, n.Key}
+	if s.services[o].Port != n.Port {
+		s.remove(o)
 	}
 	if s.byPort[n.Port] == nil {
-		s.byPort[n.Port] = map[string]Service{}
+		s.byPort[n.Port] = map[owner]struct{}{}
 		s.queue.Add(n.Port)
 	}
-	s.services[network][n.Key], s.byPort[n.Port][network] = n, n
+	s.services[o], s.byPort[n.Port][o] = n, struct{}{}
 }
 
-func (s *Server) remove(network, key string) {
-	old, ok := s.services[network][key]
+func (s *Server) remove(o owner) {
+	old, ok := s.services[o]
 	if !ok {
 		return
 	}
-	if delete(s.services[network], key); len(s.services[network]) == 0 {
-		delete(s.services, network)
-	}
-	if s.byPort[old.Port][network].Key == key {
-		delete(s.byPort[old.Port], network)
-	}
-	if len(s.byPort[old.Port]) == 0 {
+	delete(s.services, o)
+	if delete(s.byPort[old.Port], o); len(s.byPort[old.Port]) == 0 {
 		delete(s.byPort, old.Port)
 		s.queue.Add(old.Port)
 	}
 }
 
-// at returns the service that has a port. The API gives a port to one Service. While that moves to another
-// network, or the port to another Service, both may be known.
+// at returns the service that has a port. The API gives a port to one Service; while another takes it over, both
+// may be known.
 func (s *Server) at(port uint16) (Service, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	list := slices.SortedFunc(maps.Values(s.byPort[port]), func(a, b Service) int { return cmp.Compare(a.Key, b.Key) })
-	if len(list) == 0 {
+	owners := slices.SortedFunc(maps.Keys(s.byPort[port]), func(a, b owner) int {
+		return cmp.Or(cmp.Compare(a.key, b.key), cmp.Compare(a.network, b.network))
+	})
+	if len(owners) == 0 {
 		return Service{}, false
 	}
-	return list[0], true
+	return s.services[owners[0]], true
 }
 
 // Run opens and closes ports until ctx ends, and then closes all.

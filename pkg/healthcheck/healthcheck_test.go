@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -129,9 +130,36 @@ func TestPortTaken(t *testing.T) {
 	eventually(t, ports[0], two)
 }
 
+// counted counts a listener's open connections.
+type counted struct {
+	net.Listener
+	open, most *atomic.Int32
+}
+
+type countedConn struct {
+	net.Conn
+	closed func()
+}
+
+func (l counted) Accept() (net.Conn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	l.most.Store(max(l.most.Load(), l.open.Add(1)))
+	return countedConn{c, sync.OnceFunc(func() { l.open.Add(-1) })}, nil
+}
+
+func (c countedConn) Close() error { c.closed(); return c.Conn.Close() }
+
 // Clients that send nothing do not keep others out for longer than the timeout, and do not use up files.
 func TestManyConnections(t *testing.T) {
 	s := newServer(t, nil)
+	var open, most atomic.Int32
+	s.listen = func(port uint16) (net.Listener, error) {
+		l, err := listenNode(port)
+		return counted{l, &open, &most}, err
+	}
 	port := freePorts(t, 1)[0]
 	s.Set("red", Service{"a/web", port, 2})
 	eventually(t, port, two)
@@ -143,6 +171,9 @@ func TestManyConnections(t *testing.T) {
 		defer c.Close()
 	}
 	eventually(t, port, two)
+	if n := most.Load(); n != maxConnections {
+		t.Errorf("%d connections at once, want %d", n, maxConnections)
+	}
 }
 
 // Run ends although a port is open, and closes it.

@@ -104,8 +104,16 @@ func (q *Queue) EnqueueHosts() { q.enqueueIfSynced(kindHosts) }
 // EnqueueNode enqueues the node: chassis, facts and annotations.
 func (q *Queue) EnqueueNode() { q.enqueueIfSynced(kindNode) }
 
+// conflictDelay is how long changes by other programs are batched: each read lists all policy rules and chains,
+// and a program may change its own many times a second.
+const conflictDelay = time.Second
+
 // enqueueConflicts enqueues what other programs have configured.
-func (q *Queue) enqueueConflicts() { q.enqueueIfSynced(kindConflicts) }
+func (q *Queue) enqueueConflicts() {
+	if q.synced.Load() {
+		q.keys.AddAfter(key{kind: kindConflicts}, conflictDelay)
+	}
+}
 
 // EnqueueReport enqueues the report of the node's condition, events and failures.
 func (q *Queue) EnqueueReport() { q.enqueueIfSynced(kindReport) }

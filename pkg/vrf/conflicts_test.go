@@ -3,6 +3,7 @@
 package vrf
 
 import (
+	"bytes"
 	"net/netip"
 	"os/exec"
 	"slices"
@@ -198,4 +199,17 @@ func TestKernelTakenTable(t *testing.T) {
 			t.Errorf("%s: %q %v", ip, got, err)
 		}
 	}
+}
+
+// Whatever the message, parseRule returns, and only messages with our protocol are ours.
+func FuzzParseRule(f *testing.F) {
+	f.Add([]byte{2, 24, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 8, 0, 1, 0, 10, 0, 0, 1, 5, 0, 21, 0, Protocol, 0, 0, 0})
+	f.Fuzz(func(t *testing.T, m []byte) {
+		m = m[:len(m)&^3] // netlink aligns messages, and the library's parser counts on it
+		r, isOurs := parseRule(m)
+		if isOurs && !bytes.Contains(m, []byte{Protocol}) {
+			t.Errorf("ours without our protocol: %s", r)
+		}
+		_ = foreign{rules: []kernelRule{r}, own: []string{"lo"}}.conflicts()
+	})
 }

@@ -193,14 +193,22 @@ func (a *Agent) resync() {
 
 // Watch runs the informers, and begins to reconcile when the cache is synced.
 // It waits for that as long as the API server is unreachable. networksChanged
-// is called when NADs or namespaces' labels changed.
+// is called when NADs or namespaces' labels changed. It returns when ctx ends, or with a
+// network.ErrTransport, of which the Node has a condition then.
 func (a *Agent) Watch(ctx context.Context, informers *Informers, networksChanged func()) error {
-	handlers := eventHandlers{config: a.config, cache: a.cache, queue: a.queue, node: a.node, networksChanged: networksChanged, log: a.log}
-	if err := handlers.run(ctx, informers); err != nil {
-		return err
+	watching, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	handlers := eventHandlers{config: a.config, cache: a.cache, queue: a.queue, node: a.node, networksChanged: networksChanged, refuse: end, log: a.log}
+	err := handlers.run(watching, informers)
+	if err == nil && watching.Err() == nil {
+		a.start()
+		<-watching.Done()
 	}
-	a.start()
-	return nil
+	if refused := context.Cause(watching); errors.Is(refused, network.ErrTransport) {
+		condition := Condition{Type: ConditionDegraded, Status: conditionTrue, Reason: "TransportChanged", Message: "the agent does not run: " + refused.Error()}
+		return errors.Join(refused, a.reporter.api.SetCondition(ctx, condition))
+	}
+	return err
 }
 
 // start is called when the cache is synced: what it does not hold is removed

@@ -26,7 +26,8 @@ type eventHandlers struct {
 	cache           *Cache
 	queue           *Queue
 	node            *nodeReconciler
-	networksChanged func() // called when NADs or namespaces' labels changed
+	networksChanged func()      // called when NADs or namespaces' labels changed
+	refuse          func(error) // ends the agent
 	log             *slog.Logger
 }
 
@@ -116,6 +117,13 @@ func (h eventHandlers) changeNamespace(name string, n Namespace) {
 func (h eventHandlers) setNode(o *corev1.Node) {
 	if o.Name != h.config.Kubernetes.NodeName {
 		return
+	}
+	// A change of the annotation after the first id, which the cluster role undoes, has no effect.
+	if h.cache.NodeID() == 0 {
+		if err := network.CheckTransport(o.Annotations[network.AnnotationDefaultTransport], h.config.DefaultNetwork); err != nil {
+			h.refuse(err)
+			return
+		}
 	}
 	n, err := network.ParseNode(o.Name, o.Annotations)
 	if err != nil {

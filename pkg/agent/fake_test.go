@@ -274,7 +274,7 @@ func (f *fakeNode) run(t *testing.T, options ...func(*Parts)) {
 // events are the handlers of the agent's informers.
 func (f *fakeNode) events() eventHandlers {
 	a := f.agent
-	return eventHandlers{config: a.config, cache: a.cache, queue: a.queue, node: a.node, networksChanged: func() {}, log: a.log}
+	return eventHandlers{config: a.config, cache: a.cache, queue: a.queue, node: a.node, networksChanged: func() {}, refuse: func(error) {}, log: a.log}
 }
 
 // setNodeID is the event of the node's id.

@@ -21,7 +21,7 @@ import (
 
 // addBGP adds the controller of RouteAdvertisements and of the managed fabric. advertised
 // receives the VRFs into which each network is advertised.
-func addBGP(mgr manager.Manager, cfg config.Config, ids *netid.Allocator, advertised func(map[string][]string), log *slog.Logger) error {
+func addBGP(mgr manager.Manager, check *transportCheck, cfg config.Config, ids *netid.Allocator, advertised func(map[string][]string), log *slog.Logger) error {
 	report := reportDefault(mgr, cfg, log)
 	target := &bgp.Kube{Client: mgr.GetClient(), Now: time.Now, Log: log}
 	r := bgp.NewReconciler(bgp.Options{
@@ -39,7 +39,7 @@ func addBGP(mgr manager.Manager, cfg config.Config, ids *netid.Allocator, advert
 		},
 	}, mgr.GetCache(), target, log)
 	// One worker: there is one key.
-	c, err := newController(mgr, "bgp", 1, r, func(bgp.Key) []any { return nil })
+	c, err := newController(mgr, check, "bgp", 1, r, func(bgp.Key) []any { return nil })
 	if err != nil {
 		return err
 	}
@@ -48,7 +48,7 @@ func addBGP(mgr manager.Manager, cfg config.Config, ids *netid.Allocator, advert
 	}
 	sessions := &bgp.SessionReconciler{Topology: cfg.BGP.Topology, Namespace: cfg.BGP.FRRNamespace, Cache: mgr.GetCache(), Client: mgr.GetClient(),
 		Events: mgr.GetEventRecorder("bulkhead-cluster"), Now: time.Now, Log: log}
-	d, err := newController(mgr, "bgpsessions", 1, sessions, func(k bgp.SessionKey) []any { return []any{"node", string(k)} })
+	d, err := newController(mgr, check, "bgpsessions", 1, sessions, func(k bgp.SessionKey) []any { return []any{"node", string(k)} })
 	if err != nil {
 		return err
 	}

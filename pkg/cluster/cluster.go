@@ -63,20 +63,24 @@ func Run(ctx context.Context, cfg config.Config, restConfig *rest.Config, log *s
 	})); err != nil {
 		return fmt.Errorf("add the wait for cache sync: %w", err)
 	}
+	check, err := newTransportCheck(mgr, cfg.DefaultNetwork, log)
+	if err != nil {
+		return fmt.Errorf("add the check of the transport: %w", err)
+	}
 	marks := idlease.New(mgr.GetAPIReader(), mgr.GetClient(), cfg.Kubernetes.LeaseNamespace, log)
 	ids := netid.New(cfg.MaxNetworks, cfg.IDAge, marks, time.Now)
-	advertised, err := addNetworks(ctx, mgr, cfg, ids, log)
+	advertised, err := addNetworks(ctx, mgr, check, cfg, ids, log)
 	if err != nil {
 		return fmt.Errorf("set up the network controllers: %w", err)
 	}
-	if err := addBGP(mgr, cfg, ids, advertised, log); err != nil {
+	if err := addBGP(mgr, check, cfg, ids, advertised, log); err != nil {
 		return fmt.Errorf("set up the BGP controller: %w", err)
 	}
-	nodes, err := addNodeID(ctx, mgr, cfg, marks, log)
+	nodes, err := addNodeID(ctx, mgr, check, cfg, marks, log)
 	if err != nil {
 		return fmt.Errorf("set up the node id controller: %w", err)
 	}
-	addresses, err := addPodAddr(mgr, cfg, marks, log)
+	addresses, err := addPodAddr(mgr, check, cfg, marks, log)
 	if err != nil {
 		return fmt.Errorf("set up the pod address controller: %w", err)
 	}
@@ -92,7 +96,7 @@ func Run(ctx context.Context, cfg config.Config, restConfig *rest.Config, log *s
 	})); err != nil {
 		return fmt.Errorf("add metrics: %w", err)
 	}
-	if err := addEndpointMirror(ctx, mgr, cfg, log); err != nil {
+	if err := addEndpointMirror(ctx, mgr, check, cfg, log); err != nil {
 		return fmt.Errorf("set up the endpoint mirror: %w", err)
 	}
 	if err := mgr.Start(ctx); err != nil {
@@ -155,7 +159,7 @@ func newManager(cfg config.Config, restConfig *rest.Config, log *slog.Logger, re
 // addNetworks adds the controllers of networks: of UserDefinedNetworks and
 // ClusterUserDefinedNetworks, and of hand-written NADs. They share the id allocator. It
 // returns the function that receives the VRFs into which networks are advertised.
-func addNetworks(ctx context.Context, mgr manager.Manager, cfg config.Config, ids *netid.Allocator, log *slog.Logger) (func(map[string][]string), error) {
+func addNetworks(ctx context.Context, mgr manager.Manager, check *transportCheck, cfg config.Config, ids *netid.Allocator, log *slog.Logger) (func(map[string][]string), error) {
 	for _, add := range []func(context.Context, client.FieldIndexer) error{udn.AddIndexes, nad.AddIndexes, nadusers.AddIndexes} {
 		if err := add(ctx, mgr.GetFieldIndexer()); err != nil {
 			return nil, err
@@ -167,7 +171,7 @@ func addNetworks(ctx context.Context, mgr manager.Manager, cfg config.Config, id
 	writer := client.WithFieldValidation(mgr.GetClient(), metav1.FieldValidationIgnore)
 	target := &udn.Kube{Cache: mgr.GetCache(), Client: writer, Events: events, Now: time.Now}
 	networks := udn.NewReconciler(cfg, mgr.GetCache(), mgr.GetAPIReader(), target, ids, log)
-	c, err := newController(mgr, "network", cfg.Workers, networks, func(o udn.Owner) []any { return []any{"network", o.Network()} })
+	c, err := newController(mgr, check, "network", cfg.Workers, networks, func(o udn.Owner) []any { return []any{"network", o.Network()} })
 	if err != nil {
 		return nil, err
 	}
@@ -176,33 +180,34 @@ func addNetworks(ctx context.Context, mgr manager.Manager, cfg config.Config, id
 	}
 	handWritten := nad.NewReconciler(cfg, mgr.GetCache(), &nad.Kube{Client: mgr.GetClient(), Events: events}, ids, networks.Restore, log)
 	// One worker: two NADs of one network must not be reconciled concurrently.
-	d, err := newController(mgr, "nad", 1, handWritten, func(k nad.Key) []any { return []any{"nad", k.String()} })
+	d, err := newController(mgr, check, "nad", 1, handWritten, func(k nad.Key) []any { return []any{"nad", k.String()} })
 	if err != nil {
 		return nil, err
 	}
 	return networks.SetAdvertised, handWritten.Watch(d, mgr.GetCache())
 }
 
-func addNodeID(ctx context.Context, mgr manager.Manager, cfg config.Config, marks idlease.HighWater, log *slog.Logger) (*nodeid.Reconciler, error) {
+func addNodeID(ctx context.Context, mgr manager.Manager, check *transportCheck, cfg config.Config, marks idlease.HighWater, log *slog.Logger) (*nodeid.Reconciler, error) {
 	if err := nodeid.AddIndexes(ctx, mgr.GetFieldIndexer()); err != nil {
 		return nil, err
 	}
 	r := nodeid.NewReconciler(mgr.GetCache(), mgr.GetAPIReader(), mgr.GetClient(), cfg.DefaultNetwork, cfg.IDAge, marks, time.Now, log)
-	c, err := newController(mgr, "nodeid", 1, r, func(r reconcile.Request) []any { return []any{"node", r.Name} })
+	c, err := newController(mgr, check, "nodeid", 1, r, func(r reconcile.Request) []any { return []any{"node", r.Name} })
 	if err != nil {
 		return nil, err
 	}
 	return r, r.Watch(c, mgr.GetCache())
 }
 
-// newController returns a controller whose log lines have the key's values.
-func newController[K comparable](mgr manager.Manager, name string, workers int, r reconcile.TypedReconciler[K], values func(K) []any) (controller.TypedController[K], error) {
+// newController returns a controller whose log lines have the key's values. It reconciles
+// nothing before the check has passed.
+func newController[K comparable](mgr manager.Manager, check *transportCheck, name string, workers int, r reconcile.TypedReconciler[K], values func(K) []any) (controller.TypedController[K], error) {
 	anyName := true // tests run several managers in one process
 	// The priority queue of controller-runtime 0.24 can deadlock on shutdown, which
 	// delays the next leader by the grace period.
 	priority := false
 	c, err := controller.NewTyped(name, mgr, controller.TypedOptions[K]{
-		Reconciler: r, MaxConcurrentReconciles: workers, SkipNameValidation: &anyName, UsePriorityQueue: &priority,
+		Reconciler: afterCheck[K]{r, check}, MaxConcurrentReconciles: workers, SkipNameValidation: &anyName, UsePriorityQueue: &priority,
 		LogConstructor: func(key *K) logr.Logger {
 			log := mgr.GetLogger().WithValues("controller", name)
 			if key != nil {

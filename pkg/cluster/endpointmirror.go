@@ -17,13 +17,13 @@ import (
 	"bulkhead/pkg/network"
 )
 
-func addEndpointMirror(ctx context.Context, mgr manager.Manager, cfg config.Config, log *slog.Logger) error {
+func addEndpointMirror(ctx context.Context, mgr manager.Manager, check *transportCheck, cfg config.Config, log *slog.Logger) error {
 	if err := endpointmirror.AddIndexes(ctx, mgr.GetFieldIndexer()); err != nil {
 		return err
 	}
 	target := &endpointmirror.Kube{Cache: mgr.GetCache(), Client: mgr.GetClient(), Now: time.Now, Log: log}
 	r := endpointmirror.NewReconciler(mgr.GetCache(), cfg.Plan, target, log)
-	c, err := newController(mgr, "endpointmirror", cfg.Workers, r, func(s endpointmirror.Source) []any {
+	c, err := newController(mgr, check, "endpointmirror", cfg.Workers, r, func(s endpointmirror.Source) []any {
 		return []any{"endpointslice", s.String()}
 	})
 	if err != nil {

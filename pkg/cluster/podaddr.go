@@ -21,10 +21,10 @@ import (
 
 // addPodAddr adds the controller that allocates pod addresses on Layer2 and
 // Localnet networks.
-func addPodAddr(mgr manager.Manager, cfg config.Config, marks idlease.HighWater, log *slog.Logger) (*podaddr.Reconciler, error) {
+func addPodAddr(mgr manager.Manager, check *transportCheck, cfg config.Config, marks idlease.HighWater, log *slog.Logger) (*podaddr.Reconciler, error) {
 	target := &podaddr.Kube{Cache: mgr.GetCache(), Live: mgr.GetAPIReader(), Client: mgr.GetClient(), Now: time.Now}
 	r := podaddr.NewReconciler(cfg.Plan, cfg.IDAge, mgr.GetCache(), mgr.GetAPIReader(), target, marks, time.Now, mgr.GetEventRecorder("bulkhead-cluster"), log)
-	c, err := newController(mgr, "podaddr", cfg.Workers, r, func(k podaddr.Key) []any {
+	c, err := newController(mgr, check, "podaddr", cfg.Workers, r, func(k podaddr.Key) []any {
 		kind := "pod"
 		if k.Claim {
 			kind = "claim"

@@ -68,9 +68,9 @@ func trimPod(in any) (any, error) {
 }
 
 // nodeAnnotations are the annotations of nodes that the cluster role reads.
-var nodeAnnotations = []string{network.AnnotationNodeID, network.AnnotationAgentFailures, network.AnnotationZoneFailures}
+var nodeAnnotations = []string{network.AnnotationNodeID, network.AnnotationDefaultTransport, network.AnnotationAgentFailures, network.AnnotationZoneFailures}
 
-// trimNode keeps a node's name, its id, and the network failures that it reports.
+// trimNode keeps a node's name, its id and transport, and the network failures that it reports.
 func trimNode(in any) (any, error) {
 	n, ok := in.(*metav1.PartialObjectMetadata)
 	if !ok {

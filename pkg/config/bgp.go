@@ -38,7 +38,7 @@ func (r *raw) buildBGP(c *Config, fail func(section, key string, err error)) {
 		fail("bgp-managed", "frr-namespace", fmt.Errorf("%q is not a namespace", b.FRRNamespace))
 	}
 
-	oneOf("default", "transport", r.Default.Transport, "geneve", network.TransportNoOverlay)
+	oneOf("default", "transport", r.Default.Transport, network.TransportGeneve, network.TransportNoOverlay)
 	if r.Default.Transport != network.TransportNoOverlay {
 		for key, value := range map[string]string{"outbound-snat": r.NoOverlay.OutboundSNAT, "routing": r.NoOverlay.Routing} {
 			if value != "" {

@@ -2,7 +2,11 @@
 
 package config
 
-import "github.com/spf13/pflag"
+import (
+	"github.com/spf13/pflag"
+
+	"bulkhead/pkg/network"
+)
 
 // raw is the unparsed configuration: the sections and keys of the INI file. Every
 // key is also a flag of the same name, which takes precedence over the file.
@@ -87,7 +91,7 @@ func defaults() *raw {
 	r.Default.MaxNetworksPerNS = 100
 	r.Default.Workers = 8
 	r.Default.IDAge = "10m"
-	r.Default.Transport = "geneve"
+	r.Default.Transport = network.TransportGeneve
 	r.Default.IsolationMode = "strict"
 	r.BGPManaged.ASNumber = 64512
 	r.BGPManaged.FRRNamespace = "frr-k8s-system"

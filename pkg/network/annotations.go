@@ -14,6 +14,9 @@ const (
 	AnnotationAdvertisedVRFs = "k8s.ovn.org/advertised-vrfs"
 	// On Nodes, written by the cluster role.
 	AnnotationNodeID = "k8s.ovn.org/node-id"
+	// AnnotationDefaultTransport is the transport of the cluster default network with which
+	// the cluster was installed. It is written with the id.
+	AnnotationDefaultTransport = "k8s.ovn.org/default-network-transport"
 	// On Nodes, written by the node's agent.
 	AnnotationChassisID     = "k8s.ovn.org/node-chassis-id"
 	AnnotationEncapIPs      = "k8s.ovn.org/node-encap-ips"    // JSON list of addresses

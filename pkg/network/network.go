@@ -46,10 +46,6 @@ const (
 	MaxNodeID = 4094
 )
 
-// TransportNoOverlay is the transport, spelled as in NAD JSON, of networks whose
-// packets are routed between nodes without encapsulation. "" is Geneve.
-const TransportNoOverlay = "no-overlay"
-
 // Subnet is one CIDR of a network. On Layer 3 each node has a host subnet of
 // length HostLen in it. HostLen is 0 on other topologies.
 type Subnet struct {

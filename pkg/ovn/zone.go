@@ -62,6 +62,7 @@ type Zone struct {
 	queue      *unitQueue            // networks and the keys below
 	failures   *failureReport
 	health     healthChecks
+	end        context.CancelCauseFunc // ends serve, which returns the cause
 	// addresses has a lock of its own, which may be taken while mu is held.
 	addresses *podAddresses
 
@@ -69,6 +70,7 @@ type Zone struct {
 	nadIndex    *network.NADIndex
 	nodes       *nodeIndex
 	ownUID      types.UID // of this Node
+	installed   bool      // this node's transport is the configured one
 	alone       bool      // no other node existed when the networks were last enqueued
 	nets        map[string]*netState
 	advertised  map[string][]netip.Prefix // subnets of advertised networks, by name
@@ -150,16 +152,32 @@ func (z *Zone) Run(ctx context.Context) error {
 	nb := NewNB(z.cfg.NBAddress, z.log, z.onConnect, z.onRowChanged)
 	sb := NewSB(z.cfg.SBAddress, z.log, func() { z.queue.Add(keyChassis) }, func() { z.queue.Add(keyChassis) })
 	z.nb, z.sb = nb, sb
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	var wg sync.WaitGroup
 	wg.Go(func() { nb.Run(ctx) })
 	wg.Go(func() { sb.Run(ctx) })
 	err := z.serve(ctx)
+	cancel()
 	wg.Wait()
 	return err
 }
 
-// serve runs the zone against z.nb and z.sb.
+// serve runs the zone against z.nb and z.sb, until ctx ends or z.end is called.
 func (z *Zone) serve(ctx context.Context) error {
+	serving, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	z.end = end
+	err := z.work(serving)
+	if cause := context.Cause(serving); cause != nil && ctx.Err() == nil {
+		return cause
+	}
+	return err
+}
+
+func (z *Zone) work(ctx context.Context) error {
+	defer z.podQueue.ShutDown()
+	defer z.queue.ShutDown()
 	stopEvents := z.startEvents(ctx)
 	defer stopEvents()
 	if z.health == nil {
@@ -167,6 +185,9 @@ func (z *Zone) serve(ctx context.Context) error {
 	}
 	if err := z.startInformers(ctx); err != nil {
 		return err
+	}
+	if ctx.Err() != nil {
+		return nil
 	}
 	z.onSynced()
 	z.queue.AddAfter(keyAudit, auditPause)

@@ -201,12 +201,9 @@ func newFilteredWatch(inner watch.Interface, matches func(runtime.Object) bool) 
 func (f *filteredWatch) ResultChan() <-chan watch.Event { return f.out }
 func (f *filteredWatch) Stop()                          { f.stop() }
 
-// run starts a zone. A further call stops it and starts another.
-func (env *zoneEnv) run() {
+// newZone makes a zone that is not started.
+func (env *zoneEnv) newZone() *Zone {
 	env.t.Helper()
-	if env.stop != nil {
-		env.stop()
-	}
 	cfg, err := config.Parse("")
 	if err != nil {
 		env.t.Fatal(err)
@@ -221,6 +218,16 @@ func (env *zoneEnv) run() {
 	env.health = &fakeHealth{served: map[string]string{}}
 	z.nb, z.sb, z.events, z.health = env.nb, env.sb, env.events, env.health
 	env.zone = z
+	return z
+}
+
+// run starts a zone. A further call stops it and starts another.
+func (env *zoneEnv) run() {
+	env.t.Helper()
+	if env.stop != nil {
+		env.stop()
+	}
+	z := env.newZone()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- z.serve(ctx) }()

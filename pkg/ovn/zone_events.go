@@ -313,7 +313,7 @@ func (z *Zone) trimNode(obj any) (any, error) {
 	if n, ok := obj.(*corev1.Node); ok {
 		keys := []string{network.AnnotationNodeID, network.AnnotationChassisID, network.AnnotationEncapIPs, network.AnnotationGatewayConfig}
 		if n.Name == z.cfg.Kubernetes.NodeName {
-			keys = append(keys, network.AnnotationZoneFailures)
+			keys = append(keys, network.AnnotationZoneFailures, network.AnnotationDefaultTransport)
 		}
 		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{
 			Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion, Annotations: keep(n.Annotations, keys...),

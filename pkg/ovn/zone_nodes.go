@@ -21,6 +21,9 @@ func (z *Zone) nodeChanged(_, obj any) {
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	if n.Name == z.cfg.Kubernetes.NodeName {
+		if !z.checkTransport(n.Annotations[network.AnnotationDefaultTransport]) {
+			return
+		}
 		z.ownUID = n.UID
 		z.failures.recordAnnotation(n.Annotations[network.AnnotationZoneFailures])
 		if z.synced {
@@ -28,6 +31,21 @@ func (z *Zone) nodeChanged(_, obj any) {
 		}
 	}
 	z.nodesChanged(z.nodes.set(n.Name, string(n.UID), annotated, err))
+}
+
+// checkTransport ends the zone, and returns false, if this node was installed with another
+// transport of the cluster default network. A later change of the annotation, which the
+// cluster role undoes, has no effect.
+func (z *Zone) checkTransport(installed string) bool {
+	if z.installed || installed == "" {
+		return true
+	}
+	if err := network.CheckTransport(installed, z.cfg.DefaultNetwork); err != nil {
+		z.end(err)
+		return false
+	}
+	z.installed = true
+	return true
 }
 
 func (z *Zone) nodeDeleted(obj any) {

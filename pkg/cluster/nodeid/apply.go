@@ -127,20 +127,20 @@ func (r *Reconciler) Reconcile(ctx context.Context, req reconcile.Request) (reco
 		r.log.Error("cannot assign an id to the node", "node", req.Name, "error", err)
 		return reconcile.Result{}, nil
 	}
-	have := State{req.Name, Parse(node.Annotations)}
+	have := State{req.Name, Parse(node.Annotations), node.Annotations[network.AnnotationDefaultTransport]}
 	id, err := r.allocate(ctx, have)
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	return reconcile.Result{}, r.Apply(ctx, Diff(Build(req.Name, id), have))
+	return reconcile.Result{}, r.Apply(ctx, Diff(Build(req.Name, id, network.InstalledTransport(r.pods)), have))
 }
 
-// Apply writes the ids to the nodes.
+// Apply writes the annotations of the nodes.
 func (r *Reconciler) Apply(ctx context.Context, ops []Op) error {
 	var errs []error
 	for _, op := range ops {
 		body, err := json.Marshal(map[string]any{"metadata": map[string]any{
-			"annotations": map[string]string{network.AnnotationNodeID: strconv.Itoa(op.ID)},
+			"annotations": map[string]string{network.AnnotationNodeID: strconv.Itoa(op.ID), network.AnnotationDefaultTransport: op.Transport},
 		}})
 		if err != nil {
 			errs = append(errs, fmt.Errorf("%s: render patch: %w", op, err))

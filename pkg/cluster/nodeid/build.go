@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package nodeid assigns every node an id that it keeps until it is deleted. The
-// node's addresses and subnets in all networks are derived from the id.
+// node's addresses and subnets in all networks are derived from the id. With the id it
+// writes the transport with which the cluster was installed.
 package nodeid
 
 import (
@@ -10,14 +11,18 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// State is a node's id, 0 for none.
+// State is what a node's annotations say.
 type State struct {
-	Node string
-	ID   int
+	Node      string
+	ID        int    // 0: none
+	Transport string // network.AnnotationDefaultTransport; "": none
 }
 
-// Build returns the desired state: the allocated id.
-func Build(node string, allocated int) State { return State{node, allocated} }
+// Build returns the desired state: the allocated id, and the transport of the cluster
+// default network.
+func Build(node string, allocated int, transport string) State {
+	return State{node, allocated, transport}
+}
 
 // Parse returns the id in a node's annotations, 0 if it is missing or invalid.
 func Parse(annotations map[string]string) int {

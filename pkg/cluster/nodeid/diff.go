@@ -4,10 +4,12 @@ package nodeid
 
 import "fmt"
 
-// Op sets a node's id.
+// Op writes a node's id and the transport.
 type Op struct{ State }
 
-func (o Op) String() string { return fmt.Sprintf("assign id %d to node %s", o.ID, o.Node) }
+func (o Op) String() string {
+	return fmt.Sprintf("assign id %d to node %s, transport %s", o.ID, o.Node, o.Transport)
+}
 
 // Diff returns the write from have to want, if one is needed.
 func Diff(want, have State) []Op {

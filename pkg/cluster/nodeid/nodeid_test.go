@@ -53,7 +53,7 @@ func TestAllocate(t *testing.T) {
 				now = now.Add(time.Duration(rapid.IntRange(0, 60).Draw(t, "seconds")) * time.Second)
 				continue
 			}
-			have := State{name, nodes[name]}
+			have := State{name, nodes[name], network.TransportGeneve}
 			if have.ID == 0 && rapid.Bool().Draw(t, "annotated") {
 				have.ID = rapid.IntRange(1, 8).Draw(t, "annotation") // allocate ignores it
 			}
@@ -73,7 +73,7 @@ func TestAllocate(t *testing.T) {
 				t.Fatalf("%s has the id %d, which %s released %s ago", name, id, last[id], now.Sub(at))
 			}
 			nodes[name] = id
-			if ops := Diff(Build(name, id), State{name, id}); len(ops) > 0 {
+			if ops := Diff(Build(name, id, network.TransportGeneve), State{name, id, network.TransportGeneve}); len(ops) > 0 {
 				t.Fatalf("a second run writes %v", ops)
 			}
 		}

@@ -59,7 +59,7 @@ func (f Facts) add(k Kind, o *unstructured.Unstructured) {
 			set("owner", ref.Kind+" "+ref.Name+" "+string(ref.UID))
 		}
 	case Node:
-		for _, a := range []string{network.AnnotationNodeID, network.AnnotationChassisID, network.AnnotationEncapIPs, network.AnnotationGatewayConfig} {
+		for _, a := range []string{network.AnnotationNodeID, network.AnnotationDefaultTransport, network.AnnotationChassisID, network.AnnotationEncapIPs, network.AnnotationGatewayConfig} {
 			set(a, annotations[a])
 		}
 		labels := o.GetLabels()

@@ -267,13 +267,13 @@ func (s Scenario) NodeToken() []Write {
 	}
 	annotation := func(k string, v any) m { return m{"metadata": m{"annotations": m{k: v}}} }
 	return []Write{
-		far(annotation(network.AnnotationNodeID, "1")), far(annotation(network.AnnotationNodeID, nil)),
+		far(annotation(network.AnnotationNodeID, "1")), far(annotation(network.AnnotationNodeID, nil)), far(annotation(network.AnnotationDefaultTransport, "no-overlay")),
 		far(annotation(network.AnnotationChassisID, "other")), far(annotation(network.AnnotationEncapIPs, `["192.0.2.1"]`)),
 		far(annotation(network.AnnotationGatewayConfig, "{}")), far(annotation(network.AnnotationAgentFailures, `[{"ids":"1-10000","why":"x"}]`)),
 		far(m{"metadata": m{"labels": m{"x": "y"}}}), far(m{"metadata": m{"finalizers": []string{"example.com/mine"}}}),
 		{Verb: Patch, Of: Node, Name: s.OtherNode, Sub: "status", Body: toJSON(m{"status": m{"addresses": []m{{"type": "InternalIP", "address": "192.0.2.1"}}}})},
 		{Verb: Delete, Of: Node, Name: s.OtherNode},
-		near("", annotation(network.AnnotationNodeID, "77")), near("", annotation(network.AnnotationNodeID, nil)), near("", annotation("example.com/other", "x")),
+		near("", annotation(network.AnnotationNodeID, "77")), near("", annotation(network.AnnotationNodeID, nil)), near("", annotation(network.AnnotationDefaultTransport, "no-overlay")), near("", annotation("example.com/other", "x")),
 		near("", m{"metadata": m{"labels": m{"node-role.kubernetes.io/control-plane": ""}}}), near("", m{"metadata": m{"finalizers": []string{"example.com/mine"}}}),
 		near("", m{"spec": m{"unschedulable": true}}), near("status", annotation(network.AnnotationNodeID, "77")),
 		near("status", m{"status": m{"addresses": []m{{"type": "InternalIP", "address": "192.0.2.1"}}}}),

@@ -264,7 +264,8 @@ func (p *pod) learn(obj *corev1.Pod) error {
 			}
 		}
 	}
-	if nets[network.DefaultName].Role == network.RolePrimary {
+	// A pod of a tenant that has secondary networks alone is reached on these.
+	if nets[network.DefaultName].Role == network.RolePrimary && (p.Tenant == "" || len(p.Primary) == 0) {
 		p.Primary = p.Default
 	}
 	if len(p.Default) == 0 || len(p.Primary) == 0 {

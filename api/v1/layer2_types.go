@@ -29,7 +29,7 @@ type Layer2Config struct {
 	Role NetworkRole `json:"role"`
 
 	// mtu is the largest packet on the network in bytes, 576 to 65536 and at least 1280 with IPv6.
-	// Defaults to the MTU of the cluster default network.
+	// Defaults to the configured MTU of overlay networks, and must not exceed what the network between nodes carries.
 	// +kubebuilder:validation:Minimum=576
 	// +kubebuilder:validation:Maximum=65536
 	// +optional

@@ -31,7 +31,8 @@ type Layer3Config struct {
 	Role NetworkRole `json:"role"`
 
 	// mtu is the largest packet on the network in bytes, 576 to 65536 and at least 1280 with IPv6.
-	// Defaults to the MTU of the cluster default network.
+	// Defaults to the configured MTU of overlay networks, with transport NoOverlay to that of the network between nodes,
+	// and must not exceed what that network carries.
 	// +kubebuilder:validation:Minimum=576
 	// +kubebuilder:validation:Maximum=65536
 	// +optional

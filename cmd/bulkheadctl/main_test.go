@@ -36,7 +36,7 @@ func agentState() agent.State {
 	return agent.State{
 		Node: agent.NodeState{Name: "node1", ID: 1, Chassis: "c1", EncapIPs: []netip.Addr{netip.MustParseAddr("192.0.2.11")},
 			Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.10/24")}, NextHops: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
-			Bridge: "br-ex", BridgeMAC: "02:00:00:00:00:01", GatewayMode: network.SharedGateway},
+			Bridge: "br-ex", BridgeMAC: "02:00:00:00:00:01", MTU: 1450, GatewayMode: network.SharedGateway},
 		Ready: true,
 		Networks: []agent.NetworkState{
 			{ID: 0, Name: "default", Topology: network.Layer3, Role: network.RolePrimary, Table: 254, Subnets: []string{"10.244.0.0/16/24"}, ManagementPort: "ovn-k8s-mp0", State: agent.StateReady},
@@ -68,7 +68,7 @@ func TestShow(t *testing.T) {
 		{[]string{"networks"}, []string{"cluster_udn_red", "layer3", "primary", "10.20.0.0/16/24", " red ", "100001", "ovn-k8s-mp1", "10.20.0.2/24",
 			"169.254.0.11,169.254.0.12", "2+1 host", "Waiting for ovn-k8s-mp1"}},
 		{[]string{"networks", "-o", "json"}, []string{`[`, `"name": "cluster_udn_red"`}},
-		{[]string{"status"}, []string{"node1, id 1, ready", "c1, tunnels at 192.0.2.11", "shared, br-ex 02:00:00:00:00:01, 192.0.2.10/24, next hops 192.0.2.1",
+		{[]string{"status"}, []string{"node1, id 1, ready", "c1, tunnels at 192.0.2.11", "shared, br-ex 02:00:00:00:00:01, MTU 1450, 192.0.2.10/24, next hops 192.0.2.1",
 			"2: 1 Ready, 1 Waiting", "known by eBPF, pids [41], cgroups /kubelet.service", "1 addresses", "1 bound to their networks",
 			"vrf: NO: no module (tenants' host-network pods)", "eBPF probe-refused: 3", "nftables locked: 4",
 			"BulkheadDegraded True FeatureMissing vrf: no module", "NoVRF: no module"}},

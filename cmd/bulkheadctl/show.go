@@ -16,7 +16,7 @@ import (
 type state struct {
 	Node struct {
 		Name, Chassis, Bridge, BridgeMAC, GatewayMode string
-		ID                                            int
+		ID, MTU                                       int
 		EncapIPs, Addresses, NextHops                 []string
 	}
 	Ready    bool
@@ -80,7 +80,7 @@ func writeStatus(out io.Writer, st state) error {
 	}
 	fmt.Fprintf(w, "Node\t%s, id %d, %s\n", st.Node.Name, st.Node.ID, ready)
 	fmt.Fprintf(w, "Chassis\t%s, tunnels at %s\n", cmp.Or(st.Node.Chassis, "-"), list(st.Node.EncapIPs))
-	fmt.Fprintf(w, "Gateway\t%s, %s %s, %s, next hops %s\n", st.Node.GatewayMode, st.Node.Bridge, st.Node.BridgeMAC, list(st.Node.Addresses), list(st.Node.NextHops))
+	fmt.Fprintf(w, "Gateway\t%s, %s %s, MTU %d, %s, next hops %s\n", st.Node.GatewayMode, st.Node.Bridge, st.Node.BridgeMAC, st.Node.MTU, list(st.Node.Addresses), list(st.Node.NextHops))
 	states := map[string]int{}
 	for _, n := range st.Networks {
 		states[n.State]++

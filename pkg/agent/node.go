@@ -84,6 +84,7 @@ func (r *nodeReconciler) reconcile(ctx context.Context) error {
 	}
 	if r.setFacts(node) {
 		r.queue.EnqueueAll() // networks' routes use the node's next hops
+		r.queue.EnqueueReport()
 	}
 	return r.annotate(ctx, node)
 }

@@ -54,6 +54,8 @@ var podReasons = []string{"ProbePortShared", "ProbePortHeld", "NetworkUnknown", 
 // reporter reports problems: as the Node condition, as events, and as the
 // annotation that holds the node's failed networks.
 type reporter struct {
+	plan      network.Plan
+	node      *nodeReconciler
 	features  []Feature
 	cache     *Cache
 	queue     *Queue
@@ -100,6 +102,10 @@ func (r *reporter) problems() []Problem {
 				out = append(out, Problem{Reason: "LinkMissing", Message: fmt.Sprintf("network %s (id %d) waits for link %s", n.network.Name, id, link)})
 			}
 		}
+	}
+	if node := r.node.Node(); node.MTU != 0 && node.MTU < r.plan.UnderlayMTU {
+		out = append(out, Problem{Reason: "UnderlayMTU", Message: fmt.Sprintf("%s has MTU %d, and [default] underlay-mtu is %d: longer packets between nodes are lost. Raise the MTU of its ports, or set underlay-mtu to the lowest of all nodes",
+			node.Bridge, node.MTU, r.plan.UnderlayMTU)})
 	}
 	out = append(out, r.hostNetworkProblems()...)
 	out = append(out, r.hosts.hostPortProblems()...)

@@ -130,3 +130,33 @@ func TestPodProblems(t *testing.T) {
 		}
 	})
 }
+
+// TestUnderlayMTU: a node whose external bridge carries less than underlay-mtu is reported, and
+// publishes what it carries.
+func TestUnderlayMTU(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeNode(t)
+		f.agent.start()
+		f.setNodeID(3)
+		set := func(mtu int) {
+			f.mu.Lock()
+			f.mtu = mtu
+			f.mu.Unlock()
+			f.agent.queue.EnqueueNode()
+		}
+		set(1500)
+		eventually(t, "no problem with 1500", func() bool { return f.conditionNow().Reason == "AllWell" })
+		set(1450)
+		eventually(t, "1450 is reported", func() bool {
+			c := f.conditionNow()
+			return c.Reason == "UnderlayMTU" && strings.Contains(c.Message, "br-ex has MTU 1450, and [default] underlay-mtu is 1500")
+		})
+		f.mu.Lock()
+		if got := f.annotations[network.AnnotationGatewayConfig]; !strings.Contains(got, `"mtu":1450`) {
+			t.Errorf("annotation %s", got)
+		}
+		f.mu.Unlock()
+		set(9000)
+		eventually(t, "no problem with 9000", func() bool { return f.conditionNow().Reason == "AllWell" })
+	})
+}

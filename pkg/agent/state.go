@@ -43,6 +43,7 @@ type NodeState struct {
 	NextHops    []netip.Addr        `json:"nextHops"`
 	Bridge      string              `json:"bridge"`
 	BridgeMAC   string              `json:"bridgeMAC"`
+	MTU         int                 `json:"mtu"` // of the bridge
 	GatewayMode network.GatewayMode `json:"gatewayMode"`
 }
 
@@ -133,7 +134,7 @@ func (r *stateReader) read(ctx context.Context, deep bool) State {
 	pods, hostPods := r.cache.PodsByNetwork()
 	st := State{
 		Node: NodeState{Name: r.config.Kubernetes.NodeName, ID: node.ID, Chassis: node.Chassis, EncapIPs: node.EncapIPs, Addresses: node.Addresses,
-			NextHops: node.NextHops, Bridge: node.Bridge, BridgeMAC: node.BridgeMAC, GatewayMode: node.Mode},
+			NextHops: node.NextHops, Bridge: node.Bridge, BridgeMAC: node.BridgeMAC, MTU: node.MTU, GatewayMode: node.Mode},
 		Networks: r.networkStates(pods, hostPods), Features: r.reporter.features, Counters: map[string]uint64{}, NFT: r.counters.nftCounters(),
 		Problems: r.reporter.problems(),
 	}

@@ -36,7 +36,7 @@ func subnets(t network.Topology, list string) []network.Subnet {
 }
 
 var plan = network.Plan{ClusterSubnets: subnets(network.Layer3, "10.244.0.0/16/24,fd00:10:244::/48/64"), ServiceCIDRs: prefixes("10.96.0.0/16", "fd00:10:96::/112"),
-	Join: prefixes("100.64.0.0/16", "fd98::/64"), ClusterMTU: 1400}
+	Join: prefixes("100.64.0.0/16", "fd98::/64"), UnderlayMTU: 1500, ClusterMTU: 1400}
 
 var (
 	defaultNet = network.Network{Name: "default", Topology: network.Layer3, Role: network.RolePrimary, MTU: 1400,

@@ -56,5 +56,8 @@ func (r *raw) buildBGP(c *Config, fail func(section, key string, err error)) {
 	if c.OVS.GatewayMode == network.LocalGateway {
 		fail("default", "transport", fmt.Errorf("%s needs [ovs] gateway-mode = shared", network.TransportNoOverlay))
 	}
+	if r.Default.MTU == 0 {
+		c.DefaultNetwork.MTU = c.Plan.UnderlayMTU
+	}
 	c.DefaultNetwork.Transport, c.DefaultNetwork.OutboundSNAT = network.TransportNoOverlay, r.NoOverlay.OutboundSNAT
 }

@@ -197,7 +197,10 @@ func (r *raw) build() (Config, error) {
 			fail("default", l.key, fmt.Errorf("%s and %s have the same IP family: keep one of them", first, second))
 		}
 	}
-	p.VRFTableBase, p.ClusterMTU = r.Default.VRFTableBase, r.Default.MTU
+	p.VRFTableBase, p.UnderlayMTU, p.ClusterMTU = r.Default.VRFTableBase, r.Default.UnderlayMTU, r.Default.MTU
+	if p.ClusterMTU == 0 {
+		p.ClusterMTU = p.UnderlayMTU - network.GeneveOverhead
+	}
 	if len(errs) == 0 {
 		if err := p.Validate(); err != nil {
 			fail("default", "address plan", err)

@@ -169,3 +169,28 @@ func TestDocumented(t *testing.T) {
 		}
 	})
 }
+
+// TestMTU: the overlay's default MTU follows from the underlay's.
+func TestMTU(t *testing.T) {
+	const noOverlay = "transport=no-overlay\n[no-overlay]\noutbound-snat=enabled\nrouting=unmanaged\n"
+	for ini, want := range map[string][3]int{ // of the underlay, of overlays, of the cluster default network
+		"":                            {1500, 1400, 1400},
+		"underlay-mtu=9000\n":         {9000, 8900, 8900},
+		"mtu=1300\n":                  {1500, 1300, 1300},
+		noOverlay:                     {1500, 1400, 1500},
+		"mtu=1300\n" + noOverlay:      {1500, 1300, 1300},
+		"underlay-mtu=1280\nmtu=1100": {1280, 1100, 1100},
+	} {
+		c, err := Parse("[default]\n" + ini)
+		if err != nil {
+			t.Errorf("%q: %v", ini, err)
+			continue
+		}
+		if got := [3]int{c.Plan.UnderlayMTU, c.Plan.ClusterMTU, c.DefaultNetwork.MTU}; got != want {
+			t.Errorf("%q: %v, want %v", ini, got, want)
+		}
+	}
+	if _, err := Parse("[default]\nunderlay-mtu=1450\nmtu=1400\n"); err == nil || !strings.Contains(err.Error(), "underlay-mtu 1450") {
+		t.Errorf("an MTU that the underlay does not carry: %v", err)
+	}
+}

@@ -18,6 +18,7 @@ type raw struct {
 		UDNJoinSubnets    string `gcfg:"udn-join-subnets"`
 		TransitSubnets    string `gcfg:"transit-subnets"`
 		MasqueradeSubnets string `gcfg:"masquerade-subnets"`
+		UnderlayMTU       int    `gcfg:"underlay-mtu"`
 		MTU               int    `gcfg:"mtu"`
 		VRFTableBase      int    `gcfg:"vrf-table-base"`
 		MaxNetworks       int    `gcfg:"max-networks"`
@@ -84,7 +85,7 @@ func defaults() *raw {
 	r.Default.UDNJoinSubnets = "100.65.0.0/16,fd99::/64"
 	r.Default.TransitSubnets = "100.88.0.0/16,fd97::/64"
 	r.Default.MasqueradeSubnets = "169.254.0.0/17,fd69::/112"
-	r.Default.MTU = 1400
+	r.Default.UnderlayMTU = 1500
 	r.Default.AllowedServices = "default/kubernetes,kube-system/kube-dns"
 	r.Default.VRFTableBase = 100000
 	r.Default.MaxNetworks = 10000
@@ -126,7 +127,8 @@ func (r *raw) flags(fs *pflag.FlagSet) {
 	str(&r.Default.UDNJoinSubnets, "udn-join-subnets", "default addresses of gateway routers on primary networks")
 	str(&r.Default.TransitSubnets, "transit-subnets", "addresses of routers between nodes, used inside OVN only")
 	str(&r.Default.MasqueradeSubnets, "masquerade-subnets", "node-local addresses, two per network")
-	num(&r.Default.MTU, "mtu", "default MTU of overlay networks: that of the underlay minus 100")
+	num(&r.Default.UnderlayMTU, "underlay-mtu", "MTU of the network between nodes, and default MTU of Localnet networks and of networks without an overlay")
+	num(&r.Default.MTU, "mtu", "default MTU of overlay networks; 0: underlay-mtu less 100 bytes for Geneve")
 	num(&r.Default.VRFTableBase, "vrf-table-base", "a network's id plus this is the routing table of its VRF")
 	num(&r.Default.MaxNetworks, "max-networks", "maximum number of networks in the cluster")
 	num(&r.Default.MaxNetworksPerNS, "max-networks-per-namespace", "maximum number of networks in one namespace")

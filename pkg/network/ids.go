@@ -23,7 +23,8 @@ type Plan struct {
 	Masquerade     []netip.Prefix // node-local, two addresses per network
 	UDNJoin        []netip.Prefix // of primary networks without join subnets of their own
 	VRFTableBase   int            // VRF table = base + network id
-	ClusterMTU     int            // of the cluster default network
+	UnderlayMTU    int            // of the network between nodes
+	ClusterMTU     int            // of networks with an overlay, unless they have their own
 }
 
 // Bases that a network's id is added to. OVN datapath keys are 24 bits wide,

@@ -32,7 +32,7 @@ func testPlan() Plan {
 		ServiceCIDRs:   pfx("10.96.0.0/16", "fd10:96::/112"),
 		Join:           pfx("100.64.0.0/16", "fd98::/64"), UDNJoin: pfx("100.65.0.0/16", "fd99::/64"),
 		Transit: pfx("100.88.0.0/16", "fd97::/64"), Masquerade: pfx("169.254.0.0/17", "fd69::/112"),
-		VRFTableBase: 100000, ClusterMTU: 1400,
+		VRFTableBase: 100000, UnderlayMTU: 1500, ClusterMTU: 1400,
 	}
 }
 
@@ -199,7 +199,9 @@ func TestPlan(t *testing.T) {
 		"host bits":        {func(p *Plan) { p.ServiceCIDRs = pfx("10.96.0.1/16") }, "write 10.96.0.0/16"},
 		"kernel tables":    {func(p *Plan) { p.VRFTableBase = 200 }, "vrf-table-base"},
 		"no subnets":       {func(p *Plan) { p.ClusterSubnets = nil }, "cluster-subnets"},
-		"mtu":              {func(p *Plan) { p.ClusterMTU = 100 }, "mtu"},
+		"mtu":              {func(p *Plan) { p.ClusterMTU = 100 }, "mtu 100 is outside 576..65536"},
+		"underlay MTU":     {func(p *Plan) { p.UnderlayMTU = 675 }, "underlay-mtu 675 is outside 676..65536"},
+		"no room":          {func(p *Plan) { p.ClusterMTU = 1401 }, "mtu 1401 with the 100 bytes that Geneve adds is more than underlay-mtu 1500"},
 	} {
 		p := testPlan()
 		tt.change(&p)

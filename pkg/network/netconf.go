@@ -165,9 +165,13 @@ func (c NetConf) Network(id int, plan Plan) (Network, error) {
 	}
 	if n.MTU == 0 {
 		n.MTU = plan.ClusterMTU
-		if n.Topology == Localnet {
-			n.MTU = LocalnetMTU
+		if n.Topology == Localnet || n.Transport == TransportNoOverlay {
+			n.MTU = plan.UnderlayMTU
 		}
+	}
+	if limit := plan.maxMTU(n); n.MTU > limit {
+		return n, fmt.Errorf("mtu %d is more than %d, which the nodes' network carries (underlay-mtu of the configuration, less %d bytes with an overlay): choose a lower value, or remove it",
+			n.MTU, limit, GeneveOverhead)
 	}
 	v4, v6 := n.Families()
 	if n.Role == RolePrimary {
@@ -187,10 +191,6 @@ func (c NetConf) Network(id int, plan Plan) (Network, error) {
 	}
 	return n, nil
 }
-
-// LocalnetMTU is the default MTU of Localnet networks (Localnet proposal, "MTU").
-// It is the physical network's, whatever the nodes' own network has.
-const LocalnetMTU = 1500
 
 // ParseSubnets parses a comma-separated list of subnets: "cidr" or, on Layer 3,
 // "cidr/hostLen". The default host length is DefaultHostLen.

@@ -95,8 +95,8 @@ func (n Network) checkApplicable() error {
 }
 
 func (n Network) checkRanges() error {
-	if n.MTU != 0 && (n.MTU < 576 || n.MTU > 65536) {
-		return fmt.Errorf("mtu %d is outside 576..65536: choose a value inside, or remove it", n.MTU)
+	if n.MTU != 0 && (n.MTU < minMTU || n.MTU > maxMTU) {
+		return fmt.Errorf("mtu %d is outside %d..%d: choose a value inside, or remove it", n.MTU, minMTU, maxMTU)
 	}
 	if _, v6 := n.Families(); n.MTU != 0 && v6 && n.MTU < 1280 {
 		return fmt.Errorf("mtu %d is below 1280, the minimum for IPv6: raise it, or remove the IPv6 subnet", n.MTU)

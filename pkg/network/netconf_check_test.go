@@ -262,3 +262,31 @@ func FuzzParseSubnets(f *testing.F) {
 		}
 	})
 }
+
+// TestMTU: a network's MTU by default, and the largest that the nodes' network carries.
+func TestMTU(t *testing.T) {
+	plan := testPlan()
+	for _, tt := range []struct {
+		name          string
+		conf          NetConf
+		normal, limit int
+	}{
+		{"overlay", NetConf{Topology: "layer3", Role: "primary", Subnets: "10.10.0.0/16/24"}, 1400, 1400},
+		{"Layer 2", NetConf{Topology: "layer2", Role: "secondary", Subnets: "10.10.0.0/16"}, 1400, 1400},
+		{"no overlay", NetConf{Topology: "layer3", Role: "primary", Subnets: "10.10.0.0/16/24", Transport: TransportNoOverlay, OutboundSNAT: "enabled"}, 1500, 1500},
+		{"Localnet", NetConf{Topology: "localnet", Role: "secondary", Subnets: "10.10.0.0/16"}, 1500, 65536},
+	} {
+		c := tt.conf
+		c.CNIVersion, c.Type, c.Name, c.NetAttachDefName = CNIVersion, CNIType, "cluster_udn_x", "ns/x"
+		for mtu, want := range map[int]int{0: tt.normal, 1300: 1300, tt.limit: tt.limit} {
+			c.MTU = mtu
+			if n, err := c.Network(1, plan); err != nil || n.MTU != want {
+				t.Errorf("%s, mtu %d: MTU %d, %v; want %d", tt.name, mtu, n.MTU, err, want)
+			}
+		}
+		c.MTU = tt.limit + 1
+		if _, err := c.Network(1, plan); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("mtu %d is", c.MTU)) {
+			t.Errorf("%s, mtu %d: %v, want an error", tt.name, c.MTU, err)
+		}
+	}
+}

@@ -212,6 +212,7 @@ type Node struct {
 	Addresses []netip.Prefix // the external bridge's addresses, with their subnets
 	NextHops  []netip.Addr   // the node's default gateways
 	BridgeMAC string         // of the external bridge
+	MTU       int            // of the external bridge, by which the node reaches others; 0: unknown
 	Bridge    string         // name of the external bridge
 	Mode      GatewayMode
 }

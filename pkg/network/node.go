@@ -20,6 +20,7 @@ type GatewayConfig struct {
 	Mode      GatewayMode    `json:"mode"`
 	Bridge    string         `json:"bridge-id"`
 	MAC       string         `json:"mac-address"`
+	MTU       int            `json:"mtu,omitempty"` // of the bridge's link; not of the reference
 	Addresses []netip.Prefix `json:"ip-addresses"`
 	NextHops  []netip.Addr   `json:"next-hops,omitempty"`
 }
@@ -96,6 +97,9 @@ func parseGateway(raw string, n *Node) error {
 	if mac, err := net.ParseMAC(g.MAC); err != nil || len(mac) != 6 || mac[0]&1 != 0 || [6]byte(mac) == [6]byte{} {
 		return fmt.Errorf("mac-address %q is not the MAC address of an interface", g.MAC)
 	}
+	if g.MTU < 0 {
+		return fmt.Errorf("mtu %d is negative", g.MTU)
+	}
 	if len(g.Addresses) == 0 {
 		return errors.New("ip-addresses is empty")
 	}
@@ -109,7 +113,7 @@ func parseGateway(raw string, n *Node) error {
 			return fmt.Errorf("next-hops: %q is not a valid router address, or is listed twice", hop)
 		}
 	}
-	n.Mode, n.Bridge, n.BridgeMAC, n.Addresses, n.NextHops = g.Mode, g.Bridge, g.MAC, g.Addresses, g.NextHops
+	n.Mode, n.Bridge, n.BridgeMAC, n.MTU, n.Addresses, n.NextHops = g.Mode, g.Bridge, g.MAC, g.MTU, g.Addresses, g.NextHops
 	return nil
 }
 
@@ -123,7 +127,7 @@ func (n Node) AgentAnnotations() (map[string]string, error) {
 		return nil, fmt.Errorf("render %s: %w", AnnotationEncapIPs, err)
 	}
 	gw, err := json.Marshal(map[string]GatewayConfig{DefaultName: {
-		Mode: n.Mode, Bridge: n.Bridge, MAC: n.BridgeMAC, Addresses: n.Addresses, NextHops: n.NextHops,
+		Mode: n.Mode, Bridge: n.Bridge, MAC: n.BridgeMAC, MTU: n.MTU, Addresses: n.Addresses, NextHops: n.NextHops,
 	}})
 	if err != nil {
 		return nil, fmt.Errorf("render %s: %w", AnnotationGatewayConfig, err)

@@ -52,10 +52,35 @@ func (p Plan) Validate() error {
 	if p.VRFTableBase < 256 || p.VRFTableBase > 1<<31-1-MaxID {
 		return fmt.Errorf("vrf-table-base %d is outside 256..%d: tables below 256 belong to the kernel and to routing daemons", p.VRFTableBase, 1<<31-1-MaxID)
 	}
-	if p.ClusterMTU < 576 || p.ClusterMTU > 65536 {
-		return fmt.Errorf("mtu %d is outside 576..65536", p.ClusterMTU)
+	if p.UnderlayMTU < minMTU+GeneveOverhead || p.UnderlayMTU > maxMTU {
+		return fmt.Errorf("underlay-mtu %d is outside %d..%d", p.UnderlayMTU, minMTU+GeneveOverhead, maxMTU)
+	}
+	if p.ClusterMTU < minMTU {
+		return fmt.Errorf("mtu %d is outside %d..%d", p.ClusterMTU, minMTU, maxMTU)
+	}
+	if p.ClusterMTU > p.UnderlayMTU-GeneveOverhead {
+		return fmt.Errorf("mtu %d with the %d bytes that Geneve adds is more than underlay-mtu %d: remove mtu, or set underlay-mtu to the MTU of the nodes' links", p.ClusterMTU, GeneveOverhead, p.UnderlayMTU)
 	}
 	return nil
+}
+
+const minMTU, maxMTU = 576, 65536
+
+// GeneveOverhead is what Geneve adds to a packet at most, in bytes: 58 with IPv4 between nodes, 78
+// with IPv6, and room for options.
+const GeneveOverhead = 100
+
+// maxMTU returns the largest MTU that a network may have. A Localnet network's depends on its
+// physical network, which the plan does not know.
+func (p Plan) maxMTU(n Network) int {
+	switch {
+	case n.Topology == Localnet:
+		return maxMTU
+	case n.Transport == TransportNoOverlay:
+		return p.UnderlayMTU
+	default:
+		return p.UnderlayMTU - GeneveOverhead
+	}
 }
 
 type planPart struct {

@@ -18,6 +18,7 @@ import (
 // BridgeLink is the external bridge's link in the kernel.
 type BridgeLink struct {
 	MAC       string
+	MTU       int
 	Addresses []LinkAddress
 	NextHops  []netip.Addr // of default routes via the bridge, best first
 }
@@ -33,7 +34,7 @@ type LinkAddress struct {
 // BuildNode returns the node as the agent reports it: name, chassis, geneve
 // addresses, external bridge and next hops. The cluster role assigns the ID.
 func BuildNode(name, chassis string, c config.OVS, plan network.Plan, link BridgeLink) (network.Node, error) {
-	n := network.Node{Name: name, Chassis: chassis, Bridge: c.ExternalBridge, BridgeMAC: link.MAC, Mode: c.GatewayMode,
+	n := network.Node{Name: name, Chassis: chassis, Bridge: c.ExternalBridge, BridgeMAC: link.MAC, MTU: link.MTU, Mode: c.GatewayMode,
 		NextHops: link.NextHops, EncapIPs: c.EncapIPs}
 	for _, a := range link.Addresses {
 		if a.Transient || !isUsable(a.Prefix.Addr(), plan) || isFloating(a.Prefix, link.Addresses) {
@@ -77,7 +78,7 @@ func ReadBridgeLink(bridge string) (BridgeLink, error) {
 	if err != nil {
 		return BridgeLink{}, fmt.Errorf("external bridge %s: %w", bridge, err)
 	}
-	out := BridgeLink{MAC: link.Attrs().HardwareAddr.String()}
+	out := BridgeLink{MAC: link.Attrs().HardwareAddr.String(), MTU: link.Attrs().MTU}
 	addrs, err := netlink.AddrList(link, netlink.FAMILY_ALL)
 	if err != nil {
 		return out, fmt.Errorf("list addresses of %s: %w", bridge, err)

@@ -26,7 +26,7 @@ func testPlan() network.Plan {
 		ClusterSubnets: []network.Subnet{{CIDR: netip.MustParsePrefix("10.244.0.0/16"), HostLen: 24}, {CIDR: netip.MustParsePrefix("fd10:244::/48"), HostLen: 64}},
 		ServiceCIDRs:   []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd10:96::/112")},
 		Masquerade:     []netip.Prefix{netip.MustParsePrefix("169.254.0.0/17"), netip.MustParsePrefix("fd69::/112")},
-		VRFTableBase:   100000, ClusterMTU: 1400,
+		VRFTableBase:   100000, UnderlayMTU: 1500, ClusterMTU: 1400,
 	}
 }
 

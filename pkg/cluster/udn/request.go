@@ -66,7 +66,7 @@ func (r *Request) NetConf(plan network.Plan) (network.NetConf, network.Network, 
 	case r.Topology == udnv1.NetworkTopologyLayer2 && r.Layer2 != nil:
 		err = r.layer2(&c, plan)
 	case r.Topology == udnv1.NetworkTopologyLocalnet && r.Localnet != nil:
-		err = r.localnet(&c)
+		err = r.localnet(&c, plan)
 	default:
 		err = fmt.Errorf("spec.%s is missing: topology %s needs it", c.Topology, r.Topology)
 	}
@@ -126,12 +126,11 @@ func (r *Request) layer2(c *network.NetConf, plan network.Plan) error {
 	)
 }
 
-func (r *Request) localnet(c *network.NetConf) error {
+func (r *Request) localnet(c *network.NetConf, plan network.Plan) error {
 	l := r.Localnet
-	// The default is rendered too, because it differs from the other topologies':
-	// the physical network needs no room for an overlay's headers.
+	// The default is rendered too, as the reference does (Localnet proposal, "MTU").
 	if c.MTU = int(l.MTU); c.MTU == 0 {
-		c.MTU = network.LocalnetMTU
+		c.MTU = plan.UnderlayMTU
 	}
 	c.PhysicalNetworkName, c.AllowPersistentIPs = l.PhysicalNetworkName, persistent(l.IPAM)
 	if l.VLAN != nil && l.VLAN.Access != nil {

@@ -22,7 +22,7 @@ func benchPlan() network.Plan {
 		ServiceCIDRs:   prefixes("10.96.0.0/16", "fd96::/112"),
 		Join:           prefixes("100.64.0.0/16", "fd98::/64"), Transit: prefixes("100.88.0.0/16", "fd97::/64"),
 		UDNJoin: prefixes("100.65.0.0/16", "fd99::/64"), Masquerade: prefixes("169.254.0.0/17", "fd69::/112"),
-		VRFTableBase: 100000, ClusterMTU: 1400,
+		VRFTableBase: 100000, UnderlayMTU: 1500, ClusterMTU: 1400,
 	}
 }
 

@@ -87,9 +87,9 @@ func defaultReach(ctx context.Context, w *World) (string, error) {
 // pauses for seconds while the machine is busy.
 const patience = 4 * time.Minute
 
-// reach probes targets until all have answered, at most for patience. want is
-// the name of the server that must answer, by target. A wrong server fails at
-// once. again counts the probes that were repeated.
+// reach probes targets until all have answered, at most for patience after the last
+// that did. want is the name of the server that must answer, by target. A wrong server
+// fails at once. again counts the probes that were repeated.
 func reach(ask func(targets []string) ([]probe, error), want map[string]string) (again int, err error) {
 	if len(want) == 0 {
 		return 0, errors.New("no targets to reach")
@@ -101,6 +101,9 @@ func reach(ask func(targets []string) ([]probe, error), want map[string]string) 
 			return again, err
 		}
 		list = nil
+		if slices.ContainsFunc(got, func(g probe) bool { return g.OK }) {
+			deadline = time.Now().Add(patience)
+		}
 		for _, g := range got {
 			switch {
 			case !g.OK && time.Now().After(deadline):

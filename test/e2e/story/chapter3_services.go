@@ -197,7 +197,8 @@ func (w *World) fromPod(ctx context.Context, from *pod) func([]string) ([]probe,
 }
 
 // answered asks all targets, several times each, until as many of the servers as are enough
-// have answered for each target. Nobody else may.
+// have answered for each target. Nobody else may. It waits for patience after the last new
+// answer, however long the probes wait for those of other checks.
 func answered(ask func(targets []string) ([]probe, error), list, servers []string, enough int) (answers int, err error) {
 	if len(list) == 0 || enough == 0 {
 		return 0, errors.New("no targets to ask, or no servers to wait for")
@@ -217,7 +218,7 @@ func answered(ask func(targets []string) ([]probe, error), list, servers []strin
 			return answers, nil
 		}
 		if time.Now().After(deadline) {
-			return answers, fmt.Errorf("of the answers of %d of %v within %s, there are only %v", enough, servers, patience, have)
+			return answers, fmt.Errorf("of the answers of %d of %v there are only %v, and none more within %s", enough, servers, have, patience)
 		}
 		got, err := ask(targets)
 		if err != nil {
@@ -227,9 +228,13 @@ func answered(ask func(targets []string) ([]probe, error), list, servers []strin
 			if g.OK && !slices.Contains(servers, g.Who) {
 				return answers, fmt.Errorf("%q answers for %s", g.Who, g.Target)
 			}
-			if g.OK {
-				answers++
+			if !g.OK {
+				continue
+			}
+			answers++
+			if _, again := have[g.Target][g.Who]; !again {
 				have[g.Target][g.Who] = struct{}{}
+				deadline = time.Now().Add(patience)
 			}
 		}
 	}

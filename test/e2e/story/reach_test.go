@@ -53,6 +53,42 @@ func TestReach(t *testing.T) {
 	}
 }
 
+// TestSlow: probes that wait for other checks' fail only if nothing new answers for long.
+func TestSlow(t *testing.T) {
+	list := []string{"tcp:a", "tcp:b", "tcp:c", "tcp:d"}
+	// ask takes most of the time that a check waits, and the next target answers, up to limit.
+	ask := func(limit int) func([]string) ([]probe, error) {
+		answering := 0
+		return func(targets []string) ([]probe, error) {
+			time.Sleep(patience * 3 / 4)
+			answering = min(answering+1, limit)
+			var out []probe
+			for _, to := range targets {
+				out = append(out, probe{Target: to, OK: slices.Contains(list[:answering], to), Who: "s"})
+			}
+			return out, nil
+		}
+	}
+	want := map[string]string{}
+	for _, to := range list {
+		want[to] = "s"
+	}
+	synctest.Test(t, func(t *testing.T) {
+		if _, err := reach(ask(4), want); err != nil {
+			t.Error(err)
+		}
+		if _, err := answered(ask(4), list, []string{"s"}, 1); err != nil {
+			t.Error(err)
+		}
+		if _, err := reach(ask(3), want); err == nil || !strings.Contains(err.Error(), `tcp:d ("s") not reached within`) {
+			t.Errorf("reach: %v", err)
+		}
+		if _, err := answered(ask(3), list, []string{"s"}, 1); err == nil || !strings.Contains(err.Error(), "none more within") {
+			t.Errorf("answered: %v", err)
+		}
+	})
+}
+
 // TestNoTargets: a check whose list of targets is empty fails, and not only reach.
 func TestNoTargets(t *testing.T) {
 	if _, err := reach(func([]string) ([]probe, error) { return nil, nil }, nil); err == nil {

@@ -4,6 +4,7 @@ package agent
 
 import (
 	"cmp"
+	"iter"
 	"net/netip"
 	"slices"
 	"strings"
@@ -77,11 +78,11 @@ type external struct {
 type serviceIndex struct {
 	byKey       map[string]service
 	byNamespace map[string]map[string]struct{} // keys of those with exposed ports
-	byExternal  map[external]map[string]struct{}
+	byExternal  *network.Claims[external]
 }
 
 func newServiceIndex() serviceIndex {
-	return serviceIndex{map[string]service{}, map[string]map[string]struct{}{}, map[external]map[string]struct{}{}}
+	return serviceIndex{map[string]service{}, map[string]map[string]struct{}{}, &network.Claims[external]{}}
 }
 
 // set stores a service, or removes it if it has no ports, and returns the namespaces of which
@@ -90,78 +91,80 @@ func (x serviceIndex) set(key string, s service) (namespaces []string) {
 	old := x.byKey[key]
 	exposedChanged := !slices.Equal(old.exposed, s.exposed) || !old.created.Equal(s.created)
 	if exposedChanged {
-		namespaces = append(namespaces, x.unindex(key, old)...)
+		x.unindex(key, old)
+		namespaces = append(x.affected(old), x.affected(s)...)
 	}
 	if delete(x.byKey, key); len(s.cluster) > 0 {
 		x.byKey[key] = s
 	}
 	if exposedChanged {
-		namespaces = append(namespaces, x.index(key, s)...)
+		x.index(key, s)
 	}
 	slices.Sort(namespaces)
 	return slices.Compact(namespaces)
 }
 
-func (x serviceIndex) index(key string, s service) (namespaces []string) {
+func (x serviceIndex) index(key string, s service) {
 	if len(s.exposed) == 0 {
-		return nil
+		return
 	}
 	addTo(x.byNamespace, s.namespace, key)
-	namespaces = []string{s.namespace}
-	for _, p := range s.exposed {
-		if p.Addr.IsValid() {
-			e := external{p.Addr, p.Protocol, p.Port}
-			addTo(x.byExternal, e, key)
-			namespaces = append(namespaces, x.namespacesOf(e)...)
-		}
+	for e := range s.externals() {
+		x.byExternal.Add(e, network.Claimant{Created: s.created, Name: key})
 	}
-	return namespaces
 }
 
-func (x serviceIndex) unindex(key string, s service) (namespaces []string) {
+func (x serviceIndex) unindex(key string, s service) {
 	if len(s.exposed) == 0 {
-		return nil
+		return
 	}
 	removeFrom(x.byNamespace, s.namespace, key)
-	namespaces = []string{s.namespace}
-	for _, p := range s.exposed {
-		if p.Addr.IsValid() {
-			e := external{p.Addr, p.Protocol, p.Port}
-			namespaces = append(namespaces, x.namespacesOf(e)...)
-			removeFrom(x.byExternal, e, key)
+	for e := range s.externals() {
+		x.byExternal.Remove(e, network.Claimant{Created: s.created, Name: key})
+	}
+}
+
+// affected returns the namespaces of a service that is not in the index, and of those that have
+// its external addresses without it. Other claimants have them neither with it nor without.
+func (x serviceIndex) affected(s service) (namespaces []string) {
+	if len(s.exposed) > 0 {
+		namespaces = append(namespaces, s.namespace)
+	}
+	for e := range s.externals() {
+		if claimants := x.byExternal.Of(e); len(claimants) > 0 {
+			namespace, _, _ := strings.Cut(claimants[0].Name, "/")
+			namespaces = append(namespaces, namespace)
 		}
 	}
 	return namespaces
 }
 
-func (x serviceIndex) namespacesOf(e external) (out []string) {
-	for key := range x.byExternal[e] {
-		namespace, _, _ := strings.Cut(key, "/")
-		out = append(out, namespace)
+// externals are what a service claims outside the cluster.
+func (s service) externals() iter.Seq[external] {
+	return func(yield func(external) bool) {
+		for _, p := range s.exposed {
+			if p.Addr.IsValid() && !yield(external{p.Addr, p.Protocol, p.Port}) {
+				return
+			}
+		}
 	}
-	return out
 }
 
 // owns reports whether of the services with an external address and port the one with that
 // key is the oldest.
 func (x serviceIndex) owns(key string, e external) bool {
-	s := x.byKey[key]
-	for other := range x.byExternal[e] {
-		if o := x.byKey[other]; o.created.Before(s.created) || o.created.Equal(s.created) && other < key {
-			return false
-		}
-	}
-	return true
+	claimants := x.byExternal.Of(e)
+	return len(claimants) > 0 && claimants[0].Name == key
 }
 
-func addTo[K comparable](m map[K]map[string]struct{}, k K, key string) {
+func addTo(m map[string]map[string]struct{}, k, key string) {
 	if m[k] == nil {
 		m[k] = map[string]struct{}{}
 	}
 	m[k][key] = struct{}{}
 }
 
-func removeFrom[K comparable](m map[K]map[string]struct{}, k K, key string) {
+func removeFrom(m map[string]map[string]struct{}, k, key string) {
 	if delete(m[k], key); len(m[k]) == 0 {
 		delete(m, k)
 	}

@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
-	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -142,7 +141,28 @@ func trimSlice(obj any) (any, error) {
 	return out, nil
 }
 
-// olderService reports whether a is served an address that both claim.
-func olderService(a, b *corev1.Service) bool {
-	return cmp.Or(a.CreationTimestamp.Compare(b.CreationTimestamp.Time), strings.Compare(a.Namespace+"/"+a.Name, b.Namespace+"/"+b.Name)) < 0
+// externalPort is a port at an address outside the cluster, which Services claim.
+type externalPort struct {
+	addr     netip.Addr
+	protocol corev1.Protocol
+	port     int32
+}
+
+func externalPortOf(a netip.Addr, p corev1.ServicePort) externalPort {
+	return externalPort{a, cmp.Or(p.Protocol, corev1.ProtocolTCP), p.Port}
+}
+
+// externalPorts returns what a Service claims.
+func externalPorts(s *corev1.Service) []externalPort {
+	var out []externalPort
+	for _, a := range externalIPs(s) {
+		for _, p := range s.Spec.Ports {
+			out = append(out, externalPortOf(a, p))
+		}
+	}
+	return out
+}
+
+func claimantOf(s *corev1.Service) network.Claimant {
+	return network.Claimant{Created: s.CreationTimestamp.Time, Name: s.Namespace + "/" + s.Name}
 }

@@ -77,6 +77,7 @@ type Zone struct {
 	imported    []ImportedRoute           // that BGP has learned
 	pods        map[string]*podState
 	served      map[string]string            // by service: the network that it was last built on
+	claims      network.Claims[externalPort] // services that claim external addresses
 	defaultOnly map[string]map[string]string // by namespace and pod: UIDs of pods without a primary network
 	initial     map[string]struct{}          // UIDs of the pods of the informer's first list
 	pending     map[string]struct{}          // networks not yet tried since the start, and keyCleanup

@@ -62,8 +62,8 @@ func (z *Zone) startInformers(ctx context.Context) error {
 	}
 	z.remotePods = remotePods.GetIndexer()
 	services, endpoints := all.Core().V1().Services().Informer(), all.Discovery().V1().EndpointSlices().Informer()
-	if err := errors.Join(services.AddIndexers(serviceIndexers), endpoints.AddIndexers(sliceIndexers)); err != nil {
-		return fmt.Errorf("index services: %w", err)
+	if err := endpoints.AddIndexers(sliceIndexers); err != nil {
+		return fmt.Errorf("index EndpointSlices: %w", err)
 	}
 	z.services, z.slices = services.GetIndexer(), endpoints.GetIndexer()
 	z.podStore, z.nsLister = pods.Informer().GetIndexer(), namespaces.Lister()
@@ -73,7 +73,7 @@ func (z *Zone) startInformers(ctx context.Context) error {
 		process.Informer{SharedIndexInformer: nodes.Informer(), Transform: z.trimNode, OnChange: z.nodeChanged, OnDelete: z.nodeDeleted},
 		process.Informer{SharedIndexInformer: nad.Informer(), Transform: trimNAD, OnChange: z.nadChanged, OnDelete: z.nadDeleted},
 		process.Informer{SharedIndexInformer: pods.Informer(), Transform: trimPod, OnChange: z.podChanged, OnDelete: func(obj any) { z.podChanged(nil, obj) }},
-		process.Informer{SharedIndexInformer: services, Transform: trimService, OnChange: z.serviceChanged, OnDelete: func(obj any) { z.serviceChanged(nil, obj) }},
+		process.Informer{SharedIndexInformer: services, Transform: trimService, OnChange: z.serviceChanged, OnDelete: z.serviceDeleted},
 		process.Informer{SharedIndexInformer: endpoints, Transform: trimSlice, OnChange: z.sliceChanged, OnDelete: func(obj any) { z.sliceChanged(nil, obj) }},
 		process.Informer{SharedIndexInformer: remotePods, Transform: trimRemotePod, OnChange: z.remotePodChanged, OnDelete: func(obj any) { z.remotePodChanged(nil, obj) }},
 	)

@@ -3,9 +3,11 @@
 package ovn
 
 import (
+	"cmp"
 	"net/netip"
 	"reflect"
 	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -19,20 +21,8 @@ import (
 // network. Its endpoints' addresses on a primary network are in the EndpointSlices of
 // the endpoint mirror.
 
-// Indexes of services and EndpointSlices.
-const (
-	indexExternal = "external" // services by external address
-	indexService  = "service"  // slices by network and service
-)
-
-var serviceIndexers = cache.Indexers{
-	indexExternal: func(obj any) ([]string, error) {
-		if s, ok := obj.(*corev1.Service); ok {
-			return texts(externalIPs(s)), nil
-		}
-		return nil, nil
-	},
-}
+// indexService indexes EndpointSlices by network and service.
+const indexService = "service"
 
 var sliceIndexers = cache.Indexers{
 	indexService: func(obj any) ([]string, error) {
@@ -50,27 +40,68 @@ func (z *Zone) serviceChanged(old, obj any) {
 	if !ok {
 		return
 	}
-	was, ok := old.(*corev1.Service)
-	if ok && reflect.DeepEqual(was.Spec, s.Spec) && reflect.DeepEqual(was.Status, s.Status) {
+	was, _ := old.(*corev1.Service)
+	if was != nil && was.UID == s.UID && reflect.DeepEqual(was.Spec, s.Spec) && reflect.DeepEqual(was.Status, s.Status) {
 		return
 	}
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	z.enqueueService(s.Namespace, s.Name)
-	external := externalIPs(s)
-	if was != nil {
-		external = append(external, externalIPs(was)...)
-	}
-	z.enqueueClaimants(external)
+	z.replaceService(was, s)
 }
 
-// enqueueClaimants enqueues the services that claim one of the external addresses: the oldest
-// on a network is served. Each address is looked up once, however many services name it.
-func (z *Zone) enqueueClaimants(external []netip.Addr) {
-	slices.SortFunc(external, netip.Addr.Compare)
-	for _, a := range slices.Compact(external) {
-		for _, other := range indexed[*corev1.Service](z, z.services, indexExternal, a.String()) {
-			z.enqueueService(other.Namespace, other.Name)
+func (z *Zone) serviceDeleted(obj any) {
+	if s, ok := obj.(*corev1.Service); ok {
+		z.mu.Lock()
+		defer z.mu.Unlock()
+		z.replaceService(s, nil)
+	}
+}
+
+// replaceService replaces a service's external addresses in the index of claims, and enqueues
+// the service and those whose addresses it took or leaves. old or s may be nil.
+func (z *Zone) replaceService(old, s *corev1.Service) {
+	either := cmp.Or(s, old)
+	key := either.Namespace + "/" + either.Name
+	networks := slices.Compact([]string{z.served[key], z.servedBy(either.Namespace)})
+	var claimed []externalPort
+	if old != nil {
+		for _, e := range externalPorts(old) {
+			z.claims.Remove(e, claimantOf(old))
+			claimed = append(claimed, e)
+		}
+	}
+	if s != nil {
+		for _, e := range externalPorts(s) {
+			z.claims.Add(e, claimantOf(s))
+			claimed = append(claimed, e)
+		}
+	}
+	z.enqueueService(either.Namespace, either.Name)
+	z.enqueueOwners(claimed, networks, func(c network.Claimant) bool { return c.Name == key })
+}
+
+// enqueueOwners enqueues, on each of the networks, the oldest service that claims an external
+// port, apart from those that changed. No other has the port, with these services or without.
+func (z *Zone) enqueueOwners(claimed []externalPort, networks []string, changed func(network.Claimant) bool) {
+	if !z.synced {
+		return
+	}
+	served := map[string]string{} // by namespace
+	for _, e := range claimed {
+		for _, n := range networks {
+			if n == "" {
+				continue
+			}
+			for _, c := range z.claims.Of(e) {
+				namespace, name, _ := strings.Cut(c.Name, "/")
+				if _, known := served[namespace]; !known {
+					served[namespace] = z.servedBy(namespace)
+				}
+				if served[namespace] == n && !changed(c) {
+					z.enqueueService(namespace, name)
+					break
+				}
+			}
 		}
 	}
 }
@@ -127,14 +158,19 @@ func (z *Zone) enqueueService(namespace, name string) {
 	}
 }
 
-// enqueueServices enqueues a namespace's services, whose network may have changed.
+// enqueueServices enqueues a namespace's services, whose network may have changed, and those
+// whose external addresses they took or leave.
 func (z *Zone) enqueueServices(namespace string) {
-	var external []netip.Addr
+	networks := []string{z.servedBy(namespace)}
+	var claimed []externalPort
 	for _, s := range indexed[*corev1.Service](z, z.services, cache.NamespaceIndex, namespace) {
+		if was := z.served[s.Namespace+"/"+s.Name]; !slices.Contains(networks, was) {
+			networks = append(networks, was)
+		}
 		z.enqueueService(s.Namespace, s.Name)
-		external = append(external, externalIPs(s)...)
+		claimed = append(claimed, externalPorts(s)...)
 	}
-	z.enqueueClaimants(external)
+	z.enqueueOwners(claimed, networks, func(c network.Claimant) bool { return strings.HasPrefix(c.Name, namespace+"/") })
 }
 
 // servedBy returns the network of a namespace's services, "" for none yet. An unusable
@@ -230,10 +266,8 @@ func (z *Zone) service(n network.Network, s *corev1.Service) (Service, bool) {
 	}
 	out.ExternalIPs = slices.DeleteFunc(out.ExternalIPs, func(a netip.Addr) bool {
 		reason := z.refusedExternal(n, a)
-		for _, other := range indexed[*corev1.Service](z, z.services, indexExternal, a.String()) {
-			if reason == "" && olderService(other, s) && sharePort(other, s) && z.servedBy(other.Namespace) == n.Name {
-				reason = "the older service " + other.Namespace + "/" + other.Name + " has it"
-			}
+		if older := z.olderClaimant(n, s, a); reason == "" && older != "" {
+			reason = "the older service " + older + " has it"
 		}
 		if reason != "" {
 			z.log.Warn("external address of a service is not served", "network", n.Name, "service", key, "address", a, "reason", reason)
@@ -251,11 +285,21 @@ func (z *Zone) refusedExternal(n network.Network, a netip.Addr) string {
 	return z.cfg.Plan.RefusedExternal(n, a)
 }
 
-// sharePort reports whether two services have a port in common.
-func sharePort(a, b *corev1.Service) bool {
-	return slices.ContainsFunc(a.Spec.Ports, func(p corev1.ServicePort) bool {
-		return slices.ContainsFunc(b.Spec.Ports, func(q corev1.ServicePort) bool { return p.Port == q.Port && p.Protocol == q.Protocol })
-	})
+// olderClaimant returns the oldest service on the network that claims one of s's ports at the
+// external address, "" if that is s.
+func (z *Zone) olderClaimant(n network.Network, s *corev1.Service, a netip.Addr) string {
+	own := claimantOf(s)
+	for _, p := range s.Spec.Ports {
+		for _, c := range z.claims.Of(externalPortOf(a, p)) {
+			if !c.Before(own) {
+				break
+			}
+			if namespace, _, _ := strings.Cut(c.Name, "/"); z.servedBy(namespace) == n.Name {
+				return c.Name
+			}
+		}
+	}
+	return ""
 }
 
 // exposed returns the services of the cluster default network that pods of all

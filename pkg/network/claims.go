@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package network
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Claims indexes who claims what, the oldest claimant first. The zero value is empty. It is
+// for things that tenants claim freely, as external addresses of Services: an event's cost
+// must not grow with the square of their number.
+type Claims[K comparable] struct{ byThing map[K][]Claimant }
+
+// Claimant is an object that claims something.
+type Claimant struct {
+	Created time.Time
+	Name    string // namespace/name
+}
+
+// compare orders claimants by age, and those of one age by name.
+func (c Claimant) compare(o Claimant) int {
+	return cmp.Or(c.Created.Compare(o.Created), strings.Compare(c.Name, o.Name))
+}
+
+// Before reports whether c precedes o.
+func (c Claimant) Before(o Claimant) bool { return c.compare(o) < 0 }
+
+// Add adds a claim. One that is there is added once.
+func (x *Claims[K]) Add(thing K, c Claimant) {
+	if x.byThing == nil {
+		x.byThing = map[K][]Claimant{}
+	}
+	list := x.byThing[thing]
+	if i, found := slices.BinarySearchFunc(list, c, Claimant.compare); !found {
+		x.byThing[thing] = slices.Insert(list, i, c)
+	}
+}
+
+// Remove removes a claim, if it is there.
+func (x *Claims[K]) Remove(thing K, c Claimant) {
+	list := x.byThing[thing]
+	i, found := slices.BinarySearchFunc(list, c, Claimant.compare)
+	switch {
+	case !found:
+	case len(list) == 1:
+		delete(x.byThing, thing)
+	default:
+		x.byThing[thing] = slices.Delete(list, i, i+1)
+	}
+}
+
+// Of returns a thing's claimants, the oldest first. The caller must not modify the list.
+func (x *Claims[K]) Of(thing K) []Claimant { return x.byThing[thing] }
+
+// Len returns how many things are claimed.
+func (x *Claims[K]) Len() int { return len(x.byThing) }

@@ -5,6 +5,9 @@ package firewall
 import (
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -32,8 +35,9 @@ func (c chain) String() string {
 // ipvsDevice has the addresses of all services while kube-proxy uses IPVS.
 const ipvsDevice = "kube-ipvs0"
 
-// ReadConflicts lists the kernel's nftables chains, which those of iptables-nft are too. Those of
-// iptables-legacy are not among them. bridge is the external bridge's name, for messages.
+// ReadConflicts lists the kernel's nftables chains, which those of iptables-nft are too. Of
+// iptables-legacy it says that there are tables: only its own program reads their rules. bridge is
+// the external bridge's name, for messages.
 func ReadConflicts(bridge string) (Conflicts, error) {
 	conn, err := nftables.New()
 	if err != nil {
@@ -57,6 +61,11 @@ func ReadConflicts(bridge string) (Conflicts, error) {
 		chains = append(chains, out)
 	}
 	found := conflicts(chains, bridge)
+	legacy, err := legacyTables(procNet)
+	if err != nil {
+		return found, err
+	}
+	found.Drops = append(found.Drops, legacy...)
 	switch _, err := netlink.LinkByName(ipvsDevice); {
 	case err == nil:
 		found.KubeProxy = append(found.KubeProxy, "kube-proxy's interface "+ipvsDevice+kubeProxyRemedy)
@@ -64,6 +73,27 @@ func ReadConflicts(bridge string) (Conflicts, error) {
 		return found, fmt.Errorf("read link %s: %w", ipvsDevice, err)
 	}
 	return found, nil
+}
+
+const procNet = "/proc/thread-self/net"
+
+// legacyTables returns a message for each IP family with tables of iptables-legacy.
+func legacyTables(procNet string) (messages []string, err error) {
+	for _, of := range []struct{ file, program string }{{"ip_tables_names", "iptables-legacy"}, {"ip6_tables_names", "ip6tables-legacy"}} {
+		names, err := os.ReadFile(filepath.Join(procNet, of.file))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // the kernel has no iptables-legacy, or nothing has used it
+		}
+		if err != nil {
+			return nil, fmt.Errorf("list the tables of %s: %w", of.program, err)
+		}
+		if tables := strings.Fields(string(names)); len(tables) > 0 {
+			slices.Sort(tables)
+			messages = append(messages, fmt.Sprintf("%s has the tables %s, whose rules Bulkhead does not read: %s-save shows them. Remove what kube-proxy left, and let the others accept packets from and to ovn-k8s-mp*",
+				of.program, strings.Join(tables, ", "), of.program))
+		}
+	}
+	return messages, nil
 }
 
 // ipFamilies are the table families whose chains see IP packets.

@@ -3,7 +3,9 @@
 package firewall
 
 import (
+	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -83,5 +85,44 @@ table netdev own {
 	if err != nil || len(got.Drops) != 1 || !strings.Contains(got.Drops[0], "chain FORWARD of table ip filter") || len(got.KubeProxy) != 2 ||
 		!strings.Contains(got.KubeProxy[0], "KUBE-SERVICES of table ip6 nat") || !slices.ContainsFunc(got.KubeProxy, func(s string) bool { return strings.Contains(s, ipvsDevice) }) {
 		t.Errorf("%+v %v", got, err)
+	}
+}
+
+// TestLegacyTables: tables of iptables-legacy are reported per IP family; a kernel without it has none.
+func TestLegacyTables(t *testing.T) {
+	dir := t.TempDir()
+	expect := func(want ...string) {
+		t.Helper()
+		got, err := legacyTables(dir)
+		if err != nil || len(got) != len(want) {
+			t.Fatalf("%q, %v; want %q", got, err, want)
+		}
+		for i := range want {
+			if !strings.HasPrefix(got[i], want[i]) {
+				t.Errorf("%q, want %q", got[i], want[i])
+			}
+		}
+	}
+	write := func(file, names string) {
+		t.Helper()
+		if err := os.WriteFile(filepath.Join(dir, file), []byte(names), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expect()
+	write("ip_tables_names", "")
+	expect()
+	write("ip_tables_names", "nat\nfilter\n")
+	expect("iptables-legacy has the tables filter, nat, whose rules")
+	write("ip6_tables_names", "mangle\n")
+	expect("iptables-legacy has", "ip6tables-legacy has the tables mangle, whose rules")
+	if err := os.Remove(filepath.Join(dir, "ip6_tables_names")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(filepath.Join(dir, "ip6_tables_names"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := legacyTables(dir); err == nil {
+		t.Errorf("%q from a file that cannot be read", got)
 	}
 }

@@ -23,6 +23,7 @@ import (
 // counted at the receiver's interfaces. That those which never arrive would arrive if it were not
 // for our rows is shown by editing these.
 func TestNativeFaults(t *testing.T) {
+	t.Parallel()
 	w := newFaultWorld(t)
 	w.build()
 	seed := sampling.Seed(context.Background())

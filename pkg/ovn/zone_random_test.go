@@ -21,6 +21,7 @@ import (
 // Whatever users create, change and delete, in whatever order and at whatever pace, the events
 // suffice: afterwards neither an audit nor a restart changes a row.
 func TestZoneEventsSuffice(t *testing.T) {
+	t.Parallel() // with TestNativeFaults, which mostly waits
 	seeds := uint64(40)
 	if sampling.Full() {
 		seeds = 1000

@@ -91,7 +91,7 @@ func (a *arena) greenServed(ctx context.Context, s *writes.Scenario) error {
 		}
 		defer host.Run(context.WithoutCancel(ctx), "ip route del "+ip.String())
 	}
-	if _, err := answered(fromNode(ctx, host), external, servers, 1); err != nil {
+	if _, err := answered(a.w.fromNode(ctx, host), external, servers, 1); err != nil {
 		return fmt.Errorf("a host to green's service: %w", err)
 	}
 	return nil

@@ -124,16 +124,28 @@ func (w *World) reach(ctx context.Context, from *pod, container string, want map
 	return reach(func(list []string) ([]probe, error) { return w.ask(ctx, from, container, list) }, want)
 }
 
-// ask has the pod's container check targets that should answer, a few at a time: OVS on an
-// emulated node needs about 10 ms for each packet that the kernel has no flow for, and a
+// ask has the pod's container check targets that should answer.
+func (w *World) ask(ctx context.Context, from *pod, container string, list []string) ([]probe, error) {
+	return w.inTurn(list, func(few []string) ([]probe, error) { return w.check(ctx, from, container, probeTime, few...) })
+}
+
+// fromNode probes for reach from a node itself, outside every pod.
+func (w *World) fromNode(ctx context.Context, node *lab.Node) func([]string) ([]probe, error) {
+	return func(list []string) ([]probe, error) {
+		return w.inTurn(list, func(few []string) ([]probe, error) { return nodeProbe(ctx, node, probeTime, few...) })
+	}
+}
+
+// inTurn probes targets that should answer, a few at a time, and in turn with other checks: OVS
+// on an emulated node needs about 10 ms for each packet that the kernel has no flow for, and a
 // new connection through several routers and conntrack zones has a dozen. What has to
 // wait is sent again, and makes the others wait longer.
-func (w *World) ask(ctx context.Context, from *pod, container string, list []string) ([]probe, error) {
+func (w *World) inTurn(list []string, probes func(few []string) ([]probe, error)) ([]probe, error) {
 	const fewTargets = 8
 	var got []probe
 	for few := range slices.Chunk(list, fewTargets) {
 		w.asking <- struct{}{}
-		some, err := w.check(ctx, from, container, probeTime, few...)
+		some, err := probes(few)
 		<-w.asking
 		if err != nil {
 			return nil, err
@@ -141,11 +153,6 @@ func (w *World) ask(ctx context.Context, from *pod, container string, list []str
 		got = append(got, some...)
 	}
 	return got, nil
-}
-
-// fromNode probes for reach from a node itself, outside every pod.
-func fromNode(ctx context.Context, node *lab.Node) func([]string) ([]probe, error) {
-	return func(list []string) ([]probe, error) { return nodeProbe(ctx, node, probeTime, list...) }
 }
 
 // mesh checks that each of the pods reaches all others by every protocol and

@@ -114,7 +114,7 @@ func routerReached(ctx context.Context, w *World) (string, error) {
 				return "", fmt.Errorf("%s to the router: %w", p.Name, err)
 			}
 		}
-		if _, err := reach(func(list []string) ([]probe, error) { return nodeProbe(ctx, external, probeTime, list...) }, inside); err != nil {
+		if _, err := reach(w.fromNode(ctx, external), inside); err != nil {
 			return "", fmt.Errorf("the router to pods: %w", err)
 		}
 		return figures, nil

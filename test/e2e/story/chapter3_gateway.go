@@ -114,9 +114,9 @@ func nodePortsReached(ctx context.Context, w *World) (string, error) {
 		pod          bool
 		ask          func([]string) ([]probe, error)
 	}
-	clients := []client{{name: "the external machine", ask: fromNode(ctx, w.Lab.External())}}
+	clients := []client{{name: "the external machine", ask: w.fromNode(ctx, w.Lab.External())}}
 	for _, n := range w.Lab.Nodes() {
-		clients = append(clients, client{name: n.Name, ask: fromNode(ctx, n)})
+		clients = append(clients, client{name: n.Name, ask: w.fromNode(ctx, n)})
 	}
 	pods, err := w.perNode()
 	if err != nil {
@@ -214,16 +214,16 @@ func externalAddressesReached(ctx context.Context, w *World) (string, error) {
 			target := []string{"client-tcp:", "client-udp:"}[(i+j)%2] + netip.AddrPortFrom(a, 80).String()
 			clients[target] = addrs(external)[slices.IndexFunc(addrs(external), func(own netip.Addr) bool { return own.Is4() == a.Is4() })].String()
 		}
-		count, err := answered(fromNode(ctx, external), portTargets(shared), near, len(near))
+		count, err := answered(w.fromNode(ctx, external), portTargets(shared), near, len(near))
 		answers += count
 		if err != nil {
 			return "", fmt.Errorf("the external machine by %s: %w", n.Name, err)
 		}
-		if _, err := reach(fromNode(ctx, external), clients); err != nil {
+		if _, err := reach(w.fromNode(ctx, external), clients); err != nil {
 			return "", fmt.Errorf("what the endpoints see by %s: %w", n.Name, err)
 		}
 		answers += len(clients)
-		count, err = answered(fromNode(ctx, n), portTargets(w.served(balancerAddresses)), near, 1)
+		count, err = answered(w.fromNode(ctx, n), portTargets(w.served(balancerAddresses)), near, 1)
 		answers += count
 		if err != nil {
 			return "", fmt.Errorf("%s: %w", n.Name, err)
@@ -311,7 +311,7 @@ spec:
 	}
 	clients := map[string]func([]string) ([]probe, error){}
 	for _, n := range w.Lab.Nodes() {
-		clients[n.Name] = fromNode(ctx, n)
+		clients[n.Name] = w.fromNode(ctx, n)
 	}
 	for _, p := range pods {
 		if p.Tenant != "red" {

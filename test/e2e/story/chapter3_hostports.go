@@ -124,10 +124,10 @@ func hostPortsReached(ctx context.Context, w *World) (_ string, err error) {
 		if m == w.Lab.External() { // its kernel has no SCTP
 			maps.DeleteFunc(served, func(t, _ string) bool { return strings.HasPrefix(t, "sctp:") })
 		}
-		if err := ask(m.Name, served, fromNode(ctx, m)); err != nil {
+		if err := ask(m.Name, served, w.fromNode(ctx, m)); err != nil {
 			return "", err
 		}
-		if _, err := reach(fromNode(ctx, m), kubelet); err != nil {
+		if _, err := reach(w.fromNode(ctx, m), kubelet); err != nil {
 			return "", fmt.Errorf("%s to kubelet: %w", m.Name, err)
 		}
 	}

@@ -121,7 +121,7 @@ func sctpReached(ctx context.Context, w *World) (string, error) {
 			return "", fmt.Errorf("pods to %q: %w", s.tenant, err)
 		}
 		err = each(w.Lab.Nodes(), func(n *lab.Node) error {
-			return count(answered(fromNode(ctx, n), everywhere, servers, 1))
+			return count(answered(w.fromNode(ctx, n), everywhere, servers, 1))
 		})
 		if err != nil {
 			return "", fmt.Errorf("nodes to node ports of %q: %w", s.tenant, err)

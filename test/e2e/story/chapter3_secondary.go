@@ -146,7 +146,7 @@ func localnetReach(ctx context.Context, w *World) (string, error) {
 		return "", fmt.Errorf("%d targets on quay, want %d", len(want), 3*len(pods)*len(w.Families))
 	}
 	for _, n := range append(slices.Clone(w.Lab.Nodes()), external) {
-		if _, err := reach(fromNode(ctx, n), want); err != nil {
+		if _, err := reach(w.fromNode(ctx, n), want); err != nil {
 			return "", fmt.Errorf("%s to pods on quay: %w", n.Name, err)
 		}
 	}

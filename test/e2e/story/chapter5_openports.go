@@ -45,7 +45,7 @@ func openPorts(ctx context.Context, w *World) (_ string, err error) {
 			func(list []string) ([]probe, error) { return w.check(ctx, p, "", 3*time.Second, list...) }})
 	}
 	for _, n := range w.Lab.Nodes() {
-		clients = append(clients, client{n.Name, fromNode(ctx, n),
+		clients = append(clients, client{n.Name, w.fromNode(ctx, n),
 			func(list []string) ([]probe, error) { return nodeProbe(ctx, n, 3*time.Second, list...) }})
 	}
 	refused := func(list []string) error {

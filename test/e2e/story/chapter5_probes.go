@@ -76,7 +76,7 @@ func othersRefused(ctx context.Context, w *World) (string, error) {
 	for _, t := range dropICMP(targets(plain.Default...)) {
 		want[t] = plain.Namespace + "/" + plain.Name
 	}
-	if _, err := reach(fromNode(ctx, w.Lab.Node(plain.Node)), want); err != nil {
+	if _, err := reach(w.fromNode(ctx, w.Lab.Node(plain.Node)), want); err != nil {
 		return "", fmt.Errorf("a process on the node does not reach a pod of the default network either: %w", err)
 	}
 	return fmt.Sprintf("%d refused, slowest %d ms", refused, slowest), nil
@@ -93,7 +93,7 @@ func rawRefused(ctx context.Context, w *World) (string, error) {
 	for _, t := range addrTargets("icmp", plain.Default, 0) {
 		want[t] = plain.Namespace + "/" + plain.Name
 	}
-	if _, err := reach(fromNode(ctx, w.Lab.Node(plain.Node)), want); err != nil {
+	if _, err := reach(w.fromNode(ctx, w.Lab.Node(plain.Node)), want); err != nil {
 		return "", fmt.Errorf("a raw ping does not reach a pod of the default network either: %w", err)
 	}
 	return fmt.Sprintf("%d pods", len(pods)), each(pods, func(p *pod) error {

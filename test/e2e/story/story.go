@@ -104,7 +104,7 @@ type shared struct {
 	baseline map[string]snapshot // by node, before the first fixture
 	arena    *arena
 	probers  map[proberOf]*prober
-	asking   chan struct{} // see ask
+	asking   chan struct{} // see inTurn
 }
 
 // NewWorld connects to the lab and puts the story's tools on its nodes.

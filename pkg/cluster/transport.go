@@ -68,10 +68,7 @@ func (c *transportCheck) Start(ctx context.Context) error {
 // error.
 func (c *transportCheck) check(ctx context.Context) error {
 	err := wait.PollUntilContextCancel(ctx, transportRetry, true, func(ctx context.Context) (bool, error) {
-		var nodes []metav1.PartialObjectMetadata
-		list := &metav1.PartialObjectMetadataList{}
-		list.SetGroupVersionKind(kube.Metadata("NodeList").GroupVersionKind())
-		err := kube.EachPage(ctx, c.live, list, func(page *metav1.PartialObjectMetadataList) { nodes = append(nodes, page.Items...) })
+		nodes, err := kube.ListMetadata(ctx, c.live, "Node")
 		if err != nil {
 			c.log.Warn("cannot read the nodes, will retry", "error", err)
 			return false, nil

@@ -6,6 +6,7 @@ import (
 	"context"
 	"slices"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -25,4 +26,13 @@ func EachPage[L client.ObjectList](ctx context.Context, live client.Reader, empt
 			return nil
 		}
 	}
+}
+
+// ListMetadata returns the metadata of all objects of a kind of the core group.
+func ListMetadata(ctx context.Context, live client.Reader, kind string, opts ...client.ListOption) ([]metav1.PartialObjectMetadata, error) {
+	var all []metav1.PartialObjectMetadata
+	empty := &metav1.PartialObjectMetadataList{}
+	empty.SetGroupVersionKind(Metadata(kind + "List").GroupVersionKind())
+	err := EachPage(ctx, live, empty, func(page *metav1.PartialObjectMetadataList) { all = append(all, page.Items...) }, opts...)
+	return all, err
 }

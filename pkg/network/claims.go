@@ -54,6 +54,3 @@ func (x *Claims[K]) Remove(thing K, c Claimant) {
 
 // Of returns a thing's claimants, the oldest first. The caller must not modify the list.
 func (x *Claims[K]) Of(thing K) []Claimant { return x.byThing[thing] }
-
-// Len returns how many things are claimed.
-func (x *Claims[K]) Len() int { return len(x.byThing) }

@@ -43,8 +43,8 @@ func TestClaims(t *testing.T) {
 					claimed++
 				}
 			}
-			if x.Len() != claimed {
-				t.Fatalf("%d things are claimed, want %d", x.Len(), claimed)
+			if len(x.byThing) != claimed {
+				t.Fatalf("%d things are claimed, want %d", len(x.byThing), claimed)
 			}
 		}
 	})

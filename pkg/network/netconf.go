@@ -169,10 +169,6 @@ func (c NetConf) Network(id int, plan Plan) (Network, error) {
 			n.MTU = plan.UnderlayMTU
 		}
 	}
-	if limit := plan.maxMTU(n); n.MTU > limit {
-		return n, fmt.Errorf("mtu %d is more than %d, which the nodes' network carries (underlay-mtu of the configuration, less %d bytes with an overlay): choose a lower value, or remove it",
-			n.MTU, limit, GeneveOverhead)
-	}
 	v4, v6 := n.Families()
 	if n.Role == RolePrimary {
 		n.JoinSubnets = withDefaults(n.JoinSubnets, plan.UDNJoin, v4, v6)

@@ -280,12 +280,17 @@ func TestMTU(t *testing.T) {
 		c.CNIVersion, c.Type, c.Name, c.NetAttachDefName = CNIVersion, CNIType, "cluster_udn_x", "ns/x"
 		for mtu, want := range map[int]int{0: tt.normal, 1300: 1300, tt.limit: tt.limit} {
 			c.MTU = mtu
-			if n, err := c.Network(1, plan); err != nil || n.MTU != want {
-				t.Errorf("%s, mtu %d: MTU %d, %v; want %d", tt.name, mtu, n.MTU, err, want)
+			n, err := c.Network(1, plan)
+			if err != nil || n.MTU != want || plan.CheckMTU(n) != nil {
+				t.Errorf("%s, mtu %d: MTU %d, %v, %v; want %d", tt.name, mtu, n.MTU, err, plan.CheckMTU(n), want)
 			}
 		}
 		c.MTU = tt.limit + 1
-		if _, err := c.Network(1, plan); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("mtu %d is", c.MTU)) {
+		n, err := c.Network(1, plan)
+		if err == nil {
+			err = plan.CheckMTU(n)
+		}
+		if err == nil || !strings.Contains(err.Error(), fmt.Sprintf("mtu %d is", c.MTU)) {
 			t.Errorf("%s, mtu %d: %v, want an error", tt.name, c.MTU, err)
 		}
 	}

@@ -70,17 +70,21 @@ const minMTU, maxMTU = 576, 65536
 // with IPv6, and room for options.
 const GeneveOverhead = 100
 
-// maxMTU returns the largest MTU that a network may have. A Localnet network's depends on its
-// physical network, which the plan does not know.
-func (p Plan) maxMTU(n Network) int {
+// CheckMTU returns an error if the network between nodes does not carry n's packets. A Localnet
+// network's depend on its physical network, which the plan does not know. Nodes do not call it:
+// they build networks that are there already when underlay-mtu is lowered.
+func (p Plan) CheckMTU(n Network) error {
+	limit, less := p.UnderlayMTU, ""
 	switch {
 	case n.Topology == Localnet:
-		return maxMTU
-	case n.Transport == TransportNoOverlay:
-		return p.UnderlayMTU
-	default:
-		return p.UnderlayMTU - GeneveOverhead
+		return nil
+	case n.Transport != TransportNoOverlay:
+		limit, less = limit-GeneveOverhead, fmt.Sprintf(", less %d bytes for Geneve", GeneveOverhead)
 	}
+	if n.MTU > limit {
+		return fmt.Errorf("mtu %d is more than %d, which the nodes' network carries (underlay-mtu of the configuration%s): choose a lower value, or remove it", n.MTU, limit, less)
+	}
+	return nil
 }
 
 type planPart struct {

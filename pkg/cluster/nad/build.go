@@ -3,6 +3,7 @@
 package nad
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -55,7 +56,7 @@ func Check(k Key, c network.NetConf, plan network.Plan) (network.Network, error)
 	if err != nil {
 		return n, err
 	}
-	return n, plan.Conflict(n)
+	return n, errors.Join(plan.Conflict(n), plan.CheckMTU(n))
 }
 
 // SameNetwork tells whether two NADs with the same network name configure the same

@@ -31,7 +31,7 @@ func (r *Reconciler) restore(ctx context.Context) error {
 		return fmt.Errorf("read the high-water mark of node ids: %w", err)
 	}
 	r.ids.Restore(mark, r.now())
-	nodes, err := r.list(ctx, "Node")
+	nodes, err := kube.ListMetadata(ctx, r.live, "Node")
 	if err != nil {
 		return fmt.Errorf("read node ids: %w", err)
 	}
@@ -80,7 +80,7 @@ func (r *Reconciler) deletedNodes(ctx context.Context, exists map[string]bool) (
 		}
 		exists[node] = true // one read per node
 		// The cache does not hold every pod's addresses.
-		all, err := r.list(ctx, "Pod", client.MatchingFields{"spec.nodeName": node})
+		all, err := kube.ListMetadata(ctx, r.live, "Pod", client.MatchingFields{"spec.nodeName": node})
 		if err != nil {
 			return nil, fmt.Errorf("read pods of deleted node %s: %w", node, err)
 		}
@@ -104,13 +104,4 @@ func idFromPods(n network.Network, pods []metav1.PartialObjectMetadata) int {
 		}
 	}
 	return 0
-}
-
-// list returns the metadata of all objects of a kind from the API server.
-func (r *Reconciler) list(ctx context.Context, kind string, opts ...client.ListOption) ([]metav1.PartialObjectMetadata, error) {
-	var all []metav1.PartialObjectMetadata
-	empty := &metav1.PartialObjectMetadataList{}
-	empty.SetGroupVersionKind(kube.Metadata(kind + "List").GroupVersionKind())
-	err := kube.EachPage(ctx, r.live, empty, func(page *metav1.PartialObjectMetadataList) { all = append(all, page.Items...) }, opts...)
-	return all, err
 }

@@ -87,6 +87,7 @@ func TestCheck(t *testing.T) {
 		{"default", func(c *network.NetConf) { c.Name = "default" }, "choose another"},
 		{"topology", func(c *network.NetConf) { c.Topology = "ring" }, "use layer3, layer2 or localnet"},
 		{"overlap", func(c *network.NetConf) { c.Subnets = "10.244.1.0/24" }, "cluster-subnets"},
+		{"mtu over the underlay's", func(c *network.NetConf) { c.MTU = 9000 }, "mtu 9000 is more than 1400"},
 	} {
 		nc := conf("blue")
 		c.change(&nc)

@@ -71,8 +71,8 @@ const minMTU, maxMTU = 576, 65536
 const GeneveOverhead = 100
 
 // CheckMTU returns an error if the network between nodes does not carry n's packets. A Localnet
-// network's depend on its physical network, which the plan does not know. Nodes do not call it:
-// they build networks that are there already when underlay-mtu is lowered.
+// network's depend on its physical network, which the plan does not know. It is for new
+// networks: one that exists when underlay-mtu is lowered goes on.
 func (p Plan) CheckMTU(n Network) error {
 	limit, less := p.UnderlayMTU, ""
 	switch {

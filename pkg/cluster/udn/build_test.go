@@ -258,7 +258,6 @@ func TestNetConfInvalid(t *testing.T) {
 		{"host subnet narrow", layer3(0, nil, udnv1.Layer3Subnet{CIDR: "10.1.0.0/16", HostSubnet: 31}), "host subnet length"},
 		{"overlap beyond 100", layer3(0, nil, udnv1.Layer3Subnet{CIDR: "10.1.0.0/16"}, udnv1.Layer3Subnet{CIDR: "10.1.2.0/24"}), "overlaps"},
 		{"mtu", layer3(100, nil, udnv1.Layer3Subnet{CIDR: "10.1.0.0/16"}), "mtu 100"},
-		{"mtu over the underlay's", layer3(9000, nil, udnv1.Layer3Subnet{CIDR: "10.1.0.0/16"}), "mtu 9000 is more than 1400"},
 		{"mtu IPv6", layer3(1000, nil, udnv1.Layer3Subnet{CIDR: "fd10::/48"}), "mtu 1000"},
 		{"join", layer3(0, []udnv1.CIDR{"x"}, udnv1.Layer3Subnet{CIDR: "10.1.0.0/16"}), "joinSubnets"},
 		{"join small", layer3(0, []udnv1.CIDR{"100.70.0.0/29"}, udnv1.Layer3Subnet{CIDR: "10.1.0.0/16"}), "too small"},

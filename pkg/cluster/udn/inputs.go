@@ -75,7 +75,13 @@ func (r *Reconciler) request(ctx context.Context, o Owner) (*Request, error) {
 // configuration and namespaces. It claims the namespaces and allocates the id.
 func (r *Reconciler) network(ctx context.Context, in *Inputs, have State) error {
 	req := in.Request
+	in.ID = r.networkIDs.IDOf(in.Owner.Network())
 	conf, nw, err := req.NetConf(r.cfg.Plan)
+	if err == nil && in.ID == 0 {
+		// A network that exists when underlay-mtu is lowered goes on: its nodes report what
+		// they carry.
+		err = r.cfg.Plan.CheckMTU(nw)
+	}
 	if err != nil {
 		in.Invalid = err.Error()
 	}
@@ -96,7 +102,6 @@ func (r *Reconciler) network(ctx context.Context, in *Inputs, have State) error 
 		}
 		in.Namespaces = append(in.Namespaces, ns)
 	}
-	in.ID = r.networkIDs.IDOf(in.Owner.Network())
 	if in.Invalid == "" {
 		if err := r.claim(ctx, in, have); err != nil {
 			return err

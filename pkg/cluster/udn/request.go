@@ -78,7 +78,7 @@ func (r *Request) NetConf(plan network.Plan) (network.NetConf, network.Network, 
 	if err != nil {
 		return c, n, err
 	}
-	return c, n, errors.Join(plan.Conflict(n), plan.CheckMTU(n))
+	return c, n, plan.Conflict(n)
 }
 
 func (r *Request) layer3(c *network.NetConf, plan network.Plan) error {

@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"bulkhead/test/adversary/way"
+	"bulkhead/test/lab"
 )
 
 const (
@@ -21,6 +22,14 @@ const (
 	etcdPort    = 2379  // a server on the node, which the check starts and stops
 	freePort    = 6443  // no server on this node
 )
+
+// greenBalancer leads to green-1. Each node answers health checks of it at a port of its own.
+const greenBalancer = `
+apiVersion: v1
+kind: Service
+metadata: {name: balancer, namespace: green}
+spec: {ipFamilyPolicy: PreferDualStack, type: LoadBalancer, externalTrafficPolicy: Local, selector: {pod: green-1}, ports: [{port: 80, targetPort: 8080}]}
+`
 
 // thief is a host-network pod of amber whose probes name ports of the node's servers.
 func (a *arena) thief() (*pod, string) {
@@ -113,6 +122,15 @@ func (a *arena) capture(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	if err := a.w.Lab.Apply(ctx, greenBalancer); err != nil {
+		return "", err
+	}
+	defer func() { _ = a.w.Lab.Delete(context.WithoutCancel(ctx), greenBalancer) }()
+	balancer, err := a.w.Lab.Client().CoreV1().Services("green").Get(ctx, "balancer", metav1.GetOptions{})
+	if err != nil {
+		return "", err
+	}
+	healthPort := int(balancer.Spec.HealthCheckNodePort)
 	p, manifest := a.thief()
 	if err := a.w.Lab.Apply(ctx, manifest); err != nil {
 		return "", err
@@ -124,7 +142,7 @@ func (a *arena) capture(ctx context.Context) (string, error) {
 	}
 	thief := player{pod: p, container: "c0"}
 	m := newMatch(a.w)
-	ports := []int{kubeletPort, etcdPort, freePort}
+	ports := []int{kubeletPort, etcdPort, freePort, healthPort}
 	var ears []way.Listener
 	// Two sockets share a UDP port of the node only if both are bound to devices.
 	kinds := func(port int) []string {
@@ -171,6 +189,16 @@ func (a *arena) capture(ctx context.Context) (string, error) {
 	// The administrator may enter a network, also by the node's address in it.
 	if err := m.play(ctx, pointers(attempts)); err != nil {
 		return "", err
+	}
+	// Load balancers are told of green's endpoint while amber's pod listens on their port.
+	health := map[string]string{}
+	for _, ip := range addrs(a.near) {
+		health[fmt.Sprintf("%s/%d", ip, healthPort)] = healthAnswer(1)
+	}
+	for _, from := range []*lab.Node{a.w.Lab.External(), a.far} {
+		if err := a.w.healthAnswers(ctx, from, health); err != nil {
+			return "", err
+		}
 	}
 	// A server that held a port may return: the port stays reserved for it.
 	etcd.Kill()

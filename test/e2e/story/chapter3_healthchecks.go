@@ -79,26 +79,11 @@ spec: {ipFamilyPolicy: PreferDualStack, type: LoadBalancer, externalTrafficPolic
 	var answers atomic.Int32
 	ask := func() error {
 		return each(w.machines(), func(from *lab.Node) error {
-			return w.Lab.Wait(ctx, "health checks from "+from.Name, func(ctx context.Context) (bool, string, error) {
-				res, err := from.Run(ctx, fmt.Sprintf(healthScript, strings.Join(slices.Sorted(maps.Keys(want)), " ")))
-				if err != nil {
-					return false, "", err
-				}
-				var wrong []string
-				for line := range strings.Lines(res.Stdout) {
-					at, got, _ := strings.Cut(strings.TrimSpace(line), " ")
-					if got != want[at] {
-						wrong = append(wrong, fmt.Sprintf("%s: %s, want %s", at, got, want[at]))
-					}
-				}
-				if n := strings.Count(res.Stdout, "\n"); n != len(want) {
-					wrong = append(wrong, fmt.Sprintf("%d answers, want %d: %s", n, len(want), res.Stderr))
-				}
-				if len(wrong) == 0 {
-					answers.Add(int32(len(want)))
-				}
-				return len(wrong) == 0, strings.Join(wrong, "; "), nil
-			})
+			err := w.healthAnswers(ctx, from, want)
+			if err == nil {
+				answers.Add(int32(len(want)))
+			}
+			return err
 		})
 	}
 	if err := ask(); err != nil {
@@ -112,6 +97,27 @@ spec: {ipFamilyPolicy: PreferDualStack, type: LoadBalancer, externalTrafficPolic
 	}
 	err := ask()
 	return fmt.Sprintf("%d answers", answers.Load()), err
+}
+
+// healthAnswers waits until from receives the answers of health checks that it should, by address/port.
+func (w *World) healthAnswers(ctx context.Context, from *lab.Node, want map[string]string) error {
+	return w.Lab.Wait(ctx, "health checks from "+from.Name, func(ctx context.Context) (bool, string, error) {
+		res, err := from.Run(ctx, fmt.Sprintf(healthScript, strings.Join(slices.Sorted(maps.Keys(want)), " ")))
+		if err != nil {
+			return false, "", err
+		}
+		var wrong []string
+		for line := range strings.Lines(res.Stdout) {
+			at, got, _ := strings.Cut(strings.TrimSpace(line), " ")
+			if got != want[at] {
+				wrong = append(wrong, fmt.Sprintf("%s: %s, want %s", at, got, want[at]))
+			}
+		}
+		if n := strings.Count(res.Stdout, "\n"); n != len(want) {
+			wrong = append(wrong, fmt.Sprintf("%d answers, want %d: %s", n, len(want), res.Stderr))
+		}
+		return len(wrong) == 0, strings.Join(wrong, "; "), nil
+	})
 }
 
 // healthAnswer is what a node with so many endpoints of a service answers.

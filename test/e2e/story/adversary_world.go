@@ -312,9 +312,10 @@ func gatewaysOf(nodes []netip.Addr) []netip.Prefix {
 	return out
 }
 
-// deleteNamespace deletes a namespace and waits until it is gone.
+// deleteNamespace deletes a namespace and waits until it is gone. Its pods are deleted first:
+// while there are some, the namespace controller looks again after twice the time.
 func (w *World) deleteNamespace(ctx context.Context, name string) error {
-	if err := w.stopPods(ctx, name); err != nil {
+	if err := w.deletePods(ctx, name); err != nil {
 		return err
 	}
 	if err := w.Lab.Client().CoreV1().Namespaces().Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {

@@ -28,7 +28,7 @@ func (b *bench) measureChanges(ctx context.Context, r *result) error {
 	}{
 		{"pod", func(k int) error { return b.createPod(ctx, s.topologyOf(spread(k)), spread(k), s.pods+k, 0) }, true},
 		{"service", func(k int) error { return b.createService(ctx, s, spread(k), s.services+k) }, false},
-		{"network", func(k int) error { return b.createNetwork(ctx, s.topologyOf(k), s.networks+k) }, false},
+		{"network", func(k int) error { return b.createNetwork(ctx, s, s.networks+k) }, false},
 		{"node", func(k int) error { return b.createNode(ctx, s.nodes+k) }, false},
 	} {
 		var costs []change

@@ -29,6 +29,7 @@ type options struct {
 	wideNodes  int
 	remotePods int
 	flows      bool
+	routes     []int
 	controller string
 	progress   func(format string, args ...any)
 }
@@ -37,6 +38,7 @@ var errMissed = errors.New("targets were missed")
 
 func main() {
 	o := options{progress: report.Progress(os.Stderr)}
+	routes := flag.String("routes", "0", "numbers of routes that BGP has learned, e.g. 1000,10000; \"0\" skips them. Needs an empty network namespace")
 	sizes := flag.String("sizes", "10,100,500", "numbers of networks, each with 10 pods on 3 nodes and 5 services; the first and the last are compared; \"0\" skips them")
 	flag.IntVar(&o.wide, "wide", 500, "networks without pods on many nodes; 0 skips it")
 	flag.IntVar(&o.wideNodes, "wide-nodes", 100, "nodes of those networks")
@@ -46,21 +48,32 @@ func main() {
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	for _, s := range strings.Split(*sizes, ",") {
-		n, err := strconv.Atoi(s)
-		if *sizes == "0" {
-			break
-		}
-		if err != nil || n < 1 {
-			fmt.Fprintf(os.Stderr, "bench-zone: -sizes: %q is not a number of networks\n", s)
-			os.Exit(1)
-		}
-		o.sizes = append(o.sizes, n)
+	var err error
+	if o.sizes, err = numbers("-sizes", *sizes); err == nil {
+		o.routes, err = numbers("-routes", *routes)
 	}
-	if err := run(ctx, o); err != nil {
+	if err == nil {
+		err = run(ctx, o)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench-zone:", err)
 		os.Exit(1)
 	}
+}
+
+// numbers parses the value of a flag; "0" is none.
+func numbers(flag, value string) (out []int, err error) {
+	if value == "0" {
+		return nil, nil
+	}
+	for text := range strings.SplitSeq(value, ",") {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 1 {
+			return nil, fmt.Errorf("%s: %q is not a positive number", flag, text)
+		}
+		out = append(out, n)
+	}
+	return out, nil
 }
 
 func run(ctx context.Context, o options) error {
@@ -83,6 +96,7 @@ type measured struct {
 	sizes        []*result
 	wide, remote *result
 	flows        []flowCount
+	learned      []learned
 }
 
 // measureAll measures what the options ask for. After a failure it returns what it has
@@ -107,7 +121,12 @@ func measureAll(ctx context.Context, o options) (m measured, err error) {
 		}
 	}
 	if o.wide > 0 {
-		m.wide, err = runShape(ctx, o, shape{networks: o.wide, nodes: o.wideNodes})
+		if m.wide, err = runShape(ctx, o, shape{networks: o.wide, nodes: o.wideNodes}); err != nil {
+			return m, err
+		}
+	}
+	if len(o.routes) > 0 {
+		m.learned, err = measureRoutes(ctx, o)
 	}
 	return m, err
 }

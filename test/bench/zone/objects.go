@@ -70,7 +70,7 @@ var cudns = schema.GroupVersionResource{Group: "k8s.ovn.org", Version: "v1", Res
 
 // createNetwork creates network i, dual stack, and its namespace. All networks have
 // the same subnets.
-func (c *cluster) createNetwork(ctx context.Context, t network.Topology, i int) error {
+func (c *cluster) createNetwork(ctx context.Context, s shape, i int) error {
 	name := networkName(i)
 	_, err := c.kube.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{
 		Name: name, Labels: map[string]string{network.LabelPrimaryUDN: "", "bench": name},
@@ -81,8 +81,11 @@ func (c *cluster) createNetwork(ctx context.Context, t network.Topology, i int) 
 	spec := map[string]any{"topology": "Layer3", "layer3": map[string]any{"role": "Primary", "subnets": []any{
 		map[string]any{"cidr": "10.20.0.0/16", "hostSubnet": int64(24)}, map[string]any{"cidr": "fd20::/48", "hostSubnet": int64(64)},
 	}}}
-	if t == network.Layer2 {
+	if s.topologyOf(i) == network.Layer2 {
 		spec = map[string]any{"topology": "Layer2", "layer2": map[string]any{"role": "Primary", "subnets": []any{"10.20.0.0/16", "fd20::/64"}}}
+	}
+	if s.noOverlay {
+		spec["transport"], spec["noOverlayOptions"] = "NoOverlay", map[string]any{"outboundSNAT": "Disabled", "routing": "Unmanaged"}
 	}
 	_, err = c.dynamic.Resource(cudns).Create(ctx, &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": "k8s.ovn.org/v1", "kind": "ClusterUserDefinedNetwork", "metadata": map[string]any{"name": name},

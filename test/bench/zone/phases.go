@@ -23,6 +23,7 @@ type shape struct {
 	networks, nodes int
 	services, pods  int // of each network; pods are spread over all nodes
 	topology        network.Topology
+	noOverlay       bool
 	changes         bool // measure changes and a restart too
 }
 
@@ -39,7 +40,6 @@ type result struct {
 	cpu        time.Duration // of the zone
 	peak       int64         // of the zone, and of the one after the restart
 	traffic    traffic
-	ports      int // bound
 	flows      int // OpenFlow flows of br-int
 	logical    int // logical flows
 	daemons    []daemon
@@ -80,27 +80,34 @@ type bench struct {
 	pids  map[string]*exec.Cmd
 }
 
-func runShape(ctx context.Context, o options, s shape) (_ *result, err error) {
+func runShape(ctx context.Context, o options, s shape) (*result, error) {
+	r := &result{shape: s}
+	if err := withShape(ctx, o, s, func(b *bench) error { return b.measure(ctx, r) }); err != nil {
+		return nil, err
+	}
+	return r, nil
+}
+
+// withShape calls f with a cluster that has all objects of a shape, and a node with empty databases.
+func withShape(ctx context.Context, o options, s shape, f func(*bench) error) (err error) {
 	o.progress("%s: create the objects", s)
 	c, err := startCluster(ctx, o.controller)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	b := &bench{cluster: c, o: o, shape: s}
 	defer func() { err = errors.Join(err, c.stop()) }()
 	if err := b.createObjects(ctx); err != nil {
-		return nil, fmt.Errorf("create the objects of %s: %w", s, err)
+		return fmt.Errorf("create the objects of %s: %w", s, err)
 	}
-	r := &result{shape: s}
 	// A first zone gives the node's pods their addresses; its databases are dropped.
 	if err := b.withNode(func() error { return b.assignAddresses(ctx) }); err != nil {
-		return nil, fmt.Errorf("assign addresses: %w", err)
+		return fmt.Errorf("assign addresses: %w", err)
 	}
-	err = b.withNode(func() error { return b.measure(ctx, r) })
-	if err != nil {
-		return nil, fmt.Errorf("measure %s: %w", s, err)
+	if err := b.withNode(func() error { return f(b) }); err != nil {
+		return fmt.Errorf("measure %s: %w", s, err)
 	}
-	return r, nil
+	return nil
 }
 
 // createObjects creates what the shape has and waits until the cluster role is done
@@ -110,7 +117,7 @@ func (b *bench) createObjects(ctx context.Context) error {
 	if err := each(ctx, s.nodes, b.createNode); err != nil {
 		return err
 	}
-	if err := each(ctx, s.networks, func(ctx context.Context, i int) error { return b.createNetwork(ctx, s.topologyOf(i), i) }); err != nil {
+	if err := each(ctx, s.networks, func(ctx context.Context, i int) error { return b.createNetwork(ctx, s, i) }); err != nil {
 		return err
 	}
 	if err := b.poll(ctx, "the cluster role has given ids to all nodes and networks", func() error { return b.checkIDs(ctx) }); err != nil {
@@ -233,8 +240,8 @@ func (b *bench) assignAddresses(ctx context.Context) error {
 	})
 }
 
-// measure starts a zone on empty databases and measures it.
-func (b *bench) measure(ctx context.Context, r *result) error {
+// startOVN starts OVN with empty databases. An interface on each network waits for its pod's port.
+func (b *bench) startOVN(ctx context.Context) error {
 	central, err := b.host.StartCentral()
 	if err != nil {
 		return err
@@ -246,12 +253,19 @@ func (b *bench) measure(ctx context.Context, r *result) error {
 	b.pids = map[string]*exec.Cmd{"NB server": central.NB, "SB server": central.SB, "ovn-northd": central.Northd,
 		"ovn-controller": ovs.Controller, "ovs-vswitchd": ovs.VSwitchd}
 	if b.shape.pods > 0 {
-		for i := range b.shape.networks { // one interface on each network waits for its port
+		for i := range b.shape.networks {
 			if err := b.bind(ctx, i, podName(0)); err != nil {
 				return err
 			}
-			r.ports++
 		}
+	}
+	return nil
+}
+
+// measure starts a zone on empty databases and measures it.
+func (b *bench) measure(ctx context.Context, r *result) error {
+	if err := b.startOVN(ctx); err != nil {
+		return err
 	}
 	b.o.progress("%s: start the zone on empty databases", b.shape)
 	start := time.Now()
@@ -265,7 +279,9 @@ func (b *bench) measure(ctx context.Context, r *result) error {
 	}
 	r.traffic = b.proxy.traffic()
 	r.committed = r.traffic.last.Sub(start)
+	var err error
 	if r.cpu, err = proc.CPU(b.zone.Process.Pid); err != nil {
+		f.stop()
 		return err
 	}
 	m, err := f.finish(r.traffic.last)

@@ -75,6 +75,7 @@ func figures(m measured) []report.Figure {
 		addSize(m.wide, maxWideMemory)
 	}
 	out = append(out, growth(m.sizes)...)
+	out = append(out, routeFigures(m.learned)...)
 	for _, f := range m.flows {
 		limit, name := maxFlowsAlone, "alone"
 		if f.nodes > 1 {

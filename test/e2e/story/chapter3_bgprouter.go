@@ -14,17 +14,30 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"bulkhead/pkg/network"
+	"bulkhead/test/lab"
 )
 
-// mist is a network without an overlay whose routes a route reflector outside the cluster passes on.
+// mist is a network without an overlay whose routes a router outside the cluster passes on.
 
 const (
 	mistASN  = 64512 // that of the lab's managed fabric: a router has one
 	mistPort = 8073
 )
 
-func (w *World) mistRouter() bgpRouter {
-	r := bgpRouter{name: "mist", asn: mistASN, nodes: mistASN}
+// mistSessions are the sessions that the nodes have in turn.
+var mistSessions = []struct {
+	name string
+	asn  int  // of the router
+	mesh bool // and iBGP sessions of each node with each other one
+}{
+	{"a route reflector", mistASN, false},
+	{"eBGP", 65002, false},
+	{"eBGP beside a mesh", 65002, true},
+}
+
+// mistRouter is the router with its i-th kind of sessions.
+func (w *World) mistRouter(i int) bgpRouter {
+	r := bgpRouter{name: "mist", asn: mistSessions[i].asn, nodes: mistASN}
 	for _, a := range addrs(w.Lab.External()) {
 		bits := 24
 		if a.Is6() {
@@ -35,22 +48,38 @@ func (w *World) mistRouter() bgpRouter {
 	return r
 }
 
-// setUpMist creates the network, its RouteAdvertisements and the router.
-func setUpMist(ctx context.Context, w *World) error {
+// startMist starts the router with the i-th kind of sessions, and configures the nodes for them.
+func (w *World) startMist(ctx context.Context, i int) error {
 	external := w.Lab.External()
 	var neighbors strings.Builder
-	for _, a := range addrs(external) {
-		fmt.Fprintf(&neighbors, `{address: "%s", asn: %d}, `, a, mistASN)
+	add := func(n *lab.Node, asn int) {
+		for _, a := range addrs(n) {
+			fmt.Fprintf(&neighbors, `{address: "%s", asn: %d}, `, a, asn)
+		}
 	}
-	if err := w.script(ctx, external, w.mistRouter().start()); err != nil {
+	add(external, mistSessions[i].asn)
+	if mistSessions[i].mesh { // each node leaves itself out
+		for _, n := range w.Lab.Nodes() {
+			add(n, mistASN)
+		}
+	}
+	if err := w.script(ctx, external, w.mistRouter(i).start()); err != nil {
 		return fmt.Errorf("start the router: %w", err)
 	}
-	if err := w.Lab.Apply(ctx, w.noOverlayNetwork("mist", "router: outside", 94, "Disabled", "Unmanaged")+fmt.Sprintf(`
+	return w.Lab.Apply(ctx, fmt.Sprintf(`
 apiVersion: frrk8s.metallb.io/v1beta1
 kind: FRRConfiguration
 metadata: {name: mist, namespace: %s, labels: {fabric: outside}}
 spec: {bgp: {routers: [{asn: %d, neighbors: [%s]}]}}
----
+`, frrNamespace, mistASN, neighbors.String()))
+}
+
+// setUpMist creates the network, its RouteAdvertisements and the router.
+func setUpMist(ctx context.Context, w *World) error {
+	if err := w.startMist(ctx, 0); err != nil {
+		return err
+	}
+	if err := w.Lab.Apply(ctx, w.noOverlayNetwork("mist", "router: outside", 94, "Disabled", "Unmanaged")+`
 apiVersion: k8s.ovn.org/v1
 kind: RouteAdvertisements
 metadata: {name: mist}
@@ -61,7 +90,7 @@ spec:
   networkSelectors:
   - networkSelectionType: ClusterUserDefinedNetworks
     clusterUserDefinedNetworkSelector: {networkSelector: {matchLabels: {router: outside}}}
-`, frrNamespace, mistASN, neighbors.String())); err != nil {
+`); err != nil {
 		return err
 	}
 	if err := w.conditions(ctx, cudns, "", "mist", "True"); err != nil {
@@ -81,12 +110,13 @@ func undoMist(ctx context.Context, w *World) error {
 	if err := w.dynamic.Resource(frrConfigurations).Namespace(frrNamespace).Delete(ctx, "mist", metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		return err
 	}
-	return w.script(ctx, w.Lab.External(), w.mistRouter().stop())
+	return w.script(ctx, w.Lab.External(), w.mistRouter(0).stop())
 }
 
 // routerReached has mist's pods ask each other and a server outside, which sees their own addresses, and
 // the router ask the pods. Then the router's daemons are killed, which ends the nodes' routes, and pods
-// reach each other again when the router is back.
+// reach each other again when the router is back. If everything is played, all of it again with the
+// other kinds of sessions: with a mesh, the pods reach each other without the router, too.
 func routerReached(ctx context.Context, w *World) (string, error) {
 	external, pods := w.Lab.External(), w.tenant("mist")
 	server, err := external.Start(ctx, fmt.Sprintf("exec %s/netprobe serve --name outside --listen :%d", toolsDir, mistPort))
@@ -140,26 +170,60 @@ func routerReached(ctx context.Context, w *World) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if len(pods) > 1 {
-		if err := w.routerGone(ctx, pods[0], pods[len(pods)-1]); err != nil {
+	var played []string
+	for i, sessions := range mistSessions {
+		if i > 0 && !w.Full {
+			break
+		}
+		if i > 0 {
+			if err := w.script(ctx, external, w.mistRouter(0).stop()); err != nil {
+				return "", fmt.Errorf("stop the router: %w", err)
+			}
+			if err := w.startMist(ctx, i); err != nil {
+				return "", err
+			}
+			if _, err := reached(); err != nil {
+				return "", fmt.Errorf("by %s: %w", sessions.name, err)
+			}
+			if err := w.noDifferences(ctx, "mist", network.VRFDefault); err != nil {
+				return "", fmt.Errorf("by %s: %w", sessions.name, err)
+			}
+		}
+		if len(pods) == 1 {
+			continue
+		}
+		if err := w.killMist(ctx); err != nil {
 			return "", err
 		}
-		if err := w.script(ctx, external, w.mistRouter().start()); err != nil {
-			return "", fmt.Errorf("start the router again: %w", err)
+		if sessions.mesh {
+			err = w.reachedByMesh(ctx, pods)
+		} else {
+			err = w.routesGone(ctx, pods[0], pods[len(pods)-1])
+		}
+		if err != nil {
+			return "", fmt.Errorf("by %s, while the router is away: %w", sessions.name, err)
+		}
+		if err := w.startMist(ctx, i); err != nil {
+			return "", err
 		}
 		if _, err := reached(); err != nil {
-			return "", fmt.Errorf("after the router was away: %w", err)
+			return "", fmt.Errorf("by %s, after the router was away: %w", sessions.name, err)
 		}
+		played = append(played, sessions.name)
 	}
-	return fmt.Sprintf("%s; %d denied attempts", figures, denied), nil
+	return fmt.Sprintf("%s; %d denied attempts; %s", figures, denied, strings.Join(played, ", ")), nil
 }
 
-// routerGone kills the router's daemons, and waits until one pod does not reach the other.
-func (w *World) routerGone(ctx context.Context, from, to *pod) error {
-	external, router := w.Lab.External(), w.mistRouter()
-	if err := w.script(ctx, external, fmt.Sprintf(`kill -KILL "$(cat %s/zebra.pid)" && kill -KILL "$(cat %[1]s/bgpd.pid)"`, router.dir())); err != nil {
+// killMist kills the router's daemons.
+func (w *World) killMist(ctx context.Context) error {
+	if err := w.script(ctx, w.Lab.External(), fmt.Sprintf(`kill -KILL "$(cat %s/zebra.pid)" && kill -KILL "$(cat %[1]s/bgpd.pid)"`, w.mistRouter(0).dir())); err != nil {
 		return fmt.Errorf("kill the router's daemons: %w", err)
 	}
+	return nil
+}
+
+// routesGone waits until one pod does not reach the other.
+func (w *World) routesGone(ctx context.Context, from, to *pod) error {
 	list := targets(to.Primary...)
 	return w.Lab.Wait(ctx, to.Name+" to be unreachable without routes", func(ctx context.Context) (bool, string, error) {
 		got, err := w.check(ctx, from, "", 2*time.Second, list...)
@@ -169,4 +233,18 @@ func (w *World) routerGone(ctx context.Context, from, to *pod) error {
 		err = reachedAny(from.Name, got)
 		return err == nil, fmt.Sprint(err), nil
 	})
+}
+
+// reachedByMesh has pods ask each other when no node has a session with the router any more.
+func (w *World) reachedByMesh(ctx context.Context, pods []*pod) error {
+	for _, n := range w.Lab.Nodes() {
+		if err := w.Lab.Wait(ctx, "the sessions of "+n.Name+" with the router to be gone", func(ctx context.Context) (bool, string, error) {
+			up, text, err := established(ctx, n, addrs(w.Lab.External()))
+			return up == 0, text, err
+		}); err != nil {
+			return err
+		}
+	}
+	_, err := w.mesh(ctx, pods)
+	return err
 }

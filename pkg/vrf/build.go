@@ -231,9 +231,9 @@ func unreachableRoutes(in Inputs, table int) []Route {
 	return out
 }
 
-// routesOut returns the network's routes out of the node: the default route and, in local gateway
-// mode, in which pods use them, those to the node's own link, and to other networks' gateway
-// routers, which have their node ports.
+// routesOut returns the network's routes out of the node: the default route, those to the node's own
+// link and, in local gateway mode, in which pods use them, those to other networks' gateway routers,
+// which have their node ports.
 func routesOut(net network.Network, node network.Node, plan network.Plan, table int) []Route {
 	v4, v6 := net.Families()
 	node.NextHops = network.FilterFamilies(node.NextHops, v4, v6)
@@ -242,13 +242,13 @@ func routesOut(net network.Network, node network.Node, plan network.Plan, table 
 	if !net.OwnVRFOnly() { // else BGP brings the routes
 		to = append(to, netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0))
 	}
+	for _, a := range network.FilterFamilies(node.Addresses, v4, v6) {
+		if node.Bridge != "" && !a.IsSingleIP() {
+			out = append(out, Route{Table: table, Dst: a.Masked(), Dev: node.Bridge, Metric: RouteMetric})
+		}
+	}
 	if node.Mode == network.LocalGateway {
 		to = append(to, plan.Masquerade...)
-		for _, a := range network.FilterFamilies(node.Addresses, v4, v6) {
-			if node.Bridge != "" && !a.IsSingleIP() {
-				out = append(out, Route{Table: table, Dst: a.Masked(), Dev: node.Bridge, Metric: RouteMetric})
-			}
-		}
 	}
 	return append(out, routesVia(node, table, to)...)
 }

@@ -32,7 +32,8 @@ func testPlan() network.Plan {
 
 func testNode() network.Node {
 	return network.Node{Name: "n1", ID: 3, Bridge: "br-ex", Mode: network.SharedGateway,
-		NextHops: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}}
+		Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.10/24"), netip.MustParsePrefix("2001:db8::10/64"), netip.MustParsePrefix("192.0.2.99/32")},
+		NextHops:  []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}}
 }
 
 func testNet(id int, name string, cidrs ...string) network.Network {
@@ -50,7 +51,7 @@ func testNet(id int, name string, cidrs ...string) network.Network {
 func TestBuildGolden(t *testing.T) {
 	dflt := network.Network{ID: 0, Name: "default", Topology: network.Layer3, Role: network.RolePrimary, MTU: 1400, Subnets: testPlan().ClusterSubnets}
 	local := testNode()
-	local.Mode, local.Addresses = network.LocalGateway, []netip.Prefix{netip.MustParsePrefix("192.0.2.10/24"), netip.MustParsePrefix("2001:db8::10/64"), netip.MustParsePrefix("192.0.2.99/32")}
+	local.Mode = network.LocalGateway
 	noOverlay := testNet(9, "cluster_udn_flat", "10.40.0.0/16/24")
 	noOverlay.Transport, noOverlay.AdvertisedVRFs = network.TransportNoOverlay, "default"
 	flatDefault, advertised := dflt, testNet(7, "cluster_udn_blue", "10.20.0.0/16", "fd20::/64")

@@ -19,7 +19,7 @@ func hostNetworkChecks() []Check {
 	return []Check{
 		check("an unmodified server in red's host-network pod answers red's pods at the node's red address", hostServerReached),
 		check("it answers neither blue nor the node's default address", hostServerConfined),
-		check("an unmodified client there reaches red's pods, its loopback and the node's address, as root", func(ctx context.Context, w *World) (string, error) {
+		check("an unmodified client there reaches red's pods, its loopback, and the addresses of nodes and other hosts, as root", func(ctx context.Context, w *World) (string, error) {
 			return hostClient(ctx, w, "root", 8090)
 		}),
 		check("the same as a user without any capability", func(ctx context.Context, w *World) (string, error) {
@@ -178,12 +178,11 @@ func hostServerConfined(ctx context.Context, w *World) (string, error) {
 	return fmt.Sprintf("%d pods, %d nodes", len(others), len(w.Lab.Nodes())), nil
 }
 
-func hostClient(ctx context.Context, w *World, container string, nodePort uint16) (string, error) {
+func hostClient(ctx context.Context, w *World, container string, port uint16) (string, error) {
 	p, err := w.pod("red-host")
 	if err != nil {
 		return "", err
 	}
-	node := w.Lab.Node(p.Node)
 	want := map[string]string{}
 	for _, a := range w.loopback() {
 		at := netip.AddrPortFrom(a, 8089).String()
@@ -204,24 +203,16 @@ func hostClient(ctx context.Context, w *World, container string, nodePort uint16
 		delete(want, "icmp:127.0.0.1")
 		delete(want, "icmp:::1")
 	}
-	// A server on the node, outside the tenant, at the node's address.
-	srv, err := node.Start(ctx, fmt.Sprintf("%s/netprobe serve --name node --listen :%d", toolsDir, nodePort))
+	// Servers outside the tenant, at the addresses of this node, the others and the external machine.
+	stop, err := w.serveOnMachines(ctx, port)
 	if err != nil {
 		return "", err
 	}
-	defer srv.Kill()
-	for _, t := range append(addrTargets("tcp", addrs(node), nodePort), addrTargets("udp", addrs(node), nodePort)...) {
-		want[t] = "node"
-	}
-	err = w.Lab.Wait(ctx, "the node's server to listen", func(ctx context.Context) (bool, string, error) {
-		got, err := nodeProbe(ctx, node, probeTime, fmt.Sprintf("tcp:127.0.0.1:%d", nodePort))
-		if err != nil {
-			return false, "", err
+	defer stop()
+	for _, m := range w.machines() {
+		for _, t := range append(addrTargets("tcp", addrs(m), port), addrTargets("udp", addrs(m), port)...) {
+			want[t] = m.Name
 		}
-		return got[0].OK, got[0].Detail, nil
-	})
-	if err != nil {
-		return "", err
 	}
 	if _, err := w.reach(ctx, p, container, want); err != nil {
 		return "", fmt.Errorf("%s in red's host-network pod: %w", container, err)

@@ -16,8 +16,8 @@ func hostServiceChecks() []Check {
 }
 
 // hostServicesReached has processes of tenants' host-network pods ask their network's services
-// until all endpoints, and nobody else, have answered, the API server and the name servers, and try
-// other networks' services and other ports.
+// until all endpoints, and nobody else, have answered, the API server, the name servers, and every
+// network's node ports on other nodes, and try other networks' services and other ports.
 func hostServicesReached(ctx context.Context, w *World) (string, error) {
 	api, err := w.apiServerAddress(ctx)
 	if err != nil {
@@ -41,6 +41,11 @@ func hostServicesReached(ctx context.Context, w *World) (string, error) {
 		ask := func(targets []string) ([]probe, error) { return w.ask(ctx, p, from.container, targets) }
 		forbidden := []string{"udp:" + api.String(), "tcp:" + netip.AddrPortFrom(api.Addr(), 6443).String()}
 		for _, s := range storyServices {
+			n, err := w.otherNodesAnswer(ctx, p, s.namespace, s.tenant, ask)
+			answers.Add(int32(n))
+			if err != nil {
+				return fmt.Errorf("%s %s: %w", from.pod, from.container, err)
+			}
 			web, err := w.clusterIPs(ctx, s.namespace, "web", 80)
 			if err != nil {
 				return err
@@ -50,7 +55,7 @@ func hostServicesReached(ctx context.Context, w *World) (string, error) {
 				continue
 			}
 			endpoints := w.webServers(s.tenant, s.namespace)
-			n, err := answered(ask, web, endpoints, len(endpoints))
+			n, err = answered(ask, web, endpoints, len(endpoints))
 			answers.Add(int32(n))
 			if err != nil {
 				return fmt.Errorf("%s %s to service %s/web: %w", from.pod, from.container, s.namespace, err)
@@ -72,4 +77,30 @@ func hostServicesReached(ctx context.Context, w *World) (string, error) {
 		return reachedAny(from.pod+" "+from.container, got)
 	})
 	return fmt.Sprintf("%d answers, %d denied attempts", answers.Load(), tried.Load()), err
+}
+
+// otherNodesAnswer asks the node ports of a network's service at the nodes other than the process's own.
+func (w *World) otherNodesAnswer(ctx context.Context, from *pod, namespace, tenant string, ask func([]string) ([]probe, error)) (int, error) {
+	var servers, at []string
+	for _, e := range w.endpoints(namespace, tenant) {
+		servers = append(servers, e.Namespace+"/"+e.Name)
+	}
+	for _, n := range w.Lab.Nodes() {
+		if n.Name == from.Node {
+			continue
+		}
+		list, err := w.nodePorts(ctx, namespace, addrs(n))
+		if err != nil {
+			return 0, err
+		}
+		at = append(at, list...)
+	}
+	if len(at) == 0 {
+		return 0, nil
+	}
+	answers, err := answered(ask, at, servers, 1)
+	if err != nil {
+		return answers, fmt.Errorf("node ports of tenant %q on other nodes: %w", tenant, err)
+	}
+	return answers, nil
 }

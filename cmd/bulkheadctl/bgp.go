@@ -61,9 +61,7 @@ func bgpStatus(st state) (bgpstatus.Status, map[string]int, error) {
 		if known.Announced() {
 			x.VRFs = append(x.VRFs, network.VRFDefault)
 		}
-		if known.AnnouncedInOwnVRF() {
-			x.VRFs = append(x.VRFs, n.VRF)
-		}
+		x.VRFs = append(x.VRFs, known.OtherVRFs(n.VRF)...)
 		for _, text := range n.HostSubnets {
 			p, err := netip.ParsePrefix(text)
 			if err != nil {

@@ -79,9 +79,10 @@ func hasKernelState(n network.Network) bool { return n.IsPrimary() && n.CheckSup
 
 // NADChange is what a changed NAD affects.
 type NADChange struct {
-	IDs       []int // ids of networks to reconcile
-	Pods      bool  // the primary network of pods in the NAD's namespace may have changed
-	Localnets bool  // Localnets has changed
+	IDs        []int // ids of networks to reconcile
+	Pods       bool  // the primary network of pods in the NAD's namespace may have changed
+	Advertised bool  // the VRFs into which a network is advertised have changed
+	Localnets  bool  // Localnets has changed
 }
 
 // SetNAD stores a NAD.
@@ -103,7 +104,9 @@ func (c *Cache) DeleteNAD(key string) NADChange {
 }
 
 func (c *Cache) nadChange(namespace string, networks []string) NADChange {
-	return NADChange{IDs: c.updateNetworks(networks), Pods: len(c.podsByNS[namespace]) > 0, Localnets: c.updateLocalnets(networks)}
+	change := NADChange{Pods: len(c.podsByNS[namespace]) > 0, Localnets: c.updateLocalnets(networks)}
+	change.IDs, change.Advertised = c.updateNetworks(networks)
+	return change
 }
 
 // updateLocalnets updates the Localnet networks among those whose NADs changed, and returns
@@ -139,11 +142,10 @@ func (c *Cache) Localnets(own string) []network.Network {
 	return out
 }
 
-// updateNetworks updates networks whose NADs changed, and returns their ids. A
-// network whose NADs are all malformed is not deleted: its kernel state stays
+// updateNetworks updates networks whose NADs changed, and returns their ids, and whether one is
+// advertised into other VRFs than before. A network whose NADs are all malformed is not deleted: its kernel state stays
 // until a NAD is usable again, or no NAD names the network.
-func (c *Cache) updateNetworks(names []string) []int {
-	var ids []int
+func (c *Cache) updateNetworks(names []string) (ids []int, advertised bool) {
 	for _, name := range names {
 		old, had := c.ids[name]
 		n, ok := c.nads.Network(name)
@@ -158,6 +160,7 @@ func (c *Cache) updateNetworks(names []string) []int {
 			if c.networks[n.ID] == nil {
 				c.networks[n.ID] = map[string]network.Network{}
 			}
+			advertised = advertised || c.networks[n.ID][name].AdvertisedVRFs != n.AdvertisedVRFs
 			c.networks[n.ID][name] = n
 			ids = append(ids, n.ID)
 		case had && (ok || !c.nads.HasNADs(name)):
@@ -166,7 +169,7 @@ func (c *Cache) updateNetworks(names []string) []int {
 		}
 	}
 	slices.Sort(ids)
-	return slices.Compact(ids)
+	return slices.Compact(ids), advertised
 }
 
 func (c *Cache) deleteNetwork(id int, name string) {

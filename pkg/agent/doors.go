@@ -38,6 +38,7 @@ type doorInputs struct {
 	internal  []string           // interfaces of Open vSwitch that lead to no network
 	node      []netip.Prefix     // the node's addresses on the cluster default network
 	pods      map[string]podDoor // by interface name
+	joined    map[string]uint32  // the network that BGP joins with a VRF of the operator's, by the VRF's name
 	tableBase int
 }
 
@@ -59,7 +60,11 @@ func buildDoors(links []vrf.Link, in doorInputs) []loader.DoorRow {
 	vrfs := map[int]uint32{} // the network, by the index of its VRF device
 	for _, l := range links {
 		if l.Table != 0 {
-			vrfs[l.Index] = uint32(max(l.Table-in.tableBase, 0))
+			id := uint32(max(l.Table-in.tableBase, 0))
+			if id == 0 {
+				id = in.joined[l.Name]
+			}
+			vrfs[l.Index] = id
 		}
 	}
 	var out []loader.DoorRow
@@ -113,7 +118,14 @@ type doorFacts struct {
 // inputs adds the facts of pods' ports in Open vSwitch.
 func (f doorFacts) inputs(ports []ovs.PodPort) doorInputs {
 	in := doorInputs{bridge: f.config.OVS.ExternalBridge, mode: f.config.OVS.GatewayMode,
-		internal: []string{ovs.DefaultIntegrationBridge, "ovs-system", "ovs-netdev"}, pods: map[string]podDoor{}, tableBase: f.config.Plan.VRFTableBase}
+		internal: []string{ovs.DefaultIntegrationBridge, "ovs-system", "ovs-netdev"}, pods: map[string]podDoor{}, joined: map[string]uint32{}, tableBase: f.config.Plan.VRFTableBase}
+	for _, n := range f.cache.Networks() {
+		for _, name := range n.OtherVRFs("") {
+			if _, taken := in.joined[name]; !taken && name != "" {
+				in.joined[name] = uint32(n.ID)
+			}
+		}
+	}
 	in.node = managementAddresses(f.config.DefaultNetwork, f.cache.NodeID())
 	for _, p := range ports {
 		in.pods[p.Name] = f.podDoor(p.NAD, p.Network, p.Namespace+"/"+p.Pod)

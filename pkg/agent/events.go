@@ -88,7 +88,7 @@ func (h eventHandlers) deleteNAD(key string) {
 func (h eventHandlers) enqueueNAD(c NADChange) {
 	h.networksChanged()
 	h.queue.EnqueueNetworks(c.IDs...)
-	if c.Pods {
+	if c.Pods || c.Advertised {
 		h.queue.EnqueueHosts()
 	}
 	if c.Localnets {

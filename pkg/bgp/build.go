@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -173,27 +174,35 @@ func (b *builder) selectBases(r *request) {
 	}
 }
 
+// vrfName is what a VRF device may be called here: its name becomes a part of FRR's configuration.
+var vrfName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,14}$`)
+
 // checkSupported refuses what nodes do not carry.
 func (b *builder) checkSupported(r *request) {
-	switch r.target() {
-	case DefaultVRF:
+	target := r.target()
+	if target == DefaultVRF {
 		return
-	case network.VRFAuto:
-	default:
-		r.invalidf("spec.targetVRF: nodes advertise networks into their default VRF and into the network's own: leave it empty, or set it to %s", network.VRFAuto)
+	}
+	invalidf := func(format string, a ...any) {
+		r.invalidf("spec.targetVRF: "+format, a...)
 		r.keepAll = true
-		return
+	}
+	if !vrfName.MatchString(target) {
+		invalidf("%q is not the name of a VRF: use letters, digits, and \"_\", \".\", \"-\" after the first", target)
+	}
+	for _, n := range b.in.Networks {
+		if !n.IsDefault() && target != network.VRFAuto && n.ID > 0 && (target == n.VRF() || target == n.FallbackVRF()) {
+			invalidf("%s is the VRF of network %s, which the selected networks would reach: name a VRF of your own, or set it to %s to advertise each network in its own", target, n.Name, network.VRFAuto)
+		}
 	}
 	for _, n := range r.networks {
 		if n.IsDefault() {
-			r.invalidf("spec.targetVRF: the cluster default network has no VRF of its own: select it in another RouteAdvertisements, without targetVRF")
-			r.keepAll = true
+			invalidf("the cluster default network is advertised in the nodes' default VRF alone: select it in another RouteAdvertisements, without targetVRF")
 		}
 	}
 	for _, n := range b.in.Nodes {
 		if n.Mode == network.SharedGateway { // a new node's is not known at first
-			r.invalidf("spec.targetVRF: node %s has gateway mode %s, in which pods' packets do not pass their network's VRF: set [ovs] gateway-mode = %s, or leave targetVRF empty", n.Name, n.Mode, network.LocalGateway)
-			r.keepAll = true
+			invalidf("node %s has gateway mode %s, in which pods' packets do not pass a VRF: set [ovs] gateway-mode = %s, or leave targetVRF empty", n.Name, n.Mode, network.LocalGateway)
 			return
 		}
 	}
@@ -203,32 +212,39 @@ func (b *builder) checkSupported(r *request) {
 func (r *request) target() string { return cmp.Or(r.ra.Spec.TargetVRF, DefaultVRF) }
 
 // refuseOverlaps removes networks whose subnets overlap those of an older network that is
-// advertised into the same VRF.
+// advertised into the same VRF. A VRF that is named has one network, the oldest: what its routers
+// lead into one network's VRF would lead into all.
 func (b *builder) refuseOverlaps(requests []*request) {
-	var claims []Network
+	claims := map[string][]Network{} // by target
 	for _, r := range requests {
-		if !r.keepAll && len(r.bases) > 0 && r.target() == DefaultVRF {
-			claims = append(claims, r.networks...)
+		if !r.keepAll && len(r.bases) > 0 && r.target() != network.VRFAuto {
+			claims[r.target()] = append(claims[r.target()], r.networks...)
 		}
 	}
-	slices.SortStableFunc(claims, byAge)
-	claims = slices.CompactFunc(claims, func(x, y Network) bool { return x.Name == y.Name })
-	var owners prefixOwners
-	refused := map[string]string{} // the reason, by network
-	for _, c := range claims {
-		if older, subnet, ok := owners.overlapping(c.CIDRs()); ok {
-			refused[c.Name] = fmt.Sprintf("network %s is not advertised: its subnet %s overlaps network %s, which is older and is advertised into the same VRF: use other subnets", c.Name, subnet, older)
+	refused := map[string]map[string]string{} // the reason, by target and network
+	for target, list := range claims {
+		slices.SortStableFunc(list, byAge)
+		list = slices.CompactFunc(list, func(x, y Network) bool { return x.Name == y.Name })
+		refused[target] = map[string]string{}
+		if target != DefaultVRF {
+			for _, c := range list[min(1, len(list)):] {
+				refused[target][c.Name] = fmt.Sprintf("network %s is not advertised: VRF %s has network %s, which is older, and has one network: name another VRF, or set spec.targetVRF to %s", c.Name, target, list[0].Name, network.VRFAuto)
+			}
 			continue
 		}
-		owners.add(c.Name, c.CIDRs())
-		b.advertised(c.Name, DefaultVRF)
+		var owners prefixOwners
+		for _, c := range list {
+			if older, subnet, ok := owners.overlapping(c.CIDRs()); ok {
+				refused[target][c.Name] = fmt.Sprintf("network %s is not advertised: its subnet %s overlaps network %s, which is older and is advertised into the same VRF: use other subnets", c.Name, subnet, older)
+				continue
+			}
+			owners.add(c.Name, c.CIDRs())
+			b.advertised(c.Name, target)
+		}
 	}
 	for _, r := range requests {
-		if r.target() != DefaultVRF {
-			continue
-		}
 		r.networks = slices.DeleteFunc(r.networks, func(n Network) bool {
-			reason, is := refused[n.Name]
+			reason, is := refused[r.target()][n.Name]
 			if is {
 				r.invalid = append(r.invalid, reason)
 			}

@@ -53,13 +53,13 @@ func (b *builder) generate(r *request) {
 		b.st.Keep[Source{Advertisements: r.ra.Name}] = true
 		return
 	}
-	if r.target() != network.VRFAuto || len(r.bases) == 0 {
+	if r.target() == DefaultVRF || len(r.bases) == 0 {
 		return
 	}
 	var without []Network
 	for _, n := range r.networks {
-		if anywhere[n.VRF()] {
-			b.advertised(n.Name, network.VRFAuto)
+		if anywhere[r.vrfOf(n)] {
+			b.advertised(n.Name, r.target())
 		} else {
 			without = append(without, n)
 		}
@@ -72,7 +72,7 @@ func (r *request) vrfOf(n Network) string {
 	if r.target() == network.VRFAuto {
 		return n.VRF()
 	}
-	return DefaultVRF
+	return r.target()
 }
 
 // vrfsWithout returns the VRFs into which r advertises networks and in which the node has no
@@ -91,26 +91,42 @@ func (r *request) vrfsWithout(covered map[string]bool) []string {
 // addKept adds to State.Networks where the FRRConfigurations advertise networks that the
 // RouteAdvertisements keeps, because something is invalid.
 func (b *builder) addKept(r *request, networks []Network) {
-	var owners prefixOwners // of two networks with one prefix in the default VRF, the older is advertised
+	var owners prefixOwners       // of two networks with one prefix in the default VRF, the older is advertised
+	others := map[string]string{} // the network of each other VRF
 	for _, n := range b.in.Networks {
-		if slices.Contains(b.st.Networks[n.Name], DefaultVRF) {
-			owners.add(n.Name, n.CIDRs())
+		for _, vrf := range b.st.Networks[n.Name] {
+			if vrf == DefaultVRF {
+				owners.add(n.Name, n.CIDRs())
+			} else if vrf != network.VRFAuto {
+				others[vrf] = n.Name
+			}
 		}
 	}
 	for _, n := range slices.SortedStableFunc(slices.Values(networks), byAge) {
-		if b.isKept(r, n, n.VRF()) {
-			b.advertised(n.Name, network.VRFAuto)
+		for _, vrf := range b.keptVRFs(r, n) {
+			switch vrf {
+			case n.VRF():
+				vrf = network.VRFAuto
+			case DefaultVRF:
+				if owner, _, ok := owners.overlapping(n.CIDRs()); ok && owner != n.Name {
+					continue
+				}
+				owners.add(n.Name, n.CIDRs())
+			default:
+				if cmp.Or(others[vrf], n.Name) != n.Name {
+					continue
+				}
+				others[vrf] = n.Name
+			}
+			b.advertised(n.Name, vrf)
 		}
-		if owner, _, ok := owners.overlapping(n.CIDRs()); ok && owner != n.Name || !b.isKept(r, n, DefaultVRF) {
-			continue
-		}
-		owners.add(n.Name, n.CIDRs())
-		b.advertised(n.Name, DefaultVRF)
 	}
 }
 
-// isKept reports whether a generated FRRConfiguration advertises a network into a VRF.
-func (b *builder) isKept(r *request, n Network, vrf string) bool {
+// keptVRFs returns the VRFs into which generated FRRConfigurations of r advertise a network, sorted. A router
+// without neighbours leads packets from one VRF to another, and advertises nothing.
+func (b *builder) keptVRFs(r *request, n Network) []string {
+	var out []string
 	for i := range b.in.Configurations {
 		c := &b.in.Configurations[i]
 		source, ok := SourceOf(c)
@@ -120,12 +136,13 @@ func (b *builder) isKept(r *request, n Network, vrf string) bool {
 		}
 		hosts, err := n.HostSubnets(b.in.Nodes[at].ID)
 		for _, router := range c.Spec.BGP.Routers {
-			if err == nil && len(hosts) > 0 && cmp.Or(router.VRF, DefaultVRF) == vrf && slices.Contains(router.Prefixes, hosts[0].String()) {
-				return true
+			if err == nil && len(hosts) > 0 && len(router.Neighbors) > 0 && slices.Contains(router.Prefixes, hosts[0].String()) {
+				out = append(out, cmp.Or(router.VRF, DefaultVRF))
 			}
 		}
 	}
-	return false
+	slices.Sort(out)
+	return slices.Compact(out)
 }
 
 // advertised adds a VRF of a network to State.Networks.
@@ -164,7 +181,11 @@ func (g *generator) configuration(namespace string) *frrv1.FRRConfiguration {
 		for _, n := range router.Neighbors {
 			profiles[n.BFDProfile] = true
 		}
-		spec.BGP.Routers = append(spec.BGP.Routers, router)
+		routers := []frrv1.Router{router}
+		if vrf := g.r.target(); vrf != DefaultVRF && vrf != network.VRFAuto {
+			routers = joined(router, networks[0]) // such a VRF has one network
+		}
+		spec.BGP.Routers = append(spec.BGP.Routers, routers...)
 	}
 	if len(spec.BGP.Routers) == 0 {
 		return nil
@@ -258,6 +279,14 @@ func (g *generator) router(from frrv1.Router, networks []Network) frrv1.Router {
 		out.Neighbors = append(out.Neighbors, n)
 	}
 	return out
+}
+
+// joined adds to a router of a VRF that is no network's the routes to a network's pods, and returns it and a
+// router of the network's VRF, which adds what the first has learned.
+func joined(router frrv1.Router, n Network) []frrv1.Router {
+	own := frrv1.Router{ASN: router.ASN, ID: router.ID, VRF: n.VRF(), Prefixes: router.Prefixes, Imports: []frrv1.Import{{VRF: router.VRF}}}
+	router.Imports = []frrv1.Import{{VRF: own.VRF}}
+	return []frrv1.Router{router, own}
 }
 
 // isSelf reports whether the neighbour is the node itself: one base lists the nodes of a

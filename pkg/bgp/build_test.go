@@ -170,6 +170,12 @@ func TestGoldens(t *testing.T) {
 			},
 			Networks: []Network{blue, testNetwork(2, "twin", noOverlay, "10.10.0.0/16", "fd10:10::/48")}, Nodes: []Node{local(testNode(1)), local(testNode(2))},
 		},
+		// A VRF of the administrator's leads to the older of two networks.
+		"namedvrf": {
+			Advertisements: []udnv1.RouteAdvertisements{testRA("all", "core", "blue", "twin")},
+			Configurations: []frrv1.FRRConfiguration{testBase("all", []string{"core", ""}, peer(65001, "10.99.1.1"), peer(65001, "fd10:99:1::1"))},
+			Networks:       []Network{testNetwork(2, "twin", noOverlay, "10.10.0.0/16"), blue}, Nodes: []Node{local(testNode(1)), local(testNode(2))},
+		},
 		"onenode": {
 			Advertisements: []udnv1.RouteAdvertisements{testRA("all", "", "blue")},
 			Configurations: []frrv1.FRRConfiguration{selective},
@@ -285,13 +291,25 @@ func TestRefused(t *testing.T) {
 		{"the networks' own VRFs without a session there", udnv1.ReasonConfigurationError, "node node1: no selected FRRConfiguration has a router in VRF blue with a neighbor", true, func(in *Inputs, ra *udnv1.RouteAdvertisements) {
 			in.Nodes[0].Mode, ra.Spec.TargetVRF = network.LocalGateway, "auto"
 		}},
-		{"the cluster default network's own VRF", udnv1.ReasonConfigurationError, "spec.targetVRF: the cluster default network has no VRF of its own", true, func(in *Inputs, ra *udnv1.RouteAdvertisements) {
+		{"the cluster default network's own VRF", udnv1.ReasonConfigurationError, "spec.targetVRF: the cluster default network is advertised in the nodes' default VRF alone", true, func(in *Inputs, ra *udnv1.RouteAdvertisements) {
 			dflt := defaultNetwork()
 			dflt.Transport = network.TransportNoOverlay
 			in.Networks, ra.Spec.TargetVRF = append(in.Networks, dflt), "auto"
 			ra.Spec.NetworkSelectors = append(ra.Spec.NetworkSelectors, udnv1.NetworkSelector{NetworkSelectionType: udnv1.DefaultNetwork})
 		}},
-		{"another network's VRF", udnv1.ReasonConfigurationError, "spec.targetVRF", true, func(_ *Inputs, ra *udnv1.RouteAdvertisements) { ra.Spec.TargetVRF = "red" }},
+		{"another network's VRF", udnv1.ReasonConfigurationError, "spec.targetVRF: red is the VRF of network cluster_udn_red", true, func(in *Inputs, ra *udnv1.RouteAdvertisements) {
+			in.Networks, ra.Spec.TargetVRF = append(in.Networks, red), "red"
+		}},
+		{"the fallback name of a network's VRF", udnv1.ReasonConfigurationError, "spec.targetVRF: mp2-udn-vrf is the VRF of network cluster_udn_red", true, func(in *Inputs, ra *udnv1.RouteAdvertisements) {
+			in.Networks, ra.Spec.TargetVRF = append(in.Networks, red), "mp2-udn-vrf"
+		}},
+		{"a name that ends a line of FRR's configuration", udnv1.ReasonConfigurationError, `spec.targetVRF: "core\nexit" is not the name of a VRF`, true, func(_ *Inputs, ra *udnv1.RouteAdvertisements) { ra.Spec.TargetVRF = "core\nexit" }},
+		{"a named VRF without a session there", udnv1.ReasonConfigurationError, "node node1: no selected FRRConfiguration has a router in VRF core with a neighbor", true, func(in *Inputs, ra *udnv1.RouteAdvertisements) {
+			in.Nodes[0].Mode, ra.Spec.TargetVRF = network.LocalGateway, "core"
+		}},
+		{"a named VRF in shared gateway mode", udnv1.ReasonConfigurationError, "spec.targetVRF: node node1 has gateway mode shared", true, func(in *Inputs, ra *udnv1.RouteAdvertisements) {
+			in.Nodes[0].Mode, ra.Spec.TargetVRF = network.SharedGateway, "core"
+		}},
 		{"default network with an overlay", udnv1.ReasonConfigurationError, "the cluster default network has an overlay", true, func(in *Inputs, ra *udnv1.RouteAdvertisements) {
 			in.Networks = append(in.Networks, defaultNetwork())
 			ra.Spec.NetworkSelectors = append(ra.Spec.NetworkSelectors, udnv1.NetworkSelector{NetworkSelectionType: udnv1.DefaultNetwork})

@@ -82,8 +82,8 @@ type State struct {
 	Keep map[Source]bool
 	// Accepted is the condition of each RouteAdvertisements, by name.
 	Accepted map[string]metav1.Condition
-	// Networks are the VRFs into which each network is advertised, network.VRFDefault and
-	// network.VRFAuto, by the network's name, sorted.
+	// Networks are the VRFs into which each network is advertised, network.VRFDefault,
+	// network.VRFAuto, and names, by the network's name, sorted.
 	Networks map[string][]string
 }
 

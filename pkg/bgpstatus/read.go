@@ -13,6 +13,7 @@ import (
 
 	"github.com/ovn-kubernetes/libovsdb/client"
 	"github.com/ovn-kubernetes/libovsdb/model"
+	"github.com/vishvananda/netlink"
 
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovn/nbdb"
@@ -24,7 +25,7 @@ import (
 type Reader struct {
 	Vtysh []string // the command that runs vtysh, without its arguments
 	NB    string   // address of OVN's northbound database
-	// Tables are the routing tables of VRFs, by FRR's names.
+	// Tables are the routing tables of VRFs, by FRR's names. Those of others are the kernel's to tell.
 	Tables map[string]int
 }
 
@@ -76,7 +77,15 @@ func (r Reader) vrf(ctx context.Context, name string) (VRF, error) {
 	}
 	table, ok := r.Tables[name]
 	if !ok {
-		return v, nil // no VRF of Bulkhead's
+		link, err := netlink.LinkByName(name)
+		device, ok := link.(*netlink.Vrf)
+		switch {
+		case errors.As(err, &netlink.LinkNotFoundError{}) || err == nil && !ok:
+			return v, nil // the differences tell that FRR has no session there
+		case err != nil:
+			return v, fmt.Errorf("read VRF device %s: %w", name, err)
+		}
+		table = int(device.Table)
 	}
 	var err error
 	if v.Kernel, err = routeimport.ReadTable(table); err != nil {

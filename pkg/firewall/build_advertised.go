@@ -13,7 +13,8 @@ import (
 
 // In local gateway mode pods of advertised networks leave and enter the node by the kernel, with their
 // own addresses. In shared mode the external bridge's flows have this part. A network that is advertised
-// into its own VRF only leaves and enters by interfaces that the operator has added to the VRF.
+// into other VRFs than the nodes' default one only leaves and enters by interfaces that the operator has
+// added to these.
 
 // bgpPort is the TCP port of BGP (RFC 4271). Outside pods have the node's address, which hosts on its
 // link may have as a BGP peer's.
@@ -47,10 +48,10 @@ func (in Inputs) advertisedElements(sets map[string][]string) {
 	}
 	var all []netip.Prefix
 	for _, n := range append(slices.Clone(in.Networks), in.Default) {
-		if n.Advertised() && !n.OwnVRFOnly() {
+		if n.Advertised() && !n.LeavesByVRF() {
 			all = append(all, n.CIDRs()...)
 		}
-		if !n.Announced() && !n.OwnVRFOnly() {
+		if !n.Announced() && !n.LeavesByVRF() {
 			continue
 		}
 		hosts, err := n.HostSubnets(in.NodeID)
@@ -67,7 +68,7 @@ func (in Inputs) advertisedElements(sets map[string][]string) {
 				add(h, SetPods4, SetPods6, rangeText(h))
 			}
 		}
-		if n.OwnVRFOnly() {
+		if n.LeavesByVRF() {
 			sets[SetOwnVRF] = append(sets[SetOwnVRF], n.ManagementPort())
 			sets[SetVRFs] = append(sets[SetVRFs], n.VRF(), n.FallbackVRF())
 			continue
@@ -163,7 +164,8 @@ func (in Inputs) nodeToAdvertised() []Rule {
 }
 
 // toAdvertised accepts what comes from outside for pods of advertised networks: by the external bridge,
-// or by an interface in the network's own VRF. From another VRF no route leads there.
+// or by an interface in the network's own VRF. From another VRF only routes lead there that BGP has where
+// a RouteAdvertisements names that VRF: by the network's VRF device, not by its management port.
 func (in Inputs) toAdvertised() []Rule {
 	var rules []Rule
 	for _, ip := range families {

@@ -10,7 +10,7 @@ const (
 	AnnotationNetworkID   = "k8s.ovn.org/network-id"
 	AnnotationNetworkName = "k8s.ovn.org/network-name"
 	// AnnotationAdvertisedVRFs are the VRFs into which BGP advertises the network's pods,
-	// comma-separated: VRFDefault, VRFAuto. Without it, or empty: none.
+	// comma-separated: VRFDefault, VRFAuto, names. Without it, or empty: none.
 	AnnotationAdvertisedVRFs = "k8s.ovn.org/advertised-vrfs"
 	// On Nodes, written by the cluster role.
 	AnnotationNodeID = "k8s.ovn.org/node-id"

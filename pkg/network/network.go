@@ -114,7 +114,8 @@ func (n Network) Advertised() bool {
 	return n.Transport == TransportNoOverlay || n.AdvertisedVRFs != ""
 }
 
-// Values of AdvertisedVRFs, as of spec.targetVRF of RouteAdvertisements.
+// Values of AdvertisedVRFs, as of spec.targetVRF of RouteAdvertisements. Any other is the name of a VRF
+// that the administrator has on the nodes.
 const (
 	VRFDefault = "default" // the node's
 	VRFAuto    = "auto"    // the network's own
@@ -126,12 +127,25 @@ func (n Network) Announced() bool {
 	return n.advertisedInto(VRFDefault) || n.IsDefault() && n.Transport == TransportNoOverlay
 }
 
-// AnnouncedInOwnVRF reports whether BGP announces the network's pods in the network's own VRF.
-func (n Network) AnnouncedInOwnVRF() bool { return n.advertisedInto(VRFAuto) }
+// LeavesByVRF reports whether BGP announces the network's pods in VRFs, the network's own or others, and not
+// in the nodes' default VRF: its packets leave and enter the nodes by interfaces in those VRFs.
+func (n Network) LeavesByVRF() bool { return n.AdvertisedVRFs != "" && !n.Announced() }
 
-// OwnVRFOnly reports whether BGP announces the network's pods in the network's own VRF, and nowhere
-// else: its packets leave and enter the nodes by interfaces in that VRF.
-func (n Network) OwnVRFOnly() bool { return n.AnnouncedInOwnVRF() && !n.Announced() }
+// OtherVRFs returns the names of the VRFs, other than the nodes' default one, into which BGP announces the
+// network's pods; own is the name of the network's own.
+func (n Network) OtherVRFs(own string) []string {
+	var out []string
+	for _, name := range strings.Split(n.AdvertisedVRFs, ",") {
+		switch name {
+		case "", VRFDefault:
+		case VRFAuto:
+			out = append(out, own)
+		default:
+			out = append(out, name)
+		}
+	}
+	return out
+}
 
 func (n Network) advertisedInto(vrf string) bool {
 	return slices.Contains(strings.Split(n.AdvertisedVRFs, ","), vrf)

@@ -78,7 +78,7 @@ func (z *Zone) updateAdvertised(name string) {
 	n, ok := z.desiredNetwork(name)
 	before, had := z.advertised[name]
 	var subnets []netip.Prefix
-	if ok && n.IsPrimary() && n.Advertised() && !n.OwnVRFOnly() {
+	if ok && n.IsPrimary() && n.Advertised() && !n.LeavesByVRF() {
 		subnets = n.CIDRs()
 	}
 	switch {

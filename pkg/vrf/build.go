@@ -239,7 +239,7 @@ func routesOut(net network.Network, node network.Node, plan network.Plan, table 
 	node.NextHops = network.FilterFamilies(node.NextHops, v4, v6)
 	var out []Route
 	var to []netip.Prefix
-	if !net.OwnVRFOnly() { // else BGP brings the routes
+	if !net.LeavesByVRF() { // else BGP brings the routes
 		to = append(to, netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0))
 	}
 	for _, a := range network.FilterFamilies(node.Addresses, v4, v6) {

@@ -17,14 +17,23 @@ import (
 	"bulkhead/test/lab"
 )
 
-// Two tenants have the same subnets and, outside the nodes, a VLAN and a router each, with the same
-// addresses again. The routers are network namespaces of the first node with an FRR of their own: the
+// Tenants have the same subnets and, outside the nodes, a VLAN and a router each, with the same
+// addresses again. The VLANs of two are in their networks' own VRFs, that of the third in a VRF of the
+// administrator's, which BGP joins with the network's. The routers are network namespaces of the first node with an FRR of their own: the
 // kernel of the machine beside the nodes may have neither VLANs nor VRFs.
 
-var liteTenants = []struct {
+var liteTenants = []liteTenant{{"lite1", 301, "lite1"}, {"lite2", 302, "lite2"}, {"lite3", 303, liteVRF}}
+
+type liteTenant struct {
 	name string
 	vlan int
-}{{"lite1", 301}, {"lite2", 302}}
+	vrf  string // of the VLAN
+}
+
+const (
+	liteVRF      = "core" // the administrator's
+	liteVRFTable = 3003
+)
 
 // liteLink is the link of nodes and router in each VLAN, per IP family. The router has the first address
 // and behind it liteOutside.
@@ -44,6 +53,9 @@ var (
 	frrConfigurations   = schema.GroupVersionResource{Group: "frrk8s.metallb.io", Version: "v1beta1", Resource: "frrconfigurations"}
 )
 
+// liteAdvertisements are the RouteAdvertisements by name: their targetVRF and the label of their networks.
+var liteAdvertisements = map[string]struct{ target, label string }{"lite": {network.VRFAuto, "own"}, "lite-" + liteVRF: {liteVRF, liteVRF}}
+
 // localGateway reports whether the lab's nodes have gateway mode local.
 func (w *World) localGateway(ctx context.Context) (bool, error) {
 	obj, err := w.Lab.Client().CoreV1().Nodes().Get(ctx, w.Lab.Nodes()[0].Name, metav1.GetOptions{})
@@ -58,8 +70,12 @@ func (w *World) localGateway(ctx context.Context) (bool, error) {
 func setUpLite(ctx context.Context, w *World) error {
 	var manifest, routers strings.Builder
 	for _, t := range liteTenants {
-		manifest.WriteString(w.noOverlayNetwork(t.name, "vrf: own", 93, "Disabled", "Unmanaged"))
-		fmt.Fprintf(&routers, "\n    - {asn: %d, vrf: %s, neighbors: [", liteNodeASN, t.name)
+		label := "vrf: own"
+		if t.vrf == liteVRF {
+			label = "vrf: " + liteVRF
+		}
+		manifest.WriteString(w.noOverlayNetwork(t.name, label, 93, "Disabled", "Unmanaged"))
+		fmt.Fprintf(&routers, "\n    - {asn: %d, vrf: %s, neighbors: [", liteNodeASN, t.vrf)
 		for _, a := range liteLink {
 			if w.has(a.Addr()) {
 				fmt.Fprintf(&routers, `{address: "%s", asn: %d, toReceive: {allowed: {mode: all}}}, `, a.Addr(), liteRouterASN)
@@ -81,19 +97,21 @@ spec:
     routers:%s
 ---`, frrNamespace, routers.String())
 	}
-	manifest.WriteString(`
+	for name, ra := range liteAdvertisements {
+		fmt.Fprintf(&manifest, `
 apiVersion: k8s.ovn.org/v1
 kind: RouteAdvertisements
-metadata: {name: lite}
+metadata: {name: %s}
 spec:
-  targetVRF: auto
+  targetVRF: %s
   advertisements: [PodNetwork]
   nodeSelector: {}
   frrConfigurationSelector: {matchLabels: {fabric: lite}}
   networkSelectors:
   - networkSelectionType: ClusterUserDefinedNetworks
-    clusterUserDefinedNetworkSelector: {networkSelector: {matchLabels: {vrf: own}}}
-`)
+    clusterUserDefinedNetworkSelector: {networkSelector: {matchLabels: {vrf: %s}}}
+---`, name, ra.target, ra.label)
+	}
 	if err := w.Lab.Apply(ctx, manifest.String()); err != nil {
 		return err
 	}
@@ -105,7 +123,7 @@ spec:
 			return err
 		}
 		for i, n := range w.Lab.Nodes() {
-			if err := w.script(ctx, n, w.liteNode(t.name, t.vlan, i)); err != nil {
+			if err := w.script(ctx, n, w.liteNode(t, i)); err != nil {
 				return fmt.Errorf("connect %s to VLAN %d: %w", n.Name, t.vlan, err)
 			}
 		}
@@ -123,19 +141,22 @@ spec:
 }
 
 // liteNode connects node i to a tenant's VLAN. On the first node a bridge connects the router, too.
-func (w *World) liteNode(tenant string, vlan, i int) string {
+func (w *World) liteNode(t liteTenant, i int) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "set -e\nmodprobe -a 8021q bridge veth 2>/dev/null || true\nip link add link br-ex name %[1]s-up type vlan id %[2]d\n", tenant, vlan)
-	dev := tenant + "-up"
+	fmt.Fprintf(&b, "set -e\nmodprobe -a 8021q bridge veth 2>/dev/null || true\nip link add link br-ex name %[1]s-up type vlan id %[2]d\n", t.name, t.vlan)
+	if t.vrf == liteVRF {
+		fmt.Fprintf(&b, "ip link add %[1]s type vrf table %[2]d\nip link set %[1]s up\n", liteVRF, liteVRFTable)
+	}
+	dev := t.name + "-up"
 	if i == 0 {
-		dev = tenant + "-lan"
+		dev = t.name + "-lan"
 		fmt.Fprintf(&b, `ip link add %[1]s-lan type bridge
 ip netns add %[1]s
 ip link add %[1]s-rt type veth peer name lan netns %[1]s
 for p in up rt; do ip link set %[1]s-$p master %[1]s-lan up; done
-`, tenant)
+`, t.name)
 	}
-	fmt.Fprintf(&b, "ip link set %s master %s up\n", dev, tenant)
+	fmt.Fprintf(&b, "ip link set %s master %s up\n", dev, t.vrf)
 	for _, a := range liteLink {
 		if w.has(a.Addr()) {
 			own := a.Addr()
@@ -182,8 +203,10 @@ func (w *World) startLiteRouter(tenant string) string {
 
 // undoLite removes routers and links, which are nobody's once the networks' VRFs are gone.
 func undoLite(ctx context.Context, w *World) error {
-	if err := w.dynamic.Resource(routeAdvertisements).Delete(ctx, "lite", metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
-		return err
+	for name := range liteAdvertisements {
+		if err := w.dynamic.Resource(routeAdvertisements).Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+			return err
+		}
 	}
 	if err := w.dynamic.Resource(frrConfigurations).Namespace(frrNamespace).Delete(ctx, "lite", metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		return err
@@ -194,7 +217,7 @@ func undoLite(ctx context.Context, w *World) error {
 		}
 		if err := each(w.Lab.Nodes(), func(n *lab.Node) error {
 			return w.script(ctx, n, w.liteRouter(t.name).stop()+fmt.Sprintf(`ip netns del %[1]s 2>/dev/null
-for l in rt lan up; do ip link del %[1]s-$l 2>/dev/null; done; true`, t.name))
+for l in %[1]s-rt %[1]s-lan %[1]s-up %[2]s; do ip link del $l 2>/dev/null; done; true`, t.name, liteVRF))
 		}); err != nil {
 			return err
 		}
@@ -202,18 +225,22 @@ for l in rt lan up; do ip link del %[1]s-$l 2>/dev/null; done; true`, t.name))
 	return nil
 }
 
-// liteReached has both tenants' pods ask each other, across nodes, and the server behind their router,
-// which sees their own addresses. The answers have names: those of the other tenant, at the same
-// addresses, would be noticed. In shared gateway mode the RouteAdvertisements is refused.
+// liteReached has each tenant's pods ask each other, across nodes, and the server behind their router,
+// which sees their own addresses. The answers have names: those of another tenant, at the same
+// addresses, would be noticed. In shared gateway mode the RouteAdvertisements are refused.
 func liteReached(ctx context.Context, w *World) (string, error) {
 	if local, err := w.localGateway(ctx); err != nil || !local {
 		return "refused in shared gateway mode", w.Lab.Wait(ctx, "targetVRF to be refused", func(ctx context.Context) (bool, string, error) {
-			obj, err := w.dynamic.Resource(routeAdvertisements).Get(ctx, "lite", metav1.GetOptions{})
-			if err != nil {
-				return false, "", err
+			for name := range liteAdvertisements {
+				obj, err := w.dynamic.Resource(routeAdvertisements).Get(ctx, name, metav1.GetOptions{})
+				if err != nil {
+					return false, "", err
+				}
+				if text := fmt.Sprint(obj.Object["status"]); !strings.Contains(text, "has gateway mode shared") {
+					return false, name + ": " + text, nil
+				}
 			}
-			text := fmt.Sprint(obj.Object["status"])
-			return strings.Contains(text, "has gateway mode shared"), text, nil
+			return true, "", nil
 		})
 	}
 	var figures []string
@@ -243,7 +270,7 @@ func liteReached(ctx context.Context, w *World) (string, error) {
 		if err := w.defaultServices(ctx, pods, false); err != nil {
 			return "", err
 		}
-		if err := w.noDifferences(ctx, t.name, t.name); err != nil {
+		if err := w.noDifferences(ctx, t.name, t.vrf); err != nil {
 			return "", err
 		}
 		figures = append(figures, t.name+": "+asked)

@@ -42,8 +42,8 @@ func serverTargets(at []netip.Addr) []string {
 }
 
 // hostPod is a host-network pod of red with an unmodified busybox httpd on
-// 0.0.0.0 and another on [::], and two containers to run clients in: one of
-// root, and one of a user without capabilities.
+// 0.0.0.0 and another on [::], servers on loopback, and two containers to run
+// clients in: one of root, and one of a user without capabilities.
 func hostPod(w *World) (*pod, string) {
 	p := &pod{Namespace: "red-a", Name: "red-host", Node: w.Lab.Nodes()[0].Name, Tenant: "red", HostNetwork: true}
 	return p, fmt.Sprintf(`
@@ -57,30 +57,19 @@ spec:
   automountServiceAccountToken: false
   volumes: [{name: tools, hostPath: {path: %s}}]
   containers:
-  - name: server
-    image: docker.io/lab/busybox:1
-    imagePullPolicy: Never
-    volumeMounts: [{name: tools, mountPath: /tools, readOnly: true}]
-    command: [/bin/sh, -c, "mkdir -p /tmp/www && echo red-host > /tmp/www/index.html && exec httpd -f -p 0.0.0.0:%d -h /tmp/www"]
-  - name: server6
-    image: docker.io/lab/busybox:1
-    imagePullPolicy: Never
-    command: [/bin/sh, -c, "mkdir -p /tmp/www && echo red-host > /tmp/www/index.html && exec httpd -f -p '[::]:%d' -h /tmp/www"]
-  - name: loopback
-    image: docker.io/lab/busybox:1
-    imagePullPolicy: Never
-    volumeMounts: [{name: tools, mountPath: /tools, readOnly: true}]
-    command: [/tools/netprobe, serve, --name, loopback, --listen, "127.0.0.1:8089"]
-  - name: loopback6
-    image: docker.io/lab/busybox:1
-    imagePullPolicy: Never
-    volumeMounts: [{name: tools, mountPath: /tools, readOnly: true}]
-    command: [/tools/netprobe, serve, --name, loopback, --listen, "[::1]:8089"]
   - name: root
     image: docker.io/lab/busybox:1
     imagePullPolicy: Never
     volumeMounts: [{name: tools, mountPath: /tools, readOnly: true}]
-    command: [/bin/sleep, "100000"]
+    command:
+    - /bin/sh
+    - -c
+    - |
+      mkdir -p /tmp/www && echo red-host > /tmp/www/index.html
+      httpd -f -p 0.0.0.0:%d -h /tmp/www &
+      httpd -f -p '[::]:%d' -h /tmp/www &
+      /tools/netprobe serve --name loopback --listen '[::1]:8089' &
+      exec /tools/netprobe serve --name loopback --listen 127.0.0.1:8089
   - name: nobody
     image: docker.io/lab/busybox:1
     imagePullPolicy: Never

@@ -136,7 +136,8 @@ func (b *builder) keptVRFs(r *request, n Network) []string {
 		}
 		hosts, err := n.HostSubnets(b.in.Nodes[at].ID)
 		for _, router := range c.Spec.BGP.Routers {
-			if err == nil && len(hosts) > 0 && len(router.Neighbors) > 0 && slices.Contains(router.Prefixes, hosts[0].String()) {
+			has := err == nil && len(hosts) > 0 && slices.Contains(router.Prefixes, hosts[0].String()) || slices.Contains(router.Imports, frrv1.Import{VRF: n.VRF()})
+			if has && len(router.Neighbors) > 0 {
 				out = append(out, cmp.Or(router.VRF, DefaultVRF))
 			}
 		}
@@ -281,11 +282,12 @@ func (g *generator) router(from frrv1.Router, networks []Network) frrv1.Router {
 	return out
 }
 
-// joined adds to a router of a VRF that is no network's the routes to a network's pods, and returns it and a
-// router of the network's VRF, which adds what the first has learned.
+// joined turns a router of a VRF that is no network's into two: it imports the routes to a network's pods
+// from the network's VRF, and a router there imports what it has learned. A prefix that both originated
+// would not lead from one VRF to the other: FRR prefers its own path.
 func joined(router frrv1.Router, n Network) []frrv1.Router {
 	own := frrv1.Router{ASN: router.ASN, ID: router.ID, VRF: n.VRF(), Prefixes: router.Prefixes, Imports: []frrv1.Import{{VRF: router.VRF}}}
-	router.Imports = []frrv1.Import{{VRF: own.VRF}}
+	router.Prefixes, router.Imports = nil, []frrv1.Import{{VRF: own.VRF}}
 	return []frrv1.Router{router, own}
 }
 

@@ -59,12 +59,11 @@ func buildDoors(links []vrf.Link, in doorInputs) []loader.DoorRow {
 	}
 	vrfs := map[int]uint32{} // the network, by the index of its VRF device
 	for _, l := range links {
-		if l.Table != 0 {
-			id := uint32(max(l.Table-in.tableBase, 0))
-			if id == 0 {
-				id = in.joined[l.Name]
-			}
+		if id, ok := in.joined[l.Name]; ok && l.Type == "vrf" {
 			vrfs[l.Index] = id
+		}
+		if l.Table != 0 { // never another network's
+			vrfs[l.Index] = uint32(max(l.Table-in.tableBase, 0))
 		}
 	}
 	var out []loader.DoorRow
@@ -72,6 +71,7 @@ func buildDoors(links []vrf.Link, in doorInputs) []loader.DoorRow {
 		row := loader.DoorRow{Ifindex: l.Index}
 		pod, isPod := in.pods[l.Name]
 		id, isPort := networkOfManagementPort(l.Name)
+		own, isVRF := vrfs[l.Index]
 		inVRF, isLink := vrfs[l.Master]
 		switch {
 		case l.Name == "lo":
@@ -83,8 +83,8 @@ func buildDoors(links []vrf.Link, in doorInputs) []loader.DoorRow {
 			}
 		case isPort:
 			row.Kind, row.NetworkID, row.ForwardFrom = loader.DoorPort, uint32(id), forward
-		case l.Table != 0:
-			row.Kind, row.NetworkID, row.ForwardFrom = loader.DoorVRF, vrfs[l.Index], forward
+		case isVRF:
+			row.Kind, row.NetworkID, row.ForwardFrom = loader.DoorVRF, own, forward
 		case isLink:
 			row.Kind, row.NetworkID, row.ForwardFrom = loader.DoorLink, inVRF, forward
 		case isPod && pod.locked:

@@ -28,9 +28,9 @@ func TestBuildDoors(t *testing.T) {
 		{Index: 11, Name: "def_0", Type: "veth", PeerInOtherNetns: true}, {Index: 12, Name: "ghi_3", Type: "veth", PeerInOtherNetns: true},
 		{Index: 13, Name: "docker1", Type: "veth", PeerInOtherNetns: true}, {Index: 14, Name: "ovn-k8s-mp99999", Type: "device"},
 		{Index: 15, Name: "vlan7", Type: "vlan", Master: 8}, {Index: 16, Name: "bond0", Type: "bond"}, {Index: 17, Name: "eth1", Type: "device", Master: 16},
-		{Index: 18, Name: "core", Type: "vrf", Table: 3003}, {Index: 19, Name: "vlan9", Type: "vlan", Master: 18}, {Index: 20, Name: "other", Type: "vrf", Table: 3004},
+		{Index: 18, Name: "core", Type: "vrf"}, {Index: 19, Name: "vlan9", Type: "vlan", Master: 18}, {Index: 20, Name: "other", Type: "vrf"}, {Index: 21, Name: "fake", Type: "dummy"},
 	}
-	in := doorInputs{bridge: "br-ex", internal: []string{"br-int"}, tableBase: 100000, joined: map[string]uint32{"core": 7},
+	in := doorInputs{bridge: "br-ex", internal: []string{"br-int"}, tableBase: 100000, joined: map[string]uint32{"core": 7, "fake": 7, "mp7-udn-vrf": 9},
 		node: []netip.Prefix{netip.MustParsePrefix("10.244.2.2/24"), netip.MustParsePrefix("fd00:10:244:2::2/64")},
 		pods: map[string]podDoor{"abc_0": {locked: true, open: true}, "abc_3": {network: 7}, "def_0": {}, "ghi_3": {network: unknownNetwork}}}
 	mac := [6]byte{0x0a, 0x58, 0x0a, 0xf4, 0x02, 0x02}
@@ -41,7 +41,8 @@ func TestBuildDoors(t *testing.T) {
 		{Ifindex: 9, Kind: loader.DoorLocked, PeerMAC: mac, Peer6: peer6, Open: true}, {Ifindex: 10, Kind: loader.DoorPod, NetworkID: 7},
 		{Ifindex: 11, Kind: loader.DoorPod}, {Ifindex: 12, Kind: loader.DoorPod, NetworkID: unknownNetwork}, {Ifindex: 14, Kind: loader.DoorOwn},
 		{Ifindex: 15, Kind: loader.DoorLink, NetworkID: 7}, {Ifindex: 16, Kind: loader.DoorOwn}, {Ifindex: 17, Kind: loader.DoorOwn},
-		{Ifindex: 18, Kind: loader.DoorVRF, NetworkID: 7}, {Ifindex: 19, Kind: loader.DoorLink, NetworkID: 7}, {Ifindex: 20, Kind: loader.DoorVRF},
+		{Ifindex: 18, Kind: loader.DoorVRF, NetworkID: 7}, {Ifindex: 19, Kind: loader.DoorLink, NetworkID: 7}, {Ifindex: 20, Kind: loader.DoorOwn},
+		{Ifindex: 21, Kind: loader.DoorOwn},
 	}
 	for i := range want {
 		if k := want[i].Kind; k == loader.DoorPort || k == loader.DoorVRF || k == loader.DoorLink {

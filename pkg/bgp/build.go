@@ -195,6 +195,14 @@ func (b *builder) checkSupported(r *request) {
 			invalidf("%s is the VRF of network %s, which the selected networks would reach: name a VRF of your own, or set it to %s to advertise each network in its own", target, n.Name, network.VRFAuto)
 		}
 	}
+	for i := range b.in.Configurations {
+		c := &b.in.Configurations[i]
+		for _, router := range c.Spec.BGP.Routers {
+			if r.isJoined() && !IsGenerated(c) && slices.ContainsFunc(r.networks, func(n Network) bool { return n.VRF() == router.VRF }) {
+				invalidf("FRRConfiguration %s has a router in VRF %s, which is to have one that joins it with VRF %s: remove it, or set it to %s", c.Name, router.VRF, target, network.VRFAuto)
+			}
+		}
+	}
 	for _, n := range r.networks {
 		if n.IsDefault() {
 			invalidf("the cluster default network is advertised in the nodes' default VRF alone: select it in another RouteAdvertisements, without targetVRF")

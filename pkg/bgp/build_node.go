@@ -183,8 +183,8 @@ func (g *generator) configuration(namespace string) *frrv1.FRRConfiguration {
 			profiles[n.BFDProfile] = true
 		}
 		routers := []frrv1.Router{router}
-		if vrf := g.r.target(); vrf != DefaultVRF && vrf != network.VRFAuto {
-			routers = joined(router, networks[0]) // such a VRF has one network
+		if g.r.isJoined() {
+			routers = g.joined(router, networks[0]) // such a VRF has one network
 		}
 		spec.BGP.Routers = append(spec.BGP.Routers, routers...)
 	}
@@ -274,22 +274,36 @@ func (g *generator) router(from frrv1.Router, networks []Network) frrv1.Router {
 			g.addRaw(from, n, "route-reflector-client", v4, v6)
 		case len(n.ToReceive.Allowed.Prefixes) > 0 && isExternal(from, n):
 			// Another node of the same autonomous system originated the route: between nodes
-			// that have eBGP with the same routers, its path contains their own number.
-			g.addRaw(from, n, "allowas-in origin", v4, v6)
+			// that have eBGP with the same routers, its path contains their own number. Before
+			// it, there may be that of joined.
+			setting := "allowas-in origin"
+			if g.r.isJoined() {
+				setting = "allowas-in 1"
+			}
+			g.addRaw(from, n, setting, v4, v6)
 		}
 		out.Neighbors = append(out.Neighbors, n)
 	}
 	return out
 }
 
+// firstNodeASN and the node's id are the number of the autonomous system of its routers in networks' VRFs that
+// have no sessions, of those for private use (RFC 6996). FRR leads no route from one VRF to another
+// whose path has the other's number, as those of other nodes of one autonomous system have: each node
+// needs its own.
+const firstNodeASN = 4200000000
+
 // joined turns a router of a VRF that is no network's into two: it imports the routes to a network's pods
 // from the network's VRF, and a router there imports what it has learned. A prefix that both originated
 // would not lead from one VRF to the other: FRR prefers its own path.
-func joined(router frrv1.Router, n Network) []frrv1.Router {
-	own := frrv1.Router{ASN: router.ASN, ID: router.ID, VRF: n.VRF(), Prefixes: router.Prefixes, Imports: []frrv1.Import{{VRF: router.VRF}}}
+func (g *generator) joined(router frrv1.Router, n Network) []frrv1.Router {
+	own := frrv1.Router{ASN: firstNodeASN + uint32(g.node.ID), ID: router.ID, VRF: n.VRF(), Prefixes: router.Prefixes, Imports: []frrv1.Import{{VRF: router.VRF}}} //nolint:gosec // ids are small
 	router.Prefixes, router.Imports = nil, []frrv1.Import{{VRF: own.VRF}}
 	return []frrv1.Router{router, own}
 }
+
+// isJoined reports whether r advertises into a VRF that is no network's.
+func (r *request) isJoined() bool { return r.target() != DefaultVRF && r.target() != network.VRFAuto }
 
 // isSelf reports whether the neighbour is the node itself: one base lists the nodes of a
 // full mesh.

@@ -307,6 +307,10 @@ func TestRefused(t *testing.T) {
 		{"a named VRF without a session there", udnv1.ReasonConfigurationError, "node node1: no selected FRRConfiguration has a router in VRF core with a neighbor", true, func(in *Inputs, ra *udnv1.RouteAdvertisements) {
 			in.Nodes[0].Mode, ra.Spec.TargetVRF = network.LocalGateway, "core"
 		}},
+		{"a named VRF, and a router in the network's own", udnv1.ReasonConfigurationError, "spec.targetVRF: FRRConfiguration mesh has a router in VRF blue", true, func(in *Inputs, ra *udnv1.RouteAdvertisements) {
+			in.Nodes[0].Mode, ra.Spec.TargetVRF = network.LocalGateway, "core"
+			in.Configurations = append(in.Configurations, testBase("mesh", []string{"blue"}, peer(64512, "192.0.2.1")))
+		}},
 		{"a named VRF in shared gateway mode", udnv1.ReasonConfigurationError, "spec.targetVRF: node node1 has gateway mode shared", true, func(in *Inputs, ra *udnv1.RouteAdvertisements) {
 			in.Nodes[0].Mode, ra.Spec.TargetVRF = network.SharedGateway, "core"
 		}},

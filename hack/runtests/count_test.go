@@ -44,6 +44,26 @@ func TestCount(t *testing.T) {
 	}
 }
 
+// The command writes standard error, which os/exec reads, while its events are counted.
+func TestStageOutput(t *testing.T) {
+	s := stage{name: "s", goTest: true, args: []string{"sh", "-c", `
+echo '{"Action":"output","Package":"p","Test":"A","Output":"why it failed\n"}'
+echo '{"Action":"fail","Package":"p","Test":"A"}'
+echo '{"Action":"pass","Package":"p","Test":"B"}'
+echo '{"Action":"fail","Package":"p"}'
+sleep 0.2
+echo "from standard error" >&2`}}
+	var out buffer
+	if got, want := s.run(t.Context(), &out), (counts{Passed: 1, Failed: 1}); got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	for _, want := range []string{"why it failed", "fail  p (0.0s)", "from standard error"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("%q is missing from %q", want, out.String())
+		}
+	}
+}
+
 // A renamed test keeps its entry in allowedSkips only if the entry is renamed too.
 func TestAllowedSkipsExist(t *testing.T) {
 	for key := range allowedSkips {

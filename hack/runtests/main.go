@@ -8,7 +8,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"flag"
 	"fmt"
@@ -98,7 +97,7 @@ func sideBySide(all []stage) [][]stage {
 // the one before.
 func runBeside(ctx context.Context, list []stage) []counts {
 	results := make([]counts, len(list))
-	outputs := make([]bytes.Buffer, len(list))
+	outputs := make([]buffer, len(list))
 	var running sync.WaitGroup
 	for i, s := range list {
 		running.Go(func() {
@@ -114,9 +113,29 @@ func runBeside(ctx context.Context, list []stage) []counts {
 	}
 	running.Wait()
 	for i := range outputs {
-		_, _ = outputs[i].WriteTo(os.Stdout)
+		fmt.Print(outputs[i].String())
 	}
 	return results
+}
+
+// buffer collects the output of a stage, which its command's standard error and the
+// counter of its tests write at the same time. A bytes.Buffer loses lines then: its
+// ReadFrom, which os/exec calls, drops what was written while it waited.
+type buffer struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
 }
 
 // short returns a command line without its list of packages.

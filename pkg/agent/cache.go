@@ -142,9 +142,10 @@ func (c *Cache) Localnets(own string) []network.Network {
 	return out
 }
 
-// updateNetworks updates networks whose NADs changed, and returns their ids, and whether one is
-// advertised into other VRFs than before. A network whose NADs are all malformed is not deleted: its kernel state stays
-// until a NAD is usable again, or no NAD names the network.
+// updateNetworks updates networks whose NADs changed, and returns their ids, and whether
+// one is advertised into other VRFs than before. A network whose NADs are all malformed is
+// not deleted: its kernel state stays until a NAD is usable again, or no NAD names the
+// network.
 func (c *Cache) updateNetworks(names []string) (ids []int, advertised bool) {
 	for _, name := range names {
 		old, had := c.ids[name]

@@ -42,8 +42,8 @@ demo: lab-deps ## the lab, and the story in it as a table of checks (RUN=5 or RU
 	go run ./test/e2e/cmd/demo $(if $(RUN),-run '$(RUN)') $(if $(ATTACH),-attach)
 
 .PHONY: conformance
-conformance: lab-deps ## in the lab: the network specs of Kubernetes' conformance tests (RUN='pattern', ATTACH=1, FAMILIES=, GATEWAY=)
-	go run ./test/e2e/cmd/conformance -families=$(FAMILIES) -gateway=$(GATEWAY) -nodes=$(NODES) $(if $(RUN),-run '$(RUN)') $(if $(ATTACH),-attach)
+conformance: lab-deps ## in the lab: the network specs of Kubernetes' conformance tests (RUN='pattern', ATTACH=1, FAMILIES=, GATEWAY=, TRANSPORT=)
+	go run ./test/e2e/cmd/conformance -families=$(FAMILIES) -gateway=$(GATEWAY) -transport=$(TRANSPORT) -nodes=$(NODES) $(if $(RUN),-run '$(RUN)') $(if $(ATTACH),-attach)
 
 .PHONY: bench-pods
 bench-pods: lab-deps ## in the lab: the time until a tenant's pod is ready against that of a pod of the default network (ATTACH=1)

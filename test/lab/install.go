@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"bulkhead/pkg/network"
 	"bulkhead/test/lab/internal/host"
 
 	corev1 "k8s.io/api/core/v1"
@@ -41,12 +42,8 @@ func (l *Lab) install(ctx context.Context, o Options, report func(string, ...any
 	if err != nil {
 		return fmt.Errorf("%s: %w", installFile, err)
 	}
-	settings := "gateway-mode = " + o.Gateway + "\n"
-	if o.AgentUplink {
-		settings += "uplink = eth0\n"
-	}
-	for _, o := range objects {
-		if err := adapt(o, l.state.Families, settings); err != nil {
+	for _, object := range objects {
+		if err := adapt(object, l.state.Families, o); err != nil {
 			return fmt.Errorf("%s: %w", installFile, err)
 		}
 	}
@@ -66,6 +63,12 @@ func (l *Lab) install(ctx context.Context, o Options, report func(string, ...any
 			return err
 		}
 		report("%s is Ready", n.Name)
+	}
+	if o.BGP {
+		if err := l.InstallFRR(ctx); err != nil {
+			return fmt.Errorf("install FRR: %w", err)
+		}
+		report("FRR and frr-k8s run")
 	}
 	return l.installDNS(ctx, report)
 }
@@ -118,12 +121,11 @@ func (l *Lab) applyCRD(ctx context.Context, manifest string) error {
 	})
 }
 
-// adapt changes the product's manifests for the lab: it sets the lab's address ranges and settings for OVS,
-// and the API server's own address for host-network pods, because there is no
+// adapt changes the product's manifests for the lab: it sets the lab's address ranges and options, and the API server's own address for host-network pods, because there is no
 // kube-proxy that would serve ClusterIPs before the product does.
-func adapt(o *unstructured.Unstructured, f host.Families, ovs string) error {
+func adapt(o *unstructured.Unstructured, f host.Families, options Options) error {
 	if o.GetKind() == "ConfigMap" && o.GetName() == "bulkhead-config" {
-		return adaptConfig(o, f, ovs)
+		return adaptConfig(o, f, options)
 	}
 	spec, ok, _ := unstructured.NestedMap(o.Object, "spec", "template", "spec")
 	if !ok {
@@ -149,8 +151,17 @@ const AllowedServices = "default/kubernetes,kube-system/kube-dns,plain/node1,pla
 const IngressNamespace = "edge"
 
 // adaptConfig sets the lab's address ranges, AllowedServices, IngressNamespace, the managed fabric, which does
-// nothing before frr-k8s is installed, and the section ovs in the product's configuration.
-func adaptConfig(o *unstructured.Unstructured, f host.Families, ovs string) error {
+// nothing before frr-k8s is installed, the transport and the section ovs in the product's configuration.
+func adaptConfig(o *unstructured.Unstructured, f host.Families, options Options) error {
+	sections := "\n[bgp-managed]\ntopology = full-mesh\n\n[ovs]\ngateway-mode = " + options.Gateway + "\n"
+	if options.AgentUplink {
+		sections += "uplink = eth0\n"
+	}
+	defaults := "\nudn-allowed-default-services = " + AllowedServices + "\ningress-namespaces = " + IngressNamespace
+	if options.Transport == network.TransportNoOverlay {
+		defaults += "\ntransport = " + network.TransportNoOverlay
+		sections += "\n[no-overlay]\noutbound-snat = enabled\nrouting = managed\n"
+	}
 	subnets, services := strings.Join(host.ClusterSubnets(f), ","), strings.Join(host.ServiceCIDRs(f), ",")
 	data, _, err := unstructured.NestedStringMap(o.Object, "data")
 	if err != nil {
@@ -160,8 +171,7 @@ func adaptConfig(o *unstructured.Unstructured, f host.Families, ovs string) erro
 	for name, text := range data {
 		found = found || clusterSubnets.MatchString(text) && serviceCIDRs.MatchString(text)
 		text = clusterSubnets.ReplaceAllString(text, "${1}"+subnets)
-		data[name] = serviceCIDRs.ReplaceAllString(text, "${1}"+services+"\nudn-allowed-default-services = "+AllowedServices+"\ningress-namespaces = "+IngressNamespace) +
-			"\n[bgp-managed]\ntopology = full-mesh\n\n[ovs]\n" + ovs
+		data[name] = serviceCIDRs.ReplaceAllString(text, "${1}"+services+defaults) + sections
 	}
 	if !found {
 		return fmt.Errorf("ConfigMap %s does not set cluster-subnets and service-cidrs, which the lab must replace", o.GetName())

@@ -4,6 +4,9 @@
 NODES ?= 2
 FAMILIES ?= ipv4
 GATEWAY ?= shared
+TRANSPORT ?= geneve
+# On: FRR on each node, and frr-k8s.
+BGP ?= off
 KVM ?= auto
 LAB := bin/lab
 
@@ -16,8 +19,8 @@ lab-bin:
 	@mkdir -p bin
 	@CGO_ENABLED=0 go build -buildvcs=false -o $(LAB) ./test/lab/cmd/lab
 
-lab: lab-deps lab-bin ## start the lab and install the product (NODES=1..4 FAMILIES=ipv4|ipv6|dual GATEWAY=shared|local KVM=auto|on|off)
-	@$(LAB) up --nodes=$(NODES) --families=$(FAMILIES) --gateway=$(GATEWAY) --kvm=$(KVM)
+lab: lab-deps lab-bin ## start the lab and install the product (NODES=1..4 FAMILIES=ipv4|ipv6|dual GATEWAY=shared|local BGP=on TRANSPORT=geneve|no-overlay KVM=auto|on|off)
+	@$(LAB) up --nodes=$(NODES) --families=$(FAMILIES) --gateway=$(GATEWAY) --transport=$(TRANSPORT) $(if $(filter on,$(BGP)),--bgp) --kvm=$(KVM)
 
 lab-down: lab-bin ## stop the lab
 	@$(LAB) down

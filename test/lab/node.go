@@ -55,6 +55,15 @@ func (n *Node) Run(ctx context.Context, script string) (Result, error) {
 	return p.Wait()
 }
 
+// Script is Run for a script that must succeed.
+func (n *Node) Script(ctx context.Context, script string) error {
+	r, err := n.Run(ctx, script)
+	if err == nil && r.ExitCode != 0 {
+		err = fmt.Errorf("on %s: exit %d: %s%s", n.Name, r.ExitCode, r.Stdout, r.Stderr)
+	}
+	return err
+}
+
 // Start starts a shell script as root. The script is killed when ctx or this process
 // ends.
 func (n *Node) Start(ctx context.Context, script string) (*Process, error) {

@@ -5,9 +5,12 @@
 package lab
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+
+	"bulkhead/pkg/network"
 )
 
 // Options describes a lab. The zero value is two IPv4 nodes without the product.
@@ -18,6 +21,11 @@ type Options struct {
 	Families string
 	// Gateway is the product's gateway mode, "shared" (also "") or "local".
 	Gateway string
+	// BGP installs FRR on each node and frr-k8s.
+	BGP bool
+	// Transport is how packets of the cluster default network go between nodes: "geneve" (also
+	// "") or "no-overlay", which needs BGP and turns it on.
+	Transport string
 	// AgentUplink leaves the node's card and addresses to the product, which moves them to the
 	// external bridge; otherwise the nodes do so at boot.
 	AgentUplink bool
@@ -55,6 +63,18 @@ func (o Options) complete() (Options, error) {
 	case "shared", "local":
 	default:
 		return o, fmt.Errorf("gateway modes are shared or local, not %q", o.Gateway)
+	}
+	switch o.Transport {
+	case "":
+		o.Transport = network.TransportGeneve
+	case network.TransportGeneve:
+	case network.TransportNoOverlay:
+		o.BGP = true
+	default:
+		return o, fmt.Errorf("transports are %s or %s, not %q", network.TransportGeneve, network.TransportNoOverlay, o.Transport)
+	}
+	if o.BGP && !o.Install {
+		return o, errors.New("a lab with BGP has the product installed")
 	}
 	switch o.KVM {
 	case "":

@@ -85,7 +85,7 @@ spec:
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := adapt(objects[0], host.IPv4, ""); err != nil {
+	if err := adapt(objects[0], host.IPv4, Options{}); err != nil {
 		t.Fatal(err)
 	}
 	read := func(list string, n int) map[string]any {
@@ -110,21 +110,33 @@ spec:
 }
 
 func TestAdaptConfig(t *testing.T) {
+	const config = `{apiVersion: v1, kind: ConfigMap, metadata: {name: bulkhead-config}, data: {c: "[default]\ncluster-subnets = 10.1.0.0/16/24\nservice-cidrs = 10.2.0.0/16\n"}}`
 	for families, want := range map[host.Families]string{
 		host.IPv4: "[default]\ncluster-subnets = 10.244.0.0/16/24\nservice-cidrs = 10.96.0.0/16\n",
 		host.IPv6: "[default]\ncluster-subnets = fd10:244::/48/64\nservice-cidrs = fd10:96::/112\n",
 		host.Dual: "[default]\ncluster-subnets = 10.244.0.0/16/24,fd10:244::/48/64\nservice-cidrs = 10.96.0.0/16,fd10:96::/112\n",
 	} {
 		want += "udn-allowed-default-services = " + AllowedServices + "\ningress-namespaces = " + IngressNamespace + "\n\n[bgp-managed]\ntopology = full-mesh\n\n[ovs]\ngateway-mode = local\n"
-		objects, err := parseManifest("{apiVersion: v1, kind: ConfigMap, metadata: {name: bulkhead-config}, data: {c: \"[default]\\ncluster-subnets = 10.1.0.0/16/24\\nservice-cidrs = 10.2.0.0/16\\n\"}}")
+		objects, err := parseManifest(config)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := adapt(objects[0], families, "gateway-mode = local\n"); err != nil {
+		if err := adapt(objects[0], families, Options{Gateway: "local"}); err != nil {
 			t.Fatal(err)
 		}
 		if got, _, _ := unstructured.NestedString(objects[0].Object, "data", "c"); got != want {
 			t.Errorf("%s: %q, want %q", families, got, want)
+		}
+		want = strings.Replace(want, "\n\n[bgp-managed]", "\ntransport = no-overlay\n\n[bgp-managed]", 1) + "\n[no-overlay]\noutbound-snat = enabled\nrouting = managed\n"
+		objects, err = parseManifest(config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := adapt(objects[0], families, Options{Gateway: "local", Transport: "no-overlay"}); err != nil {
+			t.Fatal(err)
+		}
+		if got, _, _ := unstructured.NestedString(objects[0].Object, "data", "c"); got != want {
+			t.Errorf("%s without an overlay: %q, want %q", families, got, want)
 		}
 	}
 }
@@ -135,7 +147,7 @@ func TestIncompleteManifests(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := adapt(objects[0], host.Dual, ""); err == nil || !strings.Contains(err.Error(), "service-cidrs") {
+	if err := adapt(objects[0], host.Dual, Options{}); err == nil || !strings.Contains(err.Error(), "service-cidrs") {
 		t.Errorf("adapt a configuration without service-cidrs: %v", err)
 	}
 	if err := applyDir(t.TempDir(), func(string) error { return nil }); err == nil {

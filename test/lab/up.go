@@ -129,7 +129,7 @@ func start(outer context.Context, o Options, spec host.Spec, program string, rep
 			return l, err
 		}
 	}
-	state.Ready = true
+	state.Ready, state.BGP = true, o.BGP
 	if err := host.WriteState(state); err != nil {
 		return l, err
 	}

@@ -8,8 +8,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,7 +15,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"bulkhead/pkg/bgp"
 	"bulkhead/pkg/bgpstatus"
@@ -27,52 +24,11 @@ import (
 
 func bgpChecks() []Check {
 	return []Check{
-		{Chapter: 3, Title: "BGP: pods of a network without an overlay reach each other by the nodes' link, and nobody else's reach them", Phase: phaseDeletion, Needs: needs(fixturePlain, fixtureTenants, fixtureBGP), Run: noOverlayReached, Timeout: 15 * time.Minute, Group: groupBGP},
+		{Chapter: 3, Title: "BGP: pods of a network without an overlay reach each other by the nodes' link, and nobody else's reach them", Phase: phaseDeletion, Needs: needs(fixturePlain, fixtureTenants, fixtureBGP), Run: noOverlayReached, Timeout: 20 * time.Minute, Group: groupBGP},
 		{Chapter: 3, Title: "BGP: networks with the same subnets, each advertised in a VRF of its own, reach their own pods and the router of their own", Phase: phaseDeletion, Needs: needs(fixturePlain, fixtureTenants, fixtureLite), Run: liteReached, Timeout: 15 * time.Minute, Group: groupVRFLite},
 		{Chapter: 3, Title: "BGP: a router outside the cluster knows a network's pods, and the pods each other by it; it goes and comes back", Phase: phaseDeletion, Needs: needs(fixturePlain, fixtureTenants, fixtureMist), Run: routerReached, Timeout: 25 * time.Minute, Group: groupReflector},
 	}
 }
-
-const (
-	frrNamespace = "frr-k8s-system"
-	frrFiles     = "/etc/frr_reloader" // frr-k8s' own path
-)
-
-// startFRR starts FRR with the options that a full mesh needs: bgpd listens. watchfrr restarts
-// daemons that die.
-const startFRR = `set -e
-mkdir -p ` + frrFiles + ` /var/run/frr
-cat > /etc/frr/daemons <<END
-bgpd=yes
-bfdd=yes
-vtysh_enable=yes
-zebra_options="  -A 127.0.0.1 -s 90000000"
-mgmtd_options="  -A 127.0.0.1"
-bgpd_options="   -A 127.0.0.1 -p 179"
-staticd_options="-A 127.0.0.1"
-bfdd_options="   -A 127.0.0.1"
-END
-echo 'service integrated-vtysh-config' > /etc/frr/vtysh.conf
-printf 'frr defaults traditional\nhostname %s\n' "$(hostname)" > /etc/frr/frr.conf
-chown -R frr:frr /etc/frr /var/run/frr
-/usr/lib/frr/frrinit.sh start >/var/log/frrinit.log 2>&1`
-
-// startFRRK8s starts the controller of frr-k8s and its reloader, which outlive the command.
-const startFRRK8s = `cd ` + frrFiles + `
-setsid bash frr-reloader.sh >/var/log/frr-reloader.log 2>&1 </dev/null &
-KUBECONFIG=` + frrFiles + `/kubeconfig FRR_K8S_BGP_DEBOUNCE_TIMEOUT=500 setsid nohup ./frr-k8s-controller --node-name="$(hostname)" \
-  --namespace=` + frrNamespace + ` --metrics-bind-address=127.0.0.1:9140 >/var/log/frr-k8s.log 2>&1 </dev/null &
-KUBECONFIG=` + frrFiles + `/kubeconfig setsid nohup ./frr-status --node-name="$(hostname)" --namespace=` + frrNamespace + ` \
-  --pod-name="frr-$(hostname)" --poll-interval=2s >/var/log/frr-status.log 2>&1 </dev/null &
-for i in $(seq 100); do [ -e reloader.pid ] && exit 0; sleep 0.1; done; exit 1`
-
-// stopFRR ends a reload too, which has processes of its own. What FRR leaves of its routes, to
-// resume after a restart, goes as well.
-const stopFRR = `pkill -KILL -x 'frr-k8s-control|frr-status'
-[ ! -e ` + frrFiles + `/reloader.pid ] || kill -KILL -- -"$(cat ` + frrFiles + `/reloader.pid)"
-/usr/lib/frr/frrinit.sh stop >/dev/null 2>&1
-rm -rf ` + frrFiles + `
-ip route flush proto bgp; ip -6 route flush proto bgp`
 
 // noOverlayNetwork is the manifest of a network without an overlay, with labels of the
 // ClusterUserDefinedNetwork and the n-th subnets, and of its namespace. It ends with a separator.
@@ -117,86 +73,27 @@ spec: {selector: {app: story}, ports: [{name: tcp, port: 80, targetPort: 8080}, 
 
 // setUpFRR installs frr-k8s, and FRR on each node.
 func setUpFRR(ctx context.Context, w *World) error {
-	crds, err := filepath.Glob(filepath.Join(w.Lab.FRRK8s(), "*.yaml"))
-	if err != nil {
+	if w.Lab.HasBGP() {
+		return nil
+	}
+	return w.Lab.InstallFRR(ctx)
+}
+
+// undoFRR removes both, unless they are the lab's.
+func undoFRR(ctx context.Context, w *World) error {
+	if err := w.deletePods(ctx, "sky"); err != nil || w.Lab.HasBGP() {
 		return err
 	}
-	if err := w.Lab.Apply(ctx, "{apiVersion: v1, kind: Namespace, metadata: {name: "+frrNamespace+"}}"); err != nil {
+	installed, err := w.Lab.RemoveFRR(ctx)
+	if err != nil || !installed {
 		return err
 	}
-	for _, n := range w.Lab.Nodes() { // FRR and frr-k8s run beside kubelet, and frr-status names its pod
-		if err := w.Lab.Apply(ctx, fmt.Sprintf("{apiVersion: v1, kind: Pod, metadata: {name: frr-%s, namespace: %s}, spec: {nodeSelector: {of: nobody}, containers: [{name: frr, image: none}]}}", n.Name, frrNamespace)); err != nil {
-			return err
-		}
-	}
-	for _, file := range crds {
-		data, err := os.ReadFile(file)
-		if err != nil {
-			return err
-		}
-		if err := w.Lab.Apply(ctx, string(data)); err != nil {
-			return err
-		}
-	}
-	kubeconfig, err := w.Lab.Kubeconfig()
-	if err != nil {
-		return err
-	}
-	return each(w.Lab.Nodes(), func(n *lab.Node) error {
-		if err := w.script(ctx, n, startFRR); err != nil {
-			return fmt.Errorf("start FRR: %w", err)
-		}
-		for _, name := range []string{"frr-k8s-controller", "frr-status", "frr-reloader.sh"} {
-			data, err := os.ReadFile(filepath.Join(w.Lab.FRRK8s(), name))
-			if err != nil {
-				return err
-			}
-			if err := n.Put(ctx, frrFiles+"/"+name, data, 0o755); err != nil {
-				return err
-			}
-		}
-		if err := n.Put(ctx, frrFiles+"/kubeconfig", kubeconfig, 0o600); err != nil {
-			return err
-		}
-		return w.script(ctx, n, startFRRK8s)
-	})
+	return w.deleteNamespace(ctx, lab.FRRNamespace)
 }
 
 // script runs a script that must succeed.
 func (w *World) script(ctx context.Context, n *lab.Node, text string) error {
-	res, err := n.Run(ctx, text)
-	if err == nil && res.ExitCode != 0 {
-		err = fmt.Errorf("on %s: exit %d: %s%s", n.Name, res.ExitCode, res.Stdout, res.Stderr)
-	}
-	return err
-}
-
-// undoFRR stops FRR, whose routes go with it, and removes frr-k8s.
-func undoFRR(ctx context.Context, w *World) error {
-	if err := w.deletePods(ctx, "sky"); err != nil {
-		return err
-	}
-	crds := schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"}
-	list, err := w.dynamic.Resource(crds).List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return err
-	}
-	installed := false
-	for _, c := range list.Items {
-		if strings.HasSuffix(c.GetName(), ".frrk8s.metallb.io") {
-			installed = true
-			if err := w.dynamic.Resource(crds).Delete(ctx, c.GetName(), metav1.DeleteOptions{}); err != nil {
-				return err
-			}
-		}
-	}
-	if !installed {
-		return nil
-	}
-	if err := w.deleteNamespace(ctx, frrNamespace); err != nil {
-		return err
-	}
-	return each(w.Lab.Nodes(), func(n *lab.Node) error { return w.script(ctx, n, stopFRR) })
+	return n.Script(ctx, text)
 }
 
 // noOverlayReached has sky's pods ask each other and their service, with no tunnel on the way,
@@ -247,6 +144,12 @@ func noOverlayReached(ctx context.Context, w *World) (string, error) {
 	}
 	if err := w.sessionsReported(ctx); err != nil {
 		return "", err
+	}
+	if w.Full && len(w.Lab.Nodes()) > 2 {
+		if err := w.reflected(ctx, pods); err != nil {
+			return "", fmt.Errorf("with route reflectors: %w", err)
+		}
+		figures += "; route reflectors"
 	}
 	return fmt.Sprintf("%s; %d denied attempts", figures, denied), nil
 }

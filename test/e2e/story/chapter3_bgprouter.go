@@ -71,7 +71,7 @@ apiVersion: frrk8s.metallb.io/v1beta1
 kind: FRRConfiguration
 metadata: {name: mist, namespace: %s, labels: {fabric: outside}}
 spec: {bgp: {routers: [{asn: %d, neighbors: [%s]}]}}
-`, frrNamespace, mistASN, neighbors.String()))
+`, lab.FRRNamespace, mistASN, neighbors.String()))
 }
 
 // setUpMist creates the network, its RouteAdvertisements and the router.
@@ -107,7 +107,7 @@ func undoMist(ctx context.Context, w *World) error {
 	if err := w.dynamic.Resource(routeAdvertisements).Delete(ctx, "mist", metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		return err
 	}
-	if err := w.dynamic.Resource(frrConfigurations).Namespace(frrNamespace).Delete(ctx, "mist", metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+	if err := w.dynamic.Resource(frrConfigurations).Namespace(lab.FRRNamespace).Delete(ctx, "mist", metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		return err
 	}
 	return w.script(ctx, w.Lab.External(), w.mistRouter(0).stop())

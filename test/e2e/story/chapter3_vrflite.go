@@ -95,7 +95,7 @@ metadata: {name: lite, namespace: %s, labels: {fabric: lite}}
 spec:
   bgp:
     routers:%s
----`, frrNamespace, routers.String())
+---`, lab.FRRNamespace, routers.String())
 	}
 	for name, ra := range liteAdvertisements {
 		fmt.Fprintf(&manifest, `
@@ -208,7 +208,7 @@ func undoLite(ctx context.Context, w *World) error {
 			return err
 		}
 	}
-	if err := w.dynamic.Resource(frrConfigurations).Namespace(frrNamespace).Delete(ctx, "lite", metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+	if err := w.dynamic.Resource(frrConfigurations).Namespace(lab.FRRNamespace).Delete(ctx, "lite", metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		return err
 	}
 	for _, t := range liteTenants {

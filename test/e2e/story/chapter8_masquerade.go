@@ -97,23 +97,16 @@ func (w *World) masqueradeWorks(ctx context.Context) error {
 // configure sets the product's configuration and replaces its pods, one node after the
 // other, as an administrator would.
 func (w *World) configure(ctx context.Context, data map[string]string, played *string) error {
-	client := w.Lab.Client()
-	patch, err := json.Marshal(map[string]any{"data": data})
-	if err != nil {
+	if err := w.setConfig(ctx, data); err != nil {
 		return err
 	}
-	if _, err := client.CoreV1().ConfigMaps(productNamespace).Patch(ctx, productConfig, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-		return fmt.Errorf("change the configuration: %w", err)
-	}
-	patch, err = json.Marshal(map[string]any{"spec": map[string]any{"template": map[string]any{"metadata": map[string]any{"annotations": map[string]any{annotationPlayed: played}}}}})
-	if err != nil {
+	if err := w.replaceClusterControllers(ctx, played); err != nil {
 		return err
 	}
-	apps := client.AppsV1()
-	for _, name := range []string{"bulkhead-cluster-a", "bulkhead-cluster-b"} {
-		if _, err := apps.Deployments(productNamespace).Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
-			return fmt.Errorf("restart %s: %w", name, err)
-		}
+	apps := w.Lab.Client().AppsV1()
+	patch, err := playedPatch(played)
+	if err != nil {
+		return err
 	}
 	if _, err := apps.DaemonSets(productNamespace).Patch(ctx, "bulkhead-node", types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 		return fmt.Errorf("restart bulkhead-node: %w", err)
@@ -126,17 +119,51 @@ func (w *World) configure(ctx context.Context, data map[string]string, played *s
 		if s := ds.Status; s.ObservedGeneration < ds.Generation || s.UpdatedNumberScheduled < s.DesiredNumberScheduled || s.NumberReady < s.DesiredNumberScheduled {
 			return false, fmt.Sprintf("bulkhead-node: %d of %d updated, %d ready", s.UpdatedNumberScheduled, s.DesiredNumberScheduled, s.NumberReady), nil
 		}
-		deployments, err := apps.Deployments(productNamespace).List(ctx, metav1.ListOptions{})
-		if err != nil {
-			return false, "", err
-		}
-		for _, d := range deployments.Items {
-			if s := d.Status; s.ObservedGeneration < d.Generation || s.UpdatedReplicas < *d.Spec.Replicas || s.ReadyReplicas < *d.Spec.Replicas {
-				return false, fmt.Sprintf("%s: %d updated, %d ready", d.Name, s.UpdatedReplicas, s.ReadyReplicas), nil
-			}
-		}
-		return true, "", nil
+		return w.deploymentsReplaced(ctx)
 	})
+}
+
+func (w *World) setConfig(ctx context.Context, data map[string]string) error {
+	patch, err := json.Marshal(map[string]any{"data": data})
+	if err != nil {
+		return err
+	}
+	if _, err := w.Lab.Client().CoreV1().ConfigMaps(productNamespace).Patch(ctx, productConfig, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+		return fmt.Errorf("change the configuration: %w", err)
+	}
+	return nil
+}
+
+// playedPatch changes the template of pods, which replaces them.
+func playedPatch(played *string) ([]byte, error) {
+	return json.Marshal(map[string]any{"spec": map[string]any{"template": map[string]any{"metadata": map[string]any{"annotations": map[string]any{annotationPlayed: played}}}}})
+}
+
+func (w *World) replaceClusterControllers(ctx context.Context, played *string) error {
+	patch, err := playedPatch(played)
+	if err != nil {
+		return err
+	}
+	for _, name := range []string{"bulkhead-cluster-a", "bulkhead-cluster-b"} {
+		if _, err := w.Lab.Client().AppsV1().Deployments(productNamespace).Patch(ctx, name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
+			return fmt.Errorf("restart %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// deploymentsReplaced reports whether the product's deployments have new pods only, which are ready.
+func (w *World) deploymentsReplaced(ctx context.Context) (bool, string, error) {
+	deployments, err := w.Lab.Client().AppsV1().Deployments(productNamespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return false, "", err
+	}
+	for _, d := range deployments.Items {
+		if s := d.Status; s.ObservedGeneration < d.Generation || s.UpdatedReplicas < *d.Spec.Replicas || s.ReadyReplicas < *d.Spec.Replicas {
+			return false, fmt.Sprintf("%s: %d updated, %d ready", d.Name, s.UpdatedReplicas, s.ReadyReplicas), nil
+		}
+	}
+	return true, "", nil
 }
 
 // noAddressOf waits until nothing on the node has an address that matches one of the

@@ -22,6 +22,7 @@ func main() {
 	nodes := flag.Int("nodes", 2, "machines, 1 to 4")
 	families := flag.String("families", "ipv4", "ipv4, ipv6 or dual")
 	gateway := flag.String("gateway", "shared", "gateway mode: shared or local")
+	transport := flag.String("transport", "geneve", "transport of the cluster default network: geneve or no-overlay")
 	attach := flag.Bool("attach", false, "use the lab that runs, and leave it running")
 	run := flag.String("run", "", "only the specs whose name matches this regular expression")
 	flag.Parse()
@@ -31,7 +32,7 @@ func main() {
 		os.Exit(2)
 	}
 	ctx, stop := story.Interruptible()
-	failed, err := play(ctx, lab.Options{Nodes: *nodes, Families: *families, Gateway: *gateway, Install: true, Conformance: true}, *attach, match)
+	failed, err := play(ctx, lab.Options{Nodes: *nodes, Families: *families, Gateway: *gateway, Transport: *transport, Install: true, Conformance: true}, *attach, match)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "conformance:", err)

@@ -31,7 +31,7 @@ func main() {
 
 func run(args []string) error {
 	if len(args) == 0 {
-		return errors.New("usage: netprobe serve|check|answer|watch")
+		return errors.New("usage: netprobe serve|check|answer|watch|sink|flood")
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
@@ -85,8 +85,23 @@ func run(args []string) error {
 			return err
 		}
 		return watch(ctx, *ping, *tcp, *every)
+	case "sink":
+		listen := fs.String("listen", ":8081", "address for TCP")
+		echo := fs.Bool("echo", false, "send everything back")
+		if err := fs.Parse(args[1:]); err != nil {
+			return err
+		}
+		return sink(ctx, *listen, *echo, os.Stdout)
+	case "flood":
+		to := fs.String("to", "", "address and port of a sink")
+		d := fs.Duration("for", 5*time.Second, "how long to send")
+		echo := fs.Bool("echo", false, "send single bytes to a sink that sends them back")
+		if err := fs.Parse(args[1:]); err != nil {
+			return err
+		}
+		return flood(ctx, *to, *d, *echo)
 	default:
-		return fmt.Errorf("unknown command %q; usage: netprobe serve|check|answer|watch", args[0])
+		return fmt.Errorf("unknown command %q; usage: netprobe serve|check|answer|watch|sink|flood", args[0])
 	}
 }
 

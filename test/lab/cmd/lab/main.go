@@ -15,6 +15,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"bulkhead/pkg/network"
 	"bulkhead/test/lab"
 	"bulkhead/test/lab/internal/build"
 	"bulkhead/test/lab/internal/guest"
@@ -26,7 +27,7 @@ import (
 
 const usage = `usage: lab COMMAND
 
-  up [--nodes=2] [--families=ipv4|ipv6|dual] [--gateway=shared|local] [--agent-uplink] [--kvm=auto|on|off] [--install=true] [--conformance] [--keep]
+  up [--nodes=2] [--families=ipv4|ipv6|dual] [--gateway=shared|local] [--bgp] [--transport=geneve|no-overlay] [--agent-uplink] [--kvm=auto|on|off] [--install=true] [--conformance] [--keep]
                         build what is missing, start a lab, wait until it is ready
   down                  stop the lab
   status                show the nodes and the external host
@@ -136,6 +137,8 @@ func options(command string, args []string) (lab.Options, error) {
 	flags.IntVar(&o.Nodes, "nodes", 2, "number of nodes, 1 to 4")
 	flags.StringVar(&o.Families, "families", "ipv4", "ipv4, ipv6 or dual")
 	flags.StringVar(&o.Gateway, "gateway", "shared", "gateway mode: shared or local")
+	flags.BoolVar(&o.BGP, "bgp", false, "with FRR on each node and frr-k8s")
+	flags.StringVar(&o.Transport, "transport", network.TransportGeneve, "transport of the cluster default network: geneve or no-overlay, which turns on --bgp")
 	flags.BoolVar(&o.AgentUplink, "agent-uplink", false, "leave the node's card to the product, which moves it to the external bridge")
 	flags.StringVar(&o.KVM, "kvm", "auto", "auto, on or off")
 	flags.BoolVar(&o.Install, "install", true, "install the product from deploy/")

@@ -159,6 +159,8 @@ type State struct {
 	// reused PID.
 	Started string `json:"started"`
 	Ready   bool   `json:"ready"`
+	// BGP: FRR and frr-k8s are the lab's own, and not a test's.
+	BGP bool `json:"bgp"`
 }
 
 // ErrNoLab is returned when no lab runs in a run directory.

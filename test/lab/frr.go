@@ -45,7 +45,7 @@ setsid bash frr-reloader.sh >/var/log/frr-reloader.log 2>&1 </dev/null &
 KUBECONFIG=` + frrFiles + `/kubeconfig FRR_K8S_BGP_DEBOUNCE_TIMEOUT=500 setsid nohup ./frr-k8s-controller --node-name="$(hostname)" \
   --namespace=` + FRRNamespace + ` --metrics-bind-address=127.0.0.1:9140 >/var/log/frr-k8s.log 2>&1 </dev/null &
 KUBECONFIG=` + frrFiles + `/kubeconfig setsid nohup ./frr-status --node-name="$(hostname)" --namespace=` + FRRNamespace + ` \
-  --pod-name="frr-$(hostname)" --poll-interval=2s >/var/log/frr-status.log 2>&1 </dev/null &
+  --pod-name="frr-$(hostname)" --poll-interval=10s >/var/log/frr-status.log 2>&1 </dev/null &
 for i in $(seq 100); do [ -e reloader.pid ] && exit 0; sleep 0.1; done; exit 1`
 
 // stopFRR ends a reload too, which has processes of its own. What FRR leaves of its routes, to
@@ -55,6 +55,11 @@ const stopFRR = `pkill -KILL -x 'frr-k8s-control|frr-status'
 /usr/lib/frr/frrinit.sh stop >/dev/null 2>&1
 rm -rf ` + frrFiles + `
 ip route flush proto bgp; ip -6 route flush proto bgp`
+
+// killFRRK8s leaves FRR, and a reload that it has begun, to itself.
+const killFRRK8s = `pkill -KILL -x 'frr-k8s-control|frr-status'
+[ ! -e ` + frrFiles + `/reloader.pid ] || kill -KILL "$(cat ` + frrFiles + `/reloader.pid)"
+rm -f ` + frrFiles + `/reloader.pid`
 
 // HasBGP reports whether the lab was started with FRR and frr-k8s.
 func (l *Lab) HasBGP() bool { return l.state.BGP }
@@ -103,6 +108,16 @@ func (l *Lab) InstallFRR(ctx context.Context) error {
 		}
 		return n.Script(ctx, startFRRK8s)
 	})
+}
+
+// KillFRRK8s kills the processes of frr-k8s on all nodes, and StartFRRK8s starts them again.
+func (l *Lab) KillFRRK8s(ctx context.Context) error {
+	return l.onNodes(func(n *Node) error { return n.Script(ctx, killFRRK8s) })
+}
+
+// StartFRRK8s starts what KillFRRK8s has killed.
+func (l *Lab) StartFRRK8s(ctx context.Context) error {
+	return l.onNodes(func(n *Node) error { return n.Script(ctx, startFRRK8s) })
 }
 
 // RemoveFRR stops FRR, whose routes go with it, and deletes the objects of frr-k8s but its

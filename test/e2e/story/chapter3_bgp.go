@@ -145,6 +145,13 @@ func noOverlayReached(ctx context.Context, w *World) (string, error) {
 	if err := w.sessionsReported(ctx); err != nil {
 		return "", err
 	}
+	if w.Full && len(pods) > 1 {
+		alone, err := w.frrAlone(ctx, pods)
+		if err != nil {
+			return "", err
+		}
+		figures += "; " + alone
+	}
 	if w.Full && len(w.Lab.Nodes()) > 2 {
 		if err := w.reflected(ctx, pods); err != nil {
 			return "", fmt.Errorf("with route reflectors: %w", err)

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package story
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"bulkhead/pkg/network"
+	"bulkhead/test/lab"
+)
+
+// apiServerAway is how long the API server does not answer.
+const apiServerAway = 2 * time.Minute
+
+// frrAlone kills frr-k8s on all nodes and stops the API server under traffic between sky's
+// pods: FRR goes on with its sessions, and no ping is lost.
+func (w *World) frrAlone(ctx context.Context, pods []*pod) (figures string, err error) {
+	from, to := pods[0], pods[len(pods)-1]
+	before, err := w.droppedSessions(ctx)
+	if err != nil {
+		return "", err
+	}
+	traffic, err := w.watchOnNode(ctx, from, to)
+	if err != nil {
+		return "", err
+	}
+	defer traffic.Kill()
+	start := time.Now()
+	if err := w.Lab.KillFRRK8s(ctx); err != nil {
+		return "", err
+	}
+	if err := w.Lab.Pause("kube-apiserver"); err != nil {
+		return "", err
+	}
+	select {
+	case <-time.After(apiServerAway):
+	case <-ctx.Done():
+	}
+	err = errors.Join(w.Lab.Resume("kube-apiserver"), w.Lab.StartFRRK8s(context.WithoutCancel(ctx)))
+	if err != nil {
+		return "", err
+	}
+	// frr-k8s has written its configuration again, and FRR has read it.
+	if err := w.Lab.Wait(ctx, "the API server to answer", func(ctx context.Context) (bool, string, error) {
+		_, err := w.Lab.Client().Discovery().ServerVersion()
+		return err == nil, fmt.Sprint(err), nil
+	}); err != nil {
+		return "", err
+	}
+	if err := w.noDifferences(ctx, "sky", network.VRFDefault); err != nil {
+		return "", err
+	}
+	took := time.Since(start)
+	traffic.CloseStdin()
+	res, err := traffic.Wait()
+	if err != nil || res.ExitCode != 0 {
+		return "", fmt.Errorf("watch %s: exit %d: %s: %w", to.Name, res.ExitCode, res.Stderr, err)
+	}
+	var r watched
+	_, printed, _ := strings.Cut(res.Stdout, "\n")
+	if err := json.Unmarshal([]byte(printed), &r); err != nil {
+		return "", fmt.Errorf("read netprobe's output %q: %w", res.Stdout, err)
+	}
+	if err := r.pingsError(); err != nil || len(r.Lost) > 0 {
+		return "", fmt.Errorf("frr-k8s and the API server away: %d of %d pings lost: %v, %w", len(r.Lost), r.Sent, r.Lost, err)
+	}
+	after, err := w.droppedSessions(ctx)
+	if err != nil {
+		return "", err
+	}
+	if after != before {
+		return "", fmt.Errorf("frr-k8s and the API server away: sessions ended %d times", after-before)
+	}
+	return fmt.Sprintf("frr-k8s and the API server away for %.0f s: %d pings, none lost", took.Seconds(), r.Sent), nil
+}
+
+// watchOnNode starts pings from a pod to another, without the API server, and waits until they
+// are answered.
+func (w *World) watchOnNode(ctx context.Context, from, to *pod) (*lab.Process, error) {
+	node := w.Lab.Node(from.Node)
+	p, err := node.Start(ctx, fmt.Sprintf(`pid=$(pgrep -o -f '[s]erve --name %s/%s ') && exec nsenter -t "$pid" -n %s/netprobe watch --ping %s`,
+		from.Namespace, from.Name, toolsDir, to.Primary[0]))
+	if err != nil {
+		return nil, err
+	}
+	err = w.Lab.Wait(ctx, "pings from "+from.Name+" to "+to.Name+" to be answered", func(context.Context) (bool, string, error) {
+		return strings.Contains(p.Stdout(), "flowing"), p.Stdout() + p.Stderr(), nil
+	})
+	if err != nil {
+		return nil, errors.Join(err, p.Kill())
+	}
+	return p, nil
+}
+
+// droppedSessions returns how many BGP sessions have ended on all nodes since their FRR started.
+func (w *World) droppedSessions(ctx context.Context) (total int, err error) {
+	for _, n := range w.Lab.Nodes() {
+		res, err := n.Run(ctx, `vtysh -c 'show bgp neighbors json' | sed -n 's/.*"connectionsDropped":\([0-9]*\).*/\1/p'`)
+		if err != nil || res.ExitCode != 0 || strings.TrimSpace(res.Stdout) == "" {
+			return 0, fmt.Errorf("read the sessions of %s: exit %d: %s: %w", n.Name, res.ExitCode, res.Stderr, err)
+		}
+		for _, f := range strings.Fields(res.Stdout) {
+			count, err := strconv.Atoi(f)
+			if err != nil {
+				return 0, err
+			}
+			total += count
+		}
+	}
+	return total, nil
+}

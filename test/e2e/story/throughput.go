@@ -31,24 +31,43 @@ type connection struct {
 	throughput bool    // else only roundTrip is set
 }
 
+// The two networks differ in nothing else, and have no services.
+const withGeneve, withoutOverlay = "tunnel", "swift"
+
+// setUpThroughput creates both, with a pod on two nodes each.
+func setUpThroughput(ctx context.Context, w *World) error {
+	if err := w.Lab.Apply(ctx, w.noOverlayNetwork(withoutOverlay, "", 91, "Enabled", "Managed")+w.tenantManifest(withGeneve, 92)); err != nil {
+		return err
+	}
+	if err := w.conditions(ctx, cudns, "", withoutOverlay, "True"); err != nil {
+		return err
+	}
+	var pods []*pod
+	for _, name := range []string{withGeneve, withoutOverlay} {
+		for _, n := range w.tenantNodes() {
+			pods = append(pods, &pod{Namespace: name, Name: name + "-" + n.Name, Node: n.Name, Tenant: name})
+		}
+	}
+	return w.create(ctx, pods...)
+}
+
 // noOverlayRatio compares TCP between pods on two nodes, without an overlay and with
 // Geneve, in turn: throughput, processor time and round trips, as medians.
 func noOverlayRatio(ctx context.Context, w *World) (string, error) {
 	pairs := map[string][2]*pod{}
-	for _, tenant := range []string{"red", "sky"} {
+	for _, tenant := range []string{withGeneve, withoutOverlay} {
 		pods := w.tenant(tenant)
-		i := slices.IndexFunc(pods, func(p *pod) bool { return p.Node != pods[0].Node })
-		if i < 0 {
+		if len(pods) < 2 {
 			return "", errors.New("the throughput between nodes needs a lab with two nodes")
 		}
-		pairs[tenant] = [2]*pod{pods[0], pods[i]}
+		pairs[tenant] = [2]*pod{pods[0], pods[1]}
 	}
 	var figures []string
 	var missed error
 	for f, family := range w.Families {
 		got := map[string][]connection{}
 		for range floodRounds {
-			for _, tenant := range []string{"red", "sky"} {
+			for _, tenant := range []string{withGeneve, withoutOverlay} {
 				from, to := pairs[tenant][0], pairs[tenant][1]
 				for _, echo := range []bool{false, true} {
 					c, err := w.flood(ctx, from, to, netip.AddrPortFrom(to.Primary[f], floodPort), echo)
@@ -72,10 +91,10 @@ func noOverlayRatio(ctx context.Context, w *World) (string, error) {
 		mbits := func(c connection) float64 { return c.mbits }
 		processor := func(c connection) float64 { return c.processor }
 		roundTrip := func(c connection) float64 { return c.roundTrip }
-		ratio := median("sky", true, mbits) / median("red", true, mbits)
+		ratio := median(withoutOverlay, true, mbits) / median(withGeneve, true, mbits)
 		line := fmt.Sprintf("%s: Geneve %.0f Mbit/s, %.1f s of processor per Gbit, %.2f ms; no overlay %.0f, %.1f, %.2f; throughput %.2f ×", family,
-			median("red", true, mbits), median("red", true, processor), median("red", false, roundTrip),
-			median("sky", true, mbits), median("sky", true, processor), median("sky", false, roundTrip), ratio)
+			median(withGeneve, true, mbits), median(withGeneve, true, processor), median(withGeneve, false, roundTrip),
+			median(withoutOverlay, true, mbits), median(withoutOverlay, true, processor), median(withoutOverlay, false, roundTrip), ratio)
 		figures = append(figures, line)
 		if ratio < leastRatio {
 			missed = fmt.Errorf("missed, want a throughput of at least %.1f ×", leastRatio)

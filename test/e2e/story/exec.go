@@ -28,7 +28,7 @@ import (
 	"bulkhead/test/lab"
 )
 
-// toolsDir holds netprobe and bulkheadctl on every node; pods that mount it
+// toolsDir holds netprobe, killat and bulkheadctl on every node; pods that mount it
 // have it as /tools.
 const toolsDir = "/run/bulkhead-story"
 
@@ -39,7 +39,7 @@ func (w *World) putTools(ctx context.Context) error {
 		return fmt.Errorf("make a directory for the story's tools: %w", err)
 	}
 	defer os.RemoveAll(dir)
-	tools := []string{"bulkhead/test/e2e/cmd/netprobe", "bulkhead/cmd/bulkheadctl", "bulkhead/test/adversary/cmd/adversary"}
+	tools := []string{"bulkhead/test/e2e/cmd/netprobe", "bulkhead/test/e2e/cmd/killat", "bulkhead/cmd/bulkheadctl", "bulkhead/test/adversary/cmd/adversary"}
 	cmd := exec.CommandContext(ctx, "go", append([]string{"build", "-trimpath", "-ldflags=-s -w", "-o", dir + "/"}, tools...)...)
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {

@@ -45,6 +45,7 @@ var (
 	fixtureOthers     = &fixture{name: "networks of other topologies, bad networks and bad NADs", needs: []*fixture{fixtureNetworks}, setUp: setUpOthers,
 		namespaces: []string{"inputs", "small", "routeless", "beside"}, cudns: []string{"floor", "small", "routeless", "beside"}}
 	fixtureBusy   = &fixture{name: "a network to delete", late: true, setUp: setUpBusy, namespaces: []string{"indigo"}}
+	fixtureFly    = &fixture{name: "what a check with faults creates", late: true, setUp: func(context.Context, *World) error { return nil }, namespaces: []string{"fly"}}
 	fixtureMultus = &fixture{name: "Multus on a node", late: true, setUp: setUpMultus, namespaces: []string{"sand"}, undo: undoMultus}
 	fixtureFRR    = &fixture{name: "FRR and frr-k8s", late: true, setUp: setUpFRR, undo: undoFRR}
 	fixtureBGP    = &fixture{name: "a network without an overlay", needs: []*fixture{fixtureFRR}, late: true, setUp: setUpBGP, namespaces: []string{"sky"}, cudns: []string{"sky"}}
@@ -54,7 +55,7 @@ var (
 	fixtureFerry  = &fixture{name: "a virtual machine's network", late: true, setUp: setUpFerry, namespaces: []string{"ferry"}, cudns: []string{"pier"}, undo: undoFerry}
 	fixtureArena  = &fixture{name: "the adversary's arena", late: true, setUp: setUpArena, namespaces: []string{"green", "amber", "grey", "slate", "teal", lab.IngressNamespace}, cudns: []string{"berth"}, undo: undoArena}
 
-	fixtures = []*fixture{fixturePlain, fixtureNetworks, fixtureTenants, fixtureLayer2, fixtureLayer2Host, fixtureServices, fixtureSCTP, fixtureSecondary, fixtureIngress, fixtureRedHost, fixtureOthers, fixtureBusy, fixtureMultus, fixtureSwift, fixtureLite, fixtureMist, fixtureBGP, fixtureFRR, fixtureFerry, fixtureArena}
+	fixtures = []*fixture{fixturePlain, fixtureNetworks, fixtureTenants, fixtureLayer2, fixtureLayer2Host, fixtureServices, fixtureSCTP, fixtureSecondary, fixtureIngress, fixtureRedHost, fixtureOthers, fixtureBusy, fixtureFly, fixtureMultus, fixtureSwift, fixtureLite, fixtureMist, fixtureBGP, fixtureFRR, fixtureFerry, fixtureArena}
 )
 
 func needs(f ...*fixture) []*fixture { return f }

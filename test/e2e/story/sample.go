@@ -47,6 +47,7 @@ var (
 	groupKillZone     = &group{"kill -9 of the zone controller", 2 * time.Minute}
 	groupKillCluster  = &group{"kill -9 of the cluster controller", 2 * time.Minute}
 	groupMasquerade   = &group{"another masquerade range", 10 * time.Minute}
+	groupFaultPoints  = &group{"kill -9 of the agent after an operation", 4 * time.Minute}
 	// Each with the arena.
 	groupAttacks = &group{"adversary: attempts", 8 * time.Minute}
 	groupCapture = &group{"adversary: node ports", 6 * time.Minute}

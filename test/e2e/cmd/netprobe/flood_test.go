@@ -33,8 +33,8 @@ func TestSinkCounts(t *testing.T) {
 		if err := json.NewDecoder(lines).Decode(&r); err != nil {
 			t.Fatal(err)
 		}
-		if r.Bytes == 0 || !echo && r.Bytes%(1<<20) != 0 || r.Micros < 50_000 {
-			t.Errorf("echo %t: %+v, want what was sent in at least 50 ms", echo, r)
+		if r.Bytes == 0 || !echo && r.Bytes%(1<<20) != 0 || r.Micros <= 0 {
+			t.Errorf("echo %t: %+v, want what was sent, and a time", echo, r)
 		}
 		if err := <-done; err != nil {
 			t.Error(err)

@@ -181,6 +181,8 @@ evictionHard: {memory.available: 0%, nodefs.available: 0%, nodefs.inodesFree: 0%
 localStorageCapacityIsolation: false
 enforceNodeAllocatable: [pods]
 maxPods: 100
+# Tests kill processes again and again.
+crashLoopBackOff: {maxContainerRestartPeriod: 1s}
 shutdownGracePeriod: 0s
 `)
 }

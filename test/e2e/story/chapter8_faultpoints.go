@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package story
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"bulkhead/test/lab"
+	"bulkhead/test/sampling"
+)
+
+func faultPointChecks() []Check {
+	return []Check{{Chapter: 8, Title: "the agent dies after one of its operations while a network comes and goes: nobody enters it, and the node is as before", Phase: phaseFaults,
+		Needs: needs(fixturePlain, fixtureTenants, fixtureFly), Run: agentFaultPoints, Timeout: 40 * time.Minute, Group: groupFaultPoints}}
+}
+
+// The agent makes more system calls that change the world than these while the network,
+// its pods and its host-network pod are created, and while they are deleted.
+const (
+	callsOfCreation = 240
+	callsOfDeletion = 120
+)
+
+// agentFaultPoints plays a fault at a call that the seed chooses or, if everything is
+// played, at several ones.
+func agentFaultPoints(ctx context.Context, w *World) (string, error) {
+	rounds := 1
+	if w.Full {
+		rounds = 6
+	}
+	var played []string
+	for i := range rounds {
+		// Each round has its own part of the calls.
+		point := func(what string, of int) int {
+			return 1 + i*of/rounds + sampling.Part(what+strconv.Itoa(i), w.Seed, of/rounds)
+		}
+		create, remove := point("creation", callsOfCreation), point("deletion", callsOfDeletion)
+		tries, err := w.fly(ctx, create, remove)
+		if err != nil {
+			return "", fmt.Errorf("killed after call %d of the creation, %d of the deletion: %w", create, remove, err)
+		}
+		played = append(played, fmt.Sprintf("%d and %d", create, remove))
+		fmt.Fprintf(w.Out, "     killed after calls %d and %d, %d rounds of attempts\n", create, remove, tries)
+	}
+	return "after calls " + strings.Join(played, ", "), nil
+}
+
+// fly creates a namespace with a network and pods while the node, pods of the default network
+// and of another tenant try to reach them, kills the agent after a number of its calls, and
+// deletes all of it with another kill. It returns how often those have tried.
+func (w *World) fly(ctx context.Context, create, remove int) (rounds int, err error) {
+	node, last := w.Lab.Nodes()[0], w.Lab.Nodes()[len(w.Lab.Nodes())-1]
+	before, err := w.states(ctx, false)
+	if err != nil {
+		return 0, err
+	}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, w.deleteNamespace(context.WithoutCancel(ctx), "fly"))
+		}
+	}()
+	// Addresses of the network that its pods may get on the node.
+	var candidates []string
+	for _, subnet := range []string{"10.36.%d.%d", "fd36:0:0:%d::%d"} {
+		for i := range len(w.Lab.Nodes()) {
+			for host := 2; host <= 6; host++ {
+				if a := netip.MustParseAddr(fmt.Sprintf(subnet, i, host)); w.has(a) {
+					candidates = append(candidates, "tcp:"+netip.AddrPortFrom(a, 8080).String())
+				}
+			}
+		}
+	}
+	intruders, err := w.trespass(ctx, node, "fly/", candidates)
+	if err != nil {
+		return 0, err
+	}
+	defer func() {
+		for _, i := range intruders {
+			i.kill()
+		}
+	}()
+	pods := []*pod{{Namespace: "fly", Name: "fly-1", Node: node.Name, Tenant: "fly"}, {Namespace: "fly", Name: "fly-2", Node: last.Name, Tenant: "fly"}}
+	host, manifest := hostNetworkPod("fly", "fly-host", node.Name, "fly", "")
+	if err := w.killAgentAt(ctx, node, create, func() error {
+		if err := w.Lab.Apply(ctx, w.tenantManifest("fly", 36)+"---"+manifest); err != nil {
+			return err
+		}
+		return w.create(ctx, pods...)
+	}); err != nil {
+		return 0, fmt.Errorf("create: %w", err)
+	}
+	if err := w.ready(ctx, host); err != nil {
+		return 0, err
+	}
+	w.addPods(host)
+	// The network works, and its pods have some of the addresses that were tried.
+	if _, err := w.mesh(ctx, pods); err != nil {
+		return 0, err
+	}
+	want := map[string]string{}
+	for _, a := range pods[0].Primary {
+		t := "tcp:" + netip.AddrPortFrom(a, 8080).String()
+		want[t] = "fly/fly-1"
+		if !slices.Contains(candidates, t) {
+			return 0, fmt.Errorf("nobody has tried %s: the list of addresses is wrong", t)
+		}
+	}
+	if _, err := w.reach(ctx, host, "nobody", want); err != nil {
+		return 0, fmt.Errorf("the host-network pod to its network: %w", err)
+	}
+	if err := w.killAgentAt(ctx, node, remove, func() error { return w.deleteNamespace(ctx, "fly") }); err != nil {
+		return 0, fmt.Errorf("delete: %w", err)
+	}
+	for who, i := range intruders {
+		n, err := i.end(ctx)
+		if err != nil {
+			return 0, fmt.Errorf("%s: %w", who, err)
+		}
+		rounds += n
+	}
+	return rounds, w.asBefore(ctx, before)
+}
+
+// killAgentAt has the node's agent killed after a number of its calls while do runs, and waits
+// until it is back.
+func (w *World) killAgentAt(ctx context.Context, n *lab.Node, after int, do func() error) error {
+	const pattern = "/usr/bin/agent"
+	old, err := processes(ctx, n, pattern)
+	if err != nil || len(old) != 1 {
+		return fmt.Errorf("agents on %s: %v, want one: %w", n.Name, old, err)
+	}
+	pid := slices.Collect(maps.Keys(old))[0]
+	killer, err := n.Start(ctx, fmt.Sprintf("exec %s/killat -pid %s -after %d", toolsDir, pid, after))
+	if err != nil {
+		return err
+	}
+	defer killer.Kill()
+	if err := w.Lab.Wait(ctx, "the agent of "+n.Name+" to be watched", func(context.Context) (bool, string, error) {
+		return strings.HasPrefix(killer.Stdout(), "armed"), killer.Stdout() + killer.Stderr(), nil
+	}); err != nil {
+		return err
+	}
+	if err := do(); err != nil {
+		return err
+	}
+	now, err := processes(ctx, n, pattern)
+	if err != nil {
+		return err
+	}
+	killer.CloseStdin()
+	res, err := killer.Wait()
+	if err != nil {
+		return err
+	}
+	if _, alive := now[pid]; alive {
+		return fmt.Errorf("the agent was not killed: it made %s calls", strings.TrimPrefix(strings.TrimSpace(res.Stdout), "armed\n"))
+	}
+	return backAgain(ctx, w, n, pattern, old)
+}
+
+// intruder tries to reach servers until it is ended.
+type intruder struct {
+	kill func()
+	end  func(ctx context.Context) (rounds int, err error)
+}
+
+// trespass has a process of the node's, a pod of the default network and one of red's on it
+// try to reach servers of an owner.
+func (w *World) trespass(ctx context.Context, node *lab.Node, owner string, candidates []string) (map[string]intruder, error) {
+	command := []string{"netprobe", "trespass", "-owner", owner}
+	command = append(command, candidates...)
+	out := map[string]intruder{}
+	p, err := node.Start(ctx, "exec "+toolsDir+"/"+strings.Join(command, " "))
+	if err != nil {
+		return nil, err
+	}
+	out[node.Name] = intruder{kill: func() { _ = p.Kill() }, end: func(context.Context) (int, error) {
+		p.CloseStdin()
+		res, err := p.Wait()
+		if err != nil || res.ExitCode != 0 {
+			return 0, fmt.Errorf("exit %d: %s: %w", res.ExitCode, res.Stderr, err)
+		}
+		return trespassed(res.Stdout)
+	}}
+	for _, tenant := range []string{"", "red"} {
+		pods := w.tenant(tenant)
+		i := slices.IndexFunc(pods, func(p *pod) bool { return p.Node == node.Name })
+		if i < 0 {
+			return out, fmt.Errorf("tenant %q has no pod on %s", tenant, node.Name)
+		}
+		command[0] = "/tools/netprobe"
+		s, err := w.start(ctx, pods[i], "", command...)
+		if err != nil {
+			return out, err
+		}
+		out[pods[i].Name] = intruder{kill: s.kill, end: func(ctx context.Context) (int, error) {
+			text, err := s.wait(ctx)
+			if err != nil {
+				return 0, err
+			}
+			return trespassed(text)
+		}}
+	}
+	return out, nil
+}
+
+// trespassed reads what netprobe trespass has printed.
+func trespassed(text string) (rounds int, err error) {
+	if i := strings.Index(text, "answered"); i >= 0 {
+		return 0, errors.New(strings.TrimSpace(text[i:]))
+	}
+	_, count, _ := strings.Cut(text, "rounds ")
+	rounds, err = strconv.Atoi(strings.TrimSpace(count))
+	if err != nil || rounds < 3 {
+		return 0, fmt.Errorf("netprobe printed %q, want at least 3 rounds", text)
+	}
+	return rounds, nil
+}

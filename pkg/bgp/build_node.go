@@ -5,6 +5,7 @@ package bgp
 import (
 	"cmp"
 	"fmt"
+	"hash/fnv"
 	"maps"
 	"net/netip"
 	"slices"
@@ -269,6 +270,9 @@ func (g *generator) router(from frrv1.Router, networks []Network) frrv1.Router {
 			// node have their node's address as source, too, but have passed a router.
 			g.raw = append(g.raw, routerLine(from), " neighbor "+n.Address+" ttl-security hops 1", "exit")
 		}
+		if g.isReflector() {
+			g.reflect(n, v4, v6)
+		}
 		switch {
 		case g.isClient(n):
 			g.addRaw(from, n, "route-reflector-client", v4, v6)
@@ -284,7 +288,44 @@ func (g *generator) router(from frrv1.Router, networks []Network) frrv1.Router {
 		}
 		out.Neighbors = append(out.Neighbors, n)
 	}
+	if g.isReflector() {
+		g.addReflected(receive)
+	}
 	return out
+}
+
+// reflected is the name of the prefix lists of what a route reflector passes on.
+const reflected = "bulkhead-reflected"
+
+// reflect lets a route reflector send a neighbour what it has received from nodes: with frr-k8s
+// alone only the node's own prefixes leave. Its route map of what leaves is named after the
+// neighbour, and the numbers of its entries are low.
+func (g *generator) reflect(n frrv1.Neighbor, v4, v6 bool) {
+	for i, f := range []struct {
+		name string
+		on   bool
+	}{{"ip", v4}, {"ipv6", v6}} {
+		if f.on {
+			g.raw = append(g.raw, fmt.Sprintf("route-map %s-out permit %d", n.Address, 65001+i), " match "+f.name+" address prefix-list "+reflected, "exit")
+		}
+	}
+}
+
+// addReflected adds the prefix lists of reflect. Other objects of the node may have lists of the
+// same name: lines for the same prefix are equal, and others have other numbers.
+func (g *generator) addReflected(receive []frrv1.PrefixSelector) {
+	for _, s := range receive {
+		family, lengths := "ip", ""
+		if strings.Contains(s.Prefix, ":") {
+			family = "ipv6"
+		}
+		if s.GE > 0 {
+			lengths = fmt.Sprintf(" ge %d le %d", s.GE, s.LE)
+		}
+		number := fnv.New32a()
+		number.Write([]byte(s.Prefix))
+		g.raw = append(g.raw, fmt.Sprintf("%s prefix-list %s seq %d permit %s%s", family, reflected, max(1, number.Sum32()), s.Prefix, lengths))
+	}
 }
 
 // firstNodeASN and the node's id are the number of the autonomous system of its routers in networks' VRFs that

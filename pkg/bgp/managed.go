@@ -204,11 +204,13 @@ func hasFabricRole(c *frrv1.FRRConfiguration, n Node) bool {
 
 // isClient reports whether the neighbour is a client of this node, a route reflector.
 func (g *generator) isClient(n frrv1.Neighbor) bool {
-	if !isManagedBase(g.base) || g.base.Annotations[annotationRole] != roleReflector {
-		return false
-	}
 	a, err := netip.ParseAddr(n.Address)
-	return err == nil && !slices.Contains(reflectorsOf(g.base), a)
+	return g.isReflector() && err == nil && !slices.Contains(reflectorsOf(g.base), a)
+}
+
+// isReflector reports whether the base is that of the route reflectors.
+func (g *generator) isReflector() bool {
+	return isManagedBase(g.base) && g.base.Annotations[annotationRole] == roleReflector
 }
 
 // isManaged reports whether a RouteAdvertisements is the managed fabric's, by its name.

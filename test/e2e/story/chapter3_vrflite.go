@@ -4,6 +4,7 @@ package story
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -19,7 +20,7 @@ import (
 
 // Tenants have the same subnets and, outside the nodes, a VLAN and a router each, with the same
 // addresses again. The VLANs of two are in their networks' own VRFs, that of the third in a VRF of the
-// administrator's, which BGP joins with the network's. The routers are network namespaces of the first node with an FRR of their own: the
+// administrator's, which BGP joins with the network's. The routers are network namespaces of nodes, with an FRR of their own: the
 // kernel of the machine beside the nodes may have neither VLANs nor VRFs.
 
 var liteTenants = []liteTenant{{"lite1", 301, "lite1"}, {"lite2", 302, "lite2"}, {"lite3", 303, liteVRF}}
@@ -118,29 +119,38 @@ spec:
 	if !local {
 		return nil
 	}
+	var pods []*pod
 	for _, t := range liteTenants {
 		if err := w.conditions(ctx, cudns, "", t.name, "True"); err != nil {
 			return err
 		}
-		for i, n := range w.Lab.Nodes() {
-			if err := w.script(ctx, n, w.liteNode(t, i)); err != nil {
-				return fmt.Errorf("connect %s to VLAN %d: %w", n.Name, t.vlan, err)
-			}
-		}
-		if err := w.script(ctx, w.Lab.Nodes()[0], w.startLiteRouter(t.name)); err != nil {
-			return fmt.Errorf("start the router of %s: %w", t.name, err)
-		}
-	}
-	var pods []*pod
-	for _, t := range liteTenants {
 		for _, n := range w.tenantNodes() {
 			pods = append(pods, &pod{Namespace: t.name, Name: t.name + "-" + n.Name, Node: n.Name, Tenant: t.name})
 		}
 	}
-	return w.create(ctx, pods...)
+	// FRR needs a minute to start on an emulated node: its routers start while the pods do.
+	started := make(chan error, 1)
+	go func() { started <- each(liteTenants, func(t liteTenant) error { return w.connectLite(ctx, t) }) }()
+	return errors.Join(w.create(ctx, pods...), <-started)
 }
 
-// liteNode connects node i to a tenant's VLAN. On the first node a bridge connects the router, too.
+// home is the index of the node with the tenant's router.
+func (w *World) home(t liteTenant) int { return slices.Index(liteTenants, t) % len(w.Lab.Nodes()) }
+
+// connectLite connects all nodes to a tenant's VLAN, and starts the tenant's router.
+func (w *World) connectLite(ctx context.Context, t liteTenant) error {
+	for i, n := range w.Lab.Nodes() {
+		if err := w.script(ctx, n, w.liteNode(t, i)); err != nil {
+			return fmt.Errorf("connect %s to VLAN %d: %w", n.Name, t.vlan, err)
+		}
+	}
+	if err := w.script(ctx, w.Lab.Nodes()[w.home(t)], w.startLiteRouter(t.name)); err != nil {
+		return fmt.Errorf("start the router of %s: %w", t.name, err)
+	}
+	return nil
+}
+
+// liteNode connects node i to a tenant's VLAN. On the router's node a bridge connects the router, too.
 func (w *World) liteNode(t liteTenant, i int) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "set -e\nmodprobe -a 8021q bridge veth 2>/dev/null || true\nip link add link br-ex name %[1]s-up type vlan id %[2]d\n", t.name, t.vlan)
@@ -148,7 +158,7 @@ func (w *World) liteNode(t liteTenant, i int) string {
 		fmt.Fprintf(&b, "ip link add %[1]s type vrf table %[2]d\nip link set %[1]s up\n", liteVRF, liteVRFTable)
 	}
 	dev := t.name + "-up"
-	if i == 0 {
+	if i == w.home(t) {
 		dev = t.name + "-lan"
 		fmt.Fprintf(&b, `ip link add %[1]s-lan type bridge
 ip netns add %[1]s
@@ -261,7 +271,7 @@ func liteReached(ctx context.Context, w *World) (string, error) {
 				return "", fmt.Errorf("%s to the world outside: %w", p.Name, err)
 			}
 		}
-		if err := w.reachedFromRouter(ctx, t.name, pods); err != nil {
+		if err := w.reachedFromRouter(ctx, t, pods); err != nil {
 			return "", err
 		}
 		if err := w.noTunnel(ctx, pods); err != nil {
@@ -284,22 +294,22 @@ func liteReached(ctx context.Context, w *World) (string, error) {
 }
 
 // reachedFromRouter has the tenant's router ask the tenant's pods.
-func (w *World) reachedFromRouter(ctx context.Context, tenant string, pods []*pod) error {
+func (w *World) reachedFromRouter(ctx context.Context, t liteTenant, pods []*pod) error {
 	want := map[string]string{}
 	for _, p := range pods {
-		for _, t := range targets(p.Primary...) {
-			want[t] = p.Namespace + "/" + p.Name
+		for _, at := range targets(p.Primary...) {
+			want[at] = p.Namespace + "/" + p.Name
 		}
 	}
 	_, err := reach(func(list []string) ([]probe, error) {
-		res, err := w.Lab.Nodes()[0].Run(ctx, fmt.Sprintf("ip netns exec %s %s/netprobe check --timeout %s %s", tenant, toolsDir, probeTime, strings.Join(list, " ")))
+		res, err := w.Lab.Nodes()[w.home(t)].Run(ctx, fmt.Sprintf("ip netns exec %s %s/netprobe check --timeout %s %s", t.name, toolsDir, probeTime, strings.Join(list, " ")))
 		if err != nil {
 			return nil, err
 		}
 		return parseProbes(res.Stdout, len(list))
 	}, want)
 	if err != nil {
-		return fmt.Errorf("the router of %s: %w", tenant, err)
+		return fmt.Errorf("the router of %s: %w", t.name, err)
 	}
 	return nil
 }

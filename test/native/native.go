@@ -45,7 +45,7 @@ func (r Tree) Path(p string) string { return filepath.Join(string(r), p) }
 func (r Tree) Argv(program string, args ...string) []string {
 	bin := ""
 	// ovs-vswitchd in usr/sbin is a symlink through this machine's /etc/alternatives.
-	for _, dir := range []string{"usr/lib/openvswitch-switch/", "usr/bin/", "usr/sbin/"} {
+	for _, dir := range []string{"usr/lib/openvswitch-switch/", "usr/lib/frr/", "usr/bin/", "usr/sbin/"} {
 		bin = r.Path(dir + program)
 		if _, err := os.Stat(bin); err == nil {
 			break

@@ -53,9 +53,6 @@ func (r *raw) buildBGP(c *Config, fail func(section, key string, err error)) {
 	if b.ManagedDefault && b.Topology == "" {
 		fail("bgp-managed", "topology", errors.New("is empty: [no-overlay] routing = managed needs full-mesh or route-reflectors"))
 	}
-	if c.OVS.GatewayMode == network.LocalGateway {
-		fail("default", "transport", fmt.Errorf("%s needs [ovs] gateway-mode = shared", network.TransportNoOverlay))
-	}
 	if r.Default.MTU == 0 {
 		c.DefaultNetwork.MTU = c.Plan.UnderlayMTU
 	}

@@ -68,7 +68,6 @@ func TestRefused(t *testing.T) {
 		"no SNAT option":  {ini: "[default]\ntransport=no-overlay\n[no-overlay]\nrouting=unmanaged\n", want: "[no-overlay] outbound-snat"},
 		"no routing":      {ini: "[default]\ntransport=no-overlay\n[no-overlay]\noutbound-snat=enabled\n", want: "[no-overlay] routing"},
 		"no topology":     {args: []string{"--transport=no-overlay", "--outbound-snat=enabled", "--routing=managed"}, want: "[bgp-managed] topology"},
-		"local gateway":   {args: []string{"--transport=no-overlay", "--outbound-snat=enabled", "--routing=unmanaged", "--gateway-mode=local"}, want: "gateway-mode = shared"},
 		"topology":        {ini: "[bgp-managed]\ntopology=ring\n", want: "full-mesh or route-reflectors"},
 		"overlay's SNAT":  {args: []string{"--outbound-snat=enabled"}, want: "[no-overlay] outbound-snat"},
 		"AS number":       {args: []string{"--as-number=0"}, want: "as-number"},

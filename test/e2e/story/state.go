@@ -35,7 +35,7 @@ else
 fi
 ip -o addr | awk '{print $2, $4}' | section address
 { ip rule; ip -6 rule; } | grep -v l3mdev | section rule
-{ ip route show table all; ip -6 route show table all; } | sed -E 's/ expires [0-9]+sec//; s/ *$//' | section route
+{ ip route show table all; ip -6 route show table all; } | sed -E 's/ nhid [0-9]+//; s/ expires [0-9]+sec//; s/ *$//' | section route
 nft -s list ruleset | section nft
 while read -r socket query; do echo "$socket $(ovsdb-client query unix:$socket "$query")" | section ovsdb; done <<'EOF'
 QUERIES

@@ -50,7 +50,7 @@ func openNode(ctx context.Context, cfg config.Config, opts options, log *slog.Lo
 		return nil, fmt.Errorf("open the kernel's routing tables: %w", err)
 	}
 	n.closers = append(n.closers, n.kernel.Close)
-	vrfFeature := agent.NewFeature("VRF devices", n.kernel.Probe(ctx, cfg.Plan.VRFTableBase), "no network is kept apart in this node's kernel: networks are not configured")
+	vrfFeature := agent.NewFeature("VRF devices", vrf.Probe(), "no network is kept apart in this node's kernel: networks are not configured")
 	n.parts.Features = slices.Concat([]agent.Feature{vrfFeature}, agent.SysctlFeatures(opts.sysctlPath), nftFeatures, ebpfFeatures)
 
 	if n.ovs, err = ovs.Connect(ctx, cfg.OVS.DBAddress, log); err != nil {

@@ -292,12 +292,3 @@ func (k *Kernel) setSysctl(s Sysctl) error {
 	_, err = f.WriteString(s.Value)
 	return errors.Join(err, f.Close())
 }
-
-// Probe creates and deletes a VRF device with a table that no network uses, to
-// check whether this kernel supports VRF devices. The kernel adds its l3mdev
-// rules at the same time, before the first network needs them.
-func (k *Kernel) Probe(ctx context.Context, table int) error {
-	probe := Device{Name: "bulkhead-probe", Table: table}
-	err := k.Do(ctx, Op{Verb: AddDevice, Device: probe})
-	return errors.Join(err, k.Do(ctx, Op{Verb: DelDevice, Device: probe}))
-}

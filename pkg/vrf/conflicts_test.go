@@ -150,7 +150,7 @@ func addForeignVRF(t *testing.T, name string, table uint32) netlink.Link {
 func TestKernelTakenTable(t *testing.T) {
 	newNetns(t)
 	k := openKernel(t)
-	if !hasVRF(t, k) {
+	if !hasVRF(t) {
 		t.Skipf("SKIP: %v", ErrNoVRF)
 	}
 	addBridge(t)

@@ -106,9 +106,9 @@ func openKernel(t *testing.T) *Kernel {
 }
 
 // hasVRF reports whether this kernel supports VRF devices.
-func hasVRF(t *testing.T, k *Kernel) bool {
+func hasVRF(t *testing.T) bool {
 	t.Helper()
-	err := k.Probe(context.Background(), 999999)
+	err := Probe()
 	if err != nil && !errors.Is(err, ErrNoVRF) {
 		t.Fatalf("probe for VRF: %v", err)
 	}
@@ -128,7 +128,7 @@ func reconcileKernel(t *testing.T, k *Kernel, net network.Network, vrf bool) Res
 func TestKernelVRF(t *testing.T) {
 	newNetns(t)
 	k := openKernel(t)
-	if !hasVRF(t, k) {
+	if !hasVRF(t) {
 		t.Skipf("SKIP: %v", ErrNoVRF)
 	}
 	addBridge(t)
@@ -179,7 +179,7 @@ func TestKernelVRF(t *testing.T) {
 func TestKernelForeignVRF(t *testing.T) {
 	newNetns(t)
 	k := openKernel(t)
-	if !hasVRF(t, k) {
+	if !hasVRF(t) {
 		// Any link can occupy the name.
 		addVeth(t, "blue", "bluepeer")
 	} else {
@@ -202,7 +202,7 @@ func TestKernelForeignVRF(t *testing.T) {
 func TestKernelWithoutVRF(t *testing.T) {
 	newNetns(t)
 	k := openKernel(t)
-	if hasVRF(t, k) {
+	if hasVRF(t) {
 		t.Skip("SKIP: this kernel has VRF; TestKernelVRF covers all of it")
 	}
 	addBridge(t)
@@ -274,7 +274,7 @@ func TestKernelMarkRouting(t *testing.T) {
 	_, _ = Reconcile(context.Background(), k, n, node, Inputs{Plan: testPlan(), IPv6: true})
 	for dst, ok := range map[string]bool{
 		"198.51.100.1": false, "2001:db8:1::1": false, "10.244.0.9": false,
-		"127.0.0.1": true, "192.0.2.10": true, "2001:db8::10": true, "10.20.9.9": hasVRF(t, k), "10.96.0.1": hasVRF(t, k), // into the network
+		"127.0.0.1": true, "192.0.2.10": true, "2001:db8::10": true, "10.20.9.9": hasVRF(t), "10.96.0.1": hasVRF(t), // into the network
 	} {
 		_, err := netlink.RouteGetWithOptions(net.ParseIP(dst), &netlink.RouteGetOptions{Mark: n.PacketMark()})
 		if ok && err != nil || !ok && !errors.Is(err, unix.EHOSTUNREACH) && !errors.Is(err, unix.ENETUNREACH) {

@@ -59,7 +59,7 @@ func measureKernel(ctx context.Context, sizes []int) error {
 		return err
 	}
 	defer k.kernel.Close()
-	if err := k.kernel.Probe(ctx, k.plan.VRFTableBase); err != nil {
+	if err := vrf.Probe(); err != nil {
 		return err
 	}
 	for _, n := range sizes {

@@ -144,7 +144,7 @@ func (w *World) connectLite(ctx context.Context, t liteTenant) error {
 			return fmt.Errorf("connect %s to VLAN %d: %w", n.Name, t.vlan, err)
 		}
 	}
-	if err := w.script(ctx, w.Lab.Nodes()[w.home(t)], w.startLiteRouter(t.name)); err != nil {
+	if err := w.script(ctx, w.Lab.Nodes()[w.home(t)], w.startLiteRouter(t)); err != nil {
 		return fmt.Errorf("start the router of %s: %w", t.name, err)
 	}
 	return nil
@@ -198,13 +198,19 @@ func (w *World) liteRouter(tenant string) bgpRouter {
 	return r
 }
 
-// startLiteRouter configures a tenant's router and starts it, and a server behind it.
-func (w *World) startLiteRouter(tenant string) string {
-	r := w.liteRouter(tenant)
+// startLiteRouter configures a tenant's router and starts it, and a server behind it. BGP joins
+// routes that it has learned: a network whose VLAN is in another VRF does not know the link, so its
+// router asks from the address behind it.
+func (w *World) startLiteRouter(t liteTenant) string {
+	tenant, r := t.name, w.liteRouter(t.name)
 	var b strings.Builder
 	fmt.Fprintf(&b, "set -e\nip -n %[1]s link set lo up\nip -n %[1]s link set lan up\nip netns exec %[1]s sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1\n", tenant)
 	for i, a := range r.link {
-		fmt.Fprintf(&b, "ip -n %[1]s address add %[2]s dev lan%[3]s\nip -n %[1]s address add %[4]s dev lo\n", tenant, a, noDAD(a.Addr()), r.networks[i])
+		options := noDAD(a.Addr())
+		if t.vrf == liteVRF {
+			options += map[bool]string{true: " scope link", false: " preferred_lft 0"}[a.Addr().Is4()]
+		}
+		fmt.Fprintf(&b, "ip -n %[1]s address add %[2]s dev lan%[3]s\nip -n %[1]s address add %[4]s dev lo\n", tenant, a, options, r.networks[i])
 	}
 	b.WriteString(r.start())
 	fmt.Fprintf(&b, "setsid %[1]s %[2]s/netprobe serve --name %[3]s-outside --listen :%[4]d >/dev/null 2>&1 </dev/null &\necho $! > %[5]s/server.pid\n", r.run, toolsDir, tenant, litePort, r.dir())

@@ -9,7 +9,7 @@ import "slices"
 // want:
 //
 //  1. remove unwanted reachability: routes, addresses, the port;
-//  2. add isolation: unreachable routes, VRF device, rules;
+//  2. add isolation: VRF device, down, unreachable routes, the device up, rules;
 //  3. add reachability: the port into the VRF, addresses, routes;
 //  4. remove unwanted isolation: rules, VRF device and, last, the unreachable
 //     routes, because sockets bound to the device use its table as long as it
@@ -85,12 +85,11 @@ func (d *differ) mustRecreate(have Device) bool {
 	return slices.ContainsFunc(d.want.Devices, func(w Device) bool { return w.Name == have.Name && w.Table != have.Table })
 }
 
+// addIsolation adds no route to the table before the VRF device exists: FRR would take the table
+// for one of the default VRF's, share it with the VRF, and free it with that while it is
+// still in use.
 func (d *differ) addIsolation() {
-	for _, r := range d.want.Routes {
-		if r.Unreachable && !slices.Contains(d.have.Routes, r) {
-			d.add(Op{Verb: AddRoute, Route: r})
-		}
-	}
+	var up []Op
 	for _, w := range d.want.Devices {
 		i := slices.IndexFunc(d.have.Devices, func(h Device) bool { return h.Name == w.Name })
 		have := Device{}
@@ -109,9 +108,15 @@ func (d *differ) addIsolation() {
 		}
 		d.sysctls(w.Name, have.Name == "")
 		if !have.Up {
-			d.add(Op{Verb: DeviceUp, Device: w})
+			up = append(up, Op{Verb: DeviceUp, Device: w})
 		}
 	}
+	for _, r := range d.want.Routes {
+		if r.Unreachable && !slices.Contains(d.have.Routes, r) {
+			d.add(Op{Verb: AddRoute, Route: r})
+		}
+	}
+	d.add(up...)
 	for _, r := range d.want.Rules {
 		if !slices.Contains(d.have.Rules, r) {
 			d.add(Op{Verb: AddRule, Rule: r})

@@ -286,6 +286,7 @@ func foreignText(f *Fake) string {
 func TestIsolationBeforeReachability(t *testing.T) {
 	f := newFakeNode(7)
 	net := testNet(7, "cluster_udn_blue", "10.20.0.0/16/24", "fd20::/48/64")
+	removing := false
 	check := func(Op) error {
 		var reach, deny bool
 		for r := range f.Routes {
@@ -298,14 +299,21 @@ func TestIsolationBeforeReachability(t *testing.T) {
 		if p := f.Links["ovn-k8s-mp7"]; len(p.Addrs) > 0 && p.Master == "" && p.Up {
 			t.Fatalf("port reachable in the default VRF after %v", f.Log)
 		}
-		if f.Links["blue"] != nil && !deny {
+		// The kernel sends nothing through a VRF device that is down, and nobody is bound to it yet.
+		if l := f.Links["blue"]; l != nil && l.Up && !deny {
 			t.Fatalf("VRF without unreachable default after %v", f.Log)
+		}
+		for r := range f.Routes {
+			if r.Unreachable && r.Table == 100007 && f.Links["blue"] == nil && !removing {
+				t.Fatalf("route without a VRF after %v", f.Log)
+			}
 		}
 		return nil
 	}
 	f.Fail = check
 	mustReconcile(t, f, net, testNode())
 	assertConverged(t, f, net, testNode())
+	removing = true
 	if _, err := Remove(context.Background(), f, 7, testNode(), testPlan()); err != nil {
 		t.Fatal(err)
 	}

@@ -139,6 +139,9 @@ func noOverlayReached(ctx context.Context, w *World) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	if err := w.networksComeAndGo(ctx); err != nil {
+		return "", err
+	}
 	if err := w.healsFRR(ctx, pods); err != nil {
 		return "", err
 	}

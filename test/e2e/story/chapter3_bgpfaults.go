@@ -80,6 +80,58 @@ func (w *World) frrAlone(ctx context.Context, pods []*pod) (figures string, err 
 	return fmt.Sprintf("frr-k8s and the API server away for %.0f s: %d pings, none lost", took.Seconds(), r.Sent), nil
 }
 
+// networksComeAndGo creates and deletes a network a few times. FRR sees its VRF and its routes come and
+// go, and must neither crash nor lose a session.
+func (w *World) networksComeAndGo(ctx context.Context) error {
+	before, err := w.droppedSessions(ctx)
+	if err != nil {
+		return err
+	}
+	vrfs := func(n *lab.Node) (int, error) {
+		res, err := n.Run(ctx, "ip -o link show type vrf | wc -l")
+		if err != nil {
+			return 0, err
+		}
+		return strconv.Atoi(strings.TrimSpace(res.Stdout))
+	}
+	wait := func(n *lab.Node, want int) error {
+		return w.Lab.Wait(ctx, fmt.Sprintf("%s to have %d VRFs", n.Name, want), func(context.Context) (bool, string, error) {
+			have, err := vrfs(n)
+			return have == want, strconv.Itoa(have), err
+		})
+	}
+	for range 3 {
+		counts := map[string]int{}
+		for _, n := range w.Lab.Nodes() {
+			if counts[n.Name], err = vrfs(n); err != nil {
+				return err
+			}
+		}
+		if err := w.Lab.Apply(ctx, w.tenantManifest("fly", 36)); err != nil {
+			return err
+		}
+		if err := each(w.Lab.Nodes(), func(n *lab.Node) error { return wait(n, counts[n.Name]+1) }); err != nil {
+			return err
+		}
+		if err := w.deleteNamespace(ctx, "fly"); err != nil {
+			return err
+		}
+		if err := each(w.Lab.Nodes(), func(n *lab.Node) error { return wait(n, counts[n.Name]) }); err != nil {
+			return err
+		}
+	}
+	if err := each(w.Lab.Nodes(), func(n *lab.Node) error {
+		return w.script(ctx, n, "for f in /var/tmp/frr/*/crashlog; do [ ! -e $f ] || { echo $f; head -n 12 $f; exit 1; }; done")
+	}); err != nil {
+		return fmt.Errorf("a daemon of FRR has crashed: %w", err)
+	}
+	after, err := w.droppedSessions(ctx)
+	if err == nil && after != before {
+		err = fmt.Errorf("BGP sessions ended %d times while networks came and went", after-before)
+	}
+	return err
+}
+
 // watchOnNode starts pings from a pod to another, without the API server, and waits until they
 // are answered.
 func (w *World) watchOnNode(ctx context.Context, from, to *pod) (*lab.Process, error) {

@@ -312,7 +312,8 @@ func (g *generator) reflect(n frrv1.Neighbor, v4, v6 bool) {
 }
 
 // addReflected adds the prefix lists of reflect. Other objects of the node may have lists of the
-// same name: lines for the same prefix are equal, and others have other numbers.
+// same name: lines for the same prefix must be equal, and others have other numbers. A hash of
+// the prefix is such a number, without knowing the other objects.
 func (g *generator) addReflected(receive []frrv1.PrefixSelector) {
 	for _, s := range receive {
 		family, lengths := "ip", ""

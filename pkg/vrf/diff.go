@@ -87,7 +87,7 @@ func (d *differ) mustRecreate(have Device) bool {
 
 // addIsolation adds no route to the table before the VRF device exists: FRR would take the table
 // for one of the default VRF's, share it with the VRF, and free it with that while it is
-// still in use.
+// still in use. Until then the shared rules refuse the network's packets, by their mark.
 func (d *differ) addIsolation() {
 	var up []Op
 	for _, w := range d.want.Devices {

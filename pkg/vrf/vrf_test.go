@@ -299,7 +299,8 @@ func TestIsolationBeforeReachability(t *testing.T) {
 		if p := f.Links["ovn-k8s-mp7"]; len(p.Addrs) > 0 && p.Master == "" && p.Up {
 			t.Fatalf("port reachable in the default VRF after %v", f.Log)
 		}
-		// The kernel sends nothing through a VRF device that is down, and nobody is bound to it yet.
+		// What is bound to a device that is still down has the network's mark, and the node's
+		// shared rules refuse marked packets without a route.
 		if l := f.Links["blue"]; l != nil && l.Up && !deny {
 			t.Fatalf("VRF without unreachable default after %v", f.Log)
 		}

@@ -121,7 +121,8 @@ func (l *Lab) applyCRD(ctx context.Context, manifest string) error {
 	})
 }
 
-// adapt changes the product's manifests for the lab: it sets the lab's address ranges and options, and the API server's own address for host-network pods, because there is no
+// adapt changes the product's manifests for the lab: it sets the lab's address ranges and
+// options, and the API server's own address for host-network pods, because there is no
 // kube-proxy that would serve ClusterIPs before the product does.
 func adapt(o *unstructured.Unstructured, f host.Families, options Options) error {
 	if o.GetKind() == "ConfigMap" && o.GetName() == "bulkhead-config" {

@@ -33,7 +33,7 @@ func MachineCPU() (time.Duration, error) {
 	if err != nil {
 		return 0, fmt.Errorf("read the machine's CPU time: %w", err)
 	}
-	return busyOf(string(b))
+	return Busy(string(b))
 }
 
 // cpuOf parses the CPU time of a process from its /proc/PID/stat.
@@ -45,14 +45,14 @@ func cpuOf(stat string) (time.Duration, error) {
 	return ticks(fields[11:13])
 }
 
-// busyOf parses the CPU time of the whole machine from /proc/stat.
-func busyOf(stat string) (time.Duration, error) {
+// Busy parses the CPU time of a whole machine, without idle and iowait, from its /proc/stat.
+func Busy(stat string) (time.Duration, error) {
 	line, _, _ := strings.Cut(stat, "\n")
 	fields := strings.Fields(line)
 	if len(fields) < 9 || fields[0] != "cpu" {
 		return 0, fmt.Errorf("parse /proc/stat: %q", line)
 	}
-	return ticks(append(fields[1:4:4], fields[6:9]...)) // without idle and iowait
+	return ticks(append(fields[1:4:4], fields[6:9]...))
 }
 
 func ticks(fields []string) (time.Duration, error) {

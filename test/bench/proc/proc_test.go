@@ -14,7 +14,7 @@ func TestCPUTime(t *testing.T) {
 	if err != nil || d != 2*time.Second {
 		t.Errorf("a process used %s, %v; want 2s", d, err)
 	}
-	d, err = busyOf("cpu  100 0 50 9999 888 10 20 20 0 0\ncpu0 1")
+	d, err = Busy("cpu  100 0 50 9999 888 10 20 20 0 0\ncpu0 1")
 	if err != nil || d != 2*time.Second {
 		t.Errorf("the machine used %s, %v; want 2s", d, err)
 	}
@@ -22,7 +22,7 @@ func TestCPUTime(t *testing.T) {
 		if _, err := cpuOf(bad); err == nil {
 			t.Errorf("process %q is accepted", bad)
 		}
-		if _, err := busyOf(bad); err == nil {
+		if _, err := Busy(bad); err == nil {
 			t.Errorf("machine %q is accepted", bad)
 		}
 	}

@@ -24,7 +24,7 @@ import (
 
 func bgpChecks() []Check {
 	return []Check{
-		{Chapter: 3, Title: "BGP: pods of a network without an overlay reach each other by the nodes' link, and nobody else's reach them", Phase: phaseDeletion, Needs: needs(fixturePlain, fixtureTenants, fixtureBGP), Run: noOverlayReached, Timeout: 20 * time.Minute, Group: groupBGP},
+		{Chapter: 3, Title: "BGP: pods of a network without an overlay reach each other by the nodes' link, and nobody else's reach them", Phase: phaseDeletion, Needs: needs(fixturePlain, fixtureTenants, fixtureBGP, fixtureFly), Run: noOverlayReached, Timeout: 20 * time.Minute, Group: groupBGP},
 		{Chapter: 3, Title: "BGP: networks with the same subnets, each advertised in a VRF of its own, reach their own pods and the router of their own", Phase: phaseDeletion, Needs: needs(fixturePlain, fixtureTenants, fixtureLite), Run: liteReached, Timeout: 15 * time.Minute, Group: groupVRFLite},
 		{Chapter: 3, Title: "BGP: a router outside the cluster knows a network's pods, and the pods each other by it; it goes and comes back", Phase: phaseDeletion, Needs: needs(fixturePlain, fixtureTenants, fixtureMist), Run: routerReached, Timeout: 25 * time.Minute, Group: groupReflector},
 	}
@@ -89,11 +89,6 @@ func undoFRR(ctx context.Context, w *World) error {
 		return err
 	}
 	return w.deleteNamespace(ctx, lab.FRRNamespace)
-}
-
-// script runs a script that must succeed.
-func (w *World) script(ctx context.Context, n *lab.Node, text string) error {
-	return n.Script(ctx, text)
 }
 
 // noOverlayReached has sky's pods ask each other and their service, with no tunnel on the way,
@@ -189,7 +184,7 @@ func (w *World) sessionsReported(ctx context.Context) error {
 	}
 	peer := addrs(nodes[1])[0]
 	shut := func(ctx context.Context, no string) error {
-		return w.script(ctx, nodes[0], fmt.Sprintf("vtysh -c 'configure terminal' -c 'router bgp 64512' -c '%s neighbor %s shutdown'", no, peer))
+		return nodes[0].Script(ctx, fmt.Sprintf("vtysh -c 'configure terminal' -c 'router bgp 64512' -c '%s neighbor %s shutdown'", no, peer))
 	}
 	if err := shut(ctx, ""); err != nil {
 		return err
@@ -346,7 +341,7 @@ func (w *World) healsFRR(ctx context.Context, pods []*pod) error {
 		return nil
 	}
 	last := nodes[len(nodes)-1]
-	if err := w.script(ctx, last, "old=$(pidof bgpd) && kill -9 $old && for i in $(seq 600); do new=$(pidof bgpd); [ -n \"$new\" ] && [ \"$new\" != \"$old\" ] && exit 0; sleep 0.1; done; exit 1"); err != nil {
+	if err := last.Script(ctx, "old=$(pidof bgpd) && kill -9 $old && for i in $(seq 600); do new=$(pidof bgpd); [ -n \"$new\" ] && [ \"$new\" != \"$old\" ] && exit 0; sleep 0.1; done; exit 1"); err != nil {
 		return fmt.Errorf("kill bgpd: %w", err)
 	}
 	// Routes may stay while it is away: sessions are what counts.

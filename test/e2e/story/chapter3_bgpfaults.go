@@ -121,7 +121,7 @@ func (w *World) networksComeAndGo(ctx context.Context) error {
 		}
 	}
 	if err := each(w.Lab.Nodes(), func(n *lab.Node) error {
-		return w.script(ctx, n, "for f in /var/tmp/frr/*/crashlog; do [ ! -e $f ] || { echo $f; head -n 12 $f; exit 1; }; done")
+		return n.Script(ctx, "for f in /var/tmp/frr/*/crashlog; do [ ! -e $f ] || { echo $f; head -n 12 $f; exit 1; }; done")
 	}); err != nil {
 		return fmt.Errorf("a daemon of FRR has crashed: %w", err)
 	}

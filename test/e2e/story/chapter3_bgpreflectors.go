@@ -84,10 +84,10 @@ func (w *World) reflected(ctx context.Context, pods []*pod) (err error) {
 		}
 		return text
 	}
-	if err := w.script(ctx, client, shutdown("")); err != nil {
+	if err := client.Script(ctx, shutdown("")); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, w.script(context.WithoutCancel(ctx), client, shutdown("no"))) }()
+	defer func() { err = errors.Join(err, client.Script(context.WithoutCancel(ctx), shutdown("no"))) }()
 	if err := w.sessionsWith(ctx, client, first, 0); err != nil {
 		return err
 	}

@@ -63,7 +63,7 @@ func (w *World) startMist(ctx context.Context, i int) error {
 			add(n, mistASN)
 		}
 	}
-	if err := w.script(ctx, external, w.mistRouter(i).start()); err != nil {
+	if err := external.Script(ctx, w.mistRouter(i).start()); err != nil {
 		return fmt.Errorf("start the router: %w", err)
 	}
 	return w.Lab.Apply(ctx, fmt.Sprintf(`
@@ -110,7 +110,7 @@ func undoMist(ctx context.Context, w *World) error {
 	if err := w.dynamic.Resource(frrConfigurations).Namespace(lab.FRRNamespace).Delete(ctx, "mist", metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
 		return err
 	}
-	return w.script(ctx, w.Lab.External(), w.mistRouter(0).stop())
+	return w.Lab.External().Script(ctx, w.mistRouter(0).stop())
 }
 
 // routerReached has mist's pods ask each other and a server outside, which sees their own addresses, and
@@ -176,7 +176,7 @@ func routerReached(ctx context.Context, w *World) (string, error) {
 			break
 		}
 		if i > 0 {
-			if err := w.script(ctx, external, w.mistRouter(0).stop()); err != nil {
+			if err := external.Script(ctx, w.mistRouter(0).stop()); err != nil {
 				return "", fmt.Errorf("stop the router: %w", err)
 			}
 			if err := w.startMist(ctx, i); err != nil {
@@ -216,7 +216,7 @@ func routerReached(ctx context.Context, w *World) (string, error) {
 
 // killMist kills the router's daemons.
 func (w *World) killMist(ctx context.Context) error {
-	if err := w.script(ctx, w.Lab.External(), fmt.Sprintf(`kill -KILL "$(cat %s/zebra.pid)" && kill -KILL "$(cat %[1]s/bgpd.pid)"`, w.mistRouter(0).dir())); err != nil {
+	if err := w.Lab.External().Script(ctx, fmt.Sprintf(`kill -KILL "$(cat %s/zebra.pid)" && kill -KILL "$(cat %[1]s/bgpd.pid)"`, w.mistRouter(0).dir())); err != nil {
 		return fmt.Errorf("kill the router's daemons: %w", err)
 	}
 	return nil

@@ -140,11 +140,11 @@ func (w *World) home(t liteTenant) int { return slices.Index(liteTenants, t) % l
 // connectLite connects all nodes to a tenant's VLAN, and starts the tenant's router.
 func (w *World) connectLite(ctx context.Context, t liteTenant) error {
 	for i, n := range w.Lab.Nodes() {
-		if err := w.script(ctx, n, w.liteNode(t, i)); err != nil {
+		if err := n.Script(ctx, w.liteNode(t, i)); err != nil {
 			return fmt.Errorf("connect %s to VLAN %d: %w", n.Name, t.vlan, err)
 		}
 	}
-	if err := w.script(ctx, w.Lab.Nodes()[w.home(t)], w.startLiteRouter(t)); err != nil {
+	if err := w.Lab.Nodes()[w.home(t)].Script(ctx, w.startLiteRouter(t)); err != nil {
 		return fmt.Errorf("start the router of %s: %w", t.name, err)
 	}
 	return nil
@@ -232,7 +232,7 @@ func undoLite(ctx context.Context, w *World) error {
 			return err
 		}
 		if err := each(w.Lab.Nodes(), func(n *lab.Node) error {
-			return w.script(ctx, n, w.liteRouter(t.name).stop()+fmt.Sprintf(`ip netns del %[1]s 2>/dev/null
+			return n.Script(ctx, w.liteRouter(t.name).stop()+fmt.Sprintf(`ip netns del %[1]s 2>/dev/null
 for l in %[1]s-rt %[1]s-lan %[1]s-up %[2]s; do ip link del $l 2>/dev/null; done; true`, t.name, liteVRF))
 		}); err != nil {
 			return err

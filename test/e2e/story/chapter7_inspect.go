@@ -27,9 +27,9 @@ func inspectChecks() []Check {
 func conflictsReported(ctx context.Context, w *World) (_ string, err error) {
 	node := w.Lab.Nodes()[0]
 	remove := func(ctx context.Context) error {
-		return w.script(ctx, node, "ip rule del priority 150; nft delete table ip kube-proxy")
+		return node.Script(ctx, "ip rule del priority 150; nft delete table ip kube-proxy")
 	}
-	if err := w.script(ctx, node, "ip rule add priority 150 lookup 77 && nft 'add table ip kube-proxy; add chain ip kube-proxy services'"); err != nil {
+	if err := node.Script(ctx, "ip rule add priority 150 lookup 77 && nft 'add table ip kube-proxy; add chain ip kube-proxy services'"); err != nil {
 		return "", err
 	}
 	defer func() {

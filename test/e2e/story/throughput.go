@@ -12,7 +12,7 @@ import (
 	"strings"
 	"time"
 
-	"bulkhead/test/lab"
+	"bulkhead/test/bench/proc"
 )
 
 const (
@@ -150,25 +150,15 @@ func (w *World) flood(ctx context.Context, from, to *pod, at netip.AddrPort, ech
 // busy is how long the processors of the two pods' nodes have worked.
 func (w *World) busy(ctx context.Context, pods ...*pod) (total time.Duration, err error) {
 	for _, p := range pods {
-		d, err := processorTime(ctx, w.Lab.Node(p.Node))
+		res, err := w.Lab.Node(p.Node).Run(ctx, "cat /proc/stat")
 		if err != nil {
 			return 0, err
+		}
+		d, err := proc.Busy(res.Stdout)
+		if err != nil {
+			return 0, fmt.Errorf("on %s: %w", p.Node, err)
 		}
 		total += d
 	}
 	return total, nil
-}
-
-// processorTime reads how long a node's processors have worked, interrupts included: proc_stat(5).
-func processorTime(ctx context.Context, n *lab.Node) (time.Duration, error) {
-	res, err := n.Run(ctx, "head -n 1 /proc/stat")
-	if err != nil {
-		return 0, err
-	}
-	var user, nice, system, idle, iowait, irq, softirq int64
-	if _, err := fmt.Sscanf(res.Stdout, "cpu %d %d %d %d %d %d %d", &user, &nice, &system, &idle, &iowait, &irq, &softirq); err != nil {
-		return 0, fmt.Errorf("on %s: read %q of /proc/stat: %w", n.Name, res.Stdout, err)
-	}
-	const tick = 10 * time.Millisecond
-	return time.Duration(user+nice+system+irq+softirq) * tick, nil
 }

@@ -34,7 +34,7 @@ func main() {
 	}
 }
 
-func run(pid, after int, in io.Reader, out io.Writer) (err error) {
+func run(pid, after int, in io.Reader, out io.Writer) error {
 	if pid <= 0 || after < 0 {
 		return errors.New("usage: killat -pid PID -after N")
 	}

@@ -59,14 +59,26 @@ func stages(full bool) ([]stage, error) {
 	api := test("api", "90m", "-race", apiPackage)
 	api.beside = true
 	list := []stage{lint, test("packages", "90m", append([]string{"-race"}, withoutAPI...)...), api}
-	// Every pair of IP families, number of nodes and gateway mode: all checks on the first two
-	// labs, a sample on each of the others.
+	// Every pair of IP families, number of nodes and gateway mode: all checks in the first lab,
+	// in the second those that its options can change, in both dealt to two stages, and a
+	// sample in each of the others.
 	for i, o := range []struct{ families, nodes, gateway string }{
 		{"dual", "2", "shared"}, {"dual", "3", "local"}, {"ipv4", "2", "local"}, {"ipv4", "3", "shared"}, {"ipv6", "2", "shared"}, {"ipv6", "3", "local"},
 	} {
-		s := test("lab-"+o.families+"-"+o.nodes+"-"+o.gateway, "90m", "-count=1", labPackage, "-families="+o.families, "-nodes="+o.nodes, "-gateway="+o.gateway)
-		s.full, s.ownSample = i < 2, i >= 2
-		list = append(list, s)
+		name := "lab-" + o.families + "-" + o.nodes + "-" + o.gateway
+		args := []string{"-count=1", labPackage, "-families=" + o.families, "-nodes=" + o.nodes, "-gateway=" + o.gateway}
+		if i >= 2 {
+			s := test(name, "90m", args...)
+			s.full, s.ownSample = false, true
+			list = append(list, s)
+			continue
+		}
+		if i == 1 {
+			args = append(args, "-again")
+		}
+		for _, part := range []string{"1", "2"} {
+			list = append(list, test(name+"-part"+part, "120m", append(slices.Clone(args), "-part="+part, "-parts=2")...))
+		}
 	}
 	return append(list, stage{name: "fuzz", args: []string{"make", "--no-print-directory", "fuzz", "FUZZTIME=20s"}}), nil
 }

@@ -14,7 +14,6 @@ import (
 	"bulkhead/test/e2e/conformance"
 	"bulkhead/test/e2e/story"
 	"bulkhead/test/lab"
-	"bulkhead/test/sampling"
 )
 
 // progress marks lines that the test runner shows while the test runs.
@@ -31,6 +30,9 @@ var (
 	nodes    = flag.Int("nodes", 2, "the lab's nodes")
 	families = flag.String("families", "dual", "the lab's IP families: ipv4, ipv6 or dual")
 	gateway  = flag.String("gateway", "shared", "the lab's gateway mode: shared or local")
+	part     = flag.Int("part", 1, "which part of the checks is played, of -parts")
+	parts    = flag.Int("parts", 1, "how many parts the checks are dealt to, each for a lab of its own; the last also has the tests of Kubernetes and of the kernel")
+	again    = flag.Bool("again", false, "another lab plays everything: leave out what this lab's options do not change, and sample the tests of Kubernetes and of the kernel")
 )
 
 func TestStory(t *testing.T) {
@@ -40,6 +42,9 @@ func TestStory(t *testing.T) {
 	// go test ends a test by its own default after ten minutes, and would leave the lab running.
 	if deadline, ok := t.Deadline(); ok && time.Until(deadline) < 45*time.Minute {
 		t.Fatal("the story and its lab take an hour on a slow machine: run make test, make demo, or go test -timeout=60m")
+	}
+	if *part < 1 || *part > *parts {
+		t.Fatalf("-part=%d: there are parts 1 to %d", *part, *parts)
 	}
 	ctx, stop := story.Interruptible()
 	t.Cleanup(stop) // after the lab's end
@@ -57,9 +62,13 @@ func TestStory(t *testing.T) {
 	}
 	w.LabEnds = true
 	checks := story.Checks()
-	if !w.Full {
+	switch {
+	case !w.Full:
 		checks = story.Sample(checks, w.Seed, progress{})
+	case *again:
+		checks = story.WithoutOnce(checks, progress{})
 	}
+	checks = story.Part(checks, *part, *parts)
 	results := w.Play(ctx, checks)
 	for _, r := range results {
 		t.Run(r.Check.Name(), func(t *testing.T) {
@@ -68,9 +77,12 @@ func TestStory(t *testing.T) {
 			}
 		})
 	}
-	testConformance(ctx, t, l, w)
-	// Last: they create pods' cgroups on the node, which its agent sees.
-	t.Run("0 kernel", func(t *testing.T) { testKernel(ctx, t, l.Nodes()[0], sampling.Full()) })
+	if *part == *parts {
+		everything := w.Full && !*again
+		testConformance(ctx, t, l, everything, w.Seed)
+		// Last: they create pods' cgroups on the node, which its agent sees.
+		t.Run("0 kernel", func(t *testing.T) { testKernel(ctx, t, l.Nodes()[0], everything) })
+	}
 	story.Table(progress{}, results)
 	if t.Failed() {
 		l.CollectLogs(ctx)
@@ -78,17 +90,17 @@ func TestStory(t *testing.T) {
 	}
 }
 
-// testConformance runs Kubernetes' own tests, or a sample of them.
-func testConformance(ctx context.Context, t *testing.T, l *lab.Lab, w *story.World) {
+// testConformance runs Kubernetes' own tests, or the sample of them that the seed chooses.
+func testConformance(ctx context.Context, t *testing.T, l *lab.Lab, everything bool, seed string) {
 	specs, err := conformance.Specs(ctx, l)
 	if err != nil {
 		t.Error(err)
 		return
 	}
 	chosen := "all"
-	if !w.Full {
-		specs = conformance.Sample(specs, w.Seed)
-		chosen = "chosen by SEED=" + w.Seed
+	if !everything {
+		specs = conformance.Sample(specs, seed)
+		chosen = "chosen by SEED=" + seed
 	}
 	fmt.Printf("### conformance: %d specs, %s\n", len(specs), chosen)
 	results, err := conformance.Run(ctx, l, specs, progress{})

@@ -23,48 +23,44 @@ func (w *World) sample(what string, n int) int {
 type group struct {
 	name string
 	cost time.Duration // about what they add to a story, on two quiet cores
+	once bool          // one lab's options suffice: neither nodes nor the gateway mode change the outcome
 }
 
 // sampleBudget is what the groups of a sample cost together.
 const sampleBudget = 5 * time.Minute
 
 var (
-	groupSecondary    = &group{"secondary networks", 3 * time.Minute}
-	groupMultus       = &group{"Multus", 4 * time.Minute}
-	groupBGP          = &group{"BGP", 4 * time.Minute}
-	groupVRFLite      = &group{"BGP in networks' own VRFs", 4 * time.Minute}
-	groupReflector    = &group{"BGP with a router outside", 4 * time.Minute}
-	groupMigration    = &group{"live migration", 3 * time.Minute}
-	groupServices     = &group{"services", 2 * time.Minute}
-	groupServiceTypes = &group{"types of services", 3 * time.Minute}
-	groupNodePorts    = &group{"node ports and external addresses", 3 * time.Minute}
-	groupIngress      = &group{"ingress namespaces", 2 * time.Minute}
-	groupSCTP         = &group{"SCTP", 90 * time.Second}
-	groupDNS          = &group{"DNS", 90 * time.Second}
-	groupOpenPorts    = &group{"open ports", time.Minute}
-	groupRemoval      = &group{"deletion of a network in use", 90 * time.Second}
-	groupKillAgent    = &group{"kill -9 of the agent", 2 * time.Minute}
-	groupKillZone     = &group{"kill -9 of the zone controller", 2 * time.Minute}
-	groupKillCluster  = &group{"kill -9 of the cluster controller", 2 * time.Minute}
-	groupMasquerade   = &group{"another masquerade range", 10 * time.Minute}
-	groupFaultPoints  = &group{"kill -9 of the agent after an operation", 4 * time.Minute}
+	groupSecondary    = &group{name: "secondary networks", cost: 3 * time.Minute}
+	groupMultus       = &group{name: "Multus", cost: 4 * time.Minute, once: true}
+	groupBGP          = &group{name: "BGP", cost: 4 * time.Minute}
+	groupVRFLite      = &group{name: "BGP in networks' own VRFs", cost: 4 * time.Minute}
+	groupReflector    = &group{name: "BGP with a router outside", cost: 4 * time.Minute}
+	groupMigration    = &group{name: "live migration", cost: 3 * time.Minute, once: true}
+	groupServices     = &group{name: "services", cost: 2 * time.Minute}
+	groupServiceTypes = &group{name: "types of services", cost: 3 * time.Minute}
+	groupNodePorts    = &group{name: "node ports and external addresses", cost: 3 * time.Minute}
+	groupIngress      = &group{name: "ingress namespaces", cost: 2 * time.Minute}
+	groupSCTP         = &group{name: "SCTP", cost: 90 * time.Second}
+	groupDNS          = &group{name: "DNS", cost: 90 * time.Second}
+	groupOpenPorts    = &group{name: "open ports", cost: time.Minute}
+	groupRemoval      = &group{name: "deletion of a network in use", cost: 90 * time.Second, once: true}
+	groupKillAgent    = &group{name: "kill -9 of the agent", cost: 2 * time.Minute}
+	groupKillZone     = &group{name: "kill -9 of the zone controller", cost: 2 * time.Minute, once: true}
+	groupKillCluster  = &group{name: "kill -9 of the cluster controller", cost: 2 * time.Minute, once: true}
+	groupMasquerade   = &group{name: "another masquerade range", cost: 10 * time.Minute}
+	groupFaultPoints  = &group{name: "kill -9 of the agent after an operation", cost: 4 * time.Minute}
 	// Each with the arena.
-	groupAttacks = &group{"adversary: attempts", 8 * time.Minute}
-	groupCapture = &group{"adversary: node ports", 6 * time.Minute}
-	groupEarly   = &group{"adversary: new host-network pods", 5 * time.Minute}
-	groupWalls   = &group{"adversary: walls", 8 * time.Minute}
-	groupWrites  = &group{"adversary: writes", 7 * time.Minute}
+	groupAttacks = &group{name: "adversary: attempts", cost: 8 * time.Minute}
+	groupCapture = &group{name: "adversary: node ports", cost: 6 * time.Minute}
+	groupEarly   = &group{name: "adversary: new host-network pods", cost: 5 * time.Minute}
+	groupWalls   = &group{name: "adversary: walls", cost: 8 * time.Minute}
+	groupWrites  = &group{name: "adversary: writes", cost: 7 * time.Minute, once: true}
 )
 
 // Sample leaves out groups of checks, so that the others fit into sampleBudget, and
 // prints them. The first group in the order that the seed gives is always there.
 func Sample(checks []Check, seed string, out io.Writer) []Check {
-	var groups []*group
-	for _, c := range checks {
-		if c.Group != nil && !slices.Contains(groups, c.Group) {
-			groups = append(groups, c.Group)
-		}
-	}
+	groups := groupsOf(checks)
 	slices.SortFunc(groups, func(a, b *group) int { return cmp.Compare(sampling.Hash(a.name+seed), sampling.Hash(b.name+seed)) })
 	left := sampleBudget
 	var omitted []*group
@@ -82,6 +78,54 @@ func Sample(checks []Check, seed string, out io.Writer) []Check {
 		}
 		return omit
 	})
+}
+
+// What those parts of a story cost that are in no group: the checks of every sample, and
+// what its last part plays besides checks (Kubernetes' own tests and the kernel's).
+const (
+	costUngrouped = 15 * time.Minute
+	costBesides   = 20 * time.Minute
+)
+
+// Part deals the checks to parts that take about as long as each other, each with a lab of
+// its own, and returns those of one, from 1. Checks of a group stay together, and so do those
+// without a group.
+func Part(checks []Check, part, parts int) []Check {
+	cost := make([]time.Duration, parts)
+	in := map[*group]int{nil: 0}
+	cost[0] += costUngrouped
+	cost[parts-1] += costBesides
+	groups := groupsOf(checks)
+	slices.SortStableFunc(groups, func(a, b *group) int { return cmp.Compare(b.cost, a.cost) })
+	for _, g := range groups {
+		least := slices.Index(cost, slices.Min(cost))
+		in[g] = least
+		cost[least] += g.cost
+	}
+	return slices.DeleteFunc(slices.Clone(checks), func(c Check) bool { return in[c.Group] != part-1 })
+}
+
+// WithoutOnce leaves out the checks that another lab has played and that no option of
+// this lab changes, and prints them.
+func WithoutOnce(checks []Check, out io.Writer) []Check {
+	return slices.DeleteFunc(slices.Clone(checks), func(c Check) bool {
+		omit := c.Group != nil && c.Group.once
+		if omit {
+			fmt.Fprintf(out, "played in the first lab alone: %s\n", c.Name())
+		}
+		return omit
+	})
+}
+
+// groupsOf returns the groups of the checks, each once.
+func groupsOf(checks []Check) []*group {
+	var groups []*group
+	for _, c := range checks {
+		if c.Group != nil && !slices.Contains(groups, c.Group) {
+			groups = append(groups, c.Group)
+		}
+	}
+	return groups
 }
 
 // Demo leaves out the groups that a demonstration does not need, and prints them.

@@ -54,6 +54,44 @@ func TestSample(t *testing.T) {
 	}
 }
 
+// Every check is in one part, with those of its group, and no part costs much more than
+// another.
+func TestPart(t *testing.T) {
+	for parts := 1; parts <= 3; parts++ {
+		in, partOf := map[string]int{}, map[*group]int{}
+		var costs []time.Duration
+		for part := 1; part <= parts; part++ {
+			checks := Part(Checks(), part, parts)
+			var cost time.Duration
+			for _, g := range groupsOf(checks) {
+				cost += g.cost
+			}
+			if part == 1 {
+				cost += costUngrouped
+			}
+			if part == parts {
+				cost += costBesides
+			}
+			costs = append(costs, cost)
+			for _, c := range checks {
+				in[c.Name()]++
+				if p, ok := partOf[c.Group]; ok && p != part {
+					t.Errorf("%d parts: the group of %s is in parts %d and %d", parts, c.Name(), p, part)
+				}
+				partOf[c.Group] = part
+			}
+		}
+		for _, c := range Checks() {
+			if in[c.Name()] != 1 {
+				t.Errorf("%d parts: %s is in %d", parts, c.Name(), in[c.Name()])
+			}
+		}
+		if most, least := slices.Max(costs), slices.Min(costs); most-least > 10*time.Minute {
+			t.Errorf("%d parts cost %v", parts, costs)
+		}
+	}
+}
+
 // Every check is complete, has a name of its own, and needs only fixtures that Play deletes.
 func TestChecks(t *testing.T) {
 	names := map[string]bool{}

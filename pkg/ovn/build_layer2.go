@@ -33,7 +33,7 @@ const (
 )
 
 // layer2 adds the switch.
-func (b *builder) layer2() { b.interconnSwitch(b.net.Layer2Switch()) }
+func (b *builder) layer2() { b.interconnSwitch(b.net.Layer2Switch(), nil) }
 
 // transitRouter adds the transit router and the management port.
 func (b *builder) transitRouter() {

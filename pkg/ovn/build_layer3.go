@@ -53,7 +53,10 @@ func (b *builder) transit() {
 		return
 	}
 	ts := b.net.TransitSwitch()
-	b.interconnSwitch(ts)
+	// With vlan-passthru the switch has no flows that answer ARP and neighbour
+	// solicitations. Nobody asks there: OVN's routers know each other's addresses by their
+	// ports, and drop frames with a VLAN tag themselves.
+	b.interconnSwitch(ts, map[string]string{"vlan-passthru": "true"})
 	b.connect(link{
 		router: b.net.ClusterRouter(), routerPort: b.toTransit(), addrs: []netip.Prefix{own},
 		sw: ts, switchPort: b.transitPort(b.node.Name), key: b.node.ID,

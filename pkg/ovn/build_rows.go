@@ -153,9 +153,11 @@ func (b *builder) managementPort(sw string, key int) {
 }
 
 // interconnSwitch adds a switch that spans the zones. Its key is a function of the
-// network's id, so all zones use the same key without an allocator.
-func (b *builder) interconnSwitch(name string) {
+// network's id, so all zones use the same key without an allocator. more is added to its
+// options.
+func (b *builder) interconnSwitch(name string, more map[string]string) {
 	options := keyOption(b.net.TunnelKey())
+	maps.Copy(options, more)
 	options["interconn-ts"] = name
 	b.add(Neutral, nbdb.LogicalSwitchTable, name, &nbdb.LogicalSwitch{Name: name, OtherConfig: options}, nil)
 }

@@ -151,14 +151,30 @@ func (c *Connection) Dial(ctx context.Context) (client.Client, error) {
 	if err := within(ctx, dialTimeout, cl.Connect); err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
 	}
-	if err := within(ctx, monitorTimeout, func(ctx context.Context) error {
-		_, err := cl.Monitor(ctx, cl.NewMonitor(c.Monitors()...))
-		return err
-	}); err != nil {
+	if err := within(ctx, monitorTimeout, func(ctx context.Context) error { return monitor(ctx, cl, c.Monitors()) }); err != nil {
 		cl.Close()
 		return nil, fmt.Errorf("monitor: %w", err)
 	}
 	return cl, nil
+}
+
+// monitor reads the tables and follows them, each on its own: one reply with all rows
+// would need several times their memory while it is decoded. ovsdb-server sends what a
+// transaction changes in all of them before the reply to the transaction.
+//
+// The method is monitor_cond. With monitor_cond_since, libovsdb ignores an update of a
+// row that it does not know, as one between a table's reply and its own reading of it is;
+// and it deadlocks on one that arrives before the reply to another monitor. With
+// monitor_cond it disconnects, and Run connects again.
+func monitor(ctx context.Context, cl client.Client, tables []client.MonitorOption) error {
+	for _, table := range tables {
+		m := cl.NewMonitor(table)
+		m.Method = ovsdb.ConditionalMonitorRPC
+		if _, err := cl.Monitor(ctx, m); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // within calls f with a deadline, after which its error is ErrUnresponsive.

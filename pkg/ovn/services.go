@@ -135,8 +135,9 @@ func trimSlice(obj any) (any, error) {
 		},
 		AddressType: s.AddressType, Ports: s.Ports,
 	}
-	for _, e := range s.Endpoints {
-		out.Endpoints = append(out.Endpoints, discoveryv1.Endpoint{Addresses: e.Addresses[:min(1, len(e.Addresses))], Conditions: e.Conditions, NodeName: e.NodeName})
+	out.Endpoints = make([]discoveryv1.Endpoint, len(s.Endpoints))
+	for i, e := range s.Endpoints {
+		out.Endpoints[i] = discoveryv1.Endpoint{Addresses: e.Addresses[:min(1, len(e.Addresses))], Conditions: e.Conditions, NodeName: e.NodeName}
 	}
 	return out, nil
 }

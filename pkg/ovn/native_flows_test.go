@@ -39,7 +39,7 @@ func TestNativeFlows(t *testing.T) {
 		peers    int
 		limit    int // per network
 	}{
-		{network.Layer3, 0, 725}, {network.Layer3, 1, 905}, {network.Layer2, 0, 760}, {network.Layer2, 1, 790},
+		{network.Layer3, 0, 725}, {network.Layer3, 1, 895}, {network.Layer2, 0, 760}, {network.Layer2, 1, 790},
 	} {
 		before := z.flows()
 		for id := 1; id <= networks; id++ {

@@ -144,8 +144,8 @@ func (a *arena) script(ctx context.Context, script string) error {
 	return err
 }
 
-// samples are attacks of every kind, by all players.
-func (a *arena) samples() []sample {
+// samples are attacks of every kind, by all players. local: in local gateway mode.
+func (a *arena) samples(local bool) []sample {
 	tenant, nobody := player{pod: a.pods["amber-host"], container: "root"}, player{pod: a.pods["amber-host"], container: "nobody"}
 	outside := player{pod: a.pods["grey-host"], container: "root"}
 	v := a.victim("green-1", false)
@@ -171,7 +171,7 @@ func (a *arena) samples() []sample {
 	host := func(m string) player { return player{pod: a.pods[m]} }
 	out := adversary.ThroughNode("ovn-udn1", amber.MAC, amber.Addrs, a.amber, addrs(a.w.Lab.External()), way.Port)
 	plainOut := adversary.ThroughNode("eth0", grey.MAC, grey.Addrs, a.plain.Port, addrs(a.w.Lab.External()), way.Port)
-	return []sample{
+	samples := []sample{
 		{what: "control messages and scope ids, without a capability", by: []player{nobody}, victims: []string{"green-1"}, stops: []wall{guardWall, nftWall},
 			ways: choose(func(x way.Attempt) bool {
 				return x.Socket == "udp" && slices.Equal(x.How, []string{"cmsg-pktinfo"}) || (x.Socket == "tcp" || x.Socket == "udp") && strings.Contains(x.To, "%ovn") && len(x.How) == 0
@@ -197,8 +197,11 @@ func (a *arena) samples() []sample {
 		{what: "neighbour discovery for a locked interface", by: []player{host("grey-1")}, victims: []string{"green-1"}, stops: []wall{guardWall},
 			ways: discovery(adversary.FromPod("eth0", grey.MAC, grey.Addrs, a.victim("green-1", true), true))},
 		{what: "a pod's packets out by the node's port", by: []player{host("amber-1")}, victims: []string{"external"}, stops: []wall{nftWall}, ways: out},
-		{what: "a pod's packets out by the node's default port", by: []player{host("grey-1")}, victims: []string{"external"}, stops: []wall{nftWall}, ways: plainOut},
 	}
+	if !local { // there this is how the default network's pods reach the outside
+		samples = append(samples, sample{what: "a pod's packets out by the node's default port", by: []player{host("grey-1")}, victims: []string{"external"}, stops: []wall{nftWall}, ways: plainOut})
+	}
+	return samples
 }
 
 // discovery keeps the frames that OVN's built-in flows pass before any ACL.
@@ -209,6 +212,10 @@ func discovery(list []way.Attempt) []way.Attempt {
 
 // withWalls plays all samples while only the given walls stand.
 func (a *arena) withWalls(ctx context.Context, standing []wall) (int, error) {
+	local, err := a.w.localGateway(ctx)
+	if err != nil {
+		return 0, err
+	}
 	m := newMatch(a.w)
 	for _, v := range []string{"green-1", "green-2"} {
 		if err := m.listen(ctx, player{pod: a.pods[v]}, way.Listener{Kind: "sniff"}); err != nil {
@@ -225,7 +232,7 @@ func (a *arena) withWalls(ctx context.Context, standing []wall) (int, error) {
 			return 0, err
 		}
 	}
-	samples := a.samples()
+	samples := a.samples(local)
 	plays := make([][]trial, len(samples))
 	var all []*trial
 	for i, s := range samples {
@@ -249,7 +256,7 @@ func (a *arena) withWalls(ctx context.Context, standing []wall) (int, error) {
 	if err := m.play(ctx, pointers(end)); err != nil {
 		return 0, err
 	}
-	err := a.w.Lab.Wait(ctx, "the administrator's own pings to be heard", func(ctx context.Context) (bool, string, error) {
+	err = a.w.Lab.Wait(ctx, "the administrator's own pings to be heard", func(ctx context.Context) (bool, string, error) {
 		ids := map[int]bool{}
 		for _, v := range []string{"green-1", "green-2"} {
 			heard, err := m.heardSoFar(ctx, v)

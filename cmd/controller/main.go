@@ -66,7 +66,7 @@ func runZone(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 	// The zone runs on every node and holds every network's rows: memory costs its
 	// users more than the garbage collector's CPU time. GOGC overrides this.
 	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(25)
+		debug.SetGCPercent(20)
 	}
 	metrics := process.NewRegistry()
 	zone, err := ovn.NewZone(cfg, clients.Kube, clients.NAD, metrics, log)

@@ -167,7 +167,10 @@ func nbModel() (model.ClientDBModel, error) {
 		mark := func(key string) model.ClientIndex {
 			return model.ClientIndex{Columns: []model.ColumnKey{{Column: "external_ids", Key: key}}}
 		}
-		indexes[name] = []model.ClientIndex{mark(markUnit), mark(markNetwork), mark(markOwner)}
+		indexes[name] = []model.ClientIndex{mark(markUnit), mark(markNetwork)}
+		if len(tables[name].contains) > 0 { // see Networks; an index of all rows costs memory
+			indexes[name] = append(indexes[name], mark(markOwner))
+		}
 	}
 	db, err := model.NewClientDBModel("OVN_Northbound", all)
 	if err != nil {

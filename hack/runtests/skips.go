@@ -20,7 +20,7 @@ var allowedSkips = map[string]string{
 	"bulkhead/pkg/loader TestRootVRFSteering":           onNode,
 	"bulkhead/pkg/loader TestRootLSM":                   onNode,
 	"bulkhead/pkg/loader TestRootGuardForwarded/tunnel": "the test machine's kernel may lack vxlan; test-full runs it on a node",
-	"bulkhead/test/e2e/cmd/killat TestRootKill":         "the test machine's kernel may lack tracepoints of system calls; the lab stage runs it on a node",
+	"bulkhead/test/e2e/cmd/killat TestRootKill":         "the test machine's kernel may lack tracepoints of system calls; the story uses the program",
 }
 
 const onNode = "the test machine's kernel may lack VRF devices or BPF LSM; the lab stage runs it on a node, where a skip is a failure"

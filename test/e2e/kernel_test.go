@@ -31,7 +31,6 @@ var kernelTests = []struct {
 	{"bulkhead/pkg/loader", "^TestRootVRF|^TestRootLSM|^TestRootBrokenLinks$/^nothing$", "^TestRoot", "^$",
 		[]string{"TestRootVRFBinding", "TestRootVRFLeading", "TestRootVRFSteering", "TestRootLSM", "TestRootBrokenLinks"}},
 	{"bulkhead/pkg/hostnet", "^TestRootEarlySockets$|^TestServers$", "^TestRoot|^TestServers$", "^$", []string{"TestRootEarlySockets", "TestServers"}},
-	{"bulkhead/test/e2e/cmd/killat", "^TestRootKill$", "^TestRootKill$", "^$", []string{"TestRootKill"}},
 }
 
 var notPassed = regexp.MustCompile(`(?m)^\s*--- (FAIL|SKIP): .*$`)

@@ -5,6 +5,7 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -60,6 +61,33 @@ echo "from standard error" >&2`}}
 	for _, want := range []string{"why it failed", "fail  p (0.0s)", "from standard error"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("%q is missing from %q", want, out.String())
+		}
+	}
+}
+
+// Every part of a lab whose checks are dealt to parts is a stage, and no other.
+func TestStagesHaveAllParts(t *testing.T) {
+	list, err := stages(true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	parts := map[string][]string{}
+	for _, s := range list {
+		lab, part, ok := strings.Cut(s.name, "-part")
+		if !ok {
+			continue
+		}
+		if !slices.Contains(s.args, "-part="+part) || !slices.Contains(s.args, "-parts=2") {
+			t.Errorf("stage %s runs %q", s.name, s.args)
+		}
+		parts[lab] = append(parts[lab], part)
+	}
+	if len(parts) != 2 {
+		t.Errorf("labs in parts: %v, want two", parts)
+	}
+	for lab, got := range parts {
+		if !slices.Equal(got, []string{"1", "2"}) {
+			t.Errorf("%s has the parts %v", lab, got)
 		}
 	}
 }

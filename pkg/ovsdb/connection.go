@@ -162,10 +162,10 @@ func (c *Connection) Dial(ctx context.Context) (client.Client, error) {
 // would need several times their memory while it is decoded. ovsdb-server sends what a
 // transaction changes in all of them before the reply to the transaction.
 //
-// The method is monitor_cond. With monitor_cond_since, libovsdb ignores an update of a
-// row that it does not know, as one between a table's reply and its own reading of it is;
-// and it deadlocks on one that arrives before the reply to another monitor. With
-// monitor_cond it disconnects, and Run connects again.
+// The method is monitor_cond. An update of a row can arrive before libovsdb has put the
+// row, from the reply, into its cache. With monitor_cond it then disconnects, and Run
+// connects again. With monitor_cond_since it would ignore the update, or wait forever if
+// the reply to another monitor is still to come.
 func monitor(ctx context.Context, cl client.Client, tables []client.MonitorOption) error {
 	for _, table := range tables {
 		m := cl.NewMonitor(table)

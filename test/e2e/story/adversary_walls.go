@@ -171,7 +171,13 @@ func (a *arena) samples(local bool) []sample {
 	host := func(m string) player { return player{pod: a.pods[m]} }
 	out := adversary.ThroughNode("ovn-udn1", amber.MAC, amber.Addrs, a.amber, addrs(a.w.Lab.External()), way.Port)
 	plainOut := adversary.ThroughNode("eth0", grey.MAC, grey.Addrs, a.plain.Port, addrs(a.w.Lab.External()), way.Port)
-	samples := []sample{
+	// In local gateway mode the node's port is how pods of the default network reach the
+	// outside, whatever walls stand.
+	nodeOut := []wall{nftWall}
+	if local {
+		nodeOut = nil
+	}
+	return []sample{
 		{what: "control messages and scope ids, without a capability", by: []player{nobody}, victims: []string{"green-1"}, stops: []wall{guardWall, nftWall},
 			ways: choose(func(x way.Attempt) bool {
 				return x.Socket == "udp" && slices.Equal(x.How, []string{"cmsg-pktinfo"}) || (x.Socket == "tcp" || x.Socket == "udp") && strings.Contains(x.To, "%ovn") && len(x.How) == 0
@@ -197,11 +203,8 @@ func (a *arena) samples(local bool) []sample {
 		{what: "neighbour discovery for a locked interface", by: []player{host("grey-1")}, victims: []string{"green-1"}, stops: []wall{guardWall},
 			ways: discovery(adversary.FromPod("eth0", grey.MAC, grey.Addrs, a.victim("green-1", true), true))},
 		{what: "a pod's packets out by the node's port", by: []player{host("amber-1")}, victims: []string{"external"}, stops: []wall{nftWall}, ways: out},
+		{what: "a pod's packets out by the node's default port", by: []player{host("grey-1")}, victims: []string{"external"}, stops: nodeOut, ways: plainOut},
 	}
-	if !local { // there this is how the default network's pods reach the outside
-		samples = append(samples, sample{what: "a pod's packets out by the node's default port", by: []player{host("grey-1")}, victims: []string{"external"}, stops: []wall{nftWall}, ways: plainOut})
-	}
-	return samples
 }
 
 // discovery keeps the frames that OVN's built-in flows pass before any ACL.

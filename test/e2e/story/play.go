@@ -43,8 +43,12 @@ func Select(run string) ([]Check, error) {
 
 // Play sets up what the checks need, runs them, and deletes everything again;
 // that nothing remains is the last result. An interrupted story of a lab that ends with it
-// deletes nothing. Results are in the order of checks.
+// deletes nothing. A node that restarts ends the story: its pods have lost their tools.
+// Results are in the order of checks.
 func (w *World) Play(ctx context.Context, checks []Check) []Result {
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	go w.watchNodes(ctx, end)
 	results := make([]Result, len(checks))
 	last := Check{Chapter: 9, Title: "everything deleted: no link, address, rule, route, port, OVN row, NAD, pin or map row remains", Phase: phaseDeletion, Run: nothingRemains, Timeout: 20 * time.Minute}
 	if err := w.begin(ctx); err != nil {
@@ -82,6 +86,25 @@ func (w *World) Play(ctx context.Context, checks []Check) []Result {
 	}
 	w.endProbers()
 	return append(results, w.run(context.WithoutCancel(ctx), last))
+}
+
+// watchNodes ends the story if a node no longer has the story's tools, which are in memory.
+func (w *World) watchNodes(ctx context.Context, end context.CancelCauseFunc) {
+	ticker := time.NewTicker(10 * time.Second)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+		for _, n := range w.Lab.Nodes() {
+			res, err := n.Run(ctx, "test -d "+toolsDir)
+			if err == nil && res.ExitCode != 0 {
+				end(fmt.Errorf("%s has restarted: see its console in the lab's log directory", n.Name))
+			}
+		}
+	}
 }
 
 // run sets up the check's fixtures and runs it within its time.

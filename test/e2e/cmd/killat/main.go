@@ -5,6 +5,11 @@
 // (netlink), bpf, and write (databases, sysctls, cgroups), and sends SIGKILL from
 // within the kernel, so that the process does nothing after that call.
 //
+// To attach to system calls, the kernel patches code that each system call executes. An
+// emulator may go on executing what it has translated from the old code on another
+// processor, and the kernel then panics (Oops: int3). So no other processor executes anything
+// but a loop meanwhile.
+//
 //	killat -pid PID -after N
 //
 // It prints "armed", and when its standard input ends, the number of calls until then.
@@ -54,15 +59,30 @@ func run(pid, after int, in io.Reader, out io.Writer) error {
 	if err := mountTracing(); err != nil {
 		return err
 	}
-	for _, call := range []string{"sendto", "sendmsg", "bpf", "write"} {
-		l, err := link.Tracepoint("syscalls", "sys_enter_"+call, prog, nil)
-		if err != nil {
-			return fmt.Errorf("attach to %s: %w", call, err)
+	var links []link.Link
+	detach := func() error {
+		for _, l := range links {
+			if err := l.Close(); err != nil {
+				return fmt.Errorf("detach: %w", err)
+			}
 		}
-		defer l.Close()
+		return nil
+	}
+	if err := alone(func() error {
+		for _, call := range []string{"sendto", "sendmsg", "bpf", "write"} {
+			l, err := link.Tracepoint("syscalls", "sys_enter_"+call, prog, nil)
+			if err != nil {
+				return errors.Join(fmt.Errorf("attach to %s: %w", call, err), detach())
+			}
+			links = append(links, l)
+		}
+		return nil
+	}); err != nil {
+		return err
 	}
 	fmt.Fprintln(out, "armed")
-	if _, err := io.Copy(io.Discard, in); err != nil {
+	_, err = io.Copy(io.Discard, in)
+	if err := errors.Join(err, alone(detach)); err != nil {
 		return fmt.Errorf("wait for the end of the standard input: %w", err)
 	}
 	var n uint32

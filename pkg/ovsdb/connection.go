@@ -58,8 +58,8 @@ type Connection struct {
 	Models    func() (model.ClientDBModel, error)
 	Monitors  func() []client.MonitorOption
 	OnConnect func(client.Client) // called after each connect
-	Log       *slog.Logger
-	Timeout   time.Duration // of a transaction; 0: 30 s
+	Log       *slog.Logger        // slog.Default by default
+	Timeout   time.Duration       // of a transaction; 0: 30 s
 
 	slots chan struct{} // semaphore of running transactions
 
@@ -72,7 +72,7 @@ type Connection struct {
 
 // New returns a connection that is not yet running.
 func New() *Connection {
-	return &Connection{slots: make(chan struct{}, MaxTransactions), changed: make(chan struct{})}
+	return &Connection{Log: slog.Default(), slots: make(chan struct{}, MaxTransactions), changed: make(chan struct{})}
 }
 
 // Run connects and reconnects until ctx ends.
@@ -143,8 +143,8 @@ func (c *Connection) Dial(ctx context.Context) (client.Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("database model: %w", err)
 	}
-	discard := logr.Discard() // libovsdb also returns its errors
-	cl, err := client.NewOVSDBClient(models, client.WithEndpoint(c.Address), client.WithLogger(&discard))
+	logger := logr.FromSlogHandler(c.Log.With("database", c.Database).Handler())
+	cl, err := client.NewOVSDBClient(models, client.WithEndpoint(c.Address), client.WithLogger(&logger))
 	if err != nil {
 		return nil, fmt.Errorf("create client: %w", err)
 	}

@@ -7,8 +7,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
-	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -29,6 +27,7 @@ import (
 	udnv1 "bulkhead/api/v1"
 	"bulkhead/pkg/network"
 	"bulkhead/test/api"
+	"bulkhead/test/bench/controller"
 	"bulkhead/test/bench/proc"
 	"bulkhead/test/bench/report"
 )
@@ -74,7 +73,7 @@ func (r result) figures(o options) []report.Figure {
 type bench struct {
 	client.Client
 	env     *api.Env
-	process *exec.Cmd
+	process *controller.Process
 }
 
 func measure(ctx context.Context, o options) (r result, err error) {
@@ -90,7 +89,7 @@ func measure(ctx context.Context, o options) (r result, err error) {
 	if err := b.startController(ctx, o.controller); err != nil {
 		return r, err
 	}
-	defer func() { err = errors.Join(err, proc.Terminate(b.process)) }()
+	defer func() { err = errors.Join(err, b.process.Stop()) }()
 	o.progress("the controller runs")
 
 	if err := each(ctx, o.nodes, func(ctx context.Context, i int) error { return b.Create(ctx, node(i)) }); err != nil {
@@ -127,7 +126,7 @@ func measure(ctx context.Context, o options) (r result, err error) {
 		}
 		r.bytes += len(raw)
 	}
-	_, r.peak, err = proc.Memory(b.process.Process.Pid)
+	_, r.peak, err = proc.Memory(b.process.PID())
 	return r, err
 }
 
@@ -179,29 +178,10 @@ func (b *bench) startController(ctx context.Context, binary string) error {
 		return fmt.Errorf("create the controller's log: %w", err)
 	}
 	defer log.Close()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return fmt.Errorf("find a free port: %w", err)
+	if b.process, err = controller.Start(binary, log, "--role=cluster", "--kubeconfig="+kubeconfig); err != nil {
+		return err
 	}
-	listen := l.Addr().String()
-	_ = l.Close() // only its port is needed
-	b.process = exec.Command(binary, "--role=cluster", "--kubeconfig="+kubeconfig, "--listen="+listen)
-	b.process.Stdout, b.process.Stderr = log, log
-	if err := api.StartChild(b.process); err != nil {
-		return fmt.Errorf("start %s: %w", binary, err)
-	}
-	return b.wait(ctx, "the controller is ready", func(ctx context.Context) (bool, error) {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+listen+"/readyz", nil)
-		if err != nil {
-			return false, err
-		}
-		resp, err := http.DefaultClient.Do(req)
-		if err != nil {
-			return false, nil //nolint:nilerr // not yet
-		}
-		defer resp.Body.Close()
-		return resp.StatusCode == http.StatusOK, nil
-	})
+	return b.wait(ctx, "the controller is ready", func(ctx context.Context) (bool, error) { return b.process.Ready(ctx), nil })
 }
 
 func node(i int) *corev1.Node {
@@ -271,7 +251,7 @@ func (b *bench) phase(ctx context.Context, change func() error, nodes, networks 
 	for _, c := range before {
 		versions[c.Name] = c.ResourceVersion
 	}
-	pid := b.process.Process.Pid
+	pid := b.process.PID()
 	used, err := proc.CPU(pid)
 	if err != nil {
 		return p, err

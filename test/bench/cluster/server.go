@@ -6,16 +6,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
 
 	"bulkhead/test/api"
+	"bulkhead/test/bench/controller"
 	"bulkhead/test/bench/proc"
 )
 
@@ -32,9 +29,8 @@ type cluster struct {
 	*rawClient
 	env     *api.Env
 	binary  string
-	listen  string // the controller's /readyz and /metrics
 	log     *os.File
-	running *exec.Cmd
+	running *controller.Process
 	peak    int64 // largest peak memory of the controllers that have exited
 }
 
@@ -80,7 +76,7 @@ func (c *cluster) abandon() error {
 func (c *cluster) pids() map[string]int {
 	p := map[string]int{serverProc: c.env.PID(serverProc), etcdProc: c.env.PID(etcdProc), benchProc: os.Getpid()}
 	if c.running != nil {
-		p[controllerProc] = c.running.Process.Pid
+		p[controllerProc] = c.running.PID()
 	}
 	return p
 }
@@ -88,23 +84,12 @@ func (c *cluster) pids() map[string]int {
 // startController starts the cluster role and waits until it is the leader and
 // its caches are synced.
 func (c *cluster) startController(ctx context.Context) error {
-	// A new port each time: another process may have taken the last one.
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	p, err := controller.Start(c.binary, c.log, "--role=cluster", "--kubeconfig="+c.kubeconfig())
 	if err != nil {
-		return fmt.Errorf("find a free port: %w", err)
+		return err
 	}
-	c.listen = l.Addr().String()
-	_ = l.Close() // only its port is needed
-	cmd := exec.Command(c.binary, "--role=cluster", "--kubeconfig="+c.kubeconfig(), "--listen="+c.listen)
-	cmd.Stdout, cmd.Stderr = c.log, c.log
-	if err := api.StartChild(cmd); err != nil {
-		return fmt.Errorf("start %s: %w", c.binary, err)
-	}
-	c.running = cmd
-	return c.poll(ctx, "the controller is ready", func() (bool, error) {
-		_, err := c.get(ctx, "/readyz")
-		return err == nil, nil
-	})
+	c.running = p
+	return c.poll(ctx, "the controller is ready", func() (bool, error) { return p.Ready(ctx), nil })
 }
 
 // stopController stops the controller as kubelet would.
@@ -112,14 +97,11 @@ func (c *cluster) stopController() error {
 	if c.running == nil {
 		return nil
 	}
-	cmd := c.running
+	p := c.running
 	c.running = nil
-	_, peak, peakErr := proc.Memory(cmd.Process.Pid)
+	_, peak, err := proc.Memory(p.PID())
 	c.peak = max(c.peak, peak)
-	if err := proc.Terminate(cmd); err != nil {
-		return fmt.Errorf("stop the controller: %w", err)
-	}
-	return peakErr
+	return errors.Join(err, p.Stop())
 }
 
 // peakMemory returns the peak memory of all controllers so far.
@@ -127,29 +109,8 @@ func (c *cluster) peakMemory() (int64, error) {
 	if c.running == nil {
 		return c.peak, nil
 	}
-	_, now, err := proc.Memory(c.running.Process.Pid)
+	_, now, err := proc.Memory(c.running.PID())
 	return max(c.peak, now), err
-}
-
-// get reads a page of the controller's HTTP server.
-func (c *cluster) get(ctx context.Context, path string) (string, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+c.listen+path, nil)
-	if err != nil {
-		return "", fmt.Errorf("create a request: %w", err)
-	}
-	resp, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return "", fmt.Errorf("get %s of the controller: %w", path, err)
-	}
-	defer resp.Body.Close()
-	b, err := io.ReadAll(resp.Body)
-	if err == nil && resp.StatusCode != http.StatusOK {
-		err = errors.New(resp.Status)
-	}
-	if err != nil {
-		return "", fmt.Errorf("get %s of the controller: %w", path, err)
-	}
-	return string(b), nil
 }
 
 // waitReconciled waits until the controller has made n reconciliations or more
@@ -168,7 +129,7 @@ func (c *cluster) queue(ctx context.Context) (q queue, err error) {
 	if c.running == nil {
 		return q, nil
 	}
-	page, err := c.get(ctx, "/metrics")
+	page, err := c.running.Get(ctx, "/metrics")
 	if err != nil {
 		return q, err
 	}

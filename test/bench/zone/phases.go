@@ -191,8 +191,8 @@ func (b *bench) withNode(f func() error) (err error) {
 	return errors.Join(f(), b.stopZone())
 }
 
-func (b *bench) startZone(ctx context.Context) error {
-	return b.cluster.startZone(ctx, "unix:"+b.host.Path("proxy.sock"), b.host.Sock("sb"))
+func (b *bench) startZone() error {
+	return b.cluster.startZone("unix:"+b.host.Path("proxy.sock"), b.host.Sock("sb"))
 }
 
 // assignAddresses runs a zone until all objects are complete.
@@ -208,7 +208,7 @@ func (b *bench) assignAddresses(ctx context.Context) error {
 	if _, err := b.host.Run("ovn-sbctl", "--no-leader-only", "init"); err != nil {
 		return err
 	}
-	if err := b.startZone(ctx); err != nil {
+	if err := b.startZone(); err != nil {
 		return err
 	}
 	if err := b.settle(ctx, traffic{}); err != nil {
@@ -269,7 +269,7 @@ func (b *bench) measure(ctx context.Context, r *result) error {
 	}
 	b.o.progress("%s: start the zone on empty databases", b.shape)
 	start := time.Now()
-	if err := b.startZone(ctx); err != nil {
+	if err := b.startZone(); err != nil {
 		return err
 	}
 	f := b.follow()
@@ -280,7 +280,7 @@ func (b *bench) measure(ctx context.Context, r *result) error {
 	r.traffic = b.proxy.traffic()
 	r.committed = r.traffic.last.Sub(start)
 	var err error
-	if r.cpu, err = proc.CPU(b.zone.Process.Pid); err != nil {
+	if r.cpu, err = proc.CPU(b.zone.PID()); err != nil {
 		f.stop()
 		return err
 	}
@@ -302,7 +302,7 @@ func (b *bench) measure(ctx context.Context, r *result) error {
 			return err
 		}
 	}
-	if _, r.peak, err = proc.Memory(b.zone.Process.Pid); err != nil {
+	if _, r.peak, err = proc.Memory(b.zone.PID()); err != nil {
 		return err
 	}
 	for name, cmd := range b.pids {
@@ -328,11 +328,11 @@ func (b *bench) measureRestart(ctx context.Context, r *result) error {
 		return err
 	}
 	before := b.proxy.traffic()
-	if err := b.startZone(ctx); err != nil {
+	if err := b.startZone(); err != nil {
 		return err
 	}
 	if err := b.poll(ctx, "the zone is ready again", func() error {
-		if !b.ready(ctx) {
+		if !b.zone.Ready(ctx) {
 			return errors.New("not ready")
 		}
 		return nil
@@ -343,12 +343,12 @@ func (b *bench) measureRestart(ctx context.Context, r *result) error {
 		return err
 	}
 	r.restart = b.proxy.traffic().since(before)
-	_, peak, err := proc.Memory(b.zone.Process.Pid)
+	_, peak, err := proc.Memory(b.zone.PID())
 	if err != nil {
 		return err
 	}
 	r.peak = max(r.peak, peak) // a zone that starts reads the rows that it has written before
-	r.restartCPU, err = proc.CPU(b.zone.Process.Pid)
+	r.restartCPU, err = proc.CPU(b.zone.PID())
 	return err
 }
 
@@ -360,7 +360,7 @@ func (b *bench) settle(ctx context.Context, before traffic) error {
 		if n := b.proxy.traffic().writes; n != seen {
 			seen, idle = n, time.Now()
 		}
-		if !b.ready(ctx) {
+		if !b.zone.Ready(ctx) {
 			return errors.New("not ready")
 		}
 		if rest := quiet - time.Since(idle); rest > 0 {

@@ -45,7 +45,7 @@ func measureRoutes(ctx context.Context, o options) (out []learned, err error) {
 		if err := b.startOVN(ctx); err != nil {
 			return err
 		}
-		if err := b.startZone(ctx); err != nil {
+		if err := b.startZone(); err != nil {
 			return err
 		}
 		if err := b.settle(ctx, traffic{}); err != nil {
@@ -132,7 +132,7 @@ func (b *bench) learn(ctx context.Context, n, pod int) (learned, error) {
 		return l, err
 	}
 	before := b.proxy.traffic()
-	cpu, err := proc.CPU(b.zone.Process.Pid)
+	cpu, err := proc.CPU(b.zone.PID())
 	if err != nil {
 		return l, err
 	}
@@ -154,7 +154,7 @@ func (b *bench) learn(ctx context.Context, n, pod int) (learned, error) {
 	err = b.settle(ctx, before)
 	t := b.proxy.traffic()
 	l.committed = t.last.Sub(start)
-	after, cpuErr := proc.CPU(b.zone.Process.Pid)
+	after, cpuErr := proc.CPU(b.zone.PID())
 	if err = errors.Join(err, cpuErr); err != nil {
 		f.stop()
 		return l, err

@@ -147,7 +147,7 @@ func (s *SB) ReadChassis(ctx context.Context) ([]Chassis, error) {
 		}
 		for _, id := range r.Encaps {
 			e := &sbdb.Encap{UUID: id}
-			if err := c.Get(ctx, e); err != nil {
+			if err := ovsdb.Get(ctx, c, e); err != nil {
 				continue
 			}
 			if ip, err := netip.ParseAddr(e.IP); err == nil {

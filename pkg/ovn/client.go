@@ -187,7 +187,7 @@ func (n *NB) SetName(ctx context.Context, name string) error {
 		return ovsdb.ErrNotConnected
 	}
 	var rows []*nbdb.NBGlobal
-	if err := s.client.List(ctx, &rows); err != nil {
+	if err := ovsdb.List(ctx, s.client, &rows); err != nil {
 		return fmt.Errorf("read NB_Global: %w", err)
 	}
 	if len(rows) == 0 {

@@ -27,7 +27,7 @@ func (n *NB) Lookup(ctx context.Context, rows State) (State, error) {
 	for _, r := range rows {
 		m := newModel(r.Table)
 		setField(m, "_uuid", r.UUID)
-		if err := s.client.Get(ctx, m); errors.Is(err, client.ErrNotFound) {
+		if err := ovsdb.Get(ctx, s.client, m); errors.Is(err, client.ErrNotFound) {
 			continue
 		} else if err != nil {
 			return nil, fmt.Errorf("look up %s: %w", r, err)

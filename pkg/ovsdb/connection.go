@@ -302,7 +302,7 @@ func (c *Connection) Get(ctx context.Context, row model.Model) error {
 	if err != nil {
 		return err
 	}
-	return cl.Get(ctx, row)
+	return Get(ctx, cl, row)
 }
 
 // List reads rows from the cache. It waits a moment for a connection.
@@ -311,7 +311,7 @@ func (c *Connection) List(ctx context.Context, rows any) error {
 	if err != nil {
 		return err
 	}
-	return cl.List(ctx, rows)
+	return List(ctx, cl, rows)
 }
 
 // Where builds operations on existing rows. It needs no connection after the first.

@@ -3,8 +3,12 @@
 package ovsdb
 
 import (
+	"context"
+	"time"
+
 	"github.com/ovn-kubernetes/libovsdb/cache"
 	"github.com/ovn-kubernetes/libovsdb/client"
+	"github.com/ovn-kubernetes/libovsdb/model"
 	"github.com/ovn-kubernetes/libovsdb/ovsdb"
 )
 
@@ -29,4 +33,36 @@ func AddEventHandler(c client.Client, h *cache.EventHandlerFuncs) {
 	if rows := c.Cache(); rows != nil {
 		rows.AddEventHandler(h)
 	}
+}
+
+// readTimeout bounds a read of the cache, which waits for nothing while there is a
+// connection.
+const readTimeout = time.Second
+
+// Get reads one row from a client's cache. Its error is ErrNotConnected if the connection is
+// lost: libovsdb's own method then waits until ctx ends.
+func Get(ctx context.Context, c client.Client, row model.Model) error {
+	return read(ctx, c, func(ctx context.Context) error { return c.Get(ctx, row) })
+}
+
+// List reads rows from a client's cache, as Get does.
+func List(ctx context.Context, c client.Client, rows any) error {
+	return read(ctx, c, func(ctx context.Context) error { return c.List(ctx, rows) })
+}
+
+func read(ctx context.Context, c client.Client, f func(context.Context) error) error {
+	if c.Cache() == nil {
+		return ErrNotConnected
+	}
+	limited, cancel := context.WithTimeout(ctx, readTimeout)
+	defer cancel()
+	err := f(limited)
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	// What was read after a loss may be incomplete.
+	if limited.Err() != nil || c.Cache() == nil {
+		return ErrNotConnected
+	}
+	return err
 }

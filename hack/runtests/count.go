@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -122,6 +123,7 @@ func (c *counter) end(e event, key string) {
 	}
 	switch {
 	case e.Test == "":
+		c.endUnfinished(e)
 		fmt.Fprintf(c.out, "%-5s %s (%.1fs)\n", e.Action, e.Package, e.Elapsed)
 		if e.Action == "fail" && c.Failed == 0 { // else its tests were counted
 			c.Failed++
@@ -137,5 +139,24 @@ func (c *counter) end(e event, key string) {
 		c.Failed++
 	default:
 		c.Failed++
+	}
+}
+
+// endUnfinished counts and prints the tests that a package has begun and not ended: its process
+// was killed, or a time-out ended it, and the goroutines are in such a test's output.
+func (c *counter) endUnfinished(e event) {
+	if e.Action != "fail" {
+		return
+	}
+	for _, key := range slices.Sorted(maps.Keys(c.output)) {
+		pkg, test, _ := strings.Cut(key, " ")
+		if pkg != e.Package || test == "" {
+			continue
+		}
+		fmt.Fprintf(c.out, "%s did not end\n%s", key, c.output[key])
+		delete(c.output, key)
+		if !c.parents[key] {
+			c.Failed++
+		}
 	}
 }

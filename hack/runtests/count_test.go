@@ -32,6 +32,22 @@ func TestCount(t *testing.T) {
 	if !strings.Contains(out.String(), "slow  12s p A\n") || strings.Count(out.String(), "slow ") != 1 {
 		t.Errorf("the slow test is missing, or others are named: %q", out.String())
 	}
+	// A time-out ends no test, and other packages' failures do not hide it.
+	out.Reset()
+	hangs := `{"Action":"fail","Package":"p","Test":"A"}
+{"Action":"run","Package":"q","Test":"B"}
+{"Action":"run","Package":"q","Test":"B/x"}
+{"Action":"output","Package":"q","Test":"B","Output":"=== RUN   B\n"}
+{"Action":"output","Package":"q","Test":"B/x","Output":"goroutine 1 [select]:\n"}
+{"Action":"fail","Package":"p"}
+{"Action":"fail","Package":"q"}
+`
+	if got, want := count(strings.NewReader(hangs), &out), (counts{Failed: 2}); got != want {
+		t.Errorf("a test that does not end: got %+v, want %+v", got, want)
+	}
+	if !strings.Contains(out.String(), "q B/x did not end\ngoroutine 1") {
+		t.Errorf("the output of the test that does not end is missing from %q", out.String())
+	}
 	for name, events := range map[string]string{
 		"a package that does not build": `{"Action":"fail","Package":"p","FailedBuild":"p"}`,
 		"a skip that is not allowed":    `{"Action":"skip","Package":"p","Test":"B"}`,

@@ -147,8 +147,10 @@ func (s *SB) ReadChassis(ctx context.Context) ([]Chassis, error) {
 		}
 		for _, id := range r.Encaps {
 			e := &sbdb.Encap{UUID: id}
-			if err := ovsdb.Get(ctx, c, e); err != nil {
+			if err := ovsdb.Get(ctx, c, e); errors.Is(err, client.ErrNotFound) {
 				continue
+			} else if err != nil {
+				return nil, fmt.Errorf("read an encapsulation of chassis %s: %w", r.Name, err)
 			}
 			if ip, err := netip.ParseAddr(e.IP); err == nil {
 				ch.EncapIPs = append(ch.EncapIPs, ip)

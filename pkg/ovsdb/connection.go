@@ -58,7 +58,7 @@ type Connection struct {
 	Models    func() (model.ClientDBModel, error)
 	Monitors  func() []client.MonitorOption
 	OnConnect func(client.Client) // called after each connect
-	Log       *slog.Logger        // slog.Default by default
+	Log       *slog.Logger        // New sets slog.Default
 	Timeout   time.Duration       // of a transaction; 0: 30 s
 
 	slots chan struct{} // semaphore of running transactions

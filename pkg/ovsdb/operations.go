@@ -35,12 +35,11 @@ func AddEventHandler(c client.Client, h *cache.EventHandlerFuncs) {
 	}
 }
 
-// readTimeout bounds a read of the cache, which waits for nothing while there is a
-// connection.
+// readTimeout bounds a read whose connection is lost as it begins.
 const readTimeout = time.Second
 
 // Get reads one row from a client's cache. Its error is ErrNotConnected if the connection is
-// lost: libovsdb's own method then waits until ctx ends.
+// lost, even during the read, where libovsdb's own method may wait until ctx ends.
 func Get(ctx context.Context, c client.Client, row model.Model) error {
 	return read(ctx, c, func(ctx context.Context) error { return c.Get(ctx, row) })
 }
@@ -60,8 +59,7 @@ func read(ctx context.Context, c client.Client, f func(context.Context) error) e
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
-	// What was read after a loss may be incomplete.
-	if limited.Err() != nil || c.Cache() == nil {
+	if c.Cache() == nil { // what was read after the loss may be incomplete
 		return ErrNotConnected
 	}
 	return err

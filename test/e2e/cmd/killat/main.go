@@ -82,7 +82,10 @@ func run(pid, after int, in io.Reader, out io.Writer) error {
 	}
 	fmt.Fprintln(out, "armed")
 	_, err = io.Copy(io.Discard, in)
-	if err := errors.Join(err, alone(detach)); err != nil {
+	if err := alone(detach); err != nil {
+		return err
+	}
+	if err != nil {
 		return fmt.Errorf("wait for the end of the standard input: %w", err)
 	}
 	var n uint32

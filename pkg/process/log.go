@@ -15,10 +15,18 @@ import (
 // klog. attributes are added to every line. After ctx, the process's context,
 // has ended, errors that the stop causes are not logged.
 func SetLog(ctx context.Context, to io.Writer, level slog.Leveler, attributes ...any) *slog.Logger {
-	log := slog.New(stopFilter{slog.NewTextHandler(to, &slog.HandlerOptions{Level: level}), ctx}).With(attributes...)
+	log := slog.New(stopFilter{slog.NewTextHandler(to, &slog.HandlerOptions{Level: level, ReplaceAttr: errorKey}), ctx}).With(attributes...)
 	slog.SetDefault(log)
 	klog.SetSlogLogger(log)
 	return log
+}
+
+// errorKey gives errors from klog, controller-runtime and libovsdb, whose key is "err", ours.
+func errorKey(groups []string, a slog.Attr) slog.Attr {
+	if len(groups) == 0 && a.Key == "err" {
+		a.Key = "error"
+	}
+	return a
 }
 
 // stopFilter is a handler that drops errors caused by the stop of the process:

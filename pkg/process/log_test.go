@@ -49,8 +49,8 @@ func TestSetLogStop(t *testing.T) {
 				t.Fatalf("got %q, want %q", lines, c.want)
 			}
 			for i, want := range c.want {
-				if !strings.Contains(lines[i], want) || !strings.Contains(lines[i], "node=n1") {
-					t.Errorf("line %d is %q, want %q of node n1", i, lines[i], want)
+				if !strings.Contains(lines[i], want) || !strings.Contains(lines[i], "node=n1") || !strings.Contains(lines[i], " error=") {
+					t.Errorf("line %d is %q, want the error %q of node n1", i, lines[i], want)
 				}
 			}
 		})

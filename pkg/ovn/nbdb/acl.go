@@ -259,6 +259,11 @@ func (a *ACL) DeepCopyInto(b *ACL) {
 	b.SampleEst = copyACLSampleEst(a.SampleEst)
 	b.SampleNew = copyACLSampleNew(a.SampleNew)
 	b.Severity = copyACLSeverity(a.Severity)
+	b.Action = intern(b.Action)
+	b.Direction = intern(b.Direction)
+	internMap(b.ExternalIDs)
+	b.Match = intern(b.Match)
+	internMap(b.Options)
 }
 
 func (a *ACL) DeepCopy() *ACL {

@@ -85,6 +85,8 @@ func (a *AddressSet) DeepCopyInto(b *AddressSet) {
 	*b = *a
 	b.Addresses = copyAddressSetAddresses(a.Addresses)
 	b.ExternalIDs = copyAddressSetExternalIDs(a.ExternalIDs)
+	internMap(b.ExternalIDs)
+	b.Name = intern(b.Name)
 }
 
 func (a *AddressSet) DeepCopy() *AddressSet {

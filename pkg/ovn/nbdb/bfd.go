@@ -199,6 +199,10 @@ func (a *BFD) DeepCopyInto(b *BFD) {
 	b.MinTx = copyBFDMinTx(a.MinTx)
 	b.Options = copyBFDOptions(a.Options)
 	b.Status = copyBFDStatus(a.Status)
+	b.DstIP = intern(b.DstIP)
+	internMap(b.ExternalIDs)
+	b.LogicalPort = intern(b.LogicalPort)
+	internMap(b.Options)
 }
 
 func (a *BFD) DeepCopy() *BFD {

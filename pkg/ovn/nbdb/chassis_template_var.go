@@ -87,6 +87,9 @@ func (a *ChassisTemplateVar) DeepCopyInto(b *ChassisTemplateVar) {
 	*b = *a
 	b.ExternalIDs = copyChassisTemplateVarExternalIDs(a.ExternalIDs)
 	b.Variables = copyChassisTemplateVarVariables(a.Variables)
+	b.Chassis = intern(b.Chassis)
+	internMap(b.ExternalIDs)
+	internMap(b.Variables)
 }
 
 func (a *ChassisTemplateVar) DeepCopy() *ChassisTemplateVar {

@@ -172,6 +172,10 @@ func (a *Connection) DeepCopyInto(b *Connection) {
 	b.MaxBackoff = copyConnectionMaxBackoff(a.MaxBackoff)
 	b.OtherConfig = copyConnectionOtherConfig(a.OtherConfig)
 	b.Status = copyConnectionStatus(a.Status)
+	internMap(b.ExternalIDs)
+	internMap(b.OtherConfig)
+	internMap(b.Status)
+	b.Target = intern(b.Target)
 }
 
 func (a *Connection) DeepCopy() *Connection {

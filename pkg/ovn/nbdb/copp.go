@@ -87,6 +87,9 @@ func (a *Copp) DeepCopyInto(b *Copp) {
 	*b = *a
 	b.ExternalIDs = copyCoppExternalIDs(a.ExternalIDs)
 	b.Meters = copyCoppMeters(a.Meters)
+	internMap(b.ExternalIDs)
+	internMap(b.Meters)
+	b.Name = intern(b.Name)
 }
 
 func (a *Copp) DeepCopy() *Copp {

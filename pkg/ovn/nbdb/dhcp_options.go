@@ -87,6 +87,9 @@ func (a *DHCPOptions) DeepCopyInto(b *DHCPOptions) {
 	*b = *a
 	b.ExternalIDs = copyDHCPOptionsExternalIDs(a.ExternalIDs)
 	b.Options = copyDHCPOptionsOptions(a.Options)
+	b.Cidr = intern(b.Cidr)
+	internMap(b.ExternalIDs)
+	internMap(b.Options)
 }
 
 func (a *DHCPOptions) DeepCopy() *DHCPOptions {

@@ -111,6 +111,9 @@ func (a *DHCPRelay) DeepCopyInto(b *DHCPRelay) {
 	b.ExternalIDs = copyDHCPRelayExternalIDs(a.ExternalIDs)
 	b.Options = copyDHCPRelayOptions(a.Options)
 	b.Servers = copyDHCPRelayServers(a.Servers)
+	internMap(b.ExternalIDs)
+	b.Name = intern(b.Name)
+	internMap(b.Options)
 }
 
 func (a *DHCPRelay) DeepCopy() *DHCPRelay {

@@ -114,6 +114,9 @@ func (a *DNS) DeepCopyInto(b *DNS) {
 	b.ExternalIDs = copyDNSExternalIDs(a.ExternalIDs)
 	b.Options = copyDNSOptions(a.Options)
 	b.Records = copyDNSRecords(a.Records)
+	internMap(b.ExternalIDs)
+	internMap(b.Options)
+	internMap(b.Records)
 }
 
 func (a *DNS) DeepCopy() *DNS {

@@ -5,4 +5,4 @@
 // only add.
 package nbdb
 
-//go:generate go run github.com/ovn-kubernetes/libovsdb/cmd/modelgen -extended -p nbdb -o . ../schema/ovn-nb.ovsschema
+//go:generate go run bulkhead/hack/modelgen -p nbdb -o . ../schema/ovn-nb.ovsschema

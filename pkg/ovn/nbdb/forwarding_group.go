@@ -100,6 +100,10 @@ func (a *ForwardingGroup) DeepCopyInto(b *ForwardingGroup) {
 	*b = *a
 	b.ChildPort = copyForwardingGroupChildPort(a.ChildPort)
 	b.ExternalIDs = copyForwardingGroupExternalIDs(a.ExternalIDs)
+	internMap(b.ExternalIDs)
+	b.Name = intern(b.Name)
+	b.Vip = intern(b.Vip)
+	b.Vmac = intern(b.Vmac)
 }
 
 func (a *ForwardingGroup) DeepCopy() *ForwardingGroup {

@@ -97,6 +97,10 @@ func (a *GatewayChassis) DeepCopyInto(b *GatewayChassis) {
 	*b = *a
 	b.ExternalIDs = copyGatewayChassisExternalIDs(a.ExternalIDs)
 	b.Options = copyGatewayChassisOptions(a.Options)
+	b.ChassisName = intern(b.ChassisName)
+	internMap(b.ExternalIDs)
+	b.Name = intern(b.Name)
+	internMap(b.Options)
 }
 
 func (a *GatewayChassis) DeepCopy() *GatewayChassis {

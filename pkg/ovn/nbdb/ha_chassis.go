@@ -60,6 +60,8 @@ func (a *HAChassis) GetPriority() int {
 func (a *HAChassis) DeepCopyInto(b *HAChassis) {
 	*b = *a
 	b.ExternalIDs = copyHAChassisExternalIDs(a.ExternalIDs)
+	b.ChassisName = intern(b.ChassisName)
+	internMap(b.ExternalIDs)
 }
 
 func (a *HAChassis) DeepCopy() *HAChassis {

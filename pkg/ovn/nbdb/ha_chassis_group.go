@@ -85,6 +85,8 @@ func (a *HAChassisGroup) DeepCopyInto(b *HAChassisGroup) {
 	*b = *a
 	b.ExternalIDs = copyHAChassisGroupExternalIDs(a.ExternalIDs)
 	b.HaChassis = copyHAChassisGroupHaChassis(a.HaChassis)
+	internMap(b.ExternalIDs)
+	b.Name = intern(b.Name)
 }
 
 func (a *HAChassisGroup) DeepCopy() *HAChassisGroup {

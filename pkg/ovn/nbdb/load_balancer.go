@@ -254,6 +254,11 @@ func (a *LoadBalancer) DeepCopyInto(b *LoadBalancer) {
 	b.Protocol = copyLoadBalancerProtocol(a.Protocol)
 	b.SelectionFields = copyLoadBalancerSelectionFields(a.SelectionFields)
 	b.Vips = copyLoadBalancerVips(a.Vips)
+	internMap(b.ExternalIDs)
+	internMap(b.IPPortMappings)
+	b.Name = intern(b.Name)
+	internMap(b.Options)
+	internMap(b.Vips)
 }
 
 func (a *LoadBalancer) DeepCopy() *LoadBalancer {

@@ -53,6 +53,7 @@ func (a *LoadBalancerGroup) GetName() string {
 func (a *LoadBalancerGroup) DeepCopyInto(b *LoadBalancerGroup) {
 	*b = *a
 	b.LoadBalancer = copyLoadBalancerGroupLoadBalancer(a.LoadBalancer)
+	b.Name = intern(b.Name)
 }
 
 func (a *LoadBalancerGroup) DeepCopy() *LoadBalancerGroup {

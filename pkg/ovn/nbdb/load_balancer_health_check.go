@@ -87,6 +87,9 @@ func (a *LoadBalancerHealthCheck) DeepCopyInto(b *LoadBalancerHealthCheck) {
 	*b = *a
 	b.ExternalIDs = copyLoadBalancerHealthCheckExternalIDs(a.ExternalIDs)
 	b.Options = copyLoadBalancerHealthCheckOptions(a.Options)
+	internMap(b.ExternalIDs)
+	internMap(b.Options)
+	b.Vip = intern(b.Vip)
 }
 
 func (a *LoadBalancerHealthCheck) DeepCopy() *LoadBalancerHealthCheck {

@@ -315,6 +315,9 @@ func (a *LogicalRouter) DeepCopyInto(b *LogicalRouter) {
 	b.Policies = copyLogicalRouterPolicies(a.Policies)
 	b.Ports = copyLogicalRouterPorts(a.Ports)
 	b.StaticRoutes = copyLogicalRouterStaticRoutes(a.StaticRoutes)
+	internMap(b.ExternalIDs)
+	b.Name = intern(b.Name)
+	internMap(b.Options)
 }
 
 func (a *LogicalRouter) DeepCopy() *LogicalRouter {

@@ -240,6 +240,10 @@ func (a *LogicalRouterPolicy) DeepCopyInto(b *LogicalRouterPolicy) {
 	b.Nexthop = copyLogicalRouterPolicyNexthop(a.Nexthop)
 	b.Nexthops = copyLogicalRouterPolicyNexthops(a.Nexthops)
 	b.Options = copyLogicalRouterPolicyOptions(a.Options)
+	b.Action = intern(b.Action)
+	internMap(b.ExternalIDs)
+	b.Match = intern(b.Match)
+	internMap(b.Options)
 }
 
 func (a *LogicalRouterPolicy) DeepCopy() *LogicalRouterPolicy {

@@ -342,6 +342,12 @@ func (a *LogicalRouterPort) DeepCopyInto(b *LogicalRouterPort) {
 	b.Options = copyLogicalRouterPortOptions(a.Options)
 	b.Peer = copyLogicalRouterPortPeer(a.Peer)
 	b.Status = copyLogicalRouterPortStatus(a.Status)
+	internMap(b.ExternalIDs)
+	internMap(b.Ipv6RaConfigs)
+	b.MAC = intern(b.MAC)
+	b.Name = intern(b.Name)
+	internMap(b.Options)
+	internMap(b.Status)
 }
 
 func (a *LogicalRouterPort) DeepCopy() *LogicalRouterPort {

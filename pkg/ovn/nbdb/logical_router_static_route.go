@@ -218,6 +218,11 @@ func (a *LogicalRouterStaticRoute) DeepCopyInto(b *LogicalRouterStaticRoute) {
 	b.OutputPort = copyLogicalRouterStaticRouteOutputPort(a.OutputPort)
 	b.Policy = copyLogicalRouterStaticRoutePolicy(a.Policy)
 	b.SelectionFields = copyLogicalRouterStaticRouteSelectionFields(a.SelectionFields)
+	internMap(b.ExternalIDs)
+	b.IPPrefix = intern(b.IPPrefix)
+	b.Nexthop = intern(b.Nexthop)
+	internMap(b.Options)
+	b.RouteTable = intern(b.RouteTable)
 }
 
 func (a *LogicalRouterStaticRoute) DeepCopy() *LogicalRouterStaticRoute {

@@ -321,6 +321,9 @@ func (a *LogicalSwitch) DeepCopyInto(b *LogicalSwitch) {
 	b.OtherConfig = copyLogicalSwitchOtherConfig(a.OtherConfig)
 	b.Ports = copyLogicalSwitchPorts(a.Ports)
 	b.QOSRules = copyLogicalSwitchQOSRules(a.QOSRules)
+	internMap(b.ExternalIDs)
+	b.Name = intern(b.Name)
+	internMap(b.OtherConfig)
 }
 
 func (a *LogicalSwitch) DeepCopy() *LogicalSwitch {

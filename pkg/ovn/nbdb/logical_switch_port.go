@@ -422,6 +422,10 @@ func (a *LogicalSwitchPort) DeepCopyInto(b *LogicalSwitchPort) {
 	b.Tag = copyLogicalSwitchPortTag(a.Tag)
 	b.TagRequest = copyLogicalSwitchPortTagRequest(a.TagRequest)
 	b.Up = copyLogicalSwitchPortUp(a.Up)
+	internMap(b.ExternalIDs)
+	b.Name = intern(b.Name)
+	internMap(b.Options)
+	b.Type = intern(b.Type)
 }
 
 func (a *LogicalSwitchPort) DeepCopy() *LogicalSwitchPort {

@@ -123,6 +123,9 @@ func (a *Meter) DeepCopyInto(b *Meter) {
 	b.Bands = copyMeterBands(a.Bands)
 	b.ExternalIDs = copyMeterExternalIDs(a.ExternalIDs)
 	b.Fair = copyMeterFair(a.Fair)
+	internMap(b.ExternalIDs)
+	b.Name = intern(b.Name)
+	b.Unit = intern(b.Unit)
 }
 
 func (a *Meter) DeepCopy() *Meter {

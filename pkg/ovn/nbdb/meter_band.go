@@ -73,6 +73,8 @@ func (a *MeterBand) GetRate() int {
 func (a *MeterBand) DeepCopyInto(b *MeterBand) {
 	*b = *a
 	b.ExternalIDs = copyMeterBandExternalIDs(a.ExternalIDs)
+	b.Action = intern(b.Action)
+	internMap(b.ExternalIDs)
 }
 
 func (a *MeterBand) DeepCopy() *MeterBand {

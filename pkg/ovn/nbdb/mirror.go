@@ -89,6 +89,11 @@ func (a *Mirror) GetType() MirrorType {
 func (a *Mirror) DeepCopyInto(b *Mirror) {
 	*b = *a
 	b.ExternalIDs = copyMirrorExternalIDs(a.ExternalIDs)
+	internMap(b.ExternalIDs)
+	b.Filter = intern(b.Filter)
+	b.Name = intern(b.Name)
+	b.Sink = intern(b.Sink)
+	b.Type = intern(b.Type)
 }
 
 func (a *Mirror) DeepCopy() *Mirror {

@@ -242,6 +242,13 @@ func (a *NAT) DeepCopyInto(b *NAT) {
 	b.GatewayPort = copyNATGatewayPort(a.GatewayPort)
 	b.LogicalPort = copyNATLogicalPort(a.LogicalPort)
 	b.Options = copyNATOptions(a.Options)
+	internMap(b.ExternalIDs)
+	b.ExternalIP = intern(b.ExternalIP)
+	b.ExternalPortRange = intern(b.ExternalPortRange)
+	b.LogicalIP = intern(b.LogicalIP)
+	b.Match = intern(b.Match)
+	internMap(b.Options)
+	b.Type = intern(b.Type)
 }
 
 func (a *NAT) DeepCopy() *NAT {

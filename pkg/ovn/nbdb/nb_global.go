@@ -176,6 +176,9 @@ func (a *NBGlobal) DeepCopyInto(b *NBGlobal) {
 	b.ExternalIDs = copyNBGlobalExternalIDs(a.ExternalIDs)
 	b.Options = copyNBGlobalOptions(a.Options)
 	b.SSL = copyNBGlobalSSL(a.SSL)
+	internMap(b.ExternalIDs)
+	b.Name = intern(b.Name)
+	internMap(b.Options)
 }
 
 func (a *NBGlobal) DeepCopy() *NBGlobal {

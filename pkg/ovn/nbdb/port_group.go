@@ -115,6 +115,8 @@ func (a *PortGroup) DeepCopyInto(b *PortGroup) {
 	b.ACLs = copyPortGroupACLs(a.ACLs)
 	b.ExternalIDs = copyPortGroupExternalIDs(a.ExternalIDs)
 	b.Ports = copyPortGroupPorts(a.Ports)
+	internMap(b.ExternalIDs)
+	b.Name = intern(b.Name)
 }
 
 func (a *PortGroup) DeepCopy() *PortGroup {

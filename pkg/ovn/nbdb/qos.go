@@ -144,6 +144,9 @@ func (a *QoS) DeepCopyInto(b *QoS) {
 	b.Action = copyQoSAction(a.Action)
 	b.Bandwidth = copyQoSBandwidth(a.Bandwidth)
 	b.ExternalIDs = copyQoSExternalIDs(a.ExternalIDs)
+	b.Direction = intern(b.Direction)
+	internMap(b.ExternalIDs)
+	b.Match = intern(b.Match)
 }
 
 func (a *QoS) DeepCopy() *QoS {

@@ -70,6 +70,8 @@ func (a *SampleCollector) GetSetID() int {
 func (a *SampleCollector) DeepCopyInto(b *SampleCollector) {
 	*b = *a
 	b.ExternalIDs = copySampleCollectorExternalIDs(a.ExternalIDs)
+	internMap(b.ExternalIDs)
+	b.Name = intern(b.Name)
 }
 
 func (a *SampleCollector) DeepCopy() *SampleCollector {

@@ -70,6 +70,8 @@ func (a *SamplingApp) GetType() SamplingAppType {
 func (a *SamplingApp) DeepCopyInto(b *SamplingApp) {
 	*b = *a
 	b.ExternalIDs = copySamplingAppExternalIDs(a.ExternalIDs)
+	internMap(b.ExternalIDs)
+	b.Type = intern(b.Type)
 }
 
 func (a *SamplingApp) DeepCopy() *SamplingApp {

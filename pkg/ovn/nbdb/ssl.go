@@ -85,6 +85,13 @@ func (a *SSL) GetSSLProtocols() string {
 func (a *SSL) DeepCopyInto(b *SSL) {
 	*b = *a
 	b.ExternalIDs = copySSLExternalIDs(a.ExternalIDs)
+	b.CaCert = intern(b.CaCert)
+	b.Certificate = intern(b.Certificate)
+	internMap(b.ExternalIDs)
+	b.PrivateKey = intern(b.PrivateKey)
+	b.SSLCiphers = intern(b.SSLCiphers)
+	b.SSLCiphersuites = intern(b.SSLCiphersuites)
+	b.SSLProtocols = intern(b.SSLProtocols)
 }
 
 func (a *SSL) DeepCopy() *SSL {

@@ -38,6 +38,9 @@ func (a *StaticMACBinding) GetOverrideDynamicMAC() bool {
 
 func (a *StaticMACBinding) DeepCopyInto(b *StaticMACBinding) {
 	*b = *a
+	b.IP = intern(b.IP)
+	b.LogicalPort = intern(b.LogicalPort)
+	b.MAC = intern(b.MAC)
 }
 
 func (a *StaticMACBinding) DeepCopy() *StaticMACBinding {

@@ -19,27 +19,36 @@ import (
 // kernelTests are the root tests that need features of a node's kernel which the
 // test machine's kernel may lack: above all VRF devices and BPF LSM. The others run
 // on the test machine, among the packages' tests, in a tenth of the time;
-// BULKHEAD_FULL=1 runs them on the node too. Each test in must has to pass.
+// BULKHEAD_FULL=1 runs them on a node too. Each test in must has to pass. The packages that
+// take longest come first.
 var kernelTests = []struct {
 	pkg, run, full, skip string
 	must                 []string
 }{
-	{"bulkhead/pkg/vrf", "^TestKernel", "^TestKernel", "^TestKernelWithoutVRF$", // that one is for kernels that lack VRF
-		[]string{"TestKernelVRF", "TestKernelTakenTable"}},
 	{"bulkhead/pkg/firewall", "^TestKernel(Forward|ForgedAnswers|LocalGateway|Advertised|OwnVRF|Ingress)?$", "^TestKernel", "^$",
 		[]string{"TestKernel", "TestKernelForward", "TestKernelForgedAnswers", "TestKernelLocalGateway", "TestKernelAdvertised", "TestKernelOwnVRF", "TestKernelIngress"}},
 	{"bulkhead/pkg/loader", "^TestRootVRF|^TestRootLSM|^TestRootBrokenLinks$/^nothing$", "^TestRoot", "^$",
 		[]string{"TestRootVRFBinding", "TestRootVRFLeading", "TestRootVRFSteering", "TestRootLSM", "TestRootBrokenLinks"}},
+	{"bulkhead/pkg/vrf", "^TestKernel", "^TestKernel", "^TestKernelWithoutVRF$", // that one is for kernels that lack VRF
+		[]string{"TestKernelVRF", "TestKernelTakenTable"}},
 	{"bulkhead/pkg/hostnet", "^TestRootEarlySockets$|^TestServers$", "^TestRoot|^TestServers$", "^$", []string{"TestRootEarlySockets", "TestServers"}},
 }
 
 var notPassed = regexp.MustCompile(`(?m)^\s*--- (FAIL|SKIP): .*$`)
 
-// testKernel runs kernelTests on a node, where a skip is a failure.
-func testKernel(ctx context.Context, t *testing.T, node *lab.Node, full bool) {
+// testKernel runs kernelTests on the nodes, those of one package at a time on each. A skip is a
+// failure.
+func testKernel(ctx context.Context, t *testing.T, nodes []*lab.Node, full bool) {
 	dir := t.TempDir()
+	idle := make(chan *lab.Node, len(nodes))
+	for _, n := range nodes {
+		idle <- n
+	}
 	for _, k := range kernelTests {
 		t.Run(path.Base(k.pkg), func(t *testing.T) {
+			t.Parallel()
+			node := <-idle
+			defer func() { idle <- node }()
 			binary := filepath.Join(dir, path.Base(k.pkg)+".test")
 			cmd := exec.CommandContext(ctx, "go", "test", "-c", "-o", binary, k.pkg)
 			cmd.Env = append(os.Environ(), "CGO_ENABLED=0")

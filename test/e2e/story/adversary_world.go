@@ -5,13 +5,11 @@ package story
 import (
 	"context"
 	"errors"
-
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"bulkhead/pkg/network"
@@ -310,25 +308,4 @@ func gatewaysOf(nodes []netip.Addr) []netip.Prefix {
 		out = append(out, network.Gateway(netip.PrefixFrom(n, bits).Masked()))
 	}
 	return out
-}
-
-// deleteNamespace deletes a namespace and waits until it is gone. Its pods are deleted first:
-// while there are some, the namespace controller looks again after twice the time.
-func (w *World) deleteNamespace(ctx context.Context, name string) error {
-	if err := w.deletePods(ctx, name); err != nil {
-		return err
-	}
-	if err := w.Lab.Client().CoreV1().Namespaces().Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("delete namespace %s: %w", name, err)
-	}
-	return w.Lab.Wait(ctx, "namespace "+name+" to be gone", func(ctx context.Context) (bool, string, error) {
-		obj, err := w.Lab.Client().CoreV1().Namespaces().Get(ctx, name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return true, "", nil
-		}
-		if err != nil {
-			return false, "", err
-		}
-		return false, fmt.Sprint(obj.Status.Conditions), nil
-	})
 }

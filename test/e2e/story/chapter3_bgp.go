@@ -88,7 +88,7 @@ func undoFRR(ctx context.Context, w *World) error {
 	if err != nil || !installed {
 		return err
 	}
-	return w.deleteNamespace(ctx, lab.FRRNamespace)
+	return w.deleteNamespaces(ctx, lab.FRRNamespace)
 }
 
 // noOverlayReached has sky's pods ask each other and their service, with no tunnel on the way,

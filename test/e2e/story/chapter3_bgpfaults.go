@@ -113,7 +113,7 @@ func (w *World) networksComeAndGo(ctx context.Context) error {
 		if err := each(w.Lab.Nodes(), func(n *lab.Node) error { return wait(n, counts[n.Name]+1) }); err != nil {
 			return err
 		}
-		if err := w.deleteNamespace(ctx, "fly"); err != nil {
+		if err := w.deleteNamespaces(ctx, "fly"); err != nil {
 			return err
 		}
 		if err := each(w.Lab.Nodes(), func(n *lab.Node) error { return wait(n, counts[n.Name]) }); err != nil {

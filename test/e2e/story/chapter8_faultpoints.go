@@ -64,7 +64,7 @@ func (w *World) fly(ctx context.Context, create, remove int) (rounds int, err er
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, w.deleteNamespace(context.WithoutCancel(ctx), "fly"))
+			err = errors.Join(err, w.deleteNamespaces(context.WithoutCancel(ctx), "fly"))
 		}
 	}()
 	// Addresses of the network that its pods may get on the node.
@@ -116,7 +116,7 @@ func (w *World) fly(ctx context.Context, create, remove int) (rounds int, err er
 	if _, err := w.reach(ctx, host, "nobody", want); err != nil {
 		return 0, fmt.Errorf("the host-network pod to its network: %w", err)
 	}
-	if err := w.killAgentAt(ctx, node, remove, func() error { return w.deleteNamespace(ctx, "fly") }); err != nil {
+	if err := w.killAgentAt(ctx, node, remove, func() error { return w.deleteNamespaces(ctx, "fly") }); err != nil {
 		return 0, fmt.Errorf("delete: %w", err)
 	}
 	for who, i := range intruders {

@@ -181,13 +181,46 @@ func (w *World) deleteFixtures(ctx context.Context, list []*fixture) error {
 			return fmt.Errorf("delete ClusterUserDefinedNetwork %s: %w", name, err)
 		}
 	}
-	if err := each(namespaces, func(ns string) error { return w.deleteNamespace(ctx, ns) }); err != nil {
+	if err := w.deleteNamespaces(ctx, namespaces...); err != nil {
 		return err
 	}
 	return w.Lab.Wait(ctx, "the networks of the fixtures to be gone", func(ctx context.Context) (bool, string, error) {
 		left, err := w.existing(ctx)
 		return len(left) == 0, strings.Join(left, ", "), err
 	})
+}
+
+// deleteNamespaces deletes namespaces and waits until they are gone. All their pods are deleted
+// first: while a namespace has some, the namespace controller checks it again after twice the time.
+func (w *World) deleteNamespaces(ctx context.Context, names ...string) error {
+	namespaces := w.Lab.Client().CoreV1().Namespaces()
+	for _, step := range []func(name string) error{
+		func(name string) error { return w.stopPods(ctx, name) },
+		func(name string) error { return w.podsGone(ctx, name, "") },
+		func(name string) error {
+			if err := namespaces.Delete(ctx, name, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+				return fmt.Errorf("delete namespace %s: %w", name, err)
+			}
+			return nil
+		},
+		func(name string) error {
+			return w.Lab.Wait(ctx, "namespace "+name+" to be gone", func(ctx context.Context) (bool, string, error) {
+				obj, err := namespaces.Get(ctx, name, metav1.GetOptions{})
+				if apierrors.IsNotFound(err) {
+					return true, "", nil
+				}
+				if err != nil {
+					return false, "", err
+				}
+				return false, fmt.Sprint(obj.Status.Conditions), nil
+			})
+		},
+	} {
+		if err := each(names, step); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // steady waits until no node's state changes between two snapshots.

@@ -55,27 +55,31 @@ type Zone struct {
 	podStore cache.Indexer // this node's pods
 	// remotePods are other nodes' pods on Layer 2 networks.
 	remotePods cache.Indexer
-	services   cache.Indexer // of the cluster
 	slices     cache.Indexer
-	nsLister   corelisters.NamespaceLister
-	podQueue   process.Queue[string] // "namespace/name"
-	queue      *unitQueue            // networks and the keys below
+	nsLister   corelisters.NamespaceLister // for pods' networks: the newest label that is known
+	podQueue   process.Queue[string]       // "namespace/name"
+	queue      *unitQueue                  // networks and the keys below
 	failures   *failureReport
 	health     healthChecks
 	end        context.CancelCauseFunc // ends serve, which returns the cause
 	// addresses has a lock of its own, which may be taken while mu is held.
 	addresses *podAddresses
 
-	mu          sync.Mutex // guards the fields below up to ready; never held across I/O
-	nadIndex    *network.NADIndex
-	nodes       *nodeIndex
-	ownUID      types.UID // of this Node
-	installed   bool      // this node's transport is the configured one
-	alone       bool      // no other node existed when the networks were last enqueued
-	nets        map[string]*netState
-	advertised  map[string][]netip.Prefix // subnets of advertised networks, by name
-	imported    []ImportedRoute           // that BGP has learned
-	pods        map[string]*podState
+	mu         sync.Mutex // guards the fields below up to ready; never held across I/O
+	nadIndex   *network.NADIndex
+	nodes      *nodeIndex
+	ownUID     types.UID // of this Node
+	installed  bool      // this node's transport is the configured one
+	alone      bool      // no other node existed when the networks were last enqueued
+	nets       map[string]*netState
+	advertised map[string][]netip.Prefix // subnets of advertised networks, by name
+	imported   []ImportedRoute           // that BGP has learned
+	pods       map[string]*podState
+	// namespaces, with whether they have the label of a primary network, and services are as the
+	// events so far have made them. The informers' caches are ahead of their events: who has an
+	// external address would change without an event that says so.
+	namespaces  map[string]bool
+	services    cache.Indexer                // of the cluster
 	served      map[string]string            // by service: the network that it was last built on
 	claims      network.Claims[externalPort] // services that claim external addresses
 	defaultOnly map[string]map[string]string // by namespace and pod: UIDs of pods without a primary network
@@ -132,6 +136,7 @@ func NewZone(cfg config.Config, k kubernetes.Interface, nads nadclient.Interface
 		cfg: cfg, log: log.With("node", cfg.Kubernetes.NodeName), kube: k, nads: nads, metrics: newMetrics(registry),
 		podQueue: process.NewQueue[string](), queue: newUnitQueue(),
 		nadIndex: network.NewNADIndex(), nodes: newNodeIndex(cfg.Kubernetes.NodeName), nets: map[string]*netState{}, advertised: map[string][]netip.Prefix{}, pods: map[string]*podState{}, served: map[string]string{},
+		namespaces: map[string]bool{}, services: cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc}),
 		defaultOnly: map[string]map[string]string{}, initial: map[string]struct{}{}, pending: map[string]struct{}{}, keptPorts: map[string]keptPorts{}, suspects: map[string]map[string]struct{}{},
 	}
 	z.failures = newFailureReport(cfg.Kubernetes.NodeName, k, z.log, z.metrics.failing, func() { z.queue.Add(keyFailures) })

@@ -9,7 +9,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 
 	"bulkhead/pkg/network"
@@ -21,10 +20,7 @@ import (
 func TestZoneClaimsCost(t *testing.T) {
 	env := newZoneEnv(t)
 	z := env.newZone()
-	namespaces := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)
-	env.must(namespaces.Add(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "plain"}}))
-	z.nsLister = corelisters.NewNamespaceLister(namespaces)
-	z.services = cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
+	z.namespaces["plain"] = false
 	z.slices = cache.NewIndexer(cache.MetaNamespaceKeyFunc, sliceIndexers)
 	z.synced = true
 	service := func(n int) *corev1.Service {
@@ -40,11 +36,9 @@ func TestZoneClaimsCost(t *testing.T) {
 		return names
 	}
 	add := func(n int) {
-		env.must(z.services.Add(service(n)))
 		z.serviceChanged(nil, service(n))
 	}
 	remove := func(n int) {
-		env.must(z.services.Delete(service(n)))
 		z.serviceDeleted(service(n))
 	}
 	expect := func(what string, want ...string) {
@@ -75,7 +69,6 @@ func TestZoneClaimsCost(t *testing.T) {
 	expect("the youngest is gone", "plain/s0010", "plain/s5000")
 	moved := service(10)
 	moved.Spec.ExternalIPs = []string{"203.0.113.2"}
-	env.must(z.services.Update(moved))
 	z.serviceChanged(service(10), moved)
 	expect("the oldest has another address", "plain/s0010", "plain/s0011")
 	if !has(11) || has(12) {

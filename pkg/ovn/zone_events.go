@@ -65,11 +65,11 @@ func (z *Zone) startInformers(ctx context.Context) error {
 	if err := endpoints.AddIndexers(sliceIndexers); err != nil {
 		return fmt.Errorf("index EndpointSlices: %w", err)
 	}
-	z.services, z.slices = services.GetIndexer(), endpoints.GetIndexer()
+	z.slices = endpoints.GetIndexer()
 	z.podStore, z.nsLister = pods.Informer().GetIndexer(), namespaces.Lister()
 
 	return process.RunInformers(ctx,
-		process.Informer{SharedIndexInformer: namespaces.Informer(), Transform: trimNamespace, OnChange: z.namespaceChanged},
+		process.Informer{SharedIndexInformer: namespaces.Informer(), Transform: trimNamespace, OnChange: z.namespaceChanged, OnDelete: z.namespaceDeleted},
 		process.Informer{SharedIndexInformer: nodes.Informer(), Transform: z.trimNode, OnChange: z.nodeChanged, OnDelete: z.nodeDeleted},
 		process.Informer{SharedIndexInformer: nad.Informer(), Transform: trimNAD, OnChange: z.nadChanged, OnDelete: z.nadDeleted},
 		process.Informer{SharedIndexInformer: pods.Informer(), Transform: trimPod, OnChange: z.podChanged, OnDelete: func(obj any) { z.podChanged(nil, obj) }},
@@ -135,7 +135,15 @@ func (z *Zone) namespaceChanged(old, obj any) {
 	z.enqueuePods(ns.Name)
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	if z.synced {
+	_, z.namespaces[ns.Name] = ns.Labels[network.LabelPrimaryUDN]
+	z.enqueueServices(ns.Name)
+}
+
+func (z *Zone) namespaceDeleted(obj any) {
+	if ns, ok := obj.(*corev1.Namespace); ok {
+		z.mu.Lock()
+		defer z.mu.Unlock()
+		delete(z.namespaces, ns.Name)
 		z.enqueueServices(ns.Name)
 	}
 }

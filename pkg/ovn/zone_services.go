@@ -41,18 +41,19 @@ func (z *Zone) serviceChanged(old, obj any) {
 		return
 	}
 	was, _ := old.(*corev1.Service)
-	if was != nil && was.UID == s.UID && reflect.DeepEqual(was.Spec, s.Spec) && reflect.DeepEqual(was.Status, s.Status) {
-		return
-	}
 	z.mu.Lock()
 	defer z.mu.Unlock()
-	z.replaceService(was, s)
+	_ = z.services.Update(s) // fails for objects without a name
+	if was == nil || was.UID != s.UID || !reflect.DeepEqual(was.Spec, s.Spec) || !reflect.DeepEqual(was.Status, s.Status) {
+		z.replaceService(was, s)
+	}
 }
 
 func (z *Zone) serviceDeleted(obj any) {
 	if s, ok := obj.(*corev1.Service); ok {
 		z.mu.Lock()
 		defer z.mu.Unlock()
+		_ = z.services.Delete(s) // fails for objects without a name
 		z.replaceService(s, nil)
 	}
 }
@@ -176,12 +177,10 @@ func (z *Zone) enqueueServices(namespace string) {
 // servedBy returns the network of a namespace's services, "" for none yet. An unusable
 // NAD does not take a network's services away.
 func (z *Zone) servedBy(namespace string) string {
-	ns, err := z.nsLister.Get(namespace)
-	if err != nil {
+	switch labelled, exists := z.namespaces[namespace]; {
+	case !exists:
 		return ""
-	}
-	_, labelled := ns.Labels[network.LabelPrimaryUDN]
-	if !labelled {
+	case !labelled:
 		return network.DefaultName
 	}
 	if nad, err := z.nadIndex.Primary(namespace, true); err == nil {

@@ -79,6 +79,10 @@ func (a *arena) routesOut(ctx context.Context, verb string) error {
 }
 
 func (a *arena) takeWallsAway(ctx context.Context) (string, error) {
+	// The agent may still be removing what an earlier check has deleted.
+	if err := a.w.steady(ctx); err != nil {
+		return "", err
+	}
 	before, err := a.w.state(ctx, a.near, false)
 	if err != nil {
 		return "", err

@@ -6,7 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"sync"
+
+	"bulkhead/pkg/network"
 )
 
 // firstSync tracks the first reconcile of everything that existed when the
@@ -45,11 +48,25 @@ func (f *firstSync) reconciled(k key) {
 		return
 	}
 	delete(f.pending, k)
+	if k.kind == kindAll {
+		f.forgetDeleted()
+	}
 	if len(f.pending) == 0 {
 		f.log.Info("first sync complete")
 		f.then()
 		close(f.done)
 	}
+}
+
+// forgetDeleted drops the keys of networks that are deleted: nothing enqueues them again.
+func (f *firstSync) forgetDeleted() {
+	maps.DeleteFunc(f.pending, func(k key, _ struct{}) bool {
+		if k.id == network.DefaultID || k.kind != kindNetwork && k.kind != kindGateway {
+			return false
+		}
+		_, exists := f.cache.Network(k.id)
+		return !exists
+	})
 }
 
 func (f *firstSync) complete() bool {

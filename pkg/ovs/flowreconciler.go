@@ -253,6 +253,9 @@ func (r *FlowReconciler) reconcile(ctx context.Context, c changes) error {
 		ofport, err := r.Client.openFlowPort(ctx, g.patch)
 		if err != nil {
 			problems = errors.Join(problems, err)
+			if had := before[cookie]; had != nil {
+				s.want[cookie] = had // the network keeps its flows while the database cannot be read
+			}
 			continue
 		}
 		g.Port = max(ofport, 0)

@@ -159,6 +159,25 @@ func TestFlowsPerNetwork(t *testing.T) {
 	if n := reconcile("another program's change")[red]; n != without {
 		t.Errorf("after another program's change: %d flows, want %d", n, without)
 	}
+	// A network that changes while the database cannot be read keeps its flows.
+	c.Close()
+	r.SetNetwork(redNet, nil, redPorts)
+	if err := r.reconcile(ctx, r.takeChanges()); err == nil {
+		t.Error("no error without a database")
+	}
+	have, err := ofctl.Read(ctx, "br-ex")
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept := 0
+	for _, f := range have {
+		if f.Cookie == red {
+			kept++
+		}
+	}
+	if kept != without {
+		t.Errorf("without a database: %d flows of a changed network, want %d", kept, without)
+	}
 }
 
 // flowUpdate is a struct nx_flow_update_full with an empty match, or, for event 3, an

@@ -85,7 +85,7 @@ const (
 // Priorities of flows, above the bridge's default flow (priority 0, NORMAL).
 const (
 	priorityForged        = 210 // drops
-	priorityOwn           = 208 // packets within an advertised network
+	priorityOwn           = 208 // packets within an advertised network, and from outside to its pods
 	priorityIsolated      = 207 // drops: packets to other advertised networks
 	priorityExternalLocal = 205 // services with external traffic policy Local, in local gateway mode
 	priorityService       = 200 // services

@@ -100,6 +100,15 @@ func (b *builder) advertised(g Gateway) {
 		}
 		b.add(tableDestinations, priorityOwn, matchIP(join(origin(fromNetwork), port), anywhere, subnet), out)
 	}
+	// A service of another network may claim a pod's address as its external address: what
+	// arrives for the pod is the pod's nevertheless.
+	in := b.to(g)
+	if b.local() {
+		in = "LOCAL"
+	}
+	for _, pods := range g.Pods {
+		b.add(tableDestinations, priorityOwn, matchIP(origin(fromWire), anywhere, pods), in)
+	}
 	if b.local() {
 		return
 	}
@@ -107,7 +116,6 @@ func (b *builder) advertised(g Gateway) {
 		b.add(tableInput, priorityNetwork, matchIP(port, pods, anywhere), toDestinations(fromNetwork))
 		b.add(tableInput, priorityNetwork, matchIP(inPort(b.bridge.Router), pods, anywhere), b.toWire)
 		b.add(tableInput, priorityNode, matchIP(inPort(b.bridge.Router), anywhere, pods), b.to(g)) // its own ICMP errors
-		b.add(tableDestinations, priorityNetwork, matchIP(origin(fromWire), anywhere, pods), b.to(g))
 	}
 }
 

@@ -130,6 +130,36 @@ func TestBuildNetwork(t *testing.T) {
 	}
 }
 
+// TestClaimOfPodAddress: a service whose external address is that of another network's advertised
+// pod does not get what arrives for the pod.
+func TestClaimOfPodAddress(t *testing.T) {
+	bridge := Bridge{Name: "br-ex", Uplinks: []int{1}, Router: 3}
+	pod := netip.MustParseAddr("10.20.1.5")
+	for _, mode := range []network.GatewayMode{network.SharedGateway, network.LocalGateway} {
+		for _, claim := range []ServicePort{{Protocol: "tcp", Port: 80, Addr: pod, Claimed: true}, {Protocol: "tcp", Port: 80, Addr: pod, Claimed: true, Local: true, NodePort: 30080}} {
+			in := dual
+			in.Mode = mode
+			victim := BuildNetwork(bridge, in, Gateway{Network: 7, Port: 9, Addresses: []netip.Addr{netip.MustParseAddr("169.254.0.23")}, Advertised: prefixes("10.20.0.0/16"), Pods: prefixes("10.20.1.0/24")})
+			thief := BuildNetwork(bridge, in, Gateway{Network: 8, Port: 10, Addresses: []netip.Addr{netip.MustParseAddr("169.254.0.25")}, Ports: []ServicePort{claim}})
+			priority := func(flows State, match string) int {
+				highest := 0
+				for _, f := range flows {
+					if f.Table == tableDestinations && strings.Contains(f.Match, origin(fromWire)) && strings.Contains(f.Match, match) {
+						highest = max(highest, f.Priority)
+					}
+				}
+				if highest == 0 {
+					t.Fatalf("%s, local %t: no flow for %s", mode, claim.Local, match)
+				}
+				return highest
+			}
+			if pods, service := priority(victim, "nw_dst=10.20.1.0/24"), priority(thief, "nw_dst=10.20.1.5"); pods <= service {
+				t.Errorf("%s, local %t: the pods' flow has priority %d, the service's %d", mode, claim.Local, pods, service)
+			}
+		}
+	}
+}
+
 func randomState(t *rapid.T, label string) State {
 	seen := map[string]bool{}
 	var s State

@@ -163,7 +163,7 @@ func (r *raw) flags(fs *pflag.FlagSet) {
 	str(&r.CNI.ConfDir, "cni-conf-dir", "directory in which the container runtime reads CNI configurations")
 	str(&r.CNI.BinDir, "cni-bin-dir", "directory in which the container runtime finds CNI plugins")
 	str(&r.CNI.Source, "cni-plugin", "CNI plugin to install into cni-bin-dir; empty: install none")
-	str(&r.BPF.PinPath, "bpf-pin-path", "directory in a bpf file system for pins of links and maps")
+	str(&r.BPF.PinPath, "bpf-pin-path", "directory in a bpf file system for pins of programs, links and maps")
 	str(&r.BPF.CgroupRoot, "cgroup-root", "mount point of the host's cgroup v2 hierarchy")
 	str(&r.Observe.Listen, "listen", "listen address of /metrics, /healthz and /readyz, such as :9409; empty: none")
 	str(&r.Observe.LogLevel, "log-level", "log level: debug, info, warn or error")

@@ -43,6 +43,9 @@ type Options struct {
 	Fabric Fabric
 	// Default is the cluster default network.
 	Default network.Network
+	// Restore restores the networks' ids after a restart; it succeeds once, and then does nothing.
+	// Without ids, no network would be advertised.
+	Restore func(context.Context) error
 	// NetworkOf returns the network of a ClusterUserDefinedNetwork, with its id, which is 0
 	// if it has none. An error says that the specification is invalid.
 	NetworkOf func(*udnv1.ClusterUserDefinedNetwork) (network.Network, error)
@@ -71,6 +74,9 @@ func NewReconciler(o Options, from cache.Cache, target Target, log *slog.Logger)
 
 // Reconcile reconciles everything.
 func (r *Reconciler) Reconcile(ctx context.Context, _ Key) (reconcile.Result, error) {
+	if err := r.options.Restore(ctx); err != nil {
+		return reconcile.Result{}, err
+	}
 	installed, err := r.watchConfigurations(ctx)
 	if err != nil {
 		return reconcile.Result{}, err
@@ -163,12 +169,12 @@ func nodeOf(obj *corev1.Node) Node {
 }
 
 // managedNetworks returns the names of the ClusterUserDefinedNetworks that the managed
-// fabric carries.
+// fabric carries, deleted ones with pods among them.
 func managedNetworks(cudns []udnv1.ClusterUserDefinedNetwork) []string {
 	var out []string
 	for i := range cudns {
 		o := cudns[i].Spec.Network.NoOverlayOptions
-		if o != nil && o.Routing == udnv1.RoutingManaged && cudns[i].DeletionTimestamp == nil {
+		if o != nil && o.Routing == udnv1.RoutingManaged {
 			out = append(out, cudns[i].Name)
 		}
 	}

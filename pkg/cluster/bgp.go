@@ -19,14 +19,15 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// addBGP adds the controller of RouteAdvertisements and of the managed fabric. advertised
-// receives the VRFs into which each network is advertised.
-func addBGP(mgr manager.Manager, check *transportCheck, cfg config.Config, ids *netid.Allocator, advertised func(map[string][]string), log *slog.Logger) error {
+// addBGP adds the controller of RouteAdvertisements and of the managed fabric. networks
+// restores the networks' ids, and receives the VRFs into which each is advertised.
+func addBGP(mgr manager.Manager, check *transportCheck, cfg config.Config, ids *netid.Allocator, networks *udn.Reconciler, log *slog.Logger) error {
 	report := reportDefault(mgr, cfg, log)
 	target := &bgp.Kube{Client: mgr.GetClient(), Now: time.Now, Log: log}
 	r := bgp.NewReconciler(bgp.Options{
 		Fabric:  bgp.Fabric{Topology: cfg.BGP.Topology, ASN: cfg.BGP.ASN, Namespace: cfg.BGP.FRRNamespace, Default: cfg.BGP.ManagedDefault},
 		Default: cfg.DefaultNetwork,
+		Restore: networks.Restore,
 		NetworkOf: func(c *udnv1.ClusterUserDefinedNetwork) (network.Network, error) {
 			req := udn.FromCUDN(c)
 			_, n, err := req.NetConf(cfg.Plan)
@@ -34,7 +35,7 @@ func addBGP(mgr manager.Manager, check *transportCheck, cfg config.Config, ids *
 			return n, err
 		},
 		Advertised: func(byNetwork map[string][]string) {
-			advertised(byNetwork)
+			networks.SetAdvertised(byNetwork)
 			report(len(byNetwork[network.DefaultName]) > 0)
 		},
 	}, mgr.GetCache(), target, log)

@@ -69,11 +69,11 @@ func Run(ctx context.Context, cfg config.Config, restConfig *rest.Config, log *s
 	}
 	marks := idlease.New(mgr.GetAPIReader(), mgr.GetClient(), cfg.Kubernetes.LeaseNamespace, log)
 	ids := netid.New(cfg.MaxNetworks, cfg.IDAge, marks, time.Now)
-	advertised, err := addNetworks(ctx, mgr, check, cfg, ids, log)
+	networks, err := addNetworks(ctx, mgr, check, cfg, ids, log)
 	if err != nil {
 		return fmt.Errorf("set up the network controllers: %w", err)
 	}
-	if err := addBGP(mgr, check, cfg, ids, advertised, log); err != nil {
+	if err := addBGP(mgr, check, cfg, ids, networks, log); err != nil {
 		return fmt.Errorf("set up the BGP controller: %w", err)
 	}
 	nodes, err := addNodeID(ctx, mgr, check, cfg, marks, log)
@@ -157,9 +157,9 @@ func newManager(cfg config.Config, restConfig *rest.Config, log *slog.Logger, re
 }
 
 // addNetworks adds the controllers of networks: of UserDefinedNetworks and
-// ClusterUserDefinedNetworks, and of hand-written NADs. They share the id allocator. It
-// returns the function that receives the VRFs into which networks are advertised.
-func addNetworks(ctx context.Context, mgr manager.Manager, check *transportCheck, cfg config.Config, ids *netid.Allocator, log *slog.Logger) (func(map[string][]string), error) {
+// ClusterUserDefinedNetworks, and of hand-written NADs. They share the id allocator.
+// It returns the reconciler of the former.
+func addNetworks(ctx context.Context, mgr manager.Manager, check *transportCheck, cfg config.Config, ids *netid.Allocator, log *slog.Logger) (*udn.Reconciler, error) {
 	for _, add := range []func(context.Context, client.FieldIndexer) error{udn.AddIndexes, nad.AddIndexes, nadusers.AddIndexes} {
 		if err := add(ctx, mgr.GetFieldIndexer()); err != nil {
 			return nil, err
@@ -184,7 +184,7 @@ func addNetworks(ctx context.Context, mgr manager.Manager, check *transportCheck
 	if err != nil {
 		return nil, err
 	}
-	return networks.SetAdvertised, handWritten.Watch(d, mgr.GetCache())
+	return networks, handWritten.Watch(d, mgr.GetCache())
 }
 
 func addNodeID(ctx context.Context, mgr manager.Manager, check *transportCheck, cfg config.Config, marks idlease.HighWater, log *slog.Logger) (*nodeid.Reconciler, error) {

@@ -263,19 +263,22 @@ func TestProbeHostsPolicy(t *testing.T) {
 	for name, c := range map[string]struct {
 		container corev1.Container
 		initial   bool
+		host      bool // in the host's network
 		labels    map[string]string
 		want      string
 	}{
-		"liveness over HTTP":   {container: corev1.Container{LivenessProbe: &corev1.Probe{ProbeHandler: http("10.244.0.3")}}, want: refusal},
-		"readiness over TCP":   {container: corev1.Container{ReadinessProbe: &corev1.Probe{ProbeHandler: tcp("fd30::3")}}, want: refusal},
-		"startup":              {container: corev1.Container{StartupProbe: &corev1.Probe{ProbeHandler: http("victim.green.svc")}}, want: refusal},
-		"postStart hook":       {container: corev1.Container{Lifecycle: &corev1.Lifecycle{PostStart: hook(http("10.244.0.3"))}}, want: refusal},
-		"preStop hook":         {container: corev1.Container{Lifecycle: &corev1.Lifecycle{PreStop: hook(tcp("10.244.0.3"))}}, want: refusal},
-		"in a sidecar":         {initial: true, container: corev1.Container{RestartPolicy: &always, LivenessProbe: &corev1.Probe{ProbeHandler: http("10.244.0.3")}}, want: refusal},
-		"name like an address": {container: corev1.Container{LivenessProbe: &corev1.Probe{ProbeHandler: http("127.0.0.1.example.org")}}, want: refusal},
-		"a mapped address":     {container: corev1.Container{LivenessProbe: &corev1.Probe{ProbeHandler: http("::ffff:10.244.0.3")}}, want: refusal},
-		"no host":              {container: corev1.Container{LivenessProbe: &corev1.Probe{ProbeHandler: http("")}, ReadinessProbe: &corev1.Probe{ProbeHandler: tcp("")}}},
-		"loopback": {container: corev1.Container{LivenessProbe: &corev1.Probe{ProbeHandler: http("127.0.0.1")},
+		"liveness over HTTP":    {container: corev1.Container{LivenessProbe: &corev1.Probe{ProbeHandler: http("10.244.0.3")}}, want: refusal},
+		"readiness over TCP":    {container: corev1.Container{ReadinessProbe: &corev1.Probe{ProbeHandler: tcp("fd30::3")}}, want: refusal},
+		"startup":               {container: corev1.Container{StartupProbe: &corev1.Probe{ProbeHandler: http("victim.green.svc")}}, want: refusal},
+		"postStart hook":        {container: corev1.Container{Lifecycle: &corev1.Lifecycle{PostStart: hook(http("10.244.0.3"))}}, want: refusal},
+		"preStop hook":          {container: corev1.Container{Lifecycle: &corev1.Lifecycle{PreStop: hook(tcp("10.244.0.3"))}}, want: refusal},
+		"in a sidecar":          {initial: true, container: corev1.Container{RestartPolicy: &always, LivenessProbe: &corev1.Probe{ProbeHandler: http("10.244.0.3")}}, want: refusal},
+		"name like an address":  {container: corev1.Container{LivenessProbe: &corev1.Probe{ProbeHandler: http("127.0.0.1.example.org")}}, want: refusal},
+		"a mapped address":      {container: corev1.Container{LivenessProbe: &corev1.Probe{ProbeHandler: http("::ffff:10.244.0.3")}}, want: refusal},
+		"no host":               {container: corev1.Container{LivenessProbe: &corev1.Probe{ProbeHandler: http("")}, ReadinessProbe: &corev1.Probe{ProbeHandler: tcp("")}}},
+		"loopback of the node":  {container: corev1.Container{LivenessProbe: &corev1.Probe{ProbeHandler: http("127.0.0.1")}}, want: refusal},
+		"localhost of the node": {container: corev1.Container{Lifecycle: &corev1.Lifecycle{PostStart: hook(http("localhost"))}}, want: refusal},
+		"loopback": {host: true, container: corev1.Container{LivenessProbe: &corev1.Probe{ProbeHandler: http("127.0.0.1")},
 			ReadinessProbe: &corev1.Probe{ProbeHandler: tcp("::1")}, StartupProbe: &corev1.Probe{ProbeHandler: http("localhost")}}},
 		"a command": {container: corev1.Container{LivenessProbe: &corev1.Probe{ProbeHandler: corev1.ProbeHandler{Exec: &corev1.ExecAction{Command: []string{"true"}}}}}},
 		"gRPC":      {container: corev1.Container{LivenessProbe: &corev1.Probe{ProbeHandler: corev1.ProbeHandler{GRPC: &corev1.GRPCAction{Port: 80}}}}},
@@ -286,7 +289,7 @@ func TestProbeHostsPolicy(t *testing.T) {
 			t.Parallel()
 			p := hostPodsCase(t, c.labels)
 			c.container.Name, c.container.Image = "c", "none"
-			spec := corev1.PodSpec{Containers: []corev1.Container{c.container}}
+			spec := corev1.PodSpec{HostNetwork: c.host, Containers: []corev1.Container{c.container}}
 			if c.initial {
 				spec = corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Image: "none"}}, InitContainers: spec.Containers}
 			}

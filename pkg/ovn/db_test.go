@@ -4,6 +4,7 @@ package ovn
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -262,6 +263,13 @@ func TestEditedRows(t *testing.T) {
 		forget()
 		edit(strings.Fields(c.edit)...)
 		noticed(c.edit, c.want)
+		// The cache takes a transaction's rows one by one, and reports each: what is built
+		// from half of a transaction may be refused, and the reconciler tries again.
+		eventually(t, c.edit+" is undone", func() error {
+			_, errDefault := applyOnce(nb, cdn, node, in)
+			_, errRed := applyOnce(nb, red, node, redIn)
+			return errors.Join(errDefault, errRed)
+		})
 		converge(t, nb, cdn, node, in)
 		converge(t, nb, red, node, redIn)
 	}

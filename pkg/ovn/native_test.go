@@ -209,27 +209,33 @@ func (z *zoneUnderTest) plugPod(n network.Network, p PodPort) {
 	z.plug(network.PodLSP(p.NADKey, p.Namespace, p.Pod), p.UID, ns, link, cmp.Or(p.MAC, pn.MAC), p.IPs, routes...)
 }
 
-// converge applies a network's desired rows and checks that a second run is a no-op.
-func converge(t testing.TB, nb Target, n network.Network, node network.Node, in Inputs) {
-	t.Helper()
-	want, err := Build(n, node, in)
+// applyOnce builds a network's desired rows and writes the difference.
+func applyOnce(nb Target, n network.Network, node network.Node, in Inputs) (want State, err error) {
+	want, err = Build(n, node, in)
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	ctx := context.Background()
-	owner := Selection{Network: n.Name, Node: node.Name}
-	have, err := nb.Read(ctx, owner)
+	have, err := nb.Read(ctx, Selection{Network: n.Name, Node: node.Name})
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	unmarked, err := nb.Lookup(ctx, missing(want, have))
 	if err != nil {
+		return nil, err
+	}
+	return want, nb.Apply(ctx, Diff(want, append(have, unmarked...)))
+}
+
+// converge applies a network's desired rows and checks that a second run is a no-op.
+func converge(t testing.TB, nb Target, n network.Network, node network.Node, in Inputs) {
+	t.Helper()
+	want, err := applyOnce(nb, n, node, in)
+	if err != nil {
 		t.Fatal(err)
 	}
-	if err := nb.Apply(ctx, Diff(want, append(have, unmarked...))); err != nil {
-		t.Fatal(err)
-	}
-	if have, err = nb.Read(ctx, owner); err != nil {
+	have, err := nb.Read(context.Background(), Selection{Network: n.Name, Node: node.Name})
+	if err != nil {
 		t.Fatal(err)
 	}
 	for _, op := range Diff(want, have) {

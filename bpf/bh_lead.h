@@ -32,8 +32,8 @@ static __always_inline int bh_is_local(const struct bh_addr *addr)
 }
 
 /*
- * bh_lookup_listener finds a socket outside all VRFs that listens on the address:
- * connections to it are not led. The caller must release the reference.
+ * bh_lookup_listener finds a socket outside all VRFs that listens on the address. The caller must
+ * release the reference.
  */
 static __always_inline struct bpf_sock *bh_lookup_listener(struct bpf_sock_addr *ctx,
 							   const struct bh_addr *addr, __be16 port,
@@ -56,6 +56,23 @@ static __always_inline struct bpf_sock *bh_lookup_listener(struct bpf_sock_addr 
 	if (proto == IPPROTO_UDP)
 		return bpf_sk_lookup_udp(ctx, &t, sizeof(t.ipv6), BPF_F_CURRENT_NETNS, 0);
 	return bpf_sk_lookup_tcp(ctx, &t, sizeof(t.ipv6), BPF_F_CURRENT_NETNS, 0);
+}
+
+/*
+ * bh_listener_network returns the network of the pod that listens: by the pod that created the
+ * socket, or by the mark that bh_vrf_bind gives a socket without one, as are the subflows by which
+ * an MPTCP socket listens. 0: a process of the node, a pod of no network, or an unknown pod.
+ */
+static __always_inline __u32 bh_listener_network(const struct bh_config *cfg, struct bpf_sock *listener)
+{
+	struct bh_sock *s = bpf_sk_storage_get(&bh_socks, listener, 0, 0);
+	__u64 id = s ? s->pod : 0;
+	struct bh_pod *pod = id ? bpf_map_lookup_elem(&bh_pods, &id) : 0;
+	__u32 mark = listener->mark;
+
+	if (pod)
+		return pod->netid;
+	return mark >= cfg->mark_first && mark <= cfg->mark_last ? mark >> BH_MARK_SHIFT : 0;
 }
 
 /* bh_node_addr finds the node's address in the network, preferably of the family of addr. */

@@ -22,19 +22,28 @@ enum bh_sockopt_kind {
 	BH_SOCKOPT_BYPASS, /* lets packets bypass tc programs */
 };
 
+#define BH_PAGE 4096
+
 /*
  * The kernel copies at most a page of the option value for the program, and
  * fails the call with EFAULT if the value is longer, unless the program sets
  * optlen to 0, which means "use the caller's buffer". Without this, iptables in
  * a pod would fail.
+ *
+ * Returns whether the value is longer than a page, also if the program of another cgroup has set
+ * optlen to 0 before. The kernel then reads the value again, and another thread may have changed
+ * it since: such a value may not decide.
  */
-static __always_inline void bh_pass_long_optval(struct bpf_sockopt *ctx)
+static __always_inline int bh_pass_long_optval(struct bpf_sockopt *ctx)
 {
-	if (ctx->optlen > 4096)
+	int page = (__u8 *)ctx->optval + BH_PAGE <= (__u8 *)ctx->optval_end;
+
+	if (ctx->optlen > BH_PAGE)
 		ctx->optlen = 0;
+	return page && !ctx->optlen;
 }
 
-static __always_inline int bh_sockopt_kind(const struct bpf_sockopt *ctx)
+static __always_inline int bh_sockopt_kind(const struct bpf_sockopt *ctx, int is_long)
 {
 	int level = ctx->level, name = ctx->optname;
 
@@ -55,14 +64,12 @@ static __always_inline int bh_sockopt_kind(const struct bpf_sockopt *ctx)
 				__u32 ifindex;
 			} *info = ctx->optval;
 
-			/* Without an interface it only chooses a source address. */
-			if ((void *)(info + 1) <= ctx->optval_end)
-				return info->ifindex ? BH_SOCKOPT_DEVICE : BH_SOCKOPT_OTHER;
-			/*
-			 * optlen > 0: too short, the kernel rejects it. optlen 0: longer than
-			 * a page, and the program cannot see what the kernel will read.
-			 */
-			return ctx->optlen ? BH_SOCKOPT_OTHER : BH_SOCKOPT_DEVICE;
+			if (is_long)
+				return BH_SOCKOPT_DEVICE;
+			/* Without an interface it only chooses a source address; the kernel rejects a shorter value. */
+			if ((void *)(info + 1) <= ctx->optval_end && info->ifindex)
+				return BH_SOCKOPT_DEVICE;
+			return BH_SOCKOPT_OTHER;
 		}
 		if (name == BH_IPV6_UNICAST_IF)
 			return BH_SOCKOPT_DEVICE;

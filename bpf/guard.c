@@ -283,12 +283,20 @@ int bh_grd_own(struct __sk_buff *skb)
 	return TCX_NEXT;
 }
 
+/* leads_into reports whether an interface leads into that network alone. */
+static __always_inline int leads_into(const struct bh_door *door, __u32 netid)
+{
+	return door && netid && door->netid == netid &&
+	       (door->kind == BH_DOOR_PORT || door->kind == BH_DOOR_VRF);
+}
+
 /*
  * Packets of host-network pods' sockets, with the interface on which the IP stack sends them.
  * Drops those on the host end of a pod's interface that are not of the pod's network.
  *
- * Drops datagrams to the overlay's port. Tunnel
- * keys are derived from ids, so a forged datagram would be delivered to a pod.
+ * Drops datagrams to the overlay's port, except on the interfaces into the pod's own network:
+ * tunnel keys are derived from ids, so a forged datagram would be delivered to a pod. The
+ * destination does not decide, because a network's subnets may overlap the nodes' addresses.
  * The overlay's own packets do not pass this hook: the kernel's tunnel socket
  * sends them, not the socket that they carry.
  */
@@ -322,7 +330,7 @@ int bh_grd_send(struct __sk_buff *skb)
 		drop(skb, owner == BH_OWNER_POD ? BH_R_GUARD_FOREIGN : BH_R_GUARD_UNKNOWN, id, door->netid, 0);
 		return 0;
 	}
-	if (!to_tunnel || (pod && !p.unparsed && pod->netid && bh_dest(pod->netid, &p.daddr)))
+	if (!to_tunnel || (pod && leads_into(door, pod->netid)))
 		return 1;
 	drop(skb, BH_R_GUARD_TUNNEL, id, pod ? pod->netid : 0, &p);
 	return 0;

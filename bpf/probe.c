@@ -76,9 +76,9 @@ int bh_prb_create(struct bpf_sock *ctx)
 /*
  * lead_probe leads kubelet's probe of a host-network pod into the pod's network.
  * Kubelet connects to the node's address or to loopback, where the pod's server
- * does not listen. If a socket outside the network listens on the port, or did
- * since the row was written, the connection is left alone: kubelet may mean that
- * socket.
+ * does not listen. If a process of the node or of this network listens on the port
+ * outside the network, or did since the row was written, the connection is left alone:
+ * kubelet may mean that socket. It never means one of another network's pod.
  */
 static __always_inline int lead_probe(struct bpf_sock_addr *ctx, const struct bh_config *cfg,
 				     struct bh_addr *addr)
@@ -97,8 +97,11 @@ static __always_inline int lead_probe(struct bpf_sock_addr *ctx, const struct bh
 		return 0;
 	listener = bh_lookup_listener(ctx, addr, ctx->user_port, IPPROTO_TCP);
 	if (listener) {
+		__u32 netid = bh_listener_network(cfg, listener);
+
 		bpf_sk_release(listener);
-		p->held = 1;
+		if (!netid || netid == p->netid)
+			p->held = 1;
 	}
 	if (p->held) {
 		bh_count(BH_R_PROBE_PORT_HELD);
@@ -210,22 +213,22 @@ int bh_prb_setopt(struct bpf_sockopt *ctx)
 	__u32 reason = BH_R_SET_DEVICE, value;
 	struct bh_pod *pod = 0;
 	__u64 podid = 0;
-	int kind, owner;
+	int kind, owner, is_long;
 
-	bh_pass_long_optval(ctx);
-	kind = bh_sockopt_kind(ctx);
+	is_long = bh_pass_long_optval(ctx);
+	kind = bh_sockopt_kind(ctx, is_long);
 	if (kind == BH_SOCKOPT_OTHER || !cfg || !cfg->guard)
 		return 1;
 	value = bh_sockopt_device(ctx);
 	if (kind == BH_SOCKOPT_MARK) {
 		/* Nftables and the loopback check rely on kubelet's, the networks' and the services' marks. */
-		if (((value ^ cfg->kubelet_mark) & BH_MARK_MASK) && (value < cfg->mark_first || value > cfg->mark_last) &&
+		if (!is_long && ((value ^ cfg->kubelet_mark) & BH_MARK_MASK) && (value < cfg->mark_first || value > cfg->mark_last) &&
 		    (value & BH_MARK_KIND) != BH_MARK_KIND_SERVICE)
 			return 1;
 		reason = BH_R_SET_MARK;
 	} else if (kind == BH_SOCKOPT_BYPASS) {
 		reason = BH_R_BYPASS;
-	} else if (!value) {
+	} else if (!value && !is_long) {
 		return 1;
 	}
 	if (bpf_get_netns_cookie(ctx) != cfg->host_netns)
@@ -238,7 +241,7 @@ int bh_prb_setopt(struct bpf_sockopt *ctx)
 		return 1;
 	if (kind == BH_SOCKOPT_BYPASS && pod && (pod->flags & BH_POD_TRUSTED))
 		return 1;
-	if ((kind == BH_SOCKOPT_DEVICE || kind == BH_SOCKOPT_MULTICAST) && bh_may_use_device(pod, value))
+	if ((kind == BH_SOCKOPT_DEVICE || kind == BH_SOCKOPT_MULTICAST) && !is_long && bh_may_use_device(pod, value))
 		return 1;
 	return bh_refuse(reason, pod ? pod->netid : 0, 0, 0, 0, 0);
 }

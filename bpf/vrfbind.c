@@ -81,16 +81,18 @@ static __always_inline int is_inside(const struct bh_pod *pod, const struct bh_a
 /*
  * lead decides whether a connect or datagram to loopback or to an address of the
  * node is led to the network's server at *to; 1 means yes. It returns 0 if the
- * protocol or address does not qualify or if a socket outside all VRFs listens on
- * the port, and -1, to refuse, if that socket belongs to another tenant's pod.
+ * protocol or address does not qualify, or if a socket outside all VRFs listens on
+ * the port: one of this network or of the node. Another network's listener does not
+ * count, so that no tenant can take a port from others; if this network cannot be
+ * entered then, the result is -1, to refuse.
  */
-static __always_inline int lead(struct bpf_sock_addr *ctx, const struct bh_pod *pod,
+static __always_inline int lead(struct bpf_sock_addr *ctx, const struct bh_config *cfg, const struct bh_pod *pod,
 				const struct bh_addr *addr, struct bh_addr *to)
 {
 	int proto = ctx->type == BH_SOCK_STREAM ? IPPROTO_TCP : IPPROTO_UDP;
 	struct bpf_sock *listener;
+	int foreign = 0;
 	struct bh_net *net;
-	int verdict = 0;
 
 	if (ctx->protocol != IPPROTO_TCP && ctx->protocol != IPPROTO_UDP)
 		return 0;
@@ -98,17 +100,17 @@ static __always_inline int lead(struct bpf_sock_addr *ctx, const struct bh_pod *
 		return 0;
 	listener = bh_lookup_listener(ctx, addr, ctx->user_port, proto);
 	if (listener) {
-		struct bh_sock *s = bpf_sk_storage_get(&bh_socks, listener, 0, 0);
-		__u64 id = s ? s->pod : 0;
-		struct bh_pod *other = id ? bpf_map_lookup_elem(&bh_pods, &id) : 0;
+		__u32 netid = bh_listener_network(cfg, listener);
 
-		if (other && other->netid && other->netid != pod->netid)
-			verdict = -1;
 		bpf_sk_release(listener);
-		return verdict;
+		if (!netid || netid == pod->netid)
+			return 0;
+		foreign = 1;
 	}
 	net = bpf_map_lookup_elem(&bh_nets, &pod->netid);
-	return net && net->vrf_ifindex && bh_node_addr(net, addr, to);
+	if (net && net->vrf_ifindex && bh_node_addr(net, addr, to))
+		return 1;
+	return foreign ? -1 : 0;
 }
 
 /*
@@ -190,7 +192,7 @@ static __always_inline int confine(struct bpf_sock_addr *ctx, struct bh_addr *ad
 			bh_count(BH_R_SOCK_REMARKED);
 	}
 	if (!bind && (!sk->bound_dev_if || sk->bound_dev_if == pod->vrf_ifindex)) {
-		int verdict = lead(ctx, pod, addr, &to);
+		int verdict = lead(ctx, cfg, pod, addr, &to);
 
 		if (verdict < 0)
 			return bh_refuse(BH_R_GUARD_LOOPBACK, pod->netid, ctx->family, ctx->protocol,
@@ -321,10 +323,11 @@ int bh_vrf_setopt(struct bpf_sockopt *ctx)
 	struct bh_config *cfg = bh_cfg();
 	__u32 reason = BH_R_SET_DEVICE;
 	struct bh_pod *pod;
+	int is_long;
 	__u64 id;
 
-	bh_pass_long_optval(ctx);
-	switch (bh_sockopt_kind(ctx)) {
+	is_long = bh_pass_long_optval(ctx);
+	switch (bh_sockopt_kind(ctx, is_long)) {
 	case BH_SOCKOPT_MARK:
 		reason = BH_R_SET_MARK;
 		break;

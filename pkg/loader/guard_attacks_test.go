@@ -4,6 +4,7 @@ package loader
 
 import (
 	"fmt"
+	"net/netip"
 	"testing"
 
 	"bulkhead/pkg/network"
@@ -42,6 +43,11 @@ func TestRootGuardAttacks(t *testing.T) {
 			{Socket: "udp", To: green, Port: way.Port}}},
 		{"a pod outside the tenants without capabilities: a datagram to another node's overlay port", "kubepods/podplain", nonRoot, "eth0", []way.Attempt{
 			{Socket: "udp", To: "192.0.2.9", Port: guardTunnelPort}, {Socket: "udp", To: "2001:db8::9", Port: guardTunnelPort}}},
+		{"a tenant whose subnet has the nodes' addresses: a datagram to another node's overlay port", "kubepods/podblue", nonRoot, "eth0", []way.Attempt{
+			{Socket: "udp", To: "192.0.2.9", Port: guardTunnelPort}, {Socket: "udp", To: "2001:db8::9", Port: guardTunnelPort}}},
+	}
+	for _, p := range []string{"192.0.2.0/24", "2001:db8::/64"} {
+		must(t, w.l.Put(DestRow{2, netip.MustParsePrefix(p)}))
 	}
 	run := func() [][]bool {
 		var out [][]bool
@@ -65,4 +71,14 @@ func TestRootGuardAttacks(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The kernel reads an option's value that is longer than a page again after the program: it is
+// refused whatever the program sees, to pods alone.
+func TestRootLongOptions(t *testing.T) {
+	w := newGuardSandbox(t, false)
+	w.expect("a pod outside the tenants", w.cg("kubepods/podplain"), 0, [2]string{"set mark", "ok"}, [2]string{"set long-mark", "EPERM"},
+		[2]string{"set long-unicast", "EPERM"}, [2]string{"set long-multicast", "EPERM"}, [2]string{"set long-pktinfo6", "EPERM"})
+	w.expect("the administrator", w.cg("system/admin"), 0, [2]string{"set long-mark", "ok"}, [2]string{"set long-unicast", "EINVAL"},
+		[2]string{"set long-multicast", "ok"}, [2]string{"set long-pktinfo6", "ok"})
 }

@@ -123,7 +123,20 @@ func helperOp(op string) string {
 		if err != nil {
 			return result(err)
 		}
-		go serveGreeting(ln)
+		go serveGreeting(ln, "hello")
+		fmt.Println("ok")
+		bufio.NewReader(os.Stdin).ReadString('\n')
+		return "stopped"
+	case "thief": // take an address's port from another server, over TCP and MPTCP by turns, until a line of input
+		for i, addr := range strings.Split(arg(1), ",") {
+			lc := net.ListenConfig{}
+			lc.SetMultipathTCP(i%2 == 0)
+			ln, err := lc.Listen(context.Background(), "tcp", addr)
+			if err != nil {
+				return result(err)
+			}
+			go serveGreeting(ln, "stolen")
+		}
 		fmt.Println("ok")
 		bufio.NewReader(os.Stdin).ReadString('\n')
 		return "stopped"
@@ -313,13 +326,13 @@ func receive(spec string) string {
 	return fmt.Sprint(slices.Sorted(maps.Keys(ids)))
 }
 
-func serveGreeting(ln net.Listener) {
+func serveGreeting(ln net.Listener, greeting string) {
 	for {
 		c, err := ln.Accept()
 		if err != nil {
 			return
 		}
-		fmt.Fprintln(c, "hello")
+		fmt.Fprintln(c, greeting)
 		c.Close()
 	}
 }
@@ -435,6 +448,12 @@ func createSocket(kind string) string {
 	return fmt.Sprintf("mark=%#x dev=%d", uint32(mark), dev)
 }
 
+// longOption returns an option's value that is longer than a page, which the kernel reads again
+// after the program.
+func longOption(first uint32) string {
+	return string(append(binary.NativeEndian.AppendUint32(nil, first), make([]byte, 5000)...))
+}
+
 func set(what string) error {
 	fam := unix.AF_INET
 	if strings.HasSuffix(what, "6") {
@@ -459,6 +478,14 @@ func set(what string) error {
 	case "pktinfo6":
 		b := binary.NativeEndian.AppendUint32(make([]byte, 16), 1)
 		return unix.SetsockoptString(fd, unix.SOL_IPV6, unix.IPV6_PKTINFO, string(b))
+	case "long-mark":
+		return unix.SetsockoptString(fd, unix.SOL_SOCKET, unix.SO_MARK, longOption(5))
+	case "long-unicast":
+		return unix.SetsockoptString(fd, unix.SOL_IP, unix.IP_UNICAST_IF, longOption(0))
+	case "long-multicast":
+		return unix.SetsockoptString(fd, unix.SOL_IP, unix.IP_MULTICAST_IF, longOption(0))
+	case "long-pktinfo6":
+		return unix.SetsockoptString(fd, unix.SOL_IPV6, unix.IPV6_PKTINFO, longOption(0))
 	case "harmless":
 		return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 8192)
 	}

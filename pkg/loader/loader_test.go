@@ -150,7 +150,7 @@ func TestRootPodMarks(t *testing.T) {
 		pairs := [][2]string{
 			{"create tcp4", "mark=0x50000 dev=0"}, {"create tcp6", "mark=0x50000 dev=0"}, {"create udp4", "mark=0x50000 dev=0"}, {"create udp6", "mark=0x50000 dev=0"},
 			{"set mark", "EPERM"}, {"set device", "EPERM"}, {"set ifindex", "EPERM"}, {"set ifindex6", "EPERM"}, {"set unicast", "EPERM"},
-			{"set unicast6", "EPERM"}, {"set pktinfo6", "EPERM"}, {"set harmless", "ok"},
+			{"set unicast6", "EPERM"}, {"set pktinfo6", "EPERM"}, {"set long-pktinfo6", "EPERM"}, {"set harmless", "ok"},
 			{"tcp 127.0.0.1:80", "ok"}, {"udp 127.0.0.1:80", "ok"}, {"tcp [::1]:80", "ok"}, {"udpc [::1]:80", "ok"},
 			// Without a VRF device these calls are refused: nothing uses the default VRF.
 			{"listen 0.0.0.0:8080", "EPERM"}, {"listen [::]:8080", "EPERM"}, {"state 10.5.0.1:9", "EPERM mark=0x50000 dev=0"},
@@ -172,7 +172,7 @@ func TestRootPodMarks(t *testing.T) {
 		t.Error("a process older than the attachment cannot reach loopback")
 	}
 	// Go's listeners try MPTCP first, so each refused listen counts twice.
-	if c := counts(t, l); c[ReasonSetMark] != 2 || c[ReasonSetDevice] != 12 || c[ReasonVRFMissing] < 8 || c[ReasonPodUnknown] != 0 {
+	if c := counts(t, l); c[ReasonSetMark] != 2 || c[ReasonSetDevice] != 14 || c[ReasonVRFMissing] < 8 || c[ReasonPodUnknown] != 0 {
 		t.Errorf("counters: %v", c)
 	}
 	must(t, l.DetachPod("U-1"))

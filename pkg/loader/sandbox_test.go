@@ -272,7 +272,7 @@ func (n *netNS) serve(t *testing.T, addr string) {
 			return err
 		}
 		t.Cleanup(func() { ln.Close(); pc.Close() })
-		go serveGreeting(ln)
+		go serveGreeting(ln, "hello")
 		go func() {
 			b := make([]byte, 64)
 			for {

@@ -332,6 +332,20 @@ func TestRootVRFLeading(t *testing.T) {
 	w.expect("root", w.cg("system/admin"), 0, refused(probes)...)
 	w.expect("kubelet on a port of no probe", kubelet, 0, [2]string{"tcp 127.0.0.1:8085", "ECONNREFUSED"}, [2]string{"udpc 127.0.0.1:8081", "ECONNREFUSED"})
 
+	// Another tenant's listener at the node's addresses gets no connection of the network and no
+	// probe, and holds none.
+	thief := w.start(other, 0, "thief 192.0.2.1:8080,[2001:db8::1]:8080,[::1]:8080,127.0.0.1:8080")
+	if got := thief.next(); got != "ok" {
+		t.Fatalf("another tenant's server: %s", got)
+	}
+	w.expect("root, to another tenant's listener", w.cg("system/admin"), 0, [2]string{"tcp 192.0.2.1:8080", `unexpected greeting "stolen\n"`}, [2]string{"tcp [2001:db8::1]:8080", `unexpected greeting "stolen\n"`})
+	w.expect("its own pod, with another tenant's listener", own, 0, probes...)
+	w.expect("kubelet, with another tenant's listener", kubelet, 0, probes...)
+	if ports, err := l.HeldProbes(); err != nil || len(ports) != 0 {
+		t.Errorf("held by another tenant's listener: %v %v", ports, err)
+	}
+	thief.stop()
+
 	// A process outside the network listens on the port at one address: connections
 	// to it are not led, and kubelet's are not led from then on.
 	w.ns.serve(t, "192.0.2.1:8080")
@@ -351,15 +365,13 @@ func TestRootVRFLeading(t *testing.T) {
 	if ports, err := l.HeldProbes(); err != nil || len(ports) != 1 || ports[0] != 8080 {
 		t.Errorf("held: %v %v", ports, err)
 	}
-	// Servers that listen on loopback. The guard drops the packets of another tenant's
-	// connection: the connect hook does not find the owner of an MPTCP listener, which
-	// is what Go creates.
+	// Servers that listen on loopback.
 	local := w.start(own, 0, "listen 127.0.0.1:8090")
 	if got := local.next(); got != "ok" {
 		t.Fatalf("server on loopback: %s", got)
 	}
 	w.expect("its own pod", own, 0, [2]string{"tcp 127.0.0.1:8090", "ok"})
-	w.expect("another tenant's pod", other, 0, [2]string{"tcp 127.0.0.1:8090", "timeout"})
+	w.expect("another tenant's pod", other, 0, [2]string{"tcp 127.0.0.1:8090", "EPERM"})
 	w.expect("a daemon of the node", w.cg("system/admin"), 0, [2]string{"tcp 127.0.0.1:8090", "ok"})
 	localUDP := w.start(own, 0, "echo 127.0.0.1:8091")
 	if got := localUDP.next(); got != "ok" {

@@ -21,6 +21,13 @@ type NAD struct {
 // Key is the NAD's key in pod annotations.
 func (n NAD) Key() string { return NADKey(n.Namespace, n.Name) }
 
+// Admits reports whether pods of a namespace may have an interface by the NAD: a primary network,
+// and that of a UserDefinedNetwork or ClusterUserDefinedNetwork, is for the NAD's own namespace.
+// Annotations of pods do not decide.
+func (n NAD) Admits(namespace string) bool {
+	return n.Namespace == namespace || !n.Network.IsPrimary() && !IsUDNName(n.Network.Name)
+}
+
 // NADIndex is an index of NADs by key, namespace and network. The cost of one
 // change does not depend on the number of networks. It is not safe for
 // concurrent use.

@@ -63,7 +63,7 @@ func (z *Zone) updateClusterPorts(pod *corev1.Pod, st *podState) {
 // the cluster role allocates its addresses, and pods of the namespace may have it.
 func (z *Zone) clusterNetwork(namespace, key string) (network.Network, bool) {
 	nad, ok := z.nadIndex.NAD(nadKey(key))
-	if key == network.DefaultName || !ok || nad.Err != nil || zoneAllocates(nad.Network) || !mayAttach(namespace, nad) {
+	if key == network.DefaultName || !ok || nad.Err != nil || zoneAllocates(nad.Network) || !nad.Admits(namespace) {
 		return network.Network{}, false
 	}
 	return nad.Network, nad.Network.CheckSupported() == nil
@@ -186,7 +186,8 @@ func (z *Zone) remotePorts(n network.Network, key string) (ports []RemotePod, kn
 		return nil, true
 	}
 	for k, e := range entries {
-		if nad, ok := z.nadIndex.NAD(nadKey(k)); !ok || nad.Network.Name != n.Name || n.Topology != network.Layer2 {
+		// The pod's node may have written the annotation, so the namespace decides.
+		if nad, ok := z.nadIndex.NAD(nadKey(k)); !ok || nad.Network.Name != n.Name || n.Topology != network.Layer2 || !nad.Admits(pod.Namespace) {
 			continue
 		}
 		if err := checkEntry(n, e); err != nil {

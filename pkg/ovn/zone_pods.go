@@ -255,7 +255,7 @@ func (z *Zone) wantedNetworks(pod *corev1.Pod, st *podState, had network.PodNetw
 		}
 	}
 	for k := range had {
-		if nad, ok := z.nadIndex.NAD(nadKey(k)); ok && !has(k) && nad.Err == nil && mayAttach(pod.Namespace, nad) && zoneAllocates(nad.Network) && nad.Network.CheckSupported() == nil {
+		if nad, ok := z.nadIndex.NAD(nadKey(k)); ok && !has(k) && nad.Err == nil && nad.Admits(pod.Namespace) && zoneAllocates(nad.Network) && nad.Network.CheckSupported() == nil {
 			out = append(out, wantedNetwork{key: k, net: nad.Network, restoreOnly: true})
 		}
 	}
@@ -272,12 +272,6 @@ func (z *Zone) wantedNetworks(pod *corev1.Pod, st *podState, had network.PodNetw
 		}
 	}
 	return out, nil
-}
-
-// mayAttach reports whether pods of a namespace may request the NAD: the networks of
-// UserDefinedNetworks are only for the NAD's own namespace.
-func mayAttach(namespace string, nad network.NAD) bool {
-	return nad.Namespace == namespace || !network.IsUDNName(nad.Network.Name)
 }
 
 // selectedNetworks returns the networks that a pod requests and whose addresses the
@@ -309,7 +303,7 @@ func checkSelection(namespace string, s kube.Selection, nad network.NAD) error {
 		return nad.Err
 	case nad.Network.IsPrimary():
 		return errors.New("it is a primary network, which all pods of its namespace have without a request: remove it from the annotation")
-	case !mayAttach(namespace, nad):
+	case !nad.Admits(namespace):
 		return fmt.Errorf("it belongs to another namespace's network: remove it from the annotation, or extend the network to namespace %s", namespace)
 	case s.Err != nil:
 		return s.Err

@@ -183,6 +183,25 @@ func TestRestoreAllocatesNothingNew(t *testing.T) {
 	s.wantNoEvent()
 }
 
+// An entry of another namespace's network, which a node may have written into the annotation of its
+// pod, is not restored, and takes no address from the network's own pods.
+func TestRestoreForeignEntry(t *testing.T) {
+	s := newSim(t)
+	s.namespace("red", true)
+	s.namespace("blue", false)
+	s.nad("red", "net", 7, "red_net", primaryL2)
+	entries := `{"red/net":{"ip_addresses":["10.20.0.3/24"],"mac_address":"0a:58:0a:14:00:03","tunnel_id":10,"gateway_ips":["10.20.0.1"],"role":"primary"}}`
+	s.must(s.api.Create(s.ctx, &corev1.Pod{ObjectMeta: s.meta("blue", "thief", map[string]string{network.AnnotationPodNetworks: entries}),
+		Spec: corev1.PodSpec{NodeName: "n"}, Status: corev1.PodStatus{Phase: corev1.PodRunning}}))
+	s.restart(s.r.lookup.Plan)
+	s.drain()
+	if a := s.r.tracker.allocators["red_net"]; a != nil && len(a.held) > 0 {
+		t.Errorf("held %+v", a.held)
+	}
+	s.pod("red", "own", nil)
+	s.wantIPs("red", "own", "red/net", "10.20.0.3/24")
+}
+
 // Two pods of a deleted claim keep sharing its addresses, also after a restart.
 func TestClaimDeletedDuringMigration(t *testing.T) {
 	s := newSim(t)

@@ -168,7 +168,7 @@ func (r *Reconciler) addSelected(ctx context.Context, in *Inputs, s kube.Selecti
 		in.Problems[len(in.Problems)-1].Key = "" // report it even if the pod has the network
 	case !managed(nad.Network):
 		return nil // the zone allocates its addresses
-	case s.Namespace != in.Pod.Namespace && network.IsUDNName(nad.Network.Name):
+	case !nad.Admits(in.Pod.Namespace):
 		problem("NetworkAttachmentDefinition %s belongs to another namespace's network: remove it from annotation %s, or extend the network to namespace %s",
 			key, network.AnnotationNetworks, in.Pod.Namespace)
 	case obj.DeletionTimestamp != nil:

@@ -196,7 +196,7 @@ func (r *Reconciler) restoreEntry(ctx context.Context, in *Inputs, key string, e
 	}
 	nad, ours := kube.ParseNAD(obj, r.lookup.Plan)
 	switch {
-	case !ours:
+	case !ours, nad.Err == nil && !nad.Admits(in.Pod.Namespace):
 		return false, nil
 	case nad.Err == nil && managed(nad.Network):
 		in.Attachments = append(in.Attachments, Attachment{Key: key, NAD: nad.Key(), Source: network.AnnotationPodNetworks, Network: nad.Network})

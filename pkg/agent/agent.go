@@ -139,11 +139,11 @@ func New(p Parts) *Agent {
 		}
 	})
 	node := &nodeReconciler{config: p.Config, cache: p.Cache, queue: p.Queue, ovs: p.OVS, flows: p.Flows, api: p.API, log: p.Log}
-	networks := &networkReconciler{config: p.Config, cache: p.Cache, queue: p.Queue, kernel: p.Kernel, flows: p.Flows, node: node, log: p.Log, last: map[int]networkResult{}}
+	networks := &networkReconciler{config: p.Config, cache: p.Cache, queue: p.Queue, kernel: p.Kernel, flows: p.Flows, node: node, log: p.Log, last: map[int]networkResult{}, settling: map[int]time.Time{}}
 	gateways := &gatewayReconciler{config: p.Config, cache: p.Cache, flows: p.Flows, node: node}
 	ports := &portReconciler{config: p.Config, cache: p.Cache, ovs: p.OVS, node: node, networks: networks}
 	doors := &doorReader{facts: doorFacts{p.Config, p.Cache}, kernel: p.Kernel, ovs: p.OVS, hostNet: p.HostNet, connecting: map[string]podDoor{}}
-	hosts := newHostReconciler(p, node, doors)
+	hosts := newHostReconciler(p, node, doors, networks.isSettling)
 	conflicts := &conflictReconciler{kernel: p.Kernel, firewalls: p.Firewalls}
 	reporter := &reporter{plan: p.Config.Plan, node: node, features: p.Features, cache: p.Cache, queue: p.Queue, failures: p.Failures, networks: networks, hosts: hosts, conflicts: conflicts, hostNet: p.HostNet, api: p.API}
 	states := &stateReader{config: p.Config, cache: p.Cache, kernel: p.Kernel, hostNet: p.HostNet, node: node, networks: networks, reporter: reporter,
@@ -234,7 +234,9 @@ func (a *Agent) reconcile(ctx context.Context, k key) error {
 	err := a.reconcileKind(ctx, k)
 	a.metrics.observe(k.kind, time.Since(start), err)
 	a.failures.record(k, err)
-	a.firstSync.reconciled(k)
+	if k.kind != kindNetwork || !a.networks.isSettling(k.id) {
+		a.firstSync.reconciled(k)
+	}
 	return err
 }
 

@@ -110,6 +110,43 @@ func TestRestart(t *testing.T) {
 	})
 }
 
+// TestNewVRFSettles: other programs see a new VRF before its routes; until then no process is bound
+// to it, and the network is not ready.
+func TestNewVRFSettles(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeNode(t)
+		f.agent.cache.SetNAD(nad(f.agent.config, "shop", "net", 7))
+		f.agent.cache.SetNode(network.Node{Name: "n1", ID: 3}, nil)
+		f.agent.start()
+		time.Sleep(deviceSettle / 2)
+		index := func() int { return f.hosts().Networks[0].VRFIfindex }
+		routes := func() (n int) {
+			f.kernel.mu.Lock()
+			defer f.kernel.mu.Unlock()
+			for r := range f.kernel.Routes {
+				if r.Table == 100007 {
+					n++
+				}
+			}
+			return n
+		}
+		if s := f.state(7); s.State != StateWaiting || s.VRFIfindex == 0 || index() != 0 || routes() != 0 || f.agent.Ready() == nil {
+			t.Errorf("while the VRF is new: state %+v, index for processes %d, %d routes, ready %v", s, index(), routes(), f.agent.Ready())
+		}
+		eventually(t, "ready", func() bool { return f.agent.Ready() == nil })
+		if s := f.state(7); s.State != StateReady || len(s.Pending) > 0 || routes() == 0 {
+			t.Errorf("afterwards: %+v, %d routes", s, routes())
+		}
+		eventually(t, "processes are bound", func() bool { return index() != 0 })
+		// A reconcile of a network that has its VRF does not wait.
+		f.agent.resync()
+		synctest.Wait()
+		if index() == 0 || f.agent.networks.isSettling(7) {
+			t.Error("a resync makes the network wait again")
+		}
+	})
+}
+
 // TestMalformedNAD: a malformed edit of a NAD removes nothing.
 func TestMalformedNAD(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -171,7 +208,7 @@ func TestNodeWaitsForID(t *testing.T) {
 	})
 }
 
-// TestColdStart: 500 networks need few transactions and no waiting.
+// TestColdStart: 500 networks need few transactions, and wait together for their VRFs to be seen.
 func TestColdStart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeNode(t)
@@ -194,7 +231,7 @@ func TestColdStart(t *testing.T) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		t.Logf("%d networks: %d syncs of management ports, %d of eBPF", n, f.portSyncs, f.hostReconciles)
-		if waited := time.Since(start); waited > time.Second { // in the bubble, work takes no time
+		if waited := time.Since(start); waited > deviceSettle+time.Second { // in the bubble, work takes no time
 			t.Errorf("%v of waiting", waited)
 		}
 		if f.portSyncs > 3 {

@@ -28,6 +28,7 @@ type hostReconciler struct {
 	hostNet       HostNet              // nil: no eBPF
 	doors         *doorReader
 	node          *nodeReconciler
+	isSettling    func(id int) bool // the network's VRF device may not be used yet
 	kubeletMark   uint32
 	kubeletCgroup func() firewall.Cgroup
 	podRoots      func() []firewall.Cgroup
@@ -43,8 +44,8 @@ type hostReconciler struct {
 	portProblems []Problem           // host ports that are not reached
 }
 
-func newHostReconciler(p Parts, node *nodeReconciler, doors *doorReader) *hostReconciler {
-	r := &hostReconciler{config: p.Config, cache: p.Cache, queue: p.Queue, kernel: p.Kernel, hostNet: p.HostNet, doors: doors, node: node,
+func newHostReconciler(p Parts, node *nodeReconciler, doors *doorReader, isSettling func(id int) bool) *hostReconciler {
+	r := &hostReconciler{config: p.Config, cache: p.Cache, queue: p.Queue, kernel: p.Kernel, hostNet: p.HostNet, doors: doors, node: node, isSettling: isSettling,
 		kubeletMark: p.KubeletMark, kubeletCgroup: p.KubeletCgroup, podRoots: p.PodRoots, servers: p.Servers, log: p.Log, runs: newRuns()}
 	if p.Firewall != nil {
 		r.firewall = &firewall.Reconciler{Target: p.Firewall}
@@ -172,7 +173,10 @@ func (r *hostReconciler) hostNetworks() []hostnet.Network {
 	nets := r.cache.Networks()
 	out := make([]hostnet.Network, 0, len(nets))
 	for _, n := range nets {
-		x := hostnet.Network{ID: n.ID, Name: n.Name, VRFIfindex: r.kernel.DeviceIndex(r.config.Plan.VRFTable(n)), Mark: n.PacketMark(), Subnets: n.CIDRs()}
+		x := hostnet.Network{ID: n.ID, Name: n.Name, Mark: n.PacketMark(), Subnets: n.CIDRs()}
+		if !r.isSettling(n.ID) {
+			x.VRFIfindex = r.kernel.DeviceIndex(r.config.Plan.VRFTable(n))
+		}
 		own := managementAddresses(n, r.cache.NodeID())
 		v4, _ := network.FirstOfFamily(own, netip.IPv4Unspecified())
 		v6, _ := network.FirstOfFamily(own, netip.IPv6Unspecified())

@@ -28,8 +28,43 @@ type networkReconciler struct {
 	node   *nodeReconciler
 	log    *slog.Logger
 
-	mu   sync.Mutex
-	last map[int]networkResult // by id
+	mu       sync.Mutex
+	last     map[int]networkResult // by id
+	settling map[int]time.Time     // until when a network has its VRF device alone, by id
+}
+
+// deviceSettle is how long a new VRF device stays alone, without routes, rules and users, so that
+// other programs see it first: see vrf.Inputs.DeviceFirst. FRR's zebra reads each link at once, but
+// handles it and the routes in different threads.
+const deviceSettle = time.Second
+
+// settlesFor returns how long the network's new VRF device stays alone yet.
+func (r *networkReconciler) settlesFor(id int) time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	until, ok := r.settling[id]
+	if !ok {
+		return 0
+	}
+	left := time.Until(until)
+	if left <= 0 {
+		delete(r.settling, id)
+	}
+	return max(left, 0)
+}
+
+// isSettling reports whether the network's VRF device is new, and may not be used yet.
+func (r *networkReconciler) isSettling(id int) bool { return r.settlesFor(id) > 0 }
+
+// settle notes that the network's VRF device is new, or, for 0, that it is not.
+func (r *networkReconciler) settle(id int, d time.Duration) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if d == 0 {
+		delete(r.settling, id)
+	} else {
+		r.settling[id] = time.Now().Add(d)
+	}
 }
 
 // networkResult is the result of a network's last reconcile.
@@ -87,8 +122,22 @@ func (r *networkReconciler) reconcile(ctx context.Context, id int) error {
 	if node.ID == 0 {
 		return nil // the id's event enqueues everything
 	}
-	result, err := vrf.Reconcile(ctx, r.kernel, net, node, vrf.Inputs{Plan: r.config.Plan, IPv6: r.kernel.HasIPv6(), Exposed: r.cache.AllowedAddresses(r.config.AllowedServices)})
+	if left := r.settlesFor(id); left > 0 {
+		r.queue.keys.AddAfter(key{kindNetwork, id}, left)
+		return nil
+	}
+	if r.kernel.DeviceIndex(r.config.Plan.VRFTable(net)) == 0 && !net.IsDefault() {
+		r.settle(id, deviceSettle) // before the device exists, so that nothing uses it
+	}
+	result, err := vrf.Reconcile(ctx, r.kernel, net, node, vrf.Inputs{Plan: r.config.Plan, IPv6: r.kernel.HasIPv6(),
+		Exposed: r.cache.AllowedAddresses(r.config.AllowedServices), DeviceFirst: true})
 	r.logOperations(net.Name, result)
+	if result.DeviceOnly && err == nil {
+		r.settle(id, deviceSettle)
+		r.queue.keys.AddAfter(key{kindNetwork, id}, deviceSettle)
+	} else {
+		r.settle(id, 0)
+	}
 	r.mu.Lock()
 	waited := !r.last[id].waitingSince.IsZero()
 	r.last[id] = newResult(r.last[id], net, result, err, time.Now())
@@ -127,6 +176,7 @@ func (r *networkReconciler) remove(ctx context.Context, id int, node network.Nod
 	r.cache.MarkRemoved(id)
 	r.mu.Lock()
 	delete(r.last, id)
+	delete(r.settling, id)
 	r.mu.Unlock()
 	r.queue.enqueueBatched(kindPorts, kindHosts)
 	return nil

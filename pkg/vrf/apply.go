@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"bulkhead/pkg/network"
 )
@@ -59,6 +60,7 @@ type Result struct {
 	Want, Have State // Have is the state before Ops
 	Ops        []Op
 	Waiting    []string // links that must appear first; their event triggers another reconcile
+	DeviceOnly bool     // Ops create the VRF device alone: see Inputs.DeviceFirst
 }
 
 // Reconcile reads net's actual state and applies the difference to the desired
@@ -74,7 +76,27 @@ func Reconcile(ctx context.Context, t Target, net network.Network, node network.
 		return Result{Have: have}, err
 	}
 	r := Result{Want: want, Have: have, Ops: Diff(want, have), Waiting: Waiting(want, have)}
+	if first, ok := deviceFirst(r.Ops); ok && in.DeviceFirst && Apply(ctx, t, first) == nil {
+		r.Ops, r.Waiting, r.DeviceOnly = first, append(r.Waiting, want.Devices[0].Name), true
+		return r, nil
+	}
 	return r, Apply(ctx, t, r.Ops)
+}
+
+// deviceFirst returns Diff's operations up to those that create the VRF device and prepare it; ok
+// is false if they create none.
+func deviceFirst(ops []Op) (first []Op, ok bool) {
+	i := slices.IndexFunc(ops, func(o Op) bool { return o.Verb == AddDevice })
+	if i < 0 {
+		return nil, false
+	}
+	name := ops[i].Device.Name
+	for i++; i < len(ops); i++ {
+		if o := ops[i]; !(o.Verb == SetAlias && o.Device.Name == name) && !(o.Verb == SetSysctl && o.Sysctl.device() == name) {
+			break
+		}
+	}
+	return ops[:i], true
 }
 
 // Remove deletes everything of the network with that id.

@@ -58,6 +58,10 @@ type Inputs struct {
 	// Devices lists the network's VRF devices: State.Devices of the actual
 	// state. A device with the fallback name keeps it.
 	Devices []Device
+	// DeviceFirst makes Reconcile create a missing VRF device alone. Other programs read links and
+	// routes independently: zebra of FRR can crash if it handles a route of the VRF's table before
+	// the VRF.
+	DeviceFirst bool
 }
 
 // Build returns the desired kernel state of net on the node.

@@ -357,6 +357,34 @@ func TestWaitsForPort(t *testing.T) {
 	assertConverged(t, f, net, testNode())
 }
 
+// DeviceFirst creates a missing VRF device alone, and changes nothing else in that reconcile. If
+// the device cannot be created, the rest is, as without DeviceFirst.
+func TestDeviceFirst(t *testing.T) {
+	f := newFakeNode(7)
+	net := testNet(7, "cluster_udn_blue", "10.20.0.0/16/24", "fd20::/48/64")
+	in := Inputs{Plan: testPlan(), IPv6: true, DeviceFirst: true}
+	reconcile := func() (Result, error) { return Reconcile(context.Background(), f, net, testNode(), in) }
+	for range 2 { // also if the device was deleted
+		rules, routes := len(f.Rules), len(f.Routes)
+		r, err := reconcile()
+		if err != nil || !r.DeviceOnly || !slices.Contains(r.Waiting, "blue") || f.Links["blue"] == nil || f.Links["blue"].Up {
+			t.Fatalf("first reconcile: %+v, %v", r, err)
+		}
+		if len(f.Rules) != rules || len(f.Routes) > routes || f.Links["ovn-k8s-mp7"].Master != "" {
+			t.Errorf("with the device alone: rules %v, routes %v, port %+v", f.Rules, f.Routes, *f.Links["ovn-k8s-mp7"])
+		}
+		if r, err = reconcile(); err != nil || r.DeviceOnly || len(r.Waiting) > 0 {
+			t.Errorf("second reconcile: %+v, %v", r, err)
+		}
+		assertConverged(t, f, net, testNode())
+		f.DelLink("blue")
+	}
+	f.NoVRF = true
+	if r, err := reconcile(); !errors.Is(err, ErrNoVRF) || r.DeviceOnly || len(f.Rules) == 0 {
+		t.Errorf("without VRF: %+v, %v", r, err)
+	}
+}
+
 // The cluster default network's state has the external bridge's sysctls.
 func TestBridgeSysctls(t *testing.T) {
 	f := newFakeNode(0)

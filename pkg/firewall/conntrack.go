@@ -14,8 +14,9 @@ import (
 
 // translations are the node ports and host ports that the table translates.
 type translations struct {
-	ports map[translation]netip.Addr    // node ports, to the router's address
-	hosts map[netip.AddrPort]netip.Addr // host ports, to the router's address
+	ports map[translation]netip.Addr        // node ports, to the router's address
+	hosts map[netip.AddrPort]netip.Addr     // host ports, to the router's address
+	local map[netip.AddrPort]netip.AddrPort // Inputs.LocalPorts, to the management port's address
 	node  []netip.Addr
 	to    []netip.Prefix // routers' addresses
 }
@@ -27,7 +28,7 @@ type translation struct {
 
 // udpTranslations returns what the table for in translates of UDP.
 func (in Inputs) udpTranslations() translations {
-	t := translations{ports: map[translation]netip.Addr{}, hosts: map[netip.AddrPort]netip.Addr{}, node: in.Node, to: in.Masquerade}
+	t := translations{ports: map[translation]netip.Addr{}, hosts: map[netip.AddrPort]netip.Addr{}, local: map[netip.AddrPort]netip.AddrPort{}, node: in.Node, to: in.Masquerade}
 	for _, p := range in.NodePorts {
 		if p.Protocol == "udp" {
 			t.ports[translation{p.Router.Is6(), p.Port}] = p.Router
@@ -39,11 +40,16 @@ func (in Inputs) udpTranslations() translations {
 			t.hosts[at] = p.To
 		}
 	}
+	for _, p := range in.LocalPorts {
+		if p.Protocol == "udp" {
+			t.local[netip.AddrPortFrom(p.Addr, p.Port.Port)] = p.To
+		}
+	}
 	return t
 }
 
-// stale reports whether a connection goes to a router that no longer has the node port to
-// which the client sent its first packet.
+// stale reports whether a connection goes to a router, or a network's management port, that no
+// longer has the node port to which the client sent its first packet.
 func (t translations) stale(protocol uint8, to, answered netip.AddrPort) bool {
 	if protocol != unix.IPPROTO_UDP || !slices.Contains(t.node, to.Addr()) && !to.Addr().IsLoopback() {
 		return false
@@ -51,7 +57,7 @@ func (t translations) stale(protocol uint8, to, answered netip.AddrPort) bool {
 	if !slices.ContainsFunc(t.to, func(p netip.Prefix) bool { return p.Contains(answered.Addr()) }) {
 		return false
 	}
-	return t.ports[translation{to.Addr().Is6(), to.Port()}] != answered.Addr() && t.hosts[to] != answered.Addr()
+	return t.ports[translation{to.Addr().Is6(), to.Port()}] != answered.Addr() && t.hosts[to] != answered.Addr() && t.local[to] != answered
 }
 
 // MatchConntrackFlow implements netlink.CustomConntrackFilter.

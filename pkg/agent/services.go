@@ -282,10 +282,21 @@ func (c *Cache) NodePorts(plan network.Plan, defaultNetwork network.Network) []f
 }
 
 // LocalPorts returns what networks' services with external traffic policy Local publish, at the
-// node's addresses and at external ones that refused does not name.
+// node's addresses and at external ones that refused does not name. Addresses of pods that the
+// fabric knows are left out, whoever claims them: nftables would translate before the kernel routes.
 func (c *Cache) LocalPorts(plan network.Plan, defaultNetwork network.Network, node []netip.Addr, refused func(network.Network, netip.Addr) bool) []firewall.LocalPort {
 	var out []firewall.LocalPort
-	for _, n := range append(c.Networks(), defaultNetwork) {
+	var announced []netip.Prefix
+	networks := append(c.Networks(), defaultNetwork)
+	for _, n := range networks {
+		if n.Announced() {
+			announced = append(announced, n.CIDRs()...)
+		}
+	}
+	ofPod := func(a netip.Addr) bool {
+		return slices.ContainsFunc(announced, func(p netip.Prefix) bool { return p.Contains(a) })
+	}
+	for _, n := range networks {
 		v4, v6 := n.Families()
 		inside := network.FilterFamilies(plan.MasqueradeManagement(n), v4, v6)
 		for _, p := range c.ExposedPorts(n.ID) {
@@ -295,7 +306,7 @@ func (c *Cache) LocalPorts(plan network.Plan, defaultNetwork network.Network, no
 			}
 			for _, a := range at {
 				to, ok := network.FirstOfFamily(inside, a)
-				if !p.Local || p.NodePort == 0 || !ok || p.Addr.IsValid() && refused(n, a) {
+				if !p.Local || p.NodePort == 0 || !ok || p.Addr.IsValid() && (refused(n, a) || ofPod(a)) {
 					continue
 				}
 				out = append(out, firewall.LocalPort{Port: firewall.Port{Addr: a, Protocol: p.Protocol, Port: p.Port}, To: netip.AddrPortFrom(to.Addr(), p.NodePort)})

@@ -4,6 +4,7 @@ package agent
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -152,6 +153,30 @@ func TestExposedPorts(t *testing.T) {
 	c.DeleteNAD("red/net")
 	expect("without the NAD", 1)
 	expect("without the NAD", network.DefaultID)
+}
+
+// TestLocalPorts: a service with external traffic policy Local is reached by its external address, but
+// not by one of another network's pods that the fabric knows.
+func TestLocalPorts(t *testing.T) {
+	c, cfg := NewCache(), testConfig(t)
+	for i, ns := range []string{"red", "blue"} {
+		n := nad(cfg, ns, "net", i+1)
+		if ns == "blue" {
+			n.Network.Subnets, n.Network.AdvertisedVRFs = []network.Subnet{{CIDR: netip.MustParsePrefix("10.30.0.0/16")}}, "default"
+		}
+		c.SetNAD(n)
+		c.SetNamespace(ns, Namespace{Labelled: true})
+	}
+	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "red", Name: "web"}, Spec: corev1.ServiceSpec{ClusterIPs: []string{"10.96.0.9"}, Type: corev1.ServiceTypeNodePort,
+		ExternalIPs: []string{"203.0.113.7", "10.30.1.5"}, ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyLocal, Ports: []corev1.ServicePort{{Port: 80, NodePort: 30080}}}}
+	c.SetService("red/web", parsed(t, s))
+	var got []string
+	for _, p := range c.LocalPorts(cfg.Plan, cfg.DefaultNetwork, []netip.Addr{netip.MustParseAddr("192.0.2.10")}, func(network.Network, netip.Addr) bool { return false }) {
+		got = append(got, fmt.Sprint(p.Protocol, " ", p.Addr, " ", p.Port.Port))
+	}
+	if slices.Sort(got); !slices.Equal(got, []string{"tcp 192.0.2.10 30080", "tcp 203.0.113.7 80"}) {
+		t.Errorf("ports %q", got)
+	}
 }
 
 // TestLayer2RouteToServices: a Layer 2 network has a route to each service that all networks

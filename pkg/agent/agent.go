@@ -133,12 +133,12 @@ type Agent struct {
 
 // New makes an agent; Run runs it, and Watch fills its cache.
 func New(p Parts) *Agent {
-	first := newFirstSync(p.Cache, p.Log, func() {
+	node := &nodeReconciler{config: p.Config, cache: p.Cache, queue: p.Queue, ovs: p.OVS, flows: p.Flows, api: p.API, log: p.Log}
+	first := newFirstSync(node, p.Log, func() {
 		if p.Flows != nil {
 			p.Flows.MarkComplete()
 		}
 	})
-	node := &nodeReconciler{config: p.Config, cache: p.Cache, queue: p.Queue, ovs: p.OVS, flows: p.Flows, api: p.API, log: p.Log}
 	networks := &networkReconciler{config: p.Config, cache: p.Cache, queue: p.Queue, kernel: p.Kernel, flows: p.Flows, node: node, log: p.Log, last: map[int]networkResult{}, settling: map[int]time.Time{}}
 	gateways := &gatewayReconciler{config: p.Config, cache: p.Cache, flows: p.Flows, node: node}
 	ports := &portReconciler{config: p.Config, cache: p.Cache, ovs: p.OVS, node: node, networks: networks}
@@ -289,6 +289,9 @@ func (a *Agent) KernelChanged(c vrf.Change) {
 			a.resync()
 		}
 	case c.Bridge:
+		if c.Flushed {
+			a.node.flushed.Store(true)
+		}
 		a.queue.EnqueueNode()
 	case c.Foreign:
 		a.queue.enqueueConflicts()

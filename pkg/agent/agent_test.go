@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/netip"
@@ -25,6 +26,7 @@ import (
 
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovs/flows"
+	"bulkhead/pkg/vrf"
 )
 
 func TestNetworkCreatedAndDeleted(t *testing.T) {
@@ -106,6 +108,71 @@ func TestRestart(t *testing.T) {
 			if r.Table != 100006 && r.Dev != "ovn-k8s-mp6" {
 				t.Errorf("deleted %s", r)
 			}
+		}
+	})
+}
+
+// TestFactsUnknown: while an agent that starts cannot read the node's facts, networks keep their routes
+// by the external bridge, and the agent is not ready.
+func TestFactsUnknown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeNode(t)
+		f.agent.cache.SetNAD(nad(f.agent.config, "shop", "net", 7))
+		f.agent.start()
+		f.setNodeID(3)
+		eventually(t, "network ready", func() bool { return f.state(7).State == StateReady && f.state(0).State == StateReady })
+		before := f.dumpKernel()
+		if !strings.Contains(before, "dev br-ex") {
+			t.Fatalf("no route by the external bridge:\n%s", before)
+		}
+		f.run(t) // a new agent, the same kernel
+		f.mu.Lock()
+		f.readErr = errors.New("external bridge br-ex has no usable address")
+		f.mu.Unlock()
+		f.agent.cache.SetNAD(nad(f.agent.config, "shop", "net", 7))
+		f.setNodeID(3)
+		f.agent.start()
+		time.Sleep(2 * time.Minute)
+		f.kernel.mu.Lock()
+		for _, r := range f.kernel.deleted {
+			t.Errorf("without facts, the agent deletes %s", r)
+		}
+		f.kernel.mu.Unlock()
+		if err := f.agent.Ready(); err == nil || !strings.Contains(err.Error(), "external bridge") {
+			t.Errorf("ready without facts: %v", err)
+		}
+		f.mu.Lock()
+		f.readErr = nil
+		f.mu.Unlock()
+		eventually(t, "ready", func() bool { return f.agent.Ready() == nil && f.state(7).State == StateReady })
+	})
+}
+
+// TestBridgeFlushed: routes by the external bridge that the kernel has deleted with an address, without an
+// event, are back at once.
+func TestBridgeFlushed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeNode(t)
+		f.agent.cache.SetNAD(nad(f.agent.config, "shop", "net", 7))
+		f.agent.start()
+		f.setNodeID(3)
+		eventually(t, "network ready", func() bool { return f.state(7).State == StateReady && f.agent.Ready() == nil })
+		before := f.dumpKernel()
+		f.kernel.mu.Lock()
+		maps.DeleteFunc(f.kernel.Routes, func(r vrf.Route, _ string) bool { return r.Dev == "br-ex" })
+		f.kernel.mu.Unlock()
+		f.mu.Lock()
+		f.readErr = errors.New("external bridge br-ex has no usable address")
+		f.mu.Unlock()
+		f.agent.KernelChanged(vrf.Change{Bridge: true, Flushed: true})
+		time.Sleep(time.Second)
+		f.mu.Lock()
+		f.readErr = nil
+		f.mu.Unlock()
+		f.agent.KernelChanged(vrf.Change{Bridge: true})
+		time.Sleep(time.Second)
+		if after := f.dumpKernel(); after != before {
+			t.Errorf("the kernel has\n%s\nwant\n%s", after, before)
 		}
 	})
 }

@@ -93,12 +93,16 @@ type fakeNode struct {
 	hostProblems   []hostnet.Problem
 	guarded        []loader.DoorRow
 	guardErr       error
-	mtu            int // of the external bridge
+	mtu            int   // of the external bridge
+	readErr        error // of ReadNode
 }
 
 func (f *fakeNode) ReadNode(_ context.Context, name string, c config.OVS, _ network.Plan) (network.Node, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.readErr != nil {
+		return network.Node{Name: name}, f.readErr
+	}
 	return network.Node{Name: name, Chassis: "c1", Bridge: c.ExternalBridge, BridgeMAC: "02:00:00:00:00:01", MTU: f.mtu, Mode: c.GatewayMode,
 		EncapIPs:  []netip.Addr{netip.MustParseAddr("192.0.2.10")},
 		Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.10/24")}, NextHops: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}, nil

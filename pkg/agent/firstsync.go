@@ -15,9 +15,9 @@ import (
 // firstSync tracks the first reconcile of everything that existed when the
 // cache was synced. The agent is ready when it is complete.
 type firstSync struct {
-	cache *Cache
-	log   *slog.Logger
-	then  func() // called once when complete
+	node *nodeReconciler
+	log  *slog.Logger
+	then func() // called once when complete
 
 	mu      sync.Mutex
 	started bool
@@ -25,8 +25,8 @@ type firstSync struct {
 	done    chan struct{} // closed when complete
 }
 
-func newFirstSync(cache *Cache, log *slog.Logger, then func()) *firstSync {
-	return &firstSync{cache: cache, log: log, then: then, done: make(chan struct{})}
+func newFirstSync(node *nodeReconciler, log *slog.Logger, then func()) *firstSync {
+	return &firstSync{node: node, log: log, then: then, done: make(chan struct{})}
 }
 
 // start sets the keys to wait for.
@@ -40,11 +40,11 @@ func (f *firstSync) start(keys []key) {
 }
 
 // reconciled says that a key was reconciled, with or without success: a network
-// that fails does not block the node. Without a node id nothing counts.
+// that fails does not block the node. Without the node's id and facts nothing counts.
 func (f *firstSync) reconciled(k key) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if !f.started || f.complete() || f.cache.NodeID() == 0 {
+	if !f.started || f.complete() || !f.node.known() {
 		return
 	}
 	delete(f.pending, k)
@@ -64,7 +64,7 @@ func (f *firstSync) forgetDeleted() {
 		if k.id == network.DefaultID || k.kind != kindNetwork && k.kind != kindGateway {
 			return false
 		}
-		_, exists := f.cache.Network(k.id)
+		_, exists := f.node.cache.Network(k.id)
 		return !exists
 	})
 }
@@ -87,8 +87,10 @@ func (f *firstSync) Ready() error {
 		return nil
 	case !f.started:
 		return errors.New("waiting for the API server")
-	case f.cache.NodeID() == 0:
+	case f.node.cache.NodeID() == 0:
 		return errors.New("waiting for the node's id from the cluster controller")
+	case !f.node.known():
+		return errors.New("waiting for Open vSwitch, and for an address of the external bridge")
 	default:
 		return fmt.Errorf("first sync: %d keys pending", len(f.pending))
 	}

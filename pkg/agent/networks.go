@@ -119,8 +119,8 @@ func (r *networkReconciler) reconcile(ctx context.Context, id int) error {
 	if !ok {
 		return r.remove(ctx, id, node)
 	}
-	if node.ID == 0 {
-		return nil // the id's event enqueues everything
+	if !r.node.known() {
+		return nil // the id's event, and the first facts, enqueue everything
 	}
 	if left := r.settlesFor(id); left > 0 {
 		r.queue.keys.AddAfter(key{kindNetwork, id}, left)

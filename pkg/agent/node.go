@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"reflect"
 	"sync"
+	"sync/atomic"
 
 	"bulkhead/pkg/config"
 	"bulkhead/pkg/network"
@@ -24,9 +25,10 @@ type nodeReconciler struct {
 	api    API
 	log    *slog.Logger
 
-	first sync.Once
-	mu    sync.Mutex
-	facts network.Node // as read last
+	first   sync.Once
+	flushed atomic.Bool // the kernel may have deleted routes by the external bridge
+	mu      sync.Mutex
+	facts   network.Node // as read last; without a name: never
 }
 
 // Node is this node as far as it is known.
@@ -38,9 +40,16 @@ func (r *nodeReconciler) Node() network.Node {
 	return n
 }
 
+// known reports whether the node has its id and its facts have been read. Until then no network is
+// reconciled: it would lose its routes by the external bridge.
+func (r *nodeReconciler) known() bool {
+	n := r.Node()
+	return n.ID != 0 && n.Name != ""
+}
+
 // readFirst reads the node's facts, before anything else is reconciled: what is built
-// without them lacks the routes by the external bridge, and a restart must not remove
-// those. If they cannot be read, reconcile reports it.
+// without them lacks the routes by the external bridge. If they cannot be read, reconcile
+// reports it, and enqueues everything once they can.
 func (r *nodeReconciler) readFirst(ctx context.Context) {
 	r.first.Do(func() {
 		if node, err := r.read(ctx); err == nil {
@@ -82,7 +91,8 @@ func (r *nodeReconciler) reconcile(ctx context.Context) error {
 	if err := r.ovs.SyncChassis(ctx, node, in); err != nil {
 		return err
 	}
-	if r.setFacts(node) {
+	flushed := r.flushed.Swap(false)
+	if r.setFacts(node) || flushed {
 		r.queue.EnqueueAll() // networks' routes use the node's next hops
 		r.queue.EnqueueReport()
 	}

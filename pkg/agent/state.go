@@ -225,6 +225,8 @@ func (r *stateReader) networkStates(pods, hostPods map[int][]string) []NetworkSt
 			}
 		} else if node.ID == 0 {
 			s.Waiting = []string{"the node's id"}
+		} else if !r.node.known() {
+			s.Waiting = []string{"the node's facts"}
 		}
 		out = append(out, s)
 	}

@@ -17,6 +17,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"bulkhead/pkg/netdump"
 )
 
 // routeProtocol marks our routes inside pods. Routes with another protocol are
@@ -30,7 +32,7 @@ type Kernel struct{}
 
 // HostNames implements Links.
 func (Kernel) HostNames() (map[string]bool, error) {
-	links, err := netlink.LinkList()
+	links, err := netdump.List(netlink.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}
@@ -135,7 +137,7 @@ func arePeers(host, pod netlink.Link) bool {
 func (k *kernelPod) readLink(link netlink.Link) (Link, error) {
 	a := link.Attrs()
 	l := Link{Name: a.Name, MAC: a.HardwareAddr.String(), MTU: a.MTU, Up: a.Flags&net.FlagUp != 0}
-	addrs, err := k.pod.AddrList(link, netlink.FAMILY_ALL)
+	addrs, err := netdump.List(func() ([]netlink.Addr, error) { return k.pod.AddrList(link, netlink.FAMILY_ALL) })
 	if err != nil {
 		return l, fmt.Errorf("list addresses of %s in the pod: %w", a.Name, err)
 	}
@@ -147,8 +149,9 @@ func (k *kernelPod) readLink(link netlink.Link) (Link, error) {
 		}
 	}
 	slices.SortFunc(l.Addresses, netip.Prefix.Compare)
-	routes, err := k.pod.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{LinkIndex: a.Index, Protocol: routeProtocol},
-		netlink.RT_FILTER_OIF|netlink.RT_FILTER_PROTOCOL)
+	routes, err := netdump.List(func() ([]netlink.Route, error) {
+		return k.pod.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{LinkIndex: a.Index, Protocol: routeProtocol}, netlink.RT_FILTER_OIF|netlink.RT_FILTER_PROTOCOL)
+	})
 	if err != nil {
 		return l, fmt.Errorf("list routes of %s in the pod: %w", a.Name, err)
 	}

@@ -11,6 +11,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"bulkhead/pkg/netdump"
 )
 
 // Before Linux 6.6 there are no links on interfaces. There the guard's programs are
@@ -93,7 +95,7 @@ func (l *Loader) detachFilters(ifindex int) error {
 // filterAttachments reads the filters of every interface. It leaves out a filter
 // with another program than the loaded one, so that the caller replaces it.
 func (l *Loader) filterAttachments(ids map[string]ebpf.ProgramID) ([]Attachment, error) {
-	links, err := netlink.LinkList()
+	links, err := netdump.List(netlink.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"bulkhead/pkg/config"
+	"bulkhead/pkg/netdump"
 	"bulkhead/pkg/network"
 )
 
@@ -79,7 +80,7 @@ func ReadBridgeLink(bridge string) (BridgeLink, error) {
 		return BridgeLink{}, fmt.Errorf("external bridge %s: %w", bridge, err)
 	}
 	out := BridgeLink{MAC: link.Attrs().HardwareAddr.String(), MTU: link.Attrs().MTU}
-	addrs, err := netlink.AddrList(link, netlink.FAMILY_ALL)
+	addrs, err := netdump.List(func() ([]netlink.Addr, error) { return netlink.AddrList(link, netlink.FAMILY_ALL) })
 	if err != nil {
 		return out, fmt.Errorf("list addresses of %s: %w", bridge, err)
 	}
@@ -94,7 +95,9 @@ func ReadBridgeLink(bridge string) (BridgeLink, error) {
 				a.Flags&unix.IFA_F_TEMPORARY != 0 && ip.Is6() && !ip.Is4In6()})
 	}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+		routes, err := netdump.List(func() ([]netlink.Route, error) {
+			return netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+		})
 		if err != nil {
 			return out, fmt.Errorf("list routes: %w", err)
 		}

@@ -17,6 +17,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"bulkhead/pkg/netdump"
 )
 
 // Route is a route that BGP has learned.
@@ -54,8 +56,9 @@ func ReadTable(table int) ([]Route, error) { return read(table, 0) }
 
 // read returns the routes of a table via next hops on a link; 0: on any.
 func read(table, link int) ([]Route, error) {
-	list, err := netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: table, Protocol: unix.RTPROT_BGP},
-		netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+	list, err := netdump.List(func() ([]netlink.Route, error) {
+		return netlink.RouteListFiltered(netlink.FAMILY_ALL, &netlink.Route{Table: table, Protocol: unix.RTPROT_BGP}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL)
+	})
 	if err != nil {
 		return nil, fmt.Errorf("list the routes of table %d: %w", table, err)
 	}

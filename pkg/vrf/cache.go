@@ -8,6 +8,9 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"bulkhead/pkg/netdump"
 )
 
 // cache holds state that the kernel cannot filter by network: our rules, our VRF devices by index, and the link names that address events need.
@@ -20,6 +23,7 @@ type cache struct {
 	foreign  map[int]cachedDevice     // VRF devices that are not ours, by index
 	links    map[int]string           // management ports and the bridge, by index
 	all      map[int]int              // the master of every link, by index
+	bridgeUp bool                     // the external bridge is administratively up
 }
 
 type cachedDevice struct {
@@ -162,11 +166,7 @@ func (c *cache) tables() []int {
 // arrive in the meantime wait in the socket and update the new cache.
 func (k *Kernel) fillCache() error {
 	fresh := newCache()
-	var links []netlink.Link
-	err := retryDump(func() (err error) {
-		links, err = k.h.LinkList()
-		return err
-	})
+	links, err := netdump.List(k.h.LinkList)
 	if err != nil {
 		return fmt.Errorf("list links: %w", err)
 	}
@@ -180,6 +180,9 @@ func (k *Kernel) fillCache() error {
 		}
 		if a.Name == k.bridge || strings.HasPrefix(a.Name, portPrefix) {
 			fresh.links[a.Index] = a.Name
+		}
+		if a.Name == k.bridge {
+			fresh.bridgeUp = a.RawFlags&unix.IFF_UP != 0
 		}
 	}
 	rules, err := k.dumpRules()

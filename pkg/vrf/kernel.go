@@ -19,6 +19,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"bulkhead/pkg/netdump"
 	"bulkhead/pkg/network"
 )
 
@@ -265,7 +266,7 @@ func (k *Kernel) addresses(index int) ([]netip.Prefix, error) {
 	msg.Index = uint32(index)
 	req.AddData(msg)
 	var out []netip.Prefix
-	err := retryDump(func() error {
+	err := netdump.Retry(func() error {
 		out = nil
 		return req.ExecuteIter(unix.NETLINK_ROUTE, unix.RTM_NEWADDR, func(m []byte) bool {
 			if a, i, ok := parseAddress(m); ok && i == index {
@@ -277,28 +278,13 @@ func (k *Kernel) addresses(index int) ([]netip.Prefix, error) {
 	return out, err
 }
 
-// retryDump repeats a dump that the kernel reports as interrupted by a change.
-func retryDump(dump func() error) error {
-	var err error
-	for range 10 {
-		if err = dump(); !errors.Is(err, netlink.ErrDumpInterrupted) {
-			return err
-		}
-	}
-	return err
-}
-
 // routes lists our routes of one table (0: all tables), by one link (0: by all).
 func (k *Kernel) routes(family, table, link int) ([]netlink.Route, error) {
 	filter, mask := &netlink.Route{Table: table, Protocol: Protocol, LinkIndex: link}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL
 	if link != 0 {
 		mask |= netlink.RT_FILTER_OIF
 	}
-	var routes []netlink.Route
-	err := retryDump(func() (err error) {
-		routes, err = k.strict.RouteListFiltered(family, filter, mask)
-		return err
-	})
+	routes, err := netdump.List(func() ([]netlink.Route, error) { return k.strict.RouteListFiltered(family, filter, mask) })
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
 		return nil, nil // no such table yet, or no such IP family
 	}

@@ -394,8 +394,31 @@ func TestKernelWatch(t *testing.T) {
 		}
 		collectUntil()
 	}
-	if l, _ := netlink.LinkByName("br-ex"); netlink.LinkSetDown(l) != nil || !slices.Contains(collectUntil(Change{Bridge: true}), Change{Bridge: true}) {
+	if l, _ := netlink.LinkByName("br-ex"); netlink.LinkSetDown(l) != nil || !slices.Contains(collectUntil(Change{Bridge: true, Flushed: true}), Change{Bridge: true, Flushed: true}) {
 		t.Error("no change reported when the bridge goes down")
+	}
+	collectUntil()
+	for _, what := range []struct {
+		name string
+		do   func(netlink.Link, *netlink.Addr) error
+		want Change
+	}{
+		{"the bridge goes up", func(l netlink.Link, _ *netlink.Addr) error { return netlink.LinkSetUp(l) }, Change{Bridge: true, Flushed: true}},
+		{"the bridge gets an address", netlink.AddrAdd, Change{Bridge: true}},
+		{"the bridge loses an address", netlink.AddrDel, Change{Bridge: true, Flushed: true}},
+	} {
+		l, err := netlink.LinkByName("br-ex")
+		if err != nil {
+			t.Fatal(err)
+		}
+		a, _ := netlink.ParseAddr("198.51.100.7/24")
+		if err := what.do(l, a); err != nil {
+			t.Fatalf("%s: %v", what.name, err)
+		}
+		if got := collectUntil(what.want); !slices.Contains(got, what.want) {
+			t.Errorf("%s: %+v", what.name, got)
+		}
+		collectUntil()
 	}
 	cancel()
 	if err := <-done; !errors.Is(err, context.Canceled) {

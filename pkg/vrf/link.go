@@ -8,6 +8,8 @@ import (
 	"slices"
 
 	"github.com/vishvananda/netlink"
+
+	"bulkhead/pkg/netdump"
 )
 
 // Link is an interface of the host, ours or not.
@@ -24,11 +26,7 @@ type Link struct {
 
 // Links lists all interfaces of the host, sorted by index.
 func (k *Kernel) Links(ctx context.Context) ([]Link, error) {
-	var list []netlink.Link
-	err := retryDump(func() (err error) {
-		list, err = k.h.LinkList()
-		return err
-	})
+	list, err := netdump.List(k.h.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}

@@ -9,6 +9,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"bulkhead/pkg/netdump"
 )
 
 // kernelRule is a policy rule of anybody. The fields besides Rule are those that our rules do not
@@ -25,12 +27,10 @@ type kernelRule struct {
 func (k *Kernel) dumpRules() ([][]byte, error) {
 	var out [][]byte
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
-		var msgs [][]byte
-		err := retryDump(func() (err error) {
+		msgs, err := netdump.List(func() ([][]byte, error) {
 			req := nl.NewNetlinkRequest(unix.RTM_GETRULE, unix.NLM_F_DUMP)
 			req.AddData(nl.NewIfInfomsg(family))
-			msgs, err = req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWRULE)
-			return err
+			return req.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWRULE)
 		})
 		if errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EOPNOTSUPP) {
 			continue

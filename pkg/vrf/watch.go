@@ -22,6 +22,7 @@ import (
 type Change struct {
 	ID      int  // the network with this id, if none of the following is set
 	Bridge  bool // the external bridge, its addresses or the node's default routes
+	Flushed bool // with Bridge: the kernel may have deleted routes of ours by the bridge
 	Links   bool // an interface that is not ours was created or deleted; ID is the network whose table it has, or 0
 	Foreign bool // a policy rule that is not ours was added or deleted
 	All     bool // everything: events were lost
@@ -122,7 +123,9 @@ func (k *Kernel) event(m syscall.NetlinkMessage, tables TableRange) (Change, boo
 		k.mu.Lock()
 		name := k.cache.links[index]
 		k.mu.Unlock()
-		return k.changeOfLink(name, tables)
+		c, ok := k.changeOfLink(name, tables)
+		c.Flushed = c.Bridge && m.Header.Type == unix.RTM_DELADDR
+		return c, ok
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
 		table, protocol, link, dflt := parseRoute(m.Data)
 		if table == MainTable && dflt && protocol != Protocol {
@@ -193,6 +196,9 @@ func (k *Kernel) linkEvent(l netlink.Link, deleted bool, tables TableRange) (Cha
 		return changeOfTable(int(v.Table), tables)
 	}
 	if c, ok := k.changeOfLink(a.Name, tables); ok {
+		if up := !deleted && a.RawFlags&unix.IFF_UP != 0; c.Bridge && up != k.cache.bridgeUp {
+			k.cache.bridgeUp, c.Flushed = up, true
+		}
 		return c, true
 	}
 	c := Change{Links: true}

@@ -12,6 +12,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"bulkhead/pkg/netdump"
 )
 
 // Do implements Target.
@@ -85,7 +87,7 @@ func (n *Node) copyNeighbors(o Owner, l netlink.Link) error {
 	if err != nil || from == nil {
 		return err
 	}
-	neighbours, err := n.h.NeighList(from.Attrs().Index, netlink.FAMILY_ALL)
+	neighbours, err := netdump.List(func() ([]netlink.Neigh, error) { return n.h.NeighList(from.Attrs().Index, netlink.FAMILY_ALL) })
 	if err != nil {
 		return fmt.Errorf("list neighbours of %s: %w", from.Attrs().Name, err)
 	}

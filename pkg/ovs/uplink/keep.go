@@ -14,6 +14,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"bulkhead/pkg/netdump"
 )
 
 // Keeper keeps the interface in the bridge: what the operating system configures on it later moves
@@ -108,7 +110,7 @@ func (k *Keeper) watch(ctx context.Context) error {
 	}
 	context.AfterFunc(ctx, s.Close)
 	indexes := map[string]int{}
-	if links, err := k.Node.h.LinkList(); err == nil {
+	if links, err := netdump.List(k.Node.h.LinkList); err == nil {
 		for _, l := range links {
 			indexes[l.Attrs().Name] = l.Attrs().Index
 		}

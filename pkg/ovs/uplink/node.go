@@ -16,6 +16,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"bulkhead/pkg/netdump"
 )
 
 // Bridges is what Node needs of Open vSwitch. Changes return when ovs-vswitchd has made them.
@@ -75,7 +77,9 @@ func (n *Node) Switch(ctx context.Context, bridge, uplink string) (Switch, error
 func (n *Node) Defaults(context.Context) ([]string, error) {
 	var out []string
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := n.h.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+		routes, err := netdump.List(func() ([]netlink.Route, error) {
+			return n.h.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_MAIN}, netlink.RT_FILTER_TABLE)
+		})
 		if err != nil {
 			return nil, fmt.Errorf("list routes: %w", err)
 		}
@@ -208,18 +212,13 @@ func (n *Node) config(l netlink.Link) (Config, error) {
 
 // dump repeats a dump that a change has interrupted.
 func (n *Node) dump(get int, want uint16, reset func(), each func([]byte), data ...nl.NetlinkRequestData) error {
-	var err error
-	for range 10 {
+	return netdump.Retry(func() error {
 		reset()
 		req := nl.NewNetlinkRequest(get, unix.NLM_F_DUMP)
 		req.Sockets = n.raw
 		for _, d := range data {
 			req.AddData(d)
 		}
-		err = req.ExecuteIter(unix.NETLINK_ROUTE, want, func(m []byte) bool { each(m); return true })
-		if !errors.Is(err, netlink.ErrDumpInterrupted) {
-			return err
-		}
-	}
-	return err
+		return req.ExecuteIter(unix.NETLINK_ROUTE, want, func(m []byte) bool { each(m); return true })
+	})
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"bulkhead/pkg/network"
+	"bulkhead/pkg/ovn/nbdb"
 )
 
 // goldenCase is a network on node 1 of three, with a pod on nodes 1 and 2.
@@ -151,6 +152,28 @@ func advertisedCases() []goldenCase {
 			in.BGP.AdvertisedSubnets = prefixes("10.20.0.0/16", "fd20::/48", "10.244.0.0/16")
 			in.BGP.NoOverlaySubnets = prefixes("10.20.0.0/16", "fd20::/48")
 		}})
+}
+
+// A network without an overlay whose only host subnet is all of it has the route that BGP has learned,
+// and not the discard route of the same prefix.
+func TestImportedRouteOfWholeSubnet(t *testing.T) {
+	whole, part := netip.MustParsePrefix("10.20.0.0/24"), netip.MustParsePrefix("10.30.0.0/16")
+	hop := netip.MustParseAddr("172.18.0.2")
+	in := Inputs{Plan: testPlan(true), PhysicalNetwork: "physnet", ImportedRoutes: []ImportedRoute{{Prefix: whole, NextHops: []netip.Addr{hop}}}}
+	in.BGP.NoOverlaySubnets = []netip.Prefix{whole, part}
+	s, err := Build(testDefault(true), testNode(1, "node1", network.SharedGateway), in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string][]string{}
+	for _, r := range s {
+		if route, ok := r.Model.(*nbdb.LogicalRouterStaticRoute); ok {
+			got[route.IPPrefix] = append(got[route.IPPrefix], route.Nexthop)
+		}
+	}
+	if !slices.Equal(got[whole.String()], []string{hop.String()}) || !slices.Equal(got[part.String()], []string{"discard"}) {
+		t.Errorf("routes to %s by %q, to %s by %q", whole, got[whole.String()], part, got[part.String()])
+	}
 }
 
 func compareGolden(t *testing.T, name string, state State) {

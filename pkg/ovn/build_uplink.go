@@ -3,6 +3,7 @@
 package ovn
 
 import (
+	"net/netip"
 	"slices"
 
 	"bulkhead/pkg/network"
@@ -49,12 +50,8 @@ func (b *builder) importedRoutes() {
 	if !b.net.IsDefault() || !b.hasGateway() {
 		return
 	}
-	for _, subnet := range b.in.BGP.NoOverlaySubnets {
-		if _, ok := addrOfFamily(b.node.Addresses, subnet.Addr()); ok {
-			b.discard(network.UplinkRouter(b.node.Name), subnet)
-		}
-	}
 	seen := map[string]struct{}{}
+	routed := map[netip.Prefix]bool{}
 	for _, r := range b.in.ImportedRoutes {
 		for _, via := range r.NextHops {
 			if !network.SameFamily(via, r.Prefix) || r.Prefix.Bits() == 0 && slices.Contains(b.node.NextHops, via) {
@@ -64,8 +61,15 @@ func (b *builder) importedRoutes() {
 			if _, dup := seen[hop]; dup {
 				continue
 			}
-			seen[hop] = struct{}{}
+			seen[hop], routed[r.Prefix] = struct{}{}, true
 			b.route(network.UplinkRouter(b.node.Name), dstIP, r.Prefix, via, b.toWire(), markController, network.ControllerRouteImport)
+		}
+	}
+	for _, subnet := range b.in.BGP.NoOverlaySubnets {
+		// A network of a single host subnet has a route of the same prefix, with which OVN would
+		// balance this one.
+		if _, ok := addrOfFamily(b.node.Addresses, subnet.Addr()); ok && !routed[subnet] {
+			b.discard(network.UplinkRouter(b.node.Name), subnet)
 		}
 	}
 }

@@ -172,38 +172,45 @@ func ownChassis(ctx context.Context, c client.Client) ([]*sbdb.Chassis, error) {
 	return rows, nil
 }
 
-// ApplyChassis runs each op as a transaction. The error names each failed op.
+// ApplyChassis runs the operations in one transaction, because chassis may exchange addresses, which
+// the database's unique index allows within one alone. If it fails, each runs in its own. The error
+// names each failed op.
 func (s *SB) ApplyChassis(ctx context.Context, ops []ChassisOp) error {
 	c := s.conn.Client()
 	if c == nil && len(ops) > 0 {
 		return ovsdb.ErrNotConnected
 	}
-	return batch.Apply(ops, 1, func(op []ChassisOp) error { return s.applyChassis(ctx, c, op[0]) }, s.conn.Fatal(ctx))
+	return batch.Apply(ops, len(ops), func(ops []ChassisOp) error { return s.applyChassis(ctx, c, ops) }, s.conn.Fatal(ctx))
 }
 
-func (s *SB) applyChassis(ctx context.Context, c client.Client, op ChassisOp) error {
+func (s *SB) applyChassis(ctx context.Context, c client.Client, chassisOps []ChassisOp) error {
 	rows, err := ownChassis(ctx, c)
 	if err != nil {
 		return err
 	}
-	var ops []libovsdb.Operation
-	if i := slices.IndexFunc(rows, func(r *sbdb.Chassis) bool { return r.Name == op.Chassis.Name }); i >= 0 {
-		if op.Verb != Update {
-			ops = append(ops, libovsdb.Operation{Op: libovsdb.OperationDelete, Table: sbdb.ChassisTable, Where: ovsdb.ByUUID(rows[i].UUID)})
-		} else {
-			var row libovsdb.Row
-			if ops, row, err = chassisRow(c, op.Chassis); err != nil {
-				return err
-			}
-			ops = append(ops, libovsdb.Operation{Op: libovsdb.OperationUpdate, Table: sbdb.ChassisTable, Row: row, Where: ovsdb.ByUUID(rows[i].UUID)})
-		}
+	uuids := map[string]string{}
+	for _, r := range rows {
+		uuids[r.Name] = r.UUID
 	}
-	if op.Verb == Insert {
-		more, row, err := chassisRow(c, op.Chassis)
+	var ops []libovsdb.Operation
+	for _, op := range chassisOps {
+		id, exists := uuids[op.Chassis.Name]
+		if exists && op.Verb != Update {
+			ops = append(ops, libovsdb.Operation{Op: libovsdb.OperationDelete, Table: sbdb.ChassisTable, Where: ovsdb.ByUUID(id)})
+		}
+		if op.Verb == Delete || op.Verb == Update && !exists {
+			continue
+		}
+		encaps, row, err := chassisRow(c, op.Chassis)
 		if err != nil {
 			return err
 		}
-		ops = append(append(ops, more...), libovsdb.Operation{Op: libovsdb.OperationInsert, Table: sbdb.ChassisTable, Row: row, UUID: uuid.NewString()})
+		ops = append(ops, encaps...)
+		if op.Verb == Update {
+			ops = append(ops, libovsdb.Operation{Op: libovsdb.OperationUpdate, Table: sbdb.ChassisTable, Row: row, Where: ovsdb.ByUUID(id)})
+		} else {
+			ops = append(ops, libovsdb.Operation{Op: libovsdb.OperationInsert, Table: sbdb.ChassisTable, Row: row, UUID: uuid.NewString()})
+		}
 	}
 	if len(ops) == 0 {
 		return nil

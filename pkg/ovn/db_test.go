@@ -116,7 +116,9 @@ func testChassis(t *testing.T, sb *SB, node network.Node, peers []network.Node) 
 	ctx := context.Background()
 	reinstalled := []network.Node{peers[0]}
 	reinstalled[0].Chassis = "chassis-2b" // same address
-	for i, p := range [][]network.Node{peers, peers, reinstalled, nil} {
+	exchanged := slices.Clone(peers)
+	exchanged[0].EncapIPs, exchanged[1].EncapIPs = peers[1].EncapIPs, peers[0].EncapIPs
+	for i, p := range [][]network.Node{peers, peers, exchanged, reinstalled, nil} {
 		want := BuildChassis(node, p)
 		have, err := sb.ReadChassis(ctx)
 		if err != nil {

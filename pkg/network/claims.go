@@ -4,6 +4,8 @@ package network
 
 import (
 	"cmp"
+	"iter"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -51,6 +53,10 @@ func (x *Claims[K]) Remove(thing K, c Claimant) {
 		x.byThing[thing] = slices.Delete(list, i, i+1)
 	}
 }
+
+// All iterates over what is claimed, with the claimants, the oldest first. The caller must not modify
+// the lists.
+func (x *Claims[K]) All() iter.Seq2[K, []Claimant] { return maps.All(x.byThing) }
 
 // Of returns a thing's claimants, the oldest first. The caller must not modify the list.
 func (x *Claims[K]) Of(thing K) []Claimant { return x.byThing[thing] }

@@ -29,7 +29,11 @@ type nodeIndex struct {
 	nodes  map[string]*indexedNode
 	holder map[string]string              // by claim: the node that has it by its accepted facts
 	claims map[string]map[string]struct{} // by claim: the nodes whose annotations make it
+	moved  map[netip.Addr]bool            // addresses that have become a node's, or none's
 }
+
+// claimAddress precedes an address in the claim of it.
+const claimAddress = "address "
 
 type indexedNode struct {
 	uid       string
@@ -47,7 +51,7 @@ type nodeChange struct {
 }
 
 func newNodeIndex(own string) *nodeIndex {
-	return &nodeIndex{own: own, nodes: map[string]*indexedNode{}, holder: map[string]string{}, claims: map[string]map[string]struct{}{}}
+	return &nodeIndex{own: own, nodes: map[string]*indexedNode{}, holder: map[string]string{}, claims: map[string]map[string]struct{}{}, moved: map[netip.Addr]bool{}}
 }
 
 // fact is a part of a node's description that is accepted or rejected as a whole.
@@ -91,7 +95,7 @@ var facts = []fact{
 			var out []string
 			for _, p := range n.Addresses {
 				// Nodes on different links may have the same MAC.
-				out = append(out, "address "+p.Addr().String(), "MAC "+n.BridgeMAC+" in "+p.Masked().String())
+				out = append(out, claimAddress+p.Addr().String(), "MAC "+n.BridgeMAC+" in "+p.Masked().String())
 			}
 			slices.Sort(out)
 			return slices.Compact(out)
@@ -153,6 +157,7 @@ func (x *nodeIndex) remove(name string) []nodeChange {
 	}
 	for _, c := range claimsOf(n.accepted) {
 		delete(x.holder, c)
+		x.noteMoved(c)
 	}
 	changes := []nodeChange{{name: name, factsChanged: true}}
 	if !x.synced {
@@ -234,10 +239,33 @@ func (x *nodeIndex) accept(f fact, names []string) (freed []string) {
 	}
 	for _, name := range names {
 		for _, c := range f.claims(x.nodes[name].accepted) {
+			if _, taken := x.holder[c]; !taken && !slices.Contains(freed, c) {
+				x.noteMoved(c)
+			}
 			x.holder[c] = name
 		}
 	}
-	return slices.DeleteFunc(freed, func(c string) bool { _, taken := x.holder[c]; return taken })
+	freed = slices.DeleteFunc(freed, func(c string) bool { _, taken := x.holder[c]; return taken })
+	for _, c := range freed {
+		x.noteMoved(c)
+	}
+	return freed
+}
+
+// noteMoved notes that an address is a node's now, or is none's any more.
+func (x *nodeIndex) noteMoved(claim string) {
+	if text, ok := strings.CutPrefix(claim, claimAddress); ok {
+		if a, err := netip.ParseAddr(text); err == nil {
+			x.moved[a] = true
+		}
+	}
+}
+
+// takeMoved returns the addresses that have become a node's, or none's, since the last call.
+func (x *nodeIndex) takeMoved() map[netip.Addr]bool {
+	moved := x.moved
+	x.moved = map[netip.Addr]bool{}
+	return moved
 }
 
 // findSwap returns the nodes, that one first, whose facts can only be accepted
@@ -321,7 +349,7 @@ func (x *nodeIndex) node(name string) network.Node {
 }
 
 // withAddress returns the node that has an address, "" for none.
-func (x *nodeIndex) withAddress(a netip.Addr) string { return x.holder["address "+a.String()] }
+func (x *nodeIndex) withAddress(a netip.Addr) string { return x.holder[claimAddress+a.String()] }
 
 // problem returns the problem with a node's annotations, nil for none.
 func (x *nodeIndex) problem(name string) error {

@@ -64,6 +64,7 @@ func (z *Zone) nodesChanged(changes []nodeChange) {
 	if !z.synced {
 		return
 	}
+	z.enqueueClaimants(z.nodes.takeMoved())
 	var peers []Unit
 	self := false
 	for _, c := range changes {

@@ -107,6 +107,27 @@ func (z *Zone) enqueueOwners(claimed []externalPort, networks []string, changed 
 	}
 }
 
+// enqueueClaimants enqueues, on each network, the oldest service that claims a port of one of the
+// addresses. All claims are read, because nodes' addresses change seldom.
+func (z *Zone) enqueueClaimants(addresses map[netip.Addr]bool) {
+	if len(addresses) == 0 {
+		return
+	}
+	for e, claimants := range z.claims.All() {
+		if !addresses[e.addr] {
+			continue
+		}
+		seen := map[string]bool{}
+		for _, c := range claimants {
+			namespace, name, _ := strings.Cut(c.Name, "/")
+			if n := z.servedBy(namespace); n != "" && !seen[n] {
+				seen[n] = true
+				z.enqueueService(namespace, name)
+			}
+		}
+	}
+}
+
 func (z *Zone) sliceChanged(old, obj any) {
 	z.mu.Lock()
 	defer z.mu.Unlock()

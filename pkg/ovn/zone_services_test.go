@@ -233,6 +233,40 @@ func TestZoneExternalIPs(t *testing.T) {
 	})
 }
 
+// An external address that becomes a node's is that node's, and a service's again once no node has it.
+func TestZoneExternalIPOfNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newZoneEnv(t)
+		env.node(1, true)
+		env.node(3, true)
+		env.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
+		env.run()
+		external := func(s *corev1.ServiceSpec) { s.ExternalIPs = []string{"172.18.0.2", "172.18.0.7"} }
+		env.service("red", "web", 9, external, "10.96.0.2")
+		env.service("red", "young", 1, external, "10.96.0.3")
+		with := func(addresses ...string) map[string]string {
+			want := map[string]string{redNet + " 10.96.0.2:80": "", redNet + " 10.96.0.3:80": ""}
+			for _, a := range addresses {
+				want[redNet+" "+a+":80"] = ""
+			}
+			return want
+		}
+		env.waitForVIPs("no node's", with("172.18.0.2", "172.18.0.7"))
+		env.node(2, true)
+		env.waitForVIPs("a new node's", with("172.18.0.7"))
+		moved := testNode(3, "node3", network.SharedGateway)
+		moved.Addresses = prefixes("172.18.0.7/16")
+		a, err := moved.AgentAnnotations()
+		env.must(err)
+		before := env.annotateNode("node3", a)
+		env.waitForVIPs("another node's new address", with())
+		env.annotateNode("node3", before)
+		env.waitForVIPs("the node has its former address", with("172.18.0.7"))
+		env.must(env.kube.CoreV1().Nodes().Delete(context.Background(), "node2", metav1.DeleteOptions{}))
+		env.waitForVIPs("the node is deleted", with("172.18.0.2", "172.18.0.7"))
+	})
+}
+
 // Whoever may write EndpointSlices cannot name addresses of other networks, or of the
 // cluster's routers and hosts.
 func TestZoneEndpoints(t *testing.T) {

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -72,8 +71,8 @@ type Zone struct {
 	installed  bool      // this node's transport is the configured one
 	alone      bool      // no other node existed when the networks were last enqueued
 	nets       map[string]*netState
-	advertised map[string][]netip.Prefix // subnets of advertised networks, by name
-	imported   []ImportedRoute           // that BGP has learned
+	advertised map[string]network.Network // tenants' advertised networks, by name
+	imported   []ImportedRoute            // that BGP has learned
 	pods       map[string]*podState
 	// namespaces, with whether they have the label of a primary network, and services are as the
 	// events so far have made them. The informers' caches are ahead of their events: who has an
@@ -135,7 +134,7 @@ func NewZone(cfg config.Config, k kubernetes.Interface, nads nadclient.Interface
 	z := &Zone{
 		cfg: cfg, log: log.With("node", cfg.Kubernetes.NodeName), kube: k, nads: nads, metrics: newMetrics(registry),
 		podQueue: process.NewQueue[string](), queue: newUnitQueue(),
-		nadIndex: network.NewNADIndex(), nodes: newNodeIndex(cfg.Kubernetes.NodeName), nets: map[string]*netState{}, advertised: map[string][]netip.Prefix{}, pods: map[string]*podState{}, served: map[string]string{},
+		nadIndex: network.NewNADIndex(), nodes: newNodeIndex(cfg.Kubernetes.NodeName), nets: map[string]*netState{}, advertised: map[string]network.Network{}, pods: map[string]*podState{}, served: map[string]string{},
 		namespaces: map[string]bool{}, services: cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc}),
 		defaultOnly: map[string]map[string]string{}, initial: map[string]struct{}{}, pending: map[string]struct{}{}, keptPorts: map[string]keptPorts{}, suspects: map[string]map[string]struct{}{},
 	}

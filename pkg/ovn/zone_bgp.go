@@ -4,6 +4,7 @@ package ovn
 
 import (
 	"cmp"
+	"maps"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -63,31 +64,27 @@ func (z *Zone) advertisedNetworks() []network.Network {
 	if z.cfg.DefaultNetwork.Advertised() {
 		out = append(out, z.cfg.DefaultNetwork)
 	}
-	for name := range z.advertised {
-		if n, ok := z.desiredNetwork(name); ok {
-			out = append(out, n)
-		}
-	}
+	out = slices.AppendSeq(out, maps.Values(z.advertised))
 	slices.SortFunc(out, func(a, b network.Network) int { return cmp.Compare(a.Name, b.Name) })
 	return out
 }
 
 // updateAdvertised is called when the definition of a network may have changed. It enqueues
-// what all advertised networks share.
+// what all advertised networks share. A network whose NADs are unusable stays as it is.
 func (z *Zone) updateAdvertised(name string) {
 	n, ok := z.desiredNetwork(name)
-	before, had := z.advertised[name]
-	var subnets []netip.Prefix
-	if ok && n.IsPrimary() && n.Advertised() && !n.LeavesByVRF() {
-		subnets = n.CIDRs()
-	}
-	switch {
-	case slices.Equal(before, subnets):
+	if !ok && z.nadIndex.HasNADs(name) {
 		return
-	case subnets == nil && had:
+	}
+	before, had := z.advertised[name]
+	is := ok && n.IsPrimary() && n.Advertised() && !n.LeavesByVRF()
+	if is {
+		z.advertised[name] = n
+	} else {
 		delete(z.advertised, name)
-	default:
-		z.advertised[name] = subnets
+	}
+	if is == had && (!is || before.Transport == n.Transport && slices.Equal(before.CIDRs(), n.CIDRs())) {
+		return
 	}
 	if z.restored {
 		z.queue.AddUnits(network.DefaultName, topologyUnit, importUnit)

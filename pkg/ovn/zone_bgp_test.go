@@ -9,6 +9,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -60,6 +61,13 @@ func TestZoneAdvertised(t *testing.T) {
 		check("not advertised", "", "", false)
 		set("default")
 		check("advertised", "10.10.0.0/16", "ip4.dst == {$bulkhead_nodes_ip4}", true)
+		// An unusable NAD takes nothing away.
+		var config string
+		env.editNAD("sky", "sky", func(n *nadv1.NetworkAttachmentDefinition) { config, n.Spec.Config = n.Spec.Config, "{" })
+		env.settle()
+		check("with an unusable NAD", "10.10.0.0/16", "ip4.dst == {$bulkhead_nodes_ip4}", true)
+		env.editNAD("sky", "sky", func(n *nadv1.NetworkAttachmentDefinition) { n.Spec.Config = config })
+		env.settle()
 		// In its own VRF it keeps its pods' addresses, and others may have the same subnets.
 		set("auto")
 		check("advertised in its own VRF", "", "ip4.dst == {$bulkhead_nodes_ip4}", true)

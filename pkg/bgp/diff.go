@@ -119,7 +119,22 @@ func withCondition(have udnv1.RouteAdvertisementsStatus, c metav1.Condition) udn
 }
 
 func sameConfiguration(w, h *frrv1.FRRConfiguration) bool {
-	return equality.Semantic.DeepEqual(w.Spec, h.Spec) && hasAll(h.Labels, w.Labels) && hasAll(h.Annotations, w.Annotations)
+	return equality.Semantic.DeepEqual(withDefaults(w).Spec, withDefaults(h).Spec) && hasAll(h.Labels, w.Labels) && hasAll(h.Annotations, w.Annotations)
+}
+
+// withDefaults returns c with what the API server adds to a neighbour. Versions of frr-k8s before the
+// field drop it.
+func withDefaults(c *frrv1.FRRConfiguration) *frrv1.FRRConfiguration {
+	out := c.DeepCopy()
+	for i := range out.Spec.BGP.Routers {
+		for j := range out.Spec.BGP.Routers[i].Neighbors {
+			n := &out.Spec.BGP.Routers[i].Neighbors[j]
+			if len(n.AddressFamilies) == 0 {
+				n.AddressFamilies = []frrv1.AddressFamily{frrv1.AddressFamilyUnicast}
+			}
+		}
+	}
+	return out
 }
 
 func sameAdvertisements(w, h *udnv1.RouteAdvertisements) bool {

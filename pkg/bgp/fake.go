@@ -43,7 +43,7 @@ func (f *Fake) Apply(_ context.Context, ops []Op) error {
 func (f *Fake) do(op Op) error {
 	switch o := op.Object.(type) {
 	case *frrv1.FRRConfiguration:
-		return doFake(f, op, &f.Configurations, *o.DeepCopy(), func(x *frrv1.FRRConfiguration) client.Object { return x })
+		return doFake(f, op, &f.Configurations, *withDefaults(o), func(x *frrv1.FRRConfiguration) client.Object { return x })
 	case *udnv1.RouteAdvertisements:
 		if op.Kind == SetStatus {
 			i := slices.IndexFunc(f.Advertisements, func(x udnv1.RouteAdvertisements) bool { return x.Name == o.Name })

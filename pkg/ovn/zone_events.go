@@ -254,7 +254,7 @@ func (z *Zone) nadDeleted(obj any) {
 	key := network.NADKey(o.Namespace, o.Name)
 	z.applyNADChange(key, func() []string { return z.nadIndex.Delete(key) })
 	z.failures.recordNAD(key, false)
-	z.enqueuePods(o.Namespace) // which a second primary network may have kept from theirs
+	z.enqueuePods(o.Namespace) // pods of a namespace with two primary networks wait until it has one
 }
 
 // applyNADChange changes the NAD index and enqueues the affected networks. It

@@ -285,3 +285,24 @@ func TestZoneReusesReleasedAddresses(t *testing.T) {
 		env.waitUntil("completed pod's port deleted", func() bool { return !env.has("red.net_red_p1") })
 	})
 }
+
+// A pod of a namespace with two primary networks has none, until one of their NADs is deleted: then at once.
+func TestZoneSecondPrimaryDeleted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newZoneEnv(t)
+		env.node(1, true)
+		env.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
+		env.nad("red", "other", "red_other", 2, "10.20.0.0/16/24")
+		env.run()
+		env.pod("red", "p", nil)
+		time.Sleep(10 * time.Minute) // the retries of the pod are rare by now
+		if got := env.networks("red", "p"); got["red/net"].MAC != "" || got["red/other"].MAC != "" {
+			t.Fatalf("with two primary networks: %v", got)
+		}
+		env.must(env.nads.K8sCniCncfIoV1().NetworkAttachmentDefinitions("red").Delete(context.Background(), "other", metav1.DeleteOptions{}))
+		time.Sleep(time.Second)
+		if got := env.networks("red", "p"); got["red/net"].MAC == "" {
+			t.Errorf("a second after one of them is deleted: %v", got)
+		}
+	})
+}

@@ -129,7 +129,8 @@ func (b *builder) render(namespace string) NAD {
 // remove adds the next step of removing a NAD.
 func (b *builder) remove(nad NAD, ownerDeleted bool) {
 	users := b.in.Users[nad.Namespace]
-	if len(users) > 0 && nad.Phase == Present && !ownerDeleted && b.in.Invalid == "" && b.in.ID != 0 && nad.OwnerUID == b.in.Request.UID {
+	repairable := nad.Phase == Present || nad.Finalizer // a deleted object accepts no new finalizer
+	if len(users) > 0 && repairable && !ownerDeleted && b.in.Invalid == "" && b.in.ID != 0 && nad.OwnerUID == b.in.Request.UID {
 		// Nodes apply a changed configuration only when all NADs of the network
 		// have it, so this one is updated too.
 		rendered := b.render(nad.Namespace)

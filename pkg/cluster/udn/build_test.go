@@ -201,7 +201,7 @@ func TestBuildNamespace(t *testing.T) {
 		{name: "no owner, terminating", have: ours(Terminating), want: "release"},
 		{name: "no owner, in use", have: ours(Terminating), users: []string{"red/p"}, problem: "in use"},
 		{name: "deleted by hand", req: r(), ns: &Namespace{Labeled: true}, have: ours(Terminating), want: "release", problem: "was deleted"},
-		{name: "deleted by hand in use", req: r(), ns: &Namespace{Labeled: true}, have: ours(Terminating), users: []string{"red/p"}, want: "add finalizer", problem: "was deleted"},
+		{name: "deleted by hand in use", req: r(), ns: &Namespace{Labeled: true}, have: ours(Terminating), users: []string{"red/p"}, want: "add finalizer, repair", problem: "was deleted"},
 		{name: "of a former owner", req: r(), ns: &Namespace{Labeled: true}, have: stale, want: "add finalizer, delete", problem: "of a deleted UserDefinedNetwork"},
 		{name: "invalid", req: r(), ns: &Namespace{Labeled: true}, invalid: "bad subnet", problem: "bad subnet"},
 		{name: "became invalid", req: r(), ns: &Namespace{Labeled: true}, have: ours(Present), invalid: "bad subnet", want: "add finalizer", problem: "bad subnet"},

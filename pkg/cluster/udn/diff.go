@@ -88,7 +88,7 @@ func Diff(want, have State) []Op {
 			create = append(create, Op{Kind: CreateNAD, Owner: want.Owner, NAD: w})
 		case w.Phase == Terminating && h.Phase == Present:
 			remove = append(remove, Op{Kind: DeleteNAD, Owner: want.Owner, NAD: w})
-		case w.Phase == Present && !w.SatisfiedBy(h):
+		case w.Phase == h.Phase && !w.SatisfiedBy(h):
 			repair = append(repair, Op{Kind: RepairNAD, Owner: want.Owner, NAD: w})
 		}
 	}

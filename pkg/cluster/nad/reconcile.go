@@ -325,13 +325,11 @@ func (r *Reconciler) namespaceFull(ctx context.Context, key Key) (bool, error) {
 	return n >= r.cfg.MaxNetworksPerNS, nil
 }
 
+// hasPrimaryLabel reports whether a namespace has the label for primary networks. It fails, and is
+// retried, while the cache has a NAD and not its namespace.
 func (r *Reconciler) hasPrimaryLabel(ctx context.Context, namespace string) (bool, error) {
 	ns := kube.Metadata("Namespace")
-	err := r.cache.Get(ctx, client.ObjectKey{Name: namespace}, ns)
-	if apierrors.IsNotFound(err) {
-		return false, nil
-	}
-	if err != nil {
+	if err := r.cache.Get(ctx, client.ObjectKey{Name: namespace}, ns); err != nil {
 		return false, fmt.Errorf("get namespace %s: %w", namespace, err)
 	}
 	_, ok := ns.Labels[network.LabelPrimaryUDN]

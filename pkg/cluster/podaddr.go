@@ -37,26 +37,23 @@ func addPodAddr(mgr manager.Manager, check *transportCheck, cfg config.Config, m
 	if err := r.Watch(c, mgr.GetCache()); err != nil {
 		return nil, err
 	}
-	has, err := hasKind(mgr, ipamClaim)
-	if err != nil {
-		return nil, err
-	}
-	if has {
-		return r, r.WatchClaims(c, mgr.GetCache())
+	r.WatchClaims(c, mgr.GetCache(), func() (bool, error) { return hasKind(mgr, ipamClaim) })
+	if has, err := r.DiscoverClaims(); err != nil || has {
+		return r, err
 	}
 	log.Warn("the CRD of IPAMClaims is not installed: pods that name an IPAMClaim wait until it is")
 	return r, mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
-		if err := wait.PollUntilContextCancel(ctx, crdPollInterval, false, func(context.Context) (bool, error) {
-			has, err := hasKind(mgr, ipamClaim)
+		err := wait.PollUntilContextCancel(ctx, crdPollInterval, false, func(context.Context) (bool, error) {
+			has, err := r.DiscoverClaims()
 			if err != nil {
 				log.Warn("cannot discover IPAMClaims, will retry", "error", err)
 			}
 			return has, nil
-		}); err != nil {
-			return nil // ctx ended
+		})
+		if err == nil { // or ctx has ended
+			log.Info("the CRD of IPAMClaims is installed now")
 		}
-		log.Info("the CRD of IPAMClaims is installed now")
-		return r.WatchClaims(c, mgr.GetCache())
+		return nil
 	}))
 }
 

@@ -202,6 +202,25 @@ func TestRestoreForeignEntry(t *testing.T) {
 	s.wantIPs("red", "own", "red/net", "10.20.0.3/24")
 }
 
+// A new leader may have started before the CRD of IPAMClaims was installed: it restores the claims'
+// addresses before it allocates any.
+func TestRestoreDiscoversClaims(t *testing.T) {
+	s := newSim(t)
+	s.namespace("red", true)
+	s.nad("red", "net", 7, "red_net", claimL2)
+	s.claim("red", "vm", "red_net")
+	vm := s.pod("red", "source", primaryRequest(`"ipam-claim-reference":"vm"`))
+	s.wantIPs("red", "source", "red/net", "10.20.0.3/24")
+	s.must(s.api.Delete(s.ctx, vm)) // the virtual machine is off
+	s.lateClaims = true
+	s.restart(s.r.lookup.Plan)
+	s.drain()
+	s.pod("red", "other", nil)
+	s.wantIPs("red", "other", "red/net", "10.20.0.4/24")
+	s.pod("red", "target", primaryRequest(`"ipam-claim-reference":"vm"`))
+	s.wantIPs("red", "target", "red/net", "10.20.0.3/24")
+}
+
 // Two pods of a deleted claim keep sharing its addresses, also after a restart.
 func TestClaimDeletedDuringMigration(t *testing.T) {
 	s := newSim(t)

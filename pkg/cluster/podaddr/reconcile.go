@@ -51,7 +51,11 @@ type Reconciler struct {
 	events events.EventRecorder
 	log    *slog.Logger
 
-	hasClaims atomic.Bool // the CRD of IPAMClaims is installed
+	hasClaims atomic.Bool // the CRD of IPAMClaims is installed, and they are watched
+	discover  struct {
+		sync.Mutex
+		watch func() error // watches IPAMClaims if they can be; see WatchClaims
+	}
 
 	mu       sync.Mutex
 	base     int64 // high-water mark of networks without a mark of their own

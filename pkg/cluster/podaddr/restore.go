@@ -101,8 +101,9 @@ func (r *Reconciler) restoreMarks(ctx context.Context) error {
 }
 
 func (r *Reconciler) listClaims(ctx context.Context) ([]ipamclaimv1.IPAMClaim, error) {
-	if !r.hasClaims.Load() {
-		return nil, nil
+	// A standby may be older than the CRD.
+	if has, err := r.DiscoverClaims(); err != nil || !has {
+		return nil, err
 	}
 	var all []ipamclaimv1.IPAMClaim
 	if err := kube.EachPage(ctx, r.live, &ipamclaimv1.IPAMClaimList{}, func(page *ipamclaimv1.IPAMClaimList) {

@@ -41,6 +41,8 @@ type sim struct {
 	uids   int
 	clock  time.Time
 	marks  idlease.Memory
+
+	lateClaims bool // the CRD of IPAMClaims is installed after the process has started, before Restore
 }
 
 // reporter is a *testing.T or a *rapid.T.
@@ -120,7 +122,11 @@ func (s *sim) restart(plan network.Plan) {
 	live := everyPhase{s.api}
 	s.target = &faultyTarget{Target: &Kube{Cache: s.api, Live: live, Client: s.api, Now: func() time.Time { return s.clock }}}
 	s.r = NewReconciler(plan, time.Hour, s.api, live, s.target, &s.marks, func() time.Time { return s.clock }, s.events, slog.New(slog.DiscardHandler))
-	s.r.hasClaims.Store(true)
+	if s.lateClaims {
+		s.r.discover.watch = func() error { s.r.hasClaims.Store(true); return nil }
+	} else {
+		s.r.hasClaims.Store(true)
+	}
 	s.queue = nil
 	s.r.setEnqueue(func(k Key) { s.queue = append(s.queue, k) })
 	s.must(s.r.Restore(s.ctx))

@@ -46,14 +46,31 @@ func (r *Reconciler) Watch(c controller.TypedController[Key], from cache.Cache) 
 	return nil
 }
 
-// WatchClaims adds the watch of IPAMClaims. Their CRD belongs to another project;
-// the caller calls WatchClaims when it is installed.
-func (r *Reconciler) WatchClaims(c controller.TypedController[Key], from cache.Cache) error {
-	if err := c.Watch(source.TypedKind(from, &ipamclaimv1.IPAMClaim{}, r.claimEvents())); err != nil {
-		return fmt.Errorf("watch IPAMClaims: %w", err)
+// WatchClaims makes Restore and DiscoverClaims add the watch of IPAMClaims to c once installed finds
+// their CRD, which belongs to another project.
+func (r *Reconciler) WatchClaims(c controller.TypedController[Key], from cache.Cache, installed func() (bool, error)) {
+	r.discover.watch = func() error {
+		has, err := installed()
+		if err != nil || !has {
+			return err
+		}
+		if err := c.Watch(source.TypedKind(from, &ipamclaimv1.IPAMClaim{}, r.claimEvents())); err != nil {
+			return fmt.Errorf("watch IPAMClaims: %w", err)
+		}
+		r.hasClaims.Store(true)
+		return nil
 	}
-	r.hasClaims.Store(true)
-	return nil
+}
+
+// DiscoverClaims watches IPAMClaims if their CRD is installed, and reports whether they are watched.
+func (r *Reconciler) DiscoverClaims() (bool, error) {
+	r.discover.Lock()
+	defer r.discover.Unlock()
+	if r.hasClaims.Load() || r.discover.watch == nil {
+		return r.hasClaims.Load(), nil
+	}
+	err := r.discover.watch()
+	return r.hasClaims.Load(), err
 }
 
 // setEnqueue sets the function that enqueues waiting pods and changed claims.

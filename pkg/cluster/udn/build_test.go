@@ -241,6 +241,30 @@ func TestBuildNamespace(t *testing.T) {
 	}
 }
 
+// The owner of a secondary network holds no namespace, unless the NAD of a primary one of that name remains.
+func TestHasPrimary(t *testing.T) {
+	nad := func(r *Request) NAD {
+		in := inputs(t, r)
+		in.Namespaces = []Namespace{{Name: "red", Labeled: true}}
+		want, _ := Build(in, State{Owner: in.Owner, NADs: map[string]NAD{}})
+		return want.NADs["red"]
+	}
+	subnet := udnv1.Layer3Subnet{CIDR: "10.100.0.0/16"}
+	for name, c := range map[string]struct {
+		nads map[string]NAD
+		want bool
+	}{
+		"primary":    {map[string]NAD{"red": nad(udnRequest(layer3(0, nil, subnet)))}, true},
+		"secondary":  {map[string]NAD{"red": nad(udnRequest(secondary(layer3(0, nil, subnet))))}, false},
+		"unreadable": {map[string]NAD{"red": {Config: "{"}}, true},
+		"elsewhere":  {map[string]NAD{"blue": nad(udnRequest(layer3(0, nil, subnet)))}, false},
+	} {
+		if got := (State{NADs: c.nads}).hasPrimary("red"); got != c.want {
+			t.Errorf("%s: %t", name, got)
+		}
+	}
+}
+
 // Requests that only NetConf rejects, not the API: errors name the field and the
 // remedy.
 func TestNetConfInvalid(t *testing.T) {

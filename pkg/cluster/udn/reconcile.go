@@ -82,11 +82,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, o Owner) (reconcile.Result, 
 	}
 	statusErr := r.target.Apply(ctx, status)
 
-	r.networkIDs.ReleaseClaims(o.String(), func(ns string) bool {
-		_, desired := want.NADs[ns]
-		_, actual := have.NADs[ns]
-		return desired || actual
-	})
+	r.networkIDs.ReleaseClaims(o.String(), func(ns string) bool { return want.hasPrimary(ns) || have.hasPrimary(ns) })
 	kept := false
 	gone := in.Request == nil && len(have.NADs) == 0
 	if gone {

@@ -158,6 +158,17 @@ type State struct {
 	Status    Status
 }
 
+// hasPrimary reports whether the owner has a NAD in the namespace that may be of a primary network. A
+// network that was recreated as secondary leaves the namespace to others.
+func (s State) hasPrimary(namespace string) bool {
+	n, ok := s.NADs[namespace]
+	if !ok {
+		return false
+	}
+	conf, err := network.ParseNetConf(n.Config)
+	return err != nil || conf.Role == string(network.RolePrimary)
+}
+
 // Status is what we write of an owner's status.
 type Status struct {
 	Conditions       []metav1.Condition

@@ -58,7 +58,16 @@ func TestHostNetworkPodsPolicy(t *testing.T) {
 		privileged = "may not be privileged"
 		capability = "may not add the capabilities"
 		netRaw     = "must drop NET_RAW"
+		processes  = "may not see the node's processes"
+		hostPath   = "may not mount directories of the node"
 	)
+	hostPID := with(true, dropping("ALL"))
+	hostPID.HostPID = true
+	mounting := with(true, dropping("ALL"))
+	mounting.Volumes = []corev1.Volume{{Name: "tmp", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}},
+		{Name: "cgroup", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/sys/fs/cgroup"}}}}
+	empty := with(true, dropping("ALL"))
+	empty.Volumes = mounting.Volumes[:1]
 	yes := true
 	rooted := dropping("ALL")
 	rooted.Privileged = &yes
@@ -90,6 +99,13 @@ func TestHostNetworkPodsPolicy(t *testing.T) {
 		{"all added", tenant, with(true, adding("ALL")), capability},
 		{"eBPF added", tenant, with(true, adding("BPF")), capability},
 		{"added in a sidecar", tenant, sidecar, capability},
+		{"any file of the node", tenant, with(true, adding("DAC_READ_SEARCH")), capability},
+		{"another kernel", tenant, with(true, adding("SYS_BOOT")), capability},
+		{"the node's processes", tenant, hostPID, processes},
+		{"the node's processes, in a trusted namespace", both, hostPID, ""},
+		{"a directory of the node", tenant, mounting, hostPath},
+		{"a directory of the node, in a trusted namespace", both, mounting, ""},
+		{"a directory of its own", tenant, empty, ""},
 		{"a harmless one added", tenant, with(true, adding("NET_BIND_SERVICE")), ""},
 		{"not in the host's network", tenant, with(false, nil), ""},
 		{"in a trusted namespace", both, with(true, rooted), ""},

@@ -25,9 +25,9 @@ type Cache struct {
 	ids         map[string]int                     // network name → id, from its last usable NAD
 	networks    map[int]map[string]network.Network // id → name → network; two while an id moves between networks
 	localnets   map[string]network.Network         // Localnet networks, by name
-	namespaces  map[string]Namespace               // those with a relevant label
-	pods        map[string]Pod                     // of this node, by namespace/name
-	podsByNS    map[string]map[string]struct{}     // namespace → keys of pods
+	namespaces  map[string]Namespace
+	pods        map[string]Pod                 // of this node, by namespace/name
+	podsByNS    map[string]map[string]struct{} // namespace → keys of pods
 	services    serviceIndex
 	removing    map[int]bool // deleted networks whose kernel state remains
 	nodeID      int
@@ -187,13 +187,18 @@ func (c *Cache) deleteNetwork(id int, name string) {
 func (c *Cache) SetNamespace(name string, n Namespace) (podsAffected, servicesAffected bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	changed := c.namespaces[name] != n
-	if n != (Namespace{}) {
-		c.namespaces[name] = n
-	} else {
-		delete(c.namespaces, name)
-	}
-	return changed && len(c.podsByNS[name]) > 0, changed && len(c.services.byNamespace[name]) > 0
+	was, seen := c.namespaces[name]
+	c.namespaces[name] = n
+	return (!seen || was != n) && len(c.podsByNS[name]) > 0, was != n && len(c.services.byNamespace[name]) > 0
+}
+
+// DeleteNamespace forgets a namespace. It returns what SetNamespace does.
+func (c *Cache) DeleteNamespace(name string) (podsAffected, servicesAffected bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	was, seen := c.namespaces[name]
+	delete(c.namespaces, name)
+	return seen && len(c.podsByNS[name]) > 0, was != Namespace{} && len(c.services.byNamespace[name]) > 0
 }
 
 // SetPod stores a pod of this node and returns whether it changed for the host
@@ -369,15 +374,16 @@ func (c *Cache) primaryID(namespace string) int {
 	return nad.Network.ID
 }
 
-// HostPods are the host-network pods of this node, by name.
+// HostPods are the host-network pods of this node, by name. The network of one whose namespace has not
+// been seen yet is unknown: the pod and its namespace come by different watches.
 func (c *Cache) HostPods() []hostnet.Pod {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var out []hostnet.Pod
 	for ns, keys := range c.podsByNS {
-		labels := c.namespaces[ns]
+		labels, seen := c.namespaces[ns]
 		id := c.primaryID(ns)
-		if labels.Labelled && id == 0 {
+		if !seen || labels.Labelled && id == 0 {
 			id = hostnet.NetworkUnknown
 		}
 		for key := range keys {
@@ -395,7 +401,7 @@ func (c *Cache) HostPods() []hostnet.Pod {
 
 // IsLocked reports whether the default-network interface of a pod of this node
 // is locked, and whether some of its ports are open. For an unknown pod the
-// namespace's label decides.
+// namespace's label decides; without the namespace, too, it is locked.
 func (c *Cache) IsLocked(key string) (locked, open bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -403,7 +409,8 @@ func (c *Cache) IsLocked(key string) (locked, open bool) {
 		return n.Role == network.RoleInfrastructureLocked, len(c.pods[key].Open) > 0
 	}
 	ns, _, _ := strings.Cut(key, "/")
-	return c.namespaces[ns].Labelled, false
+	labels, seen := c.namespaces[ns]
+	return !seen || labels.Labelled, false
 }
 
 // NetworkID is the id of the network with that name; 0 if the agent does not

@@ -25,7 +25,17 @@ func TestHostPods(t *testing.T) {
 			t.Errorf("%s: network %d, unbound %t, want %d, %t", what, p.NetworkID, p.Unbound, id, unbound)
 		}
 	}
+	expect("before the namespace", hostnet.NetworkUnknown, false)
+	if locked, _ := c.IsLocked("shop/new"); !locked {
+		t.Error("before the namespace, a new pod's interface is not locked")
+	}
+	if pods, _ := c.SetNamespace("shop", Namespace{}); !pods {
+		t.Error("the namespace without a label does not affect its pods")
+	}
 	expect("no label", 0, false)
+	if locked, _ := c.IsLocked("shop/new"); locked {
+		t.Error("without a label, a new pod's interface is locked")
+	}
 	c.SetNamespace("shop", Namespace{Labelled: true})
 	expect("labelled, without a NAD", hostnet.NetworkUnknown, false)
 	c.SetNAD(nad(cfg, "shop", "net", 7))

@@ -102,10 +102,15 @@ func (h eventHandlers) setNamespace(o *metav1.PartialObjectMetadata) {
 	h.networksChanged()
 }
 
-func (h eventHandlers) deleteNamespace(name string) { h.changeNamespace(name, Namespace{}) }
+func (h eventHandlers) deleteNamespace(name string) {
+	h.namespaceChanged(h.cache.DeleteNamespace(name))
+}
 
 func (h eventHandlers) changeNamespace(name string, n Namespace) {
-	podsAffected, servicesAffected := h.cache.SetNamespace(name, n)
+	h.namespaceChanged(h.cache.SetNamespace(name, n))
+}
+
+func (h eventHandlers) namespaceChanged(podsAffected, servicesAffected bool) {
 	if podsAffected || len(h.config.IngressNamespaces) > 0 {
 		h.queue.EnqueueHosts()
 	}

@@ -82,6 +82,7 @@ func TestIngressEvents(t *testing.T) {
 				return err == nil && strings.Join(st.Sets[set], ", ") == want
 			}
 		}
+		f.events().changeNamespace("edge", Namespace{})
 		router := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "edge", Name: "router", UID: "a", Annotations: map[string]string{}}}
 		f.events().setPod(router)
 		f.events().setPod(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "edge", Name: "proxy", UID: "b"}, Spec: corev1.PodSpec{HostNetwork: true}})

@@ -30,11 +30,9 @@ var _ cni.Ports = podPortManager{}
 // Ensure implements cni.Ports. All ports are of one pod.
 func (m podPortManager) Ensure(ctx context.Context, ports []cni.Port) error {
 	if len(ports) > 0 {
-		if o, ok := m.pod(ports[0].Namespace, ports[0].Pod); ok {
-			if pod, running := parsePod(o, m.log); running {
-				if err := m.hosts.lock(ctx, pod); err != nil {
-					return err
-				}
+		if pod, running := m.storePod(ports[0].Namespace, ports[0].Pod); running {
+			if err := m.hosts.lock(ctx, pod); err != nil {
+				return err
 			}
 		}
 	}
@@ -43,6 +41,28 @@ func (m podPortManager) Ensure(ctx context.Context, ports []cni.Port) error {
 		return err
 	}
 	return m.ovs.EnsurePods(ctx, toOVS(ports))
+}
+
+// storePod stores a pod in the agent's cache as the informer has it, whose event may still come, and
+// returns it; running is false if it is gone or has ended. An event that comes meanwhile is not undone: its
+// object is in the informer before its handler runs.
+func (m podPortManager) storePod(namespace, name string) (pod Pod, running bool) {
+	cache := m.hosts.cache
+	for {
+		o, ok := m.pod(namespace, name)
+		running = false
+		if ok {
+			pod, running = parsePod(o, m.log)
+		}
+		if running {
+			cache.SetPod(pod)
+		} else if cache.DeletePod(namespace + "/" + name) {
+			m.hosts.queue.EnqueueHosts()
+		}
+		if now, still := m.pod(namespace, name); still == ok && now == o {
+			return pod, running
+		}
+	}
 }
 
 // Delete implements cni.Ports.

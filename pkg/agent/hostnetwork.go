@@ -114,7 +114,7 @@ func (r *hostReconciler) firewallChanged(generation uint32) {
 	}
 }
 
-// lock returns once the default-network address of a pod is locked, if it must
+// lock returns once the default-network address of a pod in the cache is locked, if it must
 // be: restrictions are in place before the pod is reachable. Concurrent calls
 // share a reconcile. The error says what is not enforced. A failure to permit
 // something does not block the pod; the node condition reports it.
@@ -122,7 +122,6 @@ func (r *hostReconciler) lock(ctx context.Context, p Pod) error {
 	if len(p.lockedAddresses()) == 0 && !p.HostNetwork {
 		return nil
 	}
-	r.cache.SetPod(p)
 	run := r.runs.next()
 	r.queue.keys.Add(key{kind: kindHosts})
 	notEnforced, err := r.runs.wait(ctx, run)

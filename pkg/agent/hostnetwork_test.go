@@ -29,6 +29,7 @@ func TestLockFailsClosed(t *testing.T) {
 		"default": {IPs: []netip.Prefix{netip.MustParsePrefix("10.244.2.7/24")}, Role: network.RoleInfrastructureLocked}}}
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeNode(t)
+		f.agent.cache.SetPod(pod)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		if err := f.agent.hosts.lock(ctx, pod); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "shop/web") {
 			t.Errorf("before the cache is synced: %v", err)
@@ -69,6 +70,35 @@ func TestLockFailsClosed(t *testing.T) {
 			}
 		})
 	})
+}
+
+// TestStorePod: a pod that is deleted or replaced while an interface is attached to it stays so in the cache.
+func TestStorePod(t *testing.T) {
+	object := func(uid types.UID) *corev1.Pod {
+		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: uid}, Spec: corev1.PodSpec{HostNetwork: true}}
+	}
+	for name, c := range map[string]struct {
+		informer []*corev1.Pod // at each read, the last for good
+		want     string        // UID
+	}{
+		"unchanged": {[]*corev1.Pod{object("a")}, "a"},
+		"deleted":   {[]*corev1.Pod{object("a"), nil}, ""},
+		"replaced":  {[]*corev1.Pod{object("a"), object("b")}, "b"},
+		"unknown":   {[]*corev1.Pod{nil}, ""},
+	} {
+		f := newFakeNode(t)
+		reads := 0
+		m := podPortManager{hosts: f.agent.hosts, log: f.agent.log, pod: func(string, string) (*corev1.Pod, bool) {
+			o := c.informer[min(reads, len(c.informer)-1)]
+			reads++
+			return o, o != nil
+		}}
+		pod, running := m.storePod("shop", "web")
+		cached, ok := f.agent.cache.Pod("shop/web")
+		if running != (c.want != "") || ok != running || running && (string(pod.UID) != c.want || string(cached.UID) != c.want) {
+			t.Errorf("%s: returned %q, %t; cached %q, %t", name, pod.UID, running, cached.UID, ok)
+		}
+	}
 }
 
 // TestOpenPorts: eBPF and nftables get the open ports that a pod's annotation lists, and follow

@@ -54,7 +54,7 @@ func (b *builder) importedRoutes() {
 	routed := map[netip.Prefix]bool{}
 	for _, r := range b.in.ImportedRoutes {
 		for _, via := range r.NextHops {
-			if !network.SameFamily(via, r.Prefix) || r.Prefix.Bits() == 0 && slices.Contains(b.node.NextHops, via) {
+			if r.Prefix.Bits() == 0 && slices.Contains(b.node.NextHops, via) {
 				continue // or a route that uplink adds
 			}
 			hop := r.Prefix.String() + " " + via.String()

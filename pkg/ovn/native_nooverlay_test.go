@@ -122,19 +122,17 @@ func TestNativeNoOverlayDefault(t *testing.T) {
 	serve(t, b.NS, 9090, "node2")
 	serve(t, fab.router, 9090, "outside")
 	from := a.podNamespace("plain", "p")
-	for f := range 2 {
-		podA, podB, nodeA, nodeB, outside := pod(a).IPs[f].Addr(), pod(b).IPs[f].Addr(), a.node.Addresses[f].Addr(), b.node.Addresses[f].Addr(), a.node.NextHops[f]
-		for _, c := range []struct {
-			from string
-			to   netip.Addr
-			want string
-			seen netip.Addr
-		}{
-			{from, podB, "pod-on-node2", podA}, {from, nodeB, "node2", nodeA}, {from, outside, "outside", nodeA},
-			{b.NS, podA, "pod-on-node1", nodeB}, {fab.router, podA, "pod-on-node1", outside},
-		} {
+	type connection struct {
+		from string
+		to   netip.Addr
+		want string
+		seen netip.Addr
+	}
+	check := func(hops string, connections ...connection) {
+		t.Helper()
+		for _, c := range connections {
 			for _, protocol := range []string{"tcp", "udp"} {
-				eventually(t, fmt.Sprintf("%s to %s, %s", c.from, c.to, protocol), func() error {
+				eventually(t, fmt.Sprintf("%s to %s by %s, %s", c.from, c.to, hops, protocol), func() error {
 					server, seen, err := ask(c.from, protocol, netip.AddrPortFrom(c.to, 9090))
 					if err != nil || server != c.want || seen != c.seen.String() {
 						return fmt.Errorf("%q answers and sees %s, want %s and %s: %w", server, seen, c.want, c.seen, err)
@@ -143,6 +141,25 @@ func TestNativeNoOverlayDefault(t *testing.T) {
 				})
 			}
 		}
+	}
+	for f := range 2 {
+		podA, podB, nodeA, nodeB, outside := pod(a).IPs[f].Addr(), pod(b).IPs[f].Addr(), a.node.Addresses[f].Addr(), b.node.Addresses[f].Addr(), a.node.NextHops[f]
+		check("addresses", connection{from, podB, "pod-on-node2", podA}, connection{from, nodeB, "node2", nodeA}, connection{from, outside, "outside", nodeA},
+			connection{b.NS, podA, "pod-on-node1", nodeB}, connection{fab.router, podA, "pod-on-node1", outside})
+	}
+	// Unnumbered sessions: the next hop of both IP families' routes is a link-local address.
+	for i, z := range zones {
+		routes := fab.imported(i, plain)
+		for j := range routes {
+			hop := network.LinkLocal(zones[1-i].node.BridgeMAC)
+			routes[j].NextHops = []netip.Addr{hop}
+			mustRun(t, "ip", "-n", z.NS, "route", "replace", routes[j].Prefix.String(), "via", "inet6", hop.String(), "dev", z.node.Bridge)
+		}
+		converge(t, z.nb, plain, z.node, Inputs{Plan: testPlan(true), PhysicalNetwork: "physnet", BGP: fab.bgp(plain), ImportedRoutes: routes, Pods: []PodPort{pod(z)}})
+	}
+	for f := range 2 {
+		podA, podB, nodeB := pod(a).IPs[f].Addr(), pod(b).IPs[f].Addr(), b.node.Addresses[f].Addr()
+		check("link-local addresses", connection{from, podB, "pod-on-node2", podA}, connection{b.NS, podA, "pod-on-node1", nodeB})
 	}
 }
 

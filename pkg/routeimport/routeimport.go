@@ -79,14 +79,18 @@ func convert(r *netlink.Route, link int) (out Route, ok bool) {
 	if out.Prefix, ok = prefixOf(r); !ok {
 		return out, false
 	}
-	add := func(index int, gateway net.IP) {
+	// An IPv4 route may have an IPv6 next hop (RFC 5549), as those of unnumbered sessions.
+	add := func(index int, gateway net.IP, via netlink.Destination) {
+		if v, ok := via.(*netlink.Via); ok {
+			gateway = v.Addr
+		}
 		if hop, ok := netip.AddrFromSlice(gateway); ok && (link == 0 || index == link) {
 			out.NextHops = append(out.NextHops, hop.Unmap())
 		}
 	}
-	add(r.LinkIndex, r.Gw)
+	add(r.LinkIndex, r.Gw, r.Via)
 	for _, hop := range r.MultiPath {
-		add(hop.LinkIndex, hop.Gw)
+		add(hop.LinkIndex, hop.Gw, hop.Via)
 	}
 	slices.SortFunc(out.NextHops, netip.Addr.Compare)
 	out.NextHops = slices.Compact(out.NextHops)

@@ -39,11 +39,15 @@ func TestConvert(t *testing.T) {
 		route netlink.Route
 		want  Route // zero: none
 	}{
-		"IPv4":            {netlink.Route{Dst: v4, LinkIndex: 7, Gw: net.ParseIP("172.18.0.2")}, Route{netip.MustParsePrefix("10.10.1.0/24"), addrs("172.18.0.2")}},
-		"IPv6":            {netlink.Route{Dst: v6, LinkIndex: 7, Gw: net.ParseIP("fe80::2")}, Route{netip.MustParsePrefix("fd10::/64"), addrs("fe80::2")}},
-		"default":         {netlink.Route{Family: unix.AF_INET, LinkIndex: 7, Gw: net.ParseIP("172.18.0.2")}, Route{netip.MustParsePrefix("0.0.0.0/0"), addrs("172.18.0.2")}},
-		"IPv6 default":    {netlink.Route{Family: unix.AF_INET6, LinkIndex: 7, Gw: net.ParseIP("fd00::2")}, Route{netip.MustParsePrefix("::/0"), addrs("fd00::2")}},
-		"several":         {netlink.Route{Dst: v4, MultiPath: []*netlink.NexthopInfo{via(7, "172.18.0.9"), via(8, "192.0.2.1"), via(7, "172.18.0.2")}}, Route{netip.MustParsePrefix("10.10.1.0/24"), addrs("172.18.0.2", "172.18.0.9")}},
+		"IPv4":         {netlink.Route{Dst: v4, LinkIndex: 7, Gw: net.ParseIP("172.18.0.2")}, Route{netip.MustParsePrefix("10.10.1.0/24"), addrs("172.18.0.2")}},
+		"IPv6":         {netlink.Route{Dst: v6, LinkIndex: 7, Gw: net.ParseIP("fe80::2")}, Route{netip.MustParsePrefix("fd10::/64"), addrs("fe80::2")}},
+		"default":      {netlink.Route{Family: unix.AF_INET, LinkIndex: 7, Gw: net.ParseIP("172.18.0.2")}, Route{netip.MustParsePrefix("0.0.0.0/0"), addrs("172.18.0.2")}},
+		"IPv6 default": {netlink.Route{Family: unix.AF_INET6, LinkIndex: 7, Gw: net.ParseIP("fd00::2")}, Route{netip.MustParsePrefix("::/0"), addrs("fd00::2")}},
+		"several":      {netlink.Route{Dst: v4, MultiPath: []*netlink.NexthopInfo{via(7, "172.18.0.9"), via(8, "192.0.2.1"), via(7, "172.18.0.2")}}, Route{netip.MustParsePrefix("10.10.1.0/24"), addrs("172.18.0.2", "172.18.0.9")}},
+		"IPv4 by IPv6": {netlink.Route{Dst: v4, LinkIndex: 7, Via: &netlink.Via{AddrFamily: unix.AF_INET6, Addr: net.ParseIP("fe80::2")}},
+			Route{netip.MustParsePrefix("10.10.1.0/24"), addrs("fe80::2")}},
+		"several, by either": {netlink.Route{Dst: v4, MultiPath: []*netlink.NexthopInfo{via(7, "172.18.0.9"), {LinkIndex: 7, Via: &netlink.Via{AddrFamily: unix.AF_INET6, Addr: net.ParseIP("fe80::2")}}}},
+			Route{netip.MustParsePrefix("10.10.1.0/24"), addrs("172.18.0.9", "fe80::2")}},
 		"another link":    {route: netlink.Route{Dst: v4, LinkIndex: 8, Gw: net.ParseIP("192.0.2.1")}},
 		"no next hop":     {route: netlink.Route{Dst: v4, LinkIndex: 7}},
 		"unreachable":     {route: netlink.Route{Dst: v4, Type: unix.RTN_UNREACHABLE}},

@@ -33,7 +33,7 @@ import (
 type OVS interface {
 	ReadNode(ctx context.Context, name string, conf config.OVS, plan network.Plan) (network.Node, error)
 	SyncChassis(ctx context.Context, node network.Node, in ovs.Inputs) error
-	SyncManagement(ctx context.Context, node network.Node, nets []network.Network) error
+	SyncManagement(ctx context.Context, node network.Node, nets []network.Network, kept []int) error
 	ListPods(ctx context.Context) ([]ovs.PodPort, error)
 }
 
@@ -44,6 +44,7 @@ type Flows interface {
 	// that are reached from outside it. pods are the subnets of this node's pods.
 	SetNetwork(n network.Network, pods []netip.Prefix, ports []flows.ServicePort)
 	DeleteNetwork(id int)
+	Keep(ids []int)                    // flows of these networks stay while the networks are not set
 	MarkComplete()                     // every network is set: others' flows are removed
 	Isolate(ctx context.Context) error // returns once nothing passes between networks on the bridge
 }
@@ -217,7 +218,7 @@ func (a *Agent) start() {
 	for _, nad := range a.cache.MarkSynced() {
 		a.log.Warn("NetworkAttachmentDefinition is refused", "nad", nad.Key(), "network", nad.Network.Name, "error", nad.Err)
 	}
-	keys := []key{{kindNetwork, network.DefaultID}, {kindGateway, network.DefaultID}, {kind: kindPorts}, {kind: kindHosts}, {kind: kindNode}}
+	keys := []key{{kindNetwork, network.DefaultID}, {kindGateway, network.DefaultID}, {kind: kindPorts}, {kind: kindHosts}, {kind: kindNode}, {kind: kindAll}}
 	for _, n := range a.cache.Networks() {
 		keys = append(keys, key{kindNetwork, n.ID}, key{kindGateway, n.ID})
 	}
@@ -234,10 +235,25 @@ func (a *Agent) reconcile(ctx context.Context, k key) error {
 	err := a.reconcileKind(ctx, k)
 	a.metrics.observe(k.kind, time.Since(start), err)
 	a.failures.record(k, err)
-	if k.kind != kindNetwork || !a.networks.isSettling(k.id) {
+	if a.completes(k, err) {
 		a.firstSync.reconciled(k)
 	}
 	return err
+}
+
+// completes reports whether the reconcile of a key was what the first sync waits for, and not a step
+// before it.
+func (a *Agent) completes(k key, err error) bool {
+	switch k.kind {
+	case kindNetwork:
+		return !a.networks.isSettling(k.id)
+	case kindPorts:
+		_, known := a.networks.keptNetworks()
+		return known
+	case kindAll:
+		return err == nil
+	}
+	return true
 }
 
 func (a *Agent) reconcileKind(ctx context.Context, k key) error {

@@ -84,7 +84,8 @@ func TestRestart(t *testing.T) {
 		eventually(t, "networks ready", func() bool {
 			return f.state(5).State == StateReady && f.state(6).State == StateReady && f.state(7).State == StateReady
 		})
-		f.run(t) // a new agent, the same kernel
+		fake := &fakeFlows{}
+		f.run(t, func(p *Parts) { p.Flows = fake }) // a new agent, the same kernel
 		f.agent.cache.SetNAD(nad(f.agent.config, "ns0", "net", 5))
 		malformed := nad(f.agent.config, "ns2", "net", 7)
 		malformed.Err = errors.New("unreadable")
@@ -99,9 +100,15 @@ func TestRestart(t *testing.T) {
 		if s := f.state(5); s.State != StateReady || len(s.Pending) != 0 {
 			t.Errorf("existing network: %+v", s)
 		}
-		if !strings.Contains(f.dumpKernel(), "mp7-udn-vrf") {
-			t.Error("a malformed NAD removed its network")
+		eventually(t, "the first sync", func() bool { return f.agent.Ready() == nil })
+		if kernel := f.dumpKernel(); !strings.Contains(kernel, "mp7-udn-vrf") || !strings.Contains(kernel, "ovn-k8s-mp7 ") || strings.Contains(kernel, "ovn-k8s-mp6 ") {
+			t.Errorf("a malformed NAD removed its network, or a deleted network remains:\n%s", kernel)
 		}
+		fake.mu.Lock()
+		if !fake.complete || !slices.Equal(fake.kept, []int{7}) {
+			t.Errorf("flows are complete: %t, those of networks %v stay", fake.complete, fake.kept)
+		}
+		fake.mu.Unlock()
 		f.kernel.mu.Lock()
 		defer f.kernel.mu.Unlock()
 		for _, r := range f.kernel.deleted {
@@ -359,6 +366,7 @@ type fakeFlows struct {
 	localnets []string
 	networks  map[int][]flows.ServicePort
 	complete  bool
+	kept      []int
 }
 
 func (f *fakeFlows) SetNode(_ network.Node, localnets []network.Network) {
@@ -394,10 +402,17 @@ func (f *fakeFlows) DeleteNetwork(id int) {
 	delete(f.networks, id)
 }
 
+// MarkComplete implements Flows: what is to stay must be known by then.
 func (f *fakeFlows) MarkComplete() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.complete = true
+	f.complete = f.kept != nil
+}
+
+func (f *fakeFlows) Keep(ids []int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.kept = append([]int{}, ids...)
 }
 
 func (f *fakeFlows) has(names ...string) bool {

@@ -113,13 +113,19 @@ func (f *fakeNode) SyncChassis(context.Context, network.Node, ovs.Inputs) error 
 	return nil
 }
 
-func (f *fakeNode) SyncManagement(_ context.Context, _ network.Node, nets []network.Network) error {
+func (f *fakeNode) SyncManagement(_ context.Context, _ network.Node, nets []network.Network, kept []int) error {
 	f.mu.Lock()
 	f.portSyncs++
 	want := map[string]network.Network{}
 	for _, n := range nets {
 		if !f.noPorts {
 			want[n.ManagementPort()] = n
+		}
+	}
+	for _, id := range kept {
+		name := network.Network{ID: id}.ManagementPort()
+		if n, ok := f.ports[name]; ok {
+			want[name] = n
 		}
 	}
 	var changed []int

@@ -31,6 +31,15 @@ type networkReconciler struct {
 	mu       sync.Mutex
 	last     map[int]networkResult // by id
 	settling map[int]time.Time     // until when a network has its VRF device alone, by id
+	kept     []int                 // networks that stay as they are, because no NAD of theirs is usable; nil before the first reconcileAll
+}
+
+// keptNetworks returns the ids of the networks that stay as they are; known is false before the
+// first reconcileAll.
+func (r *networkReconciler) keptNetworks() (ids []int, known bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.kept, r.kept != nil
 }
 
 // deviceSettle is how long a new VRF device stays alone, without routes, rules and users, so that
@@ -200,23 +209,32 @@ func (r *networkReconciler) reconcileAll(ctx context.Context) error {
 		wanted[n.ID] = true
 		r.queue.keys.Add(key{kindNetwork, n.ID})
 	}
-	r.queue.enqueueBatched(kindPorts, kindHosts, kindNode)
+	r.queue.enqueueBatched(kindHosts, kindNode)
 	ids, tables, err := vrf.Leftovers(ctx, r.kernel, r.config.Plan, func(id int) bool { return wanted[id] })
 	if err != nil {
 		return err
 	}
 	var errs []error
+	kept := []int{}
 	for _, id := range ids {
 		name, err := r.orphanWithNAD(ctx, id)
 		switch {
 		case err != nil:
-			errs = append(errs, err)
+			errs, kept = append(errs, err), append(kept, id)
 		case name != "":
 			r.log.Warn("network is kept as it is: no NetworkAttachmentDefinition of it is usable", "network", name)
+			kept = append(kept, id)
 		default:
 			r.queue.keys.Add(key{kindNetwork, id})
 		}
 	}
+	r.mu.Lock()
+	r.kept = kept
+	r.mu.Unlock()
+	if r.flows != nil {
+		r.flows.Keep(kept)
+	}
+	r.queue.enqueueBatched(kindPorts)
 	for _, t := range tables {
 		result, err := vrf.RemoveTable(ctx, r.kernel, t)
 		r.logOperations(fmt.Sprintf("table %d", t), result)

@@ -20,11 +20,13 @@ type portReconciler struct {
 }
 
 // reconcile creates the networks' management ports and deletes all others. A
-// deleted network keeps its port until the network's kernel state is removed.
+// deleted network keeps its port until the network's kernel state is removed, and one without a usable
+// NAD as long as it has any.
 func (r *portReconciler) reconcile(ctx context.Context) error {
 	node := r.node.Node()
-	if node.ID == 0 {
-		return nil
+	kept, known := r.networks.keptNetworks()
+	if node.ID == 0 || !known {
+		return nil // reconcileAll enqueues the ports
 	}
 	nets := append([]network.Network{r.config.DefaultNetwork}, r.cache.Networks()...)
 	removing, last := r.cache.Removing(), r.networks.results()
@@ -33,7 +35,7 @@ func (r *portReconciler) reconcile(ctx context.Context) error {
 			nets = append(nets, result.network)
 		}
 	}
-	if err := r.ovs.SyncManagement(ctx, node, nets); err != nil {
+	if err := r.ovs.SyncManagement(ctx, node, nets, kept); err != nil {
 		return fmt.Errorf("management ports: %w", err)
 	}
 	return nil

@@ -35,15 +35,6 @@ const (
 	cacheTimeout = 10 * time.Second
 )
 
-// Sync applies the difference between the owner's actual and desired state.
-func Sync(ctx context.Context, t Target, owner Owner, want State) error {
-	have, err := t.Read(ctx, owner)
-	if err != nil {
-		return err
-	}
-	return t.Apply(ctx, Diff(want, have))
-}
-
 // Read implements Target.
 func (c *Client) Read(ctx context.Context, owner Owner) (State, error) {
 	if owner == OwnerChassis {

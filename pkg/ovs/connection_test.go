@@ -113,7 +113,7 @@ func TestTransactionTimeout(t *testing.T) {
 	for range 4 {
 		for name, f := range map[string]func(context.Context) error{
 			"a pod's ports":    func(ctx context.Context) error { return c.EnsurePods(ctx, podPorts("s")) },
-			"management ports": func(ctx context.Context) error { return c.SyncManagement(ctx, testNode(), nets) },
+			"management ports": func(ctx context.Context) error { return c.SyncManagement(ctx, testNode(), nets, nil) },
 		} {
 			if err := expectReturn(t, name, f); !errors.Is(err, ovsdb.ErrUnresponsive) {
 				t.Errorf("%s with an unresponsive database: %v", name, err)
@@ -123,7 +123,7 @@ func TestTransactionTimeout(t *testing.T) {
 	s.signal(syscall.SIGCONT)
 	c.db.Timeout = 0
 	eventually(t, "the database resumes", func(ctx context.Context) error {
-		return errors.Join(c.EnsurePods(ctx, podPorts("s")), c.SyncManagement(ctx, testNode(), nets))
+		return errors.Join(c.EnsurePods(ctx, podPorts("s")), c.SyncManagement(ctx, testNode(), nets, nil))
 	})
 	if have := must(c.Read(ctx, OwnerManagement)); len(have.Ports) != len(nets) {
 		t.Errorf("%d management ports, want %d", len(have.Ports), len(nets))

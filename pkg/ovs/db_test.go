@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -224,7 +225,7 @@ func TestManagementPorts(t *testing.T) {
 		}
 		full := testNetwork(451)
 		full.Subnets[0].CIDR = netip.MustParsePrefix("10.1.0.0/24") // has a subnet for node 1 only
-		err := c.SyncManagement(ctx, testNode(), append(nets, full))
+		err := c.SyncManagement(ctx, testNode(), append(nets, full), nil)
 		if err == nil || !strings.Contains(err.Error(), full.Name) {
 			t.Errorf("a network without a subnet for the node: got error %v", err)
 		}
@@ -237,10 +238,11 @@ func TestManagementPorts(t *testing.T) {
 			t.Errorf("management port is %+v", got)
 		}
 		nets[6].MTU = 1300
-		if err := c.SyncManagement(ctx, testNode(), nets[5:10]); err != nil {
+		kept := s.Ports["ovn-k8s-mp20"]
+		if err := c.SyncManagement(ctx, testNode(), nets[5:10], []int{7, 20, 999}); err != nil {
 			t.Fatal(err)
 		}
-		if s = must(c.Read(ctx, OwnerManagement)); len(s.Ports) != 5 || s.Ports["ovn-k8s-mp7"].MTU != 1300 {
+		if s = must(c.Read(ctx, OwnerManagement)); len(s.Ports) != 6 || s.Ports["ovn-k8s-mp7"].MTU != 1300 || !reflect.DeepEqual(s.Ports["ovn-k8s-mp20"], kept) {
 			t.Errorf("after the change: %+v", s.Ports)
 		}
 	})

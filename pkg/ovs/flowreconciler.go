@@ -44,7 +44,8 @@ type FlowReconciler struct {
 	localnets map[string]int  // VLANs of Localnet networks, by patch port
 	gateways  map[int]gateway // by network id
 	networks  map[string]int  // network ids by patch port
-	complete  bool            // gateways has every network
+	kept      map[int]bool    // networks, by id, that are not in gateways and whose flows stay
+	complete  bool            // gateways has every other network
 	isolated  bool            // Isolate has succeeded
 	changed   changes
 	wake      chan struct{}
@@ -149,6 +150,20 @@ func (r *FlowReconciler) DeleteNetwork(id int) {
 	r.notify()
 }
 
+// Keep makes the flows of the networks with these ids stay while the networks are not set.
+func (r *FlowReconciler) Keep(ids []int) {
+	kept := map[int]bool{}
+	for _, id := range ids {
+		kept[id] = true
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !maps.Equal(r.kept, kept) {
+		r.kept, r.changed.stale = kept, true
+		r.notify()
+	}
+}
+
 // MarkComplete says that every network is set: flows of others are removed from now on.
 func (r *FlowReconciler) MarkComplete() {
 	r.mu.Lock()
@@ -231,7 +246,7 @@ func (r *FlowReconciler) reconcile(ctx context.Context, c changes) error {
 	r.runs.Lock()
 	defer r.runs.Unlock()
 	r.mu.Lock()
-	node, localnets, gateways, complete := r.node, r.localnets, maps.Clone(r.gateways), r.complete
+	node, localnets, gateways, complete, kept := r.node, r.localnets, maps.Clone(r.gateways), r.complete, r.kept
 	r.mu.Unlock()
 	if node.Name == "" {
 		return errNoFacts
@@ -263,7 +278,7 @@ func (r *FlowReconciler) reconcile(ctx context.Context, c changes) error {
 			s.want[cookie] = want
 		}
 	}
-	err = r.write(ctx, before, c.stale, complete)
+	err = r.write(ctx, before, c.stale, func(cookie uint64) bool { return !complete || kept[flows.NetworkOf(cookie)] })
 	s.written = err == nil
 	return errors.Join(problems, err)
 }
@@ -318,8 +333,9 @@ func (s *flowState) networks(c changes, gateways map[int]gateway) []int {
 }
 
 // write writes the flows with the cookies of before, in one bundle. With read it compares all
-// with the switch's flows, and else with before.
-func (r *FlowReconciler) write(ctx context.Context, before map[uint64]flows.State, read, complete bool) error {
+// with the switch's flows, and else with before. Flows that are not wanted stay if keep says so of
+// their cookie, and they belong to a network.
+func (r *FlowReconciler) write(ctx context.Context, before map[uint64]flows.State, read bool, keep func(cookie uint64) bool) error {
 	s := &r.run
 	var want, have flows.State
 	if read {
@@ -333,12 +349,10 @@ func (r *FlowReconciler) write(ctx context.Context, before map[uint64]flows.Stat
 		for _, w := range s.want {
 			want = append(want, w...)
 		}
-		if !complete {
-			have = slices.DeleteFunc(have, func(f flows.Flow) bool {
-				_, known := s.want[f.Cookie]
-				return !known && f.Cookie != flows.CookieBase
-			})
-		}
+		have = slices.DeleteFunc(have, func(f flows.Flow) bool {
+			_, known := s.want[f.Cookie]
+			return !known && f.Cookie != flows.CookieBase && keep(f.Cookie)
+		})
 	} else {
 		for cookie := range before {
 			want, have = append(want, s.want[cookie]...), append(have, before[cookie]...)

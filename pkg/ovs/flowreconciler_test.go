@@ -117,7 +117,12 @@ func TestFlowsPerNetwork(t *testing.T) {
 	if n[red] < 5 || n[unknown.Cookie] != 1 {
 		t.Errorf("%d flows of red, %d of a network that is not set yet; want some, and 1", n[red], n[unknown.Cookie])
 	}
+	r.Keep([]int{99})
 	r.MarkComplete()
+	if n = reconcile("every network is set, or kept"); n[red] < 5 || n[unknown.Cookie] != 1 {
+		t.Errorf("%d flows of red, %d of a network that is kept; want some, and 1", n[red], n[unknown.Cookie])
+	}
+	r.Keep(nil)
 	if n = reconcile("every network is set"); n[red] < 5 || n[unknown.Cookie] != 0 {
 		t.Errorf("%d flows of red, %d of a network that does not exist; want some, and none", n[red], n[unknown.Cookie])
 	}

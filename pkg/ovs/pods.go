@@ -45,9 +45,9 @@ func (c *Client) syncChassis(ctx context.Context, node network.Node, in Inputs) 
 }
 
 // SyncManagement creates the management ports of these networks and deletes those
-// of other networks. It continues after an error, e.g. a network without a subnet
-// for this node, and returns all errors.
-func (c *Client) SyncManagement(ctx context.Context, node network.Node, nets []network.Network) error {
+// of other networks, except of the networks with the ids kept, whose ports it leaves as they are. It
+// continues after an error, e.g. a network without a subnet for this node, and returns all errors.
+func (c *Client) SyncManagement(ctx context.Context, node network.Node, nets []network.Network, kept []int) error {
 	ids, err := c.ExternalIDs(ctx)
 	if err != nil {
 		return err
@@ -63,8 +63,20 @@ func (c *Client) SyncManagement(ctx context.Context, node network.Node, nets []n
 		}
 		states = append(states, s)
 	}
-	errs = append(errs, Sync(ctx, c, OwnerManagement, Merge(states...)))
-	return errors.Join(errs...)
+	have, err := c.Read(ctx, OwnerManagement)
+	if err != nil {
+		return errors.Join(append(errs, err)...)
+	}
+	want := Merge(states...)
+	for _, id := range kept {
+		name := network.Network{ID: id}.ManagementPort()
+		if _, wanted := want.Ports[name]; !wanted {
+			if p, ok := have.Ports[name]; ok {
+				want.Ports[name] = p
+			}
+		}
+	}
+	return errors.Join(append(errs, c.Apply(ctx, Diff(want, have)))...)
 }
 
 // EnsurePods creates pods' ports in one transaction. It deletes a port of another

@@ -29,7 +29,7 @@ type change struct {
 	do, undo func()
 	done     []string         // what the rows have only after do
 	flows    map[arrival]bool // allowed only after do
-	broken   map[arrival]bool // what arrives, besides that, only if breakWalls follows
+	broken   map[arrival]bool // what arrives, besides that, only if breakIsolation follows
 	// setup and teardown surround the change: flows are allowed between them.
 	setup, teardown func()
 	// take gives a row of another client the name of one of do's rows, so that the zone applies the

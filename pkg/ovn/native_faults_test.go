@@ -225,12 +225,12 @@ func (w *faultWorld) testEditedRows(seed string) {
 			what := fmt.Sprintf("%s, edited while the zone runs: %t", c.name, running)
 			if !running {
 				w.zone.kill()
-				w.breakWalls()
+				w.breakIsolation()
 				w.probes.arrive(what+": what is denied arrives", union(w.broken, c.broken))
 				w.injector.arm(fault{})
 				w.start()
 			} else {
-				w.breakWalls()
+				w.breakIsolation()
 			}
 			w.reached(what, rows)
 			w.sync()
@@ -244,9 +244,9 @@ func (w *faultWorld) testEditedRows(seed string) {
 	}
 }
 
-// breakWalls edits rows: no port is locked, and the ports of blue's pod and of green's, if it
+// breakIsolation edits rows: no port is locked, and the ports of blue's pod and of green's, if it
 // exists, are on red's switch.
-func (w *faultWorld) breakWalls() {
+func (w *faultWorld) breakIsolation() {
 	w.t.Helper()
 	find := func(table, condition string) []string {
 		return strings.Fields(w.must("ovn-nbctl", "--no-leader-only", "--bare", "--columns=_uuid", "find", table, condition, `external_ids:"`+markOwner+`"=`+ownerValue))

@@ -188,7 +188,7 @@ type faultWorld struct {
 	pods     map[string]*faultPod
 	probes   *probes
 	proxies  []*native.Proxy
-	// What arrives: always; with what a change creates; and what breakWalls lets through besides, always
+	// What arrives: always; with what a change creates; and what breakIsolation lets through besides, always
 	// and with that.
 	always, withX, withGreen, withPort, withWeb map[arrival]bool
 	broken, brokenX, brokenGreen, brokenWeb     map[arrival]bool

@@ -50,11 +50,11 @@ var (
 	groupMasquerade   = &group{name: "another masquerade range", cost: 10 * time.Minute}
 	groupFaultPoints  = &group{name: "kill -9 of the agent after an operation", cost: 4 * time.Minute}
 	// Each with the arena.
-	groupAttacks = &group{name: "adversary: attempts", cost: 8 * time.Minute}
-	groupCapture = &group{name: "adversary: node ports", cost: 6 * time.Minute}
-	groupEarly   = &group{name: "adversary: new host-network pods", cost: 5 * time.Minute}
-	groupWalls   = &group{name: "adversary: walls", cost: 8 * time.Minute}
-	groupWrites  = &group{name: "adversary: writes", cost: 7 * time.Minute, once: true}
+	groupAttacks    = &group{name: "adversary: attempts", cost: 8 * time.Minute}
+	groupCapture    = &group{name: "adversary: node ports", cost: 6 * time.Minute}
+	groupEarly      = &group{name: "adversary: new host-network pods", cost: 5 * time.Minute}
+	groupMechanisms = &group{name: "adversary: mechanisms", cost: 8 * time.Minute}
+	groupWrites     = &group{name: "adversary: writes", cost: 7 * time.Minute, once: true}
 )
 
 // Sample leaves out groups of checks, so that the others fit into sampleBudget, and

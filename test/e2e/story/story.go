@@ -52,7 +52,7 @@ const (
 	phaseHost                   // host-network pods
 	phaseFaults                 // serial: kills processes, measures times
 	phaseDeletion               // serial
-	phaseArena                  // serial: the adversary's checks stop agents and remove walls
+	phaseArena                  // serial: the adversary's checks stop agents and remove mechanisms
 	phases
 )
 

@@ -16,56 +16,56 @@ import (
 	"bulkhead/test/adversary/way"
 )
 
-// wall is a mechanism that stops attacks by itself.
-type wall string
+// mechanism stops attacks by itself.
+type mechanism string
 
 const (
-	guardWall wall = "guard" // eBPF programs on interfaces, and on the packets of sockets
-	nftWall   wall = "nftables"
-	hookWall  wall = "socket hooks"
-	lsmWall   wall = "BPF LSM"
+	guardMechanism mechanism = "guard" // eBPF programs on interfaces, and on the packets of sockets
+	nftMechanism   mechanism = "nftables"
+	hookMechanism  mechanism = "socket hooks"
+	lsmMechanism   mechanism = "BPF LSM"
 )
 
-// removeWall are the commands that remove a wall. The agent is stopped meanwhile,
-// because it would restore the wall.
-var removeWall = map[wall]string{
-	guardWall: `for l in $P/links/if_*/* $P/links/root/bh_grd_*; do bpftool link detach pinned $l || exit 1; done`,
-	hookWall:  `for l in $P/links/pod_*/* $P/links/root/bh_prb_*; do bpftool link detach pinned $l || exit 1; done`,
-	lsmWall:   `rm $P/links/root/bh_lsm_*`,
-	nftWall:   `nft delete table inet bulkhead`,
+// removeMechanism are the commands that remove a mechanism. The agent is stopped meanwhile,
+// because it would restore the mechanism.
+var removeMechanism = map[mechanism]string{
+	guardMechanism: `for l in $P/links/if_*/* $P/links/root/bh_grd_*; do bpftool link detach pinned $l || exit 1; done`,
+	hookMechanism:  `for l in $P/links/pod_*/* $P/links/root/bh_prb_*; do bpftool link detach pinned $l || exit 1; done`,
+	lsmMechanism:   `rm $P/links/root/bh_lsm_*`,
+	nftMechanism:   `nft delete table inet bulkhead`,
 }
 
-// sample is a few attacks and the walls any of which stops them.
+// sample is a few attacks and the mechanisms any of which stops them.
 type sample struct {
 	what    string
 	by      []player
 	ways    []way.Attempt
 	victims []string
-	stops   []wall
-	// and lists walls that stop them only together.
-	and []wall
-	// unless is a wall that stops some of the attacks, depending on Open vSwitch's
+	stops   []mechanism
+	// and lists mechanisms that stop them only together.
+	and []mechanism
+	// unless is a mechanism that stops some of the attacks, depending on Open vSwitch's
 	// flow cache. While it stands, attacks that arrive are not judged.
-	unless wall
+	unless mechanism
 }
 
-func (s sample) stopped(walls []wall) bool {
-	has := func(w wall) bool { return slices.Contains(walls, w) }
+func (s sample) stopped(mechanisms []mechanism) bool {
+	has := func(w mechanism) bool { return slices.Contains(mechanisms, w) }
 	if slices.ContainsFunc(s.stops, has) {
 		return true
 	}
-	return len(s.and) > 0 && !slices.ContainsFunc(s.and, func(w wall) bool { return !has(w) })
+	return len(s.and) > 0 && !slices.ContainsFunc(s.and, func(w mechanism) bool { return !has(w) })
 }
 
-// wallsAlone removes the walls one after the other. An attack must not be heard while
-// a wall stands that stops it, and must be heard without.
-func (a *arena) wallsAlone(ctx context.Context) (string, error) {
+// eachMechanismAlone removes the mechanisms one after the other. An attack must not be heard while
+// a mechanism stands that stops it, and must be heard without.
+func (a *arena) eachMechanismAlone(ctx context.Context) (string, error) {
 	// Nothing is forwarded out of a VRF, whatever its routes: this one leads to the
 	// external host.
 	if err := a.routesOut(ctx, "replace"); err != nil {
 		return "", err
 	}
-	figures, err := a.takeWallsAway(ctx)
+	figures, err := a.removeMechanisms(ctx)
 	return figures, errors.Join(err, a.routesOut(context.WithoutCancel(ctx), "delete"))
 }
 
@@ -78,7 +78,7 @@ func (a *arena) routesOut(ctx context.Context, verb string) error {
 	return a.script(ctx, strings.Join(script, " && "))
 }
 
-func (a *arena) takeWallsAway(ctx context.Context) (string, error) {
+func (a *arena) removeMechanisms(ctx context.Context) (string, error) {
 	// The agent may still be removing what an earlier check has deleted.
 	if err := a.w.steady(ctx); err != nil {
 		return "", err
@@ -88,17 +88,17 @@ func (a *arena) takeWallsAway(ctx context.Context) (string, error) {
 		return "", err
 	}
 	total := 0
-	series := [][][]wall{ // the remaining walls, step by step
-		{{guardWall, hookWall}, {guardWall}, {}},
-		{{nftWall}, {}},
-		{{lsmWall}, {}},
+	series := [][][]mechanism{ // the remaining mechanisms, step by step
+		{{guardMechanism, hookMechanism}, {guardMechanism}, {}},
+		{{nftMechanism}, {}},
+		{{lsmMechanism}, {}},
 	}
 	if !a.w.Full {
-		i := a.w.sample("walls", len(series))
+		i := a.w.sample("mechanisms", len(series))
 		series = series[i : i+1]
 	}
 	for _, steps := range series {
-		standing := []wall{guardWall, nftWall, hookWall, lsmWall}
+		standing := []mechanism{guardMechanism, nftMechanism, hookMechanism, lsmMechanism}
 		// In each series: kubelet restarts an agent that has stopped for too long.
 		agents, err := processes(ctx, a.near, "/usr/bin/agent")
 		if err != nil || len(agents) == 0 {
@@ -110,21 +110,21 @@ func (a *arena) takeWallsAway(ctx context.Context) (string, error) {
 			if err == nil {
 				for _, w := range standing {
 					if !slices.Contains(left, w) {
-						err = errors.Join(err, a.script(ctx, "P=/sys/fs/bpf/bulkhead; "+removeWall[w]))
+						err = errors.Join(err, a.script(ctx, "P=/sys/fs/bpf/bulkhead; "+removeMechanism[w]))
 					}
 				}
 				standing = left
 			}
 			if err == nil {
 				var n int
-				n, err = a.withWalls(ctx, left)
+				n, err = a.withMechanisms(ctx, left)
 				total += n
 			}
 		}
 		// Continue the agent, and cause an event for it.
 		err = errors.Join(err, a.script(ctx, "kill -CONT "+agent+"; mkdir -p /sys/fs/cgroup/kubepods/podnudge; rmdir /sys/fs/cgroup/kubepods/podnudge"))
 		if err == nil {
-			err = a.w.Lab.Wait(ctx, "the agent to have put the walls back", func(ctx context.Context) (bool, string, error) {
+			err = a.w.Lab.Wait(ctx, "the agent to have put the mechanisms back", func(ctx context.Context) (bool, string, error) {
 				now, err := a.w.state(ctx, a.near, false)
 				if err != nil {
 					return false, "", err
@@ -137,7 +137,7 @@ func (a *arena) takeWallsAway(ctx context.Context) (string, error) {
 			return "", err
 		}
 	}
-	return fmt.Sprintf("%d attempts with walls missing, each as expected; then the agent put them back", total), nil
+	return fmt.Sprintf("%d attempts with mechanisms missing, each as expected; then the agent put them back", total), nil
 }
 
 func (a *arena) script(ctx context.Context, script string) error {
@@ -176,37 +176,37 @@ func (a *arena) samples(local bool) []sample {
 	out := adversary.ThroughNode("ovn-udn1", amber.MAC, amber.Addrs, a.amber, addrs(a.w.Lab.External()), way.Port)
 	plainOut := adversary.ThroughNode("eth0", grey.MAC, grey.Addrs, a.plain.Port, addrs(a.w.Lab.External()), way.Port)
 	// In local gateway mode the node's port is how pods of the default network reach the
-	// outside, whatever walls stand.
-	nodeOut := []wall{nftWall}
+	// outside, whatever mechanisms stand.
+	nodeOut := []mechanism{nftMechanism}
 	if local {
 		nodeOut = nil
 	}
 	return []sample{
-		{what: "control messages and scope ids, without a capability", by: []player{nobody}, victims: []string{"green-1"}, stops: []wall{guardWall, nftWall},
+		{what: "control messages and scope ids, without a capability", by: []player{nobody}, victims: []string{"green-1"}, stops: []mechanism{guardMechanism, nftMechanism},
 			ways: choose(func(x way.Attempt) bool {
 				return x.Socket == "udp" && slices.Equal(x.How, []string{"cmsg-pktinfo"}) || (x.Socket == "tcp" || x.Socket == "udp") && strings.Contains(x.To, "%ovn") && len(x.How) == 0
 			})},
-		{what: "devices chosen by pods outside the tenants", by: []player{outside}, victims: []string{"green-1"}, stops: []wall{guardWall, nftWall},
+		{what: "devices chosen by pods outside the tenants", by: []player{outside}, victims: []string{"green-1"}, stops: []mechanism{guardMechanism, nftMechanism},
 			ways: choose(func(x way.Attempt) bool {
 				return (x.Socket == "udp" || x.Socket == "tcp") && slices.Equal(x.How, []string{"bindtodevice"})
 			})},
-		{what: "raw sockets", by: []player{tenant, outside}, victims: []string{"green-1"}, stops: []wall{guardWall, nftWall},
+		{what: "raw sockets", by: []player{tenant, outside}, victims: []string{"green-1"}, stops: []mechanism{guardMechanism, nftMechanism},
 			ways: choose(func(x way.Attempt) bool {
 				return x.Socket == "raw-icmp" && (has(x, "cmsg-pktinfo") || len(x.How) == 1 && strings.HasPrefix(x.How[0], "cmsg-mark")) || x.Socket == "hdrincl" && has(x, "cmsg-pktinfo")
 			})},
-		{what: "frames on the network's port and the pod's interface", by: []player{tenant}, victims: []string{"green-1"}, stops: []wall{guardWall, lsmWall}, ways: slices.Concat(frames(a.green.Port.Name, ""), frames(v.Link.Name, ""))},
-		{what: "frames past the queueing discipline", by: []player{tenant}, victims: []string{"green-1"}, stops: []wall{lsmWall}, and: []wall{guardWall, hookWall}, unless: guardWall, ways: frames(a.green.Port.Name, "bypass")},
-		{what: "frames on loopback with the network's mark", by: []player{tenant}, victims: []string{"green-1"}, stops: []wall{guardWall, nftWall, lsmWall}, ways: loopback},
+		{what: "frames on the network's port and the pod's interface", by: []player{tenant}, victims: []string{"green-1"}, stops: []mechanism{guardMechanism, lsmMechanism}, ways: slices.Concat(frames(a.green.Port.Name, ""), frames(v.Link.Name, ""))},
+		{what: "frames past the queueing discipline", by: []player{tenant}, victims: []string{"green-1"}, stops: []mechanism{lsmMechanism}, and: []mechanism{guardMechanism, hookMechanism}, unless: guardMechanism, ways: frames(a.green.Port.Name, "bypass")},
+		{what: "frames on loopback with the network's mark", by: []player{tenant}, victims: []string{"green-1"}, stops: []mechanism{guardMechanism, nftMechanism, lsmMechanism}, ways: loopback},
 		// Pods outside the tenants may open packet sockets, and sendto names a device
 		// even on one that is not bound to any.
-		{what: "frames on loopback with the network's mark, from outside the tenants", by: []player{outside}, victims: []string{"green-1"}, stops: []wall{guardWall, nftWall}, ways: loopback},
-		{what: "kubelet's mark on packets to a locked address", by: []player{tenant, outside}, victims: []string{"green-1"}, stops: []wall{guardWall, nftWall}, ways: byMark},
-		{what: "the overlay's datagrams by socket", by: []player{nobody, outside}, victims: []string{"green-2"}, stops: []wall{guardWall}, ways: tunnel("geneve")},
-		{what: "the overlay's datagrams by frame", by: []player{outside}, victims: []string{"green-2"}, stops: []wall{guardWall}, ways: tunnel("packet")},
-		{what: "advertisements and DHCP answers of a pod", by: []player{host("green-3")}, victims: []string{"green-1"}, stops: []wall{guardWall}, ways: adversary.FromPod("ovn-udn1", green3.MAC, green3.Addrs, v, false)},
-		{what: "neighbour discovery for a locked interface", by: []player{host("grey-1")}, victims: []string{"green-1"}, stops: []wall{guardWall},
+		{what: "frames on loopback with the network's mark, from outside the tenants", by: []player{outside}, victims: []string{"green-1"}, stops: []mechanism{guardMechanism, nftMechanism}, ways: loopback},
+		{what: "kubelet's mark on packets to a locked address", by: []player{tenant, outside}, victims: []string{"green-1"}, stops: []mechanism{guardMechanism, nftMechanism}, ways: byMark},
+		{what: "the overlay's datagrams by socket", by: []player{nobody, outside}, victims: []string{"green-2"}, stops: []mechanism{guardMechanism}, ways: tunnel("geneve")},
+		{what: "the overlay's datagrams by frame", by: []player{outside}, victims: []string{"green-2"}, stops: []mechanism{guardMechanism}, ways: tunnel("packet")},
+		{what: "advertisements and DHCP answers of a pod", by: []player{host("green-3")}, victims: []string{"green-1"}, stops: []mechanism{guardMechanism}, ways: adversary.FromPod("ovn-udn1", green3.MAC, green3.Addrs, v, false)},
+		{what: "neighbour discovery for a locked interface", by: []player{host("grey-1")}, victims: []string{"green-1"}, stops: []mechanism{guardMechanism},
 			ways: discovery(adversary.FromPod("eth0", grey.MAC, grey.Addrs, a.victim("green-1", true), true))},
-		{what: "a pod's packets out by the node's port", by: []player{host("amber-1")}, victims: []string{"external"}, stops: []wall{nftWall}, ways: out},
+		{what: "a pod's packets out by the node's port", by: []player{host("amber-1")}, victims: []string{"external"}, stops: []mechanism{nftMechanism}, ways: out},
 		{what: "a pod's packets out by the node's default port", by: []player{host("grey-1")}, victims: []string{"external"}, stops: nodeOut, ways: plainOut},
 	}
 }
@@ -217,8 +217,8 @@ func discovery(list []way.Attempt) []way.Attempt {
 	return slices.DeleteFunc(list, func(x way.Attempt) bool { return !slices.Contains(kinds, x.Frame) || x.Frame == "redirect" })
 }
 
-// withWalls plays all samples while only the given walls stand.
-func (a *arena) withWalls(ctx context.Context, standing []wall) (int, error) {
+// withMechanisms plays all samples while only the given mechanisms stand.
+func (a *arena) withMechanisms(ctx context.Context, standing []mechanism) (int, error) {
 	local, err := a.w.localGateway(ctx)
 	if err != nil {
 		return 0, err
@@ -251,7 +251,7 @@ func (a *arena) withWalls(ctx context.Context, standing []wall) (int, error) {
 	}
 	// Green talks to its node, for the programs that listen there.
 	said := trials([]player{{pod: a.pods["green-1"]}}, pings(a.green.Nodes))
-	// These arrive whatever walls stand. They come last, so that hearing them shows
+	// These arrive whatever mechanisms stand. They come last, so that hearing them shows
 	// that all earlier packets have arrived or never will.
 	end := trials([]player{a.admin()}, pings(slices.Concat(a.victim("green-1", false).Addrs, a.victim("green-2", false).Addrs)))
 	for i := range end {
@@ -305,7 +305,7 @@ func (a *arena) withWalls(ctx context.Context, standing []wall) (int, error) {
 	}
 	for _, p := range spies {
 		for i, h := range heard[p.String()] {
-			by := []wall{guardWall, guardWall, lsmWall}[i]
+			by := []mechanism{guardMechanism, guardMechanism, lsmMechanism}[i]
 			// Packets of its own network it may hear; only green's count.
 			green := slices.ContainsFunc(said, func(t trial) bool { return slices.Contains(h.IDs, t.attempt.ID) })
 			if got, want := green, !slices.Contains(standing, by); got != want {

@@ -70,7 +70,7 @@ func (t translations) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 
 // forgetStale removes UDP connections to node ports and host ports that are gone or are
 // another network's now. The kernel translates a connection by its first packet, and a UDP
-// client that goes on to send keeps it alive.
+// client that continues to send keeps it alive.
 func forgetStale(t translations) error {
 	var failed []error
 	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {

@@ -19,23 +19,23 @@ func TestStale(t *testing.T) {
 		to, answered string
 		want         bool
 	}{
-		"the network has the port":          {unix.IPPROTO_UDP, "192.0.2.10:30080", "169.254.0.13:30080", false},
-		"another network has it now":        {unix.IPPROTO_UDP, "192.0.2.10:30080", "169.254.0.11:30080", true},
-		"nobody has it any more":            {unix.IPPROTO_UDP, "192.0.2.10:30082", "169.254.0.13:30082", true},
-		"nobody has it in this IP family":   {unix.IPPROTO_UDP, "[2001:db8::10]:30080", "[fd69::b]:30080", true},
-		"a TCP connection goes on":          {unix.IPPROTO_TCP, "192.0.2.10:30082", "169.254.0.13:30082", false},
-		"the node's own server":             {unix.IPPROTO_UDP, "192.0.2.10:53", "192.0.2.10:53", false},
-		"translated by somebody else":       {unix.IPPROTO_UDP, "192.0.2.10:30082", "10.0.0.1:30082", false},
-		"not to the node's address":         {unix.IPPROTO_UDP, "192.0.2.11:30082", "169.254.0.13:30082", false},
-		"a pod has the host port":           {unix.IPPROTO_UDP, "192.0.2.10:54", "169.254.0.11:54", false},
-		"another network's pod had it":      {unix.IPPROTO_UDP, "192.0.2.10:54", "169.254.0.13:54", true},
-		"a pod has the port at loopback":    {unix.IPPROTO_UDP, "127.0.0.1:54", "169.254.0.7:54", false},
-		"nobody has the port at loopback":   {unix.IPPROTO_UDP, "127.0.0.1:55", "169.254.0.7:55", true},
-		"traffic policy Local":              {unix.IPPROTO_UDP, "192.0.2.10:30090", "169.254.0.24:30090", false},
-		"traffic policy Local, IPv6":        {unix.IPPROTO_UDP, "[2001:db8::10]:30090", "[fd69::18]:30090", false},
-		"another service with Local has it": {unix.IPPROTO_UDP, "192.0.2.10:30090", "169.254.0.26:30090", true},
-		"it has another node port now":      {unix.IPPROTO_UDP, "192.0.2.10:30090", "169.254.0.24:30091", true},
-		"to a router, without translation":  {unix.IPPROTO_UDP, "169.254.0.13:30082", "169.254.0.13:30082", false},
+		"the network has the port":            {unix.IPPROTO_UDP, "192.0.2.10:30080", "169.254.0.13:30080", false},
+		"another network has it now":          {unix.IPPROTO_UDP, "192.0.2.10:30080", "169.254.0.11:30080", true},
+		"no network has it any more":          {unix.IPPROTO_UDP, "192.0.2.10:30082", "169.254.0.13:30082", true},
+		"no network has it in this IP family": {unix.IPPROTO_UDP, "[2001:db8::10]:30080", "[fd69::b]:30080", true},
+		"a TCP connection continues":          {unix.IPPROTO_TCP, "192.0.2.10:30082", "169.254.0.13:30082", false},
+		"the node's own server":               {unix.IPPROTO_UDP, "192.0.2.10:53", "192.0.2.10:53", false},
+		"translated by somebody else":         {unix.IPPROTO_UDP, "192.0.2.10:30082", "10.0.0.1:30082", false},
+		"not to the node's address":           {unix.IPPROTO_UDP, "192.0.2.11:30082", "169.254.0.13:30082", false},
+		"a pod has the host port":             {unix.IPPROTO_UDP, "192.0.2.10:54", "169.254.0.11:54", false},
+		"another network's pod had it":        {unix.IPPROTO_UDP, "192.0.2.10:54", "169.254.0.13:54", true},
+		"a pod has the port at loopback":      {unix.IPPROTO_UDP, "127.0.0.1:54", "169.254.0.7:54", false},
+		"no pod has the port at loopback":     {unix.IPPROTO_UDP, "127.0.0.1:55", "169.254.0.7:55", true},
+		"traffic policy Local":                {unix.IPPROTO_UDP, "192.0.2.10:30090", "169.254.0.24:30090", false},
+		"traffic policy Local, IPv6":          {unix.IPPROTO_UDP, "[2001:db8::10]:30090", "[fd69::18]:30090", false},
+		"another service with Local has it":   {unix.IPPROTO_UDP, "192.0.2.10:30090", "169.254.0.26:30090", true},
+		"it has another node port now":        {unix.IPPROTO_UDP, "192.0.2.10:30090", "169.254.0.24:30091", true},
+		"to a router, without translation":    {unix.IPPROTO_UDP, "169.254.0.13:30082", "169.254.0.13:30082", false},
 	} {
 		if got := in.udpTranslations().stale(c.protocol, netip.MustParseAddrPort(c.to), netip.MustParseAddrPort(c.answered)); got != c.want {
 			t.Errorf("%s: stale is %v", name, got)
@@ -43,7 +43,7 @@ func TestStale(t *testing.T) {
 	}
 }
 
-// TestKernelStaleUDP: a UDP client that goes on to send from its port reaches the network
+// TestKernelStaleUDP: a UDP client that continues to send from its port reaches the network
 // that has the node port now.
 func TestKernelStaleUDP(t *testing.T) {
 	newNetns(t)

@@ -14,7 +14,7 @@ import (
 const attempts = 10
 
 // Retry calls dump until the kernel does not report that a change has interrupted it, at most
-// attempts times. dump must begin anew each time. The error is that of the last call.
+// attempts times. dump must start from the beginning each time. The error is that of the last call.
 func Retry(dump func() error) error {
 	var err error
 	for range attempts {

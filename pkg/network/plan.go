@@ -72,7 +72,7 @@ const GeneveOverhead = 100
 
 // CheckMTU returns an error if the network between nodes does not carry n's packets. A Localnet
 // network's depend on its physical network, which the plan does not know. It is for new
-// networks: one that exists when underlay-mtu is lowered goes on.
+// networks: one that exists when underlay-mtu is lowered keeps working.
 func (p Plan) CheckMTU(n Network) error {
 	limit, less := p.UnderlayMTU, ""
 	switch {

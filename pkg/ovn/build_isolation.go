@@ -16,7 +16,7 @@ import (
 // network of pods with another primary network.
 const LockedPortGroup = "bulkhead_locked"
 
-// ACLs have four tiers, which OVN evaluates in their order. A "pass" goes on to the
+// ACLs have four tiers, which OVN evaluates in their order. A "pass" continues in the
 // next:
 //
 //	0  isolation: below

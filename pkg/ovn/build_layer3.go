@@ -54,7 +54,7 @@ func (b *builder) transit() {
 	}
 	ts := b.net.TransitSwitch()
 	// With vlan-passthru the switch has no flows that answer ARP and neighbour
-	// solicitations. Nobody asks there: OVN's routers know each other's addresses by their
+	// solicitations. Nothing asks there: OVN's routers know each other's addresses by their
 	// ports, and drop frames with a VLAN tag themselves.
 	b.interconnSwitch(ts, map[string]string{"vlan-passthru": "true"})
 	b.connect(link{

@@ -11,7 +11,7 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// computations returns how often a daemon has computed each of its engine's nodes anew.
+// computations returns how often a daemon has recomputed each of its engine's nodes.
 func (h *host) computations(daemon string) map[string]int {
 	h.t.Helper()
 	out := h.must("ovn-appctl", "-t", h.Path(daemon+".ctl"), "inc-engine/show-stats")
@@ -29,7 +29,7 @@ func (h *host) computations(daemon string) map[string]int {
 }
 
 // One more pod costs OVN the computation of its port, on a network of either topology: with
-// hundreds of networks, computing everything anew takes many seconds.
+// hundreds of networks, recomputing everything takes many seconds.
 func TestNativePodIsIncremental(t *testing.T) {
 	r, zones := nativeZones(t)
 	a := zones[0]
@@ -68,7 +68,7 @@ func TestNativePodIsIncremental(t *testing.T) {
 				if _, ok := after[node]; !ok {
 					t.Errorf("%s has no engine node %s", daemon, node)
 				} else if more := after[node] - before[daemon][node]; more > 0 {
-					t.Errorf("%s: %s of %s was computed anew %d times for three pods", n.net.Name, node, daemon, more)
+					t.Errorf("%s: %s of %s was recomputed %d times for three pods", n.net.Name, node, daemon, more)
 				}
 			}
 		}

@@ -32,7 +32,7 @@ func (z *Zone) updateClusterPorts(pod *corev1.Pod, st *podState) {
 	key := pod.Namespace + "/" + pod.Name
 	entries, err := network.ParsePodNetworks(pod.Annotations[network.AnnotationPodNetworks])
 	if err != nil {
-		return // nobody but our roles writes it, and the cluster role repairs it
+		return // only our roles write it, and the cluster role repairs it
 	}
 	set := func(k string, g attachment) {
 		if was, ok := st.ports[k]; ok && reflect.DeepEqual(was, g) {

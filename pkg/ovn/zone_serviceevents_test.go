@@ -19,7 +19,7 @@ import (
 
 // Events of services, namespaces and NADs arrive in any order, because each kind has an
 // informer of its own. Whenever services are built in between, after the last event each is
-// as it would be built anew.
+// as it would be rebuilt.
 func TestZoneServiceEventsInAnyOrder(t *testing.T) {
 	seeds := uint64(1000)
 	if testing.Short() {
@@ -170,7 +170,7 @@ func (w *eventWorld) text(net, key string) string {
 	return strings.Join(out, " ")
 }
 
-// check builds what is enqueued, and fails if a service would be built anew as something else.
+// check builds what is enqueued, and fails if a service would be rebuilt as something else.
 func (w *eventWorld) check() {
 	w.build()
 	for _, net := range eventNetworks {

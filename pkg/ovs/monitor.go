@@ -91,7 +91,7 @@ func monitorFlows(ctx context.Context, socket string, changed func(cookie uint64
 				changed(cookie)
 			}
 			active = true
-		case ofVendor: // the monitor pauses, or goes on
+		case ofVendor: // the monitor pauses, or continues
 			changed(0)
 		case ofError:
 			changed(0)

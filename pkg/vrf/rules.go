@@ -46,7 +46,7 @@ import (
 //	4900       the end of the tree
 //	4901       packets to masquerade addresses: lookup of network.MasqueradeTable
 //
-// The node's shared rules belong to the cluster default network. Branches belong to nobody:
+// The node's shared rules belong to the cluster default network. Branches belong to no network:
 // Target adds them with the first leaf below them, and deletes them with the last.
 const (
 	ownPriority        = network.RuleOut

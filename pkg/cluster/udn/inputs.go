@@ -78,7 +78,7 @@ func (r *Reconciler) network(ctx context.Context, in *Inputs, have State) error 
 	in.ID = r.networkIDs.IDOf(in.Owner.Network())
 	conf, nw, err := req.NetConf(r.cfg.Plan)
 	if err == nil && in.ID == 0 {
-		// A network that exists when underlay-mtu is lowered goes on: its nodes report what
+		// A network that exists when underlay-mtu is lowered keeps working: its nodes report what
 		// they carry.
 		err = r.cfg.Plan.CheckMTU(nw)
 	}

@@ -56,8 +56,8 @@ func runCluster(ctx context.Context, cfg config.Config, log *slog.Logger) error 
 	return cluster.Run(ctx, cfg, rest, log)
 }
 
-// runZone is --role=zone. It is ready when every network that existed at the
-// start is built.
+// runZone is --role=zone. It is ready once every network that existed at the
+// start is built, or has failed by itself.
 func runZone(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 	clients, err := kube.NewClients(cfg.Kubernetes, "bulkhead-zone")
 	if err != nil {

@@ -148,10 +148,8 @@ func reasonOf(err error, k key) string {
 		return "ManagementPortsNotConfigured"
 	case k.kind == kindHosts:
 		return "HostNetworkNotConfigured"
-	case k.kind == kindNode, k.kind == kindConflicts:
+	default: // the node, everything, or what other programs configure
 		return "NodeNotConfigured"
-	default:
-		return "Failed"
 	}
 }
 

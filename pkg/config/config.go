@@ -182,6 +182,8 @@ func (r *raw) build() (Config, error) {
 	p := &c.Plan
 	if p.ClusterSubnets, err = network.ParseSubnets(r.Default.ClusterSubnets, network.Layer3); err != nil {
 		fail("default", "cluster-subnets", err)
+	} else if first, second, ok := network.DuplicateFamily(network.Network{Subnets: p.ClusterSubnets}.CIDRs()); ok {
+		fail("default", "cluster-subnets", fmt.Errorf("%s and %s have the same IP family: keep one of them", first, second))
 	}
 	for _, l := range []struct {
 		key, raw string

@@ -53,6 +53,8 @@ func TestRefused(t *testing.T) {
 		"bad number":      {ini: "[default]\nmtu=big\n", want: "big"},
 		"bad CIDR":        {args: []string{"--service-cidrs=10.96.0.0"}, want: "service-cidrs"},
 		"overlap":         {args: []string{"--service-cidrs=10.244.0.0/20"}, want: "overlaps"},
+		"two subnets":     {args: []string{"--cluster-subnets=10.244.0.0/16/24,10.245.0.0/16/24"}, want: "[default] cluster-subnets: 10.244.0.0/16 and 10.245.0.0/16 have the same IP family: keep one of them"},
+		"too small":       {args: []string{"--join-subnets=100.64.0.0/21"}, want: "join-subnets 100.64.0.0/21 is too small for 4094 nodes: use a prefix of length 20 or shorter"},
 		"two IPv4 CIDRs":  {args: []string{"--join-subnets=100.64.0.0/16,100.66.0.0/16"}, want: "100.64.0.0/16 and 100.66.0.0/16 have the same IP family"},
 		"unknown flag":    {args: []string{"--mtuu=1"}, want: "mtuu"},
 		"argument":        {args: []string{"start"}, want: `"start"`},

@@ -181,7 +181,7 @@ func (c NetConf) Network(id int, plan Plan) (Network, error) {
 	}{{"joinSubnet", n.JoinSubnets, maxNodes}, {"transitSubnet", n.Transit, maxTransit}} {
 		for _, p := range list.prefixes {
 			if size(p).Cmp(list.min) < 0 {
-				return n, fmt.Errorf("%s %s is too small for %d nodes: use a prefix of length %d or shorter", list.key, p, MaxNodeID, p.Addr().BitLen()-13)
+				return n, fmt.Errorf("%s %s is too small for %d nodes: use a prefix of length %d or shorter", list.key, p, MaxNodeID, longestPrefix(p, list.min))
 			}
 		}
 	}

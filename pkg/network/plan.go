@@ -42,7 +42,7 @@ func (p Plan) Validate() error {
 	}{{"join-subnets", p.Join, maxNodes}, {"udn-join-subnets", p.UDNJoin, maxNodes}, {"transit-subnets", p.Transit, maxTransit}} {
 		for _, j := range set.prefixes {
 			if size(j).Cmp(set.min) < 0 {
-				return fmt.Errorf("%s %s is too small for %d nodes: use a prefix of length %d or shorter", set.name, j, MaxNodeID, j.Addr().BitLen()-13)
+				return fmt.Errorf("%s %s is too small for %d nodes: use a prefix of length %d or shorter", set.name, j, MaxNodeID, longestPrefix(j, set.min))
 			}
 		}
 	}
@@ -197,4 +197,9 @@ var (
 
 func size(p netip.Prefix) *big.Int {
 	return new(big.Int).Lsh(big.NewInt(1), uint(p.Addr().BitLen()-p.Bits()))
+}
+
+// longestPrefix returns the length of the longest prefix of p's IP family with min addresses.
+func longestPrefix(p netip.Prefix, min *big.Int) int {
+	return p.Addr().BitLen() - new(big.Int).Sub(min, big.NewInt(1)).BitLen()
 }

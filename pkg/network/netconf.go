@@ -15,7 +15,7 @@ import (
 )
 
 // NetConf is the CNI configuration in a NetworkAttachmentDefinition of type
-// ovn-k8s-cni-overlay. Field names and formats are the reference's NAD API;
+// ovn-k8s-cni-overlay. Field names and formats are those of OVN-Kubernetes' NADs;
 // lists are comma-separated strings.
 type NetConf struct {
 	CNIVersion       string `json:"cniVersion"`
@@ -66,7 +66,7 @@ func ParseNetConf(config string) (NetConf, error) {
 		Capabilities  json.RawMessage `json:"capabilities"`
 		RuntimeConfig json.RawMessage `json:"runtimeConfig"`
 		PrevResult    json.RawMessage `json:"prevResult"`
-		JoinSubnets   string          `json:"joinSubnets"` // the proposal's spelling
+		JoinSubnets   string          `json:"joinSubnets"` // the spelling of OVN-Kubernetes' proposals
 	}
 	dec := json.NewDecoder(bytes.NewReader([]byte(config)))
 	dec.DisallowUnknownFields()
@@ -79,7 +79,7 @@ func ParseNetConf(config string) (NetConf, error) {
 		}
 		c.JoinSubnet = c.JoinSubnets
 	}
-	if c.Transport == "noOverlay" { // the proposal's spelling
+	if c.Transport == "noOverlay" { // the spelling of OVN-Kubernetes' proposals
 		c.Transport = TransportNoOverlay
 	}
 	if c.Name == "" {

@@ -15,12 +15,12 @@ import (
 
 // GatewayConfig is the entry of one network in the l3-gateway-config annotation
 // (Bulkhead writes only "default"): how the node reaches destinations outside
-// the cluster. JSON field names are the reference's.
+// the cluster. JSON field names are OVN-Kubernetes'.
 type GatewayConfig struct {
 	Mode      GatewayMode    `json:"mode"`
 	Bridge    string         `json:"bridge-id"`
 	MAC       string         `json:"mac-address"`
-	MTU       int            `json:"mtu,omitempty"` // of the bridge's link; not of the reference
+	MTU       int            `json:"mtu,omitempty"` // of the bridge's link; not in OVN-Kubernetes
 	Addresses []netip.Prefix `json:"ip-addresses"`
 	NextHops  []netip.Addr   `json:"next-hops,omitempty"`
 }

@@ -4,7 +4,7 @@ package network
 
 import "strings"
 
-// OVN object names. Those of the cluster default network are the reference's.
+// OVN object names. Those of the cluster default network are OVN-Kubernetes'.
 // Those of other networks contain the network's name unchanged: if characters
 // were replaced, two networks could share a name. The zone, which creates the
 // rows, and the agent, which creates the OVS ports for them, use the same names.

@@ -13,7 +13,7 @@ import (
 // PodNetwork is one entry of the pod-networks annotation: a pod's settings on
 // one network. The key of the entry is "default" for the cluster default
 // network, and the NAD key "<namespace>/<name>" for others. JSON field names are
-// the reference's.
+// OVN-Kubernetes'.
 type PodNetwork struct {
 	IPs      []netip.Prefix `json:"ip_addresses"`
 	MAC      string         `json:"mac_address"`

@@ -216,7 +216,7 @@ func (b *builder) exposed(s ExposedService) {
 }
 
 // ingress leads what an ingress pod sends to cluster IPs that are not of this network to the management
-// port: the node forwards it to the network that has the service (seed 002, "OpenShift Router/Ingress").
+// port: the node forwards it to the network that has the service (User Defined Networks proposal, "OpenShift Router/Ingress").
 func (b *builder) ingress(pod PodPort) {
 	for _, ip := range pod.IPs {
 		via, ok := addrOfFamily(b.management(), ip.Addr())

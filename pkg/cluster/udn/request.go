@@ -128,7 +128,7 @@ func (r *Request) layer2(c *network.NetConf, plan network.Plan) error {
 
 func (r *Request) localnet(c *network.NetConf, plan network.Plan) error {
 	l := r.Localnet
-	// The default is rendered too, as the reference does (Localnet proposal, "MTU").
+	// The default is rendered too, as OVN-Kubernetes does (Localnet proposal, "MTU").
 	if c.MTU = int(l.MTU); c.MTU == 0 {
 		c.MTU = plan.UnderlayMTU
 	}

@@ -15,7 +15,7 @@ type Figure struct {
 	Name, Value string
 	Target      string // empty if the figure is only shown
 	Met         bool
-	Reference   string // the reference implementation's value
+	Reference   string // OVN-Kubernetes' value
 }
 
 // Verdict says whether the target is met. It is empty without a target.

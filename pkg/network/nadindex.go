@@ -195,10 +195,9 @@ func (c *NADIndex) Networks() []string {
 // has none yet.
 var ErrNoPrimary = errors.New("no primary network yet")
 
-// Primary returns the NAD of the namespace's primary network. labelled tells
-// whether the namespace has LabelPrimaryUDN. These are the four
-// cases of the User Defined Networks proposal: a namespace without the label has no primary network (nil, nil),
-// whatever its NADs; in one with the label, no primary network is
+// Primary returns the NAD of the namespace's primary network. labelled tells whether the namespace has
+// LabelPrimaryUDN. These are the four cases of the User Defined Networks proposal: a namespace without the
+// label has no primary network (nil, nil), whatever its NADs; in one with the label, no primary network is
 // ErrNoPrimary, and several are an error until all but one are deleted.
 func (c *NADIndex) Primary(namespace string, labelled bool) (*NAD, error) {
 	if !labelled {

@@ -16,3 +16,4 @@ b2g -type bh_event vrfbind vrfbind.c
 b2g -type bh_sock -type bh_told_key probe probe.c
 b2g guard guard.c
 b2g packet packet.c
+b2g unixsock unix.c

@@ -62,16 +62,18 @@ func programCosts(feature string, ok bool) string {
 		return ""
 	}
 	for prefix, costs := range map[string]string{
-		"program bh_vrf_":     "tenants' host-network processes are not all kept in their network",
-		"program bh_prb_":     "locked addresses and devices are refused late, by nftables",
-		"program bh_grd_port": "only nftables stops packets of host-network pods into other tenants' networks; nothing stops frames of their packet sockets",
-		"program bh_grd_pod":  "host-network pods can send frames on pods' interfaces; locked interfaces receive other pods' neighbour discovery",
-		"program bh_grd_from": "pods can send router advertisements and DHCP replies to each other",
-		"program bh_grd_own":  "host-network pods can forge frames to the overlay's port, and on loopback",
-		"program bh_grd_send": "pods' datagrams reach the overlay's port",
-		"program bh_grd_recv": "raw sockets of host-network pods receive packets of every network",
-		"pins":                "the agent's next start must find attached programs without pins",
-		"program bh_lsm_":     "packet sockets of host-network pods receive packets of every network: drop NET_RAW from such pods",
+		"program bh_vrf_":       "tenants' host-network processes are not all kept in their network",
+		"program bh_prb_":       "locked addresses and devices are refused late, by nftables",
+		"program bh_grd_port":   "only nftables stops packets of host-network pods into other tenants' networks; nothing stops frames of their packet sockets",
+		"program bh_grd_pod":    "host-network pods can send frames on pods' interfaces; locked interfaces receive other pods' neighbour discovery",
+		"program bh_grd_from":   "pods can send router advertisements and DHCP replies to each other",
+		"program bh_grd_own":    "host-network pods can forge frames to the overlay's port, and on loopback",
+		"program bh_grd_send":   "pods' datagrams reach the overlay's port",
+		"program bh_grd_recv":   "raw sockets of host-network pods receive packets of every network",
+		"pins":                  "the agent's next start must find attached programs without pins",
+		"program bh_lsm_create": "packet sockets of host-network pods receive packets of every network: drop NET_RAW from such pods",
+		"program bh_lsm_bind":   "packet sockets of host-network pods receive packets of every network: drop NET_RAW from such pods",
+		"program bh_lsm_u":      "host-network pods of different tenants reach each other by abstract unix sockets",
 	} {
 		if strings.HasPrefix(feature, prefix) {
 			return costs

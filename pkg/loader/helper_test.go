@@ -127,6 +127,24 @@ func helperOp(op string) string {
 		fmt.Println("ok")
 		bufio.NewReader(os.Stdin).ReadString('\n')
 		return "stopped"
+	case "unix-listen": // serve at a unix socket, streams and datagrams (name and "-datagrams"), until a line of input
+		ln, err := net.Listen("unix", arg(1))
+		if err != nil {
+			return result(err)
+		}
+		go serveGreeting(ln, "hello")
+		pc, err := net.ListenPacket("unixgram", arg(1)+"-datagrams")
+		if err != nil {
+			return result(err)
+		}
+		defer pc.Close()
+		fmt.Println("ok")
+		bufio.NewReader(os.Stdin).ReadString('\n')
+		return "stopped"
+	case "unix": // receive the greeting of a server at a unix socket
+		return result(greeted("unix", arg(1)))
+	case "unixgram": // send to the datagram socket of a server, connected or not
+		return result(unixgram(arg(1)+"-datagrams", arg(2) == "connected"))
 	case "thief": // take an address's port from another server, over TCP and MPTCP by turns, until a line of input
 		for i, addr := range strings.Split(arg(1), ",") {
 			lc := net.ListenConfig{}
@@ -337,8 +355,29 @@ func serveGreeting(ln net.Listener, greeting string) {
 	}
 }
 
-func tcp(addr string) error {
-	c, err := net.DialTimeout("tcp", addr, timeout)
+// unixgram sends a datagram to a unix socket.
+func unixgram(name string, connected bool) error {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_DGRAM, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	to := &unix.SockaddrUnix{Name: name}
+	if !connected {
+		return unix.Sendto(fd, []byte("x"), 0, to)
+	}
+	if err := unix.Connect(fd, to); err != nil {
+		return err
+	}
+	_, err = unix.Write(fd, []byte("x"))
+	return err
+}
+
+func tcp(addr string) error { return greeted("tcp", addr) }
+
+// greeted connects to a server and receives its greeting.
+func greeted(protocol, addr string) error {
+	c, err := net.DialTimeout(protocol, addr, timeout)
 	if err != nil {
 		return err
 	}

@@ -182,7 +182,7 @@ func (l *Loader) load() error {
 // loading modifies them.
 func loadSpecs() ([]*ebpf.CollectionSpec, error) {
 	var out []*ebpf.CollectionSpec
-	for _, load := range []func() (*ebpf.CollectionSpec, error){loadVrfbind, loadProbe, loadGuard, loadPacket} {
+	for _, load := range []func() (*ebpf.CollectionSpec, error){loadVrfbind, loadProbe, loadGuard, loadPacket, loadUnixsock} {
 		spec, err := load()
 		if err != nil {
 			return nil, err

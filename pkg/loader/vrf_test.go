@@ -380,7 +380,7 @@ func TestRootVRFLeading(t *testing.T) {
 	w.expect("another tenant's pod", other, 0, [2]string{"udp 127.0.0.1:8091", "EPERM"}, [2]string{"udpc 127.0.0.1:8091", "EPERM"})
 }
 
-// The LSM programs limit host-network pods' packet sockets.
+// The LSM programs limit host-network pods' packet sockets and abstract unix sockets.
 func TestRootLSM(t *testing.T) {
 	s := newSandbox(t)
 	l := s.load()
@@ -431,6 +431,40 @@ func TestRootLSM(t *testing.T) {
 	s.expect("a pod outside the tenants", plain, 0, [2]string{"packet 0", "ok"}, [2]string{"packet 0 eth0", "ok"}, [2]string{"packet 768", "EPERM"},
 		[2]string{"packet 0 mp5", "EPERM"}, [2]string{"packet 0 new", "EPERM"}, [2]string{"packet 0 lo", "EPERM"}, [2]string{"packet 0 all", "EPERM"})
 	s.expect("a tenant's pod in its own network namespace", tenant, 0, [2]string{"unshare", "ok"}, [2]string{"packet 0", "ok"}, [2]string{"packet 768", "ok"}, [2]string{"packet 0 lo", "ok"})
+	// Abstract unix sockets: no process of another tenant reaches them, and it reaches those with a path,
+	// which it can only if it has the directory.
+	other := s.cg("kubepods/podO")
+	must(t, l.Put(PodRow{CgroupID: s.id(other), NetworkID: 6}))
+	path := t.TempDir() + "/socket"
+	if err := os.Chmod(filepath.Dir(path), 0o777); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"@bulkhead-test", path} {
+		server := s.start(tenant, 0, "unix-listen "+name)
+		if got := server.next(); got != "ok" {
+			t.Fatalf("server at %s: %s", name, got)
+		}
+		reaches := func(want string) [][2]string {
+			return [][2]string{{"unix " + name, want}, {"unixgram " + name, want}, {"unixgram " + name + " connected", want}}
+		}
+		foreign := "EPERM"
+		if name == path {
+			foreign = "ok"
+		}
+		s.expect("its own pod", tenant, 0, reaches("ok")...)
+		s.expect("another tenant's pod", other, 0, reaches(foreign)...)
+		s.expect("a pod outside the tenants", plain, 0, reaches("ok")...)
+		s.expect("the administrator", s.cg("system/admin"), 0, reaches("ok")...)
+		server.stop()
+	}
+	node := s.start(s.cg("system/admin"), 0, "unix-listen @bulkhead-test")
+	if got := node.next(); got != "ok" {
+		t.Fatalf("the node's server: %s", got)
+	}
+	s.expect("a tenant's pod, to the node's server", tenant, 0, [2]string{"unix @bulkhead-test", "ok"})
+	if c := counts(t, l); c[ReasonUnixForeign] != 3 {
+		t.Errorf("counters: %v", c)
+	}
 	before, err := l.ProgramIDs()
 	must(t, err)
 	l.Close()

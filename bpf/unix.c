@@ -62,17 +62,21 @@ int BPF_PROG(bh_lsm_usock, struct socket *sock, int family, int type, int protoc
 	struct bh_config *cfg;
 	struct bh_pod *pod = 0;
 	struct bh_sock *s;
+	struct sock *sk;
 	__u64 podid = 0;
 
-	if (ret || kern || family != BH_AF_UNIX || !sock->sk)
+	if (ret || kern || family != BH_AF_UNIX)
 		return ret;
+	sk = sock->sk;
+	if (!sk)
+		return 0;
 	cfg = bh_cfg();
 	task = bpf_get_current_task_btf();
 	if (!cfg || !cfg->guard || task->nsproxy->net_ns->net_cookie != cfg->host_netns)
 		return 0;
 	if (bh_task_owner(0, cfg, bpf_get_current_cgroup_id(), &pod, &podid) != BH_OWNER_POD)
 		return 0;
-	s = bpf_sk_storage_get(&bh_socks, sock->sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
+	s = bpf_sk_storage_get(&bh_socks, sk, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (s)
 		s->pod = podid;
 	return 0;

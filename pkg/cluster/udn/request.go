@@ -143,7 +143,7 @@ func (r *Request) localnet(c *network.NetConf, plan network.Plan) error {
 }
 
 // join renders the join subnets of a primary network: its own, or the cluster's.
-// They are rendered so that a changed cluster setting affects new networks only.
+// After a change of the cluster's, networks without their own are rendered again.
 func (r *Request) join(c *network.NetConf, plan network.Plan, own udnv1.DualStackCIDRs) error {
 	if len(own) > 0 {
 		return cidrs("joinSubnets", own, &c.JoinSubnet)

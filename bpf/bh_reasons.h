@@ -40,4 +40,4 @@ BH_REASON(POD_FRAME, REFUSE, "pod-frame", "router advertisement, redirect, DHCP 
 BH_REASON(LOCKED_FRAME, REFUSE, "locked-frame", "frame of a locked default-network interface that is neither to nor from the node's management port")
 BH_REASON(INGRESS_STEERED, PASS, "ingress-steered", "socket of an ingress namespace's host-network pod bound to the VRF of the network whose service it uses")
 BH_REASON(INGRESS_BOUND, REFUSE, "ingress-bound", "socket of an ingress namespace's host-network pod already used for another network's service")
-BH_REASON(UNIX_FOREIGN, REFUSE, "unix-foreign", "host-network pod tried to reach an abstract unix socket of another tenant's")
+BH_REASON(UNIX_FOREIGN, REFUSE, "unix-foreign", "host-network pod tried to reach an abstract unix socket of another tenant")

@@ -5,25 +5,10 @@
 #ifndef BH_SENDERS_H
 #define BH_SENDERS_H
 
+#include "bh_btf.h"
 #include "bh_locked.h"
 
 #include <bpf/bpf_core_read.h>
-
-#define BH_AF_PACKET 17
-
-#define BTF __attribute__((preserve_access_index))
-
-struct net {
-	__u64 net_cookie;
-} BTF;
-
-typedef struct {
-	struct net *net;
-} BTF possible_net_t;
-
-struct sock_common {
-	possible_net_t skc_net;
-} BTF;
 
 /*
  * bh_is_kernel_packet reports whether a packet without a process's socket is of a

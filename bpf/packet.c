@@ -8,49 +8,15 @@
  * not limited. The bind hook also checks the scope id of a bind to a link-local
  * address, which chooses a device and which no other hook sees.
  */
+#include "bh_btf.h"
 #include "bh_pods.h"
 #include <bpf/bpf_tracing.h>
 
-#define BH_AF_PACKET 17
-#define BH_AF_XDP 44
 #define BH_SOCK_PACKET 10
-
-#define BTF __attribute__((preserve_access_index))
-
-struct net {
-	__u64 net_cookie;
-} BTF;
-
-typedef struct {
-	struct net *net;
-} BTF possible_net_t;
-
-struct nsproxy {
-	struct net *net_ns;
-} BTF;
-
-struct task_struct {
-	struct nsproxy *nsproxy;
-} BTF;
-
-struct sock_common {
-	unsigned short skc_family;
-	possible_net_t skc_net;
-} BTF;
-
-struct sock {
-	struct sock_common __sk_common;
-} BTF;
-
-struct socket {
-	struct sock *sk;
-} BTF;
 
 struct sockaddr {
 	unsigned short sa_family;
 } BTF;
-
-#define BH_EPERM 1
 
 static __always_inline int refuse(__u32 reason, const struct bh_pod *pod, __u8 family)
 {

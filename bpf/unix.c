@@ -4,42 +4,10 @@
  * namespace, which all host-network pods share: a process of one tenant would reach the server of
  * another. A socket with a path is reached only by those who share the directory.
  */
+#include "bh_btf.h"
 #include "bh_pods.h"
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_tracing.h>
-
-#define BH_AF_UNIX 1
-#define BH_EPERM 1
-
-#define BTF __attribute__((preserve_access_index))
-
-struct net {
-	__u64 net_cookie;
-} BTF;
-
-typedef struct {
-	struct net *net;
-} BTF possible_net_t;
-
-struct nsproxy {
-	struct net *net_ns;
-} BTF;
-
-struct task_struct {
-	struct nsproxy *nsproxy;
-} BTF;
-
-struct sock_common {
-	possible_net_t skc_net;
-} BTF;
-
-struct sock {
-	struct sock_common __sk_common;
-} BTF;
-
-struct socket {
-	struct sock *sk;
-} BTF;
 
 struct sockaddr_un {
 	unsigned short sun_family;
@@ -90,13 +58,17 @@ static __always_inline int has_abstract_name(struct sock *sk)
 	return addr && !bpf_core_read(&first, sizeof(first), &addr->name[0].sun_path[0]) && !first;
 }
 
-/* check returns -EPERM if the current process and the server's socket are of two tenants. */
+/*
+ * check returns -EPERM if the server's socket is a tenant's, and the current process is of another
+ * tenant's pod or of a pod that the agent does not know yet.
+ */
 static __always_inline int check(struct sock *server)
 {
 	struct bh_config *cfg = bh_cfg();
 	struct bh_pod *pod = 0, *other;
 	struct bh_sock *s;
 	__u64 podid = 0, id;
+	int owner;
 
 	if (!server || !cfg || !cfg->guard || server->__sk_common.skc_net.net->net_cookie != cfg->host_netns)
 		return 0;
@@ -107,10 +79,10 @@ static __always_inline int check(struct sock *server)
 	other = bpf_map_lookup_elem(&bh_pods, &id);
 	if (!other || !other->netid || !has_abstract_name(server))
 		return 0;
-	if (bh_task_owner(0, cfg, bpf_get_current_cgroup_id(), &pod, &podid) != BH_OWNER_POD || !pod || !pod->netid ||
-	    pod->netid == other->netid)
+	owner = bh_task_owner(0, cfg, bpf_get_current_cgroup_id(), &pod, &podid);
+	if (owner != BH_OWNER_UNKNOWN_POD && (owner != BH_OWNER_POD || !pod->netid || pod->netid == other->netid))
 		return 0;
-	bh_refuse(BH_R_UNIX_FOREIGN, pod->netid, 0, 0, 0, 0);
+	bh_refuse(BH_R_UNIX_FOREIGN, other->netid, 0, 0, 0, 0);
 	return -BH_EPERM;
 }
 

@@ -19,6 +19,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -127,20 +128,8 @@ func helperOp(op string) string {
 		fmt.Println("ok")
 		bufio.NewReader(os.Stdin).ReadString('\n')
 		return "stopped"
-	case "unix-listen": // serve at a unix socket, streams and datagrams (name and "-datagrams"), until a line of input
-		ln, err := net.Listen("unix", arg(1))
-		if err != nil {
-			return result(err)
-		}
-		go serveGreeting(ln, "hello")
-		pc, err := net.ListenPacket("unixgram", arg(1)+"-datagrams")
-		if err != nil {
-			return result(err)
-		}
-		defer pc.Close()
-		fmt.Println("ok")
-		bufio.NewReader(os.Stdin).ReadString('\n')
-		return "stopped"
+	case "unix-listen": // serve at a unix socket, streams and datagrams (name and "-datagrams"), until a line of input; then say how many came
+		return serveUnix(arg(1))
 	case "unix": // receive the greeting of a server at a unix socket
 		return result(greeted("unix", arg(1)))
 	case "unixgram": // send to the datagram socket of a server, connected or not
@@ -353,6 +342,47 @@ func serveGreeting(ln net.Listener, greeting string) {
 		fmt.Fprintln(c, greeting)
 		c.Close()
 	}
+}
+
+// serveUnix serves streams and datagrams at unix sockets until a line of input.
+func serveUnix(name string) string {
+	ln, err := net.Listen("unix", name)
+	if err != nil {
+		return result(err)
+	}
+	pc, err := net.ListenPacket("unixgram", name+"-datagrams")
+	if err != nil {
+		return result(err)
+	}
+	defer pc.Close()
+	var streams atomic.Int32
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			streams.Add(1) // before the client has its greeting
+			fmt.Fprintln(c, "hello")
+			c.Close()
+		}
+	}()
+	datagrams := make(chan int)
+	go func() {
+		b := make([]byte, 16)
+		for i := 0; ; i++ {
+			if n, _, err := pc.ReadFrom(b); err != nil || string(b[:n]) == "end" {
+				datagrams <- i
+				return
+			}
+		}
+	}()
+	fmt.Println("ok")
+	bufio.NewReader(os.Stdin).ReadString('\n')
+	if _, err := pc.WriteTo([]byte("end"), pc.LocalAddr()); err != nil {
+		return result(err)
+	}
+	return fmt.Sprintf("%d streams, %d datagrams", streams.Load(), <-datagrams)
 }
 
 // unixgram sends a datagram to a unix socket.

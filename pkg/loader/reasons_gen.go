@@ -76,7 +76,7 @@ const (
 	ReasonIngressSteered
 	// ReasonIngressBound: socket of an ingress namespace's host-network pod already used for another network's service.
 	ReasonIngressBound
-	// ReasonUnixForeign: host-network pod tried to reach an abstract unix socket of another tenant's.
+	// ReasonUnixForeign: host-network pod tried to reach an abstract unix socket of another tenant.
 	ReasonUnixForeign
 	reasonMax
 )
@@ -119,5 +119,5 @@ var reasonInfo = [reasonMax]struct {
 	ReasonLockedFrame:      {"locked-frame", "frame of a locked default-network interface that is neither to nor from the node's management port", Refuse},
 	ReasonIngressSteered:   {"ingress-steered", "socket of an ingress namespace's host-network pod bound to the VRF of the network whose service it uses", Pass},
 	ReasonIngressBound:     {"ingress-bound", "socket of an ingress namespace's host-network pod already used for another network's service", Refuse},
-	ReasonUnixForeign:      {"unix-foreign", "host-network pod tried to reach an abstract unix socket of another tenant's", Refuse},
+	ReasonUnixForeign:      {"unix-foreign", "host-network pod tried to reach an abstract unix socket of another tenant", Refuse},
 }

@@ -447,14 +447,19 @@ func TestRootLSM(t *testing.T) {
 		reaches := func(want string) [][2]string {
 			return [][2]string{{"unix " + name, want}, {"unixgram " + name, want}, {"unixgram " + name + " connected", want}}
 		}
-		foreign := "EPERM"
+		foreign, received := "EPERM", "3 streams, 6 datagrams"
 		if name == path {
-			foreign = "ok"
+			foreign, received = "ok", "5 streams, 10 datagrams"
 		}
-		s.expect("its own pod", tenant, 0, reaches("ok")...)
 		s.expect("another tenant's pod", other, 0, reaches(foreign)...)
+		s.expect("an unknown pod", s.cg("kubepods/podU"), 0, reaches(foreign)...)
+		s.expect("its own pod", tenant, 0, reaches("ok")...)
 		s.expect("a pod outside the tenants", plain, 0, reaches("ok")...)
 		s.expect("the administrator", s.cg("system/admin"), 0, reaches("ok")...)
+		server.proceed()
+		if got := server.next(); got != received {
+			t.Errorf("the server at %s has received %s, want %s", name, got, received)
+		}
 		server.stop()
 	}
 	node := s.start(s.cg("system/admin"), 0, "unix-listen @bulkhead-test")
@@ -462,7 +467,7 @@ func TestRootLSM(t *testing.T) {
 		t.Fatalf("the node's server: %s", got)
 	}
 	s.expect("a tenant's pod, to the node's server", tenant, 0, [2]string{"unix @bulkhead-test", "ok"})
-	if c := counts(t, l); c[ReasonUnixForeign] != 3 {
+	if c := counts(t, l); c[ReasonUnixForeign] != 6 {
 		t.Errorf("counters: %v", c)
 	}
 	before, err := l.ProgramIDs()

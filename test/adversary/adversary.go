@@ -302,6 +302,13 @@ func Loopback(addrs []netip.Addr, port uint16) []way.Attempt {
 	return out
 }
 
+// Abstract lists the ways to another tenant's servers at the abstract unix sockets NAME-unix-stream
+// and NAME-unix-dgram of the host's network namespace.
+func Abstract(name string) []way.Attempt {
+	return []way.Attempt{{Socket: "unix-stream", To: name + "-unix-stream"}, {Socket: "unix-dgram", To: name + "-unix-dgram"},
+		{Socket: "unix-dgram", To: name + "-unix-dgram", How: []string{"connect"}}}
+}
+
 // FromPod lists frames that a pod with NET_RAW sends on its own interface to
 // another pod on the same switch. A locked interface must receive none of them;
 // other interfaces must receive no router advertisement, redirect or DHCP reply.

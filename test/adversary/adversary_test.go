@@ -3,8 +3,14 @@
 package adversary
 
 import (
+	"context"
+	"errors"
+	"fmt"
 	"net/netip"
+	"os"
+	"sync"
 	"testing"
+	"time"
 
 	"bulkhead/test/adversary/way"
 )
@@ -52,6 +58,44 @@ func TestTables(t *testing.T) {
 	}
 	if got := len(Listeners(n, n.Nodes, 80, "lo")); got < 40 {
 		t.Errorf("Listeners: %d", got)
+	}
+}
+
+// Abstract unix sockets: each way arrives at its listener.
+func TestAbstract(t *testing.T) {
+	name := fmt.Sprintf("@bulkhead-test-%d", os.Getpid())
+	received := make(chan int, 10)
+	ctx, cancel := context.WithCancel(t.Context())
+	var done, ready sync.WaitGroup
+	for _, kind := range []string{"unix-stream", "unix-dgram"} {
+		ready.Add(1)
+		done.Go(func() {
+			if err := (way.Listener{Kind: kind, At: name + "-" + kind}).Listen(ctx, ready.Done, func(id int) { received <- id }); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	ready.Wait()
+	want := map[int]bool{}
+	for i, a := range Abstract(name) {
+		a.ID = i + 1
+		want[a.ID] = true
+		if err := errors.Join(a.Validate(), a.Do()); err != nil {
+			t.Errorf("%+v: %v", a, err)
+		}
+	}
+	for len(want) > 0 {
+		select {
+		case id := <-received:
+			delete(want, id)
+		case <-time.After(10 * time.Second):
+			t.Fatalf("not received: %v", want)
+		}
+	}
+	cancel()
+	done.Wait()
+	if err := (way.Attempt{ID: 1, Socket: "unix-dgram", To: "/path"}).Validate(); err == nil {
+		t.Error("a path is a valid name")
 	}
 }
 

@@ -15,11 +15,11 @@ import (
 // Listener is a way to receive what others send.
 type Listener struct {
 	// Kind is "sniff" or "sniff-device" for a packet socket on all devices or on
-	// Device, "raw-icmp", "raw-udp" or "raw-tcp" for a raw socket, "udp" or "tcp"
-	// for a server at At.
+	// Device, "raw-icmp", "raw-udp" or "raw-tcp" for a raw socket, "udp", "tcp", "unix-stream" or
+	// "unix-dgram" for a server at At.
 	Kind   string   `json:"kind"`
 	IPv6   bool     `json:"ipv6,omitempty"`
-	At     string   `json:"at,omitempty"` // address and port of a server
+	At     string   `json:"at,omitempty"` // address and port of a server, or an abstract unix socket's name, with @
 	Device string   `json:"device,omitempty"`
 	How    []string `json:"how,omitempty"` // see Attempt.How
 }
@@ -59,7 +59,7 @@ func (l Listener) Listen(ctx context.Context, ready func(), received func(id int
 			}
 			continue
 		}
-		if l.Kind == "tcp" {
+		if l.Kind == "tcp" || l.Kind == "unix-stream" {
 			conn, _, err := unix.Accept4(fd, unix.SOCK_CLOEXEC)
 			if err != nil {
 				continue
@@ -110,6 +110,10 @@ func (l Listener) open() (int, error) {
 		return l.openIP(fam, unix.SOCK_DGRAM, 0)
 	case "tcp":
 		return l.openIP(fam, unix.SOCK_STREAM, 0)
+	case "unix-stream":
+		return l.openUnix(unix.SOCK_STREAM)
+	case "unix-dgram":
+		return l.openUnix(unix.SOCK_DGRAM)
 	}
 	return 0, fmt.Errorf("unknown kind of listener %q", l.Kind)
 }
@@ -134,6 +138,22 @@ func (l Listener) openPacket() (int, error) {
 	if err != nil {
 		unix.Close(fd)
 		return 0, fmt.Errorf("bind: %w", err)
+	}
+	return fd, nil
+}
+
+func (l Listener) openUnix(typ int) (int, error) {
+	fd, err := unix.Socket(unix.AF_UNIX, typ|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, fmt.Errorf("socket: %w", err)
+	}
+	err = unix.Bind(fd, &unix.SockaddrUnix{Name: l.At})
+	if err == nil && typ == unix.SOCK_STREAM {
+		err = unix.Listen(fd, 64)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return 0, fmt.Errorf("bind %s: %w", l.At, err)
 	}
 	return fd, nil
 }

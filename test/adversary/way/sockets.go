@@ -76,6 +76,26 @@ func datagram(typ, proto int) func(Attempt) error {
 	}
 }
 
+// unixSocket sends the token to a unix socket. "connect" in How connects a datagram socket first.
+func unixSocket(typ int) func(Attempt) error {
+	return func(a Attempt) error {
+		fd, err := unix.Socket(unix.AF_UNIX, typ|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return fmt.Errorf("socket: %w", err)
+		}
+		defer unix.Close(fd)
+		to := &unix.SockaddrUnix{Name: a.To}
+		if _, ok := a.option("connect"); !ok && typ == unix.SOCK_DGRAM {
+			return unix.Sendto(fd, a.Token(), unix.MSG_DONTWAIT, to)
+		}
+		if err := unix.Connect(fd, to); err != nil {
+			return fmt.Errorf("connect: %w", err)
+		}
+		_, err = unix.Write(fd, a.Token())
+		return err
+	}
+}
+
 func withProblems(problems []string, err error) error {
 	if len(problems) == 0 {
 		return err

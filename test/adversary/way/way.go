@@ -22,7 +22,7 @@ import (
 type Attempt struct {
 	ID     int    `json:"id"`     // 1 to MaxID; TCP attempts encode it in the source port
 	Socket string `json:"socket"` // a key of kinds
-	To     string `json:"to"`     // address; a link-local one has a zone
+	To     string `json:"to"`     // address; a link-local one has a zone; an abstract unix socket's begins with @
 	Port   uint16 `json:"port,omitempty"`
 	// Device is the interface that options and frames choose.
 	Device string `json:"device,omitempty"`
@@ -116,7 +116,11 @@ func (a Attempt) Validate() error {
 	if _, ok := kinds[a.Socket]; !ok {
 		return fmt.Errorf("unknown kind of socket %q", a.Socket)
 	}
-	if _, err := a.dest(); err != nil {
+	if strings.HasPrefix(a.Socket, "unix") {
+		if !strings.HasPrefix(a.To, "@") {
+			return fmt.Errorf("%q is no name of an abstract unix socket", a.To)
+		}
+	} else if _, err := a.dest(); err != nil {
 		return err
 	}
 	if a.SrcMAC != "" {
@@ -170,6 +174,7 @@ func init() {
 		"l2tp":   datagram(unix.SOCK_DGRAM, unix.IPPROTO_L2TP),
 		"geneve": datagram(unix.SOCK_DGRAM, unix.IPPROTO_UDP),
 		"packet": packetSocket(unix.SOCK_RAW), "packet-dgram": packetSocket(unix.SOCK_DGRAM), "sock-packet": sockPacket, "xdp": xdp,
+		"unix-stream": unixSocket(unix.SOCK_STREAM), "unix-dgram": unixSocket(unix.SOCK_DGRAM),
 	}
 }
 

@@ -43,6 +43,9 @@ func (a *arena) attackers() []player {
 
 func (a *arena) admin() player { return player{machine: a.near} }
 
+// greenHost is green's host-network pod, which is attacked.
+func (a *arena) greenHost() player { return player{pod: a.pods["green-host"], container: "root"} }
+
 // trials combines all players with all attempts.
 func trials(players []player, attempts []way.Attempt) []trial {
 	var out []trial
@@ -57,13 +60,13 @@ func trials(players []player, attempts []way.Attempt) []trial {
 // table plays the table of attempts and returns its figures.
 func (a *arena) table(ctx context.Context) (string, error) {
 	m := newMatch(a.w)
-	host := player{pod: a.pods["green-host"], container: "root"}
+	host := a.greenHost()
 	for _, v := range []string{"green-1", "green-2", "grey-1"} {
 		if err := m.listen(ctx, player{pod: a.pods[v]}, way.Listener{Kind: "sniff"}); err != nil {
 			return "", err
 		}
 	}
-	if err := m.listen(ctx, host, loopbackEars()...); err != nil {
+	if err := m.listen(ctx, host, hostEars()...); err != nil {
 		return "", err
 	}
 	parts := a.parts(host)
@@ -127,14 +130,25 @@ func (a *arena) parts(host player) []part {
 		all("to a locked address, root outside all pods", admin, kubelet, withoutMark(withoutFrames(locked)), "green-1"),
 		all("to the overlay's port", attackers, admin, a.tunnelWays(), "green-2"),
 		all("to another tenant's server on loopback", tenants, append(admin, host), adversary.Loopback(loopback, loopbackPort), host.String()),
+		all("to another tenant's abstract unix sockets", tenants, append(admin, host), adversary.Abstract(abstractName), host.String()),
 		all("to another tenant's server on all addresses", attackers, []player{host}, plainOnly(adversary.Loopback(append(loopback, addrs(a.near)...), loopbackPort+10)), host.String()),
 	}
 }
 
-// loopbackEars are servers of green's host-network pod: on loopback, and on all
-// addresses, which binds them to the VRF.
-func loopbackEars() []way.Listener {
-	var out []way.Listener
+// abstractName begins the names of abstract unix sockets of green's host-network pod.
+const abstractName = "@green"
+
+func abstractEars() (out []way.Listener) {
+	for _, kind := range []string{"unix-stream", "unix-dgram"} {
+		out = append(out, way.Listener{Kind: kind, At: abstractName + "-" + kind})
+	}
+	return out
+}
+
+// hostEars are servers of green's host-network pod: on loopback, on all addresses, which binds them
+// to the VRF, and at abstract unix sockets.
+func hostEars() []way.Listener {
+	out := abstractEars()
 	for _, kind := range []string{"udp", "tcp"} {
 		out = append(out, way.Listener{Kind: kind, At: fmt.Sprintf("127.0.0.1:%d", loopbackPort)}, way.Listener{Kind: kind, IPv6: true, At: fmt.Sprintf("[::1]:%d", loopbackPort)},
 			way.Listener{Kind: kind, IPv6: true, At: fmt.Sprintf("[::]:%d", loopbackPort+10)})
@@ -199,7 +213,7 @@ func heardBy(to []netip.Addr, list []way.Listener) []way.Listener {
 // hearing makes all players listen on the node while green's pods talk to each other.
 func (a *arena) hearing(ctx context.Context) (int, error) {
 	m := newMatch(a.w)
-	players := append(a.attackers(), a.admin(), player{pod: a.pods["green-host"], container: "root"})
+	players := append(a.attackers(), a.admin(), a.greenHost())
 	ears := map[string][]way.Listener{}
 	var said []way.Attempt
 	to := a.green.Nodes

@@ -70,7 +70,7 @@ func (a *arena) early(ctx context.Context) (string, error) {
 	}
 	ways := adversary.IntoNetwork(a.green, a.victim("green-1", false))
 	tunnel := a.tunnelWays()
-	controls := []player{a.admin(), {pod: a.pods["green-host"], container: "root"}}
+	controls := []player{a.admin(), a.greenHost()}
 	errs := []error{m.judge(ctx,
 		part{"of unknown pods, into green", trials(players, ways), trials(controls, ways), []string{"green-1"}},
 		part{"of unknown pods, to the overlay's port", trials(players, tunnel), trials(controls[:1], tunnel), []string{"green-2"}})}

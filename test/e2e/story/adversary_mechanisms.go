@@ -197,6 +197,7 @@ func (a *arena) samples(local bool) []sample {
 		{what: "frames on the network's port and the pod's interface", by: []player{tenant}, victims: []string{"green-1"}, stops: []mechanism{guardMechanism, lsmMechanism}, ways: slices.Concat(frames(a.green.Port.Name, ""), frames(v.Link.Name, ""))},
 		{what: "frames past the queueing discipline", by: []player{tenant}, victims: []string{"green-1"}, stops: []mechanism{lsmMechanism}, and: []mechanism{guardMechanism, hookMechanism}, unless: guardMechanism, ways: frames(a.green.Port.Name, "bypass")},
 		{what: "frames on loopback with the network's mark", by: []player{tenant}, victims: []string{"green-1"}, stops: []mechanism{guardMechanism, nftMechanism, lsmMechanism}, ways: loopback},
+		{what: "abstract unix sockets", by: []player{tenant, nobody}, victims: []string{a.greenHost().String()}, stops: []mechanism{lsmMechanism}, ways: adversary.Abstract(abstractName)},
 		// Pods outside the tenants may open packet sockets, and sendto names a device
 		// even on one that is not bound to any.
 		{what: "frames on loopback with the network's mark, from outside the tenants", by: []player{outside}, victims: []string{"green-1"}, stops: []mechanism{guardMechanism, nftMechanism}, ways: loopback},
@@ -228,6 +229,9 @@ func (a *arena) withMechanisms(ctx context.Context, standing []mechanism) (int, 
 		if err := m.listen(ctx, player{pod: a.pods[v]}, way.Listener{Kind: "sniff"}); err != nil {
 			return 0, err
 		}
+	}
+	if err := m.listen(ctx, a.greenHost(), abstractEars()...); err != nil {
+		return 0, err
 	}
 	external := player{machine: a.w.Lab.External()}
 	if err := m.listen(ctx, external, way.Listener{Kind: "sniff"}); err != nil {

@@ -184,7 +184,7 @@ func (a *arena) capture(ctx context.Context) (string, error) {
 		return out
 	}
 	others := []player{a.admin(), {machine: a.near, kubelet: true}, {pod: a.pods["grey-host"], container: "root"},
-		{pod: a.pods["green-host"], container: "root"}, {pod: a.pods["green-1"]}, {pod: a.pods["grey-1"]}, {machine: a.far}}
+		a.greenHost(), {pod: a.pods["green-1"]}, {pod: a.pods["grey-1"]}, {machine: a.far}}
 	attempts := trials(others, to(append(a.localAddrs(), a.nodes[a.near.Name].addrs[a.amber.Name]...), ports...))
 	// The administrator may enter a network, also by the node's address in it.
 	if err := m.play(ctx, pointers(attempts)); err != nil {

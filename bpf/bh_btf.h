@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* The kernel's types, as far as the programs read them. The loader relocates their fields (CO-RE). */
+#ifndef BH_BTF_H
+#define BH_BTF_H
+
+#include "bh_common.h"
+
+#define BH_AF_UNIX 1
+#define BH_AF_PACKET 17
+#define BH_AF_XDP 44
+
+#define BH_EPERM 1
+
+#define BTF __attribute__((preserve_access_index))
+
+struct net {
+	__u64 net_cookie;
+} BTF;
+
+typedef struct {
+	struct net *net;
+} BTF possible_net_t;
+
+struct nsproxy {
+	struct net *net_ns;
+} BTF;
+
+struct task_struct {
+	struct nsproxy *nsproxy;
+} BTF;
+
+struct sock_common {
+	unsigned short skc_family;
+	possible_net_t skc_net;
+} BTF;
+
+struct sock {
+	struct sock_common __sk_common;
+} BTF;
+
+struct socket {
+	struct sock *sk;
+} BTF;
+
+#endif

@@ -119,11 +119,15 @@ func withCondition(have udnv1.RouteAdvertisementsStatus, c metav1.Condition) udn
 }
 
 func sameConfiguration(w, h *frrv1.FRRConfiguration) bool {
-	return equality.Semantic.DeepEqual(withDefaults(w).Spec, withDefaults(h).Spec) && hasAll(h.Labels, w.Labels) && hasAll(h.Annotations, w.Annotations)
+	if !hasAll(h.Labels, w.Labels) || !hasAll(h.Annotations, w.Annotations) {
+		return false
+	}
+	// The copies are for the few objects that differ, if only by the defaults.
+	return equality.Semantic.DeepEqual(w.Spec, h.Spec) || equality.Semantic.DeepEqual(withDefaults(w).Spec, withDefaults(h).Spec)
 }
 
-// withDefaults returns c with what the API server adds to a neighbour. Versions of frr-k8s before the
-// field drop it.
+// withDefaults returns a copy of c with what the API server adds to a neighbour. frr-k8s of a version
+// without that field drops it, so Build leaves it out.
 func withDefaults(c *frrv1.FRRConfiguration) *frrv1.FRRConfiguration {
 	out := c.DeepCopy()
 	for i := range out.Spec.BGP.Routers {

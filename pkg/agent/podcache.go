@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"bulkhead/pkg/hostnet"
+	"bulkhead/pkg/network"
+)
+
+// Pod is what the agent reads of a pod of this node.
+type Pod struct {
+	UID, Namespace, Name string
+	HostNetwork          bool
+	OptOut               bool // has hostnet.OptOutAnnotation
+	Networks             network.PodNetworks
+	Open                 []network.OpenPort // of its locked addresses
+	// The TCP ports of a host-network pod that kubelet probes, and those that
+	// its containers declare.
+	ProbePorts, Ports []uint16
+	// HostPorts are the node's ports that a connected pod has.
+	HostPorts []network.HostPort
+}
+
+// Key is namespace/name.
+func (p Pod) Key() string { return p.Namespace + "/" + p.Name }
+
+// lockedAddresses are the pod's addresses on the cluster default network, if
+// its primary network is another one.
+func (p Pod) lockedAddresses() []netip.Prefix {
+	if n, ok := p.Networks[network.DefaultName]; ok && n.Role == network.RoleInfrastructureLocked {
+		return n.IPs
+	}
+	return nil
+}
+
+// SetPod stores a pod of this node and returns whether it changed for the host
+// network reconciler.
+func (c *Cache) SetPod(p Pod) (changed bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	old, had := c.pods[p.Key()]
+	c.pods[p.Key()] = p
+	if c.podsByNS[p.Namespace] == nil {
+		c.podsByNS[p.Namespace] = map[string]struct{}{}
+	}
+	c.podsByNS[p.Namespace][p.Key()] = struct{}{}
+	return !had || old.UID != p.UID || old.HostNetwork != p.HostNetwork || old.OptOut != p.OptOut || !slices.Equal(old.lockedAddresses(), p.lockedAddresses()) || !slices.Equal(old.Open, p.Open) ||
+		!slices.Equal(old.ProbePorts, p.ProbePorts) || !slices.Equal(old.Ports, p.Ports) || !slices.Equal(old.HostPorts, p.HostPorts)
+}
+
+// DeletePod deletes a pod and returns the same as SetPod.
+func (c *Cache) DeletePod(key string) (changed bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p, ok := c.pods[key]
+	if !ok {
+		return false
+	}
+	delete(c.pods, key)
+	delete(c.podsByNS[p.Namespace], key)
+	if len(c.podsByNS[p.Namespace]) == 0 {
+		delete(c.podsByNS, p.Namespace)
+	}
+	return p.HostNetwork || len(p.lockedAddresses()) > 0 || len(p.HostPorts) > 0
+}
+
+// HostPods are the host-network pods of this node, by name. The network of one whose namespace has not
+// been seen yet is unknown: the pod and its namespace come by different watches.
+func (c *Cache) HostPods() []hostnet.Pod {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var out []hostnet.Pod
+	for ns, keys := range c.podsByNS {
+		labels, seen := c.namespaces[ns]
+		id := c.primaryID(ns)
+		if !seen || labels.Labelled && id == 0 {
+			id = hostnet.NetworkUnknown
+		}
+		for key := range keys {
+			if p := c.pods[key]; p.HostNetwork {
+				out = append(out, hostnet.Pod{UID: p.UID, Namespace: p.Namespace, Name: p.Name, NetworkID: id,
+					Unbound: p.OptOut && labels.Trusted, Trusted: labels.Trusted, ProbePorts: p.ProbePorts, Ports: p.Ports})
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b hostnet.Pod) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	return out
+}
+
+// IsLocked reports whether the default-network interface of a pod of this node
+// is locked, and whether some of its ports are open. For an unknown pod the
+// namespace's label decides; without the namespace, too, it is locked.
+func (c *Cache) IsLocked(key string) (locked, open bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if n, ok := c.pods[key].Networks[network.DefaultName]; ok {
+		return n.Role == network.RoleInfrastructureLocked, len(c.pods[key].Open) > 0
+	}
+	ns, _, _ := strings.Cut(key, "/")
+	labels, seen := c.namespaces[ns]
+	return !seen || labels.Labelled, false
+}
+
+// Pod is the pod of this node with that key.
+func (c *Cache) Pod(key string) (Pod, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	p, ok := c.pods[key]
+	return p, ok
+}
+
+// PodByUID is the pod of this node with that UID.
+func (c *Cache) PodByUID(uid string) (Pod, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, p := range c.pods {
+		if uid != "" && p.UID == uid {
+			return p, true
+		}
+	}
+	return Pod{}, false
+}
+
+// Locked are the default-network addresses that only kubelet may reach. The
+// pod's annotation decides, not the NAD: the annotation lives as long as the pod.
+func (c *Cache) Locked() []hostnet.LockedAddr {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var out []hostnet.LockedAddr
+	for _, p := range c.pods {
+		for _, ip := range p.lockedAddresses() {
+			out = append(out, hostnet.LockedAddr{Addr: ip.Addr().Unmap(), NetworkID: c.primaryIDOfPod(p), Open: p.Open})
+		}
+	}
+	slices.SortFunc(out, func(a, b hostnet.LockedAddr) int { return a.Addr.Compare(b.Addr) })
+	for i := 1; i < len(out); i++ {
+		if out[i].Addr == out[i-1].Addr { // neither pod decides for the other
+			out[i].Open, out[i-1].Open = nil, nil
+		}
+	}
+	return out
+}
+
+// primaryIDOfPod is the id of the pod's primary network.
+func (c *Cache) primaryIDOfPod(p Pod) int {
+	for key, n := range p.Networks {
+		if n.Role == network.RolePrimary && key != network.DefaultName {
+			if nad, ok := c.nads.NAD(key); ok && nad.Err == nil {
+				return nad.Network.ID
+			}
+		}
+	}
+	return c.primaryID(p.Namespace)
+}
+
+// PodsByNetwork are the keys of this node's pods by the id of their primary
+// network: pods with an interface on it, and host-network pods.
+func (c *Cache) PodsByNetwork() (pods, hostPods map[int][]string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	pods, hostPods = map[int][]string{}, map[int][]string{}
+	for _, key := range slices.Sorted(maps.Keys(c.pods)) {
+		p := c.pods[key]
+		id := c.primaryIDOfPod(p)
+		switch {
+		case id == network.DefaultID && (p.HostNetwork || len(p.Networks) == 0):
+			// The pod has no network, or its annotation is not written yet.
+		case p.HostNetwork:
+			hostPods[id] = append(hostPods[id], key)
+		default:
+			pods[id] = append(pods[id], key)
+		}
+	}
+	return pods, hostPods
+}

@@ -66,8 +66,8 @@ func (r *Reconciler) WatchClaims(c controller.TypedController[Key], from cache.C
 func (r *Reconciler) DiscoverClaims() (bool, error) {
 	r.discover.Lock()
 	defer r.discover.Unlock()
-	if r.hasClaims.Load() || r.discover.watch == nil {
-		return r.hasClaims.Load(), nil
+	if r.hasClaims.Load() {
+		return true, nil
 	}
 	err := r.discover.watch()
 	return r.hasClaims.Load(), err

@@ -106,7 +106,9 @@ func (b *builder) service(podSwitch string, s Service) {
 			// the endpoints are on this node and see the client's address.
 			b.loadBalancer(s, protocol, "external", b.ref(nbdb.LogicalRouterTable, router, "load_balancer"), lb.external, s.ExternalLocal)
 		}
-		b.loadBalancer(s, protocol, "local", b.ref(nbdb.LogicalRouterTable, b.podRouter(), "load_balancer"), lb.local, true)
+		// This router has no lb_force_snat_ip, so sources stay. With skip_snat, northd (25.03)
+		// omits the translation of replies on a router with a gateway port, as Layer 2 has.
+		b.loadBalancer(s, protocol, "local", b.ref(nbdb.LogicalRouterTable, b.podRouter(), "load_balancer"), lb.local, false)
 	}
 }
 

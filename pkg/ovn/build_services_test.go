@@ -61,6 +61,7 @@ func serviceCases() []goldenCase {
 		{name: "layer3-primary-dual-services", net: layer3, mode: shared, edit: serve(false)},
 		{name: "layer3-primary-dual-services-etp-local", net: layer3, mode: shared, edit: serve(true)},
 		{name: "layer3-primary-dual-services-etp-local-local-gateway", net: layer3, mode: local, edit: serve(true)},
+		{name: "layer2-primary-ipv4-services-etp-local-local-gateway", net: layer2, mode: local, edit: serve(true)},
 		{name: "layer2-primary-ipv4-services", net: layer2, mode: shared, edit: serve(false)},
 		{name: "default-dual-services", net: testDefault(true), mode: shared, edit: serve(false)},
 	}

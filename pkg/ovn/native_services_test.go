@@ -268,11 +268,15 @@ func TestNativeServices(t *testing.T) {
 // masquerade address reaches the endpoints of the node alone, which see the client, and the
 // answers come back by the management port, from that address.
 func TestNativeExternalLocal(t *testing.T) {
-	l := newServiceLab(t, network.Layer3, network.LocalGateway)
-	for f := range 2 {
-		t.Run([]string{"ipv4", "ipv6"}[f], func(t *testing.T) {
-			l.t = t
-			testExternalLocal(l, f)
+	for _, topology := range []network.Topology{network.Layer3, network.Layer2} {
+		t.Run(string(topology), func(t *testing.T) {
+			l := newServiceLab(t, topology, network.LocalGateway)
+			for f := range 2 {
+				t.Run([]string{"ipv4", "ipv6"}[f], func(t *testing.T) {
+					l.t = t
+					testExternalLocal(l, f)
+				})
+			}
 		})
 	}
 }

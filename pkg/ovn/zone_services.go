@@ -17,6 +17,9 @@ import (
 	"bulkhead/pkg/network"
 )
 
+// reasonNodePorts is the event of a Service that lacks node ports.
+const reasonNodePorts = "NodePortsNeeded"
+
 // A service belongs to the primary network of its namespace, or to the cluster default
 // network. Its endpoints' addresses on a primary network are in the EndpointSlices of
 // the endpoint mirror.
@@ -294,7 +297,18 @@ func (z *Zone) service(n network.Network, s *corev1.Service) (Service, bool) {
 		}
 		return reason != ""
 	})
+	if node := z.self(); out.needsNodePorts(node) {
+		z.events.Eventf(&corev1.ObjectReference{Kind: "Service", APIVersion: "v1", Namespace: s.Namespace, Name: s.Name, UID: s.UID}, corev1.EventTypeWarning, reasonNodePorts,
+			"node %s drops packets from outside for the external addresses: in local gateway mode spec.externalTrafficPolicy Local needs node ports: set spec.allocateLoadBalancerNodePorts, or the policy Cluster", node.Name)
+	}
 	return out, ok
+}
+
+// needsNodePorts reports whether a node drops packets from outside to the service's external
+// addresses, although it has endpoints.
+func (s Service) needsNodePorts(node network.Node) bool {
+	return s.ExternalLocal && node.Mode == network.LocalGateway && len(s.ExternalIPs) > 0 && s.endpointsOn(node.Name) > 0 &&
+		slices.ContainsFunc(s.Ports, func(p ServicePort) bool { return p.NodePort == 0 })
 }
 
 // refusedExternal is Plan.RefusedExternal; the nodes have their addresses themselves.

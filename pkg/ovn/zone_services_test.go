@@ -367,3 +367,50 @@ func TestNewService(t *testing.T) {
 		t.Errorf("endpoints %+v, want %+v", got.Ports[0].Endpoints, want)
 	}
 }
+
+// TestZoneNeedsNodePorts: a node in local gateway mode says which service has external addresses that
+// it cannot serve, and no other does.
+func TestZoneNeedsNodePorts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newZoneEnv(t)
+		env.node(1, true)
+		a, err := testNode(1, "node1", network.LocalGateway).AgentAnnotations()
+		env.must(err)
+		env.annotateNode("node1", a)
+		env.run()
+		serve := func(nodePort int32, policy corev1.ServiceExternalTrafficPolicy) {
+			env.service("plain", "web", 0, func(s *corev1.ServiceSpec) {
+				s.Type, s.ExternalTrafficPolicy, s.ExternalIPs = corev1.ServiceTypeLoadBalancer, policy, []string{"203.0.113.1"}
+				s.Ports[0].NodePort = nodePort
+			}, "10.96.0.3")
+			env.settle()
+		}
+		events := func() (n int) {
+			for {
+				select {
+				case e := <-env.events.Events:
+					if !strings.Contains(e, reasonNodePorts) || !strings.Contains(e, "allocateLoadBalancerNodePorts") {
+						t.Error(e)
+					}
+					n++
+				default:
+					return n
+				}
+			}
+		}
+		serve(0, corev1.ServiceExternalTrafficPolicyLocal)
+		if n := events(); n != 0 {
+			t.Errorf("without endpoints on the node: %d events", n)
+		}
+		env.endpoints("plain", "web", "", "10.244.0.9")
+		env.settle()
+		if events() == 0 {
+			t.Error("without node ports: no event")
+		}
+		serve(30080, corev1.ServiceExternalTrafficPolicyLocal)
+		serve(0, corev1.ServiceExternalTrafficPolicyCluster)
+		if n := events(); n != 0 {
+			t.Errorf("with node ports, or traffic policy Cluster: %d events", n)
+		}
+	})
+}

@@ -23,6 +23,7 @@ func gatewayChecks() []Check {
 	return []Check{
 		{Chapter: 3, Title: "pods of every network, from one source port at once, reach hosts and nodes", Phase: phaseReach, Needs: needs(fixturePlain, fixtureTenants, fixtureLayer2), Run: outsideReached},
 		{Chapter: 3, Title: "node ports answer hosts, nodes and other networks, each with its network's pods", Phase: phaseReach, Needs: needs(fixtureServices), Run: nodePortsReached, Group: groupNodePorts},
+		{Chapter: 3, Title: "node ports with external traffic policy Local: the node's own endpoints answer hosts, and see their addresses", Phase: phaseReach, Needs: needs(fixtureServices), Run: localNodePortsReached, Group: groupNodePorts},
 		{Chapter: 3, Title: "external addresses lead hosts to the oldest service, which sees their addresses", Phase: phaseReach, Needs: needs(fixtureServices), Run: externalAddressesReached, Group: groupNodePorts},
 		{Chapter: 4, Title: "external IPs that a tenant's service claims: other hosts' and nodes' addresses stay theirs", Phase: phaseIsolation, Needs: needs(fixturePlain, fixtureTenants, fixtureLayer2), Run: claimsCaptureNothing, Group: groupNodePorts},
 	}
@@ -200,12 +201,7 @@ func externalAddressesReached(ctx context.Context, w *World) (string, error) {
 		}
 	}
 	for i, n := range w.tenantNodes() {
-		var near []string
-		for _, p := range w.endpoints(namespace, tenant) {
-			if p.Node == n.Name {
-				near = append(near, p.Namespace+"/"+p.Name)
-			}
-		}
+		near := w.near(namespace, tenant, n)
 		clients := map[string]string{} // by target, the client's address
 		for j, a := range shared {
 			if err := w.externalRoute(ctx, a, n); err != nil {
@@ -230,6 +226,55 @@ func externalAddressesReached(ctx context.Context, w *World) (string, error) {
 		}
 	}
 	return fmt.Sprintf("%d answers of %s/balancer", answers, namespace), nil
+}
+
+// localNodePortsReached has the external machine ask the node ports of each network's service
+// near-port, at each node.
+func localNodePortsReached(ctx context.Context, w *World) (string, error) {
+	external := w.Lab.External()
+	answers := 0
+	for _, s := range storyServices {
+		for _, n := range w.tenantNodes() {
+			list, err := w.nodePortsOf(ctx, s.namespace, "near-port", addrs(n))
+			if err != nil {
+				return "", err
+			}
+			near := w.near(s.namespace, s.tenant, n)
+			count, err := answered(w.fromNode(ctx, external), list, near, len(near))
+			answers += count
+			if err != nil {
+				return "", fmt.Errorf("the external machine to node ports of namespace %s on %s: %w", s.namespace, n.Name, err)
+			}
+			clients := map[string]string{} // by target, the client's address
+			for _, target := range list {
+				_, address, _ := strings.Cut(target, ":")
+				at, err := netip.ParseAddrPort(address)
+				if err != nil {
+					return "", fmt.Errorf("node port of namespace %s: %w", s.namespace, err)
+				}
+				own, ok := network.FirstOfFamily(addrs(external), at.Addr())
+				if !ok {
+					return "", fmt.Errorf("the external machine has no address of the IP family of %s", at.Addr())
+				}
+				clients["client-"+target] = own.String()
+			}
+			if _, err := reach(w.fromNode(ctx, external), clients); err != nil {
+				return "", fmt.Errorf("what the endpoints of namespace %s see on %s: %w", s.namespace, n.Name, err)
+			}
+			answers += len(clients)
+		}
+	}
+	return fmt.Sprintf("%d answers", answers), nil
+}
+
+// near returns those of a namespace's endpoints that are on a node.
+func (w *World) near(namespace, tenant string, n *lab.Node) (names []string) {
+	for _, p := range w.endpoints(namespace, tenant) {
+		if p.Node == n.Name {
+			names = append(names, p.Namespace+"/"+p.Name)
+		}
+	}
+	return names
 }
 
 // portTargets are TCP and UDP to port 80 of each address.

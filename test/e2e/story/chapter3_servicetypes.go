@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -43,10 +44,16 @@ func setUpServiceTypes(ctx context.Context, w *World, namespace, tenant string) 
 	for _, a := range w.served(externalAddresses) {
 		quoted = append(quoted, `"`+a.String()+`"`)
 	}
+	// In local gateway mode the node leads packets from outside to a node port.
+	local, err := w.localGateway(ctx)
+	if err != nil {
+		return err
+	}
 	var manifests []string
 	for name, spec := range map[string]string{
 		"node-port": "type: NodePort, selector: {role: server}",
-		"balancer":  "type: LoadBalancer, allocateLoadBalancerNodePorts: false, externalTrafficPolicy: Local, externalIPs: [" + strings.Join(quoted, ", ") + "], selector: {role: server}",
+		"near-port": "type: NodePort, externalTrafficPolicy: Local, selector: {role: server}",
+		"balancer":  "type: LoadBalancer, allocateLoadBalancerNodePorts: " + strconv.FormatBool(local) + ", externalTrafficPolicy: Local, externalIPs: [" + strings.Join(quoted, ", ") + "], selector: {role: server}",
 		"near":      "internalTrafficPolicy: Local, selector: {role: server}",
 		"sticky":    "sessionAffinity: ClientIP, selector: {role: server}",
 		"manual":    "type: ClusterIP",

@@ -25,7 +25,7 @@ import (
 )
 
 // nodesDeadline is long enough for two emulated nodes on busy cores.
-const nodesDeadline = 10 * time.Minute
+const nodesDeadline = 20 * time.Minute
 
 // UpOrAttach returns the running lab if attach is set, and otherwise a new one.
 func UpOrAttach(ctx context.Context, o Options, attach bool, progress io.Writer) (*Lab, error) {

@@ -69,7 +69,7 @@ func (s Service) endpointsOn(node string) int {
 func (z *Zone) healthPortFailed(s healthcheck.Service, err error) {
 	obj, ok, _ := z.services.GetByKey(s.Key)
 	if service, isService := obj.(*corev1.Service); ok && isService {
-		z.events.Eventf(&corev1.ObjectReference{Kind: "Service", APIVersion: "v1", Namespace: service.Namespace, Name: service.Name, UID: service.UID}, corev1.EventTypeWarning, reasonHealthPort,
+		z.serviceEvent(service, reasonHealthPort,
 			"node %s does not answer health checks on port %d (spec.healthCheckNodePort): %v: stop what uses the port there, or recreate the Service with another one", z.cfg.Kubernetes.NodeName, s.Port, err)
 	}
 }

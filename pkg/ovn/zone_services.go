@@ -17,8 +17,11 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// reasonNodePorts is the event of a Service that lacks node ports.
-const reasonNodePorts = "NodePortsNeeded"
+// Events of a Service.
+const (
+	reasonNodePorts  = "NodePortsNeeded"
+	reasonExternalIP = "ExternalAddressNotServed"
+)
 
 // A service belongs to the primary network of its namespace, or to the cluster default
 // network. Its endpoints' addresses on a primary network are in the EndpointSlices of
@@ -294,14 +297,21 @@ func (z *Zone) service(n network.Network, s *corev1.Service) (Service, bool) {
 		}
 		if reason != "" {
 			z.log.Warn("external address of a service is not served", "network", n.Name, "service", key, "address", a, "reason", reason)
+			if out.endpointsOn(z.self().Name) > 0 { // other nodes do not repeat it
+				z.serviceEvent(s, reasonExternalIP, "external address %s is not served: %s: choose another one (spec.externalIPs, or the load balancer's range)", a, reason)
+			}
 		}
 		return reason != ""
 	})
 	if node := z.self(); out.needsNodePorts(node) {
-		z.events.Eventf(&corev1.ObjectReference{Kind: "Service", APIVersion: "v1", Namespace: s.Namespace, Name: s.Name, UID: s.UID}, corev1.EventTypeWarning, reasonNodePorts,
-			"node %s drops packets from outside for the external addresses: in local gateway mode spec.externalTrafficPolicy Local needs node ports: set spec.allocateLoadBalancerNodePorts, or the policy Cluster", node.Name)
+		z.serviceEvent(s, reasonNodePorts, "node %s drops packets from outside for the external addresses: in local gateway mode spec.externalTrafficPolicy Local needs node ports: set spec.allocateLoadBalancerNodePorts, or the policy Cluster", node.Name)
 	}
 	return out, ok
+}
+
+// serviceEvent reports a problem to the Service's author.
+func (z *Zone) serviceEvent(s *corev1.Service, reason, format string, args ...any) {
+	z.events.Eventf(&corev1.ObjectReference{Kind: "Service", APIVersion: "v1", Namespace: s.Namespace, Name: s.Name, UID: s.UID}, corev1.EventTypeWarning, reason, format, args...)
 }
 
 // needsNodePorts reports whether a node drops packets from outside to the service's external

@@ -211,6 +211,37 @@ func TestZoneExternalIPs(t *testing.T) {
 		if owner() != "red/old" {
 			t.Errorf("the address is %s's", owner())
 		}
+		// The nodes with endpoints say so to the service's author.
+		said := func() (events []string) {
+			for {
+				select {
+				case e := <-env.events.Events:
+					if strings.Contains(e, reasonExternalIP) {
+						events = append(events, e)
+					}
+				default:
+					return events
+				}
+			}
+		}
+		if e := said(); len(e) > 0 {
+			t.Errorf("without endpoints: events %q", e)
+		}
+		env.endpoints("red", "old", redNet, "10.10.0.3")
+		env.settle()
+		if e := said(); len(e) > 0 {
+			t.Errorf("of the older service: events %q", e)
+		}
+		env.endpoints("red", "young", redNet, "10.10.0.3")
+		env.settle()
+		events := strings.Join(said(), "\n")
+		for _, part := range []string{"external address 203.0.113.1 is not served: the older service red/old has it: choose another one", "10.96.0.10 is not served: it is in 10.96.0.0/16, services' addresses"} {
+			if !strings.Contains(events, part) {
+				t.Errorf("events %q do not say %q", events, part)
+			}
+		}
+		env.endpoints("red", "old", redNet)
+		env.endpoints("red", "young", redNet)
 		// The other service is younger, but on another port.
 		env.service("red", "young", 1, func(s *corev1.ServiceSpec) { s.ExternalIPs, s.Ports[0].Port = []string{"203.0.113.1"}, 81 }, "10.96.0.3")
 		env.waitForVIPs("another port", map[string]string{redNet + " 10.96.0.2:80": "", redNet + " 10.96.0.3:81": "", redNet + " 203.0.113.1:80": "", redNet + " 203.0.113.1:81": ""})

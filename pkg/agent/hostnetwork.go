@@ -138,7 +138,7 @@ func (r *hostReconciler) lock(ctx context.Context, p Pod) error {
 func (r *hostReconciler) firewallInputs(locked []hostnet.LockedAddr, ingress *firewall.Ingress) firewall.Inputs {
 	in := firewall.Inputs{Ingress: ingress, Locked: make([]netip.Addr, 0, len(locked)), Networks: r.cache.Networks(), Default: r.config.DefaultNetwork, NodeID: r.node.Node().ID, Loose: r.config.BGP.LooseIsolation,
 		Mode: r.config.OVS.GatewayMode, TunnelPort: network.TunnelPort, Bridge: r.config.OVS.ExternalBridge,
-		Services: r.cache.AllowedServices(r.config.AllowedServices), Masquerade: r.config.Plan.Masquerade, ServiceCIDRs: r.config.Plan.ServiceCIDRs}
+		Services: r.cache.AllowedServices(r.config.AllowedServices), Plan: r.config.Plan}
 	for _, l := range locked {
 		in.Locked = append(in.Locked, l.Addr)
 		for _, p := range l.Open {

@@ -158,8 +158,8 @@ type Inputs struct {
 	Bridge string
 	// Services are what all networks reach, of the cluster default network.
 	Services []Port
-	// Masquerade and ServiceCIDRs are the cluster's ranges.
-	Masquerade, ServiceCIDRs []netip.Prefix
+	// Plan has the cluster's ranges; those of services and the masquerade subnets are used.
+	Plan network.Plan
 	// Node are the node's addresses, at which NodePorts are reached, Links the subnets of its link.
 	Node      []netip.Addr
 	Links     []netip.Prefix
@@ -294,7 +294,7 @@ func Build(in Inputs) State {
 	}
 	for _, n := range in.Networks {
 		st.Sets[SetOwn] = append(st.Sets[SetOwn], fmt.Sprintf("%s . %#08x", n.ManagementPort(), n.PacketMark()))
-		for _, p := range (network.Plan{Masquerade: in.Masquerade}).MasqueradeManagement(n) {
+		for _, p := range in.Plan.MasqueradeManagement(n) {
 			set := ofFamily(ipOf(p), SetSources4, SetSources6)
 			st.Sets[set] = append(st.Sets[set], fmt.Sprintf("%s . %s", n.ManagementPort(), p.Addr()))
 		}

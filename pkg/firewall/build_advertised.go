@@ -105,7 +105,7 @@ func disjoint(list []netip.Prefix) []netip.Prefix {
 // the cluster keeps to its network's table.
 func (in Inputs) outChains() []Chain {
 	c := Chain{Name: chainOut, Hook: "prerouting"}
-	inside := slices.Concat(in.Masquerade, in.ServiceCIDRs)
+	inside := slices.Concat(in.Plan.Masquerade, in.Plan.ServiceCIDRs)
 	if in.Default.Transport != network.TransportNoOverlay {
 		inside = slices.Concat(inside, in.Default.CIDRs())
 	}
@@ -180,7 +180,7 @@ func (in Inputs) toAdvertised() []Rule {
 func (in Inputs) ownVRFs() []Rule {
 	bridge := fmt.Sprintf("oifname %q", in.Bridge)
 	rules := []Rule{rule("from a network's own VRF to the external bridge", "iifname @"+SetVRFs, "meta sdifname !=", managementPorts, bridge, "counter name", CounterForwarded, "drop")}
-	for _, p := range in.Masquerade {
+	for _, p := range in.Plan.Masquerade {
 		rules = append(rules, rule("by the external bridge from another address than of "+p.String(), "meta sdifname @"+SetOwnVRF, bridge, ipOf(p), "saddr !=", p.String(), "counter name", CounterForwarded, "drop"))
 	}
 	return rules

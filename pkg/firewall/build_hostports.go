@@ -66,7 +66,7 @@ func (in Inputs) fromHostPorts() []Rule {
 		return nil
 	}
 	var rules []Rule
-	for _, p := range in.Masquerade {
+	for _, p := range in.Plan.Masquerade {
 		rules = append(rules, rule("to host ports "+p.String(), fmt.Sprintf("oifname %q", in.Bridge), ipOf(p), "daddr", p.String(), "ct status dnat masquerade"))
 	}
 	return rules

@@ -66,7 +66,6 @@ func (in Inputs) ingressElements(sets map[string][]string) {
 	for _, a := range in.Ingress.Pods {
 		add(of(a, SetIngressPods4, SetIngressPods6), a.String())
 	}
-	plan := network.Plan{Masquerade: in.Masquerade}
 	for _, n := range in.Networks {
 		add(SetIngressOwn, fmt.Sprintf("%s . %#08x", n.ManagementPort(), n.IngressMark()))
 		hosts, err := n.HostSubnets(in.NodeID)
@@ -75,7 +74,7 @@ func (in Inputs) ingressElements(sets map[string][]string) {
 		}
 		seen := map[string]bool{}
 		for _, h := range hosts {
-			source := plan.NodeSource(n, h)
+			source := in.Plan.NodeSource(n, h)
 			if name := of(source, MapIngressSources4, MapIngressSources6); source.IsValid() && !seen[name] {
 				seen[name] = true
 				add(name, fmt.Sprintf("%s : %s", n.ManagementPort(), source))

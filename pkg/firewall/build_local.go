@@ -14,10 +14,10 @@ import (
 // masquerade address, which the external bridge's flows know.
 func (in Inputs) sourceNAT() []Rule {
 	var rules []Rule
-	for _, p := range in.ServiceCIDRs {
+	for _, p := range in.Plan.ServiceCIDRs {
 		rules = append(rules, rule("to services "+p.String(), ipOf(p), "daddr", p.String(), "return"))
 	}
-	sources := in.Masquerade
+	sources := in.Plan.Masquerade
 	if in.Default.Transport != network.TransportNoOverlay || in.Default.OutboundSNAT == "enabled" {
 		sources = slices.Concat(sources, in.Default.CIDRs())
 	}
@@ -73,17 +73,17 @@ func (in Inputs) localForward() []Rule {
 		for _, link := range in.Links {
 			drop("BGP to "+link.String()+f.name, CounterForwarded, f.match, ipOf(link), "daddr", link.String(), "tcp dport", bgpPort)
 		}
-		for _, p := range in.ServiceCIDRs {
+		for _, p := range in.Plan.ServiceCIDRs {
 			drop("other services "+p.String()+f.name, CounterForwarded, f.match, ipOf(p), "daddr", p.String())
 		}
-		for _, p := range in.Masquerade {
+		for _, p := range in.Plan.Masquerade {
 			rules = append(rules, rule("node ports "+p.String()+f.name, f.match, ipOf(p), "daddr", p.String(), "ct status dnat accept"))
 			drop("gateway routers "+p.String()+f.name, CounterForwarded, f.match, ipOf(p), "daddr", p.String())
 		}
 	}
 	rules = append(rules, rule("replies into a network", "oifname", managementPorts, "ct state established,related accept"))
 	if in.Bridge != "" {
-		for _, p := range in.Masquerade {
+		for _, p := range in.Plan.Masquerade {
 			rules = append(rules, rule("external traffic policy Local "+p.String(), fmt.Sprintf("iifname %q oifname", in.Bridge), managementPorts,
 				ipOf(p), "daddr", p.String(), "ct status dnat ct direction original accept"))
 		}

@@ -28,7 +28,7 @@ type translation struct {
 
 // udpTranslations returns what the table for in translates of UDP.
 func (in Inputs) udpTranslations() translations {
-	t := translations{ports: map[translation]netip.Addr{}, hosts: map[netip.AddrPort]netip.Addr{}, local: map[netip.AddrPort]netip.AddrPort{}, node: in.Node, to: in.Masquerade}
+	t := translations{ports: map[translation]netip.Addr{}, hosts: map[netip.AddrPort]netip.Addr{}, local: map[netip.AddrPort]netip.AddrPort{}, node: in.Node, to: in.Plan.Masquerade}
 	for _, p := range in.NodePorts {
 		if p.Protocol == "udp" {
 			t.ports[translation{p.Router.Is6(), p.Port}] = p.Router

@@ -13,7 +13,7 @@ import (
 )
 
 func TestStale(t *testing.T) {
-	in := Inputs{Node: nodeAddresses, Masquerade: masquerade, NodePorts: nodePorts, HostPorts: hostPorts, LocalPorts: localPorts}
+	in := Inputs{Node: nodeAddresses, Plan: plan, NodePorts: nodePorts, HostPorts: hostPorts, LocalPorts: localPorts}
 	for name, c := range map[string]struct {
 		protocol     uint8
 		to, answered string
@@ -85,7 +85,7 @@ func TestKernelStaleUDP(t *testing.T) {
 		{[]NodePort{{"udp", 30080, routers[1]}}, "169.254.0.13:30080"},
 		{nil, "192.0.2.10:30080"},
 	} {
-		in := Inputs{Kubelet: Kubelet{Mark: mark}, Masquerade: masquerade, ServiceCIDRs: serviceCIDRs, Node: nodeAddresses, NodePorts: c.ports}
+		in := Inputs{Kubelet: Kubelet{Mark: mark}, Plan: plan, Node: nodeAddresses, NodePorts: c.ports}
 		if _, err := r.Reconcile(t.Context(), in, false); err != nil {
 			t.Fatal(err)
 		}

@@ -43,8 +43,10 @@ var (
 		{netip.MustParseAddr("10.96.0.1"), "tcp", 443}, {netip.MustParseAddr("10.96.0.10"), "udp", 53},
 		{netip.MustParseAddr("fd10:96::a"), "udp", 53}, {netip.MustParseAddr("fd10:96::a"), "sctp", 9153},
 	}
-	masquerade   = []netip.Prefix{netip.MustParsePrefix("169.254.0.0/17"), netip.MustParsePrefix("fd69::/112")}
-	serviceCIDRs = []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd10:96::/112")}
+	plan = network.Plan{
+		Masquerade:   []netip.Prefix{netip.MustParsePrefix("169.254.0.0/17"), netip.MustParsePrefix("fd69::/112")},
+		ServiceCIDRs: []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16"), netip.MustParsePrefix("fd10:96::/112")},
+	}
 )
 
 func dump(st State) string {
@@ -225,7 +227,7 @@ func TestKernel(t *testing.T) {
 	pods, podsID := podRoot(t)
 	in := Inputs{Locked: addrs("10.244.1.5", "fd10::5"), Kubelet: Kubelet{Mark: mark}, TunnelPort: 6081, Default: defaultNetwork,
 		Networks: []network.Network{{ID: 1}, {ID: 300}}, PodRoots: []Cgroup{{pods, podsID}},
-		Bridge: "br-ex", Services: services, Masquerade: masquerade, ServiceCIDRs: serviceCIDRs}
+		Bridge: "br-ex", Services: services, Plan: plan}
 	if _, err := r.Reconcile(ctx, in, false); err != nil {
 		t.Fatal(err)
 	}
@@ -448,7 +450,7 @@ func TestKernelServices(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Services: services, Masquerade: masquerade, ServiceCIDRs: serviceCIDRs, NodeID: 2, Default: defaultNetwork,
+			in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Services: services, Plan: plan, NodeID: 2, Default: defaultNetwork,
 				Node: nodeAddresses, NodePorts: nodePorts, LocalPorts: localPorts, Mode: network.LocalGateway}
 			r := &Reconciler{Target: target}
 			// The subnets of a network contain those of the ones before it.

@@ -198,7 +198,7 @@ ip route add fd69::/112 via 2001:db8::10
 	atTenant.listen(t, "169.254.0.24:55", "[fd69::18]:55", "169.254.0.24:30090", "[fd69::18]:30090")
 
 	return &forwarder{t: t, host: host, tenant: tenant, outside: outside, target: target, reconciler: &Reconciler{Target: target}, atOutside: atOutside, atTenant: atTenant,
-		in: Inputs{Kubelet: Kubelet{Mark: mark}, Networks: []network.Network{{ID: 7}}, Bridge: "br-ex", Masquerade: masquerade, ServiceCIDRs: serviceCIDRs,
+		in: Inputs{Kubelet: Kubelet{Mark: mark}, Networks: []network.Network{{ID: 7}}, Bridge: "br-ex", Plan: plan,
 			Services: []Port{{netip.MustParseAddr("10.96.0.1"), "udp", 53}, {netip.MustParseAddr("fd10:96::1"), "udp", 53}}}}
 }
 

@@ -146,7 +146,7 @@ func TestKernelHostPorts(t *testing.T) {
 	for _, a := range []string{"192.0.2.10:8081", "[2001:db8::10]:8081", "0.0.0.0:8082"} {
 		answerPeers(t, a)
 	}
-	in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Masquerade: masquerade, ServiceCIDRs: serviceCIDRs, Node: nodeAddresses}
+	in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Plan: plan, Node: nodeAddresses}
 	for i, router := range addrs("169.254.0.11", "fd69::b") {
 		for _, protocol := range []string{"tcp", "udp"} {
 			for _, port := range []uint16{8080, 8081, 8082} {
@@ -205,7 +205,7 @@ func TestKernelForgedAnswers(t *testing.T) {
 		answerPeers(t, a)
 	}
 	enter(host)
-	in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Masquerade: masquerade, ServiceCIDRs: serviceCIDRs, Node: nodeAddresses, PodRoots: []Cgroup{{pods, podsID}}}
+	in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Plan: plan, Node: nodeAddresses, PodRoots: []Cgroup{{pods, podsID}}}
 	for i, router := range addrs("169.254.0.11", "fd69::b") {
 		in.HostPorts = append(in.HostPorts, HostPort{Port{nodeAddresses[i], "tcp", 8080}, router}, HostPort{Port{nodeAddresses[i], "udp", 8080}, router})
 	}

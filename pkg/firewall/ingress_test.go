@@ -32,7 +32,7 @@ func TestKernelIngressElements(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Masquerade: masquerade, ServiceCIDRs: serviceCIDRs, NodeID: 2, Default: defaultNetwork, Networks: ingressNetworks,
+	in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Plan: plan, NodeID: 2, Default: defaultNetwork, Networks: ingressNetworks,
 		PodRoots: []Cgroup{{"", 0}}}
 	without := dump(Build(in))
 	r := &Reconciler{Target: target}

@@ -57,7 +57,7 @@ func genInputs(t *rapid.T) Inputs {
 	in.TunnelPort = 6081
 	in.Bridge = rapid.SampledFrom([]string{"", "br-ex"}).Draw(t, "bridge")
 	in.Services = rapid.SliceOf(rapid.SampledFrom(services)).Draw(t, "services")
-	in.Masquerade, in.ServiceCIDRs = masquerade, serviceCIDRs
+	in.Plan = plan
 	in.NodePorts = rapid.SliceOfDistinct(rapid.SampledFrom(nodePorts), func(p NodePort) NodePort { return p }).Draw(t, "node ports")
 	in.LocalPorts = rapid.SliceOfDistinct(rapid.SampledFrom(localPorts), func(p LocalPort) LocalPort { return p }).Draw(t, "ports with traffic policy Local")
 	in.HostPorts = rapid.SliceOf(rapid.SampledFrom(hostPorts)).Draw(t, "host ports")

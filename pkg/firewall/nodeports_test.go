@@ -107,7 +107,7 @@ func TestKernelNodePorts(t *testing.T) {
 			}
 		}
 	}
-	in := Inputs{Kubelet: Kubelet{Mark: mark}, Masquerade: masquerade, ServiceCIDRs: serviceCIDRs, Networks: []network.Network{{ID: 1}, {ID: 2}}, Node: nodeAddresses, NodePorts: nodePorts}
+	in := Inputs{Kubelet: Kubelet{Mark: mark}, Plan: plan, Networks: []network.Network{{ID: 1}, {ID: 2}}, Node: nodeAddresses, NodePorts: nodePorts}
 	r := &Reconciler{Target: target}
 	reconcile := func() {
 		t.Helper()

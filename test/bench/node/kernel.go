@@ -154,7 +154,7 @@ func (k *kernelNode) reconcile(ctx context.Context, networks ...network.Network)
 		own = append(own, a.Addr())
 	}
 	in := firewall.Inputs{Networks: k.networks, NodeID: k.node.ID, Mode: k.node.Mode, TunnelPort: network.TunnelPort, Bridge: kernelBridge,
-		Masquerade: k.plan.Masquerade, ServiceCIDRs: k.plan.ServiceCIDRs, Node: own, Kubelet: firewall.Kubelet{Mark: network.KubeletMark}}
+		Plan: k.plan, Node: own, Kubelet: firewall.Kubelet{Mark: network.KubeletMark}}
 	// As for pods with a locked address and a node port on each network.
 	for _, n := range k.networks {
 		in.Locked = append(in.Locked, netip.AddrFrom4([4]byte{10, 244, byte(n.ID >> 8), byte(n.ID)}))

@@ -523,7 +523,7 @@ func testReach(l *serviceLab, f int) {
 			mustRun(t, args...)
 		}
 	}
-	// The host's way back.
+	// The node's route back.
 	masquerade := testPlan(true).MasqueradeManagement(l.net.net)[f].Addr()
 	mustRun(t, "ip", "-n", mgmt, "route", "replace", masquerade.String(), "via", l.gateway(f).String(), "dev", "mgmt")
 

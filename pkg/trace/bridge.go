@@ -14,7 +14,7 @@ type Bridges struct {
 	Ports   []string // by which it leaves; "tunnel" for a tunnel
 	Last    string   // the last flow
 	Actions string   // the datapath's, for the last part of the way
-	Partial bool     // the trace ends before the packet's way does: after a choice by hash
+	Partial bool     // the trace ends before the packet's path does: after a choice by hash
 }
 
 var (

@@ -25,7 +25,7 @@ type Node struct {
 // new: more than a packet meets. By default a trace takes them as established.
 const lookups = 30
 
-// Trace is a packet's way.
+// Trace is a packet's path.
 type Trace struct {
 	Packet  Packet
 	From    Port

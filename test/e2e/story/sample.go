@@ -38,7 +38,7 @@ var (
 	groupMigration    = &group{name: "live migration", cost: 3 * time.Minute, once: true}
 	groupServices     = &group{name: "services", cost: 2 * time.Minute}
 	groupServiceTypes = &group{name: "types of services", cost: 3 * time.Minute}
-	groupNodePorts    = &group{name: "node ports and external addresses", cost: 3 * time.Minute}
+	groupNodePorts    = &group{name: "node ports and external addresses", cost: 4 * time.Minute}
 	groupIngress      = &group{name: "ingress namespaces", cost: 2 * time.Minute}
 	groupSCTP         = &group{name: "SCTP", cost: 90 * time.Second}
 	groupDNS          = &group{name: "DNS", cost: 90 * time.Second}

@@ -248,16 +248,23 @@ func newServiceLab(t *testing.T, topology network.Topology, mode network.Gateway
 }
 
 func TestNativeServices(t *testing.T) {
+	inServiceLabs(t, network.SharedGateway, func(l *serviceLab, f int) {
+		testClusterIPs(l, f)
+		testFromNode(l, f)
+		testFromOutside(l, f)
+		testReach(l, f)
+	})
+}
+
+// inServiceLabs runs a test in a lab of each topology, for each IP family.
+func inServiceLabs(t *testing.T, mode network.GatewayMode, test func(l *serviceLab, f int)) {
 	for _, topology := range []network.Topology{network.Layer3, network.Layer2} {
 		t.Run(string(topology), func(t *testing.T) {
-			l := newServiceLab(t, topology, network.SharedGateway)
+			l := newServiceLab(t, topology, mode)
 			for f := range 2 {
 				t.Run([]string{"ipv4", "ipv6"}[f], func(t *testing.T) {
 					l.t = t
-					testClusterIPs(l, f)
-					testFromNode(l, f)
-					testFromOutside(l, f)
-					testReach(l, f)
+					test(l, f)
 				})
 			}
 		})
@@ -268,17 +275,7 @@ func TestNativeServices(t *testing.T) {
 // masquerade address reaches the endpoints of the node alone, which see the client, and the
 // answers come back by the management port, from that address.
 func TestNativeExternalLocal(t *testing.T) {
-	for _, topology := range []network.Topology{network.Layer3, network.Layer2} {
-		t.Run(string(topology), func(t *testing.T) {
-			l := newServiceLab(t, topology, network.LocalGateway)
-			for f := range 2 {
-				t.Run([]string{"ipv4", "ipv6"}[f], func(t *testing.T) {
-					l.t = t
-					testExternalLocal(l, f)
-				})
-			}
-		})
-	}
+	inServiceLabs(t, network.LocalGateway, testExternalLocal)
 }
 
 func testExternalLocal(l *serviceLab, f int) {

@@ -196,6 +196,12 @@ func (l *serviceLab) answers(desc, ns, protocol string, to netip.AddrPort, serve
 			seen = client
 		}
 		if len(missing) > 0 {
+			// OVS keeps the hash that a load balancer has computed for a packet. If a second one then chooses
+			// by that hash, its datapath flow (1 of 16 hash values, 0 among them) also matches packets that
+			// have none yet: all get the same endpoint for as long as the flow is used.
+			for _, z := range l.zones {
+				z.must("ovs-appctl", "-t", z.Path("vswitchd.ctl"), "revalidator/purge")
+			}
 			return fmt.Errorf("no answers for %s of %v", to, missing)
 		}
 		return nil

@@ -4,6 +4,7 @@ package ovn
 
 import (
 	"cmp"
+	"fmt"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -290,6 +291,7 @@ func (z *Zone) service(n network.Network, s *corev1.Service) (Service, bool) {
 			return reason != ""
 		})
 	}
+	var refused []string
 	out.ExternalIPs = slices.DeleteFunc(out.ExternalIPs, func(a netip.Addr) bool {
 		reason := z.refusedExternal(n, a)
 		if older := z.olderClaimant(n, s, a); reason == "" && older != "" {
@@ -297,12 +299,15 @@ func (z *Zone) service(n network.Network, s *corev1.Service) (Service, bool) {
 		}
 		if reason != "" {
 			z.log.Warn("external address of a service is not served", "network", n.Name, "service", key, "address", a, "reason", reason)
-			if out.endpointsOn(z.self().Name) > 0 { // other nodes do not repeat it
-				z.serviceEvent(s, reasonExternalIP, "external address %s is not served: %s: choose another one (spec.externalIPs, or the load balancer's range)", a, reason)
-			}
+			refused = append(refused, fmt.Sprintf("%s (%s)", a, reason))
 		}
 		return reason != ""
 	})
+	if len(refused) > 0 && out.endpointsOn(z.self().Name) > 0 { // other nodes do not repeat it
+		// One event that names a few: the Service's author chooses how many there are.
+		few := refused[:min(3, len(refused))]
+		z.serviceEvent(s, reasonExternalIP, "external addresses are not served (%d): %s: choose others (spec.externalIPs, or the load balancer's range)", len(refused), strings.Join(few, ", "))
+	}
 	if node := z.self(); out.needsNodePorts(node) {
 		z.serviceEvent(s, reasonNodePorts, "node %s drops packets from outside for the external addresses: in local gateway mode spec.externalTrafficPolicy Local needs node ports: set spec.allocateLoadBalancerNodePorts, or the policy Cluster", node.Name)
 	}

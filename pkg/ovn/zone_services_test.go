@@ -234,11 +234,21 @@ func TestZoneExternalIPs(t *testing.T) {
 		}
 		env.endpoints("red", "young", redNet, "10.10.0.3")
 		env.settle()
-		events := strings.Join(said(), "\n")
-		for _, part := range []string{"external address 203.0.113.1 is not served: the older service red/old has it: choose another one", "10.96.0.10 is not served: it is in 10.96.0.0/16, services' addresses"} {
-			if !strings.Contains(events, part) {
-				t.Errorf("events %q do not say %q", events, part)
+		events := said()
+		if len(events) == 0 {
+			t.Error("of the younger service: no event")
+		}
+		for _, e := range events {
+			for _, part := range []string{"external addresses are not served (10)", "10.96.0.10 (it is in 10.96.0.0/16, services' addresses)"} {
+				if !strings.Contains(e, part) {
+					t.Errorf("event %q does not say %q", e, part)
+				}
 			}
+		}
+		env.service("red", "young", 1, external("203.0.113.1"), "10.96.0.3")
+		env.settle()
+		if e := said(); len(e) == 0 || !strings.Contains(e[0], "external addresses are not served (1): 203.0.113.1 (the older service red/old has it): choose others") {
+			t.Errorf("of the younger service, with the older one's address: events %q", e)
 		}
 		env.endpoints("red", "old", redNet)
 		env.endpoints("red", "young", redNet)

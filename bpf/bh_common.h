@@ -96,7 +96,7 @@ struct bh_door {
 	__u32 peer6[4]; /* LOCKED: IPv6 address of that peer; zero: none */
 };
 
-/* A network with host-network pods on this node, or with probes led into it. */
+/* A network with host-network pods on this node, or with probes redirected into it. */
 struct bh_net {
 	__u32 vrf_ifindex;
 	__u32 mark;
@@ -118,7 +118,7 @@ struct bh_probe {
 /* Socket storage of a host-network pod's socket. */
 struct bh_sock {
 	__u64 pod; /* cgroup id of the pod that created the socket; 0: unknown pod */
-	__u32 led; /* 1: the socket was led; addr is the address it asked for */
+	__u32 redirected; /* 1: the socket was redirected; addr is the address it asked for */
 	__u32 addr[4];
 	__u32 pad;
 };

@@ -109,10 +109,10 @@ static __always_inline int bh_is_trusted_in_vrf(const struct bh_pod *pod, __u32 
 }
 
 /*
- * bh_is_steered reports whether bh_vrf_conn or bh_vrf_send has bound an ingress pod's socket to the
+ * bh_is_ingress_socket reports whether bh_vrf_conn or bh_vrf_send has bound an ingress pod's socket to the
  * VRF device of a network. Only they set such a mark on a pod's socket.
  */
-static __always_inline int bh_is_steered(const struct bh_pod *pod, __u32 mark, __u32 ifindex)
+static __always_inline int bh_is_ingress_socket(const struct bh_pod *pod, __u32 mark, __u32 ifindex)
 {
 	struct bh_door *door;
 

@@ -8,7 +8,7 @@
  * sockets: nftables and the guard check those, and recognise kubelet's sockets by
  * the mark set here.
  */
-#include "bh_lead.h"
+#include "bh_redirect.h"
 #include "bh_locked.h"
 #include "bh_sockopt.h"
 
@@ -74,13 +74,13 @@ int bh_prb_create(struct bpf_sock *ctx)
 }
 
 /*
- * lead_probe leads kubelet's probe of a host-network pod into the pod's network.
+ * redirect_probe redirects kubelet's probe of a host-network pod into the pod's network.
  * Kubelet connects to the node's address or to loopback, where the pod's server
  * does not listen. If a process of the node or of this network listens on the port
  * outside the network, or did since the row was written, the connection is left alone:
  * kubelet may mean that socket. It never means one of another network's pod.
  */
-static __always_inline int lead_probe(struct bpf_sock_addr *ctx, const struct bh_config *cfg,
+static __always_inline int redirect_probe(struct bpf_sock_addr *ctx, const struct bh_config *cfg,
 				     struct bh_addr *addr)
 {
 	struct bh_probe_key key = { .port = bpf_ntohs(ctx->user_port), .proto = ctx->protocol };
@@ -117,7 +117,7 @@ static __always_inline int lead_probe(struct bpf_sock_addr *ctx, const struct bh
 	if (bpf_setsockopt(ctx, BH_SOL_SOCKET, BH_SO_BINDTOIFINDEX, &ifindex, sizeof(ifindex)))
 		return 0;
 	*addr = to;
-	bh_count(BH_R_PROBE_LED);
+	bh_count(BH_R_PROBE_REDIRECTED);
 	return 1;
 }
 
@@ -132,7 +132,7 @@ static __always_inline int port_is_open(const struct bpf_sock_addr *ctx, const s
 }
 
 static __always_inline int check_dest(struct bpf_sock_addr *ctx, struct bh_addr *addr, int connect,
-				      int *led)
+				      int *redirected)
 {
 	struct bh_config *cfg = bh_cfg();
 	struct bpf_sock *sk = ctx->sk;
@@ -144,8 +144,8 @@ static __always_inline int check_dest(struct bpf_sock_addr *ctx, struct bh_addr 
 	if (!cfg || !cfg->probe_lock || bpf_get_netns_cookie(ctx) != cfg->host_netns)
 		return 1;
 	if (connect) {
-		*led = lead_probe(ctx, cfg, addr);
-		if (*led)
+		*redirected = redirect_probe(ctx, cfg, addr);
+		if (*redirected)
 			return 1;
 	}
 	netid = bpf_map_lookup_elem(&bh_locked, addr);
@@ -163,7 +163,7 @@ static __always_inline int check_dest(struct bpf_sock_addr *ctx, struct bh_addr 
 		return 1;
 	owner = bh_task_owner(0, cfg, bpf_get_current_cgroup_id(), &pod, &podid);
 	if ((owner != BH_OWNER_POD && owner != BH_OWNER_UNKNOWN_POD) ||
-	    bh_may_use_device(pod, sk->bound_dev_if) || bh_is_steered(pod, sk->mark, sk->bound_dev_if))
+	    bh_may_use_device(pod, sk->bound_dev_if) || bh_is_ingress_socket(pod, sk->mark, sk->bound_dev_if))
 		return 1;
 	return bh_refuse(BH_R_FOREIGN_DEVICE, pod ? pod->netid : 0, ctx->family, ctx->protocol, addr,
 			 bpf_ntohs(ctx->user_port));
@@ -173,10 +173,10 @@ static __always_inline int check_dest(struct bpf_sock_addr *ctx, struct bh_addr 
 	SEC(sec) int name(struct bpf_sock_addr *ctx)                                               \
 	{                                                                                          \
 		struct bh_addr a;                                                                  \
-		int led = 0, verdict;                                                              \
+		int redirected = 0, verdict;                                                       \
 		bh_addr4(&a, ctx->user_ip4);                                                       \
-		verdict = check_dest(ctx, &a, connect, &led);                                      \
-		if (led)                                                                           \
+		verdict = check_dest(ctx, &a, connect, &redirected);                               \
+		if (redirected)                                                                    \
 			ctx->user_ip4 = a.a[3];                                                    \
 		return verdict;                                                                    \
 	}
@@ -184,10 +184,10 @@ static __always_inline int check_dest(struct bpf_sock_addr *ctx, struct bh_addr 
 	SEC(sec) int name(struct bpf_sock_addr *ctx)                                               \
 	{                                                                                          \
 		struct bh_addr a;                                                                  \
-		int led = 0, verdict;                                                              \
+		int redirected = 0, verdict;                                                       \
 		bh_addr6(&a, ctx->user_ip6);                                                       \
-		verdict = check_dest(ctx, &a, connect, &led);                                      \
-		if (led) {                                                                         \
+		verdict = check_dest(ctx, &a, connect, &redirected);                               \
+		if (redirected) {                                                                  \
 			ctx->user_ip6[0] = a.a[0];                                                 \
 			ctx->user_ip6[1] = a.a[1];                                                 \
 			ctx->user_ip6[2] = a.a[2];                                                 \

@@ -12,7 +12,7 @@
  * may bind an unbound socket to a device but may not unbind it.
  */
 #include "bh_dests.h"
-#include "bh_lead.h"
+#include "bh_redirect.h"
 #include "bh_sockopt.h"
 
 #ifndef IPPROTO_SCTP
@@ -79,14 +79,14 @@ static __always_inline int is_inside(const struct bh_pod *pod, const struct bh_a
 }
 
 /*
- * lead decides whether a connect or datagram to loopback or to an address of the
- * node is led to the network's server at *to; 1 means yes. It returns 0 if the
+ * redirect decides whether a connect or datagram to loopback or to an address of the
+ * node is redirected to the network's server at *to; 1 means yes. It returns 0 if the
  * protocol or address does not qualify, or if a socket outside all VRFs listens on
  * the port: one of this network or of the node. Another network's listener does not
  * count, so that no tenant can take a port from others; if this network cannot be
  * entered then, the result is -1, to refuse.
  */
-static __always_inline int lead(struct bpf_sock_addr *ctx, const struct bh_config *cfg, const struct bh_pod *pod,
+static __always_inline int redirect(struct bpf_sock_addr *ctx, const struct bh_config *cfg, const struct bh_pod *pod,
 				const struct bh_addr *addr, struct bh_addr *to)
 {
 	int proto = ctx->type == BH_SOCK_STREAM ? IPPROTO_TCP : IPPROTO_UDP;
@@ -114,17 +114,17 @@ static __always_inline int lead(struct bpf_sock_addr *ctx, const struct bh_confi
 }
 
 /*
- * steer binds a socket of an ingress pod to the VRF of the network whose cluster IP it is about to
+ * bind_ingress binds a socket of an ingress pod to the VRF of the network whose cluster IP it is about to
  * reach, and marks it. A later call with another address binds it again, or frees it. A socket that
  * the process has bound to a device itself is left alone.
  */
-static __always_inline int steer(struct bpf_sock_addr *ctx, struct bpf_sock *sk, const struct bh_config *cfg,
+static __always_inline int bind_ingress(struct bpf_sock_addr *ctx, struct bpf_sock *sk, const struct bh_config *cfg,
 				 const struct bh_addr *addr)
 {
-	int steered = (sk->mark & BH_MARK_KIND) == BH_MARK_KIND_SERVICE, ifindex = 0, mark = 0;
+	int bound = (sk->mark & BH_MARK_KIND) == BH_MARK_KIND_SERVICE, ifindex = 0, mark = 0;
 	__u32 netid = bh_dest(BH_DEST_CLUSTER_IP, addr);
 
-	if ((!netid && !steered) || (sk->bound_dev_if && !steered) || bpf_get_netns_cookie(ctx) != cfg->host_netns)
+	if ((!netid && !bound) || (sk->bound_dev_if && !bound) || bpf_get_netns_cookie(ctx) != cfg->host_netns)
 		return 1;
 	if (netid) {
 		struct bh_net *net = bpf_map_lookup_elem(&bh_nets, &netid);
@@ -143,7 +143,7 @@ static __always_inline int steer(struct bpf_sock_addr *ctx, struct bpf_sock *sk,
 		return bh_refuse(BH_R_INGRESS_BOUND, netid, ctx->family, ctx->protocol, addr,
 				 bpf_ntohs(ctx->user_port));
 	if (netid)
-		bh_count(BH_R_INGRESS_STEERED);
+		bh_count(BH_R_INGRESS_ALLOWED);
 	return 1;
 }
 
@@ -152,7 +152,7 @@ static __always_inline int steer(struct bpf_sock_addr *ctx, struct bpf_sock *sk,
  * socket that is bound to a device is left alone, because it cannot be bound a
  * second time; the guard checks the packets that it sends.
  */
-static __always_inline int confine(struct bpf_sock_addr *ctx, struct bh_addr *addr, int bind, int *led,
+static __always_inline int confine(struct bpf_sock_addr *ctx, struct bh_addr *addr, int bind, int *redirected,
 				   __u32 reason)
 {
 	struct bpf_sock *sk = ctx->sk;
@@ -173,7 +173,7 @@ static __always_inline int confine(struct bpf_sock_addr *ctx, struct bh_addr *ad
 	if (!pod)
 		return 1;
 	if (pod->flags & BH_POD_INGRESS)
-		return bind ? 1 : steer(ctx, sk, cfg, addr);
+		return bind ? 1 : bind_ingress(ctx, sk, cfg, addr);
 	if (sk->mark != pod->mark) {
 		/*
 		 * The socket is older than the attachment, was passed in by
@@ -192,26 +192,26 @@ static __always_inline int confine(struct bpf_sock_addr *ctx, struct bh_addr *ad
 			bh_count(BH_R_SOCK_REMARKED);
 	}
 	if (!bind && (!sk->bound_dev_if || sk->bound_dev_if == pod->vrf_ifindex)) {
-		int verdict = lead(ctx, cfg, pod, addr, &to);
+		int verdict = redirect(ctx, cfg, pod, addr, &to);
 
 		if (verdict < 0)
 			return bh_refuse(BH_R_GUARD_LOOPBACK, pod->netid, ctx->family, ctx->protocol,
 					 addr, bpf_ntohs(ctx->user_port));
 		if (verdict) {
-			*led = 1;
-			reason = BH_R_LED;
+			*redirected = 1;
+			reason = BH_R_REDIRECTED;
 			bh_store_peer(sk, addr);
 			*addr = to;
 		}
 	}
 	if (sk->bound_dev_if) {
-		if (*led)
+		if (*redirected)
 			bh_count(reason);
 		return 1;
 	}
 	if (bind && bh_is_wildcard(addr))
 		reason = BH_R_BIND_WILDCARD;
-	else if (!*led && !bh_is_on_link(addr) && !is_inside(pod, addr))
+	else if (!*redirected && !bh_is_on_link(addr) && !is_inside(pod, addr))
 		return 1;
 	ifindex = pod->vrf_ifindex;
 	if (!ifindex ||
@@ -226,10 +226,10 @@ static __always_inline int confine(struct bpf_sock_addr *ctx, struct bh_addr *ad
 	SEC(sec) int name(struct bpf_sock_addr *ctx)                                               \
 	{                                                                                          \
 		struct bh_addr a;                                                                  \
-		int led = 0, verdict;                                                              \
+		int redirected = 0, verdict;                                                       \
 		bh_addr4(&a, ctx->user_ip4);                                                       \
-		verdict = confine(ctx, &a, bind, &led, reason);                                    \
-		if (led && verdict)                                                                \
+		verdict = confine(ctx, &a, bind, &redirected, reason);                             \
+		if (redirected && verdict)                                                         \
 			ctx->user_ip4 = a.a[3];                                                    \
 		return verdict;                                                                    \
 	}
@@ -237,10 +237,10 @@ static __always_inline int confine(struct bpf_sock_addr *ctx, struct bh_addr *ad
 	SEC(sec) int name(struct bpf_sock_addr *ctx)                                               \
 	{                                                                                          \
 		struct bh_addr a;                                                                  \
-		int led = 0, verdict;                                                              \
+		int redirected = 0, verdict;                                                       \
 		bh_addr6(&a, ctx->user_ip6);                                                       \
-		verdict = confine(ctx, &a, bind, &led, reason);                                    \
-		if (led && verdict) {                                                              \
+		verdict = confine(ctx, &a, bind, &redirected, reason);                             \
+		if (redirected && verdict) {                                                       \
 			ctx->user_ip6[0] = a.a[0];                                                 \
 			ctx->user_ip6[1] = a.a[1];                                                 \
 			ctx->user_ip6[2] = a.a[2];                                                 \
@@ -256,7 +256,7 @@ CONFINE6(bh_vrf_conn6, "cgroup/connect6", 0, BH_R_CONNECT_INSIDE)
 CONFINE4(bh_vrf_send4, "cgroup/sendmsg4", 0, BH_R_SEND_INSIDE)
 CONFINE6(bh_vrf_send6, "cgroup/sendmsg6", 0, BH_R_SEND_INSIDE)
 
-/* restore_peer replaces a led socket's peer by the address that the process asked for. */
+/* restore_peer replaces a redirected socket's peer by the address that the process asked for. */
 static __always_inline int restore_peer(struct bpf_sock_addr *ctx, struct bh_addr *from)
 {
 	struct bh_config *cfg = bh_cfg();
@@ -269,7 +269,7 @@ static __always_inline int restore_peer(struct bpf_sock_addr *ctx, struct bh_add
 	if (!cfg || !ctx->sk || !ctx->sk->bound_dev_if)
 		return 0;
 	s = bpf_sk_storage_get(&bh_socks, ctx->sk, 0, 0);
-	if (!s || !s->led)
+	if (!s || !s->redirected)
 		return 0;
 	pod = find_pod(cfg, &id);
 	net = pod ? bpf_map_lookup_elem(&bh_nets, &pod->netid) : 0;

@@ -119,7 +119,7 @@ func admitHostPorts(ports []hostPort, servers []hostnet.Server) (out []firewall.
 	return out, problems
 }
 
-// readHostPorts returns what the firewall leads to pods, and why it does not lead more.
+// readHostPorts returns the host ports that the firewall redirects to pods, and why it does not redirect others.
 func (r *hostReconciler) readHostPorts() (out []firewall.HostPort, problems []Problem) {
 	ports := r.cache.hostPorts(r.config.Plan, r.config.DefaultNetwork, r.node.Node().Addresses)
 	if len(ports) == 0 || r.servers == nil {
@@ -128,7 +128,7 @@ func (r *hostReconciler) readHostPorts() (out []firewall.HostPort, problems []Pr
 	r.queue.keys.AddAfter(key{kind: kindServers}, serversInterval)
 	servers, err := r.servers()
 	if err != nil {
-		// Without the list no port is led away from a server.
+		// Without the list no port is redirected away from a server.
 		return nil, []Problem{{Reason: "HostPortsNotReached", Message: "pods' host ports are not reached: " + err.Error()}}
 	}
 	return admitHostPorts(ports, servers)

@@ -59,7 +59,7 @@ func TestAllowedServices(t *testing.T) {
 			t.Errorf("services %q, want %q", got, want)
 		}
 	}
-	// A tenant's own service is not led to, whatever the configuration lists.
+	// A tenant's own service is not reached, whatever the configuration lists.
 	expect("10.96.0.10 tcp 53", "10.96.0.10 udp 53", "fd10:96::a tcp 53", "fd10:96::a udp 53")
 	if got := fmt.Sprint(c.AllowedAddresses([]string{"kube-system/s", "tenant/s"})); got != "[10.96.0.10 fd10:96::a]" {
 		t.Errorf("addresses %s", got)

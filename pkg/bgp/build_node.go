@@ -125,7 +125,7 @@ func (b *builder) addKept(r *request, networks []Network) {
 }
 
 // keptVRFs returns the VRFs into which generated FRRConfigurations of r advertise a network, sorted. A router
-// without neighbours leads packets from one VRF to another, and advertises nothing.
+// without neighbours sends packets from one VRF to another, and advertises nothing.
 func (b *builder) keptVRFs(r *request, n Network) []string {
 	var out []string
 	for i := range b.in.Configurations {
@@ -330,14 +330,14 @@ func (g *generator) addReflected(receive []frrv1.PrefixSelector) {
 }
 
 // firstNodeASN and the node's id are the number of the autonomous system of its routers in networks' VRFs that
-// have no sessions, of those for private use (RFC 6996). FRR leads no route from one VRF to another
+// have no sessions, of those for private use (RFC 6996). FRR passes no route from one VRF to another
 // whose path has the other's number, as those of other nodes of one autonomous system have: each node
 // needs its own.
 const firstNodeASN = 4200000000
 
 // joined turns a router of a VRF that is no network's into two: it imports the routes to a network's pods
 // from the network's VRF, and a router there imports what it has learned. A prefix that both originated
-// would not lead from one VRF to the other: FRR prefers its own path.
+// would not pass from one VRF to the other: FRR prefers its own path.
 func (g *generator) joined(router frrv1.Router, n Network) []frrv1.Router {
 	own := frrv1.Router{ASN: firstNodeASN + uint32(g.node.ID), ID: router.ID, VRF: n.VRF(), Prefixes: router.Prefixes, Imports: []frrv1.Import{{VRF: router.VRF}}} //nolint:gosec // ids are small
 	router.Prefixes, router.Imports = nil, []frrv1.Import{{VRF: own.VRF}}

@@ -18,7 +18,7 @@
 //   - from a masquerade address, which networks' forwarded packets have, if a local
 //     process sends it out of the node;
 //   - from a tenant's process in the host's network to a service's or a gateway router's
-//     address by the external bridge: only tenants' pods are led there;
+//     address by the external bridge: the bridge is a way for tenants' pods alone;
 //   - from any pod in the host's network to a gateway router, unless it sends to a node port or
 //     a host port, or answers;
 //   - to the overlay's port from a network or over loopback;
@@ -27,10 +27,10 @@
 //     the BGP port of hosts on the node's link, and from what is outside in a network's own
 //     VRF to anything but the network.
 //
-// It leads what local processes send to node ports, and in local gateway mode also what
+// It redirects what local processes send to node ports, and in local gateway mode also what
 // comes from outside, to the gateway router of the service's network, and what is sent to pods'
-// host ports to that of the pod's network. In local gateway mode it leads
-// packets from outside to services with external traffic policy Local by the network's
+// host ports to that of the pod's network. In local gateway mode it redirects
+// packets from outside to services with external traffic policy Local to the network's
 // management port, and gives what networks send out of the node the node's address.
 //
 // No rule that accepts matches a packet's own mark: a sender with CAP_NET_RAW
@@ -329,7 +329,7 @@ func Build(in Inputs) State {
 	return st
 }
 
-// toNodePorts leads packets for node ports to the network's gateway router.
+// toNodePorts redirects packets for node ports to the network's gateway router.
 func (in Inputs) toNodePorts() []Rule {
 	var rules []Rule
 	for _, f := range []struct{ ip, ports string }{{"ip", MapNodePorts4}, {"ip6", MapNodePorts6}} {

@@ -37,10 +37,10 @@ func (in Inputs) hostPortElements() (v4, v6 []string) {
 	return v4, v6
 }
 
-// toHostPorts leads packets for host ports to the gateway router of the pod's network: those of
+// toHostPorts redirects packets for host ports to the gateway router of the pod's network: those of
 // local processes, or what arrives. What arrives for a server of the node itself stays there,
-// whatever port a pod has asked for. Local processes are led only to ports on which the node has
-// no server: Inputs.HostPorts has no others. A sender at a loopback address, which would not hear
+// whatever port a pod has asked for. Packets of local processes are redirected only if the node has
+// no server on the port: Inputs.HostPorts has no others. A sender at a loopback address, which would not hear
 // an answer from another interface, gets what there is without host ports.
 func (in Inputs) toHostPorts(local bool) []Rule {
 	if in.Bridge == "" || !in.matchesSockets() {
@@ -59,7 +59,7 @@ func (in Inputs) toHostPorts(local bool) []Rule {
 	return rules
 }
 
-// fromHostPorts gives packets that have been led to a gateway router the node's address, so that
+// fromHostPorts gives packets that have been redirected to a gateway router the node's address, so that
 // the answers return to the node. In local gateway mode all that leaves a router does.
 func (in Inputs) fromHostPorts() []Rule {
 	if in.Bridge == "" || in.Mode == network.LocalGateway || !in.matchesSockets() {

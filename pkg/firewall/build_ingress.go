@@ -12,7 +12,7 @@ import (
 // Ingress says which pods reach the cluster IPs of all networks' services: those of the cluster
 // default network in namespaces that the administrator has named (User Defined Networks proposal, "OpenShift
 // Router/Ingress"). Host-network pods do so by sockets that eBPF binds to the network's VRF and
-// marks. OVN leads the others' packets to the management port of the cluster default network, and
+// marks. OVN sends the others' packets to the management port of the cluster default network, and
 // the node forwards them to that of the service's network.
 type Ingress struct {
 	Pods       []netip.Addr // addresses of this node's pods on the cluster default network

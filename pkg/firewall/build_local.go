@@ -35,7 +35,7 @@ func (in Inputs) sourceNAT() []Rule {
 	return rules
 }
 
-// toLocalPorts leads packets from outside to services with external traffic policy Local into
+// toLocalPorts redirects packets from outside to services with external traffic policy Local into
 // the service's network, with their client's address. Others' packets to such services pass
 // gateway routers: the node's, and pods', which the node gives its address.
 func (in Inputs) toLocalPorts() []Rule {

@@ -195,7 +195,7 @@ func TestKernelHostPorts(t *testing.T) {
 }
 
 // TestKernelForgedAnswers: of what host-network pods send to a gateway router, only answers, and
-// what is led there from a node port or host port, leave the node.
+// what is redirected there from a node port or host port, leave the node.
 func TestKernelForgedAnswers(t *testing.T) {
 	target, host, outside, enter := newNode(t)
 	pods, podsID := podRoot(t)

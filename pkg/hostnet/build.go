@@ -100,8 +100,10 @@ func (b *builder) addProblem(pod, reason, format string, args ...any) {
 	b.problems = append(b.problems, Problem{pod, reason, fmt.Sprintf(format, args...)})
 }
 
-// steered reports whether the programs bind the pod's sockets to VRFs.
-func (p Pod) steered() bool { return p.NetworkID != 0 && !p.Unbound || p.NetworkID == 0 && p.Ingress }
+// bindsSockets reports whether the programs bind the pod's sockets to VRFs.
+func (p Pod) bindsSockets() bool {
+	return p.NetworkID != 0 && !p.Unbound || p.NetworkID == 0 && p.Ingress
+}
 
 // addPod adds the row of a host-network pod, and the attachment of one whose sockets are bound to VRFs.
 func (b *builder) addPod(p Pod) {
@@ -114,7 +116,7 @@ func (b *builder) addPod(p Pod) {
 		b.addProblem(p.name(), "NetworkUnknown", "the network of the pod's namespace is not on this node yet")
 		return
 	case !exists:
-		if p.steered() {
+		if p.bindsSockets() {
 			b.addProblem(p.name(), "CgroupMissing", "kubelet has not created the pod's cgroup yet")
 		}
 		return
@@ -124,7 +126,7 @@ func (b *builder) addPod(p Pod) {
 		return
 	}
 	b.put(podRow(p, n, cg))
-	if !p.steered() {
+	if !p.bindsSockets() {
 		return
 	}
 	if tenant && n.VRFIfindex <= 0 {
@@ -152,7 +154,7 @@ func (b *builder) addNetworks() {
 
 // addProbes adds the rows of the ports on which kubelet probes pods of a network. If
 // pods of different networks, or a pod outside networks, use a port, its probes are
-// not led: kubelet's connection does not tell which pod it is for.
+// not redirected: kubelet's connection does not tell which pod it is for.
 func (b *builder) addProbes() {
 	users := map[uint16]map[int]bool{}
 	for _, p := range b.in.Pods {
@@ -173,7 +175,7 @@ func (b *builder) addProbes() {
 		}
 		for _, port := range p.ProbePorts {
 			if len(users[port]) > 1 {
-				b.addProblem(p.name(), "ProbePortShared", "probes and hooks on port %d are not led into the pod's network, because a host-network pod outside the network uses the same port: choose another port", port)
+				b.addProblem(p.name(), "ProbePortShared", "probes and hooks on port %d are not redirected into the pod's network, because a host-network pod outside the network uses the same port: choose another port", port)
 				continue
 			}
 			if _, ok := b.nets[p.NetworkID]; ok && port != 0 {

@@ -293,7 +293,7 @@ func (m *Manager) PodOf(cgroup uint64) (uid string, ok bool) {
 	return "", false
 }
 
-// heldProbes reports the pods whose probes are not led because a process outside the
+// heldProbes reports the pods whose probes are not redirected because a process outside the
 // network listens on the port.
 func (m *Manager) heldProbes() []Problem {
 	ports, err := m.target.HeldProbes()
@@ -305,7 +305,7 @@ func (m *Manager) heldProbes() []Problem {
 	for _, p := range m.inputs.Pods {
 		for _, port := range p.ProbePorts {
 			if p.NetworkID > 0 && !p.Unbound && slices.Contains(ports, port) {
-				out = append(out, Problem{p.name(), "ProbePortHeld", fmt.Sprintf("probes and hooks on port %d are not led into the pod's network, because a process outside the network listens on that port of the node: choose another port", port)})
+				out = append(out, Problem{p.name(), "ProbePortHeld", fmt.Sprintf("probes and hooks on port %d are not redirected into the pod's network, because a process outside the network listens on that port of the node: choose another port", port)})
 			}
 		}
 	}

@@ -90,11 +90,11 @@ type guardBhPod struct {
 }
 
 type guardBhSock struct {
-	_    structs.HostLayout
-	Pod  uint64
-	Led  uint32
-	Addr [4]uint32
-	Pad  uint32
+	_          structs.HostLayout
+	Pod        uint64
+	Redirected uint32
+	Addr       [4]uint32
+	Pad        uint32
 }
 
 type guardBhToldKey struct {

@@ -147,7 +147,7 @@ func TestRootGuardForwardedClusterIPs(t *testing.T) {
 
 // Sockets of an ingress namespace's host-network pod are bound to the VRF of the network whose
 // cluster IP they use, and to none for other destinations.
-func TestRootVRFSteering(t *testing.T) {
+func TestRootVRFIngress(t *testing.T) {
 	w := newVRFSandbox(t)
 	l := w.load()
 	pod, ctr := w.cg("kubepods/podR"), w.cg("kubepods/podR/ctr")

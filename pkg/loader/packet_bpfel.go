@@ -62,11 +62,11 @@ type packetBhPod struct {
 }
 
 type packetBhSock struct {
-	_    structs.HostLayout
-	Pod  uint64
-	Led  uint32
-	Addr [4]uint32
-	Pad  uint32
+	_          structs.HostLayout
+	Pod        uint64
+	Redirected uint32
+	Addr       [4]uint32
+	Pad        uint32
 }
 
 type packetBhToldKey struct {

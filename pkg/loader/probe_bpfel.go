@@ -103,11 +103,11 @@ type probeBhProbeKey struct {
 }
 
 type probeBhSock struct {
-	_    structs.HostLayout
-	Pod  uint64
-	Led  uint32
-	Addr [4]uint32
-	Pad  uint32
+	_          structs.HostLayout
+	Pod        uint64
+	Redirected uint32
+	Addr       [4]uint32
+	Pad        uint32
 }
 
 type probeBhToldKey struct {

@@ -36,11 +36,11 @@ const (
 	ReasonSetDevice
 	// ReasonProbeRefused: process other than kubelet tried to reach a locked default-network address.
 	ReasonProbeRefused
-	// ReasonLed: connection or datagram of a network's own pod to loopback or the node's address, led to the node's address in the network.
-	ReasonLed
-	// ReasonProbeLed: kubelet's probe of a tenant's host-network pod, led into the pod's network.
-	ReasonProbeLed
-	// ReasonProbePortHeld: probe not led into a network, because a process outside the network listens on the same port.
+	// ReasonRedirected: connection or datagram of a network's own pod to loopback or the node's address, redirected to the node's address in the network.
+	ReasonRedirected
+	// ReasonProbeRedirected: kubelet's probe of a tenant's host-network pod, redirected into the pod's network.
+	ReasonProbeRedirected
+	// ReasonProbePortHeld: probe not redirected into a network, because a process outside the network listens on the same port.
 	ReasonProbePortHeld
 	// ReasonForeignSocket: tenant's host-network pod used a socket that another pod created.
 	ReasonForeignSocket
@@ -72,8 +72,8 @@ const (
 	ReasonPodFrame
 	// ReasonLockedFrame: frame of a locked default-network interface that is neither to nor from the node's management port.
 	ReasonLockedFrame
-	// ReasonIngressSteered: socket of an ingress namespace's host-network pod bound to the VRF of the network whose service it uses.
-	ReasonIngressSteered
+	// ReasonIngressAllowed: socket of an ingress namespace's host-network pod bound to the VRF of the network whose service it uses.
+	ReasonIngressAllowed
 	// ReasonIngressBound: socket of an ingress namespace's host-network pod already used for another network's service.
 	ReasonIngressBound
 	// ReasonUnixForeign: host-network pod tried to reach an abstract unix socket of another tenant.
@@ -99,9 +99,9 @@ var reasonInfo = [reasonMax]struct {
 	ReasonSetMark:          {"set-mark", "host-network pod tried to set a socket's mark", Refuse},
 	ReasonSetDevice:        {"set-device", "host-network pod tried to bind a socket to a device that it may not choose", Refuse},
 	ReasonProbeRefused:     {"probe-refused", "process other than kubelet tried to reach a locked default-network address", Refuse},
-	ReasonLed:              {"led", "connection or datagram of a network's own pod to loopback or the node's address, led to the node's address in the network", Pass},
-	ReasonProbeLed:         {"probe-led", "kubelet's probe of a tenant's host-network pod, led into the pod's network", Pass},
-	ReasonProbePortHeld:    {"probe-port-held", "probe not led into a network, because a process outside the network listens on the same port", Pass},
+	ReasonRedirected:       {"redirected", "connection or datagram of a network's own pod to loopback or the node's address, redirected to the node's address in the network", Pass},
+	ReasonProbeRedirected:  {"probe-redirected", "kubelet's probe of a tenant's host-network pod, redirected into the pod's network", Pass},
+	ReasonProbePortHeld:    {"probe-port-held", "probe not redirected into a network, because a process outside the network listens on the same port", Pass},
 	ReasonForeignSocket:    {"foreign-socket", "tenant's host-network pod used a socket that another pod created", Refuse},
 	ReasonForeignDevice:    {"foreign-device", "host-network pod tried to use a socket with a device of another network", Refuse},
 	ReasonBypass:           {"bypass", "host-network pod tried to set a socket option that bypasses the guard", Refuse},
@@ -117,7 +117,7 @@ var reasonInfo = [reasonMax]struct {
 	ReasonGuardLoopback:    {"guard-loopback", "packet over loopback between host-network pods of two tenants", Refuse},
 	ReasonPodFrame:         {"pod-frame", "router advertisement, redirect, DHCP server message or unparsable packet sent by a pod", Refuse},
 	ReasonLockedFrame:      {"locked-frame", "frame of a locked default-network interface that is neither to nor from the node's management port", Refuse},
-	ReasonIngressSteered:   {"ingress-steered", "socket of an ingress namespace's host-network pod bound to the VRF of the network whose service it uses", Pass},
+	ReasonIngressAllowed:   {"ingress-allowed", "socket of an ingress namespace's host-network pod bound to the VRF of the network whose service it uses", Pass},
 	ReasonIngressBound:     {"ingress-bound", "socket of an ingress namespace's host-network pod already used for another network's service", Refuse},
 	ReasonUnixForeign:      {"unix-foreign", "host-network pod tried to reach an abstract unix socket of another tenant", Refuse},
 }

@@ -77,7 +77,7 @@ type DoorRow struct {
 	Open bool
 }
 
-// NetRow holds the VRF and addresses to which connections are led in a network.
+// NetRow holds the VRF and addresses to which connections are redirected in a network.
 type NetRow struct {
 	NetworkID    uint32
 	VRFIfindex   uint32
@@ -417,7 +417,7 @@ func optionalAddr(w [4]uint32) netip.Addr {
 }
 
 // HeldProbes returns the ports of ProbeRows on which the programs saw a socket
-// outside the network listen. Probes on them are not led.
+// outside the network listen. Probes on them are not redirected.
 func (l *Loader) HeldProbes() ([]uint16, error) {
 	var out []uint16
 	var k probeBhProbeKey

@@ -283,8 +283,8 @@ func checkVRFGone(t *testing.T, w *vrfSandbox, l *Loader, ctr string) {
 // A network's server that listens on all addresses is bound to the VRF. The network's
 // own pods still reach it by loopback and by the node's addresses, and kubelet does
 // on the ports that it probes; other processes do not. Connections to a server
-// outside the network are not led.
-func TestRootVRFLeading(t *testing.T) {
+// outside the network are not redirected.
+func TestRootVRFRedirection(t *testing.T) {
 	w := newVRFSandbox(t)
 	l := w.load()
 	pod, own, kubelet := w.cg("kubepods/podV"), w.cg("kubepods/podV/ctr"), w.cg("system/kubelet")
@@ -347,7 +347,7 @@ func TestRootVRFLeading(t *testing.T) {
 	thief.stop()
 
 	// A process outside the network listens on the port at one address: connections
-	// to it are not led, and kubelet's are not led from then on.
+	// to it are not redirected, and kubelet's are not redirected from then on.
 	w.ns.serve(t, "192.0.2.1:8080")
 	outside := w.start(w.cg("system/daemon"), 0, "listen 127.0.0.1:8081")
 	if got := outside.next(); got != "ok" {
@@ -357,10 +357,10 @@ func TestRootVRFLeading(t *testing.T) {
 	if ports, err := l.HeldProbes(); err != nil || len(ports) != 0 {
 		t.Errorf("held before kubelet connected: %v %v", ports, err)
 	}
-	before := counts(t, l)[ReasonProbeLed]
+	before := counts(t, l)[ReasonProbeRedirected]
 	w.expect("kubelet, to a listener outside", kubelet, 0, [2]string{"tcp 192.0.2.1:8080", "ok"}, [2]string{"tcp [2001:db8::1]:8080", "ECONNREFUSED"})
-	if c := counts(t, l); c[ReasonProbeLed] != before || c[ReasonProbePortHeld] != 2 {
-		t.Errorf("counters: %v, %d probes led before", c, before)
+	if c := counts(t, l); c[ReasonProbeRedirected] != before || c[ReasonProbePortHeld] != 2 {
+		t.Errorf("counters: %v, %d probes redirected before", c, before)
 	}
 	if ports, err := l.HeldProbes(); err != nil || len(ports) != 1 || ports[0] != 8080 {
 		t.Errorf("held: %v %v", ports, err)

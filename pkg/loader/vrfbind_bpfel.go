@@ -83,11 +83,11 @@ type vrfbindBhPod struct {
 }
 
 type vrfbindBhSock struct {
-	_    structs.HostLayout
-	Pod  uint64
-	Led  uint32
-	Addr [4]uint32
-	Pad  uint32
+	_          structs.HostLayout
+	Pod        uint64
+	Redirected uint32
+	Addr       [4]uint32
+	Pad        uint32
 }
 
 type vrfbindBhToldKey struct {

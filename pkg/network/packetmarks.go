@@ -74,7 +74,7 @@ const (
 	MasqueradeTable = 99999
 )
 
-// PacketMark is the skb mark (fwmark) that steers packets into n's VRF.
+// PacketMark is the skb mark (fwmark) by which rules send packets into n's VRF.
 func (n Network) PacketMark() uint32 { return PacketMark(n.ID) }
 
 // FirstPacketMark and LastPacketMark are the range of marks with a network's number,

@@ -78,7 +78,7 @@ func (b *builder) toGatewayRouter(in inside) {
 // gateway adds a primary network's gateway router on this node, and the routes and
 // NAT on the pod router that lead to it. Outside OVN the router has a masquerade
 // address of its own, so that networks with equal addresses differ there, and no address
-// of the node: the agent's flows on the bridge translate between the two and steer
+// of the node: the agent's flows on the bridge translate between the two and send
 // packets to the router. It resolves no neighbours: see uplink.
 func (b *builder) gateway() {
 	b.managementRoutes()

@@ -78,7 +78,7 @@ type balancers struct {
 	onSwitch vips // for pods and the node's own processes
 	onRouter vips // cluster IPs
 	external vips // other addresses, on the gateway router
-	// local are where the node leads packets from outside in local gateway mode, on the
+	// local are where the node redirects packets from outside in local gateway mode, on the
 	// router of the pods.
 	local vips
 }
@@ -163,7 +163,7 @@ func (b *builder) loadBalancer(s Service, protocol, kind string, in Ref, v vips,
 }
 
 // hostPorts adds the load balancers of a pod's host ports to the gateway router, to which the
-// node leads what is sent to them.
+// node redirects what is sent to them.
 func (b *builder) hostPorts(pod PodPort) {
 	byProtocol := map[string]vips{}
 	for _, p := range pod.HostPorts {
@@ -197,7 +197,7 @@ func (b *builder) balancer(name, protocol string, in Ref, v vips, options map[st
 func (b *builder) balancerOptions(protocol string, keepSource bool) map[string]string {
 	options := map[string]string{
 		"reject": "true", "event": "false", // without endpoints
-		"neighbor_responder": "none", // the agent's flows lead packets here
+		"neighbor_responder": "none", // the agent's flows send packets here
 		"skip_snat":          strconv.FormatBool(keepSource),
 		"hairpin_snat_ip":    strings.TrimSpace(addressLine("", b.filterFamilies(b.in.Plan.MasqueradeFixed(network.MasqueradeHairpin)))),
 	}
@@ -207,8 +207,8 @@ func (b *builder) balancerOptions(protocol string, keepSource bool) map[string]s
 	return options
 }
 
-// exposed leads a tenant's pods to a service of the cluster default network: through
-// the management port to the host, which lets them on to it.
+// exposed sends a tenant's pods' packets to a service of the cluster default network: through
+// the management port to the host, which forwards them to it.
 func (b *builder) exposed(s ExposedService) {
 	for _, ip := range b.served(s.ClusterIPs) {
 		if via, ok := addrOfFamily(b.management(), ip); ok {
@@ -217,7 +217,7 @@ func (b *builder) exposed(s ExposedService) {
 	}
 }
 
-// ingress leads what an ingress pod sends to cluster IPs that are not of this network to the management
+// ingress sends what an ingress pod sends to cluster IPs that are not of this network to the management
 // port: the node forwards it to the network that has the service (User Defined Networks proposal, "OpenShift Router/Ingress").
 func (b *builder) ingress(pod PodPort) {
 	for _, ip := range pod.IPs {

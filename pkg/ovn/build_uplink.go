@@ -15,7 +15,7 @@ import (
 //	bridge ── external switch ── uplink router
 //
 // It finds the neighbour, a router or a host on the node's link, to which a packet that
-// leaves the node goes. The agent's flows on the bridge lead packets of gateway routers
+// leaves the node goes. The agent's flows on the bridge send packets of gateway routers
 // through it and then to the wire. So ARP and neighbour discovery cost a node the same
 // however many networks it has. The router has no way to any network: packets from the
 // wire do not pass it.

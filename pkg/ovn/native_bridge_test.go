@@ -198,7 +198,7 @@ func TestNativeLocalGatewayNode(t *testing.T) {
 	}
 }
 
-// TestNativeHostPorts: what the node leads to a gateway router for a pod's host port reaches
+// TestNativeHostPorts: what the node sends to a gateway router for a pod's host port reaches
 // the pod, on both topologies and both IP families, and no other port does.
 func TestNativeHostPorts(t *testing.T) {
 	_, zones := nativeZones(t)
@@ -250,7 +250,7 @@ func TestNativeHostPorts(t *testing.T) {
 			for _, to := range []netip.AddrPort{netip.AddrPortFrom(router, 9095), netip.AddrPortFrom(shared[f], 8080), netip.AddrPortFrom(shared[f], 8083)} {
 				deny(a.NS, to)
 			}
-			// What the node leads there, pods of other networks cannot send there themselves.
+			// What the node sends there, pods of other networks cannot send there themselves.
 			for _, other := range []string{nets[1-i].net.Name, "plain_net"} {
 				from := a.podNamespace(strings.TrimSuffix(other, "_net"), "p")
 				deny(from, netip.AddrPortFrom(router, 8080))

@@ -369,7 +369,7 @@ func (w *faultWorld) testTakenNames() {
 	w.must("ovn-nbctl", "--no-leader-only", "pg-add", LockedPortGroup)
 	group := lines(must(w.rows())(w.t), LockedPortGroup)
 	// Open vSwitch revalidates its cached flows one by one. If the rows without locked ports
-	// followed at once on those with them, the flow that leads red/b's datagrams to the ACLs could be
+	// followed at once on those with them, the flow that sends red/b's datagrams to the ACLs could be
 	// gone later than the one with which the ACLs dropped them, and some would pass. The guard at the
 	// pod's interface stops them, which is not there in this test.
 	w.sync()

@@ -13,7 +13,7 @@ import (
 	"bulkhead/pkg/ovn/nbdb"
 )
 
-// The router of the cluster default network leads what pods of ingress namespaces send to cluster IPs
+// The router of the cluster default network sends what pods of ingress namespaces send to cluster IPs
 // to the management port, and no other pods' packets.
 func TestZoneIngress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -41,14 +41,14 @@ func TestZoneIngress(t *testing.T) {
 		env.waitForRow("red_tenant")
 		env.settle()
 		if got, want := ways(), []string{`inport == "rtos-node1" && ip4.src == 10.244.0.3 && ip4.dst == {10.96.0.0/16} → 10.244.0.2`}; !slices.Equal(got, want) {
-			t.Errorf("packets are led by %q, want %q", got, want)
+			t.Errorf("policies %q, want %q", got, want)
 		}
 		env.deletePod("edge", "router")
 		env.waitUntil("the way is gone", func() bool { return len(ways()) == 0 })
 	})
 }
 
-// A pod is led to cluster IPs of the IP families that the cluster's services have.
+// A pod reaches cluster IPs of the IP families that the cluster's services have.
 func TestIngressFamilies(t *testing.T) {
 	for cidrs, want := range map[string]int{"10.96.0.0/16,fd96::/112": 2, "10.96.0.0/16": 1, "fd96::/112": 1} {
 		in := Inputs{Plan: testPlan(true), OneNode: true, Pods: []PodPort{{NADKey: network.DefaultName, Namespace: "edge", Pod: "router", Ingress: true,

@@ -28,7 +28,7 @@ var kernelTests = []struct {
 	{"bulkhead/pkg/firewall", "^TestKernel(Forward|ForgedAnswers|LocalGateway|Advertised|OwnVRF|Ingress)?$", "^TestKernel", "^$",
 		[]string{"TestKernel", "TestKernelForward", "TestKernelForgedAnswers", "TestKernelLocalGateway", "TestKernelAdvertised", "TestKernelOwnVRF", "TestKernelIngress"}},
 	{"bulkhead/pkg/loader", "^TestRootVRF|^TestRootLSM|^TestRootBrokenLinks$/^nothing$", "^TestRoot", "^$",
-		[]string{"TestRootVRFBinding", "TestRootVRFLeading", "TestRootVRFSteering", "TestRootLSM", "TestRootBrokenLinks"}},
+		[]string{"TestRootVRFBinding", "TestRootVRFRedirection", "TestRootVRFIngress", "TestRootLSM", "TestRootBrokenLinks"}},
 	{"bulkhead/pkg/vrf", "^TestKernel", "^TestKernel", "^TestKernelWithoutVRF$", // that one is for kernels that lack VRF
 		[]string{"TestKernelVRF", "TestKernelTakenTable"}},
 	{"bulkhead/pkg/hostnet", "^TestRootEarlySockets$|^TestServers$", "^TestRoot|^TestServers$", "^$", []string{"TestRootEarlySockets", "TestServers"}},

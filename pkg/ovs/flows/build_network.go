@@ -30,8 +30,8 @@ type ServicePort struct {
 	Addr     netip.Addr // external; invalid: the node's own, for a node port
 	Protocol string     // tcp, udp or sctp
 	Port     uint16
-	// Claimed: the service's owner chose the address. Only packets from the wire are led
-	// to it: it may be any host's, to which this node and other networks' pods send.
+	// Claimed: the service's owner chose the address. Only packets from the wire are sent
+	// to the network: it may be any host's, to which this node and other networks' pods send.
 	Claimed bool
 	// Local: only packets from outside the cluster that have an endpoint on this node reach the
 	// service, with their client's address. NodePort is the service's node port; 0: none.

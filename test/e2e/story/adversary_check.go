@@ -157,7 +157,7 @@ func hostEars() []way.Listener {
 }
 
 // plainOnly keeps the attempts that choose neither a device nor a mark: controls of
-// the others need not arrive, because only plain connections are led.
+// the others need not arrive, because only plain connections are redirected.
 func plainOnly(list []way.Attempt) []way.Attempt {
 	return slices.DeleteFunc(slices.Clone(list), func(x way.Attempt) bool {
 		return x.Socket == "mptcp" || len(x.How) > 0 && x.How[0] != "connect"

@@ -62,7 +62,7 @@ func (a *arena) throughGateway(ctx context.Context, m *match) (part, error) {
 	}
 	direct := slices.DeleteFunc(a.tunnelWays(), func(x way.Attempt) bool { return x.Socket != "geneve" })
 	out := part{what: "to the overlay's port, from a pod through the node's gateway", attacks: trials([]player{grey, amber}, direct), controls: trials([]player{a.admin()}, direct), victims: []string{"green-2"}}
-	var led []*trial
+	var arrives []*trial
 	for d, x := range direct {
 		i := slices.IndexFunc(s.Spec.ClusterIPs, func(ip string) bool { return sameFamily(ip, x.To) })
 		if i < 0 {
@@ -73,7 +73,7 @@ func (a *arena) throughGateway(ctx context.Context, m *match) (part, error) {
 		case slices.Contains(x.How, "mapped"):
 			continue
 		case len(x.How) == 0: // once for each address
-			led = append(led, &trial{grey, way.Attempt{Socket: "udp", To: x.To, Port: beyondPort}}, &trial{amber, way.Attempt{Socket: "udp", To: direct[d].To, Port: listenedPort}})
+			arrives = append(arrives, &trial{grey, way.Attempt{Socket: "udp", To: x.To, Port: beyondPort}}, &trial{amber, way.Attempt{Socket: "udp", To: direct[d].To, Port: listenedPort}})
 			fragments := x
 			fragments.Socket, fragments.How = "hdrincl", []string{"fragments"}
 			for _, own := range a.victim("grey-1", false).Addrs {
@@ -85,12 +85,12 @@ func (a *arena) throughGateway(ctx context.Context, m *match) (part, error) {
 		}
 		out.attacks = append(out.attacks, trial{grey, x})
 	}
-	if len(led) == 0 {
+	if len(arrives) == 0 {
 		return part{}, errors.New("no way by the service grey/overlay")
 	}
 	// The service leads to the other node, and so does the tenant's gateway: on another port,
 	// everything arrives.
-	return out, m.untilHeard(ctx, "service grey/overlay and amber's gateway to lead to "+a.far.Name, far, led)
+	return out, m.untilHeard(ctx, "service grey/overlay and amber's gateway to lead to "+a.far.Name, far, arrives)
 }
 
 // onLocalnet is the part in which a pod that a Localnet network puts among the nodes sends
@@ -105,18 +105,18 @@ func (a *arena) onLocalnet(ctx context.Context, m *match) (part, error) {
 	}
 	ways := a.tunnelWaysFrom(own, []adversary.Interface{{Name: "berth0", MAC: berth.MAC}})
 	out := part{what: "to the overlay's port, from a pod on a Localnet network", attacks: trials([]player{pod}, ways), controls: trials([]player{a.admin()}, a.tunnelWays()), victims: []string{"green-2"}}
-	var led []*trial
+	var arrives []*trial
 	for _, x := range ways {
 		if slices.Contains(x.How, "tagged") || slices.Contains(x.How, "etype=0x88cc") {
 			continue // an untagged network carries no tags, and no server hears the other
 		}
 		x.Port = listenedPort
-		led = append(led, &trial{pod, x})
+		arrives = append(arrives, &trial{pod, x})
 	}
-	if len(led) == 0 {
+	if len(arrives) == 0 {
 		return part{}, fmt.Errorf("grey-2 has no way to %s from %v", a.far.Name, own)
 	}
-	return out, m.untilHeard(ctx, "grey-2 to reach "+a.far.Name, player{machine: a.far}, led)
+	return out, m.untilHeard(ctx, "grey-2 to reach "+a.far.Name, player{machine: a.far}, arrives)
 }
 
 // untilHeard repeats trials until the listener has heard each of them.

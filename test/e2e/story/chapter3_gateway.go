@@ -311,7 +311,7 @@ func (w *World) oldestBalancer(ctx context.Context) (namespace, tenant string, e
 }
 
 // claimsCaptureNothing has a user of the tenant red write a service with the addresses of the
-// external machine and the nodes as external IPs. Red's own pods are led to it at the external
+// external machine and the nodes as external IPs. Red's own pods reach it at the external
 // machine's addresses, which shows that it works. Other networks' pods and the nodes' processes
 // reach the machines.
 func claimsCaptureNothing(ctx context.Context, w *World) (string, error) {
@@ -365,7 +365,7 @@ spec:
 		}
 		ask := func(list []string) ([]probe, error) {
 			got, err := w.ask(ctx, p, "", list)
-			return slices.DeleteFunc(got, func(g probe) bool { return g.Who == w.Lab.External().Name }), err // not led yet
+			return slices.DeleteFunc(got, func(g probe) bool { return g.Who == w.Lab.External().Name }), err // not redirected yet
 		}
 		if _, err := answered(ask, own, servers, 1); err != nil {
 			return "", fmt.Errorf("%s on %s, whose own network's service it is: %w", p.Name, p.Node, err)

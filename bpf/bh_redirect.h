@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Leading: a connect or datagram to loopback or to an address of the node is
+ * Redirection: a connect or datagram to loopback or to an address of the node is
  * redirected to the node's address in a network, and its socket is bound to the
  * VRF. A server of the network that listens on all addresses is reachable only
  * there.
  */
-#ifndef BH_LEAD_H
-#define BH_LEAD_H
+#ifndef BH_REDIRECT_H
+#define BH_REDIRECT_H
 
 #include "bh_pods.h"
 
@@ -103,7 +103,7 @@ static __always_inline void bh_store_peer(struct bpf_sock *sk, const struct bh_a
 	s->addr[1] = addr->a[1];
 	s->addr[2] = addr->a[2];
 	s->addr[3] = addr->a[3];
-	s->led = 1;
+	s->redirected = 1;
 }
 
 #endif

@@ -13,6 +13,6 @@ bpf-check:
 	@command -v clang-16 >/dev/null || { echo "bpf-check: clang-16 not found: apt-get install clang-16 llvm-16 libbpf-dev"; exit 1; }
 	@out=$$(mktemp -d) && trap 'rm -rf "$$out"' EXIT && \
 	bpf/generate.sh "$$out" && \
-	for f in reasons_gen.go $(foreach o,vrfbind probe guard packet,$(o)_bpfel.go $(o)_bpfel.o); do \
+	for f in reasons_gen.go $(foreach o,vrfbind probe guard packet unixsock,$(o)_bpfel.go $(o)_bpfel.o); do \
 		cmp "$$out/$$f" "pkg/loader/$$f" || { echo "bpf-check: $$f is stale: run make bpf-generate"; exit 1; }; \
 	done; echo "bpf-check: generated files are up to date"

@@ -36,20 +36,20 @@ func adversaryChecks() []Check {
 const tunnelPort = 6081
 
 // attackers are the containers on the attackers' node that are not green's.
-func (a *arena) attackers() []player {
-	return []player{{pod: a.pods["amber-host"], container: "root"}, {pod: a.pods["amber-host"], container: "nobody"},
+func (a *arena) attackers() []actor {
+	return []actor{{pod: a.pods["amber-host"], container: "root"}, {pod: a.pods["amber-host"], container: "nobody"},
 		{pod: a.pods["grey-host"], container: "root"}, {pod: a.pods["grey-host"], container: "nobody"}}
 }
 
-func (a *arena) admin() player { return player{machine: a.near} }
+func (a *arena) admin() actor { return actor{machine: a.near} }
 
 // greenHost is green's host-network pod, which is attacked.
-func (a *arena) greenHost() player { return player{pod: a.pods["green-host"], container: "root"} }
+func (a *arena) greenHost() actor { return actor{pod: a.pods["green-host"], container: "root"} }
 
-// trials combines all players with all attempts.
-func trials(players []player, attempts []way.Attempt) []trial {
+// trials combines all actors with all attempts.
+func trials(actors []actor, attempts []way.Attempt) []trial {
 	var out []trial
-	for _, p := range players {
+	for _, p := range actors {
 		for _, x := range attempts {
 			out = append(out, trial{p, x})
 		}
@@ -57,16 +57,16 @@ func trials(players []player, attempts []way.Attempt) []trial {
 	return out
 }
 
-// table plays the table of attempts and returns its figures.
+// table makes the table's attempts and returns its figures.
 func (a *arena) table(ctx context.Context) (string, error) {
-	m := newMatch(a.w)
+	m := newRound(a.w)
 	host := a.greenHost()
 	for _, v := range []string{"green-1", "green-2", "grey-1"} {
-		if err := m.listen(ctx, player{pod: a.pods[v]}, way.Listener{Kind: "sniff"}); err != nil {
+		if err := m.listen(ctx, actor{pod: a.pods[v]}, way.Listener{Kind: "sniff"}); err != nil {
 			return "", err
 		}
 	}
-	if err := m.listen(ctx, host, hostEars()...); err != nil {
+	if err := m.listen(ctx, host, hostListeners()...); err != nil {
 		return "", err
 	}
 	parts := a.parts(host)
@@ -98,7 +98,7 @@ func (a *arena) table(ctx context.Context) (string, error) {
 		fmt.Fprintf(a.w.Out, "     %s: %d attempts, %d controls\n", p.what, len(p.attacks), len(p.controls))
 		total += len(p.attacks)
 	}
-	errs := []error{m.judge(ctx, parts...)}
+	errs := []error{m.verify(ctx, parts...)}
 	if _, err := m.end(ctx); err != nil {
 		errs = append(errs, err)
 	}
@@ -107,31 +107,31 @@ func (a *arena) table(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%d attempts, none heard, each way with a control that was", total+n), errors.Join(errs...)
 }
 
-// parts are the parts of the table: all other players attack green, and tenants
+// parts are the parts of the table: all other actors attack green, and tenants
 // attack the cluster default network.
-func (a *arena) parts(host player) []part {
-	all := func(what string, attackers, controls []player, ways []way.Attempt, victim string) part {
+func (a *arena) parts(host actor) []part {
+	all := func(what string, attackers, controls []actor, ways []way.Attempt, victim string) part {
 		return part{what, trials(attackers, ways), trials(controls, ways), []string{victim}}
 	}
 	attackers, tenants := a.attackers(), a.attackers()[:2]
-	admin, kubelet := []player{a.admin()}, []player{{machine: a.near, kubelet: true}}
+	admin, kubelet := []actor{a.admin()}, []actor{{machine: a.near, kubelet: true}}
 	locked := withoutUDPLite(adversary.Locked(a.plain, a.victim("green-1", true), loader.KubeletMark))
 	loopback := []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("::1")}
-	edge := []player{{pod: a.pods["edge-host"], container: "root"}, {pod: a.pods["edge-host"], container: "nobody"}}
+	edge := []actor{{pod: a.pods["edge-host"], container: "root"}, {pod: a.pods["edge-host"], container: "nobody"}}
 	front := adversary.ToService(a.green, a.front, network.Network{ID: a.greenID}.IngressMark())
 	return []part{
 		all("into green, from an ingress namespace", edge, append(admin, host), adversary.IntoNetwork(a.green, a.victim("green-1", false)), "green-1"),
 		all("to a service of green, from elsewhere", attackers, append(edge, admin...), front, "green-1"),
 		all("into green, on this node", attackers, append(admin, host), adversary.IntoNetwork(a.green, a.victim("green-1", false)), "green-1"),
 		all("into green, on another node", attackers, append(admin, host), adversary.IntoNetwork(a.green, a.victim("green-2", false)), "green-2"),
-		all("from a tenant into the default network", tenants, append(admin, player{pod: a.pods["grey-host"], container: "root"}), withoutUDPLite(adversary.IntoNetwork(a.plain, a.victim("grey-1", false))), "grey-1"),
+		all("from a tenant into the default network", tenants, append(admin, actor{pod: a.pods["grey-host"], container: "root"}), withoutUDPLite(adversary.IntoNetwork(a.plain, a.victim("grey-1", false))), "grey-1"),
 		all("to a locked address", append(attackers, host), kubelet, locked, "green-1"),
 		// Root outside all pods can use kubelet's mark and send frames on any interface.
 		all("to a locked address, root outside all pods", admin, kubelet, withoutMark(withoutFrames(locked)), "green-1"),
 		all("to the overlay's port", attackers, admin, a.tunnelWays(), "green-2"),
 		all("to another tenant's server on loopback", tenants, append(admin, host), adversary.Loopback(loopback, loopbackPort), host.String()),
 		all("to another tenant's abstract unix sockets", tenants, append(admin, host), adversary.Abstract(abstractName), host.String()),
-		all("to another tenant's server on all addresses", attackers, []player{host}, plainOnly(adversary.Loopback(append(loopback, addrs(a.near)...), loopbackPort+10)), host.String()),
+		all("to another tenant's server on all addresses", attackers, []actor{host}, plainOnly(adversary.Loopback(append(loopback, addrs(a.near)...), loopbackPort+10)), host.String()),
 	}
 }
 
@@ -145,9 +145,9 @@ func abstractEars() (out []way.Listener) {
 	return out
 }
 
-// hostEars are servers of green's host-network pod: on loopback, on all addresses, which binds them
+// hostListeners are servers of green's host-network pod: on loopback, on all addresses, which binds them
 // to the VRF, and at abstract unix sockets.
-func hostEars() []way.Listener {
+func hostListeners() []way.Listener {
 	out := abstractEars()
 	for _, kind := range []string{"udp", "tcp"} {
 		out = append(out, way.Listener{Kind: kind, At: fmt.Sprintf("127.0.0.1:%d", loopbackPort)}, way.Listener{Kind: kind, IPv6: true, At: fmt.Sprintf("[::1]:%d", loopbackPort)},
@@ -203,21 +203,21 @@ func (a *arena) tunnelWaysFrom(from []netip.Addr, links []adversary.Interface) [
 }
 
 // heardBy drops the listeners of an IP family of which the network has no address: nothing would
-// be said to them. Packet sockets have none.
+// be sent to them. Packet sockets have none.
 func heardBy(to []netip.Addr, list []way.Listener) []way.Listener {
 	return slices.DeleteFunc(list, func(e way.Listener) bool {
 		return !strings.HasPrefix(e.Kind, "sniff") && !slices.ContainsFunc(to, func(a netip.Addr) bool { return a.Is6() == e.IPv6 })
 	})
 }
 
-// hearing makes all players listen on the node while green's pods talk to each other.
+// hearing makes all actors listen on the node while green's pods talk to each other.
 func (a *arena) hearing(ctx context.Context) (int, error) {
-	m := newMatch(a.w)
-	players := append(a.attackers(), a.admin(), a.greenHost())
-	ears := map[string][]way.Listener{}
-	var said []way.Attempt
+	m := newRound(a.w)
+	actors := append(a.attackers(), a.admin(), a.greenHost())
+	listeners := map[string][]way.Listener{}
+	var sent []way.Attempt
 	to := a.green.Nodes
-	for i, p := range players {
+	for i, p := range actors {
 		list := heardBy(to, adversary.Listeners(a.green, a.green.Nodes, 0, a.victim("green-1", false).Link.Name, "lo"))
 		for j := range list {
 			e := &list[j]
@@ -234,19 +234,19 @@ func (a *arena) hearing(ctx context.Context) (int, error) {
 			case dest.Zone() != "":
 				dest = dest.WithZone("ovn-udn1")
 			}
-			said = append(said, way.Attempt{Socket: e.Kind, To: dest.String(), Port: port})
+			sent = append(sent, way.Attempt{Socket: e.Kind, To: dest.String(), Port: port})
 		}
-		ears[p.String()] = list
+		listeners[p.String()] = list
 	}
-	if err := each(players, func(p player) error { return m.listen(ctx, p, ears[p.String()]...) }); err != nil {
+	if err := each(actors, func(p actor) error { return m.listen(ctx, p, listeners[p.String()]...) }); err != nil {
 		return 0, err
 	}
 	for _, x := range to { // for raw sockets, which receive all packets of a protocol
-		said = append(said, way.Attempt{Socket: "raw-icmp", To: x.String()}, way.Attempt{Socket: "udp", To: x.String(), Port: 7999}, way.Attempt{Socket: "tcp", To: x.String(), Port: 7999})
+		sent = append(sent, way.Attempt{Socket: "raw-icmp", To: x.String()}, way.Attempt{Socket: "udp", To: x.String(), Port: 7999}, way.Attempt{Socket: "tcp", To: x.String(), Port: 7999})
 	}
-	says := trials([]player{{pod: a.pods["green-1"]}}, said)
+	sends := trials([]actor{{pod: a.pods["green-1"]}}, sent)
 	for range 2 {
-		if err := m.play(ctx, pointers(says)); err != nil {
+		if err := m.try(ctx, pointers(sends)); err != nil {
 			return 0, err
 		}
 	}
@@ -257,7 +257,7 @@ func (a *arena) hearing(ctx context.Context) (int, error) {
 	var errs []error
 	attempts := 0
 	controls := map[int]string{}
-	for i, p := range players {
+	for i, p := range actors {
 		for j, h := range heard[p.String()] {
 			if i >= len(a.attackers()) {
 				if len(h.IDs) > 0 {
@@ -269,12 +269,12 @@ func (a *arena) hearing(ctx context.Context) (int, error) {
 			}
 			attempts++
 			if len(h.IDs) > 0 {
-				errs = append(errs, fmt.Errorf("%s heard %d packets of green with %+v", p, len(h.IDs), ears[p.String()][j]))
+				errs = append(errs, fmt.Errorf("%s heard %d packets of green with %+v", p, len(h.IDs), listeners[p.String()][j]))
 			}
 		}
 	}
 	for j, why := range controls {
-		if e := ears[players[0].String()][j]; why != "heard" && e.Device != "lo" {
+		if e := listeners[actors[0].String()][j]; why != "heard" && e.Device != "lo" {
 			errs = append(errs, fmt.Errorf("no control heard green with %+v: %s", e, why))
 		}
 	}

@@ -53,27 +53,27 @@ func (a *arena) early(ctx context.Context) (string, error) {
 	if err := a.w.Lab.Apply(ctx, slateNamespace+manifest+"---"+other); err != nil {
 		return "", err
 	}
-	var players []player
+	var actors []actor
 	for _, p := range []*pod{early, slate} {
 		if err := a.w.ready(ctx, p); err != nil {
 			return "", err
 		}
 		for _, c := range []string{"root", "nobody"} {
-			players = append(players, player{pod: p, container: c})
+			actors = append(actors, actor{pod: p, container: c})
 		}
 	}
-	m := newMatch(a.w)
+	m := newRound(a.w)
 	for _, v := range []string{"green-1", "green-2"} {
-		if err := m.listen(ctx, player{pod: a.pods[v]}, way.Listener{Kind: "sniff"}); err != nil {
+		if err := m.listen(ctx, actor{pod: a.pods[v]}, way.Listener{Kind: "sniff"}); err != nil {
 			return "", err
 		}
 	}
 	ways := adversary.IntoNetwork(a.green, a.victim("green-1", false))
 	tunnel := a.tunnelWays()
-	controls := []player{a.admin(), a.greenHost()}
-	errs := []error{m.judge(ctx,
-		part{"of unknown pods, into green", trials(players, ways), trials(controls, ways), []string{"green-1"}},
-		part{"of unknown pods, to the overlay's port", trials(players, tunnel), trials(controls[:1], tunnel), []string{"green-2"}})}
+	controls := []actor{a.admin(), a.greenHost()}
+	errs := []error{m.verify(ctx,
+		part{"of unknown pods, into green", trials(actors, ways), trials(controls, ways), []string{"green-1"}},
+		part{"of unknown pods, to the overlay's port", trials(actors, tunnel), trials(controls[:1], tunnel), []string{"green-2"}})}
 	_, err = m.end(ctx)
 	errs = append(errs, err)
 	// Nor may they enter their own network: nothing confines them to it yet.
@@ -111,7 +111,7 @@ func (a *arena) early(ctx context.Context) (string, error) {
 	for _, p := range []*pod{early, slate} {
 		errs = append(errs, a.w.Lab.Client().CoreV1().Pods(p.Namespace).Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: &zero}))
 	}
-	return fmt.Sprintf("%d attempts, none heard", len(players)*(len(ways)+len(tunnel))), errors.Join(errs...)
+	return fmt.Sprintf("%d attempts, none heard", len(actors)*(len(ways)+len(tunnel))), errors.Join(errs...)
 }
 
 // earlyServerConfined returns an error unless the server of the pod amber-early, which is

@@ -38,7 +38,7 @@ var removeMechanism = map[mechanism]string{
 // sample is a few attacks and the mechanisms any of which stops them.
 type sample struct {
 	what    string
-	by      []player
+	by      []actor
 	ways    []way.Attempt
 	victims []string
 	stops   []mechanism
@@ -148,10 +148,10 @@ func (a *arena) script(ctx context.Context, script string) error {
 	return err
 }
 
-// samples are attacks of every kind, by all players. local: in local gateway mode.
+// samples are attacks of every kind, by all actors. local: in local gateway mode.
 func (a *arena) samples(local bool) []sample {
-	tenant, nobody := player{pod: a.pods["amber-host"], container: "root"}, player{pod: a.pods["amber-host"], container: "nobody"}
-	outside := player{pod: a.pods["grey-host"], container: "root"}
+	tenant, nobody := actor{pod: a.pods["amber-host"], container: "root"}, actor{pod: a.pods["amber-host"], container: "nobody"}
+	outside := actor{pod: a.pods["grey-host"], container: "root"}
 	v := a.victim("green-1", false)
 	into := adversary.IntoNetwork(a.green, v)
 	choose := func(ok func(way.Attempt) bool) []way.Attempt {
@@ -172,7 +172,7 @@ func (a *arena) samples(local bool) []sample {
 	loopback := adversary.ByLoopback(a.green, v, addrs(a.w.Lab.External()))
 	grey, amber := a.victim("grey-1", false), a.victim("amber-1", false)
 	green3 := a.victim("green-3", false)
-	host := func(m string) player { return player{pod: a.pods[m]} }
+	host := func(m string) actor { return actor{pod: a.pods[m]} }
 	out := adversary.ThroughNode("ovn-udn1", amber.MAC, amber.Addrs, a.amber, addrs(a.w.Lab.External()), way.Port)
 	plainOut := adversary.ThroughNode("eth0", grey.MAC, grey.Addrs, a.plain.Port, addrs(a.w.Lab.External()), way.Port)
 	// In local gateway mode the node's port is how pods of the default network reach the
@@ -182,33 +182,33 @@ func (a *arena) samples(local bool) []sample {
 		nodeOut = nil
 	}
 	return []sample{
-		{what: "control messages and scope ids, without a capability", by: []player{nobody}, victims: []string{"green-1"}, stops: []mechanism{guardMechanism, nftMechanism},
+		{what: "control messages and scope ids, without a capability", by: []actor{nobody}, victims: []string{"green-1"}, stops: []mechanism{guardMechanism, nftMechanism},
 			ways: choose(func(x way.Attempt) bool {
 				return x.Socket == "udp" && slices.Equal(x.How, []string{"cmsg-pktinfo"}) || (x.Socket == "tcp" || x.Socket == "udp") && strings.Contains(x.To, "%ovn") && len(x.How) == 0
 			})},
-		{what: "devices chosen by pods outside the tenants", by: []player{outside}, victims: []string{"green-1"}, stops: []mechanism{guardMechanism, nftMechanism},
+		{what: "devices chosen by pods outside the tenants", by: []actor{outside}, victims: []string{"green-1"}, stops: []mechanism{guardMechanism, nftMechanism},
 			ways: choose(func(x way.Attempt) bool {
 				return (x.Socket == "udp" || x.Socket == "tcp") && slices.Equal(x.How, []string{"bindtodevice"})
 			})},
-		{what: "raw sockets", by: []player{tenant, outside}, victims: []string{"green-1"}, stops: []mechanism{guardMechanism, nftMechanism},
+		{what: "raw sockets", by: []actor{tenant, outside}, victims: []string{"green-1"}, stops: []mechanism{guardMechanism, nftMechanism},
 			ways: choose(func(x way.Attempt) bool {
 				return x.Socket == "raw-icmp" && (has(x, "cmsg-pktinfo") || len(x.How) == 1 && strings.HasPrefix(x.How[0], "cmsg-mark")) || x.Socket == "hdrincl" && has(x, "cmsg-pktinfo")
 			})},
-		{what: "frames on the network's port and the pod's interface", by: []player{tenant}, victims: []string{"green-1"}, stops: []mechanism{guardMechanism, lsmMechanism}, ways: slices.Concat(frames(a.green.Port.Name, ""), frames(v.Link.Name, ""))},
-		{what: "frames past the queueing discipline", by: []player{tenant}, victims: []string{"green-1"}, stops: []mechanism{lsmMechanism}, and: []mechanism{guardMechanism, hookMechanism}, unless: guardMechanism, ways: frames(a.green.Port.Name, "bypass")},
-		{what: "frames on loopback with the network's mark", by: []player{tenant}, victims: []string{"green-1"}, stops: []mechanism{guardMechanism, nftMechanism, lsmMechanism}, ways: loopback},
-		{what: "abstract unix sockets", by: []player{tenant, nobody}, victims: []string{a.greenHost().String()}, stops: []mechanism{lsmMechanism}, ways: adversary.Abstract(abstractName)},
+		{what: "frames on the network's port and the pod's interface", by: []actor{tenant}, victims: []string{"green-1"}, stops: []mechanism{guardMechanism, lsmMechanism}, ways: slices.Concat(frames(a.green.Port.Name, ""), frames(v.Link.Name, ""))},
+		{what: "frames past the queueing discipline", by: []actor{tenant}, victims: []string{"green-1"}, stops: []mechanism{lsmMechanism}, and: []mechanism{guardMechanism, hookMechanism}, unless: guardMechanism, ways: frames(a.green.Port.Name, "bypass")},
+		{what: "frames on loopback with the network's mark", by: []actor{tenant}, victims: []string{"green-1"}, stops: []mechanism{guardMechanism, nftMechanism, lsmMechanism}, ways: loopback},
+		{what: "abstract unix sockets", by: []actor{tenant, nobody}, victims: []string{a.greenHost().String()}, stops: []mechanism{lsmMechanism}, ways: adversary.Abstract(abstractName)},
 		// Pods outside the tenants may open packet sockets, and sendto names a device
 		// even on one that is not bound to any.
-		{what: "frames on loopback with the network's mark, from outside the tenants", by: []player{outside}, victims: []string{"green-1"}, stops: []mechanism{guardMechanism, nftMechanism}, ways: loopback},
-		{what: "kubelet's mark on packets to a locked address", by: []player{tenant, outside}, victims: []string{"green-1"}, stops: []mechanism{guardMechanism, nftMechanism}, ways: byMark},
-		{what: "the overlay's datagrams by socket", by: []player{nobody, outside}, victims: []string{"green-2"}, stops: []mechanism{guardMechanism}, ways: tunnel("geneve")},
-		{what: "the overlay's datagrams by frame", by: []player{outside}, victims: []string{"green-2"}, stops: []mechanism{guardMechanism}, ways: tunnel("packet")},
-		{what: "advertisements and DHCP answers of a pod", by: []player{host("green-3")}, victims: []string{"green-1"}, stops: []mechanism{guardMechanism}, ways: adversary.FromPod("ovn-udn1", green3.MAC, green3.Addrs, v, false)},
-		{what: "neighbour discovery for a locked interface", by: []player{host("grey-1")}, victims: []string{"green-1"}, stops: []mechanism{guardMechanism},
+		{what: "frames on loopback with the network's mark, from outside the tenants", by: []actor{outside}, victims: []string{"green-1"}, stops: []mechanism{guardMechanism, nftMechanism}, ways: loopback},
+		{what: "kubelet's mark on packets to a locked address", by: []actor{tenant, outside}, victims: []string{"green-1"}, stops: []mechanism{guardMechanism, nftMechanism}, ways: byMark},
+		{what: "the overlay's datagrams by socket", by: []actor{nobody, outside}, victims: []string{"green-2"}, stops: []mechanism{guardMechanism}, ways: tunnel("geneve")},
+		{what: "the overlay's datagrams by frame", by: []actor{outside}, victims: []string{"green-2"}, stops: []mechanism{guardMechanism}, ways: tunnel("packet")},
+		{what: "advertisements and DHCP answers of a pod", by: []actor{host("green-3")}, victims: []string{"green-1"}, stops: []mechanism{guardMechanism}, ways: adversary.FromPod("ovn-udn1", green3.MAC, green3.Addrs, v, false)},
+		{what: "neighbour discovery for a locked interface", by: []actor{host("grey-1")}, victims: []string{"green-1"}, stops: []mechanism{guardMechanism},
 			ways: discovery(adversary.FromPod("eth0", grey.MAC, grey.Addrs, a.victim("green-1", true), true))},
-		{what: "a pod's packets out by the node's port", by: []player{host("amber-1")}, victims: []string{"external"}, stops: []mechanism{nftMechanism}, ways: out},
-		{what: "a pod's packets out by the node's default port", by: []player{host("grey-1")}, victims: []string{"external"}, stops: nodeOut, ways: plainOut},
+		{what: "a pod's packets out by the node's port", by: []actor{host("amber-1")}, victims: []string{"external"}, stops: []mechanism{nftMechanism}, ways: out},
+		{what: "a pod's packets out by the node's default port", by: []actor{host("grey-1")}, victims: []string{"external"}, stops: nodeOut, ways: plainOut},
 	}
 }
 
@@ -218,53 +218,53 @@ func discovery(list []way.Attempt) []way.Attempt {
 	return slices.DeleteFunc(list, func(x way.Attempt) bool { return !slices.Contains(kinds, x.Frame) || x.Frame == "redirect" })
 }
 
-// withMechanisms plays all samples while only the given mechanisms stand.
+// withMechanisms makes all samples' attempts while only the given mechanisms stand.
 func (a *arena) withMechanisms(ctx context.Context, standing []mechanism) (int, error) {
 	local, err := a.w.localGateway(ctx)
 	if err != nil {
 		return 0, err
 	}
-	m := newMatch(a.w)
+	m := newRound(a.w)
 	for _, v := range []string{"green-1", "green-2"} {
-		if err := m.listen(ctx, player{pod: a.pods[v]}, way.Listener{Kind: "sniff"}); err != nil {
+		if err := m.listen(ctx, actor{pod: a.pods[v]}, way.Listener{Kind: "sniff"}); err != nil {
 			return 0, err
 		}
 	}
 	if err := m.listen(ctx, a.greenHost(), abstractEars()...); err != nil {
 		return 0, err
 	}
-	external := player{machine: a.w.Lab.External()}
+	external := actor{machine: a.w.Lab.External()}
 	if err := m.listen(ctx, external, way.Listener{Kind: "sniff"}); err != nil {
 		return 0, err
 	}
-	spies := []player{{pod: a.pods["grey-host"], container: "root"}, {pod: a.pods["amber-host"], container: "root"}}
+	spies := []actor{{pod: a.pods["grey-host"], container: "root"}, {pod: a.pods["amber-host"], container: "root"}}
 	for _, p := range spies {
 		if err := m.listen(ctx, p, way.Listener{Kind: "raw-icmp"}, way.Listener{Kind: "raw-icmp", IPv6: true}, way.Listener{Kind: "sniff-device", Device: a.green.Port.Name}); err != nil {
 			return 0, err
 		}
 	}
 	samples := a.samples(local)
-	plays := make([][]trial, len(samples))
+	made := make([][]trial, len(samples))
 	var all []*trial
 	for i, s := range samples {
 		if len(s.ways) == 0 {
 			return 0, fmt.Errorf("%s: the sample is empty", s.what)
 		}
-		plays[i] = trials(s.by, s.ways)
-		all = append(all, pointers(plays[i])...)
+		made[i] = trials(s.by, s.ways)
+		all = append(all, pointers(made[i])...)
 	}
 	// Green talks to its node, for the programs that listen there.
-	said := trials([]player{{pod: a.pods["green-1"]}}, pings(a.green.Nodes))
+	sent := trials([]actor{{pod: a.pods["green-1"]}}, pings(a.green.Nodes))
 	// These arrive whatever mechanisms stand. They come last, so that hearing them shows
 	// that all earlier packets have arrived or never will.
-	end := trials([]player{a.admin()}, pings(slices.Concat(a.victim("green-1", false).Addrs, a.victim("green-2", false).Addrs)))
+	end := trials([]actor{a.admin()}, pings(slices.Concat(a.victim("green-1", false).Addrs, a.victim("green-2", false).Addrs)))
 	for i := range end {
 		end[i].attempt.Device, end[i].attempt.How = a.green.Port.Name, []string{"bindtodevice"}
 	}
-	if err := m.play(ctx, append(all, pointers(said)...)); err != nil {
+	if err := m.try(ctx, append(all, pointers(sent)...)); err != nil {
 		return 0, err
 	}
-	if err := m.play(ctx, pointers(end)); err != nil {
+	if err := m.try(ctx, pointers(end)); err != nil {
 		return 0, err
 	}
 	err = a.w.Lab.Wait(ctx, "the administrator's own pings to be heard", func(ctx context.Context) (bool, string, error) {
@@ -278,7 +278,7 @@ func (a *arena) withMechanisms(ctx context.Context, standing []mechanism) (int, 
 		}
 		for _, t := range end {
 			if !ids[t.attempt.ID] {
-				return false, "not that of " + t.attempt.To, m.play(ctx, []*trial{&t})
+				return false, "not that of " + t.attempt.To, m.try(ctx, []*trial{&t})
 			}
 		}
 		return true, "", nil
@@ -298,12 +298,12 @@ func (a *arena) withMechanisms(ctx context.Context, standing []mechanism) (int, 
 				victims[id] = true
 			}
 		}
-		for _, t := range plays[i] {
+		for _, t := range made[i] {
 			if !s.stopped(standing) && slices.Contains(standing, s.unless) {
 				continue
 			}
 			if got, want := victims[t.attempt.ID], !s.stopped(standing); got != want {
-				errs = append(errs, fmt.Errorf("with %v standing: %s by %s: heard %t, want %t: %s (it was told %q)", standing, s.what, t.by, got, want, t.key(), m.told[t.attempt.ID]))
+				errs = append(errs, fmt.Errorf("with %v standing: %s by %s: heard %t, want %t: %s (the sender's error: %q)", standing, s.what, t.by, got, want, t.key(), m.sendErrors[t.attempt.ID]))
 			}
 		}
 	}
@@ -311,7 +311,7 @@ func (a *arena) withMechanisms(ctx context.Context, standing []mechanism) (int, 
 		for i, h := range heard[p.String()] {
 			by := []mechanism{guardMechanism, guardMechanism, lsmMechanism}[i]
 			// Packets of its own network it may hear; only green's count.
-			green := slices.ContainsFunc(said, func(t trial) bool { return slices.Contains(h.IDs, t.attempt.ID) })
+			green := slices.ContainsFunc(sent, func(t trial) bool { return slices.Contains(h.IDs, t.attempt.ID) })
 			if got, want := green, !slices.Contains(standing, by); got != want {
 				errs = append(errs, fmt.Errorf("with %v standing: %s hears green by %s: %t, want %t (%s)", standing, p, []string{"a raw socket", "a raw IPv6 socket", "a packet socket"}[i], got, want, h.Refused))
 			}

@@ -44,7 +44,7 @@ ports: [{name: overlay, port: %[4]d, protocol: UDP}, {name: beyond, port: %[5]d,
 // throughGateway is the part in which a tenant's pod and one of the cluster default network,
 // whose packets leave with the node's address, send forged datagrams to the overlay's port of
 // the other node: to its address, and to a service that the latter's user writes.
-func (a *arena) throughGateway(ctx context.Context, m *match) (part, error) {
+func (a *arena) throughGateway(ctx context.Context, m *round) (part, error) {
 	manifest := fmt.Sprintf(overlayService, overlayPort, beyondPort)
 	for i, to := range a.encap[a.far.Name] {
 		manifest += fmt.Sprintf(overlayEndpoints, i, addressType(to), to.String(), tunnelPort, listenedPort)
@@ -56,12 +56,12 @@ func (a *arena) throughGateway(ctx context.Context, m *match) (part, error) {
 	if err != nil {
 		return part{}, err
 	}
-	grey, amber, far := player{pod: a.pods["grey-1"]}, player{pod: a.pods["amber-1"]}, player{machine: a.far}
+	grey, amber, far := actor{pod: a.pods["grey-1"]}, actor{pod: a.pods["amber-1"]}, actor{machine: a.far}
 	if err := m.listen(ctx, far, way.Listener{Kind: "udp", IPv6: true, At: fmt.Sprintf("[::]:%d", listenedPort)}); err != nil {
 		return part{}, err
 	}
 	direct := slices.DeleteFunc(a.tunnelWays(), func(x way.Attempt) bool { return x.Socket != "geneve" })
-	out := part{what: "to the overlay's port, from a pod through the node's gateway", attacks: trials([]player{grey, amber}, direct), controls: trials([]player{a.admin()}, direct), victims: []string{"green-2"}}
+	out := part{what: "to the overlay's port, from a pod through the node's gateway", attacks: trials([]actor{grey, amber}, direct), controls: trials([]actor{a.admin()}, direct), victims: []string{"green-2"}}
 	var arrives []*trial
 	for d, x := range direct {
 		i := slices.IndexFunc(s.Spec.ClusterIPs, func(ip string) bool { return sameFamily(ip, x.To) })
@@ -96,15 +96,15 @@ func (a *arena) throughGateway(ctx context.Context, m *match) (part, error) {
 // onLocalnet is the part in which a pod that a Localnet network puts among the nodes sends
 // forged datagrams to the overlay's port of the other node, from every kind of socket. The
 // same ways lead to another port there.
-func (a *arena) onLocalnet(ctx context.Context, m *match) (part, error) {
-	pod := player{pod: a.pods["grey-2"]}
+func (a *arena) onLocalnet(ctx context.Context, m *round) (part, error) {
+	pod := actor{pod: a.pods["grey-2"]}
 	berth := a.annotations["grey-2"]["grey/berth"]
 	var own []netip.Addr
 	for _, ip := range berth.IPs {
 		own = append(own, ip.Addr())
 	}
 	ways := a.tunnelWaysFrom(own, []adversary.Interface{{Name: "berth0", MAC: berth.MAC}})
-	out := part{what: "to the overlay's port, from a pod on a Localnet network", attacks: trials([]player{pod}, ways), controls: trials([]player{a.admin()}, a.tunnelWays()), victims: []string{"green-2"}}
+	out := part{what: "to the overlay's port, from a pod on a Localnet network", attacks: trials([]actor{pod}, ways), controls: trials([]actor{a.admin()}, a.tunnelWays()), victims: []string{"green-2"}}
 	var arrives []*trial
 	for _, x := range ways {
 		if slices.Contains(x.How, "tagged") || slices.Contains(x.How, "etype=0x88cc") {
@@ -116,13 +116,13 @@ func (a *arena) onLocalnet(ctx context.Context, m *match) (part, error) {
 	if len(arrives) == 0 {
 		return part{}, fmt.Errorf("grey-2 has no way to %s from %v", a.far.Name, own)
 	}
-	return out, m.untilHeard(ctx, "grey-2 to reach "+a.far.Name, player{machine: a.far}, arrives)
+	return out, m.untilHeard(ctx, "grey-2 to reach "+a.far.Name, actor{machine: a.far}, arrives)
 }
 
 // untilHeard repeats trials until the listener has heard each of them.
-func (m *match) untilHeard(ctx context.Context, what string, listener player, trials []*trial) error {
+func (m *round) untilHeard(ctx context.Context, what string, listener actor, trials []*trial) error {
 	return m.w.Lab.Wait(ctx, what, func(ctx context.Context) (bool, string, error) {
-		if err := m.play(ctx, trials); err != nil {
+		if err := m.try(ctx, trials); err != nil {
 			return false, "", err
 		}
 		heard, err := m.heardSoFar(ctx, listener.String())
@@ -130,7 +130,7 @@ func (m *match) untilHeard(ctx context.Context, what string, listener player, tr
 		var keys []string
 		for _, t := range trials {
 			if !heard[t.attempt.ID] {
-				missing, keys = append(missing, t), append(keys, t.key()+": "+m.told[t.attempt.ID])
+				missing, keys = append(missing, t), append(keys, t.key()+": "+m.sendErrors[t.attempt.ID])
 			}
 		}
 		trials = missing

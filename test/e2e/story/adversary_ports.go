@@ -140,10 +140,10 @@ func (a *arena) capture(ctx context.Context) (string, error) {
 	if err := a.w.ready(ctx, p); err != nil {
 		return "", err
 	}
-	thief := player{pod: p, container: "c0"}
-	m := newMatch(a.w)
+	thief := actor{pod: p, container: "c0"}
+	m := newRound(a.w)
 	ports := []int{kubeletPort, etcdPort, freePort, healthPort}
-	var ears []way.Listener
+	var listeners []way.Listener
 	// Two sockets share a UDP port of the node only if both are bound to devices.
 	kinds := func(port int) []string {
 		if port == etcdPort {
@@ -153,10 +153,10 @@ func (a *arena) capture(ctx context.Context) (string, error) {
 	}
 	for _, port := range ports {
 		for _, kind := range kinds(port) {
-			ears = append(ears, way.Listener{Kind: kind, IPv6: true, At: fmt.Sprintf("[::]:%d", port)})
+			listeners = append(listeners, way.Listener{Kind: kind, IPv6: true, At: fmt.Sprintf("[::]:%d", port)})
 		}
 	}
-	if err := m.listen(ctx, thief, ears...); err != nil {
+	if err := m.listen(ctx, thief, listeners...); err != nil {
 		return "", err
 	}
 	err = a.w.Lab.Wait(ctx, "events to tell that ports of probes are held", func(ctx context.Context) (bool, string, error) {
@@ -164,10 +164,10 @@ func (a *arena) capture(ctx context.Context) (string, error) {
 		if err != nil {
 			return false, "", err
 		}
-		told := func(port int) bool {
+		logged := func(port int) bool {
 			return slices.ContainsFunc(events.Items, func(e corev1.Event) bool { return strings.Contains(e.Message, fmt.Sprintf("port %d ", port)) })
 		}
-		return told(kubeletPort) && told(etcdPort), fmt.Sprintf("%d events", len(events.Items)), nil
+		return logged(kubeletPort) && logged(etcdPort), fmt.Sprintf("%d events", len(events.Items)), nil
 	})
 	if err != nil {
 		return "", err
@@ -183,14 +183,14 @@ func (a *arena) capture(ctx context.Context) (string, error) {
 		}
 		return out
 	}
-	others := []player{a.admin(), {machine: a.near, kubelet: true}, {pod: a.pods["grey-host"], container: "root"},
+	others := []actor{a.admin(), {machine: a.near, kubelet: true}, {pod: a.pods["grey-host"], container: "root"},
 		a.greenHost(), {pod: a.pods["green-1"]}, {pod: a.pods["grey-1"]}, {machine: a.far}}
 	attempts := trials(others, to(append(a.localAddrs(), a.nodes[a.near.Name].addrs[a.amber.Name]...), ports...))
 	// The administrator may enter a network, also by the node's address in it.
-	if err := m.play(ctx, pointers(attempts)); err != nil {
+	if err := m.try(ctx, pointers(attempts)); err != nil {
 		return "", err
 	}
-	// Load balancers are told of green's endpoint while amber's pod listens on their port.
+	// Load balancers learn of green's endpoint while amber's pod listens on their port.
 	health := map[string]string{}
 	for _, ip := range addrs(a.near) {
 		health[fmt.Sprintf("%s/%d", ip, healthPort)] = healthAnswer(1)
@@ -210,16 +210,16 @@ func (a *arena) capture(ctx context.Context) (string, error) {
 		return "", err
 	}
 	later := trials(others[:2], to(a.localAddrs(), etcdPort))
-	if err := m.play(ctx, pointers(later)); err != nil {
+	if err := m.try(ctx, pointers(later)); err != nil {
 		return "", err
 	}
 	attempts = append(attempts, later...)
 	// Its own network reaches it on all these ports. These calls come last, so that
 	// hearing them shows that all earlier ones have arrived or never will.
-	own := trials([]player{{pod: a.pods["amber-1"]}}, to(a.nodes[a.near.Name].addrs[a.amber.Name], ports...))
+	own := trials([]actor{{pod: a.pods["amber-1"]}}, to(a.nodes[a.near.Name].addrs[a.amber.Name], ports...))
 	var heard map[int]bool
 	for range 4 {
-		if err := m.play(ctx, pointers(own)); err != nil {
+		if err := m.try(ctx, pointers(own)); err != nil {
 			return "", err
 		}
 		if heard, err = m.heardSoFar(ctx, thief.String()); err != nil {
@@ -232,7 +232,7 @@ func (a *arena) capture(ctx context.Context) (string, error) {
 	}
 	var errs []error
 	for _, t := range own {
-		errs = append(errs, fmt.Errorf("%s is not heard by its own network's server: %s (it was told %q)", t.by, t.key(), m.told[t.attempt.ID]))
+		errs = append(errs, fmt.Errorf("%s is not heard by its own network's server: %s (the sender's error: %q)", t.by, t.key(), m.sendErrors[t.attempt.ID]))
 	}
 	for _, t := range attempts {
 		if heard[t.attempt.ID] {

@@ -60,7 +60,7 @@ func (a *arena) forgedReplies(ctx context.Context) (out part, stop func(), err e
 		}
 		ways = append(ways, adversary.ForgedReplies(router, server, from, askedPort, bridge)...)
 	}
-	return part{what: "forged answers to what green sends out of the cluster", attacks: trials(a.attackers(), ways), controls: trials([]player{a.admin()}, ways), victims: []string{"green-1"}}, asking.kill, nil
+	return part{what: "forged answers to what green sends out of the cluster", attacks: trials(a.attackers(), ways), controls: trials([]actor{a.admin()}, ways), victims: []string{"green-1"}}, asking.kill, nil
 }
 
 // portOutside waits until green-1's datagrams to the server leave its gateway router, and returns

@@ -61,7 +61,7 @@ func (a *arena) stage(ctx context.Context) (writes.Scenario, error) {
 	return s, nil
 }
 
-// writes plays the table of API writes against running nodes. It compares NADs, pods
+// writes makes the table's API writes against running nodes. It compares NADs, pods
 // and Nodes, the nodes' states, and which pods reach each other.
 func (a *arena) writes(ctx context.Context) (string, error) {
 	if err := a.w.Lab.Apply(ctx, amberAuthor); err != nil {
@@ -109,7 +109,7 @@ func (a *arena) writes(ctx context.Context) (string, error) {
 	}
 	ends := true
 	if !a.w.Full {
-		// test/api plays all of them against a real API server, without nodes.
+		// test/api makes all of them against a real API server, without nodes.
 		i := a.w.sample("writes to the API", len(authors)+1)
 		ends = i == len(authors)
 		first := min(i, len(authors)-1)

@@ -208,7 +208,7 @@ func (w *World) onlyActive(ctx context.Context, active, other *pod, peers []*pod
 // silent sends the same frames, by packet sockets, from both of the virtual machine's
 // pods: peers receive all of active's and none of other's.
 func (w *World) silent(ctx context.Context, active, other *pod, peers []*pod) (err error) {
-	m := newMatch(w)
+	m := newRound(w)
 	defer func() {
 		_, ended := m.end(ctx)
 		err = errors.Join(err, ended)
@@ -216,7 +216,7 @@ func (w *World) silent(ctx context.Context, active, other *pod, peers []*pod) (e
 	var frames []way.Attempt
 	p := part{what: "frames of a pod that does not run its virtual machine"}
 	for _, peer := range peers {
-		listener := player{pod: peer}
+		listener := actor{pod: peer}
 		if err := m.listen(ctx, listener, way.Listener{Kind: "sniff"}); err != nil {
 			return err
 		}
@@ -226,8 +226,8 @@ func (w *World) silent(ctx context.Context, active, other *pod, peers []*pod) (e
 			frames = append(frames, adversary.Sharing(device, network.MAC(own[0]), own, adversary.Victim{Addrs: addrs, MAC: network.MAC(addrs[0])})...)
 		}
 	}
-	p.attacks, p.controls = trials([]player{{pod: other}}, frames), trials([]player{{pod: active}}, frames)
-	return m.judge(ctx, p)
+	p.attacks, p.controls = trials([]actor{{pod: other}}, frames), trials([]actor{{pod: active}}, frames)
+	return m.verify(ctx, p)
 }
 
 // answeredBy waits until the pod answers at all addresses of its virtual machine.

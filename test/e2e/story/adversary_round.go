@@ -18,16 +18,16 @@ import (
 	"bulkhead/test/lab"
 )
 
-// player makes attempts or listens: a container of a pod, or a process on a machine
+// actor makes attempts or listens: a container of a pod, or a process on a machine
 // outside all pods, in kubelet's cgroup or not.
-type player struct {
+type actor struct {
 	pod       *pod
 	container string
 	machine   *lab.Node
 	kubelet   bool
 }
 
-func (p player) String() string {
+func (p actor) String() string {
 	switch {
 	case p.pod != nil && p.container != "":
 		return p.pod.Name + "/" + p.container
@@ -39,22 +39,22 @@ func (p player) String() string {
 	return p.machine.Name
 }
 
-// conversation is a running program of a player, with its standard input and output.
-type conversation interface {
+// program is an actor's running program, with its standard input and output.
+type program interface {
 	Write([]byte) (int, error)
 	output() string
 	end(ctx context.Context) (string, error)
 }
 
-type podTalk struct {
+type podProgram struct {
 	*stream
 }
 
-func (t podTalk) Write(b []byte) (int, error)             { return t.stdin.Write(b) }
-func (t podTalk) output() string                          { return t.out.String() }
-func (t podTalk) end(ctx context.Context) (string, error) { return t.wait(ctx) }
-func (t nodeTalk) output() string                         { return t.Stdout() }
-func (t nodeTalk) end(context.Context) (s string, err error) {
+func (t podProgram) Write(b []byte) (int, error)             { return t.stdin.Write(b) }
+func (t podProgram) output() string                          { return t.out.String() }
+func (t podProgram) end(ctx context.Context) (string, error) { return t.wait(ctx) }
+func (t nodeProgram) output() string                         { return t.Stdout() }
+func (t nodeProgram) end(context.Context) (s string, err error) {
 	t.CloseStdin()
 	r, err := t.Wait()
 	if err == nil && r.ExitCode != 0 {
@@ -63,24 +63,24 @@ func (t nodeTalk) end(context.Context) (s string, err error) {
 	return r.Stdout, err
 }
 
-type nodeTalk struct{ *lab.Process }
+type nodeProgram struct{ *lab.Process }
 
-func (w *World) talk(ctx context.Context, p player, args ...string) (conversation, error) {
+func (w *World) startProgram(ctx context.Context, p actor, args ...string) (program, error) {
 	if p.pod != nil {
 		s, err := w.start(ctx, p.pod, p.container, append([]string{"/tools/adversary"}, args...)...)
-		return podTalk{s}, err
+		return podProgram{s}, err
 	}
 	script := "exec " + toolsDir + "/adversary " + strings.Join(args, " ")
 	if p.kubelet {
 		script = "echo $$ > /sys/fs/cgroup/kubelet/cgroup.procs && " + script
 	}
 	proc, err := p.machine.Start(ctx, script)
-	return nodeTalk{proc}, err
+	return nodeProgram{proc}, err
 }
 
-// trial is an attempt of a player.
+// trial is an attempt of an actor.
 type trial struct {
-	by      player
+	by      actor
 	attempt way.Attempt
 }
 
@@ -92,26 +92,26 @@ func (t trial) key() string {
 	return string(raw)
 }
 
-// match is one run of attempts, which get ids, while victims listen.
-type match struct {
-	w    *World
-	next int
-	ears map[string]conversation // the listening programs, by player
-	told map[int]string          // the senders' errors, by id
-	mu   sync.Mutex
+// round is one run of attempts, which get ids, while victims listen.
+type round struct {
+	w          *World
+	next       int
+	listeners  map[string]program // the listening programs, by actor
+	sendErrors map[int]string     // the senders' errors, by id
+	mu         sync.Mutex
 }
 
-func newMatch(w *World) *match {
-	return &match{w: w, ears: map[string]conversation{}, told: map[int]string{}}
+func newRound(w *World) *round {
+	return &round{w: w, listeners: map[string]program{}, sendErrors: map[int]string{}}
 }
 
 // listen starts a victim's listening program and waits until it is ready.
-func (m *match) listen(ctx context.Context, p player, ears ...way.Listener) error {
-	c, err := m.w.talk(ctx, p, "listen")
+func (m *round) listen(ctx context.Context, p actor, listeners ...way.Listener) error {
+	c, err := m.w.startProgram(ctx, p, "listen")
 	if err != nil {
 		return err
 	}
-	raw, err := json.Marshal(ears)
+	raw, err := json.Marshal(listeners)
 	if err != nil {
 		return err
 	}
@@ -119,7 +119,7 @@ func (m *match) listen(ctx context.Context, p player, ears ...way.Listener) erro
 		return fmt.Errorf("%s: start to listen: %w", p, err)
 	}
 	m.mu.Lock()
-	m.ears[p.String()] = c
+	m.listeners[p.String()] = c
 	m.mu.Unlock()
 	return m.w.Lab.Wait(ctx, p.String()+" to listen", func(context.Context) (bool, string, error) {
 		return strings.HasPrefix(c.output(), "ready\n"), c.output(), nil
@@ -127,11 +127,11 @@ func (m *match) listen(ctx context.Context, p player, ears ...way.Listener) erro
 }
 
 // end stops all listening programs and returns what each heard.
-func (m *match) end(ctx context.Context) (map[string][]adversary.Received, error) {
+func (m *round) end(ctx context.Context) (map[string][]adversary.Received, error) {
 	out := map[string][]adversary.Received{}
 	var mu sync.Mutex
-	err := each(slices.Sorted(maps.Keys(m.ears)), func(name string) error {
-		text, err := m.ears[name].end(ctx)
+	err := each(slices.Sorted(maps.Keys(m.listeners)), func(name string) error {
+		text, err := m.listeners[name].end(ctx)
 		if err != nil {
 			return fmt.Errorf("%s listened: %w", name, err)
 		}
@@ -141,13 +141,13 @@ func (m *match) end(ctx context.Context) (map[string][]adversary.Received, error
 		out[name] = heard
 		return err
 	})
-	m.ears = map[string]conversation{}
+	m.listeners = map[string]program{}
 	return out, err
 }
 
 // heardSoFar asks a listening program for the ids that it has heard.
-func (m *match) heardSoFar(ctx context.Context, name string) (map[int]bool, error) {
-	c := m.ears[name]
+func (m *round) heardSoFar(ctx context.Context, name string) (map[int]bool, error) {
+	c := m.listeners[name]
 	before := strings.Count(c.output(), "\n")
 	if _, err := c.Write([]byte("?\n")); err != nil {
 		return nil, fmt.Errorf("ask %s what it heard: %w", name, err)
@@ -181,9 +181,9 @@ func lastHeard(text string) ([]adversary.Received, error) {
 	return heard, nil
 }
 
-// play assigns ids and makes the attempts: one player's in sequence, those of
-// different players side by side.
-func (m *match) play(ctx context.Context, trials []*trial) error {
+// try assigns ids and makes the attempts: one actor's in sequence, those of
+// different actors side by side.
+func (m *round) try(ctx context.Context, trials []*trial) error {
 	by := map[string][]int{}
 	for i := range trials {
 		m.next++
@@ -192,7 +192,7 @@ func (m *match) play(ctx context.Context, trials []*trial) error {
 	}
 	return each(slices.Sorted(maps.Keys(by)), func(name string) error {
 		p := trials[by[name][0]].by
-		c, err := m.w.talk(ctx, p, "send")
+		c, err := m.w.startProgram(ctx, p, "send")
 		if err != nil {
 			return err
 		}
@@ -219,7 +219,7 @@ func (m *match) play(ctx context.Context, trials []*trial) error {
 				return fmt.Errorf("%s: %w in %q", name, err, scan.Text())
 			}
 			m.mu.Lock()
-			m.told[t.ID] = t.Error
+			m.sendErrors[t.ID] = t.Error
 			m.mu.Unlock()
 			n++
 		}
@@ -234,14 +234,14 @@ func (m *match) play(ctx context.Context, trials []*trial) error {
 type part struct {
 	what              string
 	attacks, controls []trial
-	victims           []string // the players whose hearing counts
+	victims           []string // the actors whose hearing counts
 }
 
-// judge plays the attacks of all parts, then their controls. It returns an error
+// verify makes the attacks of all parts, then their controls. It returns an error
 // for each attack that was heard, and for each way without a control that was
-// heard. It plays all parts at once, because starting a program in a pod takes
+// heard. It makes those of all parts at once, because starting a program in a pod takes
 // longer than a hundred attempts.
-func (m *match) judge(ctx context.Context, parts ...part) error {
+func (m *round) verify(ctx context.Context, parts ...part) error {
 	var attacks, controls []*trial
 	for i := range parts {
 		p := &parts[i]
@@ -255,19 +255,19 @@ func (m *match) judge(ctx context.Context, parts ...part) error {
 			controls = append(controls, &p.controls[j])
 		}
 	}
-	if err := m.play(ctx, attacks); err != nil {
+	if err := m.try(ctx, attacks); err != nil {
 		return err
 	}
-	heard, err := m.playControls(ctx, parts, controls)
+	heard, err := m.tryControls(ctx, parts, controls)
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, p := range parts {
-		unheard := p.unheard(heard, m.told)
+		unheard := p.unheard(heard, m.sendErrors)
 		for _, t := range p.attacks {
 			if p.heard(heard, t) {
-				errs = append(errs, fmt.Errorf("%s: %s reached a victim: %s (it was told %q)", p.what, t.by, t.key(), m.told[t.attempt.ID]))
+				errs = append(errs, fmt.Errorf("%s: %s reached a victim: %s (the sender's error: %q)", p.what, t.by, t.key(), m.sendErrors[t.attempt.ID]))
 			}
 			if why, is := unheard[t.key()]; is {
 				errs = append(errs, fmt.Errorf("%s: no control was heard by way of %s: %s", p.what, t.key(), why))
@@ -284,7 +284,7 @@ func (p part) heard(by map[string]map[int]bool, t trial) bool {
 }
 
 // unheard are the ways none of whose controls was heard, with the senders' errors.
-func (p part) unheard(by map[string]map[int]bool, told map[int]string) map[string]string {
+func (p part) unheard(by map[string]map[int]bool, sendErrors map[int]string) map[string]string {
 	out := map[string]string{}
 	reached := map[string]bool{}
 	for _, t := range p.controls {
@@ -294,21 +294,21 @@ func (p part) unheard(by map[string]map[int]bool, told map[int]string) map[strin
 	}
 	for _, t := range p.controls {
 		if !reached[t.key()] {
-			out[t.key()] += fmt.Sprintf("%s was told %q; ", t.by, told[t.attempt.ID])
+			out[t.key()] += fmt.Sprintf("%s: %q; ", t.by, sendErrors[t.attempt.ID])
 		}
 	}
 	return out
 }
 
-// playControls plays the controls, and repeats those of ways that were not heard, up
+// tryControls makes the controls, and repeats those of ways that were not heard, up
 // to three times: on a busy machine a connection times out before it is answered.
-func (m *match) playControls(ctx context.Context, parts []part, controls []*trial) (map[string]map[int]bool, error) {
+func (m *round) tryControls(ctx context.Context, parts []part, controls []*trial) (map[string]map[int]bool, error) {
 	heard := map[string]map[int]bool{}
 	for range 4 {
-		if err := m.play(ctx, controls); err != nil {
+		if err := m.try(ctx, controls); err != nil {
 			return nil, err
 		}
-		for name := range m.ears {
+		for name := range m.listeners {
 			ids, err := m.heardSoFar(ctx, name)
 			if err != nil {
 				return nil, err
@@ -317,7 +317,7 @@ func (m *match) playControls(ctx context.Context, parts []part, controls []*tria
 		}
 		controls = nil
 		for i := range parts {
-			unheard := parts[i].unheard(heard, m.told)
+			unheard := parts[i].unheard(heard, m.sendErrors)
 			for j := range parts[i].controls {
 				if _, is := unheard[parts[i].controls[j].key()]; is {
 					controls = append(controls, &parts[i].controls[j])

@@ -145,6 +145,19 @@ func (in Inputs) betweenAdvertised() []Rule {
 	return rules
 }
 
+// backIntoNetwork refuses what a network's router has sent to the node for pods of that network elsewhere,
+// and BGP has no route for: the table of the network's VRF would return it to the router.
+func backIntoNetwork() []Rule {
+	var rules []Rule
+	for _, from := range []struct{ name, port string }{{"", "iifname"}, {", VRF", "meta sdifname"}} {
+		for _, ip := range families {
+			routed := ip + " daddr @" + ofFamily(ip, SetRouted4, SetRouted6)
+			rules = append(rules, rule("no route to a pod, "+ip+from.name, from.port, ".", routed, "oifname .", routed, "reject with icmpx type no-route"))
+		}
+	}
+	return rules
+}
+
 // nodeToAdvertised keeps the node's processes from tenants' pods that are advertised.
 func (in Inputs) nodeToAdvertised() []Rule {
 	if in.Loose || in.Mode != network.LocalGateway {

@@ -79,6 +79,31 @@ type sender struct {
 // send sends a text from the sender; an error of the call is no result.
 func (s sender) send(t *testing.T, to, text string) {
 	t.Helper()
+	conn := s.dial(t, to)
+	defer conn.Close()
+	_, _ = conn.Write([]byte(text))
+}
+
+// unreachable waits until the kernel tells the sender that there is no route.
+func (s sender) unreachable(t *testing.T, to string) {
+	t.Helper()
+	conn := s.dial(t, to)
+	defer conn.Close()
+	var err error
+	for deadline := time.Now().Add(20 * time.Second); !errors.Is(err, unix.ENETUNREACH); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Errorf("%s to %s: %v, want %v", s.from, to, err, unix.ENETUNREACH)
+			return
+		}
+		if _, e := conn.Write([]byte("?")); e != nil {
+			err = e
+		}
+	}
+}
+
+// dial returns a connected socket of the sender.
+func (s sender) dial(t *testing.T, to string) net.Conn {
+	t.Helper()
 	if err := netns.Set(s.ns); err != nil {
 		t.Fatal(err)
 	}
@@ -93,8 +118,7 @@ func (s sender) send(t *testing.T, to, text string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer conn.Close()
-	_, _ = conn.Write([]byte(text))
+	return conn
 }
 
 // forwarder is a node with the network 7 in its VRF, services behind the external bridge, and

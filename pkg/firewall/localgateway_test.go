@@ -86,7 +86,8 @@ func TestKernelAdvertised(t *testing.T) {
 	w.in.Networks = []network.Network{blue, advertised[1]}
 	w.in.Links = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/64")}
 	w.reconcile()
-	w.script(w.host, "sysctl -qw net.ipv4.conf.br-ex.rp_filter=2 net.ipv4.conf.br-ex.src_valid_mark=1")
+	w.script(w.host, "sysctl -qw net.ipv4.conf.br-ex.rp_filter=2 net.ipv4.conf.br-ex.src_valid_mark=1 net.ipv4.conf.ovn-k8s-mp7.rp_filter=2 net.ipv4.conf.ovn-k8s-mp7.accept_local=1")
+	w.script(w.tenant, "sysctl -qw net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1 net.ipv4.conf.all.send_redirects=0 net.ipv4.conf.eth0.send_redirects=0")
 	for i, f := range forwardAddresses {
 		ip, pod, gateway := "ip", hosts[i].Addr().Next().Next().Next(), gateways[i].Addr()
 		learned, other := "198.51.100.7", "10.77.0.7" // the latter a pod's of another advertised network
@@ -105,7 +106,11 @@ func TestKernelAdvertised(t *testing.T) {
 %[1]s rule add nop priority 902
 %[1]s rule add iif br-ex lookup 99998 priority 903`, ip, hosts[i].Masked(), gateway, learned, f.outside, network.OutMark, network.MarkMask))
 		w.script(w.outside, fmt.Sprintf("%s route add %s via %s; ip addr add %s dev lo", ip, hosts[i].Masked(), f.node, hostBits(netip.MustParseAddr(learned))))
-		w.script(w.host, fmt.Sprintf("%s route add unreachable %s table 100007", ip, blue.CIDRs()[i]))
+		own := blue.ManagementIn(hosts[i]).Addr()
+		w.script(w.host, fmt.Sprintf(`
+%[1]s route add %[2]s via %[3]s dev ovn-k8s-mp7 onlink table 100007
+%[1]s rule add fwmark %[4]d/%[5]d lookup 100007 priority 2507
+ip addr add %[6]s dev ovn-k8s-mp7 %[7]s`, ip, blue.CIDRs()[i], gateway, network.PacketMark(7), network.MarkMask, hostBits(own), nodad(i)))
 		remote := hosts[i].Addr().Prev() // on another node, which FRR has learned too
 		w.script(w.host, fmt.Sprintf("%s route add %s via %s dev br-ex", ip, hostBits(remote), f.outside))
 		w.script(w.outside, fmt.Sprintf("ip addr add %s dev lo", hostBits(remote)))
@@ -126,6 +131,16 @@ func TestKernelAdvertised(t *testing.T) {
 		check("from outside to a pod", sender{ns: w.outside, from: f.outside}, at(pod.String(), 55), w.atTenant, true)
 		if got := w.atTenant.sender(fmt.Sprintf("text %d", w.number)).Addr().Unmap().String(); got != f.outside {
 			t.Errorf("from outside: the client is %s, want %s", got, f.outside)
+		}
+		// OVN's router returns what a process of the network sends there.
+		process := sender{ns: w.host, from: own.String(), mark: int(network.PacketMark(7))}
+		w.listen(w.outside, w.atOutside, at(remote.String(), 53))
+		check("a process of the network to a pod on another node", process, at(remote.String(), 53), w.atOutside, true)
+		if got := w.atOutside.sender(fmt.Sprintf("text %d", w.number)).Addr().Unmap(); got != own {
+			t.Errorf("a process of the network to a pod on another node: the client is %s, want %s", got, own)
+		}
+		for _, s := range []sender{process, fromPod} {
+			s.unreachable(t, at(remote.Prev().String(), 53))
 		}
 		check("from a pod on another node", sender{ns: w.outside, from: remote.String()}, at(pod.String(), 55), w.atTenant, true)
 		check("the node to a pod", sender{ns: w.host, from: f.node}, at(pod.String(), 55), w.atTenant, false)

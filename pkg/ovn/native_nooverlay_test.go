@@ -299,6 +299,51 @@ func TestNativeNoOverlay(t *testing.T) {
 	p.only("a withdrawn route", seen, allowed)
 }
 
+// TestNativeNoOverlayLocal: in local gateway mode, what pods and the node's processes of a network without an
+// overlay send to pods on other nodes comes out of the management port, with their own addresses.
+func TestNativeNoOverlayLocal(t *testing.T) {
+	_, zones := nativeZones(t)
+	z := zones[0]
+	z.node.Mode = network.LocalGateway
+	for id, snat := range []string{"disabled", "enabled"} {
+		blue := testNetwork(id+1, []string{"blue_net", "red_net"}[id], network.Layer3, network.RolePrimary, "dual")
+		blue.Transport, blue.OutboundSNAT, blue.AdvertisedVRFs = network.TransportNoOverlay, snat, "default"
+		pod := nativePod(blue, z, "a", 3)
+		if id == 0 {
+			converge(t, z.nb, testDefault(true), z.node, Inputs{Plan: testPlan(true), PhysicalNetwork: "physnet", BGP: BGP{AdvertisedSubnets: blue.CIDRs(), NoOverlaySubnets: blue.CIDRs()}})
+		}
+		converge(t, z.nb, blue, z.node, Inputs{Plan: testPlan(true), PhysicalNetwork: "physnet", Pods: []PodPort{pod}})
+		z.plugPod(blue, pod)
+		own := mapPrefixes(must(blue.HostSubnets(z.node.ID))(t), blue.ManagementIn)
+		mgmt, link := namespace(t, z.Name+"m"+snat), fmt.Sprintf("mgmt%d", blue.ID)
+		z.plug(blue.ManagementLSP(z.node.Name), "", mgmt, link, network.MACOf(own), own)
+		mustRun(t, "ip", "netns", "exec", mgmt, "sysctl", "-qw", "net.ipv4.conf."+link+".accept_local=1", "net.ipv4.conf."+link+".rp_filter=0", "net.ipv4.conf.all.rp_filter=0")
+		serve(t, mgmt, 9090, "returned")
+		for f, remote := range mapPrefixes(must(blue.HostSubnets(zones[1].node.ID))(t), blue.ManagementIn) {
+			to, via := remote.Addr().Next(), blue.GatewayIn(own[f]).Addr().String()
+			// The namespace has the address of the other node's pod for what arrives, and not for what it sends.
+			args := []string{"ip", "-n", mgmt, "address", "add", single(to).String(), "dev", "lo"}
+			if f == 1 {
+				args = append(args, "nodad")
+			}
+			mustRun(t, args...)
+			for _, rule := range [][]string{{"add", "pref", "100", "lookup", "local"}, {"del", "pref", "0", "lookup", "local"}, {"add", "pref", "50", "iif", "lo", "to", to.String(), "lookup", "200"}} {
+				mustRun(t, append([]string{"ip", []string{"-4", "-6"}[f], "-n", mgmt, "rule"}, rule...)...)
+			}
+			mustRun(t, "ip", "-n", mgmt, "route", "add", to.String(), "via", via, "dev", link, "src", own[f].Addr().String(), "table", "200")
+			for from, seen := range map[string]netip.Addr{mgmt: own[f].Addr(), z.podNamespace(pod.Namespace, pod.Pod): pod.IPs[f].Addr()} {
+				eventually(t, fmt.Sprintf("%s to %s", from, to), func() error {
+					server, client, err := ask(from, "tcp", netip.AddrPortFrom(to, 9090))
+					if err != nil || server != "returned" || client != seen.String() {
+						return fmt.Errorf("%q answers and sees %s, want %s: %w", server, client, seen, err)
+					}
+					return nil
+				})
+			}
+		}
+	}
+}
+
 // checkBGPPort has pods connect to the port of BGP of another node, to which they have their own
 // node's address, that of a peer. Only the node itself is accepted there.
 func checkBGPPort(t *testing.T, from, to *zoneUnderTest, pods []string) {

@@ -75,7 +75,7 @@ func Build(net network.Network, node network.Node, in Inputs) (State, error) {
 	for _, h := range hosts {
 		st.Port.Addrs = append(st.Port.Addrs, portAddresses(net, in.Plan, h)...)
 	}
-	st.Sysctls = portSysctls(st.Port.Name, in.IPv6, net.IsDefault())
+	st.Sysctls = portSysctls(st.Port.Name, in.IPv6, net, node)
 	if net.IsDefault() && node.Bridge != "" {
 		st.Sysctls = append(st.Sysctls, bridgeSysctls(node.Bridge, node.Mode)...)
 		// To gateway routers, by the external bridge's flows: to that of the cluster default
@@ -280,20 +280,27 @@ func routesVia(node network.Node, table int, destinations []netip.Prefix) []Rout
 	return out
 }
 
-// podCIDRs lists the pod subnets that are routed via the network's router. A
-// no-overlay network in local gateway mode has none: the fabric's routes lead
-// to other nodes' pods.
+// podCIDRs lists the pod subnets that are routed via the network's router. To other nodes' pods of
+// a network without an overlay the node's own packets take, in local gateway mode, the routes that
+// FRR has learned, if these are in the same table. A tenant's processes lack those of the main table:
+// the router returns their packets to the node, which forwards them as it does pods'.
 func podCIDRs(net network.Network, node network.Node) []netip.Prefix {
-	if net.Transport == network.TransportNoOverlay && node.Mode == network.LocalGateway {
+	if forwardsToPods(net, node) && (net.IsDefault() || net.LeavesByVRF()) {
 		return nil
 	}
 	return net.CIDRs()
 }
 
+// forwardsToPods reports whether the kernel forwards packets from the network's pods to those on
+// other nodes.
+func forwardsToPods(net network.Network, node network.Node) bool {
+	return net.Transport == network.TransportNoOverlay && node.Mode == network.LocalGateway
+}
+
 // unlearnedRoutes returns the unreachable routes to the pods of a network without an overlay, in
 // local gateway mode: packets to pods that BGP has no route to must not use a default route.
 func unlearnedRoutes(net network.Network, node network.Node, in Inputs, table int) []Route {
-	if net.Transport != network.TransportNoOverlay || node.Mode != network.LocalGateway {
+	if !forwardsToPods(net, node) {
 		return nil
 	}
 	var out []Route
@@ -311,10 +318,14 @@ func unlearnedRoutes(net network.Network, node network.Node, in Inputs, table in
 // accept_ra is off: a pod must not configure the node by router advertisements. On the cluster
 // default network's port the kernel looks up packets' sources with their mark: those of ingress
 // pods as it would route the reply, and not in the table of the service's network.
-func portSysctls(dev string, ipv6, isDefault bool) []Sysctl {
+// accept_local is on where the router returns packets of the node's own processes (podCIDRs).
+func portSysctls(dev string, ipv6 bool, net network.Network, node network.Node) []Sysctl {
 	out := deviceSysctls(dev)
-	if isDefault {
+	switch {
+	case net.IsDefault():
 		out = append(out, Sysctl{"net/ipv4/conf/" + dev + "/src_valid_mark", "1"})
+	case net.Transport == network.TransportNoOverlay:
+		out = append(out, acceptLocal(dev, forwardsToPods(net, node) && !net.LeavesByVRF()))
 	}
 	if ipv6 {
 		out = append(out,
@@ -323,6 +334,20 @@ func portSysctls(dev string, ipv6, isDefault bool) []Sysctl {
 			Sysctl{"net/ipv6/conf/" + dev + "/keep_addr_on_down", "1"})
 	}
 	return out
+}
+
+// acceptLocal returns the sysctl that lets packets with one of the node's addresses in by dev.
+func acceptLocal(dev string, on bool) Sysctl {
+	value := "0"
+	if on {
+		value = "1"
+	}
+	return Sysctl{"net/ipv4/conf/" + dev + "/accept_local", value}
+}
+
+// allPortSysctls returns all sysctls that any network's management port has.
+func allPortSysctls(dev string) []Sysctl {
+	return append(portSysctls(dev, true, network.Network{}, network.Node{}), acceptLocal(dev, false))
 }
 
 // deviceSysctls returns the sysctls of a port, and of a VRF device, which the

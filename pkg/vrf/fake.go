@@ -52,7 +52,7 @@ func NewFake(links ...string) *Fake {
 // AddLink adds a link that is not ours and is down.
 func (f *Fake) AddLink(name string) *FakeLink {
 	f.Links[name] = &FakeLink{MTU: 1500}
-	for _, s := range portSysctls(name, true, true) {
+	for _, s := range allPortSysctls(name) {
 		f.Sysctls[s.Path] = "default"
 	}
 	return f.Links[name]
@@ -100,7 +100,7 @@ func (f *Fake) Read(_ context.Context, o Owner) (State, error) {
 	if p, ok := f.Links[o.Port]; ok {
 		st.Port = Port{Name: o.Port, Master: p.Master, MTU: p.MTU, Up: p.Up}
 		st.Port.Addrs = slices.Clone(p.Addrs)
-		sysctls(portSysctls(o.Port, true, true))
+		sysctls(allPortSysctls(o.Port))
 	} else if o.Port != "" {
 		st.Absent = append(st.Absent, o.Port)
 	}

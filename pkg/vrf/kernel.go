@@ -228,7 +228,7 @@ func (k *Kernel) readPort(st *State, owner Owner, names map[int]string) (index i
 	if st.Port.Addrs, err = k.addresses(a.Index); err != nil {
 		return 0, fmt.Errorf("read addresses of %s: %w", owner.Port, err)
 	}
-	st.Sysctls = append(st.Sysctls, k.readSysctls(portSysctls(owner.Port, true, true))...)
+	st.Sysctls = append(st.Sysctls, k.readSysctls(allPortSysctls(owner.Port))...)
 	return a.Index, nil
 }
 

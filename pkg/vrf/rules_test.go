@@ -244,7 +244,7 @@ func TestKernelOutside(t *testing.T) {
 	for _, a := range vrf.Port.Addrs {
 		ops = append(ops, Op{Verb: AddAddr, Port: vrf.Port, Addr: a})
 	}
-	for _, s := range portSysctls(vrf.Port.Name, true, false) {
+	for _, s := range portSysctls(vrf.Port.Name, true, blue, node) {
 		ops = append(ops, Op{Verb: SetSysctl, Sysctl: s})
 	}
 	for _, r := range vrf.Routes {
@@ -289,7 +289,9 @@ func TestKernelOutside(t *testing.T) {
 			{"a pod to a learned prefix", a.learned, pod, "ovn-k8s-mp7", network.OutMark, MainTable},
 			{"a pod to anything else", a.other, pod, "ovn-k8s-mp7", network.OutMark, 100007},
 			{"a pod to a learned prefix, unmarked", a.learned, pod, "ovn-k8s-mp7", 0, 100007},
-			{"a pod to a pod that no route leads to", hosts[i].Addr().Prev().String(), pod, "ovn-k8s-mp7", network.OutMark, 0},
+			// The firewall refuses what would return to the network's router.
+			{"a pod to a pod that no route leads to", hosts[i].Addr().Prev().String(), pod, "ovn-k8s-mp7", network.OutMark, 100007},
+			{"a process of the network to a pod", hosts[i].Addr().Prev().String(), "", "", blue.PacketMark(), 100007},
 			{"a pod to a service", a.service, pod, "ovn-k8s-mp7", network.OutMark, MainTable},
 			{"a pod to a service, unmarked", a.service, pod, "ovn-k8s-mp7", 0, MainTable},
 			{"a process of the network to a service", a.service, "", "", blue.PacketMark(), 100007},

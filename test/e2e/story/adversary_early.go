@@ -48,7 +48,7 @@ func (a *arena) early(ctx context.Context) (string, error) {
 		return a.script(ctx, "kill -CONT "+agent)
 	}
 	defer func() { _ = goOn() }()
-	early, manifest := hostNetworkPod("amber", "amber-early", a.near.Name, "amber", earlyServer)
+	early, manifest := hostNetworkPod("amber", "amber-early", a.near.Name, "amber", serverContainer("amber-early", earlyPort))
 	slate, other := hostNetworkPod("slate", "slate-host", a.near.Name, "slate", "")
 	if err := a.w.Lab.Apply(ctx, slateNamespace+manifest+"---"+other); err != nil {
 		return "", err

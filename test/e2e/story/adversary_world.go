@@ -90,15 +90,6 @@ var ordinaryServer = fmt.Sprintf(`
     livenessProbe: {tcpSocket: {port: %[1]d, host: 127.0.0.1}, periodSeconds: 5, timeoutSeconds: 5, failureThreshold: 60}
 `, serverPort, grpcPort)
 
-// earlyServer is a server on all addresses.
-var earlyServer = fmt.Sprintf(`
-  - name: server
-    image: docker.io/lab/busybox:1
-    imagePullPolicy: Never
-    volumeMounts: [{name: tools, mountPath: /tools, readOnly: true}]
-    command: [/tools/netprobe, serve, --name, amber-early, --listen, ":%d"]
-`, earlyPort)
-
 // setUpArena creates the tenants and their pods.
 func setUpArena(ctx context.Context, w *World) (err error) {
 	w.arena, err = newArena(ctx, w)

@@ -124,6 +124,9 @@ func noOverlayReached(ctx context.Context, w *World) (string, error) {
 	if err := w.noTunnel(ctx, pods); err != nil {
 		return "", err
 	}
+	if err := w.hostWithoutOverlay(ctx, pods); err != nil {
+		return "", fmt.Errorf("a process of sky in the host's network: %w", err)
+	}
 	if err := w.seesNode(ctx, pods[0]); err != nil {
 		return "", err
 	}

@@ -153,7 +153,7 @@ func ingressConfined(ctx context.Context, w *World) (string, error) {
 		}
 	}
 	for _, n := range w.Lab.Nodes() {
-		for _, a := range w.nodeRedAddrs(n.Name) {
+		for _, a := range w.nodeAddrs("red", n.Name) {
 			list = append(list, "icmp:"+a.String())
 		}
 	}

@@ -83,10 +83,10 @@ spec:
 `, p.Name, p.Namespace, p.Node, toolsDir, hostPort, hostPort6)
 }
 
-// nodeRedAddrs are the node's own addresses on red.
-func (w *World) nodeRedAddrs(node string) []netip.Addr {
+// nodeAddrs are the node's own addresses on a tenant's Layer 3 network, of which it has a pod.
+func (w *World) nodeAddrs(tenant, node string) []netip.Addr {
 	var out []netip.Addr
-	for _, p := range w.tenant("red") {
+	for _, p := range w.tenant(tenant) {
 		if p.Node == node {
 			for _, a := range p.Primary {
 				bits := 24
@@ -115,7 +115,7 @@ func hostServerReached(ctx context.Context, w *World) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	list := serverTargets(w.nodeRedAddrs(p.Node))
+	list := serverTargets(w.nodeAddrs("red", p.Node))
 	return strings.Join(list, " "), each(w.tenant("red"), func(from *pod) error {
 		want := map[string]string{}
 		for _, t := range list {
@@ -134,7 +134,7 @@ func hostServerConfined(ctx context.Context, w *World) (string, error) {
 		return "", err
 	}
 	node := w.Lab.Node(p.Node)
-	list := serverTargets(append(w.nodeRedAddrs(p.Node), addrs(node)...))
+	list := serverTargets(append(w.nodeAddrs("red", p.Node), addrs(node)...))
 	others := append(w.tenant("blue"), w.tenant("")...)
 	err = each(others, func(from *pod) error {
 		got, err := w.check(ctx, from, "", 2*time.Second, list...)
@@ -254,7 +254,7 @@ func outsiderRefused(ctx context.Context, w *World) (string, error) {
 	for _, to := range w.tenant("red") {
 		list = append(list, targets(to.Primary...)...)
 	}
-	list = append(list, serverTargets(w.nodeRedAddrs(p.Node))...)
+	list = append(list, serverTargets(w.nodeAddrs("red", p.Node))...)
 	for _, n := range w.Lab.Nodes() {
 		got, err := nodeProbe(ctx, n, 2*time.Second, list...)
 		if err != nil {

@@ -191,6 +191,17 @@ spec:
 `) + server
 }
 
+// serverContainer is a container of hostNetworkPod with a server on all addresses, which answers with its name.
+func serverContainer(name string, port uint16) string {
+	return fmt.Sprintf(`
+  - name: server
+    image: docker.io/lab/busybox:1
+    imagePullPolicy: Never
+    volumeMounts: [{name: tools, mountPath: /tools, readOnly: true}]
+    command: [/tools/netprobe, serve, --name, %s, --listen, ":%d"]
+`, name, port)
+}
+
 // create applies pods, all at once, and waits until every one is Ready.
 func (w *World) create(ctx context.Context, pods ...*pod) error {
 	w.addPods(pods...)

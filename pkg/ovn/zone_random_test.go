@@ -24,10 +24,11 @@ func TestZoneEventsSuffice(t *testing.T) {
 	t.Parallel() // with TestNativeFaults, which mostly waits
 	seeds := uint64(40)
 	if sampling.Full() {
-		seeds = 1000
+		seeds = 400
 	}
 	for seed := range seeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
 			synctest.Test(t, func(t *testing.T) { randomEvents(t, seed) })
 		})
 	}

@@ -423,7 +423,7 @@ func ipOf(p netip.Prefix) string {
 // interface is the VRF device, and sdifname matches the port that received the
 // packet. The cluster default network's port has no VRF.
 func (in Inputs) forwardChain() Chain {
-	c := Chain{Name: chainForward, Hook: "forward", Rules: slices.Concat(in.forwardIngress(), []Rule{
+	c := Chain{Name: chainForward, Hook: "forward", Rules: slices.Concat(in.forwardIngress(), in.backIntoNetwork(), []Rule{
 		rule("between networks", "iifname", managementPorts, "oifname", managementPorts, "counter name", CounterCrossNetwork, "drop"),
 		rule("between networks, VRF", "meta sdifname", managementPorts, "oifname", managementPorts, "counter name", CounterCrossNetwork, "drop"),
 		rule("loopback", `iifname "lo" oifname`, managementPorts, "counter name", CounterForwarded, "drop"),

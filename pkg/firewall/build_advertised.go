@@ -145,9 +145,12 @@ func (in Inputs) betweenAdvertised() []Rule {
 	return rules
 }
 
-// backIntoNetwork refuses what a network's router has sent to the node for pods of that network elsewhere,
+// backIntoNetwork answers what a network's router has sent to the node for pods of that network elsewhere,
 // and BGP has no route for: the table of the network's VRF would return it to the router.
-func backIntoNetwork() []Rule {
+func (in Inputs) backIntoNetwork() []Rule {
+	if in.Mode != network.LocalGateway {
+		return nil
+	}
 	var rules []Rule
 	for _, from := range []struct{ name, port string }{{"", "iifname"}, {", VRF", "meta sdifname"}} {
 		for _, ip := range families {

@@ -63,7 +63,6 @@ func (in Inputs) localForward() []Rule {
 			"meta sdifname . ether saddr .", ip, "saddr !=", "@"+ofFamily(ip, SetDirect4, SetDirect6))
 	}
 	rules = append(rules, in.betweenAdvertised()...)
-	rules = append(rules, backIntoNetwork()...)
 	if in.Bridge != "" {
 		rules = append(rules, in.ownVRFs()...)
 	}

@@ -71,9 +71,10 @@ func (e *ear) has(text string) bool {
 
 // sender is a socket in a network namespace.
 type sender struct {
-	ns   netns.NsHandle
-	from string
-	mark int
+	ns     netns.NsHandle
+	from   string
+	mark   int
+	device string
 }
 
 // send sends a text from the sender; an error of the call is no result.
@@ -112,6 +113,12 @@ func (s sender) dial(t *testing.T, to string) net.Conn {
 			if s.mark != 0 {
 				_ = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, s.mark)
 			}
+			if s.device != "" {
+				_ = unix.BindToDevice(int(fd), s.device)
+			}
+			// Else the kernel keeps such errors from datagram sockets.
+			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_RECVERR, 1)
+			_ = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_RECVERR, 1)
 		})
 	}}
 	conn, err := d.Dial("udp", to)

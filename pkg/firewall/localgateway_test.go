@@ -108,10 +108,9 @@ func TestKernelAdvertised(t *testing.T) {
 		w.script(w.outside, fmt.Sprintf("%s route add %s via %s; ip addr add %s dev lo", ip, hosts[i].Masked(), f.node, hostBits(netip.MustParseAddr(learned))))
 		own := blue.ManagementIn(hosts[i]).Addr()
 		w.script(w.host, fmt.Sprintf(`
-%[1]s route add %[2]s via %[3]s dev ovn-k8s-mp7 onlink table 100007
-%[1]s rule add fwmark %[4]d/%[5]d lookup 100007 priority 2507
-ip addr add %[6]s dev ovn-k8s-mp7 %[7]s`, ip, blue.CIDRs()[i], gateway, network.PacketMark(7), network.MarkMask, hostBits(own), nodad(i)))
-		remote := hosts[i].Addr().Prev() // on another node, which FRR has learned too
+%s route add %s via %s dev ovn-k8s-mp7 onlink table 100007
+ip addr add %s dev ovn-k8s-mp7 %s`, ip, blue.CIDRs()[i], gateway, hostBits(own), nodad(i)))
+		remote := podOn(t, blue, 3, i) // on another node, which FRR has learned too
 		w.script(w.host, fmt.Sprintf("%s route add %s via %s dev br-ex", ip, hostBits(remote), f.outside))
 		w.script(w.outside, fmt.Sprintf("ip addr add %s dev lo", hostBits(remote)))
 		w.listen(w.tenant, w.atTenant, at(pod.String(), 55))
@@ -133,14 +132,14 @@ ip addr add %[6]s dev ovn-k8s-mp7 %[7]s`, ip, blue.CIDRs()[i], gateway, network.
 			t.Errorf("from outside: the client is %s, want %s", got, f.outside)
 		}
 		// OVN's router returns what a process of the network sends there.
-		process := sender{ns: w.host, from: own.String(), mark: int(network.PacketMark(7))}
+		process := sender{ns: w.host, from: own.String(), device: "red"}
 		w.listen(w.outside, w.atOutside, at(remote.String(), 53))
 		check("a process of the network to a pod on another node", process, at(remote.String(), 53), w.atOutside, true)
 		if got := w.atOutside.sender(fmt.Sprintf("text %d", w.number)).Addr().Unmap(); got != own {
 			t.Errorf("a process of the network to a pod on another node: the client is %s, want %s", got, own)
 		}
 		for _, s := range []sender{process, fromPod} {
-			s.unreachable(t, at(remote.Prev().String(), 53))
+			s.unreachable(t, at(podOn(t, blue, 4, i).String(), 53))
 		}
 		check("from a pod on another node", sender{ns: w.outside, from: remote.String()}, at(pod.String(), 55), w.atTenant, true)
 		check("the node to a pod", sender{ns: w.host, from: f.node}, at(pod.String(), 55), w.atTenant, false)
@@ -174,6 +173,16 @@ ip addr add %[6]s dev ovn-k8s-mp7 %[7]s`, ip, blue.CIDRs()[i], gateway, network.
 		w.expect("a pod that is not advertised", sender{ns: w.tenant, from: pod}, at(f.outside, 53), w.atOutside, false, control, at(f.outside, 53), w.atOutside)
 		w.expect("from outside to it", sender{ns: w.outside, from: f.outside}, at(pod, 55), w.atTenant, false, control, at(f.outside, 53), w.atOutside)
 	}
+}
+
+// podOn returns an address of a pod of the network on a node, of its i-th IP family.
+func podOn(t *testing.T, n network.Network, node, i int) netip.Addr {
+	t.Helper()
+	hosts, err := n.HostSubnets(node)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return hosts[i].Addr().Next().Next().Next()
 }
 
 // TestKernelOwnVRF: a network that is advertised into its own VRF, whose pods leave and enter by an interface

@@ -317,7 +317,6 @@ func TestNativeNoOverlayLocal(t *testing.T) {
 		own := mapPrefixes(must(blue.HostSubnets(z.node.ID))(t), blue.ManagementIn)
 		mgmt, link := namespace(t, z.Name+"m"+snat), fmt.Sprintf("mgmt%d", blue.ID)
 		z.plug(blue.ManagementLSP(z.node.Name), "", mgmt, link, network.MACOf(own), own)
-		mustRun(t, "ip", "netns", "exec", mgmt, "sysctl", "-qw", "net.ipv4.conf."+link+".accept_local=1", "net.ipv4.conf."+link+".rp_filter=0", "net.ipv4.conf.all.rp_filter=0")
 		serve(t, mgmt, 9090, "returned")
 		for f, remote := range mapPrefixes(must(blue.HostSubnets(zones[1].node.ID))(t), blue.ManagementIn) {
 			to, via := remote.Addr().Next(), blue.GatewayIn(own[f]).Addr().String()
@@ -327,9 +326,7 @@ func TestNativeNoOverlayLocal(t *testing.T) {
 				args = append(args, "nodad")
 			}
 			mustRun(t, args...)
-			for _, rule := range [][]string{{"add", "pref", "100", "lookup", "local"}, {"del", "pref", "0", "lookup", "local"}, {"add", "pref", "50", "iif", "lo", "to", to.String(), "lookup", "200"}} {
-				mustRun(t, append([]string{"ip", []string{"-4", "-6"}[f], "-n", mgmt, "rule"}, rule...)...)
-			}
+			sendBeyond(t, mgmt, link, to)
 			mustRun(t, "ip", "-n", mgmt, "route", "add", to.String(), "via", via, "dev", link, "src", own[f].Addr().String(), "table", "200")
 			for from, seen := range map[string]netip.Addr{mgmt: own[f].Addr(), z.podNamespace(pod.Namespace, pod.Pod): pod.IPs[f].Addr()} {
 				eventually(t, fmt.Sprintf("%s to %s", from, to), func() error {

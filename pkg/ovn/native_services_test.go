@@ -477,13 +477,7 @@ func testFromNode(l *serviceLab, f int) {
 	// The namespace is the network's VRF, and what stands behind the exposed service too: what it
 	// sends itself to the service's address goes by the port, and what arrives is for a server.
 	address(exposed)
-	family := []string{"-4", "-6"}[f]
-	if f == 0 {
-		mustRun(t, "ip", "netns", "exec", mgmt, "sysctl", "-qw", "net.ipv4.conf.mgmt.accept_local=1", "net.ipv4.conf.mgmt.rp_filter=0", "net.ipv4.conf.all.rp_filter=0")
-	}
-	for _, rule := range [][]string{{"add", "pref", "100", "lookup", "local"}, {"del", "pref", "0", "lookup", "local"}, {"add", "pref", "50", "iif", "lo", "to", exposed.String(), "lookup", "200"}} {
-		mustRun(t, append([]string{"ip", family, "-n", mgmt, "rule"}, rule...)...)
-	}
+	sendBeyond(t, mgmt, "mgmt", exposed)
 	for _, route := range [][]string{{s.ClusterIPs[0].String(), "src", toPods.String()}, {exposed.String(), "src", own.String(), "table", "200"}, {masquerade.String()}} {
 		mustRun(t, append([]string{"ip", "-n", mgmt, "route", "replace", "via", l.gateway(f).String(), "dev", "mgmt"}, route...)...)
 	}
@@ -498,6 +492,20 @@ func testFromNode(l *serviceLab, f int) {
 	}
 	l.exposed = nil
 	l.update()
+}
+
+// sendBeyond lets a namespace send to an address that it has itself: by table 200, while what arrives
+// by the link for the address, or from it, is accepted.
+func sendBeyond(t *testing.T, ns, link string, to netip.Addr) {
+	t.Helper()
+	family := "-4"
+	if to.Is6() {
+		family = "-6"
+	}
+	mustRun(t, "ip", "netns", "exec", ns, "sysctl", "-qw", "net.ipv4.conf."+link+".accept_local=1", "net.ipv4.conf."+link+".rp_filter=0", "net.ipv4.conf.all.rp_filter=0")
+	for _, rule := range [][]string{{"add", "pref", "100", "lookup", "local"}, {"del", "pref", "0", "lookup", "local"}, {"add", "pref", "50", "iif", "lo", "to", to.String(), "lookup", "200"}} {
+		mustRun(t, append([]string{"ip", family, "-n", ns, "rule"}, rule...)...)
+	}
 }
 
 // testReach checks which addresses outside the network pods reach: what is outside the

@@ -22,6 +22,11 @@ func (b *bench) measureChanges(ctx context.Context, r *result) error {
 	b.o.progress("%s: one more pod, service, network and node", b.shape)
 	s := b.shape
 	spread := func(k int) int { return k * (s.networks - 1) / changesOfEach }
+	ports, err := watchBindings(ctx, b.host)
+	if err != nil {
+		return err
+	}
+	defer ports.close()
 	for _, k := range []struct {
 		name   string
 		create func(k int) error
@@ -58,13 +63,14 @@ func (b *bench) measureChanges(ctx context.Context, r *result) error {
 			c := change{name: k.name}
 			if k.bind {
 				lsp := b.lsp(spread(i), podName(s.pods+i))
-				if err := b.poll(ctx, "port "+lsp+" is bound", func() error {
-					_, err := b.host.Run("ovn-sbctl", "--no-leader-only", "--timeout=50", "wait-until", "Port_Binding", lsp, "up=true")
+				var at binding
+				if err := b.poll(ctx, "port "+lsp+" is bound", func() (err error) {
+					at, err = ports.get(lsp)
 					return err
 				}); err != nil {
 					return err
 				}
-				c.bound = time.Since(start)
+				c.row, c.numbered, c.claimed, c.bound = at.row.Sub(start), at.numbered.Sub(start), at.claimed.Sub(start), at.installed.Sub(start)
 			}
 			if err := b.settle(ctx, before); err != nil {
 				return err
@@ -87,6 +93,9 @@ func median(costs []change) change {
 		set func(int64)
 	}{
 		{func(c change) int64 { return int64(c.took) }, func(v int64) { c.took = time.Duration(v) }},
+		{func(c change) int64 { return int64(c.row) }, func(v int64) { c.row = time.Duration(v) }},
+		{func(c change) int64 { return int64(c.numbered) }, func(v int64) { c.numbered = time.Duration(v) }},
+		{func(c change) int64 { return int64(c.claimed) }, func(v int64) { c.claimed = time.Duration(v) }},
 		{func(c change) int64 { return int64(c.bound) }, func(v int64) { c.bound = time.Duration(v) }},
 		{func(c change) int64 { return int64(c.writes) }, func(v int64) { c.writes = int(v) }},
 		{func(c change) int64 { return c.bytes }, func(v int64) { c.bytes = v }},

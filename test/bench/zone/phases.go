@@ -58,10 +58,13 @@ type daemon struct {
 // change is the cost of one more object, the median of several.
 type change struct {
 	name   string
-	took   time.Duration // from the API's answer to the last row
-	bound  time.Duration // pods: to the bound port
+	took   time.Duration // from the request to the last row
 	writes int
 	bytes  int64
+
+	// Pods: from the request to the southbound row, the interface's OpenFlow port, the
+	// port's claim, and its installed flows.
+	row, numbered, claimed, bound time.Duration
 }
 
 // quiet is how long a zone must write nothing to be taken as done.

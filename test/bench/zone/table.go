@@ -56,7 +56,8 @@ func figures(m measured) []report.Figure {
 		for _, c := range r.changes {
 			value := fmt.Sprintf("%s, %d transactions, %.1f kB", report.Millis(c.took), c.writes, float64(c.bytes)/1000)
 			if c.bound > 0 {
-				value += ", port bound after " + report.Millis(c.bound)
+				value += fmt.Sprintf("; southbound row after %s, OpenFlow port %s, claimed %s, bound %s",
+					report.Millis(c.row), report.Millis(c.numbered), report.Millis(c.claimed), report.Millis(c.bound))
 			}
 			show("one more "+c.name, value)
 		}

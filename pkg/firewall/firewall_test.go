@@ -521,7 +521,7 @@ func TestClearsTenantMark(t *testing.T) {
 		if c.Hook != "postrouting" {
 			continue
 		}
-		want := `oifname "ovn-k8s-mp*" meta mark 0x10000-0x2710ffff meta mark set meta mark & 0xffff`
+		want := `oifname "ovn-k8s-mp*" meta mark 0x10000-0x2711ffff meta mark set meta mark & 0xffff`
 		if len(c.Rules) != 1 || c.Rules[0].Text != want {
 			t.Errorf("got %+v, want one rule %q", c.Rules, want)
 		}

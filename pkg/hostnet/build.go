@@ -4,6 +4,7 @@ package hostnet
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 
 	"bulkhead/pkg/loader"
@@ -19,11 +20,15 @@ type State struct {
 	// Keep holds, in the desired state, the pods by UID whose row and attachment
 	// stay unchanged.
 	Keep map[string]Cgroup
+	// Gone holds, in the desired state, the cgroups of pods by UID that the inputs lack.
+	// A row and an attachment stay as long as the cgroup: a pod that is deleted with no
+	// grace period is gone from the API before its processes have ended. See Diff.
+	Gone map[string]Cgroup
 }
 
 // NewState returns an empty State.
 func NewState() State {
-	return State{Rows: map[loader.Key]loader.Row{}, Pods: map[string]Cgroup{}, Doors: map[int]bool{}, Keep: map[string]Cgroup{}}
+	return State{Rows: map[loader.Key]loader.Row{}, Pods: map[string]Cgroup{}, Doors: map[int]bool{}, Keep: map[string]Cgroup{}, Gone: map[string]Cgroup{}}
 }
 
 // Problem is an input that could not be applied, described for operators.
@@ -53,7 +58,9 @@ func Build(in Inputs, layout Layout, kubelet Kubelet) (State, []Problem) {
 	for _, r := range layout.Roots {
 		b.put(loader.PodRootRow{CgroupID: r.ID})
 	}
+	maps.Copy(b.Gone, layout.Pods)
 	for _, p := range in.Pods {
+		delete(b.Gone, p.UID)
 		b.addPod(p)
 	}
 	b.addNetworks()

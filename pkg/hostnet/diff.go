@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"bulkhead/pkg/loader"
+	"bulkhead/pkg/network"
 )
 
 // Kind is the kind of an operation.
@@ -99,12 +100,14 @@ func (o Op) Enforces() bool {
 // want.
 func Diff(want, have State) []Op {
 	var ops []Op
-	kept := map[uint64]bool{}
-	for _, cg := range want.Keep {
-		kept[cg.ID] = true
-	}
+	kept, gone := ids(want.Keep), ids(want.Gone)
 	for k, r := range have.Rows {
 		if p, ok := r.(loader.PodRow); ok && kept[p.CgroupID] {
+			continue
+		} else if ok && gone[p.CgroupID] {
+			if left := leftRow(p, want); left != p {
+				ops = append(ops, Op{Kind: PutRow, Row: left, phase: addRestrictions})
+			}
 			continue
 		}
 		if _, ok := want.Rows[k]; !ok {
@@ -138,6 +141,15 @@ func Diff(want, have State) []Op {
 		if keep, ok := want.Keep[uid]; ok && keep.ID == cg.ID {
 			continue
 		}
+		if left, ok := want.Gone[uid]; ok {
+			row, ok := have.Rows[loader.PodRow{CgroupID: left.ID}.Key()].(loader.PodRow)
+			if ok && left.ID != cg.ID {
+				ops = append(ops, Op{Kind: AttachPod, PodUID: uid, Path: left.Path, Row: leftRow(row, want), phase: attach})
+			}
+			if ok || left.ID == cg.ID {
+				continue
+			}
+		}
 		if !wanted {
 			ops = append(ops, Op{Kind: DetachPod, PodUID: uid, phase: detach})
 		}
@@ -151,6 +163,28 @@ func Diff(want, have State) []Op {
 		return cmp.Or(cmp.Compare(a.phase, b.phase), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.String(), b.String()))
 	})
 	return ops
+}
+
+// leftRow is the row of a pod that is gone while its cgroup exists. It stays while its
+// network has the same VRF device. After that another network may get the id, and the pod's
+// processes are of no network.
+func leftRow(p loader.PodRow, want State) loader.PodRow {
+	if p.NetworkID == 0 || p.NetworkID == loader.NoNetwork {
+		return p // nothing to take over
+	}
+	n, ok := want.Rows[loader.NetRow{NetworkID: p.NetworkID}.Key()].(loader.NetRow)
+	if ok && n.VRFIfindex != 0 && n.VRFIfindex == p.VRFIfindex {
+		return p
+	}
+	return loader.PodRow{CgroupID: p.CgroupID, NetworkID: loader.NoNetwork, Mark: network.NoNetworkMark}
+}
+
+func ids(cgroups map[string]Cgroup) map[uint64]bool {
+	out := map[uint64]bool{}
+	for _, cg := range cgroups {
+		out[cg.ID] = true
+	}
+	return out
 }
 
 // pick returns a if c is true, else b.

@@ -85,14 +85,29 @@ func TestRootRestartedAgent(t *testing.T) {
 	if after, _ := l.ProgramIDs(); !maps.Equal(before, after) {
 		t.Errorf("program ids %v became %v", before, after)
 	}
+	// Pod and network are gone from the API; the pod's cgroup is not.
 	if err := m.Reconcile(ctx, Inputs{}); err != nil {
 		t.Fatal(err)
 	}
 	as, err := l.Attachments()
+	if err != nil || !slices.ContainsFunc(as, func(a loader.Attachment) bool { return a.PodUID == uid && len(a.Missing) == 0 }) {
+		t.Errorf("attachments while the cgroup exists: %+v, %v", as, err)
+	}
+	rows, err := l.Rows()
+	if err != nil || !slices.ContainsFunc(rows, func(r loader.Row) bool { p, is := r.(loader.PodRow); return is && p.NetworkID == loader.NoNetwork }) {
+		t.Errorf("rows while the cgroup exists: %v, %v", rows, err)
+	}
+	if err := os.Remove(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Reconcile(ctx, Inputs{}); err != nil {
+		t.Fatal(err)
+	}
+	as, err = l.Attachments()
 	if err != nil || len(as) != 1 || as[0].PodUID != "" {
 		t.Errorf("remaining attachments: %+v, %v", as, err)
 	}
-	rows, err := l.Rows()
+	rows, err = l.Rows()
 	rows = slices.DeleteFunc(rows, func(r loader.Row) bool { _, is := r.(loader.PodRootRow); return is }) // its cgroup still exists
 	if err != nil || len(rows) != 0 {
 		t.Errorf("remaining rows: %v, %v", rows, err)

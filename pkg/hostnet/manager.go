@@ -161,8 +161,8 @@ func (m *Manager) reconcile(ctx context.Context) error {
 		m.Resync() // Run then checks for kubelet often
 	}
 	m.status.Problems, m.status.Kubelet, m.status.Attached = append(problems, m.heldProbes()...), kubelet, len(want.Pods)
-	for uid := range m.attached {
-		if _, ok := want.Pods[uid]; !ok {
+	for uid, id := range m.attached {
+		if _, ok := want.Pods[uid]; !ok && want.Gone[uid].ID != id {
 			delete(m.attached, uid)
 			delete(m.recheck, uid)
 			delete(m.status.EarlySockets, uid)

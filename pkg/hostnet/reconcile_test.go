@@ -38,9 +38,9 @@ func example() (Inputs, Layout, Kubelet) {
 		Doors:      []loader.DoorRow{{Ifindex: 21, Kind: loader.DoorPort, NetworkID: 1}, {Ifindex: 2, Kind: loader.DoorOwn}},
 		Locals:     []netip.Addr{netip.MustParseAddr("192.0.2.1")},
 		Services:   []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},
-		TunnelPort: 6081, MarkFirst: 0x10000, MarkLast: 0x2710ffff,
+		TunnelPort: 6081, MarkFirst: 0x10000, MarkLast: 0x2711ffff,
 	}
-	layout := Layout{Pods: map[string]Cgroup{"u1": {"/cg/podu1", 101}, "u2": {"/cg/podu2", 102}, "u5": {"/cg/podu5", 105}, "u6": {"/cg/podu6", 106}},
+	layout := Layout{Pods: map[string]Cgroup{"u1": {"/cg/podu1", 101}, "u2": {"/cg/podu2", 102}, "u5": {"/cg/podu5", 105}, "u6": {"/cg/podu6", 106}, "u7": {"/cg/podu7", 107}},
 		Levels: 0x8, Roots: []Cgroup{{"/cg", 90}}, RootLevels: 0x2}
 	return in, layout, Kubelet{Rows: []loader.KubeletRow{{CgroupID: 7}}, Levels: 4}
 }
@@ -49,9 +49,10 @@ func TestBuild(t *testing.T) {
 	s, problems := Build(example())
 	want := NewState()
 	want.Root = true
-	want.Config = loader.Config{PodLevels: 8, PodRootLevels: 2, KubeletLevels: 4, ProbeLock: true, Guard: true, TunnelPort: 6081, MarkFirst: 0x10000, MarkLast: 0x2710ffff}
+	want.Config = loader.Config{PodLevels: 8, PodRootLevels: 2, KubeletLevels: 4, ProbeLock: true, Guard: true, TunnelPort: 6081, MarkFirst: 0x10000, MarkLast: 0x2711ffff}
 	want.Pods["u1"] = Cgroup{"/cg/podu1", 101}
 	want.Keep["u5"] = Cgroup{"/cg/podu5", 105}
+	want.Gone["u7"] = Cgroup{"/cg/podu7", 107}
 	want.Doors[21], want.Doors[2] = true, true
 	for _, r := range []loader.Row{
 		loader.PodRootRow{CgroupID: 90},
@@ -138,6 +139,54 @@ delete pod cgroup 55 → network 3 mark 0x30000 vrf ifindex 0`
 	}
 }
 
+// A pod is deleted with no grace period: it is gone from the API while its processes run. They
+// keep its network until the network is gone too, and reach no network that gets its id.
+func TestGonePodStaysConfined(t *testing.T) {
+	in, layout, kubelet := example()
+	f := newFakeKernel()
+	f.ids["/cg/podu1"], f.ids["/cg/podu2"] = 101, 102
+	target := &Target{f}
+	reconcile := func() {
+		t.Helper()
+		want, _ := Build(in, layout, kubelet)
+		have, err := target.Read(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := target.Apply(ctx, Diff(want, have)); err != nil {
+			t.Fatal(err)
+		}
+		have, _ = target.Read(ctx)
+		if again := Diff(want, have); len(again) > 0 {
+			t.Errorf("second run: %v", again)
+		}
+	}
+	row := func() loader.Row { return f.rows[loader.PodRow{CgroupID: 101}.Key()] }
+	reconcile()
+	before := row()
+	in.Pods = nil
+	reconcile()
+	if row() != before || f.pods["u1"].CgroupID != 101 {
+		t.Errorf("the pod is gone from the API: row %v, attachment %+v", row(), f.pods["u1"])
+	}
+	f.pods["u1"] = loader.Attachment{PodUID: "u1", CgroupID: 101, Missing: []string{"bh_vrf_conn4"}}
+	reconcile()
+	if row() != before || len(f.pods["u1"].Missing) > 0 {
+		t.Errorf("its attachment was incomplete: row %v, attachment %+v", row(), f.pods["u1"])
+	}
+	in.Networks[0].VRFIfindex = 99 // another network with the id, or the network's new device
+	reconcile()
+	if want := (loader.PodRow{CgroupID: 101, NetworkID: loader.NoNetwork, Mark: network.NoNetworkMark}); row() != want || f.pods["u1"].CgroupID != 101 {
+		t.Errorf("its network is gone: row %v, attachment %+v", row(), f.pods["u1"])
+	}
+	in.Networks = nil
+	delete(layout.Pods, "u1")
+	reconcile()
+	if _, attached := f.pods["u1"]; row() != nil || attached {
+		t.Errorf("its cgroup is gone: row %v, attachments %+v", row(), f.pods)
+	}
+}
+
 func drawInputs(t *rapid.T, label string) (Inputs, Layout, Kubelet, map[string]uint64) {
 	var in Inputs
 	layout := Layout{Pods: map[string]Cgroup{}, Levels: rapid.SampledFrom([]uint32{4, 8, 12}).Draw(t, label+"levels")}
@@ -181,7 +230,7 @@ func drawInputs(t *rapid.T, label string) (Inputs, Layout, Kubelet, map[string]u
 }
 
 func sameState(a, b State) bool {
-	a.Keep, b.Keep = nil, nil
+	a.Keep, b.Keep, a.Gone, b.Gone = nil, nil, nil, nil
 	for _, s := range []State{a, b} {
 		for uid, cg := range s.Pods {
 			s.Pods[uid] = Cgroup{ID: cg.ID}
@@ -213,6 +262,15 @@ func TestConvergence(t *testing.T) {
 					want.put(r)
 				}
 				if have.Pods[uid].ID == cg.ID {
+					want.Pods[uid] = cg
+				}
+			}
+			for uid, cg := range want.Gone { // the same, but for rows of a network that is gone
+				r, ok := have.Rows[loader.PodRow{CgroupID: cg.ID}.Key()].(loader.PodRow)
+				if ok {
+					want.put(leftRow(r, want))
+				}
+				if _, attached := have.Pods[uid]; attached && (ok || have.Pods[uid].ID == cg.ID) {
 					want.Pods[uid] = cg
 				}
 			}

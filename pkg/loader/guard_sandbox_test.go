@@ -70,7 +70,7 @@ func newGuardSandbox(t *testing.T, noTCX bool) *guardSandbox {
 		must(t, w.l.Put(r))
 	}
 	must(t, w.l.SetConfig(Config{PodLevels: levelMask(t, red), PodRootLevels: levelMask(t, pods), KubeletLevels: levelMask(t, w.cg("system/kubelet")),
-		ProbeLock: true, Guard: true, TunnelPort: guardTunnelPort, MarkFirst: 0x10000, MarkLast: 0x2710ffff}))
+		ProbeLock: true, Guard: true, TunnelPort: guardTunnelPort, MarkFirst: 0x10000, MarkLast: 0x2711ffff}))
 	must(t, w.l.AttachRoot())
 	return w
 }

@@ -157,6 +157,9 @@ const AllNetworks = ^uint32(0) // BH_DEST_ALL
 // this node only.
 const Masquerade = ^uint32(1) // BH_DEST_MASQUERADE
 
+// NoNetwork as NetworkID of a PodRow says that the pod's network is gone: no network is the pod's.
+const NoNetwork = ^uint32(3)
+
 // clusterIPs is the network id in the keys of ClusterIPRows.
 const clusterIPs = ^uint32(2) // BH_DEST_CLUSTER_IP
 

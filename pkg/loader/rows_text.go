@@ -18,6 +18,9 @@ func (r KubeletRow) Key() Key   { return Key{"bh_kubelet", r} }
 
 func (r PodRow) String() string {
 	s := fmt.Sprintf("pod cgroup %d → network %d mark %#x vrf ifindex %d", r.CgroupID, r.NetworkID, r.Mark, r.VRFIfindex)
+	if r.NetworkID == NoNetwork {
+		s = fmt.Sprintf("pod cgroup %d → no network, mark %#x", r.CgroupID, r.Mark)
+	}
 	if r.Unbound {
 		s += " unbound"
 	}

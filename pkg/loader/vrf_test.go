@@ -290,7 +290,7 @@ func TestRootVRFRedirection(t *testing.T) {
 	pod, own, kubelet := w.cg("kubepods/podV"), w.cg("kubepods/podV/ctr"), w.cg("system/kubelet")
 	other := w.cg("kubepods/podW")
 	must(t, l.AttachRoot())
-	must(t, l.SetConfig(Config{PodLevels: levelMask(t, pod), PodRootLevels: levelMask(t, w.cg("kubepods")), KubeletLevels: levelMask(t, kubelet), ProbeLock: true, Guard: true, MarkFirst: 0x10000, MarkLast: 0x2710ffff}))
+	must(t, l.SetConfig(Config{PodLevels: levelMask(t, pod), PodRootLevels: levelMask(t, w.cg("kubepods")), KubeletLevels: levelMask(t, kubelet), ProbeLock: true, Guard: true, MarkFirst: 0x10000, MarkLast: 0x2711ffff}))
 	must(t, l.Put(PodRootRow{w.id(w.cg("kubepods"))}))
 	must(t, l.Put(KubeletRow{CgroupID: w.id(kubelet)}))
 	must(t, l.Put(NetRow{NetworkID: 5, VRFIfindex: uint32(w.vrf), Mark: vrfMark, Host4: netip.MustParseAddr("10.77.0.1"), Host6: netip.MustParseAddr("fd77::1")}))
@@ -391,7 +391,7 @@ func TestRootLSM(t *testing.T) {
 	}
 	must(t, l.AttachRoot())
 	tenant, plain, trusted := s.cg("kubepods/podT"), s.cg("kubepods/podP"), s.cg("kubepods/podA")
-	must(t, l.SetConfig(Config{PodLevels: levelMask(t, tenant), PodRootLevels: levelMask(t, s.cg("kubepods")), Guard: true, MarkFirst: 0x10000, MarkLast: 0x2710ffff}))
+	must(t, l.SetConfig(Config{PodLevels: levelMask(t, tenant), PodRootLevels: levelMask(t, s.cg("kubepods")), Guard: true, MarkFirst: 0x10000, MarkLast: 0x2711ffff}))
 	for _, r := range []Row{PodRootRow{s.id(s.cg("kubepods"))}, PodRow{CgroupID: s.id(tenant), NetworkID: 5}, PodRow{CgroupID: s.id(plain)}, PodRow{CgroupID: s.id(trusted), Trusted: true}} {
 		must(t, l.Put(r))
 	}

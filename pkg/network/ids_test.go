@@ -80,10 +80,13 @@ func TestDerivedIdentifiers(t *testing.T) {
 	if id, ok := NetworkOfPacketMark(n.PacketMark() | 0xc001); id != 7 || !ok {
 		t.Errorf("NetworkOfPacketMark with other programs' bits: got %d, %v", id, ok)
 	}
-	for _, mark := range []uint32{0x4000, 0x8000, 0xffff, KubeletMark, MarkKindEgressIP | 7<<MarkShift, MarkKindService | 7<<MarkShift, (MaxID + 1) << MarkShift} {
+	for _, mark := range []uint32{0x4000, 0x8000, 0xffff, KubeletMark, MarkKindEgressIP | 7<<MarkShift, MarkKindService | 7<<MarkShift, (MaxID + 2) << MarkShift} {
 		if id, ok := NetworkOfPacketMark(mark); ok || mark >= FirstPacketMark && mark <= LastPacketMark {
 			t.Errorf("mark %#x is that of network %d", mark, id)
 		}
+	}
+	if id, ok := NetworkOfPacketMark(NoNetworkMark); ok || NoNetworkMark < FirstPacketMark || NoNetworkMark > LastPacketMark {
+		t.Errorf("NoNetworkMark is that of network %d, or outside the range that is refused", id)
 	}
 	if _, ok := NetworkOfPacketMark(PacketMark(0)); ok {
 		t.Error("NetworkOfPacketMark accepted a mark for the default network, which has none")

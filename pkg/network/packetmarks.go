@@ -10,7 +10,8 @@ package network
 //	number         mark                   meaning
 //	0              0x00000000             none
 //	0x0001–0x2710  0x00010000–0x27100000  network, by id (MaxID is 0x2710)
-//	0x2711–0x3fff  up to 0x3fff0000       never given
+//	0x2711         0x27110000             processes of a deleted pod whose network is gone
+//	0x2712–0x3fff  up to 0x3fff0000       never given
 //	0x4000–0x7fff  0x40000000–0x7fff0000  reserved for egress IP, one number per address
 //	0x8000         0x80000000             replies to pods of ingress namespaces
 //	0x8001–0xa710  0x80010000–0xa7100000  what those pods send to a service, by the id of its network
@@ -33,13 +34,16 @@ const (
 
 	// KubeletMark is the mark of kubelet's sockets.
 	KubeletMark = MarkKindOther | 1<<MarkShift
+	// NoNetworkMark is the mark of a tenant's processes whose network is gone. It is refused where
+	// networks' marks are, and leads into no network.
+	NoNetworkMark = (MaxID + 1) << MarkShift
 	// OutMark is the mark of packets that the node forwards for pods out of the node, in local
 	// gateway mode. nftables sets it; only forwarded packets use it (see RuleOut).
 	OutMark = MarkKindOther | 2<<MarkShift
 )
 
-// Every network's id has a number: this does not compile otherwise.
-const _ = uint(1<<MarkBits - 1 - MaxID)
+// Every network's id has a number, and so has NoNetworkMark: this does not compile otherwise.
+const _ = uint(1<<MarkBits - 2 - MaxID)
 
 // Priorities of policy rules. Others' rules are the kernel's own for VRF devices (1000), and
 // those for the tables main (32766) and default (32767).
@@ -77,11 +81,11 @@ const (
 // PacketMark is the skb mark (fwmark) by which rules send packets into n's VRF.
 func (n Network) PacketMark() uint32 { return PacketMark(n.ID) }
 
-// FirstPacketMark and LastPacketMark are the range of marks with a network's number,
-// whatever bits other programs have set.
+// FirstPacketMark and LastPacketMark are the range of marks with a network's number, and
+// NoNetworkMark, whatever bits other programs have set.
 const (
 	FirstPacketMark uint32 = 1 << MarkShift
-	LastPacketMark  uint32 = MaxID<<MarkShift | ^MarkMask
+	LastPacketMark  uint32 = NoNetworkMark | ^MarkMask
 )
 
 // PacketMark returns the skb mark of the network with the given id.

@@ -144,13 +144,14 @@ func (b *builder) exemptSets() {
 }
 
 // managementSNAT returns what the SNAT of pods towards the management port applies
-// to. By default it is all packets to that port. Pods of an advertised network are
-// only SNATed to addresses that are not unique to their network.
+// to. By default it is all packets to that port, and no others: the gateway router expects
+// the pods' addresses. Pods of an advertised network are only SNATed to addresses that are not
+// unique to their network.
 func (b *builder) managementSNAT(host netip.Prefix) natScope {
 	toPort := "eth.dst == " + network.MACOf(b.management())
 	switch {
 	case b.outboundSNAT() && b.localGateway():
-		return natScope{exempt: b.uuid(nbdb.AddressSetTable, b.exemptID(host.Addr()))}
+		return natScope{match: toPort, exempt: b.uuid(nbdb.AddressSetTable, b.exemptID(host.Addr()))}
 	case b.advertised():
 		return natScope{match: toPort + " && " + toSets(host.Addr(), setNodes, setServices)}
 	case b.net.Topology == network.Layer2:

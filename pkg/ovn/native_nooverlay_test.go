@@ -300,17 +300,20 @@ func TestNativeNoOverlay(t *testing.T) {
 }
 
 // TestNativeNoOverlayLocal: in local gateway mode, what pods and the node's processes of a network without an
-// overlay send to pods on other nodes comes out of the management port, with their own addresses.
+// overlay send to pods on other nodes comes out of the management port, with their own addresses. What pods
+// send to their own node comes from the gateway router, with its address.
 func TestNativeNoOverlayLocal(t *testing.T) {
 	_, zones := nativeZones(t)
 	z := zones[0]
 	z.node.Mode = network.LocalGateway
+	newFabric(t, zones) // for the external bridge's uplink
+	serve(t, z.NS, 9090, "node")
 	for id, snat := range []string{"disabled", "enabled"} {
 		blue := testNetwork(id+1, []string{"blue_net", "red_net"}[id], network.Layer3, network.RolePrimary, "dual")
 		blue.Transport, blue.OutboundSNAT, blue.AdvertisedVRFs = network.TransportNoOverlay, snat, "default"
 		pod := nativePod(blue, z, "a", 3)
 		if id == 0 {
-			converge(t, z.nb, testDefault(true), z.node, Inputs{Plan: testPlan(true), PhysicalNetwork: "physnet", BGP: BGP{AdvertisedSubnets: blue.CIDRs(), NoOverlaySubnets: blue.CIDRs()}})
+			converge(t, z.nb, testDefault(true), z.node, Inputs{Plan: testPlan(true), PhysicalNetwork: "physnet", BGP: BGP{NodeAddresses: []netip.Addr{z.node.Addresses[0].Addr(), z.node.Addresses[1].Addr()}, AdvertisedSubnets: blue.CIDRs(), NoOverlaySubnets: blue.CIDRs()}})
 		}
 		converge(t, z.nb, blue, z.node, Inputs{Plan: testPlan(true), PhysicalNetwork: "physnet", Pods: []PodPort{pod}})
 		z.plugPod(blue, pod)
@@ -337,6 +340,17 @@ func TestNativeNoOverlayLocal(t *testing.T) {
 					return nil
 				})
 			}
+		}
+		z.bridgeFlows(gatewayNetwork{net: blue})
+		for f, router := range testPlan(true).MasqueradeGateway(blue) {
+			from, to := z.podNamespace(pod.Namespace, pod.Pod), netip.AddrPortFrom(z.node.Addresses[f].Addr(), 9090)
+			eventually(t, fmt.Sprintf("SNAT %s: a pod to its node at %s", snat, to), func() error {
+				server, client, err := ask(from, "tcp", to)
+				if err != nil || server != "node" || client != router.Addr().String() {
+					return fmt.Errorf("%q answers and sees %s, want the node and %s: %w", server, client, router, err)
+				}
+				return nil
+			})
 		}
 	}
 }

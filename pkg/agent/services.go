@@ -46,7 +46,7 @@ func parseService(s *corev1.Service) service {
 	if len(kube.ClusterIPs(s)) == 0 {
 		return out
 	}
-	balancers, local := kube.LoadBalancerIPs(s), s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
+	external, local := kube.ExternalIPs(s), s.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
 	for _, p := range s.Spec.Ports {
 		protocol := strings.ToLower(string(cmp.Or(p.Protocol, corev1.ProtocolTCP)))
 		for _, a := range kube.ClusterIPs(s) {
@@ -55,13 +55,11 @@ func parseService(s *corev1.Service) service {
 		if p.NodePort != 0 {
 			out.exposed = append(out.exposed, flows.ServicePort{Protocol: protocol, Port: uint16(p.NodePort), Local: local, NodePort: uint16(p.NodePort)})
 		}
-		for _, a := range balancers {
+		for _, a := range external.Given {
 			out.exposed = append(out.exposed, flows.ServicePort{Addr: a, Protocol: protocol, Port: uint16(p.Port), Local: local, NodePort: uint16(p.NodePort)})
 		}
-		for _, a := range kube.ParseAddrs(s.Spec.ExternalIPs) {
-			if !slices.Contains(balancers, a) {
-				out.exposed = append(out.exposed, flows.ServicePort{Addr: a, Protocol: protocol, Port: uint16(p.Port), Claimed: true, Local: local, NodePort: uint16(p.NodePort)})
-			}
+		for _, a := range external.Claimed {
+			out.exposed = append(out.exposed, flows.ServicePort{Addr: a, Protocol: protocol, Port: uint16(p.Port), Claimed: true, Local: local, NodePort: uint16(p.NodePort)})
 		}
 	}
 	return out
@@ -109,8 +107,8 @@ func (x serviceIndex) index(key string, s service) {
 		return
 	}
 	addTo(x.byNamespace, s.namespace, key)
-	for e := range s.externals() {
-		x.byExternal.Add(e, network.Claimant{Created: s.created, Name: key})
+	for e, own := range s.externals() {
+		x.byExternal.Add(e, network.Claimant{Own: own, Created: s.created, Name: key})
 	}
 }
 
@@ -119,8 +117,8 @@ func (x serviceIndex) unindex(key string, s service) {
 		return
 	}
 	removeFrom(x.byNamespace, s.namespace, key)
-	for e := range s.externals() {
-		x.byExternal.Remove(e, network.Claimant{Created: s.created, Name: key})
+	for e, own := range s.externals() {
+		x.byExternal.Remove(e, network.Claimant{Own: own, Created: s.created, Name: key})
 	}
 }
 
@@ -139,11 +137,11 @@ func (x serviceIndex) affected(s service) (namespaces []string) {
 	return namespaces
 }
 
-// externals are what a service claims outside the cluster.
-func (s service) externals() iter.Seq[external] {
-	return func(yield func(external) bool) {
+// externals are what a service claims outside the cluster, and whether its author chose it.
+func (s service) externals() iter.Seq2[external, bool] {
+	return func(yield func(external, bool) bool) {
 		for _, p := range s.exposed {
-			if p.Addr.IsValid() && !yield(external{p.Addr, p.Protocol, p.Port}) {
+			if p.Addr.IsValid() && !yield(external{p.Addr, p.Protocol, p.Port}, p.Claimed) {
 				return
 			}
 		}
@@ -151,7 +149,7 @@ func (s service) externals() iter.Seq[external] {
 }
 
 // owns reports whether of the services with an external address and port the one with that
-// key is the oldest.
+// key has it.
 func (x serviceIndex) owns(key string, e external) bool {
 	claimants := x.byExternal.Of(e)
 	return len(claimants) > 0 && claimants[0].Name == key
@@ -217,7 +215,8 @@ func (c *Cache) AllowedAddresses(keys []string) []netip.Addr {
 }
 
 // ExposedPorts returns the ports of a network's services that are reached from outside it.
-// Of services with the same external address and port the oldest has it, in whatever network.
+// Of services with the same external address and port one has it, in whatever network: the oldest
+// of those that a load balancer gave it, or else the oldest.
 func (c *Cache) ExposedPorts(id int) []flows.ServicePort {
 	c.mu.Lock()
 	defer c.mu.Unlock()

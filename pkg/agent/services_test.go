@@ -131,8 +131,8 @@ func TestExposedPorts(t *testing.T) {
 	set("red/lb", time.Hour, balancer("203.0.113.7"), 1, 2)
 	expect("the older", 1, "tcp 30080", "tcp 80 203.0.113.7", "tcp 80 203.0.113.9 claimed")
 	expect("the younger", 2)
-	set("red/lb", time.Hour, func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"203.0.113.9"} }, 1, 2)
-	expect("the older without it", 1, "tcp 30080", "tcp 80 203.0.113.9 claimed")
+	set("red/lb", time.Hour, func(s *corev1.Service) { s.Spec.ExternalIPs = []string{"203.0.113.7", "203.0.113.9"} }, 1, 2)
+	expect("the older claims what a load balancer gave the younger", 1, "tcp 30080", "tcp 80 203.0.113.9 claimed")
 	expect("the younger", 2, "tcp 80 203.0.113.7")
 	set("plain/a", time.Hour, balancer("203.0.113.8"), network.DefaultID, 1) // blue/lb has not had .9
 	expect("the same age: the first by name", network.DefaultID, "tcp 80 203.0.113.8", "tcp 80 203.0.113.9 claimed")

@@ -11,19 +11,29 @@ import (
 	"time"
 )
 
-// Claims indexes who claims what, the oldest claimant first. The zero value is empty. It is
+// Claims indexes who claims what, the claimant that has it first. The zero value is empty. It is
 // for things that tenants claim freely, as external addresses of Services: an event's cost
 // must not grow with the square of their number.
 type Claims[K comparable] struct{ byThing map[K][]Claimant }
 
 // Claimant is an object that claims something.
 type Claimant struct {
+	// Own: the object's author chose the thing. Whoever was given one precedes: an old object
+	// must not take it by an edit.
+	Own     bool
 	Created time.Time
 	Name    string // namespace/name
 }
 
-// compare orders claimants by age, and those of one age by name.
+// compare orders claimants: those that were given the thing, then by age, and those of one age
+// by name.
 func (c Claimant) compare(o Claimant) int {
+	switch {
+	case c.Own && !o.Own:
+		return 1
+	case o.Own && !c.Own:
+		return -1
+	}
 	return cmp.Or(c.Created.Compare(o.Created), strings.Compare(c.Name, o.Name))
 }
 
@@ -54,9 +64,9 @@ func (x *Claims[K]) Remove(thing K, c Claimant) {
 	}
 }
 
-// All iterates over what is claimed, with the claimants, the oldest first. The caller must not modify
+// All iterates over what is claimed, with the claimants in order. The caller must not modify
 // the lists.
 func (x *Claims[K]) All() iter.Seq2[K, []Claimant] { return maps.All(x.byThing) }
 
-// Of returns a thing's claimants, the oldest first. The caller must not modify the list.
+// Of returns a thing's claimants in order. The caller must not modify the list.
 func (x *Claims[K]) Of(thing K) []Claimant { return x.byThing[thing] }

@@ -18,7 +18,7 @@ func TestClaims(t *testing.T) {
 		want := map[int]map[Claimant]bool{}
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
 			thing := rapid.IntRange(1, 3).Draw(t, "thing")
-			c := Claimant{time.Unix(rapid.Int64Range(0, 3).Draw(t, "age"), 0), fmt.Sprintf("ns/%d", rapid.IntRange(0, 9).Draw(t, "name"))}
+			c := Claimant{rapid.Bool().Draw(t, "own"), time.Unix(rapid.Int64Range(0, 3).Draw(t, "age"), 0), fmt.Sprintf("ns/%d", rapid.IntRange(0, 9).Draw(t, "name"))}
 			if want[thing] == nil {
 				want[thing] = map[Claimant]bool{}
 			}

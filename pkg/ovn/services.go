@@ -26,7 +26,8 @@ var protocols = map[corev1.Protocol]string{
 // newService converts a Service with its EndpointSlices on its network. ok is false
 // if it has no address: a headless one, or one that is a DNS name.
 func newService(s *corev1.Service, slicesOf []*discoveryv1.EndpointSlice) (out Service, ok bool) {
-	out = Service{Namespace: s.Namespace, Name: s.Name, ClusterIPs: kube.ClusterIPs(s), ExternalIPs: externalIPs(s)}
+	external := kube.ExternalIPs(s)
+	out = Service{Namespace: s.Namespace, Name: s.Name, ClusterIPs: kube.ClusterIPs(s), ExternalIPs: slices.Concat(external.Given, external.Claimed)}
 	if len(out.ClusterIPs) == 0 {
 		return out, false
 	}
@@ -53,13 +54,6 @@ func newService(s *corev1.Service, slicesOf []*discoveryv1.EndpointSlice) (out S
 		out.Ports = append(out.Ports, port)
 	}
 	return out, true
-}
-
-// externalIPs returns a Service's addresses outside the cluster.
-func externalIPs(s *corev1.Service) []netip.Addr {
-	all := append(kube.LoadBalancerIPs(s), kube.ParseAddrs(s.Spec.ExternalIPs)...)
-	slices.SortFunc(all, netip.Addr.Compare)
-	return slices.Compact(all)
 }
 
 // sliceEndpoints returns the endpoints in a slice that serve a Service's port.
@@ -153,17 +147,27 @@ func externalPortOf(a netip.Addr, p corev1.ServicePort) externalPort {
 	return externalPort{a, cmp.Or(p.Protocol, corev1.ProtocolTCP), p.Port}
 }
 
-// externalPorts returns what a Service claims.
-func externalPorts(s *corev1.Service) []externalPort {
-	var out []externalPort
-	for _, a := range externalIPs(s) {
-		for _, p := range s.Spec.Ports {
-			out = append(out, externalPortOf(a, p))
+// externalClaim is what a Service claims.
+type externalClaim struct {
+	externalPort
+	by network.Claimant
+}
+
+func externalClaims(s *corev1.Service) []externalClaim {
+	var out []externalClaim
+	external := kube.ExternalIPs(s)
+	for i, list := range [][]netip.Addr{external.Given, external.Claimed} {
+		for _, a := range list {
+			for _, p := range s.Spec.Ports {
+				out = append(out, externalClaim{externalPortOf(a, p), claimantOf(s, i == 1)})
+			}
 		}
 	}
 	return out
 }
 
-func claimantOf(s *corev1.Service) network.Claimant {
-	return network.Claimant{Created: s.CreationTimestamp.Time, Name: s.Namespace + "/" + s.Name}
+// claimantOf returns the claimant of an address that a Service was given, or, with own, that its
+// author chose.
+func claimantOf(s *corev1.Service, own bool) network.Claimant {
+	return network.Claimant{Own: own, Created: s.CreationTimestamp.Time, Name: s.Namespace + "/" + s.Name}
 }

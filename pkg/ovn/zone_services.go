@@ -71,26 +71,27 @@ func (z *Zone) replaceService(old, s *corev1.Service) {
 	either := cmp.Or(s, old)
 	key := either.Namespace + "/" + either.Name
 	networks := slices.Compact([]string{z.served[key], z.servedBy(either.Namespace)})
-	var claimed []externalPort
+	var claimed []externalClaim
 	if old != nil {
-		for _, e := range externalPorts(old) {
-			z.claims.Remove(e, claimantOf(old))
-			claimed = append(claimed, e)
+		claimed = externalClaims(old)
+		for _, c := range claimed {
+			z.claims.Remove(c.externalPort, c.by)
 		}
 	}
 	if s != nil {
-		for _, e := range externalPorts(s) {
-			z.claims.Add(e, claimantOf(s))
-			claimed = append(claimed, e)
+		claims := externalClaims(s)
+		for _, c := range claims {
+			z.claims.Add(c.externalPort, c.by)
 		}
+		claimed = append(claimed, claims...)
 	}
 	z.enqueueService(either.Namespace, either.Name)
 	z.enqueueOwners(claimed, networks, func(c network.Claimant) bool { return c.Name == key })
 }
 
-// enqueueOwners enqueues, on each of the networks, the oldest service that claims an external
+// enqueueOwners enqueues, on each of the networks, the first service that claims an external
 // port, apart from those that changed. No other has the port, with these services or without.
-func (z *Zone) enqueueOwners(claimed []externalPort, networks []string, changed func(network.Claimant) bool) {
+func (z *Zone) enqueueOwners(claimed []externalClaim, networks []string, changed func(network.Claimant) bool) {
 	if !z.synced {
 		return
 	}
@@ -100,7 +101,7 @@ func (z *Zone) enqueueOwners(claimed []externalPort, networks []string, changed 
 			if n == "" {
 				continue
 			}
-			for _, c := range z.claims.Of(e) {
+			for _, c := range z.claims.Of(e.externalPort) {
 				namespace, name, _ := strings.Cut(c.Name, "/")
 				if _, known := served[namespace]; !known {
 					served[namespace] = z.servedBy(namespace)
@@ -191,13 +192,13 @@ func (z *Zone) enqueueService(namespace, name string) {
 // whose external addresses they took or leave.
 func (z *Zone) enqueueServices(namespace string) {
 	networks := []string{z.servedBy(namespace)}
-	var claimed []externalPort
+	var claimed []externalClaim
 	for _, s := range indexed[*corev1.Service](z, z.services, cache.NamespaceIndex, namespace) {
 		if was := z.served[s.Namespace+"/"+s.Name]; !slices.Contains(networks, was) {
 			networks = append(networks, was)
 		}
 		z.enqueueService(s.Namespace, s.Name)
-		claimed = append(claimed, externalPorts(s)...)
+		claimed = append(claimed, externalClaims(s)...)
 	}
 	z.enqueueOwners(claimed, networks, func(c network.Claimant) bool { return strings.HasPrefix(c.Name, namespace+"/") })
 }
@@ -293,16 +294,16 @@ func (z *Zone) service(n network.Network, s *corev1.Service) (Service, bool) {
 	}
 	var refused []string
 	out.ExternalIPs = slices.DeleteFunc(out.ExternalIPs, func(a netip.Addr) bool {
-		reason := z.refusedExternal(n, a)
-		if older := z.olderClaimant(n, s, a); reason == "" && older != "" {
-			reason = "the older service " + older + " has it"
-		}
+		reason := cmp.Or(z.refusedExternal(n, a), z.otherClaimant(n, s, a))
 		if reason != "" {
 			z.log.Warn("external address of a service is not served", "network", n.Name, "service", key, "address", a, "reason", reason)
 			refused = append(refused, fmt.Sprintf("%s (%s)", a, reason))
 		}
 		return reason != ""
 	})
+	if left := kube.ExternalIPs(s).Left; left > 0 {
+		refused = append(refused, fmt.Sprintf("%d more: a service has at most %d ports at external addresses", left, kube.MaxExternalPorts))
+	}
 	if len(refused) > 0 && out.endpointsOn(z.self().Name) > 0 { // other nodes do not repeat it
 		// One event that names a few: the Service's author chooses how many there are.
 		few := refused[:min(3, len(refused))]
@@ -334,18 +335,22 @@ func (z *Zone) refusedExternal(n network.Network, a netip.Addr) string {
 	return z.cfg.Plan.RefusedExternal(n, a)
 }
 
-// olderClaimant returns the oldest service on the network that claims one of s's ports at the
-// external address, "" if that is s.
-func (z *Zone) olderClaimant(n network.Network, s *corev1.Service, a netip.Addr) string {
-	own := claimantOf(s)
+// otherClaimant returns why another service on the network has one of s's ports at the external
+// address, "" if s has all.
+func (z *Zone) otherClaimant(n network.Network, s *corev1.Service, a netip.Addr) string {
+	own := claimantOf(s, !slices.Contains(kube.ExternalIPs(s).Given, a))
 	for _, p := range s.Spec.Ports {
 		for _, c := range z.claims.Of(externalPortOf(a, p)) {
 			if !c.Before(own) {
 				break
 			}
-			if namespace, _, _ := strings.Cut(c.Name, "/"); z.servedBy(namespace) == n.Name {
-				return c.Name
+			if namespace, _, _ := strings.Cut(c.Name, "/"); z.servedBy(namespace) != n.Name {
+				continue
 			}
+			if own.Own && !c.Own {
+				return "the service " + c.Name + " has it from a load balancer"
+			}
+			return "the older service " + c.Name + " has it"
 		}
 	}
 	return ""

@@ -4,6 +4,7 @@ package ovn
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"bulkhead/pkg/kube"
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovn/nbdb"
 )
@@ -258,6 +260,47 @@ func TestZoneExternalIPs(t *testing.T) {
 		env.service("red", "young", 1, external("203.0.113.1"), "10.96.0.3")
 		env.must(env.kube.CoreV1().Services("red").Delete(context.Background(), "old", metav1.DeleteOptions{}))
 		env.waitForVIPs("the older one is deleted", map[string]string{redNet + " 10.96.0.3:80": "", redNet + " 203.0.113.1:80": ""})
+
+		// A load balancer gives an address to the younger one, and the older one claims it: an
+		// edit takes nothing from others.
+		given, err := env.kube.CoreV1().Services("red").Get(context.Background(), "young", metav1.GetOptions{})
+		env.must(err)
+		given.Spec.Type, given.Spec.ExternalIPs = corev1.ServiceTypeLoadBalancer, nil
+		given.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.1"}}
+		_, err = env.kube.CoreV1().Services("red").Update(context.Background(), given, metav1.UpdateOptions{})
+		env.must(err)
+		env.service("red", "old", 9, external("203.0.113.1"), "10.96.0.2")
+		env.endpoints("red", "old", redNet, "10.10.0.3")
+		env.settle()
+		if owner() != "red/young" {
+			t.Errorf("the load balancer's address is %s's", owner())
+		}
+		if e := said(); len(e) == 0 || !strings.Contains(e[0], "203.0.113.1 (the service red/young has it from a load balancer)") {
+			t.Errorf("of the older service: events %q", e)
+		}
+		env.must(env.kube.CoreV1().Services("red").Delete(context.Background(), "old", metav1.DeleteOptions{}))
+
+		// The number of ports at external addresses is limited.
+		var many []string
+		for i := range kube.MaxExternalPorts + 3 {
+			many = append(many, fmt.Sprintf("203.1.%d.%d", i/256, i%256))
+		}
+		env.service("red", "old", 9, external(many...), "10.96.0.2")
+		env.endpoints("red", "old", redNet, "10.10.0.3")
+		env.settle()
+		if e := said(); len(e) == 0 || !strings.Contains(e[0], "3 more: a service has at most 1024 ports at external addresses") {
+			t.Errorf("of a service with too many addresses: events %q", e)
+		}
+		vips := -1
+		for _, r := range env.nb.Rows() {
+			if lb, ok := r.Model.(*nbdb.LoadBalancer); ok && strings.HasSuffix(r.ID, "_switch") && externalIDs(lb)[markService] == "red/old" {
+				vips = len(lb.Vips)
+			}
+		}
+		if vips != kube.MaxExternalPorts+1 {
+			t.Errorf("%d addresses of a service with too many", vips)
+		}
+		env.must(env.kube.CoreV1().Services("red").Delete(context.Background(), "old", metav1.DeleteOptions{}))
 
 		// The zone sees an older service before its namespace.
 		env.service("plain", "young", 1, external("203.0.113.3"), "10.96.0.5")

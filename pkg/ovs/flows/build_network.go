@@ -126,11 +126,14 @@ func (b *builder) to(g Gateway) string {
 	return "load:0xffff->NXM_OF_IN_PORT[]," + setMAC(network.GatewayMAC) + "," + outputs([]int{g.Port})
 }
 
-// service adds the flows of a port that is reached from outside the network.
+// service adds the flows of a port that is reached from outside the network. A node port is at
+// the node's first address of each IP family: the uplink router sees the gateway router's address in
+// place of the node's, and cannot tell two apart. In local mode the host translates all of the node's
+// addresses to that one.
 func (b *builder) service(g Gateway, p ServicePort) {
 	if !p.Addr.IsValid() {
-		for _, own := range b.in.Addresses {
-			if router, ok := network.FirstOfFamily(g.Addresses, own.Addr()); ok {
+		for _, router := range g.Addresses {
+			if own, ok := network.FirstOfFamily(b.in.Addresses, router); ok {
 				b.nodePort(g, p, own.Addr(), router)
 			}
 		}
@@ -162,7 +165,7 @@ func (b *builder) hostPort(g Gateway, p ServicePort) {
 	b.add(tableInput, priorityNetwork, matchTransport(p.Protocol, inPort(g.Port), single(p.Addr), anywhere, p.from()), toDestinations(fromNetwork))
 }
 
-// nodePort adds the flows of a node port at one of the node's addresses. The gateway router has
+// nodePort adds the flows of a node port at the node's address own. The gateway router has
 // a load balancer there. On their way through the uplink router, and to the host, answers have
 // the router's masquerade address: the node's would be taken for their receiver's own. That is
 // also where the host sends. Other networks' pods, which send to the node's address, get answers

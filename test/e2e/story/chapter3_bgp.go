@@ -288,23 +288,27 @@ func (w *World) noTunnel(ctx context.Context, pods []*pod) error {
 	return nil
 }
 
-// seesNode checks the address that a server outside the cluster sees of a pod.
+// seesNode checks the address that a server outside the cluster sees of a pod, and that the pod reaches all nodes.
 func (w *World) seesNode(ctx context.Context, from *pod) error {
 	const listenPort = 8071
-	external := w.Lab.External()
-	server, err := external.Start(ctx, fmt.Sprintf("exec %s/netprobe serve --name external --listen :%d", toolsDir, listenPort))
+	stop, err := w.serveOnMachines(ctx, listenPort)
 	if err != nil {
 		return err
 	}
-	defer server.Kill()
-	node := w.Lab.Node(from.Node)
+	defer stop()
+	external, node := w.Lab.External(), w.Lab.Node(from.Node)
 	want := map[string]string{}
 	for _, a := range addrs(external) {
 		own := addrs(node)[slices.IndexFunc(addrs(node), func(x netip.Addr) bool { return x.Is4() == a.Is4() })]
 		want["client-tcp:"+netip.AddrPortFrom(a, listenPort).String()] = own.String()
 	}
+	for _, n := range w.Lab.Nodes() {
+		for _, a := range addrs(n) {
+			want["tcp:"+netip.AddrPortFrom(a, listenPort).String()] = n.Name
+		}
+	}
 	if _, err := w.reach(ctx, from, "", want); err != nil {
-		return fmt.Errorf("%s to the external machine: %w", from.Name, err)
+		return fmt.Errorf("%s to the external machine and the nodes: %w", from.Name, err)
 	}
 	return nil
 }

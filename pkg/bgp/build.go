@@ -25,16 +25,13 @@ import (
 // RouteAdvertisements. It looks at all of them together, because networks with overlapping
 // subnets must not be advertised into one VRF, whichever RouteAdvertisements select them.
 func Build(in Inputs) State {
-	b := builder{in: in, st: State{
+	b := builder{in: in, owns: map[string]map[string]bool{}, st: State{
 		Configurations: map[string]*frrv1.FRRConfiguration{}, Keep: map[Source]bool{},
 		Accepted: map[string]metav1.Condition{}, Networks: map[string][]string{},
 	}}
 	requests := b.requests()
 	b.refuseOverlaps(requests)
 	for _, r := range requests {
-		if r.keepAll {
-			b.addKept(r, r.networks)
-		}
 		b.generate(r)
 		b.st.Accepted[r.ra.Name] = r.condition()
 	}
@@ -45,8 +42,9 @@ func Build(in Inputs) State {
 }
 
 type builder struct {
-	in Inputs
-	st State
+	in   Inputs
+	st   State
+	owns map[string]map[string]bool // the networks that refuseOverlaps has chosen, by VRF and name
 }
 
 // request is one RouteAdvertisements with what it selects.
@@ -64,6 +62,9 @@ type request struct {
 type base struct {
 	*frrv1.FRRConfiguration
 	nodes func(Node) bool
+	// vrfs has the VRFs in which these nodes have sessions. A router whose only neighbour is the
+	// node itself counts: that is a fabric of one node.
+	vrfs map[string]bool
 }
 
 func (r *request) invalidf(format string, a ...any) {
@@ -166,7 +167,13 @@ func (b *builder) selectBases(r *request) {
 		if isManagedBase(c) {
 			nodes = func(n Node) bool { return hasFabricRole(c, n) }
 		}
-		r.bases = append(r.bases, base{c, nodes})
+		vrfs := map[string]bool{}
+		for _, router := range c.Spec.BGP.Routers {
+			if len(router.Neighbors) > 0 {
+				vrfs[cmp.Or(router.VRF, DefaultVRF)] = true
+			}
+		}
+		r.bases = append(r.bases, base{c, nodes, vrfs})
 	}
 	slices.SortFunc(r.bases, func(x, y base) int { return cmp.Compare(x.Name, y.Name) })
 	if len(r.bases) == 0 && !r.keepAll {
@@ -219,23 +226,32 @@ func (b *builder) checkSupported(r *request) {
 // target returns where r advertises: DefaultVRF, network.VRFAuto, or the name of a VRF.
 func (r *request) target() string { return cmp.Or(r.ra.Spec.TargetVRF, DefaultVRF) }
 
-// refuseOverlaps removes networks whose subnets overlap those of an older network that is
-// advertised into the same VRF. A VRF that is named has one network, the oldest: what its routers
-// lead into one network's VRF would lead into all.
+// refuseOverlaps chooses the networks that may be in each VRF, and removes the others from the requests: those
+// whose subnets overlap an older network's. A VRF that is named has one network, the oldest: what its
+// routers lead into one network's VRF would lead into all.
+//
+// A network competes for a VRF if nodes have sessions for it there. One that stays where it is competes
+// too: a mistake must not hand its addresses to a younger network.
 func (b *builder) refuseOverlaps(requests []*request) {
-	claims := map[string][]Network{} // by target
+	claims := map[string][]Network{} // by VRF
 	for _, r := range requests {
-		if !r.keepAll && len(r.bases) > 0 && r.target() != network.VRFAuto {
-			claims[r.target()] = append(claims[r.target()], r.networks...)
+		with, without := b.bySession(r)
+		claims[r.target()] = append(claims[r.target()], with...)
+		for _, k := range b.kept(r, without) {
+			claims[k.vrf] = append(claims[k.vrf], k.Network)
 		}
 	}
 	refused := map[string]map[string]string{} // the reason, by target and network
 	for target, list := range claims {
+		if len(list) == 0 || target == network.VRFAuto { // auto: every network has a VRF of its own
+			continue
+		}
 		slices.SortStableFunc(list, byAge)
 		list = slices.CompactFunc(list, func(x, y Network) bool { return x.Name == y.Name })
-		refused[target] = map[string]string{}
+		refused[target], b.owns[target] = map[string]string{}, map[string]bool{}
 		if target != DefaultVRF {
-			for _, c := range list[min(1, len(list)):] {
+			b.owns[target][list[0].Name] = true
+			for _, c := range list[1:] {
 				refused[target][c.Name] = fmt.Sprintf("network %s is not advertised: VRF %s has network %s, which is older, and has one network: name another VRF, or set spec.targetVRF to %s", c.Name, target, list[0].Name, network.VRFAuto)
 			}
 			continue
@@ -247,7 +263,7 @@ func (b *builder) refuseOverlaps(requests []*request) {
 				continue
 			}
 			owners.add(c.Name, c.CIDRs())
-			b.advertised(c.Name, target)
+			b.owns[target][c.Name] = true
 		}
 	}
 	for _, r := range requests {

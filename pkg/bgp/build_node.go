@@ -20,9 +20,14 @@ import (
 // generate adds the FRRConfigurations of one RouteAdvertisements. A node without a session
 // keeps what it has.
 func (b *builder) generate(r *request) {
-	anywhere := map[string]bool{} // VRFs in which some node has a session
+	if r.keepAll { // its bases may not be known
+		b.st.Keep[Source{Advertisements: r.ra.Name}] = true
+		b.addKept(r, b.in.Networks)
+		return
+	}
+	anywhere := map[string]bool{} // VRFs into which some node advertises
 	for _, node := range b.in.Nodes {
-		if node.ID == 0 || r.keepAll {
+		if node.ID == 0 {
 			continue
 		}
 		covered := map[string]bool{} // VRFs in which the node has a session
@@ -30,17 +35,19 @@ func (b *builder) generate(r *request) {
 			if !base.nodes(node) {
 				continue
 			}
-			g := generator{r: r, base: base.FRRConfiguration, node: node, covered: covered}
+			maps.Copy(covered, base.vrfs)
+			g := generator{r: r, base: base.FRRConfiguration, node: node}
 			c := g.configuration(b.in.Namespace)
-			switch {
-			case g.filters > maxFilters:
+			if g.filters > maxFilters {
 				r.invalidf("node %s: the neighbors of FRRConfiguration %s and the networks without an overlay make %d filters of routes to receive, and one object holds %d: use fewer sessions of a node, with route reflectors outside the cluster, or fewer such networks", node.Name, base.Name, g.filters, maxFilters)
 				b.st.Keep[Source{r.ra.Name, base.Name, node.Name}] = true
-			case c != nil:
+				continue
+			}
+			if c != nil {
 				b.st.Configurations[c.Name] = c
 			}
+			maps.Copy(anywhere, base.vrfs)
 		}
-		maps.Copy(anywhere, covered)
 		missing := r.vrfsWithout(covered)
 		if len(missing) == 0 || len(r.bases) == 0 {
 			continue
@@ -50,20 +57,9 @@ func (b *builder) generate(r *request) {
 			b.st.Keep[Source{r.ra.Name, base.Name, node.Name}] = true
 		}
 	}
-	if r.keepAll { // its bases may not be known
-		b.st.Keep[Source{Advertisements: r.ra.Name}] = true
-		return
-	}
-	if r.target() == DefaultVRF || len(r.bases) == 0 {
-		return
-	}
-	var without []Network
-	for _, n := range r.networks {
-		if anywhere[r.vrfOf(n)] {
-			b.advertised(n.Name, r.target())
-		} else {
-			without = append(without, n)
-		}
+	with, without := r.split(anywhere)
+	for _, n := range with {
+		b.advertised(n.Name, r.target())
 	}
 	b.addKept(r, without) // they stay where they were
 }
@@ -89,64 +85,6 @@ func (r *request) vrfsWithout(covered map[string]bool) []string {
 	return slices.Compact(out)
 }
 
-// addKept adds to State.Networks where the FRRConfigurations advertise networks that the
-// RouteAdvertisements keeps, because something is invalid.
-func (b *builder) addKept(r *request, networks []Network) {
-	var owners prefixOwners       // of two networks with one prefix in the default VRF, the older is advertised
-	others := map[string]string{} // the network of each other VRF
-	for _, n := range b.in.Networks {
-		for _, vrf := range b.st.Networks[n.Name] {
-			if vrf == DefaultVRF {
-				owners.add(n.Name, n.CIDRs())
-			} else if vrf != network.VRFAuto {
-				others[vrf] = n.Name
-			}
-		}
-	}
-	for _, n := range slices.SortedStableFunc(slices.Values(networks), byAge) {
-		for _, vrf := range b.keptVRFs(r, n) {
-			switch vrf {
-			case n.VRF():
-				vrf = network.VRFAuto
-			case DefaultVRF:
-				if owner, _, ok := owners.overlapping(n.CIDRs()); ok && owner != n.Name {
-					continue
-				}
-				owners.add(n.Name, n.CIDRs())
-			default:
-				if cmp.Or(others[vrf], n.Name) != n.Name {
-					continue
-				}
-				others[vrf] = n.Name
-			}
-			b.advertised(n.Name, vrf)
-		}
-	}
-}
-
-// keptVRFs returns the VRFs into which generated FRRConfigurations of r advertise a network, sorted. A router
-// without neighbours sends packets from one VRF to another, and advertises nothing.
-func (b *builder) keptVRFs(r *request, n Network) []string {
-	var out []string
-	for i := range b.in.Configurations {
-		c := &b.in.Configurations[i]
-		source, ok := SourceOf(c)
-		at := slices.IndexFunc(b.in.Nodes, func(n Node) bool { return n.Name == source.Node })
-		if !ok || source.Advertisements != r.ra.Name || at < 0 {
-			continue
-		}
-		hosts, err := n.HostSubnets(b.in.Nodes[at].ID)
-		for _, router := range c.Spec.BGP.Routers {
-			has := err == nil && len(hosts) > 0 && slices.Contains(router.Prefixes, hosts[0].String()) || slices.Contains(router.Imports, frrv1.Import{VRF: n.VRF()})
-			if has && len(router.Neighbors) > 0 {
-				out = append(out, cmp.Or(router.VRF, DefaultVRF))
-			}
-		}
-	}
-	slices.Sort(out)
-	return slices.Compact(out)
-}
-
 // advertised adds a VRF of a network to State.Networks.
 func (b *builder) advertised(name, vrf string) {
 	if !slices.Contains(b.st.Networks[name], vrf) {
@@ -159,9 +97,8 @@ type generator struct {
 	r       *request
 	base    *frrv1.FRRConfiguration
 	node    Node
-	covered map[string]bool // VRFs in which a base has a router with a neighbour
-	filters int             // of routes to receive, of all neighbours
-	raw     []string        // lines for what the API of frr-k8s does not have
+	filters int      // of routes to receive, of all neighbours
+	raw     []string // lines for what the API of frr-k8s does not have
 }
 
 // maxFilters filters of some 60 bytes each are below the limit of etcd for an object, 1.5 MiB.
@@ -171,6 +108,7 @@ const maxFilters = 20000
 func (g *generator) configuration(namespace string) *frrv1.FRRConfiguration {
 	var spec frrv1.FRRConfigurationSpec
 	profiles := map[string]bool{}
+	var ids []int // of the networks
 	for _, from := range g.base.Spec.BGP.Routers {
 		networks := slices.DeleteFunc(slices.Clone(g.r.networks), func(n Network) bool { return g.r.vrfOf(n) != cmp.Or(from.VRF, DefaultVRF) })
 		if len(networks) == 0 {
@@ -182,6 +120,9 @@ func (g *generator) configuration(namespace string) *frrv1.FRRConfiguration {
 		}
 		for _, n := range router.Neighbors {
 			profiles[n.BFDProfile] = true
+		}
+		for _, n := range networks {
+			ids = append(ids, n.ID)
 		}
 		routers := []frrv1.Router{router}
 		if g.r.isJoined() {
@@ -207,7 +148,7 @@ func (g *generator) configuration(namespace string) *frrv1.FRRConfiguration {
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: namespace, Name: nameOf(source),
 			Labels:      map[string]string{LabelAdvertisements: labelValue(g.r.ra.Name)},
-			Annotations: map[string]string{AnnotationSource: source.String()},
+			Annotations: map[string]string{AnnotationSource: source.String(), AnnotationNetworks: formatIDs(ids)},
 		},
 		Spec: spec,
 	}
@@ -249,8 +190,6 @@ func (g *generator) router(from frrv1.Router, networks []Network) frrv1.Router {
 		out.Prefixes = append(out.Prefixes, p.String())
 	}
 	for _, n := range from.Neighbors {
-		// A router whose only neighbour is the node itself is a fabric of one node.
-		g.covered[cmp.Or(from.VRF, DefaultVRF)] = true
 		if g.isSelf(n) {
 			continue
 		}

@@ -321,6 +321,9 @@ func TestRefused(t *testing.T) {
 		{"bad selector", udnv1.ReasonConfigurationError, "spec.frrConfigurationSelector", true, func(_ *Inputs, ra *udnv1.RouteAdvertisements) {
 			ra.Spec.FRRConfigurationSelector.MatchLabels = map[string]string{"/": "x"}
 		}},
+		{"bad selector of networks", udnv1.ReasonConfigurationError, "spec.networkSelectors: networkSelector", true, func(_ *Inputs, ra *udnv1.RouteAdvertisements) {
+			ra.Spec.NetworkSelectors[0].ClusterUserDefinedNetworkSelector.NetworkSelector.MatchLabels = map[string]string{"/": "x"}
+		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			in := Inputs{
@@ -341,7 +344,7 @@ func TestRefused(t *testing.T) {
 				t.Errorf("a network that is not selected is advertised: %v", st.Networks)
 			}
 			// Wherever it was advertised, it still is.
-			if advertised := slices.Equal(st.Networks["cluster_udn_blue"], []string{DefaultVRF}); advertised != tt.keeps && tt.name != "secondary network" {
+			if advertised := slices.Equal(st.Networks["cluster_udn_blue"], []string{DefaultVRF}); advertised != tt.keeps {
 				t.Errorf("blue is advertised: %t, want %t", advertised, tt.keeps)
 			}
 			if got := st.Accepted["all"]; got.Status != metav1.ConditionFalse || got.Reason != tt.reason || !strings.Contains(got.Message, tt.message) || got.ObservedGeneration != 3 {
@@ -400,6 +403,7 @@ func TestOverlap(t *testing.T) {
 		if got := st.Accepted[map[string]string{"a": "x", "b": "y"}[younger.CUDN]]; got.Status != metav1.ConditionFalse || !strings.Contains(got.Message, "overlaps network "+older.Name) {
 			t.Fatalf("condition of the younger: %+v", got)
 		}
+		mistakeKeepsOwner(t, in, older, younger)
 		in.Networks = slices.DeleteFunc(in.Networks, func(n Network) bool { return n.Name == older.Name })
 		if st := Build(in); len(st.Networks[younger.Name]) != 1 {
 			t.Fatalf("after the older network's end: %v", st.Networks)

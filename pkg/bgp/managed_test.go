@@ -176,14 +176,24 @@ func TestManyFilters(t *testing.T) {
 	if c := st.Accepted[name]; c.Status != metav1.ConditionFalse || !strings.Contains(c.Message, "fewer sessions") {
 		t.Errorf("full mesh of 50 nodes: %+v", c)
 	}
+	if len(st.Networks) > 0 { // nodes would no longer translate the addresses of pods
+		t.Errorf("full mesh of 50 nodes: %d networks count as advertised, and no object is generated", len(st.Networks))
+	}
 	f = manyNetworks(15)
 	if st = converge(t, f, fabric); st.Accepted[name].Status != metav1.ConditionTrue {
 		t.Errorf("full mesh of 15 nodes: %+v", st.Accepted[name])
 	}
+	advertised := len(st.Networks)
 	for _, c := range st.Configurations {
 		if size := len(must(json.Marshal(c))); size > 1400<<10 {
 			t.Errorf("%s has %d bytes", c.Name, size)
 		}
+	}
+	for id := 16; id <= 50; id++ {
+		f.Nodes = append(f.Nodes, testNode(id))
+	}
+	if st = converge(t, f, fabric); st.Accepted[name].Status != metav1.ConditionFalse || len(st.Networks) != advertised {
+		t.Errorf("a full mesh that has grown to 50 nodes: %d networks are advertised, were %d: %+v", len(st.Networks), advertised, st.Accepted[name])
 	}
 }
 

@@ -27,6 +27,10 @@ const (
 	// AnnotationSource is the source of a generated FRRConfiguration:
 	// <RouteAdvertisements>/<base>/<node>. Its key is the label's, as in OVN-Kubernetes.
 	AnnotationSource = LabelAdvertisements
+	// AnnotationNetworks are the ids of the networks that a generated FRRConfiguration advertises,
+	// comma-separated: two networks may have the same prefixes. Ids, because ten thousand names
+	// may be more than the annotations of an object hold.
+	AnnotationNetworks = "k8s.ovn.org/advertised-network-ids"
 	// LabelFabric marks the objects of the managed fabric: the base FRRConfiguration, and
 	// the ClusterUserDefinedNetworks that it carries. Its value is LabelFabricValue.
 	LabelFabric      = "k8s.ovn.org/managed-internal-fabric"

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bgp
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	frrv1 "github.com/metallb/frr-k8s/api/v1beta1"
+
+	"bulkhead/pkg/network"
+)
+
+// After a mistake, networks stay where the generated FRRConfigurations have them. What a RouteAdvertisements
+// selects does not tell which they are: the mistake may be in what selects them.
+
+// bySession returns the networks of r for which some node has a session, and those that stay where they
+// were.
+func (b *builder) bySession(r *request) (with, without []Network) {
+	if r.keepAll {
+		return nil, b.in.Networks
+	}
+	anywhere := map[string]bool{}
+	for _, base := range r.bases {
+		if slices.ContainsFunc(b.in.Nodes, func(n Node) bool { return n.ID > 0 && base.nodes(n) }) {
+			maps.Copy(anywhere, base.vrfs)
+		}
+	}
+	return r.split(anywhere)
+}
+
+// split returns the networks of r that it advertises into one of the VRFs, and those that stay where they
+// were. Without a base there are neither: what was generated is withdrawn.
+func (r *request) split(vrfs map[string]bool) (with, without []Network) {
+	if len(r.bases) == 0 {
+		return nil, nil
+	}
+	for _, n := range r.networks {
+		if vrfs[r.vrfOf(n)] {
+			with = append(with, n)
+		} else {
+			without = append(without, n)
+		}
+	}
+	return with, without
+}
+
+// addKept adds to State.Networks where FRRConfigurations of r advertise the networks. In each VRF,
+// refuseOverlaps has chosen among them and those that others advertise.
+func (b *builder) addKept(r *request, networks []Network) {
+	for _, k := range b.kept(r, networks) {
+		if k.vrf == network.VRFAuto || b.owns[k.vrf][k.Name] {
+			b.advertised(k.Name, k.vrf)
+		}
+	}
+}
+
+// placed is a network in a VRF, which is named as in State.Networks.
+type placed struct {
+	Network
+	vrf string
+}
+
+// kept returns where generated FRRConfigurations of r advertise the networks. An object must have a
+// network's id and its prefix: an id may become another network's, and networks may have the same prefixes.
+func (b *builder) kept(r *request, networks []Network) []placed {
+	if len(networks) == 0 {
+		return nil
+	}
+	byID, nodes := map[int]Network{}, map[string]int{}
+	for _, n := range networks {
+		if n.ID > 0 || n.CUDN == "" {
+			byID[n.ID] = n
+		}
+	}
+	for _, n := range b.in.Nodes {
+		nodes[n.Name] = n.ID
+	}
+	var out []placed
+	found := map[[2]string]bool{} // network and VRF
+	for i := range b.in.Configurations {
+		c := &b.in.Configurations[i]
+		source, ok := SourceOf(c)
+		if !ok || source.Advertisements != r.ra.Name {
+			continue
+		}
+		var recorded []Network
+		for _, id := range parseIDs(c.Annotations[AnnotationNetworks]) {
+			if n, ok := byID[id]; ok {
+				recorded = append(recorded, n)
+			}
+		}
+		for _, p := range placedBy(c, nodes[source.Node], recorded) {
+			if key := [2]string{p.Name, p.vrf}; !found[key] {
+				found[key] = true
+				out = append(out, p)
+			}
+		}
+	}
+	return out
+}
+
+// placedBy returns where c, the generated FRRConfiguration of a node, advertises the networks. A router
+// without neighbours passes routes from one VRF to another, and advertises nothing.
+func placedBy(c *frrv1.FRRConfiguration, nodeID int, networks []Network) []placed {
+	prefixes := map[[2]string]bool{}   // with the router's VRF
+	sessions := map[string]bool{}      // VRFs
+	importing := map[string][]string{} // VRFs with sessions, by the VRF from which they have routes
+	for _, router := range c.Spec.BGP.Routers {
+		vrf := cmp.Or(router.VRF, DefaultVRF)
+		for _, p := range router.Prefixes {
+			prefixes[[2]string{vrf, p}] = true
+		}
+		if len(router.Neighbors) == 0 {
+			continue
+		}
+		sessions[vrf] = true
+		for _, i := range router.Imports {
+			importing[i.VRF] = append(importing[i.VRF], vrf)
+		}
+	}
+	var out []placed
+	for _, n := range networks {
+		hosts, err := n.HostSubnets(nodeID)
+		if err != nil || len(hosts) == 0 {
+			continue // the node has no addresses on the network
+		}
+		prefix, own := hosts[0].String(), n.VRF()
+		if sessions[DefaultVRF] && prefixes[[2]string{DefaultVRF, prefix}] {
+			out = append(out, placed{n, DefaultVRF})
+		}
+		if !prefixes[[2]string{own, prefix}] {
+			continue
+		}
+		if sessions[own] {
+			out = append(out, placed{n, network.VRFAuto})
+		}
+		for _, vrf := range importing[own] {
+			out = append(out, placed{n, vrf})
+		}
+	}
+	return out
+}
+
+// formatIDs returns ids as AnnotationNetworks has them.
+func formatIDs(ids []int) string {
+	slices.Sort(ids)
+	var text []string
+	for _, id := range slices.Compact(ids) {
+		text = append(text, strconv.Itoa(id))
+	}
+	return strings.Join(text, ",")
+}
+
+// parseIDs returns the ids in AnnotationNetworks. What is no number was not written by formatIDs.
+func parseIDs(text string) []int {
+	var out []int
+	for part := range strings.SplitSeq(text, ",") {
+		if id, err := strconv.Atoi(part); err == nil {
+			out = append(out, id)
+		}
+	}
+	return out
+}

@@ -35,7 +35,8 @@ var podAnnotations = []string{network.AnnotationPodNetworks, network.AnnotationN
 // trimPod keeps a pod's name, node, phase, and the annotations with the networks that
 // it requests and has. For a running pod on the cluster default network only, it also
 // removes the pod-networks annotation. For a pending pod, it keeps whether there are
-// annotations and labels at all, which a patch of the annotation depends on.
+// annotations and labels at all, which a patch of the annotation depends on. Of pods that
+// do not run it keeps the addresses, which tell whether the pod has interfaces.
 func trimPod(in any) (any, error) {
 	p, ok := in.(*corev1.Pod)
 	if !ok {
@@ -45,6 +46,9 @@ func trimPod(in any) (any, error) {
 		Namespace: p.Namespace, Name: p.Name, UID: p.UID, ResourceVersion: p.ResourceVersion, DeletionTimestamp: p.DeletionTimestamp,
 	}}
 	pending := p.Status.Phase == corev1.PodPending
+	if p.Status.Phase != corev1.PodRunning {
+		small.Status.PodIPs = p.Status.PodIPs
+	}
 	if pending && p.Annotations != nil {
 		small.Annotations = map[string]string{}
 	}

@@ -29,7 +29,7 @@ func TestTrimPod(t *testing.T) {
 		p := &corev1.Pod{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "red", Name: "p", UID: "u", ResourceVersion: "7", Labels: map[string]string{"a": "b"}, Annotations: tt.in},
 			Spec:       corev1.PodSpec{NodeName: "n", HostNetwork: true, Containers: []corev1.Container{{Name: "c"}}},
-			Status:     corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.0.0.1"},
+			Status:     corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.0.0.1", PodIPs: []corev1.PodIP{{IP: "10.0.0.1"}}},
 		}
 		var in any = p
 		for range 2 {
@@ -47,21 +47,25 @@ func TestTrimPod(t *testing.T) {
 			!got.Spec.HostNetwork || got.Status.Phase != corev1.PodRunning {
 			t.Errorf("%s: a field that reconcilers read was removed: %+v", name, got)
 		}
-		if got.Labels != nil || got.Spec.Containers != nil || got.Status.PodIP != "" {
+		if got.Labels != nil || got.Spec.Containers != nil || got.Status.PodIP != "" || got.Status.PodIPs != nil {
 			t.Errorf("%s: a field that no reconciler reads was kept: %+v", name, got)
 		}
 	}
 }
 
 // A trimmed pending pod has non-nil annotations and labels if the pod has any, and
-// keeps the pod-networks annotation: a patch depends on them.
+// keeps the pod-networks annotation: a patch depends on them. It keeps its addresses.
 func TestTrimPendingPod(t *testing.T) {
 	for name, in := range map[string]map[string]string{
 		"none": nil, "others": {"other": "x"}, "the zone's": {network.AnnotationPodNetworks: `{"default":{}}`},
 	} {
-		out, err := trimPod(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: in}, Status: corev1.PodStatus{Phase: corev1.PodPending}})
+		out, err := trimPod(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Annotations: in},
+			Status: corev1.PodStatus{Phase: corev1.PodPending, PodIPs: []corev1.PodIP{{IP: "10.0.0.1"}}}})
 		if err != nil {
 			t.Fatal(err)
+		}
+		if ips := out.(*corev1.Pod).Status.PodIPs; len(ips) != 1 {
+			t.Errorf("%s: addresses %v", name, ips)
 		}
 		labelled, err := trimPod(&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Labels: in}, Status: corev1.PodStatus{Phase: corev1.PodPending}})
 		if err != nil {

@@ -32,7 +32,8 @@ const (
 // allocated earlier.
 //
 // Released ids are not in the API. A process that takes over restores Mark
-// instead, and treats every free id up to it as released just then.
+// instead, and treats every free id up to it as released just then. Once the mark
+// exceeds the size of the range, these are all free ids.
 type IDs struct {
 	first, last int
 	fit         Fit
@@ -95,7 +96,7 @@ func (a *IDs) Allocate(owner string, now time.Time, inUse func(id int) bool) (in
 		return id, nil
 	}
 	a.expire(now)
-	id := a.nextFree(now, inUse)
+	id := a.nextFree(inUse)
 	if id == 0 {
 		id = a.oldestReleased(inUse)
 	}
@@ -159,20 +160,14 @@ func (a *IDs) expire(now time.Time) {
 }
 
 // nextFree returns the next free id as Fit says, aging ones excluded; 0 for none.
-func (a *IDs) nextFree(now time.Time, inUse func(int) bool) int {
-	from := a.first
-	if a.fit == NextFit {
-		from += int(a.mark % a.size())
-	}
-	if id := a.lowestFree(max(from, a.restoredTo+1), a.last, inUse); id != 0 || from == a.first {
-		return id
-	}
-	return a.lowestFree(a.restoredTo+1, from-1, inUse)
+func (a *IDs) nextFree(inUse func(int) bool) int {
+	return a.freeOf(a.restoredTo+1, a.last, inUse)
 }
 
-// oldestReleased returns the aging id that was released first, 0 for none.
+// oldestReleased returns the aging id that was released first, 0 for none. Of those that a former
+// allocator may have released, that is unknown: the next one as Fit says was allocated longest ago.
 func (a *IDs) oldestReleased(inUse func(int) bool) int {
-	if id := a.lowestFree(a.first, a.restoredTo, inUse); id != 0 {
+	if id := a.freeOf(a.first, a.restoredTo, inUse); id != 0 {
 		return id
 	}
 	for i, g := range a.aging {
@@ -182,6 +177,18 @@ func (a *IDs) oldestReleased(inUse func(int) bool) int {
 		}
 	}
 	return 0
+}
+
+// freeOf returns the next free id of from..to as Fit says, 0 for none.
+func (a *IDs) freeOf(from, to int, inUse func(int) bool) int {
+	next := a.first
+	if a.fit == NextFit {
+		next += int(a.mark % a.size())
+	}
+	if id := a.lowestFree(max(from, next), to, inUse); id != 0 {
+		return id
+	}
+	return a.lowestFree(from, min(to, next-1), inUse)
 }
 
 // lowestFree returns the lowest free id of from..to, 0 for none.

@@ -105,6 +105,25 @@ func TestIDsRestore(t *testing.T) {
 	}
 }
 
+// Once the search has wrapped around, every free id may have been released just before the mark
+// was restored. Those that were allocated longest ago are allocated first, so the next
+// allocators continue where the former ones stopped.
+func TestIDsRestoreAfterWrap(t *testing.T) {
+	for _, mark := range []int64{9, 14, 18, 27, 100} {
+		last := int(mark % 9) // the last id that was allocated; 0 for 9
+		a := NewIDs(1, 9, NextFit, age)
+		a.Restore(mark, start)
+		for i := range 20 {
+			last = last%9 + 1
+			want(t, a, 0, fmt.Sprint(i), last)
+			a.Release(fmt.Sprint(i), start)
+			b := NewIDs(1, 9, NextFit, age)
+			b.Restore(a.Mark(), start)
+			a = b
+		}
+	}
+}
+
 // A cancelled id is free at once.
 func TestIDsCancel(t *testing.T) {
 	for _, fit := range []Fit{LowestFit, NextFit} {

@@ -20,6 +20,12 @@ func (n Network) check() error {
 	if err := n.checkRanges(); err != nil {
 		return err
 	}
+	if err := checkAssignable("subnets", n.CIDRs()); err != nil {
+		return err
+	}
+	if err := checkAssignable("joinSubnet", n.JoinSubnets); err != nil {
+		return err
+	}
 	if err := n.checkTransport(); err != nil {
 		return err
 	}
@@ -103,6 +109,34 @@ func (n Network) checkRanges() error {
 	}
 	if n.VLAN < 0 || n.VLAN > 4094 {
 		return fmt.Errorf("vlanID %d is outside 1..4094: choose a value inside, or remove it", n.VLAN)
+	}
+	return nil
+}
+
+// unassignable are ranges with addresses that nodes and routers cannot have on an interface, or do not
+// forward: a network with some of them fails on every node.
+var unassignable = []struct {
+	prefix    netip.Prefix
+	kind, why string
+}{
+	{netip.MustParsePrefix("0.0.0.0/8"), "unspecified", "no interface can have"},
+	{netip.MustParsePrefix("::/128"), "unspecified", "no interface can have"},
+	{netip.MustParsePrefix("127.0.0.0/8"), "loopback", "every host has for itself"},
+	{netip.MustParsePrefix("::1/128"), "loopback", "every host has for itself"},
+	{netip.MustParsePrefix("169.254.0.0/16"), "link-local", "are for a single link, and which nodes use themselves (masquerade-subnets)"},
+	{netip.MustParsePrefix("fe80::/10"), "link-local", "are for a single link"},
+	{netip.MustParsePrefix("224.0.0.0/4"), "multicast", "no interface can have"},
+	{netip.MustParsePrefix("ff00::/8"), "multicast", "no interface can have"},
+}
+
+// checkAssignable refuses ranges with unassignable addresses.
+func checkAssignable(key string, list []netip.Prefix) error {
+	for _, p := range list {
+		for _, s := range unassignable {
+			if p.Overlaps(s.prefix) {
+				return fmt.Errorf("%s: %s contains %s addresses (%s), which %s: choose another range", key, p, s.kind, s.prefix, s.why)
+			}
+		}
 	}
 	return nil
 }

@@ -140,7 +140,7 @@ func (r *Reconciler) cleanUp(ctx context.Context, key Key) (reconcile.Result, er
 	return reconcile.Result{}, r.releaseID(ctx, key, name)
 }
 
-// releaseID releases a network's id if the NAD was the last one of the network.
+// releaseID releases a network's id if the NAD was the last one that has it.
 func (r *Reconciler) releaseID(ctx context.Context, key Key, name string) error {
 	if name == "" || network.IsUDNName(name) { // package udn allocates the ids of the latter
 		return nil
@@ -149,7 +149,7 @@ func (r *Reconciler) releaseID(ctx context.Context, key Key, name string) error 
 	if err != nil {
 		return err
 	}
-	if !slices.ContainsFunc(others, func(o NAD) bool { return o.ID != "" }) {
+	if !slices.ContainsFunc(others, func(o NAD) bool { return o.ID != "" && (o.Network == "" || o.Network == name) }) {
 		r.networkIDs.ReleaseID(name)
 	}
 	for _, o := range others {
@@ -224,7 +224,7 @@ func (r *Reconciler) claim(ctx context.Context, in *Inputs, nw network.Network) 
 	}
 	for _, o := range others {
 		conf, err := network.ParseNetConf(o.Config)
-		if err == nil && o.ID != "" && !SameNetwork(conf, in.Conf) {
+		if err == nil && o.ID != "" && conf.Name == in.Conf.Name && !SameNetwork(conf, in.Conf) {
 			in.Error = fmt.Sprintf("network %s has another configuration in NetworkAttachmentDefinition %s: make the two the same, or choose another name", in.Conf.Name, o.Key)
 			return nil
 		}
@@ -294,7 +294,7 @@ func nadOf(obj *nadv1.NetworkAttachmentDefinition) NAD {
 	}
 }
 
-// siblings returns the other NADs of the network.
+// siblings returns the other NADs that configure the network or have its id.
 func (r *Reconciler) siblings(ctx context.Context, key Key, name string) ([]NAD, error) {
 	var l nadv1.NetworkAttachmentDefinitionList
 	if err := r.cache.List(ctx, &l, client.MatchingFields{indexNetwork: name}, client.UnsafeDisableDeepCopy); err != nil {

@@ -5,6 +5,7 @@ package nad
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -22,7 +23,8 @@ import (
 
 type queue = workqueue.TypedRateLimitingInterface[Key]
 
-// indexNetwork indexes hand-written NADs by the name of their network.
+// indexNetwork indexes hand-written NADs by the names of the networks that they configure and
+// whose id they have. The two differ while a changed configuration is refused.
 const indexNetwork = "network"
 
 // AddIndexes adds the index to a cache that has not been started.
@@ -31,11 +33,15 @@ func AddIndexes(ctx context.Context, c client.FieldIndexer) error {
 		if _, rendered := udn.OwnerOf(o); rendered {
 			return nil
 		}
-		conf, err := network.ParseNetConf(o.(*nadv1.NetworkAttachmentDefinition).Spec.Config)
-		if err != nil {
-			return nil
+		var names []string
+		if name := o.GetAnnotations()[network.AnnotationNetworkName]; name != "" {
+			names = append(names, name)
 		}
-		return []string{conf.Name}
+		conf, err := network.ParseNetConf(o.(*nadv1.NetworkAttachmentDefinition).Spec.Config)
+		if err == nil && !slices.Contains(names, conf.Name) {
+			names = append(names, conf.Name)
+		}
+		return names
 	})
 	if err != nil {
 		return fmt.Errorf("index %s of NetworkAttachmentDefinitions: %w", indexNetwork, err)

@@ -64,7 +64,7 @@ func TestReleasedIDs(t *testing.T) {
 		return a
 	}
 	a, ignore := leader(), func() {}
-	seen := map[int]bool{}
+	seen, last := map[int]bool{}, map[int]int{}
 	for i := range 3 * network.MaxID / 2 { // more networks than ids
 		if i%1000 == 999 {
 			a = leader()
@@ -74,10 +74,10 @@ func TestReleasedIDs(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if i < network.MaxID-1000 && seen[id] {
-			t.Fatalf("network %d has the id %d of a former network", i, id)
+		if seen[id] && i-last[id] < network.MaxID-1000 {
+			t.Fatalf("network %d has the id %d of network %d", i, id, last[id])
 		}
-		seen[id] = true
+		seen[id], last[id] = true, i
 		a.ReleaseID(fmt.Sprint(i))
 	}
 	if len(seen) < network.MaxID-10*markAhead {
@@ -102,6 +102,31 @@ func TestReleasedIDs(t *testing.T) {
 	}
 	if a.SetInUse(nil); calls != 1 {
 		t.Errorf("onFree was called %d times after the ids became free, want once", calls)
+	}
+}
+
+// Each leader raises the mark by more than it allocates. Once the marks exceed the number of ids,
+// the next leader still does not allocate what the former one has released just before.
+func TestReleasedIDsAfterManyLeaders(t *testing.T) {
+	m := &idlease.Memory{}
+	if err := m.Raise(t.Context(), idlease.Networks, network.MaxID, 0); err != nil {
+		t.Fatal(err)
+	}
+	seen := map[int]int{}
+	for leader := range 2 * network.MaxID / (markAhead + 1) {
+		a := New(network.MaxID, age, m, func() time.Time { return epoch })
+		if err := a.Restore(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		id, err := a.AllocateID(t.Context(), "a", func() {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if former, ok := seen[id]; ok && leader-former < network.MaxID/(markAhead+1) {
+			t.Fatalf("leader %d allocates the id %d, which leader %d has released", leader, id, former)
+		}
+		seen[id] = leader
+		a.ReleaseID("a")
 	}
 }
 

@@ -51,11 +51,13 @@ func (w requests) topics() []topic {
 }
 
 // inputs reads the inputs of Build and the actual state of the annotation. ours
-// are the keys of entries that this package is known to have written.
-func (r *Reconciler) inputs(ctx context.Context, obj *corev1.Pod, w requests, ours []string) (Inputs, State, error) {
-	in := Inputs{Plan: r.lookup.Plan, Pod: Pod{
+// are the keys of entries that this package is known to have written. restoring
+// are the entries to restore, nil except during Restore.
+func (r *Reconciler) inputs(ctx context.Context, obj *corev1.Pod, w requests, ours []string, restoring network.PodNetworks) (Inputs, State, error) {
+	in := Inputs{Plan: r.lookup.Plan, Previous: restoring, Pod: Pod{
 		Namespace: obj.Namespace, Name: obj.Name, UID: obj.UID, Deleting: obj.DeletionTimestamp != nil,
-		Started: obj.Status.Phase != corev1.PodPending && obj.Status.Phase != "",
+		// The zone decides the same way. A pod whose init containers run is pending, with interfaces.
+		Started: obj.Status.Phase == corev1.PodRunning || len(obj.Status.PodIPs) > 0,
 	}}
 	have := State{Pod: in.Pod, Entries: network.PodNetworks{}}
 	if err := r.addPrimary(ctx, &in, w); err != nil {
@@ -83,6 +85,13 @@ func (r *Reconciler) inputs(ctx context.Context, obj *corev1.Pod, w requests, ou
 		}
 	}
 	return in, have, nil
+}
+
+// restores reports whether Restore is restoring an entry. A NAD's deletion does not prevent
+// that: the pod may have the interface already, and the deletion waits for the pod.
+func (in Inputs) restores(key string) bool {
+	_, ok := in.Previous[key]
+	return ok
 }
 
 // managed reports whether this package allocates the network's addresses.
@@ -130,7 +139,7 @@ func (r *Reconciler) addPrimary(ctx context.Context, in *Inputs, w requests) err
 	if err != nil {
 		return err
 	}
-	if obj == nil || obj.DeletionTimestamp != nil {
+	if obj == nil || obj.DeletionTimestamp != nil && !in.restores(nad.Key()) {
 		in.Problems = append(in.Problems, Problem{Key: nad.Key(), Text: "network " + nad.Network.Name + " is being deleted",
 			Wait: []topic{topicPrimary(in.Pod.Namespace)}})
 		return nil
@@ -171,7 +180,7 @@ func (r *Reconciler) addSelected(ctx context.Context, in *Inputs, s kube.Selecti
 	case !nad.Admits(in.Pod.Namespace):
 		problem("NetworkAttachmentDefinition %s belongs to another namespace's network: remove it from annotation %s, or extend the network to namespace %s",
 			key, network.AnnotationNetworks, in.Pod.Namespace)
-	case obj.DeletionTimestamp != nil:
+	case obj.DeletionTimestamp != nil && !in.restores(s.Key):
 		problem("network %s (%s) is being deleted", nad.Network.Name, key)
 	case s.Err != nil:
 		problem("%v", s.Err)

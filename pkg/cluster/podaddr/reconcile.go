@@ -159,7 +159,7 @@ func (r *Reconciler) reconcilePod(ctx context.Context, k Key, obj *corev1.Pod) e
 	if obj.Spec.NodeName == "" {
 		return nil
 	}
-	in, have, err := r.inputs(ctx, obj, w, ours)
+	in, have, err := r.inputs(ctx, obj, w, ours, nil)
 	if err != nil {
 		return err
 	}

@@ -22,6 +22,8 @@ import (
 // Restore reads all allocations once, after this process has become the leader.
 // It reads from the API server, because the cache of a new leader may lack the
 // last writes of the previous one. Nothing is allocated before Restore is done.
+// The tracker has all NADs by then, which decide what claims may hold: a controller
+// reconciles nothing before its handlers have had the cache's objects.
 func (r *Reconciler) Restore(ctx context.Context) error {
 	r.restore.Lock()
 	defer r.restore.Unlock()
@@ -131,7 +133,7 @@ func (r *Reconciler) listPods(ctx context.Context) ([]*corev1.Pod, error) {
 					Namespace: p.Namespace, Name: p.Name, UID: p.UID, CreationTimestamp: p.CreationTimestamp, DeletionTimestamp: p.DeletionTimestamp,
 					Annotations: p.Annotations,
 				},
-				Status: corev1.PodStatus{Phase: p.Status.Phase},
+				Status: corev1.PodStatus{Phase: p.Status.Phase, PodIPs: p.Status.PodIPs},
 			})
 		}
 	}, live); err != nil {
@@ -140,12 +142,12 @@ func (r *Reconciler) listPods(ctx context.Context) ([]*corev1.Pod, error) {
 	return all, nil
 }
 
-// restorePod restores a pod's allocations from its annotation. If the pod has
-// not started, entries that it does not request are ignored: the pod's author
+// restorePod restores a pod's allocations from its annotation. If the pod has no
+// interfaces yet, entries that it does not request are ignored: the pod's author
 // may have written them.
 func (r *Reconciler) restorePod(ctx context.Context, obj *corev1.Pod, claims map[string]*ipamclaimv1.IPAMClaim) error {
 	had := entriesOf(obj.Annotations[network.AnnotationPodNetworks])
-	in, _, err := r.inputs(ctx, obj, requestsOf(obj), nil)
+	in, _, err := r.inputs(ctx, obj, requestsOf(obj), nil, had)
 	if err != nil {
 		return err
 	}

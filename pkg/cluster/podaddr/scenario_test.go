@@ -13,8 +13,10 @@ import (
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 
+	"bulkhead/pkg/cluster/idlease"
 	"bulkhead/pkg/ipam"
 	"bulkhead/pkg/network"
 )
@@ -43,6 +45,18 @@ func (s *sim) removeNAD(n *nadv1.NetworkAttachmentDefinition) {
 	s.t.Helper()
 	s.must(s.api.Delete(s.ctx, n))
 	s.r.nadEvents().DeleteFunc(s.ctx, event.TypedDeleteEvent[*nadv1.NetworkAttachmentDefinition]{Object: n}, nil)
+	s.drain()
+}
+
+// startDeletion deletes a NAD whose finalizer keeps it.
+func (s *sim) startDeletion(n *nadv1.NetworkAttachmentDefinition) {
+	s.t.Helper()
+	n.Finalizers = []string{network.FinalizerUDN}
+	s.must(s.api.Update(s.ctx, n))
+	old := n.DeepCopy()
+	s.must(s.api.Delete(s.ctx, n))
+	s.must(s.api.Get(s.ctx, client.ObjectKeyFromObject(n), n))
+	s.r.nadEvents().UpdateFunc(s.ctx, event.TypedUpdateEvent[*nadv1.NetworkAttachmentDefinition]{ObjectOld: old, ObjectNew: n}, nil)
 	s.drain()
 }
 
@@ -188,6 +202,26 @@ func TestTunnelIDsExhausted(t *testing.T) {
 	s.wantIPs("red", "b", "red/net", "none")
 	s.remove(b)
 	s.wantNothingHeld()
+}
+
+// A tunnel id that one leader has released is not the first that the next one allocates, however
+// many leaders have raised the mark.
+func TestTunnelIDsAfterManyLeaders(t *testing.T) {
+	s := newSim(t)
+	s.must(s.marks.Raise(s.ctx, idlease.AllPorts, 40000, 0))
+	s.namespace("red", false)
+	s.nad("red", "net", 7, "net", secondaryL2)
+	seen := map[int]string{}
+	for _, name := range []string{"a", "b", "c"} {
+		s.restart(s.r.lookup.Plan)
+		p := s.pod("red", name, secondaryRequest("net"))
+		n, _ := s.entry("red", name, "red/net")
+		if other := seen[n.TunnelID]; other != "" || n.TunnelID == 0 {
+			t.Errorf("pod %s has the tunnel id %d of pod %q", name, n.TunnelID, other)
+		}
+		seen[n.TunnelID] = name
+		s.remove(p)
+	}
 }
 
 // When a NAD is deleted or becomes unusable, running pods keep their addresses,

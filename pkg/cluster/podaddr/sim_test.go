@@ -129,12 +129,12 @@ func (s *sim) restart(plan network.Plan) {
 	}
 	s.queue = nil
 	s.r.setEnqueue(func(k Key) { s.queue = append(s.queue, k) })
-	s.must(s.r.Restore(s.ctx))
 	var nads nadv1.NetworkAttachmentDefinitionList
 	s.must(s.api.List(s.ctx, &nads))
-	for i := range nads.Items {
+	for i := range nads.Items { // as a controller does before its first Reconcile
 		s.notifyNAD(&nads.Items[i])
 	}
+	s.must(s.r.Restore(s.ctx))
 	var pods corev1.PodList
 	s.must(s.api.List(s.ctx, &pods))
 	for i := range pods.Items {
@@ -201,6 +201,15 @@ func (s *sim) markRunning(namespace, name string) {
 	p := &corev1.Pod{}
 	s.must(s.api.Get(s.ctx, types.NamespacedName{Namespace: namespace, Name: name}, p))
 	p.Status.Phase = corev1.PodRunning
+	s.must(s.api.Status().Update(s.ctx, p))
+}
+
+// reportIPs sets the addresses that kubelet reports once the pod's interfaces exist.
+func (s *sim) reportIPs(namespace, name string) {
+	s.t.Helper()
+	p := &corev1.Pod{}
+	s.must(s.api.Get(s.ctx, types.NamespacedName{Namespace: namespace, Name: name}, p))
+	p.Status.PodIPs = []corev1.PodIP{{IP: "10.244.0.9"}}
 	s.must(s.api.Status().Update(s.ctx, p))
 }
 
@@ -339,5 +348,51 @@ func TestPodLifecycle(t *testing.T) {
 	s.remove(p)
 	if a := s.r.tracker.allocators["red_net"]; a == nil || !a.Empty() {
 		t.Error("addresses are still allocated after all pods were deleted")
+	}
+}
+
+// A pod whose interfaces exist keeps its addresses across a restart while its networks are being
+// deleted, also if its init containers still run.
+func TestRestoreWhileNADIsDeleted(t *testing.T) {
+	for name, tt := range map[string]struct {
+		reported  bool // kubelet has reported the pod's addresses
+		requested bool // the pod still requests its secondary network
+	}{
+		"requested": {false, true}, "reported": {true, true}, "no longer requested": {true, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newSim(t)
+			s.namespace("red", true)
+			nads := []*nadv1.NetworkAttachmentDefinition{s.nad("red", "net", 7, "red_net", primaryL2), s.nad("red", "more", 8, "red_more", secondaryL2)}
+			p := s.pod("red", "a", secondaryRequest("more"))
+			before, _ := s.entry("red", "a", "red/net")
+			s.wantIPs("red", "a", "red/net", "10.20.0.3/24")
+			s.wantIPs("red", "a", "red/more", "10.30.0.1/24")
+			if tt.reported {
+				s.reportIPs("red", "a")
+			}
+			if !tt.requested {
+				s.must(s.api.Get(s.ctx, client.ObjectKeyFromObject(p), p))
+				delete(p.Annotations, network.AnnotationNetworks)
+				s.must(s.api.Update(s.ctx, p))
+			}
+			for _, n := range nads {
+				s.startDeletion(n)
+			}
+			s.restart(s.r.lookup.Plan)
+			s.drain()
+			s.wantIPs("red", "a", "red/net", "10.20.0.3/24")
+			s.wantIPs("red", "a", "red/more", "10.30.0.1/24")
+			if after, _ := s.entry("red", "a", "red/net"); after.TunnelID != before.TunnelID || s.target.writes > 0 {
+				t.Errorf("tunnel id %d, was %d; %d writes", after.TunnelID, before.TunnelID, s.target.writes)
+			}
+			s.wantNoEvent()
+			// A new pod gets no address of a network that is being deleted.
+			s.pod("red", "late", nil)
+			s.wantIPs("red", "late", "red/net", "")
+			s.restart(s.r.lookup.Plan)
+			s.drain()
+			s.wantIPs("red", "late", "red/net", "")
+		})
 	}
 }

@@ -74,21 +74,25 @@ func (s Status) condition(now metav1.Time) *metav1.Condition {
 	return c
 }
 
-// parseClaim parses an IPAMClaim. ips are the addresses in its status; malformed
-// is one that cannot be parsed.
-func parseClaim(obj *ipamclaimv1.IPAMClaim) (c Claim, ips []netip.Prefix, malformed string) {
-	c = Claim{
+// claimOf returns an IPAMClaim without the addresses that it holds.
+func claimOf(obj *ipamclaimv1.IPAMClaim) Claim {
+	return Claim{
 		Holder:  Holder{Claim: true, Namespace: obj.Namespace, Name: obj.Name, UID: obj.UID},
 		Network: obj.Spec.Network, Reported: obj.Status.IPs, Deleting: obj.DeletionTimestamp != nil,
 	}
-	for _, raw := range obj.Status.IPs {
+}
+
+// parseIPs parses the addresses of a claim's status. malformed is one that cannot
+// be parsed.
+func parseIPs(reported []string) (ips []netip.Prefix, malformed string) {
+	for _, raw := range reported {
 		ip, err := netip.ParsePrefix(raw)
 		if err != nil || ip.Addr().Is4In6() {
-			return c, nil, raw
+			return nil, raw
 		}
 		ips = append(ips, ip)
 	}
-	return c, ips, ""
+	return ips, ""
 }
 
 func (c Claim) key() string { return network.NADKey(c.Holder.Namespace, c.Holder.Name) }

@@ -31,6 +31,7 @@ type tracker struct {
 	pods       map[string]*podState       // by key
 	claims     map[types.UID]*claimState  // including deleted ones with pods
 	claimUIDs  map[string]types.UID       // of existing claims, by key
+	scopes     *scopes                    // whose claims may hold addresses
 	waiting    *waitQueues
 	// onNetworkRemoved is called for a network without NADs and allocations.
 	onNetworkRemoved func(network string)
@@ -57,7 +58,7 @@ func newTracker(age time.Duration, now func() time.Time) *tracker {
 	return &tracker{
 		now: now, age: age, mark: func(string) int64 { return 0 },
 		allocators: map[string]*Allocator{}, nads: map[string]string{}, nadCount: map[string]int{}, pods: map[string]*podState{},
-		claims: map[types.UID]*claimState{}, claimUIDs: map[string]types.UID{}, waiting: newWaitQueues(),
+		claims: map[types.UID]*claimState{}, claimUIDs: map[string]types.UID{}, scopes: newScopes(), waiting: newWaitQueues(),
 		enqueueClaim: func(string) {}, onNetworkRemoved: func(string) {},
 	}
 }
@@ -274,21 +275,23 @@ func (t *tracker) releaseAddresses(networkName string, h Holder, ips []netip.Pre
 func (t *tracker) removeClaim(c *claimState) {
 	if c.deleted && len(c.pods) == 0 {
 		delete(t.claims, c.Holder.UID)
+		t.scopes.forget(c.Claim)
 		t.releaseAddresses(c.Network, c.Holder, c.IPs)
 	}
 }
 
 // syncClaim updates and returns the state of a claim. A new claim gets the
-// addresses in its status if no other holder has them.
+// addresses in its status if it may have them; see reserveClaim.
 func (t *tracker) syncClaim(obj *ipamclaimv1.IPAMClaim) *claimState {
-	claim, ips, malformed := parseClaim(obj)
+	claim := claimOf(obj)
 	t.claimDeleted(claim.key(), obj.UID)
 	t.claimUIDs[claim.key()] = obj.UID
 	c := t.claims[obj.UID]
 	if c != nil && c.Network != claim.Network && len(c.pods) == 0 {
+		t.scopes.forget(c.Claim)
 		t.releaseAddresses(c.Network, c.Holder, c.IPs) // spec.network changed
 		c = nil
-		claim.Reported, ips, malformed = nil, nil, ""
+		claim.Reported = nil
 	}
 	switch {
 	case c == nil:
@@ -298,22 +301,44 @@ func (t *tracker) syncClaim(obj *ipamclaimv1.IPAMClaim) *claimState {
 		c.Deleting = claim.Deleting
 		return c // only this process writes the status
 	}
-	c.Deleting, c.Reported, c.Refused, c.TakenAddress = claim.Deleting, claim.Reported, "", ""
-	if malformed != "" {
-		c.Refused = "status.ips has " + malformed + ", which is not an address with a prefix length: recreate the claim"
-	}
-	if len(ips) == 0 {
-		return c
-	}
-	if err := t.allocator(c.Network).Reserve(c.Holder, ips); err != nil {
-		c.Refused = err.Error() + ": delete its holder, or recreate this claim"
-		if t := (*TakenError)(nil); errors.As(err, &t) {
-			c.TakenAddress = t.Resource
-		}
-		return c
-	}
-	c.IPs = ips
+	c.Deleting, c.Reported = claim.Deleting, claim.Reported
+	t.reserveClaim(c)
 	return c
+}
+
+// reserveClaim assigns the addresses in a claim's status to the claim, if its
+// namespace has the network and no other holder has them.
+func (t *tracker) reserveClaim(c *claimState) {
+	t.scopes.forget(c.Claim)
+	c.Refused, c.TakenAddress = "", ""
+	ips, malformed := parseIPs(c.Reported)
+	switch {
+	case malformed != "":
+		c.Refused = "status.ips has " + malformed + ", which is not an address with a prefix length: recreate the claim"
+	case len(ips) == 0:
+	case !t.scopes.admits(c.Claim):
+		c.Refused = fmt.Sprintf("namespace %s has no NetworkAttachmentDefinition of network %s: extend the network to the namespace, or recreate the claim with another spec.network", c.Holder.Namespace, c.Network)
+	default:
+		if err := t.allocator(c.Network).Reserve(c.Holder, ips); err != nil {
+			c.Refused = err.Error() + ": delete its holder, or recreate this claim"
+			if t := (*TakenError)(nil); errors.As(err, &t) {
+				c.TakenAddress = t.Resource
+			}
+			return
+		}
+		c.IPs = ips
+	}
+}
+
+// setScope records whom a NAD admits. Claims that have waited for that get their
+// addresses at once, before a pod can get them.
+func (t *tracker) setScope(nadKey string, s scope) {
+	for _, uid := range t.scopes.set(nadKey, s) {
+		c := t.claims[uid]
+		t.reserveClaim(c)
+		t.enqueueClaim(c.key())
+		t.waiting.notifyAll(topicClaim(c.key()))
+	}
 }
 
 // formerClaim returns the state for a claim that was deleted or recreated before

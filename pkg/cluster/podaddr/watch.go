@@ -108,13 +108,14 @@ func podEvents() handler.TypedFuncs[*corev1.Pod, Key] {
 func (r *Reconciler) nadEvents() handler.TypedFuncs[*nadv1.NetworkAttachmentDefinition, Key] {
 	type nad = *nadv1.NetworkAttachmentDefinition
 	changed := func(n nad, exists bool) {
-		key, networkName := network.NADKey(n.Namespace, n.Name), ""
+		key, networkName, admitted := network.NADKey(n.Namespace, n.Name), "", scope{}
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		if exists {
-			networkName = managedName(n, r.tracker.nads[key])
+			networkName, admitted = managedName(n, r.tracker.nads[key]), scopeOf(n, r.lookup.Plan)
 		}
 		r.tracker.setNAD(key, networkName)
+		r.tracker.setScope(key, admitted)
 		r.tracker.waiting.notifyAll(topicNAD(key))
 		r.tracker.waiting.notifyAll(topicPrimary(n.Namespace))
 		if networkName != "" {

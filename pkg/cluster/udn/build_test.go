@@ -286,6 +286,11 @@ func TestNetConfInvalid(t *testing.T) {
 		{"join", layer3(0, []udnv1.CIDR{"x"}, udnv1.Layer3Subnet{CIDR: "10.1.0.0/16"}), "joinSubnets"},
 		{"join small", layer3(0, []udnv1.CIDR{"100.70.0.0/29"}, udnv1.Layer3Subnet{CIDR: "10.1.0.0/16"}), "too small"},
 		{"cluster's", layer3(0, nil, udnv1.Layer3Subnet{CIDR: "10.0.0.0/8"}), "cluster-subnets"},
+		{"multicast", layer3(0, nil, udnv1.Layer3Subnet{CIDR: "10.1.0.0/16"}, udnv1.Layer3Subnet{CIDR: "ff05::/48"}), "subnets: ff05::/48 contains multicast addresses"},
+		{"loopback", layer3(0, nil, udnv1.Layer3Subnet{CIDR: "127.1.0.0/16"}), "subnets: 127.1.0.0/16 contains loopback addresses"},
+		{"link-local", layer3(0, nil, udnv1.Layer3Subnet{CIDR: "169.254.0.0/20"}), "which nodes use themselves (masquerade-subnets): choose another range"},
+		{"unspecified", layer3(0, nil, udnv1.Layer3Subnet{CIDR: "::/48"}), "subnets: ::/48 contains unspecified addresses"},
+		{"join multicast", layer3(0, []udnv1.CIDR{"224.1.0.0/16"}, udnv1.Layer3Subnet{CIDR: "10.1.0.0/16"}), "joinSubnet: 224.1.0.0/16 contains multicast addresses"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, _, err := udnRequest(c.l).NetConf(testPlan(t))

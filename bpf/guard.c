@@ -14,6 +14,7 @@
 
 #define TCX_NEXT -1
 #define TCX_DROP 2
+#define BH_SOCK_RAW 3
 
 static __always_inline int drop(struct __sk_buff *skb, __u32 reason, __u64 cgroup, __u32 netid,
 				const struct bh_packet *p)
@@ -291,8 +292,25 @@ static __always_inline int leads_into(const struct bh_door *door, __u32 netid)
 }
 
 /*
+ * from_raw_socket reports whether a raw IP socket sent the packet: the process chose its transport header,
+ * and with it the connection to which it belongs. A socket that is no full one is of TCP.
+ */
+static __always_inline int from_raw_socket(struct __sk_buff *skb)
+{
+	struct bpf_sock *sk = skb->sk;
+
+	if (sk)
+		sk = bpf_sk_fullsock(sk);
+	return sk && sk->type == BH_SOCK_RAW;
+}
+
+/*
  * Packets of host-network pods' sockets, with the interface on which the IP stack sends them.
  * Drops those on the host end of a pod's interface that are not of the pod's network.
+ *
+ * Drops what raw sockets send to masquerade addresses: networks' gateway routers would take it for an
+ * answer to one of their pods, and pods' servers answer by other sockets. The header's address counts,
+ * after nftables has translated it: no raw socket reaches a node port or host port of this node.
  *
  * Drops datagrams to the overlay's port, except on the interfaces into the pod's own network:
  * tunnel keys are derived from ids, so a forged datagram would be delivered to a pod. The
@@ -305,7 +323,7 @@ int bh_grd_send(struct __sk_buff *skb)
 {
 	struct bh_config *cfg = bh_cfg();
 	__u32 ifindex = skb->ifindex;
-	int owner, to_pod, to_tunnel;
+	int owner, to_pod, to_tunnel, forged;
 	struct bh_door *door;
 	struct bh_pod *pod = 0;
 	struct bpf_sock *sk;
@@ -316,8 +334,9 @@ int bh_grd_send(struct __sk_buff *skb)
 		return 1;
 	door = bpf_map_lookup_elem(&bh_doors, &ifindex);
 	to_pod = door && (door->kind == BH_DOOR_POD || door->kind == BH_DOOR_LOCKED);
-	to_tunnel = cfg->tunnel_port && bh_to_tunnel(skb, 0, cfg->tunnel_port, &p);
-	if (!to_pod && !to_tunnel)
+	to_tunnel = bh_to_tunnel(skb, 0, cfg->tunnel_port, &p) && cfg->tunnel_port;
+	forged = from_raw_socket(skb) && bh_dest(BH_DEST_MASQUERADE, &p.daddr);
+	if (!to_pod && !to_tunnel && !forged)
 		return 1;
 	id = bpf_skb_cgroup_id(skb);
 	owner = bh_skb_owner(skb, cfg, id, &pod, &podid);
@@ -328,6 +347,10 @@ int bh_grd_send(struct __sk_buff *skb)
 		return 1;
 	if (door && to_pod && !may_send_to_pod(owner, pod, door)) {
 		drop(skb, owner == BH_OWNER_POD ? BH_R_GUARD_FOREIGN : BH_R_GUARD_UNKNOWN, id, door->netid, 0);
+		return 0;
+	}
+	if (forged) {
+		drop(skb, owner == BH_OWNER_POD ? BH_R_GUARD_FOREIGN : BH_R_GUARD_UNKNOWN, id, 0, &p);
 		return 0;
 	}
 	if (!to_tunnel || (pod && leads_into(door, pod->netid)))

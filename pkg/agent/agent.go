@@ -31,7 +31,7 @@ import (
 
 // OVS is what the agent needs of pkg/ovs.
 type OVS interface {
-	ReadNode(ctx context.Context, name string, conf config.OVS, plan network.Plan) (network.Node, error)
+	ReadNode(ctx context.Context, name string, conf config.OVS, plan network.Plan) (ovs.Facts, error)
 	SyncChassis(ctx context.Context, node network.Node, in ovs.Inputs) error
 	SyncManagement(ctx context.Context, node network.Node, nets []network.Network, kept []int) error
 	ListPods(ctx context.Context) ([]ovs.PodPort, error)
@@ -39,7 +39,7 @@ type OVS interface {
 
 // Flows is what the agent needs of the external bridge's flow reconciler.
 type Flows interface {
-	SetNode(node network.Node, localnets []network.Network)
+	SetNode(node ovs.Facts, localnets []network.Network)
 	// SetNetwork sets a network that has a gateway router, with the ports of its services
 	// that are reached from outside it. pods are the subnets of this node's pods.
 	SetNetwork(n network.Network, pods []netip.Prefix, ports []flows.ServicePort)

@@ -25,6 +25,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"bulkhead/pkg/network"
+	"bulkhead/pkg/ovs"
 	"bulkhead/pkg/ovs/flows"
 	"bulkhead/pkg/vrf"
 )
@@ -369,7 +370,7 @@ type fakeFlows struct {
 	kept      []int
 }
 
-func (f *fakeFlows) SetNode(_ network.Node, localnets []network.Network) {
+func (f *fakeFlows) SetNode(_ ovs.Facts, localnets []network.Network) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.localnets = nil
@@ -461,6 +462,17 @@ func TestGateways(t *testing.T) {
 		f.events().setService(service)
 		want := []flows.ServicePort{{Addr: netip.MustParseAddr("203.0.113.7"), Protocol: "tcp", Port: 80}}
 		eventually(t, "the service's address", func() bool { return slices.Equal(fake.ports(4), want) })
+
+		// The node holds addresses that move between nodes. A load balancer may have put one there
+		// for the service; the service's author must not claim one.
+		service.Spec.ExternalIPs = []string{"192.0.2.100"}
+		f.events().setService(service)
+		claimed := flows.ServicePort{Addr: netip.MustParseAddr("192.0.2.100"), Protocol: "tcp", Port: 80, Claimed: true}
+		eventually(t, "an address that no node has", func() bool { return slices.Equal(fake.ports(4), append([]flows.ServicePort{claimed}, want...)) })
+		f.setFloating("192.0.2.100", "203.0.113.7")
+		eventually(t, "the address is the node's", func() bool { return slices.Equal(fake.ports(4), want) })
+		f.setFloating()
+		eventually(t, "it is another node's", func() bool { return slices.Equal(fake.ports(4), append([]flows.ServicePort{claimed}, want...)) })
 		f.events().deleteService("shop/web")
 		eventually(t, "no address", func() bool { return fake.ports(4) != nil && len(fake.ports(4)) == 0 })
 		f.events().enqueueNAD(f.agent.cache.DeleteNAD("shop/net"))

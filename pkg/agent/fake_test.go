@@ -95,17 +95,29 @@ type fakeNode struct {
 	guardErr       error
 	mtu            int   // of the external bridge
 	readErr        error // of ReadNode
+	floating       []netip.Addr
 }
 
-func (f *fakeNode) ReadNode(_ context.Context, name string, c config.OVS, _ network.Plan) (network.Node, error) {
+// setFloating gives the external bridge these addresses beside the node's.
+func (f *fakeNode) setFloating(addresses ...string) {
+	f.mu.Lock()
+	f.floating = nil
+	for _, a := range addresses {
+		f.floating = append(f.floating, netip.MustParseAddr(a))
+	}
+	f.mu.Unlock()
+	f.agent.queue.EnqueueNode()
+}
+
+func (f *fakeNode) ReadNode(_ context.Context, name string, c config.OVS, _ network.Plan) (ovs.Facts, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.readErr != nil {
-		return network.Node{Name: name}, f.readErr
+		return ovs.Facts{Node: network.Node{Name: name}}, f.readErr
 	}
-	return network.Node{Name: name, Chassis: "c1", Bridge: c.ExternalBridge, BridgeMAC: "02:00:00:00:00:01", MTU: f.mtu, Mode: c.GatewayMode,
+	return ovs.Facts{Floating: f.floating, Node: network.Node{Name: name, Chassis: "c1", Bridge: c.ExternalBridge, BridgeMAC: "02:00:00:00:00:01", MTU: f.mtu, Mode: c.GatewayMode,
 		EncapIPs:  []netip.Addr{netip.MustParseAddr("192.0.2.10")},
-		Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.10/24")}, NextHops: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}, nil
+		Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.10/24")}, NextHops: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}}, nil
 }
 
 func (f *fakeNode) SyncChassis(context.Context, network.Node, ovs.Inputs) error {

@@ -34,22 +34,22 @@ func (r *gatewayReconciler) reconcile(id int) error {
 		return nil
 	}
 	ports := r.cache.ExposedPorts(id)
-	own := r.node.Node().Addresses
 	var pods []netip.Prefix // none without an id or a host subnet
 	if id := r.node.Node().ID; id > 0 && net.Announced() {
 		pods, _ = net.HostSubnets(id)
 	}
 	r.flows.SetNetwork(net, pods, append(slices.DeleteFunc(ports, func(p flows.ServicePort) bool {
-		return p.Addr.IsValid() && refusedExternal(r.config.Plan, net, own, p.Addr)
+		return p.Addr.IsValid() && r.node.refusedExternal(net, p)
 	}), r.cache.loopbackPorts(id, r.config.Plan, r.config.DefaultNetwork)...))
 	return nil
 }
 
-// refusedExternal reports whether no service of the network may have an external address. own
-// are the node's addresses.
-func refusedExternal(plan network.Plan, n network.Network, own []netip.Prefix, a netip.Addr) bool {
-	isOwn := slices.ContainsFunc(own, func(p netip.Prefix) bool { return p.Addr() == a })
-	return isOwn || plan.RefusedExternal(n, a) != ""
+// refusedExternal reports whether the network's service does not have an external address on this
+// node. A load balancer may give an address that the node has, as kube-vip does, except one that the
+// node publishes. What a service's author chooses is none of the node's, on any interface: it may be
+// the API server's.
+func (r *nodeReconciler) refusedExternal(n network.Network, p flows.ServicePort) bool {
+	return p.Claimed && r.has(p.Addr) || r.Node().HasAddress(p.Addr) || r.config.Plan.RefusedExternal(n, p.Addr) != ""
 }
 
 // reconcileAll enqueues every network.

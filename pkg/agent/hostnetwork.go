@@ -154,7 +154,7 @@ func (r *hostReconciler) firewallInputs(locked []hostnet.LockedAddr, ingress *fi
 		}
 	}
 	if in.Mode == network.LocalGateway {
-		in.LocalPorts = r.cache.LocalPorts(r.config.Plan, r.config.DefaultNetwork, in.Node, func(n network.Network, a netip.Addr) bool { return refusedExternal(r.config.Plan, n, own, a) })
+		in.LocalPorts = r.cache.LocalPorts(r.config.Plan, r.config.DefaultNetwork, in.Node, r.node.refusedExternal)
 	}
 	in.HostPorts, _ = r.updateHostPorts()
 	if r.podRoots != nil {

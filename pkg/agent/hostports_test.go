@@ -18,6 +18,7 @@ import (
 
 	"bulkhead/pkg/hostnet"
 	"bulkhead/pkg/network"
+	"bulkhead/pkg/ovs"
 )
 
 // hostPortPod is a pod of a tenant's namespace, or of the cluster default network's.
@@ -58,7 +59,7 @@ func TestHostPorts(t *testing.T) {
 		f.agent.cache.SetNamespace("shop", Namespace{Labelled: true})
 		f.setNAD(nad(f.agent.config, "shop", "net", 7))
 		eventually(t, "ready", func() bool { return f.state(7).State == StateReady })
-		f.agent.node.setFacts(network.Node{Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.10/24")}})
+		f.agent.node.setFacts(ovs.Facts{Node: network.Node{Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.10/24")}}})
 		has := func(want ...string) {
 			t.Helper()
 			var got []string

@@ -6,7 +6,9 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"reflect"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -28,16 +30,23 @@ type nodeReconciler struct {
 	first   sync.Once
 	flushed atomic.Bool // the kernel may have deleted routes by the external bridge
 	mu      sync.Mutex
-	facts   network.Node // as read last; without a name: never
+	facts   ovs.Facts // as read last; without a name: never
 }
 
 // Node is this node as far as it is known.
 func (r *nodeReconciler) Node() network.Node {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	n := r.facts
+	n := r.facts.Node
 	n.ID = r.cache.NodeID()
 	return n
+}
+
+// has reports whether an address is the node's, on any interface.
+func (r *nodeReconciler) has(a netip.Addr) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.facts.Has(a)
 }
 
 // known reports whether the node has its id and its facts have been read. Until then no network is
@@ -58,20 +67,23 @@ func (r *nodeReconciler) readFirst(ctx context.Context) {
 	})
 }
 
-func (r *nodeReconciler) read(ctx context.Context) (network.Node, error) {
+func (r *nodeReconciler) read(ctx context.Context) (ovs.Facts, error) {
 	return r.ovs.ReadNode(ctx, r.config.Kubernetes.NodeName, r.config.OVS, r.config.Plan)
 }
 
-// setFacts stores the node's facts and returns whether they changed.
-func (r *nodeReconciler) setFacts(node network.Node) (changed bool) {
+// setFacts stores the node's facts. It returns whether those that it publishes have changed, and whether
+// its other addresses have.
+func (r *nodeReconciler) setFacts(facts ovs.Facts) (published, others bool) {
 	r.mu.Lock()
-	changed = !reflect.DeepEqual(r.facts, node)
-	r.facts = node
+	published = !reflect.DeepEqual(r.facts.Node, facts.Node)
+	others = !slices.Equal(r.facts.Floating, facts.Floating) || !slices.Equal(r.facts.Elsewhere, facts.Elsewhere)
+	r.facts = facts
 	r.mu.Unlock()
-	if changed {
-		r.log.Info("node facts changed", "addresses", node.Addresses, "nextHops", node.NextHops, "encap", node.EncapIPs, "chassis", node.Chassis)
+	if published || others {
+		r.log.Info("node facts changed", "addresses", facts.Addresses, "floating", facts.Floating, "elsewhere", facts.Elsewhere,
+			"nextHops", facts.NextHops, "encap", facts.EncapIPs, "chassis", facts.Chassis)
 	}
-	return changed
+	return published, others
 }
 
 // reconcile configures the chassis and writes the annotations that other nodes
@@ -88,15 +100,23 @@ func (r *nodeReconciler) reconcile(ctx context.Context) error {
 		}
 	}
 	in := ovs.Inputs{SBAddress: r.config.SBAddress, ExternalBridge: r.config.OVS.ExternalBridge, PhysicalNetwork: r.config.OVS.PhysicalNetwork}
-	if err := r.ovs.SyncChassis(ctx, node, in); err != nil {
+	if err := r.ovs.SyncChassis(ctx, node.Node, in); err != nil {
 		return err
 	}
 	flushed := r.flushed.Swap(false)
-	if r.setFacts(node) || flushed {
+	published, others := r.setFacts(node)
+	switch {
+	case published || flushed:
 		r.queue.EnqueueAll() // networks' routes use the node's next hops
 		r.queue.EnqueueReport()
+	case others: // services may have claimed them
+		r.queue.EnqueueGateways(network.DefaultID)
+		for _, n := range r.cache.Networks() {
+			r.queue.EnqueueGateways(n.ID)
+		}
+		r.queue.EnqueueHosts()
 	}
-	return r.annotate(ctx, node)
+	return r.annotate(ctx, node.Node)
 }
 
 func (r *nodeReconciler) annotate(ctx context.Context, node network.Node) error {

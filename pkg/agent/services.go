@@ -283,7 +283,7 @@ func (c *Cache) NodePorts(plan network.Plan, defaultNetwork network.Network) []f
 // LocalPorts returns what networks' services with external traffic policy Local publish, at the
 // node's addresses and at external ones that refused does not name. Addresses of pods that the
 // fabric knows are left out, whoever claims them: nftables would translate before the kernel routes.
-func (c *Cache) LocalPorts(plan network.Plan, defaultNetwork network.Network, node []netip.Addr, refused func(network.Network, netip.Addr) bool) []firewall.LocalPort {
+func (c *Cache) LocalPorts(plan network.Plan, defaultNetwork network.Network, node []netip.Addr, refused func(network.Network, flows.ServicePort) bool) []firewall.LocalPort {
 	var out []firewall.LocalPort
 	var announced []netip.Prefix
 	networks := append(c.Networks(), defaultNetwork)
@@ -305,7 +305,7 @@ func (c *Cache) LocalPorts(plan network.Plan, defaultNetwork network.Network, no
 			}
 			for _, a := range at {
 				to, ok := network.FirstOfFamily(inside, a)
-				if !p.Local || p.NodePort == 0 || !ok || p.Addr.IsValid() && (refused(n, a) || ofPod(a)) {
+				if !p.Local || p.NodePort == 0 || !ok || p.Addr.IsValid() && (refused(n, p) || ofPod(a)) {
 					continue
 				}
 				out = append(out, firewall.LocalPort{Port: firewall.Port{Addr: a, Protocol: p.Protocol, Port: p.Port}, To: netip.AddrPortFrom(to.Addr(), p.NodePort)})

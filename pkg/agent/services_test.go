@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"bulkhead/pkg/network"
+	"bulkhead/pkg/ovs/flows"
 )
 
 // parsed returns a service as the informer's events store it.
@@ -171,7 +172,7 @@ func TestLocalPorts(t *testing.T) {
 		ExternalIPs: []string{"203.0.113.7", "10.30.1.5"}, ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicyLocal, Ports: []corev1.ServicePort{{Port: 80, NodePort: 30080}}}}
 	c.SetService("red/web", parsed(t, s))
 	var got []string
-	for _, p := range c.LocalPorts(cfg.Plan, cfg.DefaultNetwork, []netip.Addr{netip.MustParseAddr("192.0.2.10")}, func(network.Network, netip.Addr) bool { return false }) {
+	for _, p := range c.LocalPorts(cfg.Plan, cfg.DefaultNetwork, []netip.Addr{netip.MustParseAddr("192.0.2.10")}, func(network.Network, flows.ServicePort) bool { return false }) {
 		got = append(got, fmt.Sprint(p.Protocol, " ", p.Addr, " ", p.Port.Port))
 	}
 	if slices.Sort(got); !slices.Equal(got, []string{"tcp 192.0.2.10 30080", "tcp 203.0.113.7 80"}) {

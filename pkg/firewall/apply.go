@@ -3,8 +3,10 @@
 package firewall
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -285,18 +287,21 @@ func (t *Target) Counters(ctx context.Context) (map[string]uint64, error) {
 // change needs one transaction and no Read.
 type Reconciler struct {
 	Target *Target
+	Log    *slog.Logger // nil: slog.Default
 
 	mu    sync.Mutex
 	have  State
 	valid bool     // have is the table's state
 	own   []uint32 // numbers of the last transactions, if they were ours
-	// stale tells that connections may remain of translations that are gone: also of those
-	// that went while the agent was down.
+	// stale tells that connections may remain of translations that are gone: also of those that
+	// went while the agent was down, or while another program had changed the table.
 	stale bool
 }
 
 // Reconcile applies the desired state for in and returns the operations.
 // With recheck it reads the table first, in case another program changed it.
+// An error means that the table may not be applied. Connections that cannot be removed are no
+// error: the table restricts without that, and the next Reconcile tries again.
 func (r *Reconciler) Reconcile(ctx context.Context, in Inputs, recheck bool) ([]Op, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -306,7 +311,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, in Inputs, recheck bool) ([]
 			r.valid = false
 			return nil, err
 		}
-		r.have, r.valid, r.stale = have, true, true
+		r.have, r.stale, r.valid = have, r.stale || !r.valid, true
 	}
 	want := Build(in)
 	ops := Diff(want, r.have)
@@ -316,12 +321,13 @@ func (r *Reconciler) Reconcile(ctx context.Context, in Inputs, recheck bool) ([]
 		}
 	}
 	r.have = want
-	r.stale = r.stale || slices.ContainsFunc(ops, func(o Op) bool { return o.Verb == DeleteElements && isMap(o.Set) })
-	if r.stale {
-		if err := r.Target.forgetStale(in.udpTranslations()); err != nil {
-			return ops, err
+	r.stale = r.stale || slices.ContainsFunc(ops, endsUDP)
+	if r.stale { // the search reads all connections of the node
+		err := r.Target.forgetStale(in.udpTranslations())
+		if err != nil {
+			cmp.Or(r.Log, slog.Default()).Warn("UDP clients of node ports and host ports that are gone may still reach another network", "error", err)
 		}
-		r.stale = false
+		r.stale = err != nil
 	}
 	return ops, nil
 }

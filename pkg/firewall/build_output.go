@@ -22,18 +22,30 @@ func (in Inputs) outOfNode() []Rule {
 	rules = append(rules, in.nodeToAdvertised()...)
 	// Gateway routers take what comes from the node for answers to their pods. A pod in the host's
 	// network sends there only by node ports and host ports, which are translated, and as an answer.
+	// A packet of no connection has no direction: a reset or an ICMP error that a process has made
+	// itself. What a process makes that belongs to another's connection, only the guard drops.
 	for _, p := range in.Plan.Masquerade {
 		for _, g := range in.PodRoots {
 			if m, ok := g.match(); ok {
-				rules = append(rules, rule("forged answers to "+p.String()+g.suffix(), bridge, ipOf(p), "daddr", p.String(), "ct direction original ct status & dnat == 0", m, "counter name", CounterForeign, "drop"))
+				for _, r := range []struct{ name, state string }{{"forged answers", "ct direction original ct status & dnat == 0"}, {"packets of no connection", "ct state invalid"}} {
+					rules = append(rules, rule(r.name+" to "+p.String()+g.suffix(), bridge, ipOf(p), "daddr", p.String(), r.state, m, "counter name", CounterForeign, "drop"))
+				}
 			}
 		}
 	}
 	// Gateway routers take what comes from the node for its servers' answers, and in local gateway
-	// mode VRFs have a route to them, for pods.
+	// mode VRFs have a route to them, for pods. A process with CAP_NET_RAW can give a packet another
+	// mark than its socket has, and the main table has a route to services by the bridge. A packet of
+	// a connection that begins or has ended has no full socket, but its socket's mark.
+	marks := fmt.Sprintf("mark %#x-%#x", network.FirstPacketMark, network.LastPacketMark)
+	senders := []struct{ name, match string }{{"tenants' processes", "meta " + marks}}
+	if len(in.PodRoots) > 0 {
+		senders = append(senders, struct{ name, match string }{"tenants' sockets", "socket " + marks})
+	}
 	for _, p := range slices.Concat(in.Plan.ServiceCIDRs, in.Plan.Masquerade) {
-		rules = append(rules, rule("tenants' processes to "+p.String(), bridge, ipOf(p), "daddr", p.String(),
-			fmt.Sprintf("meta mark %#x-%#x", network.FirstPacketMark, network.LastPacketMark), "counter name", CounterForeign, "reject with icmpx type admin-prohibited"))
+		for _, s := range senders {
+			rules = append(rules, rule(s.name+" to "+p.String(), bridge, ipOf(p), "daddr", p.String(), s.match, "counter name", CounterForeign, "reject with icmpx type admin-prohibited"))
+		}
 	}
 	return rules
 }

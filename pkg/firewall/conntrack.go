@@ -3,13 +3,18 @@
 package firewall
 
 import (
+	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
-	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"bulkhead/pkg/netdump"
 )
 
 // translations are the node ports and host ports that the table translates.
@@ -48,6 +53,12 @@ func (in Inputs) udpTranslations() translations {
 	return t
 }
 
+// endsUDP reports whether an operation may end a translation of UDP. Of the maps' elements, those of
+// translations alone have a protocol.
+func endsUDP(o Op) bool {
+	return o.Verb == DeleteElements && isMap(o.Set) && slices.ContainsFunc(o.Elements, func(e string) bool { return strings.Contains(e, "udp . ") })
+}
+
 // stale reports whether a connection goes to a router, or a network's management port, that no
 // longer has the node port to which the client sent its first packet.
 func (t translations) stale(protocol uint8, to, answered netip.AddrPort) bool {
@@ -60,26 +71,96 @@ func (t translations) stale(protocol uint8, to, answered netip.AddrPort) bool {
 	return t.ports[translation{to.Addr().Is6(), to.Port()}] != answered.Addr() && t.hosts[to] != answered.Addr() && t.local[to] != answered
 }
 
-// MatchConntrackFlow implements netlink.CustomConntrackFilter.
-func (t translations) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
-	to, ok1 := netip.AddrFromSlice(flow.Forward.DstIP)
-	answered, ok2 := netip.AddrFromSlice(flow.Reverse.SrcIP)
-	return ok1 && ok2 && t.stale(flow.Forward.Protocol,
-		netip.AddrPortFrom(to.Unmap(), flow.Forward.DstPort), netip.AddrPortFrom(answered.Unmap(), flow.Reverse.SrcPort))
-}
-
 // forgetStale removes UDP connections to node ports and host ports that are gone or are
 // another network's now. The kernel translates a connection by its first packet, and a UDP
 // client that continues to send keeps it alive.
 func forgetStale(t translations) error {
 	var failed []error
-	for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
-		if _, err := netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, t); err != nil {
-			failed = append(failed, err)
-		}
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		failed = append(failed, t.forget(family))
 	}
 	if err := errors.Join(failed...); err != nil {
 		return fmt.Errorf("remove UDP connections to node ports and host ports that are gone: %w", err)
+	}
+	return nil
+}
+
+// forget removes the stale connections of an IP family. A node may have hundreds of thousands of
+// connections: forget looks at each as it arrives, and keeps the stale ones alone.
+func (t translations) forget(family uint8) error {
+	var stale [][]byte
+	err := netdump.Retry(func() error {
+		stale = nil
+		req := connectionRequest(family, nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP)
+		return req.ExecuteIter(unix.NETLINK_NETFILTER, connectionType(nl.IPCTNL_MSG_CT_NEW), func(m []byte) bool {
+			if t.stale(connection(m)) {
+				stale = append(stale, bytes.Clone(m))
+			}
+			return true
+		})
+	})
+	var failed []error
+	if err != nil {
+		failed = append(failed, fmt.Errorf("list connections: %w", err))
+	}
+	for _, m := range stale {
+		req := connectionRequest(family, nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK)
+		req.AddRawData(m[nl.SizeofNfgenmsg:])
+		if _, err := req.Execute(unix.NETLINK_NETFILTER, 0); err != nil && !errors.Is(err, unix.ENOENT) {
+			_, to, answered := connection(m)
+			failed = append(failed, fmt.Errorf("connection to %s, answered from %s: %w", to, answered, err))
+		}
+	}
+	return errors.Join(failed...)
+}
+
+func connectionType(message uint16) uint16 { return unix.NFNL_SUBSYS_CTNETLINK<<8 | message }
+
+func connectionRequest(family uint8, message uint16, flags int) *nl.NetlinkRequest {
+	req := nl.NewNetlinkRequest(int(connectionType(message)), flags)
+	req.AddData(&nl.Nfgenmsg{NfgenFamily: family, Version: nl.NFNETLINK_V0})
+	return req
+}
+
+// connection returns the protocol of a connection in a message of the kernel, where the client sent
+// its first packet, and from where it is answered. What the message lacks is the zero value.
+func connection(m []byte) (protocol uint8, to, answered netip.AddrPort) {
+	if len(m) < nl.SizeofNfgenmsg {
+		return 0, netip.AddrPort{}, netip.AddrPort{}
+	}
+	there, back := attribute(m[nl.SizeofNfgenmsg:], nl.CTA_TUPLE_ORIG), attribute(m[nl.SizeofNfgenmsg:], nl.CTA_TUPLE_REPLY)
+	if p := attribute(attribute(there, nl.CTA_TUPLE_PROTO), nl.CTA_PROTO_NUM); len(p) == 1 {
+		protocol = p[0]
+	}
+	return protocol, endpoint(there, nl.CTA_IP_V4_DST, nl.CTA_IP_V6_DST, nl.CTA_PROTO_DST_PORT),
+		endpoint(back, nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC, nl.CTA_PROTO_SRC_PORT)
+}
+
+// endpoint returns the address and port in those attributes of a direction of a connection.
+func endpoint(tuple []byte, ipv4, ipv6, port uint16) netip.AddrPort {
+	ips := attribute(tuple, nl.CTA_TUPLE_IP)
+	addr, ok := netip.AddrFromSlice(attribute(ips, ipv4))
+	if !ok {
+		addr, _ = netip.AddrFromSlice(attribute(ips, ipv6))
+	}
+	var number uint16
+	if p := attribute(attribute(tuple, nl.CTA_TUPLE_PROTO), port); len(p) == 2 {
+		number = binary.BigEndian.Uint16(p)
+	}
+	return netip.AddrPortFrom(addr, number)
+}
+
+// attribute returns the value of the first attribute of that type; nil: there is none.
+func attribute(b []byte, typ uint16) []byte {
+	for len(b) >= unix.SizeofNlAttr {
+		length := int(binary.NativeEndian.Uint16(b))
+		if length < unix.SizeofNlAttr || length > len(b) {
+			return nil
+		}
+		if binary.NativeEndian.Uint16(b[2:])&nl.NLA_TYPE_MASK == typ {
+			return b[unix.SizeofNlAttr:length]
+		}
+		b = b[min(len(b), (length+unix.NLA_ALIGNTO-1)&^(unix.NLA_ALIGNTO-1)):]
 	}
 	return nil
 }

@@ -3,13 +3,23 @@
 package firewall
 
 import (
-	"fmt"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+	"sigs.k8s.io/knftables"
+
+	"bulkhead/pkg/network"
 )
 
 func TestStale(t *testing.T) {
@@ -43,6 +53,116 @@ func TestStale(t *testing.T) {
 	}
 }
 
+// attr is a netlink attribute, with the flag that the kernel gives to ones that contain others.
+func attr(typ int, values ...[]byte) []byte {
+	if len(values) == 1 && len(values[0]) > 0 {
+		return nl.NewRtAttr(typ, values[0]).Serialize()
+	}
+	return nl.NewRtAttr(typ|unix.NLA_F_NESTED, slices.Concat(values...)).Serialize()
+}
+
+func TestConnection(t *testing.T) {
+	tuple := func(typ int, src, dst string, protocol byte) []byte {
+		from, to := netip.MustParseAddrPort(src), netip.MustParseAddrPort(dst)
+		addr := 0
+		if from.Addr().Is6() {
+			addr = nl.CTA_IP_V6_SRC - nl.CTA_IP_V4_SRC
+		}
+		return attr(typ, attr(nl.CTA_TUPLE_IP, attr(nl.CTA_IP_V4_SRC+addr, from.Addr().AsSlice()), attr(nl.CTA_IP_V4_DST+addr, to.Addr().AsSlice())),
+			attr(nl.CTA_TUPLE_PROTO, attr(nl.CTA_PROTO_NUM, []byte{protocol}), attr(nl.CTA_PROTO_SRC_PORT, binary.BigEndian.AppendUint16(nil, from.Port())),
+				attr(nl.CTA_PROTO_DST_PORT, binary.BigEndian.AppendUint16(nil, to.Port()))))
+	}
+	message := func(client, to, answered string, protocol byte) []byte {
+		return slices.Concat([]byte{unix.AF_INET, 0, 0, 0}, tuple(nl.CTA_TUPLE_ORIG, client, to, protocol), attr(nl.CTA_STATUS, []byte{0, 0, 1, 0x8e}), tuple(nl.CTA_TUPLE_REPLY, answered, client, protocol))
+	}
+	for _, c := range []struct{ client, to, answered string }{
+		{"192.0.2.1:5000", "192.0.2.10:30080", "169.254.0.13:30080"}, {"[2001:db8::1]:5000", "[2001:db8::10]:30080", "[fd69::b]:30081"},
+	} {
+		m := message(c.client, c.to, c.answered, unix.IPPROTO_UDP)
+		if protocol, to, answered := connection(m); protocol != unix.IPPROTO_UDP || to.String() != c.to || answered.String() != c.answered {
+			t.Errorf("%s: protocol %d to %s, answered from %s", c.client, protocol, to, answered)
+		}
+		for n := range m { // truncated
+			if _, _, answered := connection(m[:n]); answered.String() == c.answered && n < len(m)-8 {
+				t.Errorf("%s: of %d bytes %d have the answer", c.client, len(m), n)
+			}
+		}
+	}
+}
+
+func FuzzConnection(f *testing.F) {
+	f.Add([]byte{2, 0, 0, 0, 5, 0, 1, 0, 1})
+	f.Fuzz(func(t *testing.T, m []byte) { connection(m) })
+}
+
+// Connections are searched for stale ones when the table's former state is not known, and when a
+// translation of UDP goes: not at each read of the table. A failure does not undo that the table is
+// applied, and the next reconcile searches again.
+func TestSearchesForStale(t *testing.T) {
+	target, _ := NewFake()
+	searches, failure := 0, error(nil)
+	target.forgetStale = func(translations) error { searches++; return failure }
+	var log bytes.Buffer
+	r := &Reconciler{Target: target, Log: slog.New(slog.NewTextHandler(&log, nil))}
+	in := Inputs{Kubelet: Kubelet{Mark: mark}, Plan: plan, Node: nodeAddresses, NodePorts: nodePorts, HostPorts: hostPorts, LocalPorts: localPorts, Mode: network.LocalGateway, Bridge: "br-ex"}
+	fail := errors.New("no buffer space available")
+	for _, step := range []struct {
+		name    string
+		event   func()
+		recheck bool
+		want    int
+	}{
+		{"the first run", func() {}, false, 1},
+		{"nothing", func() {}, false, 0},
+		{"a recheck of an unchanged table", func() {}, true, 0},
+		{"a locked address more", func() { in.Locked = addrs("10.244.1.5") }, false, 0},
+		{"a locked address less", func() { in.Locked = nil }, true, 0},
+		{"a node port of TCP less", func() {
+			in.NodePorts = slices.DeleteFunc(slices.Clone(nodePorts), func(p NodePort) bool { return p.Protocol == "tcp" })
+		}, false, 0},
+		{"no node port", func() { in.NodePorts = nil }, false, 1},
+		{"node ports again", func() { in.NodePorts = nodePorts }, true, 0},
+		{"another network's host port", func() {
+			in.HostPorts = slices.Clone(hostPorts)
+			in.HostPorts[0].To = netip.MustParseAddr("169.254.0.13")
+		}, true, 1},
+		{"no port with traffic policy Local", func() { in.LocalPorts = nil }, false, 1},
+		{"another program's transaction", func() { r.Changed(0) }, false, 1},
+		{"a failure", func() { in.NodePorts, failure = nil, fail }, false, 1},
+		{"the failure continues", func() {}, true, 1},
+		{"no failure", func() { failure = nil }, false, 1},
+		{"after it", func() {}, true, 0},
+		{"a failure to read the table", func() {
+			cancelled, cancel := context.WithCancel(t.Context())
+			cancel()
+			target.nft = failingReads{target.nft}
+			if _, err := r.Reconcile(cancelled, in, true); err == nil {
+				t.Error("no error of a failed read")
+			}
+			target.nft = target.nft.(failingReads).Interface
+		}, false, 1},
+	} {
+		step.event()
+		searches = 0
+		if _, err := r.Reconcile(t.Context(), in, step.recheck); err != nil {
+			t.Errorf("%s: %v", step.name, err)
+		}
+		if searches != step.want {
+			t.Errorf("%s: connections are searched %d times, want %d", step.name, searches, step.want)
+		}
+	}
+	if n := strings.Count(log.String(), fail.Error()); n != 2 {
+		t.Errorf("the log has %d failures, want 2: %s", n, log.String())
+	}
+}
+
+// failingReads is a table that cannot be read.
+type failingReads struct{ knftables.Interface }
+
+func (failingReads) ListAll(context.Context) (map[string][]string, error) {
+	return nil, errors.New("no memory")
+}
+
 // TestKernelStaleUDP: a UDP client that continues to send from its port reaches the network
 // that has the node port now.
 func TestKernelStaleUDP(t *testing.T) {
@@ -51,52 +171,53 @@ func TestKernelStaleUDP(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	routers := addrs("169.254.0.11", "169.254.0.13")
-	addLoopbackAddresses(t, append(routers, nodeAddresses[0])...)
-	for _, a := range append(routers, nodeAddresses[0]) {
-		at := netip.AddrPortFrom(a, 30080).String()
-		server, err := net.ListenPacket("udp", at)
+	for family, routers := range [][]netip.Addr{addrs("169.254.0.11", "169.254.0.13"), addrs("fd69::b", "fd69::d")} {
+		addLoopbackAddresses(t, append(routers, nodeAddresses[family])...)
+		answers := func(a netip.Addr) string { return netip.AddrPortFrom(a, 30080).String() }
+		for _, a := range append(routers, nodeAddresses[family]) {
+			server, err := net.ListenPacket("udp", answers(a))
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { server.Close() })
+			go func() {
+				buf := make([]byte, 16)
+				for {
+					_, client, err := server.ReadFrom(buf)
+					if err != nil {
+						return
+					}
+					server.WriteTo([]byte(answers(a)), client)
+				}
+			}()
+		}
+		client, err := net.Dial("udp", answers(nodeAddresses[family]))
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { server.Close() })
-		go func() {
-			buf := make([]byte, 16)
-			for {
-				_, client, err := server.ReadFrom(buf)
-				if err != nil {
-					return
-				}
-				server.WriteTo([]byte(at), client)
+		defer client.Close()
+		r := &Reconciler{Target: target}
+		for _, c := range []struct {
+			ports []NodePort
+			want  netip.Addr
+		}{
+			{[]NodePort{{"udp", 30080, routers[0]}}, routers[0]},
+			{[]NodePort{{"udp", 30080, routers[1]}}, routers[1]},
+			{nil, nodeAddresses[family]},
+		} {
+			in := Inputs{Kubelet: Kubelet{Mark: mark}, Plan: plan, Node: nodeAddresses, NodePorts: c.ports}
+			if _, err := r.Reconcile(t.Context(), in, false); err != nil {
+				t.Fatal(err)
 			}
-		}()
-	}
-	client, err := net.Dial("udp", fmt.Sprintf("%s:30080", nodeAddresses[0]))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer client.Close()
-	r := &Reconciler{Target: target}
-	for _, c := range []struct {
-		ports []NodePort
-		want  string
-	}{
-		{[]NodePort{{"udp", 30080, routers[0]}}, "169.254.0.11:30080"},
-		{[]NodePort{{"udp", 30080, routers[1]}}, "169.254.0.13:30080"},
-		{nil, "192.0.2.10:30080"},
-	} {
-		in := Inputs{Kubelet: Kubelet{Mark: mark}, Plan: plan, Node: nodeAddresses, NodePorts: c.ports}
-		if _, err := r.Reconcile(t.Context(), in, false); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := client.Write([]byte("?")); err != nil {
-			t.Fatal(err)
-		}
-		_ = client.SetReadDeadline(time.Now().Add(5 * time.Second))
-		buf := make([]byte, 100)
-		n, err := client.Read(buf)
-		if got := string(buf[:max(n, 0)]); got != c.want {
-			t.Errorf("with node ports %v %q answers, want %s: %v", c.ports, got, c.want, err)
+			if _, err := client.Write([]byte("?")); err != nil {
+				t.Fatal(err)
+			}
+			_ = client.SetReadDeadline(time.Now().Add(5 * time.Second))
+			buf := make([]byte, 100)
+			n, err := client.Read(buf)
+			if got := string(buf[:max(n, 0)]); got != answers(c.want) {
+				t.Errorf("with node ports %v %q answers, want %s: %v", c.ports, got, answers(c.want), err)
+			}
 		}
 	}
 }

@@ -127,7 +127,7 @@ ip link set eth0 up
 ip addr add 192.0.2.1/24 dev eth0
 ip addr add 2001:db8::1/64 dev eth0 nodad
 ip addr add 169.254.0.11/32 dev lo
-ip addr add fd69::b/128 dev lo
+ip addr add fd69::b/128 dev lo nodad
 ip addr add 169.254.0.7/32 dev lo
 `)
 	enter(host)

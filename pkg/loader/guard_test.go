@@ -315,30 +315,6 @@ func TestRootGuardTunnel(t *testing.T) {
 	w.expectAttempts("the administrator", "system/admin", "eth0", withoutFragments(attempts(guardTunnelPort)), true)
 }
 
-// Host-network pods send no frames from or to masquerade addresses by the node's own
-// interfaces: only frames, because nftables filters what other sockets send.
-func TestRootGuardMasquerade(t *testing.T) {
-	w := newGuardSandbox(t, false)
-	w.detachLSM()
-	for _, p := range []string{"169.254.0.0/17", "fd69::/112"} {
-		must(t, w.l.Put(DestRow{Masquerade, netip.MustParsePrefix(p)}))
-	}
-	frames := func(masquerade4, masquerade6 string) (out []way.Attempt) {
-		for _, pair := range [][2]string{{"192.0.2.9", masquerade4}, {masquerade4, "192.0.2.9"}, {"2001:db8::9", masquerade6}, {masquerade6, "2001:db8::9"}} {
-			for _, how := range [][]string{nil, {"ring"}, {"tagged"}, {"ring", "tagged"}} {
-				out = append(out, way.Attempt{Socket: "packet", To: pair[0], Src: pair[1], Port: 9, Device: "eth0", SrcMAC: w.own["eth0"], DstMAC: w.mac["eth0"], How: how})
-			}
-		}
-		return out
-	}
-	w.attachGuard()
-	for _, cgroup := range []string{"kubepods/podred", "kubepods/podplain", "kubepods/podnew", "kubepods/podtrusted"} {
-		w.expectAttempts("masquerade addresses", cgroup, "eth0", frames("169.254.0.11", "fd69::b"), false)
-		w.expectAttempts("others", cgroup, "eth0", frames("169.254.128.11", "fd69::1:b"), true)
-	}
-	w.expectAttempts("the administrator", "system/admin", "eth0", frames("169.254.0.11", "fd69::b"), true)
-}
-
 func withoutFragments(list []way.Attempt) (out []way.Attempt) {
 	for _, a := range list {
 		if !hasOption(a, "fragments") {

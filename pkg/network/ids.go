@@ -56,8 +56,11 @@ func (n Network) TunnelKey() int { return switchKeyBase + n.ID }
 // TransitRouterKey is the OVN datapath key of a Layer 2 network's router.
 func (n Network) TransitRouterKey() int { return transitRouterKeyBase + n.ID }
 
+// ManagementPrefix begins the names of all networks' management ports.
+const ManagementPrefix = "ovn-k8s-mp"
+
 // ManagementPort is the node's interface on n; at most 15 characters.
-func (n Network) ManagementPort() string { return "ovn-k8s-mp" + strconv.Itoa(n.ID) }
+func (n Network) ManagementPort() string { return ManagementPrefix + strconv.Itoa(n.ID) }
 
 // reservedLinkNames are valid names of ClusterUserDefinedNetworks that a VRF
 // device must not have.

@@ -231,5 +231,10 @@ type Node struct {
 	Mode      GatewayMode
 }
 
+// HasAddress reports whether a is among the node's Addresses.
+func (n Node) HasAddress(a netip.Addr) bool {
+	return slices.ContainsFunc(n.Addresses, func(p netip.Prefix) bool { return p.Addr() == a })
+}
+
 // Ready reports whether the node can be part of networks.
 func (n Node) Ready() bool { return n.ID > 0 && n.Chassis != "" && len(n.EncapIPs) > 0 }

@@ -81,6 +81,8 @@ type balancers struct {
 	// local are where the node redirects packets from outside in local gateway mode, on the
 	// router of the pods.
 	local vips
+	// toHost: an external address has a backend in the node's own network.
+	toHost bool
 }
 
 // service adds a service's load balancers to the switch of the pods and to the gateway
@@ -91,7 +93,7 @@ func (b *builder) service(podSwitch string, s Service) {
 	for _, p := range s.Ports {
 		lb := byProtocol[p.Protocol]
 		if lb == nil {
-			lb = &balancers{vips{}, vips{}, vips{}, vips{}}
+			lb = &balancers{onSwitch: vips{}, onRouter: vips{}, external: vips{}, local: vips{}}
 			byProtocol[p.Protocol] = lb
 		}
 		b.servicePort(lb, s, p)
@@ -103,8 +105,9 @@ func (b *builder) service(podSwitch string, s Service) {
 		if b.hasGateway() {
 			b.loadBalancer(s, protocol, "router", b.ref(nbdb.LogicalRouterTable, router, "load_balancer"), lb.onRouter, false)
 			// With traffic policy Local, replies pass this gateway router anyway:
-			// the endpoints are on this node and see the client's address.
-			b.loadBalancer(s, protocol, "external", b.ref(nbdb.LogicalRouterTable, router, "load_balancer"), lb.external, s.ExternalLocal)
+			// the endpoints are on this node and see the client's address. The external bridge
+			// takes no client's address from the router for a process of the node.
+			b.loadBalancer(s, protocol, "external", b.ref(nbdb.LogicalRouterTable, router, "load_balancer"), lb.external, s.ExternalLocal && !lb.toHost)
 		}
 		// This router has no lb_force_snat_ip, so sources stay. With skip_snat, northd (25.03)
 		// omits the translation of replies on a router with a gateway port, as Layer 2 has.
@@ -122,6 +125,7 @@ func (b *builder) servicePort(lb *balancers, s Service, p ServicePort) {
 	}
 	if s.ExternalLocal {
 		external = local
+		lb.toHost = lb.toHost || slices.ContainsFunc(local, func(a netip.AddrPort) bool { return b.node.HasAddress(a.Addr()) })
 	}
 	for _, ip := range b.served(s.ClusterIPs) {
 		vip := netip.AddrPortFrom(ip, p.Port)
@@ -146,8 +150,10 @@ func (b *builder) servicePort(lb *balancers, s Service, p ServicePort) {
 		// address, and their replies leave by that port. The router of the pods translates
 		// them back before it translates sources: a switch would see replies later, with the
 		// network's masquerade address in place of the endpoint's.
+		// Processes of the node would answer by the gateway router, which does not translate back.
+		pods := slices.DeleteFunc(slices.Clone(local), func(a netip.AddrPort) bool { return b.node.HasAddress(a.Addr()) })
 		for _, a := range b.masqueradeManagement() {
-			lb.local.add(netip.AddrPortFrom(a.Addr(), p.NodePort), local)
+			lb.local.add(netip.AddrPortFrom(a.Addr(), p.NodePort), pods)
 		}
 	}
 }

@@ -248,6 +248,7 @@ func newServiceLab(t *testing.T, topology network.Topology, mode network.Gateway
 	a := zones[0]
 	own := mapPrefixes(l.hosts(0), red.ManagementIn)
 	a.plug(red.ManagementLSP(a.node.Name), "", namespace(t, a.Name+"m"), "mgmt", network.MACOf(own), own)
+	serve(t, a.NS, 8080, "node")
 	serve(t, a.podNamespace("", "m"), 9090, "host")
 	serve(t, a.podNamespace("", "outside"), 9090, "outside")
 	return l
@@ -443,6 +444,17 @@ func testFromOutside(l *serviceLab, f int) {
 		if got := l.answers("external traffic policy Local", outside, "tcp", to, "s1"); got != own {
 			t.Errorf("%s: with external traffic policy Local the server sees %s, want the client's address %s", to, got, own)
 		}
+	}
+	// A process of the node is among the endpoints: the node accepts no client's address from the router.
+	host, masquerade := l.service(f, "web"), testPlan(true).MasqueradeGateway(l.net.net)[f].Addr().String()
+	host.ExternalLocal = true
+	for i := range host.Ports {
+		host.Ports[i].Endpoints = []Endpoint{{Addr: netip.AddrPortFrom(node, 8080), Node: zone.node.Name}}
+	}
+	l.update(host)
+	zone.sync()
+	if got := l.answers("external traffic policy Local, a process of the node", outside, "tcp", netip.AddrPortFrom(node, 30080), "node"); got != masquerade {
+		t.Errorf("with external traffic policy Local the node's process sees %s, want the gateway router's address %s", got, masquerade)
 	}
 	// The node's address is both services'.
 	other := l.service(f, "other")

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"bulkhead/pkg/healthcheck"
+	"bulkhead/pkg/network"
 )
 
 // reasonHealthPort is the event of a Service whose health check port cannot be opened.
@@ -29,7 +30,7 @@ func (z *Zone) serveHealth(name string, j job) {
 	var services []healthcheck.Service
 	for _, s := range j.in.Services {
 		if s.HealthPort != 0 {
-			services = append(services, healthcheck.Service{Key: s.Key(), Port: s.HealthPort, Endpoints: s.endpointsOn(j.node.Name)})
+			services = append(services, healthcheck.Service{Key: s.Key(), Port: s.HealthPort, Endpoints: s.reachedOn(j.node)})
 		}
 	}
 	if !j.known || j.units == nil {
@@ -50,11 +51,23 @@ func (z *Zone) serveHealth(name string, j job) {
 
 // endpointsOn counts the node's ready endpoints, whatever the number of ports and IP families.
 func (s Service) endpointsOn(node string) int {
+	return s.countEndpoints(node, func(netip.Addr) bool { return true })
+}
+
+// reachedOn counts the node's ready endpoints that clients outside the cluster reach with external
+// traffic policy Local: in local gateway mode, processes of the node are none.
+func (s Service) reachedOn(node network.Node) int {
+	return s.countEndpoints(node.Name, func(a netip.Addr) bool {
+		return node.Mode != network.LocalGateway || !node.HasAddress(a)
+	})
+}
+
+func (s Service) countEndpoints(node string, counts func(netip.Addr) bool) int {
 	v4, v6 := map[netip.Addr]struct{}{}, map[netip.Addr]struct{}{}
 	for _, p := range s.Ports {
 		for _, e := range p.Endpoints {
 			switch a := e.Addr.Addr(); {
-			case e.Node != node || e.Terminating:
+			case e.Node != node || e.Terminating || !counts(a):
 			case a.Is4():
 				v4[a] = struct{}{}
 			default:

@@ -20,8 +20,9 @@ import (
 
 // Events of a Service.
 const (
-	reasonNodePorts  = "NodePortsNeeded"
-	reasonExternalIP = "ExternalAddressNotServed"
+	reasonNodePorts     = "NodePortsNeeded"
+	reasonHostEndpoints = "HostEndpointsNotReached"
+	reasonExternalIP    = "ExternalAddressNotServed"
 )
 
 // A service belongs to the primary network of its namespace, or to the cluster default
@@ -308,6 +309,9 @@ func (z *Zone) service(n network.Network, s *corev1.Service) (Service, bool) {
 		// One event that names a few: the Service's author chooses how many there are.
 		few := refused[:min(3, len(refused))]
 		z.serviceEvent(s, reasonExternalIP, "external addresses are not served (%d): %s: choose others (spec.externalIPs, or the load balancer's range)", len(refused), strings.Join(few, ", "))
+	}
+	if node := z.self(); out.ExternalLocal && out.reachedOn(node) < out.endpointsOn(node.Name) {
+		z.serviceEvent(s, reasonHostEndpoints, "node %s sends nothing from outside to endpoints in the host's network: in local gateway mode spec.externalTrafficPolicy Local reaches pods only: set the policy Cluster", node.Name)
 	}
 	if node := z.self(); out.needsNodePorts(node) {
 		z.serviceEvent(s, reasonNodePorts, "node %s drops packets from outside for the external addresses: in local gateway mode spec.externalTrafficPolicy Local needs node ports: set spec.allocateLoadBalancerNodePorts, or the policy Cluster", node.Name)

@@ -117,7 +117,7 @@ func (r *FlowReconciler) desired(ctx context.Context) (flows.State, error) {
 // runReconciler runs a reconciler until the test ends.
 func runReconciler(t *testing.T, r *FlowReconciler) *FlowReconciler {
 	t.Helper()
-	r.SetNode(gatewayNode, nil)
+	r.SetNode(Facts{Node: gatewayNode}, nil)
 	r.MarkComplete()
 	ctx, cancel := context.WithCancel(context.Background())
 	stopped := make(chan struct{})

@@ -40,7 +40,7 @@ type FlowReconciler struct {
 	interval time.Duration // between periodic reads; 0: readInterval
 
 	mu        sync.Mutex
-	node      network.Node
+	node      Facts
 	localnets map[string]int  // VLANs of Localnet networks, by patch port
 	gateways  map[int]gateway // by network id
 	networks  map[string]int  // network ids by patch port
@@ -72,11 +72,13 @@ type changes struct {
 
 // flowState is what the reconciler has read and written last.
 type flowState struct {
-	reader  bridgeReader
-	bridge  flows.Bridge
-	in      flows.Inputs
-	want    map[uint64]flows.State // by cookie
-	written bool                   // the switch has what want says
+	reader bridgeReader
+	bridge flows.Bridge
+	in     flows.Inputs
+	want   map[uint64]flows.State // by cookie
+	// written: want has all that had changed, and the switch has what want says. If not, the next
+	// reconcile takes everything for changed.
+	written bool
 }
 
 const (
@@ -106,7 +108,7 @@ func NewFlowReconciler(client *Client, sw flows.Switch, bridge, node string, pla
 
 // SetNode sets the node's facts, and the Localnet networks that the bridge may connect to
 // the wire.
-func (r *FlowReconciler) SetNode(node network.Node, localnets []network.Network) {
+func (r *FlowReconciler) SetNode(node Facts, localnets []network.Network) {
 	vlans := map[string]int{}
 	for _, n := range localnets {
 		vlans[n.LocalnetPatch()] = n.VLAN
@@ -253,6 +255,7 @@ func (r *FlowReconciler) reconcile(ctx context.Context, c changes) error {
 	}
 	s := &r.run
 	c.stale = c.stale || !s.written
+	s.written = false
 	before, problems, err := r.buildBase(ctx, &c, node, localnets)
 	if err != nil {
 		return err
@@ -267,7 +270,7 @@ func (r *FlowReconciler) reconcile(ctx context.Context, c changes) error {
 		}
 		ofport, err := r.Client.openFlowPort(ctx, g.patch)
 		if err != nil {
-			problems = errors.Join(problems, err)
+			problems = append(problems, err)
 			if had := before[cookie]; had != nil {
 				s.want[cookie] = had // the network keeps its flows while the database cannot be read
 			}
@@ -279,14 +282,15 @@ func (r *FlowReconciler) reconcile(ctx context.Context, c changes) error {
 		}
 	}
 	err = r.write(ctx, before, c.stale, func(cookie uint64) bool { return !complete || kept[flows.NetworkOf(cookie)] })
-	s.written = err == nil
-	return errors.Join(problems, err)
+	lost := func(err error) bool { return !errors.Is(err, flows.ErrNoUplink) } // what has no uplink is written
+	s.written = err == nil && !slices.ContainsFunc(problems, lost)
+	return errors.Join(append(problems, err)...)
 }
 
 // buildBase reads the bridge if it may have changed, and builds the flows of no network. If
 // these depend on something that is different now, all networks' do: it sets c.all. It returns
 // the flows before; problems do not prevent that the flows are written.
-func (r *FlowReconciler) buildBase(ctx context.Context, c *changes, node network.Node, localnets map[string]int) (before map[uint64]flows.State, problems, err error) {
+func (r *FlowReconciler) buildBase(ctx context.Context, c *changes, node Facts, localnets map[string]int) (before map[uint64]flows.State, problems []error, err error) {
 	s := &r.run
 	before = map[uint64]flows.State{}
 	if !c.all && !c.stale {
@@ -300,11 +304,13 @@ func (r *FlowReconciler) buildBase(ctx context.Context, c *changes, node network
 	if err != nil {
 		return before, nil, err
 	}
-	in := flows.Inputs{Addresses: node.Addresses, MAC: node.BridgeMAC, Masquerade: r.Plan.Masquerade, Services: r.Plan.ServiceCIDRs,
+	in := flows.Inputs{Addresses: node.Addresses, Floating: node.Floating, MAC: node.BridgeMAC, Masquerade: r.Plan.Masquerade, Services: r.Plan.ServiceCIDRs,
 		Pods: network.Network{Subnets: r.Plan.ClusterSubnets}.CIDRs(), Mode: node.Mode, Loose: r.LooseIsolation}
 	c.all = !reflect.DeepEqual(bridge, s.bridge) || !reflect.DeepEqual(in, s.in)
 	want, err := flows.Build(bridge, in)
-	if err != nil && !errors.Is(err, flows.ErrNoUplink) {
+	if errors.Is(err, flows.ErrNoUplink) {
+		problems = append(problems, err)
+	} else if err != nil {
 		return before, nil, err
 	}
 	before[flows.CookieBase] = s.want[flows.CookieBase]
@@ -313,9 +319,11 @@ func (r *FlowReconciler) buildBase(ctx context.Context, c *changes, node network
 		added = nil // all ports
 	}
 	if c.stale || len(added) > 0 {
-		err = errors.Join(err, s.reader.protect(ctx, router, localnets, added))
+		if err := s.reader.protect(ctx, router, localnets, added); err != nil {
+			problems = append(problems, err)
+		}
 	}
-	return before, err, nil
+	return before, problems, nil
 }
 
 // networks returns the ids of the networks whose flows are built.

@@ -46,7 +46,7 @@ func newTracedBridge(t *testing.T, patchPorts map[string]string) *tracedBridge {
 // settle sets the Localnet networks and waits until the bridge has the flows.
 func (b *tracedBridge) settle(localnets ...network.Network) {
 	b.t.Helper()
-	b.r.SetNode(b.node, localnets)
+	b.r.SetNode(Facts{Node: b.node}, localnets)
 	eventually(b.t, "the flows", func(ctx context.Context) error {
 		want, err := b.r.desired(ctx)
 		if err != nil {
@@ -130,7 +130,7 @@ func newGatewayBridge(t *testing.T, mode network.GatewayMode) (*tracedBridge, *s
 	}
 	b := newTracedBridge(t, patches)
 	b.node.Mode = mode
-	b.r.SetNode(b.node, nil)
+	b.r.SetNode(Facts{Node: b.node}, nil)
 	b.r.SetNetwork(plainNet, nil, []flows.ServicePort{{Protocol: "tcp", Port: 30001}})
 	b.r.SetNetwork(redNet, nil, redPorts)
 	b.r.SetNetwork(blueNet, nil, nil)

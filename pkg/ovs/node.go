@@ -4,9 +4,11 @@ package ovs
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -30,6 +32,30 @@ type LinkAddress struct {
 	// Transient: the kernel may delete the address at any time (deprecated,
 	// temporary) or does not use it yet (tentative).
 	Transient bool
+}
+
+// Facts are what the agent finds out about its node. Other nodes read the Node alone.
+type Facts struct {
+	network.Node
+	// Floating are the external bridge's other addresses, which keepalived and similar programs
+	// move between nodes. Elsewhere are the addresses of other interfaces, without Bulkhead's own.
+	Floating, Elsewhere []netip.Addr
+}
+
+// Has reports whether an address is the node's, on any interface.
+func (f Facts) Has(a netip.Addr) bool {
+	return f.HasAddress(a) || slices.Contains(f.Floating, a) || slices.Contains(f.Elsewhere, a)
+}
+
+// floating returns the usable addresses of the bridge that are not among the node's.
+func floating(n network.Node, plan network.Plan, link BridgeLink) (out []netip.Addr) {
+	for _, a := range link.Addresses {
+		if isUsable(a.Prefix.Addr(), plan) && !slices.Contains(n.Addresses, a.Prefix) {
+			out = append(out, a.Prefix.Addr())
+		}
+	}
+	slices.SortFunc(out, netip.Addr.Compare)
+	return slices.Compact(out)
 }
 
 // BuildNode returns the node as the agent reports it: name, chassis, geneve
@@ -73,8 +99,8 @@ func isFloating(p netip.Prefix, all []LinkAddress) bool {
 	})
 }
 
-// ReadBridgeLink reads the bridge's link from the kernel.
-func ReadBridgeLink(bridge string) (BridgeLink, error) {
+// readBridgeLink reads the bridge's link from the kernel.
+func readBridgeLink(bridge string) (BridgeLink, error) {
 	link, err := netlink.LinkByName(bridge)
 	if err != nil {
 		return BridgeLink{}, fmt.Errorf("external bridge %s: %w", bridge, err)
@@ -122,17 +148,48 @@ func ReadBridgeLink(bridge string) (BridgeLink, error) {
 	return out, nil
 }
 
-// ReadNode returns BuildNode for this machine. With an error the node may be
-// incomplete.
-func (c *Client) ReadNode(ctx context.Context, name string, conf config.OVS, plan network.Plan) (network.Node, error) {
+// readElsewhere reads the addresses of other interfaces than the external bridge and Bulkhead's own:
+// management ports and what is in a VRF.
+func readElsewhere(bridge string, plan network.Plan) ([]netip.Addr, error) {
+	links, err := netdump.List(netlink.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list links: %w", err)
+	}
+	vrfs, skip := map[int]bool{}, map[int]bool{}
+	for _, l := range links {
+		vrfs[l.Attrs().Index] = l.Type() == "vrf"
+	}
+	for _, l := range links {
+		a := l.Attrs()
+		skip[a.Index] = a.Name == bridge || strings.HasPrefix(a.Name, network.ManagementPrefix) || vrfs[a.Index] || vrfs[a.MasterIndex]
+	}
+	addrs, err := netdump.List(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	var out []netip.Addr
+	for _, a := range addrs {
+		ip, ok := netip.AddrFromSlice(a.IP)
+		if ok && !skip[a.LinkIndex] && isUsable(ip.Unmap(), plan) {
+			out = append(out, ip.Unmap())
+		}
+	}
+	slices.SortFunc(out, netip.Addr.Compare)
+	return slices.Compact(out), nil
+}
+
+// ReadNode returns the facts of this machine. With an error they may be incomplete.
+func (c *Client) ReadNode(ctx context.Context, name string, conf config.OVS, plan network.Plan) (Facts, error) {
 	ids, err := c.ExternalIDs(ctx)
 	if err != nil {
-		return network.Node{Name: name}, err
+		return Facts{Node: network.Node{Name: name}}, err
 	}
-	link, err := ReadBridgeLink(conf.ExternalBridge)
+	link, err := readBridgeLink(conf.ExternalBridge)
 	node, buildErr := BuildNode(name, ChassisID(name, ids), conf, plan, link)
+	facts := Facts{Node: node, Floating: floating(node, plan, link)}
 	if err != nil {
-		return node, err
+		return facts, err
 	}
-	return node, buildErr
+	facts.Elsewhere, err = readElsewhere(conf.ExternalBridge, plan)
+	return facts, errors.Join(buildErr, err)
 }

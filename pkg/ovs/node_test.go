@@ -21,17 +21,19 @@ func TestBuildNode(t *testing.T) {
 		encap     string
 		wantAddrs string
 		wantEncap string
-		wantErr   bool
+		// wantFloating is the address that the node has besides.
+		wantFloating string
+		wantErr      bool
 	}{
 		{name: "dual stack", addrs: []LinkAddress{addr("2001:db8::7/64"), addr("192.0.2.7/24"), addr("fe80::1/64")},
 			wantAddrs: "[2001:db8::7/64 192.0.2.7/24]", wantEncap: "[192.0.2.7]"},
 		{name: "IPv6 only", addrs: []LinkAddress{addr("fe80::1/64"), addr("2001:db8::7/64")}, wantAddrs: "[2001:db8::7/64]", wantEncap: "[2001:db8::7]"},
 		{name: "our masquerade addresses are ignored", addrs: []LinkAddress{addr("169.254.0.2/17"), addr("fd69::2/112"), addr("192.0.2.7/24")},
 			wantAddrs: "[192.0.2.7/24]", wantEncap: "[192.0.2.7]"},
-		{name: "floating address", addrs: []LinkAddress{addr("192.0.2.100/32"), addr("192.0.2.7/24")}, wantAddrs: "[192.0.2.7/24]", wantEncap: "[192.0.2.7]"},
+		{name: "floating address", addrs: []LinkAddress{addr("192.0.2.100/32"), addr("192.0.2.7/24")}, wantAddrs: "[192.0.2.7/24]", wantEncap: "[192.0.2.7]", wantFloating: "192.0.2.100"},
 		{name: "only a host address, as in clouds", addrs: []LinkAddress{addr("10.0.0.4/32")}, wantAddrs: "[10.0.0.4/32]", wantEncap: "[10.0.0.4]"},
 		{name: "deprecated", addrs: []LinkAddress{{Prefix: netip.MustParsePrefix("2001:db8::9/64"), Transient: true}, addr("2001:db8::7/64")},
-			wantAddrs: "[2001:db8::7/64]", wantEncap: "[2001:db8::7]"},
+			wantAddrs: "[2001:db8::7/64]", wantEncap: "[2001:db8::7]", wantFloating: "2001:db8::9"},
 		{name: "configured", addrs: []LinkAddress{addr("192.0.2.7/24")}, encap: "198.51.100.1", wantAddrs: "[192.0.2.7/24]", wantEncap: "[198.51.100.1]"},
 		{name: "none", addrs: []LinkAddress{addr("fe80::1/64")}, wantAddrs: "[]", wantEncap: "[]", wantErr: true},
 	} {
@@ -49,6 +51,15 @@ func TestBuildNode(t *testing.T) {
 			}
 			if got := fmt.Sprint(n.EncapIPs); got != c.wantEncap {
 				t.Errorf("geneve addresses %s, want %s", got, c.wantEncap)
+			}
+			for _, a := range floating(n, plan, BridgeLink{Addresses: c.addrs}) {
+				if a.String() != c.wantFloating {
+					t.Errorf("floating address %s", a)
+				}
+				c.wantFloating = ""
+			}
+			if c.wantFloating != "" {
+				t.Errorf("no floating address %s", c.wantFloating)
 			}
 			if err == nil { // the annotations round-trip
 				annotations, err := n.AgentAnnotations()

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"bulkhead/pkg/netdump"
+	"bulkhead/pkg/network"
 )
 
 // cache holds state that the kernel cannot filter by network: our rules, our VRF devices by index, and the link names that address events need.
@@ -178,7 +179,7 @@ func (k *Kernel) fillCache() error {
 		} else if ok {
 			fresh.foreign[a.Index] = cachedDevice{a.Name, int(v.Table)}
 		}
-		if a.Name == k.bridge || strings.HasPrefix(a.Name, portPrefix) {
+		if a.Name == k.bridge || strings.HasPrefix(a.Name, network.ManagementPrefix) {
 			fresh.links[a.Index] = a.Name
 		}
 		if a.Name == k.bridge {

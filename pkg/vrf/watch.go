@@ -16,6 +16,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"bulkhead/pkg/network"
 )
 
 // Change names what to reconcile.
@@ -33,8 +35,6 @@ type TableRange struct {
 	TableBase int // Plan.VRFTableBase
 	MaxID     int
 }
-
-const portPrefix = "ovn-k8s-mp"
 
 func subscribe() (*nl.NetlinkSocket, error) {
 	s, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
@@ -173,7 +173,7 @@ func (k *Kernel) linkEvent(l netlink.Link, deleted bool, tables TableRange) (Cha
 		delete(k.cache.links, a.Index)
 	} else {
 		k.cache.all[a.Index] = a.MasterIndex
-		if a.Name == k.bridge || strings.HasPrefix(a.Name, portPrefix) {
+		if a.Name == k.bridge || strings.HasPrefix(a.Name, network.ManagementPrefix) {
 			k.cache.links[a.Index] = a.Name
 		}
 	}
@@ -225,7 +225,7 @@ func (k *Kernel) changeOfLink(name string, tables TableRange) (Change, bool) {
 	if name == k.bridge {
 		return Change{Bridge: true}, true
 	}
-	rest, ok := strings.CutPrefix(name, portPrefix)
+	rest, ok := strings.CutPrefix(name, network.ManagementPrefix)
 	if !ok {
 		return Change{}, false
 	}

@@ -29,8 +29,9 @@ type Bridge struct {
 
 // Inputs are the inputs besides the bridge.
 type Inputs struct {
-	// Addresses are the node's.
+	// Addresses are the node's. Floating are the bridge's other addresses.
 	Addresses []netip.Prefix
+	Floating  []netip.Addr
 	// MAC is the bridge's, and that of the uplink router's port.
 	MAC string
 	// Masquerade and Services are the address ranges that never appear on the wire, Pods
@@ -269,6 +270,9 @@ func (b *builder) destinations() {
 		b.add(table, priorityPass, origin(from), out)
 		for _, own := range b.in.Addresses {
 			b.add(table, priorityNode, matchIP(origin(from), anywhere, single(own.Addr())), toNode)
+		}
+		for _, a := range b.in.Floating { // of which the node does not answer ARP requests from its own bridge
+			b.add(table, priorityNode, matchIP(origin(from), anywhere, single(a)), toNode)
 		}
 		for _, udp := range []string{"udp", "udp6"} { // nodes would take them for the overlay's own
 			b.add(table, priorityForged, fmt.Sprintf("%s,%s,tp_dst=%d", udp, origin(from), network.TunnelPort), "drop")

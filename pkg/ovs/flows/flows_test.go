@@ -61,14 +61,16 @@ func compare(t *testing.T, name string, s State) {
 
 func TestBuild(t *testing.T) {
 	v4 := Inputs{MAC: dual.MAC, Addresses: dual.Addresses[:1], Masquerade: dual.Masquerade[:1], Services: dual.Services[:1], Pods: dual.Pods[:1]}
-	local := dual
+	local, floating := dual, dual
 	local.Mode = network.LocalGateway
+	floating.Floating = []netip.Addr{netip.MustParseAddr("192.0.2.100"), netip.MustParseAddr("2001:db8::100")}
 	for name, c := range map[string]struct {
 		bridge Bridge
 		in     Inputs
 	}{
 		"no router yet":  {Bridge{Name: "br-ex", Uplinks: []int{1}}, dual},
 		"router":         {Bridge{Name: "br-ex", Uplinks: []int{1}, Router: 3}, dual},
+		"floating":       {Bridge{Name: "br-ex", Uplinks: []int{1}, Router: 3}, floating},
 		"router local":   {Bridge{Name: "br-ex", Uplinks: []int{1}, Router: 3}, local},
 		"router IPv4":    {Bridge{Name: "br-ex", Uplinks: []int{1}, Router: 3}, v4},
 		"bond":           {Bridge{Name: "br-ex", Uplinks: []int{5, 2}, Router: 3}, dual},
@@ -126,6 +128,30 @@ func TestBuildNetwork(t *testing.T) {
 	} {
 		if len(s) > 0 {
 			t.Errorf("%s: %v", name, s)
+		}
+	}
+}
+
+// A node may have several addresses of an IP family. No two flows have one match: the switch would have
+// either, and each reconcile would replace it.
+func TestSeveralAddresses(t *testing.T) {
+	bridge := Bridge{Name: "br-ex", Uplinks: []int{1}, Router: 3}
+	g := Gateway{Network: 7, Port: 9, Mark: 10, Addresses: []netip.Addr{netip.MustParseAddr("169.254.0.23"), netip.MustParseAddr("fd69::17")}, Ports: []ServicePort{{Protocol: "tcp", Port: 30080}}}
+	in := dual
+	in.Addresses = prefixes("192.0.2.7/24", "198.51.100.7/24", "2001:db8::7/64", "fd00::7/64")
+	in.Floating = []netip.Addr{netip.MustParseAddr("192.0.2.100"), netip.MustParseAddr("fd00::100")}
+	for _, in.Mode = range []network.GatewayMode{network.SharedGateway, network.LocalGateway} {
+		base, err := Build(bridge, in)
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen := map[string]Flow{}
+		for _, f := range append(base, BuildNetwork(bridge, in, g)...) {
+			match := fmt.Sprintf("table=%d, priority=%d, %s", f.Table, f.Priority, f.Match)
+			if other, ok := seen[match]; ok {
+				t.Errorf("%s mode: %s and %s have one match", in.Mode, other, f)
+			}
+			seen[match] = f
 		}
 	}
 }

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package firewall
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"bulkhead/pkg/network"
+	"bulkhead/test/adversary/way"
+)
+
+// outputRules are the texts of the rules for what local processes send.
+func outputRules(t *testing.T, in Inputs) []string {
+	t.Helper()
+	for _, c := range Build(in).Chains {
+		if c.Name == chainOutput {
+			var texts []string
+			for _, r := range c.Rules {
+				texts = append(texts, r.Text)
+			}
+			return texts
+		}
+	}
+	t.Fatal("no output chain")
+	return nil
+}
+
+// By the external bridge, tenants' processes are known by their packets' mark and, if nft can match
+// sockets, by their sockets', which a control message does not change.
+func TestTenantsByBridge(t *testing.T) {
+	for name, roots := range map[string][]Cgroup{"sockets cannot be matched": nil, "sockets can be matched": {{"kubepods.slice", 9}}} {
+		rules := outputRules(t, Inputs{Bridge: "br-ex", Plan: plan, PodRoots: roots})
+		for _, to := range []string{"ip daddr 10.96.0.0/16", "ip6 daddr fd10:96::/112", "ip daddr 169.254.0.0/17", "ip6 daddr fd69::/112"} {
+			for match, want := range map[string]bool{"meta mark": true, "socket mark": roots != nil} {
+				text := fmt.Sprintf(`oifname "br-ex" %s %s 0x10000-0x2711ffff counter name foreign_socket reject with icmpx type admin-prohibited`, to, match)
+				if got := slices.Contains(rules, text); got != want {
+					t.Errorf("%s: rule %q: %t, want %t", name, text, got, want)
+				}
+			}
+		}
+	}
+}
+
+// Of what pods send to gateway routers, packets of no connection are dropped, too: they have no direction.
+func TestInvalidToRouters(t *testing.T) {
+	for name, roots := range map[string][]Cgroup{"sockets cannot be matched": nil, "sockets can be matched": {{"kubepods.slice", 9}, {"other", 10}}} {
+		rules := outputRules(t, Inputs{Bridge: "br-ex", Plan: plan, PodRoots: roots})
+		for _, to := range []string{"ip daddr 169.254.0.0/17", "ip6 daddr fd69::/112"} {
+			for _, state := range []string{"ct direction original ct status & dnat == 0", "ct state invalid"} {
+				for _, cgroup := range []string{"kubepods.slice", "other"} {
+					text := fmt.Sprintf(`oifname "br-ex" %s %s socket cgroupv2 level 1 %q counter name foreign_socket drop`, to, state, cgroup)
+					if got := slices.Contains(rules, text); got != (roots != nil) {
+						t.Errorf("%s: rule %q: %t", name, text, got)
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestKernelInvalidToRouters: a pod in the host's network sends a gateway router no packet of no
+// connection: no reset, and no error that contains a packet of the router's. A process outside all pods does.
+func TestKernelInvalidToRouters(t *testing.T) {
+	target, _, _, _ := newNode(t)
+	pods, podsID := podRoot(t)
+	in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Plan: plan, Node: nodeAddresses, PodRoots: []Cgroup{{pods, podsID}}}
+	if _, err := (&Reconciler{Target: target}).Reconcile(t.Context(), in, false); err != nil {
+		t.Fatal(err)
+	}
+	reset := make([]byte, 20)
+	copy(reset, []byte{0x1f, 0x91, 0x90, 0}) // ports 8081 and 36864
+	reset[12], reset[13] = 5<<4, 4           // length, RST
+	router4, router6 := addrs("169.254.0.11")[0], addrs("fd69::b")[0]
+	embedded4 := append([]byte{3, 3, 0, 0, 0, 0, 0, 0, 0x45, 0, 0, 28, 0, 1, 0, 0, 64, unix.IPPROTO_UDP, 0, 0}, slices.Concat(router4.AsSlice(), nodeAddresses[0].AsSlice(), []byte{0x90, 0, 0x1f, 0x91, 0, 8, 0, 0})...)
+	embedded6 := append([]byte{1, 4, 0, 0, 0, 0, 0, 0, 0x60, 0, 0, 0, 0, 8, unix.IPPROTO_UDP, 64}, slices.Concat(router6.AsSlice(), nodeAddresses[1].AsSlice(), []byte{0x90, 0, 0x1f, 0x91, 0, 8, 0, 0})...)
+	for what, c := range map[string]struct {
+		family, protocol int
+		to               unix.Sockaddr
+		packet           []byte
+	}{
+		"reset":       {unix.AF_INET, unix.IPPROTO_TCP, &unix.SockaddrInet4{Addr: router4.As4()}, reset},
+		"reset, IPv6": {unix.AF_INET6, unix.IPPROTO_TCP, &unix.SockaddrInet6{Addr: router6.As16()}, reset},
+		"error":       {unix.AF_INET, unix.IPPROTO_ICMP, &unix.SockaddrInet4{Addr: router4.As4()}, embedded4},
+		"error, IPv6": {unix.AF_INET6, unix.IPPROTO_ICMPV6, &unix.SockaddrInet6{Addr: router6.As16()}, embedded6},
+	} {
+		send := func() error {
+			fd, err := unix.Socket(c.family, unix.SOCK_RAW|unix.SOCK_CLOEXEC, c.protocol)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer unix.Close(fd)
+			return unix.Sendto(fd, c.packet, 0, c.to)
+		}
+		if err := send(); err != nil {
+			t.Errorf("%s from a process outside all pods: %v", what, err)
+		}
+		inPod(t, pods, func() {
+			if err := send(); !errors.Is(err, unix.EPERM) {
+				t.Errorf("%s from a pod: %v, want %v", what, err, unix.EPERM)
+			}
+		})
+	}
+}
+
+// TestKernelMarkInMessage: a tenant's process that gives its packets another mark by a control
+// message, as NET_RAW allows, reaches no service by the external bridge. One outside the tenants does.
+func TestKernelMarkInMessage(t *testing.T) {
+	target, host, outside, enter := newNode(t)
+	pods, podsID := podRoot(t)
+	runScript(t, outside, "ip addr add 10.96.0.1/32 dev lo; ip addr add fd10:96::1/128 dev lo nodad")
+	runScript(t, host, "ip route add 10.96.0.0/16 via 192.0.2.1 dev br-ex; ip route add fd10:96::/112 via 2001:db8::1 dev br-ex")
+	enter(outside)
+	heard := newEar()
+	heard.listen(t, "10.96.0.1:53", "[fd10:96::1]:53")
+	enter(host)
+	in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Plan: plan, Node: nodeAddresses, PodRoots: []Cgroup{{pods, podsID}}}
+	if _, err := (&Reconciler{Target: target}).Reconcile(t.Context(), in, false); err != nil {
+		t.Fatal(err)
+	}
+	number := 0
+	send := func(socket string, family int, how ...string) (heardAs string, err error) {
+		number++
+		a := way.Attempt{ID: number, Socket: socket, Src: nodeAddresses[family].String(), To: []string{"10.96.0.1", "fd10:96::1"}[family], Port: 53, How: how}
+		return string(a.Token()), a.Do()
+	}
+	for family := range nodeAddresses {
+		for _, socket := range []string{"hdrincl", "udp"} {
+			ofTenant := fmt.Sprintf("mark=%#x", network.PacketMark(7))
+			var refused []string
+			for _, how := range [][]string{{ofTenant}, {ofTenant, "cmsg-mark=0"}, {ofTenant, fmt.Sprintf("cmsg-mark=%#x", mark)}} {
+				text, err := send(socket, family, how...)
+				if !errors.Is(err, unix.EPERM) {
+					t.Errorf("%s to %s, %v: %v, want %v", socket, nodeAddresses[family], how, err, unix.EPERM)
+				}
+				refused = append(refused, text)
+			}
+			for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+				text, err := send(socket, family)
+				if heard.has(text) {
+					break
+				}
+				if time.Now().After(deadline) {
+					t.Fatalf("%s outside the tenants to %s is not heard: %v", socket, nodeAddresses[family], err)
+				}
+			}
+			for _, text := range refused {
+				if heard.has(text) {
+					t.Errorf("%s of a tenant's process to %s is heard: %s", socket, nodeAddresses[family], text)
+				}
+			}
+		}
+	}
+}

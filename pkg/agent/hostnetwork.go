@@ -48,7 +48,7 @@ func newHostReconciler(p Parts, node *nodeReconciler, doors *doorReader, isSettl
 	r := &hostReconciler{config: p.Config, cache: p.Cache, queue: p.Queue, kernel: p.Kernel, hostNet: p.HostNet, doors: doors, node: node, isSettling: isSettling,
 		kubeletMark: p.KubeletMark, kubeletCgroup: p.KubeletCgroup, podRoots: p.PodRoots, servers: p.Servers, log: p.Log, runs: newRuns()}
 	if p.Firewall != nil {
-		r.firewall = &firewall.Reconciler{Target: p.Firewall}
+		r.firewall = &firewall.Reconciler{Target: p.Firewall, Log: p.Log}
 	}
 	return r
 }

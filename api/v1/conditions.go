@@ -7,8 +7,8 @@ const (
 	// ConditionNetworkCreated: every namespace of the network has its
 	// NetworkAttachmentDefinition. The message lists the namespaces without one.
 	ConditionNetworkCreated = "NetworkCreated"
-	// ConditionNetworkAllocationSucceeded: every node has a host subnet. The
-	// message lists the nodes without one.
+	// ConditionNetworkAllocationSucceeded: every node has built the network.
+	// The message lists the others.
 	ConditionNetworkAllocationSucceeded = "NetworkAllocationSucceeded"
 	// ConditionTransportAccepted: the transport is configured.
 	ConditionTransportAccepted = "TransportAccepted"
@@ -17,12 +17,10 @@ const (
 // Reasons of ConditionNetworkCreated.
 const (
 	ReasonNADCreated = "NetworkAttachmentDefinitionCreated"
-	ReasonNADDeleted = "NetworkAttachmentDefinitionDeleted"
 	// ReasonSyncError is for UserDefinedNetworks, ReasonNADSyncError for
 	// ClusterUserDefinedNetworks.
-	ReasonSyncError       = "SyncError"
-	ReasonNADSyncError    = "NetworkAttachmentDefinitionSyncError"
-	ReasonNotYetSupported = "NotYetSupported"
+	ReasonSyncError    = "SyncError"
+	ReasonNADSyncError = "NetworkAttachmentDefinitionSyncError"
 )
 
 // Reasons of ConditionNetworkAllocationSucceeded.
@@ -53,5 +51,4 @@ const (
 	ReasonAccepted             = "Accepted"
 	ReasonConfigurationError   = "ConfigurationError"
 	ReasonConfigurationPending = "ConfigurationPending"
-	ReasonInternalError        = "InternalError"
 )

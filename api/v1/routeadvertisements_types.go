@@ -58,7 +58,7 @@ type RouteAdvertisementsSpec struct {
 
 	// advertisements are what to advertise, each at most once.
 	// `PodNetwork`: the pod addresses. Each node advertises its own subnet of the network.
-	// `EgressIP`: the egress IPs of the network. Each is advertised by the node that has it.
+	// `EgressIP`: the egress IPs of the network. It is refused, because nodes do not carry egress IPs.
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=2
 	// +listType=set

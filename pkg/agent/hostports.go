@@ -111,7 +111,7 @@ func admitHostPorts(ports []hostPort, servers []hostnet.Server) (out []firewall.
 			switch {
 			case !slices.ContainsFunc(servers, func(s hostnet.Server) bool { return s.Serves(p.port.Protocol, route.At, p.port.Port) }):
 				out = append(out, firewall.HostPort{Port: firewall.Port{Addr: route.At, Protocol: p.port.Protocol, Port: p.port.Port}, To: route.To})
-			case !route.At.IsLoopback() || p.port.Host.IsLoopback(): // a port at all addresses is missed at the node's
+			case !route.At.IsLoopback() || p.port.Host.IsLoopback(): // for all addresses, the node's are reported
 				problems = append(problems, Problem{Reason: reasonHostPort, pod: p.pod, Message: fmt.Sprintf("%s at %s: a process of the node has that port: choose another", at, route.At)})
 			}
 		}

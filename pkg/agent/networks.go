@@ -222,7 +222,7 @@ func (r *networkReconciler) reconcileAll(ctx context.Context) error {
 		case err != nil:
 			errs, kept = append(errs, err), append(kept, id)
 		case name != "":
-			r.log.Warn("network is kept as it is: no NetworkAttachmentDefinition of it is usable", "network", name)
+			r.log.Warn("network stays unchanged: it has no usable NetworkAttachmentDefinition", "network", name)
 			kept = append(kept, id)
 		default:
 			r.queue.keys.Add(key{kindNetwork, id})

@@ -142,7 +142,7 @@ func (c *Cache) Locked() []hostnet.LockedAddr {
 	}
 	slices.SortFunc(out, func(a, b hostnet.LockedAddr) int { return a.Addr.Compare(b.Addr) })
 	for i := 1; i < len(out); i++ {
-		if out[i].Addr == out[i-1].Addr { // neither pod decides for the other
+		if out[i].Addr == out[i-1].Addr { // neither pod may open the other's
 			out[i].Open, out[i-1].Open = nil, nil
 		}
 	}

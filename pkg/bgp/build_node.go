@@ -268,10 +268,9 @@ func (g *generator) addReflected(receive []frrv1.PrefixSelector) {
 	}
 }
 
-// firstNodeASN and the node's id are the number of the autonomous system of its routers in networks' VRFs that
-// have no sessions, of those for private use (RFC 6996). FRR passes no route from one VRF to another
-// whose path has the other's number, as those of other nodes of one autonomous system have: each node
-// needs its own.
+// firstNodeASN plus the node's id is the private AS number (RFC 6996) of the node's routers in networks' VRFs
+// without sessions. FRR passes no route to a VRF whose number is in the route's path. The routes of
+// other nodes of one autonomous system contain their common number: each node needs its own.
 const firstNodeASN = 4200000000
 
 // joined turns a router of a VRF that is no network's into two: it imports the routes to a network's pods

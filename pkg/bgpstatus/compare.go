@@ -38,8 +38,8 @@ type Status struct {
 	VRFs     []VRF               `json:"vrfs"`
 	// OVN are the uplink router's routes that have been imported, in shared gateway mode.
 	OVN []Route `json:"ovn,omitempty"`
-	// Differences are sentences, in the order of the way of a route: what comes first may
-	// explain the rest.
+	// Differences are sentences, in the order FRR, kernel, OVN: an earlier one may explain
+	// the rest.
 	Differences []string `json:"differences"`
 }
 

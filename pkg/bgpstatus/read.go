@@ -25,7 +25,7 @@ import (
 type Reader struct {
 	Vtysh []string // the command that runs vtysh, without its arguments
 	NB    string   // address of OVN's northbound database
-	// Tables are the routing tables of VRFs, by FRR's names. Those of others are the kernel's to tell.
+	// Tables are the routing tables of VRFs, by FRR's names. For others the kernel is asked.
 	Tables map[string]int
 }
 

@@ -18,7 +18,7 @@
 //   - from a masquerade address, which networks' forwarded packets have, if a local
 //     process sends it out of the node;
 //   - from a tenant's process in the host's network to a service's or a gateway router's
-//     address by the external bridge: the bridge is a way for tenants' pods alone;
+//     address by the external bridge: only tenants' pods may use the bridge;
 //   - from any pod in the host's network to a gateway router, unless it sends to a node port or
 //     a host port, or answers;
 //   - to the overlay's port from a network or over loopback;

@@ -100,9 +100,9 @@ func disjoint(list []netip.Prefix) []netip.Prefix {
 	return out
 }
 
-// outChains mark what pods send out of the node and what comes for advertised ones, for the main table's
-// routes, and clear the mark when it is routed. What is for an address that only has a meaning within
-// the cluster keeps to its network's table.
+// outChains mark what pods send out of the node and what arrives for advertised pods, so that the main
+// table routes it, and clear the mark afterwards. Packets to addresses that only have a meaning within
+// the cluster use their network's table.
 func (in Inputs) outChains() []Chain {
 	c := Chain{Name: chainOut, Hook: "prerouting"}
 	inside := slices.Concat(in.Plan.Masquerade, in.Plan.ServiceCIDRs)
@@ -145,8 +145,8 @@ func (in Inputs) betweenAdvertised() []Rule {
 	return rules
 }
 
-// backIntoNetwork answers what a network's router has sent to the node for pods of that network elsewhere,
-// and BGP has no route for: the table of the network's VRF would return it to the router.
+// backIntoNetwork rejects what a network's router has sent to the node for the network's pods elsewhere
+// if BGP has no route to them: the table of the network's VRF would return it to the router.
 func (in Inputs) backIntoNetwork() []Rule {
 	if in.Mode != network.LocalGateway {
 		return nil
@@ -180,8 +180,8 @@ func (in Inputs) nodeToAdvertised() []Rule {
 }
 
 // toAdvertised accepts what comes from outside for pods of advertised networks: by the external bridge,
-// or by an interface in the network's own VRF. From another VRF only routes lead there that BGP has where
-// a RouteAdvertisements names that VRF: by the network's VRF device, not by its management port.
+// or by an interface in the network's own VRF. From a VRF that a RouteAdvertisements names, BGP's routes
+// lead there, too: by the network's VRF device, not by its management port.
 func (in Inputs) toAdvertised() []Rule {
 	var rules []Rule
 	for _, ip := range families {
@@ -190,9 +190,9 @@ func (in Inputs) toAdvertised() []Rule {
 	return append(rules, rule("from outside in the network's own VRF", "iifname @"+SetVRFs, "meta sdifname !=", managementPorts, "oifname @"+SetOwnVRF, "accept"))
 }
 
-// ownVRFs keeps networks that are advertised into their own VRF, and what is outside in that VRF, from the
-// external bridge: only services and nodes are reached there, by pods with their network's masquerade
-// address.
+// ownVRFs drops what networks that are advertised into their own VRF, and hosts in that VRF, send by the
+// external bridge, except what has the network's masquerade address: pods' packets to services and
+// nodes.
 func (in Inputs) ownVRFs() []Rule {
 	bridge := fmt.Sprintf("oifname %q", in.Bridge)
 	rules := []Rule{rule("from a network's own VRF to the external bridge", "iifname @"+SetVRFs, "meta sdifname !=", managementPorts, bridge, "counter name", CounterForwarded, "drop")}

@@ -40,8 +40,8 @@ func (in Inputs) hostPortElements() (v4, v6 []string) {
 // toHostPorts redirects packets for host ports to the gateway router of the pod's network: those of
 // local processes, or what arrives. What arrives for a server of the node itself stays there,
 // whatever port a pod has asked for. Packets of local processes are redirected only if the node has
-// no server on the port: Inputs.HostPorts has no others. A sender at a loopback address, which would not hear
-// an answer from another interface, gets what there is without host ports.
+// no server on the port: Inputs.HostPorts has no others. Packets from loopback addresses are not redirected:
+// their senders would get no answer from another interface.
 func (in Inputs) toHostPorts(local bool) []Rule {
 	if in.Bridge == "" || !in.matchesSockets() {
 		return nil

@@ -36,8 +36,8 @@ func (in Inputs) sourceNAT() []Rule {
 }
 
 // toLocalPorts redirects packets from outside to services with external traffic policy Local into
-// the service's network, with their client's address. Others' packets to such services pass
-// gateway routers: the node's, and pods', which the node gives its address.
+// the service's network, with their client's address. The node's packets to such services, and
+// pods', which get the node's address, pass gateway routers.
 func (in Inputs) toLocalPorts() []Rule {
 	if in.Bridge == "" {
 		return nil

@@ -33,8 +33,8 @@ func (in Inputs) outOfNode() []Rule {
 			}
 		}
 	}
-	// Gateway routers take what comes from the node for its servers' answers, and in local gateway
-	// mode VRFs have a route to them, for pods. A process with CAP_NET_RAW can give a packet another
+	// Gateway routers take packets from the node for its servers' answers. In local gateway mode
+	// VRFs have a route to them, for pods only. A process with CAP_NET_RAW can give a packet another
 	// mark than its socket has, and the main table has a route to services by the bridge. A packet of
 	// a connection that begins or has ended has no full socket, but its socket's mark.
 	marks := fmt.Sprintf("mark %#x-%#x", network.FirstPacketMark, network.LastPacketMark)

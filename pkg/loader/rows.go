@@ -56,7 +56,7 @@ const (
 )
 
 func (k DoorKind) String() string {
-	names := [...]string{"", "management port", "VRF", "default network's management port", "pod's interface", "locked pod's interface", "node's own", "loopback"}
+	names := [...]string{"", "management port", "VRF", "default network's management port", "pod's interface", "locked pod's interface", "node's own", "loopback", "operator's interface in a network's VRF"}
 	if int(k) < len(names) && k > 0 {
 		return names[k]
 	}

@@ -31,7 +31,7 @@ const (
 	// RoleSecondary: the pod has an additional interface on this network.
 	RoleSecondary Role = "secondary"
 	// RoleInfrastructureLocked: the cluster default network, for a pod with
-	// another primary network. Only kubelet's probes can use it.
+	// another primary network, for probes and open ports.
 	RoleInfrastructureLocked Role = "infrastructure-locked"
 )
 

@@ -47,7 +47,7 @@ func (p Plan) Validate() error {
 		}
 	}
 	if p.VRFTableBase <= MasqueradeTable && AdvertisedTable <= p.VRFTableBase+MaxID {
-		return fmt.Errorf("vrf-table-base %d leads networks to the tables %d and %d, which all networks share: set it below %d or above these tables", p.VRFTableBase, AdvertisedTable, MasqueradeTable, AdvertisedTable-MaxID)
+		return fmt.Errorf("vrf-table-base %d gives networks the tables %d and %d, which all networks share: set it below %d or above these tables", p.VRFTableBase, AdvertisedTable, MasqueradeTable, AdvertisedTable-MaxID)
 	}
 	if p.VRFTableBase < 256 || p.VRFTableBase > 1<<31-1-MaxID {
 		return fmt.Errorf("vrf-table-base %d is outside 256..%d: tables below 256 belong to the kernel and to routing daemons", p.VRFTableBase, 1<<31-1-MaxID)

@@ -252,7 +252,7 @@ func (x *nodeIndex) accept(f fact, names []string) (freed []string) {
 	return freed
 }
 
-// noteMoved notes that an address is a node's now, or is none's any more.
+// noteMoved records that a node has gained or lost an address.
 func (x *nodeIndex) noteMoved(claim string) {
 	if text, ok := strings.CutPrefix(claim, claimAddress); ok {
 		if a, err := netip.ParseAddr(text); err == nil {

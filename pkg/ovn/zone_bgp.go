@@ -106,8 +106,8 @@ func (z *Zone) SetImportedRoutes(routes []ImportedRoute) {
 	}
 }
 
-// importedRoutes returns the routes to import. Routes to pods of a network with an overlay are
-// not: its routers lead there.
+// importedRoutes returns the routes to import, without those to pods of networks with an
+// overlay: their routers reach them.
 func (z *Zone) importedRoutes() []ImportedRoute {
 	var overlays []netip.Prefix
 	for _, n := range z.advertisedNetworks() {

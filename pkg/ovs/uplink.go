@@ -222,7 +222,7 @@ func (c *Client) transactApplied(ctx context.Context, name string, ops []ovsdb.O
 		}
 	}
 	if number == 0 {
-		return errors.New("the Open vSwitch database does not say which configuration this is")
+		return errors.New("the Open vSwitch database returns no next_cfg for the change")
 	}
 	ctx, cancel := context.WithTimeout(ctx, applyTimeout)
 	defer cancel()

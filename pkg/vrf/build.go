@@ -280,10 +280,10 @@ func routesVia(node network.Node, table int, destinations []netip.Prefix) []Rout
 	return out
 }
 
-// podCIDRs lists the pod subnets that are routed via the network's router. To other nodes' pods of
-// a network without an overlay the node's own packets take, in local gateway mode, the routes that
-// FRR has learned, if these are in the same table. A tenant's processes lack those of the main table:
-// the router returns their packets to the node, which forwards them as it does pods'.
+// podCIDRs lists the pod subnets that are routed via the network's router. There
+// are none for a network without an overlay in local gateway mode if FRR's routes to other nodes'
+// pods are in the same table. A tenant's processes lack the main table's: the router returns
+// their packets to the node, which forwards them as it does pods'.
 func podCIDRs(net network.Network, node network.Node) []netip.Prefix {
 	if forwardsToPods(net, node) && (net.IsDefault() || net.LeavesByVRF()) {
 		return nil

@@ -15,9 +15,9 @@ type Localnet struct {
 }
 
 // localnets adds the flows of Localnet networks. The bridge connects the networks of a
-// VLAN, the wire, and the node, for which untagged packets and those of its own VLAN devices
-// are. It copies and does not learn: what has no place in a network, OVN drops, and no pod
-// can claim an address towards the bridge.
+// VLAN, the wire, and the node, which gets untagged packets and those of its own VLAN
+// devices. It copies packets and learns no addresses: OVN drops what is for no port, and
+// no pod can claim an address towards the bridge.
 func (b *builder) localnets() {
 	if len(b.bridge.Localnets) == 0 {
 		return

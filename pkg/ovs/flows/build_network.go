@@ -78,10 +78,10 @@ func BuildNetwork(bridge Bridge, in Inputs, g Gateway) State {
 	return b.out
 }
 
-// advertised adds the flows of pods that keep their addresses outside OVN. What comes from
-// them has the network's only: a gateway router's port sends with no other source. Between the
-// node, or another network's pods, and an advertised network nothing passes on the node unless
-// isolation is loose, and never directly. In local gateway mode the pods' packets pass the host, whose
+// advertised adds the flows of pods that keep their addresses outside OVN. A gateway
+// router's port sends with no other source than the addresses of its own pods. Unless isolation is
+// loose, nothing passes on the node between an advertised network and the node or another
+// network's pods, and never directly. In local gateway mode the pods' packets pass the host, whose
 // firewall does the same; gateway routers send what is for backends of services.
 func (b *builder) advertised(g Gateway) {
 	port, out := inPort(g.Port), setMAC(b.in.MAC)+","+outputs([]int{b.bridge.Router})
@@ -119,9 +119,9 @@ func (b *builder) advertised(g Gateway) {
 	}
 }
 
-// to returns the actions that send to the gateway router, also what another network's has
-// sent. The ports of both are protected from each other for the time without flows: a packet
-// that has arrived on no port passes nevertheless.
+// to returns the actions that send to the gateway router, also what another network's router
+// has sent. Ports are protected from each other for the time without flows, so the actions
+// first clear the packet's input port.
 func (b *builder) to(g Gateway) string {
 	return "load:0xffff->NXM_OF_IN_PORT[]," + setMAC(network.GatewayMAC) + "," + outputs([]int{g.Port})
 }

@@ -47,7 +47,7 @@ func Sync(ctx context.Context, t Target, bridge, configured string, log *slog.Lo
 }
 
 // Restore gives the interface its addresses and routes back, and deletes the bridge if the agent
-// created it. The bridge that the record names counts more than the one given. Sync then does nothing any more, until somebody deletes the record.
+// created it. The record's bridge takes precedence over the one given. Afterwards Sync does nothing until somebody deletes the record.
 func Restore(ctx context.Context, t Target, bridge string, log *slog.Logger) (uplink string, err error) {
 	if rec, err := t.Record(ctx); err == nil && rec.Bridge != "" {
 		bridge = rec.Bridge

@@ -8,7 +8,7 @@ import "slices"
 //
 //   - the link that takes over has all addresses before the interface changes sides, so that it
 //     answers at once; both have them for a moment, which the kernel allows;
-//   - so does it know the neighbours: while the interface changes sides, an answer to an ARP request may
+//   - it also knows the neighbours: while the interface changes sides, an answer to an ARP request may
 //     arrive at the other link, and the next request would be sent a second later;
 //   - a route is added by one link before it is deleted from the other;
 //   - the addresses are deleted last: with the last IPv4 address of a link the kernel deletes all

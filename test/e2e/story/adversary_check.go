@@ -23,7 +23,7 @@ func adversaryChecks() []Check {
 			Run: func(ctx context.Context, w *World) (string, error) { return run(w.arena, ctx) }}
 	}
 	return []Check{
-		check(groupAttacks, "adversary: no attempt from a pod or host-network process reaches or hears another tenant", 25*time.Minute, (*arena).table),
+		check(groupAttacks, "adversary: no pod or host-network process reaches another tenant or receives its packets", 25*time.Minute, (*arena).table),
 		check(groupAttacks, "ordinary servers in a tenant's host-network pod: kubelet, localhost and the other containers reach them", 20*time.Minute, (*arena).ordinary),
 		check(groupCapture, "adversary: a tenant that listens on the node's ports, and probes them, captures no other's calls", 20*time.Minute, (*arena).capture),
 		check(groupEarly, "adversary: host-network pods that the agent does not know yet enter no tenant's network", 20*time.Minute, (*arena).early),
@@ -104,7 +104,7 @@ func (a *arena) table(ctx context.Context) (string, error) {
 	}
 	n, err := a.hearing(ctx)
 	errs = append(errs, err)
-	return fmt.Sprintf("%d attempts, none heard, each way with a control that was", total+n), errors.Join(errs...)
+	return fmt.Sprintf("%d attempts, none received; a control of each was", total+n), errors.Join(errs...)
 }
 
 // parts are the parts of the table: all other actors attack green, and tenants

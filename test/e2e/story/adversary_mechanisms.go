@@ -57,8 +57,8 @@ func (s sample) stopped(mechanisms []mechanism) bool {
 	return len(s.and) > 0 && !slices.ContainsFunc(s.and, func(w mechanism) bool { return !has(w) })
 }
 
-// eachMechanismAlone removes the mechanisms one after the other. An attack must not be heard while
-// a mechanism stands that stops it, and must be heard without.
+// eachMechanismAlone removes the mechanisms one after the other. An attack must not arrive while
+// a mechanism that stops it is there, and must arrive without.
 func (a *arena) eachMechanismAlone(ctx context.Context) (string, error) {
 	// Nothing is forwarded out of a VRF, whatever its routes: this one leads to the
 	// external host.

@@ -24,7 +24,7 @@ var (
 func networkChecks() []Check {
 	return []Check{
 		{Chapter: 2, Title: "two tenants, one address plan: CUDN red (two namespaces) and UDN blue: conditions True", Phase: phaseObjects, Needs: needs(fixtureNetworks), Run: networksAccepted},
-		{Chapter: 2, Title: "their NADs as the proposals show, with the network id from their first write", Phase: phaseObjects, Needs: needs(fixtureNetworks), Run: nadsRendered},
+		{Chapter: 2, Title: "NADs have the proposals' format, and the network id from their first write", Phase: phaseObjects, Needs: needs(fixtureNetworks), Run: nadsRendered},
 	}
 }
 

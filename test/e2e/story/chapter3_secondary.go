@@ -21,7 +21,7 @@ func secondaryChecks() []Check {
 	return []Check{
 		{Chapter: 3, Title: "secondary networks: pods have the interfaces that they request, and reach each other there", Phase: phaseReach, Needs: needs(fixtureSecondary), Run: secondaryReach, Group: groupSecondary},
 		{Chapter: 3, Title: "Localnet networks on the external bridge: untagged pods, nodes and hosts beside the cluster reach each other", Phase: phaseReach, Needs: needs(fixtureSecondary, fixturePlain), Run: localnetReach, Group: groupSecondary},
-		{Chapter: 4, Title: "secondary networks have no way in: other pods and the nodes do not reach them", Phase: phaseIsolation, Needs: needs(fixtureSecondary, fixturePlain, fixtureTenants), Run: secondaryIsolated, Group: groupSecondary},
+		{Chapter: 4, Title: "secondary networks: other pods and the nodes do not reach them", Phase: phaseIsolation, Needs: needs(fixtureSecondary, fixturePlain, fixtureTenants), Run: secondaryIsolated, Group: groupSecondary},
 	}
 }
 

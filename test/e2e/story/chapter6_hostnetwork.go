@@ -27,6 +27,7 @@ func hostNetworkChecks() []Check {
 		}),
 		check("it reaches neither blue nor the default network's tenant-locked addresses", hostClientConfined),
 		check("the same binary outside the tenant does not reach red", outsiderRefused),
+		check("processes of a pod that is deleted by force keep their network, and reach no other", forcedDeletionConfines),
 	}
 }
 

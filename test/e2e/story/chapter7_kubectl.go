@@ -15,7 +15,7 @@ func kubectlChecks() []Check {
 	}
 }
 
-// otherTopologies are networks of topologies and roles that nodes do not build yet.
+// otherTopologies are networks of topologies and roles besides Layer3 Primary.
 const otherTopologies = `
 apiVersion: k8s.ovn.org/v1
 kind: UserDefinedNetwork

@@ -18,7 +18,7 @@ import (
 )
 
 func faultPointChecks() []Check {
-	return []Check{{Chapter: 8, Title: "the agent dies after one of its operations while a network comes and goes: nobody enters it, and the node is as before", Phase: phaseFaults,
+	return []Check{{Chapter: 8, Title: "the agent is killed after an operation while a network comes and goes: nothing enters it, and the node is as before", Phase: phaseFaults,
 		Needs: needs(fixturePlain, fixtureTenants, fixtureFly), Run: agentFaultPoints, Timeout: 40 * time.Minute, Group: groupFaultPoints}}
 }
 

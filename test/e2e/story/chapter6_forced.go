@@ -6,17 +6,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"bulkhead/test/lab"
 )
 
 // forcedDeletionConfines deletes a host-network pod of red with no grace period. It is gone from the
-// API, but kubelet leaves its processes the grace period that the pod's author chose. They reach red's
-// pods and not the cluster default network's, as before.
+// API before kubelet has stopped its processes. They reach red's pods and not the cluster default
+// network's, as before.
 func forcedDeletionConfines(ctx context.Context, w *World) (_ string, err error) {
 	const grace = 3600
 	node := w.Lab.Nodes()[0]
@@ -28,7 +31,11 @@ func forcedDeletionConfines(ctx context.Context, w *World) (_ string, err error)
 	pods := w.Lab.Client().CoreV1().Pods(p.Namespace)
 	none := int64(0)
 	remove := func(ctx context.Context) error {
-		return pods.Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: &none})
+		err := pods.Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: &none})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return err
 	}
 	if err := w.ready(ctx, p); err != nil {
 		return "", errors.Join(err, remove(context.WithoutCancel(ctx)))
@@ -37,29 +44,29 @@ func forcedDeletionConfines(ctx context.Context, w *World) (_ string, err error)
 	if err != nil {
 		return "", err
 	}
-	left := leftPod{node: node, cgroups: fmt.Sprintf("find /sys/fs/cgroup -path '*pod%s/*' -name cgroup.procs", obj.UID)}
-	defer func() { err = errors.Join(err, left.end(context.WithoutCancel(ctx))) }()
+	left := leftPod{node: node, cgroups: fmt.Sprintf("find /sys/fs/cgroup -path '*pod%s/*/cgroup.procs'", obj.UID)}
+	defer func() {
+		ctx := context.WithoutCancel(ctx)
+		err = errors.Join(err, remove(ctx), left.end(ctx))
+	}()
 
-	want := map[string]bool{}
+	own, others := map[string]string{}, map[string]string{} // names of the servers, by target
 	for _, to := range w.tenant("red") {
 		for _, t := range targets(to.Primary...) {
-			want[t] = true
+			own[t] = to.Namespace + "/" + to.Name
 		}
 	}
-	var denied []string
 	for _, to := range w.tenant("") {
-		denied = append(denied, targets(to.Default...)...)
+		for _, t := range targets(to.Default...) {
+			others[t] = to.Namespace + "/" + to.Name
+		}
 	}
-	control, err := nodeProbe(ctx, node, probeTime, denied...)
-	if err == nil {
-		err = allReached("a process of the node", control)
-	}
-	if err != nil {
-		return "", err
+	if _, err := reach(w.fromNode(ctx, node), others); err != nil {
+		return "", fmt.Errorf("a process of the node to pods of the default network: %w", err)
 	}
 	attempts := 0
-	for _, when := range []string{"before the deletion", "after it", "and later"} {
-		if when == "after it" {
+	for _, when := range []string{"before the deletion", "after the deletion"} {
+		if when == "after the deletion" {
 			if err := remove(ctx); err != nil {
 				return "", err
 			}
@@ -67,19 +74,15 @@ func forcedDeletionConfines(ctx context.Context, w *World) (_ string, err error)
 				return "", err
 			}
 		}
-		var own []string
-		for t := range want {
-			own = append(own, t)
+		ask := func(list []string) ([]probe, error) {
+			return w.inTurn(list, func(few []string) ([]probe, error) { return left.check(ctx, probeTime, few) })
 		}
-		got, err := left.check(ctx, probeTime, own)
+		if _, err := reach(ask, own); err != nil {
+			return "", fmt.Errorf("a process of the pod %s: %w", when, err)
+		}
+		got, err := left.check(ctx, 3*time.Second, slices.Sorted(maps.Keys(others)))
 		if err == nil {
-			err = allReached("a process of the pod, "+when, got)
-		}
-		if err != nil {
-			return "", err
-		}
-		if got, err = left.check(ctx, 3*time.Second, denied); err == nil {
-			err = reachedAny("a process of the pod, "+when+",", got)
+			err = reachedAny("a process of the pod "+when, got)
 		}
 		if err != nil {
 			return "", err
@@ -87,16 +90,6 @@ func forcedDeletionConfines(ctx context.Context, w *World) (_ string, err error)
 		attempts += len(got)
 	}
 	return fmt.Sprintf("%d denied attempts", attempts), nil
-}
-
-// allReached returns an error if a probe failed.
-func allReached(from string, got []probe) error {
-	for _, g := range got {
-		if !g.OK {
-			return fmt.Errorf("%s does not reach %s: %s", from, g.Target, g.Detail)
-		}
-	}
-	return nil
 }
 
 // leftPod is a pod whose processes may run without it.

@@ -437,7 +437,7 @@ func TestNewService(t *testing.T) {
 		},
 	}
 	got, ok := newService(s, []*discoveryv1.EndpointSlice{slice})
-	if want := "[203.0.113.1 203.0.113.2]"; !ok || strings.Join(texts(got.ExternalIPs), " ") != strings.Trim(want, "[]") {
+	if want := "[203.0.113.2 203.0.113.1]"; !ok || strings.Join(texts(got.ExternalIPs), " ") != strings.Trim(want, "[]") {
 		t.Errorf("external addresses %v, want %v", got.ExternalIPs, want)
 	}
 	if !got.ExternalLocal || !got.InternalLocal || got.Affinity != 10*time.Minute {

@@ -25,8 +25,8 @@ var kernelTests = []struct {
 	pkg, run, full, skip string
 	must                 []string
 }{
-	{"bulkhead/pkg/firewall", "^TestKernel(Forward|ForgedAnswers|LocalGateway|Advertised|OwnVRF|Ingress)?$", "^TestKernel", "^$",
-		[]string{"TestKernel", "TestKernelForward", "TestKernelForgedAnswers", "TestKernelLocalGateway", "TestKernelAdvertised", "TestKernelOwnVRF", "TestKernelIngress"}},
+	{"bulkhead/pkg/firewall", "^TestKernel(Forward|ForgedAnswers|InvalidToRouters|MarkInMessage|LocalGateway|Advertised|OwnVRF|Ingress)?$", "^TestKernel", "^$",
+		[]string{"TestKernel", "TestKernelForward", "TestKernelForgedAnswers", "TestKernelInvalidToRouters", "TestKernelMarkInMessage", "TestKernelLocalGateway", "TestKernelAdvertised", "TestKernelOwnVRF", "TestKernelIngress"}},
 	{"bulkhead/pkg/loader", "^TestRootVRF|^TestRootLSM|^TestRootBrokenLinks$/^nothing$", "^TestRoot", "^$",
 		[]string{"TestRootVRFBinding", "TestRootVRFRedirection", "TestRootVRFIngress", "TestRootLSM", "TestRootBrokenLinks"}},
 	{"bulkhead/pkg/vrf", "^TestKernel", "^TestKernel", "^TestKernelWithoutVRF$", // that one is for kernels that lack VRF

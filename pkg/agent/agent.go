@@ -285,7 +285,7 @@ func (a *Agent) reconcileKind(ctx context.Context, k key) error {
 	case kindNode:
 		return a.node.reconcile(ctx)
 	default:
-		a.gateways.reconcileAll(a.queue)
+		enqueueAllGateways(a.queue, a.cache)
 		return a.networks.reconcileAll(ctx)
 	}
 }

@@ -52,10 +52,10 @@ func (r *nodeReconciler) refusedExternal(n network.Network, p flows.ServicePort)
 	return p.Claimed && r.has(p.Addr) || r.Node().HasAddress(p.Addr) || r.config.Plan.RefusedExternal(n, p.Addr) != ""
 }
 
-// reconcileAll enqueues every network.
-func (r *gatewayReconciler) reconcileAll(q *Queue) {
+// enqueueAllGateways enqueues every network.
+func enqueueAllGateways(q *Queue, c *Cache) {
 	q.EnqueueGateways(network.DefaultID)
-	for _, n := range r.cache.Networks() {
+	for _, n := range c.Networks() {
 		q.EnqueueGateways(n.ID)
 	}
 }

@@ -110,10 +110,7 @@ func (r *nodeReconciler) reconcile(ctx context.Context) error {
 		r.queue.EnqueueAll() // networks' routes use the node's next hops
 		r.queue.EnqueueReport()
 	case others: // services may have claimed them
-		r.queue.EnqueueGateways(network.DefaultID)
-		for _, n := range r.cache.Networks() {
-			r.queue.EnqueueGateways(n.ID)
-		}
+		enqueueAllGateways(r.queue, r.cache)
 		r.queue.EnqueueHosts()
 	}
 	return r.annotate(ctx, node.Node)

@@ -170,7 +170,7 @@ func Diff(want, have State) []Op {
 // processes are of no network.
 func leftRow(p loader.PodRow, want State) loader.PodRow {
 	if p.NetworkID == 0 || p.NetworkID == loader.NoNetwork {
-		return p // nothing to take over
+		return p // the row depends on no network
 	}
 	n, ok := want.Rows[loader.NetRow{NetworkID: p.NetworkID}.Key()].(loader.NetRow)
 	if ok && n.VRFIfindex != 0 && n.VRFIfindex == p.VRFIfindex {

@@ -294,16 +294,17 @@ func (z *Zone) service(n network.Network, s *corev1.Service) (Service, bool) {
 		})
 	}
 	var refused []string
+	external := kube.ExternalIPs(s) // once: its author chooses how many addresses there are
 	out.ExternalIPs = slices.DeleteFunc(out.ExternalIPs, func(a netip.Addr) bool {
-		reason := cmp.Or(z.refusedExternal(n, a), z.otherClaimant(n, s, a))
+		reason := cmp.Or(z.refusedExternal(n, a), z.otherClaimant(n, claimantOf(s, !slices.Contains(external.Given, a)), s.Spec.Ports, a))
 		if reason != "" {
 			z.log.Warn("external address of a service is not served", "network", n.Name, "service", key, "address", a, "reason", reason)
 			refused = append(refused, fmt.Sprintf("%s (%s)", a, reason))
 		}
 		return reason != ""
 	})
-	if left := kube.ExternalIPs(s).Left; left > 0 {
-		refused = append(refused, fmt.Sprintf("%d more: a service has at most %d ports at external addresses", left, kube.MaxExternalPorts))
+	if external.Left > 0 {
+		refused = append(refused, fmt.Sprintf("%d more: a service has at most %d ports at external addresses", external.Left, kube.MaxExternalPorts))
 	}
 	if len(refused) > 0 && out.endpointsOn(z.self().Name) > 0 { // other nodes do not repeat it
 		// One event that names a few: the Service's author chooses how many there are.
@@ -339,11 +340,10 @@ func (z *Zone) refusedExternal(n network.Network, a netip.Addr) string {
 	return z.cfg.Plan.RefusedExternal(n, a)
 }
 
-// otherClaimant returns why another service on the network has one of s's ports at the external
-// address, "" if s has all.
-func (z *Zone) otherClaimant(n network.Network, s *corev1.Service, a netip.Addr) string {
-	own := claimantOf(s, !slices.Contains(kube.ExternalIPs(s).Given, a))
-	for _, p := range s.Spec.Ports {
+// otherClaimant returns why another service on the network has one of a service's ports at the external
+// address, "" if the service has all. own is its claim.
+func (z *Zone) otherClaimant(n network.Network, own network.Claimant, ports []corev1.ServicePort, a netip.Addr) string {
+	for _, p := range ports {
 		for _, c := range z.claims.Of(externalPortOf(a, p)) {
 			if !c.Before(own) {
 				break

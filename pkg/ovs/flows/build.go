@@ -271,7 +271,7 @@ func (b *builder) destinations() {
 		for _, own := range b.in.Addresses {
 			b.add(table, priorityNode, matchIP(origin(from), anywhere, single(own.Addr())), toNode)
 		}
-		for _, a := range b.in.Floating { // of which the node does not answer ARP requests from its own bridge
+		for _, a := range b.in.Floating { // the uplink router would ask for them on the wire, where nothing answers
 			b.add(table, priorityNode, matchIP(origin(from), anywhere, single(a)), toNode)
 		}
 		for _, udp := range []string{"udp", "udp6"} { // nodes would take them for the overlay's own

@@ -51,4 +51,6 @@ const (
 	ReasonAccepted             = "Accepted"
 	ReasonConfigurationError   = "ConfigurationError"
 	ReasonConfigurationPending = "ConfigurationPending"
+	// ReasonInternalError: FRRConfigurations could not be written.
+	ReasonInternalError = "InternalError"
 )

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -21,7 +22,7 @@ import (
 // Target is where the objects are stored.
 type Target interface {
 	// Apply applies the operations in order. It continues after failures and joins the
-	// errors, which name their operations.
+	// errors, which are OpErrors.
 	Apply(ctx context.Context, ops []Op) error
 }
 
@@ -37,7 +38,7 @@ func (k *Kube) Apply(ctx context.Context, ops []Op) error {
 	var errs []error
 	for _, op := range ops {
 		if err := k.do(ctx, op); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", op, err))
+			errs = append(errs, &OpError{op, err})
 			continue
 		}
 		k.Log.Debug(op.String())
@@ -93,16 +94,35 @@ func (k *Kube) setStatus(ctx context.Context, ra *udnv1.RouteAdvertisements) err
 	return client.IgnoreNotFound(k.Client.Status().Patch(ctx, obj, client.RawPatch(types.MergePatchType, body)))
 }
 
-// isStale reports whether every error of Apply only says that the cache was behind.
+// OpError is the failure of an operation.
+type OpError struct {
+	Op  Op
+	Err error
+}
+
+func (e *OpError) Error() string { return fmt.Sprintf("%s: %v", e.Op, e.Err) }
+func (e *OpError) Unwrap() error { return e.Err }
+
+// opErrors returns the failures that an error of Apply joins.
+func opErrors(err error) []*OpError {
+	var out []*OpError
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, e := range joined.Unwrap() {
+			out = append(out, opErrors(e)...)
+		}
+		return out
+	}
+	if e := (*OpError)(nil); errors.As(err, &e) {
+		out = append(out, e)
+	}
+	return out
+}
+
+// isStale reports whether an error only says that the cache was behind, as every error that it joins.
 func isStale(err error) bool {
 	joined, ok := err.(interface{ Unwrap() []error })
 	if !ok {
 		return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err)
 	}
-	for _, e := range joined.Unwrap() {
-		if !apierrors.IsConflict(e) && !apierrors.IsAlreadyExists(e) {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(joined.Unwrap(), func(e error) bool { return !isStale(e) })
 }

@@ -7,7 +7,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"net/netip"
 	"regexp"
 	"slices"
 	"strings"
@@ -25,13 +24,19 @@ import (
 // RouteAdvertisements. It looks at all of them together, because networks with overlapping
 // subnets must not be advertised into one VRF, whichever RouteAdvertisements select them.
 func Build(in Inputs) State {
-	b := builder{in: in, owns: map[string]map[string]bool{}, st: State{
+	b := builder{in: in, owns: map[string]map[string]bool{}, decided: map[string]decision{}, st: State{
 		Configurations: map[string]*frrv1.FRRConfiguration{}, Keep: map[Source]bool{},
-		Accepted: map[string]metav1.Condition{}, Networks: map[string][]string{},
+		Accepted: map[string]metav1.Condition{}, Networks: map[string][]string{}, Advertisers: map[Advertised][]string{},
 	}}
+	b.bases, b.generated = splitConfigurations(in.Configurations)
 	requests := b.requests()
+	b.refuseBoth(requests)
 	b.refuseOverlaps(requests)
 	for _, r := range requests {
+		r.byVRF = map[string][]Network{}
+		for _, n := range r.networks {
+			r.byVRF[r.vrfOf(n)] = append(r.byVRF[r.vrfOf(n)], n)
+		}
 		b.generate(r)
 		b.st.Accepted[r.ra.Name] = r.condition()
 	}
@@ -42,15 +47,19 @@ func Build(in Inputs) State {
 }
 
 type builder struct {
-	in   Inputs
-	st   State
-	owns map[string]map[string]bool // the networks that refuseOverlaps has chosen, by VRF and name
+	in        Inputs
+	st        State
+	bases     []*frrv1.FRRConfiguration            // those that are not generated
+	generated map[string][]*frrv1.FRRConfiguration // the others, by RouteAdvertisements
+	decided   map[string]decision                  // what refuseBoth has chosen, by network
+	owns      map[string]map[string]bool           // the networks that refuseOverlaps has chosen, by VRF and name
 }
 
 // request is one RouteAdvertisements with what it selects.
 type request struct {
 	ra       *udnv1.RouteAdvertisements
-	networks []Network // sorted by name
+	networks []Network            // sorted by name
+	byVRF    map[string][]Network // networks by vrfOf
 	bases    []base
 	// Reasons for which not everything is advertised. With an invalid specification or
 	// base, what was generated before stays: a mistake must not cut off pods.
@@ -152,9 +161,8 @@ func (b *builder) selectBases(r *request) {
 		r.keepAll = true
 		return
 	}
-	for i := range b.in.Configurations {
-		c := &b.in.Configurations[i]
-		if c.DeletionTimestamp != nil || IsGenerated(c) || !selector.Matches(labels.Set(c.Labels)) {
+	for _, c := range b.bases {
+		if c.DeletionTimestamp != nil || !selector.Matches(labels.Set(c.Labels)) {
 			continue
 		}
 		byLabels, err := metav1.LabelSelectorAsSelector(&c.Spec.NodeSelector)
@@ -184,6 +192,9 @@ func (b *builder) selectBases(r *request) {
 // vrfName is what a VRF device may be called here: its name becomes a part of FRR's configuration.
 var vrfName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,14}$`)
 
+// networkVRF are the names of VRFs of networks that have no better one, as UserDefinedNetworks: Network.FallbackVRF.
+var networkVRF = regexp.MustCompile(`^mp[0-9]+-udn-vrf$`)
+
 // checkSupported refuses what nodes do not carry.
 func (b *builder) checkSupported(r *request) {
 	target := r.target()
@@ -197,16 +208,18 @@ func (b *builder) checkSupported(r *request) {
 	if !vrfName.MatchString(target) {
 		invalidf("%q is not the name of a VRF: use letters, digits, and \"_\", \".\", \"-\" after the first", target)
 	}
+	if networkVRF.MatchString(target) {
+		invalidf("%s is the name of a network's VRF, which the selected networks would reach: name a VRF of your own, or set it to %s to advertise each network in its own", target, network.VRFAuto)
+	}
 	for _, n := range b.in.Networks {
-		if !n.IsDefault() && target != network.VRFAuto && n.ID > 0 && (target == n.VRF() || target == n.FallbackVRF()) {
+		if !n.IsDefault() && target != network.VRFAuto && n.ID > 0 && target == n.VRF() && !networkVRF.MatchString(target) {
 			invalidf("%s is the VRF of network %s, which the selected networks would reach: name a VRF of your own, or set it to %s to advertise each network in its own", target, n.Name, network.VRFAuto)
 		}
 	}
-	for i := range b.in.Configurations {
-		c := &b.in.Configurations[i]
+	for _, c := range b.bases {
 		for _, router := range c.Spec.BGP.Routers {
-			if r.isJoined() && !IsGenerated(c) && slices.ContainsFunc(r.networks, func(n Network) bool { return n.VRF() == router.VRF }) {
-				invalidf("FRRConfiguration %s has a router in VRF %s, which is to have one that joins it with VRF %s: remove it, or set it to %s", c.Name, router.VRF, target, network.VRFAuto)
+			if r.isJoined() && slices.ContainsFunc(r.networks, func(n Network) bool { return n.VRF() == router.VRF }) {
+				invalidf("FRRConfiguration %s has a router in VRF %s, where Bulkhead must create the router that exchanges routes with VRF %s: remove it, or set targetVRF to %s", c.Name, router.VRF, target, network.VRFAuto)
 			}
 		}
 	}
@@ -225,93 +238,6 @@ func (b *builder) checkSupported(r *request) {
 
 // target returns where r advertises: DefaultVRF, network.VRFAuto, or the name of a VRF.
 func (r *request) target() string { return cmp.Or(r.ra.Spec.TargetVRF, DefaultVRF) }
-
-// refuseOverlaps chooses the networks that may be in each VRF, and removes the others from the requests: those
-// whose subnets overlap an older network's. A VRF that is named has one network, the oldest: what its
-// routers lead into one network's VRF would lead into all.
-//
-// A network competes for a VRF if nodes have sessions for it there. One that stays where it is competes
-// too: a mistake must not hand its addresses to a younger network.
-func (b *builder) refuseOverlaps(requests []*request) {
-	claims := map[string][]Network{} // by VRF
-	for _, r := range requests {
-		with, without := b.bySession(r)
-		claims[r.target()] = append(claims[r.target()], with...)
-		for _, k := range b.kept(r, without) {
-			claims[k.vrf] = append(claims[k.vrf], k.Network)
-		}
-	}
-	refused := map[string]map[string]string{} // the reason, by target and network
-	for target, list := range claims {
-		if len(list) == 0 || target == network.VRFAuto { // auto: every network has a VRF of its own
-			continue
-		}
-		slices.SortStableFunc(list, byAge)
-		list = slices.CompactFunc(list, func(x, y Network) bool { return x.Name == y.Name })
-		refused[target], b.owns[target] = map[string]string{}, map[string]bool{}
-		if target != DefaultVRF {
-			b.owns[target][list[0].Name] = true
-			for _, c := range list[1:] {
-				refused[target][c.Name] = fmt.Sprintf("network %s is not advertised: VRF %s has network %s, which is older, and has one network: name another VRF, or set spec.targetVRF to %s", c.Name, target, list[0].Name, network.VRFAuto)
-			}
-			continue
-		}
-		var owners prefixOwners
-		for _, c := range list {
-			if older, subnet, ok := owners.overlapping(c.CIDRs()); ok {
-				refused[target][c.Name] = fmt.Sprintf("network %s is not advertised: its subnet %s overlaps network %s, which is older and is advertised into the same VRF: use other subnets", c.Name, subnet, older)
-				continue
-			}
-			owners.add(c.Name, c.CIDRs())
-			b.owns[target][c.Name] = true
-		}
-	}
-	for _, r := range requests {
-		r.networks = slices.DeleteFunc(r.networks, func(n Network) bool {
-			reason, is := refused[r.target()][n.Name]
-			if is {
-				r.invalid = append(r.invalid, reason)
-			}
-			return is
-		})
-	}
-}
-
-// byAge sorts networks, the oldest first.
-func byAge(x, y Network) int {
-	return cmp.Or(x.Created.Compare(y.Created), cmp.Compare(x.Name, y.Name))
-}
-
-// prefixOwners are disjoint prefixes, sorted, with their networks.
-type prefixOwners struct {
-	prefixes []netip.Prefix
-	owners   []string
-}
-
-// overlapping returns a network that has a prefix which overlaps one of list.
-func (o *prefixOwners) overlapping(list []netip.Prefix) (owner string, of netip.Prefix, ok bool) {
-	for _, p := range list {
-		// The prefixes are disjoint: only the neighbours of p's position can overlap it.
-		i, _ := slices.BinarySearchFunc(o.prefixes, p, comparePrefixes)
-		for _, at := range []int{i - 1, i} {
-			if at >= 0 && at < len(o.prefixes) && o.prefixes[at].Overlaps(p) {
-				return o.owners[at], p, true
-			}
-		}
-	}
-	return "", netip.Prefix{}, false
-}
-
-func (o *prefixOwners) add(owner string, list []netip.Prefix) {
-	for _, p := range list {
-		i, _ := slices.BinarySearchFunc(o.prefixes, p, comparePrefixes)
-		o.prefixes, o.owners = slices.Insert(o.prefixes, i, p), slices.Insert(o.owners, i, owner)
-	}
-}
-
-func comparePrefixes(x, y netip.Prefix) int {
-	return cmp.Or(x.Masked().Addr().Compare(y.Masked().Addr()), cmp.Compare(x.Bits(), y.Bits()))
-}
 
 // condition returns the condition Accepted of the RouteAdvertisements.
 func (r *request) condition() metav1.Condition {

@@ -52,8 +52,8 @@ func (r *request) split(vrfs map[string]bool) (with, without []Network) {
 // refuseOverlaps has chosen among them and those that others advertise.
 func (b *builder) addKept(r *request, networks []Network) {
 	for _, k := range b.kept(r, networks) {
-		if k.vrf == network.VRFAuto || b.owns[k.vrf][k.Name] {
-			b.advertised(k.Name, k.vrf)
+		if b.mayBeIn(k) && (k.vrf == network.VRFAuto || b.owns[k.vrf][k.Name]) {
+			b.advertised(r, k.Name, k.vrf)
 		}
 	}
 }
@@ -64,43 +64,99 @@ type placed struct {
 	vrf string
 }
 
-// kept returns where generated FRRConfigurations of r advertise the networks. An object must have a
-// network's id and its prefix: an id may become another network's, and networks may have the same prefixes.
+// kept returns where generated FRRConfigurations of r advertise the networks.
 func (b *builder) kept(r *request, networks []Network) []placed {
 	if len(networks) == 0 {
 		return nil
 	}
-	byID, nodes := map[int]Network{}, map[string]int{}
+	return placedIn(b.generated[r.ra.Name], b.in.Nodes, networks)
+}
+
+// placedIn returns where generated FRRConfigurations advertise the networks. An object must have a
+// network's id and its prefix: an id may become another network's, and networks may have the same prefixes.
+func placedIn(objects []*frrv1.FRRConfiguration, nodes []Node, networks []Network) []placed {
+	byID, nodeIDs := map[int]Network{}, map[string]int{}
 	for _, n := range networks {
 		if n.ID > 0 || n.CUDN == "" {
 			byID[n.ID] = n
 		}
 	}
-	for _, n := range b.in.Nodes {
-		nodes[n.Name] = n.ID
+	for _, n := range nodes {
+		nodeIDs[n.Name] = n.ID
 	}
 	var out []placed
-	found := map[[2]string]bool{} // network and VRF
-	for i := range b.in.Configurations {
-		c := &b.in.Configurations[i]
-		source, ok := SourceOf(c)
-		if !ok || source.Advertisements != r.ra.Name {
-			continue
-		}
+	found := map[Advertised]bool{}
+	for _, c := range objects {
 		var recorded []Network
 		for _, id := range parseIDs(c.Annotations[AnnotationNetworks]) {
 			if n, ok := byID[id]; ok {
 				recorded = append(recorded, n)
 			}
 		}
-		for _, p := range placedBy(c, nodes[source.Node], recorded) {
-			if key := [2]string{p.Name, p.vrf}; !found[key] {
+		source, _ := SourceOf(c)
+		for _, p := range placedBy(c, nodeIDs[source.Node], recorded) {
+			if key := (Advertised{p.Name, p.vrf}); !found[key] {
 				found[key] = true
 				out = append(out, p)
 			}
 		}
 	}
 	return out
+}
+
+// carryOver adds to c, with which an object is to be replaced, the routers that the object has in VRFs without a
+// session now: the base has lost a router there, or its neighbors.
+func (b *builder) carryOver(c *frrv1.FRRConfiguration, vrfs []string) {
+	source, _ := SourceOf(c)
+	objects := b.generated[source.Advertisements]
+	at := slices.IndexFunc(objects, func(o *frrv1.FRRConfiguration) bool { return o.Name == c.Name })
+	if at < 0 || len(vrfs) == 0 {
+		return
+	}
+	have := objects[at]
+	used, known := map[string]bool{}, map[string]bool{} // BFD profiles
+	for _, r := range have.Spec.BGP.Routers {
+		if !slices.Contains(vrfs, r.VRF) {
+			continue
+		}
+		c.Spec.BGP.Routers = append(c.Spec.BGP.Routers, *r.DeepCopy())
+		if lines := linesOf(have.Spec.Raw.Config, r); lines != "" {
+			c.Spec.Raw = frrv1.RawConfig{Priority: rawPriority, Config: c.Spec.Raw.Config + lines}
+		}
+		for _, n := range r.Neighbors {
+			used[n.BFDProfile] = true
+		}
+	}
+	for _, p := range c.Spec.BGP.BFDProfiles {
+		known[p.Name] = true
+	}
+	for _, p := range have.Spec.BGP.BFDProfiles {
+		if used[p.Name] && !known[p.Name] {
+			c.Spec.BGP.BFDProfiles = append(c.Spec.BGP.BFDProfiles, p)
+		}
+	}
+	ids, recorded := parseIDs(c.Annotations[AnnotationNetworks]), parseIDs(have.Annotations[AnnotationNetworks])
+	for _, n := range b.in.Networks {
+		if slices.Contains(vrfs, n.VRF()) && slices.Contains(recorded, n.ID) {
+			ids = append(ids, n.ID)
+		}
+	}
+	c.Annotations[AnnotationNetworks] = formatIDs(ids)
+}
+
+// linesOf returns the lines that generator.raw has for a router.
+func linesOf(raw string, r frrv1.Router) string {
+	var out strings.Builder
+	within := false
+	for line := range strings.Lines(raw) {
+		text := strings.TrimSuffix(line, "\n")
+		within = within || text == routerLine(r)
+		if within {
+			out.WriteString(line)
+		}
+		within = within && text != "exit"
+	}
+	return out.String()
 }
 
 // placedBy returns where c, the generated FRRConfiguration of a node, advertises the networks. A router

@@ -27,41 +27,49 @@ func (b *builder) generate(r *request) {
 	}
 	anywhere := map[string]bool{} // VRFs into which some node advertises
 	for _, node := range b.in.Nodes {
-		if node.ID == 0 {
-			continue
+		if node.ID > 0 && len(r.bases) > 0 {
+			b.generateFor(r, node, anywhere)
 		}
-		covered := map[string]bool{} // VRFs in which the node has a session
-		for _, base := range r.bases {
-			if !base.nodes(node) {
-				continue
-			}
+	}
+	with, without := r.split(anywhere)
+	for _, n := range with {
+		b.advertised(r, n.Name, r.target())
+	}
+	b.addKept(r, without) // they stay where they were
+}
+
+// generateFor adds the FRRConfigurations of one RouteAdvertisements and node, and the VRFs in which the node
+// has a session to anywhere.
+func (b *builder) generateFor(r *request, node Node, anywhere map[string]bool) {
+	var bases []base
+	covered := map[string]bool{} // VRFs in which the node has a session
+	for _, base := range r.bases {
+		if base.nodes(node) {
+			bases = append(bases, base)
 			maps.Copy(covered, base.vrfs)
-			g := generator{r: r, base: base.FRRConfiguration, node: node}
-			c := g.configuration(b.in.Namespace)
-			if g.filters > maxFilters {
-				r.invalidf("node %s: the neighbors of FRRConfiguration %s and the networks without an overlay make %d filters of routes to receive, and one object holds %d: use fewer sessions of a node, with route reflectors outside the cluster, or fewer such networks", node.Name, base.Name, g.filters, maxFilters)
-				b.st.Keep[Source{r.ra.Name, base.Name, node.Name}] = true
-				continue
-			}
-			if c != nil {
-				b.st.Configurations[c.Name] = c
-			}
-			maps.Copy(anywhere, base.vrfs)
 		}
-		missing := r.vrfsWithout(covered)
-		if len(missing) == 0 || len(r.bases) == 0 {
-			continue
-		}
+	}
+	missing := r.vrfsWithout(covered)
+	if len(missing) > 0 {
 		r.invalidf("node %s: no selected FRRConfiguration has a router in VRF %s with a neighbor: add one to spec.bgp.routers, or change spec.frrConfigurationSelector", node.Name, strings.Join(missing, ", "))
 		for _, base := range r.bases {
 			b.st.Keep[Source{r.ra.Name, base.Name, node.Name}] = true
 		}
 	}
-	with, without := r.split(anywhere)
-	for _, n := range with {
-		b.advertised(n.Name, r.target())
+	for _, base := range bases {
+		g := generator{r: r, base: base.FRRConfiguration, node: node}
+		c := g.configuration(b.in.Namespace)
+		if g.filters > maxFilters {
+			r.invalidf("node %s: the neighbors of FRRConfiguration %s and the networks without an overlay make %d filters of routes to receive, and one object holds %d: use fewer sessions of a node, with route reflectors outside the cluster, or fewer such networks", node.Name, base.Name, g.filters, maxFilters)
+			b.st.Keep[Source{r.ra.Name, base.Name, node.Name}] = true
+			continue
+		}
+		if c != nil {
+			b.carryOver(c, missing)
+			b.st.Configurations[c.Name] = c
+		}
+		maps.Copy(anywhere, base.vrfs)
 	}
-	b.addKept(r, without) // they stay where they were
 }
 
 // vrfOf returns the VRF into which r advertises a network, as routers of FRRConfigurations name it.
@@ -85,11 +93,13 @@ func (r *request) vrfsWithout(covered map[string]bool) []string {
 	return slices.Compact(out)
 }
 
-// advertised adds a VRF of a network to State.Networks.
-func (b *builder) advertised(name, vrf string) {
-	if !slices.Contains(b.st.Networks[name], vrf) {
+// advertised adds a VRF of a network, into which r advertises it, to State.Networks.
+func (b *builder) advertised(r *request, name, vrf string) {
+	a := Advertised{name, vrf}
+	if len(b.st.Advertisers[a]) == 0 {
 		b.st.Networks[name] = append(b.st.Networks[name], vrf)
 	}
+	b.st.Advertisers[a] = append(b.st.Advertisers[a], r.ra.Name)
 }
 
 // generator builds the FRRConfiguration of one RouteAdvertisements, base and node.
@@ -110,7 +120,7 @@ func (g *generator) configuration(namespace string) *frrv1.FRRConfiguration {
 	profiles := map[string]bool{}
 	var ids []int // of the networks
 	for _, from := range g.base.Spec.BGP.Routers {
-		networks := slices.DeleteFunc(slices.Clone(g.r.networks), func(n Network) bool { return g.r.vrfOf(n) != cmp.Or(from.VRF, DefaultVRF) })
+		networks := g.r.byVRF[cmp.Or(from.VRF, DefaultVRF)]
 		if len(networks) == 0 {
 			continue
 		}
@@ -215,7 +225,7 @@ func (g *generator) router(from frrv1.Router, networks []Network) frrv1.Router {
 		switch {
 		case g.isClient(n):
 			g.addRaw(from, n, "route-reflector-client", v4, v6)
-		case len(n.ToReceive.Allowed.Prefixes) > 0 && isExternal(from, n):
+		case len(n.ToReceive.Allowed.Prefixes) > 0 && isExternal(from, n) && n.AllowAsIn == "":
 			// Another node of the same autonomous system originated the route: between nodes
 			// that have eBGP with the same routers, its path contains their own number. Before
 			// it, there may be that of joined.

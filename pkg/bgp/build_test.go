@@ -161,7 +161,7 @@ func TestGoldens(t *testing.T) {
 			Configurations: []frrv1.FRRConfiguration{testBase("all", []string{""}, peer(64512, "192.0.2.1")), testBase("late", []string{""}, peer(64512, "192.0.2.1"))},
 			Networks:       []Network{testNetwork(9, "late", noOverlay, "10.10.64.0/20"), blue}, Nodes: []Node{testNode(1)},
 		},
-		// Two networks with the same subnets, each in its own VRF, one of them in the default VRF too.
+		// Two networks with the same subnets, each in its own VRF. One of them is not in the default VRF too.
 		"vrflite": {
 			Advertisements: []udnv1.RouteAdvertisements{testRA("all", network.VRFAuto, "blue", "twin"), testRA("fabric", "", "blue")},
 			Configurations: []frrv1.FRRConfiguration{
@@ -198,6 +198,7 @@ func converge(t interface {
 	t.Helper()
 	for range 5 {
 		ops, st := Plan(fabric, f.Inputs, f.CUDNs)
+		ops = append(ops, DiffStatus(st, f.Advertisements)...)
 		if len(ops) == 0 {
 			return st
 		}
@@ -300,7 +301,7 @@ func TestRefused(t *testing.T) {
 		{"another network's VRF", udnv1.ReasonConfigurationError, "spec.targetVRF: red is the VRF of network cluster_udn_red", true, func(in *Inputs, ra *udnv1.RouteAdvertisements) {
 			in.Networks, ra.Spec.TargetVRF = append(in.Networks, red), "red"
 		}},
-		{"the fallback name of a network's VRF", udnv1.ReasonConfigurationError, "spec.targetVRF: mp2-udn-vrf is the VRF of network cluster_udn_red", true, func(in *Inputs, ra *udnv1.RouteAdvertisements) {
+		{"the fallback name of a network's VRF", udnv1.ReasonConfigurationError, "spec.targetVRF: mp2-udn-vrf is the name of a network's VRF", true, func(in *Inputs, ra *udnv1.RouteAdvertisements) {
 			in.Networks, ra.Spec.TargetVRF = append(in.Networks, red), "mp2-udn-vrf"
 		}},
 		{"a name that ends a line of FRR's configuration", udnv1.ReasonConfigurationError, `spec.targetVRF: "core\nexit" is not the name of a VRF`, true, func(_ *Inputs, ra *udnv1.RouteAdvertisements) { ra.Spec.TargetVRF = "core\nexit" }},

@@ -55,17 +55,51 @@ func kindOf(o client.Object) string {
 	return "ClusterUserDefinedNetwork"
 }
 
-// Plan returns the operations that one reconcile applies, and the state that they lead to.
+// Plan returns the operations on objects that one reconcile applies, and the state that they lead to. What is
+// generated follows from the managed fabric as it will be: to restore an object of it withdraws nothing meanwhile.
 func Plan(f Fabric, in Inputs, cudns []udnv1.ClusterUserDefinedNetwork) ([]Op, State) {
 	have := managedOf(in.Configurations, in.Advertisements)
-	ops := DiffManaged(BuildManaged(f, managedNetworks(cudns), in.Nodes, have.Bases), have, cudns)
-	want := Build(in)
+	managed := BuildManaged(f, managedNetworks(cudns), in.Nodes, have.Bases)
+	ops := DiffManaged(managed, have, cudns)
+	want := Build(withManaged(in, managed, have))
 	return append(ops, Diff(want, in)...), want
 }
 
-// Diff returns the operations that lead from the actual objects to want.
+// withManaged returns the inputs with the managed fabric as want has it.
+func withManaged(in Inputs, want, have ManagedState) Inputs {
+	out := in
+	if len(want.Bases)+len(have.Bases)+len(have.Advertisements)+len(want.Advertisements) > 0 {
+		out.Configurations = slices.DeleteFunc(slices.Clone(in.Configurations), func(c frrv1.FRRConfiguration) bool { return isManagedBase(&c) })
+		for _, name := range slices.Sorted(maps.Keys(want.Bases)) {
+			out.Configurations = append(out.Configurations, *want.Bases[name])
+		}
+		out.Advertisements = slices.DeleteFunc(slices.Clone(in.Advertisements), func(ra udnv1.RouteAdvertisements) bool { return isManaged(&ra) })
+		for _, name := range slices.Sorted(maps.Keys(want.Advertisements)) {
+			ra := *want.Advertisements[name]
+			if h := have.Advertisements[name]; h != nil {
+				ra.Generation, ra.CreationTimestamp = h.Generation, h.CreationTimestamp
+			}
+			out.Advertisements = append(out.Advertisements, ra)
+		}
+	}
+	out.Networks = slices.Clone(in.Networks)
+	for i := range out.Networks {
+		n := &out.Networks[i]
+		value, has := n.Labels[LabelFabric]
+		switch wanted := want.Labelled[n.CUDN]; {
+		case wanted && value != LabelFabricValue:
+			n.Labels = withAll(maps.Clone(n.Labels), fabricLabels())
+		case !wanted && has:
+			n.Labels = maps.Clone(n.Labels)
+			delete(n.Labels, LabelFabric)
+		}
+	}
+	return out
+}
+
+// Diff returns the operations that lead from the actual FRRConfigurations to want.
 func Diff(want State, in Inputs) []Op {
-	var remove, create, update, status []Op
+	var remove, create, update []Op
 	have := map[string]bool{}
 	for i := range in.Configurations {
 		h := &in.Configurations[i]
@@ -76,10 +110,15 @@ func Diff(want State, in Inputs) []Op {
 		w, wanted := want.Configurations[h.Name]
 		switch {
 		case wanted:
-			have[h.Name] = true
 			if sameConfiguration(w, h) || h.DeletionTimestamp != nil {
+				have[h.Name] = true
 				continue
 			}
+			if !sameSessions(w, h) {
+				remove = append(remove, Op{Kind: Delete, Object: h})
+				continue // and created
+			}
+			have[h.Name] = true
 			update = append(update, Op{Kind: Update, Object: replaceConfiguration(h, w)})
 		case !want.Keep[source] && !want.Keep[Source{Advertisements: source.Advertisements}]:
 			remove = append(remove, Op{Kind: Delete, Object: h})
@@ -90,16 +129,113 @@ func Diff(want State, in Inputs) []Op {
 			create = append(create, Op{Kind: Create, Object: want.Configurations[name]})
 		}
 	}
-	for i := range in.Advertisements {
-		ra := &in.Advertisements[i]
+	return slices.Concat(remove, update, create)
+}
+
+// sameSessions reports whether the settings are equal of those sessions that both objects have. frr-k8s' webhook
+// refuses an update if another object of the node has the session with the former settings: none of two objects
+// could be the first. So they are deleted and created, and the session is reset anyway.
+func sameSessions(w, h *frrv1.FRRConfiguration) bool {
+	w, h = withDefaults(w), withDefaults(h)
+	for _, r := range w.Spec.BGP.Routers {
+		for _, s := range h.Spec.BGP.Routers {
+			if cmp.Or(r.VRF, DefaultVRF) != cmp.Or(s.VRF, DefaultVRF) {
+				continue
+			}
+			if r.ASN != s.ASN || r.ID != s.ID || !sameNeighbors(r.Neighbors, s.Neighbors) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// sameNeighbors reports whether the neighbors that both lists have are the same, apart from the routes that
+// they send and receive.
+func sameNeighbors(w, h []frrv1.Neighbor) bool {
+	have := map[string]frrv1.Neighbor{}
+	for _, n := range h {
+		n.ToAdvertise, n.ToReceive = frrv1.Advertise{}, frrv1.Receive{}
+		have[n.Interface+" "+n.Address] = n
+	}
+	for _, n := range w {
+		n.ToAdvertise, n.ToReceive = frrv1.Advertise{}, frrv1.Receive{}
+		if other, ok := have[n.Interface+" "+n.Address]; ok && !equality.Semantic.DeepEqual(n, other) {
+			return false
+		}
+	}
+	return true
+}
+
+// DiffStatus returns the operations that give the RouteAdvertisements the conditions of want.
+func DiffStatus(want State, ras []udnv1.RouteAdvertisements) []Op {
+	var out []Op
+	for i := range ras {
+		ra := &ras[i]
 		c, known := want.Accepted[ra.Name]
 		if next := withCondition(ra.Status, c); known && !equality.Semantic.DeepEqual(ra.Status, next) {
-			status = append(status, Op{Kind: SetStatus, Object: &udnv1.RouteAdvertisements{
+			out = append(out, Op{Kind: SetStatus, Object: &udnv1.RouteAdvertisements{
 				ObjectMeta: metav1.ObjectMeta{Name: ra.Name, UID: ra.UID}, Status: next,
 			}})
 		}
 	}
-	return slices.Concat(remove, update, create, status)
+	return out
+}
+
+// WithFailures returns the state if the operations that err names have failed. A RouteAdvertisements of which
+// an object could not be written is not accepted, and advertises no network that it did not advertise before:
+// pods would have no way out with addresses to which no route leads.
+func (st State) WithFailures(err error, in Inputs) State {
+	failed := failures(err)
+	if len(failed) == 0 {
+		return st
+	}
+	_, generated := splitConfigurations(in.Configurations)
+	before := map[Advertised]bool{}
+	out := st
+	out.Accepted, out.Networks = maps.Clone(st.Accepted), map[string][]string{}
+	for ra, message := range failed {
+		for _, p := range placedIn(generated[ra], in.Nodes, in.Networks) {
+			before[Advertised{p.Name, p.vrf}] = true
+		}
+		if c := out.Accepted[ra]; c.Status == metav1.ConditionTrue {
+			c.Status, c.Reason, c.Message = metav1.ConditionFalse, udnv1.ReasonInternalError, message
+			out.Accepted[ra] = c
+		}
+	}
+	for name, vrfs := range st.Networks {
+		for _, vrf := range vrfs {
+			a := Advertised{name, vrf}
+			written := slices.ContainsFunc(st.Advertisers[a], func(ra string) bool { return failed[ra] == "" })
+			if written || before[a] {
+				out.Networks[name] = append(out.Networks[name], vrf)
+			}
+		}
+	}
+	return out
+}
+
+// failures returns a message for each RouteAdvertisements of which Apply could not write an FRRConfiguration.
+func failures(err error) map[string]string {
+	out := map[string]string{}
+	count := map[string]int{}
+	for _, e := range opErrors(err) {
+		c, ok := e.Op.Object.(*frrv1.FRRConfiguration)
+		source, generated := Source{}, false
+		if ok {
+			source, generated = SourceOf(c)
+		}
+		if !generated || e.Op.Kind == Delete || isStale(e) {
+			continue
+		}
+		if count[source.Advertisements]++; count[source.Advertisements] == 1 {
+			out[source.Advertisements] = e.Error()
+		}
+	}
+	for ra, n := range count {
+		out[ra] = fmt.Sprintf("the API server refuses %d of the FRRConfigurations: %s", n, out[ra])
+	}
+	return out
 }
 
 // withCondition returns the status with the condition Accepted. Its transition time is

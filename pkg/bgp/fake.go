@@ -16,7 +16,7 @@ import (
 
 // Fake is a Target in memory: the objects of Inputs, and ClusterUserDefinedNetworks. An
 // operation fails as it would at the API server: creating what exists, changing what does
-// not.
+// not. Apply ends with the first failure.
 type Fake struct {
 	Inputs
 	CUDNs []udnv1.ClusterUserDefinedNetwork
@@ -30,11 +30,11 @@ func (f *Fake) Apply(_ context.Context, ops []Op) error {
 	for _, op := range ops {
 		if f.Fail != nil {
 			if err := f.Fail(op); err != nil {
-				return err
+				return &OpError{op, err}
 			}
 		}
 		if err := f.do(op); err != nil {
-			return fmt.Errorf("%s: %w", op, err)
+			return &OpError{op, err}
 		}
 	}
 	return nil

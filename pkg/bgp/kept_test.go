@@ -50,16 +50,17 @@ func TestMistakeKeepsAll(t *testing.T) {
 	blue := testNetwork(1, "blue", noOverlay, "10.10.0.0/16", "fd10:10::/48")
 	twin := testNetwork(2, "twin", noOverlay, "10.10.0.0/16", "fd10:10::/48")
 	red := testNetwork(3, "red", noOverlay, "10.20.0.0/16")
+	grey := testNetwork(5, "grey", noOverlay, "10.10.0.0/20")
 	f := &Fake{Inputs: Inputs{
-		Namespace: frrNamespace, Networks: []Network{blue, twin, red}, Nodes: []Node{local(testNode(1)), local(testNode(2))},
-		Advertisements: []udnv1.RouteAdvertisements{testRA("all", network.VRFAuto, "blue", "twin"), testRA("fabric", "", "blue", "older"), testRA("provider", "core", "red")},
+		Namespace: frrNamespace, Networks: []Network{blue, twin, red, grey}, Nodes: []Node{local(testNode(1)), local(testNode(2))},
+		Advertisements: []udnv1.RouteAdvertisements{testRA("all", network.VRFAuto, "blue", "twin"), testRA("fabric", "", "grey", "older"), testRA("provider", "core", "red")},
 		Configurations: []frrv1.FRRConfiguration{
 			testBase("all", []string{"blue", "twin"}, peer(65001, "10.99.1.1")), testBase("fabric", []string{""}, peer(64512, "192.0.2.1")),
 			testBase("provider", []string{"core"}, peer(65001, "10.99.2.1")),
 		},
 	}}
 	before := converge(t, f, Fabric{})
-	want := map[string][]string{blue.Name: {network.VRFAuto, DefaultVRF}, twin.Name: {network.VRFAuto}, red.Name: {"core"}}
+	want := map[string][]string{blue.Name: {network.VRFAuto}, twin.Name: {network.VRFAuto}, red.Name: {"core"}, grey.Name: {DefaultVRF}}
 	if diff := gocmp.Diff(want, before.Networks); diff != "" {
 		t.Fatalf("before the mistakes (-want +got):\n%s", diff)
 	}
@@ -83,7 +84,7 @@ func TestMistakeKeepsAll(t *testing.T) {
 
 	// A network whose id was another's, and one without an id, are not those that are recorded.
 	gone := slices.Clone(f.Networks)
-	gone[0].ID, gone[1].ID, gone[2] = 0, 9, testNetwork(3, "other", nil, "10.30.0.0/16")
+	gone[0].ID, gone[1].ID, gone[2], gone[3] = 0, 9, testNetwork(3, "other", nil, "10.30.0.0/16"), testNetwork(5, "another", nil, "10.31.0.0/16")
 	f.Networks = gone
 	if st := converge(t, f, Fabric{}); len(st.Networks) > 0 {
 		t.Errorf("advertised are %v, which no FRRConfiguration has", slices.Sorted(maps.Keys(st.Networks)))

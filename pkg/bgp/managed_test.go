@@ -161,8 +161,10 @@ func manyNetworks(nodes int) *Fake {
 	f := managedFake(nodes)
 	for i := range 499 {
 		n := testNetwork(i+3, fmt.Sprint("n", i), noOverlay, fmt.Sprintf("10.%d.%d.0/18", 64+i/4, i%4*64))
-		n.Labels = fabricLabels()
 		f.Networks = append(f.Networks, n)
+		c := udnv1.ClusterUserDefinedNetwork{ObjectMeta: metav1.ObjectMeta{Name: n.CUDN, Labels: n.Labels}}
+		c.Spec.Network.NoOverlayOptions = &udnv1.NoOverlayOptions{Routing: udnv1.RoutingManaged}
+		f.CUDNs = append(f.CUDNs, c)
 	}
 	return f
 }

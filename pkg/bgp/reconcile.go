@@ -65,6 +65,8 @@ type Reconciler struct {
 	controller controller.TypedController[Key] // set by Watch
 	mu         sync.Mutex
 	watching   bool // FRRConfigurations, which exist once frr-k8s is installed
+	// reported are the networks that Advertised has been called with, by Reconcile alone; nil at first.
+	reported map[string][]string
 }
 
 // NewReconciler returns a reconciler.
@@ -87,17 +89,41 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ Key) (reconcile.Result, er
 	}
 	ops, want := Plan(r.options.Fabric, in, cudns)
 	if !installed {
-		want = notInstalled(in.Advertisements)
-		ops = Diff(want, in)
+		ops, want = nil, notInstalled(in.Advertisements)
 	}
-	r.options.Advertised(want.Networks)
-	if err := r.target.Apply(ctx, ops); err != nil {
+	// What is withdrawn is reported before: the network's nodes translate its pods' addresses then, which
+	// work while routes to them exist. What is new is reported once it has been written.
+	if r.reported != nil {
+		r.report(common(want.Networks, r.reported))
+	}
+	err = r.target.Apply(ctx, ops)
+	want = want.WithFailures(err, in)
+	r.report(want.Networks)
+	if err := errors.Join(err, r.target.Apply(ctx, DiffStatus(want, in.Advertisements))); err != nil {
 		if isStale(err) {
 			return reconcile.Result{RequeueAfter: conflictRetry}, nil
 		}
 		return reconcile.Result{}, err
 	}
 	return reconcile.Result{}, nil
+}
+
+func (r *Reconciler) report(networks map[string][]string) {
+	r.reported = networks
+	r.options.Advertised(networks)
+}
+
+// common returns the VRFs of networks that both have.
+func common(x, y map[string][]string) map[string][]string {
+	out := map[string][]string{}
+	for name, vrfs := range x {
+		for _, vrf := range vrfs {
+			if slices.Contains(y[name], vrf) {
+				out[name] = append(out[name], vrf)
+			}
+		}
+	}
+	return out
 }
 
 // notInstalled returns the state while the API has no FRRConfigurations: conditions alone.
@@ -141,7 +167,10 @@ func (r *Reconciler) inputs(ctx context.Context, installed bool) (Inputs, []udnv
 	for i := range nodes.Items {
 		in.Nodes = append(in.Nodes, nodeOf(&nodes.Items[i]))
 	}
+	// The cache has no order, and messages follow that of their inputs: another text is another write.
 	slices.SortFunc(in.Nodes, func(x, y Node) int { return cmp.Compare(x.Name, y.Name) })
+	slices.SortFunc(in.Networks, func(x, y Network) int { return cmp.Compare(x.Name, y.Name) })
+	slices.SortFunc(in.Configurations, func(x, y frrv1.FRRConfiguration) int { return cmp.Compare(x.Name, y.Name) })
 	return in, cudns.Items, nil
 }
 

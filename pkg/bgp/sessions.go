@@ -28,7 +28,8 @@ const (
 	ReasonSessionsAbsent = "SessionsNotReported"
 )
 
-// sessionGrace is how long a session may be down: sessions of nodes that restart are.
+// sessionGrace is how long a session may be down before it is reported: those of a node that restarts are
+// down for a while.
 const sessionGrace = 30 * time.Second
 
 // established is the state of a session that is up (RFC 4271, section 8.2.2).
@@ -107,21 +108,27 @@ func sessionCondition(sessions []session, downSince map[netip.Addr]time.Time, no
 		c.Message = fmt.Sprintf("%d of %d BGP sessions with other nodes are down: %s: run bulkheadctl bgp on both nodes", n, len(sessions), strings.Join(down, ", "))
 	default:
 		c.Status, c.Reason = corev1.ConditionFalse, ReasonEstablished
-		c.Message = "All BGP sessions with other nodes are established."
+		// The same while sessions are down for a shorter time.
+		c.Message = fmt.Sprintf("No BGP session with another node has been down for %s.", sessionGrace)
 	}
 	return c, next
 }
 
-// updateDown adds the sessions that are down now to downSince, and removes the others.
-func updateDown(downSince map[netip.Addr]time.Time, sessions []session, now time.Time) map[netip.Addr]time.Time {
+// updateDown adds the sessions that are down now to downSince, and removes the others. reported means that the
+// Node's condition says already that sessions are down, although downSince, of a new leader, knows none.
+func updateDown(downSince map[netip.Addr]time.Time, sessions []session, now time.Time, reported bool) map[netip.Addr]time.Time {
 	out := map[netip.Addr]time.Time{}
+	first := now
+	if downSince == nil && reported {
+		first = now.Add(-sessionGrace)
+	}
 	for _, s := range sessions {
 		if s.state == established {
 			continue
 		}
 		since, known := downSince[s.peer]
 		if !known {
-			since = now
+			since = first
 		}
 		out[s.peer] = since
 	}

@@ -89,16 +89,22 @@ func (r *SessionReconciler) Watch(c controller.TypedController[SessionKey]) erro
 	return nil
 }
 
-// watchSessions starts the watch of BGPSessionStates if frr-k8s is installed and it is not running.
-// wait means that the API does not have them yet.
+// watchSessions starts the watch of BGPSessionStates if frr-k8s is installed and it is not running, and ends it
+// if there are too many. wait means that the API does not have them yet.
 func (r *SessionReconciler) watchSessions(ctx context.Context, nodes int) (running, wait bool, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if tooMany(r.Topology, nodes) {
+		if r.watching {
+			if err := r.Cache.RemoveInformer(ctx, &frrv1.BGPSessionState{}); err != nil {
+				return false, false, fmt.Errorf("end the watch of BGPSessionStates: %w", err)
+			}
+			r.watching = false
+		}
+		return false, false, nil
+	}
 	if r.watching {
 		return true, false, nil
-	}
-	if tooMany(r.Topology, nodes) {
-		return false, false, nil
 	}
 	if err := r.Cache.Get(ctx, client.ObjectKey{Name: frrCRD}, CRD()); apierrors.IsNotFound(err) {
 		return false, false, nil // its event follows
@@ -141,12 +147,15 @@ func (r *SessionReconciler) Reconcile(ctx context.Context, key SessionKey) (reco
 	if err := r.Cache.List(ctx, &list, client.UnsafeDisableDeepCopy); err != nil {
 		return reconcile.Result{}, fmt.Errorf("list Nodes: %w", err)
 	}
+	running := false
 	if r.Topology != "" {
-		running, wait, err := r.watchSessions(ctx, len(list.Items))
+		var wait bool
+		var err error
+		running, wait, err = r.watchSessions(ctx, len(list.Items))
 		if wait {
 			return reconcile.Result{RequeueAfter: retryWatch}, nil
 		}
-		if err != nil || !running {
+		if err != nil {
 			return reconcile.Result{}, err
 		}
 	}
@@ -159,7 +168,7 @@ func (r *SessionReconciler) Reconcile(ctx context.Context, key SessionKey) (reco
 	for i := range list.Items {
 		if n := &list.Items[i]; key == "" || SessionKey(n.Name) == key {
 			found = true
-			wait, err := r.reconcileNode(ctx, n, nodes)
+			wait, err := r.reconcileNode(ctx, n, nodes, running)
 			if err != nil {
 				return reconcile.Result{}, err
 			}
@@ -176,10 +185,11 @@ func (r *SessionReconciler) Reconcile(ctx context.Context, key SessionKey) (reco
 	return reconcile.Result{RequeueAfter: next}, nil
 }
 
-// reconcileNode writes a Node's condition if it has changed, and an event when sessions are down.
-func (r *SessionReconciler) reconcileNode(ctx context.Context, n *corev1.Node, nodes []Node) (next time.Duration, err error) {
+// reconcileNode writes a Node's condition if it has changed, and an event when sessions are down. If sessions are
+// not read, it removes the condition.
+func (r *SessionReconciler) reconcileNode(ctx context.Context, n *corev1.Node, nodes []Node, read bool) (next time.Duration, err error) {
 	have := findCondition(n)
-	if r.Topology == "" {
+	if !read {
 		if have.Type == "" {
 			return 0, nil
 		}
@@ -194,7 +204,7 @@ func (r *SessionReconciler) reconcileNode(ctx context.Context, n *corev1.Node, n
 	if r.downSince == nil {
 		r.downSince = map[string]map[netip.Addr]time.Time{}
 	}
-	r.downSince[n.Name] = updateDown(r.downSince[n.Name], sessions, now)
+	r.downSince[n.Name] = updateDown(r.downSince[n.Name], sessions, now, have.Status == corev1.ConditionTrue)
 	want, next := sessionCondition(sessions, r.downSince[n.Name], now)
 	r.mu.Unlock()
 	switch {

@@ -50,7 +50,7 @@ func TestSessionCondition(t *testing.T) {
 	} {
 		now := start.Add(step.after)
 		sessions := sessionsOf("a", states(step.v4, step.v6), nodes)
-		down = updateDown(down, sessions, now)
+		down = updateDown(down, sessions, now, false)
 		c, next := sessionCondition(sessions, down, now)
 		if len(sessions) != 2 || c.Status != step.status || c.Reason != step.reason || !strings.Contains(c.Message, step.message) || next != step.next {
 			t.Errorf("after %s: %d sessions, %+v, next in %s", step.after, len(sessions), c, next)
@@ -59,6 +59,15 @@ func TestSessionCondition(t *testing.T) {
 	if c, _ := sessionCondition(sessionsOf("a", nil, nodes), nil, start); c.Status != corev1.ConditionUnknown || c.Reason != ReasonSessionsAbsent {
 		t.Errorf("without sessions: %+v", c)
 	}
+	// A new leader, whose Node says that sessions are down: they are down for long, until they are up.
+	sessions := sessionsOf("a", states("Active", "Established"), nodes)
+	down = updateDown(nil, sessions, start, true)
+	if c, next := sessionCondition(sessions, down, start); c.Status != corev1.ConditionTrue || next != 0 {
+		t.Errorf("a new leader: %+v, next in %s", c, next)
+	}
+	if c, _ := sessionCondition(sessions, updateDown(nil, sessions, start, false), start); c.Status != corev1.ConditionFalse {
+		t.Errorf("a new leader, and a session that was up: %+v", c)
+	}
 	if tooMany(config.FullMesh, maxMesh) || !tooMany(config.FullMesh, maxMesh+1) || tooMany(config.RouteReflectors, 5000) {
 		t.Error("a full mesh is read up to a size, and route reflectors always")
 	}
@@ -66,7 +75,7 @@ func TestSessionCondition(t *testing.T) {
 	for i := range 100 {
 		many = append(many, session{netip.AddrFrom4([4]byte{10, 0, 0, byte(i)}), fmt.Sprint("n", i), "Idle"})
 	}
-	if c, _ := sessionCondition(many, updateDown(nil, many, start), start.Add(time.Minute)); !strings.Contains(c.Message, "100 of 100") || !strings.Contains(c.Message, "and 95 more") || len(c.Message) > 300 {
+	if c, _ := sessionCondition(many, updateDown(nil, many, start, false), start.Add(time.Minute)); !strings.Contains(c.Message, "100 of 100") || !strings.Contains(c.Message, "and 95 more") || len(c.Message) > 300 {
 		t.Errorf("many sessions: %q", c.Message)
 	}
 }

@@ -89,7 +89,12 @@ type State struct {
 	// Networks are the VRFs into which each network is advertised, network.VRFDefault,
 	// network.VRFAuto, and names, by the network's name, sorted.
 	Networks map[string][]string
+	// Advertisers are the RouteAdvertisements of each entry of Networks.
+	Advertisers map[Advertised][]string
 }
+
+// Advertised is a network, by name, in a VRF, as State.Networks has them.
+type Advertised struct{ Network, VRF string }
 
 // Source is what a generated FRRConfiguration is generated from.
 type Source struct{ Advertisements, Base, Node string }

@@ -110,8 +110,8 @@ static __always_inline int bh_in_host_netns(const struct bh_config *cfg, void *s
 }
 
 /*
- * bh_from_ip_socket reports whether the IP stack sent the packet. A socket that is no full one is of a
- * TCP connection that begins or has ended.
+ * bh_from_ip_socket reports whether the IP stack sent the packet. Request and timewait sockets
+ * are of TCP connections.
  */
 static __always_inline int bh_from_ip_socket(struct __sk_buff *skb)
 {

@@ -293,7 +293,7 @@ static __always_inline int leads_into(const struct bh_door *door, __u32 netid)
 
 /*
  * from_raw_socket reports whether a raw IP socket sent the packet: the process chose its transport header,
- * and with it the connection to which it belongs. A socket that is no full one is of TCP.
+ * and with it the connection to which it belongs. Request and timewait sockets are of TCP.
  */
 static __always_inline int from_raw_socket(struct __sk_buff *skb)
 {

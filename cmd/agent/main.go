@@ -48,6 +48,11 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return fmt.Errorf("find the API server: %w", err)
 	}
+	// Kubelet must not restart the agent while it waits: Open vSwitch may be away for long.
+	public := process.NewStarting("the kernel and Open vSwitch: see the log")
+	if err := process.ServeTCP(ctx, cfg.Listen, public, log); err != nil {
+		return err
+	}
 	node, err := openNode(ctx, cfg, opts, log)
 	if err != nil {
 		return err
@@ -57,7 +62,7 @@ func run(ctx context.Context, args []string) error {
 	agent.LogFeatures(log, node.parts.Features)
 
 	a := agent.New(node.parts)
-	if err := a.Serve(ctx, cfg.Listen, opts.stateSocket); err != nil {
+	if err := a.Serve(ctx, public, opts.stateSocket); err != nil {
 		return err
 	}
 	informers, err := agent.NewInformers(clients, cfg.Kubernetes.NodeName)

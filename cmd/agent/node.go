@@ -111,7 +111,7 @@ func (n *node) openNFT(ctx context.Context) []agent.Feature {
 		root := n.parts.Config.CgroupRoot
 		n.parts.PodRoots = func() []firewall.Cgroup { return agent.FindPodRoots(root) }
 	}
-	return append(features, agent.NewFeature("nftables socket match", err, "only eBPF, and not nftables too, stops packets into networks"))
+	return append(features, agent.NewFeature("nftables socket match", err, "eBPF alone stops packets into networks: nftables no longer backs it up"))
 }
 
 // openEBPF loads the eBPF programs. changed is called when the state of

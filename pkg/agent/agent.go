@@ -347,10 +347,11 @@ func (a *Agent) State(ctx context.Context, deep bool) State { return a.states.re
 //
 // Only the socket, which root alone can open, serves the state: it names every
 // tenant's pods.
-func (a *Agent) Serve(ctx context.Context, listen, socket string) error {
-	public, private := process.NewMux(a.Ready, a.registry), process.NewMux(a.Ready, a.registry)
+func (a *Agent) Serve(ctx context.Context, public *process.Starting, socket string) error {
+	public.Set(process.NewMux(a.Ready, a.registry))
+	private := process.NewMux(a.Ready, a.registry)
 	private.HandleFunc("/debug/state", a.serveState)
-	return errors.Join(process.ServeTCP(ctx, listen, public, a.log), process.ServeUnix(ctx, socket, private, a.log))
+	return process.ServeUnix(ctx, socket, private, a.log)
 }
 
 func (a *Agent) serveState(w http.ResponseWriter, r *http.Request) {

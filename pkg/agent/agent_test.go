@@ -27,6 +27,7 @@ import (
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovs"
 	"bulkhead/pkg/ovs/flows"
+	"bulkhead/pkg/process"
 	"bulkhead/pkg/vrf"
 )
 
@@ -321,7 +322,7 @@ func TestServe(t *testing.T) {
 	defer cancel()
 	socket := filepath.Join(t.TempDir(), "run", "agent.sock")
 	for range 2 { // the second replaces the socket
-		if err := f.agent.Serve(ctx, "127.0.0.1:0", socket); err != nil {
+		if err := f.agent.Serve(ctx, process.NewStarting("nothing"), socket); err != nil {
 			t.Fatal(err)
 		}
 	}

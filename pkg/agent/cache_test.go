@@ -5,9 +5,13 @@ package agent
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"bulkhead/pkg/hostnet"
 	"bulkhead/pkg/network"
@@ -48,6 +52,28 @@ func TestHostPods(t *testing.T) {
 	expect("NAD deleted", hostnet.NetworkUnknown, false)
 	c.SetNamespace("shop", Namespace{Labelled: true, Trusted: true})
 	expect("trusted, with the opt-out annotation", hostnet.NetworkUnknown, true)
+}
+
+// The cgroup of a static pod has the UID that its mirror pod's annotation names, and not the mirror pod's.
+func TestStaticPod(t *testing.T) {
+	o := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "vip-node1", UID: "in-the-api", Annotations: map[string]string{corev1.MirrorPodAnnotationKey: "of-the-file"}},
+		Spec: corev1.PodSpec{HostNetwork: true}}
+	trimmed, err := trimPod(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, _ := parsePod(trimmed.(*corev1.Pod), slog.New(slog.DiscardHandler))
+	c := NewCache()
+	c.SetPod(p)
+	if got := c.HostPods(); len(got) != 1 || got[0].UID != "of-the-file" {
+		t.Errorf("host-network pods %+v", got)
+	}
+	if got, ok := c.PodByUID("of-the-file"); !ok || got.UID != "in-the-api" {
+		t.Errorf("by the UID of its cgroup: %+v, %t", got, ok)
+	}
+	if _, ok := c.PodByUID("in-the-api"); ok {
+		t.Error("no cgroup has the mirror pod's UID")
+	}
 }
 
 // Localnets are the Localnet networks whose physical network an administrator has named.

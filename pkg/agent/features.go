@@ -70,7 +70,7 @@ func programCosts(feature string, ok bool) string {
 		"program bh_grd_own":    "host-network pods can forge frames to the overlay's port, and on loopback",
 		"program bh_grd_send":   "pods' datagrams reach the overlay's port",
 		"program bh_grd_recv":   "raw sockets of host-network pods receive packets of every network",
-		"pins":                  "the agent's next start must find attached programs without pins",
+		"pins":                  "after a restart the agent must search for its attached programs",
 		"program bh_lsm_create": "packet sockets of host-network pods receive packets of every network: drop NET_RAW from such pods",
 		"program bh_lsm_bind":   "packet sockets of host-network pods receive packets of every network: drop NET_RAW from such pods",
 		"program bh_lsm_u":      "host-network pods of different tenants reach each other by abstract unix sockets",

@@ -67,7 +67,7 @@ func trimPod(obj any) (any, error) {
 		return obj, nil
 	}
 	kept := map[string]string{}
-	for _, k := range []string{network.AnnotationPodNetworks, network.AnnotationNetworks, network.AnnotationOpenDefaultPorts, hostnet.OptOutAnnotation} {
+	for _, k := range []string{network.AnnotationPodNetworks, network.AnnotationNetworks, network.AnnotationOpenDefaultPorts, hostnet.OptOutAnnotation, corev1.MirrorPodAnnotationKey} {
 		if v, ok := p.Annotations[k]; ok {
 			kept[k] = v
 		}

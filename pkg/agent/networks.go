@@ -42,12 +42,12 @@ func (r *networkReconciler) keptNetworks() (ids []int, known bool) {
 	return r.kept, r.kept != nil
 }
 
-// deviceSettle is how long a new VRF device stays alone, without routes, rules and users, so that
-// other programs see it first: see vrf.Inputs.DeviceFirst. FRR's zebra reads each link at once, but
+// deviceSettle is how long a new VRF device must have no routes, rules or users, so that other programs
+// see it first: see vrf.Inputs.DeviceFirst. FRR's zebra reads each link at once, but
 // handles it and the routes in different threads.
 const deviceSettle = time.Second
 
-// settlesFor returns how long the network's new VRF device stays alone yet.
+// settlesFor returns how long the network's new VRF device must still have no routes, rules or users.
 func (r *networkReconciler) settlesFor(id int) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -80,7 +80,7 @@ func (r *nodeReconciler) setFacts(facts ovs.Facts) (published, others bool) {
 	r.facts = facts
 	r.mu.Unlock()
 	if published || others {
-		r.log.Info("node facts changed", "addresses", facts.Addresses, "floating", facts.Floating, "elsewhere", facts.Elsewhere,
+		r.log.Info("node facts changed", "addresses", facts.Addresses, "otherBridgeAddresses", facts.Floating, "otherInterfaceAddresses", facts.Elsewhere,
 			"nextHops", facts.NextHops, "encap", facts.EncapIPs, "chassis", facts.Chassis)
 	}
 	return published, others

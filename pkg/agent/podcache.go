@@ -16,6 +16,7 @@ import (
 // Pod is what the agent reads of a pod of this node.
 type Pod struct {
 	UID, Namespace, Name string
+	RuntimeUID           string // kube.RuntimeUID
 	HostNetwork          bool
 	OptOut               bool // has hostnet.OptOutAnnotation
 	Networks             network.PodNetworks
@@ -50,7 +51,7 @@ func (c *Cache) SetPod(p Pod) (changed bool) {
 		c.podsByNS[p.Namespace] = map[string]struct{}{}
 	}
 	c.podsByNS[p.Namespace][p.Key()] = struct{}{}
-	return !had || old.UID != p.UID || old.HostNetwork != p.HostNetwork || old.OptOut != p.OptOut || !slices.Equal(old.lockedAddresses(), p.lockedAddresses()) || !slices.Equal(old.Open, p.Open) ||
+	return !had || old.UID != p.UID || old.RuntimeUID != p.RuntimeUID || old.HostNetwork != p.HostNetwork || old.OptOut != p.OptOut || !slices.Equal(old.lockedAddresses(), p.lockedAddresses()) || !slices.Equal(old.Open, p.Open) ||
 		!slices.Equal(old.ProbePorts, p.ProbePorts) || !slices.Equal(old.Ports, p.Ports) || !slices.Equal(old.HostPorts, p.HostPorts)
 }
 
@@ -84,7 +85,7 @@ func (c *Cache) HostPods() []hostnet.Pod {
 		}
 		for key := range keys {
 			if p := c.pods[key]; p.HostNetwork {
-				out = append(out, hostnet.Pod{UID: p.UID, Namespace: p.Namespace, Name: p.Name, NetworkID: id,
+				out = append(out, hostnet.Pod{UID: p.RuntimeUID, Namespace: p.Namespace, Name: p.Name, NetworkID: id,
 					Unbound: p.OptOut && labels.Trusted, Trusted: labels.Trusted, ProbePorts: p.ProbePorts, Ports: p.Ports})
 			}
 		}
@@ -122,7 +123,7 @@ func (c *Cache) PodByUID(uid string) (Pod, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, p := range c.pods {
-		if uid != "" && p.UID == uid {
+		if uid != "" && p.RuntimeUID == uid {
 			return p, true
 		}
 	}

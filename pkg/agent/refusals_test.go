@@ -37,7 +37,7 @@ func TestReportRefusals(t *testing.T) {
 		var log bytes.Buffer
 		f := newFakeNode(t, func(p *Parts) { p.Log = slog.New(slog.NewTextHandler(&log, nil)) })
 		f.agent.cache.SetNAD(nad(f.agent.config, "green", "net", 7))
-		f.agent.cache.SetPod(Pod{UID: "uid-41", Namespace: "red", Name: "host", HostNetwork: true})
+		f.agent.cache.SetPod(Pod{UID: "uid-41", RuntimeUID: "uid-41", Namespace: "red", Name: "host", HostNetwork: true})
 		r := fakeRefusals{make(chan loader.Event)}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error)

@@ -136,8 +136,8 @@ func (s *Server) inputs(ctx context.Context, r Request) (in Inputs, missing stri
 	if !ok {
 		return in, "unknown pod: the API server has sent no such pod for this node", nil
 	}
-	if r.UID != "" && string(pod.UID) != r.UID {
-		return in, fmt.Sprintf("the API server has pod uid %s under that name, not %s", pod.UID, r.UID), nil
+	if uid := kube.RuntimeUID(pod); r.UID != "" && uid != r.UID {
+		return in, fmt.Sprintf("the API server has pod uid %s under that name, not %s", uid, r.UID), nil
 	}
 	in.UID = string(pod.UID)
 	primary, err := s.networks.Primary(r.Namespace)

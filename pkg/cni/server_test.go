@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/process"
 )
@@ -106,6 +108,15 @@ func TestAddWaitsForInputs(t *testing.T) {
 		"pod": {prepare: func(d *fakeDeps, s *Server) { delete(d.pods, "ns/pod") }, supply: func(d *fakeDeps, s *Server) { d.setPod("uid-1", annotation(t, 5)) }, reason: "no such pod"},
 		"other uid": {prepare: func(d *fakeDeps, s *Server) { d.setPod("uid-0", annotation(t, 5)) }, supply: func(d *fakeDeps, s *Server) { d.setPod("uid-1", annotation(t, 5)) },
 			reason: "pod uid uid-0 under that name, not uid-1"},
+		// A static pod has another UID in the runtime than its mirror pod has in the API.
+		"mirror pod": {prepare: func(d *fakeDeps, s *Server) { d.setPod("uid-0", annotation(t, 5)) }, supply: func(d *fakeDeps, s *Server) {
+			d.mu.Lock()
+			mirror := d.pods["ns/pod"].DeepCopy()
+			mirror.Annotations[corev1.MirrorPodAnnotationKey] = "uid-1"
+			d.pods["ns/pod"] = mirror
+			d.mu.Unlock()
+			s.NetworksChanged()
+		}, reason: "pod uid uid-0 under that name, not uid-1"},
 		"annotation": {prepare: func(d *fakeDeps, s *Server) { d.setPod("uid-1", nil) }, supply: func(d *fakeDeps, s *Server) { d.setPod("uid-1", annotation(t, 5)) },
 			reason: "annotation k8s.ovn.org/pod-networks is missing"},
 		"primary entry": {prepare: func(d *fakeDeps, s *Server) {

@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// Claims indexes who claims what, the claimant that has it first. The zero value is empty. It is
-// for things that tenants claim freely, as external addresses of Services: an event's cost
+// Claims indexes claimants by what they claim, in order of precedence: the first one has it. The zero value is
+// empty. It is for things that tenants claim freely, as external addresses of Services: an event's cost
 // must not grow with the square of their number.
 type Claims[K comparable] struct{ byThing map[K][]Claimant }
 

@@ -42,37 +42,79 @@ func newService(s *corev1.Service, slicesOf []*discoveryv1.EndpointSlice) (out S
 			out.Affinity = time.Duration(*c.ClientIP.TimeoutSeconds) * time.Second
 		}
 	}
+	endpoints := endpointsByPort(slicesOf)
+	left := maxBackends
 	for _, p := range s.Spec.Ports {
-		protocol, known := protocols[cmp.Or(p.Protocol, corev1.ProtocolTCP)]
+		protocol := cmp.Or(p.Protocol, corev1.ProtocolTCP)
+		row, known := protocols[protocol]
 		if !known {
 			continue // of a newer API
 		}
-		port := ServicePort{Protocol: protocol, Port: uint16(p.Port), NodePort: uint16(p.NodePort)}
-		for _, slice := range slicesOf {
-			port.Endpoints = append(port.Endpoints, sliceEndpoints(slice, p)...)
+		of := endpoints[endpointPort{p.Name, protocol}]
+		left-- // a port counts even without endpoints
+		for _, sp := range of {
+			left -= len(sp.slice.Endpoints)
+		}
+		if left < 0 && len(out.Ports) > 0 { // the first one is always there
+			out.PortsLeft++
+			continue
+		}
+		port := ServicePort{Protocol: row, Port: uint16(p.Port), NodePort: uint16(p.NodePort)}
+		for _, sp := range of {
+			port.Endpoints = append(port.Endpoints, sliceEndpoints(sp.slice, sp.port)...)
 		}
 		out.Ports = append(out.Ports, port)
 	}
 	return out, true
 }
 
-// sliceEndpoints returns the endpoints in a slice that serve a Service's port.
-func sliceEndpoints(slice *discoveryv1.EndpointSlice, p corev1.ServicePort) []Endpoint {
-	var out []Endpoint
-	for _, sp := range slice.Ports {
-		if sp.Port == nil || str(sp.Name) != p.Name || sp.Protocol != nil && *sp.Protocol != cmp.Or(p.Protocol, corev1.ProtocolTCP) {
-			continue
-		}
-		for _, e := range slice.Endpoints {
-			ready := e.Conditions.Ready == nil || *e.Conditions.Ready
-			last := isTrue(e.Conditions.Serving) && isTrue(e.Conditions.Terminating)
-			if !ready && !last || len(e.Addresses) == 0 {
+// maxBackends limits a Service's ports times endpoints: both lists are as long as tenants like, and every node's
+// load balancers have each pair.
+const maxBackends = 16384
+
+// endpointPort is how a Service's port names a port of EndpointSlices.
+type endpointPort struct {
+	name     string
+	protocol corev1.Protocol
+}
+
+// slicePort is a port of an EndpointSlice.
+type slicePort struct {
+	slice *discoveryv1.EndpointSlice
+	port  uint16
+}
+
+// endpointsByPort indexes the ports of EndpointSlices. A port without a protocol is of each.
+func endpointsByPort(slicesOf []*discoveryv1.EndpointSlice) map[endpointPort][]slicePort {
+	out := map[endpointPort][]slicePort{}
+	for _, slice := range slicesOf {
+		for _, sp := range slice.Ports {
+			if sp.Port == nil {
 				continue
 			}
-			// An endpoint's other addresses are the same endpoint.
-			if a, err := netip.ParseAddr(e.Addresses[0]); err == nil {
-				out = append(out, Endpoint{Addr: netip.AddrPortFrom(a.Unmap(), uint16(*sp.Port)), Node: str(e.NodeName), Terminating: !ready})
+			for protocol := range protocols {
+				if sp.Protocol == nil || *sp.Protocol == protocol {
+					key := endpointPort{str(sp.Name), protocol}
+					out[key] = append(out[key], slicePort{slice, uint16(*sp.Port)})
+				}
 			}
+		}
+	}
+	return out
+}
+
+// sliceEndpoints returns the endpoints in a slice that serve a port.
+func sliceEndpoints(slice *discoveryv1.EndpointSlice, port uint16) []Endpoint {
+	var out []Endpoint
+	for _, e := range slice.Endpoints {
+		ready := e.Conditions.Ready == nil || *e.Conditions.Ready
+		last := isTrue(e.Conditions.Serving) && isTrue(e.Conditions.Terminating)
+		if !ready && !last || len(e.Addresses) == 0 {
+			continue
+		}
+		// An endpoint's other addresses are the same endpoint.
+		if a, err := netip.ParseAddr(e.Addresses[0]); err == nil {
+			out = append(out, Endpoint{Addr: netip.AddrPortFrom(a.Unmap(), port), Node: str(e.NodeName), Terminating: !ready})
 		}
 	}
 	return out

@@ -23,6 +23,7 @@ const (
 	reasonNodePorts     = "NodePortsNeeded"
 	reasonHostEndpoints = "HostEndpointsNotReached"
 	reasonExternalIP    = "ExternalAddressNotServed"
+	reasonTooLarge      = "PortsNotServed"
 )
 
 // A service belongs to the primary network of its namespace, or to the cluster default
@@ -284,14 +285,21 @@ func (z *Zone) service(n network.Network, s *corev1.Service) (Service, bool) {
 	key := s.Namespace + "/" + s.Name
 	z.served[key] = n.Name
 	out, ok := newService(s, indexed[*discoveryv1.EndpointSlice](z, z.slices, indexService, n.Name+"/"+key))
+	reasons := map[netip.Addr]string{} // of endpoints, which several ports have
 	for i := range out.Ports {
 		out.Ports[i].Endpoints = slices.DeleteFunc(out.Ports[i].Endpoints, func(e Endpoint) bool {
-			reason := z.cfg.Plan.RefusedEndpoint(n, e.Addr.Addr())
-			if reason != "" {
-				z.log.Warn("endpoint of a service gets no packets", "network", n.Name, "service", key, "address", e.Addr, "reason", reason)
+			reason, known := reasons[e.Addr.Addr()]
+			if !known {
+				if reason = z.cfg.Plan.RefusedEndpoint(n, e.Addr.Addr()); reason != "" {
+					z.log.Warn("endpoint of a service gets no packets", "network", n.Name, "service", key, "address", e.Addr.Addr(), "reason", reason)
+				}
+				reasons[e.Addr.Addr()] = reason
 			}
 			return reason != ""
 		})
+	}
+	if out.PortsLeft > 0 && out.endpointsOn(z.self().Name) > 0 { // other nodes do not repeat it
+		z.serviceEvent(s, reasonTooLarge, "the last %d ports are not served: ports times endpoints are at most %d: use fewer of either, or several Services", out.PortsLeft, maxBackends)
 	}
 	var refused []string
 	external := kube.ExternalIPs(s) // once: its author chooses how many addresses there are

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -38,18 +39,46 @@ func NewRegistry() *prometheus.Registry {
 	return r
 }
 
+// maxScrapes is how many requests read the metrics at a time.
+const maxScrapes = 4
+
+// Starting is the handler of a process that has not started yet: it is alive and not ready, until Set.
+type Starting struct {
+	handler atomic.Pointer[http.Handler]
+}
+
+// NewStarting returns a Starting that says what the process waits for.
+func NewStarting(waitsFor string) *Starting {
+	s := &Starting{}
+	mux := http.NewServeMux()
+	for path, handler := range HealthHandlers(func() error { return fmt.Errorf("waiting for %s", waitsFor) }) {
+		mux.Handle(path, handler)
+	}
+	s.Set(mux)
+	return s
+}
+
+// Set sets the handler of all further requests.
+func (s *Starting) Set(h http.Handler) { s.handler.Store(&h) }
+
+// ServeHTTP implements http.Handler.
+func (s *Starting) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	(*s.handler.Load()).ServeHTTP(w, r)
+}
+
 // NewMux serves HealthHandlers and /metrics.
 func NewMux(ready func() error, metrics prometheus.Gatherer) *http.ServeMux {
 	mux := http.NewServeMux()
 	for path, handler := range HealthHandlers(ready) {
 		mux.Handle(path, handler)
 	}
-	mux.Handle("/metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
+	mux.Handle("/metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes}))
 	return mux
 }
 
 // ServeTCP listens on address and serves h there in the background until ctx
-// ends. An empty address serves nothing.
+// ends. An empty address serves nothing. Anybody who reaches the node can connect: other
+// hosts, and pods, have maxRemote connections together. Kubelet's probes come from loopback.
 func ServeTCP(ctx context.Context, address string, h http.Handler, log *slog.Logger) error {
 	if address == "" {
 		return nil
@@ -58,7 +87,7 @@ func ServeTCP(ctx context.Context, address string, h http.Handler, log *slog.Log
 	if err != nil {
 		return fmt.Errorf("listen on %s: %w", address, err)
 	}
-	serve(ctx, l, h, log)
+	serve(ctx, &remoteLimit{Listener: l, slots: make(chan struct{}, maxRemote)}, h, log)
 	return nil
 }
 
@@ -77,7 +106,7 @@ func ServeUnix(ctx context.Context, path string, h http.Handler, log *slog.Logge
 }
 
 func serve(ctx context.Context, l net.Listener, h http.Handler, log *slog.Logger) {
-	s := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug)}
+	s := &http.Server{Handler: h, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: time.Minute, IdleTimeout: 2 * time.Minute, ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug)}
 	context.AfterFunc(ctx, func() { _ = s.Close() })
 	go func() {
 		if err := s.Serve(l); err != nil && !errors.Is(err, http.ErrServerClosed) {

@@ -73,7 +73,7 @@ func (f foreign) conflicts() []string {
 		out = append(out, fmt.Sprintf("policy rules that are not Bulkhead's come before its own and may match packets of networks: %s: give them priorities from %d", describe(before), network.RuleEgressIP+1000))
 	}
 	if len(marks) > 0 {
-		out = append(out, fmt.Sprintf("policy rules that are not Bulkhead's match bits of marks that are, so that packets of other programs are taken for a network's: %s: let these programs use other bits than %#x", describe(marks), network.MarkMask))
+		out = append(out, fmt.Sprintf("policy rules of other programs match mark bits that Bulkhead uses, so that their packets would take a network's routes: %s: let these programs use other bits than %#x", describe(marks), network.MarkMask))
 	}
 	for _, v6 := range families(f.ipv6) {
 		if priority, ok := l3mdev[v6]; f.haveVRF && (!ok || priority >= network.FirstRule) {

@@ -316,8 +316,9 @@ func TestProbeHostsPolicy(t *testing.T) {
 				o.Annotations, o.Spec.NodeName = map[string]string{corev1.MirrorPodAnnotationKey: "x"}, "n1"
 				return cl.Create(t.Context(), o, client.DryRunAll)
 			}
-			// The annotation without a node's identity exempts no one.
-			p.verdict(t, c.want, mirror)
+			// The annotation without a node's identity exempts no one: it is refused itself. Of two reasons
+			// the API server gives one.
+			p.verdict(t, "omit", mirror)
 		})
 	}
 	t.Run("a node's mirror pod", func(t *testing.T) {
@@ -335,4 +336,27 @@ func TestProbeHostsPolicy(t *testing.T) {
 		waitVerdict(t, refusal, func() error { return create(nil) })
 		waitVerdict(t, "", func() error { return create(map[string]string{corev1.MirrorPodAnnotationKey: "x"}) })
 	})
+}
+
+// Agents take the annotation of a mirror pod for the UID in its cgroup's name: only kubelet writes it.
+func TestMirrorPodPolicy(t *testing.T) {
+	p := hostPodsCase(t, nil)
+	create := func(cl client.Client) error {
+		o := p.pod(corev1.PodSpec{NodeName: "n1", Containers: []corev1.Container{{Name: "c", Image: "none"}}})
+		o.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "f0e1d2c3"}
+		return cl.Create(t.Context(), o, client.DryRunAll)
+	}
+	p.verdict(t, "only kubelet creates: omit it", create)
+	pod := p.pod(corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "none"}}})
+	p.create(t, pod)
+	p.verdict(t, "may not add mirror pod annotation", func(cl client.Client) error {
+		next := pod.DeepCopy()
+		next.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "f0e1d2c3"}
+		return cl.Update(t.Context(), next, client.DryRunAll)
+	})
+	grantEverything(t, p.admin, p.namespace, "system:node:n1")
+	c := impersonate("system:node:n1")
+	c.Impersonate.Groups = []string{"system:nodes", "system:authenticated"}
+	node := nadClient(t, c)
+	waitVerdict(t, "", func() error { return create(node) })
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -121,26 +122,13 @@ func (l *Lab) applyCRD(ctx context.Context, manifest string) error {
 	})
 }
 
-// adapt changes the product's manifests for the lab: it sets the lab's address ranges and
-// options, and the API server's own address for host-network pods, because there is no
-// kube-proxy that would serve ClusterIPs before the product does.
+// adapt changes the product's manifests for the lab, as an operator does: it sets the lab's address ranges
+// and options, and the API server's address.
 func adapt(o *unstructured.Unstructured, f host.Families, options Options) error {
 	if o.GetKind() == "ConfigMap" && o.GetName() == "bulkhead-config" {
 		return adaptConfig(o, f, options)
 	}
-	spec, ok, _ := unstructured.NestedMap(o.Object, "spec", "template", "spec")
-	if !ok {
-		return nil
-	}
-	for _, list := range []string{"initContainers", "containers"} {
-		containers, _ := spec[list].([]any)
-		for _, c := range containers {
-			if container, ok := c.(map[string]any); ok && spec["hostNetwork"] == true {
-				setAPIServer(container, host.APIHost(f))
-			}
-		}
-	}
-	return unstructured.SetNestedMap(o.Object, spec, "spec", "template", "spec")
+	return nil
 }
 
 // AllowedServices are the services of the cluster default network that pods of all networks
@@ -154,7 +142,8 @@ const IngressNamespace = "edge"
 // adaptConfig sets the lab's address ranges, AllowedServices, IngressNamespace, the managed fabric, which does
 // nothing before frr-k8s is installed, the transport and the section ovs in the product's configuration.
 func adaptConfig(o *unstructured.Unstructured, f host.Families, options Options) error {
-	sections := "\n[bgp-managed]\ntopology = full-mesh\n\n[ovs]\ngateway-mode = " + options.Gateway + "\n"
+	sections := "\n[kubernetes]\napiserver = https://" + net.JoinHostPort(host.APIHost(f), strconv.Itoa(host.APIPort())) + "\n" +
+		"\n[bgp-managed]\ntopology = full-mesh\n\n[ovs]\ngateway-mode = " + options.Gateway + "\n"
 	if options.AgentUplink {
 		sections += "uplink = eth0\n"
 	}
@@ -184,26 +173,6 @@ var (
 	clusterSubnets = regexp.MustCompile(`(?m)^(\s*cluster-subnets\s*=\s*).*$`)
 	serviceCIDRs   = regexp.MustCompile(`(?m)^(\s*service-cidrs\s*=\s*).*$`)
 )
-
-// setAPIServer sets the environment variables from which client-go reads the API
-// server's address.
-func setAPIServer(c map[string]any, address string) {
-	override := map[string]string{"KUBERNETES_SERVICE_HOST": address, "KUBERNETES_SERVICE_PORT": strconv.Itoa(host.APIPort())}
-	var env []any
-	before, _ := c["env"].([]any)
-	for _, e := range before {
-		if m, ok := e.(map[string]any); ok {
-			if name, _ := m["name"].(string); override[name] != "" {
-				continue
-			}
-		}
-		env = append(env, e)
-	}
-	for _, name := range []string{"KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"} {
-		env = append(env, map[string]any{"name": name, "value": override[name]})
-	}
-	c["env"] = env
-}
 
 // unready returns an error that describes the pods that are not ready.
 func (l *Lab) unready(ctx context.Context) error {

@@ -136,7 +136,7 @@ func (m *Lease) load(ctx context.Context) error {
 	if raw, ok := obj.Annotations[annotation]; ok {
 		if err := json.Unmarshal([]byte(raw), &marks); err != nil {
 			// Any id may have been allocated: every free id must reach the minimum age.
-			m.log.Warn("cannot parse the high-water marks; no id is allocated again before id-age unless no other is free", "lease", m.namespace+"/"+Name, "error", err)
+			m.log.Warn("cannot parse the record of assigned ids: every free id waits for id-age, unless no other is free", "lease", m.namespace+"/"+Name, "error", err)
 			marks = map[string]int64{anyKind: math.MaxInt32}
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -18,13 +19,11 @@ import (
 )
 
 // forcedDeletionConfines deletes a host-network pod of red with no grace period. It is gone from the
-// API before kubelet has stopped its processes. They reach red's pods and not the cluster default
-// network's, as before.
+// API before kubelet has stopped its processes: here kubelet itself is stopped meanwhile. They reach red's pods
+// and not the cluster default network's, as before.
 func forcedDeletionConfines(ctx context.Context, w *World) (_ string, err error) {
-	const grace = 3600
 	node := w.Lab.Nodes()[0]
 	p, manifest := hostNetworkPod("red-a", "red-left", node.Name, "red", "")
-	manifest = strings.Replace(manifest, "terminationGracePeriodSeconds: 0", fmt.Sprintf("terminationGracePeriodSeconds: %d", grace), 1)
 	if err := w.Lab.Apply(ctx, manifest); err != nil {
 		return "", err
 	}
@@ -47,7 +46,7 @@ func forcedDeletionConfines(ctx context.Context, w *World) (_ string, err error)
 	left := leftPod{node: node, cgroups: fmt.Sprintf("find /sys/fs/cgroup -path '*pod%s/*/cgroup.procs'", obj.UID)}
 	defer func() {
 		ctx := context.WithoutCancel(ctx)
-		err = errors.Join(err, remove(ctx), left.end(ctx))
+		err = errors.Join(err, node.Script(ctx, "kill -CONT $(pidof kubelet)"), remove(ctx), left.end(ctx), w.nodeReady(ctx, node))
 	}()
 
 	own, others := map[string]string{}, map[string]string{} // names of the servers, by target
@@ -67,6 +66,9 @@ func forcedDeletionConfines(ctx context.Context, w *World) (_ string, err error)
 	attempts := 0
 	for _, when := range []string{"before the deletion", "after the deletion"} {
 		if when == "after the deletion" {
+			if err := node.Script(ctx, "kill -STOP $(pidof kubelet)"); err != nil {
+				return "", fmt.Errorf("stop kubelet: %w", err)
+			}
 			if err := remove(ctx); err != nil {
 				return "", err
 			}
@@ -90,6 +92,21 @@ func forcedDeletionConfines(ctx context.Context, w *World) (_ string, err error)
 		attempts += len(got)
 	}
 	return fmt.Sprintf("%d denied attempts", attempts), nil
+}
+
+// nodeReady waits for a node to be Ready.
+func (w *World) nodeReady(ctx context.Context, n *lab.Node) error {
+	return w.Lab.Wait(ctx, n.Name+" to be Ready", func(ctx context.Context) (bool, string, error) {
+		obj, err := w.Lab.Client().CoreV1().Nodes().Get(ctx, n.Name, metav1.GetOptions{})
+		if err != nil {
+			return false, "", err
+		}
+		at := slices.IndexFunc(obj.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == corev1.NodeReady })
+		if at < 0 {
+			return false, "no such condition", nil
+		}
+		return obj.Status.Conditions[at].Status == corev1.ConditionTrue, obj.Status.Conditions[at].Message, nil
+	})
 }
 
 // leftPod is a pod whose processes may run without it.

@@ -27,7 +27,8 @@ func hostNetworkChecks() []Check {
 		}),
 		check("it reaches neither blue nor the default network's tenant-locked addresses", hostClientConfined),
 		check("the same binary outside the tenant does not reach red", outsiderRefused),
-		check("processes of a pod that is deleted by force keep their network, and reach no other", forcedDeletionConfines),
+		// By itself: it stops kubelet on a node.
+		{Chapter: 6, Title: "processes of a pod that is deleted by force keep their network, and reach no other", Phase: phaseFaults, Needs: needs(fixturePlain, fixtureRedHost), Run: forcedDeletionConfines},
 	}
 }
 

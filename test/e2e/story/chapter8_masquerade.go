@@ -19,7 +19,7 @@ import (
 
 func masqueradeChecks() []Check {
 	return []Check{{Chapter: 8, Title: "another masquerade range, by configuration and a restart: every network follows, and back", Phase: phaseFaults,
-		Needs: needs(fixtureServices, fixtureRedHost, fixtureLayer2Host), Run: masqueradeRangeChanged, Timeout: 20 * time.Minute, Group: groupMasquerade}}
+		Needs: needs(fixtureServices, fixtureRedHost, fixtureLayer2Host), Run: masqueradeRangeChanged, Timeout: 40 * time.Minute, Group: groupMasquerade}}
 }
 
 // The default range begins with oldMasquerade; nothing of it is in otherMasquerade.

@@ -51,6 +51,20 @@ static __always_inline int bh_is_kernel_packet(struct __sk_buff *skb, const stru
 	return 0;
 }
 
+/* bh_is_membership reports whether a packet is a report of multicast membership: IGMP, or MLD. */
+static __always_inline int bh_is_membership(struct __sk_buff *skb, const struct bh_packet *p)
+{
+	__u8 type;
+
+	if (p->unparsed || p->later_fragment)
+		return 0;
+	if (p->proto == IPPROTO_IGMP)
+		return 1;
+	if (p->proto != IPPROTO_ICMPV6 || bh_load(skb, p->l4, &type, 1, BH_NET))
+		return 0;
+	return type == 131 || type == 132 || type == 143;
+}
+
 /*
  * bh_from_kubelet reports whether kubelet sent the packet: by its sockets' mark, which
  * no pod's socket can have, or by cgroup.

@@ -43,10 +43,9 @@ static __always_inline int bh_pass_long_optval(struct bpf_sockopt *ctx)
 	return page && !ctx->optlen;
 }
 
-static __always_inline int bh_sockopt_kind(const struct bpf_sockopt *ctx, int is_long)
+/* bh_option_kind is the kind of an option whose value does not matter. */
+static __always_inline int bh_option_kind(int level, int name)
 {
-	int level = ctx->level, name = ctx->optname;
-
 	if (level == BH_SOL_SOCKET) {
 		if (name == BH_SO_MARK)
 			return BH_SOCKOPT_MARK;
@@ -58,19 +57,6 @@ static __always_inline int bh_sockopt_kind(const struct bpf_sockopt *ctx, int is
 		if (name == BH_IP_MULTICAST_IF)
 			return BH_SOCKOPT_MULTICAST;
 	} else if (level == IPPROTO_IPV6) {
-		if (name == BH_IPV6_PKTINFO) {
-			struct in6_pktinfo {
-				__u32 addr[4];
-				__u32 ifindex;
-			} *info = ctx->optval;
-
-			if (is_long)
-				return BH_SOCKOPT_DEVICE;
-			/* Without an interface it only chooses a source address; the kernel rejects a shorter value. */
-			if ((void *)(info + 1) <= ctx->optval_end && info->ifindex)
-				return BH_SOCKOPT_DEVICE;
-			return BH_SOCKOPT_OTHER;
-		}
 		if (name == BH_IPV6_UNICAST_IF)
 			return BH_SOCKOPT_DEVICE;
 		if (name == BH_IPV6_MULTICAST_IF)
@@ -81,6 +67,21 @@ static __always_inline int bh_sockopt_kind(const struct bpf_sockopt *ctx, int is
 	} else if (level == BH_SOL_XDP) {
 		return BH_SOCKOPT_BYPASS;
 	}
+	return BH_SOCKOPT_OTHER;
+}
+
+static __always_inline int bh_sockopt_kind(const struct bpf_sockopt *ctx, int is_long)
+{
+	struct in6_pktinfo {
+		__u32 addr[4];
+		__u32 ifindex;
+	} *info = ctx->optval;
+
+	if (ctx->level != IPPROTO_IPV6 || ctx->optname != BH_IPV6_PKTINFO)
+		return bh_option_kind(ctx->level, ctx->optname);
+	/* Without an interface it only chooses a source address; the kernel rejects a shorter value. */
+	if (is_long || ((void *)(info + 1) <= ctx->optval_end && info->ifindex))
+		return BH_SOCKOPT_DEVICE;
 	return BH_SOCKOPT_OTHER;
 }
 

@@ -90,6 +90,9 @@ int bh_grd_port(struct __sk_buff *skb)
 			return TCX_NEXT;
 		return drop(skb, BH_R_GUARD_FORWARDED, id, netid, &p);
 	}
+	/* Any process can make the kernel announce its membership in a group of its choice. Networks do not use that. */
+	if ((owner == BH_OWNER_NONE || owner == BH_OWNER_KERNEL) && kind != BH_DOOR_DEFAULT && bh_is_membership(skb, &p))
+		return TCX_DROP;
 	if (owner == BH_OWNER_NONE || owner == BH_OWNER_KERNEL)
 		return bh_is_kernel_packet(skb, &p) ? TCX_NEXT :
 						   drop(skb, BH_R_GUARD_NO_SOCKET, id, netid, &p);
@@ -232,8 +235,8 @@ int bh_grd_from(struct __sk_buff *skb)
 }
 
 /*
- * Egress of the node's own interfaces and of loopback. Other hooks check other
- * sockets; only this one sees frames of packet sockets.
+ * Egress of the node's own interfaces and of loopback. Other hooks check IP
+ * sockets; only this one sees frames of packet sockets, and what PPPoX sockets send in L2TP.
  */
 SEC("tcx/egress")
 int bh_grd_own(struct __sk_buff *skb)
@@ -253,7 +256,7 @@ int bh_grd_own(struct __sk_buff *skb)
 	cfg = bh_cfg();
 	if (!sk || !cfg || !cfg->guard)
 		return TCX_NEXT;
-	if (sk->family != BH_AF_PACKET) {
+	if (sk->family == BH_AF_INET || sk->family == BH_AF_INET6) {
 		/*
 		 * A control message can set a packet's mark, but no pod can set its
 		 * socket's: on loopback the packet gets its socket's network.
@@ -292,7 +295,7 @@ static __always_inline int leads_into(const struct bh_door *door, __u32 netid)
 }
 
 /*
- * from_raw_socket reports whether a raw IP socket sent the packet: the process chose its transport header,
+ * from_raw_socket reports whether the packet's socket is a raw IP socket. If that sent it, the process chose its transport header,
  * and with it the connection to which it belongs. Request and timewait sockets are of TCP.
  */
 static __always_inline int from_raw_socket(struct __sk_buff *skb)
@@ -302,6 +305,36 @@ static __always_inline int from_raw_socket(struct __sk_buff *skb)
 	if (sk)
 		sk = bpf_sk_fullsock(sk);
 	return sk && sk->type == BH_SOCK_RAW;
+}
+
+/* special_mark returns the mark of the packet's socket if networks, services or kubelet have such marks; 0: none. */
+static __always_inline __u32 special_mark(struct __sk_buff *skb, const struct bh_config *cfg)
+{
+	struct bpf_sock *sk = skb->sk;
+	__u32 mark;
+
+	if (sk)
+		sk = bpf_sk_fullsock(sk);
+	mark = sk ? sk->mark & BH_MARK_MASK : 0;
+	if (!mark)
+		return 0;
+	return is_network_mark(cfg, mark) || (mark & BH_MARK_KIND) == BH_MARK_KIND_SERVICE ||
+			       mark == (cfg->kubelet_mark & BH_MARK_MASK) ?
+		       mark :
+		       0;
+}
+
+/*
+ * may_have_mark reports whether a pod's socket may have such a mark: that of its network, or of the service
+ * of another that bh_vrf_conn or bh_vrf_send has bound an ingress pod's socket to.
+ */
+static __always_inline int may_have_mark(const struct bh_pod *pod, __u32 mark)
+{
+	if (!pod)
+		return 0;
+	if ((mark & BH_MARK_KIND) == BH_MARK_KIND_SERVICE)
+		return pod->flags & BH_POD_INGRESS;
+	return pod->netid && mark >> BH_MARK_SHIFT == pod->netid;
 }
 
 /*
@@ -317,6 +350,8 @@ static __always_inline int from_raw_socket(struct __sk_buff *skb)
  * destination does not decide, because a network's subnets may overlap the nodes' addresses.
  * The overlay's own packets do not pass this hook: the kernel's tunnel socket
  * sends them, not the socket that they carry.
+ *
+ * Drops what sockets with a mark send that a pod cannot have set by a call that is checked.
  */
 SEC("cgroup_skb/egress")
 int bh_grd_send(struct __sk_buff *skb)
@@ -329,6 +364,7 @@ int bh_grd_send(struct __sk_buff *skb)
 	struct bpf_sock *sk;
 	__u64 id, podid = 0;
 	struct bh_packet p;
+	__u32 mark;
 
 	if (!cfg || !cfg->guard)
 		return 1;
@@ -336,7 +372,8 @@ int bh_grd_send(struct __sk_buff *skb)
 	to_pod = door && (door->kind == BH_DOOR_POD || door->kind == BH_DOOR_LOCKED);
 	to_tunnel = bh_to_tunnel(skb, 0, cfg->tunnel_port, &p) && cfg->tunnel_port;
 	forged = from_raw_socket(skb) && bh_dest(BH_DEST_MASQUERADE, &p.daddr);
-	if (!to_pod && !to_tunnel && !forged)
+	mark = special_mark(skb, cfg);
+	if (!to_pod && !to_tunnel && !forged && !mark)
 		return 1;
 	id = bpf_skb_cgroup_id(skb);
 	owner = bh_skb_owner(skb, cfg, id, &pod, &podid);
@@ -345,6 +382,10 @@ int bh_grd_send(struct __sk_buff *skb)
 	sk = skb->sk;
 	if (!sk || !bh_in_host_netns(cfg, sk))
 		return 1;
+	if (mark && !may_have_mark(pod, mark)) {
+		drop(skb, BH_R_SET_MARK, id, pod ? pod->netid : 0, &p);
+		return 0;
+	}
 	if (door && to_pod && !may_send_to_pod(owner, pod, door)) {
 		drop(skb, owner == BH_OWNER_POD ? BH_R_GUARD_FOREIGN : BH_R_GUARD_UNKNOWN, id, door->netid, 0);
 		return 0;
@@ -357,6 +398,31 @@ int bh_grd_send(struct __sk_buff *skb)
 		return 1;
 	drop(skb, BH_R_GUARD_TUNNEL, id, pod ? pod->netid : 0, &p);
 	return 0;
+}
+
+/*
+ * overhears drops a packet of the overlay, which carries those of all networks, before a raw socket of a
+ * host-network pod receives a copy. It reports whether it has.
+ */
+static __always_inline int overhears(struct __sk_buff *skb, const struct bh_config *cfg)
+{
+	struct bh_pod *pod = 0;
+	__u64 id, podid = 0;
+	struct bh_packet p;
+	struct bpf_sock *sk;
+	int owner;
+
+	if (!cfg->tunnel_port || !from_raw_socket(skb) || !bh_to_tunnel(skb, 0, cfg->tunnel_port, &p))
+		return 0;
+	id = bpf_skb_cgroup_id(skb);
+	owner = bh_skb_owner(skb, cfg, id, &pod, &podid);
+	if ((owner != BH_OWNER_POD && owner != BH_OWNER_UNKNOWN_POD) || (pod && (pod->flags & BH_POD_TRUSTED)))
+		return 0;
+	sk = skb->sk;
+	if (!sk || !bh_in_host_netns(cfg, sk))
+		return 0;
+	drop(skb, BH_R_GUARD_HEARD, id, 0, &p);
+	return 1;
 }
 
 /*
@@ -386,7 +452,7 @@ int bh_grd_recv(struct __sk_buff *skb)
 	} else {
 		door = bpf_map_lookup_elem(&bh_doors, &ifindex);
 		if (!door || (door->kind > BH_DOOR_DEFAULT && door->kind != BH_DOOR_LINK))
-			return 1;
+			return !overhears(skb, cfg);
 		netid = door->netid;
 		dflt = door->kind == BH_DOOR_DEFAULT;
 	}
@@ -409,6 +475,9 @@ int bh_grd_recv(struct __sk_buff *skb)
 	} else if (reason == BH_R_GUARD_LOOPBACK && !pod->netid) {
 		return 1;
 	}
+	sk = skb->sk;
+	if (sk && !bh_in_host_netns(cfg, sk)) /* a namespace in the pod: its interfaces have other indexes */
+		return 1;
 	drop(skb, reason, id, netid, 0);
 	return 0;
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Packet sockets of host-network pods (BPF LSM). Packet sockets receive and send
+ * Packet sockets and socket options of host-network pods (BPF LSM). Packet sockets receive and send
  * frames below every other check. Tenants' pods and unknown pods may not create
  * them. Other pods may bind them to the node's own interfaces, and receive
  * nothing before the bind: no packet socket receives from all interfaces or from
@@ -10,9 +10,12 @@
  */
 #include "bh_btf.h"
 #include "bh_pods.h"
+#include "bh_sockopt.h"
 #include <bpf/bpf_tracing.h>
 
 #define BH_SOCK_PACKET 10
+#define BH_AF_PPPOX 24
+#define BH_AF_VSOCK 40
 
 struct sockaddr {
 	unsigned short sa_family;
@@ -39,7 +42,11 @@ int BPF_PROG(bh_lsm_create, int family, int type, int protocol, int kern, int re
 	__u64 podid = 0;
 	int owner;
 
-	if (ret || kern || (family != BH_AF_PACKET && family != BH_AF_XDP))
+	/*
+	 * PPPoX sockets send by L2TP's tunnel socket, past bh_grd_send. Sockets of VMs (vsock) have no
+	 * network namespace on most kernels.
+	 */
+	if (ret || kern || (family != BH_AF_PACKET && family != BH_AF_XDP && family != BH_AF_PPPOX && family != BH_AF_VSOCK))
 		return ret;
 	cfg = bh_cfg();
 	task = bpf_get_current_task_btf();
@@ -49,9 +56,45 @@ int BPF_PROG(bh_lsm_create, int family, int type, int protocol, int kern, int re
 	if ((owner != BH_OWNER_POD && owner != BH_OWNER_UNKNOWN_POD) ||
 	    (pod && (pod->flags & BH_POD_TRUSTED)))
 		return 0;
+	if (family == BH_AF_VSOCK && !is_confined(pod))
+		return 0;
 	/* With a protocol, the socket receives from all interfaces until it is bound to one. */
-	if (is_confined(pod) || family == BH_AF_XDP || protocol || type == BH_SOCK_PACKET)
+	if (is_confined(pod) || family != BH_AF_PACKET || protocol || type == BH_SOCK_PACKET)
 		return refuse(BH_R_PACKET_SOCKET, pod, family);
+	return 0;
+}
+
+/*
+ * Refuses options whatever their value: 32-bit system calls, also by io_uring, do not run the programs of
+ * cgroup/setsockopt, which check values. So bh_grd_send checks the marks of the sockets of pods outside
+ * tenants too, and the doors their packets.
+ */
+SEC("lsm/socket_setsockopt")
+int BPF_PROG(bh_lsm_setopt, struct socket *sock, int level, int name, int ret)
+{
+	int bypass = bh_option_kind(level, name) == BH_SOCKOPT_BYPASS, confined;
+	struct bh_config *cfg;
+	struct bh_pod *pod = 0;
+	__u64 podid = 0;
+	struct sock *sk;
+	int owner;
+
+	if (ret)
+		return ret;
+	confined = bh_option_kind(level, name) == BH_SOCKOPT_MARK || bh_option_kind(level, name) == BH_SOCKOPT_DEVICE;
+	sk = sock->sk;
+	cfg = bh_cfg();
+	if ((!bypass && !confined) || !sk || !cfg || !cfg->guard || sk->__sk_common.skc_net.net->net_cookie != cfg->host_netns)
+		return 0;
+	owner = bh_task_owner(0, cfg, bpf_get_current_cgroup_id(), &pod, &podid);
+	if (owner != BH_OWNER_POD && owner != BH_OWNER_UNKNOWN_POD)
+		return 0;
+	if (cfg->agent_cgroup && bpf_get_current_cgroup_id() == cfg->agent_cgroup)
+		return 0;
+	if (bypass && !(pod && (pod->flags & BH_POD_TRUSTED)))
+		return refuse(BH_R_BYPASS, pod, 0);
+	if (confined && pod && pod->netid && !(pod->flags & (BH_POD_UNBOUND | BH_POD_INGRESS)))
+		return refuse(bh_option_kind(level, name) == BH_SOCKOPT_MARK ? BH_R_SET_MARK : BH_R_SET_DEVICE, pod, 0);
 	return 0;
 }
 

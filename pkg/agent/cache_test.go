@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -73,6 +74,18 @@ func TestStaticPod(t *testing.T) {
 	}
 	if _, ok := c.PodByUID("in-the-api"); ok {
 		t.Error("no cgroup has the mirror pod's UID")
+	}
+	// Tenants' pods that claim the processes of others: of a static pod, and of a pod of the API.
+	c.SetPod(Pod{UID: "victim", RuntimeUID: "victim", Namespace: "shop", Name: "web", HostNetwork: true})
+	c.SetPod(Pod{UID: "a", RuntimeUID: "of-the-file", Created: p.Created.Add(time.Hour), Namespace: "a", Name: "a", HostNetwork: true})
+	c.SetPod(Pod{UID: "b", RuntimeUID: "victim", Namespace: "a", Name: "b", HostNetwork: true})
+	for _, got := range c.HostPods() {
+		if got.Namespace == "a" {
+			t.Errorf("pod %s/%s has the processes of %s", got.Namespace, got.Name, got.UID)
+		}
+	}
+	if got := c.HostPods(); len(got) != 2 {
+		t.Errorf("host-network pods %+v", got)
 	}
 }
 

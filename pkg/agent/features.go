@@ -72,6 +72,7 @@ func programCosts(feature string, ok bool) string {
 		"program bh_grd_recv":   "raw sockets of host-network pods receive packets of every network",
 		"pins":                  "after a restart the agent must search for its attached programs",
 		"program bh_lsm_create": "packet sockets of host-network pods receive packets of every network: drop NET_RAW from such pods",
+		"program bh_lsm_setopt": "host-network pods can set socket options by 32-bit system calls that are refused otherwise: drop NET_RAW from such pods",
 		"program bh_lsm_bind":   "packet sockets of host-network pods receive packets of every network: drop NET_RAW from such pods",
 		"program bh_lsm_u":      "host-network pods of different tenants reach each other by abstract unix sockets",
 	} {

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"bulkhead/pkg/hostnet"
 	"bulkhead/pkg/network"
@@ -17,6 +18,7 @@ import (
 type Pod struct {
 	UID, Namespace, Name string
 	RuntimeUID           string // kube.RuntimeUID
+	Created              time.Time
 	HostNetwork          bool
 	OptOut               bool // has hostnet.OptOutAnnotation
 	Networks             network.PodNetworks
@@ -84,7 +86,7 @@ func (c *Cache) HostPods() []hostnet.Pod {
 			id = hostnet.NetworkUnknown
 		}
 		for key := range keys {
-			if p := c.pods[key]; p.HostNetwork {
+			if p := c.pods[key]; p.HostNetwork && !c.isForged(p) {
 				out = append(out, hostnet.Pod{UID: p.RuntimeUID, Namespace: p.Namespace, Name: p.Name, NetworkID: id,
 					Unbound: p.OptOut && labels.Trusted, Trusted: labels.Trusted, ProbePorts: p.ProbePorts, Ports: p.Ports})
 			}
@@ -94,6 +96,20 @@ func (c *Cache) HostPods() []hostnet.Pod {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
 	return out
+}
+
+// isForged reports whether a pod claims, as a mirror pod, the processes of another: of the pod that has the UID, or
+// of an older mirror pod. An admission policy refuses such pods, if it is installed.
+func (c *Cache) isForged(p Pod) bool {
+	if p.RuntimeUID == p.UID {
+		return false
+	}
+	for _, other := range c.pods {
+		if other.UID == p.RuntimeUID || other.UID != p.UID && other.RuntimeUID == p.RuntimeUID && other.Created.Before(p.Created) {
+			return true
+		}
+	}
+	return false
 }
 
 // IsLocked reports whether the default-network interface of a pod of this node

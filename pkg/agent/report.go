@@ -49,7 +49,7 @@ var informational = []string{"KubeletByProcess", "CgroupMissing", "EarlySockets"
 
 // podReasons are reasons that a pod's author causes and can fix. They are
 // events of the pod, and do not degrade the node: a tenant must not be able to.
-var podReasons = []string{"ProbePortShared", "ProbePortHeld", "NetworkUnknown", reasonHostPort}
+var podReasons = []string{"ProbePortShared", "ProbePortHeld", "ProbePortsTooMany", "NetworkUnknown", reasonHostPort}
 
 // reporter reports problems: as the Node condition, as events, and as the
 // annotation that holds the node's failed networks.

@@ -159,6 +159,9 @@ func (b *builder) addNetworks() {
 	}
 }
 
+// maxProbePorts limits a pod's rows: all pods of a node share a map of 4096.
+const maxProbePorts = 32
+
 // addProbes adds the rows of the ports on which kubelet probes pods of a network. If
 // pods of different networks, or a pod outside networks, use a port, its probes are
 // not redirected: kubelet's connection does not tell which pod it is for.
@@ -180,7 +183,12 @@ func (b *builder) addProbes() {
 		if p.NetworkID <= 0 || p.Unbound {
 			continue
 		}
-		for _, port := range p.ProbePorts {
+		ports := p.ProbePorts
+		if len(ports) > maxProbePorts {
+			b.addProblem(p.name(), "ProbePortsTooMany", "probes and hooks name %d ports, and %d are redirected into the pod's network: use fewer", len(ports), maxProbePorts)
+			ports = ports[:maxProbePorts]
+		}
+		for _, port := range ports {
 			if len(users[port]) > 1 {
 				b.addProblem(p.name(), "ProbePortShared", "probes and hooks on port %d are not redirected into the pod's network, because a host-network pod outside the network uses the same port: choose another port", port)
 				continue

@@ -85,6 +85,25 @@ func TestBuild(t *testing.T) {
 	}
 }
 
+// A pod has a limited number of the rows that all pods of the node share.
+func TestProbePortsLimit(t *testing.T) {
+	in, layout, kubelet := example()
+	for port := range uint16(200) {
+		in.Pods[0].ProbePorts = append(in.Pods[0].ProbePorts, 20000+port)
+	}
+	in.Pods = in.Pods[:1]
+	s, problems := Build(in, layout, kubelet)
+	rows := 0
+	for _, r := range s.Rows {
+		if _, ok := r.(loader.ProbeRow); ok {
+			rows++
+		}
+	}
+	if rows != maxProbePorts || !slices.ContainsFunc(problems, func(p Problem) bool { return p.Reason == "ProbePortsTooMany" }) {
+		t.Errorf("%d rows, problems %v", rows, problems)
+	}
+}
+
 func TestDiffOrder(t *testing.T) {
 	want, _ := Build(example())
 	have := NewState()

@@ -256,7 +256,7 @@ func (w *guardSandbox) attemptsInto(dev, v4, v6, src4, src6 string) []way.Attemp
 // detachLSM detaches the LSM programs for packet sockets, if there are any, so that
 // the guard alone is tested. TestRootLSM tests them.
 func (w *guardSandbox) detachLSM() {
-	for _, name := range []string{"bh_lsm_create", "bh_lsm_bind"} {
+	for _, name := range []string{"bh_lsm_create", "bh_lsm_bind", "bh_lsm_setopt"} {
 		must(w.t, unpinLink(w.l.pin("links", rootDir, name)))
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -111,6 +112,29 @@ func helperOp(op string) string {
 		return state(arg(1))
 	case "create": // mark and device of a new socket of a kind
 		return createSocket(arg(1))
+	case "exec": // run another program, and return what it prints
+		out, err := exec.Command(f[1], f[2:]...).Output()
+		if len(out) == 0 {
+			return result(err)
+		}
+		return strings.TrimSpace(string(out))
+	case "socket": // create a socket of an address family
+		family, err := strconv.Atoi(arg(1))
+		if err != nil {
+			return err.Error()
+		}
+		fd, err := unix.Socket(family, unix.SOCK_STREAM, 1)
+		if err == nil {
+			unix.Close(fd)
+		}
+		return result(err)
+	case "bypass": // PACKET_QDISC_BYPASS of a packet socket that its process may have
+		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW, 0)
+		if err == nil {
+			err = unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_QDISC_BYPASS, 1)
+			unix.Close(fd)
+		}
+		return result(err)
 	case "set": // set a socket option
 		return result(set(arg(1)))
 	case "bigopt": // set an option longer than a page, which the hook must not break

@@ -90,6 +90,7 @@ const (
 	packetMapBhTold       = "bh_told"
 	packetProgBhLsmBind   = "bh_lsm_bind"
 	packetProgBhLsmCreate = "bh_lsm_create"
+	packetProgBhLsmSetopt = "bh_lsm_setopt"
 )
 
 // loadPacket returns the embedded CollectionSpec for packet.
@@ -136,6 +137,7 @@ type packetSpecs struct {
 type packetProgramSpecs struct {
 	BhLsmBind   *ebpf.ProgramSpec `ebpf:"bh_lsm_bind"`
 	BhLsmCreate *ebpf.ProgramSpec `ebpf:"bh_lsm_create"`
+	BhLsmSetopt *ebpf.ProgramSpec `ebpf:"bh_lsm_setopt"`
 }
 
 // packetMapSpecs contains maps before they are loaded into the kernel.
@@ -213,12 +215,14 @@ type packetVariables struct {
 type packetPrograms struct {
 	BhLsmBind   *ebpf.Program `ebpf:"bh_lsm_bind"`
 	BhLsmCreate *ebpf.Program `ebpf:"bh_lsm_create"`
+	BhLsmSetopt *ebpf.Program `ebpf:"bh_lsm_setopt"`
 }
 
 func (p *packetPrograms) Close() error {
 	return _PacketClose(
 		p.BhLsmBind,
 		p.BhLsmCreate,
+		p.BhLsmSetopt,
 	)
 }
 

@@ -430,6 +430,17 @@ func TestRootLSM(t *testing.T) {
 	}
 	s.expect("a pod outside the tenants", plain, 0, [2]string{"packet 0", "ok"}, [2]string{"packet 0 eth0", "ok"}, [2]string{"packet 768", "EPERM"},
 		[2]string{"packet 0 mp5", "EPERM"}, [2]string{"packet 0 new", "EPERM"}, [2]string{"packet 0 lo", "EPERM"}, [2]string{"packet 0 all", "EPERM"})
+	// The program sees no value, and is not that of cgroup/setsockopt, which this tenant's pod does not have here.
+	s.expect("a tenant's pod", tenant, 0, [2]string{"set mark", "EPERM"}, [2]string{"set device", "EPERM"}, [2]string{"set ifindex6", "EPERM"}, [2]string{"set unicast", "EPERM"}, [2]string{"set unicast6", "EPERM"}, [2]string{"set harmless", "ok"})
+	s.expect("a pod outside the tenants", plain, 0, [2]string{"set mark", "ok"}, [2]string{"set device", "ok"}, [2]string{"bypass", "EPERM"})
+	s.expect("a trusted pod", trusted, 0, [2]string{"set mark", "ok"}, [2]string{"bypass", "ok"})
+	s.expect("the administrator", s.cg("system/admin"), 0, [2]string{"set mark", "ok"}, [2]string{"bypass", "ok"})
+	// L2TP's PPPoX sockets (family 24, protocol 1), and vsock (40). A kernel may lack either: then no pod has it.
+	for _, family := range []string{"socket 24", "socket 40"} {
+		s.expect("a tenant's pod", tenant, 0, [2]string{family, "EPERM"})
+		s.expect("an unknown pod", s.cg("kubepods/podU"), 0, [2]string{family, "EPERM"})
+	}
+	s.expect("a pod outside the tenants", plain, 0, [2]string{"socket 24", "EPERM"})
 	s.expect("a tenant's pod in its own network namespace", tenant, 0, [2]string{"unshare", "ok"}, [2]string{"packet 0", "ok"}, [2]string{"packet 768", "ok"}, [2]string{"packet 0 lo", "ok"})
 	// Abstract unix sockets: no process of another tenant reaches them, and it reaches those with a path,
 	// which it can only if it has the directory.

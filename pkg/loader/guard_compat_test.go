@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package loader
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"bulkhead/test/adversary/way"
+)
+
+// 32-bit system calls do not run the programs of cgroup/setsockopt. What a pod's socket with a mark that only
+// others have sends is dropped, and what one with its own network's mark, or a harmless one, sends is not.
+func TestRootGuardCompat(t *testing.T) {
+	arch := map[string]string{"amd64": "386", "arm64": "arm"}[runtime.GOARCH]
+	binary := filepath.Join(t.TempDir(), "compat")
+	build := exec.Command("go", "build", "-o", binary, "./testdata/compat")
+	build.Env = append(os.Environ(), "GOARCH="+arch, "CGO_ENABLED=0")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("build a program for %s: %v\n%s", arch, err, out)
+	}
+	w := newGuardSandbox(t, false)
+	w.detachLSM()
+	w.attachGuard()
+	const network1, network2, service, harmless = 0x10000, 0x20000, 0x80010000, 0x4000
+	sends := func(cgroup, to string, mark uint32) bool {
+		t.Helper()
+		w.attemptID++
+		id := w.attemptID
+		p := w.start(w.cg(cgroup), 0, fmt.Sprintf("exec %s %#x %s %s", binary, mark, to, way.Attempt{ID: id}.Token()))
+		got := p.next()
+		p.stop()
+		if got != "sent" && !strings.Contains(got, "operation not permitted") {
+			t.Errorf("%s, mark %#x to %s: %s", cgroup, mark, to, got)
+		}
+		w.attempt("system/admin", 0, "eth0", way.Attempt{Socket: "udp", To: "192.0.2.9", Port: way.Port}) // waits for what came before
+		return w.receivers["eth0"].has(id)
+	}
+	for _, to := range []string{"192.0.2.9:9", "[2001:db8::9]:9"} {
+		for cgroup, want := range map[string]map[uint32]bool{
+			"kubepods/podplain": {network1: false, network2: false, service: false, harmless: true},
+			"kubepods/podnew":   {network1: false, harmless: true},
+			"kubepods/podred":   {network1: true, network2: false, service: false},
+			"system/admin":      {network1: true, service: true},
+		} {
+			for mark, received := range want {
+				if got := sends(cgroup, to, mark); got != received {
+					t.Errorf("%s with mark %#x to %s: received %t, want %t", cgroup, mark, to, got, received)
+				}
+			}
+		}
+	}
+}
+
+// A raw socket of a pod gets no copy of the overlay's packets, which are those of all networks.
+func TestRootGuardOverhears(t *testing.T) {
+	w := newGuardSandbox(t, false)
+	receives := func(cgroup, to string, port uint16) bool {
+		t.Helper()
+		raw, err := json.Marshal(way.Listener{Kind: "raw-udp", IPv6: strings.Contains(to, ":")})
+		must(t, err)
+		p := w.start(w.cg(cgroup), 0, "receive "+string(raw))
+		defer p.stop()
+		if got := p.next(); got != "ready" {
+			t.Errorf("%s cannot listen: %s", cgroup, got)
+			return false
+		}
+		w.attemptID++
+		must(t, w.peers["eth0"].do(way.Attempt{ID: w.attemptID, Socket: "udp", To: to, Port: port}.Do))
+		p.proceed()
+		return p.next() != "[]"
+	}
+	w.attachGuard()
+	for _, to := range []string{"192.0.2.1", "2001:db8::1"} {
+		for cgroup, want := range map[string]bool{"kubepods/podblue": false, "kubepods/podplain": false, "kubepods/podnew": false, "kubepods/podtrusted": true, "system/admin": true} {
+			if got := receives(cgroup, to, guardTunnelPort); got != want {
+				t.Errorf("%s hears the overlay at %s: %t, want %t", cgroup, to, got, want)
+			}
+			if !receives(cgroup, to, way.Port) {
+				t.Errorf("%s hears nothing else at %s", cgroup, to)
+			}
+		}
+	}
+}

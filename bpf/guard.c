@@ -258,8 +258,8 @@ int bh_grd_own(struct __sk_buff *skb)
 		return TCX_NEXT;
 	if (sk->family == BH_AF_INET || sk->family == BH_AF_INET6) {
 		/*
-		 * A control message can set a packet's mark, but no pod can set its
-		 * socket's: on loopback the packet gets its socket's network.
+		 * A control message can set a packet's mark, and bh_grd_send has checked
+		 * its socket's: on loopback the packet gets its socket's network.
 		 */
 		mark = sk->mark;
 		if (skb->ifindex == 1 && skb->mark != mark &&
@@ -295,8 +295,8 @@ static __always_inline int leads_into(const struct bh_door *door, __u32 netid)
 }
 
 /*
- * from_raw_socket reports whether the packet's socket is a raw IP socket. If that sent it, the process chose its transport header,
- * and with it the connection to which it belongs. Request and timewait sockets are of TCP.
+ * from_raw_socket reports whether the packet's socket is a raw IP socket. A process that sends by one chooses
+ * the transport header, and with it the connection to which the packet belongs. Request and timewait sockets are of TCP.
  */
 static __always_inline int from_raw_socket(struct __sk_buff *skb)
 {
@@ -316,12 +316,10 @@ static __always_inline __u32 special_mark(struct __sk_buff *skb, const struct bh
 	if (sk)
 		sk = bpf_sk_fullsock(sk);
 	mark = sk ? sk->mark & BH_MARK_MASK : 0;
-	if (!mark)
-		return 0;
-	return is_network_mark(cfg, mark) || (mark & BH_MARK_KIND) == BH_MARK_KIND_SERVICE ||
-			       mark == (cfg->kubelet_mark & BH_MARK_MASK) ?
-		       mark :
-		       0;
+	if (is_network_mark(cfg, mark) || (mark & BH_MARK_KIND) == BH_MARK_KIND_SERVICE ||
+	    mark == (cfg->kubelet_mark & BH_MARK_MASK))
+		return mark;
+	return 0;
 }
 
 /*
@@ -351,7 +349,7 @@ static __always_inline int may_have_mark(const struct bh_pod *pod, __u32 mark)
  * The overlay's own packets do not pass this hook: the kernel's tunnel socket
  * sends them, not the socket that they carry.
  *
- * Drops what sockets with a mark send that a pod cannot have set by a call that is checked.
+ * Drops what a socket sends whose mark is that of another network, of a service or of kubelet: see bh_lsm_setopt.
  */
 SEC("cgroup_skb/egress")
 int bh_grd_send(struct __sk_buff *skb)
@@ -401,8 +399,8 @@ int bh_grd_send(struct __sk_buff *skb)
 }
 
 /*
- * overhears drops a packet of the overlay, which carries those of all networks, before a raw socket of a
- * host-network pod receives a copy. It reports whether it has.
+ * overhears drops a packet of the overlay before a raw socket of a host-network pod receives a copy: the overlay
+ * carries the packets of all networks. It reports whether it has dropped it.
  */
 static __always_inline int overhears(struct __sk_buff *skb, const struct bh_config *cfg)
 {

@@ -65,37 +65,35 @@ int BPF_PROG(bh_lsm_create, int family, int type, int protocol, int kern, int re
 }
 
 /*
- * Refuses options whatever their value: 32-bit system calls, also by io_uring, do not run the programs of
- * cgroup/setsockopt, which check values. So bh_grd_send checks the marks of the sockets of pods outside
- * tenants too, and the doors their packets.
+ * Refuses options whatever their value: the kernel does not run the programs of cgroup/setsockopt, which
+ * check values, for 32-bit system calls. Pods outside tenants may set marks and devices: bh_grd_send checks
+ * their sockets' marks, and the programs of the doors their packets.
  */
 SEC("lsm/socket_setsockopt")
 int BPF_PROG(bh_lsm_setopt, struct socket *sock, int level, int name, int ret)
 {
-	int bypass = bh_option_kind(level, name) == BH_SOCKOPT_BYPASS, confined;
+	int kind = bh_option_kind(level, name), owner;
 	struct bh_config *cfg;
 	struct bh_pod *pod = 0;
 	__u64 podid = 0;
 	struct sock *sk;
-	int owner;
 
-	if (ret)
+	if (ret || (kind != BH_SOCKOPT_BYPASS && kind != BH_SOCKOPT_MARK && kind != BH_SOCKOPT_DEVICE))
 		return ret;
-	confined = bh_option_kind(level, name) == BH_SOCKOPT_MARK || bh_option_kind(level, name) == BH_SOCKOPT_DEVICE;
 	sk = sock->sk;
 	cfg = bh_cfg();
-	if ((!bypass && !confined) || !sk || !cfg || !cfg->guard || sk->__sk_common.skc_net.net->net_cookie != cfg->host_netns)
+	if (!sk || !cfg || !cfg->guard || sk->__sk_common.skc_net.net->net_cookie != cfg->host_netns)
 		return 0;
 	owner = bh_task_owner(0, cfg, bpf_get_current_cgroup_id(), &pod, &podid);
 	if (owner != BH_OWNER_POD && owner != BH_OWNER_UNKNOWN_POD)
 		return 0;
 	if (cfg->agent_cgroup && bpf_get_current_cgroup_id() == cfg->agent_cgroup)
 		return 0;
-	if (bypass && !(pod && (pod->flags & BH_POD_TRUSTED)))
-		return refuse(BH_R_BYPASS, pod, 0);
-	if (confined && pod && pod->netid && !(pod->flags & (BH_POD_UNBOUND | BH_POD_INGRESS)))
-		return refuse(bh_option_kind(level, name) == BH_SOCKOPT_MARK ? BH_R_SET_MARK : BH_R_SET_DEVICE, pod, 0);
-	return 0;
+	if (kind == BH_SOCKOPT_BYPASS)
+		return pod && (pod->flags & BH_POD_TRUSTED) ? 0 : refuse(BH_R_BYPASS, pod, 0);
+	if (!pod || !pod->netid || (pod->flags & (BH_POD_UNBOUND | BH_POD_INGRESS)))
+		return 0;
+	return refuse(kind == BH_SOCKOPT_MARK ? BH_R_SET_MARK : BH_R_SET_DEVICE, pod, 0);
 }
 
 SEC("lsm/socket_bind")

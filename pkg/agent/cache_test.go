@@ -87,6 +87,13 @@ func TestStaticPod(t *testing.T) {
 	if got := c.HostPods(); len(got) != 2 {
 		t.Errorf("host-network pods %+v", got)
 	}
+	for range 10 { // in every order of the map
+		for _, uid := range []string{"victim", "of-the-file"} {
+			if got, ok := c.PodByUID(uid); !ok || got.Namespace == "a" {
+				t.Errorf("the processes of %s are those of %s", uid, got.Key())
+			}
+		}
+	}
 }
 
 // Localnets are the Localnet networks whose physical network an administrator has named.

@@ -134,12 +134,12 @@ func (c *Cache) Pod(key string) (Pod, bool) {
 	return p, ok
 }
 
-// PodByUID is the pod of this node with that UID.
+// PodByUID is the pod of this node whose cgroup has that UID.
 func (c *Cache) PodByUID(uid string) (Pod, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for _, p := range c.pods {
-		if uid != "" && p.RuntimeUID == uid {
+		if uid != "" && p.RuntimeUID == uid && !c.isForged(p) {
 			return p, true
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	frrv1 "github.com/metallb/frr-k8s/api/v1beta1"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -129,6 +130,27 @@ func (w fixture) waitAdvertised(ns, name, want string) {
 	})
 }
 
+// refuseGenerated makes the API server refuse new generated FRRConfigurations, until allow is called.
+func (w fixture) refuseGenerated(message string) (allow func()) {
+	w.t.Helper()
+	const name = "refuse-generated"
+	policy := &admissionv1.ValidatingAdmissionPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: admissionv1.ValidatingAdmissionPolicySpec{
+		MatchConstraints: &admissionv1.MatchResources{ResourceRules: []admissionv1.NamedRuleWithOperations{{RuleWithOperations: admissionv1.RuleWithOperations{
+			Operations: []admissionv1.OperationType{admissionv1.Create},
+			Rule:       admissionv1.Rule{APIGroups: []string{frrv1.GroupVersion.Group}, APIVersions: []string{"*"}, Resources: []string{"frrconfigurations"}}}}}},
+		Validations: []admissionv1.Validation{{Expression: "!object.metadata.name.startsWith('ovnk-generated-')", Message: message}},
+	}}
+	binding := &admissionv1.ValidatingAdmissionPolicyBinding{ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: admissionv1.ValidatingAdmissionPolicyBindingSpec{PolicyName: name, ValidationActions: []admissionv1.ValidationAction{admissionv1.Deny}}}
+	w.create(policy)
+	w.create(binding)
+	waitVerdict(w.t, message, func() error { return w.Create(w.ctx, newBase("ovnk-generated-test"), client.DryRunAll) })
+	return func() {
+		w.remove(binding)
+		w.remove(policy)
+	}
+}
+
 // From RouteAdvertisements to FRRConfigurations, TransportAccepted and the NAD's annotation:
 // without frr-k8s, after its installation, with every input changing, and after a restart.
 func TestRouteAdvertisements(t *testing.T) {
@@ -239,6 +261,21 @@ func TestRouteAdvertisements(t *testing.T) {
 	w.waitAdvertised("transport", "transport", "default")
 	w.patch(ra, `{"spec":{"targetVRF":null}}`)
 	w.waitCondition(c, udnv1.ConditionTransportAccepted, metav1.ConditionTrue)
+
+	// The API server refuses the generated objects, as frr-k8s' webhook may: nodes are not told that the network
+	// is advertised, until it is.
+	w.patch(c, `{"metadata":{"labels":{"advertise":"no"}}}`)
+	w.waitAdvertised("transport", "transport", "")
+	const refusal = "refused by a test's webhook"
+	allow := w.refuseGenerated(refusal)
+	w.patch(c, `{"metadata":{"labels":{"advertise":"yes"}}}`)
+	w.waitCondition(ra, udnv1.ConditionAccepted, metav1.ConditionFalse, "InternalError", refusal)
+	w.waitCondition(c, udnv1.ConditionTransportAccepted, metav1.ConditionFalse, "NoOverlayRouteAdvertisementsNotAccepted")
+	w.waitAdvertised("transport", "transport", "")
+	allow()
+	w.waitGenerated("no longer refused", all)
+	w.waitCondition(ra, udnv1.ConditionAccepted, metav1.ConditionTrue)
+	w.waitAdvertised("transport", "transport", "default")
 
 	w.remove(base)
 	w.waitGenerated("without base", nil)

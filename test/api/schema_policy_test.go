@@ -110,7 +110,7 @@ func waitPolicies(ctx context.Context, e *Env) error {
 
 // waitVerdict waits for a verdict: the API server needs a moment to load the
 // roles that a test grants.
-func waitVerdict(t *testing.T, want string, try func() error) {
+func waitVerdict(t testing.TB, want string, try func() error) {
 	t.Helper()
 	Eventually(t, func() error {
 		err := try()

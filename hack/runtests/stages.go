@@ -35,6 +35,10 @@ const (
 	apiPackage = "bulkhead/test/api"
 )
 
+// atATime is how many tests of a package run at once: those that allow it mostly wait, for
+// OVN or for the kernel.
+const atATime = "-parallel=4"
+
 // stages returns the stages of `make test` or, with full, of `make test-full`.
 func stages(full bool) ([]stage, error) {
 	out, err := exec.Command("go", "list", "./...").Output()
@@ -51,14 +55,14 @@ func stages(full bool) ([]stage, error) {
 		api.beside = true // its tests mostly wait
 		return []stage{
 			lint,
-			test("packages", "40m", append([]string{"-race"}, withoutAPI...)...),
+			test("packages", "40m", append([]string{"-race", atATime}, withoutAPI...)...),
 			api,
 			test("lab", "60m", "-count=1", labPackage),
 		}, nil
 	}
 	api := test("api", "90m", "-race", apiPackage)
 	api.beside = true
-	list := []stage{lint, test("packages", "90m", append([]string{"-race"}, withoutAPI...)...), api}
+	list := []stage{lint, test("packages", "90m", append([]string{"-race", atATime}, withoutAPI...)...), api}
 	// Every pair of IP families, number of nodes and gateway mode: all checks in the first lab,
 	// in the second those that its options can change, in both dealt to two stages, and a
 	// sample in each of the others.

@@ -22,7 +22,8 @@ import (
 )
 
 // sandbox is a bpffs, a cgroup tree and a network namespace for one test. The
-// programs act in that namespace only, so the test does not affect the machine.
+// programs act in that namespace only, so the test does not affect the machine, nor
+// other tests beside it.
 type sandbox struct {
 	t       *testing.T
 	pinRoot string
@@ -34,6 +35,7 @@ type sandbox struct {
 
 func newSandbox(t *testing.T) *sandbox {
 	t.Helper()
+	t.Parallel() // they mostly wait, for the kernel to end namespaces and programs
 	if os.Geteuid() != 0 {
 		t.Skip("skip: no-root: loading eBPF, cgroups and namespaces need root")
 	}

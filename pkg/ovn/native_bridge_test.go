@@ -112,6 +112,7 @@ func withGateways(t *testing.T, zones []*zoneUnderTest) (red, blue, plain networ
 // use the node's address for their connections to the outside and to the node, at once and
 // with the same ports, and each gets its own answers.
 func TestNativeGateways(t *testing.T) {
+	t.Parallel()
 	r, zones := nativeZones(t)
 	a := zones[0]
 	red, _, _ := withGateways(t, zones)
@@ -175,6 +176,7 @@ func checkSamePorts(t *testing.T, server string, pods []string, to netip.AddrPor
 // TestNativeLocalGatewayNode: in local gateway mode pods reach their node's own servers by the gateway
 // router, and each gets its own answers.
 func TestNativeLocalGatewayNode(t *testing.T) {
+	t.Parallel()
 	_, zones := nativeZones(t)
 	a := zones[0]
 	a.node.Mode = network.LocalGateway
@@ -201,6 +203,7 @@ func TestNativeLocalGatewayNode(t *testing.T) {
 // TestNativeHostPorts: what the node sends to a gateway router for a pod's host port reaches
 // the pod, on both topologies and both IP families, and no other port does.
 func TestNativeHostPorts(t *testing.T) {
+	t.Parallel()
 	_, zones := nativeZones(t)
 	a := zones[0]
 	red, blue, plain := withGateways(t, zones)

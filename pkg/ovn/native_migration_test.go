@@ -129,6 +129,7 @@ func TestNativeLiveMigrationLocalnet(t *testing.T) {
 
 // OVN answers a virtual machine's DHCP clients, on the node that it runs on.
 func TestNativeDHCP(t *testing.T) {
+	t.Parallel()
 	r, zones := nativeZones(t)
 	red := testNetwork(1, "red_net", network.Layer2, network.RolePrimary, "dual")
 	red.MTU = 1300

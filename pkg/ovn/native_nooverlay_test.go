@@ -39,7 +39,7 @@ func newFabric(t *testing.T, zones []*zoneUnderTest) *fabric {
 		}
 		sides = append(sides, ns)
 	}
-	f.router = namespace(t, "router")
+	f.router = namespace(t, zones[0].Name+"router")
 	mustRun(t, "ip", "link", "add", "lan", "netns", f.router, "type", "veth", "peer", "name", "router", "netns", sides[0])
 	mustRun(t, append([]string{"ip", "netns", "exec", f.router}, zones[0].Tree.Argv("ethtool", "-K", "lan", "tx", "off")...)...)
 	mustRun(t, "ip", "-n", sides[0], "link", "set", "router", "master", "lan", "up")
@@ -101,6 +101,7 @@ func (f *fabric) bgp(nets ...network.Network) (out BGP) {
 // TestNativeNoOverlayDefault: the cluster default network without an overlay. The nodes
 // reach its pods, and its pods the nodes.
 func TestNativeNoOverlayDefault(t *testing.T) {
+	t.Parallel()
 	_, zones := nativeZones(t)
 	a, b := zones[0], zones[1]
 	plain := testDefault(true)
@@ -167,6 +168,7 @@ func TestNativeNoOverlayDefault(t *testing.T) {
 // nodes' own link, with their own addresses, while no tunnel works; outside the cluster they have
 // these or the node's, as configured; and between networks, and from the nodes, nothing arrives.
 func TestNativeNoOverlay(t *testing.T) {
+	t.Parallel()
 	_, zones := nativeZones(t)
 	a, b := zones[0], zones[1]
 	noOverlay := func(id int, name, snat string, cidrs ...string) network.Network {
@@ -303,6 +305,7 @@ func TestNativeNoOverlay(t *testing.T) {
 // overlay send to pods on other nodes comes out of the management port, with their own addresses. What pods
 // send to their own node comes from the gateway router, with its address.
 func TestNativeNoOverlayLocal(t *testing.T) {
+	t.Parallel()
 	_, zones := nativeZones(t)
 	z := zones[0]
 	z.node.Mode = network.LocalGateway
@@ -363,7 +366,7 @@ func checkBGPPort(t *testing.T, from, to *zoneUnderTest, pods []string) {
 	for f, own := range to.node.Addresses {
 		at := netip.AddrPortFrom(own.Addr(), 179)
 		var l net.Listener
-		if err := native.InNamespace(to.NS, func() (err error) {
+		if err := openSockets(to.NS, func() (err error) {
 			l, err = net.Listen("tcp", at.String())
 			return err
 		}); err != nil {
@@ -405,6 +408,7 @@ func checkBGPPort(t *testing.T, from, to *zoneUnderTest, pods []string) {
 // Layer 2, keep their addresses outside, are reached there, and reach nodes with the node's
 // address; those of a network with the same addresses that is not advertised are not reached.
 func TestNativeAdvertisedPods(t *testing.T) {
+	t.Parallel()
 	_, zones := nativeZones(t)
 	a, b := zones[0], zones[1]
 	fab := newFabric(t, zones)

@@ -15,6 +15,7 @@ import (
 // on all nodes, from outside the cluster and, on another node, from another network's pods. A pod's own
 // node answers it on the kernel's datapath (the story asks it), and not here.
 func TestNativeNoOverlayNodePort(t *testing.T) {
+	t.Parallel()
 	_, zones := nativeZones(t)
 	const port, nodePort = 9090, 30090
 	plain := testDefault(true)

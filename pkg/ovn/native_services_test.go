@@ -22,6 +22,17 @@ import (
 	"bulkhead/test/native"
 )
 
+// openSockets runs f, which opens sockets, in a namespace, and repeats it for a while if an
+// address is in use: a process that another test starts holds the sockets that this test has
+// closed until it executes its program.
+func openSockets(ns string, f func() error) error {
+	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		if err := native.InNamespace(ns, f); !errors.Is(err, syscall.EADDRINUSE) || time.Now().After(deadline) {
+			return err
+		}
+	}
+}
+
 // serve answers on a TCP and a UDP port of all addresses of a namespace until the
 // test ends: with its name and the client's address.
 func serve(t *testing.T, ns string, port uint16, name string) {
@@ -29,9 +40,12 @@ func serve(t *testing.T, ns string, port uint16, name string) {
 	addr := fmt.Sprintf("[::]:%d", port)
 	var l net.Listener
 	var p net.PacketConn
-	if err := native.InNamespace(ns, func() (err error) {
-		if l, err = net.Listen("tcp", addr); err == nil {
-			p, err = net.ListenPacket("udp", addr)
+	if err := openSockets(ns, func() (err error) {
+		if l, err = net.Listen("tcp", addr); err != nil {
+			return err
+		}
+		if p, err = net.ListenPacket("udp", addr); err != nil {
+			_ = l.Close()
 		}
 		return err
 	}); err != nil {
@@ -68,7 +82,7 @@ func serve(t *testing.T, ns string, port uint16, name string) {
 func echo(t *testing.T, ns string, on netip.AddrPort) {
 	t.Helper()
 	var p net.PacketConn
-	if err := native.InNamespace(ns, func() (err error) {
+	if err := openSockets(ns, func() (err error) {
 		p, err = net.ListenPacket("udp", on.String())
 		return err
 	}); err != nil {
@@ -89,7 +103,7 @@ func echo(t *testing.T, ns string, on netip.AddrPort) {
 
 // exchange sends a datagram from a port of a namespace, repeatedly, until there is an answer.
 func exchange(ns string, from int, to netip.AddrPort, question string) (answer string, err error) {
-	err = native.InNamespace(ns, func() error {
+	err = openSockets(ns, func() error {
 		c, err := (&net.Dialer{LocalAddr: &net.UDPAddr{Port: from}}).Dial("udp", to.String())
 		if err != nil {
 			return err
@@ -122,7 +136,7 @@ func ask(ns, protocol string, to netip.AddrPort) (server, seen string, err error
 
 func askFrom(ns, protocol string, port int, to netip.AddrPort) (server, seen string, err error) {
 	var answer []byte
-	err = native.InNamespace(ns, func() error {
+	err = openSockets(ns, func() error {
 		d := net.Dialer{Timeout: 2 * time.Second}
 		if protocol == nbdb.LoadBalancerProtocolUDP {
 			d.LocalAddr = &net.UDPAddr{Port: port}
@@ -255,6 +269,7 @@ func newServiceLab(t *testing.T, topology network.Topology, mode network.Gateway
 }
 
 func TestNativeServices(t *testing.T) {
+	t.Parallel()
 	inServiceLabs(t, network.SharedGateway, func(l *serviceLab, f int) {
 		testClusterIPs(l, f)
 		testFromNode(l, f)
@@ -267,6 +282,7 @@ func TestNativeServices(t *testing.T) {
 func inServiceLabs(t *testing.T, mode network.GatewayMode, test func(l *serviceLab, f int)) {
 	for _, topology := range []network.Topology{network.Layer3, network.Layer2} {
 		t.Run(string(topology), func(t *testing.T) {
+			t.Parallel()
 			l := newServiceLab(t, topology, mode)
 			for f := range 2 {
 				t.Run([]string{"ipv4", "ipv6"}[f], func(t *testing.T) {
@@ -282,6 +298,7 @@ func inServiceLabs(t *testing.T, mode network.GatewayMode, test func(l *serviceL
 // masquerade address reaches the endpoints of the node alone, which see the client, and the
 // answers come back by the management port, from that address.
 func TestNativeExternalLocal(t *testing.T) {
+	t.Parallel()
 	inServiceLabs(t, network.LocalGateway, testExternalLocal)
 }
 

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"bulkhead/pkg/network"
@@ -25,14 +26,21 @@ type zoneUnderTest struct {
 // TestNative connects two zones of real OVN with the rows that Build returns and
 // pings between pods in network namespaces.
 func TestNative(t *testing.T) {
+	t.Parallel()
 	r := debianTree(t)
 	if os.Getuid() != 0 {
 		t.Skip("needs root for network namespaces")
 	}
 	for _, dual := range []bool{false, true} {
-		t.Run(map[bool]string{false: "ipv4", true: "dual"}[dual], func(t *testing.T) { testNative(t, r, dual) })
+		t.Run(map[bool]string{false: "ipv4", true: "dual"}[dual], func(t *testing.T) {
+			t.Parallel()
+			testNative(t, r, dual)
+		})
 	}
 }
+
+// zonesStarted is how many zones this process has started.
+var zonesStarted atomic.Int64
 
 // startZones starts two zones whose underlay is connected and whose chassis know
 // each other.
@@ -41,9 +49,10 @@ func startZones(t *testing.T, r native.Tree) (a, b *zoneUnderTest) {
 	ctx := context.Background()
 	var zones []*zoneUnderTest
 	for i := 1; i <= 2; i++ {
-		name := fmt.Sprintf("node%d", i)
+		// Namespaces are named after the host: tests run beside others.
+		name, host := fmt.Sprintf("node%d", i), fmt.Sprintf("z%d", zonesStarted.Add(1))
 		zones = append(zones, &zoneUnderTest{
-			host: newHost(t, r, name, namespace(t, name)), node: testNode(i, name, network.SharedGateway),
+			host: newHost(t, r, host, namespace(t, host)), node: testNode(i, name, network.SharedGateway),
 		})
 	}
 	a, b = zones[0], zones[1]

@@ -97,6 +97,7 @@ func nativePod(n network.Network, z *zoneUnderTest, name string, i int) PodPort 
 }
 
 func TestNativeLayer3Secondary(t *testing.T) {
+	t.Parallel()
 	r, zones := nativeZones(t)
 	a, b := zones[0], zones[1]
 	red := testNetwork(1, "red_net", network.Layer3, network.RoleSecondary, "dual")
@@ -122,6 +123,7 @@ func TestNativeLayer3Secondary(t *testing.T) {
 }
 
 func TestNativeLayer2Primary(t *testing.T) {
+	t.Parallel()
 	r, zones := nativeZones(t)
 	a, b := zones[0], zones[1]
 	red := testNetwork(1, "red_net", network.Layer2, network.RolePrimary, "dual")
@@ -205,6 +207,7 @@ func (z *zoneUnderTest) layer2Node(n network.Network) {
 // In local gateway mode each node's pods leave by the node's own management port, which
 // on Layer 2 has the same address on all nodes.
 func TestNativeLocalGateway(t *testing.T) {
+	t.Parallel()
 	for _, topology := range []network.Topology{network.Layer2, network.Layer3} {
 		t.Run(string(topology), func(t *testing.T) { testLocalGateway(t, topology) })
 	}
@@ -248,6 +251,7 @@ func testLocalGateway(t *testing.T, topology network.Topology) {
 }
 
 func TestNativeLayer2WithoutSubnets(t *testing.T) {
+	t.Parallel()
 	r, zones := nativeZones(t)
 	a, b := zones[0], zones[1]
 	red := testNetwork(1, "red_net", network.Layer2, network.RoleSecondary, "")
@@ -287,6 +291,7 @@ func joinPhysical(t *testing.T, r native.Tree, zones []*zoneUnderTest) {
 }
 
 func TestNativeLocalnet(t *testing.T) {
+	t.Parallel()
 	r, zones := nativeZones(t)
 	a, b := zones[0], zones[1]
 	joinPhysical(t, r, zones)
@@ -361,6 +366,7 @@ func (z *zoneUnderTest) checkVLAN(p PodPort, vlan int) {
 // OVN accepts the rows of advertised networks and of networks without an overlay,
 // and the change from one to another.
 func TestNativeAdvertised(t *testing.T) {
+	t.Parallel()
 	_, zones := nativeZones(t)
 	z := zones[0]
 	for _, c := range advertisedCases() {

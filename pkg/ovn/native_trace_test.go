@@ -16,6 +16,7 @@ import (
 
 // A trace ends where a packet would, whatever stops it, and says what it was.
 func TestNativeTrace(t *testing.T) {
+	t.Parallel()
 	_, zones := nativeZones(t)
 	z, peer := zones[0], zones[1].node
 	red := testNetwork(1, "t1_net", network.Layer3, network.RolePrimary, "dual")
@@ -39,7 +40,7 @@ func TestNativeTrace(t *testing.T) {
 		in.RemotePods = []RemotePod{{NADKey: "t2/net", Namespace: "t2", Pod: "far", Node: peer.Name, Chassis: peer.Chassis, IPs: remote.IPs, TunnelKey: remote.TunnelKey}}
 	}))
 	for link, port := range map[string]PodPort{"eth-p": p, "eth-q": q} {
-		z.plug(network.PodLSP(port.NADKey, port.Namespace, port.Pod), port.UID, namespace(t, link), link, network.MACOf(port.IPs), port.IPs)
+		z.plug(network.PodLSP(port.NADKey, port.Namespace, port.Pod), port.UID, namespace(t, z.Name+link), link, network.MACOf(port.IPs), port.IPs)
 	}
 	z.sync()
 	z.waitRemotePorts()

@@ -16,8 +16,8 @@ import (
 func badInputChecks() []Check {
 	return []Check{
 		{Chapter: 7, Title: "an invalid network is refused by the API with a message that names the remedy", Phase: phaseObjects, Run: invalidRefused},
-		{Chapter: 7, Title: "bad networks (too small, no label, second primary, no routes) are reported in status", Phase: phaseObjects, Needs: needs(fixtureOthers), Run: badNetworksReported},
-		{Chapter: 7, Title: "a malformed NAD is reported in an event and delays no other", Phase: phaseObjects, Needs: needs(fixtureOthers), Run: malformedNAD},
+		{Chapter: 7, Title: "bad networks (too small, no label, second primary, no routes) are reported in status", Phase: phaseObjects, Needs: needs(fixtureOthers), Run: badNetworksReported, Group: groupBadInput},
+		{Chapter: 7, Title: "a malformed NAD is reported in an event and delays no other", Phase: phaseObjects, Needs: needs(fixtureOthers), Run: malformedNAD, Group: groupBadInput},
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 func layer2Checks() []Check {
 	return []Check{
 		{Chapter: 3, Title: "violet, a Layer 2 network: pods on both nodes reach each other in one subnet", Phase: phaseReach, Needs: needs(fixtureLayer2), Run: layer2Reach},
-		{Chapter: 6, Title: "a process in violet's host-network pod reaches violet's pods on both nodes, and serves its node's", Phase: phaseHost, Needs: needs(fixtureLayer2Host), Run: layer2Host},
+		{Chapter: 6, Title: "a process in violet's host-network pod reaches violet's pods on both nodes, and serves its node's", Phase: phaseHost, Needs: needs(fixtureLayer2Host), Run: layer2Host, Group: groupHostNetwork},
 	}
 }
 

@@ -25,7 +25,7 @@ func serviceChecks() []Check {
 	return []Check{
 		{Chapter: 3, Title: "services: each network's pods reach its own, on every node and back to themselves", Phase: phaseReach, Needs: needs(fixtureServices), Run: servicesReached, Group: groupServices},
 		{Chapter: 3, Title: "services of each type: node ports, external addresses, traffic policy, affinity, no selector", Phase: phaseReach, Needs: needs(fixtureServices), Run: serviceTypesReached, Group: groupServiceTypes},
-		{Chapter: 3, Title: "the API server's service answers pods of every network, on that port alone", Phase: phaseReach, Needs: needs(fixtureServices), Run: apiServerReached},
+		{Chapter: 3, Title: "the API server's service answers pods of every network, on that port alone", Phase: phaseReach, Needs: needs(fixtureServices), Run: apiServerReached, Group: groupDNS},
 		{Chapter: 3, Title: "services whose endpoint is a node answer tenants' pods, also on that node", Phase: phaseReach, Needs: needs(fixtureServices), Run: nodeEndpointsReached, Group: groupServiceTypes},
 		{Chapter: 3, Title: "DNS answers pods of every network, from every node (TCP, UDP), and they resolve names", Phase: phaseReach, Needs: needs(fixtureServices), Run: dnsReached, Group: groupDNS},
 		{Chapter: 4, Title: "services: no network's pods reach another's", Phase: phaseIsolation, Needs: needs(fixtureServices), Run: servicesConfined, Group: groupServices},

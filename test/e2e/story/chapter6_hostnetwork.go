@@ -14,7 +14,7 @@ import (
 
 func hostNetworkChecks() []Check {
 	check := func(title string, run func(context.Context, *World) (string, error)) Check {
-		return Check{Chapter: 6, Title: title, Phase: phaseHost, Needs: needs(fixturePlain, fixtureRedHost), Run: run}
+		return Check{Chapter: 6, Title: title, Phase: phaseHost, Needs: needs(fixturePlain, fixtureRedHost), Run: run, Group: groupHostNetwork}
 	}
 	return []Check{
 		check("an unmodified server in red's host-network pod answers red's pods at the node's red address", hostServerReached),
@@ -28,7 +28,7 @@ func hostNetworkChecks() []Check {
 		check("it reaches neither blue nor the default network's tenant-locked addresses", hostClientConfined),
 		check("the same binary outside the tenant does not reach red", outsiderRefused),
 		// By itself: it stops kubelet on a node.
-		{Chapter: 6, Title: "processes of a pod that is deleted by force keep their network, and reach no other", Phase: phaseFaults, Needs: needs(fixturePlain, fixtureRedHost), Run: forcedDeletionConfines},
+		{Chapter: 6, Title: "processes of a pod that is deleted by force keep their network, and reach no other", Phase: phaseFaults, Needs: needs(fixturePlain, fixtureRedHost), Run: forcedDeletionConfines, Group: groupHostNetwork},
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 
 func hostServiceChecks() []Check {
 	return []Check{{Chapter: 6, Title: "processes of tenants' host-network pods reach the services that their pods reach, and no others",
-		Phase: phaseHost, Needs: needs(fixtureServices, fixtureRedHost, fixtureLayer2Host), Run: hostServicesReached}}
+		Phase: phaseHost, Needs: needs(fixtureServices, fixtureRedHost, fixtureLayer2Host), Run: hostServicesReached, Group: groupServices}}
 }
 
 // hostServicesReached has processes of tenants' host-network pods ask their network's services

@@ -11,7 +11,7 @@ import (
 
 func kubectlChecks() []Check {
 	return []Check{
-		{Chapter: 7, Title: "kubectl get shows every topology and role; kubectl explain documents every field", Phase: phaseObjects, Needs: needs(fixtureOthers), Run: kubectlReadable},
+		{Chapter: 7, Title: "kubectl get shows every topology and role; kubectl explain documents every field", Phase: phaseObjects, Needs: needs(fixtureOthers), Run: kubectlReadable, Group: groupBadInput},
 	}
 }
 

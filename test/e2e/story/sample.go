@@ -24,25 +24,30 @@ type group struct {
 	name string
 	cost time.Duration // about what they add to a story, on two quiet cores
 	once bool          // one lab's options suffice: neither nodes nor the gateway mode change the outcome
+	demo bool          // belongs to a demonstration
 }
 
 // sampleBudget is what the groups of a sample cost together.
-const sampleBudget = 5 * time.Minute
+const sampleBudget = 4 * time.Minute
 
 var (
 	groupSecondary    = &group{name: "secondary networks", cost: 3 * time.Minute}
 	groupMultus       = &group{name: "Multus", cost: 4 * time.Minute, once: true}
-	groupBGP          = &group{name: "BGP", cost: 4 * time.Minute}
+	groupBGP          = &group{name: "BGP", cost: 4 * time.Minute, demo: true}
 	groupVRFLite      = &group{name: "BGP in networks' own VRFs", cost: 4 * time.Minute}
 	groupReflector    = &group{name: "BGP with a router outside", cost: 4 * time.Minute}
 	groupMigration    = &group{name: "live migration", cost: 3 * time.Minute, once: true}
-	groupServices     = &group{name: "services", cost: 2 * time.Minute}
+	groupServices     = &group{name: "services", cost: 3 * time.Minute, demo: true}
 	groupServiceTypes = &group{name: "types of services", cost: 3 * time.Minute}
 	groupNodePorts    = &group{name: "node ports and external addresses", cost: 4 * time.Minute}
 	groupIngress      = &group{name: "ingress namespaces", cost: 2 * time.Minute}
 	groupSCTP         = &group{name: "SCTP", cost: 90 * time.Second}
-	groupDNS          = &group{name: "DNS", cost: 90 * time.Second}
+	groupDNS          = &group{name: "DNS and the API server's service", cost: 2 * time.Minute, demo: true}
 	groupOpenPorts    = &group{name: "open ports", cost: time.Minute}
+	groupEgress       = &group{name: "the way out", cost: 2 * time.Minute, demo: true}
+	groupHostNetwork  = &group{name: "host-network pods", cost: 4 * time.Minute, demo: true}
+	groupDiagnosis    = &group{name: "diagnosis", cost: 2 * time.Minute, demo: true}
+	groupBadInput     = &group{name: "bad networks, and what kubectl shows", cost: 2 * time.Minute, once: true, demo: true}
 	groupRemoval      = &group{name: "deletion of a network in use", cost: 90 * time.Second, once: true}
 	groupKillAgent    = &group{name: "kill -9 of the agent", cost: 2 * time.Minute}
 	groupKillZone     = &group{name: "kill -9 of the zone controller", cost: 2 * time.Minute, once: true}
@@ -83,7 +88,7 @@ func Sample(checks []Check, seed string, out io.Writer) []Check {
 // What those parts of a story cost that are in no group: the checks of every sample, and
 // what its last part plays besides checks (Kubernetes' own tests and the kernel's).
 const (
-	costUngrouped = 15 * time.Minute
+	costUngrouped = 5 * time.Minute
 	costBesides   = 20 * time.Minute
 )
 
@@ -131,7 +136,7 @@ func groupsOf(checks []Check) []*group {
 // Demo leaves out the groups that a demonstration does not need, and prints them.
 func Demo(checks []Check, out io.Writer) []Check {
 	return slices.DeleteFunc(slices.Clone(checks), func(c Check) bool {
-		omit := c.Group != nil && c.Group != groupServices && c.Group != groupDNS && c.Group != groupBGP
+		omit := c.Group != nil && !c.Group.demo
 		if omit {
 			fmt.Fprintf(out, "not in the demonstration, select it by RUN: %s\n", c.Name())
 		}

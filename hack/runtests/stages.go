@@ -27,13 +27,15 @@ type stage struct {
 	beside    bool // runs at the same time as the stage before
 }
 
-// labPackage needs a lab; all other packages run on the test machine. The race
-// detector makes apiPackage take 7.5 minutes instead of 3, so only test-full uses it
-// there.
+// labPackage needs a lab; all other packages run on the test machine.
 const (
 	labPackage = "bulkhead/test/e2e"
 	apiPackage = "bulkhead/test/api"
 )
+
+// withoutRace are packages that the race detector makes take twice to five times as long: they
+// start many processes. Only test-full uses it there.
+var withoutRace = []string{apiPackage, "bulkhead/pkg/loader", "bulkhead/pkg/ovn"}
 
 // atATime is how many tests of a package run at once: those that allow it mostly wait, for
 // OVN or for the kernel.
@@ -45,24 +47,25 @@ func stages(full bool) ([]stage, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list the packages: %w", err)
 	}
-	withoutAPI := slices.DeleteFunc(strings.Fields(string(out)), func(p string) bool { return p == labPackage || p == apiPackage })
+	packages := slices.DeleteFunc(strings.Fields(string(out)), func(p string) bool { return p == labPackage || p == apiPackage })
 	test := func(name, timeout string, args ...string) stage {
 		return stage{name: name, goTest: true, full: full, args: append([]string{"go", "test", "-json", "-timeout=" + timeout}, args...)}
 	}
 	lint := stage{name: "lint", args: []string{"make", "--no-print-directory", "lint"}}
 	if !full {
-		api := test("api", "40m", apiPackage)
-		api.beside = true // its tests mostly wait
+		slow := test("slow-packages", "40m", append([]string{"-p=3", atATime}, withoutRace...)...)
+		slow.beside = true // their tests mostly wait
+		packages = slices.DeleteFunc(packages, func(p string) bool { return slices.Contains(withoutRace, p) })
 		return []stage{
 			lint,
-			test("packages", "40m", append([]string{"-race", atATime}, withoutAPI...)...),
-			api,
+			test("packages", "40m", append([]string{"-race"}, packages...)...),
+			slow,
 			test("lab", "60m", "-count=1", labPackage),
 		}, nil
 	}
 	api := test("api", "90m", "-race", apiPackage)
 	api.beside = true
-	list := []stage{lint, test("packages", "90m", append([]string{"-race", atATime}, withoutAPI...)...), api}
+	list := []stage{lint, test("packages", "90m", append([]string{"-race", atATime}, packages...)...), api}
 	// Every pair of IP families, number of nodes and gateway mode: all checks in the first lab,
 	// in the second those that its options can change, in both dealt to two stages, and a
 	// sample in each of the others.

@@ -81,7 +81,7 @@ func TestStory(t *testing.T) {
 		everything := w.Full && !*again
 		testConformance(ctx, t, l, everything, w.Seed)
 		// Last: they create pods' cgroups on the node, which its agent sees.
-		t.Run("0 kernel", func(t *testing.T) { testKernel(ctx, t, l.Nodes(), everything) })
+		t.Run("0 kernel", func(t *testing.T) { testKernel(ctx, t, l.Nodes(), everything, w.Seed) })
 	}
 	story.Table(progress{}, results)
 	if t.Failed() {

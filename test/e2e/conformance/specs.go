@@ -47,8 +47,8 @@ func excluded(spec string) string {
 // Excluded reports whether a spec is listed as one that does not pass in the lab.
 func Excluded(spec string) bool { return excluded(spec) != "" }
 
-// sampleSize is how many specs make test runs: about three minutes on two quiet cores.
-const sampleSize = 7
+// sampleSize is how many specs make test runs: about two minutes on two quiet cores.
+const sampleSize = 5
 
 // Sample returns sampleSize of the specs that are not excluded, which the seed chooses.
 func Sample(specs []string, seed string) []string {

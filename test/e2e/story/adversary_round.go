@@ -25,9 +25,14 @@ type actor struct {
 	container string
 	machine   *lab.Node
 	kubelet   bool
+	bits32    bool // its program makes 32-bit system calls
 }
 
 func (p actor) String() string {
+	if p.bits32 {
+		p.bits32 = false
+		return p.String() + ", 32 bits"
+	}
 	switch {
 	case p.pod != nil && p.container != "":
 		return p.pod.Name + "/" + p.container
@@ -66,11 +71,15 @@ func (t nodeProgram) end(context.Context) (s string, err error) {
 type nodeProgram struct{ *lab.Process }
 
 func (w *World) startProgram(ctx context.Context, p actor, args ...string) (program, error) {
+	name := "adversary"
+	if p.bits32 {
+		name = adversary32
+	}
 	if p.pod != nil {
-		s, err := w.start(ctx, p.pod, p.container, append([]string{"/tools/adversary"}, args...)...)
+		s, err := w.start(ctx, p.pod, p.container, append([]string{"/tools/" + name}, args...)...)
 		return podProgram{s}, err
 	}
-	script := "exec " + toolsDir + "/adversary " + strings.Join(args, " ")
+	script := fmt.Sprintf("exec %s/%s %s", toolsDir, name, strings.Join(args, " "))
 	if p.kubelet {
 		script = "echo $$ > /sys/fs/cgroup/kubelet/cgroup.procs && " + script
 	}

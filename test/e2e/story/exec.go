@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -28,8 +29,8 @@ import (
 	"bulkhead/test/lab"
 )
 
-// toolsDir holds netprobe, killat and bulkheadctl on every node; pods that mount it
-// have it as /tools.
+// toolsDir holds the story's programs on every node; pods that mount it have it as
+// /tools.
 const toolsDir = "/run/bulkhead-story"
 
 // putTools builds the story's programs and sends them to the nodes.
@@ -39,25 +40,41 @@ func (w *World) putTools(ctx context.Context) error {
 		return fmt.Errorf("make a directory for the story's tools: %w", err)
 	}
 	defer os.RemoveAll(dir)
-	tools := []string{"bulkhead/test/e2e/cmd/netprobe", "bulkhead/test/e2e/cmd/killat", "bulkhead/cmd/bulkheadctl", "bulkhead/test/adversary/cmd/adversary"}
-	cmd := exec.CommandContext(ctx, "go", append([]string{"build", "-trimpath", "-ldflags=-s -w", "-o", dir + "/"}, tools...)...)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("build the story's tools: %w: %s", err, out)
+	build := func(arch, out string, packages ...string) error {
+		cmd := exec.CommandContext(ctx, "go", append([]string{"build", "-trimpath", "-ldflags=-s -w", "-o", filepath.Join(dir, out)}, packages...)...)
+		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOARCH="+arch)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("build the story's tools for %s: %w: %s", arch, err, out)
+		}
+		return nil
+	}
+	const adversary = "bulkhead/test/adversary/cmd/adversary"
+	if err := build(runtime.GOARCH, ".", "bulkhead/test/e2e/cmd/netprobe", "bulkhead/test/e2e/cmd/killat", "bulkhead/cmd/bulkheadctl", adversary); err != nil {
+		return err
+	}
+	if err := build(map[string]string{"amd64": "386", "arm64": "arm"}[runtime.GOARCH], adversary32, adversary); err != nil {
+		return err
+	}
+	tools, err := os.ReadDir(dir)
+	if err != nil {
+		return fmt.Errorf("list the story's tools: %w", err)
 	}
 	for _, tool := range tools {
-		data, err := os.ReadFile(filepath.Join(dir, filepath.Base(tool)))
+		data, err := os.ReadFile(filepath.Join(dir, tool.Name()))
 		if err != nil {
 			return fmt.Errorf("read a tool of the story: %w", err)
 		}
 		for _, n := range append(slices.Clone(w.Lab.Nodes()), w.Lab.External()) {
-			if err := n.Put(ctx, toolsDir+"/"+filepath.Base(tool), data, 0o755); err != nil {
+			if err := n.Put(ctx, toolsDir+"/"+tool.Name(), data, 0o755); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
 }
+
+// adversary32 is the adversary's program for a 32-bit architecture.
+const adversary32 = "adversary32"
 
 // stream is a command that runs in a pod.
 type stream struct {

@@ -10,6 +10,7 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -183,5 +184,32 @@ func TestToolsAreInTheImage(t *testing.T) {
 		if !executed[tool] {
 			t.Errorf("the image has %s, which nothing executes", tool)
 		}
+	}
+}
+
+// TestInstallProbes checks that kubelet asks every process at a loopback address: from all others a
+// process accepts a limited number of connections, which anybody can use up.
+func TestInstallProbes(t *testing.T) {
+	pods, _ := installed(t)
+	probes := 0
+	for name, pod := range pods {
+		for _, c := range pod.Containers {
+			for kind, p := range map[string]*corev1.Probe{"liveness": c.LivenessProbe, "readiness": c.ReadinessProbe, "startup": c.StartupProbe} {
+				if p == nil && kind == "startup" {
+					continue
+				}
+				if p == nil || p.HTTPGet == nil || p.HTTPGet.Host != "127.0.0.1" {
+					t.Errorf("%s/%s: the %s probe does not ask 127.0.0.1", name, c.Name, kind)
+					continue
+				}
+				if !slices.ContainsFunc(c.Ports, func(port corev1.ContainerPort) bool { return port.Name == p.HTTPGet.Port.StrVal }) {
+					t.Errorf("%s/%s: the %s probe asks port %s, which the container does not have", name, c.Name, kind, p.HTTPGet.Port.String())
+				}
+				probes++
+			}
+		}
+	}
+	if probes < 8 { // two or more of four processes
+		t.Errorf("%d probes", probes)
 	}
 }

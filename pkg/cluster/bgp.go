@@ -48,7 +48,7 @@ func addBGP(mgr manager.Manager, check *transportCheck, cfg config.Config, ids *
 		return err
 	}
 	sessions := &bgp.SessionReconciler{Topology: cfg.BGP.Topology, Namespace: cfg.BGP.FRRNamespace, Cache: mgr.GetCache(), Client: mgr.GetClient(),
-		Events: mgr.GetEventRecorder("bulkhead-cluster"), Now: time.Now, Log: log}
+		Events: shortNotes{mgr.GetEventRecorder("bulkhead-cluster")}, Now: time.Now, Log: log}
 	d, err := newController(mgr, check, "bgpsessions", 1, sessions, func(k bgp.SessionKey) []any { return []any{"node", string(k)} })
 	if err != nil {
 		return err
@@ -67,7 +67,7 @@ func reportDefault(mgr manager.Manager, cfg config.Config, log *slog.Logger) fun
 		TypeMeta:   metav1.TypeMeta{APIVersion: coordinationv1.SchemeGroupVersion.String(), Kind: "Lease"},
 		ObjectMeta: metav1.ObjectMeta{Namespace: cfg.Kubernetes.LeaseNamespace, Name: leaseName},
 	}
-	events := mgr.GetEventRecorder("bulkhead-cluster")
+	events := shortNotes{mgr.GetEventRecorder("bulkhead-cluster")}
 	var last *bool
 	return func(ok bool) {
 		if last != nil && *last == ok {

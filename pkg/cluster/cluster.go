@@ -165,7 +165,7 @@ func addNetworks(ctx context.Context, mgr manager.Manager, check *transportCheck
 			return nil, err
 		}
 	}
-	events := mgr.GetEventRecorder("bulkhead-cluster")
+	events := shortNotes{mgr.GetEventRecorder("bulkhead-cluster")}
 	// Our writes have no unknown fields, and validating that costs the API server
 	// another decoding of each write.
 	writer := client.WithFieldValidation(mgr.GetClient(), metav1.FieldValidationIgnore)

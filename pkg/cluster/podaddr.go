@@ -23,7 +23,7 @@ import (
 // Localnet networks.
 func addPodAddr(mgr manager.Manager, check *transportCheck, cfg config.Config, marks idlease.HighWater, log *slog.Logger) (*podaddr.Reconciler, error) {
 	target := &podaddr.Kube{Cache: mgr.GetCache(), Live: mgr.GetAPIReader(), Client: mgr.GetClient(), Now: time.Now}
-	r := podaddr.NewReconciler(cfg.Plan, cfg.IDAge, mgr.GetCache(), mgr.GetAPIReader(), target, marks, time.Now, mgr.GetEventRecorder("bulkhead-cluster"), log)
+	r := podaddr.NewReconciler(cfg.Plan, cfg.IDAge, mgr.GetCache(), mgr.GetAPIReader(), target, marks, time.Now, shortNotes{mgr.GetEventRecorder("bulkhead-cluster")}, log)
 	c, err := newController(mgr, check, "podaddr", cfg.Workers, r, func(k podaddr.Key) []any {
 		kind := "pod"
 		if k.Claim {

@@ -229,10 +229,6 @@ func (r *Reconciler) report(obj *corev1.Pod, problems []Problem) {
 		return
 	}
 	r.log.Warn("pod lacks a network", "pod", key, "error", text)
-	const limit = 1000 // of the API (1024 bytes), with room for the ellipsis
-	if len(text) > limit {
-		text = text[:limit] + "…"
-	}
 	r.events.Eventf(obj, nil, corev1.EventTypeWarning, reasonAllocation, "Allocate", "%s", text)
 }
 

@@ -288,7 +288,7 @@ func (k *Kube) setStatus(ctx context.Context, op Op) error {
 		if c.Type == udnv1.ConditionNetworkAllocationSucceeded {
 			reason = "NetworkAllocationFailed"
 		}
-		k.Events.Eventf(obj, nil, corev1.EventTypeWarning, reason, "Reconcile", "%s", cut(c.Message, 1000))
+		k.Events.Eventf(obj, nil, corev1.EventTypeWarning, reason, "Reconcile", "%s", c.Message)
 	}
 	return nil
 }

@@ -175,10 +175,7 @@ func condition(problems []Problem) Condition {
 	if n := len(lines); n > most {
 		lines = append(lines[:most], fmt.Sprintf("and %d more", n-most))
 	}
-	c.Message = strings.Join(lines, "; ")
-	if len(c.Message) > 2048 {
-		c.Message = c.Message[:2048] + "…"
-	}
+	c.Message = network.Shorten(strings.Join(lines, "; "), 2048)
 	return c
 }
 

@@ -259,11 +259,7 @@ const messageLimit = 10000
 
 // join returns the distinct reasons as one message.
 func join(reasons []string) string {
-	text := strings.Join(slices.Compact(reasons), "; ")
-	if len(text) > messageLimit {
-		text = strings.ToValidUTF8(text[:messageLimit], "") + " …"
-	}
-	return text
+	return network.Shorten(strings.Join(slices.Compact(reasons), "; "), messageLimit)
 }
 
 // IsGenerated reports whether c was generated from another FRRConfiguration. Its name says so:

@@ -4,10 +4,11 @@ package cluster
 
 import (
 	"fmt"
-	"strings"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/events"
+
+	"bulkhead/pkg/network"
 )
 
 // maxNote is how many bytes an event's note may have (events.k8s.io/v1): the API server refuses
@@ -18,10 +19,5 @@ const maxNote = 1024
 type shortNotes struct{ events.EventRecorder }
 
 func (r shortNotes) Eventf(regarding, related runtime.Object, eventType, reason, action, note string, args ...any) {
-	const end = " …"
-	note = fmt.Sprintf(note, args...)
-	if len(note) > maxNote {
-		note = strings.ToValidUTF8(note[:maxNote-len(end)], "") + end
-	}
-	r.EventRecorder.Eventf(regarding, related, eventType, reason, action, "%s", note)
+	r.EventRecorder.Eventf(regarding, related, eventType, reason, action, "%s", network.Shorten(fmt.Sprintf(note, args...), maxNote))
 }

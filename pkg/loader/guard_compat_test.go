@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"bulkhead/test/adversary"
 	"bulkhead/test/adversary/way"
 )
 
@@ -19,8 +20,8 @@ import (
 // others have sends is dropped, and what one with its own network's mark, or a harmless one, sends is not.
 func TestRootGuardCompat(t *testing.T) {
 	arch := map[string]string{"amd64": "386", "arm64": "arm"}[runtime.GOARCH]
-	binary := filepath.Join(t.TempDir(), "compat")
-	build := exec.Command("go", "build", "-o", binary, "./testdata/compat")
+	binary := filepath.Join(t.TempDir(), "adversary")
+	build := exec.Command("go", "build", "-o", binary, "bulkhead/test/adversary/cmd/adversary")
 	build.Env = append(os.Environ(), "GOARCH="+arch, "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("build a program for %s: %v\n%s", arch, err, out)
@@ -33,16 +34,19 @@ func TestRootGuardCompat(t *testing.T) {
 		t.Helper()
 		w.attemptID++
 		id := w.attemptID
-		p := w.start(w.cg(cgroup), 0, fmt.Sprintf("exec %s %#x %s %s", binary, mark, to, way.Attempt{ID: id}.Token()))
+		attempt, err := json.Marshal(way.Attempt{ID: id, Socket: "udp", To: to, Port: way.Port, How: []string{fmt.Sprintf("mark=%#x", mark)}})
+		must(t, err)
+		p := w.start(w.cg(cgroup), 0, fmt.Sprintf("exec %s %s", binary, attempt))
 		got := p.next()
 		p.stop()
-		if got != "sent" && !strings.Contains(got, "operation not permitted") {
+		var sent adversary.SendResult
+		if err := json.Unmarshal([]byte(got), &sent); err != nil || sent.ID != id || sent.Error != "" && !strings.Contains(sent.Error, "operation not permitted") {
 			t.Errorf("%s, mark %#x to %s: %s", cgroup, mark, to, got)
 		}
 		w.attempt("system/admin", 0, "eth0", way.Attempt{Socket: "udp", To: "192.0.2.9", Port: way.Port}) // waits for what came before
 		return w.receivers["eth0"].has(id)
 	}
-	for _, to := range []string{"192.0.2.9:9", "[2001:db8::9]:9"} {
+	for _, to := range []string{"192.0.2.9", "2001:db8::9"} {
 		for cgroup, want := range map[string]map[uint32]bool{
 			"kubepods/podplain": {network1: false, network2: false, service: false, harmless: true},
 			"kubepods/podnew":   {network1: false, harmless: true},

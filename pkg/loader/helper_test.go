@@ -112,9 +112,11 @@ func helperOp(op string) string {
 		return state(arg(1))
 	case "create": // mark and device of a new socket of a kind
 		return createSocket(arg(1))
-	case "exec": // run another program, and return what it prints
-		out, err := exec.Command(f[1], f[2:]...).Output()
-		if len(out) == 0 {
+	case "exec": // run another build of the adversary's program, which makes one attempt
+		cmd := exec.Command(f[1], "send")
+		cmd.Stdin = strings.NewReader(arg(2))
+		out, err := cmd.Output()
+		if err != nil {
 			return result(err)
 		}
 		return strings.TrimSpace(string(out))

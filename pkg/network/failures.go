@@ -38,10 +38,7 @@ func (f Failures) Render() (string, error) {
 	}
 	byText := map[string][]int{}
 	for id, why := range f {
-		why = strings.ToValidUTF8(strings.ReplaceAll(why, "\n", "; "), "?")
-		if len(why) > failureText {
-			why = strings.ToValidUTF8(why[:failureText], "") + "…"
-		}
+		why = Shorten(strings.ToValidUTF8(strings.ReplaceAll(why, "\n", "; "), "?"), failureText)
 		byText[why] = append(byText[why], id)
 	}
 	texts := slices.SortedFunc(maps.Keys(byText), func(a, b string) int {

@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	udnv1 "bulkhead/api/v1"
+	"bulkhead/pkg/network"
 )
 
 // BuildStatus returns the owner's status: see Conditions.
@@ -35,12 +36,12 @@ func Conditions(in Inputs, want State, problems []Problem, failed []*Failure) []
 		if len(text) == 0 {
 			return nil
 		}
-		return []metav1.Condition{r.condition(udnv1.ConditionNetworkCreated, metav1.ConditionFalse, r.syncError(), cut(strings.Join(text, "; "), messageLimit))}
+		return []metav1.Condition{r.condition(udnv1.ConditionNetworkCreated, metav1.ConditionFalse, r.syncError(), network.Shorten(strings.Join(text, "; "), messageLimit))}
 	}
 	var out []metav1.Condition
 	switch {
 	case len(text) > 0:
-		msg := cut(strings.Join(text, "; "), messageLimit)
+		msg := network.Shorten(strings.Join(text, "; "), messageLimit)
 		if r.Cluster() {
 			msg += "; NetworkAttachmentDefinition has been created in following namespaces: " + list(created(want, failed))
 		}
@@ -63,7 +64,7 @@ func Conditions(in Inputs, want State, problems []Problem, failed []*Failure) []
 			reasons = append(reasons, "Network allocation failed for at least one node: "+in.Failing.String())
 		}
 		out = append(out, r.condition(udnv1.ConditionNetworkAllocationSucceeded, metav1.ConditionFalse, udnv1.ReasonAllocationFailed,
-			cut(strings.Join(reasons, "; "), messageLimit)))
+			network.Shorten(strings.Join(reasons, "; "), messageLimit)))
 	default:
 		out = append(out, r.condition(udnv1.ConditionNetworkAllocationSucceeded, metav1.ConditionTrue, udnv1.ReasonAllocationSucceeded,
 			"Network allocation succeeded for all synced nodes."))
@@ -134,14 +135,6 @@ func created(want State, failed []*Failure) []string {
 // messageLimit is below the API's limit for a condition's message, because the list
 // of namespaces may follow.
 const messageLimit = 10000
-
-// cut shortens a message to the limit.
-func cut(s string, limit int) string {
-	if len(s) <= limit {
-		return s
-	}
-	return strings.ToValidUTF8(s[:limit], "") + " …"
-}
 
 // DiffStatus returns the write of the status, if one is needed. A condition whose
 // status is unchanged keeps its transition time; Apply sets the time of the others.

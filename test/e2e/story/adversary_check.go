@@ -119,15 +119,11 @@ func (a *arena) parts(host actor) []part {
 	loopback := []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("::1")}
 	edge := []actor{{pod: a.pods["edge-host"], container: "root"}, {pod: a.pods["edge-host"], container: "nobody"}}
 	front := adversary.ToService(a.green, a.front, network.Network{ID: a.greenID}.IngressMark())
-	// The kernel has other entries for 32-bit system calls, which not every kind of eBPF program sees.
-	in32Bits := func(actors ...actor) []actor {
-		for i := range actors {
-			actors[i].bits32 = true
-		}
-		return actors
-	}
 	return []part{
-		all("into green, by 32-bit system calls", in32Bits(attackers[0], attackers[2]), in32Bits(a.admin(), host), withoutRing(adversary.IntoNetwork(a.green, a.victim("green-1", false))), "green-1"),
+		// For 32-bit system calls the kernel runs no program of cgroup/setsockopt.
+		all("into green, by 32-bit system calls", in32Bits(attackers), in32Bits(append(admin, host)), withoutRing(adversary.IntoNetwork(a.green, a.victim("green-1", false))), "green-1"),
+		all("from a tenant into the default network, by 32-bit system calls", in32Bits(tenants), in32Bits(append(admin, actor{pod: a.pods["grey-host"], container: "root"})),
+			withoutRing(withoutUDPLite(adversary.IntoNetwork(a.plain, a.victim("grey-1", false)))), "grey-1"),
 		all("into green, from an ingress namespace", edge, append(admin, host), adversary.IntoNetwork(a.green, a.victim("green-1", false)), "green-1"),
 		all("to a service of green, from elsewhere", attackers, append(edge, admin...), front, "green-1"),
 		all("into green, on this node", attackers, append(admin, host), adversary.IntoNetwork(a.green, a.victim("green-1", false)), "green-1"),
@@ -170,6 +166,15 @@ func plainOnly(list []way.Attempt) []way.Attempt {
 	return slices.DeleteFunc(slices.Clone(list), func(x way.Attempt) bool {
 		return x.Socket == "mptcp" || len(x.How) > 0 && x.How[0] != "connect"
 	})
+}
+
+// in32Bits returns the actors with a program that makes 32-bit system calls.
+func in32Bits(actors []actor) []actor {
+	out := slices.Clone(actors)
+	for i := range out {
+		out[i].bits32 = true
+	}
+	return out
 }
 
 // withoutRing leaves out rings of packets: their version 1 has the kernel's word size.
@@ -223,7 +228,8 @@ func heardBy(to []netip.Addr, list []way.Listener) []way.Listener {
 	})
 }
 
-// hearing makes all actors listen on the node while green's pods talk to each other.
+// hearing makes all actors listen on the node while green's pods talk to each other and to the node, also
+// across nodes: the overlay's packets, which arrive at the node's own address.
 func (a *arena) hearing(ctx context.Context) (int, error) {
 	m := newRound(a.w)
 	actors := append(a.attackers(), a.admin(), a.greenHost())
@@ -257,7 +263,12 @@ func (a *arena) hearing(ctx context.Context) (int, error) {
 	for _, x := range to { // for raw sockets, which receive all packets of a protocol
 		sent = append(sent, way.Attempt{Socket: "raw-icmp", To: x.String()}, way.Attempt{Socket: "udp", To: x.String(), Port: 7999}, way.Attempt{Socket: "tcp", To: x.String(), Port: 7999})
 	}
-	sends := trials([]actor{{pod: a.pods["green-1"]}}, sent)
+	var across []way.Attempt
+	for _, x := range a.victim("green-1", false).Addrs {
+		across = append(across, way.Attempt{Socket: "udp", To: x.String(), Port: 7999})
+	}
+	local := len(sent)
+	sends := append(trials([]actor{{pod: a.pods["green-1"]}}, sent), trials([]actor{{pod: a.pods["green-2"]}}, across)...)
 	for range 2 {
 		if err := m.try(ctx, pointers(sends)); err != nil {
 			return 0, err
@@ -269,10 +280,13 @@ func (a *arena) hearing(ctx context.Context) (int, error) {
 	}
 	var errs []error
 	attempts := 0
-	controls := map[int]string{}
+	controls, byControl := map[int]string{}, map[int]bool{}
 	for i, p := range actors {
 		for j, h := range heard[p.String()] {
 			if i >= len(a.attackers()) {
+				for _, id := range h.IDs {
+					byControl[id] = byControl[id] || listeners[p.String()][j].Kind == "raw-udp"
+				}
 				if len(h.IDs) > 0 {
 					controls[j] = "heard"
 				} else if controls[j] != "heard" {
@@ -289,6 +303,11 @@ func (a *arena) hearing(ctx context.Context) (int, error) {
 	for j, why := range controls {
 		if e := listeners[actors[0].String()][j]; why != "heard" && e.Device != "lo" {
 			errs = append(errs, fmt.Errorf("no control heard green with %+v: %s", e, why))
+		}
+	}
+	for _, t := range sends[local:] {
+		if !byControl[t.attempt.ID] {
+			errs = append(errs, fmt.Errorf("no control heard green by a raw socket across nodes: %s (the sender's error: %q)", t.key(), m.sendErrors[t.attempt.ID]))
 		}
 	}
 	return attempts, errors.Join(errs...)

@@ -89,7 +89,7 @@ func Sample(checks []Check, seed string, out io.Writer) []Check {
 // what its last part plays besides checks (Kubernetes' own tests and the kernel's).
 const (
 	costUngrouped = 5 * time.Minute
-	costBesides   = 20 * time.Minute
+	costBesides   = 30 * time.Minute
 )
 
 // Part deals the checks to parts that take about as long as each other, each with a lab of

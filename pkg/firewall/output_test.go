@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"bulkhead/pkg/network"
-	"bulkhead/test/adversary/way"
+	"bulkhead/test/adversary/attack"
 )
 
 // outputRules are the texts of the rules for what local processes send.
@@ -126,7 +126,7 @@ func TestKernelMarkInMessage(t *testing.T) {
 	number := 0
 	send := func(socket string, family int, how ...string) (heardAs string, err error) {
 		number++
-		a := way.Attempt{ID: number, Socket: socket, Src: nodeAddresses[family].String(), To: []string{"10.96.0.1", "fd10:96::1"}[family], Port: 53, How: how}
+		a := attack.Attempt{ID: number, Socket: socket, Src: nodeAddresses[family].String(), To: []string{"10.96.0.1", "fd10:96::1"}[family], Port: 53, How: how}
 		return string(a.Token()), a.Do()
 	}
 	for family := range nodeAddresses {

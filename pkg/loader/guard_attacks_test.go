@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"bulkhead/pkg/network"
-	"bulkhead/test/adversary/way"
+	"bulkhead/test/adversary/attack"
 )
 
 // Known attacks: their packets arrive without the guard and the root cgroup's
@@ -23,27 +23,27 @@ func TestRootGuardAttacks(t *testing.T) {
 		cgroup   string
 		uid      int
 		dev      string
-		attempts []way.Attempt
+		attempts []attack.Attempt
 	}{
-		{"a tenant's pod without capabilities: IP_PKTINFO with the network's port", "kubepods/podblue", nonRoot, "mp1", []way.Attempt{
-			{Socket: "udp", To: "10.1.0.3", Port: way.Port, Device: "mp1", How: []string{"cmsg-pktinfo"}},
-			{Socket: "udp", To: "fd01::3", Port: way.Port, Device: "mp1", How: []string{"cmsg-pktinfo"}}}},
-		{"a tenant's pod without capabilities: link-local address with the port's scope id", "kubepods/podblue", nonRoot, "mp1", []way.Attempt{
-			{Socket: "tcp", To: green, Port: way.Port}, {Socket: "udp", To: green, Port: way.Port}}},
-		{"a tenant's pod with NET_RAW: raw ICMP with IP_PKTINFO or a mark", "kubepods/podblue", 0, "mp1", []way.Attempt{
+		{"a tenant's pod without capabilities: IP_PKTINFO with the network's port", "kubepods/podblue", nonRoot, "mp1", []attack.Attempt{
+			{Socket: "udp", To: "10.1.0.3", Port: attack.Port, Device: "mp1", How: []string{"cmsg-pktinfo"}},
+			{Socket: "udp", To: "fd01::3", Port: attack.Port, Device: "mp1", How: []string{"cmsg-pktinfo"}}}},
+		{"a tenant's pod without capabilities: link-local address with the port's scope id", "kubepods/podblue", nonRoot, "mp1", []attack.Attempt{
+			{Socket: "tcp", To: green, Port: attack.Port}, {Socket: "udp", To: green, Port: attack.Port}}},
+		{"a tenant's pod with NET_RAW: raw ICMP with IP_PKTINFO or a mark", "kubepods/podblue", 0, "mp1", []attack.Attempt{
 			{Socket: "raw-icmp", To: "10.1.0.3", Device: "mp1", How: []string{"cmsg-pktinfo"}},
 			{Socket: "raw-icmp", To: "fd01::3", How: []string{"cmsg-mark=0x10000"}}, {Socket: "raw-icmp", To: "fd01::3", How: []string{"cmsg-mark=0x14000"}}}},
-		{"a tenant's pod with NET_RAW: kubelet's mark to a locked address", "kubepods/podblue", 0, "mp0", []way.Attempt{
+		{"a tenant's pod with NET_RAW: kubelet's mark to a locked address", "kubepods/podblue", 0, "mp0", []attack.Attempt{
 			{Socket: "raw-icmp", To: "10.0.0.3", How: []string{fmt.Sprintf("cmsg-mark=%#x", KubeletMark)}},
 			{Socket: "raw-icmp", To: "fd00::3", How: []string{fmt.Sprintf("cmsg-mark=%#x", KubeletMark)}}}},
-		{"a tenant's pod with NET_RAW: a packet socket on the network's port", "kubepods/podblue", 0, "mp1", []way.Attempt{
-			{Socket: "packet", To: "10.1.0.3", Src: "10.1.0.2", Port: way.Port, Device: "mp1", SrcMAC: w.own["mp1"], DstMAC: w.mac["mp1"]}}},
-		{"a pod outside the tenants without capabilities: SO_BINDTODEVICE and a scope id", "kubepods/podplain", nonRoot, "mp1", []way.Attempt{
-			{Socket: "udp", To: "10.1.0.3", Port: way.Port, Device: "mp1", How: []string{"bindtodevice"}},
-			{Socket: "udp", To: green, Port: way.Port}}},
-		{"a pod outside the tenants without capabilities: a datagram to another node's overlay port", "kubepods/podplain", nonRoot, "eth0", []way.Attempt{
+		{"a tenant's pod with NET_RAW: a packet socket on the network's port", "kubepods/podblue", 0, "mp1", []attack.Attempt{
+			{Socket: "packet", To: "10.1.0.3", Src: "10.1.0.2", Port: attack.Port, Device: "mp1", SrcMAC: w.own["mp1"], DstMAC: w.mac["mp1"]}}},
+		{"a pod outside the tenants without capabilities: SO_BINDTODEVICE and a scope id", "kubepods/podplain", nonRoot, "mp1", []attack.Attempt{
+			{Socket: "udp", To: "10.1.0.3", Port: attack.Port, Device: "mp1", How: []string{"bindtodevice"}},
+			{Socket: "udp", To: green, Port: attack.Port}}},
+		{"a pod outside the tenants without capabilities: a datagram to another node's overlay port", "kubepods/podplain", nonRoot, "eth0", []attack.Attempt{
 			{Socket: "udp", To: "192.0.2.9", Port: guardTunnelPort}, {Socket: "udp", To: "2001:db8::9", Port: guardTunnelPort}}},
-		{"a tenant whose subnet has the nodes' addresses: a datagram to another node's overlay port", "kubepods/podblue", nonRoot, "eth0", []way.Attempt{
+		{"a tenant whose subnet has the nodes' addresses: a datagram to another node's overlay port", "kubepods/podblue", nonRoot, "eth0", []attack.Attempt{
 			{Socket: "udp", To: "192.0.2.9", Port: guardTunnelPort}, {Socket: "udp", To: "2001:db8::9", Port: guardTunnelPort}}},
 	}
 	for _, p := range []string{"192.0.2.0/24", "2001:db8::/64"} {
@@ -62,9 +62,9 @@ func TestRootGuardAttacks(t *testing.T) {
 	w.detachLSM()
 	w.attachGuard()
 	with := run()
-	for i, attack := range attacks {
-		t.Run(attack.name, func(t *testing.T) {
-			for j, a := range attack.attempts {
+	for i, c := range attacks {
+		t.Run(c.name, func(t *testing.T) {
+			for j, a := range c.attempts {
 				if !without[i][j] || with[i][j] {
 					t.Errorf("%s %v to %s: received without the guard %t, with it %t", a.Socket, a.How, a.To, without[i][j], with[i][j])
 				}

@@ -13,7 +13,7 @@ import (
 	"testing"
 
 	"bulkhead/test/adversary"
-	"bulkhead/test/adversary/way"
+	"bulkhead/test/adversary/attack"
 )
 
 // 32-bit system calls do not run the programs of cgroup/setsockopt. What a pod's socket with a mark that only
@@ -34,7 +34,7 @@ func TestRootGuardCompat(t *testing.T) {
 		t.Helper()
 		w.attemptID++
 		id := w.attemptID
-		attempt, err := json.Marshal(way.Attempt{ID: id, Socket: "udp", To: to, Port: way.Port, How: []string{fmt.Sprintf("mark=%#x", mark)}})
+		attempt, err := json.Marshal(attack.Attempt{ID: id, Socket: "udp", To: to, Port: attack.Port, How: []string{fmt.Sprintf("mark=%#x", mark)}})
 		must(t, err)
 		p := w.start(w.cg(cgroup), 0, fmt.Sprintf("exec %s %s", binary, attempt))
 		got := p.next()
@@ -43,7 +43,7 @@ func TestRootGuardCompat(t *testing.T) {
 		if err := json.Unmarshal([]byte(got), &sent); err != nil || sent.ID != id || sent.Error != "" && !strings.Contains(sent.Error, "operation not permitted") {
 			t.Errorf("%s, mark %#x to %s: %s", cgroup, mark, to, got)
 		}
-		w.attempt("system/admin", 0, "eth0", way.Attempt{Socket: "udp", To: "192.0.2.9", Port: way.Port}) // waits for what came before
+		w.attempt("system/admin", 0, "eth0", attack.Attempt{Socket: "udp", To: "192.0.2.9", Port: attack.Port}) // waits for what came before
 		return w.receivers["eth0"].has(id)
 	}
 	for _, to := range []string{"192.0.2.9", "2001:db8::9"} {
@@ -67,7 +67,7 @@ func TestRootGuardOverhears(t *testing.T) {
 	w := newGuardSandbox(t, false)
 	receives := func(cgroup, to string, port uint16) bool {
 		t.Helper()
-		raw, err := json.Marshal(way.Listener{Kind: "raw-udp", IPv6: strings.Contains(to, ":")})
+		raw, err := json.Marshal(attack.Listener{Kind: "raw-udp", IPv6: strings.Contains(to, ":")})
 		must(t, err)
 		p := w.start(w.cg(cgroup), 0, "receive "+string(raw))
 		defer p.stop()
@@ -76,7 +76,7 @@ func TestRootGuardOverhears(t *testing.T) {
 			return false
 		}
 		w.attemptID++
-		must(t, w.peers["eth0"].do(way.Attempt{ID: w.attemptID, Socket: "udp", To: to, Port: port}.Do))
+		must(t, w.peers["eth0"].do(attack.Attempt{ID: w.attemptID, Socket: "udp", To: to, Port: port}.Do))
 		p.proceed()
 		return p.next() != "[]"
 	}
@@ -86,7 +86,7 @@ func TestRootGuardOverhears(t *testing.T) {
 			if got := receives(cgroup, to, guardTunnelPort); got != want {
 				t.Errorf("%s hears the overlay at %s: %t, want %t", cgroup, to, got, want)
 			}
-			if !receives(cgroup, to, way.Port) {
+			if !receives(cgroup, to, attack.Port) {
 				t.Errorf("%s hears nothing else at %s", cgroup, to)
 			}
 		}

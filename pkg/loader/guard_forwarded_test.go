@@ -15,7 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"bulkhead/test/adversary/way"
+	"bulkhead/test/adversary/attack"
 )
 
 // The guard passes what pods send on their own interfaces, to another pod and to
@@ -31,12 +31,12 @@ func TestRootGuardForwarded(t *testing.T) {
 	}))
 	w.redirect("near", w.index["pod"])
 	w.redirect("pod", w.index["near"])
-	attempts := func(dstMAC string) []way.Attempt {
-		frame := way.Attempt{Socket: "packet", Device: "eth0", To: "10.1.0.4", Src: "10.1.0.5", Port: way.Port, SrcMAC: w.mac["near"], DstMAC: dstMAC}
-		out := []way.Attempt{frame, {Socket: "udp", To: "10.1.0.4", Port: way.Port}, {Socket: "raw-icmp", To: "10.1.0.4"}, {Socket: "tcp", To: "10.1.0.4", Port: way.Port}}
+	attempts := func(dstMAC string) []attack.Attempt {
+		frame := attack.Attempt{Socket: "packet", Device: "eth0", To: "10.1.0.4", Src: "10.1.0.5", Port: attack.Port, SrcMAC: w.mac["near"], DstMAC: dstMAC}
+		out := []attack.Attempt{frame, {Socket: "udp", To: "10.1.0.4", Port: attack.Port}, {Socket: "raw-icmp", To: "10.1.0.4"}, {Socket: "tcp", To: "10.1.0.4", Port: attack.Port}}
 		return out
 	}
-	expectReceived := func(what, dev string, list []way.Attempt) {
+	expectReceived := func(what, dev string, list []attack.Attempt) {
 		t.Helper()
 		for _, a := range list {
 			for deadline := time.Now().Add(10 * time.Second); ; {
@@ -112,9 +112,9 @@ func TestRootGuardDelivered(t *testing.T) {
 			return h.NeighSet(&netlink.Neigh{LinkIndex: l.Attrs().Index, IP: net.ParseIP(to.ip), HardwareAddr: mac, State: netlink.NUD_PERMANENT})
 		})
 	}
-	delivered := []way.Attempt{{Socket: "udp", To: "192.0.2.9", Port: way.Port}, {Socket: "udp", To: "2001:db8::9", Port: way.Port}, {Socket: "tcp", To: "192.0.2.9", Port: way.Port}, {Socket: "raw-icmp", To: "192.0.2.9"}}
-	direct := []way.Attempt{{Socket: "udp", To: "10.1.0.4", Port: way.Port, Device: "pod", How: []string{"cmsg-pktinfo"}}, {Socket: "raw-icmp", To: "10.1.0.4", Device: "pod", How: []string{"cmsg-pktinfo"}}}
-	frame := []way.Attempt{{Socket: "packet", To: "192.0.2.9", Src: "192.0.2.1", Port: way.Port, Device: "eth0", SrcMAC: w.own["eth0"], DstMAC: w.mac["pod"]}}
+	delivered := []attack.Attempt{{Socket: "udp", To: "192.0.2.9", Port: attack.Port}, {Socket: "udp", To: "2001:db8::9", Port: attack.Port}, {Socket: "tcp", To: "192.0.2.9", Port: attack.Port}, {Socket: "raw-icmp", To: "192.0.2.9"}}
+	direct := []attack.Attempt{{Socket: "udp", To: "10.1.0.4", Port: attack.Port, Device: "pod", How: []string{"cmsg-pktinfo"}}, {Socket: "raw-icmp", To: "10.1.0.4", Device: "pod", How: []string{"cmsg-pktinfo"}}}
+	frame := []attack.Attempt{{Socket: "packet", To: "192.0.2.9", Src: "192.0.2.1", Port: attack.Port, Device: "eth0", SrcMAC: w.own["eth0"], DstMAC: w.mac["pod"]}}
 	must(t, w.l.Put(PodRow{CgroupID: w.id(w.cg("kubepods/podrouter")), Ingress: true}))
 	for _, cgroup := range []string{"kubepods/podplain", "kubepods/podblue", "kubepods/podrouter"} {
 		w.expectAttempts("to a node port", cgroup, "pod", delivered, true)
@@ -177,7 +177,7 @@ func TestRootGuardForwardFrom(t *testing.T) {
 	send := func(to string) int {
 		t.Helper()
 		w.attemptID++
-		raw, err := json.Marshal(way.Attempt{ID: w.attemptID, Patience: 150, Socket: "udp", To: to, Port: way.Port})
+		raw, err := json.Marshal(attack.Attempt{ID: w.attemptID, Patience: 150, Socket: "udp", To: to, Port: attack.Port})
 		must(t, err)
 		p := w.startIn(w.peers["eth0"], w.cg("system/admin"), 0, "attempt "+string(raw))
 		p.next()

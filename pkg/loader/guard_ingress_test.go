@@ -11,7 +11,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
-	"bulkhead/test/adversary/way"
+	"bulkhead/test/adversary/attack"
 )
 
 // Cluster IPs of networks 1 and 2, both routed to network 1's management port.
@@ -32,16 +32,16 @@ func TestRootGuardClusterIPs(t *testing.T) {
 	}
 	addRoute(t, w.ns, "mp1", "10.96.0.0/16", "10.1.0.3")
 	addRoute(t, w.ns, "mp1", "fd96::/112", "fd01::3")
-	frame := func(to, src string) way.Attempt {
-		return way.Attempt{Socket: "packet", To: to, Src: src, Port: way.Port, Device: "mp1", SrcMAC: w.own["mp1"], DstMAC: w.mac["mp1"]}
+	frame := func(to, src string) attack.Attempt {
+		return attack.Attempt{Socket: "packet", To: to, Src: src, Port: attack.Port, Device: "mp1", SrcMAC: w.own["mp1"], DstMAC: w.mac["mp1"]}
 	}
-	sockets := func(v4, v6 string) []way.Attempt {
-		return []way.Attempt{
-			{Socket: "udp", To: v4, Port: way.Port}, {Socket: "udp", To: v6, Port: way.Port}, {Socket: "udp", To: v4, Port: way.Port, How: []string{"connect"}},
-			{Socket: "tcp", To: v4, Port: way.Port}, {Socket: "tcp", To: v6, Port: way.Port}, {Socket: "hdrincl", To: v4, Src: "10.1.0.2", Port: way.Port},
+	sockets := func(v4, v6 string) []attack.Attempt {
+		return []attack.Attempt{
+			{Socket: "udp", To: v4, Port: attack.Port}, {Socket: "udp", To: v6, Port: attack.Port}, {Socket: "udp", To: v4, Port: attack.Port, How: []string{"connect"}},
+			{Socket: "tcp", To: v4, Port: attack.Port}, {Socket: "tcp", To: v6, Port: attack.Port}, {Socket: "hdrincl", To: v4, Src: "10.1.0.2", Port: attack.Port},
 		}
 	}
-	frames := []way.Attempt{frame("10.96.0.7", "10.1.0.2"), frame("fd96::7", "fd01::2")}
+	frames := []attack.Attempt{frame("10.96.0.7", "10.1.0.2"), frame("fd96::7", "fd01::2")}
 	own, other := sockets("10.96.0.7", "fd96::7"), sockets("10.96.0.8", "fd96::8")
 	w.expectAttempts("the network's cluster IP", "kubepods/podrouter", "mp1", own, true)
 	w.expectAttempts("the same by frames", "kubepods/podrouter", "mp1", frames, false)
@@ -64,7 +64,7 @@ func TestRootGuardClusterIPReplies(t *testing.T) {
 	must(t, w.l.Put(ClusterIPRow{netip.MustParseAddr("10.96.0.7"), 1}))
 	must(t, w.l.Put(ClusterIPRow{netip.MustParseAddr("10.96.0.8"), 2}))
 	addRoute(t, w.ns, "mp1", "10.96.0.0/16", "10.1.0.3")
-	raw, err := json.Marshal(way.Listener{Kind: "raw-udp"})
+	raw, err := json.Marshal(attack.Listener{Kind: "raw-udp"})
 	must(t, err)
 	for _, c := range []struct {
 		cgroup, src string
@@ -78,7 +78,7 @@ func TestRootGuardClusterIPReplies(t *testing.T) {
 			t.Fatalf("%s: %s", c.cgroup, got)
 		}
 		w.attemptID++
-		a := way.Attempt{ID: w.attemptID, Socket: "hdrincl", To: "10.1.0.2", Src: c.src, Port: way.Port}
+		a := attack.Attempt{ID: w.attemptID, Socket: "hdrincl", To: "10.1.0.2", Src: c.src, Port: attack.Port}
 		must(t, w.peers["mp1"].do(a.Do))
 		p.proceed()
 		if got := p.next(); (got != "[]") != c.want {
@@ -120,7 +120,7 @@ func TestRootGuardForwardedClusterIPs(t *testing.T) {
 		refused := counts(t, w.l)[ReasonGuardForwarded]
 		for deadline := time.Now().Add(20 * time.Second); ; {
 			w.attemptID++
-			raw, err := json.Marshal(way.Attempt{ID: w.attemptID, Patience: 150, Socket: "hdrincl", To: c.to, Src: c.src, Port: way.Port})
+			raw, err := json.Marshal(attack.Attempt{ID: w.attemptID, Patience: 150, Socket: "hdrincl", To: c.to, Src: c.src, Port: attack.Port})
 			must(t, err)
 			p := w.startIn(w.peers[c.from], w.cg("system/admin"), 0, "attempt "+string(raw))
 			p.next()

@@ -8,7 +8,7 @@ import (
 	"slices"
 	"testing"
 
-	"bulkhead/test/adversary/way"
+	"bulkhead/test/adversary/attack"
 )
 
 // Host-network pods send no frames from or to masquerade addresses by the node's own
@@ -23,20 +23,20 @@ func TestRootGuardMasquerade(t *testing.T) {
 	for to, via := range map[string]string{"169.254.0.0/16": "192.0.2.9", "fd69::/64": "2001:db8::9"} {
 		addRoute(t, w.ns, "eth0", to, via)
 	}
-	frames := func(masquerade4, masquerade6 string) (out []way.Attempt) {
+	frames := func(masquerade4, masquerade6 string) (out []attack.Attempt) {
 		for _, pair := range [][2]string{{"192.0.2.9", masquerade4}, {masquerade4, "192.0.2.9"}, {"2001:db8::9", masquerade6}, {masquerade6, "2001:db8::9"}} {
 			for _, how := range [][]string{nil, {"ring"}, {"tagged"}, {"ring", "tagged"}} {
-				out = append(out, way.Attempt{Socket: "packet", To: pair[0], Src: pair[1], Port: 9, Device: "eth0", SrcMAC: w.own["eth0"], DstMAC: w.mac["eth0"], How: how})
+				out = append(out, attack.Attempt{Socket: "packet", To: pair[0], Src: pair[1], Port: 9, Device: "eth0", SrcMAC: w.own["eth0"], DstMAC: w.mac["eth0"], How: how})
 			}
 		}
 		return out
 	}
-	packets := func(list ...string) (out []way.Attempt) {
+	packets := func(list ...string) (out []attack.Attempt) {
 		for i, to := range list {
 			for _, how := range [][]string{nil, {"fragments"}, {"cmsg-mark=0"}} {
-				out = append(out, way.Attempt{Socket: "hdrincl", To: to, Src: []string{"192.0.2.1", "2001:db8::1"}[i], Port: 9, How: how})
+				out = append(out, attack.Attempt{Socket: "hdrincl", To: to, Src: []string{"192.0.2.1", "2001:db8::1"}[i], Port: 9, How: how})
 			}
-			out = append(out, way.Attempt{Socket: "raw-icmp", To: to}, way.Attempt{Socket: "raw-other", To: to}, way.Attempt{Socket: "udp", To: to, Port: 9})
+			out = append(out, attack.Attempt{Socket: "raw-icmp", To: to}, attack.Attempt{Socket: "raw-other", To: to}, attack.Attempt{Socket: "udp", To: to, Port: 9})
 		}
 		return out
 	}
@@ -56,7 +56,7 @@ func TestRootGuardMasquerade(t *testing.T) {
 	peer := w.peers["eth0"]
 	addRoute(t, peer, "eth0", "169.254.0.0/16", "192.0.2.1")
 	before := counts(t, w.l)
-	raw, err := json.Marshal(way.Attempt{ID: 1, Socket: "hdrincl", To: "169.254.0.11", Src: "192.0.2.9", Port: 9})
+	raw, err := json.Marshal(attack.Attempt{ID: 1, Socket: "hdrincl", To: "169.254.0.11", Src: "192.0.2.9", Port: 9})
 	must(t, err)
 	p := w.startIn(peer, w.cg("kubepods/podnew"), 0, "attempt "+string(raw))
 	if got := p.next(); got != "ok" {

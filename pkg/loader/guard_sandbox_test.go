@@ -17,7 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"bulkhead/test/adversary/way"
+	"bulkhead/test/adversary/attack"
 )
 
 // guardSandbox is a node without VRF devices, so that the tests run on every kernel:
@@ -158,7 +158,7 @@ func (w *guardSandbox) link(name string, nodeAddrs, peerAddrs []string) {
 	go func() {
 		defer close(done)
 		_ = other.do(func() error {
-			return way.Listener{Kind: "sniff"}.Listen(ctx, func() { close(v.ready) }, v.record)
+			return attack.Listener{Kind: "sniff"}.Listen(ctx, func() { close(v.ready) }, v.record)
 		})
 	}()
 	w.t.Cleanup(func() { cancel(); <-done })
@@ -196,7 +196,7 @@ func (v *receiver) has(id int) bool {
 // at the other end of the interface received it. It then sends a sentinel frame
 // that the guard passes and waits for it: an attempt that has not arrived by then
 // is lost, so the result does not depend on a timeout.
-func (w *guardSandbox) attempt(cgroup string, uid int, dev string, attempts ...way.Attempt) []bool {
+func (w *guardSandbox) attempt(cgroup string, uid int, dev string, attempts ...attack.Attempt) []bool {
 	w.t.Helper()
 	var ops []string
 	for i := range attempts {
@@ -212,7 +212,7 @@ func (w *guardSandbox) attempt(cgroup string, uid int, dev string, attempts ...w
 	}
 	p.stop()
 	w.attemptID++
-	end := way.Attempt{ID: w.attemptID, Socket: "packet", Device: dev, To: "10.1.0.3", Src: "10.1.0.2", Port: way.Port, SrcMAC: w.own[dev], DstMAC: w.mac[dev]}
+	end := attack.Attempt{ID: w.attemptID, Socket: "packet", Device: dev, To: "10.1.0.3", Src: "10.1.0.2", Port: attack.Port, SrcMAC: w.own[dev], DstMAC: w.mac[dev]}
 	if dev == "locked" {
 		end.SrcMAC = w.own["mp0"]
 	}
@@ -235,19 +235,19 @@ func (w *guardSandbox) attempt(cgroup string, uid int, dev string, attempts ...w
 
 // attemptsInto lists attempts of every kind to send into a network through its
 // interface.
-func (w *guardSandbox) attemptsInto(dev, v4, v6, src4, src6 string) []way.Attempt {
-	frame := func(socket, to, src string, how ...string) way.Attempt {
-		return way.Attempt{Socket: socket, To: to, Src: src, Port: way.Port, Device: dev, SrcMAC: w.own[dev], DstMAC: w.mac[dev], How: how}
+func (w *guardSandbox) attemptsInto(dev, v4, v6, src4, src6 string) []attack.Attempt {
+	frame := func(socket, to, src string, how ...string) attack.Attempt {
+		return attack.Attempt{Socket: socket, To: to, Src: src, Port: attack.Port, Device: dev, SrcMAC: w.own[dev], DstMAC: w.mac[dev], How: how}
 	}
-	return []way.Attempt{
-		{Socket: "udp", To: v4, Port: way.Port, Device: dev, How: []string{"cmsg-pktinfo"}},
-		{Socket: "udp", To: v6, Port: way.Port, Device: dev, How: []string{"cmsg-pktinfo"}},
-		{Socket: "udp", To: v4, Port: way.Port, How: []string{"connect"}},
-		{Socket: "tcp", To: v4, Port: way.Port}, {Socket: "tcp", To: v6, Port: way.Port}, {Socket: "mptcp", To: v4, Port: way.Port},
-		{Socket: "udp", To: "ff02::1%" + dev, Port: way.Port}, {Socket: "udp", To: "224.0.0.1", Port: way.Port, Device: dev, How: []string{"multicastif"}},
+	return []attack.Attempt{
+		{Socket: "udp", To: v4, Port: attack.Port, Device: dev, How: []string{"cmsg-pktinfo"}},
+		{Socket: "udp", To: v6, Port: attack.Port, Device: dev, How: []string{"cmsg-pktinfo"}},
+		{Socket: "udp", To: v4, Port: attack.Port, How: []string{"connect"}},
+		{Socket: "tcp", To: v4, Port: attack.Port}, {Socket: "tcp", To: v6, Port: attack.Port}, {Socket: "mptcp", To: v4, Port: attack.Port},
+		{Socket: "udp", To: "ff02::1%" + dev, Port: attack.Port}, {Socket: "udp", To: "224.0.0.1", Port: attack.Port, Device: dev, How: []string{"multicastif"}},
 		{Socket: "raw-icmp", To: v4, Device: dev, How: []string{"cmsg-pktinfo"}}, {Socket: "raw-icmp", To: v6, Device: dev, How: []string{"cmsg-pktinfo", "cmsg-mark=0x10000"}},
-		{Socket: "hdrincl", To: v4, Src: src4, Port: way.Port}, {Socket: "hdrincl", To: v4, Src: src4, Port: way.Port, How: []string{"fragments"}},
-		{Socket: "hdrincl", To: v6, Src: src6, Port: way.Port},
+		{Socket: "hdrincl", To: v4, Src: src4, Port: attack.Port}, {Socket: "hdrincl", To: v4, Src: src4, Port: attack.Port, How: []string{"fragments"}},
+		{Socket: "hdrincl", To: v6, Src: src6, Port: attack.Port},
 		frame("packet", v4, src4), frame("packet", v6, src6), frame("packet", v4, src4, "etype=0x1234"), frame("packet-dgram", v4, src4),
 		frame("packet", v4, src4, "bypass"), frame("packet", v4, src4, "ring"), frame("packet", v4, src4, "unbound"), frame("sock-packet", v4, src4), frame("xdp", v4, src4),
 	}
@@ -264,7 +264,7 @@ func (w *guardSandbox) detachLSM() {
 // expectAttempts makes attempts as root and checks that each is received if and only
 // if want is true. For attempts with a socket or option in except, it checks the
 // opposite.
-func (w *guardSandbox) expectAttempts(what, cgroup, dev string, attempts []way.Attempt, want bool, except ...string) {
+func (w *guardSandbox) expectAttempts(what, cgroup, dev string, attempts []attack.Attempt, want bool, except ...string) {
 	w.t.Helper()
 	got := w.attempt(cgroup, 0, dev, attempts...)
 	for i, a := range attempts {
@@ -280,9 +280,9 @@ func (w *guardSandbox) expectAttempts(what, cgroup, dev string, attempts []way.A
 	}
 }
 
-func hasOption(a way.Attempt, name string) bool { return slices.Contains(a.How, name) }
+func hasOption(a attack.Attempt, name string) bool { return slices.Contains(a.How, name) }
 
-func isMulticast(a way.Attempt) bool { return netip.MustParseAddr(a.To).IsMulticast() }
+func isMulticast(a attack.Attempt) bool { return netip.MustParseAddr(a.To).IsMulticast() }
 
 func waitForCarrier(name string) error {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)

@@ -16,7 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"bulkhead/test/adversary/way"
+	"bulkhead/test/adversary/attack"
 )
 
 // Packets that a root process of another pod, with all capabilities, sends into a
@@ -28,7 +28,7 @@ func TestRootGuardPort(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newGuardSandbox(t, noTCX)
 			w.detachLSM()
-			attempts := func() []way.Attempt { return w.attemptsInto("mp1", "10.1.0.3", "fd01::3", "10.1.0.2", "fd01::2") }
+			attempts := func() []attack.Attempt { return w.attemptsInto("mp1", "10.1.0.3", "fd01::3", "10.1.0.2", "fd01::2") }
 			w.expectAttempts("without the guard", "kubepods/podblue", "mp1", attempts(), true, "xdp")
 			w.attachGuard()
 			for _, cgroup := range []string{"kubepods/podblue", "kubepods/podplain", "kubepods/podnew", "kubepods/podblue/container"} {
@@ -48,7 +48,7 @@ func TestRootGuardPort(t *testing.T) {
 func TestRootGuardLink(t *testing.T) {
 	w := newGuardSandbox(t, false)
 	w.detachLSM()
-	attempts := func() []way.Attempt { return w.attemptsInto("mp1", "10.1.0.3", "fd01::3", "10.1.0.2", "fd01::2") }
+	attempts := func() []attack.Attempt { return w.attemptsInto("mp1", "10.1.0.3", "fd01::3", "10.1.0.2", "fd01::2") }
 	for kind, trusted := range map[DoorKind]bool{DoorLink: true, DoorVRF: true, DoorPort: false} {
 		w.attachGuard()
 		must(t, w.ns.do(func() error { return w.l.AttachDoor(DoorRow{Ifindex: w.index["mp1"], Kind: kind, NetworkID: 1}) }))
@@ -57,7 +57,7 @@ func TestRootGuardLink(t *testing.T) {
 		}
 		w.expectAttempts(fmt.Sprintf("kind %d, its own pod", kind), "kubepods/podred", "mp1", attempts(), true, "xdp")
 		// The hooks for packet sockets, which other pods meet first, trust it.
-		rest := slices.DeleteFunc(attempts(), func(a way.Attempt) bool { return a.Socket == "xdp" || hasOption(a, "bypass") })
+		rest := slices.DeleteFunc(attempts(), func(a attack.Attempt) bool { return a.Socket == "xdp" || hasOption(a, "bypass") })
 		w.expectAttempts(fmt.Sprintf("kind %d, a trusted pod", kind), "kubepods/podtrusted", "mp1", rest, trusted)
 	}
 }
@@ -69,8 +69,8 @@ func TestRootGuardDefault(t *testing.T) {
 	w := newGuardSandbox(t, false)
 	w.detachLSM()
 	w.attachGuard()
-	open := func() []way.Attempt {
-		return []way.Attempt{{Socket: "udp", To: "10.0.0.77", Port: way.Port}, {Socket: "raw-icmp", To: "10.0.0.77"}, {Socket: "hdrincl", To: "10.0.0.77", Src: "10.0.0.2", Port: way.Port}}
+	open := func() []attack.Attempt {
+		return []attack.Attempt{{Socket: "udp", To: "10.0.0.77", Port: attack.Port}, {Socket: "raw-icmp", To: "10.0.0.77"}, {Socket: "hdrincl", To: "10.0.0.77", Src: "10.0.0.2", Port: attack.Port}}
 	}
 	must(t, w.ns.do(func() error { // nothing answers ARP for 10.0.0.77
 		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
@@ -84,21 +84,21 @@ func TestRootGuardDefault(t *testing.T) {
 	w.expectAttempts("a pod outside the tenants", "kubepods/podplain", "mp0", open(), true)
 	w.expectAttempts("an unknown pod", "kubepods/podnew", "mp0", open(), true)
 	w.expectAttempts("a tenant's pod", "kubepods/podred", "mp0", open(), false)
-	attempts := func() []way.Attempt {
+	attempts := func() []attack.Attempt {
 		return append(w.attemptsInto("mp0", "10.0.0.3", "fd00::3", "10.0.0.2", "fd00::2"),
-			way.Attempt{Socket: "raw-icmp", To: "10.0.0.3", How: []string{fmt.Sprintf("cmsg-mark=%#x", KubeletMark)}},
-			way.Attempt{Socket: "raw-icmp", To: "10.0.0.3", How: []string{fmt.Sprintf("mark=%#x", KubeletMark)}},
-			way.Attempt{Socket: "raw-icmp", To: "10.0.0.3", How: []string{fmt.Sprintf("mark=%#x", KubeletMark|0x4000)}},
-			way.Attempt{Socket: "hdrincl", To: "10.0.0.3", Src: "10.0.0.2", Port: way.Port, How: []string{fmt.Sprintf("mark=%#x", KubeletMark)}})
+			attack.Attempt{Socket: "raw-icmp", To: "10.0.0.3", How: []string{fmt.Sprintf("cmsg-mark=%#x", KubeletMark)}},
+			attack.Attempt{Socket: "raw-icmp", To: "10.0.0.3", How: []string{fmt.Sprintf("mark=%#x", KubeletMark)}},
+			attack.Attempt{Socket: "raw-icmp", To: "10.0.0.3", How: []string{fmt.Sprintf("mark=%#x", KubeletMark|0x4000)}},
+			attack.Attempt{Socket: "hdrincl", To: "10.0.0.3", Src: "10.0.0.2", Port: attack.Port, How: []string{fmt.Sprintf("mark=%#x", KubeletMark)}})
 	}
 	for _, cgroup := range []string{"kubepods/podplain", "kubepods/podnew"} {
 		// Multicast addresses are not locked: pods outside the tenants may send to them.
 		w.expectAttempts("to a locked address", cgroup, "mp0", slices.DeleteFunc(attempts(), isMulticast), false)
-		w.expectAttempts("to multicast", cgroup, "mp0", slices.DeleteFunc(attempts(), func(a way.Attempt) bool { return !isMulticast(a) }), true)
+		w.expectAttempts("to multicast", cgroup, "mp0", slices.DeleteFunc(attempts(), func(a attack.Attempt) bool { return !isMulticast(a) }), true)
 	}
 	w.expectAttempts("to a locked address", "kubepods/podred", "mp0", attempts(), false)
-	w.expectAttempts("kubelet", "system/kubelet", "mp0", []way.Attempt{{Socket: "tcp", To: "10.0.0.3", Port: way.Port}, {Socket: "raw-icmp", To: "fd00::3"}}, true)
-	w.expectAttempts("root outside all pods", "system/admin", "mp0", []way.Attempt{{Socket: "tcp", To: "10.0.0.3", Port: way.Port}, {Socket: "raw-icmp", To: "10.0.0.3"}}, false)
+	w.expectAttempts("kubelet", "system/kubelet", "mp0", []attack.Attempt{{Socket: "tcp", To: "10.0.0.3", Port: attack.Port}, {Socket: "raw-icmp", To: "fd00::3"}}, true)
+	w.expectAttempts("root outside all pods", "system/admin", "mp0", []attack.Attempt{{Socket: "tcp", To: "10.0.0.3", Port: attack.Port}, {Socket: "raw-icmp", To: "10.0.0.3"}}, false)
 }
 
 // Other pods cannot send frames on the host end of a pod's interface, and a locked
@@ -106,12 +106,12 @@ func TestRootGuardDefault(t *testing.T) {
 func TestRootGuardPods(t *testing.T) {
 	w := newGuardSandbox(t, false)
 	w.detachLSM()
-	frames := func(dev string) []way.Attempt {
-		var out []way.Attempt
+	frames := func(dev string) []attack.Attempt {
+		var out []attack.Attempt
 		for _, how := range [][]string{nil, {"etype=0x88cc"}, {"ring"}} {
-			out = append(out, way.Attempt{Socket: "packet", To: "10.1.0.4", Src: "10.1.0.2", Port: way.Port, Device: dev, SrcMAC: w.own["mp0"], DstMAC: w.mac[dev], How: how})
+			out = append(out, attack.Attempt{Socket: "packet", To: "10.1.0.4", Src: "10.1.0.2", Port: attack.Port, Device: dev, SrcMAC: w.own["mp0"], DstMAC: w.mac[dev], How: how})
 		}
-		return append(out, way.Attempt{Socket: "udp", To: "224.0.0.1", Port: way.Port, Device: dev, How: []string{"multicastif"}})
+		return append(out, attack.Attempt{Socket: "udp", To: "224.0.0.1", Port: attack.Port, Device: dev, How: []string{"multicastif"}})
 	}
 	w.expectAttempts("without the guard", "kubepods/podblue", "pod", frames("pod"), true)
 	w.attachGuard()
@@ -121,10 +121,10 @@ func TestRootGuardPods(t *testing.T) {
 		w.expectAttempts("another pod, locked", cgroup, "locked", frames("locked"), false)
 	}
 	w.expectAttempts("the administrator", "system/admin", "pod", frames("pod"), true)
-	frame := way.Attempt{Socket: "packet", To: "10.0.0.4", Src: "10.0.0.9", Port: way.Port, Device: "locked", SrcMAC: "0a:58:0a:00:00:09", DstMAC: w.mac["locked"]}
-	w.expectAttempts("a frame of another peer", "system/admin", "locked", []way.Attempt{frame}, false)
+	frame := attack.Attempt{Socket: "packet", To: "10.0.0.4", Src: "10.0.0.9", Port: attack.Port, Device: "locked", SrcMAC: "0a:58:0a:00:00:09", DstMAC: w.mac["locked"]}
+	w.expectAttempts("a frame of another peer", "system/admin", "locked", []attack.Attempt{frame}, false)
 	frame.SrcMAC = w.own["mp0"]
-	w.expectAttempts("a frame of the node", "system/admin", "locked", []way.Attempt{frame}, true)
+	w.expectAttempts("a frame of the node", "system/admin", "locked", []attack.Attempt{frame}, true)
 }
 
 // The guard drops forbidden frames that pods send and passes the others, also from a
@@ -133,12 +133,12 @@ func TestRootGuardPods(t *testing.T) {
 func TestRootGuardIngress(t *testing.T) {
 	w := newGuardSandbox(t, false)
 	w.attachGuard()
-	frame := func(dev, frame, src, dst, dstMAC string, how ...string) way.Attempt {
-		return way.Attempt{Socket: "packet", Device: "eth0", Frame: frame, Src: src, To: dst, SrcMAC: w.mac[dev], DstMAC: dstMAC, Port: way.Port, How: how}
+	frame := func(dev, frame, src, dst, dstMAC string, how ...string) attack.Attempt {
+		return attack.Attempt{Socket: "packet", Device: "eth0", Frame: frame, Src: src, To: dst, SrcMAC: w.mac[dev], DstMAC: dstMAC, Port: attack.Port, How: how}
 	}
 	const allNodes = "33:33:00:00:00:01"
 	node := w.own["mp0"]
-	for dev, cases := range map[string]map[bool][]way.Attempt{
+	for dev, cases := range map[string]map[bool][]attack.Attempt{
 		"pod": {
 			false: {frame("pod", "router-advertisement", "fe80::9", "ff02::1", allNodes), frame("pod", "router-advertisement-hidden", "fe80::9", "ff02::1", allNodes),
 				frame("pod", "redirect", "fe80::9", "fd01::3", allNodes), frame("pod", "dhcp-answer", "10.1.0.4", "255.255.255.255", "ff:ff:ff:ff:ff:ff"),
@@ -174,12 +174,12 @@ func TestRootGuardIngress(t *testing.T) {
 	}
 }
 
-func tunnel(a way.Attempt) way.Attempt { a.Port = guardTunnelPort; return a }
+func tunnel(a attack.Attempt) attack.Attempt { a.Port = guardTunnelPort; return a }
 
 // sendFrames sends frames from the other end of an interface and returns for each
 // whether it passed the interface: the interface is a port of a bridge, and a
 // receiver listens behind the bridge's other port.
-func (w *guardSandbox) sendFrames(dev string, attempts []way.Attempt) []bool {
+func (w *guardSandbox) sendFrames(dev string, attempts []attack.Attempt) []bool {
 	w.t.Helper()
 	out := newNetNS(w.t)
 	must(w.t, w.ns.do(func() error {
@@ -235,13 +235,13 @@ func (w *guardSandbox) sendFrames(dev string, attempts []way.Attempt) []bool {
 			if err != nil {
 				return err
 			}
-			return way.Listener{Kind: "sniff"}.Listen(ctx, func() { close(v.ready) }, v.record)
+			return attack.Listener{Kind: "sniff"}.Listen(ctx, func() { close(v.ready) }, v.record)
 		})
 	}()
 	w.t.Cleanup(func() { cancel(); <-done })
 	<-v.ready
 	peer := w.peers[dev]
-	send := func(a way.Attempt) {
+	send := func(a attack.Attempt) {
 		if err := peer.do(a.Do); err != nil {
 			w.t.Errorf("frame %s: %v", a.Frame, err)
 		}
@@ -250,7 +250,7 @@ func (w *guardSandbox) sendFrames(dev string, attempts []way.Attempt) []bool {
 	// forwards only some time after it is up. Frames arrive in order.
 	sync := func() {
 		w.attemptID++
-		a := way.Attempt{ID: w.attemptID, Socket: "packet", Device: "eth0", Frame: "udp", Src: "10.0.0.4", To: "10.0.0.2", SrcMAC: w.mac[dev], DstMAC: w.own["mp0"], Port: way.Port}
+		a := attack.Attempt{ID: w.attemptID, Socket: "packet", Device: "eth0", Frame: "udp", Src: "10.0.0.4", To: "10.0.0.2", SrcMAC: w.mac[dev], DstMAC: w.own["mp0"], Port: attack.Port}
 		for deadline := time.Now().Add(time.Minute); !v.has(a.ID); time.Sleep(10 * time.Millisecond) {
 			if time.Now().After(deadline) {
 				w.t.Fatalf("no frame sent behind %s is received", dev)
@@ -281,11 +281,11 @@ func TestRootGuardTunnel(t *testing.T) {
 	for _, p := range []string{"192.0.2.0/24", "2001:db8::/64"} {
 		must(t, w.l.Put(DestRow{AllNetworks, netip.MustParsePrefix(p)}))
 	}
-	attempts := func(port uint16) []way.Attempt {
-		frame := func(to, src string, how ...string) way.Attempt {
-			return way.Attempt{Socket: "packet", To: to, Src: src, Port: port, Device: "eth0", SrcMAC: w.own["eth0"], DstMAC: w.mac["eth0"], How: how}
+	attempts := func(port uint16) []attack.Attempt {
+		frame := func(to, src string, how ...string) attack.Attempt {
+			return attack.Attempt{Socket: "packet", To: to, Src: src, Port: port, Device: "eth0", SrcMAC: w.own["eth0"], DstMAC: w.mac["eth0"], How: how}
 		}
-		return []way.Attempt{
+		return []attack.Attempt{
 			{Socket: "udp", To: "192.0.2.9", Port: port}, {Socket: "udp", To: "2001:db8::9", Port: port}, {Socket: "udp", To: "192.0.2.9", Port: port, How: []string{"mapped"}},
 			{Socket: "udp", To: "192.0.2.9", Port: port, How: []string{"connect"}}, {Socket: "udp", To: "192.0.2.9", Port: port, How: []string{"gso"}},
 			{Socket: "udp", To: "192.0.2.255", Port: port, How: []string{"broadcast"}},
@@ -315,7 +315,7 @@ func TestRootGuardTunnel(t *testing.T) {
 	w.expectAttempts("the administrator", "system/admin", "eth0", withoutFragments(attempts(guardTunnelPort)), true)
 }
 
-func withoutFragments(list []way.Attempt) (out []way.Attempt) {
+func withoutFragments(list []attack.Attempt) (out []attack.Attempt) {
 	for _, a := range list {
 		if !hasOption(a, "fragments") {
 			out = append(out, a)
@@ -324,7 +324,7 @@ func withoutFragments(list []way.Attempt) (out []way.Attempt) {
 	return out
 }
 
-func onlyFragments(list []way.Attempt) (out []way.Attempt) {
+func onlyFragments(list []attack.Attempt) (out []attack.Attempt) {
 	for _, a := range list {
 		if hasOption(a, "fragments") {
 			out = append(out, a)
@@ -334,14 +334,14 @@ func onlyFragments(list []way.Attempt) (out []way.Attempt) {
 }
 
 // reassembled reports whether a server at the other end of eth0 receives the datagram.
-func (w *guardSandbox) reassembled(cgroup string, a way.Attempt) bool {
+func (w *guardSandbox) reassembled(cgroup string, a attack.Attempt) bool {
 	w.t.Helper()
 	v := newReceiver()
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		e := way.Listener{Kind: "udp", IPv6: netip.MustParseAddr(a.To).Is6(), At: netip.AddrPortFrom(netip.MustParseAddr(a.To), a.Port).String()}
+		e := attack.Listener{Kind: "udp", IPv6: netip.MustParseAddr(a.To).Is6(), At: netip.AddrPortFrom(netip.MustParseAddr(a.To), a.Port).String()}
 		if err := w.peers["eth0"].do(func() error { return e.Listen(ctx, func() { close(v.ready) }, v.record) }); err != nil {
 			w.t.Errorf("serve %s: %v", e.At, err)
 			close(v.ready)
@@ -372,8 +372,8 @@ func (w *guardSandbox) reassembled(cgroup string, a way.Attempt) bool {
 func TestRootGuardLoopback(t *testing.T) {
 	w := newGuardSandbox(t, false)
 	w.detachLSM()
-	frame := func() []way.Attempt {
-		return []way.Attempt{{Socket: "packet", To: "10.1.0.3", Src: "192.0.2.9", Port: way.Port, Device: "lo", SrcMAC: "00:00:00:00:00:00", DstMAC: "00:00:00:00:00:00", How: []string{"mark=5"}}}
+	frame := func() []attack.Attempt {
+		return []attack.Attempt{{Socket: "packet", To: "10.1.0.3", Src: "192.0.2.9", Port: attack.Port, Device: "lo", SrcMAC: "00:00:00:00:00:00", DstMAC: "00:00:00:00:00:00", How: []string{"mark=5"}}}
 	}
 	must(t, w.ns.do(func() error {
 		for _, f := range []string{"all/rp_filter", "lo/rp_filter", "default/rp_filter"} {
@@ -406,8 +406,8 @@ func TestRootGuardLoopback(t *testing.T) {
 			t.Fatalf("server of %s: %s", c.server, got)
 		}
 		w.attemptID += 2
-		a, _ := json.Marshal(way.Attempt{ID: w.attemptID - 1, Socket: "udp", To: "127.0.0.1", Port: 7000, How: c.how})
-		end, _ := json.Marshal(way.Attempt{ID: w.attemptID, Socket: "udp", To: "127.0.0.1", Port: 7000})
+		a, _ := json.Marshal(attack.Attempt{ID: w.attemptID - 1, Socket: "udp", To: "127.0.0.1", Port: 7000, How: c.how})
+		end, _ := json.Marshal(attack.Attempt{ID: w.attemptID, Socket: "udp", To: "127.0.0.1", Port: 7000})
 		client := w.start(w.cg(c.client), 0, "attempt "+string(a))
 		result := client.next()
 		client.stop()
@@ -431,12 +431,12 @@ func TestRootGuardLoopback(t *testing.T) {
 // network only if they belong to the network's pods or to the administrator.
 func TestRootGuardReceive(t *testing.T) {
 	w := newGuardSandbox(t, false)
-	listeners := []way.Listener{
+	listeners := []attack.Listener{
 		{Kind: "raw-icmp"}, {Kind: "raw-icmp", IPv6: true}, {Kind: "raw-udp"}, {Kind: "raw-udp", IPv6: true},
-		{Kind: "udp", At: fmt.Sprintf("0.0.0.0:%d", way.Port), Device: "mp1", How: []string{"bindtodevice"}}, {Kind: "udp", IPv6: true, At: fmt.Sprintf("[::]:%d", way.Port), Device: "mp1", How: []string{"bindtoifindex"}},
+		{Kind: "udp", At: fmt.Sprintf("0.0.0.0:%d", attack.Port), Device: "mp1", How: []string{"bindtodevice"}}, {Kind: "udp", IPv6: true, At: fmt.Sprintf("[::]:%d", attack.Port), Device: "mp1", How: []string{"bindtoifindex"}},
 	}
-	packets := []way.Attempt{{Socket: "udp", To: "10.1.0.2", Port: way.Port}, {Socket: "udp", To: "fd01::2", Port: way.Port}, {Socket: "raw-icmp", To: "10.1.0.2"}, {Socket: "raw-icmp", To: "fd01::2"}}
-	receives := func(cgroup string, l way.Listener) bool {
+	packets := []attack.Attempt{{Socket: "udp", To: "10.1.0.2", Port: attack.Port}, {Socket: "udp", To: "fd01::2", Port: attack.Port}, {Socket: "raw-icmp", To: "10.1.0.2"}, {Socket: "raw-icmp", To: "fd01::2"}}
+	receives := func(cgroup string, l attack.Listener) bool {
 		t.Helper()
 		raw, _ := json.Marshal(l)
 		p := w.start(w.cg(cgroup), 0, "receive "+string(raw))

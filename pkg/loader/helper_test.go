@@ -27,7 +27,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"bulkhead/test/adversary/way"
+	"bulkhead/test/adversary/attack"
 )
 
 // The tests run helper processes in their own cgroups and namespaces. A helper is
@@ -234,7 +234,7 @@ func helperOp(op string) string {
 	case "bench": // nanoseconds for "connect", "send", "self" or "option"
 		return bench(arg(1), arg(2))
 	case "attempt": // make an attempt, in JSON
-		var a way.Attempt
+		var a attack.Attempt
 		if err := json.Unmarshal([]byte(strings.TrimPrefix(op, "attempt ")), &a); err != nil {
 			return err.Error()
 		}
@@ -339,7 +339,7 @@ func packet(protocol, device string) error {
 }
 
 func receive(spec string) string {
-	var l way.Listener
+	var l attack.Listener
 	if err := json.Unmarshal([]byte(spec), &l); err != nil {
 		return err.Error()
 	}

@@ -13,7 +13,7 @@ import (
 	"slices"
 
 	"bulkhead/pkg/network"
-	"bulkhead/test/adversary/way"
+	"bulkhead/test/adversary/attack"
 )
 
 // SendResult is the error, if any, that the sender of an attempt got.
@@ -66,7 +66,7 @@ const (
 	broadcastMAC = "ff:ff:ff:ff:ff:ff"
 )
 
-const port = way.Port
+const port = attack.Port
 
 // nobody is an address of a's family that no host has (RFC 5737, RFC 3849).
 func nobody(a netip.Addr) netip.Addr {
@@ -79,13 +79,13 @@ func nobody(a netip.Addr) netip.Addr {
 // IntoNetwork lists the ways into a network to one of its pods. The kernel
 // refuses some of them to attackers without the capability; such an error proves
 // nothing.
-func IntoNetwork(n Network, v Victim) []way.Attempt {
-	var out []way.Attempt
-	add := func(a way.Attempt) { out = append(out, a) }
+func IntoNetwork(n Network, v Victim) []attack.Attempt {
+	var out []attack.Attempt
+	add := func(a attack.Attempt) { out = append(out, a) }
 	for _, to := range v.Addrs {
 		src := sameFamily(n.Nodes, to)
 		udp := func(dev string, how ...string) {
-			add(way.Attempt{Socket: "udp", To: to.String(), Port: port, Device: dev, How: how})
+			add(attack.Attempt{Socket: "udp", To: to.String(), Port: port, Device: dev, How: how})
 		}
 		udp("")
 		udp("", "connect")
@@ -95,16 +95,16 @@ func IntoNetwork(n Network, v Victim) []way.Attempt {
 			udp(dev, "bindtodevice")
 			udp(dev, "bindtoifindex", "connect")
 			udp(dev, "unicastif")
-			add(way.Attempt{Socket: "udplite", To: to.String(), Port: port, Device: dev, How: []string{"cmsg-pktinfo"}})
+			add(attack.Attempt{Socket: "udplite", To: to.String(), Port: port, Device: dev, How: []string{"cmsg-pktinfo"}})
 			for _, socket := range []string{"tcp", "mptcp", "sctp", "sctp-seq", "l2tp"} {
-				add(way.Attempt{Socket: socket, To: to.String(), Port: port, Device: dev, How: []string{"bindtodevice"}})
+				add(attack.Attempt{Socket: socket, To: to.String(), Port: port, Device: dev, How: []string{"bindtodevice"}})
 			}
-			add(way.Attempt{Socket: "tcp", To: to.String(), Port: port, Device: dev, How: []string{"bindtoifindex", "fastopen"}})
-			add(way.Attempt{Socket: "ping", To: to.String(), Device: dev, How: []string{"cmsg-pktinfo"}})
-			add(way.Attempt{Socket: "raw-icmp", To: to.String(), Device: dev, How: []string{"cmsg-pktinfo"}})
-			add(way.Attempt{Socket: "raw-other", To: to.String(), Device: dev, How: []string{"bindtodevice"}})
-			add(way.Attempt{Socket: "hdrincl", To: to.String(), Src: src.String(), Port: port, Device: dev, How: []string{"cmsg-pktinfo"}})
-			add(way.Attempt{Socket: "hdrincl", To: to.String(), Src: src.String(), Port: port, Device: dev, How: []string{"bindtodevice", "fragments"}})
+			add(attack.Attempt{Socket: "tcp", To: to.String(), Port: port, Device: dev, How: []string{"bindtoifindex", "fastopen"}})
+			add(attack.Attempt{Socket: "ping", To: to.String(), Device: dev, How: []string{"cmsg-pktinfo"}})
+			add(attack.Attempt{Socket: "raw-icmp", To: to.String(), Device: dev, How: []string{"cmsg-pktinfo"}})
+			add(attack.Attempt{Socket: "raw-other", To: to.String(), Device: dev, How: []string{"bindtodevice"}})
+			add(attack.Attempt{Socket: "hdrincl", To: to.String(), Src: src.String(), Port: port, Device: dev, How: []string{"cmsg-pktinfo"}})
+			add(attack.Attempt{Socket: "hdrincl", To: to.String(), Src: src.String(), Port: port, Device: dev, How: []string{"bindtodevice", "fragments"}})
 			add(frame(dev, n.Port.MAC, v.NextMAC, src, to))
 		}
 		if to.Is6() {
@@ -115,15 +115,15 @@ func IntoNetwork(n Network, v Victim) []way.Attempt {
 			udp(n.Port.Name, "lsrr="+to.String(), "cmsg-pktinfo")
 		}
 		for _, socket := range []string{"tcp", "mptcp", "sctp", "sctp-seq", "l2tp"} {
-			add(way.Attempt{Socket: socket, To: to.String(), Port: port})
+			add(attack.Attempt{Socket: socket, To: to.String(), Port: port})
 		}
-		add(way.Attempt{Socket: "sctp", To: to.String(), Port: port, How: []string{"connectx=" + nobody(to).String()}})
+		add(attack.Attempt{Socket: "sctp", To: to.String(), Port: port, How: []string{"connectx=" + nobody(to).String()}})
 		mark := fmt.Sprintf("=%#x", n.Mark)
-		add(way.Attempt{Socket: "udp", To: to.String(), Port: port, How: []string{"cmsg-mark" + mark}})
-		add(way.Attempt{Socket: "udp", To: to.String(), Port: port, How: []string{"mark" + mark}})
-		add(way.Attempt{Socket: "tcp", To: to.String(), Port: port, How: []string{"mark" + mark}})
-		add(way.Attempt{Socket: "raw-icmp", To: to.String(), How: []string{"cmsg-mark" + mark}})
-		add(way.Attempt{Socket: "hdrincl", To: to.String(), Src: src.String(), Port: port, How: []string{"mark" + mark}})
+		add(attack.Attempt{Socket: "udp", To: to.String(), Port: port, How: []string{"cmsg-mark" + mark}})
+		add(attack.Attempt{Socket: "udp", To: to.String(), Port: port, How: []string{"mark" + mark}})
+		add(attack.Attempt{Socket: "tcp", To: to.String(), Port: port, How: []string{"mark" + mark}})
+		add(attack.Attempt{Socket: "raw-icmp", To: to.String(), How: []string{"cmsg-mark" + mark}})
+		add(attack.Attempt{Socket: "hdrincl", To: to.String(), Src: src.String(), Port: port, How: []string{"mark" + mark}})
 		for _, how := range []string{"bypass", "ring", "unbound", "etype=0x88cc"} {
 			add(frame(n.Port.Name, n.Port.MAC, v.NextMAC, src, to, how))
 		}
@@ -146,13 +146,13 @@ func IntoNetwork(n Network, v Victim) []way.Attempt {
 
 // ToService lists the ways to a network's cluster IPs. mark is that of the sockets of ingress
 // namespaces' pods.
-func ToService(n Network, clusterIPs []netip.Addr, mark uint32) []way.Attempt {
-	var out []way.Attempt
+func ToService(n Network, clusterIPs []netip.Addr, mark uint32) []attack.Attempt {
+	var out []attack.Attempt
 	marked, inPacket := fmt.Sprintf("mark=%#x", mark), fmt.Sprintf("cmsg-mark=%#x", mark)
 	for _, to := range clusterIPs {
 		src := sameFamily(n.Nodes, to)
 		add := func(socket, dev string, how ...string) {
-			out = append(out, way.Attempt{Socket: socket, To: to.String(), Port: port, Device: dev, How: how})
+			out = append(out, attack.Attempt{Socket: socket, To: to.String(), Port: port, Device: dev, How: how})
 		}
 		add("udp", "", "connect")
 		add("tcp", "")
@@ -162,7 +162,7 @@ func ToService(n Network, clusterIPs []netip.Addr, mark uint32) []way.Attempt {
 				add(socket, dev, "bindtodevice", marked)
 			}
 			add("udp", dev, "cmsg-pktinfo", inPacket)
-			out = append(out, way.Attempt{Socket: "hdrincl", To: to.String(), Src: src.String(), Port: port, Device: dev, How: []string{"bindtodevice", marked}})
+			out = append(out, attack.Attempt{Socket: "hdrincl", To: to.String(), Src: src.String(), Port: port, Device: dev, How: []string{"bindtodevice", marked}})
 		}
 	}
 	return out
@@ -170,8 +170,8 @@ func ToService(n Network, clusterIPs []netip.Addr, mark uint32) []way.Attempt {
 
 // ByLoopback lists frames sent on loopback with a network's mark and a source
 // address outside the cluster: an unguarded node would route them into the network.
-func ByLoopback(n Network, v Victim, outside []netip.Addr) []way.Attempt {
-	var out []way.Attempt
+func ByLoopback(n Network, v Victim, outside []netip.Addr) []attack.Attempt {
+	var out []attack.Attempt
 	for _, to := range v.Addrs {
 		const none = "00:00:00:00:00:00"
 		if src := sameFamily(outside, to); src.IsValid() {
@@ -183,31 +183,31 @@ func ByLoopback(n Network, v Victim, outside []netip.Addr) []way.Attempt {
 
 // onLink lists the ways to link-local, multicast and broadcast addresses, whose
 // meaning depends on the interface.
-func onLink(n Network, v Victim) []way.Attempt {
-	var out []way.Attempt
+func onLink(n Network, v Victim) []attack.Attempt {
+	var out []attack.Attempt
 	to := v.LinkLocal().WithZone(n.Port.Name).String()
 	for _, socket := range []string{"udp", "tcp", "mptcp", "ping", "raw-icmp"} {
-		out = append(out, way.Attempt{Socket: socket, To: to, Port: port})
+		out = append(out, attack.Attempt{Socket: socket, To: to, Port: port})
 	}
 	bare := v.LinkLocal().String()
 	own := network.LinkLocal(n.Port.MAC).WithZone(n.Port.Name).String()
 	out = append(out,
-		way.Attempt{Socket: "udp", To: to, Port: port, How: []string{"connect"}},
-		way.Attempt{Socket: "udp", To: bare, Port: port, Device: n.Port.Name, How: []string{"cmsg-pktinfo"}},
-		way.Attempt{Socket: "udp", To: bare, Port: port, Device: n.Port.Name, How: []string{"bindtodevice"}},
-		way.Attempt{Socket: "udp", To: to, Port: port, How: []string{"bindscope=" + own}},
-		way.Attempt{Socket: "udp", To: allNodes6.WithZone(n.Port.Name).String(), Port: port},
-		way.Attempt{Socket: "udp", To: allNodes6.String(), Port: port, Device: n.Port.Name, How: []string{"multicastif"}},
-		way.Attempt{Socket: "udp", To: allNodes6.String(), Port: port, Device: n.Port.Name, How: []string{"cmsg-pktinfo"}},
-		way.Attempt{Socket: "raw-icmp", To: allNodes6.WithZone(n.Port.Name).String()},
-		way.Attempt{Socket: "udp", To: allNodes4.String(), Port: port, Device: v.Link.Name, How: []string{"multicastif"}},
-		way.Attempt{Socket: "udp", To: allNodes4.String(), Port: port, Device: n.Port.Name, How: []string{"multicastif"}},
-		way.Attempt{Socket: "udp", To: allNodes4.String(), Port: port, Device: n.Port.Name, How: []string{"cmsg-pktinfo"}},
-		way.Attempt{Socket: "udp", To: "255.255.255.255", Port: port, Device: n.Port.Name, How: []string{"broadcast", "cmsg-pktinfo"}},
-		way.Attempt{Socket: "udp", To: "255.255.255.255", Port: port, Device: v.Link.Name, How: []string{"broadcast", "cmsg-pktinfo"}},
+		attack.Attempt{Socket: "udp", To: to, Port: port, How: []string{"connect"}},
+		attack.Attempt{Socket: "udp", To: bare, Port: port, Device: n.Port.Name, How: []string{"cmsg-pktinfo"}},
+		attack.Attempt{Socket: "udp", To: bare, Port: port, Device: n.Port.Name, How: []string{"bindtodevice"}},
+		attack.Attempt{Socket: "udp", To: to, Port: port, How: []string{"bindscope=" + own}},
+		attack.Attempt{Socket: "udp", To: allNodes6.WithZone(n.Port.Name).String(), Port: port},
+		attack.Attempt{Socket: "udp", To: allNodes6.String(), Port: port, Device: n.Port.Name, How: []string{"multicastif"}},
+		attack.Attempt{Socket: "udp", To: allNodes6.String(), Port: port, Device: n.Port.Name, How: []string{"cmsg-pktinfo"}},
+		attack.Attempt{Socket: "raw-icmp", To: allNodes6.WithZone(n.Port.Name).String()},
+		attack.Attempt{Socket: "udp", To: allNodes4.String(), Port: port, Device: v.Link.Name, How: []string{"multicastif"}},
+		attack.Attempt{Socket: "udp", To: allNodes4.String(), Port: port, Device: n.Port.Name, How: []string{"multicastif"}},
+		attack.Attempt{Socket: "udp", To: allNodes4.String(), Port: port, Device: n.Port.Name, How: []string{"cmsg-pktinfo"}},
+		attack.Attempt{Socket: "udp", To: "255.255.255.255", Port: port, Device: n.Port.Name, How: []string{"broadcast", "cmsg-pktinfo"}},
+		attack.Attempt{Socket: "udp", To: "255.255.255.255", Port: port, Device: v.Link.Name, How: []string{"broadcast", "cmsg-pktinfo"}},
 	)
 	if a := sameFamily(n.Nodes, allNodes4); a.IsValid() {
-		out = append(out, way.Attempt{Socket: "udp", To: allNodes4.String(), Port: port, How: []string{"multicastifaddr=" + a.String()}})
+		out = append(out, attack.Attempt{Socket: "udp", To: allNodes4.String(), Port: port, How: []string{"multicastifaddr=" + a.String()}})
 	}
 	return out
 }
@@ -215,24 +215,24 @@ func onLink(n Network, v Victim) []way.Attempt {
 // Locked lists the ways to a locked address, which only kubelet may probe. n is
 // the cluster default network, v the pod's locked interface. MPTCP is left out:
 // kubelet does not use it, so there would be no control.
-func Locked(n Network, v Victim, kubeletMark uint32) []way.Attempt {
-	var out []way.Attempt
+func Locked(n Network, v Victim, kubeletMark uint32) []attack.Attempt {
+	var out []attack.Attempt
 	mark := fmt.Sprintf("=%#x", kubeletMark)
 	for _, to := range v.Addrs {
 		src := sameFamily(n.Nodes, to)
 		for _, how := range [][]string{nil, {"cmsg-pktinfo"}, {"bindtodevice"}, {"cmsg-mark" + mark}, {"mark" + mark}, {"cmsg-pktinfo", "cmsg-mark" + mark}} {
-			out = append(out, way.Attempt{Socket: "udp", To: to.String(), Port: port, Device: n.Port.Name, How: how},
-				way.Attempt{Socket: "raw-icmp", To: to.String(), Device: n.Port.Name, How: how},
-				way.Attempt{Socket: "hdrincl", To: to.String(), Src: src.String(), Port: port, Device: n.Port.Name, How: how})
+			out = append(out, attack.Attempt{Socket: "udp", To: to.String(), Port: port, Device: n.Port.Name, How: how},
+				attack.Attempt{Socket: "raw-icmp", To: to.String(), Device: n.Port.Name, How: how},
+				attack.Attempt{Socket: "hdrincl", To: to.String(), Src: src.String(), Port: port, Device: n.Port.Name, How: how})
 		}
 		for _, how := range [][]string{nil, {"bindtodevice"}, {"mark" + mark}, {"fastopen"}} {
-			out = append(out, way.Attempt{Socket: "tcp", To: to.String(), Port: port, Device: n.Port.Name, How: how})
+			out = append(out, attack.Attempt{Socket: "tcp", To: to.String(), Port: port, Device: n.Port.Name, How: how})
 		}
 		for _, socket := range []string{"sctp", "sctp-seq", "l2tp"} {
-			out = append(out, way.Attempt{Socket: socket, To: to.String(), Port: port})
+			out = append(out, attack.Attempt{Socket: socket, To: to.String(), Port: port})
 		}
-		out = append(out, way.Attempt{Socket: "ping", To: to.String()}, way.Attempt{Socket: "raw-other", To: to.String()},
-			way.Attempt{Socket: "hdrincl", To: to.String(), Src: src.String(), Port: port, How: []string{"fragments"}})
+		out = append(out, attack.Attempt{Socket: "ping", To: to.String()}, attack.Attempt{Socket: "raw-other", To: to.String()},
+			attack.Attempt{Socket: "hdrincl", To: to.String(), Src: src.String(), Port: port, How: []string{"fragments"}})
 		for _, how := range [][]string{nil, {"bypass"}, {"ring"}, {"mark" + mark}} {
 			out = append(out, frame(n.Port.Name, n.Port.MAC, v.MAC, src, to, how...))
 			if v.Link.Name != "" {
@@ -245,19 +245,19 @@ func Locked(n Network, v Victim, kubeletMark uint32) []way.Attempt {
 
 // Tunnel lists the ways to inject a forged Geneve packet into the overlay: the
 // other node would deliver it to the victim.
-func Tunnel(node, peer []netip.Addr, links []Interface, peerMAC string, g way.Geneve, tunnelPort uint16) []way.Attempt {
-	var out []way.Attempt
+func Tunnel(node, peer []netip.Addr, links []Interface, peerMAC string, g attack.Geneve, tunnelPort uint16) []attack.Attempt {
+	var out []attack.Attempt
 	for _, to := range peer {
 		src := sameFamily(node, to)
 		if !src.IsValid() {
 			continue
 		}
-		out = append(out, way.Attempt{Socket: "hdrincl", To: to.String(), Src: src.String(), Port: tunnelPort, Geneve: &g},
-			way.Attempt{Socket: "hdrincl", To: to.String(), Src: src.String(), Port: tunnelPort, Geneve: &g, How: []string{"fragments"}},
-			way.Attempt{Socket: "geneve", To: to.String(), Port: tunnelPort, Geneve: &g},
-			way.Attempt{Socket: "geneve", To: to.String(), Port: tunnelPort, Geneve: &g, How: []string{"connect"}})
+		out = append(out, attack.Attempt{Socket: "hdrincl", To: to.String(), Src: src.String(), Port: tunnelPort, Geneve: &g},
+			attack.Attempt{Socket: "hdrincl", To: to.String(), Src: src.String(), Port: tunnelPort, Geneve: &g, How: []string{"fragments"}},
+			attack.Attempt{Socket: "geneve", To: to.String(), Port: tunnelPort, Geneve: &g},
+			attack.Attempt{Socket: "geneve", To: to.String(), Port: tunnelPort, Geneve: &g, How: []string{"connect"}})
 		if to.Is4() {
-			out = append(out, way.Attempt{Socket: "geneve", To: to.String(), Port: tunnelPort, Geneve: &g, How: []string{"mapped"}})
+			out = append(out, attack.Attempt{Socket: "geneve", To: to.String(), Port: tunnelPort, Geneve: &g, How: []string{"mapped"}})
 		}
 		for _, l := range links {
 			for _, how := range [][]string{nil, {"tagged"}, {"etype=0x88cc"}, {"ring"}, {"ring", "tagged"}, {"bypass"}} {
@@ -276,8 +276,8 @@ func Tunnel(node, peer []netip.Addr, links []Interface, peerMAC string, g way.Ge
 // ForgedReplies lists the frames on the external bridge by which an answer is forged to what a pod
 // of a network sends from a port to a server outside the cluster: to the masquerade address of the
 // network's gateway router. What raw sockets send there did not arrive in the lab, not even root's.
-func ForgedReplies(router, server netip.Addr, podPort, serverPort uint16, bridge Interface) []way.Attempt {
-	var out []way.Attempt
+func ForgedReplies(router, server netip.Addr, podPort, serverPort uint16, bridge Interface) []attack.Attempt {
+	var out []attack.Attempt
 	for _, how := range [][]string{nil, {"bypass"}, {"ring"}, {"unbound"}} {
 		f := frame(bridge.Name, bridge.MAC, network.GatewayMAC, server, router, how...)
 		f.Port, f.SrcPort = podPort, serverPort
@@ -288,34 +288,34 @@ func ForgedReplies(router, server netip.Addr, podPort, serverPort uint16, bridge
 
 // Loopback lists the ways to the servers of another tenant's host-network pod:
 // at loopback and at the node's own addresses.
-func Loopback(addrs []netip.Addr, port uint16) []way.Attempt {
-	var out []way.Attempt
+func Loopback(addrs []netip.Addr, port uint16) []attack.Attempt {
+	var out []attack.Attempt
 	for _, to := range addrs {
 		for _, socket := range []string{"udp", "tcp", "mptcp"} {
-			out = append(out, way.Attempt{Socket: socket, To: to.String(), Port: port})
+			out = append(out, attack.Attempt{Socket: socket, To: to.String(), Port: port})
 		}
-		out = append(out, way.Attempt{Socket: "udp", To: to.String(), Port: port, How: []string{"cmsg-mark=0"}},
-			way.Attempt{Socket: "udp", To: to.String(), Port: port, How: []string{"connect"}},
-			way.Attempt{Socket: "udp", To: to.String(), Port: port, Device: "lo", How: []string{"bindtodevice"}},
-			way.Attempt{Socket: "udp", To: to.String(), Port: port, Device: "lo", How: []string{"cmsg-pktinfo"}})
+		out = append(out, attack.Attempt{Socket: "udp", To: to.String(), Port: port, How: []string{"cmsg-mark=0"}},
+			attack.Attempt{Socket: "udp", To: to.String(), Port: port, How: []string{"connect"}},
+			attack.Attempt{Socket: "udp", To: to.String(), Port: port, Device: "lo", How: []string{"bindtodevice"}},
+			attack.Attempt{Socket: "udp", To: to.String(), Port: port, Device: "lo", How: []string{"cmsg-pktinfo"}})
 	}
 	return out
 }
 
 // Abstract lists the ways to another tenant's servers at the abstract unix sockets NAME-unix-stream
 // and NAME-unix-dgram of the host's network namespace.
-func Abstract(name string) []way.Attempt {
-	return []way.Attempt{{Socket: "unix-stream", To: name + "-unix-stream"}, {Socket: "unix-dgram", To: name + "-unix-dgram"},
+func Abstract(name string) []attack.Attempt {
+	return []attack.Attempt{{Socket: "unix-stream", To: name + "-unix-stream"}, {Socket: "unix-dgram", To: name + "-unix-dgram"},
 		{Socket: "unix-dgram", To: name + "-unix-dgram", How: []string{"connect"}}}
 }
 
 // FromPod lists frames that a pod with NET_RAW sends on its own interface to
 // another pod on the same switch. A locked interface must receive none of them;
 // other interfaces must receive no router advertisement, redirect or DHCP reply.
-func FromPod(device, mac string, own []netip.Addr, v Victim, locked bool) []way.Attempt {
-	var out []way.Attempt
+func FromPod(device, mac string, own []netip.Addr, v Victim, locked bool) []attack.Attempt {
+	var out []attack.Attempt
 	add := func(kind string, src, to netip.Addr, dst string) {
-		a := way.Attempt{Socket: "packet", Frame: kind, Device: device, SrcMAC: mac, DstMAC: dst, Src: src.String(), To: to.String(), Port: port}
+		a := attack.Attempt{Socket: "packet", Frame: kind, Device: device, SrcMAC: mac, DstMAC: dst, Src: src.String(), To: to.String(), Port: port}
 		if kind == "neighbour-advertisement" {
 			a.How = []string{"target=" + src.String()} // OVN's port security drops any other target
 		}
@@ -357,8 +357,8 @@ func FromPod(device, mac string, own []netip.Addr, v Victim, locked bool) []way.
 // Sharing lists frames that a pod sends which has the addresses of another pod, as the
 // pods of a virtual machine do during a live migration: packets to v, and announcements
 // that would lead traffic for the addresses to the sender.
-func Sharing(device, mac string, own []netip.Addr, v Victim) []way.Attempt {
-	var out []way.Attempt
+func Sharing(device, mac string, own []netip.Addr, v Victim) []attack.Attempt {
+	var out []attack.Attempt
 	add := func(kind string, src, to netip.Addr, dst string, how ...string) {
 		f := frame(device, mac, dst, src, to, how...)
 		f.Frame = kind
@@ -385,8 +385,8 @@ func Sharing(device, mac string, own []netip.Addr, v Victim) []way.Attempt {
 // ThroughNode lists packets for hosts outside the cluster that a pod with
 // NET_RAW sends to the management port's MAC address: in shared gateway mode the
 // node must not forward them.
-func ThroughNode(device, mac string, own []netip.Addr, port Interface, outside []netip.Addr, ports ...uint16) []way.Attempt {
-	var out []way.Attempt
+func ThroughNode(device, mac string, own []netip.Addr, port Interface, outside []netip.Addr, ports ...uint16) []attack.Attempt {
+	var out []attack.Attempt
 	for _, to := range outside {
 		src := sameFamily(own, to)
 		if !src.IsValid() {
@@ -405,13 +405,13 @@ func ThroughNode(device, mac string, own []netip.Addr, port Interface, outside [
 }
 
 // Listeners lists the ways to eavesdrop on a network from the host's network.
-func Listeners(n Network, servers []netip.Addr, serverPort uint16, links ...string) []way.Listener {
-	var out []way.Listener
+func Listeners(n Network, servers []netip.Addr, serverPort uint16, links ...string) []attack.Listener {
+	var out []attack.Listener
 	for _, v6 := range []bool{false, true} {
 		for _, kind := range []string{"raw-icmp", "raw-udp", "raw-tcp"} {
-			out = append(out, way.Listener{Kind: kind, IPv6: v6})
+			out = append(out, attack.Listener{Kind: kind, IPv6: v6})
 			for _, dev := range []string{n.Port.Name, n.VRF} {
-				out = append(out, way.Listener{Kind: kind, IPv6: v6, Device: dev, How: []string{"bindtodevice"}})
+				out = append(out, attack.Listener{Kind: kind, IPv6: v6, Device: dev, How: []string{"bindtodevice"}})
 			}
 		}
 		any := netip.IPv4Unspecified()
@@ -420,26 +420,26 @@ func Listeners(n Network, servers []netip.Addr, serverPort uint16, links ...stri
 		}
 		for _, dev := range []string{n.Port.Name, n.VRF} {
 			for _, kind := range []string{"udp", "tcp"} {
-				out = append(out, way.Listener{Kind: kind, IPv6: v6, At: netip.AddrPortFrom(any, serverPort).String(), Device: dev, How: []string{"bindtodevice"}})
-				out = append(out, way.Listener{Kind: kind, IPv6: v6, At: netip.AddrPortFrom(any, serverPort).String(), Device: dev, How: []string{"bindtoifindex"}})
+				out = append(out, attack.Listener{Kind: kind, IPv6: v6, At: netip.AddrPortFrom(any, serverPort).String(), Device: dev, How: []string{"bindtodevice"}})
+				out = append(out, attack.Listener{Kind: kind, IPv6: v6, At: netip.AddrPortFrom(any, serverPort).String(), Device: dev, How: []string{"bindtoifindex"}})
 			}
 		}
 	}
 	for _, a := range servers {
 		for _, kind := range []string{"udp", "tcp"} {
-			out = append(out, way.Listener{Kind: kind, IPv6: a.Is6(), At: netip.AddrPortFrom(a, serverPort).String()})
+			out = append(out, attack.Listener{Kind: kind, IPv6: a.Is6(), At: netip.AddrPortFrom(a, serverPort).String()})
 		}
 	}
-	out = append(out, way.Listener{Kind: "udp", IPv6: true, At: netip.AddrPortFrom(network.LinkLocal(n.Port.MAC).WithZone(n.Port.Name), serverPort).String()})
-	out = append(out, way.Listener{Kind: "sniff"})
+	out = append(out, attack.Listener{Kind: "udp", IPv6: true, At: netip.AddrPortFrom(network.LinkLocal(n.Port.MAC).WithZone(n.Port.Name), serverPort).String()})
+	out = append(out, attack.Listener{Kind: "sniff"})
 	for _, dev := range append([]string{n.Port.Name, n.VRF}, links...) {
-		out = append(out, way.Listener{Kind: "sniff-device", Device: dev})
+		out = append(out, attack.Listener{Kind: "sniff-device", Device: dev})
 	}
 	return out
 }
 
-func frame(dev, from, next string, src, to netip.Addr, how ...string) way.Attempt {
-	return way.Attempt{Socket: "packet", To: to.String(), Src: src.String(), Port: port, Device: dev, SrcMAC: from, DstMAC: next, How: how}
+func frame(dev, from, next string, src, to netip.Addr, how ...string) attack.Attempt {
+	return attack.Attempt{Socket: "packet", To: to.String(), Src: src.String(), Port: port, Device: dev, SrcMAC: from, DstMAC: next, How: how}
 }
 
 // sameFamily returns the first address of list that has the IP family of like,

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"bulkhead/test/adversary/way"
+	"bulkhead/test/adversary/attack"
 )
 
 func addrs(list ...string) (out []netip.Addr) {
@@ -29,8 +29,8 @@ func TestTables(t *testing.T) {
 	n := Network{Mark: 0x10001, Port: port, VRF: "vrf", Nodes: addrs("10.77.0.2", "fd77::2")}
 	v := Victim{Name: "v", Addrs: addrs("10.77.0.3", "fd77::3"), MAC: "0a:58:0a:4d:00:03", Link: Interface{Name: "lo", MAC: "0a:58:0a:4d:00:04"}, NextMAC: "0a:58:0a:4d:00:03"}
 	outside, own := addrs("192.0.2.1", "2001:db8::1"), addrs("10.77.0.4", "fd77::4")
-	g := way.Geneve{VNI: 5, InnerSrc: "10.77.0.4", InnerDst: "10.77.0.3", SrcMAC: port.MAC, DstMAC: v.MAC}
-	for name, table := range map[string][]way.Attempt{
+	g := attack.Geneve{VNI: 5, InnerSrc: "10.77.0.4", InnerDst: "10.77.0.3", SrcMAC: port.MAC, DstMAC: v.MAC}
+	for name, table := range map[string][]attack.Attempt{
 		"IntoNetwork": IntoNetwork(n, v),
 		"ToService":   ToService(n, addrs("10.96.0.7", "fd96::7"), 0x80010000),
 		"ByLoopback":  ByLoopback(n, v, outside),
@@ -70,7 +70,7 @@ func TestAbstract(t *testing.T) {
 	for _, kind := range []string{"unix-stream", "unix-dgram"} {
 		ready.Add(1)
 		done.Go(func() {
-			if err := (way.Listener{Kind: kind, At: name + "-" + kind}).Listen(ctx, ready.Done, func(id int) { received <- id }); err != nil {
+			if err := (attack.Listener{Kind: kind, At: name + "-" + kind}).Listen(ctx, ready.Done, func(id int) { received <- id }); err != nil {
 				t.Error(err)
 			}
 		})
@@ -94,24 +94,24 @@ func TestAbstract(t *testing.T) {
 	}
 	cancel()
 	done.Wait()
-	if err := (way.Attempt{ID: 1, Socket: "unix-dgram", To: "/path"}).Validate(); err == nil {
+	if err := (attack.Attempt{ID: 1, Socket: "unix-dgram", To: "/path"}).Validate(); err == nil {
 		t.Error("a path is a valid name")
 	}
 }
 
 // Validate refuses attempts that would send nothing, or not what they describe.
 func TestValidate(t *testing.T) {
-	good := way.Attempt{ID: 1, Socket: "udp", To: "192.0.2.1", Port: way.Port, How: []string{"mark=1"}}
+	good := attack.Attempt{ID: 1, Socket: "udp", To: "192.0.2.1", Port: attack.Port, How: []string{"mark=1"}}
 	if err := good.Validate(); err != nil {
 		t.Fatal(err)
 	}
-	for name, change := range map[string]func(a *way.Attempt){
-		"id 0":           func(a *way.Attempt) { a.ID = 0 },
-		"socket":         func(a *way.Attempt) { a.Socket = "upd" },
-		"address":        func(a *way.Attempt) { a.To = "invalid IP" },
-		"source address": func(a *way.Attempt) { a.Src = "invalid IP" },
-		"option":         func(a *way.Attempt) { a.How = []string{"bindtodevise"} },
-		"frame":          func(a *way.Attempt) { a.Src, a.SrcMAC, a.Frame = "192.0.2.2", "0a:58:0a:4d:00:03", "upd" },
+	for name, change := range map[string]func(a *attack.Attempt){
+		"id 0":           func(a *attack.Attempt) { a.ID = 0 },
+		"socket":         func(a *attack.Attempt) { a.Socket = "upd" },
+		"address":        func(a *attack.Attempt) { a.To = "invalid IP" },
+		"source address": func(a *attack.Attempt) { a.Src = "invalid IP" },
+		"option":         func(a *attack.Attempt) { a.How = []string{"bindtodevise"} },
+		"frame":          func(a *attack.Attempt) { a.Src, a.SrcMAC, a.Frame = "192.0.2.2", "0a:58:0a:4d:00:03", "upd" },
 	} {
 		a := good
 		change(&a)

@@ -14,7 +14,7 @@ import (
 	"bulkhead/pkg/loader"
 	"bulkhead/pkg/network"
 	"bulkhead/test/adversary"
-	"bulkhead/test/adversary/way"
+	"bulkhead/test/adversary/attack"
 )
 
 func adversaryChecks() []Check {
@@ -47,7 +47,7 @@ func (a *arena) admin() actor { return actor{machine: a.near} }
 func (a *arena) greenHost() actor { return actor{pod: a.pods["green-host"], container: "root"} }
 
 // trials combines all actors with all attempts.
-func trials(actors []actor, attempts []way.Attempt) []trial {
+func trials(actors []actor, attempts []attack.Attempt) []trial {
 	var out []trial
 	for _, p := range actors {
 		for _, x := range attempts {
@@ -62,7 +62,7 @@ func (a *arena) table(ctx context.Context) (string, error) {
 	m := newRound(a.w)
 	host := a.greenHost()
 	for _, v := range []string{"green-1", "green-2", "grey-1"} {
-		if err := m.listen(ctx, actor{pod: a.pods[v]}, way.Listener{Kind: "sniff"}); err != nil {
+		if err := m.listen(ctx, actor{pod: a.pods[v]}, attack.Listener{Kind: "sniff"}); err != nil {
 			return "", err
 		}
 	}
@@ -110,7 +110,7 @@ func (a *arena) table(ctx context.Context) (string, error) {
 // parts are the parts of the table: all other actors attack green, and tenants
 // attack the cluster default network.
 func (a *arena) parts(host actor) []part {
-	all := func(what string, attackers, controls []actor, ways []way.Attempt, victim string) part {
+	all := func(what string, attackers, controls []actor, ways []attack.Attempt, victim string) part {
 		return part{what, trials(attackers, ways), trials(controls, ways), []string{victim}}
 	}
 	attackers, tenants := a.attackers(), a.attackers()[:2]
@@ -142,28 +142,28 @@ func (a *arena) parts(host actor) []part {
 // abstractName begins the names of abstract unix sockets of green's host-network pod.
 const abstractName = "@green"
 
-func abstractEars() (out []way.Listener) {
+func abstractEars() (out []attack.Listener) {
 	for _, kind := range []string{"unix-stream", "unix-dgram"} {
-		out = append(out, way.Listener{Kind: kind, At: abstractName + "-" + kind})
+		out = append(out, attack.Listener{Kind: kind, At: abstractName + "-" + kind})
 	}
 	return out
 }
 
 // hostListeners are servers of green's host-network pod: on loopback, on all addresses, which binds them
 // to the VRF, and at abstract unix sockets.
-func hostListeners() []way.Listener {
+func hostListeners() []attack.Listener {
 	out := abstractEars()
 	for _, kind := range []string{"udp", "tcp"} {
-		out = append(out, way.Listener{Kind: kind, At: fmt.Sprintf("127.0.0.1:%d", loopbackPort)}, way.Listener{Kind: kind, IPv6: true, At: fmt.Sprintf("[::1]:%d", loopbackPort)},
-			way.Listener{Kind: kind, IPv6: true, At: fmt.Sprintf("[::]:%d", loopbackPort+10)})
+		out = append(out, attack.Listener{Kind: kind, At: fmt.Sprintf("127.0.0.1:%d", loopbackPort)}, attack.Listener{Kind: kind, IPv6: true, At: fmt.Sprintf("[::1]:%d", loopbackPort)},
+			attack.Listener{Kind: kind, IPv6: true, At: fmt.Sprintf("[::]:%d", loopbackPort+10)})
 	}
 	return out
 }
 
 // plainOnly keeps the attempts that choose neither a device nor a mark: controls of
 // the others need not arrive, because only plain connections are redirected.
-func plainOnly(list []way.Attempt) []way.Attempt {
-	return slices.DeleteFunc(slices.Clone(list), func(x way.Attempt) bool {
+func plainOnly(list []attack.Attempt) []attack.Attempt {
+	return slices.DeleteFunc(slices.Clone(list), func(x attack.Attempt) bool {
 		return x.Socket == "mptcp" || len(x.How) > 0 && x.How[0] != "connect"
 	})
 }
@@ -178,43 +178,43 @@ func in32Bits(actors []actor) []actor {
 }
 
 // withoutRing leaves out rings of packets: their version 1 has the kernel's word size.
-func withoutRing(list []way.Attempt) []way.Attempt {
-	return slices.DeleteFunc(slices.Clone(list), func(x way.Attempt) bool { return slices.Contains(x.How, "ring") })
+func withoutRing(list []attack.Attempt) []attack.Attempt {
+	return slices.DeleteFunc(slices.Clone(list), func(x attack.Attempt) bool { return slices.Contains(x.How, "ring") })
 }
 
 // withoutUDPLite drops UDP-Lite attempts: the connection tracking of the default
 // network's switches drops them, whoever sends.
-func withoutUDPLite(list []way.Attempt) []way.Attempt {
-	return slices.DeleteFunc(slices.Clone(list), func(x way.Attempt) bool { return x.Socket == "udplite" })
+func withoutUDPLite(list []attack.Attempt) []attack.Attempt {
+	return slices.DeleteFunc(slices.Clone(list), func(x attack.Attempt) bool { return x.Socket == "udplite" })
 }
 
-func withoutMark(list []way.Attempt) []way.Attempt {
-	return slices.DeleteFunc(slices.Clone(list), func(x way.Attempt) bool {
+func withoutMark(list []attack.Attempt) []attack.Attempt {
+	return slices.DeleteFunc(slices.Clone(list), func(x attack.Attempt) bool {
 		return slices.ContainsFunc(x.How, func(h string) bool { return strings.HasPrefix(h, "mark=") })
 	})
 }
 
-func isFrame(x way.Attempt) bool { return x.SrcMAC != "" }
+func isFrame(x attack.Attempt) bool { return x.SrcMAC != "" }
 
-func withoutFrames(list []way.Attempt) []way.Attempt {
+func withoutFrames(list []attack.Attempt) []attack.Attempt {
 	return slices.DeleteFunc(slices.Clone(list), isFrame)
 }
 
 // tunnelWays forge overlay datagrams from this node to the other, for green-2.
-func (a *arena) tunnelWays() []way.Attempt {
+func (a *arena) tunnelWays() []attack.Attempt {
 	mac := a.nodes[a.near.Name].mac["br-ex"]
 	return a.tunnelWaysFrom(a.encap[a.near.Name], []adversary.Interface{{Name: "br-ex", MAC: mac}, {Name: "eth0", MAC: mac}})
 }
 
 // tunnelWaysFrom are tunnelWays from other addresses and interfaces of this node or its pods.
 // All numbers in them are derived from ids.
-func (a *arena) tunnelWaysFrom(from []netip.Addr, links []adversary.Interface) []way.Attempt {
+func (a *arena) tunnelWaysFrom(from []netip.Addr, links []adversary.Interface) []attack.Attempt {
 	net := network.Network{ID: a.greenID, Transit: network.FilterFamilies([]netip.Prefix{netip.MustParsePrefix("100.88.0.0/16"), netip.MustParsePrefix("fd97::/64")}, true, slices.Contains(a.w.Families, "ipv6"))}
 	transitMAC := func(node string) string {
 		p, _ := net.TransitAddr(a.nodeIDs[node])
 		return network.MAC(p.Addr())
 	}
-	g := way.Geneve{VNI: uint32(net.TunnelKey()), In: uint16(a.nodeIDs[a.near.Name]), Out: uint16(a.nodeIDs[a.far.Name]),
+	g := attack.Geneve{VNI: uint32(net.TunnelKey()), In: uint16(a.nodeIDs[a.near.Name]), Out: uint16(a.nodeIDs[a.far.Name]),
 		InnerSrc: a.victim("green-1", false).Addrs[0].String(), InnerDst: a.victim("green-2", false).Addrs[0].String(),
 		SrcMAC: transitMAC(a.near.Name), DstMAC: transitMAC(a.far.Name)}
 	return adversary.Tunnel(from, a.encap[a.far.Name], links, a.nodes[a.far.Name].mac["br-ex"], g, tunnelPort)
@@ -222,8 +222,8 @@ func (a *arena) tunnelWaysFrom(from []netip.Addr, links []adversary.Interface) [
 
 // heardBy drops the listeners of an IP family of which the network has no address: nothing would
 // be sent to them. Packet sockets have none.
-func heardBy(to []netip.Addr, list []way.Listener) []way.Listener {
-	return slices.DeleteFunc(list, func(e way.Listener) bool {
+func heardBy(to []netip.Addr, list []attack.Listener) []attack.Listener {
+	return slices.DeleteFunc(list, func(e attack.Listener) bool {
 		return !strings.HasPrefix(e.Kind, "sniff") && !slices.ContainsFunc(to, func(a netip.Addr) bool { return a.Is6() == e.IPv6 })
 	})
 }
@@ -233,8 +233,8 @@ func heardBy(to []netip.Addr, list []way.Listener) []way.Listener {
 func (a *arena) hearing(ctx context.Context) (int, error) {
 	m := newRound(a.w)
 	actors := append(a.attackers(), a.admin(), a.greenHost())
-	listeners := map[string][]way.Listener{}
-	var sent []way.Attempt
+	listeners := map[string][]attack.Listener{}
+	var sent []attack.Attempt
 	to := a.green.Nodes
 	for i, p := range actors {
 		list := heardBy(to, adversary.Listeners(a.green, a.green.Nodes, 0, a.victim("green-1", false).Link.Name, "lo"))
@@ -253,7 +253,7 @@ func (a *arena) hearing(ctx context.Context) (int, error) {
 			case dest.Zone() != "":
 				dest = dest.WithZone("ovn-udn1")
 			}
-			sent = append(sent, way.Attempt{Socket: e.Kind, To: dest.String(), Port: port})
+			sent = append(sent, attack.Attempt{Socket: e.Kind, To: dest.String(), Port: port})
 		}
 		listeners[p.String()] = list
 	}
@@ -261,11 +261,11 @@ func (a *arena) hearing(ctx context.Context) (int, error) {
 		return 0, err
 	}
 	for _, x := range to { // for raw sockets, which receive all packets of a protocol
-		sent = append(sent, way.Attempt{Socket: "raw-icmp", To: x.String()}, way.Attempt{Socket: "udp", To: x.String(), Port: 7999}, way.Attempt{Socket: "tcp", To: x.String(), Port: 7999})
+		sent = append(sent, attack.Attempt{Socket: "raw-icmp", To: x.String()}, attack.Attempt{Socket: "udp", To: x.String(), Port: 7999}, attack.Attempt{Socket: "tcp", To: x.String(), Port: 7999})
 	}
-	var across []way.Attempt
+	var across []attack.Attempt
 	for _, x := range a.victim("green-1", false).Addrs {
-		across = append(across, way.Attempt{Socket: "udp", To: x.String(), Port: 7999})
+		across = append(across, attack.Attempt{Socket: "udp", To: x.String(), Port: 7999})
 	}
 	local := len(sent)
 	sends := append(trials([]actor{{pod: a.pods["green-1"]}}, sent), trials([]actor{{pod: a.pods["green-2"]}}, across)...)

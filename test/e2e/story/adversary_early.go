@@ -16,7 +16,7 @@ import (
 
 	"bulkhead/pkg/network"
 	"bulkhead/test/adversary"
-	"bulkhead/test/adversary/way"
+	"bulkhead/test/adversary/attack"
 	"bulkhead/test/lab"
 )
 
@@ -64,7 +64,7 @@ func (a *arena) early(ctx context.Context) (string, error) {
 	}
 	m := newRound(a.w)
 	for _, v := range []string{"green-1", "green-2"} {
-		if err := m.listen(ctx, actor{pod: a.pods[v]}, way.Listener{Kind: "sniff"}); err != nil {
+		if err := m.listen(ctx, actor{pod: a.pods[v]}, attack.Listener{Kind: "sniff"}); err != nil {
 			return "", err
 		}
 	}

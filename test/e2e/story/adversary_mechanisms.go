@@ -13,7 +13,7 @@ import (
 
 	"bulkhead/pkg/loader"
 	"bulkhead/test/adversary"
-	"bulkhead/test/adversary/way"
+	"bulkhead/test/adversary/attack"
 )
 
 // mechanism stops attacks by itself.
@@ -39,7 +39,7 @@ var removeMechanism = map[mechanism]string{
 type sample struct {
 	what    string
 	by      []actor
-	ways    []way.Attempt
+	ways    []attack.Attempt
 	victims []string
 	stops   []mechanism
 	// and lists mechanisms that stop them only together.
@@ -154,27 +154,27 @@ func (a *arena) samples(local bool) []sample {
 	outside := actor{pod: a.pods["grey-host"], container: "root"}
 	v := a.victim("green-1", false)
 	into := adversary.IntoNetwork(a.green, v)
-	choose := func(ok func(way.Attempt) bool) []way.Attempt {
-		return slices.DeleteFunc(slices.Clone(into), func(x way.Attempt) bool { return !ok(x) })
+	choose := func(ok func(attack.Attempt) bool) []attack.Attempt {
+		return slices.DeleteFunc(slices.Clone(into), func(x attack.Attempt) bool { return !ok(x) })
 	}
-	has := func(x way.Attempt, how string) bool { return slices.Contains(x.How, how) }
-	frames := func(dev, how string) []way.Attempt {
-		return choose(func(x way.Attempt) bool {
+	has := func(x attack.Attempt, how string) bool { return slices.Contains(x.How, how) }
+	frames := func(dev, how string) []attack.Attempt {
+		return choose(func(x attack.Attempt) bool {
 			return x.Socket == "packet" && x.Device == dev && (how == "" && len(x.How) == 0 || how != "" && has(x, how))
 		})
 	}
 	locked := adversary.Locked(a.plain, a.victim("green-1", true), loader.KubeletMark)
 	kubeletMark := fmt.Sprintf("cmsg-mark=%#x", loader.KubeletMark)
-	byMark := slices.DeleteFunc(locked, func(x way.Attempt) bool { return x.Socket != "raw-icmp" || !has(x, kubeletMark) })
-	tunnel := func(socket string) []way.Attempt {
-		return slices.DeleteFunc(a.tunnelWays(), func(x way.Attempt) bool { return x.Socket != socket || len(x.How) > 0 })
+	byMark := slices.DeleteFunc(locked, func(x attack.Attempt) bool { return x.Socket != "raw-icmp" || !has(x, kubeletMark) })
+	tunnel := func(socket string) []attack.Attempt {
+		return slices.DeleteFunc(a.tunnelWays(), func(x attack.Attempt) bool { return x.Socket != socket || len(x.How) > 0 })
 	}
 	loopback := adversary.ByLoopback(a.green, v, addrs(a.w.Lab.External()))
 	grey, amber := a.victim("grey-1", false), a.victim("amber-1", false)
 	green3 := a.victim("green-3", false)
 	host := func(m string) actor { return actor{pod: a.pods[m]} }
-	out := adversary.ThroughNode("ovn-udn1", amber.MAC, amber.Addrs, a.amber, addrs(a.w.Lab.External()), way.Port)
-	plainOut := adversary.ThroughNode("eth0", grey.MAC, grey.Addrs, a.plain.Port, addrs(a.w.Lab.External()), way.Port)
+	out := adversary.ThroughNode("ovn-udn1", amber.MAC, amber.Addrs, a.amber, addrs(a.w.Lab.External()), attack.Port)
+	plainOut := adversary.ThroughNode("eth0", grey.MAC, grey.Addrs, a.plain.Port, addrs(a.w.Lab.External()), attack.Port)
 	// In local gateway mode the node's port is how pods of the default network reach the
 	// outside, whatever mechanisms stand.
 	nodeOut := []mechanism{nftMechanism}
@@ -183,15 +183,15 @@ func (a *arena) samples(local bool) []sample {
 	}
 	return []sample{
 		{what: "control messages and scope ids, without a capability", by: []actor{nobody}, victims: []string{"green-1"}, stops: []mechanism{guardMechanism, nftMechanism},
-			ways: choose(func(x way.Attempt) bool {
+			ways: choose(func(x attack.Attempt) bool {
 				return x.Socket == "udp" && slices.Equal(x.How, []string{"cmsg-pktinfo"}) || (x.Socket == "tcp" || x.Socket == "udp") && strings.Contains(x.To, "%ovn") && len(x.How) == 0
 			})},
 		{what: "devices chosen by pods outside the tenants", by: []actor{outside}, victims: []string{"green-1"}, stops: []mechanism{guardMechanism, nftMechanism},
-			ways: choose(func(x way.Attempt) bool {
+			ways: choose(func(x attack.Attempt) bool {
 				return (x.Socket == "udp" || x.Socket == "tcp") && slices.Equal(x.How, []string{"bindtodevice"})
 			})},
 		{what: "raw sockets", by: []actor{tenant, outside}, victims: []string{"green-1"}, stops: []mechanism{guardMechanism, nftMechanism},
-			ways: choose(func(x way.Attempt) bool {
+			ways: choose(func(x attack.Attempt) bool {
 				return x.Socket == "raw-icmp" && (has(x, "cmsg-pktinfo") || len(x.How) == 1 && strings.HasPrefix(x.How[0], "cmsg-mark")) || x.Socket == "hdrincl" && has(x, "cmsg-pktinfo")
 			})},
 		{what: "frames on the network's port and the pod's interface", by: []actor{tenant}, victims: []string{"green-1"}, stops: []mechanism{guardMechanism, lsmMechanism}, ways: slices.Concat(frames(a.green.Port.Name, ""), frames(v.Link.Name, ""))},
@@ -213,9 +213,9 @@ func (a *arena) samples(local bool) []sample {
 }
 
 // discovery keeps the frames that OVN's built-in flows pass before any ACL.
-func discovery(list []way.Attempt) []way.Attempt {
+func discovery(list []attack.Attempt) []attack.Attempt {
 	kinds := []string{"router-advertisement", "redirect", "neighbour-solicitation", "neighbour-advertisement", "router-solicitation", "listener-report"}
-	return slices.DeleteFunc(list, func(x way.Attempt) bool { return !slices.Contains(kinds, x.Frame) || x.Frame == "redirect" })
+	return slices.DeleteFunc(list, func(x attack.Attempt) bool { return !slices.Contains(kinds, x.Frame) || x.Frame == "redirect" })
 }
 
 // withMechanisms makes all samples' attempts while only the given mechanisms stand.
@@ -226,7 +226,7 @@ func (a *arena) withMechanisms(ctx context.Context, standing []mechanism) (int, 
 	}
 	m := newRound(a.w)
 	for _, v := range []string{"green-1", "green-2"} {
-		if err := m.listen(ctx, actor{pod: a.pods[v]}, way.Listener{Kind: "sniff"}); err != nil {
+		if err := m.listen(ctx, actor{pod: a.pods[v]}, attack.Listener{Kind: "sniff"}); err != nil {
 			return 0, err
 		}
 	}
@@ -234,12 +234,12 @@ func (a *arena) withMechanisms(ctx context.Context, standing []mechanism) (int, 
 		return 0, err
 	}
 	external := actor{machine: a.w.Lab.External()}
-	if err := m.listen(ctx, external, way.Listener{Kind: "sniff"}); err != nil {
+	if err := m.listen(ctx, external, attack.Listener{Kind: "sniff"}); err != nil {
 		return 0, err
 	}
 	spies := []actor{{pod: a.pods["grey-host"], container: "root"}, {pod: a.pods["amber-host"], container: "root"}}
 	for _, p := range spies {
-		if err := m.listen(ctx, p, way.Listener{Kind: "raw-icmp"}, way.Listener{Kind: "raw-icmp", IPv6: true}, way.Listener{Kind: "sniff-device", Device: a.green.Port.Name}); err != nil {
+		if err := m.listen(ctx, p, attack.Listener{Kind: "raw-icmp"}, attack.Listener{Kind: "raw-icmp", IPv6: true}, attack.Listener{Kind: "sniff-device", Device: a.green.Port.Name}); err != nil {
 			return 0, err
 		}
 	}
@@ -320,10 +320,10 @@ func (a *arena) withMechanisms(ctx context.Context, standing []mechanism) (int, 
 	return len(all) + 3*len(spies), errors.Join(errs...)
 }
 
-func pings(to []netip.Addr) []way.Attempt {
-	var out []way.Attempt
+func pings(to []netip.Addr) []attack.Attempt {
+	var out []attack.Attempt
 	for _, x := range to {
-		out = append(out, way.Attempt{Socket: "raw-icmp", To: x.String()})
+		out = append(out, attack.Attempt{Socket: "raw-icmp", To: x.String()})
 	}
 	return out
 }

@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"bulkhead/test/adversary"
-	"bulkhead/test/adversary/way"
+	"bulkhead/test/adversary/attack"
 )
 
 // Ports of the service grey/overlay and, of the second, its endpoints' port.
@@ -57,10 +57,10 @@ func (a *arena) throughGateway(ctx context.Context, m *round) (part, error) {
 		return part{}, err
 	}
 	grey, amber, far := actor{pod: a.pods["grey-1"]}, actor{pod: a.pods["amber-1"]}, actor{machine: a.far}
-	if err := m.listen(ctx, far, way.Listener{Kind: "udp", IPv6: true, At: fmt.Sprintf("[::]:%d", listenedPort)}); err != nil {
+	if err := m.listen(ctx, far, attack.Listener{Kind: "udp", IPv6: true, At: fmt.Sprintf("[::]:%d", listenedPort)}); err != nil {
 		return part{}, err
 	}
-	direct := slices.DeleteFunc(a.tunnelWays(), func(x way.Attempt) bool { return x.Socket != "geneve" })
+	direct := slices.DeleteFunc(a.tunnelWays(), func(x attack.Attempt) bool { return x.Socket != "geneve" })
 	out := part{what: "to the overlay's port, from a pod through the node's gateway", attacks: trials([]actor{grey, amber}, direct), controls: trials([]actor{a.admin()}, direct), victims: []string{"green-2"}}
 	var arrives []*trial
 	for d, x := range direct {
@@ -73,7 +73,7 @@ func (a *arena) throughGateway(ctx context.Context, m *round) (part, error) {
 		case slices.Contains(x.How, "mapped"):
 			continue
 		case len(x.How) == 0: // once for each address
-			arrives = append(arrives, &trial{grey, way.Attempt{Socket: "udp", To: x.To, Port: beyondPort}}, &trial{amber, way.Attempt{Socket: "udp", To: direct[d].To, Port: listenedPort}})
+			arrives = append(arrives, &trial{grey, attack.Attempt{Socket: "udp", To: x.To, Port: beyondPort}}, &trial{amber, attack.Attempt{Socket: "udp", To: direct[d].To, Port: listenedPort}})
 			fragments := x
 			fragments.Socket, fragments.How = "hdrincl", []string{"fragments"}
 			for _, own := range a.victim("grey-1", false).Addrs {

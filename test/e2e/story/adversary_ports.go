@@ -13,7 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"bulkhead/test/adversary/way"
+	"bulkhead/test/adversary/attack"
 	"bulkhead/test/lab"
 )
 
@@ -143,7 +143,7 @@ func (a *arena) capture(ctx context.Context) (string, error) {
 	thief := actor{pod: p, container: "c0"}
 	m := newRound(a.w)
 	ports := []int{kubeletPort, etcdPort, freePort, healthPort}
-	var listeners []way.Listener
+	var listeners []attack.Listener
 	// Two sockets share a UDP port of the node only if both are bound to devices.
 	kinds := func(port int) []string {
 		if port == etcdPort {
@@ -153,7 +153,7 @@ func (a *arena) capture(ctx context.Context) (string, error) {
 	}
 	for _, port := range ports {
 		for _, kind := range kinds(port) {
-			listeners = append(listeners, way.Listener{Kind: kind, IPv6: true, At: fmt.Sprintf("[::]:%d", port)})
+			listeners = append(listeners, attack.Listener{Kind: kind, IPv6: true, At: fmt.Sprintf("[::]:%d", port)})
 		}
 	}
 	if err := m.listen(ctx, thief, listeners...); err != nil {
@@ -172,12 +172,12 @@ func (a *arena) capture(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	to := func(list []netip.Addr, ports ...int) []way.Attempt {
-		var out []way.Attempt
+	to := func(list []netip.Addr, ports ...int) []attack.Attempt {
+		var out []attack.Attempt
 		for _, x := range list {
 			for _, port := range ports {
 				for _, socket := range kinds(port) {
-					out = append(out, way.Attempt{Socket: socket, To: x.String(), Port: uint16(port)})
+					out = append(out, attack.Attempt{Socket: socket, To: x.String(), Port: uint16(port)})
 				}
 			}
 		}

@@ -14,7 +14,7 @@ import (
 	"bulkhead/pkg/config"
 	"bulkhead/pkg/network"
 	"bulkhead/test/adversary"
-	"bulkhead/test/adversary/way"
+	"bulkhead/test/adversary/attack"
 )
 
 // Ports of the connections whose answers are forged.
@@ -51,7 +51,7 @@ func (a *arena) forgedReplies(ctx context.Context) (out part, stop func(), err e
 	if err != nil {
 		return out, stop, err
 	}
-	var ways []way.Attempt
+	var ways []attack.Attempt
 	for router, server := range servers {
 		from, err := a.portOutside(ctx, router, server)
 		if err != nil {

@@ -14,7 +14,7 @@ import (
 	"sync"
 
 	"bulkhead/test/adversary"
-	"bulkhead/test/adversary/way"
+	"bulkhead/test/adversary/attack"
 	"bulkhead/test/lab"
 )
 
@@ -90,7 +90,7 @@ func (w *World) startProgram(ctx context.Context, p actor, args ...string) (prog
 // trial is an attempt of an actor.
 type trial struct {
 	by      actor
-	attempt way.Attempt
+	attempt attack.Attempt
 }
 
 // key is the same for an attack and its controls.
@@ -115,7 +115,7 @@ func newRound(w *World) *round {
 }
 
 // listen starts a victim's listening program and waits until it is ready.
-func (m *round) listen(ctx context.Context, p actor, listeners ...way.Listener) error {
+func (m *round) listen(ctx context.Context, p actor, listeners ...attack.Listener) error {
 	c, err := m.w.startProgram(ctx, p, "listen")
 	if err != nil {
 		return err

@@ -14,7 +14,7 @@ import (
 
 	"bulkhead/pkg/network"
 	"bulkhead/test/adversary"
-	"bulkhead/test/adversary/way"
+	"bulkhead/test/adversary/attack"
 	"bulkhead/test/lab"
 )
 
@@ -76,7 +76,7 @@ spec:
   ipFamilyPolicy: PreferDualStack
   selector: {pod: green-1}
   ports: [{name: tcp, port: %[1]d}, {name: udp, port: %[1]d, protocol: UDP}]
-`, way.Port)
+`, attack.Port)
 
 // ordinaryServer is an ordinary server with every kind of probe.
 var ordinaryServer = fmt.Sprintf(`
@@ -202,7 +202,7 @@ func (a *arena) learn(ctx context.Context) error {
 	if a.green.Port.MAC == "" || a.green.VRF == "" || a.plain.Port.MAC == "" || len(a.green.Nodes) == 0 {
 		return fmt.Errorf("interfaces of %s: green %+v, default %+v", a.near.Name, a.green, a.plain)
 	}
-	targets, err := a.w.clusterIPs(ctx, "green", "front", way.Port)
+	targets, err := a.w.clusterIPs(ctx, "green", "front", attack.Port)
 	if err != nil {
 		return err
 	}

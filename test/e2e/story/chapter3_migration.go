@@ -13,7 +13,7 @@ import (
 
 	"bulkhead/pkg/network"
 	"bulkhead/test/adversary"
-	"bulkhead/test/adversary/way"
+	"bulkhead/test/adversary/attack"
 )
 
 func migrationChecks() []Check {
@@ -213,11 +213,11 @@ func (w *World) silent(ctx context.Context, active, other *pod, peers []*pod) (e
 		_, ended := m.end(ctx)
 		err = errors.Join(err, ended)
 	}()
-	var frames []way.Attempt
+	var frames []attack.Attempt
 	p := part{what: "frames of a pod that does not run its virtual machine"}
 	for _, peer := range peers {
 		listener := actor{pod: peer}
-		if err := m.listen(ctx, listener, way.Listener{Kind: "sniff"}); err != nil {
+		if err := m.listen(ctx, listener, attack.Listener{Kind: "sniff"}); err != nil {
 			return err
 		}
 		p.victims = append(p.victims, listener.String())

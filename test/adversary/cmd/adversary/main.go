@@ -22,7 +22,7 @@ import (
 	"time"
 
 	"bulkhead/test/adversary"
-	"bulkhead/test/adversary/way"
+	"bulkhead/test/adversary/attack"
 )
 
 // parallelism is the number of concurrent attempts: most of a table's time is
@@ -55,7 +55,7 @@ func send(in io.Reader, out io.Writer) error {
 	made := 0
 	var failed error // to print a result
 	for {
-		var a way.Attempt
+		var a attack.Attempt
 		if err := dec.Decode(&a); err == io.EOF {
 			break
 		} else if err != nil {
@@ -90,7 +90,7 @@ func listen(in io.Reader, out io.Writer) error {
 	if err != nil {
 		return fmt.Errorf("read the listeners: %w", err)
 	}
-	var listeners []way.Listener
+	var listeners []attack.Listener
 	if err := json.Unmarshal(first, &listeners); err != nil {
 		return fmt.Errorf("read the listeners: %w", err)
 	}

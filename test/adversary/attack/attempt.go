@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package way holds the ways in which a process can send a packet: every kind of
+// Package attack holds the ways in which a process can send a packet: every kind of
 // socket, socket option, control message, address form and frame that can choose
 // a path. An attempt carries a token by which a listener identifies it; the
 // sender's result proves nothing.
-package way
+package attack
 
 import (
 	"cmp"

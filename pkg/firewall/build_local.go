@@ -36,16 +36,23 @@ func (in Inputs) sourceNAT() []Rule {
 }
 
 // toLocalPorts redirects packets from outside to services with external traffic policy Local into
-// the service's network, with their client's address. The node's packets to such services, and
-// pods', which get the node's address, pass gateway routers.
+// the service's network, with their client's address. What gateway routers send has a masquerade
+// address as source: it goes to node ports as the node's own packets do, and an external address
+// that a Service merely claims takes nothing of it.
 func (in Inputs) toLocalPorts() []Rule {
 	if in.Bridge == "" {
 		return nil
 	}
 	var rules []Rule
 	for _, f := range []struct{ ip, ports string }{{"ip", MapLocalPorts4}, {"ip6", MapLocalPorts6}} {
-		rules = append(rules, rule("external traffic policy Local, "+f.ip, fmt.Sprintf("iifname %q meta l4proto { tcp, udp, sctp } dnat", in.Bridge),
-			f.ip, "to", f.ip, "daddr . meta l4proto . th dport map @"+f.ports))
+		match := []string{fmt.Sprintf("iifname %q", in.Bridge)}
+		for _, p := range in.Plan.Masquerade {
+			if ipOf(p) == f.ip {
+				match = append(match, f.ip, "saddr !=", p.String())
+			}
+		}
+		rules = append(rules, rule("external traffic policy Local, "+f.ip, append(match, "meta l4proto { tcp, udp, sctp } dnat",
+			f.ip, "to", f.ip, "daddr . meta l4proto . th dport map @"+f.ports)...))
 	}
 	return rules
 }

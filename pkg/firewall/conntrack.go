@@ -17,7 +17,7 @@ import (
 	"bulkhead/pkg/netdump"
 )
 
-// translations are the node ports and host ports that the table translates.
+// translations are the node ports, external addresses and host ports that the table translates.
 type translations struct {
 	ports map[translation]netip.Addr        // node ports, to the router's address
 	hosts map[netip.AddrPort]netip.Addr     // host ports, to the router's address
@@ -59,20 +59,23 @@ func endsUDP(o Op) bool {
 	return o.Verb == DeleteElements && isMap(o.Set) && slices.ContainsFunc(o.Elements, func(e string) bool { return strings.Contains(e, "udp . ") })
 }
 
-// stale reports whether a connection goes to a router, or a network's management port, that no
-// longer has the node port to which the client sent its first packet.
+// stale reports whether a connection is translated to a router, or to a network's management port,
+// that no longer has the port to which the client sent its first packet. Nothing else
+// translates to masquerade addresses.
 func (t translations) stale(protocol uint8, to, answered netip.AddrPort) bool {
-	if protocol != unix.IPPROTO_UDP || !slices.Contains(t.node, to.Addr()) && !to.Addr().IsLoopback() {
+	if protocol != unix.IPPROTO_UDP || t.masquerade(to.Addr()) || !t.masquerade(answered.Addr()) {
 		return false
 	}
-	if !slices.ContainsFunc(t.to, func(p netip.Prefix) bool { return p.Contains(answered.Addr()) }) {
-		return false
-	}
-	return t.ports[translation{to.Addr().Is6(), to.Port()}] != answered.Addr() && t.hosts[to] != answered.Addr() && t.local[to] != answered
+	nodePort := slices.Contains(t.node, to.Addr()) && t.ports[translation{to.Addr().Is6(), to.Port()}] == answered.Addr()
+	return !nodePort && t.hosts[to] != answered.Addr() && t.local[to] != answered
 }
 
-// forgetStale removes UDP connections to node ports and host ports that are gone or are
-// another network's now. The kernel translates a connection by its first packet, and a UDP
+func (t translations) masquerade(a netip.Addr) bool {
+	return slices.ContainsFunc(t.to, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
+// forgetStale removes UDP connections to node ports, external addresses and host ports that are
+// gone or are another network's now. The kernel translates a connection by its first packet, and a UDP
 // client that continues to send keeps it alive.
 func forgetStale(t translations) error {
 	var failed []error
@@ -80,7 +83,7 @@ func forgetStale(t translations) error {
 		failed = append(failed, t.forget(family))
 	}
 	if err := errors.Join(failed...); err != nil {
-		return fmt.Errorf("remove UDP connections to node ports and host ports that are gone: %w", err)
+		return fmt.Errorf("remove UDP connections to node ports, external addresses and host ports that are gone: %w", err)
 	}
 	return nil
 }

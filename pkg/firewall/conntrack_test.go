@@ -36,7 +36,7 @@ func TestStale(t *testing.T) {
 		"a TCP connection continues":          {unix.IPPROTO_TCP, "192.0.2.10:30082", "169.254.0.13:30082", false},
 		"the node's own server":               {unix.IPPROTO_UDP, "192.0.2.10:53", "192.0.2.10:53", false},
 		"translated by somebody else":         {unix.IPPROTO_UDP, "192.0.2.10:30082", "10.0.0.1:30082", false},
-		"not to the node's address":           {unix.IPPROTO_UDP, "192.0.2.11:30082", "169.254.0.13:30082", false},
+		"the node had the address":            {unix.IPPROTO_UDP, "192.0.2.11:30080", "169.254.0.13:30080", true},
 		"a pod has the host port":             {unix.IPPROTO_UDP, "192.0.2.10:54", "169.254.0.11:54", false},
 		"another network's pod had it":        {unix.IPPROTO_UDP, "192.0.2.10:54", "169.254.0.13:54", true},
 		"a pod has the port at loopback":      {unix.IPPROTO_UDP, "127.0.0.1:54", "169.254.0.7:54", false},
@@ -45,6 +45,9 @@ func TestStale(t *testing.T) {
 		"traffic policy Local, IPv6":          {unix.IPPROTO_UDP, "[2001:db8::10]:30090", "[fd69::18]:30090", false},
 		"another service with Local has it":   {unix.IPPROTO_UDP, "192.0.2.10:30090", "169.254.0.26:30090", true},
 		"it has another node port now":        {unix.IPPROTO_UDP, "192.0.2.10:30090", "169.254.0.24:30091", true},
+		"external address":                    {unix.IPPROTO_UDP, "203.0.113.7:53", "169.254.0.24:30090", false},
+		"another network has it, IPv6":        {unix.IPPROTO_UDP, "[2001:db8:7::7]:53", "[fd69::1a]:30090", true},
+		"nobody has it any more":              {unix.IPPROTO_UDP, "203.0.113.8:53", "169.254.0.24:30090", true},
 		"to a router, without translation":    {unix.IPPROTO_UDP, "169.254.0.13:30082", "169.254.0.13:30082", false},
 	} {
 		if got := in.udpTranslations().stale(c.protocol, netip.MustParseAddrPort(c.to), netip.MustParseAddrPort(c.answered)); got != c.want {

@@ -20,9 +20,13 @@ func TestKernelLocalGateway(t *testing.T) {
 	w := newForwarder(t)
 	w.in.Mode, w.in.TunnelPort = network.LocalGateway, network.TunnelPort
 	w.in.Node = nodeAddresses
-	w.in.NodePorts = []NodePort{{"udp", 30080, netip.MustParseAddr("169.254.0.11")}, {"udp", 30080, netip.MustParseAddr("fd69::b")}}
+	for _, router := range addrs("169.254.0.11", "fd69::b") {
+		w.in.NodePorts = append(w.in.NodePorts, NodePort{"udp", 30080, router}, NodePort{"udp", 30090, router})
+		w.listen(w.outside, w.atOutside, at(router.String(), 30090))
+	}
 	w.in.LocalPorts = localPorts
 	w.reconcile()
+	w.script(w.outside, "ip route add 203.0.113.7 via 192.0.2.10; ip route add 2001:db8:7::7 via 2001:db8::10")
 	for i, router := range []string{"169.254.0.11", "fd69::b"} {
 		f := forwardAddresses[i]
 		fromNetwork := sender{ns: w.tenant, from: f.masquerade}
@@ -57,6 +61,13 @@ func TestKernelLocalGateway(t *testing.T) {
 		w.expect("external traffic policy Local", client, at(f.node, 30090), w.atTenant, true, fromNetwork, wire, w.atOutside)
 		if got := w.atTenant.sender(fmt.Sprintf("text %d", w.number)).Addr().Unmap(); got != netip.MustParseAddr(f.outside) {
 			t.Errorf("external traffic policy Local: the client is %s, want %s", got, f.outside)
+		}
+		// Gateway routers' packets may be for the host that really has an address that a Service claims.
+		claimed, gatewayRouter := at([]string{"203.0.113.7", "2001:db8:7::7"}[i], 53), sender{ns: w.outside, from: router}
+		w.expect("external address that a Service claims", gatewayRouter, claimed, w.atTenant, false, client, claimed, w.atTenant)
+		w.expect("external traffic policy Local, from a gateway router", gatewayRouter, at(f.node, 30090), w.atOutside, true, fromNetwork, wire, w.atOutside)
+		if got := w.atOutside.sender(fmt.Sprintf("text %d", w.number)).Addr().Unmap(); got != netip.MustParseAddr(f.node) {
+			t.Errorf("external traffic policy Local, from a gateway router: the client is %s, want %s", got, f.node)
 		}
 		denied("the same past the node's translation", client, at(f.masquerade, 30090), w.atTenant)
 		denied("from outside to the network's masquerade address", sender{ns: w.outside, from: f.outside}, at(f.masquerade, 55), w.atTenant)

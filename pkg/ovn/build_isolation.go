@@ -40,6 +40,7 @@ const (
 const (
 	policyConfine = 1100
 	policyExposed = 1101
+	policyReplies = 1101
 	policyIngress = 1101 // of the cluster default network's router
 )
 

@@ -114,6 +114,36 @@ func (b *builder) service(podSwitch string, s Service) {
 		// This router has no lb_force_snat_ip, so sources stay. With skip_snat, northd (25.03)
 		// omits the translation of replies on a router with a gateway port, as Layer 2 has.
 		b.loadBalancer(s, protocol, "local", b.ref(nbdb.LogicalRouterTable, b.podRouter(), "load_balancer"), lb.local, false)
+		if s.ExternalLocal && !lb.toHost {
+			b.repliesToPods(s, protocol)
+		}
+	}
+}
+
+// repliesToPods lets this node's endpoints of a service with external traffic policy Local answer pods of
+// other networks, which they see by the masquerade addresses of these pods' gateway routers on
+// this node. The external bridge drops what is no answer. In local gateway mode the node gives such packets
+// its own address.
+func (b *builder) repliesToPods(s Service, protocol string) {
+	if b.net.IsDefault() || b.localGateway() || !b.hasGateway() {
+		return
+	}
+	sources := map[string][]string{} // by IP family: an endpoint's address and port
+	for _, p := range s.Ports {
+		if p.Protocol != protocol {
+			continue
+		}
+		for _, a := range eligible(p.Endpoints, b.node.Name) {
+			ip := ipKeyword(a.Addr())
+			sources[ip] = append(sources[ip], fmt.Sprintf("(%s.src == %s && %s.src == %d)", ip, a.Addr(), protocol, a.Port()))
+		}
+	}
+	for _, p := range b.filterFamilies(b.in.Plan.Masquerade) {
+		ip := ipKeyword(p.Addr())
+		if from := slices.Compact(slices.Sorted(slices.Values(sources[ip]))); len(from) > 0 {
+			b.policy(Opens, "replies "+s.Key()+" "+protocol+" "+p.String(), policyReplies, fmt.Sprintf("%s.dst == %s && (%s)", ip, p, strings.Join(from, " || ")),
+				nbdb.LogicalRouterPolicyActionAllow, nil, markService, s.Key())
+		}
 	}
 }
 

@@ -19,8 +19,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/net/netutil"
-
 	"bulkhead/pkg/process"
 )
 
@@ -167,17 +165,19 @@ func (s *Server) close(port uint16) {
 // Anybody who reaches the node can connect: connections are few and short, so that they do not use up
 // the process's files.
 const (
-	maxConnections = 32
+	maxConnections = 128
+	maxOfSource    = 4
 	timeout        = 5 * time.Second
+	headerTimeout  = time.Second
 	maxHeader      = 4 << 10
 )
 
 func (s *Server) serve(l net.Listener, port uint16) *http.Server {
 	h := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { s.answer(w, port) })
-	server := &http.Server{Handler: h, ReadTimeout: timeout, WriteTimeout: timeout, MaxHeaderBytes: maxHeader,
+	server := &http.Server{Handler: h, ReadHeaderTimeout: headerTimeout, ReadTimeout: timeout, WriteTimeout: timeout, MaxHeaderBytes: maxHeader,
 		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug)}
 	server.SetKeepAlivesEnabled(false)
-	go func() { _ = server.Serve(netutil.LimitListener(l, maxConnections)) }() // ends with Close
+	go func() { _ = server.Serve(limitSources(l)) }() // ends with Close
 	return server
 }
 

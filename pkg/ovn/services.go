@@ -44,33 +44,56 @@ func newService(s *corev1.Service, slicesOf []*discoveryv1.EndpointSlice) (out S
 	}
 	endpoints := endpointsByPort(slicesOf)
 	left := maxBackends
-	for _, p := range s.Spec.Ports {
+	for i, p := range s.Spec.Ports {
 		protocol := cmp.Or(p.Protocol, corev1.ProtocolTCP)
 		row, known := protocols[protocol]
 		if !known {
 			continue // of a newer API
 		}
 		of := endpoints[endpointPort{p.Name, protocol}]
-		left-- // a port counts even without endpoints
-		for _, sp := range of {
-			left -= len(sp.slice.Endpoints)
+		addresses := len(out.ClusterIPs) + len(out.ExternalIPs)
+		if p.NodePort != 0 {
+			addresses++
 		}
-		if left < 0 && len(out.Ports) > 0 { // the first one is always there
-			out.PortsLeft++
-			continue
+		size := 1 // a port counts even without endpoints
+		for _, sp := range of {
+			size += len(sp.slice.Endpoints)
 		}
 		port := ServicePort{Protocol: row, Port: uint16(p.Port), NodePort: uint16(p.NodePort)}
-		for _, sp := range of {
-			port.Endpoints = append(port.Endpoints, sliceEndpoints(sp.slice, sp.port)...)
+		if size*addresses > left {
+			if i > 0 {
+				out.PortsLeft = len(s.Spec.Ports) - i
+				break
+			}
+			port.Endpoints = someEndpoints(of, left/addresses)
+			out.EndpointsLeft = size - 1 - len(port.Endpoints)
+			left = 0
+		} else {
+			for _, sp := range of {
+				port.Endpoints = append(port.Endpoints, sliceEndpoints(sp.slice, sp.port)...)
+			}
+			left -= size * addresses
 		}
 		out.Ports = append(out.Ports, port)
 	}
 	return out, true
 }
 
-// maxBackends limits a Service's ports times endpoints: both lists are as long as tenants like, and every node's
-// load balancers have each pair.
-const maxBackends = 16384
+// maxBackends limits a Service's endpoints times its addresses, over all ports: the lists are as long as
+// tenants like, and every node's load balancers have each pair.
+const maxBackends = 32768
+
+// someEndpoints returns up to limit endpoints, the same in whatever order the slices are.
+func someEndpoints(of []slicePort, limit int) []Endpoint {
+	var out []Endpoint
+	for _, sp := range slices.SortedFunc(slices.Values(of), func(a, b slicePort) int { return cmp.Compare(a.slice.Name, b.slice.Name) }) {
+		e := sliceEndpoints(sp.slice, sp.port)
+		if out = append(out, e[:min(len(e), limit-len(out))]...); len(out) == limit {
+			break
+		}
+	}
+	return out
+}
 
 // endpointPort is how a Service's port names a port of EndpointSlices.
 type endpointPort struct {

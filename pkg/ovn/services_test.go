@@ -4,6 +4,8 @@ package ovn
 
 import (
 	"fmt"
+	"reflect"
+	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -14,28 +16,42 @@ import (
 // A Service's author chooses the number of ports and, with the pods, that of endpoints. Nodes get a limited
 // number of both multiplied, and always the first port.
 func TestServiceLimit(t *testing.T) {
-	for _, c := range []struct{ ports, endpoints, served int }{
-		{3, 5, 3}, {1, 1000, 1}, {16, 1000, 16}, {17, 1000, 16}, {20000, 1000, 16}, {20000, 0, maxBackends}, {1, 20000, 1}, {2, 20000, 1},
+	for _, c := range []struct{ ports, endpoints, external, served, first int }{
+		{3, 5, 0, 3, 5}, {1, 1000, 0, 1, 1000}, {32, 1000, 0, 32, 1000}, {33, 1000, 0, 32, 1000}, {20000, 1000, 0, 32, 1000}, {40000, 0, 0, maxBackends, 0},
+		{1, 40000, 0, 1, maxBackends}, {2, 40000, 0, 1, maxBackends}, {1, 1000, 15, 1, 1000}, {4, 1000, 15, 2, 1000}, {1, 5000, 1023, 1, 32},
 	} {
 		s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}, Spec: corev1.ServiceSpec{ClusterIP: "10.96.0.9", ClusterIPs: []string{"10.96.0.9"}}}
-		slice := &discoveryv1.EndpointSlice{AddressType: discoveryv1.AddressTypeIPv4}
+		for i := range c.external {
+			s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, fmt.Sprintf("203.0.%d.%d", i/200, 1+i%200))
+		}
+		var list []*discoveryv1.EndpointSlice
+		for i := range c.endpoints {
+			if i%1000 == 0 {
+				list = append(list, &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("web-", i/1000)}, AddressType: discoveryv1.AddressTypeIPv4})
+			}
+			last := list[len(list)-1]
+			last.Endpoints = append(last.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.20.%d.%d", i/200, 1+i%200)}})
+		}
 		for i := range c.ports {
 			name, port := fmt.Sprint("p", i), int32(i+1)
 			s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: name, Port: port})
-			slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: &name, Port: &port})
+			for _, slice := range list {
+				slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: &name, Port: &port})
+			}
 		}
-		for i := range c.endpoints {
-			slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf("10.20.%d.%d", i/200, 1+i%200)}})
-		}
-		out, ok := newService(s, []*discoveryv1.EndpointSlice{slice})
-		if !ok || len(out.Ports) != c.served || out.PortsLeft != c.ports-c.served {
-			t.Errorf("%d ports and %d endpoints: %d ports are served, %d left out, want %d served", c.ports, c.endpoints, len(out.Ports), out.PortsLeft, c.served)
+		out, ok := newService(s, list)
+		if !ok || len(out.Ports) != c.served || out.PortsLeft != c.ports-c.served || out.EndpointsLeft != c.endpoints-c.first {
+			t.Errorf("%+v: %d ports are served, %d and %d endpoints left out", c, len(out.Ports), out.PortsLeft, out.EndpointsLeft)
 			continue
 		}
 		for i, p := range out.Ports {
-			if int(p.Port) != i+1 || len(p.Endpoints) != c.endpoints {
-				t.Fatalf("port %d of %d: number %d, %d endpoints, want %d", i, c.ports, p.Port, len(p.Endpoints), c.endpoints)
+			if int(p.Port) != i+1 || len(p.Endpoints) != c.first {
+				t.Fatalf("%+v: port %d: number %d, %d endpoints", c, i, p.Port, len(p.Endpoints))
 			}
+		}
+		slices.Reverse(list)
+		if again, _ := newService(s, list); len(list) > 20 && !reflect.DeepEqual(again, out) {
+			t.Errorf("%+v: the endpoints depend on the order of the slices", c)
 		}
 	}
 }

@@ -286,27 +286,32 @@ func (z *Zone) service(n network.Network, s *corev1.Service) (Service, bool) {
 	z.served[key] = n.Name
 	out, ok := newService(s, indexed[*discoveryv1.EndpointSlice](z, z.slices, indexService, n.Name+"/"+key))
 	reasons := map[netip.Addr]string{} // of endpoints, which several ports have
+	var noPackets []string
 	for i := range out.Ports {
 		out.Ports[i].Endpoints = slices.DeleteFunc(out.Ports[i].Endpoints, func(e Endpoint) bool {
 			reason, known := reasons[e.Addr.Addr()]
 			if !known {
 				if reason = z.cfg.Plan.RefusedEndpoint(n, e.Addr.Addr()); reason != "" {
-					z.log.Warn("endpoint of a service gets no packets", "network", n.Name, "service", key, "address", e.Addr.Addr(), "reason", reason)
+					noPackets = append(noPackets, fmt.Sprintf("%s (%s)", e.Addr.Addr(), reason))
 				}
 				reasons[e.Addr.Addr()] = reason
 			}
 			return reason != ""
 		})
 	}
-	if out.PortsLeft > 0 && out.endpointsOn(z.self().Name) > 0 { // other nodes do not repeat it
-		z.serviceEvent(s, reasonTooLarge, "the last %d ports are not served: ports times endpoints are at most %d: use fewer of either, or several Services", out.PortsLeft, maxBackends)
+	// One line, and one event, that name a few: authors of Services and EndpointSlices choose how many there are.
+	few := func(of []string) string { return strings.Join(of[:min(3, len(of))], ", ") }
+	if len(noPackets) > 0 {
+		z.log.Warn("endpoints of a service get no packets", "network", n.Name, "service", key, "endpoints", len(noPackets), "first", few(noPackets))
+	}
+	if left := out.PortsLeft + out.EndpointsLeft; left > 0 && out.endpointsOn(z.self().Name) > 0 { // other nodes do not repeat it
+		z.serviceEvent(s, reasonTooLarge, "%d endpoints of the first port and the last %d ports are not served: endpoints times addresses, over all ports, are at most %d: use fewer, or several Services", out.EndpointsLeft, out.PortsLeft, maxBackends)
 	}
 	var refused []string
 	external := kube.ExternalIPs(s) // once: its author chooses how many addresses there are
 	out.ExternalIPs = slices.DeleteFunc(out.ExternalIPs, func(a netip.Addr) bool {
 		reason := cmp.Or(z.refusedExternal(n, a), z.otherClaimant(n, claimantOf(s, !slices.Contains(external.Given, a)), s.Spec.Ports, a))
 		if reason != "" {
-			z.log.Warn("external address of a service is not served", "network", n.Name, "service", key, "address", a, "reason", reason)
 			refused = append(refused, fmt.Sprintf("%s (%s)", a, reason))
 		}
 		return reason != ""
@@ -314,10 +319,11 @@ func (z *Zone) service(n network.Network, s *corev1.Service) (Service, bool) {
 	if external.Left > 0 {
 		refused = append(refused, fmt.Sprintf("%d more: a service has at most %d ports at external addresses", external.Left, kube.MaxExternalPorts))
 	}
+	if len(refused) > 0 {
+		z.log.Warn("external addresses of a service are not served", "network", n.Name, "service", key, "addresses", len(refused), "first", few(refused))
+	}
 	if len(refused) > 0 && out.endpointsOn(z.self().Name) > 0 { // other nodes do not repeat it
-		// One event that names a few: the Service's author chooses how many there are.
-		few := refused[:min(3, len(refused))]
-		z.serviceEvent(s, reasonExternalIP, "external addresses are not served (%d): %s: choose others (spec.externalIPs, or the load balancer's range)", len(refused), strings.Join(few, ", "))
+		z.serviceEvent(s, reasonExternalIP, "external addresses are not served (%d): %s: choose others (spec.externalIPs, or the load balancer's range)", len(refused), few(refused))
 	}
 	if node := z.self(); out.ExternalLocal && out.reachedOn(node) < out.endpointsOn(node.Name) {
 		z.serviceEvent(s, reasonHostEndpoints, "node %s sends nothing from outside to endpoints in the host's network: in local gateway mode spec.externalTrafficPolicy Local reaches pods only: set the policy Cluster", node.Name)

@@ -41,6 +41,7 @@ type ServicePort struct {
 	Protocol       string // nbdb.LoadBalancerProtocolTCP, …UDP or …SCTP
 	Port, NodePort uint16 // NodePort 0: none
 	Endpoints      []Endpoint
+	NotAt          []netip.Addr // external addresses at which another service has the port
 }
 
 // Endpoint is an address on the network that serves a port.
@@ -166,6 +167,9 @@ func (b *builder) servicePort(lb *balancers, s Service, p ServicePort) {
 		lb.onRouter.add(vip, internal)
 	}
 	for _, ip := range b.served(s.ExternalIPs) {
+		if slices.Contains(p.NotAt, ip) {
+			continue
+		}
 		vip := netip.AddrPortFrom(ip, p.Port)
 		lb.onSwitch.add(vip, all)
 		lb.external.add(vip, external)

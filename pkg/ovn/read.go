@@ -148,12 +148,17 @@ func (s *session) list(ctx context.Context, table string, m model.Model) ([]Row,
 // reference them. With all units selected it returns the strays.
 func (s *session) addReferences(ctx context.Context, selection Selection, rows State) (strays State, err error) {
 	network := selection.Network
-	byUUID := make(map[string]*Row, len(rows))
+	byUUID, read := make(map[string]*Row, len(rows)), map[string]bool{}
 	for i := range rows {
-		byUUID[rows[i].UUID] = &rows[i]
+		byUUID[rows[i].UUID], read[rows[i].Table] = &rows[i], true
 	}
 	for name, t := range tables {
-		if len(t.contains) == 0 || len(rows) == 0 {
+		// A column may have thousands of members, such as a router's static routes: those of tables of
+		// which no row has been read are skipped, unless strays are asked for.
+		columns := slices.DeleteFunc(slices.Clone(t.contains), func(column string) bool {
+			return selection.Units != nil && !read[memberTable(name, column)]
+		})
+		if len(columns) == 0 || len(rows) == 0 {
 			continue
 		}
 		containers, err := s.find(ctx, name, map[string]string{markUnit: topologyUnit.mark(network)})
@@ -161,7 +166,7 @@ func (s *session) addReferences(ctx context.Context, selection Selection, rows S
 			return nil, fmt.Errorf("read %s of network %s: %w", name, network, err)
 		}
 		for _, c := range containers {
-			for _, column := range t.contains {
+			for _, column := range columns {
 				members, _ := field(c.Model, column).Interface().([]string)
 				for _, id := range members {
 					closes := c.Effect == Closes && isWeak(name, column)

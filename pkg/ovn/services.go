@@ -204,12 +204,8 @@ func trimSlice(obj any) (any, error) {
 // externalPort is a port at an address outside the cluster, which Services claim.
 type externalPort struct {
 	addr     netip.Addr
-	protocol corev1.Protocol
-	port     int32
-}
-
-func externalPortOf(a netip.Addr, p corev1.ServicePort) externalPort {
-	return externalPort{a, cmp.Or(p.Protocol, corev1.ProtocolTCP), p.Port}
+	protocol string // as in ServicePort
+	port     uint16
 }
 
 // externalClaim is what a Service claims.
@@ -218,13 +214,18 @@ type externalClaim struct {
 	by network.Claimant
 }
 
+// externalClaims returns a Service's claims: none of one without a cluster IP, which no node serves.
 func externalClaims(s *corev1.Service) []externalClaim {
+	if len(kube.ClusterIPs(s)) == 0 {
+		return nil
+	}
 	var out []externalClaim
 	external := kube.ExternalIPs(s)
 	for i, list := range [][]netip.Addr{external.Given, external.Claimed} {
 		for _, a := range list {
 			for _, p := range s.Spec.Ports {
-				out = append(out, externalClaim{externalPortOf(a, p), claimantOf(s, i == 1)})
+				e := externalPort{a, protocols[cmp.Or(p.Protocol, corev1.ProtocolTCP)], uint16(p.Port)}
+				out = append(out, externalClaim{e, claimantOf(s, i == 1)})
 			}
 		}
 	}

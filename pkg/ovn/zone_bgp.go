@@ -14,12 +14,8 @@ import (
 	"bulkhead/pkg/ovn/nbdb"
 )
 
-// bgpInputs returns what route advertisements add to a network's inputs.
-func (z *Zone) bgpInputs(n network.Network) BGP {
-	b := BGP{Loose: z.cfg.BGP.LooseIsolation}
-	if !n.IsDefault() {
-		return b
-	}
+// addBGPInputs adds what route advertisements add to the inputs of the cluster default network.
+func (z *Zone) addBGPInputs(b *BGP) {
 	peers, _ := z.nodes.peers()
 	for _, n := range append(peers, z.self()) {
 		for _, p := range n.Addresses {
@@ -39,7 +35,6 @@ func (z *Zone) bgpInputs(n network.Network) BGP {
 			b.NoOverlaySubnets = add(b.NoOverlaySubnets, n)
 		}
 	}
-	return b
 }
 
 // keepNodeAddresses adds the addresses of nodes that the rows have, because the facts of some

@@ -116,8 +116,10 @@ func (z *Zone) nextJob(name string) (j job, ok bool) {
 		return j, true // remove needs only the name, and the zone may know no more of it
 	}
 	j.node = z.self()
-	j.in = Inputs{Plan: z.cfg.Plan, PhysicalNetwork: z.cfg.OVS.PhysicalNetwork, OneNode: z.nodes.alone(), Exposed: z.exposed(), BGP: z.bgpInputs(j.net)}
-	if j.net.IsDefault() {
+	j.in = Inputs{Plan: z.cfg.Plan, PhysicalNetwork: z.cfg.OVS.PhysicalNetwork, OneNode: z.nodes.alone(), Exposed: z.exposed(), BGP: BGP{Loose: z.cfg.BGP.LooseIsolation}}
+	// Most events are of a pod or a service: they do not pay for what depends on all nodes and networks.
+	if j.net.IsDefault() && (j.units == nil || slices.Contains(j.units, topologyUnit) || slices.Contains(j.units, importUnit)) {
+		z.addBGPInputs(&j.in.BGP)
 		j.in.ImportedRoutes = z.importedRoutes()
 		peers, unknown := z.nodes.peers()
 		j.someUnknown = len(unknown) > 0 || slices.ContainsFunc(peers, func(n network.Node) bool { return !hasGatewayFacts(n) })

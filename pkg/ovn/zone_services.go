@@ -310,11 +310,18 @@ func (z *Zone) service(n network.Network, s *corev1.Service) (Service, bool) {
 	var refused []string
 	external := kube.ExternalIPs(s) // once: its author chooses how many addresses there are
 	out.ExternalIPs = slices.DeleteFunc(out.ExternalIPs, func(a netip.Addr) bool {
-		reason := cmp.Or(z.refusedExternal(n, a), z.otherClaimant(n, claimantOf(s, !slices.Contains(external.Given, a)), s.Spec.Ports, a))
-		if reason != "" {
+		if reason := z.refusedExternal(n, a); reason != "" {
 			refused = append(refused, fmt.Sprintf("%s (%s)", a, reason))
+			return true
 		}
-		return reason != ""
+		own := claimantOf(s, !slices.Contains(external.Given, a))
+		for i := range out.Ports {
+			p := &out.Ports[i]
+			if reason := z.otherClaimant(n, own, externalPort{a, p.Protocol, p.Port}); reason != "" {
+				refused, p.NotAt = append(refused, fmt.Sprintf("%s port %d (%s)", a, p.Port, reason)), append(p.NotAt, a)
+			}
+		}
+		return false
 	})
 	if external.Left > 0 {
 		refused = append(refused, fmt.Sprintf("%d more: a service has at most %d ports at external addresses", external.Left, kube.MaxExternalPorts))
@@ -354,22 +361,20 @@ func (z *Zone) refusedExternal(n network.Network, a netip.Addr) string {
 	return z.cfg.Plan.RefusedExternal(n, a)
 }
 
-// otherClaimant returns why another service on the network has one of a service's ports at the external
-// address, "" if the service has all. own is its claim.
-func (z *Zone) otherClaimant(n network.Network, own network.Claimant, ports []corev1.ServicePort, a netip.Addr) string {
-	for _, p := range ports {
-		for _, c := range z.claims.Of(externalPortOf(a, p)) {
-			if !c.Before(own) {
-				break
-			}
-			if namespace, _, _ := strings.Cut(c.Name, "/"); z.servedBy(namespace) != n.Name {
-				continue
-			}
-			if own.Own && !c.Own {
-				return "the service " + c.Name + " has it from a load balancer"
-			}
-			return "the older service " + c.Name + " has it"
+// otherClaimant returns why another service on the network has a service's external port, "" if
+// the service has it. own is its claim.
+func (z *Zone) otherClaimant(n network.Network, own network.Claimant, e externalPort) string {
+	for _, c := range z.claims.Of(e) {
+		if !c.Before(own) {
+			break
 		}
+		if namespace, _, _ := strings.Cut(c.Name, "/"); z.servedBy(namespace) != n.Name {
+			continue
+		}
+		if own.Own && !c.Own {
+			return "the service " + c.Name + " has it from a load balancer"
+		}
+		return "the older service " + c.Name + " has it"
 	}
 	return ""
 }

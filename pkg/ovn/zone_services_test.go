@@ -249,7 +249,7 @@ func TestZoneExternalIPs(t *testing.T) {
 		}
 		env.service("red", "young", 1, external("203.0.113.1"), "10.96.0.3")
 		env.settle()
-		if e := said(); len(e) == 0 || !strings.Contains(e[0], "external addresses are not served (1): 203.0.113.1 (the older service red/old has it): choose others") {
+		if e := said(); len(e) == 0 || !strings.Contains(e[0], "external addresses are not served (1): 203.0.113.1 port 80 (the older service red/old has it): choose others") {
 			t.Errorf("of the younger service, with the older one's address: events %q", e)
 		}
 		env.endpoints("red", "old", redNet)
@@ -257,6 +257,21 @@ func TestZoneExternalIPs(t *testing.T) {
 		// The other service is younger, but on another port.
 		env.service("red", "young", 1, func(s *corev1.ServiceSpec) { s.ExternalIPs, s.Ports[0].Port = []string{"203.0.113.1"}, 81 }, "10.96.0.3")
 		env.waitForVIPs("another port", map[string]string{redNet + " 10.96.0.2:80": "", redNet + " 10.96.0.3:81": "", redNet + " 203.0.113.1:80": "", redNet + " 203.0.113.1:81": ""})
+		both := func(s *corev1.ServiceSpec) {
+			s.ExternalIPs = []string{"203.0.113.1"}
+			s.Ports = append(s.Ports, corev1.ServicePort{Name: "other", Port: 81})
+		}
+		env.service("red", "young", 1, both, "10.96.0.3")
+		env.waitForVIPs("one port of two", map[string]string{redNet + " 10.96.0.2:80": "", redNet + " 10.96.0.3:80": "", redNet + " 10.96.0.3:81": "", redNet + " 203.0.113.1:80": "", redNet + " 203.0.113.1:81": ""})
+		if owner() != "red/old" {
+			t.Errorf("the port that both have is %s's", owner())
+		}
+		// No node serves a headless service, so it has no address.
+		env.service("red", "headless", 20, external("203.0.113.1"), corev1.ClusterIPNone)
+		env.settle()
+		if owner() != "red/old" {
+			t.Errorf("the address that a headless service claims is %s's", owner())
+		}
 		env.service("red", "young", 1, external("203.0.113.1"), "10.96.0.3")
 		env.must(env.kube.CoreV1().Services("red").Delete(context.Background(), "old", metav1.DeleteOptions{}))
 		env.waitForVIPs("the older one is deleted", map[string]string{redNet + " 10.96.0.3:80": "", redNet + " 203.0.113.1:80": ""})
@@ -275,7 +290,7 @@ func TestZoneExternalIPs(t *testing.T) {
 		if owner() != "red/young" {
 			t.Errorf("the load balancer's address is %s's", owner())
 		}
-		if e := said(); len(e) == 0 || !strings.Contains(e[0], "203.0.113.1 (the service red/young has it from a load balancer)") {
+		if e := said(); len(e) == 0 || !strings.Contains(e[0], "203.0.113.1 port 80 (the service red/young has it from a load balancer)") {
 			t.Errorf("of the older service: events %q", e)
 		}
 		env.must(env.kube.CoreV1().Services("red").Delete(context.Background(), "old", metav1.DeleteOptions{}))

@@ -65,10 +65,11 @@ func (z *Zone) advertisedNetworks() []network.Network {
 }
 
 // updateAdvertised is called when the definition of a network may have changed. It enqueues
-// what all advertised networks share. A network whose NADs are unusable stays as it is.
+// what all advertised networks share. A network whose NADs are unusable, or gone while pods still use it,
+// stays as it is: its pods stay isolated.
 func (z *Zone) updateAdvertised(name string) {
 	n, ok := z.desiredNetwork(name)
-	if !ok && z.nadIndex.HasNADs(name) {
+	if st := z.nets[name]; !ok && (z.nadIndex.HasNADs(name) || st != nil && len(st.pods) > 0) {
 		return
 	}
 	before, had := z.advertised[name]

@@ -76,6 +76,32 @@ func TestZoneAdvertised(t *testing.T) {
 	})
 }
 
+// Pods of an advertised network whose NAD was deleted by force stay isolated while they run.
+func TestZoneAdvertisedDeleted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newZoneEnv(t)
+		env.node(1, true)
+		env.sharedNAD("red")
+		env.editNAD("red", "net", func(n *nadv1.NetworkAttachmentDefinition) { n.Annotations[network.AnnotationAdvertisedVRFs] = "default" })
+		env.pod("red", "a", nil)
+		env.run()
+		env.waitUntil("annotation", func() bool { return len(env.networks("red", "a")) == 2 })
+		env.setRunning("red", "a")
+		check := func(what, want string) {
+			t.Helper()
+			env.settle()
+			if got := env.setText("bulkhead_advertised_ip4"); got != want {
+				t.Errorf("%s: advertised subnets %q, want %q", what, got, want)
+			}
+		}
+		check("advertised", "10.10.0.0/16")
+		env.deleteNAD("red", "net")
+		check("the NAD is gone", "10.10.0.0/16")
+		env.deletePod("red", "a")
+		check("the pod too", "")
+	})
+}
+
 // Routes that BGP has learned are the uplink router's, except those to pods of an advertised
 // network with an overlay; packets to a network without one that no route leads to are dropped.
 func TestZoneImportedRoutes(t *testing.T) {

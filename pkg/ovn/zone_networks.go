@@ -316,6 +316,7 @@ func (z *Zone) remove(ctx context.Context, name string) (id int, inUse bool, err
 		delete(z.nets, name)
 		delete(z.suspects, name)
 		z.addresses.forget(name)
+		z.updateAdvertised(name)
 	}
 	return id, false, nil
 }

@@ -81,10 +81,11 @@ func TestRestart(t *testing.T) {
 		for i := range 3 {
 			f.agent.cache.SetNAD(nad(f.agent.config, fmt.Sprintf("ns%d", i), "net", 5+i))
 		}
+		f.agent.cache.SetNAD(nad(f.agent.config, "again", "net", 8))
 		f.agent.start()
 		f.setNodeID(3)
 		eventually(t, "networks ready", func() bool {
-			return f.state(5).State == StateReady && f.state(6).State == StateReady && f.state(7).State == StateReady
+			return f.state(5).State == StateReady && f.state(6).State == StateReady && f.state(7).State == StateReady && f.state(8).State == StateReady
 		})
 		fake := &fakeFlows{}
 		f.run(t, func(p *Parts) { p.Flows = fake }) // a new agent, the same kernel
@@ -92,13 +93,17 @@ func TestRestart(t *testing.T) {
 		malformed := nad(f.agent.config, "ns2", "net", 7)
 		malformed.Err = errors.New("unreadable")
 		f.agent.cache.SetNAD(malformed)
+		f.agent.cache.SetNAD(nad(f.agent.config, "again", "net", 9)) // deleted and created again
 		time.Sleep(time.Minute)
 		if !strings.Contains(f.dumpKernel(), "100006") {
 			t.Fatal("a network was removed before the cache was synced")
 		}
 		f.agent.start()
 		f.setNodeID(3)
-		eventually(t, "orphaned network removed", func() bool { return !strings.Contains(f.dumpKernel(), "100006") })
+		eventually(t, "orphaned networks removed", func() bool {
+			kernel := f.dumpKernel()
+			return !strings.Contains(kernel, "100006") && !strings.Contains(kernel, "100008")
+		})
 		if s := f.state(5); s.State != StateReady || len(s.Pending) != 0 {
 			t.Errorf("existing network: %+v", s)
 		}
@@ -114,7 +119,7 @@ func TestRestart(t *testing.T) {
 		f.kernel.mu.Lock()
 		defer f.kernel.mu.Unlock()
 		for _, r := range f.kernel.deleted {
-			if r.Table != 100006 && r.Dev != "ovn-k8s-mp6" {
+			if r.Table != 100006 && r.Table != 100008 && r.Dev != "ovn-k8s-mp6" && r.Dev != "ovn-k8s-mp8" {
 				t.Errorf("deleted %s", r)
 			}
 		}

@@ -244,7 +244,8 @@ func (r *networkReconciler) reconcileAll(ctx context.Context) error {
 }
 
 // orphanWithNAD returns the name of an orphaned network if a NAD, even if
-// unusable, names it: invalid input must not remove a network.
+// unusable, names it: invalid input must not remove a network. One that was created
+// again has another id, and what the old id has is an orphan.
 func (r *networkReconciler) orphanWithNAD(ctx context.Context, id int) (string, error) {
 	owner := vrf.OwnerOf(network.Network{ID: id}, r.node.Node(), r.config.Plan)
 	st, err := r.kernel.Read(ctx, owner)
@@ -252,7 +253,7 @@ func (r *networkReconciler) orphanWithNAD(ctx context.Context, id int) (string, 
 		return "", fmt.Errorf("read orphaned network id %d: %w", id, err)
 	}
 	for _, d := range st.Devices {
-		if name, ok := strings.CutPrefix(d.Alias, vrf.AliasPrefix); ok && r.cache.HasNADs(name) {
+		if name, ok := strings.CutPrefix(d.Alias, vrf.AliasPrefix); ok && r.cache.HasNADs(name) && r.cache.NetworkID(name) == 0 {
 			return name, nil
 		}
 	}

@@ -53,10 +53,10 @@ func (b *builder) importedRoutes() {
 	seen := map[string]struct{}{}
 	routed := map[netip.Prefix]bool{}
 	for _, r := range b.in.ImportedRoutes {
+		if r.Prefix.Bits() == 0 && slices.ContainsFunc(b.node.NextHops, func(a netip.Addr) bool { return a.Is4() == r.Prefix.Addr().Is4() }) {
+			continue // the node's default routes are those that the kernel prefers: see uplink
+		}
 		for _, via := range r.NextHops {
-			if r.Prefix.Bits() == 0 && slices.Contains(b.node.NextHops, via) {
-				continue // or a route that uplink adds
-			}
 			hop := r.Prefix.String() + " " + via.String()
 			if _, dup := seen[hop]; dup {
 				continue

@@ -127,25 +127,36 @@ func readBridgeLink(bridge string) (BridgeLink, error) {
 		if err != nil {
 			return out, fmt.Errorf("list routes: %w", err)
 		}
-		slices.SortStableFunc(routes, func(a, b netlink.Route) int { return a.Priority - b.Priority })
-		for _, r := range routes {
-			if r.Dst != nil {
-				if ones, _ := r.Dst.Mask.Size(); ones != 0 {
-					continue
-				}
+		out.NextHops = append(out.NextHops, nextHops(routes, link.Attrs().Index)...)
+	}
+	return out, nil
+}
+
+// nextHops returns the gateways on a link of an IP family's default routes with the lowest metric, which the
+// kernel prefers: others are backups, and the networks' routers would share packets out among all.
+func nextHops(routes []netlink.Route, link int) (hops []netip.Addr) {
+	slices.SortStableFunc(routes, func(a, b netlink.Route) int { return a.Priority - b.Priority })
+	metric := 0
+	for _, r := range routes {
+		if r.Dst != nil {
+			if ones, _ := r.Dst.Mask.Size(); ones != 0 {
+				continue
 			}
-			hops := []*netlink.NexthopInfo{{LinkIndex: r.LinkIndex, Gw: r.Gw}}
-			if len(r.MultiPath) > 0 {
-				hops = r.MultiPath
-			}
-			for _, h := range hops {
-				if gw, ok := netip.AddrFromSlice(h.Gw); ok && h.LinkIndex == link.Attrs().Index && !slices.Contains(out.NextHops, gw.Unmap()) {
-					out.NextHops = append(out.NextHops, gw.Unmap())
-				}
+		}
+		if len(hops) > 0 && r.Priority != metric {
+			break
+		}
+		path := []*netlink.NexthopInfo{{LinkIndex: r.LinkIndex, Gw: r.Gw}}
+		if len(r.MultiPath) > 0 {
+			path = r.MultiPath
+		}
+		for _, h := range path {
+			if gw, ok := netip.AddrFromSlice(h.Gw); ok && h.LinkIndex == link && !slices.Contains(hops, gw.Unmap()) {
+				hops, metric = append(hops, gw.Unmap()), r.Priority
 			}
 		}
 	}
-	return out, nil
+	return hops
 }
 
 // readElsewhere reads the addresses of other interfaces than the external bridge and Bulkhead's own:

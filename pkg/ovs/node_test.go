@@ -4,9 +4,12 @@ package ovs
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"reflect"
 	"testing"
+
+	"github.com/vishvananda/netlink"
 
 	"bulkhead/pkg/config"
 	"bulkhead/pkg/network"
@@ -72,5 +75,37 @@ func TestBuildNode(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// The kernel uses the default routes of the lowest metric; next hops on other links do not count.
+func TestNextHops(t *testing.T) {
+	route := func(metric, link int, hops ...string) netlink.Route {
+		r := netlink.Route{Priority: metric, LinkIndex: link}
+		if len(hops) == 1 {
+			r.Gw = net.ParseIP(hops[0])
+			return r
+		}
+		for _, h := range hops {
+			r.MultiPath = append(r.MultiPath, &netlink.NexthopInfo{LinkIndex: link, Gw: net.ParseIP(h)})
+		}
+		return r
+	}
+	other := route(0, 3, "192.0.2.9")
+	_, other.Dst, _ = net.ParseCIDR("10.0.0.0/8")
+	for name, c := range map[string]struct {
+		routes []netlink.Route
+		want   string
+	}{
+		"a backup":                    {[]netlink.Route{route(200, 3, "192.0.2.2"), route(100, 3, "192.0.2.1")}, "[192.0.2.1]"},
+		"two of one metric":           {[]netlink.Route{route(1024, 3, "fe80::1"), route(1024, 3, "fe80::2"), route(2048, 3, "fe80::3")}, "[fe80::1 fe80::2]"},
+		"several next hops":           {[]netlink.Route{route(20, 3, "192.0.2.1", "192.0.2.2"), route(100, 3, "192.0.2.3")}, "[192.0.2.1 192.0.2.2]"},
+		"the best is on another link": {[]netlink.Route{route(0, 4, "198.51.100.1"), route(100, 3, "192.0.2.1"), route(200, 3, "192.0.2.2")}, "[192.0.2.1]"},
+		"not a default route":         {[]netlink.Route{other}, "[]"},
+		"no gateway":                  {[]netlink.Route{{LinkIndex: 3}}, "[]"},
+	} {
+		if got := fmt.Sprint(nextHops(c.routes, 3)); got != c.want {
+			t.Errorf("%s: %s, want %s", name, got, c.want)
+		}
 	}
 }

@@ -10,9 +10,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"bulkhead/pkg/network"
 )
 
 // Do implements Target. Adding an existing object and deleting a missing one
@@ -264,13 +267,20 @@ func (k *Kernel) addDevice(d Device) error {
 	return nil
 }
 
+// delDevice deletes a VRF device. The kernel moves a deleted device's links to the main table, so
+// management ports in it, which may be another network's that had the name, are set down before.
 func (k *Kernel) delDevice(d Device) error {
 	l, err := k.link(d.Name)
 	if err != nil || l == nil {
 		return err
 	}
-	if !ours(l) {
-		return nil // another link has the name by now
+	if v, ok := l.(*netlink.Vrf); !ok || !ours(l) || int(v.Table) != d.Table {
+		return nil // another link, or another network's device, has the name by now
+	}
+	for index, port := range k.managementPortsIn(l.Attrs().Index) {
+		if err := k.h.LinkSetDown(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}}); err != nil && !errors.Is(err, unix.ENODEV) {
+			return fmt.Errorf("set %s down: %w", port, err)
+		}
 	}
 	if err := k.h.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) {
 		return err
@@ -279,6 +289,19 @@ func (k *Kernel) delDevice(d Device) error {
 	k.cache.delDevice(l.Attrs().Index)
 	k.mu.Unlock()
 	return nil
+}
+
+// managementPortsIn returns the management ports in a VRF, by index.
+func (k *Kernel) managementPortsIn(vrf int) map[int]string {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	ports := map[int]string{}
+	for index, name := range k.cache.links {
+		if k.cache.all[index] == vrf && strings.HasPrefix(name, network.ManagementPrefix) {
+			ports[index] = name
+		}
+	}
+	return ports
 }
 
 func (k *Kernel) setSysctl(s Sysctl) error {

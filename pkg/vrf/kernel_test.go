@@ -175,6 +175,35 @@ func TestKernelVRF(t *testing.T) {
 	}
 }
 
+// A network that was created again, with another id, has the VRF device's name. The old one's port is not up
+// outside a VRF, and its removal leaves the new device.
+func TestKernelVRFOfSameName(t *testing.T) {
+	newNetns(t)
+	k := openKernel(t)
+	if !hasVRF(t) {
+		t.Skipf("SKIP: %v", ErrNoVRF)
+	}
+	addBridge(t)
+	addVeth(t, "ovn-k8s-mp7", "peer7")
+	addVeth(t, "ovn-k8s-mp9", "peer9")
+	before, after := testNet(7, "cluster_udn_blue", "10.20.0.0/16/24"), testNet(9, "cluster_udn_blue", "10.20.0.0/16/24")
+	reconcileKernel(t, k, before, true)
+	reconcileKernel(t, k, after, true)
+	if l, err := netlink.LinkByName("ovn-k8s-mp7"); err != nil || l.Attrs().Flags&net.FlagUp != 0 || l.Attrs().MasterIndex != 0 {
+		t.Errorf("the old network's port: %v, %v", l, err)
+	}
+	if _, err := Remove(context.Background(), k, before.ID, testNode(), testPlan()); err != nil {
+		t.Fatal(err)
+	}
+	l, err := netlink.LinkByName("blue")
+	if v, ok := l.(*netlink.Vrf); err != nil || !ok || int(v.Table) != testPlan().VRFTable(after) {
+		t.Fatalf("VRF device %v, %v, want one of table %d", l, err, testPlan().VRFTable(after))
+	}
+	if r := reconcileKernel(t, k, after, true); len(r.Ops) != 0 {
+		t.Errorf("the new network, after the old one's removal: %v", r.Ops)
+	}
+}
+
 // A VRF device that is not ours stays unchanged.
 func TestKernelForeignVRF(t *testing.T) {
 	newNetns(t)

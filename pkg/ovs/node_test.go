@@ -3,13 +3,19 @@
 package ovs
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
+	"os/exec"
 	"reflect"
+	"runtime"
 	"testing"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
 	"bulkhead/pkg/config"
 	"bulkhead/pkg/network"
@@ -104,8 +110,66 @@ func TestNextHops(t *testing.T) {
 		"not a default route":         {[]netlink.Route{other}, "[]"},
 		"no gateway":                  {[]netlink.Route{{LinkIndex: 3}}, "[]"},
 	} {
-		if got := fmt.Sprint(nextHops(c.routes, 3)); got != c.want {
+		if got, _ := nextHops(c.routes, 3); fmt.Sprint(got) != c.want {
 			t.Errorf("%s: %s, want %s", name, got, c.want)
 		}
 	}
+}
+
+// Pods leave the node with its first address: the one that the kernel chooses, in whatever order
+// the addresses came.
+func TestKernelFirstAddress(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("SKIP: needs root for a network namespace")
+	}
+	runtime.LockOSThread() // never unlocked: the thread ends with its namespace
+	old, err := netns.Get()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := netns.New(); errors.Is(err, unix.EPERM) {
+		t.Skipf("SKIP: no network namespace: %v", err)
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = netns.Set(old) })
+	run := func(script string) {
+		t.Helper()
+		if out, err := exec.Command("sh", "-ec", script).CombinedOutput(); err != nil {
+			t.Fatalf("%s\n%v: %s", script, err, out)
+		}
+	}
+	first := func(what, v4, v6 string) {
+		t.Helper()
+		link, err := readBridgeLink("br-ex")
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := BuildNode("node1", "c", config.OVS{ExternalBridge: "br-ex"}, network.Plan{}, link)
+		got := func(is4 bool) string {
+			for _, a := range n.Addresses {
+				if a.Addr().Is4() == is4 {
+					return a.Addr().String()
+				}
+			}
+			return "none"
+		}
+		if err != nil || got(true) != v4 || got(false) != v6 {
+			t.Errorf("%s: %s and %s, want %s and %s: %v, %v", what, got(true), got(false), v4, v6, n.Addresses, err)
+		}
+	}
+	run(`
+ip link set lo up
+ip link add br-ex type veth peer name peer
+ip link set peer up
+ip link set br-ex up
+ip addr add 10.0.0.5/24 dev br-ex
+ip addr add 203.0.113.5/24 dev br-ex
+ip addr add 2001:db8:1::5/64 dev br-ex nodad
+ip addr add fd00:1::5/64 dev br-ex nodad`)
+	first("without default routes", "10.0.0.5", "fd00:1::5")
+	run("ip route add default via 203.0.113.1; ip -6 route add default via fe80::1 dev br-ex")
+	first("by the next hop's subnet, and no unique local address", "203.0.113.5", "2001:db8:1::5")
+	run("ip route replace default via 203.0.113.1 src 10.0.0.5; ip -6 route replace default via fe80::1 dev br-ex src fd00:1::5")
+	first("as the routes say", "10.0.0.5", "fd00:1::5")
 }

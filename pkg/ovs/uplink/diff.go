@@ -103,11 +103,19 @@ func (d *differ) restore() {
 	}
 }
 
+// addAddresses adds addresses so that the kernel lists them in the order of want: it puts a new IPv6
+// address before the others of its scope, and an IPv4 address after them.
 func (d *differ) addAddresses(link string, want, have Config) {
-	for _, a := range want.Addresses {
-		if !have.hasAddress(a) {
+	add := func(a Address, is4 bool) {
+		if a.Prefix.Addr().Is4() == is4 && !have.hasAddress(a) {
 			d.add(Op{Verb: AddAddress, Link: link, Address: a})
 		}
+	}
+	for _, a := range want.Addresses {
+		add(a, true)
+	}
+	for _, a := range slices.Backward(want.Addresses) {
+		add(a, false)
 	}
 }
 

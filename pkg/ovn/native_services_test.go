@@ -111,10 +111,10 @@ func exchange(ns string, from int, to netip.AddrPort, question string) (answer s
 		defer c.Close()
 		buf := make([]byte, 100)
 		for range 20 {
-			if _, err = c.Write([]byte(question)); err != nil {
+			if err = c.SetDeadline(time.Now().Add(500 * time.Millisecond)); err != nil {
 				return err
 			}
-			if err = c.SetDeadline(time.Now().Add(500 * time.Millisecond)); err != nil {
+			if _, err = c.Write([]byte(question)); err != nil {
 				return err
 			}
 			var n int

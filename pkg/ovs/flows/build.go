@@ -89,6 +89,7 @@ const (
 	priorityOwn           = 208 // packets within an advertised network, and from outside to its pods
 	priorityIsolated      = 207 // drops: packets to other advertised networks
 	priorityExternalLocal = 205 // services with external traffic policy Local, in local gateway mode
+	priorityFragments     = 202 // the host's to networks
 	priorityService       = 200 // services
 	priorityHost          = 160 // the host to services
 	priorityReassemble    = 155
@@ -185,6 +186,9 @@ func toDestinations(from int) string {
 	return fmt.Sprintf("load:%#x->NXM_NX_REG0[],%s", from, resubmit(tableDestinations))
 }
 
+// reassemble returns the action that continues in a table with the datagram of a fragment.
+func reassemble(table int) string { return fmt.Sprintf("ct(table=%d,zone=%d)", table, zoneFragments) }
+
 // fromHost adds the flows for packets from the host to networks. What has no way there
 // and must not appear on the wire is dropped.
 func (b *builder) fromHost() {
@@ -198,8 +202,11 @@ func (b *builder) fromHost() {
 	for _, p := range b.in.Masquerade {
 		b.add(tableInput, priorityService, matchIP("in_port=LOCAL", anywhere, p), resubmit(tableNetworks))
 		b.add(tableInput, priorityForged, matchIP("in_port=LOCAL", p, p), "drop")
+		b.add(tableInput, priorityFragments, join(matchIP("in_port=LOCAL", anywhere, p), "nw_frag=yes"), reassemble(tableNetworks))
 	}
 	for _, ip := range []string{"ip", "ipv6"} {
+		// Only a datagram's first fragment has the ports by which services are found.
+		b.add(tableInput, priorityNetwork, ip+",in_port=LOCAL,nw_frag=yes", fmt.Sprintf("load:%#x->NXM_NX_REG0[],%s", fromHost, reassemble(tableDestinations)))
 		b.add(tableInput, priorityNode, ip+",in_port=LOCAL", toDestinations(fromHost))
 	}
 }
@@ -227,7 +234,7 @@ func (b *builder) fromUplink(port int) {
 func (b *builder) toNode(from string) {
 	for _, ip := range []string{"ip", "ipv6"} {
 		match := fmt.Sprintf("%s,%s,dl_dst=%s", ip, from, b.in.MAC)
-		b.add(tableInput, priorityNetwork, match+",nw_frag=yes", fmt.Sprintf("load:%#x->NXM_NX_REG0[],ct(table=%d,zone=%d)", fromWire, tableDestinations, zoneFragments))
+		b.add(tableInput, priorityNetwork, match+",nw_frag=yes", fmt.Sprintf("load:%#x->NXM_NX_REG0[],%s", fromWire, reassemble(tableDestinations)))
 		b.add(tableInput, priorityNode, match, toDestinations(fromWire))
 	}
 }

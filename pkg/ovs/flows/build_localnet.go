@@ -39,7 +39,7 @@ func (b *builder) localnets() {
 	for _, l := range b.bridge.Localnets {
 		// Reassembled, the drops see what fragments carry.
 		for _, ip := range []string{"ip", "ipv6"} {
-			b.add(tableInput, priorityReassemble, join(ip, inPort(l.Port), "nw_frag=yes"), fmt.Sprintf("ct(table=%d,zone=%d)", tableLocalnets, zoneFragments))
+			b.add(tableInput, priorityReassemble, join(ip, inPort(l.Port), "nw_frag=yes"), reassemble(tableLocalnets))
 		}
 		b.add(tableInput, priorityPass, inPort(l.Port), resubmit(tableLocalnets))
 	}

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -23,7 +22,8 @@ func gatewayChecks() []Check {
 	return []Check{
 		{Chapter: 3, Title: "pods of every network, from one source port at once, reach hosts and nodes", Phase: phaseReach, Needs: needs(fixturePlain, fixtureTenants, fixtureLayer2), Run: outsideReached, Group: groupEgress},
 		{Chapter: 3, Title: "node ports answer hosts, nodes and other networks, each with its network's pods", Phase: phaseReach, Needs: needs(fixtureServices), Run: nodePortsReached, Group: groupNodePorts},
-		{Chapter: 3, Title: "node ports with external traffic policy Local: the node's own endpoints answer hosts, and see their addresses", Phase: phaseReach, Needs: needs(fixtureServices), Run: localNodePortsReached, Group: groupNodePorts},
+		{Chapter: 3, Title: "node ports with external traffic policy Local: the node's own endpoints answer hosts, whose addresses they see, and other networks' pods", Phase: phaseReach, Needs: needs(fixtureServices), Run: localNodePortsReached, Group: groupNodePorts},
+		{Chapter: 3, Title: "datagrams of several fragments reach hosts, node ports and load balancers' addresses, and so do their answers", Phase: phaseReach, Needs: needs(fixturePlain, fixtureTenants, fixtureLayer2, fixtureServices), Run: fragmentsPass, Group: groupNodePorts},
 		{Chapter: 3, Title: "external addresses: hosts reach the oldest service, which sees their addresses", Phase: phaseReach, Needs: needs(fixtureServices), Run: externalAddressesReached, Group: groupNodePorts},
 		{Chapter: 4, Title: "external IPs that a tenant's service claims: other hosts' and nodes' addresses stay theirs", Phase: phaseIsolation, Needs: needs(fixturePlain, fixtureTenants, fixtureLayer2), Run: claimsCaptureNothing, Group: groupNodePorts},
 	}
@@ -229,9 +229,13 @@ func externalAddressesReached(ctx context.Context, w *World) (string, error) {
 }
 
 // localNodePortsReached has the external machine ask the node ports of each network's service
-// near-port, at each node.
+// near-port, at each node, and the other networks' pods those of their own node.
 func localNodePortsReached(ctx context.Context, w *World) (string, error) {
 	external := w.Lab.External()
+	pods, err := w.perNode()
+	if err != nil {
+		return "", err
+	}
 	answers := 0
 	for _, s := range storyServices {
 		for _, n := range w.tenantNodes() {
@@ -262,6 +266,94 @@ func localNodePortsReached(ctx context.Context, w *World) (string, error) {
 				return "", fmt.Errorf("what the endpoints of namespace %s see on %s: %w", s.namespace, n.Name, err)
 			}
 			answers += len(clients)
+			for _, p := range pods {
+				if p.Node != n.Name || p.Tenant == s.tenant {
+					continue
+				}
+				count, err := answered(w.fromPod(ctx, p), list, near, 1)
+				answers += count
+				if err != nil {
+					return "", fmt.Errorf("%s to node ports of namespace %s on its node %s: %w", p.Name, s.namespace, n.Name, err)
+				}
+			}
+		}
+	}
+	return fmt.Sprintf("%d answers", answers), nil
+}
+
+// fragmentsPass sends datagrams that no link carries in one packet: from the external machine and the
+// nodes' own processes to each network's node ports, from the latter to load balancers' addresses, and
+// from pods of each network to the external machine and other networks' node ports.
+func fragmentsPass(ctx context.Context, w *World) (string, error) {
+	const listenPort = 8072
+	stop, err := w.serveOnMachines(ctx, listenPort)
+	if err != nil {
+		return "", err
+	}
+	defer stop()
+	large := func(list []string) (out []string) {
+		for _, t := range list {
+			if rest, ok := strings.CutPrefix(t, "udp:"); ok {
+				out = append(out, "large-udp:"+rest)
+			}
+		}
+		return out
+	}
+	answers := 0
+	asks := func(name string, ask func([]string) ([]probe, error), list, servers []string) error {
+		n, err := answered(ask, large(list), servers, 1)
+		answers += n
+		if err != nil {
+			return fmt.Errorf("%s: %w", name, err)
+		}
+		return nil
+	}
+	external := w.Lab.External()
+	pods, err := w.perNode()
+	if err != nil {
+		return "", err
+	}
+	var outside []string
+	for _, a := range addrs(external) {
+		outside = append(outside, "udp:"+netip.AddrPortFrom(a, listenPort).String())
+	}
+	for _, p := range pods {
+		if err := asks(p.Name+" on "+p.Node+" to the external machine", w.fromPod(ctx, p), outside, []string{external.Name}); err != nil {
+			return "", err
+		}
+	}
+	for _, s := range storyServices {
+		var servers []string
+		for _, p := range w.endpoints(s.namespace, s.tenant) {
+			servers = append(servers, p.Namespace+"/"+p.Name)
+		}
+		for _, n := range w.tenantNodes() {
+			list, err := w.nodePorts(ctx, s.namespace, addrs(n))
+			if err != nil {
+				return "", err
+			}
+			to := " to node ports of namespace " + s.namespace + " on " + n.Name
+			for _, m := range []*lab.Node{external, n} {
+				if err := asks(m.Name+to, w.fromNode(ctx, m), list, servers); err != nil {
+					return "", err
+				}
+			}
+			for _, p := range pods {
+				if p.Tenant != s.tenant && p.Node == n.Name {
+					if err := asks(p.Name+to, w.fromPod(ctx, p), list, servers); err != nil {
+						return "", err
+					}
+				}
+			}
+		}
+	}
+	namespace, tenant, err := w.oldestBalancer(ctx)
+	if err != nil {
+		return "", err
+	}
+	for _, n := range w.tenantNodes() {
+		if err := asks(n.Name+" to load balancers' addresses", w.fromNode(ctx, n), portTargets(w.served(balancerAddresses)), w.near(namespace, tenant, n)); err != nil {
+			return "", err
 		}
 	}
 	return fmt.Sprintf("%d answers", answers), nil
@@ -308,73 +400,4 @@ func (w *World) oldestBalancer(ctx context.Context) (namespace, tenant string, e
 		}
 	}
 	return "", "", errors.New("the oldest service balancer is not the story's: " + oldest.Namespace)
-}
-
-// claimsCaptureNothing has a user of the tenant red write a service with the addresses of the
-// external machine and the nodes as external IPs. Red's own pods reach it at the external
-// machine's addresses, which shows that it works. Other networks' pods and the nodes' processes
-// reach the machines.
-func claimsCaptureNothing(ctx context.Context, w *World) (string, error) {
-	const listenPort = 8071
-	stop, err := w.serveOnMachines(ctx, listenPort)
-	if err != nil {
-		return "", err
-	}
-	defer stop()
-	var claimed, own []string
-	want := map[string]string{}
-	for _, m := range w.machines() {
-		for _, a := range addrs(m) {
-			at := netip.AddrPortFrom(a, listenPort).String()
-			claimed, want["tcp:"+at], want["udp:"+at] = append(claimed, fmt.Sprintf("%q", a)), m.Name, m.Name
-			if m == w.Lab.External() {
-				own = append(own, "tcp:"+at, "udp:"+at)
-			}
-		}
-	}
-	service := fmt.Sprintf(`
-apiVersion: v1
-kind: Service
-metadata: {name: claim, namespace: red-a}
-spec:
-  ipFamilyPolicy: PreferDualStack
-  selector: {role: server}
-  externalIPs: [%s]
-  ports: [{name: tcp, port: %d, targetPort: %[3]s, protocol: TCP}, {name: udp, port: %[2]d, targetPort: %[3]s, protocol: UDP}]
-`, strings.Join(claimed, ", "), listenPort, port)
-	if err := w.Lab.Apply(ctx, service); err != nil {
-		return "", err
-	}
-	defer func() { _ = w.Lab.Delete(context.WithoutCancel(ctx), service) }()
-	pods, err := w.perNode()
-	if err != nil {
-		return "", err
-	}
-	var servers []string
-	for _, p := range w.endpoints("red-a", "red") {
-		servers = append(servers, p.Namespace+"/"+p.Name)
-	}
-	clients := map[string]func([]string) ([]probe, error){}
-	for _, n := range w.Lab.Nodes() {
-		clients[n.Name] = w.fromNode(ctx, n)
-	}
-	for _, p := range pods {
-		if p.Tenant != "red" {
-			clients[p.Name+" on "+p.Node] = w.fromPod(ctx, p)
-			continue
-		}
-		ask := func(list []string) ([]probe, error) {
-			got, err := w.ask(ctx, p, "", list)
-			return slices.DeleteFunc(got, func(g probe) bool { return g.Who == w.Lab.External().Name }), err // not redirected yet
-		}
-		if _, err := answered(ask, own, servers, 1); err != nil {
-			return "", fmt.Errorf("%s on %s, whose own network's service it is: %w", p.Name, p.Node, err)
-		}
-	}
-	return fmt.Sprintf("%d clients, %d targets each", len(clients), len(want)), each(slices.Sorted(maps.Keys(clients)), func(name string) error {
-		if _, err := reach(clients[name], want); err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
-		return nil
-	})
 }

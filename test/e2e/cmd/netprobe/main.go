@@ -132,8 +132,8 @@ type result struct {
 // checkAll checks all targets in parallel and returns a result per target, in the order
 // given. Targets are tcp:address:port, udp:address:port, sctp:address:port, icmp:address, dns-tcp:address:port
 // or dns-udp:address:port for a name server, client-tcp:address:port or
-// client-udp:address:port for the client's address as the server sees it, and name:NAME for
-// a name to resolve. A port number after tcp@ or udp@ is the source port. Without a target,
+// client-udp:address:port for the client's address as the server sees it, large-udp:address:port for
+// datagrams of several fragments both ways, and name:NAME for a name to resolve. A port number after tcp@ or udp@ is the source port. Without a target,
 // or with a malformed one, it fails: that is not "unreachable".
 func checkAll(ctx context.Context, targets []string, timeout time.Duration) ([]result, error) {
 	if len(targets) == 0 {
@@ -185,7 +185,7 @@ func parse(text string) (target, error) {
 		t.source = int(port)
 	}
 	switch protocol {
-	case "tcp", "udp", "sctp", "dns-tcp", "dns-udp", "client-tcp", "client-udp":
+	case "tcp", "udp", "sctp", "dns-tcp", "dns-udp", "client-tcp", "client-udp", "large-udp":
 		_, err = netip.ParseAddrPort(addr)
 	case "icmp":
 		_, err = netip.ParseAddr(addr)
@@ -194,7 +194,7 @@ func parse(text string) (target, error) {
 			err = errors.New("no name")
 		}
 	default:
-		err = fmt.Errorf("unknown protocol %q, want tcp, udp, sctp, icmp, dns-tcp, dns-udp, client-tcp, client-udp or name", protocol)
+		err = fmt.Errorf("unknown protocol %q, want tcp, udp, sctp, icmp, dns-tcp, dns-udp, client-tcp, client-udp, large-udp or name", protocol)
 	}
 	return t, err
 }
@@ -214,6 +214,8 @@ func check(ctx context.Context, t target, timeout time.Duration) (string, error)
 		return checkTCP(ctx, t, "/"+askClient)
 	case "client-udp":
 		return checkUDP(ctx, t, askClient)
+	case "large-udp":
+		return checkLargeUDP(ctx, t)
 	case "dns-tcp", "dns-udp":
 		return checkDNS(ctx, strings.TrimPrefix(t.protocol, "dns-"), t.addr)
 	case "name":

@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -43,15 +44,18 @@ func serve(ctx context.Context, name, listen string) error {
 		return fmt.Errorf("listen on UDP: %w", err)
 	}
 	go func() {
-		buf := make([]byte, 2048)
+		buf := make([]byte, 2*largeDatagram)
 		for {
 			n, from, err := udp.ReadFrom(buf)
 			if err != nil {
 				return
 			}
 			reply := name
-			if string(buf[:n]) == askClient {
+			switch {
+			case string(buf[:n]) == askClient:
 				reply = clientOf(from.String())
+			case n == largeDatagram:
+				reply = fmt.Sprintf("%-*s", largeDatagram, name)
 			}
 			if _, err := udp.WriteTo([]byte(reply), from); err != nil {
 				fmt.Fprintln(os.Stderr, "netprobe: answer UDP:", err)
@@ -132,6 +136,18 @@ func checkUDP(ctx context.Context, t target, request string) (string, error) {
 	return string(answer), err
 }
 
+// largeDatagram is the size of a datagram that no link carries in one packet.
+const largeDatagram = 4000
+
+// checkLargeUDP checks that a large datagram arrives as a whole, and its answer too.
+func checkLargeUDP(ctx context.Context, t target) (string, error) {
+	answer, err := exchangeUDP(ctx, t.addr, t.source, make([]byte, largeDatagram))
+	if err == nil && len(answer) != largeDatagram {
+		err = fmt.Errorf("the answer has %d bytes, want %d", len(answer), largeDatagram)
+	}
+	return strings.TrimRight(string(answer), " "), err
+}
+
 // exchangeUDP sends from an unconnected socket, as DNS resolvers do, and retries
 // every second: a single lost datagram does not fail the check. source is a port or 0.
 func exchangeUDP(ctx context.Context, addr string, source int, request []byte) ([]byte, error) {
@@ -150,7 +166,7 @@ func exchangeUDP(ctx context.Context, addr string, source int, request []byte) (
 		}
 	}
 	dest := sockaddr(to)
-	buf := make([]byte, 2048)
+	buf := make([]byte, 2*largeDatagram)
 	for {
 		if err := unix.Sendto(conn, request, 0, dest); err != nil {
 			return nil, os.NewSyscallError("sendto", err)

@@ -78,7 +78,7 @@ func runZone(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 		return fmt.Errorf("read the routes that BGP has learned: %w", err)
 	}
 	zone.SetImportedRoutes(importedRoutes(routes))
-	go routeimport.Watch(ctx, cfg.OVS.ExternalBridge, log, func(r []routeimport.Route) { zone.SetImportedRoutes(importedRoutes(r)) })
+	go routeimport.Watch(ctx, cfg.OVS.ExternalBridge, routeimport.RereadInterval, log, func(r []routeimport.Route) { zone.SetImportedRoutes(importedRoutes(r)) })
 	ready := func() error {
 		if !zone.Ready() {
 			return errors.New("not every known network is built")

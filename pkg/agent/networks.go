@@ -168,12 +168,9 @@ func (r *networkReconciler) reconcile(ctx context.Context, id int) error {
 	return nil
 }
 
-// remove removes a network: first its flows and its kernel state, then its management port
-// and the eBPF programs' rows.
+// remove removes a network's kernel state, and then its management port and the eBPF programs'
+// rows. The gateway reconciler removes its flows.
 func (r *networkReconciler) remove(ctx context.Context, id int, node network.Node) error {
-	if r.flows != nil {
-		r.flows.DeleteNetwork(id)
-	}
 	result, err := vrf.Remove(ctx, r.kernel, id, node, r.config.Plan)
 	r.mu.Lock()
 	name := r.last[id].network.Name

@@ -314,9 +314,7 @@ func Build(in Inputs) State {
 		in.forwardChain(),
 		in.inputChain(),
 		{Name: chainLocalNAT, Hook: "output", NAT: true, Rules: slices.Concat(in.toNodePorts(), in.toHostPorts(true))},
-		{Name: chainUnmark, Hook: "postrouting", Rules: append([]Rule{
-			rule("clear a network's mark", "oifname", managementPorts, fmt.Sprintf("meta mark %#x-%#x", network.FirstPacketMark, network.LastPacketMark), unmark),
-		}, in.unmarkIngress()...)},
+		{Name: chainUnmark, Hook: "postrouting", Rules: slices.Concat(in.unmarkNetworks(), in.unmarkIngress())},
 	}
 	st.Chains = append(st.Chains, in.ingressChain()...)
 	wire, source := in.toHostPorts(false), in.fromHostPorts()
@@ -327,6 +325,17 @@ func Build(in Inputs) State {
 	source = slices.Concat(in.ingressSource(), source)
 	st.Chains = append(st.Chains, Chain{Name: chainWireNAT, Hook: "prerouting", NAT: true, Rules: wire}, Chain{Name: chainSourceNAT, Hook: "postrouting", NAT: true, Rules: source})
 	return st
+}
+
+// unmarkNetworks clears networks' marks on packets into OVN, which keeps them: the kernel would route the
+// tunnel's packet by them.
+func (in Inputs) unmarkNetworks() []Rule {
+	marked := []string{fmt.Sprintf("meta mark %#x-%#x", network.FirstPacketMark, network.LastPacketMark), unmark}
+	rules := []Rule{rule("clear a network's mark", append([]string{"oifname", managementPorts}, marked...)...)}
+	if in.Bridge != "" {
+		rules = append(rules, rule("clear a network's mark, bridge", append([]string{fmt.Sprintf("oifname %q", in.Bridge)}, marked...)...))
+	}
+	return rules
 }
 
 // toNodePorts redirects packets for node ports to the network's gateway router.

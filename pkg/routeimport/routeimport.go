@@ -112,11 +112,15 @@ func prefixOf(r *netlink.Route) (netip.Prefix, bool) {
 	return netip.PrefixFrom(addr, bits), ok && bits >= 0
 }
 
-// Watch calls changed with all routes, first at once and then when they have changed, until
-// ctx ends.
-func Watch(ctx context.Context, bridge string, log *slog.Logger, changed func([]Route)) {
+// RereadInterval is how often all routes are read: the kernel does not report the IPv4 routes that it
+// removes when their link goes down.
+const RereadInterval = time.Minute
+
+// Watch calls changed with all routes, first at once, then when they have changed, and again after each
+// interval reread, until ctx ends.
+func Watch(ctx context.Context, bridge string, reread time.Duration, log *slog.Logger, changed func([]Route)) {
 	for ctx.Err() == nil {
-		if err := watch(ctx, bridge, changed); err != nil && ctx.Err() == nil {
+		if err := watch(ctx, bridge, reread, changed); err != nil && ctx.Err() == nil {
 			log.Warn("cannot watch the routes that BGP has learned, will retry", "error", err)
 		}
 		select {
@@ -126,9 +130,9 @@ func Watch(ctx context.Context, bridge string, log *slog.Logger, changed func([]
 	}
 }
 
-// watch subscribes to changes, reads, and reads again after changes. It returns when the
+// watch subscribes to changes, reads, and reads again after changes and after each interval reread. It returns when the
 // subscription ends: messages may have been lost then.
-func watch(ctx context.Context, bridge string, changed func([]Route)) error {
+func watch(ctx context.Context, bridge string, reread time.Duration, changed func([]Route)) error {
 	done := make(chan struct{})
 	defer close(done)
 	updates := make(chan netlink.RouteUpdate, 1024)
@@ -161,6 +165,8 @@ func watch(ctx context.Context, bridge string, changed func([]Route)) error {
 	if err := read(); err != nil {
 		return err
 	}
+	again := time.NewTicker(reread)
+	defer again.Stop()
 	var timer <-chan time.Time
 	for {
 		select {
@@ -177,6 +183,10 @@ func watch(ctx context.Context, bridge string, changed func([]Route)) error {
 			}
 		case <-timer:
 			timer = nil
+			if err := read(); err != nil {
+				return err
+			}
+		case <-again.C:
 			if err := read(); err != nil {
 				return err
 			}

@@ -96,7 +96,7 @@ func TestKernelWatch(t *testing.T) {
 			t.Error(err)
 			return
 		}
-		Watch(ctx, "br-ex", slog.New(slog.DiscardHandler), func(r []Route) { seen <- r })
+		Watch(ctx, "br-ex", time.Second, slog.New(slog.DiscardHandler), func(r []Route) { seen <- r })
 	}()
 	defer func() { cancel(); <-ended }()
 	want := func(what string, routes ...Route) {
@@ -143,14 +143,20 @@ func TestKernelWatch(t *testing.T) {
 		t.Fatal(err)
 	}
 	ip("-batch " + file)
-	for deadline := time.After(30 * time.Second); ; {
-		select {
-		case r := <-seen:
-			if len(r) == 10001 {
-				return
+	wait := func(number int) {
+		t.Helper()
+		for deadline := time.After(30 * time.Second); ; {
+			select {
+			case r := <-seen:
+				if len(r) == number {
+					return
+				}
+			case <-deadline:
+				t.Fatalf("%d routes are not seen", number)
 			}
-		case <-deadline:
-			t.Fatal("not all of 10,000 routes are seen")
 		}
 	}
+	wait(10001)
+	ip("link set br-ex down")
+	wait(0)
 }

@@ -104,7 +104,7 @@ func (r Rule) String() string {
 		match += fmt.Sprintf(" fwmark %#x/%#x", r.Mark, r.Mask)
 	}
 	if r.To.IsValid() {
-		match = "to " + r.To.String()
+		match += " to " + r.To.String()
 	}
 	if r.From != "" {
 		match += " iif " + r.From

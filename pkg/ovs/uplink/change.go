@@ -65,9 +65,7 @@ func (n *Node) Do(ctx context.Context, op Op) error {
 		}
 		return err
 	case DelRoute:
-		r := op.Route
-		r.Expires = 0
-		err := n.request(unix.RTM_DELROUTE, 0, routeMessage(r, index))
+		err := n.request(unix.RTM_DELROUTE, 0, deleteMessage(op.Route, index))
 		if errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENOENT) {
 			return nil
 		}

@@ -274,7 +274,10 @@ func parseRoute(h routeHeader, attrs []attribute, index int) (r parsedRoute, ok 
 				}
 			}
 			continue
-		case attrExpires, attrNextHopID:
+		case attrNextHopID:
+			r.NextHopID = at.uint32()
+			continue
+		case attrExpires:
 			continue
 		}
 		kept = append(kept, at)
@@ -333,6 +336,22 @@ func routeMessage(r Route, index int) []byte {
 		out = appendAttribute(out, attrExpires, native.AppendUint32(nil, r.Expires))
 	}
 	return out
+}
+
+// deleteMessage returns the message that deletes the route from the link with that index. With the id of a
+// next hop object the kernel finds no route if the message also says where it leads.
+func deleteMessage(r Route, index int) []byte {
+	r.Expires = 0
+	if r.NextHopID == 0 {
+		return routeMessage(r, index)
+	}
+	out := slices.Clone(r.Message[:unix.SizeofRtMsg])
+	for _, at := range attributes(r.Message[unix.SizeofRtMsg:]) {
+		if !slices.Contains([]uint16{unix.RTA_OIF, unix.RTA_GATEWAY, unix.RTA_VIA, unix.RTA_MULTIPATH}, at.kind) {
+			out = appendAttribute(out, at.kind, at.data)
+		}
+	}
+	return appendAttribute(out, attrNextHopID, native.AppendUint32(nil, r.NextHopID))
 }
 
 // moved returns the route as the other link gets it. A route from a router advertisement gets another

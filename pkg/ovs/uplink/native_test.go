@@ -27,7 +27,7 @@ func TestNativeMove(t *testing.T) {
 	w := newWorld(t)
 	w.configure()
 	before := describe(w.read().OnUplink)
-	if len(before) != 16 {
+	if len(before) != 18 {
 		t.Fatalf("the interface has\n%s", strings.Join(before, "\n"))
 	}
 	w.node("link set eth7 mtu 1450")

@@ -106,6 +106,9 @@ type Route struct {
 	Expires uint32 `json:"expires,omitempty"` // in seconds; 0: never
 	Gateway bool   `json:"gateway,omitempty"` // it has a next hop, which another route must lead to
 	RA      bool   `json:"ra,omitempty"`      // the kernel made it from a router advertisement
+	// NextHopID is that of the route's next hop object; 0: none. The route moves as one with that next
+	// hop, and the kernel deletes it only by the id.
+	NextHopID uint32 `json:"nextHopID,omitempty"`
 }
 
 func (r Route) String() string { return r.Text }

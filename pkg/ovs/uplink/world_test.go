@@ -222,6 +222,10 @@ func (w *world) configure() {
 		"-6 route add default via 2001:db8::1 dev eth7 metric 1024",
 		"-6 route add default via fe80::1 dev eth7 proto ra metric 1024 expires 1000 table 79",
 		"-6 route add 2001:db8:7::/64 dev eth7 table 77 metric 5",
+		"nexthop add id 17 via 192.0.2.1 dev eth7",
+		"route add 10.4.0.0/16 nhid 17",
+		"nexthop add id 18 via 2001:db8::1 dev eth7",
+		"-6 route add 2001:db8:9::/64 nhid 18",
 	} {
 		w.node(args)
 	}

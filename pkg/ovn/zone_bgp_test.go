@@ -82,7 +82,9 @@ func TestZoneAdvertisedDeleted(t *testing.T) {
 		env := newZoneEnv(t)
 		env.node(1, true)
 		env.sharedNAD("red")
-		env.editNAD("red", "net", func(n *nadv1.NetworkAttachmentDefinition) { n.Annotations[network.AnnotationAdvertisedVRFs] = "default" })
+		env.editNAD("red", "net", func(n *nadv1.NetworkAttachmentDefinition) {
+			n.Annotations[network.AnnotationAdvertisedVRFs] = "default"
+		})
 		env.pod("red", "a", nil)
 		env.run()
 		env.waitUntil("annotation", func() bool { return len(env.networks("red", "a")) == 2 })

@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"fmt"
 	"maps"
 	"reflect"
 	"slices"
@@ -272,11 +273,16 @@ func (c *Cache) MarkRemoved(id int) {
 }
 
 // Primary is the NAD of the primary network of a namespace's pods; nil if they
-// have none.
+// have none. The agent may see a new namespace's pods before it sees the namespace: until then
+// it is not known whether they have one.
 func (c *Cache) Primary(namespace string) (*network.NAD, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.nads.Primary(namespace, c.namespaces[namespace].Labelled)
+	ns, seen := c.namespaces[namespace]
+	if !seen {
+		return nil, fmt.Errorf("the agent has not seen namespace %s yet", namespace)
+	}
+	return c.nads.Primary(namespace, ns.Labelled)
 }
 
 // SetForeign stores whether a NAD of another CNI plugin has the key.

@@ -58,6 +58,42 @@ func TestDeletionWaitsForPods(t *testing.T) {
 	w.waitGone(again)
 }
 
+// A secondary network that is recreated as primary, while a pod still uses the old NAD, waits for the pod, and its
+// controller does so too.
+func TestRecreatedAsPrimary(t *testing.T) {
+	needAPI(t)
+	w := newFixture(t)
+	startController(t, testConfig(t))
+	ns := w.namespace("again", true)
+	defer w.remove(ns)
+	secondary := newUDN("again", "net", "10.111.0.0/16")
+	secondary.Spec.Layer3.Role = udnv1.NetworkRoleSecondary
+	w.create(secondary)
+	w.waitCreated(secondary)
+	pod := w.createPodUsing("again", "running", "again/net")
+	w.remove(secondary)
+	if err := w.Patch(w.ctx, secondary, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))); err != nil {
+		t.Fatal(err)
+	}
+	w.waitGone(secondary)
+	primary := newUDN("again", "net", "10.111.0.0/16")
+	w.create(primary)
+	w.waitCondition(primary, udnv1.ConditionNetworkCreated, metav1.ConditionFalse, "of a deleted UserDefinedNetwork of this name still exists")
+	before := reconciles(t, "network")
+	other := newUDN("again", "other", "10.112.0.0/16")
+	other.Spec.Layer3.Role = udnv1.NetworkRoleSecondary
+	w.create(other)
+	defer w.remove(other)
+	w.waitCreated(other)
+	if n := reconciles(t, "network") - before; n > 30 {
+		t.Errorf("%v reconciliations while the network waits for a pod, want at most 30", n)
+	}
+	w.remove(pod)
+	w.waitCreated(primary)
+	w.remove(primary)
+	w.waitGone(primary)
+}
+
 // A namespace can be deleted with its pods and networks of both kinds.
 func TestNamespaceDeletion(t *testing.T) {
 	needAPI(t)

@@ -354,6 +354,15 @@ func TestMirrorPodPolicy(t *testing.T) {
 		next.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "f0e1d2c3"}
 		return cl.Update(t.Context(), next, client.DryRunAll)
 	})
+	// A pod that is bound to a node gets the Binding's annotations.
+	binding := func() *corev1.Binding {
+		return &corev1.Binding{ObjectMeta: metav1.ObjectMeta{Namespace: p.namespace, Name: pod.Name, Annotations: map[string]string{corev1.MirrorPodAnnotationKey: "f0e1d2c3"}},
+			Target: corev1.ObjectReference{Kind: "Node", Name: "n1"}}
+	}
+	p.verdict(t, "only kubelet creates: omit it", func(cl client.Client) error {
+		return cl.SubResource("binding").Create(t.Context(), pod.DeepCopy(), binding(), client.DryRunAll)
+	})
+	p.verdict(t, "only kubelet creates: omit it", func(cl client.Client) error { return cl.Create(t.Context(), binding(), client.DryRunAll) })
 	grantEverything(t, p.admin, p.namespace, "system:node:n1")
 	c := impersonate("system:node:n1")
 	c.Impersonate.Groups = []string{"system:nodes", "system:authenticated"}

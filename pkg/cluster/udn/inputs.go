@@ -127,7 +127,10 @@ func (r *Reconciler) network(ctx context.Context, in *Inputs, have State) error 
 // a primary network, the claim on each namespace.
 func (r *Reconciler) claim(ctx context.Context, in *Inputs, have State) error {
 	admissible := func(ns *Namespace) bool {
-		_, exists := have.NADs[ns.Name]
+		nad, exists := have.NADs[ns.Name]
+		if exists && nad.OwnerUID != "" && nad.OwnerUID != in.Request.UID {
+			return false // of a deleted owner: it goes once no pod uses it, and the claim waits until then
+		}
 		return in.Request.admits(*ns) && ns.Foreign == "" && ns.Primary == "" && (exists || !ns.Full && ns.WithoutPrimary == nil)
 	}
 	allocated := false

@@ -281,9 +281,10 @@ func localNodePortsReached(ctx context.Context, w *World) (string, error) {
 	return fmt.Sprintf("%d answers", answers), nil
 }
 
-// fragmentsPass sends datagrams that no link carries in one packet: from the external machine and the
-// nodes' own processes to each network's node ports, from the latter to load balancers' addresses, and
-// from pods of each network to the external machine and other networks' node ports.
+// fragmentsPass sends datagrams that no link carries in one packet: from pods of each network to the
+// external machine, and from the external machine, the node's own processes and other networks' pods to node
+// ports and load balancers' addresses with external traffic policy Local. Fragments of a link's full size do not
+// fit into the overlay, so that endpoints on other nodes do not receive them.
 func fragmentsPass(ctx context.Context, w *World) (string, error) {
 	const listenPort = 8072
 	stop, err := w.serveOnMachines(ctx, listenPort)
@@ -323,15 +324,12 @@ func fragmentsPass(ctx context.Context, w *World) (string, error) {
 		}
 	}
 	for _, s := range storyServices {
-		var servers []string
-		for _, p := range w.endpoints(s.namespace, s.tenant) {
-			servers = append(servers, p.Namespace+"/"+p.Name)
-		}
 		for _, n := range w.tenantNodes() {
-			list, err := w.nodePorts(ctx, s.namespace, addrs(n))
+			list, err := w.nodePortsOf(ctx, s.namespace, "near-port", addrs(n))
 			if err != nil {
 				return "", err
 			}
+			servers := w.near(s.namespace, s.tenant, n)
 			to := " to node ports of namespace " + s.namespace + " on " + n.Name
 			for _, m := range []*lab.Node{external, n} {
 				if err := asks(m.Name+to, w.fromNode(ctx, m), list, servers); err != nil {

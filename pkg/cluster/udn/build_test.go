@@ -470,3 +470,19 @@ func TestAcceptedGeneration(t *testing.T) {
 		t.Error("accepted without a condition")
 	}
 }
+
+// Nothing is said of a UserDefinedNetwork whose namespace is not in the cache.
+func TestUnknownNamespace(t *testing.T) {
+	in := inputs(t, udnRequest(layer3(0, nil, udnv1.Layer3Subnet{CIDR: "10.100.0.0/16"})))
+	in.Namespaces = nil
+	if !in.unknownNamespace(State{}) {
+		t.Error("a new network: its status would be written")
+	}
+	if in.unknownNamespace(State{NADs: map[string]NAD{"red": {}}}) {
+		t.Error("a network whose namespace is being deleted and whose NAD is in use has no status")
+	}
+	in.Namespaces = []Namespace{{Name: "red", Labeled: true}}
+	if in.unknownNamespace(State{}) {
+		t.Error("a network of a known namespace has no status")
+	}
+}

@@ -123,6 +123,12 @@ func (r *Reconciler) network(ctx context.Context, in *Inputs, have State) error 
 	return nil
 }
 
+// unknownNamespace reports whether the cache does not have the namespace of a new UserDefinedNetwork yet, or it is
+// being deleted: nothing can be said of the network then. The namespace's event enqueues it.
+func (in Inputs) unknownNamespace(have State) bool {
+	return in.Request != nil && !in.Request.Deleting && !in.Owner.Cluster() && len(in.Namespaces) == 0 && len(have.NADs) == 0
+}
+
 // claim allocates what a network needs before its NADs are created: an id and, for
 // a primary network, the claim on each namespace.
 func (r *Reconciler) claim(ctx context.Context, in *Inputs, have State) error {

@@ -74,7 +74,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, o Owner) (reconcile.Result, 
 	if applyErr != nil && len(failed) == 0 {
 		return reconcile.Result{RequeueAfter: conflictRetry}, nil // the cache is stale: no reason for a condition
 	}
-	status := DiffStatus(o, BuildStatus(in, want, problems, failed), have.Status)
+	var status []Op
+	if !in.unknownNamespace(have) {
+		status = DiffStatus(o, BuildStatus(in, want, problems, failed), have.Status)
+	}
 	if in.Request != nil && in.Request.Deleting && !o.Cluster() {
 		for i := range status { // a namespace that is being deleted accepts no events
 			status[i].Warn = nil

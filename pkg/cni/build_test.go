@@ -3,7 +3,11 @@
 package cni
 
 import (
+	"cmp"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -173,4 +177,40 @@ func FuzzParseRequest(f *testing.F) {
 			t.Errorf("accepted %+v", r)
 		}
 	})
+}
+
+// Invalid requests have the codes of the CNI specification.
+func TestErrorCodes(t *testing.T) {
+	const config = `{"cniVersion":"1.1.0","name":"bulkhead","type":"ovn-k8s-cni-overlay"}`
+	env := map[string]string{"CNI_COMMAND": "ADD", "CNI_CONTAINERID": "c", "CNI_NETNS": "/n", "CNI_IFNAME": "eth0", "CNI_ARGS": "K8S_POD_NAMESPACE=ns;K8S_POD_NAME=pod"}
+	with := func(name, value string) map[string]string {
+		out := maps.Clone(env)
+		out[name] = value
+		return out
+	}
+	for name, c := range map[string]struct {
+		env    map[string]string
+		config string
+		code   uint
+	}{
+		"valid":             {env, config, 0},
+		"version":           {env, strings.Replace(config, "1.1.0", "9.9.9", 1), 1},
+		"command":           {with("CNI_COMMAND", "X"), config, 4},
+		"container":         {with("CNI_CONTAINERID", ""), config, 4},
+		"interface":         {with("CNI_IFNAME", "a/b"), config, 4},
+		"network namespace": {with("CNI_NETNS", ""), config, 4},
+		"pod":               {with("CNI_ARGS", ""), config, 4},
+		"JSON":              {env, "{", 6},
+		"name":              {env, `{"cniVersion":"1.1.0"}`, 7},
+		"NAD":               {env, `{"cniVersion":"1.1.0","name":"red"}`, 7},
+	} {
+		body, err := json.Marshal(Wire{c.env, []byte(c.config)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = ParseRequest(body)
+		if code := cniError(cmp.Or(err, errors.New("valid"))).Code; err == nil && c.code != 0 || err != nil && code != c.code {
+			t.Errorf("%s: code %d, want %d: %v", name, code, c.code, err)
+		}
+	}
 }

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 
+	cnitypes "github.com/containernetworking/cni/pkg/types"
+
 	"bulkhead/pkg/network"
 )
 
@@ -47,15 +49,26 @@ type ValidAttachment struct {
 // Versions lists the supported versions of the CNI specification.
 var Versions = []string{"0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
 
-// ErrDecode: the request is invalid.
-var ErrDecode = errors.New("invalid request")
+// requestError says what is invalid in a request. Its value is the CNI specification's code.
+type requestError uint
+
+// Error implements error.
+func (requestError) Error() string { return "invalid request" }
+
+// What is invalid (CNI specification 1.1, "Error").
+const (
+	errVersion     = requestError(cnitypes.ErrIncompatibleCNIVersion)
+	errEnvironment = requestError(cnitypes.ErrInvalidEnvironmentVariables)
+	errDecode      = requestError(cnitypes.ErrDecodingFailure)
+	errConfig      = requestError(cnitypes.ErrInvalidNetworkConfig)
+)
 
 // ParseRequest parses the plugin's message. It ignores unknown keys of the
 // configuration, which may be for other plugins or the runtime.
 func ParseRequest(body []byte) (Request, error) {
 	var w Wire
 	if err := json.Unmarshal(body, &w); err != nil {
-		return Request{}, fmt.Errorf("%w: %w", ErrDecode, err)
+		return Request{}, fmt.Errorf("%w: %w", errDecode, err)
 	}
 	var conf struct {
 		CNIVersion       string            `json:"cniVersion"`
@@ -67,7 +80,7 @@ func ParseRequest(body []byte) (Request, error) {
 	r := Request{Command: w.Env["CNI_COMMAND"], Sandbox: w.Env["CNI_CONTAINERID"], NetNS: w.Env["CNI_NETNS"], IfName: w.Env["CNI_IFNAME"]}
 	if r.Command != "VERSION" || len(w.Config) > 0 {
 		if err := json.Unmarshal(w.Config, &conf); err != nil {
-			return r, fmt.Errorf("%w: network configuration: %w", ErrDecode, err)
+			return r, fmt.Errorf("%w: network configuration: %w", errDecode, err)
 		}
 	}
 	r.CNIVersion, r.Network, r.NAD, r.Valid = conf.CNIVersion, conf.Name, conf.NetAttachDefName, append(conf.Valid, conf.ValidOld...)
@@ -92,41 +105,41 @@ func ParseRequest(body []byte) (Request, error) {
 }
 
 func (r Request) validate() error {
-	missing := func(field string) error { return fmt.Errorf("%w: %s has no %s", ErrDecode, r.Command, field) }
+	missing := func(what requestError, field string) error { return fmt.Errorf("%w: %s has no %s", what, r.Command, field) }
 	switch r.Command {
 	case "VERSION", "STATUS":
 		return nil
 	case "GC":
 		if r.Network == "" {
-			return missing("name in its network configuration")
+			return missing(errConfig, "name in its network configuration")
 		}
 		return nil
 	case "ADD", "DEL", "CHECK":
 	default:
-		return fmt.Errorf("%w: CNI_COMMAND %q is unknown", ErrDecode, r.Command)
+		return fmt.Errorf("%w: CNI_COMMAND %q is unknown", errEnvironment, r.Command)
 	}
 	if !slices.Contains(Versions, r.CNIVersion) {
-		return fmt.Errorf("%w: cniVersion %q is not supported: use one of %s", ErrDecode, r.CNIVersion, strings.Join(Versions, ", "))
+		return fmt.Errorf("%w: cniVersion %q is not supported: use one of %s", errVersion, r.CNIVersion, strings.Join(Versions, ", "))
 	}
 	if err := validName(r.Sandbox, 256); err != nil {
-		return fmt.Errorf("%w: CNI_CONTAINERID: %w", ErrDecode, err)
+		return fmt.Errorf("%w: CNI_CONTAINERID: %w", errEnvironment, err)
 	}
 	if err := validName(r.IfName, 15); err != nil {
-		return fmt.Errorf("%w: CNI_IFNAME: %w", ErrDecode, err)
+		return fmt.Errorf("%w: CNI_IFNAME: %w", errEnvironment, err)
 	}
 	if r.Network == "" {
-		return missing("name in its network configuration")
+		return missing(errConfig, "name in its network configuration")
 	}
 	if r.Command == "DEL" {
 		return nil // CNI allows a DEL without the other fields
 	}
 	switch {
 	case r.NetNS == "":
-		return missing("CNI_NETNS")
+		return missing(errEnvironment, "CNI_NETNS")
 	case r.Namespace == "" || r.Pod == "":
-		return missing("K8S_POD_NAMESPACE and K8S_POD_NAME in CNI_ARGS")
+		return missing(errEnvironment, "K8S_POD_NAMESPACE and K8S_POD_NAME in CNI_ARGS")
 	case r.NAD == "" && r.Network != NetworkName:
-		return fmt.Errorf("%w: network configuration %q has no netAttachDefName: set it to <namespace>/<name> of the NetworkAttachmentDefinition", ErrDecode, r.Network)
+		return fmt.Errorf("%w: network configuration %q has no netAttachDefName: set it to <namespace>/<name> of the NetworkAttachmentDefinition", errConfig, r.Network)
 	}
 	return nil
 }

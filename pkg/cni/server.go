@@ -233,11 +233,12 @@ const (
 
 func cniError(err error) *cnitypes.Error {
 	var e *cnitypes.Error
+	var invalid requestError
 	switch {
 	case errors.As(err, &e):
 		return e
-	case errors.Is(err, ErrDecode):
-		return cnitypes.NewError(cnitypes.ErrDecodingFailure, err.Error(), "")
+	case errors.As(err, &invalid):
+		return cnitypes.NewError(uint(invalid), err.Error(), "")
 	case errors.Is(err, ErrOverlap):
 		return cnitypes.NewError(codeOverlap, err.Error(), "")
 	case errors.Is(err, errTryLater):

@@ -345,7 +345,7 @@ func TestPlugin(t *testing.T) {
 	if v, err := run("VERSION"); err != nil || len(v["supportedVersions"].([]any)) != len(Versions) {
 		t.Errorf("VERSION: %v %v", v, err)
 	}
-	if v, err := run("NONSENSE"); err == nil || v["code"] != 6.0 {
+	if v, err := run("NONSENSE"); err == nil || v["code"] != 4.0 {
 		t.Errorf("an unknown command: %v %v", v, err)
 	}
 	if v, err := run("DEL"); err != nil || v != nil {

@@ -23,7 +23,7 @@ func gatewayChecks() []Check {
 		{Chapter: 3, Title: "pods of every network, from one source port at once, reach hosts and nodes", Phase: phaseReach, Needs: needs(fixturePlain, fixtureTenants, fixtureLayer2), Run: outsideReached, Group: groupEgress},
 		{Chapter: 3, Title: "node ports answer hosts, nodes and other networks, each with its network's pods", Phase: phaseReach, Needs: needs(fixtureServices), Run: nodePortsReached, Group: groupNodePorts},
 		{Chapter: 3, Title: "node ports with external traffic policy Local: the node's own endpoints answer hosts, whose addresses they see, and other networks' pods", Phase: phaseReach, Needs: needs(fixtureServices), Run: localNodePortsReached, Group: groupNodePorts},
-		{Chapter: 3, Title: "datagrams of several fragments reach hosts, node ports and load balancers' addresses, and so do their answers", Phase: phaseReach, Needs: needs(fixturePlain, fixtureTenants, fixtureLayer2, fixtureServices), Run: fragmentsPass, Group: groupNodePorts},
+		{Chapter: 3, Title: "datagrams of several fragments, from pods of every network to hosts, arrive, and so do their answers", Phase: phaseReach, Needs: needs(fixturePlain, fixtureTenants, fixtureLayer2), Run: fragmentsPass, Group: groupEgress},
 		{Chapter: 3, Title: "external addresses: hosts reach the oldest service, which sees their addresses", Phase: phaseReach, Needs: needs(fixtureServices), Run: externalAddressesReached, Group: groupNodePorts},
 		{Chapter: 4, Title: "external IPs that a tenant's service claims: other hosts' and nodes' addresses stay theirs", Phase: phaseIsolation, Needs: needs(fixturePlain, fixtureTenants, fixtureLayer2), Run: claimsCaptureNothing, Group: groupNodePorts},
 	}
@@ -281,10 +281,8 @@ func localNodePortsReached(ctx context.Context, w *World) (string, error) {
 	return fmt.Sprintf("%d answers", answers), nil
 }
 
-// fragmentsPass sends datagrams that no link carries in one packet: from pods of each network to the
-// external machine, and from the external machine, the node's own processes and other networks' pods to node
-// ports and load balancers' addresses with external traffic policy Local. Fragments of a link's full size do not
-// fit into the overlay, so that endpoints on other nodes do not receive them.
+// fragmentsPass has pods of each network send datagrams to the external machine that no link carries in one
+// packet.
 func fragmentsPass(ctx context.Context, w *World) (string, error) {
 	const listenPort = 8072
 	stop, err := w.serveOnMachines(ctx, listenPort)
@@ -292,69 +290,21 @@ func fragmentsPass(ctx context.Context, w *World) (string, error) {
 		return "", err
 	}
 	defer stop()
-	large := func(list []string) (out []string) {
-		for _, t := range list {
-			if rest, ok := strings.CutPrefix(t, "udp:"); ok {
-				out = append(out, "large-udp:"+rest)
-			}
-		}
-		return out
-	}
-	answers := 0
-	asks := func(name string, ask func([]string) ([]probe, error), list, servers []string) error {
-		n, err := answered(ask, large(list), servers, 1)
-		answers += n
-		if err != nil {
-			return fmt.Errorf("%s: %w", name, err)
-		}
-		return nil
-	}
 	external := w.Lab.External()
 	pods, err := w.perNode()
 	if err != nil {
 		return "", err
 	}
-	var outside []string
+	want := map[string]string{}
 	for _, a := range addrs(external) {
-		outside = append(outside, "udp:"+netip.AddrPortFrom(a, listenPort).String())
+		want["large-udp:"+netip.AddrPortFrom(a, listenPort).String()] = external.Name
 	}
-	for _, p := range pods {
-		if err := asks(p.Name+" on "+p.Node+" to the external machine", w.fromPod(ctx, p), outside, []string{external.Name}); err != nil {
-			return "", err
+	return fmt.Sprintf("%d pods, %d targets each", len(pods), len(want)), each(pods, func(p *pod) error {
+		if _, err := w.reach(ctx, p, "", want); err != nil {
+			return fmt.Errorf("from %s on %s: %w", p.Name, p.Node, err)
 		}
-	}
-	for _, s := range storyServices {
-		for _, n := range w.tenantNodes() {
-			list, err := w.nodePortsOf(ctx, s.namespace, "near-port", addrs(n))
-			if err != nil {
-				return "", err
-			}
-			servers := w.near(s.namespace, s.tenant, n)
-			to := " to node ports of namespace " + s.namespace + " on " + n.Name
-			for _, m := range []*lab.Node{external, n} {
-				if err := asks(m.Name+to, w.fromNode(ctx, m), list, servers); err != nil {
-					return "", err
-				}
-			}
-			for _, p := range pods {
-				if p.Tenant != s.tenant && p.Node == n.Name {
-					if err := asks(p.Name+to, w.fromPod(ctx, p), list, servers); err != nil {
-						return "", err
-					}
-				}
-			}
-		}
-	}
-	namespace, tenant, err := w.oldestBalancer(ctx)
-	if err != nil {
-		return "", err
-	}
-	for _, n := range w.tenantNodes() {
-		if err := asks(n.Name+" to load balancers' addresses", w.fromNode(ctx, n), portTargets(w.served(balancerAddresses)), w.near(namespace, tenant, n)); err != nil {
-			return "", err
-		}
-	}
-	return fmt.Sprintf("%d answers", answers), nil
+		return nil
+	})
 }
 
 // near returns those of a namespace's endpoints that are on a node.

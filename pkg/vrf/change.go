@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"bulkhead/pkg/netdump"
 	"bulkhead/pkg/network"
 )
 
@@ -277,9 +278,16 @@ func (k *Kernel) delDevice(d Device) error {
 	if v, ok := l.(*netlink.Vrf); !ok || !ours(l) || int(v.Table) != d.Table {
 		return nil // another link, or another network's device, has the name by now
 	}
-	for index, port := range k.managementPortsIn(l.Attrs().Index) {
-		if err := k.h.LinkSetDown(&netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: index}}); err != nil && !errors.Is(err, unix.ENODEV) {
-			return fmt.Errorf("set %s down: %w", port, err)
+	links, err := netdump.List(k.h.LinkList) // not the cache, which may be behind
+	if err != nil {
+		return fmt.Errorf("list the links in VRF %s: %w", d.Name, err)
+	}
+	for _, port := range links {
+		if port.Attrs().MasterIndex != l.Attrs().Index || !strings.HasPrefix(port.Attrs().Name, network.ManagementPrefix) {
+			continue
+		}
+		if err := k.h.LinkSetDown(port); err != nil && !errors.Is(err, unix.ENODEV) {
+			return fmt.Errorf("set %s down: %w", port.Attrs().Name, err)
 		}
 	}
 	if err := k.h.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) {
@@ -289,19 +297,6 @@ func (k *Kernel) delDevice(d Device) error {
 	k.cache.delDevice(l.Attrs().Index)
 	k.mu.Unlock()
 	return nil
-}
-
-// managementPortsIn returns the management ports in a VRF, by index.
-func (k *Kernel) managementPortsIn(vrf int) map[int]string {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	ports := map[int]string{}
-	for index, name := range k.cache.links {
-		if k.cache.all[index] == vrf && strings.HasPrefix(name, network.ManagementPrefix) {
-			ports[index] = name
-		}
-	}
-	return ports
 }
 
 func (k *Kernel) setSysctl(s Sysctl) error {

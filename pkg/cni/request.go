@@ -105,7 +105,9 @@ func ParseRequest(body []byte) (Request, error) {
 }
 
 func (r Request) validate() error {
-	missing := func(what requestError, field string) error { return fmt.Errorf("%w: %s has no %s", what, r.Command, field) }
+	missing := func(what requestError, field string) error {
+		return fmt.Errorf("%w: %s has no %s", what, r.Command, field)
+	}
 	switch r.Command {
 	case "VERSION", "STATUS":
 		return nil

@@ -44,8 +44,8 @@ type NetConf struct {
 var ErrForeign = errors.New("not of type " + CNIType)
 
 // ParseNetConf parses NAD JSON. Unknown keys are errors, because a mistyped key
-// would otherwise be ignored silently. The standard CNI keys that Bulkhead does
-// not use are accepted. Errors name the key and the remedy.
+// would otherwise be ignored silently. Keys of the CNI specification and of OVN-Kubernetes that
+// Bulkhead does not use are accepted. Errors name the key and the remedy.
 func ParseNetConf(config string) (NetConf, error) {
 	var probe struct {
 		Type    string            `json:"type"`
@@ -66,6 +66,16 @@ func ParseNetConf(config string) (NetConf, error) {
 		Capabilities  json.RawMessage `json:"capabilities"`
 		RuntimeConfig json.RawMessage `json:"runtimeConfig"`
 		PrevResult    json.RawMessage `json:"prevResult"`
+		Args          json.RawMessage `json:"args"`
+		CNIVersions   json.RawMessage `json:"cniVersions"`
+		DisableCheck  json.RawMessage `json:"disableCheck"`
+		DisableGC     json.RawMessage `json:"disableGC"`
+		DeviceID      json.RawMessage `json:"deviceID"`
+		LogFile       json.RawMessage `json:"logFile"`
+		LogLevel      json.RawMessage `json:"logLevel"`
+		LogMaxSize    json.RawMessage `json:"logfile-maxsize"`
+		LogMaxBackups json.RawMessage `json:"logfile-maxbackups"`
+		LogMaxAge     json.RawMessage `json:"logfile-maxage"`
 		JoinSubnets   string          `json:"joinSubnets"` // the spelling of OVN-Kubernetes' proposals
 	}
 	dec := json.NewDecoder(bytes.NewReader([]byte(config)))
@@ -79,8 +89,11 @@ func ParseNetConf(config string) (NetConf, error) {
 		}
 		c.JoinSubnet = c.JoinSubnets
 	}
-	if c.Transport == "noOverlay" { // the spelling of OVN-Kubernetes' proposals
+	switch c.Transport {
+	case "noOverlay": // the spelling of OVN-Kubernetes' proposals
 		c.Transport = TransportNoOverlay
+	case "geneve": // OVN-Kubernetes' name of the default
+		c.Transport = ""
 	}
 	if c.Name == "" {
 		return NetConf{}, errors.New("config has no name: give the network a name")

@@ -113,6 +113,7 @@ func TestNetConfAccepted(t *testing.T) {
 			n.Name = "cluster_udn_x"
 			n.Transport, n.OutboundSNAT, n.JoinSubnets = TransportNoOverlay, "disabled", pfx("100.65.0.0/16", "fd99::/64")
 		}},
+		{l3Primary + `,"transport":"geneve","args":{"a":1},"disableCheck":true,"disableGC":true,"cniVersions":["1.0.0"],"logFile":"x","logLevel":"5","logfile-maxsize":1`, func(n *Network) { n.JoinSubnets = pfx("100.65.0.0/16", "fd99::/64") }},
 		{l3Primary + `,"transport":"noOverlay","outboundSNAT":"disabled","name":"cluster_udn_x"`, func(n *Network) {
 			n.Name = "cluster_udn_x"
 			n.Transport, n.OutboundSNAT, n.JoinSubnets = TransportNoOverlay, "disabled", pfx("100.65.0.0/16", "fd99::/64")

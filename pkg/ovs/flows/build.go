@@ -114,10 +114,10 @@ const tagged = ",vlan_tci=0x1000/0x1000"
 var ErrNoUplink = errors.New("no uplink: add the node's network interface to it")
 
 // Build returns the flows that belong to no network. The node's own traffic passes
-// between uplink and bridge port, and does not depend on conntrack. Localnet networks are
-// on the wire, in their VLANs. Packets from all other ports, i.e. the patch ports of
-// gateway routers, are dropped unless BuildNetwork's flows let them pass. Without
-// an uplink Build returns ErrNoUplink with the flows that drop.
+// between uplink and bridge port, and does not depend on conntrack, apart from fragments, which
+// are reassembled. Localnet networks are on the wire, in their VLANs. Packets from all other
+// ports, i.e. the patch ports of gateway routers, are dropped unless BuildNetwork's flows let
+// them pass. Without an uplink Build returns ErrNoUplink with the flows that drop.
 func Build(bridge Bridge, in Inputs) (State, error) {
 	b := newBuilder(bridge, in, CookieBase)
 	b.add(tableInput, priorityDrop, "", "drop")

@@ -15,6 +15,7 @@ var allowedSkips = map[string]string{
 	"bulkhead/pkg/firewall TestKernelForgedAnswers":     onNode,
 	"bulkhead/pkg/firewall TestKernelIngress":           onNode,
 	"bulkhead/pkg/vrf TestKernelVRF":                    onNode,
+	"bulkhead/pkg/vrf TestKernelVRFOfSameName":          onNode,
 	"bulkhead/pkg/vrf TestKernelTakenTable":             onNode,
 	"bulkhead/pkg/vrf TestKernelWithoutVRF":             "tests kernels without VRF devices; this one has them",
 	"bulkhead/pkg/loader TestRootVRFBinding":            onNode,

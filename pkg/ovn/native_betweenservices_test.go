@@ -12,8 +12,8 @@ import (
 )
 
 // TestNativeLocalPolicyBetweenNetworks: in shared gateway mode, pods of other networks on the same
-// node reach services with external traffic policy Local, on which the endpoints see their gateway
-// routers' addresses. From there no pod gets packets that it has not asked for.
+// node reach services with external traffic policy Local. The endpoints see the addresses of these pods'
+// gateway routers, to which they send answers alone.
 func TestNativeLocalPolicyBetweenNetworks(t *testing.T) {
 	t.Parallel()
 	_, zones := nativeZones(t)

@@ -44,6 +44,14 @@ func newService(s *corev1.Service, slicesOf []*discoveryv1.EndpointSlice) (out S
 	}
 	endpoints := endpointsByPort(slicesOf)
 	left := maxBackends
+	var v4, v6 int // cluster IPs and external addresses
+	for _, a := range slices.Concat(out.ClusterIPs, out.ExternalIPs) {
+		if a.Is4() {
+			v4++
+		} else {
+			v6++
+		}
+	}
 	for i, p := range s.Spec.Ports {
 		protocol := cmp.Or(p.Protocol, corev1.ProtocolTCP)
 		row, known := protocols[protocol]
@@ -51,35 +59,36 @@ func newService(s *corev1.Service, slicesOf []*discoveryv1.EndpointSlice) (out S
 			continue // of a newer API
 		}
 		of := endpoints[endpointPort{p.Name, protocol}]
-		addresses := len(out.ClusterIPs) + len(out.ExternalIPs)
+		at := map[discoveryv1.AddressType]int{discoveryv1.AddressTypeIPv4: v4, discoveryv1.AddressTypeIPv6: v6}
 		if p.NodePort != 0 {
-			addresses++
+			at[discoveryv1.AddressTypeIPv4]++
+			at[discoveryv1.AddressTypeIPv6]++
 		}
-		size := 1 // a port counts even without endpoints
+		size, number := v4+v6, 0 // a port counts even without endpoints
 		for _, sp := range of {
-			size += len(sp.slice.Endpoints)
+			size += len(sp.slice.Endpoints) * at[sp.slice.AddressType]
+			number += len(sp.slice.Endpoints)
 		}
 		port := ServicePort{Protocol: row, Port: uint16(p.Port), NodePort: uint16(p.NodePort)}
-		if size*addresses > left {
-			if i > 0 {
+		if size > left {
+			if len(out.Ports) > 0 {
 				out.PortsLeft = len(s.Spec.Ports) - i
 				break
 			}
-			port.Endpoints = someEndpoints(of, left/addresses)
-			out.EndpointsLeft = size - 1 - len(port.Endpoints)
-			left = 0
+			port.Endpoints = someEndpoints(of, left/max(at[discoveryv1.AddressTypeIPv4], at[discoveryv1.AddressTypeIPv6]))
+			out.EndpointsLeft, left = number-len(port.Endpoints), 0
 		} else {
 			for _, sp := range of {
 				port.Endpoints = append(port.Endpoints, sliceEndpoints(sp.slice, sp.port)...)
 			}
-			left -= size * addresses
+			left -= size
 		}
 		out.Ports = append(out.Ports, port)
 	}
 	return out, true
 }
 
-// maxBackends limits a Service's endpoints times its addresses, over all ports: the lists are as long as
+// maxBackends limits a Service's endpoints times its addresses of their IP family, over all ports: the lists are as long as
 // tenants like, and every node's load balancers have each pair.
 const maxBackends = 32768
 

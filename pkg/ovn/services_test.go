@@ -55,3 +55,26 @@ func TestServiceLimit(t *testing.T) {
 		}
 	}
 }
+
+// The limit counts the endpoints and addresses of an IP family together: the largest Deployments have Services of
+// both families with a load balancer.
+func TestServiceLimitDualStack(t *testing.T) {
+	s := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}, Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer,
+		ClusterIP: "10.96.0.9", ClusterIPs: []string{"10.96.0.9", "fd96::9"}, Ports: []corev1.ServicePort{{Port: 80, NodePort: 30080}}},
+		Status: corev1.ServiceStatus{LoadBalancer: corev1.LoadBalancerStatus{Ingress: []corev1.LoadBalancerIngress{{IP: "203.0.113.1"}, {IP: "2001:db8::1"}}}}}
+	name, port, list := "", int32(8080), []*discoveryv1.EndpointSlice{}
+	for i := range 10 {
+		family, text := discoveryv1.AddressTypeIPv4, "10.20.%d.%d"
+		if i%2 == 1 {
+			family, text = discoveryv1.AddressTypeIPv6, "fd20::%x:%x"
+		}
+		slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("web-", i)}, AddressType: family, Ports: []discoveryv1.EndpointPort{{Name: &name, Port: &port}}}
+		for k := range 1000 {
+			slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{fmt.Sprintf(text, i*5+k/200, 1+k%200)}})
+		}
+		list = append(list, slice)
+	}
+	if out, ok := newService(s, list); !ok || len(out.Ports[0].Endpoints) != 10000 || out.EndpointsLeft != 0 {
+		t.Errorf("%d endpoints left out, %d served", out.EndpointsLeft, len(out.Ports[0].Endpoints))
+	}
+}

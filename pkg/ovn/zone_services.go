@@ -305,7 +305,7 @@ func (z *Zone) service(n network.Network, s *corev1.Service) (Service, bool) {
 		z.log.Warn("endpoints of a service get no packets", "network", n.Name, "service", key, "endpoints", len(noPackets), "first", few(noPackets))
 	}
 	if left := out.PortsLeft + out.EndpointsLeft; left > 0 && out.endpointsOn(z.self().Name) > 0 { // other nodes do not repeat it
-		z.serviceEvent(s, reasonTooLarge, "%d endpoints of the first port and the last %d ports are not served: endpoints times addresses, over all ports, are at most %d: use fewer, or several Services", out.EndpointsLeft, out.PortsLeft, maxBackends)
+		z.serviceEvent(s, reasonTooLarge, "not served are the last %d ports, and %d endpoints of the first port: endpoints times addresses, over all ports, are at most %d: use fewer, or several Services", out.PortsLeft, out.EndpointsLeft, maxBackends)
 	}
 	var refused []string
 	external := kube.ExternalIPs(s) // once: its author chooses how many addresses there are

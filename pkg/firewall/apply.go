@@ -325,7 +325,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, in Inputs, recheck bool) ([]
 	if r.stale { // the search reads all connections of the node
 		err := r.Target.forgetStale(in.udpTranslations())
 		if err != nil {
-			cmp.Or(r.Log, slog.Default()).Warn("UDP clients of node ports and host ports that are gone may still reach another network", "error", err)
+			cmp.Or(r.Log, slog.Default()).Warn("UDP clients of node ports, external addresses and host ports that are gone may still reach another network", "error", err)
 		}
 		r.stale = err != nil
 	}

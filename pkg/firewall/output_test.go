@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -155,5 +156,39 @@ func TestKernelMarkInMessage(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestKernelUnmarkBridge: a network's mark routes its processes' packets, and does not leave by the external bridge.
+func TestKernelUnmarkBridge(t *testing.T) {
+	target, host, outside, enter := newNode(t)
+	enter(outside)
+	heard := newEar()
+	heard.listen(t, "192.0.2.1:53", "[2001:db8::1]:53")
+	runScript(t, host, fmt.Sprintf(`nft 'table netdev leaving { counter marked { }; chain c { type filter hook egress device "br-ex" priority 0; udp dport 53 meta mark & %#x != 0 counter name marked; }; }'`, network.MarkMask))
+	enter(host)
+	sent := 0
+	marked := func() bool {
+		t.Helper()
+		for family, to := range []string{"192.0.2.1", "2001:db8::1"} {
+			sent++
+			a := attack.Attempt{ID: sent, Socket: "udp", Src: nodeAddresses[family].String(), To: to, Port: 53, How: []string{fmt.Sprintf("mark=%#x", network.PacketMark(7))}}
+			for deadline := time.Now().Add(20 * time.Second); !heard.has(string(a.Token())); time.Sleep(10 * time.Millisecond) {
+				if err := a.Do(); time.Now().After(deadline) {
+					t.Fatalf("a datagram with a mark to %s is not heard: %v", to, err)
+				}
+			}
+		}
+		return !strings.Contains(runScript(t, host, "nft reset counter netdev leaving marked"), "packets 0 ")
+	}
+	if !marked() {
+		t.Fatal("without the table no packet has the mark: the test shows nothing")
+	}
+	in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Plan: plan, Node: nodeAddresses}
+	if _, err := (&Reconciler{Target: target}).Reconcile(t.Context(), in, false); err != nil {
+		t.Fatal(err)
+	}
+	if marked() {
+		t.Error("packets leave with the mark")
 	}
 }

@@ -163,7 +163,8 @@ func (s *Server) close(port uint16) {
 }
 
 // Anybody who reaches the node can connect: connections are few and short, so that they do not use up
-// the process's files.
+// the process's files. A pod has its network's or its node's address here, or its own: one that holds many
+// connections does not delay a load balancer's checks.
 const (
 	maxConnections = 128
 	maxOfSource    = 4
@@ -177,7 +178,7 @@ func (s *Server) serve(l net.Listener, port uint16) *http.Server {
 	server := &http.Server{Handler: h, ReadHeaderTimeout: headerTimeout, ReadTimeout: timeout, WriteTimeout: timeout, MaxHeaderBytes: maxHeader,
 		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug)}
 	server.SetKeepAlivesEnabled(false)
-	go func() { _ = server.Serve(limitSources(l)) }() // ends with Close
+	go func() { _ = server.Serve(process.LimitSources(l, maxOfSource, maxConnections)) }() // ends with Close
 	return server
 }
 

@@ -138,13 +138,11 @@ func readBridgeLink(bridge string) (BridgeLink, error) {
 	return out, nil
 }
 
-// outside is an IPv6 address that is nobody's, in the range of the global ones (RFC 4291).
-var outside = net.ParseIP("2000::1")
-
 // sourceTo returns the source address that the kernel chooses for packets out of the cluster, through
 // a next hop on a link. It is not valid if there is none.
 func sourceTo(family int, hop netip.Addr, link int) netip.Addr {
-	to := outside
+	// An address that is nobody's, in the range of the global ones (RFC 4291).
+	to := net.ParseIP("2000::1")
 	if family == netlink.FAMILY_V4 { // the source depends on the next hop alone
 		to = hop.AsSlice()
 	}

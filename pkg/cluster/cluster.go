@@ -68,6 +68,16 @@ func Run(ctx context.Context, cfg config.Config, restConfig *rest.Config, log *s
 		return fmt.Errorf("add the check of the transport: %w", err)
 	}
 	marks := idlease.New(mgr.GetAPIReader(), mgr.GetClient(), cfg.Kubernetes.LeaseNamespace, log)
+	if err := mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
+		select {
+		case <-marks.Claimed():
+			return fmt.Errorf("lease %s/%s: %w", cfg.Kubernetes.LeaseNamespace, idlease.Name, idlease.ErrClaimed)
+		case <-ctx.Done():
+			return nil
+		}
+	})); err != nil {
+		return fmt.Errorf("add the watch of the id lease: %w", err)
+	}
 	ids := netid.New(cfg.MaxNetworks, cfg.IDAge, marks, time.Now)
 	networks, err := addNetworks(ctx, mgr, check, cfg, ids, log)
 	if err != nil {

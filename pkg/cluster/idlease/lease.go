@@ -3,11 +3,16 @@
 // Package idlease stores the high-water marks of the id allocators in a Lease. No
 // object holds a released id any more, but neither this leader nor the next may
 // allocate it again at once.
+//
+// A leader claims the lease before it reads the marks. A former leader that still
+// runs, for example after its clock stopped, cannot raise them any more: two
+// processes never allocate from one range.
 package idlease
 
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -17,6 +22,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
@@ -47,39 +53,54 @@ type HighWater interface {
 	// API until a read succeeds, and not after that.
 	Get(ctx context.Context, kind string) (int64, error)
 	// Raise makes the stored mark at least to. Callers call it before they publish
-	// the id. It writes to+ahead, so that most calls write nothing.
+	// the id. It writes to+ahead, so that most calls write nothing. The error is
+	// ErrClaimed once another process has the marks.
 	Raise(ctx context.Context, kind string, to, ahead int64) error
 	// Drop removes the mark of a kind; the next Raise writes that.
 	Drop(kind string)
 }
+
+// ErrClaimed is wrapped by the error of Raise once another process has claimed the
+// lease: this one is no longer the leader, and must publish no id.
+var ErrClaimed = errors.New("another process has claimed it, so this one is no longer the leader")
 
 // Lease is a HighWater in a Lease object, which only the leader writes.
 type Lease struct {
 	live      client.Reader // reads from the API server, not from the cache
 	client    client.Client
 	namespace string
+	identity  string // the lease's holder while this process is the leader
 	log       *slog.Logger
+	claimed   chan struct{} // closed once another process is the holder
 
 	mu      sync.Mutex
+	holder  string
 	version string // the lease's resource version, "" if there is no lease
 	marks   map[string]int64
-	stale   bool // another process wrote the lease
+	stale   bool // someone else wrote the lease, or this process without learning so
 }
+
+// attempts is how often a write that finds the lease changed is tried.
+const attempts = 3
 
 // anyKind is the key of the mark of all kinds that have none of their own.
 const anyKind = "*"
 
 // New returns the marks in the lease of that namespace.
 func New(live client.Reader, c client.Client, namespace string, log *slog.Logger) *Lease {
-	return &Lease{live: live, client: c, namespace: namespace, log: log}
+	return &Lease{live: live, client: c, namespace: namespace, identity: string(uuid.NewUUID()), log: log, claimed: make(chan struct{})}
 }
 
-// Get implements HighWater.
+// Claimed is closed once another process has claimed the lease. The process must
+// end: Raise returns no more than errors.
+func (m *Lease) Claimed() <-chan struct{} { return m.claimed }
+
+// Get implements HighWater. The first call claims the lease.
 func (m *Lease) Get(ctx context.Context, kind string) (int64, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.marks == nil {
-		if err := m.load(ctx); err != nil {
+		if err := m.claim(ctx); err != nil {
 			return 0, err
 		}
 	}
@@ -97,25 +118,81 @@ func (m *Lease) get(kind string) int64 {
 func (m *Lease) Raise(ctx context.Context, kind string, to, ahead int64) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for range 3 {
-		if m.marks == nil || m.stale {
+	if m.marks == nil {
+		if err := m.claim(ctx); err != nil {
+			return err
+		}
+	}
+	return m.update(ctx, func(marks map[string]int64) bool {
+		if m.get(kind) >= to {
+			return false
+		}
+		marks[kind] = to + ahead
+		return true
+	})
+}
+
+// claim makes this process the lease's holder and reads the marks. Whoever was the
+// holder loses it, as only the leader calls this.
+func (m *Lease) claim(ctx context.Context) error {
+	var err error
+	for range attempts {
+		if err = m.load(ctx); err != nil {
+			break
+		}
+		m.holder = m.identity
+		if err = m.write(ctx, m.marks); err == nil || !isConflict(err) {
+			break // not a write of the former leader in between
+		}
+	}
+	if err != nil {
+		m.marks = nil
+		return fmt.Errorf("claim lease %s/%s: %w", m.namespace, Name, err)
+	}
+	return nil
+}
+
+// update writes the marks that change returns true for. After a conflict it reads
+// the lease again, and goes on if this process is the holder: its own write may
+// have failed only for the client, or an administrator edited or deleted the lease.
+func (m *Lease) update(ctx context.Context, change func(marks map[string]int64) bool) error {
+	for range attempts {
+		if m.stale {
 			if err := m.load(ctx); err != nil {
 				return err
 			}
 		}
-		if m.get(kind) >= to {
+		switch m.holder {
+		case m.identity:
+		case "":
+			m.holder = m.identity
+		default:
+			select {
+			case <-m.claimed:
+			default:
+				close(m.claimed)
+			}
+			return fmt.Errorf("write lease %s/%s: %w", m.namespace, Name, ErrClaimed)
+		}
+		marks := maps.Clone(m.marks)
+		if !change(marks) {
 			return nil
 		}
-		err := m.write(ctx, kind, to+ahead)
+		err := m.write(ctx, marks)
 		if err == nil {
 			return nil
 		}
-		if !apierrors.IsConflict(err) && !apierrors.IsAlreadyExists(err) && !apierrors.IsNotFound(err) {
+		m.stale = true
+		if !isConflict(err) {
 			return fmt.Errorf("write lease %s/%s: %w", m.namespace, Name, err)
 		}
-		m.stale = true
 	}
-	return fmt.Errorf("write lease %s/%s: conflict in every attempt, as another process writes it", m.namespace, Name)
+	return fmt.Errorf("write lease %s/%s: conflict in every attempt", m.namespace, Name)
+}
+
+// isConflict tells whether someone else changed, created or deleted the lease.
+func isConflict(err error) bool {
+	return apierrors.IsConflict(err) || apierrors.IsAlreadyExists(err) || apierrors.IsNotFound(err)
 }
 
 // Drop implements HighWater.
@@ -141,12 +218,14 @@ func (m *Lease) load(ctx context.Context) error {
 		}
 	}
 	m.marks, m.version, m.stale = marks, obj.ResourceVersion, false
+	m.holder = ""
+	if h := obj.Spec.HolderIdentity; h != nil {
+		m.holder = *h
+	}
 	return nil
 }
 
-func (m *Lease) write(ctx context.Context, kind string, to int64) error {
-	marks := maps.Clone(m.marks)
-	marks[kind] = to
+func (m *Lease) write(ctx context.Context, marks map[string]int64) error {
 	raw, err := json.Marshal(marks)
 	if err != nil {
 		return err
@@ -155,6 +234,7 @@ func (m *Lease) write(ctx context.Context, kind string, to int64) error {
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: m.namespace, Name: Name, ResourceVersion: m.version, Annotations: map[string]string{annotation: string(raw)},
 		},
+		Spec: coordinationv1.LeaseSpec{HolderIdentity: &m.identity},
 	}
 	if m.version == "" {
 		err = m.client.Create(ctx, obj)

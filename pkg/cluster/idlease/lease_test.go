@@ -3,6 +3,8 @@
 package idlease
 
 import (
+	"context"
+	"errors"
 	"log/slog"
 	"testing"
 
@@ -10,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 )
 
 func leader(api client.Client) *Lease {
@@ -38,7 +41,7 @@ func TestMarks(t *testing.T) {
 	raise(t, a, Networks, 1, 10)
 	raise(t, a, Nodes, 1, 0)
 	raise(t, a, Ports("x"), 2000, 0)
-	want(t, leader(api), Networks, 11)
+	want(t, a, Networks, 11)
 	version := func() string {
 		t.Helper()
 		obj := &coordinationv1.Lease{}
@@ -57,13 +60,87 @@ func TestMarks(t *testing.T) {
 	want(t, b, Networks, 22)
 	want(t, b, Nodes, 1)
 	want(t, b, Ports("x"), 0)
-	// A former leader writes late: neither overwrites the other's marks.
-	raise(t, b, Nodes, 7, 0)
-	raise(t, a, Nodes, 3, 0)
-	want(t, leader(api), Nodes, 7)
-	raise(t, a, Networks, 30, 0)
-	want(t, leader(api), Nodes, 7)
-	want(t, leader(api), Networks, 30)
+}
+
+// A former leader that still runs allocates only what it has reserved, and ends. The
+// new leader goes on.
+func TestFormerLeader(t *testing.T) {
+	api := fake.NewClientBuilder().Build()
+	a, b := leader(api), leader(api)
+	want(t, a, Networks, 0)
+	raise(t, a, Networks, 1, 9)
+	want(t, b, Networks, 10)
+	raise(t, b, Networks, 11, 9)
+	raise(t, a, Networks, 10, 9) // reserved before b was the leader
+	for _, to := range []int64{11, 20, 100} {
+		select {
+		case <-a.Claimed():
+			if to == 11 {
+				t.Error("the former leader ends before it knows of the next one")
+			}
+		default:
+		}
+		if err := a.Raise(t.Context(), Networks, to, 0); !errors.Is(err, ErrClaimed) {
+			t.Errorf("the former leader raises its mark to %d: %v", to, err)
+		}
+	}
+	select {
+	case <-a.Claimed():
+	default:
+		t.Error("the former leader does not end")
+	}
+	raise(t, b, Networks, 21, 0)
+	want(t, leader(api), Networks, 21)
+	select {
+	case <-b.Claimed():
+		t.Error("the new leader ends")
+	default:
+	}
+}
+
+// A leader goes on after a write that failed for the client alone, and after an
+// administrator deleted or edited the lease.
+func TestLeaderKeepsLease(t *testing.T) {
+	var lose bool
+	api := interceptor.NewClient(fake.NewClientBuilder().Build(), interceptor.Funcs{
+		Update: func(ctx context.Context, c client.WithWatch, obj client.Object, opts ...client.UpdateOption) error {
+			if err := c.Update(ctx, obj, opts...); err != nil || !lose {
+				return err
+			}
+			return errors.New("the connection is lost")
+		},
+	})
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: "bulkhead-system", Name: Name}}
+	m := leader(api)
+	want(t, m, Networks, 0)
+	lose = true
+	if err := m.Raise(t.Context(), Networks, 5, 0); err == nil {
+		t.Fatal("a write whose answer is lost succeeds")
+	}
+	lose = false
+	raise(t, m, Networks, 6, 0)
+	want(t, leader(api), Networks, 6)
+
+	m = leader(api)
+	want(t, m, Networks, 6)
+	if err := api.Delete(t.Context(), lease); err != nil {
+		t.Fatal(err)
+	}
+	raise(t, m, Networks, 7, 0)
+	if err := api.Get(t.Context(), client.ObjectKeyFromObject(lease), lease); err != nil {
+		t.Fatal(err)
+	}
+	lease.Labels = map[string]string{"edited": "by-hand"}
+	if err := api.Update(t.Context(), lease); err != nil {
+		t.Fatal(err)
+	}
+	raise(t, m, Networks, 8, 0)
+	select {
+	case <-m.Claimed():
+		t.Error("the leader ends")
+	default:
+	}
+	want(t, leader(api), Networks, 8)
 }
 
 // If the annotation cannot be parsed, every id may have been allocated.

@@ -33,7 +33,7 @@ func (r *gatewayReconciler) reconcile(id int) error {
 		r.flows.DeleteNetwork(id)
 		return nil
 	}
-	ports := r.cache.ExposedPorts(id)
+	ports := r.cache.PublishedPorts(id)
 	var pods []netip.Prefix // none without an id or a host subnet
 	if id := r.node.Node().ID; id > 0 && net.Announced() {
 		pods, _ = net.HostSubnets(id)

@@ -24,8 +24,8 @@ type service struct {
 	namespace string
 	created   time.Time
 	cluster   []firewall.Port // at its cluster IPs
-	// exposed are its ports that are reached from outside its network.
-	exposed []flows.ServicePort
+	// published are its ports that are reached from outside its network.
+	published []flows.ServicePort
 }
 
 // trimService keeps what parseService reads.
@@ -53,13 +53,13 @@ func parseService(s *corev1.Service) service {
 			out.cluster = append(out.cluster, firewall.Port{Addr: a, Protocol: protocol, Port: uint16(p.Port)})
 		}
 		if p.NodePort != 0 {
-			out.exposed = append(out.exposed, flows.ServicePort{Protocol: protocol, Port: uint16(p.NodePort), Local: local, NodePort: uint16(p.NodePort)})
+			out.published = append(out.published, flows.ServicePort{Protocol: protocol, Port: uint16(p.NodePort), Local: local, NodePort: uint16(p.NodePort)})
 		}
 		for _, a := range external.Given {
-			out.exposed = append(out.exposed, flows.ServicePort{Addr: a, Protocol: protocol, Port: uint16(p.Port), Local: local, NodePort: uint16(p.NodePort)})
+			out.published = append(out.published, flows.ServicePort{Addr: a, Protocol: protocol, Port: uint16(p.Port), Local: local, NodePort: uint16(p.NodePort)})
 		}
 		for _, a := range external.Claimed {
-			out.exposed = append(out.exposed, flows.ServicePort{Addr: a, Protocol: protocol, Port: uint16(p.Port), Claimed: true, Local: local, NodePort: uint16(p.NodePort)})
+			out.published = append(out.published, flows.ServicePort{Addr: a, Protocol: protocol, Port: uint16(p.Port), Claimed: true, Local: local, NodePort: uint16(p.NodePort)})
 		}
 	}
 	return out
@@ -75,7 +75,7 @@ type external struct {
 // serviceIndex holds the cluster's services.
 type serviceIndex struct {
 	byKey       map[string]service
-	byNamespace map[string]map[string]struct{} // keys of those with exposed ports
+	byNamespace map[string]map[string]struct{} // keys of those with published ports
 	byExternal  *network.Claims[external]
 }
 
@@ -84,18 +84,18 @@ func newServiceIndex() serviceIndex {
 }
 
 // set stores a service, or removes it if it has no ports, and returns the namespaces of which
-// services' exposed ports may have changed.
+// services' published ports may have changed.
 func (x serviceIndex) set(key string, s service) (namespaces []string) {
 	old := x.byKey[key]
-	exposedChanged := !slices.Equal(old.exposed, s.exposed) || !old.created.Equal(s.created)
-	if exposedChanged {
+	publishedChanged := !slices.Equal(old.published, s.published) || !old.created.Equal(s.created)
+	if publishedChanged {
 		x.unindex(key, old)
 		namespaces = append(x.affected(old), x.affected(s)...)
 	}
 	if delete(x.byKey, key); len(s.cluster) > 0 {
 		x.byKey[key] = s
 	}
-	if exposedChanged {
+	if publishedChanged {
 		x.index(key, s)
 	}
 	slices.Sort(namespaces)
@@ -103,7 +103,7 @@ func (x serviceIndex) set(key string, s service) (namespaces []string) {
 }
 
 func (x serviceIndex) index(key string, s service) {
-	if len(s.exposed) == 0 {
+	if len(s.published) == 0 {
 		return
 	}
 	addTo(x.byNamespace, s.namespace, key)
@@ -113,7 +113,7 @@ func (x serviceIndex) index(key string, s service) {
 }
 
 func (x serviceIndex) unindex(key string, s service) {
-	if len(s.exposed) == 0 {
+	if len(s.published) == 0 {
 		return
 	}
 	removeFrom(x.byNamespace, s.namespace, key)
@@ -125,7 +125,7 @@ func (x serviceIndex) unindex(key string, s service) {
 // affected returns the namespaces of a service that is not in the index, and of those that have
 // its external addresses without it. Other claimants have them neither with it nor without.
 func (x serviceIndex) affected(s service) (namespaces []string) {
-	if len(s.exposed) > 0 {
+	if len(s.published) > 0 {
 		namespaces = append(namespaces, s.namespace)
 	}
 	for e := range s.externals() {
@@ -140,7 +140,7 @@ func (x serviceIndex) affected(s service) (namespaces []string) {
 // externals are what a service claims outside the cluster, and whether its author chose it.
 func (s service) externals() iter.Seq2[external, bool] {
 	return func(yield func(external, bool) bool) {
-		for _, p := range s.exposed {
+		for _, p := range s.published {
 			if p.Addr.IsValid() && !yield(external{p.Addr, p.Protocol, p.Port}, p.Claimed) {
 				return
 			}
@@ -169,7 +169,7 @@ func removeFrom(m map[string]map[string]struct{}, k, key string) {
 }
 
 // SetService stores a service, or removes one without ports. It returns the ids of the
-// networks whose exposed ports may have changed, and whether cluster IPs have.
+// networks whose published ports may have changed, and whether cluster IPs have.
 func (c *Cache) SetService(key string, s service) (networks []int, clusterChanged bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -214,10 +214,10 @@ func (c *Cache) AllowedAddresses(keys []string) []netip.Addr {
 	return slices.Compact(out)
 }
 
-// ExposedPorts returns the ports of a network's services that are reached from outside it.
+// PublishedPorts returns the ports of a network's services that are reached from outside it.
 // Of services with the same external address and port one has it, in whatever network: the oldest
 // of those that a load balancer gave it, or else the oldest.
-func (c *Cache) ExposedPorts(id int) []flows.ServicePort {
+func (c *Cache) PublishedPorts(id int) []flows.ServicePort {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var namespaces []string
@@ -236,7 +236,7 @@ func (c *Cache) ExposedPorts(id int) []flows.ServicePort {
 			continue
 		}
 		for key := range c.services.byNamespace[namespace] {
-			for _, p := range c.services.byKey[key].exposed {
+			for _, p := range c.services.byKey[key].published {
 				if !p.Addr.IsValid() || c.services.owns(key, external{p.Addr, p.Protocol, p.Port}) {
 					out = append(out, p)
 				}
@@ -267,7 +267,7 @@ func (c *Cache) NodePorts(plan network.Plan, defaultNetwork network.Network) []f
 			v4, v6 := n.Families()
 			routers := network.FilterFamilies(plan.MasqueradeGateway(n), v4, v6)
 			for key := range keys {
-				for _, p := range c.services.byKey[key].exposed {
+				for _, p := range c.services.byKey[key].published {
 					for _, router := range routers {
 						if !p.Addr.IsValid() {
 							out = append(out, firewall.NodePort{Protocol: p.Protocol, Port: p.Port, Router: router.Addr()})
@@ -298,7 +298,7 @@ func (c *Cache) LocalPorts(plan network.Plan, defaultNetwork network.Network, no
 	for _, n := range networks {
 		v4, v6 := n.Families()
 		inside := network.FilterFamilies(plan.MasqueradeManagement(n), v4, v6)
-		for _, p := range c.ExposedPorts(n.ID) {
+		for _, p := range c.PublishedPorts(n.ID) {
 			at := node
 			if p.Addr.IsValid() {
 				at = []netip.Addr{p.Addr}

@@ -74,14 +74,14 @@ func TestAllowedServices(t *testing.T) {
 	expect()
 }
 
-// TestExposedPorts: which ports of services are reached from outside which network, as
+// TestPublishedPorts: which ports of services are reached from outside which network, as
 // services, namespaces and networks come and go in any order.
-func TestExposedPorts(t *testing.T) {
+func TestPublishedPorts(t *testing.T) {
 	c, cfg := NewCache(), testConfig(t)
 	expect := func(when string, id int, want ...string) {
 		t.Helper()
 		var got []string
-		for _, p := range c.ExposedPorts(id) {
+		for _, p := range c.PublishedPorts(id) {
 			text := fmt.Sprintf("%s %d", p.Protocol, p.Port)
 			if p.Addr.IsValid() {
 				text += " " + p.Addr.String()

@@ -64,7 +64,7 @@ type Kube struct {
 	Client client.Client
 	Events events.EventRecorder
 	Now    func() time.Time
-	writes mutationCache
+	writes writeCache
 }
 
 // Read implements Target.

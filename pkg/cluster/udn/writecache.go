@@ -12,9 +12,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// mutationCache holds our own writes until the cache has them, normally for some
+// writeCache holds our own writes until the cache has them, normally for some
 // milliseconds.
-type mutationCache struct {
+type writeCache struct {
 	mu       sync.Mutex
 	owners   map[Owner]ownerRecord
 	nads     map[Owner]map[string]nadRecord // by namespace
@@ -44,7 +44,7 @@ func atLeast(a, b string) bool {
 }
 
 // owner returns the newer of the cached object and our last write.
-func (c *mutationCache) owner(o Owner, cached client.Object, status Status) ownerRecord {
+func (c *writeCache) owner(o Owner, cached client.Object, status Status) ownerRecord {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if rec, ok := c.owners[o]; ok {
@@ -56,7 +56,7 @@ func (c *mutationCache) owner(o Owner, cached client.Object, status Status) owne
 	return ownerRecord{version: cached.GetResourceVersion(), finalizers: cached.GetFinalizers(), status: status}
 }
 
-func (c *mutationCache) setOwner(o Owner, rec ownerRecord) {
+func (c *writeCache) setOwner(o Owner, rec ownerRecord) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.owners == nil {
@@ -65,7 +65,7 @@ func (c *mutationCache) setOwner(o Owner, rec ownerRecord) {
 	c.owners[o] = rec
 }
 
-func (c *mutationCache) setNAD(o Owner, nad NAD, now time.Time) {
+func (c *writeCache) setNAD(o Owner, nad NAD, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.nads == nil {
@@ -78,7 +78,7 @@ func (c *mutationCache) setNAD(o Owner, nad NAD, now time.Time) {
 }
 
 // merge replaces an owner's cached NADs by our newer writes.
-func (c *mutationCache) merge(o Owner, cached map[string]NAD, now time.Time) {
+func (c *writeCache) merge(o Owner, cached map[string]NAD, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for ns, rec := range c.nads[o] {
@@ -94,7 +94,7 @@ func (c *mutationCache) merge(o Owner, cached map[string]NAD, now time.Time) {
 
 // addStripped records that somebody removed our annotation from a NAD of o. The NAD
 // belongs to o until it is repaired or deleted.
-func (c *mutationCache) addStripped(o Owner, namespace string, uid types.UID) {
+func (c *writeCache) addStripped(o Owner, namespace string, uid types.UID) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.stripped == nil {
@@ -107,7 +107,7 @@ func (c *mutationCache) addStripped(o Owner, namespace string, uid types.UID) {
 }
 
 // clearStripped undoes addStripped.
-func (c *mutationCache) clearStripped(o Owner, namespace string) {
+func (c *writeCache) clearStripped(o Owner, namespace string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.stripped[o], namespace)
@@ -117,13 +117,13 @@ func (c *mutationCache) clearStripped(o Owner, namespace string) {
 }
 
 // strippedNADs returns the UIDs of the NADs of o that lack our annotation.
-func (c *mutationCache) strippedNADs(o Owner) map[string]types.UID {
+func (c *writeCache) strippedNADs(o Owner) map[string]types.UID {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return maps.Clone(c.stripped[o])
 }
 
-func (c *mutationCache) dropNAD(o Owner, namespace string) {
+func (c *writeCache) dropNAD(o Owner, namespace string) {
 	delete(c.nads[o], namespace)
 	if len(c.nads[o]) == 0 {
 		delete(c.nads, o)
@@ -133,7 +133,7 @@ func (c *mutationCache) dropNAD(o Owner, namespace string) {
 // observeOwner removes the record of our write if the cache has that version or a
 // later one. It returns true if the version is our own write, which needs no
 // reconciliation.
-func (c *mutationCache) observeOwner(o Owner, version string) bool {
+func (c *writeCache) observeOwner(o Owner, version string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	rec, ok := c.owners[o]
@@ -145,7 +145,7 @@ func (c *mutationCache) observeOwner(o Owner, version string) bool {
 }
 
 // observeNAD is observeOwner for a NAD.
-func (c *mutationCache) observeNAD(o Owner, namespace, version string) bool {
+func (c *writeCache) observeNAD(o Owner, namespace, version string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	rec, ok := c.nads[o][namespace]
@@ -158,7 +158,7 @@ func (c *mutationCache) observeNAD(o Owner, namespace, version string) bool {
 
 // forget removes the records of a deleted owner or, with namespaces, of its deleted
 // NADs there.
-func (c *mutationCache) forget(o Owner, namespaces ...string) {
+func (c *writeCache) forget(o Owner, namespaces ...string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if len(namespaces) == 0 {

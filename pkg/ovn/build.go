@@ -107,6 +107,7 @@ func BuildUnits(net network.Network, node network.Node, in Inputs, units []Unit)
 	var selected unitSet
 	selected.add(units...)
 	if b.unit = topologyUnit; selected.has(b.unit) {
+		b.rateLimits()
 		t.own()
 	}
 	if b.unit = importUnit; selected.has(b.unit) {

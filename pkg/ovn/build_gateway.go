@@ -98,7 +98,7 @@ func (b *builder) gateway() {
 	b.connectInside(gr)
 
 	external := "rtoe-" + gr
-	b.add(Neutral, nbdb.LogicalSwitchTable, ext, &nbdb.LogicalSwitch{Name: ext}, nil)
+	b.logicalSwitch(ext, nil)
 	b.connect(link{router: gr, routerPort: external, addrs: singles(b.masqueradeGateway()), mac: network.GatewayMAC, sw: ext, switchPort: "etor-" + gr})
 	b.localnetPort(ext, b.net.ExternalLSP(b.node.Bridge, b.node.Name), b.in.PhysicalNetwork)
 

@@ -33,7 +33,7 @@ func (b *builder) layer3() {
 		options["chassis"] = b.node.Chassis // NAT then applies without a gateway port
 	}
 	b.router(router, options, "k8s-cluster-router", "yes")
-	b.add(Neutral, nbdb.LogicalSwitchTable, sw, &nbdb.LogicalSwitch{Name: sw}, nil)
+	b.logicalSwitch(sw, nil)
 	b.connect(link{
 		router: router, routerPort: b.toPods(), addrs: b.gateways(),
 		sw: sw, switchPort: "stor-" + sw, groups: b.advertisedGroups(),

@@ -20,7 +20,7 @@ import (
 // the port, and pods stay connected.
 func (b *builder) localnet() {
 	sw := b.net.LocalnetSwitch()
-	b.add(Neutral, nbdb.LogicalSwitchTable, sw, &nbdb.LogicalSwitch{Name: sw}, nil)
+	b.logicalSwitch(sw, nil)
 	port := &nbdb.LogicalSwitchPort{
 		Type: "localnet", Addresses: []string{"unknown"},
 		Options: map[string]string{"network_name": cmp.Or(b.net.PhysicalNetworkName, b.net.Name)},

@@ -70,7 +70,12 @@ var bulkheadSpace = uuid.MustParse("0e86b8e2-ac66-4237-9984-f70873f249fc")
 // router adds a logical router.
 func (b *builder) router(name string, options map[string]string, extra ...string) {
 	extra = append(extra, markTopology, string(b.net.Topology), markRole, string(b.net.Role))
-	b.add(Neutral, nbdb.LogicalRouterTable, name, &nbdb.LogicalRouter{Name: name, Options: options}, nil, extra...)
+	b.add(Neutral, nbdb.LogicalRouterTable, name, &nbdb.LogicalRouter{Name: name, Options: options, Copp: b.limitsOf(name)}, nil, extra...)
+}
+
+// logicalSwitch adds a logical switch.
+func (b *builder) logicalSwitch(name string, otherConfig map[string]string) {
+	b.add(Neutral, nbdb.LogicalSwitchTable, name, &nbdb.LogicalSwitch{Name: name, OtherConfig: otherConfig, Copp: b.limitsOf(name)}, nil)
 }
 
 // switchPort adds m as a port with that name to a switch.
@@ -159,7 +164,7 @@ func (b *builder) interconnSwitch(name string, more map[string]string) {
 	options := keyOption(b.net.TunnelKey())
 	maps.Copy(options, more)
 	options["interconn-ts"] = name
-	b.add(Neutral, nbdb.LogicalSwitchTable, name, &nbdb.LogicalSwitch{Name: name, OtherConfig: options}, nil)
+	b.logicalSwitch(name, options)
 }
 
 // pod adds the logical port of a pod of this node.

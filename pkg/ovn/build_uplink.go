@@ -32,7 +32,7 @@ func (b *builder) uplink() {
 		"disable_garp_rarp":             "true", // the host announces the addresses, which are its own
 		"mac_binding_age_threshold":     "300",
 	})
-	b.add(Neutral, nbdb.LogicalSwitchTable, sw, &nbdb.LogicalSwitch{Name: sw}, nil)
+	b.logicalSwitch(sw, nil)
 	b.connect(link{router: router, routerPort: b.toWire(), addrs: b.node.Addresses, mac: b.node.BridgeMAC, sw: sw, switchPort: "etor-" + router})
 	b.localnetPort(sw, network.UplinkLSP(b.node.Bridge, b.node.Name), b.in.PhysicalNetwork)
 	for _, via := range b.node.NextHops {

@@ -145,6 +145,7 @@ var nbModels = map[string]model.Model{
 	nbdb.LogicalRouterTable: &nbdb.LogicalRouter{}, nbdb.LogicalRouterPortTable: &nbdb.LogicalRouterPort{},
 	nbdb.LogicalRouterPolicyTable: &nbdb.LogicalRouterPolicy{}, nbdb.LoadBalancerTable: &nbdb.LoadBalancer{},
 	nbdb.GatewayChassisTable: &nbdb.GatewayChassis{}, nbdb.NATTable: &nbdb.NAT{},
+	nbdb.CoppTable: &nbdb.Copp{}, nbdb.MeterTable: &nbdb.Meter{}, nbdb.MeterBandTable: &nbdb.MeterBand{},
 	nbdb.StaticMACBindingTable: &nbdb.StaticMACBinding{}, nbdb.LogicalRouterStaticRouteTable: &nbdb.LogicalRouterStaticRoute{},
 }
 

@@ -191,11 +191,11 @@ func (o Op) opens() bool {
 }
 
 // order returns an Op's position in its phase: containers are inserted first and
-// deleted last.
+// deleted last, unless they may not be empty.
 func (o Op) order() int {
-	rank := tables[o.Row.Table].rank
-	if o.Verb == Delete {
-		return -rank
+	t := tables[o.Row.Table]
+	if o.Verb == Delete && !t.required {
+		return -t.rank
 	}
-	return rank
+	return t.rank
 }

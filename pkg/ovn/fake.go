@@ -179,15 +179,20 @@ func (f *Fake) checkReferences() error {
 	return nil
 }
 
-// dropWeakReferences clears the references of ports to DHCP options that do not exist,
+// dropWeakReferences clears the references to DHCP options and rate limits that do not exist,
 // as the database does at the end of a transaction.
 func (f *Fake) dropWeakReferences() {
 	for _, r := range f.rows {
-		port, ok := r.Model.(*nbdb.LogicalSwitchPort)
-		if !ok {
-			continue
+		var refs []**string
+		switch m := r.Model.(type) {
+		case *nbdb.LogicalSwitchPort:
+			refs = []**string{&m.Dhcpv4Options, &m.Dhcpv6Options}
+		case *nbdb.LogicalSwitch:
+			refs = []**string{&m.Copp}
+		case *nbdb.LogicalRouter:
+			refs = []**string{&m.Copp}
 		}
-		for _, ref := range []**string{&port.Dhcpv4Options, &port.Dhcpv6Options} {
+		for _, ref := range refs {
 			if *ref != nil && !f.has(Ref{UUID: **ref}) {
 				*ref = nil
 			}

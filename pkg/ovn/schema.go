@@ -24,17 +24,23 @@ type table struct {
 	// rank orders changes: a table has a higher rank than those that contain its
 	// rows.
 	rank int
+	// required: the column of another table that has a row may not be empty, so that its
+	// container is deleted first.
+	required bool
 }
 
 var nbSchema = nbdb.Schema()
 
 // tables are the tables that we write.
 var tables = readSchema(nbSchema, map[string][]string{
+	nbdb.CoppTable:                     {"name", "meters", "external_ids"},
+	nbdb.MeterTable:                    {"name", "unit", "fair", "external_ids"},
+	nbdb.MeterBandTable:                {"action", "rate", "burst_size", "external_ids"},
 	nbdb.AddressSetTable:               {"name", "addresses", "external_ids"},
 	nbdb.PortGroupTable:                {"name", "external_ids"},
 	nbdb.ACLTable:                      {"name", "priority", "direction", "match", "action", "tier", "options", "external_ids"},
-	nbdb.LogicalSwitchTable:            {"name", "other_config", "external_ids"},
-	nbdb.LogicalRouterTable:            {"name", "options", "external_ids"},
+	nbdb.LogicalSwitchTable:            {"name", "other_config", "copp", "external_ids"},
+	nbdb.LogicalRouterTable:            {"name", "options", "copp", "external_ids"},
 	nbdb.LogicalRouterPortTable:        {"name", "mac", "networks", "peer", "ipv6_ra_configs", "options", "external_ids"},
 	nbdb.GatewayChassisTable:           {"name", "chassis_name", "priority", "external_ids"},
 	nbdb.LogicalSwitchPortTable:        {"name", "type", "enabled", "tag", "tag_request", "options", "addresses", "port_security", "dhcpv4_options", "dhcpv6_options", "external_ids"},
@@ -50,6 +56,7 @@ var tables = readSchema(nbSchema, map[string][]string{
 func readSchema(schema libovsdb.DatabaseSchema, columns map[string][]string) map[string]table {
 	out := map[string]table{}
 	within := map[string][]string{} // by table: those that contain its rows
+	required := map[string]bool{}
 	for name := range columns {
 		t := table{columns: columns[name], root: schema.Tables[name].IsRoot}
 		for column, c := range schema.Tables[name].Columns {
@@ -60,6 +67,7 @@ func readSchema(schema libovsdb.DatabaseSchema, columns map[string][]string) map
 			if _, ours := columns[ref]; err == nil && ours {
 				t.contains = append(t.contains, column)
 				within[ref] = append(within[ref], name)
+				required[ref] = required[ref] || c.TypeObj.Min() > 0
 			}
 		}
 		slices.Sort(t.contains)
@@ -74,7 +82,7 @@ func readSchema(schema libovsdb.DatabaseSchema, columns map[string][]string) map
 		return r
 	}
 	for name, t := range out {
-		t.rank = rank(name)
+		t.rank, t.required = rank(name), required[name]
 		out[name] = t
 	}
 	return out

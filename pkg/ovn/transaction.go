@@ -18,7 +18,7 @@ func (n *NB) transact(ctx context.Context, ops []Op) error {
 	if s == nil {
 		return ovsdb.ErrNotConnected
 	}
-	t := transaction{session: s, inserted: map[string]struct{}{}, members: map[member]*[]any{}}
+	t := transaction{session: s, inserted: map[string]libovsdb.Row{}, required: map[string]struct{}{}, members: map[member]*[]any{}}
 	for _, op := range ops {
 		if err := t.add(op); err != nil {
 			return err
@@ -46,7 +46,8 @@ type member struct {
 type transaction struct {
 	session  *session
 	ops      []libovsdb.Operation
-	inserted map[string]struct{} // UUIDs
+	inserted map[string]libovsdb.Row // by UUID
+	required map[string]struct{}     // UUIDs of rows that must exist
 	members  map[member]*[]any
 	order    []member
 }
@@ -54,12 +55,12 @@ type transaction struct {
 func (t *transaction) add(op Op) error {
 	switch op.Verb {
 	case Insert:
-		t.inserted[op.Row.UUID] = struct{}{}
 		insert, err := t.session.client.Create(op.Row.Model)
 		if err != nil {
 			return fmt.Errorf("encode %s: %w", op.Row, err)
 		}
 		insert[0].UUID, insert[0].UUIDName = op.Row.UUID, ""
+		t.inserted[op.Row.UUID] = insert[0].Row
 		t.ops = append(t.ops, insert...)
 		for _, ref := range op.Row.In {
 			t.list(ref, op.Row.UUID, libovsdb.MutateOperationInsert)
@@ -139,18 +140,25 @@ func (t *transaction) list(ref Ref, rowUUID string, mutator libovsdb.Mutator) {
 	*set = append(*set, libovsdb.UUID{GoUUID: rowUUID})
 }
 
-// finish returns the transaction's operations: first the rows, then the columns
-// that reference them. No client sees the order within a transaction.
+// finish returns the transaction's operations: first the rows, with the columns that reference
+// others, then those columns of rows that existed. No client sees the order within a transaction.
 func (t *transaction) finish() []libovsdb.Operation {
 	for _, m := range t.order {
-		if _, here := t.inserted[m.uuid]; !here && m.mutator == libovsdb.MutateOperationInsert {
-			// A port inserted into no port group would not be restricted.
-			t.ops = append(t.ops, ovsdb.RequireRow(m.table, m.uuid))
-			t.inserted[m.uuid] = struct{}{} // once
+		set := libovsdb.OvsSet{GoSet: *t.members[m]}
+		if m.mutator == libovsdb.MutateOperationInsert {
+			if row, here := t.inserted[m.uuid]; here {
+				row[m.column] = set // some may not be empty at any time
+				continue
+			}
+			if _, done := t.required[m.uuid]; !done {
+				// A port inserted into no port group would not be restricted.
+				t.ops = append(t.ops, ovsdb.RequireRow(m.table, m.uuid))
+				t.required[m.uuid] = struct{}{}
+			}
 		}
 		t.ops = append(t.ops, libovsdb.Operation{
 			Op: libovsdb.OperationMutate, Table: m.table, Where: ovsdb.ByUUID(m.uuid),
-			Mutations: []libovsdb.Mutation{*libovsdb.NewMutation(m.column, m.mutator, libovsdb.OvsSet{GoSet: *t.members[m]})},
+			Mutations: []libovsdb.Mutation{*libovsdb.NewMutation(m.column, m.mutator, set)},
 		})
 	}
 	return t.ops

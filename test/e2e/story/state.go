@@ -52,8 +52,8 @@ var databaseTables = []struct {
 	{"/var/run/openvswitch/db.sock", "Open_vSwitch", []string{"Interface"}, nil},
 	{"/var/run/ovn/ovnsb_db.sock", "OVN_Southbound", []string{"Chassis"}, nil},
 	{"/var/run/ovn/ovnnb_db.sock", "OVN_Northbound",
-		[]string{"Logical_Switch", "Logical_Switch_Port", "Logical_Router", "Logical_Router_Port", "Port_Group", "Address_Set", "Load_Balancer", "Load_Balancer_Group"},
-		[]string{"Logical_Router_Static_Route", "NAT", "ACL", "Logical_Router_Policy", "Gateway_Chassis", "Static_MAC_Binding", "DHCP_Options"}},
+		[]string{"Logical_Switch", "Logical_Switch_Port", "Logical_Router", "Logical_Router_Port", "Port_Group", "Address_Set", "Load_Balancer", "Load_Balancer_Group", "Copp", "Meter"},
+		[]string{"Logical_Router_Static_Route", "NAT", "ACL", "Logical_Router_Policy", "Gateway_Chassis", "Static_MAC_Binding", "DHCP_Options", "Meter_Band"}},
 }
 
 // databaseQueries are a line for each database: its socket and a transaction that reads
@@ -289,7 +289,7 @@ func difference(before, after snapshot) []string {
 	return out
 }
 
-// states takes a snapshot of every node.
+// states takes a snapshot of every node, with the ids of OVN rows if ids.
 func (w *World) states(ctx context.Context, ids bool) (map[string]snapshot, error) {
 	var mu sync.Mutex
 	out := map[string]snapshot{}

@@ -80,7 +80,7 @@ func (a *arena) routesOut(ctx context.Context, verb string) error {
 
 func (a *arena) removeMechanisms(ctx context.Context) (string, error) {
 	// The agent may still be removing what an earlier check has deleted.
-	if err := a.w.steady(ctx); err != nil {
+	if _, err := a.w.steady(ctx, false); err != nil {
 		return "", err
 	}
 	before, err := a.w.state(ctx, a.near, false)

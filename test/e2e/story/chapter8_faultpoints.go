@@ -62,7 +62,7 @@ func agentFaultPoints(ctx context.Context, w *World) (string, error) {
 // deletes all of it with another kill. It returns how often those have tried.
 func (w *World) fly(ctx context.Context, create, remove int) (rounds int, err error) {
 	node, last := w.Lab.Nodes()[0], w.Lab.Nodes()[len(w.Lab.Nodes())-1]
-	before, err := w.states(ctx, false)
+	before, err := w.steady(ctx, false)
 	if err != nil {
 		return 0, err
 	}

@@ -36,7 +36,7 @@ func killUnderTraffic(ctx context.Context, w *World, pattern string, anywhere bo
 	}
 	from, to := pods[0], pods[1]
 	nodes := w.Lab.Nodes()
-	before, err := w.states(ctx, true)
+	before, err := w.steady(ctx, true)
 	if err != nil {
 		return "", err
 	}

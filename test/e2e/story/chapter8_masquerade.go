@@ -36,7 +36,7 @@ const (
 // masqueradeRangeChanged moves the masquerade range under running pods and services,
 // and back. Nothing may remain of the first range, nor, at the end, of the second.
 func masqueradeRangeChanged(ctx context.Context, w *World) (figures string, err error) {
-	before, err := w.states(ctx, false)
+	before, err := w.steady(ctx, false)
 	if err != nil {
 		return "", err
 	}

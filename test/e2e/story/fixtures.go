@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -130,9 +131,8 @@ func (w *World) begin(ctx context.Context) error {
 		if err := w.deleteFixtures(ctx, fixtures); err != nil {
 			return err
 		}
-		if err := w.steady(ctx); err != nil {
-			return err
-		}
+		w.baseline, err = w.steady(ctx, false)
+		return err
 	}
 	w.baseline, err = w.states(ctx, false)
 	return err
@@ -223,14 +223,15 @@ func (w *World) deleteNamespaces(ctx context.Context, names ...string) error {
 	return nil
 }
 
-// steady waits until no node's state changes between two snapshots.
-func (w *World) steady(ctx context.Context) error {
-	before, err := w.states(ctx, false)
+// steady returns every node's state once it no longer changes: the agent removes what an earlier check's
+// pods have left a moment after the API has none of them. ids is as in states.
+func (w *World) steady(ctx context.Context, ids bool) (map[string]snapshot, error) {
+	before, err := w.states(ctx, ids)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return w.Lab.Wait(ctx, "the nodes' states to change no more", func(ctx context.Context) (bool, string, error) {
-		now, err := w.states(ctx, false)
+	return before, w.Lab.Wait(ctx, "the nodes' states to change no more", func(ctx context.Context) (bool, string, error) {
+		now, err := w.states(ctx, ids)
 		if err != nil {
 			return false, "", err
 		}
@@ -238,7 +239,7 @@ func (w *World) steady(ctx context.Context) error {
 		for node := range now {
 			changes = append(changes, difference(before[node], now[node])...)
 		}
-		before = now
+		maps.Copy(before, now)
 		return len(changes) == 0, strings.Join(changes, "\n"), nil
 	})
 }

@@ -165,9 +165,15 @@ func (f *Fake) apply(op Op) error {
 	return nil
 }
 
-// checkReferences returns an error if a NAT rule's address set does not exist.
+// checkReferences returns an error if a NAT rule's address set does not exist, or a meter has no
+// band.
 func (f *Fake) checkReferences() error {
 	for _, r := range f.rows {
+		if r.Table == nbdb.MeterTable && !slices.ContainsFunc(f.rows, func(band Row) bool {
+			return slices.ContainsFunc(band.In, func(ref Ref) bool { return ref.UUID == r.UUID })
+		}) {
+			return fmt.Errorf("%s has no band", r)
+		}
 		nat, ok := r.Model.(*nbdb.NAT)
 		if !ok || nat.ExemptedExtIPs == nil {
 			continue

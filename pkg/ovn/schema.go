@@ -24,8 +24,8 @@ type table struct {
 	// rank orders changes: a table has a higher rank than those that contain its
 	// rows.
 	rank int
-	// required: the column of another table that has a row may not be empty, so that its
-	// container is deleted first.
+	// required: the rows are in a column that may not be empty, so the row that has the column
+	// is deleted before them.
 	required bool
 }
 

@@ -71,7 +71,8 @@ type Lease struct {
 	namespace string
 	identity  string // the lease's holder while this process is the leader
 	log       *slog.Logger
-	claimed   chan struct{} // closed once another process is the holder
+	claimed   chan struct{} // closed, by lost, once another process is the holder
+	lost      sync.Once
 
 	mu      sync.Mutex
 	holder  string
@@ -123,13 +124,36 @@ func (m *Lease) Raise(ctx context.Context, kind string, to, ahead int64) error {
 			return err
 		}
 	}
-	return m.update(ctx, func(marks map[string]int64) bool {
-		if m.get(kind) >= to {
-			return false
+	for range attempts {
+		if m.stale {
+			if err := m.load(ctx); err != nil {
+				return err
+			}
 		}
+		switch m.holder {
+		case m.identity:
+		case "": // an administrator deleted or edited the lease
+			m.holder = m.identity
+		default:
+			m.lost.Do(func() { close(m.claimed) })
+			return fmt.Errorf("write lease %s/%s: %w", m.namespace, Name, ErrClaimed)
+		}
+		if m.get(kind) >= to {
+			return nil
+		}
+		marks := maps.Clone(m.marks)
 		marks[kind] = to + ahead
-		return true
-	})
+		err := m.write(ctx, marks)
+		if err == nil {
+			return nil
+		}
+		// This process may be the one that wrote: the answer can be lost. So read the lease again.
+		m.stale = true
+		if !isConflict(err) {
+			return fmt.Errorf("write lease %s/%s: %w", m.namespace, Name, err)
+		}
+	}
+	return fmt.Errorf("write lease %s/%s: conflict in every attempt", m.namespace, Name)
 }
 
 // claim makes this process the lease's holder and reads the marks. Whoever was the
@@ -150,44 +174,6 @@ func (m *Lease) claim(ctx context.Context) error {
 		return fmt.Errorf("claim lease %s/%s: %w", m.namespace, Name, err)
 	}
 	return nil
-}
-
-// update writes the marks that change returns true for. After a conflict it reads
-// the lease again, and goes on if this process is the holder: its own write may
-// have failed only for the client, or an administrator edited or deleted the lease.
-func (m *Lease) update(ctx context.Context, change func(marks map[string]int64) bool) error {
-	for range attempts {
-		if m.stale {
-			if err := m.load(ctx); err != nil {
-				return err
-			}
-		}
-		switch m.holder {
-		case m.identity:
-		case "":
-			m.holder = m.identity
-		default:
-			select {
-			case <-m.claimed:
-			default:
-				close(m.claimed)
-			}
-			return fmt.Errorf("write lease %s/%s: %w", m.namespace, Name, ErrClaimed)
-		}
-		marks := maps.Clone(m.marks)
-		if !change(marks) {
-			return nil
-		}
-		err := m.write(ctx, marks)
-		if err == nil {
-			return nil
-		}
-		m.stale = true
-		if !isConflict(err) {
-			return fmt.Errorf("write lease %s/%s: %w", m.namespace, Name, err)
-		}
-	}
-	return fmt.Errorf("write lease %s/%s: conflict in every attempt", m.namespace, Name)
 }
 
 // isConflict tells whether someone else changed, created or deleted the lease.

@@ -288,6 +288,7 @@ func (s Scenario) NodeToken() []Write {
 		{Verb: Patch, Of: UDN, Namespace: s.Attacker, Name: s.Network, Body: toJSON(m{"metadata": m{"finalizers": nil}})},
 		{Verb: Create, Of: NAD, Namespace: s.Attacker, Name: "of-node", Body: toJSON(m{"spec": m{"config": config("fresh", "primary", "")}})},
 		{Verb: Patch, Of: Lease, Namespace: "bulkhead-system", Name: "bulkhead-ids", Body: toJSON(annotation("k8s.ovn.org/id-marks", `{"networks":0}`))},
+		{Verb: Patch, Of: Lease, Namespace: "bulkhead-system", Name: "bulkhead-ids", Body: toJSON(m{"spec": m{"holderIdentity": "me"}})},
 		{Verb: Patch, Of: Lease, Namespace: "bulkhead-system", Name: "bulkhead-cluster", Body: toJSON(m{"spec": m{"holderIdentity": "me"}})},
 		{Verb: Patch, Of: Namespace, Name: s.Attacker, Body: toJSON(m{"metadata": m{"labels": m{"k8s.ovn.org/bulkhead-host-pods": "trusted"}}})},
 	}

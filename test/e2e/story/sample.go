@@ -43,7 +43,7 @@ var (
 	groupIngress      = &group{name: "ingress namespaces", cost: 2 * time.Minute}
 	groupSCTP         = &group{name: "SCTP", cost: 90 * time.Second}
 	groupDNS          = &group{name: "DNS and the API server's service", cost: 2 * time.Minute, demo: true}
-	groupOpenPorts    = &group{name: "open ports", cost: time.Minute}
+	groupOpenPorts    = &group{name: "open ports", cost: time.Minute, once: true}
 	groupEgress       = &group{name: "the way out", cost: 2 * time.Minute, demo: true}
 	groupHostNetwork  = &group{name: "host-network pods", cost: 4 * time.Minute, demo: true}
 	groupDiagnosis    = &group{name: "diagnosis", cost: 2 * time.Minute, demo: true}
@@ -57,8 +57,8 @@ var (
 	// Each with the arena.
 	groupAttacks    = &group{name: "adversary: attempts", cost: 8 * time.Minute}
 	groupCapture    = &group{name: "adversary: node ports", cost: 6 * time.Minute}
-	groupEarly      = &group{name: "adversary: new host-network pods", cost: 5 * time.Minute}
-	groupMechanisms = &group{name: "adversary: mechanisms", cost: 8 * time.Minute}
+	groupEarly      = &group{name: "adversary: new host-network pods", cost: 5 * time.Minute, once: true}
+	groupMechanisms = &group{name: "adversary: mechanisms", cost: 8 * time.Minute, once: true}
 	groupWrites     = &group{name: "adversary: writes", cost: 7 * time.Minute, once: true}
 )
 

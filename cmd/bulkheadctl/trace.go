@@ -21,7 +21,7 @@ type traceFlags struct {
 }
 
 func (f *traceFlags) register(fs *flag.FlagSet) {
-	fs.StringVar(&f.network, "network", "", "trace: the network by which the pod sends, default for the cluster default network (its primary network)")
+	fs.StringVar(&f.network, "network", "", "trace: the network on which the pod sends; \"default\" is the cluster default network; empty: the pod's primary network")
 	fs.StringVar(&f.protocol, "protocol", "", "trace: tcp, udp or sctp with a port (tcp)")
 	fs.BoolVar(&f.raw, "raw", false, "trace: also print the output of ovn-trace and ofproto/trace")
 	fs.StringVar(&f.node.SB, "sb-address", "unix:/var/run/ovn/ovnsb_db.sock", "trace: OVN's southbound database")

@@ -66,9 +66,9 @@ func stages(full bool) ([]stage, error) {
 	api := test("api", "90m", "-race", apiPackage)
 	api.beside = true
 	list := []stage{lint, test("packages", "90m", append([]string{"-race", atATime}, packages...)...), api}
-	// Every pair of IP families, number of nodes and gateway mode: all checks in the first lab,
-	// in the second those that its options can change, in both dealt to two stages, and a
-	// sample in each of the others.
+	// Six labs together cover every pairing of IP families, node count and gateway mode. The first
+	// lab runs all checks. The second runs those that its options can affect. Two stages share the
+	// checks of each of these labs. The other four labs each run a sample.
 	for i, o := range []struct{ families, nodes, gateway string }{
 		{"dual", "2", "shared"}, {"dual", "3", "local"}, {"ipv4", "2", "local"}, {"ipv4", "3", "shared"}, {"ipv6", "2", "shared"}, {"ipv6", "3", "local"},
 	} {

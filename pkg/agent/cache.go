@@ -98,9 +98,9 @@ func (c *Cache) updateLocalnets(names []string) (changed bool) {
 	return changed
 }
 
-// Localnets are the Localnet networks, except those whose physical network is own, the
-// product's name for the external bridge: an administrator names the networks that are
-// connected to it.
+// Localnets returns the Localnet networks. It omits those on the physical network own, which is
+// Bulkhead's name for the external bridge: only an administrator may connect networks to it, under
+// another name.
 func (c *Cache) Localnets(own string) []network.Network {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -118,7 +118,8 @@ func (r *networkReconciler) results() map[int]networkResult {
 	return maps.Clone(r.last)
 }
 
-// reconcile reconciles the network with that id, or removes it if it is deleted.
+// reconcile reconciles the network with that id, or removes it if it is deleted or has no
+// host subnet for this node.
 func (r *networkReconciler) reconcile(ctx context.Context, id int) error {
 	node := r.node.Node()
 	net, ok := r.cache.Network(id)
@@ -130,6 +131,10 @@ func (r *networkReconciler) reconcile(ctx context.Context, id int) error {
 	}
 	if !r.node.known() {
 		return nil // the id's event, and the first facts, enqueue everything
+	}
+	if !net.IsDefault() && !net.HasNode(node.ID) {
+		// Not a problem of this node, which a tenant could cause: the network's status reports it.
+		return r.remove(ctx, id, node)
 	}
 	if left := r.settlesFor(id); left > 0 {
 		r.queue.keys.AddAfter(key{kindNetwork, id}, left)

@@ -5,6 +5,7 @@ package agent
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"bulkhead/pkg/config"
 	"bulkhead/pkg/network"
@@ -28,7 +29,8 @@ func (r *portReconciler) reconcile(ctx context.Context) error {
 	if node.ID == 0 || !known {
 		return nil // reconcileAll enqueues the ports
 	}
-	nets := append([]network.Network{r.config.DefaultNetwork}, r.cache.Networks()...)
+	nets := append([]network.Network{r.config.DefaultNetwork},
+		slices.DeleteFunc(r.cache.Networks(), func(n network.Network) bool { return !n.HasNode(node.ID) })...)
 	removing, last := r.cache.Removing(), r.networks.results()
 	for _, id := range removing {
 		if result, ok := last[id]; ok {

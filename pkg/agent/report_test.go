@@ -33,6 +33,35 @@ func TestDegraded(t *testing.T) {
 	})
 }
 
+// TestNetworkTooSmall: a network whose author left no host subnet for this node is no problem
+// of the node, and has nothing there until its subnets suffice.
+func TestNetworkTooSmall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeNode(t)
+		f.agent.start()
+		f.setNodeID(3)
+		small := func(subnets string) network.NAD {
+			n, err := network.NetConf{Name: "shop_small", Topology: "layer3", Role: "primary", Subnets: subnets}.Network(7, f.agent.config.Plan)
+			return network.NAD{Namespace: "shop", Name: "small", Network: n, Err: err}
+		}
+		f.setNAD(small("10.20.0.0/24/24"))
+		f.setNAD(nad(f.agent.config, "other", "net", 8))
+		eventually(t, "another network ready", func() bool { return f.state(8).State == StateReady })
+		time.Sleep(2 * linkGrace)
+		if c := f.conditionNow(); c.True() {
+			t.Errorf("the node is degraded: %+v", c)
+		}
+		if keys, components := f.agent.failures.current(); len(keys)+len(components) > 0 {
+			t.Errorf("failures %v, %v", keys, components)
+		}
+		if s := f.state(7); s.State != StateWaiting || len(s.Waiting) != 1 || !strings.Contains(s.Waiting[0], "append a CIDR") {
+			t.Errorf("%+v", s)
+		}
+		f.setNAD(small("10.20.0.0/24/24,10.21.0.0/16/24"))
+		eventually(t, "ready", func() bool { return f.state(7).State == StateReady })
+	})
+}
+
 // TestMissingLink: a network whose management port does not appear is a problem after
 // linkGrace, however often it is reconciled meanwhile, until the port exists.
 func TestMissingLink(t *testing.T) {

@@ -214,9 +214,9 @@ func (c *Cache) AllowedAddresses(keys []string) []netip.Addr {
 	return slices.Compact(out)
 }
 
-// PublishedPorts returns the ports of a network's services that are reached from outside it.
-// Of services with the same external address and port one has it, in whatever network: the oldest
-// of those that a load balancer gave it, or else the oldest.
+// PublishedPorts returns the ports at which a network's services are reached from outside it. If
+// services of any networks share an external address and port, one gets it: the oldest to which a
+// load balancer gave the address, or else the oldest.
 func (c *Cache) PublishedPorts(id int) []flows.ServicePort {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -204,7 +204,8 @@ func (r *stateReader) networkStates(pods, hostPods map[int][]string) []NetworkSt
 		for _, x := range n.Subnets {
 			s.Subnets = append(s.Subnets, x.String())
 		}
-		s.HostSubnets, _ = n.HostSubnets(node.ID) // the reconcile reports this error
+		var noSubnet error
+		s.HostSubnets, noSubnet = n.HostSubnets(node.ID)
 		if !n.IsDefault() {
 			s.Table, s.Mark = plan.VRFTable(n), fmt.Sprintf("%#x", n.PacketMark())
 			s.VRFIfindex = r.kernel.DeviceIndex(s.Table)
@@ -227,6 +228,8 @@ func (r *stateReader) networkStates(pods, hostPods map[int][]string) []NetworkSt
 			s.Waiting = []string{"the node's id"}
 		} else if !r.node.known() {
 			s.Waiting = []string{"the node's facts"}
+		} else if noSubnet != nil {
+			s.Waiting = []string{"a host subnet: " + noSubnet.Error()}
 		}
 		out = append(out, s)
 	}

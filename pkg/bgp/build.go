@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"net/netip"
 	"regexp"
 	"slices"
 	"strings"
@@ -24,11 +25,17 @@ import (
 // RouteAdvertisements. It looks at all of them together, because networks with overlapping
 // subnets must not be advertised into one VRF, whichever RouteAdvertisements select them.
 func Build(in Inputs) State {
-	b := builder{in: in, owns: map[string]map[string]bool{}, decided: map[string]decision{}, st: State{
+	b := builder{in: in, owns: map[string]map[string]bool{}, nodeIDs: map[netip.Addr]int{}, decided: map[string]decision{}, st: State{
 		Configurations: map[string]*frrv1.FRRConfiguration{}, Keep: map[Source]bool{},
 		Accepted: map[string]metav1.Condition{}, Networks: map[string][]string{}, Advertisers: map[Advertised][]string{},
 	}}
 	b.bases, b.generated = splitConfigurations(in.Configurations)
+	for _, n := range in.Nodes {
+		for _, a := range n.InternalIPs {
+			b.nodeIDs[a] = n.ID
+		}
+	}
+	b.sameHostname = sameHostnames(in.Nodes)
 	requests := b.requests()
 	b.refuseBoth(requests)
 	b.refuseOverlaps(requests)
@@ -47,12 +54,14 @@ func Build(in Inputs) State {
 }
 
 type builder struct {
-	in        Inputs
-	st        State
-	bases     []*frrv1.FRRConfiguration            // those that are not generated
-	generated map[string][]*frrv1.FRRConfiguration // the others, by RouteAdvertisements
-	decided   map[string]decision                  // what refuseBoth has chosen, by network
-	owns      map[string]map[string]bool           // the networks that refuseOverlaps has chosen, by VRF and name
+	in           Inputs
+	st           State
+	nodeIDs      map[netip.Addr]int                   // by InternalIP
+	sameHostname map[string]string                    // node → another that frr-k8s takes for the same
+	bases        []*frrv1.FRRConfiguration            // those that are not generated
+	generated    map[string][]*frrv1.FRRConfiguration // the others, by RouteAdvertisements
+	decided      map[string]decision                  // what refuseBoth has chosen, by network
+	owns         map[string]map[string]bool           // the networks that refuseOverlaps has chosen, by VRF and name
 }
 
 // request is one RouteAdvertisements with what it selects.
@@ -228,12 +237,6 @@ func (b *builder) checkSupported(r *request) {
 			invalidf("the cluster default network is advertised in the nodes' default VRF alone: select it in another RouteAdvertisements, without targetVRF")
 		}
 	}
-	for _, n := range b.in.Nodes {
-		if n.Mode == network.SharedGateway { // a new node's is not known at first
-			invalidf("node %s has gateway mode %s, in which pods' packets do not pass a VRF: set [ovs] gateway-mode = %s, or leave targetVRF empty", n.Name, n.Mode, network.LocalGateway)
-			return
-		}
-	}
 }
 
 // target returns where r advertises: DefaultVRF, network.VRFAuto, or the name of a VRF.
@@ -273,6 +276,11 @@ func isManagedBase(c *frrv1.FRRConfiguration) bool {
 	return isDerived(c.Name, managedPrefix, managedDigits)
 }
 
+// isMeshBase reports whether c is the base of a full mesh.
+func isMeshBase(c *frrv1.FRRConfiguration) bool {
+	return isManagedBase(c) && c.Annotations[annotationRole] == ""
+}
+
 // isDerived reports whether a name is a prefix and as many hexadecimal digits.
 func isDerived(name, prefix string, digits int) bool {
 	rest, ok := strings.CutPrefix(name, prefix)
@@ -305,5 +313,25 @@ func labelValue(name string) string {
 
 // nodeSelector selects one node.
 func nodeSelector(n Node) metav1.LabelSelector {
-	return metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelHostname: cmp.Or(n.Labels[corev1.LabelHostname], n.Name)}}
+	return metav1.LabelSelector{MatchLabels: map[string]string{corev1.LabelHostname: hostname(n)}}
+}
+
+func hostname(n Node) string { return cmp.Or(n.Labels[corev1.LabelHostname], n.Name) }
+
+// sameHostnames returns the nodes that one nodeSelector selects together, each with another of them. Cloned
+// machines may have the same label, and a kubelet may set its own node's.
+func sameHostnames(nodes []Node) map[string]string {
+	first, out := map[string]string{}, map[string]string{}
+	for _, n := range nodes {
+		other, taken := first[hostname(n)]
+		if !taken {
+			first[hostname(n)] = n.Name
+			continue
+		}
+		out[n.Name] = other
+		if out[other] == "" {
+			out[other] = n.Name
+		}
+	}
+	return out
 }

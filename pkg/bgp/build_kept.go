@@ -5,6 +5,7 @@ package bgp
 import (
 	"cmp"
 	"maps"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -25,7 +26,7 @@ func (b *builder) bySession(r *request) (with, without []Network) {
 	}
 	anywhere := map[string]bool{}
 	for _, base := range r.bases {
-		if slices.ContainsFunc(b.in.Nodes, func(n Node) bool { return n.ID > 0 && base.nodes(n) }) {
+		if slices.ContainsFunc(b.in.Nodes, func(n Node) bool { return n.ID > 0 && b.unsuitable(r, n) == "" && base.nodes(n) }) {
 			maps.Copy(anywhere, base.vrfs)
 		}
 	}
@@ -142,6 +143,81 @@ func (b *builder) carryOver(c *frrv1.FRRConfiguration, vrfs []string) {
 		}
 	}
 	c.Annotations[AnnotationNetworks] = formatIDs(ids)
+}
+
+// keepSelected keeps a generated object as it is, except for networks that its RouteAdvertisements no longer selects.
+func (b *builder) keepSelected(r *request, source Source) {
+	objects := b.generated[source.Advertisements]
+	at := slices.IndexFunc(objects, func(o *frrv1.FRRConfiguration) bool { return o.Name == nameOf(source) })
+	if at < 0 {
+		return
+	}
+	have := objects[at]
+	selected := map[int]Network{}
+	for _, n := range r.networks {
+		selected[n.ID] = n
+	}
+	var ids []int
+	var networks []Network
+	recorded := parseIDs(have.Annotations[AnnotationNetworks])
+	for _, id := range recorded {
+		if n, ok := selected[id]; ok {
+			ids, networks = append(ids, id), append(networks, n)
+		}
+	}
+	if len(ids) == len(recorded) {
+		b.st.Keep[source] = true
+		return
+	}
+	nodeID := 0
+	for _, n := range b.in.Nodes {
+		if n.Name == source.Node {
+			nodeID = n.ID
+		}
+	}
+	spec := have.Spec.DeepCopy()
+	spec.BGP.Routers = nil
+	for _, router := range have.Spec.BGP.Routers {
+		within := slices.DeleteFunc(slices.Clone(networks), func(n Network) bool {
+			return cmp.Or(router.VRF, DefaultVRF) != r.vrfOf(n) && router.VRF != n.VRF()
+		})
+		if len(within) == 0 {
+			spec.Raw.Config = strings.ReplaceAll(spec.Raw.Config, linesOf(spec.Raw.Config, router), "")
+			continue
+		}
+		spec.BGP.Routers = append(spec.BGP.Routers, onlyNetworks(router, within, nodeID))
+	}
+	if len(spec.BGP.Routers) == 0 {
+		return // all of it is withdrawn
+	}
+	c := &frrv1.FRRConfiguration{Spec: *spec}
+	c.Namespace, c.Name, c.Labels, c.Annotations = have.Namespace, have.Name, maps.Clone(have.Labels), maps.Clone(have.Annotations)
+	c.Annotations[AnnotationNetworks] = formatIDs(ids)
+	b.st.Configurations[c.Name] = c
+}
+
+// onlyNetworks returns a router without the prefixes of other networks than these.
+func onlyNetworks(router frrv1.Router, networks []Network, nodeID int) frrv1.Router {
+	out := *router.DeepCopy()
+	own := map[string]bool{}
+	for _, n := range networks {
+		hosts, _ := n.HostSubnets(nodeID) // without any, it announces none
+		for _, h := range hosts {
+			own[h.String()] = true
+		}
+	}
+	isOthers := func(text string) bool {
+		p, err := netip.ParsePrefix(text)
+		return err != nil || !slices.ContainsFunc(networks, func(n Network) bool {
+			return slices.ContainsFunc(n.CIDRs(), func(c netip.Prefix) bool { return c.Bits() <= p.Bits() && c.Contains(p.Addr()) })
+		})
+	}
+	out.Prefixes = slices.DeleteFunc(out.Prefixes, func(p string) bool { return !own[p] })
+	for i := range out.Neighbors {
+		allowed := &out.Neighbors[i].ToReceive.Allowed
+		allowed.Prefixes = slices.DeleteFunc(allowed.Prefixes, func(s frrv1.PrefixSelector) bool { return isOthers(s.Prefix) })
+	}
+	return out
 }
 
 // linesOf returns the lines that generator.raw has for a router.

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	frrv1 "github.com/metallb/frr-k8s/api/v1beta1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"bulkhead/pkg/network"
@@ -41,6 +42,13 @@ func (b *builder) generate(r *request) {
 // generateFor adds the FRRConfigurations of one RouteAdvertisements and node, and the VRFs in which the node
 // has a session to anywhere.
 func (b *builder) generateFor(r *request, node Node, anywhere map[string]bool) {
+	if reason := b.unsuitable(r, node); reason != "" {
+		r.invalidf("%s", reason)
+		for _, base := range r.bases {
+			b.keepSelected(r, Source{r.ra.Name, base.Name, node.Name})
+		}
+		return
+	}
 	var bases []base
 	covered := map[string]bool{} // VRFs in which the node has a session
 	for _, base := range r.bases {
@@ -52,16 +60,13 @@ func (b *builder) generateFor(r *request, node Node, anywhere map[string]bool) {
 	missing := r.vrfsWithout(covered)
 	if len(missing) > 0 {
 		r.invalidf("node %s: no selected FRRConfiguration has a router in VRF %s with a neighbor: add one to spec.bgp.routers, or change spec.frrConfigurationSelector", node.Name, strings.Join(missing, ", "))
-		for _, base := range r.bases {
-			b.st.Keep[Source{r.ra.Name, base.Name, node.Name}] = true
-		}
 	}
 	for _, base := range bases {
-		g := generator{r: r, base: base.FRRConfiguration, node: node}
+		g := generator{r: r, base: base.FRRConfiguration, node: node, nodeIDs: b.nodeIDs}
 		c := g.configuration(b.in.Namespace)
 		if g.filters > maxFilters {
 			r.invalidf("node %s: the neighbors of FRRConfiguration %s and the networks without an overlay make %d filters of routes to receive, and one object holds %d: use fewer sessions of a node, with route reflectors outside the cluster, or fewer such networks", node.Name, base.Name, g.filters, maxFilters)
-			b.st.Keep[Source{r.ra.Name, base.Name, node.Name}] = true
+			b.keepSelected(r, Source{r.ra.Name, base.Name, node.Name})
 			continue
 		}
 		if c != nil {
@@ -70,6 +75,25 @@ func (b *builder) generateFor(r *request, node Node, anywhere map[string]bool) {
 		}
 		maps.Copy(anywhere, base.vrfs)
 	}
+	if len(missing) == 0 {
+		return
+	}
+	for _, base := range r.bases {
+		if source := (Source{r.ra.Name, base.Name, node.Name}); b.st.Configurations[nameOf(source)] == nil {
+			b.keepSelected(r, source)
+		}
+	}
+}
+
+// unsuitable returns why a node cannot advertise what r selects, "" if it can.
+func (b *builder) unsuitable(r *request, n Node) string {
+	if other := b.sameHostname[n.Name]; other != "" {
+		return fmt.Sprintf("nodes %s and %s have the same value of the label %s, by which frr-k8s finds a node's FRRConfigurations: give each node its own", min(n.Name, other), max(n.Name, other), corev1.LabelHostname)
+	}
+	if r.target() != DefaultVRF && n.Mode == network.SharedGateway { // a new node's is not known at first
+		return fmt.Sprintf("spec.targetVRF: node %s has gateway mode %s, in which pods' packets do not pass a VRF: set [ovs] gateway-mode = %s, or leave targetVRF empty", n.Name, n.Mode, network.LocalGateway)
+	}
+	return ""
 }
 
 // vrfOf returns the VRF into which r advertises a network, as routers of FRRConfigurations name it.
@@ -107,8 +131,9 @@ type generator struct {
 	r       *request
 	base    *frrv1.FRRConfiguration
 	node    Node
-	filters int      // of routes to receive, of all neighbours
-	raw     []string // lines for what the API of frr-k8s does not have
+	nodeIDs map[netip.Addr]int // of all nodes, by InternalIP
+	filters int                // of routes to receive, of all neighbours
+	raw     []string           // lines for what the API of frr-k8s does not have
 }
 
 // maxFilters filters of some 60 bytes each are below the limit of etcd for an object, 1.5 MiB.
@@ -171,44 +196,42 @@ const rawPriority = 10
 // settings of the session, which frr-k8s requires to be equal in all objects.
 func (g *generator) router(from frrv1.Router, networks []Network) frrv1.Router {
 	out := frrv1.Router{ASN: from.ASN, ID: from.ID, VRF: from.VRF}
-	if out.ID == "" && !slices.ContainsFunc(slices.Concat(g.node.InternalIPs, g.node.Addresses), netip.Addr.Is4) {
-		// FRR takes an IPv4 address of the node, and without one starts no session. Any other
+	if out.ID == "" && !g.hasIPv4(from.VRF, networks) {
+		// FRR takes an IPv4 address of the VRF, and without one starts no session. Any other
 		// number does that is unique in the autonomous system: RFC 6286.
 		out.ID = netip.AddrFrom4([4]byte{0, 0, byte(g.node.ID >> 8), byte(g.node.ID)}).String()
 	}
 	var advertise []netip.Prefix
-	var receive []frrv1.PrefixSelector
+	var noOverlay []Network
 	for _, n := range networks {
 		hosts, err := n.HostSubnets(g.node.ID)
-		if err != nil {
+		if err != nil && !g.isReflector() { // which passes on the routes of others
 			continue // the network reports the nodes for which its subnets do not suffice
 		}
 		advertise = append(advertise, hosts...)
 		if n.Transport == network.TransportNoOverlay {
-			for _, s := range n.Subnets {
-				filter := frrv1.PrefixSelector{Prefix: s.CIDR.String()}
-				if s.HostLen > s.CIDR.Bits() { // else the whole subnet is one node's
-					length := uint32(s.HostLen) //nolint:gosec // 0..128
-					filter.GE, filter.LE = length, length
-				}
-				receive = append(receive, filter)
-			}
+			noOverlay = append(noOverlay, n)
 		}
 	}
+	receive := hostSubnetFilters(noOverlay)
 	slices.SortFunc(advertise, comparePrefixes)
 	for _, p := range advertise {
 		out.Prefixes = append(out.Prefixes, p.String())
 	}
 	for _, n := range from.Neighbors {
-		if g.isSelf(n) {
+		v4, v6 := familiesOf(n)
+		if g.isSelf(n) || isManagedBase(g.base) && !g.hasInternalIP(v4) {
 			continue
 		}
-		v4, v6 := familiesOf(n)
 		// All prefixes of this object's router, which are those above: listing them again for
 		// each neighbour would make objects of neighbours × networks.
 		n.ToAdvertise = frrv1.Advertise{Allowed: frrv1.AllowedOutPrefixes{Mode: frrv1.AllowAll}, NextHop: n.ToAdvertise.NextHop}
 		n.ToReceive = frrv1.Receive{Allowed: frrv1.AllowedInPrefixes{Mode: frrv1.AllowRestricted}}
-		for _, s := range receive {
+		filters := receive
+		if isMeshBase(g.base) {
+			filters = g.filtersOf(n, noOverlay)
+		}
+		for _, s := range filters {
 			if is4 := !strings.Contains(s.Prefix, ":"); is4 && v4 || !is4 && v6 {
 				n.ToReceive.Allowed.Prefixes = append(n.ToReceive.Allowed.Prefixes, s)
 			}
@@ -241,6 +264,56 @@ func (g *generator) router(from frrv1.Router, networks []Network) frrv1.Router {
 		g.addReflected(receive)
 	}
 	return out
+}
+
+// hostSubnetFilters accept the routes to all nodes' subnets of the networks.
+func hostSubnetFilters(networks []Network) (out []frrv1.PrefixSelector) {
+	for _, n := range networks {
+		for _, s := range n.Subnets {
+			filter := frrv1.PrefixSelector{Prefix: s.CIDR.String()}
+			if s.HostLen > s.CIDR.Bits() { // else the whole subnet is one node's
+				length := uint32(s.HostLen) //nolint:gosec // 0..128
+				filter.GE, filter.LE = length, length
+			}
+			out = append(out, filter)
+		}
+	}
+	return out
+}
+
+// filtersOf accept the routes to the neighbour's own subnets of the networks: in a full mesh no node passes on the
+// routes of others, and none can take another's packets.
+func (g *generator) filtersOf(neighbor frrv1.Neighbor, networks []Network) (out []frrv1.PrefixSelector) {
+	a, err := netip.ParseAddr(neighbor.Address)
+	if err != nil {
+		return nil
+	}
+	for _, n := range networks {
+		hosts, err := n.HostSubnets(g.nodeIDs[a.Unmap()])
+		if err != nil {
+			continue // it has no id yet, or no pods on the network
+		}
+		for _, h := range hosts {
+			out = append(out, frrv1.PrefixSelector{Prefix: h.String()})
+		}
+	}
+	return out
+}
+
+// hasInternalIP reports whether the node has an InternalIP of a family, with which it can have sessions.
+func (g *generator) hasInternalIP(v4 bool) bool {
+	return slices.ContainsFunc(g.node.InternalIPs, func(a netip.Addr) bool { return a.Is4() == v4 })
+}
+
+// hasIPv4 reports whether the node has an IPv4 address in a VRF: in the default VRF, one of its own, and in
+// another one that of its management port of a network.
+func (g *generator) hasIPv4(vrf string, networks []Network) bool {
+	if cmp.Or(vrf, DefaultVRF) == DefaultVRF || g.r.isJoined() { // of whose VRF nothing is known
+		return slices.ContainsFunc(slices.Concat(g.node.InternalIPs, g.node.Addresses), netip.Addr.Is4)
+	}
+	return slices.ContainsFunc(networks, func(n Network) bool {
+		return slices.ContainsFunc(n.CIDRs(), func(p netip.Prefix) bool { return p.Addr().Is4() })
+	})
 }
 
 // reflected is the name of the prefix lists of what a route reflector passes on.
@@ -283,9 +356,9 @@ func (g *generator) addReflected(receive []frrv1.PrefixSelector) {
 // other nodes of one autonomous system contain their common number: each node needs its own.
 const firstNodeASN = 4200000000
 
-// joined turns a router of a VRF that is no network's into two: it imports the routes to a network's pods
-// from the network's VRF, and a router there imports what it has learned. A prefix that both originated
-// would not pass from one VRF to the other: FRR prefers its own path.
+// joined splits the router of an operator's VRF into two routers. One is in the network's VRF and originates
+// the pods' prefixes; the other is in the operator's VRF and has the sessions. Each imports the other's routes.
+// If both originated a prefix, FRR would prefer its own path and not pass it on.
 func (g *generator) joined(router frrv1.Router, n Network) []frrv1.Router {
 	own := frrv1.Router{ASN: firstNodeASN + uint32(g.node.ID), ID: router.ID, VRF: n.VRF(), Prefixes: router.Prefixes, Imports: []frrv1.Import{{VRF: router.VRF}}} //nolint:gosec // ids are small
 	router.Prefixes, router.Imports = nil, []frrv1.Import{{VRF: own.VRF}}

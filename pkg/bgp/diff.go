@@ -132,9 +132,9 @@ func Diff(want State, in Inputs) []Op {
 	return slices.Concat(remove, update, create)
 }
 
-// sameSessions reports whether the settings are equal of those sessions that both objects have. frr-k8s' webhook
-// refuses an update if another object of the node has the session with the former settings: none of two objects
-// could be the first. So they are deleted and created, and the session is reset anyway.
+// sameSessions reports whether the sessions that both objects have are configured alike. frr-k8s' webhook refuses
+// to change a session while another object of the node has its old settings. So neither object could be updated
+// first: both are deleted and created. The session is reset anyway.
 func sameSessions(w, h *frrv1.FRRConfiguration) bool {
 	w, h = withDefaults(w), withDefaults(h)
 	for _, r := range w.Spec.BGP.Routers {

@@ -127,7 +127,7 @@ func (st ManagedState) addBase(f Fabric, role string, neighbors, reflectors []No
 		}
 		c.Annotations = map[string]string{annotationRole: role, annotationReflectors: strings.Join(addresses, ",")}
 	}
-	for _, a := range internalIPs(neighbors) {
+	for _, a := range sessionAddresses(neighbors) {
 		c.Spec.BGP.Routers[0].Neighbors = append(c.Spec.BGP.Routers[0].Neighbors, frrv1.Neighbor{
 			ASN: f.ASN, Address: a.String(),
 			ToAdvertise: frrv1.Advertise{Allowed: frrv1.AllowedOutPrefixes{Mode: frrv1.AllowRestricted}},
@@ -135,6 +135,20 @@ func (st ManagedState) addBase(f Fabric, role string, neighbors, reflectors []No
 		})
 	}
 	st.Bases[name] = c
+}
+
+// sessionAddresses returns the addresses of the nodes' sessions, sorted: the first InternalIP of each family.
+func sessionAddresses(nodes []Node) []netip.Addr {
+	var out []netip.Addr
+	for _, n := range nodes {
+		for _, is4 := range []bool{true, false} {
+			if i := slices.IndexFunc(n.InternalIPs, func(a netip.Addr) bool { return a.Is4() == is4 }); i >= 0 {
+				out = append(out, n.InternalIPs[i])
+			}
+		}
+	}
+	slices.SortFunc(out, netip.Addr.Compare)
+	return slices.Compact(out)
 }
 
 // internalIPs returns the InternalIPs of nodes, sorted.

@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"errors"
 	"log/slog"
 	"time"
 
@@ -32,6 +33,9 @@ func addBGP(mgr manager.Manager, check *transportCheck, cfg config.Config, ids *
 			req := udn.FromCUDN(c)
 			_, n, err := req.NetConf(cfg.Plan)
 			n.ID = ids.IDOf(req.Owner.Network())
+			if errors.As(err, new(udn.ConflictError)) && n.ID > 0 {
+				return n, nil // its pods keep their addresses
+			}
 			return n, err
 		},
 		Advertised: func(byNetwork map[string][]string) {

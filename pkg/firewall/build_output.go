@@ -20,10 +20,10 @@ func (in Inputs) outOfNode() []Rule {
 		rules = append(rules, rule("masquerade address "+p.String(), bridge, ipOf(p), "saddr", p.String(), "counter name", CounterNotLocal, "drop"))
 	}
 	rules = append(rules, in.nodeToAdvertised()...)
-	// Gateway routers take what comes from the node for answers to their pods. A pod in the host's
-	// network sends there only by node ports and host ports, which are translated, and as an answer.
-	// A packet of no connection has no direction: a reset or an ICMP error that a process has made
-	// itself. What a process makes that belongs to another's connection, only the guard drops.
+	// A gateway router takes every packet from the node for an answer to one of its pods. Host-network
+	// pods may therefore send there only by node ports and host ports, and as answers. A packet that
+	// conntrack cannot assign (a forged reset or ICMP error) is dropped. If a forged packet matches
+	// somebody else's connection, only the guard drops it.
 	for _, p := range in.Plan.Masquerade {
 		for _, g := range in.PodRoots {
 			if m, ok := g.match(); ok {

@@ -5,6 +5,7 @@ package network
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/big"
 	"net"
@@ -97,10 +98,21 @@ func looksLikeSystemLink(name string) bool {
 // VRFTable is the routing table of n's VRF: stable across restarts.
 func (p Plan) VRFTable(n Network) int { return p.VRFTableBase + n.ID }
 
+// ErrNoHostSubnet says that a network's CIDRs are too small for a node's id: the node
+// does not have the network.
+var ErrNoHostSubnet = errors.New("no host subnet")
+
+// HasNode reports whether n's CIDRs have a host subnet for the node with the given id.
+func (n Network) HasNode(nodeID int) bool {
+	_, err := n.HostSubnets(nodeID)
+	return !errors.Is(err, ErrNoHostSubnet)
+}
+
 // HostSubnets returns the subnets of n on the node with the given id, one per
 // IP family. On Layer 3 it is the id-th host subnet, counted across the CIDRs
 // of the IP family in order, so that CIDRs can be appended. On Layer 2 it is
-// the whole CIDR. Errors name the CIDRs that are exhausted and the remedy.
+// the whole CIDR. Errors name the CIDRs that are exhausted and the remedy; they wrap
+// ErrNoHostSubnet.
 func (n Network) HostSubnets(nodeID int) ([]netip.Prefix, error) {
 	if nodeID < 1 {
 		return nil, fmt.Errorf("node has no id yet")
@@ -124,7 +136,7 @@ func (n Network) HostSubnets(nodeID int) ([]netip.Prefix, error) {
 		if found.IsValid() {
 			out = append(out, found)
 		} else if len(subnets) > 0 {
-			return nil, fmt.Errorf("subnets %v of network %s hold no host subnet for node id %d: append a CIDR to subnets or remove nodes", subnets, n.Name, nodeID)
+			return nil, fmt.Errorf("subnets %v of network %s hold %w for node id %d: append a CIDR to subnets or remove nodes", subnets, n.Name, ErrNoHostSubnet, nodeID)
 		}
 	}
 	if len(out) == 0 {

@@ -25,7 +25,7 @@ import (
 // packages that take longest come first.
 var kernelTests = []struct {
 	pkg        string
-	full, skip string   // of everything
+	full, skip string   // -test.run when everything runs, and -test.skip
 	tests      []string // each has to pass; of one with a subtest's name only that subtest runs
 }{
 	{"bulkhead/pkg/firewall", "^TestKernel", "^$",

@@ -78,8 +78,15 @@ func (r *Request) NetConf(plan network.Plan) (network.NetConf, network.Network, 
 	if err != nil {
 		return c, n, err
 	}
-	return c, n, plan.Conflict(n)
+	if err := plan.Conflict(n); err != nil {
+		return c, n, ConflictError{err}
+	}
+	return c, n, nil
 }
+
+// ConflictError says that a network's addresses overlap those of the cluster. The network is complete: one
+// that exists has the error if the configuration has changed since.
+type ConflictError struct{ error }
 
 func (r *Request) layer3(c *network.NetConf, plan network.Plan) error {
 	l := r.Layer3

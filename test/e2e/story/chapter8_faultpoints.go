@@ -57,9 +57,9 @@ func agentFaultPoints(ctx context.Context, w *World) (string, error) {
 	return "after calls " + strings.Join(played, ", "), nil
 }
 
-// fly creates a namespace with a network and pods while the node, pods of the default network
-// and of another tenant try to reach them, kills the agent after a number of its calls, and
-// deletes all of it with another kill. It returns how often those have tried.
+// fly creates a namespace with a network and pods, and kills the agent after create of its calls. It
+// then deletes the namespace, and kills the agent after remove calls. Meanwhile the node and pods of
+// other networks try to reach the new pods. It returns how many rounds they tried.
 func (w *World) fly(ctx context.Context, create, remove int) (rounds int, err error) {
 	node, last := w.Lab.Nodes()[0], w.Lab.Nodes()[len(w.Lab.Nodes())-1]
 	before, err := w.steady(ctx, false)

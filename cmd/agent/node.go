@@ -109,7 +109,7 @@ func (n *node) openNFT(ctx context.Context) []agent.Feature {
 	err = nft.MatchesSockets(ctx)
 	if err == nil {
 		root := n.parts.Config.CgroupRoot
-		n.parts.PodRoots = func() []firewall.Cgroup { return agent.FindPodRoots(root) }
+		n.parts.PodRoots = func() ([]firewall.Cgroup, error) { return agent.FindPodRoots(root) }
 	}
 	return append(features, agent.NewFeature("nftables socket match", err, "eBPF alone stops packets into networks: nftables no longer backs it up"))
 }

@@ -92,7 +92,7 @@ type Parts struct {
 	KubeletCgroup func() firewall.Cgroup
 	// PodRoots finds the cgroups that contain all pods; nil if nft cannot match
 	// packets by their socket.
-	PodRoots func() []firewall.Cgroup
+	PodRoots func() ([]firewall.Cgroup, error)
 	// Firewalls finds rules of other firewalls that affect networks; nil: no nft.
 	Firewalls func() (firewall.Conflicts, error)
 	// Servers lists the node's servers, whose ports pods do not get; nil: pods get no ports

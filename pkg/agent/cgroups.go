@@ -13,10 +13,10 @@ import (
 
 // FindPodRoots are the cgroups that contain all pods, for nft. root is the
 // cgroup2 mount.
-func FindPodRoots(root string) []firewall.Cgroup {
+func FindPodRoots(root string) ([]firewall.Cgroup, error) {
 	layout, err := hostnet.ReadLayout(root)
 	if err != nil {
-		return nil
+		return nil, err
 	}
 	var out []firewall.Cgroup
 	for _, r := range layout.Roots {
@@ -24,7 +24,7 @@ func FindPodRoots(root string) []firewall.Cgroup {
 			out = append(out, firewall.Cgroup{Path: rel, ID: r.ID})
 		}
 	}
-	return out
+	return out, nil
 }
 
 // kubeletUnits are the paths of kubelet's cgroup on nodes with systemd and in

@@ -31,7 +31,7 @@ type hostReconciler struct {
 	isSettling    func(id int) bool // the network's VRF device may not be used yet
 	kubeletMark   uint32
 	kubeletCgroup func() firewall.Cgroup
-	podRoots      func() []firewall.Cgroup
+	podRoots      func() ([]firewall.Cgroup, error)
 	log           *slog.Logger
 
 	recheck     atomic.Bool // the next reconcile reads the nft table
@@ -68,7 +68,11 @@ func (r *hostReconciler) configure(ctx context.Context) (notEnforced, err error)
 	locked, ingress := r.cache.Locked(), r.cache.Ingress(r.config.IngressNamespaces)
 	var errs, unenforced []error
 	if r.firewall != nil {
-		ops, err := r.firewall.Reconcile(ctx, r.firewallInputs(locked, ingress), r.recheck.Swap(false))
+		in, err := r.firewallInputs(locked, ingress)
+		var ops []firewall.Op
+		if err == nil {
+			ops, err = r.firewall.Reconcile(ctx, in, r.recheck.Swap(false))
+		}
 		for _, op := range ops {
 			r.log.Debug("nft operation", "operation", op.String())
 		}
@@ -135,7 +139,7 @@ func (r *hostReconciler) lock(ctx context.Context, p Pod) error {
 	}
 }
 
-func (r *hostReconciler) firewallInputs(locked []hostnet.LockedAddr, ingress *firewall.Ingress) firewall.Inputs {
+func (r *hostReconciler) firewallInputs(locked []hostnet.LockedAddr, ingress *firewall.Ingress) (firewall.Inputs, error) {
 	in := firewall.Inputs{Ingress: ingress, Locked: make([]netip.Addr, 0, len(locked)), Networks: r.cache.Networks(), Default: r.config.DefaultNetwork, NodeID: r.node.Node().ID, Loose: r.config.BGP.LooseIsolation,
 		Mode: r.config.OVS.GatewayMode, TunnelPort: network.TunnelPort, Bridge: r.config.OVS.ExternalBridge,
 		Services: r.cache.AllowedServices(r.config.AllowedServices), Plan: r.config.Plan}
@@ -158,13 +162,16 @@ func (r *hostReconciler) firewallInputs(locked []hostnet.LockedAddr, ingress *fi
 	}
 	in.HostPorts, _ = r.updateHostPorts()
 	if r.podRoots != nil {
-		in.PodRoots = r.podRoots()
+		var err error
+		if in.PodRoots, err = r.podRoots(); err != nil {
+			return in, fmt.Errorf("find the cgroups of pods: %w", err) // without them there would be no rules for pods
+		}
 	}
 	in.Mark = r.kubeletMark
 	if in.Mark == 0 && r.kubeletCgroup != nil {
 		in.Kubelet.Cgroup = r.kubeletCgroup()
 	}
-	return in
+	return in, nil
 }
 
 // hostNetworks are the networks as eBPF needs them.

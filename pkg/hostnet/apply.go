@@ -74,21 +74,23 @@ func (t *Target) Read(ctx context.Context) (State, error) {
 // pods are restricted too little.
 var ErrNotEnforced = errors.New("a restriction is not enforced")
 
-// Apply runs all operations, also after one fails.
-func (t *Target) Apply(ctx context.Context, ops []Op) error {
+// Apply runs all operations, also after one fails, and returns those that succeeded.
+func (t *Target) Apply(ctx context.Context, ops []Op) (done []Op, err error) {
 	var errs []error
 	for _, o := range ops {
 		if err := ctx.Err(); err != nil {
-			return errors.Join(append(errs, fmt.Errorf("cancelled before %s: %w", o, err))...)
+			return done, errors.Join(append(errs, fmt.Errorf("cancelled before %s: %w", o, err))...)
 		}
 		if err := t.apply(o); err != nil {
 			if o.Enforces() {
 				err = errors.Join(ErrNotEnforced, err)
 			}
 			errs = append(errs, fmt.Errorf("%s: %w", o, err))
+			continue
 		}
+		done = append(done, o)
 	}
-	return errors.Join(errs...)
+	return done, errors.Join(errs...)
 }
 
 func (t *Target) apply(o Op) error {

@@ -17,12 +17,12 @@ type State struct {
 	Doors  map[int]bool      // guarded interfaces by index; false in the actual state: incomplete
 	Root   bool              // the programs are attached to the root cgroup
 	Config loader.Config
-	// Keep holds, in the desired state, the pods by UID whose row and attachment
-	// stay unchanged.
+	// Keep holds, in the desired state, the pods by UID whose network is unknown: row and attachment
+	// stay, except once another network has the id. See State.leftRow.
 	Keep map[string]Cgroup
 	// Gone holds, in the desired state, the cgroups of pods by UID that the inputs lack.
 	// A row and an attachment stay as long as the cgroup: a pod that is deleted with no
-	// grace period is gone from the API before its processes have ended. See Diff.
+	// grace period is gone from the API before its processes have ended. See State.leftRow.
 	Gone map[string]Cgroup
 }
 
@@ -54,6 +54,9 @@ func Build(in Inputs, layout Layout, kubelet Kubelet) (State, []Problem) {
 		Guard: true, TunnelPort: uint32(in.TunnelPort), MarkFirst: in.MarkFirst, MarkLast: in.MarkLast}
 	for _, n := range in.Networks {
 		b.nets[n.ID] = n
+	}
+	if len(layout.Roots) == 0 {
+		b.addProblem("", "PodCgroupsMissing", "there is no cgroup kubepods with all pods: pods' processes are not told from the node's, and nothing confines them: start kubelet with cgroupsPerQOS, and with its cgroup root at most %d levels deep", kubepodsDepth-1)
 	}
 	for _, r := range layout.Roots {
 		b.put(loader.PodRootRow{CgroupID: r.ID})

@@ -75,7 +75,9 @@ const (
 // ports, or packet sockets on an interface. All other rows restrict.
 func grantsAccess(r loader.Row) bool {
 	switch r := r.(type) {
-	case loader.DestRow, loader.ClusterIPRow, loader.KubeletRow, loader.NetRow, loader.LocalRow, loader.ProbeRow, loader.OpenRow:
+	case loader.DestRow:
+		return r.NetworkID != loader.Masquerade // whose rows forbid
+	case loader.ClusterIPRow, loader.KubeletRow, loader.NetRow, loader.LocalRow, loader.ProbeRow, loader.OpenRow:
 		return true
 	case loader.DoorRow:
 		return r.Kind == loader.DoorOwn
@@ -90,8 +92,12 @@ func (o Op) Enforces() bool {
 	case SetConfig, AttachRoot, AttachDoor:
 		return true
 	case PutRow:
-		_, ok := o.Row.(loader.LockedRow)
-		return ok
+		switch r := o.Row.(type) {
+		case loader.LockedRow:
+			return true
+		case loader.DestRow:
+			return r.NetworkID == loader.Masquerade
+		}
 	}
 	return false
 }
@@ -100,15 +106,14 @@ func (o Op) Enforces() bool {
 // want.
 func Diff(want, have State) []Op {
 	var ops []Op
-	kept, gone := ids(want.Keep), ids(want.Gone)
 	for k, r := range have.Rows {
-		if p, ok := r.(loader.PodRow); ok && kept[p.CgroupID] {
-			continue
-		} else if ok && gone[p.CgroupID] {
-			if left := leftRow(p, want); left != p {
-				ops = append(ops, Op{Kind: PutRow, Row: left, phase: addRestrictions})
+		if p, ok := r.(loader.PodRow); ok {
+			if left, ok := want.leftRow(p); ok {
+				if left != p {
+					ops = append(ops, Op{Kind: PutRow, Row: left, phase: addRestrictions})
+				}
+				continue
 			}
-			continue
 		}
 		if _, ok := want.Rows[k]; !ok {
 			ops = append(ops, Op{Kind: DeleteRow, Row: r, phase: pick(grantsAccess(r), revokeAccess, removeRestrictions)})
@@ -138,13 +143,11 @@ func Diff(want, have State) []Op {
 	}
 	for uid, cg := range have.Pods {
 		_, wanted := want.Pods[uid]
-		if keep, ok := want.Keep[uid]; ok && keep.ID == cg.ID {
-			continue
-		}
-		if left, ok := want.Gone[uid]; ok {
+		if left, ok := want.left(uid); ok {
 			row, ok := have.Rows[loader.PodRow{CgroupID: left.ID}.Key()].(loader.PodRow)
-			if ok && left.ID != cg.ID {
-				ops = append(ops, Op{Kind: AttachPod, PodUID: uid, Path: left.Path, Row: leftRow(row, want), phase: attach})
+			if ok && left.ID != cg.ID { // the attachment is incomplete, or of an earlier cgroup
+				row, _ = want.leftRow(row)
+				ops = append(ops, Op{Kind: AttachPod, PodUID: uid, Path: left.Path, Row: row, phase: attach})
 			}
 			if ok || left.ID == cg.ID {
 				continue
@@ -165,26 +168,41 @@ func Diff(want, have State) []Op {
 	return ops
 }
 
-// leftRow is the row of a pod that is gone while its cgroup exists. It stays while its
-// network has the same VRF device. After that another network may get the id, and the pod's
-// processes are of no network.
-func leftRow(p loader.PodRow, want State) loader.PodRow {
-	if p.NetworkID == 0 || p.NetworkID == loader.NoNetwork {
-		return p // the row depends on no network
+// left returns the cgroup of a pod whose row and attachment stay: of one in Keep or in Gone.
+func (s State) left(uid string) (Cgroup, bool) {
+	if cg, ok := s.Keep[uid]; ok {
+		return cg, true
 	}
-	n, ok := want.Rows[loader.NetRow{NetworkID: p.NetworkID}.Key()].(loader.NetRow)
-	if ok && n.VRFIfindex != 0 && n.VRFIfindex == p.VRFIfindex {
-		return p
-	}
-	return loader.PodRow{CgroupID: p.CgroupID, NetworkID: loader.NoNetwork, Mark: network.NoNetworkMark}
+	cg, ok := s.Gone[uid]
+	return cg, ok
 }
 
-func ids(cgroups map[string]Cgroup) map[uint64]bool {
-	out := map[uint64]bool{}
-	for _, cg := range cgroups {
-		out[cg.ID] = true
+// leftRow returns the row that such a pod has next; ok is false for other pods. The pod's processes are of no network
+// once another network may have the id of theirs. That of a pod that is gone keeps its id while it has the same VRF
+// device. That of a pod in Keep may be unusable, without a row, and still be the pod's; another network with its id
+// has another VRF device.
+func (s State) leftRow(p loader.PodRow) (row loader.PodRow, ok bool) {
+	kept, gone := contains(s.Keep, p.CgroupID), contains(s.Gone, p.CgroupID)
+	if !kept && !gone {
+		return p, false
 	}
-	return out
+	if p.NetworkID == 0 || p.NetworkID == loader.NoNetwork {
+		return p, true // the row depends on no network
+	}
+	n, exists := s.Rows[loader.NetRow{NetworkID: p.NetworkID}.Key()].(loader.NetRow)
+	if exists && n.VRFIfindex != 0 && n.VRFIfindex == p.VRFIfindex || kept && !exists {
+		return p, true
+	}
+	return loader.PodRow{CgroupID: p.CgroupID, NetworkID: loader.NoNetwork, Mark: network.NoNetworkMark}, true
+}
+
+func contains(cgroups map[string]Cgroup, id uint64) bool {
+	for _, cg := range cgroups {
+		if cg.ID == id {
+			return true
+		}
+	}
+	return false
 }
 
 // pick returns a if c is true, else b.

@@ -38,7 +38,9 @@ type Manager struct {
 	target Target
 	watch  *fsnotify.Watcher // nil: no inotify, only the resync notices changes
 
-	readLayout func(root string) (Layout, error) // ReadLayout; tests replace it
+	// Tests replace these.
+	readLayout func(root string) (Layout, error)                                      // ReadLayout
+	confine    func(path, proc string, pod loader.PodRow) (unconfined int, err error) // confineEarlySockets
 
 	mu           sync.Mutex // serialises reconciles
 	inputs       Inputs
@@ -83,7 +85,7 @@ func New(kernel Kernel, opts Options) (*Manager, error) {
 		opts.Log = slog.Default()
 	}
 	m := &Manager{
-		opts: opts, log: opts.Log, target: Target{kernel}, readLayout: ReadLayout,
+		opts: opts, log: opts.Log, target: Target{kernel}, readLayout: ReadLayout, confine: confineEarlySockets,
 		kubelet:      kubeletFinder{proc: opts.ProcRoot, cgroupRoot: opts.CgroupRoot, names: opts.KubeletNames, idOf: loader.CgroupID},
 		kubeletExits: map[int]func(){}, attached: map[string]uint64{}, recheck: map[string]bool{}, guarded: map[int]loader.DoorRow{}, trigger: make(chan struct{}, 1),
 	}
@@ -152,7 +154,8 @@ func (m *Manager) reconcile(ctx context.Context) error {
 	for _, o := range ops {
 		m.log.Debug("reconciling the host network", "operation", o.String())
 	}
-	if err = m.target.Apply(ctx, ops); err == nil {
+	done, err := m.target.Apply(ctx, ops)
+	if err == nil {
 		err = m.target.Settle() // everything is in place: remove what another version left
 	}
 
@@ -174,13 +177,16 @@ func (m *Manager) reconcile(ctx context.Context) error {
 			m.confineEarly(uid, cg, row)
 		}
 	}
-	for _, o := range ops {
-		if o.Kind == AttachPod {
-			m.recordAttached(o.PodUID, want.Pods[o.PodUID], o.Row)
+	for _, o := range done {
+		if cg, ok := want.Pods[o.PodUID]; ok && o.Kind == AttachPod {
+			m.recordAttached(o.PodUID, cg, o.Row)
 		}
 	}
 	for uid, cg := range want.Pods {
-		m.attached[uid] = cg.ID
+		// An earlier agent may have attached it, and died before it confined the early sockets.
+		if row, ok := want.Rows[loader.PodRow{CgroupID: cg.ID}.Key()]; ok && have.Pods[uid].ID == cg.ID {
+			m.recordAttached(uid, cg, row)
+		}
 	}
 	return err
 }
@@ -222,7 +228,7 @@ func (m *Manager) confineEarly(uid string, cg Cgroup, row loader.Row) {
 	if !ok {
 		return
 	}
-	n, err := confineEarlySockets(cg.Path, m.opts.ProcRoot, pod)
+	n, err := m.confine(cg.Path, m.opts.ProcRoot, pod)
 	if err != nil {
 		m.log.Warn("cannot confine all sockets older than the attachment", "pod", uid, "error", err)
 	}

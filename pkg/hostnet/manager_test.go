@@ -147,7 +147,7 @@ func TestRootWatch(t *testing.T) {
 	if !has(loader.KubeletRow{CgroupID: cg("kubelet-a")}) {
 		t.Fatal("kubelet not found")
 	}
-	if p := m.Status().Problems; len(p) != 1 || p[0].Reason != "CgroupMissing" {
+	if p := m.Status().Problems; len(p) != 2 || p[0].Reason != "PodCgroupsMissing" || p[1].Reason != "CgroupMissing" {
 		t.Errorf("problems %v", p)
 	}
 
@@ -257,6 +257,58 @@ func TestGuardStays(t *testing.T) {
 		}
 		if _, attached := kernel.doors[9]; attached != step.guarded || slices.Contains(rows, loader.Row(row)) != step.guarded {
 			t.Errorf("%s: programs attached %v, rows %v", step.what, attached, rows)
+		}
+	}
+}
+
+// Sockets that are older than the pod's attachment are confined once it is attached, and once more: not after an attempt
+// that failed, but also if an earlier agent has attached the pod, which may have died before it confined them.
+func TestEarlySocketsOfAttachedPods(t *testing.T) {
+	in, layout, _ := example()
+	for _, c := range []struct {
+		what     string
+		attached bool // by an earlier agent
+		fails    int  // attempts to attach
+	}{{"a new pod", false, 0}, {"the first two attempts fail", false, 2}, {"attached by an earlier agent", true, 0}} {
+		procs, kernel := t.TempDir(), newFakeKernel()
+		writeProc(t, procs, "self", "agent", "/agent", "/", "0", "1")
+		kernel.ids["/cg/podu1"], kernel.ids["/cg/podu2"] = 101, 102
+		m, err := New(kernel, Options{CgroupRoot: t.TempDir(), ProcRoot: procs, Log: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if m.watch != nil {
+			defer m.watch.Close()
+		}
+		m.readLayout = func(string) (Layout, error) { return layout, nil }
+		confined := 0
+		m.confine = func(path, _ string, row loader.PodRow) (int, error) {
+			if path != "/cg/podu1" || row.NetworkID != 1 {
+				t.Errorf("%s: confined %s with row %v", c.what, path, row)
+			}
+			confined++
+			return 0, nil
+		}
+		if c.attached {
+			want, _ := Build(in, layout, Kubelet{})
+			if _, err := (&Target{kernel}).Apply(t.Context(), Diff(want, NewState())); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for range c.fails {
+			kernel.fail = func(int) bool { return true }
+			if err := m.Reconcile(t.Context(), in); err == nil || confined > 0 {
+				t.Errorf("%s: error %v, confined %d times", c.what, err, confined)
+			}
+			kernel.fail = nil
+		}
+		for i, want := range []int{1, 2, 2} {
+			if err := m.Reconcile(t.Context(), in); err != nil {
+				t.Fatal(err)
+			}
+			if confined != want {
+				t.Errorf("%s: after reconcile %d confined %d times, want %d", c.what, i+1, confined, want)
+			}
 		}
 	}
 }

@@ -164,22 +164,7 @@ func TestGonePodStaysConfined(t *testing.T) {
 	in, layout, kubelet := example()
 	f := newFakeKernel()
 	f.ids["/cg/podu1"], f.ids["/cg/podu2"] = 101, 102
-	target := &Target{f}
-	reconcile := func() {
-		t.Helper()
-		want, _ := Build(in, layout, kubelet)
-		have, err := target.Read(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := target.Apply(ctx, Diff(want, have)); err != nil {
-			t.Fatal(err)
-		}
-		have, _ = target.Read(ctx)
-		if again := Diff(want, have); len(again) > 0 {
-			t.Errorf("second run: %v", again)
-		}
-	}
+	reconcile := func() { t.Helper(); converges(t, f, in, layout, kubelet) }
 	row := func() loader.Row { return f.rows[loader.PodRow{CgroupID: 101}.Key()] }
 	reconcile()
 	before := row()
@@ -203,6 +188,51 @@ func TestGonePodStaysConfined(t *testing.T) {
 	reconcile()
 	if _, attached := f.pods["u1"]; row() != nil || attached {
 		t.Errorf("its cgroup is gone: row %v, attachments %+v", row(), f.pods)
+	}
+}
+
+// converges applies the inputs to the kernel, after which there is nothing to do.
+func converges(t *testing.T, f *fakeKernel, in Inputs, layout Layout, kubelet Kubelet) {
+	t.Helper()
+	target := &Target{f}
+	want, _ := Build(in, layout, kubelet)
+	have, err := target.Read(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := target.Apply(ctx, Diff(want, have)); err != nil {
+		t.Fatal(err)
+	}
+	have, _ = target.Read(ctx)
+	if again := Diff(want, have); len(again) > 0 {
+		t.Errorf("second run: %v", again)
+	}
+}
+
+// A tenant deletes its network while its host-network pod runs, for as long as the tenant wants. The pod stays confined,
+// also if its attachment must be repaired, and reaches no network that gets the id.
+func TestPodOfDeletedNetwork(t *testing.T) {
+	in, layout, kubelet := example()
+	f := newFakeKernel()
+	f.ids["/cg/podu1"], f.ids["/cg/podu2"] = 101, 102
+	row := func() loader.Row { return f.rows[loader.PodRow{CgroupID: 101}.Key()] }
+	converges(t, f, in, layout, kubelet)
+	before := row()
+	in.Pods[0].NetworkID = NetworkUnknown
+	in.Networks = in.Networks[1:]
+	converges(t, f, in, layout, kubelet)
+	if row() != before || f.pods["u1"].CgroupID != 101 {
+		t.Errorf("its network is gone: row %v, attachment %+v", row(), f.pods["u1"])
+	}
+	f.pods["u1"] = loader.Attachment{PodUID: "u1", CgroupID: 101, Missing: []string{"bh_vrf_conn4"}}
+	converges(t, f, in, layout, kubelet)
+	if row() != before || f.pods["u1"].CgroupID != 101 || len(f.pods["u1"].Missing) > 0 {
+		t.Errorf("its attachment was incomplete: row %v, attachment %+v", row(), f.pods["u1"])
+	}
+	in.Networks = append(in.Networks, Network{ID: 1, Name: "other", VRFIfindex: 99, Mark: 0x10000})
+	converges(t, f, in, layout, kubelet)
+	if want := (loader.PodRow{CgroupID: 101, NetworkID: loader.NoNetwork, Mark: network.NoNetworkMark}); row() != want || f.pods["u1"].CgroupID != 101 {
+		t.Errorf("another network has its id: row %v, attachment %+v", row(), f.pods["u1"])
 	}
 }
 
@@ -258,6 +288,18 @@ func sameState(a, b State) bool {
 	return reflect.DeepEqual(a, b)
 }
 
+// expectLeft adds to want what stays of a pod in Keep or in Gone.
+func expectLeft(want *State, have State, uid string, cg Cgroup) {
+	r, ok := have.Rows[loader.PodRow{CgroupID: cg.ID}.Key()].(loader.PodRow)
+	if ok {
+		row, _ := want.leftRow(r)
+		want.put(row)
+	}
+	if _, attached := have.Pods[uid]; attached && (ok || have.Pods[uid].ID == cg.ID) {
+		want.Pods[uid] = cg
+	}
+}
+
 // Diff and Apply reach the desired state, also after a crash between two operations,
 // and a second Diff is empty. An address that is locked before and after stays locked
 // in between, and at no time is a KubeletRow present that neither state has.
@@ -277,21 +319,10 @@ func TestConvergence(t *testing.T) {
 				t.Fatal(err)
 			}
 			for uid, cg := range want.Keep { // their rows and attachments are part of the desired state
-				if r, ok := have.Rows[loader.PodRow{CgroupID: cg.ID}.Key()]; ok {
-					want.put(r)
-				}
-				if have.Pods[uid].ID == cg.ID {
-					want.Pods[uid] = cg
-				}
+				expectLeft(&want, have, uid, cg)
 			}
-			for uid, cg := range want.Gone { // the same, but for rows of a network that is gone
-				r, ok := have.Rows[loader.PodRow{CgroupID: cg.ID}.Key()].(loader.PodRow)
-				if ok {
-					want.put(leftRow(r, want))
-				}
-				if _, attached := have.Pods[uid]; attached && (ok || have.Pods[uid].ID == cg.ID) {
-					want.Pods[uid] = cg
-				}
+			for uid, cg := range want.Gone {
+				expectLeft(&want, have, uid, cg)
 			}
 			f.after = func() {
 				for key, r := range last.Rows {
@@ -308,11 +339,11 @@ func TestConvergence(t *testing.T) {
 			}
 			ops := Diff(want, have)
 			if crash := rapid.IntRange(0, len(ops)).Draw(t, "crash"); crash > 0 {
-				_ = target.Apply(ctx, ops[:crash])
+				_, _ = target.Apply(ctx, ops[:crash])
 				have, _ = target.Read(ctx)
 				ops = Diff(want, have)
 			}
-			if err := target.Apply(ctx, ops); err != nil {
+			if _, err := target.Apply(ctx, ops); err != nil {
 				t.Fatal(err)
 			}
 			got, _ := target.Read(ctx)
@@ -336,7 +367,7 @@ func TestApplyContinuesAfterFailure(t *testing.T) {
 		f.ids["/cg/podu1"] = 101
 		f.fail = func(n int) bool { return n == i+1 }
 		target := &Target{f}
-		err := target.Apply(ctx, ops)
+		_, err := target.Apply(ctx, ops)
 		if !errors.Is(err, errInjected) || !strings.Contains(err.Error(), ops[i].String()) {
 			t.Errorf("error when %s fails: %v", ops[i], err)
 		}
@@ -376,14 +407,14 @@ func TestInterfaceDeletedMeanwhile(t *testing.T) {
 	k.deleted = map[int]bool{7: true}
 	target := &Target{k}
 	ops := []Op{{Kind: AttachDoor, Row: loader.DoorRow{Ifindex: 7, Kind: loader.DoorPod}}, {Kind: AttachDoor, Row: loader.DoorRow{Ifindex: 8, Kind: loader.DoorPod}}}
-	if err := target.Apply(t.Context(), ops); err != nil {
+	if _, err := target.Apply(t.Context(), ops); err != nil {
 		t.Error(err)
 	}
 	if k.doors[7] || k.rows[loader.DoorRow{Ifindex: 7}.Key()] != nil || !k.doors[8] {
 		t.Errorf("doors %v, rows %v", k.doors, k.rows)
 	}
 	k.fail = func(int) bool { return true }
-	if err := target.Apply(t.Context(), ops[:1]); !errors.Is(err, ErrNotEnforced) {
+	if _, err := target.Apply(t.Context(), ops[:1]); !errors.Is(err, ErrNotEnforced) {
 		t.Errorf("error for an interface that cannot be guarded: %v", err)
 	}
 }

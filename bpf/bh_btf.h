@@ -6,7 +6,9 @@
 #include "bh_common.h"
 
 #define BH_AF_UNIX 1
+#define BH_AF_NETLINK 16
 #define BH_AF_PACKET 17
+#define BH_AF_ALG 38
 #define BH_AF_XDP 44
 
 #define BH_EPERM 1
@@ -31,11 +33,13 @@ struct task_struct {
 
 struct sock_common {
 	unsigned short skc_family;
+	int skc_bound_dev_if;
 	possible_net_t skc_net;
 } BTF;
 
 struct sock {
 	struct sock_common __sk_common;
+	__u32 sk_mark;
 } BTF;
 
 struct socket {

@@ -399,8 +399,9 @@ int bh_grd_send(struct __sk_buff *skb)
 }
 
 /*
- * overhears drops a packet of the overlay before a raw socket of a host-network pod receives a copy: the overlay
- * carries the packets of all networks. It reports whether it has dropped it.
+ * overhears drops a packet of the overlay before a socket of a host-network pod receives it: the overlay carries the
+ * packets of all networks. A raw socket receives a copy, and a UDP socket all of it if it has taken the port before
+ * Open vSwitch. It reports whether it has dropped it.
  */
 static __always_inline int overhears(struct __sk_buff *skb, const struct bh_config *cfg)
 {
@@ -410,7 +411,9 @@ static __always_inline int overhears(struct __sk_buff *skb, const struct bh_conf
 	struct bpf_sock *sk;
 	int owner;
 
-	if (!cfg->tunnel_port || !from_raw_socket(skb) || !bh_to_tunnel(skb, 0, cfg->tunnel_port, &p))
+	sk = skb->sk;
+	if (!cfg->tunnel_port || !sk || (sk->src_port != cfg->tunnel_port && !from_raw_socket(skb)) ||
+	    !bh_to_tunnel(skb, 0, cfg->tunnel_port, &p))
 		return 0;
 	id = bpf_skb_cgroup_id(skb);
 	owner = bh_skb_owner(skb, cfg, id, &pod, &podid);

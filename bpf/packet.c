@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Packet sockets and socket options of host-network pods (BPF LSM). Packet sockets receive and send
- * frames below every other check. Tenants' pods and unknown pods may not create
- * them. Other pods may bind them to the node's own interfaces, and receive
+ * Socket families, packet sockets and socket options of host-network pods (BPF LSM). Packet sockets
+ * receive and send frames below every other check. Tenants' pods and unknown pods may not create
+ * them, nor sockets of other families than those that the programs confine. Other pods may bind
+ * packet sockets to the node's own interfaces, and receive
  * nothing before the bind: no packet socket receives from all interfaces or from
  * an interface that leads into a network. Pods that an administrator trusts are
- * not limited. The bind hook also checks the scope id of a bind to a link-local
+ * not limited. The bind hook also checks a socket's device, and the scope id of a bind to a link-local
  * address, which chooses a device and which no other hook sees.
  */
 #include "bh_btf.h"
@@ -33,6 +34,16 @@ static __always_inline int is_confined(const struct bh_pod *pod)
 	return !pod || (pod->netid && !(pod->flags & BH_POD_UNBOUND));
 }
 
+/*
+ * is_common reports whether pods may have sockets of a family. Others lead past the programs: PPPoX sends by L2TP's
+ * tunnel socket, SMC, RDS and RxRPC by sockets of the kernel, and vsock, TIPC and QRTR reach processes of the node.
+ */
+static __always_inline int is_common(int family)
+{
+	return family == BH_AF_INET || family == BH_AF_INET6 || family == BH_AF_UNIX || family == BH_AF_NETLINK ||
+	       family == BH_AF_ALG;
+}
+
 SEC("lsm/socket_create")
 int BPF_PROG(bh_lsm_create, int family, int type, int protocol, int kern, int ret)
 {
@@ -42,24 +53,23 @@ int BPF_PROG(bh_lsm_create, int family, int type, int protocol, int kern, int re
 	__u64 podid = 0;
 	int owner;
 
-	/*
-	 * PPPoX sockets send by L2TP's tunnel socket, past bh_grd_send. Sockets of VMs (vsock) have no
-	 * network namespace on most kernels.
-	 */
-	if (ret || kern || (family != BH_AF_PACKET && family != BH_AF_XDP && family != BH_AF_PPPOX && family != BH_AF_VSOCK))
+	if (ret || kern || is_common(family))
 		return ret;
 	cfg = bh_cfg();
 	task = bpf_get_current_task_btf();
-	if (!cfg || !cfg->guard || task->nsproxy->net_ns->net_cookie != cfg->host_netns)
+	if (!cfg || !cfg->guard)
 		return 0;
 	owner = bh_task_owner(0, cfg, bpf_get_current_cgroup_id(), &pod, &podid);
 	if ((owner != BH_OWNER_POD && owner != BH_OWNER_UNKNOWN_POD) ||
 	    (pod && (pod->flags & BH_POD_TRUSTED)))
 		return 0;
-	if (family == BH_AF_VSOCK && !is_confined(pod))
+	/* Sockets of VMs (vsock) have no network namespace on most kernels: a host-network pod's process may leave its own. */
+	if (task->nsproxy->net_ns->net_cookie != cfg->host_netns && (!pod || family != BH_AF_VSOCK))
 		return 0;
-	/* With a protocol, the socket receives from all interfaces until it is bound to one. */
-	if (is_confined(pod) || family != BH_AF_PACKET || protocol || type == BH_SOCK_PACKET)
+	if (is_confined(pod))
+		return refuse(BH_R_PACKET_SOCKET, pod, family);
+	/* With a protocol, a packet socket receives from all interfaces until it is bound to one. */
+	if (family == BH_AF_PACKET ? protocol || type == BH_SOCK_PACKET : family == BH_AF_XDP || family == BH_AF_PPPOX)
 		return refuse(BH_R_PACKET_SOCKET, pod, family);
 	return 0;
 }
@@ -102,7 +112,7 @@ int BPF_PROG(bh_lsm_bind, struct socket *sock, struct sockaddr *address, int add
 	struct bh_config *cfg;
 	struct bh_pod *pod = 0;
 	struct bh_door *door;
-	__u32 ifindex = 0;
+	__u32 ifindex = 0, device;
 	__u64 podid = 0;
 	struct sock *sk;
 	__u16 family;
@@ -114,7 +124,8 @@ int BPF_PROG(bh_lsm_bind, struct socket *sock, struct sockaddr *address, int add
 	if (!sk)
 		return 0;
 	family = sk->__sk_common.skc_family;
-	if (family != BH_AF_PACKET && (family != BH_AF_INET6 || addrlen < 28))
+	device = sk->__sk_common.skc_bound_dev_if;
+	if (family != BH_AF_PACKET && family != BH_AF_INET6 && (family != BH_AF_INET || !device))
 		return 0;
 	cfg = bh_cfg();
 	if (!cfg || !cfg->guard || sk->__sk_common.skc_net.net->net_cookie != cfg->host_netns)
@@ -122,9 +133,12 @@ int BPF_PROG(bh_lsm_bind, struct socket *sock, struct sockaddr *address, int add
 	owner = bh_task_owner(0, cfg, bpf_get_current_cgroup_id(), &pod, &podid);
 	if (owner != BH_OWNER_POD && owner != BH_OWNER_UNKNOWN_POD)
 		return 0;
-	if (family == BH_AF_INET6) {
+	if (family != BH_AF_PACKET) {
+		/* A port of a network's VRF is for processes of the network, also one that nobody hears. */
+		if (device && !bh_may_use_device(pod, device) && !bh_is_ingress_socket(pod, sk->sk_mark, device))
+			return refuse(BH_R_FOREIGN_DEVICE, pod, family);
 		/* struct sockaddr_in6: the scope id is the last field. */
-		if (bpf_probe_read_kernel(&ifindex, sizeof(ifindex), (void *)address + 24) || !ifindex ||
+		if (family != BH_AF_INET6 || addrlen < 28 || bpf_probe_read_kernel(&ifindex, sizeof(ifindex), (void *)address + 24) || !ifindex ||
 		    bh_may_use_device(pod, ifindex))
 			return 0;
 		return refuse(BH_R_FOREIGN_DEVICE, pod, family);

@@ -5,6 +5,7 @@ package loader
 import (
 	"encoding/json"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -62,12 +63,17 @@ func TestRootGuardCompat(t *testing.T) {
 	}
 }
 
-// A raw socket of a pod gets no copy of the overlay's packets, which are those of all networks.
+// A raw socket of a pod gets no copy of the overlay's packets, which are those of all networks, nor does a server at the
+// overlay's port, which is free until Open vSwitch uses it.
 func TestRootGuardOverhears(t *testing.T) {
 	w := newGuardSandbox(t, false)
-	receives := func(cgroup, to string, port uint16) bool {
+	receives := func(kind, cgroup, to string, port uint16) bool {
 		t.Helper()
-		raw, err := json.Marshal(attack.Listener{Kind: "raw-udp", IPv6: strings.Contains(to, ":")})
+		l := attack.Listener{Kind: kind, IPv6: strings.Contains(to, ":")}
+		if kind == "udp" {
+			l.At = netip.AddrPortFrom(netip.MustParseAddr(to), port).String()
+		}
+		raw, err := json.Marshal(l)
 		must(t, err)
 		p := w.start(w.cg(cgroup), 0, "receive "+string(raw))
 		defer p.stop()
@@ -81,13 +87,15 @@ func TestRootGuardOverhears(t *testing.T) {
 		return p.next() != "[]"
 	}
 	w.attachGuard()
-	for _, to := range []string{"192.0.2.1", "2001:db8::1"} {
-		for cgroup, want := range map[string]bool{"kubepods/podblue": false, "kubepods/podplain": false, "kubepods/podnew": false, "kubepods/podtrusted": true, "system/admin": true} {
-			if got := receives(cgroup, to, guardTunnelPort); got != want {
-				t.Errorf("%s hears the overlay at %s: %t, want %t", cgroup, to, got, want)
-			}
-			if !receives(cgroup, to, attack.Port) {
-				t.Errorf("%s hears nothing else at %s", cgroup, to)
+	for _, kind := range []string{"raw-udp", "udp"} {
+		for _, to := range []string{"192.0.2.1", "2001:db8::1"} {
+			for cgroup, want := range map[string]bool{"kubepods/podblue": false, "kubepods/podplain": false, "kubepods/podnew": false, "kubepods/podtrusted": true, "system/admin": true} {
+				if got := receives(kind, cgroup, to, guardTunnelPort); got != want {
+					t.Errorf("%s hears the overlay at %s by %s: %t, want %t", cgroup, to, kind, got, want)
+				}
+				if !receives(kind, cgroup, to, attack.Port) {
+					t.Errorf("%s hears nothing else at %s by %s", cgroup, to, kind)
+				}
 			}
 		}
 	}

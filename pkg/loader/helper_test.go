@@ -130,6 +130,8 @@ func helperOp(op string) string {
 			unix.Close(fd)
 		}
 		return result(err)
+	case "bind": // bind a TCP socket, after its device, to an address
+		return result(bindOnDevice(arg(1), arg(2)))
 	case "bypass": // PACKET_QDISC_BYPASS of a packet socket that its process may have
 		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW, 0)
 		if err == nil {
@@ -312,6 +314,19 @@ func addrOf(sa unix.Sockaddr) string {
 		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr), uint16(a.Port)).String()
 	}
 	return fmt.Sprintf("%T", sa)
+}
+
+func bindOnDevice(device, addr string) error {
+	family, to := sockaddr(addr)
+	fd, err := unix.Socket(family, unix.SOCK_STREAM, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if err := unix.SetsockoptString(fd, unix.SOL_SOCKET, unix.SO_BINDTODEVICE, device); err != nil {
+		return err
+	}
+	return unix.Bind(fd, to)
 }
 
 func packet(protocol, device string) error {

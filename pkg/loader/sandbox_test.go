@@ -198,6 +198,14 @@ func (s *sandbox) expect(what, cgroup string, uid int, pairs ...[2]string) {
 	}
 }
 
+// outcome returns the output of one operation.
+func (s *sandbox) outcome(cgroup string, uid int, op string) string {
+	s.t.Helper()
+	p := s.start(cgroup, uid, op)
+	defer p.stop()
+	return p.next()
+}
+
 // netNS is a network namespace, kept by an open file descriptor.
 type netNS struct{ f *os.File }
 

@@ -435,13 +435,27 @@ func TestRootLSM(t *testing.T) {
 	s.expect("a pod outside the tenants", plain, 0, [2]string{"set mark", "ok"}, [2]string{"set device", "ok"}, [2]string{"bypass", "EPERM"})
 	s.expect("a trusted pod", trusted, 0, [2]string{"set mark", "ok"}, [2]string{"bypass", "ok"})
 	s.expect("the administrator", s.cg("system/admin"), 0, [2]string{"set mark", "ok"}, [2]string{"bypass", "ok"})
-	// L2TP's PPPoX sockets (family 24, protocol 1), and vsock (40). A kernel may lack either: then no pod has it.
-	for _, family := range []string{"socket 24", "socket 40"} {
+	// Families that lead past the programs: RDS, L2TP's PPPoX, TIPC, RxRPC, vsock, QRTR and SMC. The kernel may lack
+	// one: then the administrator's attempt fails with another error.
+	for _, family := range []string{"socket 21", "socket 24", "socket 30", "socket 33", "socket 40", "socket 42", "socket 43"} {
 		s.expect("a tenant's pod", tenant, 0, [2]string{family, "EPERM"})
 		s.expect("an unknown pod", s.cg("kubepods/podU"), 0, [2]string{family, "EPERM"})
+		if got := s.outcome(s.cg("system/admin"), 0, family); got == "EPERM" {
+			t.Errorf("%s is refused to the administrator", family)
+		}
 	}
 	s.expect("a pod outside the tenants", plain, 0, [2]string{"socket 24", "EPERM"})
-	s.expect("a tenant's pod in its own network namespace", tenant, 0, [2]string{"unshare", "ok"}, [2]string{"packet 0", "ok"}, [2]string{"packet 768", "ok"}, [2]string{"packet 0 lo", "ok"})
+	if got := s.outcome(plain, 0, "socket 42"); got == "EPERM" {
+		t.Error("socket 42 is refused to a pod outside the tenants")
+	}
+	s.expect("a tenant's pod in its own network namespace", tenant, 0, [2]string{"unshare", "ok"}, [2]string{"packet 0", "ok"}, [2]string{"packet 768", "ok"}, [2]string{"packet 0 lo", "ok"}, [2]string{"socket 40", "EPERM"})
+	// A port of a network's device, on which its own servers listen.
+	for _, address := range []string{"0.0.0.0:8080", "[::]:8080"} {
+		bind := func(device string) string { return "bind " + device + " " + address }
+		s.expect("a pod outside the tenants", plain, 0, [2]string{bind("eth0"), "ok"}, [2]string{bind("mp5"), "EPERM"})
+		s.expect("an unknown pod", s.cg("kubepods/podU"), 0, [2]string{bind("eth0"), "ok"}, [2]string{bind("mp5"), "EPERM"})
+		s.expect("the administrator", s.cg("system/admin"), 0, [2]string{bind("mp5"), "ok"})
+	}
 	// Abstract unix sockets: no process of another tenant reaches them, and it reaches those with a path,
 	// which it can only if it has the directory.
 	other := s.cg("kubepods/podO")

@@ -33,6 +33,14 @@ const (
 	thisLink = ^uint32(0)
 )
 
+// daemons are the protocols of routing daemons, which install their routes again by themselves, and remove them:
+// a route that was moved, or recorded, would stay after its daemon has withdrawn it.
+var daemons = []uint8{
+	unix.RTPROT_GATED, unix.RTPROT_ZEBRA, unix.RTPROT_BIRD, unix.RTPROT_XORP, unix.RTPROT_MROUTED, unix.RTPROT_BABEL,
+	unix.RTPROT_BGP, unix.RTPROT_ISIS, unix.RTPROT_OSPF, unix.RTPROT_RIP, unix.RTPROT_EIGRP,
+	193, 194, 195, 196, 197, 198, // FRR's: NHRP, sharp, PBR, static, OpenFabric, SR-TE
+}
+
 var native = binary.NativeEndian
 
 type attribute struct {
@@ -205,12 +213,12 @@ type parsedRoute struct {
 }
 
 // parseRoutes parses a message of a route. It returns the routes by the link with that index, without those that
-// stay with a link: local and broadcast ones, IPv6 link-local ones, and ours. A route of IPv4 is one, with all
+// stay with a link: local and broadcast ones, IPv6 link-local ones, ours, and routing daemons'. A route of IPv4 is one, with all
 // its next hops. Of IPv6 each next hop is a route, which the kernel adds and deletes by itself; their
 // weights are lost.
 func parseRoutes(m []byte, index int) []parsedRoute {
 	h, ok := parseHeader(m)
-	if !ok || h.kind != unix.RTN_UNICAST || h.protocol == protocolOwn || h.flags&unix.RTM_F_CLONED != 0 {
+	if !ok || h.kind != unix.RTN_UNICAST || h.protocol == protocolOwn || slices.Contains(daemons, h.protocol) || h.flags&unix.RTM_F_CLONED != 0 {
 		return nil
 	}
 	h.flags &= routeFlags

@@ -344,7 +344,7 @@ func TestMoved(t *testing.T) {
 	}
 }
 
-// Routes with pkg/vrf's mark stay with the bridge.
+// Routes with pkg/vrf's mark stay with the bridge, and those of routing daemons are theirs.
 func TestOwnProtocol(t *testing.T) {
 	if protocolOwn != vrf.Protocol {
 		t.Errorf("routes of ours have protocol %d, not %d", vrf.Protocol, protocolOwn)
@@ -357,9 +357,11 @@ func TestOwnProtocol(t *testing.T) {
 	if got := parseRoutes(m, 6); len(got) != 0 {
 		t.Errorf("a route by another link: %v", got)
 	}
-	m[5] = vrf.Protocol
-	if got := parseRoutes(m, 5); len(got) != 0 {
-		t.Errorf("a route of ours: %v", got)
+	for _, protocol := range append([]uint8{vrf.Protocol}, daemons...) {
+		m[5] = protocol
+		if got := parseRoutes(m, 5); len(got) != 0 {
+			t.Errorf("a route of protocol %d: %v", protocol, got)
+		}
 	}
 }
 

@@ -51,7 +51,8 @@ func openNode(ctx context.Context, cfg config.Config, opts options, log *slog.Lo
 	}
 	n.closers = append(n.closers, n.kernel.Close)
 	vrfFeature := agent.NewFeature("VRF devices", vrf.Probe(), "no network is kept apart in this node's kernel: networks are not configured")
-	n.parts.Features = slices.Concat([]agent.Feature{vrfFeature}, agent.SysctlFeatures(opts.sysctlPath), nftFeatures, ebpfFeatures)
+	_, ipv6 := cfg.DefaultNetwork.Families()
+	n.parts.Features = slices.Concat([]agent.Feature{vrfFeature}, agent.SysctlFeatures(opts.sysctlPath, ipv6), nftFeatures, ebpfFeatures)
 
 	if n.ovs, err = ovs.Connect(ctx, cfg.OVS.DBAddress, log); err != nil {
 		return nil, err

@@ -22,8 +22,7 @@ import (
 	"bulkhead/hack/oci"
 )
 
-// Name is the image's full name: what containerd makes of the bulkhead:latest
-// in deploy/install.yaml.
+// Name is the image's full name, as in deploy/install.yaml: what a short one means depends on the container runtime.
 const Name = "docker.io/library/bulkhead:latest"
 
 // Architectures are those of the image, as in GOARCH. Debian has the same names.

@@ -55,7 +55,7 @@ func (m podPortManager) storePod(namespace, name string) (pod Pod, running bool)
 			pod, running = parsePod(o, m.log)
 		}
 		if running {
-			cache.SetPod(pod)
+			updatePod(cache, m.hosts.queue, m.hosts.config, pod)
 		} else if cache.DeletePod(namespace + "/" + name) {
 			m.hosts.queue.EnqueueHosts()
 		}

@@ -148,34 +148,39 @@ func (h eventHandlers) setPod(o *corev1.Pod) {
 		h.deletePod(p.Key())
 		return
 	}
-	old, _ := h.cache.Pod(p.Key())
-	if h.cache.SetPod(p) || h.isIngress(p) && !slices.Equal(old.defaultAddresses(), p.defaultAddresses()) {
-		h.queue.EnqueueHosts()
+	updatePod(h.cache, h.queue, h.config, p)
+}
+
+// updatePod stores a running pod and enqueues what depends on what has changed.
+func updatePod(c *Cache, q *Queue, cfg config.Config, p Pod) {
+	old, _ := c.Pod(p.Key())
+	if c.SetPod(p) || isIngress(cfg, p) && !slices.Equal(old.defaultAddresses(), p.defaultAddresses()) {
+		q.EnqueueHosts()
 	}
 	if !slices.Equal(old.HostPorts, p.HostPorts) {
-		h.enqueueHostPorts(p)
+		enqueueHostPorts(c, q, cfg, p)
 	}
 }
 
 // isIngress reports whether a pod is in a namespace whose pods may reach all networks' services.
-func (h eventHandlers) isIngress(p Pod) bool {
-	return slices.Contains(h.config.IngressNamespaces, p.Namespace)
+func isIngress(cfg config.Config, p Pod) bool {
+	return slices.Contains(cfg.IngressNamespaces, p.Namespace)
 }
 
 // enqueueHostPorts enqueues the network of a pod whose host ports have changed.
-func (h eventHandlers) enqueueHostPorts(p Pod) {
-	if id, ok := h.cache.NetworkOfPod(p, h.config.DefaultNetwork); ok {
-		h.queue.EnqueueGateways(id)
+func enqueueHostPorts(c *Cache, q *Queue, cfg config.Config, p Pod) {
+	if id, ok := c.NetworkOfPod(p, cfg.DefaultNetwork); ok {
+		q.EnqueueGateways(id)
 	}
 }
 
 func (h eventHandlers) deletePod(key string) {
 	old, _ := h.cache.Pod(key)
-	if h.cache.DeletePod(key) || h.isIngress(old) {
+	if h.cache.DeletePod(key) || isIngress(h.config, old) {
 		h.queue.EnqueueHosts()
 	}
 	if len(old.HostPorts) > 0 {
-		h.enqueueHostPorts(old)
+		enqueueHostPorts(h.cache, h.queue, h.config, old)
 	}
 }
 

@@ -267,6 +267,15 @@ func nad(cfg config.Config, ns, name string, id int) network.NAD {
 	return network.NAD{Namespace: ns, Name: name, Network: n, Err: err}
 }
 
+// firewallInputs are the inputs of nft, of an agent that does not look for pods' cgroups.
+func (f *fakeNode) firewallInputs(locked []hostnet.LockedAddr) firewall.Inputs {
+	in, err := f.agent.hosts.firewallInputs(locked, nil)
+	if err != nil {
+		panic(err)
+	}
+	return in
+}
+
 // newFakeNode is a fakeNode with a running agent, whose cache is not synced.
 func newFakeNode(t *testing.T, options ...func(*Parts)) *fakeNode {
 	t.Helper()

@@ -22,18 +22,23 @@ func NewFeature(name string, err error, costs string) Feature {
 }
 
 // SysctlFeatures are sysctls that must have a value, or else sockets cross the
-// boundary of a VRF or do not work in a VRF. They are the operator's, so the
-// agent reports them and does not change them.
-func SysctlFeatures(root string) []Feature {
+// boundary of a VRF or do not work in a VRF, or the node does not forward. They are the operator's, so the
+// agent reports them and does not change them. ipv6: the cluster has IPv6.
+func SysctlFeatures(root string, ipv6 bool) []Feature {
 	var out []Feature
-	for _, s := range []struct{ name, want, costs string }{
+	type sysctl struct{ name, want, costs string }
+	list := []sysctl{
 		{"net/ipv4/tcp_l3mdev_accept", "0", "a wildcard TCP listener outside a VRF is reached from every network"},
 		{"net/ipv4/udp_l3mdev_accept", "0", "a wildcard UDP socket outside a VRF is reached from every network"},
 		{"net/ipv4/raw_l3mdev_accept", "1", "ping by tenants' host-network processes gets no answer"},
-	} {
+	}
+	if ipv6 {
+		list = append(list, sysctl{"net/ipv6/conf/all/forwarding", "1", "pods of tenants' networks do not reach the IPv6 Services that all networks reach, and in local gateway mode no IPv6 address outside their network"})
+	}
+	for _, s := range list {
 		b, err := os.ReadFile(filepath.Join(root, s.name))
 		if errors.Is(err, os.ErrNotExist) {
-			continue // the kernel has no VRF devices, which is a feature of its own
+			continue // the kernel has no VRF devices, or no IPv6, which are features of their own
 		}
 		name := "sysctl " + strings.ReplaceAll(s.name, "/", ".") + "=" + s.want
 		if err == nil && strings.TrimSpace(string(b)) != s.want {

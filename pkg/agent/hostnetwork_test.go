@@ -125,7 +125,7 @@ func TestOpenPorts(t *testing.T) {
 					}
 				}
 				var rules []string
-				for _, p := range f.agent.hosts.firewallInputs(in.Locked, nil).Open {
+				for _, p := range f.firewallInputs(in.Locked).Open {
 					rules = append(rules, fmt.Sprintf("%s %s/%d", p.Addr, p.Protocol, p.Port))
 				}
 				_, open := f.agent.cache.IsLocked("shop/web")
@@ -134,7 +134,7 @@ func TestOpenPorts(t *testing.T) {
 		}
 		set("web", "- {protocol: tcp, port: 80}\n- {protocol: icmp}")
 		eventually(t, "two ports", opens("icmp", "tcp/80"))
-		if got := f.agent.hosts.firewallInputs(f.hosts().Locked, nil).Open; got[1] != (firewall.Port{Addr: netip.MustParseAddr("10.244.2.7"), Protocol: "tcp", Port: 80}) {
+		if got := f.firewallInputs(f.hosts().Locked).Open; got[1] != (firewall.Port{Addr: netip.MustParseAddr("10.244.2.7"), Protocol: "tcp", Port: 80}) {
 			t.Errorf("nftables opens %v", got)
 		}
 		set("web", "- {protocol: tcp, port: 81}")

@@ -63,7 +63,7 @@ func TestHostPorts(t *testing.T) {
 		has := func(want ...string) {
 			t.Helper()
 			var got []string
-			for _, p := range f.agent.hosts.firewallInputs(nil, nil).HostPorts {
+			for _, p := range f.firewallInputs(nil).HostPorts {
 				got = append(got, fmt.Sprintf("%s:%d/%s to %s", p.Addr, p.Port.Port, p.Protocol, p.To))
 			}
 			if slices.Sort(got); !slices.Equal(got, want) {

@@ -3,6 +3,9 @@
 package agent
 
 import (
+	"maps"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -87,6 +90,31 @@ func TestMissingLink(t *testing.T) {
 		f.agent.resync()
 		eventually(t, "not degraded", func() bool { c := f.conditionNow(); return !c.True() && c.Reason == "AllWell" })
 	})
+}
+
+// TestSysctlFeatures: a sysctl with another value is a missing feature, and one that the kernel lacks is none.
+func TestSysctlFeatures(t *testing.T) {
+	root := t.TempDir()
+	for name, value := range map[string]string{"net/ipv4/tcp_l3mdev_accept": "0", "net/ipv4/udp_l3mdev_accept": "1", "net/ipv6/conf/all/forwarding": "0"} {
+		if err := os.MkdirAll(filepath.Dir(filepath.Join(root, name)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(root, name), []byte(value+"\n"), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for ipv6, want := range map[bool]map[string]bool{
+		false: {"sysctl net.ipv4.tcp_l3mdev_accept=0": true, "sysctl net.ipv4.udp_l3mdev_accept=0": false},
+		true:  {"sysctl net.ipv4.tcp_l3mdev_accept=0": true, "sysctl net.ipv4.udp_l3mdev_accept=0": false, "sysctl net.ipv6.conf.all.forwarding=1": false},
+	} {
+		got := map[string]bool{}
+		for _, f := range SysctlFeatures(root, ipv6) {
+			got[f.Name] = f.OK
+		}
+		if !maps.Equal(got, want) {
+			t.Errorf("IPv6 %t: %v, want %v", ipv6, got, want)
+		}
+	}
 }
 
 func countPrefix(list []string, prefix string) int {

@@ -52,13 +52,22 @@ const leaseName = "bulkhead-cluster"
 // Run runs the cluster role until ctx ends or the lease is lost.
 func Run(ctx context.Context, cfg config.Config, restConfig *rest.Config, log *slog.Logger) error {
 	ctrllog.SetLogger(logr.FromSlogHandler(log.Handler()))
-	var ready atomic.Bool
-	mgr, err := newManager(cfg, restConfig, log, &ready)
+	mgr, err := newManager(cfg, restConfig, log)
 	if err != nil {
 		return err
 	}
+	var synced atomic.Bool
+	ready := func() error {
+		if !synced.Load() {
+			return errors.New("caches are not synced yet")
+		}
+		return nil
+	}
+	if err := process.ServeTCP(ctx, cfg.Listen, process.NewMux(ready, ctrlmetrics.Registry), log); err != nil {
+		return err
+	}
 	if err := mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
-		ready.Store(mgr.GetCache().WaitForCacheSync(ctx))
+		synced.Store(mgr.GetCache().WaitForCacheSync(ctx))
 		return nil
 	})); err != nil {
 		return fmt.Errorf("add the wait for cache sync: %w", err)
@@ -94,7 +103,7 @@ func Run(ctx context.Context, cfg config.Config, restConfig *rest.Config, log *s
 	if err != nil {
 		return fmt.Errorf("set up the pod address controller: %w", err)
 	}
-	metrics := newCollector(mgr.GetCache(), ready.Load, map[string]func() (int, int){"network-ids": ids.Usage, "node-ids": nodes.Usage}, addresses.Usage)
+	metrics := newCollector(mgr.GetCache(), synced.Load, map[string]func() (int, int){"network-ids": ids.Usage, "node-ids": nodes.Usage}, addresses.Usage)
 	// Only the leader reports them: a sum over two processes would count twice.
 	if err := mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {
 		if err := ctrlmetrics.Registry.Register(metrics); err != nil {
@@ -115,7 +124,7 @@ func Run(ctx context.Context, cfg config.Config, restConfig *rest.Config, log *s
 	return nil
 }
 
-func newManager(cfg config.Config, restConfig *rest.Config, log *slog.Logger, ready *atomic.Bool) (manager.Manager, error) {
+func newManager(cfg config.Config, restConfig *rest.Config, log *slog.Logger) (manager.Manager, error) {
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, udnv1.AddToScheme, nadv1.AddToScheme, ipamclaimv1.AddToScheme, frrv1.AddToScheme} {
 		if err := add(scheme); err != nil {
@@ -126,23 +135,15 @@ func newManager(cfg config.Config, restConfig *rest.Config, log *slog.Logger, re
 	restConfig = rest.CopyConfig(restConfig)
 	restConfig.ContentType, restConfig.AcceptContentTypes = "", ""
 
-	listen := cfg.Listen
-	if listen == "" {
-		listen = "0"
-	}
 	yes, retry := true, cfg.Kubernetes.LeaseRenewDeadline/5
 	mgr, err := manager.New(restConfig, manager.Options{
 		Scheme: scheme, Logger: logr.FromSlogHandler(log.Handler()),
 		LeaderElection: true, LeaderElectionID: leaseName, LeaderElectionNamespace: cfg.Kubernetes.LeaseNamespace,
 		LeaseDuration: &cfg.Kubernetes.LeaseDuration, RenewDeadline: &cfg.Kubernetes.LeaseRenewDeadline, RetryPeriod: &retry,
 		LeaderElectionReleaseOnCancel: true,
-		HealthProbeBindAddress:        "0",
-		Metrics: metricsserver.Options{BindAddress: listen, ExtraHandlers: process.HealthHandlers(func() error {
-			if !ready.Load() {
-				return errors.New("caches are not synced yet")
-			}
-			return nil
-		})},
+		// process.ServeTCP serves both, and limits connections.
+		HealthProbeBindAddress: "0",
+		Metrics:                metricsserver.Options{BindAddress: "0"},
 		Cache: cache.Options{
 			DefaultTransform:             trim,
 			DefaultUnsafeDisableDeepCopy: &yes, // no reconciler modifies cached objects

@@ -17,9 +17,9 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// HealthHandlers are the endpoints that kubelet probes, by path: /healthz
+// healthHandlers are the endpoints that kubelet probes, by path: /healthz
 // answers while the process lives, /readyz fails while ready returns an error.
-func HealthHandlers(ready func() error) map[string]http.Handler {
+func healthHandlers(ready func() error) map[string]http.Handler {
 	return map[string]http.Handler{
 		"/healthz": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) }),
 		"/readyz": http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
@@ -51,7 +51,7 @@ type Starting struct {
 func NewStarting(waitsFor string) *Starting {
 	s := &Starting{}
 	mux := http.NewServeMux()
-	for path, handler := range HealthHandlers(func() error { return fmt.Errorf("waiting for %s", waitsFor) }) {
+	for path, handler := range healthHandlers(func() error { return fmt.Errorf("waiting for %s", waitsFor) }) {
 		mux.Handle(path, handler)
 	}
 	s.Set(mux)
@@ -66,10 +66,10 @@ func (s *Starting) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	(*s.handler.Load()).ServeHTTP(w, r)
 }
 
-// NewMux serves HealthHandlers and /metrics.
+// NewMux serves healthHandlers and /metrics.
 func NewMux(ready func() error, metrics prometheus.Gatherer) *http.ServeMux {
 	mux := http.NewServeMux()
-	for path, handler := range HealthHandlers(ready) {
+	for path, handler := range healthHandlers(ready) {
 		mux.Handle(path, handler)
 	}
 	mux.Handle("/metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes}))

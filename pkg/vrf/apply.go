@@ -27,14 +27,19 @@ var ErrNoVRF = errors.New("this kernel has no VRF devices (CONFIG_NET_VRF, modul
 
 // Apply applies all operations in order. It continues after a failed operation,
 // but skips those that depend on it: without its VRF device the port's master
-// stays as it is, and a port outside its VRF gets no address. The error names
-// each failed operation.
+// stays as it is, and a port outside its VRF gets no address. Nothing is opened once an unreachable
+// route is missing, without which the main table would route what the VRF does not. The error
+// names each failed operation.
 func Apply(ctx context.Context, t Target, ops []Op) error {
 	var errs []error
 	missing := map[string]bool{} // VRF devices, and ports outside their VRF
+	unclosed := false
 	for _, op := range ops {
 		if err := ctx.Err(); err != nil {
 			return errors.Join(append(errs, err)...)
+		}
+		if unclosed && op.opens() {
+			continue
 		}
 		if missing[op.needs()] || op.Verb == SetMaster && missing[op.Port.Master] {
 			if op.Verb == SetMaster {
@@ -49,6 +54,8 @@ func Apply(ctx context.Context, t Target, ops []Op) error {
 				missing[op.Device.Name] = true
 			case op.Verb == SetMaster && op.Port.Master != "":
 				missing[op.Port.Name] = true
+			case op.Verb == AddRoute && op.Route.Unreachable:
+				unclosed = true
 			}
 		}
 	}
@@ -76,9 +83,12 @@ func Reconcile(ctx context.Context, t Target, net network.Network, node network.
 		return Result{Have: have}, err
 	}
 	r := Result{Want: want, Have: have, Ops: Diff(want, have), Waiting: Waiting(want, have)}
-	if first, ok := deviceFirst(r.Ops); ok && in.DeviceFirst && Apply(ctx, t, first) == nil {
-		r.Ops, r.Waiting, r.DeviceOnly = first, append(r.Waiting, want.Devices[0].Name), true
-		return r, nil
+	if first, ok := deviceFirst(r.Ops); ok && in.DeviceFirst {
+		err := Apply(ctx, t, first)
+		if !errors.Is(err, ErrNoVRF) { // else nobody can see the device before the rest
+			r.Ops, r.Waiting, r.DeviceOnly = first, append(r.Waiting, want.Devices[0].Name), err == nil
+			return r, err
+		}
 	}
 	return r, Apply(ctx, t, r.Ops)
 }

@@ -80,6 +80,19 @@ func (o Op) String() string {
 	}
 }
 
+// opens reports whether the operation makes a network reachable.
+func (o Op) opens() bool {
+	switch o.Verb {
+	case AddRoute:
+		return !o.Route.Unreachable
+	case SetMaster:
+		return o.Port.Master != ""
+	case AddAddr, PortUp, DeviceUp:
+		return true
+	}
+	return false
+}
+
 // needs returns the link that must exist, and be in its VRF, before the
 // operation; "" if the operation deletes something or needs no link.
 func (o Op) needs() string {

@@ -432,6 +432,27 @@ func TestApplyContinuesAfterFailure(t *testing.T) {
 	}
 }
 
+// Without its unreachable routes a VRF's table leads on to the main table: the network stays closed.
+func TestClosedWithoutUnreachableRoutes(t *testing.T) {
+	f := newFakeNode(7)
+	f.Fail = func(o Op) error {
+		if o.Verb == AddRoute && o.Route.Unreachable {
+			return errors.New("no memory")
+		}
+		return nil
+	}
+	net := testNet(7, "cluster_udn_blue", "10.20.0.0/16/24")
+	if _, err := Reconcile(context.Background(), f, net, testNode(), Inputs{Plan: testPlan(), IPv6: true}); err == nil {
+		t.Fatal("no error")
+	}
+	if p := f.Links["ovn-k8s-mp7"]; p.Up || len(p.Addrs) > 0 || p.Master != "" || f.Links["blue"].Up || len(f.Routes) > 0 {
+		t.Errorf("port %+v, VRF %+v, routes %v", *p, *f.Links["blue"], f.Routes)
+	}
+	f.Fail = nil
+	mustReconcile(t, f, net, testNode())
+	assertConverged(t, f, net, testNode())
+}
+
 func TestLeftovers(t *testing.T) {
 	f := newFakeNode(7, 8)
 	for id := range 2 {

@@ -31,7 +31,7 @@ func TestMain(m *testing.M) {
 		defer func() { _ = env.Stop() }()
 		deploy := filepath.Join(Root(), "deploy")
 		if err := env.Install(ctx, filepath.Join(deploy, "crds"), filepath.Join(deploy, "admission"),
-			filepath.Join(deploy, "install.yaml")); err != nil {
+			filepath.Join(deploy, "config.yaml"), filepath.Join(deploy, "install.yaml")); err != nil {
 			fmt.Fprintln(os.Stderr, "install the manifests:", err)
 			return 1
 		}

@@ -190,7 +190,7 @@ func TestLeasePriority(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = fair.Stop() })
-	if err := fair.Install(ctx, filepath.Join(Root(), "deploy/install.yaml")); err != nil {
+	if err := fair.Install(ctx, filepath.Join(Root(), "deploy/config.yaml"), filepath.Join(Root(), "deploy/install.yaml")); err != nil {
 		t.Fatal(err)
 	}
 	admin, err := client.New(fair.Admin, client.Options{})

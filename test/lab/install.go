@@ -22,34 +22,23 @@ import (
 	"k8s.io/client-go/dynamic"
 )
 
-// installFile holds the product's manifests, except its CRDs and admission policies.
-const installFile = "deploy/install.yaml"
+// installFiles hold the product's manifests, except its CRDs and admission policies.
+var installFiles = []string{"deploy/config.yaml", "deploy/install.yaml"}
 
 // install applies the product's manifests and waits until every node is Ready, which
 // requires the product's CNI, and CoreDNS.
 func (l *Lab) install(ctx context.Context, o Options, report func(string, ...any)) error {
 	repo := o.Repo
-	manifest, err := os.ReadFile(filepath.Join(repo, installFile))
-	if err != nil {
-		return fmt.Errorf("read the product's manifests: %w", err)
-	}
 	if err := applyDir(filepath.Join(repo, "deploy/crds"), func(m string) error { return l.applyCRD(ctx, m) }); err != nil {
 		return err
 	}
 	if err := applyDir(filepath.Join(repo, "deploy/admission"), func(m string) error { return l.Apply(ctx, m) }); err != nil {
 		return err
 	}
-	objects, err := parseManifest(string(manifest))
-	if err != nil {
-		return fmt.Errorf("%s: %w", installFile, err)
-	}
-	for _, object := range objects {
-		if err := adapt(object, l.state.Families, o); err != nil {
-			return fmt.Errorf("%s: %w", installFile, err)
+	for _, file := range installFiles {
+		if err := l.installFile(ctx, file, o); err != nil {
+			return fmt.Errorf("%s: %w", file, err)
 		}
-	}
-	if err := l.each(objects, "apply", apply(ctx)); err != nil {
-		return fmt.Errorf("%s: %w", installFile, err)
 	}
 	report("the product's manifests are applied")
 	for _, n := range l.Nodes() {
@@ -72,6 +61,24 @@ func (l *Lab) install(ctx context.Context, o Options, report func(string, ...any
 		report("FRR and frr-k8s run")
 	}
 	return l.installDNS(ctx, report)
+}
+
+// installFile applies one of installFiles, with what the lab's options change.
+func (l *Lab) installFile(ctx context.Context, file string, o Options) error {
+	manifest, err := os.ReadFile(filepath.Join(o.Repo, file))
+	if err != nil {
+		return err
+	}
+	objects, err := parseManifest(string(manifest))
+	if err != nil {
+		return err
+	}
+	for _, object := range objects {
+		if err := adapt(object, l.state.Families, o); err != nil {
+			return err
+		}
+	}
+	return l.each(objects, "apply", apply(ctx))
 }
 
 // applyDir calls apply for each manifest of a directory, ordered by file name.

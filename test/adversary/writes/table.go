@@ -276,7 +276,7 @@ func (s Scenario) NodeToken() []Write {
 		near("", annotation(network.AnnotationNodeID, "77")), near("", annotation(network.AnnotationNodeID, nil)), near("", annotation(network.AnnotationDefaultTransport, "no-overlay")), near("", annotation("example.com/other", "x")),
 		near("", m{"metadata": m{"labels": m{"node-role.kubernetes.io/control-plane": ""}}}), near("", m{"metadata": m{"finalizers": []string{"example.com/mine"}}}),
 		near("", m{"spec": m{"unschedulable": true}}), near("status", annotation(network.AnnotationNodeID, "77")),
-		near("status", m{"status": m{"addresses": []m{{"type": "InternalIP", "address": "192.0.2.1"}}}}),
+		near("status", m{"status": m{"addresses": []m{{"type": "InternalIP", "address": "192.0.2.1"}}}}), near("status", m{"status": m{"declaredFeatures": []string{"Mine"}}}),
 		pod("", annotation(network.AnnotationPodNetworks, "{}")), pod("", annotation(network.AnnotationPodNetworks, nil)), pod("", annotation(network.AnnotationNetworkStatus, "[]")),
 		pod("", m{"metadata": m{"labels": m{"x": "y"}}}), pod("status", annotation(network.AnnotationPodNetworks, "{}")), pod("status", m{"status": m{"phase": "Failed"}}),
 		{Verb: Delete, Of: Pod, Namespace: s.OtherPod[0], Name: s.OtherPod[1]},

@@ -139,7 +139,7 @@ func (b *bench) install(ctx context.Context) error {
 	}
 	deploy := filepath.Join(api.Root(), "deploy")
 	crd := filepath.Join(strings.TrimSpace(string(dir)), "config/crd/bases/frrk8s.metallb.io_frrconfigurations.yaml")
-	if err := b.env.Install(ctx, filepath.Join(deploy, "crds"), filepath.Join(deploy, "admission"), filepath.Join(deploy, "install.yaml"), crd); err != nil {
+	if err := b.env.Install(ctx, filepath.Join(deploy, "crds"), filepath.Join(deploy, "admission"), filepath.Join(deploy, "config.yaml"), filepath.Join(deploy, "install.yaml"), crd); err != nil {
 		return fmt.Errorf("install the manifests: %w", err)
 	}
 	scheme := runtime.NewScheme()

@@ -46,7 +46,7 @@ func startCluster(ctx context.Context, binary string) (_ *cluster, err error) {
 		}
 	}()
 	deploy := filepath.Join(api.Root(), "deploy")
-	if err := env.Install(ctx, filepath.Join(deploy, "crds"), filepath.Join(deploy, "admission"), filepath.Join(deploy, "install.yaml")); err != nil {
+	if err := env.Install(ctx, filepath.Join(deploy, "crds"), filepath.Join(deploy, "admission"), filepath.Join(deploy, "config.yaml"), filepath.Join(deploy, "install.yaml")); err != nil {
 		return nil, fmt.Errorf("install the manifests: %w", err)
 	}
 	if c.rawClient, err = newRawClient(env.Admin); err != nil {

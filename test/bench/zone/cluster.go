@@ -49,7 +49,7 @@ func startCluster(ctx context.Context, binary string) (_ *cluster, err error) {
 			err = errors.Join(err, c.stop())
 		}
 	}()
-	if err := env.Install(ctx, filepath.Join(api.Root(), "deploy", "crds"), filepath.Join(api.Root(), "deploy", "install.yaml")); err != nil {
+	if err := env.Install(ctx, filepath.Join(api.Root(), "deploy", "crds"), filepath.Join(api.Root(), "deploy", "config.yaml"), filepath.Join(api.Root(), "deploy", "install.yaml")); err != nil {
 		return nil, fmt.Errorf("install the manifests: %w", err)
 	}
 	if c.kube, err = kubernetes.NewForConfig(env.Admin); err != nil {

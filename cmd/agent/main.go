@@ -42,6 +42,7 @@ func run(ctx context.Context, args []string) error {
 		return err
 	}
 	log := process.SetLog(ctx, os.Stderr, cfg.LogLevel, "node", cfg.Kubernetes.NodeName)
+	log.Info("starting", "version", process.Version())
 	nl.EnableErrorMessageReporting = true // adds the kernel's message to errors
 
 	clients, err := kube.NewClients(cfg.Kubernetes, "bulkhead-agent")

@@ -34,7 +34,7 @@ func (f *bgpFlags) run(out io.Writer, st state, asJSON bool) error {
 	if err != nil {
 		return err
 	}
-	if err := (bgpstatus.Reader{Vtysh: command, NB: f.nb, Tables: tables}).Read(context.Background(), &status); err != nil {
+	if err := (bgpstatus.Reader{Vtysh: command, NB: f.nb, Bridge: st.Node.Bridge, Tables: tables}).Read(context.Background(), &status); err != nil {
 		return err
 	}
 	if asJSON {

@@ -36,7 +36,7 @@ func run(ctx context.Context, args []string) error {
 		return err
 	}
 	log := process.SetLog(ctx, os.Stderr, cfg.LogLevel)
-
+	log.Info("starting", "role", role, "version", process.Version())
 	switch role {
 	case "cluster":
 		return runCluster(ctx, cfg, log)

@@ -79,7 +79,7 @@ func Build(ctx context.Context, o Options, arch string) (oci.Image, error) {
 
 // compile builds the product's programs into dir.
 func compile(ctx context.Context, o Options, dir, arch string) error {
-	args := []string{"build", "-o", dir + "/", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w"}
+	args := []string{"build", "-o", dir + "/", "-trimpath", "-buildvcs=false", "-ldflags", "-s -w -X bulkhead/pkg/process.version=" + o.Version}
 	for name := range programs {
 		args = append(args, "./cmd/"+name)
 	}

@@ -138,7 +138,7 @@ type prefixOwners struct {
 func (o *prefixOwners) overlapping(list []netip.Prefix) (owner string, of netip.Prefix, ok bool) {
 	for _, p := range list {
 		// The prefixes are disjoint: only the neighbours of p's position can overlap it.
-		i, _ := slices.BinarySearchFunc(o.prefixes, p, comparePrefixes)
+		i, _ := slices.BinarySearchFunc(o.prefixes, p, netip.Prefix.Compare)
 		for _, at := range []int{i - 1, i} {
 			if at >= 0 && at < len(o.prefixes) && o.prefixes[at].Overlaps(p) {
 				return o.owners[at], p, true
@@ -150,11 +150,7 @@ func (o *prefixOwners) overlapping(list []netip.Prefix) (owner string, of netip.
 
 func (o *prefixOwners) add(owner string, list []netip.Prefix) {
 	for _, p := range list {
-		i, _ := slices.BinarySearchFunc(o.prefixes, p, comparePrefixes)
+		i, _ := slices.BinarySearchFunc(o.prefixes, p, netip.Prefix.Compare)
 		o.prefixes, o.owners = slices.Insert(o.prefixes, i, p), slices.Insert(o.owners, i, owner)
 	}
-}
-
-func comparePrefixes(x, y netip.Prefix) int {
-	return cmp.Or(x.Masked().Addr().Compare(y.Masked().Addr()), cmp.Compare(x.Bits(), y.Bits()))
 }

@@ -214,7 +214,7 @@ func (g *generator) router(from frrv1.Router, networks []Network) frrv1.Router {
 		}
 	}
 	receive := hostSubnetFilters(noOverlay)
-	slices.SortFunc(advertise, comparePrefixes)
+	slices.SortFunc(advertise, netip.Prefix.Compare)
 	for _, p := range advertise {
 		out.Prefixes = append(out.Prefixes, p.String())
 	}

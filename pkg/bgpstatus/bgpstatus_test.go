@@ -91,7 +91,7 @@ func healthy() Status {
 			{Name: "red", VRFs: []string{"default"}, Prefixes: prefixes("10.20.1.0/24"), Subnets: prefixes("10.20.0.0/16")},
 			{Name: "lite", VRFs: []string{"lite"}, Prefixes: prefixes("10.93.1.0/24"), Subnets: prefixes("10.93.0.0/16"), NoOverlay: true},
 		},
-		Sessions: []Session{{VRF: "default", Peer: "192.0.2.1", State: established, Received: 3, Sent: 2}, {VRF: "lite", Peer: "10.99.0.1", State: established, Sent: 1}},
+		Sessions: []Session{{VRF: "default", Peer: "192.0.2.1", Family: "ipv4", State: established, Received: 3, Sent: 2}, {VRF: "lite", Peer: "10.99.0.1", Family: "ipv4", State: established, Sent: 1}},
 		VRFs: []VRF{
 			{
 				Name: "default", Own: prefixes("10.20.1.0/24", "10.90.1.0/24"),
@@ -100,7 +100,8 @@ func healthy() Status {
 			},
 			{Name: "lite", Own: prefixes("10.93.1.0/24"), Learned: []Route{route("10.93.2.0/24", "10.99.0.12")}, Kernel: []Route{route("10.93.2.0/24", "10.99.0.12")}},
 		},
-		OVN: []Route{route("10.90.2.0/24", "192.0.2.12"), route("203.0.113.0/24", "192.0.2.1", "192.0.2.2")},
+		ByBridge: []Route{route("10.20.2.0/24", "192.0.2.12"), route("10.90.2.0/24", "192.0.2.12"), route("203.0.113.0/24", "192.0.2.1", "192.0.2.2")},
+		OVN:      []Route{route("10.90.2.0/24", "192.0.2.12"), route("203.0.113.0/24", "192.0.2.1", "192.0.2.2")},
 	}
 }
 
@@ -109,12 +110,19 @@ func TestCompare(t *testing.T) {
 		change func(*Status)
 		want   string // begin of the first difference; empty: none
 	}{
-		"healthy":                      {func(*Status) {}, ""},
-		"local mode: OVN has no part":  {func(s *Status) { s.Mode, s.OVN = network.LocalGateway, nil }, ""},
-		"no session":                   {func(s *Status) { s.Sessions = s.Sessions[:1] }, "network lite is advertised into VRF lite, in which FRR has no session"},
-		"not announced":                {func(s *Status) { s.VRFs[0].Own = s.VRFs[0].Own[:1] }, "FRR does not announce 10.90.1.0/24 of network sky in VRF default"},
-		"a session is down":            {func(s *Status) { s.Sessions[1].State = "Active" }, "the session with 10.99.0.1 in VRF lite is in state Active"},
-		"nothing sent":                 {func(s *Status) { s.Sessions[0].Sent = 0 }, "nothing is announced to 192.0.2.1 in VRF default: see `show bgp vrf default neighbors 192.0.2.1`"},
+		"healthy":                     {func(*Status) {}, ""},
+		"local mode: OVN has no part": {func(s *Status) { s.Mode, s.OVN = network.LocalGateway, nil }, ""},
+		"no session":                  {func(s *Status) { s.Sessions = s.Sessions[:1] }, "network lite is advertised into VRF lite, in which FRR has no session"},
+		"not announced":               {func(s *Status) { s.VRFs[0].Own = s.VRFs[0].Own[:1] }, "FRR does not announce 10.90.1.0/24 of network sky in VRF default"},
+		"a session is down":           {func(s *Status) { s.Sessions[1].State = "Active" }, "the session with 10.99.0.1 in VRF lite is in state Active"},
+		"nothing sent":                {func(s *Status) { s.Sessions[0].Sent = 0 }, "nothing is announced to 192.0.2.1 in VRF default: see `show bgp vrf default neighbors 192.0.2.1`"},
+		"nothing to send": {func(s *Status) {
+			s.Sessions = append(s.Sessions, Session{VRF: "default", Peer: "2001:db8::1", Family: "ipv6", State: established})
+		}, ""},
+		"a route by another link": {func(s *Status) {
+			s.VRFs[0].Learned = append(s.VRFs[0].Learned, route("198.51.100.0/24", "203.0.113.9"))
+			s.VRFs[0].Kernel = append(s.VRFs[0].Kernel, route("198.51.100.0/24", "203.0.113.9"))
+		}, ""},
 		"not in the kernel":            {func(s *Status) { s.VRFs[1].Kernel = nil }, "FRR has learned 10.93.2.0/24 in VRF lite, and the kernel does not"},
 		"not in OVN":                   {func(s *Status) { s.OVN = s.OVN[1:] }, "the kernel has 10.90.2.0/24 via 192.0.2.12, and OVN's uplink router has not"},
 		"a next hop is not in OVN":     {func(s *Status) { s.OVN[1].NextHops = s.OVN[1].NextHops[:1] }, "the kernel has 203.0.113.0/24 via 192.0.2.2, and OVN's uplink router has not"},

@@ -36,6 +36,9 @@ type Status struct {
 	Networks []Network           `json:"networks"`
 	Sessions []Session           `json:"sessions"`
 	VRFs     []VRF               `json:"vrfs"`
+	// ByBridge are the kernel's routes by the external bridge, which OVN's uplink router imports in
+	// shared gateway mode.
+	ByBridge []Route `json:"byBridge,omitempty"`
 	// OVN are the uplink router's routes that have been imported, in shared gateway mode.
 	OVN []Route `json:"ovn,omitempty"`
 	// Differences are sentences, in the order FRR, kernel, OVN: an earlier one may explain
@@ -64,7 +67,7 @@ func (s *Status) Compare() {
 		switch {
 		case x.State != established:
 			differ("the session with %s in VRF %s is in state %s", x.Peer, x.VRF, x.State)
-		case x.Sent == 0 && len(s.vrf(x.VRF).Own) > 0:
+		case x.Sent == 0 && slices.ContainsFunc(s.vrf(x.VRF).Own, func(p netip.Prefix) bool { return p.Addr().Is4() == (x.Family == familyIPv4) }):
 			differ("nothing is announced to %s in VRF %s: see `show bgp vrf %[2]s neighbors %[1]s`", x.Peer, x.VRF)
 		}
 	}
@@ -78,14 +81,13 @@ func (s *Status) Compare() {
 	if s.Mode == network.LocalGateway {
 		return
 	}
-	kernel := s.vrf(network.VRFDefault).Kernel
-	for _, r := range kernel {
+	for _, r := range s.ByBridge {
 		if hop := missingHop(s.OVN, r); hop.IsValid() && !s.overlay(r.Prefix) {
 			differ("the kernel has %s via %s, and OVN's uplink router has not: see the log of the node's zone controller", r.Prefix, hop)
 		}
 	}
 	for _, r := range s.OVN {
-		if hop := missingHop(kernel, r); hop.IsValid() {
+		if hop := missingHop(s.ByBridge, r); hop.IsValid() {
 			differ("OVN's uplink router has %s via %s, and the kernel has not: see the log of the node's zone controller", r.Prefix, hop)
 		}
 	}

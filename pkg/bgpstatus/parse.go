@@ -17,12 +17,15 @@ import (
 // Session is a BGP session of one VRF and IP family.
 type Session struct {
 	VRF      string `json:"vrf"`
-	Peer     string `json:"peer"` // address or interface
+	Peer     string `json:"peer"`   // address or interface
+	Family   string `json:"family"` // of the prefixes: ipv4 or ipv6
 	State    string `json:"state"`
 	Uptime   string `json:"uptime"`
 	Received int    `json:"received"` // prefixes
 	Sent     int    `json:"sent"`
 }
+
+const familyIPv4, familyIPv6 = "ipv4", "ipv6"
 
 // established is FRR's name of a session's state that is up (RFC 4271).
 const established = "Established"
@@ -40,28 +43,31 @@ func ParseSummary(raw []byte) ([]Session, error) {
 	}
 	var out []Session
 	for vrf, members := range vrfs {
-		for _, family := range []string{"ipv4Unicast", "ipv6Unicast"} {
+		for _, family := range []string{familyIPv4, familyIPv6} {
 			var summary struct {
 				Peers map[string]struct {
 					State, PeerUptime string
 					PfxRcd, PfxSnt    int
 				}
 			}
-			if members[family] == nil {
+			summaryOf := members[family+"Unicast"]
+			if summaryOf == nil {
 				continue
 			}
-			if err := json.Unmarshal(members[family], &summary); err != nil {
+			if err := json.Unmarshal(summaryOf, &summary); err != nil {
 				return nil, fmt.Errorf("parse FRR's summary of VRF %s: %w", vrf, err)
 			}
 			for peer, p := range summary.Peers {
 				if p.State == "NoNeg" {
 					continue
 				}
-				out = append(out, Session{VRF: vrf, Peer: peer, State: p.State, Uptime: p.PeerUptime, Received: p.PfxRcd, Sent: p.PfxSnt})
+				out = append(out, Session{VRF: vrf, Peer: peer, Family: family, State: p.State, Uptime: p.PeerUptime, Received: p.PfxRcd, Sent: p.PfxSnt})
 			}
 		}
 	}
-	slices.SortFunc(out, func(a, b Session) int { return cmp.Or(cmp.Compare(a.VRF, b.VRF), cmp.Compare(a.Peer, b.Peer)) })
+	slices.SortFunc(out, func(a, b Session) int {
+		return cmp.Or(cmp.Compare(a.VRF, b.VRF), cmp.Compare(a.Peer, b.Peer), cmp.Compare(a.Family, b.Family))
+	})
 	return out, nil
 }
 
@@ -107,11 +113,7 @@ func ParseRoutes(raw []byte) (own []netip.Prefix, learned []Route, err error) {
 			learned = append(learned, r)
 		}
 	}
-	slices.SortFunc(own, comparePrefixes)
-	slices.SortFunc(learned, func(a, b Route) int { return comparePrefixes(a.Prefix, b.Prefix) })
+	slices.SortFunc(own, netip.Prefix.Compare)
+	slices.SortFunc(learned, func(a, b Route) int { return a.Prefix.Compare(b.Prefix) })
 	return own, learned, nil
-}
-
-func comparePrefixes(a, b netip.Prefix) int {
-	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
 }

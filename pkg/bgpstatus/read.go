@@ -23,8 +23,9 @@ import (
 
 // Reader reads a node's status.
 type Reader struct {
-	Vtysh []string // the command that runs vtysh, without its arguments
-	NB    string   // address of OVN's northbound database
+	Vtysh  []string // the command that runs vtysh, without its arguments
+	NB     string   // address of OVN's northbound database
+	Bridge string   // the external bridge
 	// Tables are the routing tables of VRFs, by FRR's names. For others the kernel is asked.
 	Tables map[string]int
 }
@@ -57,6 +58,9 @@ func (r Reader) Read(ctx context.Context, s *Status) error {
 		if s.OVN, err = ReadImported(ctx, r.NB); err != nil {
 			return err
 		}
+		if s.ByBridge, err = routeimport.Read(r.Bridge); err != nil {
+			return err
+		}
 	}
 	s.Compare()
 	return nil
@@ -64,7 +68,7 @@ func (r Reader) Read(ctx context.Context, s *Status) error {
 
 func (r Reader) vrf(ctx context.Context, name string) (VRF, error) {
 	v := VRF{Name: name}
-	for _, family := range []string{"ipv4", "ipv6"} {
+	for _, family := range []string{familyIPv4, familyIPv6} {
 		raw, err := r.vtysh(ctx, fmt.Sprintf("show bgp vrf %s %s unicast json", name, family))
 		if err != nil {
 			return v, err
@@ -143,6 +147,6 @@ func ReadImported(ctx context.Context, address string) ([]Route, error) {
 		slices.SortFunc(hops, netip.Addr.Compare)
 		out = append(out, Route{Prefix: p, NextHops: hops})
 	}
-	slices.SortFunc(out, func(a, b Route) int { return comparePrefixes(a.Prefix, b.Prefix) })
+	slices.SortFunc(out, func(a, b Route) int { return a.Prefix.Compare(b.Prefix) })
 	return out, nil
 }

@@ -153,19 +153,11 @@ func Build(r Request, in Inputs) (Pod, error) {
 // requested several times.
 func (r Request) keyIn(secondary []Attachment) string {
 	for _, s := range secondary {
-		if s.IfName == r.IfName && nadOf(s.Key) == r.NAD {
+		if s.IfName == r.IfName && network.NADOf(s.Key) == r.NAD {
 			return s.Key
 		}
 	}
 	return r.NAD
-}
-
-// nadOf returns the NAD's key without the index of a repeated attachment.
-func nadOf(key string) string {
-	if namespace, name, ok := network.SplitNADKey(key); ok {
-		return network.NADKey(namespace, name)
-	}
-	return key
 }
 
 func buildInterface(r Request, name, key string, entry network.PodNetwork, net network.Network) (Interface, error) {

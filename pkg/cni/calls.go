@@ -188,7 +188,7 @@ func (s *Server) inputs(ctx context.Context, r Request) (in Inputs, missing stri
 		if entry.Role == network.RolePrimary && key != in.Primary {
 			return in, fmt.Sprintf("annotation %s names %s as primary network, but namespace %s has %s", network.AnnotationPodNetworks, key, r.Namespace, nameOrNone(in.Primary)), nil
 		}
-		nad, ok := s.networks.NAD(nadOf(key))
+		nad, ok := s.networks.NAD(network.NADOf(key))
 		switch {
 		case !ok:
 			return in, fmt.Sprintf("NetworkAttachmentDefinition %s is unknown", key), nil

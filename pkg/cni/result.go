@@ -51,7 +51,7 @@ func statusName(r Request, i Interface) string {
 	if i.NAD == network.DefaultName || i.Role == network.RolePrimary {
 		return r.Network
 	}
-	return nadOf(i.NAD)
+	return network.NADOf(i.NAD)
 }
 
 // NetworkStatus returns the value of the network-status annotation.

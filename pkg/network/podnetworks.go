@@ -151,6 +151,14 @@ func SplitNADKey(key string) (namespace, name string, ok bool) {
 	return parts[0], parts[1], true
 }
 
+// NADOf returns the NAD's key without the index of a repeated attachment.
+func NADOf(key string) string {
+	if namespace, name, ok := SplitNADKey(key); ok {
+		return NADKey(namespace, name)
+	}
+	return key
+}
+
 // PodNADs returns the NAD keys of a pod-networks annotation, sorted. It ignores
 // malformed annotations and keys: the annotation's writers repair them.
 func PodNADs(annotation string) []string {

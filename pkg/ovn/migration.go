@@ -85,10 +85,10 @@ func (z *Zone) hasMAC(pod *corev1.Pod, key, mac string) bool {
 	if err != nil {
 		return false
 	}
-	wanted, _ := z.nadIndex.NAD(nadKey(key))
+	wanted, _ := z.nadIndex.NAD(network.NADOf(key))
 	for k, e := range entries {
-		nad, _ := z.nadIndex.NAD(nadKey(k))
-		if e.MAC == mac && (nadKey(k) == nadKey(key) || nad.Network.Name != "" && nad.Network.Name == wanted.Network.Name) {
+		nad, _ := z.nadIndex.NAD(network.NADOf(k))
+		if e.MAC == mac && (network.NADOf(k) == network.NADOf(key) || nad.Network.Name != "" && nad.Network.Name == wanted.Network.Name) {
 			return true
 		}
 	}
@@ -125,7 +125,7 @@ func (z *Zone) enqueueSharing(pod *corev1.Pod) {
 		return
 	}
 	for k, e := range entries {
-		nad, ok := z.nadIndex.NAD(nadKey(k))
+		nad, ok := z.nadIndex.NAD(network.NADOf(k))
 		if !ok || nad.Network.Name == "" || zoneAllocates(nad.Network) {
 			continue
 		}

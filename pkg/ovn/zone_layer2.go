@@ -62,7 +62,7 @@ func (z *Zone) updateClusterPorts(pod *corev1.Pod, st *podState) {
 // clusterNetwork returns the network of a key of the annotation, if nodes build it,
 // the cluster role allocates its addresses, and pods of the namespace may have it.
 func (z *Zone) clusterNetwork(namespace, key string) (network.Network, bool) {
-	nad, ok := z.nadIndex.NAD(nadKey(key))
+	nad, ok := z.nadIndex.NAD(network.NADOf(key))
 	if key == network.DefaultName || !ok || nad.Err != nil || zoneAllocates(nad.Network) || !nad.Admits(namespace) {
 		return network.Network{}, false
 	}
@@ -187,7 +187,7 @@ func (z *Zone) remotePorts(n network.Network, key string) (ports []RemotePod, kn
 	}
 	for k, e := range entries {
 		// The pod's node may have written the annotation, so the namespace decides.
-		if nad, ok := z.nadIndex.NAD(nadKey(k)); !ok || nad.Network.Name != n.Name || n.Topology != network.Layer2 || !nad.Admits(pod.Namespace) {
+		if nad, ok := z.nadIndex.NAD(network.NADOf(k)); !ok || nad.Network.Name != n.Name || n.Topology != network.Layer2 || !nad.Admits(pod.Namespace) {
 			continue
 		}
 		if err := checkEntry(n, e); err != nil {
@@ -226,7 +226,7 @@ func (z *Zone) unknownPodRows(j job, have State) State {
 			return true
 		}
 		_, unknown := j.unknownPods[u]
-		_, hasNAD := z.nadIndex.NAD(nadKey(externalIDs(r.Model)[markNAD]))
+		_, hasNAD := z.nadIndex.NAD(network.NADOf(externalIDs(r.Model)[markNAD]))
 		obj, ok, err := z.remotePods.GetByKey(u.Name)
 		pod, isPod := obj.(*corev1.Pod)
 		runs := err == nil && ok && isPod && !needsNoNetwork(pod)

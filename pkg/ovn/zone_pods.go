@@ -255,7 +255,7 @@ func (z *Zone) wantedNetworks(pod *corev1.Pod, st *podState, had network.PodNetw
 		}
 	}
 	for k := range had {
-		if nad, ok := z.nadIndex.NAD(nadKey(k)); ok && !has(k) && nad.Err == nil && nad.Admits(pod.Namespace) && zoneAllocates(nad.Network) && nad.Network.CheckSupported() == nil {
+		if nad, ok := z.nadIndex.NAD(network.NADOf(k)); ok && !has(k) && nad.Err == nil && nad.Admits(pod.Namespace) && zoneAllocates(nad.Network) && nad.Network.CheckSupported() == nil {
 			out = append(out, wantedNetwork{key: k, net: nad.Network, restoreOnly: true})
 		}
 	}
@@ -427,7 +427,7 @@ func (z *Zone) foreignEntries(pod *corev1.Pod, known bool) network.PodNetworks {
 		if !strings.Contains(key, "/") {
 			continue
 		}
-		nad, ok := z.nadIndex.NAD(nadKey(key))
+		nad, ok := z.nadIndex.NAD(network.NADOf(key))
 		if layer3 := ok && nad.Err == nil && nad.Network.Topology == network.Layer3; !layer3 && (ok || known) {
 			out[key] = n
 		}

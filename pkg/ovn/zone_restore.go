@@ -56,7 +56,7 @@ func (z *Zone) reserveAnnotated(pod *corev1.Pod) {
 	}
 	r := reservation{uid: uid, entries: map[string]reservedIPs{}}
 	for k, n := range nets {
-		if nad, ok := z.nadIndex.NAD(nadKey(k)); z.hasPort(key, k) || ok && nad.Err == nil && (!zoneAllocates(nad.Network) || nad.Network.CheckSupported() != nil) {
+		if nad, ok := z.nadIndex.NAD(network.NADOf(k)); z.hasPort(key, k) || ok && nad.Err == nil && (!zoneAllocates(nad.Network) || nad.Network.CheckSupported() != nil) {
 			continue // restored, or of a network whose addresses the zone does not allocate
 		}
 		r.entries[k] = reservedIPs{network: z.networkOf(k), ips: n.IPs, in: map[string]struct{}{}}
@@ -86,17 +86,8 @@ func (z *Zone) networkOf(key string) string {
 	if key == network.DefaultName {
 		return network.DefaultName
 	}
-	nad, _ := z.nadIndex.NAD(nadKey(key))
+	nad, _ := z.nadIndex.NAD(network.NADOf(key))
 	return nad.Network.Name
-}
-
-// nadKey returns the NAD of a key of the annotation. The key of a second
-// attachment is <namespace>/<name>/<index>.
-func nadKey(key string) string {
-	if namespace, name, ok := network.SplitNADKey(key); ok {
-		return network.NADKey(namespace, name)
-	}
-	return key
 }
 
 func (z *Zone) podPorts(key string) map[string]attachment {

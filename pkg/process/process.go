@@ -16,8 +16,12 @@ import (
 )
 
 // Main calls run with the command line and a context that ends with SIGINT or
-// SIGTERM. If run fails, Main prints the error and exits with status 1.
+// SIGTERM. If run fails, Main prints the error and exits with status 1. With --version alone it prints the version.
 func Main(name string, run func(ctx context.Context, args []string) error) {
+	if len(os.Args) == 2 && os.Args[1] == "--version" {
+		fmt.Println(name, version)
+		return
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	err := run(ctx, os.Args[1:])

@@ -151,23 +151,19 @@ func (s State) Empty() bool { return len(s.Devices)+len(s.Rules)+len(s.Routes) =
 // normalise sorts the lists, so that equal states are equal values.
 func (s *State) normalise() {
 	slices.SortFunc(s.Devices, func(a, b Device) int { return cmp.Compare(a.Name, b.Name) })
-	slices.SortFunc(s.Port.Addrs, comparePrefix)
+	slices.SortFunc(s.Port.Addrs, netip.Prefix.Compare)
 	slices.SortFunc(s.Sysctls, func(a, b Sysctl) int { return cmp.Compare(a.Path, b.Path) })
 	slices.SortFunc(s.Rules, func(a, b Rule) int {
-		return cmp.Or(compareBool(a.IPv6, b.IPv6), cmp.Compare(a.Priority, b.Priority), cmp.Compare(a.Mark, b.Mark), cmp.Compare(a.Mask, b.Mask), comparePrefix(a.To, b.To), cmp.Compare(a.From, b.From),
+		return cmp.Or(compareBool(a.IPv6, b.IPv6), cmp.Compare(a.Priority, b.Priority), cmp.Compare(a.Mark, b.Mark), cmp.Compare(a.Mask, b.Mask), a.To.Compare(b.To), cmp.Compare(a.From, b.From),
 			cmp.Compare(a.Action, b.Action), cmp.Compare(a.Table, b.Table), cmp.Compare(a.Goto, b.Goto))
 	})
 	slices.SortFunc(s.Routes, func(a, b Route) int {
-		return cmp.Or(cmp.Compare(a.Table, b.Table), comparePrefix(a.Dst, b.Dst), cmp.Compare(a.Metric, b.Metric),
+		return cmp.Or(cmp.Compare(a.Table, b.Table), a.Dst.Compare(b.Dst), cmp.Compare(a.Metric, b.Metric),
 			cmp.Compare(a.Dev, b.Dev), a.Via.Compare(b.Via))
 	})
 	s.Sysctls, s.Rules, s.Routes = slices.Compact(s.Sysctls), slices.Compact(s.Rules), slices.Compact(s.Routes)
 	slices.Sort(s.Absent)
 	slices.Sort(s.Foreign)
-}
-
-func comparePrefix(a, b netip.Prefix) int {
-	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
 }
 
 func compareBool(a, b bool) int {

@@ -6,7 +6,7 @@ import (
 	"sync"
 	"time"
 
-	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"bulkhead/pkg/kube"
 )
 
 // writeCache holds our writes until the informer cache shows them, normally for
@@ -26,13 +26,6 @@ type record struct {
 // writeTTL limits the lifetime of a record whose event never arrives, because a
 // gap in the watch can lose it.
 const writeTTL = time.Minute
-
-// atLeast reports whether resource version a is b or later. A version that cannot
-// be compared counts as later, which causes at most a redundant write.
-func atLeast(a, b string) bool {
-	c, err := resourceversion.CompareResourceVersion(a, b)
-	return err != nil || c >= 0
-}
 
 func (r *writeCache) written(s Source, m Mirror, now time.Time) { r.set(s, record{mirror: m, at: now}) }
 
@@ -63,9 +56,9 @@ func (r *writeCache) overlay(s Source, cached map[string]Mirror, now time.Time) 
 		switch {
 		case now.Sub(rec.at) > writeTTL:
 			r.drop(s, name)
-		case rec.deleted && ok && (c.UID == rec.mirror.UID || atLeast(rec.mirror.ResourceVersion, c.ResourceVersion)):
+		case rec.deleted && ok && (c.UID == rec.mirror.UID || kube.AtLeast(rec.mirror.ResourceVersion, c.ResourceVersion)):
 			delete(cached, name) // the deleted mirror, or an earlier one of that name
-		case rec.deleted && (ok || !rec.uncached), ok && atLeast(c.ResourceVersion, rec.mirror.ResourceVersion):
+		case rec.deleted && (ok || !rec.uncached), ok && kube.AtLeast(c.ResourceVersion, rec.mirror.ResourceVersion):
 			r.drop(s, name)
 		case rec.deleted:
 		default:
@@ -87,7 +80,7 @@ func (r *writeCache) observe(s Source, name, version string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	rec, ok := r.bySource[s][name]
-	if !ok || rec.deleted || !atLeast(version, rec.mirror.ResourceVersion) {
+	if !ok || rec.deleted || !kube.AtLeast(version, rec.mirror.ResourceVersion) {
 		return false
 	}
 	r.drop(s, name)

@@ -8,8 +8,9 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/resourceversion"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"bulkhead/pkg/kube"
 )
 
 // writeCache holds our own writes until the cache has them, normally for some
@@ -36,19 +37,12 @@ type nadRecord struct {
 // It covers a deletion that the watch missed.
 const nadTTL = time.Minute
 
-// atLeast tells whether version a is b or a later one. A version that is not a
-// number counts as later, which costs at most one write.
-func atLeast(a, b string) bool {
-	c, err := resourceversion.CompareResourceVersion(a, b)
-	return err != nil || c >= 0
-}
-
 // owner returns the newer of the cached object and our last write.
 func (c *writeCache) owner(o Owner, cached client.Object, status Status) ownerRecord {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if rec, ok := c.owners[o]; ok {
-		if !atLeast(cached.GetResourceVersion(), rec.version) {
+		if !kube.AtLeast(cached.GetResourceVersion(), rec.version) {
 			return rec
 		}
 		delete(c.owners, o)
@@ -84,7 +78,7 @@ func (c *writeCache) merge(o Owner, cached map[string]NAD, now time.Time) {
 	for ns, rec := range c.nads[o] {
 		got, ok := cached[ns]
 		switch {
-		case ok && atLeast(got.ResourceVersion, rec.nad.ResourceVersion), !ok && now.Sub(rec.at) > nadTTL:
+		case ok && kube.AtLeast(got.ResourceVersion, rec.nad.ResourceVersion), !ok && now.Sub(rec.at) > nadTTL:
 			c.dropNAD(o, ns)
 		default:
 			cached[ns] = rec.nad
@@ -137,7 +131,7 @@ func (c *writeCache) observeOwner(o Owner, version string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	rec, ok := c.owners[o]
-	if !ok || !atLeast(version, rec.version) {
+	if !ok || !kube.AtLeast(version, rec.version) {
 		return false
 	}
 	delete(c.owners, o)
@@ -149,7 +143,7 @@ func (c *writeCache) observeNAD(o Owner, namespace, version string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	rec, ok := c.nads[o][namespace]
-	if !ok || !atLeast(version, rec.nad.ResourceVersion) {
+	if !ok || !kube.AtLeast(version, rec.nad.ResourceVersion) {
 		return false
 	}
 	c.dropNAD(o, namespace)

@@ -6,7 +6,6 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
-CONTROLLER_GEN := sigs.k8s.io/controller-tools/cmd/controller-gen@v0.22.0
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
 # Which samples the tests play: test/e2e/story/sample.go.
@@ -71,11 +70,12 @@ unit: ## the inner loop: no root, no lab
 
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME (10s)
-	@for p in $$(go list ./...); do \
-	  for f in $$(go test -list '^Fuzz' $$p | grep '^Fuzz' || true); do \
-	    echo "$$p $$f"; go test -run '^$$' -fuzz "^$$f$$" -fuzztime $${FUZZTIME:-10s} $$p; \
+	@targets=0; for p in $$(go list ./...); do \
+	  list=$$(go test -list '^Fuzz' $$p); \
+	  for f in $$(sed -n '/^Fuzz/p' <<<"$$list"); do \
+	    echo "$$p $$f"; go test -run '^$$' -fuzz "^$$f$$" -fuzztime $${FUZZTIME:-10s} $$p; targets=$$((targets+1)); \
 	  done; \
-	done
+	done; echo "$$targets fuzz targets"; [ $$targets -gt 0 ]
 
 .PHONY: lint
 lint: bpf-check ## vet, staticcheck, gofmt, generated files up to date

@@ -130,3 +130,25 @@ func TestAllowedSkipsExist(t *testing.T) {
 		}
 	}
 }
+
+// TestOnNode: each test that is skipped here because it runs on a node is among those that do.
+func TestOnNode(t *testing.T) {
+	list, err := os.ReadFile("../../test/e2e/kernel_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tests := 0
+	for name, reason := range allowedSkips {
+		if reason != onNode && reason != noCgroup {
+			continue
+		}
+		tests++
+		_, test, _ := strings.Cut(name, " ")
+		if !strings.Contains(string(list), `"`+test+`"`) {
+			t.Errorf("kernelTests in test/e2e lacks %s", name)
+		}
+	}
+	if tests == 0 {
+		t.Error("no test runs on a node")
+	}
+}

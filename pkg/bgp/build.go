@@ -109,6 +109,7 @@ func (b *builder) requests() []*request {
 		b.selectNetworks(r)
 		b.selectBases(r)
 		b.checkSupported(r)
+		b.checkNodes(r)
 		if !slices.ContainsFunc(b.in.Nodes, func(n Node) bool { return n.ID > 0 }) {
 			r.pendingf("no node has an id yet")
 		}
@@ -237,6 +238,23 @@ func (b *builder) checkSupported(r *request) {
 			invalidf("the cluster default network is advertised in the nodes' default VRF alone: select it in another RouteAdvertisements, without targetVRF")
 		}
 	}
+}
+
+// mostNodes is how many unsuitable nodes a condition explains.
+const mostNodes = 3
+
+// checkNodes reports the nodes that cannot advertise. The others do.
+func (b *builder) checkNodes(r *request) {
+	var reasons []string
+	for _, n := range b.in.Nodes {
+		if reason := b.unsuitable(r, n); reason != "" && !slices.Contains(reasons, reason) {
+			reasons = append(reasons, reason)
+		}
+	}
+	if more := len(reasons) - mostNodes; more > 0 {
+		reasons = append(reasons[:mostNodes], fmt.Sprintf("and %d more nodes", more))
+	}
+	r.invalid = append(r.invalid, reasons...)
 }
 
 // target returns where r advertises: DefaultVRF, network.VRFAuto, or the name of a VRF.

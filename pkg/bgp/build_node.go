@@ -42,8 +42,7 @@ func (b *builder) generate(r *request) {
 // generateFor adds the FRRConfigurations of one RouteAdvertisements and node, and the VRFs in which the node
 // has a session to anywhere.
 func (b *builder) generateFor(r *request, node Node, anywhere map[string]bool) {
-	if reason := b.unsuitable(r, node); reason != "" {
-		r.invalidf("%s", reason)
+	if b.unsuitable(r, node) != "" { // checkNodes has reported it
 		for _, base := range r.bases {
 			b.keepSelected(r, Source{r.ra.Name, base.Name, node.Name})
 		}

@@ -141,6 +141,10 @@ func TestOneSharedNode(t *testing.T) {
 	if len(ofNode(f, "node1")) != 1 || len(ofNode(f, "node2")) != 0 {
 		t.Errorf("FRRConfigurations: node1 has %d, node2 %d, want 1 and 0", len(ofNode(f, "node1")), len(ofNode(f, "node2")))
 	}
+	f.Configurations = nil
+	if got := converge(t, f, Fabric{}).Accepted["all"]; !strings.Contains(got.Message, "node node2 has gateway mode shared") {
+		t.Errorf("without a base: %+v", got)
+	}
 }
 
 // A route reflector passes on the routes of a network for which it has no host subnet itself.

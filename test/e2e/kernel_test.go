@@ -33,7 +33,7 @@ var kernelTests = []struct {
 	{"bulkhead/pkg/loader", "^TestRoot", "^$",
 		[]string{"TestRootVRFBinding", "TestRootVRFRedirection", "TestRootLSM", "TestRootVRFIngress", "TestRootBrokenLinks/nothing"}},
 	{"bulkhead/pkg/vrf", "^TestKernel", "^TestKernelWithoutVRF$", // that one is for kernels that lack VRF
-		[]string{"TestKernelVRF", "TestKernelTakenTable"}},
+		[]string{"TestKernelVRF", "TestKernelVRFOfSameName", "TestKernelTakenTable"}},
 	{"bulkhead/pkg/hostnet", "^TestRoot|^TestServers$", "^$", []string{"TestRootEarlySockets", "TestServers"}},
 }
 

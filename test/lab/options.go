@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package lab starts and drives a real Kubernetes cluster on this machine: one
 // to four virtual machines with kubelet, containerd, OVS and an OVN zone each,
 // a native control plane, and an external host on the same network. See

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command lab starts, stops and accesses the lab.
 package main
 

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command labinit is process 1 of the lab's node VMs, and its child process that
 // sets the node up.
 package main

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Command labpause holds a pod's namespaces: it reaps orphaned processes of a shared
 // process namespace and exits on SIGTERM.
 package main

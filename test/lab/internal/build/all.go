@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package build builds the files that a lab starts from: the Kubernetes binaries,
 // the nodes' root file system, the guest tools and the container images. It
 // caches what is slow to build.

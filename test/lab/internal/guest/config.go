@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package guest runs inside the lab's machines: the init of a node VM, which starts
 // OVS, OVN, containerd and kubelet, and the external host, a container beside the
 // VMs. Starting a process takes forty times as long under emulation as natively, so

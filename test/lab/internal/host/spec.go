@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package host is the part of the lab that runs on the developer's machine: a supervisor
 // in its own namespaces, with the underlay network, and with the control plane, the
 // virtual machines and the external host as child processes. When it exits for any

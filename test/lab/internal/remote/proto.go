@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package remote runs commands on a machine of the lab, a node VM or the external host,
 // and connects to others from there, with one TCP or unix connection for each. It uses a shared token and no encryption:
 // it listens only on networks inside the lab's own network namespace.

@@ -1,3 +1,5 @@
+// SPDX-License-Identifier: Apache-2.0
+
 // Package sys holds the system calls that several parts of the lab share.
 package sys
 

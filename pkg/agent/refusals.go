@@ -51,27 +51,31 @@ func (r refusalReporter) run(ctx context.Context, refusals Refusals) error {
 	}
 }
 
-// report reports a refusal unless reported, which holds the time of the last
-// report by pod and reason, has a recent one.
+// report reports a refusal unless reported, which holds the time of the last report by
+// cgroup and reason, and by pod and reason, has a recent one.
 func (r refusalReporter) report(ev loader.Event, reported map[string]time.Time) {
-	uid := ""
-	if r.hostNet != nil {
-		uid, _ = r.hostNet.PodOf(ev.CgroupID)
-	}
 	now := time.Now()
+	byCgroup := fmt.Sprintf("%d %d", ev.CgroupID, ev.Reason)
+	if t, ok := reported[byCgroup]; ok && now.Sub(t) < repeatAfter {
+		return // before the pod is sought, among the cgroups of all pods: one may cause many refusals
+	}
 	for k, t := range reported {
 		if now.Sub(t) >= repeatAfter {
 			delete(reported, k)
 		}
 	}
-	key := fmt.Sprintf("%s %d", uid, ev.Reason)
-	if uid == "" {
-		key = fmt.Sprintf("%d %d", ev.CgroupID, ev.Reason)
+	uid := ""
+	if r.hostNet != nil && ev.CgroupID != 0 {
+		uid, _ = r.hostNet.PodOf(ev.CgroupID)
 	}
-	if _, ok := reported[key]; ok {
-		return
+	reported[byCgroup] = now
+	if uid != "" {
+		byPod := fmt.Sprintf("%s %d", uid, ev.Reason)
+		if _, ok := reported[byPod]; ok {
+			return
+		}
+		reported[byPod] = now
 	}
-	reported[key] = now
 	pod, known := r.cache.PodByUID(uid)
 	name, message := "", ev.Reason.Text()
 	if known {

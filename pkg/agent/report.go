@@ -133,7 +133,11 @@ func (r *reporter) hostNetworkProblems() []Problem {
 		out = append(out, problem)
 	}
 	for uid, n := range st.EarlySockets {
-		out = append(out, Problem{Reason: "EarlySockets", Message: fmt.Sprintf("pod with uid %s had %d sockets before it was bound to its network: restart it", uid, n)})
+		name := "with uid " + uid
+		if p, ok := r.cache.PodByUID(uid); ok {
+			name = p.Key()
+		}
+		out = append(out, Problem{Reason: "EarlySockets", Message: fmt.Sprintf("pod %s opened %d sockets before it was bound to its network: restart the pod", name, n)})
 	}
 	return out
 }

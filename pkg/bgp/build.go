@@ -25,14 +25,14 @@ import (
 // RouteAdvertisements. It looks at all of them together, because networks with overlapping
 // subnets must not be advertised into one VRF, whichever RouteAdvertisements select them.
 func Build(in Inputs) State {
-	b := builder{in: in, owns: map[string]map[string]bool{}, nodeIDs: map[netip.Addr]int{}, decided: map[string]decision{}, st: State{
+	b := builder{in: in, owns: map[string]map[string]bool{}, nodeIDs: map[netip.Addr][]int{}, decided: map[string]decision{}, st: State{
 		Configurations: map[string]*frrv1.FRRConfiguration{}, Keep: map[Source]bool{},
 		Accepted: map[string]metav1.Condition{}, Networks: map[string][]string{}, Advertisers: map[Advertised][]string{},
 	}}
 	b.bases, b.generated = splitConfigurations(in.Configurations)
 	for _, n := range in.Nodes {
 		for _, a := range n.InternalIPs {
-			b.nodeIDs[a] = n.ID
+			b.nodeIDs[a] = append(b.nodeIDs[a], n.ID)
 		}
 	}
 	b.sameHostname = sameHostnames(in.Nodes)
@@ -56,7 +56,7 @@ func Build(in Inputs) State {
 type builder struct {
 	in           Inputs
 	st           State
-	nodeIDs      map[netip.Addr]int                   // by InternalIP
+	nodeIDs      map[netip.Addr][]int                 // by InternalIP; a node may claim that of another
 	sameHostname map[string]string                    // node → another that frr-k8s takes for the same
 	bases        []*frrv1.FRRConfiguration            // those that are not generated
 	generated    map[string][]*frrv1.FRRConfiguration // the others, by RouteAdvertisements
@@ -336,19 +336,26 @@ func nodeSelector(n Node) metav1.LabelSelector {
 
 func hostname(n Node) string { return cmp.Or(n.Labels[corev1.LabelHostname], n.Name) }
 
-// sameHostnames returns the nodes that one nodeSelector selects together, each with another of them. Cloned
-// machines may have the same label, and a kubelet may set its own node's.
+// sameHostnames returns the nodes that one nodeSelector selects together, each with another of them, except for a node
+// whose name the label is: cloned machines may have the same label, and a kubelet may set its own node's.
 func sameHostnames(nodes []Node) map[string]string {
-	first, out := map[string]string{}, map[string]string{}
+	byHostname := map[string][]string{}
 	for _, n := range nodes {
-		other, taken := first[hostname(n)]
-		if !taken {
-			first[hostname(n)] = n.Name
+		byHostname[hostname(n)] = append(byHostname[hostname(n)], n.Name)
+	}
+	out := map[string]string{}
+	for value, names := range byHostname {
+		if len(names) == 1 {
 			continue
 		}
-		out[n.Name] = other
-		if out[other] == "" {
-			out[other] = n.Name
+		for i, name := range names {
+			switch {
+			case name == value:
+			case slices.Contains(names, value):
+				out[name] = value
+			default:
+				out[name] = names[(i+1)%len(names)]
+			}
 		}
 	}
 	return out

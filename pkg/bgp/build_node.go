@@ -130,9 +130,9 @@ type generator struct {
 	r       *request
 	base    *frrv1.FRRConfiguration
 	node    Node
-	nodeIDs map[netip.Addr]int // of all nodes, by InternalIP
-	filters int                // of routes to receive, of all neighbours
-	raw     []string           // lines for what the API of frr-k8s does not have
+	nodeIDs map[netip.Addr][]int // of all nodes, by InternalIP
+	filters int                  // of routes to receive, of all neighbours
+	raw     []string             // lines for what the API of frr-k8s does not have
 }
 
 // maxFilters filters of some 60 bytes each are below the limit of etcd for an object, 1.5 MiB.
@@ -288,12 +288,14 @@ func (g *generator) filtersOf(neighbor frrv1.Neighbor, networks []Network) (out 
 		return nil
 	}
 	for _, n := range networks {
-		hosts, err := n.HostSubnets(g.nodeIDs[a.Unmap()])
-		if err != nil {
-			continue // it has no id yet, or no pods on the network
-		}
-		for _, h := range hosts {
-			out = append(out, frrv1.PrefixSelector{Prefix: h.String()})
+		for _, id := range g.nodeIDs[a.Unmap()] {
+			hosts, err := n.HostSubnets(id)
+			if err != nil {
+				continue // it has no id yet, or no pods on the network
+			}
+			for _, h := range hosts {
+				out = append(out, frrv1.PrefixSelector{Prefix: h.String()})
+			}
 		}
 	}
 	return out

@@ -98,8 +98,8 @@ func TestDeselectedWithoutSession(t *testing.T) {
 	}
 }
 
-// frr-k8s applies a node's FRRConfigurations on each node with the same label: of such nodes nothing changes, the
-// others go on, and the status names both.
+// frr-k8s applies a node's FRRConfigurations on each node with the same label: of such nodes nothing changes, except for one
+// with that name, the others go on, and the status names both.
 func TestSameHostname(t *testing.T) {
 	clone := testNode(3)
 	f := &Fake{Inputs: Inputs{
@@ -119,7 +119,13 @@ func TestSameHostname(t *testing.T) {
 			t.Errorf("%s has %d FRRConfigurations, want %d", node, got, want)
 		}
 	}
-	f.Nodes[2] = testNode(3)
+	// Neither name is the label's value.
+	f.Nodes[1].Labels[corev1.LabelHostname], clone.Labels[corev1.LabelHostname] = "template", "template"
+	before := len(f.Configurations)
+	if st := converge(t, f, Fabric{}); !strings.Contains(st.Accepted["all"].Message, "nodes node2 and node3 have the same value") || len(f.Configurations) != before {
+		t.Errorf("%d FRRConfigurations, want %d; %+v", len(f.Configurations), before, st.Accepted["all"])
+	}
+	f.Nodes[1], f.Nodes[2] = testNode(2), testNode(3)
 	if st := converge(t, f, Fabric{}); st.Accepted["all"].Reason != udnv1.ReasonAccepted || len(ofNode(f, "node3")) != 1 {
 		t.Errorf("after the label is corrected: %+v", st.Accepted["all"])
 	}
@@ -192,6 +198,14 @@ func TestMeshNeighbors(t *testing.T) {
 		}
 	}
 	expect(t, "node1 accepts", got, "172.18.0.2 10.244.1.0/24", "172.18.0.3 10.244.2.0/24", "fd00:18::2 fd10:244:0:1::/64")
+	// A node that says it has another's address takes nothing from that one.
+	f.Nodes[2].InternalIPs = append(f.Nodes[2].InternalIPs, netip.MustParseAddr("fd00:18::2"))
+	converge(t, f, fabric)
+	if _, accepted := announced(f, "node1"); !accepted[" fd10:244:0:1::/64"] {
+		t.Errorf("node1 accepts %v", slices.Sorted(maps.Keys(accepted)))
+	}
+	f.Nodes[2].InternalIPs = f.Nodes[2].InternalIPs[:1]
+	converge(t, f, fabric)
 	if peers := sessions(f)["node3"]; len(peers) != 2 || peers["172.18.0.1"] == "" || peers["172.18.0.2"] == "" {
 		t.Errorf("node3, which has no IPv6, has sessions %v", peers)
 	}

@@ -89,6 +89,7 @@ type fakeNode struct {
 	recorded       []string // events
 	hostInputs     hostnet.Inputs
 	hostReconciles int
+	podsSought     int // by PodOf
 	hostErr        error
 	hostProblems   []hostnet.Problem
 	guarded        []loader.DoorRow
@@ -212,6 +213,9 @@ func (f *fakeNode) Guard(row loader.DoorRow) error {
 }
 
 func (f *fakeNode) PodOf(cgroup uint64) (string, bool) {
+	f.mu.Lock()
+	f.podsSought++
+	f.mu.Unlock()
 	return "uid-" + strconv.FormatUint(cgroup, 10), true
 }
 

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -102,5 +103,14 @@ func TestIngressEvents(t *testing.T) {
 		eventually(t, "no cluster IP", nft(firewall.SetIngressTo4, ""))
 		f.events().deletePod("edge/router")
 		eventually(t, "no pod", nft(firewall.SetIngressPods4, ""))
+		// The runtime connects the pod before its event: that finds nothing changed.
+		start := time.Now()
+		m := podPortManager{hosts: f.agent.hosts, log: f.agent.log, pod: func(string, string) (*corev1.Pod, bool) { return router, true }}
+		m.storePod("edge", "router")
+		f.events().setPod(router)
+		eventually(t, "the pod's address again", nft(firewall.SetIngressPods4, "10.244.2.7"))
+		if took := time.Since(start); took > 5*time.Second {
+			t.Errorf("the address of a pod that is connected before its event is in nft after %s", took)
+		}
 	})
 }

@@ -60,6 +60,9 @@ func TestReportRefusals(t *testing.T) {
 				t.Errorf("the log lacks %s: %s", want, log.String())
 			}
 		}
+		if f.podsSought != 1 {
+			t.Errorf("three refusals of a cgroup: its pod was sought %d times", f.podsSought)
+		}
 		r.events <- loader.Event{CgroupID: 41, Reason: loader.ReasonSetDevice}
 		if got := events(); len(got) != 2 {
 			t.Errorf("another reason: %q", got)

@@ -145,9 +145,10 @@ func (b *builder) carryOver(c *frrv1.FRRConfiguration, vrfs []string) {
 	c.Annotations[AnnotationNetworks] = formatIDs(ids)
 }
 
-// keepSelected keeps a generated object as it is, except for networks that its RouteAdvertisements no longer selects.
-func (b *builder) keepSelected(r *request, source Source) {
-	objects := b.generated[source.Advertisements]
+// keepSelected keeps the object of r, a base and a node as it is, except for networks that r no longer selects.
+func (b *builder) keepSelected(r *request, base base, node Node) {
+	source := Source{r.ra.Name, base.Name, node.Name}
+	objects := b.generated[r.ra.Name]
 	at := slices.IndexFunc(objects, func(o *frrv1.FRRConfiguration) bool { return o.Name == nameOf(source) })
 	if at < 0 {
 		return
@@ -169,12 +170,6 @@ func (b *builder) keepSelected(r *request, source Source) {
 		b.st.Keep[source] = true
 		return
 	}
-	nodeID := 0
-	for _, n := range b.in.Nodes {
-		if n.Name == source.Node {
-			nodeID = n.ID
-		}
-	}
 	spec := have.Spec.DeepCopy()
 	spec.BGP.Routers = nil
 	for _, router := range have.Spec.BGP.Routers {
@@ -185,7 +180,7 @@ func (b *builder) keepSelected(r *request, source Source) {
 			spec.Raw.Config = strings.ReplaceAll(spec.Raw.Config, linesOf(spec.Raw.Config, router), "")
 			continue
 		}
-		spec.BGP.Routers = append(spec.BGP.Routers, onlyNetworks(router, within, nodeID))
+		spec.BGP.Routers = append(spec.BGP.Routers, onlyNetworks(router, within, node.ID))
 	}
 	if len(spec.BGP.Routers) == 0 {
 		return // all of it is withdrawn

@@ -44,7 +44,7 @@ func (b *builder) generate(r *request) {
 func (b *builder) generateFor(r *request, node Node, anywhere map[string]bool) {
 	if b.unsuitable(r, node) != "" { // checkNodes has reported it
 		for _, base := range r.bases {
-			b.keepSelected(r, Source{r.ra.Name, base.Name, node.Name})
+			b.keepSelected(r, base, node)
 		}
 		return
 	}
@@ -65,7 +65,7 @@ func (b *builder) generateFor(r *request, node Node, anywhere map[string]bool) {
 		c := g.configuration(b.in.Namespace)
 		if g.filters > maxFilters {
 			r.invalidf("node %s: the neighbors of FRRConfiguration %s and the networks without an overlay make %d filters of routes to receive, and one object holds %d: use fewer sessions of a node, with route reflectors outside the cluster, or fewer such networks", node.Name, base.Name, g.filters, maxFilters)
-			b.keepSelected(r, Source{r.ra.Name, base.Name, node.Name})
+			b.keepSelected(r, base, node)
 			continue
 		}
 		if c != nil {
@@ -78,8 +78,8 @@ func (b *builder) generateFor(r *request, node Node, anywhere map[string]bool) {
 		return
 	}
 	for _, base := range r.bases {
-		if source := (Source{r.ra.Name, base.Name, node.Name}); b.st.Configurations[nameOf(source)] == nil {
-			b.keepSelected(r, source)
+		if b.st.Configurations[nameOf(Source{r.ra.Name, base.Name, node.Name})] == nil {
+			b.keepSelected(r, base, node)
 		}
 	}
 }

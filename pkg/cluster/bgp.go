@@ -30,13 +30,7 @@ func addBGP(mgr manager.Manager, check *transportCheck, cfg config.Config, ids *
 		Default: cfg.DefaultNetwork,
 		Restore: networks.Restore,
 		NetworkOf: func(c *udnv1.ClusterUserDefinedNetwork) (network.Network, error) {
-			req := udn.FromCUDN(c)
-			_, n, err := req.NetConf(cfg.Plan)
-			n.ID = ids.IDOf(req.Owner.Network())
-			if errors.As(err, new(udn.ConflictError)) && n.ID > 0 {
-				return n, nil // its pods keep their addresses
-			}
-			return n, err
+			return networkOf(c, cfg.Plan, ids.IDOf)
 		},
 		Advertised: func(byNetwork map[string][]string) {
 			networks.SetAdvertised(byNetwork)
@@ -58,6 +52,18 @@ func addBGP(mgr manager.Manager, check *transportCheck, cfg config.Config, ids *
 		return err
 	}
 	return sessions.Watch(d)
+}
+
+// networkOf returns the network of a ClusterUserDefinedNetwork, with its id. One that exists stays advertised if a changed
+// configuration conflicts with it: its pods keep their addresses.
+func networkOf(c *udnv1.ClusterUserDefinedNetwork, plan network.Plan, idOf func(name string) int) (network.Network, error) {
+	req := udn.FromCUDN(c)
+	_, n, err := req.NetConf(plan)
+	n.ID = idOf(req.Owner.Network())
+	if errors.As(err, new(udn.ConflictError)) && n.ID > 0 {
+		return n, nil
+	}
+	return n, err
 }
 
 // reportDefault returns the function that reports whether the cluster default network is

@@ -38,6 +38,7 @@ func example() (Inputs, Layout, Kubelet) {
 		Doors:      []loader.DoorRow{{Ifindex: 21, Kind: loader.DoorPort, NetworkID: 1}, {Ifindex: 2, Kind: loader.DoorOwn}},
 		Locals:     []netip.Addr{netip.MustParseAddr("192.0.2.1")},
 		Services:   []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},
+		Masquerade: []netip.Prefix{netip.MustParsePrefix("169.254.0.0/17")},
 		TunnelPort: 6081, MarkFirst: 0x10000, MarkLast: 0x2711ffff,
 	}
 	layout := Layout{Pods: map[string]Cgroup{"u1": {"/cg/podu1", 101}, "u2": {"/cg/podu2", 102}, "u5": {"/cg/podu5", 105}, "u6": {"/cg/podu6", 106}, "u7": {"/cg/podu7", 107}},
@@ -63,6 +64,7 @@ func TestBuild(t *testing.T) {
 		loader.NetRow{NetworkID: 2, VRFIfindex: 12, Mark: 0x20000},
 		loader.DestRow{NetworkID: 2, Prefix: netip.MustParsePrefix("10.1.0.0/16")},
 		loader.DestRow{NetworkID: loader.AllNetworks, Prefix: netip.MustParsePrefix("10.96.0.0/16")},
+		loader.DestRow{NetworkID: loader.Masquerade, Prefix: netip.MustParsePrefix("169.254.0.0/17")},
 		loader.ProbeRow{Port: 8080, NetworkID: 1},
 		loader.DoorRow{Ifindex: 21, Kind: loader.DoorPort, NetworkID: 1}, loader.DoorRow{Ifindex: 2, Kind: loader.DoorOwn},
 		loader.LocalRow{Addr: netip.MustParseAddr("192.0.2.1")},
@@ -131,6 +133,7 @@ put cgroup 90 of all pods
 put locked address 10.244.0.5 of network 1
 put locked address 10.244.0.6 of network 2
 put locked address fd00::5 of network 2
+put masquerade addresses 169.254.0.0/17
 put pod cgroup 101 → network 1 mark 0x10000 vrf ifindex 11
 put pod cgroup 102 → network 2 mark 0x20000 vrf ifindex 12 unbound
 put pod cgroup 106 → network 0 mark 0x0 vrf ifindex 0 trusted

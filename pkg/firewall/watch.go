@@ -10,6 +10,8 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"bulkhead/pkg/netdump"
 )
 
 // From linux/netfilter/nf_tables.h.
@@ -77,7 +79,7 @@ func generationOf(data []byte) uint32 {
 	if len(data) < 4 {
 		return 0
 	}
-	attrs, err := nl.ParseRouteAttr(data[4:])
+	attrs, err := netdump.Attributes(data[4:])
 	if err != nil {
 		return 0
 	}
@@ -95,7 +97,7 @@ func isOurTable(data []byte) bool {
 	if len(data) < 4 {
 		return false
 	}
-	attrs, err := nl.ParseRouteAttr(data[4:])
+	attrs, err := netdump.Attributes(data[4:])
 	if err != nil {
 		return false
 	}

@@ -57,6 +57,7 @@ func FuzzEvents(f *testing.F) {
 	f.Add(message(nl.NewRtAttr(1, []byte(Table+"\x00"))))
 	f.Add(message(nl.NewRtAttr(attrGenID, []byte{0, 0, 0, 7})))
 	f.Add([]byte{1, 0, 0, 0, 0, 0, 1, 0})
+	f.Add([]byte{0, 0, 0, 0, 5, 0, 1, 0, 1}) // without padding
 	f.Fuzz(func(_ *testing.T, data []byte) {
 		isOurTable(data)
 		generationOf(data)

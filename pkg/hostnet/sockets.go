@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"bulkhead/pkg/loader"
+	"bulkhead/pkg/netdump"
 )
 
 // earlySocket is an IP socket of a pod that is older than the attachment of the pod's
@@ -285,7 +286,7 @@ func diagSockets(family, proto uint8, each func(diagSocket)) error {
 		// The ports and addresses are in network byte order, all else in the host's.
 		s := diagSocket{state: m[1], port: binary.BigEndian.Uint16(m[4:]), source: [16]byte(m[8:24]),
 			device: binary.NativeEndian.Uint32(m[40:]), inode: binary.NativeEndian.Uint32(m[68:])}
-		attrs, err := nl.ParseRouteAttr(m[diagMsgLen:])
+		attrs, err := netdump.Attributes(m[diagMsgLen:])
 		if err != nil {
 			return err
 		}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package netdump repeats netlink dumps that changes interrupt: see
-// https://docs.kernel.org/userspace-api/netlink/intro.html#dump-consistency.
+// https://docs.kernel.org/userspace-api/netlink/intro.html#dump-consistency. It also parses attributes of messages.
 package netdump
 
 import (

@@ -49,7 +49,7 @@ func parseRule(m []byte) (r kernelRule, isOurs bool) {
 		return r, false
 	}
 	msg := nl.DeserializeRtMsg(m)
-	attrs, err := nl.ParseRouteAttr(m[msg.Len():])
+	attrs, err := netdump.Attributes(m[msg.Len():])
 	if err != nil {
 		return r, false
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"bulkhead/pkg/netdump"
 	"bulkhead/pkg/network"
 )
 
@@ -240,7 +241,7 @@ func parseAddress(m []byte) (addr netip.Prefix, index int, ok bool) {
 		return addr, 0, false
 	}
 	msg := nl.DeserializeIfAddrmsg(m)
-	attrs, err := nl.ParseRouteAttr(m[msg.Len():])
+	attrs, err := netdump.Attributes(m[msg.Len():])
 	if err != nil {
 		return addr, 0, false
 	}
@@ -267,7 +268,7 @@ func parseRoute(m []byte) (table, protocol, link int, isDefault bool) {
 		return 0, 0, 0, false
 	}
 	msg := nl.DeserializeRtMsg(m)
-	attrs, err := nl.ParseRouteAttr(m[msg.Len():])
+	attrs, err := netdump.Attributes(m[msg.Len():])
 	if err != nil {
 		return 0, 0, 0, false
 	}

@@ -71,7 +71,7 @@ unit: ## the inner loop: no root, no lab
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME (10s)
 	@targets=0; for p in $$(go list ./...); do \
-	  list=$$(go test -list '^Fuzz' $$p); \
+	  list=$$(go test -short -list '^Fuzz' $$p); \
 	  for f in $$(sed -n '/^Fuzz/p' <<<"$$list"); do \
 	    echo "$$p $$f"; go test -run '^$$' -fuzz "^$$f$$" -fuzztime $${FUZZTIME:-10s} $$p; targets=$$((targets+1)); \
 	  done; \

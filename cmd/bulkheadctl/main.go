@@ -69,6 +69,9 @@ func run(args []string, out io.Writer) error {
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
+	if *format != "table" && (*format != "json" || command == "trace" || command == "restore-uplink") {
+		return fmt.Errorf("-o %q: use table, or json with status, networks and bgp", *format)
+	}
 	if command == "trace" {
 		return tr.run(out, fs.Args())
 	}
@@ -77,9 +80,6 @@ func run(args []string, out io.Writer) error {
 	}
 	if command == "restore-uplink" {
 		return up.run(out, os.Stderr, tr.node.OVS)
-	}
-	if *format != "table" && *format != "json" {
-		return fmt.Errorf("-o %q is unknown: use table or json", *format)
 	}
 	switch command {
 	case "status", "networks", "bgp":

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"bulkhead/pkg/agent"
+	"bulkhead/pkg/hostnet"
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/process"
 )
@@ -47,7 +48,7 @@ func agentState() agent.State {
 		Features:   []agent.Feature{{Name: "vrf", Reason: "no module", Costs: "tenants' host-network pods"}},
 		Kubelet:    agent.KubeletState{By: "eBPF", PIDs: []int{41}, Cgroups: []string{"/kubelet.service"}},
 		Locked:     []agent.LockedState{{Address: netip.MustParseAddr("10.244.0.7"), NetworkID: 1}},
-		HostPods:   []agent.HostPodState{{Pod: "a/h"}},
+		HostPods:   []agent.HostPodState{{Pod: "a/h", NetworkID: 1}, {Pod: "a/i", NetworkID: hostnet.NetworkUnknown}, {Pod: "a/j", NetworkID: hostnet.NetworkUnknown}, {Pod: "a/k", NetworkID: 1, OptOut: true}},
 		Counters:   map[string]uint64{"probe-refused": 3, "probe-allowed": 0},
 		NFT:        map[string]uint64{"locked": 4},
 		Conditions: []agent.Condition{{Type: agent.ConditionDegraded, Status: "True", Reason: "FeatureMissing", Message: "vrf: no module"}},
@@ -69,7 +70,7 @@ func TestShow(t *testing.T) {
 			"169.254.0.11,169.254.0.12", "2+1 host", "Waiting for ovn-k8s-mp1"}},
 		{[]string{"networks", "-o", "json"}, []string{`[`, `"name": "cluster_udn_red"`}},
 		{[]string{"status"}, []string{"node1, id 1, ready", "c1, tunnels at 192.0.2.11", "shared, br-ex 02:00:00:00:00:01, MTU 1450, 192.0.2.10/24, next hops 192.0.2.1",
-			"2: 1 Ready, 1 Waiting", "known by eBPF, pids [41], cgroups /kubelet.service", "1 addresses", "1 bound to their networks",
+			"2: 1 Ready, 1 Waiting", "known by eBPF, pids [41], cgroups /kubelet.service", "1 addresses", "4 of tenants: 1 in their networks, 2 whose network is not known, 1 that leave VRF binding",
 			"vrf: NO: no module (tenants' host-network pods)", "eBPF probe-refused: 3", "nftables locked: 4",
 			"BulkheadDegraded True FeatureMissing vrf: no module", "NoVRF: no module"}},
 		{[]string{"status", "-o", "json"}, []string{`"probe-refused": 3`}},
@@ -177,7 +178,8 @@ func TestErrors(t *testing.T) {
 		{[]string{"trace", "--sb-address=unix:/nonexistent", "a/p", "192.0.2.1"}, "read the southbound database"},
 		{[]string{"restore-uplink", "extra"}, `"extra"`},
 		{[]string{"restore-uplink", "--timeout=10ms", "--ovsdb-address=unix:/nonexistent"}, "is ovsdb-server running?"},
-		{[]string{"status", "-o", "xml"}, "use table or json"},
+		{[]string{"status", "-o", "xml"}, "use table, or json"},
+		{[]string{"trace", "-o", "json", "a/p", "192.0.2.1"}, "use table, or json"},
 		{[]string{"status", "extra"}, `"extra"`},
 		{[]string{"status", "--socket=/nonexistent/agent.sock"}, "no agent serves"},
 		{[]string{"status", "--socket=" + failing}, "busy"},

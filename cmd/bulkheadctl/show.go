@@ -41,11 +41,35 @@ type state struct {
 		PIDs              []int
 	}
 	Locked     []struct{ Address string }
-	HostPods   []struct{ Pod string }
+	HostPods   []hostPod
 	Counters   map[string]uint64
 	NFT        map[string]uint64
 	Conditions []struct{ Type, Status, Reason, Message string }
 	Problems   []struct{ Reason, Message string }
+}
+
+// hostPod is a tenant's host-network pod.
+type hostPod struct {
+	Pod       string
+	NetworkID int
+	OptOut    bool
+}
+
+// hostPodKinds says how many pods are not in their network, and why.
+func hostPodKinds(list []hostPod) string {
+	var unknown, out int
+	for _, p := range list {
+		switch {
+		case p.OptOut:
+			out++
+		case p.NetworkID < 0: // hostnet.NetworkUnknown
+			unknown++
+		}
+	}
+	if unknown+out == 0 {
+		return ""
+	}
+	return fmt.Sprintf(": %d in their networks, %d whose network is not known, %d that leave VRF binding", len(list)-unknown-out, unknown, out)
 }
 
 // list joins items; "-" if there are none.
@@ -92,7 +116,7 @@ func writeStatus(out io.Writer, st state) error {
 	}
 	fmt.Fprintf(w, "Kubelet\t%s\n", kubelet)
 	fmt.Fprintf(w, "Probes only\t%d addresses\n", len(st.Locked))
-	fmt.Fprintf(w, "Host pods\t%d bound to their networks\n", len(st.HostPods))
+	fmt.Fprintf(w, "Host pods\t%d of tenants%s\n", len(st.HostPods), hostPodKinds(st.HostPods))
 	for _, f := range st.Features {
 		verdict := "yes"
 		if !f.OK {

@@ -59,7 +59,7 @@ func runStages(ctx context.Context, full bool, only []string) (total counts, err
 			if len(only) > 0 && !slices.Contains(only, s.name) {
 				continue
 			}
-			c, done, err := passed.get(s.name)
+			c, done, err := passed.get(s.record(ctx))
 			if err != nil {
 				return total, err
 			}
@@ -72,7 +72,7 @@ func runStages(ctx context.Context, full bool, only []string) (total counts, err
 		}
 		for i, c := range runBeside(ctx, left) {
 			total.add(c)
-			if err := passed.put(left[i].name, c); err != nil {
+			if err := passed.put(left[i].record(ctx), c); err != nil {
 				return total, err
 			}
 		}

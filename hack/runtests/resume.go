@@ -19,23 +19,32 @@ import (
 type passedStages struct{ dir string }
 
 func openPassed() (passedStages, error) {
-	changes, err := exec.Command("git", "status", "--porcelain").Output()
-	if err != nil {
-		return passedStages{}, fmt.Errorf("read the state of the checkout: %w", err)
-	}
-	if len(changes) > 0 {
-		return passedStages{}, nil
-	}
-	tree, err := exec.Command("git", "rev-parse", "HEAD^{tree}").Output()
-	if err != nil {
-		return passedStages{}, fmt.Errorf("read the checked-out tree: %w", err)
+	tree, err := cleanTree()
+	if err != nil || tree == "" {
+		return passedStages{}, err
 	}
 	cache, err := os.UserCacheDir()
 	if err != nil {
 		return passedStages{}, fmt.Errorf("find the user's cache directory: %w", err)
 	}
-	p := passedStages{dir: filepath.Join(cache, "bulkhead", "test-full", strings.TrimSpace(string(tree)))}
+	p := passedStages{dir: filepath.Join(cache, "bulkhead", "test-full", tree)}
 	return p, os.MkdirAll(p.dir, 0o755)
+}
+
+// cleanTree returns the id of the checked-out tree, "" if there are uncommitted changes.
+func cleanTree() (string, error) {
+	changes, err := exec.Command("git", "status", "--porcelain").Output()
+	if err != nil {
+		return "", fmt.Errorf("read the state of the checkout: %w", err)
+	}
+	if len(changes) > 0 {
+		return "", nil
+	}
+	tree, err := exec.Command("git", "rev-parse", "HEAD^{tree}").Output()
+	if err != nil {
+		return "", fmt.Errorf("read the checked-out tree: %w", err)
+	}
+	return strings.TrimSpace(string(tree)), nil
 }
 
 // get returns the counts of a stage that has passed.
@@ -56,9 +65,18 @@ func (p passedStages) get(stage string) (c counts, ok bool, err error) {
 	return c, true, nil
 }
 
-// put records a stage that has passed.
+// put records a stage that has passed. It fails if the checkout is not the one that the run began
+// with: nobody knows what the stage has tested.
 func (p passedStages) put(stage string, c counts) error {
-	if p.dir == "" || c.Failed > 0 {
+	if p.dir == "" {
+		return nil
+	}
+	switch tree, err := cleanTree(); {
+	case err != nil:
+		return err
+	case tree != filepath.Base(p.dir):
+		return fmt.Errorf("the checkout changed while stage %s ran, and its result is not recorded: run the tests in a clone that nobody edits", stage)
+	case c.Failed > 0:
 		return nil
 	}
 	raw, err := json.Marshal(c)

@@ -49,7 +49,11 @@ func stages(full bool) ([]stage, error) {
 	}
 	packages := slices.DeleteFunc(strings.Fields(string(out)), func(p string) bool { return p == labPackage || p == apiPackage })
 	test := func(name, timeout string, args ...string) stage {
-		return stage{name: name, goTest: true, full: full, args: append([]string{"go", "test", "-json", "-timeout=" + timeout}, args...)}
+		command := []string{"go", "test", "-json", "-timeout=" + timeout}
+		if full {
+			command = append(command, "-count=1") // no results of the cache
+		}
+		return stage{name: name, goTest: true, full: full, args: append(command, args...)}
 	}
 	lint := stage{name: "lint", args: []string{"make", "--no-print-directory", "lint"}}
 	if !full {
@@ -90,14 +94,31 @@ func stages(full bool) ([]stage, error) {
 	return append(list, stage{name: "fuzz", args: []string{"make", "--no-print-directory", "fuzz", "FUZZTIME=20s"}}), nil
 }
 
+// seed chooses the stage's samples.
+func (s stage) seed(ctx context.Context) string {
+	if s.ownSample {
+		return sampling.Seed(ctx) + "-" + s.name
+	}
+	return sampling.Seed(ctx)
+}
+
+// record names the stage among those that have passed; stages of other samples are others.
+func (s stage) record(ctx context.Context) string {
+	if s.ownSample {
+		return fmt.Sprintf("%s-%08x", s.name, sampling.Hash(s.seed(ctx)))
+	}
+	return s.name
+}
+
 // run runs the stage, prints to output and counts its tests.
 func (s stage) run(ctx context.Context, output io.Writer) counts {
 	cmd := exec.CommandContext(ctx, s.args[0], s.args[1:]...)
 	if s.full {
 		cmd.Env = append(os.Environ(), sampling.FullEnv+"=1")
 	}
-	if s.ownSample {
-		cmd.Env = append(os.Environ(), sampling.SeedEnv+"="+sampling.Seed(ctx)+"-"+s.name)
+	if s.goTest && !s.full {
+		// In the environment the seed is part of what go test's cache compares.
+		cmd.Env = append(os.Environ(), sampling.SeedEnv+"="+s.seed(ctx))
 	}
 	// Interrupt the whole process group: go test waits for a test that deletes its
 	// lab, and would leave the lab behind if it ended first.

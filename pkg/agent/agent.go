@@ -190,6 +190,7 @@ func (a *Agent) resync() {
 	a.hosts.recheck.Store(true)
 	a.queue.enqueueConflicts()
 	a.queue.keys.Add(key{kind: kindAll})
+	a.queue.keys.Add(key{kind: kindReport}) // the condition's heartbeat
 }
 
 // Watch runs the informers, and begins to reconcile when the cache is synced.

@@ -31,9 +31,15 @@ type KubeAPI struct {
 	node   string
 	events record.EventRecorder
 
-	mu   sync.Mutex
-	last *Condition // as written or read last
+	mu    sync.Mutex
+	last  *Condition // as written or read last
+	heart time.Time  // the condition's LastHeartbeatTime
 }
+
+// conditionHeartbeat is how often the Node's condition is written without a change, as kubelet does
+// with its own: a condition that is older says nothing about the node, and one that somebody has
+// edited, or that a Node created again lacks, comes back.
+const conditionHeartbeat = 5 * time.Minute
 
 // NewKubeAPI makes a KubeAPI for the node of that name. Its event broadcaster
 // ends with ctx.
@@ -56,11 +62,11 @@ func (k *KubeAPI) Annotate(ctx context.Context, annotations map[string]string) e
 	return err
 }
 
-// SetCondition implements API. It writes if status, reason or message changed.
+// SetCondition implements API. It writes if status, reason or message changed, and after conditionHeartbeat.
 func (k *KubeAPI) SetCondition(ctx context.Context, c Condition) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.last != nil && equalConditions(*k.last, c) {
+	if k.last != nil && equalConditions(*k.last, c) && time.Since(k.heart) < conditionHeartbeat {
 		return nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
@@ -77,9 +83,9 @@ func (k *KubeAPI) SetCondition(ctx context.Context, c Condition) error {
 				continue
 			}
 			before := Condition{Type: c.Type, Status: string(have.Status), Reason: have.Reason, Message: have.Message}
-			if equalConditions(before, c) {
+			if equalConditions(before, c) && now.Sub(have.LastHeartbeatTime.Time) < conditionHeartbeat {
 				before.Since = have.LastTransitionTime.Time
-				k.last = &before
+				k.last, k.heart = &before, have.LastHeartbeatTime.Time
 				return nil
 			}
 			if before.Status == c.Status {
@@ -101,7 +107,7 @@ func (k *KubeAPI) SetCondition(ctx context.Context, c Condition) error {
 		return fmt.Errorf("patch status of node %s: %w", k.node, err)
 	}
 	c.Since = since.Time
-	k.last = &c
+	k.last, k.heart = &c, now.Time
 	return nil
 }
 

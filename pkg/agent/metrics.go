@@ -64,7 +64,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 		}
 		return 0
 	}
-	states := map[string]int{StateReady: 0, StateWaiting: 0, StateError: 0}
+	states := map[string]int{StateReady: 0, StateWaiting: 0, StateError: 0, StateNoSubnet: 0}
 	for _, n := range c.states.networkStates(nil, nil) {
 		states[n.State]++
 	}

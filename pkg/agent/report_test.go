@@ -57,7 +57,7 @@ func TestNetworkTooSmall(t *testing.T) {
 		if keys, components := f.agent.failures.current(); len(keys)+len(components) > 0 {
 			t.Errorf("failures %v, %v", keys, components)
 		}
-		if s := f.state(7); s.State != StateWaiting || len(s.Waiting) != 1 || !strings.Contains(s.Waiting[0], "append a CIDR") {
+		if s := f.state(7); s.State != StateNoSubnet || !strings.Contains(s.Error, "append a CIDR") {
 			t.Errorf("%+v", s)
 		}
 		f.setNAD(small("10.20.0.0/24/24,10.21.0.0/16/24"))

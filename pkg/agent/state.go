@@ -47,11 +47,13 @@ type NodeState struct {
 	GatewayMode network.GatewayMode `json:"gatewayMode"`
 }
 
-// States of a network on this node.
+// States of a network on this node. StateNoSubnet is that of a network whose subnets have none for
+// this node: its author chose them, and its status reports that.
 const (
-	StateReady   = "Ready"
-	StateWaiting = "Waiting"
-	StateError   = "Error"
+	StateReady    = "Ready"
+	StateWaiting  = "Waiting"
+	StateError    = "Error"
+	StateNoSubnet = "NoSubnet"
 )
 
 // NetworkState is the state of a network on this node.
@@ -229,7 +231,7 @@ func (r *stateReader) networkStates(pods, hostPods map[int][]string) []NetworkSt
 		} else if !r.node.known() {
 			s.Waiting = []string{"the node's facts"}
 		} else if noSubnet != nil {
-			s.Waiting = []string{"a host subnet: " + noSubnet.Error()}
+			s.State, s.Error = StateNoSubnet, noSubnet.Error()
 		}
 		out = append(out, s)
 	}

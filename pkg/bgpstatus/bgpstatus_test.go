@@ -123,6 +123,10 @@ func TestCompare(t *testing.T) {
 			s.VRFs[0].Learned = append(s.VRFs[0].Learned, route("198.51.100.0/24", "203.0.113.9"))
 			s.VRFs[0].Kernel = append(s.VRFs[0].Kernel, route("198.51.100.0/24", "203.0.113.9"))
 		}, ""},
+		"a default route": {func(s *Status) {
+			r := route("0.0.0.0/0", "192.0.2.1")
+			s.VRFs[0].Learned, s.VRFs[0].Kernel, s.ByBridge = append(s.VRFs[0].Learned, r), append(s.VRFs[0].Kernel, r), append(s.ByBridge, r)
+		}, ""},
 		"not in the kernel":            {func(s *Status) { s.VRFs[1].Kernel = nil }, "FRR has learned 10.93.2.0/24 in VRF lite, and the kernel does not"},
 		"not in OVN":                   {func(s *Status) { s.OVN = s.OVN[1:] }, "the kernel has 10.90.2.0/24 via 192.0.2.12, and OVN's uplink router has not"},
 		"a next hop is not in OVN":     {func(s *Status) { s.OVN[1].NextHops = s.OVN[1].NextHops[:1] }, "the kernel has 203.0.113.0/24 via 192.0.2.2, and OVN's uplink router has not"},

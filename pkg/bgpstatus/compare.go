@@ -82,7 +82,7 @@ func (s *Status) Compare() {
 		return
 	}
 	for _, r := range s.ByBridge {
-		if hop := missingHop(s.OVN, r); hop.IsValid() && !s.overlay(r.Prefix) {
+		if hop := missingHop(s.OVN, r); hop.IsValid() && s.imported(r.Prefix) {
 			differ("the kernel has %s via %s, and OVN's uplink router has not: see the log of the node's zone controller", r.Prefix, hop)
 		}
 	}
@@ -102,6 +102,10 @@ func (s *Status) vrf(name string) VRF {
 	}
 	return VRF{Name: name}
 }
+
+// imported reports whether OVN's uplink router imports a prefix's routes. It does not import default
+// routes: it has those that the kernel prefers, whoever wrote them.
+func (s *Status) imported(p netip.Prefix) bool { return p.Bits() > 0 && !s.overlay(p) }
 
 // overlay reports whether a prefix belongs to a network whose pods are reached by its overlay, so
 // that its routes are not imported.

@@ -31,7 +31,7 @@ func (s *Status) Write(out io.Writer) error {
 	for _, v := range s.VRFs {
 		for _, r := range v.Learned {
 			inOVN := "-" // OVN has no part in it
-			if s.Mode != network.LocalGateway && v.Name == network.VRFDefault && !s.overlay(r.Prefix) {
+			if s.Mode != network.LocalGateway && v.Name == network.VRFDefault && s.imported(r.Prefix) {
 				inOVN = yesNo(hasRoute(s.OVN, r.Prefix))
 			}
 			fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", v.Name, r.Prefix, names(r.NextHops), yesNo(hasRoute(v.Kernel, r.Prefix)), inOVN)

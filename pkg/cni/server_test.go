@@ -20,6 +20,7 @@ import (
 
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/process"
+	"bulkhead/test/program"
 )
 
 var update = flag.Bool("update", false, "rewrite goldens")
@@ -290,12 +291,7 @@ func TestStatus(t *testing.T) {
 // TestPlugin runs the real client against the real socket.
 func TestPlugin(t *testing.T) {
 	dir := t.TempDir()
-	bin, socket := filepath.Join(dir, "plugin"), filepath.Join(dir, "run", "cni.sock")
-	build := exec.Command("go", "build", "-o", bin, "bulkhead/cmd/cni")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	bin, socket := program.Build(t, "bulkhead/cmd/cni"), filepath.Join(dir, "run", "cni.sock")
 	if err := InstallPlugin(bin, filepath.Join(dir, "bin")); err != nil {
 		t.Fatal(err)
 	}

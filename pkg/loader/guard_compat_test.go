@@ -6,27 +6,20 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
-	"os"
-	"os/exec"
-	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
 
 	"bulkhead/test/adversary"
 	"bulkhead/test/adversary/attack"
+	"bulkhead/test/program"
 )
 
 // 32-bit system calls do not run the programs of cgroup/setsockopt. What a pod's socket with a mark that only
 // others have sends is dropped, and what one with its own network's mark, or a harmless one, sends is not.
 func TestRootGuardCompat(t *testing.T) {
 	arch := map[string]string{"amd64": "386", "arm64": "arm"}[runtime.GOARCH]
-	binary := filepath.Join(t.TempDir(), "adversary")
-	build := exec.Command("go", "build", "-o", binary, "bulkhead/test/adversary/cmd/adversary")
-	build.Env = append(os.Environ(), "GOARCH="+arch, "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("build a program for %s: %v\n%s", arch, err, out)
-	}
+	binary := program.Build(t, "bulkhead/test/adversary/cmd/adversary", "GOARCH="+arch)
 	w := newGuardSandbox(t, false)
 	w.detachLSM()
 	w.attachGuard()

@@ -138,7 +138,7 @@ func TestFindPod(t *testing.T) {
 		{pod: "a/p", want: "red.a_p"}, {pod: "a/p", network: "default", want: "a_p"}, {pod: "a/p", network: "side", want: "side.a_p"},
 		{pod: "a/q", want: "a_q"}, {pod: "a/q", network: "side", failure: "several ports on network side: side.a_q, side.1.a_q"},
 		{pod: "a/r", want: "a_r"},
-		{pod: "a/s", failure: "run the trace on the pod's node"}, {pod: "a/p", network: "blue", failure: "on network blue"},
+		{pod: "a/s", failure: "run the trace there"}, {pod: "a/p", network: "blue", failure: "on network blue"},
 	} {
 		got, err := FindPod(ports, c.pod, c.network)
 		if err == nil && got.Name != c.want || err != nil && (c.failure == "" || !strings.Contains(err.Error(), c.failure)) {

@@ -176,7 +176,7 @@ func FindPod(ports []Port, pod, on string) (Port, error) {
 	case len(found) == 1:
 		return found[0], nil
 	case len(found) == 0:
-		return Port{}, fmt.Errorf("pod %s has no port on this node%s: run the trace on the pod's node", pod, of(on))
+		return Port{}, fmt.Errorf("pod %s has no port on this node%s: it runs on another node (run the trace there), is a host-network pod, or has not started (see its events)", pod, of(on))
 	}
 	var names []string
 	for _, p := range found {

@@ -50,9 +50,10 @@ const (
 	earlyPort    = 7004 // the server of amber's host-network pod that the agent does not know
 )
 
-// greyNamespace has a Localnet network on the nodes' own network, with addresses that no
-// other network of the story has.
-const greyNamespace = `
+// greyManifest is a namespace with a Localnet network on the nodes' own network, with addresses
+// that no other network of the story has.
+func (w *World) greyManifest() string {
+	return fmt.Sprintf(`
 apiVersion: v1
 kind: Namespace
 metadata: {name: grey}
@@ -64,8 +65,9 @@ spec:
   namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: grey}}
   network:
     topology: Localnet
-    localnet: {role: Secondary, physicalNetworkName: harbor, subnets: ["172.30.0.0/24"], excludeSubnets: ["172.30.0.0/25", "172.30.0.128/26"]}
-`
+    localnet: {role: Secondary, physicalNetworkName: harbor, subnets: %s, excludeSubnets: %s}
+`, w.cidrs("172.30.0.0/24", "fd00:172:30::/64"), w.cidrs("172.30.0.0/25", "172.30.0.128/26", "fd00:172:30::/111"))
+}
 
 // frontService leads to green-1 alone.
 var frontService = fmt.Sprintf(`
@@ -108,7 +110,7 @@ func newArena(ctx context.Context, w *World) (*arena, error) {
 		annotations: map[string]network.PodNetworks{}, nodes: map[string]nodeLinks{}, nodeIDs: map[string]int{}, encap: map[string][]netip.Addr{}}
 	// The address plans do not overlap, so that a packet that arrives cannot have been
 	// sent to another pod with the same address.
-	if err := w.Lab.Apply(ctx, strings.Join([]string{greyNamespace, ingressNamespace, w.tenantManifest("green", 30), w.tenantManifest("amber", 31), frontService}, "---")); err != nil {
+	if err := w.Lab.Apply(ctx, strings.Join([]string{w.greyManifest(), ingressNamespace, w.tenantManifest("green", 30), w.tenantManifest("amber", 31), frontService}, "---")); err != nil {
 		return a, err
 	}
 	if err := w.mapPhysical(ctx, harbor, true); err != nil {

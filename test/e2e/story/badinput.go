@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -48,7 +49,15 @@ spec:
 	return strings.Join(messages, ", "), nil
 }
 
-const badNetworks = `
+// badNetworks are networks that the API accepts, and that have something wrong.
+func (w *World) badNetworks() string {
+	var one []string
+	for _, s := range []string{"10.77.0.0/24", "fd77::/64"} {
+		if w.has(netip.MustParsePrefix(s).Addr()) {
+			one = append(one, `{cidr: "`+s+`"}`)
+		}
+	}
+	return fmt.Sprintf(`
 apiVersion: v1
 kind: Namespace
 metadata: {name: small, labels: {k8s.ovn.org/primary-user-defined-network: ""}}
@@ -60,21 +69,21 @@ spec:
   namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: small}}
   network:
     topology: Layer3
-    layer3: {role: Primary, subnets: [{cidr: 10.77.0.0/24}]} # one node's
+    layer3: {role: Primary, subnets: %[1]s} # one node's
 ---
 apiVersion: k8s.ovn.org/v1
 kind: UserDefinedNetwork
 metadata: {name: unlabelled, namespace: inputs}
 spec:
   topology: Layer3
-  layer3: {role: Primary, subnets: [{cidr: 10.79.0.0/16}]}
+  layer3: {role: Primary, subnets: %[2]s}
 ---
 apiVersion: k8s.ovn.org/v1
 kind: UserDefinedNetwork
 metadata: {name: second, namespace: blue}
 spec:
   topology: Layer3
-  layer3: {role: Primary, subnets: [{cidr: 10.79.0.0/16}]}
+  layer3: {role: Primary, subnets: %[2]s}
 ---
 apiVersion: v1
 kind: Namespace
@@ -87,10 +96,11 @@ spec:
   namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: routeless}}
   network:
     topology: Layer3
-    layer3: {role: Primary, subnets: [{cidr: 10.79.0.0/16}]}
+    layer3: {role: Primary, subnets: %[2]s}
     transport: NoOverlay
     noOverlayOptions: {outboundSNAT: Enabled, routing: Unmanaged}
-`
+`, "["+strings.Join(one, ", ")+"]", w.subnets(79))
+}
 
 func badNetworksReported(ctx context.Context, w *World) (string, error) {
 	messages, err := reported(ctx, w)
@@ -136,7 +146,8 @@ func reported(ctx context.Context, w *World) (messages []string, err error) {
 	return messages, nil
 }
 
-const beside = `
+func (w *World) beside() string {
+	return fmt.Sprintf(`
 apiVersion: v1
 kind: Namespace
 metadata: {name: beside, labels: {k8s.ovn.org/primary-user-defined-network: ""}}
@@ -148,8 +159,9 @@ spec:
   namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: beside}}
   network:
     topology: Layer3
-    layer3: {role: Primary, subnets: [{cidr: 10.81.0.0/16}]}
-`
+    layer3: {role: Primary, subnets: %s}
+`, w.subnets(81))
+}
 
 const brokenNADs = `
 apiVersion: k8s.cni.cncf.io/v1
@@ -172,7 +184,7 @@ func malformedNAD(ctx context.Context, w *World) (string, error) {
 // setUpOthers creates the networks and NADs of the checks of kubectl and of bad
 // input: the broken NADs before the network that they must not delay.
 func setUpOthers(ctx context.Context, w *World) error {
-	return w.Lab.Apply(ctx, strings.Join([]string{inputsNamespace, otherTopologies, badNetworks, brokenNADs, beside}, "---"))
+	return w.Lab.Apply(ctx, strings.Join([]string{inputsNamespace, w.otherTopologies(), w.badNetworks(), brokenNADs, w.beside()}, "---"))
 }
 
 const inputsNamespace = `

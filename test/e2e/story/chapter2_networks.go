@@ -5,6 +5,7 @@ package story
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -76,6 +77,13 @@ func conditionsOf(obj *unstructured.Unstructured) []map[string]any {
 }
 
 func nadsRendered(ctx context.Context, w *World) (string, error) {
+	var list []string
+	for _, s := range []string{"10.20.0.0/16/24", "fd20::/48/64"} {
+		if w.has(netip.MustParsePrefix(s[:strings.LastIndex(s, "/")]).Addr()) {
+			list = append(list, s)
+		}
+	}
+	subnets := strings.Join(list, ",")
 	ids := map[string]string{}
 	for _, want := range []struct{ namespace, name, network, owner string }{
 		{"red-a", "red", "cluster_udn_red", "ClusterUserDefinedNetwork"},
@@ -101,7 +109,7 @@ func nadsRendered(ctx context.Context, w *World) (string, error) {
 			return "", wrong("the network's name", conf.Name)
 		case conf.Topology != "layer3" || conf.Role != "primary":
 			return "", wrong("topology and role", conf.Topology+" "+conf.Role)
-		case !strings.HasPrefix(conf.Subnets, "10.20.0.0/16/24"):
+		case conf.Subnets != subnets:
 			return "", wrong("subnets", conf.Subnets)
 		case conf.NetAttachDefName != want.namespace+"/"+want.name:
 			return "", wrong("netAttachDefName", conf.NetAttachDefName)

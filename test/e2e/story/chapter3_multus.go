@@ -70,7 +70,7 @@ kind: UserDefinedNetwork
 metadata: {name: flat, namespace: sand}
 spec:
   topology: Layer2
-  layer2: {role: Secondary, subnets: ["10.87.0.0/16"]}
+  layer2: {role: Secondary, subnets: `+w.cidrs("10.87.0.0/16", "fd87::/64")+`}
 ---
 `+nad("yard", `{"cniVersion": "1.0.0", "name": "yard", "plugins": [{"type": "bridge", "bridge": "`+multusBridge+`", "ipam": {"type": "static", "addresses": [{"address": "192.0.2.5/24"}]}}]}`)+"---\n"+
 		nad("nameless", `{"cniVersion": "1.0.0", "name": "bulkhead", "type": "ovn-k8s-cni-overlay"}`)+"---\n"+

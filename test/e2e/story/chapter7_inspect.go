@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -199,8 +200,14 @@ func ctlTrace(ctx context.Context, w *World) (string, error) {
 		}
 	}
 	// In the service CIDR, but no service's.
-	if err := trace("10.96.255.1:443", "=> dropped: lr_in_policy, priority "); err != nil {
-		return "", err
+	for _, a := range []string{"10.96.255.1", "fd10:96::ff01"} {
+		to := netip.AddrPortFrom(netip.MustParseAddr(a), 443)
+		if !w.has(to.Addr()) {
+			continue
+		}
+		if err := trace(to.String(), "=> dropped: lr_in_policy, priority "); err != nil {
+			return "", err
+		}
 	}
 	return fmt.Sprintf("%d traces", count), nil
 }

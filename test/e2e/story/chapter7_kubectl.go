@@ -16,13 +16,14 @@ func kubectlChecks() []Check {
 }
 
 // otherTopologies are networks of topologies and roles besides Layer3 Primary.
-const otherTopologies = `
+func (w *World) otherTopologies() string {
+	return fmt.Sprintf(`
 apiVersion: k8s.ovn.org/v1
 kind: UserDefinedNetwork
 metadata: {name: storage, namespace: inputs}
 spec:
   topology: Layer2
-  layer2: {role: Secondary, subnets: [10.82.0.0/16], ipam: {lifecycle: Persistent}}
+  layer2: {role: Secondary, subnets: %s, ipam: {lifecycle: Persistent}}
 ---
 apiVersion: k8s.ovn.org/v1
 kind: ClusterUserDefinedNetwork
@@ -31,8 +32,9 @@ spec:
   namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: inputs}}
   network:
     topology: Localnet
-    localnet: {role: Secondary, physicalNetworkName: tenantblue, subnets: [192.168.100.0/24], vlan: {mode: Access, access: {id: 200}}}
-`
+    localnet: {role: Secondary, physicalNetworkName: tenantblue, subnets: %s, vlan: {mode: Access, access: {id: 200}}}
+`, w.cidrs("10.82.0.0/16", "fd82::/64"), w.cidrs("192.168.100.0/24", "fd83::/64"))
+}
 
 func kubectlReadable(ctx context.Context, w *World) (string, error) {
 	if err := w.conditions(ctx, udns, "inputs", "storage", "True"); err != nil {

@@ -20,6 +20,10 @@ const FRRNamespace = "frr-k8s-system"
 
 const frrFiles = "/etc/frr_reloader" // frr-k8s' own path
 
+// FRRStatus is the file in which frr-k8s' reloader notes on a node when it last reloaded FRR, in
+// seconds, and "success" or "failure".
+const FRRStatus = frrFiles + "/.status"
+
 // startFRR starts FRR with the options that a full mesh needs: bgpd listens. watchfrr restarts
 // daemons that die.
 const startFRR = `set -e

@@ -95,8 +95,9 @@ func (a *arena) table(ctx context.Context) (string, error) {
 	}
 	total := 0
 	for _, p := range parts {
-		fmt.Fprintf(a.w.Out, "     %s: %d attempts, %d controls\n", p.what, len(p.attacks), len(p.controls))
-		total += len(p.attacks)
+		attempts := len(p.attacks) + len(p.elsewhere)
+		fmt.Fprintf(a.w.Out, "     %s: %d attempts, %d controls\n", p.what, attempts, len(p.controls))
+		total += attempts
 	}
 	errs := []error{m.verify(ctx, parts...)}
 	if _, err := m.end(ctx); err != nil {
@@ -111,7 +112,7 @@ func (a *arena) table(ctx context.Context) (string, error) {
 // attack the cluster default network.
 func (a *arena) parts(host actor) []part {
 	all := func(what string, attackers, controls []actor, ways []attack.Attempt, victim string) part {
-		return part{what, trials(attackers, ways), trials(controls, ways), []string{victim}}
+		return part{what: what, attacks: trials(attackers, ways), controls: trials(controls, ways), victims: []string{victim}}
 	}
 	attackers, tenants := a.attackers(), a.attackers()[:2]
 	admin, kubelet := []actor{a.admin()}, []actor{{machine: a.near, kubelet: true}}

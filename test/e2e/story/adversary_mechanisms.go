@@ -98,31 +98,31 @@ func (a *arena) removeMechanisms(ctx context.Context) (string, error) {
 		series = series[i : i+1]
 	}
 	for _, steps := range series {
-		standing := []mechanism{guardMechanism, nftMechanism, hookMechanism, lsmMechanism}
-		// In each series: kubelet restarts an agent that has stopped for too long.
-		agents, err := processes(ctx, a.near, "/usr/bin/agent")
-		if err != nil || len(agents) == 0 {
-			return "", errors.Join(fmt.Errorf("no agent on %s", a.near.Name), err)
-		}
-		agent := strings.Join(slices.Sorted(maps.Keys(agents)), " ")
-		err = a.script(ctx, "kill -STOP "+agent)
-		for _, left := range steps {
-			if err == nil {
+		attempts := 0
+		err := a.withoutAgent(ctx, func() error {
+			attempts = 0
+			standing := []mechanism{guardMechanism, nftMechanism, hookMechanism, lsmMechanism}
+			for _, left := range steps {
 				for _, w := range standing {
-					if !slices.Contains(left, w) {
-						err = errors.Join(err, a.script(ctx, "P=/sys/fs/bpf/bulkhead; "+removeMechanism[w]))
+					if slices.Contains(left, w) {
+						continue
+					}
+					if err := a.script(ctx, "P=/sys/fs/bpf/bulkhead; "+removeMechanism[w]); err != nil {
+						return err
 					}
 				}
 				standing = left
+				n, err := a.withMechanisms(ctx, left)
+				attempts += n
+				if err != nil {
+					return err
+				}
 			}
-			if err == nil {
-				var n int
-				n, err = a.withMechanisms(ctx, left)
-				total += n
-			}
-		}
-		// Continue the agent, and cause an event for it.
-		err = errors.Join(err, a.script(ctx, "kill -CONT "+agent+"; mkdir -p /sys/fs/cgroup/kubepods/podnudge; rmdir /sys/fs/cgroup/kubepods/podnudge"))
+			return nil
+		})
+		total += attempts
+		// An event for the agent.
+		err = errors.Join(err, a.script(ctx, "mkdir -p /sys/fs/cgroup/kubepods/podnudge; rmdir /sys/fs/cgroup/kubepods/podnudge"))
 		if err == nil {
 			err = a.w.Lab.Wait(ctx, "the agent to have put the mechanisms back", func(ctx context.Context) (bool, string, error) {
 				now, err := a.w.state(ctx, a.near, false)

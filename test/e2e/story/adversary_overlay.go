@@ -81,9 +81,11 @@ func (a *arena) throughGateway(ctx context.Context, m *round) (part, error) {
 					fragments.Src = own.String()
 				}
 			}
-			out.attacks = append(out.attacks, trial{grey, fragments})
+			out.elsewhere = append(out.elsewhere, trial{grey, fragments})
+			fragments.Port, fragments.Geneve = beyondPort, nil
+			arrives = append(arrives, &trial{grey, fragments})
 		}
-		out.attacks = append(out.attacks, trial{grey, x})
+		out.elsewhere = append(out.elsewhere, trial{grey, x})
 	}
 	if len(arrives) == 0 {
 		return part{}, errors.New("no way by the service grey/overlay")
@@ -104,7 +106,7 @@ func (a *arena) onLocalnet(ctx context.Context, m *round) (part, error) {
 		own = append(own, ip.Addr())
 	}
 	ways := a.tunnelWaysFrom(own, []adversary.Interface{{Name: "berth0", MAC: berth.MAC}})
-	out := part{what: "to the overlay's port, from a pod on a Localnet network", attacks: trials([]actor{pod}, ways), controls: trials([]actor{a.admin()}, a.tunnelWays()), victims: []string{"green-2"}}
+	out := part{what: "to the overlay's port, from a pod on a Localnet network", elsewhere: trials([]actor{pod}, ways), controls: trials([]actor{a.admin()}, a.tunnelWays()), victims: []string{"green-2"}}
 	var arrives []*trial
 	for _, x := range ways {
 		if slices.Contains(x.How, "tagged") || slices.Contains(x.How, "etype=0x88cc") {

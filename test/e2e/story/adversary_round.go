@@ -244,21 +244,26 @@ type part struct {
 	what              string
 	attacks, controls []trial
 	victims           []string // the actors whose hearing counts
+	// elsewhere are attacks that no control repeats: another port is shown to be reached the same way.
+	elsewhere []trial
 }
 
-// verify makes the attacks of all parts, then their controls. It returns an error
-// for each attack that was heard, and for each way without a control that was
-// heard. It makes those of all parts at once, because starting a program in a pod takes
+// verify makes the attacks of all parts, and those elsewhere, then their controls. It returns an error
+// for each attack that was heard, and for each way without a control, or with none that was
+// heard, except those elsewhere. It makes those of all parts at once, because starting a program in a pod takes
 // longer than a hundred attempts.
 func (m *round) verify(ctx context.Context, parts ...part) error {
 	var attacks, controls []*trial
 	for i := range parts {
 		p := &parts[i]
-		if len(p.attacks) == 0 || len(p.controls) == 0 {
+		if len(p.attacks)+len(p.elsewhere) == 0 || len(p.controls) == 0 {
 			return fmt.Errorf("%s: an empty table proves nothing", p.what)
 		}
 		for j := range p.attacks {
 			attacks = append(attacks, &p.attacks[j])
+		}
+		for j := range p.elsewhere {
+			attacks = append(attacks, &p.elsewhere[j])
 		}
 		for j := range p.controls {
 			controls = append(controls, &p.controls[j])
@@ -274,14 +279,22 @@ func (m *round) verify(ctx context.Context, parts ...part) error {
 	var errs []error
 	for _, p := range parts {
 		unheard := p.unheard(heard, m.sendErrors)
-		for _, t := range p.attacks {
+		for _, t := range slices.Concat(p.attacks, p.elsewhere) {
 			if p.heard(heard, t) {
 				errs = append(errs, fmt.Errorf("%s: %s reached a victim: %s (the sender's error: %q)", p.what, t.by, t.key(), m.sendErrors[t.attempt.ID]))
 			}
-			if why, is := unheard[t.key()]; is {
-				errs = append(errs, fmt.Errorf("%s: no control was heard by way of %s: %s", p.what, t.key(), why))
-				delete(unheard, t.key())
+		}
+		controlled := map[string]bool{}
+		for _, t := range p.controls {
+			controlled[t.key()] = true
+		}
+		for _, t := range p.attacks {
+			if !controlled[t.key()] {
+				errs = append(errs, fmt.Errorf("%s: no control goes by way of %s", p.what, t.key()))
 			}
+		}
+		for _, key := range slices.Sorted(maps.Keys(unheard)) {
+			errs = append(errs, fmt.Errorf("%s: no control was heard by way of %s: %s", p.what, key, unheard[key]))
 		}
 	}
 	return errors.Join(errs...)

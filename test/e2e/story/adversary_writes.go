@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -95,7 +96,7 @@ func (a *arena) writes(ctx context.Context) (string, error) {
 	if err := a.stageService(ctx, &s); err != nil {
 		return "", errors.Join(err, a.clear(ctx, admin, s))
 	}
-	const writesServices = "a tenant that writes Services"
+	const writesPods, writesServices = "a tenant that writes pods", "a tenant that writes Services"
 	var errs []error
 	total := writes.Result{}
 	authors := []struct {
@@ -104,7 +105,7 @@ func (a *arena) writes(ctx context.Context) (string, error) {
 		all  []writes.Write
 	}{
 		{"a tenant that writes NADs", tenant, s.NADAuthor()}, {"a tenant that writes UserDefinedNetworks", tenant, s.UDNAuthor()},
-		{"a tenant that writes pods", tenant, s.PodAuthor()}, {"a node's token", node, s.NodeToken()},
+		{writesPods, tenant, s.PodAuthor()}, {"a node's token", node, s.NodeToken()},
 		{writesServices, tenant, s.ServiceAuthor()},
 	}
 	ends := true
@@ -120,12 +121,17 @@ func (a *arena) writes(ctx context.Context) (string, error) {
 		fmt.Fprintf(a.w.Out, "     %s: %d writes, %d refused\n", p.what, len(p.all), r.Refused)
 		total.Refused, total.Accepted = total.Refused+r.Refused, total.Accepted+r.Accepted
 		errs = append(errs, err, a.unmoved(ctx, admin, s, before, p.what))
-		if p.what == writesServices {
+		switch p.what {
+		case writesServices:
 			errs = append(errs, a.lured(ctx, s))
+		case writesPods:
+			errs = append(errs, a.madeReachNobody(ctx, s))
 		}
 	}
-	errs = append(errs, a.strangers(ctx, []string{"amber-1"}, "green-1", "green-2"), a.madeReachNobody(ctx, s))
-	errs = append(errs, a.clear(ctx, admin, s), a.w.asBefore(ctx, rows))
+	errs = append(errs, a.strangers(ctx, []string{"amber-1"}, "green-1", "green-2"))
+	// Once more: a first comparison may come before the controllers' reaction to the last writes.
+	errs = append(errs, a.unmoved(ctx, admin, s, before, "all of them"))
+	errs = append(errs, a.clear(ctx, admin, s), a.w.asBefore(ctx, rows, false))
 	if ends {
 		errs = append(errs, a.ending(ctx, tenant, admin, s, before))
 	}
@@ -177,23 +183,47 @@ func (a *arena) strangers(ctx context.Context, from []string, others ...string) 
 	return errors.Join(errs...)
 }
 
-// madeReachNobody pings the victim from all running pods that the author has
-// created, whatever networks their annotations request.
+// madeReachNobody pings the victim from all pods that the author has created and that run, whatever
+// networks their annotations request. Each of them reaches a pod of its author's own network.
 func (a *arena) madeReachNobody(ctx context.Context, s writes.Scenario) error {
-	pods, err := a.w.Lab.Client().CoreV1().Pods(s.Attacker).List(ctx, metav1.ListOptions{FieldSelector: "status.phase=Running"})
-	if err != nil {
+	var running []string
+	if err := a.w.Lab.Wait(ctx, "pods that their author made to run", func(ctx context.Context) (bool, string, error) {
+		pods, err := a.w.Lab.Client().CoreV1().Pods(s.Attacker).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, "", err
+		}
+		running = nil
+		for _, p := range pods.Items {
+			if strings.HasPrefix(p.Name, "made") && len(p.Status.ContainerStatuses) > 0 && p.Status.ContainerStatuses[0].State.Running != nil {
+				running = append(running, p.Name)
+			}
+		}
+		// made-2, whose annotations are none, and made-6, whose network-status is a lie.
+		return slices.Contains(running, "made-2") && slices.Contains(running, "made-6"), strings.Join(running, ", "), nil
+	}); err != nil {
 		return err
 	}
+	answers := func(name string, to netip.Addr) (bool, error) {
+		out, err := a.w.exec(ctx, &pod{Namespace: s.Attacker, Name: name}, "c", "/bin/sh", "-c", "ping -c 1 -W 2 "+to.String()+" >/dev/null 2>&1; echo exit $?")
+		if err != nil {
+			return false, fmt.Errorf("ping %s from pod %s: %w: %s", to, name, err, out)
+		}
+		return strings.TrimSpace(out) == "exit 0", nil
+	}
 	var errs []error
-	for _, p := range pods.Items {
-		if !strings.HasPrefix(p.Name, "made") {
-			continue
+	for _, name := range running {
+		for _, own := range a.pods["amber-1"].Primary {
+			errs = append(errs, a.w.Lab.Wait(ctx, fmt.Sprintf("amber-1 to answer pod %s at %s", name, own), func(context.Context) (bool, string, error) {
+				ok, err := answers(name, own)
+				return ok, "no answer", err
+			}))
 		}
 		for _, ip := range s.VictimEntry.IPs {
-			made := &pod{Namespace: p.Namespace, Name: p.Name}
-			if out, err := a.w.exec(ctx, made, "c", "ping", "-c", "1", "-W", "2", ip.Addr().String()); err == nil {
-				errs = append(errs, fmt.Errorf("pod %s, which its author made, reached %s of %s: %s", p.Name, ip.Addr(), s.VictimPod, out))
+			ok, err := answers(name, ip.Addr())
+			if ok {
+				err = fmt.Errorf("pod %s, which its author made, reached %s of %s", name, ip.Addr(), s.VictimPod)
 			}
+			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)

@@ -42,14 +42,26 @@ func (w *World) frrAlone(ctx context.Context, pods []*pod) (figures string, err 
 	case <-time.After(apiServerAway):
 	case <-ctx.Done():
 	}
-	err = errors.Join(w.Lab.Resume("kube-apiserver"), w.Lab.StartFRRK8s(context.WithoutCancel(ctx)))
+	reloads, err := w.frrReloads(ctx)
+	err = errors.Join(err, w.Lab.Resume("kube-apiserver"), w.Lab.StartFRRK8s(context.WithoutCancel(ctx)))
 	if err != nil {
 		return "", err
 	}
-	// frr-k8s has written its configuration again, and FRR has read it.
 	if err := w.Lab.Wait(ctx, "the API server to answer", func(ctx context.Context) (bool, string, error) {
 		_, err := w.Lab.Client().Discovery().ServerVersion()
 		return err == nil, fmt.Sprint(err), nil
+	}); err != nil {
+		return "", err
+	}
+	// frr-k8s writes its configuration when it starts, and FRR reads it.
+	if err := w.Lab.Wait(ctx, "FRR to reload its configuration on every node", func(ctx context.Context) (bool, string, error) {
+		now, err := w.frrReloads(ctx)
+		for node, last := range reloads {
+			if when, result, _ := strings.Cut(now[node], " "); now[node] == last || result != "success" {
+				return false, fmt.Sprintf("%s: %q at %s", node, result, when), err
+			}
+		}
+		return true, "", err
 	}); err != nil {
 		return "", err
 	}
@@ -78,6 +90,23 @@ func (w *World) frrAlone(ctx context.Context, pods []*pod) (figures string, err 
 		return "", fmt.Errorf("frr-k8s and the API server away: sessions ended %d times", after-before)
 	}
 	return fmt.Sprintf("frr-k8s and the API server away for %.0f s: %d pings, none lost", took.Seconds(), r.Sent), nil
+}
+
+// frrReloads returns when frr-k8s' reloader last reloaded each node's FRR, in seconds, and with
+// which result.
+func (w *World) frrReloads(ctx context.Context) (map[string]string, error) {
+	out := map[string]string{}
+	for _, n := range w.Lab.Nodes() {
+		res, err := n.Run(ctx, "cat "+lab.FRRStatus)
+		if err != nil {
+			return nil, err
+		}
+		if res.ExitCode != 0 {
+			return nil, fmt.Errorf("node %s: FRR was never reloaded: %s", n.Name, res.Stderr)
+		}
+		out[n.Name] = res.Stdout
+	}
+	return out, nil
 }
 
 // networksComeAndGo creates and deletes a network a few times. FRR sees its VRF and its routes come and

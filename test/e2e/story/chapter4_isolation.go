@@ -64,15 +64,15 @@ func isolationMatrix(ctx context.Context, w *World) (string, error) {
 		}
 		mu.Lock()
 		defer mu.Unlock()
-		var leaks []error
+		var found []error
 		for i, g := range got {
 			tried[of[i]]++
-			if w.leaks(source, g, to[i], groups) {
+			if leaks(source, g, groups[of[i].from]) {
 				reached[of[i]]++
-				leaks = append(leaks, fmt.Errorf("%s reached %s at %s (%q)", source.Name, to[i].Name, g.Target, g.Who))
+				found = append(found, fmt.Errorf("%s reached %s at %s (%q)", source.Name, to[i].Name, g.Target, g.Who))
 			}
 		}
-		return errors.Join(leaks...)
+		return errors.Join(found...)
 	})
 	total := 0
 	fmt.Fprintf(w.Out, "     %-8s %-8s %-10s %-13s %5s  %s\n", "FROM", "TO", "INTERFACE", "PROTOCOLS", "TRIED", "RESULT")
@@ -115,18 +115,17 @@ func holds(p *pod, target string) bool {
 	return false
 }
 
-// leaks reports whether the answer came from a pod of another network. A pod of the
-// source's own network may have the same address: the server's name distinguishes
-// them. A ping names no server, so it proves nothing for such an address.
-func (w *World) leaks(source *pod, g probe, to *pod, groups map[string][]*pod) bool {
+// leaks reports whether the answer came from anybody but a pod of the source's own network, whose pods
+// may have the same address: the server's name distinguishes them. A ping names no server, so it proves nothing for such an address.
+func leaks(source *pod, g probe, network []*pod) bool {
 	if !g.OK {
 		return false
 	}
 	if g.Who != "" {
-		return g.Who == to.Namespace+"/"+to.Name
+		return !slices.ContainsFunc(network, func(own *pod) bool { return g.Who == own.Namespace+"/"+own.Name })
 	}
 	if strings.HasPrefix(g.Target, "icmp:") && source.Tenant != "" {
-		for _, own := range groups[source.Tenant] {
+		for _, own := range network {
 			for _, a := range own.Primary {
 				if g.Target == "icmp:"+a.String() {
 					return false

@@ -64,8 +64,9 @@ func forcedDeletionConfines(ctx context.Context, w *World) (_ string, err error)
 		return "", fmt.Errorf("a process of the node to pods of the default network: %w", err)
 	}
 	attempts := 0
-	for _, when := range []string{"before the deletion", "after the deletion"} {
-		if when == "after the deletion" {
+	for _, when := range []string{"before the deletion", "after the deletion", "after the agent's next resync"} {
+		switch when {
+		case "after the deletion":
 			if err := node.Script(ctx, "kill -STOP $(pidof kubelet)"); err != nil {
 				return "", fmt.Errorf("stop kubelet: %w", err)
 			}
@@ -73,6 +74,13 @@ func forcedDeletionConfines(ctx context.Context, w *World) (_ string, err error)
 				return "", err
 			}
 			if err := w.podsGone(ctx, p.Namespace, "metadata.name="+p.Name); err != nil {
+				return "", err
+			}
+			if err := w.forgotten(ctx, node, p); err != nil {
+				return "", err
+			}
+		case "after the agent's next resync":
+			if err := w.resynced(ctx, node); err != nil {
 				return "", err
 			}
 		}
@@ -92,6 +100,57 @@ func forcedDeletionConfines(ctx context.Context, w *World) (_ string, err error)
 		attempts += len(got)
 	}
 	return fmt.Sprintf("%d denied attempts", attempts), nil
+}
+
+// agentState is what these checks read of the agent's state.
+type agentState struct {
+	Networks []struct{ LastRun time.Time }
+	HostPods []struct{ Pod string }
+}
+
+func readAgent(ctx context.Context, node *lab.Node) (agentState, error) {
+	var s agentState
+	err := nodeJSON(ctx, node, toolsDir+"/bulkheadctl status -o json", &s)
+	if err == nil && len(s.Networks) == 0 {
+		err = fmt.Errorf("the agent on %s has no networks", node.Name)
+	}
+	return s, err
+}
+
+// forgotten waits until the node's agent does not list a host-network pod.
+func (w *World) forgotten(ctx context.Context, node *lab.Node, p *pod) error {
+	return w.Lab.Wait(ctx, fmt.Sprintf("the agent on %s to forget pod %s", node.Name, p.Name), func(ctx context.Context) (bool, string, error) {
+		s, err := readAgent(ctx, node)
+		for _, h := range s.HostPods {
+			if h.Pod == p.Namespace+"/"+p.Name {
+				return false, "it is listed", err
+			}
+		}
+		return err == nil, "", err
+	})
+}
+
+// resynced waits until the node's agent has reconciled all networks again.
+func (w *World) resynced(ctx context.Context, node *lab.Node) error {
+	since, err := readAgent(ctx, node)
+	if err != nil {
+		return err
+	}
+	var last time.Time
+	for _, n := range since.Networks {
+		if n.LastRun.After(last) {
+			last = n.LastRun
+		}
+	}
+	return w.Lab.Wait(ctx, "a resync of the agent on "+node.Name, func(ctx context.Context) (bool, string, error) {
+		s, err := readAgent(ctx, node)
+		for _, n := range s.Networks {
+			if !n.LastRun.IsZero() && !n.LastRun.After(last) {
+				return false, fmt.Sprintf("a network was reconciled at %s", n.LastRun), err
+			}
+		}
+		return err == nil, "", err
+	})
 }
 
 // nodeReady waits for a node to be Ready.

@@ -130,7 +130,7 @@ func (w *World) fly(ctx context.Context, create, remove int) (rounds int, err er
 		}
 		rounds += n
 	}
-	return rounds, w.asBefore(ctx, before)
+	return rounds, w.asBefore(ctx, before, false)
 }
 
 // killAgentAt has the node's agent killed after a number of its calls while do runs, and waits

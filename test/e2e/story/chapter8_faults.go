@@ -4,12 +4,15 @@ package story
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"bulkhead/test/lab"
 )
@@ -23,9 +26,12 @@ func faultChecks() []Check {
 	return []Check{
 		kill("the agent", "/usr/bin/agent", false, groupKillAgent),
 		kill("the zone controller", "--role=zone", false, groupKillZone),
-		kill("the cluster controller", "--role=cluster", true, groupKillCluster),
+		kill("the cluster controller", clusterRole, true, groupKillCluster),
 	}
 }
+
+// clusterRole is in the cluster controllers' command lines.
+const clusterRole = "--role=cluster"
 
 // killUnderTraffic kills a process on every node at once while red's pods talk
 // across nodes, waits until it is back and ready, and compares the nodes' states.
@@ -37,6 +43,13 @@ func killUnderTraffic(ctx context.Context, w *World, pattern string, anywhere bo
 	from, to := pods[0], pods[1]
 	nodes := w.Lab.Nodes()
 	before, err := w.steady(ctx, true)
+	if err != nil {
+		return "", err
+	}
+	if err := w.nothingCorrected(ctx); err != nil {
+		return "", err
+	}
+	leader, err := w.leader(ctx)
 	if err != nil {
 		return "", err
 	}
@@ -70,6 +83,11 @@ func killUnderTraffic(ctx context.Context, w *World, pattern string, anywhere bo
 	}
 	if killed.Load() == 0 {
 		return "", fmt.Errorf("no process %s on any node", pattern)
+	}
+	if pattern == clusterRole {
+		if err := w.ledAgain(ctx, leader, before); err != nil {
+			return "", err
+		}
 	}
 	r, err := traffic.result(ctx)
 	if err != nil {
@@ -124,7 +142,7 @@ func backAgain(ctx context.Context, w *World, n *lab.Node, pattern string, old m
 				return false, "process " + pid + " still runs", nil
 			}
 			url := "http://127.0.0.1:" + healthPort(args) + "/readyz"
-			if pattern == "--role=cluster" {
+			if pattern == clusterRole {
 				url = "http://127.0.0.1:" + healthPort(args) + "/healthz" // a standby is healthy, and only the leader ready
 			}
 			res, err := n.Run(ctx, "curl -s -o /dev/null -w '%{http_code}' --max-time 2 "+url+" || true")
@@ -134,6 +152,37 @@ func backAgain(ctx context.Context, w *World, n *lab.Node, pattern string, old m
 		}
 		return true, "", nil
 	})
+}
+
+// leader returns the cluster controller that holds the lease.
+func (w *World) leader(ctx context.Context) (string, error) {
+	lease, err := w.Lab.Client().CoordinationV1().Leases("bulkhead-system").Get(ctx, "bulkhead-cluster", metav1.GetOptions{})
+	if err != nil || lease.Spec.HolderIdentity == nil {
+		return "", fmt.Errorf("read which cluster controller leads: %w (%+v)", err, lease)
+	}
+	return *lease.Spec.HolderIdentity, nil
+}
+
+// ledAgain waits until another cluster controller leads and has created and deleted a network, and
+// then until the nodes are as before.
+func (w *World) ledAgain(ctx context.Context, former string, before map[string]snapshot) (err error) {
+	if err := w.Lab.Wait(ctx, "another cluster controller to lead", func(ctx context.Context) (bool, string, error) {
+		now, err := w.leader(ctx)
+		return now != former, now, err
+	}); err != nil {
+		return err
+	}
+	const namespace = "heir"
+	defer func() {
+		err = errors.Join(err, w.deleteNamespaces(context.WithoutCancel(ctx), namespace))
+		if err == nil {
+			err = w.asBefore(ctx, before, true)
+		}
+	}()
+	if err := w.Lab.Apply(ctx, w.tenantManifest(namespace, 34)); err != nil {
+		return err
+	}
+	return w.conditions(ctx, udns, namespace, "net", "True")
 }
 
 // healthPort is the port of a process's health endpoint, by its --listen flag.

@@ -74,7 +74,7 @@ func masqueradeRangeChanged(ctx context.Context, w *World) (figures string, err 
 	if err := w.masqueradeWorks(ctx); err != nil {
 		return "", fmt.Errorf("with the first range again: %w", err)
 	}
-	return fmt.Sprintf("%d nodes replaced in %.0f s", len(w.Lab.Nodes()), took.Seconds()), w.asBefore(ctx, before)
+	return fmt.Sprintf("%d nodes replaced in %.0f s", len(w.Lab.Nodes()), took.Seconds()), w.asBefore(ctx, before, false)
 }
 
 // masqueradeWorks plays the checks of what a masquerade address is for.

@@ -257,6 +257,10 @@ func nothingRemains(ctx context.Context, w *World) (string, error) {
 	w.setUps = map[*fixture]*setUp{}
 	w.mu.Unlock()
 	start := time.Now()
+	// Before the deletion too: it leaves nothing to audit.
+	if err := w.nothingCorrected(ctx); err != nil {
+		return "", err
+	}
 	if err := w.deleteFixtures(ctx, made); err != nil {
 		return "", err
 	}
@@ -268,7 +272,7 @@ func nothingRemains(ctx context.Context, w *World) (string, error) {
 		return "", fmt.Errorf("%d NADs remain", len(remaining.Items))
 	}
 	deleted := time.Since(start)
-	if err := w.asBefore(ctx, w.baseline); err != nil {
+	if err := w.asBefore(ctx, w.baseline, false); err != nil {
 		return "", err
 	}
 	if err := w.nothingCorrected(ctx); err != nil {

@@ -20,7 +20,7 @@ import (
 type snapshot []string
 
 // stateScript prints every link, address, rule, route, nft rule, OVS port, OVN
-// row, program, map row and pin. With IDS=1 each line includes the object's id in
+// row, pin, and flow of the external bridge. With IDS=1 each line includes the object's id in
 // the kernel, OVS or OVN, so that a recreated object differs.
 //
 // It omits only what changes by itself: timers, counters, and the l3mdev rule, which
@@ -41,7 +41,11 @@ while read -r socket query; do echo "$socket $(ovsdb-client query unix:$socket "
 QUERIES
 EOF
 find /sys/fs/bpf/bulkhead | section pin
+ovs-ofctl dump-flows --no-stats br-ex | sed 's/^ *//' | section flow
 `
+
+// stateSections are the beginnings of a snapshot's lines. A node has lines of each, also without tenants.
+var stateSections = []string{"link: ", "address: ", "rule: ", "route: ", "nft: ", "row of ", "pin: ", "flow: ", "program: "}
 
 // databaseTables are the tables of each database, by socket, whose rows are part of a
 // snapshot: by name, or counted if their rows have none.
@@ -130,7 +134,7 @@ func (w *World) state(ctx context.Context, node *lab.Node, ids bool) (snapshot, 
 		return nil, fmt.Errorf("take the state of %s: exit %d: %s", node.Name, res.ExitCode, res.Stderr)
 	}
 	var lines []string
-	for _, line := range splitSets(strings.Split(strings.TrimSpace(res.Stdout), "\n")) {
+	for _, line := range nftLines(strings.Split(strings.TrimSpace(res.Stdout), "\n")) {
 		if reply, ok := strings.CutPrefix(line, "ovsdb: "); ok {
 			rows, err := databaseRows(reply, ids)
 			if err != nil {
@@ -156,35 +160,48 @@ func (w *World) state(ctx context.Context, node *lab.Node, ids bool) (snapshot, 
 		return nil, err
 	}
 	lines = append(lines, rows...)
+	for _, s := range stateSections {
+		if !slices.ContainsFunc(lines, func(l string) bool { return strings.HasPrefix(l, s) }) {
+			return nil, fmt.Errorf("take the state of %s: no line begins with %q: %s", node.Name, s, res.Stderr)
+		}
+	}
 	slices.Sort(lines)
 	return lines, nil
 }
 
-// splitSets has a line for each element of nft's sets and maps, which nft prints several to a
-// line and, if they have several parts, in any order.
-func splitSets(lines []string) []string {
+// nftLines names in each of nft's lines the table and the chain, set or map to which it belongs. It has
+// a line for each element of sets and maps, which nft prints several to a line and, if they have several
+// parts, in any order. Other lines stay.
+func nftLines(lines []string) []string {
 	var out []string
-	set, elements, inside := "", "", false
+	table, block, elements, inside := "", "", "", false
 	for _, line := range lines {
 		text, isNFT := strings.CutPrefix(line, "nft: ")
+		if !isNFT {
+			out = append(out, line)
+			continue
+		}
 		text = strings.TrimSpace(text)
-		for _, kind := range []string{"set ", "map "} {
-			if name, ok := strings.CutPrefix(text, kind); isNFT && ok && strings.HasSuffix(name, " {") {
-				set = strings.TrimSuffix(name, " {")
+		add := func(text string) { out = append(out, fmt.Sprintf("nft: %s, %s: %s", table, block, text)) }
+		if name, ok := strings.CutSuffix(text, " {"); ok {
+			if strings.HasPrefix(name, "table ") {
+				table, block = name, ""
+			} else {
+				block = name
 			}
 		}
-		if begin, ok := strings.CutPrefix(text, "elements = {"); isNFT && ok {
+		if begin, ok := strings.CutPrefix(text, "elements = {"); ok {
 			text, elements, inside = begin, "", true
 		}
 		if !inside {
-			out = append(out, line)
+			add(text)
 			continue
 		}
 		more, ends := strings.CutSuffix(text, "}")
 		elements += more
 		if ends {
 			for e := range strings.SplitSeq(elements, ",") {
-				out = append(out, "nft: element of "+set+": "+strings.TrimSpace(e))
+				add("element " + strings.TrimSpace(e))
 			}
 			inside = false
 		}
@@ -273,20 +290,21 @@ func nodeJSON(ctx context.Context, node *lab.Node, command string, into any) err
 	return nil
 }
 
-// difference lists the lines that are in only one of two snapshots.
+// difference lists the lines that one of two snapshots has and the other has not, or less often.
 func difference(before, after snapshot) []string {
-	var out []string
-	for _, l := range before {
-		if !slices.Contains(after, l) {
-			out = append(out, "gone: "+l)
+	lacks := func(list, other snapshot, sign string) (out []string) {
+		left := map[string]int{}
+		for _, l := range other {
+			left[l]++
 		}
-	}
-	for _, l := range after {
-		if !slices.Contains(before, l) {
-			out = append(out, "new:  "+l)
+		for _, l := range list {
+			if left[l]--; left[l] < 0 {
+				out = append(out, sign+l)
+			}
 		}
+		return out
 	}
-	return out
+	return append(lacks(before, after, "gone: "), lacks(after, before, "new:  ")...)
 }
 
 // states takes a snapshot of every node, with the ids of OVN rows if ids.
@@ -302,11 +320,11 @@ func (w *World) states(ctx context.Context, ids bool) (map[string]snapshot, erro
 	})
 }
 
-// asBefore waits until every node has its earlier state.
-func (w *World) asBefore(ctx context.Context, before map[string]snapshot) error {
+// asBefore waits until every node has its earlier state, as states with the same ids returned it.
+func (w *World) asBefore(ctx context.Context, before map[string]snapshot, ids bool) error {
 	return each(w.Lab.Nodes(), func(n *lab.Node) error {
 		return w.Lab.Wait(ctx, "node "+n.Name+" to be as before", func(ctx context.Context) (bool, string, error) {
-			now, err := w.state(ctx, n, false)
+			now, err := w.state(ctx, n, ids)
 			if err != nil {
 				return false, "", err
 			}
@@ -316,7 +334,8 @@ func (w *World) asBefore(ctx context.Context, before map[string]snapshot) error 
 	})
 }
 
-// nothingCorrected checks that audits have corrected nothing since the zones' last starts.
+// nothingCorrected checks that audits have corrected nothing since the zones' last starts. Who
+// restarts a zone calls it before.
 func (w *World) nothingCorrected(ctx context.Context) error {
 	return each(w.Lab.Nodes(), func(n *lab.Node) error {
 		const name = "bulkhead_zone_audit_corrections_total"

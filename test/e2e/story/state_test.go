@@ -37,24 +37,30 @@ func TestDatabaseRows(t *testing.T) {
 	}
 }
 
-func TestSplitSets(t *testing.T) {
-	lines := func(elements string) []string {
-		return strings.Split("link: lo\nnft: \tset services4 {\nnft: \t\ttype ipv4_addr . inet_proto . inet_service\nnft: \t\telements = { "+elements+" }\nnft: \t}\nnft: \tchain a {\nrule: 0", "\n")
+func TestNFTLines(t *testing.T) {
+	parse := func(elements string) []string {
+		return nftLines(strings.Split("link: lo\nnft: table inet bulkhead {\nnft: \tmap ports {\nnft: \t\ttype inet_proto . inet_service : ipv4_addr\nnft: \t\telements = { "+elements+" }\nnft: \t}\nnft: \tchain a {\nnft: \t\taccept\nnft: \t}\nrule: 0", "\n"))
 	}
-	want := []string{"link: lo", "nft: \tset services4 {", "nft: \t\ttype ipv4_addr . inet_proto . inet_service",
-		"nft: element of services4: 10.96.0.1 . tcp . 443", "nft: element of services4: 10.96.0.9 . udp . 53", "nft: \t}", "nft: \tchain a {", "rule: 0"}
-	for _, elements := range []string{"10.96.0.1 . tcp . 443, 10.96.0.9 . udp . 53", "10.96.0.1 . tcp . 443,\nnft: \t\t\t     10.96.0.9 . udp . 53"} {
-		if got := splitSets(lines(elements)); !slices.Equal(got, want) {
+	want := []string{"link: lo", "nft: table inet bulkhead, : table inet bulkhead {", "nft: table inet bulkhead, map ports: map ports {",
+		"nft: table inet bulkhead, map ports: type inet_proto . inet_service : ipv4_addr",
+		"nft: table inet bulkhead, map ports: element tcp . 1 : 10.0.0.1", "nft: table inet bulkhead, map ports: element udp . 1 : 10.0.0.1",
+		"nft: table inet bulkhead, map ports: }", "nft: table inet bulkhead, chain a: chain a {", "nft: table inet bulkhead, chain a: accept", "nft: table inet bulkhead, chain a: }", "rule: 0"}
+	for _, elements := range []string{"tcp . 1 : 10.0.0.1,\nnft: \t\t\t     udp . 1 : 10.0.0.1", "tcp . 1 : 10.0.0.1, udp . 1 : 10.0.0.1"} {
+		if got := parse(elements); !slices.Equal(got, want) {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
-	if got := splitSets(lines("10.96.0.1 . tcp . 443")); slices.Equal(got, want) || !slices.Contains(got, want[3]) {
+	if got := parse("tcp . 1 : 10.0.0.1"); slices.Equal(got, want) || !slices.Contains(got, want[4]) {
 		t.Errorf("an element less: %q", got)
 	}
-	for _, elements := range []string{"tcp . 1 : 10.0.0.1,\nnft: \t\t\t     udp . 1 : 10.0.0.1", "tcp . 1 : 10.0.0.1, udp . 1 : 10.0.0.1"} {
-		got := splitSets(strings.Split("nft: \tmap ports {\nnft: \t\telements = { "+elements+" }", "\n"))
-		if want := []string{"nft: \tmap ports {", "nft: element of ports: tcp . 1 : 10.0.0.1", "nft: element of ports: udp . 1 : 10.0.0.1"}; !slices.Equal(got, want) {
-			t.Errorf("%q, want %q", got, want)
-		}
+}
+
+func TestDifference(t *testing.T) {
+	before, after := snapshot{"a", "b", "b", "c"}, snapshot{"a", "a", "b", "d"}
+	if got, want := difference(before, after), []string{"gone: b", "gone: c", "new:  a", "new:  d"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+	if d := difference(before, before); len(d) > 0 {
+		t.Errorf("%q", d)
 	}
 }

@@ -52,10 +52,6 @@ const leaseName = "bulkhead-cluster"
 // Run runs the cluster role until ctx ends or the lease is lost.
 func Run(ctx context.Context, cfg config.Config, restConfig *rest.Config, log *slog.Logger) error {
 	ctrllog.SetLogger(logr.FromSlogHandler(log.Handler()))
-	mgr, err := newManager(cfg, restConfig, log)
-	if err != nil {
-		return err
-	}
 	var synced atomic.Bool
 	ready := func() error {
 		if !synced.Load() {
@@ -64,6 +60,16 @@ func Run(ctx context.Context, cfg config.Config, restConfig *rest.Config, log *s
 		return nil
 	}
 	if err := process.ServeTCP(ctx, cfg.Listen, process.NewMux(ready, ctrlmetrics.Registry), log); err != nil {
+		return err
+	}
+	if err := waitForAPIServer(ctx, restConfig, log); err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		return nil
+	}
+	mgr, err := newManager(cfg, restConfig, log)
+	if err != nil {
 		return err
 	}
 	if err := mgr.Add(manager.RunnableFunc(func(ctx context.Context) error {

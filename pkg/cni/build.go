@@ -122,7 +122,11 @@ func Build(r Request, in Inputs) (Pod, error) {
 		return nil
 	}
 	if r.NAD != "" {
-		return p, add(r.IfName, r.keyIn(in.Secondary))
+		key, err := r.keyIn(in.Secondary)
+		if err != nil {
+			return Pod{}, err
+		}
+		return p, add(r.IfName, key)
 	}
 	if err := add(r.IfName, network.DefaultName); err != nil {
 		return Pod{}, err
@@ -150,15 +154,31 @@ func Build(r Request, in Inputs) (Pod, error) {
 }
 
 // keyIn returns the key of the interface that a meta plugin attaches: a NAD may be
-// requested several times.
-func (r Request) keyIn(secondary []Attachment) string {
+// requested several times. It refuses the pod's own interface, whose address is the pod's in the API and
+// which kubelet probes, and NADs that the pod does not request: a meta plugin attaches them in place of the
+// cluster default network, if the pod's annotation v1.multus-cni.io/default-network names them.
+func (r Request) keyIn(secondary []Attachment) (string, error) {
+	if r.IfName == runtimeInterface {
+		return "", fmt.Errorf("pod %s/%s: interface %s is of the cluster default network, and not of NetworkAttachmentDefinition %s: remove the annotation %s, or name the default network in it", r.Namespace, r.Pod, r.IfName, r.NAD, network.AnnotationDefaultNetwork)
+	}
+	requested := false
 	for _, s := range secondary {
-		if s.IfName == r.IfName && network.NADOf(s.Key) == r.NAD {
-			return s.Key
+		if network.NADOf(s.Key) != r.NAD {
+			continue
+		}
+		requested = true
+		if s.IfName == r.IfName {
+			return s.Key, nil
 		}
 	}
-	return r.NAD
+	if !requested {
+		return "", fmt.Errorf("pod %s/%s does not request NetworkAttachmentDefinition %s in annotation %s", r.Namespace, r.Pod, r.NAD, network.AnnotationNetworks)
+	}
+	return r.NAD, nil // the meta plugin counts interfaces of other plugins too
 }
+
+// runtimeInterface is the interface that container runtimes have a pod's first network create.
+const runtimeInterface = "eth0"
 
 func buildInterface(r Request, name, key string, entry network.PodNetwork, net network.Network) (Interface, error) {
 	i := Interface{NAD: key, Network: net.Name, LSP: network.PodLSP(key, r.Namespace, r.Pod), Role: entry.Role,

@@ -172,7 +172,11 @@ func (s *Server) inputs(ctx context.Context, r Request) (in Inputs, missing stri
 		}
 	}
 	if r.NAD != "" {
-		needed = []string{r.keyIn(in.Secondary)}
+		key, err := r.keyIn(in.Secondary)
+		if err != nil {
+			return in, "", err
+		}
+		needed = []string{key}
 	}
 	for _, key := range needed {
 		if _, ok := in.Annotation[key]; !ok {

@@ -209,8 +209,9 @@ func (k *kernelPod) addLink(l Link) error {
 		return fmt.Errorf("create veth pair: %w", err)
 	}
 	// Before the link is up: the pod must not accept router advertisements, and
-	// needs no duplicate address detection, as IPAM assigns each address once.
-	v6 := slices.ContainsFunc(l.Addresses, func(p netip.Prefix) bool { return p.Addr().Is6() })
+	// needs no duplicate address detection, as IPAM assigns each address once. Without IPAM the
+	// pod sets addresses itself.
+	v6 := len(l.Addresses) == 0 || slices.ContainsFunc(l.Addresses, func(p netip.Prefix) bool { return p.Addr().Is6() })
 	settings := map[string]string{"accept_ra": "0", "accept_dad": "0", "autoconf": "0", "disable_ipv6": "1"}
 	if v6 {
 		settings["disable_ipv6"] = "0"

@@ -135,6 +135,16 @@ func TestSecondaryWithMetaPlugin(t *testing.T) {
 	if got := interfaces(t, links, "/ns/a"); !maps.Equal(got, withStorage) {
 		t.Errorf("interfaces %v, want %v: Multus refuses to attach one that is there", got, withStorage)
 	}
+	// Neither in place of the default network, which the pod's annotation may ask Multus for, nor unasked.
+	for _, c := range []struct{ nad, ifName, want string }{
+		{"ns/storage", "eth0", "is of the cluster default network"}, {"ns/net", "eth0", "is of the cluster default network"}, {"ns/net", "net3", "does not request"},
+	} {
+		r := request("ADD", "a")
+		r.Network, r.NAD, r.IfName = "x", c.nad, c.ifName
+		if out, err := call(t, s, r); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("ADD of %s as %s returns %s, %v", c.nad, c.ifName, out, err)
+		}
+	}
 	want := maps.Clone(withStorage)
 	for _, c := range []struct{ ifName, address, lsp string }{{"net1", "10.50.0.3/16", "ns.storage_ns_pod"}, {"disk", "10.50.0.4/16", "ns.storage/1_ns_pod"}} {
 		r := request("ADD", "a")

@@ -230,6 +230,7 @@ func TestOverlappingNetworks(t *testing.T) {
 				r := request("ADD", "a")
 				if r.NAD = nad; nad != "" {
 					r.IfName = "net1"
+					d.pods["ns/pod"].Annotations[network.AnnotationNetworks] = "red"
 				}
 				_, err := call(t, s, r)
 				switch {

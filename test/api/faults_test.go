@@ -13,6 +13,7 @@ import (
 	"os"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -426,4 +427,48 @@ func TestTwoControllers(t *testing.T) {
 	if min(n, m) != 0 || n+m != 3*networks {
 		t.Errorf("%d and %d writes, want 0 and %d:%s%s", n, m, 3*networks, list, other)
 	}
+}
+
+// A controller that starts while the API server is away goes on once it is back, and until then neither
+// exits nor ignores that it is to end.
+func TestAPIServerAwayAtStart(t *testing.T) {
+	w := newFixture(t)
+	defer w.remove(w.namespace("away", true))
+	cfg, err := config.Parse("[kubernetes]\nlease-duration = 2s\nlease-renew-deadline = 1s\n")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tried atomic.Int64
+	var back atomic.Bool
+	away := func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(req *http.Request) (*http.Response, error) {
+			if back.Load() {
+				return next.RoundTrip(req)
+			}
+			tried.Add(1)
+			return nil, syscall.ECONNREFUSED
+		})
+	}
+	tries := func() {
+		t.Helper()
+		n := tried.Load()
+		Eventually(t, func() error {
+			if tried.Load() < n+2 {
+				return errors.New("the controller does not try to reach the API server")
+			}
+			return nil
+		})
+	}
+	stopped := startController(t, cfg, away)
+	tries()
+	stopped.stop()
+
+	c := startController(t, cfg, away)
+	tries()
+	back.Store(true)
+	u := newUDN("away", "net", "10.151.0.0/16")
+	w.create(u)
+	defer w.remove(u)
+	w.waitCreated(u)
+	c.stop()
 }

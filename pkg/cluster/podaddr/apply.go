@@ -95,7 +95,8 @@ func (k *Kube) annotate(ctx context.Context, op Op) error {
 func annotationPatch(pod *corev1.Pod, op Op) ([]byte, error) {
 	old, had := pod.Annotations[network.AnnotationPodNetworks]
 	value, err := merge(old, op)
-	if err != nil || had && value == old {
+	_, labelled := pod.Labels[network.LabelLayer2Pod]
+	if err != nil || had && value == old && (labelled || !op.Label) {
 		return nil, err
 	}
 	return kube.PodNetworksPatch(pod, value, op.Label)

@@ -11,6 +11,9 @@ import (
 
 	ipamclaimv1 "github.com/k8snetworkplumbingwg/ipamclaims/pkg/crd/ipamclaims/v1alpha1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	"bulkhead/pkg/network"
 )
@@ -342,6 +345,27 @@ func TestClaimLabel(t *testing.T) {
 		if _, labelled := p.Labels[network.LabelLayer2Pod]; labelled != (p.Name == "one") {
 			t.Errorf("pod %s: labelled %t", p.Name, labelled)
 		}
+	}
+	// Somebody removes the label of a running pod.
+	s.markRunning("red", "one")
+	one := &corev1.Pod{}
+	key := types.NamespacedName{Namespace: "red", Name: "one"}
+	s.must(s.api.Get(s.ctx, key, one))
+	before := one.DeepCopy()
+	one.Labels = map[string]string{"team": "red"}
+	s.must(s.api.Update(s.ctx, one))
+	q := workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[Key]())
+	defer q.ShutDown()
+	podEvents().UpdateFunc(s.ctx, event.TypedUpdateEvent[*corev1.Pod]{ObjectOld: before, ObjectNew: one}, q)
+	if q.Len() != 1 {
+		t.Fatalf("%d keys are enqueued", q.Len())
+	}
+	k, _ := q.Get()
+	s.queue = append(s.queue, k)
+	s.drain()
+	s.must(s.api.Get(s.ctx, key, one))
+	if _, labelled := one.Labels[network.LabelLayer2Pod]; !labelled || one.Labels["team"] != "red" {
+		t.Errorf("somebody has removed the label, and the pod has %v", one.Labels)
 	}
 }
 

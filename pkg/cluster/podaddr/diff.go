@@ -43,6 +43,9 @@ func (o Op) String() string {
 	for _, k := range o.Remove {
 		changes = append(changes, "-"+k)
 	}
+	if o.Label {
+		changes = append(changes, "label "+network.LabelLayer2Pod)
+	}
 	return fmt.Sprintf("annotate pod %s with %s", network.NADKey(o.Pod.Namespace, o.Pod.Name), strings.Join(changes, " "))
 }
 
@@ -67,7 +70,7 @@ func Diff(want, have State) []Op {
 			op.Remove = append(op.Remove, key)
 		}
 	}
-	if len(op.Set)+len(op.Remove) > 0 {
+	if len(op.Set)+len(op.Remove) > 0 || want.Labelled && !have.Labelled {
 		ops = append(ops, op)
 	}
 	return ops

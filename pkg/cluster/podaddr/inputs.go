@@ -60,6 +60,7 @@ func (r *Reconciler) inputs(ctx context.Context, obj *corev1.Pod, w requests, ou
 		Started: obj.Status.Phase == corev1.PodRunning || len(obj.Status.PodIPs) > 0,
 	}}
 	have := State{Pod: in.Pod, Entries: network.PodNetworks{}}
+	_, have.Labelled = obj.Labels[network.LabelLayer2Pod]
 	if err := r.addPrimary(ctx, &in, w); err != nil {
 		return in, have, err
 	}

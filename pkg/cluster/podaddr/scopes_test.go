@@ -3,6 +3,7 @@
 package podaddr
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -28,6 +29,25 @@ func (s *sim) wantCondition(namespace, name, reason, message string) {
 	if len(st.Conditions) != 1 || st.Conditions[0].Reason != reason || !strings.Contains(st.Conditions[0].Message, message) {
 		s.t.Errorf("claim %s/%s has the conditions %+v, want %s with %q", namespace, name, st.Conditions, reason, message)
 	}
+}
+
+// A claim holds one address of an IP family, however many its status lists.
+func TestClaimOfManyAddresses(t *testing.T) {
+	s := newSim(t)
+	s.namespace("red", true)
+	s.nad("red", "net", 7, "red_net", claimL2)
+	s.claimWith("red", "two", "red_net", "10.20.0.4/24", "10.20.0.5/24")
+	many := make([]string, 300)
+	for i := range many {
+		many[i] = fmt.Sprintf("10.20.%d.%d/30", i/50, 1+i%50*4)
+	}
+	s.claimWith("red", "many", "red_net", many...)
+	for _, name := range []string{"two", "many"} {
+		s.wantCondition("red", name, ReasonConflict, "more than one address of an IP family")
+	}
+	s.wantNothingHeld()
+	s.claimWith("red", "one", "red_net", "10.20.0.4/24")
+	s.wantCondition("red", "one", ReasonAllocated, "")
 }
 
 // A claim holds no addresses of another namespace's network, whatever its status says: neither free

@@ -87,15 +87,16 @@ func (r *Reconciler) setEnqueue(add func(Key)) {
 }
 
 // podEvents enqueues a pod when it is created, deleted or scheduled, or when its
-// annotations change.
+// annotations or the label that Diff sets change.
 func podEvents() handler.TypedFuncs[*corev1.Pod, Key] {
+	labelled := func(p *corev1.Pod) bool { _, ok := p.Labels[network.LabelLayer2Pod]; return ok }
 	add := func(p *corev1.Pod, q queue) { q.Add(Key{Namespace: p.Namespace, Name: p.Name}) }
 	return handler.TypedFuncs[*corev1.Pod, Key]{
 		CreateFunc: func(_ context.Context, e event.TypedCreateEvent[*corev1.Pod], q queue) { add(e.Object, q) },
 		UpdateFunc: func(_ context.Context, e event.TypedUpdateEvent[*corev1.Pod], q queue) {
 			old, new := e.ObjectOld, e.ObjectNew
 			if old.UID != new.UID || old.Spec.NodeName != new.Spec.NodeName || old.Spec.HostNetwork != new.Spec.HostNetwork ||
-				!maps.Equal(old.Annotations, new.Annotations) {
+				!maps.Equal(old.Annotations, new.Annotations) || labelled(old) != labelled(new) {
 				add(new, q)
 			}
 		},

@@ -136,7 +136,7 @@ func (a *arena) parts(host actor) []part {
 		all("to the overlay's port", attackers, admin, a.tunnelWays(), "green-2"),
 		all("to another tenant's server on loopback", tenants, append(admin, host), adversary.Loopback(loopback, loopbackPort), host.String()),
 		all("to another tenant's abstract unix sockets", tenants, append(admin, host), adversary.Abstract(abstractName), host.String()),
-		all("to another tenant's server on all addresses", attackers, []actor{host}, plainOnly(adversary.Loopback(append(loopback, addrs(a.near)...), loopbackPort+10)), host.String()),
+		all("to another tenant's server on all addresses", attackers, []actor{host}, plainOnly(adversary.Loopback(append(a.w.loopback(), addrs(a.near)...), loopbackPort+10)), host.String()),
 	}
 }
 

@@ -245,23 +245,35 @@ func (w *World) answeredBy(ctx context.Context, from, target *pod) error {
 	})
 }
 
-// lease has a DHCP client in the pod ask for what a virtual machine needs, and returns
-// address, router, DNS server, MTU and host name.
+// lease has DHCP clients in the pod ask for what a virtual machine needs, and returns the address of each
+// IP family, and of IPv4 also router, MTU and host name, with the DNS server.
 func (w *World) lease(ctx context.Context, p *pod) (string, error) {
-	const script = `printf '#!/bin/sh\n[ "$1" != bound ] || echo "lease: $ip/$mask via $router dns $dns mtu $mtu name $hostname"\n' > /tmp/lease && chmod +x /tmp/lease &&
-busybox udhcpc -i ` + network.PrimaryInterface + ` -f -n -q -t 20 -T 1 -O mtu -O hostname -s /tmp/lease 2>&1`
-	out, err := w.exec(ctx, p, "", "/bin/sh", "-c", script)
-	if err != nil {
-		return "", fmt.Errorf("%s gets no lease: %w: %s", p.Name, err, out)
-	}
-	for line := range strings.Lines(out) {
-		if l, ok := strings.CutPrefix(line, "lease: "); ok {
-			l = strings.TrimSpace(l)
-			if want := p.On["net"][0].String() + "/16 via 10.20.0.1 dns "; !strings.HasPrefix(l, want) || !strings.HasSuffix(l, " name "+p.VM) {
-				return "", fmt.Errorf("the lease of %s is %q, want %s…", p.Name, l, want)
-			}
-			return l, nil
+	const script = `printf '#!/bin/sh\n[ "$1" != bound ] || echo "lease: %s"\n' > /tmp/lease && chmod +x /tmp/lease && busybox %s -i ` + network.PrimaryInterface + ` -f -n -q -t 20 -T 1 -s /tmp/lease 2>&1`
+	var leases []string
+	for _, a := range p.On["net"] {
+		client, says := "udhcpc -O mtu -O hostname", "$ip/$mask via $router dns $dns mtu $mtu name $hostname"
+		begin, end := a.String()+"/16 via 10.20.0.1 dns ", " name "+p.VM
+		if a.Is6() {
+			client, says = "udhcpc6", "$ipv6 dns $dns"
+			begin, end = a.StringExpanded()+" dns ", ""
 		}
+		out, err := w.exec(ctx, p, "", "/bin/sh", "-c", fmt.Sprintf(script, says, client))
+		if err != nil {
+			return "", fmt.Errorf("%s gets no lease of %s: %w: %s", p.Name, a, err, out)
+		}
+		var got string
+		for line := range strings.Lines(out) {
+			if l, ok := strings.CutPrefix(line, "lease: "); ok {
+				got = strings.TrimSpace(l)
+			}
+		}
+		if !strings.HasPrefix(got, begin) || !strings.HasSuffix(got, end) {
+			return "", fmt.Errorf("the lease of %s is %q, want %s…%s: %s", p.Name, got, begin, end, out)
+		}
+		leases = append(leases, got)
 	}
-	return "", fmt.Errorf("%s gets no lease: %s", p.Name, out)
+	if len(leases) == 0 {
+		return "", fmt.Errorf("%s has no address on net", p.Name)
+	}
+	return strings.Join(leases, ", "), nil
 }

@@ -280,8 +280,8 @@ func nothingRemains(ctx context.Context, w *World) (string, error) {
 	}
 	figures := []string{fmt.Sprintf("API objects gone after %.0f s", deleted.Seconds())}
 	for _, n := range w.Lab.Nodes() {
-		if len(w.baseline[n.Name]) == 0 {
-			return "", fmt.Errorf("node %s has no recorded state to compare with", n.Name)
+		if err := w.baseline[n.Name].complete(); err != nil {
+			return "", fmt.Errorf("the recorded state of node %s: %w", n.Name, err)
 		}
 		figures = append(figures, fmt.Sprintf("%s: %d items compared", n.Name, len(w.baseline[n.Name])))
 	}

@@ -331,6 +331,26 @@ func TestOlderHolds(t *testing.T) {
 	}
 }
 
+// A pod's reconcile has read a claim before its deletion, and goes on after the deletion was
+// reconciled: the addresses are free once the pod is reconciled again.
+func TestClaimReadBeforeDeletion(t *testing.T) {
+	s := newSim(t)
+	s.namespace("red", true)
+	s.nad("red", "net", 7, "red_net", claimL2)
+	claim := s.claimWith("red", "vm", "red_net", "10.20.0.9/24")
+	s.remove(claim)
+	s.drain()
+	s.wantNothingHeld()
+	s.r.mu.Lock()
+	s.r.tracker.syncClaim(claim)
+	s.r.mu.Unlock()
+	p := s.pod("red", "one", map[string]string{network.AnnotationPrimaryClaim: "vm"})
+	s.wantEvent("IPAMClaim vm, which annotation k8s.ovn.org/primary-udn-ipamclaim names, does not exist")
+	s.remove(p)
+	s.drain()
+	s.wantNothingHeld()
+}
+
 // Other nodes' zones need pods that share addresses, also on Localnet networks.
 func TestClaimLabel(t *testing.T) {
 	s := newSim(t)

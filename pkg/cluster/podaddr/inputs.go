@@ -224,12 +224,19 @@ func (r *Reconciler) getClaims(ctx context.Context, in Inputs) (map[string]*ipam
 	return out, nil
 }
 
-// attachClaims sets Claim in attachments that name one of claims.
+// attachClaims sets Claim in attachments that name one of claims. It has a claim reconciled that does
+// not exist and is known: another pod's reconcile read it before it was deleted, and came here after
+// the deletion was reconciled.
 func (t *tracker) attachClaims(in *Inputs, claims map[string]*ipamclaimv1.IPAMClaim) {
 	for i := range in.Attachments {
-		if obj := claims[in.Attachments[i].Request.Claim]; obj != nil {
+		name := in.Attachments[i].Request.Claim
+		if obj := claims[name]; obj != nil {
 			c := t.syncClaim(obj).Claim
 			in.Attachments[i].Claim = &c
+			continue
+		}
+		if key := network.NADKey(in.Pod.Namespace, name); name != "" && t.claimUIDs[key] != "" {
+			t.enqueueClaim(key)
 		}
 	}
 }

@@ -125,6 +125,25 @@ func TestKernelInsidePod(t *testing.T) {
 		t.Fatal(err)
 	}
 	k := ns.(*kernelPod)
+	// Without IPAM the pod may set IPv6 addresses; an IPv4 network has none.
+	for name, want := range map[string]string{"none": "0", "ipv4": "1"} {
+		l := Link{Name: name, Host: HostName("sandbox", name), MAC: "0a:58:0a:63:00:05", MTU: 1400, Up: true}
+		if name == "ipv4" {
+			l.Addresses = prefixes("10.99.0.5/16")
+		}
+		if err := k.addLink(l); err != nil {
+			t.Fatal(err)
+		}
+		if err := k.inPodNamespace(func() error {
+			b, err := os.ReadFile("/proc/sys/net/ipv6/conf/" + name + "/disable_ipv6")
+			if err == nil && strings.TrimSpace(string(b)) != want {
+				err = fmt.Errorf("disable_ipv6 is %s, want %s", b, want)
+			}
+			return err
+		}); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
 	for _, name := range []string{"eth0", "ovn-udn1"} {
 		link, err := k.pod.LinkByName(name)
 		if err != nil {

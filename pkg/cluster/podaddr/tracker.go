@@ -312,17 +312,14 @@ func (t *tracker) reserveClaim(c *claimState) {
 	t.scopes.forget(c.Claim)
 	c.Refused, c.TakenAddress = "", ""
 	ips, malformed := parseIPs(c.Reported)
-	second := slices.IndexFunc(ips[:min(len(ips), 3)], func(ip netip.Prefix) bool {
-		first, _ := network.FirstOfFamily(ips, ip.Addr())
-		return first != ip
-	})
 	switch {
 	case malformed != "":
 		c.Refused = "status.ips has " + malformed + ", which is not an address with a prefix length: recreate the claim"
 	case len(ips) == 0:
 	case !t.scopes.admits(c.Claim):
 		c.Refused = fmt.Sprintf("namespace %s has no NetworkAttachmentDefinition of network %s: extend the network to the namespace, or recreate the claim with another spec.network", c.Holder.Namespace, c.Network)
-	case len(ips) > 2 || second >= 0: // a list, however long, costs no more than that
+	case len(ips) > 2 || len(ips) == 2 && ips[0].Addr().Is4() == ips[1].Addr().Is4():
+		// Not kept: a tenant may have written a list of any length.
 		c.Refused = "status.ips has more than one address of an IP family: recreate the claim"
 	default:
 		if err := t.allocator(c.Network).Reserve(c.Holder, ips); err != nil {

@@ -39,7 +39,7 @@ type OVS interface {
 
 // Flows is what the agent needs of the external bridge's flow reconciler.
 type Flows interface {
-	SetNode(node ovs.Facts, localnets []network.Network)
+	SetNode(node ovs.Facts, localnets []network.Network, peers []network.Node)
 	// SetNetwork sets a network that has a gateway router, with the ports of its services
 	// that are reached from outside it. pods are the subnets of this node's pods.
 	SetNetwork(n network.Network, pods []netip.Prefix, ports []flows.ServicePort)
@@ -134,7 +134,8 @@ type Agent struct {
 
 // New makes an agent; Run runs it, and Watch fills its cache.
 func New(p Parts) *Agent {
-	node := &nodeReconciler{config: p.Config, cache: p.Cache, queue: p.Queue, ovs: p.OVS, flows: p.Flows, api: p.API, log: p.Log}
+	node := &nodeReconciler{config: p.Config, cache: p.Cache, queue: p.Queue, ovs: p.OVS, flows: p.Flows, api: p.API, log: p.Log,
+		peers: newPeers(p.Config.Kubernetes.NodeName, p.Queue, p.Log)}
 	first := newFirstSync(node, p.Log, func() {
 		if p.Flows != nil {
 			p.Flows.MarkComplete()
@@ -202,6 +203,9 @@ func (a *Agent) Watch(ctx context.Context, informers *Informers, networksChanged
 	defer end(nil)
 	handlers := eventHandlers{config: a.config, cache: a.cache, queue: a.queue, node: a.node, networksChanged: networksChanged, refuse: end, log: a.log}
 	err := handlers.run(watching, informers)
+	if err == nil {
+		err = a.node.watchPeers(watching, informers.peers)
+	}
 	if err == nil && watching.Err() == nil {
 		a.start()
 		<-watching.Done()

@@ -371,15 +371,19 @@ func TestServe(t *testing.T) {
 type fakeFlows struct {
 	mu        sync.Mutex
 	localnets []string
+	peers     []string // names and MAC addresses
 	networks  map[int][]flows.ServicePort
 	complete  bool
 	kept      []int
 }
 
-func (f *fakeFlows) SetNode(_ ovs.Facts, localnets []network.Network) {
+func (f *fakeFlows) SetNode(_ ovs.Facts, localnets []network.Network, peers []network.Node) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.localnets = nil
+	f.localnets, f.peers = nil, nil
+	for _, p := range peers {
+		f.peers = append(f.peers, p.Name+" "+p.BridgeMAC)
+	}
 	for _, n := range localnets {
 		f.localnets = append(f.localnets, n.Name)
 	}
@@ -428,26 +432,11 @@ func (f *fakeFlows) has(names ...string) bool {
 	return slices.Equal(f.localnets, names)
 }
 
-// TestLocalnets: the external bridge's flows follow Localnet networks that come and go, as
-// soon as the agent knows the others.
-func TestLocalnets(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		flows := &fakeFlows{}
-		f := newFakeNode(t, func(p *Parts) { p.Flows = flows })
-		localnet := network.NAD{Namespace: "shop", Name: "quay", Network: network.Network{ID: 5, Name: "quay_net", Topology: network.Localnet, Role: network.RoleSecondary, PhysicalNetworkName: "harbor"}}
-		f.setNAD(localnet)
-		time.Sleep(time.Minute)
-		if !flows.has() {
-			t.Error("the flows are set before the cache is synced")
-		}
-		f.agent.start()
-		f.setNodeID(3)
-		eventually(t, "the first network", func() bool { return flows.has("quay_net") })
-		f.events().enqueueNAD(f.agent.cache.DeleteNAD("shop/quay"))
-		eventually(t, "no network", func() bool { return flows.has() })
-		f.setNAD(localnet)
-		eventually(t, "the network again", func() bool { return flows.has("quay_net") })
-	})
+// hasPeers reports whether the other nodes are these.
+func (f *fakeFlows) hasPeers(names ...string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Equal(f.peers, names)
 }
 
 // TestGateways: the external bridge's flows follow networks and their services. No service

@@ -20,9 +20,10 @@ import (
 )
 
 // Informers are the agent's informers: all NADs, the metadata of namespaces,
-// this Node and its pods, and all services.
+// this Node and its pods, all services, and, where there are Localnet networks, the
+// metadata of all Nodes.
 type Informers struct {
-	nads, namespaces, node, pods, services cache.SharedIndexInformer
+	nads, namespaces, node, pods, services, peers cache.SharedIndexInformer
 }
 
 // NewInformers makes informers for the node of that name. Agent.Watch runs them.
@@ -36,9 +37,13 @@ func NewInformers(clients *kube.Clients, node string) (*Informers, error) {
 			o.FieldSelector = fields.OneTermEqualSelector(field, value).String()
 		}))
 	}
+	metadataOf := func(resource string) cache.SharedIndexInformer {
+		return metadatainformer.NewSharedInformerFactory(meta, 0).ForResource(corev1.SchemeGroupVersion.WithResource(resource)).Informer()
+	}
 	return &Informers{
 		nads:       nadinformers.NewSharedInformerFactory(clients.NAD, 0).K8sCniCncfIo().V1().NetworkAttachmentDefinitions().Informer(),
-		namespaces: metadatainformer.NewSharedInformerFactory(meta, 0).ForResource(corev1.SchemeGroupVersion.WithResource("namespaces")).Informer(),
+		namespaces: metadataOf("namespaces"),
+		peers:      metadataOf("nodes"),
 		node:       selected("metadata.name", node).Core().V1().Nodes().Informer(),
 		pods:       selected("spec.nodeName", node).Core().V1().Pods().Informer(),
 		services:   informers.NewSharedInformerFactory(clients.Kube, 0).Core().V1().Services().Informer(),

@@ -12,6 +12,8 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"k8s.io/client-go/tools/cache"
+
 	"bulkhead/pkg/config"
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovs"
@@ -24,6 +26,7 @@ type nodeReconciler struct {
 	queue  *Queue
 	ovs    OVS
 	flows  Flows // may be nil
+	peers  *peers
 	api    API
 	log    *slog.Logger
 
@@ -94,7 +97,8 @@ func (r *nodeReconciler) reconcile(ctx context.Context) error {
 		return err
 	}
 	if r.flows != nil {
-		r.flows.SetNode(node, r.cache.Localnets(r.config.OVS.PhysicalNetwork))
+		localnets, peers := r.localnets()
+		r.flows.SetNode(node, localnets, peers)
 		if err := r.flows.Isolate(ctx); err != nil {
 			return fmt.Errorf("close the external bridge before networks are connected to it: %w", err)
 		}
@@ -114,6 +118,40 @@ func (r *nodeReconciler) reconcile(ctx context.Context) error {
 		r.queue.EnqueueHosts()
 	}
 	return r.annotate(ctx, node.Node)
+}
+
+// watchPeers watches the other nodes from when there is a Localnet network. If there is one already, it
+// returns when the nodes are known: the network may be connected, and must stay so.
+func (r *nodeReconciler) watchPeers(ctx context.Context, informer cache.SharedIndexInformer) error {
+	if len(r.cache.Localnets(r.config.OVS.PhysicalNetwork)) > 0 {
+		return r.peers.watch(ctx, informer)
+	}
+	go func() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.peers.wanted:
+		}
+		if err := r.peers.watch(ctx, informer); err != nil && ctx.Err() == nil {
+			r.log.Error("cannot watch the other nodes: Localnet networks stay disconnected from the external bridge", "error", err)
+		}
+	}()
+	return nil
+}
+
+// localnets returns the Localnet networks that the external bridge may connect to the wire, and the
+// other nodes. It returns none as long as it does not know the other nodes: until then nothing
+// prevents that pods send in their name.
+func (r *nodeReconciler) localnets() (localnets []network.Network, peers []network.Node) {
+	localnets = r.cache.Localnets(r.config.OVS.PhysicalNetwork)
+	if len(localnets) == 0 {
+		return nil, nil
+	}
+	peers, known := r.peers.list()
+	if !known {
+		return nil, nil
+	}
+	return localnets, peers
 }
 
 func (r *nodeReconciler) annotate(ctx context.Context, node network.Node) error {

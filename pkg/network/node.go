@@ -94,7 +94,8 @@ func parseGateway(raw string, n *Node) error {
 	if g.Mode != SharedGateway && g.Mode != LocalGateway {
 		return fmt.Errorf("mode %q is neither %s nor %s", g.Mode, SharedGateway, LocalGateway)
 	}
-	if mac, err := net.ParseMAC(g.MAC); err != nil || len(mac) != 6 || mac[0]&1 != 0 || [6]byte(mac) == [6]byte{} {
+	mac, err := net.ParseMAC(g.MAC)
+	if err != nil || len(mac) != 6 || mac[0]&1 != 0 || [6]byte(mac) == [6]byte{} {
 		return fmt.Errorf("mac-address %q is not the MAC address of an interface", g.MAC)
 	}
 	if g.MTU < 0 {
@@ -113,7 +114,7 @@ func parseGateway(raw string, n *Node) error {
 			return fmt.Errorf("next-hops: %q is not a valid router address, or is listed twice", hop)
 		}
 	}
-	n.Mode, n.Bridge, n.BridgeMAC, n.MTU, n.Addresses, n.NextHops = g.Mode, g.Bridge, g.MAC, g.MTU, g.Addresses, g.NextHops
+	n.Mode, n.Bridge, n.BridgeMAC, n.MTU, n.Addresses, n.NextHops = g.Mode, g.Bridge, mac.String(), g.MTU, g.Addresses, g.NextHops
 	return nil
 }
 

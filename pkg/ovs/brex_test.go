@@ -6,10 +6,12 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -99,14 +101,63 @@ var (
 
 // newReconciler returns a reconciler of br-ex that does not run yet.
 func newReconciler(c *Client, sw flows.Switch, dir string) *FlowReconciler {
-	return NewFlowReconciler(c, sw, "br-ex", gatewayNode.Name, testPlan, dir, slog.New(slog.DiscardHandler), nil)
+	r := NewFlowReconciler(c, sw, "br-ex", gatewayNode.Name, testPlan, dir, slog.New(slog.DiscardHandler), nil)
+	r.Neighbours = &fakeNeighbours{}
+	return r
+}
+
+// fakeNeighbours is a neighbour table.
+type fakeNeighbours struct {
+	mu      sync.Mutex
+	macs    map[netip.Addr]string
+	changed func(netip.Addr, string)
+}
+
+func (f *fakeNeighbours) MACs(_ string, hosts []netip.Addr) (map[netip.Addr]string, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	out := map[netip.Addr]string{}
+	for _, h := range hosts {
+		if mac, ok := f.macs[h]; ok {
+			out[h] = mac
+		}
+	}
+	return out, nil
+}
+
+func (f *fakeNeighbours) Watch(_ context.Context, changed func(netip.Addr, string)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.changed = changed
+}
+
+// set changes the table; without an address the host does not answer any more.
+func (f *fakeNeighbours) set(host, mac string) {
+	a := netip.MustParseAddr(host)
+	f.mu.Lock()
+	macs := maps.Clone(f.macs)
+	f.mu.Unlock()
+	if macs == nil {
+		macs = map[netip.Addr]string{}
+	}
+	if macs[a] = mac; mac == "" {
+		delete(macs, a)
+	}
+	f.mu.Lock()
+	f.macs = macs
+	changed := f.changed
+	f.mu.Unlock()
+	if changed != nil && mac != "" {
+		changed(a, mac)
+	}
 }
 
 // desired returns the flows that the bridge should have, built from nothing.
 func (r *FlowReconciler) desired(ctx context.Context) (flows.State, error) {
 	fresh := NewFlowReconciler(r.Client, &flows.Fake{}, r.Bridge, r.Node, r.Plan, r.RunDir, r.Log, nil)
 	r.mu.Lock()
-	fresh.node, fresh.localnets, fresh.gateways, fresh.complete = r.node, r.localnets, r.gateways, true
+	fresh.node, fresh.localnets, fresh.peers, fresh.gateways, fresh.complete = r.node, r.localnets, r.peers, r.gateways, true
+	fresh.Neighbours, fresh.routers = r.Neighbours, maps.Clone(r.routers)
 	r.mu.Unlock()
 	if err := fresh.reconcile(ctx, changes{all: true, stale: true}); err != nil {
 		return nil, err
@@ -117,7 +168,7 @@ func (r *FlowReconciler) desired(ctx context.Context) (flows.State, error) {
 // runReconciler runs a reconciler until the test ends.
 func runReconciler(t *testing.T, r *FlowReconciler) *FlowReconciler {
 	t.Helper()
-	r.SetNode(Facts{Node: gatewayNode}, nil)
+	r.SetNode(Facts{Node: gatewayNode}, nil, nil)
 	r.MarkComplete()
 	ctx, cancel := context.WithCancel(context.Background())
 	stopped := make(chan struct{})

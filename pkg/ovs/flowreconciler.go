@@ -33,7 +33,9 @@ type FlowReconciler struct {
 	LooseIsolation bool
 	// RunDir is the directory of ovs-vswitchd's sockets.
 	RunDir string
-	Log    *slog.Logger
+	// Neighbours finds the routers' MAC addresses.
+	Neighbours Neighbours
+	Log        *slog.Logger
 	// Report, if set, is called with the result of each reconcile; nil is success.
 	Report func(error)
 
@@ -41,12 +43,14 @@ type FlowReconciler struct {
 
 	mu        sync.Mutex
 	node      Facts
-	localnets map[string]int  // VLANs of Localnet networks, by patch port
-	gateways  map[int]gateway // by network id
-	networks  map[string]int  // network ids by patch port
-	kept      map[int]bool    // networks, by id, that are not in gateways and whose flows stay
-	complete  bool            // gateways has every other network
-	isolated  bool            // Isolate has succeeded
+	localnets map[string]int        // VLANs of Localnet networks, by patch port
+	peers     []network.Node        // the other nodes
+	routers   map[netip.Addr]string // MAC addresses of the node's next hops, as far as they are known
+	gateways  map[int]gateway       // by network id
+	networks  map[string]int        // network ids by patch port
+	kept      map[int]bool          // networks, by id, that are not in gateways and whose flows stay
+	complete  bool                  // gateways has every other network
+	isolated  bool                  // Isolate has succeeded
 	changed   changes
 	wake      chan struct{}
 
@@ -101,22 +105,22 @@ func RunDir(address string) string {
 
 // NewFlowReconciler returns a reconciler of the bridge of the node of that name.
 func NewFlowReconciler(client *Client, sw flows.Switch, bridge, node string, plan network.Plan, runDir string, log *slog.Logger, report func(error)) *FlowReconciler {
-	return &FlowReconciler{Client: client, Switch: sw, Bridge: bridge, Node: node, Plan: plan, RunDir: runDir, Log: log, Report: report,
+	return &FlowReconciler{Client: client, Switch: sw, Bridge: bridge, Node: node, Plan: plan, RunDir: runDir, Neighbours: KernelNeighbours{}, Log: log, Report: report,
 		gateways: map[int]gateway{}, networks: map[string]int{}, wake: make(chan struct{}, 1), changed: changes{networks: map[int]bool{}}, expected: map[uint64]int{},
 		run: flowState{reader: bridgeReader{client: client, name: bridge}, want: map[uint64]flows.State{}}}
 }
 
-// SetNode sets the node's facts, and the Localnet networks that the bridge may connect to
-// the wire.
-func (r *FlowReconciler) SetNode(node Facts, localnets []network.Network) {
+// SetNode sets the node's facts, the Localnet networks that the bridge may connect to the wire,
+// and the other nodes, in whose name these networks must not send.
+func (r *FlowReconciler) SetNode(node Facts, localnets []network.Network, peers []network.Node) {
 	vlans := map[string]int{}
 	for _, n := range localnets {
 		vlans[n.LocalnetPatch()] = n.VLAN
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !reflect.DeepEqual(r.node, node) || !maps.Equal(r.localnets, vlans) {
-		r.node, r.localnets, r.changed.all = node, vlans, true
+	if !reflect.DeepEqual(r.node, node) || !maps.Equal(r.localnets, vlans) || !reflect.DeepEqual(r.peers, peers) {
+		r.node, r.localnets, r.peers, r.changed.all = node, vlans, peers, true
 		r.notify()
 	}
 }
@@ -304,10 +308,14 @@ func (r *FlowReconciler) buildBase(ctx context.Context, c *changes, node Facts, 
 	if err != nil {
 		return before, nil, err
 	}
+	hosts, err := r.hosts(bridge)
+	if err != nil {
+		problems = append(problems, err)
+	}
 	in := flows.Inputs{Addresses: node.Addresses, Floating: node.Floating, MAC: node.BridgeMAC, Masquerade: r.Plan.Masquerade, Services: r.Plan.ServiceCIDRs,
 		Pods: network.Network{Subnets: r.Plan.ClusterSubnets}.CIDRs(), Mode: node.Mode, Loose: r.LooseIsolation}
 	c.all = !reflect.DeepEqual(bridge, s.bridge) || !reflect.DeepEqual(in, s.in)
-	want, err := flows.Build(bridge, in)
+	want, err := flows.Build(bridge, in, hosts)
 	if errors.Is(err, flows.ErrNoUplink) {
 		problems = append(problems, err)
 	} else if err != nil {
@@ -401,6 +409,7 @@ func (r *FlowReconciler) takeChanges() changes {
 // Run reconciles the flows until ctx ends, from the first SetNode on.
 func (r *FlowReconciler) Run(ctx context.Context) {
 	r.Client.watchRows(r.rowChanged)
+	r.Neighbours.Watch(ctx, r.neighbourChanged)
 	watchFlows(ctx, filepath.Join(r.RunDir, r.Bridge+".mgmt"), r.flowsChanged)
 	tick := time.NewTicker(cmp.Or(r.interval, readInterval))
 	defer tick.Stop()

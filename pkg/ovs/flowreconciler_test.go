@@ -75,7 +75,7 @@ func TestFlowsPerNetwork(t *testing.T) {
 	})
 	sw := &recordedSwitch{Switch: ofctl}
 	r := newReconciler(c, sw, dir)
-	r.SetNode(Facts{Node: gatewayNode}, nil)
+	r.SetNode(Facts{Node: gatewayNode}, nil, nil)
 	r.SetNetwork(redNet, nil, nil)
 	ctx, cancel := context.WithCancel(deadline(t))
 	t.Cleanup(cancel)

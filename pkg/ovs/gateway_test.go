@@ -25,6 +25,7 @@ type tracedBridge struct {
 	dir    string
 	places map[string]string // the line of a trace that says that a packet arrived, by place
 	node   network.Node
+	peers  []network.Node
 }
 
 // newTracedBridge has a patch port for each place.
@@ -46,7 +47,7 @@ func newTracedBridge(t *testing.T, patchPorts map[string]string) *tracedBridge {
 // settle sets the Localnet networks and waits until the bridge has the flows.
 func (b *tracedBridge) settle(localnets ...network.Network) {
 	b.t.Helper()
-	b.r.SetNode(Facts{Node: b.node}, localnets)
+	b.r.SetNode(Facts{Node: b.node}, localnets, b.peers)
 	eventually(b.t, "the flows", func(ctx context.Context) error {
 		want, err := b.r.desired(ctx)
 		if err != nil {
@@ -130,7 +131,7 @@ func newGatewayBridge(t *testing.T, mode network.GatewayMode) (*tracedBridge, *s
 	}
 	b := newTracedBridge(t, patches)
 	b.node.Mode = mode
-	b.r.SetNode(Facts{Node: b.node}, nil)
+	b.r.SetNode(Facts{Node: b.node}, nil, nil)
 	b.r.SetNetwork(plainNet, nil, []flows.ServicePort{{Protocol: "tcp", Port: 30001}})
 	b.r.SetNetwork(redNet, nil, redPorts)
 	b.r.SetNetwork(blueNet, nil, nil)

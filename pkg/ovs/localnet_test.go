@@ -3,6 +3,7 @@
 package ovs
 
 import (
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -75,4 +76,84 @@ func TestLocalnetFlows(t *testing.T) {
 		"a network that left": {"in_port=PLAIN,arp," + podMAC, ""},
 		"its neighbour":       {"in_port=BESIDE,arp," + podMAC, "node router wire"},
 	})
+}
+
+// TestLocalnetHosts: no pod on a Localnet network takes the packets of a node or a router: not by
+// its MAC address, not by its IP address, and not because the bridge copies them to it.
+func TestLocalnetHosts(t *testing.T) {
+	plain, beside, tagged := network.Network{ID: 1, Name: "plain", Topology: network.Localnet}, network.Network{ID: 2, Name: "beside", Topology: network.Localnet}, network.Network{ID: 3, Name: "tagged", Topology: network.Localnet, VLAN: 20}
+	ports, names := map[string]string{"router": routerPatch, "red": redNet.ExternalPatch("br-ex", gatewayNode.Name)}, []string{"ROUTER", routerPatch}
+	for _, n := range []network.Network{plain, beside, tagged} {
+		ports[n.Name] = n.LocalnetPatch()
+		names = append(names, strings.ToUpper(n.Name), n.LocalnetPatch())
+	}
+	b := newTracedBridge(t, ports)
+	const mac, peerMAC, routerMAC, oldMAC = "52:54:00:00:00:aa", "52:54:00:00:00:02", "52:54:00:00:00:99", "52:54:00:00:00:98"
+	b.node.NextHops = []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("fe80::1")}
+	b.peers = []network.Node{
+		{Name: "node-2", BridgeMAC: peerMAC, Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.8/24"), netip.MustParsePrefix("2001:db8::8/64")}},
+		{Name: "node-3", EncapIPs: []netip.Addr{netip.MustParseAddr("192.0.2.30")}, NextHops: []netip.Addr{netip.MustParseAddr("192.0.2.254")}},
+	}
+	neighbours := b.r.Neighbours.(*fakeNeighbours)
+	neighbours.set("192.0.2.1", oldMAC)
+	b.r.SetNetwork(redNet, nil, nil)
+	b.settle(plain, beside, tagged)
+	neighbours.set("192.0.2.1", routerMAC) // another router takes over
+	b.settle(plain, beside, tagged)
+	names = append(names, "MAC", mac, "NODE2", peerMAC, "GATE", routerMAC, "OWN", b.node.BridgeMAC, "TAG", "dl_vlan=20,dl_vlan_pcp=0", "OLD", oldMAC)
+	replacer := strings.NewReplacer(names...)
+	for name, x := range map[string]tracedPacket{
+		// What the bridge copies.
+		"the overlay's to another node":           {"in_port=LOCAL,udp,dl_dst=NODE2,nw_src=192.0.2.7,nw_dst=192.0.2.8,udp_dst=6081", "wire"},
+		"the node's to the router":                {"in_port=LOCAL,tcp,dl_dst=GATE,nw_src=192.0.2.7,nw_dst=198.51.100.1,tp_dst=80", "wire"},
+		"a tenant's to the router":                {"in_port=ROUTER,tcp,dl_dst=GATE,nw_src=169.254.0.11,nw_dst=198.51.100.1,tp_dst=80", "wire"},
+		"a pod's to the router":                   {"in_port=PLAIN,tcp,dl_src=MAC,dl_dst=GATE,nw_src=192.0.2.50,nw_dst=198.51.100.1,tp_dst=80", "node wire"},
+		"from the wire, flooded, to another node": {"in_port=eth1,tcp,dl_dst=NODE2,nw_src=192.0.2.50,nw_dst=192.0.2.8,tp_dst=80", "node"},
+		"from the wire to the node, no IP":        {"in_port=eth1,dl_dst=OWN,dl_type=0x88cc", "node"},
+		"from the wire to the node, with a tag":   {"in_port=eth1,tcp,dl_dst=OWN,TAG,nw_src=10.0.0.1,nw_dst=10.0.0.2,tp_dst=80", "node"},
+		"the node's in a VLAN, to another node":   {"in_port=LOCAL,tcp,dl_dst=NODE2,TAG,nw_src=10.0.0.1,nw_dst=10.0.0.2,tp_dst=80", "wire"},
+		"the router's former MAC address":         {"in_port=LOCAL,tcp,dl_dst=OLD,nw_src=192.0.2.7,nw_dst=198.51.100.1,tp_dst=80", "beside plain wire"},
+		"to a pod":                                {"in_port=LOCAL,tcp,dl_dst=MAC,nw_src=192.0.2.7,nw_dst=192.0.2.50,tp_dst=80", "beside plain wire"},
+		"to a pod, in a VLAN":                     {"in_port=LOCAL,tcp,dl_dst=MAC,TAG,nw_src=10.0.0.1,nw_dst=10.0.0.2,tp_dst=80", "tagged wire"},
+		// MAC addresses.
+		"another node's MAC address":            {"in_port=PLAIN,arp,dl_src=NODE2,arp_spa=192.0.2.50", ""},
+		"another node's MAC address, no IP":     {"in_port=PLAIN,dl_src=NODE2,dl_type=0x8035", ""},
+		"another node's MAC address, in a VLAN": {"in_port=TAGGED,arp,dl_src=NODE2,TAG", ""},
+		"the router's MAC address":              {"in_port=PLAIN,arp,dl_src=GATE,arp_spa=192.0.2.50", ""},
+		"the router's MAC address, in a VLAN":   {"in_port=TAGGED,tcp,dl_src=GATE,TAG,nw_src=10.0.0.1,nw_dst=10.0.0.2,tp_dst=80", ""},
+		"a pod's own, no IP":                    {"in_port=PLAIN,dl_src=MAC,dl_type=0x8035", "beside node wire"},
+		// ARP.
+		"an answer in the router's name":                 {"in_port=PLAIN,arp,dl_src=MAC,arp_op=2,arp_spa=192.0.2.1,arp_tpa=192.0.2.8,arp_sha=MAC", ""},
+		"an answer in another node's name":               {"in_port=PLAIN,arp,dl_src=MAC,arp_op=2,arp_spa=192.0.2.8,arp_tpa=192.0.2.7", ""},
+		"an answer in this node's name":                  {"in_port=PLAIN,arp,dl_src=MAC,arp_op=2,arp_spa=192.0.2.7,arp_tpa=192.0.2.8", ""},
+		"an answer in the name of an end of a tunnel":    {"in_port=PLAIN,arp,dl_src=MAC,arp_op=2,arp_spa=192.0.2.30", ""},
+		"an answer in the name of another node's router": {"in_port=PLAIN,arp,dl_src=MAC,arp_op=2,arp_spa=192.0.2.254", ""},
+		"a question in the router's name":                {"in_port=PLAIN,arp,dl_src=MAC,arp_op=1,arp_spa=192.0.2.1,arp_tpa=192.0.2.8", ""},
+		"a probe for another node's address":             {"in_port=PLAIN,arp,dl_src=MAC,arp_op=1,arp_spa=0.0.0.0,arp_tpa=192.0.2.8", ""},
+		"a probe for a pod's address":                    {"in_port=PLAIN,arp,dl_src=MAC,arp_op=1,arp_spa=0.0.0.0,arp_tpa=192.0.2.50", "beside node router wire"},
+		"a question for the router":                      {"in_port=PLAIN,arp,dl_src=MAC,arp_op=1,arp_spa=192.0.2.50,arp_tpa=192.0.2.1", "beside node router wire"},
+		"the router's address in another VLAN":           {"in_port=TAGGED,arp,dl_src=MAC,TAG,arp_op=2,arp_spa=192.0.2.1", "node wire"},
+		// Neighbour discovery.
+		"an advertisement in the router's name":      {"in_port=PLAIN,icmp6,dl_src=MAC,ipv6_src=fe80::50,icmpv6_type=136,icmpv6_code=0,nd_target=fe80::1", ""},
+		"an advertisement in another node's name":    {"in_port=PLAIN,icmp6,dl_src=MAC,ipv6_src=2001:db8::50,icmpv6_type=136,icmpv6_code=0,nd_target=2001:db8::8", ""},
+		"an advertisement that flows cannot read":    {"in_port=PLAIN,icmp6,dl_src=MAC,ipv6_src=2001:db8::50,icmpv6_type=136,icmpv6_code=0", ""},
+		"an advertisement with a code":               {"in_port=PLAIN,icmp6,dl_src=MAC,ipv6_src=2001:db8::50,icmpv6_type=136,icmpv6_code=1", ""},
+		"a solicitation that flows cannot read":      {"in_port=PLAIN,icmp6,dl_src=MAC,ipv6_src=2001:db8::50,icmpv6_type=135,icmpv6_code=0", ""},
+		"a solicitation from another node's address": {"in_port=PLAIN,icmp6,dl_src=MAC,ipv6_src=2001:db8::8,icmpv6_type=135,icmpv6_code=0,nd_target=2001:db8::50", ""},
+		"duplicate address detection of a node's":    {"in_port=PLAIN,icmp6,dl_src=MAC,ipv6_src=::,icmpv6_type=135,icmpv6_code=0,nd_target=2001:db8::8", ""},
+		"duplicate address detection of a pod's":     {"in_port=PLAIN,icmp6,dl_src=MAC,ipv6_src=::,icmpv6_type=135,icmpv6_code=0,nd_target=2001:db8::50", "beside node router wire"},
+		"a solicitation for another node":            {"in_port=PLAIN,icmp6,dl_src=MAC,ipv6_src=2001:db8::50,icmpv6_type=135,icmpv6_code=0,nd_target=2001:db8::8", "beside node router wire"},
+		"a pod's advertisement":                      {"in_port=PLAIN,icmp6,dl_src=MAC,ipv6_src=2001:db8::50,icmpv6_type=136,icmpv6_code=0,nd_target=2001:db8::50", "beside node router wire"},
+		// Packets.
+		"a packet from the router's address":         {"in_port=PLAIN,icmp,dl_src=MAC,nw_src=192.0.2.1,nw_dst=192.0.2.8,icmp_type=5", ""},
+		"a packet from another node's address, IPv6": {"in_port=PLAIN,tcp6,dl_src=MAC,ipv6_src=2001:db8::8,ipv6_dst=2001:db8::9,tp_dst=80", ""},
+	} {
+		b.check(name, replacer.Replace(x.packet), x.want)
+	}
+	// A node leaves. The kernel has dropped its entry for the router, which keeps its MAC address.
+	neighbours.set("192.0.2.1", "")
+	b.peers = b.peers[1:]
+	b.settle(plain, beside, tagged)
+	b.check("a former node's address", replacer.Replace("in_port=PLAIN,arp,dl_src=NODE2,arp_op=2,arp_spa=192.0.2.8"), "beside node router wire")
+	b.check("the router's MAC address, still", replacer.Replace("in_port=PLAIN,arp,dl_src=GATE,arp_spa=192.0.2.50"), "")
 }

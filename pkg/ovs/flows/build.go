@@ -45,6 +45,13 @@ type Inputs struct {
 	Loose bool
 }
 
+// Hosts are the nodes and routers on the uplink's network, besides this node. Localnet networks
+// send nothing in their name, and do not receive what is for them.
+type Hosts struct {
+	MACs      []string
+	Addresses []netip.Addr
+}
+
 // Tables.
 const (
 	tableInput        = iota // by the port on which a packet arrives
@@ -55,6 +62,7 @@ const (
 	tableTranslated          // replies from the wire to gateway routers, translated
 	tableSource              // from gateway routers to the wire, before their addresses are translated
 	tableToWire              // after that
+	tableToLocalnets         // to Localnet networks
 )
 
 // Conntrack zones. The translations between masquerade addresses and the node's are in
@@ -98,6 +106,7 @@ const (
 	priorityTagged        = 125 // the others
 	priorityTunnel        = 120
 	priorityNeighbour     = 115 // ARP and neighbour discovery
+	priorityMalformed     = 112 // drops: neighbour discovery that flows cannot read
 	priorityNetwork       = 110
 	priorityNode          = 105
 	priorityPass          = 100
@@ -118,7 +127,7 @@ var ErrNoUplink = errors.New("no uplink: add the node's network interface to it"
 // are reassembled. Localnet networks are on the wire, in their VLANs. Packets from all other
 // ports, i.e. the patch ports of gateway routers, are dropped unless BuildNetwork's flows let
 // them pass. Without an uplink Build returns ErrNoUplink with the flows that drop.
-func Build(bridge Bridge, in Inputs) (State, error) {
+func Build(bridge Bridge, in Inputs, hosts Hosts) (State, error) {
 	b := newBuilder(bridge, in, CookieBase)
 	b.add(tableInput, priorityDrop, "", "drop")
 	b.fromHost()
@@ -139,7 +148,7 @@ func Build(bridge Bridge, in Inputs) (State, error) {
 		b.destinations()
 		b.replies()
 	}
-	b.localnets()
+	b.localnets(hosts)
 	sortFlows(b.out)
 	return b.out, nil
 }
@@ -164,7 +173,7 @@ func newBuilder(bridge Bridge, in Inputs, cookie uint64) *builder {
 		members := strings.Trim(strings.ReplaceAll(fmt.Sprint(b.uplinks), " ", ","), "[]")
 		b.uplink = "bundle(eth_src,0,active_backup,ofport,members:" + members + ")"
 	}
-	b.toWire = join(b.uplink, b.untagged())
+	b.toWire = join(b.uplink, b.toLocalnets(0))
 	return b
 }
 
@@ -215,12 +224,12 @@ func (b *builder) fromHost() {
 func (b *builder) fromUplink(port int) {
 	from := inPort(port)
 	b.dropNotOnWire(tableInput, from)
-	b.add(tableInput, priorityPass, from, join("LOCAL", b.untagged()))
+	b.add(tableInput, priorityPass, from, join("LOCAL", b.toLocalnets(0)))
 	if !b.routed() {
 		return
 	}
 	for _, n := range neighbours {
-		b.add(tableInput, priorityNeighbour, fmt.Sprintf(n, from), join("LOCAL", outputs([]int{b.bridge.Router}), b.untagged()))
+		b.add(tableInput, priorityNeighbour, fmt.Sprintf(n, from), join("LOCAL", outputs([]int{b.bridge.Router}), b.toLocalnets(0)))
 	}
 	// The overlay's packets are the node's: they skip the lookups, except fragments, of
 	// which only the first has a port.
@@ -326,17 +335,6 @@ func (b *builder) nodeVLANs() {
 		b.add(tableInput, priorityTagged, inPort(port)+tagged, "LOCAL")
 		b.add(tableInput, priorityVLAN, inPort(port)+",dl_vlan=0", "strip_vlan,resubmit(,0)")
 	}
-}
-
-// untagged are the actions that send to untagged Localnet networks.
-func (b *builder) untagged() string {
-	var ports []int
-	for _, l := range b.bridge.Localnets {
-		if l.VLAN == 0 {
-			ports = append(ports, l.Port)
-		}
-	}
-	return outputs(ports)
 }
 
 // dropNotOnWire drops packets from and to masquerade addresses, which mean something

@@ -64,6 +64,8 @@ func TestBuild(t *testing.T) {
 	local, floating := dual, dual
 	local.Mode = network.LocalGateway
 	floating.Floating = []netip.Addr{netip.MustParseAddr("192.0.2.100"), netip.MustParseAddr("2001:db8::100")}
+	others := Hosts{MACs: []string{"52:54:00:00:00:02", "52:54:00:00:00:99"},
+		Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.8"), netip.MustParseAddr("2001:db8::8"), netip.MustParseAddr("fe80::1")}}
 	for name, c := range map[string]struct {
 		bridge Bridge
 		in     Inputs
@@ -74,21 +76,21 @@ func TestBuild(t *testing.T) {
 		"router local":   {Bridge{Name: "br-ex", Uplinks: []int{1}, Router: 3}, local},
 		"router IPv4":    {Bridge{Name: "br-ex", Uplinks: []int{1}, Router: 3}, v4},
 		"bond":           {Bridge{Name: "br-ex", Uplinks: []int{5, 2}, Router: 3}, dual},
-		"localnets":      {Bridge{Name: "br-ex", Uplinks: []int{1}, Router: 3, Localnets: []Localnet{{4, 0}, {6, 20}, {7, 0}, {8, 20}}}, v4},
+		"localnets":      {Bridge{Name: "br-ex", Uplinks: []int{1}, Router: 3, Localnets: []Localnet{{4, 0}, {6, 20}, {7, 0}, {8, 20}}}, floating},
 		"bond localnets": {Bridge{Name: "br-ex", Uplinks: []int{5, 2}, Localnets: []Localnet{{4, 0}, {6, 20}}}, v4},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s, err := Build(c.bridge, c.in)
+			s, err := Build(c.bridge, c.in, others)
 			if err != nil {
 				t.Fatal(err)
 			}
 			compare(t, name, s)
 		})
 	}
-	if _, err := Build(Bridge{Name: "br-ex"}, dual); !errors.Is(err, ErrNoUplink) {
+	if _, err := Build(Bridge{Name: "br-ex"}, dual, Hosts{}); !errors.Is(err, ErrNoUplink) {
 		t.Errorf("no uplink: %v", err)
 	}
-	if _, err := Build(Bridge{Name: "br-ex", Uplinks: []int{-1}}, dual); err == nil {
+	if _, err := Build(Bridge{Name: "br-ex", Uplinks: []int{-1}}, dual, Hosts{}); err == nil {
 		t.Error("an uplink without a port number is accepted")
 	}
 }
@@ -141,7 +143,7 @@ func TestSeveralAddresses(t *testing.T) {
 	in.Addresses = prefixes("192.0.2.7/24", "198.51.100.7/24", "2001:db8::7/64", "fd00::7/64")
 	in.Floating = []netip.Addr{netip.MustParseAddr("192.0.2.100"), netip.MustParseAddr("fd00::100")}
 	for _, in.Mode = range []network.GatewayMode{network.SharedGateway, network.LocalGateway} {
-		base, err := Build(bridge, in)
+		base, err := Build(bridge, in, Hosts{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -241,7 +243,7 @@ func BenchmarkDiff(b *testing.B) {
 
 func TestApplyNamesOperations(t *testing.T) {
 	f := &Fake{Fail: func([]Op) error { return errors.New("no") }}
-	want, err := Build(Bridge{Name: "br-ex", Uplinks: []int{1}}, Inputs{})
+	want, err := Build(Bridge{Name: "br-ex", Uplinks: []int{1}}, Inputs{}, Hosts{})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	metadatafake "k8s.io/client-go/metadata/fake"
+	"k8s.io/client-go/metadata/metadatainformer"
+	kubetesting "k8s.io/client-go/testing"
+
+	"bulkhead/pkg/network"
+)
+
+// TestLocalnets: the external bridge's flows follow Localnet networks that come and go, as
+// soon as the agent knows the others, and the other nodes, in whose name these must not send.
+func TestLocalnets(t *testing.T) {
+	localnet := network.NAD{Namespace: "shop", Name: "quay", Network: network.Network{ID: 5, Name: "quay_net", Topology: network.Localnet, Role: network.RoleSecondary, PhysicalNetworkName: "harbor"}}
+	node := func(name, mac string) *metav1.PartialObjectMetadata {
+		config := fmt.Sprintf(`{"default":{"mode":"shared","mac-address":%q,"ip-addresses":["192.0.2.8/24"]}}`, mac)
+		return &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{network.AnnotationGatewayConfig: config}}}
+	}
+	nodes := corev1.SchemeGroupVersion.WithResource("nodes")
+	for _, early := range []bool{false, true} {
+		t.Run(fmt.Sprintf("early %t", early), func(t *testing.T) {
+			t.Setenv("KUBE_FEATURE_WatchListClient", "false") // the fakes do not support it
+			synctest.Test(t, func(t *testing.T) {
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				scheme := metadatafake.NewTestScheme()
+				if err := metav1.AddMetaToScheme(scheme); err != nil {
+					t.Fatal(err)
+				}
+				client := metadatafake.NewSimpleMetadataClient(scheme, node("n1", "52:54:00:00:00:01"), node("n2", "52-54-00-00-00-0A"))
+				lists := 0
+				client.PrependReactor("list", "nodes", func(kubetesting.Action) (bool, runtime.Object, error) { lists++; return false, nil, nil })
+				informer := metadatainformer.NewSharedInformerFactory(client, 0).ForResource(nodes).Informer()
+				flows := &fakeFlows{}
+				f := newFakeNode(t, func(p *Parts) { p.Flows, p.Config.Kubernetes.NodeName = flows, "n1" })
+				if early { // the networks were there before the agent
+					f.setNAD(localnet)
+				}
+				if err := f.agent.node.watchPeers(ctx, informer); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(time.Minute)
+				if !flows.has() {
+					t.Error("the flows are set before the cache is synced")
+				}
+				f.agent.start()
+				f.setNodeID(3)
+				if !early {
+					time.Sleep(time.Minute)
+					if lists > 0 {
+						t.Error("the agent lists all nodes, although there is no Localnet network")
+					}
+					f.setNAD(localnet)
+				}
+				eventually(t, "the first network", func() bool { return flows.has("quay_net") && flows.hasPeers("n2 52:54:00:00:00:0a") })
+				if _, err := client.Resource(nodes).(metadatafake.MetadataClient).UpdateFake(node("n2", "52:54:00:00:00:0b"), metav1.UpdateOptions{}); err != nil {
+					t.Fatal(err)
+				}
+				eventually(t, "another MAC address", func() bool { return flows.hasPeers("n2 52:54:00:00:00:0b") })
+				if err := client.Resource(nodes).Delete(ctx, "n2", metav1.DeleteOptions{}); err != nil {
+					t.Fatal(err)
+				}
+				eventually(t, "no other node", func() bool { return flows.has("quay_net") && flows.hasPeers() })
+				f.events().enqueueNAD(f.agent.cache.DeleteNAD("shop/quay"))
+				eventually(t, "no network", func() bool { return flows.has() })
+				f.setNAD(localnet)
+				eventually(t, "the network again", func() bool { return flows.has("quay_net") })
+			})
+		})
+	}
+}
+
+// TestLocalnetsWait: no Localnet network is connected as long as the other nodes are not known.
+func TestLocalnetsWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		flows := &fakeFlows{}
+		f := newFakeNode(t, func(p *Parts) { p.Flows = flows })
+		f.agent.start()
+		f.setNodeID(3)
+		f.setNAD(network.NAD{Namespace: "shop", Name: "quay", Network: network.Network{ID: 5, Name: "quay_net", Topology: network.Localnet, Role: network.RoleSecondary, PhysicalNetworkName: "harbor"}})
+		time.Sleep(5 * time.Minute)
+		if !flows.has() {
+			t.Error("a network is connected before the other nodes are known")
+		}
+	})
+}

@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ovs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"bulkhead/pkg/netdump"
+	"bulkhead/pkg/network"
+	"bulkhead/pkg/ovs/flows"
+)
+
+// Neighbours finds the MAC addresses of hosts on the link of a bridge.
+type Neighbours interface {
+	// MACs returns the MAC addresses that are known, and asks for the others.
+	MACs(bridge string, hosts []netip.Addr) (map[netip.Addr]string, error)
+	// Watch calls changed for each MAC address that is learnt, until ctx ends.
+	Watch(ctx context.Context, changed func(host netip.Addr, mac string))
+}
+
+// KernelNeighbours are the kernel's neighbour tables.
+type KernelNeighbours struct{}
+
+// MACs implements Neighbours.
+func (KernelNeighbours) MACs(bridge string, hosts []netip.Addr) (map[netip.Addr]string, error) {
+	link, err := netlink.LinkByName(bridge)
+	if err != nil {
+		return nil, fmt.Errorf("external bridge %s: %w", bridge, err)
+	}
+	index := link.Attrs().Index
+	entries, err := netdump.List(func() ([]netlink.Neigh, error) { return netlink.NeighList(index, netlink.FAMILY_ALL) })
+	if err != nil {
+		return nil, fmt.Errorf("list neighbours on %s: %w", bridge, err)
+	}
+	known := map[netip.Addr]string{}
+	for _, e := range entries {
+		if host, mac, ok := neighbour(e); ok {
+			known[host] = mac
+		}
+	}
+	out := map[netip.Addr]string{}
+	var errs []error
+	for _, host := range hosts {
+		if mac, ok := known[host]; ok {
+			out[host] = mac
+			continue
+		}
+		// The kernel asks as for a packet of its own (neighbour flag NTF_USE).
+		err := netlink.NeighSet(&netlink.Neigh{LinkIndex: index, Family: family(host), IP: host.AsSlice(), Flags: netlink.NTF_USE})
+		if err != nil {
+			errs = append(errs, fmt.Errorf("ask for the MAC address of %s on %s: %w", host, bridge, err))
+		}
+	}
+	return out, errors.Join(errs...)
+}
+
+// Watch implements Neighbours. If events are lost, the periodic read of MACs finds what they said.
+func (KernelNeighbours) Watch(ctx context.Context, changed func(host netip.Addr, mac string)) {
+	go func() {
+		for ctx.Err() == nil {
+			updates, failed := make(chan netlink.NeighUpdate), make(chan struct{}, 1)
+			done := make(chan struct{})
+			err := netlink.NeighSubscribeWithOptions(updates, done, netlink.NeighSubscribeOptions{ErrorCallback: func(error) {
+				select {
+				case failed <- struct{}{}:
+				default:
+				}
+			}})
+			if err == nil {
+				receive(ctx, updates, failed, changed)
+				close(done)
+				for range updates { // until the subscription has ended
+				}
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(time.Second):
+			}
+		}
+	}()
+}
+
+// receive handles updates until the subscription fails or ctx ends.
+func receive(ctx context.Context, updates <-chan netlink.NeighUpdate, failed <-chan struct{}, changed func(netip.Addr, string)) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-failed:
+			return
+		case u, open := <-updates:
+			if !open {
+				return
+			}
+			if host, mac, ok := neighbour(u.Neigh); ok && u.Type == unix.RTM_NEWNEIGH {
+				changed(host, mac)
+			}
+		}
+	}
+}
+
+// neighbour returns an entry's addresses; ok is false for an entry without a usable MAC address, and
+// for those of the kernel's bridges.
+func neighbour(n netlink.Neigh) (host netip.Addr, mac string, ok bool) {
+	const unresolved = netlink.NUD_INCOMPLETE | netlink.NUD_FAILED | netlink.NUD_NOARP
+	host, ok = netip.AddrFromSlice(n.IP)
+	if !ok || n.Family == unix.AF_BRIDGE || n.State&unresolved != 0 || len(n.HardwareAddr) != 6 || n.HardwareAddr[0]&1 != 0 {
+		return host, "", false
+	}
+	mac = n.HardwareAddr.String()
+	return host.Unmap(), mac, mac != "00:00:00:00:00:00"
+}
+
+func family(a netip.Addr) int {
+	if a.Is4() {
+		return netlink.FAMILY_V4
+	}
+	return netlink.FAMILY_V6
+}
+
+// hosts returns the other hosts in whose name Localnet networks must not send, if there are such
+// networks on the bridge.
+func (r *FlowReconciler) hosts(bridge flows.Bridge) (flows.Hosts, error) {
+	if len(bridge.Localnets) == 0 {
+		return flows.Hosts{}, nil
+	}
+	r.mu.Lock()
+	hops := r.node.NextHops
+	r.mu.Unlock()
+	macs, err := r.Neighbours.MACs(r.Bridge, hops)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, hop := range hops { // one that does not answer now keeps the address that it had
+		if mac, ok := r.routers[hop]; ok && macs[hop] == "" {
+			macs[hop] = mac
+		}
+	}
+	r.routers = macs
+	return protected(r.node.Node, r.peers, macs), err
+}
+
+// maxPerNode is how many addresses and next hops of a node are protected. A node's annotation, which
+// that node writes, does not decide how many flows others have.
+const maxPerNode = 32
+
+// protected returns the peers' and the routers' addresses.
+func protected(node network.Node, peers []network.Node, routers map[netip.Addr]string) flows.Hosts {
+	macs, addrs := map[string]bool{}, map[netip.Addr]bool{}
+	for _, mac := range routers {
+		macs[mac] = true
+	}
+	for _, n := range append(slices.Clone(peers), node) {
+		macs[n.BridgeMAC] = true
+		var list []netip.Addr
+		for _, a := range n.Addresses {
+			list = append(list, a.Addr())
+		}
+		list = slices.Concat(list, n.EncapIPs, n.NextHops)
+		for _, a := range list[:min(len(list), maxPerNode)] {
+			addrs[a] = true
+		}
+	}
+	delete(macs, "")
+	return flows.Hosts{MACs: slices.Sorted(maps.Keys(macs)), Addresses: slices.SortedFunc(maps.Keys(addrs), netip.Addr.Compare)}
+}
+
+// neighbourChanged handles an event of the neighbour tables.
+func (r *FlowReconciler) neighbourChanged(host netip.Addr, mac string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if slices.Contains(r.node.NextHops, host) && r.routers[host] != mac {
+		r.changed.all = true
+		r.notify()
+	}
+}

@@ -309,7 +309,7 @@ func (s *switchNode) inputs() (flows.Bridge, flows.Inputs) {
 // wanted returns the bridge's flows with the gateways.
 func (s *switchNode) wanted(gateways []flows.Gateway) (flows.State, error) {
 	bridge, in := s.inputs()
-	want, err := flows.Build(bridge, in)
+	want, err := flows.Build(bridge, in, flows.Hosts{})
 	if err != nil {
 		return nil, err
 	}

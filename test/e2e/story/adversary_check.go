@@ -84,7 +84,15 @@ func (a *arena) table(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	parts = append(parts, gateway, localnet)
+	posing, err := a.posing(ctx, m)
+	if err != nil {
+		return "", err
+	}
+	copies, err := a.copies(ctx, m)
+	if err != nil {
+		return "", err
+	}
+	parts = append(parts, gateway, localnet, posing, copies)
 	forged, stop, err := a.forgedReplies(ctx)
 	if err != nil {
 		return "", err

@@ -13,7 +13,6 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"bulkhead/test/adversary"
 	"bulkhead/test/adversary/attack"
 )
 
@@ -93,32 +92,6 @@ func (a *arena) throughGateway(ctx context.Context, m *round) (part, error) {
 	// The service leads to the other node, and so does the tenant's gateway: on another port,
 	// everything arrives.
 	return out, m.untilHeard(ctx, "service grey/overlay and amber's gateway to lead to "+a.far.Name, far, arrives)
-}
-
-// onLocalnet is the part in which a pod that a Localnet network puts among the nodes sends
-// forged datagrams to the overlay's port of the other node, from every kind of socket. The
-// same ways lead to another port there.
-func (a *arena) onLocalnet(ctx context.Context, m *round) (part, error) {
-	pod := actor{pod: a.pods["grey-2"]}
-	berth := a.annotations["grey-2"]["grey/berth"]
-	var own []netip.Addr
-	for _, ip := range berth.IPs {
-		own = append(own, ip.Addr())
-	}
-	ways := a.tunnelWaysFrom(own, []adversary.Interface{{Name: "berth0", MAC: berth.MAC}})
-	out := part{what: "to the overlay's port, from a pod on a Localnet network", elsewhere: trials([]actor{pod}, ways), controls: trials([]actor{a.admin()}, a.tunnelWays()), victims: []string{"green-2"}}
-	var arrives []*trial
-	for _, x := range ways {
-		if slices.Contains(x.How, "tagged") || slices.Contains(x.How, "etype=0x88cc") {
-			continue // an untagged network carries no tags, and no server hears the other
-		}
-		x.Port = listenedPort
-		arrives = append(arrives, &trial{pod, x})
-	}
-	if len(arrives) == 0 {
-		return part{}, fmt.Errorf("grey-2 has no way to %s from %v", a.far.Name, own)
-	}
-	return out, m.untilHeard(ctx, "grey-2 to reach "+a.far.Name, actor{machine: a.far}, arrives)
 }
 
 // untilHeard repeats trials until the listener has heard each of them.

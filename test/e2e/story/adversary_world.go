@@ -34,6 +34,8 @@ type arena struct {
 	nodeIDs     map[string]int
 	encap       map[string][]netip.Addr // the nodes' tunnel addresses
 	front       []netip.Addr            // cluster IPs of green's service front
+	routers     []netip.Addr            // the near node's next hops
+	routerMAC   string                  // of one of them
 }
 
 // nodeLinks describes a node's interfaces, by name.
@@ -110,7 +112,7 @@ func newArena(ctx context.Context, w *World) (*arena, error) {
 		annotations: map[string]network.PodNetworks{}, nodes: map[string]nodeLinks{}, nodeIDs: map[string]int{}, encap: map[string][]netip.Addr{}}
 	// The address plans do not overlap, so that a packet that arrives cannot have been
 	// sent to another pod with the same address.
-	if err := w.Lab.Apply(ctx, strings.Join([]string{w.greyManifest(), ingressNamespace, w.tenantManifest("green", 30), w.tenantManifest("amber", 31), frontService}, "---")); err != nil {
+	if err := w.Lab.Apply(ctx, strings.Join([]string{w.greyManifest(), hulkManifest, ingressNamespace, w.tenantManifest("green", 30), w.tenantManifest("amber", 31), frontService}, "---")); err != nil {
 		return a, err
 	}
 	if err := w.mapPhysical(ctx, harbor, true); err != nil {
@@ -122,6 +124,11 @@ func newArena(ctx context.Context, w *World) (*arena, error) {
 		{Namespace: "green", Name: "green-3", Node: near, Tenant: "green"}, {Namespace: "amber", Name: "amber-1", Node: near, Tenant: "amber"},
 		{Namespace: "grey", Name: "grey-1", Node: near}, {Namespace: "grey", Name: "grey-2", Node: near, Networks: "berth@berth0"},
 	}
+	hulk, err := a.hulkPods(ctx)
+	if err != nil {
+		return a, err
+	}
+	pods = append(pods, hulk...)
 	var manifests []string
 	for _, p := range pods {
 		manifests = append(manifests, p.spec())

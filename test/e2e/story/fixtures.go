@@ -54,7 +54,7 @@ var (
 	fixtureLite   = &fixture{name: "networks in their own VRFs, with a router each", needs: []*fixture{fixtureFRR}, late: true, setUp: setUpLite, namespaces: []string{"lite1", "lite2", "lite3"}, cudns: []string{"lite1", "lite2", "lite3"}, undo: undoLite}
 	fixtureMist   = &fixture{name: "a network whose routes a router outside passes on", needs: []*fixture{fixtureFRR}, late: true, setUp: setUpMist, namespaces: []string{"mist"}, cudns: []string{"mist"}, undo: undoMist}
 	fixtureFerry  = &fixture{name: "a virtual machine's network", late: true, setUp: setUpFerry, namespaces: []string{"ferry"}, cudns: []string{"pier"}, undo: undoFerry}
-	fixtureArena  = &fixture{name: "the adversary's arena", late: true, setUp: setUpArena, namespaces: []string{"green", "amber", "grey", "slate", "teal", lab.IngressNamespace}, cudns: []string{"berth"}, undo: undoArena}
+	fixtureArena  = &fixture{name: "the adversary's arena", late: true, setUp: setUpArena, namespaces: []string{"green", "amber", "grey", "slate", "teal", lab.IngressNamespace}, cudns: []string{"berth", "hulk"}, undo: undoArena}
 
 	fixtures = []*fixture{fixturePlain, fixtureNetworks, fixtureTenants, fixtureLayer2, fixtureLayer2Host, fixtureServices, fixtureSCTP, fixtureSecondary, fixtureIngress, fixtureRedHost, fixtureOthers, fixtureBusy, fixtureFly, fixtureMultus, fixtureSwift, fixtureLite, fixtureMist, fixtureBGP, fixtureFRR, fixtureFerry, fixtureArena}
 )

@@ -110,10 +110,10 @@ func newReconciler(c *Client, sw flows.Switch, dir string) *FlowReconciler {
 type fakeNeighbours struct {
 	mu      sync.Mutex
 	macs    map[netip.Addr]string
-	changed func(netip.Addr, string)
+	changed func(int, netip.Addr, string)
 }
 
-func (f *fakeNeighbours) MACs(_ string, hosts []netip.Addr) (map[netip.Addr]string, error) {
+func (f *fakeNeighbours) MACs(_ string, hosts []netip.Addr) (int, map[netip.Addr]string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	out := map[netip.Addr]string{}
@@ -122,10 +122,10 @@ func (f *fakeNeighbours) MACs(_ string, hosts []netip.Addr) (map[netip.Addr]stri
 			out[h] = mac
 		}
 	}
-	return out, nil
+	return 1, out, nil
 }
 
-func (f *fakeNeighbours) Watch(_ context.Context, changed func(netip.Addr, string)) {
+func (f *fakeNeighbours) Watch(_ context.Context, changed func(int, netip.Addr, string)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.changed = changed
@@ -148,7 +148,7 @@ func (f *fakeNeighbours) set(host, mac string) {
 	changed := f.changed
 	f.mu.Unlock()
 	if changed != nil && mac != "" {
-		changed(a, mac)
+		changed(1, a, mac)
 	}
 }
 

@@ -45,6 +45,7 @@ type FlowReconciler struct {
 	node      Facts
 	localnets map[string]int        // VLANs of Localnet networks, by patch port
 	peers     []network.Node        // the other nodes
+	link      int                   // the bridge's, where these are
 	routers   map[netip.Addr]string // MAC addresses of the node's next hops, as far as they are known
 	gateways  map[int]gateway       // by network id
 	networks  map[string]int        // network ids by patch port

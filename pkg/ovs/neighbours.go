@@ -3,6 +3,7 @@
 package ovs
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,25 +22,25 @@ import (
 
 // Neighbours finds the MAC addresses of hosts on the link of a bridge.
 type Neighbours interface {
-	// MACs returns the MAC addresses that are known, and asks for the others.
-	MACs(bridge string, hosts []netip.Addr) (map[netip.Addr]string, error)
-	// Watch calls changed for each MAC address that is learnt, until ctx ends.
-	Watch(ctx context.Context, changed func(host netip.Addr, mac string))
+	// MACs returns the bridge's link and the MAC addresses that are known there, and asks for the others.
+	MACs(bridge string, hosts []netip.Addr) (link int, macs map[netip.Addr]string, err error)
+	// Watch calls changed for each MAC address that is learnt on any link, until ctx ends.
+	Watch(ctx context.Context, changed func(link int, host netip.Addr, mac string))
 }
 
 // KernelNeighbours are the kernel's neighbour tables.
 type KernelNeighbours struct{}
 
 // MACs implements Neighbours.
-func (KernelNeighbours) MACs(bridge string, hosts []netip.Addr) (map[netip.Addr]string, error) {
+func (KernelNeighbours) MACs(bridge string, hosts []netip.Addr) (index int, macs map[netip.Addr]string, err error) {
 	link, err := netlink.LinkByName(bridge)
 	if err != nil {
-		return nil, fmt.Errorf("external bridge %s: %w", bridge, err)
+		return 0, nil, fmt.Errorf("external bridge %s: %w", bridge, err)
 	}
-	index := link.Attrs().Index
+	index = link.Attrs().Index
 	entries, err := netdump.List(func() ([]netlink.Neigh, error) { return netlink.NeighList(index, netlink.FAMILY_ALL) })
 	if err != nil {
-		return nil, fmt.Errorf("list neighbours on %s: %w", bridge, err)
+		return index, nil, fmt.Errorf("list neighbours on %s: %w", bridge, err)
 	}
 	known := map[netip.Addr]string{}
 	for _, e := range entries {
@@ -47,11 +48,11 @@ func (KernelNeighbours) MACs(bridge string, hosts []netip.Addr) (map[netip.Addr]
 			known[host] = mac
 		}
 	}
-	out := map[netip.Addr]string{}
+	macs = map[netip.Addr]string{}
 	var errs []error
 	for _, host := range hosts {
 		if mac, ok := known[host]; ok {
-			out[host] = mac
+			macs[host] = mac
 			continue
 		}
 		// The kernel asks as for a packet of its own (neighbour flag NTF_USE).
@@ -60,49 +61,63 @@ func (KernelNeighbours) MACs(bridge string, hosts []netip.Addr) (map[netip.Addr]
 			errs = append(errs, fmt.Errorf("ask for the MAC address of %s on %s: %w", host, bridge, err))
 		}
 	}
-	return out, errors.Join(errs...)
+	return index, macs, errors.Join(errs...)
 }
 
-// Watch implements Neighbours. If events are lost, the periodic read of MACs finds what they said.
-func (KernelNeighbours) Watch(ctx context.Context, changed func(host netip.Addr, mac string)) {
+// Watch implements Neighbours. It has subscribed when it returns; if events are lost later, the
+// periodic read of MACs finds what they said.
+func (KernelNeighbours) Watch(ctx context.Context, changed func(link int, host netip.Addr, mac string)) {
+	s, err := subscribeNeighbours()
 	go func() {
 		for ctx.Err() == nil {
-			updates, failed := make(chan netlink.NeighUpdate), make(chan struct{}, 1)
-			done := make(chan struct{})
-			err := netlink.NeighSubscribeWithOptions(updates, done, netlink.NeighSubscribeOptions{ErrorCallback: func(error) {
-				select {
-				case failed <- struct{}{}:
-				default:
-				}
-			}})
 			if err == nil {
-				receive(ctx, updates, failed, changed)
-				close(done)
-				for range updates { // until the subscription has ended
-				}
+				s.receive(ctx, changed)
 			}
 			select {
 			case <-ctx.Done():
 			case <-time.After(time.Second):
+				s, err = subscribeNeighbours()
 			}
 		}
 	}()
 }
 
-// receive handles updates until the subscription fails or ctx ends.
-func receive(ctx context.Context, updates <-chan netlink.NeighUpdate, failed <-chan struct{}, changed func(netip.Addr, string)) {
+// subscription is a subscription to the events of the neighbour tables.
+type subscription struct {
+	updates chan netlink.NeighUpdate
+	failed  chan struct{}
+	done    chan struct{}
+}
+
+func subscribeNeighbours() (subscription, error) {
+	s := subscription{updates: make(chan netlink.NeighUpdate), failed: make(chan struct{}, 1), done: make(chan struct{})}
+	return s, netlink.NeighSubscribeWithOptions(s.updates, s.done, netlink.NeighSubscribeOptions{ErrorCallback: func(error) {
+		select {
+		case s.failed <- struct{}{}:
+		default:
+		}
+	}})
+}
+
+// receive handles events until the subscription fails or ctx ends, and ends the subscription.
+func (s subscription) receive(ctx context.Context, changed func(link int, host netip.Addr, mac string)) {
+	defer func() {
+		close(s.done)
+		for range s.updates { // until the subscription has ended
+		}
+	}()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-failed:
+		case <-s.failed:
 			return
-		case u, open := <-updates:
+		case u, open := <-s.updates:
 			if !open {
 				return
 			}
 			if host, mac, ok := neighbour(u.Neigh); ok && u.Type == unix.RTM_NEWNEIGH {
-				changed(host, mac)
+				changed(u.LinkIndex, host, mac)
 			}
 		}
 	}
@@ -136,15 +151,16 @@ func (r *FlowReconciler) hosts(bridge flows.Bridge) (flows.Hosts, error) {
 	r.mu.Lock()
 	hops := r.node.NextHops
 	r.mu.Unlock()
-	macs, err := r.Neighbours.MACs(r.Bridge, hops)
+	link, found, err := r.Neighbours.MACs(r.Bridge, hops)
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	macs := map[netip.Addr]string{}
 	for _, hop := range hops { // one that does not answer now keeps the address that it had
-		if mac, ok := r.routers[hop]; ok && macs[hop] == "" {
+		if mac := cmp.Or(found[hop], r.routers[hop]); mac != "" {
 			macs[hop] = mac
 		}
 	}
-	r.routers = macs
+	r.link, r.routers = link, macs
 	return protected(r.node.Node, r.peers, macs), err
 }
 
@@ -174,10 +190,10 @@ func protected(node network.Node, peers []network.Node, routers map[netip.Addr]s
 }
 
 // neighbourChanged handles an event of the neighbour tables.
-func (r *FlowReconciler) neighbourChanged(host netip.Addr, mac string) {
+func (r *FlowReconciler) neighbourChanged(link int, host netip.Addr, mac string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if slices.Contains(r.node.NextHops, host) && r.routers[host] != mac {
+	if link == r.link && slices.Contains(r.node.NextHops, host) && r.routers[host] != mac {
 		r.changed.all = true
 		r.notify()
 	}

@@ -34,17 +34,41 @@ func (in Inputs) outOfNode() []Rule {
 		}
 	}
 	// Gateway routers take packets from the node for its servers' answers. In local gateway mode
-	// VRFs have a route to them, for pods only. A process with CAP_NET_RAW can give a packet another
-	// mark than its socket has, and the main table has a route to services by the bridge. A packet of
-	// a connection that begins or has ended has no full socket, but its socket's mark.
-	marks := fmt.Sprintf("mark %#x-%#x", network.FirstPacketMark, network.LastPacketMark)
-	senders := []struct{ name, match string }{{"tenants' processes", "meta " + marks}}
-	if len(in.PodRoots) > 0 {
-		senders = append(senders, struct{ name, match string }{"tenants' sockets", "socket " + marks})
-	}
+	// VRFs have a route to them, for pods only. The main table has a route to services by the bridge.
+	senders := in.tenantsProcesses()
 	for _, p := range slices.Concat(in.Plan.ServiceCIDRs, in.Plan.Masquerade) {
 		for _, s := range senders {
 			rules = append(rules, rule(s.name+" to "+p.String(), bridge, ipOf(p), "daddr", p.String(), s.match, "counter name", CounterForeign, "reject with icmpx type admin-prohibited"))
+		}
+	}
+	return append(rules, in.tenantsRouting()...)
+}
+
+// processes are local processes, with what matches their packets.
+type processes struct{ name, match string }
+
+// tenantsProcesses match by the packet's mark and, if nft can match sockets, by the socket's: a process with
+// CAP_NET_RAW can give a packet another mark than its socket has, and a packet of a connection that begins
+// or has ended has no full socket, but its socket's mark.
+func (in Inputs) tenantsProcesses() []processes {
+	marks := fmt.Sprintf("mark %#x-%#x", network.FirstPacketMark, network.LastPacketMark)
+	out := []processes{{"tenants' processes", "meta " + marks}}
+	if len(in.PodRoots) > 0 {
+		out = append(out, processes{"tenants' sockets", "socket " + marks})
+	}
+	return out
+}
+
+// routing matches BGP (RFC 4271), also of a server, and BFD (RFC 5881, RFC 5883). A BFD packet without
+// discriminator that says "down" ends the session that its source address belongs to (RFC 5880).
+var routing = []string{"tcp dport " + bgpPort, "tcp sport " + bgpPort, "udp dport { 3784, 3785, 4784 }"}
+
+// tenantsRouting keeps tenants' processes from posing as the node's routing daemon: their packets have
+// the node's address, which routers and other nodes have as their neighbour's.
+func (in Inputs) tenantsRouting() (rules []Rule) {
+	for _, match := range routing {
+		for _, s := range in.tenantsProcesses() {
+			rules = append(rules, rule(s.name+", "+match, `oifname != "lo" oifname !=`, managementPorts, match, s.match, "counter name", CounterForeign, "reject with icmpx type admin-prohibited"))
 		}
 	}
 	return rules

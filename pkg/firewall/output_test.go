@@ -5,8 +5,12 @@ package firewall
 import (
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"slices"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -155,6 +159,105 @@ func TestKernelMarkInMessage(t *testing.T) {
 					t.Errorf("%s of a tenant's process to %s is heard: %s", socket, nodeAddresses[family], text)
 				}
 			}
+		}
+	}
+}
+
+// TestKernelRouting: a tenant's process in the host's network does not speak BGP or BFD with hosts outside,
+// where its packets would have the node's address. On other ports it does, and the node's routing daemon does.
+func TestKernelRouting(t *testing.T) {
+	target, host, outside, enter := newNode(t)
+	enter(outside)
+	heard := newEar()
+	var accepted sync.Map // source ports
+	for _, a := range []string{"192.0.2.1", "2001:db8::1"} {
+		for _, port := range []uint16{3784, 3785, 4784, 3786} {
+			heard.listen(t, netip.AddrPortFrom(netip.MustParseAddr(a), port).String())
+		}
+		for _, port := range []uint16{179, 180} {
+			l, err := net.Listen("tcp", netip.AddrPortFrom(netip.MustParseAddr(a), port).String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { l.Close() })
+			go func() {
+				for {
+					c, err := l.Accept()
+					if err != nil {
+						return
+					}
+					accepted.Store(c.RemoteAddr().(*net.TCPAddr).Port, true)
+					c.Close()
+				}
+			}()
+		}
+	}
+	enter(host)
+	in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Plan: plan, Node: nodeAddresses}
+	if _, err := (&Reconciler{Target: target}).Reconcile(t.Context(), in, false); err != nil {
+		t.Fatal(err)
+	}
+	id := 0
+	tries := func(a attack.Attempt, arrived func() bool) (bool, error) {
+		err := a.Do()
+		for deadline := time.Now().Add(20 * time.Second); err == nil && !arrived(); time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				return false, nil
+			}
+		}
+		return arrived(), err
+	}
+	for family, to := range []string{"192.0.2.1", "2001:db8::1"} {
+		for name, c := range map[string]struct {
+			socket  string
+			port    uint16
+			srcPort int
+			refused bool
+		}{
+			"BGP": {"tcp", 179, 0, true}, "a BGP server's answer": {"tcp", 180, 179, true}, "another TCP port": {"tcp", 180, 0, false},
+			"BFD": {"udp", 3784, 0, true}, "BFD echo": {"udp", 3785, 0, true}, "BFD over several hops": {"udp", 4784, 0, true}, "another UDP port": {"udp", 3786, 0, false},
+		} {
+			for sender, how := range map[string][]string{"tenant": {fmt.Sprintf("mark=%#x", network.PacketMark(7))}, "routing daemon": nil} {
+				id++
+				var arrived bool
+				var err error
+				if c.socket == "udp" {
+					a := attack.Attempt{ID: id, Socket: "udp", Src: nodeAddresses[family].String(), To: to, Port: c.port, How: how}
+					arrived, err = tries(a, func() bool { return heard.has(string(a.Token())) })
+				} else {
+					arrived, err = connects(nodeAddresses[family], c.srcPort, netip.AddrPortFrom(netip.MustParseAddr(to), c.port), how != nil, &accepted)
+				}
+				if want := !(c.refused && sender == "tenant"); arrived != want {
+					t.Errorf("%s of a %s to %s arrives: %t, want %t (%v)", name, sender, to, arrived, want, err)
+				}
+			}
+		}
+	}
+}
+
+// connects connects from a port, 0 for any, with a network's mark or without, and reports whether the server has accepted.
+func connects(from netip.Addr, srcPort int, to netip.AddrPort, marked bool, accepted *sync.Map) (bool, error) {
+	d := net.Dialer{Timeout: 5 * time.Second, LocalAddr: &net.TCPAddr{IP: from.AsSlice(), Port: srcPort}, Control: func(_, _ string, c syscall.RawConn) error {
+		var err error
+		return errors.Join(c.Control(func(fd uintptr) {
+			err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+			if marked {
+				err = errors.Join(err, unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(network.PacketMark(7))))
+			}
+		}), err)
+	}}
+	c, err := d.Dial("tcp", to.String())
+	if err != nil {
+		return false, err
+	}
+	defer c.Close()
+	port := c.LocalAddr().(*net.TCPAddr).Port
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if _, ok := accepted.LoadAndDelete(port); ok {
+			return true, nil
+		}
+		if time.Now().After(deadline) {
+			return false, errors.New("connected to somebody else")
 		}
 	}
 }

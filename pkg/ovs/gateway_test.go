@@ -265,3 +265,29 @@ func TestLocalGatewayFlows(t *testing.T) {
 		b.check(name, names.Replace(x.packet), x.want)
 	}
 }
+
+// TestAnswersToAdvertisedPods: pods that keep their addresses outside OVN get the answers of other networks'
+// services on their own node, and nothing else of these networks.
+func TestAnswersToAdvertisedPods(t *testing.T) {
+	for mode, answered := range map[network.GatewayMode]string{network.SharedGateway: "blue", network.LocalGateway: "node"} {
+		t.Run(string(mode), func(t *testing.T) {
+			b, names := newGatewayBridge(t, mode)
+			blue := blueNet
+			blue.Transport, blue.AdvertisedVRFs = network.TransportNoOverlay, "default"
+			blue.Subnets = []network.Subnet{{CIDR: netip.MustParsePrefix("10.21.0.0/16"), HostLen: 24}, {CIDR: netip.MustParsePrefix("fd21::/48"), HostLen: 64}}
+			b.r.SetNetwork(blue, []netip.Prefix{netip.MustParsePrefix("10.21.1.0/24"), netip.MustParsePrefix("fd21:0:0:1::/64")}, nil)
+			b.settle()
+			for name, x := range map[string]tracedPacket{
+				"a question":                    {"in_port=LOCAL,udp,nw_src=10.21.1.5,nw_dst=203.0.113.7,udp_dst=53", "red"},
+				"an answer":                     {"in_port=RED,udp,nw_src=203.0.113.7,nw_dst=10.21.1.5,udp_src=53", answered},
+				"an answer, IPv6":               {"in_port=RED,tcp6,ipv6_src=2001:db8:7::7,ipv6_dst=fd21:0:0:1::5,tp_src=80", answered},
+				"to a pod on another node":      {"in_port=RED,udp,nw_src=203.0.113.7,nw_dst=10.21.2.5,udp_src=53", ""},
+				"from a port of no service":     {"in_port=RED,udp,nw_src=203.0.113.7,nw_dst=10.21.1.5,udp_src=54", ""},
+				"from the network's masquerade": {"in_port=RED,udp,nw_src=169.254.0.11,nw_dst=10.21.1.5,udp_src=53", ""},
+				"from another network's port":   {"in_port=PLAIN,udp,nw_src=203.0.113.7,nw_dst=10.21.1.5,udp_src=53", ""},
+			} {
+				b.check(name, names.Replace(x.packet), x.want)
+			}
+		})
+	}
+}

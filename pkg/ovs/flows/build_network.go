@@ -102,12 +102,14 @@ func (b *builder) advertised(g Gateway) {
 	}
 	// A service of another network may claim a pod's address as its external address: what
 	// arrives for the pod is the pod's nevertheless.
-	in := b.to(g)
+	in, answers := b.to(g), b.to(g)
 	if b.local() {
-		in = "LOCAL"
+		in, answers = "LOCAL", setMAC(b.in.MAC)+",LOCAL"
 	}
 	for _, pods := range g.Pods {
 		b.add(tableDestinations, priorityOwn, matchIP(origin(fromWire), anywhere, pods), in)
+		// A pod has connected to another network's service from this node, which sends what answers it.
+		b.add(tableDestinations, priorityOwn, matchIP(origin(fromService), anywhere, pods), answers)
 	}
 	if b.local() {
 		return

@@ -43,6 +43,7 @@ struct sock {
 } BTF;
 
 struct socket {
+	short type;
 	struct sock *sk;
 } BTF;
 

@@ -13,6 +13,11 @@
 #define BH_SOL_PACKET 263
 #define BH_PACKET_QDISC_BYPASS 20
 #define BH_SOL_XDP 283
+#define BH_IP_RECVERR 11
+#define BH_IP_RECVERR_RFC4884 26
+#define BH_IPV6_RECVERR 25
+#define BH_IPV6_RECVERR_RFC4884 31
+#define BH_SOCK_RAW 3
 
 enum bh_sockopt_kind {
 	BH_SOCKOPT_OTHER,
@@ -20,6 +25,7 @@ enum bh_sockopt_kind {
 	BH_SOCKOPT_DEVICE, /* chooses a device for all packets */
 	BH_SOCKOPT_MULTICAST, /* chooses a device for multicast */
 	BH_SOCKOPT_BYPASS, /* lets packets bypass tc programs */
+	BH_SOCKOPT_ERRORS, /* queues ICMP errors, with the packets that they quote */
 };
 
 #define BH_PAGE 4096
@@ -56,11 +62,15 @@ static __always_inline int bh_option_kind(int level, int name)
 			return BH_SOCKOPT_DEVICE;
 		if (name == BH_IP_MULTICAST_IF)
 			return BH_SOCKOPT_MULTICAST;
+		if (name == BH_IP_RECVERR || name == BH_IP_RECVERR_RFC4884)
+			return BH_SOCKOPT_ERRORS;
 	} else if (level == IPPROTO_IPV6) {
 		if (name == BH_IPV6_UNICAST_IF)
 			return BH_SOCKOPT_DEVICE;
 		if (name == BH_IPV6_MULTICAST_IF)
 			return BH_SOCKOPT_MULTICAST;
+		if (name == BH_IPV6_RECVERR || name == BH_IPV6_RECVERR_RFC4884)
+			return BH_SOCKOPT_ERRORS;
 	} else if (level == BH_SOL_PACKET) {
 		if (name == BH_PACKET_QDISC_BYPASS)
 			return BH_SOCKOPT_BYPASS;

@@ -11,10 +11,10 @@
 #include "bh_ingress.h"
 #include "bh_locked.h"
 #include "bh_senders.h"
+#include "bh_sockopt.h"
 
 #define TCX_NEXT -1
 #define TCX_DROP 2
-#define BH_SOCK_RAW 3
 
 static __always_inline int drop(struct __sk_buff *skb, __u32 reason, __u64 cgroup, __u32 netid,
 				const struct bh_packet *p)
@@ -294,6 +294,12 @@ static __always_inline int leads_into(const struct bh_door *door, __u32 netid)
 	       (door->kind == BH_DOOR_PORT || door->kind == BH_DOOR_VRF);
 }
 
+/* is_into_network reports whether an interface leads into a network: the programs there judge who sends. */
+static __always_inline int is_into_network(const struct bh_door *door)
+{
+	return door && (door->kind == BH_DOOR_PORT || door->kind == BH_DOOR_VRF || door->kind == BH_DOOR_DEFAULT);
+}
+
 /*
  * from_raw_socket reports whether the packet's socket is a raw IP socket. A process that sends by one chooses
  * the transport header, and with it the connection to which the packet belongs. Request and timewait sockets are of TCP.
@@ -341,7 +347,9 @@ static __always_inline int may_have_mark(const struct bh_pod *pod, __u32 mark)
  *
  * Drops what raw sockets send to masquerade addresses: networks' gateway routers would take it for an
  * answer to one of their pods, and pods' servers answer by other sockets. The header's address counts,
- * after nftables has translated it: no raw socket reaches a node port or host port of this node.
+ * after conntrack has translated it: no raw socket reaches a node port or host port of this node. Datagrams of other
+ * sockets need an address of the node: with that of a host outside, to which a pod has sent, conntrack translates
+ * a datagram for the node as an answer to the pod. Nftables drops the same of all protocols.
  *
  * Drops datagrams to the overlay's port, except on the interfaces into the pod's own network:
  * tunnel keys are derived from ids, so a forged datagram would be delivered to a pod. The
@@ -356,7 +364,7 @@ int bh_grd_send(struct __sk_buff *skb)
 {
 	struct bh_config *cfg = bh_cfg();
 	__u32 ifindex = skb->ifindex;
-	int owner, to_pod, to_tunnel, forged;
+	int owner, to_pod, to_tunnel, forged, raw;
 	struct bh_door *door;
 	struct bh_pod *pod = 0;
 	struct bpf_sock *sk;
@@ -369,7 +377,9 @@ int bh_grd_send(struct __sk_buff *skb)
 	door = bpf_map_lookup_elem(&bh_doors, &ifindex);
 	to_pod = door && (door->kind == BH_DOOR_POD || door->kind == BH_DOOR_LOCKED);
 	to_tunnel = bh_to_tunnel(skb, 0, cfg->tunnel_port, &p) && cfg->tunnel_port;
-	forged = from_raw_socket(skb) && bh_dest(BH_DEST_MASQUERADE, &p.daddr);
+	raw = from_raw_socket(skb);
+	forged = (raw || p.proto != IPPROTO_TCP) && bh_dest(BH_DEST_MASQUERADE, &p.daddr) &&
+		 (raw || (!is_into_network(door) && !bh_dest(BH_DEST_OWN, &p.saddr)));
 	mark = special_mark(skb, cfg);
 	if (!to_pod && !to_tunnel && !forged && !mark)
 		return 1;

@@ -17,6 +17,7 @@
 #define BH_SOCK_PACKET 10
 #define BH_AF_PPPOX 24
 #define BH_AF_VSOCK 40
+#define BH_IPPROTO_SMC 256
 
 struct sockaddr {
 	unsigned short sa_family;
@@ -38,10 +39,11 @@ static __always_inline int is_confined(const struct bh_pod *pod)
  * is_common reports whether pods may have sockets of a family. Others lead past the programs: PPPoX sends by L2TP's
  * tunnel socket, SMC, RDS and RxRPC by sockets of the kernel, and vsock, TIPC and QRTR reach processes of the node.
  */
-static __always_inline int is_common(int family)
+static __always_inline int is_common(int family, int protocol)
 {
-	return family == BH_AF_INET || family == BH_AF_INET6 || family == BH_AF_UNIX || family == BH_AF_NETLINK ||
-	       family == BH_AF_ALG;
+	if (family == BH_AF_INET || family == BH_AF_INET6)
+		return protocol != BH_IPPROTO_SMC;
+	return family == BH_AF_UNIX || family == BH_AF_NETLINK || family == BH_AF_ALG;
 }
 
 SEC("lsm/socket_create")
@@ -53,7 +55,7 @@ int BPF_PROG(bh_lsm_create, int family, int type, int protocol, int kern, int re
 	__u64 podid = 0;
 	int owner;
 
-	if (ret || kern || is_common(family))
+	if (ret || kern || is_common(family, protocol))
 		return ret;
 	cfg = bh_cfg();
 	task = bpf_get_current_task_btf();
@@ -78,6 +80,9 @@ int BPF_PROG(bh_lsm_create, int family, int type, int protocol, int kern, int re
  * Refuses options whatever their value: the kernel does not run the programs of cgroup/setsockopt, which
  * check values, for 32-bit system calls. Pods outside tenants may set marks and devices: bh_grd_send checks
  * their sockets' marks, and the programs of the doors their packets.
+ *
+ * A raw socket that queues errors gets those of all sockets of its protocol, of every VRF, each with the beginning
+ * of the packet that caused it. No program sees what is queued.
  */
 SEC("lsm/socket_setsockopt")
 int BPF_PROG(bh_lsm_setopt, struct socket *sock, int level, int name, int ret)
@@ -88,7 +93,8 @@ int BPF_PROG(bh_lsm_setopt, struct socket *sock, int level, int name, int ret)
 	__u64 podid = 0;
 	struct sock *sk;
 
-	if (ret || (kind != BH_SOCKOPT_BYPASS && kind != BH_SOCKOPT_MARK && kind != BH_SOCKOPT_DEVICE))
+	if (ret || (kind != BH_SOCKOPT_BYPASS && kind != BH_SOCKOPT_MARK && kind != BH_SOCKOPT_DEVICE &&
+		    (kind != BH_SOCKOPT_ERRORS || sock->type != BH_SOCK_RAW)))
 		return ret;
 	sk = sock->sk;
 	cfg = bh_cfg();
@@ -99,7 +105,7 @@ int BPF_PROG(bh_lsm_setopt, struct socket *sock, int level, int name, int ret)
 		return 0;
 	if (cfg->agent_cgroup && bpf_get_current_cgroup_id() == cfg->agent_cgroup)
 		return 0;
-	if (kind == BH_SOCKOPT_BYPASS)
+	if (kind == BH_SOCKOPT_BYPASS || kind == BH_SOCKOPT_ERRORS)
 		return pod && (pod->flags & BH_POD_TRUSTED) ? 0 : refuse(BH_R_BYPASS, pod, 0);
 	if (!pod || !pod->netid || (pod->flags & (BH_POD_UNBOUND | BH_POD_INGRESS)))
 		return 0;

@@ -204,7 +204,7 @@ CHECK_DEST6(bh_prb_send6, "cgroup/sendmsg6", 0)
 /*
  * Checks socket options of host-network pods outside tenants, and for all
  * host-network pods the options that choose a device for multicast or bypass the
- * guard. bh_vrf_setopt checks the other options of tenants' pods.
+ * guard, and those by which a raw socket reads others' errors (bh_lsm_setopt). bh_vrf_setopt checks the other options of tenants' pods.
  */
 SEC("cgroup/setsockopt")
 int bh_prb_setopt(struct bpf_sockopt *ctx)
@@ -214,10 +214,14 @@ int bh_prb_setopt(struct bpf_sockopt *ctx)
 	struct bh_pod *pod = 0;
 	__u64 podid = 0;
 	int kind, owner, is_long;
+	struct bpf_sock *sk;
 
 	is_long = bh_pass_long_optval(ctx);
 	kind = bh_sockopt_kind(ctx, is_long);
 	if (kind == BH_SOCKOPT_OTHER || !cfg || !cfg->guard)
+		return 1;
+	sk = ctx->sk;
+	if (kind == BH_SOCKOPT_ERRORS && (!sk || sk->type != BH_SOCK_RAW))
 		return 1;
 	value = bh_sockopt_device(ctx);
 	if (kind == BH_SOCKOPT_MARK) {
@@ -226,7 +230,7 @@ int bh_prb_setopt(struct bpf_sockopt *ctx)
 		    (value & BH_MARK_KIND) != BH_MARK_KIND_SERVICE)
 			return 1;
 		reason = BH_R_SET_MARK;
-	} else if (kind == BH_SOCKOPT_BYPASS) {
+	} else if (kind == BH_SOCKOPT_BYPASS || kind == BH_SOCKOPT_ERRORS) {
 		reason = BH_R_BYPASS;
 	} else if (!value && !is_long) {
 		return 1;
@@ -239,7 +243,7 @@ int bh_prb_setopt(struct bpf_sockopt *ctx)
 	owner = bh_task_owner(0, cfg, bpf_get_current_cgroup_id(), &pod, &podid);
 	if (owner != BH_OWNER_POD && owner != BH_OWNER_UNKNOWN_POD)
 		return 1;
-	if (kind == BH_SOCKOPT_BYPASS && pod && (pod->flags & BH_POD_TRUSTED))
+	if (reason == BH_R_BYPASS && pod && (pod->flags & BH_POD_TRUSTED))
 		return 1;
 	if ((kind == BH_SOCKOPT_DEVICE || kind == BH_SOCKOPT_MULTICAST) && !is_long && bh_may_use_device(pod, value))
 		return 1;

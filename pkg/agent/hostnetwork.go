@@ -93,6 +93,7 @@ func (r *hostReconciler) configure(ctx context.Context) (notEnforced, err error)
 		for _, p := range r.node.Node().Addresses {
 			in.Locals = append(in.Locals, p.Addr())
 		}
+		in.Others = r.node.otherAddresses()
 		r.addIngress(&in, ingress)
 		if err := r.hostNet.Reconcile(ctx, in); err != nil {
 			err = fmt.Errorf("host network: %w", err)

@@ -52,6 +52,13 @@ func (r *nodeReconciler) has(a netip.Addr) bool {
 	return r.facts.Has(a)
 }
 
+// otherAddresses are the node's addresses besides those that it publishes.
+func (r *nodeReconciler) otherAddresses() []netip.Addr {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Concat(r.facts.Floating, r.facts.Elsewhere)
+}
+
 // known reports whether the node has its id and its facts have been read. Until then no network is
 // reconciled: it would lose its routes by the external bridge.
 func (r *nodeReconciler) known() bool {

@@ -183,6 +183,8 @@ func portSet(address string) string { return address + " . inet_proto . inet_ser
 const (
 	priorityDNAT = knftables.BaseChainPriority("-100")
 	prioritySNAT = knftables.BaseChainPriority("100")
+	// priorityEarly is before conntrack assembles fragments (-400).
+	priorityEarly = knftables.BaseChainPriority("-450")
 )
 
 // addTo adds an operation to a transaction. knftables needs one call per
@@ -226,6 +228,9 @@ func (o Op) addTo(tx *knftables.Transaction) {
 		if o.Chain.Hook != "" {
 			c.Type, c.Hook = knftables.PtrTo(knftables.FilterType), knftables.PtrTo(knftables.BaseChainHook(o.Chain.Hook))
 			c.Priority = knftables.PtrTo(knftables.FilterPriority)
+			if o.Chain.Early {
+				c.Priority = knftables.PtrTo(priorityEarly)
+			}
 			if o.Chain.NAT {
 				c.Type, c.Priority = knftables.PtrTo(knftables.NATType), knftables.PtrTo(priorityDNAT)
 				if o.Chain.Hook == "postrouting" {

@@ -115,6 +115,7 @@ const (
 	CounterNotLocal     = "not_local_source"
 
 	chainOutput    = "output"
+	chainFragments = "fragments"
 	chainLocked    = "locked"
 	chainNetworks  = "networks"
 	chainForward   = "forward"
@@ -222,6 +223,7 @@ type Chain struct {
 	Name  string
 	Hook  string
 	NAT   bool // translates addresses: sources in the hook postrouting, else destinations; if not, it filters
+	Early bool // before conntrack, which assembles fragments
 	Rules []Rule
 }
 
@@ -311,6 +313,7 @@ func Build(in Inputs) State {
 			rule("locked pods, IPv6", "ip6 daddr @"+SetLocked6, "goto", chainLocked),
 			rule("networks", "oifname", managementPorts, "goto", chainNetworks),
 		}, in.outOfNode())},
+		{Name: chainFragments, Hook: "output", Early: true, Rules: in.fragments()},
 		in.forwardChain(),
 		in.inputChain(),
 		{Name: chainLocalNAT, Hook: "output", NAT: true, Rules: slices.Concat(in.toNodePorts(), in.toHostPorts(true))},
@@ -456,7 +459,7 @@ func (in Inputs) inputChain() Chain {
 		return c
 	}
 	port := fmt.Sprintf("udp dport %d", in.TunnelPort)
-	c.Rules = append(c.Rules,
+	c.Rules = append(in.tunnelErrors(),
 		rule("overlay's port from a network", "iifname", managementPorts, port, "counter name", CounterTunnel, "drop"),
 		rule("overlay's port from a network, VRF", "meta sdifname", managementPorts, port, "counter name", CounterTunnel, "drop"),
 		rule("overlay's port from this node", `iifname "lo"`, port, "counter name", CounterTunnel, "drop"))

@@ -5,6 +5,7 @@ package hostnet
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 
 	"bulkhead/pkg/loader"
@@ -87,6 +88,11 @@ func Build(in Inputs, layout Layout, kubelet Kubelet) (State, []Problem) {
 	for _, a := range in.Locals {
 		if a.IsValid() && !a.IsUnspecified() && !a.IsLoopback() {
 			b.put(loader.LocalRow{Addr: a.Unmap().WithZone("")})
+		}
+	}
+	for _, a := range slices.Concat(in.Locals, in.Others) {
+		if a = a.Unmap().WithZone(""); a.IsValid() && !a.IsUnspecified() && !a.IsLoopback() {
+			b.put(loader.DestRow{NetworkID: loader.OwnAddress, Prefix: netip.PrefixFrom(a, a.BitLen())})
 		}
 	}
 	for _, r := range kubelet.Rows {

@@ -20,6 +20,9 @@ func TestRootGuardMasquerade(t *testing.T) {
 	for _, p := range []string{"169.254.0.0/17", "fd69::/112"} {
 		must(t, w.l.Put(DestRow{Masquerade, netip.MustParsePrefix(p)}))
 	}
+	for _, own := range []string{"192.0.2.1/32", "2001:db8::1/128"} {
+		must(t, w.l.Put(DestRow{OwnAddress, netip.MustParsePrefix(own)}))
+	}
 	for to, via := range map[string]string{"169.254.0.0/16": "192.0.2.9", "fd69::/64": "2001:db8::9"} {
 		addRoute(t, w.ns, "eth0", to, via)
 	}
@@ -40,6 +43,13 @@ func TestRootGuardMasquerade(t *testing.T) {
 		}
 		return out
 	}
+	// As a host outside, to which a pod has sent.
+	forged := func(list ...string) (out []attack.Attempt) {
+		for i, to := range list {
+			out = append(out, attack.Attempt{Socket: "udp", To: to, Src: []string{"198.51.100.9", "2001:db8:1::9"}[i], Port: 9, How: []string{"transparent"}})
+		}
+		return out
+	}
 	w.attachGuard()
 	pods := []string{"kubepods/podred", "kubepods/podplain", "kubepods/podnew", "kubepods/podtrusted", "kubepods/podunbound"}
 	must(t, w.l.Put(PodRow{CgroupID: w.id(w.cg("kubepods/podunbound")), NetworkID: 1, Unbound: true}))
@@ -48,9 +58,11 @@ func TestRootGuardMasquerade(t *testing.T) {
 		w.expectAttempts("others", cgroup, "eth0", frames("169.254.128.11", "fd69::1:b"), true)
 		w.expectAttempts("to masquerade addresses", cgroup, "eth0", packets("169.254.0.11", "fd69::b"), false, "udp")
 		w.expectAttempts("to others", cgroup, "eth0", packets("169.254.128.11", "fd69::1:b"), true)
+		w.expectAttempts("as a host outside", cgroup, "eth0", forged("169.254.0.11", "fd69::b"), false)
+		w.expectAttempts("as a host outside, to others", cgroup, "eth0", forged("169.254.128.11", "fd69::1:b"), true)
 	}
 	for _, cgroup := range []string{"system/admin", "system/kubelet"} {
-		w.expectAttempts("a process outside all pods", cgroup, "eth0", slices.Concat(frames("169.254.0.11", "fd69::b"), packets("169.254.0.11", "fd69::b")), true)
+		w.expectAttempts("a process outside all pods", cgroup, "eth0", slices.Concat(frames("169.254.0.11", "fd69::b"), packets("169.254.0.11", "fd69::b"), forged("169.254.0.11", "fd69::b")), true)
 	}
 	// A pod with its own network sends on its own interface, without the node's stack.
 	peer := w.peers["eth0"]

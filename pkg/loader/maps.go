@@ -189,7 +189,7 @@ func (l *Loader) Config() (Config, error) {
 		Guard: c.Guard != 0, TunnelPort: c.TunnelPort, MarkFirst: c.MarkFirst, MarkLast: c.MarkLast}, err
 }
 
-// SetConfig replaces the configuration. The kernel replaces the single row atomically.
+// SetConfig replaces the configuration. A program that runs meanwhile may see some fields of each.
 func (l *Loader) SetConfig(want Config) error {
 	c, err := l.readConfig()
 	if err != nil {

@@ -96,7 +96,7 @@ type ProbeRow struct {
 }
 
 // DestRow says that a prefix lies inside a network's VRF, or that of AllNetworks, or that it is
-// of Masquerade.
+// of Masquerade or OwnAddress.
 type DestRow struct {
 	NetworkID uint32
 	Prefix    netip.Prefix
@@ -156,6 +156,9 @@ const AllNetworks = ^uint32(0) // BH_DEST_ALL
 // Masquerade as NetworkID of a DestRow stands for the addresses that mean something inside
 // this node only.
 const Masquerade = ^uint32(1) // BH_DEST_MASQUERADE
+
+// OwnAddress as NetworkID of a DestRow stands for the node's addresses, on all of its interfaces.
+const OwnAddress = ^uint32(4) // BH_DEST_OWN
 
 // NoNetwork as NetworkID of a PodRow says that the pod's network is gone: no network is the pod's.
 const NoNetwork = ^uint32(3)

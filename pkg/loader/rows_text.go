@@ -56,6 +56,8 @@ func (r DestRow) String() string {
 		return fmt.Sprintf("destination %s inside every network", r.Prefix)
 	case Masquerade:
 		return fmt.Sprintf("masquerade addresses %s", r.Prefix)
+	case OwnAddress:
+		return fmt.Sprintf("node's own address %s", r.Prefix)
 	}
 	return fmt.Sprintf("destination %s inside network %d", r.Prefix, r.NetworkID)
 }

@@ -20,6 +20,7 @@ import (
 //	mark=N                                              SO_MARK
 //	lsrr=ADDRESS                                        IPv4 loose source route
 //	broadcast gso bindscope=ADDRESS
+//	transparent                                         from Src and SrcPort, whoever has them
 func (a Attempt) set(fd int, v6 bool) (problems []string) {
 	fail := func(what string, err error) {
 		if err != nil {
@@ -77,6 +78,19 @@ func (a Attempt) set(fd int, v6 bool) (problems []string) {
 			if hop.Is4() {
 				b := hop.As4()
 				fail(h, unix.SetsockoptString(fd, unix.SOL_IP, unix.IP_OPTIONS, string([]byte{1, 131, 7, 4, b[0], b[1], b[2], b[3]})))
+			}
+		case "transparent":
+			level, option := unix.SOL_IP, unix.IP_TRANSPARENT
+			if v6 {
+				level, option = unix.SOL_IPV6, unix.IPV6_FREEBIND // needs no capability
+			}
+			fail(h, unix.SetsockoptInt(fd, level, option, 1))
+			from, err := netip.ParseAddr(a.Src)
+			fail(h, err)
+			sa, err := sockaddr(from, a.SrcPort)
+			fail(h, err)
+			if err == nil {
+				fail(h, unix.Bind(fd, sa))
 			}
 		case "broadcast":
 			fail(h, unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BROADCAST, 1))

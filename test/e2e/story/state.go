@@ -12,6 +12,8 @@ import (
 	"strings"
 	"sync"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
 	"bulkhead/test/lab"
 )
 
@@ -166,7 +168,11 @@ func (w *World) state(ctx context.Context, node *lab.Node, ids bool) (snapshot, 
 		}
 		lines = append(lines, "program: "+name)
 	}
-	rows, err := bpfRows(ctx, node, ids)
+	controllers, err := w.clusterControllers(ctx, node)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := bpfRows(ctx, node, ids, controllers)
 	if err != nil {
 		return nil, err
 	}
@@ -236,9 +242,19 @@ func bpfPrograms(ctx context.Context, node *lab.Node) (map[string]int, error) {
 	return out, nil
 }
 
+// clusterControllers is the number of the cluster controllers on a node. Their pods may have moved to another
+// node since the last snapshot, when a check replaced them.
+func (w *World) clusterControllers(ctx context.Context, node *lab.Node) (int, error) {
+	list, err := w.Lab.Client().CoreV1().Pods(productNamespace).List(ctx, metav1.ListOptions{LabelSelector: "app=bulkhead-cluster", FieldSelector: "spec.nodeName=" + node.Name})
+	if err != nil {
+		return 0, fmt.Errorf("list the cluster controllers on %s: %w", node.Name, err)
+	}
+	return len(list.Items), nil
+}
+
 // bpfRows are the rows of the keyed bh_ maps, without the LRU maps, which are caches. The keys
-// of bh_pods are ids of cgroups: without ids its rows are counted.
-func bpfRows(ctx context.Context, node *lab.Node, ids bool) ([]string, error) {
+// of bh_pods are ids of cgroups: without ids its rows are counted, without those of the cluster controllers.
+func bpfRows(ctx context.Context, node *lab.Node, ids bool, controllers int) ([]string, error) {
 	var maps []struct {
 		ID   int
 		Name string
@@ -272,7 +288,7 @@ func bpfRows(ctx context.Context, node *lab.Node, ids bool) ([]string, error) {
 			return nil, fmt.Errorf("dump of map %s on %s: %w in %.200q", name, node.Name, err, res.Stdout)
 		}
 		if name == "bh_pods" && !ids {
-			out = append(out, fmt.Sprintf("rows of map %s: %d", name, len(rows)))
+			out = append(out, fmt.Sprintf("rows of map %s: %d", name, len(rows)-controllers))
 			continue
 		}
 		for _, r := range rows {

@@ -8,6 +8,8 @@ var allowedSkips = map[string]string{
 	"bulkhead/pkg/firewall TestKernel":                  noCgroup,
 	"bulkhead/pkg/firewall TestKernelInvalidToRouters":  noCgroup,
 	"bulkhead/pkg/firewall TestKernelMarkInMessage":     noCgroup,
+	"bulkhead/pkg/firewall TestKernelAnswersOfOthers":   noCgroup,
+	"bulkhead/pkg/firewall TestKernelFragments":         noCgroup,
 	"bulkhead/pkg/firewall TestKernelForward":           onNode,
 	"bulkhead/pkg/firewall TestKernelLocalGateway":      onNode,
 	"bulkhead/pkg/firewall TestKernelAdvertised":        onNode,

@@ -116,6 +116,7 @@ const (
 
 	chainOutput    = "output"
 	chainFragments = "fragments"
+	chainForged    = "forged"
 	chainLocked    = "locked"
 	chainNetworks  = "networks"
 	chainForward   = "forward"
@@ -308,6 +309,7 @@ func Build(in Inputs) State {
 	st.Chains = []Chain{
 		in.networksChain(),
 		in.lockedChain(),
+		in.forgedChain(),
 		{Name: chainOutput, Hook: "output", Rules: slices.Concat([]Rule{
 			rule("locked pods, IPv4", "ip daddr @"+SetLocked4, "goto", chainLocked),
 			rule("locked pods, IPv6", "ip6 daddr @"+SetLocked6, "goto", chainLocked),

@@ -24,7 +24,7 @@ func (in Inputs) outOfNode() []Rule {
 	// pods may therefore send there only by node ports and host ports, and as answers. A packet that
 	// conntrack cannot assign (a forged reset or ICMP error) is dropped. If a forged packet matches
 	// somebody else's connection, only the guard drops it.
-	rules = append(rules, in.forgedAnswers()...)
+	rules = append(rules, rule("forged answers", "jump", chainForged))
 	for _, p := range in.Plan.Masquerade {
 		for _, g := range in.PodRoots {
 			if m, ok := g.match(); ok {
@@ -45,22 +45,22 @@ func (in Inputs) outOfNode() []Rule {
 	return append(rules, in.tenantsRouting()...)
 }
 
-// forgedAnswers keeps host-network pods from sending with the address of a host outside, to which another pod
+// forgedChain keeps host-network pods from sending with the address of a host outside, to which another pod
 // has sent, or with a gateway router's: by the connection, conntrack translates what is for the node to the pod's
 // gateway router, and takes what is for the host outside for the pod's own. The interface is the one before
 // conntrack has translated the address. Sockets in a VRF have an address there.
-func (in Inputs) forgedAnswers() (rules []Rule) {
-	const outside = `meta oifkind != "vrf" oifname !=`
+func (in Inputs) forgedChain() Chain {
+	rules := []Rule{rule("in a VRF", `meta oifkind "vrf" return`), rule("in a network", "oifname", managementPorts, "return")}
 	for _, p := range in.Plan.Masquerade {
 		for _, g := range in.PodRoots {
 			if m, ok := g.match(); ok {
 				rules = append(rules,
-					rule("answers of others to "+p.String()+g.suffix(), outside, managementPorts, ipOf(p), "daddr", p.String(), "fib saddr type != local", m, "counter name", CounterForeign, "drop"),
-					rule("masquerade address "+p.String()+g.suffix(), outside, managementPorts, ipOf(p), "saddr", p.String(), m, "counter name", CounterForeign, "drop"))
+					rule("answers of others to "+p.String()+g.suffix(), ipOf(p), "daddr", p.String(), "fib saddr type != local", m, "counter name", CounterForeign, "drop"),
+					rule("masquerade address "+p.String()+g.suffix(), ipOf(p), "saddr", p.String(), m, "counter name", CounterForeign, "drop"))
 			}
 		}
 	}
-	return rules
+	return Chain{Name: chainForged, Rules: rules}
 }
 
 // fragments drops what host-network pods send in fragments, which only raw sockets do that write IP headers themselves:

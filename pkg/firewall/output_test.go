@@ -262,6 +262,122 @@ func connects(from netip.Addr, srcPort int, to netip.AddrPort, marked bool, acce
 	}
 }
 
+// TestKernelAnswersOfOthers: a pod in the host's network that has the address of a host outside, to which another
+// pod has sent, is not taken for it; nor does it take the other pod's place towards that host. A process outside all pods is.
+func TestKernelAnswersOfOthers(t *testing.T) {
+	target, host, outside, enter := newNode(t)
+	pods, podsID := podRoot(t)
+	runScript(t, outside, `sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.eth0.rp_filter=0
+nft 'table inet count { counter questions { }; chain c { type filter hook prerouting priority 0; udp dport 53 counter name questions; }; }'`)
+	runScript(t, host, "ip route add default via 192.0.2.1 dev br-ex; ip route add default via 2001:db8::1 dev br-ex")
+	// In place of Open vSwitch, which translates the addresses of what leaves gateway routers in the host's conntrack zone.
+	runScript(t, host, `nft 'table inet routers { chain c { type nat hook postrouting priority 90; ip saddr 169.254.0.11 udp sport 5000 snat ip to 192.0.2.10:40000; ip6 saddr fd69::b udp sport 5000 snat ip6 to [2001:db8::10]:40000; }; }'`)
+	router, server := []string{"169.254.0.11", "fd69::b"}, []string{"198.51.100.9", "2001:db8:1::9"}
+	enter(outside)
+	heard := newEar()
+	for i := range router {
+		heard.listen(t, netip.AddrPortFrom(netip.MustParseAddr(router[i]), 5000).String())
+	}
+	enter(host)
+	id := 0
+	send := func(a attack.Attempt) string {
+		id++
+		a.ID, a.Socket, a.How = id, "udp", []string{"transparent"}
+		if err := a.Do(); err != nil {
+			t.Log(a, err)
+		}
+		return string(a.Token())
+	}
+	// waitFor repeats what has no effect while the neighbours are not known yet.
+	waitFor := func(what string, happened func() bool) {
+		t.Helper()
+		for deadline := time.Now().Add(20 * time.Second); !happened(); time.Sleep(10 * time.Millisecond) {
+			if time.Now().After(deadline) {
+				t.Fatalf("%s does not arrive", what)
+			}
+		}
+	}
+	questions := func() bool {
+		defer enter(host)
+		return !strings.Contains(runScript(t, outside, "nft reset counter inet count questions"), "packets 0 ")
+	}
+	question := func(family int) attack.Attempt {
+		return attack.Attempt{Src: router[family], SrcPort: 5000, To: server[family], Port: 53}
+	}
+	answer := func(family int) attack.Attempt {
+		return attack.Attempt{Src: server[family], SrcPort: 53, To: nodeAddresses[family].String(), Port: 40000}
+	}
+	for family := range router {
+		waitFor("a question", func() bool { send(question(family)); return questions() })
+	}
+	in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Plan: plan, Node: nodeAddresses, PodRoots: []Cgroup{{pods, podsID}}}
+	if _, err := (&Reconciler{Target: target}).Reconcile(t.Context(), in, false); err != nil {
+		t.Fatal(err)
+	}
+	for family := range router {
+		questions()
+		var forged []string
+		inPod(t, pods, func() {
+			for range 3 {
+				forged = append(forged, send(answer(family)))
+				send(question(family))
+			}
+		})
+		waitFor("an answer in another's name from outside all pods", func() bool { return heard.has(send(answer(family))) })
+		for _, text := range forged {
+			if heard.has(text) {
+				t.Errorf("a pod's answer in the name of %s arrives at %s", server[family], router[family])
+			}
+		}
+		if questions() {
+			t.Errorf("a pod's question in the name of %s arrives", router[family])
+		}
+	}
+}
+
+// TestKernelFragments: a pod in the host's network sends no fragments of its own. What the kernel divides arrives.
+func TestKernelFragments(t *testing.T) {
+	target, host, outside, enter := newNode(t)
+	pods, podsID := podRoot(t)
+	runScript(t, outside, `nft 'table inet count { counter fragments { }; chain c { type filter hook prerouting priority -450; ip frag-off & 0x3fff != 0 counter name fragments; exthdr frag exists counter name fragments; }; }'`)
+	enter(host)
+	in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Plan: plan, Node: nodeAddresses, PodRoots: []Cgroup{{pods, podsID}}}
+	if _, err := (&Reconciler{Target: target}).Reconcile(t.Context(), in, false); err != nil {
+		t.Fatal(err)
+	}
+	counted := func() string { return runScript(t, host, "nft list counter inet bulkhead "+CounterForeign) }
+	for family, to := range []string{"192.0.2.1", "2001:db8::1"} {
+		fragments := attack.Attempt{ID: 1, Socket: "hdrincl", Src: nodeAddresses[family].String(), To: to, Port: 9, How: []string{"fragments"}}
+		if err := fragments.Do(); err != nil {
+			t.Errorf("fragments to %s from a process outside all pods: %v", to, err)
+		}
+		before := counted()
+		inPod(t, pods, func() {
+			if err := fragments.Do(); !errors.Is(err, unix.EPERM) {
+				t.Errorf("fragments to %s from a pod: %v, want %v", to, err, unix.EPERM)
+			}
+		})
+		if now := counted(); now == before {
+			t.Errorf("no fragment to %s is counted: %s", to, now)
+		}
+		inPod(t, pods, func() {
+			c, err := net.Dial("udp", netip.AddrPortFrom(netip.MustParseAddr(to), 9).String())
+			if err == nil {
+				_, err = c.Write(make([]byte, 4000))
+				c.Close()
+			}
+			if err != nil {
+				t.Errorf("a long datagram to %s from a pod: %v", to, err)
+			}
+		})
+	}
+	for deadline := time.Now().Add(20 * time.Second); strings.Contains(runScript(t, outside, "nft list counter inet count fragments"), "packets 0 "); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("no fragment of a long datagram arrives")
+		}
+	}
+}
+
 // TestKernelUnmarkBridge: a network's mark routes its processes' packets, and does not leave by the external bridge.
 func TestKernelUnmarkBridge(t *testing.T) {
 	target, host, outside, enter := newNode(t)

@@ -87,3 +87,26 @@ func TestRootGuardMasquerade(t *testing.T) {
 	w.expectAttempts("without an overlay's port", pods[0], "eth0", packets("169.254.0.11", "fd69::b"), false, "udp")
 	w.expectAttempts("to others, without an overlay's port", pods[0], "eth0", packets("169.254.128.11", "fd69::1:b"), true)
 }
+
+// A raw socket of a pod does not queue the errors of others' packets: also where there is no BPF LSM, and whatever the option.
+func TestRootGuardErrors(t *testing.T) {
+	w := newGuardSandbox(t, false)
+	w.detachLSM()
+	w.attachGuard()
+	w.expectErrorQueues(map[string]string{"a tenant's pod": w.cg("kubepods/podred"), "a pod outside the tenants": w.cg("kubepods/podplain"), "an unknown pod": w.cg("kubepods/podnew")},
+		map[string]string{"a trusted pod": w.cg("kubepods/podtrusted"), "the administrator": w.cg("system/admin")})
+}
+
+// expectErrorQueues checks which processes may have raw sockets that queue ICMP errors. All may have other such sockets.
+func (s *sandbox) expectErrorQueues(refused, allowed map[string]string) {
+	s.t.Helper()
+	raw := []string{"set raw-errors", "set raw-errors6", "set raw-extended-errors", "set raw-extended-errors6"}
+	for list, want := range map[*map[string]string]string{&refused: "EPERM", &allowed: "ok"} {
+		for what, cgroup := range *list {
+			for _, command := range raw {
+				s.expect(what, cgroup, 0, [2]string{command, want})
+			}
+			s.expect(what, cgroup, 0, [2]string{"set errors", "ok"}, [2]string{"set errors6", "ok"})
+		}
+	}
+}

@@ -120,12 +120,18 @@ func helperOp(op string) string {
 			return result(err)
 		}
 		return strings.TrimSpace(string(out))
-	case "socket": // create a socket of an address family
+	case "socket": // create a socket of an address family, with a protocol
 		family, err := strconv.Atoi(arg(1))
 		if err != nil {
 			return err.Error()
 		}
-		fd, err := unix.Socket(family, unix.SOCK_STREAM, 1)
+		protocol := 1
+		if arg(2) != "" {
+			if protocol, err = strconv.Atoi(arg(2)); err != nil {
+				return err.Error()
+			}
+		}
+		fd, err := unix.Socket(family, unix.SOCK_STREAM, protocol)
 		if err == nil {
 			unix.Close(fd)
 		}
@@ -569,12 +575,24 @@ func set(what string) error {
 	if strings.HasSuffix(what, "6") {
 		fam = unix.AF_INET6
 	}
-	fd, err := unix.Socket(fam, unix.SOCK_DGRAM, 0)
+	typ, protocol := unix.SOCK_DGRAM, 0
+	if strings.HasPrefix(what, "raw-") {
+		typ, protocol = unix.SOCK_RAW, unix.IPPROTO_UDP
+	}
+	fd, err := unix.Socket(fam, typ, protocol)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
 	switch what {
+	case "errors", "raw-errors":
+		return unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_RECVERR, 1)
+	case "errors6", "raw-errors6":
+		return unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_RECVERR, 1)
+	case "raw-extended-errors":
+		return unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_RECVERR_RFC4884, 1)
+	case "raw-extended-errors6":
+		return unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_RECVERR_RFC4884, 1)
 	case "mark":
 		return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, 5)
 	case "device":

@@ -434,10 +434,11 @@ func TestRootLSM(t *testing.T) {
 	s.expect("a tenant's pod", tenant, 0, [2]string{"set mark", "EPERM"}, [2]string{"set device", "EPERM"}, [2]string{"set ifindex6", "EPERM"}, [2]string{"set unicast", "EPERM"}, [2]string{"set unicast6", "EPERM"}, [2]string{"set harmless", "ok"})
 	s.expect("a pod outside the tenants", plain, 0, [2]string{"set mark", "ok"}, [2]string{"set device", "ok"}, [2]string{"bypass", "EPERM"})
 	s.expect("a trusted pod", trusted, 0, [2]string{"set mark", "ok"}, [2]string{"bypass", "ok"})
+	s.expectErrorQueues(map[string]string{"a tenant's pod": tenant, "a pod outside the tenants": plain, "an unknown pod": s.cg("kubepods/podU")}, map[string]string{"a trusted pod": trusted, "the administrator": s.cg("system/admin")})
 	s.expect("the administrator", s.cg("system/admin"), 0, [2]string{"set mark", "ok"}, [2]string{"bypass", "ok"})
 	// Families that lead past the programs: RDS, L2TP's PPPoX, TIPC, RxRPC, vsock, QRTR and SMC. The kernel may lack
 	// one: then the administrator's attempt fails with another error.
-	for _, family := range []string{"socket 21", "socket 24", "socket 30", "socket 33", "socket 40", "socket 42", "socket 43"} {
+	for _, family := range []string{"socket 21", "socket 24", "socket 30", "socket 33", "socket 40", "socket 42", "socket 43", "socket 2 256", "socket 10 256"} {
 		s.expect("a tenant's pod", tenant, 0, [2]string{family, "EPERM"})
 		s.expect("an unknown pod", s.cg("kubepods/podU"), 0, [2]string{family, "EPERM"})
 		if got := s.outcome(s.cg("system/admin"), 0, family); got == "EPERM" {

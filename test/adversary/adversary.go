@@ -414,6 +414,7 @@ func Listeners(n Network, servers []netip.Addr, serverPort uint16, links ...stri
 				out = append(out, attack.Listener{Kind: kind, IPv6: v6, Device: dev, How: []string{"bindtodevice"}})
 			}
 		}
+		out = append(out, attack.Listener{Kind: "raw-udp-errors", IPv6: v6})
 		any := netip.IPv4Unspecified()
 		if v6 {
 			any = netip.IPv6Unspecified()

@@ -29,7 +29,7 @@ var kernelTests = []struct {
 	tests      []string // each has to pass; of one with a subtest's name only that subtest runs
 }{
 	{"bulkhead/pkg/firewall", "^TestKernel", "^$",
-		[]string{"TestKernel", "TestKernelForward", "TestKernelForgedAnswers", "TestKernelInvalidToRouters", "TestKernelMarkInMessage", "TestKernelLocalGateway", "TestKernelAdvertised", "TestKernelOwnVRF", "TestKernelIngress"}},
+		[]string{"TestKernel", "TestKernelForward", "TestKernelForgedAnswers", "TestKernelInvalidToRouters", "TestKernelMarkInMessage", "TestKernelAnswersOfOthers", "TestKernelFragments", "TestKernelLocalGateway", "TestKernelAdvertised", "TestKernelOwnVRF", "TestKernelIngress"}},
 	{"bulkhead/pkg/loader", "^TestRoot", "^$",
 		[]string{"TestRootVRFBinding", "TestRootVRFRedirection", "TestRootLSM", "TestRootVRFIngress", "TestRootBrokenLinks/nothing"}},
 	{"bulkhead/pkg/vrf", "^TestKernel", "^TestKernelWithoutVRF$", // that one is for kernels that lack VRF

@@ -15,7 +15,8 @@ import (
 // Listener is a way to receive what others send.
 type Listener struct {
 	// Kind is "sniff" or "sniff-device" for a packet socket on all devices or on
-	// Device, "raw-icmp", "raw-udp" or "raw-tcp" for a raw socket, "udp", "tcp", "unix-stream" or
+	// Device, "raw-icmp", "raw-udp" or "raw-tcp" for a raw socket, "raw-udp-errors" for the packets that ICMP
+	// errors quote, "udp", "tcp", "unix-stream" or
 	// "unix-dgram" for a server at At.
 	Kind   string   `json:"kind"`
 	IPv6   bool     `json:"ipv6,omitempty"`
@@ -76,6 +77,13 @@ func (l Listener) Listen(ctx context.Context, ready func(), received func(id int
 			}()
 			continue
 		}
+		if l.Kind == "raw-udp-errors" {
+			if n, _, _, _, err := unix.Recvmsg(fd, buf, make([]byte, 512), unix.MSG_ERRQUEUE|unix.MSG_DONTWAIT); err == nil {
+				report(buf[:n])
+			}
+			_, _, _ = unix.Recvfrom(fd, buf, unix.MSG_DONTWAIT) // what is no error
+			continue
+		}
 		n, from, err := unix.Recvfrom(fd, buf, unix.MSG_DONTWAIT)
 		if err != nil {
 			continue
@@ -106,6 +114,20 @@ func (l Listener) open() (int, error) {
 		return l.openIP(fam, unix.SOCK_RAW, unix.IPPROTO_UDP)
 	case "raw-tcp":
 		return l.openIP(fam, unix.SOCK_RAW, unix.IPPROTO_TCP)
+	case "raw-udp-errors":
+		fd, err := l.openIP(fam, unix.SOCK_RAW, unix.IPPROTO_UDP)
+		if err != nil {
+			return 0, err
+		}
+		level, option := unix.SOL_IP, unix.IP_RECVERR
+		if l.IPv6 {
+			level, option = unix.SOL_IPV6, unix.IPV6_RECVERR
+		}
+		if err := unix.SetsockoptInt(fd, level, option, 1); err != nil {
+			unix.Close(fd)
+			return 0, fmt.Errorf("read errors: %w", err)
+		}
+		return fd, nil
 	case "udp":
 		return l.openIP(fam, unix.SOCK_DGRAM, 0)
 	case "tcp":

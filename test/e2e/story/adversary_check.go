@@ -276,8 +276,12 @@ func (a *arena) hearing(ctx context.Context) (int, error) {
 	for _, x := range a.victim("green-1", false).Addrs {
 		across = append(across, attack.Attempt{Socket: "udp", To: x.String(), Port: 7999})
 	}
-	local := len(sent)
-	sends := append(trials([]actor{{pod: a.pods["green-1"]}}, sent), trials([]actor{{pod: a.pods["green-2"]}}, across)...)
+	var closed []attack.Attempt // ports that answer by ICMP errors, which quote the packet
+	for _, x := range a.victim("green-1", false).Addrs {
+		closed = append(closed, attack.Attempt{Socket: "udp", To: x.String(), Port: 9})
+	}
+	local := len(sent) + len(closed)
+	sends := slices.Concat(trials([]actor{a.greenHost()}, closed), trials([]actor{{pod: a.pods["green-1"]}}, sent), trials([]actor{{pod: a.pods["green-2"]}}, across))
 	for range 2 {
 		if err := m.try(ctx, pointers(sends)); err != nil {
 			return 0, err

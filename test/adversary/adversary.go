@@ -273,11 +273,15 @@ func Tunnel(node, peer []netip.Addr, links []Interface, peerMAC string, g attack
 	return out
 }
 
-// ForgedReplies lists the frames on the external bridge by which an answer is forged to what a pod
-// of a network sends from a port to a server outside the cluster: to the masquerade address of the
-// network's gateway router. What raw sockets send there did not arrive in the lab, not even root's.
-func ForgedReplies(router, server netip.Addr, podPort, serverPort uint16, bridge Interface) []attack.Attempt {
+// ForgedReplies lists the ways to forge an answer to what a pod of a network sends from a port to a server outside the
+// cluster: datagrams in the server's name to the address that the pod has outside, and frames on the external
+// bridge to the masquerade address of the network's gateway router. What raw sockets send there did not arrive in
+// the lab, not even root's.
+func ForgedReplies(router, server netip.Addr, podPort, serverPort uint16, outside netip.AddrPort, bridge Interface) []attack.Attempt {
 	var out []attack.Attempt
+	for _, how := range [][]string{{"transparent"}, {"transparent", "cmsg-mark=0"}} {
+		out = append(out, attack.Attempt{Socket: "udp", Src: server.String(), SrcPort: serverPort, To: outside.Addr().String(), Port: outside.Port(), How: how})
+	}
 	for _, how := range [][]string{nil, {"bypass"}, {"ring"}, {"unbound"}} {
 		f := frame(bridge.Name, bridge.MAC, network.GatewayMAC, server, router, how...)
 		f.Port, f.SrcPort = podPort, serverPort

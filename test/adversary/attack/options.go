@@ -85,6 +85,7 @@ func (a Attempt) set(fd int, v6 bool) (problems []string) {
 				level, option = unix.SOL_IPV6, unix.IPV6_FREEBIND // needs no capability
 			}
 			fail(h, unix.SetsockoptInt(fd, level, option, 1))
+			fail(h, unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1))
 			from, err := netip.ParseAddr(a.Src)
 			fail(h, err)
 			sa, err := sockaddr(from, a.SrcPort)

@@ -4,6 +4,7 @@ package story
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"regexp"
@@ -53,34 +54,38 @@ func (a *arena) forgedReplies(ctx context.Context) (out part, stop func(), err e
 	}
 	var ways []attack.Attempt
 	for router, server := range servers {
-		from, err := a.portOutside(ctx, router, server)
+		from, outside, err := a.portOutside(ctx, router, server)
 		if err != nil {
 			asking.kill()
 			return out, stop, err
 		}
-		ways = append(ways, adversary.ForgedReplies(router, server, from, askedPort, bridge)...)
+		ways = append(ways, adversary.ForgedReplies(router, server, from, askedPort, outside, bridge)...)
 	}
 	return part{what: "forged answers to what green sends out of the cluster", attacks: trials(a.attackers(), ways), controls: trials([]actor{a.admin()}, ways), victims: []string{"green-1"}}, asking.kill, nil
 }
 
-// portOutside waits until green-1's datagrams to the server leave its gateway router, and returns
-// the port that they have then. An attacker who does not know it tries all.
-func (a *arena) portOutside(ctx context.Context, router, server netip.Addr) (port uint16, err error) {
-	entry := regexp.MustCompile(fmt.Sprintf(`orig=\(src=%s,dst=%s,sport=(\d+),dport=%d\)`, regexp.QuoteMeta(router.String()), regexp.QuoteMeta(server.String()), askedPort))
+// portOutside waits until green-1's datagrams to the server leave the node, and returns the port that they have when
+// they leave its gateway router, and the address and port that they have outside. An attacker who does not know these tries all.
+func (a *arena) portOutside(ctx context.Context, router, server netip.Addr) (port uint16, outside netip.AddrPort, err error) {
+	from, to := regexp.QuoteMeta(router.String()), regexp.QuoteMeta(server.String())
+	entry := regexp.MustCompile(fmt.Sprintf(`orig=\(src=%s,dst=%s,sport=(\d+),dport=%d\),reply=\(src=%[2]s,dst=([^,]+),sport=%[3]d,dport=(\d+)\)`, from, to, askedPort))
 	err = a.w.Lab.Wait(ctx, fmt.Sprintf("datagrams of %s to %s to leave %s", router, server, a.near.Name), func(ctx context.Context) (bool, string, error) {
 		res, err := a.near.Run(ctx, "ovs-appctl dpctl/dump-conntrack")
 		if err != nil {
 			return false, "", err
 		}
-		match := entry.FindStringSubmatch(res.Stdout)
-		if match == nil {
-			return false, res.Stderr, nil
+		for _, match := range entry.FindAllStringSubmatch(res.Stdout, -1) {
+			addr, addrErr := netip.ParseAddr(match[2])
+			n, portErr := strconv.ParseUint(match[1], 10, 16)
+			m, outsideErr := strconv.ParseUint(match[3], 10, 16)
+			if err := errors.Join(addrErr, portErr, outsideErr); err != nil || addr != router {
+				port, outside = uint16(n), netip.AddrPortFrom(addr, uint16(m))
+				return true, "", err
+			}
 		}
-		n, err := strconv.ParseUint(match[1], 10, 16)
-		port = uint16(n)
-		return true, "", err
+		return false, res.Stderr, nil
 	})
-	return port, err
+	return port, outside, err
 }
 
 // masquerade returns the masquerade subnets of the product's configuration in the lab's IP families.

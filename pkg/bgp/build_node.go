@@ -197,7 +197,8 @@ func (g *generator) router(from frrv1.Router, networks []Network) frrv1.Router {
 	out := frrv1.Router{ASN: from.ASN, ID: from.ID, VRF: from.VRF}
 	if out.ID == "" && !g.hasIPv4(from.VRF, networks) {
 		// FRR takes an IPv4 address of the VRF, and without one starts no session. Any other
-		// number does that is unique in the autonomous system: RFC 6286.
+		// number does that is unique in the autonomous system: RFC 6286. Of the addresses in
+		// a VRF that networks join nothing is known.
 		out.ID = netip.AddrFrom4([4]byte{0, 0, byte(g.node.ID >> 8), byte(g.node.ID)}).String()
 	}
 	var advertise []netip.Prefix
@@ -252,7 +253,7 @@ func (g *generator) router(from frrv1.Router, networks []Network) frrv1.Router {
 			// that have eBGP with the same routers, its path contains their own number. Before
 			// it, there may be that of joined.
 			setting := "allowas-in origin"
-			if g.r.isJoined() {
+			if g.r.isJoined() || n.LocalASN != 0 { // FRR ignores "origin" where it looks for the latter
 				setting = "allowas-in 1"
 			}
 			g.addRaw(from, n, setting, v4, v6)
@@ -307,9 +308,12 @@ func (g *generator) hasInternalIP(v4 bool) bool {
 }
 
 // hasIPv4 reports whether the node has an IPv4 address in a VRF: in the default VRF, one of its own, and in
-// another one that of its management port of a network.
+// another one that of its management port of a network; false if that is not known.
 func (g *generator) hasIPv4(vrf string, networks []Network) bool {
-	if cmp.Or(vrf, DefaultVRF) == DefaultVRF || g.r.isJoined() { // of whose VRF nothing is known
+	if g.r.isJoined() && cmp.Or(vrf, DefaultVRF) != DefaultVRF {
+		return false
+	}
+	if cmp.Or(vrf, DefaultVRF) == DefaultVRF {
 		return slices.ContainsFunc(slices.Concat(g.node.InternalIPs, g.node.Addresses), netip.Addr.Is4)
 	}
 	return slices.ContainsFunc(networks, func(n Network) bool {

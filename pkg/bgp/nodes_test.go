@@ -227,4 +227,19 @@ func TestRouterIDInVRF(t *testing.T) {
 		}
 	}
 	expect(t, "router ids", got, "blue 0.0.0.7", "red ")
+
+	// Of a VRF of the node that networks join, the addresses are not known.
+	f.Nodes[0].Mode = network.LocalGateway
+	f.Configurations = []frrv1.FRRConfiguration{testBase("all", []string{"core", ""}, peer(65001, "fd10:99:1::1"))}
+	f.Advertisements = []udnv1.RouteAdvertisements{testRA("all", "core", "red")}
+	converge(t, f, Fabric{})
+	clear(got)
+	for _, c := range ofNode(f, "node7") {
+		for _, r := range c.Spec.BGP.Routers {
+			if r.VRF == "core" {
+				got[r.VRF+" "+r.ID] = true
+			}
+		}
+	}
+	expect(t, "router ids in a joined VRF", got, "core 0.0.0.7")
 }

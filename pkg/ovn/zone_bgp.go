@@ -31,7 +31,8 @@ func (z *Zone) addBGPInputs(b *BGP) {
 	}
 	for _, n := range z.advertisedNetworks() {
 		b.AdvertisedSubnets = add(b.AdvertisedSubnets, n)
-		if n.Transport == network.TransportNoOverlay {
+		// One that is not announced has no routes, and must not hide those of others, within whose subnets its own may be.
+		if n.Transport == network.TransportNoOverlay && n.Announced() {
 			b.NoOverlaySubnets = add(b.NoOverlaySubnets, n)
 		}
 	}
@@ -79,7 +80,7 @@ func (z *Zone) updateAdvertised(name string) {
 	} else {
 		delete(z.advertised, name)
 	}
-	if is == had && (!is || before.Transport == n.Transport && slices.Equal(before.CIDRs(), n.CIDRs())) {
+	if is == had && (!is || before.Transport == n.Transport && before.Announced() == n.Announced() && slices.Equal(before.CIDRs(), n.CIDRs())) {
 		return
 	}
 	if z.restored {

@@ -137,6 +137,14 @@ func TestZoneImportedRoutes(t *testing.T) {
 			})
 		}
 		const discard = "uplink__node1 discard 10.10.0.0/16"
+		announce := func(name string) {
+			env.editNAD(name, name, func(n *nadv1.NetworkAttachmentDefinition) {
+				n.Annotations[network.AnnotationAdvertisedVRFs] = "default"
+			})
+		}
+		// Within a third network's subnets they would hide its routes.
+		check("not announced", []string{id("10.10.1.0/24")}, []string{discard})
+		announce("sky")
 		if n := testutil.ToFloat64(env.zone.metrics.learned); n != 3 {
 			t.Errorf("%v routes are learned, want 3", n)
 		}
@@ -148,7 +156,9 @@ func TestZoneImportedRoutes(t *testing.T) {
 		}
 		remove("sky")
 		env.waitUntil("the first is gone", func() bool { return !env.has("GR_cluster_udn_sky_node1") })
-		check("one is left", []string{discard}, nil)
+		check("one is left, which is not announced", nil, []string{discard})
+		announce("late")
+		check("it is announced", []string{discard}, nil)
 		remove("late")
 		check("the network is gone", []string{id("203.0.113.0/24")}, []string{discard})
 	})

@@ -156,7 +156,20 @@ func (a *arena) capture(ctx context.Context) (string, error) {
 			listeners = append(listeners, attack.Listener{Kind: kind, IPv6: true, At: fmt.Sprintf("[::]:%d", port)})
 		}
 	}
-	if err := m.listen(ctx, thief, listeners...); err != nil {
+	// On a slow machine a pod may run some seconds before its sockets are bound to its network: those that share a
+	// port with the node's servers cannot listen then.
+	err = a.w.Lab.Wait(ctx, "the pod's server to share a port with the node's", func(ctx context.Context) (bool, string, error) {
+		if err := m.listen(ctx, thief, listeners...); err != nil {
+			return false, "", err
+		}
+		res, err := a.near.Run(ctx, fmt.Sprintf("ss -Hltn 'sport = :%d'", etcdPort))
+		if err == nil && strings.Contains(res.Stdout, "udn-vrf") {
+			return true, "", nil
+		}
+		_, endErr := m.end(ctx)
+		return false, res.Stdout, errors.Join(err, endErr)
+	})
+	if err != nil {
 		return "", err
 	}
 	err = a.w.Lab.Wait(ctx, "events to tell that ports of probes are held", func(ctx context.Context) (bool, string, error) {

@@ -63,13 +63,14 @@ func (p *peers) set(o *metav1.PartialObjectMetadata) {
 		return
 	}
 	n, err := network.ParseNode(o.Name, o.Annotations)
-	if err != nil {
-		p.log.Warn("annotations of another node are malformed", "node", o.Name, "error", err)
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if old, ok := p.nodes[n.Name]; ok && samePeer(old, n) {
+	old, known := p.nodes[n.Name]
+	if known && (err != nil || samePeer(old, n)) { // a node whose annotations are malformed keeps its addresses
 		return
+	}
+	if err != nil {
+		p.log.Warn("annotations of another node are malformed: Localnet networks may send in its name", "peer", o.Name, "error", err)
 	}
 	p.nodes[n.Name] = n
 	p.changed()

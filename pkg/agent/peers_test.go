@@ -68,6 +68,13 @@ func TestLocalnets(t *testing.T) {
 					t.Fatal(err)
 				}
 				eventually(t, "another MAC address", func() bool { return flows.hasPeers("n2 52:54:00:00:00:0b") })
+				if _, err := client.Resource(nodes).(metadatafake.MetadataClient).UpdateFake(node("n2", "none"), metav1.UpdateOptions{}); err != nil {
+					t.Fatal(err)
+				}
+				time.Sleep(time.Minute)
+				if !flows.hasPeers("n2 52:54:00:00:00:0b") {
+					t.Error("a node with a malformed annotation loses its MAC address")
+				}
 				if err := client.Resource(nodes).Delete(ctx, "n2", metav1.DeleteOptions{}); err != nil {
 					t.Fatal(err)
 				}

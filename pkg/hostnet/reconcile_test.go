@@ -37,6 +37,7 @@ func example() (Inputs, Layout, Kubelet) {
 		Locked:     []LockedAddr{{Addr: netip.MustParseAddr("10.244.0.5"), NetworkID: 1}, {Addr: netip.MustParseAddr("::ffff:10.244.0.6"), NetworkID: 2, Open: []network.OpenPort{{Protocol: "tcp", Port: 80}}}, {Addr: netip.MustParseAddr("fd00::5"), NetworkID: 2}},
 		Doors:      []loader.DoorRow{{Ifindex: 21, Kind: loader.DoorPort, NetworkID: 1}, {Ifindex: 2, Kind: loader.DoorOwn}},
 		Locals:     []netip.Addr{netip.MustParseAddr("192.0.2.1")},
+		Others:     []netip.Addr{netip.MustParseAddr("192.0.2.100"), netip.MustParseAddr("2001:db8::100")},
 		Services:   []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},
 		Masquerade: []netip.Prefix{netip.MustParsePrefix("169.254.0.0/17")},
 		TunnelPort: 6081, MarkFirst: 0x10000, MarkLast: 0x2711ffff,
@@ -68,6 +69,8 @@ func TestBuild(t *testing.T) {
 		loader.ProbeRow{Port: 8080, NetworkID: 1},
 		loader.DoorRow{Ifindex: 21, Kind: loader.DoorPort, NetworkID: 1}, loader.DoorRow{Ifindex: 2, Kind: loader.DoorOwn},
 		loader.LocalRow{Addr: netip.MustParseAddr("192.0.2.1")},
+		loader.DestRow{NetworkID: loader.OwnAddress, Prefix: netip.MustParsePrefix("192.0.2.1/32")},
+		loader.DestRow{NetworkID: loader.OwnAddress, Prefix: netip.MustParsePrefix("192.0.2.100/32")}, loader.DestRow{NetworkID: loader.OwnAddress, Prefix: netip.MustParsePrefix("2001:db8::100/128")},
 		loader.DestRow{NetworkID: 1, Prefix: netip.MustParsePrefix("10.1.0.0/16")}, loader.DestRow{NetworkID: 1, Prefix: netip.MustParsePrefix("fd01::/64")},
 		loader.LockedRow{Addr: netip.MustParseAddr("10.244.0.5"), NetworkID: 1}, loader.LockedRow{Addr: netip.MustParseAddr("10.244.0.6"), NetworkID: 2},
 		loader.OpenRow{Addr: netip.MustParseAddr("10.244.0.6"), Protocol: "tcp", Port: 80}, loader.OpenRow{Addr: netip.MustParseAddr("10.244.0.6"), Protocol: "tcp"},
@@ -148,6 +151,9 @@ put kubelet cgroup 7
 put network 1 at vrf ifindex 11
 put network 2 at vrf ifindex 12
 put node's address 192.0.2.1
+put node's own address 192.0.2.1/32
+put node's own address 192.0.2.100/32
+put node's own address 2001:db8::100/128
 put open tcp port 0 of locked address 10.244.0.6
 put open tcp port 80 of locked address 10.244.0.6
 put probes of TCP port 8080 → network 1

@@ -309,7 +309,7 @@ func (r *FlowReconciler) buildBase(ctx context.Context, c *changes, node Facts, 
 	if err != nil {
 		return before, nil, err
 	}
-	hosts, err := r.hosts(bridge)
+	hosts, err := r.hosts(bridge, node.Node)
 	if err != nil {
 		problems = append(problems, err)
 	}

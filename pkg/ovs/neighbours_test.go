@@ -4,18 +4,12 @@ package ovs
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"os/exec"
-	"runtime"
 	"slices"
 	"testing"
 	"time"
-
-	"github.com/vishvananda/netns"
-	"golang.org/x/sys/unix"
 
 	"bulkhead/pkg/network"
 )
@@ -23,26 +17,7 @@ import (
 // The kernel asks for a router's MAC address although nothing sends to it, says when it is learnt, and
 // when another router takes over.
 func TestKernelNeighbours(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("SKIP: needs root for a network namespace")
-	}
-	runtime.LockOSThread() // never unlocked: the thread ends with its namespace
-	old, err := netns.Get()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := netns.New(); errors.Is(err, unix.EPERM) {
-		t.Skipf("SKIP: no network namespace: %v", err)
-	} else if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = netns.Set(old) })
-	run := func(script string) {
-		t.Helper()
-		if out, err := exec.Command("sh", "-ec", script).CombinedOutput(); err != nil {
-			t.Fatalf("%s\n%v: %s", script, err, out)
-		}
-	}
+	run := ownNamespace(t)
 	router := exec.Command("unshare", "--net", "sleep", "infinity")
 	if err := router.Start(); err != nil {
 		t.Fatal(err)

@@ -116,9 +116,9 @@ func TestNextHops(t *testing.T) {
 	}
 }
 
-// Pods leave the node with its first address: the one that the kernel chooses, in whatever order
-// the addresses came.
-func TestKernelFirstAddress(t *testing.T) {
+// ownNamespace moves the test to a network namespace of its own, and returns a function that runs a script there.
+func ownNamespace(t *testing.T) (run func(script string)) {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("SKIP: needs root for a network namespace")
 	}
@@ -133,12 +133,18 @@ func TestKernelFirstAddress(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = netns.Set(old) })
-	run := func(script string) {
+	return func(script string) {
 		t.Helper()
 		if out, err := exec.Command("sh", "-ec", script).CombinedOutput(); err != nil {
 			t.Fatalf("%s\n%v: %s", script, err, out)
 		}
 	}
+}
+
+// Pods leave the node with its first address: the one that the kernel chooses, in whatever order
+// the addresses came.
+func TestKernelFirstAddress(t *testing.T) {
+	run := ownNamespace(t)
 	first := func(what, v4, v6 string) {
 		t.Helper()
 		link, err := readBridgeLink("br-ex")

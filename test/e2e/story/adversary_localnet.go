@@ -151,6 +151,16 @@ func (a *arena) copies(ctx context.Context, m *round) (part, error) {
 		}
 		out.victims = append(out.victims, p.String())
 	}
+	// With each other, inside OVN, the pods use these MAC addresses.
+	macOf := func(name string) string { return a.annotations[name]["grey/hulk"].MAC }
+	for _, name := range []string{taker, routed} {
+		for _, pair := range [][2]string{{liar, name}, {name, liar}} {
+			for _, address := range a.w.served(free) {
+				frame := attack.Attempt{Socket: "packet", Frame: "echo", Device: hulkInterface, SrcMAC: macOf(pair[0]), DstMAC: macOf(pair[1]), Src: address.String(), To: address.String()}
+				out.controls = append(out.controls, trial{actor{pod: a.pods[pair[0]]}, frame})
+			}
+		}
+	}
 	near := a.nodes[a.near.Name]
 	for _, from := range near.addrs[bridgeOfANode] {
 		for _, to := range addrs(a.far) {

@@ -73,6 +73,8 @@ type request struct {
 	// Reasons for which not everything is advertised. With an invalid specification or
 	// base, what was generated before stays: a mistake must not cut off pods.
 	invalid, pending []string
+	warnings         []string         // what is missing where everything that the objects say is advertised
+	gaps             map[gap][]string // with the nodes
 	keepAll          bool
 }
 
@@ -80,9 +82,9 @@ type request struct {
 type base struct {
 	*frrv1.FRRConfiguration
 	nodes func(Node) bool
-	// vrfs has the VRFs in which these nodes have sessions. A router whose only neighbour is the
-	// node itself counts: that is a fabric of one node.
-	vrfs map[string]bool
+	// vrfs has the VRFs in which these nodes have sessions, and the IP families whose routes the sessions
+	// carry. A router whose only neighbour is the node itself counts: that is a fabric of one node.
+	vrfs map[string]families
 }
 
 func (r *request) invalidf(format string, a ...any) {
@@ -98,7 +100,7 @@ func (b *builder) requests() []*request {
 	slices.SortFunc(ras, func(x, y udnv1.RouteAdvertisements) int { return cmp.Compare(x.Name, y.Name) })
 	var out []*request
 	for i := range ras {
-		r := &request{ra: &ras[i]}
+		r := &request{ra: &ras[i], gaps: map[gap][]string{}}
 		if ras[i].DeletionTimestamp != nil {
 			continue
 		}
@@ -185,10 +187,11 @@ func (b *builder) selectBases(r *request) {
 		if isManagedBase(c) {
 			nodes = func(n Node) bool { return hasFabricRole(c, n) }
 		}
-		vrfs := map[string]bool{}
+		vrfs := map[string]families{}
 		for _, router := range c.Spec.BGP.Routers {
-			if len(router.Neighbors) > 0 {
-				vrfs[cmp.Or(router.VRF, DefaultVRF)] = true
+			for _, n := range router.Neighbors {
+				vrf := cmp.Or(router.VRF, DefaultVRF)
+				vrfs[vrf] = vrfs[vrf].or(familiesOf(n))
 			}
 		}
 		r.bases = append(r.bases, base{c, nodes, vrfs})
@@ -269,13 +272,13 @@ func (r *request) condition() metav1.Condition {
 	case len(r.pending) > 0:
 		c.Status, c.Reason, c.Message = metav1.ConditionFalse, udnv1.ReasonConfigurationPending, join(r.pending)
 	default:
-		c.Status, c.Reason, c.Message = metav1.ConditionTrue, udnv1.ReasonAccepted,
-			fmt.Sprintf("Networks advertised: %d, with the sessions of FRRConfigurations: %d.", len(r.networks), len(r.bases))
+		c.Status, c.Reason = metav1.ConditionTrue, udnv1.ReasonAccepted
+		c.Message = join(append([]string{fmt.Sprintf("Networks advertised: %d, with the sessions of FRRConfigurations: %d", len(r.networks), len(r.bases))}, r.warnings...)) + "."
 	}
 	return c
 }
 
-// messageLimit is below the API's limit for a condition's message.
+// messageLimit, with a full stop, is below the API's limit for a condition's message.
 const messageLimit = 10000
 
 // join returns the distinct reasons as one message.

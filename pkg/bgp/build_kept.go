@@ -27,7 +27,9 @@ func (b *builder) bySession(r *request) (with, without []Network) {
 	anywhere := map[string]bool{}
 	for _, base := range r.bases {
 		if slices.ContainsFunc(b.in.Nodes, func(n Node) bool { return n.ID > 0 && b.unsuitable(r, n) == "" && base.nodes(n) }) {
-			maps.Copy(anywhere, base.vrfs)
+			for vrf := range base.vrfs {
+				anywhere[vrf] = true
+			}
 		}
 	}
 	return r.split(anywhere)

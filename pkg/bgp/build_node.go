@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"fmt"
 	"hash/fnv"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -32,6 +31,7 @@ func (b *builder) generate(r *request) {
 			b.generateFor(r, node, anywhere)
 		}
 	}
+	r.reportGaps()
 	with, without := r.split(anywhere)
 	for _, n := range with {
 		b.advertised(r, n.Name, r.target())
@@ -49,17 +49,20 @@ func (b *builder) generateFor(r *request, node Node, anywhere map[string]bool) {
 		return
 	}
 	var bases []base
-	covered := map[string]bool{} // VRFs in which the node has a session
+	covered := map[string]families{} // by VRF in which the node has a session
 	for _, base := range r.bases {
 		if base.nodes(node) {
 			bases = append(bases, base)
-			maps.Copy(covered, base.vrfs)
+			for vrf, f := range base.vrfs {
+				covered[vrf] = covered[vrf].or(f)
+			}
 		}
 	}
 	missing := r.vrfsWithout(covered)
 	if len(missing) > 0 {
 		r.invalidf("node %s: no selected FRRConfiguration has a router in VRF %s with a neighbor: add one to spec.bgp.routers, or change spec.frrConfigurationSelector", node.Name, strings.Join(missing, ", "))
 	}
+	r.addGaps(node, covered)
 	for _, base := range bases {
 		g := generator{r: r, base: base.FRRConfiguration, node: node, nodeIDs: b.nodeIDs}
 		c := g.configuration(b.in.Namespace)
@@ -72,7 +75,9 @@ func (b *builder) generateFor(r *request, node Node, anywhere map[string]bool) {
 			b.carryOver(c, missing)
 			b.st.Configurations[c.Name] = c
 		}
-		maps.Copy(anywhere, base.vrfs)
+		for vrf := range base.vrfs {
+			anywhere[vrf] = true
+		}
 	}
 	if len(missing) == 0 {
 		return
@@ -105,10 +110,11 @@ func (r *request) vrfOf(n Network) string {
 
 // vrfsWithout returns the VRFs into which r advertises networks and in which the node has no
 // session, sorted.
-func (r *request) vrfsWithout(covered map[string]bool) []string {
+func (r *request) vrfsWithout(covered map[string]families) []string {
 	var out []string
 	for _, n := range r.networks {
-		if vrf := r.vrfOf(n); !covered[vrf] {
+		vrf := r.vrfOf(n)
+		if _, ok := covered[vrf]; !ok {
 			out = append(out, vrf)
 		}
 	}
@@ -219,8 +225,8 @@ func (g *generator) router(from frrv1.Router, networks []Network) frrv1.Router {
 		out.Prefixes = append(out.Prefixes, p.String())
 	}
 	for _, n := range from.Neighbors {
-		v4, v6 := familiesOf(n)
-		if g.isSelf(n) || isManagedBase(g.base) && !g.hasInternalIP(v4) {
+		carries := familiesOf(n)
+		if g.isSelf(n) || isManagedBase(g.base) && !g.hasInternalIP(carries.v4) {
 			continue
 		}
 		// All prefixes of this object's router, which are those above: listing them again for
@@ -232,7 +238,7 @@ func (g *generator) router(from frrv1.Router, networks []Network) frrv1.Router {
 			filters = g.filtersOf(n, noOverlay)
 		}
 		for _, s := range filters {
-			if is4 := !strings.Contains(s.Prefix, ":"); is4 && v4 || !is4 && v6 {
+			if is4 := !strings.Contains(s.Prefix, ":"); is4 && carries.v4 || !is4 && carries.v6 {
 				n.ToReceive.Allowed.Prefixes = append(n.ToReceive.Allowed.Prefixes, s)
 			}
 		}
@@ -243,11 +249,11 @@ func (g *generator) router(from frrv1.Router, networks []Network) frrv1.Router {
 			g.raw = append(g.raw, routerLine(from), " neighbor "+n.Address+" ttl-security hops 1", "exit")
 		}
 		if g.isReflector() {
-			g.reflect(n, v4, v6)
+			g.reflect(n, carries)
 		}
 		switch {
 		case g.isClient(n):
-			g.addRaw(from, n, "route-reflector-client", v4, v6)
+			g.addRaw(from, n, "route-reflector-client", carries)
 		case len(n.ToReceive.Allowed.Prefixes) > 0 && isExternal(from, n) && n.AllowAsIn == "":
 			// Another node of the same autonomous system originated the route: between nodes
 			// that have eBGP with the same routers, its path contains their own number. Before
@@ -256,7 +262,7 @@ func (g *generator) router(from frrv1.Router, networks []Network) frrv1.Router {
 			if g.r.isJoined() || n.LocalASN != 0 { // FRR ignores "origin" where it looks for the latter
 				setting = "allowas-in 1"
 			}
-			g.addRaw(from, n, setting, v4, v6)
+			g.addRaw(from, n, setting, carries)
 		}
 		out.Neighbors = append(out.Neighbors, n)
 	}
@@ -327,11 +333,11 @@ const reflected = "bulkhead-reflected"
 // reflect lets a route reflector send a neighbour what it has received from nodes: with frr-k8s
 // alone only the node's own prefixes leave. Its route map of what leaves is named after the
 // neighbour, and the numbers of its entries are low.
-func (g *generator) reflect(n frrv1.Neighbor, v4, v6 bool) {
+func (g *generator) reflect(n frrv1.Neighbor, carries families) {
 	for i, f := range []struct {
 		name string
 		on   bool
-	}{{"ip", v4}, {"ipv6", v6}} {
+	}{{"ip", carries.v4}, {"ipv6", carries.v6}} {
 		if f.on {
 			g.raw = append(g.raw, fmt.Sprintf("route-map %s-out permit %d", n.Address, 65001+i), " match "+f.name+" address prefix-list "+reflected, "exit")
 		}
@@ -380,15 +386,6 @@ func (g *generator) isSelf(n frrv1.Neighbor) bool {
 	return err == nil && (slices.Contains(g.node.Addresses, a.Unmap()) || slices.Contains(g.node.InternalIPs, a.Unmap()))
 }
 
-// familiesOf returns the IP families that a session carries.
-func familiesOf(n frrv1.Neighbor) (v4, v6 bool) {
-	if n.Interface != "" || n.DualStackAddressFamily {
-		return true, true
-	}
-	a, err := netip.ParseAddr(n.Address)
-	return err == nil && a.Unmap().Is4(), err == nil && !a.Unmap().Is4()
-}
-
 // isExternal reports whether the neighbour is in another autonomous system.
 func isExternal(r frrv1.Router, n frrv1.Neighbor) bool {
 	return n.DynamicASN == frrv1.ExternalASNMode || n.DynamicASN == "" && n.ASN != r.ASN
@@ -396,12 +393,12 @@ func isExternal(r frrv1.Router, n frrv1.Neighbor) bool {
 
 // addRaw adds a setting of a neighbour's address families that the API of frr-k8s does not
 // have.
-func (g *generator) addRaw(r frrv1.Router, n frrv1.Neighbor, setting string, v4, v6 bool) {
+func (g *generator) addRaw(r frrv1.Router, n frrv1.Neighbor, setting string, carries families) {
 	g.raw = append(g.raw, routerLine(r))
 	for _, f := range []struct {
 		name string
 		on   bool
-	}{{"ipv4", v4}, {"ipv6", v6}} {
+	}{{"ipv4", carries.v4}, {"ipv6", carries.v6}} {
 		if f.on {
 			g.raw = append(g.raw, " address-family "+f.name+" unicast", "  neighbor "+cmp.Or(n.Interface, n.Address)+" "+setting, " exit-address-family")
 		}

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bgp
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	frrv1 "github.com/metallb/frr-k8s/api/v1beta1"
+
+	"bulkhead/pkg/network"
+)
+
+// families are IP families.
+type families struct{ v4, v6 bool }
+
+func (f families) or(g families) families { return families{f.v4 || g.v4, f.v6 || g.v6} }
+
+// familiesOf returns the IP families that a session carries.
+func familiesOf(n frrv1.Neighbor) families {
+	if n.Interface != "" || n.DualStackAddressFamily {
+		return families{true, true}
+	}
+	a, err := netip.ParseAddr(n.Address)
+	return families{err == nil && a.Unmap().Is4(), err == nil && !a.Unmap().Is4()}
+}
+
+// gap is a VRF in which nodes have sessions, but none that carries the routes of an IP family of
+// networks there.
+type gap struct {
+	vrf, family string
+	noOverlay   bool // some of the networks have no overlay
+}
+
+func (g gap) compare(o gap) int {
+	return cmp.Or(strings.Compare(g.vrf, o.vrf), strings.Compare(g.family, o.family))
+}
+
+// addGaps notes the gaps of a node, which has sessions of the families in covered, by VRF.
+func (r *request) addGaps(node Node, covered map[string]families) {
+	found := map[gap]bool{} // by a gap without noOverlay
+	for _, n := range r.networks {
+		vrf := r.vrfOf(n)
+		have, ok := covered[vrf]
+		if !ok {
+			continue // reported as a VRF without sessions
+		}
+		for _, p := range n.CIDRs() {
+			is4 := p.Addr().Is4()
+			if is4 && have.v4 || !is4 && have.v6 {
+				continue
+			}
+			g := gap{vrf: vrf, family: map[bool]string{true: "IPv4", false: "IPv6"}[is4]}
+			found[g] = found[g] || n.Transport == network.TransportNoOverlay
+		}
+	}
+	for g, noOverlay := range found {
+		g.noOverlay = noOverlay
+		r.gaps[g] = append(r.gaps[g], node.Name)
+	}
+}
+
+// reportGaps adds the gaps to the condition. Pods of a network without an overlay do not reach each other on
+// other nodes without routes, so that a gap there is an error. Other networks may have one IP family that
+// the fabric does not know.
+func (r *request) reportGaps() {
+	for _, g := range slices.SortedFunc(maps.Keys(r.gaps), gap.compare) {
+		nodes := r.gaps[g]
+		shown := strings.Join(nodes[:min(len(nodes), mostNodes)], ", ")
+		if more := len(nodes) - mostNodes; more > 0 {
+			shown += fmt.Sprintf(" and %d more", more)
+		}
+		text := fmt.Sprintf("no neighbor in VRF %s carries %s routes on nodes %s, so that %[2]s addresses of networks are not advertised there: add a neighbor with an %[2]s address to the selected FRRConfigurations, or set dualStackAddressFamily of one", g.vrf, g.family, shown)
+		if g.noOverlay {
+			r.invalidf("%s", text)
+		} else {
+			r.warnings = append(r.warnings, text)
+		}
+	}
+}

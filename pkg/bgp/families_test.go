@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bgp
+
+import (
+	"strings"
+	"testing"
+
+	frrv1 "github.com/metallb/frr-k8s/api/v1beta1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	udnv1 "bulkhead/api/v1"
+)
+
+// A network's IP family that no session carries is in the condition: an error if its pods need the routes.
+func TestSessionsOfOneFamily(t *testing.T) {
+	both := []string{"10.10.0.0/16", "fd10:10::/48"}
+	dualStack := peer(64512, "192.0.2.1")
+	dualStack.DualStackAddressFamily = true
+	const v6 = "no neighbor in VRF default carries IPv6 routes on nodes node1, node2, node3 and 1 more, so that IPv6 addresses"
+	for _, tt := range []struct {
+		name      string
+		change    func(*Network)
+		subnets   []string
+		neighbors []frrv1.Neighbor
+		status    metav1.ConditionStatus
+		message   string // "": nothing about IP families
+	}{
+		{"overlay", nil, both, []frrv1.Neighbor{peer(64512, "192.0.2.1")}, metav1.ConditionTrue, v6},
+		{"no overlay", noOverlay, both, []frrv1.Neighbor{peer(64512, "192.0.2.1")}, metav1.ConditionFalse, v6},
+		{"IPv6 sessions", noOverlay, both, []frrv1.Neighbor{peer(64512, "2001:db8::1")}, metav1.ConditionFalse, strings.ReplaceAll(v6, "IPv6", "IPv4")},
+		{"a session of each family", noOverlay, both, []frrv1.Neighbor{peer(64512, "192.0.2.1"), peer(64512, "2001:db8::1")}, metav1.ConditionTrue, ""},
+		{"a session of both families", noOverlay, both, []frrv1.Neighbor{dualStack}, metav1.ConditionTrue, ""},
+		{"a session by an interface", noOverlay, both, []frrv1.Neighbor{{ASN: 64512, Interface: "fabric0"}}, metav1.ConditionTrue, ""},
+		{"a network of one family", noOverlay, both[:1], []frrv1.Neighbor{peer(64512, "192.0.2.1")}, metav1.ConditionTrue, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			st := Build(Inputs{
+				Namespace: frrNamespace, Networks: []Network{testNetwork(1, "blue", tt.change, tt.subnets...)},
+				Configurations: []frrv1.FRRConfiguration{testBase("all", []string{""}, tt.neighbors...)},
+				Nodes:          []Node{testNode(1), testNode(2), testNode(3), testNode(4)}, Advertisements: []udnv1.RouteAdvertisements{testRA("all", "", "blue")},
+			})
+			c := st.Accepted["all"]
+			if c.Status != tt.status || tt.message != "" && !strings.Contains(c.Message, tt.message) || tt.message == "" && strings.Contains(c.Message, "carries") {
+				t.Errorf("Accepted=%s, %q; want %s, %q", c.Status, c.Message, tt.status, tt.message)
+			}
+			if len(st.Configurations) != 4 {
+				t.Errorf("%d FRRConfigurations, want one per node: what sessions carry is advertised", len(st.Configurations))
+			}
+		})
+	}
+}

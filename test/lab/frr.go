@@ -25,14 +25,14 @@ const frrFiles = "/etc/frr_reloader" // frr-k8s' own path
 const FRRStatus = frrFiles + "/.status"
 
 // startFRR starts FRR with the options that a full mesh needs: bgpd listens. watchfrr restarts
-// daemons that die.
+// daemons that die, and a new zebra keeps the routes of the one before it (-K), as in frr-k8s' pods.
 const startFRR = `set -e
 mkdir -p ` + frrFiles + ` /var/run/frr
 cat > /etc/frr/daemons <<END
 bgpd=yes
 bfdd=yes
 vtysh_enable=yes
-zebra_options="  -A 127.0.0.1 -s 90000000"
+zebra_options="  -A 127.0.0.1 -K 120 -s 90000000"
 mgmtd_options="  -A 127.0.0.1"
 bgpd_options="   -A 127.0.0.1 -p 179"
 staticd_options="-A 127.0.0.1"

@@ -140,9 +140,11 @@ func noOverlayReached(ctx context.Context, w *World) (string, error) {
 	if err := w.networksComeAndGo(ctx); err != nil {
 		return "", err
 	}
-	if err := w.healsFRR(ctx, pods); err != nil {
+	healed, err := w.healsFRR(ctx, pods)
+	if err != nil {
 		return "", err
 	}
+	figures += healed
 	if err := w.sessionsReported(ctx); err != nil {
 		return "", err
 	}
@@ -341,15 +343,40 @@ func (w *World) deniedTo(ctx context.Context, addresses []netip.Addr) (int, erro
 	return attempts, nil
 }
 
-// healsFRR kills bgpd on the last node: watchfrr restarts it, and pods reach each other again.
-func (w *World) healsFRR(ctx context.Context, pods []*pod) error {
-	nodes := w.Lab.Nodes()
-	if len(nodes) == 1 {
-		return nil
+// frrFaults are ways in which a node's FRR goes away. It comes back by itself, or by the script.
+var frrFaults = []struct{ name, script string }{
+	{"bgpd killed", "kill -KILL $(pidof bgpd)"},
+	{"FRR killed", "kill -KILL $(pidof zebra bgpd bfdd staticd mgmtd)"},
+	{"FRR restarted", "/usr/lib/frr/frrinit.sh restart >/dev/null 2>&1"},
+}
+
+// healsFRR plays the faults of FRR on the last node under traffic between sky's pods, the first one only unless
+// everything is played. Routes stay meanwhile, on the node and on its neighbors: no ping is lost.
+func (w *World) healsFRR(ctx context.Context, pods []*pod) (figures string, err error) {
+	if len(w.Lab.Nodes()) == 1 {
+		return "", nil
 	}
+	faults := frrFaults
+	if !w.Full {
+		faults = faults[:1]
+	}
+	for _, f := range faults {
+		sent, err := w.withoutLoss(ctx, pods[0], pods[len(pods)-1], func() error { return w.frrAway(ctx, pods, f.script) })
+		if err != nil {
+			return "", fmt.Errorf("%s: %w", f.name, err)
+		}
+		figures += fmt.Sprintf("; %s: %d pings, none lost", f.name, sent)
+	}
+	return figures, nil
+}
+
+// frrAway plays a fault of FRR on the last node. It returns once bgpd runs again, its sessions are up, and sky's
+// pods reach each other.
+func (w *World) frrAway(ctx context.Context, pods []*pod, fault string) error {
+	nodes := w.Lab.Nodes()
 	last := nodes[len(nodes)-1]
-	if err := last.Script(ctx, "old=$(pidof bgpd) && kill -9 $old && for i in $(seq 600); do new=$(pidof bgpd); [ -n \"$new\" ] && [ \"$new\" != \"$old\" ] && exit 0; sleep 0.1; done; exit 1"); err != nil {
-		return fmt.Errorf("kill bgpd: %w", err)
+	if err := last.Script(ctx, "old=$(pidof bgpd) && "+fault+" && for i in $(seq 1800); do new=$(pidof bgpd); [ -n \"$new\" ] && [ \"$new\" != \"$old\" ] && exit 0; sleep 0.1; done; exit 1"); err != nil {
+		return err
 	}
 	// Routes may stay while it is away: sessions are what counts.
 	want := 0

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"strconv"
 	"strings"
 	"time"
@@ -21,22 +22,34 @@ const apiServerAway = 2 * time.Minute
 // frrAlone kills frr-k8s on all nodes and stops the API server under traffic between sky's
 // pods: FRR goes on with its sessions, and no ping is lost.
 func (w *World) frrAlone(ctx context.Context, pods []*pod) (figures string, err error) {
-	from, to := pods[0], pods[len(pods)-1]
 	before, err := w.droppedSessions(ctx)
 	if err != nil {
 		return "", err
 	}
-	traffic, err := w.watchOnNode(ctx, from, to)
+	start := time.Now()
+	sent, err := w.withoutLoss(ctx, pods[0], pods[len(pods)-1], func() error { return w.stopControl(ctx) })
+	if err != nil {
+		return "", fmt.Errorf("frr-k8s and the API server away: %w", err)
+	}
+	took := time.Since(start)
+	after, err := w.droppedSessions(ctx)
 	if err != nil {
 		return "", err
 	}
-	defer traffic.Kill()
-	start := time.Now()
+	if after != before {
+		return "", fmt.Errorf("frr-k8s and the API server away: sessions ended %d times", after-before)
+	}
+	return fmt.Sprintf("frr-k8s and the API server away for %.0f s: %d pings, none lost", took.Seconds(), sent), nil
+}
+
+// stopControl kills frr-k8s on all nodes, stops the API server for apiServerAway, and waits until all
+// is as before.
+func (w *World) stopControl(ctx context.Context) error {
 	if err := w.Lab.KillFRRK8s(ctx); err != nil {
-		return "", err
+		return err
 	}
 	if err := w.Lab.Pause("kube-apiserver"); err != nil {
-		return "", err
+		return err
 	}
 	select {
 	case <-time.After(apiServerAway):
@@ -45,13 +58,13 @@ func (w *World) frrAlone(ctx context.Context, pods []*pod) (figures string, err 
 	reloads, err := w.frrReloads(ctx)
 	err = errors.Join(err, w.Lab.Resume("kube-apiserver"), w.Lab.StartFRRK8s(context.WithoutCancel(ctx)))
 	if err != nil {
-		return "", err
+		return err
 	}
 	if err := w.Lab.Wait(ctx, "the API server to answer", func(ctx context.Context) (bool, string, error) {
 		_, err := w.Lab.Client().Discovery().ServerVersion()
 		return err == nil, fmt.Sprint(err), nil
 	}); err != nil {
-		return "", err
+		return err
 	}
 	// frr-k8s writes its configuration when it starts, and FRR reads it.
 	if err := w.Lab.Wait(ctx, "FRR to reload its configuration on every node", func(ctx context.Context) (bool, string, error) {
@@ -63,33 +76,47 @@ func (w *World) frrAlone(ctx context.Context, pods []*pod) (figures string, err 
 		}
 		return true, "", err
 	}); err != nil {
-		return "", err
+		return err
 	}
-	if err := w.noDifferences(ctx, "sky", network.VRFDefault); err != nil {
-		return "", err
+	return w.noDifferences(ctx, "sky", network.VRFDefault)
+}
+
+// withoutLoss calls f while one pod pings the other in each IP family, and returns how many pings were
+// sent. One that is lost is an error.
+func (w *World) withoutLoss(ctx context.Context, from, to *pod, f func() error) (sent int, err error) {
+	var watches []*lab.Process
+	defer func() {
+		for _, p := range watches {
+			_ = p.Kill()
+		}
+	}()
+	for _, a := range to.Primary {
+		p, err := w.watchOnNode(ctx, from, a)
+		if err != nil {
+			return 0, err
+		}
+		watches = append(watches, p)
 	}
-	took := time.Since(start)
-	traffic.CloseStdin()
-	res, err := traffic.Wait()
-	if err != nil || res.ExitCode != 0 {
-		return "", fmt.Errorf("watch %s: exit %d: %s: %w", to.Name, res.ExitCode, res.Stderr, err)
+	if err := f(); err != nil {
+		return 0, err
 	}
-	var r watched
-	_, printed, _ := strings.Cut(res.Stdout, "\n")
-	if err := json.Unmarshal([]byte(printed), &r); err != nil {
-		return "", fmt.Errorf("read netprobe's output %q: %w", res.Stdout, err)
+	for i, p := range watches {
+		p.CloseStdin()
+		res, err := p.Wait()
+		if err != nil || res.ExitCode != 0 {
+			return 0, fmt.Errorf("watch %s of %s: exit %d: %s: %w", to.Primary[i], to.Name, res.ExitCode, res.Stderr, err)
+		}
+		var r watched
+		_, printed, _ := strings.Cut(res.Stdout, "\n")
+		if err := json.Unmarshal([]byte(printed), &r); err != nil {
+			return 0, fmt.Errorf("read netprobe's output %q: %w", res.Stdout, err)
+		}
+		if err := r.pingsError(); err != nil || len(r.Lost) > 0 {
+			return 0, fmt.Errorf("%d of %d pings to %s of %s lost: %v, %w", len(r.Lost), r.Sent, to.Primary[i], to.Name, r.Lost, err)
+		}
+		sent += r.Sent
 	}
-	if err := r.pingsError(); err != nil || len(r.Lost) > 0 {
-		return "", fmt.Errorf("frr-k8s and the API server away: %d of %d pings lost: %v, %w", len(r.Lost), r.Sent, r.Lost, err)
-	}
-	after, err := w.droppedSessions(ctx)
-	if err != nil {
-		return "", err
-	}
-	if after != before {
-		return "", fmt.Errorf("frr-k8s and the API server away: sessions ended %d times", after-before)
-	}
-	return fmt.Sprintf("frr-k8s and the API server away for %.0f s: %d pings, none lost", took.Seconds(), r.Sent), nil
+	return sent, nil
 }
 
 // frrReloads returns when frr-k8s' reloader last reloaded each node's FRR, in seconds, and with
@@ -163,14 +190,14 @@ func (w *World) networksComeAndGo(ctx context.Context) error {
 
 // watchOnNode starts pings from a pod to another, without the API server, and waits until they
 // are answered.
-func (w *World) watchOnNode(ctx context.Context, from, to *pod) (*lab.Process, error) {
+func (w *World) watchOnNode(ctx context.Context, from *pod, to netip.Addr) (*lab.Process, error) {
 	node := w.Lab.Node(from.Node)
 	p, err := node.Start(ctx, fmt.Sprintf(`pid=$(pgrep -o -f '[s]erve --name %s/%s ') && exec nsenter -t "$pid" -n %s/netprobe watch --ping %s`,
-		from.Namespace, from.Name, toolsDir, to.Primary[0]))
+		from.Namespace, from.Name, toolsDir, to))
 	if err != nil {
 		return nil, err
 	}
-	err = w.Lab.Wait(ctx, "pings from "+from.Name+" to "+to.Name+" to be answered", func(context.Context) (bool, string, error) {
+	err = w.Lab.Wait(ctx, fmt.Sprintf("pings from %s to %s to be answered", from.Name, to), func(context.Context) (bool, string, error) {
 		return strings.Contains(p.Stdout(), "flowing"), p.Stdout() + p.Stderr(), nil
 	})
 	if err != nil {

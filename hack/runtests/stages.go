@@ -72,20 +72,21 @@ func stages(full bool) ([]stage, error) {
 	list := []stage{lint, test("packages", "90m", append([]string{"-race", atATime}, packages...)...), api}
 	// Six labs together cover every pairing of IP families, node count and gateway mode. The first
 	// lab runs all checks. The second runs those that its options can affect. Two stages share the
-	// checks of each of these labs. The other four labs each run a sample.
+	// checks of each of these labs. The other four labs each run a sample. Only the first runs the
+	// kernel's tests.
 	for i, o := range []struct{ families, nodes, gateway string }{
 		{"dual", "2", "shared"}, {"dual", "3", "local"}, {"ipv4", "2", "local"}, {"ipv4", "3", "shared"}, {"ipv6", "2", "shared"}, {"ipv6", "3", "local"},
 	} {
 		name := "lab-" + o.families + "-" + o.nodes + "-" + o.gateway
 		args := []string{"-count=1", labPackage, "-families=" + o.families, "-nodes=" + o.nodes, "-gateway=" + o.gateway}
+		if i > 0 {
+			args = append(args, "-again")
+		}
 		if i >= 2 {
 			s := test(name, "90m", args...)
 			s.full, s.ownSample = false, true
 			list = append(list, s)
 			continue
-		}
-		if i == 1 {
-			args = append(args, "-again")
 		}
 		for _, part := range []string{"1", "2"} {
 			list = append(list, test(name+"-part"+part, "120m", append(slices.Clone(args), "-part="+part, "-parts=2")...))

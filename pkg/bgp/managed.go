@@ -132,8 +132,8 @@ func (st ManagedState) addBase(f Fabric, role string, neighbors, reflectors []No
 			ASN: f.ASN, Address: a.String(),
 			// Routes stay on the node and on its neighbors while its bgpd restarts (RFC 4724).
 			EnableGracefulRestart: true,
-			ToAdvertise: frrv1.Advertise{Allowed: frrv1.AllowedOutPrefixes{Mode: frrv1.AllowRestricted}},
-			ToReceive:   frrv1.Receive{Allowed: frrv1.AllowedInPrefixes{Mode: frrv1.AllowRestricted}},
+			ToAdvertise:           frrv1.Advertise{Allowed: frrv1.AllowedOutPrefixes{Mode: frrv1.AllowRestricted}},
+			ToReceive:             frrv1.Receive{Allowed: frrv1.AllowedInPrefixes{Mode: frrv1.AllowRestricted}},
 		})
 	}
 	st.Bases[name] = c

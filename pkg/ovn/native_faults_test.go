@@ -15,8 +15,8 @@ import (
 )
 
 // TestNativeFaults runs the zone as a process of its own on real OVN and a real API server,
-// and changes the API while faults happen: kill -9 before or after each transaction, a connection
-// that is cut at each message, databases that come back empty, daemons that are killed, rows that
+// and changes the API while faults happen: kill -9 before or after every second transaction, a connection
+// that is cut at every second message, databases that come back empty, daemons that are killed, rows that
 // are edited or have the names of ours. After each, the databases must have exactly the rows of
 // an uninterrupted run, and the rows of other clients as they were. All the time pods send
 // datagrams to each other, and none may arrive that is allowed neither before nor after the change,
@@ -86,11 +86,14 @@ func (w *faultWorld) testChange(c change, seed string) {
 				steps = d.messages
 			}
 			var of []fault
-			// A fault after a step leaves nearly what one before the next step does: each step
-			// has one of the two, in turns.
-			first := sampling.Part(d.name+"turn", seed, 2)
-			for n := range steps {
-				of = append(of, fault{kinds[(first+n)%2], n + 1})
+			// A fault after a step leaves nearly what one before the next step does: every second
+			// step, of which the seed chooses the first, has one of the two, in turns.
+			first, turn := sampling.Part(d.name+string(kinds[0])+"first", seed, 2), sampling.Part(d.name+"turn", seed, 2)
+			for n := first; n < steps; n += 2 {
+				of = append(of, fault{kinds[(turn+n/2)%2], n + 1})
+			}
+			if len(of) == 0 && steps > 0 {
+				of = []fault{{kinds[turn], 1}}
 			}
 			if !sampling.Full() || !c.cuts && kinds[0] == cutAt {
 				of = of[sampling.Part(d.name+string(kinds[0]), seed, len(of)):][:1]

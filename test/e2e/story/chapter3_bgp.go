@@ -343,56 +343,38 @@ func (w *World) deniedTo(ctx context.Context, addresses []netip.Addr) (int, erro
 	return attempts, nil
 }
 
-// frrFaults are ways in which a node's FRR goes away. It comes back by itself, or by the script.
-var frrFaults = []struct{ name, script string }{
-	{"bgpd killed", "kill -KILL $(pidof bgpd)"},
-	{"FRR killed", "kill -KILL $(pidof zebra bgpd bfdd staticd mgmtd)"},
-	{"FRR restarted", "/usr/lib/frr/frrinit.sh restart >/dev/null 2>&1"},
-}
+// bgpdAway is how long a node's bgpd is away: less than the time for which its neighbors keep its routes.
+const bgpdAway = 20 * time.Second
 
-// healsFRR plays the faults of FRR on the last node under traffic between sky's pods, the first one only unless
-// everything is played. Routes stay meanwhile, on the node and on its neighbors: no ping is lost.
+// healsFRR kills bgpd on the last node under traffic between sky's pods. The routes stay, on the node and on its
+// neighbors: no ping is lost. watchfrr, which is stopped meanwhile, then restarts bgpd: its sessions come up, and
+// the pods reach each other.
 func (w *World) healsFRR(ctx context.Context, pods []*pod) (figures string, err error) {
-	if len(w.Lab.Nodes()) == 1 {
+	nodes := w.Lab.Nodes()
+	if len(nodes) == 1 {
 		return "", nil
 	}
-	faults := frrFaults
-	if !w.Full {
-		faults = faults[:1]
-	}
-	for _, f := range faults {
-		sent, err := w.withoutLoss(ctx, pods[0], pods[len(pods)-1], func() error { return w.frrAway(ctx, pods, f.script) })
-		if err != nil {
-			return "", fmt.Errorf("%s: %w", f.name, err)
-		}
-		figures += fmt.Sprintf("; %s: %d pings, none lost", f.name, sent)
-	}
-	return figures, nil
-}
-
-// frrAway plays a fault of FRR on the last node. It returns once bgpd runs again, its sessions are up, and sky's
-// pods reach each other.
-func (w *World) frrAway(ctx context.Context, pods []*pod, fault string) error {
-	nodes := w.Lab.Nodes()
 	last := nodes[len(nodes)-1]
-	if err := last.Script(ctx, "old=$(pidof bgpd) && "+fault+" && for i in $(seq 1800); do new=$(pidof bgpd); [ -n \"$new\" ] && [ \"$new\" != \"$old\" ] && exit 0; sleep 0.1; done; exit 1"); err != nil {
-		return err
+	sent, err := w.withoutLoss(ctx, pods[0], pods[len(pods)-1], func() error {
+		if err := last.Script(ctx, "kill -STOP $(pidof watchfrr) && kill -KILL $(pidof bgpd)"); err != nil {
+			return err
+		}
+		select {
+		case <-time.After(bgpdAway):
+		case <-ctx.Done():
+		}
+		return last.Script(ctx, "! pidof bgpd")
+	})
+	if err := errors.Join(err, last.Script(context.WithoutCancel(ctx), "kill -CONT $(pidof watchfrr)")); err != nil {
+		return "", fmt.Errorf("bgpd away: %w", err)
 	}
-	// Routes may stay while it is away: sessions are what counts.
-	want := 0
-	var others []netip.Addr
-	for _, n := range nodes[:len(nodes)-1] {
-		others = append(others, addrs(n)...)
-		want += len(addrs(n))
+	if err := w.meshSessions(ctx); err != nil {
+		return "", err
 	}
-	if err := w.Lab.Wait(ctx, "the sessions of "+last.Name+" to be up again", func(ctx context.Context) (bool, string, error) {
-		up, text, err := established(ctx, last, others)
-		return up >= want, text, err
-	}); err != nil {
-		return err
+	if _, err := w.mesh(ctx, pods); err != nil {
+		return "", fmt.Errorf("bgpd is back: %w", err)
 	}
-	_, err := w.mesh(ctx, pods)
-	return err
+	return fmt.Sprintf("; bgpd away: %d pings, none lost", sent), nil
 }
 
 // established returns how many of the peers have a session with the node, -1 if its FRR does not answer, and

@@ -371,8 +371,12 @@ func (w *World) healsFRR(ctx context.Context, pods []*pod) (figures string, err 
 	if err := w.meshSessions(ctx); err != nil {
 		return "", err
 	}
-	if _, err := w.mesh(ctx, pods); err != nil {
-		return "", fmt.Errorf("bgpd is back: %w", err)
+	// zebra may remove one IP family's routes for a while: docs/bgp.md.
+	if err := w.Lab.Wait(ctx, "sky's pods to reach each other, with bgpd back", func(ctx context.Context) (bool, string, error) {
+		_, err := w.mesh(ctx, pods)
+		return err == nil, fmt.Sprint(err), nil
+	}); err != nil {
+		return "", err
 	}
 	return fmt.Sprintf("; bgpd away: %d pings, none lost", sent), nil
 }

@@ -73,8 +73,8 @@ type request struct {
 	// Reasons for which not everything is advertised. With an invalid specification or
 	// base, what was generated before stays: a mistake must not cut off pods.
 	invalid, pending []string
-	warnings         []string         // what is missing where everything that the objects say is advertised
-	gaps             map[gap][]string // with the nodes
+	warnings         []string         // added to the message of an accepted RouteAdvertisements
+	gaps             map[gap][]string // the nodes that have each
 	keepAll          bool
 }
 

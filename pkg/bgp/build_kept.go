@@ -24,12 +24,10 @@ func (b *builder) bySession(r *request) (with, without []Network) {
 	if r.keepAll {
 		return nil, b.in.Networks
 	}
-	anywhere := map[string]bool{}
+	anywhere := map[string]families{}
 	for _, base := range r.bases {
 		if slices.ContainsFunc(b.in.Nodes, func(n Node) bool { return n.ID > 0 && b.unsuitable(r, n) == "" && base.nodes(n) }) {
-			for vrf := range base.vrfs {
-				anywhere[vrf] = true
-			}
+			maps.Copy(anywhere, base.vrfs)
 		}
 	}
 	return r.split(anywhere)
@@ -37,12 +35,12 @@ func (b *builder) bySession(r *request) (with, without []Network) {
 
 // split returns the networks of r that it advertises into one of the VRFs, and those that stay where they
 // were. Without a base there are neither: what was generated is withdrawn.
-func (r *request) split(vrfs map[string]bool) (with, without []Network) {
+func (r *request) split(vrfs map[string]families) (with, without []Network) {
 	if len(r.bases) == 0 {
 		return nil, nil
 	}
 	for _, n := range r.networks {
-		if vrfs[r.vrfOf(n)] {
+		if _, ok := vrfs[r.vrfOf(n)]; ok {
 			with = append(with, n)
 		} else {
 			without = append(without, n)

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"hash/fnv"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -25,7 +26,7 @@ func (b *builder) generate(r *request) {
 		b.addKept(r, b.in.Networks)
 		return
 	}
-	anywhere := map[string]bool{} // VRFs into which some node advertises
+	anywhere := map[string]families{} // VRFs into which some node advertises
 	for _, node := range b.in.Nodes {
 		if node.ID > 0 && len(r.bases) > 0 {
 			b.generateFor(r, node, anywhere)
@@ -41,7 +42,7 @@ func (b *builder) generate(r *request) {
 
 // generateFor adds the FRRConfigurations of one RouteAdvertisements and node, and the VRFs in which the node
 // has a session to anywhere.
-func (b *builder) generateFor(r *request, node Node, anywhere map[string]bool) {
+func (b *builder) generateFor(r *request, node Node, anywhere map[string]families) {
 	if b.unsuitable(r, node) != "" { // checkNodes has reported it
 		for _, base := range r.bases {
 			b.keepSelected(r, base, node)
@@ -75,9 +76,7 @@ func (b *builder) generateFor(r *request, node Node, anywhere map[string]bool) {
 			b.carryOver(c, missing)
 			b.st.Configurations[c.Name] = c
 		}
-		for vrf := range base.vrfs {
-			anywhere[vrf] = true
-		}
+		maps.Copy(anywhere, base.vrfs)
 	}
 	if len(missing) == 0 {
 		return

@@ -111,8 +111,11 @@ func (w *World) withoutLoss(ctx context.Context, from, to *pod, f func() error) 
 		if err := json.Unmarshal([]byte(printed), &r); err != nil {
 			return 0, fmt.Errorf("read netprobe's output %q: %w", res.Stdout, err)
 		}
-		if err := r.pingsError(); err != nil || len(r.Lost) > 0 {
-			return 0, fmt.Errorf("%d of %d pings to %s of %s lost: %v, %w", len(r.Lost), r.Sent, to.Primary[i], to.Name, r.Lost, err)
+		if err := r.pingsError(); err != nil {
+			return 0, fmt.Errorf("watch %s of %s: %w", to.Primary[i], to.Name, err)
+		}
+		if len(r.Lost) > 0 {
+			return 0, fmt.Errorf("%d of %d pings to %s of %s lost: %v", len(r.Lost), r.Sent, to.Primary[i], to.Name, r.Lost)
 		}
 		sent += r.Sent
 	}

@@ -20,7 +20,7 @@ import (
 )
 
 // Real BGP daemons with the managed fabric's objects: clients of route reflectors, which have no
-// sessions with one another, learn each other's host subnets.
+// sessions with one another, learn each other's host subnets, and keep them while a node's bgpd is away.
 func TestNativeReflectors(t *testing.T) {
 	tree, err := native.FindTree()
 	if err != nil {
@@ -70,28 +70,64 @@ func TestNativeReflectors(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	// knows returns an error unless the node has routes to the other's host subnets.
+	knows := func(n, other Node) error {
+		for _, network := range f.Networks {
+			if network.Transport == "" {
+				continue
+			}
+			prefixes, err := network.HostSubnets(other.ID)
+			if err != nil {
+				return err
+			}
+			for _, p := range prefixes {
+				if err := learned(hosts[n.Name], p, other.InternalIPs); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	}
 	for _, n := range f.Nodes {
 		err := native.Eventually("routes of "+n.Name, func() error {
 			for _, other := range f.Nodes {
-				for _, network := range f.Networks {
-					if network.Transport == "" || other.Name == n.Name {
-						continue
-					}
-					prefixes, err := network.HostSubnets(other.ID)
-					if err != nil {
-						return err
-					}
-					for _, p := range prefixes {
-						if err := learned(hosts[n.Name], p, other.InternalIPs); err != nil {
-							return err
-						}
-					}
+				if other.Name == n.Name {
+					continue
+				}
+				if err := knows(n, other); err != nil {
+					return err
 				}
 			}
 			return nil
 		})
 		if err != nil {
-			t.Errorf("%v\n%s", err, hosts[n.Name].Output())
+			t.Fatalf("%v\n%s", err, hosts[n.Name].Output())
+		}
+	}
+
+	// Without one node's bgpd the others keep the routes to its pods.
+	reflector, killed := f.Nodes[0], f.Nodes[len(f.Nodes)-1]
+	if _, err := native.Run(nil, "sh", "-c", "kill -KILL $(cat "+hosts[killed.Name].Path("bgpd.pid")+")"); err != nil {
+		t.Fatal(err)
+	}
+	err = native.Eventually("the sessions with "+killed.Name+" to end", func() error {
+		for _, a := range killed.InternalIPs {
+			text, err := ask(hosts[reflector.Name].Path("bgpd.vty"), fmt.Sprintf("show bgp neighbors %s json", a))
+			if err != nil {
+				return err
+			}
+			if !strings.Contains(text, `"bgpState"`) || strings.Contains(text, `"bgpState":"Established"`) {
+				return fmt.Errorf("session with %s: %.300s", a, text)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range f.Nodes[:len(f.Nodes)-1] {
+		if err := knows(n, killed); err != nil {
+			t.Errorf("bgpd of %s is away: %v", killed.Name, err)
 		}
 	}
 }
@@ -102,6 +138,7 @@ func TestNativeReflectors(t *testing.T) {
 func asFRRK8s(f *Fake, node Node) string {
 	var prefixes, raw []string
 	neighbors := map[string][]frrv1.PrefixSelector{} // what is received, by address
+	graceful := map[string]bool{}
 	for i := range f.Configurations {
 		c := &f.Configurations[i]
 		if source, ok := SourceOf(c); !ok || source.Node != node.Name {
@@ -111,12 +148,13 @@ func asFRRK8s(f *Fake, node Node) string {
 			prefixes = append(prefixes, r.Prefixes...)
 			for _, n := range r.Neighbors {
 				neighbors[n.Address] = append(neighbors[n.Address], n.ToReceive.Allowed.Prefixes...)
+				graceful[n.Address] = n.EnableGracefulRestart
 			}
 		}
 		raw = append(raw, c.Spec.Raw.Config)
 	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "router bgp 64512\n bgp router-id %s\n no bgp default ipv4-unicast\n no bgp network import-check\n", node.InternalIPs[0])
+	fmt.Fprintf(&b, "router bgp 64512\n bgp router-id %s\n no bgp default ipv4-unicast\n no bgp network import-check\n bgp graceful-restart preserve-fw-state\n", node.InternalIPs[0])
 	families := []string{"ip", "ipv6"}
 	family := func(address string) int {
 		if strings.Contains(address, ":") {
@@ -126,6 +164,9 @@ func asFRRK8s(f *Fake, node Node) string {
 	}
 	for a := range neighbors {
 		fmt.Fprintf(&b, " neighbor %s remote-as 64512\n neighbor %[1]s update-source %s\n neighbor %[1]s timers connect 1\n", a, node.InternalIPs[family(a)])
+		if graceful[a] {
+			fmt.Fprintf(&b, " neighbor %s graceful-restart\n", a)
+		}
 		fmt.Fprintf(&b, " address-family %s unicast\n  neighbor %s activate\n  neighbor %[2]s route-map %[2]s-in in\n  neighbor %[2]s route-map %[2]s-out out\n exit-address-family\n", []string{"ipv4", "ipv6"}[family(a)], a)
 	}
 	for _, p := range prefixes {

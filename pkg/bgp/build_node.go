@@ -54,7 +54,7 @@ func (b *builder) generateFor(r *request, node Node, anywhere map[string]familie
 	for _, base := range r.bases {
 		if base.nodes(node) {
 			bases = append(bases, base)
-			for vrf, f := range base.vrfs {
+			for vrf, f := range base.sessions(node) {
 				covered[vrf] = covered[vrf].or(f)
 			}
 		}
@@ -63,7 +63,7 @@ func (b *builder) generateFor(r *request, node Node, anywhere map[string]familie
 	if len(missing) > 0 {
 		r.invalidf("node %s: no selected FRRConfiguration has a router in VRF %s with a neighbor: add one to spec.bgp.routers, or change spec.frrConfigurationSelector", node.Name, strings.Join(missing, ", "))
 	}
-	r.addGaps(node, covered)
+	r.addGaps(node, bases, covered)
 	for _, base := range bases {
 		g := generator{r: r, base: base.FRRConfiguration, node: node, nodeIDs: b.nodeIDs}
 		c := g.configuration(b.in.Namespace)
@@ -225,7 +225,7 @@ func (g *generator) router(from frrv1.Router, networks []Network) frrv1.Router {
 	}
 	for _, n := range from.Neighbors {
 		carries := familiesOf(n)
-		if g.isSelf(n) || isManagedBase(g.base) && !g.hasInternalIP(carries.v4) {
+		if g.isSelf(n) || isManagedBase(g.base) && carries.and(nodeFamilies(g.node)) == (families{}) {
 			continue
 		}
 		// All prefixes of this object's router, which are those above: listing them again for
@@ -305,11 +305,6 @@ func (g *generator) filtersOf(neighbor frrv1.Neighbor, networks []Network) (out 
 		}
 	}
 	return out
-}
-
-// hasInternalIP reports whether the node has an InternalIP of a family, with which it can have sessions.
-func (g *generator) hasInternalIP(v4 bool) bool {
-	return slices.ContainsFunc(g.node.InternalIPs, func(a netip.Addr) bool { return a.Is4() == v4 })
 }
 
 // hasIPv4 reports whether the node has an IPv4 address in a VRF: in the default VRF, one of its own, and in

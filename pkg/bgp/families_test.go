@@ -10,6 +10,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	udnv1 "bulkhead/api/v1"
+	"bulkhead/pkg/config"
+	"bulkhead/pkg/network"
 )
 
 // A network's IP family that no session carries is in the condition: an error if its pods need the routes.
@@ -46,6 +48,43 @@ func TestSessionsOfOneFamily(t *testing.T) {
 			}
 			if len(st.Configurations) != 4 {
 				t.Errorf("%d FRRConfigurations, want one per node: what sessions carry is advertised", len(st.Configurations))
+			}
+		})
+	}
+}
+
+// A node of the managed fabric without an InternalIP of an IP family has no sessions that carry it.
+func TestManagedNodeOfOneFamily(t *testing.T) {
+	v4Only := func(n Node) Node {
+		n.InternalIPs, n.Addresses = network.FilterFamilies(n.InternalIPs, true, false), network.FilterFamilies(n.Addresses, true, false)
+		return n
+	}
+	for _, tt := range []struct {
+		name     string
+		topology string
+		change   func(Node) Node
+		nodes    string
+	}{
+		{"full mesh", config.FullMesh, v4Only, "IPv6 routes on nodes node3,"},
+		{"full mesh, IPv6", config.FullMesh, ipv6Only, "IPv4 routes on nodes node3,"},
+		{"route reflectors", config.RouteReflectors, v4Only, "IPv6 routes on nodes node3,"},
+		{"all nodes have both", config.FullMesh, func(n Node) Node { return n }, ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := managedFake(3)
+			f.Nodes[2] = tt.change(f.Nodes[2])
+			st := converge(t, f, Fabric{Topology: tt.topology, ASN: 64512, Namespace: frrNamespace, Default: true})
+			c := st.Accepted[managedName("advertisements/cudns")]
+			if tt.nodes == "" {
+				if c.Status != metav1.ConditionTrue {
+					t.Errorf("Accepted=%s, %q; want True", c.Status, c.Message)
+				}
+				return
+			}
+			for _, want := range []string{tt.nodes, "--node-ip"} {
+				if c.Status != metav1.ConditionFalse || !strings.Contains(c.Message, want) {
+					t.Errorf("Accepted=%s, %q; want False with %q", c.Status, c.Message, want)
+				}
 			}
 		})
 	}

@@ -298,8 +298,8 @@ type Reconciler struct {
 	have  State
 	valid bool     // have is the table's state
 	own   []uint32 // numbers of the last transactions, if they were ours
-	// stale tells that connections may remain of translations that are gone: also of those that
-	// went while the agent was down, or while another program had changed the table.
+	// stale tells that connections may remain that began with other translations: also if these
+	// changed while the agent was down, or while another program had changed the table.
 	stale bool
 }
 
@@ -326,11 +326,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, in Inputs, recheck bool) ([]
 		}
 	}
 	r.have = want
-	r.stale = r.stale || slices.ContainsFunc(ops, endsUDP)
+	r.stale = r.stale || slices.ContainsFunc(ops, changesUDP)
 	if r.stale { // the search reads all connections of the node
 		err := r.Target.forgetStale(in.udpTranslations())
 		if err != nil {
-			cmp.Or(r.Log, slog.Default()).Warn("UDP clients of node ports, external addresses and host ports that are gone may still reach another network", "error", err)
+			cmp.Or(r.Log, slog.Default()).Warn("UDP clients may still reach what had a node port, external address or host port before", "error", err)
 		}
 		r.stale = err != nil
 	}

@@ -397,8 +397,7 @@ func (in Inputs) networksChain() Chain {
 	}
 	c.Rules = append(c.Rules, rule("the network's own sockets", "oifname . socket mark @"+SetOwn, "accept"))
 	c.Rules = append(c.Rules, in.ingressSockets()...)
-	c.Rules = append(c.Rules, rule("tenantless pods to the default network", "oifname", fmt.Sprintf("%q", in.Default.ManagementPort()),
-		fmt.Sprintf("socket mark != %#x-%#x", network.FirstPacketMark, network.LastPacketMark), "accept"))
+	c.Rules = append(c.Rules, rule("tenantless pods to the default network", "oifname", fmt.Sprintf("%q", in.Default.ManagementPort()), notOfTenants, "accept"))
 	for _, g := range in.PodRoots {
 		if m, ok := g.match(); ok {
 			c.Rules = append(c.Rules, rule("other pods"+g.suffix(), m, "counter name", CounterForeign, "drop"))

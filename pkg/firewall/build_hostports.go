@@ -37,9 +37,12 @@ func (in Inputs) hostPortElements() (v4, v6 []string) {
 	return v4, v6
 }
 
+// notOfTenants matches packets for, or of, sockets that no tenant has.
+var notOfTenants = fmt.Sprintf("socket mark != %#x-%#x", network.FirstPacketMark, network.LastPacketMark)
+
 // toHostPorts redirects packets for host ports to the gateway router of the pod's network: those of
 // local processes, or what arrives. What arrives for a server of the node itself stays there,
-// whatever port a pod has asked for. Packets of local processes are redirected only if the node has
+// whatever port a pod has asked for; the servers of tenants' host-network pods have the networks' marks. Packets of local processes are redirected only if the node has
 // no server on the port: Inputs.HostPorts has no others. Packets from loopback addresses are not redirected:
 // their senders would get no answer from another interface.
 func (in Inputs) toHostPorts(local bool) []Rule {
@@ -51,7 +54,7 @@ func (in Inputs) toHostPorts(local bool) []Rule {
 		from := f.ip + " saddr != " + f.loopback
 		if !local {
 			for _, wildcard := range []string{"0", "1"} { // matches any socket
-				rules = append(rules, rule("the node's servers, "+f.ip+", "+wildcard, from, "meta l4proto { tcp, udp } socket wildcard", wildcard, "accept"))
+				rules = append(rules, rule("the node's servers, "+f.ip+", "+wildcard, from, "meta l4proto { tcp, udp } socket wildcard", wildcard, notOfTenants, "accept"))
 			}
 		}
 		rules = append(rules, rule("host ports, "+f.ip, from, "meta l4proto { tcp, udp, sctp } dnat", f.ip, "to", f.ip, "daddr . meta l4proto . th dport map @"+f.ports))

@@ -53,21 +53,45 @@ func (in Inputs) udpTranslations() translations {
 	return t
 }
 
-// endsUDP reports whether an operation may end a translation of UDP. Of the maps' elements, those of
+// changesUDP reports whether an operation begins or ends a translation of UDP. Of the maps' elements, those of
 // translations alone have a protocol.
-func endsUDP(o Op) bool {
-	return o.Verb == DeleteElements && isMap(o.Set) && slices.ContainsFunc(o.Elements, func(e string) bool { return strings.Contains(e, "udp . ") })
+func changesUDP(o Op) bool {
+	return (o.Verb == AddElements || o.Verb == DeleteElements) && isMap(o.Set) &&
+		slices.ContainsFunc(o.Elements, func(e string) bool { return strings.Contains(e, "udp . ") })
 }
 
-// stale reports whether a connection is translated to a router, or to a network's management port,
-// that no longer has the port to which the client sent its first packet. Nothing else
-// translates to masquerade addresses.
-func (t translations) stale(protocol uint8, to, answered netip.AddrPort) bool {
-	if protocol != unix.IPPROTO_UDP || t.masquerade(to.Addr()) || !t.masquerade(answered.Addr()) {
+// connection is a connection of the kernel's table.
+type connection struct {
+	protocol     uint8
+	zone         uint16 // 0: the host's, in which nftables translates
+	from         netip.Addr
+	to, answered netip.AddrPort // where the client sent its first packet, and from where it is answered
+}
+
+// stale reports whether a connection is translated to a router, or to a network's management port, that
+// no longer has the port to which the client sent its first packet; or is not translated, and would be
+// if it began now. Nothing else translates to masquerade addresses.
+func (t translations) stale(c connection) bool {
+	switch {
+	case c.protocol != unix.IPPROTO_UDP || c.zone != 0 || t.masquerade(c.to.Addr()):
+		return false
+	case c.answered == c.to:
+		return t.translates(c)
+	case !t.masquerade(c.answered.Addr()):
 		return false
 	}
-	nodePort := slices.Contains(t.node, to.Addr()) && t.ports[translation{to.Addr().Is6(), to.Port()}] == answered.Addr()
-	return !nodePort && t.hosts[to] != answered.Addr() && t.local[to] != answered
+	nodePort := slices.Contains(t.node, c.to.Addr()) && t.ports[translation{c.to.Addr().Is6(), c.to.Port()}] == c.answered.Addr()
+	return !nodePort && t.hosts[c.to] != c.answered.Addr() && t.local[c.to] != c.answered
+}
+
+// translates reports whether the table translates a new connection like c. To remove one that it does not
+// translate, for a server of the node, does no harm: the next packet adds it again.
+func (t translations) translates(c connection) bool {
+	_, nodePort := t.ports[translation{c.to.Addr().Is6(), c.to.Port()}]
+	_, hostPort := t.hosts[c.to]
+	_, local := t.local[c.to] // of packets from outside only
+	own := slices.Contains(t.node, c.from)
+	return nodePort && slices.Contains(t.node, c.to.Addr()) || hostPort && !c.from.IsLoopback() || local && !own
 }
 
 func (t translations) masquerade(a netip.Addr) bool {
@@ -75,15 +99,15 @@ func (t translations) masquerade(a netip.Addr) bool {
 }
 
 // forgetStale removes UDP connections to node ports, external addresses and host ports that are
-// gone or are another network's now. The kernel translates a connection by its first packet, and a UDP
-// client that continues to send keeps it alive.
+// gone, are another network's now, or did not exist yet when they began. The kernel translates a connection by
+// its first packet, and a UDP client that continues to send keeps it alive.
 func forgetStale(t translations) error {
 	var failed []error
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 		failed = append(failed, t.forget(family))
 	}
 	if err := errors.Join(failed...); err != nil {
-		return fmt.Errorf("remove UDP connections to node ports, external addresses and host ports that are gone: %w", err)
+		return fmt.Errorf("remove UDP connections that began before a change of node ports, external addresses and host ports: %w", err)
 	}
 	return nil
 }
@@ -96,7 +120,7 @@ func (t translations) forget(family uint8) error {
 		stale = nil
 		req := connectionRequest(family, nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP)
 		return req.ExecuteIter(unix.NETLINK_NETFILTER, connectionType(nl.IPCTNL_MSG_CT_NEW), func(m []byte) bool {
-			if t.stale(connection(m)) {
+			if t.stale(parseConnection(m)) {
 				stale = append(stale, bytes.Clone(m))
 			}
 			return true
@@ -110,8 +134,8 @@ func (t translations) forget(family uint8) error {
 		req := connectionRequest(family, nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK)
 		req.AddRawData(m[nl.SizeofNfgenmsg:])
 		if _, err := req.Execute(unix.NETLINK_NETFILTER, 0); err != nil && !errors.Is(err, unix.ENOENT) {
-			_, to, answered := connection(m)
-			failed = append(failed, fmt.Errorf("connection to %s, answered from %s: %w", to, answered, err))
+			c := parseConnection(m)
+			failed = append(failed, fmt.Errorf("connection to %s, answered from %s: %w", c.to, c.answered, err))
 		}
 	}
 	return errors.Join(failed...)
@@ -125,18 +149,23 @@ func connectionRequest(family uint8, message uint16, flags int) *nl.NetlinkReque
 	return req
 }
 
-// connection returns the protocol of a connection in a message of the kernel, where the client sent
-// its first packet, and from where it is answered. What the message lacks is the zero value.
-func connection(m []byte) (protocol uint8, to, answered netip.AddrPort) {
+// parseConnection returns the connection in a message of the kernel. What the message lacks is the zero value.
+func parseConnection(m []byte) (c connection) {
 	if len(m) < nl.SizeofNfgenmsg {
-		return 0, netip.AddrPort{}, netip.AddrPort{}
+		return c
 	}
-	there, back := attribute(m[nl.SizeofNfgenmsg:], nl.CTA_TUPLE_ORIG), attribute(m[nl.SizeofNfgenmsg:], nl.CTA_TUPLE_REPLY)
+	m = m[nl.SizeofNfgenmsg:]
+	there, back := attribute(m, nl.CTA_TUPLE_ORIG), attribute(m, nl.CTA_TUPLE_REPLY)
 	if p := attribute(attribute(there, nl.CTA_TUPLE_PROTO), nl.CTA_PROTO_NUM); len(p) == 1 {
-		protocol = p[0]
+		c.protocol = p[0]
 	}
-	return protocol, endpoint(there, nl.CTA_IP_V4_DST, nl.CTA_IP_V6_DST, nl.CTA_PROTO_DST_PORT),
-		endpoint(back, nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC, nl.CTA_PROTO_SRC_PORT)
+	if z := attribute(m, nl.CTA_ZONE); len(z) == 2 {
+		c.zone = binary.BigEndian.Uint16(z)
+	}
+	c.from = endpoint(there, nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC, nl.CTA_PROTO_SRC_PORT).Addr()
+	c.to = endpoint(there, nl.CTA_IP_V4_DST, nl.CTA_IP_V6_DST, nl.CTA_PROTO_DST_PORT)
+	c.answered = endpoint(back, nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC, nl.CTA_PROTO_SRC_PORT)
+	return c
 }
 
 // endpoint returns the address and port in those attributes of a direction of a connection.

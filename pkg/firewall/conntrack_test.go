@@ -49,9 +49,38 @@ func TestStale(t *testing.T) {
 		"another network has it, IPv6":        {unix.IPPROTO_UDP, "[2001:db8:7::7]:53", "[fd69::1a]:30090", true},
 		"nobody has it any more":              {unix.IPPROTO_UDP, "203.0.113.8:53", "169.254.0.24:30090", true},
 		"to a router, without translation":    {unix.IPPROTO_UDP, "169.254.0.13:30082", "169.254.0.13:30082", false},
+		"older than the node port":            {unix.IPPROTO_UDP, "192.0.2.10:30080", "192.0.2.10:30080", true},
+		"older than the node port, with TCP":  {unix.IPPROTO_TCP, "192.0.2.10:30080", "192.0.2.10:30080", false},
+		"to another host's port":              {unix.IPPROTO_UDP, "192.0.2.99:30080", "192.0.2.99:30080", false},
+		"older than the host port":            {unix.IPPROTO_UDP, "192.0.2.10:54", "192.0.2.10:54", true},
+		"older than the external address":     {unix.IPPROTO_UDP, "203.0.113.7:53", "203.0.113.7:53", true},
 	} {
-		if got := in.udpTranslations().stale(c.protocol, netip.MustParseAddrPort(c.to), netip.MustParseAddrPort(c.answered)); got != c.want {
+		conn := connection{protocol: c.protocol, from: netip.MustParseAddr("192.0.2.1"), to: netip.MustParseAddrPort(c.to), answered: netip.MustParseAddrPort(c.answered)}
+		if got := in.udpTranslations().stale(conn); got != c.want {
 			t.Errorf("%s: stale is %v", name, got)
+		}
+	}
+}
+
+// TestStaleByClient: which connections without translation the table would translate depends on where
+// they come from. OVN's are in other zones.
+func TestStaleByClient(t *testing.T) {
+	in := Inputs{Node: nodeAddresses, Plan: plan, NodePorts: nodePorts, HostPorts: hostPorts, LocalPorts: localPorts}
+	for _, c := range []struct {
+		from, to string
+		zone     uint16
+		want     bool
+	}{
+		{"192.0.2.10", "192.0.2.10:30080", 0, true},
+		{"192.0.2.10", "192.0.2.10:30080", 5, false},
+		{"192.0.2.10", "127.0.0.1:54", 0, true},
+		{"127.0.0.1", "127.0.0.1:54", 0, false},
+		{"192.0.2.1", "203.0.113.7:53", 0, true},
+		{"192.0.2.10", "203.0.113.7:53", 0, false}, // the node's own go to the gateway router
+	} {
+		to := netip.MustParseAddrPort(c.to)
+		if got := in.udpTranslations().stale(connection{unix.IPPROTO_UDP, c.zone, netip.MustParseAddr(c.from), to, to}); got != c.want {
+			t.Errorf("from %s to %s in zone %d: stale is %t", c.from, c.to, c.zone, got)
 		}
 	}
 }
@@ -76,17 +105,18 @@ func TestConnection(t *testing.T) {
 				attr(nl.CTA_PROTO_DST_PORT, binary.BigEndian.AppendUint16(nil, to.Port()))))
 	}
 	message := func(client, to, answered string, protocol byte) []byte {
-		return slices.Concat([]byte{unix.AF_INET, 0, 0, 0}, tuple(nl.CTA_TUPLE_ORIG, client, to, protocol), attr(nl.CTA_STATUS, []byte{0, 0, 1, 0x8e}), tuple(nl.CTA_TUPLE_REPLY, answered, client, protocol))
+		return slices.Concat([]byte{unix.AF_INET, 0, 0, 0}, tuple(nl.CTA_TUPLE_ORIG, client, to, protocol), attr(nl.CTA_STATUS, []byte{0, 0, 1, 0x8e}), attr(nl.CTA_ZONE, []byte{1, 2}), tuple(nl.CTA_TUPLE_REPLY, answered, client, protocol))
 	}
 	for _, c := range []struct{ client, to, answered string }{
 		{"192.0.2.1:5000", "192.0.2.10:30080", "169.254.0.13:30080"}, {"[2001:db8::1]:5000", "[2001:db8::10]:30080", "[fd69::b]:30081"},
 	} {
 		m := message(c.client, c.to, c.answered, unix.IPPROTO_UDP)
-		if protocol, to, answered := connection(m); protocol != unix.IPPROTO_UDP || to.String() != c.to || answered.String() != c.answered {
-			t.Errorf("%s: protocol %d to %s, answered from %s", c.client, protocol, to, answered)
+		want := connection{unix.IPPROTO_UDP, 0x102, netip.MustParseAddrPort(c.client).Addr(), netip.MustParseAddrPort(c.to), netip.MustParseAddrPort(c.answered)}
+		if got := parseConnection(m); got != want {
+			t.Errorf("%+v, want %+v", got, want)
 		}
 		for n := range m { // truncated
-			if _, _, answered := connection(m[:n]); answered.String() == c.answered && n < len(m)-8 {
+			if got := parseConnection(m[:n]); got == want && n < len(m)-8 {
 				t.Errorf("%s: of %d bytes %d have the answer", c.client, len(m), n)
 			}
 		}
@@ -95,11 +125,11 @@ func TestConnection(t *testing.T) {
 
 func FuzzConnection(f *testing.F) {
 	f.Add([]byte{2, 0, 0, 0, 5, 0, 1, 0, 1})
-	f.Fuzz(func(t *testing.T, m []byte) { connection(m) })
+	f.Fuzz(func(t *testing.T, m []byte) { parseConnection(m) })
 }
 
 // Connections are searched for stale ones when the table's former state is not known, and when a
-// translation of UDP goes: not at each read of the table. A failure does not undo that the table is
+// translation of UDP comes or goes: not at each read of the table. A failure does not undo that the table is
 // applied, and the next reconcile searches again.
 func TestSearchesForStale(t *testing.T) {
 	target, _ := NewFake()
@@ -124,7 +154,7 @@ func TestSearchesForStale(t *testing.T) {
 			in.NodePorts = slices.DeleteFunc(slices.Clone(nodePorts), func(p NodePort) bool { return p.Protocol == "tcp" })
 		}, false, 0},
 		{"no node port", func() { in.NodePorts = nil }, false, 1},
-		{"node ports again", func() { in.NodePorts = nodePorts }, true, 0},
+		{"node ports again", func() { in.NodePorts = nodePorts }, true, 1},
 		{"another network's host port", func() {
 			in.HostPorts = slices.Clone(hostPorts)
 			in.HostPorts[0].To = netip.MustParseAddr("169.254.0.13")
@@ -207,6 +237,7 @@ func TestKernelStaleUDP(t *testing.T) {
 			{[]NodePort{{"udp", 30080, routers[0]}}, routers[0]},
 			{[]NodePort{{"udp", 30080, routers[1]}}, routers[1]},
 			{nil, nodeAddresses[family]},
+			{[]NodePort{{"udp", 30080, routers[1]}}, routers[1]},
 		} {
 			in := Inputs{Kubelet: Kubelet{Mark: mark}, Plan: plan, Node: nodeAddresses, NodePorts: c.ports}
 			if _, err := r.Reconcile(t.Context(), in, false); err != nil {

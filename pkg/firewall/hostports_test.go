@@ -3,16 +3,19 @@
 package firewall
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
 	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
 	"bulkhead/pkg/network"
 )
@@ -28,19 +31,26 @@ var hostPorts = []HostPort{
 
 // answerPeers answers each connection and each datagram to address with its own and the
 // client's address.
-func answerPeers(t *testing.T, address string) {
+func answerPeers(t *testing.T, address string) { answerMarked(t, address, "", 0) }
+
+// answerMarked does so from sockets with a mark, and begins answers with name.
+func answerMarked(t *testing.T, address, name string, mark uint32) {
 	t.Helper()
-	l, err := net.Listen("tcp", address)
+	c := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+		var err error
+		return errors.Join(c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(mark)) }), err)
+	}}
+	l, err := c.Listen(t.Context(), "tcp", address)
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, err := net.ListenPacket("udp", address)
+	p, err := c.ListenPacket(t.Context(), "udp", address)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { l.Close(); p.Close() })
 	answer := func(client net.Addr) string {
-		return address + " to " + netip.MustParseAddrPort(client.String()).Addr().Unmap().String()
+		return name + address + " to " + netip.MustParseAddrPort(client.String()).Addr().Unmap().String()
 	}
 	go func() {
 		for {
@@ -135,7 +145,7 @@ ip addr add 169.254.0.7/32 dev lo
 }
 
 // TestKernelHostPorts: packets to pods' host ports go to their network's gateway router and
-// the answers come back, in both gateway modes. A server of the node keeps its port.
+// the answers come back, in both gateway modes. A server of the node keeps its port, a tenant's does not.
 func TestKernelHostPorts(t *testing.T) {
 	target, host, outside, enter := newNode(t)
 	enter(outside)
@@ -145,6 +155,10 @@ func TestKernelHostPorts(t *testing.T) {
 	enter(host)
 	for _, a := range []string{"192.0.2.10:8081", "[2001:db8::10]:8081", "0.0.0.0:8082"} {
 		answerPeers(t, a)
+	}
+	// A tenant's host-network pod waits for what is sent to another pod's host port.
+	for _, a := range []string{"192.0.2.10:8080", "[2001:db8::10]:8080"} {
+		answerMarked(t, a, "the tenant's ", network.PacketMark(7))
 	}
 	in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Plan: plan, Node: nodeAddresses}
 	for i, router := range addrs("169.254.0.11", "fd69::b") {

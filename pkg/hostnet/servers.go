@@ -8,10 +8,12 @@ import (
 	"net/netip"
 
 	"golang.org/x/sys/unix"
+
+	"bulkhead/pkg/network"
 )
 
-// Server is a socket of the node that waits for peers and is bound to no device, as
-// tenants' servers are.
+// Server is a socket of the node that waits for peers. Those of tenants' host-network pods have their network's
+// mark, and most are bound to its VRF.
 type Server struct {
 	Protocol string     // tcp, udp or sctp
 	Addr     netip.Addr // unspecified: all addresses of both IP families
@@ -23,7 +25,7 @@ func (s Server) Serves(protocol string, at netip.Addr, port uint16) bool {
 	return s.Protocol == protocol && s.Port == port && (s.Addr.IsUnspecified() || s.Addr == at)
 }
 
-// Servers lists the servers in the agent's network namespace, which is the node's.
+// Servers lists the servers in the agent's network namespace, which is the node's, without tenants'.
 func Servers() ([]Server, error) {
 	var out []Server
 	for _, p := range []struct {
@@ -33,7 +35,7 @@ func Servers() ([]Server, error) {
 	}{{"tcp", unix.IPPROTO_TCP, stateListen}, {"udp", unix.IPPROTO_UDP, stateClosed}, {"sctp", unix.IPPROTO_SCTP, stateListen}} {
 		for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 			err := diagSockets(family, p.number, func(s diagSocket) {
-				if s.state != p.waits || s.port == 0 || s.device != 0 {
+				if s.state != p.waits || s.port == 0 || s.device != 0 || s.mark >= network.FirstPacketMark && s.mark <= network.LastPacketMark {
 					return
 				}
 				addr := netip.AddrFrom16(s.source).Unmap()

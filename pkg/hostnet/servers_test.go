@@ -6,10 +6,13 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"bulkhead/pkg/network"
 )
 
 // TestServers: servers on one address and on all are found, and clients are not.
@@ -29,6 +32,12 @@ func TestServers(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer client.Close()
+	tenants, err := net.ListenPacket("udp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tenants.Close()
+	setMark(t, tenants, network.PacketMark(7))
 	sctp, sctpPort := listenSCTP(t, netip.MustParseAddr("127.0.0.1"))
 	port := func(a net.Addr) uint16 { return netip.MustParseAddrPort(a.String()).Port() }
 	loopback, other := netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("192.0.2.10")
@@ -49,11 +58,26 @@ func TestServers(t *testing.T) {
 		{"the same with IPv6", "udp", netip.IPv6Loopback(), port(udp.LocalAddr()), true},
 		{"an SCTP server", "sctp", loopback, sctpPort, sctp},
 		{"the same at another address", "sctp", other, sctpPort, false},
+		{"a tenant's server", "udp", loopback, port(tenants.LocalAddr()), os.Geteuid() != 0},
 		{"a client", "tcp", loopback, port(client.LocalAddr()), false},
 	} {
 		if got := slices.ContainsFunc(servers, func(s Server) bool { return s.Serves(c.protocol, c.at, c.port) }); got != c.want {
 			t.Errorf("%s: %t, want %t", c.what, got, c.want)
 		}
+	}
+}
+
+// setMark gives a socket a mark, if the test may.
+func setMark(t *testing.T, c net.PacketConn, mark uint32) {
+	t.Helper()
+	raw, err := c.(*net.UDPConn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var set error
+	err = raw.Control(func(fd uintptr) { set = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(mark)) })
+	if err != nil || set != nil && os.Geteuid() == 0 {
+		t.Fatal(err, set)
 	}
 }
 

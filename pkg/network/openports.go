@@ -19,8 +19,12 @@ import (
 //   - protocol: icmp
 const AnnotationOpenDefaultPorts = "k8s.ovn.org/open-default-ports"
 
-// maxOpenPorts is the number of ports that a pod can open: each costs rows on its node.
-const maxOpenPorts = 100
+const (
+	// maxOpenPorts is the number of ports that a pod can open: each costs rows on its node.
+	maxOpenPorts = 100
+	// maxOpenPortsLen is enough for as many. Tenants write the annotation, of up to 256 KiB.
+	maxOpenPortsLen = 8 << 10
+)
 
 // OpenPort is a port of a locked address that the cluster default network reaches.
 type OpenPort struct {
@@ -41,6 +45,13 @@ func ParseOpenPorts(value string) ([]OpenPort, error) {
 	var list []struct {
 		Protocol string `json:"protocol"`
 		Port     int    `json:"port"`
+	}
+	if len(value) > maxOpenPortsLen {
+		return nil, fmt.Errorf("annotation %s has %d bytes: at most %d are read", AnnotationOpenDefaultPorts, len(value), maxOpenPortsLen)
+	}
+	// The parser writes out what aliases refer to: a small value could take gigabytes.
+	if strings.ContainsAny(value, "&*") {
+		return nil, fmt.Errorf("annotation %s has anchors or aliases of YAML (& or *): write each entry out", AnnotationOpenDefaultPorts)
 	}
 	if err := yaml.UnmarshalStrict([]byte(value), &list); err != nil {
 		return nil, fmt.Errorf(`annotation %s is no list such as "- protocol: tcp\n  port: 80": %w`, AnnotationOpenDefaultPorts, err)

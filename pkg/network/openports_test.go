@@ -30,9 +30,12 @@ func TestParseOpenPorts(t *testing.T) {
 		"- {protocol: tcp}": "port 0 is not", "- {protocol: tcp, port: 65536}": "port 65536 is not", "- {protocol: udp, port: -1}": "port -1 is not",
 		"- {protocol: icmp, port: 8}": "icmp has no ports", "- {protocol: udp, port: 6081}": "the overlay's",
 		strings.Repeat("- {protocol: icmp}\n", maxOpenPorts+1): "at most 100",
+		// Written out, gigabytes.
+		`[&a "` + strings.Repeat("<", 2000) + `", &b [` + strings.Repeat("*a,", 600) + `], ` + strings.Repeat("*b,", 600) + `]`: "anchors or aliases",
+		`[&a "` + strings.Repeat("<", 100<<10) + `", ` + strings.Repeat("*a,", 40000) + `]`:                                     "at most 8192 are read",
 	} {
 		if got, err := ParseOpenPorts(value); err == nil || !strings.Contains(err.Error(), want) || got != nil {
-			t.Errorf("%q: %v, %v, want an error with %q", value, got, err, want)
+			t.Errorf("%.100q: %v, %v, want an error with %q", value, got, err, want)
 		}
 	}
 }

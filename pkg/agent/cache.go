@@ -310,13 +310,37 @@ func (c *Cache) NAD(key string) (network.NAD, bool) {
 }
 
 // primaryID is the id of the primary network of a namespace's pods; 0 if there
-// is none or it is unknown.
+// is none or it is unknown. An unusable NAD does not take a network's services and host ports away: it may
+// only differ from the network's other NADs while the cluster role updates one after another.
 func (c *Cache) primaryID(namespace string) int {
 	nad, err := c.nads.Primary(namespace, c.namespaces[namespace].Labelled)
-	if err != nil || nad == nil {
+	if err == nil && nad == nil {
 		return 0
 	}
-	return nad.Network.ID
+	if err == nil {
+		return nad.Network.ID
+	}
+	found := map[int]bool{}
+	for _, nad := range c.nads.InNamespace(namespace) {
+		id := c.ids[nad.Network.Name]
+		if n := c.networks[id][nad.Network.Name]; n.IsPrimary() {
+			found[id] = true
+		}
+	}
+	if len(found) != 1 {
+		return 0
+	}
+	for id := range found {
+		return id
+	}
+	return 0
+}
+
+// PrimaryID is the id of the primary network of a namespace's pods; 0 if there is none or it is unknown.
+func (c *Cache) PrimaryID(namespace string) int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.primaryID(namespace)
 }
 
 // NetworkID is the id of the network with that name; 0 if the agent does not

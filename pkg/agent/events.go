@@ -67,8 +67,12 @@ func onDelete(unset func(key string)) func(obj any) {
 }
 
 func (h eventHandlers) setNAD(o *nadv1.NetworkAttachmentDefinition) {
-	nad, ours := kube.ParseNAD(o, h.config.Plan)
 	key := network.NADKey(o.Namespace, o.Name)
+	if kube.Released(o) {
+		h.deleteNAD(key)
+		return
+	}
+	nad, ours := kube.ParseNAD(o, h.config.Plan)
 	h.cache.SetForeign(key, !ours)
 	if !ours {
 		h.enqueueNAD(h.cache.DeleteNAD(key))
@@ -103,19 +107,22 @@ func (h eventHandlers) setNamespace(o *metav1.PartialObjectMetadata) {
 }
 
 func (h eventHandlers) deleteNamespace(name string) {
-	h.namespaceChanged(h.cache.DeleteNamespace(name))
+	podsAffected, servicesAffected := h.cache.DeleteNamespace(name)
+	h.namespaceChanged(name, podsAffected, servicesAffected)
 }
 
 func (h eventHandlers) changeNamespace(name string, n Namespace) {
-	h.namespaceChanged(h.cache.SetNamespace(name, n))
+	podsAffected, servicesAffected := h.cache.SetNamespace(name, n)
+	h.namespaceChanged(name, podsAffected, servicesAffected)
 }
 
-func (h eventHandlers) namespaceChanged(podsAffected, servicesAffected bool) {
-	if podsAffected || len(h.config.IngressNamespaces) > 0 {
-		h.queue.EnqueueHosts()
+func (h eventHandlers) namespaceChanged(name string, podsAffected, servicesAffected bool) {
+	if podsAffected || servicesAffected || len(h.config.IngressNamespaces) > 0 {
+		h.queue.EnqueueHosts() // nftables has the node ports
 	}
 	if servicesAffected {
-		h.queue.EnqueueGateways(network.DefaultID) // a primary network's NAD comes later
+		// The event of the primary network's NAD may have come before.
+		h.queue.EnqueueGateways(slices.Compact([]int{network.DefaultID, h.cache.PrimaryID(name)})...)
 	}
 }
 

@@ -228,7 +228,7 @@ func (c *Cache) PublishedPorts(id int) []flows.ServicePort {
 			namespaces = append(namespaces, namespace)
 		}
 	case ok:
-		namespaces = c.nads.Namespaces(n.Name)
+		namespaces = c.nads.AllNamespaces(n.Name)
 	}
 	var out []flows.ServicePort
 	for _, namespace := range namespaces {

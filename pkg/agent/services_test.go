@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -123,6 +124,22 @@ func TestPublishedPorts(t *testing.T) {
 	expect("before the NAD", network.DefaultID)
 	c.SetNAD(nad(cfg, "red", "net", 1))
 	expect("with the NAD", 1, "tcp 30080")
+	c.SetNAD(network.NAD{Namespace: "red", Name: "net", Err: errors.New("not JSON")})
+	expect("with an unreadable NAD", 1, "tcp 30080")
+	// The cluster role updates the network's NADs one after another.
+	other, updated := nad(cfg, "red-b", "net", 1), nad(cfg, "red", "net", 1)
+	other.Network.Name, updated.Network.MTU = updated.Network.Name, 1300
+	c.SetNAD(nad(cfg, "red", "net", 1))
+	c.SetNAD(other)
+	c.MarkSynced()
+	c.SetNAD(updated)
+	if n, _ := c.NAD("red/net"); n.Err == nil {
+		t.Error("a NAD that differs from the network's other one is usable")
+	}
+	expect("with NADs that differ", 1, "tcp 30080")
+	c.SetNAD(nad(cfg, "red", "net", 1))
+	c.DeleteNAD("red-b/net")
+	c.SetNAD(nad(cfg, "red", "net", 1))
 	c.SetNamespace("blue", Namespace{Labelled: true})
 	c.SetNAD(nad(cfg, "blue", "net", 2))
 

@@ -58,7 +58,7 @@ func (l Lookup) Primary(ctx context.Context, namespace string) (*network.NAD, er
 	}
 	c := network.NewNADIndex()
 	for i := range nads.Items {
-		if nad, ours := ParseNAD(&nads.Items[i], l.Plan); ours {
+		if nad, ours := ParseNAD(&nads.Items[i], l.Plan); ours && !Released(&nads.Items[i]) {
 			c.Set(nad)
 		}
 	}

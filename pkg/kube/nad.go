@@ -5,6 +5,7 @@ package kube
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -13,11 +14,18 @@ import (
 	"bulkhead/pkg/network"
 )
 
+// Released reports whether a NAD is being deleted and no pod uses it: the cluster role has removed its
+// finalizers. It counts as deleted, because another's finalizer, a tenant's too, can keep the object, which
+// accepts no new settings, for ever.
+func Released(obj *nadv1.NetworkAttachmentDefinition) bool {
+	return obj.DeletionTimestamp != nil && !slices.ContainsFunc(obj.Finalizers, func(f string) bool { return f == network.FinalizerUDN || f == network.FinalizerNAD })
+}
+
 // ParseNAD parses a NetworkAttachmentDefinition. ours is false for NADs of other
 // CNI plugins. The Err of an unusable NAD is set, so that its pods' events can
 // report it.
 func ParseNAD(obj *nadv1.NetworkAttachmentDefinition, plan network.Plan) (nad network.NAD, ours bool) {
-	nad = network.NAD{Namespace: obj.Namespace, Name: obj.Name}
+	nad = network.NAD{Namespace: obj.Namespace, Name: obj.Name, Deleting: obj.DeletionTimestamp != nil}
 	conf, err := network.ParseNetConf(obj.Spec.Config)
 	if errors.Is(err, network.ErrForeign) {
 		return nad, false

@@ -64,6 +64,9 @@ const (
 	LabelUDN = "k8s.ovn.org/user-defined-network"
 	// FinalizerUDN keeps UDNs, CUDNs and their NADs until no pod uses them.
 	FinalizerUDN = "k8s.ovn.org/user-defined-network-protection"
+	// FinalizerNAD blocks a NAD's deletion until no pod uses it, so that no other network
+	// is assigned its id before.
+	FinalizerNAD = "k8s.ovn.org/network-attachment-definition-protection"
 
 	// CNIType is the CNI plugin's name in NAD JSON and in /opt/cni/bin.
 	CNIType = "ovn-k8s-cni-overlay"

@@ -16,6 +16,7 @@ type NAD struct {
 	Namespace, Name string
 	Network         Network
 	Err             error // the NAD is malformed, has no network id yet, or differs from its network's other NADs
+	Deleting        bool  // it waits for the pods that use it, and new ones do not get it
 }
 
 // Key is the NAD's key in pod annotations.
@@ -141,6 +142,16 @@ func (c *NADIndex) Namespaces(name string) []string {
 	var out []string
 	for _, nad := range c.Usable(name) {
 		out = append(out, nad.Namespace)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+// AllNamespaces returns the namespaces with a NAD of the network, usable or not, sorted.
+func (c *NADIndex) AllNamespaces(name string) []string {
+	var out []string
+	for _, key := range c.Keys(name) {
+		out = append(out, c.byKey[key].Namespace)
 	}
 	slices.Sort(out)
 	return slices.Compact(out)

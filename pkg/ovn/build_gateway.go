@@ -56,6 +56,19 @@ func (b *builder) connectInside(gr string) {
 	}
 }
 
+// sources returns the prefix of a route by the sources in this node's host subnet. OVN prefers the
+// longest prefix of all routes, whether it is of sources or destinations, and a destination if two are equal: the
+// prefix is not longer than another node's host subnet, to which a more important route leads.
+func (b *builder) sources(host netip.Prefix) netip.Prefix {
+	bits := host.Bits()
+	for _, s := range b.net.Subnets {
+		if b.net.Topology == network.Layer3 && network.SameFamily(s.CIDR.Addr(), host.Addr()) {
+			bits = min(bits, s.HostLen)
+		}
+	}
+	return netip.PrefixFrom(host.Addr(), bits).Masked()
+}
+
 // toGatewayRouter adds the pod router's route to this node's gateway router, for the replies of
 // services. On Layer 2 the two have no common subnet. On Layer 3 they have, but in local gateway
 // mode the route by source that managementRoutes adds is longer, and leads to the management
@@ -125,7 +138,7 @@ func (b *builder) managementRoutes() {
 	}
 	for _, host := range b.hosts {
 		if via, ok := addrOfFamily(out, host.Addr()); ok {
-			b.route(router, srcIP, host, via, port)
+			b.route(router, srcIP, b.sources(host), via, port)
 		}
 	}
 	if b.net.IsDefault() {

@@ -109,6 +109,7 @@ func testNative(t *testing.T, r native.Tree, dual bool) {
 	a, b := startZones(t, r)
 	zones := []*zoneUnderTest{a, b}
 	nets := []network.Network{testDefault(dual), testTenant(1, "red_net", dual), testTenant(2, "blue_net", dual)}
+	nets[1].Subnets = unequalSubnets(dual)
 	for i, z := range zones {
 		for _, n := range nets {
 			in := Inputs{Plan: testPlan(dual), PhysicalNetwork: "physnet", Peers: []network.Node{zones[1-i].node}}

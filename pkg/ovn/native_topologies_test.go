@@ -213,9 +213,21 @@ func TestNativeLocalGateway(t *testing.T) {
 	}
 }
 
+// unequalSubnets are subnets in which the first node has a smaller host subnet than the others.
+func unequalSubnets(dual bool) []network.Subnet {
+	out := []network.Subnet{{CIDR: netip.MustParsePrefix("10.20.0.0/26"), HostLen: 26}, {CIDR: netip.MustParsePrefix("10.21.0.0/16"), HostLen: 24}}
+	if dual {
+		out = append(out, network.Subnet{CIDR: netip.MustParsePrefix("fd20::/72"), HostLen: 72}, network.Subnet{CIDR: netip.MustParsePrefix("fd21::/48"), HostLen: 64})
+	}
+	return out
+}
+
 func testLocalGateway(t *testing.T, topology network.Topology) {
 	r, zones := nativeZones(t)
 	red := testNetwork(1, "red_net", topology, network.RolePrimary, "dual")
+	if topology == network.Layer3 {
+		red.Subnets = unequalSubnets(true)
+	}
 	n := nativeNetwork{red, [2][]PodPort{{nativePod(red, zones[0], "p", 3)}, {nativePod(red, zones[1], "q", 5)}}}
 	for _, z := range zones {
 		z.node.Mode = network.LocalGateway

@@ -196,7 +196,12 @@ func (z *Zone) nadChanged(old, obj any) {
 	if !ok {
 		return
 	}
-	if was, ok := old.(*nadv1.NetworkAttachmentDefinition); ok && was.Spec == o.Spec && reflect.DeepEqual(was.Annotations, o.Annotations) && reflect.DeepEqual(was.OwnerReferences, o.OwnerReferences) {
+	if was, ok := old.(*nadv1.NetworkAttachmentDefinition); ok && was.Spec == o.Spec && reflect.DeepEqual(was.Annotations, o.Annotations) && reflect.DeepEqual(was.OwnerReferences, o.OwnerReferences) &&
+		was.DeletionTimestamp.Equal(o.DeletionTimestamp) && kube.Released(was) == kube.Released(o) {
+		return
+	}
+	if kube.Released(o) {
+		z.nadDeleted(obj)
 		return
 	}
 	nad, ours := kube.ParseNAD(o, z.cfg.Plan)
@@ -336,7 +341,7 @@ func trimNAD(obj any) (any, error) {
 		return &nadv1.NetworkAttachmentDefinition{ObjectMeta: metav1.ObjectMeta{
 			Name: n.Name, Namespace: n.Namespace, UID: n.UID, ResourceVersion: n.ResourceVersion,
 			Annotations:     keep(n.Annotations, network.AnnotationNetworkID, network.AnnotationNetworkName, network.AnnotationAdvertisedVRFs),
-			OwnerReferences: n.OwnerReferences,
+			OwnerReferences: n.OwnerReferences, DeletionTimestamp: n.DeletionTimestamp, Finalizers: n.Finalizers,
 		}, Spec: n.Spec}, nil
 	}
 	return obj, nil

@@ -262,21 +262,18 @@ func (z *Zone) wantedNetworks(pod *corev1.Pod, st *podState, had network.PodNetw
 	if restoring || hasInterfaces(pod) {
 		return out, nil
 	}
-	selected, err := z.selectedNetworks(pod)
-	if err != nil {
-		return nil, err
-	}
-	for _, w := range selected {
-		if !has(w.key) {
-			out = append(out, w)
-		}
-	}
-	return out, nil
+	selected, err := z.selectedNetworks(pod, has)
+	return append(out, selected...), err
 }
 
-// selectedNetworks returns the networks that a pod requests and whose addresses the
+// errDeleting is the error of pods that would be new on a network.
+func errDeleting(nad network.NAD) error {
+	return fmt.Errorf("network %s (NetworkAttachmentDefinition %s) is being deleted, and new pods do not get it", nad.Network.Name, nad.Key())
+}
+
+// selectedNetworks returns the networks that a pod requests, does not have yet, and whose addresses the
 // zone allocates. A NAD that does not exist yet enqueues the pod when it is created.
-func (z *Zone) selectedNetworks(pod *corev1.Pod) ([]wantedNetwork, error) {
+func (z *Zone) selectedNetworks(pod *corev1.Pod, has func(key string) bool) ([]wantedNetwork, error) {
 	selections, err := kube.ParseSelections(pod.Namespace, pod.Annotations[network.AnnotationNetworks])
 	if err != nil {
 		return nil, err
@@ -284,7 +281,7 @@ func (z *Zone) selectedNetworks(pod *corev1.Pod) ([]wantedNetwork, error) {
 	var out []wantedNetwork
 	for _, s := range selections {
 		nad, ok := z.nadIndex.NAD(network.NADKey(s.Namespace, s.Name))
-		if !ok || nad.Err == nil && !zoneAllocates(nad.Network) {
+		if has(s.Key) || !ok || nad.Err == nil && !zoneAllocates(nad.Network) {
 			continue // of another CNI plugin, or the cluster role allocates the addresses
 		}
 		if err := checkSelection(pod.Namespace, s, nad); err != nil {
@@ -301,6 +298,8 @@ func checkSelection(namespace string, s kube.Selection, nad network.NAD) error {
 	switch {
 	case nad.Err != nil:
 		return nad.Err
+	case nad.Deleting:
+		return errDeleting(nad)
 	case nad.Network.IsPrimary():
 		return errors.New("it is a primary network, which all pods of its namespace have without a request: remove it from the annotation")
 	case !nad.Admits(namespace):
@@ -330,6 +329,9 @@ func (z *Zone) newPrimary(namespace string, labelled, restoring bool) (*network.
 	primary, err := z.nadIndex.Primary(namespace, labelled)
 	if err != nil || primary == nil {
 		return nil, err
+	}
+	if primary.Deleting && !restoring {
+		return nil, errDeleting(*primary)
 	}
 	return primary, primary.Network.CheckSupported()
 }

@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -203,6 +204,56 @@ func TestZoneNetworkOutlivesItsNAD(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestZoneDeletingNAD: new pods do not get a network that is being deleted. Once its finalizers are removed the
+// NAD counts as deleted, although another's finalizer keeps it: it keeps no other namespace's NAD from changing.
+func TestZoneDeletingNAD(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const name = "cluster_udn_blue"
+		env := newZoneEnv(t)
+		env.node(1, true)
+		for _, namespace := range []string{"evil", "good"} {
+			env.namespace(namespace, true)
+			env.nad(namespace, "blue", name, 1, "10.10.0.0/16/24")
+			env.pod(namespace, "old", nil)
+		}
+		env.run()
+		edit := func(namespace string, edit func(*nadv1.NetworkAttachmentDefinition)) {
+			t.Helper()
+			api := env.nads.K8sCniCncfIoV1().NetworkAttachmentDefinitions(namespace)
+			n, err := api.Get(t.Context(), "blue", metav1.GetOptions{})
+			env.must(err)
+			edit(n)
+			_, err = api.Update(t.Context(), n, metav1.UpdateOptions{})
+			env.must(err)
+		}
+		connected := func(namespace, pod string) func() bool {
+			return func() bool { return len(env.networks(namespace, pod)) == 2 }
+		}
+		env.waitUntil("old pods", func() bool { return connected("evil", "old")() && connected("good", "old")() })
+		edit("evil", func(n *nadv1.NetworkAttachmentDefinition) {
+			n.DeletionTimestamp, n.Finalizers = &metav1.Time{Time: time.Now()}, []string{"example.com/mine", network.FinalizerNAD, network.FinalizerUDN}
+		})
+		env.settle()
+		env.pod("evil", "new", nil)
+		env.settle()
+		if got := env.networks("evil", "new"); len(got) != 0 {
+			t.Errorf("a new pod gets a network that is being deleted: %v", got)
+		}
+		if !connected("evil", "old")() {
+			t.Error("a pod of the network has lost it")
+		}
+		env.deletePod("evil", "old")
+		edit("evil", func(n *nadv1.NetworkAttachmentDefinition) { n.Finalizers = n.Finalizers[:1] })
+		env.settle()
+		env.nad("good", "blue", name, 1, "10.10.0.0/16/24,10.11.0.0/16/24")
+		env.pod("good", "new", nil)
+		env.waitUntil("a pod of the namespace whose NAD has changed", connected("good", "new"))
+		if got := env.networks("evil", "new"); len(got) != 0 {
+			t.Errorf("a pod gets a network of which its namespace has no NAD: %v", got)
+		}
+	})
 }
 
 func TestZoneBrokenNetworksBlockNoOther(t *testing.T) {

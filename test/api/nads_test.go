@@ -34,7 +34,7 @@ func (w fixture) waitID(ns, name, of string) string {
 	Eventually(w.t, func() error {
 		n := w.nad(ns, name)
 		id = n.Annotations[network.AnnotationNetworkID]
-		if id == "" || n.Annotations[network.AnnotationNetworkName] != of || !slices.Contains(n.Finalizers, nad.Finalizer) {
+		if id == "" || n.Annotations[network.AnnotationNetworkName] != of || !slices.Contains(n.Finalizers, network.FinalizerNAD) {
 			return fmt.Errorf("annotations %v, finalizers %v", n.Annotations, n.Finalizers)
 		}
 		return nil

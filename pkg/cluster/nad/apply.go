@@ -60,9 +60,9 @@ func (k *Kube) do(ctx context.Context, op Op) error {
 		k.Events.Eventf(obj, nil, corev1.EventTypeWarning, reason, "Reconcile", "%s", op.Want.Problem)
 		return nil
 	}
-	finalizers := slices.DeleteFunc(slices.Clone(op.NAD.Finalizers), func(f string) bool { return f == Finalizer })
+	finalizers := slices.DeleteFunc(slices.Clone(op.NAD.Finalizers), func(f string) bool { return f == network.FinalizerNAD })
 	if op.Want.Finalizer {
-		finalizers = append(finalizers, Finalizer)
+		finalizers = append(finalizers, network.FinalizerNAD)
 	}
 	orNull := func(s string) any {
 		if s == "" {

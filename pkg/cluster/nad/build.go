@@ -40,7 +40,7 @@ func Build(in Inputs, have State) State {
 
 // Have returns a NAD's actual state.
 func Have(n NAD) State {
-	return State{Key: n.Key, ID: n.ID, Network: n.Network, Finalizer: slices.Contains(n.Finalizers, Finalizer)}
+	return State{Key: n.Key, ID: n.ID, Network: n.Network, Finalizer: slices.Contains(n.Finalizers, network.FinalizerNAD)}
 }
 
 // Check validates a NAD as far as that needs no other object, and returns its

@@ -27,7 +27,7 @@ func conf(name string) network.NetConf {
 func TestBuild(t *testing.T) {
 	fresh := func() *NAD { return &NAD{Key: key, UID: "u"} }
 	marked := func() *NAD {
-		return &NAD{Key: key, UID: "u", ID: "7", Network: "blue", Finalizers: []string{"other", Finalizer}}
+		return &NAD{Key: key, UID: "u", ID: "7", Network: "blue", Finalizers: []string{"other", network.FinalizerNAD}}
 	}
 	deleted := func(n *NAD) *NAD { n.Deleting = true; return n }
 	for _, c := range []struct {
@@ -116,7 +116,7 @@ func TestConverges(t *testing.T) {
 		text := rapid.SampledFrom([]string{"", "7", "nonsense"})
 		n := NAD{Key: key, UID: "u", ID: text.Draw(t, "id"), Network: rapid.SampledFrom([]string{"", "blue", "green"}).Draw(t, "network"), Finalizers: []string{"other"}}
 		if rapid.Bool().Draw(t, "finalizer") {
-			n.Finalizers = append(n.Finalizers, Finalizer)
+			n.Finalizers = append(n.Finalizers, network.FinalizerNAD)
 		}
 		f := NewFake()
 		f.NADs[key] = n
@@ -151,7 +151,7 @@ func TestConverges(t *testing.T) {
 		if !slices.Contains(after.Finalizers, "other") {
 			t.Fatal("another finalizer was removed")
 		}
-		if in.Ours && in.Error == "" && !after.Deleting && (after.ID != "7" || after.Network != "blue" || !slices.Contains(after.Finalizers, Finalizer)) {
+		if in.Ours && in.Error == "" && !after.Deleting && (after.ID != "7" || after.Network != "blue" || !slices.Contains(after.Finalizers, network.FinalizerNAD)) {
 			t.Fatalf("a valid NAD is %+v", after)
 		}
 	})

@@ -5,6 +5,8 @@ package nad
 import (
 	"context"
 	"slices"
+
+	"bulkhead/pkg/network"
 )
 
 // Fake is a Target in memory that follows the API server's rules: a NAD that is
@@ -31,9 +33,9 @@ func (f *Fake) Apply(_ context.Context, ops []Op) error {
 		}
 		f.Writes++
 		n.ID, n.Network = op.Want.ID, op.Want.Network
-		n.Finalizers = slices.DeleteFunc(slices.Clone(n.Finalizers), func(x string) bool { return x == Finalizer })
+		n.Finalizers = slices.DeleteFunc(slices.Clone(n.Finalizers), func(x string) bool { return x == network.FinalizerNAD })
 		if op.Want.Finalizer {
-			n.Finalizers = append(n.Finalizers, Finalizer)
+			n.Finalizers = append(n.Finalizers, network.FinalizerNAD)
 		}
 		f.NADs[n.Key] = n
 		f.collect(n.Key)

@@ -123,7 +123,7 @@ func TestIDKeptByUnusableNAD(t *testing.T) {
 			}
 			check := func(key Key, id string) {
 				t.Helper()
-				if n := get(key); n.Annotations[network.AnnotationNetworkID] != id || !slices.Contains(n.Finalizers, Finalizer) {
+				if n := get(key); n.Annotations[network.AnnotationNetworkID] != id || !slices.Contains(n.Finalizers, network.FinalizerNAD) {
 					t.Errorf("%s has the annotations %v and the finalizers %v, want id %s", key, n.Annotations, n.Finalizers, id)
 				}
 			}

@@ -15,10 +15,6 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Finalizer blocks a NAD's deletion until no pod uses it, so that no other network
-// is assigned its id before.
-const Finalizer = "k8s.ovn.org/network-attachment-definition-protection"
-
 // Key names a NAD.
 type Key struct{ Namespace, Name string }
 

@@ -38,7 +38,7 @@ func newScopes() *scopes {
 func scopeOf(n *nadv1.NetworkAttachmentDefinition, plan network.Plan) scope {
 	nad, ours := kube.ParseNAD(n, plan)
 	switch {
-	case !ours || n.Annotations[network.AnnotationNetworkID] == "":
+	case !ours || kube.Released(n) || n.Annotations[network.AnnotationNetworkID] == "":
 		return scope{}
 	case nad.Err == nil && nad.Admits(""):
 		return scope{nad.Network.Name, ""}

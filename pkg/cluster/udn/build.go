@@ -66,6 +66,9 @@ func (b *builder) namespace(ns Namespace) bool {
 	case ns.Foreign != "":
 		b.problem(ns.Name, ns.Foreign+": rename or delete one of them")
 		return true
+	case exists && nad.Phase == Terminating && !nad.Finalizer && len(b.in.Users[ns.Name]) == 0 && len(nad.OtherFinalizers) > 0:
+		b.problem(ns.Name, "NetworkAttachmentDefinition "+nad.Key()+" was deleted, and cannot be recreated before these finalizers of other programs are removed: "+strings.Join(nad.OtherFinalizers, ", "))
+		return false
 	case exists && nad.OwnerUID != "" && nad.OwnerUID != b.in.Request.UID:
 		b.problem(ns.Name, "the NetworkAttachmentDefinition of a deleted "+b.in.Owner.Kind()+" of this name still exists; it is deleted once no pod uses it")
 		return false

@@ -163,6 +163,8 @@ func TestBuildNamespace(t *testing.T) {
 	ours := func(phase Phase) *NAD {
 		return &NAD{Namespace: "red", Name: "db-network", Phase: phase, OwnerUID: "uid-1", Finalizer: true, UID: "n"}
 	}
+	kept := ours(Terminating)
+	kept.Finalizer, kept.OtherFinalizers = false, []string{"example.com/mine"}
 	stale := ours(Present)
 	stale.OwnerUID = "uid-0"
 	r := func() *Request {
@@ -201,6 +203,7 @@ func TestBuildNamespace(t *testing.T) {
 		{name: "no owner, terminating", have: ours(Terminating), want: "release"},
 		{name: "no owner, in use", have: ours(Terminating), users: []string{"red/p"}, problem: "in use"},
 		{name: "deleted by hand", req: r(), ns: &Namespace{Labeled: true}, have: ours(Terminating), want: "release", problem: "was deleted"},
+		{name: "kept by others", req: r(), ns: &Namespace{Labeled: true}, have: kept, problem: "these finalizers of other programs are removed: example.com/mine"},
 		{name: "deleted by hand in use", req: r(), ns: &Namespace{Labeled: true}, have: ours(Terminating), users: []string{"red/p"}, want: "add finalizer, repair", problem: "was deleted"},
 		{name: "of a former owner", req: r(), ns: &Namespace{Labeled: true}, have: stale, want: "add finalizer, delete", problem: "of a deleted UserDefinedNetwork"},
 		{name: "invalid", req: r(), ns: &Namespace{Labeled: true}, invalid: "bad subnet", problem: "bad subnet"},

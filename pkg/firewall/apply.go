@@ -249,6 +249,9 @@ func (o Op) addTo(tx *knftables.Transaction) {
 	case AddElements, DeleteElements:
 		for _, x := range o.Elements {
 			key, value, isMap := strings.Cut(x, " : ")
+			if o.Set == SetVRFs {
+				key = strconv.Quote(key) // nft would read names like 5g or log as something else
+			}
 			e := &knftables.Element{Set: o.Set, Key: strings.Split(key, " . ")}
 			if isMap {
 				e.Set, e.Map, e.Value = "", o.Set, strings.Split(value, " . ")

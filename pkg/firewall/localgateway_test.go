@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -308,3 +309,41 @@ func (f *forwarder) checkBGPPort(pod, host netip.Addr) {
 func hostBits(a netip.Addr) string { return netip.PrefixFrom(a, a.BitLen()).String() }
 
 func nodad(family int) string { return []string{"", "nodad"}[family] }
+
+// TestKernelVRFNames: names of ClusterUserDefinedNetworks that nft would read as numbers or keywords are VRFs' names
+// in the table like others.
+func TestKernelVRFNames(t *testing.T) {
+	newNetns(t)
+	target, err := Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, in := &Reconciler{Target: target}, Inputs{Kubelet: Kubelet{Mark: mark}, Plan: plan, Mode: network.LocalGateway, NodeID: 2, Default: defaultNetwork}
+	names := []string{"5g-core", "3scale", "0x10", "1-2", "log", "set", "map", "vlan", "limit", "meta", "a.b", "red"}
+	for i, name := range names {
+		n := advertised[0]
+		n.ID, n.Name, n.AdvertisedVRFs = 100+i, network.CUDNName(name), network.VRFAuto
+		if n.VRF() != name {
+			t.Fatalf("the VRF of %s is %s", name, n.VRF())
+		}
+		in.Networks = append(in.Networks, n)
+	}
+	for _, want := range []int{len(names), len(names) / 2} {
+		in.Networks = in.Networks[:want]
+		if _, err := r.Reconcile(t.Context(), in, false); err != nil {
+			t.Fatal(err)
+		}
+		if ops, err := r.Reconcile(t.Context(), in, true); err != nil || len(ops) > 0 {
+			t.Errorf("second run with %d networks: %v %v", want, ops, err)
+		}
+		have, err := target.Read(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i, name := range names {
+			if got := slices.Contains(have.Sets[SetVRFs], name); got != (i < want) {
+				t.Errorf("with %d networks, VRF %s is in the table: %t", want, name, got)
+			}
+		}
+	}
+}

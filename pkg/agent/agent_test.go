@@ -139,6 +139,7 @@ func TestFactsUnknown(t *testing.T) {
 		if !strings.Contains(before, "dev br-ex") {
 			t.Fatalf("no route by the external bridge:\n%s", before)
 		}
+		locals := f.hosts().Locals
 		f.run(t) // a new agent, the same kernel
 		f.mu.Lock()
 		f.readErr = errors.New("external bridge br-ex has no usable address")
@@ -152,6 +153,17 @@ func TestFactsUnknown(t *testing.T) {
 			t.Errorf("without facts, the agent deletes %s", r)
 		}
 		f.kernel.mu.Unlock()
+		if got := f.hosts().Locals; !slices.Equal(got, locals) || len(locals) == 0 {
+			t.Errorf("without facts, the node's addresses are %v, were %v", got, locals)
+		}
+		if got := f.firewallInputs(nil); len(got.Node) == 0 || len(got.Links) == 0 {
+			t.Errorf("without facts, nftables has the addresses %v on links %v", got.Node, got.Links)
+		}
+		f.mu.Lock()
+		if f.unnamed > 0 {
+			t.Errorf("without facts, management ports get names without the node's")
+		}
+		f.mu.Unlock()
 		if err := f.agent.Ready(); err == nil || !strings.Contains(err.Error(), "external bridge") {
 			t.Errorf("ready without facts: %v", err)
 		}

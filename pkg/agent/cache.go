@@ -61,7 +61,7 @@ func (c *Cache) SetNAD(nad network.NAD) NADChange {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if old, ok := c.nads.NAD(nad.Key()); ok && nad.Err != nil && nad.Network.Name == "" {
-		nad.Network.Name = old.Network.Name // an unreadable NAD still counts for the network that it named
+		nad.Network = network.Network{Name: old.Network.Name, ID: old.Network.ID} // an unreadable NAD still counts for the network that it named
 	}
 	return c.nadChange(nad.Namespace, c.nads.Set(nad))
 }
@@ -311,7 +311,8 @@ func (c *Cache) NAD(key string) (network.NAD, bool) {
 
 // primaryID is the id of the primary network of a namespace's pods; 0 if there
 // is none or it is unknown. An unusable NAD does not take a network's services and host ports away: it may
-// only differ from the network's other NADs while the cluster role updates one after another.
+// only differ from the network's other NADs while the cluster role updates one after another. It counts by the id that
+// the cluster role has written on it: anybody may write a name.
 func (c *Cache) primaryID(namespace string) int {
 	nad, err := c.nads.Primary(namespace, c.namespaces[namespace].Labelled)
 	if err == nil && nad == nil {
@@ -322,7 +323,7 @@ func (c *Cache) primaryID(namespace string) int {
 	}
 	found := map[int]bool{}
 	for _, nad := range c.nads.InNamespace(namespace) {
-		id := c.ids[nad.Network.Name]
+		id := nad.Network.ID
 		if n := c.networks[id][nad.Network.Name]; n.IsPrimary() {
 			found[id] = true
 		}

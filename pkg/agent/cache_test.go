@@ -19,7 +19,7 @@ import (
 )
 
 // TestHostPods: while the primary network of a labelled namespace is unknown, so
-// is the network of its host-network pods, which then keep their binding.
+// is the network of its host-network pods, which then keep their binding. A NAD that became unusable does not make it unknown.
 func TestHostPods(t *testing.T) {
 	cfg := testConfig(t)
 	c := NewCache()
@@ -46,7 +46,15 @@ func TestHostPods(t *testing.T) {
 	c.SetNAD(nad(cfg, "shop", "net", 7))
 	expect("with a NAD", 7, false)
 	c.SetNAD(network.NAD{Namespace: "shop", Name: "net", Err: errors.New("not JSON")})
-	expect("with a malformed NAD", hostnet.NetworkUnknown, false)
+	expect("with a malformed NAD", 7, false)
+	other := nad(cfg, "shop", "net", 7)
+	other.Err, other.Network.ID = errors.New("no network id yet"), 0
+	c.DeleteNAD("shop/net")
+	c.SetNAD(nad(cfg, "victim", "net", 7))
+	other.Network.Name = "victim_net"
+	c.SetNAD(other)
+	expect("with a NAD that names another's network and has no id", hostnet.NetworkUnknown, false)
+	c.DeleteNAD("victim/net")
 	c.SetNAD(nad(cfg, "shop", "net", 7))
 	expect("with a corrected NAD", 7, false)
 	c.DeleteNAD("shop/net")

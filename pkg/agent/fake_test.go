@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -81,6 +82,7 @@ type fakeNode struct {
 	kernel         *fakeKernel
 	agent          *Agent
 	ports          map[string]network.Network // by name: management ports
+	unnamed        int                        // SyncManagement without the node's name, which the ports' names have
 	noPorts        bool                       // Open vSwitch creates no management ports
 	portSyncs      int
 	annotations    map[string]string // written by the agent
@@ -126,9 +128,12 @@ func (f *fakeNode) SyncChassis(context.Context, network.Node, ovs.Inputs) error 
 	return nil
 }
 
-func (f *fakeNode) SyncManagement(_ context.Context, _ network.Node, nets []network.Network, kept []int) error {
+func (f *fakeNode) SyncManagement(_ context.Context, node network.Node, nets []network.Network, kept []int) error {
 	f.mu.Lock()
 	f.portSyncs++
+	if node.Name == "" {
+		f.unnamed++
+	}
 	want := map[string]network.Network{}
 	for _, n := range nets {
 		if !f.noPorts {
@@ -317,7 +322,10 @@ func (f *fakeNode) events() eventHandlers {
 
 // setNodeID is the event of the node's id.
 func (f *fakeNode) setNodeID(id int) {
-	if f.agent.cache.SetNode(network.Node{Name: "n1", ID: id}, nil) {
+	f.mu.Lock()
+	annotations := maps.Clone(f.annotations)
+	f.mu.Unlock()
+	if f.agent.cache.SetNode(network.Node{Name: "n1", ID: id}, annotations) {
 		f.agent.queue.EnqueueAll()
 	}
 }

@@ -90,7 +90,7 @@ func (r *hostReconciler) configure(ctx context.Context) (notEnforced, err error)
 		}
 		in := hostnet.Inputs{Pods: r.cache.HostPods(), Networks: r.hostNetworks(), Services: r.config.Plan.ServiceCIDRs, Masquerade: r.config.Plan.Masquerade, Locked: locked, Doors: rows, TunnelPort: network.TunnelPort,
 			MarkFirst: network.FirstPacketMark, MarkLast: network.LastPacketMark}
-		for _, p := range r.node.Node().Addresses {
+		for _, p := range r.node.addresses() {
 			in.Locals = append(in.Locals, p.Addr())
 		}
 		in.Others = r.node.otherAddresses()
@@ -151,8 +151,7 @@ func (r *hostReconciler) firewallInputs(locked []hostnet.LockedAddr, ingress *fi
 		}
 	}
 	in.NodePorts = r.cache.NodePorts(r.config.Plan, r.config.DefaultNetwork)
-	own := r.node.Node().Addresses
-	for _, p := range own {
+	for _, p := range r.node.addresses() {
 		in.Node = append(in.Node, p.Addr())
 		if !p.IsSingleIP() {
 			in.Links = append(in.Links, p.Masked())

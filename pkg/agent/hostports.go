@@ -121,7 +121,7 @@ func admitHostPorts(ports []hostPort, servers []hostnet.Server) (out []firewall.
 
 // readHostPorts returns the host ports that the firewall redirects to pods, and why it does not redirect others.
 func (r *hostReconciler) readHostPorts() (out []firewall.HostPort, problems []Problem) {
-	ports := r.cache.hostPorts(r.config.Plan, r.config.DefaultNetwork, r.node.Node().Addresses)
+	ports := r.cache.hostPorts(r.config.Plan, r.config.DefaultNetwork, r.node.addresses())
 	if len(ports) == 0 || r.servers == nil {
 		return nil, nil
 	}

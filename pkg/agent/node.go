@@ -45,6 +45,17 @@ func (r *nodeReconciler) Node() network.Node {
 	return n
 }
 
+// addresses are the node's addresses on the external bridge. Until the facts have been read, they are those
+// that the node has published: an agent that starts while they cannot be read does not remove what
+// nftables and the eBPF maps have for them.
+func (r *nodeReconciler) addresses() []netip.Prefix {
+	if n := r.Node(); n.Name != "" {
+		return n.Addresses
+	}
+	published, _ := network.ParseNode(r.config.Kubernetes.NodeName, r.cache.Annotations()) // eventHandlers.setNode reports the error
+	return published.Addresses
+}
+
 // has reports whether an address is the node's, on any interface.
 func (r *nodeReconciler) has(a netip.Addr) bool {
 	r.mu.Lock()

@@ -26,8 +26,8 @@ type portReconciler struct {
 func (r *portReconciler) reconcile(ctx context.Context) error {
 	node := r.node.Node()
 	kept, known := r.networks.keptNetworks()
-	if node.ID == 0 || !known {
-		return nil // reconcileAll enqueues the ports
+	if !r.node.known() || !known {
+		return nil // reconcileAll, and the first facts, enqueue the ports, whose names have the node's
 	}
 	nets := append([]network.Network{r.config.DefaultNetwork},
 		slices.DeleteFunc(r.cache.Networks(), func(n network.Network) bool { return !n.HasNode(node.ID) })...)

@@ -23,8 +23,18 @@ func Released(obj *nadv1.NetworkAttachmentDefinition) bool {
 
 // ParseNAD parses a NetworkAttachmentDefinition. ours is false for NADs of other
 // CNI plugins. The Err of an unusable NAD is set, so that its pods' events can
-// report it.
+// report it; its network has the name and id alone that the cluster role has written on it, if any: a mistyped or
+// unreadable configuration must not make the network look deleted.
 func ParseNAD(obj *nadv1.NetworkAttachmentDefinition, plan network.Plan) (nad network.NAD, ours bool) {
+	nad, ours = parseNAD(obj, plan)
+	if name := obj.Annotations[network.AnnotationNetworkName]; name != "" && nad.Err != nil {
+		id, _ := strconv.Atoi(obj.Annotations[network.AnnotationNetworkID]) // 0 if malformed
+		nad.Network = network.Network{Name: name, ID: id}
+	}
+	return nad, ours
+}
+
+func parseNAD(obj *nadv1.NetworkAttachmentDefinition, plan network.Plan) (nad network.NAD, ours bool) {
 	nad = network.NAD{Namespace: obj.Namespace, Name: obj.Name, Deleting: obj.DeletionTimestamp != nil}
 	conf, err := network.ParseNetConf(obj.Spec.Config)
 	if errors.Is(err, network.ErrForeign) {

@@ -17,7 +17,6 @@ import (
 	"sync"
 	"time"
 
-	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
 	"github.com/prometheus/client_golang/prometheus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -307,14 +306,4 @@ func networkIDOfRows(rows State) int {
 		}
 	}
 	return 0
-}
-
-// annotatedID returns the network id that the cluster role wrote on the NAD, 0 if
-// there is none.
-func annotatedID(o *nadv1.NetworkAttachmentDefinition) int {
-	id, err := strconv.Atoi(o.Annotations[network.AnnotationNetworkID])
-	if err != nil {
-		return 0
-	}
-	return id
 }

@@ -289,8 +289,12 @@ func (env *zoneEnv) nadOf(namespace, name string, id int, c network.NetConf) {
 	c.CNIVersion, c.Type, c.NetAttachDefName = network.CNIVersion, network.CNIType, namespace+"/"+name
 	conf, err := json.Marshal(c)
 	env.must(err)
+	annotations := map[string]string{network.AnnotationNetworkID: fmt.Sprint(id), network.AnnotationNetworkName: c.Name}
+	if id == 0 { // the cluster role has not written them
+		annotations = nil
+	}
 	obj := &nadv1.NetworkAttachmentDefinition{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Annotations: map[string]string{network.AnnotationNetworkID: fmt.Sprint(id)}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Annotations: annotations},
 		Spec:       nadv1.NetworkAttachmentDefinitionSpec{Config: string(conf)},
 	}
 	if network.IsUDNName(c.Name) {

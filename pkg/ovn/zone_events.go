@@ -214,16 +214,10 @@ func (z *Zone) nadChanged(old, obj any) {
 			nad.Err = errors.New("it has no owner reference: the cluster controller restores it")
 		}
 	}
-	// The cluster role writes the network's name on the NAD. An unusable NAD
-	// counts for that network: a mistyped or unreadable config must not make the
-	// network look deleted.
-	if name := o.Annotations[network.AnnotationNetworkName]; name != "" && nad.Err != nil {
-		nad.Network.Name, nad.Network.ID = name, annotatedID(o)
-	}
 	z.mu.Lock()
 	defer z.mu.Unlock()
 	if was, ok := z.nadIndex.NAD(nad.Key()); ok && nad.Network.Name == "" {
-		nad.Network.Name = was.Network.Name // an unreadable NAD counts for the network that it named before
+		nad.Network = network.Network{Name: was.Network.Name, ID: was.Network.ID} // an unreadable NAD counts for the network that it named before
 	}
 	z.applyNADChange(nad.Key(), func() []string { return z.nadIndex.Set(nad) })
 	indexed, _ := z.nadIndex.NAD(nad.Key())

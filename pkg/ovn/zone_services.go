@@ -206,7 +206,8 @@ func (z *Zone) enqueueServices(namespace string) {
 }
 
 // servedBy returns the network of a namespace's services, "" for none yet. An unusable
-// NAD does not take a network's services away.
+// NAD does not take a network's services away. It counts by the id that the cluster role has written on it: anybody
+// may write a name.
 func (z *Zone) servedBy(namespace string) string {
 	switch labelled, exists := z.namespaces[namespace]; {
 	case !exists:
@@ -219,7 +220,7 @@ func (z *Zone) servedBy(namespace string) string {
 	}
 	var names []string
 	for _, nad := range z.nadIndex.InNamespace(namespace) {
-		if st, ok := z.nets[nad.Network.Name]; ok && st.net.IsPrimary() {
+		if st, ok := z.nets[nad.Network.Name]; ok && st.net.IsPrimary() && nad.Network.ID == st.net.ID {
 			names = append(names, nad.Network.Name)
 		}
 	}

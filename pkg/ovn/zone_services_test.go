@@ -124,6 +124,14 @@ func TestZoneServices(t *testing.T) {
 		env.run()
 		env.waitForVIPs("after a restart", want)
 
+		// A NAD that names another's network, and has no id of it, brings no service there.
+		env.namespace("evil", true)
+		env.nad("evil", "net", redNet, 0, "10.10.0.0/16/24")
+		env.service("evil", "web", 0, nil, "10.96.0.5")
+		env.endpoints("evil", "web", redNet, "10.10.0.3")
+		env.waitForVIPs("with a NAD that names the network", want)
+		env.must(env.nads.K8sCniCncfIoV1().NetworkAttachmentDefinitions("evil").Delete(context.Background(), "net", metav1.DeleteOptions{}))
+
 		// An unusable NAD changes nothing.
 		env.nad("red", "net", redNet, 1, "10.10.0.0/16/nonsense")
 		env.settle()

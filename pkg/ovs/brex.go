@@ -16,7 +16,7 @@ import (
 	"bulkhead/pkg/ovs/vsdb"
 )
 
-// bridgePort is what stays the same of a port of the external bridge.
+// bridgePort is a port of the external bridge.
 type bridgePort struct {
 	name       string
 	interfaces []string
@@ -24,8 +24,9 @@ type bridgePort struct {
 	internal   bool // to the host
 }
 
-// bridgeReader reads the external bridge. It reads a port's rows when the port is new, so
-// that the cost of an event hardly depends on the number of ports.
+// bridgeReader reads the external bridge. It reads a patch port's rows when the port is new, so
+// that the cost of an event hardly depends on the number of networks. Other ports are few, and may change: a
+// bond gets another member.
 type bridgeReader struct {
 	client *Client
 	name   string
@@ -47,12 +48,14 @@ func (r *bridgeReader) read(ctx context.Context, router string, localnets map[st
 	r.ports = make(map[string]bridgePort, len(br.Ports))
 	for _, uuid := range br.Ports {
 		p, ok := known[uuid]
-		if !ok {
+		if isPatch := ok && p.patch; !isPatch {
 			if p, err = r.port(ctx, uuid); err != nil {
 				r.ports = known
 				return out, nil, err
 			}
-			added = append(added, p.name)
+			if !ok || p.patch {
+				added = append(added, p.name)
+			}
 		}
 		r.ports[uuid] = p
 	}
@@ -78,6 +81,9 @@ func (r *bridgeReader) read(ctx context.Context, router string, localnets map[st
 		out.Uplinks = append(out.Uplinks, ofport)
 	}
 	slices.Sort(out.Uplinks)
+	if n := len(out.Uplinks); n > 0 && out.Uplinks[n-1] > 0 { // a bond goes on without the members that it lacks
+		out.Uplinks = slices.DeleteFunc(out.Uplinks, func(port int) bool { return port <= 0 })
+	}
 	for _, p := range r.ports {
 		vlan, localnet := localnets[p.name]
 		if !p.patch || p.name != router && !localnet {
@@ -116,11 +122,12 @@ func (r *bridgeReader) port(ctx context.Context, uuid string) (bridgePort, error
 	return p, nil
 }
 
-// possibleUplinks returns the interfaces that may be the uplink's.
+// possibleUplinks returns the names of the ports that may be the uplink, and of their interfaces.
 func (r *bridgeReader) possibleUplinks() map[string]struct{} {
 	out := map[string]struct{}{}
 	for _, p := range r.ports {
 		if !p.patch && !p.internal {
+			out[p.name] = struct{}{}
 			for _, name := range p.interfaces {
 				out[name] = struct{}{}
 			}

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -256,6 +257,55 @@ func TestRepairsChangedFlows(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A bond's members come and go, and one that Open vSwitch cannot use does not take the others with it.
+func TestBondMembers(t *testing.T) {
+	root, dir := rootfs(t), t.TempDir()
+	address := startServer(t, root, dir)
+	c := connect(t, address)
+	br := &vsdb.Bridge{Name: "br-ex"}
+	if err := c.db.Get(deadline(t), br); err != nil {
+		t.Fatal(err)
+	}
+	bond := &vsdb.Port{UUID: "p", Name: "bond0", Interfaces: []string{"a", "b"}}
+	ops := must(c.create(&vsdb.Interface{UUID: "a", Name: "eth1", Type: "dummy"}, &vsdb.Interface{UUID: "b", Name: "broken", Type: "no-such-type"}, bond))
+	transact(t, c, append(ops, must(c.db.Where(br).Mutate(br, model.Mutation{Field: &br.Ports, Mutator: "insert", Value: []string{"p"}}))...)...)
+	vswitchd(t, root, dir, address)
+	r := newReconciler(c, ovsOfctl(root, dir), dir)
+	r.interval = time.Hour
+	runReconciler(t, r)
+	expect := func(when string, members ...string) {
+		t.Helper()
+		eventually(t, when, func(ctx context.Context) error {
+			have, err := r.Switch.Read(ctx, "br-ex")
+			if err != nil {
+				return err
+			}
+			for _, name := range members {
+				port, err := c.openFlowPort(ctx, name)
+				from := fmt.Sprintf("in_port=%d", port)
+				if err != nil || port <= 0 || !slices.ContainsFunc(have, func(f flows.Flow) bool { return f.Priority > 0 && strings.Contains(f.Match, from) }) {
+					return fmt.Errorf("no flow from %s, port %d: %v, %v", name, port, have, err)
+				}
+			}
+			return nil
+		})
+	}
+	expect("one member is broken", "eth1")
+	port := &vsdb.Port{Name: "bond0"}
+	if err := c.db.Get(deadline(t), port); err != nil {
+		t.Fatal(err)
+	}
+	ops = must(c.create(&vsdb.Interface{UUID: "n", Name: "eth3", Type: "dummy"}))
+	transact(t, c, append(ops, must(c.db.Where(port).Mutate(port, model.Mutation{Field: &port.Interfaces, Mutator: "insert", Value: []string{"n"}}))...)...)
+	expect("another member", "eth1", "eth3")
+	first := &vsdb.Interface{Name: "eth1"}
+	if err := c.db.Get(deadline(t), first); err != nil {
+		t.Fatal(err)
+	}
+	transact(t, c, must(c.db.Where(port).Mutate(port, model.Mutation{Field: &port.Interfaces, Mutator: "delete", Value: []string{first.UUID}}))...)
+	expect("without the first", "eth3")
 }
 
 type countedSwitch struct {

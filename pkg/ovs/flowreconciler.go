@@ -205,7 +205,7 @@ func (r *FlowReconciler) rowChanged(name string) {
 	r.notify()
 }
 
-// mayBeUplink reports whether an interface may be the uplink's.
+// mayBeUplink reports whether a port may be the uplink, or an interface the uplink's.
 func (r *FlowReconciler) mayBeUplink(name string) bool {
 	_, ok := r.uplinks[name]
 	return ok || r.uplinks == nil

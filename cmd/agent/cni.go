@@ -19,7 +19,7 @@ func newCNIServer(cfg config.Config, a *agent.Agent, n *node, informers *agent.I
 	if err != nil {
 		return nil, err
 	}
-	return cni.NewServer(cni.Config{Default: cfg.DefaultNetwork, ConfDir: cfg.CNI.ConfDir, Log: log}, pods, n.parts.Cache, a.PodPorts(n.ovs, pods.Get), cni.Kernel{}, cni.APIStatus{Client: clients.Kube}), nil
+	return cni.NewServer(cni.Config{Default: cfg.DefaultNetwork, Plan: cfg.Plan, ConfDir: cfg.CNI.ConfDir, Log: log}, pods, n.parts.Cache, a.PodPorts(n.ovs, pods.Get), cni.Kernel{}, cni.APIStatus{Client: clients.Kube}), nil
 }
 
 // installCNI installs the plugin and its configuration, with which the

@@ -83,6 +83,8 @@ type Inputs struct {
 	Primary string
 	// Secondary are the interfaces that the pod requests.
 	Secondary []Attachment
+	// Plan has what remains reachable by the primary network if the pod has its default route on another.
+	Plan network.Plan
 	// Delegated: a meta plugin calls, and attaches those one by one. Multus refuses to
 	// attach an interface that is there.
 	Delegated bool
@@ -97,6 +99,7 @@ func Build(r Request, in Inputs) (Pod, error) {
 		return Pod{}, fmt.Errorf("pod %s/%s: %w", r.Namespace, r.Pod, err)
 	}
 	p := Pod{Request: r, UID: in.UID, Delegated: in.Delegated}
+	primary := cmp.Or(in.Primary, network.DefaultName)
 	add := func(name, key string) error {
 		entry, ok := in.Annotation[key]
 		if !ok {
@@ -106,12 +109,17 @@ func Build(r Request, in Inputs) (Pod, error) {
 		if !ok {
 			return fmt.Errorf("pod %s/%s: network of %s is unknown", r.Namespace, r.Pod, key)
 		}
+		if key == primary && r.NAD == "" && !in.Delegated { // a meta plugin replaces default routes itself
+			for _, gw := range in.otherGateways() {
+				entry = entry.WithoutDefault(net, in.Plan, gw.Is4())
+			}
+		}
 		i, err := buildInterface(r, name, key, entry, net)
 		if err != nil {
 			return fmt.Errorf("pod %s/%s: entry %s of annotation %s: %w", r.Namespace, r.Pod, key, network.AnnotationPodNetworks, err)
 		}
-		i.Default = r.NAD == "" && key == cmp.Or(in.Primary, network.DefaultName)
-		if i.Default {
+		i.Default = r.NAD == "" && key == primary
+		if i.Default || r.NAD == "" && net.Role == network.RoleSecondary {
 			for _, gw := range entry.Gateways {
 				i.Routes = append(i.Routes, Route{Dest: netip.PrefixFrom(unspecified(gw), 0), Via: gw})
 			}
@@ -151,6 +159,16 @@ func Build(r Request, in Inputs) (Pod, error) {
 		}
 	}
 	return p, nil
+}
+
+// otherGateways are the gateways on secondary networks that the pod requests for its default routes.
+func (in Inputs) otherGateways() (out []netip.Addr) {
+	for _, s := range in.Secondary {
+		if in.Networks[s.Key].Role == network.RoleSecondary {
+			out = append(out, in.Annotation[s.Key].Gateways...)
+		}
+	}
+	return out
 }
 
 // keyIn returns the key of the interface that a meta plugin attaches: a NAD may be

@@ -183,6 +183,7 @@ func (s *Server) inputs(ctx context.Context, r Request) (in Inputs, missing stri
 			return in, fmt.Sprintf("annotation %s has no entry for %s yet", network.AnnotationPodNetworks, key), nil
 		}
 	}
+	in.Plan = s.conf.Plan
 	in.Networks = map[string]network.Network{}
 	for key, entry := range in.Annotation {
 		if key == network.DefaultName {

@@ -254,7 +254,7 @@ func (d *fakeDeps) WriteStatus(_ context.Context, _, _, _, status string) error 
 }
 
 func (d *fakeDeps) server(links Links) *Server {
-	s := NewServer(Config{Default: defaultNet, NetworksWait: time.Minute, PortsWait: time.Minute}, d, d, d, links, d)
+	s := NewServer(Config{Default: defaultNet, Plan: plan, NetworksWait: time.Minute, PortsWait: time.Minute}, d, d, d, links, d)
 	s.SetReady("")
 	return s
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -324,5 +325,56 @@ func TestSecondaryRefused(t *testing.T) {
 				}
 			})
 		})
+	}
+}
+
+// A pod's default route of one IP family is on the secondary network on which it requests it. Its primary network, also
+// the cluster default network, keeps routes to what only it reaches.
+func TestDefaultRouteOnSecondary(t *testing.T) {
+	for _, primary := range []bool{true, false} {
+		d, links := secondaryDeps(t, `[{"name": "storage", "default-route": ["10.50.0.254"]}]`), NewFakeLinks("/ns/a")
+		pod := d.pods["ns/pod"]
+		a, err := network.ParsePodNetworks(pod.Annotations[network.AnnotationPodNetworks])
+		if err != nil {
+			t.Fatal(err)
+		}
+		entry := a["ns/storage"]
+		entry.Gateways = []netip.Addr{netip.MustParseAddr("10.50.0.254")}
+		a["ns/storage"] = entry
+		link, gateway, gateway6, rest := "ovn-udn1", "10.20.2.1", "fd20:0:0:2::1", []string{"10.20.0.0/16", "10.96.0.0/16", "100.65.0.0/16"}
+		if !primary {
+			d.primary = nil
+			delete(a, "ns/blue")
+			a[network.DefaultName] = network.NewPodNetwork(defaultNet, plan, a[network.DefaultName].IPs, false)
+			link, gateway, gateway6, rest = "eth0", "10.244.2.1", "fd00:10:244:2::1", []string{"10.244.0.0/16", "10.96.0.0/16", "100.64.0.0/16"}
+		}
+		requests := pod.Annotations[network.AnnotationNetworks]
+		d.setPod("uid-1", a)
+		d.pods["ns/pod"].Annotations[network.AnnotationNetworks] = requests
+		if _, err := call(t, d.server(links), request("ADD", "a")); err != nil {
+			t.Fatal(err)
+		}
+		routes := map[string]string{} // destination → interface and gateway
+		for name, l := range links.namespaces["/ns/a"] {
+			for _, r := range l.Routes {
+				routes[r.Dest.String()] = name + " " + r.Via.String()
+			}
+		}
+		want := map[string]string{"0.0.0.0/0": "net1 10.50.0.254", "::/0": link + " " + gateway6}
+		for _, dest := range rest {
+			want[dest] = link + " " + gateway
+		}
+		for dest, via := range want {
+			if routes[dest] != via {
+				t.Errorf("primary network of its own %t: route to %s by %q, want %q", primary, dest, routes[dest], via)
+			}
+		}
+		for name, l := range links.namespaces["/ns/a"] {
+			for _, r := range l.Routes {
+				if r.Dest.Bits() == 0 && want[r.Dest.String()] != name+" "+r.Via.String() {
+					t.Errorf("primary network of its own %t: another default route, by %s %s", primary, name, r.Via)
+				}
+			}
+		}
 	}
 }

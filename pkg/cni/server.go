@@ -61,8 +61,9 @@ type StatusWriter interface {
 // Config configures the server.
 type Config struct {
 	Default      network.Network // the cluster default network
-	NetworksWait time.Duration   // how long ADD waits for the pod and its networks
-	PortsWait    time.Duration   // how long ADD waits for OVN to connect the ports
+	Plan         network.Plan
+	NetworksWait time.Duration // how long ADD waits for the pod and its networks
+	PortsWait    time.Duration // how long ADD waits for OVN to connect the ports
 	// ConfDir is where the container runtime reads CNI configurations. Without it, there
 	// is no meta plugin.
 	ConfDir string

@@ -132,8 +132,15 @@ func (p PodNetwork) WithoutDefault(n Network, plan Plan, is4 bool) PodNetwork {
 	gw := p.Gateways[i]
 	p.Gateways = slices.Delete(slices.Clone(p.Gateways), i, i+1)
 	p.Routes = slices.Clone(p.Routes)
-	for _, dest := range FilterFamilies(slices.Concat(plan.ServiceCIDRs, n.JoinSubnets), is4, !is4) {
-		p.Routes = append(p.Routes, PodRoute{Dest: dest, NextHop: gw})
+	only := slices.Concat(plan.ServiceCIDRs, n.JoinSubnets)
+	if n.Topology == Layer3 {
+		only = append(only, n.CIDRs()...)
+	}
+	for _, dest := range FilterFamilies(only, is4, !is4) {
+		onLink := slices.ContainsFunc(p.IPs, func(ip netip.Prefix) bool { return ip.Masked().Bits() <= dest.Bits() && ip.Masked().Overlaps(dest) })
+		if r := (PodRoute{Dest: dest, NextHop: gw}); !onLink && !slices.Contains(p.Routes, r) {
+			p.Routes = append(p.Routes, r)
+		}
 	}
 	return p
 }

@@ -384,7 +384,10 @@ func containing(ps []netip.Prefix, addr netip.Addr) (netip.Prefix, bool) {
 
 func checkGateways(a Attachment, hosts []netip.Prefix) error {
 	for _, gw := range a.Request.Gateways {
-		if len(hosts) > 0 && !a.Network.Contains(gw) {
+		if len(hosts) == 0 {
+			return fmt.Errorf("annotation %s: default-route %s: the network has no subnets, and the pod no address with which it reaches a gateway: remove default-route, and set the route in the pod", a.Source, gw)
+		}
+		if !a.Network.Contains(gw) {
 			return fmt.Errorf("annotation %s: default-route %s is outside the network's subnets %s: name a gateway inside", a.Source, gw, join(hosts))
 		}
 	}

@@ -123,6 +123,7 @@ func TestBuild(t *testing.T) {
 			refused: "0a:58:0a:14:00:4d is held by pod b/other", wait: topicRelease("net7", "0a:58:0a:14:00:4d"),
 		},
 		{name: "default route outside", conf: secondaryL2, request: kube.SelectionRequest{Gateways: []netip.Addr{netip.MustParseAddr("10.31.0.1")}}, refused: "default-route 10.31.0.1 is outside"},
+		{name: "default route without subnets", conf: noIPAM, request: kube.SelectionRequest{Gateways: []netip.Addr{netip.MustParseAddr("10.31.0.1")}}, refused: "the network has no subnets"},
 
 		{name: "claim", conf: claimL2, request: kube.SelectionRequest{Claim: "vm"}, claim: claim("net7"), want: "10.20.0.3/24 0a:58:0a:14:00:03 10"},
 		{name: "claim with addresses", conf: claimL2, request: kube.SelectionRequest{Claim: "vm"}, claim: claim("net7", "10.20.0.99/24"), want: "10.20.0.99/24 0a:58:0a:14:00:63 10"},

@@ -123,6 +123,19 @@ func (r *Reconciler) network(ctx context.Context, in *Inputs, have State) error 
 	return nil
 }
 
+// namespaceLeaves reports whether a namespace is being deleted or is gone: it accepts no events.
+func (r *Reconciler) namespaceLeaves(ctx context.Context, name string) (bool, error) {
+	ns := kube.Metadata("Namespace")
+	err := r.cache.Get(ctx, client.ObjectKey{Name: name}, ns)
+	if apierrors.IsNotFound(err) {
+		return true, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("get namespace %s: %w", name, err)
+	}
+	return ns.DeletionTimestamp != nil, nil
+}
+
 // unknownNamespace reports whether the cache does not have the namespace of a new UserDefinedNetwork yet, or it is
 // being deleted: nothing can be said of the network then. The namespace's event enqueues it.
 func (in Inputs) unknownNamespace(have State) bool {

@@ -79,8 +79,14 @@ func (r *Reconciler) Reconcile(ctx context.Context, o Owner) (reconcile.Result, 
 		status = DiffStatus(o, BuildStatus(in, want, problems, failed), have.Status)
 	}
 	if in.Request != nil && in.Request.Deleting && !o.Cluster() {
-		for i := range status { // a namespace that is being deleted accepts no events
-			status[i].Warn = nil
+		leaves, err := r.namespaceLeaves(ctx, o.Namespace)
+		if err != nil {
+			return reconcile.Result{}, err
+		}
+		for i := range status {
+			if leaves {
+				status[i].Warn = nil
+			}
 		}
 	}
 	statusErr := r.target.Apply(ctx, status)

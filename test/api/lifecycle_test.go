@@ -4,12 +4,15 @@ package api
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -56,6 +59,62 @@ func TestDeletionWaitsForPods(t *testing.T) {
 	w.waitCreated(again, "[del]")
 	w.remove(again)
 	w.waitGone(again)
+}
+
+// A NAD that a tenant keeps with a finalizer of another program is named in the condition, and recreated when it is gone.
+func TestNADKeptByAnother(t *testing.T) {
+	needAPI(t)
+	w := newFixture(t)
+	startController(t, testConfig(t))
+	ns := w.namespace("kept", true, "team=kept")
+	defer w.remove(ns)
+	c := newCUDN("kept-net", "kept", "10.113.0.0/16")
+	w.create(c)
+	w.waitCreated(c, "[kept]")
+	nad := w.nad("kept", "kept-net")
+	blocks := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kept", Name: "mine", Finalizers: []string{"example.com/mine"}, OwnerReferences: []metav1.OwnerReference{
+		{APIVersion: nadv1.SchemeGroupVersion.String(), Kind: "NetworkAttachmentDefinition", Name: nad.Name, UID: nad.UID, BlockOwnerDeletion: new(bool)}}}}
+	*blocks.OwnerReferences[0].BlockOwnerDeletion = true
+	w.create(blocks)
+	if err := w.Delete(w.ctx, nad, client.PropagationPolicy(metav1.DeletePropagationForeground)); err != nil { // adds a finalizer
+		t.Fatal(err)
+	}
+	w.waitCondition(c, udnv1.ConditionNetworkCreated, metav1.ConditionFalse, "kept/kept-net was deleted, and cannot be recreated before these finalizers of other programs are removed: foregroundDeletion")
+	if err := w.Patch(w.ctx, blocks, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))); err != nil {
+		t.Fatal(err)
+	}
+	w.waitCreated(c, "[kept]")
+	w.remove(c)
+	w.waitGone(c)
+}
+
+// The deletion of a UserDefinedNetwork that waits for pods has an event.
+func TestBlockedDeletionHasAnEvent(t *testing.T) {
+	needAPI(t)
+	w := newFixture(t)
+	startController(t, testConfig(t))
+	ns := w.namespace("waits", true)
+	defer w.remove(ns)
+	u := newUDN("waits", "net", "10.114.0.0/16")
+	w.create(u)
+	w.waitCreated(u)
+	pod := w.createPodUsing("waits", "running", "waits/net")
+	w.remove(u)
+	w.waitCondition(u, udnv1.ConditionNetworkCreated, metav1.ConditionFalse, "network in use by the following pods: [waits/running]")
+	Eventually(t, func() error {
+		var l eventsv1.EventList
+		if err := w.List(w.ctx, &l, client.InNamespace("waits")); err != nil {
+			return err
+		}
+		if !slices.ContainsFunc(l.Items, func(e eventsv1.Event) bool {
+			return e.Regarding.Kind == "UserDefinedNetwork" && strings.Contains(e.Note, "network in use by the following pods")
+		}) {
+			return fmt.Errorf("no event of the network that waits for its pod: %v", l.Items)
+		}
+		return nil
+	})
+	w.remove(pod)
+	w.waitGone(u)
 }
 
 // A secondary network that is recreated as primary, while a pod still uses the old NAD, waits for the pod, and its

@@ -47,7 +47,7 @@ type ImportedRoute struct {
 }
 
 // Address sets of the cluster default network; a suffix tells the IP family. The
-// zone builds that network first.
+// zone enqueues that network first.
 const (
 	setNodes      = "bulkhead_nodes"
 	setServices   = "bulkhead_services"

@@ -173,9 +173,10 @@ func (b *builder) gatewayRoutes(gr, external string) {
 		}
 	}
 	// One next hop for both IP families, the IPv6 one if there is one: each costs flows.
-	var hop netip.Addr
-	for _, p := range b.filterFamilies(b.in.Plan.MasqueradeFixed(network.MasqueradeNextHop)) {
-		hop = p.Addr()
+	hops := b.filterFamilies(b.in.Plan.MasqueradeFixed(network.MasqueradeNextHop))
+	hop, ok := addrOfFamily(hops, netip.IPv6Unspecified())
+	if !ok && len(hops) > 0 {
+		hop = hops[0].Addr()
 	}
 	for _, own := range b.masqueradeGateway() {
 		b.route(gr, dstIP, defaultRoute(own.Addr()), hop, external)

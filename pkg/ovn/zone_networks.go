@@ -55,10 +55,14 @@ func (z *Zone) networks() []string {
 	return slices.Compact(names)
 }
 
-// enqueueNetworks enqueues units of all networks, or all units for none.
+// enqueueNetworks enqueues units of all networks, or all units for none: first those of the cluster default network,
+// which has the address sets that other networks' rows name.
 func (z *Zone) enqueueNetworks(units ...Unit) {
+	z.queue.AddUnits(network.DefaultName, units...)
 	for _, name := range z.networks() {
-		z.queue.AddUnits(name, units...)
+		if name != network.DefaultName {
+			z.queue.AddUnits(name, units...)
+		}
 	}
 }
 

@@ -261,6 +261,9 @@ func (b *builder) uplinkRouter() {
 		b.add(tableInput, priorityNetwork, matchIP(from, p, anywhere), resubmit(tableSource))
 		b.add(tableInput, priorityNode, matchIP(from, anywhere, p), resubmit(tableNetworks)) // its own ICMP errors
 	}
+	for _, p := range b.in.Masquerade { // conntrack translates no packet that it takes for invalid
+		b.add(tableToWire, priorityNetwork, matchIP("", p, anywhere), "drop")
+	}
 	for _, ip := range []string{"ip", "ipv6"} {
 		b.add(tableToWire, priorityPass, ip, fmt.Sprintf("ct(commit,zone=%d,exec(load:%#x->NXM_NX_CT_MARK[])),%s", zoneWire, markRouted, b.toWire))
 	}

@@ -11,8 +11,10 @@ import (
 
 	ipamclaimv1 "github.com/k8snetworkplumbingwg/ipamclaims/pkg/crd/ipamclaims/v1alpha1"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/workqueue"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	"bulkhead/pkg/network"
@@ -328,6 +330,38 @@ func TestOlderHolds(t *testing.T) {
 	h := s.r.tracker.allocators["red_net"].held[prefixes("10.20.0.9/24")[0].Addr()]
 	if h.Name != "younger" && !h.Claim {
 		t.Errorf("the address was not assigned to a waiting holder: %+v", h)
+	}
+}
+
+// A claim whose address another holds gets it once that one is gone, although no pod names the claim: not a pod that comes
+// then.
+func TestClaimWaitsForAddress(t *testing.T) {
+	s := newSim(t)
+	s.namespace("red", true)
+	s.nad("red", "net", 7, "red_net", claimL2)
+	s.pod("red", "holder", primaryRequest(`"ips":["10.20.0.9"]`))
+	s.drain()
+	s.wantIPs("red", "holder", "red/net", "10.20.0.9/24")
+	claim := s.claim("red", "vm", "red_net")
+	claim.Status.IPs = []string{"10.20.0.9/24"} // restored from a backup
+	s.must(s.api.Status().Update(s.ctx, claim))
+	s.restart(s.r.lookup.Plan)
+	s.drain()
+	if st := s.status("red", "vm"); len(st.Conditions) != 1 || st.Conditions[0].Reason != ReasonConflict {
+		t.Fatalf("status %+v", st)
+	}
+	holder := &corev1.Pod{}
+	s.must(s.api.Get(s.ctx, client.ObjectKey{Namespace: "red", Name: "holder"}, holder))
+	s.remove(holder)
+	s.drain()
+	if st := s.status("red", "vm"); len(st.Conditions) != 1 || st.Conditions[0].Status != metav1.ConditionTrue {
+		t.Errorf("after its holder is gone: status %+v", st)
+	}
+	s.pod("red", "late", primaryRequest(`"ips":["10.20.0.9"]`))
+	s.drain()
+	s.wantEvent("10.20.0.9 is held by IPAMClaim red/vm")
+	if n := len(s.r.tracker.taken); n != 0 {
+		t.Errorf("%d addresses are waited for", n)
 	}
 }
 

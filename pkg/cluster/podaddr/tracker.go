@@ -3,6 +3,7 @@
 package podaddr
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -33,6 +34,7 @@ type tracker struct {
 	claimUIDs  map[string]types.UID       // of existing claims, by key
 	scopes     *scopes                    // whose claims may hold addresses
 	waiting    *waitQueues
+	taken      map[topic]map[types.UID]*claimState // claims that wait for the release of an address
 	// onNetworkRemoved is called for a network without NADs and allocations.
 	onNetworkRemoved func(network string)
 	// enqueueClaim is called with the key of a claim whose owner pod changed.
@@ -59,6 +61,7 @@ func newTracker(age time.Duration, now func() time.Time) *tracker {
 		now: now, age: age, mark: func(string) int64 { return 0 },
 		allocators: map[string]*Allocator{}, nads: map[string]string{}, nadCount: map[string]int{}, pods: map[string]*podState{},
 		claims: map[types.UID]*claimState{}, claimUIDs: map[string]types.UID{}, scopes: newScopes(), waiting: newWaitQueues(),
+		taken: map[topic]map[types.UID]*claimState{},
 		enqueueClaim: func(string) {}, onNetworkRemoved: func(string) {},
 	}
 }
@@ -262,8 +265,15 @@ func (t *tracker) releaseAllocation(key string, uid types.UID, k string, g Alloc
 	t.removeUnused(g.Network)
 }
 
+// releaseAddresses releases a holder's addresses. Claims that have waited for one get it, before a pod can.
 func (t *tracker) releaseAddresses(networkName string, h Holder, ips []netip.Prefix) {
 	t.allocator(networkName).Release(h, ips)
+	for _, ip := range ips {
+		waiting := slices.SortedFunc(maps.Values(t.taken[topicRelease(networkName, ip.Addr().String())]), func(a, b *claimState) int { return cmp.Compare(a.key(), b.key()) })
+		for _, c := range waiting {
+			t.retryClaim(c)
+		}
+	}
 	for _, ip := range ips {
 		t.waiting.notifyAll(topicRelease(networkName, ip.Addr().String()))
 		t.waiting.notifyNext(topicCapacity(networkName))
@@ -275,7 +285,7 @@ func (t *tracker) releaseAddresses(networkName string, h Holder, ips []netip.Pre
 func (t *tracker) removeClaim(c *claimState) {
 	if c.deleted && len(c.pods) == 0 {
 		delete(t.claims, c.Holder.UID)
-		t.scopes.forget(c.Claim)
+		t.forgetWait(c)
 		t.releaseAddresses(c.Network, c.Holder, c.IPs)
 	}
 }
@@ -288,7 +298,7 @@ func (t *tracker) syncClaim(obj *ipamclaimv1.IPAMClaim) *claimState {
 	t.claimUIDs[claim.key()] = obj.UID
 	c := t.claims[obj.UID]
 	if c != nil && c.Network != claim.Network && len(c.pods) == 0 {
-		t.scopes.forget(c.Claim)
+		t.forgetWait(c)
 		t.releaseAddresses(c.Network, c.Holder, c.IPs) // spec.network changed
 		c = nil
 		claim.Reported = nil
@@ -309,7 +319,7 @@ func (t *tracker) syncClaim(obj *ipamclaimv1.IPAMClaim) *claimState {
 // reserveClaim assigns the addresses in a claim's status to the claim, if its
 // namespace has the network and no other holder has them.
 func (t *tracker) reserveClaim(c *claimState) {
-	t.scopes.forget(c.Claim)
+	t.forgetWait(c)
 	c.Refused, c.TakenAddress = "", ""
 	ips, malformed := parseIPs(c.Reported)
 	switch {
@@ -324,8 +334,13 @@ func (t *tracker) reserveClaim(c *claimState) {
 	default:
 		if err := t.allocator(c.Network).Reserve(c.Holder, ips); err != nil {
 			c.Refused = err.Error() + ": delete its holder, or recreate this claim"
-			if t := (*TakenError)(nil); errors.As(err, &t) {
-				c.TakenAddress = t.Resource
+			if taken := (*TakenError)(nil); errors.As(err, &taken) {
+				c.TakenAddress = taken.Resource
+				key := topicRelease(c.Network, c.TakenAddress)
+				if t.taken[key] == nil {
+					t.taken[key] = map[types.UID]*claimState{}
+				}
+				t.taken[key][c.Holder.UID] = c
 			}
 			return
 		}
@@ -337,10 +352,26 @@ func (t *tracker) reserveClaim(c *claimState) {
 // addresses at once, before a pod can get them.
 func (t *tracker) setScope(nadKey string, s scope) {
 	for _, uid := range t.scopes.set(nadKey, s) {
-		c := t.claims[uid]
-		t.reserveClaim(c)
-		t.enqueueClaim(c.key())
-		t.waiting.notifyAll(topicClaim(c.key()))
+		t.retryClaim(t.claims[uid])
+	}
+}
+
+// retryClaim reserves the addresses of a claim that waited, and enqueues it and the pods that name it.
+func (t *tracker) retryClaim(c *claimState) {
+	t.reserveClaim(c)
+	t.enqueueClaim(c.key())
+	t.waiting.notifyAll(topicClaim(c.key()))
+}
+
+// forgetWait ends a claim's wait for its network or for an address.
+func (t *tracker) forgetWait(c *claimState) {
+	t.scopes.forget(c.Claim)
+	if c.TakenAddress == "" {
+		return
+	}
+	key := topicRelease(c.Network, c.TakenAddress)
+	if delete(t.taken[key], c.Holder.UID); len(t.taken[key]) == 0 {
+		delete(t.taken, key)
 	}
 }
 

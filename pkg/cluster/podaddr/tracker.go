@@ -61,7 +61,7 @@ func newTracker(age time.Duration, now func() time.Time) *tracker {
 		now: now, age: age, mark: func(string) int64 { return 0 },
 		allocators: map[string]*Allocator{}, nads: map[string]string{}, nadCount: map[string]int{}, pods: map[string]*podState{},
 		claims: map[types.UID]*claimState{}, claimUIDs: map[string]types.UID{}, scopes: newScopes(), waiting: newWaitQueues(),
-		taken: map[topic]map[types.UID]*claimState{},
+		taken:        map[topic]map[types.UID]*claimState{},
 		enqueueClaim: func(string) {}, onNetworkRemoved: func(string) {},
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"bulkhead/pkg/config"
 	"bulkhead/pkg/firewall"
@@ -48,7 +49,7 @@ func newHostReconciler(p Parts, node *nodeReconciler, doors *doorReader, isSettl
 	r := &hostReconciler{config: p.Config, cache: p.Cache, queue: p.Queue, kernel: p.Kernel, hostNet: p.HostNet, doors: doors, node: node, isSettling: isSettling,
 		kubeletMark: p.KubeletMark, kubeletCgroup: p.KubeletCgroup, podRoots: p.PodRoots, servers: p.Servers, log: p.Log, runs: newRuns()}
 	if p.Firewall != nil {
-		r.firewall = &firewall.Reconciler{Target: p.Firewall, Log: p.Log}
+		r.firewall = &firewall.Reconciler{Target: p.Firewall, Log: p.Log, SearchInterval: time.Second}
 	}
 	return r
 }
@@ -81,6 +82,9 @@ func (r *hostReconciler) configure(ctx context.Context) (notEnforced, err error)
 			errs, unenforced = append(errs, err), append(unenforced, err)
 		} else {
 			r.tableExists.Store(true)
+			if after, due := r.firewall.SearchDue(); due {
+				r.queue.keys.AddAfter(key{kind: kindHosts}, after)
+			}
 		}
 	}
 	if r.hostNet != nil {

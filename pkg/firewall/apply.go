@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"sigs.k8s.io/knftables"
 
@@ -296,6 +297,9 @@ func (t *Target) Counters(ctx context.Context) (map[string]uint64, error) {
 type Reconciler struct {
 	Target *Target
 	Log    *slog.Logger // nil: slog.Default
+	// SearchInterval is the least time between two searches for stale connections. A search reads all connections of
+	// the node, and tenants choose how often their services change.
+	SearchInterval time.Duration
 
 	mu    sync.Mutex
 	have  State
@@ -303,13 +307,15 @@ type Reconciler struct {
 	own   []uint32 // numbers of the last transactions, if they were ours
 	// stale tells that connections may remain that began with other translations: also if these
 	// changed while the agent was down, or while another program had changed the table.
-	stale bool
+	stale    bool
+	searched time.Time // when they were searched for last
+	failed   bool      // the last search
 }
 
 // Reconcile applies the desired state for in and returns the operations.
 // With recheck it reads the table first, in case another program changed it.
 // An error means that the table may not be applied. Connections that cannot be removed are no
-// error: the table restricts without that, and the next Reconcile tries again.
+// error: the table restricts without that, and a later Reconcile tries again.
 func (r *Reconciler) Reconcile(ctx context.Context, in Inputs, recheck bool) ([]Op, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -330,14 +336,24 @@ func (r *Reconciler) Reconcile(ctx context.Context, in Inputs, recheck bool) ([]
 	}
 	r.have = want
 	r.stale = r.stale || slices.ContainsFunc(ops, changesUDP)
-	if r.stale { // the search reads all connections of the node
+	if r.stale && time.Since(r.searched) >= r.SearchInterval {
+		r.searched = time.Now()
 		err := r.Target.forgetStale(in.udpTranslations())
 		if err != nil {
 			cmp.Or(r.Log, slog.Default()).Warn("UDP clients may still reach what had a node port, external address or host port before", "error", err)
 		}
-		r.stale = err != nil
+		r.failed = err != nil
+		r.stale = r.failed
 	}
 	return ops, nil
+}
+
+// SearchDue returns in how long Reconcile is to be called again, because it has put off the search for stale
+// connections. After a failure it is not due: whatever changes next repeats it.
+func (r *Reconciler) SearchDue() (after time.Duration, due bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return max(0, r.SearchInterval-time.Since(r.searched)), r.stale && !r.failed
 }
 
 // apply applies the operations, and stores whose transaction it was.

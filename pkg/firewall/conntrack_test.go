@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/vishvananda/netlink/nl"
@@ -187,6 +188,43 @@ func TestSearchesForStale(t *testing.T) {
 	if n := strings.Count(log.String(), fail.Error()); n != 2 {
 		t.Errorf("the log has %d failures, want 2: %s", n, log.String())
 	}
+}
+
+// TestSearchesAreLimited: changes that follow closely share a search, and the last of them has one.
+func TestSearchesAreLimited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		target, _ := NewFake()
+		searches := 0
+		target.forgetStale = func(translations) error { searches++; return nil }
+		r := &Reconciler{Target: target, SearchInterval: time.Second}
+		in := Inputs{Kubelet: Kubelet{Mark: mark}, Plan: plan, Node: nodeAddresses}
+		reconcile := func() (time.Duration, bool) {
+			t.Helper()
+			if _, err := r.Reconcile(t.Context(), in, false); err != nil {
+				t.Fatal(err)
+			}
+			return r.SearchDue()
+		}
+		if _, due := reconcile(); due || searches != 1 {
+			t.Errorf("the first run: %d searches, another is due: %t", searches, due)
+		}
+		for range 5 {
+			in.NodePorts = nodePorts
+			reconcile()
+			in.NodePorts = nil
+			if after, due := reconcile(); !due || after <= 0 || after > time.Second {
+				t.Errorf("a search is due %t, in %s", due, after)
+			}
+		}
+		if searches != 1 {
+			t.Errorf("%d searches within a second", searches)
+		}
+		after, _ := r.SearchDue()
+		time.Sleep(after)
+		if _, due := reconcile(); due || searches != 2 {
+			t.Errorf("a second later: %d searches, another is due: %t", searches, due)
+		}
+	})
 }
 
 // failingReads is a table that cannot be read.

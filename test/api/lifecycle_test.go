@@ -66,24 +66,24 @@ func TestNADKeptByAnother(t *testing.T) {
 	needAPI(t)
 	w := newFixture(t)
 	startController(t, testConfig(t))
-	ns := w.namespace("kept", true, "team=kept")
+	ns := w.namespace("held-nad", true, "team=held-nad")
 	defer w.remove(ns)
-	c := newCUDN("kept-net", "kept", "10.113.0.0/16")
+	c := newCUDN("held-nad-net", "held-nad", "10.113.0.0/16")
 	w.create(c)
-	w.waitCreated(c, "[kept]")
-	nad := w.nad("kept", "kept-net")
-	blocks := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kept", Name: "mine", Finalizers: []string{"example.com/mine"}, OwnerReferences: []metav1.OwnerReference{
+	w.waitCreated(c, "[held-nad]")
+	nad := w.nad("held-nad", "held-nad-net")
+	blocks := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "held-nad", Name: "mine", Finalizers: []string{"example.com/mine"}, OwnerReferences: []metav1.OwnerReference{
 		{APIVersion: nadv1.SchemeGroupVersion.String(), Kind: "NetworkAttachmentDefinition", Name: nad.Name, UID: nad.UID, BlockOwnerDeletion: new(bool)}}}}
 	*blocks.OwnerReferences[0].BlockOwnerDeletion = true
 	w.create(blocks)
 	if err := w.Delete(w.ctx, nad, client.PropagationPolicy(metav1.DeletePropagationForeground)); err != nil { // adds a finalizer
 		t.Fatal(err)
 	}
-	w.waitCondition(c, udnv1.ConditionNetworkCreated, metav1.ConditionFalse, "kept/kept-net was deleted, and cannot be recreated before these finalizers of other programs are removed: foregroundDeletion")
+	w.waitCondition(c, udnv1.ConditionNetworkCreated, metav1.ConditionFalse, "held-nad/held-nad-net was deleted, and cannot be recreated before these finalizers of other programs are removed: foregroundDeletion")
 	if err := w.Patch(w.ctx, blocks, client.RawPatch(types.MergePatchType, []byte(`{"metadata":{"finalizers":null}}`))); err != nil {
 		t.Fatal(err)
 	}
-	w.waitCreated(c, "[kept]")
+	w.waitCreated(c, "[held-nad]")
 	w.remove(c)
 	w.waitGone(c)
 }

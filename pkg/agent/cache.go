@@ -321,20 +321,18 @@ func (c *Cache) primaryID(namespace string) int {
 	if err == nil {
 		return nad.Network.ID
 	}
-	found := map[int]bool{}
+	only := 0
 	for _, nad := range c.nads.InNamespace(namespace) {
 		id := nad.Network.ID
-		if n := c.networks[id][nad.Network.Name]; n.IsPrimary() {
-			found[id] = true
+		if n := c.networks[id][nad.Network.Name]; !n.IsPrimary() {
+			continue
 		}
+		if only != 0 && only != id {
+			return 0
+		}
+		only = id
 	}
-	if len(found) != 1 {
-		return 0
-	}
-	for id := range found {
-		return id
-	}
-	return 0
+	return only
 }
 
 // PrimaryID is the id of the primary network of a namespace's pods; 0 if there is none or it is unknown.

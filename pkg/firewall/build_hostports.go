@@ -42,9 +42,10 @@ var notOfTenants = fmt.Sprintf("socket mark != %#x-%#x", network.FirstPacketMark
 
 // toHostPorts redirects packets for host ports to the gateway router of the pod's network: those of
 // local processes, or what arrives. What arrives for a server of the node itself stays there,
-// whatever port a pod has asked for; the servers of tenants' host-network pods have the networks' marks. Packets of local processes are redirected only if the node has
-// no server on the port: Inputs.HostPorts has no others. Packets from loopback addresses are not redirected:
-// their senders would get no answer from another interface.
+// whatever port a pod has asked for; the servers of tenants' host-network pods have the networks' marks.
+// Packets of local processes are redirected only if the node has no server on the port: Inputs.HostPorts has
+// no others. Packets from loopback addresses are not redirected: their senders would get no answer from
+// another interface.
 func (in Inputs) toHostPorts(local bool) []Rule {
 	if in.Bridge == "" || !in.matchesSockets() {
 		return nil

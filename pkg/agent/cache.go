@@ -315,12 +315,17 @@ func (c *Cache) NAD(key string) (network.NAD, bool) {
 // the cluster role has written on it: anybody may write a name.
 func (c *Cache) primaryID(namespace string) int {
 	nad, err := c.nads.Primary(namespace, c.namespaces[namespace].Labelled)
-	if err == nil && nad == nil {
+	switch {
+	case err != nil:
+		return c.unusablePrimaryID(namespace)
+	case nad == nil:
 		return 0
 	}
-	if err == nil {
-		return nad.Network.ID
-	}
+	return nad.Network.ID
+}
+
+// unusablePrimaryID is the id of the only primary network that a namespace's NADs are of, usable or not; 0 for none.
+func (c *Cache) unusablePrimaryID(namespace string) int {
 	only := 0
 	for _, nad := range c.nads.InNamespace(namespace) {
 		id := nad.Network.ID

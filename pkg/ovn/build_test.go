@@ -363,3 +363,31 @@ func TestOpStrings(t *testing.T) {
 		t.Errorf("no line %q in\n%s", want, strings.Join(lines, "\n"))
 	}
 }
+
+// TestNextHopInAnyOrder: a dual-stack gateway router has one next hop, of IPv6, in whatever order the masquerade
+// ranges are configured.
+func TestNextHopInAnyOrder(t *testing.T) {
+	for _, reverse := range []bool{false, true} {
+		plan := testPlan(true)
+		if reverse {
+			slices.Reverse(plan.Masquerade)
+		}
+		rows, err := Build(testTenant(1, "red_net", true), testNode(1, "node1", network.SharedGateway), Inputs{Plan: plan, PhysicalNetwork: "physnet"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defaults := 0
+		for _, r := range rows {
+			route, ok := r.Model.(*nbdb.LogicalRouterStaticRoute)
+			if !ok || route.IPPrefix != "0.0.0.0/0" && route.IPPrefix != "::/0" {
+				continue
+			}
+			if defaults++; !netip.MustParseAddr(route.Nexthop).Is6() {
+				t.Errorf("masquerade ranges %v: %s via %s", plan.Masquerade, route.IPPrefix, route.Nexthop)
+			}
+		}
+		if defaults != 2 {
+			t.Errorf("masquerade ranges %v: %d default routes, want 2", plan.Masquerade, defaults)
+		}
+	}
+}

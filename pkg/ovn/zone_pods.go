@@ -282,7 +282,7 @@ func (z *Zone) selectedNetworks(pod *corev1.Pod, has func(key string) bool) ([]w
 	for _, s := range selections {
 		nad, ok := z.nadIndex.NAD(network.NADKey(s.Namespace, s.Name))
 		if has(s.Key) || !ok || nad.Err == nil && !zoneAllocates(nad.Network) {
-			continue // of another CNI plugin, or the cluster role allocates the addresses
+			continue // the pod has it, or it is another CNI plugin's, or the cluster role allocates the addresses
 		}
 		if err := checkSelection(pod.Namespace, s, nad); err != nil {
 			return nil, fmt.Errorf("annotation %s requests NetworkAttachmentDefinition %s: %w", network.AnnotationNetworks, nad.Key(), err)

@@ -48,7 +48,7 @@ func (r *bridgeReader) read(ctx context.Context, router string, localnets map[st
 	r.ports = make(map[string]bridgePort, len(br.Ports))
 	for _, uuid := range br.Ports {
 		p, ok := known[uuid]
-		if isPatch := ok && p.patch; !isPatch {
+		if !ok || !p.patch {
 			if p, err = r.port(ctx, uuid); err != nil {
 				r.ports = known
 				return out, nil, err

@@ -83,8 +83,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, o Owner) (reconcile.Result, 
 		if err != nil {
 			return reconcile.Result{}, err
 		}
-		for i := range status {
-			if leaves {
+		if leaves {
+			for i := range status {
 				status[i].Warn = nil
 			}
 		}

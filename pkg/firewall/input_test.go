@@ -5,6 +5,7 @@ package firewall
 import (
 	"encoding/binary"
 	"net/netip"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -104,6 +105,7 @@ func TestKernelTunnelErrors(t *testing.T) {
 		for i, peer := range []string{"192.0.2.99", "2001:db8::99"} {
 			if c.family == 6-2*(1-i) || c.family == 0 {
 				t.Run(name+" "+peer, func(t *testing.T) {
+					runtime.LockOSThread() // newNode has locked another; this one ends with the subtest
 					runScript(t, host, "ip route flush cache; ip -6 route flush cache")
 					to := netip.MustParseAddr(peer)
 					believed := func() bool { return strings.Contains(runScript(t, host, "ip route get "+peer), " mtu 1") }

@@ -29,6 +29,6 @@ var allowedSkips = map[string]string{
 }
 
 const (
-	noCgroup = "nft needs cgroup v2 at /sys/fs/cgroup, which the test machine may have elsewhere; the lab stage runs it on a node"
-	onNode   = "the test machine's kernel may lack VRF devices or BPF LSM; the lab stage runs it on a node, where a skip is a failure"
+	noCgroup = "nft needs cgroup v2 at /sys/fs/cgroup, which the test machine may have elsewhere; the lab stage runs it on a node, or a sample of such tests"
+	onNode   = "the test machine's kernel may lack VRF devices or BPF LSM; the lab stage runs it on a node, or a sample of such tests, where a skip is a failure"
 )

@@ -61,10 +61,10 @@ func TestStory(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.LabEnds = true
-	checks := story.Checks()
+	checks, besides := story.Checks(), story.Besides{Conformance: *part == *parts, Kernel: *part == *parts && !*again}
 	switch {
 	case !w.Full:
-		checks = story.Sample(checks, w.Seed, progress{})
+		checks, besides = story.Sample(checks, besides, w.Seed, progress{})
 	case *again:
 		checks = story.WithoutOnce(checks, progress{})
 	}
@@ -77,12 +77,11 @@ func TestStory(t *testing.T) {
 			}
 		})
 	}
-	if *part == *parts {
+	if besides.Conformance {
 		testConformance(ctx, t, l, w.Full && !*again, w.Seed)
-		if !*again {
-			// Last: they create pods' cgroups on the node, which its agent sees.
-			t.Run("0 kernel", func(t *testing.T) { testKernel(ctx, t, l.Nodes(), w.Full, w.Seed) })
-		}
+	}
+	if besides.Kernel { // last: they create pods' cgroups on the node, which its agent sees
+		t.Run("0 kernel", func(t *testing.T) { testKernel(ctx, t, l.Nodes(), w.Full, w.Seed) })
 	}
 	story.Table(progress{}, results)
 	if t.Failed() {

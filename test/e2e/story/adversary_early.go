@@ -37,14 +37,8 @@ func (a *arena) early(ctx context.Context) (string, error) {
 	tunnel := a.tunnelWays()
 	own := dropICMP(targets(a.pods["amber-1"].Primary...))
 	outside := append(addrTargets("tcp", addrs(a.near), earlyPort), addrTargets("udp", addrs(a.near), earlyPort)...)
-	attempts, first := 0, true
+	attempts := 0
 	err := a.withoutAgent(ctx, func() error {
-		if !first { // the pods of the last attempt have become known
-			if err := errors.Join(a.w.deletePod(ctx, early), a.w.deletePod(ctx, slate)); err != nil {
-				return err
-			}
-		}
-		first = false
 		if err := a.w.Lab.Apply(ctx, slateNamespace+manifest+"---"+other); err != nil {
 			return err
 		}
@@ -108,36 +102,34 @@ func (a *arena) early(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%d attempts, none heard", attempts), errors.Join(errs...)
 }
 
-// withoutAgent has the near node's agent stopped while run runs. kubelet replaces an agent that does
-// not answer for a minute and a half, which run may take on a slow machine: what it then found says nothing, and it
-// runs again, without the new agent.
+// withoutAgent has the near node's agent stopped while run runs. kubelet would replace an agent that does
+// not answer for a minute and a half, which run may take: the zone controller's /healthz answers in its place.
 func (a *arena) withoutAgent(ctx context.Context, run func() error) error {
 	const pattern = "/usr/bin/agent"
-	for range 3 {
-		agents, err := processes(ctx, a.near, pattern)
-		if err != nil || len(agents) == 0 {
-			return errors.Join(fmt.Errorf("no agent on %s", a.near.Name), err)
-		}
-		agent := strings.Join(slices.Sorted(maps.Keys(agents)), " ")
-		if err := a.script(ctx, "kill -STOP "+agent); err != nil {
-			return err
-		}
-		found := run()
-		after := context.WithoutCancel(ctx)
-		left, err := processes(after, a.near, pattern)
-		if err != nil {
-			return errors.Join(found, err, a.script(after, "kill -CONT "+agent))
-		}
-		if maps.Equal(left, agents) {
-			return errors.Join(found, a.script(after, "kill -CONT "+agent))
-		}
-		fmt.Fprintf(a.w.Out, "     kubelet has replaced the stopped agent on %s: once more\n", a.near.Name)
-		if err := backAgain(ctx, a.w, a.near, pattern, agents); err != nil {
-			return errors.Join(found, err)
-		}
+	agents, err := processes(ctx, a.near, pattern)
+	if err != nil || len(agents) == 0 {
+		return errors.Join(fmt.Errorf("no agent on %s", a.near.Name), err)
 	}
-	return fmt.Errorf("kubelet has replaced the stopped agent on %s each time: the machine is too slow for this check", a.near.Name)
+	after := context.WithoutCancel(ctx)
+	pids := strings.Join(slices.Sorted(maps.Keys(agents)), " ")
+	err = a.script(ctx, fmt.Sprintf("nft 'add table inet %[1]s; add chain inet %[1]s output { type nat hook output priority -100; }; add rule inet %[1]s output ip daddr 127.0.0.1 tcp dport %[2]d dnat ip to 127.0.0.1:%[3]d' && kill -STOP %[4]s",
+		standInTable, agentPort, zonePort, pids))
+	if err == nil {
+		err = run()
+	}
+	left, listErr := processes(after, a.near, pattern)
+	if listErr == nil && !maps.Equal(left, agents) {
+		listErr = fmt.Errorf("the stopped agent on %s has been replaced: what was found says nothing", a.near.Name)
+	}
+	return errors.Join(err, listErr, a.script(after, fmt.Sprintf("kill -CONT %s; nft delete table inet %s", pids, standInTable)))
 }
+
+// The ports of /healthz in deploy/install.yaml, and the nftables table that redirects one to the other.
+const (
+	agentPort    = 9409
+	zonePort     = 9410
+	standInTable = "story"
+)
 
 // earlyServerConfined returns an error unless the server of the pod amber-early, which is
 // older than its confinement, answers its own network, and no longer the node.

@@ -98,9 +98,7 @@ func (a *arena) removeMechanisms(ctx context.Context) (string, error) {
 		series = series[i : i+1]
 	}
 	for _, steps := range series {
-		attempts := 0
 		err := a.withoutAgent(ctx, func() error {
-			attempts = 0
 			standing := []mechanism{guardMechanism, nftMechanism, hookMechanism, lsmMechanism}
 			for _, left := range steps {
 				for _, w := range standing {
@@ -113,14 +111,13 @@ func (a *arena) removeMechanisms(ctx context.Context) (string, error) {
 				}
 				standing = left
 				n, err := a.withMechanisms(ctx, left)
-				attempts += n
+				total += n
 				if err != nil {
 					return err
 				}
 			}
 			return nil
 		})
-		total += attempts
 		// An event for the agent.
 		err = errors.Join(err, a.script(ctx, "mkdir -p /sys/fs/cgroup/kubepods/podnudge; rmdir /sys/fs/cgroup/kubepods/podnudge"))
 		if err == nil {

@@ -28,7 +28,7 @@ type group struct {
 }
 
 // sampleBudget is what the groups of a sample cost together.
-const sampleBudget = 4 * time.Minute
+const sampleBudget = 6 * time.Minute
 
 var (
 	groupSecondary    = &group{name: "secondary networks", cost: 3 * time.Minute}
@@ -62,10 +62,26 @@ var (
 	groupWrites     = &group{name: "adversary: writes", cost: 7 * time.Minute, once: true}
 )
 
-// Sample leaves out groups of checks, so that the others fit into sampleBudget, and
-// prints them. The first group in the order that the seed gives is always there.
-func Sample(checks []Check, seed string, out io.Writer) []Check {
+// Besides is what a lab runs after the checks.
+type Besides struct {
+	Conformance, Kernel bool // Kubernetes' own tests, and the tests of the node's kernel
+}
+
+var (
+	groupConformance = &group{name: "Kubernetes' own tests", cost: 2 * time.Minute}
+	groupKernel      = &group{name: "the kernel's tests", cost: 4 * time.Minute}
+)
+
+// Sample leaves out groups of checks and of what runs besides them, so that the others fit into
+// sampleBudget, and prints them. The first group in the order that the seed gives is always there.
+func Sample(checks []Check, besides Besides, seed string, out io.Writer) ([]Check, Besides) {
 	groups := groupsOf(checks)
+	if besides.Conformance {
+		groups = append(groups, groupConformance)
+	}
+	if besides.Kernel {
+		groups = append(groups, groupKernel)
+	}
 	slices.SortFunc(groups, func(a, b *group) int { return cmp.Compare(sampling.Hash(a.name+seed), sampling.Hash(b.name+seed)) })
 	left := sampleBudget
 	var omitted []*group
@@ -76,13 +92,21 @@ func Sample(checks []Check, seed string, out io.Writer) []Check {
 		}
 		left -= g.cost
 	}
-	return slices.DeleteFunc(slices.Clone(checks), func(c Check) bool {
+	sample := slices.DeleteFunc(slices.Clone(checks), func(c Check) bool {
 		omit := slices.Contains(omitted, c.Group)
 		if omit {
 			fmt.Fprintf(out, "not in the sample of SEED=%s: %s\n", seed, c.Name())
 		}
 		return omit
 	})
+	for _, g := range []*group{groupConformance, groupKernel} {
+		if slices.Contains(omitted, g) {
+			fmt.Fprintf(out, "not in the sample of SEED=%s: %s\n", seed, g.name)
+		}
+	}
+	besides.Conformance = besides.Conformance && !slices.Contains(omitted, groupConformance)
+	besides.Kernel = besides.Kernel && !slices.Contains(omitted, groupKernel)
+	return sample, besides
 }
 
 // What those parts of a story cost that are in no group: the checks of every sample, and

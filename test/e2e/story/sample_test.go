@@ -33,7 +33,14 @@ func TestSample(t *testing.T) {
 	const seeds = 200
 	for i := range seeds {
 		groups := map[*group]bool{}
-		for _, c := range Sample(Checks(), fmt.Sprint("seed ", i), io.Discard) {
+		checks, besides := Sample(Checks(), Besides{Conformance: true, Kernel: true}, fmt.Sprint("seed ", i), io.Discard)
+		for g, there := range map[*group]bool{groupConformance: besides.Conformance, groupKernel: besides.Kernel} {
+			if there {
+				groups[g] = true
+				seen[g.name]++
+			}
+		}
+		for _, c := range checks {
 			seen[c.Name()]++
 			if c.Group != nil {
 				groups[c.Group] = true
@@ -51,6 +58,14 @@ func TestSample(t *testing.T) {
 		if n := seen[c.Name()]; n == 0 || c.Group == nil && n != seeds || c.Group != nil && n == seeds {
 			t.Errorf("%s is in %d of %d samples", c.Name(), n, seeds)
 		}
+	}
+	for _, g := range []*group{groupConformance, groupKernel} {
+		if n := seen[g.name]; n == 0 || n == seeds {
+			t.Errorf("%s are in %d of %d samples", g.name, n, seeds)
+		}
+	}
+	if _, besides := Sample(Checks(), Besides{}, "seed", io.Discard); besides.Conformance || besides.Kernel {
+		t.Errorf("besides the checks: %+v, want nothing", besides)
 	}
 }
 

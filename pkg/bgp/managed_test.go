@@ -156,11 +156,11 @@ func sessions(f *Fake) map[string]map[string]string {
 	return out
 }
 
-// manyNetworks returns the managed fabric with 500 networks without an overlay.
-func manyNetworks(nodes int) *Fake {
+// manyNetworks returns the managed fabric with networks without an overlay, besides the default one.
+func manyNetworks(nodes, networks int) *Fake {
 	f := managedFake(nodes)
-	for i := range 499 {
-		n := testNetwork(i+3, fmt.Sprint("n", i), noOverlay, fmt.Sprintf("10.%d.%d.0/18", 64+i/4, i%4*64))
+	for i := range networks - 1 {
+		n := testNetwork(i+3, fmt.Sprint("n", i), noOverlay, fmt.Sprintf("10.%d.%d.0/20", 64+i/16, i%16*16))
 		f.Networks = append(f.Networks, n)
 		c := udnv1.ClusterUserDefinedNetwork{ObjectMeta: metav1.ObjectMeta{Name: n.CUDN, Labels: n.Labels}}
 		c.Spec.Network.NoOverlayOptions = &udnv1.NoOverlayOptions{Routing: udnv1.RoutingManaged}
@@ -169,21 +169,22 @@ func manyNetworks(nodes int) *Fake {
 	return f
 }
 
-// More filters than an object can hold are refused before the API server does: with 500 networks
-// and 50 nodes in a full mesh. With few sessions a node the objects are far smaller.
+// More filters than an object can hold are refused before the API server does: with 2000 networks
+// and 12 nodes in a full mesh, which is as many as with 500 networks and 42 nodes. With few sessions a
+// node the objects are far smaller.
 func TestManyFilters(t *testing.T) {
-	f, fabric := manyNetworks(50), Fabric{Topology: config.FullMesh, ASN: 64512, Namespace: frrNamespace}
+	f, fabric := manyNetworks(12, 2000), Fabric{Topology: config.FullMesh, ASN: 64512, Namespace: frrNamespace}
 	name := managedName("advertisements/cudns")
 	st := converge(t, f, fabric)
 	if c := st.Accepted[name]; c.Status != metav1.ConditionFalse || !strings.Contains(c.Message, "fewer sessions") {
-		t.Errorf("full mesh of 50 nodes: %+v", c)
+		t.Errorf("full mesh of 12 nodes: %+v", c)
 	}
 	if len(st.Networks) > 0 { // nodes would no longer translate the addresses of pods
-		t.Errorf("full mesh of 50 nodes: %d networks count as advertised, and no object is generated", len(st.Networks))
+		t.Errorf("full mesh of 12 nodes: %d networks count as advertised, and no object is generated", len(st.Networks))
 	}
-	f = manyNetworks(15)
+	f = manyNetworks(10, 2000)
 	if st = converge(t, f, fabric); st.Accepted[name].Status != metav1.ConditionTrue {
-		t.Errorf("full mesh of 15 nodes: %+v", st.Accepted[name])
+		t.Errorf("full mesh of 10 nodes: %+v", st.Accepted[name])
 	}
 	advertised := len(st.Networks)
 	for _, c := range st.Configurations {
@@ -191,18 +192,16 @@ func TestManyFilters(t *testing.T) {
 			t.Errorf("%s has %d bytes", c.Name, size)
 		}
 	}
-	for id := 16; id <= 50; id++ {
-		f.Nodes = append(f.Nodes, testNode(id))
-	}
+	f.Nodes = append(f.Nodes, testNode(11), testNode(12))
 	if st = converge(t, f, fabric); st.Accepted[name].Status != metav1.ConditionFalse || len(st.Networks) != advertised {
-		t.Errorf("a full mesh that has grown to 50 nodes: %d networks are advertised, were %d: %+v", len(st.Networks), advertised, st.Accepted[name])
+		t.Errorf("a full mesh that has grown to 12 nodes: %d networks are advertised, were %d: %+v", len(st.Networks), advertised, st.Accepted[name])
 	}
 }
 
 // BenchmarkBuild: 500 networks without an overlay on 15 nodes in a full mesh, built and compared,
 // as every event does.
 func BenchmarkBuild(b *testing.B) {
-	f, fabric := manyNetworks(15), Fabric{Topology: config.FullMesh, ASN: 64512, Namespace: frrNamespace, Default: true}
+	f, fabric := manyNetworks(15, 500), Fabric{Topology: config.FullMesh, ASN: 64512, Namespace: frrNamespace, Default: true}
 	converge(b, f, fabric)
 	for b.Loop() {
 		if ops, _ := Plan(fabric, f.Inputs, f.CUDNs); len(ops) > 0 {

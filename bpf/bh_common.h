@@ -54,7 +54,8 @@ struct bh_config {
 	__u32 tunnel_port; /* UDP port of the overlay, host order */
 	__u32 mark_first; /* range of the networks' marks, with any bits of other programs */
 	__u32 mark_last;
-	__u32 pad;
+	__u16 own_first; /* range of the TCP ports of the agent and the controllers, host order */
+	__u16 own_last;
 	__u64 agent_cgroup; /* of the agent's container; 0: unknown */
 };
 

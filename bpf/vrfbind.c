@@ -147,6 +147,12 @@ static __always_inline int bind_ingress(struct bpf_sock_addr *ctx, struct bpf_so
 	return 1;
 }
 
+/* is_own_port reports whether a port is one of the agent and the controllers. */
+static __always_inline int is_own_port(const struct bh_config *cfg, __u16 port)
+{
+	return port && port >= cfg->own_first && port <= cfg->own_last;
+}
+
 /*
  * confine marks the socket and binds it to the VRF if the address requires it. A
  * socket that is bound to a device is left alone, because it cannot be bound a
@@ -174,6 +180,10 @@ static __always_inline int confine(struct bpf_sock_addr *ctx, struct bh_addr *ad
 		return 1;
 	if (pod->flags & BH_POD_INGRESS)
 		return bind ? 1 : bind_ingress(ctx, sk, cfg, addr);
+	/* Outside the VRF the port would be taken when the agent or a controller starts again. */
+	if (bind && is_own_port(cfg, bpf_ntohs(ctx->user_port)) && bh_is_local(addr))
+		return bh_refuse(BH_R_BIND_OWN, pod->netid, ctx->family, ctx->protocol, addr,
+				 bpf_ntohs(ctx->user_port));
 	if (sk->mark != pod->mark) {
 		/*
 		 * The socket is older than the attachment, was passed in by

@@ -235,6 +235,47 @@ func TestKernelRouting(t *testing.T) {
 	}
 }
 
+// TestKernelOwnPorts: a tenant's process does not reach the agent and the controllers on its node. kubelet does, and
+// the tenant's process reaches other servers there.
+func TestKernelOwnPorts(t *testing.T) {
+	target, host, _, enter := newNode(t)
+	enter(host)
+	var accepted sync.Map // source ports
+	listen := func(at netip.AddrPort) {
+		l, err := net.Listen("tcp", at.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				accepted.Store(c.RemoteAddr().(*net.TCPAddr).Port, true)
+				c.Close()
+			}
+		}()
+	}
+	in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Plan: plan, Node: nodeAddresses}
+	if _, err := (&Reconciler{Target: target}).Reconcile(t.Context(), in, false); err != nil {
+		t.Fatal(err)
+	}
+	for _, addr := range append([]netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback()}, nodeAddresses...) {
+		for port, own := range map[uint16]bool{network.OwnPortFirst - 1: false, network.OwnPortFirst: true, network.OwnPortLast: true, network.OwnPortLast + 1: false} {
+			to := netip.AddrPortFrom(addr, port)
+			listen(to)
+			for _, tenant := range []bool{true, false} {
+				arrived, err := connects(addr, 0, to, tenant, &accepted)
+				if want := !(own && tenant); arrived != want {
+					t.Errorf("a connection to %s, by a tenant's process: %t, arrives: %t, want %t (%v)", to, tenant, arrived, want, err)
+				}
+			}
+		}
+	}
+}
+
 // connects connects from a port, 0 for any, with a network's mark or without, and reports whether the server has accepted.
 func connects(from netip.Addr, srcPort int, to netip.AddrPort, marked bool, accepted *sync.Map) (bool, error) {
 	d := net.Dialer{Timeout: 5 * time.Second, LocalAddr: &net.TCPAddr{IP: from.AsSlice(), Port: srcPort}, Control: func(_, _ string, c syscall.RawConn) error {

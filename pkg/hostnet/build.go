@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"bulkhead/pkg/loader"
+	"bulkhead/pkg/network"
 )
 
 // State is the desired or the actual state of the kernel.
@@ -52,7 +53,8 @@ func Build(in Inputs, layout Layout, kubelet Kubelet) (State, []Problem) {
 	b := builder{State: NewState(), in: in, layout: layout, nets: map[int]Network{}}
 	b.Root = true
 	b.Config = loader.Config{PodLevels: layout.Levels, PodRootLevels: layout.RootLevels, KubeletLevels: kubelet.Levels, ProbeLock: true,
-		Guard: true, TunnelPort: uint32(in.TunnelPort), MarkFirst: in.MarkFirst, MarkLast: in.MarkLast}
+		Guard: true, TunnelPort: uint32(in.TunnelPort), MarkFirst: in.MarkFirst, MarkLast: in.MarkLast,
+		OwnFirst: network.OwnPortFirst, OwnLast: network.OwnPortLast}
 	for _, n := range in.Networks {
 		b.nets[n.ID] = n
 	}

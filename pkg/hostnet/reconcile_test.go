@@ -51,7 +51,8 @@ func TestBuild(t *testing.T) {
 	s, problems := Build(example())
 	want := NewState()
 	want.Root = true
-	want.Config = loader.Config{PodLevels: 8, PodRootLevels: 2, KubeletLevels: 4, ProbeLock: true, Guard: true, TunnelPort: 6081, MarkFirst: 0x10000, MarkLast: 0x2711ffff}
+	want.Config = loader.Config{PodLevels: 8, PodRootLevels: 2, KubeletLevels: 4, ProbeLock: true, Guard: true, TunnelPort: 6081, MarkFirst: 0x10000, MarkLast: 0x2711ffff,
+		OwnFirst: network.OwnPortFirst, OwnLast: network.OwnPortLast}
 	want.Pods["u1"] = Cgroup{"/cg/podu1", 101}
 	want.Keep["u5"] = Cgroup{"/cg/podu5", 105}
 	want.Gone["u7"] = Cgroup{"/cg/podu7", 107}

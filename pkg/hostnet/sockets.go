@@ -19,6 +19,7 @@ import (
 
 	"bulkhead/pkg/loader"
 	"bulkhead/pkg/netdump"
+	"bulkhead/pkg/network"
 )
 
 // earlySocket is an IP socket of a pod that is older than the attachment of the pod's
@@ -27,7 +28,7 @@ type earlySocket struct {
 	inode    uint32
 	protocol uint8
 	port     uint16
-	server   bool // waits on all addresses and on no device, as bind would have prevented
+	server   bool // waits on no device, on all addresses or at a port of Bulkhead's own, as bind would have prevented
 }
 
 // earlySockets returns the IP sockets of a pod in the agent's network namespace that
@@ -44,7 +45,7 @@ func earlySockets(cgroupPath string, mark uint32) ([]earlySocket, error) {
 		for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
 			err := diagSockets(family, proto, func(s diagSocket) {
 				if ids[s.cgroup] && s.mark != mark {
-					early = append(early, earlySocket{s.inode, proto, s.port, proto != unix.IPPROTO_RAW && s.isServer()})
+					early = append(early, earlySocket{s.inode, proto, s.port, proto != unix.IPPROTO_RAW && s.isServer(proto)})
 				}
 			})
 			if proto == unix.IPPROTO_RAW && errors.Is(err, unix.ENOENT) {
@@ -133,7 +134,38 @@ func confineSocket(process, fd int, servers []earlySocket, row loader.PodRow) er
 	if err := unix.SetsockoptInt(own, unix.SOL_SOCKET, unix.SO_MARK, int(row.Mark)); err != nil {
 		return fmt.Errorf("set mark %#x: %w", row.Mark, err)
 	}
+	if isOwnPort(unix.IPPROTO_TCP, boundPort(own)) {
+		return releasePort(own)
+	}
 	return nil
+}
+
+// releasePort ends a TCP server, so that the agent or a controller can take its port: bind compares
+// ports with those that sockets had before they were bound to a device.
+func releasePort(fd int) error {
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+		return fmt.Errorf("let others use the port: %w", err)
+	}
+	if err := unix.Shutdown(fd, unix.SHUT_RDWR); err != nil && !errors.Is(err, unix.ENOTCONN) {
+		return fmt.Errorf("end the server: %w", err)
+	}
+	return nil
+}
+
+// boundPort returns the port of a TCP socket; 0: it is none, or has none.
+func boundPort(fd int) uint16 {
+	if kind, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE); err != nil || kind != unix.SOCK_STREAM {
+		return 0
+	}
+	name, _ := unix.Getsockname(fd)
+	switch name := name.(type) {
+	case *unix.SockaddrInet4:
+		return uint16(name.Port)
+	case *unix.SockaddrInet6:
+		return uint16(name.Port)
+	default:
+		return 0
+	}
 }
 
 // isAmong reports whether a socket is among servers. A socket of MPTCP is known by its
@@ -265,10 +297,15 @@ const (
 	stateBoundInactive = 13 // bound TCP sockets that do not listen yet, since Linux 6.8
 )
 
-// isServer reports whether the socket waits for peers on all addresses and no device.
-func (s diagSocket) isServer() bool {
+// isServer reports whether the socket waits for peers on no device, on all addresses or at a port of the agent
+// and the controllers.
+func (s diagSocket) isServer(protocol uint8) bool {
 	waits := s.state == stateListen || s.state == stateClosed || s.state == stateBoundInactive
-	return waits && s.port != 0 && s.device == 0 && s.source == [16]byte{}
+	return waits && s.port != 0 && s.device == 0 && (s.source == [16]byte{} || isOwnPort(protocol, s.port))
+}
+
+func isOwnPort(protocol uint8, port uint16) bool {
+	return protocol == unix.IPPROTO_TCP && port >= network.OwnPortFirst && port <= network.OwnPortLast
 }
 
 // diagSockets calls each for every socket of a family and protocol.

@@ -18,13 +18,20 @@ import (
 	"bulkhead/pkg/loader"
 )
 
+// ownPort is one of Bulkhead's own that none of its processes has.
+const ownPort = "127.0.0.1:9412"
+
 // Sockets that a pod created before its programs were attached: the servers on all
-// addresses are marked and bound to the VRF, others stay and are counted.
+// addresses are marked and bound to the VRF, others stay and are counted. One at a port of the agent and the
+// controllers loses it.
 func TestRootEarlySockets(t *testing.T) {
 	if os.Getenv("BULKHEAD_HOLD_SOCKETS") != "" {
 		local, _ := net.Listen("tcp4", "127.0.0.1:0")
 		server, _ := net.Listen("tcp", "[::]:0")
 		pc, _ := net.ListenPacket("udp4", "0.0.0.0:0")
+		if _, err := net.Listen("tcp4", ownPort); err != nil {
+			fmt.Println(err)
+		}
 		fmt.Println("holding")
 		bufio.NewReader(os.Stdin).ReadString('\n')
 		for _, c := range []syscall.Conn{server.(*net.TCPListener), pc.(*net.UDPConn), local.(*net.TCPListener)} {
@@ -47,7 +54,7 @@ func TestRootEarlySockets(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer fd.Close()
-	// Run this test as a process of the pod that holds three sockets.
+	// Run this test as a process of the pod that holds four sockets.
 	c := exec.Command("/proc/self/exe", "-test.run=TestRootEarlySockets")
 	c.Env = append(os.Environ(), "BULKHEAD_HOLD_SOCKETS=1")
 	c.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(fd.Fd())}
@@ -64,8 +71,12 @@ func TestRootEarlySockets(t *testing.T) {
 	const mark = 0x10000
 	if early, err := earlySockets(filepath.Join(root, "podx"), mark); errors.Is(err, syscall.ENOENT) {
 		t.Skip("skip: no-sock-diag:", err)
-	} else if err != nil || len(early) != 3 {
-		t.Fatalf("%d early sockets, want 3 (%v)", len(early), err)
+	} else if err != nil || len(early) != 4 {
+		t.Fatalf("%d early sockets, want 4 (%v)", len(early), err)
+	}
+	if l, err := net.Listen("tcp", ":9412"); err == nil {
+		l.Close()
+		t.Error("the pod does not have the port")
 	}
 	lo, err := net.InterfaceByName("lo")
 	if err != nil {
@@ -80,6 +91,12 @@ func TestRootEarlySockets(t *testing.T) {
 	}
 	if n, err := confineEarlySockets(filepath.Join(root, "none"), "/proc", row); err != nil || n != 0 {
 		t.Errorf("%d sockets in a missing cgroup, want 0 (%v)", n, err)
+	}
+	l, err := net.Listen("tcp", ":9412")
+	if err != nil {
+		t.Errorf("the pod has kept the port: %v", err)
+	} else {
+		defer l.Close()
 	}
 	fmt.Fprintln(in)
 	confined := fmt.Sprintf("device %d mark %#x", lo.Index, mark)

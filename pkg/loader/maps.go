@@ -180,13 +180,16 @@ type Config struct {
 	TunnelPort    uint32
 	// MarkFirst and MarkLast are the range of the networks' marks.
 	MarkFirst, MarkLast uint32
+	// OwnFirst and OwnLast are the range of the TCP ports of the agent and the controllers.
+	OwnFirst, OwnLast uint16
 }
 
 // Config reads the current configuration.
 func (l *Loader) Config() (Config, error) {
 	c, err := l.readConfig()
 	return Config{PodLevels: c.PodLevels, PodRootLevels: c.PodrootLevels, KubeletLevels: c.KubeletLevels, ProbeLock: c.ProbeLock != 0,
-		Guard: c.Guard != 0, TunnelPort: c.TunnelPort, MarkFirst: c.MarkFirst, MarkLast: c.MarkLast}, err
+		Guard: c.Guard != 0, TunnelPort: c.TunnelPort, MarkFirst: c.MarkFirst, MarkLast: c.MarkLast,
+		OwnFirst: c.OwnFirst, OwnLast: c.OwnLast}, err
 }
 
 // SetConfig replaces the configuration. A program that runs meanwhile may see some fields of each.
@@ -198,6 +201,7 @@ func (l *Loader) SetConfig(want Config) error {
 	c.PodLevels, c.PodrootLevels, c.KubeletLevels = want.PodLevels, want.PodRootLevels, want.KubeletLevels
 	c.ProbeLock, c.Guard = flag(want.ProbeLock), flag(want.Guard)
 	c.TunnelPort, c.MarkFirst, c.MarkLast = want.TunnelPort, want.MarkFirst, want.MarkLast
+	c.OwnFirst, c.OwnLast = want.OwnFirst, want.OwnLast
 	return l.writeConfig(c)
 }
 

@@ -25,7 +25,8 @@ type packetBhConfig struct {
 	TunnelPort    uint32
 	MarkFirst     uint32
 	MarkLast      uint32
-	Pad           uint32
+	OwnFirst      uint16
+	OwnLast       uint16
 	AgentCgroup   uint64
 }
 

@@ -78,6 +78,8 @@ const (
 	ReasonIngressBound
 	// ReasonUnixForeign: host-network pod tried to reach an abstract unix socket of another tenant.
 	ReasonUnixForeign
+	// ReasonBindOwn: tenant's host-network pod tried to take a port of the agent or a controller at an address of the node.
+	ReasonBindOwn
 	reasonMax
 )
 
@@ -120,4 +122,5 @@ var reasonInfo = [reasonMax]struct {
 	ReasonIngressAllowed:   {"ingress-allowed", "socket of an ingress namespace's host-network pod bound to the VRF of the network whose service it uses", Pass},
 	ReasonIngressBound:     {"ingress-bound", "socket of an ingress namespace's host-network pod already used for another network's service", Refuse},
 	ReasonUnixForeign:      {"unix-foreign", "host-network pod tried to reach an abstract unix socket of another tenant", Refuse},
+	ReasonBindOwn:          {"bind-own", "tenant's host-network pod tried to take a port of the agent or a controller at an address of the node", Refuse},
 }

@@ -199,6 +199,7 @@ func TestRootVRFBinding(t *testing.T) {
 		t.Error("a process older than the attachment does not reach its network")
 	}
 	checkListeners(t, w, ctr)
+	checkOwnPorts(t, w, l, pod, ctr)
 	checkVRFGone(t, w, l, ctr)
 }
 
@@ -238,6 +239,32 @@ func checkListeners(t *testing.T, w *vrfSandbox, ctr string) {
 			t.Fatalf("listen on loopback: %s", got)
 		}
 		w.expect("loopback listener", ctr, uid, [2]string{fmt.Sprintf("tcp 127.0.0.1:%d", port+5), "ok"})
+	}
+}
+
+// A pod does not take a port of the agent and the controllers outside its VRF, where they would not get it again.
+func checkOwnPorts(t *testing.T, w *vrfSandbox, l *Loader, pod, ctr string) {
+	must(t, l.SetConfig(Config{PodLevels: levelMask(t, pod), OwnFirst: 7600, OwnLast: 7601}))
+	must(t, l.Put(LocalRow{netip.MustParseAddr("192.0.2.1")}))
+	for _, uid := range []int{0, 65534} {
+		for _, c := range [][2]string{
+			{"127.0.0.1:7600", "EPERM"}, {"127.0.0.2:7601", "EPERM"}, {"[::1]:7601", "EPERM"}, {"[::ffff:127.0.0.1]:7600", "EPERM"}, {"192.0.2.1:7600", "EPERM"},
+			{"127.0.0.1:7599", "ok"}, {"127.0.0.1:7602", "ok"}, {"0.0.0.0:7600", "ok"}, {"[::]:7601", "ok"},
+		} {
+			s := w.start(ctr, uid, "listen "+c[0])
+			if got := s.next(); got != c[1] {
+				t.Errorf("uid %d listens on %s: %s, want %s", uid, c[0], got, c[1])
+			}
+			s.stop()
+		}
+	}
+	held := w.start(ctr, 65534, "listen 0.0.0.0:7600")
+	if got := held.next(); got != "ok" {
+		t.Errorf("listen in the VRF: %s", got)
+	}
+	w.ns.serve(t, "0.0.0.0:7600") // the node's own
+	if counts(t, l)[ReasonBindOwn] == 0 {
+		t.Error("no refusal is counted")
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -77,19 +78,46 @@ func NewMux(ready func() error, metrics prometheus.Gatherer) *http.ServeMux {
 }
 
 // ServeTCP listens on address and serves h there in the background until ctx
-// ends. An empty address serves nothing. Anybody who reaches the node can connect: other
-// hosts, and pods, have maxRemote connections together. Kubelet's probes come from loopback.
+// ends. An empty address serves nothing. If another program has the port, ServeTCP tries again until it is
+// free: the process does its work without. Anybody who reaches the node can connect: each other
+// host, or pod, has maxOfRemote connections, and all have maxRemote. Kubelet's probes come from loopback.
 func ServeTCP(ctx context.Context, address string, h http.Handler, log *slog.Logger) error {
 	if address == "" {
 		return nil
 	}
-	l, err := net.Listen("tcp", address)
+	listen := func() error {
+		l, err := net.Listen("tcp", address)
+		if err == nil {
+			serve(ctx, limitRemote(l, maxOfRemote, maxRemote), h, log)
+		}
+		return err
+	}
+	err := listen()
+	if errors.Is(err, syscall.EADDRINUSE) {
+		log.Warn("another program has the port of /healthz, /readyz and /metrics, trying again until it is free", "address", address)
+		go func() {
+			for errors.Is(err, syscall.EADDRINUSE) {
+				select {
+				case <-ctx.Done():
+					return
+				case <-time.After(portInterval):
+				}
+				err = listen()
+			}
+			if err != nil {
+				log.Error("listen", "address", address, "error", err)
+			}
+		}()
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("listen on %s: %w", address, err)
 	}
-	serve(ctx, &remoteLimit{Listener: l, slots: make(chan struct{}, maxRemote)}, h, log)
 	return nil
 }
+
+// portInterval is how often ServeTCP tries to get a port that another program has.
+const portInterval = 200 * time.Millisecond
 
 // ServeUnix listens on a unix socket, as ListenUnix does, and serves h there in
 // the background until ctx ends. An empty path serves nothing.

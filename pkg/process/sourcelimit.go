@@ -8,22 +8,45 @@ import (
 	"sync"
 )
 
-// sourceLimit is a listener that closes new connections of a source address that has perSource open, or
+// Connections that ServeTCP accepts from elsewhere than loopback: of one source, and of all.
+const (
+	maxOfRemote = 8
+	maxRemote   = 64
+)
+
+// sourceLimit is a listener that closes new connections of a source that has perSource open, or
 // while total are open.
 type sourceLimit struct {
 	net.Listener
 	perSource, total int
+	loopback         bool // connections from loopback are limited, too
 
 	mu     sync.Mutex
 	open   map[netip.Addr]int
 	number int
 }
 
-// LimitSources returns a listener that accepts perSource connections of each client's address, and total of
+// LimitSources returns a listener that accepts perSource connections of each source, and total of
 // all, and closes others at once. It never waits for one to end, so that a client that holds many does not
-// delay another.
+// delay another. Every address is a source, except that loopback's
+// are one: any process of the node has all of them.
 func LimitSources(l net.Listener, perSource, total int) net.Listener {
+	return &sourceLimit{Listener: l, perSource: perSource, total: total, loopback: true, open: map[netip.Addr]int{}}
+}
+
+// limitRemote is LimitSources that accepts all connections from loopback.
+func limitRemote(l net.Listener, perSource, total int) net.Listener {
 	return &sourceLimit{Listener: l, perSource: perSource, total: total, open: map[netip.Addr]int{}}
+}
+
+// source returns what a client is counted as. Those whose address is unknown are one source.
+func source(a net.Addr) netip.Addr {
+	p, _ := netip.ParseAddrPort(a.String())
+	from := p.Addr().Unmap().WithZone("")
+	if from.IsLoopback() {
+		return netip.IPv6Loopback()
+	}
+	return from
 }
 
 // Accept implements net.Listener.
@@ -33,8 +56,10 @@ func (l *sourceLimit) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		p, _ := netip.ParseAddrPort(c.RemoteAddr().String()) // clients whose address is unknown are one source
-		from := p.Addr().Unmap().WithZone("")
+		from := source(c.RemoteAddr())
+		if from.IsLoopback() && !l.loopback {
+			return c, nil
+		}
 		if l.add(from) {
 			return &limitedConn{Conn: c, release: sync.OnceFunc(func() { l.remove(from) })}, nil
 		}
@@ -60,4 +85,16 @@ func (l *sourceLimit) remove(from netip.Addr) {
 	if l.open[from]--; l.open[from] == 0 {
 		delete(l.open, from)
 	}
+}
+
+// limitedConn releases its place when it is closed.
+type limitedConn struct {
+	net.Conn
+	release func()
+}
+
+// Close implements net.Conn.
+func (c *limitedConn) Close() error {
+	defer c.release()
+	return c.Conn.Close()
 }

@@ -5,11 +5,13 @@ package process
 import (
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 )
 
 // fakeListener accepts connections that come from the addresses of a list.
@@ -40,10 +42,10 @@ func (l *fakeListener) Accept() (net.Conn, error) {
 	return c, nil
 }
 
-// Other hosts share a number of connections, and never delay those from loopback.
-func TestRemoteLimit(t *testing.T) {
-	fake := &fakeListener{from: []string{"192.0.2.1:1", "[2001:db8::1]:2", "192.0.2.1:3", "127.0.0.1:4", "[::1]:5", "[::ffff:127.0.0.1]:6", "192.0.2.1:7"}}
-	l := &remoteLimit{Listener: fake, slots: make(chan struct{}, 2)}
+// Other hosts have a number of connections each and together, and never delay those from loopback.
+func TestLimitRemote(t *testing.T) {
+	fake := &fakeListener{from: []string{"192.0.2.1:1", "192.0.2.1:2", "[2001:db8::1]:2", "192.0.2.3:3", "127.0.0.1:4", "[::1]:5", "[::ffff:127.0.0.1]:6", "192.0.2.4:7"}}
+	l := limitRemote(fake, 1, 2)
 	var open []net.Conn
 	for {
 		c, err := l.Accept()
@@ -52,7 +54,7 @@ func TestRemoteLimit(t *testing.T) {
 		}
 		open = append(open, c)
 	}
-	for i, want := range []bool{false, false, true, false, false, false, true} {
+	for i, want := range []bool{false, true, false, true, false, false, false, true} {
 		if fake.all[i].closed != want {
 			t.Errorf("connection %d from %s: closed %t, want %t", i, fake.all[i].from, !want, want)
 		}
@@ -69,6 +71,47 @@ func TestRemoteLimit(t *testing.T) {
 	}
 	if c, err := l.Accept(); err == nil {
 		t.Errorf("one too many is accepted: %v", c.RemoteAddr())
+	}
+}
+
+// All of loopback is one source.
+func TestLimitSources(t *testing.T) {
+	fake := &fakeListener{from: []string{"127.0.0.1:1", "127.0.0.2:2", "[::1]:3", "192.0.2.1:4", "[2001:db8::1]:5", "[2001:db8::2]:6"}}
+	l := LimitSources(fake, 2, 4)
+	for {
+		if _, err := l.Accept(); err != nil {
+			break
+		}
+	}
+	for i, want := range []bool{false, false, true, false, false, true} {
+		if fake.all[i].closed != want {
+			t.Errorf("connection %d from %s: closed %t, want %t", i, fake.all[i].from, !want, want)
+		}
+	}
+}
+
+// A server waits for its port while another program has it.
+func TestServeTCPWaitsForPort(t *testing.T) {
+	other, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := other.Addr().String()
+	if err := ServeTCP(t.Context(), address, NewStarting("nothing"), slog.New(slog.DiscardHandler)); err != nil {
+		t.Fatalf("the port is taken: %v", err)
+	}
+	if err := other.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
+		resp, err := http.Get("http://" + address + "/healthz")
+		if err == nil {
+			resp.Body.Close()
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the port is free: %v", err)
+		}
 	}
 }
 

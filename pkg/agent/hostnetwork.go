@@ -16,6 +16,7 @@ import (
 	"bulkhead/pkg/firewall"
 	"bulkhead/pkg/hostnet"
 	"bulkhead/pkg/network"
+	"bulkhead/pkg/ovs"
 )
 
 // hostReconciler configures nft and eBPF: which of the host network's processes
@@ -155,12 +156,11 @@ func (r *hostReconciler) firewallInputs(locked []hostnet.LockedAddr, ingress *fi
 		}
 	}
 	in.NodePorts = r.cache.NodePorts(r.config.Plan, r.config.DefaultNetwork)
-	for _, p := range r.node.addresses() {
+	node := r.node.lastKnown()
+	for _, p := range node.Addresses {
 		in.Node = append(in.Node, p.Addr())
-		if !p.IsSingleIP() {
-			in.Links = append(in.Links, p.Masked())
-		}
 	}
+	in.Links = ovs.Links(node)
 	if in.Mode == network.LocalGateway {
 		in.LocalPorts = r.cache.LocalPorts(r.config.Plan, r.config.DefaultNetwork, in.Node, r.node.refusedExternal)
 	}

@@ -96,11 +96,20 @@ func (c *Cache) loopbackPorts(id int, plan network.Plan, defaultNetwork network.
 	return slices.Compact(out)
 }
 
+// reservedPorts are the node's own whether a server listens there or not. Open vSwitch's userspace datapath has
+// no socket for the overlay. A pod at a routing daemon's port would be the neighbour that routers
+// connect to while the daemon is away.
+var reservedPorts = []struct {
+	protocol string
+	port     uint16
+}{{"udp", network.TunnelPort}, {"tcp", network.BGPPort}, {"udp", network.BFDPort}, {"udp", network.BFDEchoPort}, {"udp", network.BFDMultiPort}}
+
 // admitHostPorts returns those of the host ports that no server of the node has, and why the
 // others are not reached.
 func admitHostPorts(ports []hostPort, servers []hostnet.Server) (out []firewall.HostPort, problems []Problem) {
-	// Open vSwitch's userspace datapath has no socket for it.
-	servers = append(servers, hostnet.Server{Protocol: "udp", Addr: netip.IPv6Unspecified(), Port: network.TunnelPort})
+	for _, s := range reservedPorts {
+		servers = append(servers, hostnet.Server{Protocol: s.protocol, Addr: netip.IPv6Unspecified(), Port: s.port})
+	}
 	for _, p := range ports {
 		at := fmt.Sprintf("host port %d/%s is not reached", p.port.Port, p.port.Protocol)
 		if len(p.routes) == 0 {
@@ -112,7 +121,7 @@ func admitHostPorts(ports []hostPort, servers []hostnet.Server) (out []firewall.
 			case !slices.ContainsFunc(servers, func(s hostnet.Server) bool { return s.Serves(p.port.Protocol, route.At, p.port.Port) }):
 				out = append(out, firewall.HostPort{Port: firewall.Port{Addr: route.At, Protocol: p.port.Protocol, Port: p.port.Port}, To: route.To})
 			case !route.At.IsLoopback() || p.port.Host.IsLoopback(): // for all addresses, the node's are reported
-				problems = append(problems, Problem{Reason: reasonHostPort, pod: p.pod, Message: fmt.Sprintf("%s at %s: a process of the node has that port: choose another", at, route.At)})
+				problems = append(problems, Problem{Reason: reasonHostPort, pod: p.pod, Message: fmt.Sprintf("%s at %s: a process of the node has that port, or it is one of the overlay's or of routing daemons: choose another", at, route.At)})
 			}
 		}
 	}

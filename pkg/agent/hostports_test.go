@@ -122,6 +122,9 @@ func TestHostPorts(t *testing.T) {
 		f.events().setPod(hostPortPod("plain", "dns", false, corev1.ContainerPort{ContainerPort: 53, HostPort: network.TunnelPort, Protocol: corev1.ProtocolUDP}))
 		has()
 		problem("host port 6081/udp is not reached at 192.0.2.10")
+		f.events().setPod(hostPortPod("plain", "dns", false, corev1.ContainerPort{ContainerPort: 53, HostPort: network.BGPPort, Protocol: corev1.ProtocolTCP}))
+		has()
+		problem("host port 179/tcp is not reached at 192.0.2.10")
 		ended := hostPortPod("plain", "dns", false, corev1.ContainerPort{ContainerPort: 5353, HostPort: 54})
 		ended.Status.Phase = corev1.PodFailed
 		f.events().setPod(ended)

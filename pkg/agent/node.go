@@ -45,16 +45,18 @@ func (r *nodeReconciler) Node() network.Node {
 	return n
 }
 
-// addresses are the node's addresses on the external bridge. Until the facts have been read, they are those
-// that the node has published: an agent that starts while they cannot be read does not remove what
-// nftables and the eBPF maps have for them.
-func (r *nodeReconciler) addresses() []netip.Prefix {
+// lastKnown is the node as the facts are, and as it is published until they have been read: an agent that
+// starts while they cannot be read does not remove what nftables and the eBPF maps have for them.
+func (r *nodeReconciler) lastKnown() network.Node {
 	if n := r.Node(); n.Name != "" {
-		return n.Addresses
+		return n
 	}
 	published, _ := network.ParseNode(r.config.Kubernetes.NodeName, r.cache.Annotations()) // eventHandlers.setNode reports the error
-	return published.Addresses
+	return published
 }
+
+// addresses are the node's addresses on the external bridge.
+func (r *nodeReconciler) addresses() []netip.Prefix { return r.lastKnown().Addresses }
 
 // has reports whether an address is the node's, on any interface.
 func (r *nodeReconciler) has(a netip.Addr) bool {

@@ -162,7 +162,7 @@ type Inputs struct {
 	Services []Port
 	// Plan has the cluster's ranges; those of services and the masquerade subnets are used.
 	Plan network.Plan
-	// Node are the node's addresses, at which NodePorts are reached, Links the subnets of its link.
+	// Node are the node's addresses, at which NodePorts are reached, Links what is on its link.
 	Node      []netip.Addr
 	Links     []netip.Prefix
 	NodePorts []NodePort

@@ -16,10 +16,6 @@ import (
 // into other VRFs than the nodes' default one only leaves and enters by interfaces that the operator has
 // added to these.
 
-// bgpPort is the TCP port of BGP (RFC 4271). Outside pods have the node's address, which hosts on its
-// link may have as a BGP peer's.
-const bgpPort = "179"
-
 // ofFamily returns the one for an IP family, as nft names it.
 func ofFamily(ip, v4, v6 string) string {
 	if ip == "ip6" {

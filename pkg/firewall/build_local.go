@@ -5,6 +5,7 @@ package firewall
 import (
 	"fmt"
 	"slices"
+	"strconv"
 
 	"bulkhead/pkg/network"
 )
@@ -79,6 +80,9 @@ func (in Inputs) localForward() []Rule {
 		}
 		for _, link := range in.Links {
 			drop("BGP to "+link.String()+f.name, CounterForwarded, f.match, ipOf(link), "daddr", link.String(), "tcp dport", bgpPort)
+		}
+		for _, p := range in.Plan.Masquerade { // leaves with the node's address, which a router may have as a neighbour's
+			drop("BFD from "+p.String()+f.name, CounterForwarded, f.match, ipOf(p), "saddr", p.String(), "udp dport", strconv.Itoa(network.BFDMultiPort))
 		}
 		for _, p := range in.Plan.ServiceCIDRs {
 			drop("other services "+p.String()+f.name, CounterForwarded, f.match, ipOf(p), "daddr", p.String())

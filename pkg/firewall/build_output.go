@@ -5,6 +5,7 @@ package firewall
 import (
 	"fmt"
 	"slices"
+	"strconv"
 
 	"bulkhead/pkg/network"
 )
@@ -42,7 +43,17 @@ func (in Inputs) outOfNode() []Rule {
 			rules = append(rules, rule(s.name+" to "+p.String(), bridge, ipOf(p), "daddr", p.String(), s.match, "counter name", CounterForeign, "reject with icmpx type admin-prohibited"))
 		}
 	}
-	return append(rules, in.tenantsRouting()...)
+	return append(append(rules, in.tenantsRouting()...), in.toOwnPorts()...)
+}
+
+// toOwnPorts keeps tenants' processes from the ports of the agent and the controllers: they would take
+// the connections of kubelet's probes, which come from loopback too.
+func (in Inputs) toOwnPorts() (rules []Rule) {
+	for _, s := range in.tenantsProcesses() {
+		rules = append(rules, rule(s.name+" to the agent and the controllers", fmt.Sprintf(`oifname "lo" tcp dport %d-%d`, network.OwnPortFirst, network.OwnPortLast), s.match,
+			"counter name", CounterForeign, "reject with icmpx type admin-prohibited"))
+	}
+	return rules
 }
 
 // forgedChain keeps host-network pods from sending with the address of a host outside, to which another pod
@@ -94,7 +105,9 @@ func (in Inputs) tenantsProcesses() []processes {
 
 // routing matches BGP (RFC 4271), also of a server, and BFD (RFC 5881, RFC 5883). A BFD packet without
 // discriminator that says "down" ends the session that its source address belongs to (RFC 5880).
-var routing = []string{"tcp dport " + bgpPort, "tcp sport " + bgpPort, "udp dport { 3784, 3785, 4784 }"}
+var routing = []string{"tcp dport " + bgpPort, "tcp sport " + bgpPort, fmt.Sprintf("udp dport { %d, %d, %d }", network.BFDPort, network.BFDEchoPort, network.BFDMultiPort)}
+
+var bgpPort = strconv.Itoa(network.BGPPort)
 
 // tenantsRouting keeps tenants' processes from posing as the node's routing daemon: their packets have
 // the node's address, which routers and other nodes have as their neighbour's.

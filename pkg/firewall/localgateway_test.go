@@ -139,6 +139,9 @@ ip addr add %s dev ovn-k8s-mp7 %s`, ip, blue.CIDRs()[i], gateway, hostBits(own),
 			t.Helper()
 			w.expect(what, s, to, victim, want, control, wire, w.atOutside)
 		}
+		w.listen(w.outside, w.atOutside, at(f.outside, network.BFDMultiPort))
+		check("BFD with the node's address", control, at(f.outside, network.BFDMultiPort), w.atOutside, false)
+		check("BFD with the pod's own address", fromPod, at(f.outside, network.BFDMultiPort), w.atOutside, true)
 		check("from outside to a pod", sender{ns: w.outside, from: f.outside}, at(pod.String(), 55), w.atTenant, true)
 		if got := w.atTenant.sender(fmt.Sprintf("text %d", w.number)).Addr().Unmap().String(); got != f.outside {
 			t.Errorf("from outside: the client is %s, want %s", got, f.outside)

@@ -47,6 +47,23 @@ const MaxPortKey = 1<<15 - 1
 // TunnelPort is the UDP port of OVN's Geneve tunnels.
 const TunnelPort = 6081
 
+// OwnPortFirst and OwnPortLast are the range of the TCP ports of /healthz and /metrics in deploy/install.yaml. Tenants'
+// host-network pods neither take nor reach them on the node.
+const (
+	OwnPortFirst = 9408
+	OwnPortLast  = 9418
+)
+
+// BGPPort is the TCP port of BGP (RFC 4271).
+const BGPPort = 179
+
+// The UDP ports of BFD between neighbours, of its echo packets (RFC 5881), and over several hops (RFC 5883).
+const (
+	BFDPort      = 3784
+	BFDEchoPort  = 3785
+	BFDMultiPort = 4784
+)
+
 // ConntrackMark is the ct_mark of connections from n that leave the node.
 func (n Network) ConntrackMark() uint32 { return conntrackMarkBase + uint32(n.ID) }
 

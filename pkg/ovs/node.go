@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"slices"
@@ -33,6 +34,8 @@ type LinkAddress struct {
 	// Transient: the kernel may delete the address at any time (deprecated,
 	// temporary) or does not use it yet (tentative).
 	Transient bool
+	// Leased: it is valid for a limited time, as those that a DHCP server or a router assigns.
+	Leased bool
 }
 
 // Facts are what the agent finds out about its node. Other nodes read the Node alone.
@@ -46,6 +49,23 @@ type Facts struct {
 // Has reports whether an address is the node's, on any interface.
 func (f Facts) Has(a netip.Addr) bool {
 	return f.HasAddress(a) || slices.Contains(f.Floating, a) || slices.Contains(f.Elsewhere, a)
+}
+
+// Links returns what the node reaches without a router: the subnets of its addresses, and next hops
+// outside these.
+func Links(n network.Node) []netip.Prefix {
+	var out []netip.Prefix
+	for _, p := range n.Addresses {
+		if !p.IsSingleIP() {
+			out = append(out, p.Masked())
+		}
+	}
+	for _, hop := range n.NextHops {
+		if !slices.ContainsFunc(out, func(p netip.Prefix) bool { return p.Contains(hop) }) {
+			out = append(out, netip.PrefixFrom(hop.WithZone(""), hop.BitLen()))
+		}
+	}
+	return out
 }
 
 // floating returns the usable addresses of the bridge that are not among the node's.
@@ -65,7 +85,7 @@ func BuildNode(name, chassis string, c config.OVS, plan network.Plan, link Bridg
 	n := network.Node{Name: name, Chassis: chassis, Bridge: c.ExternalBridge, BridgeMAC: link.MAC, MTU: link.MTU, Mode: c.GatewayMode,
 		NextHops: link.NextHops, EncapIPs: c.EncapIPs}
 	for _, a := range link.Addresses {
-		if a.Transient || !isUsable(a.Prefix.Addr(), plan) || isFloating(a.Prefix, link.Addresses) {
+		if a.Transient || !isUsable(a.Prefix.Addr(), plan) || isFloating(a, link.Addresses) {
 			continue
 		}
 		n.Addresses = append(n.Addresses, a.Prefix)
@@ -93,9 +113,11 @@ func isUsable(a netip.Addr, plan network.Plan) bool {
 
 // isFloating reports whether an address is a floating address, which keepalived
 // and similar programs add as /32 or /128 and move between nodes. It is not one
-// if the bridge has no address with a subnet in that IP family.
-func isFloating(p netip.Prefix, all []LinkAddress) bool {
-	return p.IsSingleIP() && slices.ContainsFunc(all, func(o LinkAddress) bool {
+// if it is leased, as DHCPv6 addresses are (RFC 8415), or if the bridge has no address with a subnet in that
+// IP family.
+func isFloating(a LinkAddress, all []LinkAddress) bool {
+	p := a.Prefix
+	return p.IsSingleIP() && !a.Leased && slices.ContainsFunc(all, func(o LinkAddress) bool {
 		return network.SameFamily(o.Prefix, p) && !o.Prefix.IsSingleIP() && o.Prefix.Addr().IsGlobalUnicast()
 	})
 }
@@ -118,6 +140,7 @@ func readBridgeLink(bridge string) (BridgeLink, error) {
 			continue
 		}
 		out.Addresses = append(out.Addresses, LinkAddress{Prefix: netip.PrefixFrom(ip.Unmap(), bits),
+			Leased: a.ValidLft > 0 && a.ValidLft < math.MaxUint32,
 			Transient: a.Flags&(unix.IFA_F_DEPRECATED|unix.IFA_F_TENTATIVE|unix.IFA_F_DADFAILED) != 0 ||
 				a.Flags&unix.IFA_F_TEMPORARY != 0 && ip.Is6() && !ip.Is4In6()})
 	}

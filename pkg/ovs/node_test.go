@@ -40,6 +40,8 @@ func TestBuildNode(t *testing.T) {
 		{name: "our masquerade addresses are ignored", addrs: []LinkAddress{addr("169.254.0.2/17"), addr("fd69::2/112"), addr("192.0.2.7/24")},
 			wantAddrs: "[192.0.2.7/24]", wantEncap: "[192.0.2.7]"},
 		{name: "floating address", addrs: []LinkAddress{addr("192.0.2.100/32"), addr("192.0.2.7/24")}, wantAddrs: "[192.0.2.7/24]", wantEncap: "[192.0.2.7]", wantFloating: "192.0.2.100"},
+		{name: "DHCPv6 and SLAAC", addrs: []LinkAddress{{Prefix: netip.MustParsePrefix("2001:db8::7/128"), Leased: true}, {Prefix: netip.MustParsePrefix("2001:db8::a1/64"), Leased: true}},
+			wantAddrs: "[2001:db8::7/128 2001:db8::a1/64]", wantEncap: "[2001:db8::7]"},
 		{name: "only a host address, as in clouds", addrs: []LinkAddress{addr("10.0.0.4/32")}, wantAddrs: "[10.0.0.4/32]", wantEncap: "[10.0.0.4]"},
 		{name: "deprecated", addrs: []LinkAddress{{Prefix: netip.MustParsePrefix("2001:db8::9/64"), Transient: true}, addr("2001:db8::7/64")},
 			wantAddrs: "[2001:db8::7/64]", wantEncap: "[2001:db8::7]", wantFloating: "2001:db8::9"},

@@ -29,9 +29,11 @@ type Bridge struct {
 
 // Inputs are the inputs besides the bridge.
 type Inputs struct {
-	// Addresses are the node's. Floating are the bridge's other addresses.
+	// Addresses are the node's. Floating are the bridge's other addresses. Links have the hosts that
+	// the node may speak BGP with.
 	Addresses []netip.Prefix
 	Floating  []netip.Addr
+	Links     []netip.Prefix
 	// MAC is the bridge's, and that of the uplink router's port.
 	MAC string
 	// Masquerade and Services are the address ranges that never appear on the wire, Pods
@@ -75,9 +77,6 @@ const (
 	// zoneFragments is where fragments are reassembled.
 	zoneFragments = 64004
 )
-
-// bgpPort is the TCP port of BGP (RFC 4271).
-const bgpPort = 179
 
 // markRouted is the mark of connections in zoneWire.
 const markRouted = 1
@@ -297,11 +296,12 @@ func (b *builder) destinations() {
 			b.add(table, priorityForged, fmt.Sprintf("%s,%s,tp_dst=%d", udp, origin(from), network.TunnelPort), "drop")
 		}
 		// Outside, pods have the node's address, which routers and nodes on its link may have as
-		// a BGP peer's.
-		for _, own := range b.in.Addresses {
-			if !own.IsSingleIP() {
-				b.add(table, priorityForged, matchTransport("tcp", origin(from), anywhere, own.Masked(), fmt.Sprintf("tp_dst=%d", bgpPort)), "drop")
-			}
+		// a BGP peer's, and any router as that of BFD over several hops.
+		for _, link := range b.in.Links {
+			b.add(table, priorityForged, matchTransport("tcp", origin(from), anywhere, link, fmt.Sprintf("tp_dst=%d", network.BGPPort)), "drop")
+		}
+		for _, p := range b.in.Masquerade {
+			b.add(table, priorityForged, matchTransport("udp", origin(from), p, anywhere, fmt.Sprintf("tp_dst=%d", network.BFDMultiPort)), "drop")
 		}
 		for _, p := range slices.Concat(b.in.Pods, b.in.Services, linkOnly) {
 			b.add(table, priorityNotOnWire, matchIP(origin(from), anywhere, p), "drop")

@@ -31,7 +31,7 @@ func prefixes(list ...string) (out []netip.Prefix) {
 	return out
 }
 
-var dual = Inputs{MAC: "52:54:00:00:00:01", Addresses: prefixes("192.0.2.7/24", "2001:db8::7/64"), Mode: network.SharedGateway,
+var dual = Inputs{MAC: "52:54:00:00:00:01", Addresses: prefixes("192.0.2.7/24", "2001:db8::7/64"), Links: prefixes("192.0.2.0/24", "2001:db8::/64"), Mode: network.SharedGateway,
 	Masquerade: prefixes("169.254.0.0/17", "fd69::/112"), Services: prefixes("10.96.0.0/16", "fd10:96::/112"), Pods: prefixes("10.244.0.0/16", "fd10:244::/48")}
 
 // compare compares flows with a golden file.
@@ -60,7 +60,7 @@ func compare(t *testing.T, name string, s State) {
 }
 
 func TestBuild(t *testing.T) {
-	v4 := Inputs{MAC: dual.MAC, Addresses: dual.Addresses[:1], Masquerade: dual.Masquerade[:1], Services: dual.Services[:1], Pods: dual.Pods[:1]}
+	v4 := Inputs{MAC: dual.MAC, Addresses: dual.Addresses[:1], Links: dual.Links[:1], Masquerade: dual.Masquerade[:1], Services: dual.Services[:1], Pods: dual.Pods[:1]}
 	local, floating := dual, dual
 	local.Mode = network.LocalGateway
 	floating.Floating = []netip.Addr{netip.MustParseAddr("192.0.2.100"), netip.MustParseAddr("2001:db8::100")}

@@ -38,6 +38,7 @@ func Build(in Inputs, have State) (State, []Problem) {
 			}
 		}
 	}
+	b.advertise()
 	// The owner has the finalizer from before its first NAD until after its last.
 	b.want.Finalizer = in.Request != nil && len(b.want.NADs) > 0
 	return b.want, b.problems
@@ -119,14 +120,31 @@ func (b *builder) render(namespace string) NAD {
 	}
 	nad.Annotations[network.AnnotationNetworkID] = strconv.Itoa(b.in.ID)
 	nad.Annotations[network.AnnotationNetworkName] = conf.Name
-	have, exists := b.have.NADs[namespace].Annotations[network.AnnotationAdvertisedVRFs]
-	switch vrfs := b.in.VRFs; {
-	case vrfs != nil && (exists || *vrfs != ""):
-		nad.Annotations[network.AnnotationAdvertisedVRFs] = *vrfs
-	case vrfs == nil && exists:
-		nad.Annotations[network.AnnotationAdvertisedVRFs] = have
+	if vrfs, exists := b.have.NADs[namespace].Annotations[network.AnnotationAdvertisedVRFs]; exists {
+		nad.Annotations[network.AnnotationAdvertisedVRFs] = vrfs
 	}
 	return nad
+}
+
+// advertise writes into which VRFs the network is advertised, also while it is being deleted or its request
+// is invalid: its pods would send their own addresses to where no route leads back.
+func (b *builder) advertise() {
+	if b.in.VRFs == nil {
+		return
+	}
+	for ns, nad := range b.want.NADs {
+		_, exists := nad.Annotations[network.AnnotationAdvertisedVRFs]
+		formerOwner := b.in.Request != nil && nad.OwnerUID != b.in.Request.UID
+		if formerOwner || !exists && *b.in.VRFs == "" {
+			continue
+		}
+		nad.Annotations = maps.Clone(nad.Annotations)
+		if nad.Annotations == nil {
+			nad.Annotations = map[string]string{}
+		}
+		nad.Annotations[network.AnnotationAdvertisedVRFs] = *b.in.VRFs
+		b.want.NADs[ns] = nad
+	}
 }
 
 // remove adds the next step of removing a NAD.
@@ -136,12 +154,7 @@ func (b *builder) remove(nad NAD, ownerDeleted bool) {
 	if len(users) > 0 && repairable && !ownerDeleted && b.in.Invalid == "" && b.in.ID != 0 && nad.OwnerUID == b.in.Request.UID {
 		// Nodes apply a changed configuration only when all NADs of the network
 		// have it, so this one is updated too.
-		rendered := b.render(nad.Namespace)
-		nad.Config = rendered.Config
-		if vrfs, ok := rendered.Annotations[network.AnnotationAdvertisedVRFs]; ok {
-			nad.Annotations = maps.Clone(nad.Annotations)
-			nad.Annotations[network.AnnotationAdvertisedVRFs] = vrfs
-		}
+		nad.Config = b.render(nad.Namespace).Config
 	}
 	if len(users) > 0 {
 		b.problem(nad.Namespace, "failed to delete NetworkAttachmentDefinition ["+nad.Key()+"]: network in use by the following pods: "+

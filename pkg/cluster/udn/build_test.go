@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	udnv1 "bulkhead/api/v1"
 	"bulkhead/pkg/config"
@@ -241,6 +242,40 @@ func TestBuildNamespace(t *testing.T) {
 				t.Errorf("problems %q, want %q", got, c.problem)
 			}
 		})
+	}
+}
+
+// The NADs of a network that is being deleted, or is invalid, still say whether it is advertised.
+func TestAdvertisedUntilTheEnd(t *testing.T) {
+	deleting := udnRequest(layer3(0, nil, udnv1.Layer3Subnet{CIDR: "10.100.0.0/16"}))
+	deleting.Deleting = true
+	invalid := udnRequest(layer3(0, nil, udnv1.Layer3Subnet{CIDR: "10.100.0.0/16"}))
+	for name, c := range map[string]struct {
+		req     *Request
+		invalid string
+		uid     string
+		want    string
+	}{
+		"being deleted":      {deleting, "", string(deleting.UID), ""},
+		"invalid":            {invalid, "bad subnet", string(invalid.UID), ""},
+		"of a former owner":  {deleting, "", "former", "default"},
+		"without its object": {nil, "", "former", ""},
+	} {
+		for _, phase := range []Phase{Present, Terminating} {
+			in := Inputs{Owner: deleting.Owner}
+			if c.req != nil {
+				in = inputs(t, c.req)
+			}
+			in.Users, in.Invalid, in.VRFs = map[string][]string{"red": {"red/p"}}, c.invalid, new("")
+			nad := NAD{Namespace: "red", Name: deleting.Name, OwnerUID: types.UID(c.uid), Phase: phase, Finalizer: true, Annotations: map[string]string{network.AnnotationAdvertisedVRFs: "default"}}
+			want, _ := Build(in, State{Owner: in.Owner, NADs: map[string]NAD{"red": nad}})
+			if got, there := want.NADs["red"].Annotations[network.AnnotationAdvertisedVRFs]; !there || got != c.want {
+				t.Errorf("%s, phase %v: advertised into %q, %t, want %q", name, phase, got, there, c.want)
+			}
+			if nad.Annotations[network.AnnotationAdvertisedVRFs] != "default" {
+				t.Errorf("%s: the actual state is changed", name)
+			}
+		}
 	}
 }
 

@@ -24,7 +24,7 @@ import (
 
 // inputs reads the inputs of Build.
 func (r *Reconciler) inputs(ctx context.Context, o Owner, have State) (Inputs, error) {
-	in := Inputs{Owner: o, Users: map[string][]string{}}
+	in := Inputs{Owner: o, Users: map[string][]string{}, VRFs: r.advertised.of(o.Network())}
 	req, err := r.request(ctx, o)
 	if err != nil {
 		return in, err
@@ -107,7 +107,6 @@ func (r *Reconciler) network(ctx context.Context, in *Inputs, have State) error 
 			return err
 		}
 	}
-	in.VRFs = r.advertised.of(req.Owner.Network())
 	in.NoFabric = req.NoOverlay != nil && req.NoOverlay.Routing == udnv1.RoutingManaged && r.cfg.BGP.Topology == ""
 	if req.Transport == udnv1.TransportOptionNoOverlay {
 		if in.Advertised, err = r.advertisements(ctx, req); err != nil {

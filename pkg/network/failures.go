@@ -92,6 +92,7 @@ func ParseFailures(raw string) (Failures, error) {
 		return nil, err
 	}
 	out := Failures{}
+	named := 0
 	for _, g := range groups {
 		for _, part := range strings.Split(g.IDs, ",") {
 			low, high, isRange := strings.Cut(part, "-")
@@ -102,6 +103,9 @@ func ParseFailures(raw string) (Failures, error) {
 			}
 			if err != nil || first < DefaultID || last > MaxID || first > last {
 				return nil, errors.New("ids: " + strconv.Quote(part) + " is neither a network id nor a range of network ids")
+			}
+			if named += last - first + 1; named > MaxID-DefaultID+1 { // repeated ranges would take seconds
+				return nil, errors.New("ids: networks are named more than once")
 			}
 			for id := first; id <= last; id++ {
 				out[id] = g.Why

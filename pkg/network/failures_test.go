@@ -34,7 +34,7 @@ func TestFailures(t *testing.T) {
 			t.Errorf("%s: parsed as %v, %v", c.name, got, err)
 		}
 	}
-	for _, raw := range []string{"x", `[{"ids":"","why":"a"}]`, `[{"ids":"-1"}]`, `[{"ids":"2-1"}]`, `[{"ids":"1-99999999"}]`, `[{"ids":"10001"}]`, strings.Repeat(" ", failureRaw+1)} {
+	for _, raw := range []string{"x", `[{"ids":"","why":"a"}]`, `[{"ids":"-1"}]`, `[{"ids":"2-1"}]`, `[{"ids":"1-99999999"}]`, `[{"ids":"10001"}]`, `[{"ids":"0-10000,1"}]`, `[{"ids":"1-5001","why":"a"},{"ids":"1-5001","why":"b"}]`, strings.Repeat(" ", failureRaw+1)} {
 		if got, err := ParseFailures(raw); err == nil {
 			t.Errorf("%.40q: parsed as %v, want an error", raw, got)
 		}

@@ -3,6 +3,7 @@
 package trace
 
 import (
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -143,6 +144,33 @@ func TestFindPod(t *testing.T) {
 		got, err := FindPod(ports, c.pod, c.network)
 		if err == nil && got.Name != c.want || err != nil && (c.failure == "" || !strings.Contains(err.Error(), c.failure)) {
 			t.Errorf("%s on %q: %s, %v, want %s%s", c.pod, c.network, got.Name, err, c.want, c.failure)
+		}
+	}
+}
+
+func TestNextMAC(t *testing.T) {
+	addr := netip.MustParseAddr
+	pod := Port{Name: "pier.a_p", Datapath: "pier", MAC: "0a:58:c0:00:02:14", Addrs: []netip.Addr{addr("192.0.2.20")}}
+	other := Port{Name: "pier.a_q", Datapath: "pier", MAC: "0a:58:c0:00:02:15", Addrs: []netip.Addr{addr("192.0.2.21")}}
+	localnet := Port{Name: "pier_localnet", Datapath: "pier", Type: "localnet"}
+	toRouter := Port{Name: "stor", Datapath: "pier", Type: "patch", Peer: "rtos"}
+	router := Port{Name: "rtos", Datapath: "router", Type: "patch", MAC: "0a:58:c0:00:02:01", Prefixes: []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24")}}
+	for name, c := range map[string]struct {
+		ports    []Port
+		to, want string
+		failure  string
+	}{
+		"a pod of the network":               {[]Port{pod, other, localnet}, "192.0.2.21", other.MAC, ""},
+		"a host on a physical network":       {[]Port{pod, other, localnet}, "192.0.2.50", hostMAC, ""},
+		"nobody":                             {[]Port{pod, other}, "192.0.2.50", "", "has no router"},
+		"the router":                         {[]Port{pod, toRouter, router}, "192.0.2.1", router.MAC, ""},
+		"beyond the router":                  {[]Port{pod, toRouter, router}, "198.51.100.1", router.MAC, ""},
+		"nobody in the router's subnet":      {[]Port{pod, toRouter, router}, "192.0.2.50", "", "none of its ports has it"},
+		"beyond a physical network's router": {[]Port{pod, localnet, toRouter, router}, "198.51.100.1", router.MAC, ""},
+	} {
+		got, err := nextMAC(pod, addr(c.to), c.ports)
+		if got != c.want || (err == nil) != (c.failure == "") || err != nil && !strings.Contains(err.Error(), c.failure) {
+			t.Errorf("%s: %q, %v, want %q %s", name, got, err, c.want, c.failure)
 		}
 	}
 }

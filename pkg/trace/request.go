@@ -125,17 +125,22 @@ func (m microflow) openFlow(link string) string {
 	return fmt.Sprintf("in_port=%s,%s,dl_src=%s,dl_dst=%s,%s_src=%s,%s_dst=%s,nw_ttl=64%s", link, proto, m.mac, m.dst, prefix, m.source, prefix, m.To, more)
 }
 
+// hostMAC stands for the MAC of a host on a physical network, which OVN does not know: it sends what is for
+// unknown addresses there.
+const hostMAC = "02:00:00:00:00:01"
+
 // nextMAC returns the MAC to which a pod sends packets for an address.
 func nextMAC(from Port, to netip.Addr, ports []Port) (string, error) {
 	byName := map[string]Port{}
 	for _, p := range ports {
 		byName[p.Name] = p
 	}
-	router, onLink := "", false
+	router, onLink, physical := "", false, false
 	for _, p := range ports {
 		if p.Datapath != from.Datapath {
 			continue
 		}
+		physical = physical || p.Type == "localnet"
 		if slices.Contains(p.Addrs, to) {
 			return p.MAC, nil
 		}
@@ -148,6 +153,8 @@ func nextMAC(from Port, to netip.Addr, ports []Port) (string, error) {
 		}
 	}
 	switch {
+	case physical && (router == "" || onLink):
+		return hostMAC, nil
 	case onLink:
 		return "", fmt.Errorf("%s is in the subnet of switch %s, but none of its ports has it: nothing answers the pod's neighbour request", to, from.Datapath)
 	case router == "":

@@ -21,6 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 
 	"bulkhead/pkg/config"
+	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovs/uplink"
 )
 
@@ -70,6 +71,25 @@ func mountOf(c corev1.Container, file string) (corev1.VolumeMount, bool) {
 		}
 	}
 	return corev1.VolumeMount{}, false
+}
+
+// TestOwnPorts checks that the range of ports that tenants' host-network pods may not take has those of all
+// processes.
+func TestOwnPorts(t *testing.T) {
+	pods, _ := installed(t)
+	ports := 0
+	for name, spec := range pods {
+		for _, c := range spec.Containers {
+			for _, p := range c.Ports {
+				if ports++; p.ContainerPort < network.OwnPortFirst || p.ContainerPort > network.OwnPortLast {
+					t.Errorf("%s, container %s: port %d is not between %d and %d", name, c.Name, p.ContainerPort, network.OwnPortFirst, network.OwnPortLast)
+				}
+			}
+		}
+	}
+	if ports < 4 {
+		t.Errorf("%d ports, want those of the agent and three controllers", ports)
+	}
 }
 
 // TestInstallFitsTheImage checks that every program that deploy/install.yaml

@@ -145,7 +145,7 @@ func New(p Parts) *Agent {
 	gateways := &gatewayReconciler{config: p.Config, cache: p.Cache, flows: p.Flows, node: node}
 	ports := &portReconciler{config: p.Config, cache: p.Cache, ovs: p.OVS, node: node, networks: networks}
 	doors := &doorReader{facts: doorFacts{p.Config, p.Cache}, kernel: p.Kernel, ovs: p.OVS, hostNet: p.HostNet, connecting: map[string]podDoor{}}
-	hosts := newHostReconciler(p, node, doors, networks.isSettling)
+	hosts := newHostReconciler(p, node, doors, networks)
 	conflicts := &conflictReconciler{kernel: p.Kernel, firewalls: p.Firewalls}
 	reporter := &reporter{plan: p.Config.Plan, node: node, features: p.Features, cache: p.Cache, queue: p.Queue, failures: p.Failures, networks: networks, hosts: hosts, conflicts: conflicts, hostNet: p.HostNet, api: p.API}
 	states := &stateReader{config: p.Config, cache: p.Cache, kernel: p.Kernel, hostNet: p.HostNet, node: node, networks: networks, reporter: reporter,

@@ -24,6 +24,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"bulkhead/pkg/firewall"
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovs"
 	"bulkhead/pkg/ovs/flows"
@@ -117,6 +118,9 @@ func TestRestart(t *testing.T) {
 			t.Errorf("flows are complete: %t, those of networks %v stay", fake.complete, fake.kept)
 		}
 		fake.mu.Unlock()
+		if own := strings.Join(firewall.Build(f.firewallInputs(nil)).Sets[firewall.SetOwn], " "); !strings.Contains(own, "ovn-k8s-mp7 ") || strings.Contains(own, "ovn-k8s-mp6 ") {
+			t.Errorf("nftables has the networks' sockets %s", own)
+		}
 		f.kernel.mu.Lock()
 		defer f.kernel.mu.Unlock()
 		for _, r := range f.kernel.deleted {

@@ -30,7 +30,7 @@ type hostReconciler struct {
 	hostNet       HostNet              // nil: no eBPF
 	doors         *doorReader
 	node          *nodeReconciler
-	isSettling    func(id int) bool // the network's VRF device may not be used yet
+	networks      *networkReconciler
 	kubeletMark   uint32
 	kubeletCgroup func() firewall.Cgroup
 	podRoots      func() ([]firewall.Cgroup, error)
@@ -46,8 +46,8 @@ type hostReconciler struct {
 	portProblems []Problem           // host ports that are not reached
 }
 
-func newHostReconciler(p Parts, node *nodeReconciler, doors *doorReader, isSettling func(id int) bool) *hostReconciler {
-	r := &hostReconciler{config: p.Config, cache: p.Cache, queue: p.Queue, kernel: p.Kernel, hostNet: p.HostNet, doors: doors, node: node, isSettling: isSettling,
+func newHostReconciler(p Parts, node *nodeReconciler, doors *doorReader, networks *networkReconciler) *hostReconciler {
+	r := &hostReconciler{config: p.Config, cache: p.Cache, queue: p.Queue, kernel: p.Kernel, hostNet: p.HostNet, doors: doors, node: node, networks: networks,
 		kubeletMark: p.KubeletMark, kubeletCgroup: p.KubeletCgroup, podRoots: p.PodRoots, servers: p.Servers, log: p.Log, runs: newRuns()}
 	if p.Firewall != nil {
 		r.firewall = &firewall.Reconciler{Target: p.Firewall, Log: p.Log, SearchInterval: time.Second}
@@ -149,6 +149,10 @@ func (r *hostReconciler) firewallInputs(locked []hostnet.LockedAddr, ingress *fi
 	in := firewall.Inputs{Ingress: ingress, Locked: make([]netip.Addr, 0, len(locked)), Networks: r.cache.Networks(), Default: r.config.DefaultNetwork, NodeID: r.node.Node().ID, Loose: r.config.BGP.LooseIsolation,
 		Mode: r.config.OVS.GatewayMode, TunnelPort: network.TunnelPort, Bridge: r.config.OVS.ExternalBridge,
 		Services: r.cache.AllowedServices(r.config.AllowedServices), Plan: r.config.Plan}
+	kept, _ := r.networks.keptNetworks()
+	for _, id := range kept { // without their definition pods keep the way out, and processes the way in
+		in.Networks = append(in.Networks, network.Network{ID: id})
+	}
 	for _, l := range locked {
 		in.Locked = append(in.Locked, l.Addr)
 		for _, p := range l.Open {
@@ -184,7 +188,7 @@ func (r *hostReconciler) hostNetworks() []hostnet.Network {
 	out := make([]hostnet.Network, 0, len(nets))
 	for _, n := range nets {
 		x := hostnet.Network{ID: n.ID, Name: n.Name, Mark: n.PacketMark(), Subnets: n.CIDRs()}
-		if !r.isSettling(n.ID) {
+		if !r.networks.isSettling(n.ID) {
 			x.VRFIfindex = r.kernel.DeviceIndex(r.config.Plan.VRFTable(n))
 		}
 		own := managementAddresses(n, r.cache.NodeID())

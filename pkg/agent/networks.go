@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -231,8 +232,12 @@ func (r *networkReconciler) reconcileAll(ctx context.Context) error {
 		}
 	}
 	r.mu.Lock()
+	changed := !slices.Equal(r.kept, kept)
 	r.kept = kept
 	r.mu.Unlock()
+	if changed {
+		r.queue.EnqueueHosts()
+	}
 	if r.flows != nil {
 		r.flows.Keep(kept)
 	}

@@ -16,7 +16,6 @@ import (
 	"bulkhead/pkg/firewall"
 	"bulkhead/pkg/hostnet"
 	"bulkhead/pkg/network"
-	"bulkhead/pkg/ovs"
 )
 
 // hostReconciler configures nft and eBPF: which of the host network's processes
@@ -164,7 +163,7 @@ func (r *hostReconciler) firewallInputs(locked []hostnet.LockedAddr, ingress *fi
 	for _, p := range node.Addresses {
 		in.Node = append(in.Node, p.Addr())
 	}
-	in.Links = ovs.Links(node)
+	in.Links = node.Links()
 	if in.Mode == network.LocalGateway {
 		in.LocalPorts = r.cache.LocalPorts(r.config.Plan, r.config.DefaultNetwork, in.Node, r.node.refusedExternal)
 	}

@@ -231,6 +231,23 @@ type Node struct {
 	Mode      GatewayMode
 }
 
+// Links returns what the node reaches without a router: the subnets of its addresses, and next hops
+// outside these. Link-local addresses are not among them.
+func (n Node) Links() []netip.Prefix {
+	var out []netip.Prefix
+	for _, p := range n.Addresses {
+		if !p.IsSingleIP() {
+			out = append(out, p.Masked())
+		}
+	}
+	for _, hop := range n.NextHops {
+		if !hop.IsLinkLocalUnicast() && !slices.ContainsFunc(out, func(p netip.Prefix) bool { return p.Contains(hop) }) {
+			out = append(out, netip.PrefixFrom(hop, hop.BitLen()))
+		}
+	}
+	return out
+}
+
 // HasAddress reports whether a is among the node's Addresses.
 func (n Node) HasAddress(a netip.Addr) bool {
 	return slices.ContainsFunc(n.Addresses, func(p netip.Prefix) bool { return p.Addr() == a })

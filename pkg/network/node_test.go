@@ -3,7 +3,9 @@
 package network
 
 import (
+	"fmt"
 	"maps"
+	"net/netip"
 	"reflect"
 	"strings"
 	"testing"
@@ -51,5 +53,13 @@ func TestParseNodeMalformedAnnotation(t *testing.T) {
 		if !reflect.DeepEqual(got, want) {
 			t.Errorf("%s %q: %+v, want %+v", tt.annotation, tt.value, got, want)
 		}
+	}
+}
+
+func TestLinks(t *testing.T) {
+	n := Node{Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.7/24"), netip.MustParsePrefix("2001:db8::7/128")},
+		NextHops: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("203.0.113.1"), netip.MustParseAddr("2001:db8::1"), netip.MustParseAddr("fe80::1%br-ex")}}
+	if got := fmt.Sprint(n.Links()); got != "[192.0.2.0/24 203.0.113.1/32 2001:db8::1/128]" {
+		t.Errorf("links %s", got)
 	}
 }

@@ -291,12 +291,24 @@ func TestNativeNoOverlay(t *testing.T) {
 	// others go on.
 	defaults(0, fab.imported(0, red))
 	a.must("ovn-nbctl", "--no-leader-only", "--wait=hv", "--timeout=60", "sync")
-	p.rounds(3) // what was sent before is on its way
+	withdrawn := map[arrival]bool{}
+	for f := range 2 {
+		a := arrival{fmt.Sprintf("blue-a to blue-b %s", address(blue, b, "b", f)), "blue-b"}
+		withdrawn[a] = true
+		delete(allowed, a)
+	}
+	eventually(t, "what was sent before has arrived, and Open vSwitch has forgotten the route", func() error {
+		seen = p.snapshot()
+		p.rounds(3)
+		for a, n := range p.since(seen) {
+			if withdrawn[a] {
+				return fmt.Errorf("%d datagrams arrive of %s", n, a)
+			}
+		}
+		return nil
+	})
 	seen = p.snapshot()
 	p.rounds(20)
-	for f := range 2 {
-		delete(allowed, arrival{fmt.Sprintf("blue-a to blue-b %s", address(blue, b, "b", f)), "blue-b"})
-	}
 	p.arrive("the rest arrives", allowed)
 	p.only("a withdrawn route", seen, allowed)
 }

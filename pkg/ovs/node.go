@@ -51,23 +51,6 @@ func (f Facts) Has(a netip.Addr) bool {
 	return f.HasAddress(a) || slices.Contains(f.Floating, a) || slices.Contains(f.Elsewhere, a)
 }
 
-// Links returns what the node reaches without a router: the subnets of its addresses, and next hops
-// outside these.
-func Links(n network.Node) []netip.Prefix {
-	var out []netip.Prefix
-	for _, p := range n.Addresses {
-		if !p.IsSingleIP() {
-			out = append(out, p.Masked())
-		}
-	}
-	for _, hop := range n.NextHops {
-		if !slices.ContainsFunc(out, func(p netip.Prefix) bool { return p.Contains(hop) }) {
-			out = append(out, netip.PrefixFrom(hop.WithZone(""), hop.BitLen()))
-		}
-	}
-	return out
-}
-
 // floating returns the usable addresses of the bridge that are not among the node's.
 func floating(n network.Node, plan network.Plan, link BridgeLink) (out []netip.Addr) {
 	for _, a := range link.Addresses {

@@ -302,7 +302,7 @@ func (s *switchNode) gateway(n network.Network) (flows.Gateway, error) {
 
 func (s *switchNode) inputs() (flows.Bridge, flows.Inputs) {
 	return flows.Bridge{Name: s.node.Bridge, Uplinks: []int{s.uplink}, Router: s.router},
-		flows.Inputs{Addresses: s.node.Addresses, MAC: s.node.BridgeMAC, Masquerade: s.plan.Masquerade, Services: s.plan.ServiceCIDRs,
+		flows.Inputs{Addresses: s.node.Addresses, Links: s.node.Links(), MAC: s.node.BridgeMAC, Masquerade: s.plan.Masquerade, Services: s.plan.ServiceCIDRs,
 			Pods: network.Network{Subnets: s.plan.ClusterSubnets}.CIDRs(), Mode: s.node.Mode}
 }
 

@@ -21,6 +21,7 @@ const serversInterval = 15 * time.Second
 // hostPort is a pod's host port and its routes on this node.
 type hostPort struct {
 	pod    string // namespace/name
+	since  time.Time
 	port   network.HostPort
 	routes []network.HostPortRoute
 }
@@ -46,7 +47,7 @@ func (c *Cache) NetworkOfPod(p Pod, defaultNetwork network.Network) (id int, ok 
 	return n.ID, ok
 }
 
-// hostPorts returns the host ports of this node's pods, by pod.
+// hostPorts returns the host ports of this node's pods, those of the oldest pod first.
 func (c *Cache) hostPorts(plan network.Plan, defaultNetwork network.Network, node []netip.Prefix) []hostPort {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -60,10 +61,10 @@ func (c *Cache) hostPorts(plan network.Plan, defaultNetwork network.Network, nod
 			continue
 		}
 		for _, port := range p.HostPorts {
-			out = append(out, hostPort{key, port, port.Routes(plan, n, node)})
+			out = append(out, hostPort{key, p.Created, port, port.Routes(plan, n, node)})
 		}
 	}
-	slices.SortStableFunc(out, func(a, b hostPort) int { return cmp.Compare(a.pod, b.pod) })
+	slices.SortStableFunc(out, func(a, b hostPort) int { return cmp.Or(a.since.Compare(b.since), cmp.Compare(a.pod, b.pod)) })
 	return out
 }
 
@@ -104,22 +105,28 @@ var reservedPorts = []struct {
 	port     uint16
 }{{"udp", network.TunnelPort}, {"tcp", network.BGPPort}, {"udp", network.BFDPort}, {"udp", network.BFDEchoPort}, {"udp", network.BFDMultiPort}}
 
-// admitHostPorts returns those of the host ports that no server of the node has, and why the
-// others are not reached.
+// admitHostPorts returns those of the host ports that neither a server of the node nor an earlier one in the list
+// has, and why the others are not reached. kubelet admits two pods with one port if their hostIP are written differently.
 func admitHostPorts(ports []hostPort, servers []hostnet.Server) (out []firewall.HostPort, problems []Problem) {
 	for _, s := range reservedPorts {
 		servers = append(servers, hostnet.Server{Protocol: s.protocol, Addr: netip.IPv6Unspecified(), Port: s.port})
 	}
+	taken := map[firewall.Port]string{} // by pod
 	for _, p := range ports {
 		at := fmt.Sprintf("host port %d/%s is not reached", p.port.Port, p.port.Protocol)
 		if len(p.routes) == 0 {
 			problems = append(problems, Problem{Reason: reasonHostPort, pod: p.pod, Message: fmt.Sprintf(
-				"%s: hostIP %s is neither loopback nor the node's first address of an IP family that the pod's network has: change or remove it", at, p.port.Host)})
+				"%s: hostIP %s is neither 127.0.0.1, ::1, nor the node's first address of an IP family that the pod's network has: change or remove it", at, p.port.Host)})
 		}
 		for _, route := range p.routes {
+			own := firewall.Port{Addr: route.At, Protocol: p.port.Protocol, Port: p.port.Port}
+			other, isTaken := taken[own]
 			switch {
+			case isTaken && other != p.pod:
+				problems = append(problems, Problem{Reason: reasonHostPort, pod: p.pod, Message: fmt.Sprintf("%s at %s: an older pod has that port: choose another", at, route.At)})
 			case !slices.ContainsFunc(servers, func(s hostnet.Server) bool { return s.Serves(p.port.Protocol, route.At, p.port.Port) }):
-				out = append(out, firewall.HostPort{Port: firewall.Port{Addr: route.At, Protocol: p.port.Protocol, Port: p.port.Port}, To: route.To})
+				taken[own] = p.pod
+				out = append(out, firewall.HostPort{Port: own, To: route.To})
 			case !route.At.IsLoopback() || p.port.Host.IsLoopback(): // for all addresses, the node's are reported
 				problems = append(problems, Problem{Reason: reasonHostPort, pod: p.pod, Message: fmt.Sprintf("%s at %s: a process of the node has that port, or it is one of the overlay's or of routing daemons: choose another", at, route.At)})
 			}

@@ -15,6 +15,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"bulkhead/pkg/hostnet"
 	"bulkhead/pkg/network"
@@ -118,6 +119,24 @@ func TestHostPorts(t *testing.T) {
 		problem("hostIP 192.0.2.99 is neither")
 		if got := f.agent.cache.loopbackPorts(network.DefaultID, f.agent.config.Plan, f.agent.config.DefaultNetwork); len(got) != 1 || got[0].Port != 54 || got[0].Addr.String() != "169.254.0.7" {
 			t.Errorf("ports at loopback: %v", got)
+		}
+		// Of two pods with one port, which kubelet admits if they write hostIP differently, the older has it.
+		for i, c := range []struct{ name, hostIP string }{{"old", "192.0.2.10"}, {"a-young", "::ffff:192.0.2.10"}, {"other", "127.0.0.2"}} {
+			p := hostPortPod("plain", c.name, false, corev1.ContainerPort{ContainerPort: 5353, HostPort: 56, HostIP: c.hostIP})
+			p.UID, p.CreationTimestamp = types.UID(c.name), metav1.NewTime(time.Now().Add(time.Duration(i)*time.Second))
+			f.events().setPod(p)
+		}
+		f.events().deletePod("plain/dns")
+		has("192.0.2.10:56/tcp to 169.254.0.9")
+		var refused []string
+		for _, p := range f.agent.hosts.hostPortProblems() {
+			refused = append(refused, p.pod)
+		}
+		if slices.Sort(refused); !slices.Equal(refused, []string{"plain/a-young", "plain/other"}) {
+			t.Errorf("events of %q", refused)
+		}
+		for _, name := range []string{"old", "a-young", "other"} {
+			f.events().deletePod("plain/" + name)
 		}
 		f.events().setPod(hostPortPod("plain", "dns", false, corev1.ContainerPort{ContainerPort: 53, HostPort: network.TunnelPort, Protocol: corev1.ProtocolUDP}))
 		has()

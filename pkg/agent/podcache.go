@@ -87,7 +87,7 @@ func (c *Cache) HostPods() []hostnet.Pod {
 		}
 		for key := range keys {
 			if p := c.pods[key]; p.HostNetwork && !c.isForged(p) {
-				out = append(out, hostnet.Pod{UID: p.RuntimeUID, Namespace: p.Namespace, Name: p.Name, NetworkID: id,
+				out = append(out, hostnet.Pod{UID: p.RuntimeUID, Namespace: p.Namespace, Name: p.Name, Created: p.Created, NetworkID: id,
 					Unbound: p.OptOut && labels.Trusted, Trusted: labels.Trusted, ProbePorts: p.ProbePorts, Ports: p.Ports})
 			}
 		}

@@ -119,7 +119,7 @@ func element(set string, key []string) string {
 	parts := make([]string, len(key))
 	for i, k := range key {
 		k = strings.Trim(k, `"`)
-		if set == SetOwn || set == SetIngressOwn {
+		if set == SetOwn || set == SetIngressOwn || i == 0 && (set == SetProcesses4 || set == SetProcesses6) {
 			k = markText(k)
 		}
 		if name, ok := protocols[k]; ok && i == protocolPart(set) {
@@ -200,6 +200,8 @@ func (o Op) addTo(tx *knftables.Transaction) {
 		tx.Add(&knftables.Set{Name: SetOwn, Type: "ifname . mark"})
 		tx.Add(&knftables.Set{Name: SetSources4, Type: "ifname . ipv4_addr"})
 		tx.Add(&knftables.Set{Name: SetSources6, Type: "ifname . ipv6_addr"})
+		tx.Add(&knftables.Set{Name: SetProcesses4, Type: "mark . ipv4_addr"})
+		tx.Add(&knftables.Set{Name: SetProcesses6, Type: "mark . ipv6_addr"})
 		tx.Add(&knftables.Set{Name: SetOwnVRF, Type: "ifname"})
 		tx.Add(&knftables.Set{Name: SetVRFs, Type: "ifname"})
 		for name, typ := range map[string]string{SetLocked4: "ipv4_addr", SetLocked6: "ipv6_addr", SetOpenICMP4: "ipv4_addr", SetOpenICMP6: "ipv6_addr",

@@ -65,6 +65,10 @@ const (
 	// that all networks reach.
 	SetServices4 = "services4"
 	SetServices6 = "services6"
+	// SetProcesses4 and SetProcesses6 hold pairs of a network's mark and the node's address on the network, which
+	// the network's processes have in the VRF.
+	SetProcesses4 = "processes4"
+	SetProcesses6 = "processes6"
 	// SetSources4 and SetSources6 hold pairs of a management port and its network's masquerade address.
 	SetSources4 = "sources4"
 	SetSources6 = "sources6"
@@ -247,7 +251,7 @@ func Build(in Inputs) State {
 	st := State{
 		Counters: []string{CounterCrossNetwork, CounterForeign, CounterForwarded, CounterIngress, CounterNotLocal, CounterProbeAllowed, CounterProbeRefused, CounterServices, CounterTunnel},
 		Sets: map[string][]string{SetLocked4: nil, SetLocked6: nil, SetOpen4: nil, SetOpen6: nil, SetOpenICMP4: nil, SetOpenICMP6: nil,
-			SetOwn: nil, SetServices4: nil, SetServices6: nil, SetSources4: nil, SetSources6: nil, MapNodePorts4: nil, MapNodePorts6: nil, MapLocalPorts4: nil, MapLocalPorts6: nil, MapHostPorts4: nil, MapHostPorts6: nil,
+			SetOwn: nil, SetServices4: nil, SetServices6: nil, SetSources4: nil, SetSources6: nil, SetProcesses4: nil, SetProcesses6: nil, MapNodePorts4: nil, MapNodePorts6: nil, MapLocalPorts4: nil, MapLocalPorts6: nil, MapHostPorts4: nil, MapHostPorts6: nil,
 			SetDirect4: nil, SetDirect6: nil, SetRouted4: nil, SetRouted6: nil, SetPods4: nil, SetPods6: nil, SetOwnVRF: nil, SetVRFs: nil, SetAdvertised4: nil, SetAdvertised6: nil},
 	}
 	in.ingressElements(st.Sets)
@@ -297,6 +301,11 @@ func Build(in Inputs) State {
 	}
 	for _, n := range in.Networks {
 		st.Sets[SetOwn] = append(st.Sets[SetOwn], fmt.Sprintf("%s . %#08x", n.ManagementPort(), n.PacketMark()))
+		hosts, _ := n.HostSubnets(in.NodeID) // without one the node has no address there
+		for _, h := range hosts {
+			set := ofFamily(ipOf(h), SetProcesses4, SetProcesses6)
+			st.Sets[set] = append(st.Sets[set], fmt.Sprintf("%#08x . %s", n.PacketMark(), n.ManagementIn(h).Addr()))
+		}
 		for _, p := range in.Plan.MasqueradeManagement(n) {
 			set := ofFamily(ipOf(p), SetSources4, SetSources6)
 			st.Sets[set] = append(st.Sets[set], fmt.Sprintf("%s . %s", n.ManagementPort(), p.Addr()))

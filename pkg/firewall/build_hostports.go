@@ -18,8 +18,8 @@ type HostPort struct {
 // matchesSockets reports whether rules may match the socket that a packet belongs to.
 func (in Inputs) matchesSockets() bool { return in.Mark != 0 || len(in.PodRoots) > 0 }
 
-// hostPortElements returns the elements of MapHostPorts4 and MapHostPorts6. Of two pods with
-// one port, which kubelet does not admit, the first one listed has it.
+// hostPortElements returns the elements of MapHostPorts4 and MapHostPorts6. Of two with
+// one port the first one has it.
 func (in Inputs) hostPortElements() (v4, v6 []string) {
 	seen := map[Port]bool{}
 	for _, p := range in.HostPorts {

@@ -43,7 +43,21 @@ func (in Inputs) outOfNode() []Rule {
 			rules = append(rules, rule(s.name+" to "+p.String(), bridge, ipOf(p), "daddr", p.String(), s.match, "counter name", CounterForeign, "reject with icmpx type admin-prohibited"))
 		}
 	}
+	rules = append(rules, in.tenantsSources(bridge)...)
 	return append(append(rules, in.tenantsRouting()...), in.toOwnPorts()...)
+}
+
+// tenantsSources keeps tenants' processes from sending with the address of another host, or of a pod that keeps its
+// address: another node would take that for an answer to its pods. Linux lets every process bind any IPv6
+// address (IPV6_FREEBIND).
+func (in Inputs) tenantsSources(bridge string) (rules []Rule) {
+	for _, ip := range families {
+		for _, s := range in.tenantsProcesses() {
+			rules = append(rules, rule(s.name+" with another's address, "+ip, bridge, "fib saddr type != local", s.mark+" .", ip, "saddr !=",
+				"@"+ofFamily(ip, SetProcesses4, SetProcesses6), s.match, "counter name", CounterForeign, "drop"))
+		}
+	}
+	return rules
 }
 
 // toOwnPorts keeps tenants' processes from the ports of the agent and the controllers: they would take
@@ -89,16 +103,16 @@ func (in Inputs) fragments() (rules []Rule) {
 }
 
 // processes are local processes, with what matches their packets.
-type processes struct{ name, match string }
+type processes struct{ name, mark, match string }
 
 // tenantsProcesses match by the packet's mark and, if nft can match sockets, by the socket's: a process with
 // CAP_NET_RAW can give a packet another mark than its socket has, and a packet of a connection that begins
 // or has ended has no full socket, but its socket's mark.
 func (in Inputs) tenantsProcesses() []processes {
 	marks := fmt.Sprintf("mark %#x-%#x", network.FirstPacketMark, network.LastPacketMark)
-	out := []processes{{"tenants' processes", "meta " + marks}}
+	out := []processes{{"tenants' processes", "meta mark", "meta " + marks}}
 	if len(in.PodRoots) > 0 {
-		out = append(out, processes{"tenants' sockets", "socket " + marks})
+		out = append(out, processes{"tenants' sockets", "socket mark", "socket " + marks})
 	}
 	return out
 }

@@ -376,6 +376,63 @@ nft 'table inet count { counter questions { }; chain c { type filter hook prerou
 	}
 }
 
+// TestKernelSources: a tenant's process in the host's network sends with the node's addresses and with the node's
+// address on its network, and with no others. The node's own processes send with any.
+func TestKernelSources(t *testing.T) {
+	target, host, outside, enter := newNode(t)
+	to := []string{"192.0.2.1", "2001:db8::1"}
+	enter(outside)
+	runScript(t, outside, "sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.eth0.rp_filter=0")
+	heard := newEar()
+	for _, a := range to {
+		heard.listen(t, netip.AddrPortFrom(netip.MustParseAddr(a), 53).String())
+	}
+	enter(host)
+	subnets := func(v4, v6 string) []network.Subnet {
+		return []network.Subnet{{CIDR: netip.MustParsePrefix(v4), HostLen: 24}, {CIDR: netip.MustParsePrefix(v6), HostLen: 64}}
+	}
+	in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Plan: plan, Node: nodeAddresses, NodeID: 2, Networks: []network.Network{
+		{ID: 7, Name: "red", Topology: network.Layer3, Subnets: subnets("10.20.0.0/16", "fd20::/48")},
+		{ID: 8, Name: "blue", Topology: network.Layer3, Subnets: subnets("10.21.0.0/16", "fd21::/48")}}}
+	r := &Reconciler{Target: target}
+	if _, err := r.Reconcile(t.Context(), in, false); err != nil {
+		t.Fatal(err)
+	}
+	have, err := target.Read(t.Context())
+	if err != nil || dump(have) != dump(Build(in)) {
+		t.Errorf("read back: %v\n%swant\n%s", err, dump(have), dump(Build(in)))
+	}
+	id := 0
+	for family, sources := range [][]struct {
+		from    string
+		refused bool
+	}{
+		{{"192.0.2.10", false}, {"10.20.1.2", false}, {"198.51.100.9", true}, {"10.20.1.3", true}, {"10.21.1.2", true}},
+		{{"2001:db8::10", false}, {"fd20:0:0:1::2", false}, {"2001:db8:1::9", true}, {"fd20:0:0:1::3", true}, {"fd21:0:0:1::2", true}},
+	} {
+		for _, s := range sources {
+			for _, tenant := range []bool{true, false} {
+				id++
+				a := attack.Attempt{ID: id, Socket: "udp", Src: s.from, To: to[family], Port: 53, How: []string{"transparent"}}
+				if tenant {
+					a.How = append(a.How, fmt.Sprintf("mark=%#x", network.PacketMark(7)))
+				}
+				control := attack.Attempt{ID: 1000 + id, Socket: "udp", Src: nodeAddresses[family].String(), To: to[family], Port: 53}
+				var err error
+				for deadline := time.Now().Add(20 * time.Second); !heard.has(string(control.Token())) && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+					err = a.Do()
+					if err := control.Do(); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if got, want := heard.has(string(a.Token())), !(tenant && s.refused); got != want || !heard.has(string(control.Token())) {
+					t.Errorf("from %s, by a tenant's process: %t, arrives: %t, want %t (%v); a control arrives: %t", s.from, tenant, got, want, err, heard.has(string(control.Token())))
+				}
+			}
+		}
+	}
+}
+
 // TestKernelFragments: a pod in the host's network sends no fragments of its own. What the kernel divides arrives.
 func TestKernelFragments(t *testing.T) {
 	target, host, outside, enter := newNode(t)

@@ -173,21 +173,22 @@ func (b *builder) addNetworks() {
 // maxProbePorts limits a pod's rows: all pods of a node share a map of 4096.
 const maxProbePorts = 32
 
-// addProbes adds the rows of the ports on which kubelet probes pods of a network. If
-// pods of different networks, or a pod outside networks, use a port, its probes are
-// not redirected: kubelet's connection does not tell which pod it is for.
+// addProbes adds the rows of the ports on which kubelet probes pods of a network. kubelet's connection
+// does not tell which pod it is for: of the networks whose pods name a port, that of the oldest pod has it, so
+// that nobody takes it away by naming it, too. If a pod outside networks uses a port, its probes are not redirected.
 func (b *builder) addProbes() {
-	users := map[uint16]map[int]bool{}
+	outside, oldest := map[uint16]bool{}, map[uint16]Pod{}
 	for _, p := range b.in.Pods {
-		for _, port := range slices.Concat(p.ProbePorts, p.Ports) {
-			if users[port] == nil {
-				users[port] = map[int]bool{}
+		if p.NetworkID == 0 || p.Unbound { // listens outside all networks
+			for _, port := range slices.Concat(p.ProbePorts, p.Ports) {
+				outside[port] = true
 			}
-			id := p.NetworkID
-			if p.Unbound {
-				id = 0 // the pod listens outside its network
+			continue
+		}
+		for _, port := range p.ProbePorts[:min(len(p.ProbePorts), maxProbePorts)] {
+			if first, ok := oldest[port]; p.NetworkID > 0 && (!ok || p.olderThan(first)) {
+				oldest[port] = p
 			}
-			users[port][id] = true
 		}
 	}
 	for _, p := range b.in.Pods {
@@ -200,8 +201,12 @@ func (b *builder) addProbes() {
 			ports = ports[:maxProbePorts]
 		}
 		for _, port := range ports {
-			if len(users[port]) > 1 {
-				b.addProblem(p.name(), "ProbePortShared", "probes and hooks on port %d are not redirected into the pod's network, because a host-network pod outside the network uses the same port: choose another port", port)
+			switch {
+			case outside[port]:
+				b.addProblem(p.name(), "ProbePortShared", "probes and hooks on port %d are not redirected into the pod's network, because a host-network pod outside the tenants' networks uses the same port: choose another port", port)
+				continue
+			case oldest[port].NetworkID != p.NetworkID:
+				b.addProblem(p.name(), "ProbePortShared", "probes and hooks on port %d are not redirected into the pod's network, because an older host-network pod of another network names the same port: choose another port", port)
 				continue
 			}
 			if _, ok := b.nets[p.NetworkID]; ok && port != 0 {

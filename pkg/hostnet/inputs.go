@@ -7,6 +7,7 @@ package hostnet
 
 import (
 	"net/netip"
+	"time"
 
 	"bulkhead/pkg/loader"
 	"bulkhead/pkg/network"
@@ -31,6 +32,7 @@ const NetworkUnknown = -1
 // Pod is a host-network pod of this node.
 type Pod struct {
 	UID, Namespace, Name string
+	Created              time.Time
 	NetworkID            int  // of the namespace's primary network; 0: the cluster default network; or NetworkUnknown
 	Unbound              bool // opted out of VRF binding
 	Trusted              bool // may have packet sockets on any interface
@@ -38,6 +40,14 @@ type Pod struct {
 	// ProbePorts are the TCP ports on which kubelet probes the pod or calls its
 	// hooks. Ports are all ports that its containers declare.
 	ProbePorts, Ports []uint16
+}
+
+// olderThan reports whether a pod was created before another. Those of one second are in the order of their UIDs.
+func (p Pod) olderThan(other Pod) bool {
+	if !p.Created.Equal(other.Created) {
+		return p.Created.Before(other.Created)
+	}
+	return p.UID < other.UID
 }
 
 func (p Pod) name() string { return p.Namespace + "/" + p.Name }

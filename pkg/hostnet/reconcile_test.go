@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -88,6 +89,48 @@ func TestBuild(t *testing.T) {
 	}
 	if !slices.Equal(reasons, []string{"red/late CgroupMissing", "grey/lost NetworkUnknown", "grey/keeps NetworkUnknown", "red/a ProbePortShared", "red/a ProbePortShared"}) {
 		t.Errorf("problems %v", problems)
+	}
+}
+
+// Of two networks whose pods name a port, that of the older pod has it. A pod that only declares it has no part in
+// that, and one outside the networks keeps it from both.
+func TestProbePortOfTwoNetworks(t *testing.T) {
+	start := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	pod := func(name string, id, second int, ports ...uint16) Pod {
+		return Pod{UID: name, Namespace: "ns", Name: name, NetworkID: id, Created: start.Add(time.Duration(second) * time.Second), ProbePorts: ports}
+	}
+	declares := pod("declares", 2, 0)
+	declares.Ports = []uint16{8080}
+	outside := pod("outside", 0, 9)
+	outside.Ports = []uint16{8080}
+	for name, c := range map[string]struct {
+		pods   []Pod
+		want   int // whose network
+		shared string
+	}{
+		"one":                        {[]Pod{pod("a", 1, 5, 8080)}, 1, ""},
+		"two of a network":           {[]Pod{pod("a", 1, 5, 8080), pod("b", 1, 6, 8080)}, 1, ""},
+		"a younger one":              {[]Pod{pod("a", 2, 6, 8080), pod("b", 1, 5, 8080)}, 1, "a"},
+		"of one second, by UID":      {[]Pod{pod("b", 1, 5, 8080), pod("a", 2, 5, 8080)}, 2, "b"},
+		"one that declares it":       {[]Pod{declares, pod("b", 1, 5, 8080)}, 1, ""},
+		"one without a network":      {[]Pod{pod("a", NetworkUnknown, 0, 8080), pod("b", 1, 5, 8080)}, 1, ""},
+		"one outside, which is last": {[]Pod{pod("b", 1, 5, 8080), outside}, 0, "b"},
+	} {
+		st, problems := Build(Inputs{Pods: c.pods, Networks: []Network{{ID: 1}, {ID: 2}}}, Layout{}, Kubelet{})
+		has, shared := 0, ""
+		for _, r := range st.Rows {
+			if p, ok := r.(loader.ProbeRow); ok {
+				has = int(p.NetworkID)
+			}
+		}
+		for _, p := range problems {
+			if p.Reason == "ProbePortShared" {
+				shared += strings.TrimPrefix(p.Pod, "ns/")
+			}
+		}
+		if has != c.want || shared != c.shared {
+			t.Errorf("%s: network %d has the port, want %d; an event of %q, want %q", name, has, c.want, shared, c.shared)
+		}
 	}
 }
 

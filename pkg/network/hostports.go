@@ -48,7 +48,7 @@ func (p HostPort) Routes(plan Plan, n Network, node []netip.Prefix) (out []HostP
 	case p.Host.IsUnspecified():
 		same := func(a netip.Addr) bool { return a.Is4() != p.Host.Is4() }
 		add(slices.DeleteFunc(slices.Concat(own, loopback), same), plan.MasqueradeGateway(n))
-	case p.Host.IsLoopback():
+	case slices.Contains(loopback, p.Host):
 		add([]netip.Addr{p.Host}, plan.MasqueradeFixed(MasqueradeLoopback))
 	default:
 		if first, ok := FirstOfFamily(node, p.Host); ok && first.Addr() == p.Host {

@@ -92,7 +92,7 @@ func (w *World) needOne(ctx context.Context, f *fixture) error {
 			return
 		}
 		start := time.Now()
-		limited, cancel := context.WithTimeout(ctx, 10*time.Minute)
+		limited, cancel := context.WithTimeout(ctx, 15*time.Minute)
 		defer cancel()
 		if s.err = f.setUp(limited, w); s.err != nil {
 			s.err = fmt.Errorf("set up %s: %w", f.name, s.err)

@@ -190,3 +190,20 @@ func TestErrors(t *testing.T) {
 		}
 	}
 }
+
+// Without an agent the error says so, also if one that has ended left its socket.
+func TestFetchWithoutAgent(t *testing.T) {
+	left := filepath.Join(t.TempDir(), "agent.sock")
+	l, err := process.ListenUnix(left)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for _, socket := range []string{left, left + ".none"} {
+		if _, err := fetch(socket); err == nil || !strings.Contains(err.Error(), "check that the agent runs") {
+			t.Errorf("%s: %v", socket, err)
+		}
+	}
+}

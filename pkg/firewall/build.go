@@ -299,18 +299,7 @@ func Build(in Inputs) State {
 		}
 		st.Sets[set] = append(st.Sets[set], a.String())
 	}
-	for _, n := range in.Networks {
-		st.Sets[SetOwn] = append(st.Sets[SetOwn], fmt.Sprintf("%s . %#08x", n.ManagementPort(), n.PacketMark()))
-		hosts, _ := n.HostSubnets(in.NodeID) // without one the node has no address there
-		for _, h := range hosts {
-			set := ofFamily(ipOf(h), SetProcesses4, SetProcesses6)
-			st.Sets[set] = append(st.Sets[set], fmt.Sprintf("%#08x . %s", n.PacketMark(), n.ManagementIn(h).Addr()))
-		}
-		for _, p := range in.Plan.MasqueradeManagement(n) {
-			set := ofFamily(ipOf(p), SetSources4, SetSources6)
-			st.Sets[set] = append(st.Sets[set], fmt.Sprintf("%s . %s", n.ManagementPort(), p.Addr()))
-		}
-	}
+	in.networkElements(st.Sets)
 	for name, elements := range st.Sets {
 		slices.Sort(elements)
 		st.Sets[name] = slices.Compact(elements)

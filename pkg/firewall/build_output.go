@@ -133,3 +133,19 @@ func (in Inputs) tenantsRouting() (rules []Rule) {
 	}
 	return rules
 }
+
+// networkElements adds the elements by which networks' packets and processes are told apart.
+func (in Inputs) networkElements(sets map[string][]string) {
+	for _, n := range in.Networks {
+		sets[SetOwn] = append(sets[SetOwn], fmt.Sprintf("%s . %#08x", n.ManagementPort(), n.PacketMark()))
+		hosts, _ := n.HostSubnets(in.NodeID) // without one the node has no address there
+		for _, h := range hosts {
+			set := ofFamily(ipOf(h), SetProcesses4, SetProcesses6)
+			sets[set] = append(sets[set], fmt.Sprintf("%#08x . %s", n.PacketMark(), n.ManagementIn(h).Addr()))
+		}
+		for _, p := range in.Plan.MasqueradeManagement(n) {
+			set := ofFamily(ipOf(p), SetSources4, SetSources6)
+			sets[set] = append(sets[set], fmt.Sprintf("%s . %s", n.ManagementPort(), p.Addr()))
+		}
+	}
+}

@@ -175,21 +175,7 @@ func TestKernelRouting(t *testing.T) {
 			heard.listen(t, netip.AddrPortFrom(netip.MustParseAddr(a), port).String())
 		}
 		for _, port := range []uint16{179, 180} {
-			l, err := net.Listen("tcp", netip.AddrPortFrom(netip.MustParseAddr(a), port).String())
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { l.Close() })
-			go func() {
-				for {
-					c, err := l.Accept()
-					if err != nil {
-						return
-					}
-					accepted.Store(c.RemoteAddr().(*net.TCPAddr).Port, true)
-					c.Close()
-				}
-			}()
+			accept(t, netip.AddrPortFrom(netip.MustParseAddr(a), port), &accepted)
 		}
 	}
 	enter(host)
@@ -241,23 +227,6 @@ func TestKernelOwnPorts(t *testing.T) {
 	target, host, _, enter := newNode(t)
 	enter(host)
 	var accepted sync.Map // source ports
-	listen := func(at netip.AddrPort) {
-		l, err := net.Listen("tcp", at.String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { l.Close() })
-		go func() {
-			for {
-				c, err := l.Accept()
-				if err != nil {
-					return
-				}
-				accepted.Store(c.RemoteAddr().(*net.TCPAddr).Port, true)
-				c.Close()
-			}
-		}()
-	}
 	in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Plan: plan, Node: nodeAddresses}
 	if _, err := (&Reconciler{Target: target}).Reconcile(t.Context(), in, false); err != nil {
 		t.Fatal(err)
@@ -265,7 +234,7 @@ func TestKernelOwnPorts(t *testing.T) {
 	for _, addr := range append([]netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback()}, nodeAddresses...) {
 		for port, own := range map[uint16]bool{network.OwnPortFirst - 1: false, network.OwnPortFirst: true, network.OwnPortLast: true, network.OwnPortLast + 1: false} {
 			to := netip.AddrPortFrom(addr, port)
-			listen(to)
+			accept(t, to, &accepted)
 			for _, tenant := range []bool{true, false} {
 				arrived, err := connects(addr, 0, to, tenant, &accepted)
 				if want := !(own && tenant); arrived != want {
@@ -274,6 +243,26 @@ func TestKernelOwnPorts(t *testing.T) {
 			}
 		}
 	}
+}
+
+// accept listens at an address until the test ends, and stores the source ports of what connects.
+func accept(t *testing.T, at netip.AddrPort, accepted *sync.Map) {
+	t.Helper()
+	l, err := net.Listen("tcp", at.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			accepted.Store(c.RemoteAddr().(*net.TCPAddr).Port, true)
+			c.Close()
+		}
+	}()
 }
 
 // connects connects from a port, 0 for any, with a network's mark or without, and reports whether the server has accepted.

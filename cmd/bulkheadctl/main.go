@@ -115,7 +115,7 @@ func run(args []string, out io.Writer) error {
 
 // fetch reads the agent's state, which takes the agent seconds on a busy node: it runs nft.
 func fetch(socket string) ([]byte, error) {
-	client := http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{
+	client := http.Client{Timeout: time.Minute, Transport: &http.Transport{
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			var d net.Dialer
 			return d.DialContext(ctx, "unix", socket)

@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -53,6 +55,8 @@ type Manager struct {
 	pods         map[string]Cgroup // all pods of the node, from the last layout
 	status       Status
 	trigger      chan struct{}
+
+	published atomic.Pointer[Status] // what Status returns: a reconcile takes seconds on a busy node
 }
 
 // Status is the outcome of the last reconcile.
@@ -90,6 +94,7 @@ func New(kernel Kernel, opts Options) (*Manager, error) {
 		kubeletExits: map[int]func(){}, attached: map[string]uint64{}, recheck: map[string]bool{}, guarded: map[int]loader.DoorRow{}, trigger: make(chan struct{}, 1),
 	}
 	m.status.EarlySockets = map[string]int{}
+	m.publish()
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
 		m.log.Warn("cannot watch cgroups; the periodic resync finds changes", "error", err, "resync", opts.Resync)
@@ -123,20 +128,18 @@ func withDoor(rows []loader.DoorRow, row loader.DoorRow) []loader.DoorRow {
 	return append(others, row)
 }
 
-// Status returns the outcome of the last reconcile.
-func (m *Manager) Status() Status {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+// Status returns the outcome of the last reconcile. It does not wait for one that runs. The caller must not change it.
+func (m *Manager) Status() Status { return *m.published.Load() }
+
+// publish makes the status as it is now that of Status. The caller holds mu.
+func (m *Manager) publish() {
 	s := m.status
-	s.Problems = slices.Clone(s.Problems)
-	s.EarlySockets = map[string]int{}
-	for k, v := range m.status.EarlySockets {
-		s.EarlySockets[k] = v
-	}
-	return s
+	s.EarlySockets = maps.Clone(s.EarlySockets)
+	m.published.Store(&s)
 }
 
 func (m *Manager) reconcile(ctx context.Context) error {
+	defer m.publish()
 	layout, kubelet, err := m.readNode()
 	if err != nil {
 		return err
@@ -268,6 +271,7 @@ func (m *Manager) attachNewPod(uid, path string) {
 		return
 	}
 	m.recordAttached(uid, cg, row)
+	m.publish()
 }
 
 // Guard attaches the guard to an interface at once, before the interface carries

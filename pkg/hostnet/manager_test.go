@@ -312,3 +312,38 @@ func TestEarlySocketsOfAttachedPods(t *testing.T) {
 		}
 	}
 }
+
+// The agent shows its state while a reconcile runs, which takes seconds on a busy node.
+func TestStatusDuringReconcile(t *testing.T) {
+	in, layout, _ := example()
+	procs, kernel := t.TempDir(), newFakeKernel()
+	writeProc(t, procs, "self", "agent", "/agent", "/", "0", "1")
+	kernel.ids["/cg/podu1"], kernel.ids["/cg/podu2"] = 101, 102
+	m, err := New(kernel, Options{CgroupRoot: t.TempDir(), ProcRoot: procs, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m.watch != nil {
+		defer m.watch.Close()
+	}
+	m.readLayout = func(string) (Layout, error) { return layout, nil }
+	confining, finish := make(chan struct{}), make(chan struct{})
+	m.confine = func(string, string, loader.PodRow) (int, error) {
+		close(confining)
+		<-finish
+		return 3, nil
+	}
+	done := make(chan error)
+	go func() { done <- m.Reconcile(t.Context(), in) }()
+	<-confining
+	if n := m.Status().EarlySockets["u1"]; n != 0 {
+		t.Errorf("%d early sockets before they have been counted", n)
+	}
+	close(finish)
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if n := m.Status().EarlySockets["u1"]; n != 3 {
+		t.Errorf("%d early sockets, want 3", n)
+	}
+}

@@ -28,7 +28,7 @@ func mirror() (string, error) {
 		if err != nil {
 			continue
 		}
-		if m := mirrorIn(path, string(data)); m != "" {
+		if m := mirrorIn(path, string(data), os.ReadFile); m != "" {
 			return m, nil
 		}
 	}
@@ -36,8 +36,8 @@ func mirror() (string, error) {
 }
 
 // mirrorIn returns the first Debian archive in an apt source file. The suffix of
-// path tells which of apt's two formats the file has.
-func mirrorIn(path, content string) string {
+// path tells which of apt's two formats the file has. read reads lists of mirrors.
+func mirrorIn(path, content string, read func(path string) ([]byte, error)) string {
 	var sources []source
 	switch filepath.Ext(path) {
 	case ".list":
@@ -46,8 +46,27 @@ func mirrorIn(path, content string) string {
 		sources = parseDeb822(content)
 	}
 	for _, s := range sources {
+		if list, ok := strings.CutPrefix(s.uri, "mirror+file:"); ok {
+			s.uri = firstMirror(list, read)
+		}
 		if s.isDebian() {
 			return s.uri
+		}
+	}
+	return ""
+}
+
+// firstMirror returns the first URI of a list of mirrors (apt-transport-mirror(1)), which
+// the sources of Debian's cloud images name; "" if it has none.
+func firstMirror(path string, read func(path string) ([]byte, error)) string {
+	data, err := read("/" + strings.TrimLeft(path, "/"))
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(data)) {
+		line, _, _ = strings.Cut(line, "#")
+		if f := strings.Fields(line); len(f) > 0 {
+			return f[0]
 		}
 	}
 	return ""

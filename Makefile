@@ -50,7 +50,7 @@ bench-pods: lab-deps ## in the lab: the time until a tenant's pod is ready again
 
 # What the tests and the linters need besides Go and the lab.
 TEST_DEPS := gcc:gcc /usr/include/stdio.h:libc6-dev nft:nftables ip:iproute2 \
-	clang-16:clang-16 llvm-strip-16:llvm-16 /usr/include/bpf/bpf_helpers.h:libbpf-dev
+	clang-19:clang-19 llvm-strip-19:llvm-19 /usr/include/bpf/bpf_helpers.h:libbpf-dev
 
 .PHONY: test-deps
 test-deps: ## install the Debian packages that the tests and linters need

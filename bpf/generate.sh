@@ -9,7 +9,7 @@ multiarch=/usr/include/$(uname -m)-linux-gnu
 
 go run bulkhead/pkg/loader/internal/reasons/gen bh_reasons.h "$out/reasons_gen.go"
 b2g() {
-	go run github.com/cilium/ebpf/cmd/bpf2go -cc clang-16 -strip llvm-strip-16 -target bpfel \
+	go run github.com/cilium/ebpf/cmd/bpf2go -cc clang-19 -strip llvm-strip-19 -target bpfel \
 		-go-package loader -output-dir "$out" "$@" -- -O2 -g -Wall -Werror -mcpu=v3 -I"$multiarch"
 }
 b2g -type bh_event vrfbind vrfbind.c

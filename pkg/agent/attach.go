@@ -28,17 +28,17 @@ type podPortManager struct {
 var _ cni.Ports = podPortManager{}
 
 // Ensure implements cni.Ports. All ports are of one pod.
-func (m podPortManager) Ensure(ctx context.Context, ports []cni.Port) error {
+func (m podPortManager) Ensure(ctx context.Context, ports []cni.Port) (replaced []string, err error) {
 	if len(ports) > 0 {
 		if pod, running := m.storePod(ports[0].Namespace, ports[0].Pod); running {
 			if err := m.hosts.lock(ctx, pod); err != nil {
-				return err
+				return nil, err
 			}
 		}
 	}
 	defer m.doors.connected(ports)
 	if err := m.doors.guardPorts(ctx, ports); err != nil {
-		return err
+		return nil, err
 	}
 	return m.ovs.EnsurePods(ctx, toOVS(ports))
 }

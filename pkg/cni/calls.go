@@ -56,7 +56,11 @@ func (s *Server) connect(ctx context.Context, pod Pod, ns PodLinks, have State) 
 		return err
 	}
 	ports := pod.Ports()
-	if err := s.ports.Ensure(ctx, ports); err != nil {
+	replaced, err := s.ports.Ensure(ctx, ports)
+	for _, host := range replaced {
+		err = errors.Join(err, wrap("disconnect the earlier pod of the same name", s.links.DeleteHost(host)))
+	}
+	if err != nil {
 		return err
 	}
 	written := s.writeStatus(ctx, pod)

@@ -165,21 +165,22 @@ func (d *fakeDeps) Foreign(key string) bool {
 	return ok
 }
 
-func (d *fakeDeps) Ensure(_ context.Context, ports []Port) error {
+func (d *fakeDeps) Ensure(_ context.Context, ports []Port) (replaced []string, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.ensureErr != nil {
-		return d.ensureErr
+		return nil, d.ensureErr
 	}
 	for _, p := range ports {
 		for name, old := range d.ports {
-			if old.LSP == p.LSP {
+			if old.LSP == p.LSP && name != p.Name {
 				delete(d.ports, name)
+				replaced = append(replaced, name)
 			}
 		}
 		d.ports[p.Name] = p
 	}
-	return nil
+	return replaced, nil
 }
 
 func (d *fakeDeps) Delete(_ context.Context, sandbox, attachment string) error {

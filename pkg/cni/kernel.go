@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"bulkhead/pkg/netdump"
+	"bulkhead/pkg/network"
 )
 
 // routeProtocol marks our routes inside pods. Routes with another protocol are
@@ -203,7 +204,7 @@ func (k *kernelPod) addLink(l Link) error {
 		return fmt.Errorf("hardware address: %w", err)
 	}
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU = l.Host, l.MTU
+	attrs.Name, attrs.MTU, attrs.Group = l.Host, l.MTU, network.PodLinkGroup
 	veth := &netlink.Veth{LinkAttrs: attrs, PeerName: l.Name, PeerHardwareAddr: mac, PeerNamespace: netlink.NsFd(int(k.ns))}
 	if err := netlink.LinkAdd(veth); err != nil {
 		return fmt.Errorf("create veth pair: %w", err)

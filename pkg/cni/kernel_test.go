@@ -3,7 +3,6 @@
 package cni
 
 import (
-	"bulkhead/pkg/network"
 	"fmt"
 	"net"
 	"os"
@@ -18,6 +17,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"bulkhead/pkg/network"
 )
 
 // setupNamespaces moves the test into a new network namespace, which acts as the
@@ -99,6 +100,9 @@ func TestKernelConvergesAfterCrash(t *testing.T) {
 			t.Errorf("crash after %d operations: a further run would do %v", crash, ops)
 		}
 		for _, i := range p.Interfaces {
+			if host, err := netlink.LinkByName(i.Host); err != nil || host.Attrs().Group != network.PodLinkGroup {
+				t.Errorf("the host's end %s: %v, %v; want the link group %d, which nftables knows", i.Host, host, err, network.PodLinkGroup)
+			}
 			if err := (Kernel{}).DeleteHost(i.Host); err != nil {
 				t.Fatal(err)
 			}

@@ -142,6 +142,9 @@ func (r Request) validate() error {
 		return missing(errEnvironment, "K8S_POD_NAMESPACE and K8S_POD_NAME in CNI_ARGS")
 	case r.NAD == "" && r.Network != NetworkName:
 		return fmt.Errorf("%w: network configuration %q has no netAttachDefName: set it to <namespace>/<name> of the NetworkAttachmentDefinition", errConfig, r.Network)
+	case r.NAD == "" && r.IfName != runtimeInterface:
+		// A meta plugin would connect the pod to the default network once more, in place of its interface.
+		return fmt.Errorf("%w: the network configuration of interface %s has no netAttachDefName, and only %s is of the cluster default network: set it to <namespace>/<name> of the NetworkAttachmentDefinition", errConfig, r.IfName, runtimeInterface)
 	}
 	return nil
 }
@@ -171,7 +174,7 @@ func (r Request) Attachment() string { return r.Network + "/" + r.IfName }
 // IfNames returns the pod's interfaces that r may configure, without those that the
 // pod requests.
 func (r Request) IfNames() []string {
-	if r.NAD != "" || r.Network != NetworkName {
+	if r.NAD != "" || r.Network != NetworkName || r.IfName != runtimeInterface {
 		return []string{r.IfName}
 	}
 	return []string{r.IfName, network.PrimaryInterface}

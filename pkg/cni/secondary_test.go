@@ -260,24 +260,30 @@ func TestDelegated(t *testing.T) {
 }
 
 // A configuration without netAttachDefName would be taken for the cluster default
-// network's: its ADD is refused, and its DEL touches no other interface.
+// network's, also one with its name: its ADD and CHECK are refused, and its DEL touches no other interface.
 func TestConfigurationWithoutName(t *testing.T) {
 	d, links := secondaryDeps(t, ""), NewFakeLinks("/ns/a")
 	s := d.server(links)
 	if _, err := call(t, s, request("ADD", "a")); err != nil {
 		t.Fatal(err)
 	}
-	r := request("ADD", "a")
-	r.Network, r.IfName = "storage", "net1"
-	if _, err := call(t, s, r); err == nil || !strings.Contains(err.Error(), "netAttachDefName") {
-		t.Errorf("error %v", err)
-	}
-	r.Command = "DEL"
-	if _, err := call(t, s, r); err != nil {
-		t.Fatal(err)
-	}
-	if got := interfaces(t, links, "/ns/a"); !maps.Equal(got, withStorage) {
-		t.Errorf("interfaces %v, want %v", got, withStorage)
+	for _, name := range []string{"storage", NetworkName} {
+		for _, nad := range []string{"", network.DefaultName} {
+			r := request("ADD", "a")
+			r.Network, r.NAD, r.IfName = name, nad, "net1"
+			for _, r.Command = range []string{"ADD", "CHECK"} {
+				if _, err := call(t, s, r); err == nil || !strings.Contains(err.Error(), "netAttachDefName") {
+					t.Errorf("%s of %s %s: error %v", r.Command, name, nad, err)
+				}
+			}
+			r.Command = "DEL"
+			if _, err := call(t, s, r); err != nil {
+				t.Fatal(err)
+			}
+			if got := interfaces(t, links, "/ns/a"); !maps.Equal(got, withStorage) {
+				t.Errorf("interfaces %v, want %v", got, withStorage)
+			}
+		}
 	}
 }
 

@@ -40,8 +40,9 @@ type Networks interface {
 
 // Ports manages pods' ports in Open vSwitch.
 type Ports interface {
-	// Ensure creates ports. They replace ports of an earlier sandbox of the same pod.
-	Ensure(ctx context.Context, ports []Port) error
+	// Ensure creates ports. They replace ports of an earlier pod with the same name, whose names it returns:
+	// the caller deletes their links.
+	Ensure(ctx context.Context, ports []Port) (replaced []string, err error)
 	// Delete deletes a sandbox's ports of one attachment.
 	Delete(ctx context.Context, sandbox, attachment string) error
 	// DeleteNames deletes ports by name.

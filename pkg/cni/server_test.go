@@ -75,6 +75,10 @@ func TestAddCheckDel(t *testing.T) {
 	if _, err := call(t, s, request("ADD", "b")); err != nil {
 		t.Fatal(err)
 	}
+	// A process of the old one may still run: its interfaces no longer lead to the host.
+	if hosts, err := links.HostNames(); err != nil || hosts[HostName("a", "eth0")] || hosts[HostName("a", "ovn-udn1")] || !hosts[HostName("b", "eth0")] || !hosts[HostName("b", "ovn-udn1")] {
+		t.Errorf("links of the host: %v, %v", hosts, err)
+	}
 	if _, err := call(t, s, request("DEL", "a")); err != nil {
 		t.Fatal(err)
 	}

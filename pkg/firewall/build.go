@@ -21,7 +21,8 @@
 //     address by the external bridge: only tenants' pods may use the bridge;
 //   - from any pod in the host's network to a gateway router, unless it sends to a node port or
 //     a host port, or answers;
-//   - to the overlay's port from a network or over loopback;
+//   - to the overlay's port from a network or over loopback, and those that the node would forward to it;
+//   - from a pod's interface that is not on the bridge: the host's IP stack would take them;
 //   - from pods of ingress namespaces into a network, except to its services' cluster IPs;
 //   - in local gateway mode, between advertised networks, from the node to one, from pods to
 //     the BGP port of hosts on the node's link, and from what is outside in a network's own
@@ -115,6 +116,7 @@ const (
 	CounterForeign      = "foreign_socket"
 	CounterForwarded    = "forwarded"
 	CounterTunnel       = "tunnel_port"
+	CounterUnbridged    = "unbridged_pod"
 	CounterServices     = "services"
 	CounterNotLocal     = "not_local_source"
 
@@ -125,6 +127,7 @@ const (
 	chainNetworks  = "networks"
 	chainForward   = "forward"
 	chainInput     = "input"
+	chainUnbridged = "unbridged"
 	chainUnmark    = "unmark"
 	chainOut       = "out"
 	chainRouted    = "out_routed"
@@ -249,7 +252,7 @@ var unmark = fmt.Sprintf("meta mark set meta mark & %#x", ^network.MarkMask)
 // depend on the number of networks and pods.
 func Build(in Inputs) State {
 	st := State{
-		Counters: []string{CounterCrossNetwork, CounterForeign, CounterForwarded, CounterIngress, CounterNotLocal, CounterProbeAllowed, CounterProbeRefused, CounterServices, CounterTunnel},
+		Counters: []string{CounterCrossNetwork, CounterForeign, CounterForwarded, CounterIngress, CounterNotLocal, CounterProbeAllowed, CounterProbeRefused, CounterServices, CounterTunnel, CounterUnbridged},
 		Sets: map[string][]string{SetLocked4: nil, SetLocked6: nil, SetOpen4: nil, SetOpen6: nil, SetOpenICMP4: nil, SetOpenICMP6: nil,
 			SetOwn: nil, SetServices4: nil, SetServices6: nil, SetSources4: nil, SetSources6: nil, SetProcesses4: nil, SetProcesses6: nil, MapNodePorts4: nil, MapNodePorts6: nil, MapLocalPorts4: nil, MapLocalPorts6: nil, MapHostPorts4: nil, MapHostPorts6: nil,
 			SetDirect4: nil, SetDirect6: nil, SetRouted4: nil, SetRouted6: nil, SetPods4: nil, SetPods6: nil, SetOwnVRF: nil, SetVRFs: nil, SetAdvertised4: nil, SetAdvertised6: nil},
@@ -316,6 +319,7 @@ func Build(in Inputs) State {
 		{Name: chainFragments, Hook: "output", Early: true, Rules: in.fragments()},
 		in.forwardChain(),
 		in.inputChain(),
+		unbridgedChain(),
 		{Name: chainLocalNAT, Hook: "output", NAT: true, Rules: slices.Concat(in.toNodePorts(), in.toHostPorts(true))},
 		{Name: chainUnmark, Hook: "postrouting", Rules: slices.Concat(in.unmarkNetworks(), in.unmarkIngress())},
 	}
@@ -434,7 +438,7 @@ func ipOf(p netip.Prefix) string {
 // interface is the VRF device, and sdifname matches the port that received the
 // packet. The cluster default network's port has no VRF.
 func (in Inputs) forwardChain() Chain {
-	c := Chain{Name: chainForward, Hook: "forward", Rules: slices.Concat(in.forwardIngress(), in.backIntoNetwork(), []Rule{
+	c := Chain{Name: chainForward, Hook: "forward", Rules: slices.Concat(in.forwardedTunnel(), in.forwardIngress(), in.backIntoNetwork(), []Rule{
 		rule("between networks", "iifname", managementPorts, "oifname", managementPorts, "counter name", CounterCrossNetwork, "drop"),
 		rule("between networks, VRF", "meta sdifname", managementPorts, "oifname", managementPorts, "counter name", CounterCrossNetwork, "drop"),
 		rule("loopback", `iifname "lo" oifname`, managementPorts, "counter name", CounterForwarded, "drop"),
@@ -448,20 +452,6 @@ func (in Inputs) forwardChain() Chain {
 		return c
 	}
 	c.Rules = append(c.Rules, in.localForward()...)
-	return c
-}
-
-// inputChain filters packets to the node itself.
-func (in Inputs) inputChain() Chain {
-	c := Chain{Name: chainInput, Hook: "input"}
-	if in.TunnelPort == 0 {
-		return c
-	}
-	port := fmt.Sprintf("udp dport %d", in.TunnelPort)
-	c.Rules = append(in.tunnelErrors(),
-		rule("overlay's port from a network", "iifname", managementPorts, port, "counter name", CounterTunnel, "drop"),
-		rule("overlay's port from a network, VRF", "meta sdifname", managementPorts, port, "counter name", CounterTunnel, "drop"),
-		rule("overlay's port from this node", `iifname "lo"`, port, "counter name", CounterTunnel, "drop"))
 	return c
 }
 

@@ -75,9 +75,6 @@ func (in Inputs) localForward() []Rule {
 		rules = append(rules, in.ownVRFs()...)
 	}
 	for _, f := range []struct{ name, match string }{{"", "iifname " + managementPorts}, {", VRF", "meta sdifname " + managementPorts}} {
-		if in.TunnelPort != 0 {
-			drop("overlay's port"+f.name, CounterTunnel, f.match, fmt.Sprintf("udp dport %d", in.TunnelPort))
-		}
 		for _, link := range in.Links {
 			drop("BGP to "+link.String()+f.name, CounterForwarded, f.match, ipOf(link), "daddr", link.String(), "tcp dport", bgpPort)
 		}

@@ -4,12 +4,15 @@ package firewall
 
 import (
 	"encoding/binary"
+	"fmt"
 	"net/netip"
 	"runtime"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"bulkhead/pkg/network"
@@ -150,5 +153,121 @@ func TestKernelTunnelErrors(t *testing.T) {
 				})
 			}
 		}
+	}
+}
+
+// container adds a container of the node, in a network namespace of its own: the host's end of its interface is in a link
+// group, and the container sends with its own addresses and with those of outside.
+func container(t *testing.T, host netns.NsHandle, name string, group uint32, addresses []string) netns.NsHandle {
+	t.Helper()
+	ns, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ns.Close() })
+	if err := netns.Set(host); err != nil {
+		t.Fatal(err)
+	}
+	link := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name, TxQLen: -1, Group: group}, PeerName: "eth0", PeerNamespace: netlink.NsFd(int(ns))}
+	if err := netlink.LinkAdd(link); err != nil {
+		t.Fatal(err)
+	}
+	const mac = "02:00:00:00:00:01" // the host answers no solicitation of an address of another interface
+	hostSide, inside := fmt.Sprintf("ip link set %s address %s up\n", name, mac), "sysctl -qw net.ipv4.ip_nonlocal_bind=1 net.ipv6.ip_nonlocal_bind=1\nip link set lo up\nip link set eth0 up\n"
+	for family, a := range addresses {
+		hostSide += fmt.Sprintf("ip route add %s dev %s\n", a, name)
+		inside += fmt.Sprintf("ip addr add %s dev eth0 %s\nip neigh add %s lladdr %s dev eth0 nud permanent\nip route add default via %[3]s dev eth0 onlink\n", hostBits(netip.MustParseAddr(a)), nodad(family), nodeAddresses[family], mac)
+	}
+	// A source of IPv4 needs an address, but no local route, by which the container would keep what it sends there.
+	inside += fmt.Sprintf("ip addr add %s dev lo\nip route del local %[1]s table local\n", outsideAddresses[0])
+	runScript(t, ns, inside)
+	runScript(t, host, hostSide)
+	return ns
+}
+
+// outsideAddresses are those of newNode's outside.
+var outsideAddresses = []string{"192.0.2.1", "2001:db8::1"}
+
+// TestKernelUnbridged: the host's IP stack takes nothing from a pod's interface that is not on the integration bridge, for
+// itself or for others. It takes the packets of other containers.
+func TestKernelUnbridged(t *testing.T) {
+	target, host, outside, enter := newNode(t)
+	heard := newEar()
+	enter(host)
+	heard.listen(t, "192.0.2.10:53", "[2001:db8::10]:53")
+	enter(outside)
+	heard.listen(t, "192.0.2.1:53", "[2001:db8::1]:53")
+	podAddresses, otherAddresses := []string{"198.51.100.7", "2001:db8:7::7"}, []string{"198.51.100.8", "2001:db8:7::8"}
+	pod := container(t, host, "veth0000000001", network.PodLinkGroup, podAddresses)
+	other := container(t, host, "docker1", 0, otherAddresses)
+	enter(host)
+	in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Plan: plan, Node: nodeAddresses, TunnelPort: network.TunnelPort}
+	r := &Reconciler{Target: target}
+	sends := func(bridged bool) {
+		t.Helper()
+		for family, from := range podAddresses {
+			for _, to := range []string{nodeAddresses[family].String(), outsideAddresses[family]} {
+				text, proof := fmt.Sprintf("from the pod to %s, %t", to, bridged), fmt.Sprintf("from the container to %s, %t", to, bridged)
+				for deadline := time.Now().Add(20 * time.Second); (!heard.has(proof) || !bridged && !heard.has(text)) && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+					sender{ns: pod, from: from}.send(t, at(to, 53), text)
+					sender{ns: other, from: otherAddresses[family]}.send(t, at(to, 53), proof)
+				}
+				if heard.has(text) == bridged || !heard.has(proof) {
+					t.Errorf("%s: heard %t; another container's: %t", text, heard.has(text), heard.has(proof))
+				}
+			}
+		}
+	}
+	sends(false) // without the table the host takes all
+	enter(host)
+	if _, err := r.Reconcile(t.Context(), in, false); err != nil {
+		t.Fatal(err)
+	}
+	have, err := target.Read(t.Context())
+	if err != nil || dump(have) != dump(Build(in)) {
+		t.Errorf("read back: %v\n%swant\n%s", err, dump(have), dump(Build(in)))
+	}
+	sends(true)
+}
+
+// TestKernelTunnelOfOthers: other containers of the node send nothing to the overlay's port of a node, not in another
+// node's name either. Other nodes do.
+func TestKernelTunnelOfOthers(t *testing.T) {
+	target, host, outside, enter := newNode(t)
+	runScript(t, host, "sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0")
+	heard := newEar()
+	ports := []int{network.TunnelPort, 6082}
+	for family, node := range nodeAddresses {
+		for _, port := range ports {
+			enter(host)
+			heard.listen(t, at(node.String(), port))
+			enter(outside)
+			heard.listen(t, at(outsideAddresses[family], port))
+		}
+	}
+	own := []string{"198.51.100.8", "2001:db8:7::8"}
+	other := container(t, host, "docker1", 0, own)
+	enter(host)
+	in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Plan: plan, Node: nodeAddresses, TunnelPort: network.TunnelPort}
+	if _, err := (&Reconciler{Target: target}).Reconcile(t.Context(), in, false); err != nil {
+		t.Fatal(err)
+	}
+	id := 0
+	check := func(what string, s sender, to string, arrives bool) {
+		t.Helper()
+		id++
+		text, proof := fmt.Sprintf("text %d", id), fmt.Sprintf("control %d", id)
+		for deadline := time.Now().Add(20 * time.Second); (!heard.has(proof) || arrives && !heard.has(text)) && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+			s.send(t, at(to, network.TunnelPort), text)
+			s.send(t, at(to, 6082), proof) // another port
+		}
+		if heard.has(text) != arrives || !heard.has(proof) {
+			t.Errorf("%s: arrives %t, want %t; at another port: %t", what, heard.has(text), arrives, heard.has(proof))
+		}
+	}
+	for family, node := range nodeAddresses {
+		check("from another node, "+node.String(), sender{ns: outside, from: outsideAddresses[family]}, node.String(), true)
+		check("from a container in another node's name, "+node.String(), sender{ns: other, from: outsideAddresses[family]}, node.String(), false)
+		check("from a container to another node, "+outsideAddresses[family], sender{ns: other, from: own[family]}, outsideAddresses[family], false)
 	}
 }

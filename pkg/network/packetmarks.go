@@ -42,6 +42,10 @@ const (
 	OutMark = MarkKindOther | 2<<MarkShift
 )
 
+// PodLinkGroup is the link group of the host's ends of pods' interfaces. nftables drops what the host's IP
+// stack gets from them: Open vSwitch takes it before, unless they are not on the bridge.
+const PodLinkGroup uint32 = 0x6268
+
 // Every network's id has a number, and so has NoNetworkMark: this does not compile otherwise.
 const _ = uint(1<<MarkBits - 2 - MaxID)
 

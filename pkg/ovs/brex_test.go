@@ -247,7 +247,7 @@ func TestRepairsChangedFlows(t *testing.T) {
 				}
 				before := counted.reads.Load()
 				for id := range 50 {
-					if err := c.EnsurePods(deadline(t), podPorts(fmt.Sprint(id))); err != nil {
+					if _, err := c.EnsurePods(deadline(t), podPorts(fmt.Sprint(id))); err != nil {
 						t.Fatal(err)
 					}
 				}

@@ -93,6 +93,14 @@ func eventually(t *testing.T, name string, f func(context.Context) error) {
 	}
 }
 
+// ensurePod creates a pod's ports.
+func ensurePod(c *Client) func(context.Context) error {
+	return func(ctx context.Context) error {
+		_, err := c.EnsurePods(ctx, podPorts("s"))
+		return err
+	}
+}
+
 // With an unresponsive database every transaction times out, whatever the
 // caller's context: also if the socket's buffer is full, and with many
 // operations, which are then not retried one by one. Transactions succeed when
@@ -112,7 +120,7 @@ func TestTransactionTimeout(t *testing.T) {
 	s.signal(syscall.SIGSTOP)
 	for range 4 {
 		for name, f := range map[string]func(context.Context) error{
-			"a pod's ports":    func(ctx context.Context) error { return c.EnsurePods(ctx, podPorts("s")) },
+			"a pod's ports":    ensurePod(c),
 			"management ports": func(ctx context.Context) error { return c.SyncManagement(ctx, testNode(), nets, nil) },
 		} {
 			if err := expectReturn(t, name, f); !errors.Is(err, ovsdb.ErrUnresponsive) {
@@ -123,7 +131,7 @@ func TestTransactionTimeout(t *testing.T) {
 	s.signal(syscall.SIGCONT)
 	c.db.Timeout = 0
 	eventually(t, "the database resumes", func(ctx context.Context) error {
-		return errors.Join(c.EnsurePods(ctx, podPorts("s")), c.SyncManagement(ctx, testNode(), nets, nil))
+		return errors.Join(ensurePod(c)(ctx), c.SyncManagement(ctx, testNode(), nets, nil))
 	})
 	if have := must(c.Read(ctx, OwnerManagement)); len(have.Ports) != len(nets) {
 		t.Errorf("%d management ports, want %d", len(have.Ports), len(nets))
@@ -146,12 +154,12 @@ func TestDatabaseDown(t *testing.T) {
 		}
 		return nil
 	})
-	err := expectReturn(t, "a transaction", func(ctx context.Context) error { return c.EnsurePods(ctx, podPorts("s")) })
+	err := expectReturn(t, "a transaction", ensurePod(c))
 	if !errors.Is(err, ovsdb.ErrNotConnected) {
 		t.Errorf("a transaction without a database: %v", err)
 	}
 	s.start()
-	eventually(t, "reconnected", func(ctx context.Context) error { return c.EnsurePods(ctx, podPorts("s")) })
+	eventually(t, "reconnected", ensurePod(c))
 }
 
 // Connect times out if the database is unresponsive, and succeeds when it resumes.

@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -263,9 +264,12 @@ func TestPodPorts(t *testing.T) {
 		if err := c.SyncChassis(ctx, testNode(), testInputs); err != nil {
 			t.Fatal(err)
 		}
-		for _, sandbox := range []string{"old", "old", "new"} { // repeated, then a new instance of the pod
-			if err := c.EnsurePods(ctx, podPorts(sandbox)); err != nil {
-				t.Fatal(err)
+		for _, step := range []struct {
+			sandbox  string
+			replaced []string
+		}{{"old", nil}, {"old", nil}, {"new", []string{"vethold0", "vethold1"}}} { // repeated, then a new instance of the pod
+			if replaced, err := c.EnsurePods(ctx, podPorts(step.sandbox)); err != nil || !slices.Equal(replaced, step.replaced) {
+				t.Fatalf("%s: replaced %v, want %v: %v", step.sandbox, replaced, step.replaced, err)
 			}
 		}
 		list := must(c.ListPods(ctx))
@@ -305,7 +309,7 @@ func TestForeignPortStays(t *testing.T) {
 		}
 		transact(t, c, append(ops, must(c.db.Where(br).Mutate(br, model.Mutation{Field: &br.Ports, Mutator: "insert", Value: []string{"p"}}))...)...)
 		waitFor(t, c, func() bool { return c.db.Get(ctx, &vsdb.Interface{Name: foreign.Name}) == nil })
-		err := c.EnsurePods(ctx, podPorts("x"))
+		_, err := c.EnsurePods(ctx, podPorts("x"))
 		if err == nil || !strings.Contains(err.Error(), "add port "+foreign.Name) {
 			t.Errorf("adding a port with a foreign port's name: got error %v", err)
 		}
@@ -328,7 +332,7 @@ func TestWaitInstalled(t *testing.T) {
 			t.Fatal(err)
 		}
 		ports := podPorts("s")
-		if err := c.EnsurePods(ctx, ports); err != nil {
+		if _, err := c.EnsurePods(ctx, ports); err != nil {
 			t.Fatal(err)
 		}
 		short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
@@ -350,7 +354,7 @@ func TestWaitInstalled(t *testing.T) {
 			t.Fatal(err)
 		}
 		// EnsurePods is idempotent and keeps ovn-controller's external_ids.
-		if err := c.EnsurePods(ctx, ports); err != nil {
+		if _, err := c.EnsurePods(ctx, ports); err != nil {
 			t.Fatal(err)
 		}
 		if err := c.WaitInstalled(ctx, ports); err != nil {
@@ -381,7 +385,7 @@ func TestReconnectsAfterDatabaseRestart(t *testing.T) {
 	if err := c.SyncChassis(ctx, testNode(), testInputs); err != nil {
 		t.Fatal(err)
 	}
-	if err := c.EnsurePods(ctx, podPorts("s")); err != nil {
+	if _, err := c.EnsurePods(ctx, podPorts("s")); err != nil {
 		t.Fatal(err)
 	}
 	_ = first.Process.Kill()

@@ -81,11 +81,11 @@ func (c *Client) SyncManagement(ctx context.Context, node network.Node, nets []n
 
 // EnsurePods creates pods' ports in one transaction. It deletes a port of another
 // sandbox with the same logical port, which belongs to an earlier instance of the
-// pod. Other ports stay unchanged.
-func (c *Client) EnsurePods(ctx context.Context, ports []PodPort) error {
+// pod, and returns its name: replaced are ports that it has deleted or failed to. Other ports stay unchanged.
+func (c *Client) EnsurePods(ctx context.Context, ports []PodPort) (replaced []string, err error) {
 	ids, err := c.ExternalIDs(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	want := BuildPods(ports, IntegrationBridge(ids))
 	have := State{Ports: map[string]Port{}}
@@ -93,17 +93,21 @@ func (c *Client) EnsurePods(ctx context.Context, ports []PodPort) error {
 		for _, match := range [][2]string{{KeySandbox, p.Sandbox}, {KeyLSP, p.LSP}} {
 			found, err := c.ports(ctx, match[0], match[1])
 			if err != nil {
-				return err
+				return nil, err
 			}
 			for _, f := range found {
 				_, wanted := want.Ports[f.Name]
 				if wanted || f.ExternalIDs[KeyLSP] == p.LSP {
 					have.Ports[f.Name] = f
 				}
+				if !wanted && f.ExternalIDs[KeyLSP] == p.LSP {
+					replaced = append(replaced, f.Name)
+				}
 			}
 		}
 	}
-	return c.Apply(ctx, Diff(want, have))
+	slices.Sort(replaced)
+	return slices.Compact(replaced), c.Apply(ctx, Diff(want, have))
 }
 
 // DeletePods deletes a sandbox's ports of one attachment, or of all attachments

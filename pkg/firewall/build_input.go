@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package firewall
+
+import (
+	"fmt"
+
+	"bulkhead/pkg/network"
+)
+
+// unbridgedChain drops what comes from pods' interfaces that are not, or no longer, on the integration bridge:
+// the bridge takes all packets of those that are. A pod whose port is gone would otherwise be a neighbour of the
+// node's IP stack, past OVN and the guard.
+func unbridgedChain() Chain {
+	return Chain{Name: chainUnbridged, Hook: "prerouting", Early: true, Rules: []Rule{
+		rule("not on the bridge", fmt.Sprintf("iifgroup %d", network.PodLinkGroup), "counter name", CounterUnbridged, "drop"),
+	}}
+}
+
+// forwardedTunnel drops what the node would forward to the overlay's port: the node to which it goes
+// would take it for this node's, if the node has replaced the sender's address by its own.
+func (in Inputs) forwardedTunnel() []Rule {
+	if in.TunnelPort == 0 {
+		return nil
+	}
+	return []Rule{rule("overlay's port", fmt.Sprintf("udp dport %d", in.TunnelPort), "counter name", CounterTunnel, "drop")}
+}
+
+// inputChain filters packets to the node itself. The overlay's packets come by the interface that has their
+// destination, or by one to which their source is routed: what another container of the node sends in
+// the name of a node comes by neither.
+func (in Inputs) inputChain() Chain {
+	c := Chain{Name: chainInput, Hook: "input"}
+	if in.TunnelPort == 0 {
+		return c
+	}
+	port := fmt.Sprintf("udp dport %d", in.TunnelPort)
+	c.Rules = append(in.tunnelErrors(),
+		rule("overlay's port from a network", "iifname", managementPorts, port, "counter name", CounterTunnel, "drop"),
+		rule("overlay's port from a network, VRF", "meta sdifname", managementPorts, port, "counter name", CounterTunnel, "drop"),
+		rule("overlay's port from this node", `iifname "lo"`, port, "counter name", CounterTunnel, "drop"),
+		rule("overlay's port from where its source is not", port, "fib daddr . iif type != local fib saddr . iif oif missing counter name", CounterTunnel, "drop"))
+	return c
+}
+
+// tunnelErrors drops ICMP errors that quote a packet of the overlay. The kernel believes them whoever sends them, also
+// by a network's management port: one that says that a smaller packet is needed would stop all networks' larger
+// packets to that node, because the overlay's are not fragmented. They help nobody: the nodes' link carries the
+// overlay's MTU. And each quotes what another network's pod has sent.
+func (in Inputs) tunnelErrors() []Rule {
+	// Offsets in bits: of the quoted header behind the 8 bytes of ICMP, its protocol, and the port behind it.
+	const udp, icmp, icmp6 = 17, "icmp type { destination-unreachable, redirect, time-exceeded, parameter-problem }",
+		"icmpv6 type { destination-unreachable, packet-too-big, time-exceeded, parameter-problem }"
+	var rules []Rule
+	drop := func(name, kind, quoted string) {
+		rules = append(rules, rule(name, kind, quoted, "counter name", CounterTunnel, "drop"))
+	}
+	drop("errors of the overlay", icmp, fmt.Sprintf("@th,136,8 %d @th,240,16 %d", udp, in.TunnelPort))
+	drop("errors of packets with IP options", icmp, fmt.Sprintf("@th,64,8 != 0x45 @th,136,8 %d", udp))
+	drop("errors of the overlay, IPv6", icmp6, fmt.Sprintf("@th,112,8 %d @th,400,16 %d", udp, in.TunnelPort))
+	drop("errors of fragments of the overlay, IPv6", icmp6, fmt.Sprintf("@th,112,8 44 @th,384,8 %d @th,464,16 %d", udp, in.TunnelPort))
+	drop("errors of packets with extension headers, IPv6", icmp6, "@th,112,8 { 0, 43, 60 }")
+	drop("errors of fragments with extension headers, IPv6", icmp6, "@th,112,8 44 @th,384,8 { 0, 43, 44, 60 }")
+	return rules
+}

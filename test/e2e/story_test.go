@@ -5,6 +5,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"bulkhead/test/e2e/conformance"
 	"bulkhead/test/e2e/story"
 	"bulkhead/test/lab"
+	"bulkhead/test/sampling"
 )
 
 // progress marks lines that the test runner shows while the test runs.
@@ -35,6 +37,9 @@ var (
 	again    = flag.Bool("again", false, "another lab plays everything: leave out the kernel's tests, sample those of Kubernetes and, where everything is played, leave out the checks that neither nodes nor the gateway mode change")
 )
 
+// endTime is how long the results, the logs and the lab's end may take.
+const endTime = 5 * time.Minute
+
 func TestStory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("the story needs a lab: it is not for -short")
@@ -47,13 +52,30 @@ func TestStory(t *testing.T) {
 		t.Fatalf("-part=%d: there are parts 1 to %d", *part, *parts)
 	}
 	ctx, stop := story.Interruptible()
-	t.Cleanup(stop) // after the lab's end
+	t.Cleanup(stop)                       // after the lab's end
+	if deadline, ok := t.Deadline(); ok { // at which go test would end this process, and leave the lab
+		limited, cancel := context.WithDeadlineCause(ctx, deadline.Add(-endTime), errors.New("the test's time is over: go test -timeout"))
+		t.Cleanup(cancel)
+		ctx = limited
+	}
+	checks, besides := story.Checks(), story.Besides{Conformance: *part == *parts, Kernel: *part == *parts && !*again}
+	switch {
+	case !sampling.Full():
+		checks, besides = story.Sample(checks, besides, sampling.Seed(ctx), progress{})
+	case *again:
+		checks = story.WithoutOnce(checks, progress{})
+	}
+	checks = story.Part(checks, *part, *parts)
 	start := time.Now()
-	l, err := lab.Up(ctx, lab.Options{Nodes: *nodes, Families: *families, Gateway: *gateway, Install: true, Conformance: true}, progress{})
+	l, err := lab.Up(ctx, lab.Options{Nodes: *nodes, Families: *families, Gateway: *gateway, Install: true, Conformance: besides.Conformance}, progress{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { l.Down(context.Background()) })
+	t.Cleanup(func() {
+		if err := l.Down(context.Background()); err != nil {
+			t.Errorf("end the lab: %v", err)
+		}
+	})
 	fmt.Printf("### lab up in %s\n", time.Since(start).Round(time.Second))
 
 	w, err := story.NewWorld(ctx, l, progress{})
@@ -61,14 +83,6 @@ func TestStory(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.LabEnds = true
-	checks, besides := story.Checks(), story.Besides{Conformance: *part == *parts, Kernel: *part == *parts && !*again}
-	switch {
-	case !w.Full:
-		checks, besides = story.Sample(checks, besides, w.Seed, progress{})
-	case *again:
-		checks = story.WithoutOnce(checks, progress{})
-	}
-	checks = story.Part(checks, *part, *parts)
 	results := w.Play(ctx, checks)
 	for _, r := range results {
 		t.Run(r.Check.Name(), func(t *testing.T) {
@@ -85,7 +99,7 @@ func TestStory(t *testing.T) {
 	}
 	story.Table(progress{}, results)
 	if t.Failed() {
-		l.CollectLogs(ctx)
+		l.CollectLogs(context.WithoutCancel(ctx))
 		t.Logf("logs of every process: %s", l.LogDir())
 	}
 }

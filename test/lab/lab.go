@@ -110,25 +110,33 @@ func (l *Lab) Down(ctx context.Context) error {
 	return keepLogs(l.state.Run)
 }
 
+// errorTime is how long a condition may fail before Wait returns its error.
+const errorTime = 20 * time.Second
+
 // Wait calls cond until it returns true. When ctx ends, Wait returns an error with what
-// and the last detail, by which cond says what is missing. An error of cond ends the
-// wait at once.
+// and the last detail, by which cond says what is missing. Wait returns an error of cond that
+// stays for errorTime: a busy node's first answer may come too late.
 func (l *Lab) Wait(ctx context.Context, what string, cond func(context.Context) (ok bool, detail string, err error)) error {
 	const unchecked = "not checked yet"
 	detail := unchecked
+	var failing time.Time // since when cond fails
 	for {
 		ok, now, err := cond(ctx)
-		if err != nil && ctx.Err() != nil && detail != unchecked {
+		switch {
+		case err != nil && ctx.Err() != nil && detail != unchecked:
 			return fmt.Errorf("wait for %s: %w: %s", what, context.Cause(ctx), detail)
-		}
-		if err != nil {
+		case err != nil && failing.IsZero() && ctx.Err() == nil:
+			failing = time.Now()
+		case err != nil && (ctx.Err() != nil || time.Since(failing) >= errorTime):
 			return fmt.Errorf("wait for %s: %w", what, err)
-		}
-		if ok {
+		case err != nil:
+		case ok:
 			return nil
-		}
-		if ctx.Err() == nil || detail == unchecked {
-			detail = now // not the detail of a check that ctx interrupted
+		default:
+			failing = time.Time{}
+			if ctx.Err() == nil || detail == unchecked {
+				detail = now // not the detail of a check that ctx interrupted
+			}
 		}
 		select {
 		case <-ctx.Done():

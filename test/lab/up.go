@@ -170,26 +170,29 @@ func follow(ctx context.Context, lines io.ReadCloser, report func(string, ...any
 const bootTime = 2 * time.Minute
 
 // resetStalled kills the machines of nodes that have not booted in time; the supervisor starts
-// them again.
+// them again, and they have twice as long.
 func (l *Lab) resetStalled(ctx context.Context, report func(string, ...any)) {
-	for tick := time.NewTicker(bootTime); ; {
-		select {
-		case <-ctx.Done():
-			tick.Stop()
-			return
-		case <-tick.C:
-		}
-		for _, n := range l.Nodes() {
-			console, err := os.ReadFile(filepath.Join(l.LogDir(), n.Name+".console"))
-			if err != nil || bytes.Contains(console, []byte(guest.Booted)) {
-				continue
+	var booting sync.WaitGroup
+	for _, n := range l.Nodes() {
+		booting.Go(func() {
+			for limit := bootTime; ; limit *= 2 { // the next start may be slow, too
+				select {
+				case <-ctx.Done():
+					return
+				case <-time.After(limit):
+				}
+				console, err := os.ReadFile(filepath.Join(l.LogDir(), n.Name+".console"))
+				if err != nil || bytes.Contains(console, []byte(guest.Booted)) {
+					return
+				}
+				report("%s has not booted within %s: starting it again", n.Name, limit)
+				if err := l.Kill(n.Name); err != nil {
+					report("%s cannot be started again: %v", n.Name, err)
+				}
 			}
-			report("%s has not booted within %s: starting it again", n.Name, bootTime)
-			if err := l.Kill(n.Name); err != nil {
-				report("%s cannot be started again: %v", n.Name, err)
-			}
-		}
+		})
 	}
+	booting.Wait()
 }
 
 // waitNodes waits until each node is registered. Nodes become Ready only with the

@@ -175,6 +175,10 @@ func Run(ctx context.Context, attacker, admin client.Client, all []Write) (Resul
 	}
 	for _, w := range all {
 		err := w.Do(ctx, attacker, false)
+		// A controller may have written between the reading and the writing of an update.
+		for try := 0; w.Verb == Update && apierrors.IsConflict(err) && try < 10; try++ {
+			err = w.Do(ctx, attacker, false)
+		}
 		if err == nil {
 			r.Accepted++
 			continue

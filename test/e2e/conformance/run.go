@@ -122,7 +122,12 @@ func execute(ctx context.Context, l *lab.Lab, spec, prefix string) error {
 	cmd := exec.CommandContext(ctx, filepath.Join(l.Conformance(), "e2e.test"),
 		"--provider=skeleton", fmt.Sprintf("--num-nodes=%d", len(l.Nodes())), "--kubectl-path="+kubectl,
 		"--ginkgo.focus="+regexp.QuoteMeta(spec)+"$", "--ginkgo.json-report="+prefix+".json", "--ginkgo.v", "--ginkgo.no-color", "--disable-log-dump")
-	cmd.Dir, cmd.Env = filepath.Dir(prefix), env
+	temp, err := os.MkdirTemp("", "conformance-") // the tests leave files there
+	if err != nil {
+		return fmt.Errorf("create a directory for temporary files: %w", err)
+	}
+	defer os.RemoveAll(temp)
+	cmd.Dir, cmd.Env = filepath.Dir(prefix), append(env, "TMPDIR="+temp)
 	cmd.Stdout, cmd.Stderr = log, log
 	// An interrupted spec deletes its namespace.
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGINT) }

@@ -167,7 +167,8 @@ func noOverlayReached(ctx context.Context, w *World) (string, error) {
 // sessionsReported waits for the condition of Nodes that says whether their sessions are up, and if everything is
 // played, shuts one session down and up again.
 func (w *World) sessionsReported(ctx context.Context) error {
-	nodes := w.Lab.Nodes()[:2]
+	nodes := w.Lab.Nodes()
+	nodes = nodes[:min(2, len(nodes))]
 	wait := func(status corev1.ConditionStatus, text string) error {
 		return each(nodes, func(n *lab.Node) error {
 			return w.Lab.Wait(ctx, fmt.Sprintf("condition %s of %s to be %s", bgp.ConditionBGP, n.Name, status), func(ctx context.Context) (bool, string, error) {
@@ -184,7 +185,7 @@ func (w *World) sessionsReported(ctx context.Context) error {
 			})
 		})
 	}
-	if err := wait(corev1.ConditionFalse, ""); err != nil || !w.Full {
+	if err := wait(corev1.ConditionFalse, ""); err != nil || !w.Full || len(nodes) < 2 {
 		return err
 	}
 	peer := addrs(nodes[1])[0]
@@ -321,7 +322,7 @@ func (w *World) deniedTo(ctx context.Context, addresses []netip.Addr) (int, erro
 	attempts := 0
 	for _, tenant := range []string{"", "red", "blue"} {
 		from := w.tenant(tenant)[0]
-		got, err := w.check(ctx, from, "", 2*time.Second, list...)
+		got, err := w.attempt(ctx, from, "", list...)
 		if err == nil {
 			err = reachedAny(from.Namespace+"/"+from.Name, got)
 		}
@@ -331,7 +332,7 @@ func (w *World) deniedTo(ctx context.Context, addresses []netip.Addr) (int, erro
 		attempts += len(got)
 	}
 	for _, n := range w.Lab.Nodes() {
-		got, err := nodeProbe(ctx, n, 2*time.Second, list...)
+		got, err := w.nodeAttempt(ctx, n, list...)
 		if err == nil {
 			err = reachedAny(n.Name, got)
 		}

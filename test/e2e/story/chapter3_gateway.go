@@ -194,12 +194,6 @@ func externalAddressesReached(ctx context.Context, w *World) (string, error) {
 			_, _ = external.Run(context.WithoutCancel(ctx), "ip route del "+a.String())
 		}
 	}()
-	for _, n := range w.Lab.Nodes() {
-		got, err := nodeProbe(ctx, n, probeTime, portTargets(w.served(externalAddresses))...)
-		if err := cmp.Or(err, reachedAny(n.Name, got)); err != nil {
-			return "", err
-		}
-	}
 	for i, n := range w.tenantNodes() {
 		near := w.near(namespace, tenant, n)
 		clients := map[string]string{} // by target, the client's address
@@ -223,6 +217,10 @@ func externalAddressesReached(ctx context.Context, w *World) (string, error) {
 		answers += count
 		if err != nil {
 			return "", fmt.Errorf("%s: %w", n.Name, err)
+		}
+		got, err := attempts(func(list []string) ([]probe, error) { return nodeProbe(ctx, n, attemptTime, list...) }, portTargets(w.served(externalAddresses)), anyOf(portTargets(w.served(balancerAddresses))))
+		if err := cmp.Or(err, reachedAny(n.Name, got)); err != nil {
+			return "", err
 		}
 	}
 	return fmt.Sprintf("%d answers of %s/balancer", answers, namespace), nil

@@ -76,9 +76,7 @@ func hostPortsReached(ctx context.Context, w *World) (_ string, err error) {
 	thief, stolen := hostPortPod("blue", "blue", "thief", first.Name, hostPorts[1].port)
 	defer func() {
 		end := context.WithoutCancel(ctx)
-		for _, p := range append(all, thief) {
-			err = errors.Join(err, w.deletePod(end, p))
-		}
+		err = errors.Join(err, each(append(all, thief), func(p *pod) error { return w.deletePod(end, p) }))
 		if err == nil {
 			err = w.Lab.Wait(end, "host ports of deleted pods to be closed", func(ctx context.Context) (bool, string, error) {
 				got, err := nodeProbe(ctx, w.Lab.External(), 3*time.Second, hostPortTargets(first, hostPorts[1].port)...)

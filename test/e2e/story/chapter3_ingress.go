@@ -5,10 +5,10 @@ package story
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
 	"strings"
 	"sync/atomic"
-	"time"
 
 	"bulkhead/test/lab"
 )
@@ -136,10 +136,16 @@ func ingressConfined(ctx context.Context, w *World) (string, error) {
 		return "", err
 	}
 	var list []string
+	controls := map[string]string{} // the services themselves
 	for _, s := range storyServices {
 		if s.tenant == "" {
 			continue
 		}
+		open, err := w.clusterIPs(ctx, s.namespace, "web", 80)
+		if err != nil {
+			return "", err
+		}
+		maps.Copy(controls, anyOf(open))
 		web, err := w.clusterIPs(ctx, s.namespace, "web", 81)
 		if err != nil {
 			return "", err
@@ -158,7 +164,9 @@ func ingressConfined(ctx context.Context, w *World) (string, error) {
 		}
 	}
 	return fmt.Sprintf("%d processes, %d attempts each", len(sources), len(list)), each(sources, func(from ingressSource) error {
-		got, err := w.check(ctx, from.pod, from.container, 3*time.Second, list...)
+		got, err := attempts(func(list []string) ([]probe, error) {
+			return w.check(ctx, from.pod, from.container, attemptTime, list...)
+		}, list, controls)
 		if err != nil {
 			return err
 		}

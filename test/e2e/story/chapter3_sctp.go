@@ -11,7 +11,6 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
-	"time"
 
 	"bulkhead/test/lab"
 )
@@ -176,15 +175,15 @@ func sctpConfined(ctx context.Context, w *World) (string, error) {
 		return "", err
 	}
 	for _, p := range pods {
-		sources = append(sources, source{p.Name, p.Tenant, func(list ...string) ([]probe, error) { return w.check(ctx, p, "", 3*time.Second, list...) }})
+		sources = append(sources, source{p.Name, p.Tenant, func(list ...string) ([]probe, error) { return w.attempt(ctx, p, "", list...) }})
 	}
 	for _, container := range []string{"root", "nobody"} {
 		sources = append(sources, source{"red-host " + container, host.Tenant, func(list ...string) ([]probe, error) {
-			return w.check(ctx, host, container, 3*time.Second, list...)
+			return w.attempt(ctx, host, container, list...)
 		}})
 	}
 	for _, n := range w.Lab.Nodes() {
-		sources = append(sources, source{n.Name, "", func(list ...string) ([]probe, error) { return nodeProbe(ctx, n, 3*time.Second, list...) }})
+		sources = append(sources, source{n.Name, "", func(list ...string) ([]probe, error) { return w.nodeAttempt(ctx, n, list...) }})
 	}
 	var tried atomic.Int32
 	err = each(sources, func(from source) error {

@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -220,7 +219,7 @@ func secondaryIsolated(ctx context.Context, w *World) (string, error) {
 	}
 	sources := slices.Concat(w.tenant(""), w.tenant("red"))
 	if err := each(sources, func(from *pod) error {
-		got, err := w.check(ctx, from, "", 3*time.Second, list...)
+		got, err := w.attempt(ctx, from, "", list...)
 		if err != nil {
 			return err
 		}
@@ -229,7 +228,7 @@ func secondaryIsolated(ctx context.Context, w *World) (string, error) {
 		return "", err
 	}
 	for _, n := range w.Lab.Nodes() {
-		got, err := nodeProbe(ctx, n, 3*time.Second, list...)
+		got, err := w.nodeAttempt(ctx, n, list...)
 		if err != nil {
 			return "", err
 		}

@@ -122,7 +122,7 @@ func nodeEndpointsReached(ctx context.Context, w *World) (string, error) {
 				return fmt.Errorf("%s on %s: %w", from.Name, from.Node, err)
 			}
 		}
-		got, err := w.check(ctx, from, "", 3*time.Second, others...)
+		got, err := w.attempt(ctx, from, "", others...)
 		if err != nil {
 			return err
 		}
@@ -268,7 +268,7 @@ func servicesConfined(ctx context.Context, w *World) (string, error) {
 		tried += len(lists[i])
 	}
 	return fmt.Sprintf("%d attempts", tried), each(sources, func(from *pod) error {
-		got, err := w.check(ctx, from, "", 3*time.Second, lists[slices.Index(sources, from)]...)
+		got, err := w.attempt(ctx, from, "", lists[slices.Index(sources, from)]...)
 		if err != nil {
 			return err
 		}
@@ -343,7 +343,7 @@ func apiServerReached(ctx context.Context, w *World) (string, error) {
 		if _, err := w.reach(ctx, from, "", want); err != nil {
 			return fmt.Errorf("%s to the API server: %w", from.Name, err)
 		}
-		got, err := w.check(ctx, from, "", 3*time.Second, others...)
+		got, err := w.attempt(ctx, from, "", others...)
 		if err != nil {
 			return err
 		}
@@ -409,7 +409,7 @@ func dnsReached(ctx context.Context, w *World) (string, error) {
 		if _, err := w.reach(ctx, from.pod, "", reached); err != nil {
 			return fmt.Errorf("%s resolves names: %w", from.Name, err)
 		}
-		got, err := w.check(ctx, from.pod, "", 3*time.Second, forbidden...)
+		got, err := w.attempt(ctx, from.pod, "", forbidden...)
 		if err != nil {
 			return err
 		}

@@ -58,7 +58,7 @@ func isolationMatrix(ctx context.Context, w *World) (string, error) {
 				}
 			}
 		}
-		got, err := w.check(ctx, source, "", 3*time.Second, list...)
+		got, err := w.attempt(ctx, source, "", list...)
 		if err != nil {
 			return err
 		}

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"time"
 
 	"bulkhead/pkg/network"
 )
@@ -42,11 +41,11 @@ func openPorts(ctx context.Context, w *World) (_ string, err error) {
 	var clients []client
 	for _, p := range w.tenant("") {
 		clients = append(clients, client{p.Name, func(list []string) ([]probe, error) { return w.ask(ctx, p, "", list) },
-			func(list []string) ([]probe, error) { return w.check(ctx, p, "", 3*time.Second, list...) }})
+			func(list []string) ([]probe, error) { return w.attempt(ctx, p, "", list...) }})
 	}
 	for _, n := range w.Lab.Nodes() {
 		clients = append(clients, client{n.Name, w.fromNode(ctx, n),
-			func(list []string) ([]probe, error) { return nodeProbe(ctx, n, 3*time.Second, list...) }})
+			func(list []string) ([]probe, error) { return w.nodeAttempt(ctx, n, list...) }})
 	}
 	refused := func(list []string) error {
 		return each(clients, func(s client) error {
@@ -81,7 +80,7 @@ func openPorts(ctx context.Context, w *World) (_ string, err error) {
 	}
 	// Tenants reach nothing: their own locked addresses lead nowhere.
 	err = each(append([]*pod{neighbour}, others...), func(p *pod) error {
-		got, err := w.check(ctx, p, "", 3*time.Second, closed...)
+		got, err := w.attempt(ctx, p, "", closed...)
 		if err != nil {
 			return err
 		}

@@ -50,6 +50,7 @@ func forcedDeletionConfines(ctx context.Context, w *World) (_ string, err error)
 	}()
 
 	own, others := map[string]string{}, map[string]string{} // names of the servers, by target
+	sibling := w.tenant("red")[0]
 	for _, to := range w.tenant("red") {
 		for _, t := range targets(to.Primary...) {
 			own[t] = to.Namespace + "/" + to.Name
@@ -63,7 +64,7 @@ func forcedDeletionConfines(ctx context.Context, w *World) (_ string, err error)
 	if _, err := reach(w.fromNode(ctx, node), others); err != nil {
 		return "", fmt.Errorf("a process of the node to pods of the default network: %w", err)
 	}
-	attempts := 0
+	tried := 0
 	for _, when := range []string{"before the deletion", "after the deletion", "after the agent's next resync"} {
 		switch when {
 		case "after the deletion":
@@ -90,16 +91,16 @@ func forcedDeletionConfines(ctx context.Context, w *World) (_ string, err error)
 		if _, err := reach(ask, own); err != nil {
 			return "", fmt.Errorf("a process of the pod %s: %w", when, err)
 		}
-		got, err := left.check(ctx, 3*time.Second, slices.Sorted(maps.Keys(others)))
+		got, err := attempts(func(list []string) ([]probe, error) { return left.check(ctx, attemptTime, list) }, slices.Sorted(maps.Keys(others)), serversOf(sibling, sibling.Primary))
 		if err == nil {
 			err = reachedAny("a process of the pod "+when, got)
 		}
 		if err != nil {
 			return "", err
 		}
-		attempts += len(got)
+		tried += len(got)
 	}
-	return fmt.Sprintf("%d denied attempts", attempts), nil
+	return fmt.Sprintf("%d denied attempts", tried), nil
 }
 
 // agentState is what these checks read of the agent's state.

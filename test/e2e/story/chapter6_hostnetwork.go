@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/netip"
 	"strings"
-	"time"
 
 	"bulkhead/pkg/network"
 )
@@ -139,7 +138,7 @@ func hostServerConfined(ctx context.Context, w *World) (string, error) {
 	list := serverTargets(append(w.nodeAddrs("red", p.Node), addrs(node)...))
 	others := append(w.tenant("blue"), w.tenant("")...)
 	err = each(others, func(from *pod) error {
-		got, err := w.check(ctx, from, "", 2*time.Second, list...)
+		got, err := w.attempt(ctx, from, "", list...)
 		if err != nil {
 			return err
 		}
@@ -156,7 +155,7 @@ func hostServerConfined(ctx context.Context, w *World) (string, error) {
 	// From all nodes, at the node's default address.
 	list = serverTargets(addrs(node))
 	for _, n := range w.Lab.Nodes() {
-		got, err := nodeProbe(ctx, n, 2*time.Second, list...)
+		got, err := w.nodeAttempt(ctx, n, list...)
 		if err != nil {
 			return "", err
 		}
@@ -234,7 +233,11 @@ func hostClientConfined(ctx context.Context, w *World) (string, error) {
 		}
 	}
 	for _, container := range []string{"root", "nobody"} {
-		got, err := w.check(ctx, p, container, 3*time.Second, list...)
+		tried := list
+		if container == "nobody" {
+			tried = dropICMP(list) // it may not open such sockets
+		}
+		got, err := w.attempt(ctx, p, container, tried...)
 		if err != nil {
 			return "", err
 		}
@@ -258,7 +261,7 @@ func outsiderRefused(ctx context.Context, w *World) (string, error) {
 	}
 	list = append(list, serverTargets(w.nodeAddrs("red", p.Node))...)
 	for _, n := range w.Lab.Nodes() {
-		got, err := nodeProbe(ctx, n, 2*time.Second, list...)
+		got, err := w.nodeAttempt(ctx, n, list...)
 		if err != nil {
 			return "", err
 		}

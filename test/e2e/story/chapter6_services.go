@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/netip"
 	"sync/atomic"
-	"time"
 )
 
 func hostServiceChecks() []Check {
@@ -69,7 +68,7 @@ func hostServicesReached(ctx context.Context, w *World) (string, error) {
 		if _, err := w.reach(ctx, p, from.container, map[string]string{"tcp:" + api.String(): apiServer}); err != nil {
 			return fmt.Errorf("%s %s to the API server: %w", from.pod, from.container, err)
 		}
-		got, err := w.check(ctx, p, from.container, 3*time.Second, forbidden...)
+		got, err := w.attempt(ctx, p, from.container, forbidden...)
 		if err != nil {
 			return err
 		}

@@ -155,17 +155,21 @@ func (w *World) killAgentAt(ctx context.Context, n *lab.Node, after int, do func
 	if err := do(); err != nil {
 		return err
 	}
-	now, err := processes(ctx, n, pattern)
-	if err != nil {
-		return err
-	}
+	// The agent may still be at work on what was done.
+	limited, cancel := context.WithTimeout(ctx, 2*time.Minute)
+	defer cancel()
+	gone := w.Lab.Wait(limited, "the agent of "+n.Name+" to be killed", func(ctx context.Context) (bool, string, error) {
+		now, err := processes(ctx, n, pattern)
+		_, alive := now[pid]
+		return err == nil && !alive, "it runs", err
+	})
 	killer.CloseStdin()
 	res, err := killer.Wait()
 	if err != nil {
 		return err
 	}
-	if _, alive := now[pid]; alive {
-		return fmt.Errorf("the agent was not killed: it made %s calls", strings.TrimPrefix(strings.TrimSpace(res.Stdout), "armed\n"))
+	if gone != nil {
+		return fmt.Errorf("%w: it made %s calls", gone, strings.TrimPrefix(strings.TrimSpace(res.Stdout), "armed\n"))
 	}
 	return backAgain(ctx, w, n, pattern, old)
 }

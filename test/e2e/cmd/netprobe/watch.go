@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -66,7 +67,7 @@ func watch(ctx context.Context, ping, tcp string, every time.Duration) error {
 	if tcp != "" {
 		begun.Add(1)
 		wg.Go(func() {
-			watchStream(ctx, tcp, sync.OnceFunc(begun.Done), &out)
+			watchStream(ctx, tcp, lateReplies, sync.OnceFunc(begun.Done), &out)
 			cancel() // when the stream ends, so does the watch
 		})
 	}
@@ -186,15 +187,24 @@ func watchPing(ctx context.Context, addr string, every, late time.Duration, flow
 	return nil
 }
 
-// watchStream reads the stream and calls begun at its first line.
-func watchStream(ctx context.Context, addr string, begun func(), out *watchResult) {
+// stillFlows is how long after the end of ctx a line has to come, so that it was not waiting to be read.
+const stillFlows = 500 * time.Millisecond
+
+// watchStream reads the stream, calls begun at its first line, and returns once ctx has ended and the
+// stream goes on. A stream without a line for the duration late after that has stalled.
+func watchStream(ctx context.Context, addr string, late time.Duration, begun func(), out *watchResult) {
 	conn, err := (&net.Dialer{Timeout: 30 * time.Second}).DialContext(ctx, "tcp", addr)
 	if err != nil {
 		out.Stream = err.Error()
 		return
 	}
 	defer conn.Close()
-	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	var end atomic.Pointer[time.Time]
+	stop := context.AfterFunc(ctx, func() {
+		now := time.Now()
+		end.Store(&now)
+		_ = conn.SetReadDeadline(now.Add(stillFlows + late))
+	})
 	defer stop()
 	if _, err := io.WriteString(conn, "GET /stream HTTP/1.0\r\n\r\n"); err != nil {
 		out.Stream = err.Error()
@@ -214,8 +224,14 @@ func watchStream(ctx context.Context, addr string, begun func(), out *watchResul
 		out.Lines++
 		out.LongestMS = max(out.LongestMS, time.Since(last).Milliseconds())
 		last = time.Now()
+		if at := end.Load(); at != nil && last.Sub(*at) > stillFlows {
+			return
+		}
 	}
-	if ctx.Err() == nil {
-		out.Stream = fmt.Sprintf("stream ended: %v", in.Err())
+	out.LongestMS = max(out.LongestMS, time.Since(last).Milliseconds())
+	if errors.Is(in.Err(), os.ErrDeadlineExceeded) {
+		out.Stream = fmt.Sprintf("no line for %s", time.Since(last).Round(time.Second))
+		return
 	}
+	out.Stream = fmt.Sprintf("stream ended: %v", in.Err())
 }

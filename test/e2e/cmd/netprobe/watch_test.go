@@ -4,7 +4,12 @@ package main
 
 import (
 	"context"
+	"fmt"
+	"io"
+	"net"
 	"os"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 )
@@ -62,5 +67,46 @@ func TestWatchPingEnough(t *testing.T) {
 	// It calls enough while it counts; the loop may send more before it sees the end.
 	if out.Sent < leastPings || len(out.Lost) > 0 {
 		t.Errorf("%+v, want at least %d pings", out, leastPings)
+	}
+}
+
+// A stream that stalls before the watch ends is told from one that goes on.
+func TestWatchStream(t *testing.T) {
+	for _, stalls := range []bool{false, true} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		stalled := make(chan struct{})
+		go func() {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			defer conn.Close()
+			for n := 0; n < 10 || !stalls; n++ {
+				if _, err := fmt.Fprintln(conn, n); err != nil {
+					return
+				}
+				time.Sleep(time.Millisecond)
+			}
+			close(stalled)
+			_, _ = io.Copy(io.Discard, conn) // until the client goes
+		}()
+		ctx, cancel := context.WithCancel(t.Context())
+		var out watchResult
+		begun := make(chan struct{})
+		go func() {
+			<-begun
+			if stalls {
+				<-stalled
+			}
+			cancel()
+		}()
+		watchStream(ctx, l.Addr().String(), 100*time.Millisecond, sync.OnceFunc(func() { close(begun) }), &out)
+		if got := strings.Contains(out.Stream, "no line for"); got != stalls || !stalls && (out.Stream != "" || out.Lines < 10) || stalls && out.LongestMS < 500 {
+			t.Errorf("stalls %t: %+v", stalls, out)
+		}
 	}
 }

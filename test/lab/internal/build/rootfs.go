@@ -15,7 +15,6 @@ import (
 
 	"bulkhead/hack/cache"
 	"bulkhead/hack/debian"
-	"bulkhead/test/lab/internal/sys"
 )
 
 // packages are the nodes' Debian packages.
@@ -25,24 +24,13 @@ var packages = []string{
 	"busybox-static", "procps", "ethtool", "curl", "ncat",
 }
 
-// stage0 is the first program of a VM. It waits for the disk with this lab's own
-// files, mounts it and runs labinit from it.
-const stage0 = `#!/bin/busybox sh
-b=/bin/busybox
-$b mount -t devtmpfs dev /dev
-for n in $($b seq 100); do [ -b ` + sys.ShareDisk + ` ] && break; $b sleep 0.1; done
-$b mount -r -t ` + sys.DiskKind + ` ` + sys.ShareDisk + ` /lab && exec /lab/bin/labinit
-echo "the lab's share cannot be mounted"
-$b mount -t proc proc /proc && echo o >/proc/sysrq-trigger
-`
-
 //go:embed rootfs.go
 var rootfsSource string
 
 // RootFS returns the directory of the nodes' root file system. The nodes' disk is
 // built from it, and the external host overlays it, so nothing may write to it.
 func RootFS(ctx context.Context, log io.Writer) (string, error) {
-	key := cache.Key(rootfsSource, debian.Suite, stage0, runtime.GOARCH)
+	key := cache.Key(rootfsSource, debian.Suite, runtime.GOARCH)
 	return cache.Entry("rootfs", key, 2, func(dir string) error { return makeRootFS(ctx, dir, log) })
 }
 
@@ -56,9 +44,6 @@ func makeRootFS(ctx context.Context, dir string, log io.Writer) error {
 		if err := os.MkdirAll(filepath.Join(dir, d), 0o755); err != nil {
 			return fmt.Errorf("prepare the root file system: %w", err)
 		}
-	}
-	if err := os.WriteFile(filepath.Join(dir, "usr/sbin/lab-stage0"), []byte(stage0), 0o755); err != nil {
-		return fmt.Errorf("write lab-stage0: %w", err)
 	}
 	for name, schema := range map[string]string{
 		"conf.db": "openvswitch/vswitch", "ovnnb_db.db": "ovn/ovn-nb", "ovnsb_db.db": "ovn/ovn-sb",

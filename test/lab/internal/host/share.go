@@ -53,8 +53,14 @@ func (s Spec) fillShare(ctx context.Context) error {
 			return err
 		}
 	}
+	if err := build.Initramfs(s.Artifacts.RootFS, s.initramfs()); err != nil {
+		return err
+	}
 	return build.Disk(ctx, s.path("share"), s.shareDisk(), os.Stderr)
 }
+
+// initramfs is the nodes' initial file system, which mounts their disks.
+func (s Spec) initramfs() string { return s.path("initramfs") }
 
 // shareDisk is the disk image of the share, which the nodes mount.
 func (s Spec) shareDisk() string { return s.path("share.img") }

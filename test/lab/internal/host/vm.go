@@ -60,16 +60,18 @@ func (s Spec) keepVM(c *children, n Machine) error {
 	return nil
 }
 
-// startVM starts a node's QEMU. Its disks are namespaces of one NVMe controller: their
-// order is fixed, unlike the order in which the kernel finds controllers (sys.RootDisk).
+// startVM starts a node's QEMU. Its disks are namespaces of one NVMe controller, with ids from sys.RootDisk.
 func (s Spec) startVM(c *children, n Machine) (*exec.Cmd, error) {
 	args := append([]string{"qemu-system-x86_64", "-M", "q35"}, accelerator(s.KVM)...)
 	args = append(args, "-smp", fmt.Sprint(cpus), "-m", fmt.Sprint(memoryMB), "-nographic", "-no-reboot", "-nodefaults",
 		"-chardev", "file,id=console,append=on,path="+LogDir(s.Run)+"/"+n.Name+".console", "-serial", "chardev:console",
 		"-device", "nvme,serial=lab")
-	for i, file := range []string{s.Artifacts.RootDisk, s.shareDisk(), s.Artifacts.ImagesDisk} {
-		args = append(args, "-drive", fmt.Sprintf("if=none,id=disk%d,format=raw,readonly=on,file=%s", i+1, strings.ReplaceAll(file, ",", ",,")),
-			"-device", fmt.Sprintf("nvme-ns,drive=disk%d,nsid=%d", i+1, i+1))
+	for _, disk := range []struct {
+		id   int
+		file string
+	}{{sys.RootDisk, s.Artifacts.RootDisk}, {sys.ShareDisk, s.shareDisk()}, {sys.ImagesDisk, s.Artifacts.ImagesDisk}} {
+		args = append(args, "-drive", fmt.Sprintf("if=none,id=disk%d,format=raw,readonly=on,file=%s", disk.id, strings.ReplaceAll(disk.file, ",", ",,")),
+			"-device", fmt.Sprintf("nvme-ns,drive=disk%d,nsid=%d", disk.id, disk.id))
 	}
 	for i, card := range []struct {
 		tap string
@@ -80,7 +82,7 @@ func (s Spec) startVM(c *children, n Machine) (*exec.Cmd, error) {
 		args = append(args, "-netdev", fmt.Sprintf("tap,id=net%d,ifname=%s,script=no,downscript=no", i, card.tap),
 			"-device", fmt.Sprintf("virtio-net-pci,netdev=net%d,mac=%s,romfile=", i, card.mac))
 	}
-	args = append(args, "-kernel", s.Artifacts.Kernel, "-append",
-		"console=ttyS0 panic=-1 quiet "+guestArgs+" root="+sys.RootDisk+" rootfstype="+sys.DiskKind+" ro rootwait init=/usr/sbin/lab-stage0 lab.node="+n.Name)
+	args = append(args, "-kernel", s.Artifacts.Kernel, "-initrd", s.initramfs(), "-append",
+		"console=ttyS0 panic=-1 quiet "+guestArgs+" lab.node="+n.Name)
 	return c.start(n.Name, nil, args...)
 }

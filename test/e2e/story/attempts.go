@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package story
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"bulkhead/test/lab"
+)
+
+// attemptTime is how long a target that should not answer has to do so.
+const attemptTime = 3 * time.Second
+
+// attempts has a source try targets that should not answer, and returns what came of it; a target that answered once
+// has. On a busy node no answer in time proves nothing. So each few targets are tried together with controls, which
+// must answer in the same time, and again until they do. controls has the name of the server that answers, by target;
+// "" is any.
+func attempts(ask func(list []string) ([]probe, error), list []string, controls map[string]string) ([]probe, error) {
+	const fewTargets = 24
+	if len(list) == 0 || len(controls) == 0 {
+		return nil, fmt.Errorf("%d targets to try, %d controls", len(list), len(controls))
+	}
+	results := map[string]probe{}
+	for few := range slices.Chunk(list, fewTargets) {
+		all := slices.Clone(few)
+		for t := range controls {
+			if !slices.Contains(all, t) {
+				all = append(all, t)
+			}
+		}
+		for deadline := time.Now().Add(patience); ; {
+			got, err := ask(all)
+			if err != nil {
+				return nil, err
+			}
+			var silent []string
+			for _, g := range got {
+				if old, tried := results[g.Target]; !tried || g.OK && !old.OK {
+					results[g.Target] = g
+				}
+				if who, control := controls[g.Target]; control && (!g.OK || who != "" && g.Who != who) {
+					silent = append(silent, fmt.Sprintf("%s (%q): %q %s", g.Target, who, g.Who, g.Detail))
+				}
+			}
+			if len(silent) == 0 {
+				break
+			}
+			if time.Now().After(deadline) {
+				return nil, fmt.Errorf("attempts prove nothing: for %s not all that should answer do: %s", patience, strings.Join(silent, ", "))
+			}
+		}
+	}
+	out := make([]probe, len(list))
+	for i, t := range list {
+		out[i] = results[t]
+	}
+	return out, nil
+}
+
+// attempt is attempts from the pod's container, with another pod of its network as the control.
+func (w *World) attempt(ctx context.Context, from *pod, container string, list ...string) ([]probe, error) {
+	controls, err := w.controls(from.Tenant, from)
+	if err != nil {
+		return nil, err
+	}
+	got, err := attempts(func(list []string) ([]probe, error) { return w.check(ctx, from, container, attemptTime, list...) }, list, controls)
+	if err != nil {
+		return nil, fmt.Errorf("from %s/%s: %w", from.Namespace, from.Name, err)
+	}
+	return got, nil
+}
+
+// nodeAttempt is attempts from a process of the node, with a pod of the default network as the control.
+func (w *World) nodeAttempt(ctx context.Context, n *lab.Node, list ...string) ([]probe, error) {
+	controls, err := w.controls("", &pod{Node: n.Name})
+	if err != nil {
+		return nil, err
+	}
+	got, err := attempts(func(list []string) ([]probe, error) { return nodeProbe(ctx, n, attemptTime, list...) }, list, controls)
+	if err != nil {
+		return nil, fmt.Errorf("from %s: %w", n.Name, err)
+	}
+	return got, nil
+}
+
+// controls are the servers of another pod of a tenant, on another node if there is one.
+func (w *World) controls(tenant string, besides *pod) (map[string]string, error) {
+	pods := slices.DeleteFunc(w.tenant(tenant), func(p *pod) bool {
+		return p.Namespace == besides.Namespace && p.Name == besides.Name || len(p.Primary) == 0
+	})
+	if len(pods) == 0 {
+		return nil, fmt.Errorf("the network of %q has no pod besides %s/%s that answers it", tenant, besides.Namespace, besides.Name)
+	}
+	of := pods[max(0, slices.IndexFunc(pods, func(p *pod) bool { return p.Node != besides.Node }))]
+	return serversOf(of, of.Primary), nil
+}
+
+// serversOf are a pod's TCP and UDP servers at its addresses, with its name.
+func serversOf(p *pod, addresses []netip.Addr) map[string]string {
+	out := map[string]string{}
+	for _, t := range dropICMP(targets(addresses...)) {
+		out[t] = p.Namespace + "/" + p.Name
+	}
+	return out
+}
+
+// anyOf are targets that anybody may answer.
+func anyOf(targets []string) map[string]string {
+	return maps.Collect(func(yield func(string, string) bool) {
+		for _, t := range targets {
+			if !yield(t, "") {
+				return
+			}
+		}
+	})
+}

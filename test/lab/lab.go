@@ -34,6 +34,8 @@ type Lab struct {
 	client  kubernetes.Interface
 	dynamic dynamic.Interface
 	err     error // why there are no clients
+
+	lock *os.File // keeps other processes from replacing the lab; nil: none does
 }
 
 // Attach returns the running lab of the run directory.
@@ -107,7 +109,16 @@ func (l *Lab) Down(ctx context.Context) error {
 	if err := stop(ctx, l.state); err != nil {
 		return err
 	}
+	l.unlock()
 	return keepLogs(l.state.Run)
+}
+
+// unlock lets other processes replace the lab.
+func (l *Lab) unlock() {
+	if l.lock != nil {
+		l.lock.Close()
+		l.lock = nil
+	}
 }
 
 // errorTime is how long a condition may fail before Wait returns its error.

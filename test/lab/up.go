@@ -29,31 +29,55 @@ import (
 // nodesDeadline is long enough for two emulated nodes on busy cores.
 const nodesDeadline = 20 * time.Minute
 
-// UpOrAttach returns the running lab if attach is set, and otherwise a new one.
+// UpOrAttach returns the running lab if attach is set, and otherwise a new one. While this process
+// lives, no other replaces it.
 func UpOrAttach(ctx context.Context, o Options, attach bool, progress io.Writer) (*Lab, error) {
-	if attach {
-		return Attach()
+	if !attach {
+		return Up(ctx, o, progress)
 	}
-	return Up(ctx, o, progress)
+	l, err := Attach()
+	if err != nil {
+		return nil, err
+	}
+	if l.lock, err = lockRun(l.state.Run, unix.LOCK_SH); err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// lockRun locks the lab of a run directory: LOCK_EX to start one, LOCK_SH to use it.
+func lockRun(run string, how int) (*os.File, error) {
+	lock, err := os.OpenFile(run+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open the lab's lock: %w", err)
+	}
+	if err := unix.Flock(int(lock.Fd()), how|unix.LOCK_NB); err != nil {
+		lock.Close()
+		return nil, fmt.Errorf("another process starts or uses the lab in %s: wait until it ends, or set %s to use another directory", run, RunVariable)
+	}
+	return lock, nil
 }
 
 // Up builds what is missing, stops a lab that runs in the same directory, and returns
 // when the new lab is ready. The lab then outlives this process; if ctx or this process
 // ends before, the lab is stopped and removed. Up writes one line per step to progress.
-func Up(ctx context.Context, o Options, progress io.Writer) (*Lab, error) {
-	o, err := o.complete()
-	if err != nil {
+func Up(ctx context.Context, o Options, progress io.Writer) (l *Lab, err error) {
+	if o, err = o.complete(); err != nil {
 		return nil, err
 	}
 	if os.Geteuid() != 0 {
 		return nil, errors.New("the lab creates network namespaces and mounts, which needs root")
 	}
 	run, report := runDir(), newReporter(progress)
-	unlock, err := prepareRun(ctx, run, report)
+	lock, err := prepareRun(ctx, run, report)
 	if err != nil {
 		return nil, err
 	}
-	defer unlock()
+	defer func() {
+		if err != nil {
+			lock.Close()
+		}
+	}()
 	artifacts, program, err := buildAll(ctx, o, run, report)
 	if err != nil {
 		return nil, err
@@ -71,7 +95,14 @@ func Up(ctx context.Context, o Options, progress io.Writer) (*Lab, error) {
 	}
 	spec := host.Spec{Run: run, Families: host.Families(o.Families), AgentUplink: o.AgentUplink, KVM: kvm, Token: hex.EncodeToString(token), Artifacts: artifacts}
 	spec.Nodes, spec.External = host.Plan(o.Nodes, spec.Families)
-	return start(ctx, o, spec, program, report)
+	if l, err = start(ctx, o, spec, program, report); err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_SH); err != nil {
+		return nil, errors.Join(fmt.Errorf("share the lab's lock: %w", err), l.Down(context.WithoutCancel(ctx)))
+	}
+	l.lock = lock
+	return l, nil
 }
 
 // start starts the supervisor, waits for the nodes and installs the product. If it
@@ -278,39 +309,35 @@ func lastLines(text []byte, n int) []byte {
 
 // prepareRun stops a lab that runs in the run directory and removes its files. A lock
 // prevents two processes from using the directory at once.
-func prepareRun(ctx context.Context, run string, report func(string, ...any)) (unlock func(), err error) {
+func prepareRun(ctx context.Context, run string, report func(string, ...any)) (lock *os.File, err error) {
 	if err := os.MkdirAll(filepath.Dir(run), 0o755); err != nil {
 		return nil, fmt.Errorf("create the run directory: %w", err)
 	}
-	lock, err := os.OpenFile(run+".lock", os.O_CREATE|os.O_RDWR, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("open the lab's lock: %w", err)
+	if lock, err = lockRun(run, unix.LOCK_EX); err != nil {
+		return nil, err
 	}
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
-		lock.Close()
-		return nil, fmt.Errorf("another process is starting a lab in %s; set %s to use another directory", run, RunVariable)
-	}
-	unlock = func() { lock.Close() }
+	defer func() {
+		if err != nil {
+			lock.Close()
+		}
+	}()
 	if state, err := host.ReadState(run); err == nil {
 		report("stopping the running lab (process %d)", state.PID)
 		if err := stop(ctx, state); err != nil {
-			unlock()
 			return nil, err
 		}
 	}
 	if err := clean(run); err != nil {
-		unlock()
 		return nil, err
 	}
 	if err := os.MkdirAll(host.LogDir(run), 0o700); err != nil {
-		unlock()
 		return nil, fmt.Errorf("create the log directory: %w", err)
 	}
-	return unlock, nil
+	return lock, nil
 }
 
 // runFiles are the entries of a run directory that clean removes; it keeps all others.
-var runFiles = []string{"state.json", "spec.json", "share", "share.img", "pki", "etcd", "tools", "product", "lab", "*.sock", "log", "*.new"}
+var runFiles = []string{"state.json", "spec.json", "share", "share.img", "initramfs", "pki", "etcd", "tools", "product", "lab", "*.sock", "log", "*.new"}
 
 func clean(run string) error {
 	for _, pattern := range runFiles {

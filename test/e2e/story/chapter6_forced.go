@@ -173,21 +173,12 @@ func (w *World) nodeReady(ctx context.Context, n *lab.Node) error {
 type leftPod struct {
 	node    *lab.Node
 	cgroups string // command that prints the cgroup.procs files of its containers
-	network bool   // it has a network namespace of its own
-}
-
-// inside is a script that runs a command in the pod's cgroup, and in its network namespace if it has one.
-func (l leftPod) inside(command string) string {
-	script := fmt.Sprintf("at=$(%s | head -n 1) && [ -n \"$at\" ] && pid=$(head -n 1 $at) && echo $$ > $at && exec ", l.cgroups)
-	if l.network {
-		script += "nsenter -n -t $pid "
-	}
-	return script + command
 }
 
 // check probes targets from a new process of the pod.
 func (l leftPod) check(ctx context.Context, timeout time.Duration, list []string) ([]probe, error) {
-	res, err := l.node.Run(ctx, l.inside(fmt.Sprintf("%s/netprobe check --timeout %s %s", toolsDir, timeout, strings.Join(list, " "))))
+	script := fmt.Sprintf("at=$(%s | head -n 1) && [ -n \"$at\" ] && echo $$ > $at && exec %s/netprobe check --timeout %s %s", l.cgroups, toolsDir, timeout, strings.Join(list, " "))
+	res, err := l.node.Run(ctx, script)
 	if err != nil {
 		return nil, err
 	}

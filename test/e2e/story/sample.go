@@ -45,7 +45,7 @@ var (
 	groupDNS          = &group{name: "DNS and the API server's service", cost: 2 * time.Minute, demo: true}
 	groupOpenPorts    = &group{name: "open ports", cost: time.Minute, once: true}
 	groupEgress       = &group{name: "the way out", cost: 2 * time.Minute, demo: true}
-	groupHostNetwork  = &group{name: "host-network pods", cost: 5 * time.Minute, demo: true}
+	groupHostNetwork  = &group{name: "host-network pods", cost: 4 * time.Minute, demo: true}
 	groupDiagnosis    = &group{name: "diagnosis", cost: 2 * time.Minute, demo: true}
 	groupBadInput     = &group{name: "bad networks, and what kubectl shows", cost: 2 * time.Minute, once: true, demo: true}
 	groupRemoval      = &group{name: "deletion of a network in use", cost: 90 * time.Second, once: true}

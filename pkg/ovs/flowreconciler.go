@@ -349,7 +349,7 @@ func (s *flowState) networks(c changes, gateways map[int]gateway) []int {
 	return ids
 }
 
-// write writes the flows with the cookies of before, in one bundle. With read it compares all
+// write writes the flows with the cookies of before, in one bundle, or several if there are many. With read it compares all
 // with the switch's flows, and else with before. Flows that are not wanted stay if keep says so of
 // their cookie, and they belong to a network.
 func (r *FlowReconciler) write(ctx context.Context, before map[uint64]flows.State, read bool, keep func(cookie uint64) bool) error {
@@ -379,11 +379,31 @@ func (r *FlowReconciler) write(ctx context.Context, before map[uint64]flows.Stat
 	if len(ops) == 0 {
 		return nil
 	}
-	r.expect(ops)
-	if err := r.Switch.Apply(ctx, r.Bridge, ops); err != nil {
+	var errs []error
+	for _, bundle := range flows.Bundles(ops) {
+		err := r.apply(ctx, bundle)
+		if errors.Is(err, flows.ErrUnresponsive) {
+			return errors.Join(append(errs, err)...)
+		}
+		networks := flows.ByNetwork(bundle)
+		if err == nil || len(networks) == 1 {
+			errs = append(errs, err)
+			continue
+		}
+		for _, own := range networks { // a network whose flows the switch refuses takes no other with it
+			errs = append(errs, r.apply(ctx, own))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// apply applies a bundle.
+func (r *FlowReconciler) apply(ctx context.Context, bundle []flows.Op) error {
+	r.expect(bundle)
+	if err := r.Switch.Apply(ctx, r.Bridge, bundle); err != nil {
 		return err
 	}
-	for _, op := range ops {
+	for _, op := range bundle {
 		r.Log.Info("changed a flow of the external bridge", "op", op.String())
 	}
 	return nil

@@ -7,8 +7,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -257,4 +259,33 @@ func FuzzChangedCookies(f *testing.F) {
 			t.Errorf("%d cookies in %d bytes", len(got), len(body))
 		}
 	})
+}
+
+// A network whose flows the switch refuses keeps no other network from its own.
+func TestRefusedFlows(t *testing.T) {
+	red, blue := flows.Cookie(1), flows.Cookie(2)
+	sw := &flows.Fake{Fail: func(ops []flows.Op) error {
+		for _, op := range ops {
+			if op.Flow.Cookie == red {
+				return errors.New("refused")
+			}
+		}
+		return nil
+	}}
+	r := &FlowReconciler{Switch: sw, Bridge: "br-ex", Log: slog.New(slog.DiscardHandler), expected: map[uint64]int{}}
+	r.run.want = map[uint64]flows.State{}
+	for _, cookie := range []uint64{red, blue, flows.CookieBase} {
+		r.run.want[cookie] = flows.State{{Cookie: cookie, Match: fmt.Sprintf("in_port=%d", flows.NetworkOf(cookie)+1), Actions: "drop"}}
+	}
+	err := r.write(t.Context(), nil, true, func(uint64) bool { return false })
+	if err == nil || !strings.Contains(err.Error(), "refused") {
+		t.Errorf("error %v", err)
+	}
+	have := map[uint64]bool{}
+	for _, f := range sw.All() {
+		have[f.Cookie] = true
+	}
+	if have[red] || !have[blue] || !have[flows.CookieBase] {
+		t.Errorf("networks with flows: %v", have)
+	}
 }

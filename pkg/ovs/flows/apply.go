@@ -42,17 +42,23 @@ type OFCtl struct {
 	// Command returns the command for ovs-ofctl; nil: ovs-ofctl in PATH.
 	Command func(ctx context.Context, args ...string) *exec.Cmd
 
-	timeout time.Duration // of one run; 0: runTimeout
+	timeout time.Duration // of one run; 0: runTimeout and opTime for each operation, or readTimeout
 }
 
-// runTimeout bounds one run: ovs-ofctl waits forever for an unresponsive switch.
-const runTimeout = 10 * time.Second
+// These bound one run: ovs-ofctl waits forever for an unresponsive switch. How many flows a read returns is not known
+// before.
+const (
+	runTimeout  = 10 * time.Second
+	opTime      = 2 * time.Millisecond
+	readTimeout = 30 * time.Second
+)
 
-var errUnresponsive = errors.New("timeout: is ovs-vswitchd stopped?")
+// ErrUnresponsive: the switch does not answer in time.
+var ErrUnresponsive = errors.New("timeout: is ovs-vswitchd stopped?")
 
 // Read implements Switch.
 func (o OFCtl) Read(ctx context.Context, bridge string) (State, error) {
-	out, err := o.run(ctx, "", "--no-stats", "--no-names", "dump-flows", bridge, fmt.Sprintf("cookie=%#x/%#x", CookieMark, CookieMask))
+	out, err := o.run(ctx, readTimeout, "", "--no-stats", "--no-names", "dump-flows", bridge, fmt.Sprintf("cookie=%#x/%#x", CookieMark, CookieMask))
 	if err != nil {
 		return nil, fmt.Errorf("read flows of %s: %w", bridge, err)
 	}
@@ -70,28 +76,32 @@ func (o OFCtl) Apply(ctx context.Context, bridge string, ops []Op) error {
 		b.WriteString(op.bundleLine())
 		b.WriteByte('\n')
 	}
-	if _, err := o.run(ctx, b.String(), "--bundle", "add-flows", bridge, "-"); err != nil {
+	if _, err := o.run(ctx, runTimeout+time.Duration(len(ops))*opTime, b.String(), "--bundle", "add-flows", bridge, "-"); err != nil {
 		return errors.Join(fmt.Errorf("change flows of %s: %w", bridge, err), notApplied(ops))
 	}
 	return nil
 }
 
 func notApplied(ops []Op) error {
-	lines := make([]string, len(ops))
-	for i, op := range ops {
-		lines[i] = op.String()
+	const named = 10
+	var lines []string
+	for _, op := range ops[:min(named, len(ops))] {
+		lines = append(lines, op.String())
+	}
+	if more := len(ops) - named; more > 0 {
+		lines = append(lines, fmt.Sprintf("and %d more", more))
 	}
 	return fmt.Errorf("none of these operations was applied: %s", strings.Join(lines, "; "))
 }
 
-func (o OFCtl) run(ctx context.Context, stdin string, args ...string) (string, error) {
+func (o OFCtl) run(ctx context.Context, limit time.Duration, stdin string, args ...string) (string, error) {
 	command := o.Command
 	if command == nil {
 		command = func(ctx context.Context, args ...string) *exec.Cmd {
 			return exec.CommandContext(ctx, "ovs-ofctl", args...)
 		}
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, cmp.Or(o.timeout, runTimeout), errUnresponsive)
+	ctx, cancel := context.WithTimeoutCause(ctx, cmp.Or(o.timeout, limit), ErrUnresponsive)
 	defer cancel()
 	cmd := command(ctx, args...)
 	cmd.WaitDelay = time.Second // a child may keep its output open

@@ -118,8 +118,8 @@ const solicitation, advertisement = 135, 136
 // tagged matches packets with a VLAN tag.
 const tagged = ",vlan_tci=0x1000/0x1000"
 
-// ErrNoUplink: the bridge has no uplink.
-var ErrNoUplink = errors.New("no uplink: add the node's network interface to it")
+// ErrNoUplink: the bridge has no uplink, or none with an OpenFlow port.
+var ErrNoUplink = errors.New("no uplink")
 
 // Build returns the flows that belong to no network. The node's own traffic passes
 // between uplink and bridge port, and does not depend on conntrack, apart from fragments, which
@@ -131,14 +131,15 @@ func Build(bridge Bridge, in Inputs, hosts Hosts) (State, error) {
 	b.add(tableInput, priorityDrop, "", "drop")
 	b.fromHost()
 	for _, port := range b.uplinks {
-		if port <= 0 {
-			return nil, fmt.Errorf("uplink of bridge %s has no OpenFlow port yet", bridge.Name)
-		}
 		b.fromUplink(port)
 	}
 	if len(b.uplinks) == 0 {
 		sortFlows(b.out)
-		return b.out, fmt.Errorf("bridge %s: %w", bridge.Name, ErrNoUplink)
+		remedy := "add the node's network interface to it"
+		if len(bridge.Uplinks) > 0 {
+			remedy = "the interface that is its uplink has no OpenFlow port: does it exist, and is ovs-vswitchd running?"
+		}
+		return b.out, fmt.Errorf("bridge %s: %w: %s", bridge.Name, ErrNoUplink, remedy)
 	}
 	b.add(tableInput, priorityPass, "in_port=LOCAL", b.toWire)
 	b.nodeVLANs()
@@ -164,6 +165,7 @@ type builder struct {
 
 func newBuilder(bridge Bridge, in Inputs, cookie uint64) *builder {
 	b := &builder{bridge: bridge, in: in, cookie: cookie, uplinks: slices.Sorted(slices.Values(bridge.Uplinks))}
+	b.uplinks = slices.DeleteFunc(b.uplinks, func(port int) bool { return port <= 0 })
 	switch len(b.uplinks) {
 	case 0:
 	case 1:

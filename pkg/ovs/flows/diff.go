@@ -2,7 +2,11 @@
 
 package flows
 
-import "slices"
+import (
+	"cmp"
+	"maps"
+	"slices"
+)
 
 // Op adds or deletes one flow. Adding replaces a flow with the same key.
 type Op struct {
@@ -50,4 +54,56 @@ func Diff(want, have State) []Op {
 		}
 	}
 	return slices.Concat(deny, deletes, pass)
+}
+
+// maxBundle is how many operations a bundle has, unless one network has more.
+const maxBundle = 4096
+
+// Bundles divides operations into bundles: the flows of no network come first, then networks with few
+// operations. So a network with many delays no other, and fits into a bundle's time. The operations of a network stay
+// together, in their order.
+func Bundles(ops []Op) (bundles [][]Op) {
+	if len(ops) <= maxBundle {
+		return [][]Op{ops}
+	}
+	byCookie := map[uint64][]Op{}
+	for _, op := range ops {
+		byCookie[op.Flow.Cookie] = append(byCookie[op.Flow.Cookie], op)
+	}
+	cookies := slices.SortedFunc(maps.Keys(byCookie), func(a, b uint64) int {
+		return cmp.Or(compareBase(a, b), cmp.Compare(len(byCookie[a]), len(byCookie[b])), cmp.Compare(a, b))
+	})
+	for _, cookie := range cookies {
+		if last := len(bundles) - 1; last >= 0 && len(bundles[last])+len(byCookie[cookie]) <= maxBundle {
+			bundles[last] = append(bundles[last], byCookie[cookie]...)
+		} else {
+			bundles = append(bundles, byCookie[cookie])
+		}
+	}
+	return bundles
+}
+
+// compareBase orders CookieBase before all others.
+func compareBase(a, b uint64) int {
+	switch {
+	case a == CookieBase && b != CookieBase:
+		return -1
+	case b == CookieBase && a != CookieBase:
+		return 1
+	}
+	return 0
+}
+
+// ByNetwork divides a bundle's operations into one bundle per network.
+func ByNetwork(ops []Op) (bundles [][]Op) {
+	at := map[uint64]int{}
+	for _, op := range ops {
+		i, ok := at[op.Flow.Cookie]
+		if !ok {
+			i = len(bundles)
+			at[op.Flow.Cookie], bundles = i, append(bundles, nil)
+		}
+		bundles[i] = append(bundles[i], op)
+	}
+	return bundles
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -87,11 +88,17 @@ func TestBuild(t *testing.T) {
 			compare(t, name, s)
 		})
 	}
-	if _, err := Build(Bridge{Name: "br-ex"}, dual, Hosts{}); !errors.Is(err, ErrNoUplink) {
-		t.Errorf("no uplink: %v", err)
-	}
-	if _, err := Build(Bridge{Name: "br-ex", Uplinks: []int{-1}}, dual, Hosts{}); err == nil {
-		t.Error("an uplink without a port number is accepted")
+	for _, uplinks := range [][]int{nil, {-1}, {0, -1}} { // with interfaces that Open vSwitch does not have
+		st, err := Build(Bridge{Name: "br-ex", Uplinks: uplinks, Router: 3}, dual, Hosts{})
+		if !errors.Is(err, ErrNoUplink) || strings.Contains(err.Error(), "has no OpenFlow port") != (len(uplinks) > 0) {
+			t.Errorf("uplinks %v: %v", uplinks, err)
+		}
+		drops := func(f Flow) bool { return f.Table == tableInput && f.Match == "" && f.Actions == "drop" }
+		if !slices.ContainsFunc(st, drops) || slices.ContainsFunc(st, func(f Flow) bool {
+			return f.Table == tableInput && strings.Contains(f.Match, "in_port=LOCAL") && f.Priority == priorityPass
+		}) {
+			t.Errorf("uplinks %v: flows are\n%v", uplinks, st)
+		}
 	}
 }
 
@@ -241,6 +248,40 @@ func BenchmarkDiff(b *testing.B) {
 	}
 }
 
+// Many operations are divided: none is lost, those of no network come first, and a network with many is last and
+// by itself.
+func TestBundles(t *testing.T) {
+	var ops []Op
+	count := map[uint64]int{Cookie(1): 20000, Cookie(2): 3000, Cookie(3): 10, CookieBase: 500, Cookie(4): 3000}
+	for _, cookie := range []uint64{Cookie(1), Cookie(2), Cookie(3), CookieBase, Cookie(4)} {
+		for i := range count[cookie] {
+			ops = append(ops, Op{Flow: Flow{Cookie: cookie, Priority: i}})
+		}
+	}
+	if got := Bundles(ops[20000:23000]); len(got) != 1 || len(got[0]) != 3000 {
+		t.Errorf("%d bundles of 3000 operations", len(got))
+	}
+	var order []uint64
+	seen := map[uint64]int{}
+	for _, bundle := range Bundles(ops) {
+		if len(bundle) > maxBundle && len(ByNetwork(bundle)) > 1 {
+			t.Errorf("a bundle of %d operations", len(bundle))
+		}
+		for _, own := range ByNetwork(bundle) {
+			order = append(order, own[0].Flow.Cookie)
+			for _, op := range own {
+				if op.Flow.Priority != seen[op.Flow.Cookie] {
+					t.Fatalf("operation %d of cookie %#x comes after %d others", op.Flow.Priority, op.Flow.Cookie, seen[op.Flow.Cookie])
+				}
+				seen[op.Flow.Cookie]++
+			}
+		}
+	}
+	if want := []uint64{CookieBase, Cookie(3), Cookie(2), Cookie(4), Cookie(1)}; !slices.Equal(order, want) || !maps.Equal(seen, count) {
+		t.Errorf("order %#x, want %#x; %v", order, want, seen)
+	}
+}
+
 func TestApplyNamesOperations(t *testing.T) {
 	f := &Fake{Fail: func([]Op) error { return errors.New("no") }}
 	want, err := Build(Bridge{Name: "br-ex", Uplinks: []int{1}}, Inputs{}, Hosts{})
@@ -268,7 +309,7 @@ func TestCommandTimeout(t *testing.T) {
 		for range 2 {
 			select {
 			case err := <-done:
-				if !errors.Is(err, errUnresponsive) {
+				if !errors.Is(err, ErrUnresponsive) {
 					t.Errorf("%q: %v", script, err)
 				}
 			case <-time.After(time.Minute):

@@ -91,7 +91,9 @@ func (r *nodeReconciler) readFirst(ctx context.Context) {
 }
 
 func (r *nodeReconciler) read(ctx context.Context) (ovs.Facts, error) {
-	return r.ovs.ReadNode(ctx, r.config.Kubernetes.NodeName, r.config.OVS, r.config.Plan)
+	facts, err := r.ovs.ReadNode(ctx, r.config.Kubernetes.NodeName, r.config.OVS, r.config.Plan)
+	facts.Node = ovs.KeepOrder(facts.Node, r.lastKnown(), r.config.OVS)
+	return facts, err
 }
 
 // setFacts stores the node's facts. It returns whether those that it publishes have changed, and whether

@@ -8,11 +8,16 @@ import (
 	"slices"
 )
 
+var ipv4Compatible = netip.MustParsePrefix("::/96")
+
 // RefusedExternal returns why a service of n has no external address a, "" if it may: it is
 // the cluster's own, and would redirect what others send there.
 func (p Plan) RefusedExternal(n Network, a netip.Addr) string {
 	if !a.IsGlobalUnicast() {
 		return "it is not a unicast address"
+	}
+	if ipv4Compatible.Contains(a) {
+		return "it is in " + ipv4Compatible.String() + ", deprecated addresses (RFC 4291)" // and programs write them in two ways
 	}
 	return cmp.Or(p.RefusedEndpoint(n, a), inRange(a, "the network's subnets", n.CIDRs()))
 }

@@ -431,7 +431,7 @@ func (r *FlowReconciler) takeChanges() changes {
 func (r *FlowReconciler) Run(ctx context.Context) {
 	r.Client.watchRows(r.rowChanged)
 	r.Neighbours.Watch(ctx, r.neighbourChanged)
-	watchFlows(ctx, filepath.Join(r.RunDir, r.Bridge+".mgmt"), r.flowsChanged)
+	watchFlows(ctx, filepath.Join(r.RunDir, r.Bridge+".mgmt"), r.Log, r.flowsChanged)
 	tick := time.NewTicker(cmp.Or(r.interval, readInterval))
 	defer tick.Stop()
 	backoff := 100 * time.Millisecond

@@ -81,7 +81,7 @@ func TestFlowsPerNetwork(t *testing.T) {
 	r.SetNetwork(redNet, nil, nil)
 	ctx, cancel := context.WithCancel(deadline(t))
 	t.Cleanup(cancel)
-	watchFlows(ctx, filepath.Join(dir, "br-ex.mgmt"), r.flowsChanged)
+	watchFlows(ctx, filepath.Join(dir, "br-ex.mgmt"), r.Log, r.flowsChanged)
 	eventually(t, "the flow monitor", func(context.Context) error {
 		if !r.stale() {
 			return errors.New("not active yet")

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"time"
 )
@@ -16,11 +17,15 @@ import (
 // with 0 if any may have: ovs-vswitchd restarted, or events were lost. It monitors all flows
 // over an OpenFlow connection to the bridge's management socket, which ends with the process.
 // If the switch rejects the monitor, watchFlows reconnects every second and calls changed each
-// time.
-func watchFlows(ctx context.Context, socket string, changed func(cookie uint64)) {
+// time. It logs why a monitor ended, unless the one before ended for the same reason.
+func watchFlows(ctx context.Context, socket string, log *slog.Logger, changed func(cookie uint64)) {
 	go func() {
-		for ctx.Err() == nil {
-			_ = monitorFlows(ctx, socket, changed)
+		for last := ""; ctx.Err() == nil; {
+			err := monitorFlows(ctx, socket, changed)
+			if ctx.Err() == nil && err != nil && err.Error() != last {
+				last = err.Error()
+				log.Warn("the external bridge's flow monitor ended; until the next, changes that others make are found once a minute", "error", err)
+			}
 			select {
 			case <-ctx.Done():
 			case <-time.After(time.Second):

@@ -74,15 +74,40 @@ func BuildNode(name, chassis string, c config.OVS, plan network.Plan, link Bridg
 		n.Addresses = append(n.Addresses, a.Prefix)
 	}
 	if len(n.EncapIPs) == 0 {
-		byFamily := slices.Concat(network.FilterFamilies(n.Addresses, true, false), network.FilterFamilies(n.Addresses, false, true))
-		if len(byFamily) > 0 {
-			n.EncapIPs = []netip.Addr{byFamily[0].Addr()}
-		}
+		n.EncapIPs = encapOf(n.Addresses)
 	}
 	if len(n.Addresses) == 0 {
 		return n, fmt.Errorf("external bridge %s has no usable address: move the node's address from the uplink to the bridge", c.ExternalBridge)
 	}
 	return n, nil
+}
+
+// encapOf returns the tunnel address of a node for which none is configured: its first IPv4 address, or its first.
+func encapOf(addresses []netip.Prefix) []netip.Addr {
+	byFamily := slices.Concat(network.FilterFamilies(addresses, true, false), network.FilterFamilies(addresses, false, true))
+	if len(byFamily) == 0 {
+		return nil
+	}
+	return []netip.Addr{byFamily[0].Addr()}
+}
+
+// KeepOrder returns the node with the addresses first that were the first of their IP families when it was read last,
+// in families that have no default route now: that route says which one the kernel prefers. Without it
+// the tunnels and the networks' way out would get other addresses while a router is away.
+func KeepOrder(n, last network.Node, c config.OVS) network.Node {
+	for _, first := range last.Addresses {
+		inFamily := func(p netip.Prefix) bool { return network.SameFamily(p, first) }
+		i := slices.Index(n.Addresses, first)
+		if i < 0 || last.Addresses[slices.IndexFunc(last.Addresses, inFamily)] != first ||
+			slices.ContainsFunc(n.NextHops, func(a netip.Addr) bool { return network.SameFamily(a, first) }) {
+			continue
+		}
+		n.Addresses = slices.Concat(n.Addresses[i:i+1], n.Addresses[:i], n.Addresses[i+1:])
+	}
+	if len(c.EncapIPs) == 0 {
+		n.EncapIPs = encapOf(n.Addresses)
+	}
+	return n
 }
 
 // isUsable reports whether an address is valid outside the node. Link-local

@@ -21,6 +21,43 @@ import (
 	"bulkhead/pkg/network"
 )
 
+// Addresses keep their order in a family without a default route. Otherwise the kernel's choice counts.
+func TestKeepOrder(t *testing.T) {
+	prefixes := func(list ...string) (out []netip.Prefix) {
+		for _, s := range list {
+			out = append(out, netip.MustParsePrefix(s))
+		}
+		return out
+	}
+	static, slaac, v4, other4 := "2001:db8::7/64", "2001:db8::a1/64", "192.0.2.7/24", "192.0.2.9/24"
+	hop4, hop6 := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("fe80::1")
+	for _, c := range []struct {
+		name            string
+		now, last       []netip.Prefix
+		hops            []netip.Addr
+		encap           string // configured
+		want, wantEncap string
+	}{
+		{"no route of a family", prefixes(slaac, static, v4), prefixes(static, slaac, v4), []netip.Addr{hop4}, "", "[2001:db8::7/64 2001:db8::a1/64 192.0.2.7/24]", "[192.0.2.7]"},
+		{"no route at all", prefixes(other4, v4, slaac, static), prefixes(v4, other4, static, slaac), nil, "", "[2001:db8::7/64 192.0.2.7/24 192.0.2.9/24 2001:db8::a1/64]", "[192.0.2.7]"},
+		{"routes of both", prefixes(other4, v4, slaac, static), prefixes(v4, other4, static, slaac), []netip.Addr{hop4, hop6}, "", "[192.0.2.9/24 192.0.2.7/24 2001:db8::a1/64 2001:db8::7/64]", "[192.0.2.9]"},
+		{"the first is gone", prefixes(slaac), prefixes(static, slaac), nil, "", "[2001:db8::a1/64]", "[2001:db8::a1]"},
+		{"never read before", prefixes(slaac, static), nil, nil, "", "[2001:db8::a1/64 2001:db8::7/64]", "[2001:db8::a1]"},
+		{"a tunnel address is configured", prefixes(other4, v4), prefixes(v4, other4), nil, "198.51.100.1", "[192.0.2.7/24 192.0.2.9/24]", "[198.51.100.1]"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var conf config.OVS
+			if c.encap != "" {
+				conf.EncapIPs = []netip.Addr{netip.MustParseAddr(c.encap)}
+			}
+			n := KeepOrder(network.Node{Addresses: c.now, NextHops: c.hops, EncapIPs: conf.EncapIPs}, network.Node{Addresses: c.last}, conf)
+			if fmt.Sprint(n.Addresses) != c.want || fmt.Sprint(n.EncapIPs) != c.wantEncap {
+				t.Errorf("addresses %v, tunnels %v; want %s, %s", n.Addresses, n.EncapIPs, c.want, c.wantEncap)
+			}
+		})
+	}
+}
+
 func TestBuildNode(t *testing.T) {
 	plan := network.Plan{Masquerade: []netip.Prefix{netip.MustParsePrefix("169.254.0.0/17"), netip.MustParsePrefix("fd69::/112")}}
 	addr := func(s string) LinkAddress { return LinkAddress{Prefix: netip.MustParsePrefix(s)} }

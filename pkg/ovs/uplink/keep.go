@@ -103,12 +103,10 @@ func (k *Keeper) Run(ctx context.Context) error {
 
 // watch calls Notify for changes of the two links, their addresses and their routes.
 func (k *Keeper) watch(ctx context.Context) error {
-	s, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
-		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
+	s, err := subscribe(ctx)
 	if err != nil {
-		return fmt.Errorf("subscribe to netlink events: %w", err)
+		return err
 	}
-	context.AfterFunc(ctx, s.Close)
 	indexes := map[string]int{}
 	if links, err := netdump.List(k.Node.h.LinkList); err == nil {
 		for _, l := range links {
@@ -118,12 +116,25 @@ func (k *Keeper) watch(ctx context.Context) error {
 	go func() {
 		for ctx.Err() == nil {
 			msgs, _, err := s.Receive()
-			if errors.Is(err, unix.ENOBUFS) {
+			switch {
+			case ctx.Err() != nil:
+				return
+			case errors.Is(err, unix.ENOBUFS):
 				k.Notify() // events were lost
 				continue
-			}
-			if err != nil && !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EAGAIN) {
-				return
+			case err != nil && !errors.Is(err, unix.EINTR) && !errors.Is(err, unix.EAGAIN):
+				k.Log.Warn("netlink events of the uplink cannot be read, subscribing again", "error", err)
+				select {
+				case <-ctx.Done():
+					return
+				case <-time.After(time.Second):
+				}
+				if again, err := subscribe(ctx); err == nil {
+					s.Close()
+					s = again
+					k.Notify() // events were lost
+				}
+				continue
 			}
 			for _, m := range msgs {
 				if k.concerns(m, indexes) {
@@ -133,6 +144,17 @@ func (k *Keeper) watch(ctx context.Context) error {
 		}
 	}()
 	return nil
+}
+
+// subscribe subscribes to events of links, addresses and routes until ctx ends.
+func subscribe(ctx context.Context) (*nl.NetlinkSocket, error) {
+	s, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
+		unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("subscribe to netlink events: %w", err)
+	}
+	context.AfterFunc(ctx, s.Close)
+	return s, nil
 }
 
 // concerns reports whether a message is about the bridge or the interface.

@@ -21,13 +21,9 @@ import (
 // kernelTests are the root tests that need features of a node's kernel which the
 // test machine's kernel may lack: above all VRF devices and BPF LSM. The others run
 // on the test machine, among the packages' tests, in a tenth of the time;
-// BULKHEAD_FULL=1 runs them on a node too. A sample is every second test of a package. The
+// BULKHEAD_FULL=1 runs them on a node too. A sample is every second test of a package, of all packages or of one. The
 // packages that take longest come first.
-var kernelTests = []struct {
-	pkg        string
-	full, skip string   // -test.run when everything runs, and -test.skip
-	tests      []string // each has to pass; of one with a subtest's name only that subtest runs
-}{
+var kernelTests = []kernelPackage{
 	{"bulkhead/pkg/firewall", "^TestKernel", "^$",
 		[]string{"TestKernel", "TestKernelForward", "TestKernelForgedAnswers", "TestKernelInvalidToRouters", "TestKernelMarkInMessage", "TestKernelAnswersOfOthers", "TestKernelFragments", "TestKernelLocalGateway", "TestKernelAdvertised", "TestKernelOwnVRF", "TestKernelIngress"}},
 	{"bulkhead/pkg/loader", "^TestRoot", "^$",
@@ -37,21 +33,30 @@ var kernelTests = []struct {
 	{"bulkhead/pkg/hostnet", "^TestRoot|^TestServers$", "^$", []string{"TestRootEarlySockets", "TestServers"}},
 }
 
+type kernelPackage struct {
+	pkg        string
+	full, skip string   // -test.run when everything runs, and -test.skip
+	tests      []string // each has to pass; of one with a subtest's name only that subtest runs
+}
+
+// oneKernelPackage is the package of kernelTests that the seed chooses.
+func oneKernelPackage(seed string) []kernelPackage {
+	return kernelTests[sampling.Part("kernel package", seed, len(kernelTests)):][:1]
+}
+
 var notPassed = regexp.MustCompile(`(?m)^\s*--- (FAIL|SKIP): .*$`)
 
-// testKernel runs kernelTests on the nodes, those of one package at a time on each, or the sample of
-// them that the seed chooses. A skip is a failure.
-func testKernel(ctx context.Context, t *testing.T, nodes []*lab.Node, full bool, seed string) {
+// testKernel runs packages of kernelTests on the nodes, one at a time on each, or the sample of
+// their tests that the seed chooses. A skip is a failure.
+func testKernel(ctx context.Context, t *testing.T, nodes []*lab.Node, packages []kernelPackage, full bool, seed string) {
 	dir := t.TempDir()
 	idle := make(chan *lab.Node, len(nodes))
 	for _, n := range nodes {
 		idle <- n
 	}
-	for _, k := range kernelTests {
+	for _, k := range packages {
 		t.Run(path.Base(k.pkg), func(t *testing.T) {
 			t.Parallel()
-			node := <-idle
-			defer func() { idle <- node }()
 			binary := filepath.Join(dir, path.Base(k.pkg)+".test")
 			cmd := exec.CommandContext(ctx, "go", "test", "-c", "-o", binary, k.pkg)
 			cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -62,6 +67,8 @@ func testKernel(ctx context.Context, t *testing.T, nodes []*lab.Node, full bool,
 			if err != nil {
 				t.Fatal(err)
 			}
+			node := <-idle
+			defer func() { idle <- node }()
 			remote := "/run/kernel-tests/" + path.Base(binary)
 			if err := node.Put(ctx, remote, data, 0o755); err != nil {
 				t.Fatal(err)

@@ -59,9 +59,9 @@ static __always_inline struct bpf_sock *bh_lookup_listener(struct bpf_sock_addr 
 }
 
 /*
- * bh_listener_network returns the network of the pod that listens: by the pod that created the
- * socket, or by the mark that bh_vrf_bind gives a socket without one, as are the subflows by which
- * an MPTCP socket listens. 0: a process of the node, a pod of no network, or an unknown pod.
+ * bh_listener_network returns the network of a listening socket: that of the pod that created the
+ * socket or, if no pod is recorded, that of the mark that bh_vrf_bind sets. No pod is recorded for the
+ * subflows of a listening MPTCP socket. 0: a process of the node, a pod of no network, or an unknown pod.
  */
 static __always_inline __u32 bh_listener_network(const struct bh_config *cfg, struct bpf_sock *listener)
 {

@@ -38,7 +38,7 @@ enum bh_sockopt_kind {
  *
  * Returns whether the value is longer than a page, also if the program of another cgroup has set
  * optlen to 0 before. The kernel then reads the value again, and another thread may have changed
- * it since: such a value may not decide.
+ * it since: so no decision may depend on such a value.
  */
 static __always_inline int bh_pass_long_optval(struct bpf_sockopt *ctx)
 {

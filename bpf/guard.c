@@ -125,9 +125,9 @@ static __always_inline int may_send_to_pod(int owner, const struct bh_pod *pod, 
 /*
  * Egress of the host ends of pods' interfaces: packets to a pod. Packets that Open
  * vSwitch forwards came in on other interfaces, whose programs checked them; they
- * carry the socket of their sender or, as the first packet of a flow, none. An IP socket's
- * packet may so have come by a node port, and bh_grd_send checks those that the IP stack itself
- * sends on these interfaces. This program checks the other sockets of the host's namespace.
+ * carry the socket of their sender or, as the first packet of a flow, none. So a packet of an IP
+ * socket may have come through a node port and is passed here: bh_grd_send checks what the IP stack
+ * itself sends on these interfaces. This program checks the host namespace's other sockets.
  */
 SEC("tcx/egress")
 int bh_grd_pod(struct __sk_buff *skb)
@@ -346,10 +346,10 @@ static __always_inline int may_have_mark(const struct bh_pod *pod, __u32 mark)
  * Drops those on the host end of a pod's interface that are not of the pod's network.
  *
  * Drops what raw sockets send to masquerade addresses: networks' gateway routers would take it for an
- * answer to one of their pods, and pods' servers answer by other sockets. The header's address counts,
- * after conntrack has translated it: no raw socket reaches a node port or host port of this node. Datagrams of other
- * sockets need an address of the node: with that of a host outside, to which a pod has sent, conntrack translates
- * a datagram for the node as an answer to the pod. Nftables drops the same of all protocols.
+ * answer to one of their pods, and pods' servers answer by other sockets. What counts is the address in the header after
+ * conntrack has translated it: so no raw socket reaches a node port or host port of this node. Other sockets' datagrams
+ * must have an address of the node as source: with the address of an outside host to which a pod has sent, conntrack
+ * would translate a datagram for the node as an answer to the pod. Nftables drops such packets of all protocols.
  *
  * Drops datagrams to the overlay's port, except on the interfaces into the pod's own network:
  * tunnel keys are derived from ids, so a forged datagram would be delivered to a pod. The

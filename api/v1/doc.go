@@ -2,7 +2,7 @@
 
 // Package v1 holds the k8s.ovn.org/v1 types, with which tenants and administrators
 // request networks. Checks that need only the object itself are validation
-// markers, so that the API server refuses mistakes immediately. The cluster role
+// markers, so that the API server refuses mistakes immediately. The cluster controller
 // makes the checks that need other objects and reports them in status.
 //
 // +kubebuilder:object:generate=true

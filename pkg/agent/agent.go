@@ -217,8 +217,8 @@ func (a *Agent) Watch(ctx context.Context, informers *Informers, networksChanged
 	return err
 }
 
-// start is called when the cache is synced: what it does not hold is removed
-// from now on.
+// start is called when the cache is synced. From then on the agent removes
+// what the cache does not hold.
 func (a *Agent) start() {
 	for _, nad := range a.cache.MarkSynced() {
 		a.log.Warn("NetworkAttachmentDefinition is refused", "nad", nad.Key(), "network", nad.Network.Name, "error", nad.Err)
@@ -246,8 +246,8 @@ func (a *Agent) reconcile(ctx context.Context, k key) error {
 	return err
 }
 
-// completes reports whether the reconcile of a key was what the first sync waits for, and not a step
-// before it.
+// completes reports whether this reconcile of the key counts for the first sync. These do not: one that created only a
+// network's VRF device, one of the management ports before the first kindAll, and a kindAll that failed.
 func (a *Agent) completes(k key, err error) bool {
 	switch k.kind {
 	case kindNetwork:

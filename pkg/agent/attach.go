@@ -43,9 +43,9 @@ func (m podPortManager) Ensure(ctx context.Context, ports []cni.Port) (replaced 
 	return m.ovs.EnsurePods(ctx, toOVS(ports))
 }
 
-// storePod stores a pod in the agent's cache as the informer has it, whose event may still come, and
-// returns it; running is false if it is gone or has ended. An event that comes meanwhile is not undone: its
-// object is in the informer before its handler runs.
+// storePod copies a pod from the informer into the agent's cache, because the pod's event may not have been handled yet,
+// and returns it. running is false if the pod is gone or has ended. storePod repeats until the informer's object stays
+// the same, so that it does not undo an event: an object is in the informer before its event is handled.
 func (m podPortManager) storePod(namespace, name string) (pod Pod, running bool) {
 	cache := m.hosts.cache
 	for {

@@ -192,9 +192,9 @@ func (c *Cache) NodeID() int {
 	return c.nodeID
 }
 
-// MarkSynced says that the cache holds every NAD, so that the definition on
-// which the NADs of a network agree is the network's. It returns the NADs that
-// are refused because they differ from it.
+// MarkSynced says that the cache holds every NAD. From then on a network keeps
+// the definition that most of its NADs have until all agree on another one. It
+// returns the NADs that are refused because they differ from that definition.
 func (c *Cache) MarkSynced() []network.NAD {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -310,9 +310,9 @@ func (c *Cache) NAD(key string) (network.NAD, bool) {
 }
 
 // primaryID is the id of the primary network of a namespace's pods; 0 if there
-// is none or it is unknown. An unusable NAD does not take a network's services and host ports away: it may
-// only differ from the network's other NADs while the cluster role updates one after another. It counts by the id that
-// the cluster role has written on it: anybody may write a name.
+// is none or it is unknown. A namespace whose NAD is unusable keeps the network's services and host ports: the NAD may
+// differ from the network's other NADs only because the cluster controller has not yet updated all of them. Such a NAD must have
+// the network's id, which only the cluster controller writes: anybody may write the name.
 func (c *Cache) primaryID(namespace string) int {
 	nad, err := c.nads.Primary(namespace, c.namespaces[namespace].Labelled)
 	switch {

@@ -130,7 +130,7 @@ func (h eventHandlers) setNode(o *corev1.Node) {
 	if o.Name != h.config.Kubernetes.NodeName {
 		return
 	}
-	// A change of the annotation after the first id, which the cluster role undoes, has no effect.
+	// A change of the annotation after the first id, which the cluster controller undoes, has no effect.
 	if h.cache.NodeID() == 0 {
 		if err := network.CheckTransport(o.Annotations[network.AnnotationDefaultTransport], h.config.DefaultNetwork); err != nil {
 			h.refuse(err)

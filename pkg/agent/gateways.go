@@ -44,10 +44,9 @@ func (r *gatewayReconciler) reconcile(id int) error {
 	return nil
 }
 
-// refusedExternal reports whether the network's service does not have an external address on this
-// node. A load balancer may give an address that the node has, as kube-vip does, except one that the
-// node publishes. What a service's author chooses is none of the node's, on any interface: it may be
-// the API server's.
+// refusedExternal reports whether this node refuses a service's external address. It refuses addresses that the node
+// publishes, and those of the cluster's ranges. An address that the service's author chose must not be on any interface
+// of the node: it may be the API server's. A load balancer may give such an address, as kube-vip does.
 func (r *nodeReconciler) refusedExternal(n network.Network, p flows.ServicePort) bool {
 	return p.Claimed && r.has(p.Addr) || r.Node().HasAddress(p.Addr) || r.config.Plan.RefusedExternal(n, p.Addr) != ""
 }

@@ -68,8 +68,8 @@ func (c *Cache) hostPorts(plan network.Plan, defaultNetwork network.Network, nod
 	return out
 }
 
-// loopbackPorts returns the host ports of a network's pods that only loopback addresses have:
-// they have no address of their network's own.
+// loopbackPorts returns the host ports of a network's pods whose hostIP is a loopback address. They have the
+// masquerade address that all networks share for this purpose, and not one of their network.
 func (c *Cache) loopbackPorts(id int, plan network.Plan, defaultNetwork network.Network) []flows.ServicePort {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -97,9 +97,9 @@ func (c *Cache) loopbackPorts(id int, plan network.Plan, defaultNetwork network.
 	return slices.Compact(out)
 }
 
-// reservedPorts are the node's own whether a server listens there or not. Open vSwitch's userspace datapath has
-// no socket for the overlay. A pod at a routing daemon's port would be the neighbour that routers
-// connect to while the daemon is away.
+// reservedPorts belong to the node even when no server listens on them. Open vSwitch's userspace datapath opens no
+// socket for the overlay. If a pod had a routing daemon's port, routers would take the pod for the daemon while that
+// is down.
 var reservedPorts = []struct {
 	protocol string
 	port     uint16

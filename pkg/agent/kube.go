@@ -36,9 +36,9 @@ type KubeAPI struct {
 	heart time.Time  // the condition's LastHeartbeatTime
 }
 
-// conditionHeartbeat is how often the Node's condition is written without a change, as kubelet does
-// with its own: a condition that is older says nothing about the node, and one that somebody has
-// edited, or that a Node created again lacks, comes back.
+// conditionHeartbeat is how often the agent writes the Node's condition although it has not changed, as kubelet does.
+// A condition with an older heartbeat says nothing about the node. The heartbeat also restores a condition that
+// somebody edited, or that a recreated Node lacks.
 const conditionHeartbeat = 5 * time.Minute
 
 // NewKubeAPI makes a KubeAPI for the node of that name. Its event broadcaster

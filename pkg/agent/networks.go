@@ -31,7 +31,7 @@ type networkReconciler struct {
 
 	mu       sync.Mutex
 	last     map[int]networkResult // by id
-	settling map[int]time.Time     // until when a network has its VRF device alone, by id
+	settling map[int]time.Time     // by id: until when nothing may use a network's new VRF device
 	kept     []int                 // networks that stay as they are, because no NAD of theirs is usable; nil before the first reconcileAll
 }
 
@@ -66,7 +66,7 @@ func (r *networkReconciler) settlesFor(id int) time.Duration {
 // isSettling reports whether the network's VRF device is new, and may not be used yet.
 func (r *networkReconciler) isSettling(id int) bool { return r.settlesFor(id) > 0 }
 
-// settle notes that the network's VRF device is new, or, for 0, that it is not.
+// settle records that nothing may use the network's new VRF device for the duration d; 0: it may be used.
 func (r *networkReconciler) settle(id int, d time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -134,7 +134,7 @@ func (r *networkReconciler) reconcile(ctx context.Context, id int) error {
 		return nil // the id's event, and the first facts, enqueue everything
 	}
 	if !net.IsDefault() && !net.HasNode(node.ID) {
-		// Not a problem of this node, which a tenant could cause: the network's status reports it.
+		// A tenant can cause this, so it is no problem of the node: the network's status reports it.
 		return r.remove(ctx, id, node)
 	}
 	if left := r.settlesFor(id); left > 0 {

@@ -45,8 +45,8 @@ func (r *nodeReconciler) Node() network.Node {
 	return n
 }
 
-// lastKnown is the node as the facts are, and as it is published until they have been read: an agent that
-// starts while they cannot be read does not remove what nftables and the eBPF maps have for them.
+// lastKnown is the node by its facts or, until these have been read, by the Node's annotations. So an agent that starts
+// while the facts cannot be read keeps what nftables and the eBPF maps have for the node.
 func (r *nodeReconciler) lastKnown() network.Node {
 	if n := r.Node(); n.Name != "" {
 		return n
@@ -122,7 +122,7 @@ func (r *nodeReconciler) reconcile(ctx context.Context) error {
 		localnets, peers := r.localnets()
 		r.flows.SetNode(node, localnets, peers)
 		if err := r.flows.Isolate(ctx); err != nil {
-			return fmt.Errorf("close the external bridge before networks are connected to it: %w", err)
+			return fmt.Errorf("block traffic between networks on the external bridge before they are connected: %w", err)
 		}
 	}
 	in := ovs.Inputs{SBAddress: r.config.SBAddress, ExternalBridge: r.config.OVS.ExternalBridge, PhysicalNetwork: r.config.OVS.PhysicalNetwork}

@@ -98,8 +98,8 @@ func (c *Cache) HostPods() []hostnet.Pod {
 	return out
 }
 
-// isForged reports whether a pod claims, as a mirror pod, the processes of another: of the pod that has the UID, or
-// of an older mirror pod. An admission policy refuses such pods, if it is installed.
+// isForged reports whether a pod claims another pod's processes by the annotation of mirror pods: the annotation holds
+// another pod's UID, or the one that an older mirror pod has. An admission policy refuses such pods, if it is installed.
 func (c *Cache) isForged(p Pod) bool {
 	if p.RuntimeUID == p.UID {
 		return false

@@ -51,8 +51,8 @@ func (r refusalReporter) run(ctx context.Context, refusals Refusals) error {
 	}
 }
 
-// report reports a refusal unless reported, which holds the time of the last report by
-// cgroup and reason, and by pod and reason, has a recent one.
+// report reports a refusal, unless one with the same reason was reported for the cgroup or the pod within repeatAfter.
+// reported holds the times of the last reports, by cgroup and reason and by pod and reason.
 func (r refusalReporter) report(ev loader.Event, reported map[string]time.Time) {
 	now := time.Now()
 	byCgroup := fmt.Sprintf("%d %d", ev.CgroupID, ev.Reason)

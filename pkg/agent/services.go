@@ -122,8 +122,9 @@ func (x serviceIndex) unindex(key string, s service) {
 	}
 }
 
-// affected returns the namespaces of a service that is not in the index, and of those that have
-// its external addresses without it. Other claimants have them neither with it nor without.
+// affected returns the namespaces whose published ports change when s, which is not in the index, is added or has been
+// removed: its own, and for each of its external ports that of the first other claimant. Later claimants do not have the
+// port in either case.
 func (x serviceIndex) affected(s service) (namespaces []string) {
 	if len(s.published) > 0 {
 		namespaces = append(namespaces, s.namespace)
@@ -148,8 +149,8 @@ func (s service) externals() iter.Seq2[external, bool] {
 	}
 }
 
-// owns reports whether of the services with an external address and port the one with that
-// key has it.
+// owns reports whether the service with that key has the external address and port, which
+// several services may claim.
 func (x serviceIndex) owns(key string, e external) bool {
 	claimants := x.byExternal.Of(e)
 	return len(claimants) > 0 && claimants[0].Name == key

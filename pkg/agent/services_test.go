@@ -126,7 +126,7 @@ func TestPublishedPorts(t *testing.T) {
 	expect("with the NAD", 1, "tcp 30080")
 	c.SetNAD(network.NAD{Namespace: "red", Name: "net", Err: errors.New("not JSON")})
 	expect("with an unreadable NAD", 1, "tcp 30080")
-	// The cluster role updates the network's NADs one after another.
+	// The cluster controller updates the network's NADs one after another.
 	other, updated := nad(cfg, "red-b", "net", 1), nad(cfg, "red", "net", 1)
 	other.Network.Name, updated.Network.MTU = updated.Network.Name, 1300
 	c.SetNAD(nad(cfg, "red", "net", 1))

@@ -339,8 +339,9 @@ func nodeSelector(n Node) metav1.LabelSelector {
 
 func hostname(n Node) string { return cmp.Or(n.Labels[corev1.LabelHostname], n.Name) }
 
-// sameHostnames returns the nodes that one nodeSelector selects together, each with another of them, except for a node
-// whose name the label is: cloned machines may have the same label, and a kubelet may set its own node's.
+// sameHostnames maps each node to another one with the same value of the hostname label, which one nodeSelector selects
+// together. Cloned machines may have the same value, and a kubelet may set any value on its own Node: so a node whose
+// name is the value is left out.
 func sameHostnames(nodes []Node) map[string]string {
 	byHostname := map[string][]string{}
 	for _, n := range nodes {

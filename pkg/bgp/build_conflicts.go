@@ -38,9 +38,9 @@ func (b *builder) mayBeIn(p placed) bool {
 	return !ok || d.inDefault == (p.vrf == DefaultVRF)
 }
 
-// refuseBoth removes networks from requests that would advertise in the nodes' default VRF what an older
-// RouteAdvertisements advertises in another one, or the reverse. The answers of pods to what comes in by one VRF
-// would leave by the other. Like refuseOverlaps, it counts what has sessions, and what stays where it is.
+// refuseBoth removes networks from requests: what an older RouteAdvertisements advertises in another VRF must not be
+// advertised in the nodes' default VRF, nor the reverse. Otherwise pods' replies to packets from one VRF would leave
+// through the other. Like refuseOverlaps, it considers networks with sessions and networks that stay where they are.
 func (b *builder) refuseBoth(requests []*request) {
 	byAge := slices.Clone(requests)
 	slices.SortStableFunc(byAge, func(x, y *request) int {
@@ -70,9 +70,9 @@ func (b *builder) refuseBoth(requests []*request) {
 	}
 }
 
-// refuseOverlaps chooses the networks that may be in each VRF, and removes the others from the requests: those
-// whose subnets overlap an older network's. A VRF that is named has one network, the oldest: what its
-// routers lead into one network's VRF would lead into all.
+// refuseOverlaps chooses the networks that may be in each VRF, and removes the others from the requests: in the
+// default VRF those whose subnets overlap an older network's. A VRF that targetVRF names carries one network, the
+// oldest: whatever reaches one network from that VRF would reach all of them.
 //
 // A network competes for a VRF if nodes have sessions for it there. One that stays where it is competes
 // too: a mistake must not hand its addresses to a younger network.

@@ -15,8 +15,8 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// After a mistake, networks stay where the generated FRRConfigurations have them. What a RouteAdvertisements
-// selects does not tell which they are: the mistake may be in what selects them.
+// After a mistake in a RouteAdvertisements or a base, networks stay advertised where the generated FRRConfigurations
+// have them. Those objects tell which networks these are: the selectors may be what is wrong.
 
 // bySession returns the networks of r for which some node has a session, and those that stay where they
 // were.
@@ -33,8 +33,8 @@ func (b *builder) bySession(r *request) (with, without []Network) {
 	return r.split(anywhere)
 }
 
-// split returns the networks of r that it advertises into one of the VRFs, and those that stay where they
-// were. Without a base there are neither: what was generated is withdrawn.
+// split returns the networks of r whose VRF is among vrfs, and the others, which stay where they were. If r selects no
+// base, both lists are empty: what was generated is withdrawn.
 func (r *request) split(vrfs map[string]families) (with, without []Network) {
 	if len(r.bases) == 0 {
 		return nil, nil
@@ -105,8 +105,8 @@ func placedIn(objects []*frrv1.FRRConfiguration, nodes []Node, networks []Networ
 	return out
 }
 
-// carryOver adds to c, with which an object is to be replaced, the routers that the object has in VRFs without a
-// session now: the base has lost a router there, or its neighbors.
+// carryOver adds to c, which replaces an object, the object's routers in vrfs. In these VRFs the node no longer has a
+// session, because the base has lost its router there, or the router's neighbors.
 func (b *builder) carryOver(c *frrv1.FRRConfiguration, vrfs []string) {
 	source, _ := SourceOf(c)
 	objects := b.generated[source.Advertisements]

@@ -193,7 +193,7 @@ func (g *generator) configuration(namespace string) *frrv1.FRRConfiguration {
 	}
 }
 
-// rawPriority places our lines before those of others, which may overrule them.
+// rawPriority places our lines before those of others, so that the others can override ours.
 const rawPriority = 10
 
 // router returns the base's router with the node's prefixes of the networks. Its neighbours keep the
@@ -201,9 +201,9 @@ const rawPriority = 10
 func (g *generator) router(from frrv1.Router, networks []Network) frrv1.Router {
 	out := frrv1.Router{ASN: from.ASN, ID: from.ID, VRF: from.VRF}
 	if out.ID == "" && !g.hasIPv4(from.VRF, networks) {
-		// FRR takes an IPv4 address of the VRF, and without one starts no session. Any other
-		// number does that is unique in the autonomous system: RFC 6286. Of the addresses in
-		// a VRF that networks join nothing is known.
+		// FRR takes an IPv4 address of the VRF as router id, and starts no session without one.
+		// Any number that is unique in the autonomous system will do (RFC 6286). The addresses
+		// in an operator's VRF are not known.
 		out.ID = netip.AddrFrom4([4]byte{0, 0, byte(g.node.ID >> 8), byte(g.node.ID)}).String()
 	}
 	var advertise []netip.Prefix

@@ -182,9 +182,9 @@ func DiffStatus(want State, ras []udnv1.RouteAdvertisements) []Op {
 	return out
 }
 
-// WithFailures returns the state if the operations that err names have failed. A RouteAdvertisements of which
-// an object could not be written is not accepted, and advertises no network that it did not advertise before:
-// pods would have no way out with addresses to which no route leads.
+// WithFailures returns the state after the failure of the operations that err names. If an object of a
+// RouteAdvertisements could not be written, the RouteAdvertisements is not accepted, and advertises no network that it
+// did not advertise before: the pods would send with addresses to which no route leads.
 func (st State) WithFailures(err error, in Inputs) State {
 	failed := failures(err)
 	if len(failed) == 0 {

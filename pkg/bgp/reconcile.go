@@ -91,8 +91,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, _ Key) (reconcile.Result, er
 	if !installed {
 		ops, want = nil, notInstalled(in.Advertisements)
 	}
-	// What is withdrawn is reported before: the network's nodes translate its pods' addresses then, which
-	// work while routes to them exist. What is new is reported once it has been written.
+	// Report withdrawals before they are written: the nodes then translate the pods' addresses while routes to these
+	// still exist. Report new advertisements only once they have been written.
 	if r.reported != nil {
 		r.report(common(want.Networks, r.reported))
 	}

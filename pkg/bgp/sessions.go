@@ -36,7 +36,7 @@ const sessionGrace = 30 * time.Second
 const established = "Established"
 
 // maxMesh is the largest full mesh whose sessions are read. frr-k8s has an object for each, of both its nodes
-// and in each IP family: a mesh of 500 nodes has half a million, which the cluster role would hold in memory.
+// and in each IP family: a mesh of 500 nodes has half a million, which the cluster controller would hold in memory.
 const maxMesh = 100
 
 // tooMany reports whether a fabric of so many nodes has too many sessions to be read.
@@ -114,8 +114,9 @@ func sessionCondition(sessions []session, downSince map[netip.Addr]time.Time, no
 	return c, next
 }
 
-// updateDown adds the sessions that are down now to downSince, and removes the others. reported means that the
-// Node's condition says already that sessions are down, although downSince, of a new leader, knows none.
+// updateDown adds the sessions that are down now to downSince, and removes the others. A new leader has no downSince. If
+// reported is set, the Node's condition already says that sessions are down: a new leader takes them as down for
+// sessionGrace.
 func updateDown(downSince map[netip.Addr]time.Time, sessions []session, now time.Time, reported bool) map[netip.Addr]time.Time {
 	out := map[netip.Addr]time.Time{}
 	first := now

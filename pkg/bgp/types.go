@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package bgp turns RouteAdvertisements into FRRConfigurations, the objects of frr-k8s,
-// and generates both for the managed fabric. It is a part of the cluster role.
+// and generates both for the managed fabric. It is a part of the cluster controller.
 //
 // An FRRConfiguration that a RouteAdvertisements selects, called a base here, defines
 // sessions. For each RouteAdvertisements, base and node there is one generated

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cluster is the cluster role: one leader-elected process per cluster that
+// Package cluster is the cluster controller: one leader-elected process per cluster that
 // reads and writes the Kubernetes API only. It runs the reconcilers of the packages
 // below on one set of informers.
 package cluster
@@ -49,7 +49,7 @@ import (
 // leaseName is the name of the leader election lease.
 const leaseName = "bulkhead-cluster"
 
-// Run runs the cluster role until ctx ends or the lease is lost.
+// Run runs the cluster controller until ctx ends or the lease is lost.
 func Run(ctx context.Context, cfg config.Config, restConfig *rest.Config, log *slog.Logger) error {
 	ctrllog.SetLogger(logr.FromSlogHandler(log.Handler()))
 	var synced atomic.Bool
@@ -125,7 +125,7 @@ func Run(ctx context.Context, cfg config.Config, restConfig *rest.Config, log *s
 		return fmt.Errorf("set up the endpoint mirror: %w", err)
 	}
 	if err := mgr.Start(ctx); err != nil {
-		return fmt.Errorf("run the cluster role: %w", err)
+		return fmt.Errorf("run the cluster controller: %w", err)
 	}
 	return nil
 }

@@ -24,7 +24,7 @@ import (
 // transportRetry is the pause between attempts to read the nodes.
 const transportRetry = time.Second
 
-// transportCheck ends the cluster role if the configured transport of the cluster default
+// transportCheck ends the cluster controller if the configured transport of the cluster default
 // network is not the one with which the cluster was installed. Nodes say which that is.
 type transportCheck struct {
 	live    client.Reader // reads from the API server, not from the cache

@@ -29,7 +29,7 @@ func trim(in any) (any, error) {
 	return in, nil
 }
 
-// podAnnotations are the annotations of pods that the cluster role reads.
+// podAnnotations are the annotations of pods that the cluster controller reads.
 var podAnnotations = []string{network.AnnotationPodNetworks, network.AnnotationNetworks, network.AnnotationDefaultNetwork, network.AnnotationPrimaryClaim}
 
 // trimPod keeps a pod's name, node, phase, and the annotations with the networks that
@@ -71,7 +71,7 @@ func trimPod(in any) (any, error) {
 	return small, nil
 }
 
-// nodeAnnotations are the annotations of nodes that the cluster role reads.
+// nodeAnnotations are the annotations of nodes that the cluster controller reads.
 var nodeAnnotations = []string{network.AnnotationNodeID, network.AnnotationDefaultTransport, network.AnnotationAgentFailures, network.AnnotationZoneFailures}
 
 // trimNode keeps a node's name, its id and transport, and the network failures that it reports.

@@ -342,7 +342,7 @@ func (r *Reconciler) Reconcile(ctx context.Context, in Inputs, recheck bool) ([]
 		r.searched = time.Now()
 		err := r.Target.forgetStale(in.udpTranslations())
 		if err != nil {
-			cmp.Or(r.Log, slog.Default()).Warn("UDP clients may still reach what had a node port, external address or host port before", "error", err)
+			cmp.Or(r.Log, slog.Default()).Warn("some UDP clients may keep their former destination: cannot remove stale connections", "error", err)
 		}
 		r.failed = err != nil
 		r.stale = r.failed
@@ -350,8 +350,8 @@ func (r *Reconciler) Reconcile(ctx context.Context, in Inputs, recheck bool) ([]
 	return ops, nil
 }
 
-// SearchDue returns in how long Reconcile is to be called again, because it has put off the search for stale
-// connections. After a failure it is not due: whatever changes next repeats it.
+// SearchDue reports whether Reconcile has put off the search for stale connections, and after what time it should be
+// called again. After a failed search nothing is due: the next Reconcile searches again.
 func (r *Reconciler) SearchDue() (after time.Duration, due bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

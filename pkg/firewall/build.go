@@ -409,9 +409,9 @@ func (in Inputs) networksChain() Chain {
 }
 
 // toServices accepts what networks send to the services that all networks reach, and
-// the replies. OVN has replaced the pod's address by the network's masquerade address:
-// what a pod sends past OVN's router, to the management port itself, has another, and so
-// may have what a process with CAP_NET_RAW sends into the network by that port.
+// the replies. Their source must be the network's masquerade address, which OVN puts in place
+// of the pod's. A packet that a pod sends to the management port past OVN's router has another
+// source; so may one that a process with CAP_NET_RAW sends into the network through that port.
 func (in Inputs) toServices() []Rule {
 	if in.Bridge == "" {
 		return nil

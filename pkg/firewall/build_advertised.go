@@ -81,8 +81,8 @@ func (in Inputs) advertisedElements(sets map[string][]string) {
 	}
 }
 
-// disjoint returns the prefixes that are within no other one. nft refuses overlapping elements, which
-// networks may have whose advertisement is refused.
+// disjoint returns the prefixes that no other prefix contains. nft refuses overlapping elements, and networks
+// whose advertisement is refused may have overlapping subnets.
 func disjoint(list []netip.Prefix) []netip.Prefix {
 	slices.SortFunc(list, func(a, b netip.Prefix) int {
 		return cmp.Or(a.Masked().Addr().Compare(b.Masked().Addr()), cmp.Compare(a.Bits(), b.Bits()))

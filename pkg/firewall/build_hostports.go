@@ -40,12 +40,11 @@ func (in Inputs) hostPortElements() (v4, v6 []string) {
 // notOfTenants matches packets for, or of, sockets that no tenant has.
 var notOfTenants = fmt.Sprintf("socket mark != %#x-%#x", network.FirstPacketMark, network.LastPacketMark)
 
-// toHostPorts redirects packets for host ports to the gateway router of the pod's network: those of
-// local processes, or what arrives. What arrives for a server of the node itself stays there,
-// whatever port a pod has asked for; the servers of tenants' host-network pods have the networks' marks.
-// Packets of local processes are redirected only if the node has no server on the port: Inputs.HostPorts has
-// no others. Packets from loopback addresses are not redirected: their senders would get no answer from
-// another interface.
+// toHostPorts redirects packets for host ports to the gateway router of the pod's network: with local, packets that local
+// processes send, otherwise packets that arrive. A packet that arrives for a server of the node itself is not redirected,
+// whatever port a pod has asked for. Servers with networks' marks, those of tenants' host-network pods, do not count. For
+// packets of local processes no such check is needed: Inputs.HostPorts has no port of a server of the node. Packets from
+// loopback addresses are not redirected: their senders would get no answer from another interface.
 func (in Inputs) toHostPorts(local bool) []Rule {
 	if in.Bridge == "" || !in.matchesSockets() {
 		return nil

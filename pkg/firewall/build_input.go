@@ -26,9 +26,9 @@ func (in Inputs) forwardedTunnel() []Rule {
 	return []Rule{rule("overlay's port", fmt.Sprintf("udp dport %d", in.TunnelPort), "counter name", CounterTunnel, "drop")}
 }
 
-// inputChain filters packets to the node itself. The overlay's packets come by the interface that has their
-// destination, or by one to which their source is routed: what another container of the node sends in
-// the name of a node comes by neither.
+// inputChain filters packets to the node itself. A packet of the overlay arrives on the interface that has its
+// destination address, or on one to which its source is routed. What another container of the node sends with a node's
+// address arrives on neither.
 func (in Inputs) inputChain() Chain {
 	c := Chain{Name: chainInput, Hook: "input"}
 	if in.TunnelPort == 0 {

@@ -35,8 +35,9 @@ func (in Inputs) outOfNode() []Rule {
 			}
 		}
 	}
-	// Gateway routers take packets from the node for its servers' answers. In local gateway mode
-	// VRFs have a route to them, for pods only. The main table has a route to services by the bridge.
+	// Gateway routers take packets from the node for answers of the node's servers. In local gateway mode
+	// VRFs have a route to gateway routers, which is for pods only. The main table has a route to services
+	// through the bridge.
 	senders := in.tenantsProcesses()
 	for _, p := range slices.Concat(in.Plan.ServiceCIDRs, in.Plan.Masquerade) {
 		for _, s := range senders {
@@ -70,10 +71,10 @@ func (in Inputs) toOwnPorts() (rules []Rule) {
 	return rules
 }
 
-// forgedChain keeps host-network pods from sending with the address of a host outside, to which another pod
-// has sent, or with a gateway router's: by the connection, conntrack translates what is for the node to the pod's
-// gateway router, and takes what is for the host outside for the pod's own. The interface is the one before
-// conntrack has translated the address. Sockets in a VRF have an address there.
+// forgedChain keeps host-network pods from sending with the address of an outside host to which another pod has sent, or
+// with a gateway router's address. With the former, conntrack would send a packet for the node to that pod's gateway
+// router, as an answer. With the latter, it would take a packet for the outside host for the pod's own. The rules see the
+// interface before conntrack has translated the address. Sockets in a VRF have an address there.
 func (in Inputs) forgedChain() Chain {
 	rules := []Rule{rule("in a VRF", `meta oifkind "vrf" return`), rule("in a network", "oifname", managementPorts, "return")}
 	for _, p := range in.Plan.Masquerade {
@@ -105,9 +106,9 @@ func (in Inputs) fragments() (rules []Rule) {
 // processes are local processes, with what matches their packets.
 type processes struct{ name, mark, match string }
 
-// tenantsProcesses match by the packet's mark and, if nft can match sockets, by the socket's: a process with
-// CAP_NET_RAW can give a packet another mark than its socket has, and a packet of a connection that begins
-// or has ended has no full socket, but its socket's mark.
+// tenantsProcesses match by the packet's mark and, if nft can match sockets, by the socket's. A process with CAP_NET_RAW
+// can give a packet another mark than its socket has. While a connection is being set up, and after it has ended, its
+// packets have no full socket, but still carry the socket's mark.
 func (in Inputs) tenantsProcesses() []processes {
 	marks := fmt.Sprintf("mark %#x-%#x", network.FirstPacketMark, network.LastPacketMark)
 	out := []processes{{"tenants' processes", "meta mark", "meta " + marks}}

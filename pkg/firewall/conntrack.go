@@ -84,8 +84,8 @@ func (t translations) stale(c connection) bool {
 	return !nodePort && t.hosts[c.to] != c.answered.Addr() && t.local[c.to] != c.answered
 }
 
-// translates reports whether the table translates a new connection like c. To remove one that it does not
-// translate, for a server of the node, does no harm: the next packet adds it again.
+// translates reports whether the table translates a new connection like c. It may be wrong about a connection to a server
+// of the node. Removing such a connection does no harm: the next packet adds it again.
 func (t translations) translates(c connection) bool {
 	_, nodePort := t.ports[translation{c.to.Addr().Is6(), c.to.Port()}]
 	_, hostPort := t.hosts[c.to]

@@ -19,8 +19,8 @@ type State struct {
 	Doors  map[int]bool      // guarded interfaces by index; false in the actual state: incomplete
 	Root   bool              // the programs are attached to the root cgroup
 	Config loader.Config
-	// Keep holds, in the desired state, the pods by UID whose network is unknown: row and attachment
-	// stay, except once another network has the id. See State.leftRow.
+	// Keep holds, in the desired state, the cgroups of pods whose network is unknown, by UID. Their rows and
+	// attachments stay until another network has the id in the row: see State.leftRow.
 	Keep map[string]Cgroup
 	// Gone holds, in the desired state, the cgroups of pods by UID that the inputs lack.
 	// A row and an attachment stay as long as the cgroup: a pod that is deleted with no

@@ -177,10 +177,10 @@ func (s State) left(uid string) (Cgroup, bool) {
 	return cg, ok
 }
 
-// leftRow returns the row that such a pod has next; ok is false for other pods. The pod's processes are of no network
-// once another network may have the id of theirs. That of a pod that is gone keeps its id while it has the same VRF
-// device. That of a pod in Keep may be unusable, without a row, and still be the pod's; another network with its id
-// has another VRF device.
+// leftRow returns the next row of a pod in Keep or in Gone; ok is false for other pods. The row stays while the network
+// with its id has the same VRF device. The row of a pod in Keep also stays while no network has a row with the id: the
+// pod's network may be unusable, and still be the pod's. Otherwise another network may have the id, and the pod's
+// processes belong to no network.
 func (s State) leftRow(p loader.PodRow) (row loader.PodRow, ok bool) {
 	kept, gone := contains(s.Keep, p.CgroupID), contains(s.Gone, p.CgroupID)
 	if !kept && !gone {

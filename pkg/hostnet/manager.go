@@ -233,14 +233,14 @@ func (m *Manager) confineEarly(uid string, cg Cgroup, row loader.Row) {
 	}
 	n, err := m.confine(cg.Path, m.opts.ProcRoot, pod)
 	if err != nil {
-		m.log.Warn("cannot confine all sockets older than the attachment", "pod", uid, "error", err)
+		m.log.Warn("cannot confine all sockets that the pod opened before its programs were attached", "pod", uid, "error", err)
 	}
 	if n == 0 {
 		delete(m.status.EarlySockets, uid)
 		return
 	}
 	if m.status.EarlySockets[uid] == 0 {
-		m.log.Warn("pod has sockets that are older than its attachment to its network; restart the pod to confine them", "pod", uid, "sockets", n)
+		m.log.Warn("pod opened sockets before its programs were attached: restart the pod to confine them", "pod", uid, "sockets", n)
 	}
 	m.status.EarlySockets[uid] = n
 }

@@ -297,8 +297,8 @@ const (
 	stateBoundInactive = 13 // bound TCP sockets that do not listen yet, since Linux 6.8
 )
 
-// isServer reports whether the socket waits for peers on no device, on all addresses or at a port of the agent
-// and the controllers.
+// isServer reports whether the socket is bound to no device and waits for peers, on all addresses or at a port of
+// the agent and the controllers.
 func (s diagSocket) isServer(protocol uint8) bool {
 	waits := s.state == stateListen || s.state == stateClosed || s.state == stateBoundInactive
 	return waits && s.port != 0 && s.device == 0 && (s.source == [16]byte{} || isOwnPort(protocol, s.port))

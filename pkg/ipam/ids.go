@@ -164,8 +164,8 @@ func (a *IDs) nextFree(inUse func(int) bool) int {
 	return a.freeOf(a.restoredTo+1, a.last, inUse)
 }
 
-// oldestReleased returns the aging id that was released first, 0 for none. Of those that a former
-// allocator may have released, that is unknown: the next one as Fit says was allocated longest ago.
+// oldestReleased returns the aging id that was released first, 0 for none. Ids that a former allocator may have released
+// come first. Their order is unknown, so it returns the next one as Fit says, which was allocated longest ago.
 func (a *IDs) oldestReleased(inUse func(int) bool) int {
 	if id := a.freeOf(a.first, a.restoredTo, inUse); id != 0 {
 		return id

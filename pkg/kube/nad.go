@@ -14,17 +14,17 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Released reports whether a NAD is being deleted and no pod uses it: the cluster role has removed its
-// finalizers. It counts as deleted, because another's finalizer, a tenant's too, can keep the object, which
-// accepts no new settings, for ever.
+// Released reports whether a NAD is being deleted and no pod uses it: the cluster controller has removed its finalizers. Such a
+// NAD counts as deleted. It gets no new settings any more, and the finalizer of another program, or of a tenant, may keep
+// the object for ever.
 func Released(obj *nadv1.NetworkAttachmentDefinition) bool {
 	return obj.DeletionTimestamp != nil && !slices.ContainsFunc(obj.Finalizers, func(f string) bool { return f == network.FinalizerUDN || f == network.FinalizerNAD })
 }
 
 // ParseNAD parses a NetworkAttachmentDefinition. ours is false for NADs of other
 // CNI plugins. The Err of an unusable NAD is set, so that its pods' events can
-// report it; its network has the name and id alone that the cluster role has written on it, if any: a mistyped or
-// unreadable configuration must not make the network look deleted.
+// report it. Its Network then has only the name and id that the cluster controller wrote on the NAD, if any: a mistyped
+// or unreadable configuration must not make the network look deleted.
 func ParseNAD(obj *nadv1.NetworkAttachmentDefinition, plan network.Plan) (nad network.NAD, ours bool) {
 	nad, ours = parseNAD(obj, plan)
 	if name := obj.Annotations[network.AnnotationNetworkName]; name != "" && nad.Err != nil {

@@ -5,14 +5,14 @@ package network
 // Annotations, labels and other names in the Kubernetes API. Each annotation
 // has one writer, except pod-networks, whose entries have one each.
 const (
-	// On NetworkAttachmentDefinitions, written by the cluster role, in the
+	// On NetworkAttachmentDefinitions, written by the cluster controller, in the
 	// request that creates them.
 	AnnotationNetworkID   = "k8s.ovn.org/network-id"
 	AnnotationNetworkName = "k8s.ovn.org/network-name"
 	// AnnotationAdvertisedVRFs are the VRFs into which BGP advertises the network's pods,
 	// comma-separated: VRFDefault, VRFAuto, names. Without it, or empty: none.
 	AnnotationAdvertisedVRFs = "k8s.ovn.org/advertised-vrfs"
-	// On Nodes, written by the cluster role.
+	// On Nodes, written by the cluster controller.
 	AnnotationNodeID = "k8s.ovn.org/node-id"
 	// AnnotationDefaultTransport is the transport of the cluster default network with which
 	// the cluster was installed. It is written with the id.
@@ -25,7 +25,7 @@ const (
 	AnnotationAgentFailures = "k8s.ovn.org/agent-network-failures"
 	AnnotationZoneFailures  = "k8s.ovn.org/zone-network-failures"
 	// On Pods, written by the zone of the pod's node (entries of Layer 3
-	// networks) and by the cluster role (other entries): PodNetworks.
+	// networks) and by the cluster controller (other entries): PodNetworks.
 	AnnotationPodNetworks = "k8s.ovn.org/pod-networks"
 	// On Pods, written by the pod's author: requests for secondary networks,
 	// and settings of the primary network (Multus network selection).
@@ -41,7 +41,7 @@ const (
 	AnnotationNetworkStatus = "k8s.v1.cni.cncf.io/network-status"
 
 	// On EndpointSlice mirrors, which have the endpoints' addresses on a
-	// primary network, written by the cluster role. The Service is in a label
+	// primary network, written by the cluster controller. The Service is in a label
 	// of its own: kube-proxy and DNS must not select mirrors.
 	LabelMirrorService   = "k8s.ovn.org/service-name"
 	AnnotationSource     = "k8s.ovn.org/source-endpointslice"
@@ -54,7 +54,7 @@ const (
 	LabelPrimaryUDN = "k8s.ovn.org/primary-user-defined-network"
 	// LabelLayer2Pod marks pods that the zones of other nodes need: pods on Layer 2
 	// networks, which have a port there, and on Localnet networks those that share
-	// addresses. The cluster role writes it with the pod's addresses. It proves
+	// addresses. The cluster controller writes it with the pod's addresses. It proves
 	// nothing: anybody who creates pods can write it.
 	LabelLayer2Pod = "k8s.ovn.org/layer2-pod"
 	// LabelVirtualMachine is KubeVirt's: the name of the virtual machine that runs in

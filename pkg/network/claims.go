@@ -18,8 +18,8 @@ type Claims[K comparable] struct{ byThing map[K][]Claimant }
 
 // Claimant is an object that claims something.
 type Claimant struct {
-	// Own: the object's author chose the thing. Whoever was given one precedes: an old object
-	// must not take it by an edit.
+	// Own: the object's author chose the thing. An object that was given the thing takes precedence:
+	// an edit of an older object must not take it away.
 	Own     bool
 	Created time.Time
 	Name    string // namespace/name

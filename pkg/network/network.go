@@ -215,7 +215,7 @@ const (
 	LocalGateway GatewayMode = "local"
 )
 
-// Node is one node. ID is 0 until the cluster role has assigned one, and
+// Node is one node. ID is 0 until the cluster controller has assigned one, and
 // Chassis is empty until the node's agent has reported it. Until then the node
 // is not part of any network.
 type Node struct {

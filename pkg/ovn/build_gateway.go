@@ -56,9 +56,9 @@ func (b *builder) connectInside(gr string) {
 	}
 }
 
-// sources returns the prefix of a route by the sources in this node's host subnet. OVN prefers the
-// longest prefix of all routes, whether it is of sources or destinations, and a destination if two are equal: the
-// prefix is not longer than another node's host subnet, to which a more important route leads.
+// sources returns the prefix of the route by source for this node's host subnet. OVN prefers the route with the longest
+// prefix, whether of sources or of destinations, and among equally long ones that by destination. The prefix must not be
+// longer than another node's host subnet, because the route to that subnet must win.
 func (b *builder) sources(host netip.Prefix) netip.Prefix {
 	bits := host.Bits()
 	for _, s := range b.net.Subnets {

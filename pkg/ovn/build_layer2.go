@@ -20,13 +20,13 @@ import (
 // MAC are the same on every node, so that they stay the same for a virtual machine
 // that moves. A secondary network has the switch only.
 
-// Keys of ports that span the zones. On the switch, the cluster role gives pods the
+// Keys of ports that span the zones. On the switch, the cluster controller gives pods the
 // keys from 10. The ports between switch and transit router do not request keys: no
 // other zone sends packets to them, and northd would request the same key again for
-// their bindings to the chassis, and warn. Northd gives them the keys after a switch's
-// highest, and begins at 1 after the highest possible one, which the management port
-// therefore has. Otherwise they would have the key of the pod that comes next, and
-// northd and ovn-controller would recompute everything to give them another.
+// their bindings to the chassis, and warn. Northd gives these ports the keys after the
+// switch's highest one, and begins at 1 after the highest possible key. So the management
+// port requests that key. Otherwise these ports would get the key of the next new pod, and
+// northd and ovn-controller would recompute everything to move them.
 const (
 	layer2ManagementKey = network.MaxPortKey
 	transitGatewayKey   = 10 // plus the node id: the transit router's ports to gateway routers

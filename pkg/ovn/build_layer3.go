@@ -72,7 +72,7 @@ func (b *builder) layer3Peer(peer network.Node) {
 	}
 	hosts, err := b.net.HostSubnets(peer.ID)
 	if err != nil {
-		return // the peer has no subnet to route to; the cluster role reports it
+		return // the peer has no subnet to route to; the cluster controller reports it
 	}
 	options := keyOption(peer.ID)
 	options["requested-chassis"] = peer.Chassis

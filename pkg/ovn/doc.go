@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package ovn is the zone role: it reconciles this node's OVN northbound
+// Package ovn is the zone controller: it reconciles this node's OVN northbound
 // database with the networks, nodes and pods of the Kubernetes API, and
 // allocates the addresses of pods on Layer 3 networks.
 //

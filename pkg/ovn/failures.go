@@ -46,7 +46,7 @@ type failure struct {
 }
 
 // failureReport is what fails on this node, for the Node's annotation, which the
-// cluster role reads.
+// cluster controller reads.
 type failureReport struct {
 	node    string
 	kube    kubernetes.Interface

@@ -14,7 +14,7 @@ import (
 // Two pods of a namespace have the same addresses if they use one IPAMClaim: the
 // pods of a virtual machine during a live migration. Only one of their ports passes
 // packets. Every zone chooses it by itself, from the pods in the API: no zone waits
-// for another, or for the cluster role.
+// for another, or for the cluster controller.
 
 // activePod returns the pod that has the addresses that all of pods share, nil if
 // all have completed. It is the newest that KubeVirt has reported to run the virtual
@@ -98,7 +98,7 @@ func (z *Zone) hasMAC(pod *corev1.Pod, key, mac string) bool {
 // withHandover returns a port of a pod of this node, disabled if another pod has its
 // addresses.
 func (z *Zone) withHandover(p PodPort) PodPort {
-	if p.MAC != "" { // the cluster role's networks
+	if p.MAC != "" { // the cluster controller's networks
 		p.Disabled = z.inactive(p.Namespace, p.UID, p.NADKey, p.MAC)
 	}
 	return p

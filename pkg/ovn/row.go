@@ -88,8 +88,8 @@ type Row struct {
 	UUID   string
 	Unit   string // value of markUnit
 	Effect Effect
-	// Stray rows are another network's: In is the column of the network that is read, which
-	// somebody has added it to. Model is empty.
+	// Stray: the row is another network's, and somebody has added it to a column of the network
+	// that is read. In is that column. Model is empty.
 	Stray bool
 }
 

@@ -29,7 +29,7 @@ func (q *unitQueue) AddUnits(network string, units ...Unit) {
 	q.Add(network)
 }
 
-// mark is AddUnits for a network that is enqueued by its failure.
+// mark is AddUnits without enqueueing the network: the queue does that after a failed reconcile.
 func (q *unitQueue) mark(network string, units ...Unit) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

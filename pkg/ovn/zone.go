@@ -74,9 +74,9 @@ type Zone struct {
 	advertised map[string]network.Network // tenants' advertised networks, by name
 	imported   []ImportedRoute            // that BGP has learned
 	pods       map[string]*podState
-	// namespaces, with whether they have the label of a primary network, and services are as the
-	// events so far have made them. The informers' caches are ahead of their events: who has an
-	// external address would change without an event that says so.
+	// namespaces (true: with the label of a primary network) and services reflect the events that have
+	// been handled. The informers' caches are ahead of these: with them, the owner of an external
+	// address would change without an event.
 	namespaces  map[string]bool
 	services    cache.Indexer                // of the cluster
 	served      map[string]string            // by service: the network that it was last built on
@@ -122,7 +122,7 @@ type podState struct {
 type attachment struct {
 	network string
 	port    PodPort
-	cluster bool // the cluster role allocated the addresses
+	cluster bool // the cluster controller allocated the addresses
 }
 
 // NewZone returns the zone of the node that cfg names. Run starts it. registry

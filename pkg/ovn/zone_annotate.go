@@ -14,7 +14,7 @@ import (
 )
 
 // annotate writes a pod's networks in one patch. The annotation has a second
-// writer (the cluster role, for other topologies), so the patch tests the old
+// writer (the cluster controller, for other topologies), so the patch tests the old
 // value and fails if it has changed. It also tests the pod's UID, as the pod may
 // have been recreated.
 func (z *Zone) annotate(ctx context.Context, pod *corev1.Pod, nets network.PodNetworks) error {

@@ -31,7 +31,8 @@ func (z *Zone) addBGPInputs(b *BGP) {
 	}
 	for _, n := range z.advertisedNetworks() {
 		b.AdvertisedSubnets = add(b.AdvertisedSubnets, n)
-		// One that is not announced has no routes, and must not hide those of others, within whose subnets its own may be.
+		// A network that is not announced has no routes. If its subnet is within another network's, discarding
+		// packets to it would hide that network's routes.
 		if n.Transport == network.TransportNoOverlay && n.Announced() {
 			b.NoOverlaySubnets = add(b.NoOverlaySubnets, n)
 		}

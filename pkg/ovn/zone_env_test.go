@@ -290,7 +290,7 @@ func (env *zoneEnv) nadOf(namespace, name string, id int, c network.NetConf) {
 	conf, err := json.Marshal(c)
 	env.must(err)
 	annotations := map[string]string{network.AnnotationNetworkID: fmt.Sprint(id), network.AnnotationNetworkName: c.Name}
-	if id == 0 { // the cluster role has not written them
+	if id == 0 { // the cluster controller has not written them
 		annotations = nil
 	}
 	obj := &nadv1.NetworkAttachmentDefinition{
@@ -310,7 +310,7 @@ func (env *zoneEnv) nadOf(namespace, name string, id int, c network.NetConf) {
 	env.must(err)
 }
 
-// ownedBy returns the owner references of a NAD that the cluster role rendered.
+// ownedBy returns the owner references of a NAD that the cluster controller rendered.
 func ownedBy(networkName string) []metav1.OwnerReference {
 	owner := &metav1.ObjectMeta{Name: "net", UID: types.UID("uid-of-" + networkName)}
 	return []metav1.OwnerReference{*metav1.NewControllerRef(owner, udnv1.GroupVersion.WithKind("UserDefinedNetwork"))}

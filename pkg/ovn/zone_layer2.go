@@ -17,9 +17,9 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// The cluster role allocates the addresses of pods on Layer 2 and Localnet networks
+// The cluster controller allocates the addresses of pods on Layer 2 and Localnet networks
 // and writes them into the pods' annotation. This node's pods get their ports from
-// it. On Layer 2 networks other nodes' pods have remote ports here: the cluster role
+// it. On Layer 2 networks other nodes' pods have remote ports here: the cluster controller
 // labels those pods.
 
 // zoneAllocates reports whether the zone allocates the network's addresses.
@@ -32,7 +32,7 @@ func (z *Zone) updateClusterPorts(pod *corev1.Pod, st *podState) {
 	key := pod.Namespace + "/" + pod.Name
 	entries, err := network.ParsePodNetworks(pod.Annotations[network.AnnotationPodNetworks])
 	if err != nil {
-		return // only our roles write it, and the cluster role repairs it
+		return // only our roles write it, and the cluster controller repairs it
 	}
 	set := func(k string, g attachment) {
 		if was, ok := st.ports[k]; ok && reflect.DeepEqual(was, g) {
@@ -60,7 +60,7 @@ func (z *Zone) updateClusterPorts(pod *corev1.Pod, st *podState) {
 }
 
 // clusterNetwork returns the network of a key of the annotation, if nodes build it,
-// the cluster role allocates its addresses, and pods of the namespace may have it.
+// the cluster controller allocates its addresses, and pods of the namespace may have it.
 func (z *Zone) clusterNetwork(namespace, key string) (network.Network, bool) {
 	nad, ok := z.nadIndex.NAD(network.NADOf(key))
 	if key == network.DefaultName || !ok || nad.Err != nil || zoneAllocates(nad.Network) || !nad.Admits(namespace) {

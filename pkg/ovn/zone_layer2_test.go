@@ -18,7 +18,7 @@ import (
 	"bulkhead/pkg/ovn/nbdb"
 )
 
-// layer2Entry returns an entry of the annotation as the cluster role writes it.
+// layer2Entry returns an entry of the annotation as the cluster controller writes it.
 func layer2Entry(ip, mac string, key int) string {
 	return fmt.Sprintf(`{"ip_addresses":["%s/16"],"mac_address":"%s","ip_address":"%s/16","tunnel_id":%d,"role":"secondary"}`, ip, mac, ip, key)
 }
@@ -33,7 +33,7 @@ func (env *zoneEnv) remotePod(node, namespace, name, entries string) {
 	env.must(err)
 }
 
-// setNetworks changes entries of a pod's annotation, as the cluster role does.
+// setNetworks changes entries of a pod's annotation, as the cluster controller does.
 func (env *zoneEnv) setNetworks(namespace, name string, edit func(network.PodNetworks)) {
 	ctx, api := context.Background(), env.kube.CoreV1().Pods(namespace)
 	pod, err := api.Get(ctx, name, metav1.GetOptions{})
@@ -67,7 +67,7 @@ func entry(t *testing.T, text string) network.PodNetwork {
 	return nets["x"]
 }
 
-// This node's pods get ports with what the cluster role writes for them, and only
+// This node's pods get ports with what the cluster controller writes for them, and only
 // while that makes sense.
 func TestZoneClusterPorts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -81,7 +81,7 @@ func TestZoneClusterPorts(t *testing.T) {
 		env.waitForRow("plain_l2_ovn_layer2_switch")
 		env.settle()
 		if env.has("plain.l2_plain_p") || env.has("plain.phys_plain_p") {
-			t.Error("the pod has ports before the cluster role has written its addresses")
+			t.Error("the pod has ports before the cluster controller has written its addresses")
 		}
 		env.setNetworks("plain", "p", func(n network.PodNetworks) {
 			n["plain/l2"] = entry(t, layer2Entry("10.50.0.3", "0a:58:0a:32:00:03", 11))
@@ -122,7 +122,7 @@ func TestZoneClusterPorts(t *testing.T) {
 }
 
 // A pod of a namespace with a Layer 2 primary network is locked on the cluster default
-// network at once, and gets its port on its own network from the cluster role. Entries
+// network at once, and gets its port on its own network from the cluster controller. Entries
 // of other namespaces' networks are ignored.
 func TestZoneLayer2Primary(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

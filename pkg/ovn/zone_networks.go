@@ -16,7 +16,7 @@ import (
 	"bulkhead/pkg/ovsdb"
 )
 
-// self returns this node. It is not Ready until the cluster role and the agent
+// self returns this node. It is not Ready until the cluster controller and the agent
 // have annotated it. The agent writes the gateway with its other annotations:
 // while the gateway cannot be read, the rows of an earlier zone stay.
 func (z *Zone) self() network.Node {

@@ -35,7 +35,7 @@ func (z *Zone) nodeChanged(_, obj any) {
 
 // checkTransport ends the zone, and returns false, if this node was installed with another
 // transport of the cluster default network. A later change of the annotation, which the
-// cluster role undoes, has no effect.
+// cluster controller undoes, has no effect.
 func (z *Zone) checkTransport(installed string) bool {
 	if z.installed || installed == "" {
 		return true

@@ -282,7 +282,7 @@ func (z *Zone) selectedNetworks(pod *corev1.Pod, has func(key string) bool) ([]w
 	for _, s := range selections {
 		nad, ok := z.nadIndex.NAD(network.NADKey(s.Namespace, s.Name))
 		if has(s.Key) || !ok || nad.Err == nil && !zoneAllocates(nad.Network) {
-			continue // the pod has it, or it is another CNI plugin's, or the cluster role allocates the addresses
+			continue // the pod has it, or it is another CNI plugin's, or the cluster controller allocates the addresses
 		}
 		if err := checkSelection(pod.Namespace, s, nad); err != nil {
 			return nil, fmt.Errorf("annotation %s requests NetworkAttachmentDefinition %s: %w", network.AnnotationNetworks, nad.Key(), err)
@@ -418,7 +418,7 @@ func (z *Zone) releasePod(key string) {
 // foreignEntries returns the entries of the pod's annotation that the cluster
 // role writes: all but those of the cluster default network and Layer 3 networks.
 // An entry without a NAD is dropped from a new pod, whose creator wrote it. In a
-// known pod's annotation it is the cluster role's, and its NAD was deleted.
+// known pod's annotation it is the cluster controller's, and its NAD was deleted.
 func (z *Zone) foreignEntries(pod *corev1.Pod, known bool) network.PodNetworks {
 	had, err := network.ParsePodNetworks(pod.Annotations[network.AnnotationPodNetworks])
 	if err != nil {

@@ -182,7 +182,7 @@ func TestZoneRestoresReservedAddress(t *testing.T) {
 	})
 }
 
-// The zone does not reserve addresses that the cluster role allocated.
+// The zone does not reserve addresses that the cluster controller allocated.
 func TestZoneReservesNothingOfOtherNetworks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		env := newZoneEnv(t)

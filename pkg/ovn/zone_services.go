@@ -67,8 +67,8 @@ func (z *Zone) serviceDeleted(obj any) {
 	}
 }
 
-// replaceService replaces a service's external addresses in the index of claims, and enqueues
-// the service and those whose addresses it took or leaves. old or s may be nil.
+// replaceService replaces a service's external addresses in the index of claims. It enqueues the
+// service, and those that lose or gain an external address by the change. old or s may be nil.
 func (z *Zone) replaceService(old, s *corev1.Service) {
 	either := cmp.Or(s, old)
 	key := either.Namespace + "/" + either.Name
@@ -91,8 +91,8 @@ func (z *Zone) replaceService(old, s *corev1.Service) {
 	z.enqueueOwners(claimed, networks, func(c network.Claimant) bool { return c.Name == key })
 }
 
-// enqueueOwners enqueues, on each of the networks, the first service that claims an external
-// port, apart from those that changed. No other has the port, with these services or without.
+// enqueueOwners enqueues, for each claimed port and each of the networks, the first claimant that has not changed itself.
+// Only that service can lose or gain the port by the change: later claimants have it neither before nor after.
 func (z *Zone) enqueueOwners(claimed []externalClaim, networks []string, changed func(network.Claimant) bool) {
 	if !z.synced {
 		return
@@ -117,8 +117,8 @@ func (z *Zone) enqueueOwners(claimed []externalClaim, networks []string, changed
 	}
 }
 
-// enqueueClaimants enqueues, on each network, the oldest service that claims a port of one of the
-// addresses. All claims are read, because nodes' addresses change seldom.
+// enqueueClaimants enqueues, for each claimed port at one of the addresses, the first claimant on each network. It reads
+// all claims: nodes' addresses seldom change.
 func (z *Zone) enqueueClaimants(addresses map[netip.Addr]bool) {
 	if len(addresses) == 0 {
 		return
@@ -206,7 +206,7 @@ func (z *Zone) enqueueServices(namespace string) {
 }
 
 // servedBy returns the network of a namespace's services, "" for none yet. An unusable
-// NAD does not take a network's services away. It counts by the id that the cluster role has written on it: anybody
+// NAD does not take a network's services away. It counts by the id that the cluster controller has written on it: anybody
 // may write a name.
 func (z *Zone) servedBy(namespace string) string {
 	switch labelled, exists := z.namespaces[namespace]; {
@@ -306,7 +306,7 @@ func (z *Zone) service(n network.Network, s *corev1.Service) (Service, bool) {
 		z.log.Warn("endpoints of a service get no packets", "network", n.Name, "service", key, "endpoints", len(noPackets), "first", few(noPackets))
 	}
 	if left := out.PortsLeft + out.EndpointsLeft; left > 0 && out.endpointsOn(z.self().Name) > 0 { // other nodes do not repeat it
-		z.serviceEvent(s, reasonTooLarge, "not served are the last %d ports, and %d endpoints of the first port: endpoints times addresses, over all ports, are at most %d: use fewer, or several Services", out.PortsLeft, out.EndpointsLeft, maxBackends)
+		z.serviceEvent(s, reasonTooLarge, "the last %d ports and %d endpoints of the first port are not served: a Service may have at most %d pairs of an endpoint and an address, over all ports: use fewer, or several Services", out.PortsLeft, out.EndpointsLeft, maxBackends)
 	}
 	var refused []string
 	external := kube.ExternalIPs(s) // once: its author chooses how many addresses there are

@@ -150,11 +150,10 @@ func (c *Client) openFlowPort(ctx context.Context, name string) (int, error) {
 	return *i.Ofport, nil
 }
 
-// protect sets protected on those of the external bridge's ports that lead to networks, except
-// on those of localnets, and on the uplink router's, which are as open as the wire. After a start of Open vSwitch, while
-// the bridge does not have our flows yet, it acts as a learning switch, which does not forward
-// between protected ports. The setting is in the database and persists across restarts. only
-// limits the ports by name; nil: all.
+// protect sets the column protected of the external bridge's patch ports to networks. Ports to Localnet networks and to
+// the uplink router are not protected: they are as open as the link outside. After a start of Open vSwitch, until the
+// bridge has our flows, it acts as a learning switch, which does not forward between protected ports. The setting is in
+// the database and persists across restarts. only limits the ports by name; nil: all.
 func (r *bridgeReader) protect(ctx context.Context, router string, localnets map[string]int, only []string) error {
 	var ops []ovsdb.Operation
 	for uuid, p := range r.ports {

@@ -81,8 +81,8 @@ type flowState struct {
 	bridge flows.Bridge
 	in     flows.Inputs
 	want   map[uint64]flows.State // by cookie
-	// written: want has all that had changed, and the switch has what want says. If not, the next
-	// reconcile takes everything for changed.
+	// written: want was built from all changes, and the switch has its flows. Otherwise the next
+	// reconcile builds and compares everything.
 	written bool
 }
 
@@ -292,9 +292,9 @@ func (r *FlowReconciler) reconcile(ctx context.Context, c changes) error {
 	return errors.Join(append(problems, err)...)
 }
 
-// buildBase reads the bridge if it may have changed, and builds the flows of no network. If
-// these depend on something that is different now, all networks' do: it sets c.all. It returns
-// the flows before; problems do not prevent that the flows are written.
+// buildBase reads the bridge if it may have changed, and builds the flows that belong to no
+// network. If their inputs have changed, it sets c.all, because all networks' flows depend on them
+// too. before are the flows that they replace. The flows are written in spite of problems.
 func (r *FlowReconciler) buildBase(ctx context.Context, c *changes, node Facts, localnets map[string]int) (before map[uint64]flows.State, problems []error, err error) {
 	s := &r.run
 	before = map[uint64]flows.State{}
@@ -349,9 +349,9 @@ func (s *flowState) networks(c changes, gateways map[int]gateway) []int {
 	return ids
 }
 
-// write writes the flows with the cookies of before, in one bundle, or several if there are many. With read it compares all
-// with the switch's flows, and else with before. Flows that are not wanted stay if keep says so of
-// their cookie, and they belong to a network.
+// write writes the flows with the cookies in before, in one bundle, or in several if there are many. With read it compares
+// all wanted flows with the switch's flows, otherwise the wanted flows with these cookies with before. An unwanted flow
+// of a network stays on the switch if keep returns true for its cookie.
 func (r *FlowReconciler) write(ctx context.Context, before map[uint64]flows.State, read bool, keep func(cookie uint64) bool) error {
 	s := &r.run
 	var want, have flows.State
@@ -390,7 +390,7 @@ func (r *FlowReconciler) write(ctx context.Context, before map[uint64]flows.Stat
 			errs = append(errs, err)
 			continue
 		}
-		for _, own := range networks { // a network whose flows the switch refuses takes no other with it
+		for _, own := range networks { // so that one network's refused flows do not keep others from theirs
 			errs = append(errs, r.apply(ctx, own))
 		}
 	}

@@ -63,7 +63,7 @@ func floating(n network.Node, plan network.Plan, link BridgeLink) (out []netip.A
 }
 
 // BuildNode returns the node as the agent reports it: name, chassis, geneve
-// addresses, external bridge and next hops. The cluster role assigns the ID.
+// addresses, external bridge and next hops. The cluster controller assigns the ID.
 func BuildNode(name, chassis string, c config.OVS, plan network.Plan, link BridgeLink) (network.Node, error) {
 	n := network.Node{Name: name, Chassis: chassis, Bridge: c.ExternalBridge, BridgeMAC: link.MAC, MTU: link.MTU, Mode: c.GatewayMode,
 		NextHops: link.NextHops, EncapIPs: c.EncapIPs}
@@ -91,9 +91,9 @@ func encapOf(addresses []netip.Prefix) []netip.Addr {
 	return []netip.Addr{byFamily[0].Addr()}
 }
 
-// KeepOrder returns the node with the addresses first that were the first of their IP families when it was read last,
-// in families that have no default route now: that route says which one the kernel prefers. Without it
-// the tunnels and the networks' way out would get other addresses while a router is away.
+// KeepOrder returns the node with its addresses in order. In an IP family without a default route, the address that was
+// the first at the last read stays the first. With a default route the kernel's preference counts. Without KeepOrder the
+// tunnels and the networks' way out would get other addresses while a router is away.
 func KeepOrder(n, last network.Node, c config.OVS) network.Node {
 	for _, first := range last.Addresses {
 		inFamily := func(p netip.Prefix) bool { return network.SameFamily(p, first) }

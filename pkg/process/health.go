@@ -78,9 +78,9 @@ func NewMux(ready func() error, metrics prometheus.Gatherer) *http.ServeMux {
 }
 
 // ServeTCP listens on address and serves h there in the background until ctx
-// ends. An empty address serves nothing. If another program has the port, ServeTCP tries again until it is
-// free: the process does its work without. Anybody who reaches the node can connect: each other
-// host, or pod, has maxOfRemote connections, and all have maxRemote. Kubelet's probes come from loopback.
+// ends. An empty address serves nothing. If another program has the port, ServeTCP tries again until the port is
+// free, and the process works without it meanwhile. Anybody who reaches the node can connect, so the number of
+// connections is limited: maxOfRemote for each remote address, maxRemote for all. Kubelet's probes come from loopback.
 func ServeTCP(ctx context.Context, address string, h http.Handler, log *slog.Logger) error {
 	if address == "" {
 		return nil

@@ -28,8 +28,8 @@ type sourceLimit struct {
 
 // LimitSources returns a listener that accepts perSource connections of each source, and total of
 // all, and closes others at once. It never waits for one to end, so that a client that holds many does not
-// delay another. Every address is a source, except that loopback's
-// are one: any process of the node has all of them.
+// delay another. Every address is a source. All loopback addresses are one source, because any process of the
+// node can use each of them.
 func LimitSources(l net.Listener, perSource, total int) net.Listener {
 	return &sourceLimit{Listener: l, perSource: perSource, total: total, loopback: true, open: map[netip.Addr]int{}}
 }

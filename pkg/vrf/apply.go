@@ -27,9 +27,9 @@ var ErrNoVRF = errors.New("this kernel has no VRF devices (CONFIG_NET_VRF, modul
 
 // Apply applies all operations in order. It continues after a failed operation,
 // but skips those that depend on it: without its VRF device the port's master
-// stays as it is, and a port outside its VRF gets no address. Nothing is opened once an unreachable
-// route is missing, without which the main table would route what the VRF does not. The error
-// names each failed operation.
+// stays as it is, and a port outside its VRF gets no address. If an unreachable route cannot be added,
+// it skips operations that make the network reachable: packets that match no other route in the VRF's
+// table would use the main table. The error names each failed operation.
 func Apply(ctx context.Context, t Target, ops []Op) error {
 	var errs []error
 	missing := map[string]bool{} // VRF devices, and ports outside their VRF

@@ -158,10 +158,10 @@ func sourceToPods(net network.Network, plan network.Plan, host netip.Prefix) net
 	return plan.NodeSource(net, host)
 }
 
-// routesToServices returns the routes of the network's own processes to services, of one IP
-// family: OVN balances their packets to the network's services, and leads on those to services that
-// all networks reach, as it does with pods' packets. The latter come back by the management port, and
-// on a Layer 2 network need its address: only addresses of the subnet are translated there.
+// routesToServices returns the routes of the network's own processes to services, of one IP family.
+// OVN treats their packets like pods' packets: it balances those to the network's services, and sends
+// those to services that all networks reach back through the management port. On a Layer 2 network the
+// latter need the port's address as source: OVN translates only addresses of the subnet there.
 func routesToServices(net network.Network, in Inputs, table int, host netip.Prefix) []Route {
 	route := Route{Table: table, Via: net.GatewayIn(host).Addr(), Src: sourceToPods(net, in.Plan, host), Dev: net.ManagementPort(), Metric: RouteMetric}
 	var out []Route
@@ -282,8 +282,8 @@ func routesVia(node network.Node, table int, destinations []netip.Prefix) []Rout
 
 // podCIDRs lists the pod subnets that are routed via the network's router. There
 // are none for a network without an overlay in local gateway mode if FRR's routes to other nodes'
-// pods are in the same table. A tenant's processes lack the main table's: the router returns
-// their packets to the node, which forwards them as it does pods'.
+// pods are in the same table. If these routes are in the main table, a tenant's processes do not use them: they send to
+// the network's router, which returns the packets to the node, and the node forwards them like pods' packets.
 func podCIDRs(net network.Network, node network.Node) []netip.Prefix {
 	if forwardsToPods(net, node) && (net.IsDefault() || net.LeavesByVRF()) {
 		return nil

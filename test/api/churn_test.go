@@ -103,7 +103,7 @@ func TestChurn(t *testing.T) {
 	}
 }
 
-// No goroutine remains after the cluster role has stopped.
+// No goroutine remains after the cluster controller has stopped.
 func TestNoGoroutineLeak(t *testing.T) {
 	needAPI(t)
 	w := newFixture(t)

@@ -72,7 +72,7 @@ type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
 
-// testController is a running cluster role.
+// testController is a running cluster controller.
 type testController struct {
 	*writes
 	stop func()
@@ -87,7 +87,7 @@ func testConfig(t testing.TB) config.Config {
 	return cfg
 }
 
-// startController runs the cluster role until the test ends or stop is called.
+// startController runs the cluster controller until the test ends or stop is called.
 // wraps intercept its requests to the API server.
 func startController(t testing.TB, cfg config.Config, wraps ...transport.WrapperFunc) *testController {
 	t.Helper()
@@ -119,7 +119,7 @@ func startController(t testing.TB, cfg config.Config, wraps ...transport.Wrapper
 
 const controllerProcessEnv = "BULKHEAD_TEST_CONTROLLER_KUBECONFIG"
 
-// controllerProcess runs the cluster role in this process, which a test started
+// controllerProcess runs the cluster controller in this process, which a test started
 // and can kill.
 func controllerProcess() int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)

@@ -34,7 +34,7 @@ const BinEnv = "BULKHEAD_K8S_BIN"
 
 const (
 	adminToken = "bulkhead-test-admin"
-	// controllerToken is the cluster role's.
+	// controllerToken is the cluster controller's.
 	controllerToken = "bulkhead-test-controller"
 	// ControllerUser is the user of Env.Controller: the service account to which
 	// deploy/ grants permissions and which its admission policies name.

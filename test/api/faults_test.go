@@ -34,7 +34,7 @@ import (
 
 var everyWrite = flag.Bool("every-write", os.Getenv("BULKHEAD_FULL") != "", "TestLeaderCrashesAtWrite crashes at every write, not at a sample of them")
 
-// crashController is a cluster role that crashes at a write: it loses the connection to
+// crashController is a cluster controller that crashes at a write: it loses the connection to
 // the API server, cannot release its lease, and exits.
 type crashController struct {
 	at      int64 // the write, counted from 1; 0 for none

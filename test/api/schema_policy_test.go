@@ -137,7 +137,7 @@ type policyCase struct {
 const (
 	superUser     = "super user"
 	administrator = "administrator" // cluster-admin, but not in system:masters
-	clusterRole   = "cluster role"
+	clusterRole   = "cluster controller"
 	nodeRole      = "node role"   // on policyNode
 	policyNode    = "policy-node" // there is no Node of this name
 )
@@ -184,7 +184,7 @@ func (p policyCase) create(t *testing.T, o client.Object) {
 }
 
 // A tenant with all permissions in a namespace may not write the annotations that
-// assign a NAD to a network: only the cluster role does.
+// assign a NAD to a network: only the cluster controller does.
 func TestNetworkAnnotationsPolicy(t *testing.T) {
 	p := newPolicyCase(t)
 	ctx := t.Context()

@@ -29,7 +29,7 @@ func Build(in Inputs, have State) State {
 	case in.Error != "":
 		want.Problem = in.Error
 		if in.ID == 0 || have.ID != idText(in.ID) {
-			return want // it was never valid: the cluster role wrote none of its annotations
+			return want // it was never valid: the cluster controller wrote none of its annotations
 		}
 		want.ID, want.Network, want.Finalizer = have.ID, have.Network, have.Finalizer
 		return want

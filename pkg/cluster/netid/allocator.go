@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package netid allocates network ids and the primary network of each namespace
-// for the cluster role's reconcilers. Both are in the API only after the
+// for the cluster controller's reconcilers. Both are in the API only after the
 // reconciler's write, so the allocator prevents conflicts until then. A process
 // rebuilds it from the API when it becomes the leader.
 package netid

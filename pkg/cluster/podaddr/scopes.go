@@ -33,7 +33,7 @@ func newScopes() *scopes {
 }
 
 // scopeOf returns whom a NAD admits, the zero scope for nobody. An unusable NAD admits its namespace
-// to the network that the cluster role has recorded: a typing mistake must not cost the claims of
+// to the network that the cluster controller has recorded: a typing mistake must not cost the claims of
 // stopped virtual machines their addresses.
 func scopeOf(n *nadv1.NetworkAttachmentDefinition, plan network.Plan) scope {
 	nad, ours := kube.ParseNAD(n, plan)

@@ -128,7 +128,7 @@ func TestClaimBeforeNAD(t *testing.T) {
 	s.wantEvent("10.20.0.3 is held by IPAMClaim red/vm")
 	s.wantCondition("red", "vm", ReasonAllocated, "")
 
-	// A configuration that cannot be read is that of the network that the cluster role recorded.
+	// A configuration that cannot be read is that of the network that the cluster controller recorded.
 	nad = s.nad("red", "more", 8, "more", claimL2)
 	s.changeNAD(nad, "{")
 	s.claimWith("red", "more", "more", "10.20.0.9/24")

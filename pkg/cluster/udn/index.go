@@ -68,7 +68,7 @@ func AddIndexes(ctx context.Context, c client.FieldIndexer) error {
 func ownerKey(o Owner) string { return o.Namespace + "/" + o.Name }
 
 // OwnerOf returns a NAD's owner, from the annotation with the network's name: only
-// the cluster role may write it. Owner references, finalizers and labels prove
+// the cluster controller may write it. Owner references, finalizers and labels prove
 // nothing, because anybody who may write NADs may write them. A NAD has its owner's
 // name; that of a ClusterUserDefinedNetwork may be in any namespace.
 func OwnerOf(nad client.Object) (Owner, bool) {

@@ -78,7 +78,7 @@ func claimOf(nad *nadv1.NetworkAttachmentDefinition) (c claim, ok bool) {
 	if ours {
 		c.network, holder = owner.Network(), owner.String()
 	} else if network.IsUDNName(c.network) {
-		return c, false // the cluster role did not write that annotation
+		return c, false // the cluster controller did not write that annotation
 	}
 	if c.id == "" || c.network == "" {
 		return c, false

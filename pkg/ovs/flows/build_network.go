@@ -167,11 +167,11 @@ func (b *builder) hostPort(g Gateway, p ServicePort) {
 	b.add(tableInput, priorityNetwork, matchTransport(p.Protocol, inPort(g.Port), single(p.Addr), anywhere, p.from()), toDestinations(fromNetwork))
 }
 
-// nodePort adds the flows of a node port at the node's address own. The gateway router has
-// a load balancer there. On their way through the uplink router, and to the host, answers have
-// the router's masquerade address: the node's would be taken for their receiver's own. That is
-// also where the host sends. Other networks' pods, which send to the node's address, get answers
-// from it.
+// nodePort adds the flows of a node port at the node's address own, at which the gateway router
+// has a load balancer. Answers that pass the uplink router or go to the host have the gateway
+// router's masquerade address as source: the receiver would take the node's address for its own.
+// The host sends to the masquerade address, too. Other networks' pods send to the node's address,
+// and get answers from it.
 func (b *builder) nodePort(g Gateway, p ServicePort, own, router netip.Addr) {
 	if !b.local() { // else the host translates what is from outside
 		b.add(tableDestinations, priorityService, matchTransport(p.Protocol, "", anywhere, single(own), p.to()), b.to(g))

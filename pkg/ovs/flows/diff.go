@@ -59,9 +59,9 @@ func Diff(want, have State) []Op {
 // maxBundle is how many operations a bundle has, unless one network has more.
 const maxBundle = 4096
 
-// Bundles divides operations into bundles: the flows of no network come first, then networks with few
-// operations. So a network with many delays no other, and fits into a bundle's time. The operations of a network stay
-// together, in their order.
+// Bundles divides operations into bundles: first the flows that belong to no network, then networks in the order of their
+// number of operations. So a network with many operations does not delay others, and may take the time of a whole
+// bundle. The operations of a network stay together, in their order.
 func Bundles(ops []Op) (bundles [][]Op) {
 	if len(ops) <= maxBundle {
 		return [][]Op{ops}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command cluster measures the cluster role: the real controller in its own
+// Command cluster measures the cluster controller: the real controller in its own
 // process, with a real kube-apiserver and etcd on this machine. It creates
 // networks, restarts the controller, creates networks of many namespaces and
 // deletes all, at a small and at a large size. It prints the figures with their

@@ -81,7 +81,7 @@ func (c *cluster) pids() map[string]int {
 	return p
 }
 
-// startController starts the cluster role and waits until it is the leader and
+// startController starts the cluster controller and waits until it is the leader and
 // its caches are synced.
 func (c *cluster) startController(ctx context.Context) error {
 	p, err := controller.Start(c.binary, c.log, "--role=cluster", "--kubeconfig="+c.kubeconfig())

@@ -43,7 +43,7 @@ func Start(binary string, log *os.File, args ...string) (*Process, error) {
 // PID is the process's id.
 func (p *Process) PID() int { return p.cmd.Process.Pid }
 
-// Ready reports whether its readiness probe passes: a cluster role is the leader, and
+// Ready reports whether its readiness probe passes: a cluster controller is the leader, and
 // caches are synced.
 func (p *Process) Ready(ctx context.Context) bool {
 	_, err := p.Get(ctx, "/readyz")

@@ -17,7 +17,7 @@ import (
 	"bulkhead/test/bench/controller"
 )
 
-// cluster is an API server with the cluster role, and the zone role of one node.
+// cluster is an API server with the cluster controller, and the zone controller of one node.
 type cluster struct {
 	env        *api.Env
 	kube       kubernetes.Interface
@@ -82,7 +82,7 @@ func (c *cluster) run(args ...string) (*controller.Process, error) {
 	return controller.Start(c.binary, c.log, append(args, "--config="+c.path("bulkhead.conf"))...)
 }
 
-// startZone starts the zone role of node1 on the host's databases.
+// startZone starts the zone controller of node1 on the host's databases.
 func (c *cluster) startZone(nb, sb string) (err error) {
 	c.zone, err = c.run("--role=zone", "--kubeconfig="+c.path("zone.kubeconfig"), "--node-name="+nodeName(0), "--nb-address="+nb, "--sb-address="+sb)
 	return err

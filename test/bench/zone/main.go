@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command zone measures the zone role: the real controller in its own process, with a
+// Command zone measures the zone controller: the real controller in its own process, with a
 // real API server, real OVN databases, northd, ovn-controller and Open vSwitch with the
 // userspace datapath on this machine. For several numbers of networks it measures the
 // time until everything is built on a node that starts, what one more pod, service,

@@ -56,7 +56,7 @@ func node(i int) network.Node {
 	}
 }
 
-// createNode creates node i. The cluster role gives it its id.
+// createNode creates node i. The cluster controller gives it its id.
 func (c *cluster) createNode(ctx context.Context, i int) error {
 	a, err := node(i).AgentAnnotations()
 	if err != nil {
@@ -95,7 +95,7 @@ func (c *cluster) createNetwork(ctx context.Context, s shape, i int) error {
 }
 
 // createPod creates pod j of network i on node n, scheduled but not run. Its zone, or
-// the cluster role, gives it its addresses; no zone runs on nodes other than node1,
+// the cluster controller, gives it its addresses; no zone runs on nodes other than node1,
 // and this function acts for it.
 func (c *cluster) createPod(ctx context.Context, t network.Topology, i, j, n int) error {
 	p := &corev1.Pod{

@@ -113,7 +113,7 @@ func withShape(ctx context.Context, o options, s shape, f func(*bench) error) (e
 	return nil
 }
 
-// createObjects creates what the shape has and waits until the cluster role is done
+// createObjects creates what the shape has and waits until the cluster controller is done
 // with it.
 func (b *bench) createObjects(ctx context.Context) error {
 	s := b.shape
@@ -123,7 +123,7 @@ func (b *bench) createObjects(ctx context.Context) error {
 	if err := each(ctx, s.networks, func(ctx context.Context, i int) error { return b.createNetwork(ctx, s, i) }); err != nil {
 		return err
 	}
-	if err := b.poll(ctx, "the cluster role has given ids to all nodes and networks", func() error { return b.checkIDs(ctx) }); err != nil {
+	if err := b.poll(ctx, "the cluster controller has given ids to all nodes and networks", func() error { return b.checkIDs(ctx) }); err != nil {
 		return err
 	}
 	return each(ctx, s.networks, func(ctx context.Context, i int) error {

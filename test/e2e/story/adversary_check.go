@@ -25,9 +25,9 @@ func adversaryChecks() []Check {
 	return []Check{
 		check(groupAttacks, "adversary: no pod or host-network process reaches another tenant or receives its packets", 25*time.Minute, (*arena).table),
 		check(groupAttacks, "ordinary servers in a tenant's host-network pod: kubelet, localhost and the other containers reach them", 20*time.Minute, (*arena).ordinary),
-		check(groupCapture, "adversary: a tenant that listens on the node's ports, and probes them, captures no other's calls", 20*time.Minute, (*arena).capture),
+		check(groupCapture, "adversary: a tenant that listens on the node's ports, and probes them, receives no connections meant for others", 20*time.Minute, (*arena).capture),
 		check(groupEarly, "adversary: host-network pods that the agent does not know yet enter no tenant's network", 20*time.Minute, (*arena).early),
-		check(groupMechanisms, "adversary: each mechanism holds alone, and with it gone the same attempts arrive", 15*time.Minute, (*arena).eachMechanismAlone),
+		check(groupMechanisms, "adversary: each mechanism alone stops its attacks, and they arrive when it is removed", 15*time.Minute, (*arena).eachMechanismAlone),
 		// Last, because it ends the attacker's network.
 		check(groupWrites, "adversary: whatever a tenant or a node's token writes to the API, no id, address or network moves", 20*time.Minute, (*arena).writes),
 	}

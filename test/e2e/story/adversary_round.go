@@ -248,10 +248,10 @@ type part struct {
 	elsewhere []trial
 }
 
-// verify makes the attacks of all parts, and those elsewhere, then their controls. It returns an error
-// for each attack that was heard, and for each way without a control, or with none that was
-// heard, except those elsewhere. It makes those of all parts at once, because starting a program in a pod takes
-// longer than a hundred attempts.
+// verify makes all attacks of the parts, including elsewhere, and then their controls. It returns an error for each attack
+// that a victim received, for each way that no control takes, and for each way of whose controls none was received.
+// Attacks in elsewhere need no control. It makes the attacks of all parts at once, because starting a program in a pod
+// takes longer than a hundred attempts.
 func (m *round) verify(ctx context.Context, parts ...part) error {
 	var attacks, controls []*trial
 	for i := range parts {

@@ -17,10 +17,10 @@ import (
 // attemptTime is how long a target that should not answer has to do so.
 const attemptTime = 3 * time.Second
 
-// attempts has a source try targets that should not answer, and returns what came of it; a target that answered once
-// has. On a busy node no answer in time proves nothing. So each few targets are tried together with controls, which
-// must answer in the same time, and again until they do. controls has the name of the server that answers, by target;
-// "" is any.
+// attempts has a source try targets that should not answer, and returns a result per target: that of an answer, if there
+// was one in any try. On a busy node a missing answer proves nothing. So a few targets at a time are tried together with
+// controls, which must answer in the same time, and tried again until they do. controls has the name of the server that
+// must answer, by target; "" is any.
 func attempts(ask func(list []string) ([]probe, error), list []string, controls map[string]string) ([]probe, error) {
 	const fewTargets = 24
 	if len(list) == 0 || len(controls) == 0 {

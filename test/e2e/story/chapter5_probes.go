@@ -19,7 +19,7 @@ func probeChecks() []Check {
 		{Chapter: 5, Title: "probes of red's pods pass", Phase: phaseProbes, Needs: needs(fixtureTenants), Run: func(ctx context.Context, w *World) (string, error) { return w.probesPass(ctx, "red") }},
 		{Chapter: 5, Title: "probes of blue's pods pass", Phase: phaseProbes, Needs: needs(fixtureTenants), Run: func(ctx context.Context, w *World) (string, error) { return w.probesPass(ctx, "blue") }},
 		{Chapter: 5, Title: "a process on the node that is not kubelet is refused at once, and counted", Phase: phaseRefusals, Needs: needs(fixturePlain, fixtureTenants), Run: othersRefused},
-		{Chapter: 5, Title: "a raw socket on the node does not get past the refusal either", Phase: phaseIsolation, Needs: needs(fixturePlain, fixtureTenants), Run: rawRefused},
+		{Chapter: 5, Title: "a raw socket on the node does not reach locked addresses", Phase: phaseIsolation, Needs: needs(fixturePlain, fixtureTenants), Run: rawRefused},
 	}
 }
 

@@ -17,14 +17,14 @@ func hostNetworkChecks() []Check {
 	}
 	return []Check{
 		check("an unmodified server in red's host-network pod answers red's pods at the node's red address", hostServerReached),
-		check("it answers neither blue nor the node's default address", hostServerConfined),
-		check("an unmodified client there reaches red's pods, its loopback, and the addresses of nodes and other hosts, as root", func(ctx context.Context, w *World) (string, error) {
+		check("a server in red's host-network pod answers neither blue nor at the node's default address", hostServerConfined),
+		check("an unmodified client in red's host-network pod reaches red's pods, loopback, nodes and other hosts, as root", func(ctx context.Context, w *World) (string, error) {
 			return hostClient(ctx, w, "root", 8090)
 		}),
-		check("the same as a user without any capability", func(ctx context.Context, w *World) (string, error) {
+		check("an unmodified client in red's host-network pod reaches red's pods, loopback, nodes and other hosts, as a user without capabilities", func(ctx context.Context, w *World) (string, error) {
 			return hostClient(ctx, w, "nobody", 8091)
 		}),
-		check("it reaches neither blue nor the default network's tenant-locked addresses", hostClientConfined),
+		check("a client in red's host-network pod reaches neither blue nor locked addresses on the default network", hostClientConfined),
 		check("the same binary outside the tenant does not reach red", outsiderRefused),
 		// By itself: it stops kubelet on a node.
 		{Chapter: 6, Title: "processes of a pod that is deleted by force keep their network, and reach no other", Phase: phaseFaults, Needs: needs(fixturePlain, fixtureRedHost), Run: forcedDeletionConfines, Group: groupHostNetwork},

@@ -20,7 +20,7 @@ func inspectChecks() []Check {
 		{Chapter: 7, Title: "bpftool lists the bh_ programs, links and maps on every node, pinned", Phase: phaseObjects, Run: bpftoolLists},
 		{Chapter: 7, Title: "bulkheadctl networks shows both tenants with VRF, table, port and pods", Phase: phaseObjects, Needs: needs(fixtureTenants), Run: ctlNetworks},
 		{Chapter: 7, Title: "bulkheadctl trace says where a tenant's packets end, and what stops them", Phase: phaseObjects, Needs: needs(fixtureTenants), Run: ctlTrace, Group: groupDiagnosis},
-		{Chapter: 7, Title: "what another program configures on a node is reported there, and no longer when it is gone", Phase: phaseObjects, Run: conflictsReported, Group: groupDiagnosis},
+		{Chapter: 7, Title: "policy rules and firewall chains of other programs are reported until they are removed", Phase: phaseObjects, Run: conflictsReported, Group: groupDiagnosis},
 	}
 }
 

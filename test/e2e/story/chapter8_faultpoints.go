@@ -18,7 +18,7 @@ import (
 )
 
 func faultPointChecks() []Check {
-	return []Check{{Chapter: 8, Title: "the agent is killed after an operation while a network comes and goes: nothing enters it, and the node is as before", Phase: phaseFaults,
+	return []Check{{Chapter: 8, Title: "the agent is killed after an operation while a network is created and deleted: nothing enters the network, and nothing remains", Phase: phaseFaults,
 		Needs: needs(fixturePlain, fixtureTenants, fixtureFly), Run: agentFaultPoints, Timeout: 40 * time.Minute, Group: groupFaultPoints}}
 }
 

@@ -14,15 +14,19 @@ import (
 	"bulkhead/test/lab"
 )
 
-// attemptTime is how long a target that should not answer has to do so.
-const attemptTime = 3 * time.Second
+// attemptTime is how long a target that should not answer has to do so, if the controls answer in that
+// time. slowestAttempt is the longest time that they get.
+const attemptTime, slowestAttempt = 3 * time.Second, 40 * time.Second
+
+// tryAt tries targets, each for at most that time.
+type tryAt func(timeout time.Duration, list []string) ([]probe, error)
 
 // attempts has a source try targets that should not answer, and returns a result per target: that of an answer, if there
 // was one in any try. On a busy node a missing answer proves nothing. So a few targets at a time are tried together with
-// controls, which must answer in the same time, and tried again until they do. controls has the name of the server that
-// must answer, by target; "" is any.
-func attempts(ask func(list []string) ([]probe, error), list []string, controls map[string]string) ([]probe, error) {
-	const fewTargets = 24
+// controls, which must answer in the same time, and tried again with more time until they do. controls has the name of
+// the server that must answer, by target; "" is any.
+func (w *World) attempts(try tryAt, list []string, controls map[string]string) ([]probe, error) {
+	const fewTargets = 16
 	if len(list) == 0 || len(controls) == 0 {
 		return nil, fmt.Errorf("%d targets to try, %d controls", len(list), len(controls))
 	}
@@ -34,8 +38,11 @@ func attempts(ask func(list []string) ([]probe, error), list []string, controls 
 				all = append(all, t)
 			}
 		}
-		for deadline := time.Now().Add(patience); ; {
-			got, err := ask(all)
+		timeout := attemptTime
+		for deadline := time.Now().Add(patience); ; timeout = min(2*timeout, slowestAttempt) {
+			w.asking <- struct{}{} // as in inTurn
+			got, err := try(timeout, all)
+			<-w.asking
 			if err != nil {
 				return nil, err
 			}
@@ -69,7 +76,7 @@ func (w *World) attempt(ctx context.Context, from *pod, container string, list .
 	if err != nil {
 		return nil, err
 	}
-	got, err := attempts(func(list []string) ([]probe, error) { return w.check(ctx, from, container, attemptTime, list...) }, list, controls)
+	got, err := w.attempts(w.tryFrom(ctx, from, container), list, controls)
 	if err != nil {
 		return nil, fmt.Errorf("from %s/%s: %w", from.Namespace, from.Name, err)
 	}
@@ -82,11 +89,25 @@ func (w *World) nodeAttempt(ctx context.Context, n *lab.Node, list ...string) ([
 	if err != nil {
 		return nil, err
 	}
-	got, err := attempts(func(list []string) ([]probe, error) { return nodeProbe(ctx, n, attemptTime, list...) }, list, controls)
+	got, err := w.attempts(tryFromNode(ctx, n), list, controls)
 	if err != nil {
 		return nil, fmt.Errorf("from %s: %w", n.Name, err)
 	}
 	return got, nil
+}
+
+// tryFrom tries targets from the pod's container.
+func (w *World) tryFrom(ctx context.Context, from *pod, container string) tryAt {
+	return func(timeout time.Duration, list []string) ([]probe, error) {
+		return w.check(ctx, from, container, timeout, list...)
+	}
+}
+
+// tryFromNode tries targets from a process of the node.
+func tryFromNode(ctx context.Context, n *lab.Node) tryAt {
+	return func(timeout time.Duration, list []string) ([]probe, error) {
+		return nodeProbe(ctx, n, timeout, list...)
+	}
 }
 
 // controls are the servers of another pod of a tenant, on another node if there is one.

@@ -35,9 +35,10 @@ func TestAttempts(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				tries := 0
-				got, err := attempts(func(list []string) ([]probe, error) {
+				w := &World{shared: &shared{asking: make(chan struct{}, sideBySide)}}
+				got, err := w.attempts(func(timeout time.Duration, list []string) ([]probe, error) {
 					tries++
-					time.Sleep(3 * time.Second)
+					time.Sleep(timeout)
 					var out []probe
 					for _, to := range list {
 						ok, who := c.ok(to, tries)
@@ -66,7 +67,7 @@ func TestAttempts(t *testing.T) {
 			})
 		})
 	}
-	if _, err := attempts(nil, list, nil); err == nil {
+	if _, err := (&World{}).attempts(nil, list, nil); err == nil {
 		t.Error("attempts without controls are accepted")
 	}
 }

@@ -218,7 +218,7 @@ func externalAddressesReached(ctx context.Context, w *World) (string, error) {
 		if err != nil {
 			return "", fmt.Errorf("%s: %w", n.Name, err)
 		}
-		got, err := attempts(func(list []string) ([]probe, error) { return nodeProbe(ctx, n, attemptTime, list...) }, portTargets(w.served(externalAddresses)), anyOf(portTargets(w.served(balancerAddresses))))
+		got, err := w.attempts(tryFromNode(ctx, n), portTargets(w.served(externalAddresses)), anyOf(portTargets(w.served(balancerAddresses))))
 		if err := cmp.Or(err, reachedAny(n.Name, got)); err != nil {
 			return "", err
 		}

@@ -164,9 +164,7 @@ func ingressConfined(ctx context.Context, w *World) (string, error) {
 		}
 	}
 	return fmt.Sprintf("%d processes, %d attempts each", len(sources), len(list)), each(sources, func(from ingressSource) error {
-		got, err := attempts(func(list []string) ([]probe, error) {
-			return w.check(ctx, from.pod, from.container, attemptTime, list...)
-		}, list, controls)
+		got, err := w.attempts(w.tryFrom(ctx, from.pod, from.container), list, controls)
 		if err != nil {
 			return err
 		}

@@ -91,7 +91,7 @@ func forcedDeletionConfines(ctx context.Context, w *World) (_ string, err error)
 		if _, err := reach(ask, own); err != nil {
 			return "", fmt.Errorf("a process of the pod %s: %w", when, err)
 		}
-		got, err := attempts(func(list []string) ([]probe, error) { return left.check(ctx, attemptTime, list) }, slices.Sorted(maps.Keys(others)), serversOf(sibling, sibling.Primary))
+		got, err := w.attempts(func(timeout time.Duration, list []string) ([]probe, error) { return left.check(ctx, timeout, list) }, slices.Sorted(maps.Keys(others)), serversOf(sibling, sibling.Primary))
 		if err == nil {
 			err = reachedAny("a process of the pod "+when, got)
 		}

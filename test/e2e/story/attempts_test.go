@@ -24,11 +24,11 @@ func TestAttempts(t *testing.T) {
 		reached []string
 		err     string
 	}{
-		"nothing answers but the control":    {func(to string, _ int) (bool, string) { return to == "tcp:own", "red/own" }, 3, nil, ""},
-		"the control answers the third time": {func(to string, try int) (bool, string) { return to == "tcp:own" && try >= 3, "red/own" }, 5, nil, ""},
+		"nothing answers but the control":    {func(to string, _ int) (bool, string) { return to == "tcp:own", "red/own" }, 4, nil, ""},
+		"the control answers the third time": {func(to string, try int) (bool, string) { return to == "tcp:own" && try >= 3, "red/own" }, 6, nil, ""},
 		"one answers before the control": {func(to string, try int) (bool, string) {
 			return to == "tcp:own" && try > 1 || to == "tcp:7" && try == 1, "red/own"
-		}, 4, []string{"tcp:7"}, ""},
+		}, 5, []string{"tcp:7"}, ""},
 		"another answers as the control": {func(to string, _ int) (bool, string) { return to == "tcp:own", "red/other" }, 0, nil, `tcp:own ("red/own"): "red/other"`},
 		"nothing answers":                {func(string, int) (bool, string) { return false, "" }, 0, nil, "attempts prove nothing"},
 	} {

@@ -30,7 +30,7 @@ func (w *World) attempts(try tryAt, list []string, controls map[string]string) (
 	if len(list) == 0 || len(controls) == 0 {
 		return nil, fmt.Errorf("%d targets to try, %d controls", len(list), len(controls))
 	}
-	results := map[string]probe{}
+	results, timeout := map[string]probe{}, attemptTime
 	for few := range slices.Chunk(list, fewTargets) {
 		all := slices.Clone(few)
 		for t := range controls {
@@ -38,7 +38,6 @@ func (w *World) attempts(try tryAt, list []string, controls map[string]string) (
 				all = append(all, t)
 			}
 		}
-		timeout := attemptTime
 		for deadline := time.Now().Add(patience); ; timeout = min(2*timeout, slowestAttempt) {
 			w.asking <- struct{}{} // as in inTurn
 			got, err := try(timeout, all)

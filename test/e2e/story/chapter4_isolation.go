@@ -15,7 +15,7 @@ import (
 
 func isolationChecks() []Check {
 	return []Check{
-		{Chapter: 4, Title: "red, blue, violet and the default network do not reach each other, on either interface", Phase: phaseIsolation, Needs: needs(fixturePlain, fixtureTenants, fixtureLayer2), Run: isolationMatrix, Timeout: 10 * time.Minute},
+		{Chapter: 4, Title: "red, blue, violet and the default network do not reach each other, on either interface", Phase: phaseIsolation, Needs: needs(fixturePlain, fixtureTenants, fixtureLayer2), Run: isolationMatrix, Timeout: 15 * time.Minute},
 	}
 }
 

@@ -261,6 +261,23 @@ func TestGuardStays(t *testing.T) {
 	}
 }
 
+// managerOf is a manager of the example's pods, whose cgroups are as in the layout.
+func managerOf(t *testing.T, layout Layout) (*Manager, *fakeKernel) {
+	t.Helper()
+	procs, kernel := t.TempDir(), newFakeKernel()
+	writeProc(t, procs, "self", "agent", "/agent", "/", "0", "1")
+	kernel.ids["/cg/podu1"], kernel.ids["/cg/podu2"] = 101, 102
+	m, err := New(kernel, Options{CgroupRoot: t.TempDir(), ProcRoot: procs, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if m.watch != nil {
+		t.Cleanup(func() { m.watch.Close() })
+	}
+	m.readLayout = func(string) (Layout, error) { return layout, nil }
+	return m, kernel
+}
+
 // Sockets that are older than the pod's attachment are confined once it is attached, and once more: not after an attempt
 // that failed, but also if an earlier agent has attached the pod, which may have died before it confined them.
 func TestEarlySocketsOfAttachedPods(t *testing.T) {
@@ -270,17 +287,7 @@ func TestEarlySocketsOfAttachedPods(t *testing.T) {
 		attached bool // by an earlier agent
 		fails    int  // attempts to attach
 	}{{"a new pod", false, 0}, {"the first two attempts fail", false, 2}, {"attached by an earlier agent", true, 0}} {
-		procs, kernel := t.TempDir(), newFakeKernel()
-		writeProc(t, procs, "self", "agent", "/agent", "/", "0", "1")
-		kernel.ids["/cg/podu1"], kernel.ids["/cg/podu2"] = 101, 102
-		m, err := New(kernel, Options{CgroupRoot: t.TempDir(), ProcRoot: procs, Log: slog.New(slog.DiscardHandler)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if m.watch != nil {
-			defer m.watch.Close()
-		}
-		m.readLayout = func(string) (Layout, error) { return layout, nil }
+		m, kernel := managerOf(t, layout)
 		confined := 0
 		m.confine = func(path, _ string, row loader.PodRow) (int, error) {
 			if path != "/cg/podu1" || row.NetworkID != 1 {
@@ -316,17 +323,7 @@ func TestEarlySocketsOfAttachedPods(t *testing.T) {
 // The agent shows its state while a reconcile runs, which takes seconds on a busy node.
 func TestStatusDuringReconcile(t *testing.T) {
 	in, layout, _ := example()
-	procs, kernel := t.TempDir(), newFakeKernel()
-	writeProc(t, procs, "self", "agent", "/agent", "/", "0", "1")
-	kernel.ids["/cg/podu1"], kernel.ids["/cg/podu2"] = 101, 102
-	m, err := New(kernel, Options{CgroupRoot: t.TempDir(), ProcRoot: procs, Log: slog.New(slog.DiscardHandler)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if m.watch != nil {
-		defer m.watch.Close()
-	}
-	m.readLayout = func(string) (Layout, error) { return layout, nil }
+	m, _ := managerOf(t, layout)
 	confining, finish := make(chan struct{}), make(chan struct{})
 	m.confine = func(string, string, loader.PodRow) (int, error) {
 		close(confining)

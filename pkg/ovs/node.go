@@ -97,12 +97,12 @@ func encapOf(addresses []netip.Prefix) []netip.Addr {
 func KeepOrder(n, last network.Node, c config.OVS) network.Node {
 	for _, first := range last.Addresses {
 		inFamily := func(p netip.Prefix) bool { return network.SameFamily(p, first) }
-		i := slices.Index(n.Addresses, first)
-		if i < 0 || last.Addresses[slices.IndexFunc(last.Addresses, inFamily)] != first ||
+		from, to := slices.Index(n.Addresses, first), slices.IndexFunc(n.Addresses, inFamily)
+		if from < 0 || last.Addresses[slices.IndexFunc(last.Addresses, inFamily)] != first ||
 			slices.ContainsFunc(n.NextHops, func(a netip.Addr) bool { return network.SameFamily(a, first) }) {
 			continue
 		}
-		n.Addresses = slices.Concat(n.Addresses[i:i+1], n.Addresses[:i], n.Addresses[i+1:])
+		n.Addresses = slices.Insert(slices.Delete(slices.Clone(n.Addresses), from, from+1), to, first)
 	}
 	if len(c.EncapIPs) == 0 {
 		n.EncapIPs = encapOf(n.Addresses)

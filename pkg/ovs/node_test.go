@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"reflect"
 	"runtime"
+	"slices"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -39,7 +40,7 @@ func TestKeepOrder(t *testing.T) {
 		want, wantEncap string
 	}{
 		{"no route of a family", prefixes(slaac, static, v4), prefixes(static, slaac, v4), []netip.Addr{hop4}, "", "[2001:db8::7/64 2001:db8::a1/64 192.0.2.7/24]", "[192.0.2.7]"},
-		{"no route at all", prefixes(other4, v4, slaac, static), prefixes(v4, other4, static, slaac), nil, "", "[2001:db8::7/64 192.0.2.7/24 192.0.2.9/24 2001:db8::a1/64]", "[192.0.2.7]"},
+		{"no route at all", prefixes(other4, v4, slaac, static), prefixes(v4, other4, static, slaac), nil, "", "[192.0.2.7/24 192.0.2.9/24 2001:db8::7/64 2001:db8::a1/64]", "[192.0.2.7]"},
 		{"routes of both", prefixes(other4, v4, slaac, static), prefixes(v4, other4, static, slaac), []netip.Addr{hop4, hop6}, "", "[192.0.2.9/24 192.0.2.7/24 2001:db8::a1/64 2001:db8::7/64]", "[192.0.2.9]"},
 		{"the first is gone", prefixes(slaac), prefixes(static, slaac), nil, "", "[2001:db8::a1/64]", "[2001:db8::a1]"},
 		{"never read before", prefixes(slaac, static), nil, nil, "", "[2001:db8::a1/64 2001:db8::7/64]", "[2001:db8::a1]"},
@@ -53,6 +54,11 @@ func TestKeepOrder(t *testing.T) {
 			n := KeepOrder(network.Node{Addresses: c.now, NextHops: c.hops, EncapIPs: conf.EncapIPs}, network.Node{Addresses: c.last}, conf)
 			if fmt.Sprint(n.Addresses) != c.want || fmt.Sprint(n.EncapIPs) != c.wantEncap {
 				t.Errorf("addresses %v, tunnels %v; want %s, %s", n.Addresses, n.EncapIPs, c.want, c.wantEncap)
+			}
+			// The next read finds no change: each would reach all nodes.
+			again := KeepOrder(network.Node{Addresses: c.now, NextHops: c.hops, EncapIPs: conf.EncapIPs}, n, conf)
+			if !slices.Equal(again.Addresses, n.Addresses) {
+				t.Errorf("the next read changes the order to %v", again.Addresses)
 			}
 		})
 	}

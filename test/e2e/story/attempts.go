@@ -5,7 +5,6 @@ package story
 import (
 	"context"
 	"fmt"
-	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -132,11 +131,9 @@ func serversOf(p *pod, addresses []netip.Addr) map[string]string {
 
 // anyOf are targets that anybody may answer.
 func anyOf(targets []string) map[string]string {
-	return maps.Collect(func(yield func(string, string) bool) {
-		for _, t := range targets {
-			if !yield(t, "") {
-				return
-			}
-		}
-	})
+	out := map[string]string{}
+	for _, t := range targets {
+		out[t] = ""
+	}
+	return out
 }

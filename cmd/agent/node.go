@@ -135,6 +135,9 @@ func (n *node) openEBPF(changed func()) []agent.Feature {
 		return append(features, agent.NewFeature("host-network processes", err, "tenants' host-network processes stay outside their network"))
 	}
 	n.hostNet, n.parts.HostNet = manager, manager
+	if err := manager.GuardOverlay(); err != nil {
+		log.Warn("host-network pods may send to the overlay's port until the first reconcile", "error", err)
+	}
 	refusals, err := l.Events()
 	if err != nil {
 		log.Warn("refusals are only counted", "error", err)

@@ -92,8 +92,7 @@ func (r *hostReconciler) configure(ctx context.Context) (notEnforced, err error)
 		if err != nil {
 			return errors.Join(append(unenforced, err)...), errors.Join(append(errs, err)...)
 		}
-		in := hostnet.Inputs{Pods: r.cache.HostPods(), Networks: r.hostNetworks(), Services: r.config.Plan.ServiceCIDRs, Masquerade: r.config.Plan.Masquerade, Locked: locked, Doors: rows, TunnelPort: network.TunnelPort,
-			MarkFirst: network.FirstPacketMark, MarkLast: network.LastPacketMark}
+		in := hostnet.Inputs{Pods: r.cache.HostPods(), Networks: r.hostNetworks(), Services: r.config.Plan.ServiceCIDRs, Masquerade: r.config.Plan.Masquerade, Locked: locked, Doors: rows}
 		for _, p := range r.node.addresses() {
 			in.Locals = append(in.Locals, p.Addr())
 		}

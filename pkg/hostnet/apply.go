@@ -24,6 +24,7 @@ type Kernel interface {
 	AttachPod(cgroupPath, podUID string, row loader.PodRow) error
 	DetachPod(podUID string) error
 	AttachRoot() error
+	AttachPacketChecks() error
 	AttachDoor(row loader.DoorRow) error
 	DetachDoor(ifindex int) error
 	DoorPrograms(k loader.DoorKind) []string

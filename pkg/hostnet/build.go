@@ -53,7 +53,7 @@ func Build(in Inputs, layout Layout, kubelet Kubelet) (State, []Problem) {
 	b := builder{State: NewState(), in: in, layout: layout, nets: map[int]Network{}}
 	b.Root = true
 	b.Config = loader.Config{PodLevels: layout.Levels, PodRootLevels: layout.RootLevels, KubeletLevels: kubelet.Levels, ProbeLock: true,
-		Guard: true, TunnelPort: uint32(in.TunnelPort), MarkFirst: in.MarkFirst, MarkLast: in.MarkLast,
+		Guard: true, TunnelPort: network.TunnelPort, MarkFirst: network.FirstPacketMark, MarkLast: network.LastPacketMark,
 		OwnFirst: network.OwnPortFirst, OwnLast: network.OwnPortLast}
 	for _, n := range in.Networks {
 		b.nets[n.ID] = n

@@ -17,12 +17,13 @@ import (
 // fakeKernel implements Kernel in memory. If fail is set and returns true for n, the
 // n-th change fails.
 type fakeKernel struct {
-	mu    sync.Mutex
-	rows  map[loader.Key]loader.Row
-	pods  map[string]loader.Attachment
-	root  bool
-	doors map[int]bool
-	held  []uint16
+	mu     sync.Mutex
+	rows   map[loader.Key]loader.Row
+	pods   map[string]loader.Attachment
+	root   bool
+	checks bool // AttachPacketChecks was called
+	doors  map[int]bool
+	held   []uint16
 	// deleted holds interfaces on which AttachDoor fails with ENODEV after it wrote
 	// the row and attached a part of the programs.
 	deleted map[int]bool
@@ -98,6 +99,8 @@ func (f *fakeKernel) DetachPod(uid string) error {
 	return f.change(func() { delete(f.pods, uid) })
 }
 func (f *fakeKernel) AttachRoot() error { return f.change(func() { f.root = true }) }
+
+func (f *fakeKernel) AttachPacketChecks() error { return f.change(func() { f.checks = true }) }
 
 func (f *fakeKernel) AttachDoor(row loader.DoorRow) error {
 	err := f.change(func() { f.rows[row.Key()] = row; f.doors[row.Ifindex] = true })

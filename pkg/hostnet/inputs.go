@@ -89,8 +89,4 @@ type Inputs struct {
 	ClusterIPs []ClusterIP
 	// Masquerade are the cluster's masquerade subnets: no pod sends a frame from or to them.
 	Masquerade []netip.Prefix
-	// TunnelPort is the overlay's UDP port. MarkFirst and MarkLast are the range of
-	// the networks' marks.
-	TunnelPort          uint16
-	MarkFirst, MarkLast uint32
 }

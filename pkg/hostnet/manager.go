@@ -104,6 +104,38 @@ func New(kernel Kernel, opts Options) (*Manager, error) {
 	return m, nil
 }
 
+// GuardOverlay keeps host-network pods from the overlay's port before the first Reconcile, which
+// waits for Open vSwitch and the API server: at boot nothing is pinned, and both may be away for long. It does
+// nothing where an earlier agent has configured the programs.
+func (m *Manager) GuardOverlay() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	config, err := m.target.Config()
+	if err != nil {
+		return fmt.Errorf("read the eBPF configuration: %w", err)
+	}
+	if config != (loader.Config{}) {
+		return nil
+	}
+	layout, err := m.readLayout(m.opts.CgroupRoot)
+	if err != nil {
+		return err
+	}
+	want, _ := Build(Inputs{}, layout, Kubelet{})
+	for _, r := range layout.Roots { // without them no process is known to be a pod's
+		if err := m.target.Put(loader.PodRootRow{CgroupID: r.ID}); err != nil {
+			return fmt.Errorf("put the row of the pods' cgroup %s: %w", r.Path, err)
+		}
+	}
+	if err := m.target.AttachPacketChecks(); err != nil {
+		return err
+	}
+	if err := m.target.SetConfig(want.Config); err != nil {
+		return fmt.Errorf("write the eBPF configuration: %w", err)
+	}
+	return nil
+}
+
 // Reconcile applies the inputs to the kernel. It is idempotent. Run uses the inputs
 // for later reconciles. The error names each operation that failed; inputs that
 // cannot be applied yet are reported by Status.

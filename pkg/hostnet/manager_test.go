@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"bulkhead/pkg/loader"
+	"bulkhead/pkg/network"
 )
 
 func cgroupTree(t *testing.T) string {
@@ -103,6 +104,46 @@ func TestRootSettle(t *testing.T) {
 		if err := m.Reconcile(ctx, Inputs{}); (err != nil) != failing || (f.settled == 0) != failing {
 			t.Errorf("operations fail %t: %v, settled %d times", failing, err, f.settled)
 		}
+	}
+}
+
+// At boot, pods are kept from the overlay's port before the first Reconcile. What an earlier agent has configured
+// stays.
+func TestGuardOverlay(t *testing.T) {
+	f := newFakeKernel()
+	start := func() *Manager {
+		t.Helper()
+		m, err := New(f, Options{CgroupRoot: t.TempDir(), ProcRoot: t.TempDir(), Log: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		m.readLayout = func(string) (Layout, error) {
+			return Layout{Levels: 4, RootLevels: 2, Roots: []Cgroup{{Path: "/kubepods", ID: 11}}, Pods: map[string]Cgroup{uid: {Path: "/kubepods/pod", ID: 12}}}, nil
+		}
+		return m
+	}
+	m := start()
+	for n := range 3 {
+		changes := f.changes
+		f.fail = func(change int) bool { return change == changes+n+1 }
+		if err := m.GuardOverlay(); err == nil {
+			t.Errorf("change %d failed, and there is no error", n+1)
+		}
+	}
+	f.fail = nil
+	if err := m.GuardOverlay(); err != nil {
+		t.Fatal(err)
+	}
+	if c := f.config; !f.checks || !c.Guard || c.TunnelPort != network.TunnelPort || c.PodLevels != 4 || c.PodRootLevels != 2 {
+		t.Errorf("packets are checked %t, with %+v", f.checks, c)
+	}
+	root := loader.PodRootRow{CgroupID: 11}
+	if len(f.rows) != 1 || f.rows[root.Key()] != root || f.root || len(f.pods) != 0 {
+		t.Errorf("rows %v, attached to the root %t, to pods %v", f.rows, f.root, f.pods)
+	}
+	before := f.changes
+	if err := start().GuardOverlay(); err != nil || f.changes != before {
+		t.Errorf("the next agent made %d changes: %v", f.changes-before, err)
 	}
 }
 

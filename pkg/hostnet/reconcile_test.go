@@ -41,7 +41,6 @@ func example() (Inputs, Layout, Kubelet) {
 		Others:     []netip.Addr{netip.MustParseAddr("192.0.2.100"), netip.MustParseAddr("2001:db8::100")},
 		Services:   []netip.Prefix{netip.MustParsePrefix("10.96.0.0/16")},
 		Masquerade: []netip.Prefix{netip.MustParsePrefix("169.254.0.0/17")},
-		TunnelPort: 6081, MarkFirst: 0x10000, MarkLast: 0x2711ffff,
 	}
 	layout := Layout{Pods: map[string]Cgroup{"u1": {"/cg/podu1", 101}, "u2": {"/cg/podu2", 102}, "u5": {"/cg/podu5", 105}, "u6": {"/cg/podu6", 106}, "u7": {"/cg/podu7", 107}},
 		Levels: 0x8, Roots: []Cgroup{{"/cg", 90}}, RootLevels: 0x2}

@@ -315,6 +315,42 @@ func TestRootGuardTunnel(t *testing.T) {
 	w.expectAttempts("the administrator", "system/admin", "eth0", withoutFragments(attempts(guardTunnelPort)), true)
 }
 
+// Before the agent knows any pod, the packet checks alone keep pods from the overlay's port, and let through all else
+// that they send. AttachRoot completes them.
+func TestRootPacketChecks(t *testing.T) {
+	w := newGuardSandbox(t, false)
+	must(t, w.l.DetachRoot())
+	attempts := func(port uint16) (out []attack.Attempt) {
+		for _, to := range []string{"192.0.2.9", "2001:db8::9"} {
+			out = append(out, attack.Attempt{Socket: "udp", To: to, Port: port}, attack.Attempt{Socket: "udp", To: to, Port: port, How: []string{"connect"}})
+		}
+		return append(out, attack.Attempt{Socket: "hdrincl", To: "192.0.2.9", Src: "192.0.2.1", Port: port})
+	}
+	w.expectAttempts("without programs", "kubepods/podnew", "eth0", attempts(guardTunnelPort), true)
+	must(t, w.l.AttachPacketChecks())
+	w.expectAttempts("to the overlay's port", "kubepods/podnew", "eth0", attempts(guardTunnelPort), false)
+	w.expectAttempts("to another port", "kubepods/podnew", "eth0", attempts(9), true)
+	w.expectAttempts("a packet socket", "kubepods/podnew", "eth0", []attack.Attempt{{Socket: "packet", To: "192.0.2.9", Src: "192.0.2.1", Port: 9, Device: "eth0", SrcMAC: w.own["eth0"], DstMAC: w.mac["eth0"]}}, true)
+	w.expectAttempts("the administrator", "system/admin", "eth0", attempts(guardTunnelPort), true)
+	root := func() Attachment {
+		t.Helper()
+		all, err := w.l.Attachments()
+		must(t, err)
+		i := slices.IndexFunc(all, Attachment.Root)
+		if i < 0 {
+			t.Fatalf("there is no attachment of the root cgroup: %+v", all)
+		}
+		return all[i]
+	}
+	if a := root(); len(a.Missing) == 0 {
+		t.Errorf("the packet checks alone count as complete: %+v", a)
+	}
+	must(t, w.l.AttachRoot())
+	if a := root(); len(a.Missing) != 0 {
+		t.Errorf("after AttachRoot programs are missing: %+v", a)
+	}
+}
+
 func withoutFragments(list []attack.Attempt) (out []attack.Attempt) {
 	for _, a := range list {
 		if !hasOption(a, "fragments") {

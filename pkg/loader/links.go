@@ -78,6 +78,15 @@ func (l *Loader) AttachRoot() error {
 	return l.attach(rootDir, l.opts.CgroupRoot, rootHooks)
 }
 
+// AttachPacketChecks attaches those programs of AttachRoot that check what sockets send and receive. They
+// refuse no socket, so pods without a row can still do what the node may need to reach its API server.
+func (l *Loader) AttachPacketChecks() error {
+	if len(l.hooks(packetHooks)) == 0 {
+		return fmt.Errorf("attach to the root cgroup: no program that checks packets could be loaded: %s", l.Missing())
+	}
+	return l.attach(rootDir, l.opts.CgroupRoot, packetHooks)
+}
+
 // DetachRoot removes the links of AttachRoot.
 func (l *Loader) DetachRoot() error { return l.detach(rootDir) }
 

@@ -18,8 +18,11 @@ type hookSet func(name string) bool
 func vrfHooks(name string) bool { return strings.HasPrefix(name, "bh_vrf_") }
 
 func rootHooks(name string) bool {
-	return strings.HasPrefix(name, "bh_prb_") || strings.HasPrefix(name, "bh_lsm_") || name == "bh_grd_send" || name == "bh_grd_recv"
+	return strings.HasPrefix(name, "bh_prb_") || strings.HasPrefix(name, "bh_lsm_") || packetHooks(name)
 }
+
+// packetHooks are the programs of the root cgroup that check packets of sockets.
+func packetHooks(name string) bool { return name == "bh_grd_send" || name == "bh_grd_recv" }
 
 func doorHooks(k DoorKind) hookSet {
 	var names []string

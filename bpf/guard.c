@@ -7,6 +7,7 @@
  *
  * Processes outside all pods, including the node's administrator, may enter.
  */
+#include "bh_checksum.h"
 #include "bh_pods.h"
 #include "bh_ingress.h"
 #include "bh_locked.h"
@@ -195,12 +196,17 @@ int bh_grd_from(struct __sk_buff *skb)
 	locked = door->kind == BH_DOOR_LOCKED;
 	if (!proto)
 		return drop(skb, BH_R_POD_FRAME, 0, door->netid, 0);
-	if (!off)
+	if (!off) {
+		__builtin_memset(&p, 0, sizeof(p));
+		p.unparsed = 1;
+		if (bh_is_misplaced_checksum(skb, &p))
+			return drop(skb, BH_R_POD_FRAME, 0, door->netid, 0);
 		/* OVN's ACLs cover ARP; a locked interface needs no other protocol. */
 		return locked && proto != BH_ETH_P_ARP ? drop(skb, BH_R_LOCKED_FRAME, 0, door->netid, 0) :
 							 TCX_NEXT;
+	}
 	bh_ip(skb, off, BH_DATA, &p);
-	if (p.unparsed)
+	if (p.unparsed || bh_is_misplaced_checksum(skb, &p))
 		return drop(skb, BH_R_POD_FRAME, 0, door->netid, &p);
 	if (p.proto == IPPROTO_UDP && !p.later_fragment) {
 		if (bh_load(skb, p.l4, b, 4, BH_DATA))
@@ -278,6 +284,12 @@ int bh_grd_own(struct __sk_buff *skb)
 	off = bh_eth(skb, &proto);
 	if (off && bh_to_tunnel(skb, off, cfg->tunnel_port, &p))
 		return drop(skb, BH_R_GUARD_TUNNEL, id, 0, &p);
+	if (!off) {
+		__builtin_memset(&p, 0, sizeof(p));
+		p.unparsed = 1;
+	}
+	if (bh_is_misplaced_checksum(skb, &p))
+		return drop(skb, BH_R_GUARD_INJECTED, id, 0, 0);
 	/* Networks' gateway routers would take such a frame for an answer to one of their pods. */
 	if (off && (bh_dest(BH_DEST_MASQUERADE, &p.daddr) || bh_dest(BH_DEST_MASQUERADE, &p.saddr)))
 		return drop(skb, BH_R_GUARD_INJECTED, id, 0, &p);

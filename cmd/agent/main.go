@@ -60,7 +60,7 @@ func run(ctx context.Context, args []string) error {
 	}
 	defer node.close()
 	node.parts.API = agent.NewKubeAPI(ctx, clients.Kube, cfg.Kubernetes.NodeName)
-	agent.LogFeatures(log, node.parts.Features)
+	agent.LogFeatures(log, node.parts.Features())
 
 	a := agent.New(node.parts)
 	if err := a.Serve(ctx, public, opts.stateSocket); err != nil {

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"sync"
+	"time"
 
 	"bulkhead/pkg/agent"
 	"bulkhead/pkg/config"
@@ -50,9 +52,11 @@ func openNode(ctx context.Context, cfg config.Config, opts options, log *slog.Lo
 		return nil, fmt.Errorf("open the kernel's routing tables: %w", err)
 	}
 	n.closers = append(n.closers, n.kernel.Close)
-	vrfFeature := agent.NewFeature("VRF devices", vrf.Probe(), "no network is kept apart in this node's kernel: networks are not configured")
 	_, ipv6 := cfg.DefaultNetwork.Families()
-	n.parts.Features = slices.Concat([]agent.Feature{vrfFeature}, agent.SysctlFeatures(opts.sysctlPath, ipv6), nftFeatures, ebpfFeatures)
+	vrfFeature := probeVRF()
+	n.parts.Features = func() []agent.Feature {
+		return slices.Concat([]agent.Feature{vrfFeature()}, agent.SysctlFeatures(opts.sysctlPath, ipv6), nftFeatures, ebpfFeatures)
+	}
 
 	if n.ovs, err = ovs.Connect(ctx, cfg.OVS.DBAddress, log); err != nil {
 		return nil, err
@@ -66,6 +70,23 @@ func openNode(ctx context.Context, cfg config.Config, opts options, log *slog.Lo
 	n.bridge.LooseIsolation = cfg.BGP.LooseIsolation
 	n.parts.Kernel, n.parts.OVS, n.parts.Flows = n.kernel, n.ovs, n.bridge
 	return n, nil
+}
+
+// probeVRF returns a function that tells whether the kernel has VRF devices. It tries again while they are missing, as their module
+// may be loaded later.
+func probeVRF() func() agent.Feature {
+	var mu sync.Mutex
+	var found bool
+	return func() agent.Feature {
+		mu.Lock()
+		defer mu.Unlock()
+		if found {
+			return agent.NewFeature("VRF devices", nil, "")
+		}
+		err := vrf.Probe()
+		found = err == nil
+		return agent.NewFeature("VRF devices", err, "no network is kept apart in this node's kernel: networks are not configured")
+	}
 }
 
 // openUplink moves the uplink into the external bridge, if that is configured, before anything reads the
@@ -95,10 +116,7 @@ func (n *node) close() {
 }
 
 func (n *node) openNFT(ctx context.Context) []agent.Feature {
-	nft, err := firewall.Open()
-	if err == nil {
-		_, err = nft.Read(ctx)
-	}
+	nft, err := openFirewall(ctx)
 	features := []agent.Feature{agent.NewFeature("nftables", err, "raw sockets of the node's processes reach locked addresses")}
 	if err != nil {
 		return features
@@ -113,6 +131,24 @@ func (n *node) openNFT(ctx context.Context) []agent.Feature {
 		n.parts.PodRoots = func() ([]firewall.Cgroup, error) { return agent.FindPodRoots(root) }
 	}
 	return append(features, agent.NewFeature("nftables socket match", err, "eBPF alone stops packets into networks: nftables no longer backs it up"))
+}
+
+// openFirewall tries for some seconds: a read fails if somebody flushes the ruleset meanwhile, and the agent would run
+// without nftables until its next start.
+func openFirewall(ctx context.Context) (*firewall.Target, error) {
+	for attempt := 1; ; attempt++ {
+		nft, err := firewall.Open()
+		if err == nil {
+			_, err = nft.Read(ctx)
+		}
+		if err == nil || attempt == 5 || ctx.Err() != nil {
+			return nft, err
+		}
+		select {
+		case <-time.After(time.Second):
+		case <-ctx.Done():
+		}
+	}
 }
 
 // openEBPF loads the eBPF programs. changed is called when the state of

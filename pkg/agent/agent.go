@@ -98,7 +98,7 @@ type Parts struct {
 	// Servers lists the node's servers, whose ports pods do not get; nil: pods get no ports
 	// of the node.
 	Servers  func() ([]hostnet.Server, error)
-	Features []Feature
+	Features func() []Feature                 // as they are now
 	Counters func() ([]loader.Counter, error) // nil: no eBPF
 	Log      *slog.Logger
 }

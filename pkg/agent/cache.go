@@ -7,9 +7,11 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 
 	"bulkhead/pkg/network"
+	"bulkhead/pkg/vrf"
 )
 
 // Cache holds the objects of the API server that the agent reads, indexed so
@@ -251,11 +253,19 @@ func (c *Cache) Networks() []network.Network {
 	return out
 }
 
-// HasNADs reports whether any NAD, usable or not, names the network.
-func (c *Cache) HasNADs(name string) bool {
+// networkWithAlias returns the network that a VRF device's alias names, if a NAD names that, too.
+func (c *Cache) networkWithAlias(alias string) (name string, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.nads.HasNADs(name)
+	if name, ok = strings.CutPrefix(alias, vrf.AliasPrefix); ok && c.nads.HasNADs(name) {
+		return name, true
+	}
+	for name := range c.nads.Names() { // the alias of a long name is shortened
+		if vrf.AliasOf(name) == alias {
+			return name, true
+		}
+	}
+	return "", false
 }
 
 // Removing are the ids of deleted networks whose kernel state remains.

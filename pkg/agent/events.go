@@ -165,7 +165,7 @@ func updatePod(c *Cache, q *Queue, cfg config.Config, p Pod) {
 		q.EnqueueHosts()
 	}
 	if !slices.Equal(old.HostPorts, p.HostPorts) {
-		enqueueHostPorts(c, q, cfg, p)
+		enqueueHostPorts(c, q, cfg, p, slices.Concat(old.HostPorts, p.HostPorts))
 	}
 }
 
@@ -174,10 +174,14 @@ func isIngress(cfg config.Config, p Pod) bool {
 	return slices.Contains(cfg.IngressNamespaces, p.Namespace)
 }
 
-// enqueueHostPorts enqueues the network of a pod whose host ports have changed.
-func enqueueHostPorts(c *Cache, q *Queue, cfg config.Config, p Pod) {
+// enqueueHostPorts enqueues the network of a pod whose host ports have changed, and, if they were or are at loopback, all
+// networks that have such ports: another one may have lost or gained one.
+func enqueueHostPorts(c *Cache, q *Queue, cfg config.Config, p Pod, ports []network.HostPort) {
 	if id, ok := c.NetworkOfPod(p, cfg.DefaultNetwork); ok {
 		q.EnqueueGateways(id)
+	}
+	if slices.ContainsFunc(ports, func(h network.HostPort) bool { return h.Host.IsLoopback() }) {
+		q.EnqueueGateways(c.loopbackNetworks(cfg.Plan, cfg.DefaultNetwork)...)
 	}
 }
 
@@ -187,7 +191,7 @@ func (h eventHandlers) deletePod(key string) {
 		h.queue.EnqueueHosts()
 	}
 	if len(old.HostPorts) > 0 {
-		enqueueHostPorts(h.cache, h.queue, h.config, old)
+		enqueueHostPorts(h.cache, h.queue, h.config, old, old.HostPorts)
 	}
 }
 
@@ -208,7 +212,7 @@ func parsePod(o *corev1.Pod, log *slog.Logger) (p Pod, running bool) {
 	}
 	// A pod that has not been connected may be refused, because another has its ports.
 	if len(o.Status.PodIPs) > 0 {
-		p.HostPorts = kube.HostPorts(o.Spec)
+		p.HostPorts, p.HostPortsLeft = kube.HostPorts(o.Spec)
 	}
 	// The zone reports an annotation that cannot be read.
 	p.Open, _ = network.ParseOpenPorts(o.Annotations[network.AnnotationOpenDefaultPorts])

@@ -299,7 +299,7 @@ func (f *fakeNode) run(t *testing.T, options ...func(*Parts)) {
 	t.Helper()
 	nft, _ := firewall.NewFake()
 	queue := NewQueue()
-	parts := Parts{Config: testConfig(t), Cache: NewCache(), Queue: queue, Failures: NewFailures(queue), OVS: f, Kernel: f.kernel, Firewall: nft, HostNet: f, API: f, KubeletMark: 0x2b1d0000,
+	parts := Parts{Config: testConfig(t), Cache: NewCache(), Queue: queue, Failures: NewFailures(queue), OVS: f, Kernel: f.kernel, Firewall: nft, HostNet: f, API: f, KubeletMark: 0x2b1d0000, Features: func() []Feature { return nil },
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil))}
 	for _, o := range options {
 		o(&parts)

@@ -63,9 +63,14 @@ func (r *hostReconciler) reconcile(ctx context.Context) error {
 	return err
 }
 
+// configureTimeout ends an nft process that hangs: all pods that start wait for it.
+const configureTimeout = 2 * time.Minute
+
 // configure configures nft and eBPF. notEnforced says which restrictions are not
 // enforced.
 func (r *hostReconciler) configure(ctx context.Context) (notEnforced, err error) {
+	ctx, cancel := context.WithTimeout(ctx, configureTimeout)
+	defer cancel()
 	locked, ingress := r.cache.Locked(), r.cache.Ingress(r.config.IngressNamespaces)
 	var errs, unenforced []error
 	if r.firewall != nil {
@@ -145,7 +150,7 @@ func (r *hostReconciler) lock(ctx context.Context, p Pod) error {
 
 func (r *hostReconciler) firewallInputs(locked []hostnet.LockedAddr, ingress *firewall.Ingress) (firewall.Inputs, error) {
 	in := firewall.Inputs{Ingress: ingress, Locked: make([]netip.Addr, 0, len(locked)), Networks: r.cache.Networks(), Default: r.config.DefaultNetwork, NodeID: r.node.Node().ID, Loose: r.config.BGP.LooseIsolation,
-		Mode: r.config.OVS.GatewayMode, TunnelPort: network.TunnelPort, Bridge: r.config.OVS.ExternalBridge,
+		Mode: r.config.OVS.GatewayMode, Bridge: r.config.OVS.ExternalBridge,
 		Services: r.cache.AllowedServices(r.config.AllowedServices), Plan: r.config.Plan}
 	kept, _ := r.networks.keptNetworks()
 	for _, id := range kept { // without their definition pods keep the way out, and processes the way in

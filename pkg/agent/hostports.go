@@ -11,6 +11,7 @@ import (
 
 	"bulkhead/pkg/firewall"
 	"bulkhead/pkg/hostnet"
+	"bulkhead/pkg/kube"
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/ovs/flows"
 )
@@ -20,10 +21,11 @@ const serversInterval = 15 * time.Second
 
 // hostPort is a pod's host port and its routes on this node.
 type hostPort struct {
-	pod    string // namespace/name
-	since  time.Time
-	port   network.HostPort
-	routes []network.HostPortRoute
+	pod     string // namespace/name
+	network int    // id
+	since   time.Time
+	port    network.HostPort
+	routes  []network.HostPortRoute
 }
 
 // networkOfPod is the network at whose gateway router the pod's host ports are: the primary one
@@ -61,7 +63,7 @@ func (c *Cache) hostPorts(plan network.Plan, defaultNetwork network.Network, nod
 			continue
 		}
 		for _, port := range p.HostPorts {
-			out = append(out, hostPort{key, p.Created, port, port.Routes(plan, n, node)})
+			out = append(out, hostPort{key, n.ID, p.Created, port, port.Routes(plan, n, node)})
 		}
 	}
 	slices.SortStableFunc(out, func(a, b hostPort) int { return cmp.Or(a.since.Compare(b.since), cmp.Compare(a.pod, b.pod)) })
@@ -69,32 +71,55 @@ func (c *Cache) hostPorts(plan network.Plan, defaultNetwork network.Network, nod
 }
 
 // loopbackPorts returns the host ports of a network's pods whose hostIP is a loopback address. They have the
-// masquerade address that all networks share for this purpose, and not one of their network.
+// masquerade address that all networks share for this purpose, and not one of their network. So of several networks whose pods
+// have the same port, that of the oldest pod has it.
 func (c *Cache) loopbackPorts(id int, plan network.Plan, defaultNetwork network.Network) []flows.ServicePort {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	networkOf := map[flows.ServicePort]int{}
+	for _, p := range c.hostPorts(plan, defaultNetwork, nil) {
+		if !p.port.Host.IsLoopback() {
+			continue
+		}
+		for _, r := range p.routes {
+			port := flows.ServicePort{Addr: r.To, Protocol: p.port.Protocol, Port: p.port.Port, HostPort: true}
+			if _, taken := networkOf[port]; !taken {
+				networkOf[port] = p.network
+			}
+		}
+	}
 	var out []flows.ServicePort
-	for _, p := range c.pods {
-		if len(p.HostPorts) == 0 {
-			continue
-		}
-		n, ok := c.networkOfPod(p, defaultNetwork)
-		if !ok || n.ID != id {
-			continue
-		}
-		for _, port := range p.HostPorts {
-			if !port.Host.IsLoopback() {
-				continue
-			}
-			for _, r := range port.Routes(plan, n, nil) {
-				out = append(out, flows.ServicePort{Addr: r.To, Protocol: port.Protocol, Port: port.Port, HostPort: true})
-			}
+	for port, n := range networkOf {
+		if n == id {
+			out = append(out, port)
 		}
 	}
 	slices.SortFunc(out, func(a, b flows.ServicePort) int {
 		return cmp.Or(a.Addr.Compare(b.Addr), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
 	})
-	return slices.Compact(out)
+	return out
+}
+
+// loopbackNetworks returns the ids of the networks whose pods have host ports at a loopback address.
+func (c *Cache) loopbackNetworks(plan network.Plan, defaultNetwork network.Network) (ids []int) {
+	for _, p := range c.hostPorts(plan, defaultNetwork, nil) {
+		if p.port.Host.IsLoopback() && !slices.Contains(ids, p.network) {
+			ids = append(ids, p.network)
+		}
+	}
+	return ids
+}
+
+// hostPortsLeft reports the pods of which not all host ports count.
+func (c *Cache) hostPortsLeft() (out []Problem) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for key, p := range c.pods {
+		if p.HostPortsLeft > 0 {
+			out = append(out, Problem{Reason: reasonHostPort, pod: key, Message: fmt.Sprintf(
+				"the last %d host ports are not reached: a pod may have %d: use fewer, or a Service of type LoadBalancer", p.HostPortsLeft, kube.MaxHostPorts)})
+		}
+	}
+	slices.SortFunc(out, func(a, b Problem) int { return cmp.Compare(a.pod, b.pod) })
+	return out
 }
 
 // reservedPorts belong to the node even when no server listens on them. Open vSwitch's userspace datapath opens no
@@ -147,7 +172,8 @@ func (r *hostReconciler) readHostPorts() (out []firewall.HostPort, problems []Pr
 		// Without the list no port is redirected away from a server.
 		return nil, []Problem{{Reason: "HostPortsNotReached", Message: "pods' host ports are not reached: " + err.Error()}}
 	}
-	return admitHostPorts(ports, servers)
+	out, problems = admitHostPorts(ports, servers)
+	return out, append(problems, r.cache.hostPortsLeft()...)
 }
 
 // updateHostPorts reads the host ports, stores them, and reports whether they have changed.

@@ -120,6 +120,24 @@ func TestHostPorts(t *testing.T) {
 		if got := f.agent.cache.loopbackPorts(network.DefaultID, f.agent.config.Plan, f.agent.config.DefaultNetwork); len(got) != 1 || got[0].Port != 54 || got[0].Addr.String() != "169.254.0.7" {
 			t.Errorf("ports at loopback: %v", got)
 		}
+		// A younger pod of another network does not take the port at loopback.
+		younger := hostPortPod("shop", "a-younger", true, corev1.ContainerPort{ContainerPort: 1, HostPort: 54, Protocol: corev1.ProtocolUDP, HostIP: "::ffff:127.0.0.1"})
+		younger.CreationTimestamp = metav1.NewTime(time.Now().Add(time.Hour))
+		loopback := func(want map[int]int) {
+			t.Helper()
+			for id, n := range want {
+				if got := f.agent.cache.loopbackPorts(id, f.agent.config.Plan, f.agent.config.DefaultNetwork); len(got) != n {
+					t.Errorf("network %d has the ports %v at loopback, want %d", id, got, n)
+				}
+			}
+		}
+		f.events().setPod(younger)
+		loopback(map[int]int{network.DefaultID: 1, 7: 0})
+		dns, _ := f.agent.cache.Pod("plain/dns")
+		f.events().deletePod("plain/dns")
+		loopback(map[int]int{network.DefaultID: 0, 7: 1})
+		f.events().deletePod("shop/a-younger")
+		updatePod(f.agent.cache, f.agent.queue, f.agent.config, dns)
 		// Of two pods with one port, which kubelet admits if they write hostIP differently, the older has it.
 		for i, c := range []struct{ name, hostIP string }{{"old", "192.0.2.10"}, {"a-young", "::ffff:192.0.2.10"}, {"other", "127.0.0.2"}} {
 			p := hostPortPod("plain", c.name, false, corev1.ContainerPort{ContainerPort: 5353, HostPort: 56, HostIP: c.hostIP})

@@ -34,19 +34,20 @@ func NewInformers(clients *kube.Clients, node string) (*Informers, error) {
 	}
 	selected := func(field, value string) informers.SharedInformerFactory {
 		return informers.NewSharedInformerFactoryWithOptions(clients.Kube, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+			kube.Consistent(o)
 			o.FieldSelector = fields.OneTermEqualSelector(field, value).String()
 		}))
 	}
 	metadataOf := func(resource string) cache.SharedIndexInformer {
-		return metadatainformer.NewSharedInformerFactory(meta, 0).ForResource(corev1.SchemeGroupVersion.WithResource(resource)).Informer()
+		return metadatainformer.NewFilteredSharedInformerFactory(meta, 0, metav1.NamespaceAll, kube.Consistent).ForResource(corev1.SchemeGroupVersion.WithResource(resource)).Informer()
 	}
 	return &Informers{
-		nads:       nadinformers.NewSharedInformerFactory(clients.NAD, 0).K8sCniCncfIo().V1().NetworkAttachmentDefinitions().Informer(),
+		nads:       nadinformers.NewSharedInformerFactoryWithOptions(clients.NAD, 0, nadinformers.WithTweakListOptions(kube.Consistent)).K8sCniCncfIo().V1().NetworkAttachmentDefinitions().Informer(),
 		namespaces: metadataOf("namespaces"),
 		peers:      metadataOf("nodes"),
 		node:       selected("metadata.name", node).Core().V1().Nodes().Informer(),
 		pods:       selected("spec.nodeName", node).Core().V1().Pods().Informer(),
-		services:   informers.NewSharedInformerFactory(clients.Kube, 0).Core().V1().Services().Informer(),
+		services:   informers.NewSharedInformerFactoryWithOptions(clients.Kube, 0, informers.WithTweakListOptions(kube.Consistent)).Core().V1().Services().Informer(),
 	}, nil
 }
 

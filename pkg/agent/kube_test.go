@@ -73,6 +73,19 @@ func TestConditionHeartbeat(t *testing.T) {
 			t.Errorf("after a restart: %+v, before: %+v", c, changed)
 		}
 
+		// The clock was ahead: the heartbeat is in the future.
+		n, err := client.CoreV1().Nodes().Get(ctx, "node1", metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		n.Status.Conditions[0].LastHeartbeatTime = metav1.NewTime(time.Now().Add(24 * time.Hour))
+		if _, err := client.CoreV1().Nodes().UpdateStatus(ctx, n, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if c := set(&KubeAPI{client: client, node: "node1"}, bad, 1); c.LastHeartbeatTime.After(time.Now()) {
+			t.Errorf("after a heartbeat in the future: %+v", c)
+		}
+
 		// The Node is created again without the condition.
 		if err := client.CoreV1().Nodes().Delete(ctx, "node1", metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)

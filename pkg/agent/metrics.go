@@ -73,7 +73,7 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	}
 	gauge(descLocked, float64(len(c.states.cache.Locked())))
 	gauge(descDegraded, oneIf(condition(c.states.reporter.problems()).True()))
-	for _, f := range c.states.reporter.features {
+	for _, f := range c.states.reporter.features() {
 		gauge(descFeature, oneIf(f.OK), f.Name)
 	}
 	for _, n := range c.states.counters.ebpfCounters() {

@@ -15,7 +15,7 @@ import (
 func TestMetricsDocumented(t *testing.T) {
 	queue := NewQueue()
 	defer queue.keys.ShutDown()
-	a := New(Parts{Cache: NewCache(), Queue: queue, Failures: NewFailures(queue)})
+	a := New(Parts{Cache: NewCache(), Queue: queue, Failures: NewFailures(queue), Features: func() []Feature { return nil }})
 	metricsdoc.Check(t, "Agent", a.registry)
 }
 

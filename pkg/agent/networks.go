@@ -127,6 +127,10 @@ func (r *networkReconciler) reconcile(ctx context.Context, id int) error {
 	if id == network.DefaultID {
 		net, ok = r.config.DefaultNetwork, true
 	}
+	if left := r.settlesFor(id); left > 0 {
+		r.queue.keys.AddAfter(key{kindNetwork, id}, left)
+		return nil
+	}
 	if !ok {
 		return r.remove(ctx, id, node)
 	}
@@ -136,10 +140,6 @@ func (r *networkReconciler) reconcile(ctx context.Context, id int) error {
 	if !net.IsDefault() && !net.HasNode(node.ID) {
 		// A tenant can cause this, so it is no problem of the node: the network's status reports it.
 		return r.remove(ctx, id, node)
-	}
-	if left := r.settlesFor(id); left > 0 {
-		r.queue.keys.AddAfter(key{kindNetwork, id}, left)
-		return nil
 	}
 	if r.kernel.DeviceIndex(r.config.Plan.VRFTable(net)) == 0 && !net.IsDefault() {
 		r.settle(id, deviceSettle) // before the device exists, so that nothing uses it
@@ -260,7 +260,7 @@ func (r *networkReconciler) orphanWithNAD(ctx context.Context, id int) (string, 
 		return "", fmt.Errorf("read orphaned network id %d: %w", id, err)
 	}
 	for _, d := range st.Devices {
-		if name, ok := strings.CutPrefix(d.Alias, vrf.AliasPrefix); ok && r.cache.HasNADs(name) && r.cache.NetworkID(name) == 0 {
+		if name, ok := r.cache.networkWithAlias(d.Alias); ok && r.cache.NetworkID(name) == 0 {
 			return name, nil
 		}
 	}

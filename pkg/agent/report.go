@@ -49,14 +49,14 @@ var informational = []string{"KubeletByProcess", "CgroupMissing", "EarlySockets"
 
 // podReasons are reasons that a pod's author causes and can fix. They are
 // events of the pod, and do not degrade the node: a tenant must not be able to.
-var podReasons = []string{"ProbePortShared", "ProbePortHeld", "ProbePortsTooMany", "NetworkUnknown", reasonHostPort}
+var podReasons = []string{"ProbePortShared", "ProbePortHeld", "ProbePortsTooMany", "NetworkUnknown", "VRFMissing", reasonHostPort}
 
 // reporter reports problems: as the Node condition, as events, and as the
 // annotation that holds the node's failed networks.
 type reporter struct {
 	plan      network.Plan
 	node      *nodeReconciler
-	features  []Feature
+	features  func() []Feature
 	cache     *Cache
 	queue     *Queue
 	failures  *Failures
@@ -74,7 +74,7 @@ type reporter struct {
 // what only waits, e.g. a node without an id.
 func (r *reporter) problems() []Problem {
 	var out []Problem
-	for _, f := range r.features {
+	for _, f := range r.features() {
 		if !f.OK {
 			m := f.Name + ": " + f.Reason
 			if f.Costs != "" {
@@ -83,7 +83,9 @@ func (r *reporter) problems() []Problem {
 			out = append(out, Problem{Reason: "FeatureMissing", Message: m})
 		}
 	}
-	if r.queue.synced.Load() && r.cache.NodeID() == 0 {
+	if !r.queue.synced.Load() {
+		out = append(out, Problem{Reason: "NotSynced", Message: "the agent has not read all that it needs from the API server yet: see its log"})
+	} else if r.cache.NodeID() == 0 {
 		out = append(out, Problem{Reason: "NodeIDMissing", Message: "this node has no id yet: the cluster controller assigns it (annotation " + network.AnnotationNodeID + ")"})
 	}
 	networks := r.networks.results()

@@ -137,7 +137,7 @@ func (r *stateReader) read(ctx context.Context, deep bool) State {
 	st := State{
 		Node: NodeState{Name: r.config.Kubernetes.NodeName, ID: node.ID, Chassis: node.Chassis, EncapIPs: node.EncapIPs, Addresses: node.Addresses,
 			NextHops: node.NextHops, Bridge: node.Bridge, BridgeMAC: node.BridgeMAC, MTU: node.MTU, GatewayMode: node.Mode},
-		Networks: r.networkStates(pods, hostPods), Features: r.reporter.features, Counters: map[string]uint64{}, NFT: r.counters.nftCounters(),
+		Networks: r.networkStates(pods, hostPods), Features: r.reporter.features(), Counters: map[string]uint64{}, NFT: r.counters.nftCounters(),
 		Problems: r.reporter.problems(),
 	}
 	st.Conditions = []Condition{condition(st.Problems)}

@@ -117,6 +117,7 @@ const (
 	CounterForwarded    = "forwarded"
 	CounterTunnel       = "tunnel_port"
 	CounterUnbridged    = "unbridged_pod"
+	CounterPathError    = "forged_path_error"
 	CounterServices     = "services"
 	CounterNotLocal     = "not_local_source"
 
@@ -161,8 +162,7 @@ type Inputs struct {
 	PodRoots []Cgroup
 	// Mode is the gateway mode: in local mode the kernel forwards between
 	// networks and the outside.
-	Mode       network.GatewayMode
-	TunnelPort uint16
+	Mode network.GatewayMode
 	// Bridge is the external bridge; "": none.
 	Bridge string
 	// Services are what all networks reach, of the cluster default network.
@@ -252,7 +252,7 @@ var unmark = fmt.Sprintf("meta mark set meta mark & %#x", ^network.MarkMask)
 // depend on the number of networks and pods.
 func Build(in Inputs) State {
 	st := State{
-		Counters: []string{CounterCrossNetwork, CounterForeign, CounterForwarded, CounterIngress, CounterNotLocal, CounterProbeAllowed, CounterProbeRefused, CounterServices, CounterTunnel, CounterUnbridged},
+		Counters: []string{CounterCrossNetwork, CounterForeign, CounterForwarded, CounterIngress, CounterNotLocal, CounterPathError, CounterProbeAllowed, CounterProbeRefused, CounterServices, CounterTunnel, CounterUnbridged},
 		Sets: map[string][]string{SetLocked4: nil, SetLocked6: nil, SetOpen4: nil, SetOpen6: nil, SetOpenICMP4: nil, SetOpenICMP6: nil,
 			SetOwn: nil, SetServices4: nil, SetServices6: nil, SetSources4: nil, SetSources6: nil, SetProcesses4: nil, SetProcesses6: nil, MapNodePorts4: nil, MapNodePorts6: nil, MapLocalPorts4: nil, MapLocalPorts6: nil, MapHostPorts4: nil, MapHostPorts6: nil,
 			SetDirect4: nil, SetDirect6: nil, SetRouted4: nil, SetRouted6: nil, SetPods4: nil, SetPods6: nil, SetOwnVRF: nil, SetVRFs: nil, SetAdvertised4: nil, SetAdvertised6: nil},
@@ -318,7 +318,7 @@ func Build(in Inputs) State {
 		}, in.outOfNode())},
 		{Name: chainFragments, Hook: "output", Early: true, Rules: in.fragments()},
 		in.forwardChain(),
-		in.inputChain(),
+		inputChain(),
 		unbridgedChain(),
 		{Name: chainLocalNAT, Hook: "output", NAT: true, Rules: slices.Concat(in.toNodePorts(), in.toHostPorts(true))},
 		{Name: chainUnmark, Hook: "postrouting", Rules: slices.Concat(in.unmarkNetworks(), in.unmarkIngress())},
@@ -438,7 +438,7 @@ func ipOf(p netip.Prefix) string {
 // interface is the VRF device, and sdifname matches the port that received the
 // packet. The cluster default network's port has no VRF.
 func (in Inputs) forwardChain() Chain {
-	c := Chain{Name: chainForward, Hook: "forward", Rules: slices.Concat(in.forwardedTunnel(), in.forwardIngress(), in.backIntoNetwork(), []Rule{
+	c := Chain{Name: chainForward, Hook: "forward", Rules: slices.Concat(forwardedTunnel(), in.forwardIngress(), in.backIntoNetwork(), []Rule{
 		rule("between networks", "iifname", managementPorts, "oifname", managementPorts, "counter name", CounterCrossNetwork, "drop"),
 		rule("between networks, VRF", "meta sdifname", managementPorts, "oifname", managementPorts, "counter name", CounterCrossNetwork, "drop"),
 		rule("loopback", `iifname "lo" oifname`, managementPorts, "counter name", CounterForwarded, "drop"),

@@ -4,6 +4,7 @@ package firewall
 
 import (
 	"fmt"
+	"slices"
 
 	"bulkhead/pkg/network"
 )
@@ -19,35 +20,52 @@ func unbridgedChain() Chain {
 
 // forwardedTunnel drops what the node would forward to the overlay's port: the node to which it goes
 // would take it for this node's, if the node has replaced the sender's address by its own.
-func (in Inputs) forwardedTunnel() []Rule {
-	if in.TunnelPort == 0 {
-		return nil
-	}
-	return []Rule{rule("overlay's port", fmt.Sprintf("udp dport %d", in.TunnelPort), "counter name", CounterTunnel, "drop")}
+func forwardedTunnel() []Rule {
+	return []Rule{rule("overlay's port", fmt.Sprintf("udp dport %d", network.TunnelPort), "counter name", CounterTunnel, "drop")}
 }
 
 // inputChain filters packets to the node itself. A packet of the overlay arrives on the interface that has its
 // destination address, or on one to which its source is routed. What another container of the node sends with a node's
 // address arrives on neither.
-func (in Inputs) inputChain() Chain {
-	c := Chain{Name: chainInput, Hook: "input"}
-	if in.TunnelPort == 0 {
-		return c
-	}
-	port := fmt.Sprintf("udp dport %d", in.TunnelPort)
-	c.Rules = append(in.tunnelErrors(),
-		rule("overlay's port from a network", "iifname", managementPorts, port, "counter name", CounterTunnel, "drop"),
-		rule("overlay's port from a network, VRF", "meta sdifname", managementPorts, port, "counter name", CounterTunnel, "drop"),
+func inputChain() Chain {
+	port := fmt.Sprintf("udp dport %d", network.TunnelPort)
+	c := Chain{Name: chainInput, Hook: "input", Rules: slices.Concat(tunnelErrors(), pathErrors(), fromNetworks("overlay's port", port, "counter name", CounterTunnel, "drop"))}
+	c.Rules = append(c.Rules,
 		rule("overlay's port from this node", `iifname "lo"`, port, "counter name", CounterTunnel, "drop"),
 		rule("overlay's port from where its source is not", port, "fib daddr . iif type != local fib saddr . iif oif missing counter name", CounterTunnel, "drop"))
 	return c
+}
+
+// fromNetworks returns two rules for packets from networks: a packet that a management port in a VRF has received
+// has the VRF device as its input interface.
+func fromNetworks(name string, rest ...string) []Rule {
+	return []Rule{
+		rule(name+" from a network", append([]string{"iifname", managementPorts}, rest...)...),
+		rule(name+" from a network, VRF", append([]string{"meta sdifname", managementPorts}, rest...)...),
+	}
+}
+
+// pathErrors drops forged ICMP messages that change the node's routes for everybody. The kernel believes that a packet was
+// too long, or that another router is nearer, also if it has sent no such packet, and keeps that by destination: a
+// tenant could make all networks' packets to another node too long for the overlay, or choose who gets them. So an error must
+// quote a packet of a connection, and no network needs any: it has one MTU, and one router.
+func pathErrors() []Rule {
+	const tooLong, tooLong6 = "icmp type destination-unreachable icmp code frag-needed", "icmpv6 type packet-too-big"
+	drop := []string{"counter name", CounterPathError, "drop"}
+	var rules []Rule
+	for _, m := range []struct{ name, match string }{{"packet too long", tooLong}, {"packet too long, IPv6", tooLong6}} {
+		rules = append(rules, rule(m.name+", of no connection", append([]string{m.match, "ct state != related"}, drop...)...))
+		rules = append(rules, fromNetworks(m.name, append([]string{m.match}, drop...)...)...)
+	}
+	rules = append(rules, fromNetworks("redirect", append([]string{"icmp type redirect"}, drop...)...)...)
+	return append(rules, fromNetworks("redirect, IPv6", append([]string{"icmpv6 type nd-redirect"}, drop...)...)...)
 }
 
 // tunnelErrors drops ICMP errors that quote a packet of the overlay. The kernel believes them whoever sends them, also
 // by a network's management port: one that says that a smaller packet is needed would stop all networks' larger
 // packets to that node, because the overlay's are not fragmented. They help nobody: the nodes' link carries the
 // overlay's MTU. And each quotes what another network's pod has sent.
-func (in Inputs) tunnelErrors() []Rule {
+func tunnelErrors() []Rule {
 	// Offsets in bits: of the quoted header behind the 8 bytes of ICMP, its protocol, and the port behind it.
 	const udp, icmp, icmp6 = 17, "icmp type { destination-unreachable, redirect, time-exceeded, parameter-problem }",
 		"icmpv6 type { destination-unreachable, packet-too-big, time-exceeded, parameter-problem }"
@@ -55,10 +73,10 @@ func (in Inputs) tunnelErrors() []Rule {
 	drop := func(name, kind, quoted string) {
 		rules = append(rules, rule(name, kind, quoted, "counter name", CounterTunnel, "drop"))
 	}
-	drop("errors of the overlay", icmp, fmt.Sprintf("@th,136,8 %d @th,240,16 %d", udp, in.TunnelPort))
+	drop("errors of the overlay", icmp, fmt.Sprintf("@th,136,8 %d @th,240,16 %d", udp, network.TunnelPort))
 	drop("errors of packets with IP options", icmp, fmt.Sprintf("@th,64,8 != 0x45 @th,136,8 %d", udp))
-	drop("errors of the overlay, IPv6", icmp6, fmt.Sprintf("@th,112,8 %d @th,400,16 %d", udp, in.TunnelPort))
-	drop("errors of fragments of the overlay, IPv6", icmp6, fmt.Sprintf("@th,112,8 44 @th,384,8 %d @th,464,16 %d", udp, in.TunnelPort))
+	drop("errors of the overlay, IPv6", icmp6, fmt.Sprintf("@th,112,8 %d @th,400,16 %d", udp, network.TunnelPort))
+	drop("errors of fragments of the overlay, IPv6", icmp6, fmt.Sprintf("@th,112,8 44 @th,384,8 %d @th,464,16 %d", udp, network.TunnelPort))
 	drop("errors of packets with extension headers, IPv6", icmp6, "@th,112,8 { 0, 43, 60 }")
 	drop("errors of fragments with extension headers, IPv6", icmp6, "@th,112,8 44 @th,384,8 { 0, 43, 44, 60 }")
 	return rules

@@ -225,7 +225,7 @@ func TestKernel(t *testing.T) {
 		t.Fatal(err)
 	}
 	pods, podsID := podRoot(t)
-	in := Inputs{Locked: addrs("10.244.1.5", "fd10::5"), Kubelet: Kubelet{Mark: mark}, TunnelPort: 6081, Default: defaultNetwork,
+	in := Inputs{Locked: addrs("10.244.1.5", "fd10::5"), Kubelet: Kubelet{Mark: mark}, Default: defaultNetwork,
 		Networks: []network.Network{{ID: 1}, {ID: 300}}, PodRoots: []Cgroup{{pods, podsID}},
 		Bridge: "br-ex", Services: services, Plan: plan}
 	if _, err := r.Reconcile(ctx, in, false); err != nil {

@@ -3,6 +3,7 @@
 package firewall
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"net/netip"
@@ -23,12 +24,13 @@ type quotation struct {
 	from, to uint16 // the datagram's ports
 	between  []byte // IP options or extension headers before UDP
 	next     byte   // IPv6: the first header's type; 0: UDP
+	protocol byte   // IPv4; 0: UDP
 }
 
 // ipv4 returns the error with the MTU 1000.
 func (q quotation) ipv4(node, peer netip.Addr) []byte {
 	header := make([]byte, 20, 40)
-	header[0], header[8], header[9] = 0x45+byte(len(q.between)/4), 64, unix.IPPROTO_UDP
+	header[0], header[8], header[9] = 0x45+byte(len(q.between)/4), 64, cmp.Or(q.protocol, unix.IPPROTO_UDP)
 	binary.BigEndian.PutUint16(header[2:], uint16(28+len(q.between)))
 	copy(header[12:], node.AsSlice())
 	copy(header[16:], peer.AsSlice())
@@ -66,18 +68,20 @@ func (q quotation) udp() []byte {
 }
 
 // TestKernelTunnelErrors: nobody makes the kernel believe that the overlay's packets to a peer are too long. Errors that
-// quote other packets count.
+// quote other packets that the node has sent count.
 func TestKernelTunnelErrors(t *testing.T) {
 	target, host, outside, enter := newNode(t)
 	const socket = 40000 // the source port of what the errors quote; the kernel ignores errors of nobody's packets
 	runScript(t, host, "sysctl -qw net.ipv4.ip_no_pmtu_disc=0")
 	enter(host)
+	var sockets []int
 	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
 		fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { unix.Close(fd) })
+		sockets = append(sockets, fd)
 		var at unix.Sockaddr = &unix.SockaddrInet4{Port: socket}
 		if family == unix.AF_INET6 {
 			at = &unix.SockaddrInet6{Port: socket, Addr: nodeAddresses[1].As16()}
@@ -86,23 +90,38 @@ func TestKernelTunnelErrors(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Plan: plan, Node: nodeAddresses, TunnelPort: network.TunnelPort}
+	in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Plan: plan, Node: nodeAddresses}
 	if _, err := (&Reconciler{Target: target}).Reconcile(t.Context(), in, false); err != nil {
 		t.Fatal(err)
+	}
+	// What other errors quote has been sent: conntrack knows it.
+	for i, fd := range sockets {
+		for _, port := range []int{53, network.TunnelPort} {
+			var to unix.Sockaddr = &unix.SockaddrInet4{Port: port, Addr: netip.MustParseAddr("192.0.2.99").As4()}
+			if i == 1 {
+				to = &unix.SockaddrInet6{Port: port, Addr: netip.MustParseAddr("2001:db8::99").As16()}
+			}
+			if err := unix.Sendto(fd, []byte("x"), 0, to); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 	fragment := []byte{unix.IPPROTO_UDP, 0, 0, 1, 0, 0, 0, 7}
 	for name, c := range map[string]struct {
 		quotation
 		family   int // 0: both
 		believed bool
+		counter  string // "": CounterTunnel
 	}{
 		"of the overlay":                                {quotation: quotation{from: socket, to: network.TunnelPort}},
 		"of other datagrams":                            {quotation: quotation{from: socket, to: 53}, believed: true},
+		"of datagrams that nobody has sent":             {quotation: quotation{from: socket, to: 54}, counter: CounterPathError},
 		"of the overlay, with IP options":               {quotation: quotation{from: socket, to: network.TunnelPort, between: []byte{1, 1, 1, 0}}, family: 4},
 		"of the overlay, with a destination options":    {quotation: quotation{from: socket, to: network.TunnelPort, next: 60, between: []byte{unix.IPPROTO_UDP, 0, 1, 4, 0, 0, 0, 0}}, family: 6},
 		"of the overlay, with a hop-by-hop header":      {quotation: quotation{from: socket, to: network.TunnelPort, next: 0, between: []byte{unix.IPPROTO_UDP, 0, 1, 4, 0, 0, 0, 0}}, family: 6},
 		"of the overlay, in a fragment":                 {quotation: quotation{from: socket, to: network.TunnelPort, next: 44, between: fragment}, family: 6},
 		"of other datagrams, in a fragment":             {quotation: quotation{from: socket, to: 53, next: 44, between: fragment}, family: 6, believed: true},
+		"of an echo reply that nobody has sent":         {quotation: quotation{protocol: unix.IPPROTO_ICMP}, family: 4, counter: CounterPathError},
 		"of the overlay, in a fragment with extensions": {quotation: quotation{from: socket, to: network.TunnelPort, next: 44, between: append([]byte{60, 0, 0, 1, 0, 0, 0, 7}, unix.IPPROTO_UDP, 0, 1, 4, 0, 0, 0, 0)}, family: 6},
 	} {
 		for i, peer := range []string{"192.0.2.99", "2001:db8::99"} {
@@ -135,14 +154,15 @@ func TestKernelTunnelErrors(t *testing.T) {
 					}
 					if !c.believed {
 						send()
-						before := strings.Contains(runScript(t, host, "nft list counter inet bulkhead "+CounterTunnel), "packets 0 ")
+						counter := cmp.Or(c.counter, CounterTunnel)
+						before := strings.Contains(runScript(t, host, "nft list counter inet bulkhead "+counter), "packets 0 ")
 						for deadline := time.Now().Add(20 * time.Second); before && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
-							before = strings.Contains(runScript(t, host, "nft list counter inet bulkhead "+CounterTunnel), "packets 0 ")
+							before = strings.Contains(runScript(t, host, "nft list counter inet bulkhead "+counter), "packets 0 ")
 						}
 						if before || believed() {
 							t.Errorf("nothing is dropped: %t; the kernel believes the error: %t", before, believed())
 						}
-						runScript(t, host, "nft reset counter inet bulkhead "+CounterTunnel)
+						runScript(t, host, "nft reset counter inet bulkhead "+counter)
 						return
 					}
 					for deadline := time.Now().Add(20 * time.Second); !believed(); time.Sleep(10 * time.Millisecond) {
@@ -201,7 +221,7 @@ func TestKernelUnbridged(t *testing.T) {
 	pod := container(t, host, "veth0000000001", network.PodLinkGroup, podAddresses)
 	other := container(t, host, "docker1", 0, otherAddresses)
 	enter(host)
-	in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Plan: plan, Node: nodeAddresses, TunnelPort: network.TunnelPort}
+	in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Plan: plan, Node: nodeAddresses}
 	r := &Reconciler{Target: target}
 	sends := func(bridged bool) {
 		t.Helper()
@@ -248,7 +268,7 @@ func TestKernelTunnelOfOthers(t *testing.T) {
 	own := []string{"198.51.100.8", "2001:db8:7::8"}
 	other := container(t, host, "docker1", 0, own)
 	enter(host)
-	in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Plan: plan, Node: nodeAddresses, TunnelPort: network.TunnelPort}
+	in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Plan: plan, Node: nodeAddresses}
 	if _, err := (&Reconciler{Target: target}).Reconcile(t.Context(), in, false); err != nil {
 		t.Fatal(err)
 	}

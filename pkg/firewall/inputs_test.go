@@ -54,7 +54,6 @@ func genInputs(t *rapid.T) Inputs {
 		in.Default.Transport, in.Default.OutboundSNAT = network.TransportNoOverlay, rapid.SampledFrom([]string{"enabled", "disabled"}).Draw(t, "SNAT")
 	}
 	in.Mode = rapid.SampledFrom([]network.GatewayMode{network.SharedGateway, network.LocalGateway}).Draw(t, "mode")
-	in.TunnelPort = 6081
 	in.Bridge = rapid.SampledFrom([]string{"", "br-ex"}).Draw(t, "bridge")
 	in.Services = rapid.SliceOf(rapid.SampledFrom(services)).Draw(t, "services")
 	in.Plan = plan

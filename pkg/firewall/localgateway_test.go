@@ -19,7 +19,7 @@ import (
 // TestKernelLocalGateway: what a node forwards in local gateway mode, and with which address.
 func TestKernelLocalGateway(t *testing.T) {
 	w := newForwarder(t)
-	w.in.Mode, w.in.TunnelPort = network.LocalGateway, network.TunnelPort
+	w.in.Mode = network.LocalGateway
 	w.in.Node = nodeAddresses
 	for _, router := range addrs("169.254.0.11", "fd69::b") {
 		w.in.NodePorts = append(w.in.NodePorts, NodePort{"udp", 30080, router}, NodePort{"udp", 30090, router})
@@ -79,7 +79,7 @@ func TestKernelLocalGateway(t *testing.T) {
 // own addresses, by the main table's routes, and are reached there from outside.
 func TestKernelAdvertised(t *testing.T) {
 	w := newForwarder(t)
-	w.in.Mode, w.in.TunnelPort, w.in.NodeID, w.in.Default = network.LocalGateway, network.TunnelPort, 2, defaultNetwork
+	w.in.Mode, w.in.NodeID, w.in.Default = network.LocalGateway, 2, defaultNetwork
 	blue := advertised[0]
 	hosts, err := blue.HostSubnets(w.in.NodeID)
 	if err != nil {
@@ -205,7 +205,7 @@ func podOn(t *testing.T, n network.Network, node, i int) netip.Addr {
 // the VRF reaches nothing by that bridge.
 func TestKernelOwnVRF(t *testing.T) {
 	w := newForwarder(t)
-	w.in.Mode, w.in.TunnelPort, w.in.NodeID, w.in.Default = network.LocalGateway, network.TunnelPort, 2, defaultNetwork
+	w.in.Mode, w.in.NodeID, w.in.Default = network.LocalGateway, 2, defaultNetwork
 	red := advertised[0]
 	red.Name, red.AdvertisedVRFs = network.CUDNName("red"), network.VRFAuto
 	w.in.Networks = []network.Network{red}

@@ -76,6 +76,7 @@ func New(kernel Kernel, opts Options) (*Manager, error) {
 		}
 		opts.CgroupRoot = root
 	}
+	opts.CgroupRoot = filepath.Clean(opts.CgroupRoot) // as the watch returns it
 	if opts.ProcRoot == "" {
 		opts.ProcRoot = "/proc"
 	}

@@ -12,11 +12,15 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// HostPorts returns the host ports of a pod's containers, none of a pod in the host's network,
-// whose containers have the node's ports themselves.
-func HostPorts(spec corev1.PodSpec) []network.HostPort {
+// MaxHostPorts is how many host ports of a pod count: each costs rows and rules on its node, and its author
+// chooses how many there are.
+const MaxHostPorts = 128
+
+// HostPorts returns the first MaxHostPorts host ports of a pod's containers, and how many more it has: none of a pod in the host's
+// network, whose containers have the node's ports themselves.
+func HostPorts(spec corev1.PodSpec) (ports []network.HostPort, left int) {
 	if spec.HostNetwork {
-		return nil
+		return nil, 0
 	}
 	var out []network.HostPort
 	for _, list := range [][]corev1.Container{spec.Containers, spec.InitContainers} {
@@ -37,7 +41,8 @@ func HostPorts(spec corev1.PodSpec) []network.HostPort {
 			}
 		}
 	}
-	return out
+	n := min(len(out), MaxHostPorts)
+	return out[:n:n], len(out) - n
 }
 
 // TrimHostPorts returns what HostPorts reads of a pod.

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -142,10 +143,17 @@ func TestRootGuardIngress(t *testing.T) {
 		"pod": {
 			false: {frame("pod", "router-advertisement", "fe80::9", "ff02::1", allNodes), frame("pod", "router-advertisement-hidden", "fe80::9", "ff02::1", allNodes),
 				frame("pod", "redirect", "fe80::9", "fd01::3", allNodes), frame("pod", "dhcp-answer", "10.1.0.4", "255.255.255.255", "ff:ff:ff:ff:ff:ff"),
-				frame("pod", "dhcp-answer", "fe80::9", "ff02::1", allNodes), tunnel(frame("pod", "udp", "10.1.0.4", "192.0.2.9", node))},
+				frame("pod", "dhcp-answer", "fe80::9", "ff02::1", allNodes), tunnel(frame("pod", "udp", "10.1.0.4", "192.0.2.9", node)),
+				// The kernel would complete the checksum in the destination port, the source, or the destination.
+				frame("pod", "udp", "10.1.0.4", "192.0.2.9", node, "checksum=36"), frame("pod", "udp", "10.1.0.4", "192.0.2.9", node, "checksum=28"),
+				frame("pod", "udp", "10.1.0.4", "192.0.2.9", node, "checksum=32"), frame("pod", "udp", "fe80::9", "fd01::3", node, "checksum=56"),
+				frame("pod", "udp", "fe80::9", "fd01::3", node, "checksum=22"), frame("pod", "udp", "10.1.0.4", "192.0.2.9", node, "checksum=40", "tagged")},
 			true: {frame("pod", "neighbour-solicitation", "fe80::9", "ff02::1", allNodes), frame("pod", "neighbour-advertisement", "fe80::9", "ff02::1", allNodes),
 				frame("pod", "router-solicitation", "fe80::9", "ff02::2", allNodes), frame("pod", "udp", "10.1.0.4", "192.0.2.9", node),
-				tunnel(frame("pod", "udp", "10.1.0.4", "10.1.0.9", node))}, // allowed inside the pod's own network
+				frame("pod", "udp", "10.1.0.4", "192.0.2.9", node, "checksum"), frame("pod", "udp", "fe80::9", "fd01::3", node, "checksum"),
+				frame("pod", "udp", "10.1.0.4", "192.0.2.9", node, "checksum", "tagged"),
+				frame("pod", "udp", "10.1.0.4", "192.0.2.9", node, "checksum=44"), // in the payload, as of a tunnel in the pod
+				tunnel(frame("pod", "udp", "10.1.0.4", "10.1.0.9", node))},        // allowed inside the pod's own network
 		},
 		"locked": {
 			false: {frame("locked", "router-advertisement", "fe80::9", "ff02::1", allNodes), frame("locked", "neighbour-advertisement", "fe80::9", "ff02::1", allNodes),
@@ -158,6 +166,9 @@ func TestRootGuardIngress(t *testing.T) {
 	} {
 		for want, attempts := range cases {
 			for _, a := range attempts {
+				if strings.HasPrefix(strings.Join(a.How, ""), "checksum") {
+					continue
+				}
 				a.How = append(slices.Clone(a.How), "ring")
 				attempts = append(attempts, a)
 				if dev == "pod" { // a locked interface needs no tags
@@ -294,6 +305,7 @@ func TestRootGuardTunnel(t *testing.T) {
 			frame("192.0.2.9", "192.0.2.1"), frame("2001:db8::9", "2001:db8::1"), frame("192.0.2.9", "192.0.2.1", "tagged"), frame("192.0.2.9", "192.0.2.1", "etype=0x88cc"),
 			// Of a frame from a ring, only the first 14 bytes are in the packet's linear part.
 			frame("192.0.2.9", "192.0.2.1", "ring"), frame("192.0.2.9", "192.0.2.1", "ring", "tagged"), frame("2001:db8::9", "2001:db8::1", "ring", "tagged"),
+			frame("192.0.2.9", "192.0.2.1", "checksum"),
 		}
 	}
 	w.attachGuard()
@@ -313,6 +325,10 @@ func TestRootGuardTunnel(t *testing.T) {
 		}
 	}
 	w.expectAttempts("the administrator", "system/admin", "eth0", withoutFragments(attempts(guardTunnelPort)), true)
+	// The kernel would complete the checksum in the destination port.
+	forged := []attack.Attempt{{Socket: "packet", To: "192.0.2.9", Src: "192.0.2.1", Port: 9, Device: "eth0", SrcMAC: w.own["eth0"], DstMAC: w.mac["eth0"], How: []string{"checksum=36"}}}
+	w.expectAttempts("with a checksum elsewhere", "kubepods/podplain", "eth0", forged, false)
+	w.expectAttempts("the administrator, with a checksum elsewhere", "system/admin", "eth0", forged, true)
 }
 
 // Before the agent knows any pod, the packet checks alone keep pods from the overlay's port, and let through all else

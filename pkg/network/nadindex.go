@@ -5,6 +5,7 @@ package network
 import (
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -136,6 +137,9 @@ func (c *NADIndex) Fingerprint(name string) string {
 
 // HasNADs reports whether a network has NADs, usable or not.
 func (c *NADIndex) HasNADs(network string) bool { return c.byNetwork[network] != nil }
+
+// Names returns the names of all networks that NADs name, usable or not, in no order.
+func (c *NADIndex) Names() iter.Seq[string] { return maps.Keys(c.byNetwork) }
 
 // Namespaces returns the namespaces with a usable NAD of the network, sorted.
 func (c *NADIndex) Namespaces(name string) []string {

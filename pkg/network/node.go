@@ -65,13 +65,20 @@ func parseChassis(raw string, n *Node) error {
 	return nil
 }
 
+// A node writes its own annotations, which all others read: they build a tunnel for each tunnel address, and
+// a stolen node's credentials must not make them build thousands.
+const (
+	maxEncapIPs      = 16
+	maxNodeAddresses = 256
+)
+
 func parseEncap(raw string, n *Node) error {
 	var ips []netip.Addr
 	if err := json.Unmarshal([]byte(raw), &ips); err != nil {
 		return err
 	}
-	if len(ips) == 0 {
-		return errors.New("the list of addresses is empty")
+	if len(ips) == 0 || len(ips) > maxEncapIPs {
+		return fmt.Errorf("it lists %d addresses: it must be 1 to %d", len(ips), maxEncapIPs)
 	}
 	for i, ip := range ips {
 		if !isHost(ip) || slices.Contains(ips[:i], ip) {
@@ -101,8 +108,8 @@ func parseGateway(raw string, n *Node) error {
 	if g.MTU < 0 {
 		return fmt.Errorf("mtu %d is negative", g.MTU)
 	}
-	if len(g.Addresses) == 0 {
-		return errors.New("ip-addresses is empty")
+	if len(g.Addresses) == 0 || len(g.Addresses) > maxNodeAddresses || len(g.NextHops) > maxNodeAddresses {
+		return fmt.Errorf("it lists %d ip-addresses and %d next-hops: there must be 1 to %d addresses, and at most as many next hops", len(g.Addresses), len(g.NextHops), maxNodeAddresses)
 	}
 	for i, p := range g.Addresses {
 		if !isHost(p.Addr()) || p.Bits() == 0 || slices.Contains(g.Addresses[:i], p) {

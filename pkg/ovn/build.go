@@ -5,6 +5,7 @@ package ovn
 import (
 	"fmt"
 	"net/netip"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -63,6 +64,25 @@ type PodPort struct {
 	Ingress bool
 	// HostPorts are reached at the node's addresses, on the pod's primary network.
 	HostPorts []network.HostPort
+	// TakenHostPorts are those that an older pod has.
+	TakenHostPorts []HostPortAt
+	Created        time.Time // of the pod, if it has host ports
+}
+
+// HostPortAt is a port of a gateway router at which a pod's host port is reached.
+type HostPortAt struct {
+	Protocol string
+	At       netip.AddrPort
+}
+
+// hostPortsAt returns where the pod's host ports are at the gateway router.
+func (p PodPort) hostPortsAt(plan network.Plan, n network.Network, node network.Node) (out []HostPortAt) {
+	for _, h := range p.HostPorts {
+		for _, r := range h.Routes(plan, n, node.Addresses) {
+			out = append(out, HostPortAt{h.Protocol, netip.AddrPortFrom(r.To, h.Port)})
+		}
+	}
+	return out
 }
 
 // Key is the pod's namespace/name.

@@ -218,7 +218,10 @@ func (b *builder) hostPorts(pod PodPort) {
 			backends = append(backends, netip.AddrPortFrom(ip.Addr(), p.PodPort))
 		}
 		for _, r := range p.Routes(b.in.Plan, b.net, b.node.Addresses) {
-			byProtocol[p.Protocol].add(netip.AddrPortFrom(r.To, p.Port), backends)
+			at := HostPortAt{p.Protocol, netip.AddrPortFrom(r.To, p.Port)}
+			if !slices.Contains(pod.TakenHostPorts, at) {
+				byProtocol[p.Protocol].add(at.At, backends)
+			}
 		}
 	}
 	router := b.ref(nbdb.LogicalRouterTable, b.net.GatewayRouter(b.node.Name), "load_balancer")

@@ -48,7 +48,7 @@ func TestZoneClaimsCost(t *testing.T) {
 		}
 	}
 	has := func(n int) bool {
-		s, ok := z.service(network.Network{Name: network.DefaultName}, service(n))
+		s, ok := z.service(network.Network{Name: network.DefaultName}, service(n), z.cachedServedBy())
 		return ok && len(s.ExternalIPs) == 1 && len(s.Ports[0].NotAt) == 0
 	}
 	const many = 1000

@@ -44,13 +44,14 @@ func (z *Zone) startInformers(ctx context.Context) error {
 	const nodeName = "spec.nodeName"
 	selected := func(nodes fields.Selector, labels string) informers.SharedInformerFactory {
 		return informers.NewSharedInformerFactoryWithOptions(z.kube, 0, informers.WithTweakListOptions(func(o *metav1.ListOptions) {
+			kube.Consistent(o)
 			o.FieldSelector, o.LabelSelector = nodes.String(), labels
 		}))
 	}
-	all := informers.NewSharedInformerFactory(z.kube, 0)
+	all := informers.NewSharedInformerFactoryWithOptions(z.kube, 0, informers.WithTweakListOptions(kube.Consistent))
 	mine := selected(fields.OneTermEqualSelector(nodeName, z.cfg.Kubernetes.NodeName), "")
 	others := selected(fields.OneTermNotEqualSelector(nodeName, z.cfg.Kubernetes.NodeName), network.LabelLayer2Pod)
-	nads := nadinformers.NewSharedInformerFactory(z.nads, 0)
+	nads := nadinformers.NewSharedInformerFactoryWithOptions(z.nads, 0, nadinformers.WithTweakListOptions(kube.Consistent))
 	pods, nodes, namespaces := mine.Core().V1().Pods(), all.Core().V1().Nodes(), all.Core().V1().Namespaces()
 	nad := nads.K8sCniCncfIo().V1().NetworkAttachmentDefinitions()
 	if err := pods.Informer().AddIndexers(cache.Indexers{indexSelected: selectedNADs, indexMAC: podMACs}); err != nil {

@@ -38,9 +38,13 @@ func (z *Zone) updateClusterPorts(pod *corev1.Pod, st *podState) {
 		if was, ok := st.ports[k]; ok && reflect.DeepEqual(was, g) {
 			return
 		}
+		hostPortsChanged := !slices.Equal(st.ports[k].port.HostPorts, g.port.HostPorts)
 		st.ports[k] = g
 		z.state(g.network).pods[key+" "+k] = g.port
 		z.queue.AddUnits(g.network, podUnit(key))
+		if hostPortsChanged {
+			z.enqueueHostPorts(g.network)
+		}
 	}
 	for k, e := range entries {
 		n, ok := z.clusterNetwork(pod.Namespace, k)
@@ -54,7 +58,7 @@ func (z *Zone) updateClusterPorts(pod *corev1.Pod, st *podState) {
 		z.state(n.Name).net = n
 		set(k, attachment{network: n.Name, cluster: true, port: PodPort{
 			NADKey: k, Namespace: pod.Namespace, Pod: pod.Name, UID: st.uid, MAC: e.MAC, IPs: e.IPs, TunnelKey: e.TunnelID,
-			VirtualMachine: pod.Labels[network.LabelVirtualMachine], HostPorts: hostPorts(pod, n),
+			VirtualMachine: pod.Labels[network.LabelVirtualMachine], HostPorts: hostPorts(pod, n), Created: pod.CreationTimestamp.Time,
 		}})
 	}
 }

@@ -131,7 +131,7 @@ func (z *Zone) nextJob(name string) (j job, ok bool) {
 	if j.units == nil {
 		j.in.Peers, j.unknown = z.nodes.peers()
 		for _, key := range slices.Sorted(maps.Keys(st.pods)) {
-			j.in.Pods = append(j.in.Pods, z.withHandover(st.pods[key]))
+			j.in.Pods = append(j.in.Pods, z.buildPort(j.net, st.pods[key]))
 		}
 		z.addRemotePods(&j, z.remotePodsOn(name))
 		j.in.Services = z.servicesOn(j.net)
@@ -144,7 +144,7 @@ func (z *Zone) nextJob(name string) (j job, ok bool) {
 				j.in.Peers, j.unknown = z.nodes.peers()
 			}
 		case KindPod:
-			j.in.Pods = append(j.in.Pods, z.portsOn(name, u.Name)...)
+			j.in.Pods = append(j.in.Pods, z.portsOn(j.net, u.Name)...)
 		case KindRemote:
 			z.addRemotePods(&j, []string{u.Name})
 		case KindService:
@@ -155,12 +155,12 @@ func (z *Zone) nextJob(name string) (j job, ok bool) {
 }
 
 // portsOn returns a pod's ports on a network, sorted by NAD.
-func (z *Zone) portsOn(name, pod string) []PodPort {
+func (z *Zone) portsOn(n network.Network, pod string) []PodPort {
 	var out []PodPort
 	ports := z.podPorts(pod)
 	for _, key := range slices.Sorted(maps.Keys(ports)) {
-		if ports[key].network == name {
-			out = append(out, z.withHandover(ports[key].port))
+		if ports[key].network == n.Name {
+			out = append(out, z.buildPort(n, ports[key].port))
 		}
 	}
 	return out

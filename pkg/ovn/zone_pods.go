@@ -180,36 +180,6 @@ func (z *Zone) setOpenPorts(pod *corev1.Pod, st *podState, restoring bool) {
 	z.queue.AddUnits(g.network, podUnit(key))
 }
 
-// hostPorts returns the host ports that a pod has on a network. A pod that has not been
-// connected has none: the node may refuse it, because another pod has its ports.
-func hostPorts(pod *corev1.Pod, n network.Network) []network.HostPort {
-	if !hasInterfaces(pod) || !n.IsPrimary() && !n.IsDefault() {
-		return nil
-	}
-	return kube.HostPorts(pod.Spec)
-}
-
-// setHostPorts sets the host ports of the pod's port on its primary network.
-func (z *Zone) setHostPorts(pod *corev1.Pod, st *podState) {
-	key := pod.Namespace + "/" + pod.Name
-	for k, g := range st.ports {
-		if g.cluster {
-			continue
-		}
-		var ports []network.HostPort
-		if !g.port.Locked {
-			ports = hostPorts(pod, z.state(g.network).net)
-		}
-		if slices.Equal(g.port.HostPorts, ports) {
-			continue
-		}
-		g.port.HostPorts = ports
-		st.ports[k] = g
-		z.state(g.network).pods[key+" "+k] = g.port
-		z.queue.AddUnits(g.network, podUnit(key))
-	}
-}
-
 // wantedNetworks returns the networks of a pod, none if the pod is left as it is.
 // The choice is made once in the pod's life.
 func (z *Zone) wantedNetworks(pod *corev1.Pod, st *podState, had network.PodNetworks, labelled, restoring bool) ([]wantedNetwork, error) {
@@ -407,6 +377,9 @@ func (z *Zone) releasePod(key string) {
 		st := z.state(g.network)
 		delete(st.pods, key+" "+k)
 		z.addresses.release(g.network, p.uid, g.port.IPs)
+		if len(g.port.HostPorts) > 0 {
+			z.enqueueHostPorts(g.network)
+		}
 		if _, described := z.desiredNetwork(g.network); described {
 			z.queue.AddUnits(g.network, podUnit(key))
 		} else {

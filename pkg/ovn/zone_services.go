@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -182,6 +183,7 @@ func (z *Zone) enqueueService(namespace, name string) {
 	}
 	if _, exists, err := z.services.GetByKey(key); err == nil && !exists {
 		delete(z.served, key)
+		delete(z.told, key)
 	}
 	if slices.Contains(z.cfg.AllowedServices, key) {
 		z.enqueueNetworks(exposedUnit(key))
@@ -230,6 +232,20 @@ func (z *Zone) servedBy(namespace string) string {
 	return names[0]
 }
 
+// cachedServedBy returns servedBy with a cache, valid while mu is held: a namespace may have many NADs, and
+// the authors of Services choose how often it is asked for.
+func (z *Zone) cachedServedBy() func(namespace string) string {
+	known := map[string]string{}
+	return func(namespace string) string {
+		n, ok := known[namespace]
+		if !ok {
+			n = z.servedBy(namespace)
+			known[namespace] = n
+		}
+		return n
+	}
+}
+
 // servicesOn returns a network's services.
 func (z *Zone) servicesOn(n network.Network) []Service {
 	var list []*corev1.Service
@@ -250,16 +266,11 @@ func (z *Zone) servicesOn(n network.Network) []Service {
 			list = append(list, indexed[*corev1.Service](z, z.services, cache.NamespaceIndex, namespace)...)
 		}
 	}
-	served := map[string]string{} // by namespace
+	servedBy := z.cachedServedBy()
 	var out []Service
 	for _, s := range list {
-		net, known := served[s.Namespace]
-		if !known {
-			net = z.servedBy(s.Namespace)
-			served[s.Namespace] = net
-		}
-		if net == n.Name {
-			if service, ok := z.service(n, s); ok {
+		if servedBy(s.Namespace) == n.Name {
+			if service, ok := z.service(n, s, servedBy); ok {
 				out = append(out, service)
 			}
 		}
@@ -271,20 +282,22 @@ func (z *Zone) servicesOn(n network.Network) []Service {
 func (z *Zone) serviceOn(n network.Network, key string) []Service {
 	obj, ok, err := z.services.GetByKey(key)
 	s, isService := obj.(*corev1.Service)
-	if err != nil || !ok || !isService || z.servedBy(s.Namespace) != n.Name {
+	servedBy := z.cachedServedBy()
+	if err != nil || !ok || !isService || servedBy(s.Namespace) != n.Name {
 		return nil
 	}
-	if service, ok := z.service(n, s); ok {
+	if service, ok := z.service(n, s, servedBy); ok {
 		return []Service{service}
 	}
 	return nil
 }
 
 // service returns a service with its endpoints, without the addresses that it must not
-// have.
-func (z *Zone) service(n network.Network, s *corev1.Service) (Service, bool) {
+// have. It reports what is not served.
+func (z *Zone) service(n network.Network, s *corev1.Service, servedBy func(namespace string) string) (Service, bool) {
 	key := s.Namespace + "/" + s.Name
 	z.served[key] = n.Name
+	report := serviceReport{zone: z, service: s}
 	out, ok := newService(s, indexed[*discoveryv1.EndpointSlice](z, z.slices, indexService, n.Name+"/"+key))
 	reasons := map[netip.Addr]string{} // of endpoints, which several ports have
 	var noPackets []string
@@ -303,10 +316,10 @@ func (z *Zone) service(n network.Network, s *corev1.Service) (Service, bool) {
 	// One line, and one event, that name a few: authors of Services and EndpointSlices choose how many there are.
 	few := func(of []string) string { return strings.Join(of[:min(3, len(of))], ", ") }
 	if len(noPackets) > 0 {
-		z.log.Warn("endpoints of a service get no packets", "network", n.Name, "service", key, "endpoints", len(noPackets), "first", few(noPackets))
+		report.warn("endpoints of a service get no packets", "network", n.Name, "service", key, "endpoints", len(noPackets), "first", few(noPackets))
 	}
 	if left := out.PortsLeft + out.EndpointsLeft; left > 0 && out.endpointsOn(z.self().Name) > 0 { // other nodes do not repeat it
-		z.serviceEvent(s, reasonTooLarge, "the last %d ports and %d endpoints of the first port are not served: a Service may have at most %d pairs of an endpoint and an address, over all ports: use fewer, or several Services", out.PortsLeft, out.EndpointsLeft, maxBackends)
+		report.event(reasonTooLarge, "the last %d ports and %d endpoints of the first port are not served: a Service may have at most %d pairs of an endpoint and an address, over all ports: use fewer, or several Services", out.PortsLeft, out.EndpointsLeft, maxBackends)
 	}
 	var refused []string
 	external := kube.ExternalIPs(s) // once: its author chooses how many addresses there are
@@ -318,7 +331,7 @@ func (z *Zone) service(n network.Network, s *corev1.Service) (Service, bool) {
 		own := claimantOf(s, !slices.Contains(external.Given, a))
 		for i := range out.Ports {
 			p := &out.Ports[i]
-			if reason := z.otherClaimant(n, own, externalPort{a, p.Protocol, p.Port}); reason != "" {
+			if reason := z.otherClaimant(n, own, externalPort{a, p.Protocol, p.Port}, servedBy); reason != "" {
 				refused, p.NotAt = append(refused, fmt.Sprintf("%s port %d (%s)", a, p.Port, reason)), append(p.NotAt, a)
 			}
 		}
@@ -328,23 +341,19 @@ func (z *Zone) service(n network.Network, s *corev1.Service) (Service, bool) {
 		refused = append(refused, fmt.Sprintf("%d more: a service has at most %d ports at external addresses", external.Left, kube.MaxExternalPorts))
 	}
 	if len(refused) > 0 {
-		z.log.Warn("external addresses of a service are not served", "network", n.Name, "service", key, "addresses", len(refused), "first", few(refused))
+		report.warn("external addresses of a service are not served", "network", n.Name, "service", key, "addresses", len(refused), "first", few(refused))
 	}
 	if len(refused) > 0 && out.endpointsOn(z.self().Name) > 0 { // other nodes do not repeat it
-		z.serviceEvent(s, reasonExternalIP, "external addresses are not served (%d): %s: choose others (spec.externalIPs, or the load balancer's range)", len(refused), few(refused))
+		report.event(reasonExternalIP, "external addresses are not served (%d): %s: choose others (spec.externalIPs, or the load balancer's range)", len(refused), few(refused))
 	}
 	if node := z.self(); out.ExternalLocal && out.reachedOn(node) < out.endpointsOn(node.Name) {
-		z.serviceEvent(s, reasonHostEndpoints, "node %s sends nothing from outside to endpoints in the host's network: in local gateway mode spec.externalTrafficPolicy Local reaches pods only: set the policy Cluster", node.Name)
+		report.event(reasonHostEndpoints, "node %s sends nothing from outside to endpoints in the host's network: in local gateway mode spec.externalTrafficPolicy Local reaches pods only: set the policy Cluster", node.Name)
 	}
 	if node := z.self(); out.needsNodePorts(node) {
-		z.serviceEvent(s, reasonNodePorts, "node %s drops packets from outside for the external addresses: in local gateway mode spec.externalTrafficPolicy Local needs node ports: set spec.allocateLoadBalancerNodePorts, or the policy Cluster", node.Name)
+		report.event(reasonNodePorts, "node %s drops packets from outside for the external addresses: in local gateway mode spec.externalTrafficPolicy Local needs node ports: set spec.allocateLoadBalancerNodePorts, or the policy Cluster", node.Name)
 	}
+	report.tell(time.Now())
 	return out, ok
-}
-
-// serviceEvent reports a problem to the Service's author.
-func (z *Zone) serviceEvent(s *corev1.Service, reason, format string, args ...any) {
-	z.events.Eventf(&corev1.ObjectReference{Kind: "Service", APIVersion: "v1", Namespace: s.Namespace, Name: s.Name, UID: s.UID}, corev1.EventTypeWarning, reason, format, args...)
 }
 
 // needsNodePorts reports whether a node drops packets from outside to the service's external
@@ -364,12 +373,12 @@ func (z *Zone) refusedExternal(n network.Network, a netip.Addr) string {
 
 // otherClaimant returns why another service on the network has a service's external port, "" if
 // the service has it. own is its claim.
-func (z *Zone) otherClaimant(n network.Network, own network.Claimant, e externalPort) string {
+func (z *Zone) otherClaimant(n network.Network, own network.Claimant, e externalPort, servedBy func(namespace string) string) string {
 	for _, c := range z.claims.Of(e) {
 		if !c.Before(own) {
 			break
 		}
-		if namespace, _, _ := strings.Cut(c.Name, "/"); z.servedBy(namespace) != n.Name {
+		if namespace, _, _ := strings.Cut(c.Name, "/"); servedBy(namespace) != n.Name {
 			continue
 		}
 		if own.Own && !c.Own {

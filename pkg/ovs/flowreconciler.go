@@ -142,7 +142,7 @@ func (r *FlowReconciler) SetNetwork(n network.Network, pods []netip.Prefix, port
 	if reflect.DeepEqual(r.gateways[n.ID], g) {
 		return
 	}
-	delete(r.networks, r.gateways[n.ID].patch)
+	r.forgetPatch(n.ID)
 	r.gateways[n.ID], r.networks[g.patch], r.changed.networks[n.ID] = g, n.ID, true
 	r.notify()
 }
@@ -151,10 +151,18 @@ func (r *FlowReconciler) SetNetwork(n network.Network, pods []netip.Prefix, port
 func (r *FlowReconciler) DeleteNetwork(id int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	delete(r.networks, r.gateways[id].patch)
+	r.forgetPatch(id)
 	delete(r.gateways, id)
 	r.changed.networks[id] = true
 	r.notify()
+}
+
+// forgetPatch forgets that the patch port of a network belongs to it, unless a network of the same name that was created
+// again, with another id, has it by now.
+func (r *FlowReconciler) forgetPatch(id int) {
+	if patch := r.gateways[id].patch; r.networks[patch] == id {
+		delete(r.networks, patch)
+	}
 }
 
 // Keep makes the flows of the networks with these ids stay while the networks are not set.
@@ -236,7 +244,11 @@ func (r *FlowReconciler) Isolate(ctx context.Context) error {
 	if isolated {
 		return nil
 	}
-	if err := r.reconcile(ctx, changes{all: true, stale: true}); err != nil && !errors.Is(err, flows.ErrNoUplink) {
+	err := r.reconcile(ctx, changes{all: true, stale: true})
+	r.runs.Lock()
+	written := r.run.written // also without an uplink, which is an error
+	r.runs.Unlock()
+	if !written {
 		return err
 	}
 	r.mu.Lock()

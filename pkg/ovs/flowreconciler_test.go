@@ -211,6 +211,53 @@ func TestFlowsPerNetwork(t *testing.T) {
 	}
 }
 
+// unwritableSwitch has no flows, and refuses all while err is set.
+type unwritableSwitch struct{ err error }
+
+func (s *unwritableSwitch) Read(context.Context, string) (flows.State, error) {
+	return flows.State{}, nil
+}
+
+func (s *unwritableSwitch) Apply(context.Context, string, []flows.Op) error { return s.err }
+
+// The bridge is isolated once its flows are written, also without an uplink.
+func TestIsolate(t *testing.T) {
+	root, dir := rootfs(t), t.TempDir()
+	sw := &unwritableSwitch{err: errors.New("no answer")}
+	r := newReconciler(connect(t, startServer(t, root, dir)), sw, dir)
+	ctx := deadline(t)
+	if err := r.Isolate(ctx); !errors.Is(err, errNoFacts) {
+		t.Errorf("without the node's facts: %v", err)
+	}
+	r.SetNode(Facts{Node: gatewayNode}, nil, nil)
+	if err := r.Isolate(ctx); !errors.Is(err, sw.err) || r.isolated {
+		t.Errorf("the switch refuses the flows: %v, isolated %t", err, r.isolated)
+	}
+	sw.err = nil
+	if err := r.Isolate(ctx); err != nil || !r.isolated {
+		t.Errorf("the flows are written: %v, isolated %t", err, r.isolated)
+	}
+}
+
+// A network that is created again, with another id, keeps its patch port when the first one is deleted after that.
+func TestPatchPortOfNetworkCreatedAgain(t *testing.T) {
+	r := newReconciler(nil, nil, "")
+	again := redNet
+	again.ID = redNet.ID + 100
+	r.SetNetwork(redNet, nil, nil)
+	r.SetNetwork(again, nil, nil)
+	r.DeleteNetwork(redNet.ID)
+	r.takeChanges()
+	r.rowChanged(redNet.ExternalPatch("br-ex", gatewayNode.Name))
+	if c := r.takeChanges(); !c.networks[again.ID] {
+		t.Errorf("a change of the patch port changes %v, want network %d", c.networks, again.ID)
+	}
+	r.DeleteNetwork(again.ID)
+	if len(r.networks) != 0 {
+		t.Errorf("patch ports of deleted networks: %v", r.networks)
+	}
+}
+
 // flowUpdate is a struct nx_flow_update_full with an empty match, or, for event 3, an
 // abbreviated one.
 func flowUpdate(event uint16, cookie uint64) []byte {

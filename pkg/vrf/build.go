@@ -11,6 +11,8 @@
 package vrf
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -64,6 +66,21 @@ type Inputs struct {
 	DeviceFirst bool
 }
 
+// maxAlias is the longest alias of a link, in bytes (IFALIASZ without the final 0).
+const maxAlias = 255
+
+// AliasOf returns the alias of a network's VRF device. The name of a network of a namespace may be too long for one: its
+// end is replaced by a hash.
+func AliasOf(name string) string {
+	alias := AliasPrefix + name
+	if len(alias) <= maxAlias {
+		return alias
+	}
+	sum := sha256.Sum256([]byte(name))
+	hash := hex.EncodeToString(sum[:8])
+	return alias[:maxAlias-len(hash)-1] + "-" + hash
+}
+
 // Build returns the desired kernel state of net on the node.
 func Build(net network.Network, node network.Node, in Inputs) (State, error) {
 	hosts, err := net.HostSubnets(node.ID)
@@ -98,7 +115,7 @@ func Build(net network.Network, node network.Node, in Inputs) (State, error) {
 		if in.Taken != "" {
 			return State{}, fmt.Errorf("network %s: its table %d belongs to the VRF device %s, which is not Bulkhead's: give that device another table", net.Name, table, in.Taken)
 		}
-		st.Devices = []Device{{Name: name, Table: table, Alias: AliasPrefix + net.Name, Up: true}}
+		st.Devices = []Device{{Name: name, Table: table, Alias: AliasOf(net.Name), Up: true}}
 		st.Port.Master = name
 		st.Sysctls = append(st.Sysctls, deviceSysctls(name)...)
 		st.Rules = markRules(net, in.IPv6, table)

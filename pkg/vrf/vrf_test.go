@@ -491,3 +491,16 @@ func TestConstantOps(t *testing.T) {
 	}
 	t.Logf("%d operations per network", first)
 }
+
+// The kernel admits an alias of 255 bytes. Networks whose names begin alike have different ones.
+func TestAliasOf(t *testing.T) {
+	long := "shop_" + strings.Repeat("a", 248)
+	for name, want := range map[string]int{"red": len("bulkhead:red"), long[:246]: 255, long: 255} {
+		if a := AliasOf(name); len(a) != want || !strings.HasPrefix(a, AliasPrefix) {
+			t.Errorf("%s has the alias %s of %d bytes, want %d", name, a, len(a), want)
+		}
+	}
+	if AliasOf(long) == AliasOf(long[:252]) {
+		t.Error("two networks have one alias")
+	}
+}

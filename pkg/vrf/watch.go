@@ -61,7 +61,7 @@ func (k *Kernel) Watch(ctx context.Context, tables TableRange, notify func(Chang
 			return ctx.Err()
 		}
 		if errors.Is(err, unix.ENOBUFS) {
-			if err := errors.Join(k.drain(ctx), k.fillCache()); err != nil {
+			if err := k.resynchronize(ctx); err != nil {
 				return err
 			}
 			notify(Change{All: true})
@@ -82,6 +82,21 @@ func (k *Kernel) Watch(ctx context.Context, tables TableRange, notify func(Chang
 				seen = append(seen, c)
 				notify(c)
 			}
+		}
+	}
+}
+
+// resynchronize fills the cache again after events were lost, which happens while very much changes: then dumps are interrupted, too.
+func (k *Kernel) resynchronize(ctx context.Context) error {
+	for pause := 100 * time.Millisecond; ; pause = min(2*pause, 10*time.Second) {
+		err := errors.Join(k.drain(ctx), k.fillCache())
+		if !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(pause):
 		}
 	}
 }

@@ -53,6 +53,18 @@ func NewReconciler(cfg config.Config, cache, live client.Reader, target *Kube, i
 	return r
 }
 
+// allRejected reports whether the API server has rejected each desired NAD, of which none existed: no node knows the
+// network's id. Errors after which a NAD may exist do not count, such as timeouts.
+func allRejected(want State, failed []*Failure) bool {
+	rejected := 0
+	for _, f := range failed {
+		if f.Op.Kind == CreateNAD && (apierrors.IsForbidden(f.Err) || apierrors.IsInvalid(f.Err) || apierrors.IsBadRequest(f.Err) || apierrors.IsRequestEntityTooLargeError(f.Err)) {
+			rejected++
+		}
+	}
+	return len(want.NADs) > 0 && rejected == len(want.NADs)
+}
+
 // Reconcile reconciles one owner.
 func (r *Reconciler) Reconcile(ctx context.Context, o Owner) (reconcile.Result, error) {
 	if err := r.Restore(ctx); err != nil {
@@ -93,11 +105,12 @@ func (r *Reconciler) Reconcile(ctx context.Context, o Owner) (reconcile.Result, 
 
 	r.networkIDs.ReleaseClaims(o.String(), func(ns string) bool { return want.hasPrimary(ns) || have.hasPrimary(ns) })
 	kept := false
-	gone := in.Request == nil && len(have.NADs) == 0
+	// An owner that is deleted may exist for long: its user can give it finalizers.
+	gone := (in.Request == nil || in.Request.Deleting) && len(have.NADs) == 0
 	if gone {
 		r.waiters.Forget(o)
 	}
-	if in.Idle || gone {
+	if in.Idle || gone || len(have.NADs) == 0 && allRejected(want, failed) {
 		if kept, err = r.releaseID(ctx, o); err != nil {
 			return reconcile.Result{}, err
 		}

@@ -150,7 +150,7 @@ var options = map[string]bool{
 	"bindtodevice": true, "bindtoifindex": true, "unicastif": true, "stickypktinfo": true, "multicastif": true, "multicastifaddr": true,
 	"join": true, "mark": true, "lsrr": true, "broadcast": true, "gso": true, "transparent": true, "bindscope": true, "cmsg-pktinfo": true, "cmsg-mark": true,
 	"connect": true, "mapped": true, "fastopen": true, "connectx": true, "fragments": true,
-	"bypass": true, "ring": true, "tagged": true, "etype": true, "unbound": true, "target": true,
+	"bypass": true, "ring": true, "tagged": true, "etype": true, "unbound": true, "target": true, "checksum": true,
 }
 
 // Do makes the attempt. The error is what the kernel reported to the sender.

@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
+	"strconv"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -20,6 +22,7 @@ import (
 //	etype=N  the protocol in sockaddr_ll, when it differs from the frame's
 //	unbound  by sendto alone, without a bind
 //	mark=N   SO_MARK
+//	checksum[=N]  with a UDP checksum that the kernel completes later, in its field or at byte N of the frame (PACKET_VNET_HDR)
 func packetSocket(typ int) func(Attempt) error {
 	return func(a Attempt) error {
 		packet, err := a.packet()
@@ -70,6 +73,11 @@ func packetSocket(typ int) func(Attempt) error {
 				problems = append(problems, "bind: "+err.Error())
 			}
 		}
+		if _, ok := a.option("checksum"); ok {
+			if frame, err = unfinishedChecksum(a, fd, frame); err != nil {
+				return withProblems(problems, err)
+			}
+		}
 		times := 2
 		if _, ok := a.option("bypass"); ok {
 			times = 10 // without a queue, a busy device drops frames
@@ -81,6 +89,33 @@ func packetSocket(typ int) func(Attempt) error {
 		}
 		return withProblems(problems, nil)
 	}
+}
+
+// unfinishedChecksum prepends a struct virtio_net_hdr to a frame with a UDP datagram.
+func unfinishedChecksum(a Attempt, fd int, frame []byte) ([]byte, error) {
+	if err := unix.SetsockoptInt(fd, unix.SOL_PACKET, unix.PACKET_VNET_HDR, 1); err != nil {
+		return nil, fmt.Errorf("checksum: %w", err)
+	}
+	const udpChecksum, link = 6, 14
+	start, offset := link+20, uint16(udpChecksum)
+	if netip.MustParseAddr(a.To).Is6() {
+		start = link + 40
+	}
+	if _, tagged := a.option("tagged"); tagged {
+		start += 4
+	}
+	if value, _ := a.option("checksum"); value != "" {
+		at, err := strconv.ParseUint(value, 10, 16)
+		const first = 20 // the kernel takes no earlier start
+		if err != nil || at < first {
+			return nil, fmt.Errorf("checksum at byte %q: want %d or more: %w", value, first, err)
+		}
+		start, offset = first, uint16(at)-first
+	}
+	h := []byte{unix.VIRTIO_NET_HDR_F_NEEDS_CSUM, 0, 0, 0, 0, 0, 0, 0, 0, 0}
+	binary.NativeEndian.PutUint16(h[6:], uint16(start))
+	binary.NativeEndian.PutUint16(h[8:], offset)
+	return append(h, frame...), nil
 }
 
 func htons(v uint16) uint16 { return v<<8 | v>>8 }

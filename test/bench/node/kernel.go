@@ -153,7 +153,7 @@ func (k *kernelNode) reconcile(ctx context.Context, networks ...network.Network)
 	for _, a := range k.node.Addresses {
 		own = append(own, a.Addr())
 	}
-	in := firewall.Inputs{Networks: k.networks, NodeID: k.node.ID, Mode: k.node.Mode, TunnelPort: network.TunnelPort, Bridge: kernelBridge,
+	in := firewall.Inputs{Networks: k.networks, NodeID: k.node.ID, Mode: k.node.Mode, Bridge: kernelBridge,
 		Plan: k.plan, Node: own, Kubelet: firewall.Kubelet{Mark: network.KubeletMark}}
 	// As for pods with a locked address and a node port on each network.
 	for _, n := range k.networks {

@@ -74,8 +74,10 @@ const (
 	// zoneWire has the connections between gateway routers and the wire, and none of
 	// the host's: only replies to these are translated in zone 0.
 	zoneWire = 64000
-	// zoneFragments is where fragments are reassembled.
+	// zoneFragments is where fragments are reassembled; those of Localnet networks with a VLAN in the zone zoneVLANs plus the
+	// VLAN, so that nobody completes datagrams of another VLAN.
 	zoneFragments = 64004
+	zoneVLANs     = 59000
 )
 
 // markRouted is the mark of connections in zoneWire.
@@ -197,7 +199,7 @@ func toDestinations(from int) string {
 }
 
 // reassemble returns the action that continues in a table with the datagram of a fragment.
-func reassemble(table int) string { return fmt.Sprintf("ct(table=%d,zone=%d)", table, zoneFragments) }
+func reassemble(table, zone int) string { return fmt.Sprintf("ct(table=%d,zone=%d)", table, zone) }
 
 // fromHost adds the flows for packets from the host to networks. What has no way there
 // and must not appear on the wire is dropped.
@@ -212,11 +214,11 @@ func (b *builder) fromHost() {
 	for _, p := range b.in.Masquerade {
 		b.add(tableInput, priorityService, matchIP("in_port=LOCAL", anywhere, p), resubmit(tableNetworks))
 		b.add(tableInput, priorityForged, matchIP("in_port=LOCAL", p, p), "drop")
-		b.add(tableInput, priorityFragments, join(matchIP("in_port=LOCAL", anywhere, p), "nw_frag=yes"), reassemble(tableNetworks))
+		b.add(tableInput, priorityFragments, join(matchIP("in_port=LOCAL", anywhere, p), "nw_frag=yes"), reassemble(tableNetworks, zoneFragments))
 	}
 	for _, ip := range []string{"ip", "ipv6"} {
 		// Only a datagram's first fragment has the ports by which services are found.
-		b.add(tableInput, priorityNetwork, ip+",in_port=LOCAL,nw_frag=yes", fmt.Sprintf("load:%#x->NXM_NX_REG0[],%s", fromHost, reassemble(tableDestinations)))
+		b.add(tableInput, priorityNetwork, ip+",in_port=LOCAL,nw_frag=yes", fmt.Sprintf("load:%#x->NXM_NX_REG0[],%s", fromHost, reassemble(tableDestinations, zoneFragments)))
 		b.add(tableInput, priorityNode, ip+",in_port=LOCAL", toDestinations(fromHost))
 	}
 }
@@ -244,7 +246,7 @@ func (b *builder) fromUplink(port int) {
 func (b *builder) toNode(from string) {
 	for _, ip := range []string{"ip", "ipv6"} {
 		match := fmt.Sprintf("%s,%s,dl_dst=%s", ip, from, b.in.MAC)
-		b.add(tableInput, priorityNetwork, match+",nw_frag=yes", fmt.Sprintf("load:%#x->NXM_NX_REG0[],%s", fromWire, reassemble(tableDestinations)))
+		b.add(tableInput, priorityNetwork, match+",nw_frag=yes", fmt.Sprintf("load:%#x->NXM_NX_REG0[],%s", fromWire, reassemble(tableDestinations, zoneFragments)))
 		b.add(tableInput, priorityNode, match, toDestinations(fromWire))
 	}
 }
@@ -282,6 +284,9 @@ func (b *builder) destinations() {
 	out := toNode // the host forwards
 	if !b.local() {
 		out = setMAC(b.in.MAC) + "," + outputs([]int{b.bridge.Router})
+	}
+	for _, p := range b.in.Services { // the host would forward it, and the answers would not come back
+		b.add(table, priorityNotOnWire, matchIP(origin(fromWire), anywhere, p), "drop")
 	}
 	for _, own := range b.in.Addresses {
 		b.add(table, priorityNode, matchIP(origin(fromWire), anywhere, single(own.Addr())), fmt.Sprintf("ct(table=%d,zone=%d)", tableReplies, zoneWire))

@@ -44,8 +44,12 @@ func (b *builder) localnets(hosts Hosts) {
 	}
 	for _, l := range b.bridge.Localnets {
 		// Reassembled, the drops see what fragments carry.
+		zone := zoneFragments
+		if l.VLAN != 0 {
+			zone = zoneVLANs + l.VLAN
+		}
 		for _, ip := range []string{"ip", "ipv6"} {
-			b.add(tableInput, priorityReassemble, join(ip, inPort(l.Port), "nw_frag=yes"), reassemble(tableLocalnets))
+			b.add(tableInput, priorityReassemble, join(ip, inPort(l.Port), "nw_frag=yes"), reassemble(tableLocalnets, zone))
 		}
 		b.add(tableInput, priorityPass, inPort(l.Port), resubmit(tableLocalnets))
 		b.fromLocalnet(l)

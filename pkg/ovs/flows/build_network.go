@@ -44,11 +44,17 @@ type ServicePort struct {
 
 // BuildNetwork returns a network's flows. In shared gateway mode, packets from the gateway
 // router pass the uplink router and then get the node's address; replies are translated back.
-// In local mode the host does both. Without patch port or uplink there are no flows.
+// In local mode the host does both. Without an uplink there are no flows; without the network's patch port only those that
+// isolate it: the node may have no pods of the network, and others that send to it.
 func BuildNetwork(bridge Bridge, in Inputs, g Gateway) State {
 	b := newBuilder(bridge, in, Cookie(g.Network))
-	if !b.routed() || g.Port <= 0 {
+	if !b.routed() {
 		return nil
+	}
+	b.isolate(g)
+	if g.Port <= 0 {
+		sortFlows(b.out)
+		return b.out
 	}
 	for _, a := range g.Addresses {
 		b.add(tableInput, priorityNetwork, matchIP(inPort(g.Port), single(a), anywhere), toDestinations(fromNetwork))
@@ -78,26 +84,32 @@ func BuildNetwork(bridge Bridge, in Inputs, g Gateway) State {
 	return b.out
 }
 
-// advertised adds the flows of pods that keep their addresses outside OVN. A gateway
-// router's port sends with no other source than the addresses of its own pods. Unless isolation is
-// loose, nothing passes on the node between an advertised network and the node or another
-// network's pods, and never directly. In local gateway mode the pods' packets pass the host, whose
-// firewall does the same; gateway routers send what is for backends of services.
-func (b *builder) advertised(g Gateway) {
-	port, out := inPort(g.Port), setMAC(b.in.MAC)+","+outputs([]int{b.bridge.Router})
+// isolate adds the flows that, unless isolation is loose, let nothing pass between an advertised network and the node or
+// another network's pods. In local gateway mode the node's firewall does the same for what passes the host; gateway routers
+// send what is for backends of services.
+func (b *builder) isolate(g Gateway) {
 	isolated := []int{fromNetwork, fromService, fromHost}
-	if b.local() {
-		out, isolated = setMAC(b.in.MAC)+",LOCAL", isolated[:2]
+	if b.local() || g.Network == network.DefaultID { // whose pods the node reaches
+		isolated = isolated[:2]
+	}
+	if b.in.Loose {
+		isolated = nil
 	}
 	for _, subnet := range g.Advertised {
-		if !b.in.Loose {
-			for _, from := range isolated {
-				if from == fromHost && g.Network == network.DefaultID {
-					continue // the node reaches the pods of this network
-				}
-				b.add(tableDestinations, priorityIsolated, matchIP(origin(from), anywhere, subnet), "drop")
-			}
+		for _, from := range isolated {
+			b.add(tableDestinations, priorityIsolated, matchIP(origin(from), anywhere, subnet), "drop")
 		}
+	}
+}
+
+// advertised adds the flows of pods that keep their addresses outside OVN. A gateway
+// router's port sends with no other source than the addresses of its own pods, and never directly to another's.
+func (b *builder) advertised(g Gateway) {
+	port, out := inPort(g.Port), setMAC(b.in.MAC)+","+outputs([]int{b.bridge.Router})
+	if b.local() {
+		out = setMAC(b.in.MAC) + ",LOCAL"
+	}
+	for _, subnet := range g.Advertised {
 		b.add(tableDestinations, priorityOwn, matchIP(join(origin(fromNetwork), port), anywhere, subnet), out)
 	}
 	// A service of another network may claim a pod's address as its external address: what

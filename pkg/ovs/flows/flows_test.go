@@ -165,6 +165,29 @@ func TestSeveralAddresses(t *testing.T) {
 	}
 }
 
+// A node without pods of an advertised network has no patch port of it, and isolates it nevertheless.
+func TestIsolationWithoutPort(t *testing.T) {
+	bridge := Bridge{Name: "br-ex", Uplinks: []int{1}, Router: 3}
+	g := Gateway{Network: 7, Addresses: []netip.Addr{netip.MustParseAddr("169.254.0.23")}, Advertised: prefixes("10.20.0.0/16")}
+	for _, c := range []struct {
+		mode  network.GatewayMode
+		loose bool
+		want  int // from networks, services and, in shared mode, the host
+	}{{network.SharedGateway, false, 3}, {network.LocalGateway, false, 2}, {network.SharedGateway, true, 0}} {
+		in := dual
+		in.Mode, in.Loose = c.mode, c.loose
+		got := BuildNetwork(bridge, in, g)
+		for _, f := range got {
+			if f.Table != tableDestinations || f.Actions != "drop" || !strings.Contains(f.Match, "nw_dst=10.20.0.0/16") {
+				t.Errorf("%+v: a flow that does not isolate: %s", c, f)
+			}
+		}
+		if len(got) != c.want {
+			t.Errorf("%+v: %d flows, want %d", c, len(got), c.want)
+		}
+	}
+}
+
 // TestClaimOfPodAddress: a service whose external address is that of another network's advertised
 // pod does not get what arrives for the pod.
 func TestClaimOfPodAddress(t *testing.T) {

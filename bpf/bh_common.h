@@ -87,10 +87,12 @@ enum bh_door_kind {
 	BH_DOOR_LINK = 8, /* interface that the operator has added to a tenant's VRF */
 };
 
+#define BH_FORWARD_OWN 0xffffffff /* from every interface of the node itself (BH_DOOR_OWN) */
+
 struct bh_door {
 	__u32 kind;
 	__u32 netid; /* 0: the cluster default network, or none */
-	__u32 forward_from; /* ifindex from which packets may be forwarded to this one; 0: none */
+	__u32 forward_from; /* ifindex from which packets may be forwarded to this one; 0: none; or BH_FORWARD_OWN */
 	__u8 peer_mac[6]; /* LOCKED: MAC of the only allowed peer, the node's management port */
 	__u8 open; /* LOCKED: the pod has ports in bh_open, which others reach */
 	__u8 pad;

@@ -42,6 +42,19 @@ static __always_inline int from_own_vrf(__u32 ingress, __u32 netid)
 	return netid && from && from->kind == BH_DOOR_VRF && from->netid == netid;
 }
 
+/* may_forward reports whether an interface may forward packets to the one that the door is of. */
+static __always_inline int may_forward(__u32 ingress, const struct bh_door *door)
+{
+	struct bh_door *from;
+
+	if (!door)
+		return 0;
+	if (door->forward_from != BH_FORWARD_OWN)
+		return door->forward_from == ingress;
+	from = bpf_map_lookup_elem(&bh_doors, &ingress);
+	return from && from->kind == BH_DOOR_OWN;
+}
+
 /*
  * Egress of management ports, VRF devices and the operator's interfaces in VRFs: packets
  * into a network.
@@ -82,7 +95,7 @@ int bh_grd_port(struct __sk_buff *skb)
 	}
 	bh_ip(skb, 0, BH_NET, &p);
 	if (owner == BH_OWNER_NONE && skb->ingress_ifindex) {
-		if (door && door->forward_from && door->forward_from == skb->ingress_ifindex &&
+		if (may_forward(skb->ingress_ifindex, door) &&
 		    (kind != BH_DOOR_DEFAULT || (!p.unparsed && !bpf_map_lookup_elem(&bh_locked, &p.daddr))))
 			return TCX_NEXT;
 		if (kind != BH_DOOR_DEFAULT && from_own_vrf(skb->ingress_ifindex, netid))

@@ -57,6 +57,9 @@ func buildDoors(links []vrf.Link, in doorInputs) []loader.DoorRow {
 	if i := slices.IndexFunc(links, func(l vrf.Link) bool { return l.Name == in.bridge }); i >= 0 {
 		forward = links[i].Index
 	}
+	if in.mode == network.LocalGateway {
+		forward = loader.ForwardFromOwn // pods' packets leave by any interface to which the node's routes lead
+	}
 	vrfs := map[int]uint32{} // the network, by the index of its VRF device
 	for _, l := range links {
 		if id, ok := in.joined[l.Name]; ok && l.Type == "vrf" {

@@ -156,7 +156,7 @@ func (w *guardSandbox) redirectAt(from string, to int, parent uint32) {
 }
 
 // The node forwards packets into a network only from the interface that the network's row
-// names, and to the cluster default network's locked addresses from none.
+// names, or from all of its own, and to the cluster default network's locked addresses from none.
 func TestRootGuardForwardFrom(t *testing.T) {
 	w := newGuardSandbox(t, false)
 	w.detachLSM()
@@ -165,13 +165,13 @@ func TestRootGuardForwardFrom(t *testing.T) {
 	for _, to := range []string{"10.0.0.0/24", "10.1.0.0/24"} {
 		addRoute(t, w.peers["eth0"], "eth0", to, "192.0.2.1")
 	}
-	set := func(from string) {
+	set := func(from int) {
 		t.Helper()
 		must(t, w.ns.do(func() error {
-			if err := w.l.AttachDoor(DoorRow{Ifindex: w.index["mp1"], Kind: DoorPort, NetworkID: 1, ForwardFrom: w.index[from]}); err != nil {
+			if err := w.l.AttachDoor(DoorRow{Ifindex: w.index["mp1"], Kind: DoorPort, NetworkID: 1, ForwardFrom: from}); err != nil {
 				return err
 			}
-			return w.l.AttachDoor(DoorRow{Ifindex: w.index["mp0"], Kind: DoorDefault, ForwardFrom: w.index[from]})
+			return w.l.AttachDoor(DoorRow{Ifindex: w.index["mp0"], Kind: DoorDefault, ForwardFrom: from})
 		}))
 	}
 	send := func(to string) int {
@@ -207,17 +207,22 @@ func TestRootGuardForwardFrom(t *testing.T) {
 			}
 		}
 	}
-	set("eth0")
+	set(w.index["eth0"])
 	expect("from the external bridge", map[string]bool{"10.0.0.5": true, "10.1.0.3": true, "10.0.0.3": false})
 	before := counts(t, w.l)[ReasonGuardForwarded]
 	if before == 0 {
 		t.Error("no packet to a locked address was refused")
 	}
-	set("pod")
+	set(w.index["pod"])
 	expect("from another interface", map[string]bool{"10.0.0.5": false, "10.1.0.3": false, "10.0.0.3": false})
 	if now := counts(t, w.l)[ReasonGuardForwarded]; now < before+3 {
 		t.Errorf("%d packets refused, want 3", now-before)
 	}
+	set(ForwardFromOwn)
+	expect("from one of the node's interfaces", map[string]bool{"10.0.0.5": true, "10.1.0.3": true, "10.0.0.3": false})
+	must(t, w.ns.do(func() error { return w.l.AttachDoor(DoorRow{Ifindex: w.index["eth0"], Kind: DoorPod, NetworkID: 2}) }))
+	expect("from a pod's interface", map[string]bool{"10.0.0.5": false, "10.1.0.3": false, "10.0.0.3": false})
+	set(0)
 	// The kernel takes a VRF device for the interface on which its ports' packets arrive.
 	for id, own := range map[uint32]bool{1: true, 2: false, 0: false} {
 		must(t, w.ns.do(func() error { return w.l.AttachDoor(DoorRow{Ifindex: w.index["eth0"], Kind: DoorVRF, NetworkID: id}) }))

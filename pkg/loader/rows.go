@@ -63,12 +63,15 @@ func (k DoorKind) String() string {
 	return fmt.Sprintf("kind %d", uint32(k))
 }
 
+// ForwardFromOwn is the ForwardFrom of an interface to which every interface of the node itself (DoorOwn) may forward.
+const ForwardFromOwn = 0xffffffff
+
 // DoorRow says what an interface of the host leads to.
 type DoorRow struct {
 	Ifindex   int
 	Kind      DoorKind
 	NetworkID uint32
-	// ForwardFrom is the interface from which packets may be forwarded to this one; 0: none.
+	// ForwardFrom is the interface from which packets may be forwarded to this one; 0: none; or ForwardFromOwn.
 	ForwardFrom int
 	// PeerMAC and Peer6 are the addresses of a locked interface's only peer.
 	PeerMAC [6]byte

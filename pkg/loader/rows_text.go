@@ -38,7 +38,9 @@ func (r DoorRow) String() string {
 	if r.NetworkID != 0 {
 		s += fmt.Sprintf(" of network %d", r.NetworkID)
 	}
-	if r.ForwardFrom != 0 {
+	if r.ForwardFrom == ForwardFromOwn {
+		s += " forwarded from the node's interfaces"
+	} else if r.ForwardFrom != 0 {
 		s += fmt.Sprintf(" forwarded from interface %d", r.ForwardFrom)
 	}
 	return s

@@ -20,6 +20,7 @@ import (
 
 // No informer accepts a first list of any age. The server cannot stream lists.
 func TestFirstListsAreConsistent(t *testing.T) {
+	t.Setenv("KUBE_FEATURE_WatchListClient", "false") // read once for all tests
 	var mu sync.Mutex
 	lists := map[string]bool{} // by path: with resource version 0
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

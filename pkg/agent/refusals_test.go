@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -44,7 +45,7 @@ func TestReportRefusals(t *testing.T) {
 		go func() { done <- f.agent.ReportRefusals(ctx, r) }()
 		events := func() []string {
 			synctest.Wait()
-			return f.eventsNow()
+			return slices.DeleteFunc(f.eventsNow(), func(e string) bool { return !strings.Contains(e, " Refused ") })
 		}
 		to := netip.MustParseAddrPort("10.30.0.3:80")
 		foreign := loader.Event{CgroupID: 41, NetworkID: 7, Reason: loader.ReasonGuardForeign, Addr: to}

@@ -178,10 +178,10 @@ func TestPodProblems(t *testing.T) {
 			t.Errorf("a pod degraded its node: %+v", c)
 		}
 		f.set(func() {
-			f.hostProblems = append(f.hostProblems, hostnet.Problem{Pod: "shop/host", Reason: "VRFMissing", Message: "no VRF"})
+			f.hostProblems = append(f.hostProblems, hostnet.Problem{Reason: "PodCgroupsMissing", Message: "no cgroup"})
 		})
 		f.agent.queue.EnqueueReport()
-		eventually(t, "condition", func() bool { c := f.conditionNow(); return c.True() && c.Reason == "VRFMissing" })
+		eventually(t, "condition", func() bool { c := f.conditionNow(); return c.True() && c.Reason == "PodCgroupsMissing" })
 		if n := countPrefix(f.eventsNow(), "shop/host ProbePortHeld"); n != 1 {
 			t.Errorf("%d events: %q", n, f.eventsNow())
 		}

@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"log/slog"
+	"path/filepath"
 	"time"
 
 	"bulkhead/pkg/agent"
@@ -22,6 +23,11 @@ func newCNIServer(cfg config.Config, a *agent.Agent, n *node, informers *agent.I
 	return cni.NewServer(cni.Config{Default: cfg.DefaultNetwork, Plan: cfg.Plan, ConfDir: cfg.CNI.ConfDir, Log: log}, pods, n.parts.Cache, a.PodPorts(n.ovs, pods.Get), cni.Kernel{}, cni.APIStatus{Client: clients.Kube}), nil
 }
 
+// installedMark is the file that says that the CNI configuration is of this boot.
+func installedMark(paths config.CNI) string {
+	return filepath.Join(filepath.Dir(paths.Socket), "cni-installed")
+}
+
 // installCNI installs the plugin and its configuration, with which the
 // container runtime reports the node ready, once the agent is synced.
 func installCNI(ctx context.Context, paths config.CNI, a *agent.Agent, server *cni.Server, log *slog.Logger) error {
@@ -35,6 +41,9 @@ func installCNI(ctx context.Context, paths config.CNI, a *agent.Agent, server *c
 		err := cni.InstallPlugin(paths.Plugin, paths.BinDir)
 		if err == nil {
 			err = cni.WriteConflist(paths.ConfDir, paths.Socket)
+		}
+		if err == nil {
+			err = cni.MarkInstalled(installedMark(paths))
 		}
 		if err == nil {
 			server.SetReady("")

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"bulkhead/pkg/agent"
+	"bulkhead/pkg/cni"
 	"bulkhead/pkg/config"
 	"bulkhead/pkg/firewall"
 	"bulkhead/pkg/kube"
@@ -52,6 +53,9 @@ func run(ctx context.Context, args []string) error {
 	// Kubelet must not restart the agent while it waits: Open vSwitch may be away for long.
 	public := process.NewStarting("the kernel and Open vSwitch: see the log")
 	if err := process.ServeTCP(ctx, cfg.Listen, public, log); err != nil {
+		return err
+	}
+	if err := cni.RemoveOfLastBoot(cfg.CNI.ConfDir, installedMark(cfg.CNI)); err != nil {
 		return err
 	}
 	node, err := openNode(ctx, cfg, opts, log)

@@ -34,7 +34,7 @@ func waitForAPIServer(ctx context.Context, config *rest.Config, log *slog.Logger
 			return true, nil
 		}
 		if failures++; failures%30 == 1 {
-			log.Warn("cannot reach the API server, will retry", "host", config.Host, "error", err)
+			log.Warn("cannot reach the API server, will retry: without kube-proxy its cluster IP does not answer until Bulkhead runs, so set [kubernetes] apiserver", "host", config.Host, "error", err)
 		}
 		return false, nil
 	})

@@ -156,9 +156,21 @@ func TestConflist(t *testing.T) {
 	if temporary, _ := filepath.Glob(filepath.Join(dir, ".bulkhead-*")); len(temporary) > 0 {
 		t.Errorf("leftover temporary files: %v", temporary)
 	}
+	// An agent that starts again in the same boot leaves the configuration; the first one of the next boot removes it.
+	mark := filepath.Join(t.TempDir(), "bulkhead", "cni-installed")
+	exists := func() bool { _, err := os.Stat(filepath.Join(dir, ConflistName)); return err == nil }
+	if err := MarkInstalled(mark); err != nil {
+		t.Fatal(err)
+	}
+	if err := RemoveOfLastBoot(dir, mark); err != nil || !exists() {
+		t.Errorf("in the same boot: %v, the configuration exists: %t", err, exists())
+	}
+	if err := os.RemoveAll(filepath.Dir(mark)); err != nil {
+		t.Fatal(err)
+	}
 	for range 2 {
-		if err := RemoveConflist(dir); err != nil {
-			t.Fatal(err)
+		if err := RemoveOfLastBoot(dir, mark); err != nil || exists() {
+			t.Errorf("in the next boot: %v, the configuration exists: %t", err, exists())
 		}
 	}
 }

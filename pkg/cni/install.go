@@ -81,10 +81,26 @@ func Delegated(dir string) (bool, error) {
 	return false, nil
 }
 
-// RemoveConflist deletes the configuration, for uninstallation.
-func RemoveConflist(dir string) error {
+// MarkInstalled creates the file that says that the configuration has been installed since the node's boot. It must be on a
+// file system that a boot empties.
+func MarkInstalled(mark string) error {
+	if err := os.MkdirAll(filepath.Dir(mark), 0o755); err != nil {
+		return fmt.Errorf("create directory for %s: %w", mark, err)
+	}
+	if err := os.WriteFile(mark, nil, 0o644); err != nil {
+		return fmt.Errorf("write %s: %w", mark, err)
+	}
+	return nil
+}
+
+// RemoveOfLastBoot deletes a configuration that was installed before the node's boot: the node must not be Ready before
+// the agent is. mark is the file of MarkInstalled.
+func RemoveOfLastBoot(dir, mark string) error {
+	if _, err := os.Stat(mark); err == nil {
+		return nil
+	}
 	if err := os.Remove(filepath.Join(dir, ConflistName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove the CNI configuration: %w", err)
+		return fmt.Errorf("remove the CNI configuration of the last boot: %w", err)
 	}
 	return nil
 }

@@ -76,7 +76,7 @@ type Kubernetes struct {
 // OVS configures the node's Open vSwitch.
 type OVS struct {
 	DBAddress       string
-	EncapIPs        []netip.Addr
+	Encap           []netip.Prefix // of the tunnel addresses; empty: see ovs.BuildNode
 	ExternalBridge  string
 	Uplink          string // an interface, or UplinkAuto; "": the bridge has its uplink
 	PhysicalNetwork string
@@ -242,12 +242,15 @@ func (r *raw) build() (Config, error) {
 		if a = strings.TrimSpace(a); a == "" {
 			continue
 		}
-		ip, err := netip.ParseAddr(a)
-		if err != nil {
-			fail("ovs", "encap-ips", fmt.Errorf("%q is not an IP address", a))
+		p, err := netip.ParsePrefix(a)
+		if ip, addrErr := netip.ParseAddr(a); addrErr == nil {
+			p, err = netip.PrefixFrom(ip, ip.BitLen()), nil
+		}
+		if err != nil || p != p.Masked() {
+			fail("ovs", "encap-ips", fmt.Errorf("%q is neither a subnet nor an IP address", a))
 			continue
 		}
-		c.OVS.EncapIPs = append(c.OVS.EncapIPs, ip)
+		c.OVS.Encap = append(c.OVS.Encap, p)
 	}
 	switch u := c.OVS.Uplink; {
 	case u == "":

@@ -154,7 +154,7 @@ func (r *raw) flags(fs *pflag.FlagSet) {
 	str(&r.OVN.NB, "nb-address", "OVN northbound database of this node's zone")
 	str(&r.OVN.SB, "sb-address", "OVN southbound database of this node's zone")
 	str(&r.OVS.DB, "ovsdb-address", "Open vSwitch database of this node")
-	str(&r.OVS.EncapIPs, "encap-ips", "Geneve tunnel addresses of this node, comma-separated; empty: its IPv4 address on the external bridge, or else its IPv6 address")
+	str(&r.OVS.EncapIPs, "encap-ips", "subnets, comma-separated: a node's addresses in them are its Geneve tunnel addresses; empty: its IPv4 address on the external bridge, or else its IPv6 address")
 	str(&r.OVS.ExternalBridge, "external-bridge", "OVS bridge with the node's uplink and addresses")
 	str(&r.OVS.Uplink, "uplink", "interface that the agent moves into the external bridge, which it creates if there is none; auto: that of the default route; empty: the bridge has its uplink")
 	str(&r.OVS.PhysicalName, "physical-network", "name in OVN of the physical network behind the external bridge")

@@ -252,7 +252,7 @@ var unmark = fmt.Sprintf("meta mark set meta mark & %#x", ^network.MarkMask)
 // depend on the number of networks and pods.
 func Build(in Inputs) State {
 	st := State{
-		Counters: []string{CounterCrossNetwork, CounterForeign, CounterForwarded, CounterIngress, CounterNotLocal, CounterPathError, CounterProbeAllowed, CounterProbeRefused, CounterServices, CounterTunnel, CounterUnbridged},
+		Counters: []string{CounterCrossNetwork, CounterForeign, CounterPathError, CounterForwarded, CounterIngress, CounterNotLocal, CounterProbeAllowed, CounterProbeRefused, CounterServices, CounterTunnel, CounterUnbridged},
 		Sets: map[string][]string{SetLocked4: nil, SetLocked6: nil, SetOpen4: nil, SetOpen6: nil, SetOpenICMP4: nil, SetOpenICMP6: nil,
 			SetOwn: nil, SetServices4: nil, SetServices6: nil, SetSources4: nil, SetSources6: nil, SetProcesses4: nil, SetProcesses6: nil, MapNodePorts4: nil, MapNodePorts6: nil, MapLocalPorts4: nil, MapLocalPorts6: nil, MapHostPorts4: nil, MapHostPorts6: nil,
 			SetDirect4: nil, SetDirect6: nil, SetRouted4: nil, SetRouted6: nil, SetPods4: nil, SetPods6: nil, SetOwnVRF: nil, SetVRFs: nil, SetAdvertised4: nil, SetAdvertised6: nil},

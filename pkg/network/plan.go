@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/big"
 	"net/netip"
+	"slices"
 )
 
 // Validate checks that the plan has room for MaxID networks and MaxNodeID nodes,
@@ -29,6 +30,16 @@ func (p Plan) Validate() error {
 	}
 	if len(p.ClusterSubnets) == 0 {
 		return fmt.Errorf("cluster-subnets is empty: set at least one CIDR")
+	}
+	for _, list := range []struct {
+		name     string
+		prefixes []netip.Prefix
+	}{{"join-subnets", p.Join}, {"udn-join-subnets", p.UDNJoin}, {"transit-subnets", p.Transit}, {"masquerade-subnets", p.Masquerade}} {
+		for _, s := range p.ClusterSubnets {
+			if !slices.ContainsFunc(list.prefixes, func(o netip.Prefix) bool { return SameFamily(o, s.CIDR) }) {
+				return fmt.Errorf("%s has no CIDR of the IP family of cluster-subnets %s: add one", list.name, s.CIDR)
+			}
+		}
 	}
 	for _, m := range p.Masquerade {
 		if size(m).Cmp(big.NewInt(masqueradeOffset+2*MaxID+1)) < 0 {

@@ -25,6 +25,7 @@ const (
 	reasonHostEndpoints = "HostEndpointsNotReached"
 	reasonExternalIP    = "ExternalAddressNotServed"
 	reasonTooLarge      = "PortsNotServed"
+	reasonClusterIP     = "ClusterIPNotReached"
 )
 
 // A service belongs to the primary network of its namespace, or to the cluster default
@@ -320,6 +321,12 @@ func (z *Zone) service(n network.Network, s *corev1.Service, servedBy func(names
 	}
 	if left := out.PortsLeft + out.EndpointsLeft; left > 0 && out.endpointsOn(z.self().Name) > 0 { // other nodes do not repeat it
 		report.event(reasonTooLarge, "the last %d ports and %d endpoints of the first port are not served: a Service may have at most %d pairs of an endpoint and an address, over all ports: use fewer, or several Services", out.PortsLeft, out.EndpointsLeft, maxBackends)
+	}
+	for _, a := range kube.ClusterIPs(s) {
+		inside := func(p netip.Prefix) bool { return p.Contains(a) }
+		if !slices.ContainsFunc(z.cfg.Plan.ServiceCIDRs, inside) && out.endpointsOn(z.self().Name) > 0 { // other nodes do not repeat it
+			report.event(reasonClusterIP, "nodes do not reach %s: it is outside service-cidrs %v: an administrator must correct that in Bulkhead's configuration", a, z.cfg.Plan.ServiceCIDRs)
+		}
 	}
 	var refused []string
 	external := kube.ExternalIPs(s) // once: its author chooses how many addresses there are

@@ -63,21 +63,38 @@ func floating(n network.Node, plan network.Plan, link BridgeLink) (out []netip.A
 }
 
 // BuildNode returns the node as the agent reports it: name, chassis, geneve
-// addresses, external bridge and next hops. The cluster controller assigns the ID.
-func BuildNode(name, chassis string, c config.OVS, plan network.Plan, link BridgeLink) (network.Node, error) {
+// addresses, external bridge and next hops. elsewhere are the addresses of its other interfaces. The cluster controller
+// assigns the ID.
+func BuildNode(name, chassis string, c config.OVS, plan network.Plan, link BridgeLink, elsewhere []netip.Addr) (network.Node, error) {
 	n := network.Node{Name: name, Chassis: chassis, Bridge: c.ExternalBridge, BridgeMAC: link.MAC, MTU: link.MTU, Mode: c.GatewayMode,
-		NextHops: link.NextHops, EncapIPs: c.EncapIPs}
+		NextHops: link.NextHops}
 	for _, a := range link.Addresses {
 		if a.Transient || !isUsable(a.Prefix.Addr(), plan) || isFloating(a, link.Addresses) {
 			continue
 		}
 		n.Addresses = append(n.Addresses, a.Prefix)
 	}
-	if len(n.EncapIPs) == 0 {
-		n.EncapIPs = encapOf(n.Addresses)
-	}
 	if len(n.Addresses) == 0 {
 		return n, fmt.Errorf("external bridge %s has no usable address: move the node's address from the uplink to the bridge", c.ExternalBridge)
+	}
+	if len(c.Encap) == 0 {
+		n.EncapIPs = encapOf(n.Addresses)
+		return n, nil
+	}
+	own := slices.Clone(elsewhere)
+	for _, a := range n.Addresses {
+		own = append(own, a.Addr())
+	}
+	slices.SortFunc(own, netip.Addr.Compare)
+	for _, p := range c.Encap {
+		for _, a := range own {
+			if p.Contains(a) && !slices.Contains(n.EncapIPs, a) {
+				n.EncapIPs = append(n.EncapIPs, a)
+			}
+		}
+	}
+	if len(n.EncapIPs) == 0 {
+		return n, fmt.Errorf("the node has no address in %v: correct [ovs] encap-ips, or give the node an address there", c.Encap)
 	}
 	return n, nil
 }
@@ -104,7 +121,7 @@ func KeepOrder(n, last network.Node, c config.OVS) network.Node {
 		}
 		n.Addresses = slices.Insert(slices.Delete(slices.Clone(n.Addresses), from, from+1), to, first)
 	}
-	if len(c.EncapIPs) == 0 {
+	if len(c.Encap) == 0 {
 		n.EncapIPs = encapOf(n.Addresses)
 	}
 	return n
@@ -264,12 +281,12 @@ func (c *Client) ReadNode(ctx context.Context, name string, conf config.OVS, pla
 	if err != nil {
 		return Facts{Node: network.Node{Name: name}}, err
 	}
-	link, err := readBridgeLink(conf.ExternalBridge)
-	node, buildErr := BuildNode(name, ChassisID(name, ids), conf, plan, link)
-	facts := Facts{Node: node, Floating: floating(node, plan, link)}
-	if err != nil {
-		return facts, err
+	link, linkErr := readBridgeLink(conf.ExternalBridge)
+	elsewhere, elsewhereErr := readElsewhere(conf.ExternalBridge, plan)
+	node, buildErr := BuildNode(name, ChassisID(name, ids), conf, plan, link, elsewhere)
+	facts := Facts{Node: node, Floating: floating(node, plan, link), Elsewhere: elsewhere}
+	if linkErr != nil {
+		return facts, linkErr // the cause of a node without an address
 	}
-	facts.Elsewhere, err = readElsewhere(conf.ExternalBridge, plan)
-	return facts, errors.Join(buildErr, err)
+	return facts, errors.Join(elsewhereErr, buildErr)
 }

@@ -48,15 +48,17 @@ func TestKeepOrder(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var conf config.OVS
+			var encap []netip.Addr
 			if c.encap != "" {
-				conf.EncapIPs = []netip.Addr{netip.MustParseAddr(c.encap)}
+				conf.Encap = []netip.Prefix{netip.MustParsePrefix(c.encap + "/32")}
+				encap = []netip.Addr{netip.MustParseAddr(c.encap)}
 			}
-			n := KeepOrder(network.Node{Addresses: c.now, NextHops: c.hops, EncapIPs: conf.EncapIPs}, network.Node{Addresses: c.last}, conf)
+			n := KeepOrder(network.Node{Addresses: c.now, NextHops: c.hops, EncapIPs: encap}, network.Node{Addresses: c.last}, conf)
 			if fmt.Sprint(n.Addresses) != c.want || fmt.Sprint(n.EncapIPs) != c.wantEncap {
 				t.Errorf("addresses %v, tunnels %v; want %s, %s", n.Addresses, n.EncapIPs, c.want, c.wantEncap)
 			}
 			// The next read finds no change: each would reach all nodes.
-			again := KeepOrder(network.Node{Addresses: c.now, NextHops: c.hops, EncapIPs: conf.EncapIPs}, n, conf)
+			again := KeepOrder(network.Node{Addresses: c.now, NextHops: c.hops, EncapIPs: encap}, n, conf)
 			if !slices.Equal(again.Addresses, n.Addresses) {
 				t.Errorf("the next read changes the order to %v", again.Addresses)
 			}
@@ -88,15 +90,17 @@ func TestBuildNode(t *testing.T) {
 		{name: "only a host address, as in clouds", addrs: []LinkAddress{addr("10.0.0.4/32")}, wantAddrs: "[10.0.0.4/32]", wantEncap: "[10.0.0.4]"},
 		{name: "deprecated", addrs: []LinkAddress{{Prefix: netip.MustParsePrefix("2001:db8::9/64"), Transient: true}, addr("2001:db8::7/64")},
 			wantAddrs: "[2001:db8::7/64]", wantEncap: "[2001:db8::7]", wantFloating: "2001:db8::9"},
-		{name: "configured", addrs: []LinkAddress{addr("192.0.2.7/24")}, encap: "198.51.100.1", wantAddrs: "[192.0.2.7/24]", wantEncap: "[198.51.100.1]"},
+		{name: "configured, of another interface", addrs: []LinkAddress{addr("192.0.2.7/24")}, encap: "198.51.100.0/24", wantAddrs: "[192.0.2.7/24]", wantEncap: "[198.51.100.7]"},
+		{name: "configured, of the bridge", addrs: []LinkAddress{addr("192.0.2.7/24"), addr("203.0.113.7/24")}, encap: "203.0.113.0/24", wantAddrs: "[192.0.2.7/24 203.0.113.7/24]", wantEncap: "[203.0.113.7]"},
+		{name: "configured, of another node", addrs: []LinkAddress{addr("192.0.2.7/24")}, encap: "198.51.100.9/32", wantAddrs: "[192.0.2.7/24]", wantEncap: "[]", wantErr: true},
 		{name: "none", addrs: []LinkAddress{addr("fe80::1/64")}, wantAddrs: "[]", wantEncap: "[]", wantErr: true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			conf := config.OVS{ExternalBridge: "br-ex", GatewayMode: network.SharedGateway}
 			if c.encap != "" {
-				conf.EncapIPs = []netip.Addr{netip.MustParseAddr(c.encap)}
+				conf.Encap = []netip.Prefix{netip.MustParsePrefix(c.encap)}
 			}
-			n, err := BuildNode("node-1", "chassis", conf, plan, BridgeLink{MAC: "02:00:00:00:00:01", Addresses: c.addrs})
+			n, err := BuildNode("node-1", "chassis", conf, plan, BridgeLink{MAC: "02:00:00:00:00:01", Addresses: c.addrs}, []netip.Addr{netip.MustParseAddr("198.51.100.7")})
 			if (err != nil) != c.wantErr {
 				t.Errorf("error %v", err)
 			}
@@ -196,7 +200,7 @@ func TestKernelFirstAddress(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		n, err := BuildNode("node1", "c", config.OVS{ExternalBridge: "br-ex"}, network.Plan{}, link)
+		n, err := BuildNode("node1", "c", config.OVS{ExternalBridge: "br-ex"}, network.Plan{}, link, nil)
 		got := func(is4 bool) string {
 			for _, a := range n.Addresses {
 				if a.Addr().Is4() == is4 {

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"bulkhead/pkg/network"
@@ -63,6 +65,63 @@ func TestIDsAreNotReused(t *testing.T) {
 		}
 		c.stop()
 	}
+}
+
+// A network's id is released when its NADs are gone, also if a finalizer of its user's keeps the UserDefinedNetwork; and one
+// whose NAD the API server rejects holds none. Otherwise one namespace could use up all ids of the cluster.
+func TestIDsOfNetworksWithoutNAD(t *testing.T) {
+	needAPI(t)
+	w := newFixture(t)
+	w.waitClean()
+	startController(t, testConfig(t))
+	ns := w.namespace("hoard", false)
+	defer w.remove(ns)
+	used := func() float64 { return metric(t, "bulkhead_allocator_used", "allocator", "network-ids") }
+	released := func(what string) {
+		t.Helper()
+		Eventually(t, func() error {
+			if n := used(); n != 0 {
+				return fmt.Errorf("%s: %v ids are in use", what, n)
+			}
+			return nil
+		})
+	}
+	kept := newUDN("hoard", "kept", "10.100.0.0/16")
+	kept.Spec.Layer3.Role = "Secondary"
+	kept.Finalizers = []string{"example.com/kept"}
+	w.create(kept)
+	w.waitCreated(kept)
+	if n := used(); n != 1 {
+		t.Fatalf("%v ids are in use, want 1", n)
+	}
+	w.remove(kept)
+	released("a deleted network with a finalizer")
+	if err := w.Get(w.ctx, client.ObjectKeyFromObject(kept), kept); err != nil || kept.DeletionTimestamp == nil {
+		t.Errorf("the network is to stay in deletion: %v", err)
+	}
+	without, err := json.Marshal(map[string]any{"metadata": map[string]any{"finalizers": nil}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Patch(w.ctx, kept, client.RawPatch("application/merge-patch+json", without)); err != nil {
+		t.Fatal(err)
+	}
+	none := corev1.ResourceList{"count/network-attachment-definitions.k8s.cni.cncf.io": resource.MustParse("0")}
+	quota := &corev1.ResourceQuota{ObjectMeta: metav1.ObjectMeta{Namespace: "hoard", Name: "none"}, Spec: corev1.ResourceQuotaSpec{Hard: none}}
+	w.create(quota)
+	quota.Status = corev1.ResourceQuotaStatus{Hard: none, Used: none} // as kube-controller-manager would
+	if err := w.Status().Update(w.ctx, quota); err != nil {
+		t.Fatal(err)
+	}
+	rejected := newUDN("hoard", "rejected", "10.100.0.0/16")
+	rejected.Spec.Layer3.Role = "Secondary"
+	w.create(rejected)
+	w.waitCondition(rejected, "NetworkCreated", "False", "exceeded quota")
+	released("a network without room for its NAD")
+	w.remove(quota)
+	w.waitCreated(rejected)
+	w.remove(rejected)
+	w.waitGone(rejected)
 }
 
 // When a NAD is deleted by removing its finalizers, the network's id stays

@@ -134,7 +134,7 @@ struct bh_dest_key {
 };
 #define BH_DEST_FIXED 64
 #define BH_DEST_ALL 0xffffffff /* netid of what lies inside the VRF of every network: services */
-#define BH_DEST_MASQUERADE 0xfffffffe /* netid of addresses that mean something inside this node only */
+#define BH_DEST_MASQUERADE 0xfffffffe /* netid of masquerade addresses, which each node uses for itself */
 #define BH_DEST_CLUSTER_IP 0xfffffffd /* netid of cluster IPs; the value is the network of the service */
 #define BH_DEST_OWN 0xfffffffb /* netid of the node's addresses on all of its interfaces */
 

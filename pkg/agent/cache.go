@@ -47,9 +47,6 @@ func NewCache() *Cache {
 	}
 }
 
-// hasKernelState reports whether the agent configures the kernel for n.
-func hasKernelState(n network.Network) bool { return n.IsPrimary() && n.CheckSupported() == nil }
-
 // NADChange is what a changed NAD affects.
 type NADChange struct {
 	IDs        []int // ids of networks to reconcile
@@ -124,7 +121,7 @@ func (c *Cache) updateNetworks(names []string) (ids []int, advertised bool) {
 		old, had := c.ids[name]
 		n, ok := c.nads.Network(name)
 		switch {
-		case ok && hasKernelState(n):
+		case ok && n.IsPrimary():
 			if had && old != n.ID {
 				c.deleteNetwork(old, name)
 				ids = append(ids, old)

@@ -8,8 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 
 	"bulkhead/pkg/cni"
@@ -73,7 +71,7 @@ func buildDoors(links []vrf.Link, in doorInputs) []loader.DoorRow {
 	for _, l := range links {
 		row := loader.DoorRow{Ifindex: l.Index}
 		pod, isPod := in.pods[l.Name]
-		id, isPort := networkOfManagementPort(l.Name)
+		id, isPort := network.ManagementPortID(l.Name)
 		own, isVRF := vrfs[l.Index]
 		inVRF, isLink := vrfs[l.Master]
 		switch {
@@ -102,14 +100,6 @@ func buildDoors(links []vrf.Link, in doorInputs) []loader.DoorRow {
 		out = append(out, row)
 	}
 	return out
-}
-
-// networkOfManagementPort is the id of the network whose management port has
-// that name.
-func networkOfManagementPort(name string) (id int, ok bool) {
-	rest, ok := strings.CutPrefix(name, "ovn-k8s-mp")
-	id, err := strconv.Atoi(rest)
-	return id, ok && err == nil && id >= 0 && id <= network.MaxID
 }
 
 // doorFacts gathers the inputs of buildDoors that the cache holds.

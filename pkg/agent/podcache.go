@@ -115,8 +115,8 @@ func (c *Cache) isForged(p Pod) bool {
 }
 
 // IsLocked reports whether the default-network interface of a pod of this node
-// is locked, and whether some of its ports are open. For an unknown pod the
-// namespace's label decides; without the namespace, too, it is locked.
+// is locked, and whether some of its ports are open. A pod that the cache lacks is
+// locked if its namespace has the label, or is unknown.
 func (c *Cache) IsLocked(key string) (locked, open bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -63,7 +63,11 @@ func (b *builder) refuseBoth(requests []*request) {
 			d, ok := b.decided[n.Name]
 			refused := ok && d.by != r.ra.Name && d.inDefault != (r.target() == DefaultVRF)
 			if refused {
-				r.invalidf("network %s is not advertised in VRF %s: RouteAdvertisements %s, which is older, advertises it in %s: a network is either in the nodes' default VRF or in others: select it in one of the two", n.Name, r.vrfOf(n), d.by, map[bool]string{true: "the default VRF", false: "another VRF"}[d.inDefault])
+				where := "another VRF"
+				if d.inDefault {
+					where = "the default VRF"
+				}
+				r.invalidf("network %s is not advertised in VRF %s, because the older RouteAdvertisements %s advertises it in %s: a network cannot be in the default VRF and in another one, so select it in one of the two", n.Name, r.vrfOf(n), d.by, where)
 			}
 			return refused
 		})

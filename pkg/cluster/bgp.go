@@ -89,7 +89,7 @@ func reportDefault(mgr manager.Manager, cfg config.Config, log *slog.Logger) fun
 			events.Eventf(lease, nil, corev1.EventTypeNormal, "NoOverlayConfigurationReady", "Advertise", "The cluster default network is advertised.")
 			return
 		}
-		const missing = "no RouteAdvertisements advertises the cluster default network, which has no overlay: its pods reach none on other nodes: create one with networkSelectionType DefaultNetwork, or see the condition Accepted of those that exist"
+		const missing = "the cluster default network has no overlay, and no RouteAdvertisements advertises it, so pods on different nodes cannot reach each other: create one with networkSelectionType DefaultNetwork, or see the condition Accepted of those that exist"
 		log.Error(missing, "network", network.DefaultName)
 		events.Eventf(lease, nil, corev1.EventTypeWarning, "NoRouteAdvertisements", "Advertise", missing)
 	}

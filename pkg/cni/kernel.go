@@ -201,7 +201,7 @@ func (k *kernelPod) Do(_ context.Context, op Op) error {
 func (k *kernelPod) addLink(l Link) error {
 	mac, err := net.ParseMAC(l.MAC)
 	if err != nil {
-		return fmt.Errorf("hardware address: %w", err)
+		return fmt.Errorf("parse MAC address %q of %s: %w", l.MAC, l.Name, err)
 	}
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU, attrs.Group = l.Host, l.MTU, network.PodLinkGroup
@@ -237,7 +237,7 @@ func (k *kernelPod) setLink(l Link) error {
 	}
 	mac, err := net.ParseMAC(l.MAC)
 	if err != nil {
-		return fmt.Errorf("hardware address: %w", err)
+		return fmt.Errorf("parse MAC address %q of %s: %w", l.MAC, l.Name, err)
 	}
 	if link.Attrs().HardwareAddr.String() != l.MAC {
 		if err := k.pod.LinkSetHardwareAddr(link, mac); err != nil {

@@ -61,10 +61,9 @@ func pathErrors() []Rule {
 	return append(rules, fromNetworks("redirect, IPv6", append([]string{"icmpv6 type nd-redirect"}, drop...)...)...)
 }
 
-// tunnelErrors drops ICMP errors that quote a packet of the overlay. The kernel believes them whoever sends them, also
-// by a network's management port: one that says that a smaller packet is needed would stop all networks' larger
-// packets to that node, because the overlay's are not fragmented. They help nobody: the nodes' link carries the
-// overlay's MTU. And each quotes what another network's pod has sent.
+// tunnelErrors drops ICMP errors that quote a packet of the overlay. Anybody can forge one, and one that says that a smaller
+// packet is needed would stop all networks' larger packets to that node, because the overlay's are not fragmented. Real ones are
+// not needed, as the nodes' link carries the overlay's MTU, and each quotes what another network's pod has sent.
 func tunnelErrors() []Rule {
 	// Offsets in bits: of the quoted header behind the 8 bytes of ICMP, its protocol, and the port behind it.
 	const udp, icmp, icmp6 = 17, "icmp type { destination-unreachable, redirect, time-exceeded, parameter-problem }",

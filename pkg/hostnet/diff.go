@@ -177,10 +177,9 @@ func (s State) left(uid string) (Cgroup, bool) {
 	return cg, ok
 }
 
-// leftRow returns the next row of a pod in Keep or in Gone; ok is false for other pods. The row stays while the network
-// with its id has the same VRF device. The row of a pod in Keep also stays while no network has a row with the id: the
-// pod's network may be unusable, and still be the pod's. Otherwise another network may have the id, and the pod's
-// processes belong to no network.
+// leftRow returns the row that a pod in Keep or in Gone keeps; ok is false for other pods. While its network's id has the same
+// VRF device, the row stays. If the id has another device, the row gets NoNetwork, so that the pod's processes cannot enter
+// the next network with the id. The row of a pod in Keep also stays while no network has the id.
 func (s State) leftRow(p loader.PodRow) (row loader.PodRow, ok bool) {
 	kept, gone := contains(s.Keep, p.CgroupID), contains(s.Gone, p.CgroupID)
 	if !kept && !gone {

@@ -83,7 +83,7 @@ type Inputs struct {
 	Locked   []LockedAddr
 	Doors    []loader.DoorRow // interfaces of the host to guard
 	Locals   []netip.Addr     // the node's addresses outside all networks
-	Others   []netip.Addr     // its other addresses there, such as those that move between nodes: only sources of answers
+	Others   []netip.Addr     // its other addresses there, such as those that move between nodes: packets may have them as source only
 	Services []netip.Prefix   // the cluster's service CIDRs: each network's VRF leads to services
 	// ClusterIPs are those that ingress pods reach.
 	ClusterIPs []ClusterIP

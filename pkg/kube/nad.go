@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
 
@@ -61,7 +60,7 @@ func parseNAD(obj *nadv1.NetworkAttachmentDefinition, plan network.Plan) (nad ne
 	}
 	nad.Network, nad.Err = conf.Network(id, plan)
 	// Only ClusterUserDefinedNetworks are advertised: a tenant cannot have one.
-	if strings.HasPrefix(conf.Name, network.CUDNName("")) {
+	if _, ok := network.CutCUDN(conf.Name); ok {
 		nad.Network.AdvertisedVRFs = obj.Annotations[network.AnnotationAdvertisedVRFs]
 	}
 	if nad.Err == nil {

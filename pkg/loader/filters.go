@@ -47,7 +47,9 @@ func (l *Loader) attachFilters(ifindex int, names []string) error {
 	errs = append(errs, err)
 	for _, f := range have {
 		if !slices.Contains(names, f.Name) {
-			errs = append(errs, netlink.FilterDel(f))
+			if err := netlink.FilterDel(f); err != nil {
+				errs = append(errs, fmt.Errorf("delete the filter %s of interface %d: %w", f.Name, ifindex, err))
+			}
 		}
 	}
 	return errors.Join(errs...)

@@ -98,8 +98,7 @@ type ProbeRow struct {
 	NetworkID uint32
 }
 
-// DestRow says that a prefix lies inside a network's VRF, or that of AllNetworks, or that it is
-// of Masquerade or OwnAddress.
+// DestRow puts a prefix into a set of destinations: a network's, by its id, AllNetworks (services), Masquerade, or OwnAddress.
 type DestRow struct {
 	NetworkID uint32
 	Prefix    netip.Prefix

@@ -40,7 +40,7 @@ func (c Claimant) compare(o Claimant) int {
 // Before reports whether c precedes o.
 func (c Claimant) Before(o Claimant) bool { return c.compare(o) < 0 }
 
-// Add adds a claim. One that is there is added once.
+// Add adds a claim. To add it twice has no effect.
 func (x *Claims[K]) Add(thing K, c Claimant) {
 	if x.byThing == nil {
 		x.byThing = map[K][]Claimant{}

@@ -89,7 +89,7 @@ func ParseFailures(raw string) (Failures, error) {
 	}
 	var groups []failureGroup
 	if err := json.Unmarshal([]byte(raw), &groups); err != nil {
-		return nil, err
+		return nil, fmt.Errorf("decode the failures: %w", err)
 	}
 	out := Failures{}
 	named := 0

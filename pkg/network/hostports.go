@@ -24,10 +24,10 @@ type HostPortRoute struct {
 	To netip.Addr // the masquerade address at which the router's load balancer has the port
 }
 
-// Routes returns how a host port of n's pods is reached on a node with the given addresses. On
-// loopback alone it has another masquerade address, so that another pod can have the same port
-// at the node's address. A node's second address of an IP family has no port of its own: there
-// are no routes for a port at that alone.
+// Routes returns, for each address of the node, the masquerade address at which the gateway router's load balancer has the port
+// of a pod on n. node are the node's addresses, with the first of each IP family before the others. A port at loopback alone has a
+// masquerade address that all networks share, so that another pod can have the same port at the node's address. A port at
+// a second address of the node alone has no routes.
 func (p HostPort) Routes(plan Plan, n Network, node []netip.Prefix) (out []HostPortRoute) {
 	v4, v6 := n.Families()
 	add := func(at []netip.Addr, to []netip.Prefix) {

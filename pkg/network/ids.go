@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // Plan is the cluster-wide address plan. Addresses and identifiers of networks
@@ -80,6 +81,13 @@ const ManagementPrefix = "ovn-k8s-mp"
 // ManagementPort is the node's interface on n; at most 15 characters.
 func (n Network) ManagementPort() string { return ManagementPrefix + strconv.Itoa(n.ID) }
 
+// ManagementPortID returns the id of the network whose management port has that name.
+func ManagementPortID(name string) (id int, ok bool) {
+	rest, ok := strings.CutPrefix(name, ManagementPrefix)
+	id, err := strconv.Atoi(rest)
+	return id, ok && err == nil && id >= 0 && id <= MaxID
+}
+
 // reservedLinkNames are valid names of ClusterUserDefinedNetworks that a VRF
 // device must not have.
 var reservedLinkNames = []string{"default", "lo", "all", "main", "local", "eth0", "br-int", "br-ex", "ovs-system"}
@@ -88,12 +96,9 @@ var reservedLinkNames = []string{"default", "lo", "all", "main", "local", "eth0"
 // is a valid interface name that nothing else uses, so that operators recognise
 // the device; otherwise a name derived from the id.
 func (n Network) VRF() string {
-	const prefix = "cluster_udn_"
-	if len(n.Name) > len(prefix) && n.Name[:len(prefix)] == prefix {
-		name := n.Name[len(prefix):]
-		if len(name) <= 15 && !slices.Contains(reservedLinkNames, name) && !looksLikeSystemLink(name) {
-			return name
-		}
+	name, ok := CutCUDN(n.Name)
+	if ok && name != "" && len(name) <= 15 && !slices.Contains(reservedLinkNames, name) && !looksLikeSystemLink(name) {
+		return name
 	}
 	return n.FallbackVRF()
 }
@@ -105,7 +110,7 @@ func (n Network) FallbackVRF() string { return fmt.Sprintf("mp%d-udn-vrf", n.ID)
 // systemd, OVS or Bulkhead assign to links.
 func looksLikeSystemLink(name string) bool {
 	for _, p := range []string{"eth", "en", "wl", "ww", "bond", "veth", "ovn-", "ovs", "br", "genev", "vxlan", "docker", "cni", "virbr", "tun", "tap", "mp"} {
-		if len(name) >= len(p) && name[:len(p)] == p {
+		if strings.HasPrefix(name, p) {
 			return true
 		}
 	}

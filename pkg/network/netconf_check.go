@@ -150,7 +150,7 @@ func (n Network) checkTransport() error {
 	case TransportNoOverlay:
 		// Its packets leave OVN as they are, so it takes an administrator. A tenant cannot
 		// have a network with such a name.
-		if !strings.HasPrefix(n.Name, CUDNName("")) {
+		if _, ok := CutCUDN(n.Name); !ok {
 			return fmt.Errorf("transport %s is only for ClusterUserDefinedNetworks: remove it", TransportNoOverlay)
 		}
 		if n.Topology != Layer3 || n.Role != RolePrimary {

@@ -95,18 +95,6 @@ func (n Network) IsDefault() bool { return n.ID == DefaultID }
 // IsPrimary reports whether n is a tenant's primary network.
 func (n Network) IsPrimary() bool { return n.Role == RolePrimary && !n.IsDefault() }
 
-// CheckSupported returns why nodes do not build n, nil if they do. The NADs of
-// an unsupported network exist nevertheless; its pods report the error.
-func (n Network) CheckSupported() error {
-	switch {
-	case n.IsDefault():
-		return nil
-	case n.Transport != "" && n.Transport != TransportNoOverlay:
-		return fmt.Errorf("network %s: nodes do not support transport %s: use Geneve", n.Name, n.Transport)
-	}
-	return nil
-}
-
 // Advertised reports whether routers outside the cluster know the addresses of the network's
 // pods, which then keep them on the way out. A network without an overlay counts as advertised
 // always: its packets take that way, or none.
@@ -183,13 +171,18 @@ func (n Network) Contains(addr netip.Addr) bool {
 func UDNName(namespace, name string) string { return namespace + "_" + name }
 
 // CUDNName is the network name of a ClusterUserDefinedNetwork.
-func CUDNName(name string) string { return "cluster_udn_" + name }
+func CUDNName(name string) string { return cudnPrefix + name }
+
+const cudnPrefix = "cluster_udn_"
+
+// CutCUDN returns the name of the ClusterUserDefinedNetwork whose network has that name.
+func CutCUDN(name string) (cudn string, ok bool) { return strings.CutPrefix(name, cudnPrefix) }
 
 // IsUDNName reports whether name has the format of UDNName or CUDNName. A
 // hand-written NAD must not have such a name: its pods would join the tenant's
 // network.
 func IsUDNName(name string) bool {
-	if rest, ok := strings.CutPrefix(name, "cluster_udn_"); ok {
+	if rest, ok := CutCUDN(name); ok {
 		return isKubernetesName(rest)
 	}
 	namespace, rest, ok := strings.Cut(name, "_")

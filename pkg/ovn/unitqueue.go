@@ -29,7 +29,8 @@ func (q *unitQueue) AddUnits(network string, units ...Unit) {
 	q.Add(network)
 }
 
-// mark is AddUnits without enqueueing the network: the queue does that after a failed reconcile.
+// mark adds units that the next reconcile of the network takes. It does not enqueue the network: after a failed reconcile the
+// queue does.
 func (q *unitQueue) mark(network string, units ...Unit) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -70,7 +70,7 @@ func (z *Zone) clusterNetwork(namespace, key string) (network.Network, bool) {
 	if key == network.DefaultName || !ok || nad.Err != nil || zoneAllocates(nad.Network) || !nad.Admits(namespace) {
 		return network.Network{}, false
 	}
-	return nad.Network, nad.Network.CheckSupported() == nil
+	return nad.Network, true
 }
 
 // checkEntry checks an entry of the annotation: port security would let the pod send

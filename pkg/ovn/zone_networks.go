@@ -27,13 +27,12 @@ func (z *Zone) self() network.Node {
 	return n
 }
 
-// desiredNetwork returns the network with that name, and whether nodes build it.
+// desiredNetwork returns the network with that name, if a usable NAD describes it.
 func (z *Zone) desiredNetwork(name string) (network.Network, bool) {
 	if name == network.DefaultName {
 		return z.cfg.DefaultNetwork, true
 	}
-	n, ok := z.nadIndex.Network(name)
-	return n, ok && n.CheckSupported() == nil
+	return z.nadIndex.Network(name)
 }
 
 // state returns the state of a network, creating it if needed.

@@ -225,7 +225,7 @@ func (z *Zone) wantedNetworks(pod *corev1.Pod, st *podState, had network.PodNetw
 		}
 	}
 	for k := range had {
-		if nad, ok := z.nadIndex.NAD(network.NADOf(k)); ok && !has(k) && nad.Err == nil && nad.Admits(pod.Namespace) && zoneAllocates(nad.Network) && nad.Network.CheckSupported() == nil {
+		if nad, ok := z.nadIndex.NAD(network.NADOf(k)); ok && !has(k) && nad.Err == nil && nad.Admits(pod.Namespace) && zoneAllocates(nad.Network) {
 			out = append(out, wantedNetwork{key: k, net: nad.Network, restoreOnly: true})
 		}
 	}
@@ -285,7 +285,7 @@ func checkSelection(namespace string, s kube.Selection, nad network.NAD) error {
 	case len(s.Request.Gateways) > 0:
 		return errors.New("default-route: a secondary network has no way out of the cluster: remove default-route")
 	}
-	return nad.Network.CheckSupported()
+	return nil
 }
 
 // newPrimary returns the primary network of a namespace's new pods, nil if they
@@ -303,7 +303,7 @@ func (z *Zone) newPrimary(namespace string, labelled, restoring bool) (*network.
 	if primary.Deleting && !restoring {
 		return nil, errDeleting(*primary)
 	}
-	return primary, primary.Network.CheckSupported()
+	return primary, nil
 }
 
 // podReplaced reports whether the zone's state is of an earlier pod of that name.

@@ -15,9 +15,9 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// A pod with an unsupported primary network gets an event and no network, in
+// A pod whose primary network is refused gets an event and no network, in
 // particular not the cluster default network alone.
-func TestZonePodOfUnsupportedNetwork(t *testing.T) {
+func TestZonePodOfRefusedNetwork(t *testing.T) {
 	for name, c := range map[string]network.NetConf{
 		"transport no-overlay": {Name: redNet, Topology: "layer3", Role: "primary", Subnets: "10.10.0.0/16/24", Transport: network.TransportNoOverlay, OutboundSNAT: "enabled"},
 	} {

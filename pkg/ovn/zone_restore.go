@@ -56,7 +56,7 @@ func (z *Zone) reserveAnnotated(pod *corev1.Pod) {
 	}
 	r := reservation{uid: uid, entries: map[string]reservedIPs{}}
 	for k, n := range nets {
-		if nad, ok := z.nadIndex.NAD(network.NADOf(k)); z.hasPort(key, k) || ok && nad.Err == nil && (!zoneAllocates(nad.Network) || nad.Network.CheckSupported() != nil) {
+		if nad, ok := z.nadIndex.NAD(network.NADOf(k)); z.hasPort(key, k) || ok && nad.Err == nil && !zoneAllocates(nad.Network) {
 			continue // restored, or of a network whose addresses the zone does not allocate
 		}
 		r.entries[k] = reservedIPs{network: z.networkOf(k), ips: n.IPs, in: map[string]struct{}{}}

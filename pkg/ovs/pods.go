@@ -18,12 +18,11 @@ import (
 // SyncChassis makes this node an OVN chassis with an integration bridge. It
 // writes only differences.
 func (c *Client) SyncChassis(ctx context.Context, node network.Node, in Inputs) error {
-	err := c.syncChassis(ctx, node, in)
-	if err == nil {
+	if c.syncChassis(ctx, node, in) == nil {
 		return nil
 	}
 	// Another client may have changed the row or created the bridge concurrently.
-	if retry := c.syncChassis(ctx, node, in); retry != nil {
+	if err := c.syncChassis(ctx, node, in); err != nil {
 		return fmt.Errorf("set up chassis %s: %w", node.Name, err)
 	}
 	return nil

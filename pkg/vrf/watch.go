@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -241,12 +240,8 @@ func (k *Kernel) changeOfLink(name string, tables TableRange) (Change, bool) {
 	if name == k.bridge {
 		return Change{Bridge: true}, true
 	}
-	rest, ok := strings.CutPrefix(name, network.ManagementPrefix)
-	if !ok {
-		return Change{}, false
-	}
-	id, err := strconv.Atoi(rest)
-	return Change{ID: id}, err == nil && id >= 0 && id <= tables.MaxID
+	id, ok := network.ManagementPortID(name)
+	return Change{ID: id}, ok && id <= tables.MaxID
 }
 
 // parseAddress parses an address message. ok is false for link-local addresses,

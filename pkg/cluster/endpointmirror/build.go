@@ -123,23 +123,8 @@ func (in Inputs) resolve(a netip.Addr, is4 bool) []string {
 	if pod, ok := in.ByAddress[a]; ok {
 		return in.podAddress(pod, is4)
 	}
-	if inCluster(*in.Network, in.Plan, a) {
+	if in.Plan.RefusedEndpoint(*in.Network, a) != "" {
 		return nil
 	}
 	return []string{a.String()}
-}
-
-// inCluster reports whether an address belongs to the cluster or to the network's
-// routers.
-func inCluster(n network.Network, plan network.Plan, a netip.Addr) bool {
-	for _, ranges := range [][]netip.Prefix{
-		plan.ServiceCIDRs, plan.Join, plan.Transit, plan.Masquerade, plan.UDNJoin, n.JoinSubnets, n.Transit,
-	} {
-		for _, p := range ranges {
-			if p.Contains(a) {
-				return true
-			}
-		}
-	}
-	return isDefault(plan, a)
 }

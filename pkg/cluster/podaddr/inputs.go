@@ -224,9 +224,8 @@ func (r *Reconciler) getClaims(ctx context.Context, in Inputs) (map[string]*ipam
 	return out, nil
 }
 
-// attachClaims sets Claim in attachments that name one of claims. It has a claim reconciled that does
-// not exist and is known: another pod's reconcile read it before it was deleted, and came here after
-// the deletion was reconciled.
+// attachClaims sets Claim in attachments that name one of claims. A claim that the tracker knows but that does not exist is
+// enqueued: the reconcile of another pod has read it before its deletion, and has stored it after the deletion was reconciled.
 func (t *tracker) attachClaims(in *Inputs, claims map[string]*ipamclaimv1.IPAMClaim) {
 	for i := range in.Attachments {
 		name := in.Attachments[i].Request.Claim

@@ -122,7 +122,7 @@ func ownerOfNetwork(name string) (o Owner, ok bool) {
 	if !network.IsUDNName(name) {
 		return o, false
 	}
-	if rest, cluster := strings.CutPrefix(name, network.CUDNName("")); cluster {
+	if rest, cluster := network.CutCUDN(name); cluster {
 		return Owner{Name: rest}, true
 	}
 	ns, rest, _ := strings.Cut(name, "_")

@@ -133,9 +133,8 @@ func (b *builder) advertised(g Gateway) {
 	}
 }
 
-// to returns the actions that send to the gateway router, also what another network's router
-// has sent. Ports are protected from each other for the time without flows, so the actions
-// first clear the packet's input port.
+// to returns the actions that send to the gateway router. Open vSwitch does not forward between protected ports, and
+// patch ports are protected for the time without flows: so the actions first clear the packet's input port.
 func (b *builder) to(g Gateway) string {
 	return "load:0xffff->NXM_OF_IN_PORT[]," + setMAC(network.GatewayMAC) + "," + outputs([]int{g.Port})
 }

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"bulkhead/pkg/config"
+	"bulkhead/pkg/network"
 )
 
 // Auto is the configuration that chooses the interface of the default route.
@@ -152,7 +153,7 @@ func check(o Owner, have State) error {
 		return refuse("there is no such interface: set uplink to an interface of this node")
 	case i.Loopback:
 		return refuse("it is a loopback interface")
-	case i.Kind == "vrf", strings.HasPrefix(name, "ovn-k8s-mp"):
+	case i.Kind == "vrf", strings.HasPrefix(name, network.ManagementPrefix):
 		return refuse("it belongs to a network of Bulkhead")
 	case have.Switch.PortOf != "" && have.Switch.PortOf != o.Bridge:
 		return refuse("it is a port of the Open vSwitch bridge %s: remove it there, or set external-bridge to that bridge", have.Switch.PortOf)

@@ -47,6 +47,11 @@ enum bh_owner {
 	BH_OWNER_UNKNOWN_POD, /* pod without a row: in its own network namespace, or not yet known */
 };
 
+static __always_inline int bh_is_pod(int owner)
+{
+	return owner == BH_OWNER_POD || owner == BH_OWNER_UNKNOWN_POD;
+}
+
 /*
  * BH_DEFINE_OWNER defines a function that finds the owner of the cgroup own.
  * ANCESTOR(arg, level) is the ancestor cgroup helper of the program type.

@@ -84,7 +84,7 @@ int bh_grd_port(struct __sk_buff *skb)
 			return TCX_NEXT;
 		if (owner == BH_OWNER_POD && bh_is_trusted_in_vrf(pod, kind))
 			return TCX_NEXT;
-		if (owner == BH_OWNER_POD || owner == BH_OWNER_UNKNOWN_POD) {
+		if (bh_is_pod(owner)) {
 			bh_ip(skb, 0, BH_NET, &p);
 			if (owner == BH_OWNER_POD && bh_to_cluster_ip(pod, &p, netid) && !bh_from_packet_socket(skb))
 				return TCX_NEXT;
@@ -170,7 +170,7 @@ int bh_grd_pod(struct __sk_buff *skb)
 		return TCX_NEXT;
 	id = bpf_skb_cgroup_id(skb);
 	owner = bh_skb_owner(skb, cfg, id, &pod, &podid);
-	if (owner != BH_OWNER_POD && owner != BH_OWNER_UNKNOWN_POD)
+	if (!bh_is_pod(owner))
 		return TCX_NEXT;
 	if (bh_from_packet_socket(skb))
 		return drop(skb, BH_R_GUARD_INJECTED, id, 0, 0);
@@ -290,7 +290,7 @@ int bh_grd_own(struct __sk_buff *skb)
 		return TCX_NEXT;
 	id = bpf_skb_cgroup_id(skb);
 	owner = bh_skb_owner(skb, cfg, id, &pod, &podid);
-	if (owner != BH_OWNER_POD && owner != BH_OWNER_UNKNOWN_POD)
+	if (!bh_is_pod(owner))
 		return TCX_NEXT;
 	if (skb->ifindex == 1)
 		return drop(skb, BH_R_GUARD_INJECTED, id, 0, 0);
@@ -410,7 +410,7 @@ int bh_grd_send(struct __sk_buff *skb)
 		return 1;
 	id = bpf_skb_cgroup_id(skb);
 	owner = bh_skb_owner(skb, cfg, id, &pod, &podid);
-	if (owner != BH_OWNER_POD && owner != BH_OWNER_UNKNOWN_POD)
+	if (!bh_is_pod(owner))
 		return 1;
 	sk = skb->sk;
 	if (!sk || !bh_in_host_netns(cfg, sk))
@@ -434,11 +434,11 @@ int bh_grd_send(struct __sk_buff *skb)
 }
 
 /*
- * overhears drops a packet of the overlay before a socket of a host-network pod receives it: the overlay carries the
+ * drop_overheard drops a packet of the overlay before a socket of a host-network pod receives it: the overlay carries the
  * packets of all networks. A raw socket receives a copy, and a UDP socket all of it if it has taken the port before
  * Open vSwitch. It reports whether it has dropped it.
  */
-static __always_inline int overhears(struct __sk_buff *skb, const struct bh_config *cfg)
+static __always_inline int drop_overheard(struct __sk_buff *skb, const struct bh_config *cfg)
 {
 	struct bh_pod *pod = 0;
 	__u64 id, podid = 0;
@@ -452,7 +452,7 @@ static __always_inline int overhears(struct __sk_buff *skb, const struct bh_conf
 		return 0;
 	id = bpf_skb_cgroup_id(skb);
 	owner = bh_skb_owner(skb, cfg, id, &pod, &podid);
-	if ((owner != BH_OWNER_POD && owner != BH_OWNER_UNKNOWN_POD) || (pod && (pod->flags & BH_POD_TRUSTED)))
+	if (!bh_is_pod(owner) || (pod && (pod->flags & BH_POD_TRUSTED)))
 		return 0;
 	sk = skb->sk;
 	if (!sk || !bh_in_host_netns(cfg, sk))
@@ -488,7 +488,7 @@ int bh_grd_recv(struct __sk_buff *skb)
 	} else {
 		door = bpf_map_lookup_elem(&bh_doors, &ifindex);
 		if (!door || (door->kind > BH_DOOR_DEFAULT && door->kind != BH_DOOR_LINK))
-			return !overhears(skb, cfg);
+			return !drop_overheard(skb, cfg);
 		netid = door->netid;
 		dflt = door->kind == BH_DOOR_DEFAULT;
 	}

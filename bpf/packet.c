@@ -62,7 +62,7 @@ int BPF_PROG(bh_lsm_create, int family, int type, int protocol, int kern, int re
 	if (!cfg || !cfg->guard)
 		return 0;
 	owner = bh_task_owner(0, cfg, bpf_get_current_cgroup_id(), &pod, &podid);
-	if ((owner != BH_OWNER_POD && owner != BH_OWNER_UNKNOWN_POD) ||
+	if (!bh_is_pod(owner) ||
 	    (pod && (pod->flags & BH_POD_TRUSTED)))
 		return 0;
 	/* Sockets of VMs (vsock) have no network namespace on most kernels: a host-network pod's process may leave its own. */
@@ -101,7 +101,7 @@ int BPF_PROG(bh_lsm_setopt, struct socket *sock, int level, int name, int ret)
 	if (!sk || !cfg || !cfg->guard || sk->__sk_common.skc_net.net->net_cookie != cfg->host_netns)
 		return 0;
 	owner = bh_task_owner(0, cfg, bpf_get_current_cgroup_id(), &pod, &podid);
-	if (owner != BH_OWNER_POD && owner != BH_OWNER_UNKNOWN_POD)
+	if (!bh_is_pod(owner))
 		return 0;
 	if (cfg->agent_cgroup && bpf_get_current_cgroup_id() == cfg->agent_cgroup)
 		return 0;
@@ -137,7 +137,7 @@ int BPF_PROG(bh_lsm_bind, struct socket *sock, struct sockaddr *address, int add
 	if (!cfg || !cfg->guard || sk->__sk_common.skc_net.net->net_cookie != cfg->host_netns)
 		return 0;
 	owner = bh_task_owner(0, cfg, bpf_get_current_cgroup_id(), &pod, &podid);
-	if (owner != BH_OWNER_POD && owner != BH_OWNER_UNKNOWN_POD)
+	if (!bh_is_pod(owner))
 		return 0;
 	if (family != BH_AF_PACKET) {
 		/* A port of a network's VRF is for processes of the network, also one that nobody hears. */

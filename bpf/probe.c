@@ -65,7 +65,7 @@ int bh_prb_create(struct bpf_sock *ctx)
 		return 1;
 	}
 	owner = bh_task_owner(0, cfg, bpf_get_current_cgroup_id(), &pod, &podid);
-	if (owner != BH_OWNER_POD && owner != BH_OWNER_UNKNOWN_POD)
+	if (!bh_is_pod(owner))
 		return 1;
 	s = bpf_sk_storage_get(&bh_socks, ctx, 0, BPF_SK_STORAGE_GET_F_CREATE);
 	if (s)
@@ -162,7 +162,7 @@ static __always_inline int check_dest(struct bpf_sock_addr *ctx, struct bh_addr 
 	if (!cfg->guard || !sk || !sk->bound_dev_if)
 		return 1;
 	owner = bh_task_owner(0, cfg, bpf_get_current_cgroup_id(), &pod, &podid);
-	if ((owner != BH_OWNER_POD && owner != BH_OWNER_UNKNOWN_POD) ||
+	if (!bh_is_pod(owner) ||
 	    bh_may_use_device(pod, sk->bound_dev_if) || bh_is_ingress_socket(pod, sk->mark, sk->bound_dev_if))
 		return 1;
 	return bh_refuse(BH_R_FOREIGN_DEVICE, pod ? pod->netid : 0, ctx->family, ctx->protocol, addr,
@@ -241,7 +241,7 @@ int bh_prb_setopt(struct bpf_sockopt *ctx)
 	if (cfg->agent_cgroup && bpf_get_current_cgroup_id() == cfg->agent_cgroup)
 		return 1;
 	owner = bh_task_owner(0, cfg, bpf_get_current_cgroup_id(), &pod, &podid);
-	if (owner != BH_OWNER_POD && owner != BH_OWNER_UNKNOWN_POD)
+	if (!bh_is_pod(owner))
 		return 1;
 	if (reason == BH_R_BYPASS && pod && (pod->flags & BH_POD_TRUSTED))
 		return 1;

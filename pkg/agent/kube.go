@@ -16,6 +16,8 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	typedv1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/record"
+
+	"bulkhead/pkg/network"
 )
 
 // FieldManager is the field manager of the agent's writes.
@@ -126,11 +128,11 @@ func (k *KubeAPI) Event(warning bool, reason, message string) {
 	// Events of Nodes have the name as UID, as kubelet's have: kubectl describe
 	// node selects events by it.
 	ref := &corev1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: k.node, UID: types.UID(k.node)}
-	k.events.Event(ref, kind, reason, message)
+	k.events.Event(ref, kind, reason, network.Shorten(message, network.MaxEvent))
 }
 
 // PodEvent implements API.
 func (k *KubeAPI) PodEvent(pod Pod, reason, message string) {
 	ref := &corev1.ObjectReference{Kind: "Pod", APIVersion: "v1", Namespace: pod.Namespace, Name: pod.Name, UID: types.UID(pod.UID)}
-	k.events.Event(ref, corev1.EventTypeWarning, reason, message)
+	k.events.Event(ref, corev1.EventTypeWarning, reason, network.Shorten(message, network.MaxEvent))
 }

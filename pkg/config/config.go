@@ -94,6 +94,9 @@ type CNI struct {
 // ErrHelp is returned after printing help for --help.
 var ErrHelp = pflag.ErrHelp
 
+// ErrChecked is returned for --check-config if the configuration is correct.
+var ErrChecked = errors.New("the configuration is correct")
+
 // Load reads the configuration from arguments (without the program's name) and
 // from the file that --config names. extra adds the flags of one process. Errors
 // name the section and key, or the flag, and the remedy.
@@ -115,6 +118,7 @@ func Load(program string, args []string, extra func(*pflag.FlagSet)) (Config, er
 	fs := pflag.NewFlagSet(program, pflag.ContinueOnError)
 	fs.SortFlags = false
 	fs.String("config", file, "INI file; each of the flags below is also a key in it")
+	check := fs.Bool("check-config", false, "check the configuration, and exit; not a key")
 	if extra != nil {
 		extra(fs)
 	}
@@ -128,7 +132,11 @@ func Load(program string, args []string, extra func(*pflag.FlagSet)) (Config, er
 	if fs.NArg() > 0 {
 		return Config{}, fmt.Errorf("unexpected argument %q (see %s --help)", fs.Arg(0), program)
 	}
-	return r.build()
+	c, err := r.build()
+	if err == nil && *check {
+		return Config{}, ErrChecked
+	}
+	return c, err
 }
 
 // configFile finds --config before the other flags are parsed, because their

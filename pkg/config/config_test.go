@@ -139,6 +139,12 @@ func TestEveryKeyIsAFlag(t *testing.T) {
 }
 
 func TestHelp(t *testing.T) {
+	if _, err := Load("agent", []string{"--check-config"}, nil); !errors.Is(err, ErrChecked) {
+		t.Errorf("--check-config with the defaults: %v", err)
+	}
+	if _, err := Load("agent", []string{"--check-config", "--mtu=1"}, nil); err == nil || errors.Is(err, ErrChecked) || !strings.Contains(err.Error(), "mtu") {
+		t.Errorf("--check-config with a wrong value: %v", err)
+	}
 	if _, err := Load("agent", []string{"--help"}, nil); !errors.Is(err, ErrHelp) {
 		t.Errorf("got %v", err)
 	}

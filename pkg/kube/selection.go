@@ -41,10 +41,16 @@ type Selection struct {
 // addresses on its node.
 const MaxSelections = 32
 
+// maxSelectionsLen is the most bytes of the annotation: it is parsed at each event of the pod.
+const maxSelectionsLen = 32 << 10
+
 // ParseSelections parses the networks annotation of a pod in the given namespace.
 // Its format is a JSON list, or a comma-separated list of
 // <namespace>/<name>@<interface>.
 func ParseSelections(namespace, annotation string) ([]Selection, error) {
+	if len(annotation) > maxSelectionsLen {
+		return nil, fmt.Errorf("annotation %s has %d bytes: write at most %d", network.AnnotationNetworks, len(annotation), maxSelectionsLen)
+	}
 	elements, err := parseElements(annotation)
 	if err != nil {
 		return nil, fmt.Errorf("annotation %s: %w", network.AnnotationNetworks, err)

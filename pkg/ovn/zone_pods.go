@@ -62,7 +62,7 @@ func (z *Zone) syncPod(ctx context.Context, key string) error {
 		// No retry: a change of a NAD, a node or a free address enqueues the pod.
 		z.metrics.refused.Inc()
 		z.log.Warn("cannot assign the pod's networks", "pod", key, "error", err)
-		z.events.Event(reference(pod), corev1.EventTypeWarning, reasonAllocation, err.Error())
+		z.events.Event(reference(pod), corev1.EventTypeWarning, reasonAllocation, network.Shorten(err.Error(), network.MaxEvent))
 		return nil
 	}
 	if len(nets) == 0 {
@@ -169,7 +169,7 @@ func (z *Zone) setOpenPorts(pod *corev1.Pod, st *podState, restoring bool) {
 	ports, err := network.ParseOpenPorts(pod.Annotations[network.AnnotationOpenDefaultPorts])
 	if err != nil && !restoring {
 		z.log.Warn("cannot open the pod's ports on the cluster default network", "pod", key, "error", err)
-		z.events.Event(reference(pod), corev1.EventTypeWarning, reasonOpenPorts, err.Error())
+		z.events.Event(reference(pod), corev1.EventTypeWarning, reasonOpenPorts, network.Shorten(err.Error(), network.MaxEvent))
 	}
 	if slices.Equal(g.port.Open, ports) {
 		return

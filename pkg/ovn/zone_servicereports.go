@@ -7,6 +7,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"bulkhead/pkg/network"
 )
 
 // serviceReport collects what is not served of a Service.
@@ -53,5 +55,5 @@ func (r *serviceReport) tell(now time.Time) {
 
 // serviceEvent reports a problem to the Service's author.
 func (z *Zone) serviceEvent(s *corev1.Service, reason, format string, args ...any) {
-	z.events.Eventf(&corev1.ObjectReference{Kind: "Service", APIVersion: "v1", Namespace: s.Namespace, Name: s.Name, UID: s.UID}, corev1.EventTypeWarning, reason, format, args...)
+	z.events.Event(&corev1.ObjectReference{Kind: "Service", APIVersion: "v1", Namespace: s.Namespace, Name: s.Name, UID: s.UID}, corev1.EventTypeWarning, reason, network.Shorten(fmt.Sprintf(format, args...), network.MaxEvent))
 }

@@ -25,6 +25,10 @@ func Main(name string, run func(ctx context.Context, args []string) error) {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	err := run(ctx, os.Args[1:])
+	if errors.Is(err, config.ErrChecked) {
+		fmt.Println(name+":", err)
+		return
+	}
 	if err == nil || errors.Is(err, config.ErrHelp) {
 		return
 	}

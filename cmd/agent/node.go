@@ -65,9 +65,9 @@ func openNode(ctx context.Context, cfg config.Config, opts options, log *slog.Lo
 	if err := n.openUplink(ctx, opts); err != nil {
 		return nil, err
 	}
-	n.bridge = ovs.NewFlowReconciler(n.ovs, flows.OFCtl{}, cfg.OVS.ExternalBridge, cfg.Kubernetes.NodeName, cfg.Plan, ovs.RunDir(cfg.OVS.DBAddress), log,
-		func(err error) { failures.RecordComponent("external bridge", err) })
-	n.bridge.LooseIsolation = cfg.BGP.LooseIsolation
+	n.bridge = ovs.NewFlowReconciler(n.ovs, ovs.FlowOptions{Switch: flows.OFCtl{}, Bridge: cfg.OVS.ExternalBridge, Node: cfg.Kubernetes.NodeName, Plan: cfg.Plan,
+		LooseIsolation: cfg.BGP.LooseIsolation, RunDir: ovs.RunDir(cfg.OVS.DBAddress), Neighbours: ovs.KernelNeighbours{}, Log: log,
+		Report: func(err error) { failures.RecordComponent("external bridge", err) }})
 	n.parts.Kernel, n.parts.OVS, n.parts.Flows = n.kernel, n.ovs, n.bridge
 	return n, nil
 }

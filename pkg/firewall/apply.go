@@ -7,7 +7,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -76,7 +75,7 @@ func (t *Target) Read(ctx context.Context) (State, error) {
 			return st, fmt.Errorf("list set %s: %w", name, err)
 		}
 		for _, e := range elements {
-			st.Sets[name] = append(st.Sets[name], element(name, e.Key))
+			st.Sets[name] = append(st.Sets[name], canonical(setTypes[name].key, e.Key))
 		}
 		slices.Sort(st.Sets[name])
 	}
@@ -87,7 +86,7 @@ func (t *Target) Read(ctx context.Context) (State, error) {
 			return st, fmt.Errorf("list map %s: %w", name, err)
 		}
 		for _, e := range elements {
-			st.Sets[name] = append(st.Sets[name], element(name, e.Key)+" : "+value(name, e.Value))
+			st.Sets[name] = append(st.Sets[name], canonical(setTypes[name].key, e.Key)+valueSeparator+canonical(setTypes[name].value, e.Value))
 		}
 		slices.Sort(st.Sets[name])
 	}
@@ -112,52 +111,12 @@ func (t *Target) Read(ctx context.Context) (State, error) {
 	return st, nil
 }
 
-// element joins the parts of a set's element in the format of Build. nft prints marks in
-// decimal or hexadecimal, and protocols by number where there is no /etc/protocols, as in
-// the agent's image.
-func element(set string, key []string) string {
-	parts := make([]string, len(key))
-	for i, k := range key {
-		k = strings.Trim(k, `"`)
-		if set == SetOwn || set == SetIngressOwn || i == 0 && (set == SetProcesses4 || set == SetProcesses6) {
-			k = markText(k)
-		}
-		if name, ok := protocols[k]; ok && i == protocolPart(set) {
-			k = name
-		}
-		if a, err := netip.ParseAddr(k); err == nil {
-			k = a.String()
-		}
-		parts[i] = k
-	}
-	return strings.Join(parts, " . ")
-}
-
-// value joins the parts of a map's value in the format of Build.
-func value(name string, parts []string) string {
-	if name == MapIngressMarks4 || name == MapIngressMarks6 {
-		return markText(parts[0])
-	}
-	return strings.Join(parts, " . ")
-}
-
 // markText returns a mark in the format of Build, and other text as it is.
 func markText(text string) string {
 	if n, err := strconv.ParseUint(text, 0, 32); err == nil {
 		return fmt.Sprintf("%#08x", n)
 	}
 	return text
-}
-
-// protocolPart is the part of a set's elements that is a protocol; -1: none.
-func protocolPart(set string) int {
-	switch set {
-	case SetServices4, SetServices6, SetOpen4, SetOpen6, MapLocalPorts4, MapLocalPorts6, MapHostPorts4, MapHostPorts6:
-		return 1
-	case MapNodePorts4, MapNodePorts6:
-		return 0
-	}
-	return -1
 }
 
 // protocols are the names of a service's protocols by number (IANA).
@@ -175,9 +134,6 @@ func (t *Target) Apply(ctx context.Context, ops []Op) error {
 		return t.nft.Run(ctx, tx)
 	}, func(error) error { return ctx.Err() })
 }
-
-// portSet is the type of a set of addresses with protocol and port.
-func portSet(address string) string { return address + " . inet_proto . inet_service" }
 
 // priorityDNAT and prioritySNAT are those of dstnat and srcnat, names that nft does not know in
 // every hook.
@@ -197,32 +153,14 @@ func (o Op) addTo(tx *knftables.Transaction) {
 		for _, c := range o.State.Counters {
 			tx.Add(&knftables.Counter{Name: c})
 		}
-		tx.Add(&knftables.Set{Name: SetOwn, Type: "ifname . mark"})
-		tx.Add(&knftables.Set{Name: SetSources4, Type: "ifname . ipv4_addr"})
-		tx.Add(&knftables.Set{Name: SetSources6, Type: "ifname . ipv6_addr"})
-		tx.Add(&knftables.Set{Name: SetProcesses4, Type: "mark . ipv4_addr"})
-		tx.Add(&knftables.Set{Name: SetProcesses6, Type: "mark . ipv6_addr"})
-		tx.Add(&knftables.Set{Name: SetOwnVRF, Type: "ifname"})
-		tx.Add(&knftables.Set{Name: SetVRFs, Type: "ifname"})
-		for name, typ := range map[string]string{SetLocked4: "ipv4_addr", SetLocked6: "ipv6_addr", SetOpenICMP4: "ipv4_addr", SetOpenICMP6: "ipv6_addr",
-			SetServices4: portSet("ipv4_addr"), SetServices6: portSet("ipv6_addr"), SetOpen4: portSet("ipv4_addr"), SetOpen6: portSet("ipv6_addr")} {
-			tx.Add(&knftables.Set{Name: name, Type: typ})
-		}
-		for name, typ := range map[string]string{SetDirect4: "ifname . ether_addr . ipv4_addr", SetDirect6: "ifname . ether_addr . ipv6_addr",
-			SetRouted4: "ifname . ipv4_addr", SetRouted6: "ifname . ipv6_addr", SetPods4: "ipv4_addr", SetPods6: "ipv6_addr", SetAdvertised4: "ipv4_addr", SetAdvertised6: "ipv6_addr"} {
-			tx.Add(&knftables.Set{Name: name, Type: typ, Flags: []knftables.SetFlag{knftables.IntervalFlag}})
-		}
-		tx.Add(&knftables.Map{Name: MapNodePorts4, Type: "inet_proto . inet_service : ipv4_addr"})
-		tx.Add(&knftables.Map{Name: MapNodePorts6, Type: "inet_proto . inet_service : ipv6_addr"})
-		tx.Add(&knftables.Map{Name: MapLocalPorts4, Type: portSet("ipv4_addr") + " : ipv4_addr . inet_service"})
-		tx.Add(&knftables.Map{Name: MapLocalPorts6, Type: portSet("ipv6_addr") + " : ipv6_addr . inet_service"})
-		tx.Add(&knftables.Map{Name: MapHostPorts4, Type: portSet("ipv4_addr") + " : ipv4_addr"})
-		tx.Add(&knftables.Map{Name: MapHostPorts6, Type: portSet("ipv6_addr") + " : ipv6_addr"})
-		for name, typ := range ingressTypes {
-			if isMap(name) {
-				tx.Add(&knftables.Map{Name: name, Type: typ})
-			} else {
-				tx.Add(&knftables.Set{Name: name, Type: typ})
+		for name, t := range setTypes {
+			switch {
+			case t.value != "":
+				tx.Add(&knftables.Map{Name: name, Type: t.key + valueSeparator + t.value})
+			case t.interval:
+				tx.Add(&knftables.Set{Name: name, Type: t.key, Flags: []knftables.SetFlag{knftables.IntervalFlag}})
+			default:
+				tx.Add(&knftables.Set{Name: name, Type: t.key})
 			}
 		}
 	case SetChain:
@@ -251,13 +189,13 @@ func (o Op) addTo(tx *knftables.Transaction) {
 		tx.Delete(&knftables.Chain{Name: o.Chain.Name})
 	case AddElements, DeleteElements:
 		for _, x := range o.Elements {
-			key, value, isMap := strings.Cut(x, " : ")
-			if o.Set == SetVRFs {
+			key, value, isMap := strings.Cut(x, valueSeparator)
+			if setTypes[o.Set].key == "ifname" {
 				key = strconv.Quote(key) // nft would read names like 5g or log as something else
 			}
-			e := &knftables.Element{Set: o.Set, Key: strings.Split(key, " . ")}
+			e := &knftables.Element{Set: o.Set, Key: splitFields(key)}
 			if isMap {
-				e.Set, e.Map, e.Value = "", o.Set, strings.Split(value, " . ")
+				e.Set, e.Map, e.Value = "", o.Set, splitFields(value)
 			}
 			if o.Verb == AddElements {
 				tx.Add(e)

@@ -253,53 +253,38 @@ var unmark = fmt.Sprintf("meta mark set meta mark & %#x", ^network.MarkMask)
 func Build(in Inputs) State {
 	st := State{
 		Counters: []string{CounterCrossNetwork, CounterForeign, CounterPathError, CounterForwarded, CounterIngress, CounterNotLocal, CounterProbeAllowed, CounterProbeRefused, CounterServices, CounterTunnel, CounterUnbridged},
-		Sets: map[string][]string{SetLocked4: nil, SetLocked6: nil, SetOpen4: nil, SetOpen6: nil, SetOpenICMP4: nil, SetOpenICMP6: nil,
-			SetOwn: nil, SetServices4: nil, SetServices6: nil, SetSources4: nil, SetSources6: nil, SetProcesses4: nil, SetProcesses6: nil, MapNodePorts4: nil, MapNodePorts6: nil, MapLocalPorts4: nil, MapLocalPorts6: nil, MapHostPorts4: nil, MapHostPorts6: nil,
-			SetDirect4: nil, SetDirect6: nil, SetRouted4: nil, SetRouted6: nil, SetPods4: nil, SetPods6: nil, SetOwnVRF: nil, SetVRFs: nil, SetAdvertised4: nil, SetAdvertised6: nil},
+		Sets:     make(map[string][]string, len(setTypes)),
+	}
+	for name := range setTypes {
+		st.Sets[name] = nil
 	}
 	in.ingressElements(st.Sets)
 	if in.Mode == network.LocalGateway {
 		in.advertisedElements(st.Sets)
 		for _, p := range in.LocalPorts {
-			set := MapLocalPorts4
-			if p.Addr.Is6() {
-				set = MapLocalPorts6
-			}
+			set := ofAddress(p.Addr, MapLocalPorts4, MapLocalPorts6)
 			st.Sets[set] = append(st.Sets[set], fmt.Sprintf("%s . %s . %d : %s . %d", p.Addr, p.Protocol, p.Port.Port, p.To.Addr(), p.To.Port()))
 		}
 	}
 	st.Sets[MapHostPorts4], st.Sets[MapHostPorts6] = in.hostPortElements()
 	for _, p := range in.NodePorts {
-		set := MapNodePorts4
-		if p.Router.Is6() {
-			set = MapNodePorts6
-		}
+		set := ofAddress(p.Router, MapNodePorts4, MapNodePorts6)
 		st.Sets[set] = append(st.Sets[set], fmt.Sprintf("%s . %d : %s", p.Protocol, p.Port, p.Router))
 	}
 	for _, s := range in.Services {
-		set := SetServices4
-		if s.Addr.Is6() {
-			set = SetServices6
-		}
+		set := ofAddress(s.Addr, SetServices4, SetServices6)
 		st.Sets[set] = append(st.Sets[set], fmt.Sprintf("%s . %s . %d", s.Addr, s.Protocol, s.Port))
 	}
 	for _, p := range in.Open {
-		set, element := SetOpen4, fmt.Sprintf("%s . %s . %d", p.Addr, p.Protocol, p.Port)
-		switch is6 := p.Addr.Is6(); {
-		case p.Protocol == "icmp" && is6:
-			set, element = SetOpenICMP6, p.Addr.String()
-		case p.Protocol == "icmp":
-			set, element = SetOpenICMP4, p.Addr.String()
-		case is6:
-			set = SetOpen6
+		set, element := ofAddress(p.Addr, SetOpen4, SetOpen6), fmt.Sprintf("%s . %s . %d", p.Addr, p.Protocol, p.Port)
+		if p.Protocol == "icmp" {
+			set, element = ofAddress(p.Addr, SetOpenICMP4, SetOpenICMP6), p.Addr.String()
 		}
 		st.Sets[set] = append(st.Sets[set], element)
 	}
 	for _, a := range in.Locked {
-		set := SetLocked4
-		if a = a.Unmap(); a.Is6() {
-			set = SetLocked6
-		}
+		a = a.Unmap()
+		set := ofAddress(a, SetLocked4, SetLocked6)
 		st.Sets[set] = append(st.Sets[set], a.String())
 	}
 	in.networkElements(st.Sets)

@@ -48,23 +48,14 @@ const (
 	chainIngress = "ingress"
 )
 
-// ingressTypes are the types of the sets and maps of Ingress.
-var ingressTypes = map[string]string{SetIngressPods4: "ipv4_addr", SetIngressPods6: "ipv6_addr", SetIngressOwn: "ifname . mark",
-	SetIngressTo4: "ifname . ipv4_addr", SetIngressTo6: "ifname . ipv6_addr", MapIngressMarks4: "ipv4_addr : mark", MapIngressMarks6: "ipv6_addr : mark",
-	MapIngressSources4: "ifname : ipv4_addr", MapIngressSources6: "ifname : ipv6_addr"}
-
 // ingressElements adds the elements of the sets and maps.
 func (in Inputs) ingressElements(sets map[string][]string) {
-	for name := range ingressTypes {
-		sets[name] = nil
-	}
 	if in.Ingress == nil {
 		return
 	}
 	add := func(name, element string) { sets[name] = append(sets[name], element) }
-	of := func(a netip.Addr, v4, v6 string) string { return ofFamily(ipOf(netip.PrefixFrom(a, 0)), v4, v6) }
 	for _, a := range in.Ingress.Pods {
-		add(of(a, SetIngressPods4, SetIngressPods6), a.String())
+		add(ofAddress(a, SetIngressPods4, SetIngressPods6), a.String())
 	}
 	for _, n := range in.Networks {
 		add(SetIngressOwn, fmt.Sprintf("%s . %#08x", n.ManagementPort(), n.IngressMark()))
@@ -75,15 +66,15 @@ func (in Inputs) ingressElements(sets map[string][]string) {
 		seen := map[string]bool{}
 		for _, h := range hosts {
 			source := in.Plan.NodeSource(n, h)
-			if name := of(source, MapIngressSources4, MapIngressSources6); source.IsValid() && !seen[name] {
+			if name := ofAddress(source, MapIngressSources4, MapIngressSources6); source.IsValid() && !seen[name] {
 				seen[name] = true
 				add(name, fmt.Sprintf("%s : %s", n.ManagementPort(), source))
 			}
 		}
 	}
 	for _, c := range in.Ingress.ClusterIPs {
-		add(of(c.Addr, SetIngressTo4, SetIngressTo6), fmt.Sprintf("%s . %s", c.Network.ManagementPort(), c.Addr))
-		add(of(c.Addr, MapIngressMarks4, MapIngressMarks6), fmt.Sprintf("%s : %#08x", c.Addr, c.Network.IngressMark()))
+		add(ofAddress(c.Addr, SetIngressTo4, SetIngressTo6), fmt.Sprintf("%s . %s", c.Network.ManagementPort(), c.Addr))
+		add(ofAddress(c.Addr, MapIngressMarks4, MapIngressMarks6), fmt.Sprintf("%s : %#08x", c.Addr, c.Network.IngressMark()))
 	}
 }
 

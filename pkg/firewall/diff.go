@@ -86,16 +86,6 @@ func Diff(want, have State) []Op {
 	return ops
 }
 
-// deletedFirst reports whether elements must go before others are added: a key of a map with another
-// value is another element, and intervals must not overlap.
-func deletedFirst(name string) bool {
-	return isMap(name) || slices.Contains([]string{SetDirect4, SetDirect6, SetRouted4, SetRouted6, SetPods4, SetPods6, SetAdvertised4, SetAdvertised6}, name)
-}
-
-func isMap(name string) bool {
-	return slices.Contains([]string{MapNodePorts4, MapNodePorts6, MapLocalPorts4, MapLocalPorts6, MapHostPorts4, MapHostPorts6, MapIngressMarks4, MapIngressMarks6, MapIngressSources4, MapIngressSources6}, name)
-}
-
 func hasObjects(want, have State) bool {
 	for name := range want.Sets {
 		if _, ok := have.Sets[name]; !ok {

@@ -102,9 +102,7 @@ var (
 
 // newReconciler returns a reconciler of br-ex that does not run yet.
 func newReconciler(c *Client, sw flows.Switch, dir string) *FlowReconciler {
-	r := NewFlowReconciler(c, sw, "br-ex", gatewayNode.Name, testPlan, dir, slog.New(slog.DiscardHandler), nil)
-	r.Neighbours = &fakeNeighbours{}
-	return r
+	return NewFlowReconciler(c, FlowOptions{Switch: sw, Bridge: "br-ex", Node: gatewayNode.Name, Plan: testPlan, RunDir: dir, Neighbours: &fakeNeighbours{}, Log: slog.New(slog.DiscardHandler)})
 }
 
 // fakeNeighbours is a neighbour table.
@@ -155,10 +153,12 @@ func (f *fakeNeighbours) set(host, mac string) {
 
 // desired returns the flows that the bridge should have, built from nothing.
 func (r *FlowReconciler) desired(ctx context.Context) (flows.State, error) {
-	fresh := NewFlowReconciler(r.Client, &flows.Fake{}, r.Bridge, r.Node, r.Plan, r.RunDir, r.Log, nil)
+	options := r.FlowOptions
+	options.Switch = &flows.Fake{}
+	fresh := NewFlowReconciler(r.Client, options)
 	r.mu.Lock()
 	fresh.node, fresh.localnets, fresh.peers, fresh.gateways, fresh.complete = r.node, r.localnets, r.peers, r.gateways, true
-	fresh.Neighbours, fresh.routers = r.Neighbours, maps.Clone(r.routers)
+	fresh.routers = maps.Clone(r.routers)
 	r.mu.Unlock()
 	if err := fresh.reconcile(ctx, changes{all: true, stale: true}); err != nil {
 		return nil, err

@@ -20,13 +20,10 @@ import (
 	"bulkhead/pkg/ovs/flows"
 )
 
-// FlowReconciler reconciles the external bridge's flows. An event builds, compares and
-// writes the flows of the networks that it affects, in one bundle. All flows are read at the
-// start, when somebody else has changed one or ovs-vswitchd has restarted, and periodically.
-type FlowReconciler struct {
-	Client *Client
+// FlowOptions are what a FlowReconciler works on.
+type FlowOptions struct {
 	Switch flows.Switch
-	Bridge string
+	Bridge string // the external bridge
 	Node   string // the node's name
 	Plan   network.Plan
 	// LooseIsolation is flows.Inputs.Loose.
@@ -38,6 +35,14 @@ type FlowReconciler struct {
 	Log        *slog.Logger
 	// Report, if set, is called with the result of each reconcile; nil is success.
 	Report func(error)
+}
+
+// FlowReconciler reconciles the external bridge's flows. An event builds, compares and
+// writes the flows of the networks that it affects, in one bundle. All flows are read at the
+// start, when somebody else has changed one or ovs-vswitchd has restarted, and periodically.
+type FlowReconciler struct {
+	FlowOptions
+	Client *Client
 
 	interval time.Duration // between periodic reads; 0: readInterval
 
@@ -104,11 +109,11 @@ func RunDir(address string) string {
 	return "/var/run/openvswitch"
 }
 
-// NewFlowReconciler returns a reconciler of the bridge of the node of that name.
-func NewFlowReconciler(client *Client, sw flows.Switch, bridge, node string, plan network.Plan, runDir string, log *slog.Logger, report func(error)) *FlowReconciler {
-	return &FlowReconciler{Client: client, Switch: sw, Bridge: bridge, Node: node, Plan: plan, RunDir: runDir, Neighbours: KernelNeighbours{}, Log: log, Report: report,
+// NewFlowReconciler returns a reconciler of a node's external bridge.
+func NewFlowReconciler(client *Client, options FlowOptions) *FlowReconciler {
+	return &FlowReconciler{FlowOptions: options, Client: client,
 		gateways: map[int]gateway{}, networks: map[string]int{}, wake: make(chan struct{}, 1), changed: changes{networks: map[int]bool{}}, expected: map[uint64]int{},
-		run: flowState{reader: bridgeReader{client: client, name: bridge}, want: map[uint64]flows.State{}}}
+		run: flowState{reader: bridgeReader{client: client, name: options.Bridge}, want: map[uint64]flows.State{}}}
 }
 
 // SetNode sets the node's facts, the Localnet networks that the bridge may connect to the wire,

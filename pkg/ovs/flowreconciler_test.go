@@ -7,7 +7,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"log/slog"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -319,8 +318,7 @@ func TestRefusedFlows(t *testing.T) {
 		}
 		return nil
 	}}
-	r := &FlowReconciler{Switch: sw, Bridge: "br-ex", Log: slog.New(slog.DiscardHandler), expected: map[uint64]int{}}
-	r.run.want = map[uint64]flows.State{}
+	r := newReconciler(nil, sw, "")
 	for _, cookie := range []uint64{red, blue, flows.CookieBase} {
 		r.run.want[cookie] = flows.State{{Cookie: cookie, Match: fmt.Sprintf("in_port=%d", flows.NetworkOf(cookie)+1), Actions: "drop"}}
 	}

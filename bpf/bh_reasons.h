@@ -36,7 +36,7 @@ BH_REASON(GUARD_INJECTED, REFUSE, "guard-injected", "frame that a pod's packet s
 BH_REASON(GUARD_TUNNEL, REFUSE, "guard-tunnel", "datagram of a pod to the overlay's UDP port")
 BH_REASON(GUARD_HEARD, REFUSE, "guard-heard", "packet of a network that a pod outside the network would have received")
 BH_REASON(GUARD_LOOPBACK, REFUSE, "guard-loopback", "packet over loopback between host-network pods of two tenants")
-BH_REASON(POD_FRAME, REFUSE, "pod-frame", "router advertisement, redirect, DHCP server message or unparsable packet sent by a pod")
+BH_REASON(POD_FRAME, REFUSE, "pod-frame", "router advertisement, redirect, DHCP server message, unparsable packet, or packet with a checksum to be written over its header, sent by a pod")
 BH_REASON(LOCKED_FRAME, REFUSE, "locked-frame", "frame of a locked default-network interface that is neither to nor from the node's management port")
 BH_REASON(INGRESS_ALLOWED, PASS, "ingress-allowed", "socket of an ingress namespace's host-network pod bound to the VRF of the network whose service it uses")
 BH_REASON(INGRESS_BOUND, REFUSE, "ingress-bound", "socket of an ingress namespace's host-network pod already used for another network's service")

@@ -118,7 +118,7 @@ func TestRefuseBoth(t *testing.T) {
 			if got := st.Networks[blue.Name]; !slices.Equal(got, []string{first}) {
 				t.Errorf("advertised in %v, want %s", got, first)
 			}
-			if c := st.Accepted[younger.Name]; c.Reason != udnv1.ReasonConfigurationError || !strings.Contains(c.Message, "RouteAdvertisements "+older.Name+", which is older") {
+			if c := st.Accepted[younger.Name]; c.Reason != udnv1.ReasonConfigurationError || !strings.Contains(c.Message, "because the older RouteAdvertisements "+older.Name+" advertises it") {
 				t.Errorf("the younger: %+v", c)
 			}
 			if c := st.Accepted[older.Name]; c.Status != metav1.ConditionTrue {

@@ -68,7 +68,7 @@ const (
 	ReasonGuardHeard
 	// ReasonGuardLoopback: packet over loopback between host-network pods of two tenants.
 	ReasonGuardLoopback
-	// ReasonPodFrame: router advertisement, redirect, DHCP server message or unparsable packet sent by a pod.
+	// ReasonPodFrame: router advertisement, redirect, DHCP server message, unparsable packet, or packet with a checksum to be written over its header, sent by a pod.
 	ReasonPodFrame
 	// ReasonLockedFrame: frame of a locked default-network interface that is neither to nor from the node's management port.
 	ReasonLockedFrame
@@ -117,7 +117,7 @@ var reasonInfo = [reasonMax]struct {
 	ReasonGuardTunnel:      {"guard-tunnel", "datagram of a pod to the overlay's UDP port", Refuse},
 	ReasonGuardHeard:       {"guard-heard", "packet of a network that a pod outside the network would have received", Refuse},
 	ReasonGuardLoopback:    {"guard-loopback", "packet over loopback between host-network pods of two tenants", Refuse},
-	ReasonPodFrame:         {"pod-frame", "router advertisement, redirect, DHCP server message or unparsable packet sent by a pod", Refuse},
+	ReasonPodFrame:         {"pod-frame", "router advertisement, redirect, DHCP server message, unparsable packet, or packet with a checksum to be written over its header, sent by a pod", Refuse},
 	ReasonLockedFrame:      {"locked-frame", "frame of a locked default-network interface that is neither to nor from the node's management port", Refuse},
 	ReasonIngressAllowed:   {"ingress-allowed", "socket of an ingress namespace's host-network pod bound to the VRF of the network whose service it uses", Pass},
 	ReasonIngressBound:     {"ingress-bound", "socket of an ingress namespace's host-network pod already used for another network's service", Refuse},

@@ -63,8 +63,8 @@ func (r *hostReconciler) reconcile(ctx context.Context) error {
 	return err
 }
 
-// configureTimeout ends an nft process that hangs: all pods that start wait for it.
-const configureTimeout = 2 * time.Minute
+// configureTimeout ends an nft process that hangs: all pods that start wait for it. A reconcile takes a minute on a very busy node.
+const configureTimeout = 10 * time.Minute
 
 // configure configures nft and eBPF. notEnforced says which restrictions are not
 // enforced.

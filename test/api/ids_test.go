@@ -5,6 +5,7 @@ package api
 import (
 	"encoding/json"
 	"fmt"
+	"strconv"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -94,6 +95,10 @@ func TestIDsOfNetworksWithoutNAD(t *testing.T) {
 	if n := used(); n != 1 {
 		t.Fatalf("%v ids are in use, want 1", n)
 	}
+	first, err := strconv.Atoi(w.nad("hoard", "kept").Annotations[network.AnnotationNetworkID])
+	if err != nil {
+		t.Fatal(err)
+	}
 	w.remove(kept)
 	released("a deleted network with a finalizer")
 	if err := w.Get(w.ctx, client.ObjectKeyFromObject(kept), kept); err != nil || kept.DeletionTimestamp == nil {
@@ -118,8 +123,19 @@ func TestIDsOfNetworksWithoutNAD(t *testing.T) {
 	w.create(rejected)
 	w.waitCondition(rejected, "NetworkCreated", "False", "exceeded quota")
 	released("a network without room for its NAD")
+	reconciled := func() float64 { return metric(t, "controller_runtime_reconcile_errors_total", "controller", "network") }
+	retries := reconciled() + 3
+	Eventually(t, func() error {
+		if n := reconciled(); n < retries {
+			return fmt.Errorf("%v reconciles have failed, want %v", n, retries)
+		}
+		return nil
+	})
 	w.remove(quota)
 	w.waitCreated(rejected)
+	if id := w.nad("hoard", "rejected").Annotations[network.AnnotationNetworkID]; id != strconv.Itoa(first+1) {
+		t.Errorf("after several attempts the network has the id %s, want %d: each attempt used up one", id, first+1)
+	}
 	w.remove(rejected)
 	w.waitGone(rejected)
 }

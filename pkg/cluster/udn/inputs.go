@@ -151,7 +151,6 @@ func (r *Reconciler) claim(ctx context.Context, in *Inputs, have State) error {
 		}
 		return in.Request.admits(*ns) && ns.Foreign == "" && ns.Primary == "" && (exists || !ns.Full && ns.WithoutPrimary == nil)
 	}
-	allocated := false
 	if in.ID == 0 && slices.ContainsFunc(in.Namespaces, func(ns Namespace) bool { return admissible(&ns) }) {
 		var err error
 		in.ID, err = r.networkIDs.AllocateID(ctx, in.Owner.Network(), func() { r.enqueue(in.Owner) })
@@ -162,7 +161,7 @@ func (r *Reconciler) claim(ctx context.Context, in *Inputs, have State) error {
 		if err != nil {
 			return err
 		}
-		allocated = true
+		in.NewID = true
 	}
 	claimed := false
 	for i := range in.Namespaces {
@@ -180,13 +179,28 @@ func (r *Reconciler) claim(ctx context.Context, in *Inputs, have State) error {
 	}
 	switch {
 	case claimed:
-	case allocated:
+	case in.NewID:
 		r.networkIDs.CancelID(in.Owner.Network()) // no namespace admits the network
-		in.ID = 0
+		in.ID, in.NewID = 0, false
 	case in.ID != 0 && len(have.NADs) == 0:
 		in.ID, in.Idle = 0, true
 	}
 	return nil
+}
+
+// noneExists reports whether the API server has none of the NADs. A request that got no answer may have created one that
+// the cache lacks.
+func (r *Reconciler) noneExists(ctx context.Context, nads map[string]NAD) (bool, error) {
+	for _, nad := range nads {
+		err := r.live.Get(ctx, client.ObjectKey{Namespace: nad.Namespace, Name: nad.Name}, &nadv1.NetworkAttachmentDefinition{})
+		if err == nil {
+			return false, nil
+		}
+		if !apierrors.IsNotFound(err) {
+			return false, fmt.Errorf("get NetworkAttachmentDefinition %s: %w", nad.Key(), err)
+		}
+	}
+	return true, nil
 }
 
 // releaseID releases o's id, unless pods still use a NAD of o that somebody else

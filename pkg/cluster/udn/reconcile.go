@@ -53,8 +53,8 @@ func NewReconciler(cfg config.Config, cache, live client.Reader, target *Kube, i
 	return r
 }
 
-// allRejected reports whether the API server has rejected each desired NAD, of which none existed: no node knows the
-// network's id. Errors after which a NAD may exist do not count, such as timeouts.
+// allRejected reports whether the API server has rejected each desired NAD. Errors after which a NAD may exist do not
+// count, such as timeouts.
 func allRejected(want State, failed []*Failure) bool {
 	rejected := 0
 	for _, f := range failed {
@@ -110,7 +110,16 @@ func (r *Reconciler) Reconcile(ctx context.Context, o Owner) (reconcile.Result, 
 	if gone {
 		r.waiters.Forget(o)
 	}
-	if in.Idle || gone || len(have.NADs) == 0 && allRejected(want, failed) {
+	rejected := len(have.NADs) == 0 && allRejected(want, failed)
+	if rejected && !in.NewID {
+		if rejected, err = r.noneExists(ctx, want.NADs); err != nil {
+			return reconcile.Result{}, err
+		}
+	}
+	switch {
+	case rejected && in.NewID: // the next attempt gets the same id: retries must not use up those that were released lately
+		r.networkIDs.CancelID(o.Network())
+	case in.Idle || gone || rejected:
 		if kept, err = r.releaseID(ctx, o); err != nil {
 			return reconcile.Result{}, err
 		}

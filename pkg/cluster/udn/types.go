@@ -87,6 +87,7 @@ type Inputs struct {
 	Invalid       string   // why the request is invalid as a whole, "" if it is valid
 	Conf          network.NetConf
 	ID            int                 // the network's id, 0 for none
+	NewID         bool                // the id was allocated for these inputs
 	Idle          bool                // the network has an id that no NAD uses: release it
 	Namespaces    []Namespace         // selected by the owner and not being deleted
 	Users         map[string][]string // pods that use the NAD, by namespace

@@ -42,6 +42,13 @@ struct sock {
 	__u32 sk_mark;
 } BTF;
 
+struct sk_buff {
+	__u8 ip_summed : 2;
+	__u16 csum_start; /* from head */
+	__u16 csum_offset; /* from csum_start */
+	unsigned char *head, *data;
+} BTF;
+
 struct socket {
 	short type;
 	struct sock *sk;

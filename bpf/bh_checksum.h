@@ -7,17 +7,11 @@
 #ifndef BH_CHECKSUM_H
 #define BH_CHECKSUM_H
 
+#include "bh_btf.h"
 #include "bh_parse.h"
 #include <bpf/bpf_core_read.h>
 
 #define BH_CHECKSUM_PARTIAL 3
-
-struct sk_buff {
-	__u8 ip_summed : 2;
-	__u16 csum_start; /* from head */
-	__u16 csum_offset; /* from csum_start */
-	unsigned char *head, *data;
-} __attribute__((preserve_access_index));
 
 /*
  * bh_is_misplaced_checksum reports whether the packet's checksum would be written over a header that the programs,

@@ -19,6 +19,7 @@
 /* uapi <asm/socket.h> includes too much; these values are asm-generic. */
 #define BH_AF_INET 2
 #define BH_AF_INET6 10
+#define BH_SOCK_RAW 3
 #define BH_SOL_SOCKET 1
 #define BH_SO_BINDTODEVICE 25
 #define BH_SO_MARK 36

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Who sent a packet: kubelet, the kernel itself, and sockets of which kind and network namespace.
+ * Who sent a packet: kubelet, the kernel itself, and sockets of which kind, mark and network namespace.
  */
 #ifndef BH_SENDERS_H
 #define BH_SENDERS_H
@@ -9,6 +9,14 @@
 #include "bh_locked.h"
 
 #include <bpf/bpf_core_read.h>
+
+/* bh_socket_of returns the packet's socket, 0 if it has none. */
+static __always_inline struct bpf_sock *bh_socket_of(struct __sk_buff *skb)
+{
+	struct bpf_sock *sk = skb->sk;
+
+	return sk ? bpf_sk_fullsock(sk) : 0;
+}
 
 /*
  * bh_is_kernel_packet reports whether a packet without a process's socket is of a
@@ -71,12 +79,10 @@ static __always_inline int bh_is_membership(struct __sk_buff *skb, const struct 
  */
 static __always_inline int bh_from_kubelet(struct __sk_buff *skb, const struct bh_config *cfg)
 {
-	struct bpf_sock *sk = skb->sk;
+	struct bpf_sock *sk = bh_socket_of(skb);
 	struct bh_kubelet_key key = { .kind = BH_KUBELET_CGROUP };
 	__u32 levels = cfg->kubelet_levels;
 
-	if (sk)
-		sk = bpf_sk_fullsock(sk);
 	if (sk && cfg->kubelet_mark && sk->mark == cfg->kubelet_mark)
 		return 1;
 	for (int i = 1; i < BH_MAX_LEVEL && levels >> i; i++) {
@@ -93,10 +99,8 @@ static __always_inline int bh_from_kubelet(struct __sk_buff *skb, const struct b
 
 static __always_inline int bh_from_packet_socket(struct __sk_buff *skb)
 {
-	struct bpf_sock *sk = skb->sk;
+	struct bpf_sock *sk = bh_socket_of(skb);
 
-	if (sk)
-		sk = bpf_sk_fullsock(sk);
 	return sk && sk->family == BH_AF_PACKET;
 }
 
@@ -129,11 +133,51 @@ static __always_inline int bh_in_host_netns(const struct bh_config *cfg, void *s
  */
 static __always_inline int bh_from_ip_socket(struct __sk_buff *skb)
 {
-	struct bpf_sock *sk = skb->sk;
+	struct bpf_sock *sk = bh_socket_of(skb);
 
-	if (sk)
-		sk = bpf_sk_fullsock(sk);
 	return !sk || sk->family == BH_AF_INET || sk->family == BH_AF_INET6;
+}
+
+static __always_inline int bh_is_network_mark(const struct bh_config *cfg, __u32 mark)
+{
+	return mark >= cfg->mark_first && mark <= cfg->mark_last;
+}
+
+/*
+ * bh_from_raw_socket reports whether the packet's socket is a raw IP socket. A process that sends by one chooses
+ * the transport header, and with it the connection to which the packet belongs. Request and timewait sockets are of TCP.
+ */
+static __always_inline int bh_from_raw_socket(struct __sk_buff *skb)
+{
+	struct bpf_sock *sk = bh_socket_of(skb);
+
+	return sk && sk->type == BH_SOCK_RAW;
+}
+
+/* bh_special_mark returns the mark of the packet's socket if networks, services or kubelet have such marks; 0: none. */
+static __always_inline __u32 bh_special_mark(struct __sk_buff *skb, const struct bh_config *cfg)
+{
+	struct bpf_sock *sk = bh_socket_of(skb);
+	__u32 mark;
+
+	mark = sk ? sk->mark & BH_MARK_MASK : 0;
+	if (bh_is_network_mark(cfg, mark) || (mark & BH_MARK_KIND) == BH_MARK_KIND_SERVICE ||
+	    mark == (cfg->kubelet_mark & BH_MARK_MASK))
+		return mark;
+	return 0;
+}
+
+/*
+ * bh_may_have_mark reports whether a pod's socket may have such a mark: that of its network, or of the service
+ * of another that bh_vrf_conn or bh_vrf_send has bound an ingress pod's socket to.
+ */
+static __always_inline int bh_may_have_mark(const struct bh_pod *pod, __u32 mark)
+{
+	if (!pod)
+		return 0;
+	if ((mark & BH_MARK_KIND) == BH_MARK_KIND_SERVICE)
+		return pod->flags & BH_POD_INGRESS;
+	return pod->netid && mark >> BH_MARK_SHIFT == pod->netid;
 }
 
 #endif

@@ -17,7 +17,6 @@
 #define BH_IP_RECVERR_RFC4884 26
 #define BH_IPV6_RECVERR 25
 #define BH_IPV6_RECVERR_RFC4884 31
-#define BH_SOCK_RAW 3
 
 enum bh_sockopt_kind {
 	BH_SOCKOPT_OTHER,

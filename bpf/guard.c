@@ -26,11 +26,6 @@ static __always_inline int drop(struct __sk_buff *skb, __u32 reason, __u64 cgrou
 	return TCX_DROP;
 }
 
-static __always_inline int is_network_mark(const struct bh_config *cfg, __u32 mark)
-{
-	return mark >= cfg->mark_first && mark <= cfg->mark_last;
-}
-
 /*
  * from_own_vrf reports whether a forwarded packet came in by an interface in the network's
  * own VRF, and so by a pod of the network or by the operator's interface.
@@ -282,7 +277,7 @@ int bh_grd_own(struct __sk_buff *skb)
 		 */
 		mark = sk->mark;
 		if (skb->ifindex == 1 && skb->mark != mark &&
-		    (is_network_mark(cfg, mark) || is_network_mark(cfg, skb->mark)))
+		    (bh_is_network_mark(cfg, mark) || bh_is_network_mark(cfg, skb->mark)))
 			skb->mark = (skb->mark & ~BH_MARK_MASK) | (mark & BH_MARK_MASK);
 		return TCX_NEXT;
 	}
@@ -326,47 +321,6 @@ static __always_inline int is_into_network(const struct bh_door *door)
 }
 
 /*
- * from_raw_socket reports whether the packet's socket is a raw IP socket. A process that sends by one chooses
- * the transport header, and with it the connection to which the packet belongs. Request and timewait sockets are of TCP.
- */
-static __always_inline int from_raw_socket(struct __sk_buff *skb)
-{
-	struct bpf_sock *sk = skb->sk;
-
-	if (sk)
-		sk = bpf_sk_fullsock(sk);
-	return sk && sk->type == BH_SOCK_RAW;
-}
-
-/* special_mark returns the mark of the packet's socket if networks, services or kubelet have such marks; 0: none. */
-static __always_inline __u32 special_mark(struct __sk_buff *skb, const struct bh_config *cfg)
-{
-	struct bpf_sock *sk = skb->sk;
-	__u32 mark;
-
-	if (sk)
-		sk = bpf_sk_fullsock(sk);
-	mark = sk ? sk->mark & BH_MARK_MASK : 0;
-	if (is_network_mark(cfg, mark) || (mark & BH_MARK_KIND) == BH_MARK_KIND_SERVICE ||
-	    mark == (cfg->kubelet_mark & BH_MARK_MASK))
-		return mark;
-	return 0;
-}
-
-/*
- * may_have_mark reports whether a pod's socket may have such a mark: that of its network, or of the service
- * of another that bh_vrf_conn or bh_vrf_send has bound an ingress pod's socket to.
- */
-static __always_inline int may_have_mark(const struct bh_pod *pod, __u32 mark)
-{
-	if (!pod)
-		return 0;
-	if ((mark & BH_MARK_KIND) == BH_MARK_KIND_SERVICE)
-		return pod->flags & BH_POD_INGRESS;
-	return pod->netid && mark >> BH_MARK_SHIFT == pod->netid;
-}
-
-/*
  * Packets of host-network pods' sockets, with the interface on which the IP stack sends them.
  * Drops those on the host end of a pod's interface that are not of the pod's network.
  *
@@ -402,10 +356,10 @@ int bh_grd_send(struct __sk_buff *skb)
 	door = bpf_map_lookup_elem(&bh_doors, &ifindex);
 	to_pod = door && (door->kind == BH_DOOR_POD || door->kind == BH_DOOR_LOCKED);
 	to_tunnel = bh_to_tunnel(skb, 0, cfg->tunnel_port, &p) && cfg->tunnel_port;
-	raw = from_raw_socket(skb);
+	raw = bh_from_raw_socket(skb);
 	forged = (raw || p.proto != IPPROTO_TCP) && bh_dest(BH_DEST_MASQUERADE, &p.daddr) &&
 		 (raw || (!is_into_network(door) && !bh_dest(BH_DEST_OWN, &p.saddr)));
-	mark = special_mark(skb, cfg);
+	mark = bh_special_mark(skb, cfg);
 	if (!to_pod && !to_tunnel && !forged && !mark)
 		return 1;
 	id = bpf_skb_cgroup_id(skb);
@@ -415,7 +369,7 @@ int bh_grd_send(struct __sk_buff *skb)
 	sk = skb->sk;
 	if (!sk || !bh_in_host_netns(cfg, sk))
 		return 1;
-	if (mark && !may_have_mark(pod, mark)) {
+	if (mark && !bh_may_have_mark(pod, mark)) {
 		drop(skb, BH_R_SET_MARK, id, pod ? pod->netid : 0, &p);
 		return 0;
 	}
@@ -447,7 +401,7 @@ static __always_inline int drop_overheard(struct __sk_buff *skb, const struct bh
 	int owner;
 
 	sk = skb->sk;
-	if (!cfg->tunnel_port || !sk || (sk->src_port != cfg->tunnel_port && !from_raw_socket(skb)) ||
+	if (!cfg->tunnel_port || !sk || (sk->src_port != cfg->tunnel_port && !bh_from_raw_socket(skb)) ||
 	    !bh_to_tunnel(skb, 0, cfg->tunnel_port, &p))
 		return 0;
 	id = bpf_skb_cgroup_id(skb);
@@ -481,7 +435,7 @@ int bh_grd_recv(struct __sk_buff *skb)
 	if (!cfg || !cfg->guard)
 		return 1;
 	if (ifindex == 1) {
-		if (!is_network_mark(cfg, skb->mark))
+		if (!bh_is_network_mark(cfg, skb->mark))
 			return 1;
 		netid = skb->mark >> BH_MARK_SHIFT;
 		reason = BH_R_GUARD_LOOPBACK;

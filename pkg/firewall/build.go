@@ -423,16 +423,13 @@ func ipOf(p netip.Prefix) string {
 // interface is the VRF device, and sdifname matches the port that received the
 // packet. The cluster default network's port has no VRF.
 func (in Inputs) forwardChain() Chain {
-	c := Chain{Name: chainForward, Hook: "forward", Rules: slices.Concat(forwardedTunnel(), in.forwardIngress(), in.backIntoNetwork(), []Rule{
-		rule("between networks", "iifname", managementPorts, "oifname", managementPorts, "counter name", CounterCrossNetwork, "drop"),
-		rule("between networks, VRF", "meta sdifname", managementPorts, "oifname", managementPorts, "counter name", CounterCrossNetwork, "drop"),
-		rule("loopback", `iifname "lo" oifname`, managementPorts, "counter name", CounterForwarded, "drop"),
-	})}
+	c := Chain{Name: chainForward, Hook: "forward", Rules: slices.Concat(forwardedTunnel(), in.forwardIngress(), in.backIntoNetwork(),
+		fromNetworks("between networks", "oifname", managementPorts, "counter name", CounterCrossNetwork, "drop"),
+		[]Rule{rule("loopback", `iifname "lo" oifname`, managementPorts, "counter name", CounterForwarded, "drop")})}
 	c.Rules = append(c.Rules, in.toServices()...)
 	if in.Mode != network.LocalGateway {
+		c.Rules = append(c.Rules, fromNetworks("out of a network", "counter name", CounterForwarded, "drop")...)
 		c.Rules = append(c.Rules,
-			rule("out of a network", "iifname", managementPorts, "counter name", CounterForwarded, "drop"),
-			rule("out of a network, VRF", "meta sdifname", managementPorts, "counter name", CounterForwarded, "drop"),
 			rule("into a network", "oifname", managementPorts, "counter name", CounterForwarded, "drop"))
 		return c
 	}

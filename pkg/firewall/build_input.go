@@ -29,7 +29,7 @@ func forwardedTunnel() []Rule {
 // address arrives on neither.
 func inputChain() Chain {
 	port := fmt.Sprintf("udp dport %d", network.TunnelPort)
-	c := Chain{Name: chainInput, Hook: "input", Rules: slices.Concat(tunnelErrors(), pathErrors(), fromNetworks("overlay's port", port, "counter name", CounterTunnel, "drop"))}
+	c := Chain{Name: chainInput, Hook: "input", Rules: slices.Concat(tunnelErrors(), pathErrors(), fromNetworks("overlay's port from a network", port, "counter name", CounterTunnel, "drop"))}
 	c.Rules = append(c.Rules,
 		rule("overlay's port from this node", `iifname "lo"`, port, "counter name", CounterTunnel, "drop"),
 		rule("overlay's port from where its source is not", port, "fib daddr . iif type != local fib saddr . iif oif missing counter name", CounterTunnel, "drop"))
@@ -40,8 +40,8 @@ func inputChain() Chain {
 // has the VRF device as its input interface.
 func fromNetworks(name string, rest ...string) []Rule {
 	return []Rule{
-		rule(name+" from a network", append([]string{"iifname", managementPorts}, rest...)...),
-		rule(name+" from a network, VRF", append([]string{"meta sdifname", managementPorts}, rest...)...),
+		rule(name, append([]string{"iifname", managementPorts}, rest...)...),
+		rule(name+", VRF", append([]string{"meta sdifname", managementPorts}, rest...)...),
 	}
 }
 
@@ -55,10 +55,10 @@ func pathErrors() []Rule {
 	var rules []Rule
 	for _, m := range []struct{ name, match string }{{"packet too long", tooLong}, {"packet too long, IPv6", tooLong6}} {
 		rules = append(rules, rule(m.name+", of no connection", append([]string{m.match, "ct state != related"}, drop...)...))
-		rules = append(rules, fromNetworks(m.name, append([]string{m.match}, drop...)...)...)
+		rules = append(rules, fromNetworks(m.name+", from a network", append([]string{m.match}, drop...)...)...)
 	}
-	rules = append(rules, fromNetworks("redirect", append([]string{"icmp type redirect"}, drop...)...)...)
-	return append(rules, fromNetworks("redirect, IPv6", append([]string{"icmpv6 type nd-redirect"}, drop...)...)...)
+	rules = append(rules, fromNetworks("redirect from a network", append([]string{"icmp type redirect"}, drop...)...)...)
+	return append(rules, fromNetworks("redirect from a network, IPv6", append([]string{"icmpv6 type nd-redirect"}, drop...)...)...)
 }
 
 // tunnelErrors drops ICMP errors that quote a packet of the overlay. Anybody can forge one, and one that says that a smaller

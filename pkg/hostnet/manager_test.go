@@ -62,7 +62,7 @@ func TestWatchDirsCreatedMeanwhile(t *testing.T) {
 	}
 	writeProc(t, procs, "self", "agent", "/agent", "/", "0", "1")
 	writeProc(t, procs, "20", "kubelet", "/usr/bin/kubelet", "/system.slice/kubelet.service", "0", "20")
-	m, err := New(newFakeKernel(), Options{CgroupRoot: root, ProcRoot: procs, Log: slog.New(slog.DiscardHandler)})
+	m, err := New(newFakeKernel(), Options{CgroupRoot: root + "/", ProcRoot: procs, Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -109,6 +109,9 @@ func TestInterfaceNames(t *testing.T) {
 			t.Errorf("%s: %s, want %s", in, got, want)
 		}
 	}
+	if _, err := ParseSelections("a", strings.Repeat(" ", maxSelectionsLen)+"net"); err == nil || !strings.Contains(err.Error(), "bytes") {
+		t.Errorf("a longer annotation: %v", err)
+	}
 	if _, err := ParseSelections("a", strings.Repeat("net,", MaxSelections)+"net"); err == nil || !strings.Contains(err.Error(), "request at most 32") {
 		t.Errorf("error %v", err)
 	}

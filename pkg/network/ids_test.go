@@ -201,6 +201,7 @@ func TestPlan(t *testing.T) {
 		"small join":       {func(p *Plan) { p.Join = pfx("100.64.0.0/24") }, "join-subnets"},
 		"host bits":        {func(p *Plan) { p.ServiceCIDRs = pfx("10.96.0.1/16") }, "write 10.96.0.0/16"},
 		"kernel tables":    {func(p *Plan) { p.VRFTableBase = 200 }, "vrf-table-base"},
+		"no IPv6 join":     {func(p *Plan) { p.Join = pfx("100.64.0.0/16") }, "join-subnets has no CIDR of the IP family of cluster-subnets fd10:244::/48"},
 		"no subnets":       {func(p *Plan) { p.ClusterSubnets = nil }, "cluster-subnets"},
 		"mtu":              {func(p *Plan) { p.ClusterMTU = 100 }, "mtu 100 is outside 576..65536"},
 		"underlay MTU":     {func(p *Plan) { p.UnderlayMTU = 675 }, "underlay-mtu 675 is outside 676..65536"},

@@ -13,6 +13,14 @@ import (
 
 // A malformed annotation is named in the error and ignored as a whole. The
 // others are parsed.
+func manyAddresses(suffix string, n int) string {
+	var list []string
+	for i := range n {
+		list = append(list, fmt.Sprintf("%q", fmt.Sprintf("10.1.%d.%d%s", i/250, i%250+1, suffix)))
+	}
+	return "[" + strings.Join(list, ",") + "]"
+}
+
 func TestParseNodeMalformedAnnotation(t *testing.T) {
 	valid := map[string]string{
 		AnnotationNodeID: "3", AnnotationChassisID: "6e7b1f0c-7a4c-4f0a-8d6c-0e4b6f1f2a33", AnnotationEncapIPs: `["192.0.2.3"]`,
@@ -36,6 +44,8 @@ func TestParseNodeMalformedAnnotation(t *testing.T) {
 		{AnnotationChassisID, ""}, {AnnotationChassisID, "a b"}, {AnnotationChassisID, "a\n"}, {AnnotationChassisID, `a"b`},
 		{AnnotationEncapIPs, ""}, {AnnotationEncapIPs, "null"}, {AnnotationEncapIPs, "[]"}, {AnnotationEncapIPs, `[""]`}, {AnnotationEncapIPs, `["0.0.0.0"]`},
 		{AnnotationEncapIPs, `["224.0.0.1"]`}, {AnnotationEncapIPs, `["::ffff:192.0.2.3"]`}, {AnnotationEncapIPs, `["192.0.2.3","192.0.2.3"]`},
+		{AnnotationEncapIPs, manyAddresses("", maxEncapIPs+1)}, {AnnotationGatewayConfig, gateway(`["192.0.2.3/24","2001:db8::3/64"]`, manyAddresses("/32", maxNodeAddresses+1))},
+		{AnnotationGatewayConfig, gateway(`["192.0.2.1","fe80::1"]`, manyAddresses("", maxNodeAddresses+1))},
 		{AnnotationGatewayConfig, ""}, {AnnotationGatewayConfig, "{}"}, {AnnotationGatewayConfig, "[]"},
 		{AnnotationGatewayConfig, gateway("local", "both")}, {AnnotationGatewayConfig, gateway("02:00:00:00:00:03", "00:00:00:00:00:00")},
 		{AnnotationGatewayConfig, gateway("02:00:00:00:00:03", "02:00:00:00:00:03:00:01")}, {AnnotationGatewayConfig, gateway("192.0.2.3/24", "192.0.2.3")},

@@ -525,3 +525,35 @@ func TestZoneNeedsNodePorts(t *testing.T) {
 		}
 	})
 }
+
+// The author of a Service whose cluster IP nodes do not reach learns it from the nodes that have its endpoints.
+func TestZoneClusterIPOutside(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newZoneEnv(t)
+		env.node(1, true)
+		env.run()
+		events := func() (n int) {
+			env.settle()
+			for {
+				select {
+				case e := <-env.events.Events:
+					if strings.Contains(e, reasonClusterIP) && strings.Contains(e, "10.107.0.3") && strings.Contains(e, "10.96.0.0/16") {
+						n++
+					}
+				default:
+					return n
+				}
+			}
+		}
+		env.service("plain", "inside", 0, nil, "10.96.0.3")
+		env.service("plain", "web", 0, nil, "10.107.0.3")
+		if n := events(); n != 0 {
+			t.Errorf("without endpoints on the node: %d events", n)
+		}
+		env.endpoints("plain", "inside", "", "10.244.0.9")
+		env.endpoints("plain", "web", "", "10.244.0.9")
+		if n := events(); n != 1 {
+			t.Errorf("%d events, want 1", n)
+		}
+	})
+}

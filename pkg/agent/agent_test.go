@@ -241,6 +241,29 @@ func TestNewVRFSettles(t *testing.T) {
 	})
 }
 
+// A network that is deleted while its VRF is new loses the device only when other programs have seen it: FRR's bfdd ends
+// if one goes before.
+func TestNewVRFDeleted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeNode(t)
+		f.agent.start()
+		f.setNodeID(3)
+		eventually(t, "ready", func() bool { return f.agent.Ready() == nil })
+		exists := func() bool { return f.kernel.DeviceIndex(100007) != 0 }
+		f.setNAD(nad(f.agent.config, "shop", "net", 7))
+		eventually(t, "the VRF device", exists)
+		f.events().deleteNAD("shop/net")
+		time.Sleep(deviceSettle / 2)
+		if !exists() {
+			t.Error("the VRF device is deleted at once")
+		}
+		time.Sleep(deviceSettle)
+		if exists() {
+			t.Error("the VRF device stays")
+		}
+	})
+}
+
 // TestMalformedNAD: a malformed edit of a NAD removes nothing.
 func TestMalformedNAD(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

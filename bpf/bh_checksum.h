@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Unfinished checksums. A sender may leave a checksum to whoever puts the packet on a wire (CHECKSUM_PARTIAL), and says
- * where it begins and where it is to be written: by struct virtio_net_hdr of a packet socket, or of a virtual machine,
- * any two bytes of the packet. After every check these bytes could become another port or another address.
+ * Unfinished checksums. A sender may leave the checksum to the device that transmits the packet (CHECKSUM_PARTIAL), and sets
+ * where it begins and where it is written. With struct virtio_net_hdr, a packet socket or a virtual machine can name
+ * any two bytes, which would then change a port or an address after all checks.
  */
 #ifndef BH_CHECKSUM_H
 #define BH_CHECKSUM_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
 /*
- * Locked addresses, their open ports, and who kubelet is: what the probe allowance and
- * the guard both decide by.
+ * Locked addresses, their open ports, and how kubelet is recognised: used by the probe
+ * allowance and the guard.
  */
 #ifndef BH_LOCKED_H
 #define BH_LOCKED_H
@@ -40,8 +40,8 @@ struct {
 } bh_kubelet SEC(".maps");
 
 /*
- * bh_is_open reports whether a packet has an open port of a locked address: to one
- * (echo request for ICMP) or, with reply, from one. Later fragments have no port.
+ * bh_is_open reports whether a packet goes to an open port of a locked address
+ * (ICMP: an echo request) or, with reply, comes from one. Later fragments have no port.
  */
 static __always_inline int bh_is_open(struct __sk_buff *skb, const struct bh_packet *p, int start, int reply)
 {

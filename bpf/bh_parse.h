@@ -30,7 +30,7 @@ enum {
 };
 
 /*
- * bh_load copies bytes of the packet; not 0: it does not have them. A sender that
+ * bh_load copies bytes of the packet; it returns non-zero if the packet lacks them. A sender that
  * uses PACKET_TX_RING or MSG_MORE chooses how few bytes are in the linear part, and
  * bpf_skb_load_bytes_relative reads only those.
  */

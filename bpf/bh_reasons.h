@@ -26,7 +26,7 @@ BH_REASON(PROBE_PORT_HELD, PASS, "probe-port-held", "probe not redirected into a
 BH_REASON(FOREIGN_SOCKET, REFUSE, "foreign-socket", "tenant's host-network pod used a socket that another pod created")
 BH_REASON(FOREIGN_DEVICE, REFUSE, "foreign-device", "host-network pod tried to use a socket with a device of another network")
 BH_REASON(BYPASS, REFUSE, "bypass", "host-network pod tried to set a socket option that bypasses the guard")
-BH_REASON(PACKET_SOCKET, REFUSE, "packet-socket", "host-network pod tried to create or bind a packet socket that could receive from or send to networks, or to create a socket of a family that leads past the programs")
+BH_REASON(PACKET_SOCKET, REFUSE, "packet-socket", "host-network pod tried to create or bind a packet socket that could receive from or send to networks, or to create a socket of a family that bypasses the programs")
 BH_REASON(GUARD_FOREIGN, REFUSE, "guard-foreign", "packet into a network from a pod that does not belong to the network")
 BH_REASON(GUARD_UNKNOWN, REFUSE, "guard-unknown", "packet into a network from an unknown pod")
 BH_REASON(GUARD_LOCKED, REFUSE, "guard-locked", "packet to a locked default-network address that kubelet did not send")

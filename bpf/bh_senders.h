@@ -154,7 +154,7 @@ static __always_inline int bh_from_raw_socket(struct __sk_buff *skb)
 	return sk && sk->type == BH_SOCK_RAW;
 }
 
-/* bh_special_mark returns the mark of the packet's socket if networks, services or kubelet have such marks; 0: none. */
+/* bh_special_mark returns the mark of the packet's socket if it is one of networks, services or kubelet; otherwise 0. */
 static __always_inline __u32 bh_special_mark(struct __sk_buff *skb, const struct bh_config *cfg)
 {
 	struct bpf_sock *sk = bh_socket_of(skb);
@@ -168,8 +168,8 @@ static __always_inline __u32 bh_special_mark(struct __sk_buff *skb, const struct
 }
 
 /*
- * bh_may_have_mark reports whether a pod's socket may have such a mark: that of its network, or of the service
- * of another that bh_vrf_conn or bh_vrf_send has bound an ingress pod's socket to.
+ * bh_may_have_mark reports whether a pod's socket may have the mark: that of its own network or, for an
+ * ingress pod, that of a service, which bh_vrf_conn or bh_vrf_send has set.
  */
 static __always_inline int bh_may_have_mark(const struct bh_pod *pod, __u32 mark)
 {

@@ -27,8 +27,8 @@ static __always_inline int drop(struct __sk_buff *skb, __u32 reason, __u64 cgrou
 }
 
 /*
- * from_own_vrf reports whether a forwarded packet came in by an interface in the network's
- * own VRF, and so by a pod of the network or by the operator's interface.
+ * from_own_vrf reports whether a forwarded packet arrived through an interface in the network's
+ * own VRF: from a pod of the network, or through the operator's interface.
  */
 static __always_inline int from_own_vrf(__u32 ingress, __u32 netid)
 {
@@ -37,7 +37,7 @@ static __always_inline int from_own_vrf(__u32 ingress, __u32 netid)
 	return netid && from && from->kind == BH_DOOR_VRF && from->netid == netid;
 }
 
-/* may_forward reports whether an interface may forward packets to the one that the door is of. */
+/* may_forward reports whether packets from interface ingress may be forwarded to the door. */
 static __always_inline int may_forward(__u32 ingress, const struct bh_door *door)
 {
 	struct bh_door *from;
@@ -105,7 +105,7 @@ int bh_grd_port(struct __sk_buff *skb)
 	if (owner == BH_OWNER_NONE || owner == BH_OWNER_KERNEL)
 		return bh_is_kernel_packet(skb, &p) ? TCX_NEXT :
 						   drop(skb, BH_R_GUARD_NO_SOCKET, id, netid, &p);
-	/* The cluster default network: open to all pods but tenants' ones. */
+	/* The cluster default network: open to all pods except tenants'. */
 	if (owner == BH_OWNER_POD && pod->netid && !(pod->flags & BH_POD_UNBOUND))
 		return drop(skb, BH_R_GUARD_FOREIGN, id, netid, &p);
 	if (owner != BH_OWNER_HOST && bh_from_packet_socket(skb) && !(pod && (pod->flags & BH_POD_TRUSTED)))
@@ -324,8 +324,8 @@ static __always_inline int is_into_network(const struct bh_door *door)
  * Packets of host-network pods' sockets, with the interface on which the IP stack sends them.
  * Drops those on the host end of a pod's interface that are not of the pod's network.
  *
- * Drops what raw sockets send to masquerade addresses: networks' gateway routers would take it for an
- * answer to one of their pods, and pods' servers answer by other sockets. What counts is the address in the header after
+ * Drops what raw sockets send to masquerade addresses: networks' gateway routers would treat it as an
+ * answer to one of their pods, and pods' servers answer through other sockets. What counts is the address in the header after
  * conntrack has translated it: so no raw socket reaches a node port or host port of this node. Other sockets' datagrams
  * must have an address of the node as source: with the address of an outside host to which a pod has sent, conntrack
  * would translate a datagram for the node as an answer to the pod. Nftables drops such packets of all protocols.
@@ -336,7 +336,7 @@ static __always_inline int is_into_network(const struct bh_door *door)
  * The overlay's own packets do not pass this hook: the kernel's tunnel socket
  * sends them, not the socket that they carry.
  *
- * Drops what a socket sends whose mark is that of another network, of a service or of kubelet: see bh_lsm_setopt.
+ * Drops packets of sockets that have the mark of another network, of a service or of kubelet: see bh_lsm_setopt.
  */
 SEC("cgroup_skb/egress")
 int bh_grd_send(struct __sk_buff *skb)

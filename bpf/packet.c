@@ -36,8 +36,8 @@ static __always_inline int is_confined(const struct bh_pod *pod)
 }
 
 /*
- * is_common reports whether pods may have sockets of a family. Others lead past the programs: PPPoX sends by L2TP's
- * tunnel socket, SMC, RDS and RxRPC by sockets of the kernel, and vsock, TIPC and QRTR reach processes of the node.
+ * is_common reports whether pods may have sockets of a family. Others bypass the programs: PPPoX sends through L2TP's
+ * tunnel socket, SMC, RDS and RxRPC through sockets of the kernel, and vsock, TIPC and QRTR reach processes of the node.
  */
 static __always_inline int is_common(int family, int protocol)
 {
@@ -65,7 +65,7 @@ int BPF_PROG(bh_lsm_create, int family, int type, int protocol, int kern, int re
 	if (!bh_is_pod(owner) ||
 	    (pod && (pod->flags & BH_POD_TRUSTED)))
 		return 0;
-	/* Sockets of VMs (vsock) have no network namespace on most kernels: a host-network pod's process may leave its own. */
+	/* On most kernels vsock has no network namespaces: check it even if a host-network pod's process has left the host's. */
 	if (task->nsproxy->net_ns->net_cookie != cfg->host_netns && (!pod || family != BH_AF_VSOCK))
 		return 0;
 	if (is_confined(pod))
@@ -140,7 +140,7 @@ int BPF_PROG(bh_lsm_bind, struct socket *sock, struct sockaddr *address, int add
 	if (!bh_is_pod(owner))
 		return 0;
 	if (family != BH_AF_PACKET) {
-		/* A port of a network's VRF is for processes of the network, also one that nobody hears. */
+		/* A port of a network's VRF is for processes of the network, even if nothing listens on it. */
 		if (device && !bh_may_use_device(pod, device) && !bh_is_ingress_socket(pod, sk->sk_mark, device))
 			return refuse(BH_R_FOREIGN_DEVICE, pod, family);
 		/* struct sockaddr_in6: the scope id is the last field. */

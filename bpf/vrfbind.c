@@ -83,8 +83,8 @@ static __always_inline int is_inside(const struct bh_pod *pod, const struct bh_a
  * node is redirected to the network's server at *to; 1 means yes. It returns 0 if the
  * protocol or address does not qualify, or if a socket outside all VRFs listens on
  * the port: one of this network or of the node. Another network's listener does not
- * count, so that no tenant can take a port from others; if this network cannot be
- * entered then, the result is -1, to refuse.
+ * count, so that no tenant can take a port from others; if there is one and the
+ * network has no VRF device or address here, it returns -1: refuse.
  */
 static __always_inline int redirect(struct bpf_sock_addr *ctx, const struct bh_config *cfg, const struct bh_pod *pod,
 				const struct bh_addr *addr, struct bh_addr *to)

@@ -23,7 +23,7 @@ func newCNIServer(cfg config.Config, a *agent.Agent, n *node, informers *agent.I
 	return cni.NewServer(cni.Config{Default: cfg.DefaultNetwork, Plan: cfg.Plan, ConfDir: cfg.CNI.ConfDir, Log: log}, pods, n.parts.Cache, a.PodPorts(n.ovs, pods.Get), cni.Kernel{}, cni.APIStatus{Client: clients.Kube}), nil
 }
 
-// installedMark is the file that says that the CNI configuration is of this boot.
+// installedMark marks that the CNI configuration was written since the node booted.
 func installedMark(paths config.CNI) string {
 	return filepath.Join(filepath.Dir(paths.Socket), "cni-installed")
 }
@@ -37,7 +37,7 @@ func installCNI(ctx context.Context, paths config.CNI, a *agent.Agent, server *c
 		return nil
 	}
 	for {
-		// The plugin first: with the configuration the runtime calls it.
+		// Install the plugin first: the runtime calls it as soon as the configuration exists.
 		err := cni.InstallPlugin(paths.Plugin, paths.BinDir)
 		if err == nil {
 			err = cni.WriteConflist(paths.ConfDir, paths.Socket)

@@ -50,7 +50,7 @@ func run(ctx context.Context, args []string) error {
 	if err != nil {
 		return fmt.Errorf("find the API server: %w", err)
 	}
-	// Kubelet must not restart the agent while it waits: Open vSwitch may be away for long.
+	// Kubelet must not restart the agent while it waits: Open vSwitch may be unavailable for a long time.
 	public := process.NewStarting("the kernel and Open vSwitch: see the log")
 	if err := process.ServeTCP(ctx, cfg.Listen, public, log); err != nil {
 		return err

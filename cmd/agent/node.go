@@ -18,6 +18,7 @@ import (
 	"bulkhead/pkg/ovs"
 	"bulkhead/pkg/ovs/flows"
 	"bulkhead/pkg/ovs/uplink"
+	"bulkhead/pkg/process"
 	"bulkhead/pkg/vrf"
 )
 
@@ -36,9 +37,10 @@ type node struct {
 // openNode opens the kernel and Open vSwitch. A missing kernel feature degrades
 // the node, but does not stop the agent.
 func openNode(ctx context.Context, cfg config.Config, opts options, log *slog.Logger) (_ *node, err error) {
-	cache, queue := agent.NewCache(), agent.NewQueue()
+	metrics := process.NewRegistry()
+	cache, queue := agent.NewCache(), agent.NewQueue(metrics)
 	failures := agent.NewFailures(queue)
-	n := &node{parts: agent.Parts{Config: cfg, Cache: cache, Queue: queue, Failures: failures, Log: log}}
+	n := &node{parts: agent.Parts{Config: cfg, Cache: cache, Queue: queue, Failures: failures, Metrics: metrics, Log: log}}
 	defer func() {
 		if err != nil {
 			n.close()

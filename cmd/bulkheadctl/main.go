@@ -124,7 +124,7 @@ func fetch(socket string) ([]byte, error) {
 	resp, err := client.Get("http://agent/debug/state")
 	switch {
 	case errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED): // an agent that has ended leaves its socket
-		return nil, fmt.Errorf("no agent serves %s: check that the agent runs on this node; until it has found the kernel's features and Open vSwitch, its /readyz says what it waits for: %w", socket, err)
+		return nil, fmt.Errorf("no agent listens on %s: check that the agent runs on this node; until it has found Open vSwitch, its /readyz names what it waits for: %w", socket, err)
 	case errors.Is(err, os.ErrPermission):
 		return nil, fmt.Errorf("only root may open %s: run bulkheadctl as root: %w", socket, err)
 	case err != nil:

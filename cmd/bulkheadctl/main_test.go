@@ -70,7 +70,7 @@ func TestShow(t *testing.T) {
 			"169.254.0.11,169.254.0.12", "2+1 host", "Waiting for ovn-k8s-mp1"}},
 		{[]string{"networks", "-o", "json"}, []string{`[`, `"name": "cluster_udn_red"`}},
 		{[]string{"status"}, []string{"node1, id 1, ready", "c1, tunnels at 192.0.2.11", "shared, br-ex 02:00:00:00:00:01, MTU 1450, 192.0.2.10/24, next hops 192.0.2.1",
-			"2: 1 Ready, 1 Waiting", "known by eBPF, pids [41], cgroups /kubelet.service", "1 addresses", "4 of tenants: 1 in their networks, 2 whose network is not known, 1 that leave VRF binding",
+			"2: 1 Ready, 1 Waiting", "known by eBPF, pids [41], cgroups /kubelet.service", "1 addresses", "4 of tenants: 1 in their networks, 2 whose network is not known, 1 that opted out of VRF binding",
 			"vrf: NO: no module (tenants' host-network pods)", "eBPF probe-refused: 3", "nftables locked: 4",
 			"BulkheadDegraded True FeatureMissing vrf: no module", "NoVRF: no module"}},
 		{[]string{"status", "-o", "json"}, []string{`"probe-refused": 3`}},
@@ -181,7 +181,7 @@ func TestErrors(t *testing.T) {
 		{[]string{"status", "-o", "xml"}, "use table, or json"},
 		{[]string{"trace", "-o", "json", "a/p", "192.0.2.1"}, "use table, or json"},
 		{[]string{"status", "extra"}, `"extra"`},
-		{[]string{"status", "--socket=/nonexistent/agent.sock"}, "no agent serves"},
+		{[]string{"status", "--socket=/nonexistent/agent.sock"}, "no agent listens on"},
 		{[]string{"status", "--socket=" + failing}, "busy"},
 	} {
 		var out strings.Builder

@@ -69,7 +69,7 @@ func hostPodKinds(list []hostPod) string {
 	if unknown+out == 0 {
 		return ""
 	}
-	return fmt.Sprintf(": %d in their networks, %d whose network is not known, %d that leave VRF binding", len(list)-unknown-out, unknown, out)
+	return fmt.Sprintf(": %d in their networks, %d whose network is not known, %d that opted out of VRF binding", len(list)-unknown-out, unknown, out)
 }
 
 // list joins items; "-" if there are none.

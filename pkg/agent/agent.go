@@ -29,7 +29,7 @@ import (
 	"bulkhead/pkg/vrf"
 )
 
-// OVS is what the agent needs of pkg/ovs.
+// OVS is what the agent uses from pkg/ovs.
 type OVS interface {
 	ReadNode(ctx context.Context, name string, conf config.OVS, plan network.Plan) (ovs.Facts, error)
 	SyncChassis(ctx context.Context, node network.Node, in ovs.Inputs) error
@@ -37,7 +37,7 @@ type OVS interface {
 	ListPods(ctx context.Context) ([]ovs.PodPort, error)
 }
 
-// Flows is what the agent needs of the external bridge's flow reconciler.
+// Flows is what the agent uses from the external bridge's flow reconciler.
 type Flows interface {
 	SetNode(node ovs.Facts, localnets []network.Network, peers []network.Node)
 	// SetNetwork sets a network that has a gateway router, with the ports of its services
@@ -49,7 +49,7 @@ type Flows interface {
 	Isolate(ctx context.Context) error // returns once nothing passes between networks on the bridge
 }
 
-// Kernel is what the agent needs of pkg/vrf.
+// Kernel is what the agent uses from pkg/vrf.
 type Kernel interface {
 	vrf.Target
 	HasIPv6() bool
@@ -58,7 +58,7 @@ type Kernel interface {
 	Conflicts(ctx context.Context) ([]string, error)
 }
 
-// HostNet is what the agent needs of pkg/hostnet.
+// HostNet is what the agent uses from pkg/hostnet.
 type HostNet interface {
 	Reconcile(ctx context.Context, in hostnet.Inputs) error
 	Status() hostnet.Status
@@ -100,6 +100,7 @@ type Parts struct {
 	Servers  func() ([]hostnet.Server, error)
 	Features func() []Feature                 // as they are now
 	Counters func() ([]loader.Counter, error) // nil: no eBPF
+	Metrics  *prometheus.Registry             // the process's; New adds the agent's
 	Log      *slog.Logger
 }
 
@@ -151,12 +152,12 @@ func New(p Parts) *Agent {
 	states := &stateReader{config: p.Config, cache: p.Cache, kernel: p.Kernel, hostNet: p.HostNet, node: node, networks: networks, reporter: reporter,
 		counters:  &counters{ebpf: p.Counters, firewall: p.Firewall, hosts: hosts, log: p.Log},
 		firstSync: first, kubeletMark: p.KubeletMark, kubeletCgroup: p.KubeletCgroup}
-	metrics, registry := newReconcileMetrics(), process.NewRegistry()
-	registry.MustRegister(metrics.seconds, metrics.errors, collector{states})
+	metrics := newReconcileMetrics()
+	p.Metrics.MustRegister(metrics.seconds, metrics.errors, collector{states})
 	return &Agent{config: p.Config, cache: p.Cache, queue: p.Queue, failures: p.Failures, firstSync: first,
 		node: node, networks: networks, gateways: gateways, ports: ports, hosts: hosts, conflicts: conflicts, reporter: reporter,
 		refusals: refusalReporter{cache: p.Cache, hostNet: p.HostNet, api: p.API, log: p.Log},
-		states:   states, metrics: metrics, registry: registry, log: p.Log}
+		states:   states, metrics: metrics, registry: p.Metrics, log: p.Log}
 }
 
 // resyncInterval is how often everything is reconciled without an event, in
@@ -197,7 +198,7 @@ func (a *Agent) resync() {
 // Watch runs the informers, and begins to reconcile when the cache is synced.
 // It waits for that as long as the API server is unreachable. networksChanged
 // is called when NADs or namespaces' labels changed. It returns when ctx ends, or with a
-// network.ErrTransport, of which the Node has a condition then.
+// network.ErrTransport, after it has set the Node's condition.
 func (a *Agent) Watch(ctx context.Context, informers *Informers, networksChanged func()) error {
 	watching, end := context.WithCancelCause(ctx)
 	defer end(nil)

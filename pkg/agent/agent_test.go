@@ -132,7 +132,7 @@ func TestRestart(t *testing.T) {
 }
 
 // TestFactsUnknown: while an agent that starts cannot read the node's facts, networks keep their routes
-// by the external bridge, and the agent is not ready.
+// through the external bridge, and the agent is not ready.
 func TestFactsUnknown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeNode(t)
@@ -142,7 +142,7 @@ func TestFactsUnknown(t *testing.T) {
 		eventually(t, "network ready", func() bool { return f.state(7).State == StateReady && f.state(0).State == StateReady })
 		before := f.dumpKernel()
 		if !strings.Contains(before, "dev br-ex") {
-			t.Fatalf("no route by the external bridge:\n%s", before)
+			t.Fatalf("no route through the external bridge:\n%s", before)
 		}
 		f.run(t) // a new agent, the same kernel
 		f.mu.Lock()
@@ -175,7 +175,7 @@ func TestFactsUnknown(t *testing.T) {
 	})
 }
 
-// TestBridgeFlushed: routes by the external bridge that the kernel has deleted with an address, without an
+// TestBridgeFlushed: routes through the external bridge that the kernel has deleted with an address, without an
 // event, are back at once.
 func TestBridgeFlushed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

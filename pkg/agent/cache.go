@@ -33,7 +33,7 @@ type Cache struct {
 	annotations map[string]string // of this Node
 }
 
-// Namespace is what the agent reads of a namespace's labels.
+// Namespace is what the agent reads from a namespace's labels.
 type Namespace struct {
 	Labelled bool // its pods have a primary network
 	Trusted  bool // the administrator trusts its host-network pods

@@ -12,7 +12,7 @@ import (
 )
 
 // conflictReconciler finds what other programs have configured on the node that affects packets of
-// networks. It changes nothing of it.
+// networks. It changes none of it.
 type conflictReconciler struct {
 	kernel    Kernel
 	firewalls func() (firewall.Conflicts, error) // nil: no nftables

@@ -195,7 +195,7 @@ func (h eventHandlers) deletePod(key string) {
 	}
 }
 
-// parsePod reads what the agent needs of a pod. running is false for a pod that
+// parsePod reads what the agent needs from a pod. running is false for a pod that
 // has ended, whose addresses may already be another pod's.
 func parsePod(o *corev1.Pod, log *slog.Logger) (p Pod, running bool) {
 	p = Pod{UID: string(o.UID), RuntimeUID: kube.RuntimeUID(o), Created: o.CreationTimestamp.Time, Namespace: o.Namespace, Name: o.Name, HostNetwork: o.Spec.HostNetwork,

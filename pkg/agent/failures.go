@@ -18,7 +18,7 @@ type Failures struct {
 	components map[string]string // component → last error
 }
 
-// failure is the last error of a key, which fails since then.
+// failure is the last error of a key, and since when the key fails.
 type failure struct {
 	message string
 	since   time.Time

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 
 	"bulkhead/pkg/config"
@@ -298,8 +299,8 @@ func newFakeNode(t *testing.T, options ...func(*Parts)) *fakeNode {
 func (f *fakeNode) run(t *testing.T, options ...func(*Parts)) {
 	t.Helper()
 	nft, _ := firewall.NewFake()
-	queue := NewQueue()
-	parts := Parts{Config: testConfig(t), Cache: NewCache(), Queue: queue, Failures: NewFailures(queue), OVS: f, Kernel: f.kernel, Firewall: nft, HostNet: f, API: f, KubeletMark: 0x2b1d0000, Features: func() []Feature { return nil },
+	queue := NewQueue(nil)
+	parts := Parts{Config: testConfig(t), Cache: NewCache(), Queue: queue, Failures: NewFailures(queue), OVS: f, Kernel: f.kernel, Firewall: nft, HostNet: f, API: f, KubeletMark: 0x2b1d0000, Features: func() []Feature { return nil }, Metrics: prometheus.NewRegistry(),
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil))}
 	for _, o := range options {
 		o(&parts)

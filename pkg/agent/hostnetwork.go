@@ -153,7 +153,7 @@ func (r *hostReconciler) firewallInputs(locked []hostnet.LockedAddr, ingress *fi
 		Mode: r.config.OVS.GatewayMode, Bridge: r.config.OVS.ExternalBridge,
 		Services: r.cache.AllowedServices(r.config.AllowedServices), Plan: r.config.Plan}
 	kept, _ := r.networks.keptNetworks()
-	for _, id := range kept { // without their definition pods keep the way out, and processes the way in
+	for _, id := range kept { // with the id alone, pods can still send out of the network, and its processes into it
 		in.Networks = append(in.Networks, network.Network{ID: id})
 	}
 	for _, l := range locked {

@@ -71,8 +71,8 @@ func (c *Cache) hostPorts(plan network.Plan, defaultNetwork network.Network, nod
 }
 
 // loopbackPorts returns the host ports of a network's pods whose hostIP is a loopback address. They have the
-// masquerade address that all networks share for this purpose, and not one of their network. So of several networks whose pods
-// have the same port, that of the oldest pod has it.
+// masquerade address that all networks share for this purpose, not their network's own. If pods of several networks
+// have the same port, the oldest pod's network gets it.
 func (c *Cache) loopbackPorts(id int, plan network.Plan, defaultNetwork network.Network) []flows.ServicePort {
 	networkOf := map[flows.ServicePort]int{}
 	for _, p := range c.hostPorts(plan, defaultNetwork, nil) {
@@ -108,7 +108,7 @@ func (c *Cache) loopbackNetworks(plan network.Plan, defaultNetwork network.Netwo
 	return ids
 }
 
-// hostPortsLeft reports the pods of which not all host ports count.
+// hostPortsLeft reports the pods with more host ports than kube.MaxHostPorts.
 func (c *Cache) hostPortsLeft() (out []Problem) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -153,7 +153,7 @@ func admitHostPorts(ports []hostPort, servers []hostnet.Server) (out []firewall.
 				taken[own] = p.pod
 				out = append(out, firewall.HostPort{Port: own, To: route.To})
 			case !route.At.IsLoopback() || p.port.Host.IsLoopback(): // for all addresses, the node's are reported
-				problems = append(problems, Problem{Reason: reasonHostPort, pod: p.pod, Message: fmt.Sprintf("%s at %s: a process of the node has that port, or it is one of the overlay's or of routing daemons: choose another", at, route.At)})
+				problems = append(problems, Problem{Reason: reasonHostPort, pod: p.pod, Message: fmt.Sprintf("%s at %s: a process of the node has that port, or it is reserved for the overlay or routing daemons: choose another", at, route.At)})
 			}
 		}
 	}

@@ -85,7 +85,7 @@ func (k *KubeAPI) SetCondition(ctx context.Context, c Condition) error {
 				continue
 			}
 			before := Condition{Type: c.Type, Status: string(have.Status), Reason: have.Reason, Message: have.Message}
-			// A heartbeat in the future is of a clock that was ahead.
+			// A heartbeat in the future comes from a clock that was ahead.
 			if age := now.Sub(have.LastHeartbeatTime.Time); equalConditions(before, c) && age >= 0 && age < conditionHeartbeat {
 				before.Since = have.LastTransitionTime.Time
 				k.last, k.heart = &before, have.LastHeartbeatTime.Time

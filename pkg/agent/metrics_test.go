@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"bulkhead/pkg/firewall"
 	"bulkhead/pkg/loader"
 	"bulkhead/test/metricsdoc"
@@ -13,10 +15,12 @@ import (
 
 // TestMetricsDocumented: docs/metrics.md lists the agent's metrics, and no others.
 func TestMetricsDocumented(t *testing.T) {
-	queue := NewQueue()
+	metrics := prometheus.NewRegistry()
+	queue := NewQueue(metrics)
 	defer queue.keys.ShutDown()
-	a := New(Parts{Cache: NewCache(), Queue: queue, Failures: NewFailures(queue), Features: func() []Feature { return nil }})
+	a := New(Parts{Cache: NewCache(), Queue: queue, Failures: NewFailures(queue), Metrics: metrics, Features: func() []Feature { return nil }})
 	metricsdoc.Check(t, "Agent", a.registry)
+	metricsdoc.CheckRegistered(t, "Work queues", a.registry)
 }
 
 // TestMetricValuesDocumented: docs/metrics.md lists the values of the labels

@@ -31,7 +31,7 @@ type nodeReconciler struct {
 	log    *slog.Logger
 
 	first   sync.Once
-	flushed atomic.Bool // the kernel may have deleted routes by the external bridge
+	flushed atomic.Bool // the kernel may have deleted routes through the external bridge
 	mu      sync.Mutex
 	facts   ovs.Facts // as read last; without a name: never
 }
@@ -73,14 +73,14 @@ func (r *nodeReconciler) otherAddresses() []netip.Addr {
 }
 
 // known reports whether the node has its id and its facts have been read. Until then no network is
-// reconciled: it would lose its routes by the external bridge.
+// reconciled: it would lose its routes through the external bridge.
 func (r *nodeReconciler) known() bool {
 	n := r.Node()
 	return n.ID != 0 && n.Name != ""
 }
 
 // readFirst reads the node's facts, before anything else is reconciled: what is built
-// without them lacks the routes by the external bridge. If they cannot be read, reconcile
+// without them lacks the routes through the external bridge. If they cannot be read, reconcile
 // reports it, and enqueues everything once they can.
 func (r *nodeReconciler) readFirst(ctx context.Context) {
 	r.first.Do(func() {
@@ -163,7 +163,7 @@ func (r *nodeReconciler) watchPeers(ctx context.Context, informer cache.SharedIn
 
 // localnets returns the Localnet networks that the external bridge may connect to the wire, and the
 // other nodes. It returns none as long as it does not know the other nodes: until then nothing
-// prevents that pods send in their name.
+// prevents pods from sending with those nodes' addresses.
 func (r *nodeReconciler) localnets() (localnets []network.Network, peers []network.Node) {
 	localnets = r.cache.Localnets(r.config.OVS.PhysicalNetwork)
 	if len(localnets) == 0 {

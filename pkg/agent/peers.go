@@ -17,7 +17,7 @@ import (
 	"bulkhead/pkg/process"
 )
 
-// peers caches the other nodes, in whose name no Localnet network on the external bridge may send.
+// peers caches the other nodes, from whose addresses no Localnet network on the external bridge may send.
 // It watches them only once there is a Localnet network: for most clusters they are not needed.
 type peers struct {
 	own   string // this node's name
@@ -70,7 +70,7 @@ func (p *peers) set(o *metav1.PartialObjectMetadata) {
 		return
 	}
 	if err != nil {
-		p.log.Warn("annotations of another node are malformed: Localnet networks may send in its name", "peer", o.Name, "error", err)
+		p.log.Warn("annotations of another node are malformed: Localnet networks may send from its addresses", "peer", o.Name, "error", err)
 	}
 	p.nodes[n.Name] = n
 	p.changed()

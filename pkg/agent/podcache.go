@@ -14,7 +14,7 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// Pod is what the agent reads of a pod of this node.
+// Pod is what the agent reads from a pod of this node.
 type Pod struct {
 	UID, Namespace, Name string
 	RuntimeUID           string // kube.RuntimeUID

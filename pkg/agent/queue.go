@@ -7,6 +7,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/process"
 )
@@ -65,8 +67,10 @@ type Queue struct {
 	synced atomic.Bool // before that, nothing may be removed
 }
 
-// NewQueue is an empty queue.
-func NewQueue() *Queue { return &Queue{keys: process.NewQueue[key]()} }
+// NewQueue is an empty queue. It registers its metrics with r, unless r is nil.
+func NewQueue(r prometheus.Registerer) *Queue {
+	return &Queue{keys: process.NewQueue[key]("agent", process.NewQueueMetrics(r))}
+}
 
 // EnqueueNetworks enqueues networks by id, and the parts that depend on all networks.
 func (q *Queue) EnqueueNetworks(ids ...int) {
@@ -80,7 +84,7 @@ func (q *Queue) EnqueueNetworks(ids ...int) {
 	q.enqueueBatched(kindPorts, kindHosts)
 }
 
-// EnqueueGateways enqueues what the external bridge has of networks.
+// EnqueueGateways enqueues the external bridge's flows of networks.
 func (q *Queue) EnqueueGateways(ids ...int) {
 	if !q.synced.Load() {
 		return

@@ -19,7 +19,7 @@ import (
 	"bulkhead/pkg/ovs/flows"
 )
 
-// service is what the agent reads of a Service.
+// service is what the agent reads from a Service.
 type service struct {
 	namespace string
 	created   time.Time

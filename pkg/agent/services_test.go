@@ -173,7 +173,7 @@ func TestPublishedPorts(t *testing.T) {
 	expect("without the NAD", network.DefaultID)
 }
 
-// TestLocalPorts: a service with external traffic policy Local is reached by its external address, but
+// TestLocalPorts: a service with external traffic policy Local is reached at its external address, but
 // not by one of another network's pods that the fabric knows.
 func TestLocalPorts(t *testing.T) {
 	c, cfg := NewCache(), testConfig(t)

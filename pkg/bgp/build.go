@@ -205,7 +205,7 @@ func (b *builder) selectBases(r *request) {
 // vrfName is what a VRF device may be called here: its name becomes a part of FRR's configuration.
 var vrfName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,14}$`)
 
-// networkVRF are the names of VRFs of networks that have no better one, as UserDefinedNetworks: Network.FallbackVRF.
+// networkVRF matches Network.FallbackVRF, the name for UserDefinedNetworks and others without a better one.
 var networkVRF = regexp.MustCompile(`^mp[0-9]+-udn-vrf$`)
 
 // checkSupported refuses what nodes do not carry.

@@ -282,7 +282,7 @@ func formatIDs(ids []int) string {
 	return strings.Join(text, ",")
 }
 
-// parseIDs returns the ids in AnnotationNetworks. What is no number was not written by formatIDs.
+// parseIDs returns the ids in AnnotationNetworks. Entries that are not numbers are skipped: formatIDs did not write them.
 func parseIDs(text string) []int {
 	var out []int
 	for part := range strings.SplitSeq(text, ",") {

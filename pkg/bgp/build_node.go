@@ -324,9 +324,9 @@ func (g *generator) hasIPv4(vrf string, networks []Network) bool {
 // reflected is the name of the prefix lists of what a route reflector passes on.
 const reflected = "bulkhead-reflected"
 
-// reflect lets a route reflector send a neighbour what it has received from nodes: with frr-k8s
-// alone only the node's own prefixes leave. Its route map of what leaves is named after the
-// neighbour, and the numbers of its entries are low.
+// reflect lets a route reflector send a neighbour what it has received from nodes: frr-k8s
+// alone lets only the node's own prefixes leave. Its outgoing route map is named after the
+// neighbour and has low sequence numbers.
 func (g *generator) reflect(n frrv1.Neighbor, carries families) {
 	for i, f := range []struct {
 		name string

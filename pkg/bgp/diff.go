@@ -56,7 +56,7 @@ func kindOf(o client.Object) string {
 }
 
 // Plan returns the operations on objects that one reconcile applies, and the state that they lead to. What is
-// generated follows from the managed fabric as it will be: to restore an object of it withdraws nothing meanwhile.
+// generated is built from the desired managed fabric, so that restoring one of its objects withdraws no routes meanwhile.
 func Plan(f Fabric, in Inputs, cudns []udnv1.ClusterUserDefinedNetwork) ([]Op, State) {
 	have := managedOf(in.Configurations, in.Advertisements)
 	managed := BuildManaged(f, managedNetworks(cudns), in.Nodes, have.Bases)

@@ -47,8 +47,8 @@ type Options struct {
 	// Without ids, no network would be advertised.
 	Restore func(context.Context) error
 	// NetworkOf returns the network of a ClusterUserDefinedNetwork, with its id, which is 0
-	// if it has none. An error says that the specification is invalid.
-	NetworkOf func(*udnv1.ClusterUserDefinedNetwork) (network.Network, error)
+	// if it has none. ok is false if the specification is invalid and the nodes have no earlier one.
+	NetworkOf func(context.Context, *udnv1.ClusterUserDefinedNetwork) (n network.Network, ok bool, err error)
 	// Advertised is called with the VRFs into which each network is advertised after every
 	// reconcile.
 	Advertised func(map[string][]string)
@@ -158,8 +158,11 @@ func (r *Reconciler) inputs(ctx context.Context, installed bool) (Inputs, []udnv
 	in.Networks = []Network{{Network: r.options.Default}}
 	for i := range cudns.Items {
 		c := &cudns.Items[i]
-		n, err := r.options.NetworkOf(c)
+		n, ok, err := r.options.NetworkOf(ctx, c)
 		if err != nil {
+			return in, nil, err
+		}
+		if !ok {
 			continue // the ClusterUserDefinedNetwork's own condition says so
 		}
 		in.Networks = append(in.Networks, Network{Network: n, CUDN: c.Name, Labels: c.Labels, Created: c.CreationTimestamp.Time})

@@ -77,8 +77,8 @@ func sessionsOf(node string, states []frrv1.BGPSessionState, nodes []Node) []ses
 // mostSessions is how many sessions a message names.
 const mostSessions = 5
 
-// sessionCondition returns the condition of a node with these sessions. downSince is when each that is
-// down was found so first, by peer. next is how long until the next session is down for too long; 0: there is
+// sessionCondition returns the condition of a node with these sessions. downSince is when each session
+// that is down was first found down, by peer. next is how long until the next session is down for too long; 0: there is
 // none.
 func sessionCondition(sessions []session, downSince map[netip.Addr]time.Time, now time.Time) (c corev1.NodeCondition, next time.Duration) {
 	var down []string

@@ -45,7 +45,7 @@ func (r *Reconciler) Watch(c controller.TypedController[Key]) error {
 		source.TypedKind(r.cache, &corev1.Node{}, enqueue(sameNode)),
 		source.TypedKind(r.cache, CRD(), enqueue(func(x, y *metav1.PartialObjectMetadata) bool { return sameVersion(x, y) })),
 		source.TypedFunc[Key](func(_ context.Context, q queue) error {
-			q.Add(all) // something may be left over of objects that no longer exist
+			q.Add(all) // deleted objects may have left something behind
 			return nil
 		}),
 	} {

@@ -36,7 +36,7 @@ type Status struct {
 	Networks []Network           `json:"networks"`
 	Sessions []Session           `json:"sessions"`
 	VRFs     []VRF               `json:"vrfs"`
-	// ByBridge are the kernel's routes by the external bridge, which OVN's uplink router imports in
+	// ByBridge are the kernel's routes through the external bridge, which OVN's uplink router imports in
 	// shared gateway mode.
 	ByBridge []Route `json:"byBridge,omitempty"`
 	// OVN are the uplink router's routes that have been imported, in shared gateway mode.

@@ -108,7 +108,7 @@ func (r Reader) vtysh(ctx context.Context, command string) ([]byte, error) {
 		return nil, fmt.Errorf("FRR's shell is not on this node: %w: set -vtysh to the command that runs it, such as \"crictl exec CONTAINER vtysh\" for FRR in a pod", err)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("ask FRR with %q: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
+		return nil, fmt.Errorf("run %q: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
 	}
 	return raw, nil
 }

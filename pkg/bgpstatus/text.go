@@ -30,7 +30,7 @@ func (s *Status) Write(out io.Writer) error {
 	fmt.Fprintln(w, "\nVRF\tLEARNED\tNEXT HOPS\tKERNEL\tOVN")
 	for _, v := range s.VRFs {
 		for _, r := range v.Learned {
-			inOVN := "-" // OVN has no part in it
+			inOVN := "-" // OVN does not import this route
 			if s.Mode != network.LocalGateway && v.Name == network.VRFDefault && s.imported(r.Prefix) {
 				inOVN = yesNo(hasRoute(s.OVN, r.Prefix))
 			}

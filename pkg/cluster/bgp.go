@@ -3,13 +3,14 @@
 package cluster
 
 import (
-	"errors"
+	"context"
 	"log/slog"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 
 	udnv1 "bulkhead/api/v1"
@@ -17,6 +18,7 @@ import (
 	"bulkhead/pkg/cluster/netid"
 	"bulkhead/pkg/cluster/udn"
 	"bulkhead/pkg/config"
+	"bulkhead/pkg/kube"
 	"bulkhead/pkg/network"
 )
 
@@ -29,8 +31,8 @@ func addBGP(mgr manager.Manager, check *transportCheck, cfg config.Config, ids *
 		Fabric:  bgp.Fabric{Topology: cfg.BGP.Topology, ASN: cfg.BGP.ASN, Namespace: cfg.BGP.FRRNamespace, Default: cfg.BGP.ManagedDefault},
 		Default: cfg.DefaultNetwork,
 		Restore: networks.Restore,
-		NetworkOf: func(c *udnv1.ClusterUserDefinedNetwork) (network.Network, error) {
-			return networkOf(c, cfg.Plan, ids.IDOf)
+		NetworkOf: func(ctx context.Context, c *udnv1.ClusterUserDefinedNetwork) (network.Network, bool, error) {
+			return networkOf(ctx, c, cfg.Plan, ids.IDOf, mgr.GetCache())
 		},
 		Advertised: func(byNetwork map[string][]string) {
 			networks.SetAdvertised(byNetwork)
@@ -54,16 +56,33 @@ func addBGP(mgr manager.Manager, check *transportCheck, cfg config.Config, ids *
 	return sessions.Watch(d)
 }
 
-// networkOf returns the network of a ClusterUserDefinedNetwork, with its id. One that exists stays advertised if a changed
-// configuration conflicts with it: its pods keep their addresses.
-func networkOf(c *udnv1.ClusterUserDefinedNetwork, plan network.Plan, idOf func(name string) int) (network.Network, error) {
+// networkOf returns the network of a ClusterUserDefinedNetwork, with its id. If its specification is refused, because of
+// a subnet that was appended by mistake or of a configuration that has changed, the network is what the nodes have: its
+// NADs say so. Its pods keep their addresses and must stay reachable, and no subnet that was refused is advertised.
+func networkOf(ctx context.Context, c *udnv1.ClusterUserDefinedNetwork, plan network.Plan, idOf func(name string) int, nads client.Reader) (n network.Network, ok bool, err error) {
 	req := udn.FromCUDN(c)
-	_, n, err := req.NetConf(plan)
-	n.ID = idOf(req.Owner.Network())
-	if errors.As(err, new(udn.ConflictError)) && n.ID > 0 {
-		return n, nil
+	id := idOf(req.Owner.Network())
+	if _, n, err := req.NetConf(plan); err == nil {
+		n.ID = id
+		return n, true, nil
 	}
-	return n, err
+	if id == 0 {
+		return n, false, nil
+	}
+	list, err := udn.NADs(ctx, nads, req.Owner)
+	if err != nil {
+		return n, false, err
+	}
+	for i := range list {
+		conf, err := network.ParseNetConf(list[i].Spec.Config)
+		if err != nil || kube.Released(&list[i]) {
+			continue
+		}
+		if n, err := conf.Network(id, plan); err == nil {
+			return n, true, nil
+		}
+	}
+	return n, false, nil
 }
 
 // reportDefault returns the function that reports whether the cluster default network is

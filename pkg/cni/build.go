@@ -86,7 +86,7 @@ type Inputs struct {
 	// Plan has what remains reachable by the primary network if the pod has its default route on another.
 	Plan network.Plan
 	// Delegated: a meta plugin calls, and attaches those one by one. Multus refuses to
-	// attach an interface that is there.
+	// attach an interface that already exists.
 	Delegated bool
 }
 
@@ -149,7 +149,7 @@ func Build(r Request, in Inputs) (Pod, error) {
 	}
 	for _, s := range in.Secondary {
 		if s.IfName == r.IfName {
-			return Pod{}, fmt.Errorf("pod %s/%s: interface name %s, which annotation %s requests, is the runtime's: choose another", r.Namespace, r.Pod, s.IfName, network.AnnotationNetworks)
+			return Pod{}, fmt.Errorf("pod %s/%s: interface name %s, which annotation %s requests, is reserved for the container runtime: choose another", r.Namespace, r.Pod, s.IfName, network.AnnotationNetworks)
 		}
 		if in.Delegated {
 			continue
@@ -195,7 +195,7 @@ func (r Request) keyIn(secondary []Attachment) (string, error) {
 	return r.NAD, nil // the meta plugin counts interfaces of other plugins too
 }
 
-// runtimeInterface is the interface that container runtimes have a pod's first network create.
+// runtimeInterface is the name of a pod's first interface, which the container runtime passes.
 const runtimeInterface = "eth0"
 
 func buildInterface(r Request, name, key string, entry network.PodNetwork, net network.Network) (Interface, error) {

@@ -245,8 +245,8 @@ type Reconciler struct {
 	have  State
 	valid bool     // have is the table's state
 	own   []uint32 // numbers of the last transactions, if they were ours
-	// stale tells that connections may remain that began with other translations: also if these
-	// changed while the agent was down, or while another program had changed the table.
+	// stale: connections that began with earlier translations may remain, including translations that
+	// changed while the agent was down or another program had changed the table.
 	stale    bool
 	searched time.Time // when they were searched for last
 	failed   bool      // the last search
@@ -254,7 +254,7 @@ type Reconciler struct {
 
 // Reconcile applies the desired state for in and returns the operations.
 // With recheck it reads the table first, in case another program changed it.
-// An error means that the table may not be applied. Connections that cannot be removed are no
+// After an error the table may not have the desired state. Connections that cannot be removed are no
 // error: the table restricts without that, and a later Reconcile tries again.
 func (r *Reconciler) Reconcile(ctx context.Context, in Inputs, recheck bool) ([]Op, error) {
 	r.mu.Lock()

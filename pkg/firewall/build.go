@@ -18,7 +18,7 @@
 //   - from a masquerade address, which networks' forwarded packets have, if a local
 //     process sends it out of the node;
 //   - from a tenant's process in the host's network to a service's or a gateway router's
-//     address by the external bridge: only tenants' pods may use the bridge;
+//     address through the external bridge: only tenants' pods may use the bridge;
 //   - from any pod in the host's network to a gateway router, unless it sends to a node port or
 //     a host port, or answers;
 //   - to the overlay's port from a network or over loopback, and those that the node would forward to it;
@@ -92,9 +92,9 @@ const (
 	// masquerade address at which the gateway router of the pod's network has the port.
 	MapHostPorts4 = "hostports4"
 	MapHostPorts6 = "hostports6"
-	// The rest are of advertised networks, and empty in shared gateway mode. SetDirect4 and SetDirect6
-	// hold management port, its router's MAC address and source addresses of what this node's pods
-	// send with their own addresses, SetRouted4 and SetRouted6 management port and subnets.
+	// The rest is for advertised networks, and empty in shared gateway mode. SetDirect4 and SetDirect6
+	// hold management port, MAC address of the network's router, and the node's subnet, whose pods send with
+	// their own addresses. SetRouted4 and SetRouted6 hold management port and subnets.
 	SetDirect4 = "direct4"
 	SetDirect6 = "direct6"
 	SetRouted4 = "routed4"
@@ -230,7 +230,7 @@ type State struct {
 type Chain struct {
 	Name  string
 	Hook  string
-	NAT   bool // translates addresses: sources in the hook postrouting, else destinations; if not, it filters
+	NAT   bool // translates sources (hook postrouting) or destinations (other hooks); false: filters
 	Early bool // before conntrack, which assembles fragments
 	Rules []Rule
 }

@@ -11,10 +11,10 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// In local gateway mode pods of advertised networks leave and enter the node by the kernel, with their
-// own addresses. In shared mode the external bridge's flows have this part. A network that is advertised
-// into other VRFs than the nodes' default one only leaves and enters by interfaces that the operator has
-// added to these.
+// In local gateway mode pods of advertised networks leave and enter the node through the kernel, with their
+// own addresses. In shared mode the external bridge's flows do this. A network that is not advertised
+// into the nodes' default VRF leaves and enters through interfaces that the operator has added to
+// the VRFs.
 
 // ofFamily returns the one for an IP family, as nft names it.
 func ofFamily(ip, v4, v6 string) string {
@@ -116,7 +116,7 @@ func (in Inputs) outChains() []Chain {
 		c.Rules = append(c.Rules, rule("out of the node, "+ip, append(match, mark)...))
 	}
 	if in.Bridge != "" {
-		// With a mark the kernel looks up a packet's source as it would route the answer.
+		// The kernel checks a marked packet's source with the mark, as it will route the answer.
 		for _, ip := range families {
 			c.Rules = append(c.Rules, rule("from outside, "+ip, fmt.Sprintf("iifname %q", in.Bridge), ip, "daddr @"+ofFamily(ip, SetPods4, SetPods6), mark))
 		}
@@ -175,9 +175,9 @@ func (in Inputs) nodeToAdvertised() []Rule {
 	return rules
 }
 
-// toAdvertised accepts what comes from outside for pods of advertised networks: by the external bridge,
-// or by an interface in the network's own VRF. From a VRF that a RouteAdvertisements names, BGP's routes
-// lead there, too: by the network's VRF device, not by its management port.
+// toAdvertised accepts what comes from outside for pods of advertised networks: through the external bridge,
+// or through an interface in the network's own VRF. From a VRF that a RouteAdvertisements names, BGP's routes
+// lead there, too: through the network's VRF device, not through its management port.
 func (in Inputs) toAdvertised() []Rule {
 	var rules []Rule
 	for _, ip := range families {
@@ -186,14 +186,14 @@ func (in Inputs) toAdvertised() []Rule {
 	return append(rules, rule("from outside in the network's own VRF", "iifname @"+SetVRFs, "meta sdifname !=", managementPorts, "oifname @"+SetOwnVRF, "accept"))
 }
 
-// ownVRFs drops what networks that are advertised into their own VRF, and hosts in that VRF, send by the
-// external bridge, except what has the network's masquerade address: pods' packets to services and
+// ownVRFs drops what networks that are advertised into their own VRF, and hosts in that VRF, send through the
+// external bridge, except packets with the network's masquerade address, which pods send to services and
 // nodes.
 func (in Inputs) ownVRFs() []Rule {
 	bridge := fmt.Sprintf("oifname %q", in.Bridge)
 	rules := []Rule{rule("from a network's own VRF to the external bridge", "iifname @"+SetVRFs, "meta sdifname !=", managementPorts, bridge, "counter name", CounterForwarded, "drop")}
 	for _, p := range in.Plan.Masquerade {
-		rules = append(rules, rule("by the external bridge from another address than of "+p.String(), "meta sdifname @"+SetOwnVRF, bridge, ipOf(p), "saddr !=", p.String(), "counter name", CounterForwarded, "drop"))
+		rules = append(rules, rule("through the external bridge from an address outside "+p.String(), "meta sdifname @"+SetOwnVRF, bridge, ipOf(p), "saddr !=", p.String(), "counter name", CounterForwarded, "drop"))
 	}
 	return rules
 }

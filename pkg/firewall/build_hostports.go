@@ -18,8 +18,8 @@ type HostPort struct {
 // matchesSockets reports whether rules may match the socket that a packet belongs to.
 func (in Inputs) matchesSockets() bool { return in.Mark != 0 || len(in.PodRoots) > 0 }
 
-// hostPortElements returns the elements of MapHostPorts4 and MapHostPorts6. Of two with
-// one port the first one has it.
+// hostPortElements returns the elements of MapHostPorts4 and MapHostPorts6. If several
+// have the same address and port, the first gets it.
 func (in Inputs) hostPortElements() (v4, v6 []string) {
 	seen := map[Port]bool{}
 	for _, p := range in.HostPorts {
@@ -63,7 +63,7 @@ func (in Inputs) toHostPorts(local bool) []Rule {
 }
 
 // fromHostPorts gives packets that have been redirected to a gateway router the node's address, so that
-// the answers return to the node. In local gateway mode all that leaves a router does.
+// the answers return to the node. In local gateway mode all packets that leave a gateway router go to the node anyway.
 func (in Inputs) fromHostPorts() []Rule {
 	if in.Bridge == "" || in.Mode == network.LocalGateway || !in.matchesSockets() {
 		return nil

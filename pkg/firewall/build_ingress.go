@@ -91,9 +91,9 @@ func (in Inputs) ingressSockets() []Rule {
 	return rules
 }
 
-// ingressChain gives the packets of ingress pods a mark by which they are routed by the table of the
-// service's network, and the replies one by which they are routed by the main table: a network's has
-// no route to the cluster default network.
+// ingressChain marks ingress pods' packets so that they use the table of the service's network, and
+// the replies so that they use the main table: a network's table has no route to the cluster default
+// network.
 func (in Inputs) ingressChain() []Chain {
 	if in.Ingress == nil {
 		return nil
@@ -134,7 +134,7 @@ func (in Inputs) forwardIngress() []Rule {
 }
 
 // ingressSource gives ingress pods' packets the node's address on the service's network: a tenant's
-// network may have the pods' own.
+// network may contain the pods' own addresses.
 func (in Inputs) ingressSource() []Rule {
 	if in.Ingress == nil {
 		return nil

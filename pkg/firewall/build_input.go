@@ -18,8 +18,8 @@ func unbridgedChain() Chain {
 	}}
 }
 
-// forwardedTunnel drops what the node would forward to the overlay's port: the node to which it goes
-// would take it for this node's, if the node has replaced the sender's address by its own.
+// forwardedTunnel drops what the node would forward to the overlay's port: if SNAT gave it this node's
+// address, the receiving node would accept it as this node's.
 func forwardedTunnel() []Rule {
 	return []Rule{rule("overlay's port", fmt.Sprintf("udp dport %d", network.TunnelPort), "counter name", CounterTunnel, "drop")}
 }
@@ -48,7 +48,7 @@ func fromNetworks(name string, rest ...string) []Rule {
 // pathErrors drops forged ICMP messages that change the node's routes for everybody. The kernel believes that a packet was
 // too long, or that another router is nearer, also if it has sent no such packet, and keeps that by destination: a
 // tenant could make all networks' packets to another node too long for the overlay, or choose who gets them. So an error must
-// quote a packet of a connection, and no network needs any: it has one MTU, and one router.
+// quote a packet of a connection. A network has one MTU and one router: its errors are all dropped.
 func pathErrors() []Rule {
 	const tooLong, tooLong6 = "icmp type destination-unreachable icmp code frag-needed", "icmpv6 type packet-too-big"
 	drop := []string{"counter name", CounterPathError, "drop"}

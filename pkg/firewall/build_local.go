@@ -37,16 +37,16 @@ func (in Inputs) sourceNAT() []Rule {
 }
 
 // toLocalPorts redirects packets from outside to services with external traffic policy Local into
-// the service's network, with their client's address. What gateway routers send has a masquerade
-// address as source: it goes to node ports as the node's own packets do, and an external address
-// that a Service merely claims takes nothing of it.
+// the service's network, with their client's address. Packets of gateway routers are not redirected: they
+// reach node ports as the node's own packets do. Their source is a masquerade address or, in answers to clients
+// outside, a Service's external address: a tenant who claims a client's address gets none of its answers.
 func (in Inputs) toLocalPorts() []Rule {
 	if in.Bridge == "" {
 		return nil
 	}
 	var rules []Rule
 	for _, f := range []struct{ ip, ports string }{{"ip", MapLocalPorts4}, {"ip6", MapLocalPorts6}} {
-		match := []string{fmt.Sprintf("iifname %q", in.Bridge)}
+		match := []string{fmt.Sprintf("iifname %q ether saddr != %s", in.Bridge, network.GatewayMAC)}
 		for _, p := range in.Plan.Masquerade {
 			if ipOf(p) == f.ip {
 				match = append(match, f.ip, "saddr !=", p.String())

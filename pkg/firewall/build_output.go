@@ -10,7 +10,7 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// outOfNode filters what local processes send by the external bridge.
+// outOfNode filters what local processes send through the external bridge.
 func (in Inputs) outOfNode() []Rule {
 	if in.Bridge == "" {
 		return nil
@@ -21,8 +21,8 @@ func (in Inputs) outOfNode() []Rule {
 		rules = append(rules, rule("masquerade address "+p.String(), bridge, ipOf(p), "saddr", p.String(), "counter name", CounterNotLocal, "drop"))
 	}
 	rules = append(rules, in.nodeToAdvertised()...)
-	// A gateway router takes every packet from the node for an answer to one of its pods. Host-network
-	// pods may therefore send there only by node ports and host ports, and as answers. A packet that
+	// A gateway router treats every packet from the node as an answer to one of its pods. Host-network
+	// pods may therefore send there only to node ports and host ports, and as answers. A packet that
 	// conntrack cannot assign (a forged reset or ICMP error) is dropped. If a forged packet matches
 	// somebody else's connection, only the guard drops it.
 	rules = append(rules, rule("forged answers", "jump", chainForged))

@@ -117,11 +117,11 @@ func conflicts(chains []chain, bridge string) Conflicts {
 		case c.table == "firewalld":
 			firewalld = true
 		case c.drops:
-			out.Drops = append(out.Drops, fmt.Sprintf("%s (hook %s) drops what none of its rules accepts: let it accept packets from and to ovn-k8s-mp*, also forwarded ones by %s", c, c.hook, bridge))
+			out.Drops = append(out.Drops, fmt.Sprintf("%s (hook %s) drops what none of its rules accepts: let it accept packets from and to ovn-k8s-mp*, including those forwarded through %s", c, c.hook, bridge))
 		}
 	}
 	if firewalld {
-		out.Drops = append(out.Drops, fmt.Sprintf("firewalld refuses what its zones and policies do not accept: let them accept packets from and to ovn-k8s-mp*, also forwarded ones by %s", bridge))
+		out.Drops = append(out.Drops, fmt.Sprintf("firewalld refuses what its zones and policies do not accept: let them accept packets from and to ovn-k8s-mp*, including those forwarded through %s", bridge))
 	}
 	for _, list := range []*[]string{&out.KubeProxy, &out.Drops} {
 		slices.SortFunc(*list, strings.Compare)

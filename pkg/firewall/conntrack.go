@@ -66,6 +66,7 @@ type connection struct {
 	zone         uint16 // 0: the host's, in which nftables translates
 	from         netip.Addr
 	to, answered netip.AddrPort // where the client sent its first packet, and from where it is answered
+	seen         netip.Addr     // the client's address as the server sees it
 }
 
 // stale reports whether a connection is translated to a router, or to a network's management port, that
@@ -90,8 +91,10 @@ func (t translations) translates(c connection) bool {
 	_, nodePort := t.ports[translation{c.to.Addr().Is6(), c.to.Port()}]
 	_, hostPort := t.hosts[c.to]
 	_, local := t.local[c.to] // of packets from outside only
-	own := slices.Contains(t.node, c.from)
-	return nodePort && slices.Contains(t.node, c.to.Addr()) || hostPort && !c.from.IsLoopback() || local && !own
+	// What leaves this node for a host whose address a Service claims is not translated: the node's own packets, and those
+	// of pods, which get the node's address. A tenant's claim must not end others' connections.
+	outside := !slices.Contains(t.node, c.from) && c.seen == c.from
+	return nodePort && slices.Contains(t.node, c.to.Addr()) || hostPort && !c.from.IsLoopback() || local && outside
 }
 
 func (t translations) masquerade(a netip.Addr) bool {
@@ -164,6 +167,7 @@ func parseConnection(m []byte) (c connection) {
 	}
 	c.from = endpoint(there, nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC, nl.CTA_PROTO_SRC_PORT).Addr()
 	c.to = endpoint(there, nl.CTA_IP_V4_DST, nl.CTA_IP_V6_DST, nl.CTA_PROTO_DST_PORT)
+	c.seen = endpoint(back, nl.CTA_IP_V4_DST, nl.CTA_IP_V6_DST, nl.CTA_PROTO_DST_PORT).Addr()
 	c.answered = endpoint(back, nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC, nl.CTA_PROTO_SRC_PORT)
 	return c
 }

@@ -4,6 +4,7 @@ package firewall
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -56,7 +57,8 @@ func TestStale(t *testing.T) {
 		"older than the host port":            {unix.IPPROTO_UDP, "192.0.2.10:54", "192.0.2.10:54", true},
 		"older than the external address":     {unix.IPPROTO_UDP, "203.0.113.7:53", "203.0.113.7:53", true},
 	} {
-		conn := connection{protocol: c.protocol, from: netip.MustParseAddr("192.0.2.1"), to: netip.MustParseAddrPort(c.to), answered: netip.MustParseAddrPort(c.answered)}
+		client := netip.MustParseAddr("192.0.2.1")
+		conn := connection{protocol: c.protocol, from: client, to: netip.MustParseAddrPort(c.to), answered: netip.MustParseAddrPort(c.answered), seen: client}
 		if got := in.udpTranslations().stale(conn); got != c.want {
 			t.Errorf("%s: stale is %v", name, got)
 		}
@@ -70,17 +72,20 @@ func TestStaleByClient(t *testing.T) {
 	for _, c := range []struct {
 		from, to string
 		zone     uint16
+		seen     string // ""; as from
 		want     bool
 	}{
-		{"192.0.2.10", "192.0.2.10:30080", 0, true},
-		{"192.0.2.10", "192.0.2.10:30080", 5, false},
-		{"192.0.2.10", "127.0.0.1:54", 0, true},
-		{"127.0.0.1", "127.0.0.1:54", 0, false},
-		{"192.0.2.1", "203.0.113.7:53", 0, true},
-		{"192.0.2.10", "203.0.113.7:53", 0, false}, // the node's own go to the gateway router
+		{"192.0.2.10", "192.0.2.10:30080", 0, "", true},
+		{"192.0.2.10", "192.0.2.10:30080", 5, "", false},
+		{"192.0.2.10", "127.0.0.1:54", 0, "", true},
+		{"127.0.0.1", "127.0.0.1:54", 0, "", false},
+		{"192.0.2.1", "203.0.113.7:53", 0, "", true},
+		{"192.0.2.10", "203.0.113.7:53", 0, "", false},             // the node's own go to the gateway router
+		{"169.254.0.24", "203.0.113.7:53", 0, "192.0.2.10", false}, // a pod's to the host with that address
+		{"10.244.0.5", "203.0.113.7:53", 0, "192.0.2.10", false},
 	} {
 		to := netip.MustParseAddrPort(c.to)
-		if got := in.udpTranslations().stale(connection{unix.IPPROTO_UDP, c.zone, netip.MustParseAddr(c.from), to, to}); got != c.want {
+		if got := in.udpTranslations().stale(connection{unix.IPPROTO_UDP, c.zone, netip.MustParseAddr(c.from), to, to, netip.MustParseAddr(cmp.Or(c.seen, c.from))}); got != c.want {
 			t.Errorf("from %s to %s in zone %d: stale is %t", c.from, c.to, c.zone, got)
 		}
 	}
@@ -112,7 +117,7 @@ func TestConnection(t *testing.T) {
 		{"192.0.2.1:5000", "192.0.2.10:30080", "169.254.0.13:30080"}, {"[2001:db8::1]:5000", "[2001:db8::10]:30080", "[fd69::b]:30081"},
 	} {
 		m := message(c.client, c.to, c.answered, unix.IPPROTO_UDP)
-		want := connection{unix.IPPROTO_UDP, 0x102, netip.MustParseAddrPort(c.client).Addr(), netip.MustParseAddrPort(c.to), netip.MustParseAddrPort(c.answered)}
+		want := connection{unix.IPPROTO_UDP, 0x102, netip.MustParseAddrPort(c.client).Addr(), netip.MustParseAddrPort(c.to), netip.MustParseAddrPort(c.answered), netip.MustParseAddrPort(c.client).Addr()}
 		if got := parseConnection(m); got != want {
 			t.Errorf("%+v, want %+v", got, want)
 		}

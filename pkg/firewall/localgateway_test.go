@@ -73,6 +73,15 @@ func TestKernelLocalGateway(t *testing.T) {
 		denied("the same past the node's translation", client, at(f.masquerade, 30090), w.atTenant)
 		denied("from outside to the network's masquerade address", sender{ns: w.outside, from: f.outside}, at(f.masquerade, 55), w.atTenant)
 	}
+	// What a gateway router answers to a client outside has a Service's external address. A tenant may have claimed the
+	// client's address. Above, the same packet from a host outside reaches the tenant.
+	w.script(w.outside, "ip link set eth0 address "+network.GatewayMAC)
+	w.script(w.host, "ip neigh flush dev br-ex")
+	for i, f := range forwardAddresses {
+		claimed := at([]string{"203.0.113.7", "2001:db8:7::7"}[i], 53)
+		w.expect("a gateway router's answer to a client whose address a Service claims", sender{ns: w.outside, from: f.outside}, claimed, w.atTenant, false,
+			sender{ns: w.tenant, from: f.masquerade}, at(f.outside, 53), w.atOutside)
+	}
 }
 
 // TestKernelAdvertised: in local gateway mode pods of an advertised network leave the node with their
@@ -200,9 +209,9 @@ func podOn(t *testing.T, n network.Network, node, i int) netip.Addr {
 	return hosts[i].Addr().Next().Next().Next()
 }
 
-// TestKernelOwnVRF: a network that is advertised into its own VRF, whose pods leave and enter by an interface
-// in the VRF with their own addresses, and by the external bridge only to services; what is outside in
-// the VRF reaches nothing by that bridge.
+// TestKernelOwnVRF: a network that is advertised into its own VRF, whose pods leave and enter through an interface
+// in the VRF with their own addresses, and through the external bridge only to services; what is outside in
+// the VRF reaches nothing through that bridge.
 func TestKernelOwnVRF(t *testing.T) {
 	w := newForwarder(t)
 	w.in.Mode, w.in.NodeID, w.in.Default = network.LocalGateway, 2, defaultNetwork

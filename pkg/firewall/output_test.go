@@ -114,7 +114,7 @@ func TestKernelInvalidToRouters(t *testing.T) {
 }
 
 // TestKernelMarkInMessage: a tenant's process that gives its packets another mark by a control
-// message, as NET_RAW allows, reaches no service by the external bridge. One outside the tenants does.
+// message, as NET_RAW allows, reaches no service through the external bridge. One outside the tenants does.
 func TestKernelMarkInMessage(t *testing.T) {
 	target, host, outside, enter := newNode(t)
 	pods, podsID := podRoot(t)
@@ -465,7 +465,7 @@ func TestKernelFragments(t *testing.T) {
 	}
 }
 
-// TestKernelUnmarkBridge: a network's mark routes its processes' packets, and does not leave by the external bridge.
+// TestKernelUnmarkBridge: a network's mark routes its processes' packets, and does not leave through the external bridge.
 func TestKernelUnmarkBridge(t *testing.T) {
 	target, host, outside, enter := newNode(t)
 	enter(outside)

@@ -43,8 +43,8 @@ type Server struct {
 }
 
 // New makes a Server; Run runs it. failed is called each time that a port cannot be opened; it may be nil.
-func New(log *slog.Logger, failed func(s Service, err error)) *Server {
-	return &Server{log: log, failed: failed, listen: listenNode, queue: process.NewQueue[uint16](),
+func New(log *slog.Logger, metrics *process.QueueMetrics, failed func(s Service, err error)) *Server {
+	return &Server{log: log, failed: failed, listen: listenNode, queue: process.NewQueue[uint16]("health-check-ports", metrics),
 		services: map[owner]Service{}, byPort: map[uint16]map[owner]struct{}{}, open: map[uint16]*http.Server{}}
 }
 

@@ -36,7 +36,7 @@ func freePorts(t *testing.T, n int) (ports []uint16) {
 
 func newServer(t *testing.T, failed func(Service, error)) *Server {
 	t.Helper()
-	s := New(slog.New(slog.NewTextHandler(io.Discard, nil)), failed)
+	s := New(slog.New(slog.NewTextHandler(io.Discard, nil)), nil, failed)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); s.Run(ctx) }()
@@ -200,7 +200,7 @@ func TestManyConnections(t *testing.T) {
 
 // Run ends although a port is open, and closes it.
 func TestRunEnds(t *testing.T) {
-	s := New(slog.New(slog.NewTextHandler(io.Discard, nil)), nil)
+	s := New(slog.New(slog.NewTextHandler(io.Discard, nil)), nil, nil)
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan struct{})
 	go func() { defer close(done); s.Run(ctx) }()

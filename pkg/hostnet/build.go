@@ -59,7 +59,7 @@ func Build(in Inputs, layout Layout, kubelet Kubelet) (State, []Problem) {
 		b.nets[n.ID] = n
 	}
 	if len(layout.Roots) == 0 {
-		b.addProblem("", "PodCgroupsMissing", "there is no cgroup kubepods with all pods: pods' processes are not told from the node's, and nothing confines them: start kubelet with cgroupsPerQOS, and with its cgroup root at most %d levels deep", kubepodsDepth-1)
+		b.addProblem("", "PodCgroupsMissing", "there is no cgroup kubepods that holds all pods: pods' processes cannot be distinguished from the node's, and nothing confines them: start kubelet with cgroupsPerQOS, and with its cgroup root at most %d levels deep", kubepodsDepth-1)
 	}
 	for _, r := range layout.Roots {
 		b.put(loader.PodRootRow{CgroupID: r.ID})
@@ -174,8 +174,8 @@ func (b *builder) addNetworks() {
 const maxProbePorts = 32
 
 // addProbes adds the rows of the ports on which kubelet probes pods of a network. kubelet's connection
-// does not tell which pod it is for: of the networks whose pods name a port, that of the oldest pod has it, so
-// that nobody takes it away by naming it, too. If a pod outside networks uses a port, its probes are not redirected.
+// does not tell which pod it is for: if pods of several networks name a port, the oldest pod's network gets it, so
+// that no newer pod can take it over. If a pod outside networks uses a port, its probes are not redirected.
 func (b *builder) addProbes() {
 	outside, oldest := map[uint16]bool{}, map[uint16]Pod{}
 	for _, p := range b.in.Pods {

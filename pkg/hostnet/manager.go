@@ -106,7 +106,7 @@ func New(kernel Kernel, opts Options) (*Manager, error) {
 }
 
 // GuardOverlay keeps host-network pods from the overlay's port before the first Reconcile, which
-// waits for Open vSwitch and the API server: at boot nothing is pinned, and both may be away for long. It does
+// waits for Open vSwitch and the API server: at boot nothing is pinned, and both may be unavailable for a long time. It does
 // nothing where an earlier agent has configured the programs.
 func (m *Manager) GuardOverlay() error {
 	m.mu.Lock()
@@ -164,7 +164,7 @@ func withDoor(rows []loader.DoorRow, row loader.DoorRow) []loader.DoorRow {
 // Status returns the outcome of the last reconcile. It does not wait for one that runs. The caller must not change it.
 func (m *Manager) Status() Status { return *m.published.Load() }
 
-// publish makes the status as it is now that of Status. The caller holds mu.
+// publish makes the current status the one that Status returns. The caller holds mu.
 func (m *Manager) publish() {
 	s := m.status
 	s.EarlySockets = maps.Clone(s.EarlySockets)

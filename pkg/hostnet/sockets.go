@@ -28,7 +28,7 @@ type earlySocket struct {
 	inode    uint32
 	protocol uint8
 	port     uint16
-	server   bool // waits on no device, on all addresses or at a port of Bulkhead's own, as bind would have prevented
+	server   bool // a server without a device, on all addresses or one of Bulkhead's own ports: bind would have prevented it
 }
 
 // earlySockets returns the IP sockets of a pod in the agent's network namespace that
@@ -144,7 +144,7 @@ func confineSocket(process, fd int, servers []earlySocket, row loader.PodRow) er
 // ports with those that sockets had before they were bound to a device.
 func releasePort(fd int) error {
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
-		return fmt.Errorf("let others use the port: %w", err)
+		return fmt.Errorf("set SO_REUSEADDR: %w", err)
 	}
 	if err := unix.Shutdown(fd, unix.SHUT_RDWR); err != nil && !errors.Is(err, unix.ENOTCONN) {
 		return fmt.Errorf("end the server: %w", err)
@@ -152,7 +152,7 @@ func releasePort(fd int) error {
 	return nil
 }
 
-// boundPort returns the port of a TCP socket; 0: it is none, or has none.
+// boundPort returns the port of a TCP socket; 0: it is not a TCP socket, or it is unbound.
 func boundPort(fd int) uint16 {
 	if kind, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TYPE); err != nil || kind != unix.SOCK_STREAM {
 		return 0

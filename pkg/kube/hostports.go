@@ -16,8 +16,8 @@ import (
 // chooses how many there are.
 const MaxHostPorts = 128
 
-// HostPorts returns the first MaxHostPorts host ports of a pod's containers, and how many more it has: none of a pod in the host's
-// network, whose containers have the node's ports themselves.
+// HostPorts returns the first MaxHostPorts host ports of a pod's containers, and the number of the others. A host-network
+// pod has none: its containers use the node's ports themselves.
 func HostPorts(spec corev1.PodSpec) (ports []network.HostPort, left int) {
 	if spec.HostNetwork {
 		return nil, 0

@@ -19,8 +19,8 @@ type patchOp struct {
 }
 
 // PodNetworksPatch returns the JSON patch (RFC 6902) that sets pod's pod-networks
-// annotation to value. The annotation has two writers, the zone and the cluster
-// role, so the API server refuses the patch if the annotation has changed or the
+// annotation to value. The annotation has two writers, the zone controller and the cluster
+// controller, so the API server refuses the patch if the annotation has changed or the
 // pod was recreated. label adds network.LabelLayer2Pod.
 func PodNetworksPatch(pod *corev1.Pod, value string, label bool) ([]byte, error) {
 	const root = "/metadata/annotations"

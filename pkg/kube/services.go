@@ -9,7 +9,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-// ClusterIPs returns a Service's cluster IPs: none of a headless or external one.
+// ClusterIPs returns a Service's cluster IPs; headless and ExternalName Services have none.
 func ClusterIPs(s *corev1.Service) []netip.Addr {
 	if s.Spec.Type == corev1.ServiceTypeExternalName {
 		return nil
@@ -56,7 +56,7 @@ func loadBalancerIPs(s *corev1.Service) []netip.Addr {
 	return ParseAddrs(list)
 }
 
-// ParseAddrs returns those of the texts that are addresses, sorted, each once.
+// ParseAddrs returns the addresses among the texts, sorted, without duplicates.
 func ParseAddrs(texts []string) []netip.Addr {
 	var out []netip.Addr
 	for _, t := range texts {

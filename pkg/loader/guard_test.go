@@ -44,7 +44,7 @@ func TestRootGuardPort(t *testing.T) {
 	}
 }
 
-// Into the network by the interface that the operator has added to its VRF: as by the management
+// Into the network through the interface that the operator has added to its VRF: as by the management
 // port, and pods that the administrator trusts, such as FRR's, which no management port lets pass.
 func TestRootGuardLink(t *testing.T) {
 	w := newGuardSandbox(t, false)

@@ -48,7 +48,7 @@ const (
 	ReasonForeignDevice
 	// ReasonBypass: host-network pod tried to set a socket option that bypasses the guard.
 	ReasonBypass
-	// ReasonPacketSocket: host-network pod tried to create or bind a packet socket that could receive from or send to networks, or to create a socket of a family that leads past the programs.
+	// ReasonPacketSocket: host-network pod tried to create or bind a packet socket that could receive from or send to networks, or to create a socket of a family that bypasses the programs.
 	ReasonPacketSocket
 	// ReasonGuardForeign: packet into a network from a pod that does not belong to the network.
 	ReasonGuardForeign
@@ -107,7 +107,7 @@ var reasonInfo = [reasonMax]struct {
 	ReasonForeignSocket:    {"foreign-socket", "tenant's host-network pod used a socket that another pod created", Refuse},
 	ReasonForeignDevice:    {"foreign-device", "host-network pod tried to use a socket with a device of another network", Refuse},
 	ReasonBypass:           {"bypass", "host-network pod tried to set a socket option that bypasses the guard", Refuse},
-	ReasonPacketSocket:     {"packet-socket", "host-network pod tried to create or bind a packet socket that could receive from or send to networks, or to create a socket of a family that leads past the programs", Refuse},
+	ReasonPacketSocket:     {"packet-socket", "host-network pod tried to create or bind a packet socket that could receive from or send to networks, or to create a socket of a family that bypasses the programs", Refuse},
 	ReasonGuardForeign:     {"guard-foreign", "packet into a network from a pod that does not belong to the network", Refuse},
 	ReasonGuardUnknown:     {"guard-unknown", "packet into a network from an unknown pod", Refuse},
 	ReasonGuardLocked:      {"guard-locked", "packet to a locked default-network address that kubelet did not send", Refuse},

@@ -463,7 +463,7 @@ func TestRootLSM(t *testing.T) {
 	s.expect("a trusted pod", trusted, 0, [2]string{"set mark", "ok"}, [2]string{"bypass", "ok"})
 	s.expectErrorQueues(map[string]string{"a tenant's pod": tenant, "a pod outside the tenants": plain, "an unknown pod": s.cg("kubepods/podU")}, map[string]string{"a trusted pod": trusted, "the administrator": s.cg("system/admin")})
 	s.expect("the administrator", s.cg("system/admin"), 0, [2]string{"set mark", "ok"}, [2]string{"bypass", "ok"})
-	// Families that lead past the programs: RDS, L2TP's PPPoX, TIPC, RxRPC, vsock, QRTR and SMC. The kernel may lack
+	// Families that bypass the programs: RDS, L2TP's PPPoX, TIPC, RxRPC, vsock, QRTR and SMC. The kernel may lack
 	// one: then the administrator's attempt fails with another error.
 	for _, family := range []string{"socket 21", "socket 24", "socket 30", "socket 33", "socket 40", "socket 42", "socket 43", "socket 2 256", "socket 10 256"} {
 		s.expect("a tenant's pod", tenant, 0, [2]string{family, "EPERM"})

@@ -333,9 +333,9 @@ func (p Plan) MasqueradeFixed(offset uint64) []netip.Prefix {
 	return mapPrefixes(p.Masquerade, offset)
 }
 
-// NodeSource returns the source address of the node's own packets to n's pods by the management
-// port, whose subnet is host. On a Layer 2 network the port has the same address on every node, and
-// the network's router makes a masquerade address the node's; it is zero if the plan has none.
+// NodeSource returns the source address of the node's own packets to n's pods through the management
+// port, whose subnet is host. On a Layer 2 network that port has the same address on every node, so the source
+// is a masquerade address, which the gateway router translates; it is zero if the plan has none.
 func (p Plan) NodeSource(n Network, host netip.Prefix) netip.Addr {
 	if n.Topology != Layer2 {
 		return n.ManagementIn(host).Addr()

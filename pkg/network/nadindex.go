@@ -23,7 +23,7 @@ type NAD struct {
 // Key is the NAD's key in pod annotations.
 func (n NAD) Key() string { return NADKey(n.Namespace, n.Name) }
 
-// Admits reports whether pods of a namespace may have an interface by the NAD: a primary network,
+// Admits reports whether pods of a namespace may have an interface on the NAD's network: a primary network,
 // and that of a UserDefinedNetwork or ClusterUserDefinedNetwork, is for the NAD's own namespace.
 // Annotations of pods do not decide.
 func (n NAD) Admits(namespace string) bool {

@@ -96,8 +96,8 @@ func (n Network) IsDefault() bool { return n.ID == DefaultID }
 func (n Network) IsPrimary() bool { return n.Role == RolePrimary && !n.IsDefault() }
 
 // Advertised reports whether routers outside the cluster know the addresses of the network's
-// pods, which then keep them on the way out. A network without an overlay counts as advertised
-// always: its packets take that way, or none.
+// pods, which then keep them on the way out. A network without an overlay always counts
+// as advertised: its packets leave that way, or not at all.
 func (n Network) Advertised() bool {
 	return n.Transport == TransportNoOverlay || n.AdvertisedVRFs != ""
 }
@@ -116,7 +116,7 @@ func (n Network) Announced() bool {
 }
 
 // LeavesByVRF reports whether BGP announces the network's pods in VRFs, the network's own or others, and not
-// in the nodes' default VRF: its packets leave and enter the nodes by interfaces in those VRFs.
+// in the nodes' default VRF: its packets leave and enter the nodes through interfaces in those VRFs.
 func (n Network) LeavesByVRF() bool { return n.AdvertisedVRFs != "" && !n.Announced() }
 
 // OtherVRFs returns the names of the VRFs, other than the nodes' default one, into which BGP announces the
@@ -219,7 +219,7 @@ type Node struct {
 	Addresses []netip.Prefix // the external bridge's addresses, with their subnets
 	NextHops  []netip.Addr   // the node's default gateways
 	BridgeMAC string         // of the external bridge
-	MTU       int            // of the external bridge, by which the node reaches others; 0: unknown
+	MTU       int            // of the external bridge, through which the node reaches others; 0: unknown
 	Bridge    string         // name of the external bridge
 	Mode      GatewayMode
 }

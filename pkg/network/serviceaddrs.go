@@ -10,8 +10,8 @@ import (
 
 var ipv4Compatible = netip.MustParsePrefix("::/96")
 
-// RefusedExternal returns why a service of n has no external address a, "" if it may: it is
-// the cluster's own, and would redirect what others send there.
+// RefusedExternal returns why a service of n must not have the external address a, "" if it may: a
+// belongs to the cluster, and the service would receive what others send there.
 func (p Plan) RefusedExternal(n Network, a netip.Addr) string {
 	if !a.IsGlobalUnicast() {
 		return "it is not a unicast address"
@@ -22,7 +22,7 @@ func (p Plan) RefusedExternal(n Network, a netip.Addr) string {
 	return cmp.Or(p.RefusedEndpoint(n, a), inRange(a, "the network's subnets", n.CIDRs()))
 }
 
-// RefusedEndpoint returns why an address is no endpoint of a service of n, "" if it may be:
+// RefusedEndpoint returns why an address cannot be an endpoint of a service of n, "" if it may be:
 // it is another network's, or leads to the cluster's routers and hosts. Whoever may write
 // EndpointSlices chooses it.
 func (p Plan) RefusedEndpoint(n Network, a netip.Addr) string {

@@ -44,7 +44,7 @@ type nodeAddresses struct {
 type reservation struct {
 	uid     string
 	entries map[string]reservedIPs // by key in the annotation
-	number  int                    // increases: of two pods with one address, the first has it
+	number  int                    // increases; if two pods have the same address, the first keeps it
 }
 
 type reservedIPs struct {
@@ -258,23 +258,24 @@ func (e reservedIPs) reserve(uid, name string, n *nodeAddresses) {
 	}
 }
 
-// reserve allocates these addresses, one per subnet, or none.
+// reserve allocates these addresses, at most one per subnet, or none. A pod that is older than a subnet of
+// the other IP family has no address in it.
 func (n *nodeAddresses) reserve(uid string, ips []netip.Prefix) ([]netip.Prefix, error) {
-	if len(ips) != len(n.pools) {
-		return nil, fmt.Errorf("%v are not one address per subnet of %v", ips, n.hosts)
-	}
 	var out []netip.Prefix
 	for _, p := range n.pools {
 		i := slices.IndexFunc(ips, func(ip netip.Prefix) bool { return p.Subnet().Contains(ip.Addr()) })
 		if i < 0 {
-			n.free(uid, out)
-			return nil, fmt.Errorf("%v has no address of %s", ips, p.Subnet())
+			continue
 		}
 		if err := p.Reserve(uid, ips[i].Addr()); err != nil {
 			n.free(uid, out)
 			return nil, err
 		}
 		out = append(out, netip.PrefixFrom(ips[i].Addr(), p.Subnet().Bits()))
+	}
+	if len(out) == 0 || len(out) != len(ips) {
+		n.free(uid, out)
+		return nil, fmt.Errorf("%v are not one address per subnet of %v", ips, n.hosts)
 	}
 	n.assigned[uid] = append(n.assigned[uid], out...)
 	return out, nil

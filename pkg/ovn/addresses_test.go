@@ -91,6 +91,31 @@ func TestPodAddresses(t *testing.T) {
 	})
 }
 
+// TestRestoreBeforeFamily: a pod that is older than its network's IPv6 subnet keeps its IPv4 address at a restart.
+// Addresses outside of the node's subnets, and two in one subnet, are refused and stay free.
+func TestRestoreBeforeFamily(t *testing.T) {
+	a := newPodAddresses(quietLog(), func([]string) {})
+	a.setSubnets("red_net", prefixes("10.0.0.0/24", "fd00::/64"))
+	for _, c := range []struct {
+		ips []string
+		ok  bool
+	}{
+		{[]string{"10.0.0.5/24", "10.0.0.6/24"}, false},
+		{[]string{"10.0.0.5/24", "fd01::5/64"}, false},
+		{[]string{"10.1.0.5/24"}, false},
+		{nil, false},
+		{[]string{"10.0.0.5/24"}, true},
+		{[]string{"fd00::6/64", "10.0.0.6/24"}, true},
+		{[]string{"10.0.0.5/24"}, false}, // another pod has it
+	} {
+		uid := fmt.Sprint(c.ips, c.ok)
+		got, err := a.restore("red_net", uid, prefixes(c.ips...))
+		if c.ok != (err == nil) || len(got) != len(c.ips) && c.ok {
+			t.Errorf("%v: %v, %v", c.ips, got, err)
+		}
+	}
+}
+
 // A pod that found no address is reported when one is free.
 func TestPodAddressesWaiting(t *testing.T) {
 	var freed []string

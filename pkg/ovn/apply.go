@@ -15,8 +15,8 @@ type Target interface {
 	// Read returns the selected rows that have our marks.
 	Read(ctx context.Context, selection Selection) (State, error)
 	// Apply runs ops, in one transaction if it can. A failed op does not block
-	// the others, except that a unit of which something cannot be closed opens
-	// nothing. The error names each failed Op.
+	// the others, except that a unit opens nothing after one of its closing ops has
+	// failed. The error names each failed Op.
 	Apply(ctx context.Context, ops []Op) error
 	// Lookup returns those of the rows that exist, whatever marks they have.
 	Lookup(ctx context.Context, rows State) (State, error)

@@ -16,8 +16,8 @@ import (
 // always advertised. Pods of an advertised network keep their addresses outside the
 // cluster. A network without an overlay has neither transit switch nor routes to
 // other nodes: the source route that managementRoutes adds leads to the underlay, in
-// shared gateway mode by the gateway router and the uplink router's imported routes, in local
-// mode by the kernel's.
+// shared gateway mode through the gateway router and the uplink router's imported routes, in local
+// mode through the kernel's routes.
 
 // BGP is what route advertisements add to a network's inputs.
 type BGP struct {

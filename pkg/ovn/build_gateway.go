@@ -72,7 +72,7 @@ func (b *builder) sources(host netip.Prefix) netip.Prefix {
 // toGatewayRouter adds the pod router's route to this node's gateway router, for the replies of
 // services. On Layer 2 the two have no common subnet. On Layer 3 they have, but in local gateway
 // mode the route by source that managementRoutes adds is longer, and leads to the management
-// port. In that mode pods also reach the node itself by the gateway router: the node's servers
+// port. In that mode pods also reach the node itself through the gateway router: the node's servers
 // do not receive what arrives in a VRF.
 func (b *builder) toGatewayRouter(in inside) {
 	for _, join := range singles(in.gateway) {

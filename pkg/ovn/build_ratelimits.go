@@ -23,7 +23,7 @@ var (
 	limitErrors  = rateLimit{"errors", 100, []string{"icmp4-error", "icmp6-error", "reject", "tcp-reset", "event-elb"}}
 	limitAnswers = rateLimit{"answers", 500, []string{"arp", "nd-na", "nd-ns", "nd-ra-opts", "dhcpv4-opts", "dhcpv6-opts", "dns", "igmp"}}
 	limitResolve = rateLimit{"resolve", 100, []string{"arp-resolve", "nd-ns-resolve"}}
-	// All networks' packets leave the node by the uplink router, which finds their next hops.
+	// All networks' packets leave the node through the uplink router, which finds their next hops.
 	limitUplinkResolve = rateLimit{"resolve", 1000, limitResolve.protocols}
 )
 

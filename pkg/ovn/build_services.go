@@ -110,7 +110,7 @@ func (b *builder) service(podSwitch string, s Service) {
 			b.loadBalancer(s, protocol, "router", b.ref(nbdb.LogicalRouterTable, router, "load_balancer"), lb.onRouter, false)
 			// With traffic policy Local, replies pass this gateway router anyway:
 			// the endpoints are on this node and see the client's address. The external bridge
-			// takes no client's address from the router for a process of the node.
+			// drops packets from the router to a process of the node that have a client's address.
 			b.loadBalancer(s, protocol, "external", b.ref(nbdb.LogicalRouterTable, router, "load_balancer"), lb.external, s.ExternalLocal && !lb.toHost)
 		}
 		// This router has no lb_force_snat_ip, so sources stay. With skip_snat, northd (25.03)
@@ -123,8 +123,8 @@ func (b *builder) service(podSwitch string, s Service) {
 }
 
 // repliesToPods lets this node's endpoints of a service with external traffic policy Local answer pods of
-// other networks, which they see by the masquerade addresses of these pods' gateway routers on
-// this node. The external bridge drops what is no answer. In local gateway mode the node gives such packets
+// other networks, which they see with the masquerade addresses of these pods' gateway routers on
+// this node. The external bridge drops everything but answers. In local gateway mode the node gives such packets
 // its own address.
 func (b *builder) repliesToPods(s Service, protocol string) {
 	if b.net.IsDefault() || b.localGateway() || !b.hasGateway() {
@@ -183,11 +183,11 @@ func (b *builder) servicePort(lb *balancers, s Service, p ServicePort) {
 		lb.external.add(vip, external)
 	}
 	if s.ExternalLocal && b.localGateway() {
-		// Packets from outside enter by the management port. The endpoints see the client's
-		// address, and their replies leave by that port. The router of the pods translates
+		// Packets from outside enter through the management port. The endpoints see the client's
+		// address, and their replies leave through that port. The router of the pods translates
 		// them back before it translates sources: a switch would see replies later, with the
 		// network's masquerade address in place of the endpoint's.
-		// Processes of the node would answer by the gateway router, which does not translate back.
+		// Processes of the node would answer through the gateway router, which does not translate back.
 		pods := slices.DeleteFunc(slices.Clone(local), func(a netip.AddrPort) bool { return b.node.HasAddress(a.Addr()) })
 		for _, a := range b.masqueradeManagement() {
 			lb.local.add(netip.AddrPortFrom(a.Addr(), p.NodePort), pods)
@@ -248,7 +248,7 @@ func (b *builder) balancerOptions(protocol string, keepSource bool) map[string]s
 		"hairpin_snat_ip":    strings.TrimSpace(addressLine("", b.filterFamilies(b.in.Plan.MasqueradeFixed(network.MasqueradeHairpin)))),
 	}
 	if protocol == nbdb.LoadBalancerProtocolUDP {
-		options["ct_flush"] = "true" // clients would go on to send to an endpoint that is gone
+		options["ct_flush"] = "true" // clients would continue to send to an endpoint that is gone
 	}
 	return options
 }

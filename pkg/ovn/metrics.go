@@ -25,8 +25,8 @@ func newMetrics(r prometheus.Registerer) metrics {
 		refused:     prometheus.NewCounter(prometheus.CounterOpts{Name: "bulkhead_zone_pods_refused_total", Help: "Failed attempts to assign a pod's networks."}),
 		failing:     prometheus.NewGauge(prometheus.GaugeOpts{Name: "bulkhead_zone_networks_failing", Help: "Networks that fail on this node: they cannot be built, or their transaction fails. The log names them."}),
 		reconnect:   prometheus.NewCounter(prometheus.CounterOpts{Name: "bulkhead_zone_nb_connects_total", Help: "Connects to the northbound database."}),
-		learned:     prometheus.NewGauge(prometheus.GaugeOpts{Name: "bulkhead_zone_bgp_routes", Help: "Routes that BGP has learned on this node, by the external bridge, in the main table."}),
-		corrections: prometheus.NewCounter(prometheus.CounterOpts{Name: "bulkhead_zone_audit_corrections_total", Help: "Changes of OVN rows that a periodic audit found necessary, and no event had caused: each is a defect. The log has the first of each network."}),
+		learned:     prometheus.NewGauge(prometheus.GaugeOpts{Name: "bulkhead_zone_bgp_routes", Help: "Routes through the external bridge in the main table that BGP has learned on this node."}),
+		corrections: prometheus.NewCounter(prometheus.CounterOpts{Name: "bulkhead_zone_audit_corrections_total", Help: "Changes of OVN rows that only a periodic audit found necessary: each is a defect. The log has the first of each network."}),
 	}
 	if r != nil {
 		r.MustRegister(m.networks, m.pods, m.refused, m.failing, m.reconnect, m.learned, m.corrections)

@@ -18,4 +18,5 @@ func TestMetricsDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	metricsdoc.Check(t, "Zone controller", registry)
+	metricsdoc.CheckRegistered(t, "Work queues", registry)
 }

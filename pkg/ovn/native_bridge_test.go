@@ -173,7 +173,7 @@ func checkSamePorts(t *testing.T, server string, pods []string, to netip.AddrPor
 	}
 }
 
-// TestNativeLocalGatewayNode: in local gateway mode pods reach their node's own servers by the gateway
+// TestNativeLocalGatewayNode: in local gateway mode pods reach their node's own servers through the gateway
 // router, and each gets its own answers.
 func TestNativeLocalGatewayNode(t *testing.T) {
 	t.Parallel()

@@ -296,7 +296,7 @@ func inServiceLabs(t *testing.T, mode network.GatewayMode, test func(l *serviceL
 
 // TestNativeExternalLocal: in local gateway mode, what the node has translated to the network's
 // masquerade address reaches the endpoints of the node alone, which see the client, and the
-// answers come back by the management port, from that address.
+// answers come back through the management port, from that address.
 func TestNativeExternalLocal(t *testing.T) {
 	t.Parallel()
 	inServiceLabs(t, network.LocalGateway, testExternalLocal)

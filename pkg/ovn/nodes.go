@@ -29,7 +29,7 @@ type nodeIndex struct {
 	nodes  map[string]*indexedNode
 	holder map[string]string              // by claim: the node that has it by its accepted facts
 	claims map[string]map[string]struct{} // by claim: the nodes whose annotations make it
-	moved  map[netip.Addr]bool            // addresses that have become a node's, or none's
+	moved  map[netip.Addr]bool            // addresses that a node has gained or lost
 }
 
 // claimAddress precedes an address in the claim of it.
@@ -261,7 +261,7 @@ func (x *nodeIndex) noteMoved(claim string) {
 	}
 }
 
-// takeMoved returns the addresses that have become a node's, or none's, since the last call.
+// takeMoved returns the addresses that a node has gained or lost since the last call.
 func (x *nodeIndex) takeMoved() map[netip.Addr]bool {
 	moved := x.moved
 	x.moved = map[netip.Addr]bool{}

@@ -223,7 +223,7 @@ type externalClaim struct {
 	by network.Claimant
 }
 
-// externalClaims returns a Service's claims: none of one without a cluster IP, which no node serves.
+// externalClaims returns a Service's claims. A Service without a cluster IP has none: no node serves it.
 func externalClaims(s *corev1.Service) []externalClaim {
 	if len(kube.ClusterIPs(s)) == 0 {
 		return nil

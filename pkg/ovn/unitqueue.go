@@ -19,8 +19,8 @@ type unitQueue struct {
 	audits map[string]struct{} // networks to audit
 }
 
-func newUnitQueue() *unitQueue {
-	return &unitQueue{Queue: process.NewQueue[string](), dirty: map[string]*unitSet{}, audits: map[string]struct{}{}}
+func newUnitQueue(metrics *process.QueueMetrics) *unitQueue {
+	return &unitQueue{Queue: process.NewQueue[string]("networks", metrics), dirty: map[string]*unitSet{}, audits: map[string]struct{}{}}
 }
 
 // AddUnits enqueues units of a network, or the whole network for none.

@@ -53,14 +53,15 @@ type Zone struct {
 	events   record.EventRecorder
 	podStore cache.Indexer // this node's pods
 	// remotePods are other nodes' pods on Layer 2 networks.
-	remotePods cache.Indexer
-	slices     cache.Indexer
-	nsLister   corelisters.NamespaceLister // for pods' networks: the newest label that is known
-	podQueue   process.Queue[string]       // "namespace/name"
-	queue      *unitQueue                  // networks and the keys below
-	failures   *failureReport
-	health     healthChecks
-	end        context.CancelCauseFunc // ends serve, which returns the cause
+	remotePods   cache.Indexer
+	slices       cache.Indexer
+	nsLister     corelisters.NamespaceLister // for pods' networks: the newest label that is known
+	queueMetrics *process.QueueMetrics
+	podQueue     process.Queue[string] // "namespace/name"
+	queue        *unitQueue            // networks and the keys below
+	failures     *failureReport
+	health       healthChecks
+	end          context.CancelCauseFunc // ends serve, which returns the cause
 	// addresses has a lock of its own, which may be taken while mu is held.
 	addresses *podAddresses
 
@@ -132,9 +133,10 @@ func NewZone(cfg config.Config, k kubernetes.Interface, nads nadclient.Interface
 	if cfg.Kubernetes.NodeName == "" {
 		return nil, errors.New("node name is empty: set --node-name")
 	}
+	queues := process.NewQueueMetrics(registry)
 	z := &Zone{
 		cfg: cfg, log: log.With("node", cfg.Kubernetes.NodeName), kube: k, nads: nads, metrics: newMetrics(registry),
-		podQueue: process.NewQueue[string](), queue: newUnitQueue(),
+		queueMetrics: queues, podQueue: process.NewQueue[string]("pods", queues), queue: newUnitQueue(queues),
 		nadIndex: network.NewNADIndex(), nodes: newNodeIndex(cfg.Kubernetes.NodeName), nets: map[string]*netState{}, advertised: map[string]network.Network{}, pods: map[string]*podState{}, served: map[string]string{}, told: map[string]toldService{},
 		namespaces: map[string]bool{}, services: cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc}),
 		defaultOnly: map[string]map[string]string{}, initial: map[string]struct{}{}, pending: map[string]struct{}{}, keptPorts: map[string]keptPorts{}, suspects: map[string]map[string]struct{}{},
@@ -187,7 +189,7 @@ func (z *Zone) work(ctx context.Context) error {
 	stopEvents := z.startEvents(ctx)
 	defer stopEvents()
 	if z.health == nil {
-		z.health = healthcheck.New(z.log, z.healthPortFailed)
+		z.health = healthcheck.New(z.log, z.queueMetrics, z.healthPortFailed)
 	}
 	if err := z.startInformers(ctx); err != nil {
 		return err

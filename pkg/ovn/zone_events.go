@@ -344,7 +344,7 @@ func trimNAD(obj any) (any, error) {
 
 func trimPod(obj any) (any, error) {
 	if p, ok := obj.(*corev1.Pod); ok {
-		annotations := keep(p.Annotations, network.AnnotationPodNetworks, network.AnnotationNetworks, network.AnnotationOpenDefaultPorts, network.AnnotationMigrationTargetReady)
+		annotations := keep(p.Annotations, network.AnnotationPodNetworks, network.AnnotationNetworks, network.AnnotationDefaultNetwork, network.AnnotationPrimaryClaim, network.AnnotationOpenDefaultPorts, network.AnnotationMigrationTargetReady)
 		if p.Annotations != nil && annotations == nil {
 			annotations = map[string]string{} // kube.PodNetworksPatch must see that the map exists
 		}

@@ -55,7 +55,7 @@ func (s Service) endpointsOn(node string) int {
 }
 
 // reachedOn counts the node's ready endpoints that clients outside the cluster reach with external
-// traffic policy Local: in local gateway mode, processes of the node are none.
+// traffic policy Local: in local gateway mode, these are not processes of the node.
 func (s Service) reachedOn(node network.Node) int {
 	return s.countEndpoints(node.Name, func(a netip.Addr) bool {
 		return node.Mode != network.LocalGateway || !node.HasAddress(a)

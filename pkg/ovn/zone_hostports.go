@@ -53,7 +53,7 @@ func (z *Zone) enqueueHostPorts(name string) {
 	}
 }
 
-// buildPort returns a pod's port as it is built: with what other pods of the node have of it.
+// buildPort returns the pod's port for Build: with the host ports that older pods have, and disabled if another pod has its addresses.
 func (z *Zone) buildPort(n network.Network, p PodPort) PodPort {
 	p = z.withHandover(p)
 	if len(p.HostPorts) == 0 {
@@ -73,7 +73,7 @@ func (z *Zone) buildPort(n network.Network, p PodPort) PodPort {
 	return p
 }
 
-// precedes reports whether a pod has a host port rather than another pod that has it, too. Kubelet admits both if
+// precedes reports whether p gets a host port that o also has. Kubelet admits both if
 // they write hostIP differently.
 func (p PodPort) precedes(o PodPort) bool {
 	return cmp.Or(p.Created.Compare(o.Created), cmp.Compare(p.Key(), o.Key())) < 0

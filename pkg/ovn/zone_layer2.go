@@ -26,7 +26,7 @@ import (
 func zoneAllocates(n network.Network) bool { return n.Topology == network.Layer3 }
 
 // updateClusterPorts updates the pod's ports on networks whose addresses the cluster
-// role allocates. A port stays as long as the pod, even if its NAD becomes unusable or
+// controller allocates. A port stays as long as the pod, even if its NAD becomes unusable or
 // is deleted.
 func (z *Zone) updateClusterPorts(pod *corev1.Pod, st *podState) {
 	key := pod.Namespace + "/" + pod.Name

@@ -209,6 +209,9 @@ func (z *Zone) wantedNetworks(pod *corev1.Pod, st *podState, had network.PodNetw
 			return nil, err
 		}
 		if primary != nil && zoneAllocates(primary.Network) {
+			if err := checkPrimaryRequest(pod); err != nil && !restoring && !hasInterfaces(pod) {
+				return nil, err
+			}
 			out = append(out, wantedNetwork{key: primary.Key(), net: primary.Network})
 		}
 	}
@@ -276,14 +279,37 @@ func checkSelection(namespace string, s kube.Selection, nad network.NAD) error {
 		return fmt.Errorf("it belongs to another namespace's network: remove it from the annotation, or extend the network to namespace %s", namespace)
 	case s.Err != nil:
 		return s.Err
-	case len(s.Request.IPs) > 0:
-		return errors.New("ips: addresses on a Layer3 network follow from the pod's node and cannot be requested: remove ips")
-	case s.Request.MAC != "":
-		return errors.New("mac: the MAC address follows from the IP address on a Layer3 network and cannot be requested: remove mac")
-	case s.Request.Claim != "":
-		return errors.New("ipam-claim-reference: addresses on a Layer3 network follow from the pod's node and cannot be claimed: remove ipam-claim-reference")
 	case len(s.Request.Gateways) > 0:
 		return errors.New("default-route: a secondary network has no way out of the cluster: remove default-route")
+	}
+	return checkRequest(s.Request)
+}
+
+// checkRequest returns why a pod cannot have what it requests of its interface on a Layer 3 network.
+func checkRequest(r kube.SelectionRequest) error {
+	switch {
+	case len(r.IPs) > 0:
+		return errors.New("ips: addresses on a Layer3 network follow from the pod's node and cannot be requested: remove ips")
+	case r.MAC != "":
+		return errors.New("mac: the MAC address follows from the IP address on a Layer3 network and cannot be requested: remove mac")
+	case r.Claim != "":
+		return errors.New("ipam-claim-reference: addresses on a Layer3 network follow from the pod's node and cannot be claimed: remove ipam-claim-reference")
+	}
+	return nil
+}
+
+// checkPrimaryRequest is checkRequest of the annotations about a pod's primary network. They are refused, because a pod
+// with other addresses than it requests would be reached by nobody.
+func checkPrimaryRequest(pod *corev1.Pod) error {
+	r, err := kube.ParsePrimary(pod.Annotations)
+	if err != nil {
+		return err
+	}
+	if r.ClaimSource != "" {
+		return fmt.Errorf("annotation %s: addresses on a Layer3 network follow from the pod's node and cannot be claimed: remove the annotation", r.ClaimSource)
+	}
+	if err := checkRequest(r); err != nil {
+		return fmt.Errorf("annotation %s: %w", network.AnnotationDefaultNetwork, err)
 	}
 	return nil
 }
@@ -389,7 +415,7 @@ func (z *Zone) releasePod(key string) {
 }
 
 // foreignEntries returns the entries of the pod's annotation that the cluster
-// role writes: all but those of the cluster default network and Layer 3 networks.
+// controller writes: all but those of the cluster default network and Layer 3 networks.
 // An entry without a NAD is dropped from a new pod, whose creator wrote it. In a
 // known pod's annotation it is the cluster controller's, and its NAD was deleted.
 func (z *Zone) foreignEntries(pod *corev1.Pod, known bool) network.PodNetworks {

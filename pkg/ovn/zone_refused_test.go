@@ -46,6 +46,46 @@ func TestZonePodOfRefusedNetwork(t *testing.T) {
 	}
 }
 
+// TestZonePrimaryRequest: a pod that requests an address, a MAC address or a claim on a Layer 3 primary network, or whose
+// request cannot be read, gets an event and no network: not another address than it wants.
+func TestZonePrimaryRequest(t *testing.T) {
+	for want, annotations := range map[string]map[string]string{
+		"":                                      {network.AnnotationDefaultNetwork: `[{"name":"default","namespace":"ovn-kubernetes"}]`},
+		"remove ips":                            {network.AnnotationDefaultNetwork: `[{"name":"default","namespace":"ovn-kubernetes","ips":["10.10.2.50/24"]}]`},
+		"remove mac":                            {network.AnnotationDefaultNetwork: `{"name":"default","namespace":"ovn-kubernetes","mac":"02:00:00:00:00:01"}`},
+		"remove the annotation":                      {network.AnnotationPrimaryClaim: "vm"},
+		"is not the name":                       {network.AnnotationPrimaryClaim: "v/m"},
+		network.AnnotationDefaultNetwork + ": ": {network.AnnotationDefaultNetwork: `[{"name":`},
+	} {
+		t.Run(want, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				env := newZoneEnv(t)
+				env.node(1, true)
+				env.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
+				env.pod("red", "a", annotations)
+				env.pod("plain", "p", annotations) // it has no primary network
+				env.run()
+				env.waitForRow("plain_p")
+				if want == "" {
+					env.waitForRow("red_a")
+					return
+				}
+				env.waitUntil("warning", func() bool {
+					select {
+					case e := <-env.events.Events:
+						return strings.Contains(e, "Warning ErrorAllocatingPod") && strings.Contains(e, want)
+					default:
+						return false
+					}
+				})
+				if env.has("red_a") || len(env.networks("red", "a")) != 0 {
+					t.Error("the pod has a port or addresses")
+				}
+			})
+		})
+	}
+}
+
 // An annotation written by the pod's creator is ignored.
 func TestZoneIgnoresPresetAnnotation(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

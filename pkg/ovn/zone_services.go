@@ -209,7 +209,7 @@ func (z *Zone) enqueueServices(namespace string) {
 }
 
 // servedBy returns the network of a namespace's services, "" for none yet. An unusable
-// NAD does not take a network's services away. It counts by the id that the cluster controller has written on it: anybody
+// NAD does not take a network's services away. The id that the cluster controller has written on the NAD decides: anybody
 // may write a name.
 func (z *Zone) servedBy(namespace string) string {
 	switch labelled, exists := z.namespaces[namespace]; {

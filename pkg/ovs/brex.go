@@ -81,7 +81,7 @@ func (r *bridgeReader) read(ctx context.Context, router string, localnets map[st
 		out.Uplinks = append(out.Uplinks, ofport)
 	}
 	slices.Sort(out.Uplinks)
-	if n := len(out.Uplinks); n > 0 && out.Uplinks[n-1] > 0 { // a bond goes on without the members that it lacks
+	if n := len(out.Uplinks); n > 0 && out.Uplinks[n-1] > 0 { // a bond works without its missing members
 		out.Uplinks = slices.DeleteFunc(out.Uplinks, func(port int) bool { return port <= 0 })
 	}
 	for _, p := range r.ports {

@@ -117,7 +117,7 @@ func NewFlowReconciler(client *Client, options FlowOptions) *FlowReconciler {
 }
 
 // SetNode sets the node's facts, the Localnet networks that the bridge may connect to the wire,
-// and the other nodes, in whose name these networks must not send.
+// and the other nodes, whose addresses these networks must not send from.
 func (r *FlowReconciler) SetNode(node Facts, localnets []network.Network, peers []network.Node) {
 	vlans := map[string]int{}
 	for _, n := range localnets {

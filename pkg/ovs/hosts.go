@@ -12,7 +12,7 @@ import (
 	"bulkhead/pkg/ovs/flows"
 )
 
-// hosts returns the other hosts in whose name Localnet networks must not send, if there are such
+// hosts returns the other hosts from whose addresses Localnet networks must not send, if there are such
 // networks on the bridge.
 func (r *FlowReconciler) hosts(bridge flows.Bridge, node network.Node) (flows.Hosts, error) {
 	if len(bridge.Localnets) == 0 {

@@ -24,7 +24,7 @@ func watchFlows(ctx context.Context, socket string, log *slog.Logger, changed fu
 			err := monitorFlows(ctx, socket, changed)
 			if ctx.Err() == nil && err != nil && err.Error() != last {
 				last = err.Error()
-				log.Warn("the external bridge's flow monitor ended; until the next, changes that others make are found once a minute", "error", err)
+				log.Warn("the external bridge's flow monitor ended; until the next one starts, others' changes are found once a minute", "error", err)
 			}
 			select {
 			case <-ctx.Done():

@@ -34,8 +34,8 @@ const (
 	reconnectTimeout = 5 * time.Second
 	// MaxTransactions is the number of concurrent transactions; more wait.
 	MaxTransactions = 8
-	// checkInterval is how often a connection is checked: libovsdb tells of a loss
-	// only whoever waits at that moment. The check finds a loss that nobody waited for.
+	// checkInterval is how often a connection is checked: libovsdb reports a loss
+	// only to callers that wait at that moment. The check finds the other losses.
 	checkInterval  = 10 * time.Second
 	minRedialDelay = 100 * time.Millisecond
 	maxRedialDelay = 5 * time.Second

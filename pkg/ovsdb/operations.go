@@ -18,7 +18,7 @@ func ByUUID(id string) []ovsdb.Condition {
 }
 
 // RequireRow returns the operation that makes a transaction fail if the row does not
-// exist. To change a missing row is no error.
+// exist. Changing a missing row is not an error.
 func RequireRow(table, id string) ovsdb.Operation {
 	now := 0
 	return ovsdb.Operation{

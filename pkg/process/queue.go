@@ -25,9 +25,14 @@ type Queue[K comparable] struct {
 	workqueue.TypedRateLimitingInterface[K]
 }
 
-// NewQueue is an empty queue with the backoff of NewRateLimiter.
-func NewQueue[K comparable]() Queue[K] {
-	return Queue[K]{workqueue.NewTypedRateLimitingQueue(NewRateLimiter[K]())}
+// NewQueue is an empty queue with the backoff of NewRateLimiter. name is its label in metrics, which
+// may be nil.
+func NewQueue[K comparable](name string, metrics *QueueMetrics) Queue[K] {
+	config := workqueue.TypedRateLimitingQueueConfig[K]{Name: name}
+	if metrics != nil {
+		config.MetricsProvider = metrics
+	}
+	return Queue[K]{workqueue.NewTypedRateLimitingQueueWithConfig(NewRateLimiter[K](), config)}
 }
 
 // Run starts workers, which reconcile keys, and returns when ctx has ended and

@@ -16,7 +16,7 @@ import (
 func TestQueue(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
-		q := NewQueue[string]()
+		q := NewQueue[string]("test", nil)
 		start, failures := time.Now(), 3
 		var reconciles []time.Duration
 		var attempts []int
@@ -56,7 +56,7 @@ func TestQueue(t *testing.T) {
 // TestQueueStop: a reconcile that the stop interrupts is not reported as failed.
 func TestQueueStop(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
-	q := NewQueue[string]()
+	q := NewQueue[string]("test", nil)
 	q.Add("a")
 	q.Run(ctx, 2, func(ctx context.Context, _ string) error {
 		stop()

@@ -95,7 +95,7 @@ func Build(net network.Network, node network.Node, in Inputs) (State, error) {
 	st.Sysctls = portSysctls(st.Port.Name, in.IPv6, net, node)
 	if net.IsDefault() && node.Bridge != "" {
 		st.Sysctls = append(st.Sysctls, bridgeSysctls(node.Bridge, node.Mode)...)
-		// To gateway routers, by the external bridge's flows: to that of the cluster default
+		// To gateway routers, through the external bridge's flows: to that of the cluster default
 		// network, which has its services, and to all of them by their masquerade addresses.
 		// network.MasqueradeTable comes first and leads to tenants' management ports.
 		st.Routes = routesVia(node, MainTable, slices.Concat(in.Plan.ServiceCIDRs, in.Plan.Masquerade))

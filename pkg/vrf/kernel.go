@@ -278,7 +278,7 @@ func (k *Kernel) addresses(index int) ([]netip.Prefix, error) {
 	return out, err
 }
 
-// routes lists our routes of one table (0: all tables), by one link (0: by all).
+// routes lists our routes of one table (0: all tables), through one link (0: all links).
 func (k *Kernel) routes(family, table, link int) ([]netlink.Route, error) {
 	filter, mask := &netlink.Route{Table: table, Protocol: Protocol, LinkIndex: link}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_PROTOCOL
 	if link != 0 {

@@ -13,7 +13,7 @@ import (
 	"bulkhead/pkg/netdump"
 )
 
-// kernelRule is a policy rule of anybody. The fields besides Rule are those that our rules do not
+// kernelRule is any program's policy rule. The fields besides Rule are those that our rules do not
 // use.
 type kernelRule struct {
 	Rule

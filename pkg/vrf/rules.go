@@ -26,8 +26,8 @@ import (
 // check of the packets' source, which looks up the reply.
 //
 // In local gateway mode the node forwards for pods. What leaves the node for them has
-// network.OutMark, and uses the main table, as the node's own packets do, before its network's:
-// that has the default route, and is unreachable where the packet must not go.
+// network.OutMark, and uses the main table without its default routes first, and then its network's table,
+// which has the default route, and unreachable routes where the packet must not go.
 //
 //	priority   rules
 //	900        packets of the node's own processes, and packets to services from the management port of

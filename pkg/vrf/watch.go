@@ -24,7 +24,7 @@ import (
 type Change struct {
 	ID      int  // the network with this id, if none of the following is set
 	Bridge  bool // the external bridge, its addresses or the node's default routes
-	Flushed bool // with Bridge: the kernel may have deleted routes of ours by the bridge
+	Flushed bool // with Bridge: the kernel may have deleted routes of ours through the bridge
 	Links   bool // an interface that is not ours was created or deleted; ID is the network whose table it has, or 0
 	Foreign bool // a policy rule that is not ours was added or deleted
 	All     bool // everything: events were lost

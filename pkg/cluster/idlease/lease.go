@@ -78,7 +78,7 @@ type Lease struct {
 	holder  string
 	version string // the lease's resource version, "" if there is no lease
 	marks   map[string]int64
-	stale   bool // someone else wrote the lease, or this process without learning so
+	stale   bool // another process wrote the lease, or this one did and lost the response
 }
 
 // attempts is how often a write that finds the lease changed is tried.
@@ -93,7 +93,7 @@ func New(live client.Reader, c client.Client, namespace string, log *slog.Logger
 }
 
 // Claimed is closed once another process has claimed the lease. The process must
-// end: Raise returns no more than errors.
+// end: Raise returns only errors.
 func (m *Lease) Claimed() <-chan struct{} { return m.claimed }
 
 // Get implements HighWater. The first call claims the lease.

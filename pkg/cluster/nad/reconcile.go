@@ -262,8 +262,8 @@ func (r *Reconciler) claim(ctx context.Context, in *Inputs, nw network.Network) 
 		}
 		r.waiters.Remove(older, key)
 	}
-	// The id before the namespace: a claim that is released because no id is free
-	// would enqueue all who want the namespace, this NAD included, in a loop.
+	// Allocate the id before claiming the namespace: if no id is free, releasing the claim
+	// would enqueue all NADs that want the namespace, this one included, in a loop.
 	before, allocated := in.ID, r.networkIDs.IDOf(in.Conf.Name) != 0
 	in.ID, err = r.networkIDs.AllocateID(ctx, in.Conf.Name, func() { r.enqueue(key) })
 	if errors.Is(err, netid.ErrFull) {

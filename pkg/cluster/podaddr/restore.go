@@ -23,7 +23,7 @@ import (
 // It reads from the API server, because the cache of a new leader may lack the
 // last writes of the previous one. Nothing is allocated before Restore is done.
 // The tracker has all NADs by then, which decide what claims may hold: a controller
-// reconciles nothing before its handlers have had the cache's objects.
+// starts no reconcile before its handlers have handled the cache's objects.
 func (r *Reconciler) Restore(ctx context.Context) error {
 	r.restore.Lock()
 	defer r.restore.Unlock()

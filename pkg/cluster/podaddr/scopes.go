@@ -46,7 +46,7 @@ func scopeOf(n *nadv1.NetworkAttachmentDefinition, plan network.Plan) scope {
 	return scope{cmp.Or(n.Annotations[network.AnnotationNetworkName], nad.Network.Name), n.Namespace}
 }
 
-// set records whom a NAD admits, and returns the claims that waited for it, the first to wait first.
+// set records whom a NAD admits, and returns the claims that waited for it, longest wait first.
 func (s *scopes) set(nadKey string, now scope) []types.UID {
 	if old := s.ofNAD[nadKey]; old == now {
 		return nil

@@ -45,7 +45,7 @@ func (w *waitQueues) add(pod string, topics ...topic) {
 	}
 }
 
-// insertBySeq inserts a pod that was notified in vain at its previous position,
+// insertBySeq puts a pod that could not proceed when it was notified back at its previous position,
 // which is near the front.
 func insertBySeq(l *list.List, new waiter) *list.Element {
 	for e := l.Front(); e != nil; e = e.Next() {

@@ -82,12 +82,12 @@ func (k *Kube) Read(ctx context.Context, o Owner) (State, error) {
 		// add a record that nothing else would remove.
 		k.writes.forget(o)
 	}
-	var nads nadv1.NetworkAttachmentDefinitionList
-	if err := k.Cache.List(ctx, &nads, client.MatchingFields{indexOwner: ownerKey(o)}, client.UnsafeDisableDeepCopy); err != nil {
-		return s, fmt.Errorf("list NetworkAttachmentDefinitions of %s: %w", o, err)
+	nads, err := NADs(ctx, k.Cache, o)
+	if err != nil {
+		return s, err
 	}
-	for i := range nads.Items {
-		nad := nadOf(&nads.Items[i])
+	for i := range nads {
+		nad := nadOf(&nads[i])
 		s.NADs[nad.Namespace] = nad
 	}
 	for ns, uid := range k.writes.strippedNADs(o) {

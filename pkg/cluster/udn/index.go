@@ -65,6 +65,15 @@ func AddIndexes(ctx context.Context, c client.FieldIndexer) error {
 	return nil
 }
 
+// NADs returns the owner's NADs. Callers do not change them: they are the cache's.
+func NADs(ctx context.Context, cache client.Reader, o Owner) ([]nadv1.NetworkAttachmentDefinition, error) {
+	var list nadv1.NetworkAttachmentDefinitionList
+	if err := cache.List(ctx, &list, client.MatchingFields{indexOwner: ownerKey(o)}, client.UnsafeDisableDeepCopy); err != nil {
+		return nil, fmt.Errorf("list NetworkAttachmentDefinitions of %s: %w", o, err)
+	}
+	return list.Items, nil
+}
+
 func ownerKey(o Owner) string { return o.Namespace + "/" + o.Name }
 
 // OwnerOf returns a NAD's owner, from the annotation with the network's name: only

@@ -78,15 +78,8 @@ func (r *Request) NetConf(plan network.Plan) (network.NetConf, network.Network, 
 	if err != nil {
 		return c, n, err
 	}
-	if err := plan.Conflict(n); err != nil {
-		return c, n, ConflictError{err}
-	}
-	return c, n, nil
+	return c, n, plan.Conflict(n)
 }
-
-// ConflictError says that a network's addresses overlap those of the cluster. The network is complete: one
-// that exists has the error if the configuration has changed since.
-type ConflictError struct{ error }
 
 func (r *Request) layer3(c *network.NetConf, plan network.Plan) error {
 	l := r.Layer3

@@ -48,7 +48,7 @@ type Inputs struct {
 }
 
 // Hosts are the nodes and routers on the uplink's network, besides this node. Localnet networks
-// send nothing in their name, and do not receive what is for them.
+// send nothing from their addresses, and do not receive what is for them.
 type Hosts struct {
 	MACs      []string
 	Addresses []netip.Addr
@@ -302,8 +302,8 @@ func (b *builder) destinations() {
 		for _, udp := range []string{"udp", "udp6"} { // nodes would take them for the overlay's own
 			b.add(table, priorityForged, fmt.Sprintf("%s,%s,tp_dst=%d", udp, origin(from), network.TunnelPort), "drop")
 		}
-		// Outside, pods have the node's address, which routers and nodes on its link may have as
-		// a BGP peer's, and any router as that of BFD over several hops.
+		// Outside, pods have the node's address. For routers and nodes on its link it may be a BGP
+		// peer's, and for any router a multihop BFD peer's.
 		for _, link := range b.in.Links {
 			b.add(table, priorityForged, matchTransport("tcp", origin(from), anywhere, link, fmt.Sprintf("tp_dst=%d", network.BGPPort)), "drop")
 		}

@@ -78,9 +78,9 @@ func (b *builder) dropFromLocalnets() {
 	}
 }
 
-// protect drops what would give a pod the packets of this node, another node or a router: frames
-// with its MAC address, in either direction, in every VLAN, and without a VLAN packets with its IP
-// address, and ARP and neighbour discovery in its name. That includes the probes that ask for an
+// protect keeps pods from taking over packets of this node, other nodes and routers. In every VLAN it
+// drops frames from or to their MAC addresses; without a VLAN also packets with their IP addresses, and
+// ARP and neighbour discovery for these. That includes the probes that ask for an
 // address that nobody has yet (RFC 4862, RFC 5227): the host that is about to have it would give it up.
 func (b *builder) protect(hosts Hosts) {
 	macs, addrs := slices.Clone(hosts.MACs), slices.Concat(hosts.Addresses, b.in.Floating)

@@ -103,7 +103,7 @@ func (b *builder) isolate(g Gateway) {
 }
 
 // advertised adds the flows of pods that keep their addresses outside OVN. A gateway
-// router's port sends with no other source than the addresses of its own pods, and never directly to another's.
+// router's port sends only with its own pods' addresses, and never directly to another gateway router.
 func (b *builder) advertised(g Gateway) {
 	port, out := inPort(g.Port), setMAC(b.in.MAC)+","+outputs([]int{b.bridge.Router})
 	if b.local() {
@@ -120,7 +120,7 @@ func (b *builder) advertised(g Gateway) {
 	}
 	for _, pods := range g.Pods {
 		b.add(tableDestinations, priorityOwn, matchIP(origin(fromWire), anywhere, pods), in)
-		// A pod has connected to another network's service from this node, which sends what answers it.
+		// Answers of another network's service on this node to a pod that has connected to it.
 		b.add(tableDestinations, priorityOwn, matchIP(origin(fromService), anywhere, pods), answers)
 	}
 	if b.local() {

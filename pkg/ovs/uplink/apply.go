@@ -54,7 +54,7 @@ func Restore(ctx context.Context, t Target, bridge string, log *slog.Logger) (up
 	}
 	return run(ctx, t, bridge, Auto, log, func(o Owner, have State) (State, error) {
 		if !have.Interface.Exists {
-			return State{}, fmt.Errorf("interface %s does not exist: what bridge %s has cannot be given back to it", o.Uplink, o.Bridge)
+			return State{}, fmt.Errorf("interface %s does not exist: the addresses and routes of bridge %s cannot be moved back to it", o.Uplink, o.Bridge)
 		}
 		return BuildRestored(o, have), nil
 	})

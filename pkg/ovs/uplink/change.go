@@ -58,7 +58,7 @@ func (n *Node) Do(ctx context.Context, op Op) error {
 	case CopyNeighbors:
 		return n.copyNeighbors(op.Owner, l)
 	case AddRoute:
-		// Appended: the route by the other link stays until it is deleted, and so does anybody else's.
+		// Appended: the route through the other link stays until it is deleted, and so does anybody else's.
 		err := n.request(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, routeMessage(op.Route, index))
 		if errors.Is(err, unix.EEXIST) {
 			return nil

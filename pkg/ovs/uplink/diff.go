@@ -10,7 +10,7 @@ import "slices"
 //     answers at once; both have them for a moment, which the kernel allows;
 //   - it also knows the neighbours: while the interface changes sides, an answer to an ARP request may
 //     arrive at the other link, and the next request would be sent a second later;
-//   - a route is added by one link before it is deleted from the other;
+//   - a route is added on one link before it is deleted from the other;
 //   - the addresses are deleted last: with the last IPv4 address of a link the kernel deletes all
 //     IPv4 routes by it.
 func Diff(want, have State) []Op {

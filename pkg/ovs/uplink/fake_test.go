@@ -11,7 +11,7 @@ import (
 
 // Fake implements Target in memory. It behaves like the kernel and Open vSwitch as far as the order of
 // operations matters: a route needs a link that is up and a next hop that another route leads to, and with
-// a subnet's first address its others go, with the last IPv4 address all IPv4 routes by the link. It
+// a subnet's first address its others go, with the last IPv4 address all IPv4 routes through the link. It
 // is not safe for concurrent use.
 type Fake struct {
 	Saved     Record

@@ -212,7 +212,7 @@ type parsedRoute struct {
 	expiring bool
 }
 
-// parseRoutes parses a message of a route. It returns the routes by the link with that index, without those that
+// parseRoutes parses a message of a route. It returns the routes through the link with that index, without those that
 // stay with a link: local and broadcast ones, IPv6 link-local ones, ours, and routing daemons'. A route of IPv4 is one, with all
 // its next hops. Of IPv6 each next hop is a route, which the kernel adds and deletes by itself; their
 // weights are lost.

@@ -20,7 +20,7 @@ import (
 	"bulkhead/pkg/netdump"
 )
 
-// Bridges is what Node needs of Open vSwitch. Changes return when ovs-vswitchd has made them.
+// Bridges is what Node uses from Open vSwitch. Changes return when ovs-vswitchd has made them.
 type Bridges interface {
 	ReadUplink(ctx context.Context, bridge, iface string) (Switch, error)
 	AddExternalBridge(ctx context.Context, bridge, mac string) error

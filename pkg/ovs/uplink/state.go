@@ -65,7 +65,7 @@ type Address struct {
 	Metric    uint32       `json:"metric,omitempty"` // of the route that the kernel adds for the prefix
 	Proto     uint8        `json:"proto,omitempty"`
 	// Temporary is an IPv6 privacy address, Tentative one that is not checked for duplicates
-	// yet, Failed one that another host has. They are no flags that can be set.
+	// yet, Failed one that another host has. They cannot be set.
 	Temporary, Tentative, Failed bool `json:",omitempty"`
 }
 
@@ -97,7 +97,7 @@ func (a Address) moved() Address {
 	return a
 }
 
-// Route is a route by a link. Message is the kernel's route message in a normal form in which the
+// Route is a route through a link. Message is the kernel's route message in a normal form in which the
 // link's index is a placeholder, so that a route is the same on either link, and attributes survive
 // that this package knows nothing of.
 type Route struct {

@@ -352,7 +352,7 @@ func TestOwnProtocol(t *testing.T) {
 	r := route(unix.AF_INET, 1, false)
 	m := appendAttribute(slices.Clone(r.Message), unix.RTA_OIF, native.AppendUint32(nil, 5))
 	if got := parseRoutes(m, 5); len(got) != 1 {
-		t.Errorf("a route by the link: %v", got)
+		t.Errorf("a route through the link: %v", got)
 	}
 	if got := parseRoutes(m, 6); len(got) != 0 {
 		t.Errorf("a route by another link: %v", got)

@@ -309,18 +309,18 @@ func (a *arena) hearing(ctx context.Context) (int, error) {
 			}
 			attempts++
 			if len(h.IDs) > 0 {
-				errs = append(errs, fmt.Errorf("%s heard %d packets of green with %+v", p, len(h.IDs), listeners[p.String()][j]))
+				errs = append(errs, fmt.Errorf("%s received %d packets of green with %+v", p, len(h.IDs), listeners[p.String()][j]))
 			}
 		}
 	}
 	for j, why := range controls {
 		if e := listeners[actors[0].String()][j]; why != "heard" && e.Device != "lo" {
-			errs = append(errs, fmt.Errorf("no control heard green with %+v: %s", e, why))
+			errs = append(errs, fmt.Errorf("no control received green's packets with %+v: %s", e, why))
 		}
 	}
 	for _, t := range sends[local:] {
 		if !byControl[t.attempt.ID] {
-			errs = append(errs, fmt.Errorf("no control heard green by a raw socket across nodes: %s (the sender's error: %q)", t.key(), m.sendErrors[t.attempt.ID]))
+			errs = append(errs, fmt.Errorf("no control received green's packets from a raw socket across nodes: %s (the sender's error: %q)", t.key(), m.sendErrors[t.attempt.ID]))
 		}
 	}
 	return attempts, errors.Join(errs...)

@@ -85,7 +85,7 @@ func (a *arena) early(ctx context.Context) (string, error) {
 	}
 	_, err = a.w.reach(ctx, early, "nobody", want)
 	if err != nil {
-		errs = append(errs, fmt.Errorf("once the agent goes on: %w", err))
+		errs = append(errs, fmt.Errorf("once the agent continues: %w", err))
 	}
 	errs = append(errs, a.earlyServerConfined(ctx, outside))
 	errs = append(errs, a.w.Lab.Wait(ctx, "an event of the pod without a network", func(ctx context.Context) (bool, string, error) {

@@ -321,7 +321,7 @@ func (a *arena) withMechanisms(ctx context.Context, standing []mechanism) (int, 
 				continue
 			}
 			if got, want := victims[t.attempt.ID], !s.stopped(standing); got != want {
-				errs = append(errs, fmt.Errorf("with %v standing: %s by %s: heard %t, want %t: %s (the sender's error: %q)", standing, s.what, t.by, got, want, t.key(), m.sendErrors[t.attempt.ID]))
+				errs = append(errs, fmt.Errorf("with only %v in place: %s by %s: received %t, want %t: %s (the sender's error: %q)", standing, s.what, t.by, got, want, t.key(), m.sendErrors[t.attempt.ID]))
 			}
 		}
 	}
@@ -334,7 +334,7 @@ func (a *arena) withMechanisms(ctx context.Context, standing []mechanism) (int, 
 			// Packets of its own network it may hear; only green's count.
 			green := slices.ContainsFunc(sent, func(t trial) bool { return slices.Contains(h.IDs, t.attempt.ID) })
 			if got, want := green, !slices.Contains(standing, ears[i].stopped); got != want {
-				errs = append(errs, fmt.Errorf("with %v standing: %s hears green by %s: %t, want %t (%s)", standing, p, ears[i].what, got, want, h.Refused))
+				errs = append(errs, fmt.Errorf("with only %v in place: %s receives green's packets through %s: %t, want %t (%s)", standing, p, ears[i].what, got, want, h.Refused))
 			}
 		}
 	}

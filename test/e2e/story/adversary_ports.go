@@ -77,7 +77,7 @@ func (a *arena) ordinary(ctx context.Context) (string, error) {
 		return "", err
 	}
 	if !strings.Contains(res.Stdout, fmt.Sprint(serverPort)) {
-		return "", fmt.Errorf("the server is none of MPTCP, as Go's are by default: %q %s", res.Stdout, res.Stderr)
+		return "", fmt.Errorf("the server does not listen with MPTCP, as Go's do by default: %q %s", res.Stdout, res.Stderr)
 	}
 	n := 0
 	try := func(from *pod, container string, to []netip.Addr) error {
@@ -245,7 +245,7 @@ func (a *arena) capture(ctx context.Context) (string, error) {
 	}
 	var errs []error
 	for _, t := range own {
-		errs = append(errs, fmt.Errorf("%s is not heard by its own network's server: %s (the sender's error: %q)", t.by, t.key(), m.sendErrors[t.attempt.ID]))
+		errs = append(errs, fmt.Errorf("its own network's server does not receive from %s: %s (the sender's error: %q)", t.by, t.key(), m.sendErrors[t.attempt.ID]))
 	}
 	for _, t := range attempts {
 		if heard[t.attempt.ID] {

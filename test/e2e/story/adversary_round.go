@@ -290,11 +290,11 @@ func (m *round) verify(ctx context.Context, parts ...part) error {
 		}
 		for _, t := range p.attacks {
 			if !controlled[t.key()] {
-				errs = append(errs, fmt.Errorf("%s: no control goes by way of %s", p.what, t.key()))
+				errs = append(errs, fmt.Errorf("%s: no control uses the attempt %s", p.what, t.key()))
 			}
 		}
 		for _, key := range slices.Sorted(maps.Keys(unheard)) {
-			errs = append(errs, fmt.Errorf("%s: no control was heard by way of %s: %s", p.what, key, unheard[key]))
+			errs = append(errs, fmt.Errorf("%s: no control was received through the attempt %s: %s", p.what, key, unheard[key]))
 		}
 	}
 	return errors.Join(errs...)

@@ -57,7 +57,7 @@ func (w *World) attempts(try tryAt, list []string, controls map[string]string) (
 				break
 			}
 			if time.Now().After(deadline) {
-				return nil, fmt.Errorf("attempts prove nothing: for %s not all that should answer do: %s", patience, strings.Join(silent, ", "))
+				return nil, fmt.Errorf("the attempts prove nothing: within %s these controls did not answer: %s", patience, strings.Join(silent, ", "))
 			}
 		}
 	}

@@ -25,7 +25,7 @@ func gatewayChecks() []Check {
 		{Chapter: 3, Title: "node ports with external traffic policy Local: the node's own endpoints answer hosts, whose addresses they see, and other networks' pods", Phase: phaseReach, Needs: needs(fixtureServices), Run: localNodePortsReached, Group: groupNodePorts},
 		{Chapter: 3, Title: "datagrams of several fragments, from pods of every network to hosts, arrive, and so do their answers", Phase: phaseReach, Needs: needs(fixturePlain, fixtureTenants, fixtureLayer2), Run: fragmentsPass, Group: groupEgress},
 		{Chapter: 3, Title: "external addresses: hosts reach the oldest service, which sees their addresses", Phase: phaseReach, Needs: needs(fixtureServices), Run: externalAddressesReached, Group: groupNodePorts},
-		{Chapter: 4, Title: "external IPs that a tenant's service claims: other hosts' and nodes' addresses stay theirs", Phase: phaseIsolation, Needs: needs(fixturePlain, fixtureTenants, fixtureLayer2), Run: claimsCaptureNothing, Group: groupNodePorts},
+		{Chapter: 4, Title: "a tenant's service that claims other hosts' or nodes' addresses as external IPs receives none of their packets", Phase: phaseIsolation, Needs: needs(fixturePlain, fixtureTenants, fixtureLayer2), Run: claimsCaptureNothing, Group: groupNodePorts},
 	}
 }
 

@@ -17,7 +17,7 @@ import (
 
 func sctpChecks() []Check {
 	return []Check{
-		{Chapter: 3, Title: "SCTP: pods, nodes and host-network pods reach pods and services as by TCP", Phase: phaseReach, Needs: needs(fixtureSCTP, fixtureRedHost), Run: sctpReached, Group: groupSCTP},
+		{Chapter: 3, Title: "SCTP: pods, nodes and host-network pods reach pods and services as over TCP", Phase: phaseReach, Needs: needs(fixtureSCTP, fixtureRedHost), Run: sctpReached, Group: groupSCTP},
 		{Chapter: 4, Title: "SCTP: no network's pods, host-network pods or nodes reach another network", Phase: phaseIsolation, Needs: needs(fixtureSCTP, fixtureRedHost), Run: sctpConfined, Group: groupSCTP},
 	}
 }

@@ -218,7 +218,7 @@ func answered(ask func(targets []string) ([]probe, error), list, servers []strin
 			return answers, nil
 		}
 		if time.Now().After(deadline) {
-			return answers, fmt.Errorf("of the answers of %d of %v there are only %v, and none more within %s", enough, servers, have, patience)
+			return answers, fmt.Errorf("want answers of %d of %v for each target, have %v, and no more within %s", enough, servers, have, patience)
 		}
 		got, err := ask(targets)
 		if err != nil {

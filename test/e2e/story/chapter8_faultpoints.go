@@ -29,8 +29,8 @@ const (
 	callsOfDeletion = 120
 )
 
-// agentFaultPoints plays a fault at a call that the seed and the node's gateway choose or,
-// if everything is played, at one in each half of the calls: a round takes minutes.
+// agentFaultPoints injects a fault at a call that the seed and the node's gateway choose or,
+// if everything runs, at one in each half of the calls: a round takes minutes.
 func agentFaultPoints(ctx context.Context, w *World) (string, error) {
 	local, err := w.localGateway(ctx)
 	if err != nil {

@@ -77,7 +77,7 @@ func masqueradeRangeChanged(ctx context.Context, w *World) (figures string, err 
 	return fmt.Sprintf("%d nodes replaced in %.0f s", len(w.Lab.Nodes()), took.Seconds()), w.asBefore(ctx, before, false)
 }
 
-// masqueradeWorks plays the checks of what a masquerade address is for.
+// masqueradeWorks runs the checks of what a masquerade address is for.
 func (w *World) masqueradeWorks(ctx context.Context) error {
 	for what, run := range map[string]func(context.Context, *World) (string, error){
 		"pods reach hosts":                      outsideReached,

@@ -15,7 +15,7 @@ import (
 // sample chooses one of n parts by the seed, and prints which.
 func (w *World) sample(what string, n int) int {
 	i := sampling.Part(what, w.Seed, n)
-	fmt.Fprintf(w.Out, "     %s: part %d of %d, chosen by the seed (SEED=%s; %s=1 plays all)\n", what, i+1, n, w.Seed, sampling.FullEnv)
+	fmt.Fprintf(w.Out, "     %s: part %d of %d, chosen by the seed (SEED=%s; %s=1 runs all)\n", what, i+1, n, w.Seed, sampling.FullEnv)
 	return i
 }
 
@@ -110,7 +110,7 @@ func Sample(checks []Check, besides Besides, seed string, out io.Writer) ([]Chec
 }
 
 // What those parts of a story cost that are in no group: the checks of every sample, and
-// what its last part plays besides checks (Kubernetes' own tests and the kernel's).
+// what its last part runs besides checks (Kubernetes' own tests and the kernel's).
 const (
 	costUngrouped = 5 * time.Minute
 	costBesides   = 30 * time.Minute
@@ -134,13 +134,13 @@ func Part(checks []Check, part, parts int) []Check {
 	return slices.DeleteFunc(slices.Clone(checks), func(c Check) bool { return in[c.Group] != part-1 })
 }
 
-// WithoutOnce leaves out the checks that another lab has played and that no option of
+// WithoutOnce leaves out the checks that another lab has run and that no option of
 // this lab changes, and prints them.
 func WithoutOnce(checks []Check, out io.Writer) []Check {
 	return slices.DeleteFunc(slices.Clone(checks), func(c Check) bool {
 		omit := c.Group != nil && c.Group.once
 		if omit {
-			fmt.Fprintf(out, "played in the first lab alone: %s\n", c.Name())
+			fmt.Fprintf(out, "run in the first lab alone: %s\n", c.Name())
 		}
 		return omit
 	})

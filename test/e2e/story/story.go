@@ -86,7 +86,7 @@ type World struct {
 	Lab      *lab.Lab
 	Out      io.Writer // progress and tables
 	Families []string  // "ipv4", "ipv6"
-	// Full plays everything, where a part chosen by Seed is played otherwise.
+	// Full runs everything; otherwise a part chosen by Seed runs.
 	Full bool
 	Seed string
 	// LabEnds: the lab is deleted after the story, so that an interrupted one leaves

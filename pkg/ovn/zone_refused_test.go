@@ -53,7 +53,7 @@ func TestZonePrimaryRequest(t *testing.T) {
 		"":                                      {network.AnnotationDefaultNetwork: `[{"name":"default","namespace":"ovn-kubernetes"}]`},
 		"remove ips":                            {network.AnnotationDefaultNetwork: `[{"name":"default","namespace":"ovn-kubernetes","ips":["10.10.2.50/24"]}]`},
 		"remove mac":                            {network.AnnotationDefaultNetwork: `{"name":"default","namespace":"ovn-kubernetes","mac":"02:00:00:00:00:01"}`},
-		"remove the annotation":                      {network.AnnotationPrimaryClaim: "vm"},
+		"remove the annotation":                 {network.AnnotationPrimaryClaim: "vm"},
 		"is not the name":                       {network.AnnotationPrimaryClaim: "v/m"},
 		network.AnnotationDefaultNetwork + ": ": {network.AnnotationDefaultNetwork: `[{"name":`},
 	} {

@@ -94,3 +94,61 @@ func TestNodeTokenPolicy(t *testing.T) {
 		})
 	})
 }
+
+// TestNodeIDPolicy: kubelets and others who may change Nodes do not write a node's id: root on a node would take the
+// addresses of another node's pods.
+func TestNodeIDPolicy(t *testing.T) {
+	p := newPolicyCase(t)
+	ctx := t.Context()
+	const clusterController = "The cluster controller alone writes"
+	name, kubelet := "i-"+p.namespace, "system:node:i-"+p.namespace
+	p.create(t, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{"k8s.ovn.org/node-id": "7"}}})
+	grantClusterRole(t, p.admin, "system:node", kubelet) // as the Node authorizer does
+	as := impersonate(kubelet)
+	as.Impersonate.Groups = []string{"system:nodes", "system:authenticated"}
+	attacker, writer := nadClient(t, as), p.allowed[clusterRole]
+	node := func(annotation string) *corev1.Node {
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		if annotation != "" {
+			n.Name, n.Annotations = "j-"+p.namespace, map[string]string{annotation: "8"}
+		}
+		return n
+	}
+	patch := func(text string, status bool) func(client.Client) error {
+		return func(c client.Client) error {
+			if raw := client.RawPatch(types.StrategicMergePatchType, []byte(text)); !status {
+				return c.Patch(ctx, node(""), raw, client.DryRunAll)
+			} else {
+				return c.Status().Patch(ctx, node(""), raw, client.DryRunAll)
+			}
+		}
+	}
+	create := func(annotation string) func(client.Client) error {
+		return func(c client.Client) error { return c.Create(ctx, node(annotation), client.DryRunAll) }
+	}
+	for what, c := range map[string]struct {
+		write func(client.Client) error
+		want  string
+	}{
+		"another id":               {patch(`{"metadata":{"annotations":{"k8s.ovn.org/node-id":"8"}}}`, false), clusterController},
+		"no id":                    {patch(`{"metadata":{"annotations":{"k8s.ovn.org/node-id":null}}}`, false), clusterController},
+		"no annotations":           {patch(`{"metadata":{"annotations":null}}`, false), clusterController},
+		"another transport":        {patch(`{"metadata":{"annotations":{"k8s.ovn.org/default-network-transport":"no-overlay"}}}`, false), clusterController},
+		"another id by the status": {patch(`{"metadata":{"annotations":{"k8s.ovn.org/node-id":"8"}}}`, true), clusterController},
+		"a new Node with an id":    {create("k8s.ovn.org/node-id"), clusterController},
+		"the same id":              {patch(`{"metadata":{"annotations":{"k8s.ovn.org/node-id":"7","example.com/x":"y"}}}`, false), ""},
+		"a label":                  {patch(`{"metadata":{"labels":{"example.com/x":"y"}}}`, false), ""},
+		"its readiness":            {patch(`{"status":{"conditions":[{"type":"Ready","status":"True"}]}}`, true), ""},
+		"a new Node":               {create("example.com/x"), ""},
+	} {
+		t.Run(what, func(t *testing.T) {
+			waitVerdict(t, c.want, func() error { return c.write(attacker) })
+			if err := c.write(p.admin); err != nil {
+				t.Errorf("super user: %v", err)
+			}
+		})
+	}
+	if err := patch(`{"metadata":{"annotations":{"k8s.ovn.org/node-id":"8"}}}`, false)(writer); err != nil {
+		t.Errorf("cluster controller: %v", err)
+	}
+}

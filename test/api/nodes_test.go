@@ -3,6 +3,7 @@
 package api
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -80,15 +81,22 @@ func TestNodes(t *testing.T) {
 }
 
 // The id of a node that is deleted while no controller leads stays allocated until
-// the node's pods are gone. The new leader learns it from their addresses.
+// the node's pods are gone. The new leader learns it from their addresses. If the node is registered
+// again, it gets its id back: its pods run.
 func TestNodeDeletedWithoutLeader(t *testing.T) {
 	needAPI(t)
+	t.Run("deleted", func(t *testing.T) { testNodeDeletedWithoutLeader(t, "gone-node", false) })
+	t.Run("registered again", func(t *testing.T) { testNodeDeletedWithoutLeader(t, "node-again", true) })
+}
+
+func testNodeDeletedWithoutLeader(t *testing.T, namespace string, again bool) {
 	w := newFixture(t)
-	ns := w.namespace("gone-node", false)
+	ns := w.namespace(namespace, false)
 	defer w.remove(ns)
 	cfg := testConfig(t)
 	cfg.IDAge = 0
 	first := startController(t, cfg)
+	lower, _ := w.createNode("gone-0")
 	node, id := w.createNode("gone-1")
 	_, second := w.createNode("gone-2")
 	var number int
@@ -110,8 +118,27 @@ func TestNodeDeletedWithoutLeader(t *testing.T) {
 	t.Cleanup(func() { w.deletePodNow(pod) })
 	first.stop()
 	w.remove(node)
+	if again {
+		w.remove(lower) // its id is the next that is assigned
+		node = &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: node.Name}}
+		w.create(node)
+		defer w.remove(node)
+	}
 
 	startController(t, cfg)
+	if again {
+		Eventually(t, func() error {
+			err := w.Get(w.ctx, client.ObjectKeyFromObject(node), node)
+			if err == nil && node.Annotations[network.AnnotationNodeID] == "" {
+				err = errors.New("the node has no id")
+			}
+			return err
+		})
+		if got := node.Annotations[network.AnnotationNodeID]; got != id {
+			t.Errorf("the node has id %s, and its pods have addresses of id %s", got, id)
+		}
+		return
+	}
 	_, third := w.createNode("gone-3")
 	if third == id || third == second {
 		t.Fatalf("the new node has id %s, but a pod of the deleted node holds %s and another node has %s", third, id, second)

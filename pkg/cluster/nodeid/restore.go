@@ -39,35 +39,35 @@ func (r *Reconciler) restore(ctx context.Context) error {
 	slices.SortStableFunc(nodes, func(a, b metav1.PartialObjectMetadata) int {
 		return a.CreationTimestamp.Compare(b.CreationTimestamp.Time)
 	})
-	exists := map[string]bool{}
+	known := map[string]bool{}
 	for _, n := range nodes {
-		exists[n.Name] = true
 		if id := Parse(n.Annotations); id != 0 {
+			known[n.Name] = true
 			if err := r.ids.Reserve(n.Name, id); err != nil {
 				r.log.Error("node id is not usable; the node gets another", "node", n.Name, "error", err)
 			}
 		}
 	}
-	deleted, err := r.deletedNodes(ctx, exists)
+	unknown, err := r.idsOfPods(ctx, known)
 	if err != nil {
 		return err
 	}
-	for node, id := range deleted {
+	for node, id := range unknown {
 		if err := r.ids.Reserve(node, id); err != nil {
 			// The former leader has assigned the id to another node already.
-			r.log.Warn("pods of a deleted node have addresses of another node", "node", node, "error", err)
+			r.log.Warn("pods of a node that was deleted have addresses of another node", "node", node, "error", err)
 			continue
 		}
-		r.log.Info("id of a deleted node is kept until its pods are deleted", "node", node, "id", id)
+		r.log.Info("a node that was deleted keeps its id until its pods are deleted", "node", node, "id", id)
 		r.enqueue(reconcile.Request{NamespacedName: client.ObjectKey{Name: node}})
 	}
 	r.restored = true
 	return nil
 }
 
-// deletedNodes returns the ids of deleted nodes that still have pods. If a node was
-// deleted while there was no leader, only its pods' addresses give the id.
-func (r *Reconciler) deletedNodes(ctx context.Context, exists map[string]bool) (map[string]int, error) {
+// idsOfPods returns the ids of nodes that have pods and no Node with an id: if a Node was
+// deleted while there was no leader, and perhaps registered again, only its pods' addresses give the id.
+func (r *Reconciler) idsOfPods(ctx context.Context, known map[string]bool) (map[string]int, error) {
 	var pods corev1.PodList
 	if err := r.cache.List(ctx, &pods, client.UnsafeDisableDeepCopy); err != nil {
 		return nil, fmt.Errorf("list pods: %w", err)
@@ -75,14 +75,14 @@ func (r *Reconciler) deletedNodes(ctx context.Context, exists map[string]bool) (
 	out := map[string]int{}
 	for i := range pods.Items {
 		node := pods.Items[i].Spec.NodeName
-		if node == "" || pods.Items[i].Spec.HostNetwork || exists[node] {
+		if node == "" || pods.Items[i].Spec.HostNetwork || known[node] {
 			continue
 		}
-		exists[node] = true // one read per node
+		known[node] = true // one read per node
 		// The cache does not hold every pod's addresses.
 		all, err := kube.ListMetadata(ctx, r.live, "Pod", client.MatchingFields{"spec.nodeName": node})
 		if err != nil {
-			return nil, fmt.Errorf("read pods of deleted node %s: %w", node, err)
+			return nil, fmt.Errorf("read pods of node %s: %w", node, err)
 		}
 		if id := idFromPods(r.pods, all); id != 0 {
 			out[node] = id

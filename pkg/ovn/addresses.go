@@ -147,6 +147,15 @@ func (a *podAddresses) release(name, uid string, ips []netip.Prefix) {
 	a.notifyWaiting(n)
 }
 
+// stopWaiting forgets that a deleted pod waits for an address.
+func (a *podAddresses) stopWaiting(pod string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, n := range a.networks {
+		delete(n.waiting, pod)
+	}
+}
+
 // notifyWaiting reports the pods that wait for an address.
 func (a *podAddresses) notifyWaiting(n *nodeAddresses) {
 	if len(n.waiting) > 0 {

@@ -131,11 +131,12 @@ func TestPodAddressesWaiting(t *testing.T) {
 			first = got
 		}
 	}
-	for i := 4; i < 6; i++ {
+	for i := 4; i < 7; i++ {
 		if _, err := a.allocate("n", fmt.Sprint(i), fmt.Sprint("ns/p", i)); err == nil {
 			t.Fatal("a fifth address")
 		}
 	}
+	a.stopWaiting("ns/p6") // deleted
 	if a.release("n", "0", first); !slices.Equal(freed, []string{"ns/p4", "ns/p5"}) {
 		t.Errorf("reported %v", freed)
 	}

@@ -395,6 +395,7 @@ func (z *Zone) releasePod(key string) {
 	defer z.revalidateSelf() // the pod's address may have contradicted the node's id
 	p, ok := z.pods[key]
 	if !ok {
+		z.addresses.stopWaiting(key)
 		return
 	}
 	delete(z.pods, key)

@@ -273,6 +273,9 @@ func (r *Reconciler) claim(ctx context.Context, in *Inputs, nw network.Network) 
 	if err != nil {
 		return err
 	}
+	if in.NAD.Network == "" {
+		r.recordNetwork(key, in.Conf.Name) // if the NAD is deleted before its id is written, cleanUp releases the id
+	}
 	if !nw.IsPrimary() {
 		return nil
 	}

@@ -86,6 +86,27 @@ func TestNamespaceUnknown(t *testing.T) {
 	}
 }
 
+// failingTarget writes nothing.
+type failingTarget struct{ Target }
+
+func (failingTarget) Apply(context.Context, []Op) error { return errors.New("timeout") }
+
+// TestIDNeverWritten: the id of a NAD that is deleted before its id could be written is released.
+func TestIDNeverWritten(t *testing.T) {
+	obj := newNAD(Key{"a", "net"}, `{"type":"ovn-k8s-cni-overlay","name":"shared","topology":"layer2","subnets":"10.20.0.0/16"}`)
+	r, api, _ := newReconciler(t, obj)
+	r.target = failingTarget{r.target}
+	if _, err := r.Reconcile(t.Context(), Key{"a", "net"}); err == nil || r.networkIDs.IDOf("shared") == 0 {
+		t.Fatalf("id %d, %v", r.networkIDs.IDOf("shared"), err)
+	}
+	if err := api.Delete(t.Context(), obj); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Reconcile(t.Context(), Key{"a", "net"}); err != nil || r.networkIDs.IDOf("shared") != 0 {
+		t.Errorf("id %d, %v", r.networkIDs.IDOf("shared"), err)
+	}
+}
+
 // A NAD whose configuration became unusable keeps its network's id, also if it is the network's last.
 func TestIDKeptByUnusableNAD(t *testing.T) {
 	const valid = `{"type":"ovn-k8s-cni-overlay","name":"shared","topology":"layer2","subnets":"10.20.0.0/16"}`

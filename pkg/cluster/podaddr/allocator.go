@@ -23,6 +23,7 @@ type Allocator struct {
 	pools   map[netip.Prefix]*ipam.Addresses
 	held    map[netip.Addr]Holder
 	macs    map[string]*macUse
+	macOf   map[Holder]string // of each holder of a MAC
 	tunnels *ipam.IDs
 	now     time.Time // time of the current operation
 }
@@ -38,7 +39,7 @@ type macUse struct {
 // released tunnel id before it is allocated again.
 func NewAllocator(networkName string, age time.Duration) *Allocator {
 	return &Allocator{network: networkName, pools: map[netip.Prefix]*ipam.Addresses{}, held: map[netip.Addr]Holder{},
-		macs: map[string]*macUse{}, tunnels: ipam.NewIDs(firstTunnel, lastTunnel, ipam.NextFit, age)}
+		macs: map[string]*macUse{}, macOf: map[Holder]string{}, tunnels: ipam.NewIDs(firstTunnel, lastTunnel, ipam.NextFit, age)}
 }
 
 // TakenError is returned if another holder has an address or a MAC.
@@ -134,15 +135,19 @@ func (a *Allocator) Release(h Holder, ips []netip.Prefix) {
 	}
 }
 
-// ReserveMAC assigns a MAC to a pod of h.
+// ReserveMAC assigns a MAC to a pod of h. The pods of one claim have one address, and therefore one MAC: zones find
+// them by it when they hand the address over.
 func (a *Allocator) ReserveMAC(h Holder, mac string) error {
+	if other, ok := a.macOf[h]; ok && other != mac {
+		return fmt.Errorf("pods with one address have one MAC address, and not %s: %w", mac, &TakenError{other, h})
+	}
 	use := a.macs[mac]
 	if use != nil && use.holder != h {
 		return &TakenError{mac, use.holder}
 	}
 	if use == nil {
 		use = &macUse{holder: h}
-		a.macs[mac] = use
+		a.macs[mac], a.macOf[h] = use, mac
 	}
 	use.pods++
 	return nil
@@ -157,6 +162,7 @@ func (a *Allocator) ReleaseMAC(h Holder, mac string) bool {
 	use.pods--
 	if use.pods == 0 {
 		delete(a.macs, mac)
+		delete(a.macOf, h)
 	}
 	return use.pods == 0
 }

@@ -243,10 +243,13 @@ func (b *builder) claim(a Attachment, hosts []netip.Prefix) error {
 	if a.Request.ClaimSource != "" {
 		source, remove = a.Request.ClaimSource, "the annotation"
 	}
+	// The claim of a running pod may wait for somebody's finalizer: the pod keeps it.
+	previous, restored := b.in.Previous[a.Key]
+	running := restored && c != nil && slices.Equal(sorted(previous.IPs), sorted(c.IPs))
 	switch {
 	case !a.Network.PersistentIPs:
 		return refuse(wait, "the network has no persistent addresses, but annotation %s names IPAMClaim %s: set ipam.lifecycle Persistent in the network, or remove %s", source, name, remove)
-	case c == nil || c.Deleting:
+	case c == nil || c.Deleting && !running:
 		return refuse(wait, "IPAMClaim %s, which annotation %s names, does not exist in namespace %s: create it with spec.network %s", name, source, b.in.Pod.Namespace, a.Network.Name)
 	case c.Network != a.Network.Name:
 		return refuse(wait, "IPAMClaim %s is for network %s: name a claim whose spec.network is %s", name, c.Network, a.Network.Name)

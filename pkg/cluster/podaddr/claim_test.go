@@ -255,6 +255,49 @@ func TestClaimDeletedDuringMigration(t *testing.T) {
 	}
 }
 
+// TestClaimDeleting: a running pod keeps its claim, which another program's finalizer keeps, when the leader changes.
+func TestClaimDeleting(t *testing.T) {
+	s := newSim(t)
+	s.namespace("red", true)
+	s.nad("red", "net", 7, "red_net", claimL2)
+	claim := s.claim("red", "vm", "red_net")
+	request := primaryRequest(`"ipam-claim-reference":"vm"`)
+	s.pod("red", "source", request)
+	s.markRunning("red", "source")
+	s.must(s.api.Get(s.ctx, client.ObjectKeyFromObject(claim), claim))
+	claim.Finalizers = []string{"example.com/vm"}
+	s.must(s.api.Update(s.ctx, claim))
+	s.must(s.api.Delete(s.ctx, claim))
+	s.restart(s.r.lookup.Plan)
+	s.drain()
+	s.wantNoEvent()
+	c := s.r.tracker.claims[claim.UID]
+	if c == nil || c.Owner != "source" || len(s.r.tracker.allocators["red_net"].macs) != 1 {
+		t.Errorf("claim %+v, MAC addresses %v", c, s.r.tracker.allocators["red_net"].macs)
+	}
+	s.pod("red", "new", request)
+	s.wantEvent("does not exist")
+}
+
+// TestClaimMAC: a second pod of a claim that requests another MAC address waits until the first has ended.
+func TestClaimMAC(t *testing.T) {
+	s := newSim(t)
+	s.namespace("red", true)
+	s.nad("red", "net", 7, "red_net", claimL2)
+	s.claim("red", "vm", "red_net")
+	first := s.pod("red", "first", primaryRequest(`"ipam-claim-reference":"vm","mac":"02:00:00:00:00:01"`))
+	s.wantIPs("red", "first", "red/net", "10.20.0.3/24")
+	same := s.pod("red", "same", primaryRequest(`"ipam-claim-reference":"vm","mac":"02:00:00:00:00:01"`))
+	s.wantIPs("red", "same", "red/net", "10.20.0.3/24")
+	s.pod("red", "edited", primaryRequest(`"ipam-claim-reference":"vm","mac":"02:00:00:00:00:02"`))
+	s.wantEvent("02:00:00:00:00:01 is held by")
+	s.wantIPs("red", "edited", "red/net", "")
+	s.remove(first)
+	s.wantIPs("red", "edited", "red/net", "")
+	s.remove(same)
+	s.wantIPs("red", "edited", "red/net", "10.20.0.3/24")
+}
+
 // Previous addresses that another pod holds are not restored, and leave no
 // claim behind, even if two attachments have them.
 func TestFormerClaimConflict(t *testing.T) {

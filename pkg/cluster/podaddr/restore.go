@@ -152,7 +152,7 @@ func (r *Reconciler) restorePod(ctx context.Context, obj *corev1.Pod, claims map
 		return err
 	}
 	in.Restoring, in.Pod.Deleting = true, false
-	withoutNAD := map[string]string{} // names of networks with unusable NADs, by key
+	withoutNAD := map[string]string{} // names of networks with unusable NADs, by key; "": the NAD does not exist
 	for key, entry := range had {
 		if slices.ContainsFunc(in.Attachments, func(a Attachment) bool { return a.Key == key }) {
 			continue
@@ -180,6 +180,10 @@ func (r *Reconciler) restorePod(ctx context.Context, obj *corev1.Pod, claims map
 	r.tracker.attachClaims(&in, named)
 	r.tracker.build(in)
 	for k, networkName := range withoutNAD {
+		if networkName == "" {
+			r.tracker.reserveUnknown(key, k)
+			continue
+		}
 		r.tracker.restoreWithoutNAD(key, k, networkName)
 	}
 	return nil
@@ -194,8 +198,12 @@ func (r *Reconciler) restoreEntry(ctx context.Context, in *Inputs, key string, e
 		return false, nil
 	}
 	obj, err := r.getNAD(ctx, namespace, name)
-	if err != nil || obj == nil {
-		return err == nil, err // the NAD may be recreated
+	if err != nil {
+		return false, err
+	}
+	if obj == nil {
+		withoutNAD[key] = ""
+		return true, nil // the NAD may be recreated
 	}
 	nad, ours := kube.ParseNAD(obj, r.lookup.Plan)
 	switch {

@@ -264,6 +264,39 @@ func TestNADUnusable(t *testing.T) {
 	s.removeNAD(nad)
 }
 
+// TestNADDeletedByForce: a running pod whose NAD was deleted by force keeps its address from the pods of the network's
+// other namespaces, also after the leader has changed, whether the NAD returns or the pod ends first.
+func TestNADDeletedByForce(t *testing.T) {
+	for _, name := range []string{"shared", network.CUDNName("net")} {
+		for _, returns := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, returns %t", name, returns), func(t *testing.T) {
+				s := newSim(t)
+				s.namespace("red", true)
+				s.namespace("blue", true)
+				s.nad("blue", "net", 7, name, primaryL2)
+				nad := s.nad("red", "net", 7, name, primaryL2)
+				p := s.pod("red", "a", nil)
+				s.markRunning("red", "a")
+				s.wantIPs("red", "a", "red/net", "10.20.0.3/24")
+				s.removeNAD(nad)
+				s.restart(s.r.lookup.Plan)
+				s.pod("blue", "b", nil)
+				s.wantIPs("blue", "b", "blue/net", "10.20.0.4/24")
+				s.pod("blue", "c", primaryRequest(`"ips":["10.20.0.3"]`))
+				s.wantEvent("10.20.0.3 is held by pod red/a")
+				s.wantIPs("red", "a", "red/net", "10.20.0.3/24")
+				if returns {
+					s.nad("red", "net", 7, name, primaryL2)
+					s.wantIPs("red", "a", "red/net", "10.20.0.3/24")
+					s.wantIPs("blue", "c", "blue/net", "")
+				}
+				s.remove(p)
+				s.wantIPs("blue", "c", "blue/net", "10.20.0.3/24")
+			})
+		}
+	}
+}
+
 // A network without NADs and pods is removed.
 func TestNetworkRemoved(t *testing.T) {
 	s := newSim(t)

@@ -46,6 +46,7 @@ type podState struct {
 	allocations map[string]Allocation
 	published   map[string]bool     // allocations that are in the annotation
 	previous    network.PodNetworks // entries by a previous leader that are not restored yet
+	unknown     map[string][]string // networks in which addresses of previous are reserved, because the NAD does not exist
 	cached      bool                // the pod has been in the cache
 }
 
@@ -135,6 +136,7 @@ func (t *tracker) build(in Inputs) State {
 	key := network.NADKey(in.Pod.Namespace, in.Pod.Name)
 	st := t.pod(key, in.Pod.UID)
 	t.releaseUnpublished(key, st, in)
+	known := t.takeUnknown(key, st, in.Attachments)
 	in.Held, in.Previous = st.allocations, st.previous
 	for i := range in.Attachments {
 		a := &in.Attachments[i]
@@ -157,6 +159,11 @@ func (t *tracker) build(in Inputs) State {
 			c.IPs = g.Entry.IPs
 			c.pods = append(c.pods, key)
 			c.Owner = in.Pod.Name
+		}
+	}
+	for _, u := range known {
+		if st.allocations[u.holder.Key].Network != u.network {
+			t.releaseAddresses(u.network, u.holder, u.ips)
 		}
 	}
 	for _, a := range in.Attachments {
@@ -192,8 +199,7 @@ func (t *tracker) build(in Inputs) State {
 func (t *tracker) restoreWithoutNAD(key, k, networkName string) {
 	st := t.pods[key]
 	entry := st.previous[k]
-	ns, name, _ := strings.Cut(key, "/")
-	h, a := Holder{Namespace: ns, Name: name, UID: st.uid, Key: k}, t.allocator(networkName)
+	h, a := podHolder(key, st, k), t.allocator(networkName)
 	defer t.removeUnused(networkName)
 	if a.Reserve(h, entry.IPs) != nil {
 		return
@@ -212,6 +218,52 @@ func (t *tracker) restoreWithoutNAD(key, k, networkName string) {
 	delete(st.previous, k)
 }
 
+// reserveUnknown reserves the addresses of a running pod's entry whose NAD does not exist, in every network that
+// may be the entry's: a ClusterUserDefinedNetwork's with the NAD's name, and those whose NADs are written by hand. The
+// network's other NADs go on, and none of their pods may get the addresses.
+func (t *tracker) reserveUnknown(key, k string) {
+	st := t.pods[key]
+	_, nad, _ := network.SplitNADKey(k)
+	for name := range t.nadCount {
+		if cudn, ok := network.CutCUDN(name); ok && cudn != nad || !ok && network.IsUDNName(name) {
+			continue
+		}
+		if t.allocator(name).Reserve(podHolder(key, st, k), st.previous[k].IPs) == nil {
+			if st.unknown == nil {
+				st.unknown = map[string][]string{}
+			}
+			st.unknown[k] = append(st.unknown[k], name)
+		}
+	}
+}
+
+// reservation is that of reserveUnknown in one network.
+type reservation struct {
+	network string
+	holder  Holder
+	ips     []netip.Prefix
+}
+
+// takeUnknown removes and returns the reservations of entries whose NADs exist again. The caller allocates the
+// addresses at once, and releases the others.
+func (t *tracker) takeUnknown(key string, st *podState, attachments []Attachment) (out []reservation) {
+	for _, a := range attachments {
+		for _, name := range st.unknown[a.Key] {
+			r := reservation{name, podHolder(key, st, a.Key), st.previous[a.Key].IPs}
+			t.allocator(name).Release(r.holder, r.ips)
+			out = append(out, r)
+		}
+		delete(st.unknown, a.Key)
+	}
+	return out
+}
+
+// podHolder is the holder of what a pod's attachment has without a claim.
+func podHolder(key string, st *podState, k string) Holder {
+	ns, name, _ := strings.Cut(key, "/")
+	return Holder{Namespace: ns, Name: name, UID: st.uid, Key: k}
+}
+
 // releaseUnpublished releases allocations that are not in the annotation yet and
 // whose claim no longer exists.
 func (t *tracker) releaseUnpublished(key string, st *podState, in Inputs) {
@@ -221,7 +273,7 @@ func (t *tracker) releaseUnpublished(key string, st *podState, in Inputs) {
 		}
 		i := slices.IndexFunc(in.Attachments, func(a Attachment) bool { return a.Key == k })
 		if i < 0 || in.Attachments[i].Claim == nil || in.Attachments[i].Claim.Holder != g.Holder {
-			t.releaseAllocation(key, st.uid, k, g)
+			t.releaseAllocation(key, st, k, g)
 			delete(st.allocations, k)
 			delete(st.published, k)
 		}
@@ -233,7 +285,12 @@ func (t *tracker) releasePod(key string) {
 	if st := t.pods[key]; st != nil {
 		delete(t.pods, key)
 		for k, g := range st.allocations {
-			t.releaseAllocation(key, st.uid, k, g)
+			t.releaseAllocation(key, st, k, g)
+		}
+		for k, names := range st.unknown {
+			for _, name := range names {
+				t.releaseAddresses(name, podHolder(key, st, k), st.previous[k].IPs)
+			}
 		}
 	}
 	t.waiting.update(key)
@@ -241,10 +298,9 @@ func (t *tracker) releasePod(key string) {
 
 // releaseAllocation releases an allocation, except addresses that belong to a
 // claim.
-func (t *tracker) releaseAllocation(key string, uid types.UID, k string, g Allocation) {
-	ns, name, _ := strings.Cut(key, "/")
+func (t *tracker) releaseAllocation(key string, st *podState, k string, g Allocation) {
 	a := t.allocator(g.Network)
-	a.ReleaseTunnel(Holder{Namespace: ns, Name: name, UID: uid, Key: k})
+	a.ReleaseTunnel(podHolder(key, st, k))
 	if a.ReleaseMAC(g.Holder, g.Entry.MAC) {
 		t.waiting.notifyAll(topicRelease(g.Network, g.Entry.MAC))
 	}

@@ -130,8 +130,8 @@ func (x serviceIndex) affected(s service) (namespaces []string) {
 		namespaces = append(namespaces, s.namespace)
 	}
 	for e := range s.externals() {
-		if claimants := x.byExternal.Of(e); len(claimants) > 0 {
-			namespace, _, _ := strings.Cut(claimants[0].Name, "/")
+		if first, ok := x.byExternal.First(e, nil, ""); ok {
+			namespace, _, _ := strings.Cut(first.Name, "/")
 			namespaces = append(namespaces, namespace)
 		}
 	}
@@ -152,8 +152,8 @@ func (s service) externals() iter.Seq2[external, bool] {
 // owns reports whether the service with that key has the external address and port, which
 // several services may claim.
 func (x serviceIndex) owns(key string, e external) bool {
-	claimants := x.byExternal.Of(e)
-	return len(claimants) > 0 && claimants[0].Name == key
+	first, ok := x.byExternal.First(e, nil, "")
+	return ok && first.Name == key
 }
 
 func addTo(m map[string]map[string]struct{}, k, key string) {

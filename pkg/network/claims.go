@@ -11,10 +11,12 @@ import (
 	"time"
 )
 
-// Claims indexes claimants by what they claim, in order of precedence: the first one has it. The zero value is
+// Claims indexes claimants by what they claim. The first one in order of precedence has it. The zero value is
 // empty. It is for things that tenants claim freely, as external addresses of Services: an event's cost
-// must not grow with the square of their number.
-type Claims[K comparable] struct{ byThing map[K][]Claimant }
+// grows with the number of namespaces that claim a thing, and not with that of the claimants.
+type Claims[K comparable] struct {
+	byThing map[K][]Claimant // in the order of compareByNamespace
+}
 
 // Claimant is an object that claims something.
 type Claimant struct {
@@ -40,13 +42,23 @@ func (c Claimant) compare(o Claimant) int {
 // Before reports whether c precedes o.
 func (c Claimant) Before(o Claimant) bool { return c.compare(o) < 0 }
 
+// compareByNamespace orders claimants by namespace, and within one by precedence.
+func (c Claimant) compareByNamespace(o Claimant) int {
+	return cmp.Or(strings.Compare(c.namespace(), o.namespace()), c.compare(o))
+}
+
+func (c Claimant) namespace() string {
+	namespace, _, _ := strings.Cut(c.Name, "/")
+	return namespace
+}
+
 // Add adds a claim. To add it twice has no effect.
 func (x *Claims[K]) Add(thing K, c Claimant) {
 	if x.byThing == nil {
 		x.byThing = map[K][]Claimant{}
 	}
 	list := x.byThing[thing]
-	if i, found := slices.BinarySearchFunc(list, c, Claimant.compare); !found {
+	if i, found := slices.BinarySearchFunc(list, c, Claimant.compareByNamespace); !found {
 		x.byThing[thing] = slices.Insert(list, i, c)
 	}
 }
@@ -54,7 +66,7 @@ func (x *Claims[K]) Add(thing K, c Claimant) {
 // Remove removes a claim, if it is there.
 func (x *Claims[K]) Remove(thing K, c Claimant) {
 	list := x.byThing[thing]
-	i, found := slices.BinarySearchFunc(list, c, Claimant.compare)
+	i, found := slices.BinarySearchFunc(list, c, Claimant.compareByNamespace)
 	switch {
 	case !found:
 	case len(list) == 1:
@@ -64,9 +76,46 @@ func (x *Claims[K]) Remove(thing K, c Claimant) {
 	}
 }
 
-// All iterates over what is claimed, with the claimants in order. The caller must not modify
-// the lists.
-func (x *Claims[K]) All() iter.Seq2[K, []Claimant] { return maps.All(x.byThing) }
+// Things iterates over what is claimed, in no order.
+func (x *Claims[K]) Things() iter.Seq[K] { return maps.Keys(x.byThing) }
 
-// Of returns a thing's claimants in order. The caller must not modify the list.
-func (x *Claims[K]) Of(thing K) []Claimant { return x.byThing[thing] }
+// Namespaces iterates over the namespaces of a thing's claimants.
+func (x *Claims[K]) Namespaces(thing K) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for list := range x.byNamespace(thing) {
+			if !yield(list[0].namespace()) {
+				return
+			}
+		}
+	}
+}
+
+// First returns a thing's first claimant, besides the one named except, in the namespaces for which in returns true;
+// nil means all. ok is false if there is none.
+func (x *Claims[K]) First(thing K, in func(namespace string) bool, except string) (first Claimant, ok bool) {
+	for list := range x.byNamespace(thing) {
+		if in != nil && !in(list[0].namespace()) {
+			continue
+		}
+		i := slices.IndexFunc(list, func(c Claimant) bool { return c.Name != except })
+		if i >= 0 && (!ok || list[i].Before(first)) {
+			first, ok = list[i], true
+		}
+	}
+	return first, ok
+}
+
+// byNamespace iterates over a thing's claimants, those of one namespace at a time, in order of precedence.
+func (x *Claims[K]) byNamespace(thing K) iter.Seq[[]Claimant] {
+	return func(yield func([]Claimant) bool) {
+		for list := x.byThing[thing]; len(list) > 0; {
+			n, _ := slices.BinarySearchFunc(list, list[0].namespace(), func(c Claimant, namespace string) int {
+				return cmp.Or(strings.Compare(c.namespace(), namespace), -1) // behind the last of the namespace
+			})
+			if !yield(list[:n]) {
+				return
+			}
+			list = list[n:]
+		}
+	}
+}

@@ -90,30 +90,29 @@ func (z *Zone) replaceService(old, s *corev1.Service) {
 		claimed = append(claimed, claims...)
 	}
 	z.enqueueService(either.Namespace, either.Name)
-	z.enqueueOwners(claimed, networks, func(c network.Claimant) bool { return c.Name == key })
+	z.enqueueOwners(claimed, networks, func(string) bool { return true }, key)
 }
 
-// enqueueOwners enqueues, for each claimed port and each of the networks, the first claimant that has not changed itself.
-// Only that service can lose or gain the port by the change: later claimants have it neither before nor after.
-func (z *Zone) enqueueOwners(claimed []externalClaim, networks []string, changed func(network.Claimant) bool) {
+// enqueueOwners enqueues, for each claimed port and each of the networks, the first claimant in the namespaces for which in
+// returns true, besides except. Only that service can lose or gain the port by the change of the others: later claimants have it
+// neither before nor after.
+func (z *Zone) enqueueOwners(claimed []externalClaim, networks []string, in func(namespace string) bool, except string) {
 	if !z.synced {
 		return
 	}
-	served := map[string]string{} // by namespace
+	servedBy, done := z.cachedServedBy(), map[externalPort]bool{}
 	for _, e := range claimed {
+		if done[e.externalPort] {
+			continue
+		}
+		done[e.externalPort] = true
 		for _, n := range networks {
 			if n == "" {
 				continue
 			}
-			for _, c := range z.claims.Of(e.externalPort) {
+			if c, ok := z.claims.First(e.externalPort, func(namespace string) bool { return in(namespace) && servedBy(namespace) == n }, except); ok {
 				namespace, name, _ := strings.Cut(c.Name, "/")
-				if _, known := served[namespace]; !known {
-					served[namespace] = z.servedBy(namespace)
-				}
-				if served[namespace] == n && !changed(c) {
-					z.enqueueService(namespace, name)
-					break
-				}
+				z.enqueueService(namespace, name)
 			}
 		}
 	}
@@ -125,17 +124,20 @@ func (z *Zone) enqueueClaimants(addresses map[netip.Addr]bool) {
 	if len(addresses) == 0 {
 		return
 	}
-	for e, claimants := range z.claims.All() {
+	servedBy := z.cachedServedBy()
+	for e := range z.claims.Things() {
 		if !addresses[e.addr] {
 			continue
 		}
-		seen := map[string]bool{}
-		for _, c := range claimants {
+		networks := map[string]bool{}
+		for namespace := range z.claims.Namespaces(e) {
+			networks[servedBy(namespace)] = true
+		}
+		delete(networks, "") // of namespaces without a network
+		for n := range networks {
+			c, _ := z.claims.First(e, func(namespace string) bool { return servedBy(namespace) == n }, "")
 			namespace, name, _ := strings.Cut(c.Name, "/")
-			if n := z.servedBy(namespace); n != "" && !seen[n] {
-				seen[n] = true
-				z.enqueueService(namespace, name)
-			}
+			z.enqueueService(namespace, name)
 		}
 	}
 }
@@ -205,7 +207,7 @@ func (z *Zone) enqueueServices(namespace string) {
 		z.enqueueService(s.Namespace, s.Name)
 		claimed = append(claimed, externalClaims(s)...)
 	}
-	z.enqueueOwners(claimed, networks, func(c network.Claimant) bool { return strings.HasPrefix(c.Name, namespace+"/") })
+	z.enqueueOwners(claimed, networks, func(other string) bool { return other != namespace }, "")
 }
 
 // servedBy returns the network of a namespace's services, "" for none yet. An unusable
@@ -381,19 +383,14 @@ func (z *Zone) refusedExternal(n network.Network, a netip.Addr) string {
 // otherClaimant returns why another service on the network has a service's external port, "" if
 // the service has it. own is its claim.
 func (z *Zone) otherClaimant(n network.Network, own network.Claimant, e externalPort, servedBy func(namespace string) string) string {
-	for _, c := range z.claims.Of(e) {
-		if !c.Before(own) {
-			break
-		}
-		if namespace, _, _ := strings.Cut(c.Name, "/"); servedBy(namespace) != n.Name {
-			continue
-		}
-		if own.Own && !c.Own {
-			return "the service " + c.Name + " has it from a load balancer"
-		}
+	switch c, ok := z.claims.First(e, func(namespace string) bool { return servedBy(namespace) == n.Name }, ""); {
+	case !ok || !c.Before(own):
+		return ""
+	case own.Own && !c.Own:
+		return "the service " + c.Name + " has it from a load balancer"
+	default:
 		return "the older service " + c.Name + " has it"
 	}
-	return ""
 }
 
 // exposed returns the services of the cluster default network that pods of all

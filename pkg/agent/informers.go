@@ -47,7 +47,7 @@ func NewInformers(clients *kube.Clients, node string) (*Informers, error) {
 		peers:      metadataOf("nodes"),
 		node:       selected("metadata.name", node).Core().V1().Nodes().Informer(),
 		pods:       selected("spec.nodeName", node).Core().V1().Pods().Informer(),
-		services:   informers.NewSharedInformerFactoryWithOptions(clients.Kube, 0, informers.WithTweakListOptions(kube.Consistent)).Core().V1().Services().Informer(),
+		services:   kube.NewServiceInformer(clients.Kube),
 	}, nil
 }
 

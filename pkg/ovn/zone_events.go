@@ -62,7 +62,7 @@ func (z *Zone) startInformers(ctx context.Context) error {
 		return fmt.Errorf("index other nodes' pods: %w", err)
 	}
 	z.remotePods = remotePods.GetIndexer()
-	services, endpoints := all.Core().V1().Services().Informer(), all.Discovery().V1().EndpointSlices().Informer()
+	services, endpoints := kube.NewServiceInformer(z.kube), all.Discovery().V1().EndpointSlices().Informer()
 	if err := endpoints.AddIndexers(sliceIndexers); err != nil {
 		return fmt.Errorf("index EndpointSlices: %w", err)
 	}

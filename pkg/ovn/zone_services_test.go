@@ -151,6 +151,27 @@ func TestZoneServices(t *testing.T) {
 	})
 }
 
+// TestZoneOtherProxies: Services of another proxy, and those that nobody serves, have no load balancers.
+func TestZoneOtherProxies(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newZoneEnv(t)
+		env.node(1, true)
+		for i, label := range []string{"example.com/ours", "service.kubernetes.io/service-proxy-name", "service.kubernetes.io/headless"} {
+			name := fmt.Sprint("s", i)
+			env.service("plain", name, 0, nil, fmt.Sprint("10.96.0.", 2+i))
+			env.endpoints("plain", name, "", "10.244.0.9")
+			api := env.kube.CoreV1().Services("plain")
+			s, err := api.Get(t.Context(), name, metav1.GetOptions{})
+			env.must(err)
+			s.Labels = map[string]string{label: ""}
+			_, err = api.Update(t.Context(), s, metav1.UpdateOptions{})
+			env.must(err)
+		}
+		env.run()
+		env.waitForVIPs("at the start", map[string]string{"default 10.96.0.2:80": "10.244.0.9:8080"})
+	})
+}
+
 // Of a deleted namespace, the zone may see the services' deletions last.
 func TestZoneServicesOfDeletedNamespace(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

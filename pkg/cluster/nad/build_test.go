@@ -56,13 +56,13 @@ func TestBuild(t *testing.T) {
 	} {
 		have := Have(*c.in.NAD)
 		var ops []string
-		for _, op := range Diff(*c.in.NAD, Build(c.in, have), have, "") {
+		for _, op := range Diff(*c.in.NAD, Build(c.in, have), have, Build(c.in, have).Problem != "") {
 			ops = append(ops, op.String())
 		}
 		if got := strings.Join(ops, ", "); got != c.want {
 			t.Errorf("%s: operations %q, want %q", c.name, got, c.want)
 		}
-		if ops := Diff(*c.in.NAD, Build(c.in, have), have, Build(c.in, have).Problem); slices.ContainsFunc(ops, func(o Op) bool { return o.Kind == Warn }) {
+		if ops := Diff(*c.in.NAD, Build(c.in, have), have, false); slices.ContainsFunc(ops, func(o Op) bool { return o.Kind == Warn }) {
 			t.Errorf("%s: a second event for the same problem", c.name)
 		}
 	}
@@ -134,7 +134,7 @@ func TestConverges(t *testing.T) {
 			cur := f.NADs[key]
 			in.NAD = &cur
 			want := Build(in, Have(cur))
-			if err := f.Apply(context.Background(), Diff(cur, want, Have(cur), "")); err != nil {
+			if err := f.Apply(context.Background(), Diff(cur, want, Have(cur), want.Problem != "")); err != nil {
 				t.Fatal(err)
 			}
 			return want

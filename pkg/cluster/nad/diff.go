@@ -2,9 +2,9 @@
 
 package nad
 
-// Diff returns the operations that take a NAD from have to want. lastProblem is
-// the problem of its last event; the same problem makes no second event.
-func Diff(n NAD, want, have State, lastProblem string) []Op {
+// Diff returns the operations that take a NAD from have to want. report tells whether its
+// problem needs an event.
+func Diff(n NAD, want, have State, report bool) []Op {
 	var ops []Op
 	if want.ID != have.ID || want.Network != have.Network || want.Finalizer != have.Finalizer {
 		// The API server refuses a new finalizer on an object that is being deleted.
@@ -12,7 +12,7 @@ func Diff(n NAD, want, have State, lastProblem string) []Op {
 			ops = append(ops, Op{Kind: Mark, NAD: n, Want: want})
 		}
 	}
-	if want.Problem != "" && want.Problem != lastProblem {
+	if report {
 		ops = append(ops, Op{Kind: Warn, NAD: n, Want: want})
 	}
 	return ops

@@ -36,9 +36,11 @@ type Reconciler struct {
 	waiters nadusers.Waiters[Key]
 	enqueue func(Key) // set before the first Reconcile
 
-	mu           sync.Mutex
-	lastProblems map[Key]string // the message of each NAD's last event
-	networks     map[Key]string // the network of each NAD that has an id, for its release after the NAD is deleted
+	now func() time.Time
+
+	mu       sync.Mutex
+	problems kube.ProblemEvents[Key]
+	networks map[Key]string // the network of each NAD that has an id, for its release after the NAD is deleted
 }
 
 // conflictRetry is the delay after a conflict, in which the cache catches up.
@@ -50,7 +52,7 @@ const usersResync = time.Minute
 
 // NewReconciler returns a reconciler.
 func NewReconciler(cfg config.Config, cache client.Reader, target Target, ids *netid.Allocator, restore func(context.Context) error, log *slog.Logger) *Reconciler {
-	return &Reconciler{cfg: cfg, cache: cache, target: target, networkIDs: ids, restore: restore, log: log, lastProblems: map[Key]string{}, networks: map[Key]string{}}
+	return &Reconciler{cfg: cfg, cache: cache, target: target, networkIDs: ids, restore: restore, log: log, now: time.Now, networks: map[Key]string{}}
 }
 
 // Reconcile reconciles one NAD.
@@ -68,8 +70,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, key Key) (reconcile.Result, 
 	}
 	have := Have(*in.NAD)
 	want := Build(in, have)
-	lastProblem := r.swapProblem(key, want)
-	err = r.target.Apply(ctx, Diff(*in.NAD, want, have, lastProblem))
+	r.mu.Lock()
+	report := r.problems.Due(key, want.Problem, r.now())
+	r.mu.Unlock()
+	err = r.target.Apply(ctx, Diff(*in.NAD, want, have, report))
 	if apierrors.IsConflict(err) {
 		return reconcile.Result{RequeueAfter: conflictRetry}, nil // the cache is stale
 	}
@@ -85,8 +89,11 @@ func (r *Reconciler) Reconcile(ctx context.Context, key Key) (reconcile.Result, 
 		}
 	}
 	r.recordNetwork(key, want.Network)
-	if len(in.Users) > 0 {
+	switch {
+	case len(in.Users) > 0:
 		return reconcile.Result{RequeueAfter: usersResync}, nil
+	case want.Problem != "":
+		return reconcile.Result{RequeueAfter: kube.EventRepeat}, nil
 	}
 	return reconcile.Result{}, nil
 }
@@ -100,19 +107,6 @@ func (r *Reconciler) recordNetwork(key Key, name string) {
 	}
 }
 
-// swapProblem records the problem that is reported now, and returns the last one.
-func (r *Reconciler) swapProblem(key Key, want State) (last string) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	last = r.lastProblems[key]
-	if want.Problem == "" {
-		delete(r.lastProblems, key)
-	} else {
-		r.lastProblems[key] = want.Problem
-	}
-	return last
-}
-
 // cleanUp releases what a NAD held that is deleted or not ours any more: its claim on
 // the namespace, and its network id. The id is kept while pods use a deleted NAD
 // whose finalizer somebody else removed.
@@ -120,7 +114,7 @@ func (r *Reconciler) cleanUp(ctx context.Context, key Key) (reconcile.Result, er
 	r.networkIDs.ReleaseClaims(key.holder(), func(string) bool { return false })
 	r.mu.Lock()
 	name := r.networks[key]
-	delete(r.lastProblems, key)
+	r.problems.Due(key, "", r.now())
 	r.mu.Unlock()
 	if name != "" {
 		r.waiters.Add(key.String(), key) // before List, so that no pod's deletion is missed

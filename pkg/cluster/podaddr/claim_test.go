@@ -17,6 +17,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 
+	"bulkhead/pkg/kube"
 	"bulkhead/pkg/network"
 )
 
@@ -277,6 +278,29 @@ func TestClaimDeleting(t *testing.T) {
 	}
 	s.pod("red", "new", request)
 	s.wantEvent("does not exist")
+}
+
+// TestEventAgain: a pod whose problem lasts gets its event again before Kubernetes deletes the first one.
+func TestEventAgain(t *testing.T) {
+	s := newSim(t)
+	s.namespace("red", true)
+	s.nad("red", "net", 7, "red_net", claimL2)
+	s.pod("red", "a", primaryRequest(`"ipam-claim-reference":"vm"`))
+	s.wantEvent("does not exist")
+	key := Key{Namespace: "red", Name: "a"}
+	for _, again := range []bool{false, true, false} {
+		result, err := s.r.Reconcile(s.ctx, key)
+		s.must(err)
+		if result.RequeueAfter != kube.EventRepeat {
+			t.Errorf("reconciled again after %s", result.RequeueAfter)
+		}
+		if again {
+			s.wantEvent("does not exist")
+		} else {
+			s.wantNoEvent()
+			s.clock = s.clock.Add(kube.EventRepeat)
+		}
+	}
 }
 
 // TestClaimMAC: a second pod of a claim that requests another MAC address waits until the first has ended.

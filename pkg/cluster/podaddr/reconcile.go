@@ -60,7 +60,7 @@ type Reconciler struct {
 	mu       sync.Mutex
 	base     int64 // high-water mark of networks without a mark of their own
 	tracker  *tracker
-	reported map[string]string // last event of each pod with problems
+	reported kube.ProblemEvents[string] // by pod
 
 	restore struct {
 		sync.Mutex
@@ -81,7 +81,7 @@ const portsAhead = 1024
 func NewReconciler(plan network.Plan, age time.Duration, cache, live client.Reader, target Target, m idlease.HighWater, now func() time.Time, recorder events.EventRecorder, log *slog.Logger) *Reconciler {
 	return &Reconciler{
 		cache: cache, live: live, lookup: kube.Lookup{Cache: cache, Plan: plan}, target: target, marks: m, events: recorder, log: log,
-		tracker: newTracker(age, now), reported: map[string]string{},
+		tracker: newTracker(age, now),
 	}
 }
 
@@ -113,10 +113,10 @@ func (r *Reconciler) Reconcile(ctx context.Context, k Key) (reconcile.Result, er
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.tracker.releasePod(k.String())
-		delete(r.reported, k.String())
+		r.reported.Due(k.String(), "", r.tracker.now())
 		return reconcile.Result{}, nil
 	}
-	return reconcile.Result{}, r.reconcilePod(ctx, k, obj)
+	return r.reconcilePod(ctx, k, obj)
 }
 
 func ended(pod *corev1.Pod) bool {
@@ -147,7 +147,7 @@ func (r *Reconciler) missingInCache(ctx context.Context, k Key, cached *corev1.P
 	return obj.UID == st.uid && !ended(obj), nil
 }
 
-func (r *Reconciler) reconcilePod(ctx context.Context, k Key, obj *corev1.Pod) error {
+func (r *Reconciler) reconcilePod(ctx context.Context, k Key, obj *corev1.Pod) (result reconcile.Result, err error) {
 	w := requestsOf(obj)
 	r.mu.Lock()
 	st := r.tracker.pod(k.String(), obj.UID)
@@ -157,15 +157,15 @@ func (r *Reconciler) reconcilePod(ctx context.Context, k Key, obj *corev1.Pod) e
 	}
 	r.mu.Unlock()
 	if obj.Spec.NodeName == "" {
-		return nil
+		return result, nil
 	}
 	in, have, err := r.inputs(ctx, obj, w, ours, nil)
 	if err != nil {
-		return err
+		return result, err
 	}
 	claims, err := r.getClaims(ctx, in)
 	if err != nil {
-		return err
+		return result, err
 	}
 	r.mu.Lock()
 	r.tracker.attachClaims(&in, claims)
@@ -178,17 +178,19 @@ func (r *Reconciler) reconcilePod(ctx context.Context, k Key, obj *corev1.Pod) e
 			kind, ahead = idlease.Ports(name), portsAhead
 		}
 		if err := r.marks.Raise(ctx, kind, mark, ahead); err != nil {
-			return fmt.Errorf("write the high-water mark of tunnel ids of network %s: %w", name, err)
+			return result, fmt.Errorf("write the high-water mark of tunnel ids of network %s: %w", name, err)
 		}
 	}
-	r.report(obj, want.Problems)
+	if r.report(obj, want.Problems) {
+		result.RequeueAfter = kube.EventRepeat
+	}
 	have.Claims = map[string]Status{}
 	for name, c := range claims {
 		have.Claims[name] = StatusOf(c)
 	}
 	if ops := Diff(want, have); len(ops) > 0 {
 		if err := r.target.Apply(ctx, ops); err != nil {
-			return err // the caller logs it and retries
+			return result, err // the caller logs it and retries
 		}
 		r.log.Info("pod addresses assigned", "pod", k.String(), "networks", len(want.Entries))
 	}
@@ -202,11 +204,12 @@ func (r *Reconciler) reconcilePod(ctx context.Context, k Key, obj *corev1.Pod) e
 			}
 		}
 	}
-	return nil
+	return result, nil
 }
 
-// report sends an event with the problems of a pod when they have changed.
-func (r *Reconciler) report(obj *corev1.Pod, problems []Problem) {
+// report sends an event with the problems of a pod when they have changed, and from time to time. It reports whether
+// there are any.
+func (r *Reconciler) report(obj *corev1.Pod, problems []Problem) bool {
 	key, text := network.NADKey(obj.Namespace, obj.Name), ""
 	for _, p := range problems {
 		if p.Text == "" {
@@ -217,19 +220,18 @@ func (r *Reconciler) report(obj *corev1.Pod, problems []Problem) {
 		}
 		text += p.Text
 	}
+	problem := ""
+	if text != "" {
+		problem = string(obj.UID) + text
+	}
 	r.mu.Lock()
-	last := r.reported[key]
-	if text == "" {
-		delete(r.reported, key)
-	} else {
-		r.reported[key] = string(obj.UID) + text
-	}
+	due := r.reported.Due(key, problem, r.tracker.now())
 	r.mu.Unlock()
-	if text == "" || last == string(obj.UID)+text || obj.DeletionTimestamp != nil {
-		return
+	if due && obj.DeletionTimestamp == nil {
+		r.log.Warn("pod lacks a network", "pod", key, "error", text)
+		r.events.Eventf(obj, nil, corev1.EventTypeWarning, reasonAllocation, "Allocate", "%s", text)
 	}
-	r.log.Warn("pod lacks a network", "pod", key, "error", text)
-	r.events.Eventf(obj, nil, corev1.EventTypeWarning, reasonAllocation, "Allocate", "%s", text)
+	return problem != ""
 }
 
 // reconcileClaim reconciles an IPAMClaim's status. If the claim was deleted, its

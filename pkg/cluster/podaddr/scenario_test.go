@@ -74,7 +74,7 @@ func (s *sim) wantNothingHeld() {
 			s.t.Errorf("network %s: held %v, MACs %v, %d tunnel ids", name, a.held, a.macs, a.tunnels.Len())
 		}
 	}
-	if tr := s.r.tracker; len(tr.pods)+len(tr.waiting.byTopic)+len(tr.waiting.byPod)+len(tr.waiting.notified)+len(s.r.reported) > 0 {
+	if tr := s.r.tracker; len(tr.pods)+len(tr.waiting.byTopic)+len(tr.waiting.byPod)+len(tr.waiting.notified)+s.r.reported.Len() > 0 {
 		s.t.Errorf("deleted pods are still tracked: pods %v, waiting %v, notified %v, reported %v", tr.pods, tr.waiting.byPod, tr.waiting.notified, s.r.reported)
 	}
 }

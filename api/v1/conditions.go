@@ -17,6 +17,8 @@ const (
 // Reasons of ConditionNetworkCreated.
 const (
 	ReasonNADCreated = "NetworkAttachmentDefinitionCreated"
+	// ReasonNADDeleted: the network is deleted, and other programs' finalizers keep the object.
+	ReasonNADDeleted = "NetworkAttachmentDefinitionDeleted"
 	// ReasonSyncError is for UserDefinedNetworks, ReasonNADSyncError for
 	// ClusterUserDefinedNetworks.
 	ReasonSyncError    = "SyncError"

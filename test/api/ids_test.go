@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	udnv1 "bulkhead/api/v1"
 	"bulkhead/pkg/network"
 )
 
@@ -101,6 +102,7 @@ func TestIDsOfNetworksWithoutNAD(t *testing.T) {
 	}
 	w.remove(kept)
 	released("a deleted network with a finalizer")
+	w.waitCondition(kept, udnv1.ConditionNetworkCreated, metav1.ConditionFalse, "NetworkAttachmentDefinitionDeleted", "until other programs have removed their finalizers")
 	if err := w.Get(w.ctx, client.ObjectKeyFromObject(kept), kept); err != nil || kept.DeletionTimestamp == nil {
 		t.Errorf("the network is to stay in deletion: %v", err)
 	}

@@ -30,6 +30,7 @@ func (r *Reconciler) inputs(ctx context.Context, o Owner, have State) (Inputs, e
 		return in, err
 	}
 	in.Request = req
+	in.Removed = req != nil && req.Deleting && !have.Finalizer && len(have.NADs) == 0
 	if req != nil && !req.Deleting {
 		if err := r.network(ctx, &in, have); err != nil {
 			return in, err

@@ -25,7 +25,7 @@ func BuildStatus(in Inputs, want State, problems []Problem, failed []*Failure) S
 
 // Conditions returns the conditions of the owner's status: want and problems are
 // the results of Build, failed the operations that failed. An owner whose deletion
-// has no problem gets none.
+// has no problem gets none, until other programs' finalizers alone keep it.
 func Conditions(in Inputs, want State, problems []Problem, failed []*Failure) []metav1.Condition {
 	r := in.Request
 	if r == nil {
@@ -33,7 +33,11 @@ func Conditions(in Inputs, want State, problems []Problem, failed []*Failure) []
 	}
 	text := explain(problems, failed)
 	if r.Deleting {
-		if len(text) == 0 {
+		switch {
+		case len(text) == 0 && in.Removed:
+			return []metav1.Condition{r.condition(udnv1.ConditionNetworkCreated, metav1.ConditionFalse, udnv1.ReasonNADDeleted,
+				"the network is deleted: the object exists until other programs have removed their finalizers")}
+		case len(text) == 0:
 			return nil
 		}
 		return []metav1.Condition{r.condition(udnv1.ConditionNetworkCreated, metav1.ConditionFalse, r.syncError(), network.Shorten(strings.Join(text, "; "), messageLimit))}

@@ -84,6 +84,7 @@ type Namespace struct {
 type Inputs struct {
 	Owner         Owner
 	Request       *Request // nil if the owner does not exist
+	Removed       bool     // the owner is being deleted, and has neither NADs nor our finalizer any more
 	Invalid       string   // why the request is invalid as a whole, "" if it is valid
 	Conf          network.NetConf
 	ID            int                 // the network's id, 0 for none

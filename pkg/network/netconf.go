@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"math/big"
 	"net/netip"
 	"slices"
@@ -43,20 +44,17 @@ type NetConf struct {
 // ErrForeign is returned for a NAD of another CNI type. Callers ignore such NADs.
 var ErrForeign = errors.New("not of type " + CNIType)
 
-// ParseNetConf parses NAD JSON. Unknown keys are errors, because a mistyped key
+// ParseNetConf parses NAD JSON: a plugin's configuration, or a list with one. Unknown keys are errors, because a mistyped key
 // would otherwise be ignored silently. Keys of the CNI specification and of OVN-Kubernetes that
 // Bulkhead does not use are accepted. Errors name the key and the remedy.
 func ParseNetConf(config string) (NetConf, error) {
-	var probe struct {
-		Type    string            `json:"type"`
-		Plugins []json.RawMessage `json:"plugins"`
-	}
-	if err := json.Unmarshal([]byte(config), &probe); err != nil {
-		return NetConf{}, fmt.Errorf("config is not valid JSON: %w", err)
-	}
 	// The type must be unescaped in the text: an admission policy, which cannot
 	// parse JSON, searches for it.
-	if probe.Type != CNIType || !strings.Contains(config, CNIType) {
+	plugin, err := ownPlugin(config)
+	if err != nil {
+		return NetConf{}, err
+	}
+	if plugin == nil || !strings.Contains(config, CNIType) {
 		return NetConf{}, ErrForeign
 	}
 	var c struct {
@@ -78,7 +76,7 @@ func ParseNetConf(config string) (NetConf, error) {
 		LogMaxAge     json.RawMessage `json:"logfile-maxage"`
 		JoinSubnets   string          `json:"joinSubnets"` // the spelling of OVN-Kubernetes' proposals
 	}
-	dec := json.NewDecoder(bytes.NewReader([]byte(config)))
+	dec := json.NewDecoder(bytes.NewReader(plugin))
 	dec.DisallowUnknownFields()
 	if err := dec.Decode(&c); err != nil {
 		return NetConf{}, fmt.Errorf("config: %w", err)
@@ -99,6 +97,41 @@ func ParseNetConf(config string) (NetConf, error) {
 		return NetConf{}, errors.New("config has no name: give the network a name")
 	}
 	return c.NetConf, nil
+}
+
+// ownPlugin returns the configuration of Bulkhead's plugin, nil if it is another's. A list (CNI specification, section 1)
+// has the network's name for its plugins, of which Bulkhead's must be the only one: others would not run.
+func ownPlugin(config string) ([]byte, error) {
+	var conf struct {
+		Type       string          `json:"type"`
+		Name       json.RawMessage `json:"name"`
+		CNIVersion json.RawMessage `json:"cniVersion"`
+		Plugins    json.RawMessage `json:"plugins"`
+	}
+	if err := json.Unmarshal([]byte(config), &conf); err != nil {
+		return nil, fmt.Errorf("config is not valid JSON: %w", err)
+	}
+	if conf.Type == CNIType {
+		return []byte(config), nil
+	}
+	var plugins []map[string]json.RawMessage
+	if conf.Type != "" || json.Unmarshal(conf.Plugins, &plugins) != nil {
+		return nil, nil
+	}
+	i := slices.IndexFunc(plugins, func(p map[string]json.RawMessage) bool {
+		var name string
+		return json.Unmarshal(p["type"], &name) == nil && name == CNIType
+	})
+	switch {
+	case i < 0:
+		return nil, nil
+	case len(plugins) > 1:
+		return nil, fmt.Errorf("config: plugins has %d entries, and beside type %s there can be no others: remove them", len(plugins), CNIType)
+	}
+	plugin := plugins[0]
+	plugin["name"], plugin["cniVersion"] = conf.Name, conf.CNIVersion
+	maps.DeleteFunc(plugin, func(_ string, value json.RawMessage) bool { return value == nil })
+	return json.Marshal(plugin)
 }
 
 // Render returns c as compact JSON with keys in a fixed order.

@@ -70,8 +70,25 @@ func TestNetConfRefused(t *testing.T) {
 			t.Errorf("%s: got %v, want an error with %q", tt.conf, err, tt.want)
 		}
 	}
-	if _, err := ParseNetConf(`{"type":"macvlan","name":"x","master":"eth0"}`); !errors.Is(err, ErrForeign) {
-		t.Errorf("another plugin's NAD: got %v", err)
+	for _, config := range []string{`{"type":"macvlan","name":"x","master":"eth0"}`, `{"name":"x","plugins":[{"type":"macvlan"},{"type":"tuning"}]}`,
+		`{"name":"x","plugins":"none"}`, `{"name":"x","plugins":[1]}`, `{"type":"macvlan","name":"x","plugins":[{"type":"ovn-k8s-cni-overlay"}]}`} {
+		if _, err := ParseNetConf(config); !errors.Is(err, ErrForeign) {
+			t.Errorf("another plugin's NAD %s: got %v", config, err)
+		}
+	}
+	// A list with one plugin is the plugin's configuration.
+	list := `{"cniVersion":"1.0.0","name":"storage","plugins":[{"type":"ovn-k8s-cni-overlay","topology":"layer2","subnets":"10.20.0.0/16","netAttachDefName":"a/b"}]}`
+	if c, err := ParseNetConf(list); err != nil || c.Name != "storage" || c.CNIVersion != "1.0.0" || c.Topology != "layer2" || c.Subnets != "10.20.0.0/16" {
+		t.Errorf("a list with one plugin: %+v, %v", c, err)
+	}
+	for config, want := range map[string]string{
+		strings.Replace(list, `"a/b"}`, `"a/b"},{"type":"tuning"}`, 1): "plugins has 2 entries",
+		strings.Replace(list, `"name":"storage",`, "", 1):              "no name",
+		strings.Replace(list, `"topology"`, `"topologi"`, 1):           "topologi",
+	} {
+		if _, err := ParseNetConf(config); err == nil || errors.Is(err, ErrForeign) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: got %v, want an error with %q", config, err, want)
+		}
 	}
 	c, _ := ParseNetConf(redConf)
 	for _, id := range []int{-1, 0, MaxID + 1} {

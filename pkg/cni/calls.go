@@ -11,8 +11,8 @@ import (
 	"time"
 
 	cnitypes "github.com/containernetworking/cni/pkg/types"
-
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"bulkhead/pkg/kube"
 	"bulkhead/pkg/network"
@@ -81,6 +81,10 @@ const (
 	// ports carry traffic.
 	statusGrace   = 500 * time.Millisecond
 	statusTimeout = 10 * time.Second
+	// statusRetries is how long a failed write is retried: the API server may be away, and nothing else writes the
+	// annotation.
+	statusRetries                     = 10 * time.Minute
+	firstStatusRetry, lastStatusRetry = 200 * time.Millisecond, 10 * time.Second
 )
 
 // writeStatus writes the network-status annotation in the background, while ADD
@@ -96,13 +100,31 @@ func (s *Server) writeStatus(ctx context.Context, pod Pod) <-chan struct{} {
 	}
 	go func() {
 		defer close(done)
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), statusTimeout)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), statusRetries)
 		defer cancel()
-		if err := s.status.WriteStatus(ctx, r.Namespace, r.Pod, pod.UID, status); err != nil {
+		for delay := firstStatusRetry; ; delay = min(2*delay, lastStatusRetry) {
+			err := s.tryStatus(ctx, pod, status)
+			if err == nil {
+				return
+			}
 			s.conf.Log.Warn("cannot write the pod's network status", "pod", r.Namespace+"/"+r.Pod, "error", err)
+			if apierrors.IsNotFound(err) || apierrors.IsConflict(err) || apierrors.IsInvalid(err) || apierrors.IsForbidden(err) {
+				return // the pod is gone, or the API server refuses
+			}
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(delay):
+			}
 		}
 	}()
 	return done
+}
+
+func (s *Server) tryStatus(ctx context.Context, pod Pod, status string) error {
+	ctx, cancel := context.WithTimeout(ctx, statusTimeout)
+	defer cancel()
+	return s.status.WriteStatus(ctx, pod.Request.Namespace, pod.Request.Pod, pod.UID, status)
 }
 
 // waitForPod waits for the pod's inputs and returns its desired state. On

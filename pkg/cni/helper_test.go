@@ -101,13 +101,14 @@ type fakeDeps struct {
 	bindsPorts bool   // ovn-controller binds ports
 	bound      chan struct{}
 	statuses   chan string
-	ensureErr  error // returned by Ensure
+	statusErrs chan error // of the next writes of the status
+	ensureErr  error      // returned by Ensure
 }
 
 func newFakeDeps() *fakeDeps {
 	nad := network.NAD{Namespace: "ns", Name: "blue", Network: blue}
 	return &fakeDeps{pods: map[string]*corev1.Pod{}, primary: map[string]*network.NAD{"ns": &nad}, nads: map[string]network.NAD{"ns/blue": nad},
-		ports: map[string]Port{}, bindsPorts: true, bound: make(chan struct{}), statuses: make(chan string, 100)}
+		ports: map[string]Port{}, bindsPorts: true, bound: make(chan struct{}), statuses: make(chan string, 100), statusErrs: make(chan error, 10)}
 }
 
 func (d *fakeDeps) setPod(uid string, a network.PodNetworks) {
@@ -250,6 +251,11 @@ func (d *fakeDeps) WaitInstalled(ctx context.Context, ports []Port) error {
 }
 
 func (d *fakeDeps) WriteStatus(_ context.Context, _, _, _, status string) error {
+	select {
+	case err := <-d.statusErrs:
+		return err
+	default:
+	}
 	d.statuses <- status
 	return nil
 }

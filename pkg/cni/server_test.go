@@ -14,9 +14,11 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"bulkhead/pkg/network"
 	"bulkhead/pkg/process"
@@ -355,5 +357,29 @@ func TestPlugin(t *testing.T) {
 	cancel()
 	if err := <-served; err != nil {
 		t.Error(err)
+	}
+}
+
+// TestStatusRetried: the network status is written once the API server answers again. A pod that is gone gets none.
+func TestStatusRetried(t *testing.T) {
+	for want, errs := range map[int][]error{
+		1: {errors.New("connection refused"), errors.New("connection refused")},
+		0: {errors.New("connection refused"), apierrors.NewNotFound(corev1.Resource("pods"), "pod"), nil},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			d, links := newFakeDeps(), NewFakeLinks("/ns/a")
+			d.setPod("uid-1", annotation(t, 5))
+			for _, err := range errs {
+				d.statusErrs <- err
+			}
+			if _, err := call(t, d.server(links), request("ADD", "a")); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(2 * statusRetries)
+			synctest.Wait()
+			if got := len(d.statuses); got != want {
+				t.Errorf("after %v: %d statuses, want %d", errs, got, want)
+			}
+		})
 	}
 }

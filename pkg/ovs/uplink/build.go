@@ -187,7 +187,7 @@ func checkLifetimes(o Owner, have State) error {
 		case a.Prefix.IsSingleIP():
 			return fmt.Errorf("interface %s: address %s has a lifetime of %d seconds, so a DHCPv6 client renews it: "+remedy, o.Uplink, a.Prefix, a.Valid, o.Bridge)
 		case !have.Interface.RA:
-			return fmt.Errorf("interface %s: address %s has a lifetime of %d seconds, but the kernel does not process router advertisements there: a program such as NetworkManager or systemd-networkd does. Set accept_ra to 1 or 2 and let the kernel do it, or "+
+			return fmt.Errorf("interface %s: address %s has a lifetime of %d seconds, but the kernel does not process router advertisements there: a program such as NetworkManager or systemd-networkd does. Set accept_ra to 2 and let the kernel do it, or "+
 				remedy, o.Uplink, a.Prefix, a.Valid, o.Bridge)
 		}
 	}

@@ -88,6 +88,9 @@ func runZone(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 	if err := process.ServeTCP(ctx, cfg.Listen, process.NewMux(ready, metrics), log); err != nil {
 		return err
 	}
+	if err := process.ServeTCP(ctx, cfg.Kubernetes.HealthzBindAddress, process.NewNodeHealth(zone.ServesServices), log); err != nil {
+		return err
+	}
 	return zone.Run(ctx)
 }
 

@@ -68,6 +68,7 @@ type Kubernetes struct {
 	QPS                   float32
 	Burst                 int
 	NodeName              string
+	HealthzBindAddress    string
 	LeaseNamespace        string
 	LeaseDuration         time.Duration
 	LeaseRenewDeadline    time.Duration
@@ -174,7 +175,7 @@ func (r *raw) build() (Config, error) {
 		Kubernetes: Kubernetes{
 			Kubeconfig: r.Kubernetes.Kubeconfig, APIServer: r.Kubernetes.APIServer,
 			QPS: float32(r.Kubernetes.QPS), Burst: r.Kubernetes.Burst,
-			NodeName: r.Kubernetes.NodeName, LeaseNamespace: r.Kubernetes.LeaseNamespace,
+			NodeName: r.Kubernetes.NodeName, HealthzBindAddress: r.Kubernetes.HealthzBindAddress, LeaseNamespace: r.Kubernetes.LeaseNamespace,
 		},
 		NBAddress: r.OVN.NB, SBAddress: r.OVN.SB,
 		OVS: OVS{DBAddress: r.OVS.DB, ExternalBridge: r.OVS.ExternalBridge, Uplink: r.OVS.Uplink, PhysicalNetwork: r.OVS.PhysicalName,

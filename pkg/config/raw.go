@@ -45,6 +45,7 @@ type raw struct {
 		QPS                float64 `gcfg:"qps"`
 		Burst              int     `gcfg:"burst"`
 		NodeName           string  `gcfg:"node-name"`
+		HealthzBindAddress string  `gcfg:"healthz-bind-address"`
 		LeaseNamespace     string  `gcfg:"lease-namespace"`
 		LeaseDuration      string  `gcfg:"lease-duration"`
 		LeaseRenewDeadline string  `gcfg:"lease-renew-deadline"`
@@ -98,6 +99,7 @@ func defaults() *raw {
 	r.BGPManaged.FRRNamespace = "frr-k8s-system"
 	r.Kubernetes.QPS = 1000
 	r.Kubernetes.Burst = 2000
+	r.Kubernetes.HealthzBindAddress = ":10256"
 	r.Kubernetes.LeaseNamespace = "bulkhead-system"
 	r.Kubernetes.LeaseDuration = "15s"
 	r.Kubernetes.LeaseRenewDeadline = "10s"
@@ -148,6 +150,7 @@ func (r *raw) flags(fs *pflag.FlagSet) {
 	fs.Float64Var(&r.Kubernetes.QPS, "qps", r.Kubernetes.QPS, "maximum requests per second to the API server")
 	num(&r.Kubernetes.Burst, "burst", "maximum burst of requests to the API server")
 	str(&r.Kubernetes.NodeName, "node-name", "name of this node in the API (agent and zone)")
+	str(&r.Kubernetes.HealthzBindAddress, "healthz-bind-address", "where the zone controller tells load balancers whether the node serves Services, as kube-proxy does; empty: nowhere")
 	str(&r.Kubernetes.LeaseNamespace, "lease-namespace", "namespace of the leader election leases")
 	str(&r.Kubernetes.LeaseDuration, "lease-duration", "how long other replicas wait for a failed leader before they take over")
 	str(&r.Kubernetes.LeaseRenewDeadline, "lease-renew-deadline", "how long a leader retries to renew its lease before it stops")

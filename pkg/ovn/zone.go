@@ -94,6 +94,7 @@ type Zone struct {
 	synced   bool // the handlers have seen the informers' first lists
 	restored bool // pod addresses are restored and pending is filled
 	ready    atomic.Bool
+	leaving  atomic.Bool // the node is being removed
 	metrics  metrics
 }
 
@@ -154,6 +155,18 @@ func NewZone(cfg config.Config, k kubernetes.Interface, nads nadclient.Interface
 // failed on its own, leftovers of deleted networks have been tried, and the
 // cluster default network is built.
 func (z *Zone) Ready() bool { return z.ready.Load() && z.nb != nil && z.nb.Connected() }
+
+// ServesServices returns why load balancers should not send connections to this node's Services, nil if they should
+// (KEP-3836: not while the node is being removed).
+func (z *Zone) ServesServices() error {
+	switch {
+	case z.leaving.Load():
+		return errors.New("the node is being removed")
+	case !z.Ready():
+		return errors.New("not every known network is built")
+	}
+	return nil
+}
 
 // Run runs the zone until ctx ends.
 func (z *Zone) Run(ctx context.Context) error {

@@ -318,15 +318,22 @@ func trimNamespace(obj any) (any, error) {
 	return obj, nil
 }
 
+// removesNode reports whether a taint is the cluster autoscaler's of a node that it removes.
+func removesNode(t corev1.Taint) bool { return t.Key == "ToBeDeletedByClusterAutoscaler" }
+
 func (z *Zone) trimNode(obj any) (any, error) {
 	if n, ok := obj.(*corev1.Node); ok {
 		keys := []string{network.AnnotationNodeID, network.AnnotationChassisID, network.AnnotationEncapIPs, network.AnnotationGatewayConfig}
+		out := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion}}
 		if n.Name == z.cfg.Kubernetes.NodeName {
 			keys = append(keys, network.AnnotationZoneFailures, network.AnnotationDefaultTransport)
+			out.DeletionTimestamp = n.DeletionTimestamp
+			if i := slices.IndexFunc(n.Spec.Taints, removesNode); i >= 0 {
+				out.Spec.Taints = n.Spec.Taints[i : i+1 : i+1]
+			}
 		}
-		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{
-			Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion, Annotations: keep(n.Annotations, keys...),
-		}}, nil
+		out.Annotations = keep(n.Annotations, keys...)
+		return out, nil
 	}
 	return obj, nil
 }

@@ -3,6 +3,8 @@
 package ovn
 
 import (
+	"slices"
+
 	corev1 "k8s.io/api/core/v1"
 
 	"bulkhead/pkg/network"
@@ -25,6 +27,7 @@ func (z *Zone) nodeChanged(_, obj any) {
 			return
 		}
 		z.ownUID = n.UID
+		z.leaving.Store(n.DeletionTimestamp != nil || slices.ContainsFunc(n.Spec.Taints, removesNode))
 		z.failures.recordAnnotation(n.Annotations[network.AnnotationZoneFailures])
 		if z.synced {
 			z.nodes.podIDs = z.podIDs()

@@ -77,6 +77,13 @@ func NewMux(ready func() error, metrics prometheus.Gatherer) *http.ServeMux {
 	return mux
 }
 
+// NewNodeHealth serves what load balancers ask a node's service proxy: /healthz fails while serves returns an error.
+func NewNodeHealth(serves func() error) *http.ServeMux {
+	mux := http.NewServeMux()
+	mux.Handle("/healthz", healthHandlers(serves)["/readyz"])
+	return mux
+}
+
 // ServeTCP listens on address and serves h there in the background until ctx
 // ends. An empty address serves nothing. If another program has the port, ServeTCP tries again until the port is
 // free, and the process works without it meanwhile. Anybody who reaches the node can connect, so the number of
@@ -94,7 +101,7 @@ func ServeTCP(ctx context.Context, address string, h http.Handler, log *slog.Log
 	}
 	err := listen()
 	if errors.Is(err, syscall.EADDRINUSE) {
-		log.Warn("another program has the port of /healthz, /readyz and /metrics, trying again until it is free", "address", address)
+		log.Warn("another program has the port, trying again until it is free", "address", address)
 		go func() {
 			for errors.Is(err, syscall.EADDRINUSE) {
 				select {

@@ -27,7 +27,7 @@ func healthChecks() []Check {
 const healthScript = `bash -s %s <<'END'
 for t in "$@"; do
   if { exec 3<>"/dev/tcp/$t"; } 2>/dev/null; then
-    printf 'GET / HTTP/1.0\r\n\r\n' >&3; mapfile -t lines <&3; exec 3>&-
+    printf 'GET /healthz HTTP/1.0\r\n\r\n' >&3; mapfile -t lines <&3; exec 3>&-
     echo "$t ${lines[0]%%$'\r'}|${lines[-1]}"
   else
     echo "$t closed"
@@ -75,6 +75,11 @@ spec: {ipFamilyPolicy: PreferDualStack, type: LoadBalancer, externalTrafficPolic
 	}
 	if err := add("red-a", "nobody", func(*lab.Node) string { return healthAnswer(0) }); err != nil {
 		return "", err
+	}
+	for _, n := range w.Lab.Nodes() {
+		for _, a := range addrs(n) {
+			want[a.String()+"/10256"] = "HTTP/1.0 200 OK|ok" // the node serves Services: kube-proxy's port
+		}
 	}
 	var answers atomic.Int32
 	ask := func() error {

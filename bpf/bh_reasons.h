@@ -7,7 +7,7 @@
  * BH_REASON(identifier, verdict, label, explanation for operators)
  */
 BH_REASON(SOCK_MARKED, PASS, "sock-marked", "socket of a tenant's host-network pod created with the network's mark")
-BH_REASON(SOCK_BOUND_AT_BIRTH, PASS, "sock-bound-at-birth", "SCTP socket bound to the VRF at creation, because SCTP calls no later hook")
+BH_REASON(SOCK_BOUND_AT_CREATION, PASS, "sock-bound-at-creation", "SCTP socket bound to the VRF at creation, because SCTP calls no later hook")
 BH_REASON(SOCK_REMARKED, PASS, "sock-remarked", "socket older than the pod's attachment, marked at its first use")
 BH_REASON(BIND_WILDCARD, PASS, "bind-wildcard", "bind to the wildcard address: socket bound to the VRF")
 BH_REASON(BIND_INSIDE, PASS, "bind-inside", "bind to an address of the network: socket bound to the VRF")

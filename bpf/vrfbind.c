@@ -62,7 +62,7 @@ int bh_vrf_create(struct bpf_sock *ctx)
 		if (!pod->vrf_ifindex)
 			return bh_refuse(BH_R_VRF_MISSING, pod->netid, ctx->family, ctx->protocol, 0, 0);
 		ctx->bound_dev_if = pod->vrf_ifindex;
-		bh_count(BH_R_SOCK_BOUND_AT_BIRTH);
+		bh_count(BH_R_SOCK_BOUND_AT_CREATION);
 		return 1;
 	}
 	bh_count(BH_R_SOCK_MARKED);

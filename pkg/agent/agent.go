@@ -142,7 +142,7 @@ func New(p Parts) *Agent {
 			p.Flows.MarkComplete()
 		}
 	})
-	networks := &networkReconciler{config: p.Config, cache: p.Cache, queue: p.Queue, kernel: p.Kernel, flows: p.Flows, node: node, log: p.Log, last: map[int]networkResult{}, settling: map[int]time.Time{}}
+	networks := &networkReconciler{config: p.Config, cache: p.Cache, queue: p.Queue, kernel: p.Kernel, flows: p.Flows, node: node, log: p.Log, last: map[int]networkResult{}, newDevices: map[int]time.Time{}}
 	gateways := &gatewayReconciler{config: p.Config, cache: p.Cache, flows: p.Flows, node: node}
 	ports := &portReconciler{config: p.Config, cache: p.Cache, ovs: p.OVS, node: node, networks: networks}
 	doors := &doorReader{facts: doorFacts{p.Config, p.Cache}, kernel: p.Kernel, ovs: p.OVS, hostNet: p.HostNet, connecting: map[string]podDoor{}}
@@ -252,7 +252,7 @@ func (a *Agent) reconcile(ctx context.Context, k key) error {
 func (a *Agent) completes(k key, err error) bool {
 	switch k.kind {
 	case kindNetwork:
-		return !a.networks.isSettling(k.id)
+		return !a.networks.isNewDevice(k.id)
 	case kindPorts:
 		_, known := a.networks.keptNetworks()
 		return known

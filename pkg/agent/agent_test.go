@@ -212,7 +212,7 @@ func TestNewVRFSettles(t *testing.T) {
 		f.agent.cache.SetNAD(nad(f.agent.config, "shop", "net", 7))
 		f.agent.cache.SetNode(network.Node{Name: "n1", ID: 3}, nil)
 		f.agent.start()
-		time.Sleep(deviceSettle / 2)
+		time.Sleep(newDeviceDelay / 2)
 		index := func() int { return f.hosts().Networks[0].VRFIfindex }
 		routes := func() (n int) {
 			f.kernel.mu.Lock()
@@ -235,7 +235,7 @@ func TestNewVRFSettles(t *testing.T) {
 		// A reconcile of a network that has its VRF does not wait.
 		f.agent.resync()
 		synctest.Wait()
-		if index() == 0 || f.agent.networks.isSettling(7) {
+		if index() == 0 || f.agent.networks.isNewDevice(7) {
 			t.Error("a resync makes the network wait again")
 		}
 	})
@@ -253,11 +253,11 @@ func TestNewVRFDeleted(t *testing.T) {
 		f.setNAD(nad(f.agent.config, "shop", "net", 7))
 		eventually(t, "the VRF device", exists)
 		f.events().deleteNAD("shop/net")
-		time.Sleep(deviceSettle / 2)
+		time.Sleep(newDeviceDelay / 2)
 		if !exists() {
 			t.Error("the VRF device is deleted at once")
 		}
-		time.Sleep(deviceSettle)
+		time.Sleep(newDeviceDelay)
 		if exists() {
 			t.Error("the VRF device stays")
 		}
@@ -352,7 +352,7 @@ func TestColdStart(t *testing.T) {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		t.Logf("%d networks: %d syncs of management ports, %d of eBPF", n, f.portSyncs, f.hostReconciles)
-		if waited := time.Since(start); waited > deviceSettle+time.Second { // in the bubble, work takes no time
+		if waited := time.Since(start); waited > newDeviceDelay+time.Second { // in the bubble, work takes no time
 			t.Errorf("%v of waiting", waited)
 		}
 		if f.portSyncs > 3 {

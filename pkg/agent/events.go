@@ -212,7 +212,7 @@ func parsePod(o *corev1.Pod, log *slog.Logger) (p Pod, running bool) {
 	}
 	// A pod that has not been connected may be refused, because another has its ports.
 	if len(o.Status.PodIPs) > 0 {
-		p.HostPorts, p.HostPortsLeft = kube.HostPorts(o.Spec)
+		p.HostPorts, p.HostPortsOmitted = kube.HostPorts(o.Spec)
 	}
 	// The zone reports an annotation that cannot be read.
 	p.Open, _ = network.ParseOpenPorts(o.Annotations[network.AnnotationOpenDefaultPorts])

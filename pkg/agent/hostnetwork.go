@@ -191,7 +191,7 @@ func (r *hostReconciler) hostNetworks() []hostnet.Network {
 	out := make([]hostnet.Network, 0, len(nets))
 	for _, n := range nets {
 		x := hostnet.Network{ID: n.ID, Name: n.Name, Mark: n.PacketMark(), Subnets: n.CIDRs()}
-		if !r.networks.isSettling(n.ID) {
+		if !r.networks.isNewDevice(n.ID) {
 			x.VRFIfindex = r.kernel.DeviceIndex(r.config.Plan.VRFTable(n))
 		}
 		own := managementAddresses(n, r.cache.NodeID())

@@ -108,14 +108,14 @@ func (c *Cache) loopbackNetworks(plan network.Plan, defaultNetwork network.Netwo
 	return ids
 }
 
-// hostPortsLeft reports the pods with more host ports than kube.MaxHostPorts.
-func (c *Cache) hostPortsLeft() (out []Problem) {
+// omittedHostPorts reports the pods with more host ports than kube.MaxHostPorts.
+func (c *Cache) omittedHostPorts() (out []Problem) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for key, p := range c.pods {
-		if p.HostPortsLeft > 0 {
+		if p.HostPortsOmitted > 0 {
 			out = append(out, Problem{Reason: reasonHostPort, pod: key, Message: fmt.Sprintf(
-				"the last %d host ports are not reached: a pod may have %d: use fewer, or a Service of type LoadBalancer", p.HostPortsLeft, kube.MaxHostPorts)})
+				"the last %d host ports are not reached: a pod may have %d: use fewer, or a Service of type LoadBalancer", p.HostPortsOmitted, kube.MaxHostPorts)})
 		}
 	}
 	slices.SortFunc(out, func(a, b Problem) int { return cmp.Compare(a.pod, b.pod) })
@@ -173,7 +173,7 @@ func (r *hostReconciler) readHostPorts() (out []firewall.HostPort, problems []Pr
 		return nil, []Problem{{Reason: "HostPortsNotReached", Message: "pods' host ports are not reached: " + err.Error()}}
 	}
 	out, problems = admitHostPorts(ports, servers)
-	return out, append(problems, r.cache.hostPortsLeft()...)
+	return out, append(problems, r.cache.omittedHostPorts()...)
 }
 
 // updateHostPorts reads the host ports, stores them, and reports whether they have changed.

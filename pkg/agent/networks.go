@@ -29,10 +29,10 @@ type networkReconciler struct {
 	node   *nodeReconciler
 	log    *slog.Logger
 
-	mu       sync.Mutex
-	last     map[int]networkResult // by id
-	settling map[int]time.Time     // by id: until when nothing may use a network's new VRF device
-	kept     []int                 // networks that stay as they are, because no NAD of theirs is usable; nil before the first reconcileAll
+	mu         sync.Mutex
+	last       map[int]networkResult // by id
+	newDevices map[int]time.Time     // by id: until when nothing may use a network's new VRF device
+	kept       []int                 // networks that stay as they are, because no NAD of theirs is usable; nil before the first reconcileAll
 }
 
 // keptNetworks returns the ids of the networks that stay as they are; known is false before the
@@ -43,37 +43,37 @@ func (r *networkReconciler) keptNetworks() (ids []int, known bool) {
 	return r.kept, r.kept != nil
 }
 
-// deviceSettle is how long a new VRF device must have no routes, rules or users, so that other programs
+// newDeviceDelay is how long a new VRF device must have no routes, rules or users, so that other programs
 // see it first: see vrf.Inputs.DeviceFirst. FRR's zebra reads each link at once, but
 // handles it and the routes in different threads.
-const deviceSettle = time.Second
+const newDeviceDelay = time.Second
 
-// settlesFor returns how long the network's new VRF device must still have no routes, rules or users.
-func (r *networkReconciler) settlesFor(id int) time.Duration {
+// newDeviceWait returns how long the network's new VRF device must still have no routes, rules or users.
+func (r *networkReconciler) newDeviceWait(id int) time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	until, ok := r.settling[id]
+	until, ok := r.newDevices[id]
 	if !ok {
 		return 0
 	}
 	left := time.Until(until)
 	if left <= 0 {
-		delete(r.settling, id)
+		delete(r.newDevices, id)
 	}
 	return max(left, 0)
 }
 
-// isSettling reports whether the network's VRF device is new, and may not be used yet.
-func (r *networkReconciler) isSettling(id int) bool { return r.settlesFor(id) > 0 }
+// isNewDevice reports whether the network's VRF device is new, and may not be used yet.
+func (r *networkReconciler) isNewDevice(id int) bool { return r.newDeviceWait(id) > 0 }
 
-// settle records that nothing may use the network's new VRF device for the duration d; 0: it may be used.
-func (r *networkReconciler) settle(id int, d time.Duration) {
+// markNewDevice records that nothing may use the network's new VRF device for the duration d; 0: it may be used.
+func (r *networkReconciler) markNewDevice(id int, d time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if d == 0 {
-		delete(r.settling, id)
+		delete(r.newDevices, id)
 	} else {
-		r.settling[id] = time.Now().Add(d)
+		r.newDevices[id] = time.Now().Add(d)
 	}
 }
 
@@ -127,7 +127,7 @@ func (r *networkReconciler) reconcile(ctx context.Context, id int) error {
 	if id == network.DefaultID {
 		net, ok = r.config.DefaultNetwork, true
 	}
-	if left := r.settlesFor(id); left > 0 {
+	if left := r.newDeviceWait(id); left > 0 {
 		r.queue.keys.AddAfter(key{kindNetwork, id}, left)
 		return nil
 	}
@@ -142,16 +142,16 @@ func (r *networkReconciler) reconcile(ctx context.Context, id int) error {
 		return r.remove(ctx, id, node)
 	}
 	if r.kernel.DeviceIndex(r.config.Plan.VRFTable(net)) == 0 && !net.IsDefault() {
-		r.settle(id, deviceSettle) // before the device exists, so that nothing uses it
+		r.markNewDevice(id, newDeviceDelay) // before the device exists, so that nothing uses it
 	}
 	result, err := vrf.Reconcile(ctx, r.kernel, net, node, vrf.Inputs{Plan: r.config.Plan, IPv6: r.kernel.HasIPv6(),
 		Exposed: r.cache.AllowedAddresses(r.config.AllowedServices), DeviceFirst: true})
 	r.logOperations(net.Name, result)
 	if result.DeviceOnly && err == nil {
-		r.settle(id, deviceSettle)
-		r.queue.keys.AddAfter(key{kindNetwork, id}, deviceSettle)
+		r.markNewDevice(id, newDeviceDelay)
+		r.queue.keys.AddAfter(key{kindNetwork, id}, newDeviceDelay)
 	} else {
-		r.settle(id, 0)
+		r.markNewDevice(id, 0)
 	}
 	r.mu.Lock()
 	waited := !r.last[id].waitingSince.IsZero()
@@ -188,7 +188,7 @@ func (r *networkReconciler) remove(ctx context.Context, id int, node network.Nod
 	r.cache.MarkRemoved(id)
 	r.mu.Lock()
 	delete(r.last, id)
-	delete(r.settling, id)
+	delete(r.newDevices, id)
 	r.mu.Unlock()
 	r.queue.enqueueBatched(kindPorts, kindHosts)
 	return nil

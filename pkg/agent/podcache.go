@@ -28,8 +28,8 @@ type Pod struct {
 	ProbePorts, Ports []uint16
 	// HostPorts are the node's ports that a connected pod has.
 	HostPorts []network.HostPort
-	// HostPortsLeft is how many more the pod names: see kube.MaxHostPorts.
-	HostPortsLeft int
+	// HostPortsOmitted is how many more the pod names: see kube.MaxHostPorts.
+	HostPortsOmitted int
 }
 
 // Key is namespace/name.

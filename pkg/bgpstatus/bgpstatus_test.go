@@ -100,8 +100,8 @@ func healthy() Status {
 			},
 			{Name: "lite", Own: prefixes("10.93.1.0/24"), Learned: []Route{route("10.93.2.0/24", "10.99.0.12")}, Kernel: []Route{route("10.93.2.0/24", "10.99.0.12")}},
 		},
-		ByBridge: []Route{route("10.20.2.0/24", "192.0.2.12"), route("10.90.2.0/24", "192.0.2.12"), route("203.0.113.0/24", "192.0.2.1", "192.0.2.2")},
-		OVN:      []Route{route("10.90.2.0/24", "192.0.2.12"), route("203.0.113.0/24", "192.0.2.1", "192.0.2.2")},
+		BridgeRoutes: []Route{route("10.20.2.0/24", "192.0.2.12"), route("10.90.2.0/24", "192.0.2.12"), route("203.0.113.0/24", "192.0.2.1", "192.0.2.2")},
+		OVN:          []Route{route("10.90.2.0/24", "192.0.2.12"), route("203.0.113.0/24", "192.0.2.1", "192.0.2.2")},
 	}
 }
 
@@ -125,7 +125,7 @@ func TestCompare(t *testing.T) {
 		}, ""},
 		"a default route": {func(s *Status) {
 			r := route("0.0.0.0/0", "192.0.2.1")
-			s.VRFs[0].Learned, s.VRFs[0].Kernel, s.ByBridge = append(s.VRFs[0].Learned, r), append(s.VRFs[0].Kernel, r), append(s.ByBridge, r)
+			s.VRFs[0].Learned, s.VRFs[0].Kernel, s.BridgeRoutes = append(s.VRFs[0].Learned, r), append(s.VRFs[0].Kernel, r), append(s.BridgeRoutes, r)
 		}, ""},
 		"not in the kernel":            {func(s *Status) { s.VRFs[1].Kernel = nil }, "FRR has learned 10.93.2.0/24 in VRF lite, and the kernel does not"},
 		"not in OVN":                   {func(s *Status) { s.OVN = s.OVN[1:] }, "the kernel has 10.90.2.0/24 via 192.0.2.12, and OVN's uplink router has not"},

@@ -36,9 +36,9 @@ type Status struct {
 	Networks []Network           `json:"networks"`
 	Sessions []Session           `json:"sessions"`
 	VRFs     []VRF               `json:"vrfs"`
-	// ByBridge are the kernel's routes through the external bridge, which OVN's uplink router imports in
+	// BridgeRoutes are the kernel's routes through the external bridge, which OVN's uplink router imports in
 	// shared gateway mode.
-	ByBridge []Route `json:"byBridge,omitempty"`
+	BridgeRoutes []Route `json:"bridgeRoutes,omitempty"`
 	// OVN are the uplink router's routes that have been imported, in shared gateway mode.
 	OVN []Route `json:"ovn,omitempty"`
 	// Differences are sentences, in the order FRR, kernel, OVN: an earlier one may explain
@@ -81,13 +81,13 @@ func (s *Status) Compare() {
 	if s.Mode == network.LocalGateway {
 		return
 	}
-	for _, r := range s.ByBridge {
+	for _, r := range s.BridgeRoutes {
 		if hop := missingHop(s.OVN, r); hop.IsValid() && s.imported(r.Prefix) {
 			differ("the kernel has %s via %s, and OVN's uplink router has not: see the log of the node's zone controller", r.Prefix, hop)
 		}
 	}
 	for _, r := range s.OVN {
-		if hop := missingHop(s.ByBridge, r); hop.IsValid() {
+		if hop := missingHop(s.BridgeRoutes, r); hop.IsValid() {
 			differ("OVN's uplink router has %s via %s, and the kernel has not: see the log of the node's zone controller", r.Prefix, hop)
 		}
 	}

@@ -58,7 +58,7 @@ func (r Reader) Read(ctx context.Context, s *Status) error {
 		if s.OVN, err = ReadImported(ctx, r.NB); err != nil {
 			return err
 		}
-		if s.ByBridge, err = routeimport.Read(r.Bridge); err != nil {
+		if s.BridgeRoutes, err = routeimport.Read(r.Bridge); err != nil {
 			return err
 		}
 	}

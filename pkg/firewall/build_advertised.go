@@ -44,10 +44,10 @@ func (in Inputs) advertisedElements(sets map[string][]string) {
 	}
 	var all []netip.Prefix
 	for _, n := range append(slices.Clone(in.Networks), in.Default) {
-		if n.Advertised() && !n.LeavesByVRF() {
+		if n.Advertised() && !n.LeavesThroughVRF() {
 			all = append(all, n.CIDRs()...)
 		}
-		if !n.Announced() && !n.LeavesByVRF() {
+		if !n.Announced() && !n.LeavesThroughVRF() {
 			continue
 		}
 		hosts, err := n.HostSubnets(in.NodeID)
@@ -64,7 +64,7 @@ func (in Inputs) advertisedElements(sets map[string][]string) {
 				add(h, SetPods4, SetPods6, rangeText(h))
 			}
 		}
-		if n.LeavesByVRF() {
+		if n.LeavesThroughVRF() {
 			sets[SetOwnVRF] = append(sets[SetOwnVRF], n.ManagementPort())
 			sets[SetVRFs] = append(sets[SetVRFs], n.VRF(), n.FallbackVRF())
 			continue

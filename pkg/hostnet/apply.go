@@ -29,7 +29,7 @@ type Kernel interface {
 	DetachDoor(ifindex int) error
 	DoorPrograms(k loader.DoorKind) []string
 	HeldProbes() ([]uint16, error)
-	Settle() error
+	FinishTakeover() error
 }
 
 var _ Kernel = (*loader.Loader)(nil)

@@ -33,7 +33,7 @@ type fakeKernel struct {
 	after   func()            // called after each change
 	ids     map[string]uint64 // cgroup ids by path
 
-	settled int
+	takeoverFinished int
 }
 
 func newFakeKernel() *fakeKernel {
@@ -117,4 +117,4 @@ func (f *fakeKernel) DoorPrograms(k loader.DoorKind) []string {
 	return []string{"bh_grd_" + k.String()}
 }
 func (f *fakeKernel) HeldProbes() ([]uint16, error) { return f.held, nil }
-func (f *fakeKernel) Settle() error                 { f.settled++; return nil }
+func (f *fakeKernel) FinishTakeover() error         { f.takeoverFinished++; return nil }

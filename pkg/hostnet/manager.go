@@ -192,7 +192,7 @@ func (m *Manager) reconcile(ctx context.Context) error {
 	}
 	done, err := m.target.Apply(ctx, ops)
 	if err == nil {
-		err = m.target.Settle() // everything is in place: remove what another version left
+		err = m.target.FinishTakeover() // everything is in place: remove what another version left
 	}
 
 	m.pods = layout.Pods

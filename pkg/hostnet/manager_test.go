@@ -91,7 +91,7 @@ func TestWatchDirsCreatedMeanwhile(t *testing.T) {
 	}
 }
 
-// The Manager calls Settle, which removes what another version left, only after a
+// The Manager calls FinishTakeover, which removes what another version left, only after a
 // reconcile without failures.
 func TestRootSettle(t *testing.T) {
 	f := newFakeKernel()
@@ -101,8 +101,8 @@ func TestRootSettle(t *testing.T) {
 	}
 	for _, failing := range []bool{true, false} {
 		f.fail = func(int) bool { return failing }
-		if err := m.Reconcile(ctx, Inputs{}); (err != nil) != failing || (f.settled == 0) != failing {
-			t.Errorf("operations fail %t: %v, settled %d times", failing, err, f.settled)
+		if err := m.Reconcile(ctx, Inputs{}); (err != nil) != failing || (f.takeoverFinished == 0) != failing {
+			t.Errorf("operations fail %t: %v, takeoverFinished %d times", failing, err, f.takeoverFinished)
 		}
 	}
 }

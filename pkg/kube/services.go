@@ -25,8 +25,8 @@ const MaxExternalPorts = 1024
 type External struct {
 	// Given are a load balancer's, Claimed are others that the Service's author chose.
 	Given, Claimed []netip.Addr
-	// Left is the number of addresses that are left out because of MaxExternalPorts.
-	Left int
+	// Omitted is the number of addresses that are left out because of MaxExternalPorts.
+	Omitted int
 }
 
 // ExternalIPs returns a Service's external addresses.
@@ -36,7 +36,7 @@ func ExternalIPs(s *corev1.Service) External {
 	e.Given = loadBalancerIPs(s)
 	e.Claimed = slices.DeleteFunc(ParseAddrs(s.Spec.ExternalIPs), func(a netip.Addr) bool { return slices.Contains(e.Given, a) })
 	given, claimed := min(len(e.Given), limit), min(len(e.Claimed), max(0, limit-len(e.Given)))
-	e.Left = len(e.Given) - given + len(e.Claimed) - claimed
+	e.Omitted = len(e.Given) - given + len(e.Claimed) - claimed
 	e.Given, e.Claimed = e.Given[:given], e.Claimed[:claimed]
 	return e
 }

@@ -33,8 +33,8 @@ func TestExternalIPs(t *testing.T) {
 				s.Spec.ExternalIPs = append(s.Spec.ExternalIPs, fmt.Sprintf("203.0.%d.%d", i/256, i%256))
 			}
 			e := ExternalIPs(s)
-			if len(e.Given) != c.wantGiven || len(e.Claimed) != c.wantClaimed || e.Left != c.wantLeft {
-				t.Errorf("%d given, %d claimed, %d left out; want %d, %d, %d", len(e.Given), len(e.Claimed), e.Left, c.wantGiven, c.wantClaimed, c.wantLeft)
+			if len(e.Given) != c.wantGiven || len(e.Claimed) != c.wantClaimed || e.Omitted != c.wantLeft {
+				t.Errorf("%d given, %d claimed, %d left out; want %d, %d, %d", len(e.Given), len(e.Claimed), e.Omitted, c.wantGiven, c.wantClaimed, c.wantLeft)
 			}
 		})
 	}

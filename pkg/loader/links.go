@@ -215,7 +215,7 @@ func (l *Loader) updateLinks() error {
 			switch {
 			case l.programs[name] == nil:
 				// The program cannot be loaded here any more, or is of a later
-				// version: until Settle, an old program is better than none.
+				// version: until FinishTakeover, an old program is better than none.
 				l.log.Warn("no program is loaded for the pinned link; leaving the link as it is", "pin", path)
 			case l.isLSM(name):
 				// The kernel cannot update an LSM link; AttachRoot replaces it.

@@ -77,11 +77,11 @@ type Loader struct {
 	attachTypes map[string]ebpf.AttachType
 	// unfilled lists maps that may lack rows of the old map, and unready the
 	// programs that use them.
-	unfilled []string
-	unready  map[string]bool
-	tcx      bool
-	mu       sync.Mutex // serialises attach and detach
-	settled  bool
+	unfilled         []string
+	unready          map[string]bool
+	tcx              bool
+	mu               sync.Mutex // serialises attach and detach
+	takeoverFinished bool
 }
 
 // Load opens the pinned programs and maps, loads missing and changed ones, and

@@ -15,7 +15,7 @@ import (
 // openMaps opens each pinned map that has the expected layout. Otherwise it creates
 // a new map and fills it from the old one, whose pin stays until pinAll. It
 // returns the names of the maps to pin. It records in l.unfilled the maps that
-// may lack rows which attached programs use; Settle pins those.
+// may lack rows which attached programs use; FinishTakeover pins those.
 func (l *Loader) openMaps(specs []*ebpf.CollectionSpec) ([]string, error) {
 	var changed []string
 	var used map[string]*ebpf.Map

@@ -218,14 +218,14 @@ func (l *Loader) pinAll(maps, programs []string) error {
 	return errors.Join(errs...)
 }
 
-// Settle completes the takeover that Load began. The caller must have written all
+// FinishTakeover completes the takeover that Load began. The caller must have written all
 // rows and attached everything; until then programs of another version are better
-// than none. Settle pins the maps and programs that lacked rows, and detaches
+// than none. FinishTakeover pins the maps and programs that lacked rows, and detaches
 // Bulkhead's programs that this version does not know, which a downgrade leaves.
-func (l *Loader) Settle() error {
+func (l *Loader) FinishTakeover() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.settled {
+	if l.takeoverFinished {
 		return nil
 	}
 	errs := []error{l.pinAll(l.unfilled, slices.Collect(maps.Keys(l.unready)))}
@@ -240,7 +240,7 @@ func (l *Loader) Settle() error {
 		}
 	}
 	err := errors.Join(errs...)
-	l.settled = err == nil
+	l.takeoverFinished = err == nil
 	return err
 }
 

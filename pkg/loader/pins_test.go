@@ -55,7 +55,7 @@ func (p *pinned) reconcile(l *Loader) {
 	must(p.t, l.AttachRoot())
 	must(p.t, l.AttachPod(p.pod, "A", p.row))
 	must(p.t, p.ns.do(func() error { return l.AttachDoor(DoorRow{Ifindex: 1, Kind: DoorLoopback}) }))
-	must(p.t, l.Settle())
+	must(p.t, l.FinishTakeover())
 }
 
 // checkEnforced checks that the address is locked and the pod's sockets are marked.
@@ -304,7 +304,7 @@ func TestRootDowngrade(t *testing.T) {
 	}
 }
 
-// Settle detaches programs of a later version that this version does not know, after
+// FinishTakeover detaches programs of a later version that this version does not know, after
 // this version's programs are attached. It leaves pins that are not Bulkhead's.
 func TestRootUnknownPins(t *testing.T) {
 	p := newPinned(t)

@@ -115,9 +115,9 @@ func (n Network) Announced() bool {
 	return n.advertisedInto(VRFDefault) || n.IsDefault() && n.Transport == TransportNoOverlay
 }
 
-// LeavesByVRF reports whether BGP announces the network's pods in VRFs, the network's own or others, and not
+// LeavesThroughVRF reports whether BGP announces the network's pods in VRFs, the network's own or others, and not
 // in the nodes' default VRF: its packets leave and enter the nodes through interfaces in those VRFs.
-func (n Network) LeavesByVRF() bool { return n.AdvertisedVRFs != "" && !n.Announced() }
+func (n Network) LeavesThroughVRF() bool { return n.AdvertisedVRFs != "" && !n.Announced() }
 
 // OtherVRFs returns the names of the VRFs, other than the nodes' default one, into which BGP announces the
 // network's pods; own is the name of the network's own.

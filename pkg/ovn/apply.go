@@ -63,9 +63,9 @@ func steps(ops []Op) []step {
 	return out
 }
 
-// errNotClosed is the error of operations that open something in a unit of which
+// errClosingFailed is the error of operations that open something in a unit of which
 // another thing could not be closed.
-var errNotClosed = errors.New("not tried: an operation that restricts traffic failed")
+var errClosingFailed = errors.New("not tried: an operation that restricts traffic failed")
 
 // applySteps applies ops with batch.Apply.
 func applySteps(ops []Op, size int, transact func([]Op) error, fatal func(error) error) error {
@@ -74,7 +74,7 @@ func applySteps(ops []Op, size int, transact func([]Op) error, fatal func(error)
 		all := slices.Concat(part...)
 		for _, op := range all {
 			if _, ok := open[op.Row.Unit]; ok && op.opens() {
-				return errNotClosed // batch.Apply repeats the others one by one
+				return errClosingFailed // batch.Apply repeats the others one by one
 			}
 		}
 		err := transact(all)

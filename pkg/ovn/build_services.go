@@ -24,9 +24,9 @@ type Service struct {
 	// ExternalLocal and InternalLocal are the traffic policies Local: only this
 	// node's endpoints get packets from outside the cluster, or to the cluster IPs.
 	ExternalLocal, InternalLocal bool
-	// PortsLeft and EndpointsLeft are the numbers of ports, and of the first port's endpoints, that are
+	// PortsOmitted and EndpointsOmitted are the numbers of ports, and of the first port's endpoints, that are
 	// left out because of maxBackends.
-	PortsLeft, EndpointsLeft int
+	PortsOmitted, EndpointsOmitted int
 	// HealthPort is where load balancers outside the cluster ask whether this node has endpoints; 0: nowhere.
 	HealthPort uint16
 	// Affinity is for how long a client keeps its endpoint; 0: for one connection.

@@ -307,7 +307,7 @@ func TestNothingOpensUnlessClosed(t *testing.T) {
 		}
 		return nil
 	}
-	if err := f.Apply(context.Background(), Diff(want, nil)); !errors.Is(err, errNotClosed) {
+	if err := f.Apply(context.Background(), Diff(want, nil)); !errors.Is(err, errClosingFailed) {
 		t.Errorf("error %v", err)
 	}
 	for id, exists := range map[string]bool{

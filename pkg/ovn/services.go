@@ -72,11 +72,11 @@ func newService(s *corev1.Service, slicesOf []*discoveryv1.EndpointSlice) (out S
 		port := ServicePort{Protocol: row, Port: uint16(p.Port), NodePort: uint16(p.NodePort)}
 		if size > left {
 			if len(out.Ports) > 0 {
-				out.PortsLeft = len(s.Spec.Ports) - i
+				out.PortsOmitted = len(s.Spec.Ports) - i
 				break
 			}
 			port.Endpoints = someEndpoints(of, left/max(at[discoveryv1.AddressTypeIPv4], at[discoveryv1.AddressTypeIPv6]))
-			out.EndpointsLeft, left = number-len(port.Endpoints), 0
+			out.EndpointsOmitted, left = number-len(port.Endpoints), 0
 		} else {
 			for _, sp := range of {
 				port.Endpoints = append(port.Endpoints, sliceEndpoints(sp.slice, sp.port)...)

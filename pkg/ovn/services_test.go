@@ -40,8 +40,8 @@ func TestServiceLimit(t *testing.T) {
 			}
 		}
 		out, ok := newService(s, list)
-		if !ok || len(out.Ports) != c.served || out.PortsLeft != c.ports-c.served || out.EndpointsLeft != c.endpoints-c.first {
-			t.Errorf("%+v: %d ports are served, %d and %d endpoints left out", c, len(out.Ports), out.PortsLeft, out.EndpointsLeft)
+		if !ok || len(out.Ports) != c.served || out.PortsOmitted != c.ports-c.served || out.EndpointsOmitted != c.endpoints-c.first {
+			t.Errorf("%+v: %d ports are served, %d and %d endpoints left out", c, len(out.Ports), out.PortsOmitted, out.EndpointsOmitted)
 			continue
 		}
 		for i, p := range out.Ports {
@@ -74,7 +74,7 @@ func TestServiceLimitDualStack(t *testing.T) {
 		}
 		list = append(list, slice)
 	}
-	if out, ok := newService(s, list); !ok || len(out.Ports[0].Endpoints) != 10000 || out.EndpointsLeft != 0 {
-		t.Errorf("%d endpoints left out, %d served", out.EndpointsLeft, len(out.Ports[0].Endpoints))
+	if out, ok := newService(s, list); !ok || len(out.Ports[0].Endpoints) != 10000 || out.EndpointsOmitted != 0 {
+		t.Errorf("%d endpoints left out, %d served", out.EndpointsOmitted, len(out.Ports[0].Endpoints))
 	}
 }

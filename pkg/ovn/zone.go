@@ -81,7 +81,7 @@ type Zone struct {
 	namespaces  map[string]bool
 	services    cache.Indexer                // of the cluster
 	served      map[string]string            // by service: the network that it was last built on
-	told        map[string]toldService       // by service, if something of it is not served
+	lastReports map[string]lastReport        // by service, if something of it is not served
 	claims      network.Claims[externalPort] // services that claim external addresses
 	defaultOnly map[string]map[string]string // by namespace and pod: UIDs of pods without a primary network
 	initial     map[string]struct{}          // UIDs of the pods of the informer's first list
@@ -138,7 +138,7 @@ func NewZone(cfg config.Config, k kubernetes.Interface, nads nadclient.Interface
 	z := &Zone{
 		cfg: cfg, log: log.With("node", cfg.Kubernetes.NodeName), kube: k, nads: nads, metrics: newMetrics(registry),
 		queueMetrics: queues, podQueue: process.NewQueue[string]("pods", queues), queue: newUnitQueue(queues),
-		nadIndex: network.NewNADIndex(), nodes: newNodeIndex(cfg.Kubernetes.NodeName), nets: map[string]*netState{}, advertised: map[string]network.Network{}, pods: map[string]*podState{}, served: map[string]string{}, told: map[string]toldService{},
+		nadIndex: network.NewNADIndex(), nodes: newNodeIndex(cfg.Kubernetes.NodeName), nets: map[string]*netState{}, advertised: map[string]network.Network{}, pods: map[string]*podState{}, served: map[string]string{}, lastReports: map[string]lastReport{},
 		namespaces: map[string]bool{}, services: cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc}),
 		defaultOnly: map[string]map[string]string{}, initial: map[string]struct{}{}, pending: map[string]struct{}{}, keptPorts: map[string]keptPorts{}, suspects: map[string]map[string]struct{}{},
 	}

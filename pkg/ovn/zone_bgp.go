@@ -75,7 +75,7 @@ func (z *Zone) updateAdvertised(name string) {
 		return
 	}
 	before, had := z.advertised[name]
-	is := ok && n.IsPrimary() && n.Advertised() && !n.LeavesByVRF()
+	is := ok && n.IsPrimary() && n.Advertised() && !n.LeavesThroughVRF()
 	if is {
 		z.advertised[name] = n
 	} else {

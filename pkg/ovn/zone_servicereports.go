@@ -19,8 +19,8 @@ type serviceReport struct {
 	send    []func()
 }
 
-// toldService is what was reported of a Service last.
-type toldService struct {
+// lastReport is what was reported of a Service last.
+type lastReport struct {
 	text string
 	at   time.Time
 }
@@ -41,12 +41,12 @@ func (r *serviceReport) event(reason, format string, args ...any) {
 // tell sends the report if it is new.
 func (r *serviceReport) tell(now time.Time) {
 	key := r.service.Namespace + "/" + r.service.Name
-	last := r.zone.told[key]
+	last := r.zone.lastReports[key]
 	switch {
 	case len(r.send) == 0:
-		delete(r.zone.told, key)
+		delete(r.zone.lastReports, key)
 	case last.text != r.text || now.Sub(last.at) >= repeatReport:
-		r.zone.told[key] = toldService{r.text, now}
+		r.zone.lastReports[key] = lastReport{r.text, now}
 		for _, send := range r.send {
 			send()
 		}

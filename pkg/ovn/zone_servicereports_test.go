@@ -40,7 +40,7 @@ func TestServiceReports(t *testing.T) {
 			<-events.Events
 		}
 	}
-	if len(z.told) != 1 {
-		t.Errorf("reports are kept of %d services, want 1", len(z.told))
+	if len(z.lastReports) != 1 {
+		t.Errorf("reports are kept of %d services, want 1", len(z.lastReports))
 	}
 }

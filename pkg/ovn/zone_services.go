@@ -186,7 +186,7 @@ func (z *Zone) enqueueService(namespace, name string) {
 	}
 	if _, exists, err := z.services.GetByKey(key); err == nil && !exists {
 		delete(z.served, key)
-		delete(z.told, key)
+		delete(z.lastReports, key)
 	}
 	if slices.Contains(z.cfg.AllowedServices, key) {
 		z.enqueueNetworks(exposedUnit(key))
@@ -321,8 +321,8 @@ func (z *Zone) service(n network.Network, s *corev1.Service, servedBy func(names
 	if len(noPackets) > 0 {
 		report.warn("endpoints of a service get no packets", "network", n.Name, "service", key, "endpoints", len(noPackets), "first", few(noPackets))
 	}
-	if left := out.PortsLeft + out.EndpointsLeft; left > 0 && out.endpointsOn(z.self().Name) > 0 { // other nodes do not repeat it
-		report.event(reasonTooLarge, "the last %d ports and %d endpoints of the first port are not served: a Service may have at most %d pairs of an endpoint and an address, over all ports: use fewer, or several Services", out.PortsLeft, out.EndpointsLeft, maxBackends)
+	if left := out.PortsOmitted + out.EndpointsOmitted; left > 0 && out.endpointsOn(z.self().Name) > 0 { // other nodes do not repeat it
+		report.event(reasonTooLarge, "the last %d ports and %d endpoints of the first port are not served: a Service may have at most %d pairs of an endpoint and an address, over all ports: use fewer, or several Services", out.PortsOmitted, out.EndpointsOmitted, maxBackends)
 	}
 	for _, a := range kube.ClusterIPs(s) {
 		inside := func(p netip.Prefix) bool { return p.Contains(a) }
@@ -346,8 +346,8 @@ func (z *Zone) service(n network.Network, s *corev1.Service, servedBy func(names
 		}
 		return false
 	})
-	if external.Left > 0 {
-		refused = append(refused, fmt.Sprintf("%d more: a service has at most %d ports at external addresses", external.Left, kube.MaxExternalPorts))
+	if external.Omitted > 0 {
+		refused = append(refused, fmt.Sprintf("%d more: a service has at most %d ports at external addresses", external.Omitted, kube.MaxExternalPorts))
 	}
 	if len(refused) > 0 {
 		report.warn("external addresses of a service are not served", "network", n.Name, "service", key, "addresses", len(refused), "first", few(refused))

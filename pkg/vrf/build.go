@@ -260,7 +260,7 @@ func routesOut(net network.Network, node network.Node, plan network.Plan, table 
 	node.NextHops = network.FilterFamilies(node.NextHops, v4, v6)
 	var out []Route
 	var to []netip.Prefix
-	if !net.LeavesByVRF() { // else BGP brings the routes
+	if !net.LeavesThroughVRF() { // else BGP brings the routes
 		to = append(to, netip.PrefixFrom(netip.IPv4Unspecified(), 0), netip.PrefixFrom(netip.IPv6Unspecified(), 0))
 	}
 	for _, a := range network.FilterFamilies(node.Addresses, v4, v6) {
@@ -302,7 +302,7 @@ func routesVia(node network.Node, table int, destinations []netip.Prefix) []Rout
 // pods are in the same table. If these routes are in the main table, a tenant's processes do not use them: they send to
 // the network's router, which returns the packets to the node, and the node forwards them like pods' packets.
 func podCIDRs(net network.Network, node network.Node) []netip.Prefix {
-	if forwardsToPods(net, node) && (net.IsDefault() || net.LeavesByVRF()) {
+	if forwardsToPods(net, node) && (net.IsDefault() || net.LeavesThroughVRF()) {
 		return nil
 	}
 	return net.CIDRs()
@@ -342,7 +342,7 @@ func portSysctls(dev string, ipv6 bool, net network.Network, node network.Node) 
 	case net.IsDefault():
 		out = append(out, Sysctl{"net/ipv4/conf/" + dev + "/src_valid_mark", "1"})
 	case net.Transport == network.TransportNoOverlay:
-		out = append(out, acceptLocal(dev, forwardsToPods(net, node) && !net.LeavesByVRF()))
+		out = append(out, acceptLocal(dev, forwardsToPods(net, node) && !net.LeavesThroughVRF()))
 	}
 	if ipv6 {
 		out = append(out,

@@ -33,9 +33,9 @@ type Keeper struct {
 }
 
 const (
-	// settle is the delay between an event and the run. Programs configure an address and then the routes
+	// eventDelay is the delay between an event and the run. Programs configure an address and then the routes
 	// that depend on it: without the delay these would find no address.
-	settle = 500 * time.Millisecond
+	eventDelay = 500 * time.Millisecond
 	// interval is between runs without an event.
 	interval = time.Minute
 )
@@ -95,7 +95,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 			select {
 			case <-ctx.Done():
 				return nil
-			case <-time.After(settle):
+			case <-time.After(eventDelay):
 			}
 		}
 	}

@@ -28,9 +28,9 @@ const otherMasquerade = "169.254.128.0/17,fd6a::/112"
 var oldMasquerade = []*regexp.Regexp{regexp.MustCompile(`\b169\.254\.0\.`), regexp.MustCompile(`\bfd69::`)}
 
 const (
-	productNamespace = "bulkhead-system"
-	productConfig    = "bulkhead-config"
-	annotationPlayed = "bulkhead-story/configuration" // of the product's pods
+	productNamespace        = "bulkhead-system"
+	productConfig           = "bulkhead-config"
+	annotationConfiguration = "bulkhead-story/configuration" // of the product's pods
 )
 
 // masqueradeRangeChanged moves the masquerade range under running pods and services,
@@ -57,8 +57,8 @@ func masqueradeRangeChanged(ctx context.Context, w *World) (figures string, err 
 		}
 	}()
 	start := time.Now()
-	played := "other masquerade range"
-	if err := w.configure(ctx, other, &played); err != nil {
+	configuration := "other masquerade range"
+	if err := w.configure(ctx, other, &configuration); err != nil {
 		return "", err
 	}
 	took := time.Since(start)
@@ -96,15 +96,15 @@ func (w *World) masqueradeWorks(ctx context.Context) error {
 
 // configure sets the product's configuration and replaces its pods, one node after the
 // other, as an administrator would.
-func (w *World) configure(ctx context.Context, data map[string]string, played *string) error {
+func (w *World) configure(ctx context.Context, data map[string]string, configuration *string) error {
 	if err := w.setConfig(ctx, data); err != nil {
 		return err
 	}
-	if err := w.replaceClusterControllers(ctx, played); err != nil {
+	if err := w.replaceClusterControllers(ctx, configuration); err != nil {
 		return err
 	}
 	apps := w.Lab.Client().AppsV1()
-	patch, err := playedPatch(played)
+	patch, err := configurationPatch(configuration)
 	if err != nil {
 		return err
 	}
@@ -134,13 +134,13 @@ func (w *World) setConfig(ctx context.Context, data map[string]string) error {
 	return nil
 }
 
-// playedPatch changes the template of pods, which replaces them.
-func playedPatch(played *string) ([]byte, error) {
-	return json.Marshal(map[string]any{"spec": map[string]any{"template": map[string]any{"metadata": map[string]any{"annotations": map[string]any{annotationPlayed: played}}}}})
+// configurationPatch changes the template of pods, which replaces them.
+func configurationPatch(configuration *string) ([]byte, error) {
+	return json.Marshal(map[string]any{"spec": map[string]any{"template": map[string]any{"metadata": map[string]any{"annotations": map[string]any{annotationConfiguration: configuration}}}}})
 }
 
-func (w *World) replaceClusterControllers(ctx context.Context, played *string) error {
-	patch, err := playedPatch(played)
+func (w *World) replaceClusterControllers(ctx context.Context, configuration *string) error {
+	patch, err := configurationPatch(configuration)
 	if err != nil {
 		return err
 	}

@@ -83,7 +83,7 @@ func TestSlow(t *testing.T) {
 		if _, err := reach(ask(3), want); err == nil || !strings.Contains(err.Error(), `tcp:d ("s") not reached within`) {
 			t.Errorf("reach: %v", err)
 		}
-		if _, err := answered(ask(3), list, []string{"s"}, 1); err == nil || !strings.Contains(err.Error(), "none more within") {
+		if _, err := answered(ask(3), list, []string{"s"}, 1); err == nil || !strings.Contains(err.Error(), "and no more within") {
 			t.Errorf("answered: %v", err)
 		}
 	})

@@ -429,9 +429,10 @@ func TestTwoControllers(t *testing.T) {
 	}
 }
 
-// A controller that starts while the API server is away goes on once it is back, and until then neither
+// A controller that starts while the API server is away continues once it is back, and until then neither
 // exits nor ignores that it is to end.
 func TestAPIServerAwayAtStart(t *testing.T) {
+	needAPI(t)
 	w := newFixture(t)
 	defer w.remove(w.namespace("away", true))
 	cfg, err := config.Parse("[kubernetes]\nlease-duration = 2s\nlease-renew-deadline = 1s\n")

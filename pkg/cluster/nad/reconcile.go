@@ -267,18 +267,18 @@ func (r *Reconciler) claim(ctx context.Context, in *Inputs, nw network.Network) 
 	if err != nil {
 		return err
 	}
+	if nw.IsPrimary() {
+		if holder, ok := r.networkIDs.Claim(key.Namespace, key.holder()); !ok {
+			in.Error = "primary network already exist in namespace " + key.Namespace + ": " + holder + ": a namespace has one primary network, remove the other"
+			if !allocated {
+				r.networkIDs.CancelID(in.Conf.Name)
+			}
+			in.ID = before
+			return nil
+		}
+	}
 	if in.NAD.Network == "" {
 		r.recordNetwork(key, in.Conf.Name) // if the NAD is deleted before its id is written, cleanUp releases the id
-	}
-	if !nw.IsPrimary() {
-		return nil
-	}
-	if holder, ok := r.networkIDs.Claim(key.Namespace, key.holder()); !ok {
-		in.Error = "primary network already exist in namespace " + key.Namespace + ": " + holder + ": a namespace has one primary network, remove the other"
-		if !allocated {
-			r.networkIDs.CancelID(in.Conf.Name)
-		}
-		in.ID = before
 	}
 	return nil
 }

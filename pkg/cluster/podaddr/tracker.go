@@ -219,8 +219,8 @@ func (t *tracker) restoreWithoutNAD(key, k, networkName string) {
 }
 
 // reserveUnknown reserves the addresses of a running pod's entry whose NAD does not exist, in every network that
-// may be the entry's: a ClusterUserDefinedNetwork's with the NAD's name, and those whose NADs are written by hand. The
-// network's other NADs go on, and none of their pods may get the addresses.
+// may be the entry's: a ClusterUserDefinedNetwork's with the NAD's name, and those whose NADs are written by hand. No
+// pod of the network's other NADs may get the addresses.
 func (t *tracker) reserveUnknown(key, k string) {
 	st := t.pods[key]
 	_, nad, _ := network.SplitNADKey(k)

@@ -136,7 +136,10 @@ type Agent struct {
 // New makes an agent; Run runs it, and Watch fills its cache.
 func New(p Parts) *Agent {
 	node := &nodeReconciler{config: p.Config, cache: p.Cache, queue: p.Queue, ovs: p.OVS, flows: p.Flows, api: p.API, log: p.Log,
-		peers: newPeers(p.Config.Kubernetes.NodeName, p.Queue, p.Log)}
+		peers: newPeers(p.Config.Kubernetes.NodeName, p.Queue, func() {
+			enqueueAllGateways(p.Queue, p.Cache)
+			p.Queue.EnqueueHosts()
+		}, p.Log)}
 	first := newFirstSync(node, p.Log, func() {
 		if p.Flows != nil {
 			p.Flows.MarkComplete()

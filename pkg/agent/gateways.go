@@ -44,11 +44,11 @@ func (r *gatewayReconciler) reconcile(id int) error {
 	return nil
 }
 
-// refusedExternal reports whether this node refuses a service's external address. It refuses addresses that the node
-// publishes, and those of the cluster's ranges. An address that the service's author chose must not be on any interface
+// refusedExternal reports whether this node refuses a service's external address. It refuses addresses that nodes
+// publish, as their zones do, and those of the cluster's ranges. An address that the service's author chose must not be on any interface
 // of the node: it may be the API server's. A load balancer may give such an address, as kube-vip does.
 func (r *nodeReconciler) refusedExternal(n network.Network, p flows.ServicePort) bool {
-	return p.Claimed && r.has(p.Addr) || r.Node().HasAddress(p.Addr) || r.config.Plan.RefusedExternal(n, p.Addr) != ""
+	return p.Claimed && r.has(p.Addr) || r.Node().HasAddress(p.Addr) || !p.Claimed && r.peers.hasAddress(p.Addr) || r.config.Plan.RefusedExternal(n, p.Addr) != ""
 }
 
 // enqueueAllGateways enqueues every network.

@@ -142,7 +142,7 @@ func (r *nodeReconciler) reconcile(ctx context.Context) error {
 	return r.annotate(ctx, node.Node)
 }
 
-// watchPeers watches the other nodes from when there is a Localnet network. If there is one already, it
+// watchPeers watches the other nodes once they are needed. If there is a Localnet network already, it
 // returns when the nodes are known: the network may be connected, and must stay so.
 func (r *nodeReconciler) watchPeers(ctx context.Context, informer cache.SharedIndexInformer) error {
 	if len(r.cache.Localnets(r.config.OVS.PhysicalNetwork)) > 0 {

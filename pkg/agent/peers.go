@@ -6,6 +6,7 @@ import (
 	"context"
 	"log/slog"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -17,23 +18,37 @@ import (
 	"bulkhead/pkg/process"
 )
 
-// peers caches the other nodes, from whose addresses no Localnet network on the external bridge may send.
-// It watches them only once there is a Localnet network: for most clusters they are not needed.
+// peers caches the other nodes, from whose addresses no Localnet network on the external bridge may send, and whose
+// addresses no Service gets on this node. It watches them only once there is a Localnet network, or a Service to which a load
+// balancer has given an address: for other clusters they are not needed.
 type peers struct {
 	own   string // this node's name
 	queue *Queue
 	log   *slog.Logger
 
 	start  sync.Once
-	wanted chan struct{} // closed when there is a Localnet network
+	wanted chan struct{} // closed when they are needed
+	// addressesChanged is called when what hasAddress returns may have changed.
+	addressesChanged func()
 
-	mu     sync.Mutex
-	nodes  map[string]network.Node // by name
-	synced bool
+	mu        sync.Mutex
+	nodes     map[string]network.Node // by name
+	addresses map[netip.Addr]int      // number of nodes that have an address
+	asked     bool                    // hasAddress was called
+	synced    bool
 }
 
-func newPeers(own string, queue *Queue, log *slog.Logger) *peers {
-	return &peers{own: own, queue: queue, log: log, wanted: make(chan struct{}), nodes: map[string]network.Node{}}
+func newPeers(own string, queue *Queue, addressesChanged func(), log *slog.Logger) *peers {
+	return &peers{own: own, queue: queue, addressesChanged: addressesChanged, log: log, wanted: make(chan struct{}), nodes: map[string]network.Node{}, addresses: map[netip.Addr]int{}}
+}
+
+// hasAddress reports whether another node publishes an address, false as long as the nodes are not known.
+func (p *peers) hasAddress(a netip.Addr) bool {
+	p.start.Do(func() { close(p.wanted) })
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.asked = true
+	return p.addresses[a] > 0
 }
 
 // list returns the other nodes by name; known is false as long as the first list of them is not
@@ -53,42 +68,65 @@ func (p *peers) watch(ctx context.Context, informer cache.SharedIndexInformer) e
 	}
 	p.mu.Lock()
 	p.synced = true
+	asked := p.asked
 	p.mu.Unlock()
 	p.queue.EnqueueNode()
+	if asked {
+		p.addressesChanged()
+	}
 	return nil
 }
 
 func (p *peers) set(o *metav1.PartialObjectMetadata) {
+	if p.store(o) {
+		p.addressesChanged() // without the lock: it reads the cache, which is locked while hasAddress is asked
+	}
+}
+
+// store stores a node, and reports whether what hasAddress returns may have changed.
+func (p *peers) store(o *metav1.PartialObjectMetadata) bool {
 	if o.Name == p.own {
-		return
+		return false
 	}
 	n, err := network.ParseNode(o.Name, o.Annotations)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	old, known := p.nodes[n.Name]
 	if known && (err != nil || samePeer(old, n)) { // a node whose annotations are malformed keeps its addresses
-		return
+		return false
 	}
 	if err != nil {
 		p.log.Warn("annotations of another node are malformed: Localnet networks may send from its addresses", "peer", o.Name, "error", err)
 	}
 	p.nodes[n.Name] = n
-	p.changed()
+	return p.changed(old.Addresses, n.Addresses)
 }
 
 func (p *peers) delete(name string) {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	if _, ok := p.nodes[name]; ok {
-		delete(p.nodes, name)
-		p.changed()
+	old, ok := p.nodes[name]
+	delete(p.nodes, name)
+	changed := ok && p.changed(old.Addresses, nil)
+	p.mu.Unlock()
+	if changed {
+		p.addressesChanged()
 	}
 }
 
-func (p *peers) changed() {
+// changed records a node's addresses, and enqueues the node. It reports whether what hasAddress returns may have changed.
+func (p *peers) changed(before, now []netip.Prefix) bool {
+	for _, a := range before {
+		if p.addresses[a.Addr()]--; p.addresses[a.Addr()] == 0 {
+			delete(p.addresses, a.Addr())
+		}
+	}
+	for _, a := range now {
+		p.addresses[a.Addr()]++
+	}
 	if p.synced {
 		p.queue.EnqueueNode()
 	}
+	return p.synced && p.asked && !slices.Equal(before, now)
 }
 
 func samePeer(a, b network.Node) bool {

@@ -5,6 +5,7 @@ package agent
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -100,5 +101,69 @@ func TestLocalnetsWait(t *testing.T) {
 		if !flows.has() {
 			t.Error("a network is connected before the other nodes are known")
 		}
+	})
+}
+
+// TestPeersAddress: a Service to which a load balancer has given another node's address is not served there, as the zone does
+// not serve it: other nodes would lose that port. The agent reads the nodes only for such a Service.
+func TestPeersAddress(t *testing.T) {
+	t.Setenv("KUBE_FEATURE_WatchListClient", "false") // the fakes do not support it
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		scheme := metadatafake.NewTestScheme()
+		if err := metav1.AddMetaToScheme(scheme); err != nil {
+			t.Fatal(err)
+		}
+		peer := func(address string) *metav1.PartialObjectMetadata {
+			config := fmt.Sprintf(`{"default":{"mode":"shared","mac-address":"52:54:00:00:00:0a","ip-addresses":["%s/24"]}}`, address)
+			return &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: "n2", Annotations: map[string]string{network.AnnotationGatewayConfig: config}}}
+		}
+		nodes := corev1.SchemeGroupVersion.WithResource("nodes")
+		client := metadatafake.NewSimpleMetadataClient(scheme, peer("203.0.113.7"))
+		lists := 0
+		client.PrependReactor("list", "nodes", func(kubetesting.Action) (bool, runtime.Object, error) { lists++; return false, nil, nil })
+		fake := &fakeFlows{}
+		f := newFakeNode(t, func(p *Parts) { p.Flows, p.Config.Kubernetes.NodeName = fake, "n1" })
+		if err := f.agent.node.watchPeers(ctx, metadatainformer.NewSharedInformerFactory(client, 0).ForResource(nodes).Informer()); err != nil {
+			t.Fatal(err)
+		}
+		f.agent.start()
+		f.setNodeID(3)
+		f.setNAD(nad(f.agent.config, "shop", "net", 4))
+		f.events().changeNamespace("shop", Namespace{Labelled: true})
+		service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web"}, Spec: corev1.ServiceSpec{Type: corev1.ServiceTypeLoadBalancer,
+			ClusterIPs: []string{"10.96.0.9"}, ExternalIPs: []string{"203.0.113.7"}, Ports: []corev1.ServicePort{{Port: 80}}}}
+		f.events().setService(service)
+		eventually(t, "the claimed address", func() bool { return len(fake.ports(4)) == 1 && fake.ports(4)[0].Claimed })
+		if lists > 0 {
+			t.Error("the agent lists all nodes for an address that a Service's author chose")
+		}
+		service = service.DeepCopy()
+		service.Spec.ExternalIPs = nil
+		service.Status.LoadBalancer.Ingress = []corev1.LoadBalancerIngress{{IP: "203.0.113.7"}, {IP: "203.0.113.8"}}
+		f.events().setService(service)
+		served := func(addresses ...string) func() bool {
+			return func() bool {
+				var got []string
+				for _, p := range fake.ports(4) {
+					got = append(got, p.Addr.String())
+				}
+				return slices.Equal(got, addresses)
+			}
+		}
+		eventually(t, "another node's address is refused", served("203.0.113.8"))
+		change := func(address string) {
+			t.Helper()
+			if _, err := client.Resource(nodes).(metadatafake.MetadataClient).UpdateFake(peer(address), metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		change("203.0.113.8")
+		eventually(t, "the node has another address", served("203.0.113.7"))
+		if err := client.Resource(nodes).Delete(ctx, "n2", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "the node is gone", served("203.0.113.7", "203.0.113.8"))
 	})
 }

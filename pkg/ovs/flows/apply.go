@@ -45,10 +45,10 @@ type OFCtl struct {
 	timeout time.Duration // of one run; 0: runTimeout and opTime for each operation, or readTimeout
 }
 
-// These bound one run: ovs-ofctl waits forever for an unresponsive switch. How many flows a read returns is not known
-// before.
+// These bound one run: ovs-ofctl waits forever for an unresponsive switch. On a very busy node a change takes more than ten
+// seconds; to end and repeat it would make the node busier. How many flows a read returns is not known before.
 const (
-	runTimeout  = 10 * time.Second
+	runTimeout  = 30 * time.Second
 	opTime      = 2 * time.Millisecond
 	readTimeout = 30 * time.Second
 )

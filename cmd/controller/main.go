@@ -18,6 +18,7 @@ import (
 
 	"bulkhead/pkg/cluster"
 	"bulkhead/pkg/config"
+	"bulkhead/pkg/healthcheck"
 	"bulkhead/pkg/kube"
 	"bulkhead/pkg/ovn"
 	"bulkhead/pkg/process"
@@ -88,7 +89,7 @@ func runZone(ctx context.Context, cfg config.Config, log *slog.Logger) error {
 	if err := process.ServeTCP(ctx, cfg.Listen, process.NewMux(ready, metrics), log); err != nil {
 		return err
 	}
-	if err := process.ServeTCP(ctx, cfg.Kubernetes.HealthzBindAddress, process.NewNodeHealth(zone.ServesServices), log); err != nil {
+	if err := healthcheck.ServeNode(ctx, cfg.Kubernetes.HealthzBindAddress, zone.ServesServices, log); err != nil {
 		return err
 	}
 	return zone.Run(ctx)

@@ -16,9 +16,24 @@ import (
 	metadatafake "k8s.io/client-go/metadata/fake"
 	"k8s.io/client-go/metadata/metadatainformer"
 	kubetesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/cache"
 
 	"bulkhead/pkg/network"
 )
+
+var nodes = corev1.SchemeGroupVersion.WithResource("nodes")
+
+// fakeNodes returns a fake API with these Nodes' metadata, an informer of it, and how often all Nodes were listed.
+func fakeNodes(t *testing.T, objects ...runtime.Object) (*metadatafake.FakeMetadataClient, cache.SharedIndexInformer, *int) {
+	t.Helper()
+	scheme := metadatafake.NewTestScheme()
+	if err := metav1.AddMetaToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	client, lists := metadatafake.NewSimpleMetadataClient(scheme, objects...), new(int)
+	client.PrependReactor("list", "nodes", func(kubetesting.Action) (bool, runtime.Object, error) { *lists++; return false, nil, nil })
+	return client, metadatainformer.NewSharedInformerFactory(client, 0).ForResource(nodes).Informer(), lists
+}
 
 // TestLocalnets: the external bridge's flows follow Localnet networks that come and go, as
 // soon as the agent knows the others, and the other nodes, in whose name these must not send.
@@ -28,21 +43,13 @@ func TestLocalnets(t *testing.T) {
 		config := fmt.Sprintf(`{"default":{"mode":"shared","mac-address":%q,"ip-addresses":["192.0.2.8/24"]}}`, mac)
 		return &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{network.AnnotationGatewayConfig: config}}}
 	}
-	nodes := corev1.SchemeGroupVersion.WithResource("nodes")
 	for _, early := range []bool{false, true} {
 		t.Run(fmt.Sprintf("early %t", early), func(t *testing.T) {
 			t.Setenv("KUBE_FEATURE_WatchListClient", "false") // the fakes do not support it
 			synctest.Test(t, func(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
-				scheme := metadatafake.NewTestScheme()
-				if err := metav1.AddMetaToScheme(scheme); err != nil {
-					t.Fatal(err)
-				}
-				client := metadatafake.NewSimpleMetadataClient(scheme, node("n1", "52:54:00:00:00:01"), node("n2", "52-54-00-00-00-0A"))
-				lists := 0
-				client.PrependReactor("list", "nodes", func(kubetesting.Action) (bool, runtime.Object, error) { lists++; return false, nil, nil })
-				informer := metadatainformer.NewSharedInformerFactory(client, 0).ForResource(nodes).Informer()
+				client, informer, lists := fakeNodes(t, node("n1", "52:54:00:00:00:01"), node("n2", "52-54-00-00-00-0A"))
 				flows := &fakeFlows{}
 				f := newFakeNode(t, func(p *Parts) { p.Flows, p.Config.Kubernetes.NodeName = flows, "n1" })
 				if early { // the networks were there before the agent
@@ -59,7 +66,7 @@ func TestLocalnets(t *testing.T) {
 				f.setNodeID(3)
 				if !early {
 					time.Sleep(time.Minute)
-					if lists > 0 {
+					if *lists > 0 {
 						t.Error("the agent lists all nodes, although there is no Localnet network")
 					}
 					f.setNAD(localnet)
@@ -111,21 +118,14 @@ func TestPeersAddress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		scheme := metadatafake.NewTestScheme()
-		if err := metav1.AddMetaToScheme(scheme); err != nil {
-			t.Fatal(err)
-		}
 		peer := func(address string) *metav1.PartialObjectMetadata {
 			config := fmt.Sprintf(`{"default":{"mode":"shared","mac-address":"52:54:00:00:00:0a","ip-addresses":["%s/24"]}}`, address)
 			return &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: "n2", Annotations: map[string]string{network.AnnotationGatewayConfig: config}}}
 		}
-		nodes := corev1.SchemeGroupVersion.WithResource("nodes")
-		client := metadatafake.NewSimpleMetadataClient(scheme, peer("203.0.113.7"))
-		lists := 0
-		client.PrependReactor("list", "nodes", func(kubetesting.Action) (bool, runtime.Object, error) { lists++; return false, nil, nil })
+		client, informer, lists := fakeNodes(t, peer("203.0.113.7"))
 		fake := &fakeFlows{}
 		f := newFakeNode(t, func(p *Parts) { p.Flows, p.Config.Kubernetes.NodeName = fake, "n1" })
-		if err := f.agent.node.watchPeers(ctx, metadatainformer.NewSharedInformerFactory(client, 0).ForResource(nodes).Informer()); err != nil {
+		if err := f.agent.node.watchPeers(ctx, informer); err != nil {
 			t.Fatal(err)
 		}
 		f.agent.start()
@@ -136,7 +136,7 @@ func TestPeersAddress(t *testing.T) {
 			ClusterIPs: []string{"10.96.0.9"}, ExternalIPs: []string{"203.0.113.7"}, Ports: []corev1.ServicePort{{Port: 80}}}}
 		f.events().setService(service)
 		eventually(t, "the claimed address", func() bool { return len(fake.ports(4)) == 1 && fake.ports(4)[0].Claimed })
-		if lists > 0 {
+		if *lists > 0 {
 			t.Error("the agent lists all nodes for an address that a Service's author chose")
 		}
 		service = service.DeepCopy()

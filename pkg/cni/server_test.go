@@ -364,7 +364,7 @@ func TestPlugin(t *testing.T) {
 func TestStatusRetried(t *testing.T) {
 	for want, errs := range map[int][]error{
 		1: {errors.New("connection refused"), errors.New("connection refused")},
-		0: {errors.New("connection refused"), apierrors.NewNotFound(corev1.Resource("pods"), "pod"), nil},
+		0: {errors.New("connection refused"), apierrors.NewNotFound(corev1.Resource("pods"), "pod")},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			d, links := newFakeDeps(), NewFakeLinks("/ns/a")

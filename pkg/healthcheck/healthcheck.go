@@ -174,9 +174,12 @@ const (
 )
 
 func (s *Server) serve(l net.Listener, port uint16) *http.Server {
-	h := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { s.answer(w, port) })
+	return serve(l, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { s.answer(w, port) }), s.log)
+}
+
+func serve(l net.Listener, h http.Handler, log *slog.Logger) *http.Server {
 	server := &http.Server{Handler: h, ReadHeaderTimeout: headerTimeout, ReadTimeout: timeout, WriteTimeout: timeout, MaxHeaderBytes: maxHeader,
-		ErrorLog: slog.NewLogLogger(s.log.Handler(), slog.LevelDebug)}
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug)}
 	server.SetKeepAlivesEnabled(false)
 	go func() { _ = server.Serve(process.LimitSources(l, maxOfSource, maxConnections)) }() // ends with Close
 	return server

@@ -11,7 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"bulkhead/pkg/process"
+	"bulkhead/pkg/healthcheck"
 )
 
 // TestZoneNodeHealth: load balancers get 200 from a node whose networks are built, and 503 before, and while the cluster
@@ -23,7 +23,7 @@ func TestZoneNodeHealth(t *testing.T) {
 		check := func(what string, want int) {
 			t.Helper()
 			answer := httptest.NewRecorder()
-			process.NewNodeHealth(env.zone.ServesServices).ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/healthz", nil))
+			healthcheck.NodeHandler(env.zone.ServesServices).ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/healthz", nil))
 			if answer.Code != want {
 				t.Errorf("%s: %d %s, want %d", what, answer.Code, answer.Body, want)
 			}

@@ -15,6 +15,19 @@ import (
 	"bulkhead/pkg/network"
 )
 
+// waitForWarning waits for an event about a pod without a network that contains the text.
+func (env *zoneEnv) waitForWarning(text string) {
+	env.t.Helper()
+	env.waitUntil("warning", func() bool {
+		select {
+		case e := <-env.events.Events:
+			return strings.Contains(e, "Warning ErrorAllocatingPod") && strings.Contains(e, text)
+		default:
+			return false
+		}
+	})
+}
+
 // A pod whose primary network is refused gets an event and no network, in
 // particular not the cluster default network alone.
 func TestZonePodOfRefusedNetwork(t *testing.T) {
@@ -30,14 +43,7 @@ func TestZonePodOfRefusedNetwork(t *testing.T) {
 				env.pod("plain", "p", nil)
 				env.run()
 				env.waitForRow("plain_p")
-				env.waitUntil("warning", func() bool {
-					select {
-					case e := <-env.events.Events:
-						return strings.Contains(e, "Warning ErrorAllocatingPod") && strings.Contains(e, name)
-					default:
-						return false
-					}
-				})
+				env.waitForWarning(name)
 				if env.has("red_a") || len(env.networks("red", "a")) != 0 {
 					t.Error("the pod has a port or addresses")
 				}
@@ -70,14 +76,7 @@ func TestZonePrimaryRequest(t *testing.T) {
 					env.waitForRow("red_a")
 					return
 				}
-				env.waitUntil("warning", func() bool {
-					select {
-					case e := <-env.events.Events:
-						return strings.Contains(e, "Warning ErrorAllocatingPod") && strings.Contains(e, want)
-					default:
-						return false
-					}
-				})
+				env.waitForWarning(want)
 				if env.has("red_a") || len(env.networks("red", "a")) != 0 {
 					t.Error("the pod has a port or addresses")
 				}

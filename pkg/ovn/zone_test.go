@@ -46,14 +46,7 @@ func TestZonePodLifecycle(t *testing.T) {
 		}
 		env.node(1, true)
 		env.waitForRow("plain_p")
-		env.waitUntil("warning", func() bool {
-			select {
-			case e := <-env.events.Events:
-				return strings.Contains(e, "Warning ErrorAllocatingPod") && strings.Contains(e, "no primary network yet")
-			default:
-				return false
-			}
-		})
+		env.waitForWarning("no primary network yet")
 		if env.has("red_a") || len(env.networks("red", "a")) != 0 {
 			t.Fatal("a pod without a primary network has a port or addresses")
 		}

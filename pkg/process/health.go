@@ -77,25 +77,24 @@ func NewMux(ready func() error, metrics prometheus.Gatherer) *http.ServeMux {
 	return mux
 }
 
-// NewNodeHealth serves what load balancers ask a node's service proxy: /healthz fails while serves returns an error.
-func NewNodeHealth(serves func() error) *http.ServeMux {
-	mux := http.NewServeMux()
-	mux.Handle("/healthz", healthHandlers(serves)["/readyz"])
-	return mux
-}
-
-// ServeTCP listens on address and serves h there in the background until ctx
-// ends. An empty address serves nothing. If another program has the port, ServeTCP tries again until the port is
-// free, and the process works without it meanwhile. Anybody who reaches the node can connect, so the number of
+// ServeTCP listens on address, as ListenTCP does, and serves h there in the background until ctx
+// ends. Anybody who reaches the node can connect, so the number of
 // connections is limited: maxOfRemote for each remote address, maxRemote for all. Kubelet's probes come from loopback.
 func ServeTCP(ctx context.Context, address string, h http.Handler, log *slog.Logger) error {
+	return ListenTCP(ctx, address, log, func(l net.Listener) { serve(ctx, limitRemote(l, maxOfRemote, maxRemote), h, log) })
+}
+
+// ListenTCP listens on address and passes the listener to start, which must return. An empty address is not listened on. If
+// another program has the port, ListenTCP tries again in the background until the port is
+// free, and the process works without it meanwhile.
+func ListenTCP(ctx context.Context, address string, log *slog.Logger, start func(net.Listener)) error {
 	if address == "" {
 		return nil
 	}
 	listen := func() error {
 		l, err := net.Listen("tcp", address)
 		if err == nil {
-			serve(ctx, limitRemote(l, maxOfRemote, maxRemote), h, log)
+			start(l)
 		}
 		return err
 	}
@@ -123,7 +122,7 @@ func ServeTCP(ctx context.Context, address string, h http.Handler, log *slog.Log
 	return nil
 }
 
-// portInterval is how often ServeTCP tries to get a port that another program has.
+// portInterval is how often ListenTCP tries to get a port that another program has.
 const portInterval = 200 * time.Millisecond
 
 // ServeUnix listens on a unix socket, as ListenUnix does, and serves h there in

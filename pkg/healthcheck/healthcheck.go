@@ -56,17 +56,19 @@ func listenNode(port uint16) (net.Listener, error) {
 	return net.Listen("tcp", net.JoinHostPort("", strconv.Itoa(int(port))))
 }
 
-// Replace replaces all services of a network.
-func (s *Server) Replace(network string, services []Service) {
+// Replace replaces all services of a network, but those that keep selects by their keys: they stay as they are.
+func (s *Server) Replace(network string, services []Service, keep func(key string) bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for o := range s.services {
-		if o.network == network && !slices.ContainsFunc(services, func(n Service) bool { return n.Key == o.key }) {
+		if o.network == network && !keep(o.key) && !slices.ContainsFunc(services, func(n Service) bool { return n.Key == o.key }) {
 			s.remove(o)
 		}
 	}
 	for _, n := range services {
-		s.set(network, n)
+		if !keep(n.Key) {
+			s.set(network, n)
+		}
 	}
 }
 

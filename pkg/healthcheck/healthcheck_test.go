@@ -78,7 +78,8 @@ func TestServer(t *testing.T) {
 	s := newServer(t, nil)
 	ports := freePorts(t, 3)
 	web, shop := Service{"a/web", ports[0], 2}, Service{"a/shop", ports[1], 0}
-	s.Replace("red", []Service{web, shop})
+	all := func(string) bool { return false }
+	s.Replace("red", []Service{web, shop}, all)
 	eventually(t, ports[0], two)
 	eventually(t, ports[1], none)
 	if l, err := net.Listen("tcp", "[::1]:0"); err == nil {
@@ -95,11 +96,18 @@ func TestServer(t *testing.T) {
 	eventually(t, ports[2], two)
 	eventually(t, ports[1], "closed")
 
+	// Services whose rows are not written stay as they are.
+	changed := shop
+	changed.Endpoints = 0
+	s.Replace("red", []Service{changed}, func(string) bool { return true })
+	eventually(t, ports[0], two)
+	eventually(t, ports[2], two)
+
 	// A namespace moves to another network: its old network no longer has the service.
 	s.Set("blue", web)
 	s.Remove("red", "a/web")
 	eventually(t, ports[0], two)
-	s.Replace("red", nil)
+	s.Replace("red", nil, all)
 	eventually(t, ports[2], "closed")
 	eventually(t, ports[0], two)
 	s.Remove("blue", "a/web")
@@ -119,7 +127,7 @@ func TestPortTaken(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.Replace("red", []Service{{"a/web", ports[0], 2}, {"a/shop", ports[1], 2}})
+	s.Replace("red", []Service{{"a/web", ports[0], 2}, {"a/shop", ports[1], 2}}, func(string) bool { return false })
 	eventually(t, ports[1], two)
 	for deadline := time.Now().Add(time.Minute); failures.Load() == 0; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {

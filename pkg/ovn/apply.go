@@ -84,3 +84,22 @@ func applySteps(ops []Op, size int, transact func([]Op) error, fatal func(error)
 		return err
 	}, fatal)
 }
+
+// failedUnits returns the units of a network to which the failed operations of an error of Apply belong. ok is false
+// if any operation can have failed, e.g. because the connection did.
+func failedUnits(err error) (failed map[Unit]bool, ok bool) {
+	failed = map[Unit]bool{}
+	var add func(error) bool
+	add = func(err error) bool {
+		switch e := err.(type) { //nolint:errorlint // each error of the tree is looked at
+		case *batch.Error[step]:
+			_, unit := parseUnitMark(e.Op[0].Row.Unit)
+			failed[unit] = true
+			return e.More == 0
+		case interface{ Unwrap() []error }:
+			return !slices.ContainsFunc(e.Unwrap(), func(err error) bool { return !add(err) })
+		}
+		return false
+	}
+	return failed, add(err)
+}

@@ -46,11 +46,19 @@ type ServicePort struct {
 
 // Endpoint is an address on the network that serves a port.
 type Endpoint struct {
-	Addr netip.AddrPort
-	Node string
-	// Terminating endpoints are used while there are no others (KEP-1669).
-	Terminating bool
+	Addr  netip.AddrPort
+	Node  string
+	State EndpointState
 }
+
+// EndpointState says which packets an endpoint gets.
+type EndpointState uint8
+
+const (
+	EndpointReady       EndpointState = iota
+	EndpointTerminating               // new connections only while no endpoint is ready (KEP-1669)
+	EndpointNotServing                // no new connections, but those that it has go on
+)
 
 // ExposedService is a service of the cluster default network that the pods of all
 // networks reach.
@@ -135,7 +143,11 @@ func (b *builder) repliesToPods(s Service, protocol string) {
 		if p.Protocol != protocol {
 			continue
 		}
-		for _, a := range eligible(p.Endpoints, b.node.Name) {
+		for _, e := range p.Endpoints { // whatever their states are: connections outlast readiness
+			if e.Node != b.node.Name {
+				continue
+			}
+			a := e.Addr
 			ip := ipKeyword(a.Addr())
 			sources[ip] = append(sources[ip], fmt.Sprintf("(%s.src == %s && %s.src == %d)", ip, a.Addr(), protocol, a.Port()))
 		}
@@ -290,8 +302,8 @@ func eligible(endpoints []Endpoint, node string) []netip.AddrPort {
 	var ready, terminating []netip.AddrPort
 	for _, e := range endpoints {
 		switch {
-		case node != "" && e.Node != node:
-		case e.Terminating:
+		case node != "" && e.Node != node, e.State == EndpointNotServing:
+		case e.State == EndpointTerminating:
 			terminating = append(terminating, e.Addr)
 		default:
 			ready = append(ready, e.Addr)

@@ -23,13 +23,19 @@ func addrs(list ...string) []netip.Addr {
 }
 
 // endpoints returns endpoints given as "node address:port"; a "-" before the node
-// means terminating.
+// means terminating, a "!" not serving.
 func endpoints(list ...string) []Endpoint {
 	var out []Endpoint
 	for _, e := range list {
 		node, addr, _ := strings.Cut(e, " ")
-		node, terminating := strings.CutPrefix(node, "-")
-		out = append(out, Endpoint{Addr: netip.MustParseAddrPort(addr), Node: node, Terminating: terminating})
+		state := EndpointReady
+		switch {
+		case strings.HasPrefix(node, "-"):
+			state = EndpointTerminating
+		case strings.HasPrefix(node, "!"):
+			state = EndpointNotServing
+		}
+		out = append(out, Endpoint{netip.MustParseAddrPort(addr), strings.TrimLeft(node, "-!"), state})
 	}
 	return out
 }
@@ -88,6 +94,37 @@ func balancersOf(t *testing.T, s Service, edit func(*network.Node)) map[string]*
 	return out
 }
 
+// TestRepliesToPods: with external traffic policy Local, the node's endpoints answer pods of other networks even while
+// they get no new connections; those of other nodes do not, nor do clients of another policy need it.
+func TestRepliesToPods(t *testing.T) {
+	for local, want := range map[bool][]string{
+		true:  {`inport == "rtos-blue_net_node1" && ip4.dst == 169.254.0.0/17 && ((ip4.src == 10.20.0.3 && tcp.src == 8080) || (ip4.src == 10.20.0.4 && tcp.src == 8080) || (ip4.src == 10.20.0.5 && tcp.src == 8080))`},
+		false: nil,
+	} {
+		s := testService(local)
+		s.Ports = s.Ports[:1]
+		s.Ports[0].Endpoints = endpoints("node1 10.20.0.3:8080", "-node1 10.20.0.4:8080", "!node1 10.20.0.5:8080", "!node2 10.20.1.3:8080")
+		rows, err := BuildUnits(testTenant(7, "blue_net", false), testNode(1, "node1", network.SharedGateway), Inputs{Plan: testPlan(false), Services: []Service{s}}, []Unit{serviceUnit(s.Key())})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, r := range rows {
+			switch m := r.Model.(type) {
+			case *nbdb.LogicalRouterPolicy:
+				got = append(got, m.Match)
+			case *nbdb.LoadBalancer:
+				if backends := m.Vips["203.0.113.7:80"]; strings.HasSuffix(m.Name, "_external") && backends != "10.20.0.3:8080" {
+					t.Errorf("local %t: backends %q", local, backends)
+				}
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("local %t: %q, want %q", local, got, want)
+		}
+	}
+}
+
 func TestServiceBackends(t *testing.T) {
 	const vip = "10.96.0.7:80"
 	tcp := func(s Service, e ...string) Service {
@@ -110,6 +147,8 @@ func TestServiceBackends(t *testing.T) {
 		"internal, remote":  {tcp(Service{InternalLocal: true}, "node2 10.20.1.3:1"), both("")},
 		"terminating":       {tcp(Service{}, "-node1 10.20.0.3:1", "-node2 10.20.1.3:1"), both("10.20.0.3:1,10.20.1.3:1")},
 		"some terminating":  {tcp(Service{}, "-node1 10.20.0.3:1", "node2 10.20.1.3:1"), both("10.20.1.3:1")},
+		"not serving":       {tcp(Service{}, "!node1 10.20.0.3:1", "node2 10.20.1.3:1"), both("10.20.1.3:1")},
+		"none that serves":  {tcp(Service{}, "!node1 10.20.0.3:1"), both("")},
 		"local terminating": {tcp(Service{InternalLocal: true}, "-node1 10.20.0.3:1", "node2 10.20.1.3:1"), both("10.20.0.3:1")},
 		"nodes' hosts":      {tcp(Service{}, "node1 172.18.0.1:6443", "node2 172.18.0.2:6443"), both("172.18.0.1:6443,172.18.0.2:6443")},
 	} {

@@ -321,7 +321,7 @@ func testExternalLocal(l *serviceLab, f int) {
 	for i, p := range elsewhere.Ports {
 		elsewhere.Ports[i].Endpoints = p.Endpoints[1:]
 		terminating.Ports[i].Endpoints = slices.Clone(p.Endpoints)
-		terminating.Ports[i].Endpoints[0].Terminating = true
+		terminating.Ports[i].Endpoints[0].State = EndpointTerminating
 	}
 	l.update(s)
 	zone.sync()

@@ -92,11 +92,11 @@ func newService(s *corev1.Service, slicesOf []*discoveryv1.EndpointSlice) (out S
 // tenants like, and every node's load balancers have each pair.
 const maxBackends = 32768
 
-// someEndpoints returns up to limit endpoints, the same in whatever order the slices are.
+// someEndpoints returns up to limit endpoints that serve, the same in whatever order the slices are.
 func someEndpoints(of []slicePort, limit int) []Endpoint {
 	var out []Endpoint
 	for _, sp := range slices.SortedFunc(slices.Values(of), func(a, b slicePort) int { return cmp.Compare(a.slice.Name, b.slice.Name) }) {
-		e := sliceEndpoints(sp.slice, sp.port)
+		e := slices.DeleteFunc(sliceEndpoints(sp.slice, sp.port), func(e Endpoint) bool { return e.State == EndpointNotServing })
 		if out = append(out, e[:min(len(e), limit-len(out))]...); len(out) == limit {
 			break
 		}
@@ -135,18 +135,23 @@ func endpointsByPort(slicesOf []*discoveryv1.EndpointSlice) map[endpointPort][]s
 	return out
 }
 
-// sliceEndpoints returns the endpoints in a slice that serve a port.
+// sliceEndpoints returns the endpoints in a slice that have a port.
 func sliceEndpoints(slice *discoveryv1.EndpointSlice, port uint16) []Endpoint {
 	var out []Endpoint
 	for _, e := range slice.Endpoints {
-		ready := e.Conditions.Ready == nil || *e.Conditions.Ready
-		last := isTrue(e.Conditions.Serving) && isTrue(e.Conditions.Terminating)
-		if !ready && !last || len(e.Addresses) == 0 {
+		if len(e.Addresses) == 0 {
 			continue
+		}
+		state := EndpointNotServing
+		switch {
+		case e.Conditions.Ready == nil || *e.Conditions.Ready:
+			state = EndpointReady
+		case isTrue(e.Conditions.Serving) && isTrue(e.Conditions.Terminating):
+			state = EndpointTerminating
 		}
 		// An endpoint's other addresses are the same endpoint.
 		if a, err := netip.ParseAddr(e.Addresses[0]); err == nil {
-			out = append(out, Endpoint{Addr: netip.AddrPortFrom(a.Unmap(), port), Node: str(e.NodeName), Terminating: !ready})
+			out = append(out, Endpoint{Addr: netip.AddrPortFrom(a.Unmap(), port), Node: str(e.NodeName), State: state})
 		}
 	}
 	return out

@@ -18,15 +18,16 @@ const reasonHealthPort = "HealthCheckPortNotServed"
 
 // healthChecks is the interface of the zone to healthcheck.Server.
 type healthChecks interface {
-	Replace(network string, services []healthcheck.Service)
+	Replace(network string, services []healthcheck.Service, keep func(key string) bool)
 	Set(network string, service healthcheck.Service)
 	Remove(network, key string)
 	Run(ctx context.Context)
 }
 
 // serveHealth serves the health checks of the services whose rows a job has written: load balancers
-// outside the cluster send nothing to a node before OVN knows the endpoints.
-func (z *Zone) serveHealth(name string, j job) {
+// outside the cluster send nothing to a node before OVN knows the endpoints. failed reports whether a
+// service's rows could not be written.
+func (z *Zone) serveHealth(name string, j job, failed func(service string) bool) {
 	var services []healthcheck.Service
 	for _, s := range j.in.Services {
 		if s.HealthPort != 0 {
@@ -34,13 +35,13 @@ func (z *Zone) serveHealth(name string, j job) {
 		}
 	}
 	if !j.known || j.units == nil {
-		z.health.Replace(name, services)
+		z.health.Replace(name, services, failed)
 		return
 	}
 	for _, u := range j.units {
 		at := slices.IndexFunc(services, func(s healthcheck.Service) bool { return s.Key == u.Name })
 		switch {
-		case u.Kind != KindService:
+		case u.Kind != KindService || failed(u.Name):
 		case at < 0:
 			z.health.Remove(name, u.Name)
 		default:
@@ -67,7 +68,7 @@ func (s Service) countEndpoints(node string, counts func(netip.Addr) bool) int {
 	for _, p := range s.Ports {
 		for _, e := range p.Endpoints {
 			switch a := e.Addr.Addr(); {
-			case e.Node != node || e.Terminating || !counts(a):
+			case e.Node != node || e.State != EndpointReady || !counts(a):
 			case a.Is4():
 				v4[a] = struct{}{}
 			default:

@@ -25,12 +25,17 @@ type fakeHealth struct {
 	served map[string]string
 }
 
-func (f *fakeHealth) Replace(network string, services []healthcheck.Service) {
+func (f *fakeHealth) Replace(network string, services []healthcheck.Service, keep func(key string) bool) {
 	f.mu.Lock()
-	maps.DeleteFunc(f.served, func(k, _ string) bool { return strings.HasPrefix(k, network+" ") })
+	maps.DeleteFunc(f.served, func(k, _ string) bool {
+		key, of := strings.CutPrefix(k, network+" ")
+		return of && !keep(key)
+	})
 	f.mu.Unlock()
 	for _, s := range services {
-		f.Set(network, s)
+		if !keep(s.Key) {
+			f.Set(network, s)
+		}
 	}
 }
 
@@ -77,10 +82,17 @@ func TestZoneHealth(t *testing.T) {
 		env.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
 		want("with it", map[string]string{"default plain/web": "32000: 2", redNet + " red/web": "32001: 1"})
 
-		// Rows that cannot be written change no health check.
+		// Rows that cannot be written change no health check of their service, and others follow theirs.
 		env.failRows("web")
 		env.endpoints("red", "web", redNet)
 		want("with rows that fail", map[string]string{"default plain/web": "32000: 2", redNet + " red/web": "32001: 1"})
+		env.service("red", "shop", 0, local(32002), "10.96.0.6")
+		env.endpoints("red", "shop", redNet, "10.10.0.3")
+		want("another service of the network", map[string]string{"default plain/web": "32000: 2", redNet + " red/web": "32001: 1", redNet + " red/shop": "32002: 1"})
+		env.endpoints("red", "shop", redNet)
+		want("its endpoints", map[string]string{"default plain/web": "32000: 2", redNet + " red/web": "32001: 1", redNet + " red/shop": "32002: 0"})
+		env.must(env.kube.CoreV1().Services("red").Delete(context.Background(), "shop", metav1.DeleteOptions{}))
+		want("without it", map[string]string{"default plain/web": "32000: 2", redNet + " red/web": "32001: 1"})
 		env.failRows("")
 		want("with rows that do not", map[string]string{"default plain/web": "32000: 2", redNet + " red/web": "32001: 0"})
 
@@ -106,12 +118,12 @@ func TestZoneHealth(t *testing.T) {
 }
 
 func TestEndpointsOn(t *testing.T) {
-	e := func(a, node string, terminating bool) Endpoint {
-		return Endpoint{netip.MustParseAddrPort(a), node, terminating}
+	e := func(a, node string, state EndpointState) Endpoint {
+		return Endpoint{netip.MustParseAddrPort(a), node, state}
 	}
 	s := Service{Ports: []ServicePort{
-		{Endpoints: []Endpoint{e("10.1.0.1:80", "a", false), e("[fd01::1]:80", "a", false), e("[fd01::2]:80", "a", false), e("10.1.0.3:80", "b", false)}},
-		{Endpoints: []Endpoint{e("10.1.0.1:81", "a", false), e("10.1.0.9:81", "a", true)}},
+		{Endpoints: []Endpoint{e("10.1.0.1:80", "a", EndpointReady), e("[fd01::1]:80", "a", EndpointReady), e("[fd01::2]:80", "a", EndpointReady), e("10.1.0.3:80", "b", EndpointReady)}},
+		{Endpoints: []Endpoint{e("10.1.0.1:81", "a", EndpointReady), e("10.1.0.9:81", "a", EndpointTerminating), e("10.1.0.8:81", "a", EndpointNotServing)}},
 	}}
 	for node, want := range map[string]int{"a": 2, "b": 1, "c": 0} {
 		if got := s.endpointsOn(node); got != want {

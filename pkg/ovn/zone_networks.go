@@ -202,6 +202,9 @@ func (z *Zone) syncNetwork(ctx context.Context, name string) error {
 		return nil // an event follows any change that can help
 	case err != nil:
 		z.queue.mark(name, j.units...)
+		if failed, ok := failedUnits(err); ok && !failed[topologyUnit] {
+			z.serveHealth(name, j, func(service string) bool { return failed[serviceUnit(service)] })
+		}
 		if connected && !errors.Is(err, ovsdb.ErrNotConnected) && ctx.Err() == nil {
 			z.failures.setError(name, err)
 			z.failures.record(name, id, prefix+z.failures.reason(name, err))
@@ -211,7 +214,7 @@ func (z *Zone) syncNetwork(ctx context.Context, name string) error {
 		} // else the connection failed, not the network
 		return fmt.Errorf("network %s: %w", name, err)
 	}
-	z.serveHealth(name, j)
+	z.serveHealth(name, j, func(string) bool { return false })
 	z.failures.clearError(name)
 	if inUse {
 		z.failures.record(name, id, deletedPrefix+"pods still use it")

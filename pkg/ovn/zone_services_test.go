@@ -494,7 +494,7 @@ func TestNewService(t *testing.T) {
 	if len(got.Ports) != 2 || got.Ports[0].NodePort != 30080 || got.Ports[1].Protocol != nbdb.LoadBalancerProtocolSCTP || len(got.Ports[1].Endpoints) > 0 {
 		t.Fatalf("ports %+v", got.Ports)
 	}
-	want := endpoints("node1 10.10.0.3:8080", " 10.10.0.4:8080", "- 10.10.0.5:8080")
+	want := endpoints("node1 10.10.0.3:8080", " 10.10.0.4:8080", "- 10.10.0.5:8080", "! 10.10.0.6:8080", "! 10.10.0.7:8080")
 	if !slices.Equal(got.Ports[0].Endpoints, want) {
 		t.Errorf("endpoints %+v, want %+v", got.Ports[0].Endpoints, want)
 	}

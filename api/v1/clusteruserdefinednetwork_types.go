@@ -2,7 +2,11 @@
 
 package v1
 
-import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+import (
+	"cmp"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
 
 // ClusterUserDefinedNetwork is a network shared by the pods of several
 // namespaces. Administrators create it, and tenants use it.
@@ -95,7 +99,9 @@ type NoOverlayOptions struct {
 // +kubebuilder:validation:XValidation:rule="self.topology == 'Layer2' ? has(self.layer2) : !has(self.layer2)",message="spec.layer2 is required when topology is Layer2 and forbidden otherwise: add or remove it"
 // +kubebuilder:validation:XValidation:rule="self.topology == 'Localnet' ? has(self.localnet) : !has(self.localnet)",message="spec.localnet is required when topology is Localnet and forbidden otherwise: add or remove it"
 // +kubebuilder:validation:XValidation:rule="!has(self.transport) || self.transport != 'NoOverlay' || self.topology == 'Layer3' && has(self.layer3) && self.layer3.role == 'Primary'",message="transport 'NoOverlay' is only supported for Layer3 primary networks: remove transport, or set topology to Layer3 and role to Primary"
-// +kubebuilder:validation:XValidation:rule="(has(self.transport) && self.transport == 'NoOverlay') == has(self.noOverlayOptions)",message="noOverlayOptions is required if and only if transport is 'NoOverlay': add or remove it"
+// +kubebuilder:validation:XValidation:rule="(has(self.transport) && self.transport == 'NoOverlay') == (has(self.noOverlayOptions) || has(self.noOverlay))",message="noOverlayOptions is required if and only if transport is 'NoOverlay': add or remove it"
+// +kubebuilder:validation:XValidation:rule="!has(self.noOverlayOptions) || !has(self.noOverlay)",message="noOverlayOptions and noOverlay are the same settings: remove one of them"
+// +kubebuilder:validation:XValidation:rule="has(self.noOverlay) == has(oldSelf.noOverlay) || !has(self.transport) || self.transport != 'NoOverlay' || !has(oldSelf.transport) || oldSelf.transport != 'NoOverlay'",message="noOverlayOptions and noOverlay cannot replace each other: keep the name with which the network was created"
 // +kubebuilder:validation:XValidation:rule="(has(self.transport) ? self.transport : 'Geneve') == (has(oldSelf.transport) ? oldSelf.transport : 'Geneve')",message="transport is immutable: create another network"
 // +union
 type NetworkSpec struct {
@@ -133,6 +139,16 @@ type NetworkSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="noOverlayOptions is immutable: create another network"
 	// +optional
 	NoOverlayOptions *NoOverlayOptions `json:"noOverlayOptions,omitempty"`
+
+	// noOverlay is noOverlayOptions under the name that OVN-Kubernetes gives it. A network has one of the two.
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="noOverlay is immutable: create another network"
+	// +optional
+	NoOverlay *NoOverlayOptions `json:"noOverlay,omitempty"`
+}
+
+// NoOverlaySettings returns the settings of transport NoOverlay under either name, nil for another transport.
+func (s *NetworkSpec) NoOverlaySettings() *NoOverlayOptions {
+	return cmp.Or(s.NoOverlayOptions, s.NoOverlay)
 }
 
 // ClusterUserDefinedNetworkStatus is the observed state of the network.

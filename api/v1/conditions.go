@@ -39,6 +39,8 @@ const (
 	ReasonNoOverlayRouteAdvertisementsIsMissing = "NoOverlayRouteAdvertisementsIsMissing"
 	// ReasonNoOverlayRouteAdvertisementsNotAccepted: the RouteAdvertisements of the network are not accepted.
 	ReasonNoOverlayRouteAdvertisementsNotAccepted = "NoOverlayRouteAdvertisementsNotAccepted"
+	// ReasonNoOverlayRouteAdvertisementsPending: it is not known yet whether the RouteAdvertisements of the network are accepted.
+	ReasonNoOverlayRouteAdvertisementsPending = "NoOverlayRouteAdvertisementsPending"
 	// ReasonNoOverlayManagedRoutingNotConfigured: the network's routing is Managed, and no
 	// managed fabric is configured.
 	ReasonNoOverlayManagedRoutingNotConfigured = "NoOverlayManagedRoutingNotConfigured"

@@ -45,6 +45,7 @@ type RouteAdvertisementsSpec struct {
 	// +kubebuilder:validation:MaxItems=2
 	// +listType=map
 	// +listMapKey=networkSelectionType
+	// +kubebuilder:validation:XValidation:rule="self.filter(s, s.networkSelectionType != 'DefaultNetwork').size() < 2",message="networkSelectionType ClusterUserDefinedNetwork is the same as ClusterUserDefinedNetworks: remove one of the two selectors"
 	// +required
 	NetworkSelectors []NetworkSelector `json:"networkSelectors" patchStrategy:"merge" patchMergeKey:"networkSelectionType"`
 
@@ -77,7 +78,7 @@ const (
 )
 
 // NetworkSelectionType is the kind of the selected networks.
-// +kubebuilder:validation:Enum=DefaultNetwork;ClusterUserDefinedNetworks
+// +kubebuilder:validation:Enum=DefaultNetwork;ClusterUserDefinedNetworks;ClusterUserDefinedNetwork
 type NetworkSelectionType string
 
 // The kinds of network that can be advertised.
@@ -86,15 +87,17 @@ const (
 	DefaultNetwork NetworkSelectionType = "DefaultNetwork"
 	// ClusterUserDefinedNetworks are those that a label selector selects.
 	ClusterUserDefinedNetworks NetworkSelectionType = "ClusterUserDefinedNetworks"
+	// ClusterUserDefinedNetworksSingular is the same: the no-overlay proposal's examples have it.
+	ClusterUserDefinedNetworksSingular NetworkSelectionType = "ClusterUserDefinedNetwork"
 )
 
 // NetworkSelector selects networks of one kind.
-// +kubebuilder:validation:XValidation:rule="has(self.clusterUserDefinedNetworkSelector) == (self.networkSelectionType == 'ClusterUserDefinedNetworks')",message="Inconsistent selector: networkSelectionType ClusterUserDefinedNetworks requires clusterUserDefinedNetworkSelector and other types forbid it: set both or neither"
+// +kubebuilder:validation:XValidation:rule="has(self.clusterUserDefinedNetworkSelector) == (self.networkSelectionType in ['ClusterUserDefinedNetworks', 'ClusterUserDefinedNetwork'])",message="Inconsistent selector: networkSelectionType ClusterUserDefinedNetworks requires clusterUserDefinedNetworkSelector and other types forbid it: set both or neither"
 // +union
 type NetworkSelector struct {
 	// networkSelectionType is the kind of network.
 	// `DefaultNetwork`: the cluster default network.
-	// `ClusterUserDefinedNetworks`: those that clusterUserDefinedNetworkSelector selects.
+	// `ClusterUserDefinedNetworks` or `ClusterUserDefinedNetwork`: those that clusterUserDefinedNetworkSelector selects.
 	// +unionDiscriminator
 	// +required
 	NetworkSelectionType NetworkSelectionType `json:"networkSelectionType"`
@@ -102,6 +105,14 @@ type NetworkSelector struct {
 	// clusterUserDefinedNetworkSelector selects ClusterUserDefinedNetworks.
 	// +optional
 	ClusterUserDefinedNetworkSelector *ClusterUserDefinedNetworkSelector `json:"clusterUserDefinedNetworkSelector,omitempty"`
+}
+
+// CUDNs returns what selects ClusterUserDefinedNetworks, nil if s selects another kind of network.
+func (s NetworkSelector) CUDNs() *ClusterUserDefinedNetworkSelector {
+	if s.NetworkSelectionType == ClusterUserDefinedNetworks || s.NetworkSelectionType == ClusterUserDefinedNetworksSingular {
+		return s.ClusterUserDefinedNetworkSelector
+	}
+	return nil
 }
 
 // ClusterUserDefinedNetworkSelector selects ClusterUserDefinedNetworks.

@@ -37,6 +37,7 @@ type UserDefinedNetwork struct {
 // UserDefinedNetworkSpec describes the network of one namespace.
 // +kubebuilder:validation:XValidation:rule="self.topology == 'Layer3' ? has(self.layer3) : !has(self.layer3)",message="spec.layer3 is required when topology is Layer3 and forbidden otherwise: add or remove it"
 // +kubebuilder:validation:XValidation:rule="self.topology == 'Layer2' ? has(self.layer2) : !has(self.layer2)",message="spec.layer2 is required when topology is Layer2 and forbidden otherwise: add or remove it"
+// +kubebuilder:validation:XValidation:rule="(!has(self.transport) || self.transport != 'NoOverlay') && !has(self.noOverlayOptions) && !has(self.noOverlay)",message="transport 'NoOverlay' is only supported for ClusterUserDefinedNetworks: remove transport, noOverlayOptions and noOverlay, or have an administrator create a ClusterUserDefinedNetwork"
 // +union
 type UserDefinedNetworkSpec struct {
 	// topology is the shape of the network.
@@ -56,7 +57,25 @@ type UserDefinedNetworkSpec struct {
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="Layer2 is immutable: create another network"
 	// +optional
 	Layer2 *Layer2Config `json:"layer2,omitempty"`
+
+	// transport is how packets are transported between nodes. It can only be `Geneve`, in an overlay, which is the
+	// default: networks without an overlay are ClusterUserDefinedNetworks.
+	// +kubebuilder:validation:Enum=NoOverlay;Geneve
+	// +optional
+	Transport TransportOption `json:"transport,omitempty"`
+
+	// noOverlayOptions belong to ClusterUserDefinedNetworks and are refused here.
+	// +optional
+	NoOverlayOptions *RefusedOptions `json:"noOverlayOptions,omitempty"`
+
+	// noOverlay belongs to ClusterUserDefinedNetworks and is refused here.
+	// +optional
+	NoOverlay *RefusedOptions `json:"noOverlay,omitempty"`
 }
+
+// RefusedOptions are in the schema so that an object that has them is refused: the API server would drop unknown fields,
+// and the network would have an overlay.
+type RefusedOptions struct{}
 
 // UserDefinedNetworkStatus is the observed state of the network.
 type UserDefinedNetworkStatus struct {

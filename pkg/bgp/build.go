@@ -125,7 +125,7 @@ func (b *builder) selectNetworks(r *request) {
 	var absent []string
 	for _, s := range r.ra.Spec.NetworkSelectors {
 		selector := labels.Nothing()
-		if c := s.ClusterUserDefinedNetworkSelector; s.NetworkSelectionType == udnv1.ClusterUserDefinedNetworks && c != nil {
+		if c := s.CUDNs(); c != nil {
 			var err error
 			if selector, err = metav1.LabelSelectorAsSelector(&c.NetworkSelector); err != nil {
 				r.invalidf("spec.networkSelectors: networkSelector: %v", err)

@@ -205,7 +205,7 @@ func nodeOf(obj *corev1.Node) Node {
 func managedNetworks(cudns []udnv1.ClusterUserDefinedNetwork) []string {
 	var out []string
 	for i := range cudns {
-		o := cudns[i].Spec.Network.NoOverlayOptions
+		o := cudns[i].Spec.Network.NoOverlaySettings()
 		if o != nil && o.Routing == udnv1.RoutingManaged {
 			out = append(out, cudns[i].Name)
 		}

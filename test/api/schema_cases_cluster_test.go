@@ -105,6 +105,7 @@ func transportCases() []schemaCase {
 	l2ok := l2("role: Primary, subnets: [10.100.0.0/16]")
 	options := "\nnoOverlayOptions: {outboundSNAT: Enabled, routing: Managed}"
 	none := "\ntransport: NoOverlay" + options
+	other := "\ntransport: NoOverlay\nnoOverlay: {outboundSNAT: Enabled, routing: Managed}"
 	const only = "transport 'NoOverlay' is only supported for Layer3 primary networks"
 	const iff = "noOverlayOptions is required if and only if transport is 'NoOverlay'"
 	return withKind(kindNetwork, []schemaCase{
@@ -124,7 +125,18 @@ func transportCases() []schemaCase {
 		{name: "no overlay on localnet", spec: localnet("role: Secondary, physicalNetworkName: x, subnets: [192.168.0.0/16]") + none, want: only},
 		{name: "no overlay secondary", spec: l3("role: Secondary, subnets: [{cidr: 10.100.0.0/16}]") + none, want: only},
 
+		{name: "OVN-Kubernetes' name of the options", spec: ok + other},
+		{name: "both names", spec: ok + none + "\nnoOverlay: {outboundSNAT: Enabled, routing: Managed}", want: "noOverlayOptions and noOverlay are the same settings"},
+		{name: "the other name without transport", spec: ok + "\nnoOverlay: {outboundSNAT: Enabled, routing: Managed}", want: iff},
+		{name: "the other name, snat missing", spec: ok + "\ntransport: NoOverlay\nnoOverlay: {routing: Managed}", want: "outboundSNAT: Required value"},
+		{name: "the other name, routing missing", spec: ok + "\ntransport: NoOverlay\nnoOverlay: {outboundSNAT: Enabled}", want: "routing: Required value"},
+		{name: "the other name, snat unknown", spec: ok + "\ntransport: NoOverlay\nnoOverlay: {outboundSNAT: Maybe, routing: Managed}", want: "Unsupported value: \"Maybe\""},
+		{name: "the other name, routing unknown", spec: ok + "\ntransport: NoOverlay\nnoOverlay: {outboundSNAT: Enabled, routing: Maybe}", want: "Unsupported value: \"Maybe\""},
+
 		{name: "nothing changes", spec: ok + none, update: ok + none},
+		{name: "nothing changes with the other name", spec: ok + other, update: ok + other},
+		{name: "the other name's snat changes", spec: ok + other, update: ok + "\ntransport: NoOverlay\nnoOverlay: {outboundSNAT: Disabled, routing: Managed}", want: "noOverlay is immutable"},
+		{name: "one name replaces the other", spec: ok + none, update: ok + other, want: "cannot replace each other"},
 		{name: "no overlay appends", spec: ok + none, update: l3("role: Primary, subnets: [{cidr: 10.100.0.0/16}, {cidr: 10.101.0.0/16}]") + none},
 		{name: "geneve set later", spec: ok, update: ok + "\ntransport: Geneve"},
 		{name: "geneve unset later", spec: ok + "\ntransport: Geneve", update: ok},
@@ -137,8 +149,16 @@ func transportCases() []schemaCase {
 }
 
 func udnOnlyCases() []schemaCase {
+	ok := l3("role: Primary, subnets: [{cidr: 10.100.0.0/16}]")
+	const only = "transport 'NoOverlay' is only supported for ClusterUserDefinedNetworks"
 	return withKind(kindUDN, []schemaCase{
 		{name: "localnet in a UDN", spec: "topology: Localnet", want: "Unsupported value: \"Localnet\""},
+		{name: "geneve in a UDN", spec: ok + "\ntransport: Geneve"},
+		{name: "transport unknown", spec: ok + "\ntransport: EVPN", want: "Unsupported value: \"EVPN\""},
+		{name: "no overlay", spec: ok + "\ntransport: NoOverlay", want: only},
+		{name: "no-overlay options", spec: ok + "\nnoOverlayOptions: {outboundSNAT: Enabled, routing: Managed}", want: only},
+		{name: "no overlay, OVN-Kubernetes' name", spec: ok + "\ntransport: NoOverlay\nnoOverlay: {outboundSNAT: Enabled, routing: Managed}", want: only},
+		{name: "no overlay set later", spec: ok, update: ok + "\ntransport: NoOverlay", want: only},
 	})
 }
 
@@ -155,6 +175,7 @@ func cudnCases() []schemaCase {
 
 func routeAdvertisementsCases() []schemaCase {
 	cudns := "{networkSelectionType: ClusterUserDefinedNetworks, clusterUserDefinedNetworkSelector: {networkSelector: {matchLabels: {network: blue}}}}"
+	singular := strings.Replace(cudns, "Networks,", "Network,", 1)
 	spec := func(networks, nodes, advertisements string) string {
 		return "networkSelectors: [" + networks + "]\nnodeSelector: " + nodes + "\nfrrConfigurationSelector: {}\nadvertisements: [" + advertisements + "]"
 	}
@@ -169,13 +190,17 @@ func routeAdvertisementsCases() []schemaCase {
 		{name: "target VRF", spec: spec(cudns, "{}", "PodNetwork") + "\ntargetVRF: auto"},
 		{name: "all networks", spec: spec("{networkSelectionType: ClusterUserDefinedNetworks, clusterUserDefinedNetworkSelector: {networkSelector: {}}}", "{}", "PodNetwork")},
 
+		{name: "the proposal's selection type", spec: spec(singular+", {networkSelectionType: DefaultNetwork}", "{}", "PodNetwork")},
+
+		{name: "both selection types", spec: spec(cudns+", "+singular, "{}", "PodNetwork"), want: "remove one of the two selectors"},
+		{name: "the proposal's selection type without selector", spec: spec("{networkSelectionType: ClusterUserDefinedNetwork}", "{}", "PodNetwork"), want: inconsistent},
 		{name: "target VRF too long", spec: spec(cudns, "{}", "PodNetwork") + "\ntargetVRF: a-name-of-17-char", want: "Too long"},
 		{name: "networks missing", spec: "nodeSelector: {}\nfrrConfigurationSelector: {}\nadvertisements: [PodNetwork]", want: "networkSelectors: Required value"},
 		{name: "networks empty", spec: spec("", "{}", "PodNetwork"), want: "should have at least 1 items"},
 		{name: "three selectors", spec: spec(cudns+", {networkSelectionType: DefaultNetwork}, {networkSelectionType: DefaultNetwork}", "{}", "PodNetwork"), want: "must have at most 2 items"},
 		{name: "selector twice", spec: spec(cudns+", "+cudns, "{}", "PodNetwork"), want: "Duplicate value"},
 		{name: "selection type missing", spec: spec("{}", "{}", "PodNetwork"), want: "networkSelectionType: Required value"},
-		{name: "selection type not advertised", spec: spec("{networkSelectionType: PrimaryUserDefinedNetworks}", "{}", "PodNetwork"), want: "supported values: \"DefaultNetwork\", \"ClusterUserDefinedNetworks\""},
+		{name: "selection type not advertised", spec: spec("{networkSelectionType: PrimaryUserDefinedNetworks}", "{}", "PodNetwork"), want: "supported values: \"DefaultNetwork\", \"ClusterUserDefinedNetworks\", \"ClusterUserDefinedNetwork\""},
 		{name: "selector missing", spec: spec("{networkSelectionType: ClusterUserDefinedNetworks}", "{}", "PodNetwork"), want: inconsistent},
 		{name: "selector with the default network", spec: spec("{networkSelectionType: DefaultNetwork, clusterUserDefinedNetworkSelector: {networkSelector: {}}}", "{}", "PodNetwork"), want: inconsistent},
 		{name: "network selector missing", spec: spec("{networkSelectionType: ClusterUserDefinedNetworks, clusterUserDefinedNetworkSelector: {}}", "{}", "PodNetwork"), want: "networkSelector: Required value"},

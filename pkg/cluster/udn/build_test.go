@@ -377,8 +377,9 @@ func TestNetConfInvalidLayer2AndLocalnet(t *testing.T) {
 	}
 }
 
-// The no-overlay proposal's four cases of the condition TransportAccepted.
+// The no-overlay proposal's cases of the condition TransportAccepted.
 func TestTransportAccepted(t *testing.T) {
+	const yes, no, unknown = metav1.ConditionTrue, metav1.ConditionFalse, metav1.ConditionUnknown
 	for _, c := range []struct {
 		name    string
 		r       *Request
@@ -389,10 +390,14 @@ func TestTransportAccepted(t *testing.T) {
 	}{
 		{"geneve", cudnRequest(layer3(0, nil)), nil, metav1.ConditionTrue, "GeneveTransportAccepted", "Geneve transport has been configured."},
 		{"missing", noOverlayRequest(), nil, metav1.ConditionFalse, "NoOverlayRouteAdvertisementsIsMissing", "No RouteAdvertisements CR is advertising the pod networks."},
-		{"not accepted", noOverlayRequest(), []Advertisement{{"blue", false}, {"red", false}}, metav1.ConditionFalse,
+		{"not accepted", noOverlayRequest(), []Advertisement{{"blue", no}, {"red", no}}, metav1.ConditionFalse,
 			"NoOverlayRouteAdvertisementsNotAccepted", "RouteAdvertisements CR blue advertises the pod subnets, but its status is not accepted."},
-		{"one accepted", noOverlayRequest(), []Advertisement{{"blue", false}, {"red", true}}, metav1.ConditionTrue,
+		{"one accepted", noOverlayRequest(), []Advertisement{{"blue", no}, {"red", yes}}, metav1.ConditionTrue,
 			"NoOverlayTransportAccepted", "Transport has been configured as 'no-overlay'."},
+		{"one accepted, one not judged", noOverlayRequest(), []Advertisement{{"blue", unknown}, {"red", yes}}, metav1.ConditionTrue,
+			"NoOverlayTransportAccepted", "Transport has been configured as 'no-overlay'."},
+		{"not judged", noOverlayRequest(), []Advertisement{{"blue", no}, {"red", unknown}}, metav1.ConditionUnknown,
+			"NoOverlayRouteAdvertisementsPending", "RouteAdvertisements CR red advertises the pod subnets, and it is not known yet whether it is accepted."},
 	} {
 		got := c.r.transportAccepted(Inputs{Advertised: c.by})
 		if got.Status != c.status || got.Reason != c.reason || got.Message != c.message || got.ObservedGeneration != 3 {
@@ -403,7 +408,7 @@ func TestTransportAccepted(t *testing.T) {
 
 // Managed routing without a managed fabric has a reason of its own.
 func TestNoManagedFabric(t *testing.T) {
-	got := noOverlayRequest().transportAccepted(Inputs{NoFabric: true, Advertised: []Advertisement{{"blue", true}}})
+	got := noOverlayRequest().transportAccepted(Inputs{NoFabric: true, Advertised: []Advertisement{{"blue", metav1.ConditionTrue}}})
 	if got.Status != metav1.ConditionFalse || got.Reason != "NoOverlayManagedRoutingNotConfigured" || !strings.Contains(got.Message, "[bgp-managed] topology") {
 		t.Errorf("%+v", got)
 	}
@@ -413,7 +418,8 @@ func TestNoManagedFabric(t *testing.T) {
 func TestAdvertises(t *testing.T) {
 	yes := udnv1.NetworkSelector{NetworkSelectionType: udnv1.ClusterUserDefinedNetworks, ClusterUserDefinedNetworkSelector: &udnv1.ClusterUserDefinedNetworkSelector{
 		NetworkSelector: metav1.LabelSelector{MatchLabels: map[string]string{"advertise": "yes"}}}}
-	no := *yes.DeepCopy()
+	no, singular := *yes.DeepCopy(), *yes.DeepCopy()
+	singular.NetworkSelectionType = udnv1.ClusterUserDefinedNetworksSingular
 	no.ClusterUserDefinedNetworkSelector.NetworkSelector.MatchLabels["advertise"] = "no"
 	pods, egress := []udnv1.AdvertisementType{udnv1.PodNetwork}, []udnv1.AdvertisementType{udnv1.EgressIP}
 	for _, c := range []struct {
@@ -423,6 +429,7 @@ func TestAdvertises(t *testing.T) {
 	}{
 		{"selected", udnv1.RouteAdvertisementsSpec{Advertisements: pods, NetworkSelectors: []udnv1.NetworkSelector{yes}}, true},
 		{"second selector", udnv1.RouteAdvertisementsSpec{Advertisements: pods, NetworkSelectors: []udnv1.NetworkSelector{{NetworkSelectionType: udnv1.DefaultNetwork}, yes}}, true},
+		{"the proposal's spelling", udnv1.RouteAdvertisementsSpec{Advertisements: pods, NetworkSelectors: []udnv1.NetworkSelector{singular}}, true},
 		{"other labels", udnv1.RouteAdvertisementsSpec{Advertisements: pods, NetworkSelectors: []udnv1.NetworkSelector{no}}, false},
 		{"default network", udnv1.RouteAdvertisementsSpec{Advertisements: pods, NetworkSelectors: []udnv1.NetworkSelector{{NetworkSelectionType: udnv1.DefaultNetwork}}}, false},
 		{"egress addresses only", udnv1.RouteAdvertisementsSpec{Advertisements: egress, NetworkSelectors: []udnv1.NetworkSelector{yes}}, false},
@@ -486,17 +493,18 @@ func TestNodesWithoutSubnetIsStable(t *testing.T) {
 	}
 }
 
-// Acceptance of a former generation of a RouteAdvertisements does not count.
+// The judgement of a former generation of a RouteAdvertisements does not count.
 func TestAcceptedGeneration(t *testing.T) {
+	const yes, no, unknown = metav1.ConditionTrue, metav1.ConditionFalse, metav1.ConditionUnknown
 	for _, c := range []struct {
 		name              string
 		status            metav1.ConditionStatus
 		current, observed int64
-		want              bool
+		want              metav1.ConditionStatus
 	}{
-		{"current", metav1.ConditionTrue, 2, 2, true}, {"former", metav1.ConditionTrue, 2, 1, false},
-		{"not accepted", metav1.ConditionFalse, 2, 2, false}, {"no generation", metav1.ConditionTrue, 2, 0, false},
-		{"no generation, object never changed", metav1.ConditionTrue, 1, 0, true},
+		{"current", yes, 2, 2, yes}, {"former", yes, 2, 1, unknown}, {"former, not accepted", no, 2, 1, unknown},
+		{"not accepted", no, 2, 2, no}, {"no generation", yes, 2, 0, unknown},
+		{"no generation, object never changed", yes, 1, 0, yes},
 	} {
 		ra := &udnv1.RouteAdvertisements{ObjectMeta: metav1.ObjectMeta{Generation: c.current}}
 		ra.Status.Conditions = []metav1.Condition{{Type: udnv1.ConditionAccepted, Status: c.status, ObservedGeneration: c.observed}}
@@ -504,8 +512,8 @@ func TestAcceptedGeneration(t *testing.T) {
 			t.Errorf("%s: %v, want %v", c.name, got, c.want)
 		}
 	}
-	if accepted(&udnv1.RouteAdvertisements{}) {
-		t.Error("accepted without a condition")
+	if got := accepted(&udnv1.RouteAdvertisements{}); got != unknown {
+		t.Errorf("without a condition: %v", got)
 	}
 }
 

@@ -357,7 +357,10 @@ func (r *Reconciler) advertisements(ctx context.Context, req *Request) ([]Advert
 // accepted tells whether the current generation of a RouteAdvertisements is
 // accepted. A condition without an observed generation counts for generation 1
 // only.
-func accepted(ra *udnv1.RouteAdvertisements) bool {
+func accepted(ra *udnv1.RouteAdvertisements) metav1.ConditionStatus {
 	c := apimeta.FindStatusCondition(ra.Status.Conditions, udnv1.ConditionAccepted)
-	return c != nil && c.Status == metav1.ConditionTrue && max(c.ObservedGeneration, 1) == max(ra.Generation, 1)
+	if c == nil || max(c.ObservedGeneration, 1) != max(ra.Generation, 1) {
+		return metav1.ConditionUnknown
+	}
+	return c.Status
 }

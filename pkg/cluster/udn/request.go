@@ -28,7 +28,7 @@ func FromCUDN(c *udnv1.ClusterUserDefinedNetwork) *Request {
 	r := &Request{
 		Owner: Owner{Name: c.Name}, UID: c.UID, Generation: c.Generation, Deleting: c.DeletionTimestamp != nil,
 		Labels: c.Labels, Annotations: c.Annotations, Selector: &c.Spec.NamespaceSelector,
-		Topology: n.Topology, Layer3: n.Layer3, Layer2: n.Layer2, Localnet: n.Localnet, NoOverlay: n.NoOverlayOptions,
+		Topology: n.Topology, Layer3: n.Layer3, Layer2: n.Layer2, Localnet: n.Localnet, NoOverlay: n.NoOverlaySettings(),
 		Transport: n.Transport,
 	}
 	r.setRole()

@@ -94,10 +94,15 @@ func (r *Request) transportAccepted(in Inputs) metav1.Condition {
 		return r.condition(kind, metav1.ConditionFalse, udnv1.ReasonNoOverlayRouteAdvertisementsIsMissing,
 			"No RouteAdvertisements CR is advertising the pod networks.")
 	}
-	for _, ra := range by {
-		if ra.Accepted {
-			return r.condition(kind, metav1.ConditionTrue, udnv1.ReasonNoOverlayTransportAccepted, "Transport has been configured as 'no-overlay'.")
-		}
+	with := func(status metav1.ConditionStatus) int {
+		return slices.IndexFunc(by, func(ra Advertisement) bool { return ra.Accepted == status })
+	}
+	if with(metav1.ConditionTrue) >= 0 {
+		return r.condition(kind, metav1.ConditionTrue, udnv1.ReasonNoOverlayTransportAccepted, "Transport has been configured as 'no-overlay'.")
+	}
+	if i := with(metav1.ConditionUnknown); i >= 0 {
+		return r.condition(kind, metav1.ConditionUnknown, udnv1.ReasonNoOverlayRouteAdvertisementsPending,
+			"RouteAdvertisements CR "+by[i].Name+" advertises the pod subnets, and it is not known yet whether it is accepted.")
 	}
 	return r.condition(kind, metav1.ConditionFalse, udnv1.ReasonNoOverlayRouteAdvertisementsNotAccepted,
 		"RouteAdvertisements CR "+by[0].Name+" advertises the pod subnets, but its status is not accepted.")

@@ -102,7 +102,7 @@ type Inputs struct {
 // Advertisement is a RouteAdvertisements that advertises a network's pods.
 type Advertisement struct {
 	Name     string
-	Accepted bool
+	Accepted metav1.ConditionStatus // Unknown: the current generation is not judged yet
 }
 
 // admits tells whether the namespace's labels allow the request's network.

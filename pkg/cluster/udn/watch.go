@@ -212,10 +212,11 @@ func advertises(ra *udnv1.RouteAdvertisements, cudn map[string]string) bool {
 		return false
 	}
 	for _, s := range ra.Spec.NetworkSelectors {
-		if s.NetworkSelectionType != udnv1.ClusterUserDefinedNetworks || s.ClusterUserDefinedNetworkSelector == nil {
+		c := s.CUDNs()
+		if c == nil {
 			continue
 		}
-		selector, err := metav1.LabelSelectorAsSelector(&s.ClusterUserDefinedNetworkSelector.NetworkSelector)
+		selector, err := metav1.LabelSelectorAsSelector(&c.NetworkSelector)
 		if err == nil && selector.Matches(labelSet(cudn)) {
 			return true
 		}

@@ -28,6 +28,10 @@ build: ## the product's static binaries, into bin/
 	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o bin/ ./cmd/controller ./cmd/agent ./cmd/bulkheadctl
 	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o bin/ovn-k8s-cni-overlay ./cmd/cni
 
+.PHONY: build-arm64
+build-arm64: ## check that the product compiles for arm64
+	GOARCH=arm64 CGO_ENABLED=0 go build -o /dev/null ./cmd/...
+
 # What the image's Debian packages are extracted with.
 IMAGE_DEPS := mmdebstrap:mmdebstrap dpkg-deb:dpkg
 

@@ -69,7 +69,8 @@ func stages(full bool) ([]stage, error) {
 	}
 	api := test("api", "90m", "-race", apiPackage)
 	api.beside = true
-	list := []stage{lint, test("packages", "90m", append([]string{"-race", atATime}, packages...)...), api}
+	arm64 := stage{name: "arm64", args: []string{"make", "--no-print-directory", "build-arm64"}}
+	list := []stage{lint, arm64, test("packages", "90m", append([]string{"-race", atATime}, packages...)...), api}
 	// Six labs together cover every pairing of IP families, node count and gateway mode. The first
 	// lab runs all checks. The second runs those that its options can affect. Two stages share the
 	// checks of each of these labs. The other four labs each run a sample. Only the first runs the

@@ -410,6 +410,7 @@ func TestServe(t *testing.T) {
 // fakeFlows records what it was last called with.
 type fakeFlows struct {
 	mu        sync.Mutex
+	node      ovs.Facts
 	localnets []string
 	peers     []string // names and MAC addresses
 	networks  map[int][]flows.ServicePort
@@ -417,10 +418,10 @@ type fakeFlows struct {
 	kept      []int
 }
 
-func (f *fakeFlows) SetNode(_ ovs.Facts, localnets []network.Network, peers []network.Node) {
+func (f *fakeFlows) SetNode(node ovs.Facts, localnets []network.Network, peers []network.Node) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.localnets, f.peers = nil, nil
+	f.node, f.localnets, f.peers = node, nil, nil
 	for _, p := range peers {
 		f.peers = append(f.peers, p.Name+" "+p.BridgeMAC)
 	}

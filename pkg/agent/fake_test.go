@@ -100,6 +100,16 @@ type fakeNode struct {
 	mtu            int   // of the external bridge
 	readErr        error // of ReadNode
 	floating       []netip.Addr
+	address        netip.Prefix // of the node
+	nextHop        netip.Addr
+}
+
+// move gives the node another address and another next hop.
+func (f *fakeNode) move(address, nextHop string) {
+	f.mu.Lock()
+	f.address, f.nextHop = netip.MustParsePrefix(address), netip.MustParseAddr(nextHop)
+	f.mu.Unlock()
+	f.agent.queue.EnqueueNode()
 }
 
 // setFloating gives the external bridge these addresses beside the node's.
@@ -120,8 +130,7 @@ func (f *fakeNode) ReadNode(_ context.Context, name string, c config.OVS, _ netw
 		return ovs.Facts{Node: network.Node{Name: name}}, f.readErr
 	}
 	return ovs.Facts{Floating: f.floating, Node: network.Node{Name: name, Chassis: "c1", Bridge: c.ExternalBridge, BridgeMAC: "02:00:00:00:00:01", MTU: f.mtu, Mode: c.GatewayMode,
-		EncapIPs:  []netip.Addr{netip.MustParseAddr("192.0.2.10")},
-		Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.10/24")}, NextHops: []netip.Addr{netip.MustParseAddr("192.0.2.1")}}}, nil
+		EncapIPs: []netip.Addr{f.address.Addr()}, Addresses: []netip.Prefix{f.address}, NextHops: []netip.Addr{f.nextHop}}}, nil
 }
 
 func (f *fakeNode) SyncChassis(context.Context, network.Node, ovs.Inputs) error {
@@ -289,7 +298,8 @@ func (f *fakeNode) firewallInputs(locked []hostnet.LockedAddr) firewall.Inputs {
 // newFakeNode is a fakeNode with a running agent, whose cache is not synced.
 func newFakeNode(t *testing.T, options ...func(*Parts)) *fakeNode {
 	t.Helper()
-	f := &fakeNode{kernel: &fakeKernel{Fake: vrf.NewFake("br-ex")}, ports: map[string]network.Network{}, annotations: map[string]string{}}
+	f := &fakeNode{kernel: &fakeKernel{Fake: vrf.NewFake("br-ex")}, ports: map[string]network.Network{}, annotations: map[string]string{},
+		address: netip.MustParsePrefix("192.0.2.10/24"), nextHop: netip.MustParseAddr("192.0.2.1")}
 	f.kernel.Fake.Links["br-ex"].Up = true
 	f.run(t, options...)
 	return f

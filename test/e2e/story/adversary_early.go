@@ -105,7 +105,7 @@ func (a *arena) early(ctx context.Context) (string, error) {
 // withoutAgent has the near node's agent stopped while run runs. kubelet would replace an agent that does
 // not answer for a minute and a half, which run may take: the zone controller's /healthz answers in its place.
 func (a *arena) withoutAgent(ctx context.Context, run func() error) error {
-	const pattern = "/usr/bin/agent"
+	const pattern = agentProcess
 	agents, err := processes(ctx, a.near, pattern)
 	if err != nil || len(agents) == 0 {
 		return errors.Join(fmt.Errorf("no agent on %s", a.near.Name), err)

@@ -42,6 +42,30 @@ func (w *World) frrAlone(ctx context.Context, pods []*pod) (figures string, err 
 	return fmt.Sprintf("frr-k8s and the API server away for %.0f s: %d pings, none lost", took.Seconds(), sent), nil
 }
 
+// killedWithoutOverlay kills the agents, and if everything is run the zone controllers, while sky's pods ping each other
+// without an overlay: no ping is lost.
+func (w *World) killedWithoutOverlay(ctx context.Context, pods []*pod) (figures string, err error) {
+	patterns := []string{agentProcess}
+	if w.Full {
+		patterns = append(patterns, zoneRole)
+	}
+	var killed int32
+	sent, err := w.withoutLoss(ctx, pods[0], pods[len(pods)-1], func() error {
+		for _, pattern := range patterns {
+			n, err := w.killEverywhere(ctx, pattern, false)
+			if err != nil {
+				return err
+			}
+			killed += n
+		}
+		return nil
+	})
+	if err != nil {
+		return "", fmt.Errorf("kill -9 of %s: %w", strings.Join(patterns, " and "), err)
+	}
+	return fmt.Sprintf("%d processes killed: %d pings, none lost", killed, sent), nil
+}
+
 // stopControl kills frr-k8s on all nodes, stops the API server for apiServerAway, and waits until all
 // is as before.
 func (w *World) stopControl(ctx context.Context) error {

@@ -136,7 +136,7 @@ func (w *World) fly(ctx context.Context, create, remove int) (rounds int, err er
 // killAgentAt has the node's agent killed after a number of its calls while do runs, and waits
 // until it is back.
 func (w *World) killAgentAt(ctx context.Context, n *lab.Node, after int, do func() error) error {
-	const pattern = "/usr/bin/agent"
+	const pattern = agentProcess
 	old, err := processes(ctx, n, pattern)
 	if err != nil || len(old) != 1 {
 		return fmt.Errorf("agents on %s: %v, want one: %w", n.Name, old, err)

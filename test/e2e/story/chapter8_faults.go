@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -14,6 +15,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"bulkhead/pkg/network"
 	"bulkhead/test/lab"
 )
 
@@ -24,17 +26,21 @@ func faultChecks() []Check {
 		}, Timeout: 10 * time.Minute, Group: g}
 	}
 	return []Check{
-		kill("the agent", "/usr/bin/agent", false, groupKillAgent),
-		kill("the zone controller", "--role=zone", false, groupKillZone),
+		kill("the agent", agentProcess, false, groupKillAgent),
+		kill("the zone controller", zoneRole, false, groupKillZone),
 		kill("the cluster controller", clusterRole, true, groupKillCluster),
 	}
 }
 
-// clusterRole is in the cluster controllers' command lines.
-const clusterRole = "--role=cluster"
+// What is in the command lines of the product's processes.
+const (
+	agentProcess = "/usr/bin/agent"
+	zoneRole     = "--role=zone"
+	clusterRole  = "--role=cluster"
+)
 
 // killUnderTraffic kills a process on every node at once while red's pods talk
-// across nodes, waits until it is back and ready, and compares the nodes' states.
+// across nodes and to the outside, waits until it is back and ready, and compares the nodes' states.
 func killUnderTraffic(ctx context.Context, w *World, pattern string, anywhere bool) (string, error) {
 	pods, err := w.podsNamed("red-a-1", "red-a-2")
 	if err != nil {
@@ -53,15 +59,76 @@ func killUnderTraffic(ctx context.Context, w *World, pattern string, anywhere bo
 	if err != nil {
 		return "", err
 	}
-	// The kill waits for the first answers: the first packets of a flow are
-	// delayed by the nodes' lookups, whatever is killed.
-	traffic, err := w.watch(ctx, from, "--ping", to.Primary[0].String(), "--tcp", strings.TrimPrefix(targets(to.Primary[0])[0], "tcp:"))
+	const listenPort = 8073
+	outside := w.Lab.External()
+	server, err := outside.Start(ctx, fmt.Sprintf("exec %s/netprobe serve --name %s --listen :%d", toolsDir, outside.Name, listenPort))
 	if err != nil {
 		return "", err
 	}
-	defer traffic.kill()
+	defer server.Kill()
+	// Between the pods in each IP family, and to a server outside the cluster: through the node's gateway,
+	// routes, nft and the external bridge.
+	destinations := map[string]netip.AddrPort{}
+	for _, a := range to.Primary {
+		destinations["red-a-2 "+a.String()] = netip.AddrPortFrom(a, 8080)
+	}
+	a, ok := network.FirstOfFamily(addrs(outside), from.Primary[0])
+	if !ok {
+		return "", fmt.Errorf("the external machine has no address of the IP family of %s", from.Primary[0])
+	}
+	destinations["the external machine"] = netip.AddrPortFrom(a, listenPort)
+	traffic := map[string]*watch{}
+	for name, at := range destinations {
+		// The kill waits for the first answers: the first packets of a flow are
+		// delayed by the nodes' lookups, whatever is killed.
+		watch, err := w.watch(ctx, from, "--ping", at.Addr().String(), "--tcp", at.String())
+		if err != nil {
+			return "", fmt.Errorf("%s: %w", name, err)
+		}
+		defer watch.kill()
+		traffic[name] = watch
+	}
+	killed, err := w.killEverywhere(ctx, pattern, anywhere)
+	if err != nil {
+		return "", err
+	}
+	if pattern == clusterRole {
+		if err := w.ledAgain(ctx, leader, before); err != nil {
+			return "", err
+		}
+	}
+	figures := fmt.Sprintf("%d killed", killed)
+	for _, name := range slices.Sorted(maps.Keys(traffic)) {
+		r, err := traffic[name].result(ctx)
+		if err != nil {
+			return "", fmt.Errorf("%s: %w", name, err)
+		}
+		line := fmt.Sprintf("%s: %d pings, %d lost, slowest %d ms, %d stream lines, longest gap %d ms", name, r.Sent, len(r.Lost), r.SlowestMillis, r.StreamLines, r.StreamLongestGapMillis)
+		if err := r.pingsError(); err != nil || len(r.Lost) > 0 {
+			return "", fmt.Errorf("%s: lost %v, %w", line, r.Lost, err)
+		}
+		if r.StreamError != "" || r.StreamLines < 100 {
+			return "", fmt.Errorf("stream: %s: %s", line, r.StreamError)
+		}
+		figures += "; " + line
+	}
+	after, err := w.states(ctx, true)
+	if err != nil {
+		return "", err
+	}
+	for _, n := range nodes {
+		if d := difference(before[n.Name], after[n.Name]); len(d) > 0 {
+			return "", fmt.Errorf("node %s changed:\n%s", n.Name, strings.Join(d, "\n"))
+		}
+	}
+	return figures, nil
+}
+
+// killEverywhere kills the processes whose command lines match on all nodes at once, waits until they are back and
+// ready, and returns how many there were. With anywhere, some nodes may have none.
+func (w *World) killEverywhere(ctx context.Context, pattern string, anywhere bool) (int32, error) {
 	var killed atomic.Int32
-	err = each(nodes, func(n *lab.Node) error {
+	err := each(w.Lab.Nodes(), func(n *lab.Node) error {
 		old, err := processes(ctx, n, pattern)
 		if err != nil {
 			return err
@@ -78,38 +145,10 @@ func killUnderTraffic(ctx context.Context, w *World, pattern string, anywhere bo
 		killed.Add(int32(len(old)))
 		return backAgain(ctx, w, n, pattern, old)
 	})
-	if err != nil {
-		return "", err
+	if err == nil && killed.Load() == 0 {
+		err = fmt.Errorf("no process %s on any node", pattern)
 	}
-	if killed.Load() == 0 {
-		return "", fmt.Errorf("no process %s on any node", pattern)
-	}
-	if pattern == clusterRole {
-		if err := w.ledAgain(ctx, leader, before); err != nil {
-			return "", err
-		}
-	}
-	r, err := traffic.result(ctx)
-	if err != nil {
-		return "", err
-	}
-	figures := fmt.Sprintf("%d killed, %d pings, %d lost, slowest %d ms, %d stream lines, longest gap %d ms", killed.Load(), r.Sent, len(r.Lost), r.SlowestMillis, r.StreamLines, r.StreamLongestGapMillis)
-	if err := r.pingsError(); err != nil || len(r.Lost) > 0 {
-		return "", fmt.Errorf("%s: lost %v, %w", figures, r.Lost, err)
-	}
-	if r.StreamError != "" || r.StreamLines < 100 {
-		return "", fmt.Errorf("stream: %s: %s", figures, r.StreamError)
-	}
-	after, err := w.states(ctx, true)
-	if err != nil {
-		return "", err
-	}
-	for _, n := range nodes {
-		if d := difference(before[n.Name], after[n.Name]); len(d) > 0 {
-			return "", fmt.Errorf("node %s changed:\n%s", n.Name, strings.Join(d, "\n"))
-		}
-	}
-	return figures, nil
+	return killed.Load(), err
 }
 
 // processes are those on the node whose command line matches: their command

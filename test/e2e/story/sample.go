@@ -39,7 +39,7 @@ var (
 	groupMigration    = &group{name: "live migration", cost: 3 * time.Minute, once: true}
 	groupServices     = &group{name: "services", cost: 3 * time.Minute, demo: true}
 	groupServiceTypes = &group{name: "types of services", cost: 3 * time.Minute}
-	groupNodePorts    = &group{name: "node ports and external addresses", cost: 4 * time.Minute}
+	groupNodePorts    = &group{name: "node ports and external addresses", cost: 4 * time.Minute, demo: true}
 	groupIngress      = &group{name: "ingress namespaces", cost: 2 * time.Minute}
 	groupSCTP         = &group{name: "SCTP", cost: 90 * time.Second}
 	groupDNS          = &group{name: "DNS and the API server's service", cost: 2 * time.Minute, demo: true}

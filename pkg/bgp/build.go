@@ -36,7 +36,9 @@ func Build(in Inputs) State {
 		}
 	}
 	b.sameHostname = sameHostnames(in.Nodes)
+	b.reserved = reservedBy(in.Nodes)
 	requests := b.requests()
+	b.refuseNodes(requests)
 	b.refuseBoth(requests)
 	b.refuseOverlaps(requests)
 	for _, r := range requests {
@@ -58,6 +60,7 @@ type builder struct {
 	st           State
 	nodeIDs      map[netip.Addr][]int                 // by InternalIP; a node may claim that of another
 	sameHostname map[string]string                    // node → another that frr-k8s takes for the same
+	reserved     []reserved                           // sorted by address
 	bases        []*frrv1.FRRConfiguration            // those that are not generated
 	generated    map[string][]*frrv1.FRRConfiguration // the others, by RouteAdvertisements
 	decided      map[string]decision                  // what refuseBoth has chosen, by network

@@ -76,6 +76,28 @@ func TestZoneAdvertised(t *testing.T) {
 	})
 }
 
+// A network without an overlay that BGP does not announce isolates nobody from its subnets, which may have the nodes'
+// addresses: no route leads to its pods.
+func TestZoneNotAnnounced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newZoneEnv(t)
+		env.node(1, true)
+		env.nad("sky", "sky", "cluster_udn_sky", 1, "10.10.0.0/16/24")
+		env.editNAD("sky", "sky", func(n *nadv1.NetworkAttachmentDefinition) {
+			n.Spec.Config = strings.Replace(n.Spec.Config, "{", `{"transport":"no-overlay","outboundSNAT":"disabled",`, 1)
+		})
+		env.run()
+		env.waitUntil("ready", env.zone.Ready)
+		for _, c := range []struct{ vrfs, want string }{{"", ""}, {"default", "10.10.0.0/16"}, {"", ""}} {
+			env.editNAD("sky", "sky", func(n *nadv1.NetworkAttachmentDefinition) { n.Annotations[network.AnnotationAdvertisedVRFs] = c.vrfs })
+			env.settle()
+			if got := env.setText("bulkhead_advertised_ip4"); got != c.want || !env.has("cluster_udn_sky_advertised-deny-ip4") {
+				t.Errorf("advertised in %q: subnets %q, want %q", c.vrfs, got, c.want)
+			}
+		}
+	})
+}
+
 // Pods of an advertised network whose NAD was deleted by force stay isolated while they run.
 func TestZoneAdvertisedDeleted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

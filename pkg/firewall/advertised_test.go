@@ -5,6 +5,7 @@ package firewall
 import (
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 
 	"bulkhead/pkg/network"
@@ -42,5 +43,28 @@ func TestAdvertisedElements(t *testing.T) {
 	in.Reserved = addrs("10.88.1.255")
 	if got := Build(in).Sets[SetPods4]; len(got) != 8 || slices.Contains(got, "10.88.1.255") {
 		t.Errorf("with an address of the node's among them, pods are %q", got)
+	}
+}
+
+// A network in its own VRF reaches other hosts at the addresses of networks that BGP announces in the nodes' default VRF, but
+// not those networks. TestKernelOwnVRF sends such packets, where the kernel has VRFs.
+func TestBetweenAdvertised(t *testing.T) {
+	in := Inputs{Mode: network.LocalGateway, Bridge: "br-ex", NodeID: 2, Default: defaultNetwork, Networks: advertised, Plan: plan}
+	var got []string
+	for _, c := range Build(in).Chains {
+		for _, r := range c.Rules {
+			if strings.HasPrefix(r.Comment, "other advertised networks, ip,") || strings.HasPrefix(r.Comment, "other advertised networks, ip ") {
+				got = append(got, r.Text)
+			}
+		}
+	}
+	const to, drop = "ip daddr @advertised4 ", " . ip daddr != @routed4 counter name cross_network drop"
+	want := []string{
+		`iifname "ovn-k8s-mp*" ` + to + "iifname" + drop,
+		`meta sdifname "ovn-k8s-mp*" meta sdifname != @ownvrf ` + to + "meta sdifname" + drop,
+		`meta sdifname @ownvrf oifname "br-ex" ` + to + "meta sdifname" + drop,
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("rules:\n%s\nwant:\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
 	}
 }

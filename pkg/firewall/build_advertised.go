@@ -128,13 +128,19 @@ func (in Inputs) outChains() []Chain {
 	}}}
 }
 
-// betweenAdvertised keeps pods from the pods of other networks that are advertised, wherever these are.
+// betweenAdvertised keeps pods from the pods of other networks that are advertised, wherever these are. In a network's own
+// VRF the addresses are other hosts': those of the network itself, or of its fabric. Only through the external bridge a
+// packet reaches the networks that are advertised in the nodes' default VRF.
 func (in Inputs) betweenAdvertised() []Rule {
 	if in.Loose {
 		return nil
 	}
 	var rules []Rule
-	for _, from := range []struct{ name, match, port string }{{"", "iifname " + managementPorts, "iifname"}, {", VRF", "meta sdifname " + managementPorts, "meta sdifname"}} {
+	from := []struct{ name, match, port string }{{"", "iifname " + managementPorts, "iifname"}, {", VRF", "meta sdifname " + managementPorts + " meta sdifname != @" + SetOwnVRF, "meta sdifname"}}
+	if in.Bridge != "" {
+		from = append(from, struct{ name, match, port string }{", own VRF", fmt.Sprintf("meta sdifname @%s oifname %q", SetOwnVRF, in.Bridge), "meta sdifname"})
+	}
+	for _, from := range from {
 		for _, ip := range families {
 			rules = append(rules, rule("other advertised networks, "+ip+from.name, from.match, ip, "daddr @"+ofFamily(ip, SetAdvertised4, SetAdvertised6),
 				from.port, ".", ip, "daddr != @"+ofFamily(ip, SetRouted4, SetRouted6), "counter name", CounterCrossNetwork, "drop"))

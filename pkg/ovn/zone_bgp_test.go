@@ -68,9 +68,11 @@ func TestZoneAdvertised(t *testing.T) {
 		check("with an unusable NAD", "10.10.0.0/16", "ip4.dst == {$bulkhead_nodes_ip4}", true)
 		env.editNAD("sky", "sky", func(n *nadv1.NetworkAttachmentDefinition) { n.Spec.Config = config })
 		env.settle()
-		// In its own VRF it keeps its pods' addresses, and others may have the same subnets.
+		// In its own VRF it keeps its pods' addresses, and what is there may have those of networks in the default VRF.
 		set("auto")
-		check("advertised in its own VRF", "", "ip4.dst == {$bulkhead_nodes_ip4}", true)
+		check("advertised in its own VRF", "", "ip4.dst == {$bulkhead_nodes_ip4}", false)
+		set("default")
+		check("advertised again", "10.10.0.0/16", "ip4.dst == {$bulkhead_nodes_ip4}", true)
 		set("")
 		check("withdrawn", "", "", false)
 	})

@@ -193,8 +193,10 @@ func (b *builder) selectBases(r *request) {
 		vrfs := map[string]families{}
 		for _, router := range c.Spec.BGP.Routers {
 			for _, n := range router.Neighbors {
-				vrf := cmp.Or(router.VRF, DefaultVRF)
-				vrfs[vrf] = vrfs[vrf].or(familiesOf(n))
+				if carriesUnicast(n) {
+					vrf := cmp.Or(router.VRF, DefaultVRF)
+					vrfs[vrf] = vrfs[vrf].or(familiesOf(n))
+				}
 			}
 		}
 		r.bases = append(r.bases, base{c, nodes, vrfs})

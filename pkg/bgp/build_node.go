@@ -225,7 +225,7 @@ func (g *generator) router(from frrv1.Router, networks []Network) frrv1.Router {
 	}
 	for _, n := range from.Neighbors {
 		carries := familiesOf(n)
-		if g.isSelf(n) || isManagedBase(g.base) && carries.and(nodeFamilies(g.node)) == (families{}) {
+		if g.isSelf(n) || !carriesUnicast(n) || isManagedBase(g.base) && carries.and(nodeFamilies(g.node)) == (families{}) {
 			continue
 		}
 		// All prefixes of this object's router, which are those above: listing them again for

@@ -3,6 +3,7 @@
 package bgp
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
@@ -50,6 +51,43 @@ func TestSessionsOfOneFamily(t *testing.T) {
 				t.Errorf("%d FRRConfigurations, want one per node: what sessions carry is advertised", len(st.Configurations))
 			}
 		})
+	}
+}
+
+// A session that carries EVPN alone is none for the routes of pods: nothing is generated for it, and a VRF without another
+// has no session.
+func TestEVPNSession(t *testing.T) {
+	evpn, both := peer(64512, "192.0.2.1"), peer(64512, "192.0.2.1")
+	evpn.AddressFamilies, both.AddressFamilies = []frrv1.AddressFamily{frrv1.AddressFamilyEVPN}, []frrv1.AddressFamily{frrv1.AddressFamilyEVPN, frrv1.AddressFamilyUnicast}
+	for _, tt := range []struct {
+		name      string
+		neighbors []frrv1.Neighbor
+		want      []string // neighbors of the generated router
+	}{
+		{"EVPN", []frrv1.Neighbor{evpn}, nil},
+		{"EVPN and another", []frrv1.Neighbor{evpn, peer(64512, "192.0.2.2")}, []string{"192.0.2.2"}},
+		{"one with both", []frrv1.Neighbor{both}, []string{"192.0.2.1"}},
+	} {
+		st := Build(Inputs{
+			Namespace: frrNamespace, Networks: []Network{testNetwork(1, "blue", noOverlay, "10.10.0.0/16")}, Nodes: []Node{testNode(1)},
+			Configurations: []frrv1.FRRConfiguration{testBase("all", []string{""}, tt.neighbors...)}, Advertisements: []udnv1.RouteAdvertisements{testRA("all", "", "blue")},
+		})
+		var got []string
+		for _, c := range st.Configurations {
+			for _, n := range c.Spec.BGP.Routers[0].Neighbors {
+				got = append(got, n.Address)
+			}
+		}
+		if !slices.Equal(got, tt.want) {
+			t.Errorf("%s: neighbors %v, want %v", tt.name, got, tt.want)
+		}
+		want := metav1.ConditionTrue
+		if tt.want == nil {
+			want = metav1.ConditionFalse
+		}
+		if c := st.Accepted["all"]; c.Status != want || len(st.Networks["cluster_udn_blue"]) != len(tt.want) {
+			t.Errorf("%s: %+v, advertised in %v", tt.name, c, st.Networks)
+		}
 	}
 }
 

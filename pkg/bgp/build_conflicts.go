@@ -98,28 +98,46 @@ func (b *builder) mayBeIn(p placed) bool {
 
 // refuseBoth removes networks from requests: what an older RouteAdvertisements advertises in another VRF must not be
 // advertised in the nodes' default VRF, nor the reverse. Otherwise pods' replies to packets from one VRF would leave
-// through the other. Like refuseOverlaps, it considers networks with sessions and networks that stay where they are.
+// through the other. Like refuseOverlaps, it considers networks with sessions and networks that stay where they are. A
+// RouteAdvertisements decides for the default VRF only if refuseOverlaps will leave the network there.
 func (b *builder) refuseBoth(requests []*request) {
-	byAge := slices.Clone(requests)
-	slices.SortStableFunc(byAge, func(x, y *request) int {
+	byCreation := slices.Clone(requests)
+	slices.SortStableFunc(byCreation, func(x, y *request) int {
 		return x.ra.CreationTimestamp.Compare(y.ra.CreationTimestamp.Time)
 	})
-	for _, r := range byAge {
+	type claim struct {
+		placed
+		by string
+	}
+	var claims []claim
+	for _, r := range byCreation {
 		with, without := b.bySession(r)
-		places := b.kept(r, without)
+		for _, p := range b.kept(r, without) {
+			claims = append(claims, claim{p, r.ra.Name})
+		}
 		for _, n := range with {
-			places = append(places, placed{n, r.target()})
+			claims = append(claims, claim{placed{n, r.target()}, r.ra.Name})
 		}
-		for _, p := range places {
-			if _, ok := b.decided[p.Name]; !ok {
-				b.decided[p.Name] = decision{p.vrf == DefaultVRF, r.ra.Name}
+	}
+	slices.SortStableFunc(claims, func(x, y claim) int { return byAge(x.Network, y.Network) })
+	var owners prefixOwners       // of the default VRF
+	overlaps := map[string]bool{} // the networks of which refuseOverlaps gives the reason
+	for _, c := range claims {
+		if _, ok := b.decided[c.Name]; ok {
+			continue
+		}
+		if c.vrf == DefaultVRF {
+			if _, _, overlaps[c.Name] = owners.overlapping(c.CIDRs()); overlaps[c.Name] {
+				continue
 			}
+			owners.add(c.Name, c.CIDRs())
 		}
+		b.decided[c.Name] = decision{c.vrf == DefaultVRF, c.by}
 	}
 	for _, r := range requests {
 		r.networks = slices.DeleteFunc(r.networks, func(n Network) bool {
 			d, ok := b.decided[n.Name]
-			refused := ok && d.by != r.ra.Name && d.inDefault != (r.target() == DefaultVRF)
+			refused := ok && d.by != r.ra.Name && d.inDefault != (r.target() == DefaultVRF) && !(r.target() == DefaultVRF && overlaps[n.Name])
 			if refused {
 				where := "another VRF"
 				if d.inDefault {

@@ -180,15 +180,11 @@ func (b *builder) selectBases(r *request) {
 		if c.DeletionTimestamp != nil || !selector.Matches(labels.Set(c.Labels)) {
 			continue
 		}
-		byLabels, err := metav1.LabelSelectorAsSelector(&c.Spec.NodeSelector)
+		nodes, err := nodesOf(c)
 		if err != nil {
 			r.invalidf("FRRConfiguration %s: spec.nodeSelector: %v", c.Name, err)
 			r.keepAll = true
 			continue
-		}
-		nodes := func(n Node) bool { return byLabels.Matches(labels.Set(n.Labels)) }
-		if isManagedBase(c) {
-			nodes = func(n Node) bool { return hasFabricRole(c, n) }
 		}
 		vrfs := map[string]families{}
 		for _, router := range c.Spec.BGP.Routers {
@@ -205,6 +201,18 @@ func (b *builder) selectBases(r *request) {
 	if len(r.bases) == 0 && !r.keepAll {
 		r.pendingf("spec.frrConfigurationSelector selects no FRRConfiguration in namespace %s: create one with the peers of the nodes, or change the selector", b.in.Namespace)
 	}
+}
+
+// nodesOf returns a function that reports whether an FRRConfiguration that is not generated is meant for a node.
+func nodesOf(c *frrv1.FRRConfiguration) (func(Node) bool, error) {
+	if isManagedBase(c) {
+		return func(n Node) bool { return hasFabricRole(c, n) }, nil
+	}
+	byLabels, err := metav1.LabelSelectorAsSelector(&c.Spec.NodeSelector)
+	if err != nil {
+		return nil, err
+	}
+	return func(n Node) bool { return byLabels.Matches(labels.Set(n.Labels)) }, nil
 }
 
 // vrfName is what a VRF device may be called here: its name becomes a part of FRR's configuration.

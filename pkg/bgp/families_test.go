@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	frrv1 "github.com/metallb/frr-k8s/api/v1beta1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	udnv1 "bulkhead/api/v1"
@@ -125,5 +126,49 @@ func TestManagedNodeOfOneFamily(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A node without an IPv4 address gets a router id, unless another FRRConfiguration for the node has one for the VRF: frr-k8s
+// refuses to merge two.
+func TestRouterID(t *testing.T) {
+	withID := func(name, vrf, id, node string) frrv1.FRRConfiguration {
+		c := testBase(name, []string{vrf}, peer(64512, "2001:db8::2"))
+		c.Spec.BGP.Routers[0].ID = id
+		if node != "" {
+			c.Spec.NodeSelector.MatchLabels = map[string]string{corev1.LabelHostname: node}
+		}
+		return c
+	}
+	deleted := withID("a", "", "10.0.0.9", "")
+	deleted.DeletionTimestamp = &metav1.Time{}
+	for _, tt := range []struct {
+		name   string
+		others []frrv1.FRRConfiguration
+		own    string // of the selected one
+		want   string
+	}{
+		{"none", nil, "", "0.0.0.1"},
+		{"another", []frrv1.FRRConfiguration{withID("other", "", "10.0.0.7", "")}, "", "10.0.0.7"},
+		{"another that names the VRF", []frrv1.FRRConfiguration{withID("other", DefaultVRF, "10.0.0.7", "node1")}, "", "10.0.0.7"},
+		{"one of another node", []frrv1.FRRConfiguration{withID("other", "", "10.0.0.7", "node2")}, "", "0.0.0.1"},
+		{"one in another VRF", []frrv1.FRRConfiguration{withID("other", "core", "10.0.0.7", "")}, "", "0.0.0.1"},
+		{"one that is being deleted", []frrv1.FRRConfiguration{deleted}, "", "0.0.0.1"},
+		{"the first by name", []frrv1.FRRConfiguration{withID("other2", "", "10.0.0.8", ""), withID("other1", "", "10.0.0.7", "")}, "", "10.0.0.7"},
+		{"the selected one", []frrv1.FRRConfiguration{withID("a", "", "10.0.0.7", "")}, "10.0.0.6", "10.0.0.6"},
+	} {
+		st := Build(Inputs{
+			Namespace: frrNamespace, Networks: []Network{testNetwork(1, "blue", noOverlay, "fd10:10::/48")}, Nodes: []Node{ipv6Only(testNode(1))},
+			Advertisements: []udnv1.RouteAdvertisements{testRA("all", "", "blue")},
+			Configurations: append([]frrv1.FRRConfiguration{labelled(withID("base", "", tt.own, ""), "all")}, tt.others...),
+		})
+		if len(st.Configurations) != 1 {
+			t.Errorf("%s: %d FRRConfigurations", tt.name, len(st.Configurations))
+		}
+		for _, c := range st.Configurations {
+			if got := c.Spec.BGP.Routers[0].ID; got != tt.want {
+				t.Errorf("%s: router id %s, want %s", tt.name, got, tt.want)
+			}
+		}
 	}
 }

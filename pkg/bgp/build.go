@@ -218,9 +218,6 @@ func nodesOf(c *frrv1.FRRConfiguration) (func(Node) bool, error) {
 // vrfName is what a VRF device may be called here: its name becomes a part of FRR's configuration.
 var vrfName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,14}$`)
 
-// networkVRF matches Network.FallbackVRF, the name for UserDefinedNetworks and others without a better one.
-var networkVRF = regexp.MustCompile(`^mp[0-9]+-udn-vrf$`)
-
 // checkSupported refuses what nodes do not carry.
 func (b *builder) checkSupported(r *request) {
 	target := r.target()
@@ -234,11 +231,11 @@ func (b *builder) checkSupported(r *request) {
 	if !vrfName.MatchString(target) {
 		invalidf("%q is not the name of a VRF: use letters, digits, and \"_\", \".\", \"-\" after the first", target)
 	}
-	if networkVRF.MatchString(target) {
+	if network.IsFallbackVRF(target) {
 		invalidf("%s is the name of a network's VRF, which the selected networks would reach: name a VRF of your own, or set it to %s to advertise each network in its own", target, network.VRFAuto)
 	}
 	for _, n := range b.in.Networks {
-		if !n.IsDefault() && target != network.VRFAuto && n.ID > 0 && target == n.VRF() && !networkVRF.MatchString(target) {
+		if !n.IsDefault() && target != network.VRFAuto && n.ID > 0 && target == n.VRF() && !network.IsFallbackVRF(target) {
 			invalidf("%s is the VRF of network %s, which the selected networks would reach: name a VRF of your own, or set it to %s to advertise each network in its own", target, n.Name, network.VRFAuto)
 		}
 	}

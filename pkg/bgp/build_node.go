@@ -136,9 +136,9 @@ type generator struct {
 	base    *frrv1.FRRConfiguration
 	node    Node
 	bases   []*frrv1.FRRConfiguration // all, also of other nodes
-	nodeIDs map[netip.Addr][]int // of all nodes, by InternalIP
-	filters int                  // of routes to receive, of all neighbours
-	raw     []string             // lines for what the API of frr-k8s does not have
+	nodeIDs map[netip.Addr][]int      // of all nodes, by InternalIP
+	filters int                       // of routes to receive, of all neighbours
+	raw     []string                  // lines for what the API of frr-k8s does not have
 }
 
 // maxFilters filters of some 60 bytes each are below the limit of etcd for an object, 1.5 MiB.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -167,7 +168,7 @@ func (r *hostReconciler) firewallInputs(locked []hostnet.LockedAddr, ingress *fi
 	for _, p := range node.Addresses {
 		in.Node = append(in.Node, p.Addr())
 	}
-	in.Links = node.Links()
+	in.Links, in.Reserved = node.Links(), slices.Concat(node.Reserved(), r.node.otherAddresses())
 	if in.Mode == network.LocalGateway {
 		in.LocalPorts = r.cache.LocalPorts(r.config.Plan, r.config.DefaultNetwork, in.Node, r.node.refusedExternal)
 	}

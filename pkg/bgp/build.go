@@ -36,7 +36,9 @@ func Build(in Inputs) State {
 		}
 	}
 	b.sameHostname = sameHostnames(in.Nodes)
+	b.reserved = reservedBy(in.Nodes)
 	requests := b.requests()
+	b.refuseNodes(requests)
 	b.refuseBoth(requests)
 	b.refuseOverlaps(requests)
 	for _, r := range requests {
@@ -58,6 +60,7 @@ type builder struct {
 	st           State
 	nodeIDs      map[netip.Addr][]int                 // by InternalIP; a node may claim that of another
 	sameHostname map[string]string                    // node → another that frr-k8s takes for the same
+	reserved     []reserved                           // sorted by address
 	bases        []*frrv1.FRRConfiguration            // those that are not generated
 	generated    map[string][]*frrv1.FRRConfiguration // the others, by RouteAdvertisements
 	decided      map[string]decision                  // what refuseBoth has chosen, by network
@@ -177,21 +180,19 @@ func (b *builder) selectBases(r *request) {
 		if c.DeletionTimestamp != nil || !selector.Matches(labels.Set(c.Labels)) {
 			continue
 		}
-		byLabels, err := metav1.LabelSelectorAsSelector(&c.Spec.NodeSelector)
+		nodes, err := nodesOf(c)
 		if err != nil {
 			r.invalidf("FRRConfiguration %s: spec.nodeSelector: %v", c.Name, err)
 			r.keepAll = true
 			continue
 		}
-		nodes := func(n Node) bool { return byLabels.Matches(labels.Set(n.Labels)) }
-		if isManagedBase(c) {
-			nodes = func(n Node) bool { return hasFabricRole(c, n) }
-		}
 		vrfs := map[string]families{}
 		for _, router := range c.Spec.BGP.Routers {
 			for _, n := range router.Neighbors {
-				vrf := cmp.Or(router.VRF, DefaultVRF)
-				vrfs[vrf] = vrfs[vrf].or(familiesOf(n))
+				if carriesUnicast(n) {
+					vrf := cmp.Or(router.VRF, DefaultVRF)
+					vrfs[vrf] = vrfs[vrf].or(familiesOf(n))
+				}
 			}
 		}
 		r.bases = append(r.bases, base{c, nodes, vrfs})
@@ -202,11 +203,20 @@ func (b *builder) selectBases(r *request) {
 	}
 }
 
+// nodesOf returns a function that reports whether an FRRConfiguration that is not generated is meant for a node.
+func nodesOf(c *frrv1.FRRConfiguration) (func(Node) bool, error) {
+	if isManagedBase(c) {
+		return func(n Node) bool { return hasFabricRole(c, n) }, nil
+	}
+	byLabels, err := metav1.LabelSelectorAsSelector(&c.Spec.NodeSelector)
+	if err != nil {
+		return nil, err
+	}
+	return func(n Node) bool { return byLabels.Matches(labels.Set(n.Labels)) }, nil
+}
+
 // vrfName is what a VRF device may be called here: its name becomes a part of FRR's configuration.
 var vrfName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,14}$`)
-
-// networkVRF matches Network.FallbackVRF, the name for UserDefinedNetworks and others without a better one.
-var networkVRF = regexp.MustCompile(`^mp[0-9]+-udn-vrf$`)
 
 // checkSupported refuses what nodes do not carry.
 func (b *builder) checkSupported(r *request) {
@@ -221,11 +231,11 @@ func (b *builder) checkSupported(r *request) {
 	if !vrfName.MatchString(target) {
 		invalidf("%q is not the name of a VRF: use letters, digits, and \"_\", \".\", \"-\" after the first", target)
 	}
-	if networkVRF.MatchString(target) {
+	if network.IsFallbackVRF(target) {
 		invalidf("%s is the name of a network's VRF, which the selected networks would reach: name a VRF of your own, or set it to %s to advertise each network in its own", target, network.VRFAuto)
 	}
 	for _, n := range b.in.Networks {
-		if !n.IsDefault() && target != network.VRFAuto && n.ID > 0 && target == n.VRF() && !networkVRF.MatchString(target) {
+		if !n.IsDefault() && target != network.VRFAuto && n.ID > 0 && target == n.VRF() && !network.IsFallbackVRF(target) {
 			invalidf("%s is the VRF of network %s, which the selected networks would reach: name a VRF of your own, or set it to %s to advertise each network in its own", target, n.Name, network.VRFAuto)
 		}
 	}

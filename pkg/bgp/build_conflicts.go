@@ -26,6 +26,64 @@ func splitConfigurations(list []frrv1.FRRConfiguration) (bases []*frrv1.FRRConfi
 	return bases, generated
 }
 
+// reserved is an address that the nodes need, and what it is.
+type reserved struct {
+	netip.Addr
+	what string
+}
+
+// reservedBy returns the nodes' addresses and those of their default gateways, sorted.
+func reservedBy(nodes []Node) []reserved {
+	var out []reserved
+	for _, n := range nodes {
+		for _, a := range slices.Concat(n.InternalIPs, n.Addresses) {
+			out = append(out, reserved{a, "node " + n.Name})
+		}
+		for _, a := range n.NextHops {
+			out = append(out, reserved{a, "the default gateway of node " + n.Name})
+		}
+	}
+	slices.SortStableFunc(out, func(x, y reserved) int { return x.Compare(y.Addr) })
+	return out
+}
+
+// reservedIn returns the first address that the nodes need in the subnets of a network.
+func (b *builder) reservedIn(n Network) (first reserved, subnet netip.Prefix, ok bool) {
+	for _, p := range n.CIDRs() {
+		i, _ := slices.BinarySearchFunc(b.reserved, p.Masked().Addr(), func(r reserved, a netip.Addr) int { return r.Compare(a) })
+		if i < len(b.reserved) && p.Contains(b.reserved[i].Addr) {
+			return b.reserved[i], p, true
+		}
+	}
+	return reserved{}, netip.Prefix{}, false
+}
+
+// cutsOffNodes reports whether a network must not be in a VRF, because its subnets contain an address that the nodes
+// need. Isolation and the routes to its pods would cut the nodes off from each other, and from the API server, by which
+// they learn of a correction. So this does not depend on what is older. The nodes reach the pods of the cluster default
+// network, and VRFs of networks have none of the nodes' addresses.
+func (b *builder) cutsOffNodes(p placed) bool {
+	if p.vrf != DefaultVRF || p.IsDefault() && p.CUDN == "" {
+		return false
+	}
+	_, _, ok := b.reservedIn(p.Network)
+	return ok
+}
+
+// refuseNodes removes from the requests what cutsOffNodes refuses.
+func (b *builder) refuseNodes(requests []*request) {
+	for _, r := range requests {
+		r.networks = slices.DeleteFunc(r.networks, func(n Network) bool {
+			refused := b.cutsOffNodes(placed{n, r.target()})
+			if refused {
+				at, subnet, _ := b.reservedIn(n)
+				r.invalidf("network %s is not advertised: its subnet %s contains %s, the address of %s, and nodes would not reach each other: use subnets without addresses that the nodes need", n.Name, subnet, at.Addr, at.what)
+			}
+			return refused
+		})
+	}
+}
+
 // decision is where a network is advertised: in the nodes' default VRF, or in others.
 type decision struct {
 	inDefault bool
@@ -40,28 +98,46 @@ func (b *builder) mayBeIn(p placed) bool {
 
 // refuseBoth removes networks from requests: what an older RouteAdvertisements advertises in another VRF must not be
 // advertised in the nodes' default VRF, nor the reverse. Otherwise pods' replies to packets from one VRF would leave
-// through the other. Like refuseOverlaps, it considers networks with sessions and networks that stay where they are.
+// through the other. Like refuseOverlaps, it considers networks with sessions and networks that stay where they are. A
+// RouteAdvertisements decides for the default VRF only if refuseOverlaps will leave the network there.
 func (b *builder) refuseBoth(requests []*request) {
-	byAge := slices.Clone(requests)
-	slices.SortStableFunc(byAge, func(x, y *request) int {
+	byCreation := slices.Clone(requests)
+	slices.SortStableFunc(byCreation, func(x, y *request) int {
 		return x.ra.CreationTimestamp.Compare(y.ra.CreationTimestamp.Time)
 	})
-	for _, r := range byAge {
+	type claim struct {
+		placed
+		by string
+	}
+	var claims []claim
+	for _, r := range byCreation {
 		with, without := b.bySession(r)
-		places := b.kept(r, without)
+		for _, p := range b.kept(r, without) {
+			claims = append(claims, claim{p, r.ra.Name})
+		}
 		for _, n := range with {
-			places = append(places, placed{n, r.target()})
+			claims = append(claims, claim{placed{n, r.target()}, r.ra.Name})
 		}
-		for _, p := range places {
-			if _, ok := b.decided[p.Name]; !ok {
-				b.decided[p.Name] = decision{p.vrf == DefaultVRF, r.ra.Name}
+	}
+	slices.SortStableFunc(claims, func(x, y claim) int { return byAge(x.Network, y.Network) })
+	var owners prefixOwners       // of the default VRF
+	overlaps := map[string]bool{} // the networks of which refuseOverlaps gives the reason
+	for _, c := range claims {
+		if _, ok := b.decided[c.Name]; ok {
+			continue
+		}
+		if c.vrf == DefaultVRF {
+			if _, _, overlaps[c.Name] = owners.overlapping(c.CIDRs()); overlaps[c.Name] {
+				continue
 			}
+			owners.add(c.Name, c.CIDRs())
 		}
+		b.decided[c.Name] = decision{c.vrf == DefaultVRF, c.by}
 	}
 	for _, r := range requests {
 		r.networks = slices.DeleteFunc(r.networks, func(n Network) bool {
 			d, ok := b.decided[n.Name]
-			refused := ok && d.by != r.ra.Name && d.inDefault != (r.target() == DefaultVRF)
+			refused := ok && d.by != r.ra.Name && d.inDefault != (r.target() == DefaultVRF) && !(r.target() == DefaultVRF && overlaps[n.Name])
 			if refused {
 				where := "another VRF"
 				if d.inDefault {

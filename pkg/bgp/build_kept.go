@@ -65,12 +65,12 @@ type placed struct {
 	vrf string
 }
 
-// kept returns where generated FRRConfigurations of r advertise the networks.
+// kept returns where generated FRRConfigurations of r advertise the networks, without what cutsOffNodes refuses.
 func (b *builder) kept(r *request, networks []Network) []placed {
 	if len(networks) == 0 {
 		return nil
 	}
-	return placedIn(b.generated[r.ra.Name], b.in.Nodes, networks)
+	return slices.DeleteFunc(placedIn(b.generated[r.ra.Name], b.in.Nodes, networks), b.cutsOffNodes)
 }
 
 // placedIn returns where generated FRRConfigurations advertise the networks. An object must have a

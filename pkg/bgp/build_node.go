@@ -65,7 +65,7 @@ func (b *builder) generateFor(r *request, node Node, anywhere map[string]familie
 	}
 	r.addGaps(node, bases, covered)
 	for _, base := range bases {
-		g := generator{r: r, base: base.FRRConfiguration, node: node, nodeIDs: b.nodeIDs}
+		g := generator{r: r, base: base.FRRConfiguration, node: node, bases: b.bases, nodeIDs: b.nodeIDs}
 		c := g.configuration(b.in.Namespace)
 		if g.filters > maxFilters {
 			r.invalidf("node %s: the neighbors of FRRConfiguration %s and the networks without an overlay make %d filters of routes to receive, and one object holds %d: use fewer sessions of a node, with route reflectors outside the cluster, or fewer such networks", node.Name, base.Name, g.filters, maxFilters)
@@ -135,9 +135,10 @@ type generator struct {
 	r       *request
 	base    *frrv1.FRRConfiguration
 	node    Node
-	nodeIDs map[netip.Addr][]int // of all nodes, by InternalIP
-	filters int                  // of routes to receive, of all neighbours
-	raw     []string             // lines for what the API of frr-k8s does not have
+	bases   []*frrv1.FRRConfiguration // all, also of other nodes
+	nodeIDs map[netip.Addr][]int      // of all nodes, by InternalIP
+	filters int                       // of routes to receive, of all neighbours
+	raw     []string                  // lines for what the API of frr-k8s does not have
 }
 
 // maxFilters filters of some 60 bytes each are below the limit of etcd for an object, 1.5 MiB.
@@ -203,8 +204,8 @@ func (g *generator) router(from frrv1.Router, networks []Network) frrv1.Router {
 	if out.ID == "" && !g.hasIPv4(from.VRF, networks) {
 		// FRR takes an IPv4 address of the VRF as router id, and starts no session without one.
 		// Any number that is unique in the autonomous system will do (RFC 6286). The addresses
-		// in an operator's VRF are not known.
-		out.ID = netip.AddrFrom4([4]byte{0, 0, byte(g.node.ID >> 8), byte(g.node.ID)}).String()
+		// in an operator's VRF are not known. frr-k8s refuses to merge two ids of one VRF.
+		out.ID = cmp.Or(g.routerID(from.VRF), netip.AddrFrom4([4]byte{0, 0, byte(g.node.ID >> 8), byte(g.node.ID)}).String())
 	}
 	var advertise []netip.Prefix
 	var noOverlay []Network
@@ -225,7 +226,7 @@ func (g *generator) router(from frrv1.Router, networks []Network) frrv1.Router {
 	}
 	for _, n := range from.Neighbors {
 		carries := familiesOf(n)
-		if g.isSelf(n) || isManagedBase(g.base) && carries.and(nodeFamilies(g.node)) == (families{}) {
+		if g.isSelf(n) || !carriesUnicast(n) || isManagedBase(g.base) && carries.and(nodeFamilies(g.node)) == (families{}) {
 			continue
 		}
 		// All prefixes of this object's router, which are those above: listing them again for
@@ -269,6 +270,23 @@ func (g *generator) router(from frrv1.Router, networks []Network) frrv1.Router {
 		g.addReflected(receive)
 	}
 	return out
+}
+
+// routerID returns the router id that another FRRConfiguration gives the node in a VRF, "" if none does.
+func (g *generator) routerID(vrf string) string {
+	var id, name string
+	for _, c := range g.bases {
+		nodes, err := nodesOf(c)
+		if err != nil || c.DeletionTimestamp != nil || !nodes(g.node) || name != "" && name < c.Name {
+			continue
+		}
+		for _, r := range c.Spec.BGP.Routers {
+			if r.ID != "" && cmp.Or(r.VRF, DefaultVRF) == cmp.Or(vrf, DefaultVRF) {
+				id, name = r.ID, c.Name
+			}
+		}
+	}
+	return id
 }
 
 // hostSubnetFilters accept the routes to all nodes' subnets of the networks.

@@ -301,8 +301,8 @@ func TestRefused(t *testing.T) {
 		{"another network's VRF", udnv1.ReasonConfigurationError, "spec.targetVRF: red is the VRF of network cluster_udn_red", true, func(in *Inputs, ra *udnv1.RouteAdvertisements) {
 			in.Networks, ra.Spec.TargetVRF = append(in.Networks, red), "red"
 		}},
-		{"the fallback name of a network's VRF", udnv1.ReasonConfigurationError, "spec.targetVRF: mp2-udn-vrf is the name of a network's VRF", true, func(in *Inputs, ra *udnv1.RouteAdvertisements) {
-			in.Networks, ra.Spec.TargetVRF = append(in.Networks, red), "mp2-udn-vrf"
+		{"the fallback name of a network's VRF", udnv1.ReasonConfigurationError, "spec.targetVRF: " + red.FallbackVRF() + " is the name of a network's VRF", true, func(in *Inputs, ra *udnv1.RouteAdvertisements) {
+			in.Networks, ra.Spec.TargetVRF = append(in.Networks, red), red.FallbackVRF()
 		}},
 		{"a name that ends a line of FRR's configuration", udnv1.ReasonConfigurationError, `spec.targetVRF: "core\nexit" is not the name of a VRF`, true, func(_ *Inputs, ra *udnv1.RouteAdvertisements) { ra.Spec.TargetVRF = "core\nexit" }},
 		{"a named VRF without a session there", udnv1.ReasonConfigurationError, "node node1: no selected FRRConfiguration has a router in VRF core with a neighbor", true, func(in *Inputs, ra *udnv1.RouteAdvertisements) {

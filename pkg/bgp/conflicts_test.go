@@ -139,6 +139,42 @@ func TestRefuseBoth(t *testing.T) {
 	}
 }
 
+// An older RouteAdvertisements that a network's subnets keep from advertising it does not keep another one from it.
+func TestRefuseBothOverlapping(t *testing.T) {
+	for _, first := range []string{"default", "vrf"} { // the older RouteAdvertisements of blue
+		for _, older := range []string{"red", "blue"} { // of two networks with the same subnets
+			blue, red := testNetwork(2, "blue", noOverlay, "10.10.0.0/16"), testNetwork(1, "red", noOverlay, "10.10.0.0/16")
+			if older == "blue" {
+				blue.Created, red.Created = red.Created, blue.Created
+			}
+			inVRF, inDefault, others := testRA("vrf", network.VRFAuto, "blue"), testRA("default", "", "blue"), testRA("others", "", "red")
+			inVRF.CreationTimestamp, inDefault.CreationTimestamp = metav1.NewTime(time.Unix(1, 0)), metav1.NewTime(time.Unix(2, 0))
+			if first == "default" {
+				inVRF.CreationTimestamp, inDefault.CreationTimestamp = inDefault.CreationTimestamp, inVRF.CreationTimestamp
+			}
+			others.CreationTimestamp = metav1.NewTime(time.Unix(3, 0))
+			f := &Fake{Inputs: Inputs{
+				Namespace: frrNamespace, Networks: []Network{blue, red}, Nodes: []Node{local(testNode(1))}, Advertisements: []udnv1.RouteAdvertisements{inVRF, inDefault, others},
+				Configurations: []frrv1.FRRConfiguration{testBase("vrf", []string{"blue"}, peer(65001, "10.99.1.1")), testBase("default", []string{""}, peer(64512, "192.0.2.1")), testBase("others", []string{""}, peer(64512, "192.0.2.1"))},
+			}}
+			want, refused, message := map[string][]string{blue.Name: {network.VRFAuto}, red.Name: {DefaultVRF}}, "default", "because the older RouteAdvertisements vrf advertises it"
+			switch {
+			case first == "default" && older == "blue":
+				want, refused, message = map[string][]string{blue.Name: {DefaultVRF}}, "others", "overlaps network "+blue.Name
+			case first == "default":
+				message = "overlaps network " + red.Name
+			}
+			st := converge(t, f, Fabric{})
+			if diff := gocmp.Diff(want, st.Networks); diff != "" {
+				t.Errorf("RouteAdvertisements %s and network %s are older: advertised (-want +got):\n%s", first, older, diff)
+			}
+			if c := st.Accepted[refused]; c.Reason != udnv1.ReasonConfigurationError || !strings.Contains(c.Message, message) {
+				t.Errorf("RouteAdvertisements %s and network %s are older: %s: %+v", first, older, refused, c)
+			}
+		}
+	}
+}
+
 // Somebody deletes or edits an object of the managed fabric: it is restored, and nothing that is generated from
 // it changes.
 func TestManagedRestored(t *testing.T) {

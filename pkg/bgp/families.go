@@ -21,7 +21,13 @@ type families struct{ v4, v6 bool }
 func (f families) or(g families) families  { return families{f.v4 || g.v4, f.v6 || g.v6} }
 func (f families) and(g families) families { return families{f.v4 && g.v4, f.v6 && g.v6} }
 
-// familiesOf returns the IP families that a session carries.
+// carriesUnicast reports whether a session carries routes to addresses. Without address families it does, as the API
+// server's default says.
+func carriesUnicast(n frrv1.Neighbor) bool {
+	return len(n.AddressFamilies) == 0 || slices.Contains(n.AddressFamilies, frrv1.AddressFamilyUnicast)
+}
+
+// familiesOf returns the IP families that a session carries, if carriesUnicast.
 func familiesOf(n frrv1.Neighbor) families {
 	if n.Interface != "" || n.DualStackAddressFamily {
 		return families{true, true}

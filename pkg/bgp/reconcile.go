@@ -188,7 +188,7 @@ func (r *Reconciler) list(ctx context.Context, into client.ObjectList, options .
 // ready yet.
 func nodeOf(obj *corev1.Node) Node {
 	facts, _ := network.ParseNode(obj.Name, obj.Annotations)
-	n := Node{Name: obj.Name, ID: facts.ID, Labels: obj.Labels, Mode: facts.Mode}
+	n := Node{Name: obj.Name, ID: facts.ID, Labels: obj.Labels, NextHops: facts.NextHops, Mode: facts.Mode}
 	for _, a := range obj.Status.Addresses {
 		if ip, err := netip.ParseAddr(a.Address); err == nil && a.Type == corev1.NodeInternalIP {
 			n.InternalIPs = append(n.InternalIPs, ip.Unmap())
@@ -196,6 +196,11 @@ func nodeOf(obj *corev1.Node) Node {
 	}
 	for _, p := range facts.Addresses {
 		n.Addresses = append(n.Addresses, p.Addr())
+	}
+	for _, a := range facts.EncapIPs { // which may be on another interface
+		if !slices.Contains(n.Addresses, a) {
+			n.Addresses = append(n.Addresses, a)
+		}
 	}
 	return n
 }
@@ -220,7 +225,7 @@ func TrimNode(in any) (any, error) {
 		return in, nil // a tombstone of the informer
 	}
 	small := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: n.Name, UID: n.UID, ResourceVersion: n.ResourceVersion, Labels: n.Labels, Annotations: map[string]string{}}}
-	for _, key := range []string{network.AnnotationNodeID, network.AnnotationGatewayConfig} {
+	for _, key := range []string{network.AnnotationNodeID, network.AnnotationEncapIPs, network.AnnotationGatewayConfig} {
 		if v, ok := n.Annotations[key]; ok {
 			small.Annotations[key] = v
 		}

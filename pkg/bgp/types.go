@@ -74,6 +74,7 @@ type Node struct {
 	// Addresses are all that the node is known to have. A neighbour with one of them is the
 	// node itself.
 	Addresses []netip.Addr
+	NextHops  []netip.Addr // its default gateways
 	Mode      network.GatewayMode
 }
 

@@ -106,7 +106,8 @@ const (
 	// SetPods4 and SetPods6 hold the subnets of this node's pods.
 	SetPods4 = "pods4"
 	SetPods6 = "pods6"
-	// SetAdvertised4 and SetAdvertised6 hold all their subnets. They are empty if isolation is loose.
+	// SetAdvertised4 and SetAdvertised6 hold the subnets of all networks that BGP announces in the nodes' default VRF,
+	// without the addresses of the node and its routers. They are empty if isolation is loose.
 	SetAdvertised4 = "advertised4"
 	SetAdvertised6 = "advertised6"
 
@@ -169,9 +170,11 @@ type Inputs struct {
 	Services []Port
 	// Plan has the cluster's ranges; those of services and the masquerade subnets are used.
 	Plan network.Plan
-	// Node are the node's addresses, at which NodePorts are reached, Links what is on its link.
+	// Node are the node's addresses, at which NodePorts are reached, Links what is on its link, and Reserved the node's
+	// addresses and its routers', which isolation does not cut off.
 	Node      []netip.Addr
 	Links     []netip.Prefix
+	Reserved  []netip.Addr
 	NodePorts []NodePort
 	// LocalPorts are of services with external traffic policy Local.
 	LocalPorts []LocalPort

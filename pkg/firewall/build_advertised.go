@@ -44,7 +44,7 @@ func (in Inputs) advertisedElements(sets map[string][]string) {
 	}
 	var all []netip.Prefix
 	for _, n := range append(slices.Clone(in.Networks), in.Default) {
-		if n.Advertised() && !n.LeavesThroughVRF() {
+		if n.Announced() {
 			all = append(all, n.CIDRs()...)
 		}
 		if !n.Announced() && !n.LeavesThroughVRF() {
@@ -61,7 +61,9 @@ func (in Inputs) advertisedElements(sets map[string][]string) {
 		for _, h := range hosts {
 			add(h, SetDirect4, SetDirect6, fmt.Sprintf("%s . %s . %s", n.ManagementPort(), network.MACOf(router), rangeText(h)))
 			if n.Announced() {
-				add(h, SetPods4, SetPods6, rangeText(h))
+				for _, p := range network.Without([]netip.Prefix{h}, in.Reserved) {
+					add(p, SetPods4, SetPods6, rangeText(p))
+				}
 			}
 		}
 		if n.LeavesThroughVRF() {
@@ -76,13 +78,13 @@ func (in Inputs) advertisedElements(sets map[string][]string) {
 	if in.Loose {
 		return
 	}
-	for _, c := range disjoint(all) {
+	for _, c := range network.Without(disjoint(all), in.Reserved) {
 		add(c, SetAdvertised4, SetAdvertised6, rangeText(c))
 	}
 }
 
-// disjoint returns the prefixes that no other prefix contains. nft refuses overlapping elements, and networks
-// whose advertisement is refused may have overlapping subnets.
+// disjoint returns the prefixes that no other prefix contains. nft refuses overlapping elements, and a
+// network that takes another's place has overlapping subnets until the other one's change has arrived.
 func disjoint(list []netip.Prefix) []netip.Prefix {
 	slices.SortFunc(list, func(a, b netip.Prefix) int {
 		return cmp.Or(a.Masked().Addr().Compare(b.Masked().Addr()), cmp.Compare(a.Bits(), b.Bits()))
@@ -126,13 +128,19 @@ func (in Inputs) outChains() []Chain {
 	}}}
 }
 
-// betweenAdvertised keeps pods from the pods of other networks that are advertised, wherever these are.
+// betweenAdvertised keeps pods from the pods of other networks that are advertised, wherever these are. In a network's own
+// VRF the addresses are other hosts': those of the network itself, or of its fabric. Only through the external bridge a
+// packet reaches the networks that are advertised in the nodes' default VRF.
 func (in Inputs) betweenAdvertised() []Rule {
 	if in.Loose {
 		return nil
 	}
 	var rules []Rule
-	for _, from := range []struct{ name, match, port string }{{"", "iifname " + managementPorts, "iifname"}, {", VRF", "meta sdifname " + managementPorts, "meta sdifname"}} {
+	from := []struct{ name, match, port string }{{"", "iifname " + managementPorts, "iifname"}, {", VRF", "meta sdifname " + managementPorts + " meta sdifname != @" + SetOwnVRF, "meta sdifname"}}
+	if in.Bridge != "" {
+		from = append(from, struct{ name, match, port string }{", own VRF", fmt.Sprintf("meta sdifname @%s oifname %q", SetOwnVRF, in.Bridge), "meta sdifname"})
+	}
+	for _, from := range from {
 		for _, ip := range families {
 			rules = append(rules, rule("other advertised networks, "+ip+from.name, from.match, ip, "daddr @"+ofFamily(ip, SetAdvertised4, SetAdvertised6),
 				from.port, ".", ip, "daddr != @"+ofFamily(ip, SetRouted4, SetRouted6), "counter name", CounterCrossNetwork, "drop"))

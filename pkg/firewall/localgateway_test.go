@@ -211,13 +211,16 @@ func podOn(t *testing.T, n network.Network, node, i int) netip.Addr {
 
 // TestKernelOwnVRF: a network that is advertised into its own VRF, whose pods leave and enter through an interface
 // in the VRF with their own addresses, and through the external bridge only to services; what is outside in
-// the VRF reaches nothing through that bridge.
+// the VRF reaches nothing through that bridge. Networks in the nodes' default VRF with the addresses of the network, and of
+// its fabric, change nothing.
 func TestKernelOwnVRF(t *testing.T) {
 	w := newForwarder(t)
 	w.in.Mode, w.in.NodeID, w.in.Default = network.LocalGateway, 2, defaultNetwork
 	red := advertised[0]
 	red.Name, red.AdvertisedVRFs = network.CUDNName("red"), network.VRFAuto
-	w.in.Networks = []network.Network{red}
+	twin, other := advertised[0], advertised[1] // the same subnets, and some of the fabric's
+	twin.ID, other.Subnets = 11, subnets("10.99.0.0/16/24", "fd9a::/48/64")
+	w.in.Networks = []network.Network{red, twin, other}
 	w.reconcile()
 	hosts, err := red.HostSubnets(w.in.NodeID)
 	if err != nil {
@@ -264,6 +267,22 @@ ip addr add %[1]s/%[2]d dev red-up %[3]s
 			t.Helper()
 			w.expect(what, s, to, victim, want, control, at(router, 53), atFabric)
 		}
+		remote := podOn(t, red, 3, i) // on another node, which FRR has learned in the VRF
+		w.script(w.host, fmt.Sprintf("%s route add %s via %s dev red-up table 100007", ip, hostBits(remote), router))
+		w.script(fabric, fmt.Sprintf("ip addr add %s dev lo", hostBits(remote)))
+		w.listen(fabric, atFabric, at(remote.String(), 53))
+		check("a pod to a pod on another node", control, at(remote.String(), 53), atFabric, true)
+		// With the network's masquerade address packets pass the external bridge, but not to networks there.
+		foreign := []string{"10.99.7.7", "fd9a:0:0:7::7"}[i]
+		w.script(w.host, fmt.Sprintf("%s route add %s via %s dev br-ex table 100007", ip, hostBits(netip.MustParseAddr(foreign)), f.outside))
+		w.script(w.outside, fmt.Sprintf("ip addr add %s dev lo", hostBits(netip.MustParseAddr(foreign))))
+		w.listen(w.outside, w.atOutside, at(foreign, 53))
+		check("a pod to a network in the default VRF", sender{ns: w.tenant, from: f.masquerade}, at(foreign, 53), w.atOutside, false)
+		w.in.Networks = []network.Network{red, twin}
+		w.reconcile()
+		check("the same without that network", sender{ns: w.tenant, from: f.masquerade}, at(foreign, 53), w.atOutside, true)
+		w.in.Networks = []network.Network{red, twin, other}
+		w.reconcile()
 		outside := sender{ns: fabric, from: router}
 		check("the fabric to a pod", outside, at(pod.String(), 56), w.atTenant, true)
 		check("a pod to a service, with the network's masquerade address", sender{ns: w.tenant, from: f.masquerade}, at(f.service, 53), w.atOutside, true)

@@ -2,7 +2,10 @@
 
 package network
 
-import "net/netip"
+import (
+	"net/netip"
+	"slices"
+)
 
 // IP is an address, or a prefix, whose IP family is that of its address.
 type IP interface{ netip.Addr | netip.Prefix }
@@ -51,4 +54,27 @@ func DuplicateFamily[T IP](list []T) (first, second T, ok bool) {
 		}
 	}
 	return first, second, false
+}
+
+// Without returns prefixes that together have the addresses of list, except for these.
+func Without(list []netip.Prefix, except []netip.Addr) []netip.Prefix {
+	var out []netip.Prefix
+	for _, p := range list {
+		if !slices.ContainsFunc(except, p.Contains) {
+			out = append(out, p)
+		} else if !p.IsSingleIP() {
+			low, high := halves(p)
+			out = append(out, Without([]netip.Prefix{low, high}, except)...)
+		}
+	}
+	return out
+}
+
+// halves divides a prefix of more than one address.
+func halves(p netip.Prefix) (low, high netip.Prefix) {
+	low = netip.PrefixFrom(p.Masked().Addr(), p.Bits()+1)
+	bytes := low.Addr().AsSlice()
+	bytes[p.Bits()/8] |= 0x80 >> (p.Bits() % 8)
+	upper, _ := netip.AddrFromSlice(bytes)
+	return low, netip.PrefixFrom(upper, p.Bits()+1)
 }

@@ -5,6 +5,7 @@ package network
 import (
 	"net/netip"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -40,5 +41,25 @@ func TestFamilies(t *testing.T) {
 	}
 	if !SameFamily(list[0], list[2].Addr()) || SameFamily(list[0], list[1]) {
 		t.Error("SameFamily: 10.0.0.0/8 has the family of 192.0.2.1, not of fd00::/8")
+	}
+}
+
+func TestWithout(t *testing.T) {
+	for _, c := range []struct{ list, except, want string }{
+		{"10.0.0.0/8 fd00::/8", "", "10.0.0.0/8 fd00::/8"},
+		{"10.0.0.0/8 fd00::/8", "192.0.2.1 ::ffff:10.0.0.1 2001:db8::1", "10.0.0.0/8 fd00::/8"},
+		{"10.0.0.0/30", "10.0.0.1", "10.0.0.0/32 10.0.0.2/31"},
+		{"10.0.0.4/30 10.0.0.0/30", "10.0.0.3 10.0.0.4", "10.0.0.5/32 10.0.0.6/31 10.0.0.0/31 10.0.0.2/32"},
+		{"10.0.0.7/32", "10.0.0.7", ""},
+		{"10.0.0.0/22", "10.0.1.0", "10.0.0.0/24 10.0.1.1/32 10.0.1.2/31 10.0.1.4/30 10.0.1.8/29 10.0.1.16/28 10.0.1.32/27 10.0.1.64/26 10.0.1.128/25 10.0.2.0/23"},
+		{"fd00::4/126", "fd00::6", "fd00::4/127 fd00::7/128"},
+	} {
+		var except []netip.Addr
+		for _, text := range strings.Fields(c.except) {
+			except = append(except, netip.MustParseAddr(text))
+		}
+		if got := Without(pfx(strings.Fields(c.list)...), except); !slices.Equal(got, pfx(strings.Fields(c.want)...)) {
+			t.Errorf("Without(%s, %s): %v, want %s", c.list, c.except, got, c.want)
+		}
 	}
 }

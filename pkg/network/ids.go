@@ -104,7 +104,16 @@ func (n Network) VRF() string {
 }
 
 // FallbackVRF is the name of n's VRF device that depends on the id alone.
-func (n Network) FallbackVRF() string { return fmt.Sprintf("mp%d-udn-vrf", n.ID) }
+func (n Network) FallbackVRF() string { return fallbackPrefix + strconv.Itoa(n.ID) + fallbackSuffix }
+
+const fallbackPrefix, fallbackSuffix = "mp", "-udn-vrf"
+
+// IsFallbackVRF reports whether a name is FallbackVRF of some network, which need not exist.
+func IsFallbackVRF(name string) bool {
+	id, ok := strings.CutPrefix(name, fallbackPrefix)
+	id, suffixed := strings.CutSuffix(id, fallbackSuffix)
+	return ok && suffixed && id != "" && strings.Trim(id, "0123456789") == ""
+}
 
 // looksLikeSystemLink reports whether name begins like names that the kernel,
 // systemd, OVS or Bulkhead assign to links.

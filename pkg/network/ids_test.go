@@ -114,6 +114,19 @@ func TestVRFName(t *testing.T) {
 	}
 }
 
+func TestIsFallbackVRF(t *testing.T) {
+	for _, id := range []int{1, 9, 10000} {
+		if name := (Network{ID: id}).FallbackVRF(); !IsFallbackVRF(name) {
+			t.Errorf("%s is not recognized", name)
+		}
+	}
+	for _, name := range []string{"", "red", "mp-udn-vrf", "mp7", "mp7-udn-vrf2", "mpx-udn-vrf", "amp7-udn-vrf", "mp7-udn-vr", "-udn-vrf", "mp+7-udn-vrf"} {
+		if IsFallbackVRF(name) {
+			t.Errorf("%q is taken for the name of a network's VRF", name)
+		}
+	}
+}
+
 func TestHostSubnets(t *testing.T) {
 	for _, tt := range []struct {
 		subnets string

@@ -241,6 +241,16 @@ func (n Node) Links() []netip.Prefix {
 	return out
 }
 
+// Reserved returns the node's addresses and its routers': no network's pod has them, whatever its subnets are.
+func (n Node) Reserved() []netip.Addr {
+	out := slices.Concat(n.EncapIPs, n.NextHops)
+	for _, p := range n.Addresses {
+		out = append(out, p.Addr())
+	}
+	slices.SortFunc(out, netip.Addr.Compare)
+	return slices.Compact(out)
+}
+
 // HasAddress reports whether a is among the node's Addresses.
 func (n Node) HasAddress(a netip.Addr) bool {
 	return slices.ContainsFunc(n.Addresses, func(p netip.Prefix) bool { return p.Addr() == a })

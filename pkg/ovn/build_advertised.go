@@ -34,7 +34,7 @@ type BGP struct {
 	// DefaultServices are the addresses of the default network's services that all
 	// tenants' pods reach.
 	DefaultServices []netip.Addr
-	// AdvertisedSubnets are the subnets of all advertised networks.
+	// AdvertisedSubnets are the subnets of all networks that BGP announces in the nodes' default VRF.
 	AdvertisedSubnets []netip.Prefix
 	// NoOverlaySubnets are those of the networks without an overlay among them.
 	NoOverlaySubnets []netip.Prefix

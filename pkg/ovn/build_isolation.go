@@ -138,9 +138,10 @@ func (b *builder) isolateAdvertised() {
 
 func (b *builder) advertisedGroup() string { return b.net.Prefix() + "advertised" }
 
-// advertisedGroups returns the port group of isolateAdvertised, if it is needed.
+// advertisedGroups returns the port group of isolateAdvertised, if it is needed. The addresses that a network reaches
+// in its own VRF are not those of networks in the nodes' default VRF; the node's firewall keeps it from these.
 func (b *builder) advertisedGroups() []Ref {
-	if !b.advertised() || b.in.BGP.Loose {
+	if !b.advertised() || b.net.LeavesThroughVRF() || b.in.BGP.Loose {
 		return nil
 	}
 	group := b.ref(nbdb.PortGroupTable, b.advertisedGroup(), "ports")

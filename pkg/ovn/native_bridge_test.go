@@ -56,7 +56,7 @@ func (z *zoneUnderTest) bridgeFlows(nets ...gatewayNetwork) {
 func (z *zoneUnderTest) isolatedFlows(loose bool, nets ...gatewayNetwork) {
 	z.t.Helper()
 	p := testPlan(true)
-	in := flows.Inputs{Loose: loose, Addresses: z.node.Addresses, Links: z.node.Links(), MAC: z.node.BridgeMAC, Masquerade: p.Masquerade, Services: p.ServiceCIDRs,
+	in := flows.Inputs{Loose: loose, Addresses: z.node.Addresses, Links: z.node.Links(), Reserved: z.node.Reserved(), MAC: z.node.BridgeMAC, Masquerade: p.Masquerade, Services: p.ServiceCIDRs,
 		Pods: network.Network{Subnets: p.ClusterSubnets}.CIDRs(), Mode: z.node.Mode}
 	bridge := flows.Bridge{Name: z.node.Bridge, Uplinks: []int{z.ofport(native.OutsideLink)}, Router: z.ofport(network.UplinkPatch(z.node.Bridge, z.node.Name))}
 	want, err := flows.Build(bridge, in, flows.Hosts{})

@@ -30,10 +30,13 @@ func (z *Zone) addBGPInputs(b *BGP) {
 		return append(list, slices.DeleteFunc(n.CIDRs(), func(p netip.Prefix) bool { return slices.Contains(list, p) })...)
 	}
 	for _, n := range z.advertisedNetworks() {
+		// A network that is not announced has no routes. Its subnets may be another network's or the nodes': isolation
+		// would cut these off, and discarding packets to it would hide that network's routes.
+		if !n.Announced() {
+			continue
+		}
 		b.AdvertisedSubnets = add(b.AdvertisedSubnets, n)
-		// A network that is not announced has no routes. If its subnet is within another network's, discarding
-		// packets to it would hide that network's routes.
-		if n.Transport == network.TransportNoOverlay && n.Announced() {
+		if n.Transport == network.TransportNoOverlay {
 			b.NoOverlaySubnets = add(b.NoOverlaySubnets, n)
 		}
 	}

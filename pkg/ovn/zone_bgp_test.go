@@ -68,11 +68,35 @@ func TestZoneAdvertised(t *testing.T) {
 		check("with an unusable NAD", "10.10.0.0/16", "ip4.dst == {$bulkhead_nodes_ip4}", true)
 		env.editNAD("sky", "sky", func(n *nadv1.NetworkAttachmentDefinition) { n.Spec.Config = config })
 		env.settle()
-		// In its own VRF it keeps its pods' addresses, and others may have the same subnets.
+		// In its own VRF it keeps its pods' addresses, and what is there may have those of networks in the default VRF.
 		set("auto")
-		check("advertised in its own VRF", "", "ip4.dst == {$bulkhead_nodes_ip4}", true)
+		check("advertised in its own VRF", "", "ip4.dst == {$bulkhead_nodes_ip4}", false)
+		set("default")
+		check("advertised again", "10.10.0.0/16", "ip4.dst == {$bulkhead_nodes_ip4}", true)
 		set("")
 		check("withdrawn", "", "", false)
+	})
+}
+
+// A network without an overlay that BGP does not announce isolates nobody from its subnets, which may have the nodes'
+// addresses: no route leads to its pods.
+func TestZoneNotAnnounced(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newZoneEnv(t)
+		env.node(1, true)
+		env.nad("sky", "sky", "cluster_udn_sky", 1, "10.10.0.0/16/24")
+		env.editNAD("sky", "sky", func(n *nadv1.NetworkAttachmentDefinition) {
+			n.Spec.Config = strings.Replace(n.Spec.Config, "{", `{"transport":"no-overlay","outboundSNAT":"disabled",`, 1)
+		})
+		env.run()
+		env.waitUntil("ready", env.zone.Ready)
+		for _, c := range []struct{ vrfs, want string }{{"", ""}, {"default", "10.10.0.0/16"}, {"", ""}} {
+			env.editNAD("sky", "sky", func(n *nadv1.NetworkAttachmentDefinition) { n.Annotations[network.AnnotationAdvertisedVRFs] = c.vrfs })
+			env.settle()
+			if got := env.setText("bulkhead_advertised_ip4"); got != c.want || !env.has("cluster_udn_sky_advertised-deny-ip4") {
+				t.Errorf("advertised in %q: subnets %q, want %q", c.vrfs, got, c.want)
+			}
+		}
 	})
 }
 

@@ -330,7 +330,7 @@ func (r *FlowReconciler) buildBase(ctx context.Context, c *changes, node Facts, 
 	if err != nil {
 		problems = append(problems, err)
 	}
-	in := flows.Inputs{Addresses: node.Addresses, Floating: node.Floating, Links: node.Links(), MAC: node.BridgeMAC, Masquerade: r.Plan.Masquerade, Services: r.Plan.ServiceCIDRs,
+	in := flows.Inputs{Addresses: node.Addresses, Floating: node.Floating, Links: node.Links(), Reserved: slices.Concat(node.Reserved(), node.Floating, node.Elsewhere), MAC: node.BridgeMAC, Masquerade: r.Plan.Masquerade, Services: r.Plan.ServiceCIDRs,
 		Pods: network.Network{Subnets: r.Plan.ClusterSubnets}.CIDRs(), Mode: node.Mode, Loose: r.LooseIsolation}
 	c.all = !reflect.DeepEqual(bridge, s.bridge) || !reflect.DeepEqual(in, s.in)
 	want, err := flows.Build(bridge, in, hosts)

@@ -34,6 +34,9 @@ type Inputs struct {
 	Addresses []netip.Prefix
 	Floating  []netip.Addr
 	Links     []netip.Prefix
+	// Reserved are the node's addresses on any interface and its routers': an advertised network's flows do not
+	// match them, whatever its subnets are.
+	Reserved []netip.Addr
 	// MAC is the bridge's, and that of the uplink router's port.
 	MAC string
 	// Masquerade and Services are the address ranges that never appear on the wire, Pods

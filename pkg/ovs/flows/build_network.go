@@ -51,6 +51,8 @@ func BuildNetwork(bridge Bridge, in Inputs, g Gateway) State {
 	if !b.routed() {
 		return nil
 	}
+	// The cluster controller lets BGP advertise no such network, but may not know yet what the node has.
+	g.Advertised, g.Pods = network.Without(g.Advertised, in.Reserved), network.Without(g.Pods, in.Reserved)
 	b.isolate(g)
 	if g.Port <= 0 {
 		sortFlows(b.out)

@@ -165,6 +165,45 @@ func TestSeveralAddresses(t *testing.T) {
 	}
 }
 
+// An advertised network's flows do not match the addresses of the node and its routers, though its subnets have them.
+func TestReserved(t *testing.T) {
+	bridge := Bridge{Name: "br-ex", Uplinks: []int{1}, Router: 3}
+	g := Gateway{Network: 7, Port: 9, Advertised: prefixes("192.0.0.0/16", "2001:db8::/48"), Pods: prefixes("192.0.2.0/24", "2001:db8::/64")}
+	in := dual
+	in.Reserved = []netip.Addr{netip.MustParseAddr("192.0.2.7"), netip.MustParseAddr("2001:db8::7"), netip.MustParseAddr("192.0.2.1")}
+	for _, in.Mode = range []network.GatewayMode{network.SharedGateway, network.LocalGateway} {
+		flows := BuildNetwork(bridge, in, g)
+		matching := func(a string) (found State) {
+			for _, f := range flows {
+				for _, field := range strings.Split(f.Match, ",") {
+					key, value, _ := strings.Cut(field, "=")
+					if !strings.HasSuffix(key, "_src") && !strings.HasSuffix(key, "_dst") {
+						continue
+					}
+					if !strings.Contains(value, "/") {
+						value = single(netip.MustParseAddr(value)).String()
+					}
+					if netip.MustParsePrefix(value).Contains(netip.MustParseAddr(a)) {
+						found = append(found, f)
+					}
+				}
+			}
+			return found
+		}
+		for _, a := range in.Reserved {
+			if got := matching(a.String()); len(got) > 0 {
+				t.Errorf("%s mode: for %s there are\n%v", in.Mode, a, got)
+			}
+		}
+		pods, others := map[bool]int{true: 5, false: 9}[in.Mode == network.LocalGateway], map[bool]int{true: 3, false: 4}[in.Mode == network.LocalGateway]
+		for a, want := range map[string]int{"192.0.2.6": pods, "2001:db8::6": pods, "192.0.3.6": others, "2001:db8:0:1::7": others} {
+			if got := matching(a); len(got) != want {
+				t.Errorf("%s mode: for %s there are %d flows, want %d:\n%v", in.Mode, a, len(got), want, got)
+			}
+		}
+	}
+}
+
 // A node without pods of an advertised network has no patch port of it, and isolates it nevertheless.
 func TestIsolationWithoutPort(t *testing.T) {
 	bridge := Bridge{Name: "br-ex", Uplinks: []int{1}, Router: 3}

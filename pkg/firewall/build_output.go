@@ -61,6 +61,26 @@ func (in Inputs) tenantsSources(bridge string) (rules []Rule) {
 	return rules
 }
 
+// tenantsNewConnections keeps tenants' processes from taking other networks' connections in conntrack, which does not tell
+// networks apart. What leaves a network has its masquerade address, or in local gateway mode its pod's, until conntrack translates
+// it, and what arrives for a Service has a client's address: of a connection that conntrack knows already, it translates nothing. A
+// process could make one known by a packet to its own network, whose subnet may be that of any host. The rules come first,
+// because others accept what is for the process's own network. On a Layer 2 network the node has a masquerade address of its own.
+func (in Inputs) tenantsNewConnections() (rules []Rule) {
+	for _, s := range in.tenantsProcesses() {
+		for _, p := range in.Plan.Masquerade {
+			match := []string{ipOf(p), "saddr", p.String()}
+			if own, ok := network.FirstOfFamily(in.Plan.MasqueradeFixed(network.MasqueradeNode), p.Addr()); ok {
+				match = append(match, ipOf(p), "saddr !=", own.Addr().String())
+			}
+			rules = append(rules, rule(s.name+" with masquerade address "+p.String(), append(match, s.match, "counter name", CounterForeign, "drop")...))
+		}
+		rules = append(rules, rule(s.name+" with another's address into a network", "oifname", managementPorts, s.match, "ct direction original",
+			"fib saddr type != local fib saddr . oif type != local", "counter name", CounterForeign, "drop"))
+	}
+	return rules
+}
+
 // toOwnPorts keeps tenants' processes from the ports of the agent and the controllers: they would take
 // the connections of kubelet's probes, which come from loopback too.
 func (in Inputs) toOwnPorts() (rules []Rule) {

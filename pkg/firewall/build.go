@@ -20,6 +20,7 @@
 //   - from a tenant's process into its network, if it opens a connection from an address that is not the node's;
 //   - from a tenant's process in the host's network to a service's or a gateway router's
 //     address through the external bridge: only tenants' pods may use the bridge;
+//   - of neighbour discovery, if a tenant's process writes it for the node's links;
 //   - from any pod in the host's network to a gateway router, unless it sends to a node port or
 //     a host port, or answers;
 //   - to the overlay's port from a network or over loopback, and those that the node would forward to it;

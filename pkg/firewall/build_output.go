@@ -45,7 +45,7 @@ func (in Inputs) outOfNode() []Rule {
 		}
 	}
 	rules = append(rules, in.tenantsSources(bridge)...)
-	return append(append(rules, in.tenantsRouting()...), in.toOwnPorts()...)
+	return slices.Concat(rules, in.tenantsRouting(), in.tenantsNeighbours(), in.toOwnPorts())
 }
 
 // tenantsSources keeps tenants' processes from sending with the address of another host, or of a pod that keeps its
@@ -151,6 +151,15 @@ func (in Inputs) tenantsRouting() (rules []Rule) {
 		for _, s := range in.tenantsProcesses() {
 			rules = append(rules, rule(s.name+", "+match, `oifname != "lo" oifname !=`, managementPorts, match, s.match, "counter name", CounterForeign, "reject with icmpx type admin-prohibited"))
 		}
+	}
+	return rules
+}
+
+// tenantsNeighbours keeps tenants' processes from posing as the node's IP stack, or as a router, to the hosts on the node's links: a
+// raw socket writes neighbour discovery (RFC 4861). The kernel's own has no mark. In their networks processes may send it.
+func (in Inputs) tenantsNeighbours() (rules []Rule) {
+	for _, s := range in.tenantsProcesses() {
+		rules = append(rules, rule(s.name+", neighbour discovery", `oifname != "lo" oifname !=`, managementPorts, `meta oifkind != "vrf" icmpv6 type 133-137`, s.match, "counter name", CounterForeign, "drop"))
 	}
 	return rules
 }

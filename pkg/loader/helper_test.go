@@ -139,7 +139,9 @@ func helperOp(op string) string {
 	case "bind": // bind a TCP socket, after its device, to an address
 		return result(bindOnDevice(arg(1), arg(2)))
 	case "take": // bind a TCP socket to addresses in turn, also to some that the node lacks, and listen
-		return result(take(f[1:]...))
+		return result(take(0, f[1:]...))
+	case "mptake": // the same over MPTCP
+		return result(take(unix.IPPROTO_MPTCP, f[1:]...))
 	case "bypass": // PACKET_QDISC_BYPASS of a packet socket that its process may have
 		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW, 0)
 		if err == nil {
@@ -338,9 +340,9 @@ func bindOnDevice(device, addr string) error {
 }
 
 // take binds a TCP socket to addresses, of which all but the last have port 0, and listens.
-func take(addrs ...string) error {
+func take(protocol int, addrs ...string) error {
 	family, _ := sockaddr(addrs[0])
-	fd, err := unix.Socket(family, unix.SOCK_STREAM, 0)
+	fd, err := unix.Socket(family, unix.SOCK_STREAM, protocol)
 	if err != nil {
 		return err
 	}

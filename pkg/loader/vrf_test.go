@@ -290,6 +290,13 @@ func TestRootOwnPorts(t *testing.T) {
 // checkOwnPorts checks which of the ports 7600 and 7601 a pod takes at which address.
 func checkOwnPorts(t *testing.T, s *sandbox, ctr string) {
 	t.Helper()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_MPTCP)
+	mptcp := err == nil
+	if mptcp {
+		unix.Close(fd)
+	} else {
+		t.Logf("MPTCP not tested: %v", err)
+	}
 	for _, uid := range []int{0, 65534} {
 		for outside, more := range map[string]string{
 			"127.0.0.1": "", "127.0.0.2": "", "[::1]": "", "[::ffff:127.0.0.1]": "",
@@ -303,6 +310,11 @@ func checkOwnPorts(t *testing.T, s *sandbox, ctr string) {
 		} {
 			for port, want := range map[int]string{7599: "ok", 7600: "EPERM", 7601: "EPERM", 7602: "ok"} {
 				s.expect(fmt.Sprintf("uid %d", uid), ctr, uid, [2]string{fmt.Sprintf("take %s%s:%d", more, outside, port), want})
+			}
+		}
+		if mptcp {
+			for addr, want := range map[string]string{"192.0.2.1:7600": "EPERM", "[2001:db8::1]:7600": "EPERM", "[fe80::1%out]:7600": "EPERM", "192.0.2.1:7602": "ok", "[fd77::1]:7600": "ok"} {
+				s.expect(fmt.Sprintf("uid %d", uid), ctr, uid, [2]string{"mptake " + addr, want})
 			}
 		}
 		for _, inside := range []string{"0.0.0.0", "[::]", "[::ffff:0.0.0.0]", "10.77.0.1", "[fd77::1]", "[::ffff:10.77.0.1]"} {

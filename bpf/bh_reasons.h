@@ -41,4 +41,4 @@ BH_REASON(LOCKED_FRAME, REFUSE, "locked-frame", "frame of a locked default-netwo
 BH_REASON(INGRESS_ALLOWED, PASS, "ingress-allowed", "socket of an ingress namespace's host-network pod bound to the VRF of the network whose service it uses")
 BH_REASON(INGRESS_BOUND, REFUSE, "ingress-bound", "socket of an ingress namespace's host-network pod already used for another network's service")
 BH_REASON(UNIX_FOREIGN, REFUSE, "unix-foreign", "host-network pod tried to reach an abstract unix socket of another tenant")
-BH_REASON(BIND_OWN, REFUSE, "bind-own", "tenant's host-network pod tried to take a port of the agent or a controller at an address of the node")
+BH_REASON(BIND_OWN, REFUSE, "bind-own", "tenant's host-network pod tried to take a port of the agent or a controller outside its network's VRF")

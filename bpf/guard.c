@@ -219,9 +219,11 @@ int bh_grd_from(struct __sk_buff *skb)
 	if (p.proto == IPPROTO_UDP && !p.later_fragment) {
 		if (bh_load(skb, p.l4, b, 4, BH_DATA))
 			return drop(skb, BH_R_POD_FRAME, 0, door->netid, &p);
-		/* DHCP server messages: port 67 to 68; DHCPv6: 547 to 546. */
-		if ((b[0] == 0 && b[1] == 67 && b[2] == 0 && b[3] == 68) ||
-		    (b[0] == 2 && b[1] == 35 && b[2] == 2 && b[3] == 34))
+		/*
+		 * What DHCP clients take for a server's message, to port 68; DHCPv6: 546. Many do not look at the
+		 * source port.
+		 */
+		if ((b[2] == 0 && b[3] == 68) || (b[2] == 2 && b[3] == 34))
 			return drop(skb, BH_R_POD_FRAME, 0, door->netid, &p);
 		if ((b[2] << 8 | b[3]) == cfg->tunnel_port && !bh_dest(door->netid, &p.daddr))
 			return drop(skb, BH_R_GUARD_TUNNEL, 0, door->netid, &p);

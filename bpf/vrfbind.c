@@ -147,10 +147,26 @@ static __always_inline int bind_ingress(struct bpf_sock_addr *ctx, struct bpf_so
 	return 1;
 }
 
-/* is_own_port reports whether a port is one of the agent and the controllers. */
-static __always_inline int is_own_port(const struct bh_config *cfg, __u16 port)
+/* is_own_port reports whether a socket's port is one of the agent and the controllers. */
+static __always_inline int is_own_port(const struct bpf_sock_addr *ctx, const struct bh_config *cfg)
 {
-	return port && port >= cfg->own_first && port <= cfg->own_last;
+	__u16 port = bpf_ntohs(ctx->user_port);
+
+	return ctx->type == BH_SOCK_STREAM && port && port >= cfg->own_first && port <= cfg->own_last;
+}
+
+/*
+ * stays_in_vrf reports whether a socket is in the network's VRF after a bind, so that its port is apart from the node's. With a
+ * link-local address the kernel takes the device that the process names, whatever device the socket has: the
+ * program does not see that name. A device that the process named in an earlier bind without a port remains.
+ */
+static __always_inline int stays_in_vrf(const struct bpf_sock *sk, const struct bh_pod *pod, const struct bh_addr *addr)
+{
+	if (bh_is_on_link(addr))
+		return 0;
+	if (sk->bound_dev_if)
+		return sk->bound_dev_if == pod->vrf_ifindex;
+	return bh_is_wildcard(addr) || is_inside(pod, addr);
 }
 
 /*
@@ -166,13 +182,14 @@ static __always_inline int confine(struct bpf_sock_addr *ctx, struct bh_addr *ad
 	struct bh_addr to;
 	struct bh_pod *pod;
 	struct bh_sock *s;
-	int ifindex, mark;
+	int ifindex, mark, own;
 	__u64 id;
 
 	if (!cfg || !cfg->host_netns || !sk)
 		return 1;
+	own = bind && is_own_port(ctx, cfg);
 	/* Fast path: an earlier call confined the socket, as for most unconnected datagrams. */
-	if (sk->bound_dev_if && sk->mark && (sk->mark & BH_MARK_KIND) != BH_MARK_KIND_SERVICE &&
+	if (!own && sk->bound_dev_if && sk->mark && (sk->mark & BH_MARK_KIND) != BH_MARK_KIND_SERVICE &&
 	    (bind || !bh_is_local(addr)))
 		return 1;
 	pod = find_pod(cfg, &id);
@@ -180,8 +197,11 @@ static __always_inline int confine(struct bpf_sock_addr *ctx, struct bh_addr *ad
 		return 1;
 	if (pod->flags & BH_POD_INGRESS)
 		return bind ? 1 : bind_ingress(ctx, sk, cfg, addr);
-	/* Outside the VRF the port would be taken when the agent or a controller starts again. */
-	if (bind && is_own_port(cfg, bpf_ntohs(ctx->user_port)) && bh_is_local(addr))
+	/*
+	 * Outside the VRF the port would be taken when the agent or a controller starts again, which listen on all
+	 * addresses: at any address, also at one that the node does not have (IP_FREEBIND).
+	 */
+	if (own && !stays_in_vrf(sk, pod, addr) && bpf_get_netns_cookie(ctx) == cfg->host_netns)
 		return bh_refuse(BH_R_BIND_OWN, pod->netid, ctx->family, ctx->protocol, addr,
 				 bpf_ntohs(ctx->user_port));
 	if (sk->mark != pod->mark) {

@@ -16,9 +16,11 @@
 //     all networks reach, and back;
 //   - that the kernel would forward out of a network with the masquerade address of another;
 //   - from a masquerade address, which networks' forwarded packets have, if a local
-//     process sends it out of the node;
+//     process sends it out of the node or a tenant's process sends it anywhere;
+//   - from a tenant's process into its network, if it opens a connection from an address that is not the node's;
 //   - from a tenant's process in the host's network to a service's or a gateway router's
 //     address through the external bridge: only tenants' pods may use the bridge;
+//   - of neighbour discovery, if a tenant's process writes it for the node's links;
 //   - from any pod in the host's network to a gateway router, unless it sends to a node port or
 //     a host port, or answers;
 //   - to the overlay's port from a network or over loopback, and those that the node would forward to it;
@@ -299,7 +301,7 @@ func Build(in Inputs) State {
 		in.networksChain(),
 		in.lockedChain(),
 		in.forgedChain(),
-		{Name: chainOutput, Hook: "output", Rules: slices.Concat([]Rule{
+		{Name: chainOutput, Hook: "output", Rules: slices.Concat(in.tenantsNewConnections(), []Rule{
 			rule("locked pods, IPv4", "ip daddr @"+SetLocked4, "goto", chainLocked),
 			rule("locked pods, IPv6", "ip6 daddr @"+SetLocked6, "goto", chainLocked),
 			rule("networks", "oifname", managementPorts, "goto", chainNetworks),

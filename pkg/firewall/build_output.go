@@ -45,7 +45,7 @@ func (in Inputs) outOfNode() []Rule {
 		}
 	}
 	rules = append(rules, in.tenantsSources(bridge)...)
-	return append(append(rules, in.tenantsRouting()...), in.toOwnPorts()...)
+	return slices.Concat(rules, in.tenantsRouting(), in.tenantsNeighbours(), in.toOwnPorts())
 }
 
 // tenantsSources keeps tenants' processes from sending with the address of another host, or of a pod that keeps its
@@ -57,6 +57,26 @@ func (in Inputs) tenantsSources(bridge string) (rules []Rule) {
 			rules = append(rules, rule(s.name+" with another's address, "+ip, bridge, "fib saddr type != local", s.mark+" .", ip, "saddr !=",
 				"@"+ofFamily(ip, SetProcesses4, SetProcesses6), s.match, "counter name", CounterForeign, "drop"))
 		}
+	}
+	return rules
+}
+
+// tenantsNewConnections keeps tenants' processes from taking other networks' connections in conntrack, which does not tell
+// networks apart. What leaves a network has its masquerade address, or in local gateway mode its pod's, until conntrack translates
+// it, and what arrives for a Service has a client's address: of a connection that conntrack knows already, it translates nothing. A
+// process could make one known by a packet to its own network, whose subnet may be that of any host. The rules come first,
+// because others accept what is for the process's own network. On a Layer 2 network the node has a masquerade address of its own.
+func (in Inputs) tenantsNewConnections() (rules []Rule) {
+	for _, s := range in.tenantsProcesses() {
+		for _, p := range in.Plan.Masquerade {
+			match := []string{ipOf(p), "saddr", p.String()}
+			if own, ok := network.FirstOfFamily(in.Plan.MasqueradeFixed(network.MasqueradeNode), p.Addr()); ok {
+				match = append(match, ipOf(p), "saddr !=", own.Addr().String())
+			}
+			rules = append(rules, rule(s.name+" with masquerade address "+p.String(), append(match, s.match, "counter name", CounterForeign, "drop")...))
+		}
+		rules = append(rules, rule(s.name+" with another's address into a network", "oifname", managementPorts, s.match, "ct direction original",
+			"fib saddr type != local fib saddr . oif type != local", "counter name", CounterForeign, "drop"))
 	}
 	return rules
 }
@@ -131,6 +151,15 @@ func (in Inputs) tenantsRouting() (rules []Rule) {
 		for _, s := range in.tenantsProcesses() {
 			rules = append(rules, rule(s.name+", "+match, `oifname != "lo" oifname !=`, managementPorts, match, s.match, "counter name", CounterForeign, "reject with icmpx type admin-prohibited"))
 		}
+	}
+	return rules
+}
+
+// tenantsNeighbours keeps tenants' processes from posing as the node's IP stack, or as a router, to the hosts on the node's links: a
+// raw socket writes neighbour discovery (RFC 4861). The kernel's own has no mark. In their networks processes may send it.
+func (in Inputs) tenantsNeighbours() (rules []Rule) {
+	for _, s := range in.tenantsProcesses() {
+		rules = append(rules, rule(s.name+", neighbour discovery", `oifname != "lo" oifname !=`, managementPorts, `meta oifkind != "vrf" icmpv6 type 133-137`, s.match, "counter name", CounterForeign, "drop"))
 	}
 	return rules
 }

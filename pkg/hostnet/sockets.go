@@ -28,7 +28,7 @@ type earlySocket struct {
 	inode    uint32
 	protocol uint8
 	port     uint16
-	server   bool // a server without a device, on all addresses or one of Bulkhead's own ports: bind would have prevented it
+	server   bool // a server on all addresses without a device, or at one of Bulkhead's own ports: bind would have prevented it
 }
 
 // earlySockets returns the IP sockets of a pod in the agent's network namespace that
@@ -297,11 +297,11 @@ const (
 	stateBoundInactive = 13 // bound TCP sockets that do not listen yet, since Linux 6.8
 )
 
-// isServer reports whether the socket is bound to no device and waits for peers, on all addresses or at a port of
-// the agent and the controllers.
+// isServer reports whether the socket waits for peers, on all addresses and bound to no device, or at a port of
+// the agent and the controllers, which a socket with a device takes from them too.
 func (s diagSocket) isServer(protocol uint8) bool {
 	waits := s.state == stateListen || s.state == stateClosed || s.state == stateBoundInactive
-	return waits && s.port != 0 && s.device == 0 && (s.source == [16]byte{} || isOwnPort(protocol, s.port))
+	return waits && s.port != 0 && (s.device == 0 && s.source == [16]byte{} || isOwnPort(protocol, s.port))
 }
 
 func isOwnPort(protocol uint8, port uint16) bool {

@@ -4,6 +4,7 @@ package hostnet
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -18,19 +19,29 @@ import (
 	"bulkhead/pkg/loader"
 )
 
-// ownPort is one of Bulkhead's own that none of its processes has.
-const ownPort = "127.0.0.1:9412"
+// ownPorts are addresses with ports of Bulkhead's own that none of its processes has.
+var ownPorts = []string{"127.0.0.1:9412", "127.0.0.1:9413", "127.0.0.1:9414"}
 
 // Sockets that a pod created before its programs were attached: the servers on all
-// addresses are marked and bound to the VRF, others stay and are counted. One at a port of the agent and the
-// controllers loses it.
+// addresses are marked and bound to the VRF, others stay and are counted. Those at ports of the agent and the
+// controllers lose them, also with a device and over MPTCP.
 func TestRootEarlySockets(t *testing.T) {
 	if os.Getenv("BULKHEAD_HOLD_SOCKETS") != "" {
 		local, _ := net.Listen("tcp4", "127.0.0.1:0")
 		server, _ := net.Listen("tcp", "[::]:0")
 		pc, _ := net.ListenPacket("udp4", "0.0.0.0:0")
-		if _, err := net.Listen("tcp4", ownPort); err != nil {
-			fmt.Println(err)
+		for i, own := range ownPorts {
+			lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) error {
+				if i != 1 {
+					return nil
+				}
+				var err error
+				return errors.Join(c.Control(func(fd uintptr) { err = unix.SetsockoptString(int(fd), unix.SOL_SOCKET, unix.SO_BINDTODEVICE, "lo") }), err)
+			}}
+			lc.SetMultipathTCP(i == 2)
+			if _, err := lc.Listen(context.Background(), "tcp4", own); err != nil {
+				fmt.Println(err)
+			}
 		}
 		fmt.Println("holding")
 		bufio.NewReader(os.Stdin).ReadString('\n')
@@ -54,7 +65,7 @@ func TestRootEarlySockets(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer fd.Close()
-	// Run this test as a process of the pod that holds four sockets.
+	// Run this test as a process of the pod that holds six sockets.
 	c := exec.Command("/proc/self/exe", "-test.run=TestRootEarlySockets")
 	c.Env = append(os.Environ(), "BULKHEAD_HOLD_SOCKETS=1")
 	c.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(fd.Fd())}
@@ -71,12 +82,14 @@ func TestRootEarlySockets(t *testing.T) {
 	const mark = 0x10000
 	if early, err := earlySockets(filepath.Join(root, "podx"), mark); errors.Is(err, syscall.ENOENT) {
 		t.Skip("skip: no-sock-diag:", err)
-	} else if err != nil || len(early) != 4 {
-		t.Fatalf("%d early sockets, want 4 (%v)", len(early), err)
+	} else if err != nil || len(early) != 6 {
+		t.Fatalf("%d early sockets, want 6 (%v)", len(early), err)
 	}
-	if l, err := net.Listen("tcp", ":9412"); err == nil {
-		l.Close()
-		t.Error("the pod does not have the port")
+	for _, port := range []string{":9412", ":9413", ":9414"} {
+		if l, err := net.Listen("tcp", port); err == nil {
+			l.Close()
+			t.Error("the pod does not have port", port)
+		}
 	}
 	lo, err := net.InterfaceByName("lo")
 	if err != nil {
@@ -92,10 +105,12 @@ func TestRootEarlySockets(t *testing.T) {
 	if n, err := confineEarlySockets(filepath.Join(root, "none"), "/proc", row); err != nil || n != 0 {
 		t.Errorf("%d sockets in a missing cgroup, want 0 (%v)", n, err)
 	}
-	l, err := net.Listen("tcp", ":9412")
-	if err != nil {
-		t.Errorf("the pod has kept the port: %v", err)
-	} else {
+	for _, port := range []string{":9412", ":9413", ":9414"} {
+		l, err := net.Listen("tcp", port)
+		if err != nil {
+			t.Errorf("the pod has kept a port: %v", err)
+			continue
+		}
 		defer l.Close()
 	}
 	fmt.Fprintln(in)

@@ -143,12 +143,14 @@ func TestRootGuardIngress(t *testing.T) {
 		"pod": {
 			false: {frame("pod", "router-advertisement", "fe80::9", "ff02::1", allNodes), frame("pod", "router-advertisement-hidden", "fe80::9", "ff02::1", allNodes),
 				frame("pod", "redirect", "fe80::9", "fd01::3", allNodes), frame("pod", "dhcp-answer", "10.1.0.4", "255.255.255.255", "ff:ff:ff:ff:ff:ff"),
-				frame("pod", "dhcp-answer", "fe80::9", "ff02::1", allNodes), tunnel(frame("pod", "udp", "10.1.0.4", "192.0.2.9", node)),
+				frame("pod", "dhcp-answer", "fe80::9", "ff02::1", allNodes), fromPort(1067, frame("pod", "dhcp-answer", "10.1.0.4", "255.255.255.255", "ff:ff:ff:ff:ff:ff")),
+				fromPort(1547, frame("pod", "dhcp-answer", "fe80::9", "ff02::1", allNodes)), tunnel(frame("pod", "udp", "10.1.0.4", "192.0.2.9", node)),
 				// The kernel would complete the checksum in the destination port, the source, or the destination.
 				frame("pod", "udp", "10.1.0.4", "192.0.2.9", node, "checksum=36"), frame("pod", "udp", "10.1.0.4", "192.0.2.9", node, "checksum=28"),
 				frame("pod", "udp", "10.1.0.4", "192.0.2.9", node, "checksum=32"), frame("pod", "udp", "fe80::9", "fd01::3", node, "checksum=56"),
 				frame("pod", "udp", "fe80::9", "fd01::3", node, "checksum=22"), frame("pod", "udp", "10.1.0.4", "192.0.2.9", node, "checksum=40", "tagged")},
-			true: {frame("pod", "neighbour-solicitation", "fe80::9", "ff02::1", allNodes), frame("pod", "neighbour-advertisement", "fe80::9", "ff02::1", allNodes),
+			true: {dhcpClient(68, 67, frame("pod", "udp", "10.1.0.4", "255.255.255.255", "ff:ff:ff:ff:ff:ff")), dhcpClient(546, 547, frame("pod", "udp", "fe80::9", "ff02::1:2", "33:33:00:01:00:02")),
+				frame("pod", "neighbour-solicitation", "fe80::9", "ff02::1", allNodes), frame("pod", "neighbour-advertisement", "fe80::9", "ff02::1", allNodes),
 				frame("pod", "router-solicitation", "fe80::9", "ff02::2", allNodes), frame("pod", "udp", "10.1.0.4", "192.0.2.9", node),
 				frame("pod", "udp", "10.1.0.4", "192.0.2.9", node, "checksum"), frame("pod", "udp", "fe80::9", "fd01::3", node, "checksum"),
 				frame("pod", "udp", "10.1.0.4", "192.0.2.9", node, "checksum", "tagged"),
@@ -183,6 +185,13 @@ func TestRootGuardIngress(t *testing.T) {
 			}
 		}
 	}
+}
+
+func fromPort(port uint16, a attack.Attempt) attack.Attempt { a.SrcPort = port; return a }
+
+func dhcpClient(own, server uint16, a attack.Attempt) attack.Attempt {
+	a.SrcPort, a.Port = own, server
+	return a
 }
 
 func tunnel(a attack.Attempt) attack.Attempt { a.Port = guardTunnelPort; return a }

@@ -138,6 +138,10 @@ func helperOp(op string) string {
 		return result(err)
 	case "bind": // bind a TCP socket, after its device, to an address
 		return result(bindOnDevice(arg(1), arg(2)))
+	case "take": // bind a TCP socket to addresses in turn, also to some that the node lacks, and listen
+		return result(take(0, f[1:]...))
+	case "mptake": // the same over MPTCP
+		return result(take(unix.IPPROTO_MPTCP, f[1:]...))
 	case "bypass": // PACKET_QDISC_BYPASS of a packet socket that its process may have
 		fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW, 0)
 		if err == nil {
@@ -335,6 +339,32 @@ func bindOnDevice(device, addr string) error {
 	return unix.Bind(fd, to)
 }
 
+// take binds a TCP socket to addresses, of which all but the last have port 0, and listens.
+func take(protocol int, addrs ...string) error {
+	family, _ := sockaddr(addrs[0])
+	fd, err := unix.Socket(family, unix.SOCK_STREAM, protocol)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	for level, options := range map[int][]int{unix.SOL_SOCKET: {unix.SO_REUSEADDR}, unix.SOL_IP: {unix.IP_FREEBIND, unix.IP_BIND_ADDRESS_NO_PORT}} {
+		for _, option := range options {
+			if err := unix.SetsockoptInt(fd, level, option, 1); err != nil {
+				return err
+			}
+		}
+	}
+	for _, a := range addrs {
+		if _, to := sockaddr(a); err == nil {
+			err = unix.Bind(fd, to)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	return unix.Listen(fd, 1)
+}
+
 func packet(protocol, device string) error {
 	n, err := strconv.Atoi(protocol)
 	if err != nil {
@@ -472,7 +502,13 @@ func sockaddr(addr string) (int, unix.Sockaddr) {
 	if ap.Addr().Is4() {
 		return unix.AF_INET, &unix.SockaddrInet4{Port: int(ap.Port()), Addr: ap.Addr().As4()}
 	}
-	return unix.AF_INET6, &unix.SockaddrInet6{Port: int(ap.Port()), Addr: ap.Addr().As16()}
+	to := &unix.SockaddrInet6{Port: int(ap.Port()), Addr: ap.Addr().As16()}
+	if zone := ap.Addr().Zone(); zone != "" {
+		if i, err := net.InterfaceByName(zone); err == nil {
+			to.ZoneId = uint32(i.Index)
+		}
+	}
+	return unix.AF_INET6, to
 }
 
 // receiveFrom receives a datagram. The Go runtime's signals interrupt a receive with

@@ -78,7 +78,7 @@ const (
 	ReasonIngressBound
 	// ReasonUnixForeign: host-network pod tried to reach an abstract unix socket of another tenant.
 	ReasonUnixForeign
-	// ReasonBindOwn: tenant's host-network pod tried to take a port of the agent or a controller at an address of the node.
+	// ReasonBindOwn: tenant's host-network pod tried to take a port of the agent or a controller outside its network's VRF.
 	ReasonBindOwn
 	reasonMax
 )
@@ -122,5 +122,5 @@ var reasonInfo = [reasonMax]struct {
 	ReasonIngressAllowed:      {"ingress-allowed", "socket of an ingress namespace's host-network pod bound to the VRF of the network whose service it uses", Pass},
 	ReasonIngressBound:        {"ingress-bound", "socket of an ingress namespace's host-network pod already used for another network's service", Refuse},
 	ReasonUnixForeign:         {"unix-foreign", "host-network pod tried to reach an abstract unix socket of another tenant", Refuse},
-	ReasonBindOwn:             {"bind-own", "tenant's host-network pod tried to take a port of the agent or a controller at an address of the node", Refuse},
+	ReasonBindOwn:             {"bind-own", "tenant's host-network pod tried to take a port of the agent or a controller outside its network's VRF", Refuse},
 }

@@ -199,7 +199,7 @@ func TestRootVRFBinding(t *testing.T) {
 		t.Error("a process older than the attachment does not reach its network")
 	}
 	checkListeners(t, w, ctr)
-	checkOwnPorts(t, w, l, pod, ctr)
+	checkOwnPortsInVRF(t, w, l, pod, ctr)
 	checkVRFGone(t, w, l, ctr)
 }
 
@@ -242,30 +242,102 @@ func checkListeners(t *testing.T, w *vrfSandbox, ctr string) {
 	}
 }
 
-// A pod does not take a port of the agent and the controllers outside its VRF, where they would not get it again.
-func checkOwnPorts(t *testing.T, w *vrfSandbox, l *Loader, pod, ctr string) {
-	must(t, l.SetConfig(Config{PodLevels: levelMask(t, pod), OwnFirst: 7600, OwnLast: 7601}))
-	must(t, l.Put(LocalRow{netip.MustParseAddr("192.0.2.1")}))
-	for _, uid := range []int{0, 65534} {
-		for _, c := range [][2]string{
-			{"127.0.0.1:7600", "EPERM"}, {"127.0.0.2:7601", "EPERM"}, {"[::1]:7601", "EPERM"}, {"[::ffff:127.0.0.1]:7600", "EPERM"}, {"192.0.2.1:7600", "EPERM"},
-			{"127.0.0.1:7599", "ok"}, {"127.0.0.1:7602", "ok"}, {"0.0.0.0:7600", "ok"}, {"[::]:7601", "ok"},
-		} {
-			s := w.start(ctr, uid, "listen "+c[0])
-			if got := s.next(); got != c[1] {
-				t.Errorf("uid %d listens on %s: %s, want %s", uid, c[0], got, c[1])
-			}
-			s.stop()
+// TestRootOwnPorts: a pod takes a port of the agent and the controllers at no address outside its network, whether the
+// node has the address or not. It takes other ports there, and these ports in its network. Any device serves for a VRF here.
+func TestRootOwnPorts(t *testing.T) {
+	s := newSandbox(t)
+	l := s.load()
+	pod, ctr := s.cg("kubepods/podV"), s.cg("kubepods/podV/ctr")
+	vrf := 0
+	must(t, s.ns.do(func() error {
+		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+		if err != nil {
+			return err
 		}
+		defer h.Close()
+		for name, addrs := range map[string][]string{"in": {"10.77.0.1/24", "fd77::1/64", "fe80::1/64"}, "out": {"192.0.2.1/24", "2001:db8::1/64", "fe80::1/64"}} {
+			attrs := netlink.NewLinkAttrs()
+			attrs.Name = name
+			if err := h.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: name + "1"}); err != nil {
+				return err
+			}
+			link, err := h.LinkByName(name)
+			if err == nil {
+				err = addrsUp(h, link, addrs...)
+			}
+			if err != nil {
+				return err
+			}
+			if name == "in" {
+				vrf = link.Attrs().Index
+			}
+		}
+		return nil
+	}))
+	must(t, l.SetConfig(Config{PodLevels: levelMask(t, pod), OwnFirst: 7600, OwnLast: 7601}))
+	must(t, l.AttachPod(pod, "V", PodRow{NetworkID: 5, Mark: vrfMark, VRFIfindex: uint32(vrf)}))
+	for _, p := range []string{"10.77.0.0/24", "fd77::/64"} {
+		must(t, l.Put(DestRow{5, netip.MustParsePrefix(p)}))
+	}
+	checkOwnPorts(t, s, ctr)
+	if counts(t, l)[ReasonBindOwn] == 0 {
+		t.Error("no refusal is counted")
+	}
+	// A process that has left the host's network namespace has ports of its own.
+	s.expect("another namespace", s.cg("kubepods/podV/ctr"), 0, [2]string{"unshare", "ok"}, [2]string{"take 192.0.2.9:7600", "ok"})
+}
+
+// checkOwnPorts checks which of the ports 7600 and 7601 a pod takes at which address.
+func checkOwnPorts(t *testing.T, s *sandbox, ctr string) {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, unix.IPPROTO_MPTCP)
+	mptcp := err == nil
+	if mptcp {
+		unix.Close(fd)
+	} else {
+		t.Logf("MPTCP not tested: %v", err)
+	}
+	for _, uid := range []int{0, 65534} {
+		for outside, more := range map[string]string{
+			"127.0.0.1": "", "127.0.0.2": "", "[::1]": "", "[::ffff:127.0.0.1]": "",
+			"192.0.2.1": "", "[2001:db8::1]": "", "[::ffff:192.0.2.1]": "", // the node's
+			"198.51.100.9": "", "[2001:db8:9::9]": "", "[::ffff:198.51.100.9]": "", // nobody's
+			"[fe80::1%out]": "",
+			// A link-local address chooses the device that remains when the port is bound.
+			"[::]": "[fe80::1%out]:0 ", "[2001:db8::2]": "[fe80::1%out]:0 ",
+			// The device that a bind has given the socket does not remain.
+			"[fe80::2%out]": "[::]:0 ",
+		} {
+			for port, want := range map[int]string{7599: "ok", 7600: "EPERM", 7601: "EPERM", 7602: "ok"} {
+				s.expect(fmt.Sprintf("uid %d", uid), ctr, uid, [2]string{fmt.Sprintf("take %s%s:%d", more, outside, port), want})
+			}
+		}
+		if mptcp {
+			for addr, want := range map[string]string{"192.0.2.1:7600": "EPERM", "[2001:db8::1]:7600": "EPERM", "[fe80::1%out]:7600": "EPERM", "192.0.2.1:7602": "ok", "[fd77::1]:7600": "ok"} {
+				s.expect(fmt.Sprintf("uid %d", uid), ctr, uid, [2]string{"mptake " + addr, want})
+			}
+		}
+		for _, inside := range []string{"0.0.0.0", "[::]", "[::ffff:0.0.0.0]", "10.77.0.1", "[fd77::1]", "[::ffff:10.77.0.1]"} {
+			s.expect(fmt.Sprintf("uid %d", uid), ctr, uid, [2]string{"take " + inside + ":7600", "ok"})
+		}
+		for _, first := range []string{"[::]:0", "[fd77::1]:0"} {
+			s.expect(fmt.Sprintf("uid %d", uid), ctr, uid, [2]string{"take " + first + " [fd77::1]:7600", "ok"})
+		}
+	}
+}
+
+// checkOwnPortsInVRF: a pod does not take a port of the agent and the controllers outside its VRF, where they would not get it
+// again. In the VRF it does.
+func checkOwnPortsInVRF(t *testing.T, w *vrfSandbox, l *Loader, pod, ctr string) {
+	must(t, l.SetConfig(Config{PodLevels: levelMask(t, pod), OwnFirst: 7600, OwnLast: 7601}))
+	for _, a := range []string{"127.0.0.1:7600", "192.0.2.1:7600", "198.51.100.9:7600", "[2001:db8::1]:7600", "[2001:db8:9::9]:7600"} {
+		w.expect("outside the VRF", ctr, 65534, [2]string{"take " + a, "EPERM"})
 	}
 	held := w.start(ctr, 65534, "listen 0.0.0.0:7600")
 	if got := held.next(); got != "ok" {
 		t.Errorf("listen in the VRF: %s", got)
 	}
 	w.ns.serve(t, "0.0.0.0:7600") // the node's own
-	if counts(t, l)[ReasonBindOwn] == 0 {
-		t.Error("no refusal is counted")
-	}
 }
 
 // Without the VRF device, calls that would bind a socket to it are refused.

@@ -77,8 +77,8 @@ const (
 	// zoneWire has the connections between gateway routers and the wire, and none of
 	// the host's: only replies to these are translated in zone 0.
 	zoneWire = 64000
-	// zoneFragments is where fragments are reassembled; those of Localnet networks with a VLAN in the zone zoneVLANs plus the
-	// VLAN, so that nobody completes datagrams of another VLAN.
+	// zoneFragments is where fragments are reassembled; those of Localnet networks in the zone zoneVLANs plus the
+	// VLAN, so that nobody completes datagrams of the node, or of another VLAN.
 	zoneFragments = 64004
 	zoneVLANs     = 59000
 )

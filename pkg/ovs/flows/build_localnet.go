@@ -43,13 +43,9 @@ func (b *builder) localnets(hosts Hosts) {
 		}
 	}
 	for _, l := range b.bridge.Localnets {
-		// Reassembled, the drops see what fragments carry.
-		zone := zoneFragments
-		if l.VLAN != 0 {
-			zone = zoneVLANs + l.VLAN
-		}
 		for _, ip := range []string{"ip", "ipv6"} {
-			b.add(tableInput, priorityReassemble, join(ip, inPort(l.Port), "nw_frag=yes"), reassemble(tableLocalnets, zone))
+			// Reassembled, the drops see what fragments carry.
+			b.add(tableInput, priorityReassemble, join(ip, inPort(l.Port), "nw_frag=yes"), reassemble(tableLocalnets, zoneVLANs+l.VLAN))
 		}
 		b.add(tableInput, priorityPass, inPort(l.Port), resubmit(tableLocalnets))
 		b.fromLocalnet(l)

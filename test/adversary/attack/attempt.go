@@ -31,7 +31,7 @@ type Attempt struct {
 	How []string `json:"how,omitempty"`
 	// The following fields are for hand-made packets and frames.
 	Src     string `json:"src,omitempty"`     // IP address
-	SrcPort uint16 `json:"srcPort,omitempty"` // of UDP; default SourcePort
+	SrcPort uint16 `json:"srcPort,omitempty"` // of UDP; default SourcePort, of a DHCP answer the server's
 	SrcMAC  string `json:"srcMAC,omitempty"`
 	DstMAC  string `json:"dstMAC,omitempty"`
 	// Frame is the content of a hand-made frame, see packet; default "udp".

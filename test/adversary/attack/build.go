@@ -3,6 +3,7 @@
 package attack
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"net"
@@ -249,9 +250,9 @@ func (a Attempt) packet() ([]byte, error) {
 			b[0], b[1], b[2] = 2, 1, 6
 			copy(b[236:], []byte{0x63, 0x82, 0x53, 0x63})
 			b = append(append(b, 53, 1, 2, 224, 13), a.Token()...)
-			return ipUDP(src, dst, 67, 68, append(b, 255)), nil
+			return ipUDP(src, dst, cmp.Or(a.SrcPort, 67), 68, append(b, 255)), nil
 		}
-		return ipUDP(src, dst, 547, 546, append([]byte{2, 0, 0, 1}, a.Token()...)), nil
+		return ipUDP(src, dst, cmp.Or(a.SrcPort, 547), 546, append([]byte{2, 0, 0, 1}, a.Token()...)), nil
 	}
 	return nil, fmt.Errorf("unknown frame %q", a.Frame)
 }

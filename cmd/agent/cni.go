@@ -5,7 +5,6 @@ package main
 import (
 	"context"
 	"log/slog"
-	"path/filepath"
 	"time"
 
 	"bulkhead/pkg/agent"
@@ -23,41 +22,16 @@ func newCNIServer(cfg config.Config, a *agent.Agent, n *node, informers *agent.I
 	return cni.NewServer(cni.Config{Default: cfg.DefaultNetwork, Plan: cfg.Plan, ConfDir: cfg.CNI.ConfDir, Log: log}, pods, n.parts.Cache, a.PodPorts(n.ovs, pods.Get), cni.Kernel{}, cni.APIStatus{Client: clients.Kube}), nil
 }
 
-// installedMark marks that the CNI configuration was written since the node booted.
-func installedMark(paths config.CNI) string {
-	return filepath.Join(filepath.Dir(paths.Socket), "cni-installed")
-}
-
 // installCNI installs the plugin and its configuration, with which the
-// container runtime reports the node ready, once the agent is synced.
-func installCNI(ctx context.Context, paths config.CNI, a *agent.Agent, server *cni.Server, log *slog.Logger) error {
+// container runtime reports the node ready, once the agent is synced. Then it keeps them.
+func installCNI(ctx context.Context, paths config.CNI, a *agent.Agent, server *cni.Server, report func(error)) error {
 	select {
 	case <-a.Synced():
 	case <-ctx.Done():
 		return nil
 	}
-	for {
-		// Install the plugin first: the runtime calls it as soon as the configuration exists.
-		err := cni.InstallPlugin(paths.Plugin, paths.BinDir)
-		if err == nil {
-			err = cni.WriteConflist(paths.ConfDir, paths.Socket)
-		}
-		if err == nil {
-			err = cni.MarkInstalled(installedMark(paths))
-		}
-		if err == nil {
-			server.SetReady("")
-			log.Info("ready to connect pods", "socket", paths.Socket)
-			return nil
-		}
-		log.Error("cannot install the CNI plugin, will retry", "error", err)
-		server.SetReady(err.Error())
-		select {
-		case <-time.After(5 * time.Second):
-		case <-ctx.Done():
-			return nil
-		}
-	}
+	server.KeepInstalled(ctx, cni.Installation{Plugin: paths.Plugin, BinDir: paths.BinDir, ConfDir: paths.ConfDir, Socket: paths.Socket, Mark: cni.InstalledMark}, report)
+	return nil
 }
 
 // collectPorts periodically deletes ports of pods that were deleted without a

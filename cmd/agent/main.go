@@ -55,7 +55,7 @@ func run(ctx context.Context, args []string) error {
 	if err := process.ServeTCP(ctx, cfg.Listen, public, log); err != nil {
 		return err
 	}
-	if err := cni.RemoveOfLastBoot(cfg.CNI.ConfDir, installedMark(cfg.CNI)); err != nil {
+	if err := cni.RemoveOfLastBoot(cfg.CNI.ConfDir, cni.InstalledMark); err != nil {
 		return err
 	}
 	node, err := openNode(ctx, cfg, opts, log)
@@ -102,7 +102,9 @@ func run(ctx context.Context, args []string) error {
 	start("reconcile the external bridge", func() error { node.bridge.Run(ctx); return nil })
 	start("reconcile", func() error { return a.Run(ctx) })
 	start("serve CNI", func() error { return pods.Serve(ctx, cfg.CNI.Socket) })
-	start("install the CNI plugin", func() error { return installCNI(ctx, cfg.CNI, a, pods, log) })
+	start("install the CNI plugin", func() error {
+		return installCNI(ctx, cfg.CNI, a, pods, func(err error) { node.parts.Failures.RecordComponent("CNI plugin", err) })
+	})
 	start("collect ports of deleted pods", func() error { return collectPorts(ctx, pods, log) })
 	start("watch the API", func() error { return a.Watch(ctx, informers, pods.NetworksChanged) })
 	return group.Wait()

@@ -175,6 +175,31 @@ func TestFactsUnknown(t *testing.T) {
 	})
 }
 
+// TestNoSubnetOfDefaultNetwork: a node for which the cluster default network has no host subnet says so and is not ready,
+// as no pod starts on it.
+func TestNoSubnetOfDefaultNetwork(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeNode(t)
+		f.agent.cache.SetNAD(nad(f.agent.config, "shop", "net", 7))
+		f.agent.start()
+		f.setNodeID(257) // cluster-subnets have 256
+		eventually(t, "condition", func() bool {
+			c := f.conditionNow()
+			return c.True() && strings.Contains(c.Message, "hold no host subnet for node id 257")
+		})
+		eventually(t, "other networks reconciled", func() bool { return f.state(7).State == StateNoSubnet || f.state(7).State == StateReady })
+		synctest.Wait()
+		if err := f.agent.Ready(); err == nil || !strings.Contains(err.Error(), "hold no host subnet for node id 257") {
+			t.Errorf("ready: %v", err)
+		}
+		select {
+		case <-f.agent.Synced():
+			t.Error("the first sync is complete: the CNI configuration is installed")
+		default:
+		}
+	})
+}
+
 // TestBridgeFlushed: routes through the external bridge that the kernel has deleted with an address, without an
 // event, are back at once.
 func TestBridgeFlushed(t *testing.T) {

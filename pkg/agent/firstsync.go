@@ -40,11 +40,12 @@ func (f *firstSync) start(keys []key) {
 }
 
 // reconciled says that a key was reconciled, with or without success: a network
-// that fails does not block the node. Without the node's id and facts nothing counts.
+// that fails does not block the node. Without the node's id and facts nothing counts, nor without a host subnet of the
+// cluster default network: no pod would start.
 func (f *firstSync) reconciled(k key) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if !f.started || f.complete() || !f.node.known() {
+	if !f.started || f.complete() || !f.node.known() || f.noSubnet() != nil {
 		return
 	}
 	delete(f.pending, k)
@@ -56,6 +57,12 @@ func (f *firstSync) reconciled(k key) {
 		f.then()
 		close(f.done)
 	}
+}
+
+// noSubnet returns an error if the cluster default network has no host subnet for the node.
+func (f *firstSync) noSubnet() error {
+	_, err := f.node.config.DefaultNetwork.HostSubnets(f.node.cache.NodeID())
+	return err
 }
 
 // forgetDeleted drops the keys of networks that are deleted: nothing enqueues them again.
@@ -91,6 +98,8 @@ func (f *firstSync) Ready() error {
 		return errors.New("waiting for the node's id from the cluster controller")
 	case !f.node.known():
 		return errors.New("waiting for Open vSwitch, and for an address of the external bridge")
+	case f.noSubnet() != nil:
+		return f.noSubnet()
 	default:
 		return fmt.Errorf("first sync: %d keys pending", len(f.pending))
 	}

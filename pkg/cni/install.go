@@ -4,6 +4,7 @@ package cni
 
 import (
 	"bytes"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -19,6 +20,10 @@ import (
 // ConflistName is the file of the container runtime's CNI configuration. The
 // runtime uses the first file by name, and reports the node ready once one exists.
 const ConflistName = "10-bulkhead.conflist"
+
+// InstalledMark marks that the configuration was written since the node booted: the file of MarkInstalled. The directory is
+// emptied by a boot. It is the same for every configuration, so that another one is not taken for a boot.
+const InstalledMark = "/var/run/bulkhead/cni-installed"
 
 // NetworkName is the name of the network configuration in that file.
 const NetworkName = "bulkhead"
@@ -106,8 +111,8 @@ func RemoveOfLastBoot(dir, mark string) error {
 }
 
 // InstallPlugin atomically copies the plugin into the runtime's directory, so
-// that a concurrent CNI call runs either the old or the new plugin. With an
-// empty source it is a no-op.
+// that a concurrent CNI call runs either the old or the new plugin. It writes nothing
+// if the plugin is there. With an empty source it is a no-op.
 func InstallPlugin(source, dir string) error {
 	if source == "" {
 		return nil
@@ -117,7 +122,42 @@ func InstallPlugin(source, dir string) error {
 		return fmt.Errorf("open the CNI plugin: %w", err)
 	}
 	defer f.Close()
-	return replaceFile(filepath.Join(dir, network.CNIType), f, 0o755)
+	path := filepath.Join(dir, network.CNIType)
+	want, err := digest(f)
+	if err != nil {
+		return fmt.Errorf("read the CNI plugin: %w", err)
+	}
+	if installed(path, want) {
+		return nil
+	}
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return fmt.Errorf("read the CNI plugin: %w", err)
+	}
+	return replaceFile(path, f, pluginMode)
+}
+
+// pluginMode is the mode of the plugin's file.
+const pluginMode = 0o755
+
+// installed reports whether the file at path is the plugin with that digest. If it cannot be read, it is to be replaced.
+func installed(path string, want [sha256.Size]byte) bool {
+	info, err := os.Lstat(path)
+	if err != nil || info.Mode() != pluginMode {
+		return false
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	have, err := digest(f)
+	return err == nil && have == want
+}
+
+func digest(r io.Reader) (out [sha256.Size]byte, err error) {
+	h := sha256.New()
+	_, err = io.Copy(h, r)
+	return [sha256.Size]byte(h.Sum(nil)), err
 }
 
 // replaceFile writes a temporary file in the same directory and renames it to path.

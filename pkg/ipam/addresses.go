@@ -9,12 +9,15 @@ import (
 
 // Addresses allocates single addresses of one subnet. A released address is
 // not allocated again before the search has wrapped around, so that a new pod
-// does not inherit a deleted pod's connections.
+// does not inherit a deleted pod's connections. What a former allocator released is
+// not known. The search starts after the highest address that was reserved before the
+// first is allocated: the former one has been there, unless it had wrapped around.
 type Addresses struct {
 	subnet   netip.Prefix
 	excluded []netip.Prefix
 	owner    map[netip.Addr]string
 	next     netip.Addr
+	started  bool // an address was allocated
 }
 
 // NewAddresses returns an allocator of subnet. The network address, the IPv4
@@ -44,6 +47,9 @@ func (a *Addresses) Reserve(owner string, addr netip.Addr) error {
 		return fmt.Errorf("reserve %s for %s: the address is excluded", addr, owner)
 	}
 	a.owner[addr] = owner
+	if !a.started && !addr.Less(a.next) {
+		a.next = addr.Next()
+	}
 	return nil
 }
 
@@ -63,7 +69,7 @@ func (a *Addresses) Allocate(owner string) (netip.Prefix, error) {
 		}
 		if _, held := a.owner[candidate]; !held && a.usable(candidate) {
 			a.owner[candidate] = owner
-			a.next = candidate.Next()
+			a.next, a.started = candidate.Next(), true
 			return netip.PrefixFrom(candidate, a.subnet.Bits()), nil
 		}
 		candidate = candidate.Next()

@@ -46,6 +46,37 @@ func TestAddressesFillSubnet(t *testing.T) {
 	}
 }
 
+// An allocator that is made again, of the addresses that are still held, does not begin with the one that was released last.
+// Later reservations, of addresses that somebody chooses, do not move the search.
+func TestAddressesRestored(t *testing.T) {
+	for _, subnet := range []string{"10.0.0.0/28", "fd00::/124"} {
+		prefix := netip.MustParsePrefix(subnet)
+		at := func(i int) netip.Addr {
+			a := prefix.Addr()
+			for range i {
+				a = a.Next()
+			}
+			return a
+		}
+		a := NewAddresses(prefix)
+		for _, i := range []int{9, 4, 5, 6, 7, 8} { // 3 was just released
+			if err := a.Reserve("old", at(i)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for step, want := range []int{10, 11, 13, 14} {
+			if p, err := a.Allocate("new"); err != nil || p.Addr() != at(want) {
+				t.Errorf("%s: got %s, %v; want %s", subnet, p, err, at(want))
+			}
+			if step == 0 {
+				if err := a.Reserve("chosen", at(12)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+}
+
 // After any sequence of Allocate and Release, Allocate fails only if all
 // addresses are held.
 func TestAddressesChurn(t *testing.T) {

@@ -92,16 +92,23 @@ func (a *IDs) Reserve(owner string, id int) error {
 // Allocate returns the id that owner holds, or assigns one as Fit says. inUse,
 // which may be nil, reports ids that must not be assigned however old they are.
 func (a *IDs) Allocate(owner string, now time.Time, inUse func(id int) bool) (int, error) {
+	return a.AllocateUpTo(owner, a.last, now, inUse)
+}
+
+// AllocateUpTo is like Allocate, but assigns no id above last: one that was released
+// just before is better than a higher one.
+func (a *IDs) AllocateUpTo(owner string, last int, now time.Time, inUse func(id int) bool) (int, error) {
 	if id, ok := a.held[owner]; ok {
 		return id, nil
 	}
+	last = min(last, a.last)
 	a.expire(now)
-	id := a.nextFree(inUse)
+	id := a.freeOf(a.restoredTo+1, last, inUse)
 	if id == 0 {
-		id = a.oldestReleased(inUse)
+		id = a.oldestReleased(last, inUse)
 	}
 	if id == 0 {
-		return 0, fmt.Errorf("allocate an id for %s in %d..%d: %w", owner, a.first, a.last, ErrExhausted)
+		return 0, fmt.Errorf("allocate an id for %s in %d..%d: %w", owner, a.first, last, ErrExhausted)
 	}
 	a.assign(owner, id)
 	n := int64(id-a.first) + 1
@@ -159,19 +166,14 @@ func (a *IDs) expire(now time.Time) {
 	}
 }
 
-// nextFree returns the next free id as Fit says, aging ones excluded; 0 for none.
-func (a *IDs) nextFree(inUse func(int) bool) int {
-	return a.freeOf(a.restoredTo+1, a.last, inUse)
-}
-
-// oldestReleased returns the aging id that was released first, 0 for none. Ids that a former allocator may have released
+// oldestReleased returns the aging id up to last that was released first, 0 for none. Ids that a former allocator may have released
 // come first. Their order is unknown, so it returns the next one as Fit says, which was allocated longest ago.
-func (a *IDs) oldestReleased(inUse func(int) bool) int {
-	if id := a.freeOf(a.first, a.restoredTo, inUse); id != 0 {
+func (a *IDs) oldestReleased(last int, inUse func(int) bool) int {
+	if id := a.freeOf(a.first, min(a.restoredTo, last), inUse); id != 0 {
 		return id
 	}
 	for i, g := range a.aging {
-		if inUse == nil || !inUse(g.id) {
+		if g.id <= last && (inUse == nil || !inUse(g.id)) {
 			a.aging = slices.Delete(a.aging, i, i+1)
 			return g.id
 		}

@@ -63,6 +63,35 @@ func TestIDsAge(t *testing.T) {
 	}
 }
 
+// Below a limit, an aging id is allocated before a free one above it: those of a former
+// allocator first, then the one that was released first.
+func TestIDsUpTo(t *testing.T) {
+	a := NewIDs(1, 9, LowestFit, age)
+	a.Restore(3, start)
+	for id := 1; id <= 2; id++ {
+		if err := a.Reserve(fmt.Sprint(id), id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	upTo := func(owner string, id int) {
+		t.Helper()
+		if got, err := a.AllocateUpTo(owner, 4, start, nil); got != id || (err == nil) != (id != 0) {
+			t.Errorf("%s: got %d, %v; want %d", owner, got, err, id)
+		}
+	}
+	upTo("a", 4)
+	want(t, a, 0, "b", 5)
+	a.Release("b", start)
+	a.Release("2", start)
+	a.Release("1", start)
+	upTo("c", 3)
+	upTo("d", 2)
+	upTo("e", 1)
+	upTo("f", 0)
+	want(t, a, 0, "f", 6)
+	upTo("f", 6) // f holds it
+}
+
 // An id that is in use is not allocated, however old it is and however few are
 // free.
 func TestIDsInUse(t *testing.T) {

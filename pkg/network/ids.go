@@ -167,6 +167,9 @@ func (n Network) HostSubnets(nodeID int) ([]netip.Prefix, error) {
 		if found.IsValid() {
 			out = append(out, found)
 		} else if len(subnets) > 0 {
+			if n.IsDefault() {
+				return nil, fmt.Errorf("cluster-subnets %v hold %w for node id %d: remove nodes, then delete this Node and restart its kubelet", subnets, ErrNoHostSubnet, nodeID)
+			}
 			return nil, fmt.Errorf("subnets %v of network %s hold %w for node id %d: append a CIDR to subnets or remove nodes", subnets, n.Name, ErrNoHostSubnet, nodeID)
 		}
 	}

@@ -145,7 +145,7 @@ func TestHostSubnets(t *testing.T) {
 		{"10.20.0.0/28", 1, "[10.20.0.0/28]"},
 		{"10.20.0.0/16", 0, "!no id"},
 	} {
-		n := Network{Name: "x", Topology: Layer3, Subnets: subnets(t, tt.subnets)}
+		n := Network{ID: 9, Name: "x", Topology: Layer3, Subnets: subnets(t, tt.subnets)}
 		got, err := n.HostSubnets(tt.node)
 		if want, bad := strings.CutPrefix(tt.want, "!"); bad {
 			if err == nil || !strings.Contains(err.Error(), want) {

@@ -14,13 +14,13 @@ import (
 	"strings"
 
 	"bulkhead/pkg/network"
-	"bulkhead/pkg/ovn/nbdb"
 )
 
 // nodeIndex indexes the nodes' facts, which come from annotations. A node keeps
 // its last accepted fact while the annotation is missing, malformed or claims what
 // another node has: a wrong annotation tears nothing down, and no node can take
-// over another's addresses by claiming them.
+// over another's addresses by claiming them. Only this node takes its own first ones
+// from others, as its agent has read them from the machine.
 type nodeIndex struct {
 	own    string // this node's name
 	synced bool   // the nodes of the first list are recorded
@@ -41,13 +41,14 @@ type indexedNode struct {
 	err       error        // the malformed annotations
 	accepted  network.Node
 	problem   string
+	contested string // of this node: which of its accepted facts other nodes claim too
 }
 
 // nodeChange is a change of a node in the index.
 type nodeChange struct {
 	name           string
 	factsChanged   bool // its accepted facts
-	problemChanged bool // the problem with its annotations
+	problemChanged bool // the problem with its annotations, or with others' that claim its facts
 }
 
 func newNodeIndex(own string) *nodeIndex {
@@ -61,6 +62,8 @@ type fact struct {
 	copy       func(to *network.Node, from network.Node)
 	// claims are the values that no two nodes may share, as text.
 	claims func(network.Node) []string
+	// ofMachine: the node's agent reads it from the machine.
+	ofMachine bool
 }
 
 var facts = []fact{
@@ -76,6 +79,7 @@ var facts = []fact{
 		claims:     func(n network.Node) []string { return []string{"chassis " + n.Chassis} },
 	}, {
 		annotation: network.AnnotationEncapIPs,
+		ofMachine:  true,
 		present:    func(n network.Node) bool { return len(n.EncapIPs) > 0 },
 		copy:       func(to *network.Node, from network.Node) { to.EncapIPs = from.EncapIPs },
 		claims: func(n network.Node) []string {
@@ -87,6 +91,7 @@ var facts = []fact{
 		},
 	}, {
 		annotation: network.AnnotationGatewayConfig,
+		ofMachine:  true,
 		present:    hasGatewayFacts,
 		copy: func(to *network.Node, from network.Node) {
 			to.Mode, to.Bridge, to.BridgeMAC, to.Addresses, to.NextHops = from.Mode, from.Bridge, from.BridgeMAC, from.Addresses, from.NextHops
@@ -191,7 +196,34 @@ func (x *nodeIndex) evaluate(names []string) []nodeChange {
 		}
 		names = append(append(names, others...), x.claimingNodes(freed)...)
 	}
+	if n, ok := x.nodes[x.own]; ok {
+		before := n.contested
+		n.contested = x.contestedFacts(n)
+		changes = mergeChanges(changes, []nodeChange{{name: x.own, problemChanged: before != n.contested}})
+	}
 	return changes
+}
+
+// contestedFacts says which of this node's accepted facts other nodes claim too. Zones
+// that knew another node first refuse this one's.
+func (x *nodeIndex) contestedFacts(n *indexedNode) string {
+	var out []string
+	for _, f := range facts {
+		if !f.present(n.accepted) {
+			continue
+		}
+		for _, c := range f.claims(n.accepted) {
+			if others := x.otherClaimants(c, x.own); len(others) > 0 {
+				out = append(out, fmt.Sprintf("%s is also claimed by node %s", c, strings.Join(others, ", ")))
+			}
+		}
+	}
+	return strings.Join(out, "; ")
+}
+
+// otherClaimants returns the nodes besides that one whose annotations make a claim.
+func (x *nodeIndex) otherClaimants(claim, name string) []string {
+	return slices.DeleteFunc(slices.Sorted(maps.Keys(x.claims[claim])), func(s string) bool { return s == name })
 }
 
 // evaluateNode accepts the valid facts of a node. It returns the claims that became
@@ -217,15 +249,28 @@ func (x *nodeIndex) evaluateNode(name string, n *indexedNode) (freed, others []s
 			}
 			others = append(others, with[1:]...)
 		}
-		freed = append(freed, x.accept(f, with)...)
+		losers := x.holders(f.claims(n.annotated), with)
+		others = append(others, losers...)
+		freed = append(freed, x.accept(f, with, losers)...)
 	}
 	n.problem = strings.Join(problems, "; ")
 	return freed, others
 }
 
-// accept accepts a fact of nodes and returns the claims that became free.
-func (x *nodeIndex) accept(f fact, names []string) (freed []string) {
-	for _, name := range names {
+// holders returns the nodes, except those, that have one of the claims.
+func (x *nodeIndex) holders(claims, except []string) []string {
+	var out []string
+	for _, c := range claims {
+		if h, taken := x.holder[c]; taken && !slices.Contains(except, h) && !slices.Contains(out, h) {
+			out = append(out, h)
+		}
+	}
+	return out
+}
+
+// accept accepts a fact of nodes, which the losers lose, and returns the claims that became free.
+func (x *nodeIndex) accept(f fact, names, losers []string) (freed []string) {
+	for _, name := range slices.Concat(names, losers) {
 		n := x.nodes[name]
 		if f.present(n.accepted) {
 			for _, c := range f.claims(n.accepted) {
@@ -235,7 +280,11 @@ func (x *nodeIndex) accept(f fact, names []string) (freed []string) {
 				}
 			}
 		}
-		f.copy(&n.accepted, n.annotated)
+		if slices.Contains(losers, name) {
+			f.copy(&n.accepted, network.Node{})
+		} else {
+			f.copy(&n.accepted, n.annotated)
+		}
 	}
 	for _, name := range names {
 		for _, c := range f.claims(x.nodes[name].accepted) {
@@ -309,16 +358,15 @@ func (x *nodeIndex) conflict(name string, f fact, n *indexedNode, claims []strin
 		holder, taken := x.holder[c]
 		switch {
 		case taken && holder == name:
-		case own && f.annotation == network.AnnotationGatewayConfig && !f.present(n.accepted):
-			// Without its gateway this node can build nothing, and other nodes'
-			// gateways do not affect the rows here.
+		case own && f.ofMachine && !f.present(n.accepted):
+			// Without it this node can build nothing. Its agent knows what the machine
+			// has; the other Node may be what is left of a machine that is gone.
 		case taken:
-			return fmt.Errorf("%s belongs to node %s", c, holder)
+			return fmt.Errorf("%s belongs to node %s: delete Node %s if its machine is gone", c, holder, holder)
 		case own:
 			// Of values that no node has yet, trust this node's own agent.
 		case len(x.claims[c]) > 1:
-			others := slices.DeleteFunc(slices.Sorted(maps.Keys(x.claims[c])), func(s string) bool { return s == name })
-			return fmt.Errorf("%s is also claimed by node %s", c, strings.Join(others, ", "))
+			return fmt.Errorf("%s is also claimed by node %s", c, strings.Join(x.otherClaimants(c, name), ", "))
 		}
 	}
 	return nil
@@ -359,6 +407,14 @@ func (x *nodeIndex) problem(name string) error {
 	return nil
 }
 
+// contested returns which of this node's accepted facts other nodes claim too, "" for none.
+func (x *nodeIndex) contested() string {
+	if n, ok := x.nodes[x.own]; ok {
+		return n.contested
+	}
+	return ""
+}
+
 // peers returns the other nodes: the ready ones, sorted by id, and the names of
 // those that lack facts.
 func (x *nodeIndex) peers() (ready []network.Node, unknown map[string]struct{}) {
@@ -392,70 +448,4 @@ func mergeChanges(changes, more []nodeChange) []nodeChange {
 		}
 	}
 	return changes
-}
-
-// unknownPeerRows returns the rows of have, not in want, of peers that lack facts:
-// they are kept unless another node now has the peer's tunnel key.
-func unknownPeerRows(j job, want, have State) State {
-	if len(j.unknown) == 0 {
-		return nil
-	}
-	wanted, keys := map[string]struct{}{}, map[string]struct{}{strconv.Itoa(j.node.ID): {}}
-	for _, r := range want {
-		wanted[r.ID] = struct{}{}
-	}
-	for _, p := range j.in.Peers {
-		keys[strconv.Itoa(p.ID)] = struct{}{}
-	}
-	taken := map[string]struct{}{} // peers
-	kept := slices.DeleteFunc(slices.Clone(have), func(r Row) bool {
-		_, u := parseUnitMark(r.Unit)
-		if _, ok := keys[peerID(r)]; ok && u.Kind == KindPeer {
-			taken[u.Name] = struct{}{}
-		}
-		_, isUnknown := j.unknown[u.Name]
-		_, isWanted := wanted[r.ID]
-		return u.Kind != KindPeer || !isUnknown || isWanted
-	})
-	return slices.DeleteFunc(kept, func(r Row) bool {
-		_, u := parseUnitMark(r.Unit)
-		_, ok := taken[u.Name]
-		return ok
-	})
-}
-
-// unknownPeerChassis is unknownPeerRows for chassis: a chassis is kept unless
-// another node now has its name or an address of it.
-func unknownPeerChassis(want, have []Chassis, unknown map[string]struct{}) []Chassis {
-	names, ips := map[string]struct{}{}, map[netip.Addr]struct{}{}
-	for _, c := range want {
-		names[c.Name] = struct{}{}
-		for _, ip := range c.EncapIPs {
-			ips[ip] = struct{}{}
-		}
-	}
-	var out []Chassis
-	for _, c := range have {
-		_, isUnknown := unknown[c.Node]
-		_, known := names[c.Name]
-		taken := slices.ContainsFunc(c.EncapIPs, func(ip netip.Addr) bool { _, ok := ips[ip]; return ok })
-		if isUnknown && !known && !taken {
-			out = append(out, c)
-		}
-	}
-	return out
-}
-
-// peerID returns the node id that a peer's port implies by its tunnel key, "" for
-// other rows.
-func peerID(r Row) string {
-	switch m := r.Model.(type) {
-	case *nbdb.LogicalSwitchPort:
-		return m.Options["requested-tnl-key"]
-	case *nbdb.LogicalRouterPort:
-		if key, err := strconv.Atoi(m.Options["requested-tnl-key"]); err == nil {
-			return strconv.Itoa(key - transitGatewayKey)
-		}
-	}
-	return ""
 }

@@ -293,7 +293,7 @@ func (z *Zone) syncChassis(ctx context.Context) error {
 		return fmt.Errorf("read remote chassis: %w", err)
 	}
 	want := BuildChassis(node, peers)
-	ops := DiffChassis(append(want, unknownPeerChassis(want, have, unknown)...), have)
+	ops := DiffChassis(append(want, unknownPeerChassis(node, want, have, unknown)...), have)
 	for _, op := range ops {
 		z.log.Info(op.String())
 	}

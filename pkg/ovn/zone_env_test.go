@@ -112,7 +112,8 @@ func (f *fakeSB) ApplyChassis(_ context.Context, ops []ChassisOp) error {
 
 // zoneEnv is a zone with a fake API server and fake databases.
 type zoneEnv struct {
-	ingress []string // ingress namespaces
+	ingress []string             // ingress namespaces
+	edit    func(*config.Config) // changes the zone's configuration; may be nil
 	t       *testing.T
 	kube    *fake.Clientset
 	nads    *nadfake.Clientset
@@ -209,6 +210,9 @@ func (env *zoneEnv) newZone() *Zone {
 		env.t.Fatal(err)
 	}
 	cfg.Kubernetes.NodeName, cfg.Workers, cfg.IngressNamespaces = "node1", 4, env.ingress
+	if env.edit != nil {
+		env.edit(&cfg)
+	}
 	z, err := NewZone(cfg, env.kube, env.nads, env.registry, quietLog())
 	if err != nil {
 		env.t.Fatal(err)

@@ -255,6 +255,7 @@ func (z *Zone) nadDeleted(obj any) {
 	z.applyNADChange(key, func() []string { return z.nadIndex.Delete(key) })
 	z.failures.recordNAD(key, false)
 	z.enqueuePods(o.Namespace) // pods of a namespace with two primary networks wait until it has one
+	z.enqueueSelecting(key)    // pods that requested it while it was refused got nothing
 }
 
 // applyNADChange changes the NAD index and enqueues the affected networks. It

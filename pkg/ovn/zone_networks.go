@@ -198,7 +198,7 @@ func (z *Zone) syncNetwork(ctx context.Context, name string) error {
 			z.log.Warn("network is not built on this node", "network", name, "error", permanent.error)
 		}
 		z.failures.record(name, id, prefix+z.failures.reason(name, permanent.error))
-		z.markTried(name)
+		z.markFailed(name)
 		return nil // an event follows any change that can help
 	case err != nil:
 		z.queue.mark(name, j.units...)
@@ -208,9 +208,7 @@ func (z *Zone) syncNetwork(ctx context.Context, name string) error {
 		if connected && !errors.Is(err, ovsdb.ErrNotConnected) && ctx.Err() == nil {
 			z.failures.setError(name, err)
 			z.failures.record(name, id, prefix+z.failures.reason(name, err))
-			if name != network.DefaultName { // without it the node is not ready
-				z.markTried(name)
-			}
+			z.markFailed(name)
 		} // else the connection failed, not the network
 		return fmt.Errorf("network %s: %w", name, err)
 	}
@@ -228,8 +226,15 @@ func (z *Zone) syncNetwork(ctx context.Context, name string) error {
 // permanentError is a reason not to build a network that retries do not change.
 type permanentError struct{ error }
 
-// markTried records that a network known at the start has been tried, even if
-// it failed: a failing network does not keep the zone from being ready.
+// markFailed records that a network known at the start has been tried and failed. That does not keep the zone from being
+// ready, except for the cluster default network: without it no pod starts.
+func (z *Zone) markFailed(name string) {
+	if name != network.DefaultName {
+		z.markTried(name)
+	}
+}
+
+// markTried records that a network known at the start has been tried.
 func (z *Zone) markTried(name string) {
 	_, first := z.pending[name]
 	delete(z.pending, name)

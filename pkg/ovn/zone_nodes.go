@@ -110,15 +110,30 @@ func (z *Zone) nodesChanged(changes []nodeChange) {
 
 func (z *Zone) reportNodeProblem(name string, own bool) {
 	err := z.nodes.problem(name)
-	if err == nil {
-		z.log.Info("node's annotations are correct again", "peer", name)
+	if err != nil {
+		z.log.Warn("node's annotations are wrong, their last correct values stay in effect", "peer", name, "error", err)
+	}
+	if !own {
+		if err == nil {
+			z.log.Info("node's annotations are correct again", "peer", name)
+		}
 		return
 	}
-	z.log.Warn("node's annotations are wrong, their last correct values stay in effect", "peer", name, "error", err)
-	if own {
-		z.events.Event(&corev1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: name, UID: z.ownUID}, corev1.EventTypeWarning, reasonNodeAnnotations,
-			err.Error()+": the last correct values stay in effect and nothing built is torn down; only Bulkhead may write these annotations, undo the change")
+	contested := z.nodes.contested()
+	switch {
+	case err != nil:
+		z.nodeEvent(err.Error() + "; the last correct values stay in effect and nothing built is torn down; only Bulkhead may write these annotations, undo what others have changed")
+	case contested != "":
+		z.log.Warn("other nodes claim what this node has", "claims", contested)
+		z.nodeEvent("node " + name + ": " + contested + ": nodes that knew the other one first send it this node's traffic; delete the other Node if its machine is gone, or correct its annotations")
+	default:
+		z.log.Info("this node's annotations are correct again, and no other node claims what it has")
 	}
+}
+
+// nodeEvent emits a warning event of this Node.
+func (z *Zone) nodeEvent(message string) {
+	z.events.Event(&corev1.ObjectReference{Kind: "Node", APIVersion: "v1", Name: z.cfg.Kubernetes.NodeName, UID: z.ownUID}, corev1.EventTypeWarning, reasonNodeAnnotations, message)
 }
 
 // revalidateSelf evaluates this node's annotations again if they are wrong: its

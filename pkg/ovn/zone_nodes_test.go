@@ -158,6 +158,8 @@ func TestZoneWrongNodeAnnotationsTearDownNothing(t *testing.T) {
 						want := 0
 						if node == "node1" && !(restart && strings.HasSuffix(name, " gone")) { // after a restart a missing annotation is not wrong
 							want = 1
+						} else if strings.HasSuffix(name, " is this node's") { // other zones may prefer the other node
+							want = 1
 						}
 						if len(events) != want {
 							t.Errorf("events %q, want %d", events, want)
@@ -224,6 +226,77 @@ func TestZoneNewNodeCannotTakeOverClaims(t *testing.T) {
 		env.waitForRow("red_net_tstor-node11")
 		if env.has("red_net_tstor-node2") {
 			t.Error("the deleted node still has rows")
+		}
+	})
+}
+
+// A node gets the addresses of a machine that is gone and whose Node is left. Its own zone accepts them, in any order of the
+// Nodes' events, and says which Node to delete.
+func TestZoneAddressesOfGoneNode(t *testing.T) {
+	node1 := testNode(1, "node1", network.SharedGateway)
+	same, err := node1.AgentAnnotations()
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone := map[string]string{network.AnnotationEncapIPs: same[network.AnnotationEncapIPs], network.AnnotationGatewayConfig: same[network.AnnotationGatewayConfig]}
+	for _, known := range []bool{true, false} { // whether the zone knows node2 before this node has addresses
+		t.Run(fmt.Sprintf("known=%v", known), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				env := newZoneEnv(t)
+				env.node(1, !known)
+				env.node(2, true)
+				env.node(3, true)
+				env.annotateNode("node2", gone)
+				env.nad("red", "net", redNet, 1, "10.10.0.0/16/24")
+				env.run()
+				if known {
+					env.settle()
+					env.node(1, true)
+				}
+				check := func(when string) {
+					t.Helper()
+					env.waitForRow("red_net_tstor-node3")
+					env.settle()
+					env.waitUntil("ready", env.zone.Ready)
+					if env.has("red_net_tstor-node2") || strings.Contains(env.dump(), "of node2 at") {
+						t.Errorf("%s: the node with this node's tunnel address is a peer", when)
+					}
+					events := env.warningEvents("WrongNodeAnnotations")
+					if len(events) != 1 || !strings.Contains(events[0], "tunnel address 172.30.0.1 is also claimed by node node2") || !strings.Contains(events[0], "delete the other Node if its machine is gone") {
+						t.Errorf("%s: events %q", when, events)
+					}
+				}
+				check("at first")
+				env.run()
+				check("after a restart")
+				env.must(env.kube.CoreV1().Nodes().Delete(context.Background(), "node2", metav1.DeleteOptions{}))
+				env.settle()
+				before := env.dump()
+				env.run()
+				env.settle()
+				if got := env.dump(); got != before || !env.has("red_net_ovn_cluster_router") {
+					t.Errorf("databases were\n%s\nare\n%s", before, got)
+				}
+				if events := env.warningEvents("WrongNodeAnnotations"); len(events) > 0 {
+					t.Errorf("without the other Node: events %q", events)
+				}
+			})
+		})
+	}
+}
+
+// The event of a node that claims what another one has names that one.
+func TestZoneEventNamesHolder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := threeNodes(t)
+		node2 := testNode(2, "node2", network.SharedGateway)
+		a, err := node2.AgentAnnotations()
+		env.must(err)
+		env.annotateNode("node1", map[string]string{network.AnnotationEncapIPs: a[network.AnnotationEncapIPs]})
+		env.settle()
+		events := env.warningEvents("WrongNodeAnnotations")
+		if len(events) != 1 || !strings.Contains(events[0], "tunnel address 172.30.0.2 belongs to node node2: delete Node node2 if its machine is gone") {
+			t.Errorf("events %q", events)
 		}
 	})
 }

@@ -12,6 +12,7 @@ import (
 	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
 	"github.com/prometheus/client_golang/prometheus"
 
+	"bulkhead/pkg/config"
 	"bulkhead/pkg/network"
 )
 
@@ -162,6 +163,29 @@ func TestZoneFailingNetworkBlocksNoOther(t *testing.T) {
 			t.Errorf("%v failing networks, want none", n)
 		}
 	})
+}
+
+// Without a host subnet of the cluster default network no pod starts on the node: the zone is not ready, and reports it.
+// Another network without one does not keep the zone from being ready.
+func TestZoneNoSubnetOfDefaultNetwork(t *testing.T) {
+	for subnets, ready := range map[string]bool{"10.244.0.0/24/24": false, "10.244.0.0/16/24": true} {
+		t.Run(subnets, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				env := newZoneEnv(t)
+				env.node(1, true)
+				env.setNodeID(2)
+				env.nad("red", "net", redNet, 1, "10.10.0.0/24/24") // too small in both cases
+				parsed, err := network.ParseSubnets(subnets, network.Layer3)
+				env.must(err)
+				env.edit = func(cfg *config.Config) { cfg.DefaultNetwork.Subnets = parsed }
+				env.run()
+				env.waitUntil("failures are reported", func() bool { return strings.Contains(env.failuresAnnotation(), "hold no host subnet for node id 2") })
+				if got := env.zone.Ready(); got != ready {
+					t.Errorf("ready: %t, want %t", got, ready)
+				}
+			})
+		})
+	}
 }
 
 // A network whose NAD is unusable at the start, or whose transactions fail, keeps

@@ -202,3 +202,31 @@ func TestZoneReservesNothingOfOtherNetworks(t *testing.T) {
 		}
 	})
 }
+
+// After a restart, a new pod does not get the address of a pod that was just deleted.
+func TestZoneRestartReusesNoReleasedAddress(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		env := newZoneEnv(t)
+		env.node(1, true)
+		env.nad("red", "net", redNet, 1, "10.10.0.0/16/24,fd10::/48/64")
+		env.run()
+		for _, name := range []string{"a", "b"} {
+			env.pod("red", name, nil)
+			env.waitUntil("annotation", func() bool { return len(env.networks("red", name)) == 2 })
+			env.setRunning("red", name)
+		}
+		deleted := env.networks("red", "a")
+		env.must(env.kube.CoreV1().Pods("red").Delete(context.Background(), "a", metav1.DeleteOptions{}))
+		env.waitUntil("port deleted", func() bool { return !env.has("red.net_red_a") })
+		env.run()
+		env.pod("red", "c", nil)
+		env.waitUntil("annotation", func() bool { return len(env.networks("red", "c")) == 2 })
+		for key, n := range env.networks("red", "c") {
+			for i, ip := range n.IPs {
+				if ip == deleted[key].IPs[i] {
+					t.Errorf("%s of %s is the deleted pod's", ip, key)
+				}
+			}
+		}
+	})
+}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	nadv1 "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"bulkhead/pkg/network"
@@ -105,6 +106,36 @@ func TestZoneSecondaryNetworkAfterPod(t *testing.T) {
 		env.waitUntil("annotation", func() bool { return len(env.networks("plain", "a")) == 2 })
 		env.waitForRow("red.common_plain_a")
 	})
+}
+
+// A pod that requests a refused NAD of another namespace gets nothing, until the NAD is another plugin's or is deleted: then
+// it gets its other networks.
+func TestZoneRefusedNADIsNoLongerOurs(t *testing.T) {
+	for what, change := range map[string]func(*zoneEnv){
+		"another plugin's": func(env *zoneEnv) {
+			env.editNAD("red", "bad", func(n *nadv1.NetworkAttachmentDefinition) {
+				n.Spec.Config = `{"cniVersion":"1.0.0","name":"x","type":"macvlan"}`
+			})
+		},
+		"deleted": func(env *zoneEnv) { env.deleteNAD("red", "bad") },
+	} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				env := newZoneEnv(t)
+				env.node(1, true)
+				env.secondaryNAD("red", "bad", "bad", 5, "10.30.0.0")
+				env.run()
+				env.pod("plain", "a", requests("red/bad"))
+				env.settle()
+				if got := env.annotation("plain", "a"); got != "" {
+					t.Fatalf("the pod got %s", got)
+				}
+				change(env)
+				env.waitUntil("default network", func() bool { return len(env.networks("plain", "a")) == 1 })
+				env.waitForRow("plain_a")
+			})
+		})
+	}
 }
 
 // Requests that cannot be granted are refused with an event that names the remedy,

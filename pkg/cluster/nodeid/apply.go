@@ -77,8 +77,8 @@ func (r *Reconciler) Usage() (used, limit int) {
 }
 
 // NewReconciler returns a reconciler. pods is the network whose pod addresses give
-// the ids of deleted nodes. A released id is allocated to another node only after
-// age, unless no other id is free.
+// the ids of deleted nodes, and whose host subnets limit the ids that are useful. A
+// released id is allocated to another node only after age, unless no other id is free.
 func NewReconciler(cache, live client.Reader, c client.Client, pods network.Network, age time.Duration, m idlease.HighWater, now func() time.Time, log *slog.Logger) *Reconciler {
 	return &Reconciler{
 		cache: cache, live: live, client: c, pods: pods, marks: m, now: now, log: log,
@@ -157,32 +157,59 @@ func (r *Reconciler) Apply(ctx context.Context, ops []Op) error {
 	return errors.Join(errs...)
 }
 
-// allocate returns the node's id. A node that is registered again gets its former
-// id unless another node has it, because it still runs its pods. Any other node
-// gets the lowest free id past its minimum age. The annotation is read by restore
-// only, so a changed one is overwritten.
+// allocate returns the node's id. The annotation is read by restore only, so a changed
+// one is overwritten.
 func (r *Reconciler) allocate(ctx context.Context, have State) (int, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if id, ok := r.ids.Get(have.Node); ok {
 		return id, nil
 	}
-	for id, name := range r.former {
-		if name == have.Node && r.ids.Reserve(name, id) == nil {
-			delete(r.former, id)
-			return id, nil
-		}
-	}
-	id, err := r.ids.Allocate(have.Node, r.now(), nil)
+	before := r.ids.Mark()
+	id, err := r.choose(have.Node)
 	if err != nil {
 		return 0, err
 	}
 	if err := r.marks.Raise(ctx, idlease.Nodes, r.ids.Mark(), 0); err != nil {
-		r.ids.Cancel(have.Node)
+		if r.ids.Mark() > before {
+			r.ids.Cancel(have.Node)
+		} else { // the id was another node's, which has perhaps just released it
+			r.ids.Release(have.Node, r.now())
+		}
 		return 0, fmt.Errorf("raise the high-water mark for id %d of node %s: %w", id, have.Node, err)
 	}
 	delete(r.former, id)
 	return id, nil
+}
+
+// choose assigns an id to a new node. A node that is registered again gets its former
+// id unless another node has it, because it still runs its pods. Any other node gets the
+// lowest free id past its minimum age. But with an id for which the cluster default
+// network has no host subnet no pod starts on a node. It is assigned only when nodes hold
+// all others: an id that was released just before is better.
+func (r *Reconciler) choose(node string) (int, error) {
+	last := int(r.pods.HostCapacity())
+	former := r.formerOf(node)
+	if former != 0 && former <= last && r.ids.Reserve(node, former) == nil {
+		return former, nil
+	}
+	if id, err := r.ids.AllocateUpTo(node, last, r.now(), nil); err == nil {
+		return id, nil
+	}
+	if former != 0 && r.ids.Reserve(node, former) == nil {
+		return former, nil
+	}
+	return r.ids.Allocate(node, r.now(), nil)
+}
+
+// formerOf returns the id that a node had before it was deleted, 0 for none.
+func (r *Reconciler) formerOf(node string) int {
+	for id, name := range r.former {
+		if name == node {
+			return id
+		}
+	}
+	return 0
 }
 
 func (r *Reconciler) release(node string) {

@@ -3,6 +3,7 @@
 package nodeid
 
 import (
+	"fmt"
 	"log/slog"
 	"testing"
 	"time"
@@ -78,4 +79,54 @@ func TestAllocate(t *testing.T) {
 			}
 		}
 	})
+}
+
+// While the cluster default network has a host subnet for few nodes, a node gets no id above
+// them that another one does not need: not after a change of leader, whose successor does not
+// know when ids were released, and not a former one.
+func TestAllocateWithinDefaultNetwork(t *testing.T) {
+	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	subnets, err := network.ParseSubnets("10.244.0.0/20/24,fd10:244::/52/64", network.Layer3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pods := network.Network{Name: network.DefaultName, Topology: network.Layer3, Subnets: subnets}
+	leader := func() *Reconciler {
+		return NewReconciler(nil, nil, nil, pods, time.Minute, &idlease.Memory{}, func() time.Time { return now }, slog.New(slog.DiscardHandler))
+	}
+	allocate := func(r *Reconciler, name string, want int) {
+		t.Helper()
+		if id, err := r.allocate(t.Context(), State{Node: name}); err != nil || id != want {
+			t.Fatalf("%s has the id %d, %v; want %d", name, id, err, want)
+		}
+	}
+	r := leader()
+	for id := 1; id <= 16; id++ {
+		allocate(r, fmt.Sprint("node", id), id)
+	}
+	// Nodes 3 and 5 are replaced while there is no leader.
+	mark := r.ids.Mark()
+	r = leader()
+	r.ids.Restore(mark, now)
+	for id := 1; id <= 16; id++ {
+		if id != 3 && id != 5 {
+			if err := r.ids.Reserve(fmt.Sprint("node", id), id); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	allocate(r, "new1", 3)
+	allocate(r, "new2", 5)
+	// A node more than the network holds, which is registered again: it keeps its id until it can have a better one.
+	allocate(r, "excess", 17)
+	r.release("excess")
+	allocate(r, "excess", 17)
+	r.release("node9")
+	now = now.Add(time.Second)
+	r.release("node7")
+	r.release("excess")
+	allocate(r, "excess", 9) // released first
+	r.release("excess")
+	allocate(r, "node7", 7)
+	allocate(r, "excess", 9)
 }

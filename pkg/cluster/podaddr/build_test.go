@@ -258,7 +258,7 @@ func TestRestorePrevious(t *testing.T) {
 		{name: "running", previous: previous, started: true, want: "10.20.0.50/24 0a:58:0a:14:00:32 40"},
 		{name: "pending", previous: previous, want: "10.20.0.50/24 0a:58:0a:14:00:32 40"},
 		{name: "running, taken", previous: previous, started: true, taken: true, refused: "10.20.0.50 is held by pod b/other: recreate the pod"},
-		{name: "pending, taken", previous: previous, taken: true, want: "10.20.0.3/24 0a:58:0a:14:00:03 10"},
+		{name: "pending, taken", previous: previous, taken: true, want: "10.20.0.51/24 0a:58:0a:14:00:33 10"},
 		{name: "no tunnel id", previous: with(func(n *network.PodNetwork) { n.TunnelID = 0 }), started: true, want: "10.20.0.50/24 0a:58:0a:14:00:32 10"},
 		{name: "reserved tunnel id", previous: with(func(n *network.PodNetwork) { n.TunnelID = 3 }), started: true, want: "10.20.0.50/24 0a:58:0a:14:00:32 10"},
 		{name: "gateway's address", previous: with(func(n *network.PodNetwork) { n.IPs = prefixes("10.20.0.1/24") }), want: "10.20.0.3/24 0a:58:0a:14:00:03 10"},

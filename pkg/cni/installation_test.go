@@ -7,7 +7,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -45,21 +44,28 @@ func TestKeepInstalled(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := newFakeDeps()
 		s := NewServer(Config{Default: defaultNet}, d, d, d, NewFakeLinks(), d)
-		var outcomes []error
+		outcomes := make(chan error, 10)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			s.KeepInstalled(ctx, i, func(err error) { outcomes = append(outcomes, err) })
+			s.KeepInstalled(ctx, i, func(err error) { outcomes <- err })
 		}()
 		defer func() { cancel(); <-done }()
 		next := func(d time.Duration) error {
-			time.Sleep(d)
+			t.Helper()
+			begin := time.Now()
+			err := <-outcomes
+			if took := time.Since(begin); took != d {
+				t.Errorf("the next try was after %s, want %s", took, d)
+			}
 			synctest.Wait()
-			return outcomes[len(outcomes)-1]
+			return err
 		}
 		ready := func() string { reason, _ := s.ready(); return reason }
-		synctest.Wait()
+		if err := next(0); err != nil {
+			t.Error(err)
+		}
 		check("at the start")
 		if ready() != "" {
 			t.Errorf("not ready: %s", ready())
@@ -89,10 +95,6 @@ func TestKeepInstalled(t *testing.T) {
 			}
 			check(what)
 		}
-		if slices.ContainsFunc(outcomes, func(err error) bool { return err != nil }) {
-			t.Errorf("outcomes %v", outcomes)
-		}
-
 		if err := errors.Join(os.RemoveAll(i.ConfDir), os.WriteFile(i.ConfDir, nil, 0o644)); err != nil {
 			t.Fatal(err)
 		}

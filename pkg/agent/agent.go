@@ -61,6 +61,7 @@ type Kernel interface {
 // HostNet is what the agent uses from pkg/hostnet.
 type HostNet interface {
 	Reconcile(ctx context.Context, in hostnet.Inputs) error
+	Expect(pods []hostnet.Pod, networks []hostnet.Network)
 	Status() hostnet.Status
 	Guard(row loader.DoorRow) error
 	PodOf(cgroup uint64) (uid string, ok bool)
@@ -205,7 +206,7 @@ func (a *Agent) resync() {
 func (a *Agent) Watch(ctx context.Context, informers *Informers, networksChanged func()) error {
 	watching, end := context.WithCancelCause(ctx)
 	defer end(nil)
-	handlers := eventHandlers{config: a.config, cache: a.cache, queue: a.queue, node: a.node, networksChanged: networksChanged, refuse: end, log: a.log}
+	handlers := eventHandlers{config: a.config, cache: a.cache, queue: a.queue, node: a.node, networksChanged: networksChanged, expectPods: a.hosts.expectPods, refuse: end, log: a.log}
 	err := handlers.run(watching, informers)
 	if err == nil {
 		err = a.node.watchPeers(watching, informers.peers)

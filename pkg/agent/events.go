@@ -27,6 +27,7 @@ type eventHandlers struct {
 	queue           *Queue
 	node            *nodeReconciler
 	networksChanged func()      // called when NADs or namespaces' labels changed
+	expectPods      func()      // called when a host-network pod has appeared or changed
 	refuse          func(error) // ends the agent
 	log             *slog.Logger
 }
@@ -155,18 +156,21 @@ func (h eventHandlers) setPod(o *corev1.Pod) {
 		h.deletePod(p.Key())
 		return
 	}
-	updatePod(h.cache, h.queue, h.config, p)
+	if updatePod(h.cache, h.queue, h.config, p) && p.HostNetwork {
+		h.expectPods()
+	}
 }
 
-// updatePod stores a running pod and enqueues what depends on what has changed.
-func updatePod(c *Cache, q *Queue, cfg config.Config, p Pod) {
+// updatePod stores a running pod and enqueues what depends on what has changed. It reports whether the host network does.
+func updatePod(c *Cache, q *Queue, cfg config.Config, p Pod) (hosts bool) {
 	old, _ := c.Pod(p.Key())
-	if c.SetPod(p) || isIngress(cfg, p) && !slices.Equal(old.defaultAddresses(), p.defaultAddresses()) {
+	if hosts = c.SetPod(p) || isIngress(cfg, p) && !slices.Equal(old.defaultAddresses(), p.defaultAddresses()); hosts {
 		q.EnqueueHosts()
 	}
 	if !slices.Equal(old.HostPorts, p.HostPorts) {
 		enqueueHostPorts(c, q, cfg, p, slices.Concat(old.HostPorts, p.HostPorts))
 	}
+	return hosts
 }
 
 // isIngress reports whether a pod is in a namespace whose pods may reach all networks' services.

@@ -92,6 +92,7 @@ type fakeNode struct {
 	recorded       []string // events
 	hostInputs     hostnet.Inputs
 	hostReconciles int
+	expected       []hostnet.Pod
 	podsSought     int // by PodOf
 	hostErr        error
 	hostProblems   []hostnet.Problem
@@ -214,6 +215,12 @@ func (f *fakeNode) Reconcile(_ context.Context, in hostnet.Inputs) error {
 	return f.hostErr
 }
 
+func (f *fakeNode) Expect(pods []hostnet.Pod, _ []hostnet.Network) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.expected = pods
+}
+
 func (f *fakeNode) Status() hostnet.Status {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -328,7 +335,7 @@ func (f *fakeNode) run(t *testing.T, options ...func(*Parts)) {
 // events are the handlers of the agent's informers.
 func (f *fakeNode) events() eventHandlers {
 	a := f.agent
-	return eventHandlers{config: a.config, cache: a.cache, queue: a.queue, node: a.node, networksChanged: func() {}, refuse: func(error) {}, log: a.log}
+	return eventHandlers{config: a.config, cache: a.cache, queue: a.queue, node: a.node, networksChanged: func() {}, expectPods: a.hosts.expectPods, refuse: func(error) {}, log: a.log}
 }
 
 // setNodeID is the event of the node's id.

@@ -64,6 +64,13 @@ func (r *hostReconciler) reconcile(ctx context.Context) error {
 	return err
 }
 
+// expectPods tells eBPF of the host-network pods at once: their cgroups appear soon, and a reconcile that runs may take long.
+func (r *hostReconciler) expectPods() {
+	if r.hostNet != nil {
+		r.hostNet.Expect(r.cache.HostPods(), r.hostNetworks())
+	}
+}
+
 // configureTimeout ends an nft process that hangs: all pods that start wait for it. A reconcile takes a minute on a very busy node.
 const configureTimeout = 10 * time.Minute
 

@@ -55,7 +55,9 @@ type Manager struct {
 	pods         map[string]Cgroup // all pods of the node, from the last layout
 	status       Status
 	trigger      chan struct{}
+	call         int // of the Reconcile that set inputs
 
+	newPods   *newPods
 	published atomic.Pointer[Status] // what Status returns: a reconcile takes seconds on a busy node
 }
 
@@ -92,7 +94,7 @@ func New(kernel Kernel, opts Options) (*Manager, error) {
 	m := &Manager{
 		opts: opts, log: opts.Log, target: Target{kernel}, readLayout: ReadLayout, confine: confineEarlySockets,
 		kubelet:      kubeletFinder{proc: opts.ProcRoot, cgroupRoot: opts.CgroupRoot, names: opts.KubeletNames, idOf: loader.CgroupID},
-		kubeletExits: map[int]func(){}, attached: map[string]uint64{}, recheck: map[string]bool{}, guarded: map[int]loader.DoorRow{}, trigger: make(chan struct{}, 1),
+		kubeletExits: map[int]func(){}, attached: map[string]uint64{}, recheck: map[string]bool{}, guarded: map[int]loader.DoorRow{}, trigger: make(chan struct{}, 1), newPods: newNewPods(),
 	}
 	m.status.EarlySockets = map[string]int{}
 	m.publish()
@@ -141,6 +143,8 @@ func (m *Manager) GuardOverlay() error {
 // for later reconciles. The error names each operation that failed; inputs that
 // cannot be applied yet are reported by Status.
 func (m *Manager) Reconcile(ctx context.Context, in Inputs) error {
+	call := m.newPods.called()
+	m.Expect(in.Pods, in.Networks) // before it waits for a reconcile that runs
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	// The inputs may have been read before the last calls of Guard, but not before those
@@ -151,7 +155,7 @@ func (m *Manager) Reconcile(ctx context.Context, in Inputs) error {
 		}
 	}
 	clear(m.guarded)
-	m.inputs, m.started = in, true
+	m.inputs, m.call, m.started = in, call, true
 	return m.reconcile(ctx)
 }
 
@@ -173,6 +177,7 @@ func (m *Manager) publish() {
 
 func (m *Manager) reconcile(ctx context.Context) error {
 	defer m.publish()
+	m.newPods.reconcileBegins(m.call, m.inputs.Pods)
 	layout, kubelet, err := m.readNode()
 	if err != nil {
 		return err
@@ -186,7 +191,7 @@ func (m *Manager) reconcile(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read the eBPF state: %w", err)
 	}
-	ops := Diff(want, have)
+	ops := m.newPods.withoutEarly(Diff(want, have))
 	for _, o := range ops {
 		m.log.Debug("reconciling the host network", "operation", o.String())
 	}
@@ -224,6 +229,7 @@ func (m *Manager) reconcile(ctx context.Context) error {
 			m.recordAttached(uid, cg, row)
 		}
 	}
+	m.newPods.reconcileEnds(maps.Clone(m.attached))
 	return err
 }
 
@@ -236,6 +242,7 @@ func (m *Manager) readNode() (Layout, Kubelet, error) {
 		if err != nil {
 			return Layout{}, kubelet, err
 		}
+		m.newPods.setKubelet(m.kubelet.cgroups)
 		layout, err := m.readLayout(m.opts.CgroupRoot)
 		if err != nil {
 			return layout, kubelet, err
@@ -276,35 +283,6 @@ func (m *Manager) confineEarly(uid string, cg Cgroup, row loader.Row) {
 		m.log.Warn("pod opened sockets before its programs were attached: restart the pod to confine them", "pod", uid, "sockets", n)
 	}
 	m.status.EarlySockets[uid] = n
-}
-
-// attachNewPod attaches a pod when its cgroup is created. It does not read the actual
-// state first, so that the programs are attached before the pod's first container
-// starts.
-func (m *Manager) attachNewPod(uid, path string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	i := slices.IndexFunc(m.inputs.Pods, func(p Pod) bool { return p.UID == uid && !p.Unbound && p.NetworkID > 0 })
-	if i < 0 {
-		return
-	}
-	p := m.inputs.Pods[i]
-	j := slices.IndexFunc(m.inputs.Networks, func(n Network) bool { return n.ID == p.NetworkID && n.ID > 0 })
-	if j < 0 {
-		return
-	}
-	id, err := loader.CgroupID(path)
-	if err != nil {
-		return
-	}
-	cg := Cgroup{Path: path, ID: id}
-	row := podRow(p, m.inputs.Networks[j], cg)
-	if err := m.target.AttachPod(path, uid, row); err != nil {
-		m.log.Warn("pod not attached when its cgroup was created; retrying", "pod", p.Namespace+"/"+p.Name, "error", err)
-		return
-	}
-	m.recordAttached(uid, cg, row)
-	m.publish()
 }
 
 // Guard attaches the guard to an interface at once, before the interface carries
@@ -358,11 +336,13 @@ func (m *Manager) heldProbes() []Problem {
 // Run reconciles when pod cgroups appear, when kubelet starts or exits, and
 // periodically in case an event was lost. It returns when ctx ends.
 func (m *Manager) Run(ctx context.Context) error {
-	var events chan fsnotify.Event
-	var failures chan error
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	if m.watch != nil {
 		defer m.watch.Close()
-		events, failures = m.watch.Events, m.watch.Errors
+		wg.Go(func() { m.watchEvents(ctx) })
 	}
 	defer m.stopWatchingKubelet()
 	tick := time.NewTicker(m.opts.Resync)
@@ -376,12 +356,6 @@ func (m *Manager) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case ev := <-events:
-			if !m.handleEvent(ev) {
-				continue
-			}
-		case err := <-failures:
-			m.log.Warn("cgroup watch failed; reconciling everything", "error", err) // such as an overflow
 		case <-kubeletTick:
 			if !m.kubeletReturned() {
 				continue
@@ -402,32 +376,6 @@ func (m *Manager) Run(ctx context.Context) error {
 			m.opts.OnChange()
 		}
 	}
-}
-
-// handleEvent reports whether a cgroup event needs a reconcile: most events of a node
-// do not. It attaches a new pod at once.
-func (m *Manager) handleEvent(ev fsnotify.Event) bool {
-	name := filepath.Base(ev.Name)
-	if uid, ok := podUID(filepath.Base(filepath.Dir(ev.Name)), name); ok {
-		if ev.Has(fsnotify.Create) {
-			m.attachNewPod(uid, ev.Name)
-		}
-		return m.manages(uid)
-	}
-	if isKubepods(name) || ev.Has(fsnotify.Create) && (name == "burstable" || name == "besteffort" || isKubepods(filepath.Base(filepath.Dir(ev.Name)))) {
-		return true
-	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return slices.Contains(m.kubelet.cgroups, ev.Name)
-}
-
-// manages reports whether a pod is attached or in the inputs.
-func (m *Manager) manages(uid string) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	_, attached := m.attached[uid]
-	return attached || slices.ContainsFunc(m.inputs.Pods, func(p Pod) bool { return p.UID == uid })
 }
 
 // Resync makes Run reconcile soon.

@@ -92,10 +92,8 @@ func (l *Loader) DetachRoot() error { return l.detach(rootDir) }
 
 // Attachments lists the attachments, also those of a former agent. A pinned link
 // that cannot be read, or that runs another program than the loaded one, counts
-// as missing: attaching again repairs it.
+// as missing: attaching again repairs it. There may be hundreds: between two of them, other calls attach and detach.
 func (l *Loader) Attachments() ([]Attachment, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	dirs, err := l.linkDirs()
 	if err != nil {
 		return nil, err
@@ -106,31 +104,15 @@ func (l *Loader) Attachments() ([]Attachment, error) {
 	}
 	var out []Attachment
 	for _, d := range dirs {
-		if strings.HasPrefix(d, doorPrefix) {
-			a, err := l.doorAttachment(d, ids)
-			if err != nil {
-				return nil, err
-			}
-			out = append(out, a)
-			continue
-		}
-		a := Attachment{PodUID: strings.TrimPrefix(d, podPrefix)}
-		set := vrfHooks
-		if d == rootDir {
-			a.PodUID, set = "", rootHooks
-		}
-		for _, name := range l.hooks(set) {
-			have, err := readLink(l.pin("links", d, name))
-			if err != nil || have.program != ids[name] || have.cgroup == 0 && !l.isLSM(name) {
-				a.Missing = append(a.Missing, name)
-				continue
-			}
-			a.CgroupID = max(a.CgroupID, have.cgroup)
-			a.Programs = append(a.Programs, name)
+		a, err := l.attachment(d, ids)
+		if err != nil {
+			return nil, err
 		}
 		out = append(out, a)
 	}
 	if !l.tcx {
+		l.mu.Lock()
+		defer l.mu.Unlock()
 		filters, err := l.filterAttachments(ids)
 		if err != nil {
 			return nil, err
@@ -138,6 +120,30 @@ func (l *Loader) Attachments() ([]Attachment, error) {
 		out = append(out, filters...)
 	}
 	return out, nil
+}
+
+// attachment reads the links in a directory.
+func (l *Loader) attachment(dir string, ids map[string]ebpf.ProgramID) (Attachment, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if strings.HasPrefix(dir, doorPrefix) {
+		return l.doorAttachment(dir, ids)
+	}
+	a := Attachment{PodUID: strings.TrimPrefix(dir, podPrefix)}
+	set := vrfHooks
+	if dir == rootDir {
+		a.PodUID, set = "", rootHooks
+	}
+	for _, name := range l.hooks(set) {
+		have, err := readLink(l.pin("links", dir, name))
+		if err != nil || have.program != ids[name] || have.cgroup == 0 && !l.isLSM(name) {
+			a.Missing = append(a.Missing, name)
+			continue
+		}
+		a.CgroupID = max(a.CgroupID, have.cgroup)
+		a.Programs = append(a.Programs, name)
+	}
+	return a, nil
 }
 
 // linkDirs lists the directories of links that this version knows.

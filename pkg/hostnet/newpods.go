@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package hostnet
+
+import (
+	"context"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"github.com/fsnotify/fsnotify"
+
+	"bulkhead/pkg/loader"
+)
+
+// newPods attaches pods as soon as their cgroups appear, beside a reconcile that runs: a pod's first container starts
+// tens of milliseconds after its cgroup, and a reconcile takes seconds on a busy node. Its lock is
+// held for moments only.
+type newPods struct {
+	mu       sync.Mutex
+	ready    bool              // a reconcile has configured the programs
+	calls    int               // of Reconcile
+	pods     map[string]Pod    // those that are to be attached, by UID
+	networks map[int]Network   // by id
+	created  map[string]string // cgroups of pods that are not in pods, by UID: their paths
+	kubelet  []string          // kubelet's cgroups
+	attached map[string]uint64 // cgroup ids of pods that a reconcile has attached, by UID
+	// early are pods that were attached here, until a reconcile begins that knows of them: one that read the
+	// cgroups before, or has older inputs, must not remove them.
+	early map[string]earlyPod
+}
+
+type earlyPod struct {
+	cgroup uint64
+	calls  int // of Reconcile before it was attached
+}
+
+// maxCreated limits created, whose entries end with their cgroups: a node has fewer pods. If events were lost, it
+// begins anew.
+const maxCreated = 4096
+
+func newNewPods() *newPods {
+	return &newPods{pods: map[string]Pod{}, networks: map[int]Network{}, created: map[string]string{}, early: map[string]earlyPod{}}
+}
+
+// expect sets the pods to attach and returns those whose cgroups exist already.
+func (n *newPods) expect(pods []Pod, networks []Network) (waiting map[string]string) {
+	byUID, byID := make(map[string]Pod, len(pods)), make(map[int]Network, len(networks))
+	for _, p := range pods {
+		if !p.Unbound && p.NetworkID > 0 {
+			byUID[p.UID] = p
+		}
+	}
+	for _, x := range networks {
+		if x.ID > 0 {
+			byID[x.ID] = x
+		}
+	}
+	waiting = map[string]string{}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.pods, n.networks = byUID, byID
+	if !n.ready {
+		return waiting
+	}
+	for uid, path := range n.created {
+		if _, ok := byUID[uid]; ok {
+			waiting[uid] = path
+			delete(n.created, uid)
+		}
+	}
+	return waiting
+}
+
+// called counts a call of Reconcile and returns its number.
+func (n *newPods) called() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.calls++
+	return n.calls
+}
+
+// begin returns the row of a pod whose cgroup has appeared, and notes that the pod is being attached. ok is false if it is
+// not to be attached now.
+func (n *newPods) begin(uid string, cg Cgroup) (p Pod, row loader.PodRow, ok bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	p, known := n.pods[uid]
+	if !known || !n.ready {
+		if len(n.created) >= maxCreated {
+			clear(n.created)
+		}
+		n.created[uid] = cg.Path
+		return p, row, false
+	}
+	network, known := n.networks[p.NetworkID]
+	if !known {
+		return p, row, false
+	}
+	n.early[uid] = earlyPod{cg.ID, n.calls}
+	return p, podRow(p, network, cg), true
+}
+
+// deleted forgets a cgroup.
+func (n *newPods) deleted(uid string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.created, uid)
+}
+
+// reconcileBegins is called before a reconcile reads the cgroups. call is that of the Reconcile that set its inputs, which
+// have these pods. The inputs of the next call after a pod was attached may have been read before, those of the
+// second may not.
+func (n *newPods) reconcileBegins(call int, pods []Pod) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for uid, e := range n.early {
+		if call >= e.calls+2 || slices.ContainsFunc(pods, func(p Pod) bool { return p.UID == uid }) {
+			delete(n.early, uid)
+		}
+	}
+}
+
+// reconcileEnds sets what a reconcile has attached.
+func (n *newPods) reconcileEnds(attached map[string]uint64) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.attached, n.ready = attached, true
+}
+
+// setKubelet sets kubelet's cgroups.
+func (n *newPods) setKubelet(cgroups []string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.kubelet = slices.Clone(cgroups)
+}
+
+func (n *newPods) isKubelet(cgroup string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Contains(n.kubelet, cgroup)
+}
+
+// manages reports whether a pod is attached or is to be.
+func (n *newPods) manages(uid string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	_, attached := n.attached[uid]
+	_, early := n.early[uid]
+	_, expected := n.pods[uid]
+	return attached || early || expected
+}
+
+// withoutEarly removes the operations on pods that were attached since the reconcile began. Another reconcile follows.
+// It is called after the reconcile has read the kernel's state: what it sees of such a pod was noted before.
+func (n *newPods) withoutEarly(ops []Op) []Op {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if len(n.early) == 0 {
+		return ops
+	}
+	cgroups := map[uint64]bool{}
+	for _, e := range n.early {
+		cgroups[e.cgroup] = true
+	}
+	return slices.DeleteFunc(ops, func(o Op) bool {
+		if _, ok := n.early[o.PodUID]; ok {
+			return true
+		}
+		row, isPod := o.Row.(loader.PodRow)
+		return isPod && cgroups[row.CgroupID]
+	})
+}
+
+// Expect tells the Manager of the node's pods and networks as soon as they are known: a pod whose cgroup appears is then
+// attached at once, although a reconcile with the other inputs comes later. It does not wait for a reconcile that runs.
+func (m *Manager) Expect(pods []Pod, networks []Network) {
+	for uid, path := range m.newPods.expect(pods, networks) {
+		m.attachNewPod(uid, path)
+	}
+}
+
+// attachNewPod attaches a pod when its cgroup is created. The reconcile that follows confines the sockets
+// that the pod has opened before.
+func (m *Manager) attachNewPod(uid, path string) {
+	id, err := loader.CgroupID(path)
+	if err != nil {
+		return // it is gone
+	}
+	p, row, ok := m.newPods.begin(uid, Cgroup{Path: path, ID: id})
+	if !ok {
+		return
+	}
+	if err := m.target.AttachPod(path, uid, row); err != nil {
+		m.log.Warn("pod not attached when its cgroup was created; retrying", "pod", p.Namespace+"/"+p.Name, "error", err)
+	}
+}
+
+// watchEvents handles the events of cgroups until ctx ends, beside a reconcile that runs.
+func (m *Manager) watchEvents(ctx context.Context) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case ev, ok := <-m.watch.Events:
+			if !ok {
+				return
+			}
+			if m.handleEvent(ev) {
+				m.Resync()
+			}
+		case err, ok := <-m.watch.Errors:
+			if !ok {
+				return
+			}
+			m.log.Warn("cgroup watch failed; reconciling everything", "error", err) // such as an overflow
+			m.Resync()
+		}
+	}
+}
+
+// handleEvent reports whether a cgroup event needs a reconcile: most events of a node
+// do not. It attaches a new pod at once.
+func (m *Manager) handleEvent(ev fsnotify.Event) bool {
+	name := filepath.Base(ev.Name)
+	if uid, ok := podUID(filepath.Base(filepath.Dir(ev.Name)), name); ok {
+		switch {
+		case ev.Has(fsnotify.Create):
+			m.attachNewPod(uid, ev.Name)
+		case ev.Has(fsnotify.Remove):
+			m.newPods.deleted(uid)
+		}
+		return m.newPods.manages(uid)
+	}
+	if isKubepods(name) || ev.Has(fsnotify.Create) && (name == "burstable" || name == "besteffort" || isKubepods(filepath.Base(filepath.Dir(ev.Name)))) {
+		return true
+	}
+	return m.newPods.isKubelet(ev.Name)
+}

@@ -8,7 +8,7 @@ SHELL := /bin/bash
 
 STATICCHECK := honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
-# Which samples the tests play: test/e2e/story/sample.go.
+# Which samples the tests run: test/e2e/story/sample.go.
 export BULKHEAD_SEED ?= $(SEED)
 export BULKHEAD_FULL ?= $(FULL)
 

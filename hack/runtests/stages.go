@@ -22,7 +22,7 @@ type stage struct {
 	name      string
 	args      []string
 	goTest    bool
-	full      bool // tests play everything, and not samples
+	full      bool // tests run everything, and not samples
 	ownSample bool // its samples are not those of the other stages
 	beside    bool // runs at the same time as the stage before
 }

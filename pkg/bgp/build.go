@@ -22,7 +22,7 @@ import (
 )
 
 // Build returns the generated FRRConfigurations and the status of each
-// RouteAdvertisements. It looks at all of them together, because networks with overlapping
+// RouteAdvertisements. It builds all of them together, because networks with overlapping
 // subnets must not be advertised into one VRF, whichever RouteAdvertisements select them.
 func Build(in Inputs) State {
 	b := builder{in: in, owns: map[string]map[string]bool{}, nodeIDs: map[netip.Addr][]int{}, decided: map[string]decision{}, st: State{

@@ -228,7 +228,7 @@ func TestRouterIDInVRF(t *testing.T) {
 	}
 	expect(t, "router ids", got, "blue 0.0.0.7", "red ")
 
-	// Of a VRF of the node that networks join, the addresses are not known.
+	// The addresses in an operator's VRF are not known.
 	f.Nodes[0].Mode = network.LocalGateway
 	f.Configurations = []frrv1.FRRConfiguration{testBase("all", []string{"core", ""}, peer(65001, "fd10:99:1::1"))}
 	f.Advertisements = []udnv1.RouteAdvertisements{testRA("all", "core", "red")}

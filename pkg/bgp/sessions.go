@@ -108,7 +108,7 @@ func sessionCondition(sessions []session, downSince map[netip.Addr]time.Time, no
 		c.Message = fmt.Sprintf("%d of %d BGP sessions with other nodes are down: %s: run bulkheadctl bgp on both nodes", n, len(sessions), strings.Join(down, ", "))
 	default:
 		c.Status, c.Reason = corev1.ConditionFalse, ReasonEstablished
-		// The same while sessions are down for a shorter time.
+		// The message does not change while sessions have been down for less than sessionGrace.
 		c.Message = fmt.Sprintf("No BGP session with another node has been down for %s.", sessionGrace)
 	}
 	return c, next

@@ -116,7 +116,7 @@ func forgetStale(t translations) error {
 }
 
 // forget removes the stale connections of an IP family. A node may have hundreds of thousands of
-// connections: forget looks at each as it arrives, and keeps the stale ones alone.
+// connections: forget checks each entry as it is read, and stores only stale ones.
 func (t translations) forget(family uint8) error {
 	var stale [][]byte
 	err := netdump.Retry(func() error {

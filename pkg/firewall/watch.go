@@ -31,7 +31,7 @@ func Watch(ctx context.Context, changed func(generation uint32)) error {
 	}
 	stop := context.AfterFunc(ctx, s.Close)
 	defer stop()
-	touched := false
+	ours := false
 	for {
 		msgs, from, err := s.Receive()
 		switch {
@@ -49,14 +49,14 @@ func Watch(ctx context.Context, changed func(generation uint32)) error {
 		}
 		for _, m := range msgs {
 			if m.Header.Type != msgNewGen {
-				touched = touched || isOurTable(m.Data)
+				ours = ours || isOurTable(m.Data)
 				continue
 			}
 			// NEWGEN is the last event of a transaction.
-			if touched {
+			if ours {
 				changed(generationOf(m.Data))
 			}
-			touched = false
+			ours = false
 		}
 	}
 }

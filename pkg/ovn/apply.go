@@ -91,7 +91,7 @@ func failedUnits(err error) (failed map[Unit]bool, ok bool) {
 	failed = map[Unit]bool{}
 	var add func(error) bool
 	add = func(err error) bool {
-		switch e := err.(type) { //nolint:errorlint // each error of the tree is looked at
+		switch e := err.(type) { //nolint:errorlint // every joined error is handled
 		case *batch.Error[step]:
 			_, unit := parseUnitMark(e.Op[0].Row.Unit)
 			failed[unit] = true

@@ -116,7 +116,7 @@ func (w *faultWorld) sendAll() {
 	for _, s := range []struct {
 		from, to, nad string
 		port          uint16
-		receivers     []receiver // nil: nobody, whatever is broken
+		receivers     []receiver // nil: no receiver, whichever mechanism is removed
 	}{
 		{"plain/a", "red/b", cdn, 80, []receiver{{"red/b", w.always}}},
 		{"plain/a", "red/b", cdn, 90, []receiver{{"red/b", w.withPort}, {"red/b", w.broken}}},

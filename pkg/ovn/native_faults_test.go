@@ -29,7 +29,7 @@ func TestNativeFaults(t *testing.T) {
 	seed := sampling.Seed(context.Background())
 	changes := w.changes()
 	if !sampling.Full() {
-		t.Logf("a sample, chosen by the seed (%s=%s; %s=1 plays all)", sampling.SeedEnv, seed, sampling.FullEnv)
+		t.Logf("a sample, chosen by the seed (%s=%s; %s=1 runs all)", sampling.SeedEnv, seed, sampling.FullEnv)
 		changes = changes[sampling.Part("change", seed, len(changes)):][:1]
 	}
 	run := func(name string, f func()) {

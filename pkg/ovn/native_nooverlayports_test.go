@@ -12,8 +12,8 @@ import (
 )
 
 // TestNativeNoOverlayNodePort: the node port of a service of a network without an overlay leads to pods
-// on all nodes, from outside the cluster and, on another node, from another network's pods. A pod's own
-// node answers it on the kernel's datapath (the story asks it), and not here.
+// on all nodes, from outside the cluster and, on another node, from another network's pods. Not tested here: a pod that
+// asks its own node, which needs the kernel's datapath.
 func TestNativeNoOverlayNodePort(t *testing.T) {
 	t.Parallel()
 	_, zones := nativeZones(t)

@@ -15,7 +15,7 @@ import (
 )
 
 // Marks in external_ids. Each of our rows has the first four, so that our rows can
-// be queried and others are never touched.
+// be queried and others are never changed.
 const (
 	markOwner   = "k8s.ovn.org/owner"
 	markNetwork = network.MarkNetwork

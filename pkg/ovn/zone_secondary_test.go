@@ -171,8 +171,8 @@ func TestZoneRefusedSelections(t *testing.T) {
 				if e := env.warningEvents(reasonAllocation); len(e) == 0 || !strings.Contains(e[0], want) {
 					t.Errorf("events %q, want %q", e, want)
 				}
-				// Whoever edits the annotation of a running pod changes nothing, even
-				// if a new pod would get what it names.
+				// Editing a running pod's annotation has no effect, even where a new pod
+				// would get the network.
 				env.setRunning("plain", "ok")
 				before := env.annotation("plain", "ok")
 				ctx, pods := context.Background(), env.kube.CoreV1().Pods("plain")

@@ -58,7 +58,7 @@ type FlowReconciler struct {
 	complete  bool                  // gateways has every other network
 	isolated  bool                  // Isolate has succeeded
 	changed   changes
-	wake      chan struct{}
+	pending   chan struct{}
 
 	expected map[uint64]int      // events of own changes that are still to come, by cookie
 	uplinks  map[string]struct{} // interfaces that may be the uplink's; nil: any
@@ -112,7 +112,7 @@ func RunDir(address string) string {
 // NewFlowReconciler returns a reconciler of a node's external bridge.
 func NewFlowReconciler(client *Client, options FlowOptions) *FlowReconciler {
 	return &FlowReconciler{FlowOptions: options, Client: client,
-		gateways: map[int]gateway{}, networks: map[string]int{}, wake: make(chan struct{}, 1), changed: changes{networks: map[int]bool{}}, expected: map[uint64]int{},
+		gateways: map[int]gateway{}, networks: map[string]int{}, pending: make(chan struct{}, 1), changed: changes{networks: map[int]bool{}}, expected: map[uint64]int{},
 		run: flowState{reader: bridgeReader{client: client, name: options.Bridge}, want: map[uint64]flows.State{}}}
 }
 
@@ -196,7 +196,7 @@ func (r *FlowReconciler) MarkComplete() {
 
 func (r *FlowReconciler) notify() {
 	select {
-	case r.wake <- struct{}{}:
+	case r.pending <- struct{}{}:
 	default:
 	}
 }
@@ -471,7 +471,7 @@ func (r *FlowReconciler) Run(ctx context.Context) {
 		stale := false
 		select {
 		case <-ctx.Done():
-		case <-r.wake:
+		case <-r.pending:
 		case <-retry:
 			stale = true
 		case <-tick.C:

@@ -264,7 +264,7 @@ func (c *Client) usable(ctx context.Context, name string) error {
 }
 
 // WatchUplink calls notify when the bridge is another one, or has another uplink, until ctx ends. Its
-// other ports, of which each network has one, cost a look at the bridge's row.
+// other ports, of which each network has one, cost one read of the bridge's row.
 func (c *Client) WatchUplink(ctx context.Context, bridge string, notify func()) {
 	changed, stop := c.change.wait(bridge)
 	defer stop()

@@ -133,7 +133,7 @@ func TestKernelWatch(t *testing.T) {
 	ip("route del default")
 	want("withdrawn", six)
 
-	// As many as the socket's buffer may not hold.
+	// More than the socket's buffer may hold.
 	var batch strings.Builder
 	for i := range 10000 {
 		fmt.Fprintf(&batch, "route add 100.%d.%d.0/24 via 172.18.0.2 proto bgp\n", 64+i/256, i%256)

@@ -32,9 +32,9 @@ var (
 	nodes    = flag.Int("nodes", 2, "the lab's nodes")
 	families = flag.String("families", "dual", "the lab's IP families: ipv4, ipv6 or dual")
 	gateway  = flag.String("gateway", "shared", "the lab's gateway mode: shared or local")
-	part     = flag.Int("part", 1, "which part of the checks is played, of -parts")
+	part     = flag.Int("part", 1, "which part of the checks is run, of -parts")
 	parts    = flag.Int("parts", 1, "how many parts the checks are dealt to, each for a lab of its own; the last also has the tests of Kubernetes and of the kernel")
-	again    = flag.Bool("again", false, "another lab plays everything: leave out the kernel's tests, sample those of Kubernetes and, where everything is played, leave out the checks that neither nodes nor the gateway mode change")
+	again    = flag.Bool("again", false, "another lab runs everything: leave out the kernel's tests, sample those of Kubernetes and, where everything is run, leave out the checks that neither nodes nor the gateway mode change")
 )
 
 // endTime is how long the results, the logs and the lab's end may take.
@@ -83,7 +83,7 @@ func TestStory(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.LabEnds = true
-	results := w.Play(ctx, checks)
+	results := w.Run(ctx, checks)
 	for _, r := range results {
 		t.Run(r.Check.Name(), func(t *testing.T) {
 			if r.Err != nil {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sampling tells tests that take too long for every run what to play: everything,
+// Package sampling tells tests that take too long for every run what to run: everything,
 // or a sample that a seed chooses.
 package sampling
 
@@ -13,13 +13,13 @@ import (
 	"strings"
 )
 
-// FullEnv in the environment makes tests that play a sample play everything.
+// FullEnv in the environment makes tests that run a sample run everything.
 const FullEnv = "BULKHEAD_FULL"
 
 // SeedEnv in the environment chooses the samples; the default is the commit.
 const SeedEnv = "BULKHEAD_SEED"
 
-// Full tells whether everything is played, and not a sample.
+// Full tells whether everything is run, and not a sample.
 func Full() bool { return os.Getenv(FullEnv) != "" }
 
 // Seed is what chooses the samples: that of the environment, or the commit that

@@ -28,8 +28,8 @@ type Keeper struct {
 	// Report is called with the result of each run; nil is success.
 	Report func(error)
 
-	uplink atomic.Value // string: the interface, once it is known
-	wake   chan struct{}
+	uplink  atomic.Value // string: the interface, once it is known
+	pending chan struct{}
 }
 
 const (
@@ -42,13 +42,13 @@ const (
 
 // NewKeeper returns a keeper, which Run runs.
 func NewKeeper(n *Node, bridge, configured string, log *slog.Logger, report func(error)) *Keeper {
-	return &Keeper{Node: n, Bridge: bridge, Configured: configured, Log: log, Report: report, wake: make(chan struct{}, 1)}
+	return &Keeper{Node: n, Bridge: bridge, Configured: configured, Log: log, Report: report, pending: make(chan struct{}, 1)}
 }
 
 // Notify says that the bridge or the interface may have changed.
 func (k *Keeper) Notify() {
 	select {
-	case k.wake <- struct{}{}:
+	case k.pending <- struct{}{}:
 	default:
 	}
 }
@@ -91,7 +91,7 @@ func (k *Keeper) Run(ctx context.Context) error {
 			return nil
 		case <-retry:
 		case <-tick.C:
-		case <-k.wake:
+		case <-k.pending:
 			select {
 			case <-ctx.Done():
 				return nil

@@ -70,7 +70,7 @@ func (a *arena) early(ctx context.Context) (string, error) {
 		if i := slices.IndexFunc(got, func(g probe) bool { return g.OK }); i >= 0 {
 			errs = append(errs, fmt.Errorf("a pod that the agent does not know reached %s of its network", got[i].Target))
 		}
-		// Its server is where any host-network pod's is, until the agent goes on.
+		// Until the agent continues, its server listens at the node's address, like any host-network pod's.
 		answers := map[string]string{}
 		for _, t := range outside {
 			answers[t] = early.Name

@@ -172,7 +172,7 @@ func noOverlayReached(ctx context.Context, w *World) (string, error) {
 }
 
 // sessionsReported waits for the condition of Nodes that says whether their sessions are up, and if everything is
-// played, shuts one session down and up again.
+// run, shuts one session down and up again.
 func (w *World) sessionsReported(ctx context.Context) error {
 	nodes := w.Lab.Nodes()
 	nodes = nodes[:min(2, len(nodes))]

@@ -45,8 +45,8 @@ func (w *World) reflected(ctx context.Context, pods []*pod) (err error) {
 	if err := each(reflectors, func(n *lab.Node) error { return w.labelReflector(ctx, n, &label) }); err != nil {
 		return err
 	}
-	played := "route reflectors"
-	if err := w.configureFabric(ctx, other, &played); err != nil {
+	done := "route reflectors"
+	if err := w.configureFabric(ctx, other, &done); err != nil {
 		return err
 	}
 	// A reflector names its clients, and a client has sessions with nobody else.
@@ -132,11 +132,11 @@ func (w *World) meshSessions(ctx context.Context) error {
 
 // configureFabric sets the product's configuration and replaces the cluster controllers, which
 // alone read what it says of the managed fabric.
-func (w *World) configureFabric(ctx context.Context, data map[string]string, played *string) error {
+func (w *World) configureFabric(ctx context.Context, data map[string]string, done *string) error {
 	if err := w.setConfig(ctx, data); err != nil {
 		return err
 	}
-	if err := w.replaceClusterControllers(ctx, played); err != nil {
+	if err := w.replaceClusterControllers(ctx, done); err != nil {
 		return err
 	}
 	return w.Lab.Wait(ctx, "the cluster controllers to be replaced", w.deploymentsReplaced)

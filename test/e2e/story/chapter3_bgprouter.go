@@ -115,7 +115,7 @@ func undoMist(ctx context.Context, w *World) error {
 
 // routerReached has mist's pods ask each other and a server outside, which sees their own addresses, and
 // the router ask the pods. Then the router's daemons are killed, which ends the nodes' routes, and pods
-// reach each other again when the router is back. If everything is played, all of it again with the
+// reach each other again when the router is back. If everything is run, all of it again with the
 // other kinds of sessions: with a mesh, the pods reach each other without the router, too.
 func routerReached(ctx context.Context, w *World) (string, error) {
 	external, pods := w.Lab.External(), w.tenant("mist")
@@ -170,7 +170,7 @@ func routerReached(ctx context.Context, w *World) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	var played []string
+	var done []string
 	for i, sessions := range mistSessions {
 		if i > 0 && !w.Full {
 			break
@@ -209,9 +209,9 @@ func routerReached(ctx context.Context, w *World) (string, error) {
 		if _, err := reached(); err != nil {
 			return "", fmt.Errorf("by %s, after the router was away: %w", sessions.name, err)
 		}
-		played = append(played, sessions.name)
+		done = append(done, sessions.name)
 	}
-	return fmt.Sprintf("%s; %d denied attempts; %s", figures, denied, strings.Join(played, ", ")), nil
+	return fmt.Sprintf("%s; %d denied attempts; %s", figures, denied, strings.Join(done, ", ")), nil
 }
 
 // killMist kills the router's daemons.

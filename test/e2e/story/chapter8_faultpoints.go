@@ -40,7 +40,7 @@ func agentFaultPoints(ctx context.Context, w *World) (string, error) {
 	if w.Full {
 		rounds = 2
 	}
-	var played []string
+	var done []string
 	for i := range rounds {
 		// Each round has its own part of the calls.
 		point := func(what string, of int) int {
@@ -51,10 +51,10 @@ func agentFaultPoints(ctx context.Context, w *World) (string, error) {
 		if err != nil {
 			return "", fmt.Errorf("killed after call %d of the creation, %d of the deletion: %w", create, remove, err)
 		}
-		played = append(played, fmt.Sprintf("%d and %d", create, remove))
+		done = append(done, fmt.Sprintf("%d and %d", create, remove))
 		fmt.Fprintf(w.Out, "     killed after calls %d and %d, %d rounds of attempts\n", create, remove, tries)
 	}
-	return "after calls " + strings.Join(played, ", "), nil
+	return "after calls " + strings.Join(done, ", "), nil
 }
 
 // fly creates a namespace with a network and pods, and kills the agent after create of its calls. It

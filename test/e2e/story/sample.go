@@ -109,14 +109,14 @@ func Sample(checks []Check, besides Besides, seed string, out io.Writer) ([]Chec
 	return sample, besides
 }
 
-// What those parts of a story cost that are in no group: the checks of every sample, and
+// The cost of the checks that are in no group: the checks of every sample, and
 // what its last part runs besides checks (Kubernetes' own tests and the kernel's).
 const (
 	costUngrouped = 5 * time.Minute
 	costBesides   = 30 * time.Minute
 )
 
-// Part deals the checks to parts that take about as long as each other, each with a lab of
+// Part splits the checks into parts that take about as long as each other, each with a lab of
 // its own, and returns those of one, from 1. Checks of a group stay together, and so do those
 // without a group.
 func Part(checks []Check, part, parts int) []Check {

@@ -107,7 +107,7 @@ func TestPart(t *testing.T) {
 	}
 }
 
-// Every check is complete, has a name of its own, and needs only fixtures that Play deletes.
+// Every check is complete, has a name of its own, and needs only fixtures that Run deletes.
 func TestChecks(t *testing.T) {
 	names := map[string]bool{}
 	for _, c := range Checks() {

@@ -32,7 +32,7 @@ func main() {
 		os.Exit(2)
 	}
 	ctx, stop := story.Interruptible()
-	failed, err := play(ctx, lab.Options{Nodes: *nodes, Families: *families, Gateway: *gateway, Transport: *transport, Install: true, Conformance: true}, *attach, match)
+	failed, err := runSpecs(ctx, lab.Options{Nodes: *nodes, Families: *families, Gateway: *gateway, Transport: *transport, Install: true, Conformance: true}, *attach, match)
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "conformance:", err)
@@ -42,8 +42,8 @@ func main() {
 	}
 }
 
-// play returns how many specs failed.
-func play(ctx context.Context, options lab.Options, attach bool, match *regexp.Regexp) (failed int, err error) {
+// runSpecs returns how many specs failed.
+func runSpecs(ctx context.Context, options lab.Options, attach bool, match *regexp.Regexp) (failed int, err error) {
 	l, err := lab.UpOrAttach(ctx, options, attach, os.Stdout)
 	if err != nil {
 		return 0, err

@@ -63,7 +63,7 @@ func demo(ctx context.Context, options lab.Options, checks []story.Check, attach
 		return false, err
 	}
 	w.LabEnds = !keep && !attach
-	ok = story.Table(os.Stdout, w.Play(ctx, checks))
+	ok = story.Table(os.Stdout, w.Run(ctx, checks))
 	if !ok {
 		l.CollectLogs(context.WithoutCancel(ctx))
 		fmt.Printf("\nLogs of every process: %s\n", l.LogDir())

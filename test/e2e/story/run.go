@@ -41,11 +41,11 @@ func Select(run string) ([]Check, error) {
 	return checks, nil
 }
 
-// Play sets up what the checks need, runs them, and deletes everything again;
+// Run sets up what the checks need, runs them, and deletes everything again;
 // that nothing remains is the last result. An interrupted story of a lab that ends with it
 // deletes nothing. A node that restarts ends the story: its pods have lost their tools.
 // Results are in the order of checks.
-func (w *World) Play(ctx context.Context, checks []Check) []Result {
+func (w *World) Run(ctx context.Context, checks []Check) []Result {
 	ctx, end := context.WithCancelCause(ctx)
 	defer end(nil)
 	go w.watchNodes(ctx, end)

@@ -27,7 +27,7 @@ type eventHandlers struct {
 	queue           *Queue
 	node            *nodeReconciler
 	networksChanged func()      // called when NADs or namespaces' labels changed
-	expectPods      func()      // called when a host-network pod has appeared or changed
+	expectPods      func()      // called when host-network pods, or their networks, have changed
 	refuse          func(error) // ends the agent
 	log             *slog.Logger
 }
@@ -92,6 +92,7 @@ func (h eventHandlers) deleteNAD(key string) {
 
 func (h eventHandlers) enqueueNAD(c NADChange) {
 	h.networksChanged()
+	h.expectPods()
 	h.queue.EnqueueNetworks(c.IDs...)
 	if c.Pods || c.Advertised {
 		h.queue.EnqueueHosts()
@@ -105,6 +106,7 @@ func (h eventHandlers) setNamespace(o *metav1.PartialObjectMetadata) {
 	_, labelled := o.Labels[network.LabelPrimaryUDN]
 	h.changeNamespace(o.Name, Namespace{Labelled: labelled, Trusted: o.Labels[hostnet.TrustLabel] == hostnet.TrustValue})
 	h.networksChanged()
+	h.expectPods()
 }
 
 func (h eventHandlers) deleteNamespace(name string) {

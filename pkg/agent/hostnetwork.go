@@ -36,6 +36,7 @@ type hostReconciler struct {
 	podRoots      func() ([]firewall.Cgroup, error)
 	log           *slog.Logger
 
+	expecting   sync.Mutex  // held from the read of the pods until eBPF knows them
 	recheck     atomic.Bool // the next reconcile reads the nft table
 	tableExists atomic.Bool // a reconcile of the nft table has succeeded
 	runs        *runs
@@ -66,9 +67,16 @@ func (r *hostReconciler) reconcile(ctx context.Context) error {
 
 // expectPods tells eBPF of the host-network pods at once: their cgroups appear soon, and a reconcile that runs may take long.
 func (r *hostReconciler) expectPods() {
-	if r.hostNet != nil {
-		r.hostNet.Expect(r.cache.HostPods(), r.hostNetworks())
+	if r.hostNet == nil {
+		return
 	}
+	r.expecting.Lock()
+	defer r.expecting.Unlock()
+	pods, used := r.cache.HostPods(), map[int]bool{}
+	for _, p := range pods {
+		used[p.NetworkID] = true
+	}
+	r.hostNet.Expect(pods, r.hostNetworks(func(n network.Network) bool { return used[n.ID] }))
 }
 
 // configureTimeout ends an nft process that hangs: all pods that start wait for it. A reconcile takes a minute on a very busy node.
@@ -79,6 +87,7 @@ const configureTimeout = 10 * time.Minute
 func (r *hostReconciler) configure(ctx context.Context) (notEnforced, err error) {
 	ctx, cancel := context.WithTimeout(ctx, configureTimeout)
 	defer cancel()
+	r.expectPods()
 	locked, ingress := r.cache.Locked(), r.cache.Ingress(r.config.IngressNamespaces)
 	var errs, unenforced []error
 	if r.firewall != nil {
@@ -105,7 +114,7 @@ func (r *hostReconciler) configure(ctx context.Context) (notEnforced, err error)
 		if err != nil {
 			return errors.Join(append(unenforced, err)...), errors.Join(append(errs, err)...)
 		}
-		in := hostnet.Inputs{Pods: r.cache.HostPods(), Networks: r.hostNetworks(), Services: r.config.Plan.ServiceCIDRs, Masquerade: r.config.Plan.Masquerade, Locked: locked, Doors: rows}
+		in := hostnet.Inputs{Pods: r.cache.HostPods(), Networks: r.hostNetworks(func(network.Network) bool { return true }), Services: r.config.Plan.ServiceCIDRs, Masquerade: r.config.Plan.Masquerade, Locked: locked, Doors: rows}
 		for _, p := range r.node.addresses() {
 			in.Locals = append(in.Locals, p.Addr())
 		}
@@ -193,11 +202,14 @@ func (r *hostReconciler) firewallInputs(locked []hostnet.LockedAddr, ingress *fi
 	return in, nil
 }
 
-// hostNetworks are the networks as eBPF needs them.
-func (r *hostReconciler) hostNetworks() []hostnet.Network {
+// hostNetworks are the networks that are wanted, as eBPF needs them.
+func (r *hostReconciler) hostNetworks(wanted func(network.Network) bool) []hostnet.Network {
 	nets := r.cache.Networks()
 	out := make([]hostnet.Network, 0, len(nets))
 	for _, n := range nets {
+		if !wanted(n) {
+			continue
+		}
 		x := hostnet.Network{ID: n.ID, Name: n.Name, Mark: n.PacketMark(), Subnets: n.CIDRs()}
 		if !r.networks.isNewDevice(n.ID) {
 			x.VRFIfindex = r.kernel.DeviceIndex(r.config.Plan.VRFTable(n))

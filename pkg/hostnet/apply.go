@@ -36,7 +36,11 @@ var _ Kernel = (*loader.Loader)(nil)
 
 // Target reads and changes the kernel's state. It covers everything below
 // Bulkhead's pins and nothing else.
-type Target struct{ Kernel }
+type Target struct {
+	Kernel
+	// run runs an operation with apply, or leaves it out; nil: none is left out.
+	run func(o Op, apply func(Op) error) (done bool, err error)
+}
 
 // Read returns the actual state. A dead or incomplete attachment is returned with
 // cgroup id 0, which no pod has, so that Diff repairs or removes it.
@@ -82,14 +86,23 @@ func (t *Target) Apply(ctx context.Context, ops []Op) (done []Op, err error) {
 		if err := ctx.Err(); err != nil {
 			return done, errors.Join(append(errs, fmt.Errorf("cancelled before %s: %w", o, err))...)
 		}
-		if err := t.apply(o); err != nil {
+		run := true
+		var err error
+		if t.run == nil {
+			err = t.apply(o)
+		} else {
+			run, err = t.run(o, t.apply)
+		}
+		if err != nil {
 			if o.Enforces() {
 				err = errors.Join(ErrNotEnforced, err)
 			}
 			errs = append(errs, fmt.Errorf("%s: %w", o, err))
 			continue
 		}
-		done = append(done, o)
+		if run {
+			done = append(done, o)
+		}
 	}
 	return done, errors.Join(errs...)
 }

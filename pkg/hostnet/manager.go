@@ -92,10 +92,11 @@ func New(kernel Kernel, opts Options) (*Manager, error) {
 		opts.Log = slog.Default()
 	}
 	m := &Manager{
-		opts: opts, log: opts.Log, target: Target{kernel}, readLayout: ReadLayout, confine: confineEarlySockets,
+		opts: opts, log: opts.Log, target: Target{Kernel: kernel}, readLayout: ReadLayout, confine: confineEarlySockets,
 		kubelet:      kubeletFinder{proc: opts.ProcRoot, cgroupRoot: opts.CgroupRoot, names: opts.KubeletNames, idOf: loader.CgroupID},
 		kubeletExits: map[int]func(){}, attached: map[string]uint64{}, recheck: map[string]bool{}, guarded: map[int]loader.DoorRow{}, trigger: make(chan struct{}, 1), newPods: newNewPods(),
 	}
+	m.target.run = m.newPods.run
 	m.status.EarlySockets = map[string]int{}
 	m.publish()
 	w, err := fsnotify.NewWatcher()
@@ -141,10 +142,9 @@ func (m *Manager) GuardOverlay() error {
 
 // Reconcile applies the inputs to the kernel. It is idempotent. Run uses the inputs
 // for later reconciles. The error names each operation that failed; inputs that
-// cannot be applied yet are reported by Status.
+// cannot be applied yet are reported by Status. Expect precedes it.
 func (m *Manager) Reconcile(ctx context.Context, in Inputs) error {
 	call := m.newPods.called()
-	m.Expect(in.Pods, in.Networks) // before it waits for a reconcile that runs
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	// The inputs may have been read before the last calls of Guard, but not before those
@@ -191,7 +191,7 @@ func (m *Manager) reconcile(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("read the eBPF state: %w", err)
 	}
-	ops := m.newPods.withoutEarly(Diff(want, have))
+	ops := Diff(want, have)
 	for _, o := range ops {
 		m.log.Debug("reconciling the host network", "operation", o.String())
 	}
@@ -229,7 +229,7 @@ func (m *Manager) reconcile(ctx context.Context) error {
 			m.recordAttached(uid, cg, row)
 		}
 	}
-	m.newPods.reconcileEnds(maps.Clone(m.attached))
+	m.newPods.reconcileEnds(maps.Clone(m.attached), layout.Pods)
 	return err
 }
 

@@ -167,6 +167,7 @@ func TestRootWatch(t *testing.T) {
 	}
 	k := kubelet("kubelet-a")
 	in := Inputs{Pods: []Pod{{UID: uid, Namespace: "red", Name: "a", NetworkID: 1}}, Networks: []Network{{ID: 1, Name: "red", VRFIfindex: 3, Mark: 0x10000, Subnets: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}}}}
+	m.Expect(in.Pods, in.Networks)
 	if err := m.Reconcile(ctx, in); err != nil {
 		t.Fatal(err)
 	}
@@ -339,7 +340,7 @@ func TestEarlySocketsOfAttachedPods(t *testing.T) {
 		}
 		if c.attached {
 			want, _ := Build(in, layout, Kubelet{})
-			if _, err := (&Target{kernel}).Apply(t.Context(), Diff(want, NewState())); err != nil {
+			if _, err := (&Target{Kernel: kernel}).Apply(t.Context(), Diff(want, NewState())); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -17,6 +17,10 @@ import (
 // tens of milliseconds after its cgroup, and a reconcile takes seconds on a busy node. Its lock is
 // held for moments only.
 type newPods struct {
+	// attaching is held while one pod is attached, or a reconcile runs one operation on a pod: the later one has the newer
+	// inputs, or leaves the pod alone.
+	attaching sync.Mutex
+
 	mu       sync.Mutex
 	ready    bool              // a reconcile has configured the programs
 	calls    int               // of Reconcile
@@ -31,8 +35,9 @@ type newPods struct {
 }
 
 type earlyPod struct {
-	cgroup uint64
-	calls  int // of Reconcile before it was attached
+	cgroup  uint64
+	network int // id
+	calls   int // of Reconcile before it was attached
 }
 
 // maxCreated limits created, whose entries end with their cgroups: a node has fewer pods. If events were lost, it
@@ -97,7 +102,7 @@ func (n *newPods) begin(uid string, cg Cgroup) (p Pod, row loader.PodRow, ok boo
 	if !known {
 		return p, row, false
 	}
-	n.early[uid] = earlyPod{cg.ID, n.calls}
+	n.early[uid] = earlyPod{cg.ID, p.NetworkID, n.calls}
 	return p, podRow(p, network, cg), true
 }
 
@@ -109,23 +114,29 @@ func (n *newPods) deleted(uid string) {
 }
 
 // reconcileBegins is called before a reconcile reads the cgroups. call is that of the Reconcile that set its inputs, which
-// have these pods. The inputs of the next call after a pod was attached may have been read before, those of the
+// have these pods. The inputs of the next call after a pod was attached may be older, those of the
 // second may not.
 func (n *newPods) reconcileBegins(call int, pods []Pod) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for uid, e := range n.early {
-		if call >= e.calls+2 || slices.ContainsFunc(pods, func(p Pod) bool { return p.UID == uid }) {
+		if call >= e.calls+2 || slices.ContainsFunc(pods, func(p Pod) bool { return p.UID == uid && p.NetworkID == e.network }) {
 			delete(n.early, uid)
 		}
 	}
 }
 
-// reconcileEnds sets what a reconcile has attached.
-func (n *newPods) reconcileEnds(attached map[string]uint64) {
+// reconcileEnds sets what a reconcile has attached, and adds the cgroups of other pods that it has read: some appeared
+// before their directory was watched.
+func (n *newPods) reconcileEnds(attached map[string]uint64, pods map[string]Cgroup) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	n.attached, n.ready = attached, true
+	for uid, cg := range pods {
+		if _, ok := attached[uid]; !ok && len(n.created) < maxCreated {
+			n.created[uid] = cg.Path
+		}
+	}
 }
 
 // setKubelet sets kubelet's cgroups.
@@ -151,29 +162,38 @@ func (n *newPods) manages(uid string) bool {
 	return attached || early || expected
 }
 
-// withoutEarly removes the operations on pods that were attached since the reconcile began. Another reconcile follows.
-// It is called after the reconcile has read the kernel's state: what it sees of such a pod was noted before.
-func (n *newPods) withoutEarly(ops []Op) []Op {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if len(n.early) == 0 {
-		return ops
+// run runs an operation of a reconcile with apply, unless it is on a pod that was attached since the reconcile began: another
+// reconcile follows. done is false if it was not run.
+func (n *newPods) run(o Op, apply func(Op) error) (done bool, err error) {
+	row, isPod := o.Row.(loader.PodRow)
+	if o.PodUID == "" && !isPod {
+		return true, apply(o)
 	}
-	cgroups := map[uint64]bool{}
-	for _, e := range n.early {
-		cgroups[e.cgroup] = true
+	n.attaching.Lock()
+	defer n.attaching.Unlock()
+	if n.isEarly(o.PodUID, row.CgroupID) {
+		return false, nil
 	}
-	return slices.DeleteFunc(ops, func(o Op) bool {
-		if _, ok := n.early[o.PodUID]; ok {
-			return true
-		}
-		row, isPod := o.Row.(loader.PodRow)
-		return isPod && cgroups[row.CgroupID]
-	})
+	return true, apply(o)
 }
 
-// Expect tells the Manager of the node's pods and networks as soon as they are known: a pod whose cgroup appears is then
-// attached at once, although a reconcile with the other inputs comes later. It does not wait for a reconcile that runs.
+func (n *newPods) isEarly(uid string, cgroup uint64) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if _, ok := n.early[uid]; ok {
+		return true
+	}
+	for _, e := range n.early {
+		if cgroup != 0 && e.cgroup == cgroup {
+			return true
+		}
+	}
+	return false
+}
+
+// Expect tells the Manager of the node's pods and networks as soon as they are known: a pod whose cgroup appears, or has
+// appeared, is attached at once, although a reconcile with the other inputs comes later. It does not wait for a reconcile
+// that runs. Each call must have newer pods than the last one.
 func (m *Manager) Expect(pods []Pod, networks []Network) {
 	for uid, path := range m.newPods.expect(pods, networks) {
 		m.attachNewPod(uid, path)
@@ -187,6 +207,8 @@ func (m *Manager) attachNewPod(uid, path string) {
 	if err != nil {
 		return // it is gone
 	}
+	m.newPods.attaching.Lock()
+	defer m.newPods.attaching.Unlock()
 	p, row, ok := m.newPods.begin(uid, Cgroup{Path: path, ID: id})
 	if !ok {
 		return

@@ -74,6 +74,7 @@ func newNewPodsWorld(t *testing.T) *newPodsWorld {
 // run runs the Manager until the test ends.
 func (w *newPodsWorld) run(in Inputs) {
 	w.Helper()
+	w.m.Expect(in.Pods, in.Networks)
 	if err := w.m.Reconcile(w.Context(), in); err != nil {
 		w.Fatal(err)
 	}
@@ -169,13 +170,14 @@ func TestRootNewPodExpectedLate(t *testing.T) {
 	w.settled(id)
 }
 
-// Inputs reach the event path before a reconcile that runs ends: Reconcile itself waits for it.
+// A pod whose inputs come while a reconcile runs is attached at once, although its Reconcile waits for that one.
 func TestRootNewPodOfWaitingInputs(t *testing.T) {
 	w := newNewPodsWorld(t)
 	w.run(Inputs{})
 	done := make(chan error, 1)
 	var id uint64
 	w.during(func() {
+		w.m.Expect(w.in.Pods, w.in.Networks)
 		go func() { done <- w.m.Reconcile(context.Background(), w.in) }()
 		eventually(t, "inputs known", func() bool { return w.m.newPods.manages(uid) })
 		id = w.create()
@@ -227,7 +229,7 @@ func TestNewPodsReady(t *testing.T) {
 	if _, _, ok := n.begin("a", Cgroup{"/a", 7}); ok {
 		t.Error("attached before a reconcile")
 	}
-	n.reconcileEnds(nil)
+	n.reconcileEnds(nil, map[string]Cgroup{"c": {"/c", 8}})
 	if waiting := n.expect(pods, networks); len(waiting) != 1 || waiting["a"] != "/a" {
 		t.Errorf("waiting: %v", waiting)
 	}
@@ -237,7 +239,7 @@ func TestNewPodsReady(t *testing.T) {
 		}
 	}
 	n.deleted("b")
-	if len(n.created) != 2 {
+	if len(n.created) != 2 { // c and d
 		t.Errorf("created: %v", n.created)
 	}
 }

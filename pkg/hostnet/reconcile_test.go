@@ -246,7 +246,7 @@ func TestGonePodStaysConfined(t *testing.T) {
 // converges applies the inputs to the kernel, after which there is nothing to do.
 func converges(t *testing.T, f *fakeKernel, in Inputs, layout Layout, kubelet Kubelet) {
 	t.Helper()
-	target := &Target{f}
+	target := &Target{Kernel: f}
 	want, _ := Build(in, layout, kubelet)
 	have, err := target.Read(ctx)
 	if err != nil {
@@ -358,7 +358,7 @@ func expectLeft(want *State, have State, uid string, cg Cgroup) {
 func TestConvergence(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		f := newFakeKernel()
-		target := &Target{f}
+		target := &Target{Kernel: f}
 		var last State
 		for round := range 2 {
 			in, layout, k, ids := drawInputs(t, fmt.Sprint("r", round))
@@ -418,7 +418,7 @@ func TestApplyContinuesAfterFailure(t *testing.T) {
 		f := newFakeKernel()
 		f.ids["/cg/podu1"] = 101
 		f.fail = func(n int) bool { return n == i+1 }
-		target := &Target{f}
+		target := &Target{Kernel: f}
 		_, err := target.Apply(ctx, ops)
 		if !errors.Is(err, errInjected) || !strings.Contains(err.Error(), ops[i].String()) {
 			t.Errorf("error when %s fails: %v", ops[i], err)
@@ -436,7 +436,7 @@ func TestBrokenAttachments(t *testing.T) {
 	f := newFakeKernel()
 	f.pods["u1"] = loader.Attachment{PodUID: "u1", CgroupID: 101, Missing: []string{"bh_vrf_conn4"}}
 	f.pods["u9"] = loader.Attachment{PodUID: "u9"}
-	have, err := (&Target{f}).Read(ctx)
+	have, err := (&Target{Kernel: f}).Read(ctx)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -457,7 +457,7 @@ func TestBrokenAttachments(t *testing.T) {
 func TestInterfaceDeletedMeanwhile(t *testing.T) {
 	k := newFakeKernel()
 	k.deleted = map[int]bool{7: true}
-	target := &Target{k}
+	target := &Target{Kernel: k}
 	ops := []Op{{Kind: AttachDoor, Row: loader.DoorRow{Ifindex: 7, Kind: loader.DoorPod}}, {Kind: AttachDoor, Row: loader.DoorRow{Ifindex: 8, Kind: loader.DoorPod}}}
 	if _, err := target.Apply(t.Context(), ops); err != nil {
 		t.Error(err)

@@ -79,8 +79,8 @@ func (w *World) ingressSources() ([]ingressSource, error) {
 }
 
 // ingressReaches has each process ask every tenant's service until all endpoints, and nobody else,
-// have answered. Host-network processes reach those of the cluster default network by no cluster IP,
-// but by their node ports, as they do all others.
+// have answered. Host-network processes ask all services' node ports, too. They do not ask the cluster IPs of
+// the cluster default network, which they reach as every process outside the tenants does.
 func ingressReaches(ctx context.Context, w *World) (string, error) {
 	sources, err := w.ingressSources()
 	if err != nil {

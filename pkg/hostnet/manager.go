@@ -55,7 +55,6 @@ type Manager struct {
 	pods         map[string]Cgroup // all pods of the node, from the last layout
 	status       Status
 	trigger      chan struct{}
-	call         int // of the Reconcile that set inputs
 
 	newPods   *newPods
 	published atomic.Pointer[Status] // what Status returns: a reconcile takes seconds on a busy node
@@ -144,7 +143,6 @@ func (m *Manager) GuardOverlay() error {
 // for later reconciles. The error names each operation that failed; inputs that
 // cannot be applied yet are reported by Status. Expect precedes it.
 func (m *Manager) Reconcile(ctx context.Context, in Inputs) error {
-	call := m.newPods.called()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	// The inputs may have been read before the last calls of Guard, but not before those
@@ -155,7 +153,7 @@ func (m *Manager) Reconcile(ctx context.Context, in Inputs) error {
 		}
 	}
 	clear(m.guarded)
-	m.inputs, m.call, m.started = in, call, true
+	m.inputs, m.started = in, true
 	return m.reconcile(ctx)
 }
 
@@ -177,7 +175,7 @@ func (m *Manager) publish() {
 
 func (m *Manager) reconcile(ctx context.Context) error {
 	defer m.publish()
-	m.newPods.reconcileBegins(m.call, m.inputs.Pods)
+	m.newPods.reconcileBegins(m.inputs.Pods)
 	layout, kubelet, err := m.readNode()
 	if err != nil {
 		return err

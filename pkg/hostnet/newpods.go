@@ -23,10 +23,9 @@ type newPods struct {
 
 	mu       sync.Mutex
 	ready    bool              // a reconcile has configured the programs
-	calls    int               // of Reconcile
 	pods     map[string]Pod    // those that are to be attached, by UID
 	networks map[int]Network   // by id
-	created  map[string]string // cgroups of pods that are not in pods, by UID: their paths
+	created  map[string]string // cgroups of pods that are not in pods, or whose networks are not in networks, by UID: their paths
 	kubelet  []string          // kubelet's cgroups
 	attached map[string]uint64 // cgroup ids of pods that a reconcile has attached, by UID
 	// early are pods that were attached here, until a reconcile begins that knows of them: one that read the
@@ -37,7 +36,6 @@ type newPods struct {
 type earlyPod struct {
 	cgroup  uint64
 	network int // id
-	calls   int // of Reconcile before it was attached
 }
 
 // maxCreated limits created, whose entries end with their cgroups: a node has fewer pods. If events were lost, it
@@ -77,32 +75,21 @@ func (n *newPods) expect(pods []Pod, networks []Network) (waiting map[string]str
 	return waiting
 }
 
-// called counts a call of Reconcile and returns its number.
-func (n *newPods) called() int {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.calls++
-	return n.calls
-}
-
 // begin returns the row of a pod whose cgroup has appeared, and notes that the pod is being attached. ok is false if it is
 // not to be attached now.
 func (n *newPods) begin(uid string, cg Cgroup) (p Pod, row loader.PodRow, ok bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	p, known := n.pods[uid]
-	if !known || !n.ready {
+	p, expected := n.pods[uid]
+	network, known := n.networks[p.NetworkID]
+	if !expected || !known || !n.ready {
 		if len(n.created) >= maxCreated {
 			clear(n.created)
 		}
 		n.created[uid] = cg.Path
 		return p, row, false
 	}
-	network, known := n.networks[p.NetworkID]
-	if !known {
-		return p, row, false
-	}
-	n.early[uid] = earlyPod{cg.ID, p.NetworkID, n.calls}
+	n.early[uid] = earlyPod{cg.ID, p.NetworkID}
 	return p, podRow(p, network, cg), true
 }
 
@@ -113,14 +100,14 @@ func (n *newPods) deleted(uid string) {
 	delete(n.created, uid)
 }
 
-// reconcileBegins is called before a reconcile reads the cgroups. call is that of the Reconcile that set its inputs, which
-// have these pods. The inputs of the next call after a pod was attached may be older, those of the
-// second may not.
-func (n *newPods) reconcileBegins(call int, pods []Pod) {
+// reconcileBegins is called before a reconcile reads the cgroups; its inputs have these pods. It may change an early pod
+// that its inputs have on the same network, and one that is no longer expected there. Other inputs are older
+// than what is expected: a Reconcile with newer ones follows.
+func (n *newPods) reconcileBegins(pods []Pod) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for uid, e := range n.early {
-		if call >= e.calls+2 || slices.ContainsFunc(pods, func(p Pod) bool { return p.UID == uid && p.NetworkID == e.network }) {
+		if p, ok := n.pods[uid]; !ok || p.NetworkID != e.network || slices.ContainsFunc(pods, func(p Pod) bool { return p.UID == uid && p.NetworkID == e.network }) {
 			delete(n.early, uid)
 		}
 	}

@@ -243,3 +243,61 @@ func TestNewPodsReady(t *testing.T) {
 		t.Errorf("created: %v", n.created)
 	}
 }
+
+// A pod that was attached before any Reconcile had it, and that then moves to another network or ends: one Reconcile with the
+// newest inputs converges, since no other one may follow.
+func TestRootNewPodChangesBeforeReconcile(t *testing.T) {
+	for _, ends := range []bool{false, true} {
+		w := newNewPodsWorld(t) // Run does not run: it would reconcile in between
+		defer w.m.watch.Close()
+		reconcile := func(in Inputs) {
+			t.Helper()
+			w.m.Expect(in.Pods, in.Networks)
+			if err := w.m.Reconcile(t.Context(), in); err != nil {
+				t.Fatal(err)
+			}
+		}
+		in := Inputs{Networks: append(w.in.Networks, Network{ID: 2, Name: "blue", VRFIfindex: 4, Mark: 0x20000})}
+		reconcile(in)
+		id := w.create()
+		w.m.Expect(w.in.Pods, in.Networks)
+		w.m.attachNewPod(uid, w.path)
+		if !w.has(id) {
+			t.Fatal("not attached")
+		}
+		key := loader.PodRow{CgroupID: id}.Key()
+		if ends {
+			if err := os.Remove(w.path); err != nil {
+				t.Fatal(err)
+			}
+			w.kernel.pods[uid] = loader.Attachment{PodUID: uid} // as the kernel says of links whose cgroup is gone
+			reconcile(in)
+			if row, left := w.kernel.rows[key]; left || len(w.kernel.pods) > 0 {
+				t.Errorf("the pod has ended: row %v, attachments %v", row, w.kernel.pods)
+			}
+			continue
+		}
+		in.Pods = []Pod{{UID: uid, Namespace: "red", Name: "a", NetworkID: 2}}
+		reconcile(in)
+		if row, _ := w.kernel.rows[key].(loader.PodRow); row.NetworkID != 2 {
+			t.Errorf("the pod has moved to network 2: row %v", row)
+		}
+	}
+}
+
+// The cgroup of a pod whose network is not known yet is remembered until it is.
+func TestNewPodsNetworkUnknown(t *testing.T) {
+	n := newNewPods()
+	n.reconcileEnds(nil, nil)
+	pods := []Pod{{UID: "a", NetworkID: 1}}
+	n.expect(pods, nil)
+	if _, _, ok := n.begin("a", Cgroup{"/a", 7}); ok {
+		t.Error("attached without its network")
+	}
+	if waiting := n.expect(pods, []Network{{ID: 1}}); waiting["a"] != "/a" {
+		t.Errorf("waiting: %v", waiting)
+	}
+	if _, row, ok := n.begin("a", Cgroup{"/a", 7}); !ok || row.NetworkID != 1 {
+		t.Errorf("attached %t with %v", ok, row)
+	}
+}

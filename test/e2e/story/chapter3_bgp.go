@@ -148,7 +148,7 @@ func noOverlayReached(ctx context.Context, w *World) (string, error) {
 	if err := w.sessionsReported(ctx); err != nil {
 		return "", err
 	}
-	if len(pods) > 1 {
+	if w.Full && len(pods) > 1 {
 		killed, err := w.killedWithoutOverlay(ctx, pods)
 		if err != nil {
 			return "", err

@@ -42,13 +42,10 @@ func (w *World) frrAlone(ctx context.Context, pods []*pod) (figures string, err 
 	return fmt.Sprintf("frr-k8s and the API server away for %.0f s: %d pings, none lost", took.Seconds(), sent), nil
 }
 
-// killedWithoutOverlay kills the agents, and if everything is run the zone controllers, while sky's pods ping each other
-// without an overlay: no ping is lost.
+// killedWithoutOverlay kills the agents and the zone controllers, while sky's pods ping each other without an overlay: no
+// ping is lost.
 func (w *World) killedWithoutOverlay(ctx context.Context, pods []*pod) (figures string, err error) {
-	patterns := []string{agentProcess}
-	if w.Full {
-		patterns = append(patterns, zoneRole)
-	}
+	patterns := []string{agentProcess, zoneRole}
 	var killed int32
 	sent, err := w.withoutLoss(ctx, pods[0], pods[len(pods)-1], func() error {
 		for _, pattern := range patterns {

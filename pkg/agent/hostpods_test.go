@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// TestHostPodExpected: eBPF hears of a new host-network pod from its event, without waiting for a reconcile.
+// TestHostPodExpected: the eBPF maps get a new host-network pod from its event, without waiting for a reconcile.
 func TestHostPodExpected(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeNode(t)

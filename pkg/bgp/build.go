@@ -86,7 +86,7 @@ type base struct {
 	*frrv1.FRRConfiguration
 	nodes func(Node) bool
 	// vrfs has the VRFs in which these nodes have sessions, and the IP families whose routes the sessions
-	// carry. A router whose only neighbour is the node itself counts: that is a fabric of one node.
+	// carry. A router whose only neighbor is the node itself counts: that is a fabric of one node.
 	vrfs map[string]families
 }
 

@@ -231,7 +231,7 @@ func linesOf(raw string, r frrv1.Router) string {
 }
 
 // placedBy returns where c, the generated FRRConfiguration of a node, advertises the networks. A router
-// without neighbours passes routes from one VRF to another, and advertises nothing.
+// without neighbors passes routes from one VRF to another, and advertises nothing.
 func placedBy(c *frrv1.FRRConfiguration, nodeID int, networks []Network) []placed {
 	prefixes := map[[2]string]bool{}   // with the router's VRF
 	sessions := map[string]bool{}      // VRFs

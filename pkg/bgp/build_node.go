@@ -137,7 +137,7 @@ type generator struct {
 	node    Node
 	bases   []*frrv1.FRRConfiguration // all, also of other nodes
 	nodeIDs map[netip.Addr][]int      // of all nodes, by InternalIP
-	filters int                       // of routes to receive, of all neighbours
+	filters int                       // of routes to receive, of all neighbors
 	raw     []string                  // lines for what the API of frr-k8s does not have
 }
 
@@ -173,7 +173,7 @@ func (g *generator) configuration(namespace string) *frrv1.FRRConfiguration {
 	if len(spec.BGP.Routers) == 0 {
 		return nil
 	}
-	// A neighbour's BFD profile must be in the neighbour's own object.
+	// A neighbor's BFD profile must be in the neighbor's own object.
 	for _, p := range g.base.Spec.BGP.BFDProfiles {
 		if profiles[p.Name] {
 			spec.BGP.BFDProfiles = append(spec.BGP.BFDProfiles, p)
@@ -197,7 +197,7 @@ func (g *generator) configuration(namespace string) *frrv1.FRRConfiguration {
 // rawPriority places our lines before those of others, so that the others can override ours.
 const rawPriority = 10
 
-// router returns the base's router with the node's prefixes of the networks. Its neighbours keep the
+// router returns the base's router with the node's prefixes of the networks. Its neighbors keep the
 // settings of the session, which frr-k8s requires to be equal in all objects.
 func (g *generator) router(from frrv1.Router, networks []Network) frrv1.Router {
 	out := frrv1.Router{ASN: from.ASN, ID: from.ID, VRF: from.VRF}
@@ -230,7 +230,7 @@ func (g *generator) router(from frrv1.Router, networks []Network) frrv1.Router {
 			continue
 		}
 		// All prefixes of this object's router, which are those above: listing them again for
-		// each neighbour would make objects of neighbours × networks.
+		// each neighbor would make objects of neighbors × networks.
 		n.ToAdvertise = frrv1.Advertise{Allowed: frrv1.AllowedOutPrefixes{Mode: frrv1.AllowAll}, NextHop: n.ToAdvertise.NextHop}
 		n.ToReceive = frrv1.Receive{Allowed: frrv1.AllowedInPrefixes{Mode: frrv1.AllowRestricted}}
 		filters := receive
@@ -304,7 +304,7 @@ func hostSubnetFilters(networks []Network) (out []frrv1.PrefixSelector) {
 	return out
 }
 
-// filtersOf accept the routes to the neighbour's own subnets of the networks: in a full mesh no node passes on the
+// filtersOf accept the routes to the neighbor's own subnets of the networks: in a full mesh no node passes on the
 // routes of others, and none can take another's packets.
 func (g *generator) filtersOf(neighbor frrv1.Neighbor, networks []Network) (out []frrv1.PrefixSelector) {
 	a, err := netip.ParseAddr(neighbor.Address)
@@ -342,9 +342,9 @@ func (g *generator) hasIPv4(vrf string, networks []Network) bool {
 // reflected is the name of the prefix lists of what a route reflector passes on.
 const reflected = "bulkhead-reflected"
 
-// reflect lets a route reflector send a neighbour what it has received from nodes: frr-k8s
+// reflect lets a route reflector send a neighbor what it has received from nodes: frr-k8s
 // alone lets only the node's own prefixes leave. Its outgoing route map is named after the
-// neighbour and has low sequence numbers.
+// neighbor and has low sequence numbers.
 func (g *generator) reflect(n frrv1.Neighbor, carries families) {
 	for i, f := range []struct {
 		name string
@@ -391,19 +391,19 @@ func (g *generator) joined(router frrv1.Router, n Network) []frrv1.Router {
 // isJoined reports whether r advertises into a VRF that is no network's.
 func (r *request) isJoined() bool { return r.target() != DefaultVRF && r.target() != network.VRFAuto }
 
-// isSelf reports whether the neighbour is the node itself: one base lists the nodes of a
+// isSelf reports whether the neighbor is the node itself: one base lists the nodes of a
 // full mesh.
 func (g *generator) isSelf(n frrv1.Neighbor) bool {
 	a, err := netip.ParseAddr(n.Address)
 	return err == nil && (slices.Contains(g.node.Addresses, a.Unmap()) || slices.Contains(g.node.InternalIPs, a.Unmap()))
 }
 
-// isExternal reports whether the neighbour is in another autonomous system.
+// isExternal reports whether the neighbor is in another autonomous system.
 func isExternal(r frrv1.Router, n frrv1.Neighbor) bool {
 	return n.DynamicASN == frrv1.ExternalASNMode || n.DynamicASN == "" && n.ASN != r.ASN
 }
 
-// addRaw adds a setting of a neighbour's address families that the API of frr-k8s does not
+// addRaw adds a setting of a neighbor's address families that the API of frr-k8s does not
 // have.
 func (g *generator) addRaw(r frrv1.Router, n frrv1.Neighbor, setting string, carries families) {
 	g.raw = append(g.raw, routerLine(r))

@@ -80,7 +80,7 @@ func ipv6Only(n Node) Node {
 	return n
 }
 
-// testBase returns a base with one router of each VRF and the neighbours.
+// testBase returns a base with one router of each VRF and the neighbors.
 func testBase(name string, vrfs []string, neighbors ...frrv1.Neighbor) frrv1.FRRConfiguration {
 	c := frrv1.FRRConfiguration{ObjectMeta: metav1.ObjectMeta{Namespace: frrNamespace, Name: name, Labels: map[string]string{"fabric": name}}}
 	for _, vrf := range vrfs {
@@ -283,7 +283,7 @@ func TestRefused(t *testing.T) {
 		{"base without router", udnv1.ReasonConfigurationError, "node node1: no selected FRRConfiguration has a router in VRF default with a neighbor", true, func(in *Inputs, _ *udnv1.RouteAdvertisements) {
 			in.Configurations[0].Spec.BGP.Routers = nil
 		}},
-		{"base without neighbour", udnv1.ReasonConfigurationError, "no selected FRRConfiguration has a router in VRF default with a neighbor", true, func(in *Inputs, _ *udnv1.RouteAdvertisements) {
+		{"base without neighbor", udnv1.ReasonConfigurationError, "no selected FRRConfiguration has a router in VRF default with a neighbor", true, func(in *Inputs, _ *udnv1.RouteAdvertisements) {
 			in.Configurations[0].Spec.BGP.Routers[0].Neighbors = nil
 		}},
 		{"the networks' own VRFs in shared gateway mode", udnv1.ReasonConfigurationError, "spec.targetVRF: node node1 has gateway mode shared", true, func(in *Inputs, ra *udnv1.RouteAdvertisements) {

@@ -262,7 +262,7 @@ func sameConfiguration(w, h *frrv1.FRRConfiguration) bool {
 	return equality.Semantic.DeepEqual(w.Spec, h.Spec) || equality.Semantic.DeepEqual(withDefaults(w).Spec, withDefaults(h).Spec)
 }
 
-// withDefaults returns a copy of c with what the API server adds to a neighbour. frr-k8s of a version
+// withDefaults returns a copy of c with what the API server adds to a neighbor. frr-k8s of a version
 // without that field drops it, so Build leaves it out.
 func withDefaults(c *frrv1.FRRConfiguration) *frrv1.FRRConfiguration {
 	out := c.DeepCopy()

@@ -133,7 +133,7 @@ func TestNativeReflectors(t *testing.T) {
 }
 
 // asFRRK8s returns FRR's configuration of a node as frr-k8s makes it of its objects: what leaves to
-// a neighbour is limited to the router's own prefixes, and what enters to toReceive. Daemons share a
+// a neighbor is limited to the router's own prefixes, and what enters to toReceive. Daemons share a
 // machine here, so each calls from its own addresses.
 func asFRRK8s(f *Fake, node Node) string {
 	var prefixes, raw []string

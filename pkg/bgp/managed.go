@@ -107,8 +107,8 @@ func (st ManagedState) addAdvertisements(what string, networks udnv1.NetworkSele
 	}
 }
 
-// addBase adds a base whose neighbours are nodes. It selects no node itself: on a node that
-// is one of the neighbours frr-k8s would configure a session of the node with itself.
+// addBase adds a base whose neighbors are nodes. It selects no node itself: on a node that
+// is one of the neighbors frr-k8s would configure a session of the node with itself.
 func (st ManagedState) addBase(f Fabric, role string, neighbors, reflectors []Node) {
 	name := managedName("fabric/" + cmp.Or(role, config.FullMesh))
 	c := &frrv1.FRRConfiguration{
@@ -218,7 +218,7 @@ func hasFabricRole(c *frrv1.FRRConfiguration, n Node) bool {
 	return true
 }
 
-// isClient reports whether the neighbour is a client of this node, a route reflector.
+// isClient reports whether the neighbor is a client of this node, a route reflector.
 func (g *generator) isClient(n frrv1.Neighbor) bool {
 	a, err := netip.ParseAddr(n.Address)
 	return g.isReflector() && err == nil && !slices.Contains(reflectorsOf(g.base), a)

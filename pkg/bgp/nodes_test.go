@@ -178,7 +178,7 @@ func TestReflectorWithoutSubnet(t *testing.T) {
 	}
 }
 
-// In a full mesh a node accepts from each neighbour the neighbour's own subnets alone, and has one session per
+// In a full mesh a node accepts from each neighbor the neighbor's own subnets alone, and has one session per
 // IP family with it, in the families of its own.
 func TestMeshNeighbors(t *testing.T) {
 	f, fabric := managedFake(3), Fabric{Topology: config.FullMesh, ASN: 64512, Namespace: frrNamespace, Default: true}

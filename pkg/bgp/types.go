@@ -71,7 +71,7 @@ type Node struct {
 	Labels map[string]string
 	// InternalIPs are those of the Node's status: sessions with the node use them.
 	InternalIPs []netip.Addr
-	// Addresses are all that the node is known to have. A neighbour with one of them is the
+	// Addresses are all that the node is known to have. A neighbor with one of them is the
 	// node itself.
 	Addresses []netip.Addr
 	NextHops  []netip.Addr // its default gateways

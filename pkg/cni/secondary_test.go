@@ -136,7 +136,8 @@ func TestSecondaryWithMetaPlugin(t *testing.T) {
 	if got := interfaces(t, links, "/ns/a"); !maps.Equal(got, withStorage) {
 		t.Errorf("interfaces %v, want %v: Multus refuses to attach one that is there", got, withStorage)
 	}
-	// Neither in place of the default network, which the pod's annotation may ask Multus for, nor unasked.
+	// ADD is refused in place of the default network, for which the pod's annotation may ask Multus, and for a
+	// network that the pod does not request.
 	for _, c := range []struct{ nad, ifName, want string }{
 		{"ns/storage", "eth0", "is of the cluster default network"}, {"ns/net", "eth0", "is of the cluster default network"}, {"ns/net", "net3", "does not request"},
 	} {
@@ -260,7 +261,7 @@ func TestDelegated(t *testing.T) {
 }
 
 // A configuration without netAttachDefName would be taken for the cluster default
-// network's, also one with its name: its ADD and CHECK are refused, and its DEL touches no other interface.
+// network's, also one with its name: its ADD and CHECK are refused, and its DEL removes no other interface.
 func TestConfigurationWithoutName(t *testing.T) {
 	d, links := secondaryDeps(t, ""), NewFakeLinks("/ns/a")
 	s := d.server(links)

@@ -59,10 +59,10 @@ ip link set red up
 ip addr add 10.20.1.9/24 dev red
 ip addr add fd20:0:0:1::9/64 dev red nodad`)
 	enter(outside)
-	heard := newEar()
+	received := newReceiver()
 	to := []string{"10.20.1.9", "fd20:0:0:1::9"}
 	for _, a := range to {
-		heard.listen(t, netip.AddrPortFrom(netip.MustParseAddr(a), 53).String())
+		received.listen(t, netip.AddrPortFrom(netip.MustParseAddr(a), 53).String())
 	}
 	enter(host)
 	in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Plan: plan, Node: nodeAddresses, NodeID: 2, PodRoots: []Cgroup{{pods, podsID}},
@@ -92,14 +92,14 @@ ip addr add fd20:0:0:1::9/64 dev red nodad`)
 				}
 				control := attack.Attempt{ID: 1000 + id, Socket: "udp", Src: []string{"10.20.1.2", "fd20:0:0:1::2"}[family], To: to[family], Port: 53}
 				var err error
-				for deadline := time.Now().Add(20 * time.Second); !heard.has(string(control.Token())) && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+				for deadline := time.Now().Add(20 * time.Second); !received.has(string(control.Token())) && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 					err = a.Do()
 					if err := control.Do(); err != nil {
 						t.Fatal(err)
 					}
 				}
-				if got, want := heard.has(string(a.Token())), !(tenant && s.refused); got != want || !heard.has(string(control.Token())) {
-					t.Errorf("from %s, by a tenant's process: %t, arrives: %t, want %t (%v); a control arrives: %t", s.from, tenant, got, want, err, heard.has(string(control.Token())))
+				if got, want := received.has(string(a.Token())), !(tenant && s.refused); got != want || !received.has(string(control.Token())) {
+					t.Errorf("from %s, by a tenant's process: %t, arrives: %t, want %t (%v); a control arrives: %t", s.from, tenant, got, want, err, received.has(string(control.Token())))
 				}
 			}
 		}

@@ -20,25 +20,27 @@ import (
 	"bulkhead/pkg/network"
 )
 
-// ear hears datagrams, each with a text of its own.
-type ear struct {
-	mu    sync.Mutex
-	heard map[string]int
-	from  map[string]netip.AddrPort // who sent a text last
+// receiver receives datagrams, each with a text of its own.
+type receiver struct {
+	mu       sync.Mutex
+	received map[string]int
+	from     map[string]netip.AddrPort // who sent a text last
 }
 
-func newEar() *ear { return &ear{heard: map[string]int{}, from: map[string]netip.AddrPort{}} }
-
-// sender of a text that has been heard.
-func (e *ear) sender(text string) netip.AddrPort {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.from[text]
+func newReceiver() *receiver {
+	return &receiver{received: map[string]int{}, from: map[string]netip.AddrPort{}}
 }
 
-// listen hears what arrives at the addresses, which are the thread's network namespace's,
+// sender returns who sent a received text last.
+func (r *receiver) sender(text string) netip.AddrPort {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.from[text]
+}
+
+// listen receives what arrives at the addresses, which are the thread's network namespace's,
 // and answers.
-func (e *ear) listen(t *testing.T, addresses ...string) {
+func (r *receiver) listen(t *testing.T, addresses ...string) {
 	t.Helper()
 	for _, address := range addresses {
 		conn, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(netip.MustParseAddrPort(address)))
@@ -53,20 +55,20 @@ func (e *ear) listen(t *testing.T, addresses ...string) {
 				if err != nil {
 					return
 				}
-				e.mu.Lock()
-				e.heard[string(buf[:n])]++
-				e.from[string(buf[:n])] = from
-				e.mu.Unlock()
+				r.mu.Lock()
+				r.received[string(buf[:n])]++
+				r.from[string(buf[:n])] = from
+				r.mu.Unlock()
 				_, _ = conn.WriteToUDPAddrPort(buf[:n], from)
 			}
 		}()
 	}
 }
 
-func (e *ear) has(text string) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.heard[text] > 0
+func (r *receiver) has(text string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.received[text] > 0
 }
 
 // sender is a socket in a network namespace.
@@ -136,7 +138,7 @@ type forwarder struct {
 	target                *Target
 	reconciler            *Reconciler
 	in                    Inputs
-	atOutside, atTenant   *ear
+	atOutside, atTenant   *receiver
 	number                int
 }
 
@@ -220,7 +222,7 @@ ip addr add fd69::b/128 dev lo
 ip route add 169.254.0.0/17 via 192.0.2.10
 ip route add fd69::/112 via 2001:db8::10
 `)
-	atOutside, atTenant := newEar(), newEar()
+	atOutside, atTenant := newReceiver(), newReceiver()
 	atOutside.listen(t, "10.96.0.1:53", "10.96.0.1:54", "192.0.2.1:53", "[fd10:96::1]:53", "[fd10:96::1]:54", "[2001:db8::1]:53",
 		"169.254.0.11:30080", "[fd69::b]:30080", "192.0.2.1:6081", "[2001:db8::1]:6081")
 	if err := netns.Set(tenant); err != nil {
@@ -251,13 +253,13 @@ func (f *forwarder) script(ns netns.NsHandle, text string) string {
 	return runScript(f.t, ns, text)
 }
 
-// listen has an ear hear what arrives at addresses of a network namespace.
-func (f *forwarder) listen(ns netns.NsHandle, e *ear, addresses ...string) {
+// listen has a receiver get what arrives at addresses of a network namespace.
+func (f *forwarder) listen(ns netns.NsHandle, r *receiver, addresses ...string) {
 	f.t.Helper()
 	if err := netns.Set(ns); err != nil {
 		f.t.Fatal(err)
 	}
-	e.listen(f.t, addresses...)
+	r.listen(f.t, addresses...)
 }
 
 func (f *forwarder) reconcile() {
@@ -270,22 +272,22 @@ func (f *forwarder) reconcile() {
 	}
 }
 
-// expect sends from the sender until a control of the same sender's path is heard, and
+// expect sends from the sender until a control of the same sender's path is received, and
 // then says whether the text was.
-func (f *forwarder) expect(what string, s sender, to string, at *ear, want bool, control sender, controlTo string, controlAt *ear) {
+func (f *forwarder) expect(what string, s sender, to string, at *receiver, want bool, control sender, controlTo string, controlAt *receiver) {
 	f.t.Helper()
 	f.number++
 	text, proof := fmt.Sprintf("text %d", f.number), fmt.Sprintf("control %d", f.number)
 	for deadline := time.Now().Add(20 * time.Second); !controlAt.has(proof) || want && !at.has(text); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			f.t.Errorf("%s: heard %v, control heard %v", what, at.has(text), controlAt.has(proof))
+			f.t.Errorf("%s: received %v, control received %v", what, at.has(text), controlAt.has(proof))
 			return
 		}
 		s.send(f.t, to, text)
 		control.send(f.t, controlTo, proof)
 	}
 	if at.has(text) != want {
-		f.t.Errorf("%s: heard %v", what, !want)
+		f.t.Errorf("%s: received %v", what, !want)
 	}
 }
 
@@ -319,7 +321,7 @@ var forwardAddresses = []struct{ masquerade, other, pod, service, outside, node,
 func at(address string, port int) string { return net.JoinHostPort(address, fmt.Sprint(port)) }
 
 // TestKernelForward: what a node sends and forwards between a network in its VRF, services
-// behind the external bridge and the wire, as the receivers hear it.
+// behind the external bridge and the wire, as the receivers get it.
 func TestKernelForward(t *testing.T) {
 	w := newForwarder(t)
 	w.reconcile()
@@ -327,7 +329,7 @@ func TestKernelForward(t *testing.T) {
 	for _, f := range forwardAddresses {
 		fromNetwork, fromNode := sender{ns: w.tenant, from: f.masquerade}, sender{ns: w.host, from: f.node}
 		service, wire := at(f.service, 53), at(f.outside, 53)
-		denied := func(what string, s sender, to string, victim *ear) {
+		denied := func(what string, s sender, to string, victim *receiver) {
 			t.Helper()
 			w.expect(what, s, to, victim, false, fromNetwork, service, atOutside)
 		}

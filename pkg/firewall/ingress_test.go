@@ -117,7 +117,7 @@ ip route add default via 10.244.2.2
 ip route add default via fd10:244::2
 `)
 	w.listen(w.tenant, w.atTenant, "10.96.5.5:55", "10.96.5.6:55", "[fd10:96::55]:55", "[fd10:96::56]:55", "10.66.1.3:55", "[fd66:0:0:1::3]:55")
-	atPods := newEar()
+	atPods := newReceiver()
 	w.listen(pods, atPods, "10.244.2.9:56", "[fd10:244::9]:56")
 	w.in.Networks, w.in.NodeID, w.in.Default = ingressNetworks[:1], 2, defaultNetwork
 	for _, w.in.Mode = range []network.GatewayMode{network.SharedGateway, network.LocalGateway} {
@@ -133,7 +133,7 @@ ip route add default via fd10:244::2
 				t.Errorf("%s: the service sees %s, want %s", w.in.Mode, from, f.node)
 			}
 			w.askFrom(pods, f.router, to)
-			denied := func(what string, s sender, target string, victim *ear) {
+			denied := func(what string, s sender, target string, victim *receiver) {
 				t.Helper()
 				w.expect(string(w.in.Mode)+": "+what, s, target, victim, false, router, to, w.atTenant)
 			}

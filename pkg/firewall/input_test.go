@@ -212,11 +212,11 @@ var outsideAddresses = []string{"192.0.2.1", "2001:db8::1"}
 // itself or for others. It takes the packets of other containers.
 func TestKernelUnbridged(t *testing.T) {
 	target, host, outside, enter := newNode(t)
-	heard := newEar()
+	received := newReceiver()
 	enter(host)
-	heard.listen(t, "192.0.2.10:53", "[2001:db8::10]:53")
+	received.listen(t, "192.0.2.10:53", "[2001:db8::10]:53")
 	enter(outside)
-	heard.listen(t, "192.0.2.1:53", "[2001:db8::1]:53")
+	received.listen(t, "192.0.2.1:53", "[2001:db8::1]:53")
 	podAddresses, otherAddresses := []string{"198.51.100.7", "2001:db8:7::7"}, []string{"198.51.100.8", "2001:db8:7::8"}
 	pod := container(t, host, "veth0000000001", network.PodLinkGroup, podAddresses)
 	other := container(t, host, "docker1", 0, otherAddresses)
@@ -228,12 +228,12 @@ func TestKernelUnbridged(t *testing.T) {
 		for family, from := range podAddresses {
 			for _, to := range []string{nodeAddresses[family].String(), outsideAddresses[family]} {
 				text, proof := fmt.Sprintf("from the pod to %s, %t", to, bridged), fmt.Sprintf("from the container to %s, %t", to, bridged)
-				for deadline := time.Now().Add(20 * time.Second); (!heard.has(proof) || !bridged && !heard.has(text)) && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+				for deadline := time.Now().Add(20 * time.Second); (!received.has(proof) || !bridged && !received.has(text)) && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 					sender{ns: pod, from: from}.send(t, at(to, 53), text)
 					sender{ns: other, from: otherAddresses[family]}.send(t, at(to, 53), proof)
 				}
-				if heard.has(text) == bridged || !heard.has(proof) {
-					t.Errorf("%s: heard %t; another container's: %t", text, heard.has(text), heard.has(proof))
+				if received.has(text) == bridged || !received.has(proof) {
+					t.Errorf("%s: received %t; another container's: %t", text, received.has(text), received.has(proof))
 				}
 			}
 		}
@@ -255,14 +255,14 @@ func TestKernelUnbridged(t *testing.T) {
 func TestKernelTunnelOfOthers(t *testing.T) {
 	target, host, outside, enter := newNode(t)
 	runScript(t, host, "sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.default.rp_filter=0")
-	heard := newEar()
+	received := newReceiver()
 	ports := []int{network.TunnelPort, 6082}
 	for family, node := range nodeAddresses {
 		for _, port := range ports {
 			enter(host)
-			heard.listen(t, at(node.String(), port))
+			received.listen(t, at(node.String(), port))
 			enter(outside)
-			heard.listen(t, at(outsideAddresses[family], port))
+			received.listen(t, at(outsideAddresses[family], port))
 		}
 	}
 	own := []string{"198.51.100.8", "2001:db8:7::8"}
@@ -277,12 +277,12 @@ func TestKernelTunnelOfOthers(t *testing.T) {
 		t.Helper()
 		id++
 		text, proof := fmt.Sprintf("text %d", id), fmt.Sprintf("control %d", id)
-		for deadline := time.Now().Add(20 * time.Second); (!heard.has(proof) || arrives && !heard.has(text)) && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+		for deadline := time.Now().Add(20 * time.Second); (!received.has(proof) || arrives && !received.has(text)) && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 			s.send(t, at(to, network.TunnelPort), text)
 			s.send(t, at(to, 6082), proof) // another port
 		}
-		if heard.has(text) != arrives || !heard.has(proof) {
-			t.Errorf("%s: arrives %t, want %t; at another port: %t", what, heard.has(text), arrives, heard.has(proof))
+		if received.has(text) != arrives || !received.has(proof) {
+			t.Errorf("%s: arrives %t, want %t; at another port: %t", what, received.has(text), arrives, received.has(proof))
 		}
 	}
 	for family, node := range nodeAddresses {

@@ -32,23 +32,23 @@ func TestKernelLocalGateway(t *testing.T) {
 		f := forwardAddresses[i]
 		fromNetwork := sender{ns: w.tenant, from: f.masquerade}
 		service, wire := at(f.service, 53), at(f.outside, 53)
-		heardFrom := func(what, to string, want string) {
+		receivedFrom := func(what, to string, want string) {
 			t.Helper()
 			w.answered(f.masquerade, to)
 			if got := w.atOutside.sender("question"); got.Addr().Unmap() != netip.MustParseAddr(want) {
 				t.Errorf("%s: the client is %s, want %s", what, got, want)
 			}
 		}
-		denied := func(what string, s sender, to string, victim *ear) {
+		denied := func(what string, s sender, to string, victim *receiver) {
 			t.Helper()
 			w.expect(what, s, to, victim, false, fromNetwork, wire, w.atOutside)
 		}
-		heardFrom("a network to the wire", wire, f.node)
+		receivedFrom("a network to the wire", wire, f.node)
 		if port := w.atOutside.sender("question").Port(); port < 32768 || port > 60999 {
 			t.Errorf("a network to the wire: source port %d", port)
 		}
-		heardFrom("a network to a service", service, f.masquerade)
-		heardFrom("a network to another's node port", at(f.node, 30080), f.node)
+		receivedFrom("a network to a service", service, f.masquerade)
+		receivedFrom("a network to another's node port", at(f.node, 30080), f.node)
 		denied("to another port of the service", fromNetwork, at(f.service, 54), w.atOutside)
 		denied("to another network's gateway router", fromNetwork, at(router, 30080), w.atOutside)
 		denied("to the overlay's port", fromNetwork, at(f.outside, network.TunnelPort), w.atOutside)
@@ -144,7 +144,7 @@ ip addr add %s dev ovn-k8s-mp7 %s`, ip, blue.CIDRs()[i], gateway, hostBits(own),
 				t.Errorf("a pod to %s: the client is %s, want %s", to, got, pod)
 			}
 		}
-		check := func(what string, s sender, to string, victim *ear, want bool) {
+		check := func(what string, s sender, to string, victim *receiver, want bool) {
 			t.Helper()
 			w.expect(what, s, to, victim, want, control, wire, w.atOutside)
 		}
@@ -243,7 +243,7 @@ func TestKernelOwnVRF(t *testing.T) {
 	w.script(fabric, "ip link set lo up; ip link set eth0 up")
 	w.script(w.host, "ip link set red-up master red up")
 	w.script(w.tenant, "ip link set eth0 address "+network.MACOf(gateways))
-	atFabric := newEar()
+	atFabric := newReceiver()
 	for i, f := range forwardAddresses {
 		ip, own, router := "ip", "10.99.0.11", "10.99.0.1"
 		if i == 1 {
@@ -263,7 +263,7 @@ ip addr add %[1]s/%[2]d dev red-up %[3]s
 			t.Errorf("a pod to its fabric: the client is %s, want %s", got, pod)
 		}
 		control := sender{ns: w.tenant, from: pod.String()}
-		check := func(what string, s sender, to string, victim *ear, want bool) {
+		check := func(what string, s sender, to string, victim *receiver, want bool) {
 			t.Helper()
 			w.expect(what, s, to, victim, want, control, at(router, 53), atFabric)
 		}

@@ -35,8 +35,8 @@ func TestTenantsNeighbours(t *testing.T) {
 func TestKernelNeighbours(t *testing.T) {
 	target, host, outside, enter := newNode(t)
 	enter(outside)
-	heard := newEar()
-	heard.listen(t, "[2001:db8::1]:53")
+	received := newReceiver()
+	received.listen(t, "[2001:db8::1]:53")
 	enter(host)
 	runScript(t, host, "ip link add ovn-k8s-mp7 type veth peer name red; ip link set red up; ip link set ovn-k8s-mp7 up; ip addr add fe80::7/64 dev ovn-k8s-mp7 nodad; ip addr add fe80::10/64 dev br-ex nodad")
 	in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Plan: plan, Node: nodeAddresses}
@@ -68,9 +68,9 @@ func TestKernelNeighbours(t *testing.T) {
 	runScript(t, host, "ip -6 neigh flush dev br-ex")
 	enter(host)
 	a := attack.Attempt{ID: 1, Socket: "udp", Src: nodeAddresses[1].String(), To: "2001:db8::1", Port: 53, How: []string{fmt.Sprintf("mark=%#x", network.PacketMark(7))}}
-	for deadline := time.Now().Add(20 * time.Second); !heard.has(string(a.Token())); time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(20 * time.Second); !received.has(string(a.Token())); time.Sleep(10 * time.Millisecond) {
 		if err := a.Do(); time.Now().After(deadline) {
-			t.Fatalf("a tenant's datagram to a neighbour that the kernel must find is not heard: %v", err)
+			t.Fatalf("a tenant's datagram to a neighbour that the kernel must find is not received: %v", err)
 		}
 	}
 }

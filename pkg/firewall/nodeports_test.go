@@ -68,7 +68,7 @@ func TestKernelNodePorts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The routers' addresses are the node's own here, so that it hears what goes to them.
+	// The routers' addresses are the node's own here, so that it receives what goes to them.
 	addLoopbackAddresses(t, append(addrs("169.254.0.11", "169.254.0.13", "fd69::b"), nodeAddresses...)...)
 	for _, address := range []string{"192.0.2.10:30080", "192.0.2.10:30081", "192.0.2.10:22", "[2001:db8::10]:30080", "[2001:db8::10]:30081", "169.254.0.11:30080", "169.254.0.13:30081", "[fd69::b]:30080"} {
 		l, err := net.Listen("tcp", address)

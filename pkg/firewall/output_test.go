@@ -121,15 +121,15 @@ func TestKernelMarkInMessage(t *testing.T) {
 	runScript(t, outside, "ip addr add 10.96.0.1/32 dev lo; ip addr add fd10:96::1/128 dev lo nodad")
 	runScript(t, host, "ip route add 10.96.0.0/16 via 192.0.2.1 dev br-ex; ip route add fd10:96::/112 via 2001:db8::1 dev br-ex")
 	enter(outside)
-	heard := newEar()
-	heard.listen(t, "10.96.0.1:53", "[fd10:96::1]:53")
+	received := newReceiver()
+	received.listen(t, "10.96.0.1:53", "[fd10:96::1]:53")
 	enter(host)
 	in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Plan: plan, Node: nodeAddresses, PodRoots: []Cgroup{{pods, podsID}}}
 	if _, err := (&Reconciler{Target: target}).Reconcile(t.Context(), in, false); err != nil {
 		t.Fatal(err)
 	}
 	number := 0
-	send := func(socket string, family int, how ...string) (heardAs string, err error) {
+	send := func(socket string, family int, how ...string) (text string, err error) {
 		number++
 		a := attack.Attempt{ID: number, Socket: socket, Src: nodeAddresses[family].String(), To: []string{"10.96.0.1", "fd10:96::1"}[family], Port: 53, How: how}
 		return string(a.Token()), a.Do()
@@ -147,16 +147,16 @@ func TestKernelMarkInMessage(t *testing.T) {
 			}
 			for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 				text, err := send(socket, family)
-				if heard.has(text) {
+				if received.has(text) {
 					break
 				}
 				if time.Now().After(deadline) {
-					t.Fatalf("%s outside the tenants to %s is not heard: %v", socket, nodeAddresses[family], err)
+					t.Fatalf("%s outside the tenants to %s is not received: %v", socket, nodeAddresses[family], err)
 				}
 			}
 			for _, text := range refused {
-				if heard.has(text) {
-					t.Errorf("%s of a tenant's process to %s is heard: %s", socket, nodeAddresses[family], text)
+				if received.has(text) {
+					t.Errorf("%s of a tenant's process to %s is received: %s", socket, nodeAddresses[family], text)
 				}
 			}
 		}
@@ -168,11 +168,11 @@ func TestKernelMarkInMessage(t *testing.T) {
 func TestKernelRouting(t *testing.T) {
 	target, host, outside, enter := newNode(t)
 	enter(outside)
-	heard := newEar()
+	received := newReceiver()
 	var accepted sync.Map // source ports
 	for _, a := range []string{"192.0.2.1", "2001:db8::1"} {
 		for _, port := range []uint16{3784, 3785, 4784, 3786} {
-			heard.listen(t, netip.AddrPortFrom(netip.MustParseAddr(a), port).String())
+			received.listen(t, netip.AddrPortFrom(netip.MustParseAddr(a), port).String())
 		}
 		for _, port := range []uint16{179, 180} {
 			accept(t, netip.AddrPortFrom(netip.MustParseAddr(a), port), &accepted)
@@ -209,7 +209,7 @@ func TestKernelRouting(t *testing.T) {
 				var err error
 				if c.socket == "udp" {
 					a := attack.Attempt{ID: id, Socket: "udp", Src: nodeAddresses[family].String(), To: to, Port: c.port, How: how}
-					arrived, err = tries(a, func() bool { return heard.has(string(a.Token())) })
+					arrived, err = tries(a, func() bool { return received.has(string(a.Token())) })
 				} else {
 					arrived, err = connects(nodeAddresses[family], c.srcPort, netip.AddrPortFrom(netip.MustParseAddr(to), c.port), how != nil, &accepted)
 				}
@@ -304,9 +304,9 @@ nft 'table inet count { counter questions { }; chain c { type filter hook prerou
 	runScript(t, host, `nft 'table inet routers { chain c { type nat hook postrouting priority 90; ip saddr 169.254.0.11 udp sport 5000 snat ip to 192.0.2.10:40000; ip6 saddr fd69::b udp sport 5000 snat ip6 to [2001:db8::10]:40000; }; }'`)
 	router, server := []string{"169.254.0.11", "fd69::b"}, []string{"198.51.100.9", "2001:db8:1::9"}
 	enter(outside)
-	heard := newEar()
+	received := newReceiver()
 	for i := range router {
-		heard.listen(t, netip.AddrPortFrom(netip.MustParseAddr(router[i]), 5000).String())
+		received.listen(t, netip.AddrPortFrom(netip.MustParseAddr(router[i]), 5000).String())
 	}
 	enter(host)
 	id := 0
@@ -353,9 +353,9 @@ nft 'table inet count { counter questions { }; chain c { type filter hook prerou
 				send(question(family))
 			}
 		})
-		waitFor("an answer in another's name from outside all pods", func() bool { return heard.has(send(answer(family))) })
+		waitFor("an answer in another's name from outside all pods", func() bool { return received.has(send(answer(family))) })
 		for _, text := range forged {
-			if heard.has(text) {
+			if received.has(text) {
 				t.Errorf("a pod's answer in the name of %s arrives at %s", server[family], router[family])
 			}
 		}
@@ -372,9 +372,9 @@ func TestKernelSources(t *testing.T) {
 	to := []string{"192.0.2.1", "2001:db8::1"}
 	enter(outside)
 	runScript(t, outside, "sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.eth0.rp_filter=0")
-	heard := newEar()
+	received := newReceiver()
 	for _, a := range to {
-		heard.listen(t, netip.AddrPortFrom(netip.MustParseAddr(a), 53).String())
+		received.listen(t, netip.AddrPortFrom(netip.MustParseAddr(a), 53).String())
 	}
 	enter(host)
 	subnets := func(v4, v6 string) []network.Subnet {
@@ -408,14 +408,14 @@ func TestKernelSources(t *testing.T) {
 				}
 				control := attack.Attempt{ID: 1000 + id, Socket: "udp", Src: nodeAddresses[family].String(), To: to[family], Port: 53}
 				var err error
-				for deadline := time.Now().Add(20 * time.Second); !heard.has(string(control.Token())) && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
+				for deadline := time.Now().Add(20 * time.Second); !received.has(string(control.Token())) && time.Now().Before(deadline); time.Sleep(10 * time.Millisecond) {
 					err = a.Do()
 					if err := control.Do(); err != nil {
 						t.Fatal(err)
 					}
 				}
-				if got, want := heard.has(string(a.Token())), !(tenant && s.refused); got != want || !heard.has(string(control.Token())) {
-					t.Errorf("from %s, by a tenant's process: %t, arrives: %t, want %t (%v); a control arrives: %t", s.from, tenant, got, want, err, heard.has(string(control.Token())))
+				if got, want := received.has(string(a.Token())), !(tenant && s.refused); got != want || !received.has(string(control.Token())) {
+					t.Errorf("from %s, by a tenant's process: %t, arrives: %t, want %t (%v); a control arrives: %t", s.from, tenant, got, want, err, received.has(string(control.Token())))
 				}
 			}
 		}
@@ -469,8 +469,8 @@ func TestKernelFragments(t *testing.T) {
 func TestKernelUnmarkBridge(t *testing.T) {
 	target, host, outside, enter := newNode(t)
 	enter(outside)
-	heard := newEar()
-	heard.listen(t, "192.0.2.1:53", "[2001:db8::1]:53")
+	received := newReceiver()
+	received.listen(t, "192.0.2.1:53", "[2001:db8::1]:53")
 	runScript(t, host, fmt.Sprintf(`nft 'table netdev leaving { counter marked { }; chain c { type filter hook egress device "br-ex" priority 0; udp dport 53 meta mark & %#x != 0 counter name marked; }; }'`, network.MarkMask))
 	enter(host)
 	sent := 0
@@ -479,9 +479,9 @@ func TestKernelUnmarkBridge(t *testing.T) {
 		for family, to := range []string{"192.0.2.1", "2001:db8::1"} {
 			sent++
 			a := attack.Attempt{ID: sent, Socket: "udp", Src: nodeAddresses[family].String(), To: to, Port: 53, How: []string{fmt.Sprintf("mark=%#x", network.PacketMark(7))}}
-			for deadline := time.Now().Add(20 * time.Second); !heard.has(string(a.Token())); time.Sleep(10 * time.Millisecond) {
+			for deadline := time.Now().Add(20 * time.Second); !received.has(string(a.Token())); time.Sleep(10 * time.Millisecond) {
 				if err := a.Do(); time.Now().After(deadline) {
-					t.Fatalf("a datagram with a mark to %s is not heard: %v", to, err)
+					t.Fatalf("a datagram with a mark to %s is not received: %v", to, err)
 				}
 			}
 		}

@@ -71,7 +71,7 @@ const (
 )
 
 // grantsAccess reports whether a row allows something: binding sockets for a
-// destination to the VRF, kubelet's probes, leading a connection into a network, open
+// destination to the VRF, kubelet's probes, redirecting a connection into a network, open
 // ports, or packet sockets on an interface. All other rows restrict.
 func grantsAccess(r loader.Row) bool {
 	switch r := r.(type) {

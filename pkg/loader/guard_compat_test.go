@@ -84,10 +84,10 @@ func TestRootGuardOverhears(t *testing.T) {
 		for _, to := range []string{"192.0.2.1", "2001:db8::1"} {
 			for cgroup, want := range map[string]bool{"kubepods/podblue": false, "kubepods/podplain": false, "kubepods/podnew": false, "kubepods/podtrusted": true, "system/admin": true} {
 				if got := receives(kind, cgroup, to, guardTunnelPort); got != want {
-					t.Errorf("%s hears the overlay at %s by %s: %t, want %t", cgroup, to, kind, got, want)
+					t.Errorf("%s receives the overlay's packets to %s by %s: %t, want %t", cgroup, to, kind, got, want)
 				}
 				if !receives(kind, cgroup, to, attack.Port) {
-					t.Errorf("%s hears nothing else at %s by %s", cgroup, to, kind)
+					t.Errorf("%s receives nothing else at %s by %s", cgroup, to, kind)
 				}
 			}
 		}

@@ -24,6 +24,7 @@ var allowedSkips = map[string]string{
 	"bulkhead/pkg/loader TestRootVRFRedirection":        onNode,
 	"bulkhead/pkg/loader TestRootVRFIngress":            onNode,
 	"bulkhead/pkg/loader TestRootLSM":                   onNode,
+	"bulkhead/pkg/loader TestRootGuardCompat":           "the test machine's kernel may run no 32-bit programs: 32-bit system calls are then not tested",
 	"bulkhead/pkg/loader TestRootGuardForwarded/tunnel": "the test machine's kernel may lack vxlan; test-full runs it on a node",
 	"bulkhead/test/e2e/cmd/killat TestRootKill":         "the test machine's kernel may lack tracepoints of system calls; the story uses the program",
 }

@@ -4,11 +4,15 @@ package loader
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/netip"
+	"os/exec"
 	"runtime"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"bulkhead/test/adversary"
 	"bulkhead/test/adversary/attack"
@@ -20,6 +24,9 @@ import (
 func TestRootGuardCompat(t *testing.T) {
 	arch := map[string]string{"amd64": "386", "arm64": "arm"}[runtime.GOARCH]
 	binary := program.Build(t, "bulkhead/test/adversary/cmd/adversary", "GOARCH="+arch)
+	if err := exec.Command(binary).Run(); errors.Is(err, unix.ENOEXEC) {
+		t.Skip("skip: no-32-bit: this kernel runs no 32-bit programs")
+	}
 	w := newGuardSandbox(t, false)
 	w.detachLSM()
 	w.attachGuard()

@@ -92,7 +92,9 @@ func (h eventHandlers) deleteNAD(key string) {
 
 func (h eventHandlers) enqueueNAD(c NADChange) {
 	h.networksChanged()
-	h.expectPods()
+	if c.Pods {
+		h.expectPods()
+	}
 	h.queue.EnqueueNetworks(c.IDs...)
 	if c.Pods || c.Advertised {
 		h.queue.EnqueueHosts()
@@ -106,7 +108,6 @@ func (h eventHandlers) setNamespace(o *metav1.PartialObjectMetadata) {
 	_, labelled := o.Labels[network.LabelPrimaryUDN]
 	h.changeNamespace(o.Name, Namespace{Labelled: labelled, Trusted: o.Labels[hostnet.TrustLabel] == hostnet.TrustValue})
 	h.networksChanged()
-	h.expectPods()
 }
 
 func (h eventHandlers) deleteNamespace(name string) {
@@ -120,6 +121,9 @@ func (h eventHandlers) changeNamespace(name string, n Namespace) {
 }
 
 func (h eventHandlers) namespaceChanged(name string, podsAffected, servicesAffected bool) {
+	if podsAffected {
+		h.expectPods()
+	}
 	if podsAffected || servicesAffected || len(h.config.IngressNamespaces) > 0 {
 		h.queue.EnqueueHosts() // nftables has the node ports
 	}

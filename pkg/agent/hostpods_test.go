@@ -9,6 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+
+	"bulkhead/pkg/hostnet"
 )
 
 // TestHostPodExpected: the eBPF maps get a new host-network pod from its event, without waiting for a reconcile.
@@ -33,10 +35,21 @@ func TestHostPodExpected(t *testing.T) {
 			t.Errorf("for a pod on the network: %d", n)
 		}
 		f.events().setPod(pod("exporter", true))
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		if len(f.expected) != 1 || f.expected[0].Name != "exporter" || f.expected[0].NetworkID != 4 {
-			t.Errorf("expected: %+v", f.expected)
+		check := func(when string, id int) {
+			t.Helper()
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			if len(f.expected) != 1 || f.expected[0].Name != "exporter" || f.expected[0].NetworkID != id {
+				t.Errorf("%s: expected: %+v", when, f.expected)
+			}
 		}
+		check("for a host-network pod", 4)
+		f.events().deleteNAD("shop/net")
+		check("without its network", hostnet.NetworkUnknown)
+		f.setNAD(nad(f.agent.config, "shop", "net", 5))
+		check("with another network", 5)
+		f.events().changeNamespace("shop", Namespace{})
+		f.events().deleteNAD("shop/net")
+		check("in a namespace without a network of its own", 0)
 	})
 }

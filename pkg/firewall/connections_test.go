@@ -68,13 +68,7 @@ ip addr add fd20:0:0:1::9/64 dev red nodad`)
 	in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Plan: plan, Node: nodeAddresses, NodeID: 2, PodRoots: []Cgroup{{pods, podsID}},
 		Networks: []network.Network{{ID: 7, Name: "red", Topology: network.Layer3, Subnets: []network.Subnet{
 			{CIDR: netip.MustParsePrefix("10.20.0.0/16"), HostLen: 24}, {CIDR: netip.MustParsePrefix("fd20::/48"), HostLen: 64}}}}}
-	if _, err := (&Reconciler{Target: target}).Reconcile(t.Context(), in, false); err != nil {
-		t.Fatal(err)
-	}
-	have, err := target.Read(t.Context())
-	if err != nil || dump(have) != dump(Build(in)) {
-		t.Errorf("read back: %v\n%swant\n%s", err, dump(have), dump(Build(in)))
-	}
+	reconcileAndRead(t, target, in)
 	id := 0
 	for family, sources := range [][]struct {
 		from    string

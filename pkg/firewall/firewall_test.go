@@ -49,6 +49,18 @@ var (
 	}
 )
 
+// reconcileAndRead reconciles the table and compares it with what was built.
+func reconcileAndRead(t *testing.T, target *Target, in Inputs) {
+	t.Helper()
+	if _, err := (&Reconciler{Target: target}).Reconcile(t.Context(), in, false); err != nil {
+		t.Fatal(err)
+	}
+	have, err := target.Read(t.Context())
+	if err != nil || dump(have) != dump(Build(in)) {
+		t.Errorf("read back: %v\n%swant\n%s", err, dump(have), dump(Build(in)))
+	}
+}
+
 func dump(st State) string {
 	var b strings.Builder
 	chains := slices.Clone(st.Chains)

@@ -222,7 +222,6 @@ func TestKernelUnbridged(t *testing.T) {
 	other := container(t, host, "docker1", 0, otherAddresses)
 	enter(host)
 	in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Plan: plan, Node: nodeAddresses}
-	r := &Reconciler{Target: target}
 	sends := func(bridged bool) {
 		t.Helper()
 		for family, from := range podAddresses {
@@ -240,13 +239,7 @@ func TestKernelUnbridged(t *testing.T) {
 	}
 	sends(false) // without the table the host takes all
 	enter(host)
-	if _, err := r.Reconcile(t.Context(), in, false); err != nil {
-		t.Fatal(err)
-	}
-	have, err := target.Read(t.Context())
-	if err != nil || dump(have) != dump(Build(in)) {
-		t.Errorf("read back: %v\n%swant\n%s", err, dump(have), dump(Build(in)))
-	}
+	reconcileAndRead(t, target, in)
 	sends(true)
 }
 

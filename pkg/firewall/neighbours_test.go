@@ -40,13 +40,7 @@ func TestKernelNeighbours(t *testing.T) {
 	enter(host)
 	runScript(t, host, "ip link add ovn-k8s-mp7 type veth peer name red; ip link set red up; ip link set ovn-k8s-mp7 up; ip addr add fe80::7/64 dev ovn-k8s-mp7 nodad; ip addr add fe80::10/64 dev br-ex nodad")
 	in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Plan: plan, Node: nodeAddresses}
-	if _, err := (&Reconciler{Target: target}).Reconcile(t.Context(), in, false); err != nil {
-		t.Fatal(err)
-	}
-	have, err := target.Read(t.Context())
-	if err != nil || dump(have) != dump(Build(in)) {
-		t.Errorf("read back: %v\n%swant\n%s", err, dump(have), dump(Build(in)))
-	}
+	reconcileAndRead(t, target, in)
 	for device, link := range map[string]bool{"br-ex": true, "ovn-k8s-mp7": false} {
 		i, err := net.InterfaceByName(device)
 		if err != nil {

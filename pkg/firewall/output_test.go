@@ -383,14 +383,7 @@ func TestKernelSources(t *testing.T) {
 	in := Inputs{Kubelet: Kubelet{Mark: mark}, Bridge: "br-ex", Plan: plan, Node: nodeAddresses, NodeID: 2, Networks: []network.Network{
 		{ID: 7, Name: "red", Topology: network.Layer3, Subnets: subnets("10.20.0.0/16", "fd20::/48")},
 		{ID: 8, Name: "blue", Topology: network.Layer3, Subnets: subnets("10.21.0.0/16", "fd21::/48")}}}
-	r := &Reconciler{Target: target}
-	if _, err := r.Reconcile(t.Context(), in, false); err != nil {
-		t.Fatal(err)
-	}
-	have, err := target.Read(t.Context())
-	if err != nil || dump(have) != dump(Build(in)) {
-		t.Errorf("read back: %v\n%swant\n%s", err, dump(have), dump(Build(in)))
-	}
+	reconcileAndRead(t, target, in)
 	id := 0
 	for family, sources := range [][]struct {
 		from    string

@@ -154,8 +154,6 @@ func noOverlayReached(ctx context.Context, w *World) (string, error) {
 			return "", err
 		}
 		figures += "; " + killed
-	}
-	if w.Full && len(pods) > 1 {
 		alone, err := w.frrAlone(ctx, pods)
 		if err != nil {
 			return "", err

@@ -46,7 +46,7 @@ func (w *World) frrAlone(ctx context.Context, pods []*pod) (figures string, err 
 // ping is lost.
 func (w *World) killedWithoutOverlay(ctx context.Context, pods []*pod) (figures string, err error) {
 	patterns := []string{agentProcess, zoneRole}
-	var killed int32
+	killed := 0
 	sent, err := w.withoutLoss(ctx, pods[0], pods[len(pods)-1], func() error {
 		for _, pattern := range patterns {
 			n, err := w.killEverywhere(ctx, pattern, false)

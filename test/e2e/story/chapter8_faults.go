@@ -126,7 +126,7 @@ func killUnderTraffic(ctx context.Context, w *World, pattern string, anywhere bo
 
 // killEverywhere kills the processes whose command lines match on all nodes at once, waits until they are back and
 // ready, and returns how many there were. With anywhere, some nodes may have none.
-func (w *World) killEverywhere(ctx context.Context, pattern string, anywhere bool) (int32, error) {
+func (w *World) killEverywhere(ctx context.Context, pattern string, anywhere bool) (int, error) {
 	var killed atomic.Int32
 	err := each(w.Lab.Nodes(), func(n *lab.Node) error {
 		old, err := processes(ctx, n, pattern)
@@ -148,7 +148,7 @@ func (w *World) killEverywhere(ctx context.Context, pattern string, anywhere boo
 	if err == nil && killed.Load() == 0 {
 		err = fmt.Errorf("no process %s on any node", pattern)
 	}
-	return killed.Load(), err
+	return int(killed.Load()), err
 }
 
 // processes are those on the node whose command line matches: their command

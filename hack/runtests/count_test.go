@@ -131,6 +131,35 @@ func TestAllowedSkipsExist(t *testing.T) {
 	}
 }
 
+// TestNodeOnly: a test of the firewall that skips where the kernel has no VRF devices, or cgroup v2
+// elsewhere, may be skipped. This fails on a machine that has both, where nothing is skipped.
+func TestNodeOnly(t *testing.T) {
+	files, err := filepath.Glob("../../pkg/firewall/*_test.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, function := range strings.Split(string(text), "\nfunc ")[1:] {
+			name, body, _ := strings.Cut(function, "(")
+			if !strings.HasPrefix(name, "Test") || !strings.Contains(body, " podRoot(t)") && !strings.Contains(body, " newForwarder(t)") {
+				continue
+			}
+			found++
+			if allowedSkips["bulkhead/pkg/firewall "+name] == "" {
+				t.Errorf("allowedSkips lacks %s of %s", name, file)
+			}
+		}
+	}
+	if found == 0 {
+		t.Error("no test of the firewall needs a node: their helpers have other names now")
+	}
+}
+
 // TestOnNode: each test that is skipped here because it runs on a node is among those that do.
 func TestOnNode(t *testing.T) {
 	list, err := os.ReadFile("../../test/e2e/kernel_test.go")

@@ -10,6 +10,7 @@ var allowedSkips = map[string]string{
 	"bulkhead/pkg/firewall TestKernelMarkInMessage":     noCgroup,
 	"bulkhead/pkg/firewall TestKernelAnswersOfOthers":   noCgroup,
 	"bulkhead/pkg/firewall TestKernelFragments":         noCgroup,
+	"bulkhead/pkg/firewall TestKernelNewConnections":    noCgroup,
 	"bulkhead/pkg/firewall TestKernelForward":           onNode,
 	"bulkhead/pkg/firewall TestKernelLocalGateway":      onNode,
 	"bulkhead/pkg/firewall TestKernelAdvertised":        onNode,

@@ -25,7 +25,7 @@ import (
 // packages that take longest come first.
 var kernelTests = []kernelPackage{
 	{"bulkhead/pkg/firewall", "^TestKernel", "^$",
-		[]string{"TestKernel", "TestKernelForward", "TestKernelForgedAnswers", "TestKernelInvalidToRouters", "TestKernelMarkInMessage", "TestKernelAnswersOfOthers", "TestKernelFragments", "TestKernelLocalGateway", "TestKernelAdvertised", "TestKernelOwnVRF", "TestKernelIngress"}},
+		[]string{"TestKernel", "TestKernelForward", "TestKernelForgedAnswers", "TestKernelInvalidToRouters", "TestKernelMarkInMessage", "TestKernelAnswersOfOthers", "TestKernelFragments", "TestKernelNewConnections", "TestKernelLocalGateway", "TestKernelAdvertised", "TestKernelOwnVRF", "TestKernelIngress"}},
 	{"bulkhead/pkg/loader", "^TestRoot", "^TestRootGuardCompat$", // that one builds a program, and nodes have no Go
 		[]string{"TestRootVRFBinding", "TestRootVRFRedirection", "TestRootLSM", "TestRootVRFIngress", "TestRootBrokenLinks/nothing"}},
 	{"bulkhead/pkg/vrf", "^TestKernel", "^TestKernelWithoutVRF$", // that one is for kernels that lack VRF
